@@ -444,7 +444,7 @@ static bool crash(struct world *world, struct world *image, uint32_t number)
 	sim_set_faults(&(struct sim_faults){ 0 });
 	world_freeze(world, true);
 	check_counts(name);
-	world_open(image, name, false, NULL);
+	world_open(image, name, world_disk == WORLD_ZONED, NULL);
 	check_image(world, image, killed, goes_on);
 	if (!goes_on) {
 		world_close(image);
@@ -535,12 +535,13 @@ static uint32_t run(uint64_t seed, uint32_t crashes_max)
 	memset(views, 0, sizeof(views));
 	totals.dropped = 0;
 	sim_start(&(struct sim_options){ .seed = seed });
+	world_disk = (enum world_disk)(seed % 3);
 	world_make_disk();
-	world_open(&world, "disk", false, NULL);
+	world_open(&world, "disk", world_disk == WORLD_ZONED, NULL);
 	block_count = (uint32_t)(store_size(world.store) >> FLASH_BLOCK_SHIFT);
 	assert_in_range(block_count, FLASH_NODE_ENTRIES + 1, BLOCKS_MAX);
 	/* With a full disk snapshots are dropped soon. */
-	written_count = seed % 3 == 0 ? block_count : block_count * 3 / 5;
+	written_count = seed % 4 == 0 ? block_count : block_count * 3 / 5;
 	fill(&world);
 	sim_set_faults(&faults);
 	crash_at = (uint32_t)sim_between(1, STEPS_MAX);
@@ -561,7 +562,7 @@ static uint32_t run(uint64_t seed, uint32_t crashes_max)
 	world_close(&world);
 	/* An end in order loses nothing. */
 	check_counts(world.name);
-	world_open(&image, world.name, false, NULL);
+	world_open(&image, world.name, world_disk == WORLD_ZONED, NULL);
 	check_image(&image, &image, true, false);
 	world_close(&image);
 	sim_stop();

@@ -256,6 +256,57 @@ static void test_a_zone_that_cannot_be_reset_is_not_used_any_more(void **state)
 	sim_stop();
 }
 
+static uint32_t failed_count;
+static uint32_t done_count;
+
+static void count_done(struct store_part *part, int result)
+{
+	GMB_UNUSED(part);
+	failed_count += result == -EIO;
+	done_count++;
+}
+
+/* Those that wait in line behind the write that fails fail as well, also the first of a zone. */
+static void test_a_failed_write_fails_all_behind_it_and_loses_nothing_before(void **state)
+{
+	enum { PARTS = 40 };
+	static uint8_t bytes[FLASH_BLOCK_BYTES];
+	static struct store_part parts[PARTS];
+	struct sim_disk_options options = zoned();
+	static struct world world;
+	const struct flash *flash;
+
+	GMB_UNUSED(state);
+	begin(&options);
+	make(false);
+	world_open(&world, "disk", true, NULL);
+	flash = container_of(world.store, struct flash, base);
+	write_block(&world, 1, 11);
+	sim_disk_set_bad(sim_disk_find("disk"), flash->zones.first, options.size, false, true);
+	for (uint32_t i = 0; i < PARTS; i++) {
+		parts[i] = (struct store_part){ .op = STORE_WRITE,
+			.flags = STORE_FUA,
+			.offset = (i + 1) * FLASH_BLOCK_BYTES,
+			.length = sizeof(bytes),
+			.memory = mem_of(bytes),
+			.done = count_done };
+		store_submit(world.queues[0], &parts[i]);
+	}
+	while (done_count < PARTS) {
+		assert_true(sim_step());
+	}
+	assert_int_equal(failed_count, PARTS);
+	assert_int_equal(read_block(&world, 1), 11);
+	world_close(&world);
+	sim_disk_set_bad(sim_disk_find("disk"), 0, 0, false, false);
+	world_open(&world, "disk", true, NULL);
+	assert_int_equal(read_block(&world, 1), 11);
+	write_block(&world, 2, 12);
+	assert_int_equal(read_block(&world, 2), 12);
+	world_close(&world);
+	sim_stop();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -265,6 +316,7 @@ int main(void)
 		cmocka_unit_test(test_one_anchor_of_two_is_enough_and_an_older_one_is_never_used),
 		cmocka_unit_test(test_a_copy_without_zones_is_refused),
 		cmocka_unit_test(test_a_zone_that_cannot_be_reset_is_not_used_any_more),
+		cmocka_unit_test(test_a_failed_write_fails_all_behind_it_and_loses_nothing_before),
 	};
 
 	stores_register();
