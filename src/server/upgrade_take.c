@@ -37,6 +37,15 @@ struct before {
 	struct export *same; /* of this process, on the same disk; NULL: there is none */
 };
 
+/* A connection to a snapshot, which is served only when its disk has been read. */
+struct late_session {
+	const struct session_kind *kind;
+	struct session_record record; /* in bytes */
+	int fd;			      /* -1: somebody has taken it */
+	size_t byte_count;
+	uint8_t *bytes;
+};
+
 struct upgrade_take {
 	int channel;
 	struct upgrade_socket *sockets; /* fd -1: somebody has taken it */
@@ -44,6 +53,8 @@ struct upgrade_take {
 	struct upgrade_socket control; /* fd -1: there is none, or the same */
 	struct before *exports;
 	uint32_t export_count;
+	struct late_session *late;
+	uint32_t late_count;
 	uint8_t bytes[UPGRADE_PACKET_BYTES_MAX]; /* of the last message */
 };
 
@@ -65,11 +76,21 @@ static void take_free(struct upgrade_take *take)
 		}
 		free(take->exports[i].name);
 	}
+	for (uint32_t i = 0; i < take->late_count; i++) {
+		struct late_session *late = &take->late[i];
+
+		if (late->fd >= 0) {
+			close(late->fd);
+		}
+		explicit_bzero(late->bytes, late->byte_count);
+		free(late->bytes);
+	}
 	if (take->channel >= 0) {
 		close(take->channel);
 	}
 	free(take->sockets);
 	free(take->exports);
+	free(take->late);
 	explicit_bzero(take->bytes, sizeof(take->bytes));
 	free(take);
 }
@@ -341,17 +362,17 @@ const struct store_claim *upgrade_take_disk(
 	return NULL;
 }
 
-static struct export *find(
-	const struct upgrade_taker *taker, const struct before *before, uint32_t index)
+static const struct served *find(
+	const struct upgrade_taker *taker, const char *name, uint32_t name_bytes, uint32_t index)
 {
 	uint32_t count = taker->exports->count;
 
 	for (uint32_t i = 0; i < count; i++) {
-		struct export *export = taker->exports->exports[(index + i) % count];
+		const struct served *served = taker->exports->list[(index + i) % count];
 
-		if (export->name_bytes == before->name_bytes &&
-			memcmp(export->name, before->name, before->name_bytes) == 0) {
-			return export;
+		if (served->export->name_bytes == name_bytes &&
+			memcmp(served->export->name, name, name_bytes) == 0) {
+			return served;
 		}
 	}
 	return NULL;
@@ -366,16 +387,16 @@ static bool is_same_disk(const struct export *export, const struct before *befor
 }
 
 /* So many connections would go on with another disk, or none. */
-static int refuse_disk(const struct upgrade_taker *taker, const struct before *before,
+static int refuse_disk(const struct upgrade_taker *taker, const char *name, uint32_t name_bytes,
 	uint32_t session_count, struct error *error)
 {
 	char shown[NAME_SHOWN_BYTES];
 
 	return error_set(error, -EBUSY,
 		"the export \"%s\" has connections (%u), and the new process %s",
-		log_escape(shown, sizeof(shown), before->name, before->name_bytes), session_count,
-		find(taker, before, 0) == NULL ? "does not serve it"
-					       : "serves another disk by that name");
+		log_escape(shown, sizeof(shown), name, name_bytes), session_count,
+		find(taker, name, name_bytes, 0) == NULL ? "does not serve it"
+							 : "serves another disk by that name");
 }
 
 static int check_exports(
@@ -383,29 +404,32 @@ static int check_exports(
 {
 	for (uint32_t i = 0; i < take->export_count; i++) {
 		struct before *before = &take->exports[i];
-		struct export *export = find(taker, before, i);
+		const struct served *served = find(taker, before->name, before->name_bytes, i);
 
-		before->same = export != NULL && is_same_disk(export, before) ? export : NULL;
+		before->same = served != NULL && is_same_disk(served->export, before)
+				       ? served->export
+				       : NULL;
 		if (before->same == NULL && before->session_count > 0) {
-			return refuse_disk(taker, before, before->session_count, error);
+			return refuse_disk(taker, before->name, before->name_bytes,
+				before->session_count, error);
 		}
 	}
 	return 0;
 }
 
-/* Clients connect to the old process until it pauses, also to disks that had nobody before. */
-static int check_session(const struct upgrade_take *take, const struct upgrade_taker *taker,
-	const struct session_record *record, struct error *error)
+/* The export of the old process, or NULL: then it is a snapshot of one. */
+static const struct before *find_before(
+	const struct upgrade_take *take, const struct session_record *record)
 {
 	for (uint32_t i = 0; i < take->export_count; i++) {
 		const struct before *before = &take->exports[i];
 
-		if (before->same == NULL && before->name_bytes == record->export_bytes &&
+		if (before->name_bytes == record->export_bytes &&
 			memcmp(before->name, record->export, record->export_bytes) == 0) {
-			return refuse_disk(taker, before, 1, error);
+			return before;
 		}
 	}
-	return 0;
+	return NULL;
 }
 
 /* Nothing of what clients know of these disks is lost. */
@@ -454,11 +478,100 @@ static const struct session_kind *find_kind(
 	return NULL;
 }
 
+static void *append(uint8_t **at, const void *bytes, size_t count)
+{
+	void *copy = *at;
+
+	if (count > 0) {
+		memcpy(copy, bytes, count);
+	}
+	*at += count;
+	return copy;
+}
+
+/* Takes the descriptor when it succeeds. */
+static int keep_late(struct upgrade_take *take, const struct session_kind *kind,
+	const struct upgrade_message *message, struct error *error)
+{
+	const struct session_record *record = &message->record;
+	size_t byte_count = (size_t)record->export_bytes + record->token_bytes + record->byte_count;
+	void *list = take->late;
+	uint8_t *bytes = malloc(MAX(byte_count, (size_t)1));
+	struct late_session *late =
+		bytes != NULL ? grow(&list, &take->late_count, sizeof(*take->late)) : NULL;
+
+	take->late = list;
+	if (late == NULL) {
+		free(bytes);
+		return error_set(error, -ENOMEM, "no memory for a connection");
+	}
+	*late = (struct late_session){ .kind = kind,
+		.record = *record,
+		.fd = message->fd,
+		.byte_count = byte_count,
+		.bytes = bytes };
+	late->record.export = append(&bytes, record->export, record->export_bytes);
+	late->record.token = append(&bytes, record->token, record->token_bytes);
+	late->record.bytes = append(&bytes, record->bytes, record->byte_count);
+	return 0;
+}
+
+/* Whether it is a snapshot of a disk that is that of the old process. */
+static bool is_same_snapshot(const struct upgrade_take *take, const struct served *served)
+{
+	for (uint32_t i = 0; i < take->export_count; i++) {
+		if (served->parent != NULL && take->exports[i].same == served->parent) {
+			return true;
+		}
+	}
+	return false;
+}
+
+/* The disks are read. A snapshot that is not there was dropped: its connections are closed. */
+static int adopt_late(
+	struct upgrade_take *take, const struct upgrade_taker *taker, struct error *error)
+{
+	for (uint32_t i = 0; i < take->late_count; i++) {
+		struct late_session *late = &take->late[i];
+		const struct session_record *record = &late->record;
+		const struct served *served = find(taker, record->export, record->export_bytes, 0);
+
+		if (served != NULL && !is_same_snapshot(take, served)) {
+			return refuse_disk(taker, record->export, record->export_bytes, 1, error);
+		}
+		acceptor_adopt(taker->acceptor, late->kind, record, late->fd);
+		late->fd = -1;
+	}
+	return 0;
+}
+
+/* Clients connect to the old process until it pauses, also to disks that had nobody before. Takes
+ * the descriptor when it succeeds. */
+static int take_session(struct upgrade_take *take, const struct upgrade_taker *taker,
+	const struct upgrade_message *message, struct error *error)
+{
+	const struct session_record *record = &message->record;
+	const struct before *before = find_before(take, record);
+	const struct session_kind *kind = find_kind(taker, record);
+
+	if (before != NULL && before->same == NULL) {
+		return refuse_disk(taker, before->name, before->name_bytes, 1, error);
+	}
+	if (kind == NULL) {
+		return error_set(error, -EPROTONOSUPPORT,
+			"a connection speaks a protocol that cannot be taken over here");
+	}
+	if (before == NULL) {
+		return keep_late(take, kind, message, error);
+	}
+	acceptor_adopt(taker->acceptor, kind, record, message->fd);
+	return 0;
+}
+
 /* Until SESSIONS_END, whose count must be that of what came. */
 static int receive_sessions(struct upgrade_take *take, const struct upgrade_taker *taker,
 	struct upgrade_message *message, struct error *error)
 {
-	const struct session_kind *kind;
 	uint32_t count = 0;
 	int rc;
 
@@ -473,17 +586,11 @@ static int receive_sessions(struct upgrade_take *take, const struct upgrade_take
 		if (message->type != UPGRADE_SESSION) {
 			return out_of_turn(message, error);
 		}
-		rc = check_session(take, taker, &message->record, error);
-		kind = find_kind(taker, &message->record);
-		if (rc == 0 && kind == NULL) {
-			rc = error_set(error, -EPROTONOSUPPORT,
-				"a connection speaks a protocol that cannot be taken over here");
-		}
+		rc = take_session(take, taker, message, error);
 		if (rc < 0) {
 			close(message->fd);
 			return rc;
 		}
-		acceptor_adopt(taker->acceptor, kind, &message->record, message->fd);
 	}
 }
 
@@ -503,6 +610,9 @@ static int take_sessions(struct upgrade_take *take, const struct upgrade_taker *
 		rc = receive_sessions(take, taker, message, error);
 		if (rc == 0) {
 			rc = taker->settled(taker->context, error);
+		}
+		if (rc == 0) {
+			rc = adopt_late(take, taker, error);
 		}
 		if (rc < 0) {
 			return rc;

@@ -694,6 +694,40 @@ class Upgrade(support.Case):
             self.assertTrue(client.read(0, 8 << 20) == expected)
         self.assertEqual(server.stop()[0], 0)
 
+    def test_snapshots(self):
+        """They are served by the new process, and who reads one goes on with it, or nobody does."""
+        log, other = self.path("log"), self.path("other")
+        for path in (other, log):
+            code, _, errors = self.run_gmblock("create", "--size=64M", "--segment=256K", f"flash:{path}")
+            self.assertEqual(code, 0, errors)
+            server = self.serve("--export", f"log=flash:{path}")
+            with nbdmini.open_export(server.uri, b"log") as client:
+                expected = os.urandom(1 << 20)
+                client.write(0, expected)
+                code, _, errors = self.run_gmblock("snapshot", "create", "log", "a", "--server", self.path("control"))
+                self.assertEqual(code, 0, errors)
+                client.write(0, bytes(1 << 20))
+            if path == other:
+                self.assertEqual(server.stop()[0], 0)
+        new = [support.program(), "serve", "--export", f"={self.disk}", "--listen", self.socket_uri(),
+               "--control", self.path("control"), "--export"]
+        with nbdmini.open_export(server.uri, b"log@a") as reader:
+            for disks in ([f"log=flash:{other}"], [f"log=flash:{log}", "--export", "log@a=memory:1M"]):
+                self.assertRegex(self.upgrade(*new, *disks)[2],
+                                 r'"log@a" has connections \(1\), .* serves another disk')
+            for _ in range(2):
+                self.assertTrue(reader.read(0, 1 << 20) == expected)
+                self.assertEqual(self.must_upgrade()[:2], (1, 0))
+            with nbdmini.open_export(server.uri, b"log") as client:
+                self.assertEqual(client.read(0, 4096), bytes(4096))
+                code, _, errors = self.run_gmblock(
+                    "snapshot", "delete", "log", "a", "--now", "--server", self.path("control"))
+                self.assertEqual(code, 0, errors)
+                client.write(0, b"more")
+        self.stop_newest()
+        code, output, errors = self.run_gmblock("check", log)
+        self.assertEqual(code, 0, output + errors)
+
     def test_added_exports(self):
         """They stay with their keys, over an upgrade and a reload after it; a new configuration that has the
         name wins, and what was removed from the file is there again."""
