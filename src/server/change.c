@@ -194,13 +194,14 @@ static int add_export(struct change *change, const struct server_export *about, 
 	return rc;
 }
 
+static int remove_snapshots(
+	struct change *change, const struct served *parent, struct error *error);
+
 /* With its snapshots. */
 static int remove_export(struct change *change, struct served *before, struct error *error)
 {
-	const struct exports *exports = change->options.exports;
 	struct change_item *item = add_item(change, error);
 	char shown[CHANGE_LABEL_BYTES];
-	int rc = 0;
 
 	if (item == NULL) {
 		return -ENOMEM;
@@ -210,8 +211,16 @@ static int remove_export(struct change *change, struct served *before, struct er
 	before->item = change->item_count;
 	add_line(change, "%s: removed; its clients are disconnected",
 		change_label(before->about.name, shown));
+	return remove_snapshots(change, before, error);
+}
+
+static int remove_snapshots(struct change *change, const struct served *parent, struct error *error)
+{
+	const struct exports *exports = change->options.exports;
+	int rc = 0;
+
 	for (uint32_t i = 0; rc == 0 && i < exports->count; i++) {
-		if (exports->list[i]->parent == before->export) {
+		if (exports->list[i]->parent == parent->export) {
 			rc = remove_export(change, exports->list[i], error);
 		}
 	}
@@ -290,7 +299,7 @@ static int change_export(struct change *change, struct served *before,
 	if (item->action == CHANGE_REPLACE && !has_rules) {
 		item->rules = access_slot_get(before->export->access);
 	}
-	return 0;
+	return item->action == CHANGE_REPLACE ? remove_snapshots(change, before, error) : 0;
 }
 
 /* --- by name --------------------------------------------------------------------------------- */
@@ -443,10 +452,17 @@ static int configure_export(struct change *change, const struct server_config *c
 	const struct server_export *about = &config->exports[index];
 	uint32_t count = change->options.exports->count;
 	struct served **found = bsearch(about->name, sorted, count, sizeof(*sorted), compare_name);
+	char shown[CHANGE_LABEL_BYTES];
 	int rc;
 
 	if (found == NULL) {
 		return add_export(change, about, false, rules, error);
+	}
+	if ((*found)->parent != NULL) {
+		access_put(rules);
+		return error_set(error, -EEXIST,
+			"%s: the %s is a snapshot that is served; give the export another name",
+			config->file_path, change_label(about->name, shown));
 	}
 	seen[found - sorted] = true;
 	rc = check_rules(config, *found, rules, error);

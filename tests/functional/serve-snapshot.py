@@ -163,6 +163,30 @@ class Snapshot(support.Case):
         self.digest(server, b"disk@b")
         self.assertEqual(server.stop()[0], 0)
 
+    def test_another_disk_in_the_place_of_its_own(self):
+        """A reload that gives the export another disk ends its snapshots, and lets go of the store."""
+        plain, conf = self.make_file("plain", bytes(MIB)), self.path("conf")
+
+        def reload(*exports, status=0):
+            self.make_file("conf", ("exports:\n" + "".join(f"- {{{text}}}\n" for text in exports)).encode())
+            found, _, errors = self.run_gmblock("reload", self.control)
+            self.assertEqual(found, status, errors)
+            return errors
+
+        self.make_file("conf", f"exports:\n- {{name: disk, path: 'flash:{self.file}'}}\n".encode())
+        server = self.start_unix("--control", self.control, "--config", conf, "--export-folder", self.folder)
+        self.snapshot("create", "disk", "a")
+        flash = f"name: disk, path: 'flash:{self.file}'"
+        for order in (1, -1):
+            self.assertIn("is a snapshot", reload(*[flash, f"name: disk@a, path: {plain}"][::order], status=1))
+        with nbdmini.open_export(server.uri, b"disk@a") as client:
+            client.read(0, BLOCK)
+            reload(f"name: disk, path: {plain}")
+        self.assertEqual(self.listed(), {})
+        self.assertEqual(self.check()["snapshots"], "a")
+        reload(f"name: disk, path: {plain}", f"name: disk@a, path: {plain}")
+        self.assertEqual(server.stop()[0], 0)
+
     def test_writes_go_on_without_the_snapshot_when_there_is_no_room(self):
         server = self.serve()
         self.fill(server)
