@@ -201,7 +201,7 @@ static int become(const int files[OFFER_FILES], const json_t *offer, int errors,
 {
 	/* Which stream of the journal its standard error is; that of this process is another. */
 	const char *journal = json_string_value(json_object_get(offer, "journal"));
-	int nothing = open("/dev/null", O_RDWR);
+	int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
 
 	if (nothing < 0 || dup2(nothing, STDIN_FILENO) < 0 || dup2(nothing, STDOUT_FILENO) < 0 ||
 		dup2(errors, STDERR_FILENO) < 0 || fchdir(files[OFFER_FOLDER]) < 0 ||
@@ -312,6 +312,10 @@ static int start_new(struct control_connection *connection, const struct running
 
 	if (arguments == NULL) {
 		return error_set(error, -ENOMEM, "not enough memory");
+	}
+	if (command == NULL) {
+		/* A pipe or a lock of who runs this command must not stay open in the server. */
+		(void)close_range(STDERR_FILENO + 1, ~0U, CLOSE_RANGE_CLOEXEC);
 	}
 	rc = control_receive_files(connection, ANSWER_MS, &offer, files, OFFER_FILES, error);
 	if (rc == 0) {

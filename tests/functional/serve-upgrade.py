@@ -831,6 +831,22 @@ class Upgrade(support.Case):
         self.assertRegex(first.communicate()[1], "the server is stopping")
         self.assertEqual(first.returncode, 1)
 
+    def test_what_the_command_has_open(self):
+        """A pipe or a lock of who runs the command does not stay open in the server, nor anything else."""
+        server = self.serve()
+        open_before = len(os.listdir(f"/proc/{server.process.pid}/fd"))
+        reader, writer = os.pipe()
+        os.set_blocking(reader, False)
+        with open(reader, "rb", buffering=0) as pipe:
+            output = subprocess.run([support.program(), "upgrade", self.path("control")], pass_fds=[writer],
+                                    stdout=subprocess.PIPE, check=True, text=True).stdout
+            os.close(writer)
+            self.children.append(int(output.split()[1]))
+            self.assertEqual(pipe.read(1), b"")
+        self.must_upgrade()
+        self.assertEqual(server.process.wait(), 0)
+        self.wait_for(lambda: len(os.listdir(f"/proc/{self.children[-1]}/fd")) == open_before)
+
     def test_claim(self):
         """The disk is in nobody's hands at no time, and free at the end."""
         server = self.serve()
