@@ -123,6 +123,25 @@ class Push(support.Case):
             r'\ngmblock_pushes_total\{result="done"\} 2\n', r'_total\{result="failed"\} 0\n',
             r'\ngmblock_push_copies_total 0\n')))
 
+    def test_a_snapshot(self):
+        """From one flash store into another, while the disk is something else already."""
+        disks = [self.path(name) for name in ("source", "target")]
+        for disk in disks:
+            self.assertEqual(self.run_gmblock("create", "--size=64M", "--segment=256K", "flash:" + disk)[0], 0)
+        image = self.image("image", 24 * MIB, (MIB, 20 * MIB))
+        size = json.loads(self.run_gmblock("check", "--json", disks[0])[1])["size"]
+        first, second = (self.serve("disk=flash:" + disk) for disk in disks)
+        plain = self.serve("image=" + image, f"zeroes=null:{size}", f"copy={self.image('copy', size)}")
+        self.push(plain.push("image"), first.push("disk"))
+        self.assertEqual(self.run_gmblock("snapshot", "create", "disk", "a", "--server", first.control)[0], 0)
+        snapshot = first.push("disk").replace("/disk", "/disk@a")
+        self.push(plain.push("zeroes"), first.push("disk"))
+        self.push(snapshot, second.push("disk"), "--verify=read")
+        self.push(second.push("disk"), plain.push("copy"))
+        self.assertEqual(digest(self.path("copy"), 0, 24 * MIB), digest(image))
+        for server in (first, second, plain):
+            self.assertEqual(server.stop(), (0, ""))
+
     def test_a_part(self):
         source = self.image("source", 8 * MIB, (0, 8 * MIB))
         target = self.image("target", 8 * MIB, (0, 8 * MIB))
