@@ -187,6 +187,43 @@ class Snapshot(support.Case):
         reload(f"name: disk, path: {plain}", f"name: disk@a, path: {plain}")
         self.assertEqual(server.stop()[0], 0)
 
+    def test_its_rules_of_access_are_those_of_its_disk(self):
+        config = self.path("config")
+
+        def configure(rules):
+            with open(config, "w", encoding="utf-8") as file:
+                file.write(f"exports: [{{name: disk, path: 'flash:{self.file}', access: {rules}}}]\n")
+
+        def reload():
+            found, out, errors = self.run_gmblock("reload", "--server", self.control)
+            self.assertEqual(found, 0, errors)
+            return out
+
+        configure("[rw]")
+        server = self.start_unix("--control", self.control, "--config", config)
+        self.snapshot("create", "disk", "a")
+        self.digest(server, b"disk@a")
+        reload()
+        with nbdmini.open_export(server.uri, b"disk@a") as client:
+            client.read(0, BLOCK)
+            configure("[none]")
+            reload()
+            with self.assertRaises(nbdmini.OptionRefused):
+                nbdmini.open_export(server.uri, b"disk@a")
+        configure("[rw]")
+        reload()
+        self.digest(server, b"disk@a")
+        # What it is cannot be changed; its limits can.
+        self.assertIn("is a snapshot", self.run_gmblock(
+            "export", "set", "disk@a", "path=/dev/null", "--server", self.control)[2])
+        self.assertEqual(self.run_gmblock(
+            "export", "set", "disk@a", "rate=1G", "--server", self.control)[0], 0)
+        with open(config, "w", encoding="utf-8") as file:
+            file.write("exports: [{name: other, path: 'null:1M', access: [rw]}]\n")
+        self.assertIn('"disk@a": removed', reload())
+        self.assertEqual(server.stop()[0], 0)
+        self.assertEqual(self.check()["snapshots"], "a")
+
     def test_writes_go_on_without_the_snapshot_when_there_is_no_room(self):
         server = self.serve()
         self.fill(server)
