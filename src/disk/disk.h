@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * What is asked of the operating system about a file or block device outside the ring: opening,
- * geometry, holes, discarding (disk/linux.c), zones (disk/zones.c), page-cache maps (disk/map.c)
- * and sysfs (disk/sysfs.c). The simulation has its own version of all but the last (sim/disk_io.c,
- * sim/zones.c, sim/map.c),
- * which is chosen together with the ring at link time.
+ * geometry, holes, discarding (disk/linux.c), zones (disk/zones.c), page-cache maps (disk/map.c),
+ * memory that outlives the process (disk/shared.c) and sysfs (disk/sysfs.c). The simulation has its
+ * own version of all but the last (sim/disk_io.c, sim/zones.c, sim/map.c, sim/shared.c), which is
+ * chosen together with the ring at link time.
  *
  * Threading: any thread; the calls block. Inside a reactor only disk_size() and views of a map may
  * be used directly; the others run at start or through ring_call().
@@ -208,6 +208,40 @@ bool disk_map_has(const struct disk_map *map, uint64_t offset);
 /* Copies a few bytes of a view that was just taken. False: the disk has failed, or ends before
  * them, or reading them would have to wait. */
 bool disk_map_peek(struct disk_map *map, uint64_t offset, void *bytes, size_t count);
+
+/* --- memory that outlives the process -------------------------------------------------------- */
+
+/*
+ * A file of a tmpfs, mapped: what is written to it is there when the process was killed, and gone
+ * when the machine was. Pages are there from the beginning, so that writing them takes no space
+ * later. Stores to it are seen in their order by who opens it next.
+ */
+struct disk_shared {
+	uint8_t *bytes; /* NULL: the file is empty */
+	uint64_t size;
+
+	/* Private. */
+	int fd;
+	char *path;
+};
+
+/* Opens the file, or creates an empty one, for its owner alone, and claims it until it is closed:
+ * -EBUSY when another process keeps it for a second. -ENOENT: there is none, and create is false.
+ * -EPERM: it is not a file that this user alone can use and that has one name. -ENOTSUP: it is not
+ * on a tmpfs. -ELOOP: it is a symbolic link. All with a sentence. Its contents may be anybody's who
+ * runs as this user. */
+GMB_MUST_CHECK int disk_shared_open(
+	const char *path, bool create, struct disk_shared *shared, struct error *error);
+/* The file gets that size, and zeroes. -ENOSPC: the tmpfs has no room; the file is empty then. */
+GMB_MUST_CHECK int disk_shared_resize(
+	struct disk_shared *shared, uint64_t size, struct error *error);
+/* remove: the file is no longer needed. A struct of zeroes is a no-op. */
+void disk_shared_close(struct disk_shared *shared, bool remove);
+
+enum { DISK_BOOT_ID_BYTES = 16 };
+/* What the kernel calls this run of the machine. Where its file is hidden, the environment variable
+ * GMBLOCK_BOOT_ID tells. -ENOENT: it cannot be known. */
+GMB_MUST_CHECK int disk_boot_id(uint8_t id[DISK_BOOT_ID_BYTES]);
 
 /* --- what sysfs and the file system say ------------------------------------------------------- */
 

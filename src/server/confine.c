@@ -78,6 +78,18 @@ static int allow_system(struct sandbox *sandbox, struct error *error)
 	return rc;
 }
 
+/* The file is removed at the end. */
+static int allow_memory(
+	struct sandbox *sandbox, const struct server_export *entry, struct error *error)
+{
+	struct store_options options = entry->store;
+	const char *folder;
+
+	options.path = entry->path;
+	folder = store_options_memory_folder(&options);
+	return folder == NULL ? 0 : sandbox_allow(sandbox, folder, SANDBOX_SHARED_MEMORY, error);
+}
+
 /* Each thread opens the disk once more. */
 static int allow_exports(
 	struct sandbox *sandbox, const struct server_config *config, struct error *error)
@@ -99,6 +111,7 @@ static int allow_exports(
 				SANDBOX_READ | (entry->store.read_only ? 0 : SANDBOX_WRITE), NULL,
 				error);
 		}
+		rc = rc == 0 ? allow_memory(sandbox, entry, error) : rc;
 	}
 	return rc;
 }

@@ -8,8 +8,10 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "base/bytes.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "disk/disk.h"
 #include "server/upgrade_take.h"
 
 /* --- one disk -------------------------------------------------------------------------------- */
@@ -90,22 +92,17 @@ static void show_key(const struct server_export *entry, struct error *error)
 	error_set(error, plain.code, "%s (%s)", plain.text, shown);
 }
 
-/* The machine's boot, of which the kernel keeps a name; 0 when it is not known. Where the service
- * manager hides the kernel's file, it may tell the name itself. */
+/* The machine's boot; 0 when it is not known. */
 static uint64_t boot_epoch(void)
 {
-	unsigned int parts[3] = { 0 };
-	FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
-	const char *told = getenv("GMBLOCK_BOOT_ID");
-	int count = 0;
+	uint8_t id[DISK_BOOT_ID_BYTES];
+	struct be64 first;
 
-	if (file != NULL) {
-		count = fscanf(file, "%8x-%4x-%4x", &parts[0], &parts[1], &parts[2]);
-		fclose(file);
-	} else if (told != NULL) {
-		count = sscanf(told, "%8x%4x%4x", &parts[0], &parts[1], &parts[2]);
+	if (disk_boot_id(id) < 0) {
+		return 0;
 	}
-	return count == 3 ? (uint64_t)parts[0] << 32 | (uint64_t)parts[1] << 16 | parts[2] : 0;
+	memcpy(&first, id, sizeof(first));
+	return be64_get(first);
 }
 
 /* What was answered and not flushed outlives the server, but not the machine; memory does not

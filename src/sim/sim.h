@@ -249,3 +249,15 @@ void sim_disk_kill_users(struct sim_disk *disk);
 bool sim_disk_has_late_operations(const struct sim_disk *disk);
 /* While set, operations on the disk are kept and complete only after it was cleared. */
 void sim_disk_set_stalled(struct sim_disk *disk, bool stalled);
+
+/* --- memory that outlives a process ---------------------------------------------------------- */
+
+/* The file whose name begins with from, as it is now, is there with a name that begins with to as
+ * well; nothing when there is none. For a kill: after a loss of power there is no such file. */
+void sim_shared_copy(const char *from, const char *to);
+/* The bytes and their number of the file whose name begins so, to look at and to change; NULL:
+ * there is none. */
+uint8_t *sim_shared_find(const char *folder, uint64_t *size_out);
+void sim_shared_remove(const char *folder);
+/* The machine has started anew: disk_boot_id() gives another one. */
+void sim_shared_reboot(void);

@@ -237,6 +237,7 @@ struct sim_file {
 bool sim_ring_is_killed(const struct ring *ring);
 void sim_disk_submit(struct sim_op *sop);
 void sim_disk_stop(void);
+void sim_shared_stop(void);
 
 /* The medium (sim/disk.c). */
 struct sim_page *sim_page_find(const struct sim_disk *disk, uint64_t index);

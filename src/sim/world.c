@@ -302,6 +302,7 @@ void sim_stop(void)
 	}
 	sim_net_stop();
 	sim_disk_stop();
+	sim_shared_stop();
 	free(sim_world.heap);
 	sim_world.heap = NULL;
 	sim_world.running = false;

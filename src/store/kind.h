@@ -88,6 +88,8 @@ struct store_kind {
 	bool freezes_inner; /* filters: what is below is never written while it is there */
 	/* Filters, optional: the file that is opened for what config says, or NULL. */
 	const char *(*file)(const void *config);
+	/* Kinds, optional: see store_options_memory_folder(). config may be NULL. */
+	const char *(*memory_folder)(const void *config);
 	/* Optional, of a kind with files of a format of its own: see store_check(). *recognized
 	 * turns true when the file at path is one. */
 	int (*check)(

@@ -381,6 +381,15 @@ const char *store_options_file(const struct store_options *options, uint32_t idx
 	return NULL;
 }
 
+const char *store_options_memory_folder(const struct store_options *options)
+{
+	uint32_t idx = store_kind_of_path(options->path);
+
+	return options->read_only || kinds[idx]->memory_folder == NULL
+		       ? NULL
+		       : kinds[idx]->memory_folder(options->configs[idx]);
+}
+
 bool store_options_freezes(const struct store_options *options)
 {
 	for (uint32_t i = 0; i < kind_count; i++) {

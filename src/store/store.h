@@ -386,6 +386,8 @@ void store_options_fini(struct store_options *options);
 const char *store_path_file(const char *path);
 /* The idx-th file that the store opens beside path, as it opens path; NULL behind the last. */
 const char *store_options_file(const struct store_options *options, uint32_t idx);
+/* The folder of a tmpfs in which the store keeps what is to outlive the process; NULL: none. */
+const char *store_options_memory_folder(const struct store_options *options);
 /* True when path itself is never written. */
 bool store_options_reads_only(const struct store_options *options);
 

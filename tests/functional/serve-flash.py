@@ -25,7 +25,10 @@ class Flash(support.Case):
         self.file = self.path("disk.flash")
         self.assertEqual(self.gmblock("create", f"--size={FILE}", "--segment=256K", "--label=a b",
                                       f"flash:{self.file}").returncode, 0)
-        self.size = self.check()["size"]
+        found = self.check()
+        self.size = found["size"]
+        self.cache = f"/dev/shm/gmblock-{found['uuid']}.cache"
+        self.addCleanup(lambda: os.path.exists(self.cache) and os.remove(self.cache))
 
     def gmblock(self, *arguments):
         return Result(*self.run_gmblock(*arguments))
@@ -62,17 +65,79 @@ class Flash(support.Case):
     def test_what_was_answered_survives_a_killed_server(self):
         image = bytearray(self.size)
         for number in range(4):
-            server = self.serve("mode=direct" if number == 2 else "gc=greedy")
+            server = self.serve("mode=direct" if number == 2 else "gc=greedy",
+                                ["cache=1M", "cold=50", "cache=0", "cache=0"][number])
             with nbdmini.open_export(server.uri, b"") as client:
                 self.check_all(client, image)
                 self.scribble(client, image, 60)
             server.signal(signal.SIGKILL)
             server.process.wait()
-        self.check()
-        server = self.serve("readonly")
+            self.assertEqual((number, self.check().get("cache")), (number, self.cache))
+        for keys in [], ["readonly"]:
+            server = self.serve(*keys)
+            with nbdmini.open_export(server.uri, b"") as client:
+                self.check_all(client, image)
+            self.assertEqual(server.stop()[0], 0)
+            self.assertFalse(os.path.exists(self.cache))
+        self.assertNotIn("cache", self.check())
+
+    def leave_changes(self):
+        """In the cache of a server that is killed."""
+        server = self.serve("cache=1M")
         with nbdmini.open_export(server.uri, b"") as client:
-            self.check_all(client, image)
+            client.write(0, bytes([1]) * BLOCK)
+        server.signal(signal.SIGKILL)
+        server.process.wait()
+
+    def test_changes_that_cannot_be_had_are_told(self):
+        self.leave_changes()
+        self.refused("has 1 changed blocks in", keys=["readonly"])
+        away = self.path("away")
+        with open(self.cache, "rb") as file:
+            contents = file.read()
+
+        def put(mode=0o600):
+            with open(self.cache, "wb") as file:
+                file.write(contents)
+            os.chmod(self.cache, mode)
+
+        for told, forge in {
+                "can be used by other users": lambda: put(0o644),
+                "is not a file with that name alone": lambda: (put(), os.link(self.cache, self.cache + "2")),
+                "it is a symbolic link": lambda: os.symlink(away, self.cache),
+                "belongs to another user": lambda: (put(), os.chown(self.cache, 65534, -1)),
+        }.items():
+            if told == "belongs to another user" and os.geteuid() != 0:
+                continue
+            os.remove(self.cache)
+            forge()
+            self.refused(told, keys=["cache=1M"])
+            self.refused(told, keys=["readonly"])
+            if os.path.exists(self.cache + "2"):
+                os.remove(self.cache + "2")
+        os.remove(self.cache)
+        put()
+        server = self.serve()
+        with nbdmini.open_export(server.uri, b"") as client:
+            self.assertEqual(client.read(0, BLOCK), bytes([1]) * BLOCK)
         self.assertEqual(server.stop()[0], 0)
+
+    def test_a_store_without_a_cache_file_is_served_without_a_cache(self):
+        plain = os.path.dirname(self.file)
+        found = subprocess.run(["findmnt", "-n", "-o", "FSTYPE", "-T", plain], capture_output=True,
+                               text=True, check=False).stdout.strip()
+        folders = {"/nonexistent": "No such file"}
+        if found not in ("", "tmpfs"):
+            folders[plain] = "is not on a tmpfs"
+        for folder, told in folders.items():
+            server = self.serve("cache-dir=" + folder)
+            with nbdmini.open_export(server.uri, b"") as client:
+                client.write(0, bytes([2]) * BLOCK)
+            status, errors = server.stop()
+            self.assertEqual(status, 0)
+            self.assertIn("has no write cache", errors)
+            self.assertIn(told, errors)
+        self.assertEqual(self.check()["used"], BLOCK)
 
     def test_the_collector_makes_room(self):
         server = self.serve()
@@ -232,8 +297,9 @@ class Flash(support.Case):
                                  (bytes([65 + number]) if number < 3 else bytes(1)) * BLOCK)
         self.assertEqual(server.stop()[0], 0)
 
-    def refused(self, *words):
-        result = self.gmblock("serve", "flash:" + self.file, "--listen", self.socket_uri("t"))
+    def refused(self, *words, keys=()):
+        result = self.gmblock("serve", "--export", ",".join(["=flash:" + self.file, *keys]),
+                              "--listen", self.socket_uri("t"))
         self.assertEqual(result.returncode, 1)
         for word in words:
             self.assertIn(word, result.stderr)

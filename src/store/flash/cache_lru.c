@@ -138,6 +138,12 @@ uint32_t cache_lru_take(struct cache_lru *lru)
 	return slot;
 }
 
+void cache_lru_take_slot(struct cache_lru *lru, uint32_t slot)
+{
+	GMB_ASSERT(slot_at(lru, slot)->state == CACHE_FREE);
+	set_state(lru, slot, CACHE_BUSY, true);
+}
+
 void cache_lru_set_dirty(struct cache_lru *lru, uint32_t slot, uint32_t home)
 {
 	slot_at(lru, slot)->home = home;

@@ -69,6 +69,9 @@ void cache_lru_init(struct cache_lru *lru, struct gc_table *table, uint32_t cold
  * CACHE_NO_SLOT: all are dirty or busy, something must be written first. */
 uint32_t cache_lru_take(struct cache_lru *lru);
 
+/* The same of a slot that is free. */
+void cache_lru_take_slot(struct cache_lru *lru, uint32_t slot);
+
 /* What the busy slot has is newer than flash. It becomes the newest page. */
 void cache_lru_set_dirty(struct cache_lru *lru, uint32_t slot, uint32_t home);
 

@@ -131,8 +131,9 @@ static void edge_done(struct flash_io *io, int result)
 static enum step edge_get(struct flash *flash, struct flash_edge *edge, uint64_t lpn)
 {
 	struct flash_log *log = &flash->log;
-	const struct flash_slot *slot = flash_map_find(flash, (uint32_t)(lpn / FLASH_NODE_ENTRIES));
-	struct flash_entry entry = slot->node->entries[lpn % FLASH_NODE_ENTRIES];
+	const struct flash_slot *slot;
+	struct flash_entry entry;
+	uint32_t cached;
 
 	if (edge->is_ready) {
 		return STEP_DONE;
@@ -144,6 +145,14 @@ static enum step edge_get(struct flash *flash, struct flash_edge *edge, uint64_t
 		}
 		return STEP_WAIT;
 	}
+	cached = flash_cache_find(flash, lpn);
+	if (cached != CACHE_NO_SLOT) {
+		memcpy(edge->bytes, flash_cache_page(&flash->cache, cached), FLASH_BLOCK_BYTES);
+		edge->is_ready = true;
+		return STEP_DONE;
+	}
+	slot = flash_map_find(flash, (uint32_t)(lpn / FLASH_NODE_ENTRIES));
+	entry = slot->node->entries[lpn % FLASH_NODE_ENTRIES];
 	if (entry.block == 0) {
 		memset(edge->bytes, 0, FLASH_BLOCK_BYTES);
 		edge->is_ready = true;
@@ -234,6 +243,7 @@ static void blocks_append(
 		}
 		flash_log_append(flash, &entry, data, edge == NULL && holds);
 	}
+	flash_cache_supersede(flash, first, count);
 	flash->counters.written_blocks += count;
 	flash_gc_credit(flash, count);
 	flash->changed_seq = flash->log.filling->at.seq + 1;
@@ -274,6 +284,57 @@ static enum step write_step(struct flash *flash, struct store_part *part)
 	return STEP_DONE;
 }
 
+/* --- writes to the cache --------------------------------------------------------------------- */
+
+/* What the block has, of which the part writes a piece. */
+static enum step cached_edge(struct flash *flash, struct flash_edge *edge, uint64_t lpn)
+{
+	bool full;
+
+	if (flash_cache_find(flash, lpn) == CACHE_NO_SLOT && !edge->is_ready &&
+		flash_map_get(flash, (uint32_t)(lpn / FLASH_NODE_ENTRIES), &flash->change_wait,
+			&full) == NULL) {
+		if (full) {
+			flash_checkpoint_ask(flash);
+		} else {
+			flash->change_waits = true;
+			look_ahead(flash);
+		}
+		return STEP_WAIT;
+	}
+	return edge_get(flash, edge, lpn);
+}
+
+static enum step cache_step(struct flash *flash, struct store_part *part)
+{
+	struct flash_scratch *scratch = flash_scratch_of(part);
+
+	while (scratch->done_bytes < part->length) {
+		uint64_t lpn = block_of(part->offset + scratch->done_bytes);
+		struct flash_edge *edge = edge_of(flash, part, lpn);
+		uint64_t end = MIN(end_of(part), (lpn + 1) << FLASH_BLOCK_SHIFT);
+		const uint8_t *data;
+
+		if (!flash_cache_has_room(flash)) {
+			return STEP_WAIT;
+		}
+		if (edge == NULL) {
+			data = mem_cpu_read(part->memory) + scratch->done_bytes;
+		} else if (cached_edge(flash, edge, lpn) == STEP_WAIT) {
+			return STEP_WAIT;
+		} else {
+			edge_patch(part, lpn, edge->bytes);
+			data = edge->bytes;
+		}
+		flash_cache_put(flash, lpn, data);
+		flash->counters.written_blocks++;
+		scratch->done_bytes = end - part->offset;
+	}
+	change_ended(flash, part);
+	flash_finish(part, 0);
+	return STEP_DONE;
+}
+
 /* --- trim and zero --------------------------------------------------------------------------- */
 
 static bool has_blocks(const struct flash_slot *slot, uint64_t first, uint64_t end)
@@ -296,7 +357,8 @@ static enum step clear_edge(struct flash *flash, struct store_part *part, uint64
 	if (slot == NULL) {
 		return STEP_WAIT;
 	}
-	if (slot->pins == 0 && !has_blocks(slot, lpn, lpn + 1)) {
+	if (slot->pins == 0 && !has_blocks(slot, lpn, lpn + 1) &&
+		flash_cache_find(flash, lpn) == CACHE_NO_SLOT) {
 		return STEP_DONE;
 	}
 	step = blocks_prepare(flash, part, lpn, 1);
@@ -319,12 +381,14 @@ static enum step clear_page(struct flash *flash, uint64_t first, uint64_t end)
 		return STEP_WAIT;
 	}
 	if (slot->pins == 0 && !has_blocks(slot, first, end)) {
+		flash_cache_drop(flash, first, (uint32_t)(end - first));
 		return STEP_DONE;
 	}
 	if (!flash_log_room(flash, 1, false)) {
 		return STEP_WAIT;
 	}
 	flash_log_append(flash, &entry, NULL, false);
+	flash_cache_supersede(flash, first, (uint32_t)(end - first));
 	flash->changed_seq = flash->log.filling->at.seq + 1;
 	return STEP_DONE;
 }
@@ -350,7 +414,8 @@ static enum step clear_step(struct flash *flash, struct store_part *part)
 		uint64_t stop = MIN(end, (lpn + 1) << FLASH_BLOCK_SHIFT);
 		enum step step = STEP_DONE;
 
-		if (flash_map_is_empty(flash, (uint32_t)page)) {
+		if (flash_map_is_empty(flash, (uint32_t)page) &&
+			!flash_cache_has_page(&flash->cache, page)) {
 			stop = MIN(end, ((page + 1) * FLASH_NODE_ENTRIES) << FLASH_BLOCK_SHIFT);
 			if (++empty == EMPTY_PAGES_MAX) {
 				if (!flash->turn.in_flight) {
@@ -379,22 +444,32 @@ static enum step clear_step(struct flash *flash, struct store_part *part)
 
 /* --- the line -------------------------------------------------------------------------------- */
 
+static enum step change_step(struct flash *flash, struct store_part *part)
+{
+	if (flash_cache_takes(flash, part)) {
+		return cache_step(flash, part);
+	}
+	if (flash_checkpoint_runs(flash)) {
+		return STEP_WAIT;
+	}
+	return part->op == STORE_WRITE ? write_step(flash, part) : clear_step(flash, part);
+}
+
 bool flash_changes_step(struct flash *flash)
 {
 	bool progress = false;
 
-	while (!list_is_empty(&flash->changes) && !flash->change_waits &&
-		!flash_checkpoint_runs(flash)) {
+	while (!list_is_empty(&flash->changes) && !flash->change_waits) {
 		struct store_part *part =
 			list_entry(list_first(&flash->changes), struct store_part, node);
+		uint64_t done_bytes = flash_scratch_of(part)->done_bytes;
 
 		if (flash->failed != 0) {
 			change_failed(flash, part, flash->failed);
 		} else if (flash_views_refuse(flash, part->op)) {
 			change_failed(flash, part, -ENOSPC);
-		} else if (part->op == STORE_WRITE ? write_step(flash, part) == STEP_WAIT
-						   : clear_step(flash, part) == STEP_WAIT) {
-			return progress;
+		} else if (change_step(flash, part) == STEP_WAIT) {
+			return progress || flash_scratch_of(part)->done_bytes > done_bytes;
 		}
 		progress = true;
 	}

@@ -237,6 +237,7 @@ static void end(struct flash *flash, int result)
 	flash->checkpoint.is_waiting = false;
 	flash_views_checkpointed(flash, result);
 	if (result == 0) {
+		flash->cache.is_recorded = flash->anchor.cache_tag == flash->cache.tag;
 		flash->log.since_checkpoint = 0;
 		flash->log.records_since_checkpoint = 0;
 		flash->log.untold_blocks = 0;
@@ -275,6 +276,7 @@ static void write_anchor(struct flash *flash)
 		flash->anchor.serial++;
 		flash->anchor.next = flash->log.head;
 		flash->anchor.clock = flash->table.clock;
+		flash->anchor.cache_tag = flash_cache_tag(flash);
 		memcpy(flash->anchor.top, flash->map.trees[0].levels[FLASH_LEVELS - 1],
 			sizeof(flash->anchor.top));
 		flash_views_encode(flash);
@@ -368,10 +370,14 @@ void flash_settle(struct flash *flash, struct store_part *part)
 void flash_checkpoint_last(struct flash *flash)
 {
 	if (flash->is_read_only || flash->failed != 0 || flash->counters.checkpoints == 0 ||
-		flash->log.since_checkpoint == 0) {
+		(flash->log.since_checkpoint == 0 && flash->anchor.cache_tag == 0)) {
 		return;
 	}
 	flash->is_closing = true;
+	flash->cache.is_draining = true;
+	do {
+		flash_pump(flash);
+	} while (flash_io_block(flash));
 	flash_checkpoint_ask(flash);
 	do {
 		flash_pump(flash);

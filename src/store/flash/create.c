@@ -495,6 +495,7 @@ static void check_anchor(
 	if (names[0] != '\0') {
 		check->fact(check, "snapshots", names);
 	}
+	flash_cache_check(&flash->anchor, check);
 	flash->slot_count = flash_slot_count(&flash->anchor.geometry, 0);
 	bytes = flash_budget(flash);
 	memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE,

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The flash store: opening, starting, reads and extents. */
+/* The flash store: its parts, starting, opening and options. */
 #include "store/flash/flash.h"
 
-#include <endian.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/bytes.h"
-#include "base/crc32c.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "store/file.h"
 
 enum {
 	MAP_MEMORY_DEFAULT = 64 << 20,
-	EXTENT_LOADS_MAX = 256,	    /* pages read for one part */
-	EXTENT_PAGES_MAX = 1 << 16, /* looked at for one part */
+	CACHE_DEFAULT = 64 << 20,
+	CACHE_DEFAULT_DIVISOR = 8, /* of the disk, at most this part */
+	CONFIG_PATH_BYTES = 3072,
 };
 #define BARRIER_PAUSE_NS UINT64_C(50000000)
 
@@ -24,295 +24,12 @@ struct flash_config {
 	uint64_t map_memory; /* 0: the default */
 	enum gc_policy policy;
 	bool refuses; /* on-full=refuse */
+	uint64_t cache_bytes;
+	bool has_cache_bytes; /* else the default */
+	uint32_t cold_percent;
+	bool has_cold_percent;			 /* else that of the rule */
+	char cache_directory[CONFIG_PATH_BYTES]; /* "": the default */
 };
-
-/* --- reads ----------------------------------------------------------------------------------- */
-
-static void hope(struct flash *flash, struct store_part *part)
-{
-	flash_scratch_of(part)->is_waiting = true;
-	list_push_back(&flash->hoping, &part->node);
-}
-
-/* Parts that waited for a helper or a slot try again. */
-static bool resume_hoping(struct flash *flash)
-{
-	struct list_node parts;
-	struct list_node *node;
-	bool any = !list_is_empty(&flash->hoping) && !list_is_empty(&flash->helpers_idle);
-
-	if (!any) {
-		return false;
-	}
-	list_init(&parts);
-	while ((node = list_pop_front(&flash->hoping)) != NULL) {
-		list_push_back(&parts, node);
-	}
-	while ((node = list_pop_front(&parts)) != NULL) {
-		struct store_part *part = list_entry(node, struct store_part, node);
-
-		flash_scratch_of(part)->is_waiting = false;
-		if (part->op == STORE_READ) {
-			flash_read_step(part);
-		} else {
-			flash_extents_step(part);
-		}
-	}
-	return true;
-}
-
-static void page_ready(struct flash_wait *wait, int result)
-{
-	struct flash_scratch *scratch = container_of(wait, struct flash_scratch, wait);
-	struct store_part *part = container_of(
-		(uint8_t(*)[STORE_SCRATCH_BYTES])(void *)scratch, struct store_part, scratch);
-
-	scratch->is_waiting = false;
-	if (result < 0 && scratch->result == 0) {
-		scratch->result = result;
-	}
-	if (part->op == STORE_READ) {
-		flash_read_step(part);
-	} else {
-		flash_extents_step(part);
-	}
-}
-
-/* The page, or NULL: the part goes on later. */
-static struct flash_slot *page_get(struct flash *flash, struct store_part *part, uint32_t page)
-{
-	struct flash_scratch *scratch = flash_scratch_of(part);
-	struct flash_slot *slot;
-	bool full;
-
-	scratch->wait.ready = page_ready;
-	slot = flash_map_get(flash, page, &scratch->wait, &full);
-	if (slot == NULL && full) {
-		hope(flash, part);
-	} else if (slot == NULL && part->op == STORE_EXTENTS) {
-		scratch->pending++;
-	}
-	scratch->is_waiting = slot == NULL;
-	return slot;
-}
-
-static void read_end(struct store_part *part)
-{
-	const struct flash_scratch *scratch = flash_scratch_of(part);
-
-	if (scratch->pending == 0 && !scratch->is_waiting &&
-		(scratch->result < 0 || scratch->done_bytes == part->length)) {
-		flash_finish(part, scratch->result);
-	}
-}
-
-static int helper_check(const struct flash_helper *helper)
-{
-	const uint8_t *bytes = mem_cpu_read(helper->io.memory);
-
-	for (uint32_t i = 0; i < helper->count; i++) {
-		if (crc32c(0, bytes + (size_t)i * FLASH_BLOCK_BYTES, FLASH_BLOCK_BYTES) !=
-			helper->crcs[i]) {
-			helper->flash->counters.checksum_errors++;
-			log_error("flash store '%s': block %llu of the disk is damaged: it does "
-				  "not have its checksum",
-				helper->flash->path, (unsigned long long)helper->block + i);
-			return -EIO;
-		}
-	}
-	return 0;
-}
-
-static void helper_done(struct flash_io *io, int result)
-{
-	struct flash_helper *helper = container_of(io, struct flash_helper, io);
-	struct flash *flash = helper->flash;
-	struct store_part *part = helper->part;
-	struct flash_scratch *scratch = flash_scratch_of(part);
-
-	flash->segments[helper->segment].readers--;
-	if (result == 0) {
-		result = helper_check(helper);
-	}
-	if (result == 0 && helper->bytes > 0) {
-		memcpy(mem_cpu_write(part->memory) + helper->at, helper->bounce + helper->skip,
-			helper->bytes);
-	}
-	if (result < 0 && scratch->result == 0) {
-		scratch->result = result;
-	}
-	list_push_back(&flash->helpers_idle, &helper->node);
-	scratch->pending--;
-	read_end(part);
-}
-
-/* Reads what lies together on the device, whole blocks into the part's own memory. */
-static uint64_t helper_start(struct flash *flash, struct flash_helper *helper,
-	struct store_part *part, const struct flash_slot *slot)
-{
-	struct flash_scratch *scratch = flash_scratch_of(part);
-	uint64_t offset = part->offset + scratch->done_bytes;
-	uint64_t left = part->length - scratch->done_bytes;
-	uint32_t first = (uint32_t)((offset >> FLASH_BLOCK_SHIFT) % FLASH_NODE_ENTRIES);
-	const struct flash_entry *entries = slot->node->entries;
-	uint32_t block = le32toh(entries[first].block);
-	struct mem_ref memory = mem_add(part->memory, scratch->done_bytes);
-	uint64_t bytes;
-
-	helper->part = part;
-	helper->block = offset >> FLASH_BLOCK_SHIFT;
-	helper->segment = flash_segment_of(&flash->anchor.geometry, block);
-	helper->crcs[0] = le32toh(entries[first].crc);
-	helper->count = 1;
-	helper->bytes = 0;
-	if (offset % FLASH_BLOCK_BYTES != 0 || left < FLASH_BLOCK_BYTES ||
-		!mem_is_aligned(memory, flash->memory_align)) {
-		helper->skip = (uint32_t)(offset % FLASH_BLOCK_BYTES);
-		helper->bytes = (uint32_t)MIN(left, (uint64_t)FLASH_BLOCK_BYTES - helper->skip);
-		helper->at = scratch->done_bytes;
-		memory = mem_of(helper->bounce);
-		bytes = helper->bytes;
-	} else {
-		uint64_t most = MIN(left >> FLASH_BLOCK_SHIFT, (uint64_t)FLASH_RUN_BLOCKS);
-
-		most = MIN(most, (uint64_t)FLASH_NODE_ENTRIES - first);
-		while (helper->count < most &&
-			le32toh(entries[first + helper->count].block) == block + helper->count) {
-			helper->crcs[helper->count] = le32toh(entries[first + helper->count].crc);
-			helper->count++;
-		}
-		bytes = (uint64_t)helper->count << FLASH_BLOCK_SHIFT;
-	}
-	scratch->pending++;
-	flash->segments[helper->segment].readers++;
-	flash_io_start(flash, &helper->io, false, memory, block,
-		(size_t)helper->count << FLASH_BLOCK_SHIFT, helper_done);
-	return bytes;
-}
-
-/* Bytes from offset on that nothing was written to, in this page. slot: NULL, none of it. */
-static uint64_t hole_bytes(const struct flash_slot *slot, uint64_t offset)
-{
-	uint64_t first = (offset >> FLASH_BLOCK_SHIFT) % FLASH_NODE_ENTRIES;
-	uint64_t end = first;
-
-	while (end < FLASH_NODE_ENTRIES && (slot == NULL || slot->node->entries[end].block == 0)) {
-		end++;
-	}
-	return end == first ? 0 : ((end - first) << FLASH_BLOCK_SHIFT) - offset % FLASH_BLOCK_BYTES;
-}
-
-/* The same of what was written. */
-static uint64_t data_bytes(const struct flash_slot *slot, uint64_t offset)
-{
-	uint64_t first = (offset >> FLASH_BLOCK_SHIFT) % FLASH_NODE_ENTRIES;
-	uint64_t end = first;
-
-	while (end < FLASH_NODE_ENTRIES && slot->node->entries[end].block != 0) {
-		end++;
-	}
-	return ((end - first) << FLASH_BLOCK_SHIFT) - offset % FLASH_BLOCK_BYTES;
-}
-
-/* The next one that the part needs. */
-static uint32_t page_of(const struct flash *flash, const struct store_part *part)
-{
-	const struct flash_scratch *scratch = (const void *)part->scratch;
-	uint64_t offset = part->offset + scratch->done_bytes;
-
-	return flash_page_of(flash, scratch->tree, offset >> FLASH_BLOCK_SHIFT);
-}
-
-void flash_read_step(struct store_part *part)
-{
-	struct flash *flash = flash_of(part);
-	struct flash_scratch *scratch = flash_scratch_of(part);
-
-	while (scratch->done_bytes < part->length && scratch->result == 0) {
-		uint64_t offset = part->offset + scratch->done_bytes;
-		uint64_t left = part->length - scratch->done_bytes;
-		const struct flash_slot *slot = NULL;
-		struct list_node *node;
-		uint64_t hole;
-
-		if (flash_view_has_gone(part)) {
-			scratch->result = -ESTALE;
-			break;
-		}
-		if (!flash_map_is_empty(flash, page_of(flash, part))) {
-			slot = page_get(flash, part, page_of(flash, part));
-			if (slot == NULL) {
-				return;
-			}
-		}
-		hole = MIN(hole_bytes(slot, offset), left);
-		if (hole > 0) {
-			memset(mem_cpu_write(part->memory) + scratch->done_bytes, 0, hole);
-			scratch->done_bytes += hole;
-			continue;
-		}
-		node = list_pop_front(&flash->helpers_idle);
-		if (node == NULL) {
-			hope(flash, part);
-			return;
-		}
-		scratch->done_bytes += helper_start(
-			flash, list_entry(node, struct flash_helper, node), part, slot);
-	}
-	read_end(part);
-}
-
-/* --- extents --------------------------------------------------------------------------------- */
-
-/* False: there is no room for one more. */
-static bool extents_add(struct store_part *part, uint64_t bytes, bool is_hole)
-{
-	uint32_t flags = is_hole ? STORE_EXTENT_HOLE | STORE_EXTENT_ZERO : 0;
-
-	if (part->extent_count > 0 && part->extents[part->extent_count - 1].flags == flags) {
-		part->extents[part->extent_count - 1].length += bytes;
-	} else if (part->extent_count == part->extent_max) {
-		return false;
-	} else {
-		part->extents[part->extent_count++] = (struct store_extent){ bytes, flags };
-	}
-	flash_scratch_of(part)->done_bytes += bytes;
-	return true;
-}
-
-void flash_extents_step(struct store_part *part)
-{
-	struct flash *flash = flash_of(part);
-	struct flash_scratch *scratch = flash_scratch_of(part);
-
-	for (uint32_t pages = 0; scratch->done_bytes < part->length && scratch->result == 0;
-		pages++) {
-		uint64_t offset = part->offset + scratch->done_bytes;
-		uint64_t left = part->length - scratch->done_bytes;
-		const struct flash_slot *slot = NULL;
-		uint64_t hole;
-
-		if (flash_view_has_gone(part)) {
-			scratch->result = -ESTALE;
-			break;
-		}
-		if (pages == EXTENT_PAGES_MAX || scratch->pending == EXTENT_LOADS_MAX) {
-			break; /* who wants to know more asks again */
-		}
-		if (!flash_map_is_empty(flash, page_of(flash, part))) {
-			slot = page_get(flash, part, page_of(flash, part));
-			if (slot == NULL) {
-				return;
-			}
-		}
-		hole = MIN(hole_bytes(slot, offset), left);
-		if (!extents_add(part, hole > 0 ? hole : MIN(data_bytes(slot, offset), left),
-			    hole > 0)) {
-			break;
-		}
-	}
-	flash_finish(part, part->extent_count > 0 ? 0 : scratch->result);
-}
 
 /* --- parts ----------------------------------------------------------------------------------- */
 
@@ -327,21 +44,25 @@ void flash_pump(struct flash *flash)
 		flash->pump_again = false;
 		while (flash_may_work(flash) &&
 			(flash_erase_step(flash) || flash_checkpoint_step(flash) ||
-				flash_changes_step(flash) || flash_gc_step(flash))) {
+				flash_cache_step(flash) || flash_changes_step(flash) ||
+				flash_gc_step(flash))) {
 		}
 		if (flash_may_work(flash)) {
 			flash_log_kick(flash);
-			(void)resume_hoping(flash);
+			(void)flash_reads_resume(flash);
 		}
 	} while (flash->pump_again);
 	flash->is_pumping = false;
 }
 
-static void flush(struct flash *flash, struct store_part *part)
+void flash_flush(struct flash *flash, struct store_part *part)
 {
 	if (flash->failed != 0) {
 		flash_finish(part, flash->failed);
-	} else if ((part->flags & STORE_SETTLE) != 0 && flash->log.since_checkpoint > 0 &&
+	} else if (flash_cache_is_dirty(&flash->cache)) {
+		flash_cache_flush(flash, part);
+	} else if ((part->flags & STORE_SETTLE) != 0 &&
+		   (flash->log.since_checkpoint > 0 || flash->anchor.cache_tag != 0) &&
 		   !flash->is_quiet && !flash->is_read_only) {
 		flash_settle(flash, part);
 	} else if (flash->log.durable_seq == flash->log.written_seq) {
@@ -400,7 +121,7 @@ static void flash_submit(struct store_queue *queue, struct store_part *part)
 		list_push_back(&flash->changes, &part->node);
 		break;
 	case STORE_FLUSH:
-		flush(flash, part);
+		flash_flush(flash, part);
 		break;
 	case STORE_CACHE: /* a hint */
 		flash_finish(part, 0);
@@ -448,7 +169,11 @@ static uint64_t carve(struct flash *flash, uint8_t *memory)
 	if (memory != NULL) {
 		flash_map_init(flash, memory + at);
 	}
-	return at + flash_map_bytes(geometry, flash->slot_count);
+	at += flash_map_bytes(geometry, flash->slot_count);
+	if (memory != NULL) {
+		flash_cache_init(flash, memory + at);
+	}
+	return at + flash_cache_bytes(flash);
 }
 
 uint64_t flash_budget(struct flash *flash)
@@ -491,6 +216,7 @@ static int look_again(struct flash *flash, struct error *error)
 		flash->anchor.serial = now->anchor.serial;
 		flash->anchor.next = now->anchor.next;
 		flash->anchor.clock = now->anchor.clock;
+		flash->anchor.cache_tag = now->anchor.cache_tag;
 		memcpy(flash->anchor.top, now->anchor.top, sizeof(flash->anchor.top));
 		memcpy(flash->anchor.views, now->anchor.views, sizeof(flash->anchor.views));
 		flash->good_anchor = now->good_anchor;
@@ -676,6 +402,7 @@ static void flash_close(struct store *base)
 	} else {
 		flash_checkpoint_last(flash);
 	}
+	flash_cache_close(flash);
 	release(flash);
 }
 
@@ -685,6 +412,7 @@ static void fill_info(struct flash *flash)
 
 	flash->base.info = (struct store_info){
 		.kind = "flash",
+		.epoch = flash->base.info.epoch, /* of the cache */
 		.caps = STORE_CAP_EXTENTS | (below->caps & STORE_CAP_ROTATIONAL),
 		.block_min = FLASH_BLOCK_BYTES,
 		.block_preferred = FLASH_BLOCK_BYTES,
@@ -699,6 +427,21 @@ static void fill_info(struct flash *flash)
 	if (!flash->is_read_only) {
 		flash->base.info.caps |= STORE_CAP_WRITE | STORE_CAP_TRIM | STORE_CAP_FAST_ZERO;
 	}
+}
+
+static int open_cache(struct flash *flash, const struct flash_config *config, struct error *error)
+{
+	uint64_t size = flash->anchor.geometry.disk_blocks << FLASH_BLOCK_SHIFT;
+	struct flash_cache_options options = {
+		.directory = config->cache_directory[0] != '\0' ? config->cache_directory : NULL,
+		.bytes = config->has_cache_bytes
+				 ? config->cache_bytes
+				 : MIN(size / CACHE_DEFAULT_DIVISOR, (uint64_t)CACHE_DEFAULT),
+	};
+
+	flash->cache.cold_percent = config->has_cold_percent ? config->cold_percent
+							     : gc_rules[flash->policy].cold_percent;
+	return flash_cache_open(flash, &options, error);
 }
 
 static int flash_open(struct store *base, const struct store_options *options,
@@ -726,6 +469,11 @@ static int flash_open(struct store *base, const struct store_options *options,
 		return result;
 	}
 	flash->slot_count = flash_slot_count(&flash->anchor.geometry, config->map_memory);
+	result = open_cache(flash, config, error);
+	if (result < 0) {
+		release(flash);
+		return result;
+	}
 	fill_info(flash);
 	return 0;
 }
@@ -778,6 +526,50 @@ static int set_on_full(void *config_bytes, const char *value, struct error *erro
 		       : error_set(error, -EINVAL, "it is neither drop nor refuse");
 }
 
+static int set_cache(void *config_bytes, const char *value, struct error *error)
+{
+	struct flash_config *config = config_bytes;
+	int result = units_parse_bytes(value, &config->cache_bytes, error);
+
+	if (result == 0 && config->cache_bytes > 0 &&
+		(config->cache_bytes < (uint64_t)FLASH_CACHE_SLOTS_MIN * FLASH_BLOCK_BYTES ||
+			config->cache_bytes >
+				(uint64_t)FLASH_CACHE_SLOTS_MAX * FLASH_BLOCK_BYTES)) {
+		result = error_set(
+			error, -ERANGE, "'%s' is neither 0 nor between 128K and 64G", value);
+	}
+	config->has_cache_bytes = true;
+	return result;
+}
+
+static int set_cache_directory(void *config_bytes, const char *value, struct error *error)
+{
+	struct flash_config *config = config_bytes;
+	int bytes = snprintf(config->cache_directory, sizeof(config->cache_directory), "%s", value);
+
+	return value[0] == '/' && (size_t)bytes < sizeof(config->cache_directory)
+		       ? 0
+		       : error_set(error, -EINVAL, "'%s' is not the full path of a folder", value);
+}
+
+static int set_cold(void *config_bytes, const char *value, struct error *error)
+{
+	struct flash_config *config = config_bytes;
+
+	config->has_cold_percent = true;
+	return units_parse_count(value, 0, 100, &config->cold_percent, error);
+}
+
+static const char *flash_memory_folder(const void *config_bytes)
+{
+	const struct flash_config *config = config_bytes;
+
+	if (config == NULL || config->cache_directory[0] == '\0') {
+		return FLASH_CACHE_DIRECTORY;
+	}
+	return config->cache_directory;
+}
+
 static const struct store_option flash_options[] = {
 	{ "map-memory", "SIZE",
 		"flash: memory for the map of a flash store: 64M,\n"
@@ -791,13 +583,37 @@ static const struct store_option flash_options[] = {
 		"flash: when a snapshot leaves no room for writes:\n"
 		"drop it (the default), or let writes fail",
 		"refuse", .set = set_on_full },
+	{ "cache", "SIZE",
+		"flash: memory for changes that are answered and\n"
+		"not yet written; default 64M, or an eighth of the\n"
+		"disk; 0: none",
+		"64M", .set = set_cache },
+	{ "cache-dir", "FOLDER",
+		"flash: where the file of that cache is, on a\n"
+		"tmpfs (default /dev/shm)",
+		"/dev/shm", .set = set_cache_directory },
+	{ "cold", "PERCENT",
+		"flash: the part of the changed pages that is cold\n"
+		"(default 80, with gc=paper 30)",
+		"80", .set = set_cold },
 };
 
 static const struct counter counter_list[] = {
 	{ "written_blocks", "Blocks of 4 KiB that clients have written", COUNTER_TOTAL,
 		COUNTER_ITEMS, offsetof(struct flash, counters.written_blocks) },
-	{ "moved_blocks", "Blocks that the collector has moved", COUNTER_TOTAL, COUNTER_ITEMS,
-		offsetof(struct flash, counters.moved_blocks) },
+	{ "evicted_blocks", "Blocks that were written because the cache needed room", COUNTER_TOTAL,
+		COUNTER_ITEMS, offsetof(struct flash, counters.evicted_blocks) },
+	{ "flushed_blocks", "Blocks of the cache that flushes have written", COUNTER_TOTAL,
+		COUNTER_ITEMS, offsetof(struct flash, counters.flushed_blocks) },
+	{ "dirty_pages", "Blocks of the cache that are not yet written", COUNTER_NOW, COUNTER_ITEMS,
+		offsetof(struct flash, counters.dirty_pages) },
+	{ "moved_blocks", "Blocks that the collector has read and moved", COUNTER_TOTAL,
+		COUNTER_ITEMS, offsetof(struct flash, counters.moved_blocks) },
+	{ "cache_moved_blocks", "Blocks that it has moved from the cache, unchanged", COUNTER_TOTAL,
+		COUNTER_ITEMS, offsetof(struct flash, counters.cache_moved_blocks) },
+	{ "written_back_blocks", "Changed blocks that it has written from the cache instead",
+		COUNTER_TOTAL, COUNTER_ITEMS,
+		offsetof(struct flash, counters.written_back_blocks) },
 	{ "node_blocks", "Blocks of the map that checkpoints have written", COUNTER_TOTAL,
 		COUNTER_ITEMS, offsetof(struct flash, counters.node_blocks) },
 	{ "header_blocks", "Headers of records", COUNTER_TOTAL, COUNTER_ITEMS,
@@ -861,6 +677,7 @@ const struct store_kind flash_store_kind = {
 	.is_on_file = true,
 	.check = flash_check,
 	.create = flash_create,
+	.memory_folder = flash_memory_folder,
 	.options = flash_options,
 	.option_count = ARRAY_COUNT(flash_options),
 	.config_bytes = sizeof(struct flash_config),

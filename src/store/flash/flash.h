@@ -5,6 +5,7 @@
  * docs/protocol/flash.md, the design in docs/design/0023-flash.md.
  *
  *   write, trim ─▶ changes ─▶ record being filled ─▶ records in flight ─▶ map, done
+ *   small write ─▶ changes ─▶ write cache, done
  *   read        ─▶ map ─▶ helpers, one for each run of blocks ─▶ checksums ─▶ done
  *   flush, FUA  ─▶ sync: one fdatasync for all that wait
  *   collector   ─▶ a victim's headers, its valid blocks ─▶ record being filled
@@ -22,6 +23,7 @@
  */
 #pragma once
 
+#include "store/flash/cache.h"
 #include "store/flash/format.h"
 #include "store/flash/gc_policy.h"
 #include "store/kind.h"
@@ -239,6 +241,7 @@ struct flash_gc {
 	bool is_short;		 /* it has left fewer than clients need */
 	uint64_t credit;	 /* blocks that it may look at before clients have written more */
 	struct flash_record record;
+	bool is_moved[FLASH_RECORD_ENTRIES]; /* from the cache */
 	struct flash_wait wait;
 	struct flash_io io;
 	uint8_t *bytes; /* a header and its blocks */
@@ -295,7 +298,12 @@ struct flash_erase {
 
 struct flash_counters {
 	uint64_t written_blocks; /* by clients */
-	uint64_t moved_blocks;
+	uint64_t moved_blocks;	 /* read from the disk */
+	uint64_t cache_moved_blocks;
+	uint64_t written_back_blocks;
+	uint64_t evicted_blocks;
+	uint64_t flushed_blocks;
+	uint64_t dirty_pages;
 	uint64_t node_blocks;
 	uint64_t header_blocks;
 	uint64_t checkpoints;
@@ -344,6 +352,7 @@ struct flash {
 	struct flash_zones zones;
 	struct flash_erase erase;
 	struct gc_table table;
+	struct flash_cache cache;
 	struct flash_segment *segments;
 	struct flash_views views;
 	struct flash_helper helpers[FLASH_HELPERS];
@@ -373,6 +382,7 @@ struct flash {
 /* Of a part. */
 struct flash_scratch {
 	uint64_t done_bytes;
+	uint64_t counter; /* flush: that of the last page that it is for */
 	struct flash_wait wait;
 	int result;
 	uint32_t tree;
@@ -418,6 +428,8 @@ static inline bool flash_segment_is_empty(const struct flash *flash, uint32_t in
 
 /* Looks what can go on. Anywhere on the ring. */
 void flash_pump(struct flash *flash);
+/* A flush whose scratch is set. */
+void flash_flush(struct flash *flash, struct store_part *part);
 /* Before a part, or what else is asked of the store: from here on it writes. */
 void flash_wake(struct flash *flash);
 /* How many pages of the map are kept with so much memory; 0: the default. */
@@ -425,15 +437,20 @@ uint32_t flash_slot_count(const struct flash_geometry *geometry, uint64_t map_me
 /* Bytes of memory that flash_init() divides; anchor and slot_count are known. */
 uint64_t flash_budget(struct flash *flash);
 void flash_init(struct flash *flash, uint8_t *memory);
-/* Goes on with a read, or with extents, whose scratch is set. */
-void flash_read_step(struct store_part *part);
-void flash_extents_step(struct store_part *part);
 /* True while there is somebody to work for. */
 static inline bool flash_may_work(const struct flash *flash)
 {
 	return flash->is_starting || flash->is_closing || flash->part_count > flash->held_count ||
 	       (flash->views.request != NULL && !flash->views.is_done);
 }
+
+/* --- read.c ---------------------------------------------------------------------------------- */
+
+/* Goes on with a read, or with extents, whose scratch is set. */
+void flash_read_step(struct store_part *part);
+void flash_extents_step(struct store_part *part);
+/* Parts that waited for a helper or a slot try again. True: there was one. */
+bool flash_reads_resume(struct flash *flash);
 
 /* --- io.c ------------------------------------------------------------------------------------ */
 
@@ -450,7 +467,7 @@ void flash_io_write_record(struct flash *flash, struct flash_io *io, uint64_t bl
 	void (*done)(struct flash_io *io, int result));
 /* For writes to zones, whose turn has come: starts it, or, with an error, lets it end with that. */
 void flash_io_issue(struct flash *flash, struct flash_io *io, int error);
-/* While the store is closed: what was started next, a write or a sync. Blocks. False: there is
+/* While the store is closed: what was started next, a transfer or a sync. Blocks. False: there is
  * nothing. */
 bool flash_io_block(struct flash *flash);
 /* The part is done when all that was written before is durable. */

@@ -11,6 +11,7 @@
 enum { VERSION = 1, TOP_AT = 512, VIEWS_AT = 1024, VIEWS_END = VIEWS_AT + FLASH_VIEWS * 640 };
 
 static const uint8_t anchor_magic[8] = { 'G', 'M', 'B', 'F', 'L', 'A', '\r', '\n' };
+static const uint8_t cache_magic[8] = { 'G', 'M', 'B', 'F', 'L', 'C', '\r', '\n' };
 static const uint8_t record_magic[4] = { 'G', 'F', 'L', 'R' };
 
 /* All numbers are little-endian. */
@@ -39,10 +40,25 @@ struct wire_anchor {
 	uint64_t clock;
 	char label[FLASH_LABEL_BYTES];
 	uint32_t zone_blocks;
-	uint8_t zeroes[512 - 156];
+	uint8_t zeroes[TOP_AT - 156 - 16];
+	uint64_t cache_tag;
+	uint64_t cache_losses;
 	struct flash_entry top[FLASH_TOP_ENTRIES];
 	struct wire_view views[FLASH_VIEWS];
 	uint8_t more_zeroes[FLASH_BLOCK_BYTES - VIEWS_END - 4];
+	uint32_t crc;
+};
+
+struct wire_cache {
+	uint8_t magic[8];
+	uint32_t version;
+	uint32_t page_bytes;
+	uint8_t uuid[FLASH_UUID_BYTES];
+	uint8_t boot_id[FLASH_BOOT_ID_BYTES];
+	uint64_t tag;
+	uint64_t disk_blocks;
+	uint32_t slot_count;
+	uint8_t zeroes[FLASH_BLOCK_BYTES - 72];
 	uint32_t crc;
 };
 
@@ -72,6 +88,8 @@ _Static_assert(offsetof(struct wire_anchor, top) == TOP_AT, "as documented");
 _Static_assert(offsetof(struct wire_anchor, views) == VIEWS_AT, "as documented");
 _Static_assert(offsetof(struct wire_anchor, more_zeroes) == VIEWS_END, "without gaps");
 _Static_assert(offsetof(struct wire_anchor, crc) == FLASH_BLOCK_BYTES - 4, "the last");
+_Static_assert(sizeof(struct wire_cache) == FLASH_BLOCK_BYTES, "without gaps");
+_Static_assert(offsetof(struct wire_cache, crc) == FLASH_BLOCK_BYTES - 4, "the last");
 _Static_assert(sizeof(struct wire_entry) == 16, "without gaps");
 _Static_assert(offsetof(struct wire_record, entries) == 256, "as documented");
 _Static_assert(sizeof(struct wire_record) == FLASH_BLOCK_BYTES, "without gaps");
@@ -209,6 +227,8 @@ void flash_anchor_encode(const struct flash_anchor *anchor, uint8_t block[FLASH_
 		.spare_percent = htole32(anchor->spare_percent),
 		.clock = htole64(anchor->clock),
 		.zone_blocks = htole32(anchor->zone_blocks),
+		.cache_tag = htole64(anchor->cache_tag),
+		.cache_losses = htole64(anchor->cache_losses),
 	};
 
 	memcpy(wire.magic, anchor_magic, sizeof(wire.magic));
@@ -326,6 +346,8 @@ int flash_anchor_decode(
 		.clock = le64toh(wire.clock),
 		.spare_percent = le32toh(wire.spare_percent),
 		.zone_blocks = le32toh(wire.zone_blocks),
+		.cache_tag = le64toh(wire.cache_tag),
+		.cache_losses = le64toh(wire.cache_losses),
 	};
 	memcpy(anchor->uuid, wire.uuid, sizeof(wire.uuid));
 	memcpy(anchor->label, wire.label, sizeof(wire.label));
@@ -399,7 +421,8 @@ static bool entry_is_sound(
 {
 	switch (entry->kind) {
 	case FLASH_DATA:
-		return entry->lpn < geometry->disk_blocks && entry->source == 0;
+		return entry->lpn < geometry->disk_blocks &&
+		       (entry->source == 0 || flash_is_in_segment(geometry, entry->source));
 	case FLASH_COPY:
 		return entry->lpn < geometry->disk_blocks &&
 		       flash_is_in_segment(geometry, entry->source);
@@ -489,4 +512,67 @@ bool flash_record_decode(const uint8_t block[FLASH_BLOCK_BYTES], const struct fl
 	*next = *at;
 	next->prev_crc = le32toh(wire.crc);
 	return take_next(&anchor->geometry, record, next);
+}
+
+/* --- the cache file -------------------------------------------------------------------------- */
+
+void flash_cache_head_encode(const struct flash_cache_head *head, uint8_t block[FLASH_BLOCK_BYTES])
+{
+	struct wire_cache wire = {
+		.version = htole32(VERSION),
+		.page_bytes = htole32(FLASH_BLOCK_BYTES),
+		.tag = htole64(head->tag),
+		.disk_blocks = htole64(head->disk_blocks),
+		.slot_count = htole32(head->slot_count),
+	};
+
+	memcpy(wire.magic, cache_magic, sizeof(wire.magic));
+	memcpy(wire.uuid, head->uuid, sizeof(wire.uuid));
+	memcpy(wire.boot_id, head->boot_id, sizeof(wire.boot_id));
+	wire.crc = htole32(crc32c(0, &wire, offsetof(struct wire_cache, crc)));
+	memcpy(block, &wire, sizeof(wire));
+}
+
+bool flash_cache_head_decode(
+	const uint8_t block[FLASH_BLOCK_BYTES], uint64_t file_bytes, struct flash_cache_head *head)
+{
+	struct wire_cache wire;
+
+	memcpy(&wire, block, sizeof(wire));
+	*head = (struct flash_cache_head){
+		.tag = le64toh(wire.tag),
+		.disk_blocks = le64toh(wire.disk_blocks),
+		.slot_count = le32toh(wire.slot_count),
+	};
+	memcpy(head->uuid, wire.uuid, sizeof(wire.uuid));
+	memcpy(head->boot_id, wire.boot_id, sizeof(wire.boot_id));
+	return memcmp(wire.magic, cache_magic, sizeof(wire.magic)) == 0 &&
+	       le32toh(wire.crc) == crc32c(0, &wire, offsetof(struct wire_cache, crc)) &&
+	       le32toh(wire.version) == VERSION && le32toh(wire.page_bytes) == FLASH_BLOCK_BYTES &&
+	       head->tag != 0 && head->slot_count > 0 &&
+	       head->slot_count <= FLASH_CACHE_SLOTS_MAX &&
+	       is_zero(wire.zeroes, sizeof(wire.zeroes)) &&
+	       file_bytes == flash_cache_file_bytes(head->slot_count);
+}
+
+uint32_t flash_cache_crc(const struct flash_cache_entry *entry, const uint8_t *page)
+{
+	return crc32c(crc32c(0, entry, offsetof(struct flash_cache_entry, commit)), page,
+		FLASH_BLOCK_BYTES);
+}
+
+bool flash_cache_entry_decode(const struct flash_cache_entry *entry, const uint8_t *page,
+	const struct flash_anchor *anchor, struct flash_cache_page *found)
+{
+	uint64_t commit = le64toh(entry->commit);
+
+	*found = (struct flash_cache_page){
+		.lpn = le64toh(entry->lpn),
+		.counter = le64toh(entry->counter),
+		.stamp = le64toh(entry->stamp),
+	};
+	return commit >> 32 == FLASH_CACHE_DIRTY && found->lpn < anchor->geometry.disk_blocks &&
+	       found->counter <= FLASH_CACHE_COUNTER_MAX &&
+	       found->stamp <= flash_next_run(anchor->next.seq) &&
+	       (uint32_t)commit == flash_cache_crc(entry, page);
 }

@@ -8,6 +8,8 @@
  *   record   [header][block] ...   up to FLASH_RECORD_ENTRIES entries, not all of which have a
  * block
  *
+ *   cache    [head][entries of slots][slots]   a file of its own, in memory
+ *
  *   anchor ─▶ level 2 ─▶ level 1 ─▶ level 0: pages of the map, and behind them those of the table
  *                                            of segments
  *
@@ -41,6 +43,9 @@ enum {
 	FLASH_TABLE_ENTRIES = 256,
 	FLASH_DIRTY_MAX = 8192,
 	FLASH_UUID_BYTES = 16,
+	FLASH_BOOT_ID_BYTES = 16,
+	FLASH_CACHE_SLOTS_MIN = 32,
+	FLASH_CACHE_SLOTS_MAX = 1 << 24, /* 64 GiB */
 	FLASH_LABEL_BYTES = 64,
 	FLASH_VIEW_NAME_BYTES = 64,
 	FLASH_SPARE_MIN = 7, /* percent */
@@ -127,6 +132,14 @@ struct flash_position {
 	uint32_t prev_crc; /* of the header before it */
 };
 
+/* The numbers of the records of one run of the store begin with the same bits. */
+enum { FLASH_SEQ_SHIFT = 40 };
+
+static inline uint64_t flash_next_run(uint64_t seq)
+{
+	return ((seq >> FLASH_SEQ_SHIFT) + 1) << FLASH_SEQ_SHIFT;
+}
+
 /* A view: tree 1 + its index. */
 struct flash_view_anchor {
 	char name[FLASH_VIEW_NAME_BYTES]; /* ends with a zero; empty: there is no view */
@@ -141,6 +154,8 @@ struct flash_anchor {
 	struct flash_geometry geometry;
 	struct flash_position next; /* behind the checkpoint */
 	uint64_t clock;		    /* see store/flash/gc_policy.h */
+	uint64_t cache_tag;	    /* of the cache file with what the log has not; 0: none */
+	uint64_t cache_losses;	    /* another random number after each one; 0: none yet */
 	uint32_t spare_percent;
 	char label[FLASH_LABEL_BYTES]; /* ends with a zero */
 	uint32_t zone_blocks;	       /* from zone to zone; 0: the device has none */
@@ -161,7 +176,7 @@ GMB_MUST_CHECK int flash_anchor_decode(
 /* --- records --------------------------------------------------------------------------------- */
 
 enum flash_entry_kind {
-	FLASH_DATA = 1, /* lpn: block of the disk */
+	FLASH_DATA = 1, /* lpn: block of the disk; source: in whose stead the collector wrote it */
 	FLASH_COPY = 2, /* the same, moved from block source of the device */
 	FLASH_TRIM = 3, /* source blocks from lpn on, all of one page of the map; without a block */
 	FLASH_NODE = 4, /* node lpn of level source % FLASH_LEVELS, of tree source / FLASH_LEVELS */
@@ -201,3 +216,57 @@ GMB_MUST_CHECK bool flash_record_look(const uint8_t block[FLASH_BLOCK_BYTES],
 GMB_MUST_CHECK bool flash_record_decode(const uint8_t block[FLASH_BLOCK_BYTES],
 	const struct flash_anchor *anchor, const struct flash_position *at,
 	struct flash_record *record, struct flash_position *next);
+
+/* --- the cache file -------------------------------------------------------------------------- */
+
+struct flash_cache_head {
+	uint8_t uuid[FLASH_UUID_BYTES];
+	uint8_t boot_id[FLASH_BOOT_ID_BYTES]; /* of the machine that wrote it */
+	uint64_t tag;			      /* random, not 0: of this file alone */
+	uint64_t disk_blocks;
+	uint32_t slot_count;
+};
+
+/* Of a slot. As in the file: little-endian. A page counts from the moment when commit is stored. */
+struct flash_cache_entry {
+	uint64_t lpn;
+	uint64_t counter; /* of writes: of two pages of a block the one with the greater counts */
+	uint64_t stamp;	  /* records from this number on that write the block are newer */
+	uint64_t commit;  /* FLASH_CACHE_DIRTY << 32 | checksum; 0: the slot is free */
+};
+
+_Static_assert(sizeof(struct flash_cache_entry) == 32, "without gaps");
+#define FLASH_CACHE_DIRTY UINT64_C(0x59545244) /* "DRTY" */
+
+#define FLASH_CACHE_COUNTER_MAX (UINT64_MAX / 2)
+
+struct flash_cache_page {
+	uint64_t lpn;
+	uint64_t counter;
+	uint64_t stamp;
+};
+
+/* Where the entries are, and where the slots; and how long the file is. */
+static inline uint64_t flash_cache_slots_at(uint32_t slot_count)
+{
+	uint64_t bytes = (uint64_t)slot_count * sizeof(struct flash_cache_entry);
+
+	return FLASH_BLOCK_BYTES +
+	       (bytes + FLASH_BLOCK_BYTES - 1) / FLASH_BLOCK_BYTES * FLASH_BLOCK_BYTES;
+}
+
+static inline uint64_t flash_cache_file_bytes(uint32_t slot_count)
+{
+	return flash_cache_slots_at(slot_count) + (uint64_t)slot_count * FLASH_BLOCK_BYTES;
+}
+
+void flash_cache_head_encode(const struct flash_cache_head *head, uint8_t block[FLASH_BLOCK_BYTES]);
+/* The first block of a file of so many bytes. False: it is no head, or of a file of another length.
+ */
+GMB_MUST_CHECK bool flash_cache_head_decode(
+	const uint8_t block[FLASH_BLOCK_BYTES], uint64_t file_bytes, struct flash_cache_head *head);
+/* The checksum in commit: of the entry up to there, and of the page. */
+uint32_t flash_cache_crc(const struct flash_cache_entry *entry, const uint8_t *page);
+/* False: the slot has no page of that store, or not the one that was written. */
+GMB_MUST_CHECK bool flash_cache_entry_decode(const struct flash_cache_entry *entry,
+	const uint8_t *page, const struct flash_anchor *anchor, struct flash_cache_page *found);

@@ -38,7 +38,7 @@ static void set_state(struct flash_gc *gc, enum flash_gc_state state)
 
 static bool clients_wait(const struct flash *flash)
 {
-	return !list_is_empty(&flash->changes) &&
+	return (!list_is_empty(&flash->changes) || flash_cache_wants_log(flash)) &&
 	       flash_free_soon(flash) <
 		       flash->anchor.geometry.reserve_segments + FLASH_RECORD_SEGMENTS;
 }
@@ -145,6 +145,7 @@ static void read_done(struct flash_io *io, int result)
 	} else {
 		gc->first = UINT32_MAX;
 		gc->end = 0;
+		memset(gc->is_moved, 0, sizeof(gc->is_moved));
 		set_state(gc, FLASH_GC_SCAN);
 	}
 }
@@ -255,6 +256,58 @@ static bool find_users(struct flash *flash, uint64_t lpn, uint32_t block, bool d
 	return true;
 }
 
+/* The page of the map is dirty, and the record being filled has room for one block. */
+static bool make_room(struct flash *flash, uint64_t lpn)
+{
+	uint32_t floor;
+
+	/* Whoever applies the record changes this one. */
+	if (page_dirty(flash, flash_page_of(flash, 0, lpn)) == NULL) {
+		return false;
+	}
+	/* After crashes there may be less than that: then what a recovery would need is used. */
+	floor = flash->gc.is_pressed ? flash->gc.floor_segments / 2 : flash->gc.floor_segments;
+	if (flash_free_soon(flash) < floor) {
+		flash_checkpoint_ask(flash);
+		return false;
+	}
+	return flash_log_room(flash, 1, true);
+}
+
+/* Written from the cache, or to be read. False: there is no room at present. */
+static bool scan_one(struct flash *flash, const struct flash_record_entry *from, uint32_t block,
+	uint32_t users, uint32_t crc)
+{
+	struct flash_gc *gc = &flash->gc;
+	struct flash_record_entry entry = { .lpn = from->lpn, .source = block, .kind = FLASH_COPY };
+	enum gc_way way = GC_FROM_FLASH;
+
+	/* What views have as well is moved for them, and the cache knows nothing of it. */
+	if (users == BIT(0)) {
+		way = flash_cache_gc_way(flash, from->lpn, gc->victim, crc);
+	}
+	if (way == GC_FROM_FLASH) {
+		gc->first = MIN(gc->first, gc->entry_block);
+		gc->end = gc->entry_block + 1;
+		return true;
+	}
+	if (!make_room(flash, from->lpn)) {
+		return false;
+	}
+	if (way == GC_WRITE_BACK) {
+		entry.kind = FLASH_DATA;
+	}
+	flash_log_append(flash, &entry,
+		flash_cache_page(&flash->cache, flash_cache_find(flash, from->lpn)), false);
+	if (way == GC_WRITE_BACK) {
+		flash_cache_written_back(flash, from->lpn);
+	} else {
+		flash->counters.cache_moved_blocks++;
+	}
+	gc->is_moved[gc->entry] = true;
+	return true;
+}
+
 /* Which blocks of the record are to be read. False: not all could be looked at. */
 static bool scan(struct flash *flash)
 {
@@ -275,9 +328,8 @@ static bool scan(struct flash *flash)
 			if (!find_users(flash, entry->lpn, block, false, &users, &crc)) {
 				return false;
 			}
-			if (users != 0) {
-				gc->first = MIN(gc->first, gc->entry_block);
-				gc->end = gc->entry_block + 1;
+			if (users != 0 && !scan_one(flash, entry, block, users, crc)) {
+				return false;
 			}
 		}
 		gc->entry_block += flash_kind_has_block(entry->kind);
@@ -292,7 +344,6 @@ static bool copy_one(struct flash *flash, const struct flash_record_entry *from,
 {
 	struct flash_record_entry entry = { .lpn = from->lpn, .source = block, .kind = FLASH_COPY };
 	uint32_t users;
-	uint32_t floor;
 	uint32_t crc;
 
 	if (!find_users(flash, from->lpn, block, true, &users, &crc)) {
@@ -309,17 +360,7 @@ static bool copy_one(struct flash *flash, const struct flash_record_entry *from,
 			flash->path, (unsigned long long)from->lpn);
 		return true;
 	}
-	/* Whoever applies the record changes this one. */
-	if (page_dirty(flash, flash_page_of(flash, 0, from->lpn)) == NULL) {
-		return false;
-	}
-	/* After crashes there may be less than that: then what a recovery would need is used. */
-	floor = flash->gc.is_pressed ? flash->gc.floor_segments / 2 : flash->gc.floor_segments;
-	if (flash_free_soon(flash) < floor) {
-		flash_checkpoint_ask(flash);
-		return false;
-	}
-	if (!flash_log_room(flash, 1, true)) {
+	if (!make_room(flash, from->lpn)) {
 		return false;
 	}
 	flash_log_append(flash, &entry, data, false);
@@ -336,6 +377,7 @@ static bool copy(struct flash *flash)
 
 		if (gc->entry_block >= gc->first && gc->entry_block < gc->end &&
 			(entry->kind == FLASH_DATA || entry->kind == FLASH_COPY) &&
+			!gc->is_moved[gc->entry] &&
 			!copy_one(flash, entry, victim_block(flash, gc->entry_block),
 				gc->bytes + (size_t)gc->entry_block * FLASH_BLOCK_BYTES)) {
 			return false;
@@ -349,8 +391,9 @@ bool flash_gc_step(struct flash *flash)
 {
 	struct flash_gc *gc = &flash->gc;
 
-	if (flash->is_read_only || flash->is_starting || flash->is_closing || flash->failed != 0 ||
-		gc->is_waiting || flash_checkpoint_runs(flash) || flash->checkpoint.is_asked) {
+	if (flash->is_read_only || flash->is_starting || flash->failed != 0 ||
+		(flash->is_closing && !flash_cache_is_dirty(&flash->cache)) || gc->is_waiting ||
+		flash_checkpoint_runs(flash) || flash->checkpoint.is_asked) {
 		return false;
 	}
 	switch (gc->state) {

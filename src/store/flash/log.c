@@ -110,6 +110,7 @@ static void apply(struct flash *flash, const struct flash_buffer *buffer)
 			apply_node(flash, entry, block);
 		} else {
 			flash_map_apply(flash, entry, block);
+			flash_cache_written(flash, entry, buffer->at.seq);
 			flash_map_unpin(flash, slot);
 		}
 		block += flash_kind_has_block(entry->kind);
@@ -130,14 +131,18 @@ static void forget(struct flash *flash, const struct flash_buffer *buffer)
 	}
 }
 
+static bool is_durable(const struct store_part *part)
+{
+	return (part->flags & STORE_FUA) != 0 || part->op == STORE_FLUSH;
+}
+
 static void part_written(struct flash *flash, struct store_part *part)
 {
 	int result = flash->failed != 0 ? flash->failed : flash_scratch_of(part)->result;
 
 	if (result < 0) {
 		flash_finish(part, result);
-	} else if ((part->flags & STORE_FUA) != 0 &&
-		   flash->log.durable_seq < flash->log.written_seq) {
+	} else if (is_durable(part) && flash->log.durable_seq < flash->log.written_seq) {
 		flash_sync_part(flash, part);
 	} else {
 		flash_finish(part, 0);
@@ -391,7 +396,7 @@ void flash_log_add_part(struct flash *flash, struct store_part *part)
 		part_written(flash, part);
 		return;
 	}
-	buffer->wants_durable |= (part->flags & STORE_FUA) != 0;
+	buffer->wants_durable |= is_durable(part);
 	list_push_back(&buffer->parts, &part->node);
 }
 

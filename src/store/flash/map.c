@@ -319,13 +319,15 @@ void flash_map_apply(struct flash *flash, const struct flash_record_entry *entry
 		flash_map_find(flash, (uint32_t)(entry->lpn / FLASH_NODE_ENTRIES));
 	struct flash_entry *at = &slot->node->entries[entry->lpn % FLASH_NODE_ENTRIES];
 	uint32_t old = le32toh(at->block);
-	uint32_t from = entry->kind == FLASH_COPY ? flash_segment_of(geometry, entry->source)
-						  : GC_NO_SEGMENT;
+	uint32_t from = entry->kind == FLASH_TRIM || entry->source == 0
+				? GC_NO_SEGMENT
+				: flash_segment_of(geometry, entry->source);
 
 	GMB_ASSERT(slot->state == FLASH_SLOT_DIRTY);
 	if (entry->kind == FLASH_TRIM) {
 		for (uint32_t i = 0; i < entry->source; i++) {
 			if (at[i].block != 0) {
+				flash_cache_moved(flash, entry->lpn + i, GC_NO_SEGMENT);
 				block_dies(flash, le32toh(at[i].block));
 			}
 			at[i] = (struct flash_entry){ 0 };
@@ -340,6 +342,7 @@ void flash_map_apply(struct flash *flash, const struct flash_record_entry *entry
 		}
 	}
 	block_lives(flash, block, from);
+	flash_cache_moved(flash, entry->lpn, flash_segment_of(geometry, block));
 	if (old != 0) {
 		block_dies(flash, old);
 	}

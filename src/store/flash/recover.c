@@ -15,7 +15,6 @@
 #include "store/flash/flash.h"
 
 enum {
-	SEQ_SHIFT = 40,
 	/* A header is read with what follows it, unless records have so many blocks, or are such a
 	 * part of a segment. */
 	SPARSE_BLOCKS = 64,
@@ -392,11 +391,14 @@ static int apply_entry(
 	if (result < 0) {
 		return result;
 	}
+	if (entry->kind != FLASH_COPY) {
+		flash_cache_replayed(replay->flash, entry->lpn, count, replay->record.seq);
+	}
 	at = &slot->node->entries[entry->lpn % FLASH_NODE_ENTRIES];
 	if (entry->kind == FLASH_COPY && le32toh(at->block) != entry->source) {
 		return 0;
 	}
-	replay->clock += entry->kind == FLASH_DATA;
+	replay->clock += entry->kind == FLASH_DATA && entry->source == 0;
 	for (uint32_t i = 0; i < count; i++) {
 		if (at[i].block != 0) {
 			count_block(replay, le32toh(at[i].block), false);
@@ -447,7 +449,7 @@ static bool search_blocks(struct replay *replay, uint32_t segment, uint32_t bloc
 			continue;
 		}
 		if (flash_record_look(header, anchor, record) && record->seq > replay->at.seq &&
-			record->seq >> SEQ_SHIFT == replay->at.seq >> SEQ_SHIFT) {
+			record->seq >> FLASH_SEQ_SHIFT == replay->at.seq >> FLASH_SEQ_SHIFT) {
 			replay->durable = MAX(replay->durable, record->durable);
 			any = true;
 		}
@@ -637,7 +639,7 @@ static int recover(struct flash *flash, struct replay *replay)
 	}
 	if (result == 0) {
 		flash->log.head = (struct flash_position){
-			.seq = ((replay->at.seq >> SEQ_SHIFT) + 1) << SEQ_SHIFT,
+			.seq = flash_next_run(replay->at.seq),
 			.segment = FLASH_NO_SEGMENT,
 		};
 		flash->log.written_seq = flash->log.head.seq;
@@ -661,11 +663,19 @@ int flash_recover(struct flash *flash, struct error *error)
 	if (replay.seen == NULL) {
 		return error_set(error, -ENOMEM, "not enough memory to open '%s'", flash->path);
 	}
-	result = recover(flash, &replay);
+	result = flash_cache_load(flash);
+	if (result == 0) {
+		result = recover(flash, &replay);
+	}
 	free(replay.seen);
 	if (result == -EUCLEAN) {
 		return error_set(error, -EUCLEAN,
 			"the map of the flash store on '%s' is damaged; 'gmblock check' says more",
+			flash->path);
+	}
+	if (result == -EBUSY) {
+		return error_set(error, result,
+			"'%s' has changes in its cache file, which another process uses",
 			flash->path);
 	}
 	if (result == -ECANCELED) {

@@ -277,6 +277,7 @@ void flash_view_ask(struct store *store, struct store_view_request *request)
 	}
 	flash_wake(flash);
 	flash->views.request = request;
+	flash_cache_want_written(flash);
 	result = check_request(flash, request);
 	if (result < 0) {
 		complete(flash, result);
@@ -286,11 +287,12 @@ void flash_view_ask(struct store *store, struct store_view_request *request)
 
 /* --- checkpoints ----------------------------------------------------------------------------- */
 
-/* The one that the request at hand is about is still to be made. */
+/* The one that the request at hand is about is still to be made, and can be: the log has what was
+ * answered before. */
 static bool is_wanted(const struct flash *flash)
 {
 	return flash->views.request != NULL && !flash->views.is_done &&
-	       flash->views.request->action == STORE_VIEW_CREATE;
+	       flash->views.request->action == STORE_VIEW_CREATE && flash_cache_has_written(flash);
 }
 
 bool flash_views_want_checkpoint(const struct flash *flash)

@@ -1,8 +1,8 @@
 #!/usr/bin/python3
-"""Breaks the rules of the flash store that keep data over a crash: the tests of damage, snapshots or crashes must notice each.
+"""Breaks the rules of the flash store that keep data over a crash: the tests must notice each.
 
     flash_mutants.py write OUTPUT... -- SOURCE...   sources in which FLASH_MUTANT=NAME breaks a rule
-    flash_mutants.py run DAMAGE VIEWS CRASH         the tests made of them, for each rule until one fails
+    flash_mutants.py run DAMAGE CACHE VIEWS CRASH   the tests made of them, for each rule until one fails
 """
 import os
 import subprocess
@@ -20,7 +20,7 @@ MUTANTS = {
     "log-reused-before-checkpoint": ("recover.c", "seen[i].in_log ||", "(seen[i].in_log && !MUTANT) ||"),
     "recovered-without-sync": ("recover.c", "flash->is_read_only ? 0 : disk_sync(flash->fd)", "0"),
     "other-run-believed": (
-        "recover.c", "record->seq >> SEQ_SHIFT == replay->at.seq >> SEQ_SHIFT", "true"),
+        "recover.c", "record->seq >> FLASH_SEQ_SHIFT == replay->at.seq >> FLASH_SEQ_SHIFT", "true"),
     "later-records-ignored": (
         "recover.c", "if (flash_record_look(header", "if (!MUTANT && flash_record_look(header"),
     "bad-block-ends-the-log": (
@@ -82,6 +82,38 @@ MUTANTS = {
     "read-behind-what-is-written": (
         "zone.c", "there = written > at ? MIN(count, written - at) : 0;",
         "if (!MUTANT) { there = written > at ? MIN(count, written - at) : 0; }"),
+    "slot-header-before-data": (
+        "cache.c", "memcpy(bytes, data, FLASH_BLOCK_BYTES);\n\tentry->lpn",
+        "if (MUTANT) { entry->lpn = htole64(page.lpn); entry->counter = htole64(page.counter);\n"
+        "entry->stamp = htole64(page.stamp);\n"
+        "commit(cache, slot, FLASH_CACHE_DIRTY << 32 | flash_cache_crc(entry, data)); }\n"
+        "memcpy(bytes, data, FLASH_BLOCK_BYTES);\n\tentry->lpn"),
+    "slot-freed-before-direct-write": (
+        "cache.c", "/* Nobody may write it behind that record; the slot is freed when it is written. */",
+        "if (MUTANT && slot != CACHE_NO_SLOT) { release(cache, slot); continue; }"),
+    "superseded-page-evicted": ("cache.c", "slot != CACHE_NO_SLOT && is_dirty(cache, slot)) {\n\t\t\torder",
+        "!MUTANT && slot != CACHE_NO_SLOT && is_dirty(cache, slot)) {\n\t\t\torder"),
+    "clean-before-written": (
+        "cache.c", "set_writing(flash, slot);\n\t}", "set_writing(flash, slot);\n"
+        "if (MUTANT) { commit(cache, slot, 0); }\n\t}"),
+    "flush-forgets-dirty-slots": (
+        "flash.c", "flash_cache_is_dirty(&flash->cache)", "false"),
+    "flush-forgets-changed-pages": ("cache.c", "since = cache->slots[old].since;",
+        "since = MUTANT ? page->counter : cache->slots[old].since;"),
+    "crc-of-slot-not-checked": (
+        "format.c", "(uint32_t)commit == flash_cache_crc(entry, page)", "true"),
+    "old-boot-accepted": (
+        "cache_file.c", "memcmp(head->boot_id, boot_id, sizeof(boot_id)) == 0", "true"),
+    "other-store-accepted": (
+        "cache_file.c", "memcmp(head->uuid, anchor->uuid, sizeof(head->uuid)) == 0", "true"),
+    "flush-forgets-superseded": ("cache.c", "cache->slots[slot].is_superseded = true;\n\t\t\tset_writing",
+        "cache->slots[slot].is_superseded = true;\n\t\t\tif (!MUTANT) set_writing"),
+    "page-over-newer-record": ("cache.c", "cache->slots[slot].stamp <= seq", "false"),
+    "stamp-of-the-record-before": ("cache.c", "if (is_being_filled(flash, lpn))",
+        "if (!MUTANT && is_being_filled(flash, lpn))"),
+    "loss-not-told": ("cache_file.c", "flash->anchor.cache_losses = make_random();",
+        "flash->anchor.cache_losses = MUTANT ? flash->anchor.cache_losses : make_random();"),
+    "anchor-forgets-cache": ("checkpoint.c", "flash_cache_tag(flash)", "0"),
     "durable-write-in-two-records": ("change.c", "(part->flags & STORE_FUA) != 0", "false"),
 }
 BEGIN = """#include <stdlib.h>
@@ -114,18 +146,18 @@ def write(outputs, sources):
             file.write(BEGIN + text)
 
 
-def passes(damage, views, crash, mutant, crashes):
+def passes(damage, cache, views, crash, mutant, crashes):
     return all(subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                               env={**os.environ, "FLASH_MUTANT": mutant}, check=False).returncode == 0
-               for command in ([damage], [views, str(int(crashes) // 4)], [crash, crashes]))
+               for command in ([damage], [cache], [views, str(int(crashes) // 4)], [crash, crashes]))
 
 
-def run(damage, views, crash):
-    if not passes(damage, views, crash, "none", "100"):
+def run(tests):
+    if not passes(*tests, "none", "100"):
         sys.exit("a test fails while no rule is broken")
     survivors = []
     for name in MUTANTS:
-        survives = passes(damage, views, crash, name, CRASHES)
+        survives = passes(*tests, name, CRASHES)
         print(f"{name}: {'survives' if survives else 'found'}", flush=True)
         survivors += [name] if survives else []
     sys.exit(f"not found: {', '.join(survivors)}" if survivors else 0)
@@ -133,7 +165,7 @@ def run(damage, views, crash):
 
 def main():
     if sys.argv[1] == "run":
-        run(*sys.argv[2:])
+        run(sys.argv[2:])
     middle = sys.argv.index("--")
     write(sys.argv[2:middle], sys.argv[middle + 1:])
 

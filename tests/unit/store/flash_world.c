@@ -63,6 +63,7 @@ void world_prepare(struct world *world, const char *name, bool direct, bool read
 {
 	enum store_mode mode = direct ? STORE_MODE_DIRECT : STORE_MODE_CACHED;
 	char path[64];
+	char folder[64];
 	struct store_options options = {
 		.path = path, .read_only = read_only, .read_mode = mode, .write_mode = mode
 	};
@@ -71,9 +72,13 @@ void world_prepare(struct world *world, const char *name, bool direct, bool read
 	memset(world, 0, sizeof(*world));
 	snprintf(world->name, sizeof(world->name), "%s", name);
 	snprintf(path, sizeof(path), "flash:%s", name);
+	snprintf(folder, sizeof(folder), "/%s", name);
+	stores_set(&options, "cache", world_cache);
+	stores_set(&options, "cache-dir", folder);
 	if (store_open(&options, &world->store, &error) < 0) {
 		fail_msg("%s", error.text);
 	}
+	store_options_fini(&options);
 	for (int i = 0; i < WORLD_RINGS; i++) {
 		assert_int_equal(
 			ring_create(&(struct ring_options){ 0 }, &world->rings[i], &error), 0);
@@ -102,7 +107,13 @@ void world_open(struct world *world, const char *name, bool direct, const char *
 	world_begin(world, name, direct, false);
 	while (!world->started) {
 		if (again != NULL && steps-- == 0) {
-			(void)sim_disk_crash_copy(sim_disk_find(name), again);
+			world->again_killed =
+				strcmp(world_cache, "0") != 0 && sim_between(0, 1) == 0;
+			if (world->again_killed) {
+				world_kill_copy(name, again);
+			} else {
+				(void)sim_disk_crash_copy(sim_disk_find(name), again);
+			}
 		}
 		assert_true(sim_step());
 	}
@@ -112,22 +123,36 @@ void world_open(struct world *world, const char *name, bool direct, const char *
 }
 
 struct world_totals world_totals;
+const char *world_cache = "0";
 
 static void count(const struct world *world)
 {
+	static const struct {
+		const char *name;
+		uint64_t *sum;
+	} sums[] = {
+		{ "moved_blocks", &world_totals.moved_blocks },
+		{ "checkpoints", &world_totals.checkpoints },
+		{ "erased_segments", &world_totals.erased_segments },
+		{ "evicted_blocks", &world_totals.evicted_blocks },
+		{ "flushed_blocks", &world_totals.flushed_blocks },
+		{ "written_back_blocks", &world_totals.written_back_blocks },
+		{ "cache_moved_blocks", &world_totals.cache_moved_blocks },
+	};
 	const struct counter_table *table;
 	const void *values = store_queue_counters(world->queues[0], &table);
 
 	for (size_t i = 0; i < table->count; i++) {
 		uint64_t value = counter_value(&table->counters[i], values);
 
-		if (strcmp(table->counters[i].name, "moved_blocks") == 0) {
-			world_totals.moved_blocks += value;
-		} else if (strcmp(table->counters[i].name, "checkpoints") == 0) {
-			world_totals.checkpoints += value;
-		} else if (strcmp(table->counters[i].name, "erased_segments") == 0) {
-			world_totals.erased_segments += value;
-		} else if (strcmp(table->counters[i].name, "checksum_errors") == 0) {
+		const char *name = table->counters[i].name;
+
+		for (size_t k = 0; k < ARRAY_COUNT(sums); k++) {
+			if (strcmp(name, sums[k].name) == 0) {
+				*sums[k].sum += value;
+			}
+		}
+		if (strcmp(name, "checksum_errors") == 0) {
 			assert_int_equal(value, 0);
 		}
 	}
@@ -147,8 +172,13 @@ void world_discard(struct world *world)
 
 void world_close(struct world *world)
 {
+	char folder[40];
+	uint64_t size;
+
 	count(world);
 	world_discard(world);
+	snprintf(folder, sizeof(folder), "/%s/", world->name);
+	assert_null(sim_shared_find(folder, &size)); /* all of it is on the disk */
 }
 
 void world_freeze(const struct world *world, bool frozen)
@@ -170,6 +200,17 @@ void world_submit(struct world *world, struct store_part *part)
 	while (part->op != STORE_OP_COUNT) {
 		assert_true(sim_step());
 	}
+}
+
+void world_kill_copy(const char *from, const char *name)
+{
+	char from_folder[40];
+	char folder[40];
+
+	(void)sim_disk_kill_copy(sim_disk_find(from), name);
+	snprintf(from_folder, sizeof(from_folder), "/%s/", from);
+	snprintf(folder, sizeof(folder), "/%s/", name);
+	sim_shared_copy(from_folder, folder);
 }
 
 void world_make_disk(void)

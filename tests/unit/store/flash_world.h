@@ -34,17 +34,25 @@ struct world {
 	struct store_queue *queues[WORLD_RINGS];
 	void *budget;
 	bool started;
-	char name[32]; /* of the disk */
+	bool again_killed; /* see world_open() */
+	char name[32];	   /* of the disk */
 };
 
 /* Sums over all worlds that were closed by world_close(). */
 struct world_totals {
 	uint64_t moved_blocks; /* by collectors */
 	uint64_t checkpoints;
+	uint64_t evicted_blocks;
+	uint64_t flushed_blocks;
+	uint64_t written_back_blocks;
+	uint64_t cache_moved_blocks;
 	uint64_t erased_segments;
 };
 
 extern struct world_totals world_totals;
+
+/* The size of the write cache of stores that are opened from now on; "0": none. */
+extern const char *world_cache;
 
 /* A sector's contents are its tag, again and again. */
 void sector_fill(uint8_t *bytes, uint64_t tag);
@@ -70,8 +78,9 @@ void world_prepare(struct world *world, const char *name, bool direct, bool read
 /* The same, and begins to start it. */
 void world_begin(struct world *world, const char *name, bool direct, bool read_only);
 
-/* Opens and starts. again, if not NULL: the power may fail once more while the store is started;
- * the disk of that name is what is left then, and is not there if the start was over before. */
+/* Opens and starts. again, if not NULL: the power may fail once more while the store is started
+ * (or, with a cache, the server be killed: again_killed); the disk of that name is what is left
+ * then, and is not there if the start was over before. */
 void world_open(struct world *world, const char *name, bool direct, const char *again);
 
 /* Submits a part to the first queue, and steps until it has ended without an error. The part's done
@@ -86,3 +95,7 @@ void world_close(struct world *world);	 /* the same; counts, and expects no chec
 
 /* Nothing happens on a frozen world's rings. */
 void world_freeze(const struct world *world, bool frozen);
+
+/* A new simulated disk `name`, with what a disk has after its server was killed: the page cache
+ * stays, and the file of the write cache, which is in the folder "/name/". */
+void world_kill_copy(const char *from, const char *name);

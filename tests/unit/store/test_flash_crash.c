@@ -14,13 +14,14 @@
 
 #include "../stores.h"
 #include "base/bytes.h"
+#include "base/log.h"
 
 enum {
 	SECTORS_MAX = 8192,
 	LANES = 6, /* operations in flight together, each on sectors of its own */
 	ENTRIES_MAX = 40,
 	OPERATIONS = 700, /* of one seed */
-	LENGTH_MAX = 96,  /* sectors */
+	LENGTH_MAX = 160, /* sectors */
 	CRASH_POINTS = 2000,
 	STEPS_MAX = 60, /* from crash to crash */
 	SEED_CRASHES_MAX = 100,
@@ -304,6 +305,19 @@ static void fill(struct world *world)
 	}
 }
 
+static bool has_cache(void)
+{
+	return strcmp(world_cache, "0") != 0;
+}
+
+/* What may have been answered and is gone, clients must hear of. */
+static void check_epoch(const struct world *before, const struct world *after, bool killed)
+{
+	assert_true(!killed || store_epoch(after->store) == store_epoch(before->store));
+	assert_true(
+		killed || !has_cache() || store_epoch(after->store) != store_epoch(before->store));
+}
+
 /* True: the run is to go on with the image, whose contents are known now. */
 static bool crash(struct world *world, struct world *image, uint32_t number, bool direct)
 {
@@ -315,7 +329,7 @@ static bool crash(struct world *world, struct world *image, uint32_t number, boo
 	snprintf(name, sizeof(name), "crash-%u", number);
 	snprintf(again, sizeof(again), "again-%u", number);
 	if (killed) {
-		(void)sim_disk_kill_copy(sim_disk_find(world->name), name);
+		world_kill_copy(world->name, name);
 	} else {
 		(void)sim_disk_crash_copy(sim_disk_find(world->name), name);
 	}
@@ -327,11 +341,13 @@ static bool crash(struct world *world, struct world *image, uint32_t number, boo
 
 		/* The power: what was not flushed before may be lost. */
 		world_open(&other, again, direct, NULL);
-		check_image(&other, false);
+		check_image(&other, killed && image->again_killed);
+		check_epoch(world, &other, killed && image->again_killed);
 		world_close(&other);
 		sim_disk_destroy(sim_disk_find(again));
 	}
-	check_image(image, killed);
+	check_image(image, killed); /* the last one: the run may go on with what it finds */
+	check_epoch(world, image, killed);
 	if (!goes_on) {
 		world_close(image);
 		sim_disk_destroy(sim_disk_find(name));
@@ -341,11 +357,25 @@ static bool crash(struct world *world, struct world *image, uint32_t number, boo
 	return goes_on;
 }
 
-/* What is in flight in the old world ends, and is forgotten. */
-static void change_worlds(struct world *world, struct world *image)
+/* What was recovered is durable; of what is in the cache an older one may be. */
+static void model_found(struct sector *sector, uint64_t tag, bool in_cache)
 {
+	uint32_t last = sector->count;
+
+	while (in_cache && last > 0 && sector->entries[last - 1].tag != tag) {
+		last--;
+	}
+	sector->count = in_cache ? last : 1;
+	sector->entries[sector->count - 1] = (struct entry){ tag, ++now };
+}
+
+/* What is in flight in the old world ends, and is forgotten. */
+static void change_worlds(struct world *world, struct world *image, bool killed)
+{
+	static struct sector at_crash[SECTORS_MAX];
 	bool busy = true;
 
+	memcpy(at_crash, model, sizeof(model));
 	world_freeze(image, true);
 	while (busy) {
 		busy = false;
@@ -361,13 +391,15 @@ static void change_worlds(struct world *world, struct world *image)
 	*world = *image;
 	world->store->start = &world->start; /* it has moved */
 	for (uint32_t i = 0; i < sectors; i++) {
-		model[i] = (struct sector){ .count = 1, .entries[0] = { found[i], ++now } };
+		model[i] = at_crash[i];
+		model_found(&model[i], found[i], killed && has_cache());
 	}
 }
 
 /* Returns how many crashes there were. */
 static uint32_t run(uint64_t seed, uint32_t crashes_max)
 {
+	static const char *const caches[] = { "256K", "0", "128K" };
 	static struct world world;
 	static struct world image;
 	bool direct = seed % 3 == WORLD_ZONED || seed % 2 == 0;
@@ -378,6 +410,7 @@ static uint32_t run(uint64_t seed, uint32_t crashes_max)
 	bool busy = true;
 
 	now = 2;
+	world_cache = caches[seed / 3 % ARRAY_COUNT(caches)];
 	sim_start(&(struct sim_options){ .seed = seed });
 	world_disk = (enum world_disk)(seed % 3);
 	world_make_disk();
@@ -400,8 +433,10 @@ static uint32_t run(uint64_t seed, uint32_t crashes_max)
 			assert_true(sim_step());
 		}
 		if (++steps >= crash_at && crashes < crashes_max) {
+			bool killed = crashes % 2 == 0;
+
 			if (crash(&world, &image, crashes++, direct)) {
-				change_worlds(&world, &image);
+				change_worlds(&world, &image, killed);
 				busy = true;
 			}
 			crash_at = steps + (uint32_t)sim_between(
@@ -443,6 +478,12 @@ static void test_what_was_flushed_survives_and_nothing_else_appears(void **state
 		(unsigned long long)world_totals.moved_blocks,
 		(unsigned long long)world_totals.erased_segments);
 	assert_true(world_totals.erased_segments > crashes);
+	print_message("%llu blocks evicted, %llu flushed, %llu written back, %llu moved from the "
+		      "cache\n",
+		(unsigned long long)world_totals.evicted_blocks,
+		(unsigned long long)world_totals.flushed_blocks,
+		(unsigned long long)world_totals.written_back_blocks,
+		(unsigned long long)world_totals.cache_moved_blocks);
 	assert_true(world_totals.moved_blocks > crashes);
 	assert_true(world_totals.checkpoints >
 		    crashes + crashes / 5); /* one for each start, and others */
@@ -458,6 +499,7 @@ int main(int argc, char **argv)
 	};
 
 	stores_register();
+	log_set_level(LOG_LEVEL_ERROR); /* a loss of power is a warning */
 	crash_points = argc > 1 ? strtoull(argv[1], NULL, 10) : CRASH_POINTS;
 	seed_first = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
 	return cmocka_run_group_tests(tests, NULL, NULL);

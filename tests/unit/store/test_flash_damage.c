@@ -215,7 +215,7 @@ static void test_memory_that_changes_harms_no_other_write(void **state)
 	part.length = sizeof(own);
 	part.memory = mem_of(own);
 	world_submit(&world, &part);
-	(void)sim_disk_kill_copy(sim_disk_find("disk"), "killed");
+	world_kill_copy("disk", "killed");
 	world_close(&world);
 	world_open(&world, "killed", false, NULL);
 	part.op = STORE_READ;
@@ -429,10 +429,10 @@ static void test_damage_to_what_was_flushed_is_told(void **state)
 	sim_start(&(struct sim_options){ .seed = 1 });
 	world_make_disk();
 	world_open(&world, "disk", false, NULL);
-	(void)sim_disk_kill_copy(sim_disk_find("disk"), "before");
+	world_kill_copy("disk", "before");
 	blocks = (uint32_t)(store_size(world.store) / FLASH_BLOCK_BYTES);
 	rot_write(&world, blocks);
-	(void)sim_disk_kill_copy(sim_disk_find("disk"), "rot");
+	world_kill_copy("disk", "rot");
 	for (uint64_t at = FLASH_SEGMENTS_AT * FLASH_BLOCK_BYTES; at < size;
 		at += FLASH_BLOCK_BYTES) {
 		uint8_t before[FLASH_BLOCK_BYTES];
@@ -504,7 +504,7 @@ static void test_a_bad_block_hides_no_records(void **state)
 	world_make_disk();
 	world_open(&world, "disk", false, NULL);
 	rot_write(&world, (uint32_t)(store_size(world.store) / FLASH_BLOCK_BYTES));
-	(void)sim_disk_kill_copy(sim_disk_find("disk"), "rot");
+	world_kill_copy("disk", "rot");
 	rot_headers(headers);
 	assert_in_range(headers[2] - headers[1], 3 * FLASH_BLOCK_BYTES, 15 * FLASH_BLOCK_BYTES);
 	for (int i = 0; i < 2; i++) {

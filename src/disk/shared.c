@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "disk/disk.h"
+
+enum { LOCK_TRIES_MAX = 100, LOCK_PAUSE_NS = 10000000 };
+
+static int refuse(const char *path, int result, const char *what, struct error *error)
+{
+	return error_set(error, result, "'%s' %s", path, what);
+}
+
+/* That nobody else has made it, can write it, or has another name for it. */
+static int examine(const char *path, int fd, uint64_t *size_out, struct error *error)
+{
+	struct statfs system;
+	struct stat status;
+
+	if (fstat(fd, &status) < 0 || fstatfs(fd, &system) < 0) {
+		return error_set(error, -errno, "cannot examine '%s': %s", path, strerror(errno));
+	}
+	if (!S_ISREG(status.st_mode) || status.st_nlink > 1) {
+		return refuse(path, -EPERM, "is not a file with that name alone", error);
+	}
+	if (status.st_uid != geteuid()) {
+		return refuse(path, -EPERM, "belongs to another user", error);
+	}
+	if ((status.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
+		return refuse(path, -EPERM, "can be used by other users", error);
+	}
+	if (system.f_type != TMPFS_MAGIC) {
+		return refuse(
+			path, -ENOTSUP, "is not on a tmpfs, which the machine's memory is", error);
+	}
+	*size_out = (uint64_t)status.st_size;
+	return 0;
+}
+
+/* Whoever had it may be about to end, and to remove it. */
+static int lock(const char *path, int fd, struct error *error)
+{
+	const struct timespec pause = { .tv_nsec = LOCK_PAUSE_NS };
+	struct stat ours;
+	struct stat named;
+
+	for (int tries = 0; flock(fd, LOCK_EX | LOCK_NB) < 0; tries++) {
+		if (errno != EWOULDBLOCK || tries == LOCK_TRIES_MAX) {
+			return refuse(path, errno == EWOULDBLOCK ? -EBUSY : -errno,
+				"is used by another process", error);
+		}
+		nanosleep(&pause, NULL);
+	}
+	if (fstat(fd, &ours) < 0 || lstat(path, &named) < 0) {
+		return -ESTALE;
+	}
+	return ours.st_ino == named.st_ino && ours.st_dev == named.st_dev ? 0 : -ESTALE;
+}
+
+static int map(struct disk_shared *shared, uint64_t size, struct error *error)
+{
+	void *bytes =
+		mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, shared->fd, 0);
+
+	if (bytes == MAP_FAILED) {
+		return error_set(
+			error, -errno, "cannot map '%s': %s", shared->path, strerror(errno));
+	}
+	shared->bytes = bytes;
+	shared->size = size;
+	return 0;
+}
+
+static int open_once(const char *path, bool create, struct disk_shared *shared, struct error *error)
+{
+	uint64_t size = 0;
+	int result;
+
+	shared->fd = open(path,
+		O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | (create ? O_CREAT : 0),
+		S_IRUSR | S_IWUSR);
+	if (shared->fd < 0) {
+		return error_set(error, -errno, "cannot open '%s': %s", path,
+			errno == ELOOP ? "it is a symbolic link" : strerror(errno));
+	}
+	result = examine(path, shared->fd, &size, error);
+	if (result == 0) {
+		result = lock(path, shared->fd, error);
+	}
+	/* It may have been changed until it was locked. */
+	if (result == 0) {
+		result = examine(path, shared->fd, &size, error);
+	}
+	if (result == 0 && size > 0) {
+		result = map(shared, size, error);
+	}
+	if (result < 0) {
+		close(shared->fd);
+		shared->fd = -1;
+	}
+	return result;
+}
+
+int disk_shared_open(const char *path, bool create, struct disk_shared *shared, struct error *error)
+{
+	int result = -ESTALE;
+
+	*shared = (struct disk_shared){ .fd = -1, .path = strdup(path) };
+	if (shared->path == NULL) {
+		return error_set(error, -ENOMEM, "not enough memory to open '%s'", path);
+	}
+	for (int tries = 0; result == -ESTALE && tries < LOCK_TRIES_MAX; tries++) {
+		result = open_once(path, create, shared, error);
+	}
+	if (result < 0) {
+		if (result == -ESTALE) {
+			result = refuse(path, -EBUSY, "is used by another process", error);
+		}
+		free(shared->path);
+		shared->path = NULL;
+	}
+	return result;
+}
+
+int disk_shared_resize(struct disk_shared *shared, uint64_t size, struct error *error)
+{
+	int result;
+
+	if (shared->bytes != NULL) {
+		(void)munmap(shared->bytes, shared->size);
+		shared->bytes = NULL;
+		shared->size = 0;
+	}
+	if (ftruncate(shared->fd, 0) < 0 || ftruncate(shared->fd, (off_t)size) < 0) {
+		return error_set(
+			error, -errno, "cannot write to '%s': %s", shared->path, strerror(errno));
+	}
+	/* A write to a page that there is no room for would end the process. */
+	result = -posix_fallocate(shared->fd, 0, (off_t)size);
+	if (result < 0) {
+		(void)ftruncate(shared->fd, 0);
+		return error_set(error, result, "cannot have %llu bytes in '%s': %s",
+			(unsigned long long)size, shared->path, strerror(-result));
+	}
+	return map(shared, size, error);
+}
+
+void disk_shared_close(struct disk_shared *shared, bool remove)
+{
+	if (shared->path == NULL) {
+		return;
+	}
+	if (shared->bytes != NULL) {
+		(void)munmap(shared->bytes, shared->size);
+	}
+	/* Where the folder lets nobody remove it, it is empty at least. */
+	if (remove && ftruncate(shared->fd, 0) == 0) {
+		(void)unlink(shared->path);
+	}
+	close(shared->fd);
+	free(shared->path);
+	*shared = (struct disk_shared){ .fd = -1 };
+}
+
+static bool parse_boot_id(const char *text, uint8_t id[DISK_BOOT_ID_BYTES])
+{
+	for (int i = 0; i < DISK_BOOT_ID_BYTES; i++) {
+		unsigned int byte;
+
+		text += *text == '-';
+		if (sscanf(text, "%2x", &byte) != 1 || strlen(text) < 2) {
+			return false;
+		}
+		id[i] = (uint8_t)byte;
+		text += 2;
+	}
+	return true;
+}
+
+int disk_boot_id(uint8_t id[DISK_BOOT_ID_BYTES])
+{
+	FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
+	const char *told = getenv("GMBLOCK_BOOT_ID");
+	char text[64] = "";
+
+	if (file != NULL) {
+		if (fgets(text, sizeof(text), file) == NULL) {
+			text[0] = '\0';
+		}
+		fclose(file);
+	} else if (told != NULL) {
+		snprintf(text, sizeof(text), "%s", told);
+	}
+	return parse_boot_id(text, id) ? 0 : -ENOENT;
+}

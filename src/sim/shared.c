@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Files of a simulated tmpfs: they stay when a store is thrown away, which is what a kill does. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/compiler.h"
+#include "disk/disk.h"
+#include "sim/sim_internal.h"
+
+struct shared_file {
+	struct list_node node;
+	char *name;
+	uint8_t *bytes;
+	uint64_t size;
+};
+
+static struct list_node files = { .next = &files, .prev = &files };
+static uint8_t boot = 1;
+
+static struct shared_file *find(const char *name)
+{
+	list_for_each(node, &files)
+	{
+		struct shared_file *file = list_entry(node, struct shared_file, node);
+
+		if (strcmp(file->name, name) == 0) {
+			return file;
+		}
+	}
+	return NULL;
+}
+
+static struct shared_file *make(const char *name)
+{
+	struct shared_file *file = calloc(1, sizeof(*file));
+
+	GMB_ASSERT(file != NULL);
+	file->name = strdup(name);
+	GMB_ASSERT(file->name != NULL);
+	list_push_back(&files, &file->node);
+	return file;
+}
+
+/* In pages of its own, which a test may protect. */
+static void resize(struct shared_file *file, uint64_t size)
+{
+	if (file->bytes != NULL) {
+		(void)munmap(file->bytes, file->size);
+	}
+	file->bytes = size == 0 ? NULL
+				: mmap(NULL, size, PROT_READ | PROT_WRITE,
+					  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	GMB_ASSERT(file->bytes != MAP_FAILED);
+	file->size = size;
+}
+
+static void destroy(struct shared_file *file)
+{
+	list_remove(&file->node);
+	resize(file, 0);
+	free(file->name);
+	free(file);
+}
+
+static struct shared_file *find_in(const char *folder)
+{
+	list_for_each(node, &files)
+	{
+		struct shared_file *file = list_entry(node, struct shared_file, node);
+
+		if (strncmp(file->name, folder, strlen(folder)) == 0) {
+			return file;
+		}
+	}
+	return NULL;
+}
+
+void sim_shared_copy(const char *from, const char *to)
+{
+	const struct shared_file *source = find_in(from);
+	struct shared_file *file;
+	char name[256];
+
+	GMB_ASSERT(find_in(to) == NULL);
+	if (source == NULL) {
+		return;
+	}
+	snprintf(name, sizeof(name), "%s%s", to, source->name + strlen(from));
+	file = make(name);
+	resize(file, source->size);
+	if (source->size > 0) {
+		memcpy(file->bytes, source->bytes, source->size);
+	}
+}
+
+uint8_t *sim_shared_find(const char *folder, uint64_t *size_out)
+{
+	const struct shared_file *file = find_in(folder);
+
+	*size_out = file == NULL ? 0 : file->size;
+	return file == NULL ? NULL : file->bytes;
+}
+
+void sim_shared_remove(const char *folder)
+{
+	destroy(find_in(folder));
+}
+
+void sim_shared_reboot(void)
+{
+	boot++;
+}
+
+void sim_shared_stop(void)
+{
+	while (!list_is_empty(&files)) {
+		destroy(list_entry(list_first(&files), struct shared_file, node));
+	}
+	boot = 1;
+}
+
+int disk_shared_open(const char *path, bool create, struct disk_shared *shared, struct error *error)
+{
+	struct shared_file *file = find(path);
+
+	if (file == NULL && !create) {
+		return error_set(error, -ENOENT, "cannot open '%s': %s", path, strerror(ENOENT));
+	}
+	if (file == NULL) {
+		file = make(path);
+	}
+	*shared = (struct disk_shared){
+		.bytes = file->bytes, .size = file->size, .fd = -1, .path = file->name
+	};
+	return 0;
+}
+
+int disk_shared_resize(struct disk_shared *shared, uint64_t size, struct error *error)
+{
+	struct shared_file *file = find(shared->path);
+
+	GMB_UNUSED(error);
+	resize(file, size);
+	shared->bytes = file->bytes;
+	shared->size = size;
+	return 0;
+}
+
+void disk_shared_close(struct disk_shared *shared, bool remove)
+{
+	if (shared->path != NULL && remove) {
+		destroy(find(shared->path));
+	}
+	*shared = (struct disk_shared){ .fd = -1 };
+}
+
+int disk_boot_id(uint8_t id[DISK_BOOT_ID_BYTES])
+{
+	memset(id, boot, DISK_BOOT_ID_BYTES);
+	return 0;
+}

@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The file of the write cache: whose it is, and what a process that was killed has left in it. */
+#include <endian.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "base/bytes.h"
+#include "base/log.h"
+#include "store/flash/flash.h"
+
+enum { PATH_BYTES = 4096 };
+
+static void make_path(const struct flash_anchor *anchor, const char *directory, char *path)
+{
+	char text[FLASH_UUID_BYTES * 2 + 1];
+
+	for (uint32_t i = 0; i < FLASH_UUID_BYTES; i++) {
+		snprintf(text + (size_t)i * 2, 3, "%02x", anchor->uuid[i]);
+	}
+	snprintf(path, PATH_BYTES, "%s/gmblock-%s.cache",
+		directory == NULL ? FLASH_CACHE_DIRECTORY : directory, text);
+}
+
+/* Not 0. */
+static uint64_t make_random(void)
+{
+	uint64_t number = 0;
+
+	while (number == 0 && getrandom(&number, sizeof(number), 0) == sizeof(number)) {
+	}
+	return number;
+}
+
+/* --- whose file it is ------------------------------------------------------------------------ */
+
+/* A file that this machine, since it started, has written for this store, whose anchor refers to
+ * it. */
+static bool is_ours(const struct flash_anchor *anchor, const struct disk_shared *file,
+	struct flash_cache_head *head)
+{
+	uint8_t boot_id[DISK_BOOT_ID_BYTES];
+
+	return file->size >= FLASH_BLOCK_BYTES && disk_boot_id(boot_id) == 0 &&
+	       flash_cache_head_decode(file->bytes, file->size, head) &&
+	       memcmp(head->boot_id, boot_id, sizeof(boot_id)) == 0 &&
+	       memcmp(head->uuid, anchor->uuid, sizeof(head->uuid)) == 0 &&
+	       head->tag == anchor->cache_tag && head->disk_blocks == anchor->geometry.disk_blocks;
+}
+
+static const struct flash_cache_entry *entries_of(const struct disk_shared *file)
+{
+	return (const void *)(file->bytes + FLASH_BLOCK_BYTES);
+}
+
+static uint32_t count_dirty(const struct disk_shared *file, uint32_t slot_count)
+{
+	uint32_t count = 0;
+
+	for (uint32_t i = 0; i < slot_count; i++) {
+		count += entries_of(file)[i].commit != 0;
+	}
+	return count;
+}
+
+/* What was answered and not flushed is gone, so who has it unflushed must hear of it. */
+static void set_epoch(struct flash *flash)
+{
+	uint8_t boot_id[DISK_BOOT_ID_BYTES];
+	struct be64 first;
+
+	if (flash->anchor.cache_losses == 0 || disk_boot_id(boot_id) < 0) {
+		return;
+	}
+	memcpy(&first, boot_id, sizeof(first));
+	flash->base.info.epoch = be64_get(first) ^ flash->anchor.cache_losses;
+}
+
+static void count_loss(struct flash *flash)
+{
+	flash->anchor.cache_losses = make_random();
+	set_epoch(flash);
+}
+
+/* --- opening --------------------------------------------------------------------------------- */
+
+static int open_to_read(struct flash *flash, const char *path, struct error *error)
+{
+	struct flash_cache_head head;
+	struct disk_shared file;
+	uint32_t dirty = 0;
+	int result;
+
+	if (flash->anchor.cache_tag == 0) {
+		return 0;
+	}
+	result = disk_shared_open(path, false, &file, error);
+	if (result == -ENOENT) {
+		return 0;
+	}
+	if (result < 0) {
+		error_prefix(error, "'%s' has changes in its cache file", flash->path);
+		return result;
+	}
+	if (is_ours(&flash->anchor, &file, &head)) {
+		dirty = count_dirty(&file, head.slot_count);
+	}
+	disk_shared_close(&file, false);
+	return dirty == 0 ? 0
+			  : error_set(error, -EBUSY,
+				    "'%s' has %u changed blocks in '%s', where a server that was "
+				    "killed has left them; serve it once without 'readonly'",
+				    flash->path, dirty, path);
+}
+
+/* A new file, of which the anchor knows nothing yet. */
+static int make(struct flash *flash, uint64_t bytes, struct error *error)
+{
+	struct flash_cache *cache = &flash->cache;
+	uint64_t count = MAX(bytes >> FLASH_BLOCK_SHIFT, (uint64_t)FLASH_CACHE_SLOTS_MIN);
+	struct flash_cache_head head = {
+		.tag = make_random(),
+		.disk_blocks = flash->anchor.geometry.disk_blocks,
+		.slot_count = (uint32_t)MIN(count, (uint64_t)FLASH_CACHE_SLOTS_MAX),
+	};
+	int result;
+
+	memcpy(head.uuid, flash->anchor.uuid, sizeof(head.uuid));
+	result = disk_boot_id(head.boot_id);
+	if (result < 0) {
+		return error_set(error, result,
+			"it is not known since when the machine runs (GMBLOCK_BOOT_ID)");
+	}
+	if (head.tag == 0) {
+		return error_set(error, -EIO, "the system has no random numbers");
+	}
+	result = disk_shared_resize(&cache->file, flash_cache_file_bytes(head.slot_count), error);
+	if (result == 0) {
+		flash_cache_head_encode(&head, cache->file.bytes);
+		cache->slot_count = head.slot_count;
+		cache->tag = head.tag;
+	}
+	return result;
+}
+
+static void take(struct flash *flash, const struct flash_cache_head *head, uint64_t bytes)
+{
+	struct flash_cache *cache = &flash->cache;
+
+	cache->slot_count = head->slot_count;
+	cache->tag = head->tag;
+	cache->is_found = true;
+	cache->is_leaving = bytes == 0;
+}
+
+static int open_to_write(struct flash *flash, const char *path, uint64_t bytes, struct error *error)
+{
+	struct flash_cache *cache = &flash->cache;
+	bool is_needed = flash->anchor.cache_tag != 0;
+	struct flash_cache_head head;
+	int result;
+
+	set_epoch(flash);
+	if (!is_needed && bytes == 0) {
+		return 0;
+	}
+	result = disk_shared_open(path, bytes > 0, &cache->file, error);
+	if (is_needed && result == -EBUSY) { /* perhaps that of a process that hands over */
+		cache->is_busy = true;
+		return 0;
+	}
+	if (is_needed && result < 0 && result != -ENOENT) {
+		error_prefix(error,
+			"'%s' has changes in its cache file; remove the file to open the store "
+			"without them",
+			flash->path);
+		return result;
+	}
+	if (is_needed && result == 0 && is_ours(&flash->anchor, &cache->file, &head)) {
+		take(flash, &head, bytes);
+		return 0;
+	}
+	if (is_needed) {
+		log_warning("flash store '%s': what was written and not flushed before its server "
+			    "ended is lost: there is no cache file '%s' with it",
+			flash->path, path);
+		count_loss(flash);
+	}
+	if (result == 0 && bytes > 0) {
+		result = make(flash, bytes, error);
+	}
+	if (result < 0 || bytes == 0) {
+		disk_shared_close(&cache->file, true);
+	}
+	if (result < 0 && bytes > 0) {
+		log_warning("flash store '%s' has no write cache: %s", flash->path, error->text);
+	}
+	return 0;
+}
+
+int flash_cache_open(
+	struct flash *flash, const struct flash_cache_options *options, struct error *error)
+{
+	char *path = malloc(PATH_BYTES);
+	int result;
+
+	if (path == NULL) {
+		return error_set(error, -ENOMEM, "not enough memory to open '%s'", flash->path);
+	}
+	make_path(&flash->anchor, options->directory, path);
+	result = flash->is_read_only ? open_to_read(flash, path, error)
+				     : open_to_write(flash, path, options->bytes, error);
+	free(path);
+	return result;
+}
+
+uint64_t flash_cache_tag(const struct flash *flash)
+{
+	const struct flash_cache *cache = &flash->cache;
+
+	/* Who has the store next needs the file no more. */
+	return (flash->is_closing || !list_is_empty(&flash->settling)) &&
+			       !flash_cache_is_dirty(cache)
+		       ? 0
+		       : cache->tag;
+}
+
+void flash_cache_close(struct flash *flash)
+{
+	struct flash_cache *cache = &flash->cache;
+
+	disk_shared_close(
+		&cache->file, flash->failed == 0 && flash->anchor.cache_tag != cache->tag);
+}
+
+/* --- what is in it --------------------------------------------------------------------------- */
+
+struct found {
+	struct flash_cache_page page;
+	uint32_t slot;
+};
+
+static int compare(const void *a, const void *b)
+{
+	uint64_t one = ((const struct found *)a)->page.counter;
+	uint64_t other = ((const struct found *)b)->page.counter;
+
+	return one < other ? -1 : one > other;
+}
+
+int flash_cache_load(struct flash *flash)
+{
+	struct flash_cache *cache = &flash->cache;
+	struct found *all;
+	uint32_t count = 0;
+	uint32_t bad = 0;
+
+	if (cache->is_busy && flash->anchor.cache_tag != 0) {
+		return -EBUSY;
+	}
+	if (!cache->is_found) {
+		return 0;
+	}
+	all = malloc(cache->slot_count * sizeof(*all));
+	if (all == NULL) {
+		return -ENOMEM;
+	}
+	for (uint32_t i = 0; i < cache->slot_count; i++) {
+		const struct flash_cache_entry *entry = &cache->entries[i];
+
+		if (entry->commit == 0) {
+			continue;
+		}
+		if (flash_cache_entry_decode(
+			    entry, flash_cache_page(cache, i), &flash->anchor, &all[count].page)) {
+			all[count++].slot = i;
+		} else {
+			bad++;
+		}
+	}
+	qsort(all, count, sizeof(*all), compare);
+	for (uint32_t i = 0; i < count; i++) {
+		flash_cache_restore(flash, all[i].slot, &all[i].page);
+	}
+	free(all);
+	if (bad > 0) {
+		log_warning("flash store '%s': %u blocks in its cache file are damaged; what they "
+			    "had is lost",
+			flash->path, bad);
+		count_loss(flash);
+	}
+	return 0;
+}
+
+void flash_cache_check(const struct flash_anchor *anchor, struct store_check *check)
+{
+	struct flash_cache_head head;
+	struct flash_cache_page page;
+	struct disk_shared file;
+	struct error error;
+	char path[PATH_BYTES];
+	uint64_t dirty = 0;
+	uint64_t bad = 0;
+	int result;
+
+	if (anchor->cache_tag == 0) {
+		return;
+	}
+	make_path(anchor, NULL, path);
+	result = disk_shared_open(path, false, &file, &error);
+	if (result < 0) {
+		check->fact(check, "cache",
+			result == -EBUSY    ? "in use by a server"
+			: result == -ENOENT ? "not in " FLASH_CACHE_DIRECTORY
+					      ": elsewhere, or lost with the machine's memory"
+					    : error.text);
+		return;
+	}
+	if (is_ours(anchor, &file, &head)) {
+		for (uint32_t i = 0; i < head.slot_count; i++) {
+			const struct flash_cache_entry *entry = &entries_of(&file)[i];
+
+			dirty++;
+			if (entry->commit == 0) {
+				dirty--;
+			} else if (!flash_cache_entry_decode(entry,
+					   file.bytes + flash_cache_slots_at(head.slot_count) +
+						   (uint64_t)i * FLASH_BLOCK_BYTES,
+					   anchor, &page)) {
+				bad++;
+			}
+		}
+		check->fact(check, "cache", path);
+		check->amount(check, "cached", dirty << FLASH_BLOCK_SHIFT);
+	} else {
+		check->fact(check, "cache", "lost with the machine's memory");
+	}
+	disk_shared_close(&file, false);
+	if (bad > 0) {
+		char text[96];
+
+		snprintf(text, sizeof(text), "%llu blocks in the cache file are damaged",
+			(unsigned long long)bad);
+		check->fault(check, text);
+	}
+}

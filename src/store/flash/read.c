@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Reads, and what of the disk has data. */
+#include <endian.h>
+#include <errno.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/crc32c.h"
+#include "base/log.h"
+#include "store/flash/flash.h"
+
+enum {
+	EXTENT_LOADS_MAX = 256,	    /* pages read for one part */
+	EXTENT_PAGES_MAX = 1 << 16, /* looked at for one part */
+};
+
+static void hope(struct flash *flash, struct store_part *part)
+{
+	flash_scratch_of(part)->is_waiting = true;
+	list_push_back(&flash->hoping, &part->node);
+}
+
+bool flash_reads_resume(struct flash *flash)
+{
+	struct list_node parts;
+	struct list_node *node;
+	bool any = !list_is_empty(&flash->hoping) && !list_is_empty(&flash->helpers_idle);
+
+	if (!any) {
+		return false;
+	}
+	list_init(&parts);
+	while ((node = list_pop_front(&flash->hoping)) != NULL) {
+		list_push_back(&parts, node);
+	}
+	while ((node = list_pop_front(&parts)) != NULL) {
+		struct store_part *part = list_entry(node, struct store_part, node);
+
+		flash_scratch_of(part)->is_waiting = false;
+		if (part->op == STORE_READ) {
+			flash_read_step(part);
+		} else {
+			flash_extents_step(part);
+		}
+	}
+	return true;
+}
+
+static void page_ready(struct flash_wait *wait, int result)
+{
+	struct flash_scratch *scratch = container_of(wait, struct flash_scratch, wait);
+	struct store_part *part = container_of(
+		(uint8_t(*)[STORE_SCRATCH_BYTES])(void *)scratch, struct store_part, scratch);
+
+	scratch->is_waiting = false;
+	if (result < 0 && scratch->result == 0) {
+		scratch->result = result;
+	}
+	if (part->op == STORE_READ) {
+		flash_read_step(part);
+	} else {
+		flash_extents_step(part);
+	}
+}
+
+/* The page, or NULL: the part goes on later. */
+static struct flash_slot *page_get(struct flash *flash, struct store_part *part, uint32_t page)
+{
+	struct flash_scratch *scratch = flash_scratch_of(part);
+	struct flash_slot *slot;
+	bool full;
+
+	scratch->wait.ready = page_ready;
+	slot = flash_map_get(flash, page, &scratch->wait, &full);
+	if (slot == NULL && full) {
+		hope(flash, part);
+	} else if (slot == NULL && part->op == STORE_EXTENTS) {
+		scratch->pending++;
+	}
+	scratch->is_waiting = slot == NULL;
+	return slot;
+}
+
+static void read_end(struct store_part *part)
+{
+	const struct flash_scratch *scratch = flash_scratch_of(part);
+
+	if (scratch->pending == 0 && !scratch->is_waiting &&
+		(scratch->result < 0 || scratch->done_bytes == part->length)) {
+		flash_finish(part, scratch->result);
+	}
+}
+
+static int helper_check(const struct flash_helper *helper)
+{
+	const uint8_t *bytes = mem_cpu_read(helper->io.memory);
+
+	for (uint32_t i = 0; i < helper->count; i++) {
+		if (crc32c(0, bytes + (size_t)i * FLASH_BLOCK_BYTES, FLASH_BLOCK_BYTES) !=
+			helper->crcs[i]) {
+			helper->flash->counters.checksum_errors++;
+			log_error("flash store '%s': block %llu of the disk is damaged: it does "
+				  "not have its checksum",
+				helper->flash->path, (unsigned long long)helper->block + i);
+			return -EIO;
+		}
+	}
+	return 0;
+}
+
+static void helper_done(struct flash_io *io, int result)
+{
+	struct flash_helper *helper = container_of(io, struct flash_helper, io);
+	struct flash *flash = helper->flash;
+	struct store_part *part = helper->part;
+	struct flash_scratch *scratch = flash_scratch_of(part);
+
+	flash->segments[helper->segment].readers--;
+	if (result == 0) {
+		result = helper_check(helper);
+	}
+	if (result == 0 && helper->bytes > 0) {
+		memcpy(mem_cpu_write(part->memory) + helper->at, helper->bounce + helper->skip,
+			helper->bytes);
+	}
+	if (result < 0 && scratch->result == 0) {
+		scratch->result = result;
+	}
+	list_push_back(&flash->helpers_idle, &helper->node);
+	scratch->pending--;
+	read_end(part);
+}
+
+/* Reads what lies together on the device, whole blocks into the part's own memory. */
+static uint64_t helper_start(struct flash *flash, struct flash_helper *helper,
+	struct store_part *part, const struct flash_slot *slot)
+{
+	struct flash_scratch *scratch = flash_scratch_of(part);
+	uint64_t offset = part->offset + scratch->done_bytes;
+	uint64_t left = part->length - scratch->done_bytes;
+	uint32_t first = (uint32_t)((offset >> FLASH_BLOCK_SHIFT) % FLASH_NODE_ENTRIES);
+	const struct flash_entry *entries = slot->node->entries;
+	uint32_t block = le32toh(entries[first].block);
+	struct mem_ref memory = mem_add(part->memory, scratch->done_bytes);
+	uint64_t bytes;
+	bool is_cached;
+
+	helper->part = part;
+	helper->block = offset >> FLASH_BLOCK_SHIFT;
+	helper->segment = flash_segment_of(&flash->anchor.geometry, block);
+	helper->crcs[0] = le32toh(entries[first].crc);
+	helper->count = 1;
+	helper->bytes = 0;
+	if (offset % FLASH_BLOCK_BYTES != 0 || left < FLASH_BLOCK_BYTES ||
+		!mem_is_aligned(memory, flash->memory_align)) {
+		helper->skip = (uint32_t)(offset % FLASH_BLOCK_BYTES);
+		helper->bytes = (uint32_t)MIN(left, (uint64_t)FLASH_BLOCK_BYTES - helper->skip);
+		helper->at = scratch->done_bytes;
+		memory = mem_of(helper->bounce);
+		bytes = helper->bytes;
+	} else {
+		uint64_t most = MIN(left >> FLASH_BLOCK_SHIFT, (uint64_t)FLASH_RUN_BLOCKS);
+
+		most = MIN(most, (uint64_t)FLASH_NODE_ENTRIES - first);
+		most = flash_cache_run(flash, helper->block, (uint32_t)most, &is_cached);
+		while (helper->count < most &&
+			le32toh(entries[first + helper->count].block) == block + helper->count) {
+			helper->crcs[helper->count] = le32toh(entries[first + helper->count].crc);
+			helper->count++;
+		}
+		bytes = (uint64_t)helper->count << FLASH_BLOCK_SHIFT;
+	}
+	scratch->pending++;
+	flash->segments[helper->segment].readers++;
+	flash_io_start(flash, &helper->io, false, memory, block,
+		(size_t)helper->count << FLASH_BLOCK_SHIFT, helper_done);
+	return bytes;
+}
+
+/* Bytes from offset on that nothing was written to, in this page. slot: NULL, none of it. */
+static uint64_t hole_bytes(const struct flash_slot *slot, uint64_t offset)
+{
+	uint64_t first = (offset >> FLASH_BLOCK_SHIFT) % FLASH_NODE_ENTRIES;
+	uint64_t end = first;
+
+	while (end < FLASH_NODE_ENTRIES && (slot == NULL || slot->node->entries[end].block == 0)) {
+		end++;
+	}
+	return end == first ? 0 : ((end - first) << FLASH_BLOCK_SHIFT) - offset % FLASH_BLOCK_BYTES;
+}
+
+/* The same of what was written. */
+static uint64_t data_bytes(const struct flash_slot *slot, uint64_t offset)
+{
+	uint64_t first = (offset >> FLASH_BLOCK_SHIFT) % FLASH_NODE_ENTRIES;
+	uint64_t end = first;
+
+	while (end < FLASH_NODE_ENTRIES && slot->node->entries[end].block != 0) {
+		end++;
+	}
+	return ((end - first) << FLASH_BLOCK_SHIFT) - offset % FLASH_BLOCK_BYTES;
+}
+
+/* The next one that the part needs. */
+static uint32_t page_of(const struct flash *flash, const struct store_part *part)
+{
+	const struct flash_scratch *scratch = (const void *)part->scratch;
+	uint64_t offset = part->offset + scratch->done_bytes;
+
+	return flash_page_of(flash, scratch->tree, offset >> FLASH_BLOCK_SHIFT);
+}
+
+/* Bytes from offset on, all of one page of the map and at most left, that are all cached or all
+ * not. */
+static uint64_t run_bytes(
+	const struct flash *flash, uint64_t offset, uint64_t left, bool *is_cached_out)
+{
+	uint64_t lpn = offset >> FLASH_BLOCK_SHIFT;
+	uint64_t end =
+		MIN((offset + left - 1) >> FLASH_BLOCK_SHIFT, lpn | (FLASH_NODE_ENTRIES - 1)) + 1;
+	uint64_t run = flash_cache_run(flash, lpn, (uint32_t)(end - lpn), is_cached_out);
+
+	return MIN(left, (run << FLASH_BLOCK_SHIFT) - offset % FLASH_BLOCK_BYTES);
+}
+
+/* True: the next bytes were cached. */
+static bool read_cached(struct flash *flash, struct store_part *part)
+{
+	struct flash_scratch *scratch = flash_scratch_of(part);
+	uint64_t offset = part->offset + scratch->done_bytes;
+	uint64_t left = part->length - scratch->done_bytes;
+	uint32_t slot = flash_cache_find(flash, offset >> FLASH_BLOCK_SHIFT);
+	uint64_t bytes = MIN(left, FLASH_BLOCK_BYTES - offset % FLASH_BLOCK_BYTES);
+
+	if (scratch->tree != 0 || slot == CACHE_NO_SLOT) {
+		return false;
+	}
+	memcpy(mem_cpu_write(part->memory) + scratch->done_bytes,
+		flash_cache_page(&flash->cache, slot) + offset % FLASH_BLOCK_BYTES, bytes);
+	scratch->done_bytes += bytes;
+	return true;
+}
+
+void flash_read_step(struct store_part *part)
+{
+	struct flash *flash = flash_of(part);
+	struct flash_scratch *scratch = flash_scratch_of(part);
+
+	while (scratch->done_bytes < part->length && scratch->result == 0) {
+		uint64_t offset = part->offset + scratch->done_bytes;
+		uint64_t left = part->length - scratch->done_bytes;
+		const struct flash_slot *slot = NULL;
+		struct list_node *node;
+		uint64_t hole;
+		bool is_cached;
+
+		if (read_cached(flash, part)) {
+			continue;
+		}
+		if (flash_view_has_gone(part)) {
+			scratch->result = -ESTALE;
+			break;
+		}
+		if (!flash_map_is_empty(flash, page_of(flash, part))) {
+			slot = page_get(flash, part, page_of(flash, part));
+			if (slot == NULL) {
+				return;
+			}
+		}
+		hole = MIN(hole_bytes(slot, offset), left);
+		if (hole > 0) {
+			hole = run_bytes(flash, offset, hole, &is_cached);
+			memset(mem_cpu_write(part->memory) + scratch->done_bytes, 0, hole);
+			scratch->done_bytes += hole;
+			continue;
+		}
+		node = list_pop_front(&flash->helpers_idle);
+		if (node == NULL) {
+			hope(flash, part);
+			return;
+		}
+		scratch->done_bytes += helper_start(
+			flash, list_entry(node, struct flash_helper, node), part, slot);
+	}
+	read_end(part);
+}
+
+/* --- extents --------------------------------------------------------------------------------- */
+
+/* False: there is no room for one more. */
+static bool extents_add(struct store_part *part, uint64_t bytes, bool is_hole)
+{
+	uint32_t flags = is_hole ? STORE_EXTENT_HOLE | STORE_EXTENT_ZERO : 0;
+
+	if (part->extent_count > 0 && part->extents[part->extent_count - 1].flags == flags) {
+		part->extents[part->extent_count - 1].length += bytes;
+	} else if (part->extent_count == part->extent_max) {
+		return false;
+	} else {
+		part->extents[part->extent_count++] = (struct store_extent){ bytes, flags };
+	}
+	flash_scratch_of(part)->done_bytes += bytes;
+	return true;
+}
+
+void flash_extents_step(struct store_part *part)
+{
+	struct flash *flash = flash_of(part);
+	struct flash_scratch *scratch = flash_scratch_of(part);
+
+	for (uint32_t pages = 0; scratch->done_bytes < part->length && scratch->result == 0;
+		pages++) {
+		uint64_t offset = part->offset + scratch->done_bytes;
+		uint64_t left = part->length - scratch->done_bytes;
+		const struct flash_slot *slot = NULL;
+		bool is_cached;
+		uint64_t run = run_bytes(flash, offset, left, &is_cached);
+		uint64_t hole;
+
+		if (flash_view_has_gone(part)) {
+			scratch->result = -ESTALE;
+			break;
+		}
+		if (pages == EXTENT_PAGES_MAX || scratch->pending == EXTENT_LOADS_MAX) {
+			break; /* who wants to know more asks again */
+		}
+		if (!is_cached && !flash_map_is_empty(flash, page_of(flash, part))) {
+			slot = page_get(flash, part, page_of(flash, part));
+			if (slot == NULL) {
+				return;
+			}
+		}
+		hole = is_cached ? 0 : MIN(hole_bytes(slot, offset), run);
+		if (hole == 0 && !is_cached) {
+			run = MIN(data_bytes(slot, offset), run);
+		}
+		if (!extents_add(part, hole > 0 ? hole : run, hole > 0)) {
+			break;
+		}
+	}
+	flash_finish(part, part->extent_count > 0 ? 0 : scratch->result);
+}

@@ -1,0 +1,469 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What a flash store finds in its cache file after its server was killed: its own pages, wherever
+ * the kill came; and of a file that is damaged, forged, another's or an older machine's nothing,
+ * which clients hear of by the epoch.
+ */
+#include <endian.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "flash_world.h"
+
+#include "../stores.h"
+#include "base/bytes.h"
+#include "base/log.h"
+
+enum {
+	BLOCKS = 20, /* of the disk, that the tests use */
+	OLD = 1,     /* the first tag of what is in the log */
+	NEW = 1001,  /* of what is in the cache */
+	SLOTS = 32,
+	SNAPSHOTS_MAX = 8,
+};
+
+static struct world world; /* whose server is killed */
+static uint64_t epoch_before;
+static const char cache_path[] = "/copy/";
+
+static void transfer(
+	struct world *in, enum store_op op, uint32_t block, uint64_t tag, uint32_t flags)
+{
+	static uint8_t bytes[FLASH_BLOCK_BYTES];
+	struct store_part part = { .done = world_part_done,
+		.op = op,
+		.flags = flags,
+		.offset = (uint64_t)block * FLASH_BLOCK_BYTES,
+		.length = sizeof(bytes),
+		.memory = mem_of(bytes) };
+
+	for (int i = 0; op == STORE_WRITE && i < BLOCK_SECTORS; i++) {
+		sector_fill(bytes + (size_t)i * SECTOR, tag);
+	}
+	world_submit(in, &part);
+	if (op == STORE_READ) {
+		assert_int_equal(sector_tag(bytes), tag);
+	}
+}
+
+/* Blocks with old contents in the log and new ones in the cache. */
+static void setup(void)
+{
+	sim_start(&(struct sim_options){ .seed = 1 });
+	world_cache = "128K";
+	world_make_disk();
+	world_open(&world, "disk", false, NULL);
+	for (uint32_t i = 0; i < BLOCKS; i++) {
+		transfer(&world, STORE_WRITE, i, OLD + i, STORE_FUA);
+	}
+	for (uint32_t i = 0; i < BLOCKS; i++) {
+		transfer(&world, STORE_WRITE, i, NEW + i, 0);
+	}
+	epoch_before = store_epoch(world.store);
+}
+
+static void teardown(void)
+{
+	world_close(&world);
+	sim_stop();
+}
+
+/* What a kill leaves. */
+static uint8_t *take(uint64_t *size_out)
+{
+	if (sim_disk_find("copy") != NULL) {
+		sim_disk_destroy(sim_disk_find("copy"));
+	}
+	world_kill_copy("disk", "copy");
+	return sim_shared_find(cache_path, size_out);
+}
+
+static struct flash_cache_entry *entries_of(uint8_t *file)
+{
+	return (void *)(file + FLASH_BLOCK_BYTES);
+}
+
+static uint8_t *page_of(uint8_t *file, uint32_t slot)
+{
+	return file + flash_cache_slots_at(SLOTS) + (uint64_t)slot * FLASH_BLOCK_BYTES;
+}
+
+/* The slot of a block. */
+static uint32_t find(uint8_t *file, uint32_t block)
+{
+	for (uint32_t i = 0; i < SLOTS; i++) {
+		if (entries_of(file)[i].commit != 0 && le64toh(entries_of(file)[i].lpn) == block) {
+			return i;
+		}
+	}
+	fail();
+	return 0;
+}
+
+static void commit(uint8_t *file, uint32_t slot)
+{
+	struct flash_cache_entry *entry = &entries_of(file)[slot];
+
+	entry->commit =
+		htole64(FLASH_CACHE_DIRTY << 32 | flash_cache_crc(entry, page_of(file, slot)));
+}
+
+/* Opens what a kill has left. lost: as many of the first blocks have their old contents. */
+static void expect(uint32_t lost, bool is_same_epoch)
+{
+	struct world copy;
+
+	world_open(&copy, "copy", false, NULL);
+	for (uint32_t i = 0; i < BLOCKS; i++) {
+		transfer(&copy, STORE_READ, i, i < lost ? OLD + i : NEW + i, 0);
+	}
+	assert_int_equal(store_epoch(copy.store) == epoch_before, is_same_epoch);
+	world_close(&copy);
+	/* The end in order has written all of it, and needs no file any more. */
+	assert_null(sim_shared_find(cache_path, &(uint64_t){ 0 }));
+}
+
+static void test_a_killed_server_loses_nothing(void **state)
+{
+	uint64_t size;
+
+	GMB_UNUSED(state);
+	setup();
+	(void)take(&size);
+	assert_int_equal(size, flash_cache_file_bytes(SLOTS));
+	expect(0, true);
+	/* Of another size: the pages go out, then the file is made anew. */
+	world_cache = "256K";
+	(void)take(&size);
+	expect(0, true);
+	world_cache = "0";
+	(void)take(&size);
+	expect(0, true);
+	teardown();
+}
+
+static void test_no_file_of_others_is_believed(void **state)
+{
+	struct flash_cache_head head;
+	uint64_t size;
+	uint8_t *file;
+
+	GMB_UNUSED(state);
+	setup();
+	for (uint32_t at = 0; at < FLASH_BLOCK_BYTES; at += at == 79 ? FLASH_BLOCK_BYTES - 88 : 1) {
+		file = take(&size);
+		file[at] ^= 1;
+		expect(BLOCKS, false);
+	}
+	for (int field = 0; field < 5; field++) {
+		file = take(&size);
+		assert_true(flash_cache_head_decode(file, size, &head));
+		head.uuid[3] ^= field == 0;
+		head.boot_id[3] ^= field == 1;
+		head.tag += field == 2;
+		head.disk_blocks += field == 3;
+		head.slot_count -= field == 4;
+		flash_cache_head_encode(&head, file);
+		expect(BLOCKS, false);
+	}
+	(void)take(&size);
+	sim_shared_reboot();
+	expect(BLOCKS, false);
+	teardown();
+}
+
+/* Of the page of block 0: what it was before is in the log. */
+static void test_a_damaged_page_is_not_believed(void **state)
+{
+	uint64_t size;
+	uint8_t *file;
+
+	GMB_UNUSED(state);
+	setup();
+	for (uint32_t at = 0; at < sizeof(struct flash_cache_entry); at++) {
+		file = take(&size);
+		((uint8_t *)&entries_of(file)[find(file, 0)])[at] ^= 1;
+		expect(1, false);
+	}
+	for (uint32_t at = 0; at < FLASH_BLOCK_BYTES; at += 511) {
+		file = take(&size);
+		page_of(file, find(file, 0))[at] ^= 1;
+		expect(1, false);
+	}
+	teardown();
+}
+
+/* With a checksum that fits. */
+static void test_a_page_that_cannot_be_is_not_believed(void **state)
+{
+	uint64_t size;
+
+	GMB_UNUSED(state);
+	setup();
+	for (int field = 0; field < 3; field++) {
+		uint8_t *file = take(&size);
+		uint32_t slot = find(file, 0);
+		struct flash_cache_entry *entry = &entries_of(file)[slot];
+
+		entry->lpn = field == 0 ? htole64(UINT64_MAX / 3) : entry->lpn;
+		entry->counter = field == 1 ? htole64(UINT64_MAX - 1) : entry->counter;
+		entry->stamp = field == 2 ? htole64(UINT64_MAX - 1) : entry->stamp;
+		commit(file, slot);
+		expect(1, false);
+	}
+	teardown();
+}
+
+static void test_of_two_pages_the_later_one_counts(void **state)
+{
+	uint64_t size;
+
+	GMB_UNUSED(state);
+	setup();
+	for (int later = 0; later < 2; later++) {
+		uint8_t *file = take(&size);
+		uint32_t slot = find(file, 0);
+		struct flash_cache_entry *entries = entries_of(file);
+		uint32_t other = 0;
+
+		while (entries[other].commit != 0) {
+			other++;
+		}
+		entries[other] = entries[slot];
+		entries[other].counter =
+			htole64(le64toh(entries[slot].counter) + (later ? 1 : -1ULL));
+		for (int i = 0; i < BLOCK_SECTORS; i++) {
+			sector_fill(page_of(file, other) + (size_t)i * SECTOR, OLD);
+		}
+		commit(file, other);
+		expect(later, true);
+	}
+	teardown();
+}
+
+static void test_a_store_that_is_only_read_says_what_it_lacks(void **state)
+{
+	struct store_options options = { .path = "flash:copy", .read_only = true };
+	struct store *store;
+	struct error error;
+	uint64_t size;
+
+	GMB_UNUSED(state);
+	setup();
+	(void)take(&size);
+	stores_set(&options, "cache-dir", "/copy");
+	assert_int_equal(store_open(&options, &store, &error), -EBUSY);
+	assert_non_null(strstr(error.text, "20 changed blocks"));
+	expect(0, true);
+	assert_int_equal(store_open(&options, &store, &error), 0);
+	store_close(store);
+	store_options_fini(&options);
+	teardown();
+}
+
+/* The file was lost: the epoch that is told from then on stays over further kills, and ends of all
+ * kinds. */
+static void test_a_loss_is_remembered(void **state)
+{
+	struct world copy;
+	uint64_t size;
+	uint64_t epoch;
+
+	GMB_UNUSED(state);
+	setup();
+	(void)take(&size);
+	sim_shared_remove(cache_path);
+	world_open(&copy, "copy", false, NULL);
+	epoch = store_epoch(copy.store);
+	assert_true(epoch != epoch_before && epoch != 0);
+	transfer(&copy, STORE_WRITE, 0, NEW, 0);
+	world_close(&copy);
+	world_open(&copy, "copy", false, NULL);
+	assert_int_equal(store_epoch(copy.store), epoch);
+	transfer(&copy, STORE_READ, 0, NEW, 0);
+	transfer(&copy, STORE_READ, 1, OLD + 1, 0);
+	world_close(&copy);
+	teardown();
+}
+
+/* --- beside records in flight ---------------------------------------------------------------- */
+
+enum { FLYING = 2, PARTS = FLYING + 2 };
+
+static struct store_part parts[PARTS];
+static uint8_t part_bytes[PARTS][FLASH_BLOCK_BYTES];
+
+static void submit(uint32_t idx, enum store_op op, uint32_t block, uint64_t tag, uint32_t flags)
+{
+	parts[idx] = (struct store_part){ .done = world_part_done,
+		.op = op,
+		.flags = flags,
+		.offset = (uint64_t)block * FLASH_BLOCK_BYTES,
+		.length = op == STORE_FLUSH ? 0 : FLASH_BLOCK_BYTES,
+		.memory = mem_of(part_bytes[idx]) };
+	if (op == STORE_ZERO) {
+		parts[idx].length = SECTOR; /* the block is written again */
+	}
+	for (int i = 0; i < BLOCK_SECTORS; i++) {
+		sector_fill(part_bytes[idx] + (size_t)i * SECTOR, tag);
+	}
+	store_submit(world.queues[0], &parts[idx]);
+}
+
+static void wait_for(uint32_t idx)
+{
+	while (parts[idx].op != STORE_OP_COUNT) {
+		assert_true(sim_step());
+	}
+}
+
+/* As many records as let others gather. */
+static void fly(void)
+{
+	for (uint32_t i = 0; i < FLYING; i++) {
+		submit(i, STORE_WRITE, BLOCKS + i, OLD, STORE_FUA);
+	}
+}
+
+/* The record that is being filled has an older version of the block. */
+static void test_a_page_outlives_the_record_before_it(void **state)
+{
+	GMB_UNUSED(state);
+	setup();
+	fly();
+	submit(FLYING, STORE_WRITE, 0, OLD, STORE_FUA);
+	submit(FLYING + 1, STORE_WRITE, 0, NEW + 500, 0);
+	for (uint32_t i = 0; i < FLYING + 2; i++) {
+		wait_for(i);
+	}
+	transfer(&world, STORE_READ, 0, NEW + 500, 0);
+	teardown();
+}
+
+/* What was answered is nowhere but in a record that is not yet written. */
+static void test_a_flush_waits_for_what_supersedes_a_page(void **state)
+{
+	static struct world copy;
+	static uint8_t bytes[SECTOR];
+	struct store_part part = {
+		.done = world_part_done, .offset = SECTOR, .length = SECTOR, .memory = mem_of(bytes)
+	};
+
+	GMB_UNUSED(state);
+	setup();
+	submit(0, STORE_FLUSH, 0, 0, 0);
+	wait_for(0);
+	transfer(&world, STORE_WRITE, 0, NEW + 500, 0);
+	submit(0, STORE_ZERO, 0, 0, 0);
+	submit(1, STORE_FLUSH, 0, 0, 0);
+	wait_for(1);
+	(void)sim_disk_crash_copy(sim_disk_find("disk"), "copy");
+	world_open(&copy, "copy", false, NULL);
+	world_submit(&copy, &part);
+	assert_int_equal(sector_tag(bytes), NEW + 500);
+	world_close(&copy);
+	wait_for(0);
+	teardown();
+}
+
+/* The server is killed when a record is written, and the slots of its blocks are not yet freed. */
+static void test_a_newer_record_counts_more_than_a_page(void **state)
+{
+	static uint8_t before[64 * FLASH_BLOCK_BYTES];
+	struct world copy;
+	uint64_t size;
+
+	GMB_UNUSED(state);
+	setup();
+	memcpy(before, sim_shared_find("/disk/", &size), flash_cache_file_bytes(SLOTS));
+	transfer(&world, STORE_WRITE, 0, NEW + 500, STORE_FUA);
+	transfer(&world, STORE_TRIM, 1, 0, 0);
+	memcpy(take(&size), before, flash_cache_file_bytes(SLOTS));
+	world_open(&copy, "copy", false, NULL);
+	transfer(&copy, STORE_READ, 0, NEW + 500, 0);
+	transfer(&copy, STORE_READ, 1, 0, 0);
+	transfer(&copy, STORE_READ, 2, NEW + 2, 0);
+	assert_int_equal(store_epoch(copy.store), epoch_before);
+	world_close(&copy);
+	teardown();
+}
+
+/* --- in the middle of a write ---------------------------------------------------------------- */
+
+static uint8_t *watched;
+static uint64_t watched_size;
+static uint8_t *snapshots[SNAPSHOTS_MAX];
+static uint32_t snapshot_count;
+
+/* A page of the file is about to be written for the first time: a kill could come here. */
+static void touched(int number, siginfo_t *info, void *context)
+{
+	uint8_t *page = (uint8_t *)((uintptr_t)info->si_addr & ~(uintptr_t)(FLASH_BLOCK_BYTES - 1));
+
+	GMB_UNUSED(number);
+	GMB_UNUSED(context);
+	if (page < watched || page >= watched + watched_size || snapshot_count == SNAPSHOTS_MAX) {
+		abort();
+	}
+	memcpy(snapshots[snapshot_count++], watched, watched_size);
+	if (mprotect(page, FLASH_BLOCK_BYTES, PROT_READ | PROT_WRITE) != 0) {
+		abort();
+	}
+}
+
+/* Changes a block that is cached, and looks what a kill at each of these moments leaves. */
+static void test_a_kill_in_a_write_leaves_the_old_or_the_new(void **state)
+{
+	struct sigaction action = { .sa_sigaction = touched, .sa_flags = SA_SIGINFO };
+	struct sigaction before;
+
+	GMB_UNUSED(state);
+	setup();
+	watched = sim_shared_find("/disk/", &watched_size);
+	for (int i = 0; i < SNAPSHOTS_MAX; i++) {
+		snapshots[i] = malloc(watched_size);
+		assert_non_null(snapshots[i]);
+	}
+	assert_int_equal(sigaction(SIGSEGV, &action, &before), 0);
+	assert_int_equal(mprotect(watched, watched_size, PROT_READ), 0);
+	transfer(&world, STORE_WRITE, 0, OLD, 0);
+	assert_int_equal(mprotect(watched, watched_size, PROT_READ | PROT_WRITE), 0);
+	assert_int_equal(sigaction(SIGSEGV, &before, NULL), 0);
+	assert_true(snapshot_count >= 2); /* its slot, and the entries */
+	for (uint32_t i = 0; i < snapshot_count; i++) {
+		uint64_t size;
+
+		memcpy(take(&size), snapshots[i], watched_size);
+		expect(0, true);
+	}
+	(void)take(&(uint64_t){ 0 });
+	expect(1, true);
+	for (int i = 0; i < SNAPSHOTS_MAX; i++) {
+		free(snapshots[i]);
+	}
+	teardown();
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_a_killed_server_loses_nothing),
+		cmocka_unit_test(test_no_file_of_others_is_believed),
+		cmocka_unit_test(test_a_damaged_page_is_not_believed),
+		cmocka_unit_test(test_a_page_that_cannot_be_is_not_believed),
+		cmocka_unit_test(test_of_two_pages_the_later_one_counts),
+		cmocka_unit_test(test_a_store_that_is_only_read_says_what_it_lacks),
+		cmocka_unit_test(test_a_loss_is_remembered),
+		cmocka_unit_test(test_a_page_outlives_the_record_before_it),
+		cmocka_unit_test(test_a_flush_waits_for_what_supersedes_a_page),
+		cmocka_unit_test(test_a_newer_record_counts_more_than_a_page),
+		cmocka_unit_test(test_a_kill_in_a_write_leaves_the_old_or_the_new),
+	};
+
+	stores_register();
+	log_set_level(LOG_LEVEL_ERROR); /* losses are warnings */
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
