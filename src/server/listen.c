@@ -737,6 +737,20 @@ int listener_adopt_passed(
 	return 0;
 }
 
+void listener_take_back(struct listener *listener)
+{
+	for (uint32_t i = 0; i < listener->fd_count; i++) {
+		struct ucred who;
+		socklen_t bytes = sizeof(who);
+
+		if (!listener->of_manager &&
+			getsockopt(listener->fds[i], SOL_SOCKET, SO_PEERCRED, &who, &bytes) == 0 &&
+			who.pid > 0 && who.uid == geteuid() && who.gid == getegid()) {
+			(void)listen(listener->fds[i], SOMAXCONN);
+		}
+	}
+}
+
 void listener_forget_path(struct listener *listener)
 {
 	free(listener->unlink_path);

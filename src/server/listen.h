@@ -62,6 +62,9 @@ GMB_MUST_CHECK int listener_adopt(int fd, struct listener *listener, struct erro
 struct upgrade_socket;
 GMB_MUST_CHECK int listener_adopt_passed(
 	const struct upgrade_socket *socket, struct listener *listener, struct error *error);
+/* The other process has failed: what a Unix socket says of who listens is about this one again, if
+ * it has not taken another user since. */
+void listener_take_back(struct listener *listener);
 /* This process removes the socket file no more. */
 void listener_forget_path(struct listener *listener);
 

@@ -125,6 +125,26 @@ static void forget(struct upgrade *upgrade)
 	upgrade->ended_count = 0;
 }
 
+/* The control socket, if the new process is to have the same path; else NULL. */
+static struct listener *own_control(const struct upgrade *upgrade)
+{
+	return upgrade->options.config->control_path != NULL
+		       ? server_control_listener(upgrade->control)
+		       : NULL;
+}
+
+static void take_back_listeners(const struct upgrade *upgrade)
+{
+	struct listener *control = own_control(upgrade);
+
+	for (uint32_t i = 0; i < upgrade->options.listener_count; i++) {
+		listener_take_back(&upgrade->options.listeners[i]);
+	}
+	if (control != NULL) {
+		listener_take_back(control);
+	}
+}
+
 /* False: the new process serves already. */
 static bool give_up(struct upgrade *upgrade, int code, const char *reason)
 {
@@ -144,6 +164,7 @@ static bool give_up(struct upgrade *upgrade, int code, const char *reason)
 			upgrade->options.acceptor_stopped, false, memory_order_relaxed);
 		acceptor_start(upgrade->acceptor);
 	}
+	take_back_listeners(upgrade);
 	forget(upgrade);
 	reload_begin(upgrade->options.reload);
 	error_set(&error, code, "the upgrade failed, and this server goes on: %s", reason);
@@ -206,14 +227,6 @@ static int send_added(const struct upgrade *upgrade, const struct served *served
 	}
 	message.strings_bytes = (uint32_t)bytes;
 	return upgrade_send(upgrade->channel, &message);
-}
-
-/* The control socket, if the new process is to have the same path; else NULL. */
-static struct listener *own_control(const struct upgrade *upgrade)
-{
-	return upgrade->options.config->control_path != NULL
-		       ? server_control_listener(upgrade->control)
-		       : NULL;
 }
 
 static int send_all(const struct upgrade *upgrade)

@@ -551,6 +551,23 @@ class Upgrade(support.Case):
             self.must_upgrade()
             self.assertEqual(len(client.read(0, 512)), 512)
 
+    def test_who_listens(self):
+        """A socket says who listens, also after a new process that has failed with it."""
+        server = self.serve()
+
+        def listens(name):
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(self.path(name))
+                return struct.unpack("3i", client.getsockopt(
+                    socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))[0]
+
+        os.rename(self.disk, self.disk + "-away")
+        self.assertRegex(self.upgrade()[2], "does not exist")
+        self.assertEqual({listens("s"), listens("control")}, {server.process.pid})
+        os.rename(self.disk + "-away", self.disk)
+        self.must_upgrade()
+        self.assertEqual({listens("s"), listens("control")}, {self.children[-1]})
+
     def test_a_late_connection_to_another_disk(self):
         """Who connects while the new process is made goes on with the same disk, or the old process
         does."""
