@@ -28,7 +28,7 @@ static const uint32_t view_edges[FLASH_VIEW_STATE_COUNT] = {
 	[FLASH_VIEW_NONE] = BIT(FLASH_VIEW_CREATING) | BIT(FLASH_VIEW_LIVE), /* live: recovery */
 	[FLASH_VIEW_CREATING] = BIT(FLASH_VIEW_LIVE) | BIT(FLASH_VIEW_NONE),
 	[FLASH_VIEW_LIVE] = BIT(FLASH_VIEW_DELETING),
-	[FLASH_VIEW_DELETING] = BIT(FLASH_VIEW_NONE),
+	[FLASH_VIEW_DELETING] = BIT(FLASH_VIEW_NONE) | BIT(FLASH_VIEW_LIVE),
 };
 
 /* Under the lock: other threads list the views. */
@@ -407,6 +407,8 @@ void flash_views_checkpointed(struct flash *flash, int result)
 			has_ended |= request != NULL && request->action == STORE_VIEW_DELETE &&
 				     strcmp(request->view.name, view->about.name) == 0;
 			forget(flash, view);
+		} else if (view->state == FLASH_VIEW_DELETING && result < 0) {
+			set_state(flash, view, FLASH_VIEW_LIVE); /* and can only be read, as all */
 		}
 	}
 	if (request != NULL && !flash->views.is_done && (has_ended || result < 0)) {

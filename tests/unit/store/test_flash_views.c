@@ -590,10 +590,68 @@ static void test_snapshots_survive_whole_or_not_at_all(void **state)
 	assert_true(world_totals.moved_blocks > crashes);
 }
 
+static void failure_done(struct store_view_request *request)
+{
+	request->context = request;
+}
+
+/* Every request ends, with an error that says why, and leaves what there was. */
+static void test_a_disk_that_fails_makes_no_snapshot(void **state)
+{
+	static struct world world;
+	uint32_t failed = 0;
+
+	GMB_UNUSED(state);
+	for (uint64_t seed = 1; seed <= 30; seed++) {
+		struct store_view_request requests[2] = {
+			{ .action = STORE_VIEW_CREATE, .view.name = "b", .done = failure_done },
+			{ .action = STORE_VIEW_DELETE, .view.name = "a", .done = failure_done },
+		};
+		struct store_view_request first = requests[0];
+
+		sim_start(&(struct sim_options){ .seed = seed, .faults = { .jitter = true } });
+		world_disk = WORLD_FILE;
+		world_make_disk();
+		world_open(&world, "disk", false, NULL);
+		block_count = (uint32_t)(store_size(world.store) >> FLASH_BLOCK_SHIFT);
+		written_count = block_count / 2;
+		fill(&world);
+		first.view.name[0] = 'a';
+		store_view_ask(world.store, &first);
+		while (first.context == NULL) {
+			assert_true(sim_step());
+		}
+		assert_int_equal(first.result, 0);
+		for (size_t i = 0; i < ARRAY_COUNT(requests); i++) {
+			if (i == seed % 2) {
+				sim_set_faults(&(struct sim_faults){
+					.jitter = true, .write_error_ppm = 500000 });
+			}
+			store_view_ask(world.store, &requests[i]);
+			while (requests[i].context == NULL) {
+				assert_true(sim_step());
+			}
+			failed += requests[i].result < 0;
+			assert_int_equal(requests[i].result < 0, requests[i].error.text[0] != '\0');
+		}
+		sim_set_faults(&(struct sim_faults){ .jitter = true });
+		assert_int_equal(is_listed(&world, "b"), requests[0].result == 0);
+		assert_int_equal(is_listed(&world, "a"), requests[1].result < 0);
+		if (requests[1].result < 0) {
+			assert_int_equal(read_view(&world, "a"), 0);
+		}
+		sim_set_faults(&(struct sim_faults){ 0 });
+		world_close(&world);
+		sim_stop();
+	}
+	assert_in_range(failed, 30, 60);
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_snapshots_survive_whole_or_not_at_all),
+		cmocka_unit_test(test_a_disk_that_fails_makes_no_snapshot),
 	};
 
 	stores_register();
