@@ -207,6 +207,7 @@ static int look_again(struct flash *flash, struct error *error)
 	}
 	now->path = flash->path;
 	now->fd = flash->fd;
+	now->zones = flash->zones;
 	result = flash_anchors_read(now, error);
 	if (result == 0 && memcmp(now->anchor.uuid, flash->anchor.uuid, FLASH_UUID_BYTES) != 0) {
 		result = error_set(error, -EINVAL, "'%s' has become another flash store meanwhile",

@@ -169,6 +169,30 @@ static uint64_t last_anchor(const struct world *world, uint32_t anchor)
 	       ((uint64_t)(flash->zones.anchor_blocks[anchor] - 1) << FLASH_BLOCK_SHIFT);
 }
 
+/* It has opened the store before the first process has settled, and looks for the anchors again. */
+static void test_another_process_goes_on_to_read(void **state)
+{
+	static struct world world;
+	struct sim_disk_options options = zoned();
+
+	GMB_UNUSED(state);
+	begin(&options);
+	make(false);
+	world_open(&world, "disk", true, NULL);
+	write_block(&world, 1, 7);
+	world_close(&world);
+	world_prepare(&world, "disk", true, true);
+	world.start.is_quiet = true;
+	store_start(world.store, &world.start);
+	while (!world.started) {
+		assert_true(sim_step());
+	}
+	assert_int_equal(world.start.result, 0);
+	assert_int_equal(read_block(&world, 1), 7);
+	world_close(&world);
+	sim_stop();
+}
+
 static void test_one_anchor_of_two_is_enough_and_an_older_one_is_never_used(void **state)
 {
 	static const uint8_t damage[SECTOR] = { 1 };
@@ -313,6 +337,7 @@ int main(void)
 		cmocka_unit_test(test_zones_that_do_not_suit_are_refused_with_the_reason),
 		cmocka_unit_test(test_what_is_there_is_not_lost_unasked),
 		cmocka_unit_test(test_the_mode_is_direct_unless_said),
+		cmocka_unit_test(test_another_process_goes_on_to_read),
 		cmocka_unit_test(test_one_anchor_of_two_is_enough_and_an_older_one_is_never_used),
 		cmocka_unit_test(test_a_copy_without_zones_is_refused),
 		cmocka_unit_test(test_a_zone_that_cannot_be_reset_is_not_used_any_more),
