@@ -40,9 +40,19 @@ void flash_erase_init(struct flash *flash, const struct disk_info *disk, int fd)
 			(disk->punches_holes && (disk->is_block || disk->has_holes)));
 }
 
+/* So many are free when the disk is full, and are written again and again. To give the space of a
+ * file back and to take it again costs a third of the speed and gains nothing. */
+static uint32_t spare_segments(const struct flash *flash)
+{
+	const struct flash_geometry *geometry = &flash->anchor.geometry;
+
+	return geometry->segment_count -
+	       (uint32_t)(geometry->disk_blocks / geometry->segment_blocks);
+}
+
 void flash_erase_found(struct flash *flash)
 {
-	uint32_t kept = flash->anchor.geometry.reserve_segments + FLASH_RECORD_SEGMENTS;
+	uint32_t kept = spare_segments(flash);
 
 	if (!flash->erase.is_wanted || flash->erase.is_block) {
 		return;
@@ -57,7 +67,7 @@ void flash_erase_found(struct flash *flash)
 			(kind == DISK_HOLE && length == segment_bytes(flash))) {
 			continue;
 		}
-		if (kept > 0) { /* the store begins with those */
+		if (kept > 0) {
 			kept--;
 		} else {
 			gc_set_state(&flash->table, i, GC_ERASING);
@@ -67,7 +77,10 @@ void flash_erase_found(struct flash *flash)
 
 void flash_erase(struct flash *flash, uint32_t segment)
 {
-	gc_set_state(&flash->table, segment, flash->erase.is_wanted ? GC_ERASING : GC_FREE);
+	const struct flash_erase *erase = &flash->erase;
+	bool is_kept = !erase->is_block && flash_free_soon(flash) < spare_segments(flash);
+
+	gc_set_state(&flash->table, segment, erase->is_wanted && !is_kept ? GC_ERASING : GC_FREE);
 }
 
 static int erase_now(const struct flash *flash)
@@ -129,7 +142,7 @@ bool flash_erase_step(struct flash *flash)
 
 	/* A start is over when nothing is in flight: it does not wait for the next one as well. */
 	if (flash->table.state_counts[GC_ERASING] == 0 || erase->op.in_flight ||
-		flash->start_has_ended) {
+		flash->start_has_ended || flash->is_quiet) {
 		return false;
 	}
 	while (flash->table.segments[erase->segment].state != GC_ERASING) {

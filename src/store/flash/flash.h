@@ -589,8 +589,8 @@ void flash_gc_credit(struct flash *flash, uint32_t blocks);
 
 /* fd: what discards go through. is_read_only is known. */
 void flash_erase_init(struct flash *flash, const struct disk_info *disk, int fd);
-/* After recovery: has those of the free segments erased that have something, but for as many as are
- * needed to begin. Blocks. */
+/* After recovery: has those of the free segments of a file erased that have something, but for its
+ * spare space. Blocks. */
 void flash_erase_found(struct flash *flash);
 /* The victim is free, or will be when it is erased. Nothing durable refers to it. */
 void flash_erase(struct flash *flash, uint32_t segment);
