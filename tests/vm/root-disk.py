@@ -1,11 +1,13 @@
 #!/usr/bin/python3
-"""root-disk.py GMBLOCK KERNEL SOURCE_ROOT BUILD_ROOT WORK_FOLDER [TEST...]: a guest whose root file system is an
+"""root-disk.py GMBLOCK KERNEL SOURCE_ROOT BUILD_ROOT WORK_FOLDER RELEASE [TEST...]: a guest whose root file system is an
 export, attached in an initramfs of initramfs-tools or dracut as the installed hooks make it. When the
 root has taken over, the server is killed and started again, and the root is still read and written.
 
-The initramfs is made in a root of this machine's release of Debian (mmdebstrap), as root."""
+The initramfs is made in a root of that release of Debian (mmdebstrap), as root. Its libraries must be those
+that the program was linked with, or compatible with them."""
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -15,7 +17,7 @@ import unittest
 
 import testing
 
-GMBLOCK, KERNEL, SOURCE, BUILD, WORK, *TESTS = sys.argv[1:]
+GMBLOCK, KERNEL, SOURCE, BUILD, WORK, RELEASE, *TESTS = sys.argv[1:]
 sys.path.insert(0, os.path.join(SOURCE, "tests/frontdoor"))
 import packages  # noqa: E402 pylint: disable=wrong-import-position
 
@@ -82,11 +84,11 @@ class RootDisk(unittest.TestCase):
                 cls.kernel = lab.guest("none", KERNEL, "").kernel
         except testing.Unavailable as reason:
             raise unittest.SkipTest(str(reason)) from reason
-        cls.root = packages.Root(packages.own_release(), Cleanups(cls))
-        libraries = {line.split()[0] for line in packages.run("ldd", GMBLOCK).splitlines()}
+        cls.root = packages.Root(RELEASE, Cleanups(cls))
+        libraries = re.findall(r"NEEDED +(\S+)", packages.run("objdump", "-p", GMBLOCK))
         owners = {packages.run("dpkg", "-S", f"*/{name}").split(":")[0] for name in libraries
                   if name.startswith("lib")}
-        cls.root.install("initramfs-tools", "dracut-network", "dbus", "procps", "systemd", "busybox-static",
+        cls.root.install("initramfs-tools", "dracut-network", "dbus", "iproute2", "procps", "systemd", "busybox-static",
                          *sorted(owners))
         cls.install()
 
