@@ -24,9 +24,8 @@ struct error {
  */
 int error_set(struct error *error, int code, const char *format, ...) GMB_PRINTF(3, 4);
 
-/* error_set() with a sentence that ends in the advice to give the export this key, such as
- * "readonly" or "mode=cached" (a constant): who knows where exports are described adds how it is
- * written. */
+/* error_set() of what does not happen to an export with this key, such as "readonly" or
+ * "mode=cached" (a constant): who opens it for an export adds that, and how it is written. */
 int error_advise(struct error *error, int code, const char *key, const char *format, ...)
 	GMB_PRINTF(4, 5);
 

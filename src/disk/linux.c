@@ -71,8 +71,7 @@ static int refuse_kind(const char *path, mode_t mode, struct error *error)
 static int explain_busy(const char *path, struct error *error)
 {
 	return error_advise(error, -EBUSY, "readonly",
-		"'%s' is mounted or in use by another program; unmount it or stop that program, or "
-		"export it with readonly",
+		"'%s' is mounted or in use by another program; unmount it or stop that program",
 		path);
 }
 
@@ -86,7 +85,7 @@ static int explain_open(
 		if (direct) {
 			return error_advise(error, -code, "mode=cached",
 				"cannot open '%s' for direct I/O: the filesystem does not support "
-				"O_DIRECT; use mode=cached",
+				"O_DIRECT",
 				path);
 		}
 		break;
@@ -94,15 +93,13 @@ static int explain_open(
 	case EPERM:
 		if (!read_only) {
 			return error_advise(error, -code, "readonly",
-				"cannot open '%s' for writing: %s; change its permissions or "
-				"export it with readonly",
-				path, strerror(code));
+				"cannot open '%s' for writing: %s; change its permissions", path,
+				strerror(code));
 		}
 		break;
 	case EROFS:
 		return error_advise(error, -code, "readonly",
-			"cannot open '%s' for writing: it is on a read-only filesystem or "
-			"device; export it with readonly",
+			"cannot open '%s' for writing: it is on a read-only filesystem or device",
 			path);
 	case EBUSY: /* newer kernels can refuse every writer of a mounted device */
 		return explain_busy(path, error);
@@ -384,13 +381,13 @@ int disk_claim(const char *path, int fd, int *claim_out, struct error *error)
 	if (result == -EBUSY && disk_is_frozen(fd)) {
 		return error_advise(error, result, "readonly",
 			"'%s' is below an overlay that a gmblock server serves, so it must not be "
-			"written; stop that server, or export it here with readonly",
+			"written; stop that server",
 			path);
 	}
 	if (result == -EBUSY && !S_ISBLK(wanted.st_mode)) {
 		return error_advise(error, result, "readonly",
 			"'%s' is already served for writing by another gmblock server; stop that "
-			"one, or export it here with readonly",
+			"one",
 			path);
 	}
 	return result < 0 ? explain_claim(path, false, result, error) : 0;

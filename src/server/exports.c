@@ -50,7 +50,7 @@ static void advise(const struct server_export *entry, struct error *error)
 	error_set(error, plain.code, "%s; %s", plain.text, advice);
 }
 
-/* Completes advice with how the key is written where the export was described. */
+/* Adds the key that helps, as it is written where the export was described. */
 static void show_key(const struct server_export *entry, struct error *error)
 {
 	struct error plain;
@@ -89,7 +89,11 @@ static void show_key(const struct server_export *entry, struct error *error)
 			is_bare ? "=yes" : "");
 		break;
 	}
-	error_set(error, plain.code, "%s (%s)", plain.text, shown);
+	error_set(error, plain.code, "%s%s with %s (%s)", plain.text,
+		strncmp(key, "overlay=", strlen("overlay=")) == 0 ? ": export that"
+		: strchr(plain.text, ';') != NULL		  ? ", or export it"
+								  : "; export it",
+		key, shown);
 }
 
 /* The machine's boot; 0 when it is not known. */
@@ -127,6 +131,7 @@ void served_blame(const struct server_export *entry, struct error *error)
 	bool is_default = entry->name[0] == '\0';
 	char shown[120];
 
+	show_key(entry, error);
 	error_prefix(error, "cannot serve the %s%s%s%s%s%s",
 		is_default ? "default export" : "export \"",
 		log_escape(shown, sizeof(shown), entry->name, strlen(entry->name)),
@@ -177,7 +182,6 @@ int served_open(struct served *served, struct access *rules, struct error *error
 	}
 	if (rc < 0) {
 		access_put(rules);
-		show_key(entry, error);
 		if (!explain(entry, error)) {
 			advise(entry, error);
 		}

@@ -521,9 +521,8 @@ static int refuse_format(const char *path, const char *format, struct error *err
 	if (strcmp(format, DISK_FORMAT_OVERLAY) == 0) {
 		return error_advise(error, -EMEDIUMTYPE, "overlay=FILE",
 			"'%s' is an overlay, the changes of a disk and not the disk itself; "
-			"'gmblock check %s' says what its base is: export that one with "
-			"overlay=%s",
-			path, path, path);
+			"'gmblock check %s' says what its base is",
+			path, path);
 	}
 	if (strcmp(format, DISK_FORMAT_FLASH) == 0) {
 		return error_set(error, -EMEDIUMTYPE,
@@ -533,7 +532,7 @@ static int refuse_format(const char *path, const char *format, struct error *err
 	return error_advise(error, -EMEDIUMTYPE, "format=raw",
 		"'%s' looks like a %s image, and clients would get the bytes of the "
 		"image, not the disk in it; convert it with 'qemu-img convert -O raw', "
-		"serve it with qemu-nbd, or, if it is a raw disk, export it with format=raw",
+		"serve it with qemu-nbd",
 		path, format);
 }
 
@@ -551,14 +550,14 @@ static int open_buffered(struct file_store *store, const struct store_options *o
 			error, result, "cannot examine '%s': %s", options->path, strerror(-result));
 	}
 	if (store->disk.read_only && !options->read_only) {
-		return error_advise(error, -EROFS, "readonly",
-			"'%s' is a read-only device; export it with readonly", options->path);
+		return error_advise(
+			error, -EROFS, "readonly", "'%s' is a read-only device", options->path);
 	}
 	if (store->disk.zoned && !options->read_only && !options->any_format) {
 		return error_advise(error, -ENOTSUP, "readonly",
 			"'%s' is a host-managed zoned block device, which takes writes only in "
 			"order within each zone; make a flash store on it ('gmblock create') and "
-			"export flash:%s, or put a filesystem on it, or export it with readonly",
+			"export flash:%s, or put a filesystem on it",
 			options->path, options->path);
 	}
 	if (store->disk.format != NULL && !is_raw) {
@@ -589,7 +588,7 @@ static int open_direct(
 	if (info.direct_offset_align == 0 || info.direct_offset_align > OFFSET_ALIGN_MAX) {
 		return error_advise(error, -EINVAL, "mode=cached",
 			"mode=%s does not work with '%s': direct I/O (O_DIRECT) is not possible on "
-			"this file; use mode=cached",
+			"this file",
 			options->read_mode == STORE_MODE_DEVICE ||
 					options->write_mode == STORE_MODE_DEVICE
 				? "device"

@@ -289,7 +289,8 @@ class Flash(support.Case):
         self.damage(self.records()[-3][1] + 200, b"x")
         found = self.check(faults=1)
         self.assertIn("2 records from there on, which were flushed, are lost", str(found["faults"]))
-        self.refused("the log of the flash store", "2 records", "with readonly")
+        self.refused("the log of the flash store", "2 records",
+                     "export it with readonly (")
         server = self.serve("readonly")
         with nbdmini.open_export(server.uri, b"") as client:
             for number in range(6):

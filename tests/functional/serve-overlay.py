@@ -217,7 +217,7 @@ class Overlay(support.Case):
         self.assertEqual(self.serve("a").stop()[0], 0)
         overlay = self.path("a.overlay")
         self.check_refused(["serve", "--listen", self.socket_uri("refused"), overlay], 1,
-                           f"'{overlay}' is an overlay", f"export that one with overlay={overlay} (")
+                           f"'{overlay}' is an overlay", "export that with overlay=FILE (--export =PATH,overlay=FILE)")
         # A base is a whole disk, too.
         self.check_refused(["serve", "--listen", self.socket_uri("refused"), "--export",
                             f"={overlay},overlay={self.path('b.overlay')}"], 1, "is an overlay")

@@ -688,8 +688,8 @@ int flash_recover(struct flash *flash, struct error *error)
 	if (flash->lost_records > 0 && !flash->is_read_only) {
 		return error_advise(error, -EUCLEAN, "readonly",
 			"the log of the flash store on '%s' is damaged at byte %llu: %llu records "
-			"from there on, which were flushed, are lost; put back a copy of the "
-			"store, or, to read it as it was before them, export it with readonly",
+			"from there on, which were flushed, are lost, and it can only be read as "
+			"it was before them; put back a copy of the store",
 			flash->path, (unsigned long long)flash->lost_at,
 			(unsigned long long)flash->lost_records);
 	}

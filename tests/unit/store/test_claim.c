@@ -65,7 +65,7 @@ static void check_refused(const char *path, const char *sentence)
 	assert_int_equal(pauses, TRIES_MAX - 1);
 	assert_non_null(strstr(error.text, path));
 	assert_non_null(strstr(error.text, sentence));
-	assert_non_null(strstr(error.text, "readonly"));
+	assert_string_equal(error.key, "readonly");
 }
 
 /* What another program does to keep others away; -1 when it is told that somebody has it. */
