@@ -60,6 +60,12 @@ class Snapshot(support.Case):
                 found.update(client.read(offset, min(MIB, self.size - offset)))
             return found.hexdigest()
 
+    def holes(self, server, export):
+        status, out, errors = self.run_gmblock(
+            "info", "--map", "--json", server.uri.replace("///disk", "///" + export))
+        self.assertEqual(status, 0, errors)
+        return sum(extent["length"] for extent in json.loads(out)["extents"] if "hole" in extent["type"])
+
     def fill(self, server, share=1.0):
         with nbdmini.open_export(server.uri, b"disk") as client:
             for offset in range(0, int(self.size * share) // MIB * MIB, MIB):
@@ -73,6 +79,12 @@ class Snapshot(support.Case):
         self.fill(server, 0.5)
         self.assertNotEqual(self.digest(server, b"disk"), before)
         self.assertEqual(self.digest(server, b"disk@monday"), before)
+        # Its holes are its own, also where only the disk's cache has a block.
+        holes = self.holes(server, "disk@monday")
+        with nbdmini.open_export(server.uri, b"disk") as client:
+            client.write(self.size - 2 * BLOCK, b"x" * BLOCK)
+        self.assertGreater(holes, self.size // 3)
+        self.assertEqual(self.holes(server, "disk@monday"), holes)
         copied = self.path("copy.img")
         status, _, errors = self.run_gmblock(
             "copy", "--verify", server.uri.replace("///disk", "///disk@monday"), copied)

@@ -317,6 +317,7 @@ void flash_extents_step(struct store_part *part)
 		uint64_t run = run_bytes(flash, offset, left, &is_cached);
 		uint64_t hole;
 
+		is_cached = is_cached && scratch->tree == 0;
 		if (flash_view_has_gone(part)) {
 			scratch->result = -ESTALE;
 			break;
