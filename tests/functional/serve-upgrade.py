@@ -711,6 +711,24 @@ class Upgrade(support.Case):
             self.assertTrue(client.read(0, 8 << 20) == expected)
         self.assertEqual(server.stop()[0], 0)
 
+    def test_a_write_cache(self):
+        """It is written before the new process reads the disk, whatever that one is told of a cache."""
+        log = self.path("log")
+        code, _, errors = self.run_gmblock("create", "--size=64M", "--segment=256K", f"flash:{log}")
+        self.assertEqual(code, 0, errors)
+        server = self.serve("--export", f"log=flash:{log}")
+        new = [support.program(), "serve", "--export", f"={self.disk}", "--listen", self.socket_uri(),
+               "--control", self.path("control"), "--export"]
+        with nbdmini.open_export(server.uri, b"log") as client:
+            for turn, keys in enumerate(("cache-dir=/nonexistent", "", "cache=0", "")):
+                for at in range(0, 1 << 20, 65536):
+                    client.write(at + turn, bytes([turn + 1]) * 5000)
+                self.assertEqual(self.must_upgrade(*new, f"log=flash:{log}" + (keys and "," + keys))[:2], (1, 0))
+                for at in range(0, 1 << 20, 65536):
+                    self.assertEqual(client.read(at + turn, 5000), bytes([turn + 1]) * 5000)
+        self.stop_newest()
+        self.assertNotIn("lost", server.wait()[1])
+
     def test_snapshots(self):
         """They are served by the new process, and who reads one goes on with it, or nobody does."""
         log, other = self.path("log"), self.path("other")

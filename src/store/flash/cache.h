@@ -91,6 +91,7 @@ struct flash_cache {
 struct flash_cache_options {
 	const char *directory; /* NULL: the default */
 	uint64_t bytes;	       /* 0: none is wanted */
+	bool is_passed;	       /* another process has the store, and settles before its start */
 };
 
 /* Opens or makes the file, after the anchor is known: decides slot_count. A file that has pages is

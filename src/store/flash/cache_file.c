@@ -210,8 +210,14 @@ int flash_cache_open(
 		return error_set(error, -ENOMEM, "not enough memory to open '%s'", flash->path);
 	}
 	make_path(&flash->anchor, options->directory, path);
-	result = flash->is_read_only ? open_to_read(flash, path, error)
-				     : open_to_write(flash, path, options->bytes, error);
+	if (options->is_passed && flash->anchor.cache_tag != 0) {
+		set_epoch(flash);
+		flash->cache.is_busy = true; /* wherever its file is */
+		result = 0;
+	} else {
+		result = flash->is_read_only ? open_to_read(flash, path, error)
+					     : open_to_write(flash, path, options->bytes, error);
+	}
 	free(path);
 	return result;
 }

@@ -430,7 +430,17 @@ static void fill_info(struct flash *flash)
 	}
 }
 
-static int open_cache(struct flash *flash, const struct flash_config *config, struct error *error)
+/* Whether the store is what another process has passed. */
+static bool is_passed(const struct flash *flash, const struct store_claim *passed)
+{
+	struct store_claim claim;
+
+	return passed != NULL && store_pass(flash->below, &claim) == NULL &&
+	       memcmp(claim.identity, passed->identity, sizeof(claim.identity)) == 0;
+}
+
+static int open_cache(struct flash *flash, const struct flash_config *config,
+	const struct store_claim *passed, struct error *error)
 {
 	uint64_t size = flash->anchor.geometry.disk_blocks << FLASH_BLOCK_SHIFT;
 	struct flash_cache_options options = {
@@ -438,6 +448,7 @@ static int open_cache(struct flash *flash, const struct flash_config *config, st
 		.bytes = config->has_cache_bytes
 				 ? config->cache_bytes
 				 : MIN(size / CACHE_DEFAULT_DIVISOR, (uint64_t)CACHE_DEFAULT),
+		.is_passed = is_passed(flash, passed),
 	};
 
 	flash->cache.cold_percent = config->has_cold_percent ? config->cold_percent
@@ -470,7 +481,7 @@ static int flash_open(struct store *base, const struct store_options *options,
 		return result;
 	}
 	flash->slot_count = flash_slot_count(&flash->anchor.geometry, config->map_memory);
-	result = open_cache(flash, config, error);
+	result = open_cache(flash, config, options->passed, error);
 	if (result < 0) {
 		release(flash);
 		return result;
