@@ -527,7 +527,22 @@ static bool is_same_snapshot(const struct upgrade_take *take, const struct serve
 	return false;
 }
 
-/* The disks are read. A snapshot that is not there was dropped: its connections are closed. */
+/* Whether the disk, which the name says before the last '@', is that of the old process. */
+static bool has_disk_of(const struct upgrade_take *take, const struct session_record *record)
+{
+	const char *end = memrchr(record->export, '@', record->export_bytes);
+	struct session_record disk = { .export = record->export };
+	const struct before *before = NULL;
+
+	if (end != NULL) {
+		disk.export_bytes = (uint32_t)(end - record->export);
+		before = find_before(take, &disk);
+	}
+	return before != NULL && before->same != NULL;
+}
+
+/* The disks are read. A snapshot that is not on its disk was dropped: its connections are closed.
+ */
 static int adopt_late(
 	struct upgrade_take *take, const struct upgrade_taker *taker, struct error *error)
 {
@@ -536,7 +551,7 @@ static int adopt_late(
 		const struct session_record *record = &late->record;
 		const struct served *served = find(taker, record->export, record->export_bytes, 0);
 
-		if (served != NULL && !is_same_snapshot(take, served)) {
+		if (served != NULL ? !is_same_snapshot(take, served) : !has_disk_of(take, record)) {
 			return refuse_disk(taker, record->export, record->export_bytes, 1, error);
 		}
 		acceptor_adopt(taker->acceptor, late->kind, record, late->fd);

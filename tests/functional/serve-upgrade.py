@@ -750,6 +750,8 @@ class Upgrade(support.Case):
             for disks in ([f"log=flash:{other}"], [f"log=flash:{log}", "--export", "log@a=memory:1M"]):
                 self.assertRegex(self.upgrade(*new, *disks)[2],
                                  r'"log@a" has connections \(1\), .* serves another disk')
+            self.assertRegex(self.upgrade(*new, "more=null:1M")[2],
+                             r'"log@a" has connections \(1\), .* does not serve it')
             for _ in range(2):
                 self.assertTrue(reader.read(0, 1 << 20) == expected)
                 self.assertEqual(self.must_upgrade()[:2], (1, 0))
