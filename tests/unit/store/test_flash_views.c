@@ -434,8 +434,10 @@ static bool crash(struct world *world, struct world *image, uint32_t number)
 	bool killed = number % 2 == 0;
 	bool goes_on = !is_asked() && sim_between(0, 5) == 0;
 	char name[32];
+	char again[32];
 
 	snprintf(name, sizeof(name), "crash-%u", number);
+	snprintf(again, sizeof(again), "again-%u", number);
 	if (killed) {
 		(void)sim_disk_kill_copy(sim_disk_find(world->name), name);
 	} else {
@@ -444,7 +446,18 @@ static bool crash(struct world *world, struct world *image, uint32_t number)
 	sim_set_faults(&(struct sim_faults){ 0 });
 	world_freeze(world, true);
 	check_counts(name);
-	world_open(image, name, world_disk == WORLD_ZONED, NULL);
+	world_open(image, name, world_disk == WORLD_ZONED, again);
+	if (sim_disk_find(again) != NULL) {
+		static struct world other;
+
+		check_counts(again);
+		if (!has_dropped(image)) {
+			world_open(&other, again, world_disk == WORLD_ZONED, NULL);
+			check_image(world, &other, false, false);
+			world_close(&other);
+		}
+		sim_disk_destroy(sim_disk_find(again));
+	}
 	check_image(world, image, killed, goes_on);
 	if (!goes_on) {
 		world_close(image);
