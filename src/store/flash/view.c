@@ -464,6 +464,12 @@ void flash_views_move(
 		if (le32toh(at->block) != entry->source) {
 			continue;
 		}
+		if (flash->segments[from].view_valid[i] ==
+			0) { /* the table that was read is wrong */
+			flash_fail(flash, -EUCLEAN,
+				"has a table of segments that does not fit a snapshot");
+			return;
+		}
 		*at = (struct flash_entry){ htole32(block), htole32(entry->crc) };
 		flash->segments[from].view_valid[i]--;
 		flash->segments[to].view_valid[i]++;

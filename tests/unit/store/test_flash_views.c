@@ -15,6 +15,7 @@
 
 #include "../stores.h"
 #include "base/bytes.h"
+#include "store/flash/flash.h"
 
 enum {
 	BLOCKS_MAX = 1024,
@@ -660,11 +661,62 @@ static void test_a_disk_that_fails_makes_no_snapshot(void **state)
 	assert_in_range(failed, 30, 60);
 }
 
+static int last_result;
+
+static void result_done(struct store_part *part, int result)
+{
+	last_result = result;
+	part->op = STORE_OP_COUNT;
+}
+
+/* As an image may have it that somebody has made up: writes end, and not the server. */
+static void test_a_table_that_does_not_fit_a_snapshot_ends_writes(void **state)
+{
+	enum { WRITES_MAX = 5000 };
+	static struct world world;
+	struct flash *flash;
+
+	GMB_UNUSED(state);
+	memset(views, 0, sizeof(views));
+	world_disk = WORLD_FILE;
+	sim_start(&(struct sim_options){ .seed = 1 });
+	world_make_disk();
+	world_open(&world, "disk", false, NULL);
+	flash = container_of(world.store, struct flash, base);
+	block_count = (uint32_t)(store_size(world.store) >> FLASH_BLOCK_SHIFT);
+	written_count = block_count / 2;
+	fill(&world);
+	snprintf(views[0].request.view.name, sizeof(views[0].request.view.name), "v");
+	views[0].state = MODEL_CREATING;
+	view_ask(&world, &views[0], STORE_VIEW_CREATE);
+	while (!views[0].is_done) {
+		assert_true(sim_step());
+	}
+	for (uint32_t i = 0; i < WORLD_SEGMENTS; i++) {
+		flash->segments[i].view_valid[0] = MIN(flash->segments[i].view_valid[0], 1U);
+	}
+	last_result = 0;
+	for (uint32_t i = 0; last_result == 0; i++) {
+		struct store_part part = { .op = STORE_WRITE,
+			.offset = (uint64_t)(i * 7 % written_count) << FLASH_BLOCK_SHIFT,
+			.length = FLASH_BLOCK_BYTES,
+			.memory = mem_of(lane_memory),
+			.done = result_done };
+
+		assert_true(i < WRITES_MAX);
+		world_submit(&world, &part);
+	}
+	assert_int_equal(last_result, -EUCLEAN);
+	world_discard(&world);
+	sim_stop();
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_snapshots_survive_whole_or_not_at_all),
 		cmocka_unit_test(test_a_disk_that_fails_makes_no_snapshot),
+		cmocka_unit_test(test_a_table_that_does_not_fit_a_snapshot_ends_writes),
 	};
 
 	stores_register();
