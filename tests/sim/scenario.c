@@ -192,6 +192,7 @@ static void open_export(struct scenario *scenario, struct scenario_export *expor
 	if (export->is_flash) {
 		options.read_mode = percent(50) ? STORE_MODE_DIRECT : STORE_MODE_CACHED;
 		options.write_mode = options.read_mode;
+		stores_set(&options, "cache", "0"); /* whose file test_flash_crash.c looks at */
 	} else if (export->disk != NULL && !export->warm) {
 		if (disk_open(export->path, true, false, &fd, &error) != 0 ||
 			disk_info(fd, &info) != 0) {
