@@ -296,10 +296,10 @@ bool flash_io_block(struct flash *flash)
 	if (node != NULL) {
 		struct flash_io *io = list_entry(node, struct flash_io, node);
 
+		/* Not flash_read(): it knows only of what zones had at the start. */
 		io_end(io, io->is_write ? write_blocking(flash, io)
-					: flash_read(flash, io->block,
-						  (uint32_t)(io->bytes >> FLASH_BLOCK_SHIFT),
-						  mem_cpu_write(io->memory)));
+					: disk_read(flash->fd, mem_cpu_write(io->memory), io->bytes,
+						  flash_block_offset(flash, io->block)));
 	} else if (flash->sync.is_busy) {
 		sync_done(&flash->sync.op, disk_sync(flash->fd));
 	} else {
