@@ -249,7 +249,11 @@ static void end(struct flash *flash, int result)
 		flash->gc.is_pressed = flash_free_soon(flash) < flash->gc.floor_segments;
 		flash_views_look(flash);
 	}
-	settled(flash, result);
+	if (result == 0 && flash->anchor.cache_tag != 0 && !list_is_empty(&flash->settling)) {
+		flash_checkpoint_ask(flash); /* this one was begun before they came */
+	} else {
+		settled(flash, result);
+	}
 	if (flash->is_starting) {
 		start_ended(flash, result);
 	}
