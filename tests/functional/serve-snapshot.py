@@ -1,5 +1,6 @@
 #!/usr/bin/python3
 """Snapshots of flash stores: made under load, read while the disk is written, over kills and restarts."""
+import errno
 import hashlib
 import json
 import random
@@ -235,6 +236,27 @@ class Snapshot(support.Case):
         self.assertIn('"disk@a": removed', reload())
         self.assertEqual(server.stop()[0], 0)
         self.assertEqual(self.check()["snapshots"], "a")
+
+    def test_small_writes_that_were_answered_have_room_beside_a_snapshot(self):
+        """They wait in the cache, and a flush must be able to write them."""
+        server = self.serve("on-full=refuse", "cache=16M")
+        self.fill(server)
+        self.snapshot("create", "disk", "a")
+        with nbdmini.open_export(server.uri, b"disk") as client:
+            for _ in range(self.size // BLOCK):
+                client.send_request(nbdmini.CMD_WRITE, 1, self.random.randrange(self.size // BLOCK) * BLOCK,
+                                    BLOCK, self.random.randbytes(BLOCK))
+                status = client.reply()[1]
+                if status != 0:
+                    break
+            self.assertEqual(status, errno.ENOSPC)
+            client.flush()
+            self.snapshot("delete", "disk", "a")
+            client.write(0, bytes([1]) * BLOCK)
+            client.flush()
+            self.assertEqual(client.read(0, BLOCK), bytes([1]) * BLOCK)
+        self.assertEqual(server.stop()[0], 0)
+        self.check()
 
     def test_writes_go_on_without_the_snapshot_when_there_is_no_room(self):
         server = self.serve()

@@ -224,9 +224,9 @@ bool flash_cache_takes(struct flash *flash, const struct store_part *part)
 {
 	const struct flash_cache *cache = &flash->cache;
 
-	if (cache->slot_count == 0 || cache->is_leaving || part->op != STORE_WRITE ||
-		(part->flags & STORE_FUA) != 0 || part->length >= DIRECT_BYTES ||
-		!list_is_empty(&flash->settling)) {
+	if (cache->slot_count == 0 || cache->is_leaving || cache->is_tight ||
+		part->op != STORE_WRITE || (part->flags & STORE_FUA) != 0 ||
+		part->length >= DIRECT_BYTES || !list_is_empty(&flash->settling)) {
 		return false;
 	}
 	/* Else who opens the store next would not look for the file. */
@@ -676,7 +676,7 @@ static bool choose(struct flash *flash)
 		pick_all(cache, flash_scratch_of(part)->counter);
 	} else if (!flash_cache_has_written(flash)) {
 		pick_all(cache, cache->wanted);
-	} else if (cache->is_draining || cache->is_leaving) {
+	} else if (cache->is_draining || cache->is_leaving || cache->is_tight) {
 		pick_all(cache, UINT64_MAX);
 	} else if (room_of(cache) + cache->writing_count < room) {
 		pick_cold(cache, MIN(room * 2, (uint32_t)PICKS_MAX));

@@ -61,6 +61,7 @@ struct flash_cache {
 	bool is_busy;	  /* another process has the file, of which the anchor has a tag */
 	bool is_found;	  /* the file has pages of a process that was killed */
 	bool is_leaving;  /* nothing goes in any more: it was found, and is not wanted */
+	bool is_tight;	  /* nothing goes in, all goes out: soon writes are to be refused */
 	bool is_draining; /* the store is closed: all goes out */
 
 	struct cache_lru lru;
@@ -136,8 +137,19 @@ static inline const uint8_t *flash_cache_page(const struct flash_cache *cache, u
 	return cache->pages + (size_t)slot * FLASH_BLOCK_BYTES;
 }
 
+/* Dirty pages, of which the log has no record yet that is written. */
+static inline bool flash_cache_is_dirty(const struct flash_cache *cache)
+{
+	return cache->slot_count > 0 &&
+	       (cache_lru_dirty_count(&cache->lru) > 0 || cache->writing_count > 0);
+}
 /* True: this change goes into the cache. */
 bool flash_cache_takes(struct flash *flash, const struct store_part *part);
+/* True: changes have to wait until all pages are in records. */
+static inline bool flash_cache_must_drain(const struct flash_cache *cache)
+{
+	return cache->is_tight && cache_lru_dirty_count(&cache->lru) > 0;
+}
 /* Room for one block. False: flash_pump() is called when there may be. */
 bool flash_cache_has_room(struct flash *flash);
 /* With room: data (a block) is the newest contents of the block, and survives a kill. */
@@ -163,12 +175,6 @@ void flash_cache_flush(struct flash *flash, struct store_part *part);
 void flash_cache_want_written(struct flash *flash);
 /* True when it is, or in records that are not yet written. */
 bool flash_cache_has_written(const struct flash *flash);
-/* Dirty pages, of which the log has no record yet that is written. */
-static inline bool flash_cache_is_dirty(const struct flash_cache *cache)
-{
-	return cache->slot_count > 0 &&
-	       (cache_lru_dirty_count(&cache->lru) > 0 || cache->writing_count > 0);
-}
 
 /* What the collector does with a block of a segment that is valid there, and has that checksum. */
 enum gc_way flash_cache_gc_way(struct flash *flash, uint64_t lpn, uint32_t victim, uint32_t crc);

@@ -449,7 +449,7 @@ static enum step change_step(struct flash *flash, struct store_part *part)
 	if (flash_cache_takes(flash, part)) {
 		return cache_step(flash, part);
 	}
-	if (flash_checkpoint_runs(flash)) {
+	if (flash_checkpoint_runs(flash) || flash_cache_must_drain(&flash->cache)) {
 		return STEP_WAIT;
 	}
 	return part->op == STORE_WRITE ? write_step(flash, part) : clear_step(flash, part);

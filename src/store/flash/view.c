@@ -85,22 +85,23 @@ static uint64_t usable_blocks(const struct flash *flash)
 	return blocks - (blocks + FLASH_RECORD_ENTRIES) / (FLASH_RECORD_ENTRIES + 1) - 2;
 }
 
-/* True when what could be written, after all garbage is collected, is less than it has to be. */
-static bool room_is_low(const struct flash *flash)
+/* Blocks that could be written, after all garbage is collected, beyond those that must be left;
+ * negative: so many are missing. */
+static int64_t room_of(const struct flash *flash)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
-	uint64_t usable = usable_blocks(flash);
-	uint64_t reserve = geometry->reserve_segments * usable;
-	uint64_t all = geometry->segment_count * usable - reserve;
-	uint64_t room = 0;
+	int64_t usable = (int64_t)usable_blocks(flash);
+	int64_t left = (geometry->segment_count - geometry->reserve_segments) * usable *
+		       ROOM_MIN_PERCENT / 100;
+	int64_t room = 0;
 
 	for (uint32_t i = 0; i < geometry->segment_count; i++) {
 		const struct gc_segment *segment = &flash->table.segments[i];
-		uint64_t used = (uint64_t)segment->valid + segment->kept + flash->segments[i].nodes;
+		int64_t used = (int64_t)segment->valid + segment->kept + flash->segments[i].nodes;
 
 		room += usable - MIN(usable, used);
 	}
-	return room < reserve || (room - reserve) * 100 < all * ROOM_MIN_PERCENT;
+	return room - geometry->reserve_segments * usable - left;
 }
 
 static struct flash_view *oldest(struct flash *flash)
@@ -139,13 +140,18 @@ static void drop_oldest(struct flash *flash)
 void flash_views_look(struct flash *flash)
 {
 	struct flash_views *views = &flash->views;
+	int64_t room;
 	bool is_low;
 
-	if (oldest(flash) == NULL) {
+	if (oldest(flash) == NULL && views->request == NULL) {
 		views->is_full = false;
+		flash->cache.is_tight = false;
 		return;
 	}
-	is_low = !is_going(flash) && room_is_low(flash);
+	room = room_of(flash);
+	/* Writes that were answered cannot be refused any more. */
+	flash->cache.is_tight = views->refuses && room < (int64_t)flash->cache.slot_count;
+	is_low = oldest(flash) != NULL && !is_going(flash) && room < 0;
 	if (is_low && !views->refuses) {
 		drop_oldest(flash);
 	} else if (is_low && !views->is_full) {
@@ -233,7 +239,7 @@ static int check_create(struct flash *flash, const char *name, struct error *err
 		return error_set(error, -EMLINK, "has %d snapshots, which is the most; delete one",
 			FLASH_VIEWS);
 	}
-	if (room_is_low(flash)) {
+	if (room_of(flash) < 0) {
 		return error_set(error, -ENOSPC,
 			"has no room for a snapshot: less than %d %% of its segments can be "
 			"written to",
@@ -277,6 +283,7 @@ void flash_view_ask(struct store *store, struct store_view_request *request)
 	}
 	flash_wake(flash);
 	flash->views.request = request;
+	flash_views_look(flash);
 	flash_cache_want_written(flash);
 	result = check_request(flash, request);
 	if (result < 0) {
