@@ -81,6 +81,19 @@ static int map(struct disk_shared *shared, uint64_t size, struct error *error)
 	return 0;
 }
 
+/* A write to a page that there is no room for would end the process. */
+static int allocate(const struct disk_shared *shared, uint64_t size, struct error *error)
+{
+	int result;
+
+	do {
+		result = posix_fallocate(shared->fd, 0, (off_t)size);
+	} while (result == EINTR);
+	return result == 0 ? 0
+			   : error_set(error, -result, "cannot have %llu bytes in '%s': %s",
+				     (unsigned long long)size, shared->path, strerror(result));
+}
+
 static int open_once(const char *path, bool create, struct disk_shared *shared, struct error *error)
 {
 	uint64_t size = 0;
@@ -100,6 +113,9 @@ static int open_once(const char *path, bool create, struct disk_shared *shared, 
 	/* It may have been changed until it was locked. */
 	if (result == 0) {
 		result = examine(path, shared->fd, &size, error);
+	}
+	if (result == 0 && size > 0) {
+		result = allocate(shared, size, error);
 	}
 	if (result == 0 && size > 0) {
 		result = map(shared, size, error);
@@ -145,12 +161,10 @@ int disk_shared_resize(struct disk_shared *shared, uint64_t size, struct error *
 		return error_set(
 			error, -errno, "cannot write to '%s': %s", shared->path, strerror(errno));
 	}
-	/* A write to a page that there is no room for would end the process. */
-	result = -posix_fallocate(shared->fd, 0, (off_t)size);
+	result = allocate(shared, size, error);
 	if (result < 0) {
 		(void)ftruncate(shared->fd, 0);
-		return error_set(error, result, "cannot have %llu bytes in '%s': %s",
-			(unsigned long long)size, shared->path, strerror(-result));
+		return result;
 	}
 	return map(shared, size, error);
 }

@@ -116,6 +116,12 @@ class Flash(support.Case):
             if os.path.exists(self.cache + "2"):
                 os.remove(self.cache + "2")
         os.remove(self.cache)
+        server = self.serve("readonly")
+        with nbdmini.open_export(server.uri, b"") as client:
+            self.assertEqual(client.read(0, BLOCK), bytes(BLOCK))
+        status, errors = server.stop()
+        self.assertEqual(status, 0)
+        self.assertIn("is lost: there is no cache file", errors)
         put()
         server = self.serve()
         with nbdmini.open_export(server.uri, b"") as client:

@@ -36,9 +36,8 @@ static uint64_t make_random(void)
 
 /* --- whose file it is ------------------------------------------------------------------------ */
 
-/* A file that this machine, since it started, has written for this store, whose anchor refers to
- * it. */
-static bool is_ours(const struct flash_anchor *anchor, const struct disk_shared *file,
+/* A file that this machine, since it started, has written for a store of this UUID. */
+static bool is_known(const struct flash_anchor *anchor, const struct disk_shared *file,
 	struct flash_cache_head *head)
 {
 	uint8_t boot_id[DISK_BOOT_ID_BYTES];
@@ -46,8 +45,15 @@ static bool is_ours(const struct flash_anchor *anchor, const struct disk_shared 
 	return file->size >= FLASH_BLOCK_BYTES && disk_boot_id(boot_id) == 0 &&
 	       flash_cache_head_decode(file->bytes, file->size, head) &&
 	       memcmp(head->boot_id, boot_id, sizeof(boot_id)) == 0 &&
-	       memcmp(head->uuid, anchor->uuid, sizeof(head->uuid)) == 0 &&
-	       head->tag == anchor->cache_tag && head->disk_blocks == anchor->geometry.disk_blocks;
+	       memcmp(head->uuid, anchor->uuid, sizeof(head->uuid)) == 0;
+}
+
+/* The same, and this anchor refers to it. */
+static bool is_ours(const struct flash_anchor *anchor, const struct disk_shared *file,
+	struct flash_cache_head *head)
+{
+	return is_known(anchor, file, head) && head->tag == anchor->cache_tag &&
+	       head->disk_blocks == anchor->geometry.disk_blocks;
 }
 
 static const struct flash_cache_entry *entries_of(const struct disk_shared *file)
@@ -63,6 +69,16 @@ static uint32_t count_dirty(const struct disk_shared *file, uint32_t slot_count)
 		count += entries_of(file)[i].commit != 0;
 	}
 	return count;
+}
+
+/* A copy of the store has the same UUID, and its changes may be in the file. */
+static bool has_changes_of_another(
+	const struct flash_anchor *anchor, const struct disk_shared *file)
+{
+	struct flash_cache_head head;
+
+	return is_known(anchor, file, &head) && !is_ours(anchor, file, &head) &&
+	       count_dirty(file, head.slot_count) > 0;
 }
 
 /* What was answered and not flushed is gone, so who has it unflushed must hear of it. */
@@ -84,12 +100,19 @@ static void count_loss(struct flash *flash)
 	set_epoch(flash);
 }
 
+static void warn_of_loss(const struct flash *flash, const char *path)
+{
+	log_warning("flash store '%s': what was written and not flushed before its server ended is "
+		    "lost: there is no cache file '%s' with it",
+		flash->path, path);
+}
+
 /* --- opening --------------------------------------------------------------------------------- */
 
 static int open_to_read(struct flash *flash, const char *path, struct error *error)
 {
 	struct flash_cache_head head;
-	struct disk_shared file;
+	struct disk_shared file = { .fd = -1 };
 	uint32_t dirty = 0;
 	int result;
 
@@ -97,15 +120,14 @@ static int open_to_read(struct flash *flash, const char *path, struct error *err
 		return 0;
 	}
 	result = disk_shared_open(path, false, &file, error);
-	if (result == -ENOENT) {
-		return 0;
-	}
-	if (result < 0) {
+	if (result < 0 && result != -ENOENT) {
 		error_prefix(error, "'%s' has changes in its cache file", flash->path);
 		return result;
 	}
-	if (is_ours(&flash->anchor, &file, &head)) {
+	if (result == 0 && is_ours(&flash->anchor, &file, &head)) {
 		dirty = count_dirty(&file, head.slot_count);
+	} else {
+		warn_of_loss(flash, path);
 	}
 	disk_shared_close(&file, false);
 	return dirty == 0 ? 0
@@ -183,10 +205,15 @@ static int open_to_write(struct flash *flash, const char *path, uint64_t bytes, 
 		return 0;
 	}
 	if (is_needed) {
-		log_warning("flash store '%s': what was written and not flushed before its server "
-			    "ended is lost: there is no cache file '%s' with it",
-			flash->path, path);
+		warn_of_loss(flash, path);
 		count_loss(flash);
+	}
+	if (result == 0 && has_changes_of_another(&flash->anchor, &cache->file)) {
+		result = error_set(error, -EEXIST,
+			"'%s' has changes of a copy of the store, where its server was killed; "
+			"serve that copy once, or remove the file",
+			path);
+		disk_shared_close(&cache->file, false);
 	}
 	if (result == 0 && bytes > 0) {
 		result = make(flash, bytes, error);
@@ -203,9 +230,18 @@ static int open_to_write(struct flash *flash, const char *path, uint64_t bytes, 
 int flash_cache_open(
 	struct flash *flash, const struct flash_cache_options *options, struct error *error)
 {
-	char *path = malloc(PATH_BYTES);
+	uint8_t boot_id[DISK_BOOT_ID_BYTES];
+	char *path;
 	int result;
 
+	if (flash->anchor.cache_tag != 0 && disk_boot_id(boot_id) < 0) {
+		return error_set(error, -ENOENT,
+			"'%s' has changes in its cache file, and it is not known since when the "
+			"machine runs; set GMBLOCK_BOOT_ID to what "
+			"/proc/sys/kernel/random/boot_id says",
+			flash->path);
+	}
+	path = malloc(PATH_BYTES);
 	if (path == NULL) {
 		return error_set(error, -ENOMEM, "not enough memory to open '%s'", flash->path);
 	}

@@ -549,7 +549,7 @@ bool flash_cache_head_decode(
 	return memcmp(wire.magic, cache_magic, sizeof(wire.magic)) == 0 &&
 	       le32toh(wire.crc) == crc32c(0, &wire, offsetof(struct wire_cache, crc)) &&
 	       le32toh(wire.version) == VERSION && le32toh(wire.page_bytes) == FLASH_BLOCK_BYTES &&
-	       head->tag != 0 && head->slot_count > 0 &&
+	       head->tag != 0 && head->slot_count >= FLASH_CACHE_SLOTS_MIN &&
 	       head->slot_count <= FLASH_CACHE_SLOTS_MAX &&
 	       is_zero(wire.zeroes, sizeof(wire.zeroes)) &&
 	       file_bytes == flash_cache_file_bytes(head->slot_count);

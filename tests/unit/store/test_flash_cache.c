@@ -112,15 +112,20 @@ static void commit(uint8_t *file, uint32_t slot)
 }
 
 /* Opens what a kill has left. lost: as many of the first blocks have their old contents. */
+static void open_copy(struct world *copy, uint32_t lost, bool is_same_epoch)
+{
+	world_open(copy, "copy", false, NULL);
+	for (uint32_t i = 0; i < BLOCKS; i++) {
+		transfer(copy, STORE_READ, i, i < lost ? OLD + i : NEW + i, 0);
+	}
+	assert_int_equal(store_epoch(copy->store) == epoch_before, is_same_epoch);
+}
+
 static void expect(uint32_t lost, bool is_same_epoch)
 {
 	struct world copy;
 
-	world_open(&copy, "copy", false, NULL);
-	for (uint32_t i = 0; i < BLOCKS; i++) {
-		transfer(&copy, STORE_READ, i, i < lost ? OLD + i : NEW + i, 0);
-	}
-	assert_int_equal(store_epoch(copy.store) == epoch_before, is_same_epoch);
+	open_copy(&copy, lost, is_same_epoch);
 	world_close(&copy);
 	/* The end in order has written all of it, and needs no file any more. */
 	assert_null(sim_shared_find(cache_path, &(uint64_t){ 0 }));
@@ -148,6 +153,7 @@ static void test_a_killed_server_loses_nothing(void **state)
 static void test_no_file_of_others_is_believed(void **state)
 {
 	struct flash_cache_head head;
+	struct world copy;
 	uint64_t size;
 	uint8_t *file;
 
@@ -167,7 +173,13 @@ static void test_no_file_of_others_is_believed(void **state)
 		head.disk_blocks += field == 3;
 		head.slot_count -= field == 4;
 		flash_cache_head_encode(&head, file);
-		expect(BLOCKS, false);
+		if (field == 2 || field == 3) { /* as that of a copy of the store */
+			open_copy(&copy, BLOCKS, false);
+			world_discard(&copy);
+			sim_shared_remove(cache_path);
+		} else {
+			expect(BLOCKS, false);
+		}
 	}
 	(void)take(&size);
 	sim_shared_reboot();
@@ -289,6 +301,37 @@ static void test_a_loss_is_remembered(void **state)
 	teardown();
 }
 
+/* A copy of the store has its UUID: what the server of one has left is not lost to that of the
+ * other. */
+static void test_changes_of_a_copy_stay(void **state)
+{
+	static uint8_t before[64 * FLASH_BLOCK_BYTES];
+	struct world copy;
+	uint64_t size;
+	uint8_t *file;
+
+	GMB_UNUSED(state);
+	setup();
+	(void)take(&size);
+	expect(0, true);
+	for (int turn = 0; turn < 2; turn++) {
+		sim_shared_copy("/disk/", cache_path);
+		file = sim_shared_find(cache_path, &size);
+		memcpy(before, file, size);
+		world_cache = turn == 0 ? "128K" : "0";
+		world_open(&copy, "copy", false, NULL);
+		transfer(&copy, STORE_WRITE, 0, NEW + 500 + (uint64_t)turn, 0);
+		transfer(&copy, STORE_READ, 1, NEW + 1, 0);
+		world_discard(&copy);
+		file = sim_shared_find(cache_path, &size);
+		assert_non_null(file);
+		assert_int_equal(size, flash_cache_file_bytes(SLOTS));
+		assert_memory_equal(file, before, size);
+		sim_shared_remove(cache_path);
+	}
+	teardown();
+}
+
 /* --- beside records in flight ---------------------------------------------------------------- */
 
 enum { FLYING = 2, PARTS = FLYING + 2 };
@@ -391,6 +434,51 @@ static void test_a_newer_record_counts_more_than_a_page(void **state)
 	teardown();
 }
 
+static void view_done(struct store_view_request *request)
+{
+	assert_int_equal(request->result, 0);
+	request->context = NULL;
+}
+
+/* Wherever the checkpoint is that is being written meanwhile. */
+static void test_a_store_that_has_settled_needs_no_file(void **state)
+{
+	enum { STEPS = 60 };
+	uint8_t block[FLASH_BLOCK_BYTES];
+	struct store_part part = {
+		.done = world_part_done, .op = STORE_FLUSH, .flags = STORE_SETTLE
+	};
+	struct flash_anchor anchor;
+	struct error error;
+
+	GMB_UNUSED(state);
+	setup();
+	for (int steps = 0; steps < STEPS; steps++) {
+		struct store_view_request request = { .store = world.store,
+			.action = steps % 2 == 0 ? STORE_VIEW_CREATE : STORE_VIEW_DELETE,
+			.view.name = "one",
+			.context = &request,
+			.done = view_done };
+
+		transfer(&world, STORE_WRITE, 0, NEW, 0);
+		submit(0, STORE_FLUSH, 0, 0, 0);
+		wait_for(0);
+		store_view_ask(world.store, &request);
+		for (int i = 0; i < steps && request.context != NULL; i++) {
+			assert_true(sim_step());
+		}
+		part.op = STORE_FLUSH;
+		world_submit(&world, &part);
+		sim_disk_peek(sim_disk_find("disk"), 0, block, sizeof(block));
+		assert_int_equal(flash_anchor_decode(block, &anchor, &error), 0);
+		assert_int_equal(anchor.cache_tag, 0);
+		while (request.context != NULL) {
+			assert_true(sim_step());
+		}
+	}
+	teardown();
+}
+
 /* --- in the middle of a write ---------------------------------------------------------------- */
 
 static uint8_t *watched;
@@ -457,6 +545,8 @@ int main(void)
 		cmocka_unit_test(test_of_two_pages_the_later_one_counts),
 		cmocka_unit_test(test_a_store_that_is_only_read_says_what_it_lacks),
 		cmocka_unit_test(test_a_loss_is_remembered),
+		cmocka_unit_test(test_changes_of_a_copy_stay),
+		cmocka_unit_test(test_a_store_that_has_settled_needs_no_file),
 		cmocka_unit_test(test_a_page_outlives_the_record_before_it),
 		cmocka_unit_test(test_a_flush_waits_for_what_supersedes_a_page),
 		cmocka_unit_test(test_a_newer_record_counts_more_than_a_page),
