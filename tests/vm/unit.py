@@ -187,12 +187,24 @@ nbd-client -d /dev/nbd0
 dmesg >/results/dmesg
 fails grep "I/O error" /results/dmesg
 
-: a process that is killed is replaced by systemd
+: a process that is killed is replaced by systemd, with what is in the cache of a flash store
+su -s /bin/sh gmblock -c "gmblock create --size=64M --segment=256K flash:/var/lib/gmblock/log"
+echo "  - { name: log, path: 'flash:/var/lib/gmblock/log' }" >>/etc/gmblock/gmblock.conf
+systemctl restart gmblock.service
+nbd-client -N log localhost 10809 /dev/nbd1
+dd if=/run/data of=/dev/nbd1 bs=4k oflag=direct status=none
+ls /dev/shm/gmblock-*.cache
 old=$(main)
 kill -9 $old
 until_true gmblock info nbd://localhost/disk
 test $(main) != $old
 check_process 1
+nbd-client -d /dev/nbd1
+ls /dev/shm/gmblock-*.cache
+nbd-client -N log localhost 10809 /dev/nbd1
+dd if=/dev/nbd1 of=/run/back bs=4k count=32 iflag=direct status=none
+cmp /run/data /run/back
+nbd-client -d /dev/nbd1
 
 : restart, beside the other server
 systemctl restart gmblock.service
