@@ -50,7 +50,9 @@ class Load:
         self.random = random.Random(BOOT)
 
     def start(self):
-        keys = ",mode=direct" if BOOT % 4 < 2 else ""
+        # What is in the cache when the power goes may be lost in any order.
+        keys = ",cache=1M" if BOOT == FAILURES else ",cache=0"
+        keys += ",mode=direct" if BOOT % 4 < 2 else ""
         self.server = subprocess.Popen(
             ["gmblock", "serve", "--export", f"=flash:{DISK}{keys}", "--listen",
              "nbd+unix:///?socket=/tmp/s"], stdout=subprocess.PIPE, text=True)

@@ -328,6 +328,7 @@ static enum step cache_step(struct flash *flash, struct store_part *part)
 		}
 		flash_cache_put(flash, lpn, data);
 		flash->counters.written_blocks++;
+		flash->counters.cached_blocks++;
 		scratch->done_bytes = end - part->offset;
 	}
 	change_ended(flash, part);

@@ -613,6 +613,8 @@ static const struct store_option flash_options[] = {
 static const struct counter counter_list[] = {
 	{ "written_blocks", "Blocks of 4 KiB that clients have written", COUNTER_TOTAL,
 		COUNTER_ITEMS, offsetof(struct flash, counters.written_blocks) },
+	{ "cached_blocks", "Those of them that went to the write cache", COUNTER_TOTAL,
+		COUNTER_ITEMS, offsetof(struct flash, counters.cached_blocks) },
 	{ "evicted_blocks", "Blocks that were written because the cache needed room", COUNTER_TOTAL,
 		COUNTER_ITEMS, offsetof(struct flash, counters.evicted_blocks) },
 	{ "flushed_blocks", "Blocks of the cache that flushes have written", COUNTER_TOTAL,
