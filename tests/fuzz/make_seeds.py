@@ -615,6 +615,9 @@ def hand_flash(corpus):
         return (struct.pack("<4sI16sQQIIH", b"GFLR", 0, uuid, seq, durable, 0xC0FFEE, next_segment,
                             len(entries) if count is None else count).ljust(256, b"\0") + b"".join(entries))
 
+    def cache(version=1, tag=7, slots=32):
+        return struct.pack("<8sII16s16sQQI", b"GMBFLC\r\n", version, 4096, uuid, uuid, tag, 1000, slots)
+
     some = (entry(3, 1, crc=9), entry(4, 2, source=300, crc=8), entry(512, 3, source=400), entry(0, 4, source=2, crc=7))
     for name, right, first, second in (
             ("good", 3, anchor(), record(some)), ("empty", 3, anchor(), record()),
@@ -626,6 +629,8 @@ def hand_flash(corpus):
             ("leaves", 3, anchor(), record(some, next_segment=9)), ("nowhere", 3, anchor(), record(some, next_segment=32)),
             ("durable", 3, anchor(), record(some, durable=78)), ("count", 3, anchor(), record(some, count=241)),
             ("long", 3, anchor(block=10), record([entry(i, 1, crc=i) for i in range(60)])),
+            ("cache", 5, anchor(), cache()), ("cache-slots", 5, anchor(), cache(slots=1 << 25)),
+            ("cache-tag", 5, anchor(), cache(tag=0)), ("cache-page", 1, anchor(), struct.pack("<QQQ", 3, 9, 77)),
             ("checksums", 0, anchor(), record(some)), ("version", 1, anchor(version=9), b""),
             ("disk", 1, anchor(disk=100000), b""), ("segments", 1, anchor(count=1 << 31), b""),
             ("position", 1, anchor(block=63), b"")):
