@@ -359,8 +359,7 @@ void flash_cache_supersede(struct flash *flash, uint64_t lpn, uint32_t count)
 {
 	struct flash_cache *cache = &flash->cache;
 
-	for (uint64_t end = lpn + count;
-		lpn < end && flash_cache_has_page(cache, lpn / FLASH_NODE_ENTRIES); lpn++) {
+	for (uint64_t end = lpn + count; cache->slot_count > 0 && lpn < end; lpn++) {
 		uint32_t slot = flash_cache_find(flash, lpn);
 
 		/* Nobody may write it behind that record; the slot is freed when it is written. */

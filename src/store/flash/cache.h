@@ -154,7 +154,7 @@ static inline bool flash_cache_must_drain(const struct flash_cache *cache)
 bool flash_cache_has_room(struct flash *flash);
 /* With room: data (a block) is the newest contents of the block, and survives a kill. */
 void flash_cache_put(struct flash *flash, uint64_t lpn, const uint8_t *data);
-/* A record that is being filled has newer contents of these blocks, all of one page of the map. */
+/* A record that is being filled has newer contents of these blocks. */
 void flash_cache_supersede(struct flash *flash, uint64_t lpn, uint32_t count);
 /* The blocks, all of one page of the map, are zeroes, and nothing of them is in the log. */
 void flash_cache_drop(struct flash *flash, uint64_t lpn, uint32_t count);

@@ -386,6 +386,35 @@ static void test_a_page_outlives_the_record_before_it(void **state)
 	teardown();
 }
 
+/* The first of its pages of the map has no block that is cached. */
+static void test_a_large_write_supersedes_all_its_pages(void **state)
+{
+	static uint8_t bytes[16 * FLASH_BLOCK_BYTES];
+	struct store_part part = { .done = world_part_done,
+		.op = STORE_WRITE,
+		.offset = (FLASH_NODE_ENTRIES - 8) * FLASH_BLOCK_BYTES,
+		.length = sizeof(bytes),
+		.memory = mem_of(bytes) };
+
+	GMB_UNUSED(state);
+	sim_start(&(struct sim_options){ .seed = 1 });
+	world_cache = "128K";
+	world_make_disk();
+	world_open(&world, "disk", false, NULL);
+	transfer(&world, STORE_WRITE, FLASH_NODE_ENTRIES, NEW, 0);
+	for (size_t i = 0; i < sizeof(bytes); i += SECTOR) {
+		sector_fill(bytes + i, OLD);
+	}
+	store_submit(world.queues[0], &part);
+	submit(0, STORE_FLUSH, 0, 0, 0); /* writes what is dirty behind it */
+	wait_for(0);
+	while (part.op != STORE_OP_COUNT) {
+		assert_true(sim_step());
+	}
+	transfer(&world, STORE_READ, FLASH_NODE_ENTRIES, OLD, 0);
+	teardown();
+}
+
 /* What was answered is nowhere but in a record that is not yet written. */
 static void test_a_flush_waits_for_what_supersedes_a_page(void **state)
 {
@@ -548,6 +577,7 @@ int main(void)
 		cmocka_unit_test(test_changes_of_a_copy_stay),
 		cmocka_unit_test(test_a_store_that_has_settled_needs_no_file),
 		cmocka_unit_test(test_a_page_outlives_the_record_before_it),
+		cmocka_unit_test(test_a_large_write_supersedes_all_its_pages),
 		cmocka_unit_test(test_a_flush_waits_for_what_supersedes_a_page),
 		cmocka_unit_test(test_a_newer_record_counts_more_than_a_page),
 		cmocka_unit_test(test_a_kill_in_a_write_leaves_the_old_or_the_new),
