@@ -212,33 +212,6 @@ gmblock info nbd://localhost/disk
 check_process
 gmblock stats --json $other
 
-: what a flash store has answered outlives its process, with what the unit lets it do
-su -s /bin/sh gmblock -c "gmblock create --size=32M --segment=64K flash:/var/lib/gmblock/log"
-configure disk more >/etc/gmblock/gmblock.conf
-echo "  - { name: log, path: 'flash:/var/lib/gmblock/log', cache: 1M }" >>/etc/gmblock/gmblock.conf
-systemctl restart gmblock.service
-nbd-client -N log localhost 10809 /dev/nbd1
-echo outlives >/run/text
-dd if=/run/text of=/dev/nbd1 bs=4096 conv=sync oflag=direct
-test "$(stat -c %U:%a /dev/shm/gmblock-*.cache)" = gmblock:600
-test "$(gmblock stats --json | grep -c '"dirty_pages": 1,')" = 1
-old=$(main)
-kill -9 $old
-until_true gmblock info nbd://localhost/log
-nbd-client -d /dev/nbd1 || true
-for round in killed restarted; do
-	until_true nbd-client -N log localhost 10809 /dev/nbd1
-	dd if=/dev/nbd1 bs=4096 count=1 iflag=direct | grep outlives
-	nbd-client -d /dev/nbd1
-	systemctl restart gmblock.service
-done
-systemctl stop gmblock.service
-fails ls /dev/shm/gmblock-*.cache
-journalctl --sync
-journalctl --unit gmblock.service >/results/journal
-fails grep "no write cache" /results/journal
-systemctl start gmblock.service
-
 : stop
 systemctl stop gmblock.service
 test "$(property Result)" = success

@@ -298,7 +298,7 @@ struct flash_erase {
 
 struct flash_counters {
 	uint64_t written_blocks; /* by clients */
-	uint64_t cached_blocks; /* of those, to the cache */
+	uint64_t cached_blocks;	 /* of those, to the cache */
 	uint64_t moved_blocks;	 /* read from the disk */
 	uint64_t cache_moved_blocks;
 	uint64_t written_back_blocks;
