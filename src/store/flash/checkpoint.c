@@ -10,11 +10,13 @@
 #include <errno.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "store/flash/flash.h"
 
 enum {
 	BLOCKS_MAX = 1 << 18, /* 1 GiB of log, from checkpoint to checkpoint */
 	RECORDS_MAX = 1 << 14,
+	DRAIN_CHECKPOINTS_MAX = 100, /* without a page less in the cache */
 };
 
 static const uint32_t checkpoint_edges[FLASH_CHECKPOINT_STATE_COUNT] = {
@@ -371,6 +373,30 @@ void flash_settle(struct flash *flash, struct store_part *part)
 	flash_checkpoint_ask(flash);
 }
 
+/* Writes what is in the cache. What finds no room, however often the collector has made some, stays
+ * in the file. */
+static void drain(struct flash *flash)
+{
+	uint64_t last = UINT64_MAX;
+	uint64_t limit = 0;
+
+	flash->cache.is_draining = true;
+	do {
+		if (flash->counters.dirty_pages != last) {
+			last = flash->counters.dirty_pages;
+			limit = flash->counters.checkpoints + DRAIN_CHECKPOINTS_MAX;
+		}
+		flash_pump(flash);
+	} while (flash_io_block(flash) && flash->counters.checkpoints < limit);
+	flash->cache.is_draining = false;
+	if (flash->failed == 0 && flash_cache_is_dirty(&flash->cache)) {
+		log_warning(
+			"flash store '%s' has no room for what is in its cache: it stays in the "
+			"cache file until the store is served again",
+			flash->path);
+	}
+}
+
 void flash_checkpoint_last(struct flash *flash)
 {
 	if (flash->is_read_only || flash->failed != 0 || flash->counters.checkpoints == 0 ||
@@ -378,10 +404,7 @@ void flash_checkpoint_last(struct flash *flash)
 		return;
 	}
 	flash->is_closing = true;
-	flash->cache.is_draining = true;
-	do {
-		flash_pump(flash);
-	} while (flash_io_block(flash));
+	drain(flash);
 	flash_checkpoint_ask(flash);
 	do {
 		flash_pump(flash);

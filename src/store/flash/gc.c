@@ -392,8 +392,9 @@ bool flash_gc_step(struct flash *flash)
 	struct flash_gc *gc = &flash->gc;
 
 	if (flash->is_read_only || flash->is_starting || flash->failed != 0 ||
-		(flash->is_closing && !flash_cache_is_dirty(&flash->cache)) || gc->is_waiting ||
-		flash_checkpoint_runs(flash) || flash->checkpoint.is_asked) {
+		(flash->is_closing &&
+			(!flash->cache.is_draining || !flash_cache_is_dirty(&flash->cache))) ||
+		gc->is_waiting || flash_checkpoint_runs(flash) || flash->checkpoint.is_asked) {
 		return false;
 	}
 	switch (gc->state) {

@@ -54,6 +54,9 @@ extern struct world_totals world_totals;
 /* The size of the write cache of stores that are opened from now on; "0": none. */
 extern const char *world_cache;
 
+/* Stores may have no room for pages in their cache when they are closed. */
+extern bool world_is_full;
+
 /* A sector's contents are its tag, again and again. */
 void sector_fill(uint8_t *bytes, uint64_t tag);
 

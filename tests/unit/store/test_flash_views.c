@@ -553,6 +553,7 @@ static uint32_t run(uint64_t seed, uint32_t crashes_max)
 	sim_start(&(struct sim_options){ .seed = seed });
 	world_disk = (enum world_disk)(seed % 3);
 	world_cache = seed % 2 == 0 ? "0" : "128K";
+	world_is_full = true;
 	world_make_disk();
 	world_open(&world, "disk", world_disk == WORLD_ZONED, NULL);
 	block_count = (uint32_t)(store_size(world.store) >> FLASH_BLOCK_SHIFT);
