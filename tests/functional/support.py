@@ -1,5 +1,6 @@
 """What the functional tests share: the program under test, a folder of their own, and a server that
 is surely gone at the end."""
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -111,6 +112,20 @@ class Case(unittest.TestCase):
         self.folder = tempfile.mkdtemp(prefix="gmblock-functional-")
         # A server that is just ending removes its own socket: what is gone is gone.
         self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        self.addCleanup(self.remove_caches)
+
+    def remove_caches(self):
+        """Those of flash stores in the folder: a killed server leaves its own for the next one."""
+        for place, _, names in os.walk(self.folder):
+            for name in names:
+                path = os.path.join(place, name)
+                if not os.path.isfile(path):
+                    continue
+                with open(path, "rb") as file:
+                    anchor = file.read(32)
+                if anchor.startswith(b"GMBFLA\r\n"):
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(f"/dev/shm/gmblock-{anchor[16:32].hex()}.cache")
 
     def path(self, name):
         return os.path.join(self.folder, name)
