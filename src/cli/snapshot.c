@@ -158,7 +158,8 @@ int cmd_snapshot(int argc, char **argv)
 	lists = strcmp(action, "list") == 0;
 	if (lists ? count > 1 : count != 2) {
 		return cli_usage_error(name,
-			lists ? "list takes one EXPORT, or none" : "%s needs an EXPORT and a NAME",
+			lists ? "list takes one EXPORT, or none"
+			      : "%s needs an EXPORT and a NAME, as two words",
 			action);
 	}
 	if (json && !lists) {

@@ -40,8 +40,7 @@ static int examine(const char *path, int fd, uint64_t *size_out, struct error *e
 		return refuse(path, -EPERM, "can be used by other users", error);
 	}
 	if (system.f_type != TMPFS_MAGIC) {
-		return refuse(
-			path, -ENOTSUP, "is not on a tmpfs, which the machine's memory is", error);
+		return refuse(path, -ENOTSUP, "is not on a tmpfs, such as /dev/shm", error);
 	}
 	*size_out = (uint64_t)status.st_size;
 	return 0;

@@ -35,6 +35,9 @@ static const char *advice_for_absent(const struct server_export *entry)
 	if (entry->store.read_only || strncmp(entry->path, "/dev/", strlen("/dev/")) == 0) {
 		return NULL;
 	}
+	if (strncmp(entry->path, "flash:", strlen("flash:")) == 0) {
+		return "create it first, for example with 'gmblock create --size=SIZE flash:FILE'";
+	}
 	return "create it first, for example with 'truncate -s SIZE FILE'";
 }
 

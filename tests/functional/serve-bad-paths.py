@@ -16,6 +16,8 @@ class BadPaths(support.Case):
 
     def test_what_is_not_a_disk(self):
         self.check(self.path("missing.img"), "does not exist", "'truncate -s SIZE FILE'")
+        self.check_refused(["serve", "flash:" + self.path("missing.flash"), "--listen", self.socket_uri()], 1,
+                           "does not exist", "'gmblock create --size=SIZE flash:FILE'")
         self.check(self.folder, "directory")
         os.mkfifo(self.path("fifo"))
         self.check(self.path("fifo"))
