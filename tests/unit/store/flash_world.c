@@ -10,6 +10,7 @@
 
 enum {
 	START_STEPS_MAX = 15,
+	PART_STEPS_MAX = 1000 * 1000, /* far more than any part takes */
 	ZONE_BYTES = 2 * WORLD_SEGMENT_BLOCKS * FLASH_BLOCK_BYTES,
 	CONVENTIONAL_ZONES = 2,
 };
@@ -200,7 +201,8 @@ void world_part_done(struct store_part *part, int result)
 void world_submit(struct world *world, struct store_part *part)
 {
 	store_submit(world->queues[0], part);
-	while (part->op != STORE_OP_COUNT) {
+	for (uint64_t steps = 0; part->op != STORE_OP_COUNT; steps++) {
+		assert_true(steps < PART_STEPS_MAX);
 		assert_true(sim_step());
 	}
 }
