@@ -423,8 +423,8 @@ int disk_claim_reading(const char *path, int fd, bool frozen, int *claim_out, st
 		close(claim);
 		return error_set(error, -EBUSY,
 			"'%s' is served for writing by a gmblock server, and must not change while "
-			"it is "
-			"part of an overlay; stop that server, or export it there with readonly",
+			"it is the base of an overlay, or a flash store that is only read; stop "
+			"that server, or export it there with readonly",
 			path);
 	}
 	/* No locks here, or somebody has locked the whole file: reading needs nobody's leave. */
