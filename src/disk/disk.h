@@ -225,13 +225,16 @@ struct disk_shared {
 	char *path;
 };
 
-/* Opens the file, or creates an empty one, for its owner alone, and claims it until it is closed:
- * -EBUSY when another process keeps it for a second. -ENOENT: there is none, and create is false.
- * -EPERM: it is not a file that this user alone can use and that has one name. -ENOTSUP: it is not
- * on a tmpfs. -ELOOP: it is a symbolic link. All with a sentence. Its contents may be anybody's who
- * runs as this user. */
+enum {
+	DISK_SHARED_CREATE = 1U << 0,
+	DISK_SHARED_WAIT = 1U << 1, /* a second for who has the file, and may be about to end */
+};
+/* Opens the file, or with DISK_SHARED_CREATE an empty one, for its owner alone, and claims it until
+ * it is closed: -EBUSY: another process has it. -ENOENT: there is none. -EPERM: it is not a file
+ * that this user alone can use and that has one name. -ENOTSUP: it is not on a tmpfs. -ELOOP: it is
+ * a symbolic link. All with a sentence. Its contents may be anybody's who runs as this user. */
 GMB_MUST_CHECK int disk_shared_open(
-	const char *path, bool create, struct disk_shared *shared, struct error *error);
+	const char *path, uint32_t flags, struct disk_shared *shared, struct error *error);
 /* The file gets that size, and zeroes. -ENOSPC: the tmpfs has no room; the file is empty then. */
 GMB_MUST_CHECK int disk_shared_resize(
 	struct disk_shared *shared, uint64_t size, struct error *error);

@@ -47,14 +47,15 @@ static int examine(const char *path, int fd, uint64_t *size_out, struct error *e
 }
 
 /* Whoever had it may be about to end, and to remove it. */
-static int lock(const char *path, int fd, struct error *error)
+static int lock(const char *path, int fd, uint32_t flags, struct error *error)
 {
 	const struct timespec pause = { .tv_nsec = LOCK_PAUSE_NS };
+	int tries_max = (flags & DISK_SHARED_WAIT) != 0 ? LOCK_TRIES_MAX : 0;
 	struct stat ours;
 	struct stat named;
 
 	for (int tries = 0; flock(fd, LOCK_EX | LOCK_NB) < 0; tries++) {
-		if (errno != EWOULDBLOCK || tries == LOCK_TRIES_MAX) {
+		if (errno != EWOULDBLOCK || tries == tries_max) {
 			return refuse(path, errno == EWOULDBLOCK ? -EBUSY : -errno,
 				"is used by another process", error);
 		}
@@ -93,13 +94,15 @@ static int allocate(const struct disk_shared *shared, uint64_t size, struct erro
 				     (unsigned long long)size, shared->path, strerror(result));
 }
 
-static int open_once(const char *path, bool create, struct disk_shared *shared, struct error *error)
+static int open_once(
+	const char *path, uint32_t flags, struct disk_shared *shared, struct error *error)
 {
 	uint64_t size = 0;
 	int result;
 
 	shared->fd = open(path,
-		O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | (create ? O_CREAT : 0),
+		O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NOCTTY | O_NONBLOCK |
+			((flags & DISK_SHARED_CREATE) != 0 ? O_CREAT : 0),
 		S_IRUSR | S_IWUSR);
 	if (shared->fd < 0) {
 		return error_set(error, -errno, "cannot open '%s': %s", path,
@@ -107,7 +110,7 @@ static int open_once(const char *path, bool create, struct disk_shared *shared, 
 	}
 	result = examine(path, shared->fd, &size, error);
 	if (result == 0) {
-		result = lock(path, shared->fd, error);
+		result = lock(path, shared->fd, flags, error);
 	}
 	/* It may have been changed until it was locked. */
 	if (result == 0) {
@@ -126,7 +129,8 @@ static int open_once(const char *path, bool create, struct disk_shared *shared, 
 	return result;
 }
 
-int disk_shared_open(const char *path, bool create, struct disk_shared *shared, struct error *error)
+int disk_shared_open(
+	const char *path, uint32_t flags, struct disk_shared *shared, struct error *error)
 {
 	int result = -ESTALE;
 
@@ -135,7 +139,7 @@ int disk_shared_open(const char *path, bool create, struct disk_shared *shared, 
 		return error_set(error, -ENOMEM, "not enough memory to open '%s'", path);
 	}
 	for (int tries = 0; result == -ESTALE && tries < LOCK_TRIES_MAX; tries++) {
-		result = open_once(path, create, shared, error);
+		result = open_once(path, flags, shared, error);
 	}
 	if (result < 0) {
 		if (result == -ESTALE) {

@@ -122,11 +122,12 @@ void sim_shared_stop(void)
 	boot = 1;
 }
 
-int disk_shared_open(const char *path, bool create, struct disk_shared *shared, struct error *error)
+int disk_shared_open(
+	const char *path, uint32_t flags, struct disk_shared *shared, struct error *error)
 {
 	struct shared_file *file = find(path);
 
-	if (file == NULL && !create) {
+	if (file == NULL && (flags & DISK_SHARED_CREATE) == 0) {
 		return error_set(error, -ENOENT, "cannot open '%s': %s", path, strerror(ENOENT));
 	}
 	if (file == NULL) {

@@ -4,6 +4,7 @@ import collections
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 
@@ -127,6 +128,26 @@ class Flash(support.Case):
         with nbdmini.open_export(server.uri, b"") as client:
             self.assertEqual(client.read(0, BLOCK), bytes([1]) * BLOCK)
         self.assertEqual(server.stop()[0], 0)
+
+    def test_a_copy_of_the_store_has_a_cache_of_its_own(self):
+        paths = [self.file, self.path("copy")]
+        shutil.copyfile(*paths)
+        for killed in (True, False):
+            for number, path in enumerate(paths):
+                server = self.start("--export", f"=flash:{path},cache=1M", "--listen", self.socket_uri(str(number)))
+                with nbdmini.open_export(server.uri, b"") as client:
+                    if killed:
+                        client.write(0, bytes([number + 1]) * BLOCK)
+                    self.assertEqual(client.read(0, BLOCK), bytes([number + 1]) * BLOCK)
+                if killed:
+                    server.signal(signal.SIGKILL)
+                    server.wait()
+                    found = json.loads(self.gmblock("check", "--json", path).stdout)
+                    self.assertEqual(found["cache"], self.cache.replace(".", f"-{number + 1}." if number else "."))
+                    self.assertEqual(found["cached"], BLOCK)
+                else:
+                    self.assertEqual(server.stop(), (0, ""))
+        self.assertFalse(os.path.exists(self.cache) or os.path.exists(self.cache.replace(".", "-2.")))
 
     def test_a_store_without_a_cache_file_is_served_without_a_cache(self):
         plain = os.path.dirname(self.file)

@@ -177,6 +177,30 @@ def be_between(channel, uri, name, command):
         return process.wait()
 
 
+def be_killed(channel, when, command):
+    """The new process is killed when it is ready, or when it would serve; or then the old one is."""
+    own, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    errors = int(os.environ["GMBLOCK_UPGRADE_STDERR"])
+    environment = dict(os.environ, GMBLOCK_UPGRADE_FD=str(inner.fileno()))
+    with subprocess.Popen(command, env=environment, pass_fds=[inner.fileno(), errors]) as process:
+        inner.close()
+        forward(own, channel)
+        while forward(channel, own) != PREPARE:
+            pass
+        if when != "ready":
+            forward(own, channel)
+            while forward(channel, own) != SESSIONS_END:
+                pass
+        own.recv(1 << 16)
+        if when == "old":
+            os.kill(struct.unpack("3i", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0],
+                    signal.SIGKILL)
+            own.close()
+            os._exit(0)  # the new one goes on
+        process.kill()
+    return 0
+
+
 # --- the tests ---------------------------------------------------------------------------------
 
 
@@ -200,6 +224,12 @@ class Upgrade(support.Case):
         # First, as they have the standard error of the server, too.
         self.addCleanup(self.kill_children)
         return server
+
+    def make_log(self, name):
+        path = self.path(name)
+        code, _, errors = self.run_gmblock("create", "--size=64M", "--segment=256K", f"flash:{path}")
+        self.assertEqual(code, 0, errors)
+        return path
 
     def upgrade(self, *command):
         """Status, output and errors of the command; the pid of the new process is remembered."""
@@ -683,9 +713,7 @@ class Upgrade(support.Case):
 
     def test_flash(self):
         """The log goes on in the new process, also behind new processes that fail when it has settled."""
-        log = self.path("log")
-        code, _, errors = self.run_gmblock("create", "--size=64M", "--segment=256K", f"flash:{log}")
-        self.assertEqual(code, 0, errors)
+        log = self.make_log("log")
         server = self.serve("--export", f"log=flash:{log}")
         expected = bytearray(8 << 20)
         with nbdmini.open_export(server.uri, b"log") as client:
@@ -713,9 +741,7 @@ class Upgrade(support.Case):
 
     def test_a_write_cache(self):
         """It is written before the new process reads the disk, whatever that one is told of a cache."""
-        log = self.path("log")
-        code, _, errors = self.run_gmblock("create", "--size=64M", "--segment=256K", f"flash:{log}")
-        self.assertEqual(code, 0, errors)
+        log = self.make_log("log")
         server = self.serve("--export", f"log=flash:{log}")
         new = [support.program(), "serve", "--export", f"={self.disk}", "--listen", self.socket_uri(),
                "--control", self.path("control"), "--export"]
@@ -729,12 +755,51 @@ class Upgrade(support.Case):
         self.stop_newest()
         self.assertNotIn("lost", server.wait()[1])
 
+    def test_a_write_cache_goes_on(self):
+        """Each process has one at once. Who is killed at whatever step loses nothing of it, nor leaves a file."""
+        log = self.make_log("log")
+        uuid = json.loads(self.run_gmblock("check", "--json", log)[1])["uuid"]
+        export = ["--export", f"log=flash:{log},cache=1M"]
+        server = self.serve(*export)
+        command = [support.program(), "serve", "--export", f"={self.disk}", "--listen", self.socket_uri(),
+                   "--control", self.path("control"), *export]
+        expected = bytearray(2 << 20)
+        with nbdmini.open_export(server.uri, b"log") as client:
+            for turn, killed in enumerate(("ready", "started", None, None, None, "old", None, "newest")):
+                for at in range(turn * 10000, 1 << 20, 65536):
+                    expected[at:at + 5000] = os.urandom(5000)
+                    client.write(at, expected[at:at + 5000])
+                self.wait_for(lambda: self.run_gmblock("stats", self.path("control"))[0] == 0)
+                stats = self.run_gmblock("stats", "--json", self.path("control"))[1]
+                self.assertGreater(int(re.search(r'"dirty_pages": (\d+)', stats)[1]), 0, turn)
+                self.children.append(json.loads(stats)["pid"])
+                if killed == "newest":
+                    self.kill_children()
+                elif killed:
+                    self.assertEqual(self.upgrade(sys.executable, __file__, "--killed", killed, *command)[0], 1)
+                else:
+                    self.assertEqual(self.must_upgrade()[:2], (1, 0))
+                if killed != "newest":
+                    self.assertTrue(client.read(0, len(expected)) == expected, turn)
+        self.assertNotIn("cache", server.wait()[1])
+        server = self.serve(*export)
+        with nbdmini.open_export(server.uri, b"log") as client:
+            self.assertTrue(client.read(0, len(expected)) == expected)
+            client.flush()
+        readonly = ["--export", export[1] + ",readonly"]
+        self.assertRegex(self.upgrade(*command[:-2], *readonly)[2], "for writing .* a flash store that is only read")
+        server.signal(signal.SIGKILL)
+        server.wait()
+        server = self.serve(*readonly)
+        self.must_upgrade()
+        self.stop_newest()
+        self.assertEqual(self.serve(*export).stop()[0], 0)
+        self.assertEqual([name for name in os.listdir("/dev/shm") if uuid in name], [])
+
     def test_snapshots(self):
         """They are served by the new process, and who reads one goes on with it, or nobody does."""
-        log, other = self.path("log"), self.path("other")
+        log, other = self.make_log("log"), self.make_log("other")
         for path in (other, log):
-            code, _, errors = self.run_gmblock("create", "--size=64M", "--segment=256K", f"flash:{path}")
-            self.assertEqual(code, 0, errors)
             server = self.serve("--export", f"log=flash:{path}")
             with nbdmini.open_export(server.uri, b"log") as client:
                 expected = os.urandom(1 << 20)
@@ -926,6 +991,9 @@ if __name__ == "__main__":
     elif sys.argv[1] == "--between":
         with socket.socket(fileno=int(os.environ["GMBLOCK_UPGRADE_FD"])) as inherited:
             sys.exit(be_between(inherited, *sys.argv[2:4], sys.argv[4:]))
+    elif sys.argv[1] == "--killed":
+        with socket.socket(fileno=int(os.environ["GMBLOCK_UPGRADE_FD"])) as inherited:
+            sys.exit(be_killed(inherited, sys.argv[2], sys.argv[3:]))
     else:
         # New processes are nobody's children but ours.
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

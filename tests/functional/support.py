@@ -3,6 +3,7 @@ is surely gone at the end."""
 import contextlib
 import ctypes
 import fcntl
+import glob
 import os
 import select
 import shutil
@@ -124,8 +125,9 @@ class Case(unittest.TestCase):
                 with open(path, "rb") as file:
                     anchor = file.read(32)
                 if anchor.startswith(b"GMBFLA\r\n"):
-                    with contextlib.suppress(FileNotFoundError):
-                        os.unlink(f"/dev/shm/gmblock-{anchor[16:32].hex()}.cache")
+                    for cache in glob.glob(f"/dev/shm/gmblock-{anchor[16:32].hex()}*.cache"):
+                        with contextlib.suppress(FileNotFoundError):
+                            os.unlink(cache)
 
     def path(self, name):
         return os.path.join(self.folder, name)

@@ -58,7 +58,7 @@ struct flash_cache {
 	uint32_t slot_count; /* 0: there is no cache */
 	uint32_t cold_percent;
 	bool is_recorded; /* the anchor has the tag */
-	bool is_busy;	  /* another process has the file, of which the anchor has a tag */
+	bool is_busy;	  /* another process has the store, or the file that the anchor refers to */
 	bool is_found;	  /* the file has pages of a process that was killed */
 	bool is_leaving;  /* nothing goes in any more: it was found, and is not wanted */
 	bool is_tight;	  /* nothing goes in, all goes out: soon writes are to be refused */
@@ -102,7 +102,8 @@ struct flash_cache_options {
  * cannot be used. Blocks. */
 GMB_MUST_CHECK int flash_cache_open(
 	struct flash *flash, const struct flash_cache_options *options, struct error *error);
-/* The file goes, unless the anchor refers to it. */
+/* The file goes, unless the anchor refers to it; and so do others of the store that nobody needs.
+ * Blocks. */
 void flash_cache_close(struct flash *flash);
 /* Finds the dirty pages in the file. On the worker thread of the recovery, before the log is
  * replayed. -ENOMEM; -EBUSY: another process has the file. */

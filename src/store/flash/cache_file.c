@@ -11,17 +11,25 @@
 #include "base/log.h"
 #include "store/flash/flash.h"
 
-enum { PATH_BYTES = 4096 };
+enum { PATH_BYTES = 4096, NAMES = 4 };
 
-static void make_path(const struct flash_anchor *anchor, const char *directory, char *path)
+/* The file has one of NAMES names; whether it is that of the store its tag says. So a process that
+ * takes over has one already while that before it has not let go, and so has a copy of the store.
+ */
+static void make_path(
+	const struct flash_anchor *anchor, const char *directory, uint32_t name, char *path)
 {
 	char text[FLASH_UUID_BYTES * 2 + 1];
+	char number[16] = "";
 
 	for (uint32_t i = 0; i < FLASH_UUID_BYTES; i++) {
 		snprintf(text + (size_t)i * 2, 3, "%02x", anchor->uuid[i]);
 	}
-	snprintf(path, PATH_BYTES, "%s/gmblock-%s.cache",
-		directory == NULL ? FLASH_CACHE_DIRECTORY : directory, text);
+	if (name > 0) {
+		snprintf(number, sizeof(number), "-%u", name + 1);
+	}
+	snprintf(path, PATH_BYTES, "%s/gmblock-%s%s.cache",
+		directory == NULL ? FLASH_CACHE_DIRECTORY : directory, text, number);
 }
 
 /* Not 0. */
@@ -71,14 +79,48 @@ static uint32_t count_dirty(const struct disk_shared *file, uint32_t slot_count)
 	return count;
 }
 
-/* A copy of the store has the same UUID, and its changes may be in the file. */
-static bool has_changes_of_another(
-	const struct flash_anchor *anchor, const struct disk_shared *file)
+/* Whether it may have what nobody else has: changes, of a copy of the store perhaps, or the tag of
+ * the anchor. That is read again, as who had the file may have ended since. Blocks. */
+static bool is_needed(struct flash *flash, const struct disk_shared *file)
 {
+	const struct flash_anchor anchor = flash->anchor;
+	uint32_t good_anchor = flash->good_anchor;
 	struct flash_cache_head head;
+	struct error error;
+	bool is_needed =
+		is_known(&anchor, file, &head) &&
+		(count_dirty(file, head.slot_count) > 0 || flash_anchors_read(flash, &error) < 0 ||
+			flash->anchor.cache_tag == head.tag);
 
-	return is_known(anchor, file, &head) && !is_ours(anchor, file, &head) &&
-	       count_dirty(file, head.slot_count) > 0;
+	flash->anchor = anchor;
+	flash->good_anchor = good_anchor;
+	return is_needed;
+}
+
+/* The file of which the anchor has the tag, and its path. -ENOENT: there is none. */
+static int find_ours(const struct flash_anchor *anchor, const char *directory, char *path,
+	struct disk_shared *file, struct flash_cache_head *head, struct error *error)
+{
+	int result = -ENOENT;
+
+	for (uint32_t i = 0; i < NAMES; i++) {
+		struct error failure;
+		int opened;
+
+		make_path(anchor, directory, i, path);
+		opened = disk_shared_open(path, DISK_SHARED_WAIT, file, &failure);
+		if (opened == 0 && is_ours(anchor, file, head)) {
+			return 0;
+		}
+		if (opened == 0) {
+			disk_shared_close(file, false);
+		} else if (opened != -ENOENT && result == -ENOENT) {
+			result = opened;
+			*error = failure;
+		}
+	}
+	make_path(anchor, directory, 0, path);
+	return result;
 }
 
 /* What was answered and not flushed is gone, so who has it unflushed must hear of it. */
@@ -109,26 +151,26 @@ static void warn_of_loss(const struct flash *flash, const char *path)
 
 /* --- opening --------------------------------------------------------------------------------- */
 
-static int open_to_read(struct flash *flash, const char *path, struct error *error)
+static int open_to_read(struct flash *flash, const char *directory, char *path, struct error *error)
 {
 	struct flash_cache_head head;
-	struct disk_shared file = { .fd = -1 };
+	struct disk_shared file;
 	uint32_t dirty = 0;
 	int result;
 
 	if (flash->anchor.cache_tag == 0) {
 		return 0;
 	}
-	result = disk_shared_open(path, false, &file, error);
-	if (result < 0 && result != -ENOENT) {
+	result = find_ours(&flash->anchor, directory, path, &file, &head, error);
+	if (result == -ENOENT) {
+		warn_of_loss(flash, path);
+		return 0;
+	}
+	if (result < 0) {
 		error_prefix(error, "'%s' has changes in its cache file", flash->path);
 		return result;
 	}
-	if (result == 0 && is_ours(&flash->anchor, &file, &head)) {
-		dirty = count_dirty(&file, head.slot_count);
-	} else {
-		warn_of_loss(flash, path);
-	}
+	dirty = count_dirty(&file, head.slot_count);
 	disk_shared_close(&file, false);
 	return dirty == 0 ? 0
 			  : error_set(error, -EBUSY,
@@ -137,7 +179,29 @@ static int open_to_read(struct flash *flash, const char *path, struct error *err
 				    flash->path, dirty, path);
 }
 
-/* A new file, of which the anchor knows nothing yet. */
+/* A file that nobody needs. */
+static int open_unneeded(struct flash *flash, const struct flash_cache_options *options, char *path,
+	struct error *error)
+{
+	struct flash_cache *cache = &flash->cache;
+	uint32_t flags = DISK_SHARED_CREATE | (options->is_passed ? 0U : DISK_SHARED_WAIT);
+	int result = -EBUSY;
+
+	for (uint32_t i = 0; i < NAMES && (result == -EBUSY || result == -EEXIST); i++) {
+		make_path(&flash->anchor, options->directory, i, path);
+		result = disk_shared_open(path, flags, &cache->file, error);
+		if (result == 0 && is_needed(flash, &cache->file)) {
+			disk_shared_close(&cache->file, false);
+			result = error_set(error, -EEXIST,
+				"'%s' has changes of a copy of the store, where its server was "
+				"killed; serve that copy once, or remove the file",
+				path);
+		}
+	}
+	return result;
+}
+
+/* A new file in its place, of which the anchor knows nothing yet. */
 static int make(struct flash *flash, uint64_t bytes, struct error *error)
 {
 	struct flash_cache *cache = &flash->cache;
@@ -177,51 +241,43 @@ static void take(struct flash *flash, const struct flash_cache_head *head, uint6
 	cache->is_leaving = bytes == 0;
 }
 
-static int open_to_write(struct flash *flash, const char *path, uint64_t bytes, struct error *error)
+static int open_to_write(struct flash *flash, const struct flash_cache_options *options, char *path,
+	struct error *error)
 {
 	struct flash_cache *cache = &flash->cache;
-	bool is_needed = flash->anchor.cache_tag != 0;
 	struct flash_cache_head head;
-	int result;
+	int result = flash->anchor.cache_tag == 0 ? 0
+		     : options->is_passed	  ? -EBUSY /* wherever its file is */
+					  : find_ours(&flash->anchor, options->directory, path,
+						    &cache->file, &head, error);
 
 	set_epoch(flash);
-	if (!is_needed && bytes == 0) {
+	if (result == 0 && flash->anchor.cache_tag != 0) {
+		take(flash, &head, options->bytes);
 		return 0;
 	}
-	result = disk_shared_open(path, bytes > 0, &cache->file, error);
-	if (is_needed && result == -EBUSY) { /* perhaps that of a process that hands over */
-		cache->is_busy = true;
-		return 0;
-	}
-	if (is_needed && result < 0 && result != -ENOENT) {
+	if (result < 0 && result != -ENOENT && result != -EBUSY) {
 		error_prefix(error,
 			"'%s' has changes in its cache file; remove the file to open the store "
 			"without them",
 			flash->path);
 		return result;
 	}
-	if (is_needed && result == 0 && is_ours(&flash->anchor, &cache->file, &head)) {
-		take(flash, &head, bytes);
-		return 0;
-	}
-	if (is_needed) {
+	if (result == -ENOENT) {
 		warn_of_loss(flash, path);
 		count_loss(flash);
 	}
-	if (result == 0 && has_changes_of_another(&flash->anchor, &cache->file)) {
-		result = error_set(error, -EEXIST,
-			"'%s' has changes of a copy of the store, where its server was killed; "
-			"serve that copy once, or remove the file",
-			path);
-		disk_shared_close(&cache->file, false);
+	/* Perhaps by a process that hands over. */
+	cache->is_busy = result == -EBUSY || options->is_passed;
+	if (options->bytes == 0) {
+		return 0;
 	}
-	if (result == 0 && bytes > 0) {
-		result = make(flash, bytes, error);
+	result = open_unneeded(flash, options, path, error);
+	if (result == 0) {
+		result = make(flash, options->bytes, error);
 	}
-	if (result < 0 || bytes == 0) {
+	if (result < 0) {
 		disk_shared_close(&cache->file, true);
-	}
-	if (result < 0 && bytes > 0) {
 		log_warning("flash store '%s' has no write cache: %s", flash->path, error->text);
 	}
 	return 0;
@@ -245,15 +301,8 @@ int flash_cache_open(
 	if (path == NULL) {
 		return error_set(error, -ENOMEM, "not enough memory to open '%s'", flash->path);
 	}
-	make_path(&flash->anchor, options->directory, path);
-	if (options->is_passed && flash->anchor.cache_tag != 0) {
-		set_epoch(flash);
-		flash->cache.is_busy = true; /* wherever its file is */
-		result = 0;
-	} else {
-		result = flash->is_read_only ? open_to_read(flash, path, error)
-					     : open_to_write(flash, path, options->bytes, error);
-	}
+	result = flash->is_read_only ? open_to_read(flash, options->directory, path, error)
+				     : open_to_write(flash, options, path, error);
 	free(path);
 	return result;
 }
@@ -269,10 +318,34 @@ uint64_t flash_cache_tag(const struct flash *flash)
 		       : cache->tag;
 }
 
+/* What processes have left that were killed while one took over from another. */
+static void remove_unneeded(struct flash *flash)
+{
+	const char *own = flash->cache.file.path;
+	char *directory = strndup(own, (size_t)(strrchr(own, '/') - own));
+	char *path = malloc(PATH_BYTES);
+
+	for (uint32_t i = 0; directory != NULL && path != NULL && i < NAMES; i++) {
+		struct disk_shared file;
+		struct error error;
+
+		make_path(&flash->anchor, directory, i, path);
+		if (strcmp(path, own) != 0 && disk_shared_open(path, 0, &file, &error) == 0) {
+			disk_shared_close(&file, !is_needed(flash, &file));
+		}
+	}
+	free(path);
+	free(directory);
+}
+
 void flash_cache_close(struct flash *flash)
 {
 	struct flash_cache *cache = &flash->cache;
 
+	/* Who only had the store for another process to take knows nothing of what is needed. */
+	if (cache->slot_count > 0 && flash->counters.checkpoints > 0 && !flash->base.is_let_go) {
+		remove_unneeded(flash);
+	}
 	disk_shared_close(
 		&cache->file, flash->failed == 0 && flash->anchor.cache_tag != cache->tag);
 }
@@ -350,8 +423,7 @@ void flash_cache_check(const struct flash_anchor *anchor, struct store_check *ch
 	if (anchor->cache_tag == 0) {
 		return;
 	}
-	make_path(anchor, NULL, path);
-	result = disk_shared_open(path, false, &file, &error);
+	result = find_ours(anchor, NULL, path, &file, &head, &error);
 	if (result < 0) {
 		check->fact(check, "cache",
 			result == -EBUSY    ? "in use by a server"
@@ -360,25 +432,18 @@ void flash_cache_check(const struct flash_anchor *anchor, struct store_check *ch
 					    : error.text);
 		return;
 	}
-	if (is_ours(anchor, &file, &head)) {
-		for (uint32_t i = 0; i < head.slot_count; i++) {
-			const struct flash_cache_entry *entry = &entries_of(&file)[i];
+	for (uint32_t i = 0; i < head.slot_count; i++) {
+		const struct flash_cache_entry *entry = &entries_of(&file)[i];
+		const uint8_t *slot = file.bytes + flash_cache_slots_at(head.slot_count) +
+				      (uint64_t)i * FLASH_BLOCK_BYTES;
 
+		if (entry->commit != 0) {
 			dirty++;
-			if (entry->commit == 0) {
-				dirty--;
-			} else if (!flash_cache_entry_decode(entry,
-					   file.bytes + flash_cache_slots_at(head.slot_count) +
-						   (uint64_t)i * FLASH_BLOCK_BYTES,
-					   anchor, &page)) {
-				bad++;
-			}
+			bad += !flash_cache_entry_decode(entry, slot, anchor, &page);
 		}
-		check->fact(check, "cache", path);
-		check->amount(check, "cached", dirty << FLASH_BLOCK_SHIFT);
-	} else {
-		check->fact(check, "cache", "lost with the machine's memory");
 	}
+	check->fact(check, "cache", path);
+	check->amount(check, "cached", dirty << FLASH_BLOCK_SHIFT);
 	disk_shared_close(&file, false);
 	if (bad > 0) {
 		char text[96];
