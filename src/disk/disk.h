@@ -225,6 +225,9 @@ struct disk_shared {
 	char *path;
 };
 
+/* Whether files of this kind can be made in a folder, and found there: -ENOTSUP: it is not on a
+ * tmpfs. -ENOENT, -ENOTDIR, -EACCES, -EROFS and others: what access() says. With a sentence. */
+GMB_MUST_CHECK int disk_shared_look(const char *folder, struct error *error);
 enum {
 	DISK_SHARED_CREATE = 1U << 0,
 	DISK_SHARED_WAIT = 1U << 1, /* a second for who has the file, and may be about to end */

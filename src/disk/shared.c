@@ -46,6 +46,41 @@ static int examine(const char *path, int fd, uint64_t *size_out, struct error *e
 	return 0;
 }
 
+int disk_shared_look(const char *folder, struct error *error)
+{
+	struct statfs system = { 0 };
+	int fd = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	int result =
+		fd < 0 || fstatfs(fd, &system) < 0 || access(folder, W_OK | X_OK) < 0 ? -errno : 0;
+
+	if (fd >= 0) {
+		close(fd);
+	}
+	if (result < 0) {
+		return error_set(
+			error, result, "cannot use the folder '%s': %s", folder, strerror(-result));
+	}
+	return system.f_type == TMPFS_MAGIC
+		       ? 0
+		       : error_set(error, -ENOTSUP,
+				 "the folder '%s' is not on a tmpfs, as /dev/shm is", folder);
+}
+
+/* The same of the folder of a file that is to be made. */
+static int look_above(char *path, struct error *error)
+{
+	char *slash = strrchr(path, '/');
+	int result;
+
+	if (slash == NULL || slash == path) {
+		return disk_shared_look(slash == NULL ? "." : "/", error);
+	}
+	*slash = '\0';
+	result = disk_shared_look(path, error);
+	*slash = '/';
+	return result;
+}
+
 /* Whoever had it may be about to end, and to remove it. */
 static int lock(const char *path, int fd, uint32_t flags, struct error *error)
 {
@@ -137,6 +172,11 @@ int disk_shared_open(
 	*shared = (struct disk_shared){ .fd = -1, .path = strdup(path) };
 	if (shared->path == NULL) {
 		return error_set(error, -ENOMEM, "not enough memory to open '%s'", path);
+	}
+	if ((flags & DISK_SHARED_CREATE) != 0) {
+		int looked = look_above(shared->path, error);
+
+		result = looked < 0 ? looked : result;
 	}
 	for (int tries = 0; result == -ESTALE && tries < LOCK_TRIES_MAX; tries++) {
 		result = open_once(path, flags, shared, error);

@@ -122,6 +122,13 @@ void sim_shared_stop(void)
 	boot = 1;
 }
 
+int disk_shared_look(const char *folder, struct error *error)
+{
+	GMB_UNUSED(folder);
+	GMB_UNUSED(error);
+	return 0;
+}
+
 int disk_shared_open(
 	const char *path, uint32_t flags, struct disk_shared *shared, struct error *error)
 {

@@ -7,6 +7,7 @@ import random
 import shutil
 import signal
 import subprocess
+import tempfile
 
 import nbdmini
 import support
@@ -149,14 +150,44 @@ class Flash(support.Case):
                     self.assertEqual(server.stop(), (0, ""))
         self.assertFalse(os.path.exists(self.cache) or os.path.exists(self.cache.replace(".", "-2.")))
 
-    def test_a_store_without_a_cache_file_is_served_without_a_cache(self):
+    def unusable_folders(self):
+        """With what is said of each."""
         plain = os.path.dirname(self.file)
         found = subprocess.run(["findmnt", "-n", "-o", "FSTYPE", "-T", plain], capture_output=True,
                                text=True, check=False).stdout.strip()
-        folders = {"/nonexistent": "No such file"}
+        folders = {"/nonexistent": "No such file", self.file: "Not a directory", "/proc": "is not on a tmpfs"}
         if found not in ("", "tmpfs"):
             folders[plain] = "is not on a tmpfs"
-        for folder, told in folders.items():
+        if os.geteuid() != 0:
+            folders["/run"] = "Permission denied"
+        return folders
+
+    def test_changes_are_not_lost_by_a_wrong_folder(self):
+        self.leave_changes()
+        for folder, told in self.unusable_folders().items():
+            for key in ("cache=1M", "cache=0", "readonly"):
+                self.refused("has changes in a cache file", folder, told, "correct cache-dir",
+                             keys=[key, "cache-dir=" + folder])
+        server = self.serve("cache=0")
+        with nbdmini.open_export(server.uri, b"") as client:
+            self.assertEqual(client.read(0, BLOCK), bytes([1]) * BLOCK)
+        status, errors = server.stop()
+        self.assertEqual(status, 0)
+        self.assertNotIn("lost", errors)
+        self.assertFalse(os.path.exists(self.cache))
+        # In a folder that could have it, a file that is not there is lost.
+        self.leave_changes()
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+            server = self.serve("cache-dir=" + folder)
+            with nbdmini.open_export(server.uri, b"") as client:
+                self.assertEqual(client.read(0, BLOCK), bytes([1]) * BLOCK)
+            status, errors = server.stop()
+        self.assertEqual(status, 0)
+        self.assertIn("is lost: there is no cache file", errors)
+
+    def test_a_store_without_a_cache_file_is_served_without_a_cache(self):
+        for folder, told in self.unusable_folders().items():
+            before = os.listdir(folder) if os.path.isdir(folder) and folder != "/proc" else None
             server = self.serve("cache-dir=" + folder)
             with nbdmini.open_export(server.uri, b"") as client:
                 client.write(0, bytes([2]) * BLOCK)
@@ -164,6 +195,8 @@ class Flash(support.Case):
             self.assertEqual(status, 0)
             self.assertIn("has no write cache", errors)
             self.assertIn(told, errors)
+            if before is not None:
+                self.assertEqual([name for name in os.listdir(folder) if name not in before], [])
         self.assertEqual(self.check()["used"], BLOCK)
 
     def test_the_collector_makes_room(self):

@@ -97,8 +97,9 @@ struct flash_cache_options {
 
 /* Opens or makes the file, after the anchor is known: decides slot_count. A file that has pages is
  * taken whatever its size. Without a file that could be used there is no cache, and a warning; but
- * if one was lost, the anchor says so from then on. A store that is only read: -EBUSY when there
- * are pages, which are not on the disk. -EPERM and others: there is a file which may have pages and
+ * if one was lost, the anchor says so from then on. A folder that cannot be used, where the anchor
+ * refers to a file, is an error and not a loss. A store that is only read: -EBUSY when there are
+ * pages, which are not on the disk. -EPERM and others: there is a file which may have pages and
  * cannot be used. Blocks. */
 GMB_MUST_CHECK int flash_cache_open(
 	struct flash *flash, const struct flash_cache_options *options, struct error *error);

@@ -283,6 +283,23 @@ static int open_to_write(struct flash *flash, const struct flash_cache_options *
 	return 0;
 }
 
+/* An error in the configuration must not be taken for a loss, which is for good. */
+static int look_at_folder(const struct flash *flash, const char *folder, struct error *error)
+{
+	struct error reason;
+	int result = disk_shared_look(folder, &reason);
+
+	return result == 0
+		       ? 0
+		       : error_set(error, result,
+				 "'%s' has changes in a cache file, which its server has left, and "
+				 "the file cannot be looked for: %s; correct cache-dir; if the "
+				 "file "
+				 "is lost, let cache-dir be another folder on a tmpfs, such "
+				 "as " FLASH_CACHE_DIRECTORY ", to go on without the changes",
+				 flash->path, reason.text);
+}
+
 int flash_cache_open(
 	struct flash *flash, const struct flash_cache_options *options, struct error *error)
 {
@@ -296,6 +313,14 @@ int flash_cache_open(
 			"machine runs; set GMBLOCK_BOOT_ID to what "
 			"/proc/sys/kernel/random/boot_id says",
 			flash->path);
+	}
+	if (flash->anchor.cache_tag != 0 && !options->is_passed) {
+		result = look_at_folder(flash,
+			options->directory == NULL ? FLASH_CACHE_DIRECTORY : options->directory,
+			error);
+		if (result < 0) {
+			return result;
+		}
 	}
 	path = malloc(PATH_BYTES);
 	if (path == NULL) {
