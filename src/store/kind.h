@@ -131,6 +131,10 @@ GMB_MUST_CHECK int store_wrap(const struct store_kind *kind, const struct store_
 const struct store_kind *store_kind_at(uint32_t idx);
 /* Which of them a path belongs to. */
 uint32_t store_kind_of_path(const char *path);
+/* -EINVAL, with a sentence, when an option of another kind than the path's was given, which would
+ * do nothing. */
+GMB_MUST_CHECK int store_options_fit(
+	const struct store_options *options, const struct store_kind *kind, struct error *error);
 /* True when one of the kind's options was given. */
 bool store_options_has(const struct store_options *options, const struct store_kind *kind);
 /* True when a filter was asked for that freezes what is below. */

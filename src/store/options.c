@@ -350,6 +350,29 @@ int store_options_set(
 	return error_set(error, -ENOENT, "unknown key");
 }
 
+int store_options_fit(
+	const struct store_options *options, const struct store_kind *kind, struct error *error)
+{
+	const struct store_option *option;
+	uint32_t owner;
+
+	for (uint32_t i = 0; (option = option_find(i, &owner)) != NULL; i++) {
+		if ((options->keys_given & UINT64_C(1) << i) == 0 || owner == STORE_KINDS_MAX ||
+			kinds[owner]->is_filter || kinds[owner] == kind) {
+			continue;
+		}
+		if (kinds[owner]->prefix == NULL) {
+			return error_set(error, -EINVAL,
+				"'%s': the key %s is for files and block devices", options->path,
+				option->key);
+		}
+		return error_set(error, -EINVAL,
+			"'%s': the key %s is for disks whose path begins with %s", options->path,
+			option->key, kinds[owner]->prefix);
+	}
+	return 0;
+}
+
 bool store_options_has(const struct store_options *options, const struct store_kind *kind)
 {
 	for (uint32_t i = 0; i < kind_count; i++) {

@@ -144,7 +144,10 @@ int store_open(const struct store_options *options, struct store **store_out, st
 	below.read_only = store_options_reads_only(options);
 	/* Of an overlay it is the upper store's. */
 	below.passed = store_options_freezes(options) ? NULL : options->passed;
-	result = layer_open(kind, &below, options->configs[idx], NULL, &store, error);
+	result = store_options_fit(options, kind, error);
+	if (result == 0) {
+		result = layer_open(kind, &below, options->configs[idx], NULL, &store, error);
+	}
 	if (result == 0) {
 		result = wrap_all(options, &store, error);
 	}

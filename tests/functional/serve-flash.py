@@ -185,6 +185,14 @@ class Flash(support.Case):
         self.assertEqual(status, 0)
         self.assertIn("is lost: there is no cache file", errors)
 
+    def test_keys_of_flash_stores_are_refused_for_other_disks(self):
+        plain = self.make_file("plain", bytes(MIB))
+        for key in ("map-memory=64M", "cache=1M", "cache-dir=/dev/shm", "cold=50", "gc=auto", "on-full=refuse"):
+            for path in (plain, "memory:1M"):
+                self.check_refused(["serve", "--export", f"={path},{key}", "--listen", self.socket_uri("t")], 1, path,
+                                   f"the key {key[:key.index('=')]} is for disks whose path begins with flash:")
+        self.refused("the key format is for files and block devices", keys=["format=raw"])
+
     def test_a_store_without_a_cache_file_is_served_without_a_cache(self):
         for folder, told in self.unusable_folders().items():
             before = os.listdir(folder) if os.path.isdir(folder) and folder != "/proc" else None
