@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "cli/cli.h"
+#include "store/store.h"
 #include "tools/copy.h"
 
 enum {
@@ -187,25 +188,34 @@ static bool is_host_port(const char *text)
 			    ".-_:[]") == strlen(text);
 }
 
-/* A server that was written in another way than as a URI would be taken for a file, and be created
- * as one. */
-static int server_without_scheme(const char *text)
+/* A server that was written in another way than as a URI, or a disk that only a server knows, would
+ * be taken for a file, and be created as one. */
+static int looks_like_a_file(const char *text)
 {
 	struct stat status;
 	struct export_uri uri;
 	struct error error;
 	char quoted[QUOTE_BYTES];
 
-	if (strstr(text, "://") != NULL || lstat(text, &status) == 0 ||
-		(!is_host_port(text) && strncmp(text, "nbd:", strlen("nbd:")) != 0)) {
+	if (strstr(text, "://") != NULL || lstat(text, &status) == 0) {
+		return CLI_GO_ON;
+	}
+	log_escape(quoted, sizeof(quoted), text, strlen(text));
+	if (store_path_has_kind(text)) {
+		return cli_usage_error("copy",
+			"'%s' is a disk that only a server knows: serve it with 'gmblock serve "
+			"%s', and give the URI that it prints; a file of that name is written ./%s",
+			quoted, quoted, quoted);
+	}
+	if (!is_host_port(text) && strncmp(text, "nbd:", strlen("nbd:")) != 0) {
 		return CLI_GO_ON;
 	}
 	if (export_uri_parse(text, &uri, &error) == 0) { /* for what it says: it is none */
 		export_uri_fini(&uri);
 		return CLI_GO_ON;
 	}
-	return cli_usage_error("copy", "%s; a file of that name is written ./%s", error.text,
-		log_escape(quoted, sizeof(quoted), text, strlen(text)));
+	return cli_usage_error(
+		"copy", "%s; a file of that name is written ./%s", error.text, quoted);
 }
 
 /* What makes no sense with such a source and target. */
@@ -279,10 +289,10 @@ static int arguments_check(int argc, char **argv, struct copy_arguments *argumen
 	arguments->target = argv[optind + 1];
 	status = contradictions_check(arguments);
 	if (status == CLI_GO_ON) {
-		status = server_without_scheme(arguments->source);
+		status = looks_like_a_file(arguments->source);
 	}
 	if (status == CLI_GO_ON) {
-		status = server_without_scheme(arguments->target);
+		status = looks_like_a_file(arguments->target);
 	}
 	if (status == CLI_GO_ON) {
 		status = ends_fit_options(arguments);

@@ -383,6 +383,11 @@ bool store_options_has(const struct store_options *options, const struct store_k
 	return false;
 }
 
+bool store_path_has_kind(const char *path)
+{
+	return kinds[store_kind_of_path(path)]->prefix != NULL;
+}
+
 const char *store_path_file(const char *path)
 {
 	const struct store_kind *kind = kinds[store_kind_of_path(path)];

@@ -382,6 +382,8 @@ GMB_MUST_CHECK int store_option_check(
 GMB_MUST_CHECK int store_options_set(
 	struct store_options *options, const char *key, const char *value, struct error *error);
 void store_options_fini(struct store_options *options);
+/* True when path begins with the prefix of a kind, such as "memory:". */
+bool store_path_has_kind(const char *path);
 /* The file or block device that a path names: the path itself, or what follows its prefix. */
 const char *store_path_file(const char *path);
 /* The idx-th file that the store opens beside path, as it opens path; NULL behind the last. */

@@ -47,9 +47,19 @@ class Refusals(CopyCase):
                 self.assertIn(f"a file of that name is written ./{server}\n", errors)
         self.assertEqual(os.listdir(self.folder), ["source"])
 
+    def test_a_disk_that_only_a_server_knows(self):
+        source = self.image("source")
+        for disk in ("flash:disk.flash", "memory:1M", "null:1"):
+            for ends in ((source, disk), (disk, source), (disk, "-")):
+                code, output, errors = self.run_gmblock("copy", *ends, cwd=self.folder)
+                self.assertEqual((code, output), (2, ""), errors)
+                self.assertIn(f"serve it with 'gmblock serve {disk}'", errors)
+                self.assertIn(f"a file of that name is written ./{disk}\n", errors)
+        self.assertEqual(os.listdir(self.folder), ["source"])
+
     def test_files_with_the_name_of_a_server(self):
         source = self.image("source")
-        for name in ("./127.0.0.1:10901", "127.0.0.1:10901", "disk:copy", "./nbd:disk"):
+        for name in ("./127.0.0.1:10901", "127.0.0.1:10901", "disk:copy", "./nbd:disk", "./flash:a", "flash:a"):
             code, _, errors = self.run_gmblock("copy", source, name, cwd=self.folder)
             self.assertEqual(code, 0, errors)
             self.same(source, self.path(name))
