@@ -67,28 +67,16 @@ static const char *time_text(const json_t *entry, char out[TIME_BYTES])
 	return out;
 }
 
-static bool is_of(const json_t *entry, const char *export)
+static int print_list(const json_t *result, bool json, struct error *error)
 {
-	const char *found = json_string_value(json_object_get(entry, "export"));
-
-	return export == NULL || (found != NULL && strcmp(found, export) == 0);
-}
-
-/* Those of one export, or with NULL of all; takes none of result. */
-static int print_list(const json_t *result, const char *export, bool json, struct error *error)
-{
-	const json_t *all = json_object_get(result, "snapshots");
-	json_t *shown = json_array();
+	json_t *all = json_object_get(result, "snapshots");
 	json_t *entry;
 	size_t i;
 
-	json_array_foreach(all, i, entry)
-	{
-		if (is_of(entry, export)) {
-			json_array_append(shown, entry);
-		}
+	if (json) {
+		return print_json(json_pack("{s:O?}", "snapshots", all), error);
 	}
-	json_array_foreach(json ? NULL : shown, i, entry)
+	json_array_foreach(all, i, entry)
 	{
 		char text[TIME_BYTES];
 
@@ -98,15 +86,11 @@ static int print_list(const json_t *result, const char *export, bool json, struc
 		printf("\t%s\t%lld\n", time_text(entry, text),
 			(long long)json_integer_value(json_object_get(entry, "connections")));
 	}
-	if (json) {
-		return print_json(json_pack("{s:o}", "snapshots", shown), error);
-	}
-	json_decref(shown);
 	return print_end(error);
 }
 
-/* Takes wire. lists: NULL, or of which export; "" is the default one. */
-static int ask(const char *server, json_t *wire, bool lists, const char *export, bool json)
+/* Takes wire. */
+static int ask(const char *server, json_t *wire, bool lists, bool json)
 {
 	char path[STATS_PATH_BYTES];
 	struct error error = { 0 };
@@ -119,8 +103,7 @@ static int ask(const char *server, json_t *wire, bool lists, const char *export,
 	}
 	rc = control_ask(path, "snapshot", wire, ANSWER_MS, &result, &error);
 	if (rc == 0) {
-		rc = lists ? print_list(result, export, json, &error)
-			   : print_changes(result, &error);
+		rc = lists ? print_list(result, json, &error) : print_changes(result, &error);
 		json_decref(result);
 	}
 	return rc < 0 ? cli_failure(name, &error) : CLI_OK;
@@ -174,10 +157,12 @@ int cmd_snapshot(int argc, char **argv)
 		}
 	}
 	wire = json_pack("{s:s}", "action", action);
-	if (!lists) {
+	if (count > 0) {
 		json_object_set_new(wire, "export", json_string(argv[0]));
+	}
+	if (!lists) {
 		json_object_set_new(wire, "name", json_string(argv[1]));
 		json_object_set_new(wire, "now", json_boolean(now));
 	}
-	return ask(server, wire, lists, count == 1 ? argv[0] : NULL, json);
+	return ask(server, wire, lists, json);
 }

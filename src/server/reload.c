@@ -722,8 +722,15 @@ static void begin_snapshot(void *context, struct control_client *client, const j
 	int rc;
 
 	if (action != NULL && strcmp(action, "list") == 0) {
-		control_reply(client,
-			json_pack("{s:o}", "snapshots", snapshots_json(reload->options.exports)));
+		const char *name = json_string_value(json_object_get(arguments, "export"));
+		json_t *all;
+
+		rc = snapshots_json(reload->options.exports, name, &all, &error);
+		if (rc < 0) {
+			control_fail(client, rc, error.text);
+		} else {
+			control_reply(client, json_pack("{s:o}", "snapshots", all));
+		}
 		return;
 	}
 	if (!creates && (action == NULL || strcmp(action, "delete") != 0)) {

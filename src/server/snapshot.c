@@ -143,6 +143,14 @@ static int ask_store(const struct reload_options *options, struct reload *reload
 
 /* --- changes --------------------------------------------------------------------------------- */
 
+static int no_export(const char *name, struct error *error)
+{
+	char shown[SHOWN_BYTES];
+
+	return error_set(error, -ENOENT, "there is no export \"%s\"",
+		log_escape(shown, sizeof(shown), name, strlen(name)));
+}
+
 static int find_parent(const struct exports *exports, const char *name,
 	const struct served **parent_out, struct error *error)
 {
@@ -150,8 +158,7 @@ static int find_parent(const struct exports *exports, const char *name,
 	char shown[SHOWN_BYTES];
 
 	if (parent == NULL) {
-		return error_set(error, -ENOENT, "there is no export \"%s\"",
-			log_escape(shown, sizeof(shown), name, strlen(name)));
+		return no_export(name, error);
 	}
 	if (!store_has_views(parent->export->store)) {
 		return error_set(error, -EOPNOTSUPP,
@@ -251,20 +258,34 @@ static json_t *view_json(
 		served != NULL ? served->about.name : NULL, "connections", clients);
 }
 
-json_t *snapshots_json(const struct exports *exports)
+int snapshots_json(
+	const struct exports *exports, const char *name, json_t **all_out, struct error *error)
 {
-	json_t *all = json_array();
+	const struct served *only = name != NULL ? find(exports, name) : NULL;
+	char shown[SHOWN_BYTES];
+	json_t *all;
 
+	if (name != NULL && only == NULL) {
+		return no_export(name, error);
+	}
+	if (only != NULL && only->parent != NULL) {
+		return error_set(error, -EOPNOTSUPP, "%s is a snapshot, and has none itself",
+			label(only, shown));
+	}
+	all = json_array();
 	for (uint32_t i = 0; i < exports->count; i++) {
 		const struct served *served = exports->list[i];
 		struct store_view list[STORE_VIEWS_MAX];
-		uint32_t count = store_views(served->export->store, list);
+		uint32_t count = only == NULL || served == only
+					 ? store_views(served->export->store, list)
+					 : 0;
 
 		for (uint32_t k = 0; k < count; k++) {
 			json_array_append_new(all, view_json(exports, served, &list[k]));
 		}
 	}
-	return all;
+	*all_out = all;
+	return 0;
 }
 
 static void serve_view(const struct change_options *options, const struct served *parent,

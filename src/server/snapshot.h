@@ -19,8 +19,10 @@ GMB_MUST_CHECK int snapshot_change(const struct reload_options *options,
 	struct reload_request *request, struct change *change, struct error *error);
 /* The export of the one that was made could not be opened: it is deleted again. The same. */
 void snapshot_undo(const struct reload_options *options, struct reload_request *request);
-/* What there is: an array. Main thread. */
-json_t *snapshots_json(const struct exports *exports);
+/* What there is, of the export of that name, or with NULL of all: an array, which is the caller's.
+ * -ENOENT: there is no such export. -EOPNOTSUPP: it is a snapshot itself. Main thread. */
+GMB_MUST_CHECK int snapshots_json(
+	const struct exports *exports, const char *name, json_t **all_out, struct error *error);
 /* Serves those that disks have since before the start; what cannot be served is logged. Main
  * thread, with all stores started; true: *exports has changed. */
 bool snapshots_serve(const struct change_options *options, struct exports *exports);

@@ -151,7 +151,10 @@ class Snapshot(support.Case):
                 (("create", "disk", "../b"), "name"),
                 (("create", "disk", "x" * 64), "at most 63"),
                 (("create", "disk@a", "b"), "only a flash store"),
-                (("delete", "disk", "b"), "has no snapshot 'b'")):
+                (("delete", "disk", "b"), "has no snapshot 'b'"),
+                (("list", "none"), 'there is no export "none"'),
+                (("list", "disk@a"), 'export "disk@a" is a snapshot'),
+                (("list", "--json", "disk@b"), 'there is no export "disk@b"')):
             self.assertIn(fragment, self.snapshot(*arguments, status=1))
         self.snapshot("create", "disk", "b")
         self.assertIn("the most", self.snapshot("create", "disk", "c", status=1))
