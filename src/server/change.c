@@ -197,6 +197,14 @@ static int add_export(struct change *change, const struct server_export *about, 
 static int remove_snapshots(
 	struct change *change, const struct served *parent, struct error *error);
 
+/* Relaxed: one that connects now is disconnected, too. */
+static const char *its_clients(const struct served *served)
+{
+	return atomic_load_explicit(&served->export->connections, memory_order_relaxed) > 0
+		       ? "; its clients are disconnected"
+		       : "";
+}
+
 /* With its snapshots. */
 static int remove_export(struct change *change, struct served *before, struct error *error)
 {
@@ -209,8 +217,8 @@ static int remove_export(struct change *change, struct served *before, struct er
 	item->action = CHANGE_REMOVE;
 	item->before = before;
 	before->item = change->item_count;
-	add_line(change, "%s: removed; its clients are disconnected",
-		change_label(before->about.name, shown));
+	add_line(change, "%s: removed%s", change_label(before->about.name, shown),
+		its_clients(before));
 	return remove_snapshots(change, before, error);
 }
 
@@ -294,7 +302,7 @@ static int change_export(struct change *change, struct served *before,
 			     !server_export_same(&before->about, &item->after->about, "max-memory");
 	if (item->action != CHANGE_STAY) {
 		add_line(change, "%s: %s%s", change_label(about->name, shown), line,
-			item->action == CHANGE_REPLACE ? "; its clients are disconnected" : "");
+			item->action == CHANGE_REPLACE ? its_clients(before) : "");
 	}
 	if (item->action == CHANGE_REPLACE && !has_rules) {
 		item->rules = access_slot_get(before->export->access);

@@ -101,7 +101,7 @@ class Snapshot(support.Case):
             server = self.serve()
             self.assertEqual(self.digest(server, b"disk@monday"), before)
         self.assertGreater(self.counter("snapshot_blocks"), self.size // BLOCK // 3)
-        self.snapshot("delete", "disk", "monday")
+        self.assertEqual(self.snapshot("delete", "disk", "monday"), 'export "disk@monday": removed\n')
         self.assertEqual(self.counter("snapshot_blocks"), 0)
         self.assertEqual(self.listed(), {})
         self.fill(server)
@@ -165,7 +165,8 @@ class Snapshot(support.Case):
             client.send_request(nbdmini.CMD_WRITE, 1, 0, BLOCK, bytes(BLOCK))
             self.assertEqual(client.reply()[1], 1)  # EPERM
             self.assertIn("is used by 1 connection", self.snapshot("delete", "disk", "a", status=1))
-            self.snapshot("delete", "disk", "a", "--now")
+            self.assertEqual(self.snapshot("delete", "disk", "a", "--now").splitlines()[0],
+                             'export "disk@a": removed; its clients are disconnected')
         self.assertEqual(sorted(self.listed()), ["b"])
         # With its export it is not served any more, and still there.
         status, _, errors = self.run_gmblock("export", "remove", "disk", "--server", self.control)
