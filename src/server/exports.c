@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 #include "base/bytes.h"
 #include "base/log.h"
@@ -15,6 +16,17 @@
 #include "server/upgrade_take.h"
 
 /* --- one disk -------------------------------------------------------------------------------- */
+
+/* "flash:FILE@SNAPSHOT", where there is FILE. */
+static bool is_snapshot_of_file(const char *path)
+{
+	const char *at = strrchr(path, '@');
+	char *file = at != NULL ? strndup(path, (size_t)(at - path)) : NULL;
+	bool is_there = file != NULL && access(store_path_file(file), F_OK) == 0;
+
+	free(file);
+	return is_there;
+}
 
 /* What to do about a disk that does not exist. A file is not to be made in place of a device, nor
  * of what was to be only read. */
@@ -31,6 +43,11 @@ static const char *advice_for_absent(const struct server_export *entry)
 	}
 	if (entry->syntax == SERVER_SYNTAX_ADD && strchr(entry->path, ',') != NULL) {
 		return "keys are words of their own here: NAME PATH KEY[=VALUE]";
+	}
+	if (strncmp(entry->path, "flash:", strlen("flash:")) == 0 &&
+		is_snapshot_of_file(entry->path)) {
+		return "serve the flash store, without what follows the '@'; its snapshots are "
+		       "served with it, as EXPORT@NAME";
 	}
 	if (entry->store.read_only || strncmp(entry->path, "/dev/", strlen("/dev/")) == 0) {
 		return NULL;

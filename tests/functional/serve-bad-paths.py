@@ -18,6 +18,12 @@ class BadPaths(support.Case):
         self.check(self.path("missing.img"), "does not exist", "'truncate -s SIZE FILE'")
         self.check_refused(["serve", "flash:" + self.path("missing.flash"), "--listen", self.socket_uri()], 1,
                            "does not exist", "'gmblock create --size=SIZE flash:FILE'")
+        self.make_file("disk.flash", bytes(4096))
+        for key in ("", ",readonly"):
+            errors = self.check_refused(
+                ["serve", "--export", f"=flash:{self.path('disk.flash')}@monday{key}", "--listen", self.socket_uri()],
+                1, "does not exist; serve the flash store", "EXPORT@NAME")
+            self.assertNotIn("gmblock create", errors)
         self.check(self.folder, "directory")
         os.mkfifo(self.path("fifo"))
         self.check(self.path("fifo"))
