@@ -239,6 +239,7 @@ struct flash_gc {
 	uint32_t floor_segments; /* that it leaves to checkpoints */
 	bool is_pressed;	 /* the last checkpoint has left fewer */
 	bool is_short;		 /* it has left fewer than clients need */
+	bool is_out;		 /* clients wait, and there is no victim */
 	uint64_t credit;	 /* blocks that it may look at before clients have written more */
 	struct flash_record record;
 	bool is_moved[FLASH_RECORD_ENTRIES]; /* from the cache */

@@ -92,6 +92,7 @@ static bool choose(struct flash *flash)
 	uint32_t victims = flash->table.state_counts[GC_VICTIM];
 	bool urgent = clients_wait(flash);
 
+	gc->is_out = false;
 	if (free_count >= gc->begin_segments || (!urgent && gc->credit == 0)) {
 		return false;
 	}
@@ -113,6 +114,10 @@ static bool choose(struct flash *flash)
 		if (urgent && flash_views_relieve(flash)) {
 			return true;
 		}
+		/* What is in flight may win some, and is counted until all that it leads to is
+		 * done.
+		 */
+		gc->is_out = urgent;
 		if (urgent && flash->io_count == 0) {
 			flash_fail(flash, -ENOSPC, "is full");
 		}

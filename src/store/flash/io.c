@@ -20,6 +20,9 @@ void flash_io_ended(struct flash *flash)
 		store_started(&flash->base, flash->start_result);
 		return;
 	}
+	if (flash->io_count == 0 && flash->gc.is_out) {
+		flash_pump(flash);
+	}
 	flash_views_io_ended(flash);
 	if (flash->io_count > 0 && !flash_may_work(flash)) {
 		return;

@@ -39,6 +39,16 @@ void flash_log_init(struct flash *flash, uint8_t *memory)
 	}
 }
 
+static bool is_damaged(const struct flash *flash)
+{
+	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
+		if (flash->segments[i].is_bad) {
+			return true;
+		}
+	}
+	return false;
+}
+
 void flash_fail(struct flash *flash, int error, const char *what)
 {
 	if (flash->failed == 0) {
@@ -47,7 +57,10 @@ void flash_fail(struct flash *flash, int error, const char *what)
 		log_error("flash store '%s': its log %s: %s; it can only be read until the server "
 			  "opens it again%s",
 			flash->path, what, strerror(-error),
-			error == -ENOSPC ? ": first make room in the filesystem below it" : "");
+			error != -ENOSPC    ? ""
+			: is_damaged(flash) ? "; what cannot be read keeps the space around it: "
+					      "copy the disk to another store"
+					    : ": first make room in the filesystem below it");
 	}
 }
 

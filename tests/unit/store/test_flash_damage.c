@@ -116,6 +116,49 @@ static void test_single_blocks_fill_the_disk(void **state)
 	sim_stop();
 }
 
+static void write_ended(struct store_part *part, int result)
+{
+	assert_true(result == 0 || result == -ENOSPC);
+	part->op = result == 0 ? STORE_OP_COUNT : STORE_FLUSH;
+}
+
+/* What cannot be read cannot be moved, and keeps its segment: writes fail, and do not wait. */
+static void test_a_disk_that_damage_has_filled_refuses_writes(void **state)
+{
+	static struct world world;
+	static uint8_t bytes[FLASH_BLOCK_BYTES];
+	struct store_part part = { .done = write_ended, .memory = mem_of(bytes) };
+	uint64_t blocks;
+	uint64_t i = 0;
+
+	GMB_UNUSED(state);
+	for (uint64_t seed = 1; seed <= 20; seed++) {
+		sim_start(&(struct sim_options){ .seed = seed, .faults = { .jitter = true } });
+		world_make_disk();
+		world_open(&world, "disk", seed % 2 == 0, NULL);
+		blocks = store_size(world.store) >> FLASH_BLOCK_SHIFT;
+		for (i = 0, part.op = STORE_OP_COUNT; part.op == STORE_OP_COUNT; i++) {
+			if (i == blocks) {
+				sim_disk_set_bad(sim_disk_find("disk"),
+					FLASH_SEGMENTS_AT * FLASH_BLOCK_BYTES, UINT64_C(1) << 40,
+					true, false);
+			}
+			assert_true(i < 4 * blocks);
+			part.op = STORE_WRITE;
+			part.offset = (i < blocks ? i : sim_between(0, blocks - 1))
+				      << FLASH_BLOCK_SHIFT;
+			part.length = sizeof(bytes);
+			store_submit(world.queues[0], &part);
+			while (part.op == STORE_WRITE) {
+				assert_true(sim_step());
+			}
+		}
+		assert_true(i > blocks);
+		world_close(&world);
+		sim_stop();
+	}
+}
+
 /* Another process goes on with the disk if this one fails before it serves. It has opened the store
  * before the first one wrote so much that segments came round again. */
 static void test_a_quiet_start_writes_nothing(void **state)
@@ -526,6 +569,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_one_good_anchor_is_not_written_first),
 		cmocka_unit_test(test_single_blocks_fill_the_disk),
+		cmocka_unit_test(test_a_disk_that_damage_has_filled_refuses_writes),
 		cmocka_unit_test(test_a_quiet_start_writes_nothing),
 		cmocka_unit_test(test_memory_that_changes_harms_no_other_write),
 		cmocka_unit_test(test_memory_is_not_held_after_an_error),
