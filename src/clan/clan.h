@@ -4,7 +4,7 @@
  * one kind of transport; the table of them is in conn.c. The calls of <gmblock/clan.h> check their
  * arguments and the state of the connection (conn.c), and then ask its provider.
  *
- *   conn.c region.c (calls) ──▶ provider: shm_*.c
+ *   conn.c region.c (calls) ──▶ provider: shm_*.c, net*.c
  *         │                        │ clan_fire()
  *         └──────▶ queue.c ◀───────┘        waiter.c: sleeping     work.c: what may block
  *
@@ -52,7 +52,7 @@ struct clan_deadline {
 };
 
 /* Places in the table of providers, in conn.c. */
-enum { CLAN_SHM, CLAN_OFI, CLAN_PROVIDER_COUNT };
+enum { CLAN_SHM, CLAN_NET, CLAN_PROVIDER_COUNT };
 
 struct clan_queue {
 	struct waiter *waiter;
@@ -213,7 +213,7 @@ struct clan_provider {
 };
 
 extern const struct clan_provider clan_provider_shm;
-extern const struct clan_provider clan_provider_ofi;
+extern const struct clan_provider clan_provider_net;
 extern const struct clan_provider *const clan_providers[CLAN_PROVIDER_COUNT];
 
 /* A provider's new connection: enters it in the queue. */

@@ -16,7 +16,7 @@
 /* The table of providers; addresses begin with the name of one and a colon. */
 const struct clan_provider *const clan_providers[CLAN_PROVIDER_COUNT] = {
 	[CLAN_SHM] = &clan_provider_shm,
-	[CLAN_OFI] = &clan_provider_ofi,
+	[CLAN_NET] = &clan_provider_net,
 };
 
 static const struct clan_provider *find_provider(

@@ -17,7 +17,7 @@ enum {
 	EQ_SILENT_MAX = 16,    /* events that were libfabric's own */
 	EQ_ENTRY_BYTES = 1024, /* with what a peer sends along when it connects: nothing, of ours */
 	/* Frames both ways, their heads, and puts and gets. */
-	CQ_ENTRIES = OFI_NET_CONNS * (OFI_RECEIVES + OFI_SENDS + 1 + OFI_RMA_PIECES),
+	CQ_ENTRIES = OFI_DOMAIN_CONNS * (NET_RECEIVES + NET_SENDS + 1 + NET_RMA_PIECES),
 };
 
 /* The functions of libfabric that are symbols; the others are reached through its objects. */
@@ -71,10 +71,10 @@ int ofi_errno(int64_t result)
 	return error == 0 ? 0 : error < FI_ERRNO_OFFSET ? -(int)error : -EIO;
 }
 
-int ofi_look_up(const char *provider, const char *host, const char *port, bool listen,
-	struct fi_info **info_out, struct error *error)
+int ofi_look_up(const struct net_place *place, bool listen, void **found_out, struct error *error)
 {
 	struct fi_info *hints;
+	struct fi_info *info;
 	int result;
 
 	pthread_once(&api.once, load);
@@ -84,7 +84,7 @@ int ofi_look_up(const char *provider, const char *host, const char *port, bool l
 	}
 	hints = api.dupinfo(NULL);
 	if (hints != NULL) {
-		hints->fabric_attr->prov_name = strdup(provider);
+		hints->fabric_attr->prov_name = strdup(place->provider);
 	}
 	if (hints == NULL || hints->fabric_attr->prov_name == NULL) {
 		if (hints != NULL) {
@@ -100,35 +100,36 @@ int ofi_look_up(const char *provider, const char *host, const char *port, bool l
 	hints->tx_attr->msg_order = FI_ORDER_SAS | FI_ORDER_SAW;
 	hints->rx_attr->msg_order = FI_ORDER_SAS | FI_ORDER_SAW;
 	result = ofi_errno(api.getinfo(
-		FI_VERSION(1, 17), host, port, listen ? FI_SOURCE : 0, hints, info_out));
+		FI_VERSION(1, 17), place->host, place->port, listen ? FI_SOURCE : 0, hints, &info));
 	api.freeinfo(hints);
 	if (result != 0) {
-		bool by_device = strcmp(provider, "verbs") == 0;
+		bool by_device = strcmp(place->provider, "verbs") == 0;
 
 		return error_set(error,
 			result != -ENODATA ? result
 			: by_device	   ? -ENODEV
 					   : -EADDRNOTAVAIL,
-			"libfabric finds no way by %s: %s", provider,
+			"libfabric finds no way by %s: %s", place->provider,
 			by_device ? "no RDMA device here reaches the host, or libfabric has no "
 				    "verbs"
 			: listen  ? "this machine does not have that address"
 				  : "the host is unknown, or cannot be reached");
 	}
+	*found_out = info;
 	return 0;
 }
 
-void ofi_info_free(struct fi_info *info)
+void ofi_info_free(void *info)
 {
 	if (info != NULL) {
 		api.freeinfo(info);
 	}
 }
 
-/* --- nets ------------------------------------------------------------------------------------- */
+/* --- domains ---------------------------------------------------------------------------------- */
 
 /* Its descriptor has something: progress(), which follows, takes it. */
-static void net_happened(struct waiter_file *file, uint32_t events)
+static void domain_happened(struct waiter_file *file, uint32_t events)
 {
 	GMB_UNUSED(file);
 	GMB_UNUSED(events);
@@ -141,49 +142,50 @@ static void close_fid(struct fid *fid)
 	}
 }
 
-void ofi_net_destroy(struct ofi_net *net)
+void ofi_domain_destroy(struct ofi_domain *domain)
 {
-	waiter_file_remove(net->queue->waiter, &net->cq_file);
-	waiter_file_remove(net->queue->waiter, &net->eq_file);
-	close_fid(net->cq == NULL ? NULL : &net->cq->fid);
-	close_fid(net->eq == NULL ? NULL : &net->eq->fid);
-	close_fid(net->domain == NULL ? NULL : &net->domain->fid);
-	close_fid(net->fabric == NULL ? NULL : &net->fabric->fid);
-	ofi_info_free(net->info);
-	list_remove(&net->node);
-	free(net);
+	waiter_file_remove(domain->net->queue->waiter, &domain->cq_file);
+	waiter_file_remove(domain->net->queue->waiter, &domain->eq_file);
+	close_fid(domain->cq == NULL ? NULL : &domain->cq->fid);
+	close_fid(domain->eq == NULL ? NULL : &domain->eq->fid);
+	close_fid(domain->domain == NULL ? NULL : &domain->domain->fid);
+	close_fid(domain->fabric == NULL ? NULL : &domain->fabric->fid);
+	ofi_info_free(domain->info);
+	list_remove(&domain->node);
+	free(domain);
 }
 
-static int watch(struct ofi_net *net, struct waiter_file *file, struct fid *fid)
+static int watch(struct ofi_domain *domain, struct waiter_file *file, struct fid *fid)
 {
 	int fd = -1;
 	int result = ofi_errno(fi_control(fid, FI_GETWAIT, &fd));
 
-	return result != 0 ? result : waiter_file_add(net->queue->waiter, file, fd, EPOLLIN);
+	return result != 0 ? result
+			   : waiter_file_add(domain->net->queue->waiter, file, fd, EPOLLIN);
 }
 
-static int net_open(struct ofi_net *net)
+static int domain_open(struct ofi_domain *domain)
 {
 	struct fi_cq_attr cq_attr = {
 		.size = CQ_ENTRIES, .format = FI_CQ_FORMAT_MSG, .wait_obj = FI_WAIT_FD
 	};
 	struct fi_eq_attr eq_attr = { .wait_obj = FI_WAIT_FD };
-	int result = api.fabric(net->info->fabric_attr, &net->fabric, NULL);
+	int result = api.fabric(domain->info->fabric_attr, &domain->fabric, NULL);
 
 	if (result == 0) {
-		result = fi_domain(net->fabric, net->info, &net->domain, NULL);
+		result = fi_domain(domain->fabric, domain->info, &domain->domain, NULL);
 	}
 	if (result == 0) {
-		result = fi_cq_open(net->domain, &cq_attr, &net->cq, NULL);
+		result = fi_cq_open(domain->domain, &cq_attr, &domain->cq, NULL);
 	}
 	if (result == 0) {
-		result = fi_eq_open(net->fabric, &eq_attr, &net->eq, NULL);
+		result = fi_eq_open(domain->fabric, &eq_attr, &domain->eq, NULL);
 	}
 	if (result != 0) {
 		return ofi_errno(result);
 	}
-	result = watch(net, &net->cq_file, &net->cq->fid);
-	return result != 0 ? result : watch(net, &net->eq_file, &net->eq->fid);
+	result = watch(domain, &domain->cq_file, &domain->cq->fid);
+	return result != 0 ? result : watch(domain, &domain->eq_file, &domain->eq->fid);
 }
 
 static bool same_name(const char *left, const char *right)
@@ -191,91 +193,110 @@ static bool same_name(const char *left, const char *right)
 	return left == right || (left != NULL && right != NULL && strcmp(left, right) == 0);
 }
 
-int ofi_net_get(struct clan_queue *queue, const struct fi_info *info, struct ofi_net **net_out)
+/* What it keeps of the queue. */
+static struct ofi_queue *queue_use(struct net_queue *net)
 {
-	struct ofi_net *net;
+	struct ofi_queue *ofi = net->transports[NET_OFI];
+
+	if (ofi == NULL) {
+		ofi = calloc(1, sizeof(*ofi));
+		if (ofi != NULL) {
+			list_init(&ofi->domains);
+			net->transports[NET_OFI] = ofi;
+		}
+	}
+	return ofi;
+}
+
+int ofi_domain_get(
+	struct net_queue *net, const struct fi_info *info, struct ofi_domain **domain_out)
+{
+	struct ofi_queue *ofi = queue_use(net);
+	struct ofi_domain *domain;
 	int result;
 
-	list_for_each(node, &ofi_queue(queue)->nets)
+	if (ofi == NULL) {
+		return -ENOMEM;
+	}
+	list_for_each(node, &ofi->domains)
 	{
-		net = list_entry(node, struct ofi_net, node);
-		if (net->conn_count < OFI_NET_CONNS &&
-			same_name(
-				net->info->fabric_attr->prov_name, info->fabric_attr->prov_name) &&
-			same_name(net->info->fabric_attr->name, info->fabric_attr->name) &&
-			same_name(net->info->domain_attr->name, info->domain_attr->name)) {
-			*net_out = net;
+		domain = list_entry(node, struct ofi_domain, node);
+		if (domain->conn_count < OFI_DOMAIN_CONNS &&
+			same_name(domain->info->fabric_attr->prov_name,
+				info->fabric_attr->prov_name) &&
+			same_name(domain->info->fabric_attr->name, info->fabric_attr->name) &&
+			same_name(domain->info->domain_attr->name, info->domain_attr->name)) {
+			*domain_out = domain;
 			return 0;
 		}
 	}
-	net = calloc(1, sizeof(*net));
-	if (net == NULL) {
+	domain = calloc(1, sizeof(*domain));
+	if (domain == NULL) {
 		return -ENOMEM;
 	}
-	list_init(&net->node);
-	net->queue = queue;
-	net->cq_file = (struct waiter_file){ .fd = -1, .happened = net_happened };
-	net->eq_file = (struct waiter_file){ .fd = -1, .happened = net_happened };
-	net->info = api.dupinfo(info);
-	result = net->info == NULL ? -ENOMEM : net_open(net);
+	list_init(&domain->node);
+	domain->net = net;
+	domain->cq_file = (struct waiter_file){ .fd = -1, .happened = domain_happened };
+	domain->eq_file = (struct waiter_file){ .fd = -1, .happened = domain_happened };
+	domain->info = api.dupinfo(info);
+	result = domain->info == NULL ? -ENOMEM : domain_open(domain);
 	if (result != 0) {
-		ofi_net_destroy(net);
+		ofi_domain_destroy(domain);
 		return result;
 	}
-	net->registers_local = (info->domain_attr->mr_mode & FI_MR_LOCAL) != 0;
-	list_push_back(&ofi_queue(queue)->nets, &net->node);
-	*net_out = net;
+	domain->registers_local = (info->domain_attr->mr_mode & FI_MR_LOCAL) != 0;
+	list_push_back(&ofi->domains, &domain->node);
+	*domain_out = domain;
 	return 0;
 }
 
 /* --- what libfabric tells --------------------------------------------------------------------- */
 
-static void completed(struct ofi_context *context, size_t bytes)
+static void completed(struct net_op *op, size_t bytes)
 {
-	switch (context->kind) {
-	case OFI_RECV:
-		ofi_frame_received(
-			context->conn, container_of(context, struct ofi_buffer, context), bytes);
+	switch (op->kind) {
+	case NET_OP_RECEIVE:
+		ofi_received(ofi_conn(op->conn), container_of(op, struct net_buffer, op), bytes);
 		break;
-	case OFI_SEND:
-		ofi_frame_sent(context->conn, container_of(context, struct ofi_buffer, context));
+	case NET_OP_FRAME:
+		net_frame_sent(op->conn, container_of(op, struct net_buffer, op));
 		break;
-	case OFI_RMA:
-		ofi_rma_completed(context, 0);
+	case NET_OP_RMA:
+		net_rma_done(container_of(op, struct net_rma, op), 0);
 		break;
 	}
 }
 
-static void failed(struct ofi_net *net)
+static void failed(struct ofi_domain *domain)
 {
 	struct fi_cq_err_entry entry = { 0 };
-	struct ofi_context *context;
-	struct ofi_conn *conn;
+	struct net_conn *conn;
+	struct net_op *op;
 
-	if (fi_cq_readerr(net->cq, &entry, 0) != 1 || entry.op_context == NULL) {
+	if (fi_cq_readerr(domain->cq, &entry, 0) != 1 || entry.op_context == NULL) {
 		return;
 	}
-	context = entry.op_context;
-	conn = context->conn;
-	if (context->kind == OFI_SEND) {
-		ofi_frame_sent(conn, container_of(context, struct ofi_buffer, context));
-	} else if (context->kind == OFI_RMA) {
-		ofi_rma_completed(context, entry.err);
+	op = entry.op_context;
+	conn = op->conn;
+	if (op->kind == NET_OP_FRAME) {
+		net_frame_sent(conn, container_of(op, struct net_buffer, op));
+	} else if (op->kind == NET_OP_RMA) {
+		net_rma_done(container_of(op, struct net_rma, op), ofi_errno(entry.err));
 	}
 	/* What was cancelled has been: the endpoint is being closed. */
-	ofi_conn_cut(conn, entry.err);
+	net_conn_cut(conn, ofi_errno(entry.err));
 }
 
-static bool reap_completions(struct ofi_net *net)
+static bool reap_completions(struct ofi_domain *domain)
 {
 	struct fi_cq_msg_entry entries[REAP_BATCH];
 	bool any = false;
 
 	for (;;) {
-		ssize_t count = fi_cq_read(net->cq, entries, REAP_BATCH);
+		ssize_t count = fi_cq_read(domain->cq, entries, REAP_BATCH);
 
 		if (count == -FI_EAVAIL) {
-			failed(net);
+			failed(domain);
 			any = true;
 			continue;
 		}
@@ -294,27 +315,30 @@ static bool reap_completions(struct ofi_net *net)
 	}
 }
 
-static struct ofi_listener *find_listener(const struct ofi_net *net, const struct fid *fid)
+static struct ofi_listener *find_listener(const struct ofi_domain *domain, const struct fid *fid)
 {
-	list_for_each(node, &net->queue->listeners)
+	list_for_each(node, &domain->net->queue->listeners)
 	{
 		struct clan_listener *base = list_entry(node, struct clan_listener, node);
-		struct ofi_listener *listener = container_of(base, struct ofi_listener, listener);
+		struct net_listener *listener = container_of(base, struct net_listener, listener);
+		struct ofi_listener *own = container_of(listener, struct ofi_listener, net);
 
-		if (base->provider == &clan_provider_ofi && &listener->pep->fid == fid) {
-			return listener;
+		if (base->provider == &clan_provider_net &&
+			listener->transport == &net_transport_ofi && &own->pep->fid == fid) {
+			return own;
 		}
 	}
 	return NULL;
 }
 
-static void event_happened(struct ofi_net *net, uint32_t type, const struct fi_eq_cm_entry *entry)
+static void event_happened(
+	struct ofi_domain *domain, uint32_t type, const struct fi_eq_cm_entry *entry)
 {
 	struct ofi_listener *listener;
 
 	switch (type) {
 	case FI_CONNREQ:
-		listener = find_listener(net, entry->fid);
+		listener = find_listener(domain, entry->fid);
 		if (listener != NULL) {
 			ofi_connection_requested(listener, entry->info);
 		} else {
@@ -326,15 +350,15 @@ static void event_happened(struct ofi_net *net, uint32_t type, const struct fi_e
 		break;
 	case FI_SHUTDOWN:
 		/* What it had sent before comes first. */
-		reap_completions(net);
-		ofi_conn_cut(entry->fid->context, 0);
+		reap_completions(domain);
+		net_conn_cut(entry->fid->context, 0);
 		break;
 	default:
 		break;
 	}
 }
 
-static bool reap_events(struct ofi_net *net)
+static bool reap_events(struct ofi_domain *domain)
 {
 	/* As large as the largest, and aligned. */
 	uint64_t space[EQ_ENTRY_BYTES / sizeof(uint64_t)];
@@ -343,15 +367,15 @@ static bool reap_events(struct ofi_net *net)
 
 	for (;;) {
 		uint32_t type;
-		ssize_t count = fi_eq_read(net->eq, &type, space, sizeof(space), 0);
+		ssize_t count = fi_eq_read(domain->eq, &type, space, sizeof(space), 0);
 
 		if (count == -FI_EAVAIL) {
 			struct fi_eq_err_entry entry = { 0 };
 
 			any = true;
-			if (fi_eq_readerr(net->eq, &entry, 0) > 0 && entry.fid != NULL &&
+			if (fi_eq_readerr(domain->eq, &entry, 0) > 0 && entry.fid != NULL &&
 				entry.fid->fclass == FI_CLASS_EP) {
-				ofi_conn_cut(entry.fid->context, entry.err);
+				net_conn_cut(entry.fid->context, ofi_errno(entry.err));
 			}
 			continue;
 		}
@@ -362,28 +386,28 @@ static bool reap_events(struct ofi_net *net)
 			return any;
 		}
 		any = true;
-		event_happened(net, type, (const struct fi_eq_cm_entry *)(const void *)space);
+		event_happened(domain, type, (const struct fi_eq_cm_entry *)(const void *)space);
 	}
 }
 
-bool ofi_net_reap(struct ofi_net *net)
+bool ofi_domain_reap(struct ofi_domain *domain)
 {
-	struct ofi_queue *ofi = ofi_queue(net->queue);
-	bool outer = !ofi->reaping;
+	struct net_queue *net = domain->net;
+	bool outer = !net->reaping;
 	bool any;
 
-	ofi->reaping = true;
-	any = reap_completions(net);
-	any = reap_events(net) || any;
+	net->reaping = true;
+	any = reap_completions(domain);
+	any = reap_events(domain) || any;
 	if (outer) {
-		ofi->reaping = false;
+		net->reaping = false;
 	}
 	return any;
 }
 
-bool ofi_net_may_sleep(struct ofi_net *net)
+bool ofi_domain_may_sleep(struct ofi_domain *domain)
 {
-	struct fid *fids[] = { &net->cq->fid, &net->eq->fid };
+	struct fid *fids[] = { &domain->cq->fid, &domain->eq->fid };
 
-	return fi_trywait(net->fabric, fids, ARRAY_COUNT(fids)) == 0;
+	return fi_trywait(domain->fabric, fids, ARRAY_COUNT(fids)) == 0;
 }

@@ -1,36 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Regions, cookies, revocation, tripwires, cookie queues: docs/protocol/clan.md §12.4 to §12.6.
- * A share is a registration of its own, so that its key is worth nothing once it is closed.
  */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
 #include "base/bytes.h"
-#include "clan/ofi.h"
+#include "clan/net.h"
 
 #define NS_PER_MS UINT64_C(1000000)
 #define FIFO_NONE UINT32_MAX
 
 enum {
 	STRICT_MS = 1000, /* a program that is busy must have had a turn */
-	KEY_TRIES = 8,
 };
 
-enum ofi_grant_state {
+enum net_grant_state {
 	GRANT_FREE,
 	GRANT_GIVEN,
 	GRANT_LEAVING,	   /* REVOKED */
 	GRANT_WITH_REGION, /* REGION_ENDED */
 };
 
-struct ofi_revocation {
+struct net_revocation {
 	struct list_node node; /* in conn->revocations */
 	struct clan_source source;
 	struct clan_deadline deadline;
-	struct ofi_conn *conn;
+	struct net_conn *conn;
 	struct clan_region *region; /* strict; else NULL */
 	uint32_t slot;
 	bool ended; /* its event is to be given */
@@ -38,9 +35,9 @@ struct ofi_revocation {
 	void *op;
 };
 
-struct ofi_watch { /* a tripwire of ours */
+struct net_watch { /* a tripwire of ours */
 	struct clan_source source;
-	struct ofi_conn *conn;
+	struct net_conn *conn;
 	uint64_t offset;
 	uint32_t bytes;
 	uint32_t region;
@@ -48,77 +45,46 @@ struct ofi_watch { /* a tripwire of ours */
 	bool armed;
 };
 
-struct ofi_fifo { /* cookies that wait to be popped: lists in one array */
+struct net_fifo { /* cookies that wait to be popped: lists in one array */
 	struct clan_cookie cookie;
 	uint32_t next;
 };
 
-/* A region of ours that the peer knows; share->carrier. */
-struct ofi_key {
-	struct ofi_owed owed; /* REGION, then REGION_END */
-	struct clan_share *share;
-	struct fid_mr *mr;
-};
-
 /* --- regions of ours -------------------------------------------------------------------------- */
 
-/* Closes the registration: its key is worth nothing any more. */
+/* What the peer has been told is worth nothing any more. */
 static void key_free(struct clan_share *share)
 {
-	struct ofi_key *key = share->carrier;
+	struct net_key *key = share->carrier;
 
 	if (key != NULL) {
 		list_remove(&key->owed.node);
-		fi_close(&key->mr->fid);
+		key->conn->transport->unshare(key);
 		free(key);
 		share->carrier = NULL;
 	}
 }
 
-/* Registers the region for one peer. Where keys are ours to choose nobody can guess them: a key may
- * be good for every connection of the domain. */
-static int key_register(struct ofi_conn *conn, struct ofi_key *key)
+static void write_region(struct net_conn *conn, struct net_owed *owed)
 {
-	const struct fi_domain_attr *attr = conn->net->info->domain_attr;
+	const struct net_key *key = container_of(owed, struct net_key, owed);
 	const struct clan_share *share = key->share;
-	uint64_t access = ((share->rights & CLAN_READ) != 0 ? FI_REMOTE_READ : 0) |
-			  ((share->rights & CLAN_WRITE) != 0 ? FI_REMOTE_WRITE : 0);
-	bool chosen = (attr->mr_mode & FI_MR_PROV_KEY) == 0;
-	int result = -ENOKEY;
-
-	for (int i = 0; i < KEY_TRIES && result == -ENOKEY; i++) {
-		uint64_t number = 0;
-
-		if (chosen && getrandom(&number, MIN(sizeof(number), attr->mr_key_size), 0) < 0) {
-			return -EIO;
-		}
-		result = ofi_errno(fi_mr_reg(conn->net->domain, share->region->base,
-			share->region->bytes, access, 0, number, 0, &key->mr, NULL));
-	}
-	return result;
-}
-
-static void write_region(struct ofi_conn *conn, struct ofi_owed *owed)
-{
-	const struct ofi_key *key = container_of(owed, struct ofi_key, owed);
-	const struct clan_share *share = key->share;
-	bool by_address = (conn->net->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR) != 0;
-	struct ofi_region record = {
+	struct net_region record = {
 		.region = (uint16_t)share->number,
 		.rights = (uint16_t)share->rights,
 		.generation = share->generation,
 		.bytes = share->region->bytes,
-		.key = fi_mr_key(key->mr),
-		.base = by_address ? (uintptr_t)share->region->base : 0,
+		.key = key->key,
+		.base = key->base,
 	};
 
-	ofi_append_system(conn, OFI_REGION, &record, sizeof(record));
+	net_append_system(conn, NET_REGION, &record, sizeof(record));
 }
 
-int ofi_share(struct clan_conn *base, struct clan_share *share)
+int net_share(struct clan_conn *base, struct clan_share *share)
 {
-	struct ofi_conn *conn = ofi_conn(base);
-	struct ofi_key *key = calloc(1, sizeof(*key));
+	struct net_conn *conn = net_conn(base);
+	struct net_key *key = calloc(1, sizeof(*key));
 	int result;
 
 	if (key == NULL) {
@@ -126,38 +92,39 @@ int ofi_share(struct clan_conn *base, struct clan_share *share)
 	}
 	list_init(&key->owed.node);
 	key->share = share;
-	result = key_register(conn, key);
+	key->conn = conn;
+	result = conn->transport->share(conn, key);
 	if (result != 0) {
 		free(key);
 		return result;
 	}
 	share->carrier = key;
-	ofi_owe(conn, &key->owed, write_region);
+	net_owe(conn, &key->owed, write_region);
 	return 0;
 }
 
-static void write_region_end(struct ofi_conn *conn, struct ofi_owed *owed)
+static void write_region_end(struct net_conn *conn, struct net_owed *owed)
 {
-	const struct clan_share *share = container_of(owed, struct ofi_key, owed)->share;
-	struct ofi_region_answer record = { .region = (uint16_t)share->number,
+	const struct clan_share *share = container_of(owed, struct net_key, owed)->share;
+	struct net_region_answer record = { .region = (uint16_t)share->number,
 		.generation = share->generation };
 
-	ofi_append_system(conn, OFI_REGION_END, &record, sizeof(record));
+	net_append_system(conn, NET_REGION_END, &record, sizeof(record));
 }
 
-int ofi_unshare(struct clan_conn *base, struct clan_share *share)
+int net_unshare(struct clan_conn *base, struct clan_share *share)
 {
-	struct ofi_key *key = share->carrier;
+	struct net_key *key = share->carrier;
 
-	ofi_owe(ofi_conn(base), &key->owed, write_region_end);
+	net_owe(net_conn(base), &key->owed, write_region_end);
 	return 0;
 }
 
 /* The peer has given the region back: its cookies can be granted anew. */
-static void free_grants(struct ofi_conn *conn, uint32_t region)
+static void free_grants(struct net_conn *conn, uint32_t region)
 {
 	for (uint32_t i = 0; conn->grants != NULL && i < conn->conn.options.cookies; i++) {
-		struct ofi_grant *grant = &conn->grants[i];
+		struct net_grant *grant = &conn->grants[i];
 
 		if (grant->state == GRANT_WITH_REGION && grant->cookie.region == region) {
 			grant->state = GRANT_FREE;
@@ -165,14 +132,14 @@ static void free_grants(struct ofi_conn *conn, uint32_t region)
 	}
 }
 
-static int region_answered(struct ofi_conn *conn, const struct ofi_region_answer *answer)
+static int region_answered(struct net_conn *conn, const struct net_region_answer *answer)
 {
 	struct clan_share *share = clan_share_find(&conn->conn, answer->region);
 
 	if (share == NULL || share->generation != answer->generation ||
 		share->state != CLAN_SHARE_ASKED ||
-		list_is_linked(&((struct ofi_key *)share->carrier)->owed.node)) {
-		return ofi_broken(conn, 10, "it answers for a region that was not offered");
+		list_is_linked(&((struct net_key *)share->carrier)->owed.node)) {
+		return net_broken(conn, 10, "it answers for a region that was not offered");
 	}
 	if (answer->error != 0) {
 		key_free(share);
@@ -181,14 +148,14 @@ static int region_answered(struct ofi_conn *conn, const struct ofi_region_answer
 	return 0;
 }
 
-static int region_returned(struct ofi_conn *conn, const struct ofi_region_answer *answer)
+static int region_returned(struct net_conn *conn, const struct net_region_answer *answer)
 {
 	struct clan_share *share = clan_share_find(&conn->conn, answer->region);
 
 	if (share == NULL || share->generation != answer->generation ||
 		share->state != CLAN_SHARE_ENDING ||
-		list_is_linked(&((struct ofi_key *)share->carrier)->owed.node)) {
-		return ofi_broken(conn, 10, "it returns a region that was not asked for");
+		list_is_linked(&((struct net_key *)share->carrier)->owed.node)) {
+		return net_broken(conn, 10, "it returns a region that was not asked for");
 	}
 	key_free(share);
 	free_grants(conn, answer->region);
@@ -198,17 +165,17 @@ static int region_returned(struct ofi_conn *conn, const struct ofi_region_answer
 
 /* --- regions of the peer ---------------------------------------------------------------------- */
 
-static const uint32_t region_edges[OFI_REGION_STATE_COUNT] = {
-	[OFI_REGION_LIVE] = BIT(OFI_REGION_LEAVING),
+static const uint32_t region_edges[NET_REGION_STATE_COUNT] = {
+	[NET_REGION_LIVE] = BIT(NET_REGION_LEAVING),
 };
 
-static void set_region_state(struct ofi_peer_region *region, enum ofi_peer_region_state state)
+static void set_region_state(struct net_peer_region *region, enum net_peer_region_state state)
 {
 	GMB_ASSERT((region_edges[region->state] & BIT(state)) != 0);
 	region->state = state;
 }
 
-static void region_free(struct ofi_peer_region *region)
+static void region_free(struct net_peer_region *region)
 {
 	list_remove(&region->source.node);
 	list_remove(&region->owed.node);
@@ -216,43 +183,43 @@ static void region_free(struct ofi_peer_region *region)
 	free(region);
 }
 
-static void write_region_ok(struct ofi_conn *conn, struct ofi_owed *owed)
+static void write_region_ok(struct net_conn *conn, struct net_owed *owed)
 {
-	struct ofi_peer_region *region = container_of(owed, struct ofi_peer_region, owed);
-	struct ofi_region_answer record = {
+	struct net_peer_region *region = container_of(owed, struct net_peer_region, owed);
+	struct net_region_answer record = {
 		.region = region->number, .error = region->error, .generation = region->generation
 	};
 
-	ofi_append_system(conn, OFI_REGION_OK, &record, sizeof(record));
-	if (region->state == OFI_REGION_REFUSED) {
+	net_append_system(conn, NET_REGION_OK, &record, sizeof(record));
+	if (region->state == NET_REGION_REFUSED) {
 		conn->region_count--;
 		region_free(region);
 	}
 }
 
-static void write_region_ended(struct ofi_conn *conn, struct ofi_owed *owed)
+static void write_region_ended(struct net_conn *conn, struct net_owed *owed)
 {
-	struct ofi_peer_region *region = container_of(owed, struct ofi_peer_region, owed);
-	struct ofi_region_answer record = { .region = region->number,
+	struct net_peer_region *region = container_of(owed, struct net_peer_region, owed);
+	struct net_region_answer record = { .region = region->number,
 		.generation = region->generation };
 
-	ofi_append_system(conn, OFI_REGION_ENDED, &record, sizeof(record));
+	net_append_system(conn, NET_REGION_ENDED, &record, sizeof(record));
 	conn->region_count--;
 	region_free(region);
 }
 
 /* LEAVING: nothing uses it, and the program knows. */
-static void region_look(struct ofi_peer_region *region)
+static void region_look(struct net_peer_region *region)
 {
-	struct ofi_conn *conn = region->conn;
+	struct net_conn *conn = region->conn;
 
-	if (region->state != OFI_REGION_LEAVING || region->running > 0 || region->give_live ||
+	if (region->state != NET_REGION_LEAVING || region->running > 0 || region->give_live ||
 		region->give_leaving) {
 		return;
 	}
 	conn->region_bytes -= region->bytes;
 	if (region->asked_back && conn->conn.state == CLAN_OPEN) {
-		ofi_owe(conn, &region->owed, write_region_ended);
+		net_owe(conn, &region->owed, write_region_ended);
 	} else {
 		conn->region_count--;
 		region_free(region);
@@ -261,7 +228,7 @@ static void region_look(struct ofi_peer_region *region)
 
 static bool give_region_event(struct clan_source *source, struct clan_event *event)
 {
-	struct ofi_peer_region *region = container_of(source, struct ofi_peer_region, source);
+	struct net_peer_region *region = container_of(source, struct net_peer_region, source);
 
 	event->type = region->give_live ? CLAN_EVENT_REGION : CLAN_EVENT_REGION_ENDING;
 	event->conn = &region->conn->conn;
@@ -280,11 +247,11 @@ static bool give_region_event(struct clan_source *source, struct clan_event *eve
 	return false;
 }
 
-static struct ofi_peer_region *find_region(const struct ofi_conn *conn, uint32_t number)
+static struct net_peer_region *find_region(const struct net_conn *conn, uint32_t number)
 {
 	list_for_each(node, &conn->regions)
 	{
-		struct ofi_peer_region *region = list_entry(node, struct ofi_peer_region, node);
+		struct net_peer_region *region = list_entry(node, struct net_peer_region, node);
 
 		if (region->number == number) {
 			return region;
@@ -293,7 +260,7 @@ static struct ofi_peer_region *find_region(const struct ofi_conn *conn, uint32_t
 	return NULL;
 }
 
-static uint16_t refuse_region(const struct ofi_conn *conn, const struct ofi_region *record)
+static uint16_t refuse_region(const struct net_conn *conn, const struct net_region *record)
 {
 	const struct clan_conn_options *options = &conn->conn.options;
 
@@ -303,20 +270,20 @@ static uint16_t refuse_region(const struct ofi_conn *conn, const struct ofi_regi
 		       : 0;
 }
 
-static int region_offered(struct ofi_conn *conn, const struct ofi_region *record)
+static int region_offered(struct net_conn *conn, const struct net_region *record)
 {
-	struct ofi_peer_region *region;
+	struct net_peer_region *region;
 
 	/* More than there are numbers: answers that it does not take. */
 	if (record->region >= CLAN_TABLE_MAX || record->generation == 0 || record->rights == 0 ||
 		record->rights > (CLAN_READ | CLAN_WRITE) || record->bytes == 0 ||
 		record->base > UINT64_MAX - record->bytes || conn->region_count >= CLAN_TABLE_MAX ||
 		find_region(conn, record->region) != NULL) {
-		return ofi_broken(conn, 9, "the region that it offers is impossible");
+		return net_broken(conn, 9, "the region that it offers is impossible");
 	}
 	region = calloc(1, sizeof(*region));
 	if (region == NULL) {
-		ofi_conn_end(conn, -ENOMEM, "no memory for a region that the peer offers");
+		net_conn_end(conn, -ENOMEM, "no memory for a region that the peer offers");
 		return -EPROTO;
 	}
 	region->conn = conn;
@@ -329,7 +296,7 @@ static int region_offered(struct ofi_conn *conn, const struct ofi_region *record
 	region->key = record->key;
 	region->base = record->base;
 	region->error = refuse_region(conn, record);
-	region->state = region->error != 0 ? OFI_REGION_REFUSED : OFI_REGION_LIVE;
+	region->state = region->error != 0 ? NET_REGION_REFUSED : NET_REGION_LIVE;
 	list_push_back(&conn->regions, &region->node);
 	conn->region_count++;
 	if (region->error == 0) {
@@ -337,24 +304,24 @@ static int region_offered(struct ofi_conn *conn, const struct ofi_region *record
 		region->give_live = true;
 		clan_fire(conn->conn.queue, &region->source);
 	}
-	ofi_owe(conn, &region->owed, write_region_ok);
+	net_owe(conn, &region->owed, write_region_ok);
 	return 0;
 }
 
-static void region_leaves(struct ofi_peer_region *region)
+static void region_leaves(struct net_peer_region *region)
 {
-	set_region_state(region, OFI_REGION_LEAVING);
+	set_region_state(region, NET_REGION_LEAVING);
 	region->give_leaving = true;
 	clan_fire(region->conn->conn.queue, &region->source);
 }
 
-static int region_asked_back(struct ofi_conn *conn, const struct ofi_region_answer *record)
+static int region_asked_back(struct net_conn *conn, const struct net_region_answer *record)
 {
-	struct ofi_peer_region *region = find_region(conn, record->region);
+	struct net_peer_region *region = find_region(conn, record->region);
 
 	if (region == NULL || region->generation != record->generation ||
-		region->state != OFI_REGION_LIVE || list_is_linked(&region->owed.node)) {
-		return ofi_broken(conn, 10, "it wants a region back that it did not share");
+		region->state != NET_REGION_LIVE || list_is_linked(&region->owed.node)) {
+		return net_broken(conn, 10, "it wants a region back that it did not share");
 	}
 	for (uint32_t i = 0; conn->tickets != NULL && i < conn->ticket_count; i++) {
 		if (conn->tickets[i].region == region) {
@@ -367,12 +334,12 @@ static int region_asked_back(struct ofi_conn *conn, const struct ofi_region_answ
 	return 0;
 }
 
-int ofi_peer_info(const struct clan_conn *base, uint32_t number, struct clan_peer_region *info)
+int net_peer_info(const struct clan_conn *base, uint32_t number, struct clan_peer_region *info)
 {
-	const struct ofi_conn *conn = (const struct ofi_conn *)base;
-	const struct ofi_peer_region *region = find_region(conn, number);
+	const struct net_conn *conn = (const struct net_conn *)base;
+	const struct net_peer_region *region = find_region(conn, number);
 
-	if (region == NULL || region->state == OFI_REGION_REFUSED) {
+	if (region == NULL || region->state == NET_REGION_REFUSED) {
 		return -ENOENT;
 	}
 	info->bytes = region->bytes;
@@ -383,29 +350,29 @@ int ofi_peer_info(const struct clan_conn *base, uint32_t number, struct clan_pee
 
 /* --- granting --------------------------------------------------------------------------------- */
 
-static void write_grant(struct ofi_conn *conn, struct ofi_owed *owed)
+static void write_grant(struct net_conn *conn, struct net_owed *owed)
 {
-	const struct ofi_grant *grant = container_of(owed, struct ofi_grant, owed);
-	struct ofi_cookie_record record = { .cookie = grant->cookie };
+	const struct net_grant *grant = container_of(owed, struct net_grant, owed);
+	struct net_cookie_record record = { .cookie = grant->cookie };
 
-	ofi_append_system(conn, OFI_GRANT, &record, sizeof(record));
+	net_append_system(conn, NET_GRANT, &record, sizeof(record));
 }
 
-static void write_revoke(struct ofi_conn *conn, struct ofi_owed *owed)
+static void write_revoke(struct net_conn *conn, struct net_owed *owed)
 {
-	const struct ofi_grant *grant = container_of(owed, struct ofi_grant, owed);
-	struct ofi_revoke record = { .slot = grant->cookie.slot,
+	const struct net_grant *grant = container_of(owed, struct net_grant, owed);
+	struct net_revoke record = { .slot = grant->cookie.slot,
 		.generation = grant->cookie.generation };
 
-	ofi_append_system(conn, OFI_REVOKE, &record, sizeof(record));
+	net_append_system(conn, NET_REVOKE, &record, sizeof(record));
 }
 
-int ofi_grant(struct clan_conn *base, struct clan_share *share, struct clan_cookie *cookie)
+int net_grant(struct clan_conn *base, struct clan_share *share, struct clan_cookie *cookie)
 {
-	struct ofi_conn *conn = ofi_conn(base);
+	struct net_conn *conn = net_conn(base);
 	uint32_t count = base->options.cookies;
 	uint32_t slot = conn->grant_next;
-	struct ofi_grant *grant;
+	struct net_grant *grant;
 	uint32_t tried = 0;
 
 	if (conn->grants == NULL) {
@@ -431,11 +398,11 @@ int ofi_grant(struct clan_conn *base, struct clan_share *share, struct clan_cook
 	cookie->slot = (uint16_t)slot;
 	cookie->generation = ++grant->generation;
 	grant->cookie = *cookie;
-	ofi_owe(conn, &grant->owed, write_grant);
+	net_owe(conn, &grant->owed, write_grant);
 	return 0;
 }
 
-static struct ofi_grant *find_grant(struct ofi_conn *conn, uint32_t slot, uint32_t generation)
+static struct net_grant *find_grant(struct net_conn *conn, uint32_t slot, uint32_t generation)
 {
 	return slot < conn->conn.options.cookies && conn->grants != NULL &&
 			       conn->grants[slot].generation == generation
@@ -443,12 +410,12 @@ static struct ofi_grant *find_grant(struct ofi_conn *conn, uint32_t slot, uint32
 		       : NULL;
 }
 
-void ofi_void_cookies(struct clan_conn *base, const struct clan_share *share)
+void net_void_cookies(struct clan_conn *base, const struct clan_share *share)
 {
-	struct ofi_conn *conn = ofi_conn(base);
+	struct net_conn *conn = net_conn(base);
 
 	for (uint32_t i = 0; conn->grants != NULL && i < base->options.cookies; i++) {
-		struct ofi_grant *grant = &conn->grants[i];
+		struct net_grant *grant = &conn->grants[i];
 
 		if (grant->state == GRANT_GIVEN && grant->cookie.region == share->number) {
 			list_remove(&grant->owed.node);
@@ -459,7 +426,7 @@ void ofi_void_cookies(struct clan_conn *base, const struct clan_share *share)
 
 /* --- revoking --------------------------------------------------------------------------------- */
 
-static void strict_ended(struct ofi_revocation *revocation)
+static void strict_ended(struct net_revocation *revocation)
 {
 	if (revocation->region != NULL) {
 		revocation->region->strict_count--;
@@ -467,7 +434,7 @@ static void strict_ended(struct ofi_revocation *revocation)
 	}
 }
 
-static void revocation_free(struct ofi_revocation *revocation)
+static void revocation_free(struct net_revocation *revocation)
 {
 	strict_ended(revocation);
 	clan_deadline_clear(&revocation->deadline);
@@ -478,7 +445,7 @@ static void revocation_free(struct ofi_revocation *revocation)
 
 static bool give_revoked(struct clan_source *source, struct clan_event *event)
 {
-	struct ofi_revocation *revocation = container_of(source, struct ofi_revocation, source);
+	struct net_revocation *revocation = container_of(source, struct net_revocation, source);
 
 	event->type = CLAN_EVENT_REVOKED;
 	event->conn = &revocation->conn->conn;
@@ -490,9 +457,9 @@ static bool give_revoked(struct clan_source *source, struct clan_event *event)
 	return false;
 }
 
-static void revocation_end(struct ofi_revocation *revocation, int status)
+static void revocation_end(struct net_revocation *revocation, int status)
 {
-	struct ofi_conn *conn = revocation->conn;
+	struct net_conn *conn = revocation->conn;
 
 	clan_deadline_clear(&revocation->deadline);
 	revocation->ended = true;
@@ -505,16 +472,16 @@ static void revocation_end(struct ofi_revocation *revocation, int status)
 /* The end of the connection is the end of everything that it could write. */
 static void strict_passed(struct clan_deadline *deadline)
 {
-	struct ofi_revocation *revocation = container_of(deadline, struct ofi_revocation, deadline);
+	struct net_revocation *revocation = container_of(deadline, struct net_revocation, deadline);
 
-	ofi_conn_end(revocation->conn, -ETIMEDOUT, "the peer did not obey a strict revocation");
+	net_conn_end(revocation->conn, -ETIMEDOUT, "the peer did not obey a strict revocation");
 }
 
-int ofi_revoke(struct clan_conn *base, const struct clan_cookie *cookie, bool strict, void *op)
+int net_revoke(struct clan_conn *base, const struct clan_cookie *cookie, bool strict, void *op)
 {
-	struct ofi_conn *conn = ofi_conn(base);
-	struct ofi_grant *grant = find_grant(conn, cookie->slot, cookie->generation);
-	struct ofi_revocation *revocation;
+	struct net_conn *conn = net_conn(base);
+	struct net_grant *grant = find_grant(conn, cookie->slot, cookie->generation);
+	struct net_revocation *revocation;
 
 	if (grant == NULL || grant->state != GRANT_GIVEN) {
 		return grant != NULL && grant->state == GRANT_LEAVING ? -EALREADY : -ESTALE;
@@ -537,20 +504,20 @@ int ofi_revoke(struct clan_conn *base, const struct clan_cookie *cookie, bool st
 		revocation->region->strict_count++;
 		clan_deadline_set(base->queue, &revocation->deadline, STRICT_MS * NS_PER_MS);
 	}
-	ofi_owe(conn, &grant->owed, write_revoke);
+	net_owe(conn, &grant->owed, write_revoke);
 	return 0;
 }
 
-static int revoked_arrived(struct ofi_conn *conn, const struct ofi_revoke *record)
+static int revoked_arrived(struct net_conn *conn, const struct net_revoke *record)
 {
-	struct ofi_grant *grant = find_grant(conn, record->slot, record->generation);
+	struct net_grant *grant = find_grant(conn, record->slot, record->generation);
 
 	if (grant == NULL || grant->state != GRANT_LEAVING || list_is_linked(&grant->owed.node)) {
-		return ofi_broken(conn, 12, "it answers for a cookie that was not revoked");
+		return net_broken(conn, 12, "it answers for a cookie that was not revoked");
 	}
 	list_for_each(node, &conn->revocations)
 	{
-		struct ofi_revocation *revocation = list_entry(node, struct ofi_revocation, node);
+		struct net_revocation *revocation = list_entry(node, struct net_revocation, node);
 
 		if (revocation->slot == record->slot && !revocation->ended) {
 			revocation_end(revocation, 0);
@@ -562,14 +529,14 @@ static int revoked_arrived(struct ofi_conn *conn, const struct ofi_revoke *recor
 
 /* --- cookies of the peer ---------------------------------------------------------------------- */
 
-static int make_tickets(struct ofi_conn *conn)
+static int make_tickets(struct net_conn *conn)
 {
 	if (conn->tickets != NULL) {
 		return 0;
 	}
 	conn->tickets = calloc(conn->ticket_count, sizeof(*conn->tickets));
 	if (conn->tickets == NULL) {
-		ofi_conn_end(conn, -ENOMEM, "no memory for the peer's cookies");
+		net_conn_end(conn, -ENOMEM, "no memory for the peer's cookies");
 		return -EPROTO;
 	}
 	for (uint32_t i = 0; i < conn->ticket_count; i++) {
@@ -578,10 +545,10 @@ static int make_tickets(struct ofi_conn *conn)
 	return 0;
 }
 
-static int granted(struct ofi_conn *conn, const struct clan_cookie *cookie)
+static int granted(struct net_conn *conn, const struct clan_cookie *cookie)
 {
-	struct ofi_peer_region *region = find_region(conn, cookie->region);
-	struct ofi_ticket *ticket;
+	struct net_peer_region *region = find_region(conn, cookie->region);
+	struct net_ticket *ticket;
 
 	if (make_tickets(conn) != 0) {
 		return -EPROTO;
@@ -589,12 +556,12 @@ static int granted(struct ofi_conn *conn, const struct clan_cookie *cookie)
 	if (cookie->slot >= conn->ticket_count ||
 		cookie->generation <= conn->tickets[cookie->slot].generation ||
 		conn->tickets[cookie->slot].revoked || region == NULL ||
-		region->state != OFI_REGION_LIVE || cookie->rights == 0 ||
+		region->state != NET_REGION_LIVE || cookie->rights == 0 ||
 		(cookie->rights & ~region->rights) != 0 ||
 		(cookie->flags & ~CLAN_COOKIE_ONCE) != 0 || cookie->bytes == 0 ||
 		cookie->reserved != 0 ||
 		!range_inside(cookie->offset, cookie->bytes, region->bytes)) {
-		return ofi_broken(conn, 11, "the cookie that it grants is impossible");
+		return net_broken(conn, 11, "the cookie that it grants is impossible");
 	}
 	ticket = &conn->tickets[cookie->slot];
 	ticket->generation = cookie->generation;
@@ -603,19 +570,19 @@ static int granted(struct ofi_conn *conn, const struct clan_cookie *cookie)
 	return 0;
 }
 
-static void write_revoked(struct ofi_conn *conn, struct ofi_owed *owed)
+static void write_revoked(struct net_conn *conn, struct net_owed *owed)
 {
-	struct ofi_ticket *ticket = container_of(owed, struct ofi_ticket, owed);
-	struct ofi_revoke record = { .slot = (uint16_t)(ticket - conn->tickets),
+	struct net_ticket *ticket = container_of(owed, struct net_ticket, owed);
+	struct net_revoke record = { .slot = (uint16_t)(ticket - conn->tickets),
 		.generation = ticket->generation };
 
 	ticket->revoked = false;
-	ofi_append_system(conn, OFI_REVOKED, &record, sizeof(record));
+	net_append_system(conn, NET_REVOKED, &record, sizeof(record));
 }
 
-static int revoke_arrived(struct ofi_conn *conn, const struct ofi_revoke *record)
+static int revoke_arrived(struct net_conn *conn, const struct net_revoke *record)
 {
-	struct ofi_ticket *ticket;
+	struct net_ticket *ticket;
 
 	if (make_tickets(conn) != 0) {
 		return -EPROTO;
@@ -624,32 +591,32 @@ static int revoke_arrived(struct ofi_conn *conn, const struct ofi_revoke *record
 	if (record->slot >= conn->ticket_count || record->generation == 0 ||
 		record->generation < conn->tickets[record->slot].generation ||
 		conn->tickets[record->slot].revoked) {
-		return ofi_broken(conn, 11, "the cookie that it revokes was not granted");
+		return net_broken(conn, 11, "the cookie that it revokes was not granted");
 	}
 	ticket = &conn->tickets[record->slot];
 	ticket->generation = record->generation;
 	ticket->cookie.generation = 0;
 	ticket->revoked = true;
 	if (ticket->running == 0) {
-		ofi_owe(conn, &ticket->owed, write_revoked);
+		net_owe(conn, &ticket->owed, write_revoked);
 	}
 	return 0;
 }
 
-void ofi_ticket_released(
-	struct ofi_conn *conn, struct ofi_ticket *ticket, struct ofi_peer_region *region)
+void net_ticket_released(
+	struct net_conn *conn, struct net_ticket *ticket, struct net_peer_region *region)
 {
 	region->running--;
 	if (--ticket->running == 0 && ticket->revoked && conn->conn.state == CLAN_OPEN) {
-		ofi_owe(conn, &ticket->owed, write_revoked);
+		net_owe(conn, &ticket->owed, write_revoked);
 	}
 	region_look(region);
 }
 
-int ofi_ticket_find(struct ofi_conn *conn, const struct clan_cookie *cookie, uint32_t right,
-	uint64_t offset, uint64_t bytes, struct ofi_ticket **ticket_out)
+int net_ticket_find(struct net_conn *conn, const struct clan_cookie *cookie, uint32_t right,
+	uint64_t offset, uint64_t bytes, struct net_ticket **ticket_out)
 {
-	struct ofi_ticket *ticket;
+	struct net_ticket *ticket;
 
 	if (conn->tickets == NULL || cookie->slot >= conn->ticket_count ||
 		conn->tickets[cookie->slot].cookie.generation != cookie->generation) {
@@ -670,7 +637,7 @@ int ofi_ticket_find(struct ofi_conn *conn, const struct clan_cookie *cookie, uin
 
 static bool give_tripped(struct clan_source *source, struct clan_event *event)
 {
-	struct ofi_watch *watch = container_of(source, struct ofi_watch, source);
+	struct net_watch *watch = container_of(source, struct net_watch, source);
 
 	event->type = CLAN_EVENT_TRIPPED;
 	event->conn = &watch->conn->conn;
@@ -680,15 +647,15 @@ static bool give_tripped(struct clan_source *source, struct clan_event *event)
 }
 
 /* The peer's library says where the peer has put something. */
-static int put_arrived(struct ofi_conn *conn, const struct ofi_put *record)
+static int put_arrived(struct net_conn *conn, const struct net_put *record)
 {
 	uint64_t end;
 
 	if (!checked_add_u64(record->offset, record->bytes, &end)) {
-		return ofi_broken(conn, 8, "it put something where nothing is");
+		return net_broken(conn, 8, "it put something where nothing is");
 	}
 	for (uint32_t i = 0; conn->watches != NULL && i < conn->conn.options.tripwires; i++) {
-		struct ofi_watch *watch = &conn->watches[i];
+		struct net_watch *watch = &conn->watches[i];
 
 		if (watch->armed && watch->region == record->region && watch->offset < end &&
 			watch->offset + watch->bytes > record->offset) {
@@ -699,11 +666,11 @@ static int put_arrived(struct ofi_conn *conn, const struct ofi_put *record)
 	return 0;
 }
 
-int ofi_tripwire(struct clan_conn *base, const struct clan_share *share, uint64_t offset,
+int net_tripwire(struct clan_conn *base, const struct clan_share *share, uint64_t offset,
 	uint32_t bytes, uint32_t *number_out)
 {
-	struct ofi_conn *conn = ofi_conn(base);
-	struct ofi_watch *watch;
+	struct net_conn *conn = net_conn(base);
+	struct net_watch *watch;
 	uint32_t number = 0;
 
 	if (conn->watches == NULL) {
@@ -719,7 +686,7 @@ int ofi_tripwire(struct clan_conn *base, const struct clan_share *share, uint64_
 		return -ENOSPC;
 	}
 	watch = &conn->watches[number];
-	*watch = (struct ofi_watch){ .conn = conn,
+	*watch = (struct net_watch){ .conn = conn,
 		.offset = offset,
 		.bytes = bytes,
 		.region = share->number,
@@ -730,7 +697,7 @@ int ofi_tripwire(struct clan_conn *base, const struct clan_share *share, uint64_
 	return 0;
 }
 
-static struct ofi_watch *find_watch(const struct ofi_conn *conn, uint32_t number)
+static struct net_watch *find_watch(const struct net_conn *conn, uint32_t number)
 {
 	return conn->watches != NULL && number < conn->conn.options.tripwires &&
 			       conn->watches[number].used
@@ -738,9 +705,9 @@ static struct ofi_watch *find_watch(const struct ofi_conn *conn, uint32_t number
 		       : NULL;
 }
 
-int ofi_rearm(struct clan_conn *base, uint32_t number)
+int net_rearm(struct clan_conn *base, uint32_t number)
 {
-	struct ofi_watch *watch = find_watch(ofi_conn(base), number);
+	struct net_watch *watch = find_watch(net_conn(base), number);
 
 	if (watch == NULL) {
 		return -ENOENT;
@@ -751,9 +718,9 @@ int ofi_rearm(struct clan_conn *base, uint32_t number)
 	return 0;
 }
 
-int ofi_tripwire_remove(struct clan_conn *base, uint32_t number)
+int net_tripwire_remove(struct clan_conn *base, uint32_t number)
 {
-	struct ofi_watch *watch = find_watch(ofi_conn(base), number);
+	struct net_watch *watch = find_watch(net_conn(base), number);
 
 	if (watch == NULL) {
 		return -ENOENT;
@@ -766,7 +733,7 @@ int ofi_tripwire_remove(struct clan_conn *base, uint32_t number)
 
 /* --- cookie queues ---------------------------------------------------------------------------- */
 
-static int make_fifo(struct ofi_conn *conn)
+static int make_fifo(struct net_conn *conn)
 {
 	conn->fifo = calloc(conn->ticket_count, sizeof(*conn->fifo));
 	if (conn->fifo == NULL) {
@@ -781,20 +748,20 @@ static int make_fifo(struct ofi_conn *conn)
 	return 0;
 }
 
-static int cookie_arrived(struct ofi_conn *conn, const struct ofi_cookie_record *record)
+static int cookie_arrived(struct net_conn *conn, const struct net_cookie_record *record)
 {
 	uint32_t entry;
 
 	if (record->queue >= CLAN_COOKIE_QUEUES || conn->fifo_count == conn->ticket_count) {
-		return ofi_broken(conn, 13, "it sent more cookies than it has");
+		return net_broken(conn, 13, "it sent more cookies than it has");
 	}
 	if (conn->fifo == NULL && make_fifo(conn) != 0) {
-		ofi_conn_end(conn, -ENOMEM, "no memory for cookies that the peer sent");
+		net_conn_end(conn, -ENOMEM, "no memory for cookies that the peer sent");
 		return -EPROTO;
 	}
 	entry = conn->fifo_free;
 	conn->fifo_free = conn->fifo[entry].next;
-	conn->fifo[entry] = (struct ofi_fifo){ .cookie = record->cookie, .next = FIFO_NONE };
+	conn->fifo[entry] = (struct net_fifo){ .cookie = record->cookie, .next = FIFO_NONE };
 	if (conn->fifo_first[record->queue] == FIFO_NONE) {
 		conn->fifo_first[record->queue] = entry;
 	} else {
@@ -806,35 +773,35 @@ static int cookie_arrived(struct ofi_conn *conn, const struct ofi_cookie_record 
 	return 0;
 }
 
-bool ofi_cookie_room(struct ofi_conn *conn)
+bool net_cookie_room(struct net_conn *conn)
 {
 	return conn->pushed - conn->peer_popped < conn->conn.options.cookies &&
 	       !list_is_empty(&conn->free_sends);
 }
 
-int ofi_cookie_push(struct clan_conn *base, uint32_t number, const struct clan_cookie *cookie)
+int net_cookie_push(struct clan_conn *base, uint32_t number, const struct clan_cookie *cookie)
 {
-	struct ofi_conn *conn = ofi_conn(base);
-	const struct ofi_grant *grant = find_grant(conn, cookie->slot, cookie->generation);
-	struct ofi_cookie_record record = { .queue = (uint16_t)number, .cookie = *cookie };
+	struct net_conn *conn = net_conn(base);
+	const struct net_grant *grant = find_grant(conn, cookie->slot, cookie->generation);
+	struct net_cookie_record record = { .queue = (uint16_t)number, .cookie = *cookie };
 	struct iovec iov = { .iov_base = &record, .iov_len = sizeof(record) };
 
 	if (grant == NULL || grant->state != GRANT_GIVEN) {
 		return -ESTALE;
 	}
-	if (conn->pushed - conn->peer_popped >= base->options.cookies || !ofi_write_owed(conn) ||
-		!ofi_append(conn, OFI_SYSTEM, OFI_COOKIE, &iov, sizeof(record))) {
+	if (conn->pushed - conn->peer_popped >= base->options.cookies || !net_write_owed(conn) ||
+		!net_append(conn, NET_SYSTEM, NET_COOKIE, &iov, sizeof(record))) {
 		base->enabled |= CLAN_READY_PUSH_COOKIE;
-		ofi_changed(conn);
+		net_changed(conn);
 		return -EAGAIN;
 	}
 	conn->pushed++;
 	return 0;
 }
 
-int ofi_cookie_pop(struct clan_conn *base, uint32_t number, struct clan_cookie *cookie_out)
+int net_cookie_pop(struct clan_conn *base, uint32_t number, struct clan_cookie *cookie_out)
 {
-	struct ofi_conn *conn = ofi_conn(base);
+	struct net_conn *conn = net_conn(base);
 	uint32_t entry = conn->fifo == NULL ? FIFO_NONE : conn->fifo_first[number];
 
 	if (entry == FIFO_NONE) {
@@ -848,82 +815,82 @@ int ofi_cookie_pop(struct clan_conn *base, uint32_t number, struct clan_cookie *
 	conn->fifo_count--;
 	conn->popped++;
 	conn->must_tell = true;
-	ofi_changed(conn);
+	net_changed(conn);
 	return 0;
 }
 
 /* --- what the peer sends ---------------------------------------------------------------------- */
 
 union memory_record {
-	struct ofi_region region;
-	struct ofi_region_answer answer;
-	struct ofi_revoke revoke;
-	struct ofi_cookie_record cookie;
-	struct ofi_put put;
+	struct net_region region;
+	struct net_region_answer answer;
+	struct net_revoke revoke;
+	struct net_cookie_record cookie;
+	struct net_put put;
 };
 
-static bool reserved_is_zero(enum ofi_system_type type, const union memory_record *record)
+static bool reserved_is_zero(enum net_system_type type, const union memory_record *record)
 {
 	switch ((int)type) {
-	case OFI_REGION_END:
-	case OFI_REGION_ENDED:
+	case NET_REGION_END:
+	case NET_REGION_ENDED:
 		return record->answer.error == 0;
-	case OFI_GRANT:
+	case NET_GRANT:
 		return (record->cookie.queue | record->cookie.reserved |
 			       record->cookie.reserved2) == 0;
-	case OFI_COOKIE:
+	case NET_COOKIE:
 		return (record->cookie.reserved | record->cookie.reserved2) == 0;
-	case OFI_REVOKE:
-	case OFI_REVOKED:
+	case NET_REVOKE:
+	case NET_REVOKED:
 		return record->revoke.reserved == 0;
-	case OFI_PUT:
+	case NET_PUT:
 		return (record->put.reserved | record->put.reserved2) == 0;
 	default:
 		return true;
 	}
 }
 
-int ofi_memory_record(struct ofi_conn *conn, enum ofi_system_type type, const uint8_t *data)
+int net_memory_record(struct net_conn *conn, enum net_system_type type, const uint8_t *data)
 {
 	union memory_record record;
 
 	/* They lie in the frame's buffer one behind the other, so all of it is there. */
-	memcpy(&record, data, ofi_system_bytes(type));
+	memcpy(&record, data, net_system_bytes(type));
 	if (!reserved_is_zero(type, &record)) {
-		return ofi_broken(conn, 5, "reserved bytes of a record are not 0");
+		return net_broken(conn, 5, "reserved bytes of a record are not 0");
 	}
 	switch (type) {
-	case OFI_REGION:
+	case NET_REGION:
 		return region_offered(conn, &record.region);
-	case OFI_REGION_OK:
+	case NET_REGION_OK:
 		return region_answered(conn, &record.answer);
-	case OFI_REGION_END:
+	case NET_REGION_END:
 		return region_asked_back(conn, &record.answer);
-	case OFI_REGION_ENDED:
+	case NET_REGION_ENDED:
 		return region_returned(conn, &record.answer);
-	case OFI_GRANT:
+	case NET_GRANT:
 		return granted(conn, &record.cookie.cookie);
-	case OFI_REVOKE:
+	case NET_REVOKE:
 		return revoke_arrived(conn, &record.revoke);
-	case OFI_REVOKED:
+	case NET_REVOKED:
 		return revoked_arrived(conn, &record.revoke);
-	case OFI_COOKIE:
+	case NET_COOKIE:
 		return cookie_arrived(conn, &record.cookie);
-	case OFI_PUT:
+	case NET_PUT:
 		return put_arrived(conn, &record.put);
-	case OFI_HELLO:
-	case OFI_WELCOME:
-	case OFI_REFUSED:
-	case OFI_END:
-	case OFI_SYSTEM_TYPE_COUNT:
+	case NET_HELLO:
+	case NET_WELCOME:
+	case NET_REFUSED:
+	case NET_END:
+	case NET_SYSTEM_TYPE_COUNT:
 		break;
 	}
-	return ofi_broken(conn, 6, "a record is of a type that it may not send");
+	return net_broken(conn, 6, "a record is of a type that it may not send");
 }
 
 /* --- the end ---------------------------------------------------------------------------------- */
 
-void ofi_memory_end(struct ofi_conn *conn)
+void net_memory_end(struct net_conn *conn)
 {
 	list_for_each(node, &conn->conn.shares)
 	{
@@ -931,7 +898,7 @@ void ofi_memory_end(struct ofi_conn *conn)
 	}
 	list_for_each(node, &conn->revocations)
 	{
-		struct ofi_revocation *revocation = list_entry(node, struct ofi_revocation, node);
+		struct net_revocation *revocation = list_entry(node, struct net_revocation, node);
 
 		if (!revocation->ended) {
 			revocation_end(revocation, revocation->region == NULL ? -ENOTCONN : 0);
@@ -939,20 +906,20 @@ void ofi_memory_end(struct ofi_conn *conn)
 	}
 	list_for_each(node, &conn->regions)
 	{
-		struct ofi_peer_region *region = list_entry(node, struct ofi_peer_region, node);
+		struct net_peer_region *region = list_entry(node, struct net_peer_region, node);
 
 		list_remove(&region->owed.node);
-		if (region->state == OFI_REGION_LIVE && conn->conn.state == CLAN_LOST) {
+		if (region->state == NET_REGION_LIVE && conn->conn.state == CLAN_LOST) {
 			region_leaves(region);
 		}
 	}
 }
 
-void ofi_memory_close(struct ofi_conn *conn)
+void net_memory_close(struct net_conn *conn)
 {
 	list_for_each(node, &conn->revocations)
 	{
-		revocation_free(list_entry(node, struct ofi_revocation, node));
+		revocation_free(list_entry(node, struct net_revocation, node));
 	}
 	for (uint32_t i = 0; conn->watches != NULL && i < conn->conn.options.tripwires; i++) {
 		if (conn->watches[i].used) {
@@ -962,19 +929,19 @@ void ofi_memory_close(struct ofi_conn *conn)
 	}
 	list_for_each(node, &conn->regions)
 	{
-		list_remove(&list_entry(node, struct ofi_peer_region, node)->source.node);
+		list_remove(&list_entry(node, struct net_peer_region, node)->source.node);
 	}
 }
 
-void ofi_memory_free(struct ofi_conn *conn)
+void net_memory_free(struct net_conn *conn)
 {
 	list_for_each(node, &conn->regions)
 	{
-		region_free(list_entry(node, struct ofi_peer_region, node));
+		region_free(list_entry(node, struct net_peer_region, node));
 	}
 	list_for_each(node, &conn->revocations)
 	{
-		revocation_free(list_entry(node, struct ofi_revocation, node));
+		revocation_free(list_entry(node, struct net_revocation, node));
 	}
 	free(conn->grants);
 	free(conn->tickets);

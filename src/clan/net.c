@@ -1,0 +1,888 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The provider's addresses and listeners, and the life of its connections: docs/protocol/clan.md
+ * §12.1 and §12.2.
+ */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/uri.h"
+#include "clan/net.h"
+
+#define NS_PER_MS UINT64_C(1000000)
+
+enum {
+	LINGER_MS = 2000, /* for what was sent before clan_close() */
+};
+
+/* A name that is looked up. It outlives its connection only as long as the worker has it. */
+struct net_resolve {
+	struct work work;
+	struct net_conn *conn;
+	struct net_place place;
+	void *found;
+	struct error error;
+};
+
+static const struct net_transport *const transports[NET_TRANSPORT_COUNT] = {
+	[NET_OFI] = &net_transport_ofi,
+};
+
+/* --- addresses -------------------------------------------------------------------------------- */
+
+static int address_error(struct error *error, const char *place)
+{
+	return error_set(error, -EINVAL,
+		"\"ofi:%s\": the address is ofi:HOST:PORT, with IPv6 addresses in brackets, and "
+		"?provider=tcp or ?provider=verbs behind it",
+		place);
+}
+
+static bool copy_part(char *to, size_t room, const char *from, size_t length)
+{
+	if (length == 0 || length >= room) {
+		return false;
+	}
+	memcpy(to, from, length);
+	to[length] = '\0';
+	return true;
+}
+
+static int parse_place(const char *place, struct net_place *parsed, struct error *error)
+{
+	const char *option = strchr(place, '?');
+	const char *end = option != NULL ? option : place + strlen(place);
+	const char *host_end = place[0] == '[' ? memchr(place, ']', (size_t)(end - place))
+					       : memchr(place, ':', (size_t)(end - place));
+	const char *host = place + (place[0] == '[');
+	const char *provider = "tcp";
+	const char *port;
+	char *digits_end;
+
+	if (host_end == NULL) {
+		return address_error(error, place);
+	}
+	port = host_end + (place[0] == '[') + 1;
+	if (port >= end || port[-1] != ':') {
+		return address_error(error, place);
+	}
+	if (option != NULL) {
+		if (strncmp(option, "?provider=", strlen("?provider=")) != 0) {
+			return address_error(error, place);
+		}
+		provider = option + strlen("?provider=");
+	}
+	parsed->transport = &net_transport_ofi;
+	parsed->provider = strcmp(provider, "tcp") == 0	    ? "tcp"
+			   : strcmp(provider, "verbs") == 0 ? "verbs"
+							    : NULL;
+	if (parsed->provider == NULL ||
+		!copy_part(parsed->host, sizeof(parsed->host), host, (size_t)(host_end - host)) ||
+		!copy_part(parsed->port, sizeof(parsed->port), port, (size_t)(end - port)) ||
+		strspn(parsed->port, "0123456789") != strlen(parsed->port) ||
+		strtoul(parsed->port, &digits_end, 10) > UINT16_MAX) {
+		return address_error(error, place);
+	}
+	return 0;
+}
+
+/* "HOST:PORT" of a socket address, numeric. */
+static void format_address(const struct sockaddr *address, char *text, size_t text_bytes)
+{
+	char host[INET6_ADDRSTRLEN] = "?";
+
+	if (address->sa_family == AF_INET6) {
+		struct sockaddr_in6 in6;
+
+		memcpy(&in6, address, sizeof(in6));
+		inet_ntop(AF_INET6, &in6.sin6_addr, host, sizeof(host));
+		snprintf(text, text_bytes, "[%s]:%u", host, ntohs(in6.sin6_port));
+	} else {
+		struct sockaddr_in in;
+
+		memcpy(&in, address, sizeof(in));
+		inet_ntop(AF_INET, &in.sin_addr, host, sizeof(host));
+		snprintf(text, text_bytes, "%s:%u", host, ntohs(in.sin_port));
+	}
+}
+
+static int queue_use(struct clan_queue *queue)
+{
+	struct net_queue *net;
+
+	if (net_queue(queue) != NULL) {
+		return 0;
+	}
+	net = calloc(1, sizeof(*net));
+	if (net == NULL) {
+		return -ENOMEM;
+	}
+	net->queue = queue;
+	list_init(&net->dirty);
+	list_init(&net->dying);
+	list_init(&net->dead);
+	list_init(&net->rmas);
+	queue->carriers[CLAN_NET] = net;
+	return 0;
+}
+
+static bool uses(const struct net_queue *net, size_t transport)
+{
+	return net->transports[transport] != NULL;
+}
+
+static void queue_destroy(struct clan_queue *queue)
+{
+	struct net_queue *net = net_queue(queue);
+
+	for (size_t i = 0; i < NET_TRANSPORT_COUNT; i++) {
+		if (uses(net, i)) {
+			transports[i]->queue_destroy(net);
+		}
+	}
+	net_rma_free_all(net);
+	free(net);
+	queue->carriers[CLAN_NET] = NULL;
+}
+
+/* --- life of a connection --------------------------------------------------------------------- */
+
+static const uint32_t phase_edges[NET_PHASE_COUNT] = {
+	[NET_RESOLVING] = BIT(NET_DIALING) | BIT(NET_GONE),
+	[NET_DIALING] = BIT(NET_TALKING) | BIT(NET_GONE),
+	[NET_TALKING] = BIT(NET_GONE),
+};
+
+static void set_phase(struct net_conn *conn, enum net_phase phase)
+{
+	GMB_ASSERT((phase_edges[conn->phase] & BIT(phase)) != 0);
+	conn->phase = phase;
+}
+
+static void deadline_passed(struct clan_deadline *deadline)
+{
+	struct net_conn *conn = container_of(deadline, struct net_conn, conn.deadline);
+
+	if (conn->conn.state == CLAN_CLOSING) {
+		conn->ending = false;
+		net_conn_end(conn, 0, NULL);
+	} else {
+		net_conn_end(conn, -ETIMEDOUT, "the handshake took too long");
+	}
+}
+
+static struct net_conn *conn_create(struct clan_queue *queue, const struct net_transport *transport,
+	const struct clan_conn_options *options, enum clan_state state, struct error *error)
+{
+	struct net_conn *conn;
+
+	if (queue->conn_count >= queue->options.conns_max) {
+		error_set(error, -EUSERS, "the queue has its %u connections already",
+			queue->options.conns_max);
+		return NULL;
+	}
+	conn = queue_use(queue) == 0 ? calloc(1, transport->conn_bytes) : NULL;
+	if (conn != NULL && net_frames_start(conn) != 0) {
+		free(conn);
+		conn = NULL;
+	}
+	if (conn == NULL) {
+		error_set(error, -ENOMEM, "not enough memory for a connection");
+		return NULL;
+	}
+	conn->transport = transport;
+	clan_conn_init(&conn->conn, &clan_provider_net, queue, options, state);
+	conn->conn.deadline.passed = deadline_passed;
+	conn->conn.peer.uid = (uid_t)-1; /* nobody knows */
+	conn->conn.peer.gid = (gid_t)-1;
+	list_init(&conn->dirty_node);
+	list_init(&conn->dying_node);
+	list_init(&conn->dead_node);
+	list_init(&conn->frames);
+	list_init(&conn->owed);
+	list_init(&conn->end_owed.node);
+	list_init(&conn->regions);
+	list_init(&conn->revocations);
+	list_init(&conn->rmas);
+	list_init(&conn->running);
+	clan_deadline_set(queue, &conn->conn.deadline, options->handshake_timeout_ms * NS_PER_MS);
+	return conn;
+}
+
+static void handshake_ended(struct net_conn *conn)
+{
+	clan_deadline_clear(&conn->conn.deadline);
+	if (conn->handshake_counted) {
+		conn->handshake_counted = false;
+		conn->listener->handshake_count--;
+	}
+}
+
+static void listener_leave(struct net_conn *conn)
+{
+	if (conn->listener != NULL) {
+		conn->listener->conn_count--;
+		if (conn->listener->closed && conn->listener->conn_count == 0) {
+			free(conn->listener);
+		}
+	}
+}
+
+static void conn_destroy(struct clan_conn *base)
+{
+	struct net_conn *conn = net_conn(base);
+
+	GMB_ASSERT(conn->phase == NET_GONE && conn->resolve == NULL);
+	handshake_ended(conn);
+	listener_leave(conn);
+	list_remove(&conn->dirty_node);
+	list_remove(&conn->dead_node);
+	net_memory_free(conn);
+	conn->transport->conn_free(conn);
+	net_frames_free(conn);
+	clan_conn_fini(base);
+	free(conn);
+}
+
+/* Nothing of the connection is anywhere but in its own memory. */
+static void gone(struct net_conn *conn)
+{
+	struct clan_conn *base = &conn->conn;
+
+	net_rma_end(conn);
+	net_memory_end(conn);
+	while (list_pop_front(&conn->owed) != NULL) {
+	}
+	list_remove(&conn->dirty_node);
+	if (base->state == CLAN_CLOSING) {
+		clan_shares_drop(base);
+		handshake_ended(conn);
+		clan_conn_set_state(base, CLAN_CLOSED);
+		if (base->known) {
+			clan_fire(base->queue, &base->source);
+		} else {
+			list_push_back(&net_queue(base->queue)->dead, &conn->dead_node);
+		}
+	}
+}
+
+void net_bury(struct clan_queue *queue)
+{
+	struct net_queue *net = net_queue(queue);
+
+	while (!net->reaping && !list_is_empty(&net->dying)) {
+		struct net_conn *conn =
+			list_entry(list_pop_front(&net->dying), struct net_conn, dying_node);
+
+		set_phase(conn, NET_GONE);
+		conn->transport->close(conn);
+		gone(conn);
+	}
+}
+
+/* The endpoint is to be closed, by net_bury(). */
+static void die(struct net_conn *conn)
+{
+	if (conn->phase != NET_GONE && conn->resolve == NULL &&
+		!list_is_linked(&conn->dying_node)) {
+		list_push_back(&net_queue(conn->conn.queue)->dying, &conn->dying_node);
+	}
+}
+
+void net_conn_end(struct net_conn *conn, int status, const char *reason)
+{
+	struct clan_conn *base = &conn->conn;
+
+	if (base->state == CLAN_CLOSING && !conn->ending) {
+		die(conn);
+	}
+	if (base->state >= CLAN_LOST) {
+		return;
+	}
+	handshake_ended(conn);
+	if (base->known) {
+		clan_conn_lose(base, status, "%s", reason);
+	} else {
+		clan_conn_set_state(base, CLAN_CLOSING);
+	}
+	die(conn);
+}
+
+/* What libfabric's tcp reports when its first message was answered by something else, or not. */
+static bool is_no_answer(int code)
+{
+	return code == -ECANCELED || code == -EINPROGRESS || code == -ECONNRESET ||
+	       code == -EPIPE || code == -EPROTO;
+}
+
+void net_conn_cut(struct net_conn *conn, int error)
+{
+	char reason[CLAN_REASON_BYTES];
+	bool dialing = conn->phase == NET_DIALING;
+	const char *advice = uri_tcp_advice(error);
+
+	conn->ending = false;
+	if (dialing && is_no_answer(error)) {
+		net_conn_end(conn, error,
+			"cannot connect: what listens there closed the connection; is this the "
+			"port of another protocol?");
+	} else if (dialing && error != 0) {
+		snprintf(reason, sizeof(reason), "cannot connect: %s%s%s", strerror(-error),
+			advice != NULL ? "; " : "", advice != NULL ? advice : "");
+		net_conn_end(conn, error, reason);
+	} else {
+		net_conn_end(conn, -ECONNRESET,
+			"the peer has gone: its process has ended, or it cannot be reached");
+	}
+}
+
+int net_broken(struct net_conn *conn, uint32_t rule, const char *what)
+{
+	char reason[CLAN_REASON_BYTES];
+
+	snprintf(reason, sizeof(reason), "the peer broke rule O%u: %s", rule, what);
+	conn->ending = false;
+	net_conn_end(conn, -EPROTO, reason);
+	return -EPROTO;
+}
+
+/* --- the end ---------------------------------------------------------------------------------- */
+
+static void write_end(struct net_conn *conn, struct net_owed *owed)
+{
+	struct net_refused record = { 0 };
+
+	GMB_UNUSED(owed);
+	net_append_system(conn, NET_END, &record, sizeof(record));
+}
+
+/* The peer answers END by closing its end: then everything has arrived. So nothing is done here
+ * but when it has ended first. */
+void net_conn_drained(struct net_conn *conn)
+{
+	if (conn->ending && conn->peer_ended && conn->sends_posted == 0) {
+		conn->ending = false;
+		net_conn_end(conn, 0, NULL);
+	}
+}
+
+static void conn_close(struct clan_conn *base)
+{
+	struct net_conn *conn = net_conn(base);
+	bool talks = conn->phase == NET_TALKING && !list_is_linked(&conn->dying_node);
+
+	handshake_ended(conn);
+	net_memory_close(conn);
+	net_rma_close(conn);
+	if (conn->phase == NET_GONE) {
+		clan_shares_drop(base);
+		clan_conn_set_state(base, CLAN_CLOSED);
+		clan_fire(base->queue, &base->source);
+		return;
+	}
+	if (!talks) {
+		die(conn);
+		return;
+	}
+	conn->ending = true;
+	net_owe(conn, &conn->end_owed, write_end);
+	net_publish_conn(conn);
+	clan_deadline_set(base->queue, &base->deadline, LINGER_MS * NS_PER_MS);
+}
+
+/* --- set-up ----------------------------------------------------------------------------------- */
+
+static void send_hello(
+	struct net_conn *conn, enum net_system_type type, const void *hello, size_t hello_bytes)
+{
+	struct net_hello head = {
+		.magic = NET_MAGIC,
+		.version_min = NET_VERSION,
+		.version_max = NET_VERSION,
+		.bulk_slots = conn->conn.options.bulk_slots,
+		.cookies = conn->conn.options.cookies,
+		.hello_bytes = (uint32_t)hello_bytes,
+	};
+	struct iovec iov[2] = {
+		{ .iov_base = &head, .iov_len = sizeof(head) },
+		{ .iov_base = (void *)(uintptr_t)hello, .iov_len = hello_bytes },
+	};
+	bool had_room =
+		net_append(conn, NET_SYSTEM, (uint8_t)type, iov, sizeof(head) + hello_bytes);
+
+	GMB_ASSERT(had_room);
+	net_publish_conn(conn);
+}
+
+static void send_refused(struct net_conn *conn, int status, const char *text)
+{
+	size_t text_bytes = strnlen(text, CLAN_HELLO_BYTES_MAX);
+	struct net_refused head = { .error = (uint32_t)-status,
+		.text_bytes = (uint32_t)text_bytes };
+	struct iovec iov[2] = {
+		{ .iov_base = &head, .iov_len = sizeof(head) },
+		{ .iov_base = (void *)(uintptr_t)text, .iov_len = text_bytes },
+	};
+	bool had_room = net_append(conn, NET_SYSTEM, NET_REFUSED, iov, sizeof(head) + text_bytes);
+
+	GMB_ASSERT(had_room);
+	net_publish_conn(conn);
+}
+
+void net_connected(struct net_conn *conn, const struct sockaddr *peer)
+{
+	if (conn->phase != NET_DIALING || list_is_linked(&conn->dying_node)) {
+		return;
+	}
+	set_phase(conn, NET_TALKING);
+	if (peer != NULL) {
+		format_address(peer, conn->conn.peer.address, sizeof(conn->conn.peer.address));
+	}
+	if (conn->conn.connector) {
+		send_hello(conn, NET_HELLO, conn->conn.hello, conn->conn.hello_bytes);
+	}
+}
+
+static void opened(struct net_conn *conn)
+{
+	handshake_ended(conn);
+	clan_conn_set_state(&conn->conn, CLAN_OPEN);
+	conn->conn.enabled = CLAN_READY_CONTROL | CLAN_READY_BULK | CLAN_READY_COOKIES;
+}
+
+/* HELLO or WELCOME. */
+static int hello_arrived(struct net_conn *conn, const uint8_t *data, uint32_t bytes)
+{
+	bool connector = conn->conn.connector;
+	struct net_hello head;
+
+	memcpy(&head, data, sizeof(head));
+	if (head.magic != NET_MAGIC || head.version_min > head.version_max ||
+		!is_power_of_two(head.bulk_slots) || head.bulk_slots < CLAN_BULK_SLOTS_MIN ||
+		head.bulk_slots > CLAN_BULK_SLOTS_MAX || head.cookies < 1 ||
+		head.cookies > CLAN_TABLE_MAX || head.hello_bytes > CLAN_HELLO_BYTES_MAX ||
+		head.hello_bytes != bytes - sizeof(head) ||
+		conn->conn.state != (connector ? CLAN_CONNECTING : CLAN_OPENING)) {
+		return net_broken(conn, 8, "what it says first is impossible");
+	}
+	if (head.version_min > NET_VERSION || head.version_max < NET_VERSION) {
+		net_conn_end(conn, -EPROTONOSUPPORT, "the peer speaks no version that is known");
+		return -EPROTO;
+	}
+	conn->ticket_count = head.cookies;
+	if (clan_conn_set_hello(&conn->conn, data + sizeof(head), head.hello_bytes) != 0 ||
+		net_rings_make(conn, head.bulk_slots) != 0) {
+		net_conn_end(conn, -ENOMEM, "no memory for the connection");
+		return -EPROTO;
+	}
+	if (connector) {
+		opened(conn);
+	} else {
+		clan_conn_set_state(&conn->conn, CLAN_OFFERED);
+		conn->conn.known = true;
+	}
+	conn->conn.connect_pending = true;
+	clan_fire(conn->conn.queue, &conn->conn.source);
+	return 0;
+}
+
+static int refused_arrived(struct net_conn *conn, const uint8_t *data, uint32_t bytes)
+{
+	char reason[CLAN_REASON_BYTES];
+	struct net_refused head;
+
+	memcpy(&head, data, sizeof(head));
+	if (conn->conn.state != CLAN_CONNECTING || head.text_bytes != bytes - sizeof(head) ||
+		head.text_bytes > CLAN_HELLO_BYTES_MAX || head.error != ECONNREFUSED) {
+		return net_broken(conn, 8, "its refusal is impossible");
+	}
+	clan_conn_refused(&conn->conn, data + sizeof(head), head.text_bytes, reason);
+	net_conn_end(conn, -ECONNREFUSED, reason);
+	return -EPROTO;
+}
+
+int net_setup_arrived(
+	struct net_conn *conn, enum net_system_type type, const uint8_t *data, uint32_t bytes)
+{
+	if (conn->conn.state == CLAN_CLOSING && type != NET_END) {
+		return 0; /* too late */
+	}
+	if (type == NET_END) {
+		struct net_refused end;
+
+		memcpy(&end, data, sizeof(end));
+		if (end.error != 0 || end.text_bytes != 0) {
+			return net_broken(conn, 5, "reserved bytes of a record are not 0");
+		}
+		conn->peer_ended = true;
+		if (conn->conn.state == CLAN_CLOSING) {
+			net_conn_drained(conn);
+		} else {
+			net_conn_end(conn, -ECONNRESET, "the peer closed the connection");
+		}
+		return -EPROTO;
+	}
+	if (type == NET_REFUSED) {
+		return refused_arrived(conn, data, bytes);
+	}
+	if ((type == NET_WELCOME) != conn->conn.connector) {
+		return net_broken(conn, 8, "it says what the other side should");
+	}
+	return hello_arrived(conn, data, bytes);
+}
+
+/* --- connecting and accepting ----------------------------------------------------------------- */
+
+static void run_look_up(struct work *work)
+{
+	struct net_resolve *resolve = container_of(work, struct net_resolve, work);
+
+	if (resolve->place.transport->look_up(
+		    &resolve->place, false, &resolve->found, &resolve->error) != 0) {
+		resolve->found = NULL;
+	}
+}
+
+static void looked_up(struct work *work)
+{
+	struct net_resolve *resolve = container_of(work, struct net_resolve, work);
+	struct net_conn *conn = resolve->conn;
+	char reason[CLAN_REASON_BYTES];
+	int result = resolve->error.code;
+
+	conn->resolve = NULL;
+	if (conn->conn.state != CLAN_CONNECTING) {
+		die(conn);
+	} else {
+		if (result == 0) {
+			set_phase(conn, NET_DIALING);
+			result = conn->transport->dial(conn, resolve->found);
+			if (result != 0) {
+				error_set(&resolve->error, result, "%s", strerror(-result));
+			}
+		}
+		if (result != 0) {
+			snprintf(reason, sizeof(reason), "cannot connect: %.143s",
+				resolve->error.text);
+			net_conn_end(conn, result, reason);
+		}
+	}
+	resolve->place.transport->found_free(resolve->found);
+	free(resolve);
+}
+
+static int net_connect(struct clan_queue *queue, const char *place,
+	const struct clan_conn_options *options, const void *hello, size_t hello_bytes,
+	struct clan_conn **conn_out, struct error *error)
+{
+	struct net_resolve *resolve = calloc(1, sizeof(*resolve));
+	struct net_conn *conn;
+	int result;
+
+	if (resolve == NULL) {
+		return error_set(error, -ENOMEM, "not enough memory for a connection");
+	}
+	result = parse_place(place, &resolve->place, error);
+	conn = result == 0 ? conn_create(queue, resolve->place.transport, options, CLAN_CONNECTING,
+				     error)
+			   : NULL;
+	if (conn == NULL) {
+		free(resolve);
+		return error->code;
+	}
+	conn->conn.connector = true;
+	conn->conn.known = true;
+	if (clan_conn_set_hello(&conn->conn, hello, hello_bytes) != 0) {
+		free(resolve);
+		clan_conn_set_state(&conn->conn, CLAN_CLOSING);
+		clan_conn_set_state(&conn->conn, CLAN_CLOSED);
+		set_phase(conn, NET_GONE);
+		conn_destroy(&conn->conn);
+		return error_set(error, -ENOMEM, "not enough memory for a connection");
+	}
+	conn->resolve = resolve;
+	resolve->conn = conn;
+	resolve->work.run = run_look_up;
+	resolve->work.done = looked_up;
+	work_start(&resolve->work, &queue->results);
+	if (clan_queue_is_passive(queue)) {
+		work_finish(&queue->results);
+	}
+	*conn_out = &conn->conn;
+	return 0;
+}
+
+static int net_accept(struct clan_conn *base, const void *hello, size_t hello_bytes)
+{
+	struct net_conn *conn = net_conn(base);
+
+	send_hello(conn, NET_WELCOME, hello, hello_bytes);
+	if (base->state == CLAN_LOST) {
+		return -ECONNRESET;
+	}
+	opened(conn);
+	return 0;
+}
+
+static void net_reject(struct clan_conn *base, const char *text)
+{
+	send_refused(net_conn(base), -ECONNREFUSED, text);
+}
+
+static int net_adopt(struct clan_queue *queue, int fd, const struct clan_conn_options *options,
+	struct clan_conn **conn_out, struct error *error)
+{
+	GMB_UNUSED(queue);
+	GMB_UNUSED(fd);
+	GMB_UNUSED(options);
+	GMB_UNUSED(conn_out);
+	return error_set(error, -EOPNOTSUPP, "a network takes no sockets");
+}
+
+struct net_conn *net_arrived(struct net_listener *listener)
+{
+	const struct clan_conn_options *options = &listener->listener.options;
+	struct net_conn *conn = NULL;
+	struct error ignored = { 0 };
+
+	if (listener->conn_count < options->conns_max &&
+		listener->handshake_count < options->handshakes_max) {
+		conn = conn_create(listener->listener.queue, listener->transport, options,
+			CLAN_OPENING, &ignored);
+	}
+	if (conn != NULL) {
+		conn->listener = listener;
+		conn->handshake_counted = true;
+		listener->conn_count++;
+		listener->handshake_count++;
+		set_phase(conn, NET_DIALING);
+	}
+	return conn;
+}
+
+/* --- listeners -------------------------------------------------------------------------------- */
+
+/* With the port that was found free. */
+static void name_listener(struct net_listener *listener, const struct net_place *place,
+	const struct sockaddr_storage *address)
+{
+	char text[INET6_ADDRSTRLEN + NET_PORT_BYTES + 3];
+
+	format_address((const struct sockaddr *)address, text, sizeof(text));
+	snprintf(listener->listener.address, sizeof(listener->listener.address),
+		"ofi:%s?provider=%s", text, place->provider);
+}
+
+static int listener_open(struct clan_queue *queue, const struct net_place *place, void *found,
+	struct net_listener **listener_out)
+{
+	struct sockaddr_storage address = { 0 };
+	struct net_listener *listener =
+		queue_use(queue) == 0 ? calloc(1, place->transport->listener_bytes) : NULL;
+	int result;
+
+	if (listener == NULL) {
+		return -ENOMEM;
+	}
+	listener->transport = place->transport;
+	listener->listener.queue = queue;
+	result = place->transport->listen(listener, found, &address);
+	if (result != 0) {
+		free(listener);
+		return result;
+	}
+	name_listener(listener, place, &address);
+	*listener_out = listener;
+	return 0;
+}
+
+static int net_listen(struct clan_queue *queue, const char *place,
+	const struct clan_conn_options *options, struct clan_listener **listener_out,
+	struct error *error)
+{
+	struct net_listener *listener = NULL;
+	struct net_place parsed = { 0 };
+	struct error reason = { 0 };
+	void *found;
+	int result = parse_place(place, &parsed, error);
+
+	if (result != 0) {
+		return result;
+	}
+	if (options->access != CLAN_ACCESS_ANY) {
+		return error_set(error, -EINVAL,
+			"cannot listen at \"ofi:%s\": nobody knows the users of other machines, so "
+			"everybody must be admitted (CLAN_ACCESS_ANY)",
+			place);
+	}
+	result = parsed.transport->look_up(&parsed, true, &found, &reason);
+	if (result == 0) {
+		result = listener_open(queue, &parsed, found, &listener);
+		if (result != 0) {
+			error_set(&reason, result, "%s", strerror(-result));
+		}
+		parsed.transport->found_free(found);
+	}
+	if (result != 0) {
+		return error_set(
+			error, result, "cannot listen at \"ofi:%s\": %s", place, reason.text);
+	}
+	listener->listener.options = *options;
+	*listener_out = &listener->listener;
+	return 0;
+}
+
+static void listener_close(struct clan_listener *base)
+{
+	struct net_listener *listener = container_of(base, struct net_listener, listener);
+
+	listener->transport->listener_close(listener);
+	list_for_each(node, &base->queue->conns)
+	{
+		struct clan_conn *conn = list_entry(node, struct clan_conn, node);
+
+		if (conn->provider == &clan_provider_net && !conn->known &&
+			net_conn(conn)->listener == listener) {
+			net_conn_end(net_conn(conn), -ECONNRESET, "");
+		}
+	}
+	listener->closed = true;
+	if (listener->conn_count == 0) {
+		free(listener);
+	}
+}
+
+/* --- queues ----------------------------------------------------------------------------------- */
+
+static void publish(struct clan_queue *queue)
+{
+	struct net_queue *net = net_queue(queue);
+	struct list_node todo;
+
+	/* What finds no room again comes back to the list, for the next turn. */
+	list_init(&todo);
+	while (!list_is_empty(&net->dirty)) {
+		list_push_back(&todo, list_pop_front(&net->dirty));
+	}
+	while (!list_is_empty(&todo)) {
+		net_publish_conn(list_entry(list_pop_front(&todo), struct net_conn, dirty_node));
+	}
+	net_bury(queue);
+}
+
+static bool progress(struct clan_queue *queue)
+{
+	struct net_queue *net = net_queue(queue);
+	bool any = false;
+
+	for (size_t i = 0; i < NET_TRANSPORT_COUNT; i++) {
+		any = (uses(net, i) && transports[i]->progress(net)) || any;
+	}
+	publish(queue);
+	while (!list_is_empty(&net->dead)) {
+		struct net_conn *conn =
+			list_entry(list_pop_front(&net->dead), struct net_conn, dead_node);
+
+		conn_destroy(&conn->conn);
+	}
+	return any;
+}
+
+static bool arm(struct clan_queue *queue)
+{
+	struct net_queue *net = net_queue(queue);
+	bool found = !list_is_empty(&net->dirty);
+
+	for (size_t i = 0; i < NET_TRANSPORT_COUNT; i++) {
+		found = (uses(net, i) && transports[i]->arm(net)) || found;
+	}
+	return found;
+}
+
+static void net_flush(struct clan_conn *base)
+{
+	net_publish_conn(net_conn(base));
+}
+
+static void get_stats(const struct clan_conn *base, struct clan_conn_stats *stats)
+{
+	stats->bell = base->queue->options.bell;
+	stats->peer_bell = CLAN_BELL_SOCKET;
+}
+
+static int peer_get(struct clan_conn *base, uint32_t number, uint32_t generation, uint32_t rights,
+	uint64_t offset, uint64_t bytes, void **address_out)
+{
+	GMB_UNUSED(base);
+	GMB_UNUSED(number);
+	GMB_UNUSED(generation);
+	GMB_UNUSED(rights);
+	GMB_UNUSED(offset);
+	GMB_UNUSED(bytes);
+	GMB_UNUSED(address_out);
+	return -EOPNOTSUPP;
+}
+
+static void peer_put(struct clan_conn *base, uint32_t number)
+{
+	GMB_UNUSED(base);
+	GMB_UNUSED(number);
+	GMB_ASSERT(!"no region of the peer was held");
+}
+
+/* The memory stays until the child ends: what a transport keeps in it may be the parent's, too. */
+static void after_fork(
+	struct clan_queue *queue, struct clan_conn *base, struct clan_listener *base_listener)
+{
+	GMB_UNUSED(queue);
+	if (base != NULL) {
+		net_conn(base)->transport->after_fork(net_conn(base), NULL);
+	} else if (base_listener != NULL) {
+		struct net_listener *listener =
+			container_of(base_listener, struct net_listener, listener);
+
+		listener->transport->after_fork(NULL, listener);
+	}
+}
+
+const struct clan_provider clan_provider_net = {
+	.scheme = "ofi",
+	.listen = net_listen,
+	.listener_close = listener_close,
+	.adopt = net_adopt,
+	.connect = net_connect,
+	.accept = net_accept,
+	.reject = net_reject,
+	.close = conn_close,
+	.destroy = conn_destroy,
+	.after_fork = after_fork,
+	.send = net_send,
+	.flush = net_flush,
+	.recv = net_recv,
+	.readv = net_readv,
+	.get_stats = get_stats,
+	.share = net_share,
+	.unshare = net_unshare,
+	.peer_info = net_peer_info,
+	.peer_get = peer_get,
+	.peer_put = peer_put,
+	.grant = net_grant,
+	.revoke = net_revoke,
+	.void_cookies = net_void_cookies,
+	.put = net_put,
+	.get = net_get,
+	.tripwire = net_tripwire,
+	.rearm = net_rearm,
+	.tripwire_remove = net_tripwire_remove,
+	.cookie_push = net_cookie_push,
+	.cookie_pop = net_cookie_pop,
+	.progress = progress,
+	.publish = publish,
+	.arm = arm,
+	.queue_destroy = queue_destroy,
+};

@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Puts and gets: docs/protocol/clan.md §12.5. The bytes go from and to the program's own memory.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/bytes.h"
+#include "clan/net.h"
+
+static struct net_queue *queue_of(const struct net_rma *rma)
+{
+	return net_queue(rma->op.conn->conn.queue);
+}
+
+/* Back to the others, when nobody needs it any more. */
+static void rma_put_back(struct net_rma *rma)
+{
+	if (rma->given && rma->released && !list_is_linked(&rma->owed.node)) {
+		struct net_queue *net = queue_of(rma);
+
+		list_remove(&rma->node);
+		list_push_back(&net->rmas, &rma->node);
+	}
+}
+
+static bool give_done(struct clan_source *source, struct clan_event *event)
+{
+	struct net_rma *rma = container_of(source, struct net_rma, source);
+	struct clan_conn *conn = &rma->op.conn->conn;
+
+	event->type = CLAN_EVENT_DONE;
+	event->conn = conn;
+	event->context = conn->context;
+	event->op = rma->context;
+	event->status = rma->status;
+	rma->given = true;
+	rma_put_back(rma);
+	return false;
+}
+
+/* Nothing of it is under way any more. */
+static void rma_release(struct net_rma *rma)
+{
+	struct net_conn *conn = rma->op.conn;
+
+	conn->transport->rma_release(rma);
+	rma->released = true;
+	if (conn->conn.state == CLAN_OPEN || conn->conn.state == CLAN_LOST) {
+		clan_fire(conn->conn.queue, &rma->source);
+	} else {
+		rma->given = true;
+	}
+	net_ticket_released(conn, rma->ticket, rma->region);
+	rma_put_back(rma);
+}
+
+void net_rma_free_all(struct net_queue *net)
+{
+	struct list_node *node;
+
+	while ((node = list_pop_front(&net->rmas)) != NULL) {
+		struct net_rma *rma = list_entry(node, struct net_rma, node);
+
+		free(rma->held);
+		free(rma);
+	}
+}
+
+static struct net_rma *rma_get(struct net_conn *conn)
+{
+	struct list_node *node = list_pop_front(&net_queue(conn->conn.queue)->rmas);
+	struct net_rma *rma =
+		node != NULL ? list_entry(node, struct net_rma, node) : calloc(1, sizeof(*rma));
+
+	if (rma != NULL) {
+		rma->op = (struct net_op){ .kind = NET_OP_RMA, .conn = conn };
+		list_init(&rma->node);
+		list_init(&rma->owed.node);
+		clan_source_init(&rma->source, give_done);
+		rma->status = 0;
+		rma->released = false;
+		rma->given = false;
+		rma->pieces = 0;
+		rma->index = 0;
+		rma->skip = 0;
+	}
+	return rma;
+}
+
+/* --- posting ---------------------------------------------------------------------------------- */
+
+void net_rma_pump(struct net_conn *conn)
+{
+	while (conn->phase == NET_TALKING && !list_is_empty(&conn->rmas) &&
+		conn->pieces < NET_RMA_PIECES) {
+		struct net_rma *rma = list_entry(list_first(&conn->rmas), struct net_rma, node);
+		int result = conn->transport->post_rma(conn, rma);
+
+		if (result == -EAGAIN) {
+			net_changed(conn);
+			return;
+		}
+		if (result != 0) {
+			net_conn_cut(conn, result);
+			return;
+		}
+		if (rma->left == 0) {
+			list_remove(&rma->node);
+			list_push_back(&conn->running, &rma->node);
+			conn->rmas_posted++;
+		}
+	}
+}
+
+void net_rma_done(struct net_rma *rma, int error)
+{
+	struct net_conn *conn = rma->op.conn;
+
+	rma->pieces--;
+	conn->pieces--;
+	if (error != 0 && rma->status == 0) {
+		rma->status = -ENOTCONN;
+	}
+	if (conn->phase != NET_TALKING) {
+		return; /* net_rma_end() does the rest */
+	}
+	if (rma->pieces == 0 && rma->left == 0) {
+		rma_release(rma);
+	}
+	if (!list_is_empty(&conn->rmas) || !list_is_empty(&conn->frames)) {
+		net_changed(conn);
+	}
+	net_conn_drained(conn);
+}
+
+/* Ends one that was not ended by completions. */
+static void end_all(struct list_node *list)
+{
+	list_for_each(node, list)
+	{
+		struct net_rma *rma = list_entry(node, struct net_rma, node);
+
+		list_remove(&rma->owed.node);
+		if (!rma->released) {
+			rma->status = -ENOTCONN;
+			rma->pieces = 0;
+			rma->left = 0;
+			rma_release(rma);
+		} else {
+			rma_put_back(rma);
+		}
+	}
+}
+
+void net_rma_end(struct net_conn *conn)
+{
+	end_all(&conn->rmas);
+	end_all(&conn->running);
+	conn->pieces = 0;
+}
+
+static void quiet_all(struct list_node *list)
+{
+	list_for_each(node, list)
+	{
+		struct net_rma *rma = list_entry(node, struct net_rma, node);
+
+		list_remove(&rma->source.node);
+		rma->given = true;
+		rma_put_back(rma);
+	}
+}
+
+void net_rma_close(struct net_conn *conn)
+{
+	quiet_all(&conn->rmas);
+	quiet_all(&conn->running);
+}
+
+/* --- the calls -------------------------------------------------------------------------------- */
+
+static void write_put(struct net_conn *conn, struct net_owed *owed)
+{
+	struct net_rma *rma = container_of(owed, struct net_rma, owed);
+
+	net_append_system(conn, NET_PUT, &rma->record, sizeof(rma->record));
+	rma_put_back(rma);
+}
+
+struct transfer {
+	const struct iovec *iov;
+	uint32_t iov_count;
+	uint64_t bytes;
+	uint64_t offset; /* in the cookie */
+	void *op;
+	bool put;
+};
+
+static int begin(
+	struct net_conn *conn, const struct clan_cookie *cookie, const struct transfer *transfer)
+{
+	struct net_ticket *ticket;
+	struct net_rma *rma;
+	int result = net_ticket_find(conn, cookie, transfer->put ? CLAN_WRITE : CLAN_READ,
+		transfer->offset, transfer->bytes, &ticket);
+
+	if (result != 0) {
+		conn->conn.stats.refused++;
+		return result;
+	}
+	rma = rma_get(conn);
+	if (rma == NULL) {
+		return -ENOMEM;
+	}
+	rma->put = transfer->put;
+	rma->iov_count = 0;
+	for (uint32_t i = 0; i < transfer->iov_count; i++) {
+		if (transfer->iov[i].iov_len > 0) {
+			rma->iov[rma->iov_count++] = transfer->iov[i];
+		}
+	}
+	result = conn->transport->rma_hold(rma);
+	if (result != 0) {
+		list_push_back(&queue_of(rma)->rmas, &rma->node);
+		return result;
+	}
+	rma->context = transfer->op;
+	rma->ticket = ticket;
+	rma->region = ticket->region;
+	rma->left = transfer->bytes;
+	rma->record = (struct net_put){
+		.region = rma->region->number,
+		.offset = ticket->cookie.offset + transfer->offset,
+		.bytes = transfer->bytes,
+	};
+	rma->remote = rma->region->base + rma->record.offset;
+	ticket->running++;
+	rma->region->running++;
+	if ((ticket->cookie.flags & CLAN_COOKIE_ONCE) != 0) {
+		ticket->cookie.generation = 0;
+	}
+	list_push_back(&conn->rmas, &rma->node);
+	conn->rmas_begun++;
+	if (rma->put) {
+		net_owe(conn, &rma->owed, write_put);
+	}
+	net_rma_pump(conn);
+	return 0;
+}
+
+static bool sum_bytes(const struct iovec *iov, uint32_t iov_count, uint64_t *bytes_out)
+{
+	uint64_t bytes = 0;
+
+	for (uint32_t i = 0; i < iov_count; i++) {
+		if (iov[i].iov_len > UINT32_MAX - bytes) {
+			return false;
+		}
+		bytes += iov[i].iov_len;
+	}
+	*bytes_out = bytes;
+	return true;
+}
+
+int net_put(struct clan_conn *base, const struct iovec *from, uint32_t from_count,
+	const struct clan_cookie *cookie, uint64_t offset, bool notify, uint32_t value, void *op)
+{
+	struct transfer transfer = {
+		.iov = from, .iov_count = from_count, .offset = offset, .op = op, .put = true
+	};
+	struct net_conn *conn = net_conn(base);
+	struct net_ticket *ticket;
+	int result;
+
+	if (!sum_bytes(from, from_count, &transfer.bytes)) {
+		return -ERANGE;
+	}
+	if (notify && !net_room(conn, NET_BULK, sizeof(value))) {
+		return net_no_room(conn, NET_BULK, sizeof(value));
+	}
+	if (transfer.bytes == 0) { /* only the right to do it is asked for */
+		result = net_ticket_find(conn, cookie, CLAN_WRITE, offset, 0, &ticket);
+		result = result == 0 ? 1 : result;
+	} else {
+		result = begin(conn, cookie, &transfer);
+	}
+	if (result < 0) {
+		return result;
+	}
+	base->stats.puts++;
+	base->stats.bytes_put += transfer.bytes;
+	if (notify) {
+		net_notify(conn, value);
+	}
+	return result;
+}
+
+int net_get(struct clan_conn *base, const struct iovec *to, uint32_t to_count,
+	const struct clan_cookie *cookie, uint64_t offset, void *op)
+{
+	struct transfer transfer = { .iov = to, .iov_count = to_count, .offset = offset, .op = op };
+	struct net_ticket *ticket;
+	int result;
+
+	if (!sum_bytes(to, to_count, &transfer.bytes)) {
+		return -ERANGE;
+	}
+	if (transfer.bytes == 0) {
+		result = net_ticket_find(net_conn(base), cookie, CLAN_READ, offset, 0, &ticket);
+		result = result == 0 ? 1 : result;
+	} else {
+		result = begin(net_conn(base), cookie, &transfer);
+	}
+	if (result >= 0) {
+		base->stats.gets++;
+		base->stats.bytes_got += transfer.bytes;
+	}
+	return result;
+}
