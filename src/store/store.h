@@ -475,15 +475,19 @@ void store_watch_remove(struct store *store, struct store_watch *watch);
 
 /*
  * Views: what a store had at some moment, kept under a name while it goes on changing. Users call
- * them snapshots. A view has all that was answered when it was asked for, and survives the process
- * and a crash. It is a store of its own that can only be read. The store may have to give one up
- * for lack of space: reads of it fail with -ESTALE then, as those of one that was deleted.
+ * them snapshots. A view is what the store had at one moment between the request for it and its
+ * end, by the order in which changes came, and survives the process and a crash. It is a store of
+ * its own that can only be read. The store may have to give one up for lack of space: reads of it
+ * fail with -ESTALE then, as those of one that was deleted.
  */
 enum { STORE_VIEWS_MAX = 2, STORE_VIEW_NAME_BYTES = 64 };
 
 struct store_view {
 	char name[STORE_VIEW_NAME_BYTES]; /* with a zero at its end */
 	uint64_t created_s;		  /* since 1970 */
+	/* Of a job: it goes when the store is opened again to be written, and before others when
+	 * there is no room. */
+	bool is_temporary;
 };
 
 enum store_view_action { STORE_VIEW_CREATE, STORE_VIEW_DELETE };
@@ -496,20 +500,22 @@ struct store_view_request {
 	void *context;
 
 	/* Set by the store. -EEXIST, -ENOENT: the name; -EINVAL: it is none; -EMLINK: there are as
-	 * many as there can be; -ENOSPC: there is not enough space; -EROFS; -EBUSY: another request
-	 * is at hand; or the error of the disk. */
+	 * many as there can be; -ENOSPC: there is not enough space; -EROFS; or the error of the
+	 * disk. */
 	int result;
 	struct error error; /* with a negative result: the rest of a sentence about the store */
 
 	/* Private. */
 	struct store *store;
 	struct ring_message message;
+	struct list_node node; /* behind others */
 };
 
 /* True when the store, or what its filters wrap, can have views. */
 bool store_has_views(const struct store *store);
-/* Makes or deletes one: durable when it is done, or nothing has changed. Any thread, of a store
- * that has views and has started; the ring of its start must not be destroyed before it is done. */
+/* Makes or deletes one, in the order of the requests: durable when it is done, or nothing has
+ * changed. Any thread, of a store that has views and has started; the ring of its start must not be
+ * destroyed before it is done. */
 void store_view_ask(struct store *store, struct store_view_request *request);
 /* Those that there are; none for a store that cannot have any. Any thread, after the start. */
 uint32_t store_views(struct store *store, struct store_view list[STORE_VIEWS_MAX]);

@@ -460,7 +460,7 @@ bool flash_changes_step(struct flash *flash)
 {
 	bool progress = false;
 
-	while (!list_is_empty(&flash->changes) && !flash->change_waits) {
+	while (!list_is_empty(&flash->changes) && !flash->change_waits && !flash->views.holds) {
 		struct store_part *part =
 			list_entry(list_first(&flash->changes), struct store_part, node);
 		uint64_t done_bytes = flash_scratch_of(part)->done_bytes;

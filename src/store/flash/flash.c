@@ -43,9 +43,9 @@ void flash_pump(struct flash *flash)
 	do {
 		flash->pump_again = false;
 		while (flash_may_work(flash) &&
-			(flash_erase_step(flash) || flash_checkpoint_step(flash) ||
-				flash_cache_step(flash) || flash_changes_step(flash) ||
-				flash_gc_step(flash))) {
+			(flash_views_step(flash) || flash_erase_step(flash) ||
+				flash_checkpoint_step(flash) || flash_cache_step(flash) ||
+				flash_changes_step(flash) || flash_gc_step(flash))) {
 		}
 		if (flash_may_work(flash)) {
 			flash_log_kick(flash);
@@ -81,6 +81,7 @@ static bool begin_log(struct flash *flash)
 	if (flash->log.head.segment == FLASH_NO_SEGMENT) {
 		return false;
 	}
+	flash_views_drop_temporary(flash);
 	flash_checkpoint_ask(flash);
 	return true;
 }
@@ -193,6 +194,7 @@ void flash_init(struct flash *flash, uint8_t *memory)
 	list_init(&flash->sync.next);
 	(void)carve(flash, memory);
 	flash_changes_init(flash);
+	flash_views_init(flash);
 	flash_gc_init(flash);
 }
 

@@ -186,10 +186,12 @@ struct flash_view {
 struct flash_views {
 	struct flash_view list[FLASH_VIEWS];
 	struct store_view_request *request; /* at hand, or NULL */
+	struct list_node waiting;	    /* requests behind it */
 	struct ring_op turn;		    /* on its way to be done */
-	bool is_done;			    /* the request is, but for transfers in flight */
-	bool refuses;			    /* on-full=refuse, else drop */
-	bool is_full;			    /* refuses: changes fail that need space */
+	bool holds;    /* changes wait: what came before is written, and a view made of it */
+	bool is_done;  /* the request is, but for transfers in flight */
+	bool refuses;  /* on-full=refuse, else drop */
+	bool is_full;  /* refuses: changes fail that need space */
 	bool is_stuck; /* the same: the collector has found nothing since the last checkpoint */
 };
 
@@ -443,7 +445,8 @@ void flash_init(struct flash *flash, uint8_t *memory);
 static inline bool flash_may_work(const struct flash *flash)
 {
 	return flash->is_starting || flash->is_closing || flash->part_count > flash->held_count ||
-	       (flash->views.request != NULL && !flash->views.is_done);
+	       (flash->views.request != NULL ? !flash->views.is_done
+					     : !list_is_empty(&flash->views.waiting));
 }
 
 /* --- read.c ---------------------------------------------------------------------------------- */
@@ -621,8 +624,13 @@ static inline bool flash_tree_is_live(const struct flash *flash, uint32_t tree)
 {
 	return tree == 0 || flash_view_is_live(flash, tree - 1);
 }
+void flash_views_init(struct flash *flash);
 /* What the anchor says of the views. */
 void flash_views_recovered(struct flash *flash);
+/* The next checkpoint forgets those of jobs, which a process before this one has made. */
+void flash_views_drop_temporary(struct flash *flash);
+/* Goes on with the request at hand. True: something was done. */
+bool flash_views_step(struct flash *flash);
 /* True when the part is one of a view that is not there any more. */
 bool flash_view_has_gone(const struct store_part *part);
 uint32_t flash_views_list(struct store *store, struct store_view list[STORE_VIEWS_MAX]);

@@ -19,7 +19,8 @@ struct wire_view {
 	char name[FLASH_VIEW_NAME_BYTES];
 	uint64_t serial;
 	uint64_t created_s;
-	uint8_t zeroes[128 - 80];
+	uint32_t is_temporary;
+	uint8_t zeroes[128 - 84];
 	struct flash_entry top[FLASH_TOP_ENTRIES];
 };
 
@@ -241,6 +242,7 @@ void flash_anchor_encode(const struct flash_anchor *anchor, uint8_t block[FLASH_
 		memcpy(wire.views[i].name, view->name, sizeof(view->name));
 		wire.views[i].serial = htole64(view->serial);
 		wire.views[i].created_s = htole64(view->created_s);
+		wire.views[i].is_temporary = htole32(view->is_temporary);
 		memcpy(wire.views[i].top, view->top, sizeof(view->top));
 	}
 	wire.crc = htole32(crc32c(0, &wire, offsetof(struct wire_anchor, crc)));
@@ -294,6 +296,7 @@ static bool view_decode(const struct flash_anchor *anchor, const struct wire_vie
 	memcpy(view->name, wire->name, sizeof(view->name));
 	view->serial = le64toh(wire->serial);
 	view->created_s = le64toh(wire->created_s);
+	view->is_temporary = wire->is_temporary != 0;
 	memcpy(view->top, wire->top, sizeof(view->top));
 	if (view->name[0] == '\0') {
 		return is_zero((const uint8_t *)wire, sizeof(*wire));
@@ -301,8 +304,8 @@ static bool view_decode(const struct flash_anchor *anchor, const struct wire_vie
 	bytes = strnlen(view->name, sizeof(view->name));
 	return flash_view_name_is_sound(view->name) &&
 	       is_zero((const uint8_t *)wire->name + bytes, sizeof(wire->name) - bytes) &&
-	       is_zero(wire->zeroes, sizeof(wire->zeroes)) && view->serial <= anchor->serial &&
-	       top_is_sound(anchor, view->top);
+	       le32toh(wire->is_temporary) <= 1 && is_zero(wire->zeroes, sizeof(wire->zeroes)) &&
+	       view->serial <= anchor->serial && top_is_sound(anchor, view->top);
 }
 
 static bool views_decode(struct flash_anchor *anchor, const struct wire_anchor *wire)

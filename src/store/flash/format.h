@@ -145,6 +145,7 @@ struct flash_view_anchor {
 	char name[FLASH_VIEW_NAME_BYTES]; /* ends with a zero; empty: there is no view */
 	uint64_t serial;		  /* of the anchor that it was made with */
 	uint64_t created_s;		  /* since 1970 */
+	bool is_temporary;		  /* see struct store_view */
 	struct flash_entry top[FLASH_TOP_ENTRIES];
 };
 

@@ -68,6 +68,7 @@ uint32_t flash_views_list(struct store *store, struct store_view list[STORE_VIEW
 
 		if (view->state == FLASH_VIEW_LIVE) {
 			memcpy(list[count].name, view->about.name, sizeof(list[count].name));
+			list[count].is_temporary = view->about.is_temporary;
 			list[count++].created_s = view->about.created_s;
 		}
 	}
@@ -104,6 +105,7 @@ static int64_t room_of(const struct flash *flash)
 	return room - geometry->reserve_segments * usable - left;
 }
 
+/* Which one goes first when there is no room; NULL: there is none. */
 static struct flash_view *oldest(struct flash *flash)
 {
 	struct flash_view *found = NULL;
@@ -112,7 +114,9 @@ static struct flash_view *oldest(struct flash *flash)
 		struct flash_view *view = &flash->views.list[i];
 
 		if (view->state == FLASH_VIEW_LIVE &&
-			(found == NULL || view->about.serial < found->about.serial)) {
+			(found == NULL || (view->about.is_temporary == found->about.is_temporary
+							  ? view->about.serial < found->about.serial
+							  : view->about.is_temporary))) {
 			found = view;
 		}
 	}
@@ -202,6 +206,7 @@ void flash_views_io_ended(struct flash *flash)
 		views->request = NULL;
 		views->is_done = false;
 		request->done(request);
+		flash_pump(flash); /* others may wait behind it */
 	}
 }
 
@@ -219,8 +224,15 @@ static void complete(struct flash *flash, int result)
 
 	views->request->result = result;
 	views->is_done = true;
+	views->holds = false;
 	flash->io_count++;
 	ring_defer(flash->ring, &views->turn, 0, turn_done);
+}
+
+static bool has_place(const struct flash *flash)
+{
+	return flash->views.list[0].state == FLASH_VIEW_NONE ||
+	       flash->views.list[1].state == FLASH_VIEW_NONE;
 }
 
 static int check_create(struct flash *flash, const char *name, struct error *error)
@@ -234,8 +246,7 @@ static int check_create(struct flash *flash, const char *name, struct error *err
 	if (find(flash, name) != NULL) {
 		return error_set(error, -EEXIST, "has a snapshot '%s' already", name);
 	}
-	if (flash->views.list[0].state != FLASH_VIEW_NONE &&
-		flash->views.list[1].state != FLASH_VIEW_NONE) {
+	if (!has_place(flash) && !is_going(flash)) {
 		return error_set(error, -EMLINK, "has %d snapshots, which is the most; delete one",
 			FLASH_VIEWS);
 	}
@@ -273,15 +284,16 @@ static int check_request(struct flash *flash, struct store_view_request *request
 void flash_view_ask(struct store *store, struct store_view_request *request)
 {
 	struct flash *flash = container_of(store, struct flash, base);
+
+	flash_wake(flash);
+	list_push_back(&flash->views.waiting, &request->node);
+	flash_pump(flash);
+}
+
+static void request_begin(struct flash *flash, struct store_view_request *request)
+{
 	int result;
 
-	if (flash->views.request != NULL) {
-		request->result = error_set(&request->error, -EBUSY,
-			"is busy with another request for its snapshots; try again");
-		request->done(request);
-		return;
-	}
-	flash_wake(flash);
 	flash->views.request = request;
 	flash_views_look(flash);
 	flash_cache_want_written(flash);
@@ -289,17 +301,41 @@ void flash_view_ask(struct store *store, struct store_view_request *request)
 	if (result < 0) {
 		complete(flash, result);
 	}
-	flash_pump(flash);
+}
+
+static bool is_creating(const struct flash *flash)
+{
+	return flash->views.request != NULL && !flash->views.is_done &&
+	       flash->views.request->action == STORE_VIEW_CREATE;
+}
+
+bool flash_views_step(struct flash *flash)
+{
+	struct flash_views *views = &flash->views;
+
+	if (views->request == NULL && !list_is_empty(&views->waiting)) {
+		request_begin(flash, list_entry(list_pop_front(&views->waiting),
+					     struct store_view_request, node));
+		return true;
+	}
+	if (views->holds || !is_creating(flash) || !flash_cache_has_written(flash)) {
+		return false;
+	}
+	/* Pages that came meanwhile are written as well, and nothing comes any more: without that
+	 * a page that has taken the place of an older one would be in the view, and another one
+	 * that was written before it would not. */
+	views->holds = true;
+	flash_cache_want_written(flash);
+	return true;
 }
 
 /* --- checkpoints ----------------------------------------------------------------------------- */
 
-/* The one that the request at hand is about is still to be made, and can be: the log has what was
- * answered before. */
+/* The one that the request at hand is about is still to be made, and can be: the log has all that
+ * it is to have. */
 static bool is_wanted(const struct flash *flash)
 {
-	return flash->views.request != NULL && !flash->views.is_done &&
-	       flash->views.request->action == STORE_VIEW_CREATE && flash_cache_has_written(flash);
+	return flash->views.holds && has_place(flash) && flash_cache_has_written(flash);
 }
 
 bool flash_views_want_checkpoint(const struct flash *flash)
@@ -315,10 +351,13 @@ void flash_views_begin(struct flash *flash)
 		return;
 	}
 	view += view->state != FLASH_VIEW_NONE;
-	view->about =
-		(struct flash_view_anchor){ .created_s = flash->views.request->view.created_s };
+	view->about = (struct flash_view_anchor){
+		.created_s = flash->views.request->view.created_s,
+		.is_temporary = flash->views.request->view.is_temporary,
+	};
 	memcpy(view->about.name, flash->views.request->view.name, sizeof(view->about.name));
 	set_state(flash, view, FLASH_VIEW_CREATING);
+	flash->views.holds = false; /* what comes now is behind the checkpoint */
 }
 
 void flash_views_encode(struct flash *flash)
@@ -492,6 +531,22 @@ void flash_views_move(
 	}
 	if (has_moved) {
 		limit_kept(flash, from);
+	}
+}
+
+void flash_views_init(struct flash *flash)
+{
+	list_init(&flash->views.waiting);
+}
+
+void flash_views_drop_temporary(struct flash *flash)
+{
+	for (uint32_t i = 0; i < FLASH_VIEWS; i++) {
+		struct flash_view *view = &flash->views.list[i];
+
+		if (view->state == FLASH_VIEW_LIVE && view->about.is_temporary) {
+			set_state(flash, view, FLASH_VIEW_DELETING);
+		}
 	}
 }
 

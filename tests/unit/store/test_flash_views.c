@@ -41,12 +41,20 @@ struct model_view {
 	struct store_view_request request;
 	uint64_t tags[BLOCKS_MAX]; /* being made: when it was asked for */
 	uint64_t asked;		   /* tags behind it are newer */
+	uint32_t history_from;	   /* being made: writes since it was asked for */
 	bool is_done;		   /* the request is, and what came of it is to be looked at */
 };
 
 static struct block model[BLOCKS_MAX];
 static struct model_view views[STORE_VIEWS_MAX];
 static uint64_t found[BLOCKS_MAX];
+/* All writes of the run, one after the other. */
+static struct {
+	uint64_t tag;
+	uint32_t first;
+	uint32_t count;
+} history[OPERATIONS];
+static uint32_t history_count;
 static uint32_t block_count;
 static uint32_t written_count; /* only so many of them are written */
 static uint64_t last_tag;
@@ -191,6 +199,34 @@ static bool check_view(struct world *world, const struct model_view *view)
 	return true;
 }
 
+/* What was found is what the disk had at one moment since the view was asked for; the last write
+ * may have been under way. */
+static void check_moment(const struct world *world, const struct model_view *view)
+{
+	uint64_t newest = 0;
+
+	for (uint32_t i = 0; i < block_count; i++) {
+		newest = MAX(newest, found[i]);
+	}
+	for (uint32_t i = 0; i < block_count; i++) {
+		uint64_t tag = view->tags[i];
+
+		for (uint32_t k = view->history_from; k < history_count; k++) {
+			if (history[k].tag < newest && i >= history[k].first &&
+				i < history[k].first + history[k].count) {
+				tag = history[k].tag;
+			}
+		}
+		if (found[i] != tag && found[i] != newest) {
+			fail_msg("%s: block %u of snapshot %s has %llx, not %llx, and others have "
+				 "%llx",
+				world->name, i, view->request.view.name,
+				(unsigned long long)found[i], (unsigned long long)tag,
+				(unsigned long long)newest);
+		}
+	}
+}
+
 /* --- operations ------------------------------------------------------------------------------ */
 
 static void flushed(uint32_t first, uint32_t count)
@@ -249,6 +285,11 @@ static void lane_start(struct world *world)
 	for (uint32_t i = 0; i < lane.count; i++) {
 		block_fill(lane_memory + (size_t)i * FLASH_BLOCK_BYTES, lane.tag);
 	}
+	if (lane.count > 0) {
+		history[history_count].tag = lane.tag;
+		history[history_count].first = lane.first;
+		history[history_count++].count = lane.count;
+	}
 	lane.busy = true;
 	store_submit(world->queues[sim_between(0, WORLD_RINGS - 1)], &lane.part);
 }
@@ -295,6 +336,7 @@ static void view_settle(struct world *world, struct model_view *view)
 		view->state = MODEL_NONE;
 		return;
 	}
+	check_moment(world, view);
 	memcpy(view->tags, found, sizeof(found));
 	view->state = MODEL_LIVE;
 	totals.made++;
@@ -329,6 +371,7 @@ static void view_begin(struct world *world, struct model_view *view)
 			view->tags[i] = model[i].tags[model[i].count - 1];
 		}
 		view->asked = last_tag;
+		view->history_from = history_count;
 		snprintf(view->request.view.name, sizeof(view->request.view.name), "v%u",
 			name_count++);
 		view->state = MODEL_CREATING;
@@ -549,6 +592,7 @@ static uint32_t run(uint64_t seed, uint32_t crashes_max)
 	uint32_t crashes = 0;
 
 	memset(views, 0, sizeof(views));
+	history_count = 0;
 	totals.dropped = 0;
 	sim_start(&(struct sim_options){ .seed = seed });
 	world_disk = (enum world_disk)(seed % 3);
@@ -666,6 +710,68 @@ static void test_a_disk_that_fails_makes_no_snapshot(void **state)
 	assert_in_range(failed, 30, 60);
 }
 
+/* Those of jobs: they go before others that are older, and none is there after a restart. Requests
+ * wait for each other. */
+static void test_temporary_snapshots_go_first_and_with_the_server(void **state)
+{
+	static struct world world;
+	static struct world image;
+	struct store_view_request requests[] = {
+		{ .action = STORE_VIEW_CREATE, .view.name = "a", .done = failure_done },
+		{ .action = STORE_VIEW_CREATE,
+			.view = { .name = "b", .is_temporary = true },
+			.done = failure_done },
+		{ .action = STORE_VIEW_CREATE, .view.name = "c", .done = failure_done },
+		{ .action = STORE_VIEW_DELETE, .view.name = "b", .done = failure_done },
+		{ .action = STORE_VIEW_CREATE,
+			.view = { .name = "d", .is_temporary = true },
+			.done = failure_done },
+	};
+	static const int results[] = { 0, 0, -EMLINK, 0, 0 };
+
+	GMB_UNUSED(state);
+	memset(views, 0, sizeof(views));
+	sim_start(&(struct sim_options){ .seed = 1, .faults = { .jitter = true } });
+	world_disk = WORLD_FILE;
+	world_cache = "0";
+	world_make_disk();
+	world_open(&world, "disk", false, NULL);
+	block_count = (uint32_t)(store_size(world.store) >> FLASH_BLOCK_SHIFT);
+	written_count = block_count;
+	fill(&world);
+	for (size_t i = 0; i < ARRAY_COUNT(requests); i++) {
+		store_view_ask(world.store, &requests[i]);
+	}
+	for (size_t i = 0; i < ARRAY_COUNT(requests); i++) {
+		while (requests[i].context == NULL) {
+			assert_true(sim_step());
+		}
+		assert_int_equal(requests[i].result, results[i]);
+	}
+	assert_true(is_listed(&world, "a") && is_listed(&world, "d"));
+	world_kill_copy("disk", "copy");
+	world_freeze(&world, true);
+	check_counts("copy");
+	world_open(&image, "copy", false, NULL);
+	assert_true(is_listed(&image, "a") && !is_listed(&image, "d"));
+	world_close(&image);
+	check_counts("copy");
+	sim_disk_destroy(sim_disk_find("copy"));
+	world_freeze(&world, false);
+	while (!has_dropped(&world)) {
+		struct store_part part = { .op = STORE_WRITE,
+			.offset = sim_between(0, block_count - 1) << FLASH_BLOCK_SHIFT,
+			.length = FLASH_BLOCK_BYTES,
+			.memory = mem_of(lane_memory),
+			.done = world_part_done };
+
+		world_submit(&world, &part);
+	}
+	assert_true(is_listed(&world, "a") && !is_listed(&world, "d"));
+	world_close(&world);
+	sim_stop();
+}
+
 static int last_result;
 
 static void result_done(struct store_part *part, int result)
@@ -721,6 +827,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_snapshots_survive_whole_or_not_at_all),
 		cmocka_unit_test(test_a_disk_that_fails_makes_no_snapshot),
+		cmocka_unit_test(test_temporary_snapshots_go_first_and_with_the_server),
 		cmocka_unit_test(test_a_table_that_does_not_fit_a_snapshot_ends_writes),
 	};
 
