@@ -359,9 +359,11 @@ struct sim_disk *sim_disk_crash_copy(struct sim_disk *disk, const char *name)
 
 struct sim_disk *sim_disk_kill_copy(struct sim_disk *disk, const char *name)
 {
-	struct sim_disk *copy = disk_like(disk, name);
+	struct sim_disk *before = sim_disk_find(name);
+	struct sim_disk *copy = before != NULL ? before : disk_like(disk, name);
 	uint64_t ticket = ++sim_world.ticket;
 
+	sim_cache_drop_all(copy); /* all of its pages are pages of the other one */
 	list_for_each(node, &disk->pages)
 	{
 		const struct sim_page *page = list_entry(node, struct sim_page, node);

@@ -234,7 +234,9 @@ void sim_disk_crash(struct sim_disk *disk);
  * in flight on the old one, which goes on. */
 struct sim_disk *sim_disk_crash_copy(struct sim_disk *disk, const char *name);
 /* The same if the program were killed: all that programs see now is in it, and what the power could
- * take from the old one it could take from this one. The page cache is empty. */
+ * take from the old one it could take from this one. The page cache is empty. A disk of that name
+ * that was such a copy before, and has only been read since, becomes one again: for who opens a
+ * disk before another process has ended. */
 struct sim_disk *sim_disk_kill_copy(struct sim_disk *disk, const char *name);
 /* Bytes in sectors that a crash now could drop. */
 uint64_t sim_disk_unflushed_bytes(const struct sim_disk *disk);

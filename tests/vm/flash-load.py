@@ -1,6 +1,6 @@
 """flash-load.py DISK KILLS FAILURES BOOT: runs in a guest of flash-crash.py or zoned.py. Checks what a flash store has
 kept over a power failure, and writes until the power is gone; after the last one, kills its server
-again and again.
+again and again. Before that, another process takes over now and then, the connection included.
 
 The load is a sequence of batches. What a batch writes follows from its number, and a block says its
 place and the batch, so a guest knows what to expect without a memory of its own. A batch begins
@@ -12,6 +12,8 @@ sent when it may go. Each line of output says which batches are answered and dur
 import json
 import os
 import random
+import re
+import select
 import signal
 import struct
 import subprocess
@@ -44,6 +46,7 @@ def contents(block, batch):
 class Load:
     def __init__(self):
         self.server = self.client = None
+        self.pid = 0
         self.state = []  # the batch that each block is of
         self.whole = 0  # the last batch in it
         self.durable = 0
@@ -55,9 +58,23 @@ class Load:
         keys += ",mode=direct" if BOOT % 4 < 2 else ""
         self.server = subprocess.Popen(
             ["gmblock", "serve", "--export", f"=flash:{DISK}{keys}", "--listen",
-             "nbd+unix:///?socket=/tmp/s"], stdout=subprocess.PIPE, text=True)
+             "nbd+unix:///?socket=/tmp/s", "--control", "/tmp/control"], stdout=subprocess.PIPE, text=True)
+        self.pid = self.server.pid
         self.client = nbdmini.open_export(self.server.stdout.readline().rstrip())
         self.state = self.state or [0] * (self.client.size // BLOCK)
+
+    def upgrade(self):
+        said = call("gmblock", "upgrade", "--server", "/tmp/control")
+        self.pid = int(re.match(r"process (\d+) serves now; connections passed: 1,", said)[1])
+        assert self.server.wait() == 0
+
+    def end(self, how):
+        """It is over when this returns."""
+        descriptor = os.pidfd_open(self.pid)
+        os.kill(self.pid, how)
+        select.select([descriptor], [], [])
+        os.close(descriptor)
+        self.server.poll()
 
     def batch(self, number):
         """[(first block, blocks, command)] without a block twice; the last one is a write."""
@@ -99,8 +116,7 @@ class Load:
             self.send(number, cookie, request, int(may_sync and self.is_durable(number, cookie)))
         for count in range(REQUESTS - 1):
             if count == kill_after:
-                self.server.send_signal(signal.SIGKILL)
-                self.server.wait()
+                self.end(signal.SIGKILL)
                 self.client.close()
                 return
             assert self.client.reply()[1] == 0
@@ -184,15 +200,19 @@ def main():
         call("lab-signal", f"load-{BOOT}")
         while True:
             load.run(load.whole + 1, not quiet(BOOT))
-    for _ in range(KILLS):
+    for kill in range(KILLS):
         for number in range(load.whole + 1, load.whole + load.random.randrange(2, 8)):
+            load.run(number)
+        if kill % 3 == 0:
+            load.upgrade()
+            load.verify(load.whole)
+        for number in range(load.whole + 1, load.whole + load.random.randrange(1, 4)):
             load.run(number)
         load.run(load.whole + 1, kill_after=load.random.randrange(REQUESTS - 1))
         check()
         load.start()
         load.verify(load.whole)
-    load.server.terminate()
-    assert load.server.wait() == 0
+    load.end(signal.SIGTERM)
     check()
 
 

@@ -222,6 +222,8 @@ static int look_again(struct flash *flash, struct error *error)
 		flash->anchor.cache_tag = now->anchor.cache_tag;
 		memcpy(flash->anchor.top, now->anchor.top, sizeof(flash->anchor.top));
 		memcpy(flash->anchor.views, now->anchor.views, sizeof(flash->anchor.views));
+		memcpy(flash->zones.anchor_blocks, now->zones.anchor_blocks,
+			sizeof(flash->zones.anchor_blocks));
 		flash->good_anchor = now->good_anchor;
 	}
 	free(now);
@@ -242,7 +244,8 @@ static int recover_call(struct ring_op *op)
 		result = flash_recover(flash, &flash->start->error);
 	}
 	if (result == 0 && flash_has_zones(flash) && !flash->is_read_only) {
-		result = flash_zones_prepare(flash, &flash->start->error);
+		result = flash->start->is_quiet ? flash_zones_take(flash, &flash->start->error)
+						: flash_zones_prepare(flash, &flash->start->error);
 	} else if (result == 0) {
 		flash_erase_found(flash);
 	}
@@ -661,13 +664,7 @@ static const struct counter_table flash_counter_table = { "flash", "export", cou
 
 static const char *flash_pass(struct store *store, struct store_claim *claim_out)
 {
-	struct flash *flash = container_of(store, struct flash, base);
-
-	/* The next process would finish the zone in which this one may have to go on. */
-	if (flash_has_zones(flash) && !flash->is_read_only) {
-		return "is a flash store on a zoned block device";
-	}
-	return store_pass(flash->below, claim_out);
+	return store_pass(container_of(store, struct flash, base)->below, claim_out);
 }
 
 static const struct store_ops flash_ops = {

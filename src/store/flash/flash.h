@@ -687,6 +687,9 @@ GMB_MUST_CHECK int flash_zones_load(struct flash *flash);
 /* After recovery: finishes the zones that the log will not go on in, and resets free ones. Blocks.
  */
 GMB_MUST_CHECK int flash_zones_prepare(struct flash *flash, struct error *error);
+/* The same after another process has settled, which may still go on: nothing is written, the zones
+ * are finished and reset when the log goes on. -EBUSY, -ENOSPC: it cannot be taken as it is. */
+GMB_MUST_CHECK int flash_zones_take(struct flash *flash, struct error *error);
 /* Writes in the order of these calls, one at a time. */
 void flash_zone_write(struct flash *flash, struct flash_io *io);
 /* One has ended; its done is called after this, and flash_zone_next() after that. */

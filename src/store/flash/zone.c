@@ -207,29 +207,34 @@ int flash_zones_load(struct flash *flash)
 
 /* --- making it ready ------------------------------------------------------------------------- */
 
+/* What has failed is not used any more. */
+static void give_up(struct flash *flash, uint32_t i)
+{
+	flash->segments[i].is_bad = true;
+	if (flash->table.segments[i].state == GC_FREE) {
+		gc_set_state(&flash->table, i, GC_CLOSED);
+	}
+}
+
 static int prepare_segment(struct flash *flash, uint32_t i, uint32_t *kept)
 {
-	struct flash_segment *segment = &flash->segments[i];
+	uint8_t state = flash->segments[i].zone;
 	uint64_t offset = flash_zone_offset(flash, i);
-	bool is_free = flash->table.segments[i].state == GC_FREE;
 
-	if (segment->zone == DISK_ZONE_BROKEN) {
-		segment->is_bad = true;
-		if (is_free) {
-			gc_set_state(&flash->table, i, GC_CLOSED);
-		}
+	if (state == DISK_ZONE_BROKEN) {
+		give_up(flash, i);
 		return 0;
 	}
-	if (!is_free) {
-		return segment->zone == DISK_ZONE_ACTIVE
+	if (flash->table.segments[i].state != GC_FREE) {
+		return state == DISK_ZONE_ACTIVE
 			       ? disk_zone_finish(flash->erase.fd, offset, flash->zones.bytes)
 			       : 0;
 	}
-	if (segment->zone == DISK_ZONE_EMPTY) {
+	if (state == DISK_ZONE_EMPTY) {
 		*kept -= MIN(*kept, 1U);
 		return 0;
 	}
-	if (*kept == 0 && segment->zone == DISK_ZONE_FULL) {
+	if (*kept == 0 && state == DISK_ZONE_FULL) {
 		gc_set_state(&flash->table, i, GC_ERASING);
 		return 0;
 	}
@@ -250,6 +255,36 @@ int flash_zones_prepare(struct flash *flash, struct error *error)
 		}
 	}
 	return 0;
+}
+
+int flash_zones_take(struct flash *flash, struct error *error)
+{
+	struct flash_zones *zones = &flash->zones;
+
+	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
+		const struct flash_segment *segment = &flash->segments[i];
+		bool is_free = flash->table.segments[i].state == GC_FREE;
+
+		if (segment->zone == DISK_ZONE_BROKEN) {
+			give_up(flash, i);
+		} else if (segment->zone == DISK_ZONE_FULL && is_free) {
+			gc_set_state(&flash->table, i, GC_ERASING);
+		} else if (segment->zone == DISK_ZONE_ACTIVE) {
+			if (is_free || zones->segment != FLASH_NO_SEGMENT) {
+				return error_set(error, -EBUSY,
+					"the log of '%s' ends in more zones than one; stop its "
+					"server, and start it again",
+					flash->path);
+			}
+			zones->segment = i; /* is finished before another one is written to */
+			zones->blocks = segment->written;
+		}
+	}
+	return flash->table.state_counts[GC_FREE] > 0
+		       ? 0
+		       : error_set(error, -ENOSPC,
+				 "no zone of '%s' is empty at the moment; upgrade again",
+				 flash->path);
 }
 
 /* --- writes ---------------------------------------------------------------------------------- */

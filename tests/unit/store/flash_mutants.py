@@ -2,7 +2,7 @@
 """Breaks the rules of the flash store that keep data over a crash: the tests must notice each.
 
     flash_mutants.py write OUTPUT... -- SOURCE...   sources in which FLASH_MUTANT=NAME breaks a rule
-    flash_mutants.py run DAMAGE CACHE VIEWS CRASH   the tests made of them, for each rule until one fails
+    flash_mutants.py run DAMAGE ZONES CACHE VIEWS CRASH   the tests made of them, for each rule until one fails
 """
 import os
 import subprocess
@@ -76,6 +76,13 @@ MUTANTS = {
     "zone-written-out-of-order": ("zone.c", "zones->writing != NULL", "false"),
     "zone-stays-active": ("zone.c", "zones->blocks < zones->capacity", "false"),
     "zone-of-torn-anchor-goes-on": ("zone.c", "zone.written % FLASH_BLOCK_BYTES != 0", "false"),
+    "taken-zone-stays-active": (
+        "zone.c", "zones->segment = i;", "zones->segment = MUTANT ? FLASH_NO_SEGMENT : i;"),
+    "taken-zone-finished-at-once": (
+        "flash.c", "flash_zones_take(flash,", "(MUTANT ? flash_zones_prepare : flash_zones_take)(flash,"),
+    "anchor-places-not-read-again": (
+        "flash.c", "now->zones.anchor_blocks,",
+        "MUTANT ? flash->zones.anchor_blocks : now->zones.anchor_blocks,"),
     "free-zone-not-reset": (
         "zone.c", "return disk_zones_reset(flash->erase.fd, offset, flash->zones.bytes);",
         "return MUTANT ? 0 : disk_zones_reset(flash->erase.fd, offset, flash->zones.bytes);"),
@@ -146,10 +153,10 @@ def write(outputs, sources):
             file.write(BEGIN + text)
 
 
-def passes(damage, cache, views, crash, mutant, crashes):
+def passes(damage, zones, cache, views, crash, mutant, crashes):
     return all(subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                               env={**os.environ, "FLASH_MUTANT": mutant}, check=False).returncode == 0
-               for command in ([damage], [cache], [views, str(int(crashes) // 4)], [crash, crashes]))
+               for command in ([damage], [zones], [cache], [views, str(int(crashes) // 4)], [crash, crashes]))
 
 
 def run(tests):
