@@ -87,6 +87,7 @@ void flash_cache_init(struct flash *flash, uint8_t *memory)
 	}
 	cache->first = CACHE_NO_SLOT;
 	cache->last = CACHE_NO_SLOT;
+	cache->held = CACHE_NO_SLOT;
 	for (uint32_t i = 0; i < LOADS_MAX; i++) {
 		cache->loads[i] = (struct flash_cache_load){ { .ready = load_ready }, flash };
 		list_init(&cache->loads[i].wait.node);
@@ -194,12 +195,21 @@ static bool is_dirty(const struct flash_cache *cache, uint32_t slot)
 
 static void release(struct flash_cache *cache, uint32_t slot)
 {
+	struct flash_cache_slot *found = &cache->slots[slot];
+	uint64_t held_by = found->is_superseded ? 0 : found->writing;
+
 	if (is_dirty(cache, slot)) {
 		order_leave(cache, slot);
 	}
 	commit(cache, slot, 0);
 	leave(cache, slot);
-	cache_lru_set_free(&cache->lru, slot);
+	if (held_by == 0) {
+		cache_lru_set_free(&cache->lru, slot);
+	} else { /* it is written from there: flash_cache_retired() */
+		found->writing = held_by;
+		found->chain = cache->held;
+		cache->held = slot;
+	}
 }
 
 static void count_dirty(struct flash *flash)
@@ -249,7 +259,7 @@ bool flash_cache_has_room(struct flash *flash)
 		return true;
 	}
 	/* What the collector has taken may stand in a record that nobody else waits for. */
-	if (flash->log.flying_count == 0 && cache->writing_count > 0) {
+	if (flash->log.flying_count == 0 && cache->lru.lists[CACHE_BUSY].count > 0) {
 		flash_log_close(flash);
 	}
 	return false;
@@ -422,6 +432,24 @@ void flash_cache_written(struct flash *flash, const struct flash_record_entry *e
 	}
 }
 
+void flash_cache_retired(struct flash *flash, uint64_t seq)
+{
+	struct flash_cache *cache = &flash->cache;
+	uint32_t *link = &cache->held;
+
+	while (cache->slot_count > 0 && *link != CACHE_NO_SLOT) {
+		uint32_t slot = *link;
+
+		if (cache->slots[slot].writing == seq) {
+			*link = cache->slots[slot].chain;
+			cache->slots[slot].writing = 0;
+			cache_lru_set_free(&cache->lru, slot);
+		} else {
+			link = &cache->slots[slot].chain;
+		}
+	}
+}
+
 void flash_cache_replayed(struct flash *flash, uint64_t lpn, uint32_t count, uint64_t seq)
 {
 	struct flash_cache *cache = &flash->cache;
@@ -571,6 +599,11 @@ static bool make_ready(struct flash *flash)
 	return all;
 }
 
+bool flash_cache_holds(const struct flash *flash)
+{
+	return store_barrier(flash->below, false) == STORE_BARRIER_OPEN;
+}
+
 static bool write_picks(struct flash *flash)
 {
 	struct flash_cache *cache = &flash->cache;
@@ -596,7 +629,8 @@ static bool write_picks(struct flash *flash)
 		struct flash_record_entry entry = { .lpn = cache->picks[i].lpn,
 			.kind = FLASH_DATA };
 
-		flash_log_append(flash, &entry, flash_cache_page(cache, slot), false);
+		flash_log_append(
+			flash, &entry, flash_cache_page(cache, slot), flash_cache_holds(flash));
 		order_leave(cache, slot);
 		cache_lru_set_busy(&cache->lru, slot);
 		set_writing(flash, slot);
@@ -677,7 +711,7 @@ static bool choose(struct flash *flash)
 		pick_all(cache, cache->wanted);
 	} else if (cache->is_draining || cache->is_leaving || cache->is_tight) {
 		pick_all(cache, UINT64_MAX);
-	} else if (room_of(cache) + cache->writing_count < room) {
+	} else if (room_of(cache) + cache->lru.lists[CACHE_BUSY].count < room) {
 		pick_cold(cache, MIN(room * 2, (uint32_t)PICKS_MAX));
 	}
 	return cache->pick_count > 0;

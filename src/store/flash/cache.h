@@ -17,6 +17,9 @@
  * Only dirty pages in the file count after a kill. Clean ones are what a slot still has, in this
  * process; they save reads of the collector, and of clients as long as they are there.
  *
+ * Records are written from the slots themselves. One whose page is replaced meanwhile is used again
+ * only when its record has been retired.
+ *
  * Threading: as flash.h; opening and loading have the store for themselves. Ownership: the budget
  * of the start holds the tables, the file the pages. Errors: negative errno and a sentence.
  */
@@ -36,7 +39,7 @@ struct flash_cache_slot {
 	uint64_t counter;
 	uint64_t stamp;
 	uint64_t writing; /* number of the record that has the page, or newer contents, and is not
-			   * yet written; or 0 */
+			   * yet written; or 0. Without a page: of the one written from here */
 	uint64_t since;	  /* dirty: the counter of the first page that was not written before */
 	uint32_t chain;
 	bool is_superseded; /* newer contents */
@@ -75,6 +78,7 @@ struct flash_cache {
 	uint32_t first; /* dirty page, in the order of since */
 	uint32_t last;
 	uint32_t writing_count;
+	uint32_t held; /* a slot without a page from which a record is written; more by chain */
 	uint64_t counter;
 
 	struct flash_cache_pick *picks;
@@ -139,6 +143,10 @@ static inline const uint8_t *flash_cache_page(const struct flash_cache *cache, u
 	return cache->pages + (size_t)slot * FLASH_BLOCK_BYTES;
 }
 
+/* True: records are written from the slots of dirty pages. Not where nobody can know whether writes
+ * of a killed server are still under way when the next one uses the slots. */
+bool flash_cache_holds(const struct flash *flash);
+
 /* Dirty pages, of which the log has no record yet that is written. */
 static inline bool flash_cache_is_dirty(const struct flash_cache *cache)
 {
@@ -160,8 +168,10 @@ void flash_cache_put(struct flash *flash, uint64_t lpn, const uint8_t *data);
 void flash_cache_supersede(struct flash *flash, uint64_t lpn, uint32_t count);
 /* The blocks, all of one page of the map, are zeroes, and nothing of them is in the log. */
 void flash_cache_drop(struct flash *flash, uint64_t lpn, uint32_t count);
-/* The record is written and has taken effect. */
+/* The record is written, and the entry has taken effect. */
 void flash_cache_written(struct flash *flash, const struct flash_record_entry *entry, uint64_t seq);
+/* All of the record has: slots that were only held for it are free. */
+void flash_cache_retired(struct flash *flash, uint64_t seq);
 /* The map says from now on that the block is in that segment, or (GC_NO_SEGMENT) nowhere. */
 void flash_cache_moved(struct flash *flash, uint64_t lpn, uint32_t segment);
 /* The same in the recovery: a record has these blocks. */

@@ -302,8 +302,10 @@ static bool scan_one(struct flash *flash, const struct flash_record_entry *from,
 	if (way == GC_WRITE_BACK) {
 		entry.kind = FLASH_DATA;
 	}
+	/* A clean page may make room for another one at any time. */
 	flash_log_append(flash, &entry,
-		flash_cache_page(&flash->cache, flash_cache_find(flash, from->lpn)), false);
+		flash_cache_page(&flash->cache, flash_cache_find(flash, from->lpn)),
+		way == GC_WRITE_BACK && flash_cache_holds(flash));
 	if (way == GC_WRITE_BACK) {
 		flash_cache_written_back(flash, from->lpn);
 	} else {

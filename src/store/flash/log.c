@@ -128,6 +128,7 @@ static void apply(struct flash *flash, const struct flash_buffer *buffer)
 		}
 		block += flash_kind_has_block(entry->kind);
 	}
+	flash_cache_retired(flash, buffer->at.seq);
 	if (buffer->record.next_segment != FLASH_NO_SEGMENT) {
 		gc_set_state(&flash->table, buffer->at.segment, GC_CLOSED);
 	}

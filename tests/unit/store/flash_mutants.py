@@ -103,6 +103,7 @@ MUTANTS = {
     "clean-before-written": (
         "cache.c", "set_writing(flash, slot);\n\t}", "set_writing(flash, slot);\n"
         "if (MUTANT) { commit(cache, slot, 0); }\n\t}"),
+    "slot-used-while-written": ("cache.c", "found->is_superseded ? 0 : found->writing", "0"),
     "flush-forgets-dirty-slots": (
         "flash.c", "flash_cache_is_dirty(&flash->cache)", "false"),
     "flush-forgets-changed-pages": ("cache.c", "since = cache->slots[old].since;",

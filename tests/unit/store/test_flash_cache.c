@@ -564,6 +564,32 @@ static void test_a_kill_in_a_write_leaves_the_old_or_the_new(void **state)
 	teardown();
 }
 
+/* Its record is written from there. */
+static void test_a_slot_is_not_used_again_while_it_is_written(void **state)
+{
+	struct store_part flush = { .op = STORE_FLUSH, .done = world_part_done };
+	struct world copy;
+
+	GMB_UNUSED(state);
+	setup();
+	sim_disk_set_stalled(sim_disk_find("disk"), true);
+	store_submit(world.queues[0], &flush);
+	for (uint32_t i = 0; i < SLOTS - BLOCKS - 1; i++) {
+		transfer(&world, STORE_WRITE, i, 2 * NEW + i, 0);
+	}
+	for (uint32_t i = 0; i < SLOTS; i++) { /* one slot is free each time */
+		transfer(&world, STORE_WRITE, 0, 3 * NEW + i, 0);
+	}
+	sim_disk_set_stalled(sim_disk_find("disk"), false);
+	while (flush.op != STORE_OP_COUNT) {
+		assert_true(sim_step());
+	}
+	(void)sim_disk_crash_copy(sim_disk_find("disk"), "copy");
+	open_copy(&copy, 0, false); /* without later changes, which were not flushed */
+	world_close(&copy);
+	teardown();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -581,6 +607,7 @@ int main(void)
 		cmocka_unit_test(test_a_flush_waits_for_what_supersedes_a_page),
 		cmocka_unit_test(test_a_newer_record_counts_more_than_a_page),
 		cmocka_unit_test(test_a_kill_in_a_write_leaves_the_old_or_the_new),
+		cmocka_unit_test(test_a_slot_is_not_used_again_while_it_is_written),
 	};
 
 	stores_register();
