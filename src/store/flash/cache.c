@@ -230,13 +230,14 @@ static void set_writing(struct flash *flash, uint32_t slot)
 
 /* --- new pages ------------------------------------------------------------------------------- */
 
-bool flash_cache_takes(struct flash *flash, const struct store_part *part)
+bool flash_cache_takes(struct flash *flash, struct store_part *part)
 {
 	const struct flash_cache *cache = &flash->cache;
 
 	if (cache->slot_count == 0 || cache->is_leaving || cache->is_tight ||
 		part->op != STORE_WRITE || (part->flags & STORE_FUA) != 0 ||
-		part->length >= DIRECT_BYTES || !list_is_empty(&flash->settling)) {
+		part->length >= DIRECT_BYTES || flash_scratch_of(part)->is_logged ||
+		!list_is_empty(&flash->settling)) {
 		return false;
 	}
 	/* Else who opens the store next would not look for the file. */

@@ -154,7 +154,7 @@ static inline bool flash_cache_is_dirty(const struct flash_cache *cache)
 	       (cache_lru_dirty_count(&cache->lru) > 0 || cache->writing_count > 0);
 }
 /* True: this change goes into the cache. */
-bool flash_cache_takes(struct flash *flash, const struct store_part *part);
+bool flash_cache_takes(struct flash *flash, struct store_part *part);
 /* True: changes have to wait until all pages are in records. */
 static inline bool flash_cache_must_drain(const struct flash_cache *cache)
 {

@@ -276,6 +276,7 @@ static enum step write_step(struct flash *flash, struct store_part *part)
 		return step;
 	}
 	blocks_append(flash, part, first, (uint32_t)count);
+	scratch->is_logged = true;
 	scratch->done_bytes = ((first + count) << FLASH_BLOCK_SHIFT) - part->offset;
 	if (first + count == end) {
 		change_ended(flash, part);

@@ -392,6 +392,7 @@ struct flash_scratch {
 	uint32_t tree;
 	uint32_t pending; /* helpers that read for it; pages that were read for its extents */
 	bool is_waiting;  /* for a page, a slot or a helper */
+	bool is_logged;	  /* a write: its first blocks are in records, which hold its memory */
 };
 
 static inline struct flash_scratch *flash_scratch_of(struct store_part *part)

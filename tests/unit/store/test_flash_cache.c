@@ -16,6 +16,7 @@
 #include "../stores.h"
 #include "base/bytes.h"
 #include "base/log.h"
+#include "store/flash/flash.h"
 
 enum {
 	BLOCKS = 20, /* of the disk, that the tests use */
@@ -441,6 +442,51 @@ static void test_a_flush_waits_for_what_supersedes_a_page(void **state)
 	teardown();
 }
 
+/* Its first blocks are in a record in flight, and the rest waits for another one, when there is room
+ * beside the snapshots again and writes may go to the cache. */
+static void test_a_write_that_has_begun_in_the_log_ends_there(void **state)
+{
+	enum { LONG_BLOCKS = 15, LONGS_MAX = 2 * FLASH_RECORDS };
+	static uint8_t bytes[LONG_BLOCKS * FLASH_BLOCK_BYTES];
+	static struct store_part longs[LONGS_MAX];
+	static struct world copy;
+	struct flash *flash;
+	uint32_t count = 0;
+
+	GMB_UNUSED(state);
+	setup();
+	flash = container_of(world.store, struct flash, base);
+	submit(0, STORE_FLUSH, 0, 0, 0);
+	wait_for(0);
+	transfer(&world, STORE_WRITE, BLOCKS, OLD, STORE_FUA); /* so that writes are split */
+	for (size_t i = 0; i < sizeof(bytes); i += SECTOR) {
+		sector_fill(bytes + i, NEW);
+	}
+	while (list_is_empty(&flash->changes) && flash->counters.dirty_pages == 0) {
+		assert_true(count < LONGS_MAX);
+		longs[count] = (struct store_part){ .done = world_part_done,
+			.op = STORE_WRITE,
+			.offset = (uint64_t)count * LONG_BLOCKS << FLASH_BLOCK_SHIFT,
+			.length = sizeof(bytes),
+			.memory = mem_of(bytes) };
+		flash->cache.is_tight = true;
+		store_submit(world.queues[0], &longs[count++]);
+	}
+	flash->cache.is_tight = false;
+	while (longs[count - 1].op != STORE_OP_COUNT) {
+		assert_true(sim_step());
+	}
+	world_kill_copy("disk", "copy");
+	world_freeze(&world, true);
+	world_open(&copy, "copy", false, NULL);
+	for (uint32_t i = 0; i < count * LONG_BLOCKS; i++) {
+		transfer(&copy, STORE_READ, i, NEW, 0);
+	}
+	world_close(&copy);
+	world_freeze(&world, false);
+	teardown();
+}
+
 /* The server is killed when a record is written, and the slots of its blocks are not yet freed. */
 static void test_a_newer_record_counts_more_than_a_page(void **state)
 {
@@ -605,6 +651,7 @@ int main(void)
 		cmocka_unit_test(test_a_page_outlives_the_record_before_it),
 		cmocka_unit_test(test_a_large_write_supersedes_all_its_pages),
 		cmocka_unit_test(test_a_flush_waits_for_what_supersedes_a_page),
+		cmocka_unit_test(test_a_write_that_has_begun_in_the_log_ends_there),
 		cmocka_unit_test(test_a_newer_record_counts_more_than_a_page),
 		cmocka_unit_test(test_a_kill_in_a_write_leaves_the_old_or_the_new),
 		cmocka_unit_test(test_a_slot_is_not_used_again_while_it_is_written),
