@@ -45,13 +45,22 @@ static void list_enter(
 	*link_from_older(lru, list, found->older) = slot;
 }
 
-static void count_home(struct cache_lru *lru, const struct cache_slot *slot, int change)
+static void uncount_home(struct cache_lru *lru, struct cache_slot *slot)
+{
+	if (slot->is_counted) {
+		lru->table->segments[slot->home].cold_dirty--;
+		slot->is_counted = false;
+	}
+}
+
+/* A table that somebody has made up may have fewer valid blocks than there are. */
+static void count_home(struct cache_lru *lru, struct cache_slot *slot)
 {
 	if (slot->state == CACHE_COLD && slot->home != GC_NO_SEGMENT) {
 		struct gc_segment *home = &lru->table->segments[slot->home];
 
-		home->cold_dirty += (uint32_t)change;
-		GMB_ASSERT(home->cold_dirty <= home->valid);
+		slot->is_counted = home->cold_dirty < home->valid;
+		home->cold_dirty += slot->is_counted;
 	}
 }
 
@@ -63,7 +72,7 @@ static void set_state(struct cache_lru *lru, uint32_t slot, enum cache_state sta
 	struct cache_list *list = &lru->lists[state];
 
 	GMB_ASSERT(state_edges[found->state] & BIT(state));
-	count_home(lru, found, -1);
+	uncount_home(lru, found);
 	if (found->state != CACHE_BUSY) {
 		list_leave(lru, &lru->lists[found->state], found);
 	}
@@ -73,7 +82,7 @@ static void set_state(struct cache_lru *lru, uint32_t slot, enum cache_state sta
 		list_enter(lru, list, slot, newest ? CACHE_NO_SLOT : list->oldest);
 	}
 	list->count++;
-	count_home(lru, found, 1);
+	count_home(lru, found);
 }
 
 /* One dirty page more or less, or one page to the front, moves the boundary by one at most. */
@@ -186,9 +195,9 @@ void cache_lru_set_home(struct cache_lru *lru, uint32_t slot, uint32_t home)
 {
 	struct cache_slot *found = slot_at(lru, slot);
 
-	count_home(lru, found, -1);
+	uncount_home(lru, found);
 	found->home = home;
-	count_home(lru, found, 1);
+	count_home(lru, found);
 }
 
 uint32_t cache_lru_oldest(const struct cache_lru *lru)

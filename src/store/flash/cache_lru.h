@@ -41,8 +41,9 @@ enum cache_state {
 struct cache_slot {
 	uint32_t newer; /* neighbours in its list */
 	uint32_t older;
-	uint32_t home; /* segment, GC_NO_SEGMENT: not known, or not on flash */
-	uint8_t state; /* enum cache_state */
+	uint32_t home;	 /* segment, GC_NO_SEGMENT: not known, or not on flash */
+	uint8_t state;	 /* enum cache_state */
+	bool is_counted; /* in cold_dirty of its home */
 };
 
 struct cache_list {

@@ -296,7 +296,7 @@ static void block_dies(struct flash *flash, uint32_t block)
 	uint32_t segment = flash_segment_of(geometry, block);
 
 	flash->map.trees[0].table_dirty[segment / FLASH_TABLE_ENTRIES] = true;
-	if (flash->table.segments[segment].valid > 0) {
+	if (flash->table.segments[segment].valid > flash->table.segments[segment].cold_dirty) {
 		gc_dead(&flash->table, segment);
 		flash_views_block_dies(flash, segment);
 	} else { /* the table that was read is wrong */

@@ -442,8 +442,8 @@ static void test_a_flush_waits_for_what_supersedes_a_page(void **state)
 	teardown();
 }
 
-/* Its first blocks are in a record in flight, and the rest waits for another one, when there is room
- * beside the snapshots again and writes may go to the cache. */
+/* Its first blocks are in a record in flight, and the rest waits for another one, when there is
+ * room beside the snapshots again and writes may go to the cache. */
 static void test_a_write_that_has_begun_in_the_log_ends_there(void **state)
 {
 	enum { LONG_BLOCKS = 15, LONGS_MAX = 2 * FLASH_RECORDS };
@@ -485,6 +485,52 @@ static void test_a_write_that_has_begun_in_the_log_ends_there(void **state)
 	world_close(&copy);
 	world_freeze(&world, false);
 	teardown();
+}
+
+static int last_result;
+
+static void result_done(struct store_part *part, int result)
+{
+	last_result = result;
+	part->op = STORE_OP_COUNT;
+}
+
+/* As an image may have it that somebody has made up: writes end, and not the server. */
+static void test_a_table_that_does_not_fit_the_map_ends_writes(void **state)
+{
+	struct flash *flash;
+
+	GMB_UNUSED(state);
+	for (uint32_t valid = 0; valid < 2; valid++) {
+		setup();
+		flash = container_of(world.store, struct flash, base);
+		submit(0, STORE_FLUSH, 0, 0, 0);
+		wait_for(0);
+		for (uint32_t i = 0; i < WORLD_SEGMENTS; i++) {
+			struct gc_segment *segment = &flash->table.segments[i];
+
+			segment->valid = MIN(segment->valid, valid);
+		}
+		last_result = 0;
+		for (uint32_t i = 0; last_result == 0; i++) {
+			static uint8_t bytes[FLASH_BLOCK_BYTES];
+			struct store_part part = { .op = i % 4 == 3 ? STORE_FLUSH : STORE_WRITE,
+				.flags = i % 4 == 2 ? STORE_FUA : 0,
+				.memory = mem_of(bytes),
+				.done = result_done };
+
+			assert_true(i < 4 * BLOCKS);
+			if (part.op == STORE_WRITE) {
+				part.offset = (uint64_t)(i * 7 % BLOCKS) << FLASH_BLOCK_SHIFT;
+				part.length = sizeof(bytes);
+			}
+			world_submit(&world, &part);
+		}
+		assert_int_equal(last_result, -EUCLEAN);
+		world_discard(&world);
+		sim_shared_remove("/disk/");
+		sim_stop();
+	}
 }
 
 /* The server is killed when a record is written, and the slots of its blocks are not yet freed. */
@@ -653,6 +699,7 @@ int main(void)
 		cmocka_unit_test(test_a_flush_waits_for_what_supersedes_a_page),
 		cmocka_unit_test(test_a_write_that_has_begun_in_the_log_ends_there),
 		cmocka_unit_test(test_a_newer_record_counts_more_than_a_page),
+		cmocka_unit_test(test_a_table_that_does_not_fit_the_map_ends_writes),
 		cmocka_unit_test(test_a_kill_in_a_write_leaves_the_old_or_the_new),
 		cmocka_unit_test(test_a_slot_is_not_used_again_while_it_is_written),
 	};
