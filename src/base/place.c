@@ -126,14 +126,18 @@ static int parse_port(const char *text, uint16_t *port, struct error *error)
 	return rc;
 }
 
-static int parse_network_place(
-	char *text, uint16_t default_port, struct place *place, struct error *error)
+static bool is_nbd(const struct place *place)
+{
+	return strcmp(place->protocol, "nbd") == 0;
+}
+
+static int parse_network_place(char *text, struct place *place, struct error *error)
 {
 	static const char key[] = ",port=";
 	char *port = strstr(text, key);
 	int rc = 0;
 
-	place->port = default_port;
+	place->port = is_nbd(place) ? NBD_PORT_DEFAULT : PUSH_PORT_DEFAULT;
 	if (port != NULL) {
 		*port = '\0';
 		rc = parse_port(port + strlen(key), &place->port, error);
@@ -141,19 +145,22 @@ static int parse_network_place(
 	return rc == 0 ? network_parse(text, place->network, error) : rc;
 }
 
-int place_parse(const char *text, uint16_t default_port, struct place *place, struct error *error)
+int place_parse(const char *text, struct place *place, struct error *error)
 {
-	struct place parsed = { .text = strdup(text) };
-	char *copy = strdup(text);
+	static const char prefix[] = "nbd:";
+	bool has_prefix = strncmp(text, prefix, strlen(prefix)) == 0;
+	const char *rest = has_prefix ? text + strlen(prefix) : text;
+	struct place parsed = { .text = strdup(text), .protocol = has_prefix ? "nbd" : "push" };
+	char *copy = strdup(rest);
 	int rc = 0;
 
 	if (parsed.text == NULL || copy == NULL) {
 		rc = error_set(error, -ENOMEM, "no memory for a place");
-	} else if (text[0] == '/') {
+	} else if (rest[0] == '/') {
 		parsed.path = copy;
 		copy = NULL;
 	} else {
-		rc = parse_network_place(copy, default_port, &parsed, error);
+		rc = parse_network_place(copy, &parsed, error);
 	}
 	free(copy);
 	if (rc < 0) {
@@ -176,6 +183,9 @@ bool place_holds(const struct place *place, const struct export_uri *uri)
 	uint8_t address[NETWORK_ADDRESS_BYTES];
 	size_t bytes;
 
+	if (strcmp(place->protocol, uri->protocol) != 0) {
+		return false;
+	}
 	if (!uri->is_unix) {
 		return place->path == NULL && (place->port == 0 || place->port == uri->port) &&
 		       address_parse(uri->host, address) && network_holds(place->network, address);

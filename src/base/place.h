@@ -3,7 +3,8 @@
  * Networks, and places that an operator names: Unix sockets, and ports of networks.
  *
  *   192.0.2.7   10.1.0.0/16   2001:db8::/32              network_parse()
- *   /run/b.sock   /run/disks/   10.1.0.0/16[,port=N|any] place_parse() ... place_holds()
+ *   [nbd:]/run/b.sock   [nbd:]/run/disks/
+ *   [nbd:]10.1.0.0/16[,port=N|any]                       place_parse() ... place_holds()
  *
  * Addresses are those of IPv6, 16 bytes in network order; IPv4 is mapped (::ffff:0:0/96). A network
  * of IPv6 contains no IPv4 address.
@@ -32,7 +33,8 @@ GMB_MUST_CHECK int network_parse(
 	const char *text, uint8_t network[NETWORK_BYTES], struct error *error);
 
 struct place {
-	char *text; /* as it was written */
+	char *text;	      /* as it was written */
+	const char *protocol; /* "nbd" with the prefix, else "push"; static */
 	/* A socket, or with a slash at its end a folder, whose sockets are meant; NULL: a network.
 	 */
 	char *path;
@@ -40,11 +42,10 @@ struct place {
 	uint16_t port; /* 0: any */
 };
 
-/* Without a port of its own a network has default_port. */
-GMB_MUST_CHECK int place_parse(
-	const char *text, uint16_t default_port, struct place *place, struct error *error);
+/* Without a port of its own a network has the default one of the protocol. */
+GMB_MUST_CHECK int place_parse(const char *text, struct place *place, struct error *error);
 void place_fini(struct place *place);
 
-/* Whether the address of the URI is that place. Paths are compared as they are written, and hosts
- * have to be addresses: nothing is looked up. */
+/* Whether the address of the URI is that place, of that protocol. Paths are compared as they are
+ * written, and hosts have to be addresses: nothing is looked up. */
 bool place_holds(const struct place *place, const struct export_uri *uri);

@@ -19,8 +19,8 @@ static const char help[] =
 	"Has one server push a disk to another: no data comes through this command.\n"
 	"\n"
 	"  SOURCE, DESTINATION    push+unix:///EXPORT?socket=PATH or\n"
-	"                         push://HOST[:PORT]/EXPORT; a DESTINATION without push, such\n"
-	"                         as nbd://HOST/EXPORT, is written by a copy beside the source\n"
+	"                         push://HOST[:PORT]/EXPORT; a DESTINATION without push:\n"
+	"                         nbd://HOST/EXPORT or nbd+unix:///EXPORT?socket=PATH\n"
 	"  --range OFFSET+LENGTH  push this part of the source (default: all of it)\n"
 	"  --to-offset OFFSET     where it goes in the destination (default: the offset in\n"
 	"                         the source)\n"
@@ -153,45 +153,6 @@ static int run_jobs(const struct push_arguments *arguments, int argc, char **arg
 	return result == 0 ? CLI_OK : cli_failure(name, &error);
 }
 
-/* The destination has no push. */
-static int copy_instead(const struct push_options *options)
-{
-	char words[][16] = { "copy", "--verify", "--json", "--progress", "--no-progress" };
-	char target[PUSH_NEAR_BYTES];
-	char source[PUSH_NEAR_BYTES];
-	char *argv[8] = { words[0] };
-	struct error error = { 0 };
-	int argc = 1;
-
-	if (options->offset != 0 || options->length != 0 || options->target_offset != 0 ||
-		options->rate != 0 || options->resume || options->detach) {
-		return cli_usage_error(name,
-			"the destination has no push; --range, --to-offset, --rate, --resume and "
-			"--detach are for one that has it");
-	}
-	if (snprintf(target, sizeof(target), "%s", options->target) >= (int)sizeof(target)) {
-		return cli_usage_error(name, "the address of the destination is too long");
-	}
-	if (push_near(options->source, options->timeout_ns, source, &error) != 0) {
-		return cli_failure(name, &error);
-	}
-	fprintf(stderr,
-		"gmblock push: the destination has no push: its data goes through this command, "
-		"beside the source\n");
-	if (options->read_back) {
-		argv[argc++] = words[1];
-	}
-	if (options->json) {
-		argv[argc++] = words[2];
-	}
-	if (options->progress != COPY_PROGRESS_AUTO) {
-		argv[argc++] = words[options->progress == COPY_PROGRESS_ON ? 3 : 4];
-	}
-	argv[argc++] = source;
-	argv[argc++] = target;
-	return cmd_copy(argc, argv);
-}
-
 int cmd_push(int argc, char **argv)
 {
 	struct push_arguments arguments = { .options.timeout_ns = TIMEOUT_DEFAULT_NS };
@@ -230,9 +191,6 @@ int cmd_push(int argc, char **argv)
 	arguments.options.target = argv[optind + 1];
 	if (!arguments.has_to) {
 		arguments.options.target_offset = arguments.options.offset;
-	}
-	if (push_has_none(arguments.options.target)) {
-		return copy_instead(&arguments.options);
 	}
 	return push_run(&arguments.options, &error) == 0 ? CLI_OK : cli_failure(name, &error);
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/client_private.h"
+#include "client/guest.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -899,4 +900,45 @@ int gmb_close(struct gmb_client *client)
 	}
 	client_free(client);
 	return 0;
+}
+
+/* --- on the ring of a server ----------------------------------------------------------------- */
+
+const char *client_trouble(const struct gmb_client *client)
+{
+	return client->state == CLIENT_OPEN ? "" : client->trouble.text;
+}
+
+void client_end(struct gmb_client *client)
+{
+	struct error error;
+
+	error_set(&error, -ECANCELED, "closed");
+	if (client->state == CLIENT_OPENING) {
+		client->trouble = error;
+		open_failed(client);
+	} else if (client->state == CLIENT_OPEN) {
+		client->trouble = error;
+		give_up(client);
+	}
+	for (uint32_t i = 0; i < CLIENT_CONNECTIONS_MAX; i++) {
+		struct connection *connection = client->connections[i];
+
+		if (connection != NULL && client->requests_in_flight > 0) {
+			connection_lose(connection, &error); /* and what it carries fails */
+		} else if (connection != NULL) {
+			connection_leave(connection);
+		}
+	}
+}
+
+bool client_is_gone(struct gmb_client *client)
+{
+	/* A result that is known and not told may be of this client's request. */
+	if (client->requests_in_flight > 0 || is_connected(client) ||
+		!list_is_empty(&client->queue->ended)) {
+		return false;
+	}
+	client_free(client);
+	return true;
 }

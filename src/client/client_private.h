@@ -38,6 +38,7 @@ enum {
 
 struct gmb_queue {
 	struct ring *ring;
+	bool owns_ring; /* else: guest.h */
 	struct list_node clients;
 	struct queue_part *part; /* carrier.h */
 	struct list_node ended;	 /* requests whose result is known and not told */

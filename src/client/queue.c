@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "client/client_private.h"
+#include "client/guest.h"
 
 enum {
 	ENTRIES_DEFAULT = 256,
@@ -43,7 +44,7 @@ static int queue_create(
 			ENTRIES_MAX, own.entries);
 	}
 	ring_options.entries = own.entries != 0 ? own.entries : ENTRIES_DEFAULT;
-	queue = calloc(1, sizeof(*queue));
+	queue = queue_create_on(NULL);
 	if (queue == NULL) {
 		return error_set(error, -ENOMEM, "out of memory for a queue");
 	}
@@ -52,10 +53,21 @@ static int queue_create(
 		free(queue);
 		return err;
 	}
-	list_init(&queue->clients);
-	list_init(&queue->ended);
+	queue->owns_ring = true;
 	*queue_out = queue;
 	return 0;
+}
+
+struct gmb_queue *queue_create_on(struct ring *ring)
+{
+	struct gmb_queue *queue = calloc(1, sizeof(*queue));
+
+	if (queue != NULL) {
+		queue->ring = ring;
+		list_init(&queue->clients);
+		list_init(&queue->ended);
+	}
+	return queue;
 }
 
 int gmb_queue_create(const struct gmb_queue_options *options, struct gmb_queue **queue_out,
@@ -87,7 +99,9 @@ int gmb_queue_destroy(struct gmb_queue *queue)
 	if (queue->part != NULL) {
 		queue->part->destroy(queue->part);
 	}
-	ring_destroy(queue->ring);
+	if (queue->owns_ring) {
+		ring_destroy(queue->ring);
+	}
 	free(queue);
 	return 0;
 }
@@ -186,13 +200,18 @@ static void flush(struct gmb_queue *queue)
 	}
 }
 
-void queue_round(struct gmb_queue *queue, uint64_t limit_ns)
+bool queue_pump(struct gmb_queue *queue)
 {
 	uint64_t before = queue->completed;
 
 	flush(queue);
 	tell_ended(queue);
-	if (queue->completed != before) {
+	return queue->completed != before;
+}
+
+void queue_round(struct gmb_queue *queue, uint64_t limit_ns)
+{
+	if (queue_pump(queue)) {
 		limit_ns = 0; /* sending, too, can complete requests: nothing to wait for */
 	}
 	if (limit_ns == UINT64_MAX) {

@@ -71,8 +71,6 @@ static const struct counter engine_counter_list[] = {
 		"Pushes that were complete, as source or destination"),
 	ENGINE_COUNTER(pushes_failed, COUNTER_TOTAL, COUNTER_ITEMS, "pushes_failed",
 		"Pushes that failed or were cancelled, as source or destination"),
-	ENGINE_COUNTER(push_copies, COUNTER_TOTAL, COUNTER_ITEMS, "pushes_copied",
-		"Copies in place of a push, to destinations without it"),
 	ENGINE_COUNTER(tls_sessions, COUNTER_NOW, COUNTER_ITEMS, "tls_connections",
 		"Connections with TLS"),
 	ENGINE_COUNTER(tls_sessions_1_2, COUNTER_NOW, COUNTER_ITEMS, "tls_connections_1_2",

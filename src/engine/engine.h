@@ -416,10 +416,9 @@ struct engine_counters {
 	uint64_t push_refusals; /* tickets that were shown and are not valid */
 	uint64_t pushes_done;
 	uint64_t pushes_failed;
-	uint64_t push_copies; /* in place of a push, by the coordinator */
-	uint64_t sessions;    /* now */
-	uint64_t handshakes;  /* now */
-	uint64_t inflight;    /* now */
+	uint64_t sessions;   /* now */
+	uint64_t handshakes; /* now */
+	uint64_t inflight;   /* now */
 	/* Counted by the kind. */
 	uint64_t tls_handshakes; /* done */
 	uint64_t tls_failed;
@@ -455,13 +454,10 @@ struct engine_options {
 	bool device_waits; /* see path_options */
 	/* Of identities, borrowed while the engine exists; NULL: none. */
 	struct rate_rules *rate_rules;
-	/* Where kinds may connect to because a peer asks for it that is neither root nor our own
-	 * user; borrowed while the engine exists. */
+	/* Where kinds may connect to because a peer asks for it; borrowed while the engine exists.
+	 */
 	const struct place *places;
 	uint32_t place_count;
-	/* Where a program of this machine can use the exports: a URI of a Unix socket, which ends
-	 * with "socket=PATH", without the name of an export; borrowed; NULL: nowhere. */
-	const char *near_uri;
 	/* Distinguishes this server's process from all others, for clients that have several
 	 * connections. Zeroes: unknown. */
 	uint8_t instance[ENGINE_INSTANCE_BYTES];

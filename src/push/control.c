@@ -64,11 +64,8 @@ static struct engine_export *find(
 	return entry;
 }
 
-/* flags with COPY: the coordinator will read the export itself, since the destination has no push.
- */
-static void take_look(struct push_session *session, const struct push_text *name, uint32_t flags)
+static void take_look(struct push_session *session, const struct push_text *name)
 {
-	struct engine *engine = session->service->engine;
 	struct engine_export *entry = find(session, name, 0);
 	struct push_answer answer = { 0 };
 	uint32_t rights;
@@ -80,21 +77,7 @@ static void take_look(struct push_session *session, const struct push_text *name
 	answer.head.value = store_size(entry->export->store);
 	answer.head.flags = ((rights & ENGINE_RIGHT_READ) != 0 ? (uint32_t)PUSH_LOOK_READ : 0) |
 			    ((rights & ENGINE_RIGHT_WRITE) != 0 ? (uint32_t)PUSH_LOOK_WRITE : 0);
-	if ((flags & PUSH_LOOK_COPY) != 0 && !session->base.peer.has_credentials) {
-		push_control_answer(session, -EPERM,
-			"paths of sockets are told to this machine only: use the source's "
-			"push+unix:// address");
-		return;
-	}
-	if ((flags & PUSH_LOOK_COPY) != 0 && engine->options.near_uri == NULL) {
-		push_control_answer(session, -EOPNOTSUPP,
-			"the source cannot be read by a copy: its server listens at no "
-			"gmb+unix:// or nbd+unix:// address; add one with --listen");
-		return;
-	}
-	engine->counters.push_copies += (flags & PUSH_LOOK_COPY) != 0;
-	push_control_send(
-		session, &answer, (flags & PUSH_LOOK_COPY) != 0 ? engine->options.near_uri : NULL);
+	push_control_send(session, &answer, NULL);
 }
 
 /* --- tickets --------------------------------------------------------------------------------- */
@@ -249,7 +232,7 @@ void push_control_note(struct push_session *session, bool again)
 	bool open = session->in.conn != NULL && !session->in.is_closing;
 
 	session->note_due |= again;
-	if (!session->note_due || session->source == NULL) {
+	if (!session->note_due || session->is_opening || session->source == NULL) {
 		return;
 	}
 	if (open && push_job_of(session->job != 0 ? session->job : session->noted_job, &job) &&
@@ -270,7 +253,6 @@ void push_control_take(
 	const char *rule = "H2: a message that does not belong here";
 	struct push_grant grant;
 	struct push_text name;
-	uint32_t flags;
 	uint64_t number;
 
 	if (session->base.stopping) {
@@ -278,9 +260,9 @@ void push_control_take(
 		return;
 	}
 	if (type == PUSH_LOOK) {
-		rule = push_look_parse(bytes, len, &name, &flags);
+		rule = push_look_parse(bytes, len, &name);
 		if (rule == NULL) {
-			take_look(session, &name, flags);
+			take_look(session, &name);
 		}
 	} else if (type == PUSH_GRANT) {
 		rule = push_grant_parse(bytes, len, &grant);

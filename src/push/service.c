@@ -148,6 +148,10 @@ void push_session_job_end(struct push_session *session, int status, const char *
 	if (session->job == 0) {
 		return;
 	}
+	if (session->is_opening) {
+		session->is_opening = false;
+		push_control_answer(session, status, text);
+	}
 	push_job_end(session->job, &session->progress, status, text, ring_now_ns(engine->ring));
 	engine->counters.pushes_done += status == 0;
 	engine->counters.pushes_failed += status != 0;
@@ -566,6 +570,7 @@ static void service_destroy(void *context)
 		}
 		GMB_ASSERT(result == 0);
 	}
+	push_nbd_hub_destroy(service->nbd);
 	free(service);
 }
 

@@ -4,7 +4,8 @@
  *
  *   clan queue ─▶ service.c: events ─┬▶ control.c  what a coordinator asks for; tickets
  *                                    ├▶ source.c   START (start.c): reads pieces, puts them to
- *                                    │             the other server by a connection of its own
+ *                                    │             the other server by a connection of its own;
+ *                                    │             nbd.c: to one that has no push
  *                                    └▶ sink.c     USE: lends slots, writes what comes there
  *
  * A coordinator's session becomes the source's with START, and stays when the coordinator has left
@@ -55,6 +56,7 @@ struct push_session {
 	struct push_sink *sink;	    /* or NULL */
 	uint32_t rights;	    /* enum engine_rights: without them the job ends */
 	bool detached;		    /* the job goes on without its coordinator */
+	bool is_opening;	    /* START is not answered yet */
 	/* Of both: the job, whose end was not told. */
 	uint64_t job; /* its serial; 0: none, or it has ended */
 	enum push_job_state job_state;
@@ -69,8 +71,11 @@ struct push_session {
 	uint64_t noted_job;
 };
 
+struct push_nbd_hub;
+
 struct push_service {
 	struct engine *engine;
+	struct push_nbd_hub *nbd; /* NULL before the first destination without push */
 	/* Of connections that we accept by ourselves; NULL: of none, or of none any more. */
 	const struct engine_door *door;
 	struct clan_conn *offered; /* one of them, until a session has it */
@@ -123,6 +128,11 @@ void push_source_abort(struct push_session *session);
 /* True when nothing is in flight. */
 bool push_source_join(struct push_session *session);
 void push_source_free(struct push_session *session);
+
+/* --- nbd.c ----------------------------------------------------------------------------------- */
+
+/* The sessions are gone. NULL: no-op. */
+void push_nbd_hub_destroy(struct push_nbd_hub *hub);
 
 /* --- sink.c ---------------------------------------------------------------------------------- */
 

@@ -11,7 +11,8 @@
  *
  * Where the destination's memory is mapped, the disk reads into it, and only the head of a piece is
  * put. Elsewhere slots of our own memory stand for the destination's, one for one. A cookie that
- * comes back says that its piece is written. Zeroes have no slot. What finds no room on the
+ * comes back says that its piece is written. For a destination without push nbd.c does what is said
+ * here, with slots of our own. Zeroes have no slot. What finds no room on the
  * connection stays as it is, and is tried again when there is some: frames wait behind puts.
  */
 #include <errno.h>
@@ -54,7 +55,7 @@ static void set_state(struct push_slot *slot, enum push_slot_state state)
 	slot->state = state;
 }
 
-static void fail(struct push_source *source, int status, const char *format, const char *what)
+void push_source_fail(struct push_source *source, int status, const char *format, const char *what)
 {
 	char text[PUSH_TEXT_BYTES_MAX];
 
@@ -64,10 +65,10 @@ static void fail(struct push_source *source, int status, const char *format, con
 
 static void fail_rule(struct push_source *source, const char *rule)
 {
-	fail(source, -EPROTO, "the destination broke a rule of push: %s", rule);
+	push_source_fail(source, -EPROTO, "the destination broke a rule of push: %s", rule);
 }
 
-static bool is_over(const struct push_source *source)
+bool push_source_is_over(const struct push_source *source)
 {
 	return source->session->base.state == SESSION_TERMINATING || source->session->job == 0;
 }
@@ -83,7 +84,7 @@ static uint8_t *slot_base(const struct push_source *source, const struct push_sl
 	return source->memory.base + (size_t)(slot - source->slots) * PUSH_SLOT_BYTES;
 }
 
-static uint8_t *slot_data(const struct push_source *source, const struct push_slot *slot)
+uint8_t *push_slot_data(const struct push_source *source, const struct push_slot *slot)
 {
 	return slot_base(source, slot) + PUSH_SLOT_HEAD_BYTES;
 }
@@ -110,6 +111,12 @@ static void put_ended(struct push_slot *slot)
 	}
 }
 
+void push_source_written(struct push_slot *slot)
+{
+	slot->is_back = true;
+	put_ended(slot);
+}
+
 /* False: there is no room. */
 static bool put(struct push_slot *slot)
 {
@@ -123,7 +130,7 @@ static bool put(struct push_slot *slot)
 		.offset = slot->offset,
 		.length = slot->length,
 	};
-	uint8_t *own = slot_data(source, slot) - sizeof(head);
+	uint8_t *own = push_slot_data(source, slot) - sizeof(head);
 	struct iovec from = { &slot->head, sizeof(head) };
 	int result;
 
@@ -141,8 +148,8 @@ static bool put(struct push_slot *slot)
 			put_ended(slot);
 		}
 	} else if (result != -EAGAIN && result != -ENOTCONN) {
-		fail(source, result, "the memory of the destination cannot be reached: %s",
-			strerror(-result));
+		push_source_fail(source, result,
+			"the memory of the destination cannot be reached: %s", strerror(-result));
 	}
 	return result >= 0;
 }
@@ -154,6 +161,11 @@ static bool piece_send(struct push_slot *slot)
 		.offset = slot->offset, .length = slot->length, .crc = slot->crc
 	};
 
+	if (slot->source->nbd != NULL) {
+		push_nbd_send(slot);
+		set_state(slot, slot->asks ? SLOT_CHECKING : SLOT_PUTTING);
+		return true;
+	}
 	if (!slot->asks) {
 		return put(slot);
 	}
@@ -166,7 +178,7 @@ static bool piece_send(struct push_slot *slot)
 
 static void send_what_was_read(struct push_source *source)
 {
-	for (uint32_t i = 0; i < source->slot_count && !is_over(source); i++) {
+	for (uint32_t i = 0; i < source->slot_count && !push_source_is_over(source); i++) {
 		if (source->slots[i].state == SLOT_READ && !piece_send(&source->slots[i])) {
 			return;
 		}
@@ -185,7 +197,9 @@ static bool send_zeroes(struct push_source *source, uint64_t offset, uint64_t le
 
 	for (uint32_t i = 0; i < PUSH_ZEROES_MAX; i++) {
 		if (source->zeroes[i].length == 0) {
-			if (!tell(source, PUSH_ZERO, &zeroes, sizeof(zeroes))) {
+			if (source->nbd != NULL) {
+				push_nbd_zero(source, i, &zeroes);
+			} else if (!tell(source, PUSH_ZERO, &zeroes, sizeof(zeroes))) {
 				return false;
 			}
 			source->zeroes[i] = zeroes;
@@ -198,9 +212,10 @@ static bool send_zeroes(struct push_source *source, uint64_t offset, uint64_t le
 static void piece_read(struct push_slot *slot)
 {
 	struct push_source *source = slot->source;
-	const uint8_t *data = slot_data(source, slot);
+	const uint8_t *data = push_slot_data(source, slot);
 
-	if (is_zero(data, slot->length) && send_zeroes(source, slot->offset, slot->length)) {
+	if (!source->no_zeroes && is_zero(data, slot->length) &&
+		send_zeroes(source, slot->offset, slot->length)) {
 		set_state(slot, SLOT_FREE);
 		return;
 	}
@@ -236,7 +251,7 @@ static void read_progress(struct path_request *request)
 	engine_request_end(&session->base);
 	if (error != 0) {
 		set_state(slot, SLOT_FREE);
-		fail(source, error, "the source cannot be read: %s", strerror(-error));
+		push_source_fail(source, error, "the source cannot be read: %s", strerror(-error));
 		return;
 	}
 	session->service->engine->counters.bytes_read += slot->length;
@@ -274,8 +289,8 @@ static void read_begin(struct push_slot *slot, uint32_t length)
 	slot->offset = source->at;
 	slot->length = length;
 	slot->segment = (struct mem_segment){
-		.memory = mem_at(
-			&source->memory, (uint64_t)(slot_data(source, slot) - source->memory.base)),
+		.memory = mem_at(&source->memory,
+			(uint64_t)(push_slot_data(source, slot) - source->memory.base)),
 		.bytes = length,
 	};
 	source->at += length;
@@ -312,7 +327,7 @@ static void map_progress(struct path_request *map)
 		}
 	}
 	path_finish(map);
-	if (!is_over(source)) {
+	if (!push_source_is_over(source)) {
 		push_source_advance(source->session);
 	}
 }
@@ -379,7 +394,9 @@ static void flush(struct push_source *source, bool finish)
 		.flags = finish ? (uint32_t)PUSH_FLUSH_FINISH : 0,
 	};
 
-	if (!tell(source, PUSH_FLUSH, &message, sizeof(message))) {
+	if (source->nbd != NULL) {
+		push_nbd_flush(source, &message);
+	} else if (!tell(source, PUSH_FLUSH, &message, sizeof(message))) {
 		return;
 	}
 	source->flushing = true;
@@ -501,7 +518,7 @@ static void take_cookies(struct push_source *source)
 {
 	struct clan_cookie cookie;
 
-	while (source->slot_count > 0 && !is_over(source) &&
+	while (source->nbd == NULL && source->slot_count > 0 && !push_source_is_over(source) &&
 		clan_cookie_queue_pop(source->session->out.conn, 0, &cookie) == 0) {
 		if (!take_cookie(source, &cookie)) {
 			fail_rule(source, "H8: a cookie that names no slot");
@@ -513,27 +530,32 @@ void push_source_advance(struct push_session *session)
 {
 	struct push_source *source = session->source;
 
-	if (source->slot_count == 0 || is_over(source)) {
+	if (source->slot_count == 0 || push_source_is_over(source)) {
 		return;
 	}
 	turns_remove(&session->base.blocked_turn);
 	take_cookies(source);
 	send_what_was_read(source);
-	while (!is_over(source) && source->at < source->length && !source->mapping &&
+	while (!push_source_is_over(source) && source->at < source->length && !source->mapping &&
 		!rate_waits(&session->base.rate)) {
 		if (!begin_next(source)) {
 			break;
 		}
 	}
-	if (!is_over(source)) {
+	if (!push_source_is_over(source)) {
 		flush_if_due(source);
 	}
 }
 
 void push_source_tick(struct push_session *session)
 {
-	if (session->source->rate > 0) { /* it waits, and is not idle */
-		session->base.progress_ns = ring_batch_ns(session->service->engine->ring);
+	uint64_t now_ns = ring_batch_ns(session->service->engine->ring);
+
+	if (session->source->rate > 0 || session->source->nbd != NULL) {
+		session->base.progress_ns = now_ns; /* it waits, and is not idle */
+	}
+	if (session->source->nbd != NULL) {
+		session->heard_ns = now_ns; /* the library listens for signs of life */
 	}
 	push_control_note(session, true);
 	push_source_advance(session);
@@ -541,16 +563,43 @@ void push_source_tick(struct push_session *session)
 
 /* --- what the destination says ---------------------------------------------------------------- */
 
-/* Our own slots, one for one: perhaps fewer than were lent. */
-static int own_slots(struct push_source *source, void **base_out)
+int push_source_own_slots(struct push_source *source, uint32_t slots_max, void **base_out)
 {
-	source->staged_slots = push_staging_take(source->slot_count);
+	source->staged_slots = push_staging_take(slots_max);
 	if (source->staged_slots == 0) {
 		return -EBUSY;
 	}
-	source->slot_count = source->staged_slots;
 	return clan_region_create(source->session->service->clan,
-		(uint64_t)source->slot_count * PUSH_SLOT_BYTES, 0, &source->region, base_out);
+		(uint64_t)source->staged_slots * PUSH_SLOT_BYTES, 0, &source->region, base_out);
+}
+
+/* One for one: perhaps fewer than were lent. */
+static int own_slots(struct push_source *source, void **base_out)
+{
+	int result = push_source_own_slots(source, source->slot_count, base_out);
+
+	source->slot_count = source->staged_slots;
+	return result;
+}
+
+void push_source_lent(struct push_source *source, void *base, uint32_t silence_ms)
+{
+	struct push_session *session = source->session;
+
+	source->memory = (struct mem_region){
+		.base = base,
+		.bytes = (uint64_t)source->slot_count * PUSH_SLOT_BYTES,
+		.rights = MEM_RAM,
+	};
+	/* Faster with it, and not worse without. */
+	(void)!ring_memory_add(session->service->engine->ring, &source->memory);
+	source->flush_ns = ring_now_ns(session->service->engine->ring);
+	source->rate_ns = source->flush_ns;
+	for (uint32_t i = 0; source->nbd != NULL && i < source->slot_count; i++) {
+		set_state(&source->slots[i], SLOT_FREE);
+	}
+	push_session_begun(session, silence_ms);
+	push_source_advance(session);
 }
 
 static void take_used(struct push_source *source, const struct push_wire_used *used)
@@ -573,23 +622,14 @@ static void take_used(struct push_source *source, const struct push_wire_used *u
 					(uint64_t)used->slots * PUSH_SLOT_BYTES, &base)
 			      : own_slots(source, &base);
 	if (result != 0) {
-		fail(source, result, "there is no staging memory: %s", strerror(-result));
+		push_source_fail(
+			source, result, "there is no staging memory: %s", strerror(-result));
 		return;
 	}
-	source->memory = (struct mem_region){
-		.base = base,
-		.bytes = (uint64_t)source->slot_count * PUSH_SLOT_BYTES,
-		.rights = MEM_RAM,
-	};
-	/* Faster with it, and not worse without. */
-	(void)!ring_memory_add(session->service->engine->ring, &source->memory);
-	source->flush_ns = ring_now_ns(session->service->engine->ring);
-	source->rate_ns = source->flush_ns;
-	push_session_begun(session, used->silence_ms);
-	push_source_advance(session);
+	push_source_lent(source, base, used->silence_ms);
 }
 
-static void take_zeroed(struct push_source *source, const struct push_wire_range *zeroed)
+void push_source_zeroed(struct push_source *source, const struct push_wire_range *zeroed)
 {
 	struct push_progress *progress = &source->session->progress;
 
@@ -608,7 +648,7 @@ static void take_zeroed(struct push_source *source, const struct push_wire_range
 	fail_rule(source, "H9: ZEROED for what was not asked");
 }
 
-static void take_checked(struct push_source *source, const struct push_wire_checked *checked)
+void push_source_checked(struct push_source *source, const struct push_wire_checked *checked)
 {
 	for (uint32_t i = 0; i < source->slot_count; i++) {
 		struct push_slot *slot = &source->slots[i];
@@ -629,7 +669,7 @@ static void take_checked(struct push_source *source, const struct push_wire_chec
 	fail_rule(source, "H9: CHECKED for what was not asked");
 }
 
-static void take_flushed(struct push_source *source, const struct push_wire_flush *flushed)
+void push_source_flushed(struct push_source *source, const struct push_wire_flush *flushed)
 {
 	struct push_session *session = source->session;
 
@@ -640,7 +680,7 @@ static void take_flushed(struct push_source *source, const struct push_wire_flus
 	source->flushing = false;
 	session->progress.durable = source->flush_mark;
 	if (source->finishing && flushed->digest != session->progress.digest) {
-		fail(source, -EIO, "the digest of %s differs", "the destination");
+		push_source_fail(source, -EIO, "the digest of %s differs", "the destination");
 	} else if (source->finishing) {
 		push_link_close(&session->out);
 		push_session_job_end(session, 0, NULL); /* may end the session */
@@ -653,7 +693,7 @@ static void take_failed(
 	char shown[PUSH_TEXT_BYTES_MAX - 32];
 
 	log_escape(shown, sizeof(shown), text.bytes, text.length);
-	fail(source, failed->status <= INT16_MAX ? -(int)failed->status : -EIO,
+	push_source_fail(source, failed->status <= INT16_MAX ? -(int)failed->status : -EIO,
 		"the destination: %s", shown);
 }
 
@@ -681,17 +721,17 @@ static void take_message(
 	} else if (message->type == PUSH_ZEROED) {
 		rule = push_zeroed_parse(bytes, len, &zeroed);
 		if (rule == NULL) {
-			take_zeroed(source, &zeroed);
+			push_source_zeroed(source, &zeroed);
 		}
 	} else if (message->type == PUSH_CHECKED) {
 		rule = push_checked_parse(bytes, len, &checked);
 		if (rule == NULL) {
-			take_checked(source, &checked);
+			push_source_checked(source, &checked);
 		}
 	} else if (message->type == PUSH_FLUSHED) {
 		rule = push_flush_parse(bytes, len, &flushed);
 		if (rule == NULL) {
-			take_flushed(source, &flushed);
+			push_source_flushed(source, &flushed);
 		}
 	} else if (message->type == PUSH_FAILED) {
 		rule = push_failed_parse(bytes, len, &failed, &text);
@@ -710,7 +750,7 @@ static void take_messages(struct push_source *source)
 	struct clan_message message;
 
 	for (int i = 0; i < MESSAGES_MAX; i++) {
-		if (is_over(source) || session->out.is_closing ||
+		if (push_source_is_over(source) || session->out.is_closing ||
 			clan_recv(session->out.conn, CLAN_ANY, &message, session->service->message,
 				sizeof(session->service->message)) != 0) {
 			return;
@@ -739,7 +779,7 @@ static void connected(struct push_source *source)
 	}
 	clan_conn_peer(session->out.conn, &peer); /* by SO_PEERCRED, where it is a Unix socket */
 	if (source->target_uid != PUSH_UID_UNKNOWN && peer.uid != source->target_uid) {
-		fail(source, -EXDEV, "%s",
+		push_source_fail(source, -EXDEV, "%s",
 			"where the destination should be, there is a process of another user");
 		return;
 	}
@@ -759,8 +799,8 @@ void push_source_event(struct push_session *session, const struct clan_event *ev
 		push_source_advance(session);
 	} else if (event->type == CLAN_EVENT_LOST) {
 		take_messages(source); /* what it has said before */
-		if (!is_over(source)) {
-			fail(source, event->status, "the destination is lost: %s",
+		if (!push_source_is_over(source)) {
+			push_source_fail(source, event->status, "the destination is lost: %s",
 				clan_conn_reason(session->out.conn));
 		}
 	} else if (event->type == CLAN_EVENT_DONE) {
@@ -768,7 +808,7 @@ void push_source_event(struct push_session *session, const struct clan_event *ev
 			put_ended(event->op);
 			push_source_advance(session);
 		} else {
-			fail(source, event->status,
+			push_source_fail(source, event->status,
 				"the memory of the destination cannot be reached: %s",
 				strerror(-event->status));
 		}
@@ -781,6 +821,9 @@ void push_source_abort(struct push_session *session)
 {
 	struct push_source *source = session->source;
 
+	if (source->nbd != NULL) {
+		push_nbd_abort(source->nbd);
+	}
 	if (source->mapping && path_abandon(&source->map)) {
 		source->mapping = false;
 		path_finish(&source->map);
@@ -805,7 +848,7 @@ bool push_source_join(struct push_session *session)
 			return false;
 		}
 	}
-	if (source->mapping) {
+	if (source->mapping || (source->nbd != NULL && !push_nbd_join(source->nbd))) {
 		return false;
 	}
 	if (source->memory.base != NULL) {
@@ -831,5 +874,6 @@ void push_source_free(struct push_session *session)
 		GMB_ASSERT(result == 0);
 	}
 	push_staging_give(source->staged_slots);
+	push_nbd_free(source->nbd);
 	free(source);
 }

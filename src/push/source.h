@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Private to the source of a job: start.c makes it, source.c runs it.
+ * Private to the source of a job: start.c makes it, source.c runs it, and nbd.c stands for a
+ * destination that has no push.
  *
  * Threading: the ring's thread. Ownership: of its session.
  */
@@ -35,8 +36,11 @@ struct push_slot {
 	struct path_request read;
 };
 
+struct push_nbd;
+
 struct push_source {
 	struct push_session *session;
+	struct push_nbd *nbd; /* the destination has no push; else NULL */
 	struct push_wire_use use;
 	uint64_t source_offset;
 	uint64_t length;
@@ -54,6 +58,7 @@ struct push_source {
 	struct mem_region memory; /* base is NULL: none */
 	struct push_slot slots[PUSH_SLOTS];
 
+	bool no_zeroes;					/* they are data to the destination */
 	uint64_t at;					/* up to here everything was begun */
 	struct push_wire_range zeroes[PUSH_ZEROES_MAX]; /* length 0: none */
 	uint32_t differ_count;				/* pieces in a row */
@@ -73,3 +78,35 @@ struct push_source {
 	uint32_t extent_count;
 	struct store_extent extents[PUSH_EXTENTS_MAX];
 };
+
+/* --- source.c, for nbd.c ---------------------------------------------------------------------- */
+
+/* format has one %s. */
+void push_source_fail(struct push_source *source, int status, const char *format, const char *what);
+bool push_source_is_over(const struct push_source *source);
+uint8_t *push_slot_data(const struct push_source *source, const struct push_slot *slot);
+/* Memory of our own for at most so many slots: staged_slots. -EBUSY: all of it is in use. */
+GMB_MUST_CHECK int push_source_own_slots(
+	struct push_source *source, uint32_t slots_max, void **base_out);
+/* There are slot_count slots at base: the job begins. */
+void push_source_lent(struct push_source *source, void *base, uint32_t silence_ms);
+/* What was begun is done at the destination. */
+void push_source_written(struct push_slot *slot);
+void push_source_zeroed(struct push_source *source, const struct push_wire_range *zeroed);
+void push_source_checked(struct push_source *source, const struct push_wire_checked *checked);
+void push_source_flushed(struct push_source *source, const struct push_wire_flush *flushed);
+
+/* --- nbd.c ------------------------------------------------------------------------------------ */
+
+/* Connects to the destination; START is answered when it is open and suits the job. uri: as in
+ * START, and checked. */
+GMB_MUST_CHECK int push_nbd_begin(
+	struct push_source *source, const char *uri, bool detach, const char **text);
+/* Asks about a piece that was read, or writes it. */
+void push_nbd_send(struct push_slot *slot);
+void push_nbd_zero(struct push_source *source, uint32_t number, const struct push_wire_range *zero);
+void push_nbd_flush(struct push_source *source, const struct push_wire_flush *flush);
+void push_nbd_abort(struct push_nbd *nbd);
+/* True when nothing is in flight. */
+bool push_nbd_join(const struct push_nbd *nbd);
+void push_nbd_free(struct push_nbd *nbd);

@@ -8,17 +8,41 @@
 #include "base/bytes.h"
 #include "push/source.h"
 
-/* Whether the operator lets this coordinator choose that place. Root and our own user could connect
- * there themselves. */
-static bool may_choose(const struct push_session *session, const struct export_uri *uri)
+/* Whether the operator lets anybody choose that place. */
+static bool names_place(const struct push_session *session, const struct export_uri *uri)
 {
 	const struct engine_options *options = &session->service->engine->options;
-	bool may = push_viewer_of(session).all;
+	bool names = false;
 
-	for (uint32_t i = 0; !may && i < options->place_count; i++) {
-		may = place_holds(&options->places[i], uri);
+	for (uint32_t i = 0; !names && i < options->place_count; i++) {
+		names = place_holds(&options->places[i], uri);
 	}
-	return may;
+	return names;
+}
+
+/* The same of a destination without push, which does not know who asks. There is no ticket: what
+ * the server itself may write there, the coordinator has it write. */
+static const char *may_reach_nbd(const struct push_session *session, const struct export_uri *uri)
+{
+	uint8_t address[NETWORK_ADDRESS_BYTES];
+
+	if (strcmp(uri->protocol, "nbd") != 0) {
+		return "the destination is neither an address of push nor of NBD";
+	}
+	if (uri->tls) {
+		return "this server has no credentials for TLS to a destination without push; "
+		       "gmblock copy has yours";
+	}
+	if (!uri->is_unix && !address_parse(uri->host, address)) {
+		return "the address of the destination is not numeric";
+	}
+	if (uri->is_unix && push_viewer_of(session).all) {
+		return NULL;
+	}
+	return names_place(session, uri)
+		       ? NULL
+		       : "this server does not write there: no --push-to nbd:PLACE of it names "
+			 "that place";
 }
 
 /* Why the source may not connect there; NULL: it may. */
@@ -30,7 +54,8 @@ static const char *may_reach(const struct push_session *session, const struct ex
 	if (strcmp(uri->protocol, "push") != 0) {
 		return "the destination is no address of push";
 	}
-	if (!may_choose(session, uri)) {
+	/* Root and our own user could connect there themselves. */
+	if (!push_viewer_of(session).all && !names_place(session, uri)) {
 		return "this server does not push there for you: its --push-to names no such "
 		       "place";
 	}
@@ -51,8 +76,7 @@ static const char *may_reach(const struct push_session *session, const struct ex
 	return NULL;
 }
 
-static int dial(
-	struct push_session *session, const struct push_start *start, char *peer, const char **text)
+static int dial_push(struct push_session *session, const struct export_uri *uri, const char **text)
 {
 	static const struct push_wire_hello hello = {
 		.magic = PUSH_MAGIC,
@@ -66,24 +90,11 @@ static int dial(
 		.peer_regions_max = 1,
 		.peer_region_bytes_max = (uint64_t)PUSH_SLOTS * PUSH_SLOT_BYTES,
 	};
-	char uri_text[PUSH_URI_BYTES_MAX + 1];
-	char label[EXPORT_URI_LABEL_BYTES];
-	struct export_uri uri;
-	char *address;
+	char *address = export_uri_clan_address(uri);
 	int result;
 
-	memcpy(uri_text, start->uri.bytes, start->uri.length);
-	uri_text[start->uri.length] = '\0';
-	if (export_uri_parse(uri_text, &uri, NULL) != 0) {
-		*text = "the address of the destination is no URI";
-		return -EINVAL;
-	}
-	snprintf(peer, PUSH_PEER_BYTES_MAX, "%s", export_uri_label(label, &uri));
-	*text = may_reach(session, &uri);
-	address = *text == NULL ? export_uri_clan_address(&uri) : NULL;
-	export_uri_fini(&uri);
 	if (address == NULL) {
-		return *text != NULL ? -EACCES : -ENOMEM;
+		return -ENOMEM;
 	}
 	result = clan_connect(session->service->clan, address, &options, &hello, sizeof(hello),
 		&session->out.conn, NULL);
@@ -95,6 +106,35 @@ static int dial(
 	}
 	clan_conn_set_context(session->out.conn, &session->out);
 	return 0;
+}
+
+static int dial(
+	struct push_session *session, const struct push_start *start, char *peer, const char **text)
+{
+	bool has_push = (start->head.flags & PUSH_NBD) == 0;
+	char uri_text[PUSH_URI_BYTES_MAX + 1];
+	char label[EXPORT_URI_LABEL_BYTES];
+	struct export_uri uri;
+	int result;
+
+	memcpy(uri_text, start->uri.bytes, start->uri.length);
+	uri_text[start->uri.length] = '\0';
+	if (export_uri_parse(uri_text, &uri, NULL) != 0) {
+		*text = "the address of the destination is no URI";
+		return -EINVAL;
+	}
+	snprintf(peer, PUSH_PEER_BYTES_MAX, "%s", export_uri_label(label, &uri));
+	*text = has_push ? may_reach(session, &uri) : may_reach_nbd(session, &uri);
+	if (*text != NULL) {
+		result = -EACCES;
+	} else if (has_push) {
+		result = dial_push(session, &uri, text);
+	} else {
+		result = push_nbd_begin(
+			session->source, uri_text, (start->head.flags & PUSH_DETACH) != 0, text);
+	}
+	export_uri_fini(&uri);
+	return result;
 }
 
 static int admit(struct push_session *session, const struct push_start *start, const char **text)
@@ -147,19 +187,11 @@ static int create(struct push_session *session, const struct push_start *start, 
 	for (uint32_t i = 0; i < PUSH_SLOTS; i++) {
 		source->slots[i].source = source;
 	}
-	session->detached = (start->head.flags & PUSH_DETACH) != 0;
+	session->source = source; /* freed with it, whatever becomes of it */
 	memcpy(job.name, start->name.bytes, start->name.length);
 	result = dial(session, start, job.peer, text);
-	if (result == 0) {
-		result = push_session_job(session, &job, text);
-	}
-	if (result != 0) {
-		push_link_close(&session->out);
-		free(source);
-		return result;
-	}
-	session->source = source;
-	return 0;
+	session->detached = source->nbd == NULL && (start->head.flags & PUSH_DETACH) != 0;
+	return result == 0 ? push_session_job(session, &job, text) : result;
 }
 
 static void hold(struct push_session *session, const uint8_t *bytes, uint32_t len)
@@ -201,6 +233,12 @@ void push_source_begin(struct push_session *session, const uint8_t *bytes, uint3
 	} else {
 		result = admit(session, &start, &text);
 	}
+	if (result == 0 && (start.head.flags & PUSH_NBD) != 0 &&
+		!ring_secret(session->service->engine->ring, &start.ticket.job,
+			sizeof(start.ticket.job))) {
+		text = "the server has no random numbers";
+		result = -EIO;
+	}
 	if (result == 0) {
 		result = create(session, &start, &text);
 	}
@@ -210,5 +248,7 @@ void push_source_begin(struct push_session *session, const uint8_t *bytes, uint3
 		return;
 	}
 	answer.head.value = start.ticket.job;
-	push_control_send(session, &answer, NULL);
+	if (!session->is_opening) {
+		push_control_send(session, &answer, NULL);
+	}
 }

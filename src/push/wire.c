@@ -72,8 +72,7 @@ const char *push_welcome_parse(const void *bytes, size_t len, struct push_wire_w
 /* --- of coordinators --------------------------------------------------------------------------
  */
 
-const char *push_look_parse(
-	const uint8_t *bytes, size_t len, struct push_text *name, uint32_t *flags_out)
+const char *push_look_parse(const uint8_t *bytes, size_t len, struct push_text *name)
 {
 	struct push_wire_look head;
 
@@ -84,10 +83,7 @@ const char *push_look_parse(
 	if (head.name_bytes > PUSH_NAME_BYTES_MAX || !is_name(name)) {
 		return "H4: the name in LOOK";
 	}
-	*flags_out = head.flags;
-	return (head.flags & ~(uint32_t)PUSH_LOOK_COPY) == 0 && head.zero == 0
-		       ? NULL
-		       : "H6: flags of LOOK";
+	return head.zero == 0 && head.zero_2 == 0 ? NULL : "H3: reserved fields of LOOK";
 }
 
 const char *push_number_parse(const uint8_t *bytes, size_t len, uint64_t *job_out)
@@ -131,6 +127,24 @@ const char *push_grant_parse(const uint8_t *bytes, size_t len, struct push_grant
 	return NULL;
 }
 
+/* In its place are the range at the destination and flags alone. */
+static const char *check_no_ticket(const struct push_start *start)
+{
+	const struct push_wire_ticket *ticket = &start->ticket;
+	struct push_wire_ticket rest = *ticket;
+
+	rest.flags = 0;
+	rest.offset = 0;
+	rest.length = 0;
+	if ((ticket->flags & ~(PUSH_COMPARE | PUSH_READ_BACK)) != 0 ||
+		start->head.uid != PUSH_UID_UNKNOWN || !is_zero(&rest, sizeof(rest))) {
+		return "H6: a ticket in START, or of whom, where there is none";
+	}
+	return ticket->length == start->head.length && ticket->offset <= INT64_MAX
+		       ? NULL
+		       : "H5: the range in START";
+}
+
 const char *push_start_parse(const uint8_t *bytes, size_t len, struct push_start *start)
 {
 	const struct push_wire_start *head = &start->head;
@@ -156,7 +170,7 @@ const char *push_start_parse(const uint8_t *bytes, size_t len, struct push_start
 	if ((head->flags & ~(uint32_t)PUSH_FLAGS) != 0 || head->zero != 0) {
 		return "H6: flags of START";
 	}
-	return NULL;
+	return (head->flags & (uint32_t)PUSH_NBD) != 0 ? check_no_ticket(start) : NULL;
 }
 
 const char *push_answer_parse(const uint8_t *bytes, size_t len, struct push_answer *answer)

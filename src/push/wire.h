@@ -78,8 +78,9 @@ enum push_message {
 enum push_flag {
 	PUSH_DETACH = 1,    /* START: the job goes on when the coordinator leaves */
 	PUSH_COMPARE = 2,   /* what the destination holds already is not pushed again */
-	PUSH_READ_BACK = 4, /* the destination reads all of it back at the end */
-	PUSH_FLAGS = PUSH_DETACH | PUSH_COMPARE | PUSH_READ_BACK,
+	PUSH_READ_BACK = 4, /* the destination is read back at the end, all of it */
+	PUSH_NBD = 8,	    /* START: the destination has no push, and so no ticket */
+	PUSH_FLAGS = PUSH_DETACH | PUSH_COMPARE | PUSH_READ_BACK | PUSH_NBD,
 };
 
 /* Who may use a ticket. */
@@ -89,7 +90,6 @@ enum push_binding {
 	PUSH_BOUND_ASKER = 3,	/* GRANT: the machine (or the user) that asks for the ticket */
 };
 
-enum push_look_want { PUSH_LOOK_COPY = 1 };
 enum push_look_flag { PUSH_LOOK_READ = 1, PUSH_LOOK_WRITE = 2 };
 enum push_flush_flag { PUSH_FLUSH_FINISH = 1 };
 enum push_role { PUSH_SOURCE = 1, PUSH_SINK = 2 };
@@ -123,8 +123,8 @@ struct push_wire_welcome {
 /* LOOK: name_bytes follow. */
 struct push_wire_look {
 	uint16_t name_bytes;
-	uint16_t flags; /* enum push_look_want */
-	uint32_t zero;
+	uint16_t zero;
+	uint32_t zero_2;
 };
 
 /* JOBS: 0, or the cursor of the last one; CANCEL: the job. */
@@ -146,7 +146,8 @@ struct push_wire_grant {
 	uint8_t instance[PUSH_INSTANCE_BYTES]; /* of the source */
 };
 
-/* The name of the source's export follows, the URI of the destination, and the ticket. */
+/* The name of the source's export follows, the URI of the destination, and the ticket, of which
+ * with PUSH_NBD only flags, offset and length are not 0. */
 struct push_wire_start {
 	uint64_t source_offset;
 	uint64_t length;
@@ -307,8 +308,7 @@ struct push_job_message {
 /* *known_out: whether it asks for a version that we know. */
 const char *push_hello_parse(const void *bytes, size_t len, bool *known_out);
 const char *push_welcome_parse(const void *bytes, size_t len, struct push_wire_welcome *welcome);
-const char *push_look_parse(
-	const uint8_t *bytes, size_t len, struct push_text *name, uint32_t *flags_out);
+const char *push_look_parse(const uint8_t *bytes, size_t len, struct push_text *name);
 const char *push_number_parse(const uint8_t *bytes, size_t len, uint64_t *job_out);
 const char *push_grant_parse(const uint8_t *bytes, size_t len, struct push_grant *grant);
 const char *push_start_parse(const uint8_t *bytes, size_t len, struct push_start *start);

@@ -62,7 +62,7 @@ static struct ruleset_attributes handled(const struct sandbox *sandbox, uint32_t
 	out.files |= version >= 2 ? RIGHT_REFER : 0;
 	out.files |= version >= 3 ? RIGHT_RESIZE : 0;
 	out.files |= version >= 5 ? RIGHT_IOCTL : 0;
-	out.net = version >= 4 && !sandbox->loads_code ? NET_CONNECT : 0;
+	out.net = version >= 4 && !sandbox->loads_code && !sandbox->connects ? NET_CONNECT : 0;
 	out.scoped = version >= 6 ? SCOPE_SIGNALS : 0;
 	out.scoped |= version >= 6 && !manager_is_abstract() ? SCOPE_SOCKETS : 0;
 	return out;

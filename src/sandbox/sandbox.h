@@ -46,6 +46,7 @@ struct sandbox {
 	uint32_t rule_count;
 	/* A network library is loaded late: its code is mapped, and it connects. */
 	bool loads_code;
+	bool connects; /* to TCP ports */
 };
 
 struct sandbox_support {

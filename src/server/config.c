@@ -370,7 +370,7 @@ static int add_push_place(
 	struct server_config *config, const char *name, const char *text, struct error *error)
 {
 	struct place place;
-	int rc = place_parse(text, PUSH_PORT_DEFAULT, &place, error);
+	int rc = place_parse(text, &place, error);
 
 	GMB_UNUSED(name);
 	if (rc == 0 && grow(&config->push_places, config->push_place_count,

@@ -200,6 +200,12 @@ int confine(const struct server_config *config, const struct credentials *creden
 	for (uint32_t i = 0; rc == 0 && i < listener_count; i++) {
 		rc = allow_listener(&sandbox, &listeners[i], error);
 	}
+	for (uint32_t i = 0; i < config->push_place_count; i++) {
+		const struct place *place = &config->push_places[i];
+
+		/* Push itself connects only where it listens on the network, too. */
+		sandbox.connects |= place->path == NULL && strcmp(place->protocol, "nbd") == 0;
+	}
 	if (rc == 0) {
 		rc = allow_listener(&sandbox, control, error);
 	}

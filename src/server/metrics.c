@@ -174,8 +174,6 @@ static const struct metric server_metrics[] = {
 	{ "pushes", COUNT_BY("result=\"done\"", pushes_done),
 		"Pushes that have ended, as source or destination, by how" },
 	{ "pushes", COUNT_BY("result=\"failed\"", pushes_failed), NULL },
-	{ "push_copies", SERVER_COUNT(push_copies),
-		"Copies in place of a push, to destinations without it" },
 	{ "tls_connections", SERVER_NOW(tls_sessions), "Connections with TLS" },
 	{ "tls_connections_kernel", SERVER_NOW(tls_sessions_kernel),
 		"Connections whose TLS records the kernel handles" },

@@ -227,43 +227,6 @@ struct export_uri reach_with_port(const struct export_uri *uri, const struct lis
 
 /* --- who is let in --------------------------------------------------------------------------- */
 
-static bool is_near(const struct listener *listener)
-{
-	return listener->uri.is_unix && export_uri_check_client(&listener->uri, NULL) == 0 &&
-	       (listener->settings == NULL || listener->settings->mode != TLS_REQUIRE);
-}
-
-char *reach_near(const struct listener *listeners, uint32_t listener_count)
-{
-	const struct listener *near = NULL;
-	char text[3 * sizeof(((struct sockaddr_un *)0)->sun_path) + 64];
-	struct export_uri uri;
-	char *path = NULL;
-
-	for (uint32_t i = 0; i < listener_count; i++) {
-		if (is_near(&listeners[i]) && (near == NULL || listeners[i].kind->maps_memory)) {
-			near = &listeners[i];
-		}
-	}
-	if (near == NULL) {
-		return NULL;
-	}
-	uri = near->uri;
-	if (uri.socket_path[0] != '\0') {
-		path = realpath(uri.socket_path, NULL);
-		if (path == NULL) {
-			return NULL;
-		}
-		uri.socket_path = path;
-		uri.socket_path_bytes = (uint32_t)strlen(path);
-	}
-	if (export_uri_format(&uri, "", 0, text, sizeof(text)) != 0) {
-		text[0] = '\0';
-	}
-	free(path);
-	return text[0] != '\0' ? strdup(text) : NULL;
-}
-
 /* Whether other machines reach the socket, and what they would find is not protected. */
 static bool is_exposed(const struct listener *listener, uint32_t idx, struct bound *place)
 {

@@ -27,10 +27,6 @@ const struct listener *reach_of_socket(
 /* Port 0 is any free one: the one that the listener has. Borrows what uri owns. */
 struct export_uri reach_with_port(const struct export_uri *uri, const struct listener *listener);
 
-/* The URI of a Unix socket among them at which any client can use the exports, without a name of
- * one; to be freed. NULL: there is none, or no memory. */
-char *reach_near(const struct listener *listeners, uint32_t listener_count);
-
 /* Warns of each address at which a listener without required TLS can be reached from other
  * machines, of a port that is open to every network once. admits_all: there is an export without
  * rules of access. */

@@ -55,7 +55,6 @@ static int create_engine(struct reactor *reactor, struct error *error)
 		.rate_rules = options->rate_rules,
 		.places = options->places,
 		.place_count = options->place_count,
-		.near_uri = options->near_uri,
 		.device = reactor->device,
 		.device_waits = options->device_waits,
 		.endpoint_gone = endpoint_gone,

@@ -30,7 +30,6 @@ struct reactor_options {
 	struct rate_rules *rate_rules; /* of identities; borrowed; or NULL */
 	const struct place *places;    /* as in struct engine_options */
 	uint32_t place_count;
-	const char *near_uri;			 /* the same */
 	uint8_t instance[ENGINE_INSTANCE_BYTES]; /* as in struct engine_options */
 	_Atomic uint32_t *connection_total;	 /* counted down when a connection is closed */
 	struct p2pmem *device;			 /* borrowed; with device_bytes > 0 */

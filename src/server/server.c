@@ -65,7 +65,6 @@ struct server {
 	uint32_t listener_count;
 	struct rate_rules *rate_rules; /* of identities, or NULL */
 	uint8_t instance[ENGINE_INSTANCE_BYTES];
-	char *near_uri;	       /* as in struct engine_options */
 	struct device *device; /* its memory; NULL: none was asked for */
 	struct reactor **reactors;
 	uint32_t reactor_count;
@@ -166,8 +165,6 @@ static int start_reactors(struct server *server, struct error *error)
 		.context = server,
 	};
 
-	server->near_uri = reach_near(server->listeners, server->listener_count);
-	options.near_uri = server->near_uri;
 	/* Without one nobody copies within this server. */
 	(void)!getrandom(server->instance, sizeof(server->instance), 0);
 	memcpy(options.instance, server->instance, sizeof(options.instance));
@@ -902,7 +899,6 @@ static void release(struct server *server)
 	device_close(server->device);
 	free(server->reactors);
 	free(server->listeners);
-	free(server->near_uri);
 	if (server->signal_fd >= 0) {
 		close(server->signal_fd);
 	}

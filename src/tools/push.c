@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -64,14 +65,12 @@ static int end_open(struct end *end, const char *text, uint64_t timeout_ns, stru
 	return result == 0 ? push_ask_open(&end->uri, timeout_ns, &end->ask, error) : result;
 }
 
-/* flags: enum push_look_want. */
-static int end_look(
-	struct end *end, uint16_t flags, struct push_answer *answer, struct error *error)
+static int end_look(struct end *end, struct error *error)
 {
 	struct push_wire_look head = {
 		.name_bytes = (uint16_t)strlen(end->uri.export_name),
-		.flags = flags,
 	};
+	struct push_answer answer;
 	const struct iovec parts[] = {
 		{ &head, sizeof(head) },
 		{ end->uri.export_name, head.name_bytes },
@@ -81,12 +80,12 @@ static int end_look(
 	if (strlen(end->uri.export_name) > PUSH_NAME_BYTES_MAX) {
 		return error_set(error, -EINVAL, "the name of an export is too long");
 	}
-	result = push_ask(end->ask, PUSH_LOOK, parts, 2, answer, error);
+	result = push_ask(end->ask, PUSH_LOOK, parts, 2, &answer, error);
 	if (result != 0) {
 		end_prefix(end, error);
 		return result;
 	}
-	end->bytes = answer->head.value;
+	end->bytes = answer.head.value;
 	return 0;
 }
 
@@ -107,6 +106,23 @@ static bool address_of(const char *text, uint8_t out[PUSH_ADDRESS_BYTES])
 	return address_parse(host, out);
 }
 
+/* Whether the source is on this machine. address: its own, where it has one. */
+static bool is_here(const struct end *source, uint8_t address[PUSH_ADDRESS_BYTES])
+{
+	struct clan_peer peer;
+
+	push_ask_peer(source->ask, &peer);
+	return source->uri.is_unix ||
+	       (address_of(peer.address, address) && address_is_loopback(address));
+}
+
+static int out_of_reach(struct error *error)
+{
+	return error_set(error, -EINVAL,
+		"the source is on another machine, and cannot reach the address of the "
+		"destination, which is one of this machine; give one of the network");
+}
+
 /* Whom the destination will see when the source connects. A source that we reach on this machine
  * has the address, there, that we have. */
 static int bind_to_source(const struct end *source, const struct end *target,
@@ -116,52 +132,90 @@ static int bind_to_source(const struct end *source, const struct end *target,
 	uint8_t other[PUSH_ADDRESS_BYTES] = { 0 };
 	struct clan_peer source_peer;
 	struct clan_peer target_peer;
-	bool is_here;
+	bool is_near = is_here(source, address);
 	bool is_there;
 
 	push_ask_peer(source->ask, &source_peer);
 	push_ask_peer(target->ask, &target_peer);
-	is_here = source->uri.is_unix ||
-		  (address_of(source_peer.address, address) && address_is_loopback(address));
 	is_there = !target->uri.is_unix &&
 		   !(address_of(target_peer.address, other) && address_is_loopback(other));
-	if (!is_here && !is_there) {
-		return error_set(error, -EINVAL,
-			"the source is on another machine, and cannot reach the address of the "
-			"destination, which is one of this machine; give one of the network");
+	if (!is_near && !is_there) {
+		return out_of_reach(error);
 	}
 	grant->binding = PUSH_BOUND_ASKER;
 	if (source->uri.is_unix && target->uri.is_unix) {
 		grant->binding = PUSH_BOUND_UID;
 		grant->uid = source_peer.uid;
-	} else if (!is_here) {
+	} else if (!is_near) {
 		grant->binding = PUSH_BOUND_ADDRESS;
 		memcpy(grant->address, address, sizeof(grant->address));
 	}
 	return 0;
 }
 
+/* Of "HOST:PORT" or "[HOST]:PORT", the host. */
+static bool cut_host(const char *text, char *host, size_t host_bytes)
+{
+	char *end;
+
+	snprintf(host, host_bytes, "%s", text + (text[0] == '['));
+	end = text[0] == '[' ? strchr(host, ']') : strrchr(host, ':');
+	if (end != NULL) {
+		*end = '\0';
+	}
+	return end != NULL;
+}
+
+/* What the name of a host stands for, as this machine looks it up: the first address. */
+static int look_up(const char *name, char *host, size_t host_bytes, struct error *error)
+{
+	const struct addrinfo hints = { .ai_socktype = SOCK_STREAM };
+	struct addrinfo *list;
+	int result = getaddrinfo(name, NULL, &hints, &list);
+
+	if (result != 0) {
+		return error_set(error, -EHOSTUNREACH, "the destination: cannot find the host: %s",
+			gai_strerror(result));
+	}
+	result = getnameinfo(list->ai_addr, list->ai_addrlen, host, (socklen_t)host_bytes, NULL, 0,
+		NI_NUMERICHOST);
+	freeaddrinfo(list);
+	return result == 0 ? 0
+			   : error_set(error, -EHOSTUNREACH, "the destination has no address: %s",
+				     gai_strerror(result));
+}
+
 /* The destination's address, for the source: paths are absolute and hosts numeric. */
-static int target_text(const struct end *target, char out[PUSH_URI_BYTES_MAX], struct error *error)
+static int target_text(const struct end *source, const struct end *target,
+	char out[PUSH_URI_BYTES_MAX], struct error *error)
 {
 	struct export_uri uri = target->uri;
+	/* With push, the ticket says which export. */
+	const char *name = target->ask != NULL ? "" : uri.export_name;
+	uint32_t name_bytes = (uint32_t)strlen(name);
 	char path[BESIDE_BYTES];
 	char cwd[BESIDE_BYTES / 2];
 	char host[sizeof(((struct clan_peer *)0)->address)];
+	uint8_t address[PUSH_ADDRESS_BYTES];
+	uint8_t other[PUSH_ADDRESS_BYTES];
 	struct clan_peer peer;
+	bool is_local = uri.is_unix;
+	int result = 0;
 
 	uri.insecure_network = NULL;
-	if (!uri.is_unix) {
-		char *end;
-
+	if (!uri.is_unix && target->ask != NULL) {
 		push_ask_peer(target->ask, &peer);
-		snprintf(host, sizeof(host), "%s", peer.address + (peer.address[0] == '['));
-		end = peer.address[0] == '[' ? strchr(host, ']') : strrchr(host, ':');
-		if (end == NULL) {
+		if (!cut_host(peer.address, host, sizeof(host))) {
 			return error_set(error, -EINVAL, "the destination has no address");
 		}
-		*end = '\0';
 		uri.host = host;
+	} else if (!uri.is_unix) {
+		result = look_up(uri.host, host, sizeof(host), error);
+		if (result != 0) {
+			return result;
+		}
+		uri.host = host;
+		is_local = address_parse(host, address) && address_is_loopback(address);
 	} else if (uri.socket_path[0] != '\0' && uri.socket_path[0] != '/') {
 		if (getcwd(cwd, sizeof(cwd)) == NULL ||
 			snprintf(path, sizeof(path), "%s/%s", cwd, uri.socket_path) >=
@@ -171,7 +225,10 @@ static int target_text(const struct end *target, char out[PUSH_URI_BYTES_MAX], s
 		uri.socket_path = path;
 		uri.socket_path_bytes = (uint32_t)strlen(path);
 	}
-	return export_uri_format(&uri, "", 0, out, PUSH_URI_BYTES_MAX) == 0
+	if (target->ask == NULL && is_local && !is_here(source, other)) {
+		return out_of_reach(error);
+	}
+	return export_uri_format(&uri, name, name_bytes, out, PUSH_URI_BYTES_MAX) == 0
 		       ? 0
 		       : error_set(error, -ENAMETOOLONG,
 				 "the address of the destination is too "
@@ -180,15 +237,22 @@ static int target_text(const struct end *target, char out[PUSH_URI_BYTES_MAX], s
 
 /* --- the two calls --------------------------------------------------------------------------- */
 
-static int get_ticket(const struct push_options *options, const struct end *source,
-	const struct end *target, uint64_t length, struct push_answer *answer, struct error *error)
+static uint32_t flags_of(const struct push_options *options)
 {
+	return (options->resume ? (uint32_t)PUSH_COMPARE : 0) |
+	       (options->read_back ? (uint32_t)PUSH_READ_BACK : 0);
+}
+
+static int get_ticket(const struct push_options *options, const struct end *source,
+	const struct end *target, uint64_t length, struct push_wire_ticket *ticket,
+	struct error *error)
+{
+	struct push_answer answer;
 	struct push_wire_grant head = {
 		.offset = options->target_offset,
 		.length = length,
 		.source_offset = options->offset,
-		.flags = (options->resume ? (uint32_t)PUSH_COMPARE : 0) |
-			 (options->read_back ? (uint32_t)PUSH_READ_BACK : 0),
+		.flags = flags_of(options),
 		.name_bytes = (uint16_t)strlen(target->uri.export_name),
 		.source_name_bytes = (uint16_t)strlen(source->uri.export_name),
 	};
@@ -203,23 +267,31 @@ static int get_ticket(const struct push_options *options, const struct end *sour
 		return result;
 	}
 	memcpy(head.instance, push_ask_instance(source->ask), sizeof(head.instance));
-	result = push_ask(target->ask, PUSH_GRANT, parts, 3, answer, error);
+	result = push_ask(target->ask, PUSH_GRANT, parts, 3, &answer, error);
 	if (result != 0) {
 		end_prefix(target, error);
+		return result;
 	}
-	return result;
+	if (!answer.has_ticket) {
+		return error_set(error, -EPROTO, "the destination has made no ticket");
+	}
+	*ticket = answer.ticket;
+	return 0;
 }
 
 static int start(const struct push_options *options, const struct end *source,
 	const struct end *target, uint64_t length, struct push_wire_ticket *ticket,
 	struct error *error)
 {
+	bool has_push = target->ask != NULL;
 	char text[PUSH_URI_BYTES_MAX];
 	struct push_wire_start head = {
 		.source_offset = options->offset,
 		.length = length,
 		.rate = options->rate,
-		.flags = options->detach ? (uint32_t)PUSH_DETACH : 0,
+		.flags = (options->detach ? (uint32_t)PUSH_DETACH : 0) |
+			 (has_push ? 0 : (uint32_t)PUSH_NBD),
+		.uid = PUSH_UID_UNKNOWN,
 		.name_bytes = (uint16_t)strlen(source->uri.export_name),
 	};
 	struct iovec parts[] = {
@@ -230,19 +302,22 @@ static int start(const struct push_options *options, const struct end *source,
 	};
 	struct push_answer answer;
 	struct clan_peer peer;
-	int result = target_text(target, text, error);
+	int result = target_text(source, target, text, error);
 
 	if (result != 0) {
 		return result;
 	}
-	push_ask_peer(target->ask, &peer);
-	head.uid = peer.uid;
+	if (has_push) {
+		push_ask_peer(target->ask, &peer);
+		head.uid = peer.uid;
+	}
 	head.uri_bytes = (uint16_t)strlen(text);
 	parts[2].iov_len = head.uri_bytes;
 	result = push_ask(source->ask, PUSH_START, parts, 4, &answer, error);
 	if (result != 0) {
 		end_prefix(source, error);
 	}
+	ticket->job = answer.head.value;
 	return result;
 }
 
@@ -349,19 +424,38 @@ static int watch(const struct push_options *options, struct push_ask *ask, struc
 	return MIN(result, 0);
 }
 
+/* One that speaks NBD is asked by the source alone. */
+static int target_open(struct end *target, const struct push_options *options, struct error *error)
+{
+	int result = export_uri_parse(options->target, &target->uri, error);
+
+	if (result == 0 && strcmp(target->uri.protocol, "nbd") == 0) {
+		return target->uri.tls ? error_set(error, -EPROTONOSUPPORT,
+						 "a server pushes to a destination of NBD without "
+						 "TLS only; gmblock copy copies there with TLS, "
+						 "through this machine")
+				       : 0;
+	}
+	export_uri_fini(&target->uri);
+	target->uri = (struct export_uri){ 0 };
+	return end_open(target, options->target, options->timeout_ns, error);
+}
+
 static int run(const struct push_options *options, struct end *source, struct end *target,
 	struct error *error)
 {
-	struct push_wire_ticket ticket;
-	struct push_answer answer;
+	struct push_wire_ticket ticket = {
+		.flags = (uint16_t)flags_of(options),
+		.offset = options->target_offset,
+	};
 	uint64_t length;
 	int result = end_open(source, options->source, options->timeout_ns, error);
 
 	if (result == 0) {
-		result = end_open(target, options->target, options->timeout_ns, error);
+		result = target_open(target, options, error);
 	}
 	if (result == 0) {
-		result = end_look(source, 0, &answer, error);
+		result = end_look(source, error);
 	}
 	if (result != 0) {
 		return result;
@@ -372,15 +466,13 @@ static int run(const struct push_options *options, struct end *source, struct en
 			source->bytes);
 	}
 	length = options->length > 0 ? options->length : source->bytes - options->offset;
-	result = get_ticket(options, source, target, length, &answer, error);
-	if (result != 0) {
-		return result;
+	ticket.length = length;
+	if (target->ask != NULL) {
+		result = get_ticket(options, source, target, length, &ticket, error);
 	}
-	if (!answer.has_ticket) {
-		return error_set(error, -EPROTO, "the destination has made no ticket");
+	if (result == 0) {
+		result = start(options, source, target, length, &ticket, error);
 	}
-	ticket = answer.ticket;
-	result = start(options, source, target, length, &ticket, error);
 	if (result != 0) {
 		return result;
 	}
@@ -399,67 +491,6 @@ int push_run(const struct push_options *options, struct error *error)
 
 	end_fini(&source);
 	end_fini(&target);
-	return result;
-}
-
-/* --- without a push -------------------------------------------------------------------------- */
-
-bool push_has_none(const char *text)
-{
-	struct export_uri uri;
-	bool has_none;
-
-	if (export_uri_parse(text, &uri, NULL) != 0) {
-		return false;
-	}
-	has_none = strcmp(uri.protocol, "push") != 0;
-	export_uri_fini(&uri);
-	return has_none;
-}
-
-/* Behind the address of the server, the name of the export. */
-static int near_uri(const struct push_answer *answer, const struct end *source,
-	char out[PUSH_NEAR_BYTES], struct error *error)
-{
-	char text[PUSH_TEXT_BYTES_MAX + 1];
-	struct export_uri near;
-	int result;
-
-	snprintf(text, sizeof(text), "%.*s", (int)answer->text.length, answer->text.bytes);
-	result = export_uri_parse(text, &near, error);
-	if (result != 0) {
-		return result;
-	}
-	result = !near.is_unix || export_uri_format(&near, source->uri.export_name,
-					  (uint32_t)strlen(source->uri.export_name), out,
-					  PUSH_NEAR_BYTES) != 0
-			 ? error_set(error, -EPROTO, "the server gives an address that is none")
-			 : 0;
-	export_uri_fini(&near);
-	return result;
-}
-
-int push_near(const char *text, uint64_t timeout_ns, char out[PUSH_NEAR_BYTES], struct error *error)
-{
-	struct push_answer answer;
-	struct end source = { 0 };
-	int result = end_parse(&source, text, error);
-
-	if (result == 0 && !source.uri.is_unix) {
-		result = error_set(error, -EINVAL,
-			"the destination has no push, so its data would come through this command; "
-			"run it on the machine of the source, with push+unix:// as the source");
-	}
-	if (result == 0) {
-		result = push_ask_open(&source.uri, timeout_ns, &source.ask, error);
-	}
-	if (result == 0) {
-		result = end_look(&source, PUSH_LOOK_COPY, &answer, error);
-	}
-	if (result == 0) {
-		result = near_uri(&answer, &source, out, error);
-	}
-	end_fini(&source);
 	return result;
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What "gmblock push" does: a coordinator, which asks the destination for a ticket and the source
- * to push. No payload comes here.
+ * What "gmblock push" does: a coordinator, which asks the destination for a ticket, unless it has
+ * no push, and the source to push. No payload comes here.
  *
  * Threading: the main thread; it blocks. Ownership: borrows its arguments. Errors: a negative errno
  * and a sentence.
@@ -28,13 +28,6 @@ struct push_options {
 
 /* Prints the end, or with detach the number of the job. */
 GMB_MUST_CHECK int push_run(const struct push_options *options, struct error *error);
-/* Whether that is the address of an export whose server has no push. */
-bool push_has_none(const char *uri);
-/* Where the source can be read by a copy in place of a push, in this machine; the server counts
- * that. out: a URI. */
-enum { PUSH_NEAR_BYTES = 4096 };
-GMB_MUST_CHECK int push_near(
-	const char *source, uint64_t timeout_ns, char out[PUSH_NEAR_BYTES], struct error *error);
 /* Prints the jobs of a server that we may see; one of a number, or all (0). -ENOENT: there is no
  * such job. */
 GMB_MUST_CHECK int push_list(

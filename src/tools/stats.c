@@ -461,13 +461,10 @@ static void show_push(const json_t *document)
 	const double refused = number(document, "counters", "push_tickets_refused");
 	const double done = number(document, "counters", "pushes_done");
 	const double failed = number(document, "counters", "pushes_failed");
-	const double copied = number(document, "counters", "pushes_copied");
 
-	if (tickets + refused + done + failed + copied > 0) {
-		printf("Push: %.0f ticket%s made, %.0f refused; %.0f push%s done, %.0f failed, "
-		       "%.0f replaced by a copy\n",
-			tickets, plural(tickets), refused, done, done == 1 ? "" : "es", failed,
-			copied);
+	if (tickets + refused + done + failed > 0) {
+		printf("Push: %.0f ticket%s made, %.0f refused; %.0f push%s done, %.0f failed\n",
+			tickets, plural(tickets), refused, done, done == 1 ? "" : "es", failed);
 	}
 }
 

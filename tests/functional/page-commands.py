@@ -278,7 +278,9 @@ BEFORE = {
     "gmblock-info.1": "storage",
     "gmblock-list.1": "storage",
     "gmblock-push.1": """
-        truncate -s 16M a.img b.img
+        truncate -s 16M a.img b.img c.img
+        ip address add 192.0.2.3/32 dev lo
+        qemu-nbd --fork --persistent --bind=192.0.2.3 --export-name=disk --format=raw c.img
         # What goes to a host comes from the other one.
         ip route replace table local local 192.0.2.1 dev lo src 192.0.2.2
         ip route replace table local local 192.0.2.2 dev lo src 192.0.2.1""",

@@ -6,9 +6,9 @@
  *     push_driver URI         of an export of at least 4 MiB, over a Unix socket
  *     push_driver URI PATH    says nothing for as long as it may, as a source, and as a destination
  *                             that listens at PATH
- *     push_driver URI         of a network, and of an export of zeroes: where can it be read for a
- *                             copy? A piece that is not what it is said to be, and all that may be
- *                             under way, whose answers are taken late
+ *     push_driver URI         of a network, and of an export of zeroes: a piece that is not what it
+ *                             is said to be, and all that may be under way, whose answers are taken
+ *                             late
  */
 #include <errno.h>
 #include <stdio.h>
@@ -377,24 +377,6 @@ static void begin_mute(const char *path)
 	}
 }
 
-static void look_for_copy(void)
-{
-	struct push_wire_look head = {
-		.name_bytes = (uint16_t)strlen(uri.export_name),
-		.flags = PUSH_LOOK_COPY,
-	};
-	const struct iovec parts[] = {
-		{ &head, sizeof(head) },
-		{ uri.export_name, head.name_bytes },
-	};
-	struct push_answer answer;
-	struct error error;
-	int result = push_ask(ask, PUSH_LOOK, parts, 2, &answer, &error);
-
-	printf("copy: %.*s\n", result == 0 ? (int)answer.text.length : (int)strlen(error.text),
-		result == 0 ? answer.text.bytes : error.text);
-}
-
 int main(int argc, char **argv)
 {
 	static const struct {
@@ -416,7 +398,6 @@ int main(int argc, char **argv)
 		stop(argc >= 2 ? error.text : "push_driver URI [PATH]");
 	}
 	if (!uri.is_unix) {
-		look_for_copy();
 		get_ticket(0, MANY_BYTES, PUSH_COMPARE);
 		show("many", &good, MANY);
 		get_ticket(0, RANGE_BYTES, 0);

@@ -27,13 +27,12 @@ static void check_pieces(uint64_t offset, uint64_t length, uint64_t total, uint6
 static void coordinators(uint8_t kind)
 {
 	struct push_text name;
-	uint32_t flags;
 	struct push_grant grant;
 	struct push_start start;
 	uint64_t job;
 	bool known;
 
-	if (kind == 0 && push_look_parse(message, message_bytes, &name, &flags) == NULL) {
+	if (kind == 0 && push_look_parse(message, message_bytes, &name) == NULL) {
 		check_inside(&name, PUSH_NAME_BYTES_MAX);
 	} else if (kind == 1 && push_grant_parse(message, message_bytes, &grant) == NULL) {
 		check_inside(&grant.name, PUSH_NAME_BYTES_MAX);
@@ -43,6 +42,8 @@ static void coordinators(uint8_t kind)
 		check_inside(&start.name, PUSH_NAME_BYTES_MAX);
 		check_inside(&start.uri, PUSH_URI_BYTES_MAX);
 		GMB_ASSERT(start.head.length > 0);
+		GMB_ASSERT((start.head.flags & PUSH_NBD) == 0 ||
+			   (start.ticket.length == start.head.length && start.ticket.job == 0));
 	} else if (kind == 3) {
 		(void)!push_number_parse(message, message_bytes, &job);
 		(void)!push_hello_parse(message, message_bytes, &known);

@@ -851,9 +851,11 @@ def hand_push(corpus):
     mib, instance, uri = 1 << 20, bytes(range(16)), b"push+unix:///?socket=/s"
     ticket = struct.pack("<IHHQQQQII", 0x314B5450, 1, 0, 7, 0, mib, 600, 1, 1000) + bytes(16) + instance + bytes(32)
     for parser, name, message in (
-            (0, "look", struct.pack("<HHI", 4, 1, 0) + b"disk"),
+            (0, "look", struct.pack("<HHI", 4, 0, 0) + b"disk"),
             (1, "grant", struct.pack("<QQQIIIHH", 0, mib, 0, 2, 1, 1000, 4, 6) + bytes(16) + instance + b"disksource"),
             (2, "start", struct.pack("<QQQIHHII", 0, mib, 0, 1, 4, len(uri), 1000, 0) + b"disk" + uri + ticket),
+            (2, "start-nbd", struct.pack("<QQQIHHII", 0, mib, 0, 8, 4, 9, 0xFFFFFFFF, 0) + b"disknbd://a/b"
+             + struct.pack("<IHHQQQ", 0, 0, 6, 0, mib, mib) + bytes(80)),
             (3, "cancel", struct.pack("<Q", 7)),
             (3, "hello", struct.pack("<8sHHI", b"gmbpush1", 1, 1, 0)),
             (4, "answer", struct.pack("<IIQHHI", 0, 0, 7, 0, 112, 0) + ticket),

@@ -12,8 +12,6 @@
 
 #include "base/place.h"
 
-enum { DEFAULT_PORT = 10811 };
-
 static bool holds(const char *text, const char *uri_text)
 {
 	struct export_uri uri;
@@ -21,7 +19,7 @@ static bool holds(const char *text, const char *uri_text)
 	struct error error;
 	bool found;
 
-	assert_int_equal(place_parse(text, DEFAULT_PORT, &place, &error), 0);
+	assert_int_equal(place_parse(text, &place, &error), 0);
 	assert_string_equal(place.text, text);
 	assert_int_equal(export_uri_parse(uri_text, &uri, &error), 0);
 	found = place_holds(&place, &uri);
@@ -65,12 +63,27 @@ static void networks(void **state)
 	assert_false(holds("127.0.0.1", "push://localhost"));
 }
 
+static void protocols(void **state)
+{
+	(void)state;
+	assert_true(holds("nbd:10.1.2.3", "nbd://10.1.2.3"));
+	assert_true(holds("nbd:10.0.0.0/8,port=7", "nbd://10.1.2.3:7"));
+	assert_true(holds("nbd:/run/", "nbd+unix:///x?socket=/run/a"));
+	assert_false(holds("nbd:10.1.2.3,port=any", "push://10.1.2.3"));
+	assert_false(holds("10.1.2.3,port=any", "nbd://10.1.2.3"));
+	assert_false(holds("/run/", "nbd+unix:///x?socket=/run/a"));
+	assert_false(holds("nbd:/run/a", "push+unix:///x?socket=/run/a"));
+}
+
 static void what_is_no_place(void **state)
 {
 	static const char *const texts[] = {
 		"",
 		"run/a",
 		"localhost",
+		"nbd:",
+		"nbd:localhost",
+		"gmb:10.0.0.1",
 		"10.0.0.1/8",
 		"10.0.0.0/33",
 		"10.0.0.0/",
@@ -86,7 +99,7 @@ static void what_is_no_place(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
-		assert_true(place_parse(texts[i], DEFAULT_PORT, &place, &error) < 0);
+		assert_true(place_parse(texts[i], &place, &error) < 0);
 	}
 }
 
@@ -119,6 +132,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(sockets),
 		cmocka_unit_test(networks),
+		cmocka_unit_test(protocols),
 		cmocka_unit_test(what_is_no_place),
 		cmocka_unit_test(loopback),
 	};

@@ -413,6 +413,50 @@ static int begin(void **state)
 	return push_table_init(ring);
 }
 
+static const char *parse_start(const struct push_start *start, uint32_t bytes)
+{
+	static const char text[] = "disknbd://a/b";
+	uint8_t message[sizeof(start->head) + sizeof(text) - 1 + sizeof(start->ticket)];
+	struct push_start parsed;
+
+	memcpy(message, &start->head, sizeof(start->head));
+	memcpy(message + sizeof(start->head), text, sizeof(text) - 1);
+	memcpy(message + sizeof(start->head) + sizeof(text) - 1, &start->ticket,
+		sizeof(start->ticket));
+	return push_start_parse(message, MIN(bytes, sizeof(message)), &parsed);
+}
+
+static void a_start_without_a_ticket(void **state)
+{
+	const struct push_start good = {
+		.head = { .length = 5,
+			.flags = PUSH_NBD | PUSH_DETACH,
+			.name_bytes = 4,
+			.uri_bytes = 9,
+			.uid = PUSH_UID_UNKNOWN },
+		.ticket = { .flags = PUSH_COMPARE, .offset = 7, .length = 5 },
+	};
+	struct push_start bad = good;
+
+	(void)state;
+	assert_null(parse_start(&good, UINT32_MAX));
+	assert_non_null(strstr(parse_start(&good, 100), "H3"));
+	bad.head.uid = 0;
+	assert_non_null(strstr(parse_start(&bad, UINT32_MAX), "H6"));
+	bad = good;
+	bad.ticket.flags = PUSH_DETACH;
+	assert_non_null(strstr(parse_start(&bad, UINT32_MAX), "H6"));
+	bad = good;
+	bad.ticket.mac[PUSH_MAC_BYTES - 1] = 1;
+	assert_non_null(strstr(parse_start(&bad, UINT32_MAX), "H6"));
+	bad = good;
+	bad.ticket.length = 6;
+	assert_non_null(strstr(parse_start(&bad, UINT32_MAX), "H5"));
+	bad = good;
+	bad.ticket.offset = UINT64_MAX;
+	assert_non_null(strstr(parse_start(&bad, UINT32_MAX), "H5"));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -422,6 +466,7 @@ int main(void)
 		cmocka_unit_test(a_ticket_is_for_one_server),
 		cmocka_unit_test(one_asker_does_not_fill_the_table),
 		cmocka_unit_test(the_table_of_tickets_is_full),
+		cmocka_unit_test(a_start_without_a_ticket),
 		cmocka_unit_test(a_job_has_a_status_if_it_has_failed),
 		cmocka_unit_test(jobs_are_not_in_each_others_way),
 		cmocka_unit_test(the_table_of_jobs_is_full),

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The library as a guest on the ring of a server, which is a client of other servers, too. Nothing
+ * here blocks: the ring's owner turns it, and calls queue_pump() after every batch.
+ *
+ *   queue_create_on() ─▶ gmb_open_start() ─▶ gmb_submit() ... ─▶ client_end() ─▶ client_is_gone()
+ *                                                          gmb_queue_destroy() ◀─┘
+ *
+ * Of <gmblock/gmblock.h> what waits must not be called: gmb_queue_wait(), gmb_open(), gmb_close()
+ * and the blocking calls.
+ *
+ * Threading: the ring's thread. Ownership: the queue borrows the ring; client_is_gone() frees the
+ * client. Errors: as in gmblock.h.
+ */
+#pragma once
+
+#include <gmblock/gmblock.h>
+
+#include "base/error.h"
+#include "ring/ring.h"
+
+/* NULL: no memory. */
+struct gmb_queue *queue_create_on(struct ring *ring);
+/* Sends what was submitted, and calls what is done already. True: something was called. Not from a
+ * callback of the library. */
+bool queue_pump(struct gmb_queue *queue);
+/* Ends a client, open or not: what is in flight fails with -ENOTCONN, with done called as ever,
+ * from here or later. Not from a callback of the library. Once. */
+void client_end(struct gmb_client *client);
+/* After client_end(), when queue_pump() has returned: true, and the client is freed, as soon as
+ * nothing of it is in flight. */
+bool client_is_gone(struct gmb_client *client);
+/* Why an open client has no connection any more; "": it has. Valid as long as the client. */
+const char *client_trouble(const struct gmb_client *client);

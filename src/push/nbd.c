@@ -1,0 +1,453 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A destination that has no push: the source is its client, by libgmblock on the source's own ring.
+ *
+ *   piece_send() ─▶ WRITE ─▶ push_source_written()
+ *              └──▶ READ, compared ─▶ push_source_checked()      COMPARE
+ *   flush()      ─▶ FLUSH ─▶ READ of all, summed ─▶ push_source_flushed()
+ *                            READ_BACK
+ *
+ * What a destination with push does is done here: it is asked what it can, compared with, and read
+ * back. One connection, which is not made again: when it is lost, the job fails.
+ *
+ * A client ends outside of its own callbacks, at the end of a batch: the hub keeps those that do.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/crc32c.h"
+#include "base/log.h"
+#include "client/guest.h"
+#include "push/source.h"
+
+enum { NS_PER_MS = 1000000, DEPTH = 2 * PUSH_SLOTS };
+
+_Static_assert((int)DEPTH > (int)PUSH_SLOTS + (int)PUSH_ZEROES_MAX, "and a flush");
+
+struct push_nbd_hub {
+	struct ring *ring;
+	struct gmb_queue *queue;
+	struct ring_batch_end batch_end;
+	struct ring_op again;	 /* what was done has to be looked at: another batch */
+	struct list_node ending; /* struct push_nbd.node */
+};
+
+struct push_nbd {
+	struct push_source *source;
+	struct push_nbd_hub *hub;
+	struct list_node node;	   /* hub.ending */
+	struct gmb_client *client; /* NULL: gone */
+	bool was_ended;
+	bool detach; /* once START is answered */
+	uint64_t target_offset;
+	uint8_t *beside; /* COMPARE: what is there, one piece for each slot */
+	struct gmb_request pieces[PUSH_SLOTS];
+	struct gmb_request zeroes[PUSH_ZEROES_MAX];
+	struct gmb_request flush;
+	struct push_wire_flush flushed; /* the answer */
+	/* READ_BACK: begun up to here, and so many of them are not done. */
+	uint64_t read_at;
+	uint32_t reads;
+};
+
+/* --- the hub --------------------------------------------------------------------------------- */
+
+static void again_done(struct ring_op *op, int result)
+{
+	GMB_UNUSED(op);
+	GMB_UNUSED(result);
+}
+
+static void batch_end(struct ring_batch_end *end)
+{
+	struct push_nbd_hub *hub = container_of(end, struct push_nbd_hub, batch_end);
+	bool again = queue_pump(hub->queue);
+
+	list_for_each(node, &hub->ending)
+	{
+		struct push_nbd *nbd = list_entry(node, struct push_nbd, node);
+
+		if (!nbd->was_ended) {
+			nbd->was_ended = true;
+			client_end(nbd->client);
+			again = true;
+		}
+		if (client_is_gone(nbd->client)) {
+			nbd->client = NULL;
+			list_remove(node);
+			again = true; /* its session can be joined */
+		}
+	}
+	if (again && !hub->again.in_flight) {
+		ring_defer(hub->ring, &hub->again, 0, again_done);
+	}
+}
+
+static struct push_nbd_hub *hub_create(struct ring *ring)
+{
+	struct push_nbd_hub *hub = calloc(1, sizeof(*hub));
+
+	if (hub == NULL) {
+		return NULL;
+	}
+	hub->ring = ring;
+	hub->queue = queue_create_on(ring);
+	if (hub->queue == NULL) {
+		free(hub);
+		return NULL;
+	}
+	list_init(&hub->ending);
+	hub->batch_end.call = batch_end;
+	ring_batch_end_add(ring, &hub->batch_end);
+	return hub;
+}
+
+void push_nbd_hub_destroy(struct push_nbd_hub *hub)
+{
+	int result;
+
+	if (hub == NULL) {
+		return;
+	}
+	GMB_ASSERT(list_is_empty(&hub->ending));
+	while (hub->again.in_flight) {
+		ring_turn(hub->ring, true);
+	}
+	ring_batch_end_remove(&hub->batch_end);
+	result = gmb_queue_destroy(hub->queue);
+	GMB_ASSERT(result == 0);
+	free(hub);
+}
+
+/* --- requests -------------------------------------------------------------------------------- */
+
+/* False: the job is over, or fails now. */
+static bool goes_on(struct push_nbd *nbd, const struct gmb_request *request, const char *failed)
+{
+	struct push_source *source = nbd->source;
+	const char *trouble = client_trouble(nbd->client);
+
+	if (push_source_is_over(source)) {
+		return false;
+	}
+	if (request->result == -ENOTCONN) {
+		push_source_fail(source, -ECONNRESET, "the destination is lost: %s", trouble);
+	} else if (request->result != 0) {
+		push_source_fail(source, request->result, failed, strerror(-request->result));
+	}
+	return request->result == 0;
+}
+
+static struct push_slot *slot_of(const struct gmb_request *request)
+{
+	struct push_nbd *nbd = request->context;
+
+	return &nbd->source->slots[request - nbd->pieces];
+}
+
+static void piece_written(struct gmb_request *request)
+{
+	struct push_nbd *nbd = request->context;
+
+	if (goes_on(nbd, request, "the destination cannot be written: %s")) {
+		push_source_written(slot_of(request));
+		push_source_advance(nbd->source->session);
+	}
+}
+
+static uint8_t *beside_of(const struct push_nbd *nbd, const struct push_slot *slot)
+{
+	return nbd->beside + (size_t)(slot - nbd->source->slots) * PUSH_PIECE_BYTES;
+}
+
+static void piece_compared(struct gmb_request *request)
+{
+	struct push_nbd *nbd = request->context;
+	struct push_slot *slot = slot_of(request);
+
+	if (goes_on(nbd, request, "the destination cannot be read to compare: %s")) {
+		const uint8_t *data = push_slot_data(nbd->source, slot);
+		const struct push_wire_checked checked = {
+			.offset = slot->offset,
+			.same = memcmp(data, beside_of(nbd, slot), slot->length) == 0,
+		};
+
+		push_source_checked(nbd->source, &checked);
+		push_source_advance(nbd->source->session);
+	}
+}
+
+static void submit(struct push_nbd *nbd, struct gmb_request *request, gmb_done *done)
+{
+	request->done = done;
+	request->context = nbd;
+	gmb_submit(nbd->client, request);
+}
+
+void push_nbd_send(struct push_slot *slot)
+{
+	struct push_nbd *nbd = slot->source->nbd;
+	struct gmb_request *request = &nbd->pieces[slot - slot->source->slots];
+	uint64_t offset = nbd->target_offset + slot->offset;
+
+	if (slot->asks) {
+		gmb_prepare_read(request, beside_of(nbd, slot), slot->length, offset);
+		submit(nbd, request, piece_compared);
+	} else {
+		gmb_prepare_write(
+			request, push_slot_data(slot->source, slot), slot->length, offset);
+		submit(nbd, request, piece_written);
+	}
+}
+
+static void zero_done(struct gmb_request *request)
+{
+	struct push_nbd *nbd = request->context;
+
+	if (goes_on(nbd, request, "the destination cannot be written: %s")) {
+		const struct push_wire_range zeroed = { request->offset - nbd->target_offset,
+			request->length };
+
+		push_source_zeroed(nbd->source, &zeroed);
+		push_source_advance(nbd->source->session);
+	}
+}
+
+void push_nbd_zero(struct push_source *source, uint32_t number, const struct push_wire_range *zero)
+{
+	struct push_nbd *nbd = source->nbd;
+	struct gmb_request *request = &nbd->zeroes[number];
+
+	gmb_prepare(request, GMB_ZERO, nbd->target_offset + zero->offset, zero->length);
+	submit(nbd, request, zero_done);
+}
+
+/* --- the end of the range ----------------------------------------------------------------------
+ */
+
+static void read_back(struct push_nbd *nbd, struct gmb_request *request);
+
+static void piece_read_back(struct gmb_request *request)
+{
+	struct push_nbd *nbd = request->context;
+	struct push_source *source = nbd->source;
+	const uint8_t *data = push_slot_data(source, slot_of(request));
+	uint32_t length = (uint32_t)request->length;
+
+	if (!goes_on(nbd, request, "the destination cannot be read back: %s")) {
+		return;
+	}
+	nbd->flushed.digest +=
+		push_digest(request->offset - nbd->target_offset, length, crc32c(0, data, length));
+	nbd->reads--;
+	read_back(nbd, request);
+	if (nbd->reads == 0) {
+		push_source_flushed(source, &nbd->flushed);
+	}
+}
+
+/* What comes next, to the memory of that request's slot: all of them are free. */
+static void read_back(struct push_nbd *nbd, struct gmb_request *request)
+{
+	struct push_source *source = nbd->source;
+	uint64_t length = MIN(source->length - nbd->read_at, (uint64_t)PUSH_PIECE_BYTES);
+
+	if (length == 0) {
+		return;
+	}
+	request->context = nbd;
+	gmb_prepare_read(request, push_slot_data(source, slot_of(request)), length,
+		nbd->target_offset + nbd->read_at);
+	nbd->read_at += length;
+	nbd->reads++;
+	submit(nbd, request, piece_read_back);
+}
+
+static void flush_done(struct gmb_request *request)
+{
+	struct push_nbd *nbd = request->context;
+	struct push_source *source = nbd->source;
+
+	if (!goes_on(nbd, request, "the destination cannot be made durable: %s")) {
+		return;
+	}
+	if (nbd->flushed.flags != 0 && (source->flags & PUSH_READ_BACK) != 0) {
+		nbd->flushed.digest = 0;
+		for (uint32_t i = 0; i < source->slot_count; i++) {
+			read_back(nbd, &nbd->pieces[i]);
+		}
+		return;
+	}
+	push_source_flushed(source, &nbd->flushed);
+	push_source_advance(source->session);
+}
+
+void push_nbd_flush(struct push_source *source, const struct push_wire_flush *flush)
+{
+	struct push_nbd *nbd = source->nbd;
+
+	nbd->flushed = *flush;
+	gmb_prepare(&nbd->flush, GMB_FLUSH, 0, 0);
+	submit(nbd, &nbd->flush, flush_done);
+}
+
+/* --- the beginning --------------------------------------------------------------------------- */
+
+/* Why that export is none for this job; 0: it is one. */
+static int look(const struct push_nbd *nbd, char text[PUSH_TEXT_BYTES_MAX])
+{
+	const struct push_source *source = nbd->source;
+	uint64_t end = nbd->target_offset + source->length; /* each is below 2^63 */
+	struct gmb_info info = { .size = sizeof(info) };
+
+	gmb_get_info(nbd->client, &info);
+	if ((info.capabilities & GMB_CAN_WRITE) == 0) {
+		snprintf(text, PUSH_TEXT_BYTES_MAX,
+			"the destination is served read-only, and cannot be written");
+		return -EROFS;
+	}
+	if ((info.capabilities & GMB_CAN_FLUSH) == 0) {
+		snprintf(text, PUSH_TEXT_BYTES_MAX,
+			"the server of the destination offers no NBD_CMD_FLUSH, so that nothing "
+			"could be made durable there");
+		return -EOPNOTSUPP;
+	}
+	if (end > info.bytes) {
+		snprintf(text, PUSH_TEXT_BYTES_MAX,
+			"the destination is too small: it has %" PRIu64 " bytes, and the push ends "
+			"at %" PRIu64,
+			info.bytes, end);
+		return -ENOSPC;
+	}
+	if (!is_aligned(nbd->target_offset, info.block_minimum) ||
+		!is_aligned(end, info.block_minimum)) {
+		snprintf(text, PUSH_TEXT_BYTES_MAX,
+			"the destination takes whole blocks of %" PRIu32 " bytes, and the push "
+			"does not begin and end with one",
+			info.block_minimum);
+		return -EINVAL;
+	}
+	return 0;
+}
+
+static int take_memory(struct push_nbd *nbd, void **base_out)
+{
+	struct push_source *source = nbd->source;
+	bool compares = (source->flags & PUSH_COMPARE) != 0;
+	int result =
+		push_source_own_slots(source, compares ? 2 * PUSH_SLOTS : PUSH_SLOTS, base_out);
+
+	if (result != 0) {
+		return result;
+	}
+	source->slot_count = compares ? source->staged_slots / 2 : source->staged_slots;
+	nbd->beside = (uint8_t *)*base_out + (size_t)source->slot_count * PUSH_SLOT_BYTES;
+	return source->slot_count > 0 ? 0 : -EBUSY;
+}
+
+static void opened(void *context, struct gmb_client *client, const struct gmb_error *error)
+{
+	struct push_nbd *nbd = context;
+	struct push_source *source = nbd->source;
+	struct push_session *session = source->session;
+	struct push_answer answer = { .head.value = source->use.ticket.job };
+	uint64_t silence_ns = session->service->engine->limits.handshake_timeout_ns;
+	char text[PUSH_TEXT_BYTES_MAX];
+	struct gmb_info info = { .size = sizeof(info) };
+	void *base;
+	int result = error->code;
+
+	if (push_source_is_over(source)) {
+		return;
+	}
+	if (result != 0) {
+		snprintf(text, sizeof(text), "the destination: %.*s", (int)sizeof(text) - 32,
+			error->text);
+	} else {
+		result = look(nbd, text);
+	}
+	if (result == 0) {
+		result = take_memory(nbd, &base);
+		snprintf(text, sizeof(text), "there is no staging memory: %s", strerror(-result));
+	}
+	if (result != 0) {
+		push_session_job_fail(session, result, text);
+		return;
+	}
+	session->is_opening = false;
+	session->detached = nbd->detach;
+	push_control_send(session, &answer, NULL);
+	if (push_source_is_over(source)) {
+		return;
+	}
+	gmb_get_info(client, &info);
+	source->no_zeroes = (info.capabilities & GMB_CAN_ZERO) == 0;
+	source->no_map |= source->no_zeroes; /* a hole is data, too */
+	push_source_lent(source, base, (uint32_t)MIN(silence_ns / NS_PER_MS, (uint64_t)UINT32_MAX));
+}
+
+int push_nbd_begin(struct push_source *source, const char *uri, bool detach, const char **text)
+{
+	struct push_session *session = source->session;
+	struct push_service *service = session->service;
+	uint64_t timeout_ms = service->engine->limits.handshake_timeout_ns / NS_PER_MS;
+	struct push_nbd *nbd = calloc(1, sizeof(*nbd));
+	const struct gmb_options options = {
+		.size = sizeof(options),
+		.flags = GMB_OPEN_NO_RECONNECT,
+		.connections = 1,
+		.depth = DEPTH,
+		/* The coordinator waits for the answer about as long. */
+		.connect_timeout_ms = (uint32_t)MIN(timeout_ms / 2 + 1, (uint64_t)UINT32_MAX),
+		.context = nbd,
+		.opened = opened,
+	};
+	int result;
+
+	*text = "the server is out of memory";
+	if (service->nbd == NULL) {
+		service->nbd = hub_create(service->engine->ring);
+	}
+	if (nbd == NULL || service->nbd == NULL) {
+		free(nbd);
+		return -ENOMEM;
+	}
+	nbd->source = source;
+	nbd->hub = service->nbd;
+	nbd->detach = detach;
+	nbd->target_offset = source->use.ticket.offset;
+	list_init(&nbd->node);
+	result = gmb_open_start(nbd->hub->queue, uri, &options, &nbd->client, NULL);
+	if (result != 0) {
+		*text = result == -ENOMEM ? *text
+					  : "the address of the destination is no URI of NBD";
+		free(nbd);
+		return result;
+	}
+	source->nbd = nbd;
+	session->is_opening = true;
+	return 0;
+}
+
+/* --- the end --------------------------------------------------------------------------------- */
+
+void push_nbd_abort(struct push_nbd *nbd)
+{
+	if (nbd->client != NULL && !list_is_linked(&nbd->node)) {
+		list_push_back(&nbd->hub->ending, &nbd->node);
+	}
+}
+
+bool push_nbd_join(const struct push_nbd *nbd)
+{
+	return nbd->client == NULL;
+}
+
+void push_nbd_free(struct push_nbd *nbd)
+{
+	free(nbd);
+}

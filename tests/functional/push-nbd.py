@@ -1,0 +1,262 @@
+#!/usr/bin/python3
+"""gmblock push to servers that speak only NBD: what arrives, what is refused, and what is left when one of the
+three is killed.
+
+    push-nbd.py GMBLOCK ROUNDS
+"""
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import unittest
+
+import push_tool
+import support
+from push_tool import MIB, digest
+
+SERVERS = ("nbdkit", "qemu-nbd", "gmblock")
+
+
+class PushNbd(push_tool.Case):
+    def background(self, ready, *arguments):
+        """A program for the life of a test, once the file is there."""
+        if shutil.which(arguments[0]) is None:
+            self.skipTest(f"{arguments[0]} is not installed")
+        process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        self.wait_for(lambda: os.path.exists(ready) or process.poll() is not None)
+        if process.poll() is not None:
+            self.fail(process.stderr.read())
+        return process
+
+    def nbdkit(self, *arguments):
+        self.count += 1
+        path, ready = self.path(f"k{self.count}"), self.path(f"pid{self.count}")
+        self.background(ready, "nbdkit", "--foreground", "--unix", path, "--pidfile", ready, *arguments)
+        return f"nbd+unix:///?socket={path}"
+
+    def start_server(self, kind, path, file):
+        """A server of the file at that socket; returns how to kill it."""
+        ready = path + ".pid"
+        for left in (path, ready):
+            if os.path.exists(left):
+                os.unlink(left)
+        if kind == "gmblock":
+            return self.start_unix("--export", f"disk={file}", "--listen", f"nbd+unix:///?socket={path}",
+                                   uri_count=2).kill
+        if kind == "nbdkit":
+            process = self.background(ready, "nbdkit", "-f", "-e", "disk", "-U", path, "-P", ready, "file", file)
+        else:
+            process = self.background(ready, "qemu-nbd", "--persistent", "--export-name=disk", "--format=raw",
+                                      "--discard=unmap", "--detect-zeroes=off", f"--socket={path}",
+                                      f"--pid-file={ready}", file)
+
+        def kill():
+            process.kill()
+            process.wait()
+        return kill
+
+    def check_server(self, kind):
+        size = 24 * MIB + 5 * 512
+        source = self.image("source", size, (0, 3 * MIB), (5 * MIB + 4096, 4 * MIB), (20 * MIB, size - 20 * MIB))
+        target = self.image("target", size, (0, size))
+        first = self.serve(f"disk={source}")
+        self.start_server(kind, self.path("t"), target)
+        uris = first.push("disk"), f"nbd+unix:///disk?socket={self.path('t')}"
+        job = self.push(*uris, "--verify=read")
+        self.assertEqual(digest(source), digest(target))
+        self.assertEqual((job["state"], job["bytes_done"], job["bytes_durable"]), ("done", size, size))
+        self.assertGreaterEqual(job["bytes_zeroed"], 11 * MIB)
+        self.assertLess(os.stat(target).st_blocks * 512, 16 * MIB)  # holes stay holes
+        self.assertEqual([(entry["role"], entry["digest"]) for entry in self.jobs(uris[0])],
+                         [("source", job["digest"])])
+        again = self.push(*uris, "--resume")
+        self.assertEqual(again["bytes_skipped"] + again["bytes_zeroed"], size)
+        self.assertEqual(again["digest"], job["digest"])
+        before = digest(target, 0, 512), digest(target, 512 + 3 * MIB + 1024)
+        self.push(*uris, "--range", f"4096+{3 * MIB + 1024}", "--to-offset", "512")
+        self.assertEqual(digest(target, 512, 3 * MIB + 1024), digest(source, 4096, 3 * MIB + 1024))
+        self.assertEqual((digest(target, 0, 512), digest(target, 512 + 3 * MIB + 1024)), before)
+        self.assertEqual(self.counters(first)["pushes_done"], 3)
+        code, errors = first.stop()
+        self.assertEqual((code, errors), (0, ""))
+
+    def test_nbdkit(self):
+        self.check_server("nbdkit")
+
+    def test_qemu(self):
+        self.check_server("qemu-nbd")
+
+    def test_gmblock(self):
+        self.check_server("gmblock")
+
+    def test_without_zeroes(self):
+        """Where none can be asked for they are written, and read back."""
+        size = 6 * MIB
+        source = self.image("source", size, (MIB, MIB))
+        target = self.image("target", size, (0, size))
+        uri = self.nbdkit("--filter=nozero", "file", target)
+        job = self.push(self.serve(f"disk={source}").push("disk"), uri, "--verify=read")
+        self.assertEqual((digest(source), job["bytes_zeroed"]), (digest(target), 0))
+
+    def test_network(self):
+        """The destination is found by its name, the sandbox lets the source go there and nowhere else, and the
+        coordinator carries nothing."""
+        size = 32 * MIB
+        source, target = self.image("source", size, (0, size)), self.image("target", size)
+        far = self.start("--listen", "nbd://127.0.0.1:0", "--export", f"disk={target}")
+        port = re.search(":([0-9]+)/", far.uri).group(1)
+        uri = far.uri.replace("127.0.0.1", "localhost")
+        for place in ("nbd:127.0.0.1", "nbd:10.0.0.0/8,port=any", "127.0.0.1,port=any", f"nbd:{self.path('s')}"):
+            first = self.serve(f"disk={source}", arguments=("--push-to", place))
+            self.check_refused(["push", first.push("disk"), uri], 1, "no --push-to nbd:PLACE of it names")
+            first.stop()
+        first = self.serve(f"disk={source}", arguments=("--push-to", f"nbd:127.0.0.1,port={port}"))
+        push = self.start_push("--rate", "8M", first.push("disk"), uri)
+        self.wait_for_bytes(first.push("disk"), 3 * MIB)
+        with open(f"/proc/{push.pid}/io") as file:
+            counts = dict(line.split(": ") for line in file)
+        self.assertLess(int(counts["rchar"]) + int(counts["wchar"]), MIB)  # what it read of its own libraries
+        opened = [os.readlink(f"/proc/{push.pid}/fd/{number}") for number in os.listdir(f"/proc/{push.pid}/fd")]
+        with open(f"/proc/{push.pid}/net/tcp") as file:
+            tcp = {f"socket:[{line.split()[9]}]" for line in file.readlines()[1:]}
+        self.assertFalse(tcp & set(opened))  # the way to the destination is not the coordinator's
+        _, errors = push.communicate()
+        self.assertEqual((push.returncode, errors), (0, ""))
+        self.assertEqual(digest(source), digest(target))
+
+    def test_refused(self):
+        source = self.image("source", 4 * MIB, (0, 4 * MIB))
+        first = self.serve(f"disk={source}", arguments=("--handshake-timeout", "2s"))
+        disk = first.push("disk")
+        far = self.start_unix("--export", "small=memory:1M", "--export", f"ro={source},readonly=yes",
+                              "--export", "disk=memory:8M", uri_count=3)
+        gone = self.path("gone")
+        silent = socket.socket(socket.AF_UNIX)
+        self.addCleanup(silent.close)
+        silent.bind(self.path("silent"))
+        silent.listen()
+        for target, *fragments in (
+                (far.uris[0], "too small: it has 1048576 bytes, and the push ends at 4194304"),
+                (far.uris[1], "is served read-only"),
+                (far.uris[2].replace("/disk", "/none"), "none"),
+                (f"nbd+unix:///?socket={gone}", "the destination: ", "No such file"),
+                (f"nbd+unix:///?socket={self.path('silent')}", "the destination: ", "no success within"),
+                ("nbds://localhost/disk", "without TLS only; gmblock copy"),
+                ("gmb+unix:///disk?socket=/none", "is not an address of push"),
+                ("nbd://no-such-host.invalid/disk", "cannot find the host")):
+            self.check_refused(["push", disk, target], 1, *fragments)
+            self.check_refused(["push", "--detach", disk, target], 1, *fragments)
+        if shutil.which("nbdkit") is not None:
+            never = self.nbdkit("eval", "get_size=echo 8M", "pread=exit 1", "pwrite=cat >/dev/null", "can_flush=exit 3")
+            self.check_refused(["push", disk, never], 1, "no NBD_CMD_FLUSH")
+            blocks = self.nbdkit("--filter=blocksize-policy", "memory", "8M", "blocksize-minimum=4096")
+            self.check_refused(["push", "--range", "0+512", disk, blocks], 1, "whole blocks of 4096 bytes")
+            self.push(disk, blocks)
+        self.assertEqual({job["state"] for job in self.jobs(disk)[:-1]}, {"failed"})
+        self.assertEqual(first.stop()[0], 0)
+
+    def test_disks_that_fail(self):
+        data = self.image("data", 4 * MIB, (0, 4 * MIB))
+        first = self.serve(f"bad={data},fault=read:EIO", f"good={data}")
+        far = self.start_unix("--export", "full=memory:4M,fault=write:ENOSPC", "--export", "good=memory:4M",
+                              "--export", "flush=memory:4M,fault=flush:EIO", "--export", "read=memory:4M,fault=read:EIO",
+                              uri_count=4)
+        full, good, flush, read = far.uris
+        for source, target, text, *options in (
+                ("good", full, "the destination cannot be written: No space left on device"),
+                ("bad", good, "the source cannot be read"),
+                ("good", flush, "the destination cannot be made durable"),
+                ("good", read, "the destination cannot be read back", "--verify=read"),
+                ("good", read, "the destination cannot be read to compare", "--resume")):
+            self.check_refused(["push", *options, first.push(source), target], 1, text, "with --resume")
+        self.assertEqual(self.counters(first)["pushes_failed"], 5)
+
+    def test_detached(self):
+        first = self.serve(f"disk={self.image('source', 8 * MIB, (0, 8 * MIB))}")
+        far = self.start_unix("--export", "disk=memory:8M")
+        uris = first.push("disk"), far.uri
+        number = self.run_gmblock("push", "--detach", *uris)[1].strip()
+        self.wait_for(lambda: self.jobs(uris[0], "--status", number)[0]["state"] == "done")
+        code, number, errors = self.run_gmblock("push", "--detach", "--rate", "1", *uris)
+        self.assertEqual((code, errors), (0, ""))
+        number = number.strip()
+        self.wait_for(lambda: self.jobs(uris[0], "--status", number)[0]["state"] == "moves")
+        self.assertEqual(self.run_gmblock("push", "--cancel", number, uris[0]), (0, "", ""))
+        self.wait_for(lambda: self.jobs(uris[0], "--status", number)[0]["state"] == "failed")
+        job = self.push(*uris, "--rate", str(16 * MIB))
+        self.assertGreaterEqual(job["seconds"], 0.5 - 0.001)
+        self.assertEqual(first.stop()[0], 0)
+
+    def test_stopped(self):
+        """A source that is stopped ends its jobs, whatever their destination does."""
+        source = self.image("source", 8 * MIB, (0, 8 * MIB))
+        first, far = self.serve(f"disk={source}"), self.start_unix("--export", "disk=memory:8M")
+        push = self.start_push("--rate", "1M", first.push("disk"), far.uri)
+        self.wait_for_bytes(first.push("disk"), MIB)
+        far.freeze()
+        self.wait_for(lambda: self.counters(first)["bytes_read"] >= 2 * MIB)
+        self.assertEqual(first.stop()[0], 0)
+        _, errors = push.communicate()
+        self.assertEqual(push.returncode, 1)
+        self.assertIn("with --resume", errors)
+        far.signal(signal.SIGCONT)
+
+    def test_killed(self):
+        """Each of the three, in turn; what is there already is not moved again."""
+        size = 16 * MIB
+        source, target = self.image("source", size, (0, size)), self.image("target", size)
+        first = self.serve(f"disk={source}")
+        path = self.path("t")
+        uris = first.push("disk"), f"nbd+unix:///disk?socket={path}"
+        kinds = [kind for kind in SERVERS if kind == "gmblock" or shutil.which(kind) is not None]
+        for number in range(ROUNDS):
+            victim = ("destination", "source", "coordinator")[number % 3]
+            kind = kinds[(number + number // 3) % len(kinds)]
+            kill = self.start_server(kind, path, target)
+            with open(target, "r+b") as file:
+                file.write(self.random.randbytes(size))
+            push = self.start_push("--rate", "2M", *uris)
+            least = self.random.randrange(1, 4) * MIB
+            self.wait_for_bytes(uris[0], least)
+            if victim == "coordinator":
+                push.kill()
+            elif victim == "destination":
+                kill()
+                kill = self.start_server(kind, path, target)
+            else:
+                first.kill()
+                first = self.start("--listen", uris[0].replace("/disk", "/"), "--export", f"disk={source}")
+            _, errors = push.communicate()
+            if victim != "coordinator":
+                self.assertEqual(push.returncode, 1, errors)
+                self.assertIn("with --resume" if victim == "destination" else "", errors)
+            self.wait_for(lambda: all(job["state"] in ("done", "failed") for job in self.jobs(uris[0])))
+            job = self.push(*uris, "--resume")
+            self.assertEqual(digest(source), digest(target))
+            self.assertGreaterEqual(job["bytes_skipped"], least)
+            self.assertLess(job["bytes_skipped"], size)
+            kill()
+
+    def test_rights(self):
+        """The right to read the source is that of who runs the command."""
+        uid = os.getuid()
+        first = self.serve("disk=memory:1M", arguments=("--access", f"uid={uid + 1} rights=ro"))
+        far = self.start_unix("--export", "disk=memory:1M")
+        self.check_refused(["push", first.push("disk"), far.uri], 1, "there is no such export")
+
+
+def main():
+    global ROUNDS
+    ROUNDS = int(sys.argv.pop(2))
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    support.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Servers with push, and what gmblock push says about them."""
+import hashlib
+import json
+import random
+import subprocess
+
+import support
+
+MIB = 1 << 20
+
+
+def digest(path, offset=0, length=None):
+    with open(path, "rb") as file:
+        file.seek(offset)
+        return hashlib.sha256(file.read() if length is None else file.read(length)).hexdigest()
+
+
+class Case(support.Case):
+    def setUp(self):
+        super().setUp()
+        self.random = random.Random(11)
+        self.count = 0
+
+    def image(self, name, size, *pieces):
+        """A sparse file with random bytes at (offset, length)."""
+        path = self.path(name)
+        with open(path, "wb") as file:
+            file.truncate(size)
+            for offset, length in pieces:
+                file.seek(offset)
+                file.write(self.random.randbytes(length))
+        return path
+
+    def serve(self, *exports, network=False, arguments=()):
+        """A server of those exports; server.push("disk") is the URI of one."""
+        self.count += 1
+        listen = "push://127.0.0.1:0" if network else f"push+unix:///?socket={self.path(f's{self.count}')}"
+        server = self.start("--listen", listen, "--threads", "2",
+                            "--control", self.path(f"control{self.count}"), *arguments,
+                            *[word for export in exports for word in ("--export", export)],
+                            uri_count=len(exports))
+        server.control = self.path(f"control{self.count}")
+        names = [export.split("=")[0] for export in exports]
+        server.push = lambda name: server.uris[names.index(name)]
+        return server
+
+    def push(self, source, target, *options):
+        """What a push says that must succeed."""
+        code, output, errors = self.run_gmblock("push", "--json", *options, source, target)
+        self.assertEqual((code, errors), (0, ""))
+        return json.loads(output)
+
+    def counters(self, server):
+        code, output, errors = self.run_gmblock("stats", "--json", server.control)
+        self.assertEqual((code, errors), (0, ""))
+        return json.loads(output)["counters"]
+
+    def jobs(self, uri, *options):
+        code, output, errors = self.run_gmblock("push", "--json", *(options or ["--list"]), uri)
+        self.assertEqual((code, errors), (0, ""))
+        return json.loads(output)
+
+    def start_push(self, *arguments):
+        process = subprocess.Popen([support.program(), "push", *arguments], stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(lambda: (process.kill(), process.communicate()))
+        return process
+
+    def wait_for_bytes(self, uri, count):
+        """Until a job there has done so many bytes."""
+        self.wait_for(lambda: any(job["state"] == "moves" and job["bytes_done"] >= count
+                                  for job in self.jobs(uri)))
