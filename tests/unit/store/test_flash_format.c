@@ -160,9 +160,11 @@ static void test_an_anchor_that_is_wrong_is_refused(void **state)
 	assert_int_equal(decode_changed(1664, 'D', true), 0);
 	assert_int_equal(decode_changed(1664, '/', true), -EINVAL);
 	assert_int_equal(decode_changed(1664 + 12, 'x', true), -EINVAL);
-	assert_int_equal(decode_changed(1664, 0, true), -EINVAL);	  /* no name */
-	assert_int_equal(decode_changed(1664 + 64, 8, true), -EINVAL);	  /* of a later anchor */
-	assert_int_equal(decode_changed(1664 + 80, 1, true), -EINVAL);	  /* zeroes */
+	assert_int_equal(decode_changed(1664, 0, true), -EINVAL);      /* no name */
+	assert_int_equal(decode_changed(1664 + 64, 8, true), -EINVAL); /* of a later anchor */
+	assert_int_equal(decode_changed(1664 + 80, 1, true), 0);       /* of a job */
+	assert_int_equal(decode_changed(1664 + 80, 2, true), -EINVAL);
+	assert_int_equal(decode_changed(1664 + 84, 1, true), -EINVAL);	  /* zeroes */
 	assert_int_equal(decode_changed(1664 + 131, 255, true), -EINVAL); /* a node outside */
 	assert_int_equal(decode_changed(2304, 1, true), -EINVAL);
 }
