@@ -5,8 +5,7 @@
 #include <pthread.h>
 #include <string.h>
 #if defined(__x86_64__)
-#include <nmmintrin.h>
-#include <wmmintrin.h>
+#include <immintrin.h>
 #elif defined(__aarch64__)
 #include <sys/auxv.h>
 #endif
@@ -14,6 +13,10 @@
 #include "base/compiler.h"
 
 #define POLYNOMIAL UINT32_C(0x82f63b78) /* with the lowest bit first */
+
+/* What a disk or another process has just written is in no cache of this core, and it is read
+ * faster than the core foresees. */
+enum { AHEAD_BYTES = 2048 };
 
 static uint64_t word_at(const uint8_t *bytes)
 {
@@ -90,12 +93,75 @@ __attribute__((target("pclmul"))) static uint64_t multiply(uint32_t a, uint32_t 
 		_mm_clmulepi64_si128(_mm_cvtsi64_si128(a), _mm_cvtsi64_si128(b), 0));
 }
 
+/*
+ * Sixteen pieces of 128 bits side by side. What is behind a piece by n bits multiplies it by x^n:
+ * its older half is multiplied by x^(n+32) modulo the polynomial, the newer one by x^(n-32), each
+ * shifted by the bit that a product is short, and both are added to the piece that is n bits later.
+ * What is left at the end has the same checksum as all of it.
+ */
+enum { FOLD_BYTES = 256, FOLD_LINE_BYTES = 64 };
+
+#define FOLDS __attribute__((target("avx512f,avx512vl,vpclmulqdq,pclmul,sse4.2")))
+
+FOLDS static inline __m512i fold_four(__m512i from, __m512i by, __m512i into)
+{
+	return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(from, by, 0x00),
+		_mm512_clmulepi64_epi128(from, by, 0x11), into, 0x96);
+}
+
+FOLDS static inline __m128i fold_one(__m128i from, __m128i by, __m128i into)
+{
+	return _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(from, by, 0x00),
+				     _mm_clmulepi64_si128(from, by, 0x11)),
+		into);
+}
+
+/* count: a multiple of FOLD_BYTES, not 0. */
+FOLDS static uint32_t fold(uint32_t state, const uint8_t *bytes, size_t count)
+{
+	const __m128i by_128 = _mm_set_epi64x(0x14cd00bd6, 0x0f20c0dfe);
+	const __m512i by_512 = _mm512_broadcast_i32x4(_mm_set_epi64x(0x09e4addf8, 0x0740eef02));
+	const __m512i by_2048 = _mm512_broadcast_i32x4(_mm_set_epi64x(0x0b9e02b86, 0x0dcb17aa4));
+	__m512i lanes[FOLD_BYTES / FOLD_LINE_BYTES];
+	__m128i last;
+
+	for (int i = 0; i < FOLD_BYTES / FOLD_LINE_BYTES; i++) {
+		lanes[i] = _mm512_loadu_si512(bytes + (size_t)i * FOLD_LINE_BYTES);
+	}
+	lanes[0] =
+		_mm512_xor_si512(lanes[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)state)));
+	for (size_t at = FOLD_BYTES; at < count; at += FOLD_BYTES) {
+#pragma GCC unroll 4
+		for (int i = 0; i < FOLD_BYTES / FOLD_LINE_BYTES; i++) {
+			const uint8_t *line = bytes + at + (size_t)i * FOLD_LINE_BYTES;
+
+			__builtin_prefetch(line + AHEAD_BYTES);
+			lanes[i] = fold_four(lanes[i], by_2048, _mm512_loadu_si512(line));
+		}
+	}
+	for (int i = 1; i < FOLD_BYTES / FOLD_LINE_BYTES; i++) {
+		lanes[0] = fold_four(lanes[0], by_512, lanes[i]);
+	}
+	last = _mm512_castsi512_si128(lanes[0]);
+	last = fold_one(last, by_128, _mm512_extracti32x4_epi32(lanes[0], 1));
+	last = fold_one(last, by_128, _mm512_extracti32x4_epi32(lanes[0], 2));
+	last = fold_one(last, by_128, _mm512_extracti32x4_epi32(lanes[0], 3));
+	state = (uint32_t)_mm_crc32_u64(0, (uint64_t)_mm_extract_epi64(last, 0));
+	return (uint32_t)_mm_crc32_u64(state, (uint64_t)_mm_extract_epi64(last, 1));
+}
+
 enum crc32c_way crc32c_best_way(void)
 {
 	if (!__builtin_cpu_supports("sse4.2")) {
 		return CRC32C_TABLES;
 	}
-	return __builtin_cpu_supports("pclmul") ? CRC32C_MULTIPLIED : CRC32C_INSTRUCTION;
+	if (!__builtin_cpu_supports("pclmul")) {
+		return CRC32C_INSTRUCTION;
+	}
+	return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+			       __builtin_cpu_supports("vpclmulqdq")
+		       ? CRC32C_FOLDED
+		       : CRC32C_MULTIPLIED;
 }
 #elif defined(__aarch64__)
 #ifdef __clang__
@@ -122,7 +188,16 @@ static uint64_t multiply(uint32_t a, uint32_t b)
 {
 	GMB_UNUSED(a);
 	GMB_UNUSED(b);
-	return 0; /* crc32c_best_way() does not choose it */
+	return 0; /* crc32c_best_way() does not choose it, nor this: */
+}
+
+enum { FOLD_BYTES = 1 };
+
+static uint32_t fold(uint32_t state, const uint8_t *bytes, size_t count)
+{
+	GMB_UNUSED(bytes);
+	GMB_UNUSED(count);
+	return state;
 }
 
 enum crc32c_way crc32c_best_way(void)
@@ -142,9 +217,6 @@ enum crc32c_way crc32c_best_way(void)
 enum {
 	STRETCH_BYTES = 1360, /* a multiple of 8; three of them are nearly a block of 4 KiB */
 	LINE_BYTES = 64,
-	/* What a disk or another process has just written is in no cache of this core, and three
-	 * streams at once are more than it foresees. */
-	AHEAD_BYTES = 2048,
 };
 #define SHIFT_1 UINT32_C(0x3f70cc6f) /* x^(8 * STRETCH_BYTES - 33) */
 #define SHIFT_2 UINT32_C(0x5aa1f3cf) /* x^(16 * STRETCH_BYTES - 33) */
@@ -179,15 +251,22 @@ HAS_INSTRUCTION static uint32_t three_stretches(
 		b = add_word(b, word_at(second + i));
 		c = add_word(c, word_at(third + i));
 	}
-	product = way == CRC32C_MULTIPLIED
-			  ? multiply(a, SHIFT_2) ^ multiply(b, SHIFT_1)
-			  : multiply_by_shifts(a, SHIFT_2) ^ multiply_by_shifts(b, SHIFT_1);
+	product = way == CRC32C_INSTRUCTION
+			  ? multiply_by_shifts(a, SHIFT_2) ^ multiply_by_shifts(b, SHIFT_1)
+			  : multiply(a, SHIFT_2) ^ multiply(b, SHIFT_1);
 	return c ^ add_word(0, product);
 }
 
 HAS_INSTRUCTION static uint32_t by_instruction(
 	enum crc32c_way way, uint32_t state, const uint8_t *bytes, size_t count)
 {
+	if (way == CRC32C_FOLDED && count >= FOLD_BYTES) {
+		size_t folded = count - count % FOLD_BYTES;
+
+		state = fold(state, bytes, folded);
+		bytes += folded;
+		count -= folded;
+	}
 	for (; count >= 3 * STRETCH_BYTES; count -= 3 * STRETCH_BYTES) {
 		state = three_stretches(way, state, bytes);
 		bytes += 3 * STRETCH_BYTES;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * CRC-32C (Castagnoli; RFC 3720, appendix B.4), by which what comes back from a disk is known to be
- * what was written. Uses the instructions of SSE 4.2 or ARMv8 and of PCLMULQDQ where the processor
- * has them: 24 GB/s of what is in its cache, against 10 with one instruction after the other, and
- * 2 from tables.
+ * what was written. Uses what the processor has. Measured on one of 2.6 GHz, of what is in its
+ * cache (and of what another core has just written): tables 2 GB/s, SSE 4.2 17, with PCLMULQDQ 24
+ * (18), with VPCLMULQDQ 100 (28).
  *
  * Threading: pure functions. Ownership: none. Errors: none.
  */
@@ -17,6 +17,7 @@ enum crc32c_way {
 	CRC32C_TABLES,	    /* 8 bytes at a time */
 	CRC32C_INSTRUCTION, /* SSE 4.2, or the CRC instructions of ARMv8 */
 	CRC32C_MULTIPLIED,  /* the same with PCLMULQDQ */
+	CRC32C_FOLDED,	    /* AVX-512 with VPCLMULQDQ */
 };
 
 enum crc32c_way crc32c_best_way(void);
