@@ -126,6 +126,7 @@ int export_create(
 	atomic_init(&export->connections_max, options->connections_max);
 	rate_set(&export->rate, &options->rate, 0); /* with its whole burst */
 	atomic_init(&export->memory_max, options->memory_max);
+	atomic_init(&export->atomic_bytes, EXPORT_ATOMIC_UNKNOWN);
 	export->epoch = options->epoch;
 	export->is_volatile = options->is_volatile;
 	export->references = 1;
@@ -312,6 +313,19 @@ static uint32_t index_of(const struct engine *engine, const struct export *expor
 	return index;
 }
 
+static void join_path(struct engine *engine, struct export *export, struct path_export *path_export)
+{
+	uint32_t unknown = EXPORT_ATOMIC_UNKNOWN;
+	uint32_t bytes = path_atomic_bytes(engine->path, export->store);
+
+	/* Relaxed: nothing but the number matters. */
+	if (!atomic_compare_exchange_strong_explicit(&export->atomic_bytes, &unknown, bytes,
+		    memory_order_relaxed, memory_order_relaxed)) {
+		bytes = unknown; /* what another engine has said */
+	}
+	path_export_join(engine->path, path_export, bytes);
+}
+
 int engine_export_prepare(struct engine *engine, struct export *export, struct error *error)
 {
 	struct engine_export *entry;
@@ -335,6 +349,7 @@ int engine_export_prepare(struct engine *engine, struct export *export, struct e
 		free(entry);
 		return rc;
 	}
+	join_path(engine, export, &entry->path);
 	export_get(export);
 	entry->engine = engine;
 	entry->export = export;
@@ -378,6 +393,7 @@ int engine_export_add(struct engine *engine, struct export *export, struct error
 static void entry_free(struct engine *engine, struct engine_export *entry)
 {
 	store_queue_destroy(entry->path.queue);
+	path_export_leave(engine->path, &entry->path);
 	path_export_fini(&entry->path);
 	rate_queue_fini(&entry->rate);
 	engine->closing_count++;

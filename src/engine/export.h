@@ -58,6 +58,11 @@ struct export
 	 * = no limit. */
 	_Atomic uint64_t memory_max;
 
+	/* Longest write with STORE_FUA that its store gets whole: path_atomic_bytes() of the engine
+	 * that had the export first, so that all promise the same. EXPORT_ATOMIC_UNKNOWN: none has
+	 * had it yet. */
+	_Atomic uint32_t atomic_bytes;
+
 	struct store_start start; /* see export_start() */
 
 	/* Called on any thread when the store is closed, before the export is freed. Set by who
@@ -74,6 +79,7 @@ struct export
 };
 
 enum { EXPORT_NAME_BYTES_MAX = 4096 };
+#define EXPORT_ATOMIC_UNKNOWN UINT32_MAX
 
 struct export_options {
 	const char *name; /* copied */

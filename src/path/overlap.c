@@ -172,7 +172,8 @@ void cut_begin(struct path_request *request)
 	bool has_progress = reads && store_has_progress(store);
 	/* The disk takes time in which something else can be done. */
 	bool can_overlap = reads ? info->read_direct || has_progress : info->write_direct;
-	/* Each part would be a flush of its own: split as little as possible, and not measured. */
+	/* Each part would be a flush of its own: split as little as possible, and not measured; one
+	 * that is kept as a whole, not at all. */
 	bool durable = (request->flags & STORE_FUA) != 0;
 	bool times_disk = can_overlap && !durable && request->length >= OVERLAP_REQUEST_BYTES_MIN;
 
@@ -184,7 +185,8 @@ void cut_begin(struct path_request *request)
 	}
 	if (asked == PATH_OVERLAP_OFF || request->whole || request->internal || durable ||
 		(asked == PATH_OVERLAP_AUTO && !can_overlap)) {
-		request->part_size = can_overlap ? PATH_PART_SIZE_MAX : PATH_CACHED_PART_BYTES;
+		request->part_size = can_overlap || request->atomic ? PATH_PART_SIZE_MAX
+								    : PATH_CACHED_PART_BYTES;
 	} else {
 		request->part_size = asked != PATH_OVERLAP_AUTO ? asked : best_part_size(request);
 		request->cut = request->part_size < PATH_PART_SIZE_MAX;

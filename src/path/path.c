@@ -47,6 +47,7 @@ int path_create(const struct path_options *options, struct path **path_out, stru
 	path->share.device_waits = options->device_waits;
 	turns_init(&path->share.waiting);
 	turns_init(&path->share.costly);
+	list_init(&path->share.atomic_lacking);
 	path->stream_max = arena_info(options->ram)->limit_bytes / ARENA_BLOCK_BYTES_MIN +
 			   PATH_PLACED_PARTS_MAX;
 	if (options->device != NULL) {
@@ -70,6 +71,7 @@ void path_destroy(struct path *path)
 		return;
 	}
 	GMB_ASSERT(!path_is_short(path));
+	GMB_ASSERT(path->share.atomic_bytes == 0);
 	(void)munmap(path->streams, path->stream_max * sizeof(*path->streams));
 	free(path);
 }
@@ -106,35 +108,6 @@ static void set_state(struct path_request *request, enum path_state state)
 	/* The first two edges belong to the batch in which the request was taken. */
 	request->edge_ns[state] = state <= PATH_STATE_READ ? ring_batch_ns(request->path->ring)
 							   : ring_now_ns(request->path->ring);
-}
-
-/* Where there is no memory for statistics yet, a request is not counted, and the next one tries
- * again. */
-static void account(struct path_request *request)
-{
-	struct path_operation **operation = &request->export->operations[request->op];
-	struct path_stats **of_client =
-		request->client->stats != NULL ? &request->client->stats[request->op] : NULL;
-
-	if (unlikely(request->error != 0)) {
-		request->export->error_counts[path_error_slot(request->error)]++;
-	}
-	if (unlikely(*operation == NULL)) {
-		*operation = calloc(1, sizeof(**operation));
-	}
-	if (likely(*operation != NULL)) {
-		path_operation_add(
-			*operation, request->edge_ns, request->length, request->error != 0);
-	}
-	if (of_client == NULL) {
-		return;
-	}
-	if (unlikely(*of_client == NULL)) {
-		*of_client = calloc(1, sizeof(**of_client));
-	}
-	if (likely(*of_client != NULL)) {
-		path_stats_add(*of_client, request->edge_ns, request->length, request->error != 0);
-	}
 }
 
 enum path_status path_status(const struct path_request *request)
@@ -270,7 +243,13 @@ static struct path_stream *stream_place(struct path *path, struct path_request *
 {
 	struct path_stream *stream;
 
-	if (!placement_run(request, range, bytes)) {
+	bool in_place = placement_run(request, range, bytes);
+
+	if (unlikely(request->atomic) && *bytes < range->bytes) {
+		in_place = false; /* more than one segment */
+		*bytes = range->bytes;
+	}
+	if (!in_place) {
 		stream = stream_open(path, request, path->ram, range->offset, bytes);
 		if (stream != NULL) {
 			stream->copied = true;
@@ -745,7 +724,7 @@ static void begin(struct path *path, struct path_request *request)
 	}
 	request->arena = path->ram;
 	if (unlikely(request->op == STORE_READ ? info->read_device : info->write_device) &&
-		request->placement == NULL) {
+		request->placement == NULL && !request->atomic) {
 		request->arena = device_choose(request);
 	}
 	if (request->length >= OVERLAP_REQUEST_BYTES_MIN ||
@@ -783,6 +762,9 @@ void path_start(struct path *path, struct path_request *request)
 	request->cut = false;
 	request->striped = false;
 	request->page_cache_missed = false;
+	request->atomic = request->op == STORE_WRITE && (request->flags & STORE_FUA) != 0 &&
+			  request->length <= request->export->atomic_bytes;
+	request->atomic_held = false;
 	request->costly = PATH_COSTLY_NOT;
 	request->slow = false;
 	request->part_size = PATH_PART_SIZE_MAX;
@@ -982,7 +964,7 @@ void path_finish(struct path_request *request)
 	request->path->slow_count -= request->slow;
 	if (!request->abandoned) {
 		set_state(request, PATH_STATE_FIN);
-		account(request);
+		path_account(request);
 	}
 	if (unlikely(request->record != NULL)) {
 		trace_finish(request);

@@ -37,6 +37,7 @@
  * Errors: request->error, a negative errno from the store, once the status is ABORTED.
  * Changes wait for those that an ended connection has left in the store: late.h.
  * When memory is short a request waits for its turn (share.h); nothing fails for lack of memory.
+ * A write that the store keeps as a whole is not cut for that: path_export_join().
  * Extents lie in RAM that is shared in the same way.
  */
 #pragma once
@@ -72,6 +73,10 @@ struct path_export {
 	struct log_limit errors;    /* of the disk */
 	struct late_port late_port; /* to what the export's reactors share; see late.h */
 	uint32_t overlap;	    /* PATH_OVERLAP_AUTO, PATH_OVERLAP_OFF, or bytes of a part */
+	uint32_t atomic_bytes;	    /* see path_export_join() */
+	struct arena_buf atomic;    /* kept for one of those writes; none: there is none yet */
+	bool atomic_used;
+	struct list_node atomic_node; /* while it lacks that */
 	struct overlap reads;
 	struct overlap writes;
 	/* Buffers of all its requests, but for the reserve's: in RAM, and of the device. */
@@ -109,6 +114,20 @@ void path_export_init(struct path_export *path_export, uint32_t overlap, struct 
 	struct ring *ring);
 /* Frees the statistics. */
 void path_export_fini(struct path_export *path_export);
+/*
+ * How long a write with STORE_FUA may be that the path gives to the store as one part, however
+ * short memory is, so that what the store keeps as a whole (store_info.atomic_bytes) is kept: what
+ * the store promises; or less, down to PATH_RESERVE_BYTES, where a block of that size would be more
+ * than an eighth of the memory that requests have, or all of these more than half of it. 0: the
+ * store promises nothing.
+ */
+uint32_t path_atomic_bytes(struct path *path, const struct store *store);
+/* The export's requests will be this path's, and a write as above of at most atomic_bytes is never
+ * cut: for those a block of memory is kept. atomic_bytes: of path_atomic_bytes(), of this path or
+ * of another one with the same memory. Once, after path_export_init(). */
+void path_export_join(struct path *path, struct path_export *path_export, uint32_t atomic_bytes);
+/* No request of it exists, and none will. */
+void path_export_leave(struct path *path, struct path_export *path_export);
 
 /* One run of bytes on its way, with its own buffer. 0 <= sent <= valid <= length. */
 struct path_stream {
@@ -218,6 +237,8 @@ struct path_request {
 	bool striped;  /* parts in an order that keeps all members busy */
 	bool stages;   /* blocks of a placement that are not aligned are copied */
 	bool page_cache_missed;
+	bool atomic;	  /* a write that is one part, whatever there is */
+	bool atomic_held; /* it has the block that is kept for those */
 	enum path_costly costly;
 	struct list_node ready;
 	struct list_node stalled_node; /* in client->stalled, or client->costly_waiting */

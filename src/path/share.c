@@ -33,8 +33,9 @@ static const struct counter path_arena_counter_list[] = {
 const struct counter_table path_arena_counter_table = { "arena", "kind", path_arena_counter_list,
 	ARRAY_COUNT(path_arena_counter_list) };
 
-static void add_arena(
-	const struct arena *arena, const struct path_arena *counts, struct path_arena *sum)
+/* idle_bytes: in a buffer without payload. */
+static void add_arena(const struct arena *arena, const struct path_arena *counts,
+	uint64_t idle_bytes, struct path_arena *sum)
 {
 	const struct arena_info *info = arena_info(arena);
 
@@ -42,7 +43,7 @@ static void add_arena(
 	sum->condemned = info->condemned != 0 ? info->condemned : sum->condemned;
 	sum->limit_bytes += info->limit_bytes;
 	sum->mapped_bytes += info->mapped_bytes;
-	sum->used_bytes += info->used_bytes;
+	sum->used_bytes += info->used_bytes - idle_bytes;
 	sum->waits += counts->waits;
 	sum->spills += counts->spills;
 }
@@ -51,9 +52,9 @@ void path_arenas_add(struct path *path, struct path_arena *ram, struct path_aren
 {
 	const struct path_share *share = path_share(path);
 
-	add_arena(share->ram, &share->ram_counts, ram);
+	add_arena(share->ram, &share->ram_counts, share->atomic_idle_bytes, ram);
 	if (share->device != NULL) {
-		add_arena(share->device, &share->device_counts, device);
+		add_arena(share->device, &share->device_counts, 0, device);
 	}
 }
 
@@ -137,19 +138,129 @@ static bool get_reserve(struct path_request *request, struct arena **arena_inout
 	uint64_t replaced_bytes, uint64_t *bytes_inout, struct arena_buf *buf)
 {
 	struct path_client *client = request->client;
+	uint64_t room = PATH_RESERVE_BYTES - offset % PATH_RESERVE_BYTES; /* the next is aligned */
 	bool may = request->op == STORE_WRITE || client->buffer_count == 0 || replaced_bytes > 0;
 
+	may = may && (!request->atomic || *bytes_inout <= room);
 	if (!may || client->reserve_used || arena_get_reserved(client->share->ram, buf) < 0) {
 		return false;
 	}
 	*arena_inout = client->share->ram;
-	*bytes_inout = MIN(*bytes_inout,
-		PATH_RESERVE_BYTES - offset % PATH_RESERVE_BYTES); /* the next one is aligned */
+	*bytes_inout = MIN(*bytes_inout, room);
 	client->reserve_used = true;
 	client->buffer_count++;
 	client->lacking = NULL;
 	return true;
 }
+
+/* --- blocks for writes that must not be cut ------------------------------------------------ */
+
+uint32_t path_atomic_bytes(struct path *path, const struct store *store)
+{
+	const struct path_share *share = path_share(path);
+	const struct arena_info *info = arena_info(share->ram);
+	uint64_t memory = info->limit_bytes - info->reserve_bytes;
+	uint64_t promised = store_info(store)->atomic_bytes;
+	uint64_t block = promised > 0 ? block_bytes(promised) : 0;
+
+	while (block > PATH_RESERVE_BYTES &&
+		(block > memory / PATH_ATOMIC_DIVISOR || block > ARENA_BLOCK_BYTES_MAX ||
+			share->atomic_bytes + block > memory / PATH_ATOMIC_DIVISOR_ALL)) {
+		block /= 2;
+	}
+	return (uint32_t)MIN(promised, block);
+}
+
+/* Takes the blocks of exports for which there was no room before. */
+static void keep_atomic(struct path_share *share)
+{
+	struct list_node *node;
+
+	while (unlikely((node = list_first(&share->atomic_lacking)) != NULL)) {
+		struct path_export *export = list_entry(node, struct path_export, atomic_node);
+
+		if (arena_get(share->ram, export->atomic_bytes, &export->atomic) < 0) {
+			return;
+		}
+		list_remove(node);
+		share->atomic_idle_bytes += export->atomic.bytes;
+	}
+}
+
+/* In turn: not before others that wait. */
+static bool get_atomic(
+	struct path_request *request, struct arena **arena_inout, struct arena_buf *buf)
+{
+	struct path_client *client = request->client;
+	struct path_export *export = request->export;
+	struct path_share *share = client->share;
+
+	if (likely(!request->atomic)) {
+		return false;
+	}
+	client->lacking = NULL; /* it waits for the block, whoever has it */
+	if (export->atomic.memory.rights == 0 || export->atomic_used) {
+		return false;
+	}
+	if (!share->serving && !turn_is_waiting(&client->turn) &&
+		!turns_are_empty(&share->waiting)) {
+		share->released = true; /* its turn will come */
+		return false;
+	}
+	*buf = export->atomic;
+	*arena_inout = share->ram;
+	export->atomic_used = true;
+	share->atomic_idle_bytes -= buf->bytes;
+	request->atomic_held = true;
+	client->atomic_count++;
+	client->buffer_count++;
+	return true;
+}
+
+static void put_atomic(struct path_request *request, struct arena_buf *buf)
+{
+	request->atomic_held = false;
+	request->export->atomic_used = false;
+	request->client->atomic_count--;
+	request->client->share->atomic_idle_bytes += buf->bytes;
+	buf->memory = MEM_NONE;
+}
+
+/* A block of the reserve is as good. */
+static bool needs_block(const struct path_export *path_export)
+{
+	return path_export->atomic_bytes > PATH_RESERVE_BYTES;
+}
+
+void path_export_join(struct path *path, struct path_export *path_export, uint32_t atomic_bytes)
+{
+	struct path_share *share = path_share(path);
+
+	GMB_ASSERT(atomic_bytes <= store_info(path_export->store)->atomic_bytes);
+	path_export->atomic_bytes = atomic_bytes;
+	if (needs_block(path_export)) {
+		share->atomic_bytes += block_bytes(atomic_bytes);
+		list_push_back(&share->atomic_lacking, &path_export->atomic_node);
+		keep_atomic(share);
+	}
+}
+
+void path_export_leave(struct path *path, struct path_export *path_export)
+{
+	struct path_share *share = path_share(path);
+
+	GMB_ASSERT(!path_export->atomic_used);
+	share->atomic_bytes -=
+		needs_block(path_export) ? block_bytes(path_export->atomic_bytes) : 0;
+	list_remove(&path_export->atomic_node);
+	if (path_export->atomic.memory.rights != 0) {
+		share->atomic_idle_bytes -= path_export->atomic.bytes;
+		arena_put(share->ram, &path_export->atomic);
+	}
+	share->released = true;
+}
+
+/* --- buffers ------------------------------------------------------------------------------- */
 
 /* The same for memory of a device, which no quota counts. */
 static bool may_hold_device(struct path_client *client, const struct path_export *export,
@@ -170,13 +281,18 @@ static bool get_from(struct path_request *request, struct arena *arena, uint64_t
 	bool of_device = unlikely(arena == client->share->device);
 	uint64_t bytes = *bytes_inout;
 
+	if (unlikely(!list_is_empty(&client->share->atomic_lacking)) && !of_device &&
+		replaced_bytes == 0) {
+		client->lacking = NULL;
+		return false;
+	}
 	if (unlikely(replaced_bytes > 0)) {
 		bytes = MIN(bytes, replaced_bytes);
 	}
 	while (!(of_device ? may_hold_device(client, export, bytes, replaced_bytes)
 			   : may_hold(client, export->held_bytes, arena, bytes, replaced_bytes)) ||
 		arena_get(arena, (uint32_t)bytes, buf) < 0) {
-		if (bytes <= PATH_PART_BYTES_MIN) {
+		if (bytes <= PATH_PART_BYTES_MIN || request->atomic) {
 			return false;
 		}
 		bytes = align_down(bytes / 2, PATH_RESERVE_BYTES);
@@ -211,17 +327,23 @@ bool share_get(struct path_request *request, struct arena **arena_inout, uint64_
 			return true;
 		}
 	}
-	got = get_reserve(request, arena_inout, offset, replaced_bytes, bytes_inout, buf);
+	got = get_atomic(request, arena_inout, buf) ||
+	      get_reserve(request, arena_inout, offset, replaced_bytes, bytes_inout, buf);
 	request->client->lacks_device = !got && *arena_inout == share->device;
 	return got;
 }
 
-void share_put(const struct path_request *request, struct arena *arena, struct arena_buf *buf)
+void share_put(struct path_request *request, struct arena *arena, struct arena_buf *buf)
 {
 	struct path_client *client = request->client;
 
 	GMB_ASSERT(client->buffer_count > 0);
 	client->buffer_count--;
+	client->share->released = true;
+	if (unlikely(request->atomic_held)) {
+		put_atomic(request, buf);
+		return;
+	}
 	if (unlikely(buf->reserved)) {
 		client->reserve_used = false;
 	} else if (unlikely(arena == client->share->device)) {
@@ -232,12 +354,12 @@ void share_put(const struct path_request *request, struct arena *arena, struct a
 		request->export->held_bytes -= buf->bytes;
 	}
 	arena_put(arena, buf);
-	client->share->released = true;
 }
 
 int path_client_get(struct path_client *client, uint32_t bytes, struct arena_buf *buf)
 {
-	if (quota_without_room(client, bytes) != NULL ||
+	if (!list_is_empty(&client->share->atomic_lacking) ||
+		quota_without_room(client, bytes) != NULL ||
 		!is_below_thresholds(client->held_bytes, 0, client->share->ram, bytes) ||
 		arena_get(client->share->ram, bytes, buf) < 0) {
 		return -EAGAIN;
@@ -294,6 +416,11 @@ void path_client_sent(struct path_client *client, uint64_t bytes, bool filled)
 
 /* --- waiting ------------------------------------------------------------------------------- */
 
+static struct path_request *request_of(struct list_node *stalled_node)
+{
+	return list_entry(stalled_node, struct path_request, stalled_node);
+}
+
 /* of: the quota that it waits for, or NULL; of_device: for memory of the device. */
 static void set_short(
 	struct path_client *client, bool is_short, struct path_quota *of, bool of_device)
@@ -335,11 +462,14 @@ void share_wait(struct path_request *request, bool is_short)
 	client->lacking = NULL;
 	client->lacks_device = false;
 	if (!list_is_linked(&request->stalled_node)) {
-		if (request->op == STORE_WRITE) {
-			list_push_front(&client->stalled, &request->stalled_node);
-		} else {
-			list_push_back(&client->stalled, &request->stalled_node);
+		struct list_node *next = client->stalled.next;
+
+		while (request->op == STORE_WRITE && next != &client->stalled &&
+			request_of(next)->op == STORE_WRITE) {
+			next = next->next;
 		}
+		list_insert_before(request->op == STORE_WRITE ? next : &client->stalled,
+			&request->stalled_node);
 	}
 	if (list_first(&client->stalled) == &request->stalled_node) {
 		set_short(client, is_short, lacking, lacks_device);
@@ -483,19 +613,24 @@ void share_serve(struct path_share *share, void (*again)(struct path_request *re
 	struct turn *turn;
 
 	share->released = false;
+	keep_atomic(share);
+	share->serving = true;
 	turns_round_init(&round);
 	while ((turn = turns_next(&share->waiting)) != NULL) {
 		struct path_client *client = container_of(turn, struct path_client, turn);
 		uint64_t held = client->held_bytes + client->device_held_bytes;
+		uint32_t atomic_count = client->atomic_count;
 
-		again(list_entry(list_first(&client->stalled), struct path_request, stalled_node));
-		if (client->held_bytes + client->device_held_bytes > held) {
+		again(request_of(list_first(&client->stalled)));
+		if (client->held_bytes + client->device_held_bytes > held ||
+			client->atomic_count > atomic_count) {
 			turns_had(&share->waiting, turn, &round); /* the reserve is no turn */
 		} else if (turn_is_waiting(turn)) {
 			turns_in_vain(turn, &round);
 		}
 	}
 	turns_end(&share->waiting, &round);
+	share->serving = false;
 	if (unlikely(share->costly_waiting_count > 0)) {
 		serve_costly(share, start);
 	}

@@ -27,6 +27,13 @@
  * RAM, or waits (path_options.device_waits); the reserve is RAM, for both. So the little that a
  * device may have stops nobody.
  *
+ * A write that must not be cut (path_export_join()) needs one buffer for all of it. Each export
+ * with such writes has one block of the size that is needed, which nobody else can have and no
+ * quota counts. A write that finds no room elsewhere has it, or waits for it in its turn. Whoever
+ * has it needs nothing else, and a peer that sends nothing for too long loses its connection; so it
+ * comes back, and a disk that hangs keeps it from its own clients alone. If an export comes while
+ * memory is in use, clients have nothing but their reserve until the block can be taken.
+ *
  * Block status, trim, zero and cache keep a worker thread, or the lock of a file, for long. A
  * client has one of them in the store at a time, an export one, and more while it has fewer than
  * are left of PATH_COSTLY_MAX; they take turns in the same way. Who waits for the change of a
@@ -54,6 +61,10 @@ enum {
 	PATH_EXPORT_FACTOR = 3,	     /* the same */
 	PATH_COSTLY_MAX = 8,	     /* costly requests in the stores, more exports apart */
 	PATH_CHEAP_BYTES = 64 << 10, /* see share_is_costly() */
+	/* Blocks for writes that are not cut have at most these parts of the memory: one of them,
+	 * and all. */
+	PATH_ATOMIC_DIVISOR = 8,
+	PATH_ATOMIC_DIVISOR_ALL = 2,
 };
 
 _Static_assert((int)PATH_WINDOW_BYTES >= 2 * (int)ARENA_BLOCK_BYTES_MAX,
@@ -103,8 +114,12 @@ struct path_share {
 	uint32_t costly_waiting_count;
 	struct path_arena ram_counts; /* waits and spills only */
 	struct path_arena device_counts;
-	bool costly_serving; /* in share_serve() */
-	bool released;	     /* something changed since the last path_serve() */
+	uint64_t atomic_bytes;		 /* of blocks for writes that are not cut */
+	uint64_t atomic_idle_bytes;	 /* of those that were taken and that no request has */
+	struct list_node atomic_lacking; /* exports for whose block there was no room yet */
+	bool serving;			 /* share_serve() gives memory to those that wait for it */
+	bool costly_serving;		 /* the same of places for costly requests */
+	bool released;			 /* something changed since the last path_serve() */
 };
 
 struct path_peer {
@@ -124,7 +139,8 @@ struct path_client {
 	uint64_t device_held_bytes;
 	uint64_t unsent_bytes; /* of reads: begun, and not handed to the session yet */
 	uint64_t window_bytes; /* for unsent_bytes */
-	uint32_t buffer_count; /* of requests, the reserve's included */
+	uint32_t buffer_count; /* of requests, with the reserve's and the next ones */
+	uint32_t atomic_count; /* blocks for writes that are not cut */
 	bool reserve_used;
 	bool is_short; /* the first that waits, waits for what others hold */
 	struct path_quota *quotas[PATH_QUOTAS]; /* NULL: none */
@@ -165,17 +181,17 @@ bool path_client_is_wanted(const struct path_client *client);
 /* True when it holds memory that others may wait for. */
 static inline bool path_client_holds(const struct path_client *client)
 {
-	return client->held_bytes + client->device_held_bytes > 0;
+	return client->held_bytes + client->device_held_bytes > 0 || client->atomic_count > 0;
 }
 
 /* --- private to src/path --------------------------------------------------------------------- */
 
 /* A buffer of at most *bytes_inout for a part that begins at offset: less where there is not as
- * much. replaced: so much the request has just given back, and nobody else may have it. False:
- * memory is short, share_wait() is to be called. */
+ * much, but all of it with request->atomic. replaced: so much the request has just given back, and
+ * nobody else may have it. False: memory is short, share_wait() is to be called. */
 bool share_get(struct path_request *request, struct arena **arena_inout, uint64_t offset,
 	uint64_t replaced_bytes, uint64_t *bytes_inout, struct arena_buf *buf);
-void share_put(const struct path_request *request, struct arena *arena, struct arena_buf *buf);
+void share_put(struct path_request *request, struct arena *arena, struct arena_buf *buf);
 
 /* Whether bytes more of a read fit into the window of its client. */
 bool share_fits_window(const struct path_request *request, uint64_t bytes);

@@ -84,6 +84,35 @@ void path_operation_add(struct path_operation *operation, const uint64_t edge_ns
 	}
 }
 
+/* Where there is no memory for statistics yet, a request is not counted, and the next one tries
+ * again. */
+void path_account(const struct path_request *request)
+{
+	struct path_operation **operation = &request->export->operations[request->op];
+	struct path_stats **of_client =
+		request->client->stats != NULL ? &request->client->stats[request->op] : NULL;
+
+	if (unlikely(request->error != 0)) {
+		request->export->error_counts[path_error_slot(request->error)]++;
+	}
+	if (unlikely(*operation == NULL)) {
+		*operation = calloc(1, sizeof(**operation));
+	}
+	if (likely(*operation != NULL)) {
+		path_operation_add(
+			*operation, request->edge_ns, request->length, request->error != 0);
+	}
+	if (of_client == NULL) {
+		return;
+	}
+	if (unlikely(*of_client == NULL)) {
+		*of_client = calloc(1, sizeof(**of_client));
+	}
+	if (likely(*of_client != NULL)) {
+		path_stats_add(*of_client, request->edge_ns, request->length, request->error != 0);
+	}
+}
+
 void path_operation_merge(struct path_operation *into, const struct path_operation *from)
 {
 	for (int size_class = 0; size_class < PATH_SIZE_CLASS_COUNT; size_class++) {
@@ -560,6 +589,10 @@ void path_export_init(struct path_export *path_export, uint32_t overlap, struct 
 	path_export->staged_parts = 0;
 	path_export->placements_refused = 0;
 	path_export->late_waits = 0;
+	path_export->atomic_bytes = 0;
+	path_export->atomic.memory = MEM_NONE;
+	path_export->atomic_used = false;
+	list_init(&path_export->atomic_node);
 	path_export->name = NULL;
 	path_export->name_bytes = 0;
 	path_export->errors = (struct log_limit){ 0 };

@@ -76,6 +76,10 @@ void path_operation_add(struct path_operation *operation, const uint64_t edge_ns
 	uint64_t length, bool failed);
 void path_operation_merge(struct path_operation *into, const struct path_operation *from);
 
+/* Private to src/path: counts a request that has ended, for its export and its client. */
+struct path_request;
+void path_account(const struct path_request *request);
+
 /* Where an error of a store, a negative errno, is counted, 0 to PATH_ERROR_COUNT - 1; and its name,
  * "EIO", of all others "other". */
 uint32_t path_error_slot(int error);

@@ -660,6 +660,7 @@ static void fill_info(struct overlay_store *store)
 	info->write_direct = upper->write_direct;
 	info->stripe_chunk = 0;
 	info->stripe_members = 0;
+	info->atomic_bytes = 0; /* each block that is new here is written, and then its bit */
 	info->is_volatile = upper->is_volatile;
 	info->has_progress = false;
 	info->progress_off = NULL;

@@ -89,6 +89,8 @@ static void check_info(const struct store_info *info)
 	GMB_ASSERT(is_power_of_two(info->offset_align));
 	GMB_ASSERT(info->memory_rights != 0);
 	GMB_ASSERT((info->stripe_chunk == 0) == (info->stripe_members == 0));
+	GMB_ASSERT(is_aligned(info->atomic_bytes, info->block_min));
+	GMB_ASSERT(info->atomic_bytes == 0 || (info->memory_rights & MEM_CPU_READ) != 0);
 }
 
 /* What was asked for goes over what the disk says of itself. */

@@ -123,6 +123,10 @@ struct store_info {
 	uint64_t io_max;       /* largest single device command, 0 = unknown */
 	uint32_t stripe_chunk; /* bytes per member, 0 = not striped */
 	uint32_t stripe_members;
+	/* A write with STORE_FUA of at most so many bytes, whose offset and length are multiples of
+	 * block_min, is there as a whole or not at all after a crash, if it is submitted as one
+	 * part. memory_rights has MEM_CPU_READ then. 0: nothing is promised. */
+	uint32_t atomic_bytes;
 	bool is_volatile; /* what was written is lost with the process */
 	uint64_t epoch;	  /* of its own, see struct export: known once it has started. 0: none */
 	uint64_t budget_bytes;		  /* memory that it wants, see struct store_start */

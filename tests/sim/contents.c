@@ -14,6 +14,9 @@
 enum {
 	GIANT_WINDOW_BYTES = 1 << 20,
 	FLASH_SEGMENT_BLOCKS = 16,
+	/* With room for the longest record, and so many more of them that the collector gets on. */
+	FLASH_ATOMIC_SEGMENT_BLOCKS = 256,
+	FLASH_ATOMIC_SPARE = 40,
 	FLASH_SEGMENTS_LEAST = 20,
 	FLASH_SEGMENTS_MORE = 30,
 };
@@ -95,19 +98,23 @@ static uint8_t *flash_contents(const struct scenario_export *export, const char 
 void contents_make_flash(struct scenario_export *export, const char *disk)
 {
 	uint64_t segments = FLASH_SEGMENTS_LEAST + model_random() % FLASH_SEGMENTS_MORE;
+	uint64_t segment_blocks =
+		runner_atomic ? FLASH_ATOMIC_SEGMENT_BLOCKS : FLASH_SEGMENT_BLOCKS;
 	struct sim_disk_options options = {
-		.size = (FLASH_SEGMENTS_AT + segments * FLASH_SEGMENT_BLOCKS) * FLASH_BLOCK_BYTES,
+		.size = (FLASH_SEGMENTS_AT + segments * segment_blocks) * FLASH_BLOCK_BYTES,
 		.direct_offset_align = 512,
 		.is_block = model_random() % 3 == 0,
 		.no_discard = model_random() % 3 == 0,
 	};
-	struct store_create create = { .segment_bytes = FLASH_SEGMENT_BLOCKS * FLASH_BLOCK_BYTES };
+	struct store_create create = { .segment_bytes = segment_blocks * FLASH_BLOCK_BYTES,
+		.spare_percent = runner_atomic ? FLASH_ATOMIC_SPARE : 0 };
 	struct flash flash = { .path = (char *)(uintptr_t)disk };
 	struct error error;
 
 	export->is_flash = true;
 	snprintf(export->path, sizeof(export->path), "flash:%s", disk);
 	export->disk = sim_disk_create(disk, &options);
+	sim_set_faults(&(struct sim_faults){ .jitter = true });
 	if (store_create(export->path, &create, &error) != 0 ||
 		disk_open(disk, true, false, &flash.fd, &error) != 0 ||
 		flash_anchors_read(&flash, &error) != 0) {
@@ -176,10 +183,22 @@ static void look(struct looking *looking, const char *disk)
 	free(flash);
 }
 
+/* Whatever is there: what its server was to keep as a whole. */
+static void is_whole(const struct scenario_export *export, const uint8_t *data, size_t len)
+{
+	uint32_t open_count = 0;
+
+	if (export->is_flash && !oracle_check_whole(export->oracle, data, len, &open_count)) {
+		model_fail("export '%s': %s", export->name, oracle_message(export->oracle));
+	}
+	export->scenario->atomic_writes += open_count;
+}
+
 static void is_durable(const struct looking *looking, uint64_t offset, uint8_t *data, size_t len)
 {
 	const struct scenario_export *export = looking->export;
 
+	is_whole(export, data, len);
 	if (!oracle_check_durable(export->oracle, offset, data, len)) {
 		model_fail("durability, export '%s': %s", export->name,
 			oracle_message(export->oracle));
@@ -190,6 +209,7 @@ static void is_current(const struct looking *looking, uint64_t offset, uint8_t *
 {
 	const struct scenario_export *export = looking->export;
 
+	is_whole(export, data, len);
 	if (!oracle_check_read(export->oracle, oracle_now(export->oracle), offset, data, len)) {
 		model_fail("at the end, export '%s': %s", export->name,
 			oracle_message(export->oracle));

@@ -2,7 +2,8 @@
 /*
  * What docs/design/0011 promises while many want the same, whatever the others do:
  *
- * - who holds nothing waits for nothing;
+ * - who holds nothing waits for nothing, but for the block that is kept for writes that must not be
+ *   cut;
  * - nobody waits for what he could have;
  * - an export has at most three quarters of the places, but for what is reserved for its sessions,
  *   and is given no more memory when it has three times what is free;
@@ -25,25 +26,45 @@ static struct session *session_of(struct list_node *node)
 
 /* --- turns --------------------------------------------------------------------------------- */
 
-enum resource { PLACES, MEMORY };
+enum resource { PLACES, MEMORY, ATOMIC, RESOURCES };
+
+static const char *const resource_names[RESOURCES] = { "a place", "memory",
+	"the block for a write that is not cut" };
+
+/* Its next request waits for memory, and is a write that must not be cut. */
+static bool waits_for_atomic(const struct session *session)
+{
+	struct list_node *first = session->client.stalled.next;
+
+	return session->client.is_short &&
+	       list_entry(first, struct path_request, stalled_node)->atomic;
+}
 
 static bool waits(const struct session *session, enum resource resource)
 {
-	return session->state == SESSION_READY &&
-	       (resource == PLACES ? turn_is_waiting(&session->blocked_turn)
-				   : session->client.is_short);
+	if (session->state != SESSION_READY) {
+		return false;
+	}
+	if (resource == PLACES) {
+		return turn_is_waiting(&session->blocked_turn);
+	}
+	return session->client.is_short && waits_for_atomic(session) == (resource == ATOMIC);
 }
 
 static uint64_t holds(const struct session *session, enum resource resource)
 {
-	return resource == PLACES ? session->inflight_count : session->client.held_bytes;
+	return resource == PLACES   ? session->inflight_count
+	       : resource == MEMORY ? session->client.held_bytes
+				    : 0;
 }
 
 static struct fairness_turns *turns_of(const struct session *session, enum resource resource)
 {
 	struct scenario *scenario = session->engine->options.context;
 
-	return resource == PLACES ? &scenario->fairness.places : &scenario->fairness.memory;
+	return resource == PLACES   ? &scenario->fairness.places
+	       : resource == MEMORY ? &scenario->fairness.memory
+				    : &scenario->fairness.atomic;
 }
 
 static void forget(const struct session *session, enum resource resource)
@@ -76,8 +97,8 @@ static void take_turn(
 			model_fail("client %" PRIu64 " waits for %s and holds %" PRIu64
 				   ": client %" PRIu64 ", which held %" PRIu64
 				   ", has passed it %u times",
-				other->peer.id, resource == PLACES ? "a place" : "memory",
-				holds(other, resource), taker->peer.id, held, *passed);
+				other->peer.id, resource_names[resource], holds(other, resource),
+				taker->peer.id, held, *passed);
 		}
 		turns->peer_turns[other->peer.id] += other->of_peer == taker->of_peer;
 	}
@@ -111,8 +132,10 @@ static void watch_again(struct path_request *request)
 	uint64_t left = arena_free_bytes(session->engine->arena);
 	const struct path_export *export = session->path_export;
 	uint64_t export_held = export->held_bytes;
+	uint32_t atomic_count = client->atomic_count;
 
 	forget(session, MEMORY);
+	forget(session, ATOMIC);
 	path_again(request);
 	if (scenario->twin_bytes == 0 && export->held_bytes > export_held &&
 		export_held >= 3 * left) {
@@ -124,6 +147,11 @@ static void watch_again(struct path_request *request)
 	 * be short of another arena than those of the next. */
 	if (scenario->twin_bytes == 0 && client->held_bytes > held) {
 		take_turn(session, MEMORY, held, client->held_bytes < held + PATH_PART_BYTES_MIN);
+		take_turn(session, ATOMIC, 0, true);
+	}
+	if (client->atomic_count > atomic_count) {
+		take_turn(session, MEMORY, held, true);
+		take_turn(session, ATOMIC, 0, false);
 	}
 }
 
@@ -141,6 +169,7 @@ void fairness_begin(struct scenario *scenario)
 	/* The figures go on, the clients do not. */
 	scenario->fairness.places = (struct fairness_turns){ scenario->fairness.places.count };
 	scenario->fairness.memory = (struct fairness_turns){ scenario->fairness.memory.count };
+	scenario->fairness.atomic = (struct fairness_turns){ scenario->fairness.atomic.count };
 }
 
 /* --- shares -------------------------------------------------------------------------------- */
@@ -150,7 +179,7 @@ static void check_session(const struct session *session)
 	const struct engine *engine = session->engine;
 	const struct path_client *client = &session->client;
 
-	for (enum resource resource = PLACES; resource <= MEMORY; resource++) {
+	for (enum resource resource = PLACES; resource < RESOURCES; resource++) {
 		if (!waits(session, resource)) {
 			forget(session, resource);
 		}
@@ -165,7 +194,8 @@ static void check_session(const struct session *session)
 				session->peer.id);
 		}
 	}
-	if (waits(session, MEMORY) && !turn_is_waiting(&client->turn)) {
+	if (client->is_short && session->state == SESSION_READY &&
+		!turn_is_waiting(&client->turn)) {
 		model_fail(
 			"client %" PRIu64 " waits for memory and gets no turn", session->peer.id);
 	}

@@ -63,6 +63,9 @@ static const struct figure {
 	FIGURE("--place-turns", "turns of clients that waited for a place", place_turns),
 	FIGURE("--memory-turns", "turns of clients that waited for memory", memory_turns),
 	FIGURE("--flash-moved", "blocks that collectors of flash stores moved", flash_moved),
+	FIGURE("--atomic-turns", "turns of clients whose write is not cut", atomic_turns),
+	FIGURE("--atomic-writes", "durable writes in flight, each there as a whole or not at all",
+		atomic_writes),
 #undef FIGURE
 };
 
@@ -84,6 +87,7 @@ struct arguments {
 static struct progress *progress;
 
 bool runner_native;
+bool runner_atomic;
 
 void model_fail(const char *format, ...)
 {
@@ -191,6 +195,8 @@ static bool parse(int argc, char **argv, struct arguments *arguments)
 			arguments->verbose = true;
 		} else if (strcmp(argv[i], "--gmb") == 0) {
 			runner_native = true;
+		} else if (strcmp(argv[i], "--atomic") == 0) {
+			runner_atomic = true;
 		} else if (i + 1 == argc || !parse_value(arguments, argv[i], argv[i + 1])) {
 			return false;
 		} else {
@@ -243,7 +249,7 @@ int main(int argc, char **argv)
 	if (!parse(argc, argv, &arguments)) {
 		fprintf(stderr,
 			"usage: %s [--seeds FROM-TO] [--seed N] [--verbose] [--soak SECONDS] "
-			"[--gmb] [--FIGURE LEAST]...\n",
+			"[--gmb | --atomic] [--FIGURE LEAST]...\n",
 			argv[0]);
 		return 2;
 	}
@@ -275,7 +281,10 @@ int main(int argc, char **argv)
 			"\n",
 			progress->seed, WIFSIGNALED(status) ? "signal" : "exit status",
 			WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status), argv[0],
-			runner_native ? " --gmb" : "", progress->seed);
+			runner_native	? " --gmb"
+			: runner_atomic ? " --atomic"
+					: "",
+			progress->seed);
 		return 1;
 	}
 	return tell(&arguments) ? 0 : 1;

@@ -7,11 +7,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { SECTOR = 512 };
+
 struct record {
 	enum oracle_kind kind;
 	bool acknowledged;
 	bool durable;
 	bool orphan;
+	bool whole;
 	uint32_t owner;
 	uint32_t group;
 	uint64_t offset;
@@ -96,6 +99,11 @@ uint32_t oracle_begin(struct oracle *oracle, enum oracle_kind kind, uint64_t off
 		.end = UINT64_MAX,
 	};
 	return oracle->count++;
+}
+
+void oracle_keep_whole(struct oracle *oracle, uint32_t record)
+{
+	oracle->records[record].whole = true;
 }
 
 void oracle_end(struct oracle *oracle, uint32_t record, bool durable)
@@ -333,6 +341,50 @@ bool oracle_check_durable(struct oracle *oracle, uint64_t offset, const uint8_t 
 	struct check check = { .oracle = oracle, .crash = true };
 
 	return check_range(&check, offset, data, len);
+}
+
+/* Another one may have replaced what r has there. */
+static bool may_be_replaced(
+	const struct oracle *oracle, const struct record *r, uint64_t offset, uint64_t length)
+{
+	for (uint32_t i = 0; i < oracle->count; i++) {
+		const struct record *other = &oracle->records[i];
+
+		if (other != r && other->end >= r->begin && touches(other, offset, length)) {
+			return true;
+		}
+	}
+	return false;
+}
+
+bool oracle_check_whole(struct oracle *oracle, const uint8_t *data, size_t len, uint32_t *open_out)
+{
+	*open_out = 0;
+	for (uint32_t i = 0; i < oracle->count; i++) {
+		const struct record *r = &oracle->records[i];
+		uint64_t looked = 0;
+		uint64_t there = 0;
+
+		for (uint64_t at = r->offset; r->whole && at + SECTOR <= r->offset + r->length;
+			at += SECTOR) {
+			uint8_t want[SECTOR];
+
+			if (at + SECTOR <= len && !may_be_replaced(oracle, r, at, SECTOR)) {
+				oracle_pattern(r->seed, at, want, SECTOR);
+				looked++;
+				there += memcmp(want, data + at, SECTOR) == 0;
+			}
+		}
+		*open_out += looked > 0 && !r->acknowledged;
+		if (there != 0 && there != looked) {
+			snprintf(oracle->message, sizeof(oracle->message),
+				"of the durable write #%u of %" PRIu64 " bytes at %" PRIu64
+				", %" PRIu64 " of %" PRIu64 " sectors are there",
+				i, r->length, r->offset, there, looked);
+			return false;
+		}
+	}
+	return true;
 }
 
 const char *oracle_message(const struct oracle *oracle)

@@ -43,6 +43,8 @@ uint64_t oracle_now(struct oracle *oracle);
  * made durable by flushes of the same group. */
 uint32_t oracle_begin(struct oracle *oracle, enum oracle_kind kind, uint64_t offset,
 	uint64_t length, uint64_t seed, uint32_t group);
+/* Of a data record of whole sectors: it takes effect as a whole or not at all. */
+void oracle_keep_whole(struct oracle *oracle, uint32_t record);
 /* It was acknowledged: complete, and durable if so asked. */
 void oracle_end(struct oracle *oracle, uint32_t record, bool durable);
 /* It failed: any of its bytes may have been written; nothing will change from now on. */
@@ -59,4 +61,8 @@ bool oracle_check_read(
 	struct oracle *oracle, uint64_t begin, uint64_t offset, const uint8_t *data, size_t len);
 /* Could a disk have these bytes after a crash now? */
 bool oracle_check_durable(struct oracle *oracle, uint64_t offset, const uint8_t *data, size_t len);
+/* The same of all contents, from the first byte on: is each record that is to be whole there as a
+ * whole, or not at all? In sectors that no other record may have changed since. *open_out: so many
+ * of them were not acknowledged and could be looked at. */
+bool oracle_check_whole(struct oracle *oracle, const uint8_t *data, size_t len, uint32_t *open_out);
 const char *oracle_message(const struct oracle *oracle);

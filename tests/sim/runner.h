@@ -34,10 +34,15 @@ struct scenario_result {
 	uint64_t place_turns;		/* of clients that waited for a place */
 	uint64_t memory_turns;		/* for memory */
 	uint64_t flash_moved;		/* blocks that collectors of flash stores moved */
+	uint64_t atomic_turns;		/* of clients whose write waited because it is not cut */
+	uint64_t atomic_writes;		/* not answered, and found whole or not at all */
 };
 
 /* --gmb: the client speaks it instead of NBD. */
 extern bool runner_native;
+/* --atomic: the server's clients write to flash stores what these keep as a whole, with little
+ * memory, and the power fails often. */
+extern bool runner_atomic;
 
 /* Runs one seed to its end. */
 struct scenario_result scenario_run(uint64_t seed, bool verbose);

@@ -17,6 +17,7 @@ enum {
 	DISK_BYTES_MAX = 6 << 20,
 	EVENTS_MAX = 3000000,
 	CRASHES_MAX = 4,     /* in the first 10, 40, 160, 640 ms */
+	CRASHES_ATOMIC = 24, /* in the first 2.56 s */
 	TLS_EVERY = 5,	     /* scenarios with it */
 	TLS_CLEAR_EVERY = 3, /* clients that do not use it there */
 	FLASH_EVERY = 5,     /* exports with such a store; not drawn: seeds stay what they were */
@@ -116,7 +117,7 @@ static void choose_export(struct scenario *scenario, uint32_t idx)
 	}
 	export->read_only = percent(8);
 	snprintf(disk, sizeof(disk), "disk%u", idx);
-	if ((scenario->seed + idx) % FLASH_EVERY == 2) {
+	if (runner_atomic || (scenario->seed + idx) % FLASH_EVERY == 2) {
 		contents_make_flash(export, disk);
 	} else if (percent(15)) {
 		snprintf(export->path, sizeof(export->path), "memory:%" PRIu64, export->size);
@@ -690,9 +691,9 @@ static void choose_limits(struct scenario *scenario)
 		limits->sessions_max = 1 + (uint32_t)below(4);
 		limits->handshakes_max = 1 + (uint32_t)below(3);
 	}
-	scenario->hungry = percent(12);
+	scenario->hungry = runner_atomic || percent(12);
 	if (scenario->hungry) {
-		limits->memory_bytes_max = UINT64_C(4) << 20;
+		limits->memory_bytes_max = UINT64_C(4) << (20 + (runner_atomic ? below(3) : 0));
 	} else if (percent(50)) {
 		limits->memory_bytes_max = UINT64_C(1048576) * (4 + below(12));
 		limits->inflight_per_session_max = 1 + (uint32_t)below(16);
@@ -881,6 +882,9 @@ static void live(struct scenario *scenario)
 		for (int i = 0; i < CRASHES_MAX; i++) {
 			sim_after(below(UINT64_C(10000000) << (2 * i)), crash_now, scenario);
 		}
+		for (int i = 0; i < CRASHES_ATOMIC && runner_atomic; i++) {
+			sim_after(below(UINT64_C(2560000000)), crash_now, scenario);
+		}
 	}
 	if (percent(15)) {
 		sim_after(below(100000000), drain_early, scenario);
@@ -967,6 +971,8 @@ struct scenario_result scenario_run(uint64_t seed, bool verbose)
 		.place_turns = scenario->fairness.places.count,
 		.memory_turns = scenario->fairness.memory.count,
 		.flash_moved = scenario->flash_moved,
+		.atomic_turns = scenario->fairness.atomic.count,
+		.atomic_writes = scenario->atomic_writes,
 	};
 	sim_stop();
 	free(scenario);

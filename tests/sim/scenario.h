@@ -117,6 +117,7 @@ struct fairness_turns {
 struct fairness {
 	struct fairness_turns places;
 	struct fairness_turns memory;
+	struct fairness_turns atomic; /* for the block that is kept for writes that are not cut */
 };
 
 struct scenario_service {
@@ -170,6 +171,7 @@ struct scenario {
 	uint64_t hangs;
 	uint64_t tls_handshakes;
 	uint64_t flash_moved;
+	uint64_t atomic_writes;
 	struct fairness fairness;
 };
 

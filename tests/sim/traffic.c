@@ -12,6 +12,9 @@ enum {
 	WINDOW_BYTES = 1 << 20,
 	CROWD_BYTES = 24 << 10,
 	PAYLOAD_BYTES_MAX = 4 << 20,
+	ATOMIC_BLOCK = 4096,
+	ATOMIC_BLOCKS_MAX = 240,
+	ATOMIC_PERCENT = 50, /* of the requests, with --atomic */
 	DRIP_BYTES = 600,
 	PAGE_CACHE_BYTES_MAX =
 		1
@@ -186,10 +189,30 @@ static void pick_flags(const struct conn *conn, struct model_request *request)
 	}
 }
 
+/* What the export's store keeps as a whole, or would if the server promised more. */
+static bool fill_atomic(struct conn *conn, struct model_request *request)
+{
+	const struct scenario_export *export = conn->export;
+	uint64_t blocks = export->size / ATOMIC_BLOCK;
+
+	if (export->read_only || (conn->client.flags & MODEL_FLAG_FUA) == 0) {
+		return false;
+	}
+	request->command = MODEL_WRITE;
+	request->flags = MODEL_FUA;
+	request->length = (1 + below(ATOMIC_BLOCKS_MAX)) * ATOMIC_BLOCK;
+	request->offset = below(blocks - request->length / ATOMIC_BLOCK + 1) * ATOMIC_BLOCK;
+	return conn->scenario->overlap || !writer_in_range(conn, request->offset, request->length);
+}
+
 static void fill_valid(struct conn *conn, struct model_request *request)
 {
 	const struct scenario_export *export = conn->export;
 
+	if (runner_atomic && percent(ATOMIC_PERCENT) && fill_atomic(conn, request)) {
+		return;
+	}
+	request->flags = 0;
 	request->command = pick_command(conn);
 	if (request->command == MODEL_FLUSH) {
 		pick_flags(conn, request);
@@ -324,6 +347,16 @@ static void say(const struct conn *conn, const struct model_request *request, co
 	}
 }
 
+/* The server has promised it; its services promise the same. */
+static bool is_kept_whole(const struct conn *conn, const struct model_request *request)
+{
+	const struct engine *engine = conn->scenario->services[0].engine;
+	uint64_t promised = engine_export_measured(engine, conn->export->export)->atomic_bytes;
+
+	return (request->flags & MODEL_FUA) != 0 && request->length <= promised &&
+	       (request->offset | request->length) % ATOMIC_BLOCK == 0;
+}
+
 static void note_begin(struct conn *conn, struct model_request *request)
 {
 	struct oracle *oracle = conn->export->oracle;
@@ -343,6 +376,9 @@ static void note_begin(struct conn *conn, struct model_request *request)
 		oracle_pattern(seed, request->offset, request->payload, (size_t)request->length);
 		request->record = oracle_begin(
 			oracle, ORACLE_DATA, request->offset, request->length, seed, group);
+		if (is_kept_whole(conn, request)) {
+			oracle_keep_whole(oracle, request->record);
+		}
 		break;
 	case MODEL_ZERO:
 		request->record = oracle_begin(

@@ -256,8 +256,7 @@ static void blocks_append(
 static bool is_atomic(const struct flash *flash, const struct store_part *part, uint64_t count)
 {
 	return (part->flags & STORE_FUA) != 0 &&
-	       count <= MIN((uint32_t)FLASH_ATOMIC_BLOCKS,
-				flash->anchor.geometry.segment_blocks - 1);
+	       count <= flash_atomic_blocks(&flash->anchor.geometry);
 }
 
 static enum step write_step(struct flash *flash, struct store_part *part)

@@ -432,6 +432,8 @@ static void fill_info(struct flash *flash)
 	};
 	if (!flash->is_read_only) {
 		flash->base.info.caps |= STORE_CAP_WRITE | STORE_CAP_TRIM | STORE_CAP_FAST_ZERO;
+		flash->base.info.atomic_bytes = flash_atomic_blocks(&flash->anchor.geometry)
+						<< FLASH_BLOCK_SHIFT;
 	}
 }
 

@@ -32,7 +32,6 @@ enum {
 	FLASH_RECORDS = 8,
 	FLASH_HELPERS = 64,
 	FLASH_RUN_BLOCKS = 256,
-	FLASH_ATOMIC_BLOCKS = FLASH_RECORD_ENTRIES,
 	FLASH_HELD_BYTES_MIN = 32 << 10, /* of a part whose memory is written without a copy */
 	FLASH_SLOTS_MIN = 64,		 /* of the map cache, beside FLASH_DIRTY_MAX */
 	FLASH_RECORD_SEGMENTS = 2, /* that a record of a client may need, see flash_log_room() */

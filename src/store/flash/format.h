@@ -77,6 +77,12 @@ GMB_MUST_CHECK bool flash_geometry_init(struct flash_geometry *geometry);
 GMB_MUST_CHECK int flash_geometry_make(struct flash_geometry *geometry, uint64_t device_blocks,
 	uint32_t segment_blocks, uint32_t spare_percent, struct error *error);
 
+/* A durable write of so many blocks is one record. */
+static inline uint32_t flash_atomic_blocks(const struct flash_geometry *geometry)
+{
+	return MIN((uint32_t)FLASH_RECORD_ENTRIES, geometry->segment_blocks - 1);
+}
+
 /* Blocks of a device that has all segments. */
 static inline uint64_t flash_device_blocks(const struct flash_geometry *geometry)
 {

@@ -643,6 +643,7 @@ static int view_open(struct store *base, const struct store_options *options, co
 	base->info.kind = "flash snapshot";
 	base->info.caps &= ~(uint32_t)(STORE_CAP_WRITE | STORE_CAP_TRIM | STORE_CAP_FAST_ZERO);
 	base->info.budget_bytes = 0;
+	base->info.atomic_bytes = 0;
 	return 0;
 }
 
