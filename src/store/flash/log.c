@@ -313,26 +313,47 @@ static bool fits(const struct flash *flash, uint32_t entries)
 		       flash->anchor.geometry.segment_blocks;
 }
 
+/* So many entries would find segments for their record once that being filled is closed. */
+static bool has_segments(const struct flash *flash, uint32_t entries, uint32_t kept)
+{
+	const struct flash_buffer *buffer = flash->log.filling;
+	uint32_t left = flash->anchor.geometry.segment_blocks - flash->log.head.block;
+	uint32_t needed = kept;
+
+	if (buffer != NULL) {
+		left -= buffer->record.block_count;
+		if (left < LINK_BLOCKS) {
+			left = flash->anchor.geometry.segment_blocks;
+			needed++;
+		}
+	}
+	/* Each record may be the last one of its segment. */
+	needed += entries < left ? 1 : 2;
+	return flash->table.state_counts[GC_FREE] >= needed;
+}
+
 bool flash_log_room(struct flash *flash, uint32_t entries, bool is_own)
 {
 	uint32_t kept = is_own ? 0 : flash->anchor.geometry.reserve_segments;
-	uint32_t left;
 
 	GMB_ASSERT(entries > 0 && entries <= FLASH_RECORD_ENTRIES);
 	if (flash->log.filling != NULL && fits(flash, entries)) {
 		/* The collector may have begun it in the reserve, which is not for clients. */
 		return flash->table.state_counts[GC_FREE] > kept || is_own;
 	}
-	flash_log_close(flash);
-	/* Each record may be the last one of its segment. */
-	left = flash->anchor.geometry.segment_blocks - flash->log.head.block;
-	if (flash->table.state_counts[GC_FREE] < kept + (entries < left ? 1 : 2)) {
+	if (!has_segments(flash, entries, kept)) {
+		/* A client that waits leaves the collector's record open: it would get nothing by
+		 * closing it, and records of one block win no space. */
+		if (is_own) {
+			flash_log_close(flash);
+		}
 		if (is_own && flash_log_is_idle(flash) &&
 			flash->table.state_counts[GC_ERASING] == 0) {
 			flash_fail(flash, -ENOSPC, "is full");
 		}
 		return false;
 	}
+	flash_log_close(flash);
 	if (!begin(flash)) {
 		return false;
 	}
