@@ -680,7 +680,11 @@ static bool flush_step(struct flash *flash)
 	part = list_entry(list_first(&cache->flushing), struct store_part, node);
 	if (flash->failed == 0 && cache->first != CACHE_NO_SLOT &&
 		cache->slots[cache->first].since <= flash_scratch_of(part)->counter) {
-		return false;
+		if (flash->views.is_stuck) { /* they stay in the cache */
+			list_remove(&part->node);
+			flash_finish(part, -ENOSPC);
+		}
+		return flash->views.is_stuck;
 	}
 	if (flash->failed == 0 && (part->flags & STORE_SETTLE) != 0 && cache->writing_count > 0) {
 		flash_log_close(flash);

@@ -16,7 +16,6 @@
 enum {
 	BLOCKS_MAX = 1 << 18, /* 1 GiB of log, from checkpoint to checkpoint */
 	RECORDS_MAX = 1 << 14,
-	DRAIN_CHECKPOINTS_MAX = 100, /* without a page less in the cache */
 };
 
 static const uint32_t checkpoint_edges[FLASH_CHECKPOINT_STATE_COUNT] = {
@@ -245,10 +244,7 @@ static void end(struct flash *flash, int result)
 		flash->log.untold_blocks = 0;
 		flash->counters.checkpoints++;
 		free_segments(flash);
-		flash->gc.is_short =
-			flash_free_soon(flash) <
-			flash->anchor.geometry.reserve_segments + FLASH_RECORD_SEGMENTS;
-		flash->gc.is_pressed = flash_free_soon(flash) < flash->gc.floor_segments;
+		flash_gc_checkpointed(flash);
 		flash_views_look(flash);
 	}
 	if (result == 0 && flash->anchor.cache_tag != 0 && !list_is_empty(&flash->settling)) {
@@ -373,21 +369,13 @@ void flash_settle(struct flash *flash, struct store_part *part)
 	flash_checkpoint_ask(flash);
 }
 
-/* Writes what is in the cache. What finds no room, however often the collector has made some, stays
- * in the file. */
+/* Writes what is in the cache. What finds no room beside snapshots stays in the file. */
 static void drain(struct flash *flash)
 {
-	uint64_t last = UINT64_MAX;
-	uint64_t limit = 0;
-
 	flash->cache.is_draining = true;
 	do {
-		if (flash->counters.dirty_pages != last) {
-			last = flash->counters.dirty_pages;
-			limit = flash->counters.checkpoints + DRAIN_CHECKPOINTS_MAX;
-		}
 		flash_pump(flash);
-	} while (flash_io_block(flash) && flash->counters.checkpoints < limit);
+	} while (flash_io_block(flash));
 	flash->cache.is_draining = false;
 	if (flash->failed == 0 && flash_cache_is_dirty(&flash->cache)) {
 		log_warning(

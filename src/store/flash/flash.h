@@ -187,11 +187,13 @@ struct flash_views {
 	struct store_view_request *request; /* at hand, or NULL */
 	struct list_node waiting;	    /* requests behind it */
 	struct ring_op turn;		    /* on its way to be done */
-	bool holds;    /* changes wait: what came before is written, and a view made of it */
-	bool is_done;  /* the request is, but for transfers in flight */
-	bool refuses;  /* on-full=refuse, else drop */
-	bool is_full;  /* refuses: changes fail that need space */
-	bool is_stuck; /* the same: the collector has found nothing since the last checkpoint */
+	bool holds;   /* changes wait: what came before is written, and a view made of it */
+	bool is_done; /* the request is, but for transfers in flight */
+	bool refuses; /* on-full=refuse, else drop */
+	bool is_full; /* refuses: changes fail that need space */
+	/* Refuses: the collector wins nothing any more. All changes fail, and flushes of what is in
+	 * the cache, until a view goes. */
+	bool is_stuck;
 };
 
 enum flash_checkpoint_state {
@@ -242,6 +244,9 @@ struct flash_gc {
 	bool is_short;		 /* it has left fewer than clients need */
 	bool is_out;		 /* clients wait, and there is no victim */
 	uint64_t credit;	 /* blocks that it may look at before clients have written more */
+	/* Since clients last had room in the log: */
+	uint32_t most_free;  /* segments behind a checkpoint */
+	uint32_t vain_count; /* victims since there were as many */
 	struct flash_record record;
 	bool is_moved[FLASH_RECORD_ENTRIES]; /* from the cache */
 	struct flash_wait wait;
@@ -589,6 +594,14 @@ void flash_gc_init(struct flash *flash);
 bool flash_gc_step(struct flash *flash);
 /* Clients have written so many blocks. */
 void flash_gc_credit(struct flash *flash, uint32_t blocks);
+/* A checkpoint has ended, and segments have become free. */
+void flash_gc_checkpointed(struct flash *flash);
+/* Clients have room in the log, or there is more to win: what was in vain does not count. */
+static inline void flash_gc_hope(struct flash *flash)
+{
+	flash->gc.most_free = 0;
+	flash->gc.vain_count = 0;
+}
 
 /* --- erase.c --------------------------------------------------------------------------------- */
 
@@ -656,7 +669,8 @@ void flash_views_move(struct flash *flash, const struct flash_record_entry *entr
 /* The segments that can be written to are about to become too few: drops a view, or has changes
  * refused. */
 void flash_views_look(struct flash *flash);
-/* The collector has found nothing. True: something will be done about it. */
+/* The collector wins nothing any more. True: something is done about it, or changes fail that would
+ * wait. False: there is no view. */
 bool flash_views_relieve(struct flash *flash);
 /* True: a view leaves no space for this change, which has to fail with -ENOSPC. */
 bool flash_views_refuse(struct flash *flash, enum store_op op);

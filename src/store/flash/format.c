@@ -8,6 +8,7 @@
 #include "base/bytes.h"
 #include "base/crc32c.h"
 
+enum { SPARE_SEGMENTS = 4 }; /* the least spare space, beside that of a checkpoint */
 enum { VERSION = 1, TOP_AT = 512, VIEWS_AT = 1024, VIEWS_END = VIEWS_AT + FLASH_VIEWS * 640 };
 
 static const uint8_t anchor_magic[8] = { 'G', 'M', 'B', 'F', 'L', 'A', '\r', '\n' };
@@ -123,17 +124,35 @@ static uint64_t checkpoint_blocks(const struct flash_geometry *geometry)
 	       nodes_to_log(FLASH_TREES * (uint64_t)geometry->node_counts[2]);
 }
 
-/* Blocks that are left for the contents of the disk. A record that is cut off at the end of a
- * segment leaves one block unused, and may have few entries. */
+/* Blocks of a segment beside headers. A record that is cut off at its end leaves one unused, and
+ * may have few entries. */
+static uint64_t usable_blocks(const struct flash_geometry *geometry)
+{
+	return geometry->segment_blocks -
+	       divide_up(geometry->segment_blocks, FLASH_RECORD_ENTRIES + 1) - 2;
+}
+
+/* Blocks that are left for the contents of the disk. */
 static uint64_t room_blocks(const struct flash_geometry *geometry)
 {
 	uint64_t segments = geometry->segment_count - geometry->reserve_segments;
-	uint64_t usable = geometry->segment_blocks -
-			  divide_up(geometry->segment_blocks, FLASH_RECORD_ENTRIES + 1) - 2;
+	uint64_t usable = usable_blocks(geometry);
 	uint64_t nodes = (uint64_t)geometry->node_counts[0] + geometry->node_counts[1] +
 			 geometry->node_counts[2];
 
 	return segments * usable > nodes ? segments * usable - nodes : 0;
+}
+
+/* The largest disk with that part of the room as spare space, and with so much in any case that the
+ * collector wins more than its checkpoints take: what has been written since the last one and its
+ * nodes, the segment that is written to, and those of clients. */
+static uint64_t disk_blocks_max(const struct flash_geometry *geometry, uint32_t spare_percent)
+{
+	uint64_t room = room_blocks(geometry);
+	uint64_t least = (SPARE_SEGMENTS + geometry->checkpoint_segments) * usable_blocks(geometry);
+	uint64_t spare = MAX(room - room * (100 - spare_percent) / 100, least);
+
+	return room > spare ? room - spare : 0;
 }
 
 bool flash_geometry_init(struct flash_geometry *geometry)
@@ -202,7 +221,7 @@ int flash_geometry_make(struct flash_geometry *geometry, uint64_t device_blocks,
 	for (; blocks > 0; blocks -= divide_up(blocks, 200)) {
 		geometry->disk_blocks = blocks;
 		if (flash_geometry_init(geometry) &&
-			blocks <= room_blocks(geometry) * (100 - spare_percent) / 100) {
+			blocks <= disk_blocks_max(geometry, spare_percent)) {
 			return 0;
 		}
 	}

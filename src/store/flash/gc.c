@@ -18,6 +18,9 @@ enum {
 	ENOUGH_SEGMENTS = 4, /* beyond those with which it begins: fewer checkpoints */
 	CREDIT = 4,	     /* blocks looked at for each one written */
 	CREDIT_LATE = 16,    /* the same below half of what was free at the beginning */
+	/* Of small segments, a round may free no more than its checkpoint takes. When so many times
+	 * all segments were victims and no more of them are free, there is nothing to be won. */
+	VAIN_TURNS = 2,
 };
 
 static const uint32_t gc_edges[FLASH_GC_STATE_COUNT] = {
@@ -58,6 +61,19 @@ void flash_gc_credit(struct flash *flash, uint32_t blocks)
 	}
 }
 
+void flash_gc_checkpointed(struct flash *flash)
+{
+	struct flash_gc *gc = &flash->gc;
+	uint32_t free_count = flash_free_soon(flash);
+
+	gc->is_short = free_count < flash->anchor.geometry.reserve_segments + FLASH_RECORD_SEGMENTS;
+	gc->is_pressed = free_count < gc->floor_segments;
+	if (free_count > gc->most_free) {
+		gc->most_free = free_count;
+		gc->vain_count = 0;
+	}
+}
+
 /* --- the victim ------------------------------------------------------------------------------ */
 
 static uint32_t victim_block(const struct flash *flash, uint32_t block)
@@ -85,6 +101,20 @@ static void next_record(struct flash *flash)
 	}
 }
 
+/* Clients wait, and nothing can be won for them. True: something was done about it. */
+static bool give_up(struct flash *flash)
+{
+	if (flash_views_relieve(flash)) {
+		return true;
+	}
+	/* What is in flight may win some, and is counted until all that it leads to is done. */
+	flash->gc.is_out = true;
+	if (flash->io_count == 0) {
+		flash_fail(flash, -ENOSPC, "is full");
+	}
+	return false;
+}
+
 static bool choose(struct flash *flash)
 {
 	struct flash_gc *gc = &flash->gc;
@@ -93,8 +123,12 @@ static bool choose(struct flash *flash)
 	bool urgent = clients_wait(flash);
 
 	gc->is_out = false;
-	if (free_count >= gc->begin_segments || (!urgent && gc->credit == 0)) {
+	if (free_count >= gc->begin_segments || (!urgent && gc->credit == 0) ||
+		flash->views.is_stuck) {
 		return false;
+	}
+	if (urgent && gc->vain_count / VAIN_TURNS >= flash->anchor.geometry.segment_count) {
+		return give_up(flash);
 	}
 	if (victims > 0 && (free_count + victims >= gc->enough_segments ||
 				   (urgent && victims >= VICTIMS_MAX))) {
@@ -111,18 +145,9 @@ static bool choose(struct flash *flash)
 			flash_checkpoint_ask(flash);
 			return true;
 		}
-		if (urgent && flash_views_relieve(flash)) {
-			return true;
-		}
-		/* What is in flight may win some, and is counted until all that it leads to is
-		 * done.
-		 */
-		gc->is_out = urgent;
-		if (urgent && flash->io_count == 0) {
-			flash_fail(flash, -ENOSPC, "is full");
-		}
-		return false;
+		return urgent && give_up(flash);
 	}
+	gc->vain_count++;
 	gc_set_state(&flash->table, gc->victim, GC_VICTIM);
 	if (!flash_segment_is_empty(flash, gc->victim)) {
 		flash->segments[gc->victim].readers++;

@@ -332,15 +332,9 @@ static bool has_segments(const struct flash *flash, uint32_t entries, uint32_t k
 	return flash->table.state_counts[GC_FREE] >= needed;
 }
 
-bool flash_log_room(struct flash *flash, uint32_t entries, bool is_own)
+/* Begins a record with room for so many entries, beside segments that are kept. */
+static bool next_record(struct flash *flash, uint32_t entries, uint32_t kept, bool is_own)
 {
-	uint32_t kept = is_own ? 0 : flash->anchor.geometry.reserve_segments;
-
-	GMB_ASSERT(entries > 0 && entries <= FLASH_RECORD_ENTRIES);
-	if (flash->log.filling != NULL && fits(flash, entries)) {
-		/* The collector may have begun it in the reserve, which is not for clients. */
-		return flash->table.state_counts[GC_FREE] > kept || is_own;
-	}
 	if (!has_segments(flash, entries, kept)) {
 		/* A client that waits leaves the collector's record open: it would get nothing by
 		 * closing it, and records of one block win no space. */
@@ -360,6 +354,25 @@ bool flash_log_room(struct flash *flash, uint32_t entries, bool is_own)
 	if (!fits(flash, entries)) {
 		close_record(flash, true);
 		return begin(flash);
+	}
+	return true;
+}
+
+bool flash_log_room(struct flash *flash, uint32_t entries, bool is_own)
+{
+	uint32_t kept = is_own ? 0 : flash->anchor.geometry.reserve_segments;
+
+	GMB_ASSERT(entries > 0 && entries <= FLASH_RECORD_ENTRIES);
+	if (flash->log.filling != NULL && fits(flash, entries)) {
+		/* The collector may have begun it in the reserve, which is not for clients. */
+		if (flash->table.state_counts[GC_FREE] <= kept && !is_own) {
+			return false;
+		}
+	} else if (!next_record(flash, entries, kept, is_own)) {
+		return false;
+	}
+	if (!is_own) {
+		flash_gc_hope(flash);
 	}
 	return true;
 }

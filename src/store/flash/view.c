@@ -141,6 +141,15 @@ static void drop_oldest(struct flash *flash)
 	flash->pump_again = true;
 }
 
+static void tell_refusal(const struct flash *flash)
+{
+	if (!flash->views.is_full && !flash->views.is_stuck) {
+		log_warning("flash store '%s': writes fail from now on: what was overwritten since "
+			    "its snapshots were made leaves no room for them; delete a snapshot",
+			flash->path);
+	}
+}
+
 void flash_views_look(struct flash *flash)
 {
 	struct flash_views *views = &flash->views;
@@ -158,31 +167,10 @@ void flash_views_look(struct flash *flash)
 	is_low = oldest(flash) != NULL && !is_going(flash) && room < 0;
 	if (is_low && !views->refuses) {
 		drop_oldest(flash);
-	} else if (is_low && !views->is_full) {
-		log_warning("flash store '%s': writes fail from now on: what was overwritten since "
-			    "its snapshots were made leaves no room for them; delete a snapshot",
-			flash->path);
+	} else if (is_low) {
+		tell_refusal(flash);
 	}
 	views->is_full = is_low && views->refuses;
-}
-
-bool flash_views_relieve(struct flash *flash)
-{
-	if (is_going(flash)) {
-		return true; /* the checkpoint is to come */
-	}
-	if (oldest(flash) == NULL) {
-		return false;
-	}
-	if (!flash->views.refuses) {
-		drop_oldest(flash);
-		return true;
-	}
-	if (flash->views.is_stuck) {
-		return false;
-	}
-	flash->views.is_stuck = true;
-	return true;
 }
 
 bool flash_views_refuse(struct flash *flash, enum store_op op)
@@ -235,6 +223,13 @@ static bool has_place(const struct flash *flash)
 	       flash->views.list[1].state == FLASH_VIEW_NONE;
 }
 
+static int refuse_create(struct error *error)
+{
+	return error_set(error, -ENOSPC,
+		"has no room for a snapshot: less than %d %% of its segments can be written to",
+		ROOM_MIN_PERCENT);
+}
+
 static int check_create(struct flash *flash, const char *name, struct error *error)
 {
 	if (!flash_view_name_is_sound(name)) {
@@ -250,13 +245,7 @@ static int check_create(struct flash *flash, const char *name, struct error *err
 		return error_set(error, -EMLINK, "has %d snapshots, which is the most; delete one",
 			FLASH_VIEWS);
 	}
-	if (room_of(flash) < 0) {
-		return error_set(error, -ENOSPC,
-			"has no room for a snapshot: less than %d %% of its segments can be "
-			"written to",
-			ROOM_MIN_PERCENT);
-	}
-	return 0;
+	return room_of(flash) < 0 || flash->views.is_stuck ? refuse_create(error) : 0;
 }
 
 static int check_request(struct flash *flash, struct store_view_request *request)
@@ -307,6 +296,28 @@ static bool is_creating(const struct flash *flash)
 {
 	return flash->views.request != NULL && !flash->views.is_done &&
 	       flash->views.request->action == STORE_VIEW_CREATE;
+}
+
+bool flash_views_relieve(struct flash *flash)
+{
+	struct flash_views *views = &flash->views;
+
+	if (is_going(flash)) {
+		return true; /* the checkpoint is to come */
+	}
+	if (oldest(flash) == NULL) {
+		return false;
+	}
+	if (!views->refuses) {
+		drop_oldest(flash);
+		return true;
+	}
+	tell_refusal(flash);
+	views->is_stuck = true;
+	if (is_creating(flash)) { /* what it is to have cannot be written */
+		complete(flash, refuse_create(&views->request->error));
+	}
+	return true;
 }
 
 bool flash_views_step(struct flash *flash)
@@ -422,6 +433,8 @@ static void forget(struct flash *flash, struct flash_view *view)
 		flash->segments[i].view_valid[index] = 0;
 		limit_kept(flash, i);
 	}
+	flash->views.is_stuck = false;
+	flash_gc_hope(flash);
 	set_state(flash, view, FLASH_VIEW_NONE);
 }
 
@@ -464,7 +477,6 @@ void flash_views_checkpointed(struct flash *flash, int result)
 					      "cannot write a checkpoint: %s", strerror(-result)));
 	}
 	if (result == 0) {
-		flash->views.is_stuck = false;
 		count_kept(flash);
 	}
 }

@@ -76,6 +76,7 @@ void world_prepare(struct world *world, const char *name, bool direct, bool read
 	snprintf(folder, sizeof(folder), "/%s", name);
 	stores_set(&options, "cache", world_cache);
 	stores_set(&options, "cache-dir", folder);
+	stores_set(&options, "on-full", world_on_full);
 	if (store_open(&options, &world->store, &error) < 0) {
 		fail_msg("%s", error.text);
 	}
@@ -125,6 +126,7 @@ void world_open(struct world *world, const char *name, bool direct, const char *
 
 struct world_totals world_totals;
 const char *world_cache = "0";
+const char *world_on_full = "drop";
 bool world_is_full;
 
 static void count(const struct world *world)

@@ -54,6 +54,9 @@ extern struct world_totals world_totals;
 /* The size of the write cache of stores that are opened from now on; "0": none. */
 extern const char *world_cache;
 
+/* What they do when a snapshot leaves no room for writes: "drop" (at first) or "refuse". */
+extern const char *world_on_full;
+
 /* Stores may have no room for pages in their cache when they are closed. */
 extern bool world_is_full;
 
