@@ -145,6 +145,20 @@ static void find_group(pid_t pid, char *out, size_t out_bytes)
 	}
 }
 
+/* The old process says which program is run, and which disks are added: with the rights of whoever
+ * calls. */
+static int check_user(const struct control_connection *connection, struct error *error)
+{
+	uid_t user = control_connection_user(connection);
+
+	return user == 0 || user == geteuid()
+		       ? 0
+		       : error_set(error, -EPERM,
+				 "process %ld belongs to another user (%u), and a new process from "
+				 "here would not: run this command as that user",
+				 (long)control_connection_pid(connection), (unsigned int)user);
+}
+
 /* The new process has the control group of this one. A server that the service manager supervises
  * would leave its unit: with the rights of whoever calls, and nobody to restart it. */
 static int check_unit(const struct control_connection *connection, struct error *error)
@@ -383,6 +397,9 @@ static int upgrade(const char *path, char **command, struct error *error)
 	int status = CLI_OK;
 	int rc = control_connect(path, "upgrade", NULL, CONTROL_TIMEOUT_MS, &connection, error);
 
+	if (rc == 0) {
+		rc = check_user(connection, error);
+	}
 	if (rc == 0) {
 		rc = check_unit(connection, error);
 	}

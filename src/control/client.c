@@ -402,6 +402,15 @@ int control_connection_pid(const struct control_connection *connection)
 	return connection->pid;
 }
 
+uid_t control_connection_user(const struct control_connection *connection)
+{
+	struct ucred peer;
+	socklen_t bytes = sizeof(peer);
+
+	return getsockopt(connection->fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 ? peer.uid
+										       : (uid_t)-1;
+}
+
 /* The errno of a name such as "EBUSY"; EIO for another. */
 static int errno_of(const char *name)
 {

@@ -135,6 +135,8 @@ void control_disconnect(struct control_connection *connection);
 int control_connection_fd(const struct control_connection *connection);
 /* Of the server's process, as it says itself: its socket may have been another one's before. */
 int control_connection_pid(const struct control_connection *connection);
+/* Whose process has made the server's socket, as the kernel says; (uid_t)-1: not known. */
+uid_t control_connection_user(const struct control_connection *connection);
 
 /* Waits for the next line: 1 a note, 0 the result, in *value_out, to be freed with json_decref(); a
  * negative errno: the server's error and sentence, or -ETIMEDOUT, -ECONNRESET, -EPROTO. timeout_ms:

@@ -3,7 +3,9 @@
 others or from stopping."""
 import json
 import os
+import shutil
 import socket
+import subprocess
 import threading
 
 import nbdmini
@@ -180,6 +182,25 @@ class Control(support.Case):
             os.seteuid(0)
         self.assertEqual(self.rest(sock)[1]["error"]["code"], "EPERM")
         self.assertIn("result", self.ask(STATS))
+
+    def test_the_server_of_another_user_is_not_replaced(self):
+        """Else whoever has a server would have root run a program of his choice."""
+        if os.geteuid() != 0:
+            self.skipTest("only root can become another user")
+        self.control = self.path("control")
+        program = self.path("gmblock")
+        shutil.copy(support.program(), program)
+        os.chmod(self.folder, 0o777)
+        new = ["serve", "memory:1M", "--listen", self.socket_uri(), "--control", self.control]
+        with subprocess.Popen([program, *new], user=65534, group=65534, extra_groups=[], stdout=subprocess.PIPE,
+                              text=True) as server:
+            server.stdout.readline()
+            for command in ((), ("--", support.program(), *new)):
+                code, _, errors = self.run_gmblock("upgrade", self.control, *command)
+                self.assertEqual(code, 1)
+                self.assertIn(f"process {server.pid} belongs to another user (65534)", errors)
+            server.terminate()
+            self.assertEqual(server.wait(), 0)
 
     def test_many_at_a_time(self):
         """More than there are places, beside some that stay silent, and all are answered."""
