@@ -150,6 +150,17 @@ class Flash(support.Case):
                     self.assertEqual(server.stop(), (0, ""))
         self.assertFalse(os.path.exists(self.cache) or os.path.exists(self.cache.replace(".", "-2.")))
 
+    def test_a_file_that_is_not_for_this_user_is_left_alone(self):
+        with open(self.cache, "w", encoding="ascii") as file:
+            os.fchmod(file.fileno(), 0o644)
+        server = self.serve("cache=1M")
+        with nbdmini.open_export(server.uri, b"") as client:
+            client.write(0, bytes([1]) * BLOCK)
+        self.assertTrue(os.path.exists(self.cache.replace(".", "-2.")))
+        self.assertEqual(server.stop(), (0, ""))
+        self.assertTrue(os.path.exists(self.cache))
+        self.assertFalse(os.path.exists(self.cache.replace(".", "-2.")))
+
     def unusable_folders(self):
         """With what is said of each."""
         plain = os.path.dirname(self.file)

@@ -179,6 +179,13 @@ static int open_to_read(struct flash *flash, const char *directory, char *path, 
 				    flash->path, dirty, path);
 }
 
+/* The file is used by somebody else, needed, or not for this user: another name will do. */
+static bool is_anothers(int result)
+{
+	return result == -EBUSY || result == -EEXIST || result == -EPERM || result == -EACCES ||
+	       result == -ELOOP;
+}
+
 /* A file that nobody needs. */
 static int open_unneeded(struct flash *flash, const struct flash_cache_options *options, char *path,
 	struct error *error)
@@ -187,7 +194,7 @@ static int open_unneeded(struct flash *flash, const struct flash_cache_options *
 	uint32_t flags = DISK_SHARED_CREATE | (options->is_passed ? 0U : DISK_SHARED_WAIT);
 	int result = -EBUSY;
 
-	for (uint32_t i = 0; i < NAMES && (result == -EBUSY || result == -EEXIST); i++) {
+	for (uint32_t i = 0; i < NAMES && is_anothers(result); i++) {
 		make_path(&flash->anchor, options->directory, i, path);
 		result = disk_shared_open(path, flags, &cache->file, error);
 		if (result == 0 && is_needed(flash, &cache->file)) {
