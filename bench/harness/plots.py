@@ -119,7 +119,7 @@ def bar_panel(title, bars, x, y, across_words, upward_words):
     highest = max([high for _, _, high, _ in bars] + [0])
     lowest = min([low for _, low, _, _ in bars] + [0])
     step = round_125(max(highest - lowest, 1) / 5, up=True)
-    low, high = math.floor(lowest / step), math.ceil(max(highest, step) / step)
+    low, high = math.floor(lowest / step), math.ceil(max(1.08 * highest, step) / step)  # room for the words
 
     def at(value):
         return y + BOTTOM - (BOTTOM - TOP) * (value / step - low) / (high - low)
