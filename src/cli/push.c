@@ -27,6 +27,8 @@ static const char help[] =
 	"  --rate BYTES           at most so many bytes a second\n"
 	"  --resume               leave out what the destination has already, as an\n"
 	"                         interrupted push has left it\n"
+	"  --live                 of a flash store, push what clients write meanwhile as it\n"
+	"                         comes, without a snapshot\n"
 	"  --verify=read          read the destination back at the end\n"
 	"  --detach               print the number of the job, and do not wait for it\n"
 	"  --progress=WHEN        auto (on a terminal), on or off\n"
@@ -161,6 +163,7 @@ int cmd_push(int argc, char **argv)
 		{ "to-offset", .take = take_to },
 		{ "rate", .bytes = &arguments.options.rate, .min = 1 },
 		{ "resume", .flag = &arguments.options.resume },
+		{ "live", .flag = &arguments.options.live },
 		{ "verify", .take = take_verify, .value = CLI_VALUE_OPTIONAL },
 		{ "detach", .flag = &arguments.options.detach },
 		{ "progress", .take = take_progress },

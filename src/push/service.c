@@ -148,6 +148,9 @@ void push_session_job_end(struct push_session *session, int status, const char *
 	if (session->job == 0) {
 		return;
 	}
+	if (session->source != NULL) { /* before anybody is told, who may begin the next one */
+		push_source_ended(session);
+	}
 	if (session->is_opening) {
 		session->is_opening = false;
 		push_control_answer(session, status, text);

@@ -125,6 +125,8 @@ void push_source_advance(struct push_session *session);
 void push_source_tick(struct push_session *session);
 /* Nothing more is begun. */
 void push_source_abort(struct push_session *session);
+/* The job has ended: what it was read from goes. */
+void push_source_ended(struct push_session *session);
 /* True when nothing is in flight. */
 bool push_source_join(struct push_session *session);
 void push_source_free(struct push_session *session);

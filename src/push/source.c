@@ -251,7 +251,10 @@ static void read_progress(struct path_request *request)
 	engine_request_end(&session->base);
 	if (error != 0) {
 		set_state(slot, SLOT_FREE);
-		push_source_fail(source, error, "the source cannot be read: %s", strerror(-error));
+		push_source_fail(source, error, "the source cannot be read: %s",
+			error == -ESTALE ? "its snapshot was dropped, since there was no room for "
+					   "it, or was deleted"
+					 : strerror(-error));
 		return;
 	}
 	session->service->engine->counters.bytes_read += slot->length;
@@ -275,7 +278,7 @@ static void request_init(struct push_source *source, struct path_request *reques
 	request->memory_rights = 0;
 	request->placement = NULL;
 	request->placement_count = 0;
-	request->export = base->path_export;
+	request->export = source->view.path != NULL ? source->view.path : base->path_export;
 }
 
 static void read_begin(struct push_slot *slot, uint32_t length)
@@ -554,8 +557,9 @@ void push_source_tick(struct push_session *session)
 	if (session->source->rate > 0 || session->source->nbd != NULL) {
 		session->base.progress_ns = now_ns; /* it waits, and is not idle */
 	}
-	if (session->source->nbd != NULL) {
-		session->heard_ns = now_ns; /* the library listens for signs of life */
+	/* Nobody was asked yet, or the library listens for signs of life. */
+	if (session->source->uri != NULL || session->source->nbd != NULL) {
+		session->heard_ns = now_ns;
 	}
 	push_control_note(session, true);
 	push_source_advance(session);
@@ -839,6 +843,11 @@ void push_source_abort(struct push_session *session)
 	}
 }
 
+void push_source_ended(struct push_session *session)
+{
+	engine_view_delete(&session->source->view);
+}
+
 bool push_source_join(struct push_session *session)
 {
 	struct push_source *source = session->source;
@@ -858,7 +867,7 @@ bool push_source_join(struct push_session *session)
 			clan_peer_region_put(session->out.conn, source->region_number);
 		}
 	}
-	return true;
+	return engine_view_join(&source->view);
 }
 
 void push_source_free(struct push_session *session)
@@ -875,5 +884,6 @@ void push_source_free(struct push_session *session)
 	}
 	push_staging_give(source->staged_slots);
 	push_nbd_free(source->nbd);
+	free(source->uri);
 	free(source);
 }

@@ -7,6 +7,7 @@
  */
 #pragma once
 
+#include "engine/view.h"
 #include "push/session.h"
 
 enum { PUSH_EXTENTS_MAX = 128 };
@@ -47,6 +48,9 @@ struct push_source {
 	uint64_t rate;
 	uint32_t flags;
 	uint32_t target_uid; /* as in START */
+	uint32_t start_flags;
+	char *uri; /* of the destination; NULL: the source has connected, or is about to */
+	struct engine_view view;
 
 	/* Slots: the destination's memory, or ours. */
 	uint32_t slot_count; /* that are used; 0: not lent yet */

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The beginning of a job at its source: where it may connect to, and what it may read. */
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -108,33 +109,65 @@ static int dial_push(struct push_session *session, const struct export_uri *uri,
 	return 0;
 }
 
-static int dial(
-	struct push_session *session, const struct push_start *start, char *peer, const char **text)
+/* Whether the source may connect there; peer: a word for it. */
+static int look_up(const struct push_session *session, const struct push_source *source,
+	char peer[PUSH_PEER_BYTES_MAX], const char **text)
 {
-	bool has_push = (start->head.flags & PUSH_NBD) == 0;
-	char uri_text[PUSH_URI_BYTES_MAX + 1];
 	char label[EXPORT_URI_LABEL_BYTES];
 	struct export_uri uri;
-	int result;
 
-	memcpy(uri_text, start->uri.bytes, start->uri.length);
-	uri_text[start->uri.length] = '\0';
-	if (export_uri_parse(uri_text, &uri, NULL) != 0) {
+	if (export_uri_parse(source->uri, &uri, NULL) != 0) {
 		*text = "the address of the destination is no URI";
 		return -EINVAL;
 	}
 	snprintf(peer, PUSH_PEER_BYTES_MAX, "%s", export_uri_label(label, &uri));
-	*text = has_push ? may_reach(session, &uri) : may_reach_nbd(session, &uri);
-	if (*text != NULL) {
-		result = -EACCES;
-	} else if (has_push) {
-		result = dial_push(session, &uri, text);
-	} else {
-		result = push_nbd_begin(
-			session->source, uri_text, (start->head.flags & PUSH_DETACH) != 0, text);
-	}
+	*text = (source->start_flags & PUSH_NBD) == 0 ? may_reach(session, &uri)
+						      : may_reach_nbd(session, &uri);
 	export_uri_fini(&uri);
-	return result;
+	return *text == NULL ? 0 : -EACCES;
+}
+
+/* What it is to read is there. The job fails if it cannot connect. */
+static void dial(struct push_session *session)
+{
+	struct push_source *source = session->source;
+	struct push_answer answer = { .head.value = source->use.ticket.job };
+	bool detach = (source->start_flags & PUSH_DETACH) != 0;
+	bool has_push = (source->start_flags & PUSH_NBD) == 0;
+	const char *text = "the server is out of memory";
+	char *address = source->uri;
+	struct export_uri uri;
+	int result = export_uri_parse(address, &uri, NULL);
+
+	source->uri = NULL;
+	session->heard_ns = ring_now_ns(session->service->engine->ring);
+	if (result == 0) {
+		result = has_push ? dial_push(session, &uri, &text)
+				  : push_nbd_begin(source, address, detach, &text);
+		export_uri_fini(&uri);
+	}
+	free(address);
+	if (result != 0) {
+		push_session_job_fail(session, result, text);
+	} else if (has_push) {
+		session->is_opening = false;
+		session->detached = detach;
+		push_control_send(session, &answer, NULL);
+	}
+}
+
+static void view_made(struct engine_view *view, int result, const char *text)
+{
+	struct push_session *session = container_of(view, struct push_source, view)->session;
+	char sentence[PUSH_TEXT_BYTES_MAX];
+
+	if (result == 0) {
+		dial(session);
+		return;
+	}
+	snprintf(sentence, sizeof(sentence),
+		"the source %.400s; --live pushes it as clients write it", text);
+	push_session_job_fail(session, result, sentence);
 }
 
 static int admit(struct push_session *session, const struct push_start *start, const char **text)
@@ -157,7 +190,9 @@ static int admit(struct push_session *session, const struct push_start *start, c
 	return 0;
 }
 
-static int create(struct push_session *session, const struct push_start *start, const char **text)
+/* A job, which begins with a view of what it reads if that may change. */
+static int create(struct push_session *session, struct engine_export *entry,
+	const struct push_start *start, const char **text)
 {
 	struct push_source *source = calloc(1, sizeof(*source));
 	struct push_job job = {
@@ -168,12 +203,14 @@ static int create(struct push_session *session, const struct push_start *start, 
 		.offset = start->head.source_offset,
 		.length = start->head.length,
 	};
+	char view_name[STORE_VIEW_NAME_BYTES];
 	int result;
 
+	*text = "the server is out of memory";
 	if (source == NULL) {
-		*text = "the server is out of memory";
 		return -ENOMEM;
 	}
+	session->source = source; /* freed with it, whatever becomes of it */
 	source->session = session;
 	source->use.ticket = start->ticket;
 	memcpy(source->use.instance, session->service->engine->options.instance,
@@ -182,16 +219,32 @@ static int create(struct push_session *session, const struct push_start *start, 
 	source->length = start->head.length;
 	source->rate = start->head.rate;
 	source->flags = start->ticket.flags;
+	source->start_flags = start->head.flags;
 	source->target_uid = start->head.uid;
-	source->no_map = (store_info(session->base.export->store)->caps & STORE_CAP_EXTENTS) == 0;
+	source->no_map = (store_info(entry->export->store)->caps & STORE_CAP_EXTENTS) == 0;
+	source->uri = strndup(start->uri.bytes, start->uri.length);
 	for (uint32_t i = 0; i < PUSH_SLOTS; i++) {
 		source->slots[i].source = source;
 	}
-	session->source = source; /* freed with it, whatever becomes of it */
+	if (source->uri == NULL) {
+		return -ENOMEM;
+	}
 	memcpy(job.name, start->name.bytes, start->name.length);
-	result = dial(session, start, job.peer, text);
-	session->detached = source->nbd == NULL && (start->head.flags & PUSH_DETACH) != 0;
-	return result == 0 ? push_session_job(session, &job, text) : result;
+	result = look_up(session, source, job.peer, text);
+	if (result == 0) {
+		result = push_session_job(session, &job, text);
+	}
+	if (result != 0) {
+		return result;
+	}
+	session->is_opening = true;
+	if ((start->head.flags & PUSH_LIVE) != 0 || !engine_view_is_useful(entry)) {
+		dial(session);
+	} else {
+		snprintf(view_name, sizeof(view_name), "push-%016" PRIx64, job.id);
+		engine_view_make(&source->view, entry, view_name, view_made);
+	}
+	return 0;
 }
 
 static void hold(struct push_session *session, const uint8_t *bytes, uint32_t len)
@@ -208,7 +261,6 @@ static void hold(struct push_session *session, const uint8_t *bytes, uint32_t le
 
 void push_source_begin(struct push_session *session, const uint8_t *bytes, uint32_t len)
 {
-	struct push_answer answer = { 0 };
 	struct engine_export *entry;
 	struct push_start start;
 	const char *text = NULL;
@@ -240,15 +292,10 @@ void push_source_begin(struct push_session *session, const uint8_t *bytes, uint3
 		result = -EIO;
 	}
 	if (result == 0) {
-		result = create(session, &start, &text);
+		result = create(session, entry, &start, &text);
 	}
 	if (result != 0) {
 		push_control_answer(session, result, text);
 		session_terminate(&session->base, NULL);
-		return;
-	}
-	answer.head.value = start.ticket.job;
-	if (!session->is_opening) {
-		push_control_send(session, &answer, NULL);
 	}
 }

@@ -80,7 +80,8 @@ enum push_flag {
 	PUSH_COMPARE = 2,   /* what the destination holds already is not pushed again */
 	PUSH_READ_BACK = 4, /* the destination is read back at the end, all of it */
 	PUSH_NBD = 8,	    /* START: the destination has no push, and so no ticket */
-	PUSH_FLAGS = PUSH_DETACH | PUSH_COMPARE | PUSH_READ_BACK | PUSH_NBD,
+	PUSH_LIVE = 16,	    /* START: as clients write it, without a snapshot */
+	PUSH_FLAGS = PUSH_DETACH | PUSH_COMPARE | PUSH_READ_BACK | PUSH_NBD | PUSH_LIVE,
 };
 
 /* Who may use a ticket. */

@@ -51,13 +51,17 @@ static struct served *find_view(
 	return NULL;
 }
 
-static bool has_view(const struct served *parent, const char *view)
+/* about_out: NULL, or for what the store says of it. */
+static bool has_view(const struct served *parent, const char *view, struct store_view *about_out)
 {
 	struct store_view list[STORE_VIEWS_MAX];
 	uint32_t count = store_views(parent->export->store, list);
 
 	for (uint32_t i = 0; i < count; i++) {
 		if (strcmp(list[i].name, view) == 0) {
+			if (about_out != NULL) {
+				*about_out = list[i];
+			}
 			return true;
 		}
 	}
@@ -177,7 +181,7 @@ static int create(const struct reload_options *options, struct reload_request *r
 	char shown[SHOWN_BYTES];
 	int rc;
 
-	if (gone != NULL && !has_view(parent, request->view)) {
+	if (gone != NULL && !has_view(parent, request->view, NULL)) {
 		return error_set(error, -EEXIST,
 			"the snapshot of %s was dropped, and is served still; delete it first",
 			label(gone, shown));
@@ -200,16 +204,24 @@ static int delete_one(const struct reload_options *options, struct reload_reques
 	uint32_t clients = served == NULL ? 0
 					  : atomic_load_explicit(&served->export->connections,
 						    memory_order_relaxed);
+	struct store_view about = { 0 };
+	bool is_there = has_view(parent, request->view, &about);
 	char shown[SHOWN_BYTES];
 	int rc = 0;
 
+	if (about.is_temporary && request->deadline_ns > 0) {
+		return error_set(error, -EBUSY,
+			"a push uses the snapshot '%s' of %s; --now ends the push, and so does "
+			"'gmblock push --cancel'",
+			request->view, label(parent, shown));
+	}
 	if (clients > 0 && request->deadline_ns > 0) {
 		return error_set(error, -EBUSY,
 			"%s is used by %u connection%s, which 'gmblock stats' shows; --now ends "
 			"them",
 			label(served, shown), clients, clients == 1 ? "" : "s");
 	}
-	if (served == NULL || has_view(parent, request->view)) {
+	if (served == NULL || is_there) {
 		rc = ask_store(
 			options, request->reload, parent, STORE_VIEW_DELETE, request->view, error);
 	}
@@ -249,7 +261,7 @@ static json_t *view_json(
 {
 	const struct served *served = find_view(exports, parent, view->name);
 	json_int_t clients = served == NULL
-				     ? 0
+				     ? view->is_temporary /* its job */
 				     : (json_int_t)atomic_load_explicit(
 					       &served->export->connections, memory_order_relaxed);
 
@@ -324,7 +336,8 @@ bool snapshots_serve(const struct change_options *options, struct exports *expor
 		uint32_t count = store_views(parent->export->store, list);
 
 		for (uint32_t k = 0; k < count; k++) {
-			if (find_view(exports, parent, list[k].name) == NULL) {
+			if (!list[k].is_temporary &&
+				find_view(exports, parent, list[k].name) == NULL) {
 				serve_view(options, parent, list[k].name, exports);
 			}
 		}

@@ -290,7 +290,8 @@ static int start(const struct push_options *options, const struct end *source,
 		.length = length,
 		.rate = options->rate,
 		.flags = (options->detach ? (uint32_t)PUSH_DETACH : 0) |
-			 (has_push ? 0 : (uint32_t)PUSH_NBD),
+			 (has_push ? 0 : (uint32_t)PUSH_NBD) |
+			 (options->live ? (uint32_t)PUSH_LIVE : 0),
 		.uid = PUSH_UID_UNKNOWN,
 		.name_bytes = (uint16_t)strlen(source->uri.export_name),
 	};

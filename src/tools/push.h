@@ -20,6 +20,7 @@ struct push_options {
 	uint64_t rate; /* bytes a second; 0: no limit */
 	bool read_back;
 	bool resume;
+	bool live;
 	bool detach;
 	bool json;
 	enum copy_progress_mode progress;
