@@ -243,6 +243,21 @@ class PushNbd(push_tool.Case):
             self.assertLess(job["bytes_skipped"], size)
             kill()
 
+    def test_a_flash_store(self):
+        """As it was at one moment, by a snapshot that is gone afterwards."""
+        store, image = self.path("store"), self.image("image", 24 * MIB, (MIB, 20 * MIB))
+        self.assertEqual(self.run_gmblock("create", "--size=64M", "--segment=256K", "flash:" + store)[0], 0)
+        size = json.loads(self.run_gmblock("check", "--json", store)[1])["size"]
+        target = self.image("target", size, (0, size))
+        plain, flash = self.serve("image=" + image), self.serve("disk=flash:" + store)
+        self.push(plain.push("image"), flash.push("disk"))
+        self.start_server("gmblock", self.path("t"), target)
+        job = self.push(flash.push("disk"), f"nbd+unix:///disk?socket={self.path('t')}", "--verify=read")
+        self.assertEqual(job["bytes_done"], size)
+        self.assertEqual(digest(target, 0, 24 * MIB), digest(image))
+        self.assertNotIn("push-", self.run_gmblock("snapshot", "list", "disk", "--server", flash.control)[1])
+        self.assertEqual(flash.stop()[0], 0)
+
     def test_rights(self):
         """The right to read the source is that of who runs the command."""
         uid = os.getuid()
