@@ -55,7 +55,7 @@ class Info(Structure):
     _fields_ = [("size", c_size_t), ("bytes", c_uint64), ("capabilities", c_uint32),
                 ("block_minimum", c_uint32), ("block_preferred", c_uint32),
                 ("payload_max", c_uint32), ("connections", c_uint32), ("depth", c_uint32),
-                ("replies", c_int)]
+                ("replies", c_int), ("atomic_bytes", c_uint32)]
 
 
 class Stats(Structure):

@@ -270,6 +270,10 @@ struct gmb_info {
 	uint32_t connections;	  /* open now */
 	uint32_t depth;		  /* the maximum of commands in flight on all connections */
 	enum gmb_replies replies;
+	/* A GMB_WRITE with GMB_FUA of at most so many bytes, whose offset and length are multiples
+	 * of block_preferred, is on the disk as a whole or not at all after a crash of the server
+	 * or its machine. 0: nothing is promised, as always over NBD. */
+	uint32_t atomic_bytes;
 };
 
 /* Information about the export. info->size must be set. */

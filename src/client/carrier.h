@@ -48,6 +48,7 @@ struct carrier_facts {
 	uint32_t block_minimum;
 	uint32_t block_preferred;
 	uint32_t payload_max;	  /* of one read or write */
+	uint32_t atomic_bytes;	  /* of a write with FUA that is kept as a whole; 0: unknown */
 	uint64_t range_max;	  /* of one command without payload; UINT64_MAX: no limit */
 	enum gmb_replies replies; /* a later one is at least as good */
 	/* See docs/design/0006-reconnect.md; false and 0 where the server does not know it. */

@@ -83,6 +83,7 @@ void gmb_get_info(const struct gmb_client *client, struct gmb_info *info)
 		.connections = connections,
 		.depth = client->options.depth * client->connections_wanted,
 		.replies = facts->replies,
+		.atomic_bytes = facts->atomic_bytes,
 	};
 
 	memcpy(info, &full, MIN(info->size, sizeof(full)));
@@ -324,7 +325,8 @@ static int check_same(
 	if (!is_size_right || facts->identity != known->identity ||
 		facts->replies != known->replies || facts->capabilities != known->capabilities ||
 		facts->block_minimum != known->block_minimum ||
-		facts->payload_max < known->payload_max || facts->epoch != known->epoch ||
+		facts->payload_max < known->payload_max ||
+		facts->atomic_bytes < known->atomic_bytes || facts->epoch != known->epoch ||
 		strcmp(facts->name, known->name) != 0) {
 		return error_set(error, -EPROTO,
 			"another connection to %s reaches an export with other properties: is "
@@ -388,7 +390,8 @@ static int check_able(
 
 	if ((known->capabilities & needed & ~facts->capabilities) != 0 ||
 		facts->replies < known->replies || facts->block_minimum > known->block_minimum ||
-		facts->payload_max < known->payload_max) {
+		facts->payload_max < known->payload_max ||
+		facts->atomic_bytes < known->atomic_bytes) {
 		return error_set(error, -EPROTO,
 			"%s: the server came back with less than it offered before: is it another "
 			"one, or is its configuration another?",

@@ -637,6 +637,7 @@ static const char *take_export(struct native_carrier *carrier, uint32_t len)
 	facts->block_minimum = 1;
 	facts->block_preferred = export.head.block_preferred;
 	facts->payload_max = MIN(export.head.payload_max, (uint32_t)HUB_COMMAND_BYTES_MAX);
+	facts->atomic_bytes = MIN(export.head.atomic_bytes, facts->payload_max);
 	facts->range_max = UINT64_MAX;
 	facts->replies = GMB_REPLIES_PLACED;
 	facts->can_take_over = true;

@@ -18,6 +18,7 @@ struct probe {
 	bool lost;
 	bool closed;
 	uint64_t until_ns;
+	uint16_t version; /* of gmb, once connected */
 	uint8_t message[NATIVE_MESSAGE_BYTES_MAX];
 };
 
@@ -91,6 +92,7 @@ static int connect_to(struct probe *probe, const struct native_target *target, s
 	}
 	welcome = clan_conn_hello(probe->conn, &bytes);
 	rule = native_welcome_parse(welcome, bytes, &parsed);
+	probe->version = rule == NULL ? parsed.version : 0;
 	return rule != NULL ? broken(rule, error) : 0;
 }
 
@@ -134,7 +136,8 @@ static int ask_for_next(
 }
 
 static int ask(struct probe *probe, const struct native_target *target, bool all,
-	int (*found)(void *context, const struct native_export *export, struct error *error),
+	int (*found)(void *context, uint16_t version, const struct native_export *export,
+		struct error *error),
 	void *context, struct error *error)
 {
 	struct native_export export = { .head.cursor = 0 };
@@ -142,19 +145,20 @@ static int ask(struct probe *probe, const struct native_target *target, bool all
 
 	if (!all) {
 		result = ask_for_one(probe, target, &export, error);
-		return result == 0 ? found(context, &export, error) : result;
+		return result == 0 ? found(context, probe->version, &export, error) : result;
 	}
 	do {
 		result = ask_for_next(probe, export.head.cursor, &export, error);
 		if (result == 0 && export.head.status == 0) {
-			result = found(context, &export, error);
+			result = found(context, probe->version, &export, error);
 		}
 	} while (result == 0 && export.head.status == 0);
 	return result;
 }
 
 int native_probe(const char *uri, bool all, uint64_t timeout_ns,
-	int (*found)(void *context, const struct native_export *export, struct error *error),
+	int (*found)(void *context, uint16_t version, const struct native_export *export,
+		struct error *error),
 	void *context, struct error *error)
 {
 	struct probe probe = { .until_ns = clock_now_ns() + timeout_ns };

@@ -184,17 +184,22 @@ static uint32_t export_flags(const struct session *session, const struct export 
 static void answer_export(struct native_session *session, const struct engine_export *entry)
 {
 	const struct export *export = entry->export;
+	uint32_t payload_max = session->service->engine->limits.payload_bytes_max;
 	struct native_wire_export head = {
 		.flags = export_flags(&session->base, export),
 		.bytes = session->base.export != NULL ? session->base.export_bytes
 						      : store_size(export->store),
 		.epoch = export->epoch,
 		.cursor = session->handshake->cursor,
-		.payload_max = session->service->engine->limits.payload_bytes_max,
+		.payload_max = payload_max,
 		.block_preferred = store_info(export->store)->block_preferred,
 		.name_bytes = (uint16_t) export->name_bytes,
 	};
 
+	if (session->version >= NATIVE_VERSION_ATOMIC &&
+		(head.flags & NATIVE_EXPORT_WRITABLE) != 0) {
+		head.atomic_bytes = MIN(entry->path.atomic_bytes, payload_max);
+	}
 	memcpy(session->handshake->answer + sizeof(head), export->name, export->name_bytes);
 	answer_text(session, &head, export_description(export));
 }

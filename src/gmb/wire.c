@@ -198,6 +198,15 @@ const char *native_copy_parse(const void *bytes, size_t len, struct native_copy_
 
 /* --- the client's --------------------------------------------------------------------------- */
 
+const char *native_version_name(uint16_t version)
+{
+	static const char *const names[] = { "gmb, version 1", "gmb, version 2", "gmb, version 3" };
+
+	_Static_assert(ARRAY_COUNT(names) == NATIVE_VERSION - NATIVE_VERSION_MIN + 1, "all");
+	GMB_ASSERT(version >= NATIVE_VERSION_MIN && version <= NATIVE_VERSION);
+	return names[version - NATIVE_VERSION_MIN];
+}
+
 const char *native_welcome_parse(const void *bytes, size_t len, struct native_welcome *welcome)
 {
 	struct native_wire_welcome head;
@@ -211,7 +220,7 @@ const char *native_welcome_parse(const void *bytes, size_t len, struct native_we
 	if (head.magic != NATIVE_MAGIC || head.version < NATIVE_VERSION_MIN ||
 		head.version > NATIVE_VERSION || (head.flags & ~NATIVE_WELCOME_MOVES) != 0 ||
 		head.zero != 0) {
-		return "G1: it is not a welcome of gmb, version 1 or 2";
+		return "G1: it is not a welcome of gmb, version 1 to 3";
 	}
 	if (len != sizeof(head) + more) {
 		return "G1: the length of the welcome";
@@ -233,9 +242,6 @@ const char *native_export_parse(const void *bytes, size_t len, struct native_exp
 	if (len != sizeof(*head) + head->name_bytes + head->text_bytes) {
 		return "G3: the length of EXPORT";
 	}
-	if (head->zero != 0) {
-		return "G3: a reserved field of EXPORT";
-	}
 	export->name = (struct native_text){ .bytes = texts, .length = head->name_bytes };
 	export->text = (struct native_text){ .bytes = texts + head->name_bytes,
 		.length = head->text_bytes };
@@ -246,7 +252,8 @@ const char *native_export_parse(const void *bytes, size_t len, struct native_exp
 	}
 	if (head->status == 0 &&
 		(head->bytes > INT64_MAX || !is_power_of_two(head->block_preferred) ||
-			head->block_preferred < 512 || head->block_preferred > head->payload_max)) {
+			head->block_preferred < 512 || head->block_preferred > head->payload_max ||
+			head->atomic_bytes > head->payload_max)) {
 		return "G15: the size or the block sizes in EXPORT";
 	}
 	return NULL;

@@ -21,8 +21,9 @@ _Static_assert(__BYTE_ORDER == __LITTLE_ENDIAN, "layouts are used as they are");
 
 enum {
 	NATIVE_VERSION_MIN = 1,
-	NATIVE_VERSION = 2,
-	NATIVE_VERSION_COPY = 2, /* from this one on there are COPY and the server's instance */
+	NATIVE_VERSION = 3,
+	NATIVE_VERSION_COPY = 2,   /* from this one on there are COPY and the server's instance */
+	NATIVE_VERSION_ATOMIC = 3, /* and EXPORT says how long writes are kept as a whole */
 	NATIVE_INSTANCE_BYTES = 16,
 	NATIVE_NAME_BYTES_MAX = 4096,
 	NATIVE_TOKEN_BYTES_MAX = 64,
@@ -111,7 +112,7 @@ struct native_wire_export {
 	uint32_t block_preferred;
 	uint16_t name_bytes;
 	uint16_t text_bytes;
-	uint32_t zero;
+	uint32_t atomic_bytes; /* from NATIVE_VERSION_ATOMIC on; 0 before */
 };
 
 struct native_wire_request {
@@ -251,6 +252,9 @@ struct native_export {
 	struct native_text name;
 	struct native_text text; /* the description; or why status is not 0 */
 };
+
+/* "gmb, version 1", of a version that there is. Static. */
+const char *native_version_name(uint16_t version);
 
 struct native_reply {
 	struct native_wire_reply head;

@@ -52,6 +52,9 @@ struct nbd_offer {
 	uint64_t size;
 	bool sizes_known; /* block sizes are valid */
 	struct nbd_block_sizes sizes;
+	/* Of gmb: a write with FUA of at most so many bytes is kept as a whole; 0: none is. */
+	bool atomic_known;
+	uint32_t atomic_bytes;
 	bool contexts_known;	/* the list of contexts is complete */
 	char *contexts_refusal; /* why it is not, or NULL; escaped */
 	char **contexts;

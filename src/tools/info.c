@@ -346,6 +346,23 @@ static void print_block_sizes(const struct nbd_offer *offer)
 	}
 }
 
+/* NBD has no word for it. */
+static void print_atomic(const struct nbd_offer *offer)
+{
+	char human[UNITS_TEXT_BYTES];
+
+	if (!offer->atomic_known) {
+		return;
+	}
+	info_label("Atomic writes");
+	if (offer->atomic_bytes == 0) {
+		printf("not promised\n");
+	} else {
+		printf("with FUA, up to %s (%u), in whole blocks of the preferred size\n",
+			units_human_bytes(human, offer->atomic_bytes), offer->atomic_bytes);
+	}
+}
+
 static void print_contexts(const struct nbd_offers *offers, const struct nbd_offer *offer)
 {
 	if (offer->contexts_refusal != NULL) {
@@ -385,6 +402,7 @@ static void print_offer(const struct nbd_offers *offers, const struct nbd_offer 
 	}
 	show_size("Size", offer->size);
 	print_block_sizes(offer);
+	print_atomic(offer);
 	print_contexts(offers, offer);
 	for (size_t i = 0; i < ARRAY_COUNT(capabilities); i++) {
 		info_label(i == 0 ? "Capabilities" : "");
@@ -489,6 +507,8 @@ static json_t *json_offer(const struct nbd_offer *offer)
 	json_object_set_new(
 		object, "size", offer->known ? json_integer((json_int_t)offer->size) : json_null());
 	json_object_set_new(object, "block_sizes", json_block_sizes(offer));
+	json_object_set_new(object, "atomic_bytes",
+		offer->atomic_known ? json_integer(offer->atomic_bytes) : json_null());
 	json_object_set_new(object, "transmission_flags",
 		offer->known ? json_integer(offer->flags) : json_null());
 	json_object_set_new(
@@ -559,7 +579,8 @@ static struct nbd_text text_of(struct native_text text)
 }
 
 /* In NBD's words: it can do what NBD can. */
-static int take_export(void *context, const struct native_export *export, struct error *error)
+static int take_export(
+	void *context, uint16_t version, const struct native_export *export, struct error *error)
 {
 	static const char allocation[] = "base:allocation";
 	const struct nbd_text base = { .bytes = allocation, .length = sizeof(allocation) - 1 };
@@ -573,6 +594,7 @@ static int take_export(void *context, const struct native_export *export, struct
 	struct nbd_offer *offer;
 	int err = nbd_offers_add(offers, text_of(export->name), text_of(export->text), error);
 
+	offers->protocol = native_version_name(version);
 	if (err != 0) {
 		return err;
 	}
@@ -585,6 +607,8 @@ static int take_export(void *context, const struct native_export *export, struct
 	offer->sizes = (struct nbd_block_sizes){ .minimum = 1,
 		.preferred = export->head.block_preferred,
 		.payload_max = export->head.payload_max };
+	offer->atomic_known = version >= NATIVE_VERSION_ATOMIC;
+	offer->atomic_bytes = export->head.atomic_bytes;
 	offer->contexts_known = true;
 	return nbd_offers_add_context(offers, offer, base, error);
 }
@@ -592,7 +616,7 @@ static int take_export(void *context, const struct native_export *export, struct
 int info_probe_gmb(const char *uri, bool list, uint64_t timeout_ns, struct nbd_offers *offers,
 	struct error *error)
 {
-	*offers = (struct nbd_offers){ .protocol = "gmb, version 1", .listed = list };
+	*offers = (struct nbd_offers){ .protocol = "gmb", .listed = list };
 	return native_probe(uri, list, timeout_ns, take_export, offers, error);
 }
 #else

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 
 import nbdmini
 import support
@@ -15,6 +16,7 @@ import support
 MIB = 1 << 20
 FILE = 64 * MIB
 BLOCK = 4096
+ATOMIC = 240 * BLOCK
 
 
 Result = collections.namedtuple("Result", "returncode stdout stderr")
@@ -42,8 +44,8 @@ class Flash(support.Case):
         self.assertEqual(result.returncode, 1 if faults else 0)
         return found
 
-    def serve(self, *keys):
-        return self.start_unix("--export", ",".join(["=flash:" + self.file, *keys]))
+    def serve(self, *keys, options=()):
+        return self.start_unix("--export", ",".join(["=flash:" + self.file, *keys]), *options)
 
     def scribble(self, client, image, rounds):
         """Random changes of any alignment, done to the image as well."""
@@ -82,6 +84,72 @@ class Flash(support.Case):
             self.assertEqual(server.stop()[0], 0)
             self.assertFalse(os.path.exists(self.cache))
         self.assertNotIn("cache", self.check())
+
+    def make_large_segments(self):
+        """With room for the longest record; returns the size of the disk."""
+        os.remove(self.file)
+        self.assertEqual(self.gmblock("create", f"--size={FILE}", "--segment=1M",
+                                      f"flash:{self.file}").returncode, 0)
+        found = self.check()
+        self.assertEqual(found["atomic"], ATOMIC)
+        return found["size"]
+
+    def write_for_ever(self, client, slot, seed, written, answered):
+        """Durable writes to a place of its own, until the server is gone."""
+        numbers = random.Random(seed)
+        try:
+            with client:
+                while True:
+                    data = numbers.randbytes(BLOCK * numbers.randint(1, ATOMIC // BLOCK))
+                    written.append(data)
+                    client.send_request(nbdmini.CMD_WRITE, 9, slot * MIB, len(data), data,
+                                        nbdmini.CMD_FLAG_FUA)
+                    self.assertEqual(client.reply(), (9, 0))
+                    answered.release()
+        except (EOFError, OSError):
+            pass
+
+    def test_durable_writes_are_whole_after_a_kill(self):
+        """With memory for a few of them."""
+        slots = self.make_large_segments() // MIB
+        image = [bytes(MIB)] * slots
+        for number in range(3):
+            server = self.serve("cache=0", f"mode={['cached', 'direct', 'cached'][number]}",
+                                options=("--threads", "1", "--memory", "12M"))
+            answered = threading.Semaphore(0)
+            written = [[] for _ in range(slots)]
+            threads = [threading.Thread(target=self.write_for_ever, args=(
+                nbdmini.open_export(server.uri, b""), slot, slots * number + slot,
+                written[slot], answered)) for slot in range(slots)]
+            for thread in threads:
+                thread.start()
+            for _ in range(2 * slots):
+                answered.acquire()
+            server.signal(signal.SIGKILL)
+            server.process.wait()
+            for thread in threads:
+                thread.join()
+            server = self.serve()
+            with nbdmini.open_export(server.uri, b"") as client:
+                for slot, writes in enumerate(written):
+                    # The last one may not have been answered.
+                    states = [image[slot]]
+                    for data in writes:
+                        states.append(data + states[-1][len(data):])
+                    image[slot] = client.read(slot * MIB, MIB)
+                    self.assertIn(image[slot], states[-2:], (number, slot))
+            self.assertEqual(server.stop()[0], 0)
+
+    def test_what_is_promised_is_told_over_gmb(self):
+        self.make_large_segments()
+        for memory, promised in ("4M", 256 << 10), ("12M", ATOMIC):
+            listen = "gmb+unix:///?socket=" + self.path("g" + memory)
+            server = self.start("--export", "=flash:" + self.file, "--export", "m=memory:1M",
+                                "--listen", listen, "--threads", "1", "--memory", memory)
+            told = [json.loads(self.gmblock("info", "--json", uri).stdout)["exports"][0]
+                    for uri in (listen, listen.replace("///", "///m"))]
+            self.assertEqual([export["atomic_bytes"] for export in told], [promised, 0])
+            self.assertEqual(server.stop()[0], 0)
 
     def leave_changes(self):
         """In the cache of a server that is killed."""

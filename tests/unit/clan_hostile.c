@@ -2,6 +2,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/futex.h>
+#include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -26,6 +28,21 @@ static void *make_segment(const char *name, size_t bytes, int *fd_out)
 	base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, *fd_out, 0);
 	GMB_ASSERT(base != MAP_FAILED);
 	return base;
+}
+
+int hostile_listen(char address[HOSTILE_ADDRESS_BYTES])
+{
+	struct sockaddr_un at = { .sun_family = AF_UNIX };
+	socklen_t bytes = sizeof(at);
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+	GMB_ASSERT(fd >= 0);
+	GMB_ASSERT(bind(fd, (const struct sockaddr *)&at, sizeof(sa_family_t)) == 0);
+	GMB_ASSERT(listen(fd, 64) == 0);
+	GMB_ASSERT(getsockname(fd, (struct sockaddr *)&at, &bytes) == 0);
+	snprintf(address, HOSTILE_ADDRESS_BYTES, "shm:@%.*s",
+		(int)(bytes - offsetof(struct sockaddr_un, sun_path) - 1), at.sun_path + 1);
+	return fd;
 }
 
 void hostile_open(struct hostile *hostile, const char *address)

@@ -13,7 +13,7 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-enum { HOSTILE_FDS_MAX = 253 };
+enum { HOSTILE_FDS_MAX = 253, HOSTILE_ADDRESS_BYTES = 64 };
 
 struct hostile {
 	int socket;
@@ -39,6 +39,8 @@ struct hostile {
 	const struct shm_group_head *victim_group;
 };
 
+/* A socket for the victim to listen on, at an abstract address that the kernel chooses. */
+int hostile_listen(char address[HOSTILE_ADDRESS_BYTES]);
 /* Connects, and prepares segments and a HELLO without a fault. */
 void hostile_open(struct hostile *hostile, const char *address);
 /* Sends HELLO as it stands; the segments are sealed before if they are to be. */

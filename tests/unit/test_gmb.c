@@ -17,8 +17,6 @@
 #include <errno.h>
 #include <gmblock/clan.h>
 #include <semaphore.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -31,6 +29,7 @@
 enum {
 	REGION_BYTES = 64 << 10,
 	EXPORT_BYTES = 1 << 20,
+	ATOMIC_BYTES = 64 << 10,
 	WAIT_MS = 20000,
 	SLOW_AT = 512 << 10, /* reads there take a while */
 };
@@ -52,28 +51,12 @@ struct server {
 	struct export *export;
 	_Atomic uint32_t connection_total;
 	sem_t stopped;
-	char address[64]; /* as clan_connect() takes it */
+	char address[HOSTILE_ADDRESS_BYTES]; /* as clan_connect() takes it */
 };
 
 static void has_stopped(void *context)
 {
 	sem_post(&((struct server *)context)->stopped);
-}
-
-/* An abstract address that the kernel chooses. */
-static int listen_anywhere(char address[64])
-{
-	struct sockaddr_un at = { .sun_family = AF_UNIX };
-	socklen_t bytes = sizeof(at);
-	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-
-	assert_true(fd >= 0);
-	assert_int_equal(bind(fd, (const struct sockaddr *)&at, sizeof(sa_family_t)), 0);
-	assert_int_equal(listen(fd, 64), 0);
-	assert_int_equal(getsockname(fd, (struct sockaddr *)&at, &bytes), 0);
-	snprintf(address, 64, "shm:@%.*s",
-		(int)(bytes - offsetof(struct sockaddr_un, sun_path) - 1), at.sun_path + 1);
-	return fd;
 }
 
 static int server_begin_with(void **state, uint64_t idle_timeout_ns)
@@ -109,11 +92,12 @@ static int server_begin_with(void **state, uint64_t idle_timeout_ns)
 	stores_set(&store, "delay", "read:200ms:range=512K+8K");
 	assert_int_equal(store_open(&store, &about.store, &error), 0);
 	store_options_fini(&store);
+	about.store->info.atomic_bytes = ATOMIC_BYTES; /* as if: memory keeps nothing */
 	assert_int_equal(export_create(&about, &server->export, &error), 0);
 	engine_limits_default(&reactor_options.limits);
 	reactor_options.limits.idle_timeout_ns = idle_timeout_ns;
 	server->listener.kind = kinds[0];
-	server->listener.fds[0] = listen_anywhere(server->address);
+	server->listener.fds[0] = hostile_listen(server->address);
 	server->listener.fd_count = 1;
 	assert_int_equal(reactor_create(&reactor_options, &server->reactor, &error), 0);
 	assert_int_equal(acceptor_create(&acceptor_options, &server->acceptor, &error), 0);
@@ -364,7 +348,9 @@ static void test_the_welcome(void **state)
 	for (uint16_t version = 1; version <= NATIVE_VERSION; version++) {
 		struct native_wire_hello hello = { NATIVE_MAGIC, 1, version, 0 };
 		struct client *client = dial(*state, &hello, sizeof(hello));
+		const struct native_wire_list list = { .cursor = 0 };
 		struct native_welcome parsed;
+		struct native_export export;
 		size_t bytes;
 		const void *welcome = clan_conn_hello(client->conn, &bytes);
 
@@ -372,6 +358,10 @@ static void test_the_welcome(void **state)
 		assert_int_equal(parsed.version, version);
 		assert_int_equal(parsed.flags, moves ? NATIVE_WELCOME_MOVES : 0);
 		assert_int_equal(parsed.instance[0], version == 1 ? 0 : 0x1d);
+		say(client, NATIVE_LIST, &list, sizeof(list));
+		assert_true(hear(client));
+		assert_null(native_export_parse(client->message, client->head.bytes, &export));
+		assert_int_equal(export.head.atomic_bytes, version < 3 ? 0 : ATOMIC_BYTES);
 		hang_up(client);
 	}
 }
@@ -384,7 +374,7 @@ static void test_G1_hellos(void **state)
 	bad[0].magic++;
 	bad[1].version_min = NATIVE_VERSION + 1;
 	bad[1].version_max = NATIVE_VERSION + 1;
-	bad[2].version_min = 3;
+	bad[2].version_min = 2;
 	bad[3].zero = 1;
 	for (uint32_t i = 0; i < ARRAY_COUNT(bad); i++) {
 		struct client *client = dial(*state, &bad[i], sizeof(bad[i]));

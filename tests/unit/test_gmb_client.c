@@ -31,9 +31,10 @@ struct server {
 	struct clan_listener *listener;
 	struct clan_conn *conn;
 	char uri[96];
-	uint16_t version; /* of gmb */
-	uint32_t sent;	  /* EVENTs */
-	uint32_t copies;  /* that it was asked for, and does not answer */
+	uint32_t atomic_bytes; /* that it promises */
+	uint16_t version;      /* of gmb */
+	uint32_t sent;	       /* EVENTs */
+	uint32_t copies;       /* that it was asked for, and does not answer */
 	uint32_t reconnects;
 	bool closed;
 };
@@ -76,6 +77,7 @@ static void receive(struct server *server)
 		.bytes = EXPORT_BYTES,
 		.payload_max = 1 << 20,
 		.block_preferred = 4096,
+		.atomic_bytes = server->atomic_bytes,
 	};
 	uint8_t bytes[NATIVE_MESSAGE_BYTES_MAX];
 	struct clan_message message;
@@ -252,11 +254,52 @@ static void test_a_server_that_copies_no_more(void **state)
 	server_close(&server);
 }
 
+/* What a program was told about its writes does not become less without its knowledge. */
+static void test_a_server_that_promises_less(void **state)
+{
+	struct gmb_info info = { .size = sizeof(info) };
+	struct gmb_request request = { .operation = GMB_FLUSH };
+	struct gmb_client *client;
+	struct gmb_queue *queue;
+	struct gmb_error error;
+	struct server server;
+	char text[512];
+
+	GMB_UNUSED(state);
+	server_open(&server);
+	server.version = NATIVE_VERSION_ATOMIC;
+	server.atomic_bytes = 64 << 10;
+	assert_int_equal(gmb_queue_create(NULL, &queue, &error), 0);
+	client = client_open(queue, &server);
+	gmb_get_info(client, &info);
+	assert_int_equal(info.atomic_bytes, 64 << 10);
+	hang_up(&server);
+	server.atomic_bytes *= 2;
+	for (int i = 0; server.reconnects == 0; i++) {
+		both_turn(queue, &server, i);
+	}
+	gmb_get_info(client, &info);
+	assert_int_equal(info.atomic_bytes, 128 << 10);
+	hang_up(&server);
+	server.atomic_bytes--;
+	gmb_submit(client, &request);
+	for (int i = 0; request.in_flight != 0; i++) {
+		both_turn(queue, &server, i);
+	}
+	assert_int_equal(request.result, -ENOTCONN);
+	gmb_explain(client, &request, text, sizeof(text));
+	assert_non_null(strstr(text, "less than it offered"));
+	assert_int_equal(gmb_close(client), 0);
+	assert_int_equal(gmb_queue_destroy(queue), 0);
+	server_close(&server);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_a_server_that_never_stops_talking),
 		cmocka_unit_test(test_a_server_that_copies_no_more),
+		cmocka_unit_test(test_a_server_that_promises_less),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -485,6 +485,8 @@ static void check_anchor(
 	check->amount(check, "size", flash->anchor.geometry.disk_blocks << FLASH_BLOCK_SHIFT);
 	check->amount(check, "segment",
 		(uint64_t)flash->anchor.geometry.segment_blocks << FLASH_BLOCK_SHIFT);
+	check->amount(check, "atomic",
+		(uint64_t)flash_atomic_blocks(&flash->anchor.geometry) << FLASH_BLOCK_SHIFT);
 	for (uint32_t i = 0; i < FLASH_VIEWS; i++) {
 		size_t used = strlen(names);
 
