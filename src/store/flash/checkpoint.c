@@ -187,7 +187,7 @@ static void free_segments(struct flash *flash)
 		bool is_empty = flash_segment_is_empty(flash, i);
 		bool is_walked = flash->gc.state == FLASH_GC_IDLE || flash->gc.victim != i;
 
-		if (entry->state == GC_CLOSED && !segment->is_bad) {
+		if (entry->state == GC_CLOSED && !segment->is_bad && !segment->is_kept) {
 			gc_set_state(&flash->table, i, GC_CANDIDATE);
 		}
 		if (entry->state != GC_CANDIDATE && entry->state != GC_VICTIM) {

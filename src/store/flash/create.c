@@ -344,7 +344,8 @@ static void check_page(struct checking *checking, uint32_t tree, uint32_t index)
 	uint64_t last = MIN(geometry->disk_blocks - (uint64_t)index * FLASH_NODE_ENTRIES,
 		(uint64_t)FLASH_NODE_ENTRIES);
 
-	if (flash_map_is_empty(checking->flash, page)) {
+	if (flash_map_is_empty(checking->flash, page) ||
+		(tree > 0 && !flash_tree_is_live(flash, tree))) {
 		return;
 	}
 	if (!read_page(checking, page, &node)) {
@@ -382,8 +383,9 @@ static uint32_t count_wrong(const struct checking *checking)
 		bool is_right = *found_valid(checking, 0, i) == flash->table.segments[i].valid;
 
 		for (uint32_t k = 0; k < FLASH_VIEWS; k++) {
-			is_right = is_right && *found_valid(checking, 1 + k, i) ==
-						       flash->segments[i].view_valid[k];
+			is_right = is_right && (flash->views.list[k].is_damaged ||
+						       *found_valid(checking, 1 + k, i) ==
+							       flash->segments[i].view_valid[k]);
 		}
 		wrong += !is_right;
 	}
@@ -395,7 +397,7 @@ static void check_found(struct checking *checking)
 	const struct flash *flash = checking->flash;
 	struct store_check *check = checking->check;
 	uint32_t wrong = count_wrong(checking);
-	char text[160];
+	char text[192];
 
 	check->amount(check, "used", checking->mapped << FLASH_BLOCK_SHIFT);
 	if (flash->lost_records > 0) {
@@ -405,6 +407,16 @@ static void check_found(struct checking *checking)
 			(unsigned long long)flash->lost_at,
 			(unsigned long long)flash->lost_records);
 		check->fault(check, text);
+	}
+	for (uint32_t i = 0; i < FLASH_VIEWS; i++) {
+		if (flash->views.list[i].is_damaged) {
+			snprintf(text, sizeof(text),
+				"the map of snapshot '%s' is damaged: not all of it can be read; "
+				"'gmblock "
+				"snapshot delete' gives back its space",
+				flash->views.list[i].about.name);
+			check->fault(check, text);
+		}
 	}
 	if (checking->damaged_pages > 0) {
 		snprintf(text, sizeof(text), "%llu pages of the map are damaged",

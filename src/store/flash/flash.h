@@ -161,6 +161,7 @@ struct flash_segment {
 	uint32_t view_valid[FLASH_VIEWS]; /* blocks that pages of the view point at */
 	uint32_t erases;
 	bool is_bad;	  /* has blocks that cannot be read; never collected */
+	bool is_kept;	  /* the same: a damaged view has, or may have, something there */
 	uint8_t zone;	  /* enum disk_zone_state, when it was opened */
 	uint32_t written; /* blocks of the zone, at that time */
 };
@@ -179,6 +180,8 @@ _Static_assert((int)FLASH_VIEW_NAME_BYTES == STORE_VIEW_NAME_BYTES, "and each en
 /* What is kept of a view beside its tree. */
 struct flash_view {
 	enum flash_view_state state;
+	/* Nodes of its tree cannot be read. The collector leaves it alone, and nobody opens it. */
+	bool is_damaged;
 	struct flash_view_anchor about; /* top: as of the last checkpoint */
 };
 
@@ -235,7 +238,8 @@ struct flash_gc {
 	uint32_t entry_block;
 	uint32_t first; /* blocks of the record that are read: from here on */
 	uint32_t end;
-	bool is_waiting; /* for a page of the map */
+	bool is_waiting; /* for a page of the map, of this tree: */
+	uint32_t wait_tree;
 	bool reads_blocks;
 	uint32_t begin_segments; /* with fewer free ones it begins */
 	uint32_t enough_segments;
@@ -627,10 +631,12 @@ static inline uint32_t flash_free_soon(const struct flash *flash)
 
 /* --- view.c ---------------------------------------------------------------------------------- */
 
-/* True while the view is there, and may be read. */
+/* True while the view is there, and can be read and moved. */
 static inline bool flash_view_is_live(const struct flash *flash, uint32_t index)
 {
-	return flash->views.list[index].state == FLASH_VIEW_LIVE;
+	const struct flash_view *view = &flash->views.list[index];
+
+	return view->state == FLASH_VIEW_LIVE && !view->is_damaged;
 }
 /* The same of a tree; that of the disk is always there. */
 static inline bool flash_tree_is_live(const struct flash *flash, uint32_t tree)
@@ -640,6 +646,9 @@ static inline bool flash_tree_is_live(const struct flash *flash, uint32_t tree)
 void flash_views_init(struct flash *flash);
 /* What the anchor says of the views. */
 void flash_views_recovered(struct flash *flash);
+/* Not all nodes of its tree can be read: the others, and the blocks that its table tells of, stay
+ * where they are until it is deleted. */
+void flash_view_damaged(struct flash *flash, uint32_t index);
 /* The next checkpoint forgets those of jobs, which a process before this one has made. */
 void flash_views_drop_temporary(struct flash *flash);
 /* Goes on with the request at hand. True: something was done. */
@@ -718,9 +727,9 @@ GMB_MUST_CHECK int flash_zone_write_now(struct flash *flash, struct flash_io *io
 GMB_MUST_CHECK int flash_anchors_read(struct flash *flash, struct error *error);
 /* A node; zeroes when there is none. -EUCLEAN: it does not have its checksum. Blocks. */
 GMB_MUST_CHECK int flash_node_read(struct flash *flash, struct flash_entry at, void *node);
-/* Restores map and tables. -EUCLEAN when the map is damaged; and unless is_read_only, when records
- * that were durable are lost: else lost_records says so, and the map is that before them. Blocks;
- * on a worker thread. */
+/* Restores map and tables; a view whose tree is damaged is marked. -EUCLEAN when the map of the
+ * disk is damaged; and unless is_read_only, when records that were durable are lost: else
+ * lost_records says so, and the map is that before them. Blocks; on a worker thread. */
 GMB_MUST_CHECK int flash_recover(struct flash *flash, struct error *error);
 
 /* --- create.c -------------------------------------------------------------------------------- */

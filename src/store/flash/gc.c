@@ -196,10 +196,16 @@ static void page_ready(struct flash_wait *wait, int result)
 	struct flash *flash = container_of(gc, struct flash, gc);
 
 	gc->is_waiting = false;
-	if (result < 0 &&
-		result != -ESTALE) { /* what it refers to can neither be found nor moved */
+	if (result >= 0 || result == -ESTALE) {
+		return;
+	}
+	/* What it refers to can neither be found nor moved. */
+	walk_end(flash);
+	if (gc->wait_tree == 0) {
 		flash->segments[gc->victim].is_bad = true;
-		walk_end(flash);
+	} else {
+		gc_set_state(&flash->table, gc->victim, GC_CANDIDATE);
+		flash_view_damaged(flash, gc->wait_tree - 1);
 	}
 }
 
@@ -213,6 +219,7 @@ static struct flash_slot *page_get(struct flash *flash, uint32_t page)
 		flash_checkpoint_ask(flash);
 	}
 	flash->gc.is_waiting = slot == NULL && !full;
+	flash->gc.wait_tree = page / flash->anchor.geometry.page_count;
 	return slot;
 }
 

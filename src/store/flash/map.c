@@ -359,7 +359,11 @@ void flash_map_set_node(struct flash *flash, uint32_t tree, uint32_t level, uint
 		flash->segments[flash_segment_of(geometry, le32toh(at->block))].nodes--;
 	}
 	if (entry.block != 0) {
-		flash->segments[flash_segment_of(geometry, le32toh(entry.block))].nodes++;
+		struct flash_segment *segment =
+			&flash->segments[flash_segment_of(geometry, le32toh(entry.block))];
+
+		segment->nodes++;
+		segment->is_kept |= tree > 0 && flash->views.list[tree - 1].is_damaged;
 	}
 	*at = entry;
 	if (level + 1 < FLASH_LEVELS) {

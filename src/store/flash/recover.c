@@ -141,27 +141,48 @@ int flash_node_read(struct flash *flash, struct flash_entry at, void *node)
 	return result;
 }
 
+/* A node that the recovery cannot do without. Of a view it can: then there are zeroes, and *damaged
+ * becomes true. */
+static int read_needed(
+	struct flash *flash, uint32_t tree, struct flash_entry at, void *node, bool *damaged)
+{
+	int result = flash_node_read(flash, at, node);
+
+	if (tree == 0 || result == 0) {
+		return result;
+	}
+	memset(node, 0, FLASH_BLOCK_BYTES);
+	*damaged = true;
+	return 0;
+}
+
 /* The positions of the nodes of the level below. */
-static int read_level(struct flash *flash, uint32_t number, uint32_t level)
+static int read_level(struct flash *flash, uint32_t number, uint32_t level, bool *damaged)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
 	const struct flash_tree *tree = &flash->map.trees[number];
 
 	for (uint32_t i = 0; i < geometry->node_counts[level]; i++) {
-		int result = flash_node_read(flash, tree->levels[level][i],
-			tree->levels[level - 1] + (size_t)i * FLASH_NODE_ENTRIES);
+		int result = read_needed(flash, number, tree->levels[level][i],
+			tree->levels[level - 1] + (size_t)i * FLASH_NODE_ENTRIES, damaged);
 
 		if (result < 0) {
 			return result;
 		}
 	}
 	for (uint32_t i = 0; i < geometry->node_counts[level] * FLASH_NODE_ENTRIES; i++) {
-		uint32_t block = le32toh(tree->levels[level - 1][i].block);
+		struct flash_entry *entry = &tree->levels[level - 1][i];
+		uint32_t block = le32toh(entry->block);
 
-		if (block != 0 && (i >= geometry->node_counts[level - 1] ||
-					  !flash_is_in_segment(geometry, block))) {
+		if (block == 0 || (i < geometry->node_counts[level - 1] &&
+					  flash_is_in_segment(geometry, block))) {
+			continue;
+		}
+		if (number == 0) {
 			return -EUCLEAN;
 		}
+		*entry = (struct flash_entry){ 0 };
+		*damaged = true;
 	}
 	return 0;
 }
@@ -174,7 +195,7 @@ struct seen {
 	bool in_log;   /* behind the checkpoint */
 };
 
-static int read_table(struct flash *flash, uint32_t tree, struct seen *seen)
+static int read_table(struct flash *flash, uint32_t tree, struct seen *seen, bool *damaged)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
 	struct flash_table_entry entries[FLASH_TABLE_ENTRIES];
@@ -184,8 +205,8 @@ static int read_table(struct flash *flash, uint32_t tree, struct seen *seen)
 
 		if (i % FLASH_TABLE_ENTRIES == 0) {
 			uint32_t node = geometry->leaf_count + i / FLASH_TABLE_ENTRIES;
-			int result = flash_node_read(
-				flash, flash->map.trees[tree].levels[0][node], entries);
+			int result = read_needed(flash, tree,
+				flash->map.trees[tree].levels[0][node], entries, damaged);
 
 			if (result < 0) {
 				return result;
@@ -193,7 +214,11 @@ static int read_table(struct flash *flash, uint32_t tree, struct seen *seen)
 		}
 		if (le32toh(entry->valid) > geometry->segment_blocks ||
 			le64toh(entry->stamp) > flash->anchor.clock) {
-			return -EUCLEAN;
+			if (tree == 0) {
+				return -EUCLEAN;
+			}
+			*damaged = true;
+			continue;
 		}
 		if (tree > 0) {
 			flash->segments[i].view_valid[tree - 1] = le32toh(entry->valid);
@@ -597,18 +622,22 @@ static int restore_segments(struct flash *flash, const struct seen *seen)
 static int read_tree(
 	struct flash *flash, uint32_t tree, const struct flash_entry *top, struct seen *seen)
 {
+	bool damaged = false;
 	int result;
 
 	memcpy(flash->map.trees[tree].levels[FLASH_LEVELS - 1], top, sizeof(flash->anchor.top));
-	result = read_level(flash, tree, 2);
+	result = read_level(flash, tree, 2, &damaged);
 	if (result == 0) {
-		result = read_level(flash, tree, 1);
+		result = read_level(flash, tree, 1, &damaged);
 	}
 	if (result == 0) {
-		result = read_table(flash, tree, seen);
+		result = read_table(flash, tree, seen, &damaged);
 	}
 	if (result == 0) { /* the log changes none of them */
 		flash_map_count_nodes(flash, tree, 1);
+	}
+	if (damaged) {
+		flash_view_damaged(flash, tree - 1);
 	}
 	return result;
 }

@@ -98,11 +98,24 @@ static int64_t room_of(const struct flash *flash)
 
 	for (uint32_t i = 0; i < geometry->segment_count; i++) {
 		const struct gc_segment *segment = &flash->table.segments[i];
-		int64_t used = (int64_t)segment->valid + segment->kept + flash->segments[i].nodes;
+		int64_t used = flash->segments[i].is_kept
+				       ? usable
+				       : (int64_t)segment->valid + segment->kept +
+						 flash->segments[i].nodes;
 
 		room += usable - MIN(usable, used);
 	}
 	return room - geometry->reserve_segments * usable - left;
+}
+
+static bool goes_before(const struct flash_view *view, const struct flash_view *other)
+{
+	if (view->is_damaged != other->is_damaged) {
+		return view->is_damaged;
+	}
+	return view->about.is_temporary == other->about.is_temporary
+		       ? view->about.serial < other->about.serial
+		       : view->about.is_temporary;
 }
 
 /* Which one goes first when there is no room; NULL: there is none. */
@@ -113,10 +126,7 @@ static struct flash_view *oldest(struct flash *flash)
 	for (uint32_t i = 0; i < FLASH_VIEWS; i++) {
 		struct flash_view *view = &flash->views.list[i];
 
-		if (view->state == FLASH_VIEW_LIVE &&
-			(found == NULL || (view->about.is_temporary == found->about.is_temporary
-							  ? view->about.serial < found->about.serial
-							  : view->about.is_temporary))) {
+		if (view->state == FLASH_VIEW_LIVE && (found == NULL || goes_before(view, found))) {
 			found = view;
 		}
 	}
@@ -409,6 +419,61 @@ static void make(struct flash *flash, struct flash_view *view)
 	set_state(flash, view, FLASH_VIEW_LIVE);
 }
 
+/* All that is known of a damaged view stays where it is. */
+static void keep(struct flash *flash, const struct flash_view *view)
+{
+	const struct flash_geometry *geometry = &flash->anchor.geometry;
+	uint32_t index = index_of(flash, view);
+
+	for (uint32_t i = 0; i < geometry->segment_count; i++) {
+		flash->segments[i].is_kept |= flash->segments[i].view_valid[index] > 0;
+	}
+	for (uint32_t level = 0; level < FLASH_LEVELS; level++) {
+		for (uint32_t i = 0; i < geometry->node_counts[level]; i++) {
+			uint32_t block =
+				le32toh(flash->map.trees[1 + index].levels[level][i].block);
+
+			if (block != 0) {
+				flash->segments[flash_segment_of(geometry, block)].is_kept = true;
+			}
+		}
+	}
+}
+
+void flash_view_damaged(struct flash *flash, uint32_t index)
+{
+	struct flash_view *view = &flash->views.list[index];
+
+	GMB_ASSERT(!view->is_damaged);
+	pthread_mutex_lock(&flash->base.watch_lock);
+	view->is_damaged = true;
+	pthread_mutex_unlock(&flash->base.watch_lock);
+	keep(flash, view);
+	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
+		if (flash->segments[i].is_kept && flash->table.segments[i].state == GC_CANDIDATE) {
+			gc_set_state(&flash->table, i, GC_CLOSED);
+		}
+	}
+	if (flash->start != NULL) { /* a check says it itself */
+		log_error("flash store '%s': the map of its snapshot '%s' is damaged: not all of "
+			  "it can be read; 'gmblock snapshot delete' gives back its space",
+			flash->path, view->about.name);
+	}
+}
+
+/* What only damaged views kept, which have gone, may be collected. */
+static void keep_rest(struct flash *flash)
+{
+	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
+		flash->segments[i].is_kept = false;
+	}
+	for (uint32_t i = 0; i < FLASH_VIEWS; i++) {
+		if (flash->views.list[i].is_damaged) {
+			keep(flash, &flash->views.list[i]);
+		}
+	}
+}
+
 static void limit_kept(struct flash *flash, uint32_t segment)
 {
 	const uint32_t *valid = flash->segments[segment].view_valid;
@@ -430,11 +495,20 @@ static void forget(struct flash *flash, struct flash_view *view)
 			geometry->node_counts[level] * sizeof(struct flash_entry));
 	}
 	for (uint32_t i = 0; i < geometry->segment_count; i++) {
-		flash->segments[i].view_valid[index] = 0;
+		struct flash_segment *segment = &flash->segments[i];
+
+		/* Perhaps what could not be moved was for the view alone. */
+		segment->is_bad = segment->is_bad && (segment->view_valid[index] == 0 ||
+							     segment->zone == DISK_ZONE_BROKEN);
+		segment->view_valid[index] = 0;
 		limit_kept(flash, i);
 	}
 	flash->views.is_stuck = false;
 	flash_gc_hope(flash);
+	if (view->is_damaged) {
+		view->is_damaged = false;
+		keep_rest(flash);
+	}
 	set_state(flash, view, FLASH_VIEW_NONE);
 }
 
@@ -531,6 +605,7 @@ void flash_views_move(
 		*at = (struct flash_entry){ htole32(block), htole32(entry->crc) };
 		flash->segments[from].view_valid[i]--;
 		flash->segments[to].view_valid[i]++;
+		flash->segments[to].is_kept |= flash->views.list[i].is_damaged;
 		flash->map.trees[1 + i].table_dirty[from / FLASH_TABLE_ENTRIES] = true;
 		flash->map.trees[1 + i].table_dirty[to / FLASH_TABLE_ENTRIES] = true;
 		has_moved = true;
@@ -638,6 +713,7 @@ static int view_open(struct store *base, const struct store_options *options, co
 	struct flash_view_store *view = container_of(base, struct flash_view_store, base);
 	struct flash *flash = container_of((struct store *)(uintptr_t)config, struct flash, base);
 	const struct flash_view *found;
+	bool is_damaged = false;
 
 	pthread_mutex_lock(&flash->base.watch_lock);
 	found = find(flash, options->path);
@@ -645,11 +721,18 @@ static int view_open(struct store *base, const struct store_options *options, co
 		view->flash = flash;
 		view->index = index_of(flash, found);
 		view->serial = found->about.serial;
+		is_damaged = found->is_damaged;
 	}
 	pthread_mutex_unlock(&flash->base.watch_lock);
 	if (found == NULL) {
 		return error_set(
 			error, -ENOENT, "'%s' has no snapshot '%s'", flash->path, options->path);
+	}
+	if (is_damaged) {
+		return error_set(error, -EUCLEAN,
+			"the map of snapshot '%s' of '%s' is damaged: it cannot be read; 'gmblock "
+			"snapshot delete' gives back its space",
+			options->path, flash->path);
 	}
 	base->info = flash->base.info;
 	base->info.kind = "flash snapshot";

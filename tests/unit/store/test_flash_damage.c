@@ -3,6 +3,7 @@
  * A flash store whose disk was damaged, is full, or cannot be written; and whose clients change
  * what they write.
  */
+#include <endian.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -537,6 +538,162 @@ static void test_damage_to_what_was_flushed_is_told(void **state)
 	sim_stop();
 }
 
+/* --- snapshots ------------------------------------------------------------------------------- */
+
+enum { VIEW_NODES = 5 }; /* of a disk of two pages: two of level 2 and 1, the table, two pages */
+
+static void view_done(struct store_view_request *request)
+{
+	request->context = request;
+}
+
+static int view_ask(struct world *world, enum store_view_action action)
+{
+	struct store_view_request request = {
+		.action = action, .view.name = "v", .done = view_done
+	};
+
+	store_view_ask(world->store, &request);
+	while (request.context == NULL) {
+		assert_true(sim_step());
+	}
+	return request.result;
+}
+
+static void view_change(struct world *world, uint32_t blocks, uint32_t seed)
+{
+	for (uint32_t i = 0; i < blocks; i += ROT_BLOCKS_MAX) {
+		uint32_t first = (i + seed) % blocks;
+
+		rot_submit(
+			world, STORE_WRITE, first, MIN((uint32_t)ROT_BLOCKS_MAX, blocks - first));
+	}
+	rot_submit(world, STORE_FLUSH, 0, 0);
+}
+
+/* The nodes that only the snapshot has, in the order of levels. */
+static uint32_t view_nodes(const char *name, uint64_t nodes[VIEW_NODES])
+{
+	struct sim_disk *disk = sim_disk_find(name);
+	struct flash_anchor anchor;
+	struct flash_node node;
+	struct error error;
+	uint8_t block[FLASH_BLOCK_BYTES];
+	uint64_t top;
+	uint32_t count = 2;
+
+	sim_disk_peek(disk, 0, block, sizeof(block));
+	assert_int_equal(flash_anchor_decode(block, &anchor, &error), 0);
+	top = (uint64_t)le32toh(anchor.views[0].top[0].block) << FLASH_BLOCK_SHIFT;
+	assert_true(top != 0 && anchor.views[0].top[0].block != anchor.top[0].block);
+	nodes[0] = top;
+	sim_disk_peek(disk, top, &node, sizeof(node));
+	nodes[1] = (uint64_t)le32toh(node.entries[0].block) << FLASH_BLOCK_SHIFT;
+	sim_disk_peek(disk, nodes[1], &node, sizeof(node));
+	for (uint32_t i = 0; i < anchor.geometry.page_count; i++) {
+		nodes[count++] = (uint64_t)le32toh(node.entries[i].block) << FLASH_BLOCK_SHIFT;
+	}
+	assert_int_equal(count, VIEW_NODES);
+	return anchor.geometry.leaf_count;
+}
+
+static bool view_opens(struct world *world)
+{
+	struct store *view;
+	struct error error;
+	int result = store_view_open(world->store, "v", &view, &error);
+
+	if (result == 0) {
+		store_close(view);
+		return true;
+	}
+	assert_int_equal(result, -EUCLEAN);
+	assert_non_null(strstr(error.text, "gmblock snapshot delete"));
+	return false;
+}
+
+/* A disk with the damaged snapshot is read and written as before, the snapshot can be deleted, and
+ * then all is as if it had never been there. */
+static void view_damaged(uint32_t blocks, bool refuses, bool is_needed)
+{
+	static struct world world;
+	struct rot_found rot = { 0 };
+
+	world_on_full = refuses ? "refuse" : "drop";
+	rot_check(&rot, "rot");
+	assert_true(rot.faults > 0);
+	rot = (struct rot_found){ 0 };
+	rot_read(&rot, "rot", blocks);
+	assert_true(rot.wrong == 0 && rot.errors == 0);
+	world_open(&world, "rot", false, NULL);
+	assert_int_equal(view_opens(&world), !is_needed);
+	for (uint32_t i = 0; i < 4; i++) {
+		rot_submit(&world, STORE_WRITE, i * 7, 3);
+	}
+	world_kill_copy("rot", "rot-killed");
+	world_discard(&world);
+	rot_read(&rot, "rot", blocks);
+	rot_read(&rot, "rot-killed", blocks);
+	assert_true(rot.wrong == 0 && rot.errors == 0);
+	world_open(&world, "rot", false, NULL);
+	sim_disk_set_bad(
+		sim_disk_find("rot"), 0, 0, false, false); /* what is written can be read */
+	if (!refuses) {					   /* it goes when there is no room */
+		for (uint32_t i = 0; i < 6; i++) {
+			view_change(&world, blocks, i * 5);
+		}
+	}
+	assert_true(view_ask(&world, STORE_VIEW_DELETE) == 0 || !refuses);
+	for (uint32_t i = 0; i < 6; i++) {
+		view_change(&world, blocks, i * 11);
+	}
+	world_discard(&world);
+	rot_check(&rot, "rot");
+	assert_int_equal(rot.faults, 0);
+	rot_read(&rot, "rot", blocks);
+	assert_true(rot.wrong == 0 && rot.errors == 0);
+	world_on_full = "drop";
+}
+
+static void test_damage_to_a_snapshot_is_not_one_to_the_disk(void **state)
+{
+	GMB_UNUSED(state);
+	for (uint32_t i = 0; i < VIEW_NODES * 4; i++) {
+		static struct world world;
+		uint64_t nodes[VIEW_NODES];
+		uint64_t at;
+		uint32_t blocks;
+		uint32_t leafs;
+		uint8_t bytes[SECTOR];
+		bool is_needed; /* to open it */
+
+		sim_start(&(struct sim_options){ .seed = i + 1 });
+		world_make_disk();
+		world_open(&world, "disk", false, NULL);
+		blocks = (uint32_t)(store_size(world.store) / FLASH_BLOCK_BYTES);
+		memset(expected, 0, sizeof(expected));
+		view_change(&world, blocks * 3 / 5, 0);
+		rot_submit(&world, STORE_WRITE, blocks - 4, 4);
+		assert_int_equal(view_ask(&world, STORE_VIEW_CREATE), 0);
+		rot_submit(&world, STORE_WRITE, 1, 20);
+		rot_submit(&world, STORE_WRITE, blocks - 3, 2);
+		world_close(&world);
+		leafs = view_nodes("disk", nodes);
+		is_needed = i % VIEW_NODES < 2 || i % VIEW_NODES >= 2 + leafs;
+		at = nodes[i % VIEW_NODES];
+		(void)sim_disk_kill_copy(sim_disk_find("disk"), "rot");
+		if (i / VIEW_NODES % 2 == 0) {
+			sim_disk_peek(sim_disk_find("rot"), at + SECTOR, bytes, sizeof(bytes));
+			bytes[77] ^= 1;
+			sim_disk_poke(sim_disk_find("rot"), at + SECTOR, bytes, sizeof(bytes));
+		} else {
+			sim_disk_set_bad(sim_disk_find("rot"), at, SECTOR, true, false);
+		}
+		view_damaged(blocks, i / VIEW_NODES / 2 == 0, is_needed);
+		sim_stop();
+	}
+}
+
 /* Where the headers of the first and the last two records behind the checkpoint are. */
 static void rot_headers(uint64_t headers[3])
 {
@@ -602,6 +759,7 @@ int main(void)
 		cmocka_unit_test(test_memory_that_changes_harms_no_other_write),
 		cmocka_unit_test(test_memory_is_not_held_after_an_error),
 		cmocka_unit_test(test_damage_to_what_was_flushed_is_told),
+		cmocka_unit_test(test_damage_to_a_snapshot_is_not_one_to_the_disk),
 		cmocka_unit_test(test_a_bad_block_hides_no_records),
 		cmocka_unit_test(test_a_start_that_fails_leaves_nothing_in_flight),
 	};
