@@ -17,6 +17,7 @@
 #define RIGHT_RESIZE  (UINT64_C(1) << 14) /* 3 */
 #define RIGHT_IOCTL   (UINT64_C(1) << 15) /* 5 */
 #define NET_CONNECT   (UINT64_C(1) << 1)  /* 4 */
+#define RULE_PORT     2			  /* 4 */
 #define SCOPE_SOCKETS (UINT64_C(1) << 0)  /* 6: abstract Unix sockets of others */
 #define SCOPE_SIGNALS (UINT64_C(1) << 1)  /* 6 */
 
@@ -29,6 +30,12 @@ struct ruleset_attributes {
 	uint64_t files;
 	uint64_t net;
 	uint64_t scoped;
+};
+
+/* struct landlock_net_port_attr. */
+struct port_attributes {
+	uint64_t allowed;
+	uint64_t port;
 };
 
 static size_t attribute_bytes(uint32_t version)
@@ -62,7 +69,7 @@ static struct ruleset_attributes handled(const struct sandbox *sandbox, uint32_t
 	out.files |= version >= 2 ? RIGHT_REFER : 0;
 	out.files |= version >= 3 ? RIGHT_RESIZE : 0;
 	out.files |= version >= 5 ? RIGHT_IOCTL : 0;
-	out.net = version >= 4 && !sandbox->loads_code && !sandbox->connects ? NET_CONNECT : 0;
+	out.net = version >= 4 && !sandbox->loads_code && !sandbox->any_port ? NET_CONNECT : 0;
 	out.scoped = version >= 6 ? SCOPE_SIGNALS : 0;
 	out.scoped |= version >= 6 && !manager_is_abstract() ? SCOPE_SOCKETS : 0;
 	return out;
@@ -128,6 +135,13 @@ int landlock_enter(const struct sandbox *sandbox)
 	}
 	for (uint32_t i = 0; rc == 0 && i < sandbox->rule_count; i++) {
 		rc = add_rule(ruleset, &sandbox->rules[i], attributes.files);
+	}
+	for (uint32_t i = 0; rc == 0 && attributes.net != 0 && i < sandbox->port_count; i++) {
+		const struct port_attributes port = { NET_CONNECT, sandbox->ports[i] };
+
+		if (syscall(SYS_landlock_add_rule, ruleset, RULE_PORT, &port, 0U) < 0) {
+			rc = -errno;
+		}
 	}
 	if (rc == 0 && syscall(SYS_landlock_restrict_self, ruleset, 0U) < 0) {
 		rc = -errno;

@@ -74,6 +74,15 @@ int sandbox_allow(struct sandbox *sandbox, const char *path, uint32_t access, st
 	return rc < 0 || real == NULL ? rc : add_rule(sandbox, real, access, NULL, error);
 }
 
+void sandbox_allow_port(struct sandbox *sandbox, uint16_t port)
+{
+	if (port == 0 || sandbox->port_count == SANDBOX_PORTS_MAX) {
+		sandbox->any_port = true;
+	} else {
+		sandbox->ports[sandbox->port_count++] = port;
+	}
+}
+
 /* Of the Filesystem Hierarchy Standard 3.0, and where distributions keep keys. */
 static const char *const system_folders[] = {
 	"/",

@@ -40,14 +40,22 @@ struct sandbox_rule {
 	const char *alone_of;
 };
 
+enum { SANDBOX_PORTS_MAX = 16 };
+
 /* Zeroed: nothing is allowed. */
 struct sandbox {
 	struct sandbox_rule *rules;
 	uint32_t rule_count;
 	/* A network library is loaded late: its code is mapped, and it connects. */
 	bool loads_code;
-	bool connects; /* to TCP ports */
+	/* TCP ports that may be connected to, at any address. */
+	uint16_t ports[SANDBOX_PORTS_MAX];
+	uint32_t port_count;
+	bool any_port;
 };
+
+/* Allows connections to that TCP port; 0, and more than SANDBOX_PORTS_MAX: to any. */
+void sandbox_allow_port(struct sandbox *sandbox, uint16_t port);
 
 struct sandbox_support {
 	uint32_t landlock; /* version of its interface, 0: the kernel has none or it is off */

@@ -204,7 +204,9 @@ int confine(const struct server_config *config, const struct credentials *creden
 		const struct place *place = &config->push_places[i];
 
 		/* Push itself connects only where it listens on the network, too. */
-		sandbox.connects |= place->path == NULL && strcmp(place->protocol, "nbd") == 0;
+		if (place->path == NULL && strcmp(place->protocol, "nbd") == 0) {
+			sandbox_allow_port(&sandbox, place->port);
+		}
 	}
 	if (rc == 0) {
 		rc = allow_listener(&sandbox, control, error);

@@ -12,6 +12,7 @@
 #include <fcntl.h>
 #include <libgen.h>
 #include <liburing.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -297,6 +298,80 @@ static void run_of_user(void)
 	CHECK(!sandbox_is_broad("/run/user/4711/gmblock"));
 }
 
+static int try_port(uint16_t port)
+{
+	const struct sockaddr_in address = {
+		.sin_family = AF_INET,
+		.sin_port = htons(port),
+		.sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+	};
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+	int result = connect(fd, (const struct sockaddr *)&address, sizeof(address));
+
+	result = result < 0 ? -errno : 0;
+	close(fd);
+	return result;
+}
+
+/* Listens at a free port. */
+static int listen_at(uint16_t *port)
+{
+	struct sockaddr_in address = {
+		.sin_family = AF_INET,
+		.sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+	};
+	socklen_t bytes = sizeof(address);
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+	CHECK(bind(fd, (const struct sockaddr *)&address, bytes) == 0);
+	CHECK(listen(fd, 4) == 0);
+	CHECK(getsockname(fd, (struct sockaddr *)&address, &bytes) == 0);
+	*port = ntohs(address.sin_port);
+	return fd;
+}
+
+static void connect_to_ports(bool any)
+{
+	struct sandbox sandbox = { 0 };
+	struct error error = { 0 };
+	uint16_t named;
+	uint16_t other;
+
+	(void)listen_at(&named);
+	(void)listen_at(&other);
+	sandbox_allow_port(&sandbox, named);
+	if (any) {
+		sandbox_allow_port(&sandbox, 0);
+	}
+	CHECK(sandbox_enter(&sandbox, SANDBOX_ON, &error) == 0);
+	CHECK(try_port(named) == 0);
+	CHECK(try_port(other) == (any ? 0 : -EACCES));
+}
+
+static void one_port(void)
+{
+	connect_to_ports(false);
+}
+
+static void any_port(void)
+{
+	connect_to_ports(true);
+}
+
+static void test_ports(void **state)
+{
+	struct sandbox_support support;
+
+	(void)state;
+	need(true, true);
+	sandbox_probe(&support);
+	if (support.landlock < 4) {
+		skip();
+	}
+	in_child(one_port);
+	in_child(any_port);
+}
+
 static void test_broad(void **state)
 {
 	static const char *const folders[] = { "/", "/etc", "/etc/ssl/private", "/home", "/root",
@@ -373,6 +448,7 @@ int main(void)
 		cmocka_unit_test(test_threads),
 		cmocka_unit_test(test_uring),
 		cmocka_unit_test(test_calls),
+		cmocka_unit_test(test_ports),
 		cmocka_unit_test(test_broad),
 		cmocka_unit_test(test_off),
 		cmocka_unit_test(test_users),
