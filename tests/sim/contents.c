@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "../unit/stores.h"
 #include "base/crc32c.h"
 #include "store/flash/flash.h"
 
@@ -17,9 +18,17 @@ enum {
 	/* With room for the longest record, and so many more of them that the collector gets on. */
 	FLASH_ATOMIC_SEGMENT_BLOCKS = 256,
 	FLASH_ATOMIC_SPARE = 40,
-	FLASH_SEGMENTS_LEAST = 20,
+	FLASH_SEGMENTS_LEAST = 22,
 	FLASH_SEGMENTS_MORE = 30,
+	KILLED_EVERY = 3, /* scenarios that go on after a kill; the others after a loss of power */
+	NAME_BYTES = 32,
+	FOLDER_BYTES = 80,
 };
+
+const char *contents_disk(const struct scenario_export *export)
+{
+	return export->path + (export->is_flash ? strlen("flash:") : 0);
+}
 
 /* --- flash stores ---------------------------------------------------------------------------- */
 
@@ -46,33 +55,43 @@ static void flash_page(struct flash *flash, uint32_t page, uint8_t *out, uint64_
 		model_fail("flash store '%s': page %u of its map is damaged", flash->path, page);
 	}
 	for (uint64_t i = 0; i < MIN(blocks, (uint64_t)FLASH_NODE_ENTRIES); i++) {
-		if (node.entries[i].block != 0) {
+		uint32_t cached = flash_cache_find(flash, (uint64_t)page * FLASH_NODE_ENTRIES + i);
+
+		if (cached != CACHE_NO_SLOT) {
+			memcpy(out + i * FLASH_BLOCK_BYTES, flash_cache_page(&flash->cache, cached),
+				FLASH_BLOCK_BYTES);
+		} else if (node.entries[i].block != 0) {
 			flash_block(flash, &node.entries[i], out + i * FLASH_BLOCK_BYTES);
 		}
 	}
 }
 
-/* Whoever opens the store on that disk finds these bytes; to be freed. */
-static uint8_t *flash_contents(const struct scenario_export *export, const char *disk)
+/* The file of its cache is there. */
+static void cache_folder(const char *disk, char folder[FOLDER_BYTES])
 {
-	struct flash *flash = calloc(1, sizeof(*flash));
-	struct error error;
-	uint64_t bytes;
-	uint64_t blocks;
-	uint8_t *memory;
-	uint8_t *out;
+	snprintf(folder, FOLDER_BYTES, "/%s/", disk);
+}
 
-	GMB_ASSERT(flash != NULL);
-	sim_set_faults(&(struct sim_faults){ 0 }); /* it is we who look */
-	flash->is_read_only = true;
+/* Opens the store with its cache file, if there is one; to be read only, so that the disk stays as
+ * it is. */
+static void *flash_begin(struct flash *flash, const char *disk, uint64_t *bytes_out)
+{
+	char folder[FOLDER_BYTES];
+	const struct flash_cache_options cache = { .directory = folder };
+	struct error error;
+	void *memory;
+
+	cache_folder(disk, folder);
 	flash->path = (char *)(uintptr_t)disk;
 	if (disk_open(disk, true, false, &flash->fd, &error) != 0 ||
-		flash_anchors_read(flash, &error) != 0) {
+		flash_anchors_read(flash, &error) != 0 ||
+		flash_cache_open(flash, &cache, &error) != 0) {
 		model_fail("%s", error.text);
 	}
+	flash->is_read_only = true;
 	flash->slot_count = flash_slot_count(&flash->anchor.geometry, 0);
-	bytes = flash_budget(flash);
-	memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	*bytes_out = flash_budget(flash);
+	memory = mmap(NULL, *bytes_out, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	GMB_ASSERT(memory != MAP_FAILED);
 	flash_init(flash, memory);
 	if (flash_recover(flash, &error) != 0) {
@@ -81,18 +100,45 @@ static uint8_t *flash_contents(const struct scenario_export *export, const char 
 	if (flash->lost_records > 0) {
 		model_fail("flash store '%s' has lost what was flushed", disk);
 	}
+	return memory;
+}
+
+/* What is in a flash store. */
+struct found {
+	uint8_t *bytes;	     /* to be freed */
+	uint64_t from_cache; /* blocks of those that only its cache file has */
+	bool has_lost_cache; /* the disk refers to a file that is not there */
+};
+
+/* Whoever opens the store on that disk finds these bytes. The disk stays as it is. */
+static struct found flash_contents(const struct scenario_export *export, const char *disk)
+{
+	struct flash *flash = calloc(1, sizeof(*flash));
+	struct found found = { 0 };
+	uint64_t blocks;
+	uint64_t bytes;
+	void *memory;
+
+	GMB_ASSERT(flash != NULL);
+	sim_set_faults(&(struct sim_faults){ 0 }); /* it is we who look */
+	memory = flash_begin(flash, disk, &bytes);
+	found.has_lost_cache = flash->anchor.cache_tag != 0 && !flash->cache.is_found;
 	blocks = flash->anchor.geometry.disk_blocks;
-	out = calloc(blocks, FLASH_BLOCK_BYTES);
-	GMB_ASSERT(out != NULL);
+	found.bytes = calloc(blocks, FLASH_BLOCK_BYTES);
+	GMB_ASSERT(found.bytes != NULL);
 	for (uint64_t at = 0; at < blocks; at += FLASH_NODE_ENTRIES) {
-		flash_page(flash, (uint32_t)(at / FLASH_NODE_ENTRIES), out + at * FLASH_BLOCK_BYTES,
-			blocks - at);
+		flash_page(flash, (uint32_t)(at / FLASH_NODE_ENTRIES),
+			found.bytes + at * FLASH_BLOCK_BYTES, blocks - at);
+	}
+	if (flash->cache.is_found) {
+		found.from_cache = cache_lru_dirty_count(&flash->cache.lru);
+		disk_shared_close(&flash->cache.file, false);
 	}
 	disk_close(flash->fd);
 	(void)munmap(memory, bytes);
 	free(flash);
 	sim_set_faults(&export->scenario->faults);
-	return out;
+	return found;
 }
 
 void contents_make_flash(struct scenario_export *export, const char *disk)
@@ -124,7 +170,34 @@ void contents_make_flash(struct scenario_export *export, const char *disk)
 	export->size = flash.anchor.geometry.disk_blocks << FLASH_BLOCK_SHIFT;
 }
 
-uint64_t contents_moved(struct engine *engine, const struct scenario_export *export)
+/* Not drawn: seeds stay what they were. */
+void contents_choose_cache(const struct scenario_export *export, struct store_options *options)
+{
+	static const char *const sizes[] = { "256K", "128K", "256K", "0" };
+	const struct scenario *scenario = export->scenario;
+	char folder[FOLDER_BYTES];
+
+	cache_folder(contents_disk(export), folder);
+	stores_set(options, "cache-dir", folder);
+	stores_set(options, "cache", sizes[(scenario->seed / 5 + scenario->life) % 4]);
+}
+
+void contents_check_epoch(struct scenario_export *export)
+{
+	uint64_t epoch = store_epoch(export->store);
+
+	if (export->scenario->life == 0) {
+		export->epoch = epoch;
+	} else if ((epoch != export->epoch) != export->cache_is_lost) {
+		model_fail("export '%s': its epoch was %llx and is %llx after its server %s%s",
+			export->name, (unsigned long long)export->epoch, (unsigned long long)epoch,
+			export->is_killed ? "was killed" : "lost the power",
+			export->cache_is_lost ? ", and its cache" : "");
+	}
+}
+
+uint64_t contents_counted(
+	struct engine *engine, const struct scenario_export *export, const char *name)
 {
 	const struct engine_export *entry =
 		engine_export_find(engine, export->name, (uint32_t)strlen(export->name));
@@ -132,7 +205,7 @@ uint64_t contents_moved(struct engine *engine, const struct scenario_export *exp
 	const void *values = store_queue_counters(entry->path.queue, &table);
 
 	for (size_t i = 0; export->is_flash && i < table->count; i++) {
-		if (strcmp(table->counters[i].name, "moved_blocks") == 0) {
+		if (strcmp(table->counters[i].name, name) == 0) {
 			return counter_value(&table->counters[i], values);
 		}
 	}
@@ -164,15 +237,19 @@ static void look_at(const struct looking *looking, uint64_t offset, size_t len)
 	free(data);
 }
 
-static void look(struct looking *looking, const char *disk)
+/* Returns how many blocks only a cache file has. */
+static uint64_t look(struct looking *looking, const char *disk, bool has_cache)
 {
 	const struct scenario_export *export = looking->export;
-	uint8_t *flash = NULL;
+	struct found found = { 0 };
 
 	if (export->is_flash) {
-		flash = flash_contents(export, disk);
+		found = flash_contents(export, disk);
+		if (has_cache && found.has_lost_cache) {
+			model_fail("flash store '%s' has no cache file, and needs it", disk);
+		}
 	}
-	looking->flash = flash;
+	looking->flash = found.bytes;
 	if (!export->sparse_giant) {
 		look_at(looking, 0, (size_t) export->size);
 	} else {
@@ -180,7 +257,8 @@ static void look(struct looking *looking, const char *disk)
 		look_at(looking, (UINT64_C(4) << 30) - GIANT_WINDOW_BYTES / 2, GIANT_WINDOW_BYTES);
 		look_at(looking, export->size - GIANT_WINDOW_BYTES, GIANT_WINDOW_BYTES);
 	}
-	free(flash);
+	free(found.bytes);
+	return found.from_cache;
 }
 
 /* Whatever is there: what its server was to keep as a whole. */
@@ -211,26 +289,99 @@ static void is_current(const struct looking *looking, uint64_t offset, uint8_t *
 
 	is_whole(export, data, len);
 	if (!oracle_check_read(export->oracle, oracle_now(export->oracle), offset, data, len)) {
-		model_fail("at the end, export '%s': %s", export->name,
+		model_fail("what was answered, export '%s': %s", export->name,
 			oracle_message(export->oracle));
 	}
 }
 
-void contents_check_durable(
-	const struct scenario_export *export, struct sim_disk *copy, const char *name)
+static void crash_name(const struct scenario_export *export, bool is_killed, char name[NAME_BYTES])
 {
-	look(&(struct looking){ .export = export, .disk = copy, .check = is_durable }, name);
+	snprintf(name, NAME_BYTES, "disk%u-%s", (uint32_t)(export - export->scenario->exports),
+		is_killed ? "killed" : "crashed");
+}
+
+static void forget_disk(const char *name)
+{
+	if (sim_disk_find(name) != NULL) {
+		sim_disk_destroy(sim_disk_find(name));
+	}
+}
+
+static void lose_power(const struct scenario_export *export)
+{
+	struct looking looking = { .export = export, .check = is_durable };
+	char name[NAME_BYTES];
+
+	crash_name(export, false, name);
+	forget_disk(name);
+	looking.disk = sim_disk_crash_copy(export->disk, name);
+	look(&looking, name, false);
+}
+
+static void kill_server(const struct scenario_export *export)
+{
+	struct looking looking = { .export = export, .check = is_current };
+	char name[NAME_BYTES];
+	char from[FOLDER_BYTES];
+	char folder[FOLDER_BYTES];
+
+	crash_name(export, true, name);
+	forget_disk(name);
+	looking.disk = sim_disk_kill_copy(export->disk, name);
+	cache_folder(contents_disk(export), from);
+	cache_folder(name, folder);
+	if (sim_shared_find(folder, &(uint64_t){ 0 }) != NULL) {
+		sim_shared_remove(folder);
+	}
+	sim_shared_copy(from, folder);
+	export->scenario->flash_kept += look(&looking, name, true);
+}
+
+void contents_crash(const struct scenario *scenario)
+{
+	for (uint32_t i = 0; i < scenario->export_count; i++) {
+		const struct scenario_export *export = &scenario->exports[i];
+
+		if (export->disk != NULL && !export->size_may_change) {
+			lose_power(export);
+			kill_server(export);
+		}
+	}
+}
+
+void contents_go_on(struct scenario_export *export)
+{
+	char name[NAME_BYTES];
+
+	export->is_killed = export->scenario->seed % KILLED_EVERY == 0;
+	crash_name(export, export->is_killed, name);
+	snprintf(
+		export->path, sizeof(export->path), "%s%s", export->is_flash ? "flash:" : "", name);
+	export->disk = sim_disk_find(name);
+	GMB_ASSERT(export->disk != NULL);
+}
+
+static bool has_cache_file(const struct scenario_export *export)
+{
+	char folder[FOLDER_BYTES];
+
+	cache_folder(contents_disk(export), folder);
+	return sim_shared_find(folder, &(uint64_t){ 0 }) != NULL;
 }
 
 void contents_check_current(const struct scenario_export *export)
 {
-	const char *disk = export->path + (export->is_flash ? strlen("flash:") : 0);
+	const char *disk = contents_disk(export);
 
 	if (export->is_flash) { /* what cannot be read is there nevertheless */
 		sim_disk_set_bad(export->disk, 0, 0, false, false);
+		if (!export->changes_may_fail && has_cache_file(export)) {
+			model_fail(
+				"flash store '%s' was closed, and its cache file is there", disk);
+		}
 	}
-	look(&(struct looking){ .export = export, .disk = export->disk, .check = is_current },
-		disk);
+	look(&(struct looking){ .export = export, .disk = export->disk, .check = is_current }, disk,
+		true);
 }
 
 static void base_read(void *context, uint64_t offset, uint8_t *out, size_t len)
@@ -250,10 +401,14 @@ void contents_begin(struct scenario_export *export)
 
 	contents_end(export);
 	if (export->is_flash) {
-		export->flash_base = flash_contents(export, export->path + strlen("flash:"));
+		struct found found = flash_contents(export, contents_disk(export));
+
+		export->flash_base = found.bytes;
+		export->cache_is_lost = found.has_lost_cache;
 	} else if (export->disk != NULL) {
 		snprintf(name, sizeof(name), "%s-base-%u", export->path, export->scenario->life);
-		export->base = sim_disk_crash_copy(export->disk, name);
+		export->base = export->is_killed ? sim_disk_kill_copy(export->disk, name)
+						 : sim_disk_crash_copy(export->disk, name);
 	}
 	export->oracle = oracle_create(export->disk == NULL ? NULL : base_read, export);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * What is on the disks of a scenario: as they are, or, of a flash store, what whoever opens it
- * finds.
+ * finds, with the file of its write cache. That of the disk "name" is in the folder "/name".
  *
  * Threading: one. Ownership: an export's oracle, and the contents it begins with, are made and
  * freed here. Errors: model_fail().
@@ -18,14 +18,22 @@ void contents_make_flash(struct scenario_export *export, const char *disk);
 void contents_begin(struct scenario_export *export);
 void contents_end(struct scenario_export *export);
 
-/* Blocks that the collector of its flash store has moved, asked on the engine that started it; else
- * 0.
- */
-uint64_t contents_moved(struct engine *engine, const struct scenario_export *export);
+/* The name of its simulated disk. */
+const char *contents_disk(const struct scenario_export *export);
 
-/* After a crash that left this copy of the disk, of that name: all that was said to be durable is
- * there. */
-void contents_check_durable(
-	const struct scenario_export *export, struct sim_disk *copy, const char *name);
-/* The same of all that was answered; the export's store is closed. */
+/* What its flash store counts by this name, asked on the engine that started it; else 0. */
+uint64_t contents_counted(
+	struct engine *engine, const struct scenario_export *export, const char *name);
+
+/* The size of its flash store's write cache, and the folder of its file. */
+void contents_choose_cache(const struct scenario_export *export, struct store_options *options);
+/* Clients hear of what was lost since the first life, and of nothing else; its store was opened. */
+void contents_check_epoch(struct scenario_export *export);
+
+/* If the power failed now, all that was said to be durable would be there. If the server were
+ * killed, all that was answered would be. */
+void contents_crash(const struct scenario *scenario);
+/* What the last crash of one of these kinds would have left is the export's disk from now on. */
+void contents_go_on(struct scenario_export *export);
+/* All that was answered is on the disk; the export's store is closed. */
 void contents_check_current(const struct scenario_export *export);

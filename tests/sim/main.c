@@ -66,6 +66,8 @@ static const struct figure {
 	FIGURE("--atomic-turns", "turns of clients whose write is not cut", atomic_turns),
 	FIGURE("--atomic-writes", "durable writes in flight, each there as a whole or not at all",
 		atomic_writes),
+	FIGURE("--flash-cached", "blocks that went to their write caches", flash_cached),
+	FIGURE("--flash-kept", "blocks that killed servers have left there", flash_kept),
 #undef FIGURE
 };
 

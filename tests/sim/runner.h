@@ -36,6 +36,8 @@ struct scenario_result {
 	uint64_t flash_moved;		/* blocks that collectors of flash stores moved */
 	uint64_t atomic_turns;		/* of clients whose write waited because it is not cut */
 	uint64_t atomic_writes;		/* not answered, and found whole or not at all */
+	uint64_t flash_cached;		/* blocks that went to their write caches */
+	uint64_t flash_kept; /* of those that only the cache had when servers were killed */
 };
 
 /* --gmb: the client speaks it instead of NBD. */

@@ -193,7 +193,7 @@ static void open_export(struct scenario *scenario, struct scenario_export *expor
 	if (export->is_flash) {
 		options.read_mode = percent(50) ? STORE_MODE_DIRECT : STORE_MODE_CACHED;
 		options.write_mode = options.read_mode;
-		stores_set(&options, "cache", "0"); /* whose file test_flash_crash.c looks at */
+		contents_choose_cache(export, &options);
 	} else if (export->disk != NULL && !export->warm) {
 		if (disk_open(export->path, true, false, &fd, &error) != 0 ||
 			disk_info(fd, &info) != 0) {
@@ -215,6 +215,7 @@ static void open_export(struct scenario *scenario, struct scenario_export *expor
 		model_fail("cannot open %s: %s", export->path, error.text);
 	}
 	store_options_fini(&options);
+	contents_check_epoch(export);
 	if (!export->warm && !export->is_flash && percent(25)) {
 		export->store = producer_open(scenario, export, export->store, percent(50));
 	}
@@ -630,29 +631,12 @@ static void create_conns(struct scenario *scenario)
 
 /* --- what happens to the disks meanwhile ---------------------------------------------------- */
 
-/* The power fails: is everything there that was said to be durable? The last of these worlds is
- * the one that goes on in the second life. */
 static void crash_now(void *arg)
 {
 	struct scenario *scenario = arg;
 
 	scenario->crashed = true;
-	for (uint32_t i = 0; i < scenario->export_count; i++) {
-		struct scenario_export *export = &scenario->exports[i];
-		char name[sizeof(export->path) + 8];
-		struct sim_disk *copy;
-
-		if (export->disk == NULL || export->size_may_change) {
-			continue;
-		}
-		snprintf(name, sizeof(name), "disk%u-after", i);
-		copy = sim_disk_find(name);
-		if (copy != NULL) {
-			sim_disk_destroy(copy);
-		}
-		copy = sim_disk_crash_copy(export->disk, name);
-		contents_check_durable(export, copy, name);
-	}
+	contents_crash(scenario);
 }
 
 static void choose_faults(struct scenario *scenario)
@@ -802,9 +786,11 @@ static void check_idle(struct scenario *scenario)
 		}
 	}
 	for (uint32_t i = 0; i < scenario->export_count; i++) {
-		scenario->flash_moved +=
-			contents_moved(scenario->services[i % scenario->service_count].engine,
-				&scenario->exports[i]);
+		const struct scenario_export *export = &scenario->exports[i];
+		struct engine *engine = scenario->services[i % scenario->service_count].engine;
+
+		scenario->flash_moved += contents_counted(engine, export, "moved_blocks");
+		scenario->flash_cached += contents_counted(engine, export, "cached_blocks");
 	}
 	if (scenario->sessions_gone != scenario->conn_count) {
 		model_fail("%u sessions were told closed of %u", scenario->sessions_gone,
@@ -894,21 +880,17 @@ static void live(struct scenario *scenario)
 	destroy_all(scenario);
 }
 
-/* The second life: what was on the medium when the power failed, under new services. */
+/* The second life: what was there when the power failed or the server was killed, under new
+ * services. */
 static void reborn(struct scenario *scenario)
 {
 	scenario->life = 1;
 	for (uint32_t i = 0; i < scenario->export_count; i++) {
 		struct scenario_export *export = &scenario->exports[i];
 		struct sim_disk *old = export->disk;
-		char disk[32];
 
 		if (old != NULL && !export->size_may_change) {
-			snprintf(disk, sizeof(disk), "disk%u-after", i);
-			snprintf(export->path, sizeof(export->path), "%s%s",
-				export->is_flash ? "flash:" : "", disk);
-			export->disk = sim_disk_find(disk);
-			GMB_ASSERT(export->disk != NULL);
+			contents_go_on(export);
 		}
 		export->flush_may_fail = false;
 		export->changes_may_fail = false;
@@ -973,6 +955,8 @@ struct scenario_result scenario_run(uint64_t seed, bool verbose)
 		.flash_moved = scenario->flash_moved,
 		.atomic_turns = scenario->fairness.atomic.count,
 		.atomic_writes = scenario->atomic_writes,
+		.flash_cached = scenario->flash_cached,
+		.flash_kept = scenario->flash_kept,
 	};
 	sim_stop();
 	free(scenario);

@@ -62,9 +62,12 @@ struct scenario_export {
 	uint8_t *flash_base;
 	uint64_t size;
 	bool read_only;
-	bool is_flash;	   /* the disk has a flash store in it */
-	bool sparse_giant; /* only some windows of it are used */
-	bool warm;	   /* in the page cache: large reads are sent from there */
+	bool is_flash;	    /* the disk has a flash store in it */
+	bool is_killed;	    /* what a killed server has left is served */
+	bool cache_is_lost; /* of the flash store, with the power */
+	uint64_t epoch;	    /* of the store, in the first life */
+	bool sparse_giant;  /* only some windows of it are used */
+	bool warm;	    /* in the page cache: large reads are sent from there */
 	bool size_may_change;
 	uint64_t page_cache_bytes_seen; /* out of the page cache when last looked at */
 	uint32_t page_cache_looks;
@@ -133,7 +136,7 @@ struct scenario_service {
 struct scenario {
 	uint64_t seed;
 	bool verbose;
-	uint32_t life; /* 0, then 1 after a crash */
+	uint32_t life; /* 0, then 1 after a crash or a kill */
 	struct sim_faults faults;
 	uint32_t export_count;
 	struct scenario_export exports[EXPORTS_MAX];
@@ -172,6 +175,8 @@ struct scenario {
 	uint64_t tls_handshakes;
 	uint64_t flash_moved;
 	uint64_t atomic_writes;
+	uint64_t flash_cached;
+	uint64_t flash_kept;
 	struct fairness fairness;
 };
 
