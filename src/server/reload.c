@@ -62,6 +62,7 @@ struct reload {
 	uint32_t ended;		    /* connections, since it was said last */
 	bool is_applied;	 /* the change of the request holds, whatever comes of the rest */
 	struct list_node parked; /* requests whose disks are about to close; others go on */
+	bool looks;		 /* see reload_look() */
 
 	struct reload_request look; /* of the thread itself */
 
@@ -249,7 +250,7 @@ static void wait_for_work(struct reload *reload)
 	(void)tell_parked(reload); /* a disk may have closed while nobody waited here */
 	while (!reload->stopping && rc == 0 && reload->state != RELOAD_REVIEWING &&
 		(reload->state != RELOAD_IDLE || !reload->begun ||
-			list_is_empty(&reload->requests))) {
+			(list_is_empty(&reload->requests) && !reload->looks))) {
 		struct timespec until = look;
 
 		list_for_each(node, &reload->parked)
@@ -268,12 +269,26 @@ static void wait_for_work(struct reload *reload)
 	}
 }
 
+/* What is to be done next. With the lock. */
+static struct reload_request *next_request(struct reload *reload)
+{
+	struct list_node *node = reload->begun ? list_pop_front(&reload->requests) : NULL;
+	struct reload_request *request = NULL;
+
+	if (node != NULL) {
+		return list_entry(node, struct reload_request, node);
+	}
+	reload->looks = false;
+	if (reload->begun && snapshots_have_gone(reload->options.exports)) {
+		request = reload_request_create(REQUEST_SNAPSHOTS_GONE);
+	}
+	return request != NULL ? request : &reload->look;
+}
+
 /* One request, or a look. With the lock, which is released while files are read. */
 static void work(struct reload *reload)
 {
-	struct list_node *node = reload->begun ? list_pop_front(&reload->requests) : NULL;
-	struct reload_request *request =
-		node != NULL ? list_entry(node, struct reload_request, node) : &reload->look;
+	struct reload_request *request = next_request(reload);
 	struct reload_news news = { 0 };
 	struct error error = { 0 };
 	bool begun = reload->begun;
@@ -383,6 +398,14 @@ void reload_ask(struct reload *reload)
 	} else if (!asked) {
 		log_error("%s", "no memory to reload anything");
 	}
+}
+
+void reload_look(struct reload *reload)
+{
+	pthread_mutex_lock(&reload->lock);
+	reload->looks = true;
+	pthread_cond_signal(&reload->changed);
+	pthread_mutex_unlock(&reload->lock);
 }
 
 void reload_begin(struct reload *reload)
@@ -615,24 +638,37 @@ void reload_finish(struct reload *reload)
 
 /* --- commands -------------------------------------------------------------------------------- */
 
-/* Somebody waits for its answer. */
-static void begin_request(
-	struct reload *reload, struct reload_request *request, struct control_client *client)
+/* Somebody waits for its answer. take: reads what exactly is asked for. */
+static void begin_request(struct reload *reload, struct control_client *client,
+	enum request_action action, const json_t *arguments,
+	int (*take)(struct reload_request *request, const json_t *arguments, struct error *error))
 {
-	request->client = client;
-	ask(reload, request);
+	struct reload_request *request = reload_request_create(action);
+	struct error error;
+	int rc = request == NULL ? error_set(&error, -ENOMEM, "out of memory")
+				 : take(request, arguments, &error);
+
+	if (rc == 0) {
+		request->client = client;
+		ask(reload, request);
+		return;
+	}
+	control_fail(client, rc, error.text);
+	if (request != NULL) {
+		reload_request_free(request);
+	}
+}
+
+static int take_reload(struct reload_request *request, const json_t *arguments, struct error *error)
+{
+	GMB_UNUSED(error);
+	request->is_dry = json_is_true(json_object_get(arguments, "dry_run"));
+	return 0;
 }
 
 static void begin_reload(void *context, struct control_client *client, const json_t *arguments)
 {
-	struct reload_request *request = reload_request_create(REQUEST_RELOAD);
-
-	if (request == NULL) {
-		control_fail(client, -ENOMEM, "out of memory");
-		return;
-	}
-	request->is_dry = json_is_true(json_object_get(arguments, "dry_run"));
-	begin_request(context, request, client);
+	begin_request(context, client, REQUEST_RELOAD, arguments, take_reload);
 }
 
 /* What was begun goes on. */
@@ -676,9 +712,6 @@ static void begin_export(void *context, struct control_client *client, const jso
 		[REQUEST_ADD] = "add", [REQUEST_SET] = "set", [REQUEST_REMOVE] = "remove"
 	};
 	const char *action = json_string_value(json_object_get(arguments, "action"));
-	struct reload_request *request = NULL;
-	struct error error;
-	int rc;
 
 	if (action != NULL && strcmp(action, "list") == 0) {
 		control_reply(client,
@@ -686,23 +719,14 @@ static void begin_export(void *context, struct control_client *client, const jso
 				exports_json(((const struct reload *)context)->options.exports)));
 		return;
 	}
-	rc = error_set(&error, -EINVAL, "\"action\" is one of add, set, remove and list");
 	for (size_t i = REQUEST_ADD; action != NULL && i < ARRAY_COUNT(actions); i++) {
-		if (strcmp(actions[i], action) == 0) {
-			request = reload_request_create((enum request_action)i);
-			rc = request != NULL
-				     ? reload_request_take_export(request, arguments, &error)
-				     : error_set(&error, -ENOMEM, "out of memory");
+		if (strcmp(action, actions[i]) == 0) {
+			begin_request(context, client, (enum request_action)i, arguments,
+				reload_request_take_export);
+			return;
 		}
 	}
-	if (rc < 0) {
-		control_fail(client, rc, error.text);
-		if (request != NULL) {
-			reload_request_free(request);
-		}
-		return;
-	}
-	begin_request(context, request, client);
+	control_fail(client, -EINVAL, "\"action\" is one of add, set, remove and list");
 }
 
 const struct control_command export_command = {
@@ -716,39 +740,27 @@ static void begin_snapshot(void *context, struct control_client *client, const j
 {
 	const struct reload *reload = context;
 	const char *action = json_string_value(json_object_get(arguments, "action"));
-	bool creates = action != NULL && strcmp(action, "create") == 0;
-	struct reload_request *request;
-	struct error error;
-	int rc;
 
 	if (action != NULL && strcmp(action, "list") == 0) {
 		const char *name = json_string_value(json_object_get(arguments, "export"));
+		struct error error;
 		json_t *all;
+		int rc = snapshots_json(reload->options.exports, name, &all, &error);
 
-		rc = snapshots_json(reload->options.exports, name, &all, &error);
 		if (rc < 0) {
 			control_fail(client, rc, error.text);
 		} else {
 			control_reply(client, json_pack("{s:o}", "snapshots", all));
 		}
-		return;
-	}
-	if (!creates && (action == NULL || strcmp(action, "delete") != 0)) {
+	} else if (action != NULL && strcmp(action, "create") == 0) {
+		begin_request(context, client, REQUEST_SNAPSHOT_CREATE, arguments,
+			reload_request_take_snapshot);
+	} else if (action != NULL && strcmp(action, "delete") == 0) {
+		begin_request(context, client, REQUEST_SNAPSHOT_DELETE, arguments,
+			reload_request_take_snapshot);
+	} else {
 		control_fail(client, -EINVAL, "\"action\" is one of create, delete and list");
-		return;
 	}
-	request =
-		reload_request_create(creates ? REQUEST_SNAPSHOT_CREATE : REQUEST_SNAPSHOT_DELETE);
-	rc = request != NULL ? reload_request_take_snapshot(request, arguments, &error)
-			     : error_set(&error, -ENOMEM, "out of memory");
-	if (rc < 0) {
-		control_fail(client, rc, error.text);
-		if (request != NULL) {
-			reload_request_free(request);
-		}
-		return;
-	}
-	begin_request(context, request, client);
 }
 
 const struct control_command snapshot_command = {

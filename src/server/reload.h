@@ -48,6 +48,8 @@ GMB_MUST_CHECK bool reload_destroy(struct reload *reload);
 void reload_begin(struct reload *reload);
 /* Until then who asks waits again. False, and nothing is changed: something is under way. */
 GMB_MUST_CHECK bool reload_hold(struct reload *reload);
+/* Any thread: a store has dropped a snapshot, whose export goes, too. */
+void reload_look(struct reload *reload);
 /* Reads everything again; what came of it is logged. */
 void reload_ask(struct reload *reload);
 /* Uses what was read, if anything was. */

@@ -261,6 +261,8 @@ int reload_request_read(const struct reload_options *options,
 	} else if (rc == 0 && (request->action == REQUEST_SNAPSHOT_CREATE ||
 				      request->action == REQUEST_SNAPSHOT_DELETE)) {
 		rc = snapshot_change(options, request, news->change, error);
+	} else if (rc == 0 && request->action == REQUEST_SNAPSHOTS_GONE) {
+		rc = snapshots_remove_gone(options->exports, news->change, error);
 	}
 	if (rc == 0 && news->change != NULL && !request->is_dry) {
 		rc = change_open(news->change, error);

@@ -24,7 +24,8 @@ enum request_action {
 	REQUEST_REMOVE,
 	REQUEST_SNAPSHOT_CREATE,
 	REQUEST_SNAPSHOT_DELETE,
-	REQUEST_RESIZE, /* of one export, which may have grown */
+	REQUEST_SNAPSHOTS_GONE, /* exports of those that their stores have dropped */
+	REQUEST_RESIZE,		/* of one export, which may have grown */
 };
 
 struct reload_request {

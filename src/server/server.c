@@ -679,8 +679,21 @@ static int start_stores(struct server *server, bool late, struct error *error)
 	return rc;
 }
 
+/* On the thread of a store. */
+static void has_dropped(void *context)
+{
+	reload_look(context);
+}
+
 static int start_first_stores(struct server *server, struct error *error)
 {
+	for (uint32_t i = 0; i < server->exports.count; i++) {
+		struct store *store = server->exports.exports[i]->store;
+
+		if (store_has_views(store)) {
+			store_views_watch(store, has_dropped, server->reload);
+		}
+	}
 	server->starts = (struct starts){
 		.exports = &server->exports,
 		.reactors = server->reactors,

@@ -183,7 +183,8 @@ static int create(const struct reload_options *options, struct reload_request *r
 
 	if (gone != NULL && !has_view(parent, request->view, NULL)) {
 		return error_set(error, -EEXIST,
-			"the snapshot of %s was dropped, and is served still; delete it first",
+			"the snapshot of %s was dropped, and its clients are being disconnected; "
+			"try again",
 			label(gone, shown));
 	}
 	rc = ask_store(options, request->reload, parent, STORE_VIEW_CREATE, request->view, error);
@@ -252,6 +253,50 @@ void snapshot_undo(const struct reload_options *options, struct reload_request *
 		log_warning("%s: the snapshot '%s' stays, and is not served: %s", request->name,
 			request->view, error.text);
 	}
+}
+
+/* --- those that were dropped ----------------------------------------------------------------- */
+
+/* The next export from *index_inout on of a snapshot that its store does not have any more, or
+ * NULL.
+ */
+static const struct served *next_gone(const struct exports *exports, uint32_t *index_inout)
+{
+	while (*index_inout < exports->count) {
+		const struct served *served = exports->list[(*index_inout)++];
+		const char *view = strrchr(served->about.name, '@');
+		struct store_view list[STORE_VIEWS_MAX];
+		uint32_t count;
+		bool is_there = served->parent == NULL;
+
+		count = is_there ? 0 : store_views(served->parent->store, list);
+		for (uint32_t i = 0; i < count; i++) {
+			is_there |= strcmp(list[i].name, view + 1) == 0;
+		}
+		if (!is_there) {
+			return served;
+		}
+	}
+	return NULL;
+}
+
+bool snapshots_have_gone(const struct exports *exports)
+{
+	uint32_t index = 0;
+
+	return next_gone(exports, &index) != NULL;
+}
+
+int snapshots_remove_gone(const struct exports *exports, struct change *change, struct error *error)
+{
+	const struct served *gone;
+	uint32_t index = 0;
+	int rc = 0;
+
+	while (rc == 0 && (gone = next_gone(exports, &index)) != NULL) {
+		rc = change_remove(change, gone->about.name, error);
+	}
+	return rc;
 }
 
 /* --- all of them ----------------------------------------------------------------------------- */

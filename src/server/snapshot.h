@@ -19,6 +19,12 @@ GMB_MUST_CHECK int snapshot_change(const struct reload_options *options,
 	struct reload_request *request, struct change *change, struct error *error);
 /* The export of the one that was made could not be opened: it is deleted again. The same. */
 void snapshot_undo(const struct reload_options *options, struct reload_request *request);
+/* Whether there are exports of snapshots that their stores have dropped. While no change is under
+ * way, on reload's thread. */
+bool snapshots_have_gone(const struct exports *exports);
+/* The change removes them. The same. */
+GMB_MUST_CHECK int snapshots_remove_gone(
+	const struct exports *exports, struct change *change, struct error *error);
 /* What there is, of the export of that name, or with NULL of all: an array, which is the caller's.
  * -ENOENT: there is no such export. -EOPNOTSUPP: it is a snapshot itself. Main thread. */
 GMB_MUST_CHECK int snapshots_json(

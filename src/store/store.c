@@ -399,6 +399,14 @@ uint32_t store_views(struct store *store, struct store_view list[STORE_VIEWS_MAX
 	return store->ops->views != NULL ? store->ops->views(store, list) : 0;
 }
 
+void store_views_watch(struct store *store, void (*dropped)(void *context), void *context)
+{
+	store = innermost(store);
+	GMB_ASSERT(store->ops->view_kind != NULL && store->start == NULL);
+	store->view_dropped = dropped;
+	store->view_context = context;
+}
+
 int store_view_open(
 	struct store *store, const char *name, struct store **view_out, struct error *error)
 {

@@ -73,6 +73,11 @@ MUTANTS = {
     "snapshot-not-in-the-anchor": (
         "view.c", "flash->anchor.views[i] = view->about;",
         "if (!MUTANT) { flash->anchor.views[i] = view->about; }"),
+    "snapshot-of-several-moments": (
+        "view.c", "views->holds = true;\n\tflash_cache_want_written(flash);",
+        "views->holds = true;\nif (!MUTANT) { flash_cache_want_written(flash); }"),
+    "snapshot-of-a-job-stays": (
+        "view.c", "view->state == FLASH_VIEW_LIVE && view->about.is_temporary", "false"),
     "zone-written-out-of-order": ("zone.c", "zones->writing != NULL", "false"),
     "zone-stays-active": ("zone.c", "zones->blocks < zones->capacity", "false"),
     "zone-of-torn-anchor-goes-on": ("zone.c", "zone.written % FLASH_BLOCK_BYTES != 0", "false"),
