@@ -265,8 +265,8 @@ static int open_to_write(struct flash *flash, const struct flash_cache_options *
 	}
 	if (result < 0 && result != -ENOENT && result != -EBUSY) {
 		error_prefix(error,
-			"'%s' has changes in its cache file; remove the file to open the store "
-			"without them",
+			"'%s' has changes in its cache file, which cannot be used; put that "
+			"right, or remove the file to open the store without them",
 			flash->path);
 		return result;
 	}
@@ -301,8 +301,7 @@ static int look_at_folder(const struct flash *flash, const char *folder, struct 
 		       : error_set(error, result,
 				 "'%s' has changes in a cache file, which its server has left, and "
 				 "the file cannot be looked for: %s; correct cache-dir; if the "
-				 "file "
-				 "is lost, let cache-dir be another folder on a tmpfs, such "
+				 "file is lost, let cache-dir be another folder on a tmpfs, such "
 				 "as " FLASH_CACHE_DIRECTORY ", to go on without the changes",
 				 flash->path, reason.text);
 }
