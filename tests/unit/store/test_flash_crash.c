@@ -3,8 +3,9 @@
  * A flash store on a simulated disk that loses its power at any moment, or whose server is killed.
  * What was flushed is there, and after a kill all that was answered; every block has contents that
  * it had at some time since; a durable write that is one record is there as a whole or not at all.
- * Now and then the run goes on with what was recovered. The arguments are how many crashes there
- * are, and the first seed.
+ * Now and then the run goes on with what was recovered. The same of a disk that fails, for whose
+ * server nothing is left but to end. The arguments are how many crashes there are, and the first
+ * seed.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +24,8 @@ enum {
 	OPERATIONS = 700, /* of one seed */
 	LENGTH_MAX = 160, /* sectors */
 	CRASH_POINTS = 2000,
-	STEPS_MAX = 60, /* from crash to crash */
+	FAILURE_PART = 20, /* of them: seeds with a disk that fails */
+	STEPS_MAX = 60,	   /* from crash to crash */
 	SEED_CRASHES_MAX = 100,
 };
 
@@ -54,6 +56,8 @@ struct lane {
 };
 
 static struct lane lanes[LANES];
+static bool may_fail; /* the disk may, and then all that is not done does */
+static bool has_failed;
 
 /* --- what may be there ----------------------------------------------------------------------- */
 
@@ -125,8 +129,12 @@ static void lane_done(struct store_part *part, int result)
 {
 	struct lane *lane = container_of(part, struct lane, part);
 
-	assert_int_equal(result, 0);
 	lane->busy = false;
+	if (result < 0 && may_fail) {
+		has_failed = true;
+		return;
+	}
+	assert_int_equal(result, 0);
 	if (part->op == STORE_READ) {
 		check_read(lane);
 	} else if (part->op == STORE_FLUSH) {
@@ -396,42 +404,58 @@ static void change_worlds(struct world *world, struct world *image, bool killed)
 	}
 }
 
-/* Returns how many crashes there were. */
-static uint32_t run(uint64_t seed, uint32_t crashes_max)
+/* A full disk. Returns whether it is used directly. */
+static bool begin(struct world *world, uint64_t seed)
 {
 	static const char *const caches[] = { "256K", "0", "128K" };
-	static struct world world;
-	static struct world image;
 	bool direct = seed % 3 == WORLD_ZONED || seed % 2 == 0;
-	uint32_t started = 0;
-	uint32_t steps = 0;
-	uint32_t crash_at;
-	uint32_t crashes = 0;
-	bool busy = true;
 
 	now = 2;
 	world_cache = caches[seed / 3 % ARRAY_COUNT(caches)];
 	sim_start(&(struct sim_options){ .seed = seed });
 	world_disk = (enum world_disk)(seed % 3);
 	world_make_disk();
-	world_open(&world, "disk", direct, NULL);
-	sectors = (uint32_t)(store_size(world.store) / SECTOR);
+	world_open(world, "disk", direct, NULL);
+	sectors = (uint32_t)(store_size(world->store) / SECTOR);
 	assert_in_range(sectors, 513 * BLOCK_SECTORS, SECTORS_MAX); /* two pages of the map */
-	fill(&world);
+	fill(world);
+	return direct;
+}
+
+/* Begins what may be begun, and does a step. False: there is nothing more to do. */
+static bool go_on(struct world *world, uint32_t *started)
+{
+	bool busy = false;
+
+	for (uint32_t i = 0; i < LANES; i++) {
+		if (!lanes[i].busy && *started < OPERATIONS && !has_failed) {
+			*started += 1;
+			lane_start(world, i);
+		}
+		busy |= lanes[i].busy;
+	}
+	if (busy) {
+		assert_true(sim_step());
+	}
+	return busy;
+}
+
+/* Returns how many crashes there were. */
+static uint32_t run(uint64_t seed, uint32_t crashes_max)
+{
+	static struct world world;
+	static struct world image;
+	bool direct = begin(&world, seed);
+	uint32_t started = 0;
+	uint32_t steps = 0;
+	uint32_t crash_at;
+	uint32_t crashes = 0;
+	bool busy = true;
+
 	sim_set_faults(&faults);
 	crash_at = (uint32_t)sim_between(1, STEPS_MAX);
 	while (busy) {
-		busy = false;
-		for (uint32_t i = 0; i < LANES; i++) {
-			if (!lanes[i].busy && started < OPERATIONS) {
-				started++;
-				lane_start(&world, i);
-			}
-			busy |= lanes[i].busy;
-		}
-		if (busy) {
-			assert_true(sim_step());
-		}
+		busy = go_on(&world, &started);
 		if (++steps >= crash_at && crashes < crashes_max) {
 			bool killed = crashes % 2 == 0;
 
@@ -454,21 +478,73 @@ static uint32_t run(uint64_t seed, uint32_t crashes_max)
 	return crashes;
 }
 
+static void check_copy(const char *name, bool direct, bool killed)
+{
+	static struct world image;
+
+	world_open(&image, name, direct, NULL);
+	check_image(&image, killed);
+	world_close(&image);
+}
+
+/* A write of the disk fails, it has no space any more, or cannot make durable what it has: in the
+ * last case what was not flushed may be gone. The server is killed then, or ends in order. Returns
+ * whether that happened. */
+static bool fail_once(uint64_t seed)
+{
+	static struct world world;
+	bool direct = begin(&world, seed);
+	bool is_kept = seed / 9 % 3 != 0;
+	struct sim_faults bad = faults;
+	uint32_t started = 0;
+
+	bad.flush_error_ppm = is_kept ? 0 : 30000;
+	bad.write_error_ppm = seed / 9 % 3 == 1 ? 2000 : 0;
+	bad.no_space_ppm = seed / 9 % 3 == 2 ? 2000 : 0;
+	has_failed = false;
+	may_fail = true;
+	world_is_full = true; /* the file of the cache stays */
+	sim_set_faults(&bad);
+	while (go_on(&world, &started) && (!has_failed || sim_between(0, 3) != 0)) {
+	}
+	sim_set_faults(&(struct sim_faults){ 0 });
+	world_kill_copy("disk", "copy");
+	world_freeze(&world, true);
+	check_copy("copy", direct, is_kept);
+	world_freeze(&world, false);
+	while (go_on(&world, &started)) {
+	}
+	world_close(&world);
+	check_copy("disk", direct, is_kept);
+	sim_stop();
+	world_is_full = false;
+	may_fail = false;
+	return has_failed;
+}
+
 static uint64_t seed_first = 1;
 static uint64_t crash_points = CRASH_POINTS;
+
+static void test_a_disk_that_fails_keeps_what_it_has_taken(void **state)
+{
+	uint64_t count = crash_points / FAILURE_PART;
+	uint64_t failed = 0;
+
+	GMB_UNUSED(state);
+	for (uint64_t seed = seed_first; seed < seed_first + count; seed++) {
+		failed += fail_once(seed);
+	}
+	has_failed = false;
+	print_message("%llu of %llu disks have failed\n", (unsigned long long)failed,
+		(unsigned long long)count);
+	assert_true(failed >= count / 2);
+}
 
 static void test_what_was_flushed_survives_and_nothing_else_appears(void **state)
 {
 	uint64_t crashes = 0;
 
 	GMB_UNUSED(state);
-	for (uint32_t i = 0; i < LANES; i++) {
-		void *memory = NULL;
-
-		assert_int_equal(
-			posix_memalign(&memory, FLASH_BLOCK_BYTES, LENGTH_MAX * SECTOR + 8192), 0);
-		lanes[i].memory = memory;
-	}
 	for (uint64_t seed = seed_first; crashes < crash_points; seed++) {
 		print_message("seed %llu\n", (unsigned long long)seed);
 		crashes += run(seed, SEED_CRASHES_MAX);
@@ -487,20 +563,41 @@ static void test_what_was_flushed_survives_and_nothing_else_appears(void **state
 	assert_true(world_totals.moved_blocks > crashes);
 	assert_true(world_totals.checkpoints >
 		    crashes + crashes / 5); /* one for each start, and others */
+}
+
+static int setup(void **state)
+{
+	GMB_UNUSED(state);
+	for (uint32_t i = 0; i < LANES; i++) {
+		void *memory = NULL;
+
+		if (posix_memalign(&memory, FLASH_BLOCK_BYTES, LENGTH_MAX * SECTOR + 8192) != 0) {
+			return -1;
+		}
+		lanes[i].memory = memory;
+	}
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	GMB_UNUSED(state);
 	for (uint32_t i = 0; i < LANES; i++) {
 		free(lanes[i].memory);
 	}
+	return 0;
 }
 
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_what_was_flushed_survives_and_nothing_else_appears),
+		cmocka_unit_test(test_a_disk_that_fails_keeps_what_it_has_taken),
 	};
 
 	stores_register();
 	log_set_level(LOG_LEVEL_ERROR); /* a loss of power is a warning */
 	crash_points = argc > 1 ? strtoull(argv[1], NULL, 10) : CRASH_POINTS;
 	seed_first = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return cmocka_run_group_tests(tests, setup, teardown);
 }
