@@ -25,6 +25,10 @@ struct end {
 	struct export_uri uri;
 	struct push_ask *ask;
 	uint64_t bytes; /* of its export */
+	/* Of a destination without push, whose host may have several: which one, and whether there
+	 * are more. */
+	uint32_t address;
+	bool has_more;
 };
 
 static int end_parse(struct end *end, const char *text, struct error *error)
@@ -166,19 +170,25 @@ static bool cut_host(const char *text, char *host, size_t host_bytes)
 	return end != NULL;
 }
 
-/* What the name of a host stands for, as this machine looks it up: the first address. */
-static int look_up(const char *name, char *host, size_t host_bytes, struct error *error)
+/* What the name of the host stands for, as this machine looks it up. */
+static int look_up(struct end *target, char *host, size_t host_bytes, struct error *error)
 {
 	const struct addrinfo hints = { .ai_socktype = SOCK_STREAM };
+	const struct addrinfo *entry;
 	struct addrinfo *list;
-	int result = getaddrinfo(name, NULL, &hints, &list);
+	int result = getaddrinfo(target->uri.host, NULL, &hints, &list);
 
 	if (result != 0) {
 		return error_set(error, -EHOSTUNREACH, "the destination: cannot find the host: %s",
 			gai_strerror(result));
 	}
-	result = getnameinfo(list->ai_addr, list->ai_addrlen, host, (socklen_t)host_bytes, NULL, 0,
-		NI_NUMERICHOST);
+	entry = list;
+	for (uint32_t i = 0; i < target->address && entry->ai_next != NULL; i++) {
+		entry = entry->ai_next;
+	}
+	target->has_more = entry->ai_next != NULL;
+	result = getnameinfo(entry->ai_addr, entry->ai_addrlen, host, (socklen_t)host_bytes, NULL,
+		0, NI_NUMERICHOST);
 	freeaddrinfo(list);
 	return result == 0 ? 0
 			   : error_set(error, -EHOSTUNREACH, "the destination has no address: %s",
@@ -186,8 +196,8 @@ static int look_up(const char *name, char *host, size_t host_bytes, struct error
 }
 
 /* The destination's address, for the source: paths are absolute and hosts numeric. */
-static int target_text(const struct end *source, const struct end *target,
-	char out[PUSH_URI_BYTES_MAX], struct error *error)
+static int target_text(const struct end *source, struct end *target, char out[PUSH_URI_BYTES_MAX],
+	struct error *error)
 {
 	struct export_uri uri = target->uri;
 	/* With push, the ticket says which export. */
@@ -210,7 +220,7 @@ static int target_text(const struct end *source, const struct end *target,
 		}
 		uri.host = host;
 	} else if (!uri.is_unix) {
-		result = look_up(uri.host, host, sizeof(host), error);
+		result = look_up(target, host, sizeof(host), error);
 		if (result != 0) {
 			return result;
 		}
@@ -279,9 +289,8 @@ static int get_ticket(const struct push_options *options, const struct end *sour
 	return 0;
 }
 
-static int start(const struct push_options *options, const struct end *source,
-	const struct end *target, uint64_t length, struct push_wire_ticket *ticket,
-	struct error *error)
+static int start(const struct push_options *options, const struct end *source, struct end *target,
+	uint64_t length, struct push_wire_ticket *ticket, struct error *error)
 {
 	bool has_push = target->ask != NULL;
 	char text[PUSH_URI_BYTES_MAX];
@@ -317,9 +326,31 @@ static int start(const struct push_options *options, const struct end *source,
 	result = push_ask(source->ask, PUSH_START, parts, 4, &answer, error);
 	if (result != 0) {
 		end_prefix(source, error);
+		return result;
 	}
 	ticket->job = answer.head.value;
-	return result;
+	return 0;
+}
+
+/* Whether the source, which has failed to connect and hung up, can be asked to try another address
+ * of the destination's host. */
+static bool try_next(const struct push_options *options, struct end *source, struct end *target,
+	int result, struct error *error)
+{
+	static const int codes[] = { -ECONNREFUSED, -EHOSTUNREACH, -ENETUNREACH, -ETIMEDOUT,
+		-EADDRNOTAVAIL, -EAFNOSUPPORT, -EACCES };
+	bool may_help = false;
+
+	for (size_t i = 0; i < ARRAY_COUNT(codes); i++) {
+		may_help |= result == codes[i];
+	}
+	if (!may_help || !target->has_more) {
+		return false;
+	}
+	target->address++;
+	push_ask_close(source->ask);
+	source->ask = NULL;
+	return push_ask_open(&source->uri, options->timeout_ns, &source->ask, error) == 0;
 }
 
 /* --- how far it is ---------------------------------------------------------------------------- */
@@ -471,9 +502,12 @@ static int run(const struct push_options *options, struct end *source, struct en
 	if (target->ask != NULL) {
 		result = get_ticket(options, source, target, length, &ticket, error);
 	}
-	if (result == 0) {
-		result = start(options, source, target, length, &ticket, error);
+	if (result != 0) {
+		return result;
 	}
+	do {
+		result = start(options, source, target, length, &ticket, error);
+	} while (result != 0 && try_next(options, source, target, result, error));
 	if (result != 0) {
 		return result;
 	}

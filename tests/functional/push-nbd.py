@@ -130,6 +130,22 @@ class PushNbd(push_tool.Case):
         self.assertEqual((push.returncode, errors), (0, ""))
         self.assertEqual(digest(source), digest(target))
 
+    def test_names(self):
+        """A host with several addresses: the server is at one of them, or only one may be pushed to."""
+        if os.geteuid() != 0:
+            self.skipTest("only root has names of its own")
+        hosts = self.make_file("hosts", b"127.0.0.9 far\n127.0.0.1 far\n127.0.0.8 far\n")
+        target = self.image("target", MIB)
+        far = self.start("--listen", "nbd://127.0.0.1:0", "--export", f"disk={target}")
+        for place in ("nbd:127.0.0.0/8,port=any", "nbd:127.0.0.1,port=any"):
+            source = self.image("source", MIB, (0, MIB))
+            first = self.serve(f"disk={source}", arguments=("--push-to", place))
+            subprocess.run(["unshare", "-m", "sh", "-ec", 'mount --bind "$1" /etc/hosts; shift; exec "$@"', "sh", hosts,
+                            support.program(), "push", first.push("disk"), far.uri.replace("127.0.0.1", "far")], check=True,
+                           stdout=subprocess.DEVNULL)
+            self.assertEqual(digest(source), digest(target))
+            first.stop()
+
     def test_refused(self):
         source = self.image("source", 4 * MIB, (0, 4 * MIB))
         first = self.serve(f"disk={source}", arguments=("--handshake-timeout", "2s"))
