@@ -3,8 +3,7 @@
 the reason; for reading it is. A flash store on it is, and keeps what was answered when its server is
 killed (LOAD: flash-load.py).
 
-QEMU forgets the zones of its device with the power, and null_blk all: what a loss of power does to
-zones is for the simulation."""
+QEMU forgets the zones of its device with the power, and null_blk all: it goes in flash-crash.py."""
 import os
 import sys
 import tempfile
