@@ -593,7 +593,8 @@ void push_source_lent(struct push_source *source, void *base, uint32_t silence_m
 	source->memory = (struct mem_region){
 		.base = base,
 		.bytes = (uint64_t)source->slot_count * PUSH_SLOT_BYTES,
-		.rights = MEM_RAM,
+		/* The destination writes to what it has lent. */
+		.rights = source->maps ? MEM_RAM & ~MEM_STABLE : MEM_RAM,
 	};
 	/* Faster with it, and not worse without. */
 	(void)!ring_memory_add(session->service->engine->ring, &source->memory);
