@@ -378,8 +378,8 @@ int change_add(struct change *change, const struct server_export *about, struct 
 	return rc < 0 ? rc : add_export(change, about, true, rules, error);
 }
 
-int change_add_view(
-	struct change *change, const struct served *parent, const char *view, struct error *error)
+int change_add_view(struct change *change, const struct served *parent, const char *view,
+	const struct server_export *keys, struct error *error)
 {
 	static const char origin[] = "a snapshot";
 	char name[EXPORT_NAME_BYTES_MAX + 1];
@@ -396,6 +396,10 @@ int change_add_view(
 		return error_set(error, -ENAMETOOLONG,
 			"the name of %s is too long for one of a snapshot",
 			change_label(parent->about.name, shown));
+	}
+	if (keys != NULL) { /* copied from */
+		about.settings = keys->settings;
+		about.syntax = SERVER_SYNTAX_SET;
 	}
 	rc = check_room(change, name, error);
 	if (rc == 0) {

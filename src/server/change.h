@@ -57,9 +57,9 @@ GMB_MUST_CHECK int change_configure(
 GMB_MUST_CHECK int change_add(
 	struct change *change, const struct server_export *about, struct error *error);
 /* The snapshot of that name of the disk of an export, which is served as NAME@VIEW to those who may
- * use that export. -EEXIST. */
-GMB_MUST_CHECK int change_add_view(
-	struct change *change, const struct served *parent, const char *view, struct error *error);
+ * use that export. -EEXIST. keys: those that it had in another process, or NULL. */
+GMB_MUST_CHECK int change_add_view(struct change *change, const struct served *parent,
+	const char *view, const struct server_export *keys, struct error *error);
 /* Keys of one export, see server_export_copy(). -ENOENT. */
 GMB_MUST_CHECK int change_set(struct change *change, const char *name,
 	const struct server_settings *settings, struct error *error);

@@ -35,6 +35,10 @@ void server_config_fini(struct server_config *config)
 	for (uint32_t i = 0; i < config->export_count; i++) {
 		server_export_fini(&config->exports[i]);
 	}
+	for (uint32_t i = 0; i < config->snapshot_count; i++) {
+		server_export_fini(&config->snapshots[i]);
+	}
+	free(config->snapshots);
 	for (uint32_t i = 0; i < config->listen_count; i++) {
 		listen_fini(&config->listens[i]);
 	}

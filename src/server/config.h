@@ -163,6 +163,9 @@ struct server_config {
 	uint32_t push_place_count;
 	struct server_settings options; /* of the command line, in order */
 	bool path_read_only;		/* the export that PATH becomes */
+	/* Snapshots that another process has served whose place this one takes: their keys. */
+	struct server_export *snapshots;
+	uint32_t snapshot_count;
 };
 
 void server_config_init(struct server_config *config);

@@ -189,7 +189,7 @@ static int create(const struct reload_options *options, struct reload_request *r
 	}
 	rc = ask_store(options, request->reload, parent, STORE_VIEW_CREATE, request->view, error);
 	if (rc == 0) {
-		rc = change_add_view(change, parent, request->view, error);
+		rc = change_add_view(change, parent, request->view, NULL, error);
 		if (rc < 0) {
 			snapshot_undo(options, request);
 		}
@@ -345,6 +345,24 @@ int snapshots_json(
 	return 0;
 }
 
+/* Those of the process whose place this one has taken, or NULL. */
+static const struct server_export *find_keys(
+	const struct change_options *options, const struct served *parent, const char *view)
+{
+	const struct server_config *config = options->running;
+	size_t bytes = strlen(parent->about.name);
+
+	for (uint32_t i = 0; i < config->snapshot_count; i++) {
+		const char *name = config->snapshots[i].name;
+
+		if (strncmp(name, parent->about.name, bytes) == 0 && name[bytes] == '@' &&
+			strcmp(name + bytes + 1, view) == 0) {
+			return &config->snapshots[i];
+		}
+	}
+	return NULL;
+}
+
 static void serve_view(const struct change_options *options, const struct served *parent,
 	const char *view, struct exports *exports)
 {
@@ -354,7 +372,8 @@ static void serve_view(const struct change_options *options, const struct served
 	int rc = change_create(options, &change, &error);
 
 	if (rc == 0) {
-		rc = change_add_view(change, parent, view, &error);
+		rc = change_add_view(
+			change, parent, view, find_keys(options, parent, view), &error);
 	}
 	if (rc == 0) {
 		rc = change_open(change, &error);

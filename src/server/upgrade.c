@@ -215,11 +215,13 @@ static int send_export(const struct upgrade *upgrade, const struct export *expor
 	return upgrade_send(upgrade->channel, &message);
 }
 
-/* One that a command has added, which the configuration of the new process does not know. */
-static int send_added(const struct upgrade *upgrade, const struct served *served)
+/* One that a command has added, or of a snapshot: the configuration of the new process does not
+ * know it. */
+static int send_added(
+	const struct upgrade *upgrade, const struct served *served, enum upgrade_type type)
 {
 	char strings[UPGRADE_STRINGS_BYTES_MAX];
-	struct upgrade_message message = { .type = UPGRADE_ADDED, .fd = -1, .strings = strings };
+	struct upgrade_message message = { .type = type, .fd = -1, .strings = strings };
 	int bytes = upgrade_added_write(&served->about, strings);
 
 	if (bytes < 0) {
@@ -249,12 +251,15 @@ static int send_all(const struct upgrade *upgrade)
 	for (uint32_t i = 0; rc == 0 && i < options->exports->count; i++) {
 		const struct served *served = options->exports->list[i];
 
-		if (served->parent != NULL) {
-			continue; /* a snapshot: its disk tells of it */
+		if (served->parent != NULL) { /* a snapshot: its disk tells of it */
+			rc = served->about.settings.count > 0
+				     ? send_added(upgrade, served, UPGRADE_SNAPSHOT)
+				     : 0;
+			continue;
 		}
 		rc = send_export(upgrade, served->export);
 		if (rc == 0 && served->is_added) {
-			rc = send_added(upgrade, served);
+			rc = send_added(upgrade, served, UPGRADE_ADDED);
 		}
 	}
 	return rc == 0 ? upgrade_send(upgrade->channel, &end) : rc;

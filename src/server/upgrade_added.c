@@ -2,6 +2,7 @@
 #include "server/upgrade_added.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const char origin[] = "gmblock export add";
@@ -101,4 +102,21 @@ int upgrade_added_keep(
 	}
 	about->is_added = true;
 	return server_config_add_export(config, about, origin, error);
+}
+
+int upgrade_added_keep_snapshot(
+	struct server_config *config, struct server_export *about, struct error *error)
+{
+	struct server_export *list = config->snapshots;
+
+	if (config->snapshot_count < SERVER_EXPORTS_MAX) {
+		list = reallocarray(list, config->snapshot_count + 1, sizeof(*list));
+	}
+	if (list == NULL || config->snapshot_count == SERVER_EXPORTS_MAX) {
+		server_export_fini(about);
+		return error_set(error, -ENOMEM, "no memory for the keys of snapshots");
+	}
+	config->snapshots = list;
+	list[config->snapshot_count++] = *about;
+	return 0;
 }

@@ -213,7 +213,11 @@ static int keep_added(
 	struct server_export about;
 	int rc = upgrade_added_read(message, &about, error);
 
-	return rc == 0 ? upgrade_added_keep(config, &about, error) : rc;
+	if (rc < 0) {
+		return rc;
+	}
+	return message->type == UPGRADE_ADDED ? upgrade_added_keep(config, &about, error)
+					      : upgrade_added_keep_snapshot(config, &about, error);
 }
 
 static int receive_all(struct upgrade_take *take, struct server_config *config, struct error *error)
@@ -230,7 +234,7 @@ static int receive_all(struct upgrade_take *take, struct server_config *config, 
 			rc = keep_socket(take, &message, error);
 		} else if (message.type == UPGRADE_EXPORT) {
 			rc = keep_export(take, &message, error);
-		} else if (message.type == UPGRADE_ADDED) {
+		} else if (message.type == UPGRADE_ADDED || message.type == UPGRADE_SNAPSHOT) {
 			rc = keep_added(config, &message, error);
 		} else {
 			rc = out_of_turn(&message, error);

@@ -70,6 +70,7 @@ static const struct {
 	[UPGRADE_STARTED] = { "STARTED", 0, 0, 0 },
 	[UPGRADE_FAILED] = { "FAILED", 0, 0, 0 },
 	[UPGRADE_ADDED] = { "ADDED", 0, 0, 0 },
+	[UPGRADE_SNAPSHOT] = { "SNAPSHOT", 0, 0, 0 },
 };
 
 const char *upgrade_type_name(enum upgrade_type type)
@@ -207,6 +208,7 @@ static bool parse_rest(const uint8_t *fixed, struct reader *rest, struct upgrade
 		message->text_bytes = (uint32_t)MIN(rest->left, (size_t)ERROR_TEXT_BYTES);
 		return take(rest, message->text_bytes) != NULL;
 	case UPGRADE_ADDED:
+	case UPGRADE_SNAPSHOT:
 		return parse_strings(rest, message);
 	case UPGRADE_PREPARE:
 	case UPGRADE_READY:
@@ -422,6 +424,7 @@ static void put_message(struct writer *writer, const struct upgrade_message *mes
 		put(writer, message->text, message->text_bytes);
 		break;
 	case UPGRADE_ADDED:
+	case UPGRADE_SNAPSHOT:
 		put(writer, message->strings, message->strings_bytes);
 		break;
 	case UPGRADE_PREPARE:

@@ -33,6 +33,7 @@ enum upgrade_type {
 	UPGRADE_STARTED,      /* new: from here on everything is its own */
 	UPGRADE_FAILED,	      /* either: why it gives up */
 	UPGRADE_ADDED,	      /* old, after EXPORT: an export that a command has added */
+	UPGRADE_SNAPSHOT,     /* old: the keys of a snapshot's export */
 	UPGRADE_TYPE_END
 };
 
@@ -67,8 +68,8 @@ struct upgrade_message {
 	uint32_t passed_count;
 	uint32_t ended_count;
 
-	/* ADDED: the name, the path, then each key with its value, which begins with '=', or is
-	 * empty when there is none. Each ends with a zero. See upgrade_added.h. */
+	/* ADDED, SNAPSHOT: the name, the path, then each key with its value, which begins with '=',
+	 * or is empty when there is none. Each ends with a zero. See upgrade_added.h. */
 	const char *strings;
 	uint32_t strings_bytes;
 

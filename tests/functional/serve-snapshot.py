@@ -3,7 +3,9 @@
 import errno
 import hashlib
 import json
+import os
 import random
+import select
 import signal
 import threading
 
@@ -301,6 +303,42 @@ class Snapshot(support.Case):
         self.fill(server)
         self.assertEqual(server.stop()[0], 0)
         self.check()
+
+    def export(self, *arguments):
+        code, out, errors = self.run_gmblock("export", *arguments, "--server", self.control)
+        self.assertEqual(code, 0, out + errors)
+        return out
+
+    def told(self, name):
+        return next(entry for entry in json.loads(self.export("list", "--json"))["exports"]
+                    if entry["name"] == name)
+
+    def test_keys_of_a_snapshot_stay_over_upgrades(self):
+        server = self.serve()
+        self.snapshot("create", "disk", "a")
+        self.snapshot("create", "disk", "b")
+        self.export("set", "disk@a", "rate=7M", "max-connections=3", "description=a, b=c")
+        self.assertEqual(dict(self.told("disk@a")["settings"])["max-connections"], "3")
+        before = [self.told(name) for name in ("disk", "disk@a", "disk@b")]
+        for number in range(2):
+            code, out, errors = self.run_gmblock("upgrade", self.control)
+            self.assertEqual((code, errors), (0, ""), out)
+            process = os.pidfd_open(int(out.split()[1]))
+            self.addCleanup(os.close, process)
+            self.addCleanup(end_process, process, signal.SIGKILL)
+            self.assertEqual([self.told(name) for name in ("disk", "disk@a", "disk@b")], before, number)
+        self.assertEqual(server.process.wait(), 0)
+        end_process(process, signal.SIGTERM)
+        self.check()
+
+
+def end_process(process, number):
+    """One that is not ours to wait for."""
+    try:
+        signal.pidfd_send_signal(process, number)
+        select.select([process], [], [])
+    except ProcessLookupError:
+        pass
 
 
 support.main()

@@ -198,7 +198,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		check_message(&message, packet, size - 1);
 		if (message.type == UPGRADE_SESSION) {
 			adopt(&message.record);
-		} else if (message.type == UPGRADE_ADDED) {
+		} else if (message.type == UPGRADE_ADDED || message.type == UPGRADE_SNAPSHOT) {
 			read_added(&message);
 		}
 	}
