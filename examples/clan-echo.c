@@ -6,7 +6,7 @@
  *                                 sends a cookie
  *   clan-echo ADDRESS MESSAGE     sends a message and a cookie, prints the answer and the text
  *
- * ADDRESS is shm:PATH, shm:@NAME or ofi:HOST:PORT, which everybody on the network can reach.
+ * ADDRESS is shm:PATH, shm:@NAME or tcp:HOST:PORT, which everybody on the network can reach.
  *
  *   cc clan-echo.c $(pkg-config --cflags --libs clan) -o clan-echo
  */
@@ -69,7 +69,7 @@ static void serve(struct clan_queue *queue, const char *address)
 	struct clan_event event;
 	char bytes[CLAN_BULK_BYTES_MAX];
 
-	if (strncmp(address, "ofi:", 4) == 0) {
+	if (strncmp(address, "shm:", 4) != 0) {
 		options.access = CLAN_ACCESS_ANY; /* a network knows no users */
 	}
 	if (clan_listen(queue, address, &options, &listener, &error) != 0) {

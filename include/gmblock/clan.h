@@ -202,13 +202,14 @@ struct clan_conn_options {
 	uint32_t access;     /* enum clan_access; listeners and clan_adopt() */
 	uint32_t bulk_slots; /* our bulk ring in slots of 64 bytes: a power of two, 256 to 65536;
 				0 = 256. The memory we use per connection is 8 KiB + 64 times it;
-				on ofi: 115 KiB + 64 times it, and it is what we receive in;
+				on a network: 64 KiB (ofi: 115) + 64 times it, and it is what
+				we receive in;
 				what the peer shares and grants takes up to 1.1 MiB more */
 	uint32_t cookies;    /* cookies that can be granted at once; 0 = 64; at most 4096 */
 	uint32_t tripwires;  /* 0 = 32; at most 4096 */
 	uint32_t handshake_timeout_ms;	/* from the connection's start to its end; 0 = 10 s */
-	uint32_t peer_slots_max;	/* bulk slots that a peer may have; 0 = 65536. Not on ofi,
-					   where they take none of our memory */
+	uint32_t peer_slots_max;	/* bulk slots that a peer may have; 0 = 65536. Not on a
+					   network, where they take none of our memory */
 	uint32_t peer_regions_max;	/* regions that a peer may share; 0 = 16; at most 4096 */
 	uint64_t peer_region_bytes_max; /* and their sizes altogether; 0 = 64 MiB */
 	uint32_t conns_max;		/* listeners: connections at once; 0 = 4096 */
@@ -217,12 +218,12 @@ struct clan_conn_options {
 
 /*
  * Listens at an address: "shm:PATH" (a Unix socket, replaced when nobody listens there; mode
- * 0600, or 0666 with CLAN_ACCESS_ANY), "shm:@NAME" (abstract), or "ofi:HOST:PORT" (a network;
- * IPv6 addresses in brackets; port 0: one that is free). ofi: uses libfabric, with "?provider=tcp"
- * (default) or "?provider=verbs" (RDMA) behind the port. It knows no users, so it demands
- * CLAN_ACCESS_ANY, and encrypts nothing. Peers come as CLAN_EVENT_CONNECT. Errors: -EINVAL,
- * -EADDRINUSE, -EACCES, -EMFILE, -ENOMEM, -EPROTONOSUPPORT (the scheme of the address, or libfabric
- * is not installed), and those of bind(2).
+ * 0600, or 0666 with CLAN_ACCESS_ANY), "shm:@NAME" (abstract), "tcp:HOST:PORT" (a network; IPv6
+ * addresses in brackets; port 0: one that is free), or "ofi:HOST:PORT", which uses libfabric, with
+ * "?provider=tcp" (default) or "?provider=verbs" (RDMA) behind the port. A network knows no users,
+ * so it demands CLAN_ACCESS_ANY, and encrypts nothing. Peers come as CLAN_EVENT_CONNECT. Errors:
+ * -EINVAL, -EADDRINUSE, -EACCES, -EMFILE, -ENOMEM, -EPROTONOSUPPORT (the scheme of the address, or
+ * libfabric is not installed), and those of bind(2).
  */
 int clan_listen(struct clan_queue *queue, const char *address,
 	const struct clan_conn_options *options, struct clan_listener **listener_out,
@@ -251,10 +252,10 @@ enum { CLAN_HELLO_BYTES_MAX = 4096 };
 /*
  * Starts to connect. hello (at most CLAN_HELLO_BYTES_MAX bytes) is given to the acceptor. The
  * result is CLAN_EVENT_CONNECTED or CLAN_EVENT_LOST; clan_close() must be called in either case.
- * Messages can be sent after CONNECTED only. On ofi that nobody listens comes as LOST, since the
- * answer takes its time. Errors, when nothing was started: -EINVAL,
- * -EPROTONOSUPPORT, -ENOENT, -ECONNREFUSED (nobody listens), -EACCES, -EAGAIN (the listener's
- * backlog is full; no event comes), -ENOMEM, -EMFILE, -EUSERS.
+ * Messages can be sent after CONNECTED only. On a network that nobody listens comes as LOST, since
+ * the answer takes its time. Errors, when nothing was started: -EINVAL, -EPROTONOSUPPORT, -ENOENT,
+ * -ECONNREFUSED (nobody listens), -EACCES, -EAGAIN (the listener's backlog is full; no event
+ * comes), -ENOMEM, -EMFILE, -EUSERS.
  */
 int clan_connect(struct clan_queue *queue, const char *address,
 	const struct clan_conn_options *options, const void *hello, size_t hello_bytes,
@@ -270,9 +271,10 @@ int clan_accept(struct clan_conn *conn, const void *hello, size_t hello_bytes);
 void clan_reject(struct clan_conn *conn, const char *text);
 
 /* Publishes what was sent, tells the peer, and gives the connection up. CLAN_EVENT_CLOSED follows
- * when nothing of it runs any more: after the last clan_peer_region_put(), and on ofi when the peer
- * has got everything or has not taken it for 2 s; until then regions stay shared. In between only
- * clan_peer_region_put() may be called on it. Events that were not yet given are dropped. */
+ * when nothing of it runs any more: after the last clan_peer_region_put(), and on a network when
+ * the peer has got everything or has not taken it for 2 s; until then regions stay shared. In
+ * between only clan_peer_region_put() may be called on it. Events that were not yet given are
+ * dropped. */
 void clan_close(struct clan_conn *conn);
 
 /* A pointer of the program's, repeated in every event. */
@@ -280,12 +282,12 @@ void clan_conn_set_context(struct clan_conn *conn, void *context);
 void *clan_conn_context(const struct clan_conn *conn);
 
 /* The process at the other end as the kernel knows it, from the time it connected (or listened). On
- * ofi only its address is known: pid is 0, and uid and gid are -1. */
+ * a network only its address is known: pid is 0, and uid and gid are -1. */
 struct clan_peer {
 	pid_t pid;
 	uid_t uid;
 	gid_t gid;
-	char address[64]; /* ofi: "HOST:PORT", numeric; else "" */
+	char address[64]; /* on a network: "HOST:PORT", numeric; else "" */
 };
 void clan_conn_peer(const struct clan_conn *conn, struct clan_peer *peer);
 
@@ -420,10 +422,10 @@ int clan_region_create(struct clan_queue *queue, size_t bytes, uint32_t flags,
 int clan_region_import(struct clan_queue *queue, int memfd, uint64_t offset, size_t bytes,
 	struct clan_region **region_out, void **base_out);
 
-/* The same over memory of the program's, of any kind, place and size. It can be shared on ofi only
- * (elsewhere sharing it fails with -EOPNOTSUPP), and its pages cannot be replaced. Puts from such
- * memory and gets to it cost no registration of their own. The memory must stay mapped until the
- * region is destroyed. Errors: -EINVAL, -ENOMEM. */
+/* The same over memory of the program's, of any kind, place and size. It can be shared on networks
+ * only (elsewhere sharing it fails with -EOPNOTSUPP), and its pages cannot be replaced. Puts from
+ * such memory and gets to it cost no registration of their own. The memory must stay mapped until
+ * the region is destroyed. Errors: -EINVAL, -ENOMEM. */
 int clan_region_register(
 	struct clan_queue *queue, void *base, size_t bytes, struct clan_region **region_out);
 
@@ -441,8 +443,8 @@ enum clan_rights {
  * is the boundary of trust, and cookies order peers that keep the rules (docs/protocol/clan.md,
  * "What each side trusts"). On shm, regions shared read-only must be created by
  * clan_region_create(), and the first share decides whether all are read-only, until
- * clan_region_replace(). On ofi the peer's machine can do so until it has returned the region or
- * the connection has ended, and, if it breaks the rules, by other connections that it has to the
+ * clan_region_replace(). On a network the peer's machine can do so until it has returned the region
+ * or the connection has ended, and, if it breaks the rules, by other connections that it has to the
  * queue. Errors: -EINVAL, -EALREADY, -ENOTCONN, -EUSERS (regions of the connection), -EAGAIN (the
  * socket is full; no event comes), -EPERM, -EOPNOTSUPP (registered memory), -ENOMEM.
  */
@@ -465,7 +467,7 @@ struct clan_range {
  * scratch ranges (undefined afterwards; unaligned ends are kept to the page). The region is no
  * longer shared with connections that are lost. Pointers stay valid; mappings made by fork() and
  * registrations with the kernel (io_uring buffers) keep the old pages and must be renewed.
- * On ofi there is no need: nothing of a connection arrives any more once it is lost.
+ * On a network there is no need: nothing of a connection arrives any more once it is lost.
  * Errors, when nothing was changed: -EBUSY it is shared with a connection that is not lost,
  * -EOPNOTSUPP imported or registered, or a network adapter knows its pages, -ENOMEM (memory, or the
  * limit of mappings), -EINVAL, -EMFILE.
@@ -531,8 +533,8 @@ int clan_cookie_grant(struct clan_conn *conn, struct clan_region *region, uint64
 enum clan_revoke_flags {
 	/* Do not rely on the peer: when it has not answered after 10 ms, the connection is lost
 	 * (-ETIMEDOUT) and the region's pages are replaced as by clan_region_replace(), with the
-	 * cookie's range as scratch. .status of the event is that call's result. On ofi it is 1 s,
-	 * and the end of the connection is enough: .status is 0. */
+	 * cookie's range as scratch. .status of the event is that call's result. On a network it is
+	 * 1 s, and the end of the connection is enough: .status is 0. */
 	CLAN_REVOKE_STRICT = 1 << 0,
 };
 
@@ -558,7 +560,7 @@ enum clan_put_flags {
  * will tell; from and to are held until then. value: at most CLAN_VALUE_MAX; 0 without CLAN_NOTIFY.
  * Errors: -ESTALE revoked, or used with ONCE, -EACCES, -ERANGE, -ENOENT the region is gone, -EAGAIN
  * (with CLAN_NOTIFY: no room, as clan_send()), -ENOTCONN, -EINVAL, -ENOMEM. After an error nothing
- * arrived. shm ends every one at once; ofi ends later.
+ * arrived. shm ends every one at once; networks end later.
  */
 int clan_put(struct clan_conn *conn, const struct iovec *from, uint32_t from_count,
 	const struct clan_cookie *cookie, uint64_t offset, uint32_t flags, uint32_t value,

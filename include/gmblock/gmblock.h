@@ -199,9 +199,9 @@ struct gmb_options {
  * (rows P132-P134 of docs/protocol/nbd.md), the same over TLS as nbds://[USER@]HOST[:PORT]/EXPORT
  * and nbds+unix:///EXPORT?socket=PATH with tls-certificates=FOLDER, tls-psk-file=FILE,
  * tls-hostname=NAME and tls-verify-peer=0 (gmblock(1)), gmb+unix:///EXPORT?socket=PATH or
- * gmb://HOST[:PORT]/EXPORT[?provider=tcp|verbs]. Credentials are read before each connection when
- * their files have changed. Blocks until it is usable; requests of other
- * clients on the queue continue meanwhile. options may be NULL.
+ * gmb://HOST[:PORT]/EXPORT[?provider=tcp|verbs|ofi-tcp]. Credentials are read before each
+ * connection when their files have changed. Blocks until it is usable; requests of other clients on
+ * the queue continue meanwhile. options may be NULL.
  *
  * Errors: -EINVAL invalid URI, -EPERM it names files (GMB_OPEN_URI_FILES), -ENOENT no such export,
  * or a file of TLS is missing, -EPROTO the server violated the protocol, -ETIMEDOUT,

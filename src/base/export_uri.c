@@ -103,21 +103,28 @@ static void take(char **field, char **text)
 	*text = NULL;
 }
 
-/* values: the two that it may have, or NULL for any that is not empty. */
-static int check_value(
-	const struct uri_parameter *parameter, const char *const values[2], struct error *error)
+enum { VALUES_MAX = 3 };
+
+/* values: those that it may have, or NULL for any that is not empty. */
+static int check_value(const struct uri_parameter *parameter, const char *const values[VALUES_MAX],
+	struct error *error)
 {
+	bool has_third = values[2] != NULL;
+
 	if (values[0] == NULL) {
 		return parameter->value[0] != '\0'
 			       ? 0
 			       : error_set(error, -EINVAL, "the parameter '%s' has no value",
 					 parameter->name);
 	}
-	if (strcmp(parameter->value, values[0]) == 0 || strcmp(parameter->value, values[1]) == 0) {
-		return 0;
+	for (int i = 0; i < VALUES_MAX && values[i] != NULL; i++) {
+		if (strcmp(parameter->value, values[i]) == 0) {
+			return 0;
+		}
 	}
-	return error_set(error, -EINVAL, "the parameter '%s' can be %s or %s", parameter->name,
-		values[0], values[1]);
+	return error_set(error, -EINVAL, "the parameter '%s' can be %s%s%s or %s", parameter->name,
+		values[0], has_third ? ", " : "", has_third ? values[1] : "",
+		has_third ? values[2] : values[1]);
 }
 
 static int take_parameter(
@@ -128,16 +135,16 @@ static int take_parameter(
 		char **field;
 		const char *protocol; /* NULL: both, on Unix sockets */
 		bool of_network;      /* not of Unix sockets */
-		const char *values[2];
+		const char *values[VALUES_MAX];
 	} known[] = {
 		{ "tls-certificates", &uri->tls_certificates, "nbd", false, { NULL } },
 		{ "tls-psk-file", &uri->tls_psk_file, "nbd", false, { NULL } },
 		{ "tls-type", &uri->tls_type, "nbd", false, { "psk", "x509" } },
 		{ "tls-hostname", &uri->tls_hostname, "nbd", false, { NULL } },
 		{ "tls-verify-peer", &uri->tls_verify_peer, "nbd", false, { "0", "1" } },
-		{ "provider", &uri->provider, "gmb", true, { "tcp", "verbs" } },
+		{ "provider", &uri->provider, "gmb", true, { "tcp", "verbs", "ofi-tcp" } },
 		{ "insecure-network", &uri->insecure_network, "gmb", true, { "yes", "no" } },
-		{ "provider", &uri->provider, "push", true, { "tcp", "verbs" } },
+		{ "provider", &uri->provider, "push", true, { "tcp", "verbs", "ofi-tcp" } },
 		{ "insecure-network", &uri->insecure_network, "push", true, { "yes", "no" } },
 		{ "socket-mode", &uri->socket_mode, NULL, false, { NULL } },
 		{ "socket-group", &uri->socket_group, NULL, false, { NULL } },
@@ -342,11 +349,15 @@ char *export_uri_clan_address(const struct export_uri *uri)
 	int bytes;
 
 	if (!uri->is_unix) {
+		const char *provider = uri->provider != NULL ? uri->provider : "tcp";
+		bool is_tcp = strcmp(provider, "tcp") == 0;
 		bool is_ipv6 = strchr(uri->host, ':') != NULL;
 
-		bytes = asprintf(&address, "ofi:%s%s%s:%u?provider=%s", is_ipv6 ? "[" : "",
-			uri->host, is_ipv6 ? "]" : "", uri->port,
-			uri->provider != NULL ? uri->provider : "tcp");
+		bytes = asprintf(&address, "%s:%s%s%s:%u%s", is_tcp ? "tcp" : "ofi",
+			is_ipv6 ? "[" : "", uri->host, is_ipv6 ? "]" : "", uri->port,
+			is_tcp				   ? ""
+			: strcmp(provider, "ofi-tcp") == 0 ? "?provider=tcp"
+							   : "?provider=verbs");
 	} else if (uri->socket_path[0] == '\0') {
 		bytes = asprintf(&address, "shm:@%.*s", (int)uri->socket_path_bytes - 1,
 			uri->socket_path + 1);

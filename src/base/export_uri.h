@@ -7,7 +7,7 @@
  *   nbds://..., nbds+unix://...              the same over TLS, with parameters:
  *     tls-type=x509|psk, tls-certificates=FOLDER, tls-psk-file=FILE, tls-hostname=NAME,
  *     tls-verify-peer=0|1
- *   gmb://HOST[:PORT]/EXPORT[?provider=tcp|verbs]
+ *   gmb://HOST[:PORT]/EXPORT[?provider=tcp|verbs|ofi-tcp]
  *   gmb+unix:///EXPORT?socket=PATH           docs/protocol/gmb.md
  *   push://..., push+unix://...              the same for docs/protocol/push.md
  *
@@ -44,7 +44,8 @@ struct export_uri {
 	char *tls_type; /* "psk" or "x509" */
 	char *tls_hostname;
 	char *tls_verify_peer;	 /* "0" or "1" */
-	char *provider;		 /* gmb://, push://: "tcp" or "verbs"; NULL: tcp */
+	char *provider;		 /* gmb://, push://: "tcp", "verbs" or "ofi-tcp" (libfabric's tcp);
+				  * NULL: tcp */
 	char *insecure_network;	 /* the same, for a listener: "yes" or "no"; it is not printed */
 	char *socket_mode;	 /* Unix, for a listener: octal, "0660"; it is not printed */
 	char *socket_group;	 /* the same: who has the group's rights on the socket */
@@ -62,7 +63,7 @@ GMB_MUST_CHECK int export_uri_format(const struct export_uri *uri, const char *e
 
 /* What it is to clan_connect() and clan_listen(); to be freed. NULL: no memory. */
 char *export_uri_clan_address(const struct export_uri *uri);
-/* The port of "ofi:HOST:PORT?...". */
+/* The port of "tcp:HOST:PORT" and the like. */
 uint16_t export_uri_clan_port(const char *address);
 
 /* Whether a client can use the disk there: -EPROTONOSUPPORT when it is an address of push. */

@@ -16,6 +16,8 @@
 
 #include <gmblock/clan.h>
 
+#include <string.h>
+
 #include "base/error.h"
 #include "base/list.h"
 #include "clan/waiter.h"
@@ -143,17 +145,17 @@ struct clan_listener {
 /* A provider: how connections are carried. All members are required. Arguments were checked; what
  * works on a connection is called only while it is OPEN unless it says otherwise. */
 struct clan_provider {
-	const char *scheme; /* of addresses, without the colon */
-	uint32_t caps;	    /* enum clan_conn_caps */
+	const char *schemes[2]; /* of addresses, without the colon; unused ones are NULL */
+	uint32_t caps;		/* enum clan_conn_caps */
 
-	int (*listen)(struct clan_queue *queue, const char *place,
+	int (*listen)(struct clan_queue *queue, const char *address,
 		const struct clan_conn_options *options, struct clan_listener **listener_out,
 		struct error *error);
 	void (*listener_close)(struct clan_listener *listener);
 	/* Takes fd when it returns 0. */
 	int (*adopt)(struct clan_queue *queue, int fd, const struct clan_conn_options *options,
 		struct clan_conn **conn_out, struct error *error);
-	int (*connect)(struct clan_queue *queue, const char *place,
+	int (*connect)(struct clan_queue *queue, const char *address,
 		const struct clan_conn_options *options, const void *hello, size_t hello_bytes,
 		struct clan_conn **conn_out, struct error *error);
 	int (*accept)(struct clan_conn *conn, const void *hello, size_t hello_bytes); /* OFFERED */
@@ -216,6 +218,11 @@ extern const struct clan_provider clan_provider_shm;
 extern const struct clan_provider clan_provider_net;
 extern const struct clan_provider *const clan_providers[CLAN_PROVIDER_COUNT];
 
+/* An address without its scheme. */
+static inline const char *clan_place(const char *address)
+{
+	return strchr(address, ':') + 1;
+}
 /* A provider's new connection: enters it in the queue. */
 void clan_conn_init(struct clan_conn *conn, const struct clan_provider *provider,
 	struct clan_queue *queue, const struct clan_conn_options *options, enum clan_state state);

@@ -19,19 +19,21 @@ const struct clan_provider *const clan_providers[CLAN_PROVIDER_COUNT] = {
 	[CLAN_NET] = &clan_provider_net,
 };
 
-static const struct clan_provider *find_provider(
-	const char *address, const char **place_out, struct error *error)
+static const struct clan_provider *find_provider(const char *address, struct error *error)
 {
 	for (size_t i = 0; i < CLAN_PROVIDER_COUNT; i++) {
-		size_t length = strlen(clan_providers[i]->scheme);
+		for (size_t j = 0; j < ARRAY_COUNT(clan_providers[i]->schemes); j++) {
+			const char *scheme = clan_providers[i]->schemes[j];
+			size_t length = scheme == NULL ? 0 : strlen(scheme);
 
-		if (strncmp(address, clan_providers[i]->scheme, length) == 0 &&
-			address[length] == ':') {
-			*place_out = address + length + 1;
-			return clan_providers[i];
+			if (scheme != NULL && strncmp(address, scheme, length) == 0 &&
+				address[length] == ':') {
+				return clan_providers[i];
+			}
 		}
 	}
-	error_set(error, -EPROTONOSUPPORT, "\"%s\": addresses begin with shm: or ofi:", address);
+	error_set(error, -EPROTONOSUPPORT,
+		"\"%s\": addresses begin with shm:, tcp: or ofi:", address);
 	return NULL;
 }
 
@@ -226,12 +228,12 @@ int clan_listen(struct clan_queue *queue, const char *address,
 	const struct clan_provider *provider = NULL;
 	struct clan_listener *listener;
 	struct error error = { 0 };
-	const char *place;
 
 	if (check_options(given, &options, &error) == 0) {
-		provider = find_provider(address, &place, &error);
+		provider = find_provider(address, &error);
 	}
-	if (provider == NULL || provider->listen(queue, place, &options, &listener, &error) != 0) {
+	if (provider == NULL ||
+		provider->listen(queue, address, &options, &listener, &error) != 0) {
 		return clan_error_give(error_out, &error);
 	}
 	listener->provider = provider;
@@ -281,15 +283,14 @@ int clan_connect(struct clan_queue *queue, const char *address,
 	struct clan_conn_options options;
 	const struct clan_provider *provider = NULL;
 	struct error error = { 0 };
-	const char *place;
 
 	if (hello_bytes > CLAN_HELLO_BYTES_MAX) {
 		error_set(&error, -EINVAL, "a hello of more than %d bytes", CLAN_HELLO_BYTES_MAX);
 	} else if (check_options(given, &options, &error) == 0) {
-		provider = find_provider(address, &place, &error);
+		provider = find_provider(address, &error);
 	}
 	if (provider != NULL) {
-		provider->connect(queue, place, &options, hello, hello_bytes, conn_out, &error);
+		provider->connect(queue, address, &options, hello, hello_bytes, conn_out, &error);
 	}
 	return clan_error_give(error_out, &error);
 }

@@ -30,17 +30,18 @@ struct net_resolve {
 };
 
 static const struct net_transport *const transports[NET_TRANSPORT_COUNT] = {
+	[NET_TCP] = &net_transport_tcp,
 	[NET_OFI] = &net_transport_ofi,
 };
 
 /* --- addresses -------------------------------------------------------------------------------- */
 
-static int address_error(struct error *error, const char *place)
+static int address_error(struct error *error, const char *address)
 {
 	return error_set(error, -EINVAL,
-		"\"ofi:%s\": the address is ofi:HOST:PORT, with IPv6 addresses in brackets, and "
-		"?provider=tcp or ?provider=verbs behind it",
-		place);
+		"\"%s\": the address is tcp:HOST:PORT, or ofi:HOST:PORT and ?provider=verbs or "
+		"?provider=tcp behind it; IPv6 addresses are in brackets",
+		address);
 }
 
 static bool copy_part(char *to, size_t room, const char *from, size_t length)
@@ -53,45 +54,56 @@ static bool copy_part(char *to, size_t room, const char *from, size_t length)
 	return true;
 }
 
-static int parse_place(const char *place, struct net_place *parsed, struct error *error)
+/* The provider of libfabric that an address asks for: NULL when there is none of that name. */
+static const char *find_provider(const char *option)
 {
+	static const char *const providers[] = { "tcp", "verbs" };
+
+	for (size_t i = 0; i < ARRAY_COUNT(providers); i++) {
+		if (strncmp(option, "?provider=", strlen("?provider=")) == 0 &&
+			strcmp(option + strlen("?provider="), providers[i]) == 0) {
+			return providers[i];
+		}
+	}
+	return NULL;
+}
+
+static int parse_place(const char *address, struct net_place *parsed, struct error *error)
+{
+	const char *place = clan_place(address);
 	const char *option = strchr(place, '?');
 	const char *end = option != NULL ? option : place + strlen(place);
 	const char *host_end = place[0] == '[' ? memchr(place, ']', (size_t)(end - place))
 					       : memchr(place, ':', (size_t)(end - place));
 	const char *host = place + (place[0] == '[');
-	const char *provider = "tcp";
+	bool is_ofi = strncmp(address, "ofi:", strlen("ofi:")) == 0;
 	const char *port;
 	char *digits_end;
 
 	if (host_end == NULL) {
-		return address_error(error, place);
+		return address_error(error, address);
 	}
 	port = host_end + (place[0] == '[') + 1;
 	if (port >= end || port[-1] != ':') {
-		return address_error(error, place);
+		return address_error(error, address);
 	}
-	if (option != NULL) {
-		if (strncmp(option, "?provider=", strlen("?provider=")) != 0) {
-			return address_error(error, place);
-		}
-		provider = option + strlen("?provider=");
+	parsed->transport = is_ofi ? &net_transport_ofi : &net_transport_tcp;
+	if (is_ofi) {
+		parsed->provider = option != NULL ? find_provider(option) : "tcp";
 	}
-	parsed->transport = &net_transport_ofi;
-	parsed->provider = strcmp(provider, "tcp") == 0	    ? "tcp"
-			   : strcmp(provider, "verbs") == 0 ? "verbs"
-							    : NULL;
-	if (parsed->provider == NULL ||
-		!copy_part(parsed->host, sizeof(parsed->host), host, (size_t)(host_end - host)) ||
+	if (is_ofi ? parsed->provider == NULL : option != NULL) {
+		return address_error(error, address);
+	}
+	if (!copy_part(parsed->host, sizeof(parsed->host), host, (size_t)(host_end - host)) ||
 		!copy_part(parsed->port, sizeof(parsed->port), port, (size_t)(end - port)) ||
 		strspn(parsed->port, "0123456789") != strlen(parsed->port) ||
 		strtoul(parsed->port, &digits_end, 10) > UINT16_MAX) {
-		return address_error(error, place);
+		return address_error(error, address);
 	}
 	return 0;
 }
 
-/* "HOST:PORT" of a socket address, numeric. */
+/* "HOST:PORT" of a socket address, numeric. An IPv4 peer of an IPv6 socket is an IPv4 peer. */
 static void format_address(const struct sockaddr *address, char *text, size_t text_bytes)
 {
 	char host[INET6_ADDRSTRLEN] = "?";
@@ -99,9 +111,14 @@ static void format_address(const struct sockaddr *address, char *text, size_t te
 	if (address->sa_family == AF_INET6) {
 		struct sockaddr_in6 in6;
 
+		bool is_mapped;
+
 		memcpy(&in6, address, sizeof(in6));
-		inet_ntop(AF_INET6, &in6.sin6_addr, host, sizeof(host));
-		snprintf(text, text_bytes, "[%s]:%u", host, ntohs(in6.sin6_port));
+		is_mapped = IN6_IS_ADDR_V4MAPPED(&in6.sin6_addr);
+		inet_ntop(is_mapped ? AF_INET : AF_INET6,
+			&in6.sin6_addr.s6_addr[is_mapped ? 12 : 0], host, sizeof(host));
+		snprintf(text, text_bytes, is_mapped ? "%s:%u" : "[%s]:%u", host,
+			ntohs(in6.sin6_port));
 	} else {
 		struct sockaddr_in in;
 
@@ -187,15 +204,17 @@ static struct net_conn *conn_create(struct clan_queue *queue, const struct net_t
 		return NULL;
 	}
 	conn = queue_use(queue) == 0 ? calloc(1, transport->conn_bytes) : NULL;
-	if (conn != NULL && net_frames_start(conn) != 0) {
-		free(conn);
-		conn = NULL;
+	if (conn != NULL) {
+		conn->transport = transport;
+		if (net_frames_start(conn) != 0) {
+			free(conn);
+			conn = NULL;
+		}
 	}
 	if (conn == NULL) {
 		error_set(error, -ENOMEM, "not enough memory for a connection");
 		return NULL;
 	}
-	conn->transport = transport;
 	clan_conn_init(&conn->conn, &clan_provider_net, queue, options, state);
 	conn->conn.deadline.passed = deadline_passed;
 	conn->conn.peer.uid = (uid_t)-1; /* nobody knows */
@@ -313,25 +332,27 @@ void net_conn_end(struct net_conn *conn, int status, const char *reason)
 	die(conn);
 }
 
-/* What libfabric's tcp reports when its first message was answered by something else, or not. */
-static bool is_no_answer(int code)
+/* What a connector that was not answered is told: it was connected, but to what? libfabric's tcp
+ * reports much of that as errors of its own. */
+static bool is_no_answer(const struct net_conn *conn, int error)
 {
-	return code == -ECANCELED || code == -EINPROGRESS || code == -ECONNRESET ||
-	       code == -EPIPE || code == -EPROTO;
+	return conn->conn.state == CLAN_CONNECTING && conn->phase >= NET_DIALING &&
+	       (error == -ECANCELED || error == -EINPROGRESS || error == -ECONNRESET ||
+		       error == -EPIPE || error == -EPROTO ||
+		       (error == 0 && conn->phase == NET_TALKING));
 }
 
 void net_conn_cut(struct net_conn *conn, int error)
 {
 	char reason[CLAN_REASON_BYTES];
-	bool dialing = conn->phase == NET_DIALING;
 	const char *advice = uri_tcp_advice(error);
 
 	conn->ending = false;
-	if (dialing && is_no_answer(error)) {
-		net_conn_end(conn, error,
+	if (is_no_answer(conn, error)) {
+		net_conn_end(conn, error != 0 ? error : -ECONNRESET,
 			"cannot connect: what listens there closed the connection; is this the "
 			"port of another protocol?");
-	} else if (dialing && error != 0) {
+	} else if (conn->phase == NET_DIALING && error != 0) {
 		snprintf(reason, sizeof(reason), "cannot connect: %s%s%s", strerror(-error),
 			advice != NULL ? "; " : "", advice != NULL ? advice : "");
 		net_conn_end(conn, error, reason);
@@ -401,7 +422,7 @@ static void send_hello(
 	struct net_conn *conn, enum net_system_type type, const void *hello, size_t hello_bytes)
 {
 	struct net_hello head = {
-		.magic = NET_MAGIC,
+		.magic = conn->transport->magic,
 		.version_min = NET_VERSION,
 		.version_max = NET_VERSION,
 		.bulk_slots = conn->conn.options.bulk_slots,
@@ -462,7 +483,7 @@ static int hello_arrived(struct net_conn *conn, const uint8_t *data, uint32_t by
 	struct net_hello head;
 
 	memcpy(&head, data, sizeof(head));
-	if (head.magic != NET_MAGIC || head.version_min > head.version_max ||
+	if (head.magic != conn->transport->magic || head.version_min > head.version_max ||
 		!is_power_of_two(head.bulk_slots) || head.bulk_slots < CLAN_BULK_SLOTS_MIN ||
 		head.bulk_slots > CLAN_BULK_SLOTS_MAX || head.cookies < 1 ||
 		head.cookies > CLAN_TABLE_MAX || head.hello_bytes > CLAN_HELLO_BYTES_MAX ||
@@ -562,6 +583,7 @@ static void looked_up(struct work *work)
 		if (result == 0) {
 			set_phase(conn, NET_DIALING);
 			result = conn->transport->dial(conn, resolve->found);
+			resolve->found = NULL;
 			if (result != 0) {
 				error_set(&resolve->error, result, "%s", strerror(-result));
 			}
@@ -576,7 +598,7 @@ static void looked_up(struct work *work)
 	free(resolve);
 }
 
-static int net_connect(struct clan_queue *queue, const char *place,
+static int net_connect(struct clan_queue *queue, const char *address,
 	const struct clan_conn_options *options, const void *hello, size_t hello_bytes,
 	struct clan_conn **conn_out, struct error *error)
 {
@@ -587,7 +609,7 @@ static int net_connect(struct clan_queue *queue, const char *place,
 	if (resolve == NULL) {
 		return error_set(error, -ENOMEM, "not enough memory for a connection");
 	}
-	result = parse_place(place, &resolve->place, error);
+	result = parse_place(address, &resolve->place, error);
 	conn = result == 0 ? conn_create(queue, resolve->place.transport, options, CLAN_CONNECTING,
 				     error)
 			   : NULL;
@@ -674,8 +696,10 @@ static void name_listener(struct net_listener *listener, const struct net_place 
 	char text[INET6_ADDRSTRLEN + NET_PORT_BYTES + 3];
 
 	format_address((const struct sockaddr *)address, text, sizeof(text));
-	snprintf(listener->listener.address, sizeof(listener->listener.address),
-		"ofi:%s?provider=%s", text, place->provider);
+	snprintf(listener->listener.address, sizeof(listener->listener.address), "%s:%s%s%s",
+		place->provider == NULL ? "tcp" : "ofi", text,
+		place->provider == NULL ? "" : "?provider=",
+		place->provider == NULL ? "" : place->provider);
 }
 
 static int listener_open(struct clan_queue *queue, const struct net_place *place, void *found,
@@ -701,7 +725,7 @@ static int listener_open(struct clan_queue *queue, const struct net_place *place
 	return 0;
 }
 
-static int net_listen(struct clan_queue *queue, const char *place,
+static int net_listen(struct clan_queue *queue, const char *address,
 	const struct clan_conn_options *options, struct clan_listener **listener_out,
 	struct error *error)
 {
@@ -709,16 +733,16 @@ static int net_listen(struct clan_queue *queue, const char *place,
 	struct net_place parsed = { 0 };
 	struct error reason = { 0 };
 	void *found;
-	int result = parse_place(place, &parsed, error);
+	int result = parse_place(address, &parsed, error);
 
 	if (result != 0) {
 		return result;
 	}
 	if (options->access != CLAN_ACCESS_ANY) {
 		return error_set(error, -EINVAL,
-			"cannot listen at \"ofi:%s\": nobody knows the users of other machines, so "
+			"cannot listen at \"%s\": nobody knows the users of other machines, so "
 			"everybody must be admitted (CLAN_ACCESS_ANY)",
-			place);
+			address);
 	}
 	result = parsed.transport->look_up(&parsed, true, &found, &reason);
 	if (result == 0) {
@@ -730,7 +754,7 @@ static int net_listen(struct clan_queue *queue, const char *place,
 	}
 	if (result != 0) {
 		return error_set(
-			error, result, "cannot listen at \"ofi:%s\": %s", place, reason.text);
+			error, result, "cannot listen at \"%s\": %s", address, reason.text);
 	}
 	listener->listener.options = *options;
 	*listener_out = &listener->listener;
@@ -851,7 +875,7 @@ static void after_fork(
 }
 
 const struct clan_provider clan_provider_net = {
-	.scheme = "ofi",
+	.schemes = { "tcp", "ofi" },
 	.listen = net_listen,
 	.listener_close = listener_close,
 	.adopt = net_adopt,

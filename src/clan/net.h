@@ -7,9 +7,10 @@
  *   net_frame.c   frames and their credits, messages, streams
  *   net_memory.c  regions, cookies, revocation, tripwires, cookie queues
  *   net_rma.c     puts and gets
- *        │ struct net_transport            ▲ net_connected(), net_frame_received(), net_op_done()
- * ... ▼                                 │ ofi.c ofi_domain.c   libfabric (FI_EP_MSG), loaded when
- * an address asks for it
+ *        │                          ▲
+ *        ▼ struct net_transport     │ net_connected(), net_frame_received(), net_rma_done(), ...
+ *   tcp.c tcp_stream.c   plain sockets
+ *   ofi.c ofi_domain.c   libfabric (FI_EP_MSG), loaded when an address asks for it
  *
  * What comes from the peer comes in frames, which are checked and copied to memory of our own
  * before anything else is done; so nothing that is decided on can change.
@@ -33,12 +34,10 @@
 
 /* --- what goes over the wire ------------------------------------------------------------------ */
 
-#define NET_MAGIC UINT64_C(0x69666f2d6e616c63) /* "clan-ofi" */
-
 enum {
 	NET_VERSION = 1,
 	NET_FRAME_BYTES = 8320, /* the largest */
-	NET_RECEIVES = 8,	/* frames that a side can take at any time */
+	NET_RECEIVES = 8, /* frames that a side can take at any time, where they are counted */
 	NET_CONTROL_SLOTS = 64,
 	NET_SLOT_BYTES = 64,
 	NET_RECORD_ALIGN = 8,
@@ -159,7 +158,7 @@ enum {
 	NET_PORT_BYTES = 6,
 };
 
-enum net_transport_number { NET_OFI, NET_TRANSPORT_COUNT };
+enum net_transport_number { NET_TCP, NET_OFI, NET_TRANSPORT_COUNT };
 
 struct net_queue {
 	struct clan_queue *queue;
@@ -214,8 +213,11 @@ struct net_out { /* the peer's ring, as far as we know */
 struct net_grant {
 	struct net_owed owed; /* GRANT, or REVOKE */
 	struct clan_cookie cookie;
-	uint32_t generation; /* last used */
-	uint8_t state;	     /* enum net_grant_state */
+	struct clan_share *share; /* NULL: the peer has returned the region */
+	uint32_t generation;	  /* last used */
+	uint32_t reads;		  /* that the transport is answering */
+	uint8_t state;		  /* enum net_grant_state */
+	bool used;		  /* where the transport sees it */
 };
 
 /* A cookie of the peer's. */
@@ -320,6 +322,10 @@ struct net_place {
 /* How frames, puts and gets are carried. All members are required. Errors: negative errno. */
 struct net_transport {
 	enum net_transport_number number;
+	uint64_t magic;	   /* of HELLO */
+	uint32_t receives; /* frames that a side can take at any time; 0: all, and they are not
+			      counted */
+	bool sees_puts; /* it checks those of the peer by net_access_find(), so there is no PUT */
 	size_t conn_bytes; /* of a connection, which begins with struct net_conn */
 	size_t listener_bytes;
 
@@ -333,7 +339,8 @@ struct net_transport {
 	int (*listen)(struct net_listener *listener, void *found, struct sockaddr_storage *address);
 	void (*listener_close)(struct net_listener *listener);
 
-	/* Begins to connect: net_connected() or net_conn_cut() follows, not within the call. */
+	/* Begins to connect: net_connected() or net_conn_cut() follows, not within the call. Takes
+	 * found. */
 	int (*dial)(struct net_conn *conn, void *found);
 	/* Closes the endpoint, if there is one: nothing is written or read any more when it
 	 * returns, and nothing is called for the connection. */
@@ -367,6 +374,7 @@ struct net_transport {
 	void (*after_fork)(struct net_conn *conn, struct net_listener *listener);
 };
 
+extern const struct net_transport net_transport_tcp;
 extern const struct net_transport net_transport_ofi;
 
 static inline struct net_conn *net_conn(struct clan_conn *conn)
@@ -487,6 +495,26 @@ struct net_key {
 /* A record of one of these types, complete and of its length, came while OPEN: 0, or -EPROTO when
  * the connection has been ended. */
 int net_memory_record(struct net_conn *conn, enum net_system_type type, const uint8_t *data);
+/* What a peer asks of a transport that sees puts: a range by a cookie of ours. */
+struct net_access {
+	uint32_t slot;
+	uint32_t generation;
+	uint32_t right;	 /* enum clan_rights */
+	uint64_t offset; /* in the cookie */
+	uint64_t bytes;
+	/* Filled in. */
+	uint8_t *memory;
+	struct net_grant *grant;
+	uint32_t region;
+	uint64_t region_offset;
+};
+
+/* May the peer do that now? A cookie that is used once is used up by it. The memory stays until the
+ * peer has said that it uses the cookie, or the region, no more; it cannot say so while
+ * grant->reads is not 0. */
+bool net_access_find(struct net_conn *conn, struct net_access *access);
+/* The peer has put something: 0, or -EPROTO. */
+int net_put_arrived(struct net_conn *conn, const struct net_put *put);
 /* A put or get by the ticket has ended. */
 void net_ticket_released(
 	struct net_conn *conn, struct net_ticket *ticket, struct net_peer_region *region);
@@ -523,7 +551,10 @@ struct net_rma {
 	struct net_ticket *ticket;
 	struct net_peer_region *region;
 	struct net_put record;
-	void *context; /* the program's */
+	uint16_t slot;	     /* the cookie's, */
+	uint32_t generation; /* and */
+	uint64_t offset;     /* the range's in it */
+	void *context;	     /* the program's */
 	int status;
 	bool put;
 	bool released;
@@ -538,6 +569,8 @@ struct net_rma {
 	void *held; /* the transport's, kept for the next one; freed with it */
 };
 
+/* That many bytes of its iov, from index and skip on, are through. */
+void net_rma_advance(struct net_rma *rma, size_t bytes);
 /* Posts what can be posted. */
 void net_rma_pump(struct net_conn *conn);
 /* A piece has ended; error: 0, or why nothing is known of it. */

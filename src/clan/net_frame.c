@@ -52,7 +52,7 @@ int net_frames_start(struct net_conn *conn)
 		list_push_back(&conn->free_sends, &conn->sends[i].node);
 	}
 	buffer_init(conn, &conn->tell, at);
-	conn->credits = NET_RECEIVES;
+	conn->credits = conn->transport->receives;
 	return 0;
 }
 
@@ -208,6 +208,11 @@ bool net_write_owed(struct net_conn *conn)
 	return list_is_empty(&conn->owed);
 }
 
+static bool counts_frames(const struct net_conn *conn)
+{
+	return conn->transport->receives > 0;
+}
+
 static bool post_frame(struct net_conn *conn, struct net_buffer *buffer)
 {
 	struct net_frame_head head = {
@@ -229,7 +234,7 @@ static bool post_frame(struct net_conn *conn, struct net_buffer *buffer)
 		return false;
 	}
 	conn->sends_posted++;
-	conn->credits--;
+	conn->credits -= counts_frames(conn);
 	conn->owed_credits = 0;
 	conn->in[NET_CONTROL].told = head.taken[NET_CONTROL];
 	conn->in[NET_BULK].told = head.taken[NET_BULK];
@@ -242,7 +247,10 @@ static bool post_frame(struct net_conn *conn, struct net_buffer *buffer)
  * the two that can send. */
 static void post_frames(struct net_conn *conn)
 {
-	while (conn->phase == NET_TALKING && conn->credits >= 2 && !list_is_empty(&conn->frames)) {
+	bool counts = counts_frames(conn);
+
+	while (conn->phase == NET_TALKING && (!counts || conn->credits >= 2) &&
+		!list_is_empty(&conn->frames)) {
 		struct net_buffer *buffer =
 			list_entry(list_first(&conn->frames), struct net_buffer, node);
 
@@ -253,7 +261,8 @@ static void post_frames(struct net_conn *conn)
 	}
 	if (conn->phase == NET_TALKING && !conn->tell_posted &&
 		(conn->owed_credits >= NET_RECEIVES / 2 || conn->must_tell) &&
-		(conn->credits >= 2 || (conn->credits == 1 && conn->owed_credits >= 2))) {
+		(!counts || conn->credits >= 2 ||
+			(conn->credits == 1 && conn->owed_credits >= 2))) {
 		conn->tell.bytes = sizeof(struct net_frame_head);
 		conn->tell_posted = post_frame(conn, &conn->tell);
 	}
@@ -422,7 +431,7 @@ static bool head_is_valid(struct net_conn *conn, const struct net_frame_head *he
 		net_broken(conn, 2, "it sends more frames than there are receives for");
 		return false;
 	}
-	if (head->credits > NET_RECEIVES - conn->credits) {
+	if (head->credits > conn->transport->receives - conn->credits) {
 		net_broken(conn, 2, "it takes more frames than it can");
 		return false;
 	}
@@ -559,7 +568,7 @@ int net_frame_received(struct net_conn *conn, const uint8_t *data, size_t bytes)
 	if (take_records(conn, data, bytes) != 0) {
 		return -EPROTO;
 	}
-	conn->owed_credits++;
+	conn->owed_credits += counts_frames(conn);
 	net_changed(conn);
 	net_look_room(conn);
 	return 0;

@@ -120,16 +120,24 @@ int net_unshare(struct clan_conn *base, struct clan_share *share)
 	return 0;
 }
 
-/* The peer has given the region back: its cookies can be granted anew. */
-static void free_grants(struct net_conn *conn, uint32_t region)
+/* The peer has given the region back: its cookies can be granted anew. False: it still reads. */
+static bool free_grants(struct net_conn *conn, const struct clan_share *share)
 {
 	for (uint32_t i = 0; conn->grants != NULL && i < conn->conn.options.cookies; i++) {
 		struct net_grant *grant = &conn->grants[i];
 
-		if (grant->state == GRANT_WITH_REGION && grant->cookie.region == region) {
+		if (grant->share != share) {
+			continue;
+		}
+		if (grant->reads > 0) {
+			return false;
+		}
+		grant->share = NULL;
+		if (grant->state == GRANT_WITH_REGION) {
 			grant->state = GRANT_FREE;
 		}
 	}
+	return true;
 }
 
 static int region_answered(struct net_conn *conn, const struct net_region_answer *answer)
@@ -157,8 +165,10 @@ static int region_returned(struct net_conn *conn, const struct net_region_answer
 		list_is_linked(&((struct net_key *)share->carrier)->owed.node)) {
 		return net_broken(conn, 10, "it returns a region that was not asked for");
 	}
+	if (!free_grants(conn, share)) {
+		return net_broken(conn, 10, "it returns a region that it still reads");
+	}
 	key_free(share);
-	free_grants(conn, answer->region);
 	clan_share_returned(share);
 	return 0;
 }
@@ -391,10 +401,11 @@ int net_grant(struct clan_conn *base, struct clan_share *share, struct clan_cook
 			return -ENOSPC;
 		}
 	}
-	GMB_UNUSED(share); /* the cookie has its number */
 	conn->grant_next = slot + 1 < count ? slot + 1 : 0;
 	grant = &conn->grants[slot];
 	grant->state = GRANT_GIVEN;
+	grant->share = share;
+	grant->used = false;
 	cookie->slot = (uint16_t)slot;
 	cookie->generation = ++grant->generation;
 	grant->cookie = *cookie;
@@ -422,6 +433,24 @@ void net_void_cookies(struct clan_conn *base, const struct clan_share *share)
 			grant->state = GRANT_WITH_REGION;
 		}
 	}
+}
+
+bool net_access_find(struct net_conn *conn, struct net_access *access)
+{
+	struct net_grant *grant = find_grant(conn, access->slot, access->generation);
+
+	if (grant == NULL || grant->state == GRANT_FREE || grant->share == NULL ||
+		(grant->cookie.rights & access->right) == 0 ||
+		!range_inside(access->offset, access->bytes, grant->cookie.bytes) ||
+		((grant->cookie.flags & CLAN_COOKIE_ONCE) != 0 && grant->used)) {
+		return false;
+	}
+	grant->used = true;
+	access->grant = grant;
+	access->region = grant->cookie.region;
+	access->region_offset = grant->cookie.offset + access->offset;
+	access->memory = grant->share->region->base + access->region_offset;
+	return true;
 }
 
 /* --- revoking --------------------------------------------------------------------------------- */
@@ -514,6 +543,9 @@ static int revoked_arrived(struct net_conn *conn, const struct net_revoke *recor
 
 	if (grant == NULL || grant->state != GRANT_LEAVING || list_is_linked(&grant->owed.node)) {
 		return net_broken(conn, 12, "it answers for a cookie that was not revoked");
+	}
+	if (grant->reads > 0) {
+		return net_broken(conn, 12, "it gives up a cookie by which it still reads");
 	}
 	list_for_each(node, &conn->revocations)
 	{
@@ -646,8 +678,7 @@ static bool give_tripped(struct clan_source *source, struct clan_event *event)
 	return false;
 }
 
-/* The peer's library says where the peer has put something. */
-static int put_arrived(struct net_conn *conn, const struct net_put *record)
+int net_put_arrived(struct net_conn *conn, const struct net_put *record)
 {
 	uint64_t end;
 
@@ -876,8 +907,11 @@ int net_memory_record(struct net_conn *conn, enum net_system_type type, const ui
 		return revoked_arrived(conn, &record.revoke);
 	case NET_COOKIE:
 		return cookie_arrived(conn, &record.cookie);
-	case NET_PUT:
-		return put_arrived(conn, &record.put);
+	case NET_PUT: /* the peer's library says where the peer has put something */
+		if (conn->transport->sees_puts) {
+			break;
+		}
+		return net_put_arrived(conn, &record.put);
 	case NET_HELLO:
 	case NET_WELCOME:
 	case NET_REFUSED:

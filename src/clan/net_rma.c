@@ -90,6 +90,20 @@ static struct net_rma *rma_get(struct net_conn *conn)
 
 /* --- posting ---------------------------------------------------------------------------------- */
 
+void net_rma_advance(struct net_rma *rma, size_t bytes)
+{
+	while (bytes > 0) {
+		size_t part = MIN(bytes, rma->iov[rma->index].iov_len - rma->skip);
+
+		bytes -= part;
+		rma->skip += part;
+		if (rma->skip == rma->iov[rma->index].iov_len) {
+			rma->index++;
+			rma->skip = 0;
+		}
+	}
+}
+
 void net_rma_pump(struct net_conn *conn)
 {
 	while (conn->phase == NET_TALKING && !list_is_empty(&conn->rmas) &&
@@ -235,6 +249,9 @@ static int begin(
 		.bytes = transfer->bytes,
 	};
 	rma->remote = rma->region->base + rma->record.offset;
+	rma->slot = cookie->slot;
+	rma->generation = cookie->generation;
+	rma->offset = transfer->offset;
 	ticket->running++;
 	rma->region->running++;
 	if ((ticket->cookie.flags & CLAN_COOKIE_ONCE) != 0) {
@@ -242,9 +259,10 @@ static int begin(
 	}
 	list_push_back(&conn->rmas, &rma->node);
 	conn->rmas_begun++;
-	if (rma->put) {
+	if (rma->put && !conn->transport->sees_puts) {
 		net_owe(conn, &rma->owed, write_put);
 	}
+	net_changed(conn);
 	net_rma_pump(conn);
 	return 0;
 }

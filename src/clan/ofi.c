@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Endpoints of libfabric, what they are given to do, and registrations of memory:
- * docs/protocol/clan.md §12. A domain that wants to know our own memory gets registrations: those
- * of a region are kept with it, other memory is registered for as long as the put or get runs. A
- * share is a registration of its own, so that its key is worth nothing once it is closed.
+ * docs/protocol/clan.md §12.10. A domain that wants to know our own memory gets registrations:
+ * those of a region are kept with it, other memory is registered for as long as the put or get
+ * runs. A share is a registration of its own, so that its key is worth nothing once it is closed.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -104,10 +104,14 @@ static int endpoint_open(struct ofi_conn *conn, struct fi_info *info)
 static int ofi_dial(struct net_conn *base, void *found)
 {
 	struct ofi_conn *conn = ofi_conn(base);
-	const struct fi_info *info = found;
-	int result = endpoint_open(conn, found);
+	struct fi_info *info = found;
+	int result = endpoint_open(conn, info);
 
-	return result != 0 ? result : ofi_errno(fi_connect(conn->ep, info->dest_addr, NULL, 0));
+	if (result == 0) {
+		result = ofi_errno(fi_connect(conn->ep, info->dest_addr, NULL, 0));
+	}
+	ofi_info_free(info);
+	return result;
 }
 
 void ofi_connection_requested(struct ofi_listener *listener, struct fi_info *info)
@@ -497,6 +501,8 @@ static void ofi_after_fork(struct net_conn *conn, struct net_listener *listener)
 
 const struct net_transport net_transport_ofi = {
 	.number = NET_OFI,
+	.magic = OFI_MAGIC,
+	.receives = NET_RECEIVES,
 	.conn_bytes = sizeof(struct ofi_conn),
 	.listener_bytes = sizeof(struct ofi_listener),
 	.look_up = ofi_look_up,

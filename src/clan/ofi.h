@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The transport ofi: libfabric (FI_EP_MSG), by its providers tcp and verbs, docs/protocol/clan.md
- * §12.
+ * §12.10.
  *
  *   ofi.c         the table of calls: endpoints, registrations, what is posted
  *   ofi_domain.c  libfabric itself, loaded when it is needed; its queues, and waiting for them
@@ -23,6 +23,8 @@
 #undef container_of /* ours checks the type */
 
 #include "clan/net.h"
+
+#define OFI_MAGIC UINT64_C(0x69666f2d6e616c63) /* "clan-ofi" */
 
 enum {
 	OFI_DOMAIN_CONNS = 256, /* connections that share a completion queue */

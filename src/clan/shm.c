@@ -468,10 +468,11 @@ static void conn_abandon(struct shm_conn *conn)
 	conn_destroy(&conn->conn);
 }
 
-static int shm_connect(struct clan_queue *queue, const char *place,
+static int shm_connect(struct clan_queue *queue, const char *where,
 	const struct clan_conn_options *options, const void *hello, size_t hello_bytes,
 	struct clan_conn **conn_out, struct error *error)
 {
+	const char *place = clan_place(where);
 	struct sockaddr_un address;
 	struct shm_group *group;
 	struct shm_conn *conn;
@@ -706,10 +707,11 @@ static int open_listener(const struct sockaddr_un *address, socklen_t length, ui
 	return fd;
 }
 
-static int shm_listen(struct clan_queue *queue, const char *place,
+static int shm_listen(struct clan_queue *queue, const char *where,
 	const struct clan_conn_options *options, struct clan_listener **listener_out,
 	struct error *error)
 {
+	const char *place = clan_place(where);
 	struct shm_listener *listener;
 	struct sockaddr_un address;
 	struct stat status;
@@ -830,7 +832,7 @@ static void after_fork(
 }
 
 const struct clan_provider clan_provider_shm = {
-	.scheme = "shm",
+	.schemes = { "shm" },
 	.caps = CLAN_CAN_MAP,
 	.listen = shm_listen,
 	.listener_close = listener_close,

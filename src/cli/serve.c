@@ -32,7 +32,7 @@ static const char help_tail[] =
 	"  -l, --listen URI            nbd://HOST[:PORT], nbd+unix:///?socket=PATH, with\n"
 	"                              nbds for require (see TLS below),\n"
 	"                              gmb+unix:///?socket=PATH or\n"
-	"                              gmb://HOST[:PORT][?provider=tcp|verbs], with\n"
+	"                              gmb://HOST[:PORT][?provider=tcp|verbs|ofi-tcp], with\n"
 	"                              insecure-network=yes beyond loopback, or\n"
 	"                              push+unix and push in the same form, for gmblock push;\n"
 	"                              port 0 picks a free one; may be repeated\n"

@@ -129,7 +129,7 @@ static int check_listen_uri(const struct export_uri *uri, const char *shown, str
 		return error_set(error, -EINVAL,
 			"cannot listen on '%s': unknown parameter '%s'; socket=PATH, "
 			"socket-mode=MODE and socket-group=GROUP are known, and with gmb:// "
-			"and push:// provider=tcp|verbs and insecure-network=yes",
+			"and push:// provider=tcp|verbs|ofi-tcp and insecure-network=yes",
 			shown, uri->unknown_parameter);
 	}
 	return 0;

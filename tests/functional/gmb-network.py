@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""gmb:// over TCP: what listens where, the tools, and limits on connections.
+"""gmb:// over TCP: what listens where, the tools, and limits on connections; and over libfabric's tcp.
 
     gmb-network.py GMBLOCK
 """
@@ -7,7 +7,7 @@ import json
 import os
 import re
 import subprocess
-import sys
+import unittest
 
 import support
 
@@ -19,11 +19,19 @@ class Network(support.Case):
         return self.start("--listen", listen, *arguments, **options)
 
     def test_the_tools_and_a_stop(self):
+        self.check_tools("")
+
+    @unittest.skipUnless(support.has_libfabric(), "no libfabric")
+    def test_the_tools_over_libfabric(self):
+        self.check_tools("?provider=ofi-tcp")
+
+    def check_tools(self, provider):
         content = os.urandom(CONTENT_BYTES)
         image = self.make_file("image", content)
         server = self.serve("--export", "disk=" + image, "--export", "other=memory:1M",
-                            uri_count=2)
-        self.assertTrue(re.fullmatch(r"gmb://127\.0\.0\.1:[1-9][0-9]*/disk", server.uri))
+                            listen="gmb://127.0.0.1:0" + provider, uri_count=2)
+        self.assertTrue(re.fullmatch(r"gmb://127\.0\.0\.1:[1-9][0-9]*/disk" + re.escape(provider),
+                                     server.uri))
         status, output, _ = self.run_gmblock("info", "--json", server.uri)
         self.assertEqual(status, 0)
         self.assertEqual(json.loads(output)["exports"][0]["size"], CONTENT_BYTES)
@@ -46,10 +54,20 @@ class Network(support.Case):
         self.assertEqual(status, 1)
         self.assertIn("Connection refused; is a server listening there", errors)
 
-    def test_the_port_of_nbd(self):
+    def test_the_port_of_something_else(self):
         server = self.serve("memory:1M", listen="nbd://127.0.0.1:0")
         self.check_refused(["info", server.uri.replace("nbd:", "gmb:")], 1,
-                           "is this the port of another protocol?")
+                           "speaks another protocol")
+        self.assertEqual(server.stop()[0], 0)
+
+    @unittest.skipUnless(support.has_libfabric(), "no libfabric")
+    def test_providers_that_differ(self):
+        ours, theirs = "gmb://127.0.0.1:0", "gmb://127.0.0.1:0?provider=ofi-tcp"
+        server = self.serve("memory:1M", "--listen", theirs, listen=ours, uri_count=2)
+        self.check_refused(["info", server.uris[0] + "?provider=ofi-tcp"], 1, "another protocol")
+        self.check_refused(["info", server.uris[1].split("?")[0]], 1, "another protocol")
+        for uri in server.uris:
+            self.assertEqual(self.run_gmblock("info", uri)[0], 0, uri)
         self.assertEqual(server.stop()[0], 0)
 
     def test_it_listens_beside_others(self):
@@ -80,9 +98,9 @@ class Network(support.Case):
         self.check_refused(["serve", "--listen", "gmb://127.0.0.1:0?colour=red", "memory:1M"], 2,
                            "unknown parameter 'colour'")
         self.check_refused(["serve", "--listen", "gmb://127.0.0.1?provider=udp", "memory:1M"], 2,
-                           "'provider' can be tcp or verbs")
+                           "'provider' can be tcp, verbs or ofi-tcp")
         self.check_refused(["info", "gmb://127.0.0.1/?provider=udp"], 2,
-                           "'provider' can be tcp or verbs")
+                           "'provider' can be tcp, verbs or ofi-tcp")
         server = self.serve("memory:1M")
         self.check_refused(["serve", "--listen", server.uri, "memory:1M"], 1,
                            "cannot listen on " + server.uri, "port is in use")
@@ -124,6 +142,4 @@ class Network(support.Case):
 
 
 if __name__ == "__main__":
-    if not support.has_libfabric():
-        sys.exit(77)
     support.main()

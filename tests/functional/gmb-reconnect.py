@@ -207,7 +207,7 @@ class NetworkReconnect(UnixReconnect):
 
 
 if __name__ == "__main__":
-    if sys.argv[4:] == ["unix"] or not support.has_libfabric():
+    if sys.argv[4:] == ["unix"]:
         del NetworkReconnect
     PROGRAM, DRIVER = (os.path.realpath(path) for path in sys.argv[2:4])
     del sys.argv[2:]

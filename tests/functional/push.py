@@ -53,9 +53,11 @@ class Push(push_tool.Case):
         self.check_whole(False, ",mode=direct")
 
     def test_network(self):
-        if not support.has_libfabric():
-            self.skipTest("no libfabric")
         self.check_whole(True, "")
+
+    @unittest.skipUnless(support.has_libfabric(), "no libfabric")
+    def test_libfabric(self):
+        self.check_whole("ofi-tcp", "")
 
     def test_within_a_server(self):
         size = 5 * MIB + 1
@@ -145,8 +147,6 @@ class Push(push_tool.Case):
         self.assertEqual(digest(source, 0, MIB), digest(source, 2 * MIB, MIB))
 
     def test_networks(self):
-        if not support.has_libfabric():
-            self.skipTest("no libfabric")
         local = self.serve("disk=memory:4M")
         network = self.serve("disk=memory:4M", network=True, arguments=("--push-to", self.path("s1")))
         # A server that listens on no network connects to none; the other way is fine.
@@ -157,8 +157,6 @@ class Push(push_tool.Case):
 
     def test_places(self):
         """Who is not known can have a server push to places that its operator has named, and nowhere else."""
-        if not support.has_libfabric():
-            self.skipTest("no libfabric")
         target = self.serve("disk=memory:1M").push("disk")
         far = self.serve("disk=memory:1M", network=True).push("disk")
         port = re.search(":([0-9]+)/", far).group(1)
@@ -182,8 +180,6 @@ class Push(push_tool.Case):
 
     def test_what_a_network_must_not_do(self):
         """A piece that changes on its way is not written, and who takes answers late is not hung up on."""
-        if not support.has_libfabric():
-            self.skipTest("no libfabric")
         server = self.start("--listen", "push://127.0.0.1:0", "--export", "disk=memory:16M,pace=64M")
         run = subprocess.run([DRIVER, server.uris[0]], stdout=subprocess.PIPE, text=True, check=True)
         self.assertIn("changed: a piece has changed on its way", run.stdout)
@@ -191,8 +187,6 @@ class Push(push_tool.Case):
 
     def test_no_room_for_messages(self):
         """While the destination takes nothing, there is room for fewer messages than may be on the way."""
-        if not support.has_libfabric():
-            self.skipTest("no libfabric")
         # Every second piece is a message of zeroes, the others are one with a question. The disk gives one after
         # the other, so each goes by itself.
         size = 24 * MIB
@@ -229,8 +223,6 @@ class Push(push_tool.Case):
         self.check_killed(False)
 
     def test_killed_network(self):
-        if not support.has_libfabric():
-            self.skipTest("no libfabric")
         self.check_killed(True)
 
     def check_killed(self, network):
@@ -266,8 +258,6 @@ class Push(push_tool.Case):
 
     @unittest.skipUnless(shutil.which("ss"), "no ss, which tells what sockets have carried")
     def test_no_payload_for_the_coordinator(self):
-        if not support.has_libfabric():
-            self.skipTest("no libfabric")
         source = self.image("source", 64 * MIB, (0, 64 * MIB))
         first = self.serve(f"disk={source}", network=True, arguments=("--push-to", "127.0.0.1,port=any"))
         second = self.serve("disk=memory:64M", network=True)

@@ -34,7 +34,8 @@ class Case(support.Case):
     def serve(self, *exports, network=False, arguments=()):
         """A server of those exports; server.push("disk") is the URI of one."""
         self.count += 1
-        listen = "push://127.0.0.1:0" if network else f"push+unix:///?socket={self.path(f's{self.count}')}"
+        provider = f"?provider={network}" if isinstance(network, str) else ""
+        listen = f"push://127.0.0.1:0{provider}" if network else f"push+unix:///?socket={self.path(f's{self.count}')}"
         server = self.start("--listen", listen, "--threads", "2",
                             "--control", self.path(f"control{self.count}"), *arguments,
                             *[word for export in exports for word in ("--export", export)],

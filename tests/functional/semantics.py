@@ -37,7 +37,7 @@ CASES = ("wrong-requests", "nothing-to-do", "read-only-by-option", "tiny-scatter
 
 class Semantics(support.Case):
     def cases(self, uri, names, *arguments):
-        """Those of one program in one process: libfabric needs half a second to load."""
+        """Those of one program in one process."""
         left = set(names)
         for program in PROGRAMS:
             known = subprocess.run([program], capture_output=True, text=True, check=True).stdout
@@ -164,6 +164,6 @@ if __name__ == "__main__":
     add_tests()
     PROGRAMS = [os.path.realpath(argument) for argument in sys.argv[2:] if "/" in argument]
     TRANSPORTS = [argument for argument in sys.argv[2:] if "/" not in argument] or [
-        "nbd", "nbd+unix", "gmb+unix", *(["gmb"] if support.has_libfabric() else [])]
+        "nbd", "nbd+unix", "gmb+unix", "gmb"]
     del sys.argv[2:]
     support.main()

@@ -409,7 +409,6 @@ class Upgrade(support.Case):
     def test_bench(self):
         self.assertEqual(self.bench(self.serve().uri), (0, 0))
 
-    @unittest.skipUnless(support.has_libfabric(), "gmb is not there")
     def test_bench_over_gmb(self):
         """It connects again, as our other clients do."""
         uri = f"gmb+unix:///?socket={self.path('g')}"
@@ -418,7 +417,6 @@ class Upgrade(support.Case):
         self.assertGreater(lost, 0)
         self.assertGreaterEqual(ended, lost)
 
-    @unittest.skipUnless(support.has_libfabric(), "gmb is not there")
     def test_sessions_that_end(self):
         """Those of gmb cannot be passed: they end in order, and our client goes on by itself."""
         uri = f"gmb+unix:///?socket={self.path('g')}"

@@ -102,6 +102,13 @@ int waiter_file_add(struct waiter *waiter, struct waiter_file *file, int fd, uin
 	return 0;
 }
 
+void waiter_file_events(struct waiter *waiter, struct waiter_file *file, uint32_t events)
+{
+	GMB_UNUSED(waiter);
+	GMB_UNUSED(file);
+	GMB_UNUSED(events);
+}
+
 void waiter_file_remove(struct waiter *waiter, struct waiter_file *file)
 {
 	GMB_UNUSED(waiter);
@@ -223,7 +230,7 @@ static void attempt_ended(void *arg)
 	free(attempt);
 }
 
-static int sim_clan_connect(struct clan_queue *queue, const char *place,
+static int sim_clan_connect(struct clan_queue *queue, const char *address,
 	const struct clan_conn_options *options, const void *hello, size_t hello_bytes,
 	struct clan_conn **conn_out, struct error *error)
 {
@@ -236,7 +243,7 @@ static int sim_clan_connect(struct clan_queue *queue, const char *place,
 	result = network->attempt(
 		network->context, options->handshake_timeout_ms * UINT64_C(1000000), &delay_ns);
 	if (result == -ECONNREFUSED && sim_random() % 2 == 0) {
-		return error_set(error, result, "cannot connect to %s: nobody listens", place);
+		return error_set(error, result, "cannot connect to %s: nobody listens", address);
 	}
 	attempt = calloc(1, sizeof(*attempt));
 	GMB_ASSERT(attempt != NULL);
@@ -582,7 +589,7 @@ static void sim_clan_get_stats(const struct clan_conn *conn, struct clan_conn_st
 }
 
 #define CALLS                                                                                      \
-	.scheme = "shm", .adopt = sim_clan_adopt, .connect = sim_clan_connect,                     \
+	.schemes = { "shm" }, .adopt = sim_clan_adopt, .connect = sim_clan_connect,                \
 	.accept = sim_clan_accept, .reject = sim_clan_reject, .close = sim_clan_close,             \
 	.destroy = sim_clan_destroy, .send = sim_clan_send, .flush = sim_clan_flush,               \
 	.recv = sim_clan_recv, .get_stats = sim_clan_get_stats, .share = clan_sim_share,           \

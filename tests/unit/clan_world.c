@@ -10,8 +10,6 @@
 
 #define WORLD_TIMEOUT_NS UINT64_C(10000000000)
 
-const char *world_network_address = "ofi:127.0.0.1:0?provider=tcp";
-
 static void take_events(struct world *world, int side, int timeout_ms)
 {
 	uint32_t room = 64 - world->kept_count[side];
@@ -82,7 +80,7 @@ void world_turn(struct world *world, int side)
 void world_settle(struct world *world)
 {
 	/* What goes through the kernel takes some turns more. */
-	int turns = world->kind->network ? 40 : 8;
+	int turns = world->kind->network != NULL ? 40 : 8;
 
 	for (int i = 0; i < turns; i++) {
 		take_events(world, i & 1, 1);
@@ -107,11 +105,11 @@ void world_listen(
 
 	memset(world, 0, sizeof(*world));
 	world->kind = kind;
-	if (kind->network) {
+	if (kind->network != NULL) {
 		own_options = options != NULL ? *options : own_options;
 		own_options.access = CLAN_ACCESS_ANY;
 		options = &own_options;
-		snprintf(world->address, sizeof(world->address), "%s", world_network_address);
+		snprintf(world->address, sizeof(world->address), "%s", kind->network);
 	} else {
 		world_address(world);
 	}
@@ -125,7 +123,7 @@ void world_listen(
 	}
 	result = clan_listen(
 		world->queues[WORLD_SERVER], world->address, options, &world->listener, &error);
-	if (result == -EPROTONOSUPPORT && kind->network) {
+	if (result == -EPROTONOSUPPORT && kind->network != NULL) {
 		print_message("[  NOTE    ] not tested: %s\n", error.text);
 		clan_queue_destroy(world->queues[WORLD_DIALER]);
 		clan_queue_destroy(world->queues[WORLD_SERVER]);

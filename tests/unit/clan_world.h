@@ -24,11 +24,8 @@ struct world_kind {
 	const char *name;
 	uint32_t flags; /* enum clan_queue_flags */
 	uint32_t bell;
-	bool network; /* ofi, else shm */
+	const char *network; /* where it listens; NULL: shm */
 };
-
-/* Where worlds listen on a network: on the loopback interface, unless the test says otherwise. */
-extern const char *world_network_address;
 
 struct world {
 	const struct world_kind *kind;

@@ -30,14 +30,15 @@ enum { BUFFER_BYTES = 8192, KEPT_MAX = 256, KEPT_BYTES = 16, REQUEST_TYPE = 7, R
 struct kind {
 	const char *name;
 	struct clan_queue_options queue;
-	bool network; /* ofi on the loopback interface, else shm */
+	const char *network; /* where it listens; NULL: shm */
 };
 
 static const struct kind kinds[] = {
 	{ "futex", { .size = sizeof(struct clan_queue_options), .bell = CLAN_BELL_FUTEX } },
 	{ "socket", { .size = sizeof(struct clan_queue_options), .bell = CLAN_BELL_SOCKET } },
 	{ "passive", { .size = sizeof(struct clan_queue_options), .flags = CLAN_QUEUE_PASSIVE } },
-	{ "ofi", { .size = sizeof(struct clan_queue_options) }, .network = true },
+	{ "tcp", { .size = sizeof(struct clan_queue_options) }, .network = "tcp:127.0.0.1:0" },
+	{ "ofi", { .size = sizeof(struct clan_queue_options) }, .network = "ofi:127.0.0.1:0" },
 };
 
 /* One node of several in this thread, with events that nobody asked for yet. */
@@ -52,7 +53,7 @@ static uint8_t buffer[BUFFER_BYTES]; /* the message of the event that was taken 
 
 static bool is_network(void **state)
 {
-	return ((const struct kind *)*state)->network;
+	return ((const struct kind *)*state)->network != NULL;
 }
 
 static void make(void **state, struct side *side, const struct clan_rpc_options *options)
@@ -64,7 +65,7 @@ static void make(void **state, struct side *side, const struct clan_rpc_options 
 	if (options != NULL) {
 		own = *options;
 	}
-	own.access = kind->network ? CLAN_ACCESS_ANY : CLAN_ACCESS_OWNER;
+	own.access = kind->network != NULL ? CLAN_ACCESS_ANY : CLAN_ACCESS_OWNER;
 	result = clan_rpc_create(&kind->queue, &own, &side->rpc, NULL);
 	if (result == -EOPNOTSUPP) {
 		skip(); /* the kernel has no such bell */
@@ -81,7 +82,7 @@ static void listen_anywhere(void **state, struct side *side, char address[CLAN_A
 	int result;
 
 	if (is_network(state)) {
-		snprintf(address, CLAN_ADDRESS_BYTES, "ofi:127.0.0.1:0");
+		snprintf(address, CLAN_ADDRESS_BYTES, "%s", ((const struct kind *)*state)->network);
 	} else {
 		snprintf(address, CLAN_ADDRESS_BYTES, "shm:@clan-rpc-%d-%u", getpid(), count++);
 	}

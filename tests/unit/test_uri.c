@@ -156,8 +156,8 @@ static void gmb_has_parameters_of_its_own(void **state)
 	assert_string_equal(text, "gmb://[::1]:7/b?provider=verbs");
 	export_uri_fini(&uri);
 
-	refused("gmb://host?provider=udp", "can be tcp or verbs");
-	refused("gmb://host?provider=", "can be tcp or verbs");
+	refused("gmb://host?provider=udp", "can be tcp, verbs or ofi-tcp");
+	refused("gmb://host?provider=", "can be tcp, verbs or ofi-tcp");
 	refused("gmb://host?provider=tcp&provider=tcp", "given twice");
 	refused("gmb://host?insecure-network", "can be yes or no");
 	refused("gmb://host?socket=/a", "gmb+unix");

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""gmb-network.py GMBLOCK KERNEL PROVIDER: gmb between two guests, by libfabric's tcp, or by verbs
+"""gmb-network.py GMBLOCK KERNEL PROVIDER: gmb between two guests, over TCP, or by verbs
 over soft RoCE. What one of them has is read, changed and read again in the other, and measured."""
 import os
 import sys

@@ -1,0 +1,437 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The transport tcp: plain sockets, docs/protocol/clan.md §12.9. Here are its addresses, listeners,
+ * and when a socket is looked at; what goes over it is in tcp_stream.c.
+ *
+ * A socket is in the queue's epoll set for edges: what it has told is kept (readable, writable)
+ * until the kernel says otherwise, and the connection is on a list while there is something to do.
+ */
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "clan/tcp.h"
+
+#define NS_PER_MS UINT64_C(1000000)
+
+enum {
+	LISTEN_BACKLOG = 128,
+	ACCEPT_MAX = 16, /* in one turn */
+	ACCEPT_RETRY_MS = 100,
+};
+
+static struct tcp_queue *queue_of(const struct net_conn *conn)
+{
+	return net_queue(conn->conn.queue)->transports[NET_TCP];
+}
+
+/* What it keeps of the queue; NULL when there is no memory. */
+static struct tcp_queue *queue_use(struct clan_queue *queue)
+{
+	struct net_queue *net = net_queue(queue);
+	struct tcp_queue *tcp = net->transports[NET_TCP];
+
+	if (tcp == NULL) {
+		tcp = calloc(1, sizeof(*tcp));
+		if (tcp != NULL) {
+			list_init(&tcp->ready);
+			net->transports[NET_TCP] = tcp;
+		}
+	}
+	return tcp;
+}
+
+/* --- addresses -------------------------------------------------------------------------------- */
+
+static int tcp_look_up(
+	const struct net_place *place, bool listen, void **found_out, struct error *error)
+{
+	const struct addrinfo hints = {
+		.ai_flags = AI_NUMERICSERV | (listen ? AI_PASSIVE : 0),
+		.ai_family = AF_UNSPEC,
+		.ai_socktype = SOCK_STREAM,
+	};
+	struct addrinfo *list;
+	int result = getaddrinfo(place->host, place->port, &hints, &list);
+
+	if (result != 0) {
+		return error_set(error, result == EAI_MEMORY ? -ENOMEM : -EADDRNOTAVAIL,
+			"the host is unknown: %s",
+			result == EAI_SYSTEM ? strerror(errno) : gai_strerror(result));
+	}
+	*found_out = list;
+	return 0;
+}
+
+static void tcp_found_free(void *found)
+{
+	if (found != NULL) {
+		freeaddrinfo(found);
+	}
+}
+
+/* --- sockets ---------------------------------------------------------------------------------- */
+
+void tcp_ready(struct tcp_conn *conn)
+{
+	if (!list_is_linked(&conn->ready_node)) {
+		list_push_back(&queue_of(&conn->net)->ready, &conn->ready_node);
+	}
+}
+
+static void socket_happened(struct waiter_file *file, uint32_t events)
+{
+	struct tcp_conn *conn = container_of(file, struct tcp_conn, file);
+
+	conn->hung_up |= (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
+	conn->readable |= (events & EPOLLIN) != 0 || conn->hung_up;
+	conn->writable |= (events & EPOLLOUT) != 0;
+	tcp_ready(conn);
+}
+
+/* Gives a connection its socket, which is taken. */
+static int socket_add(struct tcp_conn *conn, int fd)
+{
+	const int on = 1;
+	int result;
+
+	conn->file = (struct waiter_file){ .fd = -1, .happened = socket_happened };
+	conn->readable = false;
+	conn->writable = false;
+	conn->hung_up = false;
+	/* Frames are gathered before they are sent, and nothing follows them for a while. */
+	result = setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) == 0
+			 ? waiter_file_add(conn->net.conn.queue->waiter, &conn->file, fd,
+				   EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET)
+			 : -errno;
+	if (result != 0) {
+		close(fd);
+	}
+	return result;
+}
+
+static void socket_close(struct tcp_conn *conn)
+{
+	int fd = conn->file.fd;
+
+	if (fd >= 0) {
+		waiter_file_remove(conn->net.conn.queue->waiter, &conn->file);
+		close(fd);
+	}
+}
+
+static int conn_start(struct tcp_conn *conn)
+{
+	conn->file.fd = -1;
+	list_init(&conn->ready_node);
+	conn->in = malloc(TCP_IN_BYTES);
+	return conn->in == NULL || queue_use(conn->net.conn.queue) == NULL ? -ENOMEM : 0;
+}
+
+static void tcp_close(struct net_conn *base)
+{
+	struct tcp_conn *conn = tcp_conn(base);
+
+	if (conn->in != NULL) { /* it was started */
+		list_remove(&conn->ready_node);
+		socket_close(conn);
+	}
+}
+
+static void tcp_conn_free(struct net_conn *base)
+{
+	struct tcp_conn *conn = tcp_conn(base);
+
+	tcp_found_free(conn->addresses);
+	free(conn->in);
+}
+
+/* --- connecting ------------------------------------------------------------------------------- */
+
+/* Begins to connect to the next address: 0, or why the last of them failed. */
+static int dial_next(struct tcp_conn *conn, int error)
+{
+	socket_close(conn);
+	for (; conn->next != NULL; conn->next = conn->next->ai_next) {
+		int fd = socket(
+			conn->next->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+		if (fd < 0) {
+			error = -errno;
+		} else if (connect(fd, conn->next->ai_addr, conn->next->ai_addrlen) != 0 &&
+			   errno != EINPROGRESS) {
+			error = -errno;
+			close(fd);
+		} else {
+			conn->next = conn->next->ai_next;
+			return socket_add(conn, fd);
+		}
+	}
+	return error;
+}
+
+/* A failure is told in the next turn. */
+static int tcp_dial(struct net_conn *base, void *found)
+{
+	struct tcp_conn *conn = tcp_conn(base);
+
+	conn->addresses = found;
+	conn->next = found;
+	if (conn_start(conn) != 0) {
+		return -ENOMEM;
+	}
+	conn->error = dial_next(conn, -EADDRNOTAVAIL);
+	if (conn->error != 0) {
+		tcp_ready(conn);
+	}
+	return 0;
+}
+
+/* DIALING: the socket has said something. */
+static void dial_look(struct tcp_conn *conn)
+{
+	struct sockaddr_storage address;
+	socklen_t length = sizeof(address);
+	socklen_t error_bytes = sizeof(int);
+	int error = 0;
+
+	if (conn->error == 0) {
+		if (getpeername(conn->file.fd, (struct sockaddr *)&address, &length) == 0) {
+			net_connected(&conn->net, (struct sockaddr *)&address);
+			return;
+		}
+		if (getsockopt(conn->file.fd, SOL_SOCKET, SO_ERROR, &error, &error_bytes) != 0) {
+			error = errno;
+		}
+		if (error == 0) {
+			return; /* not yet */
+		}
+		conn->error = dial_next(conn, -error);
+	}
+	if (conn->error != 0) {
+		net_conn_cut(&conn->net, conn->error);
+	}
+}
+
+/* --- listeners -------------------------------------------------------------------------------- */
+
+static void accept_one(struct tcp_listener *listener, int fd, const struct sockaddr *peer)
+{
+	struct net_conn *base = net_arrived(&listener->net);
+	int result;
+
+	if (base == NULL) {
+		close(fd);
+		return;
+	}
+	result = conn_start(tcp_conn(base));
+	if (result == 0) {
+		result = socket_add(tcp_conn(base), fd);
+	} else {
+		close(fd);
+	}
+	if (result == 0) {
+		net_connected(base, peer);
+	} else {
+		net_conn_end(base, result, "");
+	}
+}
+
+static void listener_happened(struct waiter_file *file, uint32_t events)
+{
+	struct tcp_listener *listener = container_of(file, struct tcp_listener, file);
+	struct clan_queue *queue = listener->net.listener.queue;
+
+	GMB_UNUSED(events);
+	for (int i = 0; i < ACCEPT_MAX; i++) {
+		struct sockaddr_storage peer;
+		socklen_t length = sizeof(peer);
+		int fd = accept4(
+			file->fd, (struct sockaddr *)&peer, &length, SOCK_CLOEXEC | SOCK_NONBLOCK);
+
+		if (fd >= 0) {
+			accept_one(listener, fd, (struct sockaddr *)&peer);
+		} else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS ||
+			   errno == ENOMEM) {
+			/* It stays readable: look again when descriptors may be free. */
+			waiter_file_events(queue->waiter, file, 0);
+			clan_deadline_set(queue, &listener->retry, ACCEPT_RETRY_MS * NS_PER_MS);
+			return;
+		} else if (errno == EAGAIN) {
+			return;
+		}
+	}
+}
+
+static void listen_again(struct clan_deadline *deadline)
+{
+	struct tcp_listener *listener = container_of(deadline, struct tcp_listener, retry);
+
+	waiter_file_events(listener->net.listener.queue->waiter, &listener->file, EPOLLIN);
+}
+
+static int open_listener(const struct addrinfo *entry, struct sockaddr_storage *address)
+{
+	int fd = socket(entry->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	socklen_t length = sizeof(*address);
+	const int on = 1;
+	int result;
+
+	if (fd < 0) {
+		return -errno;
+	}
+	if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
+		bind(fd, entry->ai_addr, entry->ai_addrlen) != 0 ||
+		listen(fd, LISTEN_BACKLOG) != 0 ||
+		getsockname(fd, (struct sockaddr *)address, &length) != 0) {
+		result = -errno;
+		close(fd);
+		return result;
+	}
+	return fd;
+}
+
+static int tcp_listen(struct net_listener *base, void *found, struct sockaddr_storage *address)
+{
+	struct tcp_listener *listener = container_of(base, struct tcp_listener, net);
+	int fd = open_listener(found, address);
+	int result;
+
+	if (fd < 0) {
+		return fd;
+	}
+	listener->retry.passed = listen_again;
+	list_init(&listener->retry.node);
+	listener->file.happened = listener_happened;
+	result = queue_use(base->listener.queue) == NULL
+			 ? -ENOMEM
+			 : waiter_file_add(
+				   base->listener.queue->waiter, &listener->file, fd, EPOLLIN);
+	if (result != 0) {
+		close(fd);
+	}
+	return result;
+}
+
+static void tcp_listener_close(struct net_listener *base)
+{
+	struct tcp_listener *listener = container_of(base, struct tcp_listener, net);
+	int fd = listener->file.fd;
+
+	waiter_file_remove(base->listener.queue->waiter, &listener->file);
+	clan_deadline_clear(&listener->retry);
+	close(fd);
+}
+
+/* --- queues ----------------------------------------------------------------------------------- */
+
+static void tcp_look(struct net_conn *base)
+{
+	struct tcp_conn *conn = tcp_conn(base);
+
+	conn->readable = true; /* edges come with turns only */
+	tcp_receive(conn);
+}
+
+static bool tcp_progress(struct net_queue *net)
+{
+	struct tcp_queue *tcp = net->transports[NET_TCP];
+	struct list_node todo;
+	bool any = !list_is_empty(&tcp->ready);
+
+	/* What is not through with its turn comes back to the list. */
+	list_init(&todo);
+	while (!list_is_empty(&tcp->ready)) {
+		list_push_back(&todo, list_pop_front(&tcp->ready));
+	}
+	while (!list_is_empty(&todo)) {
+		struct tcp_conn *conn =
+			list_entry(list_pop_front(&todo), struct tcp_conn, ready_node);
+
+		if (conn->net.phase == NET_DIALING) {
+			dial_look(conn);
+		}
+		tcp_receive(conn);
+		tcp_flush(&conn->net);
+	}
+	return any;
+}
+
+static bool tcp_arm(struct net_queue *net)
+{
+	const struct tcp_queue *tcp = net->transports[NET_TCP];
+
+	return !list_is_empty(&tcp->ready);
+}
+
+static void tcp_queue_destroy(struct net_queue *net)
+{
+	free(net->transports[NET_TCP]);
+}
+
+static void tcp_after_fork(struct net_conn *conn, struct net_listener *listener)
+{
+	int fd = conn != NULL ? tcp_conn(conn)->file.fd
+			      : container_of(listener, struct tcp_listener, net)->file.fd;
+
+	if (fd >= 0) {
+		close(fd);
+	}
+}
+
+/* --- what libfabric needs, and sockets do not ------------------------------------------------- */
+
+static int tcp_rma_hold(struct net_rma *rma)
+{
+	GMB_UNUSED(rma);
+	return 0;
+}
+
+static void tcp_rma_release(struct net_rma *rma)
+{
+	GMB_UNUSED(rma);
+}
+
+static int tcp_share(struct net_conn *conn, struct net_key *key)
+{
+	GMB_UNUSED(conn);
+	GMB_UNUSED(key);
+	return 0;
+}
+
+static void tcp_unshare(struct net_key *key)
+{
+	GMB_UNUSED(key);
+}
+
+const struct net_transport net_transport_tcp = {
+	.number = NET_TCP,
+	.magic = TCP_MAGIC,
+	.sees_puts = true,
+	.conn_bytes = sizeof(struct tcp_conn),
+	.listener_bytes = sizeof(struct tcp_listener),
+	.look_up = tcp_look_up,
+	.found_free = tcp_found_free,
+	.listen = tcp_listen,
+	.listener_close = tcp_listener_close,
+	.dial = tcp_dial,
+	.close = tcp_close,
+	.conn_free = tcp_conn_free,
+	.post_frame = tcp_post_frame,
+	.post_rma = tcp_post_rma,
+	.flush = tcp_flush,
+	.look = tcp_look,
+	.rma_hold = tcp_rma_hold,
+	.rma_release = tcp_rma_release,
+	.share = tcp_share,
+	.unshare = tcp_unshare,
+	.progress = tcp_progress,
+	.arm = tcp_arm,
+	.queue_destroy = tcp_queue_destroy,
+	.after_fork = tcp_after_fork,
+};

@@ -1,0 +1,458 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What goes over a socket: docs/protocol/clan.md §12.9. A head says whose memory its payload
+ * belongs to, and is checked before a byte of it is received.
+ */
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "base/bytes.h"
+#include "clan/tcp.h"
+
+enum {
+	SEND_PARTS = 128,
+	RECEIVE_PARTS = 16,
+	TURN_BYTES = 4 << 20, /* each way: then it is another connection's turn */
+};
+
+/* Nothing more is to be done for it. */
+static bool is_over(const struct tcp_conn *conn)
+{
+	return conn->net.phase != NET_TALKING || list_is_linked(&conn->net.dying_node);
+}
+
+/* --- sending ---------------------------------------------------------------------------------- */
+
+static struct tcp_out *out_next(struct tcp_conn *conn)
+{
+	GMB_ASSERT(conn->out_write - conn->out_read < TCP_OUT_COUNT);
+	return &conn->out[conn->out_write++ % TCP_OUT_COUNT];
+}
+
+int tcp_post_frame(struct net_conn *base, struct net_buffer *buffer)
+{
+	*out_next(tcp_conn(base)) = (struct tcp_out){
+		.kind = TCP_FRAME,
+		.head.head = { .kind = TCP_FRAME, .bytes = buffer->bytes },
+		.head_bytes = sizeof(struct tcp_head),
+		.head_left = sizeof(struct tcp_head),
+		.left = buffer->bytes,
+		.from = buffer->data,
+		.op = &buffer->op,
+	};
+	return 0;
+}
+
+/* One message for all of it: the payload of a put is that of the message. */
+int tcp_post_rma(struct net_conn *base, struct net_rma *rma)
+{
+	enum tcp_kind kind = rma->put ? TCP_WRITE : TCP_READ;
+
+	*out_next(tcp_conn(base)) = (struct tcp_out){
+		.kind = kind,
+		.head = { .head = { .kind = (uint8_t)kind,
+				  .slot = rma->slot,
+				  .bytes = (uint32_t)rma->left },
+			.generation = rma->generation,
+			.offset = rma->offset },
+		.head_bytes = sizeof(struct tcp_access_head),
+		.head_left = sizeof(struct tcp_access_head),
+		.left = rma->put ? rma->left : 0,
+		.op = &rma->op,
+	};
+	rma->left = 0;
+	rma->pieces++;
+	base->pieces++;
+	return 0;
+}
+
+static struct net_rma *rma_of(const struct tcp_out *out)
+{
+	return container_of(out->op, struct net_rma, op);
+}
+
+/* Appends what is left of one to a vector; returns the number of bytes. */
+static size_t out_parts(struct tcp_out *out, struct iovec *iov, size_t *count, size_t bytes_max)
+{
+	size_t bytes = 0;
+
+	if (out->head_left > 0) {
+		uint8_t *head = (uint8_t *)&out->head;
+
+		iov[(*count)++] =
+			(struct iovec){ head + out->head_bytes - out->head_left, out->head_left };
+		bytes += out->head_left;
+	}
+	if (out->kind == TCP_WRITE) {
+		const struct net_rma *rma = rma_of(out);
+		size_t skip = rma->skip;
+
+		for (uint32_t i = rma->index;
+			i < rma->iov_count && *count < SEND_PARTS && bytes < bytes_max; i++) {
+			size_t part = MIN(rma->iov[i].iov_len - skip, bytes_max - bytes);
+
+			iov[(*count)++] =
+				(struct iovec){ (uint8_t *)rma->iov[i].iov_base + skip, part };
+			bytes += part;
+			skip = 0;
+		}
+	} else if (out->left > 0 && *count < SEND_PARTS) {
+		size_t part = MIN(out->left, bytes_max);
+
+		iov[(*count)++] = (struct iovec){ (void *)(uintptr_t)out->from, part };
+		bytes += part;
+	}
+	return bytes;
+}
+
+static void out_sent(struct tcp_conn *conn, struct tcp_out *out)
+{
+	switch (out->kind) {
+	case TCP_FRAME:
+		net_frame_sent(&conn->net, container_of(out->op, struct net_buffer, op));
+		break;
+	case TCP_WRITE:
+		net_rma_done(rma_of(out), 0);
+		break;
+	case TCP_READ:
+		conn->gets[conn->gets_write++ % TCP_READS] = rma_of(out);
+		break;
+	case TCP_ANSWER:
+		conn->answers--;
+		out->grant->reads--;
+		break;
+	}
+}
+
+/* Bytes that the socket took. */
+static void sent(struct tcp_conn *conn, size_t bytes)
+{
+	while (bytes > 0) {
+		struct tcp_out *out = &conn->out[conn->out_read % TCP_OUT_COUNT];
+		size_t head = MIN(bytes, (size_t)out->head_left);
+		size_t part = MIN(bytes - head, out->left);
+
+		out->head_left -= (uint32_t)head;
+		out->left -= part;
+		bytes -= head + part;
+		if (out->kind == TCP_WRITE) {
+			net_rma_advance(rma_of(out), part);
+		} else if (part > 0) {
+			out->from += part;
+		}
+		if (out->head_left == 0 && out->left == 0) {
+			struct tcp_out done = *out;
+
+			conn->out_read++;
+			out_sent(conn, &done);
+		}
+	}
+}
+
+/* Sends once: what the socket took, or 0. */
+static size_t send_some(struct tcp_conn *conn)
+{
+	struct iovec iov[SEND_PARTS];
+	struct msghdr message = { .msg_iov = iov };
+	size_t bytes = 0;
+	ssize_t result;
+
+	for (uint32_t i = conn->out_read;
+		i != conn->out_write && bytes < TURN_BYTES && message.msg_iovlen + 2 <= SEND_PARTS;
+		i++) {
+		struct tcp_out *out = &conn->out[i % TCP_OUT_COUNT];
+		size_t part =
+			out_parts(out, iov, &message.msg_iovlen, TURN_BYTES + sizeof(out->head));
+
+		bytes += part;
+		if (part < out->head_left + out->left) {
+			break; /* the rest of it comes before the next */
+		}
+	}
+	result = sendmsg(conn->file.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+	if (result < 0) {
+		if (errno == EINTR) {
+			return 0;
+		}
+		conn->writable = false;
+		if (errno != EAGAIN) {
+			/* What the peer said before it went can still be received. */
+			conn->error = -errno;
+			conn->readable = true;
+			conn->hung_up = true;
+			tcp_ready(conn);
+		}
+		return 0;
+	}
+	conn->writable = (size_t)result == bytes;
+	sent(conn, (size_t)result);
+	return (size_t)result;
+}
+
+void tcp_flush(struct net_conn *base)
+{
+	struct tcp_conn *conn = tcp_conn(base);
+	size_t turn = 0;
+
+	while (conn->writable && conn->out_read != conn->out_write && !is_over(conn)) {
+		if (turn >= TURN_BYTES) {
+			tcp_ready(conn);
+			return;
+		}
+		turn += send_some(conn);
+	}
+}
+
+/* --- receiving -------------------------------------------------------------------------------- */
+
+/* The payload at hand has come. */
+static void payload_done(struct tcp_conn *conn)
+{
+	if (conn->target != NULL) {
+		net_put_arrived(&conn->net, &conn->write);
+	} else {
+		net_rma_done(conn->gets[conn->gets_read++ % TCP_READS], 0);
+	}
+}
+
+static void payload_received(struct tcp_conn *conn, size_t bytes)
+{
+	conn->payload_left -= bytes;
+	if (conn->target != NULL) {
+		conn->target += bytes;
+	} else {
+		net_rma_advance(conn->gets[conn->gets_read % TCP_READS], bytes);
+	}
+	if (conn->payload_left == 0) {
+		payload_done(conn);
+	}
+}
+
+/* Where the payload at hand goes to, as far as a vector has room; returns the number of bytes. */
+static size_t payload_parts(const struct tcp_conn *conn, struct iovec *iov, size_t *count)
+{
+	size_t left = MIN(conn->payload_left, (uint64_t)TURN_BYTES);
+	const struct net_rma *rma;
+	size_t bytes = 0;
+	size_t skip;
+
+	if (conn->target != NULL) {
+		iov[(*count)++] = (struct iovec){ conn->target, left };
+		return left;
+	}
+	rma = conn->gets[conn->gets_read % TCP_READS];
+	skip = rma->skip;
+	for (uint32_t i = rma->index; bytes < left && *count < RECEIVE_PARTS - 1; i++) {
+		size_t part = MIN(rma->iov[i].iov_len - skip, left - bytes);
+
+		iov[(*count)++] = (struct iovec){ (uint8_t *)rma->iov[i].iov_base + skip, part };
+		bytes += part;
+		skip = 0;
+	}
+	return bytes;
+}
+
+/* What came to in[] with the head. */
+static void take_payload(struct tcp_conn *conn)
+{
+	size_t bytes = MIN(conn->payload_left, (uint64_t)(conn->in_end - conn->in_at));
+	const uint8_t *from = conn->in + conn->in_at;
+
+	if (conn->target != NULL) {
+		memcpy(conn->target, from, bytes);
+	} else {
+		const struct net_rma *rma = conn->gets[conn->gets_read % TCP_READS];
+		uint32_t index = rma->index;
+		size_t skip = rma->skip;
+
+		clan_scatter(rma->iov, rma->iov_count, &index, &skip, from, bytes);
+	}
+	conn->in_at += (uint32_t)bytes;
+	payload_received(conn, bytes);
+}
+
+/* WRITE or READ: 0, or -EPROTO. */
+static int access_arrived(struct tcp_conn *conn, const struct tcp_access_head *head)
+{
+	struct net_conn *net = &conn->net;
+	bool write = head->head.kind == TCP_WRITE;
+	struct net_access access = {
+		.slot = head->head.slot,
+		.generation = head->generation,
+		.right = write ? CLAN_WRITE : CLAN_READ,
+		.offset = head->offset,
+		.bytes = head->head.bytes,
+	};
+
+	if (head->reserved != 0) {
+		return net_broken(net, 14, "reserved bytes of a head are not 0");
+	}
+	if (!net_access_find(net, &access)) {
+		return net_broken(net, 15, "it uses a cookie that it does not have");
+	}
+	if (write) {
+		conn->target = access.memory;
+		conn->payload_left = access.bytes;
+		conn->write = (struct net_put){ .region = access.region,
+			.offset = access.region_offset,
+			.bytes = access.bytes };
+		return 0;
+	}
+	if (conn->answers == TCP_READS) {
+		return net_broken(net, 16, "it reads more at once than it may");
+	}
+	conn->answers++;
+	access.grant->reads++;
+	*out_next(conn) = (struct tcp_out){
+		.kind = TCP_ANSWER,
+		.head.head = { .kind = TCP_ANSWER, .bytes = (uint32_t)access.bytes },
+		.head_bytes = sizeof(struct tcp_head),
+		.head_left = sizeof(struct tcp_head),
+		.left = access.bytes,
+		.from = access.memory,
+		.grant = access.grant,
+	};
+	return 0;
+}
+
+static int answer_arrived(struct tcp_conn *conn, const struct tcp_head *head)
+{
+	if (conn->gets_read == conn->gets_write ||
+		conn->gets[conn->gets_read % TCP_READS]->record.bytes != head->bytes) {
+		return net_broken(&conn->net, 17, "it answers what was not asked");
+	}
+	conn->target = NULL;
+	conn->payload_left = head->bytes;
+	return 0;
+}
+
+static int bad_head(struct tcp_conn *conn)
+{
+	if (conn->net.conn.state == CLAN_CONNECTING) {
+		net_conn_end(&conn->net, -EPROTO,
+			"cannot connect: what listens there speaks another protocol; is this the "
+			"right port?");
+		return -EPROTO;
+	}
+	return net_broken(&conn->net, 14, "there is no such head");
+}
+
+/* Takes the next message's head from in[], and a frame: false when it is not there yet, or the
+ * connection is over. */
+static bool take_head(struct tcp_conn *conn)
+{
+	size_t there = conn->in_end - conn->in_at;
+	const uint8_t *from = conn->in + conn->in_at;
+	struct tcp_access_head head;
+	bool has_access;
+
+	if (there < sizeof(head.head)) {
+		return false;
+	}
+	memcpy(&head.head, from, sizeof(head.head));
+	has_access = head.head.kind == TCP_WRITE || head.head.kind == TCP_READ;
+	if (head.head.kind < TCP_FRAME || head.head.kind > TCP_ANSWER || head.head.reserved != 0 ||
+		(!has_access && head.head.slot != 0) || head.head.bytes == 0 ||
+		(head.head.kind == TCP_FRAME && head.head.bytes > NET_FRAME_BYTES)) {
+		return bad_head(conn) == 0;
+	}
+	if (has_access) {
+		if (there < sizeof(head)) {
+			return false;
+		}
+		memcpy(&head, from, sizeof(head));
+		conn->in_at += sizeof(head);
+		return access_arrived(conn, &head) == 0;
+	}
+	if (head.head.kind == TCP_ANSWER) {
+		conn->in_at += sizeof(head.head);
+		return answer_arrived(conn, &head.head) == 0;
+	}
+	if (there < sizeof(head.head) + head.head.bytes) {
+		return false;
+	}
+	conn->in_at += (uint32_t)sizeof(head.head) + head.head.bytes;
+	return net_frame_received(&conn->net, from + sizeof(head.head), head.head.bytes) == 0;
+}
+
+/* Everything that is complete in in[]. */
+static void take_messages(struct tcp_conn *conn)
+{
+	bool more = true;
+
+	while (more && !is_over(conn)) {
+		if (conn->payload_left > 0) {
+			take_payload(conn);
+			more = conn->payload_left == 0;
+		} else {
+			more = take_head(conn);
+		}
+	}
+	conn->in_end -= conn->in_at;
+	memmove(conn->in, conn->in + conn->in_at, conn->in_end);
+	conn->in_at = 0;
+}
+
+/* The socket has nothing more, or never will have. */
+static void nothing_received(struct tcp_conn *conn, ssize_t result)
+{
+	int error = result < 0 ? -errno : 0;
+
+	if (error == -EINTR) {
+		return;
+	}
+	conn->readable = false;
+	if (error != -EAGAIN) {
+		net_conn_cut(&conn->net, error);
+	} else if (conn->error != 0) {
+		net_conn_cut(&conn->net, conn->error);
+	}
+}
+
+/* Receives once: the payload at hand, and into in[] what follows it. */
+static size_t receive_some(struct tcp_conn *conn)
+{
+	struct iovec iov[RECEIVE_PARTS];
+	struct msghdr message = { .msg_iov = iov };
+	size_t payload = 0;
+	size_t room = TCP_IN_BYTES - conn->in_end;
+	ssize_t result;
+
+	if (conn->payload_left > 0) {
+		payload = payload_parts(conn, iov, &message.msg_iovlen);
+	}
+	if (payload < conn->payload_left) {
+		room = 0;
+	} else {
+		iov[message.msg_iovlen++] = (struct iovec){ conn->in + conn->in_end, room };
+	}
+	result = recvmsg(conn->file.fd, &message, MSG_DONTWAIT);
+	if (result <= 0) {
+		nothing_received(conn, result);
+		return 0;
+	}
+	/* An edge follows with what comes later; the end is asked for where it was announced. */
+	conn->readable = (size_t)result == payload + room || conn->hung_up;
+	if (payload > 0) {
+		payload_received(conn, MIN((size_t)result, payload));
+	}
+	if ((size_t)result > payload) {
+		conn->in_end += (uint32_t)((size_t)result - payload);
+		take_messages(conn);
+	}
+	return (size_t)result;
+}
+
+void tcp_receive(struct tcp_conn *conn)
+{
+	size_t turn = 0;
+
+	while (conn->readable && !is_over(conn)) {
+		if (turn >= TURN_BYTES) {
+			tcp_ready(conn);
+			return;
+		}
+		turn += receive_some(conn);
+	}
+}
