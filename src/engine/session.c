@@ -387,6 +387,7 @@ const char *session_stop_text(const struct session *session)
 {
 	GMB_ASSERT(session->stopping);
 	return session->engine->draining ? "the server is stopping"
+	       : session->engine->paused ? "another process of the server takes over"
 	       : session->chosen != NULL && session->chosen->removed
 		       ? "the export is not served any more"
 		       : "the server has withdrawn the rights of this connection";

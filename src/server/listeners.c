@@ -91,17 +91,25 @@ static int adopt_sockets(struct opening *opening, int count, struct error *error
 	return rc;
 }
 
-/* A socket of the server before this one is wanted when the configuration has its address; one of
- * the service manager always. */
-static bool is_wanted(const struct opening *opening, const struct listener *listener)
+/* The type of a socket that keeps messages does not say whether gmb or push is spoken there. */
+static bool is_of_type(const struct export_uri *uri, const struct listener *listener)
+{
+	return (strcmp(uri->protocol, "nbd") == 0) == (strcmp(listener->uri.protocol, "nbd") == 0);
+}
+
+/* A socket of the server before this one is wanted when the configuration has its address, which
+ * says the protocol; one of the service manager always. */
+static bool is_wanted(const struct opening *opening, struct listener *listener)
 {
 	bool is_wanted = listener->of_manager || opening->config->listen_count == 0;
 
 	for (uint32_t i = 0; !is_wanted && i < opening->config->listen_count; i++) {
 		struct export_uri uri = reach_with_port(&opening->config->listens[i].uri, listener);
 
-		is_wanted = strcmp(uri.protocol, listener->uri.protocol) == 0 &&
-			    reach_meets(listener, &uri);
+		is_wanted = is_of_type(&uri, listener) && reach_meets(listener, &uri);
+		if (is_wanted) {
+			listener->uri.protocol = uri.protocol;
+		}
 	}
 	return is_wanted;
 }

@@ -7,6 +7,7 @@ snapshot stays, whoever is killed.
 import json
 import os
 import random
+import signal
 import struct
 import sys
 import threading
@@ -164,6 +165,21 @@ class PushSnapshot(push_tool.Case):
                 self.assertGreaterEqual(self.check_moment(target, writer), Writer.BLOCKS)
         self.assertEqual(first.stop()[0], 0)
         self.assertNotIn("snapshots", json.loads(self.run_gmblock("check", "--json", self.path("flash"))[1]))
+
+    def test_upgrade(self):
+        """Before another process has the disk the snapshot goes; and the address of push is the other's then."""
+        first = self.serve_flash()
+        second = self.serve("disk=" + self.image("target", 64 * MIB))
+        with nbdmini.open_export(first.uris[1], b"disk") as client:
+            client.write(0, self.random.randbytes(16 * MIB))
+        push = self.start_push("--rate", "2M", first.push("disk"), second.push("disk"))
+        self.wait_for_bytes(first.push("disk"), MIB)
+        code, output, errors = self.run_gmblock("upgrade", first.control)
+        self.assertEqual((code, errors), (0, ""))
+        self.addCleanup(os.kill, int(output.split()[1]), signal.SIGKILL)
+        self.assertIn("another process of the server takes over", push.communicate()[1])
+        self.assertEqual(self.snapshots(first), [])
+        self.push(first.push("disk"), second.push("disk"))
 
 
 def main():
