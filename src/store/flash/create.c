@@ -14,7 +14,10 @@
 #include "disk/disk.h"
 #include "store/flash/flash.h"
 
-enum { TELL_PAGES = 1024 }; /* of the map, 2 GiB: checking more takes its time */
+enum {
+	TELL_PAGES = 1024,	    /* of the map, 2 GiB: checking more takes its time */
+	SEGMENT_BLOCKS_MAX = 65536, /* without zones: a start reads the rest of one */
+};
 
 /* --- making one ------------------------------------------------------------------------------ */
 
@@ -29,8 +32,7 @@ static int fill_anchor(const struct store_create *create, uint64_t device_bytes,
 
 	*anchor = (struct flash_anchor){ .serial = 1, .next.seq = 1, .spare_percent = spare };
 	if (create->segment_bytes % FLASH_BLOCK_BYTES != 0 ||
-		segment_blocks < FLASH_SEGMENT_BLOCKS_MIN ||
-		segment_blocks > FLASH_SEGMENT_BLOCKS_MAX) {
+		segment_blocks < FLASH_SEGMENT_BLOCKS_MIN || segment_blocks > SEGMENT_BLOCKS_MAX) {
 		return error_set(error, -EINVAL,
 			"a segment has 64 KiB to 256 MiB, in whole blocks of 4 KiB");
 	}

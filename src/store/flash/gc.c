@@ -14,10 +14,11 @@
 #include "store/flash/flash.h"
 
 enum {
-	VICTIMS_MAX = 12,    /* between two checkpoints while clients wait */
-	ENOUGH_SEGMENTS = 4, /* beyond those with which it begins: fewer checkpoints */
-	CREDIT = 4,	     /* blocks looked at for each one written */
-	CREDIT_LATE = 16,    /* the same below half of what was free at the beginning */
+	VICTIMS_MAX = 12,	 /* between two checkpoints while clients wait, */
+	ROUND_BLOCKS = 12 << 14, /* fewer where they have more than that together: 768 MiB */
+	ENOUGH_SEGMENTS = 4,	 /* beyond those with which it begins: fewer checkpoints */
+	CREDIT = 4,		 /* blocks looked at for each one written */
+	CREDIT_LATE = 16,	 /* the same below half of what was free at the beginning */
 	/* Of small segments, a round may free no more than its checkpoint takes. When so many times
 	 * all segments were victims and no more of them are free, there is nothing to be won. */
 	VAIN_TURNS = 2,
@@ -101,6 +102,13 @@ static void next_record(struct flash *flash)
 	}
 }
 
+static uint32_t victims_max(const struct flash *flash)
+{
+	uint32_t count = MAX(ROUND_BLOCKS / flash->anchor.geometry.segment_blocks, 1U);
+
+	return MIN(count, (uint32_t)VICTIMS_MAX);
+}
+
 /* Clients wait, and nothing can be won for them. True: something was done about it. */
 static bool give_up(struct flash *flash)
 {
@@ -131,7 +139,7 @@ static bool choose(struct flash *flash)
 		return give_up(flash);
 	}
 	if (victims > 0 && (free_count + victims >= gc->enough_segments ||
-				   (urgent && victims >= VICTIMS_MAX))) {
+				   (urgent && victims >= victims_max(flash)))) {
 		flash_checkpoint_ask(flash);
 		return true;
 	}

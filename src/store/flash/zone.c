@@ -94,7 +94,7 @@ int flash_zones_find(int fd, const char *path, struct flash_zones *zones, struct
 		zones->capacity > FLASH_SEGMENT_BLOCKS_MAX) {
 		return error_set(error, -ENOTSUP,
 			"the zones of '%s' have room for %llu KiB each; a flash store needs zones "
-			"of 64 KiB to 256 MiB, in whole blocks of 4 KiB",
+			"of 64 KiB to 2 GiB, in whole blocks of 4 KiB",
 			path, (unsigned long long)first.capacity >> 10);
 	}
 	if (info.active_zones_max > 0 && info.active_zones_max < ACTIVE_ZONES) {

@@ -64,6 +64,11 @@ static void test_zones_that_do_not_suit_are_refused_with_the_reason(void **state
 	GMB_UNUSED(state);
 	options.zone_capacity = 15 * FLASH_BLOCK_BYTES;
 	expect_refusal(&options, 0, "have room for 60 KiB each; a flash store needs");
+	options.zone_bytes = UINT64_C(4) << 30;
+	options.zone_capacity = 0;
+	options.size = ZONES * options.zone_bytes;
+	expect_refusal(&options, 0, "a flash store needs zones of 64 KiB to 2 GiB");
+	options = zoned();
 	options.zone_capacity = ZONE_BLOCKS * FLASH_BLOCK_BYTES - 512;
 	expect_refusal(&options, 0, "in whole blocks of 4 KiB");
 	options = zoned();
@@ -334,6 +339,38 @@ static void test_another_process_goes_on_to_write(void **state)
 	sim_stop();
 }
 
+/* As real devices have them: 2 GiB from one to the next, with room for 1077 MiB. Each start takes
+ * another one, so that they have to be collected. */
+static void test_zones_of_a_real_size(void **state)
+{
+	enum { STARTS = 60, BLOCKS = 90 };
+	struct sim_disk_options options = zoned();
+	static struct world world;
+	uint64_t moved = world_totals.moved_blocks;
+	char name[2][32] = { "disk" };
+
+	GMB_UNUSED(state);
+	options.zone_bytes = UINT64_C(2) << 30;
+	options.zone_capacity = UINT64_C(1077) << 20;
+	options.size = ZONES * options.zone_bytes;
+	options.active_zones_max = 3;
+	begin(&options);
+	make(false);
+	memset(expected, 0, sizeof(expected));
+	for (uint32_t i = 0; i < STARTS; i++) {
+		world_open(&world, name[i % 2], true, NULL);
+		assert_in_range(store_size(world.store) >> 30, 4, ZONES);
+		expect_all(&world, BLOCKS);
+		write_some(&world, BLOCKS / 10, BLOCKS);
+		snprintf(name[(i + 1) % 2], sizeof(name[0]), "disk-%u", i);
+		(void)sim_disk_kill_copy(sim_disk_find(name[i % 2]), name[(i + 1) % 2]);
+		world_close(&world);
+		sim_disk_destroy(sim_disk_find(name[i % 2]));
+	}
+	assert_true(world_totals.moved_blocks > moved + STARTS / 4); /* zones came round */
+	sim_stop();
+}
+
 static void test_one_anchor_of_two_is_enough_and_an_older_one_is_never_used(void **state)
 {
 	static const uint8_t damage[SECTOR] = { 1 };
@@ -480,6 +517,7 @@ int main(void)
 		cmocka_unit_test(test_the_mode_is_direct_unless_said),
 		cmocka_unit_test(test_another_process_goes_on_to_read),
 		cmocka_unit_test(test_another_process_goes_on_to_write),
+		cmocka_unit_test(test_zones_of_a_real_size),
 		cmocka_unit_test(test_one_anchor_of_two_is_enough_and_an_older_one_is_never_used),
 		cmocka_unit_test(test_a_copy_without_zones_is_refused),
 		cmocka_unit_test(test_a_zone_that_cannot_be_reset_is_not_used_any_more),
