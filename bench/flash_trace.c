@@ -6,6 +6,7 @@
  *
  *   gmblock-flash-trace --load zipf0.99 --spare 7 --cache 10
  *   blkparse -i sda | gmblock-flash-trace --trace /dev/stdin --json
+ *   gmblock-flash-trace --load tpcc --iolog >log; fio --read_iolog=log ...
  *
  * Threading: one thread. Errors: exit status 2 for the command line, 1 for others, and a sentence.
  */
@@ -34,6 +35,7 @@ struct options {
 	uint32_t write_disks;
 	uint32_t policies; /* bits */
 	bool json;
+	bool iolog;
 	struct model_config model;
 };
 
@@ -42,6 +44,7 @@ enum {
 	BLOCKS_MIN = 1024,
 	BLOCKS_MAX = 1 << 28, /* so that a place in the log has 32 bits, with any spare space */
 	DISKS_MAX = 1 << 20,
+	BLOCK_BYTES = 4096,
 };
 
 /* --- the command line ------------------------------------------------------------------------- */
@@ -74,7 +77,8 @@ static void help(void)
 	       "  --begin N         collect below so many free segments (default: as the store)\n"
 	       "  --warm N          disks written before counting begins (default 4)\n"
 	       "  --writes N        disks written while counting (default 8)\n"
-	       "  --json            an object for each policy, with all counts\n");
+	       "  --json            an object for each policy, with all counts\n"
+	       "  --iolog           print what would be played, as a log for fio\n");
 }
 
 static int parse_policies(const char *text, uint32_t *policies, struct error *error)
@@ -173,6 +177,9 @@ static int parse_option(struct options *options, int code, struct error *error)
 	case 'j':
 		options->json = true;
 		return 0;
+	case 'i':
+		options->iolog = true;
+		return 0;
 	default:
 		return parse_number(options, &numbers[code - NUMBERS], optarg, error);
 	}
@@ -186,19 +193,21 @@ static void usage_error(const char *text)
 
 static void parse(struct options *options, int argc, char **argv)
 {
-	struct option longs[6 + ARRAY_COUNT(numbers) + 1] = {
+	enum { LETTERS = 7 };
+	struct option longs[LETTERS + ARRAY_COUNT(numbers) + 1] = {
 		{ "load", required_argument, NULL, 'l' },
 		{ "trace", required_argument, NULL, 't' },
 		{ "action", required_argument, NULL, 'a' },
 		{ "policy", required_argument, NULL, 'p' },
 		{ "json", no_argument, NULL, 'j' },
+		{ "iolog", no_argument, NULL, 'i' },
 		{ "help", no_argument, NULL, 'h' },
 	};
 	struct error error;
 	int code;
 
 	for (uint32_t i = 0; i < ARRAY_COUNT(numbers); i++) {
-		longs[6 + i] = (struct option){ numbers[i].name, required_argument, NULL,
+		longs[LETTERS + i] = (struct option){ numbers[i].name, required_argument, NULL,
 			NUMBERS + (int)i };
 	}
 	while ((code = getopt_long(argc, argv, "h", longs, NULL)) != -1) {
@@ -215,6 +224,35 @@ static void parse(struct options *options, int argc, char **argv)
 	}
 	if (optind < argc) {
 		usage_error("there are options only");
+	}
+}
+
+/* --- a log for fio ---------------------------------------------------------------------------- */
+
+/* fio's "Trace file format v2", for its engine for NBD, which knows no durable writes. Without a
+ * "close", before which fio does not wait for what is in flight. */
+static void print_iolog(const struct options *options, struct load *load)
+{
+	uint64_t disks = options->warm_disks + (uint64_t)options->write_disks;
+	uint64_t flush_at = options->flush_blocks;
+	uint64_t written = 0;
+
+	printf("fio version 2 iolog\nnbd add\nnbd open\n");
+	while (written < disks * options->model.blocks) {
+		struct load_op op;
+
+		load_next(load, &op);
+		if (op.kind == LOAD_FLUSH) {
+			printf("nbd sync 0 0\n");
+			continue;
+		}
+		printf("nbd %s %" PRIu64 " %" PRIu64 "\n", op.kind == LOAD_WRITE ? "write" : "trim",
+			(uint64_t)op.block * BLOCK_BYTES, (uint64_t)op.count * BLOCK_BYTES);
+		written += op.kind == LOAD_WRITE ? op.count : 0;
+		if (options->flush_blocks != 0 && written >= flush_at) {
+			printf("nbd sync 0 0\n");
+			flush_at = written + options->flush_blocks;
+		}
 	}
 }
 
@@ -391,7 +429,10 @@ int main(int argc, char **argv)
 	if (load_open(&options, &load, &error) != 0) {
 		usage_error(error.text);
 	}
-	if (!options.json) {
+	if (options.iolog) {
+		print_iolog(&options, load);
+		options.policies = 0;
+	} else if (!options.json) {
 		printf("          data,   with  of 100 blocks that users wrote:            from  "
 		       "written\n"
 		       "policy   blocks    all  evicted   direct    moved    cache     back  "
