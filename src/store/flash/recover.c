@@ -163,9 +163,13 @@ static int read_level(struct flash *flash, uint32_t number, uint32_t level, bool
 	const struct flash_tree *tree = &flash->map.trees[number];
 
 	for (uint32_t i = 0; i < geometry->node_counts[level]; i++) {
-		int result = read_needed(flash, number, tree->levels[level][i],
-			tree->levels[level - 1] + (size_t)i * FLASH_NODE_ENTRIES, damaged);
+		struct flash_entry at = tree->levels[level][i];
+		int result = 0;
 
+		if (at.block != 0) { /* else it is zeroes, which take no memory yet */
+			result = read_needed(flash, number, at,
+				tree->levels[level - 1] + (size_t)i * FLASH_NODE_ENTRIES, damaged);
+		}
 		if (result < 0) {
 			return result;
 		}
