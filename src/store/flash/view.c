@@ -139,6 +139,13 @@ static bool is_going(const struct flash *flash)
 	       flash->views.list[1].state == FLASH_VIEW_DELETING;
 }
 
+/* Whether the oldest one, which is there, goes before a write is refused: one of a job does always,
+ * since nobody has asked for it to be kept. */
+static bool is_droppable(struct flash *flash)
+{
+	return !flash->views.refuses || oldest(flash)->about.is_temporary;
+}
+
 static void drop_oldest(struct flash *flash)
 {
 	struct flash_view *view = oldest(flash);
@@ -178,12 +185,13 @@ void flash_views_look(struct flash *flash)
 	/* Writes that were answered cannot be refused any more. */
 	flash->cache.is_tight = views->refuses && room < (int64_t)flash->cache.slot_count;
 	is_low = oldest(flash) != NULL && !is_going(flash) && room < 0;
-	if (is_low && !views->refuses) {
+	if (is_low && is_droppable(flash)) {
 		drop_oldest(flash);
+		is_low = false;
 	} else if (is_low) {
 		tell_refusal(flash);
 	}
-	views->is_full = is_low && views->refuses;
+	views->is_full = is_low;
 }
 
 bool flash_views_refuse(struct flash *flash, enum store_op op)
@@ -321,7 +329,7 @@ bool flash_views_relieve(struct flash *flash)
 	if (oldest(flash) == NULL) {
 		return false;
 	}
-	if (!views->refuses) {
+	if (is_droppable(flash)) {
 		drop_oldest(flash);
 		return true;
 	}

@@ -712,7 +712,7 @@ static void test_a_disk_that_fails_makes_no_snapshot(void **state)
 
 /* Those of jobs: they go before others that are older, and none is there after a restart. Requests
  * wait for each other. */
-static void test_temporary_snapshots_go_first_and_with_the_server(void **state)
+static void check_temporary(bool refuses)
 {
 	static struct world world;
 	static struct world image;
@@ -729,13 +729,13 @@ static void test_temporary_snapshots_go_first_and_with_the_server(void **state)
 	};
 	static const int results[] = { 0, 0, -EMLINK, 0, 0 };
 
-	GMB_UNUSED(state);
 	memset(views, 0, sizeof(views));
 	sim_start(&(struct sim_options){ .seed = 1, .faults = { .jitter = true } });
 	world_disk = WORLD_FILE;
 	world_cache = "0";
 	world_make_disk();
 	world_open(&world, "disk", false, NULL);
+	container_of(world.store, struct flash, base)->views.refuses = refuses;
 	block_count = (uint32_t)(store_size(world.store) >> FLASH_BLOCK_SHIFT);
 	written_count = block_count;
 	fill(&world);
@@ -770,6 +770,13 @@ static void test_temporary_snapshots_go_first_and_with_the_server(void **state)
 	assert_true(is_listed(&world, "a") && !is_listed(&world, "d"));
 	world_close(&world);
 	sim_stop();
+}
+
+static void test_temporary_snapshots_go_first_and_with_the_server(void **state)
+{
+	GMB_UNUSED(state);
+	check_temporary(false);
+	check_temporary(true);
 }
 
 static int last_result;
