@@ -129,13 +129,20 @@ static int allow_folders(
 	return rc;
 }
 
-/* A kind that listens by itself does so later, with the drivers of a network library. */
-static int allow_network(struct sandbox *sandbox, struct error *error)
+/* A kind that listens by itself does so later, perhaps with the drivers of a network library. */
+static int allow_network(struct sandbox *sandbox, const struct export_uri *uri, struct error *error)
 {
-	int rc = sandbox_allow(
-		sandbox, "/dev/infiniband", SANDBOX_READ | SANDBOX_WRITE | SANDBOX_DEVICES, error);
+	int rc;
 
+	if (uri->provider == NULL || strcmp(uri->provider, "tcp") == 0) {
+		if (strcmp(uri->protocol, "push") == 0) {
+			sandbox_allow_port(sandbox, 0); /* whom it trusts may name any */
+		}
+		return 0;
+	}
 	sandbox->loads_code = true;
+	rc = sandbox_allow(
+		sandbox, "/dev/infiniband", SANDBOX_READ | SANDBOX_WRITE | SANDBOX_DEVICES, error);
 	if (rc == 0) {
 		rc = sandbox_allow(sandbox, "/dev/shm", SANDBOX_SHARED_MEMORY, error);
 	}
@@ -167,7 +174,7 @@ static int allow_listener(
 	}
 	if (rc == 0 && listener->kind != NULL && listener->kind->listen != NULL &&
 		!listener->uri.is_unix) {
-		rc = allow_network(sandbox, error);
+		rc = allow_network(sandbox, &listener->uri, error);
 	}
 	return rc;
 }

@@ -1,5 +1,6 @@
 #!/usr/bin/python3
 """What a server gives up when it starts: root (--user), other files and system calls (--sandbox)."""
+import ctypes
 import json
 import os
 import pwd
@@ -7,6 +8,7 @@ import re
 import shutil
 import stat
 import tempfile
+import unittest
 
 import nbdmini
 import support
@@ -28,6 +30,23 @@ def status_lines(pid, *names):
     return found
 
 
+def filter_of(pid):
+    """The program by which seccomp judges the calls of a process; b"" when nobody may see it."""
+    seize, interrupt, detach, get_filter, any_child = 0x4206, 0x4207, 17, 0x420c, 0x40000000
+    call = ctypes.CDLL(None).ptrace
+    call.restype = ctypes.c_long
+    call.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_long, ctypes.c_void_p]
+    if call(seize, pid, 0, None) != 0:
+        return b""
+    call(interrupt, pid, 0, None)
+    os.waitpid(pid, any_child)
+    count = max(call(get_filter, pid, 0, None), 0)
+    program = ctypes.create_string_buffer(count * 8)
+    call(get_filter, pid, 0, program)
+    call(detach, pid, 0, None)
+    return program.raw
+
+
 class Sandbox(support.Case):
     def setUp(self):
         super().setUp()
@@ -43,6 +62,25 @@ class Sandbox(support.Case):
 
     def log(self):
         return dict(os.environ, GMBLOCK_LOG="info")
+
+    @unittest.skipUnless(support.has_libfabric(), "no libfabric")
+    def test_code_is_loaded_for_libfabric_only(self):
+        def rules(*listen):
+            server = self.start("--listen", "nbd://127.0.0.1:0", *listen, "--sandbox", "on", "null:1M",
+                                uri_count=1 + len(listen) // 2)
+            program = filter_of(server.process.pid)
+            for uri in server.uris:
+                if not uri.startswith("push:"):
+                    self.assertEqual(self.run_gmblock("info", uri)[0], 0)
+            self.assertEqual(server.stop()[0], 0)
+            return program
+
+        plain = rules()
+        if not self.has_landlock or not plain:
+            self.skipTest("filters cannot be seen here")
+        self.assertEqual(rules("--listen", "gmb://127.0.0.1:0"), plain)
+        self.assertEqual(rules("--listen", "push://127.0.0.1:0"), plain)
+        self.assertNotEqual(rules("--listen", "gmb://127.0.0.1:0?provider=ofi-tcp"), plain)
 
     def test_every_thread_is_bound_and_the_disk_works(self):
         server = self.start_unix(self.image(), "--threads", "2", env=self.log())
