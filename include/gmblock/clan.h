@@ -202,7 +202,7 @@ struct clan_conn_options {
 	uint32_t access;     /* enum clan_access; listeners and clan_adopt() */
 	uint32_t bulk_slots; /* our bulk ring in slots of 64 bytes: a power of two, 256 to 65536;
 				0 = 256. The memory we use per connection is 8 KiB + 64 times it;
-				on a network: 64 KiB (ofi: 115) + 64 times it, and it is what
+				on a network: 72 KiB (ofi: 115) + 64 times it, and it is what
 				we receive in;
 				what the peer shares and grants takes up to 1.1 MiB more */
 	uint32_t cookies;    /* cookies that can be granted at once; 0 = 64; at most 4096 */

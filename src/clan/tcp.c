@@ -376,11 +376,10 @@ static void tcp_queue_destroy(struct net_queue *net)
 
 static void tcp_after_fork(struct net_conn *conn, struct net_listener *listener)
 {
-	int fd = conn != NULL ? tcp_conn(conn)->file.fd
-			      : container_of(listener, struct tcp_listener, net)->file.fd;
-
-	if (fd >= 0) {
-		close(fd);
+	if (listener != NULL) {
+		close(container_of(listener, struct tcp_listener, net)->file.fd);
+	} else if (tcp_conn(conn)->in != NULL && tcp_conn(conn)->file.fd >= 0) {
+		close(tcp_conn(conn)->file.fd);
 	}
 }
 

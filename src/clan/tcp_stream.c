@@ -13,7 +13,8 @@
 enum {
 	SEND_PARTS = 128,
 	RECEIVE_PARTS = 16,
-	TURN_BYTES = 4 << 20, /* each way: then it is another connection's turn */
+	TURN_BYTES = 4 << 20, /* each way: then it is another connection's turn, */
+	TURN_CALLS = 64,      /* sooner when heads and frames are small */
 };
 
 /* Nothing more is to be done for it. */
@@ -448,8 +449,8 @@ void tcp_receive(struct tcp_conn *conn)
 {
 	size_t turn = 0;
 
-	while (conn->readable && !is_over(conn)) {
-		if (turn >= TURN_BYTES) {
+	for (int calls = 0; conn->readable && !is_over(conn); calls++) {
+		if (turn >= TURN_BYTES || calls == TURN_CALLS) {
 			tcp_ready(conn);
 			return;
 		}

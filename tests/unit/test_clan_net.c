@@ -6,6 +6,7 @@
  */
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -64,6 +65,8 @@ static void nobody_listens(void **state)
 	struct clan_event event;
 	struct world world;
 	char address[CLAN_ADDRESS_BYTES];
+	pid_t child;
+	int status;
 
 	(void)state;
 	world_listen(&world, &network, NULL);
@@ -78,10 +81,19 @@ static void nobody_listens(void **state)
 		"cannot connect: Connection refused; is a server "
 		"listening there, at this port and for this address?");
 	world_close_conn(&world, WORLD_DIALER, conn);
-	/* Closed while the name is looked up. */
+	/* Closed while the name is looked up, and before in a child that has nothing to close yet.
+	 */
 	snprintf(address, sizeof(address), "%s:localhost:1", hostile_scheme);
 	assert_int_equal(
 		clan_connect(world.queues[WORLD_DIALER], address, NULL, NULL, 0, &conn, NULL), 0);
+	child = fork();
+	assert_true(child >= 0);
+	if (child == 0) {
+		clan_queue_after_fork(world.queues[WORLD_DIALER]);
+		_exit(fcntl(STDIN_FILENO, F_GETFD) < 0);
+	}
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_int_equal(status, 0);
 	world_close_conn(&world, WORLD_DIALER, conn);
 	world_close(&world);
 }
