@@ -10,11 +10,12 @@
  *          messages, put, stream   the client sends for SECONDS, the server takes and forgets; put
  *                    is with a notification for each
  *          get       the client reads memory of the server, which sleeps
- * CARRIER  futex socket poll (clan over shared memory, by the way to wake), ofi (over TCP), tcp,
- * unix BYTES    of a message; those of clan include their head of 8 bytes BATCH    what is sent one
- * way is published, or given to the kernel, when there are so many; in an echo over sockets: 1 = a
- * system call for each message, else one for all that there are IDLE     connections of another
- * process that say nothing CPU      a number, or -1 for any
+ * CARRIER  futex socket poll (clan over shared memory, by the way to wake), clan-tcp and ofi (clan
+ * over TCP, by sockets of its own and by libfabric), tcp, unix BYTES    of a message; those of clan
+ * include their head of 8 bytes BATCH    what is sent one way is published, or given to the kernel,
+ * when there are so many; in an echo over sockets: 1 = a system call for each message, else one for
+ * all that there are IDLE     connections of another process that say nothing CPU      a number, or
+ * -1 for any
  *
  * Servers of one connection over sockets wait in recv(2), those of several in epoll_wait(2).
  * Threading: one thread per process. Errors: ends with status 1 and a message; 77 where the carrier
@@ -897,26 +898,28 @@ static int cpu_number(const char *text)
 
 static void set_carrier(const char *name)
 {
-	static const char *const names[] = { "futex", "socket", "poll", "ofi", "tcp", "unix" };
+	static const char *const names[] = { "futex", "socket", "poll", "clan-tcp", "ofi", "tcp",
+		"unix" };
 	size_t kind = 0;
 
-	while (kind < 6 && strcmp(name, names[kind]) != 0) {
+	while (kind < 7 && strcmp(name, names[kind]) != 0) {
 		kind++;
 	}
-	if (kind == 6) {
+	if (kind == 7) {
 		fprintf(stderr, "clan_load: no carrier is called %s\n", name);
 		exit(2);
 	}
 	load.carrier = names[kind];
-	load.clan = kind < 4;
-	load.network = kind == 3;
+	load.clan = kind < 5;
+	load.network = kind == 3 || kind == 4;
 	load.queue_options = (struct clan_queue_options){ .size = sizeof(load.queue_options),
-		.bell = kind == 1   ? CLAN_BELL_SOCKET
-			: kind == 3 ? CLAN_BELL_AUTO
-				    : CLAN_BELL_FUTEX,
+		.bell = kind == 1      ? CLAN_BELL_SOCKET
+			: load.network ? CLAN_BELL_AUTO
+				       : CLAN_BELL_FUTEX,
 		.spin_us = kind == 2 ? 1000000 : 0 };
 	if (load.network) {
-		snprintf(load.address, CLAN_ADDRESS_BYTES, "ofi:127.0.0.1:0");
+		snprintf(load.address, CLAN_ADDRESS_BYTES, "%s:127.0.0.1:0",
+			kind == 3 ? "tcp" : "ofi");
 	} else {
 		snprintf(load.address, CLAN_ADDRESS_BYTES, "shm:@gmblock-bench-%d", (int)getpid());
 	}
