@@ -49,6 +49,8 @@ class Network(support.Case):
             status, output, _ = self.run_gmblock(
                 "bench", "--rw", *pattern, "--seconds", "0.5", "--json", server.uri)
             self.assertEqual(status, 0)
+        with open(f"/proc/{server.process.pid}/maps", encoding="utf-8") as file:
+            self.assertEqual("libfabric" in file.read(), provider != "")
         self.assertEqual(server.stop(), (0, ""))
         status, _, errors = self.run_gmblock("info", server.uri)
         self.assertEqual(status, 1)
