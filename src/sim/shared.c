@@ -15,6 +15,7 @@ struct shared_file {
 	char *name;
 	uint8_t *bytes;
 	uint64_t size;
+	bool is_open;
 };
 
 static struct list_node files = { .next = &files, .prev = &files };
@@ -109,6 +110,11 @@ void sim_shared_remove(const char *folder)
 	destroy(find_in(folder));
 }
 
+bool sim_shared_is_open(const char *folder)
+{
+	return find_in(folder)->is_open;
+}
+
 void sim_shared_reboot(void)
 {
 	boot++;
@@ -140,6 +146,10 @@ int disk_shared_open(
 	if (file == NULL) {
 		file = make(path);
 	}
+	if (file->is_open) {
+		return error_set(error, -EBUSY, "another process uses '%s'", path);
+	}
+	file->is_open = true;
 	*shared = (struct disk_shared){
 		.bytes = file->bytes, .size = file->size, .fd = -1, .path = file->name
 	};
@@ -159,8 +169,12 @@ int disk_shared_resize(struct disk_shared *shared, uint64_t size, struct error *
 
 void disk_shared_close(struct disk_shared *shared, bool remove)
 {
-	if (shared->path != NULL && remove) {
-		destroy(find(shared->path));
+	struct shared_file *file = shared->path == NULL ? NULL : find(shared->path);
+
+	if (file != NULL && remove) {
+		destroy(file);
+	} else if (file != NULL) {
+		file->is_open = false;
 	}
 	*shared = (struct disk_shared){ .fd = -1 };
 }

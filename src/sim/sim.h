@@ -261,5 +261,7 @@ void sim_shared_copy(const char *from, const char *to);
  * there is none. */
 uint8_t *sim_shared_find(const char *folder, uint64_t *size_out);
 void sim_shared_remove(const char *folder);
+/* Somebody has opened it and not closed it: nobody else can. */
+bool sim_shared_is_open(const char *folder);
 /* The machine has started anew: disk_boot_id() gives another one. */
 void sim_shared_reboot(void);

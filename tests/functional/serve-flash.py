@@ -151,9 +151,9 @@ class Flash(support.Case):
             self.assertEqual([export["atomic_bytes"] for export in told], [promised, 0])
             self.assertEqual(server.stop()[0], 0)
 
-    def leave_changes(self):
+    def leave_changes(self, *keys):
         """In the cache of a server that is killed."""
-        server = self.serve("cache=1M")
+        server = self.serve("cache=1M", *keys)
         with nbdmini.open_export(server.uri, b"") as client:
             client.write(0, bytes([1]) * BLOCK)
         server.signal(signal.SIGKILL)
@@ -254,9 +254,22 @@ class Flash(support.Case):
         self.assertEqual(status, 0)
         self.assertNotIn("lost", errors)
         self.assertFalse(os.path.exists(self.cache))
-        # In a folder that could have it, a file that is not there is lost.
-        self.leave_changes()
-        with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        # The store knows where the file is; without that, and in a folder that could have it, it is lost.
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, \
+                tempfile.TemporaryDirectory(dir="/dev/shm") as other:
+            self.cache = os.path.join(other, os.path.basename(self.cache))
+            self.leave_changes("cache-dir=" + other)
+            self.assertEqual(self.check()["cache"], self.cache)
+            self.assertEqual(self.check()["cached"], BLOCK)
+            for keys in ([], ["cache-dir=" + folder], ["cache=0"], ["readonly", "cache-dir=" + folder]):
+                self.refused("has changes in its cache file", self.cache, "serve it with cache-dir=" + other, keys=keys)
+            server = self.serve("cache-dir=" + other)
+            with nbdmini.open_export(server.uri, b"") as client:
+                self.assertEqual(client.read(0, BLOCK), bytes([1]) * BLOCK)
+            self.assertEqual(server.stop(), (0, ""))
+            self.leave_changes("cache-dir=" + other)
+            os.remove(self.cache)
+            self.assertIn(f"not in '{other}'", self.check()["cache"])
             server = self.serve("cache-dir=" + folder)
             with nbdmini.open_export(server.uri, b"") as client:
                 self.assertEqual(client.read(0, BLOCK), bytes([1]) * BLOCK)

@@ -309,13 +309,27 @@ static void forget_disk(const char *name)
 
 static void lose_power(const struct scenario_export *export)
 {
+	static const char hidden[] = "/hidden/";
 	struct looking looking = { .export = export, .check = is_durable };
 	char name[NAME_BYTES];
+	char folder[FOLDER_BYTES];
+	bool is_left;
 
 	crash_name(export, false, name);
 	forget_disk(name);
 	looking.disk = sim_disk_crash_copy(export->disk, name);
+	cache_folder(contents_disk(export), folder);
+	/* One of a store that has failed is there, and nobody has it open. */
+	is_left = sim_shared_find(folder, &(uint64_t){ 0 }) != NULL && !sim_shared_is_open(folder);
+	if (is_left) {
+		sim_shared_copy(folder, hidden);
+		sim_shared_remove(folder);
+	}
 	look(&looking, name, false);
+	if (is_left) {
+		sim_shared_copy(hidden, folder);
+		sim_shared_remove(hidden);
+	}
 }
 
 static void kill_server(const struct scenario_export *export)
@@ -352,8 +366,15 @@ void contents_crash(const struct scenario *scenario)
 void contents_go_on(struct scenario_export *export)
 {
 	char name[NAME_BYTES];
+	char folder[FOLDER_BYTES];
 
 	export->is_killed = export->scenario->seed % KILLED_EVERY == 0;
+	if (!export->is_killed) { /* with the power all such files go */
+		cache_folder(contents_disk(export), folder);
+		if (sim_shared_find(folder, &(uint64_t){ 0 }) != NULL) {
+			sim_shared_remove(folder);
+		}
+	}
 	crash_name(export, export->is_killed, name);
 	snprintf(
 		export->path, sizeof(export->path), "%s%s", export->is_flash ? "flash:" : "", name);

@@ -101,10 +101,10 @@ struct flash_cache_options {
 
 /* Opens or makes the file, after the anchor is known: decides slot_count. A file that has pages is
  * taken whatever its size. Without a file that could be used there is no cache, and a warning; but
- * if one was lost, the anchor says so from then on. A folder that cannot be used, where the anchor
- * refers to a file, is an error and not a loss. A store that is only read: -EBUSY when there are
- * pages, which are not on the disk. -EPERM and others: there is a file which may have pages and
- * cannot be used. Blocks. */
+ * if one was lost, the anchor says so from then on. Where the anchor refers to a file, a folder
+ * that cannot be used is an error and not a loss, and so is another one than that in which it is. A
+ * store that is only read: -EBUSY when there are pages, which are not on the disk. -EPERM and
+ * others: there is a file which may have pages and cannot be used. Blocks. */
 GMB_MUST_CHECK int flash_cache_open(
 	struct flash *flash, const struct flash_cache_options *options, struct error *error);
 /* The file goes, unless the anchor refers to it; and so do others of the store that nobody needs.
@@ -115,6 +115,8 @@ void flash_cache_close(struct flash *flash);
 GMB_MUST_CHECK int flash_cache_load(struct flash *flash);
 /* The tag for the anchor that is written now. */
 uint64_t flash_cache_tag(const struct flash *flash);
+/* Has the anchor say where the file is to which its tag refers. */
+void flash_cache_tell_folder(struct flash *flash);
 /* For `gmblock check`: what there is to say of the cache. */
 void flash_cache_check(const struct flash_anchor *anchor, struct store_check *check);
 

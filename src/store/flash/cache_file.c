@@ -13,6 +13,11 @@
 
 enum { PATH_BYTES = 4096, NAMES = 4 };
 
+static const char *folder_of(const char *directory)
+{
+	return directory == NULL ? FLASH_CACHE_DIRECTORY : directory;
+}
+
 /* The file has one of NAMES names; whether it is that of the store its tag says. So a process that
  * takes over has one already while that before it has not let go, and so has a copy of the store.
  */
@@ -28,8 +33,7 @@ static void make_path(
 	if (name > 0) {
 		snprintf(number, sizeof(number), "-%u", name + 1);
 	}
-	snprintf(path, PATH_BYTES, "%s/gmblock-%s%s.cache",
-		directory == NULL ? FLASH_CACHE_DIRECTORY : directory, text, number);
+	snprintf(path, PATH_BYTES, "%s/gmblock-%s%s.cache", folder_of(directory), text, number);
 }
 
 /* Not 0. */
@@ -123,6 +127,39 @@ static int find_ours(const struct flash_anchor *anchor, const char *directory, c
 	return result;
 }
 
+/* It is not in the folder that was given; perhaps it is where the anchor says. -EEXIST: it is, or
+ * may be. */
+static int look_elsewhere(const struct flash *flash, const char *directory, struct error *error)
+{
+	const char *folder = flash->anchor.cache_folder;
+	struct flash_cache_head head;
+	struct disk_shared file;
+	struct error reason;
+	char path[PATH_BYTES];
+	int result;
+
+	if (folder[0] == '\0' || strcmp(folder, folder_of(directory)) == 0) {
+		return 0;
+	}
+	result = find_ours(&flash->anchor, folder, path, &file, &head, &reason);
+	/* Whoever uses it has a copy of the store: this one is claimed. */
+	if (result == -ENOENT || result == -ENOTDIR || result == -EBUSY) {
+		return 0;
+	}
+	if (result == 0) {
+		disk_shared_close(&file, false);
+		return error_set(error, -EEXIST,
+			"'%s' has changes in its cache file '%s'; serve it with cache-dir=%s, or "
+			"remove the file to open the store without them",
+			flash->path, path, folder);
+	}
+	return error_set(error, -EEXIST,
+		"'%s' has changes in its cache file, which was in '%s' and cannot be used: %s; put "
+		"that right and serve it with cache-dir=%s, or remove the file to open the store "
+		"without them",
+		flash->path, folder, reason.text, folder);
+}
+
 /* What was answered and not flushed is gone, so who has it unflushed must hear of it. */
 static void set_epoch(struct flash *flash)
 {
@@ -163,8 +200,11 @@ static int open_to_read(struct flash *flash, const char *directory, char *path, 
 	}
 	result = find_ours(&flash->anchor, directory, path, &file, &head, error);
 	if (result == -ENOENT) {
-		warn_of_loss(flash, path);
-		return 0;
+		result = look_elsewhere(flash, directory, error);
+		if (result == 0) {
+			warn_of_loss(flash, path);
+		}
+		return result;
 	}
 	if (result < 0) {
 		error_prefix(error, "'%s' has changes in its cache file", flash->path);
@@ -271,6 +311,10 @@ static int open_to_write(struct flash *flash, const struct flash_cache_options *
 		return result;
 	}
 	if (result == -ENOENT) {
+		result = look_elsewhere(flash, options->directory, error);
+		if (result < 0) {
+			return result;
+		}
 		warn_of_loss(flash, path);
 		count_loss(flash);
 	}
@@ -321,9 +365,7 @@ int flash_cache_open(
 			flash->path);
 	}
 	if (flash->anchor.cache_tag != 0 && !options->is_passed) {
-		result = look_at_folder(flash,
-			options->directory == NULL ? FLASH_CACHE_DIRECTORY : options->directory,
-			error);
+		result = look_at_folder(flash, folder_of(options->directory), error);
 		if (result < 0) {
 			return result;
 		}
@@ -347,6 +389,19 @@ uint64_t flash_cache_tag(const struct flash *flash)
 			       !flash_cache_is_dirty(cache)
 		       ? 0
 		       : cache->tag;
+}
+
+void flash_cache_tell_folder(struct flash *flash)
+{
+	const char *path = flash->cache.file.path;
+	char *folder = flash->anchor.cache_folder;
+
+	memset(folder, 0, FLASH_FOLDER_BYTES);
+	if (flash->anchor.cache_tag != 0 && path[0] == '/') {
+		size_t bytes = (size_t)(strrchr(path, '/') - path);
+
+		memcpy(folder, path, bytes < FLASH_FOLDER_BYTES ? bytes : 0);
+	}
 }
 
 /* What processes have left that were killed while one took over from another. */
@@ -454,13 +509,15 @@ void flash_cache_check(const struct flash_anchor *anchor, struct store_check *ch
 	if (anchor->cache_tag == 0) {
 		return;
 	}
-	result = find_ours(anchor, NULL, path, &file, &head, &error);
+	result = find_ours(anchor, anchor->cache_folder[0] == '\0' ? NULL : anchor->cache_folder,
+		path, &file, &head, &error);
+	if (result == -ENOENT) {
+		error_set(&error, result,
+			"not in '%.*s': elsewhere, or lost with the machine's memory",
+			(int)(strrchr(path, '/') - path), path);
+	}
 	if (result < 0) {
-		check->fact(check, "cache",
-			result == -EBUSY    ? "in use by a server"
-			: result == -ENOENT ? "not in " FLASH_CACHE_DIRECTORY
-					      ": elsewhere, or lost with the machine's memory"
-					    : error.text);
+		check->fact(check, "cache", result == -EBUSY ? "in use by a server" : error.text);
 		return;
 	}
 	for (uint32_t i = 0; i < head.slot_count; i++) {

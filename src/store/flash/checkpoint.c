@@ -279,6 +279,7 @@ static void write_anchor(struct flash *flash)
 		flash->anchor.next = flash->log.head;
 		flash->anchor.clock = flash->table.clock;
 		flash->anchor.cache_tag = flash_cache_tag(flash);
+		flash_cache_tell_folder(flash);
 		memcpy(flash->anchor.top, flash->map.trees[0].levels[FLASH_LEVELS - 1],
 			sizeof(flash->anchor.top));
 		flash_views_encode(flash);

@@ -220,6 +220,8 @@ static int look_again(struct flash *flash, struct error *error)
 		flash->anchor.next = now->anchor.next;
 		flash->anchor.clock = now->anchor.clock;
 		flash->anchor.cache_tag = now->anchor.cache_tag;
+		memcpy(flash->anchor.cache_folder, now->anchor.cache_folder,
+			sizeof(flash->anchor.cache_folder));
 		memcpy(flash->anchor.top, now->anchor.top, sizeof(flash->anchor.top));
 		memcpy(flash->anchor.views, now->anchor.views, sizeof(flash->anchor.views));
 		memcpy(flash->zones.anchor_blocks, now->zones.anchor_blocks,

@@ -42,7 +42,8 @@ struct wire_anchor {
 	uint64_t clock;
 	char label[FLASH_LABEL_BYTES];
 	uint32_t zone_blocks;
-	uint8_t zeroes[TOP_AT - 156 - 16];
+	char cache_folder[FLASH_FOLDER_BYTES];
+	uint8_t zeroes[TOP_AT - 156 - FLASH_FOLDER_BYTES - 16];
 	uint64_t cache_tag;
 	uint64_t cache_losses;
 	struct flash_entry top[FLASH_TOP_ENTRIES];
@@ -254,6 +255,7 @@ void flash_anchor_encode(const struct flash_anchor *anchor, uint8_t block[FLASH_
 	memcpy(wire.magic, anchor_magic, sizeof(wire.magic));
 	memcpy(wire.uuid, anchor->uuid, sizeof(wire.uuid));
 	memcpy(wire.label, anchor->label, sizeof(wire.label));
+	memcpy(wire.cache_folder, anchor->cache_folder, sizeof(wire.cache_folder));
 	memcpy(wire.top, anchor->top, sizeof(wire.top));
 	for (uint32_t i = 0; i < FLASH_VIEWS; i++) {
 		const struct flash_view_anchor *view = &anchor->views[i];
@@ -338,6 +340,17 @@ static bool views_decode(struct flash_anchor *anchor, const struct wire_anchor *
 	       strcmp(anchor->views[0].name, anchor->views[1].name) != 0;
 }
 
+/* A full path, where there is a file. */
+static bool folder_is_sound(const struct flash_anchor *anchor)
+{
+	const char *folder = anchor->cache_folder;
+	size_t bytes = strnlen(folder, FLASH_FOLDER_BYTES);
+
+	return bytes < FLASH_FOLDER_BYTES &&
+	       is_zero((const uint8_t *)folder + bytes, FLASH_FOLDER_BYTES - bytes) &&
+	       (bytes == 0 || (folder[0] == '/' && anchor->cache_tag != 0));
+}
+
 int flash_anchor_decode(
 	const uint8_t block[FLASH_BLOCK_BYTES], struct flash_anchor *anchor, struct error *error)
 {
@@ -373,10 +386,11 @@ int flash_anchor_decode(
 	};
 	memcpy(anchor->uuid, wire.uuid, sizeof(wire.uuid));
 	memcpy(anchor->label, wire.label, sizeof(wire.label));
+	memcpy(anchor->cache_folder, wire.cache_folder, sizeof(wire.cache_folder));
 	memcpy(anchor->top, wire.top, sizeof(wire.top));
 	if (!flash_geometry_init(&anchor->geometry) || !position_is_sound(anchor) ||
 		!top_is_sound(anchor, anchor->top) || !views_decode(anchor, &wire) ||
-		anchor->label[FLASH_LABEL_BYTES - 1] != '\0' ||
+		anchor->label[FLASH_LABEL_BYTES - 1] != '\0' || !folder_is_sound(anchor) ||
 		!is_zero(wire.zeroes, sizeof(wire.zeroes)) ||
 		!is_zero(wire.more_zeroes, sizeof(wire.more_zeroes))) {
 		return error_set(error, -EINVAL, "has numbers that do not fit each other");

@@ -47,6 +47,7 @@ enum {
 	FLASH_CACHE_SLOTS_MIN = 32,
 	FLASH_CACHE_SLOTS_MAX = 1 << 24, /* 64 GiB */
 	FLASH_LABEL_BYTES = 64,
+	FLASH_FOLDER_BYTES = 256,
 	FLASH_VIEW_NAME_BYTES = 64,
 	FLASH_SPARE_MIN = 7, /* percent */
 	FLASH_SPARE_MAX = 50,
@@ -163,6 +164,8 @@ struct flash_anchor {
 	uint64_t clock;		    /* see store/flash/gc_policy.h */
 	uint64_t cache_tag;	    /* of the cache file with what the log has not; 0: none */
 	uint64_t cache_losses;	    /* another random number after each one; 0: none yet */
+	/* Of the cache file; ends with a zero. Empty: there is none, or the name is too long. */
+	char cache_folder[FLASH_FOLDER_BYTES];
 	uint32_t spare_percent;
 	char label[FLASH_LABEL_BYTES]; /* ends with a zero */
 	uint32_t zone_blocks;	       /* from zone to zone; 0: the device has none */

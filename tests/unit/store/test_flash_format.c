@@ -167,6 +167,8 @@ static void test_an_anchor_that_is_wrong_is_refused(void **state)
 	assert_int_equal(decode_changed(1664 + 84, 1, true), -EINVAL);	  /* zeroes */
 	assert_int_equal(decode_changed(1664 + 131, 255, true), -EINVAL); /* a node outside */
 	assert_int_equal(decode_changed(2304, 1, true), -EINVAL);
+	assert_int_equal(decode_changed(156, 47, true), -EINVAL); /* a folder of no cache file */
+	assert_int_equal(decode_changed(411, 1, true), -EINVAL);
 }
 
 static void test_segments_are_not_too_many_for_memory(void **state)
