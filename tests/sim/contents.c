@@ -15,9 +15,7 @@
 enum {
 	GIANT_WINDOW_BYTES = 1 << 20,
 	FLASH_SEGMENT_BLOCKS = 16,
-	/* With room for the longest record, and so many more of them that the collector gets on. */
-	FLASH_ATOMIC_SEGMENT_BLOCKS = 256,
-	FLASH_ATOMIC_SPARE = 40,
+	FLASH_ATOMIC_SEGMENT_BLOCKS = 256, /* with room for the longest record */
 	FLASH_SEGMENTS_LEAST = 22,
 	FLASH_SEGMENTS_MORE = 30,
 	KILLED_EVERY = 3, /* scenarios that go on after a kill; the others after a loss of power */
@@ -152,8 +150,7 @@ void contents_make_flash(struct scenario_export *export, const char *disk)
 		.is_block = model_random() % 3 == 0,
 		.no_discard = model_random() % 3 == 0,
 	};
-	struct store_create create = { .segment_bytes = segment_blocks * FLASH_BLOCK_BYTES,
-		.spare_percent = runner_atomic ? FLASH_ATOMIC_SPARE : 0 };
+	struct store_create create = { .segment_bytes = segment_blocks * FLASH_BLOCK_BYTES };
 	struct flash flash = { .path = (char *)(uintptr_t)disk };
 	struct error error;
 
