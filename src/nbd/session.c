@@ -102,6 +102,11 @@ bool nbd_session_stalled(struct session *base)
 		base->progress_ns = ring_batch_ns(session->service->ring);
 		return false;
 	}
+	if (receives && session->rx_raw_bytes != session->stream.raw_bytes) {
+		session->rx_raw_bytes = session->stream.raw_bytes;
+		base->progress_ns = ring_batch_ns(session->service->ring);
+		return false;
+	}
 	if (receives && !session->rx_probed) {
 		session->rx_probed = true;
 		receive_interrupt(session);

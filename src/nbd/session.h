@@ -196,9 +196,10 @@ struct nbd_session {
 	uint32_t rx_want;			/* bytes the next message needs in one piece */
 	uint64_t rx_discard_left;		/* payload bytes that nobody wants */
 	struct nbd_request *rx_discard_request; /* is answered after them; or NULL */
-	bool rx_was_full;    /* the last receive took all that its buffer could hold */
-	bool rx_into_stream; /* the receive in flight goes to rx_stream */
-	bool rx_probed;	     /* it was interrupted to see what came, and nothing has since */
+	bool rx_was_full;      /* the last receive took all that its buffer could hold */
+	bool rx_into_stream;   /* the receive in flight goes to rx_stream */
+	uint64_t rx_raw_bytes; /* of the stream, when it was last asked whether the peer lives */
+	bool rx_probed;	       /* it was interrupted to see what came, and nothing has since */
 	uint8_t rx_small[RX_SMALL_BYTES];
 };
 

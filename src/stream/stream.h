@@ -71,6 +71,9 @@ struct stream {
 	 * takes memory that the CPU may not use, a layer that encrypts does not. Changes with an
 	 * upgrade only. Read only. */
 	uint32_t memory_rights;
+	/* What a layer has received of the socket: also a part of a record shows that the peer
+	 * lives. Read only. */
+	uint64_t raw_bytes;
 	struct msghdr message; /* of a contiguous receive by a layer */
 	struct iovec iov;
 	struct ring_op upgrade_op;

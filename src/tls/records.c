@@ -394,6 +394,7 @@ static ssize_t fill_now(struct tls_layer *layer)
 	result = ring_recvmsg_now(layer->stream->ring, layer->stream->file, &message);
 	if (result > 0) {
 		layer->in.end = (uint32_t)result;
+		layer->stream->raw_bytes += (uint64_t)result;
 	} else if (result == 0) {
 		in_ended(layer);
 	}
@@ -437,6 +438,7 @@ static void filled(struct ring_op *op, int result)
 		in_ended(layer);
 	}
 	layer->in.end = result > 0 ? (uint32_t)result : 0;
+	layer->stream->raw_bytes += layer->in.end;
 	opened = open_records(layer);
 	/* There is more than fits where an idle connection waits. */
 	if (opened == OPENED_DRY && result == TLS_IN_BYTES && fill_now(layer) > 0) {
