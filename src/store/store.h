@@ -559,7 +559,8 @@ const char *store_barrier_name(enum store_barrier barrier);
  *   here   flush, STORE_SETTLE ──┐  store_let_go(), store_close()   or parts again, if it has
  * failed there  store_open()          └▶ store_take(), or store_start() ─▶ parts
  *
- * From the flush until its own first part the other process only reads.
+ * From the flush until its own first part the other process only reads. With parts in flight the
+ * flush may fail with -EBUSY.
  */
 enum store_hold {
 	STORE_HOLD_NONE,   /* the store does not write, or has no contents */

@@ -693,6 +693,8 @@ static bool flush_step(struct flash *flash)
 	list_remove(&part->node);
 	if (flash->failed != 0) {
 		flash_finish(part, flash->failed);
+	} else if ((part->flags & STORE_SETTLE) != 0 && flash_cache_is_dirty(cache)) {
+		flash_finish(part, -EBUSY); /* clients go on: it would never end */
 	} else if ((part->flags & STORE_SETTLE) != 0) {
 		flash_flush(flash, part);
 	} else {

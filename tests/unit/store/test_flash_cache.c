@@ -600,6 +600,28 @@ static void test_a_store_that_has_settled_needs_no_file(void **state)
 	teardown();
 }
 
+/* An upgrade that was given up: clients go on, and the flush for it must end all the same. */
+static void test_a_store_that_is_written_does_not_settle(void **state)
+{
+	enum { STEPS_MAX = 100000 };
+	struct store_part part = { .done = result_done, .op = STORE_FLUSH, .flags = STORE_SETTLE };
+
+	GMB_UNUSED(state);
+	setup();
+	store_submit(world.queues[0], &part);
+	parts[0].op = STORE_OP_COUNT;
+	for (uint32_t i = 0; part.op != STORE_OP_COUNT; i++) {
+		assert_true(i < STEPS_MAX);
+		if (parts[0].op == STORE_OP_COUNT) {
+			submit(0, STORE_WRITE, i % BLOCKS, NEW + i, 0);
+		}
+		assert_true(sim_step());
+	}
+	assert_int_equal(last_result, -EBUSY);
+	wait_for(0);
+	teardown();
+}
+
 /* --- in the middle of a write ---------------------------------------------------------------- */
 
 static uint8_t *watched;
@@ -694,6 +716,7 @@ int main(void)
 		cmocka_unit_test(test_a_loss_is_remembered),
 		cmocka_unit_test(test_changes_of_a_copy_stay),
 		cmocka_unit_test(test_a_store_that_has_settled_needs_no_file),
+		cmocka_unit_test(test_a_store_that_is_written_does_not_settle),
 		cmocka_unit_test(test_a_page_outlives_the_record_before_it),
 		cmocka_unit_test(test_a_large_write_supersedes_all_its_pages),
 		cmocka_unit_test(test_a_flush_waits_for_what_supersedes_a_page),
