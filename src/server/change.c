@@ -235,13 +235,14 @@ static int remove_snapshots(struct change *change, const struct served *parent, 
 	return rc;
 }
 
-/* An overlay has one writer at a time, and one that is discarded at the end would be empty again,
- * as would a disk in memory. */
+/* An overlay and a flash store have one writer at a time, and an overlay that is discarded at the
+ * end would be empty again, as would a disk in memory. */
 static int check_contents(const struct server_export *before, const struct server_export *after,
 	const char *line, struct error *error)
 {
 	char overlay[CHANGE_LABEL_BYTES];
 	char shown[CHANGE_LABEL_BYTES];
+	bool is_flash = strncmp(before->path, "flash:", strlen("flash:")) == 0;
 
 	if (strcmp(before->path, after->path) != 0) {
 		return 0;
@@ -253,12 +254,13 @@ static int check_contents(const struct server_export *before, const struct serve
 			change_label(after->name, shown), line);
 	}
 	server_settings_text(&before->settings, "overlay", overlay, sizeof(overlay));
-	if (overlay[0] == '\0' || !server_export_same(before, after, "overlay")) {
+	if (overlay[0] != '\0' ? !server_export_same(before, after, "overlay")
+			       : !is_flash || (before->store.read_only && after->store.read_only)) {
 		return 0;
 	}
 	return error_set(error, -EBUSY,
-		"%s: %s would open its disk anew, which an overlay does not allow while it is "
-		"served; remove the export, and add it again",
+		"%s: %s would open its disk anew, which an overlay or a flash store does not allow "
+		"while it is served; remove the export, and add it again",
 		change_label(after->name, shown), line);
 }
 

@@ -277,6 +277,16 @@ class Flash(support.Case):
         self.assertEqual(status, 0)
         self.assertIn("is lost: there is no cache file", errors)
 
+    def test_a_store_that_is_served_is_not_opened_again(self):
+        control = self.path("control")
+        server = self.start_unix("--control", control, "--export", f"a=flash:{self.file}")
+        for key, told in {"cache=1M": "a flash store does not allow", "readonly": "a flash store does not allow",
+                          "description=b": ""}.items():
+            result = self.gmblock("export", "set", "a", key, "--server", control)
+            self.assertEqual(result.returncode, 1 if told else 0, result.stderr)
+            self.assertIn(told, result.stderr)
+        self.assertEqual(server.stop()[0], 0)
+
     def test_keys_of_flash_stores_are_refused_for_other_disks(self):
         plain = self.make_file("plain", bytes(MIB))
         for key in ("map-memory=64M", "cache=1M", "cache-dir=/dev/shm", "cold=50", "gc=auto", "on-full=refuse"):
