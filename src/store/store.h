@@ -525,8 +525,8 @@ bool store_has_views(const struct store *store);
 void store_view_ask(struct store *store, struct store_view_request *request);
 /* Those that there are; none for a store that cannot have any. Any thread, after the start. */
 uint32_t store_views(struct store *store, struct store_view list[STORE_VIEWS_MAX]);
-/* dropped is called on the ring of the store's start when the store gives one up. Before the start,
- * of a store that has views. */
+/* dropped is called on the ring of the store's start when the store gives one up, but not from
+ * store_close(). Before the start, of a store that has views. */
 void store_views_watch(struct store *store, void (*dropped)(void *context), void *context);
 /* Opens one. The store must not be closed before it. -ENOENT. Any thread. */
 GMB_MUST_CHECK int store_view_open(

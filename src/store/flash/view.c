@@ -156,7 +156,7 @@ static void drop_oldest(struct flash *flash)
 	flash->counters.snapshots_dropped++;
 	set_state(flash, view, FLASH_VIEW_DELETING);
 	flash->pump_again = true;
-	if (flash->base.view_dropped != NULL) {
+	if (flash->base.view_dropped != NULL && !flash->is_closing) {
 		flash->base.view_dropped(flash->base.view_context);
 	}
 }

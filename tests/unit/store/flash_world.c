@@ -55,6 +55,15 @@ struct sim_disk_options world_disk_options(void)
 		.is_block = world_disk == WORLD_DEVICE };
 }
 
+static bool closes;
+
+/* Who watches may have gone when the store is closed. */
+static void view_dropped(void *context)
+{
+	GMB_UNUSED(context);
+	assert_false(closes);
+}
+
 static void start_done(struct store_start *start)
 {
 	container_of(start, struct world, start)->started = true;
@@ -81,6 +90,7 @@ void world_prepare(struct world *world, const char *name, bool direct, bool read
 		fail_msg("%s", error.text);
 	}
 	store_options_fini(&options);
+	store_views_watch(world->store, view_dropped, NULL);
 	for (int i = 0; i < WORLD_RINGS; i++) {
 		assert_int_equal(
 			ring_create(&(struct ring_options){ 0 }, &world->rings[i], &error), 0);
@@ -170,7 +180,9 @@ void world_discard(struct world *world)
 		store_queue_destroy(world->queues[i]);
 		ring_destroy(world->rings[i]);
 	}
+	closes = true;
 	store_close(world->store);
+	closes = false;
 	(void)munmap(world->budget, budget);
 }
 

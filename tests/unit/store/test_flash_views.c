@@ -779,6 +779,55 @@ static void test_temporary_snapshots_go_first_and_with_the_server(void **state)
 	check_temporary(true);
 }
 
+/* What is in the write cache finds no room beside a snapshot when the store is closed: the snapshot
+ * goes, and who watched for that is not told, as it may have gone, too. */
+static void test_a_snapshot_is_dropped_when_the_store_is_closed(void **state)
+{
+	enum { SLOTS = 32, STRIDE = 8 };
+	static struct world world;
+	uint32_t dropped = 0;
+	bool is_over = false;
+
+	GMB_UNUSED(state);
+	memset(views, 0, sizeof(views));
+	world_disk = WORLD_FILE;
+	world_cache = "128K";
+	for (uint32_t changed = 0; !is_over; changed += STRIDE) {
+		struct store_view_request request = {
+			.action = STORE_VIEW_CREATE, .view.name = "a", .done = failure_done
+		};
+
+		sim_start(&(struct sim_options){ .seed = 1 });
+		world_make_disk();
+		world_open(&world, "disk", false, NULL);
+		block_count = (uint32_t)(store_size(world.store) >> FLASH_BLOCK_SHIFT);
+		written_count = block_count;
+		fill(&world);
+		store_view_ask(world.store, &request);
+		while (request.context == NULL) {
+			assert_true(sim_step());
+		}
+		assert_int_equal(request.result, 0);
+		for (uint32_t i = 0; i < changed + SLOTS; i++) {
+			struct store_part part = { .op = STORE_WRITE,
+				.flags = i < changed ? STORE_FUA : 0,
+				.offset = (uint64_t)i << FLASH_BLOCK_SHIFT,
+				.length = FLASH_BLOCK_BYTES,
+				.memory = mem_of(lane_memory),
+				.done = world_part_done };
+
+			world_submit(&world, &part);
+		}
+		is_over = has_dropped(&world);
+		world_close(&world);
+		world_open(&world, "disk", false, NULL);
+		dropped += !is_over && !is_listed(&world, "a");
+		world_close(&world);
+		sim_stop();
+	}
+	assert_true(dropped > 0);
+}
+
 static int last_result;
 
 static void result_done(struct store_part *part, int result)
@@ -835,6 +884,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_snapshots_survive_whole_or_not_at_all),
 		cmocka_unit_test(test_a_disk_that_fails_makes_no_snapshot),
 		cmocka_unit_test(test_temporary_snapshots_go_first_and_with_the_server),
+		cmocka_unit_test(test_a_snapshot_is_dropped_when_the_store_is_closed),
 		cmocka_unit_test(test_a_table_that_does_not_fit_a_snapshot_ends_writes),
 	};
 
