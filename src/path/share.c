@@ -138,7 +138,8 @@ static bool get_reserve(struct path_request *request, struct arena **arena_inout
 	uint64_t replaced_bytes, uint64_t *bytes_inout, struct arena_buf *buf)
 {
 	struct path_client *client = request->client;
-	uint64_t room = PATH_RESERVE_BYTES - offset % PATH_RESERVE_BYTES; /* the next is aligned */
+	/* The next part is aligned; what is not cut has none. */
+	uint64_t room = PATH_RESERVE_BYTES - (request->atomic ? 0 : offset % PATH_RESERVE_BYTES);
 	bool may = request->op == STORE_WRITE || client->buffer_count == 0 || replaced_bytes > 0;
 
 	may = may && (!request->atomic || *bytes_inout <= room);

@@ -146,7 +146,8 @@ static void progress(struct path_request *request)
 	}
 }
 
-static void start(struct world *world, uint32_t idx, uint64_t length, uint32_t flags)
+static void start_at(
+	struct world *world, uint32_t idx, uint64_t offset, uint64_t length, uint32_t flags)
 {
 	struct path_request *request = &world->requests[idx];
 
@@ -154,7 +155,7 @@ static void start(struct world *world, uint32_t idx, uint64_t length, uint32_t f
 	*request = (struct path_request){ .client = &world->clients[idx],
 		.op = STORE_WRITE,
 		.flags = flags,
-		.offset = idx * (uint64_t)MIB,
+		.offset = offset,
 		.length = length,
 		.window_bytes = PATH_WINDOW_BYTES,
 		.memory_rights = MEM_CPU | MEM_ADDRESS,
@@ -163,6 +164,11 @@ static void start(struct world *world, uint32_t idx, uint64_t length, uint32_t f
 	world->streams[idx] = NULL;
 	path_start(world->path, request);
 	progress(request);
+}
+
+static void start(struct world *world, uint32_t idx, uint64_t length, uint32_t flags)
+{
+	start_at(world, idx, idx * (uint64_t)MIB, length, flags);
 }
 
 static void finish(struct world *world, uint32_t idx)
@@ -280,6 +286,21 @@ static void test_one_block(void **state)
 	world_close(world);
 }
 
+/* Where there is no room for a block of the export's own, the client's is enough at any offset. */
+static void test_reserve(void **state)
+{
+	struct world *world = world_open(16 * MIB);
+
+	GMB_UNUSED(state);
+	path_export_join(world->path, &world->exports[0], PATH_RESERVE_BYTES);
+	take_all(world);
+	start_at(world, 0, 512, PATH_RESERVE_BYTES, STORE_FUA);
+	assert_non_null(world->streams[0]);
+	assert_int_equal(world->streams[0]->length, PATH_RESERVE_BYTES);
+	finish(world, 0);
+	world_close(world);
+}
+
 /* An export comes when others have all memory: its block is the first that becomes free. */
 static void test_late_export(void **state)
 {
@@ -349,6 +370,7 @@ int main(void)
 		cmocka_unit_test(test_promise),
 		cmocka_unit_test(test_turns),
 		cmocka_unit_test(test_one_block),
+		cmocka_unit_test(test_reserve),
 		cmocka_unit_test(test_late_export),
 		cmocka_unit_test(test_segments),
 	};
