@@ -126,7 +126,8 @@ class PushSnapshot(push_tool.Case):
         for end in (lambda name: self.run_gmblock("snapshot", "delete", "--now", "disk", name,
                                                   "--server", first.control), lambda name: first.stop()):
             push = self.start_push("--rate", "2M", first.push("disk"), second.push("disk"))
-            self.wait_for(lambda: self.jobs(first.push("disk"))[-1]["bytes_done"] > 0)
+            self.wait_for(lambda: [job for job in self.jobs(first.push("disk"))
+                                   if job["state"] == "moves" and job["bytes_done"] > 0])
             end(self.snapshots(first)[-1]["name"])
             self.assertRegex(push.communicate()[1], "its snapshot was|stopp")
         self.assertEqual(json.loads(self.run_gmblock("check", "--json", self.path("flash"))[1])["snapshots"], "a")
