@@ -29,7 +29,7 @@ static const char help[] =
 	"                         interrupted push has left it\n"
 	"  --live                 of a flash store, push what clients write meanwhile as it\n"
 	"                         comes, without a snapshot\n"
-	"  --verify=read          read the destination back at the end\n"
+	"  --verify[=read]        read the destination back at the end, and compare\n"
 	"  --detach               print the number of the job, and do not wait for it\n"
 	"  --progress=WHEN        auto (on a terminal), on or off\n"
 	"  --list                 show the jobs of a server\n"
@@ -91,8 +91,7 @@ static int take_verify(void *context, const char *option, const char *text)
 	if (text != NULL && strcmp(text, "read") != 0) {
 		return cli_usage_error(name, "--%s can be read", option);
 	}
-	/* What moves is compared with its checksum always. */
-	arguments->options.read_back = text != NULL;
+	arguments->options.read_back = true;
 	return CLI_GO_ON;
 }
 

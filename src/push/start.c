@@ -57,8 +57,8 @@ static const char *may_reach(const struct push_session *session, const struct ex
 	}
 	/* Root and our own user could connect there themselves. */
 	if (!push_viewer_of(session).all && !names_place(session, uri)) {
-		return "this server does not push there for you: its --push-to names no such "
-		       "place";
+		return "this server does not push there for you: no --push-to of it names that "
+		       "place (with ,port=N, if the port is not 10811)";
 	}
 	if (uri->is_unix) {
 		return NULL;

@@ -407,7 +407,7 @@ static int report(
 	units_human_bytes(parts[2], head->skipped);
 	units_human_bytes(rate, (uint64_t)((double)head->length / MAX(seconds, 1e-3)));
 	printf("pushed %s in %s, %s/s%s: %s moved, %s of zeroes, %s there already; digest "
-	       "%016" PRIx64 "; no payload through this host\n",
+	       "%016" PRIx64 "\n",
 		total, copy_human_time(time, seconds), rate,
 		options->read_back ? ", read back" : "", parts[0], parts[1], parts[2],
 		head->digest);

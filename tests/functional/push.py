@@ -114,10 +114,10 @@ class Push(push_tool.Case):
         source = self.image("source", 2 * MIB, (0, MIB))
         first, second = self.serve(f"disk={source}"), self.serve("disk=memory:2M")
         code, output, errors = self.run_gmblock(
-            "push", "--progress=on", first.push("disk"), second.push("disk"))
+            "push", "--progress=on", "--verify", first.push("disk"), second.push("disk"))
         self.assertEqual(code, 0, errors)
-        self.assertRegex(output, r"^pushed 2.0 MiB in .*: 1.0 MiB moved, 1.0 MiB of zeroes, 0 bytes there already; "
-                                 r"digest [0-9a-f]{16}; no payload through this host\n$")
+        self.assertRegex(output, r"^pushed 2.0 MiB in .*, read back: 1.0 MiB moved, 1.0 MiB of zeroes, "
+                                 r"0 bytes there already; digest [0-9a-f]{16}\n$")
 
     def test_refused(self):
         source = self.image("source", 4 * MIB, (0, 4 * MIB))
@@ -173,7 +173,7 @@ class Push(push_tool.Case):
                     if uri in may:
                         self.push(source.push("disk"), uri)
                     else:
-                        self.check_refused(["push", source.push("disk"), uri], 1, "--push-to names no")
+                        self.check_refused(["push", source.push("disk"), uri], 1, "no --push-to of it names that place")
             source.stop()
         for place in ("", "localhost", "10.0.0.1/8", "10.0.0.1,port=0", "10.0.0.1,port=", "x,port=any"):
             self.check_refused(["serve", "--push-to", place, "memory:1M"], 2, "--push-to: ")
