@@ -337,16 +337,15 @@ static int look(const struct push_nbd *nbd, char text[PUSH_TEXT_BYTES_MAX])
 static int take_memory(struct push_nbd *nbd, void **base_out)
 {
 	struct push_source *source = nbd->source;
-	bool compares = (source->flags & PUSH_COMPARE) != 0;
-	int result =
-		push_source_own_slots(source, compares ? 2 * PUSH_SLOTS : PUSH_SLOTS, base_out);
+	/* One more for each, for what is there. */
+	uint32_t parts = (source->flags & PUSH_COMPARE) != 0 ? 2 : 1;
+	int result = push_source_own_slots(source, parts, parts * PUSH_SLOTS, base_out);
 
-	if (result != 0) {
-		return result;
+	if (result == 0) {
+		source->slot_count = source->staged_slots / parts;
+		nbd->beside = (uint8_t *)*base_out + (size_t)source->slot_count * PUSH_SLOT_BYTES;
 	}
-	source->slot_count = compares ? source->staged_slots / 2 : source->staged_slots;
-	nbd->beside = (uint8_t *)*base_out + (size_t)source->slot_count * PUSH_SLOT_BYTES;
-	return source->slot_count > 0 ? 0 : -EBUSY;
+	return result;
 }
 
 static void opened(void *context, struct gmb_client *client, const struct gmb_error *error)
@@ -372,7 +371,8 @@ static void opened(void *context, struct gmb_client *client, const struct gmb_er
 	}
 	if (result == 0) {
 		result = take_memory(nbd, &base);
-		snprintf(text, sizeof(text), "there is no staging memory: %s", strerror(-result));
+		snprintf(text, sizeof(text), "there is no staging memory: %s",
+			push_memory_text(result));
 	}
 	if (result != 0) {
 		push_session_job_fail(session, result, text);

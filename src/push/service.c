@@ -26,7 +26,7 @@ static struct push_session *of(struct session *base)
 	return container_of(base, struct push_session, base);
 }
 
-uint32_t push_staging_take(uint32_t slots_max)
+uint32_t push_staging_take(uint32_t slots_min, uint32_t slots_max)
 {
 	/* Relaxed, all: a number, nothing is published with it. */
 	uint32_t used = atomic_load_explicit(&staged_slots, memory_order_relaxed);
@@ -35,9 +35,8 @@ uint32_t push_staging_take(uint32_t slots_max)
 	do {
 		uint32_t left = PUSH_STAGED_SLOTS_MAX - used;
 
-		slots = MAX(left / PUSH_STAGING_DIVISOR, 1U);
-		slots = MIN(slots, left);
-		slots = MIN(slots, slots_max);
+		slots = MAX(left / PUSH_STAGING_DIVISOR, slots_min);
+		slots = slots <= left ? MIN(slots, slots_max) : 0;
 	} while (!atomic_compare_exchange_weak_explicit(
 		&staged_slots, &used, used + slots, memory_order_relaxed, memory_order_relaxed));
 	return slots;

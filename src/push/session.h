@@ -99,9 +99,9 @@ void push_session_begun(struct push_session *session, uint32_t silence_ms);
 void push_session_job_end(struct push_session *session, int status, const char *text);
 /* It fails, and the session ends, or goes on as a coordinator's. */
 void push_session_job_fail(struct push_session *session, int status, const char *text);
-/* Staging memory for a job: so many slots, at most slots_max, and fewer where others have much of
- * it. 0: all of it is in use. */
-GMB_MUST_CHECK uint32_t push_staging_take(uint32_t slots_max);
+/* Staging memory for a job: so many slots, at most slots_max, and down to slots_min where others
+ * have much of it. 0: there are not as many. */
+GMB_MUST_CHECK uint32_t push_staging_take(uint32_t slots_min, uint32_t slots_max);
 void push_staging_give(uint32_t slots);
 struct push_viewer push_viewer_of(const struct push_session *session);
 

@@ -613,7 +613,7 @@ static int stage(struct push_sink *sink, const char **text)
 	void *base;
 	int result;
 
-	sink->slot_count = push_staging_take(PUSH_SLOTS);
+	sink->slot_count = push_staging_take(1, PUSH_SLOTS);
 	if (sink->slot_count == 0) {
 		*text = "the destination has lent all the memory that it lends";
 		return -EBUSY;

@@ -567,9 +567,10 @@ void push_source_tick(struct push_session *session)
 
 /* --- what the destination says ---------------------------------------------------------------- */
 
-int push_source_own_slots(struct push_source *source, uint32_t slots_max, void **base_out)
+int push_source_own_slots(
+	struct push_source *source, uint32_t slots_min, uint32_t slots_max, void **base_out)
 {
-	source->staged_slots = push_staging_take(slots_max);
+	source->staged_slots = push_staging_take(slots_min, slots_max);
 	if (source->staged_slots == 0) {
 		return -EBUSY;
 	}
@@ -577,10 +578,16 @@ int push_source_own_slots(struct push_source *source, uint32_t slots_max, void *
 		(uint64_t)source->staged_slots * PUSH_SLOT_BYTES, 0, &source->region, base_out);
 }
 
+const char *push_memory_text(int result)
+{
+	return result == -EBUSY ? "other pushes use all of it; try again when one of them has ended"
+				: strerror(-result);
+}
+
 /* One for one: perhaps fewer than were lent. */
 static int own_slots(struct push_source *source, void **base_out)
 {
-	int result = push_source_own_slots(source, source->slot_count, base_out);
+	int result = push_source_own_slots(source, 1, source->slot_count, base_out);
 
 	source->slot_count = source->staged_slots;
 	return result;
@@ -628,7 +635,7 @@ static void take_used(struct push_source *source, const struct push_wire_used *u
 			      : own_slots(source, &base);
 	if (result != 0) {
 		push_source_fail(
-			source, result, "there is no staging memory: %s", strerror(-result));
+			source, result, "there is no staging memory: %s", push_memory_text(result));
 		return;
 	}
 	push_source_lent(source, base, used->silence_ms);

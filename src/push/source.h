@@ -89,9 +89,11 @@ struct push_source {
 void push_source_fail(struct push_source *source, int status, const char *format, const char *what);
 bool push_source_is_over(const struct push_source *source);
 uint8_t *push_slot_data(const struct push_source *source, const struct push_slot *slot);
-/* Memory of our own for at most so many slots: staged_slots. -EBUSY: all of it is in use. */
+/* Memory of our own for so many slots: staged_slots. -EBUSY: others have it. */
 GMB_MUST_CHECK int push_source_own_slots(
-	struct push_source *source, uint32_t slots_max, void **base_out);
+	struct push_source *source, uint32_t slots_min, uint32_t slots_max, void **base_out);
+/* Why it has failed. */
+const char *push_memory_text(int result);
 /* There are slot_count slots at base: the job begins. */
 void push_source_lent(struct push_source *source, void *base, uint32_t silence_ms);
 /* What was begun is done at the destination. */

@@ -213,6 +213,16 @@ class PushNbd(push_tool.Case):
         self.assertGreaterEqual(job["seconds"], 0.5 - 0.001)
         self.assertEqual(first.stop()[0], 0)
 
+    def test_many(self):
+        """Each takes a part of the staging memory that is left, and one that compares two slots at least."""
+        first = self.serve(f"disk={self.image('source', MIB, (0, MIB))}")
+        uris = first.push("disk"), self.start_unix("--export", "disk=memory:8M").uri
+        for _ in range(11):
+            self.assertEqual(self.run_gmblock("push", "--detach", "--resume", "--rate", "1", *uris)[0], 0)
+        self.check_refused(["push", "--resume", *uris], 1, "other pushes use all of it; try again when")
+        self.push(*uris)  # the last slot
+        self.assertEqual(first.stop()[0], 0)
+
     def test_stopped(self):
         """A source that is stopped ends its jobs, whatever their destination does."""
         source = self.image("source", 8 * MIB, (0, 8 * MIB))
