@@ -190,7 +190,7 @@ static bool is_host_port(const char *text)
 
 /* A server that was written in another way than as a URI, or a disk that only a server knows, would
  * be taken for a file, and be created as one. */
-static int looks_like_a_file(const char *text)
+static int refuse_no_file(const char *text)
 {
 	struct stat status;
 	struct export_uri uri;
@@ -289,10 +289,10 @@ static int arguments_check(int argc, char **argv, struct copy_arguments *argumen
 	arguments->target = argv[optind + 1];
 	status = contradictions_check(arguments);
 	if (status == CLI_GO_ON) {
-		status = looks_like_a_file(arguments->source);
+		status = refuse_no_file(arguments->source);
 	}
 	if (status == CLI_GO_ON) {
-		status = looks_like_a_file(arguments->target);
+		status = refuse_no_file(arguments->target);
 	}
 	if (status == CLI_GO_ON) {
 		status = ends_fit_options(arguments);
