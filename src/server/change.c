@@ -259,9 +259,11 @@ static int check_contents(const struct server_export *before, const struct serve
 		return 0;
 	}
 	return error_set(error, -EBUSY,
-		"%s: %s would open its disk anew, which an overlay or a flash store does not allow "
-		"while it is served; remove the export, and add it again",
-		change_label(after->name, shown), line);
+		"%s: %s would open its disk anew, which %s does not allow while it is served; %s",
+		change_label(after->name, shown), line, is_flash ? "a flash store" : "an overlay",
+		is_flash ? "change it in the configuration, and restart the server or run 'gmblock "
+			   "upgrade'"
+			 : "remove the export, and add it again");
 }
 
 /* rules: taken, also on failure; with has_rules they take the place of those that it has. */

@@ -121,8 +121,8 @@ static int open_item(struct change *change, struct change_item *item, struct err
 	rc = served_open(item->after, rules, error);
 	if (rc == 0 && store_needs_start(item->after->export->store)) {
 		rc = error_set(error, -ENOTSUP,
-			"its disk has to be started, which happens with the server only: name it "
-			"in the configuration and restart the server");
+			"its disk is opened only when a server starts: put it into the "
+			"configuration, and restart the server or run 'gmblock upgrade'");
 		served_blame(&item->after->about, error);
 	}
 	if (rc == 0) {

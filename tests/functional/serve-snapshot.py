@@ -198,9 +198,12 @@ class Snapshot(support.Case):
         flash = f"name: disk, path: 'flash:{self.file}'"
         for order in (1, -1):
             self.assertIn("is a snapshot", reload(*[flash, f"name: disk@a, path: {plain}"][::order], status=1))
+        self.assertIn("restart the server or run", reload(flash + ", cache: 1M", status=1))
         with nbdmini.open_export(server.uri, b"disk@a") as client:
             client.read(0, BLOCK)
             reload(f"name: disk, path: {plain}")
+        self.assertIn("restart the server or run",
+                      reload(f"name: disk, path: {plain}", f"name: again, path: 'flash:{self.file}'", status=1))
         self.assertEqual(self.listed(), {})
         self.assertEqual(self.check()["snapshots"], "a")
         reload(f"name: disk, path: {plain}", f"name: disk@a, path: {plain}")
