@@ -206,7 +206,9 @@ int disk_shared_resize(struct disk_shared *shared, uint64_t size, struct error *
 	}
 	result = allocate(shared, size, error);
 	if (result < 0) {
-		(void)ftruncate(shared->fd, 0);
+		int emptied = ftruncate(shared->fd, 0);
+
+		GMB_UNUSED(emptied); /* the error above is the one to tell */
 		return result;
 	}
 	return map(shared, size, error);
