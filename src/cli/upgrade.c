@@ -398,10 +398,10 @@ static int upgrade(const char *path, char **command, struct error *error)
 	int rc = control_connect(path, "upgrade", NULL, CONTROL_TIMEOUT_MS, &connection, error);
 
 	if (rc == 0) {
-		rc = check_user(connection, error);
+		rc = check_unit(connection, error);
 	}
 	if (rc == 0) {
-		rc = check_unit(connection, error);
+		rc = check_user(connection, error);
 	}
 	if (rc == 0 && command == NULL) {
 		rc = find_running(connection, &running, error);

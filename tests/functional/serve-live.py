@@ -261,7 +261,7 @@ class Commands(Live):
         self.check_refused(["trace", "--request", "--server", self.control, "--timeout", "1ms"], 1, "no client")
         self.check_refused(["top", "--server", "a", "b"], 2, "give one server")
         # Words behind two hyphens are not the server's name.
-        self.check_refused(["upgrade", "--", "gmblock", "serve"], 1, "")
+        self.check_refused(["upgrade", "--server", self.path("none"), "--", "gmblock", "serve"], 1, self.path("none"))
 
     def test_now(self):
         server = self.serve("--export", "a=memory:1M,delay=read:1h")
