@@ -123,6 +123,7 @@ static void conn_free(struct conn *conn)
 	conn->buffer_at = 0;
 	conn->buffer_end = 0;
 	conn->buffer_bytes = 0;
+	conn->buffer_shared = false;
 	conn_set_state(conn, CONN_FREE);
 	list_push_back(&free_conns, &conn->object.pool_node);
 }
@@ -597,6 +598,7 @@ void conn_after_fork(void)
 			if (conn->clan != NULL) {
 				conn->stranded = true;
 				conn->buffer_at = conn->buffer_end;
+				conn->buffer_shared = false;
 			}
 			conn->side.out_place = SWITCH_OUT_LEFT;
 			switch_ring_ended(&conn->side);

@@ -191,10 +191,14 @@ void data_pull(struct conn *conn, size_t bytes_max)
 
 static ssize_t buffer_read(struct conn *conn, const struct iovec *iov, int iov_count, bool peek)
 {
+	size_t bytes = MIN(iov_bytes(iov, iov_count), conn_buffered(conn));
 	size_t copied = 0;
 
+	if (!peek) {
+		bytes = process_take(conn, bytes);
+	}
 	for (int i = 0; i < iov_count; i++) {
-		size_t length = MIN(iov[i].iov_len, conn_buffered(conn) - copied);
+		size_t length = MIN(iov[i].iov_len, bytes - copied);
 
 		if (length > 0) {
 			memcpy(iov[i].iov_base, conn->buffer + conn->buffer_at + copied, length);
@@ -292,7 +296,7 @@ static bool ring_has_bytes(struct conn *conn)
 }
 
 /* The next bytes end where the buffer or the turn of a place ends: more may be there behind. */
-static bool is_bounded(const struct conn *conn)
+static bool is_bounded(struct conn *conn)
 {
 	uint64_t limit;
 
@@ -325,8 +329,11 @@ ssize_t data_receive(struct conn *conn, const struct iovec *iov, int iov_count, 
 		ssize_t got;
 
 		if (conn_buffered(conn) > 0) {
-			return peek ? peek_all(conn, iov, iov_count)
-				    : buffer_read(conn, iov, iov_count, false);
+			got = peek ? peek_all(conn, iov, iov_count)
+				   : buffer_read(conn, iov, iov_count, false);
+			if (got > 0 || conn_buffered(conn) > 0) {
+				return got;
+			} /* else another process has read it meanwhile */
 		}
 		if (conn->stranded) {
 			return -ECONNRESET;

@@ -29,6 +29,7 @@ enum {
  * name, the connection stays on TCP. */
 struct holders {
 	_Atomic(uint64_t) names[HOLDERS_MAX]; /* 0: nobody */
+	_Atomic(uint64_t) taken; /* bytes of what was in buffers at forks; runs freely */
 };
 
 #define UNNAMED		  (UINT64_C(1) << 63) /* a child that has not run yet: who forks, and which fork */
@@ -132,7 +133,36 @@ void process_closes(struct conn *conn)
 	if (conn->holders != NULL) {
 		(void)replace(conn->holders, own_name, 0);
 		conn->holders = NULL;
+		conn->buffer_shared = false;
 	}
+}
+
+/* --- what was not read at a fork -------------------------------------------------------------- */
+
+void process_look(struct conn *conn)
+{
+	uint64_t taken = atomic_load(&conn->holders->taken);
+	uint64_t bytes = taken - conn->buffer_taken;
+
+	conn->buffer_at += MIN(bytes, (uint64_t)(conn->buffer_end - conn->buffer_at));
+	conn->buffer_taken = taken;
+	conn->buffer_shared = conn->buffer_at < conn->buffer_end;
+}
+
+size_t process_take(struct conn *conn, size_t bytes)
+{
+	uint64_t taken = conn->buffer_taken;
+
+	if (!conn->buffer_shared) {
+		return bytes;
+	}
+	while (!atomic_compare_exchange_strong(&conn->holders->taken, &taken, taken + bytes)) {
+		process_look(conn);
+		taken = conn->buffer_taken;
+		bytes = MIN(bytes, conn->buffer_end - conn->buffer_at);
+	}
+	conn->buffer_taken = taken + bytes;
+	return bytes;
 }
 
 /* Of the last fork of this thread: the child that has not run yet; 0: none. */
@@ -154,6 +184,11 @@ static void share(struct conn *conn)
 	}
 	if (!counted) {
 		conn_unfit(conn, REASON_FORK);
+	}
+	if (conn->holders != NULL && conn->clan == NULL && !conn->buffer_shared &&
+		conn_buffered(conn) > 0) {
+		conn->buffer_shared = true;
+		conn->buffer_taken = atomic_load(&conn->holders->taken);
 	}
 }
 

@@ -191,8 +191,10 @@ struct conn {
 	uint8_t *buffer; /* taken from the ring, and not yet read */
 	size_t buffer_at;
 	size_t buffer_end;
-	size_t buffer_bytes; /* allocated */
-	uint32_t ops;	     /* for "switch-every" */
+	size_t buffer_bytes;   /* allocated */
+	bool buffer_shared;    /* since a fork others have the same in theirs; process.c */
+	uint64_t buffer_taken; /* holders->taken when buffer_at was right */
+	uint32_t ops;	       /* for "switch-every" */
 	struct stats_row *row;
 
 	uint32_t touched; /* enum conn_touch */
@@ -219,8 +221,17 @@ static inline bool conn_is_carried(const struct conn *conn)
 {
 	return conn_state(conn) == CONN_CARRIED;
 }
-static inline size_t conn_buffered(const struct conn *conn)
+/* Of what a connection had in its buffer at a fork each byte is for whoever reads it first. Skips
+ * what others have read. */
+void process_look(struct conn *conn);
+/* Takes bytes that are to be read from buffer_at, and returns how many of them it has got. */
+size_t process_take(struct conn *conn, size_t bytes);
+
+static inline size_t conn_buffered(struct conn *conn)
 {
+	if (conn->buffer_shared) {
+		process_look(conn);
+	}
 	return conn->buffer_end - conn->buffer_at;
 }
 

@@ -265,7 +265,7 @@ talk()
 
 # A child in a PID namespace of its own, where its parent has no number, echoes; then the parent; argv: port.
 OTHER_NAMESPACE = """
-import ctypes, os, socket, sys
+import ctypes, os, select, socket, sys
 libc = ctypes.CDLL(None, use_errno=True)
 CLONE_NEWPID = 0x20000000
 if libc.unshare(CLONE_NEWPID) != 0:
@@ -278,6 +278,7 @@ def echo():
     for _ in range(60):
         conn.sendall(conn.recv(6))
 echo()
+select.select([conn], [], []) # both processes have it, and one reads it
 child = os.fork()
 if child == 0:
     echo()
