@@ -661,7 +661,7 @@ void epoll_after_fork(void)
 			{
 				struct member *member = list_entry(node, struct member, set_node);
 
-				/* Told by what is left in the buffer alone. */
+				/* Told by what is left in the buffer, and by TCP. */
 				if (member->managed && core_start() == 0) {
 					add_core(set);
 				}

@@ -185,8 +185,7 @@ static void share(struct conn *conn)
 	if (!counted) {
 		conn_unfit(conn, REASON_FORK);
 	}
-	if (conn->holders != NULL && conn->clan == NULL && !conn->buffer_shared &&
-		conn_buffered(conn) > 0) {
+	if (counted && conn->clan == NULL && !conn->buffer_shared && conn_buffered(conn) > 0) {
 		conn->buffer_shared = true;
 		conn->buffer_taken = atomic_load(&conn->holders->taken);
 	}
@@ -240,8 +239,16 @@ static void child_after_fork(void)
 	for (int fd = 0; fd < core.fds_end; fd++) {
 		struct conn *conn = conn_at(fd);
 
-		if (conn != NULL && conn->fd == fd && conn->holders != NULL) {
+		if (conn == NULL || conn->fd != fd) {
+			continue;
+		}
+		if (conn->holders != NULL) {
 			(void)replace(conn->holders, fork_name, own_name);
+		}
+		if (conn_is_carried(conn) && !conn->stranded && core_start() == 0) {
+			/* Another process may read what is in its buffer: then TCP has the rest. */
+			conn_watch_tcp(conn);
+			list_push_back(&core.carried, &conn->carried_node);
 		}
 	}
 	epoll_after_fork();
@@ -337,6 +344,7 @@ bool process_before_exec(void)
 		if (conn == NULL) {
 			continue;
 		}
+		conn_settle(conn); /* others may have read what was in its buffer */
 		if (!survives_exec(conn)) {
 			if (conn->holders != NULL) {
 				(void)replace(conn->holders, own_name, 0);

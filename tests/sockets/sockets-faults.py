@@ -287,8 +287,61 @@ assert os.waitpid(child, 0)[1] == 0
 echo()
 """
 
+# The parent reads what both have after the fork; the child has what comes then.
+PARENT_READS = """
+import os, select, socket, sys
+listener = socket.create_server(("127.0.0.1", 0))
+peer = socket.create_connection(listener.getsockname())
+conn, _ = listener.accept()
+for _ in range(60):
+    peer.sendall(b"abcdef")
+    conn.sendall(conn.recv(6))
+    assert peer.recv(6) == b"abcdef"
+peer.sendall(b"abcdef")
+select.select([conn], [], [])
+read_end, write_end = os.pipe()
+child = os.fork()
+if child == 0:
+    peer.close()
+    os.close(write_end)
+    os.read(read_end, 1)
+    if sys.argv[1] == "poll":
+        waiter = select.poll()
+        waiter.register(conn, select.POLLIN)
+        assert waiter.poll() == [(conn.fileno(), select.POLLIN)]
+    elif sys.argv[1] == "epoll":
+        waiter = select.epoll()
+        waiter.register(conn, select.EPOLLIN)
+        assert waiter.poll() == [(conn.fileno(), select.EPOLLIN)]
+    elif sys.argv[1] == "exec":
+        conn.set_inheritable(True)
+        os.execv(sys.executable, [sys.executable, "-c", "import socket; conn = socket.socket(fileno=%d); "
+            "assert conn.recv(6) == b'123456'; conn.sendall(b'got it')" % conn.fileno()])
+    assert conn.recv(6) == b"123456"
+    conn.sendall(b"got it")
+    sys.exit()
+assert conn.recv(6) == b"abcdef"
+if sys.argv[1] == "exec":
+    conn.close()
+os.write(write_end, b"x")
+while sys.argv[1] != "exec" and (select.select([read_end], [], [], 0)[0] or
+                                 open("/proc/%d/stat" % child).read().rpartition(")")[2].split()[0] != "S"):
+    os.sched_yield() # until it waits
+peer.sendall(b"123456")
+assert peer.recv(6) == b"got it"
+assert os.waitpid(child, 0)[1] == 0
+print("done")
+"""
+
 
 class Faults(sockets_tool.Case):
+    def test_bytes_of_both_that_the_parent_reads(self):
+        for waits in "recv", "poll", "epoll", "exec":
+            with self.subTest(waits=waits):
+                done = subprocess.run(self.carried("connect *:*; listen *:*; after 3", PYTHON, "-c", PARENT_READS, waits),
+                                      capture_output=True, text=True, timeout=60, check=False)
+                self.assertEqual((done.stdout, done.returncode), ("done\n", 0), done.stderr)
+
     def test_fork_that_fails(self):
         """There is no child that has the connection: it is carried again."""
         os.chmod(self.folder, 0o777)
