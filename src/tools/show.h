@@ -102,6 +102,12 @@ void stats_show(const json_t *document);
  * not shown how long requests were in the states of setting up. */
 void stats_show_changes(const json_t *document, const json_t *before, uint32_t columns);
 
+/* What an entry of a list ("exports", "clients") was in an earlier document, by its name; borrowed.
+ * NULL: it was not there, or its counters began at 0 again, because the server is another process
+ * or the export was removed and added. */
+const json_t *stats_entry_before(
+	const json_t *document, const json_t *before, const char *list, const json_t *entry);
+
 /* --- top.c ----------------------------------------------------------------------------------- */
 
 /* Shows what the server at a control socket does, on the whole terminal, until the user quits.

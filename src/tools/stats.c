@@ -752,11 +752,10 @@ void stats_show(const json_t *document)
 
 enum { WATCH_COLUMNS = 99 }; /* of a line with all states */
 
-/* The operations of the same kind in an earlier document; NULL if there were none. */
-static const json_t *earlier(const json_t *before, size_t export_index, const json_t *operation)
+/* The same operation and size class among those of an earlier entry; NULL if there was none. */
+static const json_t *same_operation(const json_t *before, const json_t *operation)
 {
-	const json_t *entry = json_array_get(json_object_get(before, "exports"), export_index);
-	const json_t *operations = json_object_get(entry, "operations");
+	const json_t *operations = json_object_get(before, "operations");
 
 	for (size_t i = 0; i < json_array_size(operations); i++) {
 		const json_t *at = json_array_get(operations, i);
@@ -768,6 +767,42 @@ static const json_t *earlier(const json_t *before, size_t export_index, const js
 		}
 	}
 	return NULL;
+}
+
+static const json_t *entry_named(const json_t *list, const char *name)
+{
+	for (size_t i = 0; i < json_array_size(list); i++) {
+		if (strcmp(text_of(json_array_get(list, i), "name"), name) == 0) {
+			return json_array_get(list, i);
+		}
+	}
+	return NULL;
+}
+
+/* True if a count fell: the export was removed, and another one was added by its name. */
+static bool has_restarted(const json_t *entry, const json_t *before)
+{
+	const json_t *operations = json_object_get(before, "operations");
+
+	for (size_t i = 0; i < json_array_size(operations); i++) {
+		const json_t *was = json_array_get(operations, i);
+		const json_t *is = same_operation(entry, was);
+
+		if (is == NULL || number(is, NULL, "count") < number(was, NULL, "count")) {
+			return true;
+		}
+	}
+	return false;
+}
+
+const json_t *stats_entry_before(
+	const json_t *document, const json_t *before, const char *list, const json_t *entry)
+{
+	const json_t *was = entry_named(json_object_get(before, list), text_of(entry, "name"));
+	bool is_same_server = json_equal(
+		json_object_get(document, "instance"), json_object_get(before, "instance"));
+
+	return was != NULL && is_same_server && !has_restarted(entry, was) ? was : NULL;
 }
 
 /* Difference of a sum that is told as a mean over the requests. */
@@ -832,6 +867,7 @@ void stats_show_changes(const json_t *document, const json_t *before, uint32_t c
 	printf("\n");
 	for (size_t i = 0; i < json_array_size(exports); i++) {
 		const json_t *entry = json_array_get(exports, i);
+		const json_t *was = stats_entry_before(document, before, "exports", entry);
 		const json_t *operations = json_object_get(entry, "operations");
 
 		if (json_array_size(exports) > 1 && json_array_size(operations) > 0) {
@@ -840,7 +876,7 @@ void stats_show_changes(const json_t *document, const json_t *before, uint32_t c
 		for (size_t k = 0; k < json_array_size(operations); k++) {
 			const json_t *operation = json_array_get(operations, k);
 
-			show_change(operation, earlier(before, i, operation), seconds, is_wide);
+			show_change(operation, same_operation(was, operation), seconds, is_wide);
 		}
 	}
 }

@@ -81,17 +81,6 @@ static double number(const json_t *object, const char *key)
 	return json_number_value(json_object_get(object, key));
 }
 
-/* The entry of a list that has the same name. */
-static const json_t *entry_named(const json_t *list, const char *name)
-{
-	for (size_t i = 0; i < json_array_size(list); i++) {
-		if (strcmp(text_of(json_array_get(list, i), "name"), name) == 0) {
-			return json_array_get(list, i);
-		}
-	}
-	return NULL;
-}
-
 struct sums {
 	double reads, writes, others, bytes, errors;
 	double buckets[PATH_LATENCY_BUCKETS];
@@ -345,15 +334,14 @@ static void put_list(
 	struct top *top, const char *key, const char *what, uint32_t line_count, bool is_exports)
 {
 	const json_t *list = json_object_get(top->now, key);
-	const json_t *list_before = json_object_get(top->before, key);
 	size_t count = json_array_size(list);
 	struct row *rows = calloc(MAX(count, (size_t)1), sizeof(*rows));
 
 	for (size_t i = 0; rows != NULL && i < count; i++) {
 		const json_t *entry = json_array_get(list, i);
 
-		make_row(top, &rows[i], entry, entry_named(list_before, text_of(entry, "name")),
-			!is_exports);
+		make_row(top, &rows[i], entry,
+			stats_entry_before(top->now, top->before, key, entry), !is_exports);
 	}
 	if (rows != NULL) {
 		sort_order = top->order;

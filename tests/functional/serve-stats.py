@@ -298,24 +298,59 @@ class Stats(support.Case):
         self.assertEqual(code, 1)
         self.assertIn("serve: Permission denied", errors)
 
+    def answer_with(self, *documents):
+        """A control socket that tells these, one to each that asks: its path and its thread."""
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(self.path("told"))
+        listener.listen()
+
+        def answer():
+            with listener:
+                for document in documents:
+                    with listener.accept()[0] as other:
+                        for line in (HELLO, {"result": document}):
+                            other.sendall(json.dumps(line).encode() + b"\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        return self.path("told"), thread
+
     def tell(self, document):
-        """A control socket that tells this once; what `gmblock stats` makes of it."""
-        with socket.socket(socket.AF_UNIX) as sock:
-            sock.bind(self.path("told"))
-            sock.listen()
-
-            def answer():
-                with sock.accept()[0] as other:
-                    for line in (HELLO, {"result": document}):
-                        other.sendall(json.dumps(line).encode() + b"\n")
-
-            thread = threading.Thread(target=answer)
-            thread.start()
-            code, output, errors = self.run_gmblock("stats", self.path("told"))
-            thread.join()
+        """What `gmblock stats` makes of a document."""
+        path, thread = self.answer_with(document)
+        code, output, errors = self.run_gmblock("stats", path)
+        thread.join()
         self.assertEqual((code, errors), (0, ""))
-        os.unlink(self.path("told"))
+        os.unlink(path)
         return output
+
+    def change(self, before, document):
+        """What `gmblock stats --watch` makes of two documents, one a second after the other."""
+        path, thread = self.answer_with(dict(before, clock_seconds=1.0),
+                                        dict(document, clock_seconds=2.0))
+        with subprocess.Popen([support.program(), "stats", "--watch=0.1", path], text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as watching:
+            # Nobody answers the third time, so the command ends by itself.
+            output = watching.communicate()[0]
+        thread.join()
+        os.unlink(path)
+        return output
+
+    def test_watch_compares_an_export_with_itself(self):
+        def export(name, count):
+            return {"name": name, "operations": [{"operation": "read", "size_max": 4096,
+                                                  "count": count, "bytes": count * 4096}]}
+
+        first = {"instance": "a", "exports": [export("idle", 7), export("busy", 1000)]}
+        for then, rates in (
+                (dict(first, exports=[export("busy", 1000)]), []),
+                (dict(first, exports=[export("busy", 1003)]), ["3"]),
+                (dict(first, exports=[export("new", 5), *first["exports"]]), ["5"]),
+                (dict(first, exports=[export("busy", 20)]), ["20"]),
+                (dict(first, instance="b", exports=[export("busy", 2000)]), ["2000"])):
+            with self.subTest(then=then):
+                self.assertEqual(re.findall(r"  read .* (\d+)/s", self.change(first, then)),
+                                 rates)
 
     def test_what_a_server_tells_is_shown_escaped(self):
         output = self.tell({"version": "1\x1b[2J\n", "exports": [
