@@ -128,7 +128,9 @@ static int check_mounts(const char *name, const struct disks *disks, struct erro
 		if (sscanf(line, "%*d %*d %u:%u %*s %1023s", &major_number, &minor_number, where) ==
 				3 &&
 			disks_have(disks, makedev(major_number, minor_number))) {
-			rc = error_set(error, -EBUSY, "/dev/%s is mounted on %s", name, where);
+			rc = error_set(error, -EBUSY,
+				"/dev/%s is mounted on %s; unmount it with: umount %s", name, where,
+				where);
 		}
 	}
 	free(line);
@@ -150,7 +152,9 @@ static int check_swaps(const char *name, const struct disks *disks, struct error
 		line[strcspn(line, " \t")] = '\0';
 		if (line[0] == '/' && stat(line, &status) == 0 &&
 			disks_have(disks, status.st_rdev)) {
-			rc = error_set(error, -EBUSY, "/dev/%s is used as swap space", name);
+			rc = error_set(error, -EBUSY,
+				"/dev/%s is used as swap space; end that with: swapoff %s", name,
+				line);
 		}
 	}
 	if (file != NULL) {
@@ -259,6 +263,21 @@ int usage_check_disk(const char *name, struct error *error)
 
 /* --- files --------------------------------------------------------------------------------- */
 
+/* `losetup --detach` of a device in use only takes effect after its last user, so who uses it is
+ * told first. */
+static int explain_loop(const char *path, const char *loop, struct error *error)
+{
+	struct error user;
+
+	if (usage_check_disk(loop, &user) != 0) {
+		return error_set(
+			error, -EBUSY, "%s is the disk behind /dev/%s: %s", path, loop, user.text);
+	}
+	return error_set(error, -EBUSY,
+		"%s is the disk behind /dev/%s; remove that with: losetup --detach /dev/%s", path,
+		loop, loop);
+}
+
 static int check_loops(const char *path, struct error *error)
 {
 	DIR *blocks = opendir("/sys/block");
@@ -279,10 +298,7 @@ static int check_loops(const char *path, struct error *error)
 		}
 		backing[strcspn(backing, "\n")] = '\0';
 		if (strcmp(backing, path) == 0) {
-			rc = error_set(error, -EBUSY,
-				"%s is the disk behind /dev/%s, which is given back with: losetup "
-				"--detach /dev/%s",
-				path, entry->d_name, entry->d_name);
+			rc = explain_loop(path, entry->d_name, error);
 		}
 	}
 	if (blocks != NULL) {

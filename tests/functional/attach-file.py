@@ -212,6 +212,37 @@ class File(attach_tool.Case):
         self.assertEqual(self.attachments(), [])
         self.assertEqual(os.listdir(self.path("state")), [])
 
+    def test_a_file_behind_a_loop_device_names_the_last_user(self):
+        """The remedy works: of a mounted loop device it is `umount`, of another one `losetup`."""
+        self.serve(self.image())
+        disk = self.attach()
+        loop = self.command("losetup", "--find", "--show", disk)
+        try:
+            self.assertIn(f"remove that with: losetup --detach {loop}", self.refused_detach(disk))
+            self.command("mkfs.ext4", "-q", loop)
+            folder = self.path("mounted")
+            os.mkdir(folder)
+            self.command("mount", loop, folder)
+            try:
+                told = self.refused_detach(disk)
+                self.assertIn(f"{disk} is the disk behind {loop}: {loop} is mounted on {folder}; "
+                              f"unmount it with: umount {folder}", told)
+                self.assertNotIn("losetup", told)
+            finally:
+                self.command("umount", folder)
+        finally:
+            self.command("losetup", "--detach", loop)
+        self.detach(disk)
+
+    @staticmethod
+    def command(*words):
+        return subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+    def refused_detach(self, disk):
+        code, _, errors = self.gmblock("detach", disk)
+        self.assertEqual(code, 1, errors)
+        return errors
+
     def test_a_uri_of_several_disks_is_refused(self):
         self.serve(self.image())
         self.addCleanup(self.detach_all)
