@@ -405,6 +405,8 @@ struct store_check {
 	const char *base; /* of an overlay: where it is now; NULL: where it was */
 	void (*fact)(struct store_check *check, const char *name, const char *text);
 	void (*amount)(struct store_check *check, const char *name, uint64_t bytes);
+	/* Adds text to a list; NULL only makes the list. */
+	void (*entry)(struct store_check *check, const char *list, const char *text);
 	/* Something is wrong: a sentence without its full stop. */
 	void (*fault)(struct store_check *check, const char *sentence);
 };

@@ -31,6 +31,18 @@ static void take_amount(struct store_check *check, const char *key, uint64_t byt
 	json_object_set_new(findings->root, key, json_integer((json_int_t)bytes));
 }
 
+static void take_entry(struct store_check *check, const char *list, const char *text)
+{
+	struct findings *findings = container_of(check, struct findings, check);
+
+	if (json_object_get(findings->root, list) == NULL) {
+		json_object_set_new(findings->root, list, json_array());
+	}
+	if (text != NULL) {
+		json_array_append_new(json_object_get(findings->root, list), print_json_text(text));
+	}
+}
+
 static void take_fault(struct store_check *check, const char *sentence)
 {
 	struct findings *findings = container_of(check, struct findings, check);
@@ -43,6 +55,7 @@ json_t *check_file(const char *path, const char *base, struct error *error)
 	struct findings findings = { .check = { .base = base,
 					     .fact = take_fact,
 					     .amount = take_amount,
+					     .entry = take_entry,
 					     .fault = take_fault },
 		.root = json_object(),
 		.faults = json_array() };
@@ -56,14 +69,30 @@ json_t *check_file(const char *path, const char *base, struct error *error)
 	return findings.root;
 }
 
-void check_print(const json_t *found, int columns)
+static void print_text(const char *name, int columns, const json_t *text)
 {
 	char shown[SHOWN_BYTES];
+
+	printf("%-*s%s\n", columns, name,
+		log_escape_sentence(shown, sizeof(shown), json_string_value(text)));
+}
+
+static void print_list(const char *name, int columns, const json_t *list)
+{
+	json_t *text;
+	size_t i;
+
+	json_array_foreach(list, i, text)
+	{
+		print_text(name, columns, text);
+	}
+}
+
+void check_print(const json_t *found, int columns)
+{
 	char human[UNITS_TEXT_BYTES];
 	const char *key;
 	json_t *value;
-	json_t *fault;
-	size_t i;
 
 	/* Never changed meanwhile. */
 	json_object_foreach((json_t *)(uintptr_t)found, key, value)
@@ -78,14 +107,9 @@ void check_print(const json_t *found, int columns)
 			}
 			printf("\n");
 		} else if (json_is_string(value)) {
-			printf("%-*s%s\n", columns, key,
-				log_escape_sentence(
-					shown, sizeof(shown), json_string_value(value)));
+			print_text(key, columns, value);
+		} else {
+			print_list(strcmp(key, "faults") == 0 ? "wrong" : key, columns, value);
 		}
-	}
-	json_array_foreach(json_object_get(found, "faults"), i, fault)
-	{
-		printf("%-*s%s\n", columns, "wrong",
-			log_escape_sentence(shown, sizeof(shown), json_string_value(fault)));
 	}
 }

@@ -130,7 +130,7 @@ class PushSnapshot(push_tool.Case):
                                    if job["state"] == "moves" and job["bytes_done"] > 0])
             end(self.snapshots(first)[-1]["name"])
             self.assertRegex(push.communicate()[1], "its snapshot was|stopp")
-        self.assertEqual(json.loads(self.run_gmblock("check", "--json", self.path("flash"))[1])["snapshots"], "a")
+        self.assertEqual(json.loads(self.run_gmblock("check", "--json", self.path("flash"))[1])["snapshots"], ["a"])
         self.assertEqual(second.stop()[0], 0)
 
     def test_killed(self):
@@ -165,7 +165,7 @@ class PushSnapshot(push_tool.Case):
                 self.push(first.push("disk"), second.push("disk"), "--resume")
                 self.assertGreaterEqual(self.check_moment(target, writer), Writer.BLOCKS)
         self.assertEqual(first.stop()[0], 0)
-        self.assertNotIn("snapshots", json.loads(self.run_gmblock("check", "--json", self.path("flash"))[1]))
+        self.assertEqual(json.loads(self.run_gmblock("check", "--json", self.path("flash"))[1])["snapshots"], [])
 
     def test_upgrade(self):
         """Before another process has the disk the snapshot goes; and the address of push is the other's then."""

@@ -474,7 +474,6 @@ static void check_anchor(
 	uint64_t bytes;
 	void *memory;
 	char text[FLASH_UUID_BYTES * 2 + 1];
-	char names[FLASH_VIEWS * (FLASH_VIEW_NAME_BYTES + 2)] = "";
 
 	if (flash == NULL) {
 		check->fault(check, "there is not enough memory");
@@ -501,15 +500,11 @@ static void check_anchor(
 		(uint64_t)flash->anchor.geometry.segment_blocks << FLASH_BLOCK_SHIFT);
 	check->amount(check, "atomic",
 		(uint64_t)flash_atomic_blocks(&flash->anchor.geometry) << FLASH_BLOCK_SHIFT);
+	check->entry(check, "snapshots", NULL);
 	for (uint32_t i = 0; i < FLASH_VIEWS; i++) {
-		size_t used = strlen(names);
-
-		snprintf(names + used, sizeof(names) - used, "%s%s",
-			used > 0 && flash->anchor.views[i].name[0] != '\0' ? ", " : "",
-			flash->anchor.views[i].name);
-	}
-	if (names[0] != '\0') {
-		check->fact(check, "snapshots", names);
+		if (flash->anchor.views[i].name[0] != '\0') {
+			check->entry(check, "snapshots", flash->anchor.views[i].name);
+		}
 	}
 	flash_cache_check(&flash->anchor, check);
 	flash->slot_count = flash_slot_count(&flash->anchor.geometry, 0);
