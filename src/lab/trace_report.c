@@ -527,6 +527,27 @@ static void draw_dots(const struct panel *panel, uint32_t colour)
 	}
 }
 
+static bool has_early_chunk(const struct trace_read *read)
+{
+	for (uint32_t i = 0; i < read->chunk_count; i++) {
+		if (read->arrivals[i].how == TRACE_EARLY) {
+			return true;
+		}
+	}
+	return false;
+}
+
+static void draw_chunks(const struct panel *panel)
+{
+	for (uint32_t i = 0; i < ARRAY_COUNT(colours); i++) {
+		draw_dots(panel, i);
+	}
+	if (!has_early_chunk(panel->read)) {
+		svg_label(panel->out, LEFT + 16, (panel->top + panel->bottom) / 2, "sub",
+			"No chunk was seen before the read was complete.");
+	}
+}
+
 static void draw_parts(const struct panel *panel)
 {
 	const struct trace_read *read = panel->read;
@@ -571,9 +592,7 @@ int trace_plot_write(FILE *out, const struct trace_plot *plot, struct error *err
 		svg_label(out, LEFT, begin + 14, "sub", plot->panels[i].title);
 		draw_axes(&panel);
 		draw_parts(&panel);
-		for (uint32_t j = 0; j < ARRAY_COUNT(colours); j++) {
-			draw_dots(&panel, j);
-		}
+		draw_chunks(&panel);
 	}
 	svg_label(out, LEFT, height - 14, "sub",
 		"dots: chunks when they were seen in memory, one colour per stream; grey: parts "
