@@ -292,6 +292,7 @@ static int option_error(
 
 static int take_value(const struct cli_option *option, const char *text, struct error *error)
 {
+	char least[UNITS_TEXT_BYTES];
 	int err = 0;
 
 	if (option->flag != NULL) {
@@ -308,7 +309,9 @@ static int take_value(const struct cli_option *option, const char *text, struct 
 	} else if (option->bytes != NULL) {
 		err = units_parse_bytes(text, option->bytes, error);
 		if (err == 0 && *option->bytes < option->min) {
-			err = error_set(error, -ERANGE, "it must not be 0");
+			err = option->min == 1 ? error_set(error, -ERANGE, "it must not be 0")
+					       : error_set(error, -ERANGE, "it must be at least %s",
+							 units_format_bytes(least, option->min));
 		}
 	} else {
 		GMB_ASSERT(option->time_ns != NULL);

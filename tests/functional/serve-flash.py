@@ -529,6 +529,9 @@ class Flash(support.Case):
         self.assertIn("--size", self.gmblock("create", "flash:" + self.path("none")).stderr)
         self.assertIn("too small", self.gmblock("create", "--size=1M",
                                                 "flash:" + self.path("none")).stderr)
+        self.assertIn("--segment: it must be at least 64K",
+                      self.gmblock("create", "--size=8M", "--segment=32K",
+                                   "flash:" + self.path("none")).stderr)
         self.assertEqual(self.gmblock("create", "memory:1M").returncode, 1)
 
 
