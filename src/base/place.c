@@ -178,6 +178,16 @@ void place_fini(struct place *place)
 	*place = (struct place){ 0 };
 }
 
+bool place_same(const struct place *a, const struct place *b)
+{
+	if (strcmp(a->protocol, b->protocol) != 0 || (a->path == NULL) != (b->path == NULL)) {
+		return false;
+	}
+	return a->path != NULL ? strcmp(a->path, b->path) == 0
+			       : a->port == b->port &&
+					 memcmp(a->network, b->network, sizeof(a->network)) == 0;
+}
+
 bool place_holds(const struct place *place, const struct export_uri *uri)
 {
 	uint8_t address[NETWORK_ADDRESS_BYTES];

@@ -45,6 +45,8 @@ struct place {
 /* Without a port of its own a network has the default one of the protocol. */
 GMB_MUST_CHECK int place_parse(const char *text, struct place *place, struct error *error);
 void place_fini(struct place *place);
+/* Whether both are the same place, however they were written. */
+bool place_same(const struct place *a, const struct place *b);
 
 /* Whether the address of the URI is that place, of that protocol. Paths are compared as they are
  * written, and hosts have to be addresses: nothing is looked up. */

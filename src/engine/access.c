@@ -56,15 +56,23 @@ struct access {
 /* --- rules that are being read -----------------------------------------------------------------
  */
 
+static const struct access_condition *condition_of(const struct access_rule *rule, uint32_t kind)
+{
+	for (uint32_t i = 0; i < rule->condition_count; i++) {
+		if (rule->conditions[i].kind == kind) {
+			return &rule->conditions[i];
+		}
+	}
+	return NULL;
+}
+
 int access_rule_add(struct access_rule *rule, uint32_t kind, const void *data, uint32_t bytes)
 {
 	struct access_condition *condition = &rule->conditions[rule->condition_count];
 
 	GMB_ASSERT(kind < ACCESS_KIND_COUNT);
-	for (uint32_t i = 0; i < rule->condition_count; i++) {
-		if (rule->conditions[i].kind == kind) {
-			return -EEXIST;
-		}
+	if (condition_of(rule, kind) != NULL) {
+		return -EEXIST;
 	}
 	condition->data = malloc(MAX(bytes, 1U));
 	if (condition->data == NULL) {
@@ -77,6 +85,20 @@ int access_rule_add(struct access_rule *rule, uint32_t kind, const void *data, u
 	condition->bytes = bytes;
 	rule->condition_count++;
 	return 0;
+}
+
+bool access_rule_same(const struct access_rule *a, const struct access_rule *b)
+{
+	bool same = a->rights == b->rights && a->condition_count == b->condition_count;
+
+	for (uint32_t i = 0; same && i < a->condition_count; i++) {
+		const struct access_condition *one = &a->conditions[i];
+		const struct access_condition *other = condition_of(b, one->kind);
+
+		same = other != NULL && one->bytes == other->bytes &&
+		       memcmp(one->data, other->data, one->bytes) == 0;
+	}
+	return same;
 }
 
 void access_rule_fini(struct access_rule *rule)

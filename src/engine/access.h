@@ -53,6 +53,8 @@ struct access_rule {
 /* The value is copied. -EEXIST: the rule has such a condition; -ENOMEM. */
 GMB_MUST_CHECK int access_rule_add(
 	struct access_rule *rule, uint32_t kind, const void *data, uint32_t bytes);
+/* Whether both have the same rights and conditions, in whatever order. */
+bool access_rule_same(const struct access_rule *a, const struct access_rule *b);
 /* Frees what the rule owns, and empties it. */
 void access_rule_fini(struct access_rule *rule);
 

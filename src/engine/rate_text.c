@@ -89,7 +89,7 @@ int rate_parse(const char *text, struct rate_limits *limits, struct error *error
 	uint32_t given = 0;
 
 	if (strcmp(text, "off") == 0) {
-		*limits = (struct rate_limits){ .burst_ns = RATE_BURST_NS_DEFAULT };
+		*limits = (struct rate_limits){ 0 };
 		return 0;
 	}
 	if (strlen(text) >= sizeof(copy)) {

@@ -105,7 +105,8 @@ static const char *value_of(
 			       : log_escape(out, CHANGE_LABEL_BYTES, text, strlen(text));
 }
 
-/* Adds "key=new (was old)" to a line. */
+/* Adds "key=new (was old)" to a line, unless the text is the same: another key has changed what it
+ * means, as mode does for write-mode. */
 static void say_key(char line[LINE_BYTES], const char *key, const struct server_export *before,
 	const struct server_export *after)
 {
@@ -113,8 +114,10 @@ static void say_key(char line[LINE_BYTES], const char *key, const struct server_
 	char new[CHANGE_LABEL_BYTES];
 	char old[CHANGE_LABEL_BYTES];
 
-	snprintf(line + used, LINE_BYTES - used, "%s%s=%s (was %s)", used > 0 ? ", " : "", key,
-		value_of(after, key, new), value_of(before, key, old));
+	if (strcmp(value_of(after, key, new), value_of(before, key, old)) != 0) {
+		snprintf(line + used, LINE_BYTES - used, "%s%s=%s (was %s)", used > 0 ? ", " : "",
+			key, value_of(after, key, new), value_of(before, key, old));
+	}
 }
 
 static void say_path(char line[LINE_BYTES], const struct server_export *before,
@@ -136,12 +139,12 @@ static enum change_action compare(const struct server_export *before,
 	const struct store_option *option;
 
 	line[0] = '\0';
-	if (strcmp(before->path, after->path) != 0) {
+	if (!store_path_same(before->path, after->path)) {
 		say_path(line, before, after);
 		action = CHANGE_REPLACE;
 	}
 	for (uint32_t i = 0; (option = server_export_option(i)) != NULL; i++) {
-		if (!server_export_same(before, after, option->key)) {
+		if (!server_export_same(before, after, option)) {
 			bool is_live = (option->flags & STORE_OPTION_LIVE) != 0;
 
 			say_key(line, option->key, before, after);
@@ -240,11 +243,12 @@ static int remove_snapshots(struct change *change, const struct served *parent, 
 static int check_contents(const struct server_export *before, const struct server_export *after,
 	const char *line, struct error *error)
 {
-	char overlay[CHANGE_LABEL_BYTES];
+	const struct store_option *overlay = server_export_option_named("overlay");
+	char text[CHANGE_LABEL_BYTES];
 	char shown[CHANGE_LABEL_BYTES];
 	bool is_flash = strncmp(before->path, "flash:", strlen("flash:")) == 0;
 
-	if (strcmp(before->path, after->path) != 0) {
+	if (!store_path_same(before->path, after->path)) {
 		return 0;
 	}
 	if (strncmp(before->path, "memory:", strlen("memory:")) == 0) {
@@ -253,9 +257,9 @@ static int check_contents(const struct server_export *before, const struct serve
 			"remove the export, and add it again",
 			change_label(after->name, shown), line);
 	}
-	server_settings_text(&before->settings, "overlay", overlay, sizeof(overlay));
-	if (overlay[0] != '\0' ? !server_export_same(before, after, "overlay")
-			       : !is_flash || (before->store.read_only && after->store.read_only)) {
+	server_settings_text(&before->settings, overlay->key, text, sizeof(text));
+	if (text[0] != '\0' ? !server_export_same(before, after, overlay)
+			    : !is_flash || (before->store.read_only && after->store.read_only)) {
 		return 0;
 	}
 	return error_set(error, -EBUSY,
@@ -302,8 +306,12 @@ static int change_export(struct change *change, struct served *before,
 		return rc;
 	}
 	item->after->is_added = before->is_added && !has_rules;
-	item->tells_limits = !server_export_same(&before->about, &item->after->about, "rate") ||
-			     !server_export_same(&before->about, &item->after->about, "max-memory");
+	if (item->action == CHANGE_UPDATE && item->after->about.description != NULL) {
+		item->description = strdup(item->after->about.description);
+		if (item->description == NULL) {
+			return error_set(error, -ENOMEM, "no memory for a change");
+		}
+	}
 	if (item->action != CHANGE_STAY) {
 		add_line(change, "%s: %s%s", change_label(about->name, shown), line,
 			item->action == CHANGE_REPLACE ? its_clients(before) : "");
@@ -556,84 +564,46 @@ static int configure_exports(struct change *change, const struct server_config *
 	return rc;
 }
 
-static bool same_text(const char *a, const char *b)
+/* Rates of identities change under their clients, when it is the same rules that have them. */
+static void compare_rates(struct change *change, const struct server_config *config)
 {
-	return a == NULL || b == NULL ? a == b : strcmp(a, b) == 0;
-}
+	struct rate_rules *rules = change->options.rate_rules;
 
-static bool same_folders(const struct server_config *a, const struct server_config *b)
-{
-	bool same = a->export_folder_count == b->export_folder_count;
+	for (uint32_t i = 0; i < config->rates.conditions.rule_count; i++) {
+		const struct rate_rule *rule = &config->rates.rules[i];
+		struct rate_rule now;
+		uint32_t identities;
+		char new[RATE_TEXT_BYTES];
+		char old[RATE_TEXT_BYTES];
 
-	for (uint32_t i = 0; same && i < a->export_folder_count; i++) {
-		same = strcmp(a->export_folders[i], b->export_folders[i]) == 0;
-	}
-	return same;
-}
-
-static bool same_push_places(const struct server_config *a, const struct server_config *b)
-{
-	bool same = a->push_place_count == b->push_place_count;
-
-	for (uint32_t i = 0; same && i < a->push_place_count; i++) {
-		same = strcmp(a->push_places[i].text, b->push_places[i].text) == 0;
-	}
-	return same;
-}
-
-static bool has_listen(const struct server_config *config, const struct server_listen *entry)
-{
-	for (uint32_t i = 0; i < config->listen_count; i++) {
-		const struct export_uri *uri = &config->listens[i].uri;
-
-		if (strcmp(config->listens[i].text, entry->text) == 0 &&
-			same_text(uri->socket_mode, entry->uri.socket_mode) &&
-			same_text(uri->socket_group, entry->uri.socket_group) &&
-			server_tls_equal(&config->listens[i].tls, &entry->tls)) {
-			return true;
+		rate_rules_look(rules, i, &now, &identities);
+		if (memcmp(&now.limits, &rule->limits, sizeof(now.limits)) != 0) {
+			add_line(change, "rule %u of rates: rate=%s (was %s)", i + 1,
+				rate_format(&rule->limits, new), rate_format(&now.limits, old));
+			change->rates = &config->rates;
+		}
+		if (now.memory_max != rule->memory_max) {
+			add_line(change, "rule %u of rates: memory=%s (was %s)", i + 1,
+				rate_format_memory(rule->memory_max, new),
+				rate_format_memory(now.memory_max, old));
+			change->rates = &config->rates;
 		}
 	}
-	return false;
 }
 
-static bool same_listens(const struct server_config *a, const struct server_config *b)
+/* What is not an export's. */
+static void compare_rest(struct change *change, const struct server_config *config)
 {
-	bool same = a->listen_count == b->listen_count;
+	const char *key;
 
-	for (uint32_t i = 0; same && i < a->listen_count; i++) {
-		same = has_listen(b, &a->listens[i]);
-	}
-	return same;
-}
+	for (uint32_t i = 0; (key = server_config_key(i)) != NULL; i++) {
+		bool same = server_config_same(change->options.running, config, i);
 
-/* What only a restart can change. */
-static void note_rest(struct change *change, const struct server_config *config)
-{
-	const struct server_config *running = change->options.running;
-	const struct {
-		const char *key;
-		bool same;
-	} notes[] = {
-		{ "listen", same_listens(running, config) },
-		{ "limits",
-			memcmp(&running->limits, &config->limits, sizeof(config->limits)) == 0 },
-		{ "rates", running->rates.digest == config->rates.digest },
-		{ "arena", running->arena.given == config->arena.given &&
-				   running->arena.waits == config->arena.waits &&
-				   running->arena.bytes == config->arena.bytes &&
-				   strcmp(running->arena.bdf, config->arena.bdf) == 0 },
-		{ "control", same_text(running->control_path, config->control_path) },
-		{ "metrics", same_text(running->metrics, config->metrics) },
-		{ "user", same_text(running->user, config->user) },
-		{ "sandbox", running->sandbox == config->sandbox },
-		{ "export-folder", same_folders(running, config) },
-		{ "push-to", same_push_places(running, config) },
-	};
-
-	for (size_t i = 0; i < ARRAY_COUNT(notes); i++) {
-		if (!notes[i].same) {
-			add_line(change, "%s: changed, which takes effect at the next restart",
-				notes[i].key);
+		if (!same) {
+			add_line(
+				change, "%s: changed, which takes effect at the next restart", key);
+		} else if (strcmp(key, "rates") == 0) {
+			compare_rates(change, config);
 		}
 	}
 }
@@ -654,7 +624,7 @@ int change_configure(struct change *change, const struct server_config *config, 
 		rc = configure_exports(change, config, sets, sorted, seen, error);
 	}
 	if (rc == 0) {
-		note_rest(change, config);
+		compare_rest(change, config);
 	}
 	if (sets != NULL) {
 		server_access_drop(sets, config->export_count);

@@ -33,6 +33,7 @@ struct change_options {
 	const struct exports *exports;		/* what is served */
 	const struct server_config *running;	/* as the server was started */
 	const struct server_config *configured; /* as it was read last */
+	struct rate_rules *rate_rules;		/* of identities; or NULL */
 	struct device *device;
 	struct reactor *const *reactors;
 	uint32_t reactor_count;

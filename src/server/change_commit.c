@@ -281,9 +281,12 @@ static void commit_items(struct engine *engine, void *context)
 		if (item->new != NULL) {
 			engine_export_show(engine, item->new);
 		}
-		if (item->action == CHANGE_UPDATE && item->tells_limits) {
+		if (item->action == CHANGE_UPDATE) {
 			engine_export_limits_changed(engine, item->old);
 		}
+	}
+	if (change->rates != NULL) {
+		engine_identity_limits_changed(engine);
 	}
 	change_put(change);
 }
@@ -295,20 +298,14 @@ static void update(struct change_item *item)
 	struct server_export *after = &item->after->about;
 	struct server_export swapped;
 
-	if (!server_export_same(before, after, "rate")) {
+	/* A rate that is set begins anew, with nothing booked. */
+	if (memcmp(&before->rate, &after->rate, sizeof(after->rate)) != 0) {
 		rate_set(&export->rate, &after->rate, clock_now_ns());
 	}
-	if (!server_export_same(before, after, "max-memory")) {
-		atomic_store_explicit(&export->memory_max, after->memory_max, memory_order_relaxed);
-	}
-	if (!server_export_same(before, after, "max-connections")) {
-		atomic_store_explicit(
-			&export->connections_max, after->connections_max, memory_order_relaxed);
-	}
-	if (!server_export_same(before, after, "description")) {
-		item->description = export_set_description(export, after->description);
-		after->description = NULL;
-	}
+	atomic_store_explicit(&export->memory_max, after->memory_max, memory_order_relaxed);
+	atomic_store_explicit(
+		&export->connections_max, after->connections_max, memory_order_relaxed);
+	item->description = export_set_description(export, item->description);
 	swapped = *before;
 	*before = *after;
 	*after = swapped;
@@ -349,6 +346,24 @@ static struct served *commit_item(struct change *change, struct change_item *ite
 	return after;
 }
 
+static void commit_rates(const struct change *change)
+{
+	uint32_t count = change->rates != NULL ? change->rates->conditions.rule_count : 0;
+
+	for (uint32_t i = 0; i < count; i++) {
+		const struct rate_rule *rule = &change->rates->rules[i];
+		struct rate_rule now;
+		uint32_t identities;
+
+		rate_rules_look(change->options.rate_rules, i, &now, &identities);
+		if (memcmp(&now.limits, &rule->limits, sizeof(now.limits)) != 0) {
+			rate_rules_set(
+				change->options.rate_rules, i, &rule->limits, clock_now_ns());
+		}
+		rate_rules_set_memory(change->options.rate_rules, i, rule->memory_max);
+	}
+}
+
 void change_commit(struct change *change, struct exports *exports)
 {
 	struct exports *next = &change->next;
@@ -373,5 +388,6 @@ void change_commit(struct change *change, struct exports *exports)
 	exports_free(exports);
 	*exports = *next;
 	*next = (struct exports){ 0 };
+	commit_rates(change);
 	post_all(change, change->options.reactor_count, commit_items);
 }

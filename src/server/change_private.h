@@ -20,7 +20,6 @@ struct change_item {
 	struct served *after;  /* owned until the commit; NULL: it goes, or stays as it is */
 	struct access *rules;  /* owned, or NULL */
 	bool has_rules;	       /* they take the place of those of before */
-	bool tells_limits;     /* engines are to be told */
 	struct gone *gone;     /* of one that goes, from change_open() until the commit */
 	/* For the reactors, from the commit on: each engine has a reference until its part. */
 	struct export *old;
@@ -35,6 +34,7 @@ struct change {
 	struct exports next;
 	uint32_t closing_count;
 	json_t *lines;
+	const struct server_rates *rates; /* limits that change; of the configuration; or NULL */
 	_Atomic uint32_t references;
 	struct reactor_task tasks[]; /* one for each reactor */
 };

@@ -50,7 +50,6 @@ struct server_access_option {
 struct server_rates {
 	struct server_access conditions; /* whose rights mean nothing */
 	struct rate_rule *rules;	 /* their origins are those of the conditions */
-	uint64_t digest;		 /* of what was written, to compare two lists */
 };
 
 /* What was written for a key or an option. */
@@ -196,9 +195,11 @@ GMB_MUST_CHECK int server_export_set_path(
  * are not copied. Errors name the key. */
 GMB_MUST_CHECK int server_export_copy(const struct server_export *entry,
 	const struct server_settings *settings, struct server_export *out, struct error *error);
-/* Whether both have the same values for that key, as they were written. */
-bool server_export_same(
-	const struct server_export *a, const struct server_export *b, const char *key);
+/* The one with that key, or NULL. */
+const struct store_option *server_export_option_named(const char *key);
+/* Whether both have the same value for that key, however it was written; a default is a value. */
+bool server_export_same(const struct server_export *a, const struct server_export *b,
+	const struct store_option *option);
 
 /* Appends a setting; both are copied. */
 GMB_MUST_CHECK int server_settings_add(
@@ -308,6 +309,11 @@ GMB_MUST_CHECK int server_config_load(
  * any thread. */
 GMB_MUST_CHECK int server_config_again(
 	const struct server_config *config, struct server_config *again, struct error *error);
+
+/* The idx-th key of what only a restart changes; NULL behind the last. (config_same.c) */
+const char *server_config_key(uint32_t idx);
+/* Whether two finished configurations have the same values for it. */
+bool server_config_same(const struct server_config *a, const struct server_config *b, uint32_t idx);
 
 /* Checks the whole (something to serve, no name or address twice) and fills in the defaults. The
  * default address is not added here: socket activation decides about it. */

@@ -90,25 +90,6 @@ static const char *next_value(const struct server_settings *settings, const char
 	return NULL;
 }
 
-bool server_export_same(
-	const struct server_export *a, const struct server_export *b, const char *key)
-{
-	uint32_t at_a = 0;
-	uint32_t at_b = 0;
-	const char *value_a;
-	const char *value_b;
-
-	do {
-		value_a = next_value(&a->settings, key, &at_a);
-		value_b = next_value(&b->settings, key, &at_b);
-		if ((value_a == NULL) != (value_b == NULL) ||
-			(value_a != NULL && strcmp(value_a, value_b) != 0)) {
-			return false;
-		}
-	} while (value_a != NULL);
-	return true;
-}
-
 static int replace_text(char **field, const char *text, struct error *error)
 {
 	char *copy = strdup(text);
@@ -208,36 +189,58 @@ static int set_rate(void *config, const char *value, struct error *error)
 	return rate_parse(value, &entry->rate, error);
 }
 
+#define VALUE(field) STORE_VALUE(struct server_export, field, field)
+
 static const struct store_option own_options[] = {
 	{ "description", "TEXT", "shown to clients that list the exports", "TEXT",
-		STORE_OPTION_LIVE, set_description },
+		STORE_OPTION_LIVE | STORE_OPTION_TEXT, set_description, VALUE(description) },
 	{ "max-connections", "N", "maximum clients of this export", "4", STORE_OPTION_LIVE,
-		set_max_connections },
+		set_max_connections, VALUE(connections_max) },
 	{ "max-memory", "SIZE", "maximum memory for data of all clients of this export", "64M",
-		STORE_OPTION_LIVE, set_max_memory },
+		STORE_OPTION_LIVE, set_max_memory, VALUE(memory_max) },
 	{ "overlap", "auto|off|SIZE",
 		"reply to large reads before the disk has finished,\n"
 		"in parts of an automatic size (default), never, or\n"
 		"in parts of SIZE (4K to 1M)",
-		"64K", .set = set_overlap },
+		"64K", .set = set_overlap, .value = VALUE(overlap) },
 	{ "rate", "RATE[:requests=N][:burst=TIME]",
 		"serve at most RATE bytes and N requests a second to\n"
 		"all clients together, and at once what a pause of\n"
 		"TIME (default: 100ms) has left",
-		"100M:requests=5000", STORE_OPTION_LIVE, set_rate },
+		"100M:requests=5000", STORE_OPTION_LIVE, set_rate, VALUE(rate) },
 };
 
 const struct store_option *server_export_option(uint32_t idx)
 {
+	const struct store_option *option = store_option_at(idx);
 	uint32_t count = 0;
 
-	while (count < idx && store_option_at(count) != NULL) {
+	while (option == NULL && store_option_at(count) != NULL) {
 		count++;
 	}
-	if (store_option_at(count) != NULL) {
-		return store_option_at(count);
-	}
-	return idx - count < ARRAY_COUNT(own_options) ? &own_options[idx - count] : NULL;
+	return option != NULL				? option
+	       : idx - count < ARRAY_COUNT(own_options) ? &own_options[idx - count]
+							: NULL;
+}
+
+const struct store_option *server_export_option_named(const char *key)
+{
+	const struct store_option *option = NULL;
+	uint32_t idx = 0;
+
+	do {
+		option = server_export_option(idx++);
+	} while (option != NULL && strcmp(option->key, key) != 0);
+	return option;
+}
+
+bool server_export_same(const struct server_export *a, const struct server_export *b,
+	const struct store_option *option)
+{
+	bool is_own = option >= own_options && option < own_options + ARRAY_COUNT(own_options);
+
+	return is_own ? store_value_same(option, a, b)
+		      : store_options_same(&a->store, &b->store, option);
 }
 
 static int unknown_key(const char *key, struct error *error)
@@ -265,18 +268,6 @@ static int unknown_key(const char *key, struct error *error)
 		"unknown key; an export can have %s (a comma inside a value or path is "
 		"written \\,)",
 		keys);
-}
-
-static bool is_key(const char *key)
-{
-	const struct store_option *option;
-
-	for (uint32_t i = 0; (option = server_export_option(i)) != NULL; i++) {
-		if (strcmp(option->key, key) == 0) {
-			return true;
-		}
-	}
-	return false;
 }
 
 static int set_key(
@@ -323,7 +314,7 @@ static int copy_setting(
 					    : error_set(error, -EINVAL, "needs a value");
 	} else if (setting->value == NULL || strcmp(setting->value, "default") != 0) {
 		rc = server_export_set(out, setting->key, setting->value, error);
-	} else if (!is_key(setting->key)) {
+	} else if (server_export_option_named(setting->key) == NULL) {
 		rc = unknown_key(setting->key, error);
 	}
 	if (rc < 0) {

@@ -61,15 +61,6 @@ static int add_conditions(struct server_rates *rates, const char *const values[S
 	return rc;
 }
 
-/* FNV-1a, of 64 bits. */
-static uint64_t digest(uint64_t value, const char *text)
-{
-	do {
-		value = (value ^ (uint8_t)*text) * UINT64_C(0x100000001b3);
-	} while (*text++ != '\0');
-	return value;
-}
-
 int server_rate_add(struct server_rates *rates, const char *const values[SERVER_RATE_KEYS],
 	const char *origin, uint32_t *failed_out, struct error *error)
 {
@@ -94,9 +85,6 @@ int server_rate_add(struct server_rates *rates, const char *const values[SERVER_
 	if (rc == 0) {
 		rule.origin = rates->conditions.rules[count].origin; /* whose it stays */
 		rates->rules[count] = rule;
-		for (uint32_t i = 0; i < SERVER_RATE_KEYS; i++) {
-			rates->digest = digest(rates->digest, values[i] != NULL ? values[i] : "");
-		}
 	}
 	return rc;
 }

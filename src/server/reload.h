@@ -27,7 +27,8 @@ struct reload;
 
 struct reload_options {
 	const struct server_config *config;
-	struct exports *exports; /* what is served; changes only inside reload_finish() */
+	struct exports *exports;       /* what is served; changes only inside reload_finish() */
+	struct rate_rules *rate_rules; /* of identities; or NULL */
 	struct device *device;
 	struct credentials *credentials;
 	struct reactor *const *reactors;

@@ -271,6 +271,7 @@ static int start_reload(struct server *server, struct error *error)
 	const struct reload_options options = {
 		.config = server->config,
 		.exports = &server->exports,
+		.rate_rules = server->rate_rules,
 		.device = server->device,
 		.credentials = server->credentials,
 		.reactors = server->reactors,
@@ -650,6 +651,7 @@ static void serve_snapshots(struct server *server)
 		.exports = &server->exports,
 		.running = server->config,
 		.configured = server->config,
+		.rate_rules = server->rate_rules,
 		.device = server->device,
 		.reactors = server->reactors,
 		.reactor_count = server->reactor_count,

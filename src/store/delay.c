@@ -85,7 +85,7 @@ static int set_delay(void *config, const char *value, struct error *error)
 static const struct store_option options[] = {
 	{ "delay", "OP:TIME[:range=OFF+LEN]",
 		"delay requests, for tests; OP as for fault; may be\nrepeated", "read:10ms",
-		STORE_OPTION_REPEATS, set_delay },
+		STORE_OPTION_REPEATS, set_delay, STORE_VALUE(struct store_rules, rules, count) },
 };
 
 static void waited_done(struct ring_op *op, int result)

@@ -178,7 +178,8 @@ static const struct store_option options[] = {
 		"fail requests, for tests; OP is read, write,\n"
 		"flush, trim, zero, cache, extents or any; may be\n"
 		"repeated",
-		"read:EIO", STORE_OPTION_REPEATS, set_fault },
+		"read:EIO", STORE_OPTION_REPEATS, set_fault,
+		STORE_VALUE(struct store_rules, rules, count) },
 };
 
 /* --- parts --------------------------------------------------------------------------------- */

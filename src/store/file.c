@@ -47,7 +47,7 @@ static int set_format(void *config, const char *value, struct error *error)
 static const struct store_option file_options[] = {
 	{ "format", "raw",
 		"serve a file that looks like an image of another\nformat, such as qcow2", "raw",
-		.set = set_format },
+		.set = set_format, .value = STORE_VALUE(struct file_config, is_raw, is_raw) },
 };
 
 /* --- results ------------------------------------------------------------------------------- */

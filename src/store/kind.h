@@ -81,6 +81,7 @@ struct store_kind {
 	const char *name;
 	/* Kinds: paths that begin so are its own. NULL: every path that no other kind has. */
 	const char *prefix;
+	bool names_size; /* what follows the prefix is a size, see parse_path_size() */
 	bool is_on_file; /* what follows the prefix is the path of a file or a block device */
 	bool is_filter;	 /* else a kind of store */
 	/* Filters, optional: progress=WORD puts it in place. Else one of its options does. */
@@ -98,7 +99,8 @@ struct store_kind {
 	int (*create)(const char *path, const struct store_create *create, struct error *error);
 	const struct store_option *options;
 	uint32_t option_count;
-	size_t config_bytes; /* of what the options set; zeroes are the defaults */
+	size_t config_bytes;  /* of what the options set */
+	const void *defaults; /* what it is before the first is set; NULL: zeroes */
 	size_t store_bytes;
 	const struct store_ops *ops;
 	/* store is zeroed but for its base. config is NULL when no option was given. A kind sets

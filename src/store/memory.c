@@ -542,6 +542,7 @@ static const struct store_ops memory_ops = {
 const struct store_kind memory_store_kind = {
 	.name = "memory",
 	.prefix = "memory:",
+	.names_size = true,
 	.store_bytes = sizeof(struct memory_store),
 	.ops = &memory_ops,
 	.open = memory_open,

@@ -67,6 +67,7 @@ static const struct store_ops null_ops = {
 const struct store_kind null_store_kind = {
 	.name = "null",
 	.prefix = "null:",
+	.names_size = true,
 	.store_bytes = sizeof(struct null_store),
 	.ops = &null_ops,
 	.open = null_open,

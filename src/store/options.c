@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "store/kind.h"
+#include "store/parse.h"
 
 enum {
 	SHOWN_BYTES = 120,
@@ -51,14 +52,18 @@ static int parse_mode(const char *value, bool read, enum store_mode *mode, struc
 
 enum { OPTION_MODE, OPTION_WRITE_MODE };
 
+static enum store_mode write_mode_of(enum store_mode mode)
+{
+	return store_mode_is_direct(mode) ? mode : STORE_MODE_AUTO;
+}
+
 static int set_mode(void *config, const char *value, struct error *error)
 {
 	struct store_options *options = config;
 	int result = parse_mode(value, true, &options->read_mode, error);
 
 	if (result == 0 && (options->keys_given & BIT(OPTION_WRITE_MODE)) == 0) {
-		options->write_mode = options->read_mode == STORE_MODE_AUTO ? STORE_MODE_CACHED
-									    : options->read_mode;
+		options->write_mode = write_mode_of(options->read_mode);
 	}
 	return result;
 }
@@ -67,7 +72,10 @@ static int set_write_mode(void *config, const char *value, struct error *error)
 {
 	struct store_options *options = config;
 
-	return parse_mode(value, false, &options->write_mode, error);
+	int result = parse_mode(value, false, &options->write_mode, error);
+
+	options->write_mode = write_mode_of(options->write_mode);
+	return result;
 }
 
 static int parse_yes(const char *value, bool *yes, struct error *error)
@@ -197,27 +205,33 @@ static int set_progress(void *config, const char *value, struct error *error)
 		log_escape(shown, sizeof(shown), value, strlen(value)), words);
 }
 
+#define VALUE(first, last) .value = STORE_VALUE(struct store_options, first, last)
+
 static const struct store_option common_options[] = {
-	[OPTION_MODE] = { "mode", "cached|direct|device|auto",
-		"through the page cache (default), direct I/O,\n"
+	[OPTION_MODE] = { "mode", "auto|cached|direct|device",
+		"for each read the way that suits it (auto, the\n"
+		"default), through the page cache, direct I/O, or\n"
 		"direct I/O with payload in memory of a PCI device\n"
-		"(see --arena), or for each read what suits it",
-		"cached", .set = set_mode },
+		"(see --arena)",
+		"cached", .set = set_mode, VALUE(read_mode, read_mode) },
 	[OPTION_WRITE_MODE] = { "write-mode", "cached|direct|device",
-		"the same for writes (default: mode)", "direct", .set = set_write_mode },
+		"the same for writes (default: mode; with auto, cached)", "direct",
+		.set = set_write_mode, VALUE(write_mode, write_mode) },
 	{ "device-cpu", "yes|no",
 		"with mode=device: the processor moves payload\n"
 		"between device memory and sockets (default: no,\n"
 		"it has RAM then)",
-		"yes", .set = set_device_cpu },
-	{ "readonly", NULL, "refuse writes", "yes", STORE_OPTION_BARE, set_readonly },
+		"yes", .set = set_device_cpu, VALUE(device_cpu, device_cpu) },
+	{ "readonly", NULL, "refuse writes", "yes", STORE_OPTION_BARE, set_readonly,
+		VALUE(read_only, read_only) },
 	{ "page-cache-send", "auto|off", "send large cached reads from the page cache itself",
-		"off", .set = set_page_cache_send },
+		"off", .set = set_page_cache_send,
+		VALUE(page_cache_send_off, page_cache_send_off) },
 	{ "stripe", "CHUNK:MEMBERS", "the disk is striped like this, such as 64K:4", "64K:4",
-		.set = set_stripe },
+		.set = set_stripe, VALUE(stripe_chunk, stripe_members) },
 	{ "progress", "auto|completion|counter|marker",
 		"how the server learns which bytes have been read", "completion",
-		.set = set_progress },
+		.set = set_progress, VALUE(progress_filter, progress) },
 };
 
 /* --- the registry ---------------------------------------------------------------------------- */
@@ -291,6 +305,11 @@ void store_register(const struct store_kind *kind)
 			GMB_ASSERT(strcmp(option->key, kind->options[i].key) != 0);
 		}
 	}
+	for (uint32_t i = 0; i < kind->option_count; i++) {
+		const struct store_value *value = &kind->options[i].value;
+
+		GMB_ASSERT(value->bytes > 0 && value->offset + value->bytes <= kind->config_bytes);
+	}
 	GMB_ASSERT(count + kind->option_count <= OPTIONS_MAX);
 	kinds[kind_count++] = kind;
 }
@@ -318,6 +337,10 @@ static void *config_of(struct store_options *options, uint32_t kind_idx)
 	}
 	if (options->configs[kind_idx] == NULL) {
 		options->configs[kind_idx] = calloc(1, kinds[kind_idx]->config_bytes);
+		if (options->configs[kind_idx] != NULL && kinds[kind_idx]->defaults != NULL) {
+			memcpy(options->configs[kind_idx], kinds[kind_idx]->defaults,
+				kinds[kind_idx]->config_bytes);
+		}
 	}
 	return options->configs[kind_idx];
 }
@@ -349,6 +372,70 @@ int store_options_set(
 	}
 	return error_set(error, -ENOENT, "unknown key");
 }
+
+/* --- comparing ------------------------------------------------------------------------------- */
+
+static bool same_text(const struct store_option *option, const void *a, const void *b)
+{
+	const char *const texts[] = {
+		a != NULL ? *(char *const *)((const char *)a + option->value.offset) : NULL,
+		b != NULL ? *(char *const *)((const char *)b + option->value.offset) : NULL,
+	};
+
+	return texts[0] == NULL || texts[1] == NULL ? texts[0] == texts[1]
+						    : strcmp(texts[0], texts[1]) == 0;
+}
+
+bool store_value_same(const struct store_option *option, const void *a, const void *b)
+{
+	GMB_ASSERT(option->value.bytes > 0);
+	if ((option->flags & STORE_OPTION_TEXT) != 0) {
+		return same_text(option, a, b);
+	}
+	for (uint32_t i = option->value.offset; i < option->value.offset + option->value.bytes;
+		i++) {
+		uint8_t byte_a = a != NULL ? ((const uint8_t *)a)[i] : 0;
+		uint8_t byte_b = b != NULL ? ((const uint8_t *)b)[i] : 0;
+
+		if (byte_a != byte_b) {
+			return false;
+		}
+	}
+	return true;
+}
+
+/* What the options of a kind have set, or would have. */
+static const void *values_of(const struct store_options *options, uint32_t kind_idx)
+{
+	return options->configs[kind_idx] != NULL ? options->configs[kind_idx]
+						  : kinds[kind_idx]->defaults;
+}
+
+bool store_options_same(const struct store_options *a, const struct store_options *b,
+	const struct store_option *option)
+{
+	for (uint32_t i = 0; i < kind_count; i++) {
+		if (option >= kinds[i]->options &&
+			option < kinds[i]->options + kinds[i]->option_count) {
+			return store_value_same(option, values_of(a, i), values_of(b, i));
+		}
+	}
+	return store_value_same(option, a, b);
+}
+
+bool store_path_same(const char *a, const char *b)
+{
+	const struct store_kind *kind = kinds[store_kind_of_path(a)];
+	uint64_t size_a;
+	uint64_t size_b;
+
+	return strcmp(a, b) == 0 ||
+	       (kind == kinds[store_kind_of_path(b)] && kind->names_size &&
+		       parse_path_size(a, &size_a, NULL) == 0 &&
+		       parse_path_size(b, &size_b, NULL) == 0 && size_a == size_b);
+}
+
+/* --- what was asked for ---------------------------------------------------------------------- */
 
 int store_options_fit(
 	const struct store_options *options, const struct store_kind *kind, struct error *error)

@@ -790,7 +790,8 @@ static const struct store_option options[] = {
 		"write changes to FILE, which is made if it does not\n"
 		"exist, or to memory that is lost at the end, and\n"
 		"never to PATH, which many exports can share",
-		"discard", .set = set_overlay },
+		"discard", .set = set_overlay,
+		.value = STORE_VALUE(struct overlay_config, path, path) },
 };
 
 const struct store_kind overlay_store_kind = {

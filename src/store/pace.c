@@ -203,7 +203,7 @@ static const struct store_option pace_options[] = {
 	{ "pace", "RATE[:latency=TIME][:members=N][:chunk=SIZE]",
 		"slow down to a disk of RATE bytes per second, or to\n"
 		"a stripe of N of them with chunks of SIZE",
-		"100M", .set = set_pace },
+		"100M", .set = set_pace, .value = STORE_VALUE(struct store_pace, rate, chunk) },
 };
 
 static struct pace_store *store_of(const struct pace_queue *queue)

@@ -324,7 +324,22 @@ enum store_option_flag {
 	STORE_OPTION_REPEATS = 1 << 0, /* can be given more than once */
 	STORE_OPTION_BARE = 1 << 1,    /* the value can be left out: then it is NULL */
 	STORE_OPTION_LIVE = 1 << 2,    /* may change while the export is used */
+	STORE_OPTION_TEXT = 1 << 3,    /* the value is a char *; NULL: none */
 };
+
+/* Where an option's set puts its value in the configuration. Two values are equal when these bytes
+ * are: so they have no padding, and no second way to say the same. */
+struct store_value {
+	uint32_t offset;
+	uint32_t bytes;
+};
+
+/* The members of type from first to last, which are neighbours. */
+#define STORE_VALUE(type, first, last)                                                             \
+	{                                                                                          \
+		offsetof(type, first),                                                             \
+			offsetof(type, last) + sizeof(((type *)0)->last) - offsetof(type, first)   \
+	}
 
 /* A key of an export: for --export, configuration files and the help text. Static. */
 struct store_option {
@@ -336,6 +351,7 @@ struct store_option {
 	/* Sets the value in the configuration of the kind the option belongs to. -EINVAL or -ERANGE
 	 * with a sentence that does not name the key. */
 	int (*set)(void *config, const char *value, struct error *error);
+	struct store_value value;
 };
 
 enum { STORE_KINDS_MAX = 16 };
@@ -356,12 +372,12 @@ struct store_options {
 	bool any_format;
 	bool page_cache_send_off; /* store_page_cache_ref() is always false */
 	enum store_mode read_mode;
-	enum store_mode write_mode;
-	bool device_cpu;       /* see store_info.device_cpu */
-	uint32_t stripe_chunk; /* overrides what the disk says; 0 = it does not */
+	enum store_mode write_mode; /* never STORE_MODE_CACHED: AUTO says that for writes */
+	bool device_cpu;	    /* see store_info.device_cpu */
+	uint32_t stripe_chunk;	    /* overrides what the disk says; 0 = it does not */
 	uint32_t stripe_members;
-	enum store_progress_source progress;
 	const struct store_kind *progress_filter; /* with STORE_PROGRESS_FILTER */
+	enum store_progress_source progress;
 	/* What another process had of this disk, for kinds whose disk is the memory of a process;
 	 * borrowed for the call of store_open(). NULL: nothing. */
 	const struct store_claim *passed;
@@ -388,6 +404,16 @@ GMB_MUST_CHECK int store_option_check(
 GMB_MUST_CHECK int store_options_set(
 	struct store_options *options, const char *key, const char *value, struct error *error);
 void store_options_fini(struct store_options *options);
+/* Whether the option has the same value in two configurations that its set can fill; NULL: zeroes.
+ */
+bool store_value_same(const struct store_option *option, const void *a, const void *b);
+/* Whether the option, one of store_option_at(), has the same value in both: the one that was set,
+ * or the default. */
+bool store_options_same(const struct store_options *a, const struct store_options *b,
+	const struct store_option *option);
+/* Whether two paths name the same disk as far as their text can tell: the same file, or sizes that
+ * are equal as numbers. */
+bool store_path_same(const char *a, const char *b);
 /* True when path begins with the prefix of a kind, such as "memory:". */
 bool store_path_has_kind(const char *path);
 /* The file or block device that a path names: the path itself, or what follows its prefix. */

@@ -442,6 +442,51 @@ class Configuration(Live):
         server.signal(signal.SIGHUP)
         self.wait_for(lambda: set(self.served()) == {"stays", "added"})
 
+    def test_values_are_compared_and_not_their_text(self):
+        """Another spelling changes nothing, nor does a default that is written down."""
+        one, base, flash = self.image("one"), self.image("base"), self.path("flash")
+        code, _, errors = self.run_gmblock("create", "--size=64M", f"flash:{flash}")
+        self.assertEqual(code, 0, errors)
+        socket, metrics = self.socket_uri("s"), "http://127.0.0.1:0"
+        both = (
+            (f"path: '{one}', readonly: yes, mode: auto, stripe: '64K:2', rate: 1024K, max-memory: 4M",
+             f"path: '{one}', readonly: true, page-cache-send: auto, stripe: '65536:2', write-mode: cached, "
+             "rate: '1M:burst=100ms', max-memory: 4096K, progress: auto, device-cpu: no, overlap: auto"),
+            (f"path: '{base}', overlay: discard, mode: cached", f"path: '{base}', write-mode: cached, mode: cached, "
+             "readonly: off, overlay: discard"),
+            ("path: 'memory:1M', overlap: 64K, fault: ['read:EIO:nth=1000:range=64K+4K', 'write:EIO:nth=9999'], "
+             "delay: ['flush:1000us'], pace: 1G",
+             "path: 'memory:1024K', overlap: 65536, fault: ['read:EIO:range=65536+4096:nth=1000', "
+             "'write:EIO:nth=9999'], delay: ['flush:1ms'], pace: '1024M:members=1'"),
+            ("path: 'null:1M'", "path: 'null:1048576', rate: off, max-memory: off"),
+            (f"path: 'flash:{flash}', gc: paper, cache: 1M, on-full: drop",
+             f"path: 'flash:{flash}', cold: 30, cache: 1024K, map-memory: 65536K, gc: paper"))
+        rules = (("listen: [{uri: '%s&socket-mode=0660'}]\nlimits: {memory: 64M, idle-timeout: 1000ms}\n"
+                  "export-folder: [%s, /tmp]\npush-to: [10.0.0.0/8, '::1']\nmetrics: %s\n"
+                  "rates: [{rate: 1024K, address: 10.0.0.0/8}]\naccess: [{rights: rw, address: 10.0.0.0/8}, rw]\n"
+                  % (socket, self.folder, metrics)),
+                 ("listen: [{uri: '%s&socket-mode=660'}]\nlimits: {idle-timeout: 1s, memory: 65536K}\nsandbox: auto\n"
+                  "export-folder: [/tmp, %s/]\npush-to: ['0:0:0:0:0:0:0:1', '10.0.0.0/8,port=10811']\nmetrics: %s/\n"
+                  "rates: [{address: '::ffff:10.0.0.0/104', rate: 1M}]\n"
+                  "access: [{address: 10.0.0.0/8, rights: rw}, {rights: rw}]\n" % (socket, self.folder, metrics)))
+        texts = [[f"name: e{i}, {spellings[n]}" for i, spellings in enumerate(both)] for n in range(2)]
+        file = self.configure(*texts[0], more=rules[0])
+        server = self.start("--config", file, "--control", self.control, uri_count=len(both))
+        clients = [nbdmini.open_export(server.uri, b"e%d" % i) for i in range(len(both))]
+        for n in 1, 0:
+            self.configure(*texts[n], more=rules[n])
+            self.assertEqual(self.reload("--dry-run"), "nothing would change\n")
+            self.assertEqual(self.reload(), "the configuration has not changed\n"
+                             "addresses with TLS: 0, connections ended: 0\n")
+        for client in clients:
+            client.read(4096, 512)
+            client.close()
+        for key, value in (("overlap", "68K"), ("delay", "['flush:2ms']"), ("mode", "direct"), ("progress", "completion"),
+                           ("pace", "2G"), ("page-cache-send", "off"), ("rate", "2M"), ("max-connections", "7")):
+            self.configure(*texts[0][:3], f"name: e3, path: 'null:1M', {key}: {value}", *texts[0][4:], more=rules[0])
+            value = value.strip("[']")
+            self.assertEqual(self.reload("--dry-run"), f'export "e3": {key}={value} (was default)\n')
+
     def test_rules_of_access_hold_for_what_was_added(self):
         """They are those of exports without rules of their own, as long as it is served."""
         server = self.serve("name: a, path: 'null:1M', access: [rw]", more="access: [rw]\n")

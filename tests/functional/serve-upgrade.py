@@ -887,7 +887,7 @@ class Upgrade(support.Case):
         self.assertEqual(self.run_gmblock("export", "add", name, "null:1M", "description=" + "d" * 4000,
                                           f"fault=read:EIO:nth={'0' * 7000}9999", *at)[0::2], (0, ""))
         self.must_upgrade()
-        self.assertEqual(self.run_gmblock("export", "set", name, f"fault=read:EIO:nth={'0' * 11000}9999",
+        self.assertEqual(self.run_gmblock("export", "set", name, f"fault=read:EIO:nth={'0' * 11000}9998",
                                            *at)[0::2], (0, ""))
         code, _, errors = self.upgrade()
         self.assertEqual(code, 1)

@@ -21,14 +21,20 @@ enum {
 #define BARRIER_PAUSE_NS UINT64_C(50000000)
 
 struct flash_config {
-	uint64_t map_memory; /* 0: the default */
+	uint64_t map_memory;
 	enum gc_policy policy;
 	bool refuses; /* on-full=refuse */
 	uint64_t cache_bytes;
 	bool has_cache_bytes; /* else the default */
 	uint32_t cold_percent;
-	bool has_cold_percent;			 /* else that of the rule */
-	char cache_directory[CONFIG_PATH_BYTES]; /* "": the default */
+	bool has_cold_percent; /* else that of the rule */
+	char cache_directory[CONFIG_PATH_BYTES];
+};
+
+static const struct flash_config flash_defaults = {
+	.map_memory = MAP_MEMORY_DEFAULT,
+	.cold_percent = GC_COLD_PERCENT,
+	.cache_directory = FLASH_CACHE_DIRECTORY,
 };
 
 /* --- parts ----------------------------------------------------------------------------------- */
@@ -460,17 +466,15 @@ static int open_cache(struct flash *flash, const struct flash_config *config,
 		.is_passed = is_passed(flash, passed),
 	};
 
-	flash->cache.cold_percent = config->has_cold_percent ? config->cold_percent
-							     : gc_rules[flash->policy].cold_percent;
+	flash->cache.cold_percent = config->cold_percent;
 	return flash_cache_open(flash, &options, error);
 }
 
 static int flash_open(struct store *base, const struct store_options *options,
 	const void *config_bytes, struct error *error)
 {
-	static const struct flash_config defaults;
 	struct flash *flash = container_of(base, struct flash, base);
-	const struct flash_config *config = config_bytes != NULL ? config_bytes : &defaults;
+	const struct flash_config *config = config_bytes != NULL ? config_bytes : &flash_defaults;
 	int result;
 
 	flash->path = strdup(store_path_file(options->path));
@@ -531,6 +535,8 @@ static int set_gc(void *config_bytes, const char *value, struct error *error)
 	for (int i = 0; i < GC_POLICY_COUNT; i++) {
 		if (strcmp(value, gc_policy_names[i]) == 0) {
 			config->policy = (enum gc_policy)i;
+			config->cold_percent = config->has_cold_percent ? config->cold_percent
+									: gc_rules[i].cold_percent;
 			return 0;
 		}
 	}
@@ -591,32 +597,34 @@ static const char *flash_memory_folder(const void *config_bytes)
 	return config->cache_directory;
 }
 
+#define VALUE(first, last) .value = STORE_VALUE(struct flash_config, first, last)
+
 static const struct store_option flash_options[] = {
 	{ "map-memory", "SIZE",
 		"flash: memory for the map of a flash store: 64M,\n"
 		"the default, covers 32 GiB of the disk",
-		"64M", .set = set_map_memory },
+		"64M", .set = set_map_memory, VALUE(map_memory, map_memory) },
 	{ "gc", "auto|plain|paper|greedy",
 		"flash: by which rule segments are collected\n"
 		"(default auto); the others are for comparison",
-		"auto", .set = set_gc },
+		"auto", .set = set_gc, VALUE(policy, policy) },
 	{ "on-full", "drop|refuse",
 		"flash: when a snapshot leaves no room for writes:\n"
 		"drop it (the default), or let writes fail",
-		"refuse", .set = set_on_full },
+		"refuse", .set = set_on_full, VALUE(refuses, refuses) },
 	{ "cache", "SIZE",
 		"flash: memory for changes that are answered and\n"
 		"not yet written; default 64M, or an eighth of the\n"
 		"disk; 0: none",
-		"64M", .set = set_cache },
+		"64M", .set = set_cache, VALUE(cache_bytes, has_cache_bytes) },
 	{ "cache-dir", "FOLDER",
 		"flash: where the file of that cache is, on a\n"
 		"tmpfs (default /dev/shm)",
-		"/dev/shm", .set = set_cache_directory },
+		"/dev/shm", .set = set_cache_directory, VALUE(cache_directory, cache_directory) },
 	{ "cold", "PERCENT",
 		"flash: the part of the changed pages that is cold\n"
 		"(default 80, with gc=paper 30)",
-		"80", .set = set_cold },
+		"80", .set = set_cold, VALUE(cold_percent, cold_percent) },
 };
 
 static const struct counter counter_list[] = {
@@ -698,6 +706,7 @@ const struct store_kind flash_store_kind = {
 	.options = flash_options,
 	.option_count = ARRAY_COUNT(flash_options),
 	.config_bytes = sizeof(struct flash_config),
+	.defaults = &flash_defaults,
 	.store_bytes = sizeof(struct flash),
 	.ops = &flash_ops,
 	.open = flash_open,

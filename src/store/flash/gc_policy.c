@@ -14,10 +14,14 @@ const struct gc_rule gc_rules[GC_POLICY_COUNT] = {
 	[GC_AUTO] = { .knows_cache = true,
 		.cost_benefit = true,
 		.weighs_cold = true,
-		.cold_percent = 80 },
+		.cold_percent = GC_COLD_PERCENT },
 	[GC_PAPER] = { .knows_cache = true, .cost_benefit = false, .cold_percent = 30 },
-	[GC_PLAIN] = { .knows_cache = false, .cost_benefit = true, .cold_percent = 80 },
-	[GC_GREEDY] = { .knows_cache = false, .cost_benefit = false, .cold_percent = 80 },
+	[GC_PLAIN] = { .knows_cache = false,
+		.cost_benefit = true,
+		.cold_percent = GC_COLD_PERCENT },
+	[GC_GREEDY] = { .knows_cache = false,
+		.cost_benefit = false,
+		.cold_percent = GC_COLD_PERCENT },
 };
 
 static const uint32_t state_edges[GC_STATE_COUNT] = {

@@ -51,6 +51,8 @@ enum gc_policy {
 /* "auto", "paper", "plain", "greedy". */
 extern const char *const gc_policy_names[GC_POLICY_COUNT];
 
+enum { GC_COLD_PERCENT = 80 }; /* of the default policy */
+
 struct gc_rule {
 	bool knows_cache;
 	bool cost_benefit;

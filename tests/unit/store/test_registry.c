@@ -57,9 +57,10 @@ static int set_colour(void *config, const char *value, struct error *error)
 }
 
 static const struct store_option ones_options[] = {
-	{ "value", "CHARACTER", "what all bytes are", "x", .set = set_value },
-	{ "colour", "NAME", "nothing", "red", STORE_OPTION_BARE | STORE_OPTION_REPEATS,
-		set_colour },
+	{ "value", "CHARACTER", "what all bytes are", "x", .set = set_value,
+		.value = STORE_VALUE(struct ones_config, value, value) },
+	{ "colour", "NAME", "nothing", "red", STORE_OPTION_BARE | STORE_OPTION_REPEATS, set_colour,
+		STORE_VALUE(struct ones_config, value, value) },
 };
 
 static int ones_open(struct store *base, const struct store_options *options, const void *config,
@@ -157,7 +158,7 @@ static void flip_done(struct store_part *part, int result)
 }
 
 static const struct store_option flip_options[] = {
-	{ "flip", "yes", "flips all bits", "yes", .set = set_colour },
+	{ "flip", "yes", "flips all bits", "yes", .set = set_colour, .value = { 0, 1 } },
 };
 
 static const struct store_ops flip_ops = {
@@ -271,6 +272,103 @@ static void test_options_of_another_kind_are_refused(void **state)
 	store_options_fini(&options);
 }
 
+/* value NULL: the key is not given. */
+static void set_one(struct store_options *options, const char *key, const char *value)
+{
+	*options = (struct store_options){ .path = "x" };
+	if (value != NULL) {
+		stores_set(options, key, value);
+	}
+}
+
+static bool is_same(const char *key, const char *a, const char *b)
+{
+	const struct store_option *option;
+	struct store_options one;
+	struct store_options other;
+	uint32_t idx = 0;
+	bool same;
+
+	while (strcmp((option = store_option_at(idx))->key, key) != 0) {
+		idx++;
+	}
+	set_one(&one, key, a);
+	set_one(&other, key, b);
+	same = store_options_same(&one, &other, option);
+	store_options_fini(&one);
+	store_options_fini(&other);
+	return same;
+}
+
+static void test_values_are_compared_and_not_their_text(void **state)
+{
+	static const struct {
+		const char *key;
+		const char *value;
+		const char *same;
+		const char *other;
+	} cases[] = {
+		{ "mode", "auto", NULL, "cached" },
+		{ "write-mode", "cached", NULL, "direct" },
+		{ "device-cpu", "no", NULL, "on" },
+		{ "readonly", "yes", "true", "off" },
+		{ "page-cache-send", "auto", NULL, "off" },
+		{ "stripe", "64K:4", "65536:4", "64K:5" },
+		{ "progress", "auto", NULL, "completion" },
+		{ "progress", "guess", "guess", "counter" },
+		{ "format", "raw", "raw", NULL },
+		{ "overlay", "discard", "discard", "/x" },
+		{ "fault", "read:EIO:nth=3:range=4K+1K", "read:EIO:range=4096+1024:nth=3",
+			"read:EIO:nth=4:range=4K+1K" },
+		{ "delay", "any:1ms", "any:1000us", "any:1us" },
+		{ "pace", "1M", "1024K:members=1", "1M:members=2" },
+		{ "map-memory", "64M", NULL, "65M" },
+		{ "gc", "auto", NULL, "greedy" },
+		{ "on-full", "drop", NULL, "refuse" },
+		{ "cache", "1M", "1024K", NULL },
+		{ "cache", "0", "0", NULL },
+		{ "cold", "80", NULL, "30" },
+		{ "value", "x", "x", "y" },
+	};
+
+	GMB_UNUSED(state);
+	for (uint32_t i = 0; i < ARRAY_COUNT(cases); i++) {
+		assert_true(is_same(cases[i].key, cases[i].value, cases[i].same));
+		assert_false(is_same(cases[i].key, cases[i].value, cases[i].other));
+	}
+}
+
+/* The default of a key can depend on another one. */
+static void test_a_value_that_follows_from_another_key_is_compared_too(void **state)
+{
+	struct store_options one = { .path = "x" };
+	struct store_options other = { .path = "x" };
+	const struct store_option *option;
+
+	GMB_UNUSED(state);
+	stores_set(&one, "mode", "direct");
+	stores_set(&one, "gc", "paper");
+	stores_set(&other, "cold", "30");
+	stores_set(&other, "gc", "paper");
+	stores_set(&other, "write-mode", "direct");
+	stores_set(&other, "mode", "direct");
+	for (uint32_t i = 0; (option = store_option_at(i)) != NULL; i++) {
+		assert_true(store_options_same(&one, &other, option));
+	}
+	store_options_fini(&one);
+	store_options_fini(&other);
+}
+
+static void test_sizes_in_paths_are_compared_as_numbers(void **state)
+{
+	GMB_UNUSED(state);
+	assert_true(store_path_same("memory:1M", "memory:1024K"));
+	assert_true(store_path_same("null:1M", "null:1048576"));
+	assert_false(store_path_same("memory:1M", "memory:2M"));
+	assert_false(store_path_same("memory:1M", "null:1M"));
+	assert_false(store_path_same("/x/1M", "/x/1024K"));
+}
+
 /* --- stores ------------------------------------------------------------------------------------
  */
 
@@ -341,6 +439,9 @@ int main(void)
 		cmocka_unit_test(test_wrong_options_say_why),
 		cmocka_unit_test(test_every_option_is_listed_once_and_documented),
 		cmocka_unit_test(test_options_of_another_kind_are_refused),
+		cmocka_unit_test(test_values_are_compared_and_not_their_text),
+		cmocka_unit_test(test_a_value_that_follows_from_another_key_is_compared_too),
+		cmocka_unit_test(test_sizes_in_paths_are_compared_as_numbers),
 		cmocka_unit_test(test_filters_wrap_in_the_order_of_registration),
 		cmocka_unit_test(test_our_own_filters_keep_their_order),
 		cmocka_unit_test(test_a_filter_that_cannot_be_opened_closes_what_is_below),
