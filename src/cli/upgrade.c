@@ -3,17 +3,26 @@
 #include <fcntl.h>
 #include <getopt.h>
 #include <limits.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/log.h"
 #include "cli/cli.h"
 #include "control/control.h"
+#include "server/record.h"
 #include "tools/show.h"
+
+/* Linux 6.5: the process that is at the other end of a socket. */
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77
+#endif
 
 static const char name[] = "upgrade";
 
@@ -21,13 +30,13 @@ static const char help[] =
 	"Usage: gmblock upgrade [--if-replaced] [--server SERVER] [-- PROGRAM ARGUMENT...]\n"
 	"Replaces a running server on this machine by a new process, without an error for its\n"
 	"clients: connections, disks and addresses go on where they are. The new process runs\n"
-	"the program file of the old one as it is now, with the same arguments, or PROGRAM.\n"
+	"the program file of this command with the arguments of the old one, or PROGRAM.\n"
 	"If it is not ready within 10 seconds, or ends, the old one goes on.\n"
 	"\n"
 	"  --server SERVER  one of its URIs, its control socket, or its process id;\n"
 	"                 optional if there is only one server; SERVER alone as the last\n"
 	"                 word is the same\n"
-	"  --if-replaced  do nothing if the program file is the one that runs\n"
+	"  --if-replaced  do nothing if the server runs the program file of this command\n"
 	"  -h, --help     print this help\n"
 	"\n"
 	"Examples:\n"
@@ -38,23 +47,22 @@ static const char help[] =
 
 enum {
 	ANSWER_MS = 60000,
-	COMMAND_BYTES_MAX = 2 << 20, /* as much as the kernel takes */
 	OFFER_FILES = 3,
 	SAID_BYTES_MAX = 4096, /* of what the new process has said */
 	SAID_LINES_MAX = 10,
 };
 
 /* What the server offers: the connection over which the new process gets all, where it says what is
- * wrong, and the folder in which its paths begin. */
+ * wrong, and the server's working directory, of which this program does not make use. */
 enum offer { OFFER_CHANNEL, OFFER_ERRORS, OFFER_FOLDER };
 
-/* Of the process that runs. */
+/* Of the process that runs, as the kernel says. Nothing of it is taken from the process itself: a
+ * server that was taken over would choose what is run here, perhaps by root. */
 struct running {
 	pid_t pid;
-	char program[PATH_MAX]; /* its file, as it was called when it was started */
-	bool is_replaced;	/* another file has that name now, or none */
-	char *command;		/* its arguments, each with a terminator */
-	size_t command_bytes;
+	uid_t user;
+	int pidfd;		     /* -1: not known */
+	struct server_record record; /* how it was started; empty without one */
 };
 
 /* What the new process says before it takes the standard error of the server. */
@@ -63,59 +71,112 @@ struct said {
 	int errors;  /* the standard error of the server, or -1 */
 };
 
-static int read_command(struct running *running, struct error *error)
+/* The program that is run unless the caller names one: the file of this one. */
+static int own_program(char program[PATH_MAX], struct error *error)
 {
-	char path[64];
-	FILE *file;
-	int rc = 0;
+	ssize_t len = readlink("/proc/self/exe", program, PATH_MAX - 1);
 
-	snprintf(path, sizeof(path), "/proc/%ld/cmdline", (long)running->pid);
-	file = fopen(path, "re");
-	running->command = malloc(COMMAND_BYTES_MAX);
-	if (file == NULL || running->command == NULL) {
-		rc = file == NULL ? -errno : -ENOMEM;
-	} else {
-		running->command_bytes = fread(running->command, 1, COMMAND_BYTES_MAX, file);
-		rc = running->command_bytes == 0 || running->command_bytes == COMMAND_BYTES_MAX
-			     ? -E2BIG
-			     : 0;
+	if (len < 0) {
+		return error_set(error, -errno,
+			"the file of this program cannot be found out: %s; write the program and "
+			"its arguments behind --",
+			strerror(errno));
 	}
-	if (file != NULL) {
-		fclose(file);
-	}
-	return rc == 0 ? 0
-		       : error_set(error, rc,
-				 "the arguments of process %ld cannot be read: %s; write the "
-				 "program and its arguments behind --",
-				 (long)running->pid, strerror(-rc));
+	program[len] = '\0';
+	return 0;
 }
 
-static int find_running(
-	const struct control_connection *connection, struct running *running, struct error *error)
+/* Whether the process runs another file than this one. 0 or 1, or a negative errno. */
+static int runs_another(pid_t pid, struct error *error)
 {
-	static const char deleted[] = " (deleted)";
 	char path[64];
-	struct stat runs;
-	struct stat is;
-	ssize_t len;
+	struct stat theirs;
+	struct stat ours;
 
-	running->pid = control_connection_pid(connection);
-	snprintf(path, sizeof(path), "/proc/%ld/exe", (long)running->pid);
-	len = readlink(path, running->program, sizeof(running->program) - 1);
-	if (len < 0 || stat(path, &runs) < 0) {
+	snprintf(path, sizeof(path), "/proc/%ld/exe", (long)pid);
+	if (stat(path, &theirs) < 0 || stat("/proc/self/exe", &ours) < 0) {
 		return error_set(error, -errno,
-			"the program of process %ld cannot be found out: %s; write it and its "
-			"arguments behind --",
-			(long)running->pid, strerror(errno));
+			"the program of process %ld cannot be found out: %s", (long)pid,
+			strerror(errno));
 	}
-	running->program[len] = '\0';
-	if ((size_t)len > strlen(deleted) &&
-		strcmp(running->program + len - strlen(deleted), deleted) == 0) {
-		running->program[(size_t)len - strlen(deleted)] = '\0';
+	return theirs.st_dev != ours.st_dev || theirs.st_ino != ours.st_ino;
+}
+
+/* --- who it is ------------------------------------------------------------------------------- */
+
+/* The process at the other end, which cannot become another one; or -1. */
+static int open_process(int socket, pid_t pid)
+{
+	int fd = -1;
+	socklen_t bytes = sizeof(fd);
+
+	if (getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &fd, &bytes) == 0) {
+		return fd;
 	}
-	running->is_replaced = stat(running->program, &is) < 0 || is.st_dev != runs.st_dev ||
-			       is.st_ino != runs.st_ino;
+	return (int)syscall(SYS_pidfd_open, pid, 0);
+}
+
+static bool has_ended(const struct running *running)
+{
+	struct pollfd ends = { .fd = running->pidfd, .events = POLLIN };
+
+	return running->pidfd >= 0 && poll(&ends, 1, 0) != 0;
+}
+
+/* The process that has made the channel is the one that listens on the control socket. */
+static int identify(const struct control_connection *connection, int channel,
+	struct running *running, struct error *error)
+{
+	pid_t listener = control_connection_peer(connection).pid;
+	struct ucred peer;
+	socklen_t bytes = sizeof(peer);
+
+	if (getsockopt(channel, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) < 0 || peer.pid == 0) {
+		return error_set(error, -ESRCH,
+			"the process of the server cannot be seen from here: run this command in "
+			"its PID namespace");
+	}
+	if (peer.pid != listener) {
+		return error_set(error, -EPERM,
+			"process %ld listens on the control socket, and process %ld has answered: "
+			"this is not the server",
+			(long)listener, (long)peer.pid);
+	}
+	running->pid = peer.pid;
+	running->user = peer.uid;
+	running->pidfd = open_process(channel, peer.pid);
 	return 0;
+}
+
+/* Servers of root may have become another user (--user), as their new process does. */
+static int check_user(const struct running *running, struct error *error)
+{
+	bool is_of_root = geteuid() == 0 && running->record.text != NULL;
+
+	return is_of_root || running->user == geteuid()
+		       ? 0
+		       : error_set(error, -EPERM,
+				 "process %ld belongs to another user (%u), and a new process from "
+				 "here would not: run this command as that user",
+				 (long)running->pid, (unsigned int)running->user);
+}
+
+/* With a command, the record is of use for the working directory only. */
+static int find_record(struct running *running, bool has_command, struct error *error)
+{
+	struct error reason;
+	int code = server_record_read(running->pid, &running->record, &reason);
+	int rc = check_user(running, error);
+
+	if (has_ended(running)) {
+		return error_set(error, -ESRCH, "process %ld has ended", (long)running->pid);
+	}
+	return rc < 0 || code == 0 || has_command
+		       ? rc
+		       : error_set(error, code,
+				 "the arguments of process %ld are not recorded: %s; write the "
+				 "program and its arguments behind --",
+				 (long)running->pid, reason.text);
 }
 
 /* --- units ----------------------------------------------------------------------------------- */
@@ -145,25 +206,11 @@ static void find_group(pid_t pid, char *out, size_t out_bytes)
 	}
 }
 
-/* The old process says which program is run, and which disks are added: with the rights of whoever
- * calls. */
-static int check_user(const struct control_connection *connection, struct error *error)
-{
-	uid_t user = control_connection_user(connection);
-
-	return user == 0 || user == geteuid()
-		       ? 0
-		       : error_set(error, -EPERM,
-				 "process %ld belongs to another user (%u), and a new process from "
-				 "here would not: run this command as that user",
-				 (long)control_connection_pid(connection), (unsigned int)user);
-}
-
 /* The new process has the control group of this one. A server that the service manager supervises
  * would leave its unit: with the rights of whoever calls, and nobody to restart it. */
 static int check_unit(const struct control_connection *connection, struct error *error)
 {
-	pid_t pid = control_connection_pid(connection);
+	pid_t pid = control_connection_peer(connection).pid;
 	char theirs[PATH_MAX];
 	char ours[PATH_MAX];
 	const char *unit;
@@ -181,24 +228,6 @@ static int check_unit(const struct control_connection *connection, struct error 
 		(long)pid, unit + 1, unit + 1);
 }
 
-/* The arguments of the server that runs, for execv(); to be freed. */
-static char **split_command(const struct running *running)
-{
-	size_t count = 0;
-	size_t used = 0;
-	char **arguments;
-
-	for (size_t i = 0; i < running->command_bytes; i++) {
-		count += running->command[i] == '\0';
-	}
-	arguments = calloc(count + 1, sizeof(*arguments));
-	for (size_t at = 0; arguments != NULL && used < count;
-		at += strlen(running->command + at) + 1) {
-		arguments[used++] = running->command + at;
-	}
-	return arguments;
-}
-
 /* A descriptor that the new program gets, and its number in that variable. */
 static int leave_open(int fd, const char *variable)
 {
@@ -208,31 +237,39 @@ static int leave_open(int fd, const char *variable)
 	return fcntl(fd, F_SETFD, 0) < 0 ? -1 : setenv(variable, number, 1);
 }
 
+/* What is run: trusted, as the caller or the start of the server has said it. */
+struct start {
+	const char *folder; /* NULL: that of this command */
+	const char *program;
+	char **arguments;
+};
+
 /* In the new process, with what the server has offered. Returns only when it cannot be started,
  * with the reason. */
-static int become(const int files[OFFER_FILES], const json_t *offer, int errors,
-	const char *program, char **arguments)
+static int become(
+	const int files[OFFER_FILES], const json_t *offer, int errors, const struct start *start)
 {
 	/* Which stream of the journal its standard error is; that of this process is another. */
 	const char *journal = json_string_value(json_object_get(offer, "journal"));
 	int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
 
 	if (nothing < 0 || dup2(nothing, STDIN_FILENO) < 0 || dup2(nothing, STDOUT_FILENO) < 0 ||
-		dup2(errors, STDERR_FILENO) < 0 || fchdir(files[OFFER_FOLDER]) < 0 ||
+		dup2(errors, STDERR_FILENO) < 0 ||
+		(start->folder != NULL && chdir(start->folder) < 0) ||
 		leave_open(files[OFFER_CHANNEL], "GMBLOCK_UPGRADE_FD") < 0 ||
 		leave_open(files[OFFER_ERRORS], "GMBLOCK_UPGRADE_STDERR") < 0 ||
 		unsetenv("JOURNAL_STREAM") < 0 ||
 		(journal != NULL && setenv("GMBLOCK_UPGRADE_JOURNAL", journal, 1) < 0)) {
 		return errno;
 	}
-	execvp(program, arguments);
+	execvp(start->program, start->arguments);
 	return errno;
 }
 
 /* As a process that is nobody's child but the first one's: the service manager supervises only its
  * own. */
 static int start_process(const int files[OFFER_FILES], const json_t *offer, int errors,
-	const char *program, char **arguments, struct error *error)
+	const struct start *start, struct error *error)
 {
 	int report[2];
 	int code = 0;
@@ -245,7 +282,7 @@ static int start_process(const int files[OFFER_FILES], const json_t *offer, int 
 	if (pid == 0) {
 		(void)setsid();
 		if (fork() == 0) {
-			code = become(files, offer, errors, program, arguments);
+			code = become(files, offer, errors, start);
 			(void)!write(report[1], &code, sizeof(code));
 		}
 		_exit(0);
@@ -267,7 +304,8 @@ static int start_process(const int files[OFFER_FILES], const json_t *offer, int 
 	}
 	close(report[0]);
 	return code == 0 ? 0
-			 : error_set(error, -code, "cannot start %s: %s", program, strerror(code));
+			 : error_set(error, -code, "cannot start %s: %s", start->program,
+				   strerror(code));
 }
 
 /* What the new process writes there is never waited for: it may not be read before its end. */
@@ -316,35 +354,49 @@ static void pass_on(struct said *said, bool has_failed)
 	}
 }
 
-static int start_new(struct control_connection *connection, const struct running *running,
-	char **command, struct said *said, struct error *error)
+/* command: of the new process; NULL: that of the old one. */
+static int start_new(const int files[OFFER_FILES], const json_t *offer,
+	const struct running *running, char **command, struct said *said, struct error *error)
 {
-	char **arguments = command != NULL ? command : split_command(running);
-	int files[OFFER_FILES];
-	json_t *offer;
-	int rc;
+	char program[PATH_MAX];
+	struct start start = {
+		.folder = running->record.folder,
+		.program = command != NULL ? command[0] : program,
+		.arguments = command != NULL ? command : running->record.arguments,
+	};
+	int rc = command != NULL ? 0 : own_program(program, error);
 
-	if (arguments == NULL) {
-		return error_set(error, -ENOMEM, "not enough memory");
-	}
-	if (command == NULL) {
+	if (rc == 0 && command == NULL) {
 		/* A pipe or a lock of who runs this command must not stay open in the server. */
 		(void)close_range(STDERR_FILENO + 1, ~0U, CLOSE_RANGE_CLOEXEC);
 	}
-	rc = control_receive_files(connection, ANSWER_MS, &offer, files, OFFER_FILES, error);
 	if (rc == 0) {
 		rc = listen_to_it(said, files[OFFER_ERRORS], error);
-		if (rc == 0) {
-			rc = start_process(files, offer, said->pipe[1],
-				command != NULL ? command[0] : running->program, arguments, error);
-		}
-		json_decref(offer);
-		for (int i = 0; i < OFFER_FILES; i++) {
-			close(files[i]);
-		}
 	}
-	if (arguments != command) {
-		free(arguments);
+	return rc == 0 ? start_process(files, offer, said->pipe[1], &start, error) : rc;
+}
+
+/* Takes the offer, and starts the process that it is for. */
+static int take_offer(struct control_connection *connection, struct running *running,
+	char **command, struct said *said, struct error *error)
+{
+	int files[OFFER_FILES];
+	json_t *offer;
+	int rc = control_receive_files(connection, ANSWER_MS, &offer, files, OFFER_FILES, error);
+
+	if (rc < 0) {
+		return rc;
+	}
+	rc = identify(connection, files[OFFER_CHANNEL], running, error);
+	if (rc == 0) {
+		rc = find_record(running, command != NULL, error);
+	}
+	if (rc == 0) {
+		rc = start_new(files, offer, running, command, said, error);
+	}
+	json_decref(offer);
+	for (int i = 0; i < OFFER_FILES; i++) {
+		close(files[i]);
 	}
 	return rc;
 }
@@ -371,27 +423,25 @@ static int print_result(const json_t *result)
 	return cli_print(text);
 }
 
-/* Whether the file of the program that runs is another one now. 0 or 1, or a negative errno. */
+/* Whether the server runs another program file than this command. 0 or 1, or a negative errno. */
 static int is_replaced(const char *path, struct error *error)
 {
 	struct control_connection *connection;
-	struct running running = { 0 };
 	/* Any command that changes nothing: it is the process that is looked at. */
 	int rc = control_connect(path, "counters", NULL, CONTROL_TIMEOUT_MS, &connection, error);
 
 	if (rc < 0) {
 		return rc;
 	}
-	rc = find_running(connection, &running, error);
+	rc = runs_another(control_connection_peer(connection).pid, error);
 	control_disconnect(connection);
-	return rc < 0 ? rc : running.is_replaced;
+	return rc;
 }
 
-/* command: of the new process; NULL: that of the old one. */
 static int upgrade(const char *path, char **command, struct error *error)
 {
 	struct control_connection *connection = NULL;
-	struct running running = { 0 };
+	struct running running = { .pidfd = -1 };
 	struct said said = { .pipe = { -1, -1 }, .errors = -1 };
 	json_t *result = NULL;
 	int status = CLI_OK;
@@ -401,16 +451,7 @@ static int upgrade(const char *path, char **command, struct error *error)
 		rc = check_unit(connection, error);
 	}
 	if (rc == 0) {
-		rc = check_user(connection, error);
-	}
-	if (rc == 0 && command == NULL) {
-		rc = find_running(connection, &running, error);
-	}
-	if (rc == 0 && command == NULL) {
-		rc = read_command(&running, error);
-	}
-	if (rc == 0) {
-		rc = start_new(connection, &running, command, &said, error);
+		rc = take_offer(connection, &running, command, &said, error);
 	}
 	while (rc == 0 && (rc = control_receive(connection, ANSWER_MS, &result, error)) > 0) {
 		json_decref(result);
@@ -421,7 +462,10 @@ static int upgrade(const char *path, char **command, struct error *error)
 		json_decref(result);
 	}
 	control_disconnect(connection);
-	free(running.command);
+	server_record_fini(&running.record);
+	if (running.pidfd >= 0) {
+		close(running.pidfd);
+	}
 	if (rc < 0) {
 		status = cli_failure(name, error);
 	}

@@ -17,7 +17,6 @@ enum { INPUT_BYTES_FIRST = 64 << 10, ERRNO_MAX = 4095 };
 
 struct control_connection {
 	int fd;
-	int pid;
 	char *path;
 	char *input;
 	size_t input_bytes;
@@ -317,7 +316,7 @@ static int receive_object(struct control_connection *connection, int timeout_ms,
 }
 
 static int check_hello(
-	struct control_connection *connection, const json_t *hello, struct error *error)
+	const struct control_connection *connection, const json_t *hello, struct error *error)
 {
 	const char *service = json_string_value(json_object_get(hello, "service"));
 	const char *version = json_string_value(json_object_get(hello, "version"));
@@ -337,7 +336,6 @@ static int check_hello(
 					: "?",
 			(long long)protocol, CONTROL_PROTOCOL);
 	}
-	connection->pid = (int)json_integer_value(json_object_get(hello, "pid"));
 	return 0;
 }
 
@@ -397,18 +395,13 @@ int control_connection_fd(const struct control_connection *connection)
 	return connection->fd;
 }
 
-int control_connection_pid(const struct control_connection *connection)
+struct ucred control_connection_peer(const struct control_connection *connection)
 {
-	return connection->pid;
-}
-
-uid_t control_connection_user(const struct control_connection *connection)
-{
-	struct ucred peer;
+	struct ucred peer = { .pid = 0, .uid = (uid_t)-1, .gid = (gid_t)-1 };
 	socklen_t bytes = sizeof(peer);
 
-	return getsockopt(connection->fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 ? peer.uid
-										       : (uid_t)-1;
+	(void)getsockopt(connection->fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes);
+	return peer;
 }
 
 /* The errno of a name such as "EBUSY"; EIO for another. */

@@ -21,6 +21,7 @@
 #pragma once
 
 #include <jansson.h>
+#include <sys/socket.h>
 #include <sys/un.h>
 
 #include "base/error.h"
@@ -133,10 +134,10 @@ GMB_MUST_CHECK int control_connect(const char *path, const char *command, json_t
 void control_disconnect(struct control_connection *connection);
 /* To poll for the answer after a note: readable when it comes, and when the server closes. */
 int control_connection_fd(const struct control_connection *connection);
-/* Of the server's process, as it says itself: its socket may have been another one's before. */
-int control_connection_pid(const struct control_connection *connection);
-/* Whose process has made the server's socket, as the kernel says; (uid_t)-1: not known. */
-uid_t control_connection_user(const struct control_connection *connection);
+/* The process that listens there, and its user then, as the kernel says: the process that has
+ * called listen() last. What the server says of itself is not believed. pid 0: it is in another PID
+ * namespace. */
+struct ucred control_connection_peer(const struct control_connection *connection);
 
 /* Waits for the next line: 1 a note, 0 the result, in *value_out, to be freed with json_decref(); a
  * negative errno: the server's error and sentence, or -ETIMEDOUT, -ECONNRESET, -EPROTO. timeout_ms:

@@ -181,7 +181,7 @@ static int allow_listener(
 
 int confine(const struct server_config *config, const struct credentials *credentials,
 	const struct listener *listeners, uint32_t listener_count, const struct listener *control,
-	const struct listener *metrics, struct error *error)
+	const struct listener *metrics, const char *record, struct error *error)
 {
 	struct sandbox sandbox = { 0 };
 	int rc;
@@ -220,6 +220,9 @@ int confine(const struct server_config *config, const struct credentials *creden
 	}
 	if (rc == 0) {
 		rc = allow_listener(&sandbox, metrics, error);
+	}
+	if (rc == 0 && record[0] != '\0') {
+		rc = allow_folder(&sandbox, record, SANDBOX_SOCKETS, error);
 	}
 	if (rc == 0) {
 		rc = sandbox_enter(&sandbox, config->sandbox, error);

@@ -18,8 +18,9 @@ GMB_MUST_CHECK int confine_user(const struct server_config *config,
 	const struct listener *metrics, struct error *error);
 
 /* Enters the sandbox: what stays is what the configuration names. The exports are open and
- * the credentials loaded. */
+ * the credentials loaded. record: the file that says how the server was started, which it may
+ * remove, not change; or "". */
 GMB_MUST_CHECK int confine(const struct server_config *config,
 	const struct credentials *credentials, const struct listener *listeners,
 	uint32_t listener_count, const struct listener *control, const struct listener *metrics,
-	struct error *error);
+	const char *record, struct error *error);

@@ -94,12 +94,17 @@ int server_control_folder(uint32_t idx, char *out, size_t out_bytes)
 	return rc;
 }
 
-/* Makes the folder and the one above it; both are fine if they are there. */
-static int make_folder(const char *folder)
+/* The folder and the one above it are fine if they are there. */
+int server_control_make_folder(void)
 {
+	char folder[PATH_BYTES];
 	char above[PATH_BYTES];
 	char *slash;
+	int rc = server_control_folder(0, folder, sizeof(folder));
 
+	if (rc < 0) {
+		return rc;
+	}
 	snprintf(above, sizeof(above), "%s", folder);
 	slash = strrchr(above, '/');
 	GMB_ASSERT(slash != NULL);
@@ -170,37 +175,51 @@ static bool owner_lives(const char *socket_name)
 	return pid > 0 && pid != (long)getpid() && (kill((pid_t)pid, 0) == 0 || errno != ESRCH);
 }
 
-/* Servers that were killed have left their sockets: not worth a word. As late as possible: the
- * kernel holds a killed server's socket for a moment. */
-static void sweep(const char *folder)
+/* A record of a server that has ended. One whose server has a socket of the same name may be in
+ * another container. */
+static void remove_record(const char *path, size_t name_bytes)
 {
-	DIR *directory = opendir(folder);
-	struct dirent *entry;
+	char socket_path[2 * PATH_BYTES];
 
-	while (directory != NULL && (entry = readdir(directory)) != NULL) {
-		const char *end = strrchr(entry->d_name, '.');
-		char path[2 * PATH_BYTES];
-
-		if (end != NULL && strcmp(end, ".sock") == 0 && !owner_lives(entry->d_name) &&
-			snprintf(path, sizeof(path), "%s/%s", folder, entry->d_name) <
-				(int)sizeof(path) &&
-			!is_new(path)) {
-			remove_if_stale(path);
-		}
-	}
-	if (directory != NULL) {
-		closedir(directory);
+	snprintf(socket_path, sizeof(socket_path), "%.*s.sock", (int)name_bytes, path);
+	if (access(socket_path, F_OK) < 0 && errno == ENOENT) {
+		(void)unlink(path);
 	}
 }
 
-/* Only where this server has its own. */
-static void sweep_beside(const struct listener *own)
+static void sweep_entry(const char *folder, const char *name)
+{
+	const char *end = strrchr(name, '.');
+	char path[2 * PATH_BYTES];
+
+	if (end == NULL || owner_lives(name) ||
+		snprintf(path, sizeof(path), "%s/%s", folder, name) >= (int)sizeof(path) ||
+		is_new(path)) {
+		return;
+	}
+	if (strcmp(end, ".sock") == 0) {
+		remove_if_stale(path);
+	} else if (strcmp(end, SERVER_RECORD_SUFFIX) == 0) {
+		remove_record(path, strlen(path) - strlen(end));
+	}
+}
+
+/* Servers that were killed have left their sockets and records: not worth a word. As late as
+ * possible: the kernel holds a killed server's socket for a moment. */
+static void sweep(void)
 {
 	char folder[PATH_BYTES];
+	DIR *directory = NULL;
+	struct dirent *entry;
 
-	if (own->unlink_path != NULL && server_control_folder(0, folder, sizeof(folder)) == 0 &&
-		strncmp(own->unlink_path, folder, strlen(folder)) == 0) {
-		sweep(folder);
+	if (server_control_folder(0, folder, sizeof(folder)) == 0) {
+		directory = opendir(folder);
+	}
+	while (directory != NULL && (entry = readdir(directory)) != NULL) {
+		sweep_entry(folder, entry->d_name);
+	}
+	if (directory != NULL) {
+		closedir(directory);
 	}
 }
 
@@ -208,10 +227,10 @@ static int listen_as_usual(struct listener *listener, struct error *error)
 {
 	char folder[PATH_BYTES];
 	char path[PATH_BYTES + 32];
-	int rc = server_control_folder(0, folder, sizeof(folder));
+	int rc = server_control_make_folder();
 
 	if (rc == 0) {
-		rc = make_folder(folder);
+		rc = server_control_folder(0, folder, sizeof(folder));
 	}
 	if (rc != 0) {
 		return rc;
@@ -476,7 +495,7 @@ int server_control_open(struct listener *listener, const struct server_view *vie
 	if (listener->fd_count == 0) {
 		return 0;
 	}
-	sweep_beside(listener);
+	sweep();
 	control = calloc(1, sizeof(*control));
 	if (control == NULL) {
 		listener_close(listener);

@@ -71,6 +71,10 @@ void server_control_run(struct server_control *control);
  * this user's servers; root has those of the service and of other users, too. -ENOENT: there are no
  * more. */
 GMB_MUST_CHECK int server_control_folder(uint32_t idx, char *out, size_t out_bytes);
+/* Makes the first of them. */
+GMB_MUST_CHECK int server_control_make_folder(void);
+/* Files there that are no sockets: how a server was started (record.h). */
+#define SERVER_RECORD_SUFFIX ".start"
 
 /* The sentence for a reactor call that failed with code. */
 const char *server_call_error(int code);

@@ -24,6 +24,7 @@
 #include "server/device.h"
 #include "server/exports.h"
 #include "server/reach.h"
+#include "server/record.h"
 #include "server/reload.h"
 #include "server/run.h"
 #include "server/scrape.h"
@@ -73,8 +74,9 @@ struct server {
 	struct credentials *credentials;
 	struct reload *reload;
 	struct upgrade *upgrade;
-	struct upgrade_take *take; /* while it starts in place of another process */
-	bool was_taken;		   /* it has started so */
+	struct upgrade_take *take;	       /* while it starts in place of another process */
+	char record[SERVER_RECORD_PATH_BYTES]; /* the file that says how it was started, or "" */
+	bool was_taken;			       /* it has started so */
 	struct server_control *control;
 	struct listener metrics_listener; /* until the scrape takes it */
 	struct scrape *scrape;
@@ -793,6 +795,65 @@ static void finish_take(struct server *server)
 	}
 }
 
+/* The sockets of clients, the control socket and that of metrics, and the memory of a device. */
+static int open_places(struct server *server, struct error *error)
+{
+	const struct server_config *config = server->config;
+	int rc = listeners_open(config, server->take, server->kinds, server->kind_count,
+		&server->listeners, &server->listener_count, error);
+
+	if (rc == 0 && server->control_listener.fd_count == 0) {
+		rc = server_control_listen(
+			config->control_path, server->take, &server->control_listener, error);
+	}
+	if (rc == 0) {
+		rc = scrape_listen(config->metrics, server->take, &server->metrics_listener, error);
+		if (rc == -EADDRINUSE && server->take != NULL) {
+			/* The other process has a part of the address until it ends. */
+			log_warning("no metrics until the next start: %s", error->text);
+			rc = 0;
+		}
+	}
+	return rc == 0 ? device_open(config, &server->device, error) : rc;
+}
+
+static int become_user(struct server *server, struct error *error)
+{
+	return confine_user(server->config, server->listeners, server->listener_count,
+		&server->control_listener, &server->metrics_listener, error);
+}
+
+/* What is open is given to the user. */
+static int start_alone(struct server *server, struct error *error)
+{
+	int rc = open_places(server, error);
+
+	return rc == 0 ? become_user(server, error) : rc;
+}
+
+/* What the other process says is read when this one has the user's rights only. Of what needs more,
+ * there is the usual control socket. */
+static int start_taking(struct server *server, struct server_config *config, struct error *error)
+{
+	int rc = 0;
+
+	if (config->control_path == NULL) {
+		rc = server_control_listen(NULL, NULL, &server->control_listener, error);
+	}
+	if (rc == 0) {
+		rc = become_user(server, error);
+	}
+	if (rc == 0) {
+		rc = upgrade_take_begin(server->take, config, error);
+	}
+	return rc == 0 ? open_places(server, error) : rc;
+}
+
+static bool has_control(const struct server_config *config)
+{
+	return config->control_path == NULL || strcmp(config->control_path, "none") != 0;
+}
+
 static int start(struct server *server, struct server_config *config, struct error *error)
 {
 	int rc;
@@ -800,31 +861,14 @@ static int start(struct server *server, struct server_config *config, struct err
 	raise_file_limit(server);
 	rc = take_signals(server, error);
 	if (rc == 0) {
-		rc = upgrade_take_begin(config, &server->take, error);
+		rc = upgrade_take_find(config, &server->take, error);
+	}
+	if (rc == 0 && has_control(config)) {
+		server_record_write(server->record);
 	}
 	if (rc == 0) {
-		rc = listeners_open(server->config, server->take, server->kinds, server->kind_count,
-			&server->listeners, &server->listener_count, error);
-	}
-	if (rc == 0) {
-		rc = server_control_listen(server->config->control_path, server->take,
-			&server->control_listener, error);
-	}
-	if (rc == 0) {
-		rc = scrape_listen(
-			server->config->metrics, server->take, &server->metrics_listener, error);
-		if (rc == -EADDRINUSE && server->take != NULL) {
-			/* The other process has a part of the address until it ends. */
-			log_warning("no metrics until the next start: %s", error->text);
-			rc = 0;
-		}
-	}
-	if (rc == 0) {
-		rc = device_open(server->config, &server->device, error);
-	}
-	if (rc == 0) {
-		rc = confine_user(server->config, server->listeners, server->listener_count,
-			&server->control_listener, &server->metrics_listener, error);
+		rc = server->take == NULL ? start_alone(server, error)
+					  : start_taking(server, config, error);
 	}
 	if (rc == 0) {
 		rc = exports_open(server->config, server->take, &server->exports, error);
@@ -842,7 +886,7 @@ static int start(struct server *server, struct server_config *config, struct err
 	if (rc == 0) {
 		rc = confine(server->config, server->credentials, server->listeners,
 			server->listener_count, &server->control_listener,
-			&server->metrics_listener, error);
+			&server->metrics_listener, server->record, error);
 	}
 	if (rc == 0) {
 		rc = start_reactors(server, error); /* the first threads: they inherit it */
@@ -900,6 +944,7 @@ static void release(struct server *server)
 	}
 	server_control_close(server->control); /* a recorder that was not disarmed goes with it */
 	listener_close(&server->control_listener);
+	server_record_remove(server->record);
 	scrape_close(server->scrape);
 	listener_close(&server->metrics_listener);
 	acceptor_destroy(server->acceptor);

@@ -12,6 +12,7 @@
 
 #include "base/log.h"
 #include "base/text.h"
+#include "base/trust.h"
 #include "server/control.h"
 #include "server/upgrade_added.h"
 
@@ -287,15 +288,11 @@ static void take_standard_error(void)
 	(void)unsetenv(journal_variable);
 }
 
-int upgrade_take_begin(
-	struct server_config *config, struct upgrade_take **take_out, struct error *error)
+int upgrade_take_find(
+	const struct server_config *config, struct upgrade_take **take_out, struct error *error)
 {
-	const struct upgrade_message hello = {
-		.type = UPGRADE_HELLO, .fd = -1, .pid = (uint32_t)getpid()
-	};
 	struct upgrade_take *take;
 	int channel = channel_of_environment(error);
-	int rc;
 
 	*take_out = NULL;
 	if (channel < 0) {
@@ -306,11 +303,43 @@ int upgrade_take_begin(
 		close(channel);
 		return error_set(error, -ENOMEM, "no memory to take over from another process");
 	}
-	take_standard_error();
 	take->channel = channel;
 	take->control.fd = -1;
 	*take_out = take;
-	rc = upgrade_send(channel, &hello);
+	return config->file_path != NULL ? trust_path(config->file_path, error) : 0;
+}
+
+/* The user of the process that has made the connection: nobody gets more rights by an upgrade, and
+ * what the old process says is read without the rights that it does not have. */
+static int check_user(const struct upgrade_take *take, struct error *error)
+{
+	struct ucred peer;
+	socklen_t bytes = sizeof(peer);
+
+	if (getsockopt(take->channel, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) < 0) {
+		return error_set(error, -errno, "the user of the old process is not known: %s",
+			strerror(errno));
+	}
+	return peer.uid == geteuid() ? 0
+				     : error_set(error, -EPERM,
+					       "the server runs as user %u, and the new process "
+					       "would run as user "
+					       "%u; restart the server to change its user",
+					       (unsigned int)peer.uid, (unsigned int)geteuid());
+}
+
+int upgrade_take_begin(struct upgrade_take *take, struct server_config *config, struct error *error)
+{
+	const struct upgrade_message hello = {
+		.type = UPGRADE_HELLO, .fd = -1, .pid = (uint32_t)getpid()
+	};
+	int rc = check_user(take, error);
+
+	if (rc < 0) {
+		return rc;
+	}
+	take_standard_error();
+	rc = upgrade_send(take->channel, &hello);
 	return rc < 0 ? error_set(error, rc, "the server that runs is gone: %s", strerror(-rc))
 		      : receive_all(take, config, error);
 }

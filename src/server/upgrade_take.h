@@ -16,10 +16,14 @@
 
 struct upgrade_take;
 
-/* Asks the environment for an old process, and it for what it has. */
-/* Exports that commands have added there are appended to the configuration. */
+/* Asks the environment for an old process. Nothing that it says is read yet. -EPERM: somebody else
+ * can write the configuration, which has been read. */
+GMB_MUST_CHECK int upgrade_take_find(
+	const struct server_config *config, struct upgrade_take **take_out, struct error *error);
+/* This process has the user that it will serve as: asks the old one, which must have the same, for
+ * what it has. Exports that commands have added there are appended to the configuration. */
 GMB_MUST_CHECK int upgrade_take_begin(
-	struct server_config *config, struct upgrade_take **take_out, struct error *error);
+	struct upgrade_take *take, struct server_config *config, struct error *error);
 struct upgrade_socket {
 	int fd;
 	bool of_manager;

@@ -272,7 +272,7 @@ class Service(unittest.TestCase):
     def check_control(self, uri, environment):
         """As ExecReload= does, and as root finds it."""
         folder = os.path.join(self.runtime, "serve")
-        control, = os.listdir(folder)
+        control, = (name for name in os.listdir(folder) if name.endswith(".sock"))
         pid = control.removesuffix(".sock")
         for arguments, user in ((["upgrade", "--if-replaced", pid], NOBODY.pw_uid),
                                 (["reload", pid], NOBODY.pw_uid),
