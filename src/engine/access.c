@@ -38,6 +38,7 @@ struct rule {
 	uint32_t value_count;
 	uint32_t *values;
 	char *origin;
+	char *text; /* or NULL */
 };
 
 struct access {
@@ -107,6 +108,7 @@ void access_rule_fini(struct access_rule *rule)
 		free(rule->conditions[i].data);
 	}
 	free(rule->origin);
+	free(rule->text);
 	*rule = (struct access_rule){ 0 };
 }
 
@@ -173,7 +175,9 @@ static int copy_rule(struct access *access, const struct access_rule *from)
 	rule->next = NO_RULE;
 	rule->origin = strdup(from->origin);
 	rule->values = calloc(from->condition_count + 1, sizeof(*rule->values));
-	if (rule->origin == NULL || rule->values == NULL) {
+	rule->text = from->text != NULL ? strdup(from->text) : NULL;
+	if (rule->origin == NULL || rule->values == NULL ||
+		(rule->text == NULL && from->text != NULL)) {
 		return -ENOMEM;
 	}
 	while (rule->value_count < from->condition_count) {
@@ -236,6 +240,7 @@ static void access_free(struct access *access)
 	for (uint32_t i = 0; i < access->rule_count; i++) {
 		free(access->rules[i].values);
 		free(access->rules[i].origin);
+		free(access->rules[i].text);
 	}
 	for (uint32_t i = 0; i < access->value_count; i++) {
 		free(access->values[i].data);
@@ -306,6 +311,61 @@ void access_put(struct access *access)
 		atomic_fetch_sub_explicit(&access->references, 1, memory_order_acq_rel) == 1) {
 		access_free(access);
 	}
+}
+
+/* --- comparing ---------------------------------------------------------------------------------
+ */
+
+static bool has_value(
+	const struct access *access, const struct rule *rule, const struct value *value)
+{
+	for (uint32_t i = 0; i < rule->value_count; i++) {
+		const struct value *own = &access->values[rule->values[i]];
+
+		if (own->kind == value->kind && own->bytes == value->bytes &&
+			memcmp(own->data, value->data, own->bytes) == 0) {
+			return true;
+		}
+	}
+	return false;
+}
+
+static bool same_rule(
+	const struct access *a, uint32_t index_a, const struct access *b, uint32_t index_b)
+{
+	const struct rule *one = &a->rules[index_a];
+	const struct rule *other = &b->rules[index_b];
+	bool same = one->rights == other->rights && one->value_count == other->value_count;
+
+	for (uint32_t i = 0; same && i < one->value_count; i++) {
+		same = has_value(b, other, &a->values[one->values[i]]);
+	}
+	return same;
+}
+
+bool access_differ(const struct access *before, const struct access *after,
+	struct access_difference *difference_out)
+{
+	uint32_t before_count = before != NULL ? before->rule_count : 0;
+	uint32_t after_count = after != NULL ? after->rule_count : 0;
+	uint32_t first = 0;
+
+	while (first < before_count && first < after_count &&
+		same_rule(before, first, after, first)) {
+		first++;
+	}
+	while (before_count > first && after_count > first &&
+		same_rule(before, before_count - 1, after, after_count - 1)) {
+		before_count--;
+		after_count--;
+	}
+	*difference_out = (struct access_difference){
+		.added = after_count > first ? after->rules[first].text : NULL,
+		.removed = before_count > first ? before->rules[first].text : NULL,
+		.added_count = after_count - first,
+		.removed_count = before_count - first,
+	};
+	return before_count > first || after_count > first || (before == NULL) != (after == NULL);
 }
 
 /* --- a look-up ---------------------------------------------------------------------------------

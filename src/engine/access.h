@@ -46,6 +46,7 @@ struct access_condition {
 struct access_rule {
 	uint32_t rights; /* enum engine_rights; 0: none */
 	char *origin;	 /* where it stands, for messages */
+	char *text;	 /* as --access would have it, for messages; or NULL */
 	uint32_t condition_count;
 	struct access_condition conditions[ACCESS_KIND_COUNT]; /* one of a kind at most */
 };
@@ -66,6 +67,19 @@ GMB_MUST_CHECK int access_create(
 void access_get(struct access *access);
 /* NULL is a no-op. */
 void access_put(struct access *access);
+
+/* Where two lists differ, between what both begin and end with. The texts are those of the first
+ * rules there, which the sets own; NULL: there is none, or it has none. */
+struct access_difference {
+	const char *added;
+	const char *removed;
+	uint32_t added_count;
+	uint32_t removed_count;
+};
+
+/* Whether they differ. NULL: no rules. */
+bool access_differ(const struct access *before, const struct access *after,
+	struct access_difference *difference_out);
 
 /* Who asks. */
 struct access_subject {

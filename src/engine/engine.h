@@ -80,6 +80,9 @@ struct endpoint {
  * peers serve only root and our own user on Unix sockets.
  */
 uint32_t engine_rights(const struct session *session, const struct export *export);
+/* The same if the export had these rules; NULL: none. */
+uint32_t engine_rights_with(
+	const struct session *session, const struct export *export, struct access *access);
 
 /* --- exports --------------------------------------------------------------------------------- */
 
@@ -131,6 +134,9 @@ void engine_export_resized(struct engine *engine, const struct export *export);
  * but for copies, which end when they may not go on.
  * Sessions without any right are drained, and ended after ENGINE_RIGHTS_STOP_NS: so many. */
 uint32_t engine_export_rights(struct engine *engine, const struct export *export);
+/* Calls look for each session that is not about to end. */
+void engine_each_session(struct engine *engine,
+	void (*look)(void *context, const struct session *session), void *context);
 /* export->rate or ->memory_max was set: its sessions go by it, those that wait included. */
 void engine_export_limits_changed(struct engine *engine, const struct export *export);
 /* rate_rules_set() or rate_rules_set_memory() was called: the same for sessions of identities. */

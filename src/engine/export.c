@@ -598,6 +598,19 @@ uint32_t engine_export_rights(struct engine *engine, const struct export *export
 	return ended;
 }
 
+void engine_each_session(struct engine *engine,
+	void (*look)(void *context, const struct session *session), void *context)
+{
+	list_for_each(node, &engine->sessions)
+	{
+		const struct session *session = list_entry(node, struct session, node);
+
+		if (!session->stopping && session->state != SESSION_TERMINATING) {
+			look(context, session);
+		}
+	}
+}
+
 struct engine_export *engine_export_find(struct engine *engine, const void *name, uint32_t bytes)
 {
 	for (uint32_t i = 0; i < engine->export_count; i++) {

@@ -202,11 +202,12 @@ static struct access_subject subject_of(const struct peer *peer)
 	};
 }
 
-/* The rights, and in origin (of ORIGIN_BYTES, or NULL) what has decided. */
-static uint32_t decide(const struct session *session, const struct export *export, char *origin)
+/* The rights, and in origin (of ORIGIN_BYTES, or NULL) what has decided. access: the rules, or
+ * NULL. */
+static uint32_t decide(const struct session *session, const struct export *export,
+	const struct access *access, char *origin)
 {
 	const struct peer *peer = &session->peer;
-	struct access *access = access_slot_get(export->access);
 	struct access_verdict verdict = { .rights = ENGINE_RIGHT_READ | ENGINE_RIGHT_WRITE };
 	struct access_subject subject = subject_of(peer);
 
@@ -221,16 +222,31 @@ static uint32_t decide(const struct session *session, const struct export *expor
 			access != NULL && verdict.origin != NULL ? "rule " : "",
 			verdict.origin != NULL ? verdict.origin : "no rule of access matches");
 	}
-	access_put(access);
 	if (atomic_load_explicit(&export->read_only, memory_order_relaxed)) {
 		verdict.rights &= ~(uint32_t)ENGINE_RIGHT_WRITE;
 	}
 	return verdict.rights;
 }
 
+/* The same with the rules of the export. */
+static uint32_t look_up(const struct session *session, const struct export *export, char *origin)
+{
+	struct access *access = access_slot_get(export->access);
+	uint32_t rights = decide(session, export, access, origin);
+
+	access_put(access);
+	return rights;
+}
+
+uint32_t engine_rights_with(
+	const struct session *session, const struct export *export, struct access *access)
+{
+	return decide(session, export, access, NULL);
+}
+
 uint32_t engine_rights(const struct session *session, const struct export *export)
 {
-	return decide(session, export, NULL);
+	return look_up(session, export, NULL);
 }
 
 struct engine_export *session_export_find(struct session *session, const void *name, uint32_t bytes)
@@ -243,7 +259,7 @@ struct engine_export *session_export_find(struct session *session, const void *n
 		.message_id = LOG_ID_HIDDEN, .export = shown, .client = peer
 	};
 
-	if (entry == NULL || decide(session, entry->export, origin) != 0) {
+	if (entry == NULL || look_up(session, entry->export, origin) != 0) {
 		return entry;
 	}
 	log_escape(shown, sizeof(shown), name, bytes);

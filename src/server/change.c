@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "server/forecast.h"
 
 enum { LINE_BYTES = 1024 };
 
@@ -38,6 +39,7 @@ static void item_fini(struct change_item *item)
 	access_put(item->rules);
 	gone_free(item->gone);
 	free(item->description);
+	free(item->rules_text);
 }
 
 void change_put(struct change *change)
@@ -52,6 +54,8 @@ void change_put(struct change *change)
 	}
 	free(change->items);
 	exports_free(&change->next);
+	access_put(change->rules_before);
+	access_put(change->rules_after);
 	json_decref(change->lines);
 	free(change);
 }
@@ -270,6 +274,106 @@ static int check_contents(const struct server_export *before, const struct serve
 			 : "remove the export, and add it again");
 }
 
+/* --- rules of access ------------------------------------------------------------------------- */
+
+static void rules_words(char *out, size_t bytes, const char *text, uint32_t count)
+{
+	char shown[CHANGE_LABEL_BYTES];
+
+	text = text != NULL ? text : "";
+	snprintf(out, bytes, "\"%s\"", log_escape(shown, sizeof(shown), text, strlen(text)));
+	if (count > 1) {
+		size_t used = strlen(out);
+
+		snprintf(out + used, bytes - used, " and %u more", count - 1);
+	}
+}
+
+/* In change->rules_text; the sets stay those that were compared last. */
+static void compare_rules(struct change *change, struct access *before, struct access *after)
+{
+	struct access_difference difference;
+	char added[CHANGE_LABEL_BYTES + 40];
+	char removed[CHANGE_LABEL_BYTES + 40];
+	char *text = change->rules_text;
+
+	if (before == change->rules_before && after == change->rules_after) {
+		return;
+	}
+	access_put(change->rules_before);
+	access_put(change->rules_after);
+	change->rules_before = before;
+	change->rules_after = after;
+	if (before != NULL) {
+		access_get(before);
+	}
+	if (after != NULL) {
+		access_get(after);
+	}
+	text[0] = '\0';
+	if (!access_differ(before, after, &difference)) {
+		return;
+	}
+	rules_words(added, sizeof(added), difference.added, difference.added_count);
+	rules_words(removed, sizeof(removed), difference.removed, difference.removed_count);
+	if (difference.removed_count == 0) {
+		snprintf(text, CHANGE_RULES_BYTES, "%s added", added);
+	} else if (difference.added_count == 0) {
+		snprintf(text, CHANGE_RULES_BYTES, "%s removed", removed);
+	} else {
+		snprintf(text, CHANGE_RULES_BYTES, "%s (was %s)", added, removed);
+	}
+}
+
+/* Notes what is other about the rules of an export that stays or is replaced. */
+static int note_rules(struct change *change, struct change_item *item, struct error *error)
+{
+	struct access *before = access_slot_get(item->before->export->access);
+
+	compare_rules(change, before, item->rules);
+	access_put(before);
+	if (change->rules_text[0] == '\0') {
+		return 0;
+	}
+	item->rules_text = strdup(change->rules_text);
+	return item->rules_text != NULL ? 0 : error_set(error, -ENOMEM, "no memory for a change");
+}
+
+int change_foresee(const struct change *change, struct forecast *forecast, struct error *error)
+{
+	int rc = 0;
+
+	for (uint32_t i = 0; rc == 0 && i < change->item_count; i++) {
+		const struct change_item *item = &change->items[i];
+
+		if (item->rules_text != NULL && item->action < CHANGE_REPLACE) {
+			rc = forecast_rules(forecast, item->before->export, item->rules);
+		}
+	}
+	return rc < 0 ? error_set(error, rc, "no memory for a change") : 0;
+}
+
+void change_tell(struct change *change, const struct forecast *forecast)
+{
+	for (uint32_t i = 0; i < change->item_count; i++) {
+		const struct change_item *item = &change->items[i];
+		char shown[CHANGE_LABEL_BYTES];
+		char text[FORECAST_TEXT_BYTES];
+		struct forecast_counts counts;
+
+		if (item->rules_text == NULL) {
+			continue;
+		}
+		counts = forecast_of_export(forecast, item->before->export);
+		add_line(change, "%s: access: %s%s%s",
+			change_label(item->before->about.name, shown), item->rules_text,
+			item->action < CHANGE_REPLACE ? "; " : "",
+			item->action < CHANGE_REPLACE ? forecast_text(&counts, text) : "");
+	}
+}
+
+/* --- keys ------------------------------------------------------------------------------------ */
+
 /* rules: taken, also on failure; with has_rules they take the place of those that it has. */
 static int change_export(struct change *change, struct served *before,
 	const struct server_export *about, const struct server_settings *settings,
@@ -289,6 +393,10 @@ static int change_export(struct change *change, struct served *before,
 	item->rules = rules;
 	item->has_rules = has_rules;
 	rc = served_create(about, settings, &item->after, error);
+	if (rc < 0) {
+		return rc;
+	}
+	rc = has_rules ? note_rules(change, item, error) : 0;
 	if (rc < 0) {
 		return rc;
 	}

@@ -67,6 +67,13 @@ GMB_MUST_CHECK int change_set(struct change *change, const char *name,
 /* Its snapshots are not served any more either. */
 GMB_MUST_CHECK int change_remove(struct change *change, const char *name, struct error *error);
 
+struct forecast;
+
+/* Says of which exports the rules change, and then, when the forecast has run, what that does. */
+GMB_MUST_CHECK int change_foresee(
+	const struct change *change, struct forecast *forecast, struct error *error);
+void change_tell(struct change *change, const struct forecast *forecast);
+
 /* Opens the disks. Blocks. */
 GMB_MUST_CHECK int change_open(struct change *change, struct error *error);
 GMB_MUST_CHECK int change_prepare(struct change *change, struct error *error);

@@ -9,7 +9,7 @@
 
 #include "server/change.h"
 
-enum { CHANGE_LABEL_BYTES = 120 };
+enum { CHANGE_LABEL_BYTES = 120, CHANGE_RULES_BYTES = 420 };
 
 enum change_action { CHANGE_STAY, CHANGE_ADD, CHANGE_UPDATE, CHANGE_REPLACE, CHANGE_REMOVE };
 
@@ -20,6 +20,7 @@ struct change_item {
 	struct served *after;  /* owned until the commit; NULL: it goes, or stays as it is */
 	struct access *rules;  /* owned, or NULL */
 	bool has_rules;	       /* they take the place of those of before */
+	char *rules_text;      /* what is other about them, or NULL */
 	struct gone *gone;     /* of one that goes, from change_open() until the commit */
 	/* For the reactors, from the commit on: each engine has a reference until its part. */
 	struct export *old;
@@ -34,7 +35,11 @@ struct change {
 	struct exports next;
 	uint32_t closing_count;
 	json_t *lines;
-	const struct server_rates *rates; /* limits that change; of the configuration; or NULL */
+	/* The rules that were compared last: many exports have the same. */
+	struct access *rules_before; /* owned, as the next; or NULL */
+	struct access *rules_after;
+	char rules_text[CHANGE_RULES_BYTES]; /* "": they are the same */
+	const struct server_rates *rates;    /* limits that change; of the configuration; or NULL */
 	_Atomic uint32_t references;
 	struct reactor_task tasks[]; /* one for each reactor */
 };

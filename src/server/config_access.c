@@ -9,7 +9,7 @@
 #include "base/text.h"
 #include "server/config.h"
 
-enum { SHOWN_BYTES = 120, ORIGIN_BYTES = 160 };
+enum { SHOWN_BYTES = 120, ORIGIN_BYTES = 160, TEXT_BYTES = 400 };
 
 /* --- the values of conditions ------------------------------------------------------------------
  */
@@ -187,7 +187,7 @@ static int check_rule(const struct access_rule *rule, struct error *error)
 
 /* Takes the rule, also on failure. */
 static int append(struct server_access *access, struct access_rule *rule, const char *origin,
-	struct error *error)
+	const char *text, struct error *error)
 {
 	uint32_t count = access->rule_count;
 	void *bigger = access->rules;
@@ -203,8 +203,9 @@ static int append(struct server_access *access, struct access_rule *rule, const 
 	if (rc == 0) {
 		access->rules = bigger != NULL ? bigger : access->rules;
 		rule->origin = strdup(origin);
+		rule->text = strdup(text);
 	}
-	if (rc == 0 && (bigger == NULL || rule->origin == NULL)) {
+	if (rc == 0 && (bigger == NULL || rule->origin == NULL || rule->text == NULL)) {
 		rc = error_set(error, -ENOMEM, "no memory for a rule of access");
 	}
 	if (rc < 0) {
@@ -215,10 +216,26 @@ static int append(struct server_access *access, struct access_rule *rule, const 
 	return 0;
 }
 
+/* Adds " KEY=VALUE" as --access has it; what is too long is left out at the end. */
+static void add_word(char text[TEXT_BYTES], const char *key, const char *value)
+{
+	size_t used = strlen(text);
+
+	used += (size_t)snprintf(text + used, TEXT_BYTES - used, "%s%s=", used > 0 ? " " : "", key);
+	for (; *value != '\0' && used < TEXT_BYTES - 2; value++) {
+		if (*value == ' ' || *value == '\\') {
+			text[used++] = '\\';
+		}
+		text[used++] = *value;
+		text[used] = '\0';
+	}
+}
+
 int server_access_add(struct server_access *access, const char *const values[SERVER_ACCESS_KEYS],
 	const char *origin, uint32_t *failed_out, struct error *error)
 {
 	struct access_rule rule = { 0 };
+	char text[TEXT_BYTES] = "";
 
 	*failed_out = SERVER_ACCESS_KEYS;
 	for (uint32_t i = 0; i < SERVER_ACCESS_KEYS; i++) {
@@ -230,7 +247,13 @@ int server_access_add(struct server_access *access, const char *const values[SER
 			return rc;
 		}
 	}
-	return append(access, &rule, origin, error);
+	for (uint32_t i = 1; i < SERVER_ACCESS_KEYS; i++) {
+		if (values[i] != NULL) {
+			add_word(text, keys[i].key, values[i]);
+		}
+	}
+	add_word(text, keys[0].key, values[0]);
+	return append(access, &rule, origin, text, error);
 }
 
 void server_access_fini(struct server_access *access)
@@ -387,7 +410,7 @@ static int add_option(
 		access_rule_fini(&rule);
 		return rc;
 	}
-	return append(&option->access, &rule, origin, error);
+	return append(&option->access, &rule, origin, text + strspn(text, " "), error);
 }
 
 int server_config_add_access(struct server_config *config, const char *text, struct error *error)

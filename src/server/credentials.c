@@ -9,7 +9,10 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "server/forecast.h"
 #include "tls/layer.h"
+
+enum { SHOWN_BYTES = 160, FILES_BYTES = 600 };
 
 /* A listener with TLS. It is closed before its last connection has ended. */
 struct member {
@@ -146,6 +149,61 @@ void credentials_use(struct credentials *credentials, struct credentials_set *se
 		tls_policy_replace(credentials->members[i].policy, set->contexts[i]);
 	}
 	free(set);
+}
+
+/* --- what is new about a set ----------------------------------------------------------------- */
+
+int credentials_foresee(const struct credentials *credentials, const struct credentials_set *set,
+	struct forecast *forecast, struct error *error)
+{
+	int rc = 0;
+
+	for (uint32_t i = 0; rc == 0 && i < set->count; i++) {
+		rc = forecast_tls(forecast, credentials->members[i].policy, set->contexts[i]);
+	}
+	return rc < 0 ? error_set(error, rc, "no memory for TLS credentials") : 0;
+}
+
+/* The files of a member that are others now, with commas between. */
+static void list_files(
+	const struct member *member, const struct tls_context *after, char out[FILES_BYTES])
+{
+	struct tls_context *before = tls_policy_context(member->policy);
+	uint32_t idx = 0;
+	const char *path;
+	size_t used = 0;
+
+	out[0] = '\0';
+	while ((path = tls_context_changed_file(before, after, &idx)) != NULL &&
+		used < FILES_BYTES) {
+		char shown[SHOWN_BYTES];
+
+		used += (size_t)snprintf(out + used, FILES_BYTES - used, "%s%s",
+			used > 0 ? ", " : "", log_escape(shown, sizeof(shown), path, strlen(path)));
+	}
+	tls_context_put(before);
+}
+
+void credentials_tell(const struct credentials *credentials, const struct credentials_set *set,
+	const struct forecast *forecast, json_t *lines)
+{
+	for (uint32_t i = 0; i < set->count; i++) {
+		const struct member *member = &credentials->members[i];
+		struct forecast_counts counts = forecast_of_policy(forecast, member->policy);
+		char files[FILES_BYTES];
+		char ends[FORECAST_TEXT_BYTES];
+		char line[FILES_BYTES + FORECAST_TEXT_BYTES + EXPORT_URI_LABEL_BYTES + 80];
+
+		list_files(member, set->contexts[i], files);
+		if (files[0] != '\0' || counts.end > 0) {
+			const char *text = counts.end > 0 ? forecast_text(&counts, ends)
+							  : "no connection ends";
+
+			snprintf(line, sizeof(line), "TLS at %s: %s%s%s", member->label, files,
+				files[0] != '\0' ? " changed; " : "", text);
+			json_array_append_new(lines, json_string(line));
+		}
+	}
 }
 
 /* --- life ------------------------------------------------------------------------------------ */

@@ -15,11 +15,14 @@
  */
 #pragma once
 
+#include <jansson.h>
+
 #include "sandbox/sandbox.h"
 #include "server/listen.h"
 
 struct credentials;
 struct credentials_set;
+struct forecast;
 
 /* Gives each listener with TLS its policy, and logs what an operator should know. */
 GMB_MUST_CHECK int credentials_open(struct listener *listeners, uint32_t listener_count,
@@ -40,5 +43,11 @@ GMB_MUST_CHECK int credentials_load(const struct credentials *credentials,
 	struct credentials_set **set_out, struct error *error);
 /* Takes the set: new handshakes use it. Logs what an operator should know. */
 void credentials_use(struct credentials *credentials, struct credentials_set *set);
+/* Has the forecast check connections with the set, and then, when it has run, adds a line for each
+ * address whose files are others, or some of whose connections end. */
+GMB_MUST_CHECK int credentials_foresee(const struct credentials *credentials,
+	const struct credentials_set *set, struct forecast *forecast, struct error *error);
+void credentials_tell(const struct credentials *credentials, const struct credentials_set *set,
+	const struct forecast *forecast, json_t *lines);
 /* Drops a set that is not used. NULL is a no-op. */
 void credentials_set_free(struct credentials_set *set);

@@ -2,12 +2,14 @@
 #include "server/reload_request.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/bytes.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "server/forecast.h"
 #include "server/snapshot.h"
 
 enum { SHOWN_BYTES = 120 };
@@ -224,6 +226,40 @@ void reload_look_at_sizes(const struct exports *exports)
 	}
 }
 
+/* What rules and files that are new do to connections, as lines for people. */
+static int foresee(const struct reload_options *options, struct reload_request *request,
+	struct reload_news *news, struct error *error)
+{
+	struct forecast *forecast = forecast_create(options->reactor_count);
+	char line[SERVED_LINE_BYTES];
+	int rc = forecast != NULL ? 0 : error_set(error, -ENOMEM, "no memory for a change");
+
+	if (rc == 0 && news->change != NULL) {
+		rc = change_foresee(news->change, forecast, error);
+	}
+	if (rc == 0) {
+		rc = credentials_foresee(options->credentials, news->credentials, forecast, error);
+	}
+	if (rc == 0 && !forecast_run(forecast, request->reload, options->reactors)) {
+		rc = error_set(error, -ESHUTDOWN, "the server is stopping");
+	}
+	if (rc == 0) {
+		news->lines = news->change != NULL ? change_lines(news->change) : json_array();
+		if (news->change != NULL) {
+			change_tell(news->change, forecast);
+		}
+		credentials_tell(options->credentials, news->credentials, forecast, news->lines);
+	}
+	if (rc == 0 && forecast_silent(forecast) > 0) {
+		snprintf(line, sizeof(line),
+			"connections of %u of %u threads are not counted: they do not answer",
+			forecast_silent(forecast), options->reactor_count);
+		json_array_append_new(news->lines, json_string(line));
+	}
+	forecast_put(forecast);
+	return rc;
+}
+
 int reload_request_read(const struct reload_options *options,
 	const struct server_config *configured, struct reload_request *request,
 	void (*closed)(void *context), struct reload_news *news, struct error *error)
@@ -265,14 +301,16 @@ int reload_request_read(const struct reload_options *options,
 	} else if (rc == 0 && request->action == REQUEST_SNAPSHOTS_GONE) {
 		rc = snapshots_remove_gone(options->exports, news->change, error);
 	}
+	if (rc == 0 && request->action <= REQUEST_RELOAD) {
+		rc = foresee(options, request, news, error);
+	} else if (rc == 0 && news->change != NULL) {
+		news->lines = change_lines(news->change);
+	}
 	if (rc == 0 && news->change != NULL && !request->is_dry) {
 		rc = change_open(news->change, error);
 		if (rc < 0 && request->action == REQUEST_SNAPSHOT_CREATE) {
 			snapshot_undo(options, request);
 		}
-	}
-	if (rc == 0 && news->change != NULL) {
-		news->lines = change_lines(news->change);
 	}
 	if (rc < 0) {
 		reload_news_drop(news);

@@ -402,6 +402,33 @@ bool tls_context_is_stale(const struct tls_context *context)
 	return false;
 }
 
+static bool had_file(const struct tls_context *context, const struct tls_file *file)
+{
+	for (uint32_t i = 0; i < context->file_count; i++) {
+		const struct tls_file *other = &context->files[i];
+
+		if (strcmp(other->path, file->path) == 0) {
+			return other->is_there == file->is_there &&
+			       (!file->is_there || memcmp(other->digest, file->digest,
+							   sizeof(file->digest)) == 0);
+		}
+	}
+	return !file->is_there;
+}
+
+const char *tls_context_changed_file(
+	const struct tls_context *before, const struct tls_context *after, uint32_t *idx)
+{
+	while (*idx < after->file_count) {
+		const struct tls_file *file = &after->files[(*idx)++];
+
+		if (!had_file(before, file)) {
+			return file->path;
+		}
+	}
+	return NULL;
+}
+
 /* --- handshakes ------------------------------------------------------------------------------- */
 
 enum tls_role tls_context_role(const struct tls_context *context)

@@ -60,6 +60,10 @@ void tls_context_put(struct tls_context *context);
 bool tls_context_is_stale(const struct tls_context *context);
 /* The files it was loaded from, and those that may come to exist; NULL behind the last. */
 const char *tls_context_file(const struct tls_context *context, uint32_t idx);
+/* The next file, from *idx on, that is not as it was when before was loaded; *idx is behind it
+ * then. NULL: there is no more. */
+const char *tls_context_changed_file(
+	const struct tls_context *before, const struct tls_context *after, uint32_t *idx);
 /* Whether a peer that was let in earlier would still be: 0, or -EACCES and the reason (revoked,
  * expired, the pre-shared key is gone or another one). */
 GMB_MUST_CHECK int tls_context_recheck(

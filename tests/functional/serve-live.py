@@ -506,6 +506,40 @@ class Configuration(Live):
         self.assertIn('the export "added" has rules of access, and here are none', self.reload(status=1))
         self.refused(server, b"added")
 
+    def test_rules_that_change_are_told(self):
+        """One line for each export, with the rule and what it does to connections."""
+        server = self.serve("name: a, path: 'null:1M', access: [rw]", "name: b, path: 'null:1M'",
+                            "name: c, path: 'null:1M', access: [ro]", more="access: [rw]\n")
+        self.export("add", "added", "null:1M")
+        a, b, c, added = (nbdmini.open_export(server.uri, name) for name in (b"a", b"b", b"c", b"added"))
+        with a, b, c, added, nbdmini.open_export(server.uri, b"a") as second:
+            self.configure("name: a, path: 'null:1M', access: [{rights: none, tls: true}, ro]",
+                           "name: b, path: 'null:1M'", "name: c, path: 'null:1M', access: [{tls: false, rights: ro}]",
+                           more="access: [none]\n")
+            lines = ['export "a": access: "tls=true rights=none" and 1 more (was "rights=rw"); '
+                     "2 connections lose the right to write",
+                     'export "b": access: "rights=none" (was "rights=rw"); 1 connection ends',
+                     'export "c": access: "tls=false rights=ro" (was "rights=ro"); no connection loses a right',
+                     'export "added": access: "rights=none" (was "rights=rw"); 1 connection ends']
+            self.assertEqual(self.reload("--dry-run").splitlines(), lines)
+            for client in (a, b, c, added, second):
+                client.read(0, 512)
+            self.assertEqual(self.reload().splitlines(),
+                             lines + ["addresses with TLS: 0, connections ended: 2"])
+            self.assertEqual(self.reload("--dry-run"), "nothing would change\n")
+            self.assertTrue(b.at_end())
+            self.assertTrue(added.at_end())
+            for client in (a, c, second):
+                client.read(0, 512)
+        # An export that is replaced loses its clients anyway.
+        self.configure("name: a, path: 'null:2M', access: [rw]", "name: b, path: 'null:1M', access: [rw, ro]",
+                       "name: c, path: 'null:1M', access: [ro]", more="access: [none]\n")
+        self.assertEqual(self.reload().splitlines()[:-1], [
+            'export "a": path=null:2M (was null:1M)',
+            'export "a": access: "rights=rw" (was "tls=true rights=none" and 1 more)',
+            'export "b": access: "rights=rw" and 1 more (was "rights=none"); no connection loses a right',
+            'export "c": access: "rights=ro" (was "tls=false rights=ro"); no connection loses a right'])
+
     def test_what_is_wrong_changes_nothing(self):
         server = self.serve("name: a, path: 'null:1M'", "name: b, path: 'null:1M'")
         before = self.served()

@@ -102,8 +102,8 @@ class Tls(support.Case):
     def make_pki(self, name="good"):
         return shutil.copytree(folder_of(name), self.path("pki"))
 
-    def reload(self, server):
-        return self.run_gmblock("reload", self.control_path())
+    def reload(self, *options):
+        return self.run_gmblock("reload", *options, self.control_path())
 
     def control_path(self):
         return self.path("control")
@@ -306,9 +306,11 @@ exports:
             before.go()
             for name in ("server-cert.pem", "server-key.pem"):
                 shutil.copy(folder_of(f"ip-only/{name}"), pki)
-            status, output, errors = self.reload(server)
-            self.assertEqual((status, output), (
-                0, "the configuration has not changed\naddresses with TLS: 1, connections ended: 0\n"), errors)
+            told = (f"TLS at {self.path('s')}: {pki}/server-cert.pem, {pki}/server-key.pem changed; "
+                    "no connection ends\n")
+            self.assertEqual(self.reload("--dry-run"), (0, told, ""))
+            self.assertEqual(self.reload(), (0, told + "addresses with TLS: 1, connections ended: 0\n", ""))
+            self.assertEqual(self.reload("--dry-run"), (0, "nothing would change\n", ""))
             with Client(server.uri, None, "127.0.0.1") as after:
                 self.assertEqual(after.certificate(), certificate_in(folder_of("ip-only")))
                 after.go().flush()
@@ -343,7 +345,7 @@ exports:
             # As a copy under way leaves it, and as a wrong one.
             for part in (b"", whole[name][:30], whole[name][:len(whole[name]) // 2], b"\0" * 100):
                 put(name, part)
-                status, output, errors = self.reload(server)
+                status, output, errors = self.reload()
                 self.assertEqual((status, output), (1, ""), (name, part))
                 self.assertRegex(errors, rf"everything stays as it was: no TLS at .*{name}")
                 told += 1
@@ -351,9 +353,9 @@ exports:
                     client.go()
             put(name, whole[name])
         put("server-key.pem", read_file(folder_of("rsa"), "server-key.pem"))
-        self.assertIn("everything stays as it was", self.reload(server)[2])
+        self.assertIn("everything stays as it was", self.reload()[2])
         put("server-key.pem", whole["server-key.pem"])
-        self.assertEqual(self.reload(server)[0], 0)
+        self.assertEqual(self.reload()[0], 0)
         status, errors = server.stop()
         self.assertEqual(status, 0)
         self.assertEqual(errors.count("everything stays as it was"), told + 1)
@@ -365,9 +367,10 @@ exports:
             good.go().flush()
             revoked.go().flush()
             shutil.copy(folder_of("crl/ca-crl.pem"), pki)
-            status, output, errors = self.reload(server)
-            self.assertEqual((status, output), (
-                0, "the configuration has not changed\naddresses with TLS: 1, connections ended: 1\n"), errors)
+            told = f"TLS at {self.path('s')}: {pki}/ca-crl.pem changed; 1 connection ends\n"
+            self.assertEqual(self.reload("--dry-run"), (0, told, ""))
+            revoked.flush()
+            self.assertEqual(self.reload(), (0, told + "addresses with TLS: 1, connections ended: 1\n", ""))
             self.assertTrue(revoked.at_end())
             good.flush()
         with self.assertRaises((ssl.SSLError, OSError)):
@@ -388,7 +391,7 @@ exports:
 
         def reload():
             self.put_server_certificate("ip-only", pki)
-            self.assertEqual(self.reload(server)[0], 0)
+            self.assertEqual(self.reload()[0], 0)
 
         with Client(server.uri, in_handshake=reload) as client:
             self.assertEqual(client.certificate(), certificate_in(folder_of("good")))
@@ -420,7 +423,7 @@ exports:
         try:
             for turn in range(1, 11):
                 self.put_server_certificate(names[turn % 2], pki)
-                self.assertEqual(self.reload(server)[0], 0)
+                self.assertEqual(self.reload()[0], 0)
                 self.await_seen(seen, turn % 2)
         finally:
             enough.set()
