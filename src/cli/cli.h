@@ -124,9 +124,10 @@ int cli_completion(const char *shell, const struct cli_subcommand *commands, siz
 	"                     optional if there is only one server; SERVER alone as the last\n"    \
 	"                     word is the same\n"
 
-/* After a change of a server was printed: -ETIMEDOUT and the server's sentence when it holds, but
- * something of it has not ended; else printed. In reload.c. */
-GMB_MUST_CHECK int cli_unfinished(const json_t *result, int printed, struct error *error);
+/* Prints the lines that a server has answered with after a change; none: what to print if there are
+ * none, or NULL. -ETIMEDOUT and the server's sentence when the change holds, but something of it
+ * has not ended. In reload.c. */
+GMB_MUST_CHECK int cli_print_changes(const json_t *result, const char *none, struct error *error);
 
 int cmd_serve(int argc, char **argv);
 int cmd_info(int argc, char **argv);

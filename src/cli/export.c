@@ -140,22 +140,6 @@ static json_t *make(const char *action, const struct export_arguments *arguments
 	return all;
 }
 
-static int print_changes(const json_t *result, struct error *error)
-{
-	json_t *line;
-	size_t i;
-
-	json_array_foreach(json_object_get(result, "changes"), i, line)
-	{
-		print_peer_text(json_string_value(line));
-		printf("\n");
-	}
-	if (i == 0) {
-		printf("nothing has changed\n");
-	}
-	return cli_unfinished(result, print_end(error), error);
-}
-
 static int print_list(const json_t *result, bool json, struct error *error)
 {
 	json_t *entry;
@@ -171,7 +155,7 @@ static int print_list(const json_t *result, bool json, struct error *error)
 		json_t *pair;
 		size_t k;
 
-		print_peer_text(json_string_value(json_object_get(entry, "name")));
+		print_export_name(json_string_value(json_object_get(entry, "name")));
 		printf("\t");
 		print_peer_text(json_string_value(json_object_get(entry, "path")));
 		json_array_foreach(json_object_get(entry, "settings"), k, pair)
@@ -204,7 +188,7 @@ static int ask(const struct export_arguments *arguments, bool lists, json_t *wir
 	rc = control_ask(path, "export", wire, timeout_ms, &result, &error);
 	if (rc == 0) {
 		rc = lists ? print_list(result, arguments->json, &error)
-			   : print_changes(result, &error);
+			   : cli_print_changes(result, "nothing has changed", &error);
 		json_decref(result);
 	}
 	return rc < 0 ? cli_failure(name, &error) : CLI_OK;

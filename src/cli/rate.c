@@ -14,10 +14,11 @@
 static const char name[] = "rate";
 
 static const char help[] =
-	"Usage: gmblock rate [--export=NAME|--rule=N] RATE|memory=SIZE|memory=off\n"
-	"       [--server SERVER]\n"
+	"Usage: gmblock rate EXPORT RATE|memory=SIZE|memory=off [--server SERVER]\n"
+	"       gmblock rate --rule=N RATE|memory=SIZE|memory=off [--server SERVER]\n"
 	"Changes the rate of an export of a running server on this machine, or that of\n"
-	"identities, or how much memory their data may hold. Clients stay connected.\n"
+	"identities, or how much memory their data may hold, until the configuration is\n"
+	"read again. Clients stay connected. The default export has the name \"\".\n"
 	"\n"
 	"  RATE           BYTES[:requests=N][:burst=TIME], requests=N[:burst=TIME] or off;\n"
 	"                 BYTES and N are for each second\n"
@@ -25,49 +26,76 @@ static const char help[] =
 	"  --server SERVER  one of its URIs, its control socket, or its process id;\n"
 	"                 optional if there is only one server; SERVER alone as the last\n"
 	"                 word is the same\n"
-	"  --export=NAME  the export (default: the default export)\n"
 	"  --rule=N       the N-th of the rules of rates in its configuration file\n"
 	"  -h, --help     print this help\n"
 	"\n"
 	"Examples:\n"
-	"  gmblock rate --export=data 100M:requests=5000\n"
-	"  gmblock rate --export=data off\n"
-	"  gmblock rate --export=data memory=64M\n";
+	"  gmblock rate data 100M:requests=5000\n"
+	"  gmblock rate data off\n"
+	"  gmblock rate data memory=64M\n";
+
+enum { TIMEOUT_MS = 60000 };
 
 struct rate_arguments {
-	const char *export; /* NULL: not given */
+	const char *export; /* NULL: a rule is meant */
 	uint32_t rule;	    /* from 1; 0: not given */
-	const char *limit;  /* "rate" or "memory" */
+	bool is_memory;
 	const char *value;
 	const char *server; /* or NULL */
 };
 
-static json_t *wire_arguments(const struct rate_arguments *arguments)
+/* An export is changed as by gmblock export set. */
+static int ask_export(const struct rate_arguments *arguments, const char *path, json_t **result,
+	struct error *error)
 {
-	return arguments->rule > 0 ? json_pack("{s:I, s:s}", "rule", (json_int_t)arguments->rule,
-					     arguments->limit, arguments->value)
-				   : json_pack("{s:s, s:s}", "export",
-					     arguments->export != NULL ? arguments->export : "",
-					     arguments->limit, arguments->value);
+	return control_ask(path, "export",
+		json_pack("{s:s, s:s, s:[[s, s]]}", "action", "set", "name", arguments->export,
+			"settings", arguments->is_memory ? "max-memory" : "rate", arguments->value),
+		TIMEOUT_MS, result, error);
 }
 
-/* Asks the server, and prints the limit as it has taken it. */
-static int change(const struct rate_arguments *arguments, struct error *error)
+static int change_export(
+	const struct rate_arguments *arguments, const char *path, struct error *error)
 {
-	char path[STATS_PATH_BYTES];
 	json_t *result = NULL;
-	int rc = stats_find(arguments->server, path, error);
+	int rc = ask_export(arguments, path, &result, error);
 
 	if (rc == 0) {
-		rc = control_ask(path, "rate", wire_arguments(arguments), CONTROL_TIMEOUT_MS,
-			&result, error);
+		rc = cli_print_changes(result, "nothing has changed", error);
+		json_decref(result);
 	}
+	return rc;
+}
+
+/* Prints the limit as the server has taken it. */
+static int change_rule(
+	const struct rate_arguments *arguments, const char *path, struct error *error)
+{
+	const char *limit = arguments->is_memory ? "memory" : "rate";
+	json_t *result = NULL;
+	int rc = control_ask(path, "rate",
+		json_pack(
+			"{s:I, s:s}", "rule", (json_int_t)arguments->rule, limit, arguments->value),
+		CONTROL_TIMEOUT_MS, &result, error);
+
 	if (rc == 0) {
-		printf("%s\n", json_string_value(json_object_get(result, arguments->limit)));
+		printf("%s\n", json_string_value(json_object_get(result, limit)));
 		json_decref(result);
 		rc = print_end(error);
 	}
 	return rc;
+}
+
+static int change(const struct rate_arguments *arguments, struct error *error)
+{
+	char path[STATS_PATH_BYTES];
+	int rc = stats_find(arguments->server, path, error);
+
+	if (rc < 0) {
+		return rc;
+	}
+	return arguments->export != NULL ? change_export(arguments, path, error)
+					 : change_rule(arguments, path, error);
 }
 
 static int check(const struct rate_arguments *arguments, struct error *error)
@@ -75,41 +103,37 @@ static int check(const struct rate_arguments *arguments, struct error *error)
 	struct rate_limits rate;
 	uint64_t bytes;
 
-	if (arguments->export != NULL && arguments->rule > 0) {
-		return error_set(error, -EINVAL, "give either --export or --rule");
-	}
 	if (arguments->export != NULL &&
 		!utf8_valid(arguments->export, strlen(arguments->export))) {
-		return error_set(error, -EINVAL, "--export: the name is not valid UTF-8");
+		return error_set(error, -EINVAL, "the name of the export is not valid UTF-8");
 	}
-	return strcmp(arguments->limit, "memory") == 0
-		       ? rate_parse_memory(arguments->value, &bytes, error)
-		       : rate_parse(arguments->value, &rate, error);
+	return arguments->is_memory ? rate_parse_memory(arguments->value, &bytes, error)
+				    : rate_parse(arguments->value, &rate, error);
 }
 
 int cmd_rate(int argc, char **argv)
 {
 	struct rate_arguments arguments = { 0 };
 	const struct cli_option options[] = {
-		{ "export", .text = &arguments.export },
 		{ "rule", .count = &arguments.rule, .min = 1, .max = RATE_RULES_MAX },
 		{ "server", .text = &arguments.server },
 	};
 	const struct cli_command command = { name, help, options, ARRAY_COUNT(options), NULL };
 	static const char memory_key[] = "memory=";
 	struct error error = { 0 };
-	bool is_memory;
 	int status = cli_parse(&command, argc, argv);
 
 	if (status != CLI_GO_ON) {
 		return status;
 	}
-	if (optind == argc) {
-		return cli_usage_error(name, "give a rate or memory=SIZE");
+	if (argc - optind < (arguments.rule > 0 ? 1 : 2)) {
+		return cli_usage_error(name, arguments.rule > 0
+						     ? "give a rate or memory=SIZE"
+						     : "give an EXPORT, and a rate or memory=SIZE");
 	}
-	is_memory = strncmp(argv[optind], memory_key, strlen(memory_key)) == 0;
-	arguments.limit = is_memory ? "memory" : "rate";
-	arguments.value = argv[optind++] + (is_memory ? strlen(memory_key) : 0);
+	arguments.export = arguments.rule > 0 ? NULL : argv[optind++];
+	arguments.is_memory = strncmp(argv[optind], memory_key, strlen(memory_key)) == 0;
+	arguments.value = argv[optind++] + (arguments.is_memory ? strlen(memory_key) : 0);
 	status = cli_server(name, argc, argv, &arguments.server);
 	if (status != CLI_GO_ON) {
 		return status;

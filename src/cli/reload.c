@@ -37,14 +37,15 @@ static long long count_of(const json_t *result, const char *key)
 	return (long long)json_integer_value(json_object_get(result, key));
 }
 
-int cli_unfinished(const json_t *result, int printed, struct error *error)
+static int finish(const json_t *result, struct error *error)
 {
 	const char *text = json_string_value(json_object_get(result, "unfinished"));
+	int rc = print_end(error);
 
-	return printed < 0 || text == NULL ? printed : error_set(error, -ETIMEDOUT, "%s", text);
+	return rc < 0 || text == NULL ? rc : error_set(error, -ETIMEDOUT, "%s", text);
 }
 
-static int show(const json_t *result, bool dry_run, struct error *error)
+static void print_lines(const json_t *result, const char *none)
 {
 	json_t *line;
 	size_t i;
@@ -54,15 +55,25 @@ static int show(const json_t *result, bool dry_run, struct error *error)
 		print_peer_text(json_string_value(line));
 		printf("\n");
 	}
-	if (i == 0) {
-		printf("%s\n",
-			dry_run ? "nothing would change" : "the configuration has not changed");
+	if (i == 0 && none != NULL) {
+		printf("%s\n", none);
 	}
+}
+
+int cli_print_changes(const json_t *result, const char *none, struct error *error)
+{
+	print_lines(result, none);
+	return finish(result, error);
+}
+
+static int show(const json_t *result, bool dry_run, struct error *error)
+{
+	print_lines(result, dry_run ? "nothing would change" : "the configuration has not changed");
 	if (!dry_run) {
 		printf("addresses with TLS: %lld, connections ended: %lld\n",
 			count_of(result, "addresses"), count_of(result, "connections_ended"));
 	}
-	return cli_unfinished(result, print_end(error), error);
+	return finish(result, error);
 }
 
 int cmd_reload(int argc, char **argv)

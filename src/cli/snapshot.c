@@ -41,19 +41,6 @@ static const char help[] =
 
 enum { ANSWER_MS = 120000, TIME_BYTES = 32 }; /* a checkpoint, on a slow disk */
 
-static int print_changes(const json_t *result, struct error *error)
-{
-	json_t *line;
-	size_t i;
-
-	json_array_foreach(json_object_get(result, "changes"), i, line)
-	{
-		print_peer_text(json_string_value(line));
-		printf("\n");
-	}
-	return cli_unfinished(result, print_end(error), error);
-}
-
 /* In local time, as "2026-11-23 08:15:00". */
 static const char *time_text(const json_t *entry, char out[TIME_BYTES])
 {
@@ -80,7 +67,7 @@ static int print_list(const json_t *result, bool json, struct error *error)
 	{
 		char text[TIME_BYTES];
 
-		print_peer_text(json_string_value(json_object_get(entry, "export")));
+		print_export_name(json_string_value(json_object_get(entry, "export")));
 		printf("\t");
 		print_peer_text(json_string_value(json_object_get(entry, "name")));
 		printf("\t%s\t%lld\n", time_text(entry, text),
@@ -103,7 +90,8 @@ static int ask(const char *server, json_t *wire, bool lists, bool json)
 	}
 	rc = control_ask(path, "snapshot", wire, ANSWER_MS, &result, &error);
 	if (rc == 0) {
-		rc = lists ? print_list(result, json, &error) : print_changes(result, &error);
+		rc = lists ? print_list(result, json, &error)
+			   : cli_print_changes(result, NULL, &error);
 		json_decref(result);
 	}
 	return rc < 0 ? cli_failure(name, &error) : CLI_OK;

@@ -346,17 +346,13 @@ static int export_opened(struct nbd_handshake *talk)
 
 /* --- texts --------------------------------------------------------------------------------- */
 
-/* "the default export" or 'export "NAME"', escaped. Returns out. */
+/* 'export "NAME"', escaped. Returns out. */
 static const char *export_label(char out[LABEL_BYTES], const char *name)
 {
 	char quoted[LABEL_BYTES - 16];
 
-	if (name[0] == '\0') {
-		snprintf(out, LABEL_BYTES, "the default export");
-	} else {
-		snprintf(out, LABEL_BYTES, "export \"%s\"",
-			log_escape(quoted, sizeof(quoted), name, strlen(name)));
-	}
+	snprintf(out, LABEL_BYTES, "export \"%s\"",
+		log_escape(quoted, sizeof(quoted), name, strlen(name)));
 	return out;
 }
 

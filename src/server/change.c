@@ -89,12 +89,8 @@ const char *change_label(const char *name, char out[CHANGE_LABEL_BYTES])
 {
 	char shown[CHANGE_LABEL_BYTES - 16];
 
-	if (name[0] == '\0') {
-		snprintf(out, CHANGE_LABEL_BYTES, "default export");
-	} else {
-		snprintf(out, CHANGE_LABEL_BYTES, "export \"%s\"",
-			log_escape(shown, sizeof(shown), name, strlen(name)));
-	}
+	snprintf(out, CHANGE_LABEL_BYTES, "export \"%s\"",
+		log_escape(shown, sizeof(shown), name, strlen(name)));
 	return out;
 }
 
@@ -478,8 +474,8 @@ static int check_room(const struct change *change, const char *name, struct erro
 	char shown[CHANGE_LABEL_BYTES];
 
 	if (find(change, name) != NULL) {
-		return error_set(error, -EEXIST, "there is already %s%s",
-			name[0] == '\0' ? "a " : "an ", change_label(name, shown));
+		return error_set(
+			error, -EEXIST, "there is already an %s", change_label(name, shown));
 	}
 	return change->options.exports->count < SERVER_EXPORTS_MAX
 		       ? 0

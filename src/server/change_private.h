@@ -44,5 +44,5 @@ struct change {
 	struct reactor_task tasks[]; /* one for each reactor */
 };
 
-/* "export \"x\"", or "default export". */
+/* "export \"x\"" */
 const char *change_label(const char *name, char out[CHANGE_LABEL_BYTES]);

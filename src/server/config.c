@@ -838,11 +838,10 @@ static int check_export_names(const struct server_config *config, struct error *
 
 		if (strcmp(sorted[i - 1]->name, name) == 0) {
 			rc = error_set(error, -EINVAL,
-				"%s: the export name \"%s\"%s is already used by %s; every export "
+				"%s: the export name \"%s\" is already used by %s; every export "
 				"needs a name of its own",
 				sorted[i]->origin,
 				log_escape(shown, sizeof(shown), name, strlen(name)),
-				name[0] == '\0' ? " (the default export)" : "",
 				sorted[i - 1]->origin);
 		}
 	}

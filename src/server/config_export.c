@@ -403,7 +403,7 @@ static int parse_with_scratch(
 
 	if (*cursor != '=') {
 		return error_set(error, -EINVAL,
-			"it has no '=': write NAME=PATH, or =PATH for the default export");
+			"it has no '=': write NAME=PATH, or =PATH for the export \"\"");
 	}
 	rc = server_export_set_name(entry, scratch, error);
 	if (rc < 0) {

@@ -325,23 +325,6 @@ static const struct control_command stats_command = {
 
 /* --- rates and memory ---------------------------------------------------------------------- */
 
-static struct export *find_export(const struct server_view *view, const char *name, size_t bytes)
-{
-	for (uint32_t i = 0; i < view->export_count; i++) {
-		struct export *export = view->exports[i];
-
-		if (export->name_bytes == bytes && memcmp(export->name, name, bytes) == 0) {
-			return export;
-		}
-	}
-	return NULL;
-}
-
-static void tell_export(struct engine *engine, void *context)
-{
-	engine_export_limits_changed(engine, context);
-}
-
 static void tell_identities(struct engine *engine, void *context)
 {
 	GMB_UNUSED(context);
@@ -349,20 +332,19 @@ static void tell_identities(struct engine *engine, void *context)
 }
 
 /* Every reactor hears of it, also when another one does not answer. */
-static int tell_all(const struct server_view *view,
-	void (*call)(struct engine *engine, void *context), void *context)
+static int tell_all(const struct server_view *view)
 {
 	int rc = 0;
 
 	for (uint32_t i = 0; i < view->reactor_count; i++) {
-		int told = reactor_call(view->reactors[i], call, context);
+		int told = reactor_call(view->reactors[i], tell_identities, NULL);
 
 		rc = told < 0 ? told : rc;
 	}
 	return rc;
 }
 
-/* One of the limits of an export or a rule. */
+/* One of the limits of a rule. */
 struct limit_change {
 	bool is_memory;
 	struct rate_limits rate;
@@ -389,35 +371,6 @@ static int parse_change(
 	return rc;
 }
 
-static int change_export(const struct server_view *view, const json_t *name,
-	const struct limit_change *change, struct error *error)
-{
-	char shown[EXPORT_SHOWN_BYTES];
-	struct export *export;
-	int rc;
-
-	log_escape(shown, sizeof(shown), json_string_value(name), json_string_length(name));
-	export = find_export(view, json_string_value(name), json_string_length(name));
-	if (export == NULL && shown[0] == '\0') {
-		return error_set(error, -ENOENT, "there is no default export; name another one");
-	}
-	if (export == NULL) {
-		return error_set(error, -ENOENT, "there is no export \"%s\"", shown);
-	}
-	if (change->is_memory) {
-		atomic_store_explicit(
-			&export->memory_max, change->memory_max, memory_order_relaxed);
-	} else {
-		rate_set(&export->rate, &change->rate, clock_now_ns());
-	}
-	rc = tell_all(view, tell_export, export);
-	if (rc < 0) {
-		return error_set(error, rc, "%s", server_call_error(rc));
-	}
-	log_info("the %s of export \"%s\" is now %s", what_of(change), shown, change->taken);
-	return 0;
-}
-
 static int change_rule(const struct server_view *view, json_int_t rule,
 	const struct limit_change *change, struct error *error)
 {
@@ -433,7 +386,7 @@ static int change_rule(const struct server_view *view, json_int_t rule,
 	} else {
 		rate_rules_set(view->rate_rules, (uint32_t)rule - 1, &change->rate, clock_now_ns());
 	}
-	rc = tell_all(view, tell_identities, NULL);
+	rc = tell_all(view);
 	if (rc < 0) {
 		return error_set(error, rc, "%s", server_call_error(rc));
 	}
@@ -446,23 +399,19 @@ static void begin_rate(void *context, struct control_client *client, const json_
 	const struct server_control *control = context;
 	const char *rate = json_string_value(json_object_get(arguments, "rate"));
 	const char *memory = json_string_value(json_object_get(arguments, "memory"));
-	const json_t *name = json_object_get(arguments, "export");
 	const json_t *rule = json_object_get(arguments, "rule");
 	struct limit_change change = { .is_memory = rate == NULL };
 	struct error error;
 	int rc;
 
-	if ((rate == NULL) == (memory == NULL) || json_is_string(name) == json_is_integer(rule)) {
+	if ((rate == NULL) == (memory == NULL) || !json_is_integer(rule)) {
 		control_fail(client, -EINVAL,
-			"either \"rate\" or \"memory\" (text) is needed, and either \"export\" "
-			"(text) or \"rule\" (number)");
+			"\"rule\" (number) is needed, and either \"rate\" or \"memory\" (text)");
 		return;
 	}
 	rc = parse_change(&change, rate, memory, &error);
 	if (rc == 0) {
-		rc = json_is_string(name) ? change_export(&control->view, name, &change, &error)
-					  : change_rule(&control->view, json_integer_value(rule),
-						    &change, &error);
+		rc = change_rule(&control->view, json_integer_value(rule), &change, &error);
 	}
 	if (rc < 0) {
 		control_fail(client, rc, error.text);

@@ -148,15 +148,12 @@ void served_choose_epoch(struct served *served, const struct served *replaces)
 void served_blame(const struct server_export *entry, struct error *error)
 {
 	bool says_more = strcmp(entry->origin, entry->path) != 0;
-	bool is_default = entry->name[0] == '\0';
 	char shown[120];
 
 	show_key(entry, error);
-	error_prefix(error, "cannot serve the %s%s%s%s%s%s",
-		is_default ? "default export" : "export \"",
+	error_prefix(error, "cannot serve the export \"%s\"%s%s%s",
 		log_escape(shown, sizeof(shown), entry->name, strlen(entry->name)),
-		is_default ? "" : "\"", says_more ? " (" : "", says_more ? entry->origin : "",
-		says_more ? ")" : "");
+		says_more ? " (" : "", says_more ? entry->origin : "", says_more ? ")" : "");
 }
 
 /* Completes the sentence if it is for the sandbox that the disk, or a file beside it, cannot be
@@ -350,50 +347,13 @@ void exports_remember(struct exports *exports, struct gone *gone)
 	*link = gone;
 }
 
-/* A limit that "gmblock rate" has changed is not what was asked for. */
-static const char *setting_value(
-	const struct served *served, const char *key, const char *value, char out[RATE_TEXT_BYTES])
+static json_t *settings_json(const struct server_settings *settings)
 {
-	const struct export *export = served->export;
-	struct rate_limits now;
-	uint64_t memory_max;
-
-	if (strcmp(key, "rate") == 0) {
-		rate_get(&export->rate, &now);
-		return memcmp(&now, &served->about.rate, sizeof(now)) == 0 ? value
-									   : rate_format(&now, out);
-	}
-	if (strcmp(key, "max-memory") == 0) {
-		memory_max = atomic_load_explicit(&export->memory_max, memory_order_relaxed);
-		return memory_max == served->about.memory_max ? value
-							      : rate_format_memory(memory_max, out);
-	}
-	return value;
-}
-
-static json_t *settings_json(const struct served *served)
-{
-	static const char *const limits[] = { "rate", "max-memory" };
-	const struct server_settings *settings = &served->about.settings;
 	json_t *all = json_array();
-	char text[RATE_TEXT_BYTES];
 
 	for (uint32_t i = 0; i < settings->count; i++) {
-		const struct server_setting *setting = &settings->list[i];
-
 		json_array_append_new(
-			all, json_pack("[s, s?]", setting->key,
-				     setting_value(served, setting->key, setting->value, text)));
-	}
-	for (size_t i = 0; i < ARRAY_COUNT(limits); i++) {
-		const char *value = setting_value(served, limits[i], NULL, text);
-
-		char asked[RATE_TEXT_BYTES];
-
-		server_settings_text(settings, limits[i], asked, sizeof(asked));
-		if (value != NULL && asked[0] == '\0') {
-			json_array_append_new(all, json_pack("[s, s]", limits[i], value));
-		}
+			all, json_pack("[s, s?]", settings->list[i].key, settings->list[i].value));
 	}
 	return all;
 }
@@ -421,7 +381,7 @@ json_t *exports_json(const struct exports *exports)
 				"connections",
 				(json_int_t)atomic_load_explicit(
 					&served->export->connections, memory_order_relaxed),
-				"settings", settings_json(served)));
+				"settings", settings_json(&about->settings)));
 	}
 	return all;
 }

@@ -11,18 +11,14 @@
 
 enum { SHOWN_BYTES = 120 };
 
-/* "export \"x\"", or "default export". */
+/* "export \"x\"" */
 static const char *label(const struct served *served, char out[SHOWN_BYTES])
 {
 	const char *name = served->about.name;
 	char shown[SHOWN_BYTES - 16];
 
-	if (name[0] == '\0') {
-		snprintf(out, SHOWN_BYTES, "default export");
-	} else {
-		snprintf(out, SHOWN_BYTES, "export \"%s\"",
-			log_escape(shown, sizeof(shown), name, strlen(name)));
-	}
+	snprintf(out, SHOWN_BYTES, "export \"%s\"",
+		log_escape(shown, sizeof(shown), name, strlen(name)));
 	return out;
 }
 

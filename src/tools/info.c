@@ -383,11 +383,7 @@ static void print_contexts(const struct nbd_offers *offers, const struct nbd_off
 
 static void print_offer(const struct nbd_offers *offers, const struct nbd_offer *offer)
 {
-	if (offer->name[0] == '\0') {
-		print_line("Export", "\"\" (the default export)");
-	} else {
-		print_quoted("Export", offer->name);
-	}
+	print_quoted("Export", offer->name);
 	if (offer->canonical_name != NULL && strcmp(offer->canonical_name, offer->name) != 0) {
 		print_quoted("Canonical name", offer->canonical_name);
 	}

@@ -16,7 +16,7 @@ void svg_text(FILE *out, const char *text)
 {
 	char escaped[TEXT_BYTES];
 
-	log_escape(escaped, sizeof(escaped), text, strlen(text));
+	log_escape_sentence(escaped, sizeof(escaped), text);
 	for (const char *p = escaped; *p != '\0'; p++) {
 		if (*p == '&') {
 			fputs("&amp;", out);
@@ -24,6 +24,8 @@ void svg_text(FILE *out, const char *text)
 			fputs("&lt;", out);
 		} else if (*p == '>') {
 			fputs("&gt;", out);
+		} else if (*p == '"') {
+			fputs("&quot;", out);
 		} else if (strncmp(p, "\xef\xbf\xbe", 3) == 0 ||
 			   strncmp(p, "\xef\xbf\xbf", 3) == 0) {
 			/* U+FFFE and U+FFFF are valid UTF-8 and no XML. */

@@ -43,6 +43,11 @@ void print_peer_text(const char *text)
 	}
 }
 
+void print_export_name(const char *name)
+{
+	print_peer_text(name != NULL && name[0] == '\0' ? "\"\"" : name);
+}
+
 json_t *print_json_text(const char *text)
 {
 	char escaped[ESCAPED_BYTES];

@@ -27,6 +27,9 @@ GMB_MUST_CHECK int print_end(struct error *error);
 /* What a server says, escaped: nothing in it steers the terminal. NULL is a no-op. */
 void print_peer_text(const char *text);
 
+/* The same of the name of an export; the empty one, of the default export, is printed as "". */
+void print_export_name(const char *name);
+
 /* The text as JSON, which holds UTF-8 only: other bytes are escaped as on the terminal. NULL
  * becomes null. The caller's; NULL without memory. */
 json_t *print_json_text(const char *text);

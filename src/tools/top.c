@@ -184,7 +184,7 @@ static void make_row(const struct top *top, struct row *row, const json_t *entry
 		log_escape(row->name, sizeof(row->name), name, strlen(name));
 	}
 	if (row->name[0] == '\0') {
-		snprintf(row->name, sizeof(row->name), "(default)");
+		snprintf(row->name, sizeof(row->name), "\"\"");
 	}
 	add_operations(&sums, entry, 1);
 	add_operations(&sums, before, -1);

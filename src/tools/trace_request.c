@@ -272,7 +272,6 @@ const char *trace_request_title(
 	char out[TRACE_REQUEST_TITLE_BYTES], const struct trace_request *request)
 {
 	char size[UNITS_TEXT_BYTES];
-	bool named = request->export[0] != '\0';
 	int length = 0;
 
 	if (request->length > 0) {
@@ -283,8 +282,8 @@ const char *trace_request_title(
 		length = snprintf(out, TRACE_REQUEST_TITLE_BYTES, "%s", request->operation);
 	}
 	if (length >= 0 && length < TRACE_REQUEST_TITLE_BYTES) {
-		snprintf(out + length, (size_t)(TRACE_REQUEST_TITLE_BYTES - length), ", %s%s",
-			named ? "export " : "default export", request->export);
+		snprintf(out + length, (size_t)(TRACE_REQUEST_TITLE_BYTES - length),
+			", export \"%s\"", request->export);
 	}
 	return out;
 }

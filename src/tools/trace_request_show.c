@@ -238,8 +238,7 @@ static void show_request(const struct trace_request *request)
 	char text[PRINT_US_BYTES];
 
 	trace_request_title(title, request);
-	printf("%s: %s in %s\n ",
-		log_escape(shown_title, sizeof(shown_title), title, strlen(title)),
+	printf("%s: %s in %s\n ", log_escape_sentence(shown_title, sizeof(shown_title), title),
 		request->error != NULL ? "failed" : "done", print_us(text, request->total_us));
 	for (int i = 0; i < TRACE_REQUEST_STATES; i++) {
 		printf(" %s %s%s", states[i], print_us(text, request->state_us[i]),

@@ -272,7 +272,7 @@ class Refusals(InfoCase):
         self.assert_refused(script, "demands TLS", "nbds://", "use TLS")
 
     def test_demand_for_tls_for_one_export(self):
-        self.assert_refused(self.refused_at_go(TLS_REQD), "the default export", "demands TLS")
+        self.assert_refused(self.refused_at_go(TLS_REQD), 'export ""', "demands TLS")
 
     def test_a_server_that_is_shutting_down(self):
         for at in (EXTENDED, STRUCTURED_REPLY, GO):
@@ -296,7 +296,7 @@ class Refusals(InfoCase):
             d.server(b"two \x1b[31m", b"the second")
             d.ack()
             d.farewell()
-        done = self.assert_refused(script, "the default export", "no such export", "no such disk")
+        done = self.assert_refused(script, 'export ""', "no such export", "no such disk")
         self.assertEqual(done.stderr.split("\n")[1:],
                          ["The server's exports are:", '  "one"', '  "two \\x1b[31m"', ""])
         done = self.ask(script, "--json")
@@ -376,7 +376,7 @@ class Listing(InfoCase):
             d.farewell()
         document = self.ask_json(script, "--list")
         self.assertEqual(len(document["notes"]), 1, document["notes"])
-        self.assertIn("default export: some servers say 0 bytes", document["notes"][0])
+        self.assertIn('export "": some servers say 0 bytes', document["notes"][0])
         exports = document["exports"]
         self.assertEqual([e["name"].encode() for e in exports], names)
         self.assertEqual([e["size"] for e in exports], [0, 1, 2, 3, 4])

@@ -127,7 +127,7 @@ class QemuNbd(PeerCase):
     def test_a_missing_default_export(self):
         done = self.run_info(self.other_uri)
         self.assertEqual((done.returncode, done.stdout), (1, ""))
-        self.assertIn("the default export: no such export", done.stderr)
+        self.assertIn('export "": no such export', done.stderr)
         self.assertIn('  "disk"\n', done.stderr)
 
     def test_list(self):
@@ -225,7 +225,7 @@ class Gmblock(PeerCase):
         text = self.serve("--export", "m=memory:1M",
                           command='uri="${uri%%m[?]*}?${uri#*[?]}"; '
                                   '"$GMBLOCK" info "$uri" 2>&1; echo "status $?"')
-        self.assertIn("the default export: no such export", text)
+        self.assertIn('export "": no such export', text)
         self.assertIn('  "m"\n', text)
         self.assertTrue(text.endswith("status 1\n"), text)
 

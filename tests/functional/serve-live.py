@@ -233,9 +233,9 @@ class Commands(Live):
     def test_rates_are_listed_as_they_are(self):
         self.serve("--export", "a=null:1M,rate=1G", "--export", "b=null:1M")
         for name in "a", "b":
-            code, _, errors = self.run_gmblock("rate", f"--export={name}", "2M", self.control)
+            code, _, errors = self.run_gmblock("rate", name, "2M", self.control)
             self.assertEqual(code, 0, errors)
-            self.assertEqual(self.served()[name], ("null:1M", {"rate": "2M:burst=100ms"}))
+            self.assertEqual(self.served()[name], ("null:1M", {"rate": "2M"}))
 
     def test_disks_in_memory_keep_their_contents(self):
         server = self.serve("--export", "a=memory:1M")
@@ -251,7 +251,7 @@ class Commands(Live):
 
     def test_the_server_is_named_alike_everywhere(self):
         self.serve("--export", "a=null:1M,rate=1G", "--export", "b=null:1M")
-        for words in (["rate", "--export=a", "2M"], ["reload"], ["stats"], ["upgrade", "--if-replaced"]):
+        for words in (["rate", "a", "2M"], ["reload"], ["stats"], ["upgrade", "--if-replaced"]):
             with self.subTest(words=words):
                 for server in ["--server", self.control], [self.control]:
                     code, output, errors = self.run_gmblock(*words, *server)
@@ -539,6 +539,34 @@ class Configuration(Live):
             'export "a": access: "rights=rw" (was "tls=true rights=none" and 1 more)',
             'export "b": access: "rights=rw" and 1 more (was "rights=none"); no connection loses a right',
             'export "c": access: "rights=ro" (was "tls=false rights=ro"); no connection loses a right'])
+
+    def test_rates_are_those_of_the_file_again(self):
+        """A reload takes back what gmblock rate has changed, and says so."""
+        rules = "rates: [{rate: 10M, uid: 1, memory: 4M}, {rate: off, uid: 2, connections: 3}]\n"
+        exports = "name: a, path: 'null:1M', rate: 1G", "name: b, path: 'null:1M', max-memory: 4M"
+        server = self.serve(*exports, more=rules)
+        with nbdmini.open_export(server.uri, b"a") as client:
+            for words in (["a", "2M"], ["b", "3M"], ["b", "memory=8M"], ["--rule=1", "1M"], ["--rule=1", "memory=off"],
+                          ["--rule=2", "5M"]):
+                code, _, errors = self.run_gmblock("rate", *words, self.control)
+                self.assertEqual((code, errors), (0, ""))
+            lines = ['export "a": rate=1G (was 2M)', 'export "b": max-memory=4M (was 8M), rate=default (was 3M)',
+                     "rule 1 of rates: rate=10M:burst=100ms (was 1M:burst=100ms)",
+                     "rule 1 of rates: memory=4M (was off)", "rule 2 of rates: rate=off (was 5M:burst=100ms)"]
+            self.assertEqual(self.reload("--dry-run").splitlines(), lines)
+            self.assertEqual(self.reload().splitlines()[:-1], lines)
+            self.assertEqual(self.reload("--dry-run"), "nothing would change\n")
+            code, output, _ = self.run_gmblock("stats", "--json", self.control)
+            found = json.loads(output)
+            self.assertEqual([(entry["rate"]["bytes_per_second"], entry["memory"]["max_bytes"])
+                              for entry in found["exports"]], [(1 << 30, None), (None, 4 << 20)])
+            self.assertEqual([rule["bytes_per_second"] for rule in found["rates"]], [10 << 20, None])
+            self.configure(*exports, more=rules.replace("10M", "20M"))
+            self.assertEqual(self.reload("--dry-run"),
+                             "rule 1 of rates: rate=20M:burst=100ms (was 10M:burst=100ms)\n")
+            self.configure(*exports, more=rules.replace("3}", "4}"))
+            self.assertEqual(self.reload("--dry-run"), "rates: changed, which takes effect at the next restart\n")
+            client.read(0, 512)
 
     def test_what_is_wrong_changes_nothing(self):
         server = self.serve("name: a, path: 'null:1M'", "name: b, path: 'null:1M'")

@@ -28,7 +28,7 @@ class Options(support.Case):
         def export(text, *fragments):
             self.check(["--export", text], "--export: ", *fragments)
 
-        export("disk.img", "has no '='", "=PATH for the default export")
+        export("disk.img", "has no '='", '=PATH for the export ""')
         export("disk=", "path is empty")
         export("a=null:1M,mode=fast", "mode: 'fast' is not a mode", "cached", "direct")
         export("a=null:1M,write-mode=", "write-mode: '' is not a mode")
@@ -71,7 +71,7 @@ class Options(support.Case):
 
     def test_names_are_unique(self):
         self.check(["null:1M", "--export", "=null:2M"],
-                   "null:1M: the export name \"\" (the default export) is already used by "
+                   "null:1M: the export name \"\" is already used by "
                    "--export =null:2M")
         self.check(["--export", "a=null:1M", "--export", "b=null:1M", "--export", "a=null:2M"],
                    "--export a=null:2M", "already used by --export a=null:1M")

@@ -30,7 +30,7 @@ class Rate(support.Case):
         return json.loads(output)
 
     def change(self, rate, export=""):
-        code, output, errors = self.run_gmblock("rate", "--export", export, rate, self.control)
+        code, output, errors = self.run_gmblock("rate", export, rate, self.control)
         self.assertEqual((code, errors), (0, ""))
         return output
 
@@ -67,7 +67,7 @@ class Rate(support.Case):
     def test_what_two_threads_serve(self):
         server = self.serve("--threads", "2", "--export", "=memory:64M,rate=requests=2000")
         self.check_work(server.uri, requests=2000)
-        self.assertEqual(self.change("4M:burst=50ms"), "4M:burst=50ms\n")
+        self.assertRegex(self.change("4M:burst=50ms"), r'^export "": rate=4M:burst=50ms \(was .*\)\n$')
         self.check_work(server.uri, moved=4 * MIB)
         _, output, _ = self.run_gmblock("stats", self.control)
         self.assertRegex(output, r"rate: at most 4\.194 MB/s\n  rate: [0-9]+ requests were delayed")
@@ -156,8 +156,7 @@ class Rate(support.Case):
         slow.receive(MIB)
         self.check_refused(["rate", "--rule=4", "off", self.control], 1,
                            "there is no rule 4; this server has 3 of them")
-        self.check_refused(["rate", "--rule=1", "--export=disk", "off", self.control], 2,
-                           "either --export or --rule")
+        self.check_refused(["rate", "--rule=1", "disk", "off", self.control], 2, "only one server")
 
     def hungry(self, uri, name=b"", count=8):
         """Clients that ask for much and take nothing."""
@@ -183,10 +182,10 @@ class Rate(support.Case):
         _, output, _ = self.run_gmblock("stats", self.control)
         self.assertRegex(output, r"  data: at most 4\.194 MB in memory\n"
                                  r"  data: clients waited [0-9]+ times")
-        self.assertEqual(self.change("memory=8M", "small"), "8M\n")
+        self.assertEqual(self.change("memory=8M", "small"), 'export "small": max-memory=8M (was 4M)\n')
         self.wait_for(lambda: self.memory()["held_bytes"] > 4 * MIB)
         self.assertLessEqual(self.memory()["held_bytes"], 8 * MIB)
-        self.assertEqual(self.change("memory=off", "small"), "off\n")
+        self.assertEqual(self.change("memory=off", "small"), 'export "small": max-memory=off (was 8M)\n')
         self.wait_for(lambda: self.memory()["held_bytes"] > 8 * MIB)
         self.assertIsNone(self.memory()["max_bytes"])
         self.assertEqual(self.memory(1)["waits"], 0)
@@ -269,19 +268,20 @@ class Rate(support.Case):
     def test_what_is_refused(self):
         self.serve("--export", "disk=memory:1M")
         control = self.control
-        self.check_refused(["rate", "1M", control], 1, 'there is no default export')
-        self.check_refused(["rate", "--export", "none", "1M", control], 1,
+        self.check_refused(["rate", "", "1M", control], 1, 'there is no export ""')
+        self.check_refused(["rate", "none", "1M", control], 1,
                            'there is no export "none"')
-        self.check_refused(["rate", "--export=disk", "fast", control], 2, "'fast' is not a rate")
-        self.check_refused(["rate", "--export=disk", "1M:burst=1ms", control], 2, "10ms to 60s")
-        self.check_refused(["rate", "--export=disk", "1M:request=5", control], 2,
+        self.check_refused(["rate", "disk", "fast", control], 2, "'fast' is not a rate")
+        self.check_refused(["rate", "disk", "1M:burst=1ms", control], 2, "10ms to 60s")
+        self.check_refused(["rate", "disk", "1M:request=5", control], 2,
                            "'request=5' is unknown in a rate")
-        self.check_refused(["rate", "--export=disk", "memory=1M", control], 2, "2M to 1T")
-        self.check_refused(["rate", "--export=disk", "memory=", control], 2, "2M to 1T")
+        self.check_refused(["rate", "disk", "memory=1M", control], 2, "2M to 1T")
+        self.check_refused(["rate", "disk", "memory=", control], 2, "2M to 1T")
         self.check_refused(["serve", "--export", "=memory:1M,max-memory=all"], 2,
                            "max-memory: 'all' is neither off nor a size from 2M")
-        self.check_refused(["rate"], 2, "give a rate")
-        self.check_refused(["rate", "1M", control, control], 2, "only one server")
+        self.check_refused(["rate"], 2, "give an EXPORT, and a rate")
+        self.check_refused(["rate", "--rule=1"], 2, "give a rate")
+        self.check_refused(["rate", "", "1M", control, control], 2, "only one server")
         self.check_refused(["serve", "--export", "=memory:1M,rate=burst=1s"], 2,
                            "rate: a burst alone limits nothing")
 

@@ -78,7 +78,7 @@ class Terminal(support.Case):
         self.assertTrue(screen[1].startswith("EXPORT"))
         # By bytes: the busier one comes first.
         self.assertTrue(screen[2].startswith("a-name-that"), screen)
-        self.assertTrue(screen[3].startswith("(default)"), screen)
+        self.assertTrue(screen[3].startswith('""'), screen)
         self.assertEqual("a-name-that-is-longer-than-a-column" in screen[2], columns == 120)
         self.assertTrue(any(line.startswith(f"uid {os.getuid()} ") for line in screen), screen)
         self.assertIn("q quit  s sort (bytes)  p pause", screen[-1])
@@ -87,7 +87,7 @@ class Terminal(support.Case):
         for order in ("requests", "p99", "name"):
             self.tmux("send-keys", "s")
             self.wait_for_line(f"sort ({order})")
-        self.wait_for(lambda: self.screen()[2].startswith("(default)"))
+        self.wait_for(lambda: self.screen()[2].startswith('""'))
         self.tmux("send-keys", "p")
         self.wait_for_line("paused")
         self.tmux("send-keys", "p")

@@ -274,9 +274,9 @@ class Requests(Case):
             client.flush()
         output, errors = tracer.communicate()
         self.assertEqual((tracer.returncode, errors), (0, ""))
-        self.assertIn("1. read of 256K at 4096, export a<b: done in", output)
-        self.assertIn("2. write of 64K at 0, export a<b: done in", output)
-        self.assertIn("3. flush, export a<b: done in", output)
+        self.assertIn('1. read of 256K at 4096, export "a<b": done in', output)
+        self.assertIn('2. write of 64K at 0, export "a<b": done in', output)
+        self.assertIn('3. flush, export "a<b": done in', output)
         for word in ("init", "read", "send_init", "send", "to disk", "payload in"):
             self.assertIn(word, output)
         rows = [line for line in output.splitlines() if line.lstrip().startswith("+") and "|" in line]
@@ -289,7 +289,7 @@ class Requests(Case):
         for name in ("disk", "network", "payload"):
             self.assertIn(name, classes)
         texts = [text.text for text in root.iter(SVG + "text")]
-        self.assertIn("read of 256K at 4096, export a<b", texts)
+        self.assertIn('read of 256K at 4096, export "a<b"', texts)
 
 
 class Ends(Case):
