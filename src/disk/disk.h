@@ -229,15 +229,24 @@ struct disk_shared {
  * tmpfs. -ENOENT, -ENOTDIR, -EACCES, -EROFS and others: what access() says. With a sentence. */
 GMB_MUST_CHECK int disk_shared_look(const char *folder, struct error *error);
 enum {
-	DISK_SHARED_CREATE = 1U << 0,
-	DISK_SHARED_WAIT = 1U << 1, /* a second for who has the file, and may be about to end */
+	DISK_SHARED_CREATE = 1U << 0, /* a new, empty one; -EEXIST: there is one */
+	DISK_SHARED_WAIT = 1U << 1,   /* a second for who has the file, and may be about to end */
+	DISK_SHARED_READ = 1U << 2,   /* nothing is changed; others may do the same */
 };
-/* Opens the file, or with DISK_SHARED_CREATE an empty one, for its owner alone, and claims it until
- * it is closed: -EBUSY: another process has it. -ENOENT: there is none. -EPERM: it is not a file
- * that this user alone can use and that has one name. -ENOTSUP: it is not on a tmpfs. -ELOOP: it is
- * a symbolic link. All with a sentence. Its contents may be anybody's who runs as this user. */
+/* Opens the file, or makes one for its owner alone, and claims it until it is closed. -EBUSY:
+ * another process has it. -EAGAIN: others only read it. -ENOENT: there is none. -EPERM: it is not a
+ * file that this user alone can use and that has one name. -ENOTSUP: it is not on a tmpfs. -ELOOP:
+ * it is a symbolic link. All with a sentence. Its contents may be anybody's who runs as this user.
+ */
 GMB_MUST_CHECK int disk_shared_open(
 	const char *path, uint32_t flags, struct disk_shared *shared, struct error *error);
+/* The first bytes, zeroes behind the end, and the size, without a claim: of a file that another
+ * process has as well. Else as disk_shared_open(). */
+GMB_MUST_CHECK int disk_shared_peek(
+	const char *path, void *bytes, size_t count, uint64_t *size_out, struct error *error);
+/* Calls found for each file of the folder whose name begins with prefix. found may remove it. */
+void disk_shared_list(const char *folder, const char *prefix,
+	void (*found)(void *context, const char *path), void *context);
 /* The file gets that size, and zeroes. -ENOSPC: the tmpfs has no room; the file is empty then. */
 GMB_MUST_CHECK int disk_shared_resize(
 	struct disk_shared *shared, uint64_t size, struct error *error);

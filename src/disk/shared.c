@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
@@ -81,20 +82,38 @@ static int look_above(char *path, struct error *error)
 	return result;
 }
 
-/* Whoever had it may be about to end, and to remove it. */
+/* -EAGAIN: others only read it. */
+static int lock_once(int fd, uint32_t flags)
+{
+	int kind = (flags & DISK_SHARED_READ) != 0 ? LOCK_SH : LOCK_EX;
+
+	if (flock(fd, kind | LOCK_NB) == 0) {
+		return 0;
+	}
+	if (errno != EWOULDBLOCK) {
+		return -errno;
+	}
+	return kind == LOCK_EX && flock(fd, LOCK_SH | LOCK_NB) == 0 ? -EAGAIN : -EBUSY;
+}
+
+/* The process that has the file may be about to end, and to remove it. */
 static int lock(const char *path, int fd, uint32_t flags, struct error *error)
 {
 	const struct timespec pause = { .tv_nsec = LOCK_PAUSE_NS };
 	int tries_max = (flags & DISK_SHARED_WAIT) != 0 ? LOCK_TRIES_MAX : 0;
+	int result = lock_once(fd, flags);
 	struct stat ours;
 	struct stat named;
 
-	for (int tries = 0; flock(fd, LOCK_EX | LOCK_NB) < 0; tries++) {
-		if (errno != EWOULDBLOCK || tries == tries_max) {
-			return refuse(path, errno == EWOULDBLOCK ? -EBUSY : -errno,
-				"is used by another process", error);
-		}
+	for (int tries = 0; (result == -EBUSY || result == -EAGAIN) && tries < tries_max; tries++) {
 		nanosleep(&pause, NULL);
+		result = lock_once(fd, flags);
+	}
+	if (result < 0) {
+		return refuse(path, result,
+			result == -EAGAIN ? "is being read by another process; try again"
+					  : "is used by another process",
+			error);
 	}
 	if (fstat(fd, &ours) < 0 || lstat(path, &named) < 0) {
 		return -ESTALE;
@@ -102,10 +121,10 @@ static int lock(const char *path, int fd, uint32_t flags, struct error *error)
 	return ours.st_ino == named.st_ino && ours.st_dev == named.st_dev ? 0 : -ESTALE;
 }
 
-static int map(struct disk_shared *shared, uint64_t size, struct error *error)
+static int map(struct disk_shared *shared, uint64_t size, uint32_t flags, struct error *error)
 {
-	void *bytes =
-		mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, shared->fd, 0);
+	int protection = PROT_READ | ((flags & DISK_SHARED_READ) != 0 ? 0 : PROT_WRITE);
+	void *bytes = mmap(NULL, size, protection, MAP_SHARED | MAP_POPULATE, shared->fd, 0);
 
 	if (bytes == MAP_FAILED) {
 		return error_set(
@@ -129,19 +148,28 @@ static int allocate(const struct disk_shared *shared, uint64_t size, struct erro
 				     (unsigned long long)size, shared->path, strerror(result));
 }
 
+/* The descriptor, or a negative errno with a sentence. */
+static int open_file(const char *path, uint32_t flags, struct error *error)
+{
+	int access = (flags & DISK_SHARED_READ) != 0 ? O_RDONLY : O_RDWR;
+	int create = (flags & DISK_SHARED_CREATE) != 0 ? O_CREAT | O_EXCL : 0;
+	int fd = open(path, access | create | O_NOFOLLOW | O_CLOEXEC | O_NOCTTY | O_NONBLOCK,
+		S_IRUSR | S_IWUSR);
+
+	return fd >= 0 ? fd
+		       : error_set(error, -errno, "cannot open '%s': %s", path,
+				 errno == ELOOP ? "it is a symbolic link" : strerror(errno));
+}
+
 static int open_once(
 	const char *path, uint32_t flags, struct disk_shared *shared, struct error *error)
 {
 	uint64_t size = 0;
 	int result;
 
-	shared->fd = open(path,
-		O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NOCTTY | O_NONBLOCK |
-			((flags & DISK_SHARED_CREATE) != 0 ? O_CREAT : 0),
-		S_IRUSR | S_IWUSR);
+	shared->fd = open_file(path, flags, error);
 	if (shared->fd < 0) {
-		return error_set(error, -errno, "cannot open '%s': %s", path,
-			errno == ELOOP ? "it is a symbolic link" : strerror(errno));
+		return shared->fd;
 	}
 	result = examine(path, shared->fd, &size, error);
 	if (result == 0) {
@@ -151,17 +179,54 @@ static int open_once(
 	if (result == 0) {
 		result = examine(path, shared->fd, &size, error);
 	}
-	if (result == 0 && size > 0) {
+	if (result == 0 && size > 0 && (flags & DISK_SHARED_READ) == 0) {
 		result = allocate(shared, size, error);
 	}
 	if (result == 0 && size > 0) {
-		result = map(shared, size, error);
+		result = map(shared, size, flags, error);
 	}
 	if (result < 0) {
 		close(shared->fd);
 		shared->fd = -1;
 	}
 	return result;
+}
+
+int disk_shared_peek(
+	const char *path, void *bytes, size_t count, uint64_t *size_out, struct error *error)
+{
+	int fd = open_file(path, DISK_SHARED_READ, error);
+	int result;
+
+	memset(bytes, 0, count);
+	if (fd < 0) {
+		return fd;
+	}
+	result = examine(path, fd, size_out, error);
+	if (result == 0 && pread(fd, bytes, count, 0) < 0) {
+		result = error_set(error, -errno, "cannot read '%s': %s", path, strerror(errno));
+	}
+	close(fd);
+	return result;
+}
+
+void disk_shared_list(const char *folder, const char *prefix,
+	void (*found)(void *context, const char *path), void *context)
+{
+	DIR *directory = opendir(folder);
+	const struct dirent *entry;
+	char *path;
+
+	while (directory != NULL && (entry = readdir(directory)) != NULL) {
+		if (strncmp(entry->d_name, prefix, strlen(prefix)) == 0 &&
+			asprintf(&path, "%s/%s", folder, entry->d_name) >= 0) {
+			found(context, path);
+			free(path);
+		}
+	}
+	if (directory != NULL) {
+		closedir(directory);
+	}
 }
 
 int disk_shared_open(
@@ -211,7 +276,7 @@ int disk_shared_resize(struct disk_shared *shared, uint64_t size, struct error *
 		GMB_UNUSED(emptied); /* the error above is the one to tell */
 		return result;
 	}
-	return map(shared, size, error);
+	return map(shared, size, 0, error);
 }
 
 void disk_shared_close(struct disk_shared *shared, bool remove)

@@ -16,6 +16,7 @@ struct shared_file {
 	uint8_t *bytes;
 	uint64_t size;
 	bool is_open;
+	bool is_foreign;
 };
 
 static struct list_node files = { .next = &files, .prev = &files };
@@ -32,6 +33,12 @@ static struct shared_file *find(const char *name)
 		}
 	}
 	return NULL;
+}
+
+/* As for a file that belongs to another user. */
+static int refuse(const char *path, struct error *error)
+{
+	return error_set(error, -EPERM, "'%s' belongs to another user", path);
 }
 
 static struct shared_file *make(const char *name)
@@ -115,6 +122,11 @@ bool sim_shared_is_open(const char *folder)
 	return find_in(folder)->is_open;
 }
 
+void sim_shared_give_away(const char *folder)
+{
+	find_in(folder)->is_foreign = true;
+}
+
 void sim_shared_reboot(void)
 {
 	boot++;
@@ -140,11 +152,16 @@ int disk_shared_open(
 {
 	struct shared_file *file = find(path);
 
-	if (file == NULL && (flags & DISK_SHARED_CREATE) == 0) {
-		return error_set(error, -ENOENT, "cannot open '%s': %s", path, strerror(ENOENT));
+	if ((file == NULL) != ((flags & DISK_SHARED_CREATE) != 0)) {
+		int result = file == NULL ? -ENOENT : -EEXIST;
+
+		return error_set(error, result, "cannot open '%s': %s", path, strerror(-result));
 	}
 	if (file == NULL) {
 		file = make(path);
+	}
+	if (file->is_foreign) {
+		return refuse(path, error);
 	}
 	if (file->is_open) {
 		return error_set(error, -EBUSY, "another process uses '%s'", path);
@@ -154,6 +171,42 @@ int disk_shared_open(
 		.bytes = file->bytes, .size = file->size, .fd = -1, .path = file->name
 	};
 	return 0;
+}
+
+int disk_shared_peek(
+	const char *path, void *bytes, size_t count, uint64_t *size_out, struct error *error)
+{
+	const struct shared_file *file = find(path);
+
+	memset(bytes, 0, count);
+	if (file == NULL) {
+		return error_set(error, -ENOENT, "cannot open '%s': %s", path, strerror(ENOENT));
+	}
+	if (file->is_foreign) {
+		return refuse(path, error);
+	}
+	if (file->bytes != NULL) {
+		memcpy(bytes, file->bytes, MIN((uint64_t)count, file->size));
+	}
+	*size_out = file->size;
+	return 0;
+}
+
+void disk_shared_list(const char *folder, const char *prefix,
+	void (*found)(void *context, const char *path), void *context)
+{
+	struct list_node *node = files.next;
+	char start[256];
+
+	snprintf(start, sizeof(start), "%s/%s", folder, prefix);
+	while (node != &files) {
+		const struct shared_file *file = list_entry(node, struct shared_file, node);
+
+		node = node->next;
+		if (strncmp(file->name, start, strlen(start)) == 0) {
+			found(context, file->name);
+		}
+	}
 }
 
 int disk_shared_resize(struct disk_shared *shared, uint64_t size, struct error *error)

@@ -263,5 +263,8 @@ uint8_t *sim_shared_find(const char *folder, uint64_t *size_out);
 void sim_shared_remove(const char *folder);
 /* Somebody has opened it and not closed it: nobody else can. */
 bool sim_shared_is_open(const char *folder);
+/* The file in the folder belongs to another user from now on. */
+void sim_shared_give_away(const char *folder);
+
 /* The machine has started anew: disk_boot_id() gives another one. */
 void sim_shared_reboot(void);

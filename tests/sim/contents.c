@@ -75,14 +75,21 @@ static void cache_folder(const char *disk, char folder[FOLDER_BYTES])
 static void *flash_begin(struct flash *flash, const char *disk, uint64_t *bytes_out)
 {
 	char folder[FOLDER_BYTES];
-	const struct flash_cache_options cache = { .directory = folder };
+	/* The disk of the next process has another identity here, and the file is its own. */
+	const struct flash_cache_options cache = { .directory = folder,
+		.others = FLASH_OTHERS_TAKE };
+	struct disk_info info;
 	struct error error;
 	void *memory;
 
 	cache_folder(disk, folder);
 	flash->path = (char *)(uintptr_t)disk;
 	if (disk_open(disk, true, false, &flash->fd, &error) != 0 ||
-		flash_anchors_read(flash, &error) != 0 ||
+		disk_info(flash->fd, &info) != 0) {
+		model_fail("%s", error.text);
+	}
+	memcpy(flash->identity, info.identity, sizeof(info.identity));
+	if (flash_anchors_read(flash, &error) != 0 ||
 		flash_cache_open(flash, &cache, &error) != 0) {
 		model_fail("%s", error.text);
 	}

@@ -193,14 +193,14 @@ echo "  - { name: log, path: 'flash:/var/lib/gmblock/log' }" >>/etc/gmblock/gmbl
 systemctl restart gmblock.service
 nbd-client -N log localhost 10809 /dev/nbd1
 dd if=/run/data of=/dev/nbd1 bs=4k oflag=direct status=none
-ls /dev/shm/gmblock-*.cache
+ls /run/gmblock/gmblock-*.cache
 old=$(main)
 kill -9 $old
 until_true gmblock info nbd://localhost/disk
 test $(main) != $old
 check_process 1
 nbd-client -d /dev/nbd1
-ls /dev/shm/gmblock-*.cache
+ls /run/gmblock/gmblock-*.cache
 nbd-client -N log localhost 10809 /dev/nbd1
 dd if=/dev/nbd1 of=/run/back bs=4k count=32 iflag=direct status=none
 cmp /run/data /run/back

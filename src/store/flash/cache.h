@@ -56,16 +56,18 @@ struct flash_cache_pick {
 
 struct flash_cache {
 	/* Of the opening. */
-	struct disk_shared file; /* bytes == NULL: there is no cache */
+	struct disk_shared file;      /* bytes == NULL: there is no cache */
+	struct flash_cache_head head; /* as it was found, or made */
 	uint64_t tag;
 	uint32_t slot_count; /* 0: there is no cache */
 	uint32_t cold_percent;
-	bool is_recorded; /* the anchor has the tag */
-	bool is_busy;	  /* another process has the store, or the file that the anchor refers to */
-	bool is_found;	  /* the file has pages of a process that was killed */
-	bool is_leaving;  /* nothing goes in any more: it was found, and is not wanted */
-	bool is_tight;	  /* nothing goes in, all goes out: soon writes are to be refused */
-	bool is_draining; /* the store is closed: all goes out */
+	bool is_recorded;     /* the anchor has the tag */
+	bool is_busy;	      /* another process has the store, and a file of its own */
+	bool is_found;	      /* the file is that of a process that was killed */
+	bool is_leaving;      /* nothing goes in any more: it was found, and is not wanted */
+	bool is_tight;	      /* nothing goes in, all goes out: soon writes are to be refused */
+	bool is_draining;     /* the store is closed: all goes out */
+	uint32_t found_count; /* pages that the file had */
 
 	struct cache_lru lru;
 	struct cache_slot *lru_slots;
@@ -91,19 +93,27 @@ struct flash_cache {
 
 /* --- cache_file.c ---------------------------------------------------------------------------- */
 
-#define FLASH_CACHE_DIRECTORY "/dev/shm" /* the default */
+#define FLASH_CACHE_DIRECTORY "/dev/shm" /* the default, without GMBLOCK_CACHE_DIR */
+
+/* What is done with changes in a file that is of another disk. */
+enum flash_others { FLASH_OTHERS_REFUSE, FLASH_OTHERS_TAKE, FLASH_OTHERS_LEAVE };
 
 struct flash_cache_options {
 	const char *directory; /* NULL: the default */
 	uint64_t bytes;	       /* 0: none is wanted */
 	bool is_passed;	       /* another process has the store, and settles before its start */
+	enum flash_others others;
 };
+
+/* The folder that is meant; NULL: the default. */
+const char *flash_cache_directory(const char *directory);
 
 /* Opens or makes the file, after the anchor is known: decides slot_count. A file that has pages is
  * taken whatever its size. Without a file that could be used there is no cache, and a warning; but
  * if one was lost, the anchor says so from then on. Where the anchor refers to a file, a folder
- * that cannot be used is an error and not a loss, and so is another one than that in which it is. A
- * store that is only read: -EBUSY when there are pages, which are not on the disk. -EPERM and
+ * that cannot be used is an error and not a loss, and so is another one than that in which it is,
+ * and a file with pages that is of another disk, if options do not say what to do with it. A store
+ * that is only read: -EBUSY when there are pages, which are not on the disk. -EPERM and
  * others: there is a file which may have pages and cannot be used. Blocks. */
 GMB_MUST_CHECK int flash_cache_open(
 	struct flash *flash, const struct flash_cache_options *options, struct error *error);
@@ -113,12 +123,17 @@ void flash_cache_close(struct flash *flash);
 /* Finds the dirty pages in the file. On the worker thread of the recovery, before the log is
  * replayed. -ENOMEM; -EBUSY: another process has the file. */
 GMB_MUST_CHECK int flash_cache_load(struct flash *flash);
+/* After the replay, which has found the end of the log: -ESTALE: the pages are newer than the disk
+ * by more than themselves. */
+GMB_MUST_CHECK int flash_cache_compare(struct flash *flash, uint64_t end, struct error *error);
+/* After a record has been written, or a checkpoint: what comes next follows it. */
+void flash_cache_follow(struct flash *flash);
 /* The tag for the anchor that is written now. */
 uint64_t flash_cache_tag(const struct flash *flash);
-/* Has the anchor say where the file is to which its tag refers. */
-void flash_cache_tell_folder(struct flash *flash);
+/* Has the anchor say where the file is to which its tag refers, and since when. */
+void flash_cache_tell_place(struct flash *flash);
 /* For `gmblock check`: what there is to say of the cache. */
-void flash_cache_check(const struct flash_anchor *anchor, struct store_check *check);
+void flash_cache_check(const struct flash *flash, struct store_check *check);
 
 /* --- cache.c --------------------------------------------------------------------------------- */
 

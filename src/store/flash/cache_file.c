@@ -2,6 +2,7 @@
 /* The file of the write cache: whose it is, and what a process that was killed has left in it. */
 #include <endian.h>
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,29 +12,37 @@
 #include "base/log.h"
 #include "store/flash/flash.h"
 
-enum { PATH_BYTES = 4096, NAMES = 4 };
+enum { PATH_BYTES = 4096, PREFIX_BYTES = 48, SHOWN_BYTES = 128 };
 
-static const char *folder_of(const char *directory)
+const char *flash_cache_directory(const char *directory)
 {
-	return directory == NULL ? FLASH_CACHE_DIRECTORY : directory;
+	const char *told = getenv("GMBLOCK_CACHE_DIR");
+
+	if (directory != NULL) {
+		return directory;
+	}
+	return told != NULL && told[0] == '/' ? told : FLASH_CACHE_DIRECTORY;
 }
 
-/* The file has one of NAMES names; whether it is that of the store its tag says. So a process that
- * takes over has one already while that before it has not let go, and so has a copy of the store.
- */
-static void make_path(
-	const struct flash_anchor *anchor, const char *directory, uint32_t name, char *path)
+/* The name begins like this for all files of stores with the UUID. The rest is the tag, which is
+ * random: so nobody else can take the name before, and no two files have the same. */
+static void make_prefix(const struct flash_anchor *anchor, char prefix[PREFIX_BYTES])
 {
-	char text[FLASH_UUID_BYTES * 2 + 1];
-	char number[16] = "";
+	int at = snprintf(prefix, PREFIX_BYTES, "gmblock-");
 
 	for (uint32_t i = 0; i < FLASH_UUID_BYTES; i++) {
-		snprintf(text + (size_t)i * 2, 3, "%02x", anchor->uuid[i]);
+		at += snprintf(prefix + at, 3, "%02x", anchor->uuid[i]);
 	}
-	if (name > 0) {
-		snprintf(number, sizeof(number), "-%u", name + 1);
-	}
-	snprintf(path, PATH_BYTES, "%s/gmblock-%s%s.cache", folder_of(directory), text, number);
+	snprintf(prefix + at, 2, "-");
+}
+
+static void make_path(
+	const struct flash_anchor *anchor, uint64_t tag, const char *folder, char *path)
+{
+	char prefix[PREFIX_BYTES];
+
+	make_prefix(anchor, prefix);
+	snprintf(path, PATH_BYTES, "%s/%s%016llx.cache", folder, prefix, (unsigned long long)tag);
 }
 
 /* Not 0. */
@@ -49,23 +58,28 @@ static uint64_t make_random(void)
 /* --- whose file it is ------------------------------------------------------------------------ */
 
 /* A file that this machine, since it started, has written for a store of this UUID. */
-static bool is_known(const struct flash_anchor *anchor, const struct disk_shared *file,
+static bool is_known(const struct flash_anchor *anchor, const uint8_t *bytes, uint64_t size,
 	struct flash_cache_head *head)
 {
 	uint8_t boot_id[DISK_BOOT_ID_BYTES];
 
-	return file->size >= FLASH_BLOCK_BYTES && disk_boot_id(boot_id) == 0 &&
-	       flash_cache_head_decode(file->bytes, file->size, head) &&
+	return size >= FLASH_BLOCK_BYTES && disk_boot_id(boot_id) == 0 &&
+	       flash_cache_head_decode(bytes, size, head) &&
 	       memcmp(head->boot_id, boot_id, sizeof(boot_id)) == 0 &&
 	       memcmp(head->uuid, anchor->uuid, sizeof(head->uuid)) == 0;
 }
 
-/* The same, and this anchor refers to it. */
-static bool is_ours(const struct flash_anchor *anchor, const struct disk_shared *file,
+/* The same, and this anchor refers to it: so does that of a copy of the store. */
+static bool is_meant(const struct flash_anchor *anchor, const uint8_t *bytes, uint64_t size,
 	struct flash_cache_head *head)
 {
-	return is_known(anchor, file, head) && head->tag == anchor->cache_tag &&
+	return is_known(anchor, bytes, size, head) && head->tag == anchor->cache_tag &&
 	       head->disk_blocks == anchor->geometry.disk_blocks;
+}
+
+static bool is_of_disk(const struct flash_cache_head *head, const uint64_t disk[2])
+{
+	return head->disk[0] == disk[0] && head->disk[1] == disk[1];
 }
 
 static const struct flash_cache_entry *entries_of(const struct disk_shared *file)
@@ -83,81 +97,55 @@ static uint32_t count_dirty(const struct disk_shared *file, uint32_t slot_count)
 	return count;
 }
 
-/* Whether it may have what nobody else has: changes, of a copy of the store perhaps, or the tag of
- * the anchor. That is read again, as who had the file may have ended since. Blocks. */
-static bool is_needed(struct flash *flash, const struct disk_shared *file)
-{
-	const struct flash_anchor anchor = flash->anchor;
-	uint32_t good_anchor = flash->good_anchor;
-	struct flash_cache_head head;
-	struct error error;
-	bool is_needed =
-		is_known(&anchor, file, &head) &&
-		(count_dirty(file, head.slot_count) > 0 || flash_anchors_read(flash, &error) < 0 ||
-			flash->anchor.cache_tag == head.tag);
+/* A search for the file to which an anchor refers. */
+struct search {
+	const struct flash_anchor *anchor;
+	const uint64_t *disk; /* that the anchor is on */
+	bool is_wanted;	      /* to be used, not only looked at */
+	bool takes;	      /* also one of another disk */
 
-	flash->anchor = anchor;
-	flash->good_anchor = good_anchor;
-	return is_needed;
-}
-
-/* The file of which the anchor has the tag, and its path. -ENOENT: there is none. */
-static int find_ours(const struct flash_anchor *anchor, const char *directory, char *path,
-	struct disk_shared *file, struct flash_cache_head *head, struct error *error)
-{
-	int result = -ENOENT;
-
-	for (uint32_t i = 0; i < NAMES; i++) {
-		struct error failure;
-		int opened;
-
-		make_path(anchor, directory, i, path);
-		opened = disk_shared_open(path, DISK_SHARED_WAIT, file, &failure);
-		if (opened == 0 && is_ours(anchor, file, head)) {
-			return 0;
-		}
-		if (opened == 0) {
-			disk_shared_close(file, false);
-		} else if (opened != -ENOENT && result == -ENOENT) {
-			result = opened;
-			*error = failure;
-		}
-	}
-	make_path(anchor, directory, 0, path);
-	return result;
-}
-
-/* It is not in the folder that was given; perhaps it is where the anchor says. -EEXIST: it is, or
- * may be. */
-static int look_elsewhere(const struct flash *flash, const char *directory, struct error *error)
-{
-	const char *folder = flash->anchor.cache_folder;
-	struct flash_cache_head head;
-	struct disk_shared file;
-	struct error reason;
 	char path[PATH_BYTES];
+	char shown[SHOWN_BYTES]; /* path of the disk that the file is of */
+	struct disk_shared file;
+	struct flash_cache_head head;
+	bool is_others; /* it is of another disk: this one is a copy, or has been moved */
+	uint32_t dirty; /* pages in it */
+};
+
+/* 0: the file is claimed. -ENOENT: there is none. Others as disk_shared_open(). */
+static int find_in(struct search *search, const char *folder, struct error *error)
+{
+	uint8_t head[FLASH_BLOCK_BYTES];
+	uint32_t flags = search->is_wanted ? 0 : DISK_SHARED_READ;
+	uint64_t size = 0;
 	int result;
 
-	if (folder[0] == '\0' || strcmp(folder, folder_of(directory)) == 0) {
-		return 0;
+	make_path(search->anchor, search->anchor->cache_tag, folder, search->path);
+	result = disk_shared_peek(search->path, head, sizeof(head), &size, error);
+	if (result == 0 && !is_meant(search->anchor, head, size, &search->head)) {
+		result = -ENOENT;
 	}
-	result = find_ours(&flash->anchor, folder, path, &file, &head, &reason);
-	/* Whoever uses it has a copy of the store: this one is claimed. */
-	if (result == -ENOENT || result == -ENOTDIR || result == -EBUSY) {
-		return 0;
+	if (result < 0) {
+		return result;
 	}
-	if (result == 0) {
-		disk_shared_close(&file, false);
-		return error_set(error, -EEXIST,
-			"'%s' has changes in its cache file '%s'; serve it with cache-dir=%s, or "
-			"remove the file to open the store without them",
-			flash->path, path, folder);
+	log_escape(search->shown, sizeof(search->shown), search->head.disk_path,
+		strlen(search->head.disk_path));
+	search->is_others = !is_of_disk(&search->head, search->disk);
+	if (search->is_others && !search->takes) { /* its owner may be about to look for it */
+		flags = DISK_SHARED_READ;
 	}
-	return error_set(error, -EEXIST,
-		"'%s' has changes in its cache file, which was in '%s' and cannot be used: %s; put "
-		"that right and serve it with cache-dir=%s, or remove the file to open the store "
-		"without them",
-		flash->path, folder, reason.text, folder);
+	flags |= search->is_others ? 0 : DISK_SHARED_WAIT;
+	result = disk_shared_open(search->path, flags, &search->file, error);
+	if (result < 0) {
+		return result;
+	}
+	/* Until it was claimed, its owner may have ended in order. */
+	if (!is_meant(search->anchor, search->file.bytes, search->file.size, &search->head)) {
+		disk_shared_close(&search->file, false);
+		return -ENOENT;
+	}
+	search->dirty = count_dirty(&search->file, search->head.slot_count);
+	return 0;
 }
 
 /* What was answered and not flushed is gone, so who has it unflushed must hear of it. */
@@ -179,160 +167,17 @@ static void count_loss(struct flash *flash)
 	set_epoch(flash);
 }
 
-static void warn_of_loss(const struct flash *flash, const char *path)
+/* A loss that the anchor is to tell, and the reason. */
+static int lose(struct flash *flash, const char *reason, const char *path)
 {
 	log_warning("flash store '%s': what was written and not flushed before its server ended is "
-		    "lost: there is no cache file '%s' with it",
-		flash->path, path);
+		    "lost: %s '%s'",
+		flash->path, reason, path);
+	count_loss(flash);
+	return -ENOENT;
 }
 
-/* --- opening --------------------------------------------------------------------------------- */
-
-static int open_to_read(struct flash *flash, const char *directory, char *path, struct error *error)
-{
-	struct flash_cache_head head;
-	struct disk_shared file;
-	uint32_t dirty = 0;
-	int result;
-
-	if (flash->anchor.cache_tag == 0) {
-		return 0;
-	}
-	result = find_ours(&flash->anchor, directory, path, &file, &head, error);
-	if (result == -ENOENT) {
-		result = look_elsewhere(flash, directory, error);
-		if (result == 0) {
-			warn_of_loss(flash, path);
-		}
-		return result;
-	}
-	if (result < 0) {
-		error_prefix(error, "'%s' has changes in its cache file", flash->path);
-		return result;
-	}
-	dirty = count_dirty(&file, head.slot_count);
-	disk_shared_close(&file, false);
-	return dirty == 0 ? 0
-			  : error_set(error, -EBUSY,
-				    "'%s' has %u changed blocks in '%s', where a server that was "
-				    "killed has left them; serve it once without 'readonly'",
-				    flash->path, dirty, path);
-}
-
-/* The file is used by somebody else, needed, or not for this user: another name will do. */
-static bool is_anothers(int result)
-{
-	return result == -EBUSY || result == -EEXIST || result == -EPERM || result == -EACCES ||
-	       result == -ELOOP;
-}
-
-/* A file that nobody needs. */
-static int open_unneeded(struct flash *flash, const struct flash_cache_options *options, char *path,
-	struct error *error)
-{
-	struct flash_cache *cache = &flash->cache;
-	uint32_t flags = DISK_SHARED_CREATE | (options->is_passed ? 0U : DISK_SHARED_WAIT);
-	int result = -EBUSY;
-
-	for (uint32_t i = 0; i < NAMES && is_anothers(result); i++) {
-		make_path(&flash->anchor, options->directory, i, path);
-		result = disk_shared_open(path, flags, &cache->file, error);
-		if (result == 0 && is_needed(flash, &cache->file)) {
-			disk_shared_close(&cache->file, false);
-			result = error_set(error, -EEXIST,
-				"'%s' has changes of a copy of the store, where its server was "
-				"killed; serve that copy once, or remove the file",
-				path);
-		}
-	}
-	return result;
-}
-
-/* A new file in its place, of which the anchor knows nothing yet. */
-static int make(struct flash *flash, uint64_t bytes, struct error *error)
-{
-	struct flash_cache *cache = &flash->cache;
-	uint64_t count = MAX(bytes >> FLASH_BLOCK_SHIFT, (uint64_t)FLASH_CACHE_SLOTS_MIN);
-	struct flash_cache_head head = {
-		.tag = make_random(),
-		.disk_blocks = flash->anchor.geometry.disk_blocks,
-		.slot_count = (uint32_t)MIN(count, (uint64_t)FLASH_CACHE_SLOTS_MAX),
-	};
-	int result;
-
-	memcpy(head.uuid, flash->anchor.uuid, sizeof(head.uuid));
-	result = disk_boot_id(head.boot_id);
-	if (result < 0) {
-		return error_set(error, result,
-			"it is not known since when the machine runs (GMBLOCK_BOOT_ID)");
-	}
-	if (head.tag == 0) {
-		return error_set(error, -EIO, "the system has no random numbers");
-	}
-	result = disk_shared_resize(&cache->file, flash_cache_file_bytes(head.slot_count), error);
-	if (result == 0) {
-		flash_cache_head_encode(&head, cache->file.bytes);
-		cache->slot_count = head.slot_count;
-		cache->tag = head.tag;
-	}
-	return result;
-}
-
-static void take(struct flash *flash, const struct flash_cache_head *head, uint64_t bytes)
-{
-	struct flash_cache *cache = &flash->cache;
-
-	cache->slot_count = head->slot_count;
-	cache->tag = head->tag;
-	cache->is_found = true;
-	cache->is_leaving = bytes == 0;
-}
-
-static int open_to_write(struct flash *flash, const struct flash_cache_options *options, char *path,
-	struct error *error)
-{
-	struct flash_cache *cache = &flash->cache;
-	struct flash_cache_head head;
-	int result = flash->anchor.cache_tag == 0 ? 0
-		     : options->is_passed	  ? -EBUSY /* wherever its file is */
-					  : find_ours(&flash->anchor, options->directory, path,
-						    &cache->file, &head, error);
-
-	set_epoch(flash);
-	if (result == 0 && flash->anchor.cache_tag != 0) {
-		take(flash, &head, options->bytes);
-		return 0;
-	}
-	if (result < 0 && result != -ENOENT && result != -EBUSY) {
-		error_prefix(error,
-			"'%s' has changes in its cache file, which cannot be used; put that "
-			"right, or remove the file to open the store without them",
-			flash->path);
-		return result;
-	}
-	if (result == -ENOENT) {
-		result = look_elsewhere(flash, options->directory, error);
-		if (result < 0) {
-			return result;
-		}
-		warn_of_loss(flash, path);
-		count_loss(flash);
-	}
-	/* Perhaps by a process that hands over. */
-	cache->is_busy = result == -EBUSY || options->is_passed;
-	if (options->bytes == 0) {
-		return 0;
-	}
-	result = open_unneeded(flash, options, path, error);
-	if (result == 0) {
-		result = make(flash, options->bytes, error);
-	}
-	if (result < 0) {
-		disk_shared_close(&cache->file, true);
-		log_warning("flash store '%s' has no write cache: %s", flash->path, error->text);
-	}
-	return 0;
-}
+/* --- looking for it -------------------------------------------------------------------------- */
 
 /* An error in the configuration must not be taken for a loss, which is for good. */
 static int look_at_folder(const struct flash *flash, const char *folder, struct error *error)
@@ -342,7 +187,7 @@ static int look_at_folder(const struct flash *flash, const char *folder, struct 
 
 	return result == 0
 		       ? 0
-		       : error_set(error, result,
+		       : error_set(error, -EINVAL,
 				 "'%s' has changes in a cache file, which its server has left, and "
 				 "the file cannot be looked for: %s; correct cache-dir; if the "
 				 "file is lost, let cache-dir be another folder on a tmpfs, such "
@@ -350,33 +195,264 @@ static int look_at_folder(const struct flash *flash, const char *folder, struct 
 				 flash->path, reason.text);
 }
 
-int flash_cache_open(
-	struct flash *flash, const struct flash_cache_options *options, struct error *error)
+/* In the folder that was given, and where the anchor says. *elsewhere: it is there, or may be. */
+static int find(const struct flash *flash, const char *folder, struct search *search,
+	bool *elsewhere, struct error *error)
+{
+	const char *before = flash->anchor.cache_folder;
+	int result = find_in(search, folder, error);
+
+	*elsewhere = false;
+	if (result != -ENOENT || before[0] == '\0' || strcmp(before, folder) == 0) {
+		return result;
+	}
+	result = find_in(search, before, error);
+	*elsewhere = result != -ENOENT && result != -ENOTDIR;
+	if (!*elsewhere) {
+		make_path(search->anchor, search->anchor->cache_tag, folder, search->path);
+	}
+	return *elsewhere ? result : -ENOENT;
+}
+
+/* The file is of another disk, and nobody uses it. -ENOENT: this one goes on without it. */
+static int judge_others(struct flash *flash, const struct flash_cache_options *options,
+	const struct search *search, struct error *error)
+{
+	if (options->others == FLASH_OTHERS_TAKE && !flash->is_read_only) {
+		return 0;
+	}
+	if (search->dirty == 0) {
+		return -ENOENT;
+	}
+	if (options->others == FLASH_OTHERS_LEAVE) {
+		return lose(flash, "as the store is a copy, they stay in", search->path);
+	}
+	return error_set(error, -EEXIST,
+		"'%s' is a copy or was moved: its cache file '%s' has %u changed blocks of '%s'; "
+		"serve that one first, or, if it is this one, serve it once with "
+		"cache-file=take%s; "
+		"cache-file=leave opens it without them",
+		flash->path, search->path, search->dirty, search->shown,
+		flash->is_read_only ? " and without 'readonly'" : "");
+}
+
+/* The file is where the anchor says, and the server was told to look elsewhere, or cannot use it.
+ */
+static int refuse_elsewhere(const struct flash *flash, const struct search *search, int result,
+	const struct error *reason, struct error *error)
+{
+	const char *folder = flash->anchor.cache_folder;
+
+	if (result == 0) {
+		return error_set(error, -EEXIST,
+			"'%s' has changes in its cache file '%s'; serve it with cache-dir=%s, or "
+			"remove the file to open the store without them",
+			flash->path, search->path, folder);
+	}
+	return error_set(error, -EEXIST,
+		"'%s' has changes in its cache file, which was in '%s' and cannot be used: %s; put "
+		"that right and serve it with cache-dir=%s, or remove the file to open the store "
+		"without them",
+		flash->path, folder, reason->text, folder);
+}
+
+/* What a find() has come to. 0: the file is to be used. -ENOENT: the store is opened without it. */
+static int judge(struct flash *flash, const struct flash_cache_options *options, int result,
+	bool elsewhere, struct search *search, struct error *error)
+{
+	struct error reason = *error;
+
+	if (result == -ENOENT) {
+		return lose(flash, "there is no cache file", search->path);
+	}
+	if (result == -EBUSY && search->is_others) {
+		return lose(flash, "the store was copied while a server had them in its cache file",
+			search->path);
+	}
+	if (result == 0 && search->is_others) {
+		result = judge_others(flash, options, search, error);
+		if (result < 0) {
+			return result;
+		}
+	}
+	if (result == -EBUSY || result == -EAGAIN) {
+		error_prefix(error, "'%s' has changes in its cache file", flash->path);
+		return result;
+	}
+	if (elsewhere && (result < 0 || options->directory != NULL)) {
+		return refuse_elsewhere(flash, search, result, &reason, error);
+	}
+	if (result < 0) {
+		error_prefix(error,
+			"'%s' has changes in its cache file, which cannot be used; put that "
+			"right, or remove the file to open the store without them",
+			flash->path);
+	}
+	return result;
+}
+
+/* The file that the anchor refers to. -ENOENT: there is none, or none that this disk needs. */
+static int open_found(struct flash *flash, const struct flash_cache_options *options,
+	struct search *search, struct error *error)
 {
 	uint8_t boot_id[DISK_BOOT_ID_BYTES];
-	char *path;
+	const char *folder = flash_cache_directory(options->directory);
+	bool elsewhere;
 	int result;
 
-	if (flash->anchor.cache_tag != 0 && disk_boot_id(boot_id) < 0) {
-		return error_set(error, -ENOENT,
+	if (disk_boot_id(boot_id) < 0) {
+		return error_set(error, -EINVAL,
 			"'%s' has changes in its cache file, and it is not known since when the "
 			"machine runs; set GMBLOCK_BOOT_ID to what "
 			"/proc/sys/kernel/random/boot_id says",
 			flash->path);
 	}
-	if (flash->anchor.cache_tag != 0 && !options->is_passed) {
-		result = look_at_folder(flash, folder_of(options->directory), error);
-		if (result < 0) {
-			return result;
-		}
+	make_path(&flash->anchor, flash->anchor.cache_tag, folder, search->path);
+	/* Whatever has its name now is not what was there. */
+	if (memcmp(boot_id, flash->anchor.cache_boot_id, sizeof(boot_id)) != 0) {
+		return lose(flash,
+			"the machine has been restarted, and with it went the cache file",
+			search->path);
 	}
-	path = malloc(PATH_BYTES);
-	if (path == NULL) {
+	result = look_at_folder(flash, folder, error);
+	if (result < 0) {
+		return result;
+	}
+	search->anchor = &flash->anchor;
+	search->disk = flash->identity;
+	search->is_wanted = !flash->is_read_only;
+	search->takes = options->others == FLASH_OTHERS_TAKE;
+	result = find(flash, folder, search, &elsewhere, error);
+	result = judge(flash, options, result, elsewhere, search, error);
+	if (result < 0) {
+		disk_shared_close(&search->file, false);
+	}
+	return result;
+}
+
+/* --- opening --------------------------------------------------------------------------------- */
+
+static int open_to_read(struct flash *flash, const struct flash_cache_options *options,
+	struct search *search, struct error *error)
+{
+	int result =
+		flash->anchor.cache_tag == 0 ? -ENOENT : open_found(flash, options, search, error);
+
+	if (result < 0) {
+		return result == -ENOENT ? 0 : result;
+	}
+	disk_shared_close(&search->file, false);
+	return search->dirty == 0
+		       ? 0
+		       : error_set(error, -EBUSY,
+				 "'%s' has %u changed blocks in '%s', where a server that was "
+				 "killed has left them; serve it once without 'readonly'",
+				 flash->path, search->dirty, search->path);
+}
+
+static void fill_head(
+	const struct flash *flash, uint64_t tag, uint64_t bytes, struct flash_cache_head *head)
+{
+	uint64_t count = MAX(bytes >> FLASH_BLOCK_SHIFT, (uint64_t)FLASH_CACHE_SLOTS_MIN);
+	char *path = realpath(flash->path, NULL);
+
+	*head = (struct flash_cache_head){
+		.tag = tag,
+		.disk_blocks = flash->anchor.geometry.disk_blocks,
+		.slot_count = (uint32_t)MIN(count, (uint64_t)FLASH_CACHE_SLOTS_MAX),
+		.disk = { flash->identity[0], flash->identity[1] },
+	};
+	memcpy(head->uuid, flash->anchor.uuid, sizeof(head->uuid));
+	snprintf(head->disk_path, sizeof(head->disk_path), "%s", path != NULL ? path : flash->path);
+	free(path);
+}
+
+/* A new file, of which the anchor knows nothing yet. */
+static int make(struct flash *flash, const struct flash_cache_options *options, char *path,
+	struct error *error)
+{
+	struct flash_cache *cache = &flash->cache;
+	struct flash_cache_head *head = &cache->head;
+	uint64_t tag = make_random();
+	int result;
+
+	fill_head(flash, tag, options->bytes, head);
+	if (disk_boot_id(head->boot_id) < 0) {
+		return error_set(error, -ENOENT,
+			"it is not known since when the machine runs (GMBLOCK_BOOT_ID)");
+	}
+	if (tag == 0) {
+		return error_set(error, -EIO, "the system has no random numbers");
+	}
+	make_path(&flash->anchor, tag, flash_cache_directory(options->directory), path);
+	result = disk_shared_open(path, DISK_SHARED_CREATE, &cache->file, error);
+	if (result == 0) {
+		result = disk_shared_resize(
+			&cache->file, flash_cache_file_bytes(head->slot_count), error);
+	}
+	if (result == 0) {
+		flash_cache_head_encode(head, cache->file.bytes);
+		cache->slot_count = head->slot_count;
+		cache->tag = tag;
+	}
+	return result;
+}
+
+static void take(struct flash *flash, const struct search *search, uint64_t bytes)
+{
+	struct flash_cache *cache = &flash->cache;
+
+	cache->file = search->file;
+	cache->head = search->head;
+	cache->slot_count = search->head.slot_count;
+	cache->tag = search->head.tag;
+	cache->is_found = true;
+	cache->is_leaving = bytes == 0;
+}
+
+static void tidy(struct flash *flash, const char *folder);
+
+static int open_to_write(struct flash *flash, const struct flash_cache_options *options,
+	struct search *search, struct error *error)
+{
+	struct flash_cache *cache = &flash->cache;
+	int result = -ENOENT;
+
+	/* The process that passes the store has its file, and needs it no more when it is passed.
+	 */
+	cache->is_busy = options->is_passed;
+	set_epoch(flash);
+	if (flash->anchor.cache_tag != 0 && !options->is_passed) {
+		result = open_found(flash, options, search, error);
+	}
+	if (result == 0) {
+		take(flash, search, options->bytes);
+	}
+	if (result != -ENOENT) {
+		return result;
+	}
+	if (!options->is_passed) {
+		tidy(flash, flash_cache_directory(options->directory));
+	}
+	if (options->bytes > 0 && make(flash, options, search->path, error) < 0) {
+		disk_shared_close(&cache->file, true);
+		log_warning("flash store '%s' has no write cache: %s", flash->path, error->text);
+	}
+	return 0;
+}
+
+int flash_cache_open(
+	struct flash *flash, const struct flash_cache_options *options, struct error *error)
+{
+	struct search *search = calloc(1, sizeof(*search));
+	int result;
+
+	if (search == NULL) {
 		return error_set(error, -ENOMEM, "not enough memory to open '%s'", flash->path);
 	}
-	result = flash->is_read_only ? open_to_read(flash, options->directory, path, error)
-				     : open_to_write(flash, options, path, error);
-	free(path);
+	result = flash->is_read_only ? open_to_read(flash, options, search, error)
+				     : open_to_write(flash, options, search, error);
+	free(search);
 	return result;
 }
 
@@ -391,46 +467,82 @@ uint64_t flash_cache_tag(const struct flash *flash)
 		       : cache->tag;
 }
 
-void flash_cache_tell_folder(struct flash *flash)
+void flash_cache_tell_place(struct flash *flash)
 {
 	const char *path = flash->cache.file.path;
-	char *folder = flash->anchor.cache_folder;
+	struct flash_anchor *anchor = &flash->anchor;
 
-	memset(folder, 0, FLASH_FOLDER_BYTES);
-	if (flash->anchor.cache_tag != 0 && path[0] == '/') {
+	memset(anchor->cache_folder, 0, sizeof(anchor->cache_folder));
+	memset(anchor->cache_boot_id, 0, sizeof(anchor->cache_boot_id));
+	if (anchor->cache_tag == 0) {
+		return;
+	}
+	memcpy(anchor->cache_boot_id, flash->cache.head.boot_id, sizeof(anchor->cache_boot_id));
+	if (path[0] == '/') {
 		size_t bytes = (size_t)(strrchr(path, '/') - path);
 
-		memcpy(folder, path, bytes < FLASH_FOLDER_BYTES ? bytes : 0);
+		memcpy(anchor->cache_folder, path, bytes < FLASH_FOLDER_BYTES ? bytes : 0);
 	}
 }
 
-/* What processes have left that were killed while one took over from another. */
-static void remove_unneeded(struct flash *flash)
+/* --- closing --------------------------------------------------------------------------------- */
+
+/* A file with the UUID that neither the anchor refers to nor a process uses. It is of this disk if
+ * it says so, and of nobody if it says nothing. */
+static void tidy_file(void *context, const char *path)
 {
-	const char *own = flash->cache.file.path;
-	char *directory = strndup(own, (size_t)(strrchr(own, '/') - own));
-	char *path = malloc(PATH_BYTES);
+	struct flash *flash = context;
+	const struct flash_anchor *anchor = &flash->anchor;
+	uint8_t bytes[FLASH_BLOCK_BYTES];
+	struct flash_cache_head head;
+	struct disk_shared file;
+	struct error error;
+	uint64_t size;
+	bool is_of_another;
 
-	for (uint32_t i = 0; directory != NULL && path != NULL && i < NAMES; i++) {
-		struct disk_shared file;
-		struct error error;
-
-		make_path(&flash->anchor, directory, i, path);
-		if (strcmp(path, own) != 0 && disk_shared_open(path, 0, &file, &error) == 0) {
-			disk_shared_close(&file, !is_needed(flash, &file));
-		}
+	if (disk_shared_peek(path, bytes, sizeof(bytes), &size, &error) < 0) {
+		return; /* of another user */
 	}
-	free(path);
-	free(directory);
+	is_of_another = is_known(anchor, bytes, size, &head) && !is_of_disk(&head, flash->identity);
+	if (is_of_another || disk_shared_open(path, 0, &file, &error) < 0) {
+		return;
+	}
+	if (!is_known(anchor, file.bytes, file.size, &head)) {
+		disk_shared_close(&file, true);
+	} else if (head.tag == anchor->cache_tag || !is_of_disk(&head, flash->identity)) {
+		disk_shared_close(&file, false);
+	} else if (count_dirty(&file, head.slot_count) == 0) {
+		disk_shared_close(&file, true);
+	} else {
+		log_warning("flash store '%s': the changes in '%s' belong to another state of the "
+			    "disk than it has now; if that is not to be put back, remove the file",
+			flash->path, path);
+		disk_shared_close(&file, false);
+	}
+}
+
+/* Removes what processes have left that were killed while one took over from another. */
+static void tidy(struct flash *flash, const char *folder)
+{
+	char prefix[PREFIX_BYTES];
+
+	make_prefix(&flash->anchor, prefix);
+	disk_shared_list(folder, prefix, tidy_file, flash);
 }
 
 void flash_cache_close(struct flash *flash)
 {
 	struct flash_cache *cache = &flash->cache;
+	const char *path = cache->file.path;
 
 	/* Who only had the store for another process to take knows nothing of what is needed. */
 	if (cache->slot_count > 0 && flash->counters.checkpoints > 0 && !flash->base.is_let_go) {
-		remove_unneeded(flash);
+		char *folder = strndup(path, (size_t)(strrchr(path, '/') - path));
+
+		if (folder != NULL) {
+			tidy(flash, folder);
+		}
+		free(folder);
 	}
 	disk_shared_close(
 		&cache->file, flash->failed == 0 && flash->anchor.cache_tag != cache->tag);
@@ -449,6 +561,46 @@ static int compare(const void *a, const void *b)
 	uint64_t other = ((const struct found *)b)->page.counter;
 
 	return one < other ? -1 : one > other;
+}
+
+/* Of a record that is written, or a checkpoint: a start that does not find it has a disk of an
+ * earlier time. Before the anchor refers to the file, it may not find what is written. */
+void flash_cache_follow(struct flash *flash)
+{
+	struct flash_cache *cache = &flash->cache;
+
+	if (cache->is_recorded && cache->slot_count > 0) {
+		flash_cache_head_follow(cache->file.bytes, flash->log.written_seq);
+	}
+}
+
+int flash_cache_compare(struct flash *flash, uint64_t end, struct error *error)
+{
+	struct flash_cache *cache = &flash->cache;
+	const struct flash_cache_head *head = &cache->head;
+
+	if (!cache->is_found) {
+		return 0;
+	}
+	if (head->followed > end && cache->found_count > 0) {
+		return error_set(error, -ESTALE,
+			"the log of '%s' lacks %llu records that its server had written when it "
+			"left %u changed blocks in '%s': an earlier copy was put back, or the disk "
+			"has lost writes; put the newer one back, or remove that file to open the "
+			"store as it is",
+			flash->path, (unsigned long long)(head->followed - end), cache->found_count,
+			cache->file.path);
+	}
+	if (head->followed > end) {
+		log_warning("flash store '%s': its log ends before %llu records that its server "
+			    "had written: what they had is lost",
+			flash->path, (unsigned long long)(head->followed - end));
+		count_loss(flash);
+	}
+	if (!is_of_disk(head, flash->identity)) {
+		flash_cache_head_give(cache->file.bytes, flash->identity);
+	}
+	return 0;
 }
 
 int flash_cache_load(struct flash *flash)
@@ -486,6 +638,7 @@ int flash_cache_load(struct flash *flash)
 		flash_cache_restore(flash, all[i].slot, &all[i].page);
 	}
 	free(all);
+	cache->found_count = count;
 	if (bad > 0) {
 		log_warning("flash store '%s': %u blocks in its cache file are damaged; what they "
 			    "had is lost",
@@ -495,44 +648,54 @@ int flash_cache_load(struct flash *flash)
 	return 0;
 }
 
-void flash_cache_check(const struct flash_anchor *anchor, struct store_check *check)
+void flash_cache_check(const struct flash *flash, struct store_check *check)
 {
-	struct flash_cache_head head;
+	const struct flash_anchor *anchor = &flash->anchor;
+	struct search *search;
 	struct flash_cache_page page;
-	struct disk_shared file;
 	struct error error;
-	char path[PATH_BYTES];
-	uint64_t dirty = 0;
 	uint64_t bad = 0;
 	int result;
 
 	if (anchor->cache_tag == 0) {
 		return;
 	}
-	result = find_ours(anchor, anchor->cache_folder[0] == '\0' ? NULL : anchor->cache_folder,
-		path, &file, &head, &error);
+	search = calloc(1, sizeof(*search));
+	if (search == NULL) {
+		check->fault(check, "there is not enough memory to look at the cache file");
+		return;
+	}
+	search->anchor = anchor;
+	search->disk = flash->identity;
+	result = find_in(search,
+		anchor->cache_folder[0] == '\0' ? flash_cache_directory(NULL)
+						: anchor->cache_folder,
+		&error);
 	if (result == -ENOENT) {
 		error_set(&error, result,
 			"not in '%.*s': elsewhere, or lost with the machine's memory",
-			(int)(strrchr(path, '/') - path), path);
+			(int)(strrchr(search->path, '/') - search->path), search->path);
 	}
 	if (result < 0) {
 		check->fact(check, "cache", result == -EBUSY ? "in use by a server" : error.text);
+		free(search);
 		return;
 	}
-	for (uint32_t i = 0; i < head.slot_count; i++) {
-		const struct flash_cache_entry *entry = &entries_of(&file)[i];
-		const uint8_t *slot = file.bytes + flash_cache_slots_at(head.slot_count) +
+	for (uint32_t i = 0; i < search->head.slot_count; i++) {
+		const struct flash_cache_entry *entry = &entries_of(&search->file)[i];
+		const uint8_t *slot = search->file.bytes +
+				      flash_cache_slots_at(search->head.slot_count) +
 				      (uint64_t)i * FLASH_BLOCK_BYTES;
 
-		if (entry->commit != 0) {
-			dirty++;
-			bad += !flash_cache_entry_decode(entry, slot, anchor, &page);
-		}
+		bad += entry->commit != 0 && !flash_cache_entry_decode(entry, slot, anchor, &page);
 	}
-	check->fact(check, "cache", path);
-	check->amount(check, "cached", dirty << FLASH_BLOCK_SHIFT);
-	disk_shared_close(&file, false);
+	check->fact(check, "cache", search->path);
+	if (search->is_others) {
+		check->fact(check, "cache-of", search->shown);
+	}
+	check->amount(check, "cached", (uint64_t)search->dirty << FLASH_BLOCK_SHIFT);
+	disk_shared_close(&search->file, false);
+	free(search);
 	if (bad > 0) {
 		char text[96];
 

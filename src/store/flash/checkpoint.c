@@ -239,6 +239,7 @@ static void end(struct flash *flash, int result)
 	flash_views_checkpointed(flash, result);
 	if (result == 0) {
 		flash->cache.is_recorded = flash->anchor.cache_tag == flash->cache.tag;
+		flash_cache_follow(flash);
 		flash->log.since_checkpoint = 0;
 		flash->log.records_since_checkpoint = 0;
 		flash->log.untold_blocks = 0;
@@ -279,7 +280,7 @@ static void write_anchor(struct flash *flash)
 		flash->anchor.next = flash->log.head;
 		flash->anchor.clock = flash->table.clock;
 		flash->anchor.cache_tag = flash_cache_tag(flash);
-		flash_cache_tell_folder(flash);
+		flash_cache_tell_place(flash);
 		memcpy(flash->anchor.top, flash->map.trees[0].levels[FLASH_LEVELS - 1],
 			sizeof(flash->anchor.top));
 		flash_views_encode(flash);

@@ -470,6 +470,7 @@ static void check_anchor(
 	int fd, const char *path, const struct flash_zones *zones, struct store_check *check)
 {
 	struct flash *flash = calloc(1, sizeof(*flash));
+	struct disk_info info;
 	struct error error;
 	uint64_t bytes;
 	void *memory;
@@ -483,6 +484,9 @@ static void check_anchor(
 	flash->zones = *zones;
 	flash->path = (char *)(uintptr_t)path;
 	flash->is_read_only = true;
+	if (disk_info(fd, &info) == 0) {
+		memcpy(flash->identity, info.identity, sizeof(info.identity));
+	}
 	if (flash_anchors_read(flash, &error) < 0) {
 		check->fault(check, error.text);
 		free(flash);
@@ -506,7 +510,7 @@ static void check_anchor(
 			check->entry(check, "snapshots", flash->anchor.views[i].name);
 		}
 	}
-	flash_cache_check(&flash->anchor, check);
+	flash_cache_check(flash, check);
 	flash->slot_count = flash_slot_count(&flash->anchor.geometry, 0);
 	bytes = flash_budget(flash);
 	memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE,

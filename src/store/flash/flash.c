@@ -28,13 +28,14 @@ struct flash_config {
 	bool has_cache_bytes; /* else the default */
 	uint32_t cold_percent;
 	bool has_cold_percent; /* else that of the rule */
+	/* "": the default, see flash_cache_directory() */
 	char cache_directory[CONFIG_PATH_BYTES];
+	enum flash_others others;
 };
 
 static const struct flash_config flash_defaults = {
 	.map_memory = MAP_MEMORY_DEFAULT,
 	.cold_percent = GC_COLD_PERCENT,
-	.cache_directory = FLASH_CACHE_DIRECTORY,
 };
 
 /* --- parts ----------------------------------------------------------------------------------- */
@@ -228,6 +229,8 @@ static int look_again(struct flash *flash, struct error *error)
 		flash->anchor.cache_tag = now->anchor.cache_tag;
 		memcpy(flash->anchor.cache_folder, now->anchor.cache_folder,
 			sizeof(flash->anchor.cache_folder));
+		memcpy(flash->anchor.cache_boot_id, now->anchor.cache_boot_id,
+			sizeof(flash->anchor.cache_boot_id));
 		memcpy(flash->anchor.top, now->anchor.top, sizeof(flash->anchor.top));
 		memcpy(flash->anchor.views, now->anchor.views, sizeof(flash->anchor.views));
 		memcpy(flash->zones.anchor_blocks, now->zones.anchor_blocks,
@@ -369,6 +372,7 @@ static int open_below(struct flash *flash, const struct store_options *options, 
 		(struct ring_file){ .fd = reads_direct ? file->direct_fd : file->fd, .slot = -1 };
 	flash->memory_align = reads_direct ? FLASH_BLOCK_BYTES : 1;
 	flash->ignores_dsync = file->disk.ignores_dsync;
+	memcpy(flash->identity, file->disk.identity, sizeof(flash->identity));
 	claim_fd = file_gate_claim_fd(file->gate);
 	result = flash_zones_find(flash->fd, flash->path, &flash->zones, error);
 	if (result < 0) {
@@ -464,6 +468,7 @@ static int open_cache(struct flash *flash, const struct flash_config *config,
 				 ? config->cache_bytes
 				 : MIN(size / CACHE_DEFAULT_DIVISOR, (uint64_t)CACHE_DEFAULT),
 		.is_passed = is_passed(flash, passed),
+		.others = config->others,
 	};
 
 	flash->cache.cold_percent = config->cold_percent;
@@ -572,11 +577,31 @@ static int set_cache(void *config_bytes, const char *value, struct error *error)
 static int set_cache_directory(void *config_bytes, const char *value, struct error *error)
 {
 	struct flash_config *config = config_bytes;
-	int bytes = snprintf(config->cache_directory, sizeof(config->cache_directory), "%s", value);
 
-	return value[0] == '/' && (size_t)bytes < sizeof(config->cache_directory)
-		       ? 0
-		       : error_set(error, -EINVAL, "'%s' is not the full path of a folder", value);
+	if (value[0] != '/' || strlen(value) >= sizeof(config->cache_directory)) {
+		return error_set(error, -EINVAL, "'%s' is not the full path of a folder", value);
+	}
+	memset(config->cache_directory, 0, sizeof(config->cache_directory));
+	if (strcmp(value, flash_cache_directory(NULL)) != 0) {
+		snprintf(config->cache_directory, sizeof(config->cache_directory), "%s", value);
+	}
+	return 0;
+}
+
+static int set_cache_file(void *config_bytes, const char *value, struct error *error)
+{
+	static const char *const words[] = { [FLASH_OTHERS_REFUSE] = "refuse",
+		[FLASH_OTHERS_TAKE] = "take",
+		[FLASH_OTHERS_LEAVE] = "leave" };
+	struct flash_config *config = config_bytes;
+
+	for (size_t i = 0; i < ARRAY_COUNT(words); i++) {
+		if (strcmp(value, words[i]) == 0) {
+			config->others = (enum flash_others)i;
+			return 0;
+		}
+	}
+	return error_set(error, -EINVAL, "it is none of refuse, take and leave");
 }
 
 static int set_cold(void *config_bytes, const char *value, struct error *error)
@@ -591,10 +616,9 @@ static const char *flash_memory_folder(const void *config_bytes)
 {
 	const struct flash_config *config = config_bytes;
 
-	if (config == NULL || config->cache_directory[0] == '\0') {
-		return FLASH_CACHE_DIRECTORY;
-	}
-	return config->cache_directory;
+	return flash_cache_directory(config == NULL || config->cache_directory[0] == '\0'
+					     ? NULL
+					     : config->cache_directory);
 }
 
 #define VALUE(first, last) .value = STORE_VALUE(struct flash_config, first, last)
@@ -621,6 +645,10 @@ static const struct store_option flash_options[] = {
 		"flash: where the file of that cache is, on a\n"
 		"tmpfs (default /dev/shm)",
 		"/dev/shm", .set = set_cache_directory, VALUE(cache_directory, cache_directory) },
+	{ "cache-file", "refuse|take|leave",
+		"flash: when the cache file has changes of the\n"
+		"disk that this one was copied or moved from",
+		"take", .set = set_cache_file, VALUE(others, others) },
 	{ "cold", "PERCENT",
 		"flash: the part of the changed pages that is cold\n"
 		"(default 80, with gc=paper 30)",

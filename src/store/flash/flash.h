@@ -336,6 +336,7 @@ struct flash {
 	struct ring_file file;
 	int fd;
 	char *path;
+	uint64_t identity[2]; /* of the disk, see struct disk_info */
 	uint32_t memory_align;
 	bool is_read_only;
 	bool ignores_dsync; /* as in struct disk_info */

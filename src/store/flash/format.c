@@ -9,7 +9,7 @@
 #include "base/crc32c.h"
 
 enum { SPARE_SEGMENTS = 4 }; /* the least spare space, beside that of a checkpoint */
-enum { VERSION = 1, TOP_AT = 512, VIEWS_AT = 1024, VIEWS_END = VIEWS_AT + FLASH_VIEWS * 640 };
+enum { VERSION = 2, TOP_AT = 512, VIEWS_AT = 1024, VIEWS_END = VIEWS_AT + FLASH_VIEWS * 640 };
 
 static const uint8_t anchor_magic[8] = { 'G', 'M', 'B', 'F', 'L', 'A', '\r', '\n' };
 static const uint8_t cache_magic[8] = { 'G', 'M', 'B', 'F', 'L', 'C', '\r', '\n' };
@@ -43,7 +43,8 @@ struct wire_anchor {
 	char label[FLASH_LABEL_BYTES];
 	uint32_t zone_blocks;
 	char cache_folder[FLASH_FOLDER_BYTES];
-	uint8_t zeroes[TOP_AT - 156 - FLASH_FOLDER_BYTES - 16];
+	uint8_t cache_boot_id[FLASH_BOOT_ID_BYTES];
+	uint8_t zeroes[TOP_AT - 156 - FLASH_FOLDER_BYTES - FLASH_BOOT_ID_BYTES - 16];
 	uint64_t cache_tag;
 	uint64_t cache_losses;
 	struct flash_entry top[FLASH_TOP_ENTRIES];
@@ -61,7 +62,12 @@ struct wire_cache {
 	uint64_t tag;
 	uint64_t disk_blocks;
 	uint32_t slot_count;
-	uint8_t zeroes[FLASH_BLOCK_BYTES - 72];
+	uint32_t zero;
+	/* Written while the file is in use, and not in the checksum. */
+	uint64_t followed;
+	uint64_t disk[2];
+	char disk_path[FLASH_DISK_PATH_BYTES];
+	uint8_t zeroes[FLASH_BLOCK_BYTES - 96 - FLASH_DISK_PATH_BYTES - 4];
 	uint32_t crc;
 };
 
@@ -256,6 +262,7 @@ void flash_anchor_encode(const struct flash_anchor *anchor, uint8_t block[FLASH_
 	memcpy(wire.uuid, anchor->uuid, sizeof(wire.uuid));
 	memcpy(wire.label, anchor->label, sizeof(wire.label));
 	memcpy(wire.cache_folder, anchor->cache_folder, sizeof(wire.cache_folder));
+	memcpy(wire.cache_boot_id, anchor->cache_boot_id, sizeof(wire.cache_boot_id));
 	memcpy(wire.top, anchor->top, sizeof(wire.top));
 	for (uint32_t i = 0; i < FLASH_VIEWS; i++) {
 		const struct flash_view_anchor *view = &anchor->views[i];
@@ -341,14 +348,16 @@ static bool views_decode(struct flash_anchor *anchor, const struct wire_anchor *
 }
 
 /* A full path, where there is a file. */
-static bool folder_is_sound(const struct flash_anchor *anchor)
+static bool cache_is_sound(const struct flash_anchor *anchor)
 {
 	const char *folder = anchor->cache_folder;
 	size_t bytes = strnlen(folder, FLASH_FOLDER_BYTES);
 
 	return bytes < FLASH_FOLDER_BYTES &&
 	       is_zero((const uint8_t *)folder + bytes, FLASH_FOLDER_BYTES - bytes) &&
-	       (bytes == 0 || (folder[0] == '/' && anchor->cache_tag != 0));
+	       (bytes == 0 || folder[0] == '/') &&
+	       (anchor->cache_tag != 0 || (bytes == 0 && is_zero(anchor->cache_boot_id,
+								 sizeof(anchor->cache_boot_id))));
 }
 
 int flash_anchor_decode(
@@ -387,10 +396,11 @@ int flash_anchor_decode(
 	memcpy(anchor->uuid, wire.uuid, sizeof(wire.uuid));
 	memcpy(anchor->label, wire.label, sizeof(wire.label));
 	memcpy(anchor->cache_folder, wire.cache_folder, sizeof(wire.cache_folder));
+	memcpy(anchor->cache_boot_id, wire.cache_boot_id, sizeof(wire.cache_boot_id));
 	memcpy(anchor->top, wire.top, sizeof(wire.top));
 	if (!flash_geometry_init(&anchor->geometry) || !position_is_sound(anchor) ||
 		!top_is_sound(anchor, anchor->top) || !views_decode(anchor, &wire) ||
-		anchor->label[FLASH_LABEL_BYTES - 1] != '\0' || !folder_is_sound(anchor) ||
+		anchor->label[FLASH_LABEL_BYTES - 1] != '\0' || !cache_is_sound(anchor) ||
 		!is_zero(wire.zeroes, sizeof(wire.zeroes)) ||
 		!is_zero(wire.more_zeroes, sizeof(wire.more_zeroes))) {
 		return error_set(error, -EINVAL, "has numbers that do not fit each other");
@@ -552,6 +562,17 @@ bool flash_record_decode(const uint8_t block[FLASH_BLOCK_BYTES], const struct fl
 
 /* --- the cache file -------------------------------------------------------------------------- */
 
+/* Of all but what is written while the file is in use. */
+static uint32_t head_crc(const struct wire_cache *wire)
+{
+	const uint8_t *bytes = (const void *)wire;
+	size_t changing = offsetof(struct wire_cache, followed);
+	size_t behind = offsetof(struct wire_cache, disk_path);
+
+	return crc32c(crc32c(0, bytes, changing), bytes + behind,
+		offsetof(struct wire_cache, crc) - behind);
+}
+
 void flash_cache_head_encode(const struct flash_cache_head *head, uint8_t block[FLASH_BLOCK_BYTES])
 {
 	struct wire_cache wire = {
@@ -560,12 +581,15 @@ void flash_cache_head_encode(const struct flash_cache_head *head, uint8_t block[
 		.tag = htole64(head->tag),
 		.disk_blocks = htole64(head->disk_blocks),
 		.slot_count = htole32(head->slot_count),
+		.followed = htole64(head->followed),
+		.disk = { htole64(head->disk[0]), htole64(head->disk[1]) },
 	};
 
 	memcpy(wire.magic, cache_magic, sizeof(wire.magic));
 	memcpy(wire.uuid, head->uuid, sizeof(wire.uuid));
 	memcpy(wire.boot_id, head->boot_id, sizeof(wire.boot_id));
-	wire.crc = htole32(crc32c(0, &wire, offsetof(struct wire_cache, crc)));
+	memcpy(wire.disk_path, head->disk_path, sizeof(wire.disk_path));
+	wire.crc = htole32(head_crc(&wire));
 	memcpy(block, &wire, sizeof(wire));
 }
 
@@ -579,16 +603,36 @@ bool flash_cache_head_decode(
 		.tag = le64toh(wire.tag),
 		.disk_blocks = le64toh(wire.disk_blocks),
 		.slot_count = le32toh(wire.slot_count),
+		.followed = le64toh(wire.followed),
+		.disk = { le64toh(wire.disk[0]), le64toh(wire.disk[1]) },
 	};
 	memcpy(head->uuid, wire.uuid, sizeof(wire.uuid));
 	memcpy(head->boot_id, wire.boot_id, sizeof(wire.boot_id));
+	memcpy(head->disk_path, wire.disk_path, sizeof(wire.disk_path));
 	return memcmp(wire.magic, cache_magic, sizeof(wire.magic)) == 0 &&
-	       le32toh(wire.crc) == crc32c(0, &wire, offsetof(struct wire_cache, crc)) &&
-	       le32toh(wire.version) == VERSION && le32toh(wire.page_bytes) == FLASH_BLOCK_BYTES &&
-	       head->tag != 0 && head->slot_count >= FLASH_CACHE_SLOTS_MIN &&
+	       le32toh(wire.crc) == head_crc(&wire) && le32toh(wire.version) == VERSION &&
+	       le32toh(wire.page_bytes) == FLASH_BLOCK_BYTES && head->tag != 0 && wire.zero == 0 &&
+	       head->slot_count >= FLASH_CACHE_SLOTS_MIN &&
 	       head->slot_count <= FLASH_CACHE_SLOTS_MAX &&
+	       head->disk_path[FLASH_DISK_PATH_BYTES - 1] == '\0' &&
 	       is_zero(wire.zeroes, sizeof(wire.zeroes)) &&
 	       file_bytes == flash_cache_file_bytes(head->slot_count);
+}
+
+void flash_cache_head_follow(uint8_t *block, uint64_t seq)
+{
+	struct wire_cache *wire = (void *)block;
+
+	/* Release: records before it are there for whoever opens the store next. */
+	__atomic_store_n(&wire->followed, htole64(seq), __ATOMIC_RELEASE);
+}
+
+void flash_cache_head_give(uint8_t *block, const uint64_t disk[2])
+{
+	struct wire_cache *wire = (void *)block;
+
+	wire->disk[0] = htole64(disk[0]);
+	wire->disk[1] = htole64(disk[1]);
 }
 
 uint32_t flash_cache_crc(const struct flash_cache_entry *entry, const uint8_t *page)

@@ -48,6 +48,7 @@ enum {
 	FLASH_CACHE_SLOTS_MAX = 1 << 24, /* 64 GiB */
 	FLASH_LABEL_BYTES = 64,
 	FLASH_FOLDER_BYTES = 256,
+	FLASH_DISK_PATH_BYTES = 1024,
 	FLASH_VIEW_NAME_BYTES = 64,
 	FLASH_SPARE_MIN = 7, /* percent */
 	FLASH_SPARE_MAX = 50,
@@ -166,6 +167,7 @@ struct flash_anchor {
 	uint64_t cache_losses;	    /* another random number after each one; 0: none yet */
 	/* Of the cache file; ends with a zero. Empty: there is none, or the name is too long. */
 	char cache_folder[FLASH_FOLDER_BYTES];
+	uint8_t cache_boot_id[FLASH_BOOT_ID_BYTES]; /* of the machine that wrote it; 0: none */
 	uint32_t spare_percent;
 	char label[FLASH_LABEL_BYTES]; /* ends with a zero */
 	uint32_t zone_blocks;	       /* from zone to zone; 0: the device has none */
@@ -235,6 +237,10 @@ struct flash_cache_head {
 	uint64_t tag;			      /* random, not 0: of this file alone */
 	uint64_t disk_blocks;
 	uint32_t slot_count;
+	/* All records with smaller numbers were written when its newest page came, or before. */
+	uint64_t followed;
+	uint64_t disk[2]; /* the one that it is of: struct disk_info, identity */
+	char disk_path[FLASH_DISK_PATH_BYTES]; /* of that, for people; ends with a zero */
 };
 
 /* Of a slot. As in the file: little-endian. A page counts from the moment when commit is stored. */
@@ -275,6 +281,9 @@ void flash_cache_head_encode(const struct flash_cache_head *head, uint8_t block[
  */
 GMB_MUST_CHECK bool flash_cache_head_decode(
 	const uint8_t block[FLASH_BLOCK_BYTES], uint64_t file_bytes, struct flash_cache_head *head);
+/* Changes one of its fields in a file that is in use. */
+void flash_cache_head_follow(uint8_t *block, uint64_t seq);
+void flash_cache_head_give(uint8_t *block, const uint64_t disk[2]);
 /* The checksum in commit: of the entry up to there, and of the page. */
 uint32_t flash_cache_crc(const struct flash_cache_entry *entry, const uint8_t *page);
 /* False: the slot has no page of that store, or not the one that was written. */

@@ -174,6 +174,7 @@ static void retire(struct flash *flash, struct flash_buffer *buffer)
 	} else {
 		apply(flash, buffer);
 		log->written_seq = buffer->at.seq + 1;
+		flash_cache_follow(flash);
 		if (buffer->io.is_durable && log->durable_seq == buffer->at.seq) {
 			log->durable_seq = log->written_seq;
 			flash_log_tell(flash);

@@ -646,7 +646,7 @@ static int read_tree(
 	return result;
 }
 
-static int recover(struct flash *flash, struct replay *replay)
+static int recover(struct flash *flash, struct replay *replay, struct error *error)
 {
 	int result = flash_zones_load(flash);
 
@@ -669,6 +669,9 @@ static int recover(struct flash *flash, struct replay *replay)
 		}
 		flash->table.clock = replay->clock;
 		result = restore_segments(flash, replay->seen);
+	}
+	if (result == 0 && flash->lost_records == 0) {
+		result = flash_cache_compare(flash, replay->at.seq, error);
 	}
 	if (result == 0) {
 		flash->log.head = (struct flash_position){
@@ -698,13 +701,16 @@ int flash_recover(struct flash *flash, struct error *error)
 	}
 	result = flash_cache_load(flash);
 	if (result == 0) {
-		result = recover(flash, &replay);
+		result = recover(flash, &replay, error);
 	}
 	free(replay.seen);
 	if (result == -EUCLEAN) {
 		return error_set(error, -EUCLEAN,
 			"the map of the flash store on '%s' is damaged; 'gmblock check' says more",
 			flash->path);
+	}
+	if (result == -ESTALE) {
+		return result; /* flash_cache_compare() has said why */
 	}
 	if (result == -EBUSY) {
 		return error_set(error, result,

@@ -119,6 +119,10 @@ MUTANTS = {
         "cache_file.c", "memcmp(head->boot_id, boot_id, sizeof(boot_id)) == 0", "true"),
     "other-store-accepted": (
         "cache_file.c", "memcmp(head->uuid, anchor->uuid, sizeof(head->uuid)) == 0", "true"),
+    "later-pages-accepted": ("cache_file.c", "head->followed > end && cache->found_count > 0", "false"),
+    "copy-takes-the-file": ("cache_file.c", "!is_of_disk(&search->head, search->disk)", "false"),
+    "follows-what-cannot-be-found": ("cache_file.c", "cache->is_recorded && cache->slot_count > 0",
+        "cache->slot_count > 0"),
     "flush-forgets-superseded": ("cache.c", "cache->slots[slot].is_superseded = true;\n\t\t\tset_writing",
         "cache->slots[slot].is_superseded = true;\n\t\t\tif (!MUTANT) set_writing"),
     "page-over-newer-record": ("cache.c", "cache->slots[slot].stamp <= seq", "false"),

@@ -7,6 +7,7 @@
 
 #include "../stores.h"
 #include "base/bytes.h"
+#include "disk/disk.h"
 
 enum {
 	START_STEPS_MAX = 15,
@@ -85,6 +86,7 @@ void world_prepare(struct world *world, const char *name, bool direct, bool read
 	snprintf(folder, sizeof(folder), "/%s", name);
 	stores_set(&options, "cache", world_cache);
 	stores_set(&options, "cache-dir", folder);
+	stores_set(&options, "cache-file", world_cache_file);
 	stores_set(&options, "on-full", world_on_full);
 	if (store_open(&options, &world->store, &error) < 0) {
 		fail_msg("%s", error.text);
@@ -136,6 +138,7 @@ void world_open(struct world *world, const char *name, bool direct, const char *
 
 struct world_totals world_totals;
 const char *world_cache = "0";
+const char *world_cache_file = "refuse";
 const char *world_on_full = "drop";
 bool world_is_full;
 
@@ -221,6 +224,25 @@ void world_submit(struct world *world, struct store_part *part)
 	}
 }
 
+void world_give_cache(const char *name)
+{
+	struct disk_info info;
+	struct error error;
+	char folder[40];
+	uint64_t size;
+	uint8_t *file;
+	int fd;
+
+	snprintf(folder, sizeof(folder), "/%s/", name);
+	file = sim_shared_find(folder, &size);
+	if (file != NULL && size > 0) {
+		assert_int_equal(disk_open(name, true, false, &fd, &error), 0);
+		assert_int_equal(disk_info(fd, &info), 0);
+		disk_close(fd);
+		flash_cache_head_give(file, info.identity);
+	}
+}
+
 void world_kill_copy(const char *from, const char *name)
 {
 	char from_folder[40];
@@ -230,6 +252,7 @@ void world_kill_copy(const char *from, const char *name)
 	snprintf(from_folder, sizeof(from_folder), "/%s/", from);
 	snprintf(folder, sizeof(folder), "/%s/", name);
 	sim_shared_copy(from_folder, folder);
+	world_give_cache(name); /* the copy stands for the disk that the server had */
 }
 
 void world_make_disk(void)

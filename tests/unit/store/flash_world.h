@@ -54,6 +54,11 @@ extern struct world_totals world_totals;
 /* The size of the write cache of stores that are opened from now on; "0": none. */
 extern const char *world_cache;
 
+/* What they do with changes in a cache file of another disk: "refuse" (at first), "take" or
+ * "leave".
+ */
+extern const char *world_cache_file;
+
 /* What they do when a snapshot leaves no room for writes: "drop" (at first) or "refuse". */
 extern const char *world_on_full;
 
@@ -105,3 +110,6 @@ void world_freeze(const struct world *world, bool frozen);
 /* A new simulated disk `name`, with what a disk has after its server was killed: the page cache
  * stays, and the file of the write cache, which is in the folder "/name/". */
 void world_kill_copy(const char *from, const char *name);
+
+/* The file in the folder "/name/" says that it is of that disk. */
+void world_give_cache(const char *name);

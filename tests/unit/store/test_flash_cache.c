@@ -160,7 +160,10 @@ static void test_no_file_of_others_is_believed(void **state)
 
 	GMB_UNUSED(state);
 	setup();
-	for (uint32_t at = 0; at < FLASH_BLOCK_BYTES; at += at == 79 ? FLASH_BLOCK_BYTES - 88 : 1) {
+	for (uint32_t at = 0; at < FLASH_BLOCK_BYTES; at++) {
+		at = at == 72	 ? 96
+		     : at == 100 ? FLASH_BLOCK_BYTES - 8
+				 : at; /* of the disk; zeroes */
 		file = take(&size);
 		file[at] ^= 1;
 		expect(BLOCKS, false);
@@ -546,6 +549,7 @@ static void test_a_newer_record_counts_more_than_a_page(void **state)
 	transfer(&world, STORE_WRITE, 0, NEW + 500, STORE_FUA);
 	transfer(&world, STORE_TRIM, 1, 0, 0);
 	memcpy(take(&size), before, flash_cache_file_bytes(SLOTS));
+	world_give_cache("copy");
 	world_open(&copy, "copy", false, NULL);
 	transfer(&copy, STORE_READ, 0, NEW + 500, 0);
 	transfer(&copy, STORE_READ, 1, 0, 0);
@@ -622,6 +626,237 @@ static void test_a_store_that_is_written_does_not_settle(void **state)
 	teardown();
 }
 
+/* --- another history, another disk ----------------------------------------------------------- */
+
+/* The disk as it is now. */
+static void copy_disk(void)
+{
+	if (sim_disk_find("copy") != NULL) {
+		sim_disk_destroy(sim_disk_find("copy"));
+	}
+	(void)sim_disk_kill_copy(sim_disk_find("disk"), "copy");
+}
+
+/* is_its: the copy stands for the disk. */
+static uint8_t *copy_file(bool is_its)
+{
+	static uint8_t before[64 * FLASH_BLOCK_BYTES];
+	uint64_t size;
+
+	sim_shared_copy("/disk/", cache_path);
+	if (is_its) {
+		world_give_cache("copy");
+	}
+	memcpy(before, sim_shared_find(cache_path, &size), flash_cache_file_bytes(SLOTS));
+	return before;
+}
+
+static void expect_file(const uint8_t *before)
+{
+	uint64_t size;
+	const uint8_t *file = sim_shared_find(cache_path, &size);
+
+	assert_non_null(file);
+	assert_int_equal(size, flash_cache_file_bytes(SLOTS));
+	assert_memory_equal(file, before, size);
+}
+
+/* Opening, or starting, fails with this in its sentence. */
+static void expect_refused(const char *told, bool read_only)
+{
+	struct store_options options = { .path = "flash:copy", .read_only = read_only };
+	struct store *store;
+	struct error error;
+
+	stores_set(&options, "cache-dir", "/copy");
+	stores_set(&options, "cache-file", world_cache_file);
+	assert_int_equal(store_open(&options, &store, &error), -EEXIST);
+	assert_non_null(strstr(error.text, told));
+	store_options_fini(&options);
+}
+
+static void expect_not_started(const char *told)
+{
+	struct world copy;
+
+	world_begin(&copy, "copy", false, false);
+	while (!copy.started) {
+		assert_true(sim_step());
+	}
+	assert_int_equal(copy.start.result, -ESTALE);
+	assert_non_null(strstr(copy.start.error.text, told));
+	world_discard(&copy);
+}
+
+/* An earlier copy of the disk was put back while the file is that of the kill. */
+static void test_pages_of_a_later_history_are_refused(void **state)
+{
+	uint8_t *before;
+	struct world copy;
+
+	GMB_UNUSED(state);
+	setup();
+	copy_disk();
+	for (uint32_t i = 0; i < BLOCKS; i++) {
+		transfer(&world, STORE_WRITE, i, OLD + i, STORE_FUA);
+	}
+	transfer(&world, STORE_WRITE, 0, NEW, 0);
+	before = copy_file(true);
+	expect_not_started("an earlier copy was put back");
+	expect_file(before);
+	/* The remedies. */
+	sim_shared_remove(cache_path);
+	open_copy(&copy, BLOCKS, false);
+	world_close(&copy);
+	(void)take(&(uint64_t){ 0 });
+	world_open(&copy, "copy", false, NULL);
+	transfer(&copy, STORE_READ, 0, NEW, 0);
+	transfer(&copy, STORE_READ, 1, OLD + 1, 0);
+	assert_int_equal(store_epoch(copy.store), epoch_before);
+	world_close(&copy);
+	teardown();
+}
+
+/* What is gone with the records is told, even where the file has no page to refuse. */
+static void test_an_earlier_disk_without_pages_is_a_loss(void **state)
+{
+	struct world copy;
+
+	GMB_UNUSED(state);
+	setup();
+	copy_disk();
+	for (uint32_t i = 0; i < BLOCKS; i++) {
+		transfer(&world, STORE_WRITE, i, 2 * NEW, STORE_FUA);
+	}
+	(void)copy_file(true);
+	open_copy(&copy, BLOCKS, false);
+	world_close(&copy);
+	teardown();
+}
+
+/* The position is that of what can be found: a kill at any time is no earlier copy. */
+static void test_a_kill_at_any_step_is_no_earlier_copy(void **state)
+{
+	enum { STEPS = 400 };
+	struct world copy;
+
+	GMB_UNUSED(state);
+	setup();
+	parts[0].op = STORE_OP_COUNT;
+	for (uint32_t i = 0; i < STEPS; i++) {
+		if (parts[0].op == STORE_OP_COUNT) {
+			submit(0, STORE_WRITE, i % BLOCKS, NEW + i, i % 3 == 0 ? STORE_FUA : 0);
+		}
+		assert_true(sim_step());
+		(void)take(&(uint64_t){ 0 });
+		world_open(&copy, "copy", false, i % 2 == 0 ? "again" : NULL);
+		assert_int_equal(store_epoch(copy.store), epoch_before);
+		world_close(&copy);
+		if (sim_disk_find("again") != NULL && copy.again_killed) {
+			world_open(&copy, "again", false, NULL);
+			assert_int_equal(store_epoch(copy.store), epoch_before);
+			world_close(&copy);
+		}
+		if (sim_disk_find("again") != NULL) {
+			sim_disk_destroy(sim_disk_find("again"));
+		}
+	}
+	wait_for(0);
+	teardown();
+}
+
+/* The server was killed, and a copy of its disk is opened first. */
+static void test_a_copy_takes_no_changes(void **state)
+{
+	const uint8_t *before;
+	struct world copy;
+
+	GMB_UNUSED(state);
+	setup();
+	copy_disk();
+	before = copy_file(false);
+	expect_refused("is a copy or was moved", false);
+	expect_refused("without 'readonly'", true);
+	expect_file(before);
+	world_cache_file = "leave";
+	for (int turn = 0; turn < 2; turn++) {
+		world_cache = turn == 0 ? "128K" : "0";
+		copy_disk();
+		open_copy(&copy, BLOCKS, false);
+		transfer(&copy, STORE_WRITE, 0, 2 * NEW, 0);
+		world_discard(&copy);
+		expect_file(before);
+	}
+	/* It was no copy. */
+	world_cache_file = "take";
+	copy_disk();
+	expect(0, true);
+	world_cache_file = "refuse";
+	teardown();
+}
+
+/* Its server had written all: nobody has to be refused, and nobody loses anything. */
+static void test_an_empty_file_of_another_disk_stays(void **state)
+{
+	const uint8_t *before;
+	struct world copy;
+
+	GMB_UNUSED(state);
+	setup();
+	submit(0, STORE_FLUSH, 0, 0, 0);
+	wait_for(0);
+	copy_disk();
+	before = copy_file(false);
+	open_copy(&copy, 0, true);
+	transfer(&copy, STORE_WRITE, 0, 2 * NEW, 0);
+	transfer(&copy, STORE_WRITE, 0, NEW, STORE_FUA);
+	world_discard(&copy);
+	expect_file(before);
+	teardown();
+}
+
+/* The disk was copied while its server was running: as after a loss of power. */
+static void test_a_copy_of_a_disk_that_is_served(void **state)
+{
+	struct store_options options = { .path = "flash:copy" };
+	struct store *store;
+	struct error error;
+
+	GMB_UNUSED(state);
+	setup();
+	copy_disk();
+	stores_set(&options, "cache-dir", "/disk");
+	assert_int_equal(store_open(&options, &store, &error), 0);
+	assert_true(store_epoch(store) != epoch_before);
+	store_close(store);
+	store_options_fini(&options);
+	for (uint32_t i = 0; i < BLOCKS; i++) {
+		transfer(&world, STORE_READ, i, NEW + i, 0);
+	}
+	teardown();
+}
+
+/* After a restart of the machine the file cannot be there: whoever has its name stops nothing. */
+static void test_a_name_of_before_the_restart_is_nothing(void **state)
+{
+	struct store_options options = { .path = "flash:copy" };
+	struct store *store;
+	struct error error;
+
+	GMB_UNUSED(state);
+	setup();
+	(void)take(&(uint64_t){ 0 });
+	sim_shared_give_away(cache_path);
+	stores_set(&options, "cache-dir", "/copy");
+	assert_int_equal(store_open(&options, &store, &error), -EPERM);
+	sim_shared_reboot();
+	assert_int_equal(store_open(&options, &store, &error), 0);
+	assert_true(store_epoch(store) != epoch_before);
+	store_close(store);
+	store_options_fini(&options);
+	teardown();
+}
+
 /* --- in the middle of a write ---------------------------------------------------------------- */
 
 static uint8_t *watched;
@@ -668,6 +903,7 @@ static void test_a_kill_in_a_write_leaves_the_old_or_the_new(void **state)
 		uint64_t size;
 
 		memcpy(take(&size), snapshots[i], watched_size);
+		world_give_cache("copy");
 		expect(0, true);
 	}
 	(void)take(&(uint64_t){ 0 });
@@ -723,6 +959,13 @@ int main(void)
 		cmocka_unit_test(test_a_write_that_has_begun_in_the_log_ends_there),
 		cmocka_unit_test(test_a_newer_record_counts_more_than_a_page),
 		cmocka_unit_test(test_a_table_that_does_not_fit_the_map_ends_writes),
+		cmocka_unit_test(test_pages_of_a_later_history_are_refused),
+		cmocka_unit_test(test_an_earlier_disk_without_pages_is_a_loss),
+		cmocka_unit_test(test_a_kill_at_any_step_is_no_earlier_copy),
+		cmocka_unit_test(test_a_copy_takes_no_changes),
+		cmocka_unit_test(test_an_empty_file_of_another_disk_stays),
+		cmocka_unit_test(test_a_copy_of_a_disk_that_is_served),
+		cmocka_unit_test(test_a_name_of_before_the_restart_is_nothing),
 		cmocka_unit_test(test_a_kill_in_a_write_leaves_the_old_or_the_new),
 		cmocka_unit_test(test_a_slot_is_not_used_again_while_it_is_written),
 	};

@@ -95,7 +95,7 @@ static void test_an_anchor_comes_back_as_it_was(void **state)
 	GMB_UNUSED(state);
 	flash_anchor_encode(&anchor, block);
 	assert_memory_equal(block, "GMBFLA\r\n", 8);
-	assert_int_equal(block[8], 1);
+	assert_int_equal(block[8], 2);
 	assert_int_equal(block[56], 99);
 	assert_int_equal(block[512], 300 & 0xff);
 	assert_int_equal(flash_anchor_decode(block, &back, &error), 0);
@@ -146,7 +146,7 @@ static void test_an_anchor_that_is_wrong_is_refused(void **state)
 	GMB_UNUSED(state);
 	assert_int_equal(decode_changed(0, 'X', true), -EINVAL);
 	assert_int_equal(decode_changed(100, 1, false), -EINVAL); /* the checksum */
-	assert_int_equal(decode_changed(8, 2, true), -ENOTSUP);
+	assert_int_equal(decode_changed(8, 1, true), -ENOTSUP);
 	assert_int_equal(decode_changed(13, 1, true), -ENOTSUP);    /* the size of a block */
 	assert_int_equal(decode_changed(45, 1, true), -EINVAL);	    /* the disk is too large */
 	assert_int_equal(decode_changed(66, 1, true), -EINVAL);	    /* a segment that is none */
@@ -169,6 +169,8 @@ static void test_an_anchor_that_is_wrong_is_refused(void **state)
 	assert_int_equal(decode_changed(2304, 1, true), -EINVAL);
 	assert_int_equal(decode_changed(156, 47, true), -EINVAL); /* a folder of no cache file */
 	assert_int_equal(decode_changed(411, 1, true), -EINVAL);
+	assert_int_equal(decode_changed(412, 1, true), -EINVAL); /* a machine of none */
+	assert_int_equal(decode_changed(428, 1, true), -EINVAL);
 }
 
 static void test_segments_are_not_too_many_for_memory(void **state)
