@@ -465,7 +465,10 @@ static void check_fault(struct store_check *check, const char *text)
 static void rot_check(struct rot_found *rot, const char *name)
 {
 	struct store_check check = {
-		.fact = check_fact, .amount = check_amount, .fault = check_fault
+		.fact = check_fact,
+		.amount = check_amount,
+		.entry = check_fact,
+		.fault = check_fault,
 	};
 	struct error error;
 

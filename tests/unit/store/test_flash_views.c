@@ -460,7 +460,9 @@ static void is_fault(struct store_check *check, const char *sentence)
 
 static void check_counts(const char *name)
 {
-	struct store_check check = { .fact = no_fact, .amount = no_amount, .fault = is_fault };
+	struct store_check check = {
+		.fact = no_fact, .amount = no_amount, .entry = no_fact, .fault = is_fault
+	};
 	struct error error;
 
 	if (store_check(name, &check, &error) < 0) {
