@@ -8,7 +8,9 @@ static const char name[] = "create";
 
 static const char help[] =
 	"Usage: gmblock create [OPTION]... flash:PATH\n"
-	"Makes a flash store on a block device, or in a file.\n"
+	"       gmblock create --base PATH [--force] overlay:FILE\n"
+	"Makes a flash store on a block device, or in a file; or an overlay, which keeps what\n"
+	"is changed of a disk.\n"
 	"\n"
 	"  --size SIZE     make a file of this size, which must not exist; the disk in it\n"
 	"                  is smaller\n"
@@ -16,12 +18,15 @@ static const char help[] =
 	"  --segment SIZE  what is written and collected as one, 64K to 256M\n"
 	"                  (default 64M, less on small devices)\n"
 	"  --label TEXT    a name for people, which 'gmblock check' shows\n"
-	"  --force         whatever is on the device or in the file is lost\n"
+	"  --base PATH     the disk below an overlay\n"
+	"  --force         whatever is on the device or in the file is lost; an overlay is\n"
+	"                  made anew, without its changes\n"
 	"  -h, --help      print this help\n"
 	"\n"
 	"Examples:\n"
 	"  gmblock create --size=20G flash:/srv/disk1.flash\n"
-	"  gmblock create --spare=7 flash:/dev/nvme1n1\n";
+	"  gmblock create --spare=7 flash:/dev/nvme1n1\n"
+	"  gmblock create --base=golden.img overlay:vm1.overlay\n";
 
 int cmd_create(int argc, char **argv)
 {
@@ -31,6 +36,7 @@ int cmd_create(int argc, char **argv)
 		{ "spare", .count = &create.spare_percent, .min = 7, .max = 50 },
 		{ "segment", .bytes = &create.segment_bytes, .min = 65536 },
 		{ "label", .text = &create.label },
+		{ "base", .text = &create.base },
 		{ "force", .flag = &create.force },
 	};
 	const struct cli_command command = { name, help, options, ARRAY_COUNT(options), NULL };
@@ -39,13 +45,13 @@ int cmd_create(int argc, char **argv)
 	int status = cli_parse(&command, argc, argv);
 
 	if (status == CLI_GO_ON) {
-		status = cli_operand(name, "flash:PATH", argc, argv, &path);
+		status = cli_operand(name, "flash:PATH or overlay:FILE", argc, argv, &path);
 	}
 	if (status != CLI_GO_ON) {
 		return status;
 	}
 	if (path == NULL) {
-		return cli_usage_error(name, "give flash:PATH");
+		return cli_usage_error(name, "give flash:PATH or overlay:FILE");
 	}
 	if (store_create(path, &create, &error) < 0) {
 		return cli_failure(name, &error);

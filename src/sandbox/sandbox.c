@@ -302,8 +302,8 @@ bool sandbox_explain(const char *path, const char *remedy, struct error *error)
 	/* Landlock does not bind access(): that is by the file's mode. */
 	if (errno == ENOENT && is_in_writable_folder(path)) {
 		error_set(error, error->code,
-			"%s (the sandbox lets no file be made once the server has started: restart "
-			"it with this export, or start it with --sandbox=off)",
+			"%s (the sandbox lets no file be made once the server has started: make it "
+			"first, as the server's user; an empty file is a new overlay)",
 			text);
 		return true;
 	}

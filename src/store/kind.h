@@ -95,7 +95,7 @@ struct store_kind {
 	 * turns true when the file at path is one. */
 	int (*check)(
 		const char *path, struct store_check *check, bool *recognized, struct error *error);
-	/* Optional, of a kind with a prefix: see store_create(). */
+	/* Optional: see store_create(). path is what follows the name of the kind and a colon. */
 	int (*create)(const char *path, const struct store_create *create, struct error *error);
 	const struct store_option *options;
 	uint32_t option_count;

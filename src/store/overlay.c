@@ -527,6 +527,16 @@ static int open_upper(struct overlay_store *store, const struct store_options *o
 	return result;
 }
 
+static void log_made(const char *path, const struct overlay_base *base)
+{
+	char shown[SHOWN_BYTES];
+	char base_shown[SHOWN_BYTES];
+
+	log_info("made the overlay '%s' on '%s'",
+		log_escape(shown, sizeof(shown), path, strlen(path)),
+		log_escape(base_shown, sizeof(base_shown), base->path, strlen(base->path)));
+}
+
 /* Makes the file if there is none. */
 static int open_or_make(const char *path, bool read_only, const struct overlay_base *base, int *fd,
 	struct error *error)
@@ -544,14 +554,29 @@ static int open_or_make(const char *path, bool read_only, const struct overlay_b
 		return result;
 	}
 	if (result == 0) {
-		char shown[SHOWN_BYTES];
-		char base_shown[SHOWN_BYTES];
-
-		log_info("made the overlay '%s' on '%s'",
-			log_escape(shown, sizeof(shown), path, strlen(path)),
-			log_escape(base_shown, sizeof(base_shown), base->path, strlen(base->path)));
+		log_made(path, base);
 	}
 	return disk_open(path, read_only, false, fd, error);
+}
+
+/* An empty file is a new overlay: a server in its sandbox makes no files. */
+static int fill_if_empty(
+	int fd, const char *path, const struct overlay_base *base, struct error *error)
+{
+	bool is_empty;
+	int result = overlay_file_is_empty(fd, base, &is_empty);
+
+	if (result < 0) {
+		return error_set(
+			error, result, "cannot read the overlay '%s': %s", path, strerror(-result));
+	}
+	if (is_empty) {
+		result = overlay_file_fill(fd, path, base, error);
+	}
+	if (is_empty && result == 0) {
+		log_made(path, base);
+	}
+	return result;
 }
 
 /* The claim on the file is had before its contents are believed. */
@@ -579,6 +604,9 @@ static int open_file(struct overlay_store *store, const struct store_options *op
 	}
 	if (result == 0) {
 		result = open_upper(store, options, path, NULL, error);
+	}
+	if (result == 0 && !options->read_only) {
+		result = fill_if_empty(store->fd, path, &found, error);
 	}
 	if (result == 0) {
 		result = overlay_head_read(store->fd, path, &recorded, error);
@@ -800,6 +828,7 @@ const struct store_kind overlay_store_kind = {
 	.freezes_inner = true,
 	.file = config_file,
 	.check = overlay_check,
+	.create = overlay_create,
 	.options = options,
 	.option_count = ARRAY_COUNT(options),
 	.config_bytes = sizeof(struct overlay_config),

@@ -83,6 +83,15 @@ struct overlay_bitmap {
 GMB_MUST_CHECK int overlay_bitmap_read(int fd, const char *path,
 	const struct overlay_layout *layout, struct overlay_bitmap *bitmap, struct error *error);
 
+/* Whether the file is a new overlay on that base: empty, or as a crash has left one that
+ * overlay_file_fill() was to make. */
+GMB_MUST_CHECK int overlay_file_is_empty(int fd, const struct overlay_base *base, bool *is_empty);
+/* Makes an overlay of such a file, as a whole or not at all. */
+GMB_MUST_CHECK int overlay_file_fill(
+	int fd, const char *path, const struct overlay_base *base, struct error *error);
+/* See store_create(). */
+GMB_MUST_CHECK int overlay_create(
+	const char *path, const struct store_create *create, struct error *error);
 /* See store_check(). */
 GMB_MUST_CHECK int overlay_check(
 	const char *path, struct store_check *check, bool *recognized, struct error *error);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "base/bytes.h"
 #include "base/log.h"
@@ -335,6 +336,130 @@ int overlay_bitmap_read(int fd, const char *path, const struct overlay_layout *l
 		bitmap->changed_bytes -= layout->block_count * OVERLAY_BLOCK_BYTES - layout->size;
 	}
 	return 0;
+}
+
+/* --- making ---------------------------------------------------------------------------------- */
+
+static bool is_zero(const uint8_t *bytes, size_t count)
+{
+	return bytes[0] == 0 && memcmp(bytes, bytes + 1, count - 1) == 0;
+}
+
+/* After a crash the size may be there, and the header not. Then the bitmap is a hole. */
+static int is_half_made(int fd, uint64_t data_offset, bool *is_made)
+{
+	uint8_t head[OVERLAY_HEAD_BYTES];
+	enum disk_extent_kind kind = DISK_DATA;
+	uint64_t length = 0;
+	uint64_t rest = data_offset - OVERLAY_HEAD_BYTES;
+	int result = disk_read(fd, head, sizeof(head), 0);
+
+	if (result == 0 && is_zero(head, sizeof(head))) {
+		result = disk_extent(fd, OVERLAY_HEAD_BYTES, rest, &kind, &length);
+	}
+	*is_made = kind == DISK_HOLE && length >= rest;
+	return result;
+}
+
+int overlay_file_is_empty(int fd, const struct overlay_base *base, bool *is_empty)
+{
+	struct overlay_layout layout = overlay_layout_of(base->size);
+	struct disk_info info;
+	int result = disk_info(fd, &info);
+
+	*is_empty = result == 0 && !info.is_block && info.size == 0;
+	if (result == 0 && !info.is_block && info.size == layout.data_offset + layout.size) {
+		result = is_half_made(fd, layout.data_offset, is_empty);
+	}
+	return result;
+}
+
+/* The size comes by a write: a sandbox may let a file that is open grow, but not be truncated. The
+ * header is last, and nothing is an overlay without it. */
+int overlay_file_fill(
+	int fd, const char *path, const struct overlay_base *base, struct error *error)
+{
+	struct overlay_layout layout = overlay_layout_of(base->size);
+	uint8_t head[OVERLAY_HEAD_BYTES];
+	uint8_t last = 0;
+	int result = disk_write(fd, &last, 1, layout.data_offset + layout.size - 1);
+
+	overlay_head_encode(base, head);
+	if (result == 0) {
+		result = disk_sync(fd);
+	}
+	if (result == 0) {
+		result = disk_write(fd, head, sizeof(head), 0);
+	}
+	if (result == 0) {
+		result = disk_sync(fd);
+	}
+	return result == 0 ? 0
+			   : error_set(error, result, "cannot make the overlay '%s': %s", path,
+				     strerror(-result));
+}
+
+/* Of an overlay that exists: its changes are lost. */
+static int reset(const char *path, const struct overlay_base *base,
+	const struct store_create *create, struct error *error)
+{
+	struct overlay_base recorded;
+	bool is_empty = false;
+	int claim = -1;
+	int fd;
+	int result = disk_open(path, false, false, &fd, error);
+
+	if (result < 0) {
+		return result;
+	}
+	result = disk_claim(path, fd, &claim, error);
+	if (result == 0 && overlay_file_is_empty(fd, base, &is_empty) < 0) {
+		is_empty = false;
+	}
+	if (result == 0 && !is_empty && overlay_head_read(fd, path, &recorded, error) < 0) {
+		result = -EINVAL; /* nothing else is overwritten */
+	} else if (result == 0 && !is_empty && !create->force) {
+		result = error_set(error, -EEXIST,
+			"'%s' is an overlay; --force makes it a new one, without its changes",
+			path);
+	}
+	if (result == 0 && !is_empty && ftruncate(fd, 0) != 0) {
+		result = error_set(
+			error, -errno, "cannot make '%s' empty: %s", path, strerror(errno));
+	}
+	if (result == 0) {
+		result = overlay_file_fill(fd, path, base, error);
+	}
+	if (claim >= 0) {
+		disk_close(claim);
+	}
+	disk_close(fd);
+	return result;
+}
+
+int overlay_create(const char *path, const struct store_create *create, struct error *error)
+{
+	struct overlay_base base;
+	struct overlay_layout layout;
+	uint8_t head[OVERLAY_HEAD_BYTES];
+	int result;
+
+	if (create->base == NULL) {
+		return error_set(error, -EINVAL, "an overlay needs --base, the disk below it");
+	}
+	if (create->size != 0 || create->segment_bytes != 0 || create->spare_percent != 0 ||
+		create->label != NULL) {
+		return error_set(error, -EINVAL,
+			"an overlay is as large as its base, and takes --base and --force only");
+	}
+	result = overlay_base_look(create->base, &base, error);
+	if (result < 0) {
+		return result;
+	}
+	layout = overlay_layout_of(base.size);
+	overlay_head_encode(&base, head);
+	result = disk_create(path, layout.data_offset + layout.size, head, sizeof(head), error);
+	return result == -EEXIST ? reset(path, &base, create, error) : result;
 }
 
 /* --- checking -------------------------------------------------------------------------------- */

@@ -208,13 +208,17 @@ int store_check(const char *path, struct store_check *check, struct error *error
 
 int store_create(const char *path, const struct store_create *create, struct error *error)
 {
-	const struct store_kind *kind = store_kind_at(store_kind_of_path(path));
+	size_t name_bytes = strcspn(path, ":");
+	const struct store_kind *kind;
 
-	return kind->create != NULL ? kind->create(path, create, error)
-				    : error_set(error, -EINVAL,
-					      "'%s' names no kind of disk that has to be made; "
-					      "'flash:PATH' does",
-					      path);
+	for (uint32_t i = 0; path[name_bytes] == ':' && (kind = store_kind_at(i)) != NULL; i++) {
+		if (kind->create != NULL && strlen(kind->name) == name_bytes &&
+			memcmp(path, kind->name, name_bytes) == 0) {
+			return kind->create(path + name_bytes + 1, create, error);
+		}
+	}
+	return error_set(error, -EINVAL,
+		"'%s' is not something that has to be made; flash:FILE and overlay:FILE are", path);
 }
 
 uint64_t store_size(struct store *store)

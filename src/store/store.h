@@ -447,11 +447,12 @@ struct store_create {
 	uint64_t segment_bytes;
 	uint32_t spare_percent;
 	const char *label; /* for people; or NULL */
+	const char *base;  /* of an overlay; or NULL */
 	bool force;	   /* whatever is there is lost */
 };
 
-/* Makes a disk at path, whose prefix says of which kind. -EEXIST: something is there that would be
- * lost. -EINVAL: there is nothing to be made for that kind. Blocks. */
+/* Makes the disk, or the overlay, that path names as KIND:FILE. -EEXIST: something is there that
+ * would be lost. -EINVAL: there is nothing to be made for that kind. Blocks. */
 GMB_MUST_CHECK int store_create(
 	const char *path, const struct store_create *create, struct error *error);
 

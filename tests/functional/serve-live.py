@@ -387,9 +387,54 @@ class Commands(Live):
         nbdmini.open_export(server.uri, b"in").close()
         add = ("add", "new", self.image("inside/base"), "overlay=" + os.path.join(inside, "new"))
         if features["landlock"]["available"]:
-            self.assertIn("the sandbox lets no file be made", self.export(*add, status=1))
+            errors = self.export(*add, status=1)
+            self.assertIn("the sandbox lets no file be made", errors)
+            self.assertIn("an empty file is a new overlay", errors)
         self.check_refused(["serve", "null:1M", "--export-folder", self.path("absent")], 2,
                            "--export-folder: ", "No such file")
+
+    def test_overlays(self):
+        """They are added to a running server in its sandbox, and reset."""
+        folder = self.path("inside")
+        os.mkdir(folder)
+        base, empty, made = self.image("inside/base"), os.path.join(folder, "empty"), os.path.join(folder, "made")
+        server = self.serve("--export-folder", folder)
+        with open(empty, "wb"):
+            pass
+        create = ["create", "--base", base, f"overlay:{made}"]
+        self.assertEqual(self.run_gmblock(*create), (0, "", ""))
+        for name, overlay in ("e", empty), ("m", made):
+            for content in bytes(4), b"kept":
+                self.export("add", name, base, f"overlay={overlay}")
+                with nbdmini.open_export(server.uri, name.encode()) as client:
+                    self.assertEqual(client.read(4096, 4), content)
+                    client.write(4096, b"kept")
+                    if name == "m":
+                        self.check_refused([*create, "--force"], 1, "is already served for writing")
+                self.export("remove", name)
+            code, output, errors = self.run_gmblock("check", overlay)
+            self.assertEqual(code, 0, output + errors)
+        self.check_refused(create, 1, "is an overlay; --force makes it a new one")
+        self.assertEqual(self.run_gmblock(*create, "--force"), (0, "", ""))
+        with open(empty, "wb"):
+            pass
+        # As a crash leaves it: the size is there, and the header is not.
+        half = os.path.join(folder, "half")
+        with open(half, "wb") as file:
+            file.truncate(os.stat(made).st_size)
+        for name, overlay in ("e", empty), ("m", made), ("h", half):
+            self.export("add", name, base, f"overlay={overlay}")
+            with nbdmini.open_export(server.uri, name.encode()) as client:
+                self.assertEqual(client.read(4096, 4), bytes(4))
+        self.assertEqual(server.stop()[0], 0)
+        with open(base, "rb") as file:
+            self.assertEqual(file.read(), bytes(1 << 20))
+        for arguments, fragment in ((["--size=1M", *create[1:]], "takes --base and --force only"),
+                                    ([create[-1]], "an overlay needs --base"),
+                                    (["--base", base, f"overlay:{base}", "--force"], "is no overlay"),
+                                    (["--base", base, f"flash:{base}"], "leave --base out"),
+                                    (["fault:x"], "flash:FILE and overlay:FILE are")):
+            self.check_refused(["create", *arguments], 1, fragment)
 
     def test_other_users(self):
         if os.geteuid() != 0:

@@ -275,7 +275,9 @@ int flash_create(const char *path, const struct store_create *create, struct err
 	int fd;
 	int result;
 
-	path = store_path_file(path);
+	if (create->base != NULL) {
+		return error_set(error, -EINVAL, "a flash store has no base; leave --base out");
+	}
 	result = disk_open(path, false, false, &fd, error);
 	if (result == -ENOENT) {
 		return create_file(path, create, error);
