@@ -777,8 +777,11 @@ void path_start(struct path *path, struct path_request *request)
 	set_state(request, PATH_STATE_INIT);
 	request->record = NULL;
 	if (unlikely(path->trace != NULL)) {
-		path_trace_begin(path->trace, request->op, request->export->store, request->offset,
-			request->length, &request->record);
+		const struct path_trace_name name = { request->export->name,
+			request->export->name_bytes };
+
+		path_trace_begin(path->trace, request->op, name, request->offset, request->length,
+			&request->record);
 	}
 	switch (request->op) {
 	case STORE_READ:

@@ -222,8 +222,16 @@ struct path_trace_more {
 	struct path_trace_piece pieces[PATH_TRACE_PIECES_MAX];
 };
 
+/* Of an export that was seen, once for all of its requests. */
+struct trace_name {
+	struct trace_name *next;
+	uint32_t bytes;
+	char text[];
+};
+
 struct path_trace {
 	struct path_trace_options options;
+	struct trace_name *names;
 	struct path_trace_request *requests;
 	uint32_t request_count; /* ever used, from the first on */
 	struct path_trace_request *requests_free;
@@ -240,6 +248,36 @@ struct path_trace {
 	_Atomic uint32_t ended_count;
 };
 
+static bool same_name(struct path_trace_name a, struct path_trace_name b)
+{
+	return a.bytes == b.bytes && (a.bytes == 0 || memcmp(a.text, b.text, a.bytes) == 0);
+}
+
+/* A copy that stays; none: no memory. */
+static struct path_trace_name name_keep(struct path_trace *trace, struct path_trace_name name)
+{
+	struct trace_name *kept = trace->names;
+
+	if (name.text == NULL) {
+		return name;
+	}
+	while (kept != NULL &&
+		!same_name((struct path_trace_name){ kept->text, kept->bytes }, name)) {
+		kept = kept->next;
+	}
+	if (kept == NULL) {
+		kept = malloc(sizeof(*kept) + name.bytes);
+		if (kept == NULL) {
+			return (struct path_trace_name){ 0 };
+		}
+		kept->next = trace->names;
+		kept->bytes = name.bytes;
+		memcpy(kept->text, name.text, name.bytes);
+		trace->names = kept;
+	}
+	return (struct path_trace_name){ kept->text, kept->bytes };
+}
+
 int path_trace_create(const struct path_trace_options *options, struct path_trace **trace_out)
 {
 	struct path_trace *trace = calloc(1, sizeof(*trace));
@@ -251,6 +289,9 @@ int path_trace_create(const struct path_trace_options *options, struct path_trac
 		return -ENOMEM;
 	}
 	trace->options = *options;
+	if (options->export.text != NULL) {
+		trace->options.export = name_keep(trace, options->export);
+	}
 	trace->part_max = MIN(request_max, (uint32_t)(PATH_TRACE_POOL_MAX / PATH_TRACE_PARTS_MAX)) *
 			  PATH_TRACE_PARTS_MAX;
 	trace->requests = calloc(request_max, sizeof(*trace->requests));
@@ -258,7 +299,8 @@ int path_trace_create(const struct path_trace_options *options, struct path_trac
 	trace->parts = malloc(trace->part_max * sizeof(*trace->parts));
 	trace->mores = calloc(PATH_TRACE_MORE_MAX, sizeof(*trace->mores));
 	if (trace->requests == NULL || trace->ended == NULL || trace->parts == NULL ||
-		trace->mores == NULL) {
+		trace->mores == NULL ||
+		(options->export.text != NULL && trace->options.export.text == NULL)) {
 		path_trace_destroy(trace);
 		return -ENOMEM;
 	}
@@ -272,6 +314,12 @@ int path_trace_create(const struct path_trace_options *options, struct path_trac
 void path_trace_destroy(struct path_trace *trace)
 {
 	if (trace != NULL) {
+		while (trace->names != NULL) {
+			struct trace_name *next = trace->names->next;
+
+			free(trace->names);
+			trace->names = next;
+		}
 		free(trace->requests);
 		free(trace->ended);
 		free(trace->parts);
@@ -344,21 +392,21 @@ static bool part_grow(struct path_trace *trace, struct path_trace_part *part)
 
 /* --- a request ----------------------------------------------------------------------------- */
 
-void path_trace_begin(struct path_trace *trace, enum store_op op, const struct store *store,
+void path_trace_begin(struct path_trace *trace, enum store_op op, struct path_trace_name export,
 	uint64_t offset, uint64_t length, struct path_trace_request **handle)
 {
 	const struct path_trace_options *options = &trace->options;
 	struct path_trace_request *record = NULL;
 
 	if ((options->ops & BIT(op)) != 0 && length >= options->length_min &&
-		(options->store == NULL || options->store == store)) {
+		(options->export.text == NULL || same_name(options->export, export))) {
 		record = request_get(trace);
 	}
 	*handle = record;
 	if (record != NULL) {
 		*record = (struct path_trace_request){
 			.op = op,
-			.store = store,
+			.export = name_keep(trace, export),
 			.offset = offset,
 			.length = length,
 			.trace = trace,

@@ -121,11 +121,18 @@ enum {
 	PATH_TRACE_MORE_MAX = 1024,
 };
 
+/* The name of an export: it may be removed while its requests are traced, and another one may have
+ * that name later. Without a terminator; text NULL: none. */
+struct path_trace_name {
+	const char *text;
+	uint32_t bytes;
+};
+
 struct path_trace_options {
-	uint32_t request_max;	   /* 1 to PATH_TRACE_REQUESTS_MAX */
-	uint32_t ops;		   /* bit set of BIT(enum store_op) */
-	uint64_t length_min;	   /* shorter requests are not looked at */
-	const struct store *store; /* only requests for this one; NULL = any */
+	uint32_t request_max;	       /* 1 to PATH_TRACE_REQUESTS_MAX */
+	uint32_t ops;		       /* bit set of BIT(enum store_op) */
+	uint64_t length_min;	       /* shorter requests are not looked at */
+	struct path_trace_name export; /* only requests for it; copied; none = any */
 	/* Called on the path's thread each time a request has ended. */
 	void (*ended)(void *context);
 	void *context;
@@ -168,7 +175,7 @@ struct path_trace_part {
 
 struct path_trace_request {
 	enum store_op op;
-	const struct store *store;
+	struct path_trace_name export; /* as long as the trace; none: there was no memory */
 	uint64_t offset;
 	uint64_t length;
 	int error;
@@ -191,7 +198,7 @@ GMB_MUST_CHECK int path_trace_create(
 void path_trace_destroy(struct path_trace *trace);
 
 /* A request begins: *handle gets its record, or NULL when it is none that is asked for. */
-void path_trace_begin(struct path_trace *trace, enum store_op op, const struct store *store,
+void path_trace_begin(struct path_trace *trace, enum store_op op, struct path_trace_name export,
 	uint64_t offset, uint64_t length, struct path_trace_request **handle);
 
 /* A part of it has memory. Never NULL: parts that there is no room for share one that nobody reads.

@@ -83,7 +83,7 @@ static int take_operations(const json_t *value, uint32_t *ops, struct error *err
 }
 
 static int take_export(const struct tracing *tracing, const json_t *value,
-	const struct store **store, struct error *error)
+	struct path_trace_name *export, struct error *error)
 {
 	const char *name = json_string_value(value);
 	size_t bytes = json_string_length(value);
@@ -96,7 +96,7 @@ static int take_export(const struct tracing *tracing, const json_t *value,
 		const struct export *entry = tracing->view->exports[i];
 
 		if (entry->name_bytes == bytes && memcmp(entry->name, name, bytes) == 0) {
-			*store = entry->store;
+			*export = (struct path_trace_name){ name, (uint32_t)bytes };
 			return 0;
 		}
 	}
@@ -124,7 +124,7 @@ static int take_arguments(const struct tracing *tracing, const json_t *arguments
 		} else if (strcmp(key, "operations") == 0) {
 			rc = take_operations(value, &options->ops, error);
 		} else if (strcmp(key, "export") == 0) {
-			rc = take_export(tracing, value, &options->store, error);
+			rc = take_export(tracing, value, &options->export, error);
 		} else {
 			rc = error_set(error, -EINVAL, "unknown argument \"%s\"",
 				log_escape(shown, sizeof(shown), key, strlen(key)));
@@ -249,19 +249,13 @@ static json_t *part_json(const struct path_trace_part *part, uint64_t begin_ns)
 		us_since(begin_ns, part->done_ns), "error", error_json(part->result), "sent", sent);
 }
 
-static json_t *export_name(const struct tracing *tracing, const struct store *store)
+static json_t *export_name(const struct path_trace_request *record)
 {
-	for (uint32_t i = 0; i < tracing->view->export_count; i++) {
-		const struct export *entry = tracing->view->exports[i];
-
-		if (entry->store == store) {
-			return json_stringn(entry->name, entry->name_bytes);
-		}
-	}
-	return json_null();
+	return record->export.text != NULL ? json_stringn(record->export.text, record->export.bytes)
+					   : json_null();
 }
 
-static json_t *request_json(const struct tracing *tracing, const struct path_trace_request *record)
+static json_t *request_json(const struct path_trace_request *record)
 {
 	uint64_t begin_ns = record->edge_ns[PATH_STATE_INIT];
 	struct path_stats stats = { 0 };
@@ -278,7 +272,7 @@ static json_t *request_json(const struct tracing *tracing, const struct path_tra
 		json_array_append_new(parts, part_json(part, begin_ns));
 	}
 	return json_pack("{s:s, s:o, s:I, s:I, s:o, s:f, s:f, s:o, s:o, s:I}", "operation",
-		store_op_name(record->op), "export", export_name(tracing, record->store), "offset",
+		store_op_name(record->op), "export", export_name(record), "offset",
 		(json_int_t)record->offset, "length", (json_int_t)record->length, "error",
 		error_json(record->error), "clock_seconds", (double)begin_ns / 1e9, "total_us",
 		(double)stats.total_ns / 1000, "state_us", states, "parts", parts, "parts_more",
@@ -342,7 +336,7 @@ static void reply(struct tracing *tracing, const char *ended)
 	json_t *requests = records != NULL ? json_array() : NULL;
 
 	for (size_t i = 0; i < count; i++) {
-		json_array_append_new(requests, request_json(tracing, records[i]));
+		json_array_append_new(requests, request_json(records[i]));
 	}
 	free(records);
 	tracing->client = NULL;

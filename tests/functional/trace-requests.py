@@ -237,6 +237,21 @@ class Requests(Case):
             client.read(512, 512)
         self.check_request(self.result(tracer)["requests"][0], "read", 512, 512)
 
+    def test_an_export_that_is_replaced(self):
+        """It is meant by its name: another one of that name is traced, and a removed one is named."""
+        server = self.serve("--export", "a=memory:1M", "--export", "b=memory:1M")
+        control = ["--server", self.path("control")]
+        for export in "a", None:
+            tracer = self.begin("--json", "--count", "2", *(["--export", export] if export else []))
+            for _ in range(2):
+                with nbdmini.open_export(server.uri, b"a") as client:
+                    client.read(0, 512)
+                for words in ["remove", "a"], ["add", "a", "memory:2M"]:
+                    code, _, errors = self.run_gmblock("export", *words, *control)
+                    self.assertEqual((code, errors), (0, ""))
+            for request in self.result(tracer)["requests"]:
+                self.check_request(request, "read", 0, 512, export="a")
+
     def test_over_all_threads(self):
         server = self.serve("--threads", "3", "memory:16M")
         tracer = self.begin("--json", "--count", "30")

@@ -8,8 +8,8 @@
 
 #include "path/stats.h"
 
-static struct store disk;
-static struct store other_disk;
+static const struct path_trace_name disk = { "disk", 4 };
+static const struct path_trace_name other_disk = { "disk2", 5 };
 
 static void count_ended(void *context)
 {
@@ -24,7 +24,7 @@ static struct path_trace *make(uint32_t request_max, uint64_t length_min, uint32
 		.request_max = request_max,
 		.ops = BIT(STORE_READ) | BIT(STORE_WRITE),
 		.length_min = length_min,
-		.store = &disk,
+		.export = { "disk", 4 },
 		.ended = count_ended,
 		.context = ended,
 	};
@@ -51,7 +51,7 @@ static void a_read_in_two_parts(void **state)
 	struct path_trace_part *two;
 
 	(void)state;
-	path_trace_begin(trace, STORE_READ, &disk, 4096, 8192, &handle);
+	path_trace_begin(trace, STORE_READ, disk, 4096, 8192, &handle);
 	one = path_trace_opened(handle, 4096, 4096, 101);
 	path_trace_submitted(one, 102);
 	two = path_trace_opened(handle, 8192, 4096, 103);
@@ -68,7 +68,8 @@ static void a_read_in_two_parts(void **state)
 	assert_int_equal(path_trace_ended_count(trace), 1);
 	record = path_trace_ended(trace, 0);
 	assert_int_equal(record->op, STORE_READ);
-	assert_ptr_equal(record->store, &disk);
+	assert_int_equal(record->export.bytes, 4);
+	assert_memory_equal(record->export.text, "disk", 4);
 	assert_int_equal(record->offset, 4096);
 	assert_int_equal(record->length, 8192);
 	assert_int_equal(record->error, -5);
@@ -101,17 +102,17 @@ static void only_what_is_asked_for(void **state)
 	struct path_trace_request *handle = (void *)&ended;
 
 	(void)state;
-	path_trace_begin(trace, STORE_READ, &disk, 0, 4095, &handle);
+	path_trace_begin(trace, STORE_READ, disk, 0, 4095, &handle);
 	assert_null(handle);
-	path_trace_begin(trace, STORE_FLUSH, &disk, 0, 4096, &handle);
+	path_trace_begin(trace, STORE_FLUSH, disk, 0, 4096, &handle);
 	assert_null(handle);
-	path_trace_begin(trace, STORE_READ, &other_disk, 0, 4096, &handle);
+	path_trace_begin(trace, STORE_READ, other_disk, 0, 4096, &handle);
 	assert_null(handle);
-	path_trace_begin(trace, STORE_WRITE, &disk, 0, 4096, &handle);
+	path_trace_begin(trace, STORE_WRITE, disk, 0, 4096, &handle);
 	assert_non_null(handle);
 	end(handle, 0);
 	/* There was room for one. */
-	path_trace_begin(trace, STORE_WRITE, &disk, 0, 4096, &handle);
+	path_trace_begin(trace, STORE_WRITE, disk, 0, 4096, &handle);
 	assert_null(handle);
 	assert_int_equal(ended, 1);
 	path_trace_destroy(trace);
@@ -128,7 +129,7 @@ static void marks_and_pieces_without_end(void **state)
 	uint64_t next = 0;
 
 	(void)state;
-	path_trace_begin(trace, STORE_READ, &disk, 0, COUNT * BYTES, &handle);
+	path_trace_begin(trace, STORE_READ, disk, 0, COUNT * BYTES, &handle);
 	part = path_trace_opened(handle, 0, COUNT * BYTES, 1);
 	for (uint64_t i = 0; i < COUNT; i++) {
 		path_trace_progress(handle, part, (i + 1) * BYTES, 10 * i + 1);
@@ -166,7 +167,7 @@ static void parts_beyond_the_limit_are_counted(void **state)
 	uint32_t listed = 0;
 
 	(void)state;
-	path_trace_begin(trace, STORE_READ, &disk, 0, 1 << 30, &handle);
+	path_trace_begin(trace, STORE_READ, disk, 0, 1 << 30, &handle);
 	for (uint32_t i = 0; i < PATH_TRACE_PARTS_MAX + MORE; i++) {
 		struct path_trace_part *part = path_trace_opened(handle, i, 1, 1);
 
@@ -198,7 +199,7 @@ static void the_pool_is_shared(void **state)
 
 	(void)state;
 	for (uint32_t i = 0; i < REQUESTS; i++) {
-		path_trace_begin(trace, STORE_READ, &disk, 0, 1 << 30, &handles[i]);
+		path_trace_begin(trace, STORE_READ, disk, 0, 1 << 30, &handles[i]);
 		for (uint32_t k = 0; k < PATH_TRACE_PARTS_MAX; k++) {
 			path_trace_submitted(path_trace_opened(handles[i], k, 1, 1), 2);
 		}
@@ -222,7 +223,7 @@ static void few_parts_have_many_pieces(void **state)
 	(void)state;
 	for (uint32_t round = 0; round < 3; round++) {
 		for (uint32_t i = 0; i < REQUESTS; i++) {
-			path_trace_begin(trace, STORE_READ, &disk, 0, 1 << 30, &handles[i]);
+			path_trace_begin(trace, STORE_READ, disk, 0, 1 << 30, &handles[i]);
 			for (uint64_t k = 0; k < PARTS; k++) {
 				bool many = i * PARTS + k < PATH_TRACE_MORE_MAX;
 				struct path_trace_part *part =
@@ -259,7 +260,7 @@ static void moments_stay_in_order(void **state)
 	struct path_trace_part *part;
 
 	(void)state;
-	path_trace_begin(trace, STORE_READ, &disk, 0, 4096, &handle);
+	path_trace_begin(trace, STORE_READ, disk, 0, 4096, &handle);
 	part = path_trace_opened(handle, 0, 4096, 20);
 	path_trace_submitted(part, 10);
 	path_trace_progress(handle, part, 512, 15);
@@ -282,7 +283,7 @@ static void dropped_requests_leave_room(void **state)
 
 	(void)state;
 	for (uint32_t i = 0; i < 20; i++) {
-		path_trace_begin(trace, STORE_READ, &disk, 0, 1 << 30, &handle);
+		path_trace_begin(trace, STORE_READ, disk, 0, 1 << 30, &handle);
 		assert_non_null(handle);
 		for (uint32_t k = 0; k < i * 100; k++) {
 			path_trace_submitted(path_trace_opened(handle, k, 1, 1), 2);
@@ -303,7 +304,7 @@ static void detached_requests_have_no_record(void **state)
 
 	(void)state;
 	for (uint32_t i = 0; i < 3; i++) {
-		path_trace_begin(trace, STORE_READ, &disk, i, 1, &handles[i]);
+		path_trace_begin(trace, STORE_READ, disk, i, 1, &handles[i]);
 	}
 	end(handles[1], 0);
 	handles[1] = (void *)&ended; /* its owner's next request */
