@@ -171,9 +171,32 @@ static int parse_document(struct config_yaml *yaml, yaml_parser_t *parser, struc
 	return rc < 0 ? rc : check_scalars(yaml, error);
 }
 
-/* Looks at the nesting alone: libyaml's time grows with its square, and no schema goes this deep.
- */
-static int check_depth(struct config_yaml *yaml, yaml_parser_t *parser, struct error *error)
+static bool has_anchor(const yaml_event_t *event)
+{
+	switch (event->type) {
+	case YAML_ALIAS_EVENT:
+		return true;
+	case YAML_SCALAR_EVENT:
+		return event->data.scalar.anchor != NULL;
+	case YAML_SEQUENCE_START_EVENT:
+		return event->data.sequence_start.anchor != NULL;
+	case YAML_MAPPING_START_EVENT:
+		return event->data.mapping_start.anchor != NULL;
+	case YAML_NO_EVENT:
+	case YAML_STREAM_START_EVENT:
+	case YAML_STREAM_END_EVENT:
+	case YAML_DOCUMENT_START_EVENT:
+	case YAML_DOCUMENT_END_EVENT:
+	case YAML_SEQUENCE_END_EVENT:
+	case YAML_MAPPING_END_EVENT:
+		break;
+	}
+	return false;
+}
+
+/* Looks at nesting and anchors alone: libyaml's time grows with the square of both. No schema goes
+ * this deep, and there is no use for an anchor without aliases. */
+static int check_shape(struct config_yaml *yaml, yaml_parser_t *parser, struct error *error)
 {
 	uint32_t depth = 0;
 	bool at_end = false;
@@ -192,7 +215,11 @@ static int check_depth(struct config_yaml *yaml, yaml_parser_t *parser, struct e
 			   event.type == YAML_MAPPING_END_EVENT) {
 			depth--;
 		}
-		if (depth > DEPTH_MAX) {
+		if (has_anchor(&event)) {
+			rc = complain_at(yaml, &event.start_mark, error,
+				"anchors (&name) and aliases (*name) are not supported; write the "
+				"value out");
+		} else if (depth > DEPTH_MAX) {
 			rc = complain_at(yaml, &event.start_mark, error,
 				"this is nested deeper than any configuration");
 		}
@@ -221,7 +248,7 @@ static int parse_pass(struct config_yaml *yaml,
 
 static int parse_tree(struct config_yaml *yaml, struct error *error)
 {
-	int rc = parse_pass(yaml, check_depth, error);
+	int rc = parse_pass(yaml, check_shape, error);
 
 	return rc < 0 ? rc : parse_pass(yaml, parse_document, error);
 }
@@ -520,9 +547,6 @@ static int wrong_value(struct config_yaml *yaml, cyaml_err_t code, struct error 
 		if (strncmp(yaml->complaint, known[i].start, strlen(known[i].start)) == 0) {
 			sentence = known[i].sentence;
 		}
-	}
-	if (code == CYAML_ERR_ALIAS) {
-		sentence = "aliases (*name) are not supported; write the value out";
 	}
 	error_set(
 		error, -EINVAL, "%s", log_escape(shown, sizeof(shown), sentence, strlen(sentence)));

@@ -49,9 +49,11 @@ class ConfigErrors(support.Case):
         self.check("- a\n", "1:1", "consists of keys")
         self.check("just text\n", "1:1", "consists of keys")
         self.check("limits: {threads: 1}\n---\nlimits: {threads: 2}\n", "3:1", "second document")
-        self.check("exports: [{name: a, path: *p}]\n", "1:27", "undefined alias")
-        self.check("exports: [{name: &p a, path: *p}]\n", "1:18", "exports entry 1, path",
-                   "aliases")
+        self.check("exports: [{name: a, path: *p}]\n", "1:27", "anchors (&name) and aliases (*name)")
+        for text in "{name: &p a, path: *p}", "&p {name: a, path: b}", "&p []", "&p a":
+            self.check(f"exports: [{text}]\n", f"1:{11 + text.index('&')}", "anchors (&name) and aliases (*name)")
+        # Each would be compared with all before it.
+        self.check("exports:\n" + "".join(f"- &a{i} {{name: a, path: b}}\n" for i in range(60000)), "2:3", "anchors")
         self.check('exports: [{name: "a\\0b", path: p}]\n', "1:18", "zero byte")
         self.check(b"exports: \xff\n", "", "not YAML text")
         self.check("[" * 1000000, "1:17", "nested deeper")
