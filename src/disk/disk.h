@@ -23,6 +23,8 @@
 struct disk_info {
 	uint64_t size;	      /* bytes, exactly; of a device: in whole logical blocks */
 	uint64_t identity[2]; /* device and inode (for a block device: 0 and its device number) */
+	uint64_t backing[2];  /* identity of what a loop device is made of; zeroes: it is none */
+	uint64_t backing_at;  /* and where in that the device begins */
 	int64_t changed_ns;   /* when a file's contents last changed, since 1970; 0 = unknown */
 	bool is_block;	      /* block device, else regular file */
 	bool rotational;      /* known to rotate */

@@ -6,6 +6,8 @@
 #include <libgen.h>
 #include <linux/falloc.h>
 #include <linux/fs.h>
+#include <linux/loop.h>
+#include <linux/major.h>
 #include <linux/stat.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -644,6 +646,22 @@ static const char *image_format(int fd)
 	return NULL;
 }
 
+/* Devices that cannot be loop devices are not asked: they would have to know what the question
+ * means. */
+static void find_backing(int fd, dev_t device, struct disk_info *info)
+{
+	unsigned int driver = major(device);
+	struct loop_info64 loop;
+
+	if ((driver != LOOP_MAJOR && driver != BLOCK_EXT_MAJOR) ||
+		ioctl(fd, LOOP_GET_STATUS64, &loop) != 0) {
+		return;
+	}
+	info->backing[0] = loop.lo_rdevice != 0 ? 0 : loop.lo_device;
+	info->backing[1] = loop.lo_rdevice != 0 ? loop.lo_rdevice : loop.lo_inode;
+	info->backing_at = loop.lo_offset;
+}
+
 int disk_info(int fd, struct disk_info *info)
 {
 	struct disk_sysfs sysfs;
@@ -667,6 +685,7 @@ int disk_info(int fd, struct disk_info *info)
 		int read_only = 0;
 
 		info->identity[1] = (uint64_t)status.st_rdev;
+		find_backing(fd, status.st_rdev, info);
 		if (ioctl(fd, BLKROGET, &read_only) == 0) {
 			info->read_only = read_only != 0;
 		}

@@ -605,13 +605,25 @@ static void take_room(struct session_copy *copy)
 	}
 }
 
-static bool overlaps(const struct session_copy_options *options)
+static bool overlaps(struct session *session, struct engine_export *source,
+	const struct session_copy_options *options)
 {
+	struct store_place from;
+	struct store_place to;
 	uint64_t distance = options->offset > options->source_offset
 				    ? options->offset - options->source_offset
 				    : options->source_offset - options->offset;
 
-	return distance < options->length;
+	if (source == session->chosen) {
+		return distance < options->length;
+	}
+	if (!store_place(source->export->store, &from) ||
+		!store_place(session->chosen->export->store, &to)) {
+		return false;
+	}
+	from.at += options->source_offset;
+	to.at += options->offset;
+	return store_places_meet(&from, &to, options->length);
 }
 
 static int check(struct session *session, const struct session_copy_options *options,
@@ -633,8 +645,8 @@ static int check(struct session *session, const struct session_copy_options *opt
 		*text = "the range runs past the end of the export to copy from";
 		return -EINVAL;
 	}
-	if (source == session->chosen && overlaps(options)) {
-		*text = "the ranges overlap";
+	if (overlaps(session, source, options)) {
+		*text = "the ranges are of one disk, and overlap";
 		return -EINVAL;
 	}
 	*source_out = source;

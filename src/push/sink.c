@@ -57,6 +57,7 @@ struct work {
 struct push_sink {
 	struct push_session *session;
 	struct push_claim claim;
+	struct store_place source;  /* where the range begins that is read */
 	struct clan_region *region; /* NULL: not yet */
 	uint32_t slot_count;
 	struct mem_region memory;
@@ -632,6 +633,32 @@ static int stage(struct push_sink *sink, const char **text)
 	return clan_region_share(session->in.conn, sink->region, CLAN_READ | CLAN_WRITE);
 }
 
+static bool is_onto_itself(struct push_sink *sink)
+{
+	const struct push_wire_ticket *ticket = &sink->claim.ticket;
+	struct store_place to;
+
+	if (!store_place(sink->session->base.chosen->export->store, &to)) {
+		return false;
+	}
+	to.at += ticket->offset;
+	return store_places_meet(&sink->source, &to, ticket->length);
+}
+
+/* Numbers of disks say nothing between machines, nor between servers that do not know theirs. */
+static void take_place(struct push_sink *sink, const struct push_wire_use *use)
+{
+	static const uint8_t nowhere[PUSH_MACHINE_BYTES];
+	const uint8_t *own = sink->session->service->engine->options.instance;
+
+	if (memcmp(use->machine, nowhere, sizeof(nowhere)) != 0 ||
+		memcmp(use->instance, own, sizeof(use->instance)) == 0) {
+		memcpy(sink->source.machine, use->machine, sizeof(use->machine));
+		memcpy(sink->source.disk, use->disk, sizeof(use->disk));
+		sink->source.at = use->at;
+	}
+}
+
 /* The export is chosen: whether the job may begin. */
 static int admit(struct push_sink *sink, const char **text)
 {
@@ -656,6 +683,11 @@ static int admit(struct push_sink *sink, const char **text)
 	if (!range_inside(ticket->offset, ticket->length, session->base.export_bytes)) {
 		*text = "the destination is too small";
 		return -ENOSPC;
+	}
+	if (is_onto_itself(sink)) {
+		*text = "source and destination are one disk under two names, and the ranges "
+			"overlap";
+		return -EINVAL;
 	}
 	memcpy(job.name, sink->claim.name, sink->claim.name_bytes);
 	snprintf(job.peer, sizeof(job.peer), "%s", session->base.peer.text);
@@ -744,6 +776,7 @@ void push_sink_begin(struct push_session *session, const uint8_t *bytes, uint32_
 						  : WORK_PIECE;
 	}
 	session->sink = sink;
+	take_place(sink, &use);
 	shower = shower_of(&session->base.peer, &use);
 	why = push_ticket_use(&use.ticket, &shower, ring_now_ns(engine->ring), &sink->claim);
 	if (why != NULL) {

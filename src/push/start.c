@@ -190,6 +190,19 @@ static int admit(struct push_session *session, const struct push_start *start, c
 	return 0;
 }
 
+/* For a destination that has the same disk under another name. */
+static void tell_place(struct push_source *source, struct store *store, uint64_t offset)
+{
+	struct push_wire_use *use = &source->use;
+	struct store_place place;
+
+	if (store_place(store, &place)) {
+		memcpy(use->machine, place.machine, sizeof(use->machine));
+		memcpy(use->disk, place.disk, sizeof(use->disk));
+		use->at = place.at + offset;
+	}
+}
+
 /* A job, which begins with a view of what it reads if that may change. */
 static int create(struct push_session *session, struct engine_export *entry,
 	const struct push_start *start, const char **text)
@@ -215,6 +228,7 @@ static int create(struct push_session *session, struct engine_export *entry,
 	source->use.ticket = start->ticket;
 	memcpy(source->use.instance, session->service->engine->options.instance,
 		sizeof(source->use.instance));
+	tell_place(source, entry->export->store, start->head.source_offset);
 	source->source_offset = start->head.source_offset;
 	source->length = start->head.length;
 	source->rate = start->head.rate;

@@ -23,6 +23,7 @@ _Static_assert(__BYTE_ORDER == __LITTLE_ENDIAN, "layouts are used as they are");
 enum {
 	PUSH_VERSION = 1,
 	PUSH_INSTANCE_BYTES = 16,
+	PUSH_MACHINE_BYTES = 16,
 	PUSH_ADDRESS_BYTES = 16, /* IPv6; IPv4 is mapped */
 	PUSH_MAC_BYTES = 32,	 /* HMAC-SHA-256 */
 	PUSH_NAME_BYTES_MAX = 2048,
@@ -209,6 +210,10 @@ struct push_wire_ticket {
 struct push_wire_use {
 	uint8_t instance[PUSH_INSTANCE_BYTES]; /* of the source */
 	struct push_wire_ticket ticket;
+	/* Where the range begins: see struct store_place. disk is 0: nowhere that others see. */
+	uint8_t machine[PUSH_MACHINE_BYTES];
+	uint64_t disk[2];
+	uint64_t at;
 };
 
 struct push_wire_used {
@@ -263,6 +268,7 @@ struct push_wire_piece {
 };
 
 _Static_assert(sizeof(struct push_wire_ticket) == 112, "layout");
+_Static_assert(sizeof(struct push_wire_use) == 168, "layout");
 _Static_assert(sizeof(struct push_wire_grant) == 72, "layout");
 _Static_assert(sizeof(struct push_wire_start) == 40, "layout");
 _Static_assert(sizeof(struct push_wire_answer) == 24, "layout");

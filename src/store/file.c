@@ -549,6 +549,9 @@ static int open_buffered(struct file_store *store, const struct store_options *o
 		return error_set(
 			error, result, "cannot examine '%s': %s", options->path, strerror(-result));
 	}
+	if (disk_boot_id(store->machine) < 0) {
+		memset(store->machine, 0, sizeof(store->machine));
+	}
 	if (store->disk.read_only && !options->read_only) {
 		return error_advise(
 			error, -EROFS, "readonly", "'%s' is a read-only device", options->path);
@@ -754,6 +757,19 @@ static enum store_barrier file_barrier(struct store *base, bool look)
 	return file_gate_barrier(container_of(base, struct file_store, base)->gate, look);
 }
 
+/* Of a loop device, in what it is made of. */
+static bool file_place(struct store *base, struct store_place *place_out)
+{
+	const struct file_store *store = container_of(base, struct file_store, base);
+	bool is_backed = store->disk.backing[1] != 0;
+
+	memcpy(place_out->machine, store->machine, sizeof(place_out->machine));
+	memcpy(place_out->disk, is_backed ? store->disk.backing : store->disk.identity,
+		sizeof(place_out->disk));
+	place_out->at = is_backed ? store->disk.backing_at : 0;
+	return true;
+}
+
 static const char *file_pass(struct store *base, struct store_claim *claim_out)
 {
 	struct file_store *store = container_of(base, struct file_store, base);
@@ -784,6 +800,7 @@ static const struct store_ops file_ops = {
 	.copy_ways = file_copy_ways,
 	.barrier = file_barrier,
 	.pass = file_pass,
+	.place = file_place,
 };
 
 const struct store_kind file_store_kind = {

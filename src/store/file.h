@@ -47,6 +47,7 @@ struct file_store {
 	struct store base;
 	char *path;
 	struct disk_info disk;
+	uint8_t machine[DISK_BOOT_ID_BYTES]; /* zeroes: not known */
 	int fd;
 	int direct_fd;	       /* or -1 */
 	bool read_auto;	       /* there is a direct_fd, and a map */

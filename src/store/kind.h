@@ -59,6 +59,9 @@ struct store_ops {
 	/* Optional: see store_pass(); a filter answers for itself alone. Without it the store keeps
 	 * what another process cannot find on the disk. */
 	const char *(*pass)(struct store *store, struct store_claim *claim_out);
+	/* Optional: see store_place(); filters that are not asked have their bytes where those
+	 * below have them. */
+	bool (*place)(struct store *store, struct store_place *place_out);
 	/* See store_settles(): the flush has its flag, and close changes nothing when is_let_go. */
 	bool settles;
 	/* Optional, with settles and without start: see store_take(). */

@@ -764,6 +764,14 @@ static const char *overlay_pass(struct store *base, struct store_claim *claim_ou
 	return store_pass(container_of(base, struct overlay_store, base)->upper, claim_out);
 }
 
+/* A block is in one file or the other. */
+static bool overlay_place(struct store *base, struct store_place *place_out)
+{
+	GMB_UNUSED(base);
+	GMB_UNUSED(place_out);
+	return false;
+}
+
 /* More blocks may have become present, and none less. */
 static int overlay_take(struct store *base, struct error *error)
 {
@@ -790,6 +798,7 @@ static const struct store_ops overlay_ops = {
 	.counters = &counters,
 	.barrier = overlay_barrier,
 	.pass = overlay_pass,
+	.place = overlay_place,
 	.settles = true,
 	.take = overlay_take,
 };

@@ -297,6 +297,25 @@ uint32_t store_copy_ways(struct store *target, struct store *source, uint64_t *c
 	return target->ops->copy_ways(target, source, clone_align);
 }
 
+bool store_place(struct store *store, struct store_place *place_out)
+{
+	while (store->ops->place == NULL && store->inner != NULL) {
+		store = store->inner;
+	}
+	*place_out = (struct store_place){ 0 };
+	return store->ops->place != NULL && store->ops->place(store, place_out);
+}
+
+bool store_places_meet(
+	const struct store_place *one, const struct store_place *other, uint64_t length)
+{
+	uint64_t distance = one->at > other->at ? one->at - other->at : other->at - one->at;
+
+	return memcmp(one->machine, other->machine, sizeof(one->machine)) == 0 &&
+	       one->disk[1] != 0 && memcmp(one->disk, other->disk, sizeof(one->disk)) == 0 &&
+	       distance < length;
+}
+
 /* --- passing to another process ------------------------------------------------------------ */
 
 const char *store_pass(struct store *store, struct store_claim *claim_out)

@@ -576,6 +576,19 @@ enum store_barrier store_barrier(struct store *store, bool look);
 /* "open", "closed", "unknown". */
 const char *store_barrier_name(enum store_barrier barrier);
 
+/* Where the bytes of a store are: byte n of it is byte at + n of the disk, which other stores, also
+ * of other processes, may have as well. */
+struct store_place {
+	uint8_t machine[16]; /* which has the disk; zeroes: nobody knows */
+	uint64_t disk[2];    /* as in struct disk_info */
+	uint64_t at;
+};
+/* False: they are nowhere else, or not in that order. */
+bool store_place(struct store *store, struct store_place *place_out);
+/* Whether two ranges of so many bytes, from these places on, have a byte in common. */
+bool store_places_meet(
+	const struct store_place *one, const struct store_place *other, uint64_t length);
+
 /*
  * What another process needs to serve the same disk in the place of this one: docs/protocol/
  * upgrade.md. The claim is an open file of both then, so that the disk is in nobody's hands at no

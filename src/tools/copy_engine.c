@@ -405,7 +405,7 @@ static void source_read(struct copy_io *io)
 static bool is_refused(int result)
 {
 	return result == -EOPNOTSUPP || result == -EXDEV || result == -ENOENT ||
-	       result == -ESTALE || result == -EINVAL || result == -EPERM;
+	       result == -ESTALE || result == -EPERM;
 }
 
 static void server_copied(struct copy_io *io)

@@ -7,8 +7,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
-#include <linux/loop.h>
-#include <linux/major.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -219,21 +217,6 @@ static int open_error(const struct file_end *file, int code, struct error *error
 		strerror(code));
 }
 
-/* The file that a loop device is made of. Devices that cannot be one are not asked: they would have
- * to know what the question means. */
-static void find_backing(struct file_end *file, const struct stat *status)
-{
-	unsigned int driver = major(status->st_rdev);
-	struct loop_info64 loop;
-
-	if ((driver == LOOP_MAJOR || driver == BLOCK_EXT_MAJOR) &&
-		ioctl(file->fd, LOOP_GET_STATUS64, &loop) == 0) {
-		file->end.backing[0] = loop.lo_device;
-		file->end.backing[1] = loop.lo_inode;
-		file->end.backing_at = loop.lo_offset;
-	}
-}
-
 /* A file that was removed and made again is another one, although it may have the same number. Not
  * every filesystem tells. */
 static void find_birth(struct file_end *file)
@@ -272,7 +255,9 @@ static int file_examine(struct file_end *file, struct error *error)
 	end->identity[0] = info.identity[0];
 	end->identity[1] = info.identity[1];
 	if (info.is_block) {
-		find_backing(file, &status);
+		end->backing[0] = info.backing[0];
+		end->backing[1] = info.backing[1];
+		end->backing_at = info.backing_at;
 	} else if (!end->target) {
 		/* A source that was written between two runs is another source. */
 		end->identity[2] = (uint64_t)status.st_mtim.tv_sec;

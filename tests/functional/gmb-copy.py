@@ -325,6 +325,16 @@ class Copies(support.Case):
             self.assertEqual(summary["bytes_copied"], 0)
             self.assertGreater(summary["bytes_written"], 79 * MIB)
 
+    def test_one_disk_under_two_names(self):
+        """What one range copies would be overwritten by the other."""
+        source = self.image("source", (0, MIB), size=4 * MIB)
+        link = self.path("link")
+        os.link(source, link)
+        server = self.serve("a=" + source, "b=" + link)
+        results, _ = self.results(server.uris[:2], "b 4096 65536 0 a 0", f"b {2 * MIB} {MIB} 0 a 0")
+        self.assertEqual([result for result, _ in results], [-22, 0])
+        self.check_refused(["copy", *server.uris[:2]], 1, "the ranges are of one disk, and overlap")
+
     def test_the_command_and_servers_that_are_killed(self):
         size = 64 * MIB
         source = self.image("source", (0, size), size=size)

@@ -146,6 +146,22 @@ class Push(push_tool.Case):
         self.push(disk, disk, "--range", "0+1M", "--to-offset", "2M")
         self.assertEqual(digest(source, 0, MIB), digest(source, 2 * MIB, MIB))
 
+    def test_one_disk_under_two_names(self):
+        """In one server and in two, where the second name is a link to the file."""
+        source = self.image("source", 4 * MIB, (0, 4 * MIB))
+        link = self.path("link")
+        os.link(source, link)
+        before = digest(source)
+        server = self.serve(f"disk={source},readonly", f"same={link}")
+        other = self.serve(f"disk={source},readonly")
+        for uri in (server.push("disk"), other.push("disk")):
+            for arguments in ([], ["--range", "0+2M", "--to-offset", "1M"]):
+                self.check_refused(["push", *arguments, uri, server.push("same")], 1,
+                                   "one disk under two names, and the ranges overlap")
+        self.assertEqual(digest(source), before)
+        self.push(other.push("disk"), server.push("same"), "--range", "0+1M", "--to-offset", "2M")
+        self.assertEqual(digest(source, 0, MIB), digest(source, 2 * MIB, MIB))
+
     def test_networks(self):
         local = self.serve("disk=memory:4M")
         network = self.serve("disk=memory:4M", network=True, arguments=("--push-to", self.path("s1")))
