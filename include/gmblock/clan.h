@@ -80,7 +80,8 @@ struct clan_queue_options {
 	size_t size;
 	uint32_t flags;	    /* enum clan_queue_flags */
 	uint32_t bell;	    /* enum clan_bell */
-	uint32_t spin_us;   /* clan_queue_wait() looks this long before it sleeps; 0 = not at all */
+	uint32_t spin_us;   /* clan_queue_wait() looks this long before it sleeps, letting other
+			       threads run; 0 = not at all */
 	uint32_t conns_max; /* connections; 0 = 4096; at most 65536 */
 };
 

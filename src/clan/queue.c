@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,7 @@
 
 enum {
 	LOOKS_BETWEEN_DESCRIPTORS = 16, /* a look at them costs a system call, or may */
+	LOOKS_BETWEEN_YIELDS = 16,	/* while spinning: some 1 us */
 };
 
 void clan_source_init(struct clan_source *source,
@@ -412,18 +414,20 @@ static void look(struct clan_queue *queue, bool all)
 	progress(queue);
 }
 
-/* True: something to give or a wake-up. */
-static bool spin(struct clan_queue *queue, uint64_t until_ns)
+/* Looks until there is something to give, or a wake-up. The peer may need this very processor. */
+static void spin(struct clan_queue *queue, uint64_t until_ns)
 {
 	do {
-		look(queue, false);
-		if (!list_is_empty(&queue->events) ||
-			atomic_load_explicit(&queue->woken, memory_order_acquire)) {
-			return true;
+		for (int looks = 0; looks < LOOKS_BETWEEN_YIELDS; looks++) {
+			look(queue, false);
+			if (!list_is_empty(&queue->events) ||
+				atomic_load_explicit(&queue->woken, memory_order_acquire)) {
+				return;
+			}
+			cpu_relax();
 		}
-		cpu_relax();
+		sched_yield();
 	} while (clock_now_ns() < until_ns);
-	return false;
 }
 
 /* How long is left; 0 when the time has come. */

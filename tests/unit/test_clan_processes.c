@@ -6,11 +6,13 @@
 #include <dirent.h>
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -161,6 +163,35 @@ static void no_wake_up_is_lost(void **state)
 	assert_int_equal(waitpid(child, &status, 0), child);
 	assert_int_equal(status, 0);
 	world_close(&world);
+}
+
+/* --- spinning ---------------------------------------------------------------------------------
+ */
+
+static unsigned yields;
+
+/* Instead of the C library's. */
+int sched_yield(void)
+{
+	yields++;
+	return (int)syscall(SYS_sched_yield);
+}
+
+/* A peer on the same processor can answer only then. */
+static void a_spin_lets_others_run(void **state)
+{
+	const struct world_kind *kind = *state;
+	struct clan_queue_options options = {
+		.size = sizeof(options), .flags = kind->flags, .bell = kind->bell, .spin_us = 1000
+	};
+	struct clan_queue *queue;
+	struct clan_event event;
+
+	assert_int_equal(clan_queue_create(&options, &queue, NULL), 0);
+	yields = 0;
+	assert_int_equal(clan_queue_wait(queue, &event, 1, 1), 0);
+	assert_int_not_equal(yields, 0);
+	assert_int_equal(clan_queue_destroy(queue), 0);
 }
 
 /* A queue in a ring, as the client library has it: its program waits for the ring's descriptor. */
@@ -631,6 +662,7 @@ int main(void)
 		CASE(a_wake_up_passes_through_a_ring),
 		CASE(asking_for_more_does_not_fill_the_ready_ring),
 		CASE(a_connection_joins_the_group_of_its_peer),
+		CASE(a_spin_lets_others_run),
 		CASE(killed_peers_leave_nothing),
 		CASE(a_child_gives_up_without_effect),
 #undef CASE
