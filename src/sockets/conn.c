@@ -371,7 +371,7 @@ void conn_settle(struct conn *conn)
 	conn_set_state(conn, CONN_PLAIN);
 	epoll_conn_plain(conn);
 	core.news = true; /* who waits for it must wait for TCP now */
-	if (conn->after == NEVER) {
+	if (conn->after == NEVER || conn->passed) {
 		conn_look_again_at(conn, NEVER);
 		return;
 	}
@@ -410,7 +410,7 @@ void conn_touch(struct conn *conn, uint32_t what)
 
 /* --- events of libclan ------------------------------------------------------------------------ */
 
-static void take_messages(struct conn *conn)
+void conn_take_messages(struct conn *conn)
 {
 	struct clan_message message;
 	struct switch_message payload;
@@ -421,6 +421,7 @@ static void take_messages(struct conn *conn)
 				     ? switch_received(&conn->side, message.type, &payload)
 				     : -EPROTO;
 
+		core.news = true; /* another thread may sleep until this is said */
 		if (result < 0) {
 			conn_broken(conn, "the other library broke the rules of the switch");
 			return;
@@ -435,7 +436,7 @@ static void take_messages(struct conn *conn)
 
 static void carried_event(struct conn *conn, const struct clan_event *event)
 {
-	take_messages(conn);
+	conn_take_messages(conn);
 	if (!conn_is_carried(conn)) {
 		return;
 	}
@@ -531,31 +532,6 @@ void conn_bring_back(
 	while (!all_back(choose) && clock_now_ns() < deadline_ns) {
 		wait_moment(BRING_BACK_LOOK_MS);
 		leave_all(choose, reason); /* another thread may have let some be carried */
-	}
-}
-
-static bool is_any(struct conn *conn)
-{
-	GMB_UNUSED(conn);
-	return true;
-}
-
-void conn_before_fork(uint32_t timeout_ms)
-{
-	uint64_t deadline_ns = clock_now_ns() + timeout_ms * UINT64_C(1000000);
-
-	leave_all(is_any, REASON_FORK);
-	if (core.queue == NULL) {
-		return;
-	}
-	core_look(true);
-	while (!all_back(is_any) && clock_now_ns() < deadline_ns) {
-		struct pollfd wait = { .fd = core.epoll_fd, .events = POLLIN };
-
-		if (clan_queue_arm(core.queue) == 0) {
-			(void)REAL(poll)(&wait, 1, BRING_BACK_LOOK_MS);
-		}
-		core_look(true);
 	}
 }
 

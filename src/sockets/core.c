@@ -22,7 +22,9 @@ enum {
 };
 
 struct core core = { .epoll_fd = -1, .kick_fd = -1 };
-_Thread_local int core_depth __attribute__((tls_model("initial-exec")));
+CORE_THREAD int core_depth;
+CORE_THREAD int core_crashed;
+CORE_THREAD uint64_t core_deferred;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int cancel_state; /* of the thread that has the lock */
@@ -112,7 +114,12 @@ static void unlock(void)
 
 	pthread_mutex_unlock(&lock);
 	core_depth = 0;
+	/* From here on a handler runs when its signal comes. */
+	atomic_signal_fence(memory_order_seq_cst);
 	pthread_setcancelstate(old, NULL);
+	if (unlikely(core_deferred != 0)) {
+		signals_let_in();
+	}
 }
 
 /* Wakes every sleeper: each looks for itself. */
@@ -273,6 +280,11 @@ int core_sleep(uint64_t *epoch_out)
 		kick();
 	}
 	core.news = false;
+	if (core_deferred != 0) { /* as one that comes when the kernel is about to sleep */
+		unlock();
+		GMB_ASSERT(core_lock()); /* it was ours before */
+		return -EINTR;
+	}
 	left = atomic_load(&core.kick_left);
 	if (left > 0) {
 		return wait_until_seen(left);

@@ -17,6 +17,7 @@ enum {
 	BULK_FULLS = 16, /* a ring is too small that was full so often */
 	BULK_BYTES_MAX = BULK_FULLS * 4 * RULES_RING_DEFAULT, /* within so many bytes */
 	BULK_PIECE = RULES_RING_DEFAULT / 4,		      /* a large one */
+	SENDS_BETWEEN_LOOKS = 64,			      /* a look costs system calls */
 	FULL_MS = 20, /* a blocking writer waits so long for room; TCP's buffers are larger */
 };
 #define NS_PER_MS UINT64_C(1000000)
@@ -443,6 +444,17 @@ bool data_grows(struct conn *conn)
 	return true;
 }
 
+/* A program that only writes makes no other look. A peer that has left the ring has said so, and
+ * must not be sent anything that way; one that was killed is known by its descriptors alone. */
+static void look_before_send(struct conn *conn)
+{
+	conn_take_messages(conn);
+	if (++conn->sends >= SENDS_BETWEEN_LOOKS) {
+		conn->sends = 0;
+		core_look(true);
+	}
+}
+
 ssize_t data_send(struct conn *conn, const struct iovec *iov, int iov_count)
 {
 	ssize_t sent;
@@ -450,6 +462,7 @@ ssize_t data_send(struct conn *conn, const struct iovec *iov, int iov_count)
 	if (conn->stranded) {
 		return -ECONNRESET;
 	}
+	look_before_send(conn);
 	conn_go(conn);
 	if (conn->side.out_place != SWITCH_OUT_RING || conn->clan == NULL) {
 		return tcp_send(conn, iov, iov_count);
@@ -524,8 +537,7 @@ bool data_restarts(void)
 		struct sigaction action;
 
 		/* Crash handlers: what sleeps causes none of these. */
-		if (number == SIGSEGV || number == SIGBUS || number == SIGFPE || number == SIGILL ||
-			number == SIGTRAP || number == SIGABRT) {
+		if (signals_is_crash(number)) {
 			continue;
 		}
 		if (sigaction(number, NULL, &action) == 0 && action.sa_handler != SIG_DFL &&

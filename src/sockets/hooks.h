@@ -7,6 +7,7 @@
 #pragma once
 
 #include <poll.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <sys/socket.h>
@@ -33,4 +34,6 @@ int __ppoll_chk(struct pollfd *fds, nfds_t count, const struct timespec *timeout
 	const sigset_t *mask, size_t room);
 int __vdprintf_chk(int fd, int flag, const char *format, va_list arguments);
 int __dprintf_chk(int fd, int flag, const char *format, ...);
+int __sigaction(int number, const struct sigaction *action, struct sigaction *old);
+sighandler_t bsd_signal(int number, sighandler_t new);
 int fcntl64(int fd, int command, ...);

@@ -86,29 +86,27 @@ static ssize_t receive_ours(
 }
 
 /* The one way in of all calls that read. file: read() and readv(), which take no flags. Returns
- * false when the kernel is to do it, with *way as plain_enter() said. */
-static bool receive(int fd, const struct iovec *iov, int iov_count, int flags, enum way *way,
-	struct conn **conn, ssize_t *result)
+ * false when the kernel is to do it, before *call ends. */
+static bool receive(int fd, const struct iovec *iov, int iov_count, int flags,
+	struct plain_call *call, ssize_t *result)
 {
 	for (;;) {
+		enum way way = plain_enter(fd, false, call);
 		bool plain;
 
-		*way = plain_enter(fd, false, conn);
-		if (*way != WAY_OURS) {
-			if (*way == WAY_PLAIN && (flags & RECEIVE_FLAGS_OTHER) != 0) {
-				plain_leave(*conn, false, 0);
-				hand_back(*conn, REASON_CALL);
-				*way = WAY_KERNEL;
+		if (way != WAY_OURS) {
+			if (way == WAY_PLAIN && (flags & RECEIVE_FLAGS_OTHER) != 0) {
+				plain_leave(call);
+				hand_back(call->conn, REASON_CALL);
 			}
 			return false;
 		}
 		if ((flags & RECEIVE_FLAGS_OTHER) != 0 || iov_count < 0 ||
 			iov_count > SOCKETS_IOV_MAX) {
-			hand_back(*conn, REASON_CALL);
-			*way = WAY_KERNEL;
+			hand_back(call->conn, REASON_CALL);
 			return false;
 		}
-		*result = receive_ours(*conn, iov, iov_count, flags, &plain);
+		*result = receive_ours(call->conn, iov, iov_count, flags, &plain);
 		if (!plain) {
 			*result = give(*result);
 			return true;
@@ -117,28 +115,25 @@ static bool receive(int fd, const struct iovec *iov, int iov_count, int flags, e
 }
 
 /* After the kernel did it. */
-static ssize_t received(enum way way, struct conn *conn, ssize_t got, int flags)
+static ssize_t received(struct plain_call *call, ssize_t got, int flags)
 {
-	if (way == WAY_PLAIN) {
-		plain_leave(conn, false, (flags & MSG_PEEK) != 0 ? 0 : got);
-	}
+	call->bytes = (flags & MSG_PEEK) != 0 ? 0 : got;
 	return got;
 }
 
 EXPORT ssize_t read(int fd, void *buffer, size_t bytes)
 {
 	struct iovec iov = { .iov_base = buffer, .iov_len = bytes };
-	struct conn *conn;
-	enum way way;
+	PLAIN_CALL call = { 0 };
 	ssize_t got;
 
 	if (object_at(fd) == NULL || bytes == 0) {
 		return REAL(read)(fd, buffer, bytes);
 	}
-	if (receive(fd, &iov, 1, 0, &way, &conn, &got)) {
+	if (receive(fd, &iov, 1, 0, &call, &got)) {
 		return got;
 	}
-	return received(way, conn, REAL(read)(fd, buffer, bytes), 0);
+	return received(&call, REAL(read)(fd, buffer, bytes), 0);
 }
 
 static bool is_empty(const struct iovec *iov, int iov_count)
@@ -153,67 +148,62 @@ static bool is_empty(const struct iovec *iov, int iov_count)
 
 EXPORT ssize_t readv(int fd, const struct iovec *iov, int iov_count)
 {
-	struct conn *conn;
-	enum way way;
+	PLAIN_CALL call = { 0 };
 	ssize_t got;
 
 	if (object_at(fd) == NULL || is_empty(iov, iov_count)) {
 		return REAL(readv)(fd, iov, iov_count);
 	}
-	if (receive(fd, iov, iov_count, 0, &way, &conn, &got)) {
+	if (receive(fd, iov, iov_count, 0, &call, &got)) {
 		return got;
 	}
-	return received(way, conn, REAL(readv)(fd, iov, iov_count), 0);
+	return received(&call, REAL(readv)(fd, iov, iov_count), 0);
 }
 
 EXPORT ssize_t recvfrom(
 	int fd, void *buffer, size_t bytes, int flags, struct sockaddr *address, socklen_t *length)
 {
 	struct iovec iov = { .iov_base = buffer, .iov_len = bytes };
-	struct conn *conn;
-	enum way way;
+	PLAIN_CALL call = { 0 };
 	ssize_t got;
 
 	if (object_at(fd) == NULL) {
 		return REAL(recvfrom)(fd, buffer, bytes, flags, address, length);
 	}
-	if (receive(fd, &iov, 1, flags, &way, &conn, &got)) {
+	if (receive(fd, &iov, 1, flags, &call, &got)) {
 		if (got >= 0 && address != NULL && length != NULL) {
 			*length = 0; /* as TCP does */
 		}
 		return got;
 	}
-	return received(
-		way, conn, REAL(recvfrom)(fd, buffer, bytes, flags, address, length), flags);
+	return received(&call, REAL(recvfrom)(fd, buffer, bytes, flags, address, length), flags);
 }
 
 EXPORT ssize_t recv(int fd, void *buffer, size_t bytes, int flags)
 {
 	struct iovec iov = { .iov_base = buffer, .iov_len = bytes };
-	struct conn *conn;
-	enum way way;
+	PLAIN_CALL call = { 0 };
 	ssize_t got;
 
 	if (object_at(fd) == NULL) {
 		return REAL(recv)(fd, buffer, bytes, flags);
 	}
-	if (receive(fd, &iov, 1, flags, &way, &conn, &got)) {
+	if (receive(fd, &iov, 1, flags, &call, &got)) {
 		return got;
 	}
-	return received(way, conn, REAL(recv)(fd, buffer, bytes, flags), flags);
+	return received(&call, REAL(recv)(fd, buffer, bytes, flags), flags);
 }
 
 EXPORT ssize_t recvmsg(int fd, struct msghdr *message, int flags)
 {
-	struct conn *conn;
-	enum way way;
+	PLAIN_CALL call = { 0 };
 	ssize_t got;
 
 	if (object_at(fd) == NULL) {
 		return REAL(recvmsg)(fd, message, flags);
 	}
 	if (receive(fd, message->msg_iov, (int)MIN(message->msg_iovlen, (size_t)INT32_MAX), flags,
-		    &way, &conn, &got)) {
+		    &call, &got)) {
 		if (got >= 0) {
 			message->msg_namelen = 0;
 			message->msg_controllen = 0;
@@ -221,7 +211,7 @@ EXPORT ssize_t recvmsg(int fd, struct msghdr *message, int flags)
 		}
 		return got;
 	}
-	return received(way, conn, REAL(recvmsg)(fd, message, flags), flags);
+	return received(&call, REAL(recvmsg)(fd, message, flags), flags);
 }
 
 EXPORT int recvmmsg(
@@ -270,33 +260,31 @@ EXPORT ssize_t __recvfrom_chk(int fd, void *buffer, size_t bytes, size_t room, i
 /* --- writing ---------------------------------------------------------------------------------- */
 
 /* As receive(). */
-static bool transmit(int fd, const struct iovec *iov, int iov_count, int flags, enum way *way,
-	struct conn **conn, ssize_t *result)
+static bool transmit(int fd, const struct iovec *iov, int iov_count, int flags,
+	struct plain_call *call, ssize_t *result)
 {
 	for (;;) {
+		enum way way = plain_enter(fd, true, call);
 		bool plain = false;
 
-		*way = plain_enter(fd, true, conn);
-		if (*way != WAY_OURS) {
-			if (*way == WAY_PLAIN &&
+		if (way != WAY_OURS) {
+			if (way == WAY_PLAIN &&
 				(flags & (MSG_OOB | MSG_ZEROCOPY | MSG_FASTOPEN)) != 0) {
-				plain_leave(*conn, true, 0);
-				hand_back(*conn, REASON_CALL);
-				*way = WAY_KERNEL;
+				plain_leave(call);
+				hand_back(call->conn, REASON_CALL);
 			}
 			return false;
 		}
 		if ((flags & ~SEND_FLAGS) != 0 || iov_count < 0 || iov_count > SOCKETS_IOV_MAX) {
-			hand_back(*conn, REASON_CALL);
-			*way = WAY_KERNEL;
+			hand_back(call->conn, REASON_CALL);
 			return false;
 		}
 		if (is_empty(iov, iov_count)) {
-			*way = WAY_KERNEL; /* no byte is moved */
-			return false;
+			return false; /* no byte is moved */
 		}
-		*result = is_bad(iov, iov_count) ? -EFAULT
-						 : data_sendv(*conn, iov, iov_count, flags, &plain);
+		*result = is_bad(iov, iov_count)
+				  ? -EFAULT
+				  : data_sendv(call->conn, iov, iov_count, flags, &plain);
 		if (!plain) {
 			*result = give(*result);
 			return true;
@@ -304,51 +292,46 @@ static bool transmit(int fd, const struct iovec *iov, int iov_count, int flags, 
 	}
 }
 
-static ssize_t transmitted(enum way way, struct conn *conn, ssize_t sent)
+static ssize_t transmitted(struct plain_call *call, ssize_t sent)
 {
-	if (way == WAY_PLAIN) {
-		plain_leave(conn, true, sent);
-	}
+	call->bytes = sent;
 	return sent;
 }
 
 EXPORT ssize_t write(int fd, const void *buffer, size_t bytes)
 {
 	struct iovec iov = { .iov_base = (void *)(uintptr_t)buffer, .iov_len = bytes };
-	struct conn *conn;
-	enum way way;
+	PLAIN_CALL call = { 0 };
 	ssize_t sent;
 
 	if (object_at(fd) == NULL) {
 		return REAL(write)(fd, buffer, bytes);
 	}
-	if (transmit(fd, &iov, 1, 0, &way, &conn, &sent)) {
+	if (transmit(fd, &iov, 1, 0, &call, &sent)) {
 		return sent;
 	}
-	return transmitted(way, conn, REAL(write)(fd, buffer, bytes));
+	return transmitted(&call, REAL(write)(fd, buffer, bytes));
 }
 
 EXPORT ssize_t writev(int fd, const struct iovec *iov, int iov_count)
 {
-	struct conn *conn;
-	enum way way;
+	PLAIN_CALL call = { 0 };
 	ssize_t sent;
 
 	if (object_at(fd) == NULL) {
 		return REAL(writev)(fd, iov, iov_count);
 	}
-	if (transmit(fd, iov, iov_count, 0, &way, &conn, &sent)) {
+	if (transmit(fd, iov, iov_count, 0, &call, &sent)) {
 		return sent;
 	}
-	return transmitted(way, conn, REAL(writev)(fd, iov, iov_count));
+	return transmitted(&call, REAL(writev)(fd, iov, iov_count));
 }
 
 EXPORT ssize_t sendto(int fd, const void *buffer, size_t bytes, int flags,
 	const struct sockaddr *address, socklen_t length)
 {
 	struct iovec iov = { .iov_base = (void *)(uintptr_t)buffer, .iov_len = bytes };
-	struct conn *conn;
-	enum way way;
+	PLAIN_CALL call = { 0 };
 	ssize_t sent;
 
 	if (object_at(fd) == NULL) {
@@ -358,26 +341,25 @@ EXPORT ssize_t sendto(int fd, const void *buffer, size_t bytes, int flags,
 		}
 		return sent;
 	}
-	if (transmit(fd, &iov, 1, flags, &way, &conn, &sent)) {
+	if (transmit(fd, &iov, 1, flags, &call, &sent)) {
 		return sent;
 	}
-	return transmitted(way, conn, REAL(sendto)(fd, buffer, bytes, flags, address, length));
+	return transmitted(&call, REAL(sendto)(fd, buffer, bytes, flags, address, length));
 }
 
 EXPORT ssize_t send(int fd, const void *buffer, size_t bytes, int flags)
 {
 	struct iovec iov = { .iov_base = (void *)(uintptr_t)buffer, .iov_len = bytes };
-	struct conn *conn;
-	enum way way;
+	PLAIN_CALL call = { 0 };
 	ssize_t sent;
 
 	if (object_at(fd) == NULL) {
 		return REAL(send)(fd, buffer, bytes, flags);
 	}
-	if (transmit(fd, &iov, 1, flags, &way, &conn, &sent)) {
+	if (transmit(fd, &iov, 1, flags, &call, &sent)) {
 		return sent;
 	}
-	return transmitted(way, conn, REAL(send)(fd, buffer, bytes, flags));
+	return transmitted(&call, REAL(send)(fd, buffer, bytes, flags));
 }
 
 /* False, with errno: the message would pass a descriptor without what came for it. */
@@ -392,8 +374,7 @@ static bool may_pass(const struct msghdr *message)
 
 EXPORT ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 {
-	struct conn *conn;
-	enum way way;
+	PLAIN_CALL call = { 0 };
 	ssize_t sent;
 
 	if (message != NULL && !may_pass(message)) {
@@ -404,10 +385,10 @@ EXPORT ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 	}
 	/* Ancillary data is for the kernel: MSG_OOB is a flag that is not stood for. */
 	if (transmit(fd, message->msg_iov, (int)MIN(message->msg_iovlen, (size_t)INT32_MAX),
-		    message->msg_controllen > 0 ? flags | MSG_OOB : flags, &way, &conn, &sent)) {
+		    message->msg_controllen > 0 ? flags | MSG_OOB : flags, &call, &sent)) {
 		return sent;
 	}
-	return transmitted(way, conn, REAL(sendmsg)(fd, message, flags));
+	return transmitted(&call, REAL(sendmsg)(fd, message, flags));
 }
 
 EXPORT int sendmmsg(int fd, struct mmsghdr *messages, unsigned int count, int flags)
@@ -461,7 +442,6 @@ static ssize_t send_part_of_file(
 
 EXPORT ssize_t sendfile64(int out_fd, int in_fd, off_t *offset, size_t count)
 {
-	struct conn *conn;
 	size_t done = 0;
 	ssize_t sent;
 	bool plain;
@@ -474,15 +454,15 @@ EXPORT ssize_t sendfile64(int out_fd, int in_fd, off_t *offset, size_t count)
 		return REAL(sendfile64)(out_fd, in_fd, offset, count);
 	}
 	do {
-		enum way way = plain_enter(out_fd, true, &conn);
+		PLAIN_CALL call = { 0 };
 
-		if (way != WAY_OURS) {
+		if (plain_enter(out_fd, true, &call) != WAY_OURS) {
 			sent = transmitted(
-				way, conn, REAL(sendfile64)(out_fd, in_fd, offset, count - done));
+				&call, REAL(sendfile64)(out_fd, in_fd, offset, count - done));
 			return done > 0 ? (ssize_t)done + MAX(sent, 0) : sent;
 		}
-		sent = send_part_of_file(
-			conn, in_fd, offset, count - done, done > 0 ? MSG_NOSIGNAL : 0, &plain);
+		sent = send_part_of_file(call.conn, in_fd, offset, count - done,
+			done > 0 ? MSG_NOSIGNAL : 0, &plain);
 		done += (size_t)MAX(sent, 0);
 	} while (plain || (done < count && sent == SCRATCH_BYTES));
 	return done > 0 ? (ssize_t)done : give(sent);
@@ -583,14 +563,14 @@ static int write_all(int fd, const char *text, int length)
 
 EXPORT int vdprintf(int fd, const char *format, va_list arguments)
 {
-	char *text;
+	SOCKETS_AUTO_FREE char *text = NULL;
 	int length = vasprintf(&text, format, arguments);
 
-	if (length >= 0) {
-		length = write_all(fd, text, length);
-		free(text);
+	if (length < 0) {
+		text = NULL;
+		return length;
 	}
-	return length;
+	return write_all(fd, text, length);
 }
 
 EXPORT int dprintf(int fd, const char *format, ...)

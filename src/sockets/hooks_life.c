@@ -39,7 +39,7 @@ static bool is_active(void)
 /* A new descriptor: libclan's, or the program's, whose number may have been closed unseen. */
 static int made(int fd)
 {
-	if (fd >= 0 && core_depth > 0) {
+	if (fd >= 0 && core_calls()) {
 		return core_own(fd);
 	}
 	if (fd >= 0 && object_at(fd) != NULL && core_lock()) {
@@ -49,13 +49,17 @@ static int made(int fd)
 	return fd;
 }
 
-/* A descriptor is about to be closed. */
-static void ends(int fd)
+/* A descriptor is about to be closed. False, with errno: not in the handler of a crash. */
+static bool ends(int fd)
 {
-	if (object_at(fd) != NULL && core_lock()) {
+	if (object_at(fd) != NULL) {
+		if (!core_lock()) {
+			return false;
+		}
 		object_remove(fd);
 		core_unlock();
 	}
+	return true;
 }
 
 /* --- beginnings ------------------------------------------------------------------------------- */
@@ -179,7 +183,7 @@ EXPORT int connect(int fd, const struct sockaddr *address, socklen_t length)
 {
 	int result;
 
-	if (core_depth > 0) {
+	if (core_calls()) {
 		return REAL(connect)(fd, address, length);
 	}
 	if (address != NULL && length >= sizeof(address->sa_family) &&
@@ -297,7 +301,7 @@ EXPORT int ioctl(int fd, unsigned long request, ...)
 	va_start(arguments, request);
 	argument = va_arg(arguments, void *);
 	va_end(arguments);
-	if (object_at(fd) == NULL || core_depth > 0) {
+	if (object_at(fd) == NULL || core_calls()) {
 		return REAL(ioctl)(fd, request, argument);
 	}
 	if (request == FIONREAD && argument != NULL && readable(fd, argument) == 0) {
@@ -316,9 +320,14 @@ static int copied(int from, int fd)
 {
 	struct object *object;
 
-	made(fd);
+	fd = made(fd);
 	object = object_at(from);
-	if (fd >= 0 && object != NULL && core_depth == 0 && core_lock()) {
+	if (fd >= 0 && object != NULL && !core_calls()) {
+		if (!core_lock()) { /* unknown, its bytes would go by TCP */
+			REAL(close)(fd);
+			errno = EINTR;
+			return -1;
+		}
 		object_add(fd, object);
 		core_unlock();
 	}
@@ -335,7 +344,7 @@ EXPORT int fcntl64(int fd, int command, ...)
 	argument = va_arg(arguments, void *);
 	va_end(arguments);
 	result = REAL(fcntl64)(fd, command, argument);
-	if (result < 0 || core_depth > 0 || object_at(fd) == NULL) {
+	if (result < 0 || core_calls() || object_at(fd) == NULL) {
 		return result;
 	}
 	if (command == F_DUPFD || command == F_DUPFD_CLOEXEC) {
@@ -366,18 +375,15 @@ EXPORT int dup(int fd)
 /* What dup2() closes. False: it is ours. */
 static bool make_room(int from, int to)
 {
-	if (core_depth == 0 && core_owns(to)) {
+	if (!core_calls() && core_owns(to)) {
 		errno = EBUSY;
 		return false;
 	}
 	/* The C library's own streams do not call by name. */
-	if (to <= STDERR_FILENO && core_depth == 0) {
+	if (to <= STDERR_FILENO && !core_calls()) {
 		(void)hooks_leave(from);
 	}
-	if (from != to && object_at(to) != NULL && REAL(fcntl64)(from, F_GETFD) >= 0) {
-		ends(to);
-	}
-	return true;
+	return from == to || REAL(fcntl64)(from, F_GETFD) < 0 || ends(to);
 }
 
 EXPORT int dup2(int from, int to)
@@ -400,10 +406,10 @@ EXPORT int dup3(int from, int to, int flags)
 
 EXPORT int close(int fd)
 {
-	if (core_depth > 0) {
+	if (core_calls()) {
 		core_disown(fd);
-	} else if (object_at(fd) != NULL) {
-		ends(fd);
+	} else if (!ends(fd)) {
+		return -1;
 	} else if (core_owns(fd)) {
 		errno = EBADF; /* programs that close what they do not know */
 		return -1;
@@ -420,7 +426,7 @@ EXPORT int close_range(unsigned int first, unsigned int last, int flags)
 	}
 	for (unsigned int fd = first; fd <= last && fd < SOCKETS_FDS_MAX; fd++) {
 		if (object_at((int)fd) != NULL) {
-			ends((int)fd);
+			(void)ends((int)fd);
 		}
 		if (core_owns((int)fd)) {
 			if (fd > from && REAL(close_range)(from, fd - 1, flags) != 0) {
@@ -581,29 +587,38 @@ EXPORT int execle(const char *path, const char *first, ...)
 	return fits ? execve(path, list, environment) : -1;
 }
 
+/* Until the end of the function, also when its thread is cancelled. */
+#define SPAWNING                                                                                   \
+	__attribute__((cleanup(process_after_spawn))) const bool began = process_before_spawn();   \
+	GMB_UNUSED(began)
+
 EXPORT int posix_spawn(pid_t *pid, const char *path, const posix_spawn_file_actions_t *actions,
 	const posix_spawnattr_t *attributes, char *const *arguments, char *const *environment)
 {
-	process_before_spawn();
+	SPAWNING;
+
 	return REAL(posix_spawn)(pid, path, actions, attributes, arguments, environment);
 }
 
 EXPORT int posix_spawnp(pid_t *pid, const char *file, const posix_spawn_file_actions_t *actions,
 	const posix_spawnattr_t *attributes, char *const *arguments, char *const *environment)
 {
-	process_before_spawn();
+	SPAWNING;
+
 	return REAL(posix_spawnp)(pid, file, actions, attributes, arguments, environment);
 }
 
 EXPORT int system(const char *command)
 {
-	process_before_spawn();
+	SPAWNING;
+
 	return REAL(system)(command);
 }
 
 EXPORT FILE *popen(const char *command, const char *mode)
 {
-	process_before_spawn();
+	SPAWNING;
+
 	return REAL(popen)(command, mode);
 }
 
@@ -657,6 +672,7 @@ __attribute__((constructor)) static void sockets_init(void)
 		atomic_store(&core.active, true);
 		hooks_vfork = fork;
 		process_init();
+		signals_init();
 	}
 	free(text);
 }

@@ -38,54 +38,75 @@ static const struct timespec *of_ms(int timeout_ms, struct timespec *timeout)
 
 /* --- poll() ----------------------------------------------------------------------------------- */
 
-/* A thread in the kernel's poll() does not see a ring: while it waits, the peers of its connections
- * are not told that they may go. A single thread cannot tell them. */
-static int poll_plain(
-	struct pollfd *fds, nfds_t count, const struct timespec *timeout, const sigset_t *mask)
-{
-	struct conn *on_stack[FDS_ON_STACK];
-	struct conn **held = on_stack;
-	bool ours;
-	int result = 0;
+/* The connections of a poll() in the kernel: it reads, as far as they are concerned. */
+struct plain_poll {
+	struct plain_call on_stack[FDS_ON_STACK];
+	struct plain_call *allocated;
+	struct plain_call *calls;
+	nfds_t count;
+};
 
-	if (count > FDS_ON_STACK) {
-		held = calloc(count, sizeof(struct conn *));
-		if (held == NULL) {
-			errno = ENOMEM;
-			return -1;
-		}
+static void plain_poll_leave(struct plain_poll *plain)
+{
+	int saved = errno;
+
+	for (nfds_t i = 0; i < plain->count; i++) {
+		plain_leave(&plain->calls[i]);
+	}
+	free(plain->allocated);
+	errno = saved;
+}
+
+static bool plain_poll_enter(struct plain_poll *plain, const struct pollfd *fds, nfds_t count)
+{
+	plain->count = 0;
+	plain->allocated = count > FDS_ON_STACK ? calloc(count, sizeof(*plain->calls)) : NULL;
+	plain->calls = count > FDS_ON_STACK ? plain->allocated : plain->on_stack;
+	if (plain->calls == NULL) {
+		return false;
 	}
 	for (nfds_t i = 0; i < count; i++) {
-		held[i] = conn_at(fds[i].fd);
-		if (held[i] != NULL) {
-			atomic_fetch_add(&held[i]->plain_readers, 1);
+		struct conn *conn = conn_at(fds[i].fd);
+
+		plain->calls[i] = (struct plain_call){ .conn = conn, .entered = conn != NULL };
+		if (conn != NULL) {
+			atomic_fetch_add(&conn->plain_readers, 1);
 		}
+		plain->count++;
 	}
-	ours = wait_is_ours(fds, count); /* it became so meanwhile */
-	if (!ours) {
-		result = REAL(ppoll)(fds, count, timeout, mask);
+	return true;
+}
+
+/* A thread in the kernel's poll() does not see a ring: while it waits, the peers of its connections
+ * are not told that they may go. A single thread cannot tell them. *ours: it is not for the kernel,
+ * and nothing was done. */
+static int poll_plain(struct pollfd *fds, nfds_t count, const struct timespec *timeout,
+	const sigset_t *mask, bool *ours)
+{
+	__attribute__((cleanup(plain_poll_leave))) struct plain_poll plain;
+
+	if (!plain_poll_enter(&plain, fds, count)) {
+		errno = ENOMEM;
+		return -1;
 	}
-	for (nfds_t i = 0; i < count; i++) {
-		if (held[i] != NULL) {
-			plain_leave(held[i], false, 0);
-		}
-	}
-	if (held != on_stack) {
-		free(held);
-	}
-	return ours ? give(wait_poll(fds, count, timeout, mask)) : result;
+	*ours = wait_is_ours(fds, count); /* it became so meanwhile */
+	return *ours ? 0 : REAL(ppoll)(fds, count, timeout, mask);
 }
 
 EXPORT int ppoll(
 	struct pollfd *fds, nfds_t count, const struct timespec *timeout, const sigset_t *mask)
 {
-	if (wait_is_ours(fds, count)) {
-		return give(wait_poll(fds, count, timeout, mask));
-	}
-	if (__libc_single_threaded || !atomic_load_explicit(&core.active, memory_order_relaxed)) {
+	bool ours = wait_is_ours(fds, count);
+	int result = 0;
+
+	if (!ours && (__libc_single_threaded ||
+			     !atomic_load_explicit(&core.active, memory_order_relaxed))) {
 		return REAL(ppoll)(fds, count, timeout, mask);
 	}
-	return poll_plain(fds, count, timeout, mask);
+	if (!ours) {
+		result = poll_plain(fds, count, timeout, mask, &ours);
+	}
+	return ours ? give(wait_poll(fds, count, timeout, mask)) : result;
 }
 
 EXPORT int poll(struct pollfd *fds, nfds_t count, int timeout_ms)
@@ -217,20 +238,17 @@ static int select_ours(int count, fd_set *in, fd_set *out, fd_set *except,
 	const struct timespec *timeout, const sigset_t *mask)
 {
 	struct pollfd on_stack[FD_SETSIZE];
+	SOCKETS_AUTO_FREE struct pollfd *allocated = NULL;
 	struct pollfd *fds = on_stack;
-	int result;
 
 	if (count > FD_SETSIZE) {
-		fds = malloc((size_t)count * sizeof(*fds));
+		allocated = malloc((size_t)count * sizeof(*fds));
+		fds = allocated;
 		if (fds == NULL) {
 			return -ENOMEM;
 		}
 	}
-	result = select_by_poll(fds, count, in, out, except, timeout, mask);
-	if (fds != on_stack) {
-		free(fds);
-	}
-	return result;
+	return select_by_poll(fds, count, in, out, except, timeout, mask);
 }
 
 EXPORT int pselect(int count, fd_set *in, fd_set *out, fd_set *except,
@@ -278,7 +296,7 @@ EXPORT int select(int count, fd_set *in, fd_set *out, fd_set *except, struct tim
 
 static int created(int fd)
 {
-	if (fd >= 0 && core_depth > 0) {
+	if (fd >= 0 && core_calls()) {
 		return core_own(fd);
 	}
 	if (fd >= 0 && atomic_load_explicit(&core.active, memory_order_relaxed)) {
@@ -301,7 +319,7 @@ EXPORT int epoll_ctl(int set_fd, int op, int fd, struct epoll_event *event)
 {
 	struct set *set = set_at(set_fd);
 
-	if (object_at(fd) == NULL || core_depth > 0) {
+	if (object_at(fd) == NULL || core_calls()) {
 		return REAL(epoll_ctl)(set_fd, op, fd, event);
 	}
 	if (set == NULL) { /* made by another program, or by a call that we did not see */

@@ -6,6 +6,7 @@
 #include <linux/sock_diag.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -214,9 +215,14 @@ int kernel_epoll_events(int set_fd, int fd, uint32_t *events_out)
 
 int kernel_table_end(void)
 {
-	FILE *file = fopen("/proc/self/status", "re");
 	int end = INT_MAX;
 	char line[256];
+	FILE *file;
+	int old;
+
+	/* A thread that is cancelled while it reads would leave the stream open. */
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &old);
+	file = fopen("/proc/self/status", "re");
 
 	while (file != NULL && fgets(line, sizeof(line), file) != NULL &&
 		sscanf(line, "FDSize: %d", &end) != 1) {
@@ -224,5 +230,6 @@ int kernel_table_end(void)
 	if (file != NULL) {
 		fclose(file);
 	}
+	pthread_setcancelstate(old, NULL);
 	return end;
 }

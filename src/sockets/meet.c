@@ -312,6 +312,7 @@ static void begin(struct conn *conn)
 	conn->nonblocking = flags >= 0 && (flags & O_NONBLOCK) != 0;
 	conn_learn_limits(conn);
 	conn->out_full = false;
+	conn->sends = 0;
 	conn->lost = false;
 	conn->tcp_event = true;
 	conn->stranded = false;
@@ -340,7 +341,7 @@ static bool hello_is_ours(const struct clan_conn *clan)
 
 void conn_meet(struct conn *conn)
 {
-	int result = process_is_sole(conn) ? compare_counts(conn) : -EAGAIN;
+	int result = process_may_carry(conn) ? compare_counts(conn) : -EAGAIN;
 
 	if (result == -EAGAIN) {
 		conn->offered = true;
@@ -368,7 +369,7 @@ void conn_meet(struct conn *conn)
 
 void conn_advance(struct conn *conn)
 {
-	if (!process_is_sole(conn)) {
+	if (!process_may_carry(conn)) {
 		conn_look_again_at(conn, atomic_load(&conn->calls) + conn->after);
 		return;
 	}

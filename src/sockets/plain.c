@@ -18,7 +18,7 @@ static bool is_due(struct conn *conn, enum conn_state state, bool writes)
 	       next != UINT32_MAX;
 }
 
-enum way plain_enter(int fd, bool writes, struct conn **conn_out)
+enum way plain_enter(int fd, bool writes, struct plain_call *call)
 {
 	bool tried = false;
 
@@ -27,7 +27,7 @@ enum way plain_enter(int fd, bool writes, struct conn **conn_out)
 		_Atomic(uint32_t) *calls;
 		enum conn_state state;
 
-		*conn_out = conn;
+		*call = (struct plain_call){ .conn = conn, .writes = writes };
 		if (conn == NULL) {
 			return WAY_KERNEL;
 		}
@@ -50,23 +50,29 @@ enum way plain_enter(int fd, bool writes, struct conn **conn_out)
 		/* Partner: set_state() before the look at these counts. */
 		state = atomic_load(&conn->state);
 		if (conn_at(fd) == conn && state != CONN_CARRIED && state != CONN_FREE) {
+			call->entered = true;
 			return WAY_PLAIN;
 		}
 		atomic_fetch_sub(calls, 1);
 	}
 }
 
-void plain_leave(struct conn *conn, bool writes, ssize_t bytes)
+void plain_leave(struct plain_call *call)
 {
+	struct conn *conn = call->conn;
 	int saved = errno;
 
-	if (bytes > 0) {
-		atomic_fetch_add_explicit(writes ? &conn->side.out : &conn->side.in,
-			(uint64_t)bytes, memory_order_relaxed);
+	if (!call->entered) {
+		return;
 	}
-	atomic_fetch_sub(writes ? &conn->plain_writers : &conn->plain_readers, 1);
+	call->entered = false;
+	if (call->bytes > 0) {
+		atomic_fetch_add_explicit(call->writes ? &conn->side.out : &conn->side.in,
+			(uint64_t)call->bytes, memory_order_relaxed);
+	}
+	atomic_fetch_sub(call->writes ? &conn->plain_writers : &conn->plain_readers, 1);
 	/* It became carried meanwhile: the last plain reader lets the peer go. */
-	if (!writes && atomic_load(&conn->state) == CONN_CARRIED && core_lock()) {
+	if (!call->writes && atomic_load(&conn->state) == CONN_CARRIED && core_lock()) {
 		conn_say_may(conn);
 		core_unlock();
 	}

@@ -32,9 +32,11 @@ struct holders {
 	_Atomic(uint64_t) taken; /* bytes of what was in buffers at forks; runs freely */
 };
 
-#define UNNAMED		  (UINT64_C(1) << 63) /* a child that has not run yet: who forks, and which fork */
+/* A child that has not run yet: who forks, and which fork; or what a process has become. */
+#define UNNAMED		  (UINT64_C(1) << 63)
 #define PID_BITS	  31
 #define UNNAMED_PID_SHIFT 32
+#define STARTED		  UINT32_MAX /* instead of a fork: another program */
 
 static uint64_t own_name;
 static struct holders *chunk; /* that this process takes from */
@@ -75,6 +77,30 @@ static bool has(struct holders *holders, uint64_t name)
 	return replace(holders, name, name);
 }
 
+/* A program that this process has become, and that has the connection. It may hand it on to
+ * processes that nobody knows of: the connection stays on TCP when it has ended. */
+static uint64_t started_name(void)
+{
+	return UNNAMED | (uint64_t)getpid() << UNNAMED_PID_SHIFT | STARTED;
+}
+
+/* Can it be used for another connection? Programs do not use it. */
+static bool is_free(struct holders *holders)
+{
+	for (int i = 0; i < HOLDERS_MAX; i++) {
+		uint64_t name = atomic_load(&holders->names[i]);
+		bool started = (name & UNNAMED) != 0 && (uint32_t)name == STARTED;
+
+		if (name == own_name || (name != 0 && !started && lives(name))) {
+			return false;
+		}
+	}
+	for (int i = 0; i < HOLDERS_MAX; i++) {
+		atomic_store(&holders->names[i], 0);
+	}
+	return true;
+}
+
 /* Does nobody but this process have it? Forgets the dead. */
 static bool is_sole(struct holders *holders)
 {
@@ -106,7 +132,7 @@ static struct holders *take_holders(void)
 
 	for (int i = 0; i < HOLDERS_LOOKS && chunk != NULL; i++) {
 		holders = &chunk[chunk_at++ % HOLDERS_CHUNK];
-		if (is_sole(holders) && !has(holders, own_name)) {
+		if (is_free(holders)) {
 			GMB_ASSERT(replace(holders, 0, own_name));
 			return holders;
 		}
@@ -123,9 +149,34 @@ static struct holders *take_holders(void)
 	return &chunk[0];
 }
 
+/* Calls that start programs. */
+static uint32_t spawning;
+
+static bool stays_open(int fd)
+{
+	int flags = REAL(fcntl64)(fd, F_GETFD);
+
+	return flags >= 0 && (flags & FD_CLOEXEC) == 0;
+}
+
+static bool survives_exec(struct conn *conn)
+{
+	bool survives = stays_open(conn->fd);
+
+	for (int fd = 0; fd < core.fds_end && !survives && conn->object.refs > 1; fd++) {
+		survives = conn_at(fd) == conn && stays_open(fd);
+	}
+	return survives;
+}
+
 bool process_is_sole(struct conn *conn)
 {
 	return conn->holders == NULL || is_sole(conn->holders);
+}
+
+bool process_may_carry(struct conn *conn)
+{
+	return process_is_sole(conn) && !conn->passed && (spawning == 0 || !survives_exec(conn));
 }
 
 void process_closes(struct conn *conn)
@@ -134,6 +185,18 @@ void process_closes(struct conn *conn)
 		(void)replace(conn->holders, own_name, 0);
 		conn->holders = NULL;
 		conn->buffer_shared = false;
+	}
+}
+
+/* In all connections that have one name. */
+static void rename_held(uint64_t old, uint64_t new)
+{
+	for (int fd = 0; fd < core.fds_end; fd++) {
+		struct conn *conn = conn_at(fd);
+
+		if (conn != NULL && conn->holders != NULL) {
+			(void)replace(conn->holders, old, new);
+		}
 	}
 }
 
@@ -193,19 +256,25 @@ static void share(struct conn *conn)
 
 /* --- fork ------------------------------------------------------------------------------------- */
 
-/* Forks of a signal handler that has interrupted us: the lock is not theirs. */
+/* Forks in the handler of a crash that has interrupted us: the lock is not theirs. */
 static _Thread_local int nested_forks __attribute__((tls_model("initial-exec")));
 
+static bool is_any(struct conn *conn)
+{
+	GMB_UNUSED(conn);
+	return true;
+}
+
 /* The connections of both processes are plain TCP at the moment of the fork, so that each can use
- * what it keeps. */
+ * what it keeps. While their peers are waited for, other threads go on. */
 static void before_fork(void)
 {
 	if (!core_lock()) {
 		nested_forks++;
 		return;
 	}
-	fork_name = UNNAMED | (uint64_t)getpid() << UNNAMED_PID_SHIFT | forks++;
-	conn_before_fork(FORK_WAIT_MS);
+	conn_bring_back(is_any, REASON_FORK, FORK_WAIT_MS);
+	fork_name = UNNAMED | (uint64_t)getpid() << UNNAMED_PID_SHIFT | forks++ % STARTED;
 	for (int fd = 0; fd < core.fds_end; fd++) {
 		struct conn *conn = conn_at(fd);
 
@@ -260,13 +329,7 @@ void process_fork_failed(void)
 	int saved = errno;
 
 	if (fork_name != 0 && core_lock()) {
-		for (int fd = 0; fd < core.fds_end; fd++) {
-			struct conn *conn = conn_at(fd);
-
-			if (conn != NULL && conn->holders != NULL) {
-				(void)replace(conn->holders, fork_name, 0);
-			}
-		}
+		rename_held(fork_name, 0);
 		fork_name = 0;
 		core_unlock();
 	}
@@ -283,18 +346,6 @@ void process_init(void)
 }
 
 /* --- exec and spawn --------------------------------------------------------------------------- */
-
-static bool stays_open(int fd)
-{
-	int flags = REAL(fcntl64)(fd, F_GETFD);
-
-	return flags >= 0 && (flags & FD_CLOEXEC) == 0;
-}
-
-static bool survives_exec(struct conn *conn)
-{
-	return conn->object.refs > 1 || stays_open(conn->fd);
-}
 
 /* What the descriptor stands for, kept out of reach; the peer gets a reset when this program is
  * gone. False: cannot be had. */
@@ -355,21 +406,49 @@ bool process_before_exec(void)
 			withhold(conn, fd);
 		}
 	}
+	rename_held(own_name, started_name());
 	return true;
 }
 
-void process_before_spawn(void)
+/* The program, and whom that starts, may have these for ever: they stay on TCP. */
+static void give_away(void)
 {
-	if (!atomic_load(&core.active) || !core_lock()) {
-		return;
-	}
 	conn_bring_back(survives_exec, REASON_EXEC, EXEC_WAIT_MS);
 	for (int fd = 0; fd < core.fds_end; fd++) {
-		if (conn_at(fd) != NULL && survives_exec(conn_at(fd))) {
-			conn_at(fd)->passed = true;
+		struct conn *conn = conn_at(fd);
+
+		if (conn == NULL || !survives_exec(conn)) {
+			continue;
+		}
+		if (conn_is_carried(conn)) {
+			conn->passed = true; /* until its bytes have been read */
+		} else {
+			conn_forget(conn, REASON_EXEC);
 		}
 	}
+}
+
+bool process_before_spawn(void)
+{
+	if (!atomic_load(&core.active) || !core_lock()) {
+		return false;
+	}
+	spawning++;
+	give_away();
 	core_unlock();
+	return true;
+}
+
+void process_after_spawn(const bool *began)
+{
+	int saved = errno;
+
+	if (*began && core_lock()) {
+		give_away(); /* those that other threads have opened meanwhile */
+		spawning--;
+		core_unlock();
+	}
+	errno = saved;
 }
 
 static void give_back(struct conn *conn)
@@ -388,6 +467,7 @@ void process_exec_failed(bool began)
 	if (!began) {
 		return;
 	}
+	rename_held(started_name(), own_name);
 	for (int fd = 0; fd < core.fds_end; fd++) {
 		struct conn *conn = conn_at(fd);
 

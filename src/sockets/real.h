@@ -10,6 +10,7 @@
 #pragma once
 
 #include <poll.h>
+#include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <sys/epoll.h>
@@ -81,7 +82,12 @@ void real_find_all(void);
 		(pid_t *, const char *, const posix_spawn_file_actions_t *,                        \
 			const posix_spawnattr_t *, char *const *, char *const *))                  \
 	X(int, system, (const char *))                                                             \
-	X(FILE *, popen, (const char *, const char *))
+	X(FILE *, popen, (const char *, const char *))                                             \
+	X(int, sigaction, (int, const struct sigaction *, struct sigaction *))                     \
+	X(sighandler_t, signal, (int, sighandler_t))                                               \
+	X(sighandler_t, __sysv_signal, (int, sighandler_t))                                        \
+	X(sighandler_t, sigset, (int, sighandler_t))                                               \
+	X(int, siginterrupt, (int, int))
 
 #define REAL_DECLARE(type, name, arguments)                                                        \
 	extern type(*real_pointer_##name) arguments;                                               \

@@ -13,10 +13,10 @@
  *   core.c ──▶ libclan                      the lock, the queue, sleeping
  *
  * Threading: one lock (core_lock()) guards everything, but for the table of descriptors and the
- * counts of connections that are not carried, which are atomic. Nothing sleeps with the lock held,
- * but for what is about to fork. A call from a signal handler that meets the lock of its
- * own thread fails with EINTR. Calls that may sleep are points of cancellation where they begin and
- * while they sleep.
+ * counts of connections that are not carried, which are atomic. Nothing sleeps with the lock held.
+ * Signal handlers of the program wait until their thread has left the lock (hooks_signal.c); those
+ * for crashes do not, and there calls on tracked descriptors fail with EINTR. Calls that may sleep
+ * are points of cancellation where they begin and while they sleep.
  *
  * Ownership: objects belong to the table of descriptors; connections and sets are kept in pools and
  * never unmapped, so that a look without the lock meets an object of the same kind.
@@ -28,6 +28,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -168,7 +169,7 @@ struct conn {
 	uint32_t after;	  /* calls before it is carried; more each time it comes back */
 	uint32_t attempt; /* of the connector */
 	bool connector;
-	bool passed;		 /* to another process, of which nothing is known */
+	bool passed;		 /* to another process or program, of which nothing is known */
 	struct holders *holders; /* of those that lived through a fork; process.c */
 	bool named;		 /* the addresses below are known */
 	int fd;			 /* one of its descriptors */
@@ -185,6 +186,7 @@ struct conn {
 	uint64_t in_limit_ns; /* SO_RCVTIMEO; 0: none */
 	uint64_t out_limit_ns;
 	bool out_full;	 /* the ring had no room; READY will tell */
+	uint32_t sends;	 /* since somebody looked at the descriptors */
 	bool lost;	 /* the clan connection has ended */
 	bool tcp_event;	 /* something happened on the TCP connection */
 	bool stranded;	 /* after a fork: what came by ring is the parent's */
@@ -305,9 +307,18 @@ struct core {
 };
 
 extern struct core core;
-extern _Thread_local int core_depth __attribute__((tls_model("initial-exec")));
+#define CORE_THREAD _Thread_local __attribute__((tls_model("initial-exec")))
+extern CORE_THREAD int core_depth;	   /* this thread has the lock, or waits for it */
+extern CORE_THREAD int core_crashed;	   /* handlers of crashes that have interrupted that */
+extern CORE_THREAD uint64_t core_deferred; /* signals that wait for core_unlock(), from bit 0 */
 
-/* False, with errno EINTR: this thread has the lock already, we are in a signal handler. */
+/* Does libclan call, for who has the lock? */
+static inline bool core_calls(void)
+{
+	return core_depth > 0 && core_crashed == 0;
+}
+
+/* False, with errno EINTR: this thread has the lock already, we are in the handler of a crash. */
 GMB_MUST_CHECK bool core_lock(void);
 void core_unlock(void);
 /* The queue and what belongs to it. Negative errno: cannot be had. */
@@ -351,9 +362,7 @@ void conn_unfit(struct conn *conn, enum sockets_reason reason);
  * between: connections may be closed meanwhile. */
 void conn_bring_back(
 	bool (*choose)(struct conn *conn), enum sockets_reason reason, uint32_t timeout_ms);
-/* The same for all, with the lock, which is kept: the child is to get them as they are. */
-void conn_before_fork(uint32_t timeout_ms);
-/* The same for one, as conn_bring_back(). True: it is on TCP, or closed. */
+/* The same for one. True: it is on TCP, or closed. */
 bool conn_bring_back_one(struct conn *conn, enum sockets_reason reason, uint32_t timeout_ms);
 /* The reader waits at both places now, if no plain call is left. */
 void conn_say_may(struct conn *conn);
@@ -362,6 +371,8 @@ void conn_say_may(struct conn *conn);
 void conn_settle(struct conn *conn);
 /* The other end broke a rule: resets the TCP connection. */
 void conn_broken(struct conn *conn, const char *what);
+/* Takes what the other library has said; when it has said nothing, that costs one load. */
+void conn_take_messages(struct conn *conn);
 void conn_event(const struct clan_event *event);
 void conn_touch(struct conn *conn, uint32_t what);
 /* What is written from here on goes by ring, if the peer waits there. */
@@ -461,6 +472,8 @@ void process_init(void);
 void process_fork_failed(void);
 /* Does no other process that we know of have the connection? A system call for each. */
 bool process_is_sole(struct conn *conn);
+/* The same, and no program that is being started gets it. */
+bool process_may_carry(struct conn *conn);
 /* This process has it no more. */
 void process_closes(struct conn *conn);
 /* Before the program is replaced. What it has not read of a connection the next one cannot get: it
@@ -469,11 +482,30 @@ void process_closes(struct conn *conn);
 GMB_MUST_CHECK bool process_before_exec(void);
 /* The program was not replaced. errno stays. */
 void process_exec_failed(bool began);
-/* Before another program is started with descriptors of this one. */
-void process_before_spawn(void);
+/* Around a call that starts another program with descriptors of this one. */
+bool process_before_spawn(void);
+void process_after_spawn(const bool *began);
 /* A message that may pass descriptors to another process. False: one of them has bytes that the
  * program has not read, and that would be lost. */
 GMB_MUST_CHECK bool process_passes(const struct msghdr *message);
+
+/* --- hooks_signal.c --------------------------------------------------------------------------- */
+
+/* From now on handlers of the program run when nobody in their thread has the lock. */
+void signals_init(void);
+/* Without the lock: the handlers of core_deferred. */
+void signals_let_in(void);
+/* A signal whose handler cannot wait. */
+bool signals_is_crash(int number);
+
+/* --- memory of a call ------------------------------------------------------------------------- */
+
+/* Of a pointer that is to be freed at the end of its block, also when the thread is cancelled. */
+#define SOCKETS_AUTO_FREE __attribute__((cleanup(sockets_auto_free)))
+static inline void sockets_auto_free(void *pointer)
+{
+	free(*(void **)pointer);
+}
 
 /* --- plain.c ---------------------------------------------------------------------------------- */
 
@@ -483,7 +515,16 @@ enum way {
 	WAY_PLAIN,  /* to the kernel, between plain_enter() and plain_leave() */
 	WAY_OURS,   /* it is carried */
 };
+/* A call that may be in the kernel. A variable PLAIN_CALL is left at the end of its block, also
+ * when the thread is cancelled. */
+struct plain_call {
+	struct conn *conn;
+	bool writes;
+	bool entered;
+	ssize_t bytes; /* what it has moved, if anything */
+};
+#define PLAIN_CALL __attribute__((cleanup(plain_leave))) struct plain_call
 /* Tries what is due first. */
-enum way plain_enter(int fd, bool writes, struct conn **conn_out);
-/* bytes: what the call moved, if anything. errno stays. */
-void plain_leave(struct conn *conn, bool writes, ssize_t bytes);
+enum way plain_enter(int fd, bool writes, struct plain_call *call);
+/* errno stays. */
+void plain_leave(struct plain_call *call);

@@ -244,13 +244,15 @@ int wait_poll(
 	struct pollfd *fds, nfds_t count, const struct timespec *timeout, const sigset_t *mask)
 {
 	struct pollfd on_stack[FDS_ON_STACK];
+	SOCKETS_AUTO_FREE struct pollfd *allocated = NULL;
 	struct pollfd *rest = on_stack;
 	uint64_t deadline_ns = wait_deadline(timeout);
 	int result;
 
 	pthread_testcancel();
 	if (count + 1 > FDS_ON_STACK) {
-		rest = malloc((count + 1) * sizeof(*rest));
+		allocated = malloc((count + 1) * sizeof(*rest));
+		rest = allocated;
 		if (rest == NULL) {
 			return -ENOMEM;
 		}
@@ -260,9 +262,6 @@ int wait_poll(
 		core_unlock();
 	} else {
 		result = -EINTR;
-	}
-	if (rest != on_stack) {
-		free(rest);
 	}
 	return result;
 }

@@ -125,7 +125,8 @@ void arrived(int fd, int bytes)
 
 /* --- running ---------------------------------------------------------------------------------- */
 
-static const struct semantics_case *const parts[] = { data_cases, wait_cases, process_cases };
+static const struct semantics_case *const parts[] = { data_cases, wait_cases, process_cases,
+	signal_cases };
 
 static int only(int fd, int copy)
 {

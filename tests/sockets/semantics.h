@@ -32,6 +32,7 @@ struct semantics_case {
 extern const struct semantics_case data_cases[];
 extern const struct semantics_case wait_cases[];
 extern const struct semantics_case process_cases[];
+extern const struct semantics_case signal_cases[];
 
 /* One result: errno by name, so that lines can be read. */
 void show(const char *what, long result);

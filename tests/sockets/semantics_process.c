@@ -4,8 +4,12 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <spawn.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,6 +21,7 @@
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "semantics.h"
@@ -350,6 +355,50 @@ static void cancelled_before(struct pair *pair)
 #endif
 }
 
+enum { SLEEPERS = 8, POLLED = 200 };
+
+static void *poll_many(void *argument)
+{
+	const struct pair *pair = argument;
+	struct pollfd many[POLLED];
+
+	for (int i = 0; i < POLLED; i++) {
+		many[i] = (struct pollfd){ .fd = pair->server, .events = POLLIN };
+	}
+	show("not reached", poll(many, POLLED, -1));
+	return NULL;
+}
+
+static void cancel_sleepers(struct pair *pair)
+{
+	pthread_t threads[SLEEPERS];
+
+	for (int i = 0; i < SLEEPERS; i++) {
+		must(pthread_create(&threads[i], NULL, poll_many, pair) == 0, "thread");
+	}
+	must(poll(NULL, 0, SHORT_MS) == 0, "a moment");
+	for (int i = 0; i < SLEEPERS; i++) {
+		must(pthread_cancel(threads[i]) == 0, "cancel");
+		pthread_join(threads[i], NULL);
+	}
+}
+
+/* What a thread that is cancelled has allocated is freed: not under AddressSanitizer, as above. */
+static void cancelled_polls(struct pair *pair)
+{
+#ifdef __SANITIZE_ADDRESS__
+	(void)pair;
+	(void)cancel_sleepers;
+#else
+	size_t before;
+
+	cancel_sleepers(pair); /* what the C library allocates for the first */
+	before = mallinfo2().uordblks;
+	cancel_sleepers(pair);
+	show("leaks", mallinfo2().uordblks > before + POLLED * sizeof(struct pollfd));
+#endif
+}
+
 static void child_uses(struct pair *pair)
 {
 	char buffer[16];
@@ -419,6 +468,181 @@ static void both_processes(struct pair *pair)
 	show_bytes("read", buffer, read(pair->client, buffer, sizeof(buffer)));
 }
 
+/* --- the other end in another process --------------------------------------------------------- */
+
+struct peer {
+	pid_t pid;
+	int orders; /* to close the connection; closed: it ends */
+	int reports;
+};
+
+static void serve_orders(struct pair *pair, int orders, int reports)
+{
+	char order;
+
+	close(pair->client);
+	for (int i = 0; i < ROUNDS; i++) {
+		must(read(pair->server, &order, 1) == 1 && write(pair->server, &order, 1) == 1,
+			"echo");
+	}
+	while (read(orders, &order, 1) == 1) {
+		close(pair->server);
+		must(write(reports, &order, 1) == 1, "report");
+	}
+	exit(0); /* which counts what it has moved */
+}
+
+/* Takes the server's end. It answers, and then makes no call but for orders. */
+static void start_peer(struct pair *pair, struct peer *peer)
+{
+	int orders[2];
+	int reports[2];
+	char byte = 'w';
+
+	must(pipe2(orders, O_CLOEXEC) == 0 && pipe2(reports, O_CLOEXEC) == 0, "pipe");
+	fflush(stdout);
+	peer->pid = fork();
+	if (peer->pid == 0) {
+		close(orders[1]);
+		close(reports[0]);
+		serve_orders(pair, orders[0], reports[1]);
+	}
+	close(pair->server);
+	pair->server = -1;
+	close(orders[0]);
+	close(reports[1]);
+	peer->orders = orders[1];
+	peer->reports = reports[0];
+	for (int i = 0; i < ROUNDS; i++) {
+		must(write(pair->client, &byte, 1) == 1 && read(pair->client, &byte, 1) == 1,
+			"answer");
+	}
+}
+
+static void have_it_closed(const struct peer *peer)
+{
+	char byte = 'c';
+
+	must(write(peer->orders, &byte, 1) == 1 && read(peer->reports, &byte, 1) == 1, "order");
+}
+
+static void end_peer(const struct peer *peer)
+{
+	close(peer->orders);
+	close(peer->reports);
+	must(waitpid(peer->pid, NULL, 0) == peer->pid, "wait");
+}
+
+/* What the kernel knows, behind the back of a library. */
+static short wait_in_kernel(int fd, short events)
+{
+	struct pollfd one = { .fd = fd, .events = events };
+	struct timespec limit = { .tv_sec = WAIT_MS / 1000 };
+
+	return (short)(syscall(SYS_ppoll, &one, 1, &limit, NULL, 0) > 0 ? one.revents : 0);
+}
+
+/* A program that only writes. */
+static void written_to_the_closed(struct pair *pair)
+{
+	struct peer peer;
+
+	signal(SIGPIPE, SIG_IGN);
+	start_peer(pair, &peer);
+	have_it_closed(&peer);
+	show("first", write(pair->client, "x", 1));
+	show("reset", (wait_in_kernel(pair->client, 0) & POLLERR) != 0);
+	show("second", write(pair->client, "x", 1));
+	end_peer(&peer);
+	signal(SIGPIPE, SIG_DFL);
+}
+
+/* --- a fork beside other threads -------------------------------------------------------------- */
+
+enum { FORK_TRIES = 50, FORK_LONG_MS = 60, BESIDE_MIN = 50 };
+
+static _Atomic(bool) fork_begins;
+static _Atomic(bool) fork_ended;
+
+static void begin_fork(void)
+{
+	atomic_store(&fork_begins, true);
+}
+
+static void *fork_once(void *argument)
+{
+	pid_t pid = fork();
+
+	(void)argument;
+	if (pid == 0) {
+		_exit(0);
+	}
+	atomic_store(&fork_ended, true);
+	must(waitpid(pid, NULL, 0) == pid, "wait");
+	return NULL;
+}
+
+static void exchange(const struct pair *pair)
+{
+	char byte = 'x';
+
+	must(write(pair->client, &byte, 1) == 1 && read(pair->server, &byte, 1) == 1, "exchange");
+}
+
+static long now_ms(void)
+{
+	struct timespec now;
+
+	must(clock_gettime(CLOCK_MONOTONIC, &now) == 0, "time");
+	return now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* True: a fork took long, and a thread that did not fork could do next to nothing meanwhile. */
+static bool fork_holds_up(const struct pair *own)
+{
+	int count = 0;
+	long began_ms;
+	pthread_t thread;
+
+	atomic_store(&fork_begins, false);
+	atomic_store(&fork_ended, false);
+	must(pthread_create(&thread, NULL, fork_once, NULL) == 0, "thread");
+	while (!atomic_load(&fork_begins)) {
+		(void)sched_yield();
+	}
+	began_ms = now_ms();
+	while (!atomic_load(&fork_ended)) {
+		exchange(own);
+		count++;
+	}
+	pthread_join(thread, NULL);
+	return now_ms() - began_ms >= FORK_LONG_MS && count < BESIDE_MIN;
+}
+
+/* While a fork waits for a peer that makes no call, other threads go on. A thread that has got no
+ * processor for so long tries again. */
+static void fork_beside(struct pair *pair)
+{
+	static bool registered;
+	bool holds_up = true;
+	struct peer peer;
+
+	must(registered || pthread_atfork(begin_fork, NULL, NULL) == 0, "atfork");
+	registered = true;
+	start_peer(pair, &peer);
+	for (int i = 0; i < FORK_TRIES && holds_up; i++) {
+		struct pair own;
+
+		connect_pair(&own);
+		warm(&own);
+		holds_up = fork_holds_up(&own);
+		close(own.client);
+		close(own.server);
+	}
+	show("holds up", holds_up);
+	end_peer(&peer);
+}
+
 static void shell_inherits(struct pair *pair)
 {
 	char buffer[16];
@@ -429,6 +653,95 @@ static void shell_inherits(struct pair *pair)
 	close(SHELL_FD);
 	show_bytes("read", buffer, recv(pair->client, buffer, 5, MSG_WAITALL));
 	warm(pair);
+}
+
+/* --- programs that go on ---------------------------------------------------------------------- */
+
+enum { GO_FD = 8, LATE_BYTES = 64 };
+#define EIGHT "01234567"
+/* Waits, and writes to the connection. */
+#define WRITE_LATE "read go <&8; printf " EIGHT EIGHT EIGHT EIGHT EIGHT EIGHT EIGHT EIGHT " >&9"
+
+static FILE *late_stream;
+
+static pid_t spawn_late(void)
+{
+	const char *const arguments[] = { "sh", "-c", WRITE_LATE, NULL };
+	pid_t pid;
+
+	must(posix_spawn(&pid, "/bin/sh", NULL, NULL, (char *const *)(uintptr_t)arguments,
+		     environ) == 0,
+		"posix_spawn");
+	return pid;
+}
+
+static pid_t open_late(void)
+{
+	late_stream = popen(WRITE_LATE, "w");
+	must(late_stream != NULL, "popen");
+	return 0;
+}
+
+/* The shell ends, and its child has the connection. */
+static pid_t leave_late(void)
+{
+	must(system("{ " WRITE_LATE "; } &") == 0, "system");
+	return 0;
+}
+
+static pid_t execute_late(void)
+{
+	pid_t pid = fork();
+
+	if (pid == 0) {
+		execl("/bin/sh", "sh", "-c", "{ " WRITE_LATE "; } &", (char *)NULL);
+		_exit(9);
+	}
+	must(waitpid(pid, NULL, 0) == pid, "wait");
+	return 0;
+}
+
+/* Another program has the connection while this one goes on, and writes when it is told. */
+static void write_late_from(struct pair *pair, const char *how, pid_t (*start)(void))
+{
+	char buffer[LATE_BYTES];
+	int ends[2];
+	pid_t pid;
+
+	must(pipe2(ends, O_CLOEXEC) == 0, "pipe");
+	must(dup2(ends[0], GO_FD) == GO_FD && dup2(pair->server, SHELL_FD) == SHELL_FD, "dup2");
+	fflush(stdout);
+	pid = start();
+	close(GO_FD);
+	close(SHELL_FD);
+	warm(pair);
+	put(ends[1], "go\n");
+	show_bytes(how, buffer, recv(pair->client, buffer, LATE_BYTES, MSG_WAITALL));
+	must(pid == 0 || waitpid(pid, NULL, 0) == pid, "wait");
+	warm(pair);
+	close(ends[0]);
+	close(ends[1]);
+}
+
+static void programs_go_on(struct pair *pair)
+{
+	write_late_from(pair, "posix_spawn", spawn_late);
+	close(pair->client);
+	close(pair->server);
+	connect_pair(pair);
+	warm(pair);
+	write_late_from(pair, "popen", open_late);
+	show("pclose", pclose(late_stream));
+	close(pair->client);
+	close(pair->server);
+	connect_pair(pair);
+	warm(pair);
+	write_late_from(pair, "system", leave_late);
+	close(pair->client);
+	close(pair->server);
+	connect_pair(pair);
+	warm(pair);
+	write_late_from(pair, "exec", execute_late);
 }
 
 static void exec_inherits(struct pair *pair)
@@ -465,10 +778,14 @@ const struct semantics_case process_cases[] = {
 	{ "left-while-read", left_while_read },
 	{ "cancelled", cancelled },
 	{ "cancelled-before", cancelled_before },
+	{ "cancelled-polls", cancelled_polls },
 	{ "child-uses", child_uses },
 	{ "parent-goes-on", parent_goes_on },
 	{ "both-processes", both_processes },
+	{ "written-to-the-closed", written_to_the_closed },
+	{ "fork-beside", fork_beside },
 	{ "shell-inherits", shell_inherits },
 	{ "exec-inherits", exec_inherits },
+	{ "programs-go-on", programs_go_on },
 	{ NULL, NULL },
 };

@@ -287,6 +287,30 @@ assert os.waitpid(child, 0)[1] == 0
 echo()
 """
 
+# Echoes, waits, and hands the connection to another program, which counts what comes; argv: port.
+HANDS_OVER = """
+import os, socket, sys
+listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+print("listens", flush=True)
+conn, _ = listener.accept()
+for _ in range(40):
+    conn.sendall(conn.recv(6, socket.MSG_WAITALL))
+sys.stdin.readline()
+if os.fork() == 0:
+    os.set_inheritable(conn.fileno(), True)
+    os.execv(sys.executable, [sys.executable, "-c", '''
+import os, sys
+print("runs", flush=True)
+count = 0
+while got := os.read(int(sys.argv[1]), 65536):
+    count += len(got)
+print(count, flush=True)
+''', str(conn.fileno())])
+sys.stdin.readline()
+conn.close()
+os.wait()
+"""
+
 # The parent reads what both have after the fork; the child has what comes then.
 PARENT_READS = """
 import os, select, socket, sys
@@ -495,6 +519,33 @@ for line in sys.stdin:
         client.communicate(timeout=60)
         self.assertEqual(self.stats()["carried"], 2)
 
+    def test_handed_over_while_the_peer_makes_no_call(self):
+        """What it writes afterwards is for the other program."""
+        port = free_port()
+        server = self.start(*self.carried(f"listen *:{port}; after 3", PYTHON, "-c", HANDS_OVER, str(port)),
+                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.assertEqual(server.stdout.readline(), "listens\n")
+        client = self.start(*self.carried(f"connect *:{port}; after 3", PYTHON, "-c", """
+import socket, sys
+conn = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+for _ in range(40):
+    conn.sendall(b"abcdef")
+    assert conn.recv(6, socket.MSG_WAITALL) == b"abcdef"
+print("talked", flush=True)
+sys.stdin.readline()
+conn.sendall(bytes(65536))
+""", str(port)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.assertEqual(client.stdout.readline(), "talked\n")
+        server.stdin.write("go\n")
+        server.stdin.flush()
+        self.assertEqual(server.stdout.readline(), "runs\n")
+        server.stdin.write("close\n")
+        server.stdin.flush()
+        client.communicate("go\n", timeout=60)
+        self.assertEqual((client.returncode, server.stdout.readline()), (0, "65536\n"))
+        self.assertEqual(server.wait(60), 0)
+        self.assertEqual(self.stats()["carried"], 2)
+
     def test_waits_hold_up_nobody_else(self):
         (stopped, port), (_, other) = self.serve(), self.serve()
         done = subprocess.run(
@@ -526,6 +577,29 @@ for line in sys.stdin:
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertIn(done.stdout, ("end\n", "reset\n"))
             self.assertEqual(server.wait(60), -9)
+
+    def test_server_of_a_program_that_only_writes_is_killed(self):
+        server, port = self.serve(41)
+        client = self.start(*self.carried(f"connect *:{port}; after 3", PYTHON, "-c", """
+import socket, sys
+conn = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+for _ in range(40):
+    conn.sendall(b"abcdef")
+    assert conn.recv(6, socket.MSG_WAITALL) == b"abcdef"
+conn.sendall(b"the last")
+sys.stdin.readline()
+count = 0
+try:
+    while count < 2000:
+        conn.sendall(b"x")
+        count += 1
+except OSError:
+    pass
+print(count)
+""", str(port)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.assertEqual(server.wait(60), -9)
+        self.assertLess(int(client.communicate("go\n", timeout=60)[0]), 1000)
+        self.assertEqual(self.stats()["carried"], 1)
 
     def test_client_is_killed(self):
         for calls in KILLS:
