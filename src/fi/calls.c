@@ -6,8 +6,8 @@
 
 #include <string.h>
 
-/* Flags of calls. A write is told when it is in the memory of the target, so it is delivered then.
- */
+/* Flags of calls. A write is told when it is in the memory of the target, and a read when it is in
+ * ours: they are delivered then. */
 #define TX_CALL_FLAGS                                                                              \
 	(FI_COMPLETION | FI_INJECT | FI_INJECT_COMPLETE | FI_TRANSMIT_COMPLETE |                   \
 		FI_REMOTE_CQ_DATA | FI_MORE)
@@ -70,7 +70,7 @@ static void fill_op(struct prov_op *op, const struct request *request, uint64_t 
 static bool flags_are_known(const struct request *request)
 {
 	uint64_t known =
-		TX_CALL_FLAGS | (request->kind == PROV_RECORD_WRITE ? FI_DELIVERY_COMPLETE : 0);
+		TX_CALL_FLAGS | (request->kind == PROV_RECORD_SEND ? 0 : FI_DELIVERY_COMPLETE);
 
 	return (request->flags & ~known) == 0;
 }

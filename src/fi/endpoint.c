@@ -110,8 +110,9 @@ static int copy_address(void *to, size_t *bytes, const union prov_address *addre
 	return room < all ? -FI_ETOOSMALL : 0;
 }
 
-static int get_option(int level, int name, void *value, size_t *bytes)
+static int any_getopt(fid_t fid, int level, int name, void *value, size_t *bytes)
 {
+	GMB_UNUSED(fid);
 	if (level != FI_OPT_ENDPOINT || name != FI_OPT_CM_DATA_SIZE) {
 		return -FI_ENOPROTOOPT;
 	}
@@ -121,12 +122,6 @@ static int get_option(int level, int name, void *value, size_t *bytes)
 	*(size_t *)value = PROV_CM_BYTES_MAX;
 	*bytes = sizeof(size_t);
 	return 0;
-}
-
-static int any_getopt(fid_t fid, int level, int name, void *value, size_t *bytes)
-{
-	GMB_UNUSED(fid);
-	return get_option(level, name, value, bytes);
 }
 
 static int any_setopt(fid_t fid, int level, int name, const void *value, size_t bytes)
@@ -483,8 +478,10 @@ int prov_pep_open(
 	if (pep == NULL) {
 		return -FI_ENOMEM;
 	}
-	if (!prov_address_copy(&pep->address, info->src_addr, info->src_addrlen) ||
-		!prov_address_is_local(&pep->address)) {
+	if (info->src_addr == NULL) { /* fi_setname() may follow */
+		prov_address_unspecified(&pep->address, info->addr_format);
+	} else if (!prov_address_copy(&pep->address, info->src_addr, info->src_addrlen) ||
+		   !prov_address_is_local(&pep->address)) {
 		free(pep);
 		return -FI_EINVAL;
 	}
@@ -929,6 +926,24 @@ static int take_request(struct prov_ep *ep, struct prov_request *request)
 	return 0;
 }
 
+/* What it is opened for: a request, or in place of a passive endpoint that does not listen. */
+static int take_handle(struct prov_ep *ep, struct fid *handle)
+{
+	const struct prov_pep *pep = container_of(handle, struct prov_pep, pep.fid);
+
+	if (handle == NULL) {
+		return 0;
+	}
+	if (handle->fclass == FI_CLASS_CONNREQ) {
+		return take_request(ep, container_of(handle, struct prov_request, fid));
+	}
+	if (handle->fclass != FI_CLASS_PEP || pep->fabric != ep->fabric || pep->listener != NULL) {
+		return -FI_EINVAL;
+	}
+	ep->local = pep->address;
+	return 0;
+}
+
 static size_t size_or_default(size_t size)
 {
 	return size == 0 ? PROV_OPS_DEFAULT : MIN(size, (size_t)PROV_OPS_MAX);
@@ -969,9 +984,7 @@ int prov_ep_open(
 		return result;
 	}
 	prov_lock(domain->fabric);
-	if (info->handle != NULL && info->handle->fclass == FI_CLASS_CONNREQ) {
-		result = take_request(ep, container_of(info->handle, struct prov_request, fid));
-	}
+	result = take_handle(ep, info->handle);
 	domain->users += result == 0;
 	prov_leave(domain->fabric);
 	if (result != 0) {

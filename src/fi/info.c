@@ -117,6 +117,12 @@ bool prov_address_is_local(const union prov_address *address)
 	return found;
 }
 
+void prov_address_unspecified(union prov_address *address, uint32_t format)
+{
+	memset(address, 0, sizeof(*address));
+	address->sa.sa_family = format == FI_SOCKADDR_IN6 ? AF_INET6 : AF_INET;
+}
+
 /* An address that other machines do not mistake for their own, if there is one. */
 static void own_address(union prov_address *address, uint32_t format)
 {
@@ -230,10 +236,23 @@ static bool name_fits(const char *name)
 	return name == NULL || strcmp(name, NAME) == 0;
 }
 
-static bool domain_fits(const struct fi_info *hints)
+/* Does the program register memory as peers need it to read and write it? Before 1.5 it did not
+ * say how; since then 0 is the way of FI_MR_SCALABLE, which is not offered. */
+static bool can_be_target(uint32_t version, const struct fi_info *hints)
 {
 	const struct fi_domain_attr *domain = hints->domain_attr;
-	bool remote = hints->caps == 0 || (hints->caps & RMA_REMOTE) != 0 ||
+
+	if (domain == NULL || (domain->mr_mode & FI_MR_BASIC) != 0) {
+		return true;
+	}
+	return (domain->mr_mode == FI_MR_UNSPEC && FI_VERSION_LT(version, FI_VERSION(1, 5))) ||
+	       (domain->mr_mode & MR_MODE) == MR_MODE;
+}
+
+static bool domain_fits(uint32_t version, const struct fi_info *hints)
+{
+	const struct fi_domain_attr *domain = hints->domain_attr;
+	bool remote = (hints->caps & RMA_REMOTE) != 0 ||
 		      ((hints->caps & FI_RMA) != 0 && (hints->caps & (FI_READ | FI_WRITE)) == 0);
 
 	if (domain == NULL) {
@@ -243,13 +262,13 @@ static bool domain_fits(const struct fi_info *hints)
 	       domain->control_progress != FI_PROGRESS_AUTO &&
 	       domain->cq_data_size <= sizeof(uint64_t) && domain->mr_iov_limit <= 1 &&
 	       (domain->caps & ~(uint64_t)(FI_LOCAL_COMM | FI_REMOTE_COMM)) == 0 &&
-	       (domain->mr_mode == FI_MR_UNSPEC || (domain->mr_mode & FI_MR_BASIC) != 0 ||
-		       !remote || (domain->mr_mode & MR_MODE) == MR_MODE);
+	       (!remote || can_be_target(version, hints));
 }
 
-static bool hints_fit(const struct fi_info *hints)
+static bool hints_fit(uint32_t version, const struct fi_info *hints)
 {
-	return (hints->caps & ~(uint64_t)CAPS) == 0 && sizes_fit(hints) && domain_fits(hints) &&
+	return (hints->caps & ~(uint64_t)CAPS) == 0 && sizes_fit(hints) &&
+	       domain_fits(version, hints) &&
 	       (hints->fabric_attr == NULL || name_fits(hints->fabric_attr->name));
 }
 
@@ -262,7 +281,7 @@ static int mr_mode(uint32_t version, const struct fi_info *hints)
 	if (FI_VERSION_LT(version, FI_VERSION(1, 5)) || (asked & FI_MR_BASIC) != 0) {
 		return FI_MR_BASIC;
 	}
-	return asked == FI_MR_UNSPEC ? MR_MODE : asked & MR_MODE;
+	return asked & MR_MODE;
 }
 
 static bool set_address(void **place, size_t *bytes_place, const union prov_address *address)
@@ -313,7 +332,9 @@ static struct fi_info *offer(uint32_t version, const struct fi_info *hints)
 	if (info == NULL) {
 		return NULL;
 	}
-	info->caps = asked->caps == 0 ? CAPS : asked->caps | FI_LOCAL_COMM | FI_REMOTE_COMM;
+	info->caps = asked->caps != 0		     ? asked->caps | FI_LOCAL_COMM | FI_REMOTE_COMM
+		     : can_be_target(version, asked) ? CAPS
+						     : CAPS & ~(uint64_t)RMA_REMOTE;
 	info->addr_format =
 		asked->addr_format == FI_FORMAT_UNSPEC ? FI_SOCKADDR : asked->addr_format;
 	*info->tx_attr = (struct fi_tx_attr){
@@ -441,7 +462,7 @@ int prov_getinfo(uint32_t version, const char *node, const char *service, uint64
 	struct fi_info *info;
 	int result;
 
-	if (hints != NULL && !hints_fit(hints)) {
+	if (hints != NULL && !hints_fit(version, hints)) {
 		return -FI_ENODATA;
 	}
 	result = find_addresses(node, service, flags, hints, &src, &dest);
@@ -459,5 +480,9 @@ int prov_getinfo(uint32_t version, const char *node, const char *service, uint64
 	}
 	*info_out = prov_info_with(info, &src, dest.sa.sa_family == AF_UNSPEC ? NULL : &dest);
 	fi_freeinfo(info);
-	return *info_out == NULL ? -FI_ENOMEM : 0;
+	if (*info_out == NULL) {
+		return -FI_ENOMEM;
+	}
+	(*info_out)->handle = hints == NULL ? NULL : hints->handle;
+	return 0;
 }

@@ -78,6 +78,9 @@ size_t prov_address_bytes(const union prov_address *address);
 uint16_t prov_address_port(const union prov_address *address);
 void prov_address_set_port(union prov_address *address, uint16_t port);
 
+/* Of this machine, with a port that is free. */
+void prov_address_unspecified(union prov_address *address, uint32_t format);
+
 /* False: too short, or of another family. */
 bool prov_address_copy(union prov_address *address, const void *from, size_t bytes);
 

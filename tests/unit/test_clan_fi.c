@@ -14,118 +14,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* --- what it offers --------------------------------------------------------------------------- */
-
-static void offers_what_it_can(void **state)
-{
-	struct fi_info *hints = fi_world_hints();
-	struct fi_info *info;
-
-	(void)state;
-	assert_int_equal(fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, hints, &info), 0);
-	assert_int_equal(info->ep_attr->type, FI_EP_MSG);
-	assert_int_equal(info->domain_attr->mr_mode, hints->domain_attr->mr_mode);
-	assert_int_equal(info->caps & hints->caps, hints->caps);
-	assert_int_not_equal(info->caps & FI_LOCAL_COMM, 0);
-	assert_true(info->tx_attr->size > 0 && info->rx_attr->size > 0);
-	assert_non_null(info->src_addr);
-	fi_freeinfo(info);
-	hints->tx_attr->size = 7;
-	hints->rx_attr->size = 9;
-	assert_int_equal(fi_getinfo(FI_VERSION(1, 17), "127.0.0.1", "4711", 0, hints, &info), 0);
-	assert_int_equal(info->tx_attr->size, 7);
-	assert_int_equal(info->rx_attr->size, 9);
-	assert_int_equal(((struct sockaddr_in *)info->dest_addr)->sin_port, htons(4711));
-	fi_freeinfo(info);
-	fi_freeinfo(hints);
-}
-
-static void no_tags(struct fi_info *hints)
-{
-	hints->caps |= FI_TAGGED;
-}
-
-static void no_datagrams(struct fi_info *hints)
-{
-	hints->ep_attr->type = FI_EP_DGRAM;
-}
-
-static void no_shared_receives(struct fi_info *hints)
-{
-	hints->ep_attr->rx_ctx_cnt = FI_SHARED_CONTEXT;
-}
-
-static void no_own_progress(struct fi_info *hints)
-{
-	hints->domain_attr->data_progress = FI_PROGRESS_AUTO;
-}
-
-static void no_chosen_keys(struct fi_info *hints)
-{
-	hints->domain_attr->mr_mode = FI_MR_VIRT_ADDR;
-}
-
-static void no_write_after_read(struct fi_info *hints)
-{
-	hints->tx_attr->msg_order = FI_ORDER_WAR;
-}
-
-static void no_large_inject(struct fi_info *hints)
-{
-	hints->tx_attr->inject_size = 1 << 20;
-}
-
-static void no_delivery(struct fi_info *hints)
-{
-	hints->tx_attr->op_flags = FI_DELIVERY_COMPLETE;
-}
-
-/* The answer to a read or write comes when it comes, whatever was sent meanwhile. */
-static void no_order_of_completions(struct fi_info *hints)
-{
-	hints->tx_attr->comp_order = FI_ORDER_STRICT;
-}
-
-static void refuses_what_it_cannot(void **state)
-{
-	static void (*const demands[])(struct fi_info * hints) = { no_tags, no_datagrams,
-		no_shared_receives, no_own_progress, no_chosen_keys, no_write_after_read,
-		no_large_inject, no_delivery, no_order_of_completions };
-	struct fi_info *hints;
-	struct fi_info *info;
-
-	(void)state;
-	for (size_t i = 0; i < ARRAY_COUNT(demands); i++) {
-		hints = fi_world_hints();
-		demands[i](hints);
-		assert_int_equal(
-			fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, hints, &info), -FI_ENODATA);
-		fi_freeinfo(hints);
-	}
-}
-
-/* 192.0.2.0/24 is for documentation: no machine has an address of it. */
-static void refuses_other_machines(void **state)
-{
-	struct sockaddr_in there = { .sin_family = AF_INET, .sin_port = htons(4711) };
-	struct fi_info *hints = fi_world_hints();
-	struct fi_info *info;
-	struct side side;
-
-	(void)state;
-	assert_int_equal(
-		fi_getinfo(FI_VERSION(1, 17), "192.0.2.1", "4711", 0, hints, &info), -FI_ENODATA);
-	assert_int_equal(
-		fi_getinfo(FI_VERSION(1, 17), "192.0.2.1", "4711", FI_SOURCE, hints, &info),
-		-FI_ENODATA);
-	fi_freeinfo(hints);
-	side_open(&side, FI_WAIT_NONE);
-	side_make_ep(&side, NULL);
-	there.sin_addr.s_addr = inet_addr("192.0.2.1");
-	assert_int_equal(fi_connect(side.ep, &there, NULL, 0), -FI_EHOSTUNREACH);
-	side_close(&side);
-}
-
 /* --- connecting --------------------------------------------------------------------------------
  */
 
@@ -937,9 +825,6 @@ static void event_queues_take_events(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(offers_what_it_can),
-		cmocka_unit_test(refuses_what_it_cannot),
-		cmocka_unit_test(refuses_other_machines),
 		cmocka_unit_test(connects_with_data),
 		cmocka_unit_test(rejects_with_data),
 		cmocka_unit_test(a_request_outlives_its_listener),
