@@ -145,6 +145,14 @@ static void close_attempt(struct connector *connector)
 	}
 }
 
+/* Only connect() must not wait. A confined ring's sends would fail at once where they should. */
+static void make_blocking(int fd)
+{
+	int flags = fcntl(fd, F_GETFL);
+
+	(void)fcntl(fd, F_SETFL, flags & ~O_NONBLOCK); /* cannot fail for a socket */
+}
+
 static void ending_step(struct connector *connector)
 {
 	char label[EXPORT_URI_LABEL_BYTES];
@@ -155,6 +163,8 @@ static void ending_step(struct connector *connector)
 	if (connector->result != 0) {
 		close_attempt(connector);
 		error_prefix(&connector->error, "%s", export_uri_label(label, connector->uri));
+	} else {
+		make_blocking(connector->fd);
 	}
 	lookup_put(connector->lookup);
 	if (connector->addresses != NULL) {

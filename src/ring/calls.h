@@ -90,9 +90,9 @@ void ring_mailbox_collect(struct ring_mailbox *mailbox, struct ring_op_queue *to
 
 struct io_uring;
 
-/* Sets up an io_uring with its tables, and says what works (setup.c). A negative errno: nothing is
- * left. */
-GMB_MUST_CHECK int ring_setup(struct io_uring *uring, uint32_t entries, uint32_t files,
-	uint32_t buffers, struct ring_features *features);
+/* Sets up an io_uring with its tables, whose sizes are set in the options, and says what works
+ * (setup.c). A negative errno: nothing is left. */
+GMB_MUST_CHECK int ring_setup(
+	struct io_uring *uring, const struct ring_options *options, struct ring_features *features);
 /* The sentence for such an errno, which it returns. */
 int ring_setup_explain(int code, struct error *error);

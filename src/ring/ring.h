@@ -89,6 +89,11 @@ struct ring_options {
 	uint32_t files_max;   /* file table size; 0 = 4096 */
 	uint32_t buffers_max; /* buffer table size; 0 = 256 */
 	uint64_t seed;	      /* simulation only */
+	/* The kernel refuses every operation and registration that ring.h has no function for, for
+	 * good, also to code that has taken over the process. Sends are writes then, since only
+	 * these cannot carry an address: the sockets must not be O_NONBLOCK, messages have no
+	 * control data, and the process ignores SIGPIPE. The simulation ignores it. */
+	bool is_confined;
 };
 
 /* Counters since creation; read by the owning thread. */

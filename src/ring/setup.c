@@ -5,6 +5,8 @@
 #include <liburing.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "ring/calls.h"
 
@@ -15,10 +17,13 @@
 
 enum { CQ_FACTOR = 4 };
 
-static unsigned setup_flags(const struct ring_features *features)
+static unsigned setup_flags(const struct ring_features *features, bool is_confined)
 {
 	unsigned flags = IORING_SETUP_CLAMP | IORING_SETUP_CQSIZE;
 
+	if (is_confined) { /* only until it is confined */
+		flags |= IORING_SETUP_R_DISABLED;
+	}
 	if (features->defer_taskrun) {
 		flags |= IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN |
 			 IORING_SETUP_TASKRUN_FLAG;
@@ -28,7 +33,8 @@ static unsigned setup_flags(const struct ring_features *features)
 	return flags;
 }
 
-static int setup_uring(struct io_uring *uring, uint32_t entries, struct ring_features *features)
+static int setup_uring(
+	struct io_uring *uring, const struct ring_options *options, struct ring_features *features)
 {
 	/* From the best combination of flags down to none: the kernel answers -EINVAL for a flag
 	 * that it does not know. */
@@ -44,9 +50,9 @@ static int setup_uring(struct io_uring *uring, uint32_t entries, struct ring_fea
 		features->single_issuer = attempts[i].single_issuer;
 		features->defer_taskrun = attempts[i].defer_taskrun;
 		memset(&params, 0, sizeof(params));
-		params.flags = setup_flags(features);
-		params.cq_entries = entries * CQ_FACTOR;
-		result = io_uring_queue_init_params(entries, uring, &params);
+		params.flags = setup_flags(features, options->is_confined);
+		params.cq_entries = options->entries * CQ_FACTOR;
+		result = io_uring_queue_init_params(options->entries, uring, &params);
 		if (result == 0) {
 			features->min_timeout = (params.features & IORING_FEAT_MIN_TIMEOUT) != 0;
 			return 0;
@@ -93,13 +99,71 @@ static void probe_buffers(struct io_uring *uring, struct ring_features *features
 	features->buffer_error = result < 0 ? (uint32_t)-result : 0;
 }
 
-int ring_setup(struct io_uring *uring, uint32_t entries, uint32_t files, uint32_t buffers,
-	struct ring_features *features)
+/* What uring.c submits in a confined ring. Not in it: whatever opens, connects or names an address.
+ */
+static const uint8_t confined_operations[] = {
+	IORING_OP_ACCEPT,
+	IORING_OP_ASYNC_CANCEL,
+	IORING_OP_FADVISE,
+	IORING_OP_FALLOCATE,
+	IORING_OP_FSYNC,
+	IORING_OP_POLL_ADD,
+	IORING_OP_READ,
+	IORING_OP_READ_FIXED,
+	IORING_OP_RECV,
+	IORING_OP_RECVMSG,
+	IORING_OP_TIMEOUT,
+	IORING_OP_TIMEOUT_REMOVE,
+	IORING_OP_WRITE,
+	IORING_OP_WRITEV,
+	IORING_OP_WRITE_FIXED,
+};
+
+static const uint8_t confined_registrations[] = {
+	IORING_REGISTER_BUFFERS_UPDATE,
+	IORING_REGISTER_EVENTFD,
+	IORING_REGISTER_FILES_UPDATE,
+	IORING_UNREGISTER_RING_FDS,
+};
+
+/* liburing 2.3 declares functions for these two, and does not export them. */
+static int register_here(
+	struct io_uring *uring, unsigned operation, const void *argument, uint32_t count)
+{
+	return syscall(SYS_io_uring_register, uring->ring_fd, operation, argument, count) < 0
+		       ? -errno
+		       : 0;
+}
+
+/* A ring is confined once, while it is disabled: this enables it. */
+static int confine(struct io_uring *uring)
+{
+	struct io_uring_restriction list[ARRAY_COUNT(confined_operations) +
+					 ARRAY_COUNT(confined_registrations) + 1] = { 0 };
+	uint32_t count = 0;
+	int result;
+
+	for (size_t i = 0; i < ARRAY_COUNT(confined_operations); i++) {
+		list[count].opcode = IORING_RESTRICTION_SQE_OP;
+		list[count++].sqe_op = confined_operations[i];
+	}
+	for (size_t i = 0; i < ARRAY_COUNT(confined_registrations); i++) {
+		list[count].opcode = IORING_RESTRICTION_REGISTER_OP;
+		list[count++].register_op = confined_registrations[i];
+	}
+	list[count].opcode = IORING_RESTRICTION_SQE_FLAGS_ALLOWED;
+	list[count++].sqe_flags = IOSQE_FIXED_FILE;
+	result = register_here(uring, IORING_REGISTER_RESTRICTIONS, list, count);
+	return result < 0 ? result : register_here(uring, IORING_REGISTER_ENABLE_RINGS, NULL, 0);
+}
+
+int ring_setup(
+	struct io_uring *uring, const struct ring_options *options, struct ring_features *features)
 {
 	int result;
 
 	*features = (struct ring_features){ 0 };
-	result = setup_uring(uring, entries, features);
+	result = setup_uring(uring, options, features);
 	if (result < 0) {
 		*features = (struct ring_features){ .available_error = result };
 		return result;
@@ -107,16 +171,21 @@ int ring_setup(struct io_uring *uring, uint32_t entries, uint32_t files, uint32_
 	features->available = true;
 	probe_opcodes(uring, features);
 	features->registered_ring = io_uring_register_ring_fd(uring) == 1;
-	features->registered_files = io_uring_register_files_sparse(uring, files) == 0;
-	probe_buffers(uring, features, buffers);
-	return 0;
+	features->registered_files = io_uring_register_files_sparse(uring, options->files_max) == 0;
+	probe_buffers(uring, features, options->buffers_max);
+	result = options->is_confined ? confine(uring) : 0;
+	if (result < 0) {
+		io_uring_queue_exit(uring);
+	}
+	return result;
 }
 
 void ring_probe(struct ring_features *features)
 {
+	const struct ring_options options = { .entries = 8, .files_max = 8, .buffers_max = 8 };
 	struct io_uring uring;
 
-	if (ring_setup(&uring, 8, 8, 8, features) == 0) {
+	if (ring_setup(&uring, &options, features) == 0) {
 		io_uring_queue_exit(&uring);
 	}
 }

@@ -25,6 +25,8 @@ enum {
 	BUFFERS_DEFAULT = 256,
 	/* Some microseconds of looking between two offers of the processor to others. */
 	SPIN_LOOKS = 128,
+	/* A send may be short. */
+	SEND_BYTES_MAX = 1 << 30,
 	/* Turns in a row that may run deferred operations only. */
 	ENTERS_SKIPPED_MAX = 4,
 };
@@ -51,6 +53,7 @@ struct ring {
 	uint32_t batch_count; /* 0 = none */
 	uint32_t batch_us;
 	bool stopping;
+	bool is_confined;
 	int poll_fd; /* eventfd for ring_poll_fd(), -1 until it is asked for */
 
 	int *file_slots_free; /* stack of free file table indices */
@@ -86,26 +89,33 @@ static void wake_arm(struct ring *ring)
 		mem_of(&ring->wake_value), sizeof(ring->wake_value), 0, wake_done);
 }
 
-static int ring_init(struct ring *ring, const struct ring_options *options, struct error *error)
+static struct ring_options complete(const struct ring_options *options)
 {
-	uint32_t files = options->files_max != 0 ? options->files_max : FILES_DEFAULT;
-	uint32_t buffers = options->buffers_max != 0 ? options->buffers_max : BUFFERS_DEFAULT;
-	int result;
+	struct ring_options out = *options;
 
-	result =
-		ring_setup(&ring->uring, options->entries != 0 ? options->entries : ENTRIES_DEFAULT,
-			files, buffers, &ring->features);
+	out.entries = out.entries != 0 ? out.entries : ENTRIES_DEFAULT;
+	out.files_max = out.files_max != 0 ? out.files_max : FILES_DEFAULT;
+	out.buffers_max = out.buffers_max != 0 ? out.buffers_max : BUFFERS_DEFAULT;
+	return out;
+}
+
+static int ring_init(struct ring *ring, const struct ring_options *given, struct error *error)
+{
+	const struct ring_options options = complete(given);
+	int result = ring_setup(&ring->uring, &options, &ring->features);
+
 	if (result < 0) {
 		ring->uring.ring_fd = -1;
 		return ring_setup_explain(result, error);
 	}
-	ring->file_slots_free = slots_create(files);
-	ring->buffer_slots_free = slots_create(buffers);
+	ring->is_confined = options.is_confined;
+	ring->file_slots_free = slots_create(options.files_max);
+	ring->buffer_slots_free = slots_create(options.buffers_max);
 	if (ring->file_slots_free == NULL || ring->buffer_slots_free == NULL) {
 		return error_set(error, -ENOMEM, "out of memory for the ring's tables");
 	}
-	ring->file_slots_free_count = ring->features.registered_files ? files : 0;
-	ring->buffer_slots_free_count = ring->features.registered_buffers ? buffers : 0;
+	ring->file_slots_free_count = ring->features.registered_files ? options.files_max : 0;
+	ring->buffer_slots_free_count = ring->features.registered_buffers ? options.buffers_max : 0;
 	wake_arm(ring);
 	return 0;
 }
@@ -653,8 +663,9 @@ void ring_socket_abort(struct ring *ring, struct ring_file file)
 	const struct sockaddr nowhere = { .sa_family = AF_UNSPEC };
 
 	GMB_UNUSED(ring);
-	/* Disconnecting a TCP socket drops what waits to be sent, or sent again; closing with the
-	 * linger option would do so too, but only when the kernel lets go of the last reference. */
+	/* Disconnecting a TCP socket drops what waits to be sent, or sent again. The linger option
+	 * does so, too, but only when the kernel lets go of the last reference: it is for servers
+	 * whose sandbox forbids connect(), and for kernel TLS. */
 	(void)setsockopt(file.fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger));
 	(void)connect(file.fd, &nowhere, sizeof(nowhere));
 	(void)shutdown(file.fd, SHUT_RDWR);
@@ -762,7 +773,12 @@ void ring_send(struct ring *ring, struct ring_op *op, struct ring_file file, con
 	struct io_uring_sqe *sqe = sqe_get(ring);
 
 	op_start(op, RING_SEND, done);
-	io_uring_prep_send(sqe, file.fd, buf, len, MSG_NOSIGNAL);
+	if (ring->is_confined) {
+		io_uring_prep_write(
+			sqe, file.fd, buf, (unsigned)MIN(len, (size_t)SEND_BYTES_MAX), 0);
+	} else {
+		io_uring_prep_send(sqe, file.fd, buf, len, MSG_NOSIGNAL);
+	}
 	sqe_set_file(sqe, file);
 	io_uring_sqe_set_data(sqe, op);
 }
@@ -773,7 +789,13 @@ void ring_sendmsg(struct ring *ring, struct ring_op *op, struct ring_file file,
 	struct io_uring_sqe *sqe = sqe_get(ring);
 
 	op_start(op, RING_SENDMSG, done);
-	io_uring_prep_sendmsg(sqe, file.fd, message, MSG_NOSIGNAL);
+	if (ring->is_confined) {
+		GMB_ASSERT(message->msg_name == NULL && message->msg_controllen == 0);
+		io_uring_prep_writev(
+			sqe, file.fd, message->msg_iov, (unsigned)message->msg_iovlen, 0);
+	} else {
+		io_uring_prep_sendmsg(sqe, file.fd, message, MSG_NOSIGNAL);
+	}
 	sqe_set_file(sqe, file);
 	io_uring_sqe_set_data(sqe, op);
 }

@@ -90,7 +90,7 @@ static int create_device(struct reactor *reactor, struct error *error)
 /* On the reactor's thread. */
 static int begin(void *context, struct ring **ring_out, struct error *error)
 {
-	const struct ring_options ring_options = { 0 };
+	const struct ring_options ring_options = { .is_confined = true };
 	struct reactor *reactor = context;
 	int rc = ring_create(&ring_options, &reactor->ring, error);
 

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <stdalign.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,8 +65,6 @@ struct tls_kernel {
 	const struct msghdr *from; /* waits for a KeyUpdate to be sent, or is being sent */
 	bool is_update_due;
 	uint64_t blocks_left;
-	struct control_message said;
-	uint8_t said_bytes[KEY_UPDATE_BYTES];
 
 	struct tls_keys keys; /* the secrets of which the next are made; the keys are wiped */
 };
@@ -202,15 +201,27 @@ static void update_sent(struct ring_op *op, int result)
 	stream_became_idle(kernel->stream);
 }
 
+static void update_possible(struct ring_op *op, int result)
+{
+	update_sent(op, result < 0 ? result : -EAGAIN);
+}
+
+/* Not by an operation: that of a confined ring has no room for the type. */
 static void say_update(struct tls_kernel *kernel)
 {
 	struct stream *stream = kernel->stream;
-
 	/* update_not_requested: the peer looks after its own key. */
-	memcpy(kernel->said_bytes, (const uint8_t[]){ 24, 0, 0, 1, 0 }, KEY_UPDATE_BYTES);
-	ring_sendmsg(stream->ring, &kernel->send_op, stream->file,
-		control_make(&kernel->said, TLS_HANDSHAKE, kernel->said_bytes, KEY_UPDATE_BYTES),
-		update_sent);
+	uint8_t bytes[KEY_UPDATE_BYTES] = { 24, 0, 0, 1, 0 };
+	struct control_message control;
+	ssize_t result = ring_sendmsg_now(stream->ring, stream->file,
+		control_make(&control, TLS_HANDSHAKE, bytes, sizeof(bytes)));
+
+	if (result == -EAGAIN) {
+		ring_poll(
+			stream->ring, &kernel->send_op, stream->file.fd, POLLOUT, update_possible);
+	} else {
+		ring_defer(stream->ring, &kernel->send_op, (int)result, update_sent);
+	}
 }
 
 /* --- sending ---------------------------------------------------------------------------------- */

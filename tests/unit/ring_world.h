@@ -8,6 +8,7 @@
  */
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -16,6 +17,9 @@
 /* The ring that this program is linked with; what a case gives as reason not to run is by ring. */
 enum world_kind { WORLD_URING, WORLD_SIM, WORLD_KIND_COUNT };
 extern const enum world_kind world_kind;
+
+/* Whether the rings are confined. */
+extern const bool world_is_confined;
 
 /* How often each case runs: on a real machine once, in simulated ones of different seeds. */
 extern const unsigned world_rounds;

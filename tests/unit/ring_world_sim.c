@@ -14,6 +14,7 @@
 
 const enum world_kind world_kind = WORLD_SIM;
 const unsigned world_rounds = 25;
+const bool world_is_confined = false;
 
 void world_start(unsigned round)
 {

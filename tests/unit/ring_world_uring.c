@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -18,6 +19,11 @@
 
 const enum world_kind world_kind = WORLD_URING;
 const unsigned world_rounds = 1;
+#ifdef TEST_CONFINED
+const bool world_is_confined = true;
+#else
+const bool world_is_confined = false;
+#endif
 
 static struct {
 	bool started;
@@ -29,6 +35,9 @@ static struct {
 void world_start(unsigned round)
 {
 	(void)round;
+	if (world_is_confined) {
+		(void)signal(SIGPIPE, SIG_IGN);
+	}
 }
 
 void world_join(void)
