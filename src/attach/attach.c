@@ -355,6 +355,7 @@ static int start_control(struct daemon *daemon, struct error *error)
 		for (size_t i = 0; i < ARRAY_COUNT(commands); i++) {
 			control_server_add(daemon->control, &commands[i], daemon);
 		}
+		control_server_begin(daemon->control);
 	}
 	return rc;
 }

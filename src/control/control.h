@@ -63,6 +63,8 @@ struct control_command {
  * the peer's credentials. */
 GMB_MUST_CHECK int control_server_create(
 	int listen_fd, struct control_server **server_out, struct error *error);
+/* Accepts clients from now on. */
+void control_server_begin(struct control_server *server);
 /* Stops, sends the answers that are left to clients that read them, for at most two seconds, and
  * closes every connection. The only call that waits for a client. NULL is a no-op. */
 void control_server_destroy(struct control_server *server);

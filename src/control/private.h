@@ -78,7 +78,7 @@ struct control_server {
 	struct control_door doors[CONTROL_SOCKETS_MAX];
 	uint32_t door_count;
 	struct ring_op timer;
-	bool stopped;
+	bool stopped;	    /* or not begun: nobody is accepted */
 	uint64_t timer_ns;  /* when it ends, in flight */
 	uint64_t resume_ns; /* accept nothing before; UINT64_MAX: no such time */
 	uint64_t next_id;

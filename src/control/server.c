@@ -684,7 +684,7 @@ int control_server_open(const struct control_protocol *protocol, const int *list
 	uint32_t count, struct control_server **server_out, struct error *error)
 {
 	const struct ring_options options = {
-		.entries = RING_ENTRIES, .files_max = 1, .buffers_max = 1
+		.entries = RING_ENTRIES, .files_max = 1, .buffers_max = 1, .is_confined = true
 	};
 	struct control_server *server = calloc(1, sizeof(*server));
 	int rc;
@@ -712,10 +712,16 @@ int control_server_open(const struct control_protocol *protocol, const int *list
 	for (int i = 0; i < CONTROL_CLIENTS_MAX; i++) {
 		server->clients[i] = (struct control_client){ .server = server, .fd = -1 };
 	}
-	watch_listeners(server);
-	ring_flush(server->ring);
+	server->stopped = true;
 	*server_out = server;
 	return 0;
+}
+
+void control_server_begin(struct control_server *server)
+{
+	server->stopped = false;
+	watch_listeners(server);
+	ring_flush(server->ring);
 }
 
 int control_server_create(int listen_fd, struct control_server **server_out, struct error *error)

@@ -48,6 +48,8 @@ GMB_MUST_CHECK int server_control_listen(const char *path, struct upgrade_take *
 /* Takes the listener, also on failure. *control_out is NULL when it has no socket. */
 GMB_MUST_CHECK int server_control_open(struct listener *listener, const struct server_view *view,
 	struct server_control **control_out, struct error *error);
+/* Accepts clients from now on. NULL is a no-op. */
+void server_control_begin(struct server_control *control);
 /* What is served has changed. NULL is a no-op. */
 void server_control_look(struct server_control *control, const struct server_view *view);
 /* The server stops: commands under way are answered with what there is, nothing is accepted any

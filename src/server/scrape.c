@@ -300,6 +300,9 @@ int scrape_open(struct listener *listener, const struct server_view *view,
 	rc = control_page_serve(&page, scrape, scrape->listener.fds, scrape->listener.fd_count,
 		&scrape->server, error);
 	if (rc < 0) {
+		if (scrape->listener.was_passed) { /* the other process goes on with it */
+			listener_forget_path(&scrape->listener);
+		}
 		scrape_close(scrape);
 		return rc;
 	}
@@ -309,6 +312,13 @@ int scrape_open(struct listener *listener, const struct server_view *view,
 	}
 	*scrape_out = scrape;
 	return 0;
+}
+
+void scrape_begin(struct scrape *scrape)
+{
+	if (scrape != NULL) {
+		control_server_begin(scrape->server);
+	}
 }
 
 void scrape_look(struct scrape *scrape, const struct server_view *view)

@@ -27,6 +27,7 @@ GMB_MUST_CHECK int scrape_listen(const char *text, struct upgrade_take *take,
 GMB_MUST_CHECK int scrape_open(struct listener *listener, const struct server_view *view,
 	struct scrape **scrape_out, struct error *error);
 /* As the functions of server_control. */
+void scrape_begin(struct scrape *scrape);
 void scrape_look(struct scrape *scrape, const struct server_view *view);
 void scrape_stop(struct scrape *scrape);
 void scrape_close(struct scrape *scrape);

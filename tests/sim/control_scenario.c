@@ -822,6 +822,7 @@ struct scenario_result scenario_run(uint64_t seed, bool verbose)
 	for (size_t i = 0; i < ARRAY_COUNT(commands); i++) {
 		control_server_add(scenario->server, &commands[i], scenario);
 	}
+	control_server_begin(scenario->server);
 	traffic(scenario);
 	sim_set_faults(&(struct sim_faults){ .jitter = true });
 	if (percent(50)) {
