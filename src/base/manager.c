@@ -40,26 +40,62 @@ static int read_address(const char *text, struct sockaddr_un *address)
 	return (int)(offsetof(struct sockaddr_un, sun_path) + len);
 }
 
-static int send_text(const char *where, const char *text)
+/* By manager_open(): connected, or -1. */
+static int kept_fd = -1;
+
+/* A connected socket, or a negative errno. */
+static int dial(const char *where)
 {
 	struct sockaddr_un address;
 	int bytes = read_address(where, &address);
-	int rc = 0;
-	int fd;
+	int fd = bytes < 0 ? bytes : socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	int rc;
 
-	if (bytes < 0) {
-		return bytes;
-	}
-	fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 	if (fd < 0) {
-		return -errno;
+		return bytes < 0 ? bytes : -errno;
 	}
-	if (sendto(fd, text, strlen(text), MSG_NOSIGNAL, (struct sockaddr *)&address,
-		    (socklen_t)bytes) < 0) {
+	if (connect(fd, (struct sockaddr *)&address, (socklen_t)bytes) < 0) {
 		rc = -errno;
+		close(fd);
+		return rc;
 	}
-	close(fd);
+	return fd;
+}
+
+static int send_to(int fd, const char *text)
+{
+	return send(fd, text, strlen(text), MSG_NOSIGNAL) < 0 ? -errno : 0;
+}
+
+static int send_text(const char *where, const char *text)
+{
+	int fd;
+	int rc;
+
+	if (kept_fd >= 0 && send_to(kept_fd, text) == 0) {
+		return 0;
+	}
+	fd = dial(where); /* the manager may have made its socket anew */
+	if (fd < 0) {
+		return fd;
+	}
+	rc = send_to(fd, text);
+	if (kept_fd >= 0) {
+		close(kept_fd);
+		kept_fd = fd;
+	} else {
+		close(fd);
+	}
 	return rc;
+}
+
+void manager_open(void)
+{
+	const char *where = getenv("NOTIFY_SOCKET");
+
+	if (where != NULL && kept_fd < 0) {
+		kept_fd = dial(where);
+	}
 }
 
 void manager_tell(const char *format, ...)

@@ -9,9 +9,9 @@
  * machine; other processes' messages, and descriptors sent along; the names of sockets
  * ($LISTEN_FDNAMES): a socket is known by its address.
  *
- * Threading: manager_tell() from any thread. manager_take_sockets() changes the environment: before
- * there are other threads. Ownership: what is taken belongs to the caller.
- * Errors: being heard is never what a program depends on. What cannot be told is a debug line.
+ * Threading: one thread, and manager_take_sockets(), which changes the environment, before there
+ * are others. Ownership: what is taken belongs to the caller. Errors: being heard is never what a
+ * program depends on. What cannot be told is a debug line.
  */
 #pragma once
 
@@ -22,6 +22,9 @@ enum {
 	MANAGER_TEXT_BYTES = 4096, /* longer ones are not read at the other end */
 };
 
+/* Keeps a socket to the manager: for who may make none later. A manager that cannot be reached now
+ * is tried again with each message. */
+void manager_open(void);
 /* Tells the manager "KEY=value" lines; what does not fit is cut from the end of the last one. The
  * environment stays as it is. Blocks while the manager's queue is full. */
 void manager_tell(const char *format, ...) GMB_PRINTF(1, 2);

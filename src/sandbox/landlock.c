@@ -53,14 +53,6 @@ uint32_t landlock_version(void)
 	return version > 0 ? (uint32_t)version : 0;
 }
 
-/* Whether the service manager is told things through an abstract socket. */
-static bool manager_is_abstract(void)
-{
-	const char *path = getenv("NOTIFY_SOCKET");
-
-	return path != NULL && path[0] == '@';
-}
-
 /* Everything that this kernel can refuse, less what we need everywhere. */
 static struct ruleset_attributes handled(const struct sandbox *sandbox, uint32_t version)
 {
@@ -70,8 +62,7 @@ static struct ruleset_attributes handled(const struct sandbox *sandbox, uint32_t
 	out.files |= version >= 3 ? RIGHT_RESIZE : 0;
 	out.files |= version >= 5 ? RIGHT_IOCTL : 0;
 	out.net = version >= 4 && !sandbox->loads_code && !sandbox->any_port ? NET_CONNECT : 0;
-	out.scoped = version >= 6 ? SCOPE_SIGNALS : 0;
-	out.scoped |= version >= 6 && !manager_is_abstract() ? SCOPE_SOCKETS : 0;
+	out.scoped = version >= 6 ? SCOPE_SIGNALS | SCOPE_SOCKETS : 0;
 	return out;
 }
 

@@ -13,6 +13,8 @@ GMB_MUST_CHECK int landlock_enter(const struct sandbox *sandbox);
 
 bool seccomp_works(void);
 GMB_MUST_CHECK int seccomp_enter(const struct sandbox *sandbox);
+/* After seccomp_enter(), for all threads. */
+GMB_MUST_CHECK int seccomp_seal(bool connects, bool loads_code);
 
 /* Gives up what root can beyond serving; nothing for others. */
-GMB_MUST_CHECK int capabilities_drop(void);
+GMB_MUST_CHECK int capabilities_drop(const struct sandbox *sandbox);

@@ -141,12 +141,19 @@ int sandbox_become(const struct sandbox_user *user, struct error *error)
 		      : 0;
 }
 
-/* What serving as root can need: disks of others, memory beyond the limit, ports below 1024 after a
- * reload, the kernel's TLS module, and the priority of threads. */
-static const uint32_t kept_capabilities[] = { CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_IPC_LOCK,
-	CAP_NET_ADMIN, CAP_NET_BIND_SERVICE, CAP_SYS_NICE, CAP_SYS_RESOURCE };
+/* What serving as root can need: disks of others, and memory beyond the limit. */
+static const uint32_t kept_capabilities[] = { CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_IPC_LOCK };
 
-int capabilities_drop(void)
+static void keep(struct __user_cap_data_struct *kept, const struct __user_cap_data_struct *data,
+	uint32_t capability)
+{
+	uint32_t word = CAP_TO_INDEX(capability);
+
+	kept[word].permitted |= data[word].permitted & CAP_TO_MASK(capability);
+	kept[word].effective = kept[word].permitted & data[word].effective;
+}
+
+int capabilities_drop(const struct sandbox *sandbox)
 {
 	struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };
 	struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3];
@@ -156,10 +163,10 @@ int capabilities_drop(void)
 		return -errno;
 	}
 	for (size_t i = 0; i < ARRAY_COUNT(kept_capabilities); i++) {
-		uint32_t word = CAP_TO_INDEX(kept_capabilities[i]);
-
-		kept[word].permitted |= data[word].permitted & CAP_TO_MASK(kept_capabilities[i]);
-		kept[word].effective = kept[word].permitted & data[word].effective;
+		keep(kept, data, kept_capabilities[i]);
+	}
+	if (sandbox->binds_low_port) {
+		keep(kept, data, CAP_NET_BIND_SERVICE);
 	}
 	if (memcmp(kept, data, sizeof(kept)) == 0) {
 		return 0;

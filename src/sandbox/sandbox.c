@@ -17,8 +17,14 @@
 #include "base/log.h"
 #include "sandbox/layers.h"
 
-/* By sandbox_enter(); never changed afterwards. */
+/* By sandbox_enter(). */
 static bool files_are_confined;
+/* What sandbox_seal() has to do. */
+static struct {
+	bool is_due;
+	bool connects;
+	bool loads_code;
+} to_seal;
 
 void sandbox_fini(struct sandbox *sandbox)
 {
@@ -255,7 +261,7 @@ int sandbox_enter(struct sandbox *sandbox, enum sandbox_mode mode, struct error 
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0) {
 		return judge(mode, "no_new_privs", -errno, error);
 	}
-	rc = judge(mode, "giving up capabilities", capabilities_drop(), error);
+	rc = judge(mode, "giving up capabilities", capabilities_drop(sandbox), error);
 	if (rc < 0) {
 		return rc;
 	}
@@ -269,11 +275,24 @@ int sandbox_enter(struct sandbox *sandbox, enum sandbox_mode mode, struct error 
 		warn_of_files_alone(sandbox);
 		files_are_confined = true;
 	}
+	to_seal.is_due = rc == 0 && calls == 0;
+	to_seal.connects = sandbox->connects;
+	to_seal.loads_code = sandbox->loads_code;
 	if (rc == 0 && (files == 0 || calls == 0)) {
 		log_info("sandbox: %s%s%s", files == 0 ? "Landlock" : "",
 			files == 0 && calls == 0 ? " and " : "", calls == 0 ? "seccomp" : "");
 	}
 	return rc;
+}
+
+int sandbox_seal(enum sandbox_mode mode, struct error *error)
+{
+	if (!to_seal.is_due) {
+		return 0;
+	}
+	to_seal.is_due = false;
+	return judge(mode, "the second filter of seccomp",
+		seccomp_seal(to_seal.connects, to_seal.loads_code), error);
 }
 
 /* Of a file that is not there. */

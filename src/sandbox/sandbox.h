@@ -4,12 +4,14 @@
  * outside of named folders (Landlock), and system calls that it has no use for (seccomp).
  *
  *   sandbox_become() ─▶ open the disks ─▶ sandbox_allow(folder) ... ─▶ sandbox_enter()
+ *     ─▶ start threads, make rings, listen ─▶ sandbox_seal() ─▶ accept
  *
  * All of it is inherited by the threads started later and cannot be taken back. Operations of
  * io_uring pass by the filter of system calls, but not by Landlock: the kernel's workers have the
- * credentials of whoever submitted the operation.
+ * credentials of whoever submitted the operation. So rings are confined themselves
+ * (ring_options.is_confined), and there is no new one after sandbox_seal().
  *
- * Threading: the thread that is still alone; sandbox_explain() on any thread afterwards.
+ * Threading: the thread that is still alone; sandbox_seal() and sandbox_explain() on any thread.
  */
 #pragma once
 
@@ -46,8 +48,12 @@ enum { SANDBOX_PORTS_MAX = 16 };
 struct sandbox {
 	struct sandbox_rule *rules;
 	uint32_t rule_count;
-	/* A network library is loaded late: its code is mapped, and it connects. */
+	/* A network library is loaded late: its code is mapped, and it connects and listens. */
 	bool loads_code;
+	/* The server connects to others, at Unix sockets and TCP ports. */
+	bool connects;
+	/* A port below 1024 is still to be listened on. */
+	bool binds_low_port;
 	/* TCP ports that may be connected to, at any address. */
 	uint16_t ports[SANDBOX_PORTS_MAX];
 	uint32_t port_count;
@@ -100,6 +106,12 @@ void sandbox_fini(struct sandbox *sandbox);
  * says what is missing. */
 GMB_MUST_CHECK int sandbox_enter(
 	struct sandbox *sandbox, enum sandbox_mode mode, struct error *error);
+
+/* After sandbox_enter() with the same mode: gives up what only the start of a server needs, in
+ * every thread: new rings, addresses to listen at, and, unless it connects, new sockets and
+ * connections.
+ */
+GMB_MUST_CHECK int sandbox_seal(enum sandbox_mode mode, struct error *error);
 
 /* Completes the sentence about a file that could not be opened, or made, if the sandbox is why:
  * true. remedy: what to do about one that is there, such as "restart the server". */

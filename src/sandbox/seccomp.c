@@ -1,26 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The filter of system calls (seccomp(2)): a list of what is allowed, written as a program for the
- * kernel's packet filter. The kernel remembers the calls that are allowed whatever their arguments,
- * so the length of the list costs nothing. */
+/*
+ * The filters of system calls (seccomp(2)), made by libseccomp. The first is a list of what is
+ * allowed, partly by arguments; the second, once everything listens, takes away what only a start
+ * needs. The kernel remembers the calls that are allowed whatever their arguments, so the length of
+ * the list costs nothing.
+ */
 #include <errno.h>
-#include <linux/audit.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
+#include <fcntl.h>
+#include <linux/blkzoned.h>
+#include <linux/fs.h>
+#include <linux/sockios.h>
+#include <net/if.h>
+#include <netinet/in.h>
 #include <sched.h>
+#include <seccomp.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "sandbox/layers.h"
-
-#if defined(__x86_64__)
-#define OUR_ARCHITECTURE AUDIT_ARCH_X86_64
-#elif defined(__aarch64__)
-#define OUR_ARCHITECTURE AUDIT_ARCH_AARCH64
-#endif
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define HAVE_SANITIZER 1
@@ -29,323 +30,486 @@
 #define HAVE_SANITIZER 1
 #endif
 #endif
-
-#ifdef OUR_ARCHITECTURE
+#ifndef HAVE_SANITIZER
+#define HAVE_SANITIZER 0
+#endif
 
 /* Newer than some headers; the numbers are the same everywhere. */
-#ifndef SYS_futex_wake
-#define SYS_futex_wake	  454
-#define SYS_futex_wait	  455
-#define SYS_futex_requeue 456
+#ifndef __NR_futex_wake
+#define __NR_futex_wake	   454
+#define __NR_futex_wait	   455
+#define __NR_futex_requeue 456
+#endif
+#ifndef PR_SET_VMA
+#define PR_SET_VMA 0x53564d41
 #endif
 
-/* What the server, the C library, GnuTLS and libfabric use while serving. Not in it: starting
- * programs, tracing, other users, mounts, clocks, modules, keys, and everything newer. */
-static const uint16_t allowed_calls[] = {
+/* As an old kernel would answer: libraries know what to do then. */
+#define UNKNOWN SCMP_ACT_ERRNO(ENOSYS)
+
+/* What the server, the C library, GnuTLS and libfabric use while serving, whatever the arguments.
+ * Not in it: starting programs, tracing, other users, modes, owners and attributes of files, other
+ * processes, mounts, clocks, modules, keys, and everything newer. */
+static const int allowed_calls[] = {
 	/* memory */
-	SYS_brk,
-	SYS_madvise,
-	SYS_membarrier,
-	SYS_memfd_create,
-	SYS_mincore,
-	SYS_mlock,
-	SYS_mlock2,
-	SYS_mremap,
-	SYS_msync,
-	SYS_munlock,
-	SYS_munmap,
-	SYS_get_mempolicy,
-	SYS_mbind,
-	SYS_set_mempolicy,
+	SCMP_SYS(brk),
+	SCMP_SYS(madvise),
+	SCMP_SYS(membarrier),
+	SCMP_SYS(memfd_create),
+	SCMP_SYS(mincore),
+	SCMP_SYS(mlock),
+	SCMP_SYS(mlock2),
+	SCMP_SYS(mremap),
+	SCMP_SYS(msync),
+	SCMP_SYS(munlock),
+	SCMP_SYS(munmap),
+	SCMP_SYS(get_mempolicy),
+	SCMP_SYS(mbind),
+	SCMP_SYS(set_mempolicy),
 	/* threads and the process */
-	SYS_exit,
-	SYS_exit_group,
-	SYS_futex,
-	SYS_futex_waitv,
-	SYS_futex_wake,
-	SYS_futex_wait,
-	SYS_futex_requeue,
-	SYS_get_robust_list,
-	SYS_getcpu,
-	SYS_getegid,
-	SYS_geteuid,
-	SYS_getgid,
-	SYS_getgroups,
-	SYS_getpid,
-	SYS_getppid,
-	SYS_getpriority,
-	SYS_getresgid,
-	SYS_getresuid,
-	SYS_getrusage,
-	SYS_gettid,
-	SYS_getuid,
-	SYS_kill,
-	SYS_prctl,
-	SYS_prlimit64,
-	SYS_restart_syscall,
-	SYS_rseq,
-	SYS_rt_sigaction,
-	SYS_rt_sigpending,
-	SYS_rt_sigprocmask,
-	SYS_rt_sigreturn,
-	SYS_rt_sigtimedwait,
-	SYS_sched_get_priority_max,
-	SYS_sched_get_priority_min,
-	SYS_sched_getaffinity,
-	SYS_sched_getattr,
-	SYS_sched_getparam,
-	SYS_sched_getscheduler,
-	SYS_sched_setaffinity,
-	SYS_sched_setattr,
-	SYS_sched_setscheduler,
-	SYS_sched_yield,
-	SYS_set_robust_list,
-	SYS_set_tid_address,
-	SYS_setpriority,
-	SYS_sigaltstack,
-	SYS_signalfd4,
-	SYS_sysinfo,
-	SYS_tgkill,
-	SYS_umask,
-	SYS_uname,
-	SYS_wait4,
-	SYS_waitid,
-	SYS_getrandom,
+	SCMP_SYS(exit),
+	SCMP_SYS(exit_group),
+	SCMP_SYS(futex),
+	SCMP_SYS(futex_waitv),
+	SCMP_SYS(futex_wake),
+	SCMP_SYS(futex_wait),
+	SCMP_SYS(futex_requeue),
+	SCMP_SYS(getcpu),
+	SCMP_SYS(getegid),
+	SCMP_SYS(geteuid),
+	SCMP_SYS(getgid),
+	SCMP_SYS(getgroups),
+	SCMP_SYS(getpid),
+	SCMP_SYS(getppid),
+	SCMP_SYS(getpriority),
+	SCMP_SYS(getresgid),
+	SCMP_SYS(getresuid),
+	SCMP_SYS(getrusage),
+	SCMP_SYS(gettid),
+	SCMP_SYS(getuid),
+	SCMP_SYS(restart_syscall),
+	SCMP_SYS(rseq),
+	SCMP_SYS(rt_sigaction),
+	SCMP_SYS(rt_sigpending),
+	SCMP_SYS(rt_sigprocmask),
+	SCMP_SYS(rt_sigreturn),
+	SCMP_SYS(rt_sigtimedwait),
+	SCMP_SYS(sched_get_priority_max),
+	SCMP_SYS(sched_get_priority_min),
+	SCMP_SYS(sched_getaffinity),
+	SCMP_SYS(sched_getattr),
+	SCMP_SYS(sched_getparam),
+	SCMP_SYS(sched_getscheduler),
+	SCMP_SYS(sched_yield),
+	SCMP_SYS(set_robust_list),
+	SCMP_SYS(set_tid_address),
+	SCMP_SYS(sigaltstack),
+	SCMP_SYS(signalfd4),
+	SCMP_SYS(sysinfo),
+	SCMP_SYS(uname),
+	SCMP_SYS(wait4),
+	SCMP_SYS(waitid),
+	SCMP_SYS(getrandom),
 	/* time */
-	SYS_clock_getres,
-	SYS_clock_gettime,
-	SYS_clock_nanosleep,
-	SYS_gettimeofday,
-	SYS_nanosleep,
-	SYS_timerfd_create,
-	SYS_timerfd_gettime,
-	SYS_timerfd_settime,
-	SYS_times,
+	SCMP_SYS(clock_getres),
+	SCMP_SYS(clock_gettime),
+	SCMP_SYS(clock_nanosleep),
+	SCMP_SYS(gettimeofday),
+	SCMP_SYS(nanosleep),
+	SCMP_SYS(timerfd_create),
+	SCMP_SYS(timerfd_gettime),
+	SCMP_SYS(timerfd_settime),
+	SCMP_SYS(times),
 	/* files */
-	SYS_close,
-	SYS_close_range,
-	SYS_copy_file_range,
-	SYS_dup,
-	SYS_dup3,
-	SYS_faccessat,
-	SYS_faccessat2,
-	SYS_fadvise64,
-	SYS_fallocate,
-	SYS_fchmod,
-	SYS_fchmodat,
-	SYS_fcntl,
-	SYS_fdatasync,
-	SYS_flock,
-	SYS_fstat,
-	SYS_fstatfs,
-	SYS_fsync,
-	SYS_ftruncate,
-	SYS_getcwd,
-	SYS_getdents64,
-	SYS_lseek,
-	SYS_mkdirat,
-	SYS_newfstatat,
-	SYS_openat,
-	SYS_openat2,
-	SYS_pipe2,
-	SYS_pread64,
-	SYS_preadv,
-	SYS_preadv2,
-	SYS_pwrite64,
-	SYS_pwritev,
-	SYS_pwritev2,
-	SYS_read,
-	SYS_readahead,
-	SYS_readlinkat,
-	SYS_readv,
-	SYS_sendfile,
-	SYS_splice,
-	SYS_statfs,
-	SYS_statx,
-	SYS_sync_file_range,
-	SYS_unlinkat,
-	SYS_write,
-	SYS_writev,
+	SCMP_SYS(close),
+	SCMP_SYS(close_range),
+	SCMP_SYS(copy_file_range),
+	SCMP_SYS(dup),
+	SCMP_SYS(dup3),
+	SCMP_SYS(faccessat),
+	SCMP_SYS(faccessat2),
+	SCMP_SYS(fadvise64),
+	SCMP_SYS(fallocate),
+	SCMP_SYS(fdatasync),
+	SCMP_SYS(flock),
+	SCMP_SYS(fstat),
+	SCMP_SYS(fstatfs),
+	SCMP_SYS(fsync),
+	SCMP_SYS(ftruncate),
+	SCMP_SYS(getcwd),
+	SCMP_SYS(getdents64),
+	SCMP_SYS(lseek),
+	SCMP_SYS(newfstatat),
+	SCMP_SYS(openat),
+	SCMP_SYS(openat2),
+	SCMP_SYS(pipe2),
+	SCMP_SYS(pread64),
+	SCMP_SYS(preadv),
+	SCMP_SYS(preadv2),
+	SCMP_SYS(pwrite64),
+	SCMP_SYS(pwritev),
+	SCMP_SYS(pwritev2),
+	SCMP_SYS(read),
+	SCMP_SYS(readahead),
+	SCMP_SYS(readlinkat),
+	SCMP_SYS(readv),
+	SCMP_SYS(sendfile),
+	SCMP_SYS(splice),
+	SCMP_SYS(statfs),
+	SCMP_SYS(statx),
+	SCMP_SYS(sync_file_range),
+	SCMP_SYS(unlinkat),
+	SCMP_SYS(write),
+	SCMP_SYS(writev),
 	/* events and io_uring */
-	SYS_epoll_create1,
-	SYS_epoll_ctl,
-	SYS_epoll_pwait,
-	SYS_epoll_pwait2,
-	SYS_eventfd2,
-	SYS_io_uring_enter,
-	SYS_io_uring_register,
-	SYS_io_uring_setup,
-	SYS_ppoll,
-	SYS_pselect6,
+	SCMP_SYS(epoll_create1),
+	SCMP_SYS(epoll_ctl),
+	SCMP_SYS(epoll_pwait),
+	SCMP_SYS(epoll_pwait2),
+	SCMP_SYS(eventfd2),
+	SCMP_SYS(io_uring_enter),
+	SCMP_SYS(io_uring_register),
+	SCMP_SYS(ppoll),
+	SCMP_SYS(pselect6),
 	/* sockets */
-	SYS_accept,
-	SYS_accept4,
-	SYS_bind,
-	SYS_connect,
-	SYS_getpeername,
-	SYS_getsockname,
-	SYS_getsockopt,
-	SYS_listen,
-	SYS_recvfrom,
-	SYS_recvmmsg,
-	SYS_recvmsg,
-	SYS_sendmmsg,
-	SYS_sendmsg,
-	SYS_sendto,
-	SYS_setsockopt,
-	SYS_shutdown,
-	SYS_socketpair,
-#ifdef __x86_64__
-	SYS_access,
-	SYS_arch_prctl,
-	SYS_chmod,
-	SYS_dup2,
-	SYS_epoll_create,
-	SYS_epoll_wait,
-	SYS_eventfd,
-	SYS_getdents,
-	SYS_getrlimit,
-	SYS_lstat,
-	SYS_mkdir,
-	SYS_open,
-	SYS_pipe,
-	SYS_poll,
-	SYS_readlink,
-	SYS_select,
-	SYS_setrlimit,
-	SYS_signalfd,
-	SYS_stat,
-	SYS_time,
-	SYS_unlink,
-#endif
-#ifdef HAVE_SANITIZER
-	/* The leak check at the end stops and reads the threads of the process. */
-	SYS_ptrace,
-	SYS_personality,
-#endif
+	SCMP_SYS(accept),
+	SCMP_SYS(accept4),
+	SCMP_SYS(getpeername),
+	SCMP_SYS(getsockname),
+	SCMP_SYS(getsockopt),
+	SCMP_SYS(listen),
+	SCMP_SYS(recvfrom),
+	SCMP_SYS(recvmmsg),
+	SCMP_SYS(recvmsg),
+	SCMP_SYS(setsockopt),
+	SCMP_SYS(shutdown),
+	/* of older architectures; SCMP_SYS() is negative where there is none */
+	SCMP_SYS(access),
+	SCMP_SYS(arch_prctl),
+	SCMP_SYS(dup2),
+	SCMP_SYS(epoll_create),
+	SCMP_SYS(epoll_wait),
+	SCMP_SYS(eventfd),
+	SCMP_SYS(getdents),
+	SCMP_SYS(getrlimit),
+	SCMP_SYS(lstat),
+	SCMP_SYS(open),
+	SCMP_SYS(pipe),
+	SCMP_SYS(poll),
+	SCMP_SYS(readlink),
+	SCMP_SYS(select),
+	SCMP_SYS(signalfd),
+	SCMP_SYS(stat),
+	SCMP_SYS(time),
+	SCMP_SYS(unlink),
 };
 
-enum {
-	FAMILIES = 4,
-	/* Instructions that stand before the list, and what each check of arguments takes. */
-	CHECKS_MAX = 64,
-	PROGRAM_MAX = CHECKS_MAX + 2 * ARRAY_COUNT(allowed_calls),
-	X32_BIT = 0x40000000,
+/* Allowed if the argument has this value under the mask; with several values: one of them. */
+struct choice {
+	int call;
+	uint32_t argument_idx;
+	uint64_t mask;
+	uint64_t value;
 };
 
-struct program {
-	struct sock_filter code[PROGRAM_MAX];
-	uint16_t count;
-};
-
-static void add(struct program *program, struct sock_filter instruction)
-{
-	GMB_ASSERT(program->count < PROGRAM_MAX);
-	program->code[program->count++] = instruction;
-}
-
-/* A conditional jump over what follows: so many instructions if it holds, or if it does not. */
-static void add_jump(
-	struct program *program, uint16_t test, uint32_t value, uint8_t if_true, uint8_t if_false)
-{
-	add(program, (struct sock_filter)BPF_JUMP(
-			     (uint16_t)(BPF_JMP | test | BPF_K), value, if_true, if_false));
-}
-
-static void add_return(struct program *program, uint32_t verdict)
-{
-	add(program, (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, verdict));
-}
-
-static void add_load(struct program *program, size_t offset)
-{
-	add(program, (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, (uint32_t)offset));
-}
-
-#define REFUSE(code) (SECCOMP_RET_ERRNO | (code))
-
-/* The low half of an argument. */
-static size_t argument(uint32_t idx)
-{
-	size_t low = __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__ ? sizeof(uint32_t) : 0;
-
-	return offsetof(struct seccomp_data, args) + idx * sizeof(uint64_t) + low;
-}
-
-/* The call is allowed, unless the argument has one of the bits (BPF_JSET) or is the value
- * (BPF_JEQ).
- */
-static void allow_without(struct program *program, uint32_t call, uint32_t argument_idx,
-	uint16_t test, uint32_t value, uint32_t code)
-{
-	add_jump(program, BPF_JEQ, call, 0, 4);
-	add_load(program, argument(argument_idx));
-	add_jump(program, test, value, 0, 1);
-	add_return(program, REFUSE(code));
-	add_return(program, SECCOMP_RET_ALLOW);
-}
-
-static void allow_sockets(struct program *program)
-{
-	static const int families[FAMILIES] = { AF_UNIX, AF_INET, AF_INET6, AF_NETLINK };
-
-	add_jump(program, BPF_JEQ, SYS_socket, 0, FAMILIES + 3);
-	add_load(program, argument(0));
-	for (uint8_t i = 0; i < FAMILIES; i++) {
-		add_jump(program, BPF_JEQ, (uint32_t)families[i], FAMILIES - i, 0);
+#define ALL UINT64_MAX
+/* Of the second argument of fcntl(): no owner of signals, no lease, no notices of other files. */
+#define FCNTL(command)                                                                             \
+	{                                                                                          \
+		SCMP_SYS(fcntl), 1, ALL, command                                                   \
 	}
-	add_return(program, REFUSE(EAFNOSUPPORT));
-	add_return(program, SECCOMP_RET_ALLOW);
+#define IOCTL(request)                                                                             \
+	{                                                                                          \
+		SCMP_SYS(ioctl), 1, ALL, request                                                   \
+	}
+
+static const struct choice choices[] = {
+	FCNTL(F_ADD_SEALS),
+	FCNTL(F_DUPFD),
+	FCNTL(F_DUPFD_CLOEXEC),
+	FCNTL(F_GETFD),
+	FCNTL(F_GETFL),
+	FCNTL(F_GETLK),
+	FCNTL(F_GETPIPE_SZ),
+	FCNTL(F_GET_SEALS),
+	FCNTL(F_OFD_GETLK),
+	FCNTL(F_OFD_SETLK),
+	FCNTL(F_OFD_SETLKW),
+	FCNTL(F_SETFD),
+	FCNTL(F_SETFL),
+	FCNTL(F_SETLK),
+	FCNTL(F_SETLKW),
+	FCNTL(F_SETPIPE_SZ),
+	IOCTL(BLKDISCARD),
+	IOCTL(BLKFINISHZONE),
+	IOCTL(BLKGETSIZE64),
+	IOCTL(BLKPBSZGET),
+	IOCTL(BLKREPORTZONE),
+	IOCTL(BLKRESETZONE),
+	IOCTL(BLKROGET),
+	IOCTL(BLKSSZGET),
+	IOCTL(BLKZEROOUT),
+	IOCTL(FICLONERANGE),
+	IOCTL(FIONBIO),
+	IOCTL(FIONREAD),
+	IOCTL(SIOCOUTQ),
+	IOCTL(TCGETS), /* isatty() */
+	{ SCMP_SYS(prctl), 0, ALL, PR_GET_NAME },
+	{ SCMP_SYS(prctl), 0, ALL, PR_SET_NAME },
+	{ SCMP_SYS(prctl), 0, ALL, PR_SET_VMA },
+	/* Addresses are in memory, where no filter sees them. MSG_FASTOPEN would connect to one. */
+	{ SCMP_SYS(sendmsg), 2, MSG_FASTOPEN, 0 },
+};
+
+/* For libfabric, its drivers and their libraries: what RDMA adapters and interfaces are there. */
+static const struct choice network_choices[] = {
+	{ SCMP_SYS(ioctl), 1, 0xff00, 0x1b00 }, /* RDMA_IOCTL_MAGIC */
+	IOCTL(SIOCETHTOOL),
+	IOCTL(SIOCGIFADDR),
+	IOCTL(SIOCGIFCONF),
+	IOCTL(SIOCGIFFLAGS),
+	IOCTL(SIOCGIFHWADDR),
+	IOCTL(SIOCGIFINDEX),
+	IOCTL(SIOCGIFMTU),
+	IOCTL(SIOCGIFNAME),
+	IOCTL(SIOCGIFNETMASK),
+	{ SCMP_SYS(sendmmsg), 3, MSG_FASTOPEN, 0 },
+	{ SCMP_SYS(sendto), 3, MSG_FASTOPEN, 0 },
+};
+
+/* A filter that is being written. The first error stays. */
+struct filter {
+	scmp_filter_ctx context;
+	int code;
+};
+
+static void add(struct filter *filter, uint32_t action, int call, uint32_t count,
+	const struct scmp_arg_cmp *arguments)
+{
+	if (filter->code == 0 && call >= 0) {
+		filter->code =
+			seccomp_rule_add_array(filter->context, action, call, count, arguments);
+	}
 }
 
-static void write_program(struct program *program, bool loads_code)
+static void allow(struct filter *filter, int call)
 {
-	const uint32_t namespaces = CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC |
-				    CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET;
-	const uint32_t executable = loads_code ? 0 : PROT_EXEC; /* no bit: never refused */
+	add(filter, SCMP_ACT_ALLOW, call, 0, NULL);
+}
 
-	add_load(program, offsetof(struct seccomp_data, arch));
-	add_jump(program, BPF_JEQ, OUR_ARCHITECTURE, 1, 0);
-	add_return(program, SECCOMP_RET_KILL_PROCESS);
-	add_load(program, offsetof(struct seccomp_data, nr));
-	add_jump(program, BPF_JGE, X32_BIT, 0, 1);
-	add_return(program, SECCOMP_RET_KILL_PROCESS);
-	allow_sockets(program);
-	allow_without(program, SYS_clone, 0, BPF_JSET, namespaces, EPERM);
-	allow_without(program, SYS_mmap, 2, BPF_JSET, executable, EACCES);
-	allow_without(program, SYS_mprotect, 2, BPF_JSET, executable, EACCES);
-	/* Puts words into the mouth of whoever sits at the terminal. */
-	allow_without(program, SYS_ioctl, 1, BPF_JEQ, TIOCSTI, EPERM);
+static void allow_choices(struct filter *filter, const struct choice *list, size_t count)
+{
+	for (size_t i = 0; i < count; i++) {
+		const struct scmp_arg_cmp is_it = SCMP_CMP(list[i].argument_idx, SCMP_CMP_MASKED_EQ,
+			list[i].mask, list[i].value & list[i].mask);
+
+		add(filter, SCMP_ACT_ALLOW, list[i].call, 1, &is_it);
+	}
+}
+
+/* The type without its flags; protocol 0 is the usual one of the type. */
+static void allow_socket(struct filter *filter, int call, int family, int type, int protocol)
+{
+	const struct scmp_arg_cmp is_it[] = {
+		SCMP_A0(SCMP_CMP_EQ, (scmp_datum_t)family),
+		SCMP_A1(SCMP_CMP_MASKED_EQ, ~(scmp_datum_t)(SOCK_CLOEXEC | SOCK_NONBLOCK),
+			(scmp_datum_t)type),
+		SCMP_A2(SCMP_CMP_EQ, (scmp_datum_t)protocol),
+	};
+
+	add(filter, SCMP_ACT_ALLOW, call, ARRAY_COUNT(is_it), is_it);
+}
+
+static void allow_sockets(struct filter *filter, bool loads_code)
+{
+	static const int families[] = { AF_INET, AF_INET6 };
+
+	allow_socket(filter, SCMP_SYS(socket), AF_UNIX, SOCK_STREAM, 0);
+	allow_socket(filter, SCMP_SYS(socket), AF_UNIX, SOCK_SEQPACKET, 0);
+	/* For upgrades. Unlike a pair of datagram sockets it keeps its peer. */
+	allow_socket(filter, SCMP_SYS(socketpair), AF_UNIX, SOCK_SEQPACKET, 0);
+	for (size_t i = 0; i < ARRAY_COUNT(families); i++) {
+		allow_socket(filter, SCMP_SYS(socket), families[i], SOCK_STREAM, 0);
+		allow_socket(filter, SCMP_SYS(socket), families[i], SOCK_STREAM, IPPROTO_TCP);
+		if (loads_code) {
+			allow_socket(filter, SCMP_SYS(socket), families[i], SOCK_DGRAM, 0);
+			allow_socket(
+				filter, SCMP_SYS(socket), families[i], SOCK_DGRAM, IPPROTO_UDP);
+		}
+	}
+	if (loads_code) {
+		const struct scmp_arg_cmp is_netlink =
+			SCMP_A0(SCMP_CMP_EQ, (scmp_datum_t)AF_NETLINK);
+
+		add(filter, SCMP_ACT_ALLOW, SCMP_SYS(socket), 1, &is_netlink);
+		allow_socket(filter, SCMP_SYS(socketpair), AF_UNIX, SOCK_STREAM, 0);
+	}
+}
+
+/* This process and this thread only; limits are read only. */
+static void allow_processes(struct filter *filter)
+{
+	const struct scmp_arg_cmp is_ours = SCMP_A0(SCMP_CMP_EQ, (scmp_datum_t)getpid());
+	const struct scmp_arg_cmp reads_limit[] = {
+		SCMP_A0(SCMP_CMP_EQ, 0),
+		SCMP_A2(SCMP_CMP_EQ, 0),
+	};
+	const struct scmp_arg_cmp is_thread[] = {
+		SCMP_A0(SCMP_CMP_EQ, PRIO_PROCESS),
+		SCMP_A1(SCMP_CMP_EQ, 0),
+	};
+
+	add(filter, SCMP_ACT_ALLOW, SCMP_SYS(kill), 1, &is_ours);
+	add(filter, SCMP_ACT_ALLOW, SCMP_SYS(tgkill), 1, &is_ours);
+	add(filter, SCMP_ACT_ALLOW, SCMP_SYS(prlimit64), ARRAY_COUNT(reads_limit), reads_limit);
+	add(filter, SCMP_ACT_ALLOW, SCMP_SYS(setpriority), ARRAY_COUNT(is_thread), is_thread);
+}
+
+/* The leak check of a sanitizer, at the end, is a process that stops and reads ours. */
+static void allow_threads(struct filter *filter)
+{
+	const scmp_datum_t namespaces = CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS |
+					CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET;
+	const scmp_datum_t is_thread = HAVE_SANITIZER ? 0 : CLONE_THREAD;
+	const struct scmp_arg_cmp flags =
+		SCMP_A0(SCMP_CMP_MASKED_EQ, namespaces | is_thread, is_thread);
+
+	add(filter, SCMP_ACT_ALLOW, SCMP_SYS(clone), 1, &flags);
+	if (HAVE_SANITIZER) {
+		allow(filter, SCMP_SYS(personality));
+		allow(filter, SCMP_SYS(prctl));
+		allow(filter, SCMP_SYS(ptrace));
+	}
+}
+
+static void allow_memory(struct filter *filter, bool loads_code)
+{
+	const struct scmp_arg_cmp is_data = SCMP_A2(SCMP_CMP_MASKED_EQ, PROT_EXEC, 0);
+	const uint32_t count = loads_code ? 0 : 1;
+
+	add(filter, SCMP_ACT_ALLOW, SCMP_SYS(mmap), count, &is_data);
+	add(filter, SCMP_ACT_ALLOW, SCMP_SYS(mprotect), count, &is_data);
+}
+
+static void write_list(struct filter *filter, bool loads_code)
+{
+	const struct scmp_arg_cmp has_no_address[] = {
+		SCMP_A3(SCMP_CMP_MASKED_EQ, MSG_FASTOPEN, 0),
+		SCMP_A4(SCMP_CMP_EQ, 0),
+	};
+
 	for (size_t i = 0; i < ARRAY_COUNT(allowed_calls); i++) {
-		add_jump(program, BPF_JEQ, allowed_calls[i], 0, 1);
-		add_return(program, SECCOMP_RET_ALLOW);
+		allow(filter, allowed_calls[i]);
 	}
-	/* As an old kernel would answer: libraries know what to do then. */
-	add_return(program, REFUSE(ENOSYS));
+	allow(filter, SCMP_SYS(bind));
+	allow(filter, SCMP_SYS(connect));
+	allow(filter, SCMP_SYS(fchmod)); /* of a socket that will listen */
+	allow(filter, SCMP_SYS(io_uring_setup));
+	allow(filter, SCMP_SYS(seccomp)); /* the other filter */
+	allow_choices(filter, choices, ARRAY_COUNT(choices));
+	allow_sockets(filter, loads_code);
+	allow_processes(filter);
+	allow_threads(filter);
+	allow_memory(filter, loads_code);
+	if (loads_code) {
+		allow_choices(filter, network_choices, ARRAY_COUNT(network_choices));
+	} else {
+		add(filter, SCMP_ACT_ALLOW, SCMP_SYS(sendto), ARRAY_COUNT(has_no_address),
+			has_no_address);
+	}
 }
+
+/* listen() stays: after an upgrade that failed, the sockets say again that they are this process's.
+ */
+static void write_seal(struct filter *filter, bool connects, bool loads_code)
+{
+	const uint32_t refused = SCMP_ACT_ERRNO(EPERM);
+
+	add(filter, refused, SCMP_SYS(fchmod), 0, NULL);
+	add(filter, refused, SCMP_SYS(io_uring_setup), 0, NULL);
+	add(filter, refused, SCMP_SYS(seccomp), 0, NULL);
+	if (!connects && !loads_code) {
+		add(filter, refused, SCMP_SYS(connect), 0, NULL);
+		add(filter, refused, SCMP_SYS(socket), 0, NULL);
+	}
+	if (!loads_code) {
+		add(filter, refused, SCMP_SYS(bind), 0, NULL);
+	}
+}
+
+static void set(struct filter *filter, enum scmp_filter_attr attribute, uint32_t value)
+{
+	if (filter->code == 0) {
+		filter->code = seccomp_attr_set(filter->context, attribute, value);
+	}
+}
+
+/* rest: the verdict on what no rule is about. */
+static int filter_begin(struct filter *filter, uint32_t rest)
+{
+	*filter = (struct filter){ .context = seccomp_init(rest) };
+	if (filter->context == NULL) {
+		return -ENOMEM;
+	}
+	set(filter, SCMP_FLTATR_ACT_BADARCH, SCMP_ACT_KILL_PROCESS);
+	set(filter, SCMP_FLTATR_API_SYSRAWRC, 1);
+	set(filter, SCMP_FLTATR_CTL_NNP, 0);	  /* is set, and prctl() is gone */
+	set(filter, SCMP_FLTATR_CTL_OPTIMIZE, 2); /* a search, not a list */
+	return filter->code;
+}
+
+/* Puts it into force, and frees it. */
+static int filter_end(struct filter *filter)
+{
+	int rc = filter->code;
+
+	if (rc == 0) {
+		rc = seccomp_load(filter->context);
+	}
+	seccomp_release(filter->context);
+	return rc;
+}
+
+#if defined(__x86_64__) || defined(__aarch64__)
 
 int seccomp_enter(const struct sandbox *sandbox)
 {
-	struct program program = { .count = 0 };
-	struct sock_fprog filter = { .filter = program.code };
+	struct filter filter;
 
-	write_program(&program, sandbox->loads_code);
-	filter.len = program.count;
-	return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filter) < 0 ? -errno : 0;
+	if (filter_begin(&filter, UNKNOWN) == 0) {
+		write_list(&filter, sandbox->loads_code);
+	}
+	return filter_end(&filter);
+}
+
+int seccomp_seal(bool connects, bool loads_code)
+{
+	struct filter filter;
+
+	if (filter_begin(&filter, SCMP_ACT_ALLOW) == 0) {
+		set(&filter, SCMP_FLTATR_CTL_TSYNC, 1); /* the threads that are there, too */
+		write_seal(&filter, connects, loads_code);
+	}
+	return filter_end(&filter);
 }
 
 bool seccomp_works(void)
 {
-	const uint32_t verdict = SECCOMP_RET_ERRNO;
-
-	return syscall(SYS_seccomp, SECCOMP_GET_ACTION_AVAIL, 0, &verdict) == 0;
+	return seccomp_api_get() >= 2; /* with filters for all threads */
 }
 
-#else /* no list for this architecture */
+#else /* nobody has tried the list on this architecture */
 
 int seccomp_enter(const struct sandbox *sandbox)
 {
 	GMB_UNUSED(sandbox);
+	return -EOPNOTSUPP;
+}
+
+int seccomp_seal(bool connects, bool loads_code)
+{
+	GMB_UNUSED(connects);
+	GMB_UNUSED(loads_code);
 	return -EOPNOTSUPP;
 }
 

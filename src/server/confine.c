@@ -8,6 +8,10 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/manager.h"
+#include "tls/kernel.h"
+
+enum { LOW_PORTS = 1024 };
 
 /* --- the user -------------------------------------------------------------------------------- */
 
@@ -134,6 +138,7 @@ static int allow_network(struct sandbox *sandbox, const struct export_uri *uri, 
 {
 	int rc;
 
+	sandbox->binds_low_port |= uri->port > 0 && uri->port < LOW_PORTS;
 	if (uri->provider == NULL || strcmp(uri->provider, "tcp") == 0) {
 		if (strcmp(uri->protocol, "push") == 0) {
 			sandbox_allow_port(sandbox, 0); /* whom it trusts may name any */
@@ -169,6 +174,9 @@ static int allow_listener(
 {
 	int rc = 0;
 
+	if (listener->kind != NULL && strcmp(listener->uri.protocol, "push") == 0) {
+		sandbox->connects = true; /* whom it trusts may push from here */
+	}
 	if (listener->unlink_path != NULL) {
 		rc = allow_folder(sandbox, listener->unlink_path, SANDBOX_SOCKETS, error);
 	}
@@ -183,13 +191,14 @@ int confine(const struct server_config *config, const struct credentials *creden
 	const struct listener *listeners, uint32_t listener_count, const struct listener *control,
 	const struct listener *metrics, const char *record, struct error *error)
 {
-	struct sandbox sandbox = { 0 };
+	struct sandbox sandbox = { .connects = config->push_place_count > 0 };
 	int rc;
 
 	if (config->command_count > 0) {
 		log_info("sandbox: off, as it would bind the commands of --run, too");
 		return 0;
 	}
+	manager_open();
 	rc = allow_system(&sandbox, error);
 	if (rc == 0) {
 		rc = allow_exports(&sandbox, config, error);
@@ -224,9 +233,17 @@ int confine(const struct server_config *config, const struct credentials *creden
 	if (rc == 0 && record[0] != '\0') {
 		rc = allow_folder(&sandbox, record, SANDBOX_SOCKETS, error);
 	}
+	if (rc == 0 && sandbox.connects) {
+		(void)tls_kernel_features(); /* tried while that is possible */
+	}
 	if (rc == 0) {
 		rc = sandbox_enter(&sandbox, config->sandbox, error);
 	}
 	sandbox_fini(&sandbox);
 	return rc;
+}
+
+int confine_seal(const struct server_config *config, struct error *error)
+{
+	return config->command_count > 0 ? 0 : sandbox_seal(config->sandbox, error);
 }

@@ -207,6 +207,9 @@ static int start_accepting(struct server *server, struct error *error)
 	};
 	int rc = acceptor_create(&options, &server->acceptor, error);
 
+	if (rc == 0) { /* it listens, and has accepted nobody */
+		rc = confine_seal(server->config, error);
+	}
 	if (rc == 0 && server->take != NULL) {
 		const struct upgrade_taker taker = {
 			.exports = &server->exports,
@@ -302,6 +305,15 @@ static int start_upgrade(struct server *server, struct error *error)
 	return upgrade_create(&options, &server->upgrade, error);
 }
 
+static void begin_control(struct server *server)
+{
+	server_control_begin(server->control);
+	scrape_begin(server->scrape);
+}
+
+/* The rings are made before the sandbox is sealed. The sockets of an upgrade are the other
+ * process's until this one serves: of two that wait there, a client may wake the one that leaves.
+ */
 static int start_control(struct server *server, struct error *error)
 {
 	struct server_view view;
@@ -310,7 +322,13 @@ static int start_control(struct server *server, struct error *error)
 	server->start_ns = clock_now_ns();
 	view = view_of(server);
 	rc = server_control_open(&server->control_listener, &view, &server->control, error);
-	return rc == 0 ? scrape_open(&server->metrics_listener, &view, &server->scrape, error) : rc;
+	if (rc == 0) {
+		rc = scrape_open(&server->metrics_listener, &view, &server->scrape, error);
+	}
+	if (rc == 0 && server->take == NULL) {
+		begin_control(server);
+	}
+	return rc;
 }
 
 /* --- the process ----------------------------------------------------------------------------- */
@@ -781,18 +799,13 @@ static void serve(struct server *server)
 	wait_for_command(server);
 }
 
-/* It serves. The control socket is the other process's for so long: of two that wait there, a
- * client may wake the one that leaves. */
+/* It serves. */
 static void finish_take(struct server *server)
 {
-	struct error error;
-
 	upgrade_take_finish(server->take);
 	server->take = NULL;
 	server->was_taken = true;
-	if (start_control(server, &error) < 0) {
-		log_error("%s", error.text);
-	}
+	begin_control(server);
 }
 
 /* The sockets of clients, the control socket and that of metrics, and the memory of a device. */
@@ -897,7 +910,7 @@ static int start(struct server *server, struct server_config *config, struct err
 	if (rc == 0) {
 		rc = start_upgrade(server, error);
 	}
-	if (rc == 0 && server->take == NULL) {
+	if (rc == 0) {
 		rc = start_control(server, error);
 	}
 	if (rc == 0) {
@@ -985,7 +998,11 @@ int server_run(struct server_config *config, const struct session_kind *const *k
 			error_set(error, -ECANCELED, "the new process was told to stop");
 		}
 		upgrade_take_abandon(server.take, server.listeners, server.listener_count,
-			&server.control_listener, &server.metrics_listener, error);
+			server.control != NULL ? server_control_listener(server.control)
+					       : &server.control_listener,
+			server.scrape != NULL ? scrape_listener(server.scrape)
+					      : &server.metrics_listener,
+			error);
 	}
 	if (rc == 0 && server.phase == SERVER_SERVING) {
 		serve(&server);
