@@ -113,7 +113,7 @@ class Refused(support.Case):
              "blocksize-error-policy=error", "--run",
              '"$GMBLOCK" bench --bs 2K "$uri"; echo "status $?";'
              '"$GMBLOCK" bench --offset 2K "$uri"; echo "status $?";'
-             '"$GMBLOCK" bench --bs 8K --seconds 0.05 --json "$uri" >/dev/null; echo "status $?"'],
+             '"$GMBLOCK" bench --bs 8K --requests 5 --seconds 60 --json "$uri" >/dev/null; echo "status $?"'],
             capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
             env={**os.environ, "GMBLOCK": support.program()})
         if "blocksize-policy" in done.stderr and "open" in done.stderr:

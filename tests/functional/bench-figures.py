@@ -8,7 +8,7 @@ import nbdmini
 import support
 
 # Short runs: the figures must fit together, not be good.
-SECONDS = "0.1"
+SECONDS = 0.1
 LONG = "1000"
 BLOCK = 4096
 SVG = "{http://www.w3.org/2000/svg}"
@@ -19,7 +19,7 @@ class Figures(bench_tool.BenchCase):
         return self.start_unix(f"memory:{size}").uri
 
     def test_what_is_done_without_options(self):
-        result = self.measured("--seconds", SECONDS, self.serve_memory())
+        result = self.measured_briefly(SECONDS, self.serve_memory())
         work = result["work"]
         self.assertEqual((work["rw"], work["block_bytes"], work["depth"], work["connections"]),
                          ("randread", 4096, 64, 1))
@@ -27,13 +27,16 @@ class Figures(bench_tool.BenchCase):
         self.assertIsNone(result["write"])
         self.assertEqual(result["server"]["size"], 16 << 20)
         self.assertFalse(result["interrupted"])
-        self.assertGreaterEqual(result["seconds"], float(SECONDS))
+        self.assertGreaterEqual(result["seconds"], SECONDS)
 
     def test_times_with_and_without_a_unit(self):
         uri = self.serve_memory()
         for text, seconds in (("20ms", 0.02), ("0.02", 0.02), ("30000us", 0.03)):
-            work = self.measured("--seconds", text, "--warmup", text, uri)["work"]
-            self.assertEqual((work["seconds"], work["warmup_seconds"]), (seconds, seconds))
+            work = self.measured_briefly(SECONDS, "--warmup", text, uri)["work"]
+            self.assertEqual(work["warmup_seconds"], seconds)
+        for text, seconds in (("60000ms", 60), ("60.5", 60.5), ("60000000us", 60)):
+            work = self.measured("--seconds", text, "--requests", "5", uri)["work"]
+            self.assertEqual(work["seconds"], seconds)
 
     def test_each_pattern_reads_and_writes_what_its_name_says(self):
         uri = self.serve_memory()
@@ -86,18 +89,18 @@ class Figures(bench_tool.BenchCase):
         self.assertNotIn("hole", output)
 
     def test_warm_up_is_not_counted(self):
-        result = self.measured("--warmup", "0.1", "--seconds", SECONDS, self.serve_memory())
+        result = self.measured_briefly(SECONDS, "--warmup", "0.1", self.serve_memory())
         self.assertEqual(result["work"]["warmup_seconds"], 0.1)
-        self.assertGreaterEqual(result["seconds"], float(SECONDS))
+        self.assertGreaterEqual(result["seconds"], SECONDS)
 
     def test_several_connections_and_threads(self):
         uri = self.serve_memory()
-        result = self.measured("--seconds", SECONDS, "--threads", "2", "--connections", "5",
+        result = self.measured_briefly(SECONDS, "--threads", "2", "--connections", "5",
                                "--depth", "3", "--rw", "read", uri)
         self.assertEqual((result["work"]["connections"], result["work"]["threads"]), (5, 2))
-        result = self.measured("--seconds", SECONDS, "--threads", "2", uri)
+        result = self.measured_briefly(SECONDS, "--threads", "2", uri)
         self.assertEqual(result["work"]["connections"], 2)
-        result = self.measured("--seconds", SECONDS, "--connections", "auto", uri)
+        result = self.measured_briefly(SECONDS, "--connections", "auto", uri)
         self.assertGreaterEqual(result["work"]["connections"], 1)
 
     def test_a_request_may_be_larger_than_what_a_server_takes_at_once(self):
@@ -252,8 +255,8 @@ class Rate(bench_tool.BenchCase):
 
     def test_the_time_ends_a_run_in_which_nothing_is_due(self):
         uri = self.start_unix("memory:1M").uri
-        result = self.measured("--rate", "1", "--seconds", SECONDS, uri)
-        self.assertEqual(result["requests"], 1)
+        result = self.measured_briefly(SECONDS, "--rate", "1", uri)
+        self.assertEqual(result["requests"], 1 + int(result["work"]["seconds"]))
 
     def test_without_one(self):
         result = self.measured("--requests", "9", "--seconds", LONG,

@@ -3,12 +3,17 @@
 
     flash_mutants.py write OUTPUT... -- SOURCE...   sources in which FLASH_MUTANT=NAME breaks a rule
     flash_mutants.py run DAMAGE ZONES CACHE VIEWS CRASH   the tests made of them, for each rule until one fails
+
+A broken rule may keep a test from ending. It is ended by its processor time, of which it needs as much on a
+busy machine: the simulated one never waits.
 """
 import os
+import resource
 import subprocess
 import sys
 
 CRASHES = "2000"
+CPU_SECONDS_MAX = 300  # of one test, of which the longest needs ten
 
 # name: (file, an expression that is there once, what is there instead); or text, and what replaces
 # it, where MUTANT is true when the rule is to be broken.
@@ -163,9 +168,14 @@ def write(outputs, sources):
             file.write(BEGIN + text)
 
 
+def limit_time():
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS_MAX, CPU_SECONDS_MAX))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
 def passes(damage, zones, cache, views, crash, mutant, crashes):
     return all(subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                              env={**os.environ, "FLASH_MUTANT": mutant}, check=False).returncode == 0
+                              env={**os.environ, "FLASH_MUTANT": mutant}, preexec_fn=limit_time, check=False).returncode == 0
                for command in ([damage], [zones], [cache], [views, str(int(crashes) // 4)], [crash, crashes]))
 
 
