@@ -6,12 +6,34 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "base/log.h"
 
 /* Ours to set, or meant for the server alone: a child must not speak to the service manager. */
 static const char *const replaced_variables[] = { "uri", "unixsocket", "NOTIFY_SOCKET",
 	"WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES" };
+
+/* Every connection is a descriptor; the soft limit of 1024 is only a default for old programs.
+ * Those get it back: our commands may be such. */
+void runner_raise_file_limit(char before_out[RUNNER_LIMIT_BYTES])
+{
+	struct rlimit limit;
+	rlim_t before;
+
+	if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur >= limit.rlim_max) {
+		return;
+	}
+	before = limit.rlim_cur;
+	limit.rlim_cur = limit.rlim_max;
+	if (setrlimit(RLIMIT_NOFILE, &limit) < 0) {
+		log_warning("cannot raise the limit on open files: %s", strerror(errno));
+	} else {
+		snprintf(before_out, RUNNER_LIMIT_BYTES, "%llu", (unsigned long long)before);
+	}
+}
 
 void runner_init(struct runner *runner, const struct runner_options *options)
 {

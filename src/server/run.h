@@ -14,6 +14,11 @@
 
 #include "base/error.h"
 
+enum { RUNNER_LIMIT_BYTES = 24 };
+
+/* Raises the limit on open files to what is allowed. before_out, which is "", is as file_limit. */
+void runner_raise_file_limit(char before_out[RUNNER_LIMIT_BYTES]);
+
 struct runner_options {
 	char *const *commands;
 	uint32_t command_count; /* > 0 */

@@ -9,7 +9,6 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/random.h>
-#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -83,7 +82,7 @@ struct server {
 	_Atomic uint32_t connection_total;
 
 	sigset_t mask_before;
-	char file_limit[24]; /* before it was raised; "" when it was not */
+	char file_limit[RUNNER_LIMIT_BYTES]; /* before it was raised; "" when it was not */
 	int signal_fd;
 	int event_fd;			/* other threads wake the main thread */
 	_Atomic bool acceptor_stopped;	/* set before event_fd is written */
@@ -332,26 +331,6 @@ static int start_control(struct server *server, struct error *error)
 }
 
 /* --- the process ----------------------------------------------------------------------------- */
-
-/* Every connection is a descriptor; the soft limit of 1024 is only a default for old programs.
- * Those get it back: our commands may be such. */
-static void raise_file_limit(struct server *server)
-{
-	struct rlimit limit;
-	rlim_t before;
-
-	if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur >= limit.rlim_max) {
-		return;
-	}
-	before = limit.rlim_cur;
-	limit.rlim_cur = limit.rlim_max;
-	if (setrlimit(RLIMIT_NOFILE, &limit) < 0) {
-		log_warning("cannot raise the limit on open files: %s", strerror(errno));
-	} else {
-		snprintf(server->file_limit, sizeof(server->file_limit), "%llu",
-			(unsigned long long)before);
-	}
-}
 
 /* nohup and the like let a program ignore the end of its terminal. */
 static bool is_ignored(int signal_number)
@@ -871,7 +850,7 @@ static int start(struct server *server, struct server_config *config, struct err
 {
 	int rc;
 
-	raise_file_limit(server);
+	runner_raise_file_limit(server->file_limit);
 	rc = take_signals(server, error);
 	if (rc == 0) {
 		rc = upgrade_take_find(config, &server->take, error);
