@@ -103,13 +103,20 @@ const struct counter_table engine_counter_table = { "server", "", engine_counter
 
 /* --- the end of a batch: everything that was put off while callbacks ran ------------------- */
 
+/* From here on, as many requests may begin as in any part of a turn. */
+static void engine_turn_part(struct engine *engine)
+{
+	engine->turn_requests_max = engine->counters.requests + ENGINE_TURN_REQUESTS;
+}
+
 static void resume_blocked(struct engine *engine)
 {
 	struct turns_round round;
 	struct turn *turn;
 
 	turns_round_init(&round);
-	while ((turn = turns_next(&engine->blocked)) != NULL) {
+	engine_turn_part(engine);
+	while (!engine_turn_is_full(engine) && (turn = turns_next(&engine->blocked)) != NULL) {
 		struct session *session = container_of(turn, struct session, blocked_turn);
 
 		uint32_t before = MAX(session->inflight_count, 1U); /* its own place is no turn */
@@ -126,6 +133,7 @@ static void resume_blocked(struct engine *engine)
 		}
 	}
 	turns_end(&engine->blocked, &round);
+	engine->limits_released |= engine_turn_is_full(engine);
 }
 
 static void flush_dirty(struct engine *engine)
@@ -259,24 +267,39 @@ static void choose_wait(struct engine *engine)
 	}
 }
 
+static void again_done(struct ring_op *op, int result)
+{
+	GMB_UNUSED(op); /* the end of this batch goes on */
+	GMB_UNUSED(result);
+}
+
+/* What a session releases as it goes, or one of its requests, may be what another waits for, and
+ * nothing else may ever happen on this ring. It goes on in another turn, so that completions and
+ * the sessions that they belong to do not wait for all of it. */
+static void go_on(struct engine *engine, bool joined)
+{
+	bool can_resume = engine->limits_released && !turns_are_empty(&engine->blocked);
+
+	if ((joined || can_resume || path_is_to_serve(engine->path)) && !engine->again.in_flight) {
+		ring_defer(engine->ring, &engine->again, 0, again_done);
+	}
+}
+
 static void batch_end(struct ring_batch_end *end)
 {
 	struct engine *engine = container_of(end, struct engine, batch_end);
+	bool released = engine->limits_released;
 	bool joined;
 
-	do {
-		bool released = engine->limits_released;
-
-		engine->limits_released = false;
-		path_serve(engine->path);
-		if (released && !turns_are_empty(&engine->blocked)) {
-			resume_blocked(engine);
-		}
-		flush_dirty(engine);
-		joined = !list_is_empty(&engine->ending) && join_ending(engine);
-		/* What a session releases as it goes, or one of its requests, may be what another
-		 * waits for, and nothing else may ever happen on this ring: look again. */
-	} while (joined || engine->limits_released || path_is_to_serve(engine->path));
+	engine->limits_released = false;
+	path_serve(engine->path);
+	if (released && !turns_are_empty(&engine->blocked)) {
+		resume_blocked(engine);
+	}
+	flush_dirty(engine);
+	joined = !list_is_empty(&engine->ending) && join_ending(engine);
+	go_on(engine, joined);
+	engine_turn_part(engine);
 	if (path_is_short(engine->path)) {
 		engine_timer_arm(engine);
 	}
@@ -744,6 +767,7 @@ int engine_create(
 	list_init(&engine->rate_identities);
 	engine_clients_init(engine);
 	turns_init(&engine->blocked);
+	engine_turn_part(engine);
 	rate_room_init(&engine->rates, engine->ring);
 	list_init(&engine->ending);
 	list_init(&engine->to_review);
@@ -778,8 +802,9 @@ void engine_destroy(struct engine *engine)
 		ring_cancel(engine->ring, &engine->timer);
 	}
 	rate_room_stop(&engine->rates);
-	while (engine->timer.in_flight || engine->rates.timer.in_flight ||
-		engine->closing_count > 0 || engine->review_posted) {
+	while (engine->timer.in_flight || engine->again.in_flight ||
+		engine->rates.timer.in_flight || engine->closing_count > 0 ||
+		engine->review_posted) {
 		ring_turn(engine->ring, true);
 	}
 	while (engine->service_count > 0) {

@@ -514,8 +514,10 @@ struct engine {
 	bool limits_released; /* a request ended since the last look at blocked */
 	struct ring_batch_end batch_end;
 	struct wait_policy wait_policy;
-	enum wait_way wait_way; /* as the ring was told */
-	uint64_t turn_requests; /* counters.requests at the end of the last turn */
+	enum wait_way wait_way;	    /* as the ring was told */
+	uint64_t turn_requests;	    /* counters.requests at the end of the last turn */
+	uint64_t turn_requests_max; /* no more requests begin in this part of a turn */
+	struct ring_op again; /* another turn, without waiting, for what one had no time for */
 	struct ring_op timer;
 	uint64_t timer_due_ns; /* of the timer in flight */
 	uint64_t stop_due_ns;  /* the first deadline of a session that has to end */
@@ -617,12 +619,23 @@ static inline bool engine_has_place(const struct session *session)
 		       *session->export_inflight_count < ENGINE_EXPORT_FACTOR * left);
 }
 
+/* Work on many requests of some sessions keeps completions of all others waiting. */
+static inline bool engine_turn_is_full(const struct engine *engine)
+{
+	return engine->counters.requests >= engine->turn_requests_max;
+}
+
 /* Whether the session may begin a request. False: a limit is reached, and kind->resume() is called
  * when it is worth to ask again. */
 GMB_MUST_CHECK static inline bool engine_request_may(struct session *session)
 {
-	if (unlikely(!engine_has_place(session))) {
-		session->engine->counters.place_waits += !turn_is_waiting(&session->blocked_turn);
+	bool has_place = engine_has_place(session);
+
+	if (unlikely(!has_place ||
+		     (session->inflight_count > 0 && engine_turn_is_full(session->engine)))) {
+		session->engine->counters.place_waits +=
+			!has_place && !turn_is_waiting(&session->blocked_turn);
+		session->engine->limits_released |= has_place; /* in the next turn */
 		turns_remove(&session->blocked_turn);
 		turns_add(&session->engine->blocked, &session->blocked_turn);
 		return false;

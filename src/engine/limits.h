@@ -14,6 +14,9 @@ enum {
 	ENGINE_HANDSHAKES_MAX = 128,
 	ENGINE_INFLIGHT_PER_SESSION_MAX = 128,
 	ENGINE_INFLIGHT_MAX = 1024,
+	/* So many requests begin before replies are sent and completions taken again. Each session
+	 * without one can begin one more. */
+	ENGINE_TURN_REQUESTS = 64,
 	ENGINE_PAYLOAD_BYTES_MAX = 64 << 20,
 	ENGINE_MEMORY_BYTES_MAX = 128 << 20,
 	/* At most this part of the memory is kept back, a block for each session. */

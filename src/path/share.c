@@ -7,6 +7,13 @@
 #include "base/counter.h"
 #include "path/path.h"
 
+enum {
+	/* Memory that one call of share_serve() gives, and the least that a client counts for: a
+	 * store may move the bytes before its submit returns, and completions wait meanwhile. */
+	SERVE_BYTES = 1 << 20,
+	SERVE_BYTES_EACH = 16 << 10,
+};
+
 static const struct counter path_quota_counter_list[] = {
 	{ "held_bytes", "Payload memory that the clients hold together", COUNTER_NOW, COUNTER_BYTES,
 		offsetof(struct path_quota, held_bytes) },
@@ -607,17 +614,27 @@ static void serve_costly(struct path_share *share, void (*start)(struct path_req
 	share->costly_serving = false;
 }
 
+/* What a client that held so much counts for. */
+static uint64_t served_bytes(const struct path_client *client, uint64_t held)
+{
+	uint64_t holds = client->held_bytes + client->device_held_bytes;
+	uint64_t got = holds > held ? holds - held : 0;
+
+	return MAX(got, (uint64_t)SERVE_BYTES_EACH);
+}
+
 void share_serve(struct path_share *share, void (*again)(struct path_request *request),
 	void (*start)(struct path_request *request))
 {
 	struct turns_round round;
 	struct turn *turn;
+	uint64_t given = 0;
 
 	share->released = false;
 	keep_atomic(share);
 	share->serving = true;
 	turns_round_init(&round);
-	while ((turn = turns_next(&share->waiting)) != NULL) {
+	while (given < SERVE_BYTES && (turn = turns_next(&share->waiting)) != NULL) {
 		struct path_client *client = container_of(turn, struct path_client, turn);
 		uint64_t held = client->held_bytes + client->device_held_bytes;
 		uint32_t atomic_count = client->atomic_count;
@@ -626,10 +643,12 @@ void share_serve(struct path_share *share, void (*again)(struct path_request *re
 		if (client->held_bytes + client->device_held_bytes > held ||
 			client->atomic_count > atomic_count) {
 			turns_had(&share->waiting, turn, &round); /* the reserve is no turn */
+			given += served_bytes(client, held);
 		} else if (turn_is_waiting(turn)) {
 			turns_in_vain(turn, &round);
 		}
 	}
+	share->released |= !turns_are_empty(&share->waiting);
 	turns_end(&share->waiting, &round);
 	share->serving = false;
 	if (unlikely(share->costly_waiting_count > 0)) {

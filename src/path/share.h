@@ -215,7 +215,8 @@ GMB_MUST_CHECK bool share_costly_waits(struct path_request *request);
 void share_costly_begin(struct path_request *request);
 void share_costly_end(struct path_request *request);
 
-/* Gives everybody who may be able to go on a turn: again is called for requests that wait for
- * memory, and start for costly ones, which wait no more. */
+/* Gives a turn to those who may be able to go on: again is called for requests that wait for
+ * memory, and start for costly ones, which wait no more. It ends after some megabytes; then
+ * released stays set, and the next call goes on with the others. */
 void share_serve(struct path_share *share, void (*again)(struct path_request *request),
 	void (*start)(struct path_request *request));

@@ -365,6 +365,58 @@ static void test_places_of_a_client_that_is_going(void **state)
 	world_end(&world);
 }
 
+/* Counts the requests that begin in each turn of the ring. */
+struct turn_watch {
+	struct ring_batch_end end;
+	const struct engine *engine;
+	uint64_t requests; /* up to the last turn */
+	uint64_t most;	   /* in one */
+};
+
+static void watch_turn(struct ring_batch_end *end)
+{
+	struct turn_watch *watch = container_of(end, struct turn_watch, end);
+	uint64_t requests = watch->engine->counters.requests;
+
+	watch->most = MAX(watch->most, requests - watch->requests);
+	watch->requests = requests;
+}
+
+/* However much clients ask for at once, and may have in flight: completions are taken and replies
+ * sent in between, and a client without a request begins one in the turn in which it came. */
+static void test_the_work_of_a_turn_is_bounded(void **state)
+{
+	enum { GREEDY = 8, WANTED = 500, TURN_MAX = 2 * ENGINE_TURN_REQUESTS + GREEDY + 1 };
+	struct client greedy[GREEDY];
+	struct turn_watch watch = { .end = { .call = watch_turn } };
+	struct client modest;
+	struct world world;
+
+	(void)state;
+	world_begin(&world, WANTED, 2 * GREEDY * WANTED);
+	watch.engine = world.engine;
+	ring_batch_end_add(world.ring, &watch.end);
+	for (int i = 0; i < GREEDY; i++) {
+		client_open(&world, &greedy[i], "");
+	}
+	client_open(&world, &modest, "");
+	for (int i = 0; i < GREEDY * WANTED; i++) {
+		client_ask(&greedy[i % GREEDY], NBD_CMD_READ, 0, READ_BYTES);
+	}
+	client_ask(&modest, NBD_CMD_READ, 0, READ_BYTES);
+	for (int i = 0; i < GREEDY; i++) {
+		wait_for(&greedy[i], (uint64_t)WANTED * ANSWER_BYTES);
+		assert_int_equal(answers(&greedy[i]), WANTED);
+		sim_socket_close(greedy[i].fd);
+	}
+	wait_for(&modest, ANSWER_BYTES);
+	assert_in_range(watch.most, ENGINE_TURN_REQUESTS, TURN_MAX);
+	assert_int_equal(world.engine->counters.place_waits, 0); /* places were not what lacked */
+	ring_batch_end_remove(&watch.end);
+	sim_socket_close(modest.fd);
+	world_end(&world);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -375,6 +427,7 @@ int main(void)
 		cmocka_unit_test(test_a_slow_reader_when_memory_is_short),
 		cmocka_unit_test(test_the_idle_timeout),
 		cmocka_unit_test(test_places_of_a_client_that_is_going),
+		cmocka_unit_test(test_the_work_of_a_turn_is_bounded),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
