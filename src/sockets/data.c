@@ -17,7 +17,7 @@ enum {
 	BULK_FULLS = 16, /* a ring is too small that was full so often */
 	BULK_BYTES_MAX = BULK_FULLS * 4 * RULES_RING_DEFAULT, /* within so many bytes */
 	BULK_PIECE = RULES_RING_DEFAULT / 4,		      /* a large one */
-	SENDS_BETWEEN_LOOKS = 64,			      /* a look costs system calls */
+	SENDS_BETWEEN_LOOKS = 256,			      /* a look costs system calls */
 	FULL_MS = 20, /* a blocking writer waits so long for room; TCP's buffers are larger */
 };
 #define NS_PER_MS UINT64_C(1000000)

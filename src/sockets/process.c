@@ -410,14 +410,19 @@ bool process_before_exec(void)
 	return true;
 }
 
+static bool is_given_away(struct conn *conn)
+{
+	return !conn->passed && survives_exec(conn);
+}
+
 /* The program, and whom that starts, may have these for ever: they stay on TCP. */
 static void give_away(void)
 {
-	conn_bring_back(survives_exec, REASON_EXEC, EXEC_WAIT_MS);
+	conn_bring_back(is_given_away, REASON_EXEC, EXEC_WAIT_MS);
 	for (int fd = 0; fd < core.fds_end; fd++) {
 		struct conn *conn = conn_at(fd);
 
-		if (conn == NULL || !survives_exec(conn)) {
+		if (conn == NULL || !is_given_away(conn)) {
 			continue;
 		}
 		if (conn_is_carried(conn)) {
