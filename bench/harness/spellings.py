@@ -27,7 +27,7 @@ def knows(program, key):
         done = subprocess.run(
             [program, "serve", "--threads", "1", "--control", "none",
              "--listen", "nbd+unix:///?socket=" + os.path.join(folder, "sock"),
-             "--export", "=null:64K," + key, "--run", "true"],
+             "--export", "=memory:64K," + key, "--run", "true"],
             stdin=subprocess.DEVNULL, capture_output=True, check=False)
     return done.returncode == 0
 

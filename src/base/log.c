@@ -16,6 +16,7 @@
 #include "base/text.h"
 
 static _Atomic int log_level_max = LOG_LEVEL_INFO;
+static atomic_bool level_is_named;
 
 void log_set_level(enum log_level level)
 {
@@ -29,10 +30,18 @@ int log_set_level_name(const char *name)
 	for (size_t i = 0; i < ARRAY_COUNT(names); i++) {
 		if (strcmp(name, names[i]) == 0) {
 			log_set_level((enum log_level)i);
+			atomic_store_explicit(&level_is_named, true, memory_order_relaxed);
 			return 0;
 		}
 	}
 	return -EINVAL;
+}
+
+void log_set_level_default(enum log_level level)
+{
+	if (!atomic_load_explicit(&level_is_named, memory_order_relaxed)) {
+		log_set_level(level);
+	}
 }
 
 void log_init(void)

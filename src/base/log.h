@@ -18,6 +18,8 @@ enum log_level { LOG_LEVEL_ERROR, LOG_LEVEL_WARNING, LOG_LEVEL_INFO, LOG_LEVEL_D
 void log_set_level(enum log_level level);
 /* Sets it to "error", "warning", "info" or "debug"; -EINVAL: another text, and nothing changes. */
 GMB_MUST_CHECK int log_set_level_name(const char *name);
+/* Takes effect unless a level was set by name, before or later. */
+void log_set_level_default(enum log_level level);
 /* Sets it to what the environment variable GMBLOCK_LOG says, if it is set. Only the first call in a
  * process does anything, so that a library may call it each time it is used. */
 void log_init(void);

@@ -27,6 +27,8 @@ enum {
 #define ADDRESS	    "write the whole address, as in --listen nbd://127.0.0.1:10809"
 #define FOREGROUND                                                                                 \
 	"the server stays in the foreground; let systemd start it, or --run a command beside it"
+#define FOREGROUND_OR_FORMAT                                                                       \
+	"without it the server stays in the foreground (nbdkit) and disks are raw (qemu-nbd)"
 #define EXPORT_NAME "write --export NAME=PATH"
 #define URI_NAME    "the name of the export is part of the URI: nbd://HOST/NAME"
 
@@ -48,7 +50,7 @@ static const struct habit {
 	{ "", "status", "'gmblock stats' shows what a server does" },
 
 	{ "serve", "r", "write --read-only" },
-	{ "serve", "f", FOREGROUND },
+	{ "serve", "f", FOREGROUND_OR_FORMAT },
 	{ "serve", "foreground", "the server stays in the foreground without it" },
 	{ "serve", "fork", FOREGROUND },
 	{ "serve", "daemon", FOREGROUND },

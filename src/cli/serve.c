@@ -100,8 +100,8 @@ static const char help_tail[] =
 	"      --spin auto|off         poll for requests for up to 50 us before sleeping,\n"
 	"                              where that pays (auto, the default), or never\n"
 	"\n"
-	"      --log-level LEVEL       messages to print: error, warning, info (default) or\n"
-	"                              debug\n"
+	"      --log-level LEVEL       messages to print: error, warning, info (default;\n"
+	"                              with --run, warning) or debug\n"
 	"  -h, --help                  print this help\n"
 	"\n"
 	"A SIZE or RATE is bytes, or 4K, 64M, 1G (powers of 1024); a TIME has a unit: 500us,\n"
@@ -327,6 +327,10 @@ int cmd_serve(int argc, char **argv)
 	log_open_journal();
 	server_config_init(&config);
 	status = parse_arguments(&config, &checks, argc, argv);
+	if (config.command_count > 0) {
+		/* The output is that of the commands. */
+		log_set_level_default(LOG_LEVEL_WARNING);
+	}
 	if (status == CLI_GO_ON && checks) {
 		status = print_check(&config);
 	} else if (status == CLI_GO_ON &&

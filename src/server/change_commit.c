@@ -118,13 +118,16 @@ static int open_item(struct change *change, struct change_item *item, struct err
 	int rc;
 
 	item->rules = NULL;
-	rc = served_open(item->after, rules, error);
-	if (rc == 0 && store_needs_start(item->after->export->store)) {
+	/* Before it is opened, which would warn of things that do not matter then. */
+	if (item->after->parent == NULL && store_path_needs_start(item->after->about.path)) {
+		access_put(rules);
 		rc = error_set(error, -ENOTSUP,
 			"its disk is opened only when a server starts: put it into the "
 			"configuration, and restart the server or run 'gmblock upgrade'");
 		served_blame(&item->after->about, error);
+		return rc;
 	}
+	rc = served_open(item->after, rules, error);
 	if (rc == 0) {
 		rc = check_device(change, item, error);
 	}

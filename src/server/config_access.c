@@ -395,11 +395,12 @@ static int add_option(
 	struct server_access_option *option;
 	struct access_rule rule = { 0 };
 	char origin[ORIGIN_BYTES];
+	char shown[SHOWN_BYTES];
 	const char *name;
 	int rc;
 
-	snprintf(origin, sizeof(origin), "--access ");
-	log_escape(origin + strlen(origin), sizeof(origin) - strlen(origin), text, strlen(text));
+	snprintf(origin, sizeof(origin), "--access: \"%s\"",
+		log_escape(shown, sizeof(shown), text, strlen(text)));
 	text = parse_name(text, scratch, &name);
 	option = option_for(config, name);
 	if (option == NULL) {

@@ -84,7 +84,11 @@ struct store_kind {
 	const char *name;
 	/* Kinds: paths that begin so are its own. NULL: every path that no other kind has. */
 	const char *prefix;
-	bool names_size; /* what follows the prefix is a size, see parse_path_size() */
+	bool names_size; /* what follows the prefix is a size, see parse_path_size(): no file, and
+			  * so no page cache */
+	/* Optional: keys of all kinds that do nothing here, NULL behind the last, and why. */
+	const char *const *useless;
+	const char *useless_reason;
 	bool is_on_file; /* what follows the prefix is the path of a file or a block device */
 	bool is_filter;	 /* else a kind of store */
 	/* Filters, optional: progress=WORD puts it in place. Else one of its options does. */

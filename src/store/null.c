@@ -64,8 +64,12 @@ static const struct store_ops null_ops = {
 	.pass = store_pass_nothing,
 };
 
+static const char *const useless[] = { "page-cache-send", "progress", NULL };
+
 const struct store_kind null_store_kind = {
 	.name = "null",
+	.useless = useless,
+	.useless_reason = "it has no data",
 	.prefix = "null:",
 	.names_size = true,
 	.store_bytes = sizeof(struct null_store),

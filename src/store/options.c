@@ -50,7 +50,7 @@ static int parse_mode(const char *value, bool read, enum store_mode *mode, struc
 	return 0;
 }
 
-enum { OPTION_MODE, OPTION_WRITE_MODE };
+enum { OPTION_MODE, OPTION_WRITE_MODE, OPTION_DEVICE_CPU, OPTION_PROGRESS = 6 };
 
 static enum store_mode write_mode_of(enum store_mode mode)
 {
@@ -217,7 +217,7 @@ static const struct store_option common_options[] = {
 	[OPTION_WRITE_MODE] = { "write-mode", "cached|direct|device",
 		"the same for writes (default: mode; with auto, cached)", "direct",
 		.set = set_write_mode, VALUE(write_mode, write_mode) },
-	{ "device-cpu", "yes|no",
+	[OPTION_DEVICE_CPU] = { "device-cpu", "yes|no",
 		"with mode=device: the processor moves payload\n"
 		"between device memory and sockets (default: no,\n"
 		"it has RAM then)",
@@ -229,7 +229,7 @@ static const struct store_option common_options[] = {
 		VALUE(page_cache_send_off, page_cache_send_off) },
 	{ "stripe", "CHUNK:MEMBERS", "the disk is striped like this, such as 64K:4", "64K:4",
 		.set = set_stripe, VALUE(stripe_chunk, stripe_members) },
-	{ "progress", "auto|completion|counter|marker",
+	[OPTION_PROGRESS] = { "progress", "auto|completion|counter|marker",
 		"how the server learns which bytes have been read", "completion",
 		.set = set_progress, VALUE(progress_filter, progress) },
 };
@@ -437,12 +437,68 @@ bool store_path_same(const char *a, const char *b)
 
 /* --- what was asked for ---------------------------------------------------------------------- */
 
+static bool is_useless(const struct store_kind *kind, const char *key)
+{
+	for (uint32_t i = 0; kind->useless != NULL && kind->useless[i] != NULL; i++) {
+		if (strcmp(kind->useless[i], key) == 0) {
+			return true;
+		}
+	}
+	return false;
+}
+
+/* Why a key of all kinds that was given does nothing; NULL: it does something. */
+static const char *useless_reason(const struct store_options *options,
+	const struct store_kind *kind, const struct store_option *option)
+{
+	const struct store_option *progress = &common_options[OPTION_PROGRESS];
+	bool is_mode = option == &common_options[OPTION_MODE] ||
+		       option == &common_options[OPTION_WRITE_MODE];
+	bool has_device =
+		options->read_mode == STORE_MODE_DEVICE || options->write_mode == STORE_MODE_DEVICE;
+
+	bool is_refused = options->progress == STORE_PROGRESS_COUNTER ||
+			  options->progress == STORE_PROGRESS_FILTER; /* by itself */
+
+	if (is_useless(kind, option->key) && !(option == progress && is_refused)) {
+		return kind->useless_reason;
+	}
+	if (option == &common_options[OPTION_DEVICE_CPU] && !has_device) {
+		return "neither mode nor write-mode is device";
+	}
+	return is_mode && kind->names_size && !store_mode_is_direct(options->read_mode) &&
+			       !store_mode_is_direct(options->write_mode)
+		       ? "it has no page cache"
+		       : NULL;
+}
+
+static int check_common(
+	const struct store_options *options, const struct store_kind *kind, struct error *error)
+{
+	for (uint32_t i = 0; i < ARRAY_COUNT(common_options); i++) {
+		bool given = (options->keys_given & UINT64_C(1) << i) != 0;
+		const char *reason =
+			given ? useless_reason(options, kind, &common_options[i]) : NULL;
+
+		if (reason != NULL) {
+			return error_set(error, -EINVAL,
+				"'%s': the key %s does nothing here: %s; leave it out",
+				options->path, common_options[i].key, reason);
+		}
+	}
+	return 0;
+}
+
 int store_options_fit(
 	const struct store_options *options, const struct store_kind *kind, struct error *error)
 {
 	const struct store_option *option;
 	uint32_t owner;
+	int rc = check_common(options, kind, error);
 
+	if (rc < 0) {
+		return rc;
+	}
 	for (uint32_t i = 0; (option = option_find(i, &owner)) != NULL; i++) {
 		if ((options->keys_given & UINT64_C(1) << i) == 0 || owner == STORE_KINDS_MAX ||
 			kinds[owner]->is_filter || kinds[owner] == kind) {
@@ -473,6 +529,11 @@ bool store_options_has(const struct store_options *options, const struct store_k
 bool store_path_has_kind(const char *path)
 {
 	return kinds[store_kind_of_path(path)]->prefix != NULL;
+}
+
+bool store_path_needs_start(const char *path)
+{
+	return kinds[store_kind_of_path(path)]->ops->start != NULL;
 }
 
 const char *store_path_file(const char *path)

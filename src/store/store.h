@@ -416,6 +416,8 @@ bool store_options_same(const struct store_options *a, const struct store_option
 bool store_path_same(const char *a, const char *b);
 /* True when path begins with the prefix of a kind, such as "memory:". */
 bool store_path_has_kind(const char *path);
+/* store_needs_start() of the store that is opened for it. */
+bool store_path_needs_start(const char *path);
 /* The file or block device that a path names: the path itself, or what follows its prefix. */
 const char *store_path_file(const char *path);
 /* The idx-th file that the store opens beside path, as it opens path; NULL behind the last. */

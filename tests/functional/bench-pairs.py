@@ -98,9 +98,9 @@ class Spellings(support.Case):
         os.chmod(path, 0o755)
         with unittest.mock.patch.object(
                 spellings, "SPELLINGS",
-                [("mode=direct", "mode=cached"), ("overlap=", "description=")]):
+                [("mode=direct", "pace=1G"), ("overlap=", "description=")]):
             self.assertEqual(spellings.spelled(path, "readonly,mode=direct,overlap=off"),
-                             "readonly,mode=cached,description=off")
+                             "readonly,pace=1G,description=off")
 
     def test_what_no_spelling_helps_stays_for_the_program_to_refuse(self):
         self.assertEqual(spellings.spelled(support.program(), "overlap=nonsense"),

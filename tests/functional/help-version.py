@@ -104,7 +104,7 @@ class HelpAndVersion(support.Case):
                 # nbdkit, qemu-nbd, nbd-server.
                 (["serve", "-r", "d"], ["unknown option -r", "--read-only"]),
                 (["serve", "--readonly", "d"], ["did you mean '--read-only'?"]),
-                (["serve", "-f", "d"], ["foreground"]), (["serve", "--fork", "d"], ["foreground"]),
+                (["serve", "-f", "qcow2", "d"], ["foreground", "disks are raw"]), (["serve", "--fork", "d"], ["foreground"]),
                 (["serve", "-fr", "d"], ["unknown option -f", "foreground"]),
                 (["serve", "-U", "/s", "d"], ["nbd+unix:///?socket=PATH"]),
                 (["serve", "--socket=/s", "d"], ["unknown option --socket=/s", "nbd+unix:"]),

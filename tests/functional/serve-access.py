@@ -320,7 +320,7 @@ class Reload(Access):
 
     def test_what_waits_is_refused_by_its_reason(self):
         server = self.serve("rw")
-        code, _, errors = self.run_gmblock("rate", "--export=x", "1K:burst=10ms", self.control)
+        code, _, errors = self.run_gmblock("rate", "x", "1K:burst=10ms", self.control)
         self.assertEqual(code, 0, errors)
         with nbdmini.open_export(server.uri, b"x", structured=True) as client:
             for cookie in (6, 7): # of which the second one waits for a quarter of an hour
@@ -506,6 +506,10 @@ class Proved(Access):
 class Usage(Access):
     def refused(self, rule, *fragments):
         self.check_refused(["serve", "memory:1M", "--access", rule], 2, "--access", *fragments)
+
+    def test_the_rule_is_quoted_alike(self):
+        for rule in "rights=yes", "nosuch: rights=ro", "cert-cn=a rights=ro", "alice rights=ro":
+            self.refused(rule, f'gmblock serve: --access: "{rule}": ')
 
     def test_mistakes_in_rules(self):
         self.refused("psk=alice", "it has no rights")

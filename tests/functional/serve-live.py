@@ -436,6 +436,15 @@ class Commands(Live):
                                     (["fault:x"], "flash:FILE and overlay:FILE are")):
             self.check_refused(["create", *arguments], 1, fragment)
 
+    def test_a_flash_store_is_refused_before_it_is_opened(self):
+        server = self.serve("--export-folder", self.folder)
+        store = f"flash:{self.path('flash')}"
+        self.assertEqual(self.run_gmblock("create", "--size=64M", store)[0], 0)
+        self.assertIn("its disk is opened only when a server starts",
+                      self.export("add", "f", store, f"cache-dir={self.folder}/none", status=1))
+        status, errors = server.stop()
+        self.assertEqual((status, "no write cache" in errors), (0, False), errors)
+
     def test_other_users(self):
         if os.geteuid() != 0:
             self.skipTest("only root can be somebody else")
@@ -496,7 +505,7 @@ class Configuration(Live):
         both = (
             (f"path: '{one}', readonly: yes, mode: auto, stripe: '64K:2', rate: 1024K, max-memory: 4M",
              f"path: '{one}', readonly: true, page-cache-send: auto, stripe: '65536:2', write-mode: cached, "
-             "rate: '1M:burst=100ms', max-memory: 4096K, progress: auto, device-cpu: no, overlap: auto"),
+             "rate: '1M:burst=100ms', max-memory: 4096K, progress: auto, overlap: auto"),
             (f"path: '{base}', overlay: discard, mode: cached", f"path: '{base}', write-mode: cached, mode: cached, "
              "readonly: off, overlay: discard"),
             ("path: 'memory:1M', overlap: 64K, fault: ['read:EIO:nth=1000:range=64K+4K', 'write:EIO:nth=9999'], "
@@ -504,6 +513,7 @@ class Configuration(Live):
              "path: 'memory:1024K', overlap: 65536, fault: ['read:EIO:range=65536+4096:nth=1000', "
              "'write:EIO:nth=9999'], delay: ['flush:1ms'], pace: '1024M:members=1'"),
             ("path: 'null:1M'", "path: 'null:1048576', rate: off, max-memory: off"),
+            (f"path: '{self.image('two')}'", f"path: '{self.path('two')}', mode: auto"),
             (f"path: 'flash:{flash}', gc: paper, cache: 1M, on-full: drop",
              f"path: 'flash:{flash}', cold: 30, cache: 1024K, map-memory: 65536K, gc: paper"))
         rules = (("listen: [{uri: '%s&socket-mode=0660'}]\nlimits: {memory: 64M, idle-timeout: 1000ms}\n"
@@ -525,12 +535,15 @@ class Configuration(Live):
                              "addresses with TLS: 0, connections ended: 0\n")
         for client in clients:
             client.read(4096, 512)
-            client.close()
         for key, value in (("overlap", "68K"), ("delay", "['flush:2ms']"), ("mode", "direct"), ("progress", "completion"),
                            ("pace", "2G"), ("page-cache-send", "off"), ("rate", "2M"), ("max-connections", "7")):
-            self.configure(*texts[0][:3], f"name: e3, path: 'null:1M', {key}: {value}", *texts[0][4:], more=rules[0])
+            self.configure(*texts[0][:4], f"name: e4, path: '{self.path('two')}', {key}: {value}", *texts[0][5:],
+                           more=rules[0])
             value = value.strip("[']")
-            self.assertEqual(self.reload("--dry-run"), f'export "e3": {key}={value} (was default)\n')
+            self.assertEqual(self.reload("--dry-run"),
+                             f'export "e4": {key}={value} (was default); its clients are disconnected\n'
+                             if key not in ("rate", "max-connections") else
+                             f'export "e4": {key}={value} (was default)\n')
 
     def test_rules_of_access_hold_for_what_was_added(self):
         """They are those of exports without rules of their own, as long as it is served."""

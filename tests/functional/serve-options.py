@@ -24,6 +24,10 @@ class Options(support.Case):
         self.check([""], "path is empty")
         self.check(["--config", "a", "--config", "b"], "--config", "once")
 
+    def test_the_default_mode(self):
+        self.assertRegex(self.run_gmblock("serve", "--help")[1],
+                         r"mode=auto\|cached\|direct\|device\s+for each read the way that suits it \(auto, the")
+
     def test_exports(self):
         def export(text, *fragments):
             self.check(["--export", text], "--export: ", *fragments)
@@ -46,6 +50,14 @@ class Options(support.Case):
         for value in ("64K", "64K:", "64K:1", ":4", "63K:4", "2K:4", "64K:4:4", "2G:4", "64K:2000"):
             export(f"a=null:1M,stripe={value}", "stripe: ", f"'{value}'", "CHUNK:MEMBERS")
         export("a=null:1M,progress=guess", "progress: 'guess'", "auto", "completion")
+        for text, key, reason in (("null:1M,page-cache-send=off", "page-cache-send", "it has no data"),
+                                  ("null:1M,progress=completion", "progress", "it has no data"),
+                                  ("null:1M,mode=cached", "mode", "it has no page cache"),
+                                  ("memory:1M,mode=auto", "mode", "it has no page cache"),
+                                  ("memory:1M,write-mode=cached", "write-mode", "it has no page cache"),
+                                  ("memory:1M,device-cpu=yes", "device-cpu", "neither mode nor write-mode is device")):
+            self.check_refused(["serve", "--export", f"a={text}"], 1,
+                               f"the key {key} does nothing here: {reason}; leave it out")
         export("a=null:1M,fault=read", "fault: ")
         for time in ("5", "1.5s", "2h", "1m", "1S"):
             export(f"a=null:1M,delay=read:{time}", f"'{time}' is not a time", "at most one hour")

@@ -12,6 +12,14 @@ class RunEnvironment(support.Case):
         self.assertEqual(code, 0, errors)
         return output
 
+    def test_only_the_command_is_heard(self):
+        """The server has nothing to say about it, unless it is asked to."""
+        quiet = {name: value for name, value in os.environ.items() if name != "GMBLOCK_LOG"}
+        arguments = ["serve", "null:1M", "--listen", self.socket_uri(), "--run", "nbdinfo --size $uri"]
+        self.assertEqual(self.run_gmblock(*arguments, env=quiet), (0, "1048576\n", ""))
+        errors = self.run_gmblock(*arguments, "--log-level=info", env=quiet)[2]
+        self.assertIn("sandbox: off, as it would bind the commands", errors)
+
     def test_the_default_export_is_chosen(self):
         self.assertEqual(
             self.run_command("echo \"$uri\"", "--export", "a=null:1M", "--export", "=null:1M",
