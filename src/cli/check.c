@@ -2,6 +2,7 @@
 #include <jansson.h>
 
 #include "cli/cli.h"
+#include "store/store.h"
 #include "tools/show.h"
 
 enum { NAME_COLUMNS = 11 };
@@ -9,26 +10,36 @@ enum { NAME_COLUMNS = 11 };
 static const char name[] = "check";
 
 static const char help[] =
-	"Usage: gmblock check [--base PATH] [--json] FILE\n"
+	"Usage: gmblock check [OPTION]... FILE\n"
 	"Reads a file of a format of gmblock, an overlay or a flash store, and says what is in\n"
-	"it and whether something is wrong. Nothing is changed.\n"
+	"it and whether something is wrong. Without --rebuild and --accept-loss nothing is\n"
+	"changed.\n"
 	"\n"
-	"  --base PATH  where the base of the overlay is now (default: where it was)\n"
-	"  --json       print JSON\n"
-	"  -h, --help   print this help\n"
+	"  --base PATH    where the base of the overlay is now (default: where it was)\n"
+	"  --rebuild      repair the map of a flash store from its log before the check\n"
+	"  --accept-loss  let the log of a flash store end where it is damaged, and lose\n"
+	"                 flushed changes behind that, before the check\n"
+	"  --json         print JSON\n"
+	"  -h, --help     print this help\n"
 	"\n"
 	"Exit status: 0 nothing is wrong, 1 something is, or it cannot be read, 2 usage error.\n"
 	"\n"
 	"Examples:\n"
 	"  gmblock check vm1.overlay\n"
-	"  gmblock check --base=/srv/golden.img vm1.overlay\n";
+	"  gmblock check --base=/srv/golden.img vm1.overlay\n"
+	"  gmblock check --rebuild disk1.flash\n";
 
 int cmd_check(int argc, char **argv)
 {
 	const char *base = NULL;
 	bool json = false;
+	bool rebuilds = false;
+	bool accepts_loss = false;
+	uint32_t repairs;
 	const struct cli_option options[] = {
 		{ "base", .path = &base },
+		{ "rebuild", .flag = &rebuilds },
+		{ "accept-loss", .flag = &accepts_loss },
 		{ "json", .flag = &json },
 	};
 	const struct cli_command command = { name, help, options, ARRAY_COUNT(options), NULL };
@@ -47,6 +58,10 @@ int cmd_check(int argc, char **argv)
 	}
 	if (path == NULL) {
 		return cli_usage_error(name, "give the FILE to check");
+	}
+	repairs = (rebuilds ? STORE_REPAIR_MAP : 0U) | (accepts_loss ? STORE_REPAIR_LOSS : 0U);
+	if (repairs != 0 && check_repair(path, repairs, &error) < 0) {
+		return cli_failure(name, &error);
 	}
 	found = check_file(path, base, &error);
 	if (found == NULL) {

@@ -91,6 +91,7 @@ struct store_kind {
 	const char *useless_reason;
 	bool is_on_file; /* what follows the prefix is the path of a file or a block device */
 	bool is_filter;	 /* else a kind of store */
+	bool can_repair; /* kinds: knows store_options.repairs */
 	/* Filters, optional: progress=WORD puts it in place. Else one of its options does. */
 	const char *progress_word;
 	bool freezes_inner; /* filters: what is below is never written while it is there */

@@ -147,6 +147,10 @@ int store_open(const struct store_options *options, struct store **store_out, st
 	/* Of an overlay it is the upper store's. */
 	below.passed = store_options_freezes(options) ? NULL : options->passed;
 	result = store_options_fit(options, kind, error);
+	if (result == 0 && options->repairs != 0 && !kind->can_repair) {
+		result = error_set(error, -ENOTSUP,
+			"'%s' is no flash store, which is what can be repaired", options->path);
+	}
 	if (result == 0) {
 		result = layer_open(kind, &below, options->configs[idx], NULL, &store, error);
 	}

@@ -361,6 +361,12 @@ enum { STORE_KINDS_MAX = 16 };
  * configuration of its own besides, made when one of its keys is set. Zeroes are the defaults.
  * store_options_fini() frees what store_options_set() has made.
  */
+/* What a start may do about damage that it would refuse otherwise. */
+enum store_repair {
+	STORE_REPAIR_MAP = 1 << 0,  /* puts together what cannot be found any more */
+	STORE_REPAIR_LOSS = 1 << 1, /* goes on without flushed changes that are lost */
+};
+
 struct store_options {
 	const char *path; /* a path, or what the prefix of a kind begins; borrowed */
 	bool read_only;
@@ -381,6 +387,7 @@ struct store_options {
 	/* What another process had of this disk, for kinds whose disk is the memory of a process;
 	 * borrowed for the call of store_open(). NULL: nothing. */
 	const struct store_claim *passed;
+	uint32_t repairs;		/* enum store_repair, for kinds that can_repair */
 	uint64_t keys_given;		/* private: a bit per option */
 	void *configs[STORE_KINDS_MAX]; /* private: by kind; NULL = no key given */
 };

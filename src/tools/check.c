@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /* What is in a file of a format of ours, as JSON and for people. */
+#include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/log.h"
 #include "base/text.h"
+#include "ring/ring.h"
 #include "store/store.h"
 #include "tools/show.h"
 
@@ -112,4 +116,63 @@ void check_print(const json_t *found, int columns)
 			print_list(strcmp(key, "faults") == 0 ? "wrong" : key, columns, value);
 		}
 	}
+}
+
+/* --- repairs --------------------------------------------------------------------------------- */
+
+static void start_done(struct store_start *start)
+{
+	ring_stop(start->ring);
+}
+
+static int start_now(struct store *store, struct ring *ring, struct error *error)
+{
+	uint64_t bytes = store_budget(store);
+	void *memory =
+		mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct mem_region region = { .base = memory, .bytes = bytes, .rights = MEM_RAM };
+	struct store_start start = { .ring = ring, .done = start_done };
+
+	if (memory == MAP_FAILED) {
+		store_close(store);
+		return error_set(error, -ENOMEM, "out of memory: a repair needs %llu bytes",
+			(unsigned long long)bytes);
+	}
+	start.memory = mem_at(&region, 0);
+	store_start(store, &start);
+	ring_run(ring);
+	store_close(store);
+	(void)munmap(memory, bytes);
+	*error = start.error;
+	return start.result;
+}
+
+static int repair(const char *path, uint32_t repairs, struct ring *ring, struct error *error)
+{
+	struct store_options options = { .path = path, .repairs = repairs };
+	struct store *store;
+	int result = store_open(&options, &store, error);
+
+	store_options_fini(&options);
+	return result == 0 ? start_now(store, ring, error) : result;
+}
+
+int check_repair(const char *path, uint32_t repairs, struct error *error)
+{
+	const char *file = store_path_file(path);
+	struct ring *ring;
+	char *prefixed = NULL;
+	int result = ring_create(&(struct ring_options){ 0 }, &ring, error);
+
+	if (result < 0) {
+		return result;
+	}
+	if (asprintf(&prefixed, "flash:%s", file) < 0) {
+		result = error_set(error, -ENOMEM, "out of memory");
+	} else {
+		result = repair(prefixed, repairs, ring, error);
+		free(prefixed);
+	}
+	ring_destroy(ring);
+	return result;
 }

@@ -77,6 +77,9 @@ void info_devices_print(const struct json_t *devices);
 json_t *check_file(const char *path, const char *base, struct error *error);
 /* The same for people, a line each, with the names of the values in so many columns. */
 void check_print(const json_t *found, int columns);
+/* Opens the flash store in the file for writing, with repairs (enum store_repair), and closes it.
+ * Blocks. */
+GMB_MUST_CHECK int check_repair(const char *path, uint32_t repairs, struct error *error);
 
 /* --- info_local.c ---------------------------------------------------------------------------- */
 

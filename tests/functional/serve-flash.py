@@ -1,12 +1,14 @@
 #!/usr/bin/python3
 """Flash stores: made, served, killed, checked; damaged blocks are errors and never data."""
 import collections
+import errno
 import glob
 import json
 import os
 import random
 import shutil
 import signal
+import struct
 import subprocess
 import tempfile
 import threading
@@ -87,6 +89,32 @@ class Flash(support.Case):
             self.assertEqual(server.stop()[0], 0)
             self.assertEqual(self.caches(), [])
         self.assertNotIn("cache", self.check())
+
+    def test_a_damaged_map_is_rebuilt(self):
+        image = bytearray(self.size)
+        server = self.serve("cache=0")
+        with nbdmini.open_export(server.uri, b"") as client:
+            self.scribble(client, image, 40)
+        self.assertEqual(server.stop()[0], 0)
+        with open(self.file, "r+b") as file:
+            top, = struct.unpack("<I", os.pread(file.fileno(), 4, 512))
+            for copy in range(2):
+                os.pwrite(file.fileno(), b"damage", (top + copy) * BLOCK + 8)
+        faults = self.check(faults=2)["faults"]
+        self.assertRegex(faults[0], r"^bytes 0 to \d+ of the disk cannot be read")
+        server = self.serve("readonly")
+        with nbdmini.open_export(server.uri, b"") as client:
+            client.send_request(nbdmini.CMD_READ, 7, 0, BLOCK)
+            self.assertEqual(client.reply()[1], errno.EIO)
+        server.stop()
+        status, _, stderr = self.run_gmblock("serve", "--run", "true", f"--export==flash:{self.file}")
+        self.assertEqual(status, 1)
+        self.assertIn("'gmblock check --rebuild' puts it together", stderr)
+        result = self.gmblock("check", "--rebuild", self.file)
+        self.assertEqual((result.returncode, "wrong" in result.stdout), (0, False), result)
+        server = self.serve()
+        with nbdmini.open_export(server.uri, b"") as client:
+            self.check_all(client, image)
 
     def make_large_segments(self):
         """With room for the longest record; returns the size of the disk."""

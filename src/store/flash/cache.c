@@ -279,7 +279,8 @@ static bool is_being_filled(struct flash *flash, uint64_t lpn)
 		const struct flash_record_entry *entry = &buffer->record.entries[i];
 		uint64_t count = entry->kind == FLASH_TRIM ? entry->source : 1;
 
-		if (entry->kind != FLASH_NODE && lpn >= entry->lpn && lpn < entry->lpn + count) {
+		if (!flash_kind_is_node(entry->kind) && lpn >= entry->lpn &&
+			lpn < entry->lpn + count) {
 			return true;
 		}
 	}

@@ -52,19 +52,25 @@ static bool is_zero(const void *block)
 
 /* --- nodes ----------------------------------------------------------------------------------- */
 
+static void append_node(struct flash *flash, enum flash_entry_kind kind, uint32_t tree,
+	uint32_t level, uint32_t index, const void *node, bool stays)
+{
+	struct flash_record_entry entry = {
+		.lpn = index, .source = tree * FLASH_LEVELS + level, .kind = (uint8_t)kind
+	};
+
+	flash_log_append(flash, &entry, node, stays);
+	flash->counters.node_blocks++;
+}
+
 /* False: there is no room in the log at present. stays: until the next level is begun. */
 static bool write_node(struct flash *flash, uint32_t tree, uint32_t level, uint32_t index,
 	const void *node, bool stays)
 {
-	struct flash_record_entry entry = {
-		.lpn = index, .source = tree * FLASH_LEVELS + level, .kind = FLASH_NODE
-	};
-
 	if (!flash_log_room(flash, 1, true)) {
 		return false;
 	}
-	flash_log_append(flash, &entry, node, stays);
-	flash->counters.node_blocks++;
+	append_node(flash, FLASH_NODE, tree, level, index, node, stays);
 	return true;
 }
 
@@ -129,27 +135,77 @@ static bool write_pages(struct flash *flash)
 	return true;
 }
 
+/* Nodes of a level, numbered across the trees. */
+struct upper {
+	uint32_t tree;
+	uint32_t index;
+	const void *node;
+	bool is_dirty;
+};
+
+static struct upper upper_at(const struct flash *flash, uint32_t level, uint32_t number)
+{
+	uint32_t node_count = flash->anchor.geometry.node_counts[level];
+	struct upper upper = { .tree = number / node_count, .index = number % node_count };
+	const struct flash_tree *tree = &flash->map.trees[upper.tree];
+
+	upper.node = tree->levels[level - 1] + (size_t)upper.index * FLASH_NODE_ENTRIES;
+	upper.is_dirty = tree->dirty[level][upper.index];
+	return upper;
+}
+
+/* Changed nodes from number on, before end and at most max, with first and second copies, which
+ * are in one record and so in one segment. */
+static void append_twice(
+	struct flash *flash, uint32_t level, uint32_t number, uint32_t end, uint32_t max)
+{
+	static const enum flash_entry_kind kinds[] = { FLASH_NODE, FLASH_TWIN };
+
+	for (size_t k = 0; k < ARRAY_COUNT(kinds); k++) {
+		uint32_t count = 0;
+
+		for (uint32_t i = number; i < end && count < max; i++) {
+			struct upper upper = upper_at(flash, level, i);
+
+			if (upper.is_dirty) {
+				append_node(flash, kinds[k], upper.tree, level, upper.index,
+					upper.node, true);
+				count++;
+			}
+		}
+	}
+}
+
 static bool write_level(struct flash *flash, uint32_t level)
 {
 	struct flash_checkpoint *checkpoint = &flash->checkpoint;
-	uint32_t node_count = flash->anchor.geometry.node_counts[level];
+	uint32_t end = FLASH_TREES * flash->anchor.geometry.node_counts[level];
+	uint32_t max = flash_atomic_blocks(&flash->anchor.geometry) / 2;
 
-	for (; checkpoint->next < FLASH_TREES * node_count; checkpoint->next++) {
-		uint32_t index = checkpoint->next % node_count;
-		uint32_t number = checkpoint->next / node_count;
-		const struct flash_tree *tree = &flash->map.trees[number];
-		const struct flash_entry *node =
-			tree->levels[level - 1] + (size_t)index * FLASH_NODE_ENTRIES;
+	while (checkpoint->next < end) {
+		uint32_t count = 0;
+		uint32_t number = checkpoint->next;
 
-		if (!tree->dirty[level][index]) {
-			continue;
+		for (; number < end && count < max; number++) {
+			struct upper upper = upper_at(flash, level, number);
+
+			if (upper.is_dirty && is_zero(upper.node)) {
+				flash_map_set_node(flash, upper.tree, level, upper.index,
+					(struct flash_entry){ 0 });
+				flash->map.trees[upper.tree].dirty[level][upper.index] = false;
+			} else {
+				count += upper.is_dirty;
+			}
 		}
-		if (is_zero(node)) {
-			flash_map_set_node(flash, number, level, index, (struct flash_entry){ 0 });
-		} else if (!write_node(flash, number, level, index, node, true)) {
+		if (count > 0 && !flash_log_room(flash, 2 * count, true)) {
 			return false;
 		}
-		tree->dirty[level][index] = false;
+		append_twice(flash, level, checkpoint->next, number, count);
+		for (; checkpoint->next < number; checkpoint->next++) {
+			struct upper upper = upper_at(flash, level, checkpoint->next);
+
+			flash->map.trees[upper.tree].dirty[level][upper.index] = false;
+		}
 	}
 	return true;
 }

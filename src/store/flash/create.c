@@ -303,7 +303,8 @@ struct checking {
 	struct store_check *check;
 	uint32_t *valid; /* by tree and segment: found in the map */
 	uint64_t mapped;
-	uint64_t damaged_pages;
+	struct flash_holes damaged; /* pages of the disk */
+	uint32_t damaged_views;	    /* pages of views */
 	uint64_t damaged_blocks;
 };
 
@@ -345,15 +346,16 @@ static void check_page(struct checking *checking, uint32_t tree, uint32_t index)
 	uint32_t page = tree * geometry->page_count + index;
 	struct flash_node node;
 	struct flash_node shared = { 0 };
-	uint64_t last = MIN(geometry->disk_blocks - (uint64_t)index * FLASH_NODE_ENTRIES,
-		(uint64_t)FLASH_NODE_ENTRIES);
 
 	if (flash_map_is_empty(checking->flash, page) ||
 		(tree > 0 && !flash_tree_is_live(flash, tree))) {
 		return;
 	}
-	if (!read_page(checking, page, &node)) {
-		checking->damaged_pages++;
+	if (!read_page(checking, page, &node) || !flash_page_is_sound(flash, index, &node)) {
+		checking->damaged_views += tree > 0;
+		if (tree == 0) {
+			flash_hole_add(&checking->damaged, index);
+		}
 		return;
 	}
 	if (tree > 0 && !read_page(checking, index, &shared)) {
@@ -364,10 +366,6 @@ static void check_page(struct checking *checking, uint32_t tree, uint32_t index)
 
 		if (block == 0) {
 			continue;
-		}
-		if (i >= last || !flash_is_in_segment(geometry, block)) {
-			checking->damaged_pages++;
-			return;
 		}
 		(*found_valid(checking, tree, flash_segment_of(geometry, block)))++;
 		checking->mapped += tree == 0;
@@ -396,18 +394,63 @@ static uint32_t count_wrong(const struct checking *checking)
 	return wrong;
 }
 
+/* Pages of the disk that nobody finds any more. */
+static void check_holes(const struct checking *checking)
+{
+	struct store_check *check = checking->check;
+	char hole[FLASH_HOLE_TEXT_BYTES];
+	char text[FLASH_HOLE_TEXT_BYTES + 96];
+
+	for (uint32_t i = 0;
+		flash_hole_text(checking->flash, &checking->damaged, i, hole, sizeof(hole)); i++) {
+		snprintf(text, sizeof(text),
+			"%s cannot be read: the map has lost them; --rebuild puts it together",
+			hole);
+		check->fault(check, text);
+	}
+	if (checking->damaged_views > 0) {
+		snprintf(text, sizeof(text), "%u pages of the maps of snapshots are damaged",
+			checking->damaged_views);
+		check->fault(check, text);
+	}
+}
+
+/* What the store is opened with all the same. */
+static void check_spare(const struct checking *checking)
+{
+	struct flash *flash = checking->flash;
+	struct store_check *check = checking->check;
+	uint32_t single = 0;
+	char text[96];
+
+	for (uint32_t i = 0; i < FLASH_TREES; i++) {
+		single += flash_tree_is_live(flash, i) ? flash_tree_single(flash, i) : 0;
+	}
+	if (single > 0) {
+		snprintf(text, sizeof(text),
+			"%u nodes of the map have one good copy; --rebuild writes both anew",
+			single);
+		check->fault(check, text);
+	}
+	if (flash->is_table_damaged) {
+		check->fault(check,
+			"the table of segments is damaged; whoever serves the store, or --rebuild, "
+			"counts it from the map");
+	}
+}
+
 static void check_found(struct checking *checking)
 {
 	const struct flash *flash = checking->flash;
 	struct store_check *check = checking->check;
 	uint32_t wrong = count_wrong(checking);
-	char text[192];
+	char text[256];
 
 	check->amount(check, "used", checking->mapped << FLASH_BLOCK_SHIFT);
 	if (flash->lost_records > 0) {
 		snprintf(text, sizeof(text),
 			"the log is damaged at byte %llu: %llu records from there on, which were "
-			"flushed, are lost",
+			"flushed, are lost; --accept-loss goes on without them",
 			(unsigned long long)flash->lost_at,
 			(unsigned long long)flash->lost_records);
 		check->fault(check, text);
@@ -422,19 +465,18 @@ static void check_found(struct checking *checking)
 			check->fault(check, text);
 		}
 	}
-	if (checking->damaged_pages > 0) {
-		snprintf(text, sizeof(text), "%llu pages of the map are damaged",
-			(unsigned long long)checking->damaged_pages);
-		check->fault(check, text);
-	}
+	check_holes(checking);
+	check_spare(checking);
 	if (checking->damaged_blocks > 0) {
 		snprintf(text, sizeof(text),
 			"%llu blocks of the disk do not have their checksum; reads of them fail",
 			(unsigned long long)checking->damaged_blocks);
 		check->fault(check, text);
 	}
-	if (wrong > 0 && checking->damaged_pages == 0) {
-		snprintf(text, sizeof(text), "%u segments have another count of blocks in use",
+	if (wrong > 0 && checking->damaged.count == 0 && checking->damaged_views == 0 &&
+		!flash->is_table_damaged) {
+		snprintf(text, sizeof(text),
+			"%u segments have another count of blocks in use; --rebuild counts anew",
 			wrong);
 		check->fault(check, text);
 	}

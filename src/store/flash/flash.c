@@ -286,11 +286,8 @@ static void recovered(struct ring_op *op, int result)
 		ring_timer(flash->ring, op, BARRIER_PAUSE_NS, recover_again);
 		return;
 	}
-	if (result == 0 && flash->lost_records > 0) {
-		log_warning("flash store '%s': its log is damaged at byte %llu: %llu records from "
-			    "there on, which were flushed, are lost; it is served as it was before",
-			flash->path, (unsigned long long)flash->lost_at,
-			(unsigned long long)flash->lost_records);
+	if (result == 0) {
+		flash_damage_tell(flash);
 	}
 	if (result < 0 || flash->is_read_only) {
 		store_started(&flash->base, result);
@@ -471,6 +468,12 @@ static int open_cache(struct flash *flash, const struct flash_config *config,
 		.others = config->others,
 	};
 
+	if (flash->repairs != 0) { /* what a cache file has is written, and no new one made */
+		options.bytes = 0;
+		options.directory = flash->anchor.cache_folder[0] != '\0'
+					    ? flash->anchor.cache_folder
+					    : options.directory;
+	}
 	flash->cache.cold_percent = config->cold_percent;
 	return flash_cache_open(flash, &options, error);
 }
@@ -486,6 +489,7 @@ static int flash_open(struct store *base, const struct store_options *options,
 	flash->is_read_only = options->read_only;
 	flash->policy = config->policy;
 	flash->views.refuses = config->refuses;
+	flash->repairs = options->repairs;
 	if (flash->path == NULL) {
 		return error_set(error, -ENOMEM, "not enough memory to open '%s'", options->path);
 	}
@@ -728,6 +732,7 @@ const struct store_kind flash_store_kind = {
 	.name = "flash",
 	.prefix = "flash:",
 	.is_on_file = true,
+	.can_repair = true,
 	.check = flash_check,
 	.create = flash_create,
 	.memory_folder = flash_memory_folder,

@@ -9,7 +9,13 @@
 #include "base/crc32c.h"
 
 enum { SPARE_SEGMENTS = 4 }; /* the least spare space, beside that of a checkpoint */
-enum { VERSION = 2, TOP_AT = 512, VIEWS_AT = 1024, VIEWS_END = VIEWS_AT + FLASH_VIEWS * 640 };
+enum {
+	VERSION = 3,
+	CACHE_VERSION = 2,
+	TOP_AT = 512,
+	VIEWS_AT = 1024,
+	VIEWS_END = VIEWS_AT + FLASH_VIEWS * 640
+};
 
 static const uint8_t anchor_magic[8] = { 'G', 'M', 'B', 'F', 'L', 'A', '\r', '\n' };
 static const uint8_t cache_magic[8] = { 'G', 'M', 'B', 'F', 'L', 'C', '\r', '\n' };
@@ -88,7 +94,11 @@ struct wire_record {
 	uint32_t prev_crc;
 	uint32_t next_segment;
 	uint16_t entry_count;
-	uint8_t zeroes[256 - 50];
+	uint8_t zero[2];
+	uint32_t at;
+	uint64_t base;
+	uint64_t before;
+	uint8_t zeroes[256 - 72];
 	struct wire_entry entries[FLASH_RECORD_ENTRIES];
 };
 
@@ -127,8 +137,8 @@ static uint64_t checkpoint_blocks(const struct flash_geometry *geometry)
 	uint64_t table = geometry->page_count - geometry->leaf_count;
 
 	return nodes_to_log(geometry->dirty_max + FLASH_TREES * table) +
-	       nodes_to_log(FLASH_TREES * (uint64_t)geometry->node_counts[1]) +
-	       nodes_to_log(FLASH_TREES * (uint64_t)geometry->node_counts[2]);
+	       nodes_to_log(2 * FLASH_TREES * (uint64_t)geometry->node_counts[1]) +
+	       nodes_to_log(2 * FLASH_TREES * (uint64_t)geometry->node_counts[2]);
 }
 
 /* Blocks of a segment beside headers. A record that is cut off at its end leaves one unused, and
@@ -144,8 +154,8 @@ static uint64_t room_blocks(const struct flash_geometry *geometry)
 {
 	uint64_t segments = geometry->segment_count - geometry->reserve_segments;
 	uint64_t usable = usable_blocks(geometry);
-	uint64_t nodes = (uint64_t)geometry->node_counts[0] + geometry->node_counts[1] +
-			 geometry->node_counts[2];
+	uint64_t nodes = geometry->node_counts[0] + UINT64_C(2) * geometry->node_counts[1] +
+			 UINT64_C(2) * geometry->node_counts[2];
 
 	return segments * usable > nodes ? segments * usable - nodes : 0;
 }
@@ -374,7 +384,8 @@ int flash_anchor_decode(
 	}
 	if (le32toh(wire.version) != VERSION || le32toh(wire.block_bytes) != FLASH_BLOCK_BYTES) {
 		return error_set(error, -ENOTSUP,
-			"has version %u and blocks of %u bytes; only version %d with %d is known",
+			"has format version %u with blocks of %u bytes, and this program reads "
+			"version %d with %d only; copy the disk with the program that made it",
 			le32toh(wire.version), le32toh(wire.block_bytes), VERSION,
 			FLASH_BLOCK_BYTES);
 	}
@@ -440,6 +451,9 @@ uint32_t flash_record_encode(const struct flash_record *record,
 		.durable = htole64(record->durable),
 		.prev_crc = htole32(record->prev_crc),
 		.next_segment = htole32(record->next_segment),
+		.at = htole32(record->at),
+		.base = htole64(record->base),
+		.before = htole64(record->before),
 		.entry_count = htole16((uint16_t)record->entry_count),
 	};
 	uint32_t crc;
@@ -477,6 +491,7 @@ static bool entry_is_sound(
 		       entry->lpn % FLASH_NODE_ENTRIES + entry->source <= FLASH_NODE_ENTRIES &&
 		       entry->lpn + entry->source <= geometry->disk_blocks && entry->crc == 0;
 	case FLASH_NODE:
+	case FLASH_TWIN:
 		return entry->source < FLASH_TREES * FLASH_LEVELS &&
 		       entry->lpn < geometry->node_counts[entry->source % FLASH_LEVELS];
 	default:
@@ -541,7 +556,11 @@ bool flash_record_look(const uint8_t block[FLASH_BLOCK_BYTES], const struct flas
 	record->prev_crc = le32toh(wire.prev_crc);
 	record->next_segment = le32toh(wire.next_segment);
 	record->entry_count = le16toh(wire.entry_count);
-	return record->durable <= record->seq && is_zero(wire.zeroes, sizeof(wire.zeroes)) &&
+	record->at = le32toh(wire.at);
+	record->base = le64toh(wire.base);
+	record->before = le64toh(wire.before);
+	return record->durable <= record->seq && is_zero(wire.zero, sizeof(wire.zero)) &&
+	       is_zero(wire.zeroes, sizeof(wire.zeroes)) &&
 	       entries_decode(&wire, &anchor->geometry, record);
 }
 
@@ -551,7 +570,8 @@ bool flash_record_decode(const uint8_t block[FLASH_BLOCK_BYTES], const struct fl
 	struct wire_record wire;
 
 	if (!flash_record_look(block, anchor, record) || record->seq != at->seq ||
-		record->prev_crc != at->prev_crc) {
+		record->prev_crc != at->prev_crc ||
+		record->at != flash_segment_at(&anchor->geometry, at->segment) + at->block) {
 		return false;
 	}
 	memcpy(&wire, block, sizeof(wire));
@@ -576,7 +596,7 @@ static uint32_t head_crc(const struct wire_cache *wire)
 void flash_cache_head_encode(const struct flash_cache_head *head, uint8_t block[FLASH_BLOCK_BYTES])
 {
 	struct wire_cache wire = {
-		.version = htole32(VERSION),
+		.version = htole32(CACHE_VERSION),
 		.page_bytes = htole32(FLASH_BLOCK_BYTES),
 		.tag = htole64(head->tag),
 		.disk_blocks = htole64(head->disk_blocks),
@@ -610,7 +630,7 @@ bool flash_cache_head_decode(
 	memcpy(head->boot_id, wire.boot_id, sizeof(wire.boot_id));
 	memcpy(head->disk_path, wire.disk_path, sizeof(wire.disk_path));
 	return memcmp(wire.magic, cache_magic, sizeof(wire.magic)) == 0 &&
-	       le32toh(wire.crc) == head_crc(&wire) && le32toh(wire.version) == VERSION &&
+	       le32toh(wire.crc) == head_crc(&wire) && le32toh(wire.version) == CACHE_VERSION &&
 	       le32toh(wire.page_bytes) == FLASH_BLOCK_BYTES && head->tag != 0 && wire.zero == 0 &&
 	       head->slot_count >= FLASH_CACHE_SLOTS_MIN &&
 	       head->slot_count <= FLASH_CACHE_SLOTS_MAX &&

@@ -13,8 +13,8 @@
  *   anchor ─▶ level 2 ─▶ level 1 ─▶ level 0: pages of the map, and behind them those of the table
  *                                            of segments
  *
- * That is a tree. Tree 0 is the disk; each view (users call it a snapshot) has one of its own,
- * which begins as a copy of what the anchor has for tree 0.
+ * Nodes of level 1 and 2 are written twice. That is a tree. Tree 0 is the disk; each view (users
+ * call it a snapshot) has one of its own, which begins as a copy of what the anchor has for tree 0.
  *
  * Threading: pure functions. Ownership: none. Errors: bytes may be anybody's; false or a sentence
  * says that they are not what they should be.
@@ -192,6 +192,7 @@ enum flash_entry_kind {
 	FLASH_COPY = 2, /* the same, moved from block source of the device */
 	FLASH_TRIM = 3, /* source blocks from lpn on, all of one page of the map; without a block */
 	FLASH_NODE = 4, /* node lpn of level source % FLASH_LEVELS, of tree source / FLASH_LEVELS */
+	FLASH_TWIN = 5, /* the second copy of a node of level 1 or 2, in the record of the first */
 	FLASH_KIND_COUNT
 };
 
@@ -205,6 +206,10 @@ struct flash_record_entry {
 struct flash_record {
 	uint64_t seq;
 	uint64_t durable; /* all records before this one were durable when this one was made */
+	uint64_t base;	  /* of the first record behind the last checkpoint before this one */
+	uint64_t before; /* where the log of the run before ended: what it has from there on is void
+			  */
+	uint32_t at;	 /* block of the device that the header is in */
 	uint32_t prev_crc;
 	uint32_t next_segment; /* where the next record begins; FLASH_NO_SEGMENT: behind this one */
 	uint32_t entry_count;
@@ -215,6 +220,11 @@ struct flash_record {
 static inline bool flash_kind_has_block(uint8_t kind)
 {
 	return kind != FLASH_TRIM;
+}
+
+static inline bool flash_kind_is_node(uint8_t kind)
+{
+	return kind == FLASH_NODE || kind == FLASH_TWIN;
 }
 
 /* Returns the header's own checksum: the prev_crc of the next one. block_count is not looked at. */

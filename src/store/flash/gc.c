@@ -368,7 +368,7 @@ static bool scan(struct flash *flash)
 			if (!scan_node(flash, entry, block)) {
 				return false;
 			}
-		} else if (entry->kind != FLASH_TRIM) {
+		} else if (entry->kind == FLASH_DATA || entry->kind == FLASH_COPY) {
 			uint32_t users;
 			uint32_t crc;
 

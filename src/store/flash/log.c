@@ -91,7 +91,7 @@ uint32_t flash_take_segment(struct flash *flash)
 
 static struct flash_slot *slot_of(struct flash *flash, const struct flash_record_entry *entry)
 {
-	return entry->kind == FLASH_NODE
+	return flash_kind_is_node(entry->kind)
 		       ? NULL
 		       : flash_map_find(flash, (uint32_t)(entry->lpn / FLASH_NODE_ENTRIES));
 }
@@ -103,6 +103,9 @@ static void apply_node(struct flash *flash, const struct flash_record_entry *ent
 	uint32_t level = entry->source % FLASH_LEVELS;
 	uint32_t index = (uint32_t)entry->lpn;
 
+	if (entry->kind == FLASH_TWIN) {
+		return;
+	}
 	if (level == 0 && index < geometry->leaf_count) {
 		flash_map_clean(flash, flash_map_find(flash, tree * geometry->page_count + index));
 	}
@@ -258,6 +261,10 @@ static void close_record(struct flash *flash, bool leaves_segment)
 	}
 	record->seq = buffer->at.seq;
 	record->durable = log->durable_seq;
+	record->base = flash->anchor.next.seq;
+	record->before = log->before;
+	record->at =
+		flash_segment_at(&flash->anchor.geometry, buffer->at.segment) + buffer->at.block;
 	record->prev_crc = buffer->at.prev_crc;
 	record->next_segment = FLASH_NO_SEGMENT;
 	if (leaves_segment || flash->anchor.geometry.segment_blocks - end < LINK_BLOCKS) {
@@ -281,8 +288,7 @@ static void close_record(struct flash *flash, bool leaves_segment)
 				log->durable_seq == buffer->at.seq;
 	buffer->io.vector = buffer->vector;
 	buffer->io.vector_count = buffer->vector_count;
-	flash_io_write_record(flash, &buffer->io,
-		flash_segment_at(&flash->anchor.geometry, buffer->at.segment) + buffer->at.block,
+	flash_io_write_record(flash, &buffer->io, record->at,
 		(size_t)record->block_count * FLASH_BLOCK_BYTES, record_done);
 }
 

@@ -180,6 +180,20 @@ static bool node_is_sound(const struct flash *flash, const struct flash_node *no
 	return true;
 }
 
+static void tell_damage(const struct flash *flash, uint32_t page)
+{
+	char hole[FLASH_HOLE_TEXT_BYTES];
+	struct flash_holes holes = { 0 };
+	uint32_t page_count = flash->anchor.geometry.page_count;
+
+	flash_hole_add(&holes, page % page_count);
+	(void)flash_hole_text(flash, &holes, 0, hole, sizeof(hole));
+	log_error("flash store '%s': %s%s cannot be read: the page of the map is damaged%s",
+		flash->path, hole, page < page_count ? "" : ", as a snapshot has them,",
+		page < page_count ? "; 'gmblock check --rebuild' puts it together from the log"
+				  : "");
+}
+
 static void load_done(struct flash_io *io, int result)
 {
 	struct flash_slot *slot = container_of(io, struct flash_slot, io);
@@ -197,8 +211,7 @@ static void load_done(struct flash_io *io, int result)
 				   le32toh(flash_page_entry(flash, slot->page).crc) ||
 			   !node_is_sound(flash, slot->node))) {
 		flash->counters.checksum_errors++;
-		log_error("flash store '%s': page %u of its map is damaged on the disk",
-			flash->path, slot->page);
+		tell_damage(flash, slot->page);
 		result = -EIO;
 	}
 	list_init(&waiting);

@@ -115,131 +115,11 @@ int flash_anchors_read(struct flash *flash, struct error *error)
 	return check_device(flash, error);
 }
 
-/* --- nodes ----------------------------------------------------------------------------------- */
-
-static int read_block(struct flash *flash, uint32_t block, void *bytes)
-{
-	return flash_read(flash, block, 1, bytes);
-}
-
-int flash_node_read(struct flash *flash, struct flash_entry at, void *node)
-{
-	uint32_t block = le32toh(at.block);
-	int result;
-
-	memset(node, 0, FLASH_BLOCK_BYTES);
-	if (block == 0) {
-		return 0;
-	}
-	if (!flash_is_in_segment(&flash->anchor.geometry, block)) {
-		return -EUCLEAN;
-	}
-	result = read_block(flash, block, node);
-	if (result == 0 && crc32c(0, node, FLASH_BLOCK_BYTES) != le32toh(at.crc)) {
-		result = -EUCLEAN;
-	}
-	return result;
-}
-
-/* A node that the recovery cannot do without. Of a view it can: then there are zeroes, and *damaged
- * becomes true. */
-static int read_needed(
-	struct flash *flash, uint32_t tree, struct flash_entry at, void *node, bool *damaged)
-{
-	int result = flash_node_read(flash, at, node);
-
-	if (tree == 0 || result == 0) {
-		return result;
-	}
-	memset(node, 0, FLASH_BLOCK_BYTES);
-	*damaged = true;
-	return 0;
-}
-
-/* The positions of the nodes of the level below. */
-static int read_level(struct flash *flash, uint32_t number, uint32_t level, bool *damaged)
-{
-	const struct flash_geometry *geometry = &flash->anchor.geometry;
-	const struct flash_tree *tree = &flash->map.trees[number];
-
-	for (uint32_t i = 0; i < geometry->node_counts[level]; i++) {
-		struct flash_entry at = tree->levels[level][i];
-		int result = 0;
-
-		if (at.block != 0) { /* else it is zeroes, which take no memory yet */
-			result = read_needed(flash, number, at,
-				tree->levels[level - 1] + (size_t)i * FLASH_NODE_ENTRIES, damaged);
-		}
-		if (result < 0) {
-			return result;
-		}
-	}
-	for (uint32_t i = 0; i < geometry->node_counts[level] * FLASH_NODE_ENTRIES; i++) {
-		struct flash_entry *entry = &tree->levels[level - 1][i];
-		uint32_t block = le32toh(entry->block);
-
-		if (block == 0 || (i < geometry->node_counts[level - 1] &&
-					  flash_is_in_segment(geometry, block))) {
-			continue;
-		}
-		if (number == 0) {
-			return -EUCLEAN;
-		}
-		*entry = (struct flash_entry){ 0 };
-		*damaged = true;
-	}
-	return 0;
-}
-
-/* What the table says of a segment, while the log is replayed. */
-struct seen {
-	uint64_t stamp;
-	uint32_t valid;
-	bool was_free; /* at the checkpoint */
-	bool in_log;   /* behind the checkpoint */
-};
-
-static int read_table(struct flash *flash, uint32_t tree, struct seen *seen, bool *damaged)
-{
-	const struct flash_geometry *geometry = &flash->anchor.geometry;
-	struct flash_table_entry entries[FLASH_TABLE_ENTRIES];
-
-	for (uint32_t i = 0; i < geometry->segment_count; i++) {
-		const struct flash_table_entry *entry = &entries[i % FLASH_TABLE_ENTRIES];
-
-		if (i % FLASH_TABLE_ENTRIES == 0) {
-			uint32_t node = geometry->leaf_count + i / FLASH_TABLE_ENTRIES;
-			int result = read_needed(flash, tree,
-				flash->map.trees[tree].levels[0][node], entries, damaged);
-
-			if (result < 0) {
-				return result;
-			}
-		}
-		if (le32toh(entry->valid) > geometry->segment_blocks ||
-			le64toh(entry->stamp) > flash->anchor.clock) {
-			if (tree == 0) {
-				return -EUCLEAN;
-			}
-			*damaged = true;
-			continue;
-		}
-		if (tree > 0) {
-			flash->segments[i].view_valid[tree - 1] = le32toh(entry->valid);
-			continue;
-		}
-		seen[i].stamp = le64toh(entry->stamp);
-		seen[i].valid = le32toh(entry->valid);
-		flash->segments[i].erases = le32toh(entry->erases);
-	}
-	return 0;
-}
-
 /* --- the log --------------------------------------------------------------------------------- */
 
 struct replay {
 	struct flash *flash;
-	struct seen *seen;
+	struct flash_seen *seen;
 	struct flash_position at;
 	struct flash_position next;
 	struct flash_record record;
@@ -362,7 +242,7 @@ static int check_blocks(struct replay *replay)
 	return result < 0 ? result : 1;
 }
 
-/* The page, ready to be changed. */
+/* The page, ready to be changed. -ENODATA: it is damaged. */
 static int load_page(struct flash *flash, uint32_t page, struct flash_slot **slot_out)
 {
 	struct flash_slot *slot = flash_map_find(flash, page);
@@ -374,12 +254,10 @@ static int load_page(struct flash *flash, uint32_t page, struct flash_slot **slo
 			return -EUCLEAN;
 		}
 		result = flash_node_read(flash, flash_page_entry(flash, page), slot->node);
-		for (uint32_t i = 0; i < FLASH_NODE_ENTRIES && result == 0; i++) {
-			uint32_t block = le32toh(slot->node->entries[i].block);
-
-			if (block != 0 && !flash_is_in_segment(&flash->anchor.geometry, block)) {
-				result = -EUCLEAN;
-			}
+		if (result < 0 || !flash_page_is_sound(flash, page, slot->node)) {
+			flash_map_release(flash, slot);
+			flash_hole_add(&flash->holes, page);
+			return -ENODATA;
 		}
 	}
 	if (result == 0 && !flash_map_dirty(flash, slot)) {
@@ -392,7 +270,7 @@ static int load_page(struct flash *flash, uint32_t page, struct flash_slot **slo
 static void count_block(struct replay *replay, uint32_t block, bool lives)
 {
 	uint32_t segment = flash_segment_of(&replay->flash->anchor.geometry, block);
-	struct seen *seen = &replay->seen[segment];
+	struct flash_seen *seen = &replay->seen[segment];
 
 	replay->flash->map.trees[0].table_dirty[segment / FLASH_TABLE_ENTRIES] = true;
 	if (lives) {
@@ -413,10 +291,13 @@ static int apply_entry(
 	uint32_t count = entry->kind == FLASH_TRIM ? entry->source : 1;
 	int result;
 
-	if (entry->kind == FLASH_NODE) {
+	if (flash_kind_is_node(entry->kind)) {
 		return 0; /* of a checkpoint that did not end */
 	}
 	result = load_page(replay->flash, flash_page_of(replay->flash, 0, entry->lpn), &slot);
+	if (result == -ENODATA) { /* a hole, which a reader can do without */
+		return replay->flash->is_read_only ? 0 : -EUCLEAN;
+	}
 	if (result < 0) {
 		return result;
 	}
@@ -573,8 +454,8 @@ static int replay_log(struct replay *replay)
 	int result;
 
 	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
+		/* Nodes of the checkpoint may lie in one that the log behind it has. */
 		replay->seen[i].was_free = replay->seen[i].valid == 0 &&
-					   flash->segments[i].nodes == 0 &&
 					   flash->segments[i].view_valid[0] == 0 &&
 					   flash->segments[i].view_valid[1] == 0;
 	}
@@ -601,7 +482,7 @@ static int replay_log(struct replay *replay)
 
 /* --- segments -------------------------------------------------------------------------------- */
 
-static int restore_segments(struct flash *flash, const struct seen *seen)
+static int restore_segments(struct flash *flash, const struct flash_seen *seen)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
 
@@ -624,18 +505,20 @@ static int restore_segments(struct flash *flash, const struct seen *seen)
 
 /* What the anchor refers to. */
 static int read_tree(
-	struct flash *flash, uint32_t tree, const struct flash_entry *top, struct seen *seen)
+	struct flash *flash, uint32_t tree, const struct flash_entry *top, struct flash_seen *seen)
 {
 	bool damaged = false;
-	int result;
+	int result = flash_tree_read(flash, tree, top, &damaged);
 
-	memcpy(flash->map.trees[tree].levels[FLASH_LEVELS - 1], top, sizeof(flash->anchor.top));
-	result = read_level(flash, tree, 2, &damaged);
-	if (result == 0) {
-		result = read_level(flash, tree, 1, &damaged);
+	if (result == 0 && tree == 0 && (flash->repairs & STORE_REPAIR_MAP) != 0) {
+		result = flash_rebuild(flash);
 	}
 	if (result == 0) {
-		result = read_table(flash, tree, seen, &damaged);
+		result = flash_table_read(flash, tree, seen);
+	}
+	if (result == -EUCLEAN && tree > 0) {
+		damaged = true;
+		result = 0;
 	}
 	if (result == 0) { /* the log changes none of them */
 		flash_map_count_nodes(flash, tree, 1);
@@ -678,10 +561,23 @@ static int recover(struct flash *flash, struct replay *replay, struct error *err
 			.seq = flash_next_run(replay->at.seq),
 			.segment = FLASH_NO_SEGMENT,
 		};
+		flash->log.before = replay->at.seq;
 		flash->log.written_seq = flash->log.head.seq;
 		flash->log.durable_seq = flash->log.head.seq;
 	}
 	return result;
+}
+
+static int refuse_map(const struct flash *flash, struct error *error)
+{
+	char hole[FLASH_HOLE_TEXT_BYTES];
+	bool is_known = flash_hole_text(flash, &flash->holes, 0, hole, sizeof(hole));
+
+	return error_advise(error, -EUCLEAN, "readonly",
+		"the map of the flash store on '%s' is damaged%s%s%s; 'gmblock check --rebuild' "
+		"puts it together from the log, and what is left can be read",
+		flash->path, is_known ? ": it has lost " : "", is_known ? hole : "",
+		is_known && flash->holes.count > 1 ? " and more" : "");
 }
 
 int flash_recover(struct flash *flash, struct error *error)
@@ -705,8 +601,12 @@ int flash_recover(struct flash *flash, struct error *error)
 	}
 	free(replay.seen);
 	if (result == -EUCLEAN) {
-		return error_set(error, -EUCLEAN,
-			"the map of the flash store on '%s' is damaged; 'gmblock check' says more",
+		return refuse_map(flash, error);
+	}
+	if (result == -EFBIG) {
+		return error_set(error, result,
+			"more of the map of the flash store on '%s' is damaged than can be put "
+			"together: 'readonly' serves what is left",
 			flash->path);
 	}
 	if (result == -ESTALE) {
@@ -724,11 +624,13 @@ int flash_recover(struct flash *flash, struct error *error)
 		return error_set(
 			error, result, "cannot read '%s': %s", flash->path, strerror(-result));
 	}
-	if (flash->lost_records > 0 && !flash->is_read_only) {
+	if (flash->lost_records > 0 && !flash->is_read_only &&
+		(flash->repairs & STORE_REPAIR_LOSS) == 0) {
 		return error_advise(error, -EUCLEAN, "readonly",
 			"the log of the flash store on '%s' is damaged at byte %llu: %llu records "
-			"from there on, which were flushed, are lost, and it can only be read as "
-			"it was before them; put back a copy of the store",
+			"from there on, which were flushed, are lost; put back a copy of the "
+			"store, read it as it was before them, or go on from there after 'gmblock "
+			"check --accept-loss'",
 			flash->path, (unsigned long long)flash->lost_at,
 			(unsigned long long)flash->lost_records);
 	}

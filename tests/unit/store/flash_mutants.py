@@ -136,6 +136,14 @@ MUTANTS = {
     "loss-not-told": ("cache_file.c", "flash->anchor.cache_losses = make_random();",
         "flash->anchor.cache_losses = MUTANT ? flash->anchor.cache_losses : make_random();"),
     "anchor-forgets-cache": ("checkpoint.c", "flash_cache_tag(flash)", "0"),
+    "second-copy-not-used": ("tree.c", "flash_twin_read(flash, at, entries)", "-EUCLEAN"),
+    "lost-nodes-are-zeroes": (
+        "tree.c", "tree->levels[level - 1][i] = tree->levels[level][index];",
+        "tree->levels[level - 1][i] = MUTANT ? (struct flash_entry){ 0 } : tree->levels[level][index];"),
+    "changes-behind-an-image-forgotten": (
+        "rebuild.c", "!is_in_image(&rebuild->lost[lost], record->seq, i)", "false"),
+    "damaged-image-taken": (
+        "rebuild.c", "flash_node_read(rebuild->flash, at, &node) == 0", "flash_node_read(rebuild->flash, at, &node) < 1"),
     "durable-write-in-two-records": ("change.c", "(part->flags & STORE_FUA) != 0", "false"),
 }
 BEGIN = """#include <stdlib.h>
@@ -173,10 +181,11 @@ def limit_time():
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def passes(damage, zones, cache, views, crash, mutant, crashes):
+def passes(damage, zones, cache, views, crash, bits, mutant, crashes):
     return all(subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                               env={**os.environ, "FLASH_MUTANT": mutant}, preexec_fn=limit_time, check=False).returncode == 0
-               for command in ([damage], [zones], [cache], [views, str(int(crashes) // 4)], [crash, crashes]))
+               for command in ([damage], [zones], [cache], [views, str(int(crashes) // 4)], [crash, crashes],
+                               [bits, "1"]))
 
 
 def run(tests):

@@ -76,7 +76,11 @@ void world_prepare(struct world *world, const char *name, bool direct, bool read
 	char path[64];
 	char folder[64];
 	struct store_options options = {
-		.path = path, .read_only = read_only, .read_mode = mode, .write_mode = mode
+		.path = path,
+		.read_only = read_only,
+		.read_mode = mode,
+		.write_mode = mode,
+		.repairs = world_repairs,
 	};
 	struct error error;
 
@@ -141,6 +145,7 @@ const char *world_cache = "0";
 const char *world_cache_file = "refuse";
 const char *world_on_full = "drop";
 bool world_is_full;
+uint32_t world_repairs;
 
 static void count(const struct world *world)
 {
@@ -266,4 +271,37 @@ void world_make_disk(void)
 	if (store_create("flash:disk", &create, &error) < 0) {
 		fail_msg("%s", error.text);
 	}
+}
+
+static void check_fact(struct store_check *check, const char *key, const char *value)
+{
+	GMB_UNUSED(check);
+	GMB_UNUSED(key);
+	GMB_UNUSED(value);
+}
+
+static void check_amount(struct store_check *check, const char *key, uint64_t bytes)
+{
+	GMB_UNUSED(check);
+	GMB_UNUSED(key);
+	GMB_UNUSED(bytes);
+}
+
+static void (*check_tell)(const char *text);
+
+static void check_fault(struct store_check *check, const char *text)
+{
+	GMB_UNUSED(check);
+	check_tell(text);
+}
+
+void world_check(const char *name, void (*fault)(const char *text))
+{
+	struct store_check check = {
+		.fact = check_fact, .amount = check_amount, .fault = check_fault
+	};
+	struct error error;
+
+	check_tell = fault;
+	assert_int_equal(store_check(name, &check, &error), 0);
 }

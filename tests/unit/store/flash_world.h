@@ -62,6 +62,9 @@ extern const char *world_cache_file;
 /* What they do when a snapshot leaves no room for writes: "drop" (at first) or "refuse". */
 extern const char *world_on_full;
 
+/* What starts may do about damage (enum store_repair). */
+extern uint32_t world_repairs;
+
 /* Stores may have no room for pages in their cache when they are closed. */
 extern bool world_is_full;
 
@@ -113,3 +116,6 @@ void world_kill_copy(const char *from, const char *name);
 
 /* The file in the folder "/name/" says that it is of that disk. */
 void world_give_cache(const char *name);
+
+/* Checks the store on a simulated disk. fault: called for each sentence of what is wrong. */
+void world_check(const char *name, void (*fault)(const char *text));

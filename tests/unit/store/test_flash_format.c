@@ -95,7 +95,7 @@ static void test_an_anchor_comes_back_as_it_was(void **state)
 	GMB_UNUSED(state);
 	flash_anchor_encode(&anchor, block);
 	assert_memory_equal(block, "GMBFLA\r\n", 8);
-	assert_int_equal(block[8], 2);
+	assert_int_equal(block[8], 3);
 	assert_int_equal(block[56], 99);
 	assert_int_equal(block[512], 300 & 0xff);
 	assert_int_equal(flash_anchor_decode(block, &back, &error), 0);
@@ -146,7 +146,7 @@ static void test_an_anchor_that_is_wrong_is_refused(void **state)
 	GMB_UNUSED(state);
 	assert_int_equal(decode_changed(0, 'X', true), -EINVAL);
 	assert_int_equal(decode_changed(100, 1, false), -EINVAL); /* the checksum */
-	assert_int_equal(decode_changed(8, 1, true), -ENOTSUP);
+	assert_int_equal(decode_changed(8, 2, true), -ENOTSUP);
 	assert_int_equal(decode_changed(13, 1, true), -ENOTSUP);    /* the size of a block */
 	assert_int_equal(decode_changed(45, 1, true), -EINVAL);	    /* the disk is too large */
 	assert_int_equal(decode_changed(66, 1, true), -EINVAL);	    /* a segment that is none */
@@ -194,6 +194,10 @@ static struct flash_record make_record(const struct flash_anchor *anchor)
 {
 	return (struct flash_record){ .seq = anchor->next.seq,
 		.durable = 90,
+		.base = 80,
+		.before = 70,
+		.at = flash_segment_at(&anchor->geometry, anchor->next.segment) +
+		      anchor->next.block,
 		.prev_crc = anchor->next.prev_crc,
 		.next_segment = FLASH_NO_SEGMENT,
 		.entry_count = 4,
@@ -218,6 +222,9 @@ static void test_a_record_comes_back_as_it_was(void **state)
 	assert_int_equal(back.entry_count, 4);
 	assert_int_equal(back.block_count, 4); /* a trim has no block */
 	assert_int_equal(back.durable, 90);
+	assert_int_equal(back.base, 80);
+	assert_int_equal(back.before, 70);
+	assert_int_equal(back.at, record.at);
 	for (uint32_t i = 0; i < back.entry_count; i++) {
 		assert_true(back.entries[i].lpn == record.entries[i].lpn);
 		assert_int_equal(back.entries[i].source, record.entries[i].source);
@@ -230,14 +237,32 @@ static void test_a_record_comes_back_as_it_was(void **state)
 	assert_int_equal(next.prev_crc, crc);
 }
 
-static bool decodes(const struct flash_record *record, const struct flash_position *at)
+/* A write that the device has put elsewhere. */
+static void test_a_record_of_another_place_ends_the_log(void **state)
 {
 	struct flash_anchor anchor = make_anchor(1 << 20, 1024);
+	struct flash_record record = make_record(&anchor);
 	struct flash_record back;
 	struct flash_position next;
 	uint8_t block[FLASH_BLOCK_BYTES];
 
-	(void)flash_record_encode(record, anchor.uuid, block);
+	GMB_UNUSED(state);
+	record.at++;
+	(void)flash_record_encode(&record, anchor.uuid, block);
+	assert_true(flash_record_look(block, &anchor, &back));
+	assert_false(flash_record_decode(block, &anchor, &anchor.next, &back, &next));
+}
+
+static bool decodes(const struct flash_record *from, const struct flash_position *at)
+{
+	struct flash_anchor anchor = make_anchor(1 << 20, 1024);
+	struct flash_record record = *from;
+	struct flash_record back;
+	struct flash_position next;
+	uint8_t block[FLASH_BLOCK_BYTES];
+
+	record.at = flash_segment_at(&anchor.geometry, at->segment) + at->block;
+	(void)flash_record_encode(&record, anchor.uuid, block);
 	return flash_record_decode(block, &anchor, at, &back, &next);
 }
 
@@ -288,6 +313,7 @@ static void test_entries_that_cannot_be_are_refused(void **state)
 	refuse_entry((struct flash_record_entry){ .kind = FLASH_TRIM });
 	refuse_entry((struct flash_record_entry){ .source = 9, .kind = FLASH_NODE });
 	refuse_entry((struct flash_record_entry){ .lpn = 1 << 20, .kind = FLASH_NODE });
+	refuse_entry((struct flash_record_entry){ .source = 9, .kind = FLASH_TWIN });
 	refuse_entry((struct flash_record_entry){ .kind = 0 });
 	refuse_entry((struct flash_record_entry){ .kind = FLASH_KIND_COUNT });
 }
@@ -336,6 +362,7 @@ int main(void)
 		cmocka_unit_test(test_an_anchor_that_is_wrong_is_refused),
 		cmocka_unit_test(test_segments_are_not_too_many_for_memory),
 		cmocka_unit_test(test_a_record_comes_back_as_it_was),
+		cmocka_unit_test(test_a_record_of_another_place_ends_the_log),
 		cmocka_unit_test(test_a_record_that_does_not_follow_ends_the_log),
 		cmocka_unit_test(test_entries_that_cannot_be_are_refused),
 		cmocka_unit_test(test_sizes_leave_room_for_the_stores_own_blocks),

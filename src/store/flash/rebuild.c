@@ -1,0 +1,403 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Putting pages of the map together from the headers of records, when nothing refers to them any
+ * more or they are damaged. Headers say which blocks are pages of the map, and which are blocks of
+ * the disk.
+ *
+ *   lost pages ─▶ all headers ─▶ the last whole image of each ─▶ nothing has changed since: linked
+ *                                └▶ and all changes since ─▶ put together in memory
+ *
+ * Only records before the checkpoint are looked at: what is behind it is replayed as ever. Records
+ * behind the end of an older run are void. What was trimmed or zeroed leaves no trace when the
+ * segment with its record has been used again: a page that is put together from changes may have
+ * older contents there, and is named. Runs on a worker thread; all of it blocks.
+ */
+#include <endian.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/crc32c.h"
+#include "base/log.h"
+#include "store/flash/flash.h"
+
+#define NO_PAGE UINT32_MAX
+
+/* What the headers say of a lost page. */
+struct lost {
+	uint32_t page;
+	uint64_t newest_seq;   /* of its images, 0: there is none */
+	uint64_t whole_seq;    /* of those that are not damaged; 0: there is none */
+	uint32_t whole_number; /* of the entry in that record */
+	struct flash_entry whole;
+};
+
+/* A change of a page that has to be put together. */
+struct change {
+	uint64_t seq;
+	uint64_t base;
+	uint64_t lpn;
+	uint32_t number; /* of the entry in its record */
+	uint32_t lost;	 /* index of the page */
+	uint32_t block;
+	uint32_t source;
+	uint32_t crc;
+	uint8_t kind;
+};
+
+/* Where the log of a run ended. */
+struct run {
+	uint64_t number;
+	uint64_t end;
+};
+
+struct rebuild {
+	struct flash *flash;
+	struct lost *lost;
+	uint32_t lost_count;
+	uint32_t *index; /* by page: of lost, or NO_PAGE */
+	struct run *runs;
+	size_t run_count;
+	struct change *changes;
+	size_t change_count;
+	size_t change_max;
+	uint8_t *block;
+	struct flash_record record;
+	int (*visit)(struct rebuild *rebuild);
+};
+
+static bool is_void(const struct rebuild *rebuild, uint64_t seq)
+{
+	for (size_t i = 0; i < rebuild->run_count; i++) {
+		if (rebuild->runs[i].number == seq >> FLASH_SEQ_SHIFT) {
+			return seq >= rebuild->runs[i].end;
+		}
+	}
+	return false;
+}
+
+/* --- headers --------------------------------------------------------------------------------- */
+
+static int visit_segment(struct rebuild *rebuild, uint32_t segment)
+{
+	struct flash *flash = rebuild->flash;
+	uint32_t blocks = flash->anchor.geometry.segment_blocks;
+	uint32_t first = flash_segment_at(&flash->anchor.geometry, segment);
+
+	for (uint32_t at = 0; at < blocks;) {
+		int result = flash_read(flash, first + at, 1, rebuild->block);
+
+		/* A block of a client may look like a header, but not like one of this place. */
+		if (result < 0 ||
+			!flash_record_look(rebuild->block, &flash->anchor, &rebuild->record) ||
+			rebuild->record.at != first + at ||
+			rebuild->record.block_count > blocks - at) {
+			at++;
+			continue;
+		}
+		if (rebuild->record.seq < flash->anchor.next.seq) {
+			result = rebuild->visit(rebuild);
+			if (result < 0) {
+				return result;
+			}
+		}
+		at += rebuild->record.block_count;
+	}
+	return 0;
+}
+
+static int visit_all(struct rebuild *rebuild, int (*visit)(struct rebuild *rebuild))
+{
+	rebuild->visit = visit;
+	for (uint32_t i = 0; i < rebuild->flash->anchor.geometry.segment_count; i++) {
+		int result = visit_segment(rebuild, i);
+
+		if (result < 0) {
+			return result;
+		}
+	}
+	return 0;
+}
+
+static int find_run(struct rebuild *rebuild)
+{
+	uint64_t before = rebuild->record.before;
+	struct run *runs = rebuild->runs;
+
+	for (size_t i = 0; i < rebuild->run_count; i++) {
+		if (runs[i].number == before >> FLASH_SEQ_SHIFT) {
+			return 0;
+		}
+	}
+	runs = realloc(runs, (rebuild->run_count + 1) * sizeof(*runs));
+	if (runs == NULL) {
+		return -ENOMEM;
+	}
+	rebuild->runs = runs;
+	runs[rebuild->run_count++] = (struct run){ before >> FLASH_SEQ_SHIFT, before };
+	return 0;
+}
+
+/* --- images ---------------------------------------------------------------------------------- */
+
+static void take_image(struct rebuild *rebuild, struct lost *lost, uint32_t number, uint32_t block)
+{
+	const struct flash_record_entry *entry = &rebuild->record.entries[number];
+	struct flash_entry at = { htole32(block), htole32(entry->crc) };
+	struct flash_node node;
+	uint64_t seq = rebuild->record.seq;
+
+	lost->newest_seq = MAX(lost->newest_seq, seq);
+	if (seq >= lost->whole_seq && flash_node_read(rebuild->flash, at, &node) == 0 &&
+		flash_page_is_sound(rebuild->flash, lost->page, &node)) {
+		lost->whole_seq = seq;
+		lost->whole_number = number;
+		lost->whole = at;
+	}
+}
+
+static int find_images(struct rebuild *rebuild)
+{
+	const struct flash_record *record = &rebuild->record;
+	uint32_t block = record->at + 1;
+
+	for (uint32_t i = 0; i < record->entry_count && !is_void(rebuild, record->seq); i++) {
+		const struct flash_record_entry *entry = &record->entries[i];
+
+		if (entry->kind == FLASH_NODE && entry->source == 0 &&
+			entry->lpn < rebuild->flash->anchor.geometry.leaf_count &&
+			rebuild->index[entry->lpn] != NO_PAGE) {
+			take_image(rebuild, &rebuild->lost[rebuild->index[entry->lpn]], i, block);
+		}
+		block += flash_kind_has_block(entry->kind);
+	}
+	return 0;
+}
+
+/* --- changes --------------------------------------------------------------------------------- */
+
+/* The last image is not damaged. */
+static bool is_whole(const struct lost *lost)
+{
+	return lost->newest_seq > 0 && lost->whole_seq == lost->newest_seq;
+}
+
+static bool is_in_image(const struct lost *lost, uint64_t seq, uint32_t number)
+{
+	return seq < lost->whole_seq || (seq == lost->whole_seq && number < lost->whole_number);
+}
+
+static int add_change(struct rebuild *rebuild, const struct change *change)
+{
+	if (rebuild->change_count == rebuild->change_max) {
+		size_t max = MAX(rebuild->change_max * 2, (size_t)4096);
+		struct change *changes = realloc(rebuild->changes, max * sizeof(*changes));
+
+		if (changes == NULL) {
+			return -ENOMEM;
+		}
+		rebuild->changes = changes;
+		rebuild->change_max = max;
+	}
+	rebuild->changes[rebuild->change_count++] = *change;
+	return 0;
+}
+
+static int find_changes(struct rebuild *rebuild)
+{
+	const struct flash_record *record = &rebuild->record;
+	uint32_t block = record->at + 1;
+
+	for (uint32_t i = 0; i < record->entry_count && !is_void(rebuild, record->seq); i++) {
+		const struct flash_record_entry *entry = &record->entries[i];
+		uint32_t lost = flash_kind_is_node(entry->kind)
+					? NO_PAGE
+					: rebuild->index[entry->lpn / FLASH_NODE_ENTRIES];
+
+		if (lost != NO_PAGE && !is_in_image(&rebuild->lost[lost], record->seq, i)) {
+			int result = add_change(rebuild, &(struct change){ .seq = record->seq,
+								 .base = record->base,
+								 .lpn = entry->lpn,
+								 .number = i,
+								 .lost = lost,
+								 .block = block,
+								 .source = entry->source,
+								 .crc = entry->crc,
+								 .kind = entry->kind });
+
+			if (result < 0) {
+				return result;
+			}
+		}
+		block += flash_kind_has_block(entry->kind);
+	}
+	return 0;
+}
+
+static int compare(const void *a, const void *b)
+{
+	const struct change *one = a;
+	const struct change *other = b;
+
+	if (one->lost != other->lost) {
+		return one->lost < other->lost ? -1 : 1;
+	}
+	if (one->seq != other->seq) {
+		return one->seq < other->seq ? -1 : 1;
+	}
+	return one->number < other->number ? -1 : one->number > other->number;
+}
+
+/* A block that was moved is the newest if nothing has changed since the checkpoint before: what was
+ * moved was there at that checkpoint, and whatever was there before is older. */
+static void apply(
+	struct flash_node *node, uint64_t seqs[FLASH_NODE_ENTRIES], const struct change *change)
+{
+	uint32_t first = (uint32_t)(change->lpn % FLASH_NODE_ENTRIES);
+	uint32_t count = change->kind == FLASH_TRIM ? change->source : 1;
+
+	if (change->kind == FLASH_COPY && seqs[first] >= change->base &&
+		le32toh(node->entries[first].block) != change->source) {
+		return;
+	}
+	for (uint32_t i = first; i < first + count; i++) {
+		node->entries[i] = (struct flash_entry){ 0 };
+		seqs[i] = change->seq;
+	}
+	if (change->kind != FLASH_TRIM) {
+		node->entries[first] =
+			(struct flash_entry){ htole32(change->block), htole32(change->crc) };
+	}
+}
+
+/* What an old image has, and no change since: its block may have been used again. */
+static void drop_stale(struct flash *flash, struct flash_node *node,
+	const uint64_t seqs[FLASH_NODE_ENTRIES], uint64_t image)
+{
+	struct flash_node block;
+
+	for (uint32_t i = 0; i < FLASH_NODE_ENTRIES; i++) {
+		if (seqs[i] == image && flash_node_read(flash, node->entries[i], &block) < 0) {
+			node->entries[i] = (struct flash_entry){ 0 };
+		}
+	}
+}
+
+/* The page is in memory then, to be written by the checkpoint. */
+static int put_together(
+	struct rebuild *rebuild, uint32_t number, const struct change *changes, size_t count)
+{
+	struct flash *flash = rebuild->flash;
+	const struct lost *lost = &rebuild->lost[number];
+	struct flash_slot *slot = flash_map_take(flash, lost->page);
+	uint64_t seqs[FLASH_NODE_ENTRIES];
+
+	if (slot == NULL || !flash_map_dirty(flash, slot)) {
+		return -EFBIG;
+	}
+	if (lost->whole_seq > 0 && flash_node_read(flash, lost->whole, slot->node) < 0) {
+		return -EIO;
+	}
+	for (uint32_t i = 0; i < FLASH_NODE_ENTRIES; i++) {
+		seqs[i] = lost->whole_seq;
+	}
+	for (size_t i = 0; i < count; i++) {
+		apply(slot->node, seqs, &changes[i]);
+	}
+	flash->map.trees[0].levels[0][lost->page] = (struct flash_entry){ 0 };
+	if (!is_whole(lost)) { /* what the last image had may be missing */
+		drop_stale(flash, slot->node, seqs, lost->whole_seq);
+		flash_hole_add(&flash->patched, lost->page);
+	}
+	return 0;
+}
+
+/* --- all of it ------------------------------------------------------------------------------- */
+
+static bool is_lost(struct flash *flash, uint32_t page)
+{
+	struct flash_node node;
+
+	return flash_node_read(flash, flash_page_entry(flash, page), &node) < 0 ||
+	       !flash_page_is_sound(flash, page, &node);
+}
+
+static int find_lost(struct rebuild *rebuild)
+{
+	uint32_t leaf_count = rebuild->flash->anchor.geometry.leaf_count;
+
+	rebuild->index = malloc(leaf_count * sizeof(*rebuild->index));
+	rebuild->lost = malloc(leaf_count * sizeof(*rebuild->lost));
+	rebuild->block = malloc(FLASH_BLOCK_BYTES);
+	if (rebuild->index == NULL || rebuild->lost == NULL || rebuild->block == NULL) {
+		return -ENOMEM;
+	}
+	for (uint32_t page = 0; page < leaf_count; page++) {
+		rebuild->index[page] = NO_PAGE;
+		if (is_lost(rebuild->flash, page)) {
+			rebuild->index[page] = rebuild->lost_count;
+			rebuild->lost[rebuild->lost_count++] = (struct lost){ .page = page };
+		}
+	}
+	return 0;
+}
+
+/* Level 1 is written again wherever a page below was lost. */
+static int fill(struct rebuild *rebuild)
+{
+	struct flash *flash = rebuild->flash;
+	struct flash_tree *tree = &flash->map.trees[0];
+	size_t at = 0;
+
+	qsort(rebuild->changes, rebuild->change_count, sizeof(*rebuild->changes), compare);
+	for (uint32_t i = 0; i < rebuild->lost_count; i++) {
+		const struct lost *lost = &rebuild->lost[i];
+		size_t first = at;
+		int result = 0;
+
+		while (at < rebuild->change_count && rebuild->changes[at].lost == i) {
+			at++;
+		}
+		tree->dirty[1][lost->page / FLASH_NODE_ENTRIES] = true;
+		if (is_whole(lost) && at == first) {
+			tree->levels[0][lost->page] = lost->whole;
+			flash->linked_pages++;
+		} else if (lost->whole_seq > 0 || at > first) {
+			result = put_together(rebuild, i, rebuild->changes + first, at - first);
+		} else { /* nothing was ever written there, or nothing of it is left */
+			tree->levels[0][lost->page] = (struct flash_entry){ 0 };
+			flash_hole_add(&flash->emptied, lost->page);
+		}
+		if (result < 0) {
+			return result;
+		}
+	}
+	return 0;
+}
+
+int flash_rebuild(struct flash *flash)
+{
+	struct rebuild rebuild = { .flash = flash };
+	int result = find_lost(&rebuild);
+
+	if (result == 0 && rebuild.lost_count > 0) {
+		result = visit_all(&rebuild, find_run);
+	}
+	if (result == 0 && rebuild.lost_count > 0) {
+		result = visit_all(&rebuild, find_images);
+	}
+	if (result == 0 && rebuild.lost_count > 0) {
+		result = visit_all(&rebuild, find_changes);
+	}
+	if (result == 0) {
+		result = fill(&rebuild);
+		flash->holes = (struct flash_holes){ 0 };
+	}
+	free(rebuild.changes);
+	free(rebuild.runs);
+	free(rebuild.lost);
+	free(rebuild.index);
+	free(rebuild.block);
+	return result;
+}

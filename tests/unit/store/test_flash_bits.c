@@ -1,0 +1,551 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * One bit is flipped in each block of metadata of a small flash store in turn: anchors, the nodes
+ * of each level and their second copies, the table of segments, headers. The store then opens
+ * whole; or it is refused for writing, can be read but for holes that a check names, and is whole
+ * after a repair. The arguments are how many stores there are, and the first seed.
+ */
+#include <endian.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "flash_world.h"
+
+#include "../stores.h"
+#include "base/bytes.h"
+#include "base/crc32c.h"
+
+enum {
+	BLOCKS_MAX = WORLD_SEGMENTS * WORLD_SEGMENT_BLOCKS,
+	WRITES = 400,
+	LOG_WRITES = 12, /* behind the last checkpoint, of a store whose server is killed */
+	RUN_MAX = 12,	 /* blocks */
+	TOLD_BLOCKS = 72,
+	CONTROLS_MAX = 4096,
+};
+
+static uint64_t expected[BLOCKS_MAX];
+static uint64_t now;
+static uint32_t blocks;
+
+static uint32_t stores = 3;
+static uint64_t first_seed = 1;
+
+/* --- a store --------------------------------------------------------------------------------- */
+
+static void submit(struct world *world, enum store_op op, uint32_t first, uint32_t count)
+{
+	static uint8_t bytes[RUN_MAX * FLASH_BLOCK_BYTES];
+	struct store_part part = { .done = world_part_done, .op = op, .memory = mem_of(bytes) };
+
+	part.offset = (uint64_t)first * FLASH_BLOCK_BYTES;
+	part.length = (uint64_t)count * FLASH_BLOCK_BYTES;
+	now++;
+	for (uint32_t i = 0; op != STORE_FLUSH && i < count * BLOCK_SECTORS; i++) {
+		sector_fill(bytes + (size_t)i * SECTOR, now);
+		expected[first + i / BLOCK_SECTORS] = op == STORE_ZERO ? 0 : now;
+	}
+	world_submit(world, &part);
+}
+
+static void change(struct world *world, uint32_t count)
+{
+	for (uint32_t i = 0; i < count; i++) {
+		uint32_t run = (uint32_t)sim_between(1, RUN_MAX);
+		bool zeroes = sim_between(0, 9) == 0;
+
+		submit(world, zeroes ? STORE_ZERO : STORE_WRITE,
+			(uint32_t)sim_between(0, blocks - run), run);
+	}
+	submit(world, STORE_FLUSH, 0, 0);
+}
+
+/* The disk "rot": of a store that was closed, or with a log behind the checkpoint. */
+static void make(uint64_t seed, bool killed)
+{
+	static struct world world;
+
+	sim_start(&(struct sim_options){ .seed = seed });
+	memset(expected, 0, sizeof(expected));
+	world_disk = (enum world_disk)(seed % 2); /* a file, or a device that may lose discards */
+	world_make_disk();
+	world_open(&world, "disk", false, NULL);
+	blocks = (uint32_t)(store_size(world.store) / FLASH_BLOCK_BYTES);
+	change(&world, WRITES);
+	world_close(&world);
+	if (!killed) {
+		(void)sim_disk_kill_copy(sim_disk_find("disk"), "rot");
+		return;
+	}
+	world_open(&world, "disk", false, NULL);
+	change(&world, LOG_WRITES);
+	for (uint32_t i = 0; i < TOLD_BLOCKS; i += RUN_MAX) { /* the log then tells its end */
+		submit(&world, STORE_WRITE, i, RUN_MAX);
+	}
+	submit(&world, STORE_FLUSH, 0, 0);
+	world_kill_copy("disk", "rot");
+	world_close(&world);
+}
+
+/* --- its metadata ---------------------------------------------------------------------------- */
+
+enum kind { ANCHOR, UPPER, TWIN, TABLE, PAGE, HEADER, KIND_COUNT };
+
+struct control {
+	uint32_t block;
+	enum kind kind;
+};
+
+static struct control controls[CONTROLS_MAX];
+static uint32_t control_count;
+
+static void add(uint32_t block, enum kind kind)
+{
+	assert_true(control_count < CONTROLS_MAX);
+	controls[control_count++] = (struct control){ block, kind };
+}
+
+static void peek(const char *name, uint32_t block, void *bytes)
+{
+	sim_disk_peek(
+		sim_disk_find(name), (uint64_t)block * FLASH_BLOCK_BYTES, bytes, FLASH_BLOCK_BYTES);
+}
+
+static void flip(const char *name, uint32_t block)
+{
+	uint8_t bytes[FLASH_BLOCK_BYTES];
+
+	peek(name, block, bytes);
+	bytes[sim_between(0, sizeof(bytes) - 1)] ^= (uint8_t)(1U << sim_between(0, 7));
+	sim_disk_poke(
+		sim_disk_find(name), (uint64_t)block * FLASH_BLOCK_BYTES, bytes, sizeof(bytes));
+}
+
+static uint32_t find_twin(uint32_t block)
+{
+	uint8_t first[FLASH_BLOCK_BYTES];
+	uint8_t other[FLASH_BLOCK_BYTES];
+
+	peek("rot", block, first);
+	for (uint32_t i = block + 1; i < block + WORLD_SEGMENT_BLOCKS; i++) {
+		peek("rot", i, other);
+		if (memcmp(first, other, sizeof(first)) == 0) {
+			return i;
+		}
+	}
+	fail_msg("node %u has no second copy", block);
+	return 0;
+}
+
+static void add_below(const struct flash_anchor *anchor, const struct flash_entry *entries,
+	uint32_t level, uint32_t first)
+{
+	for (uint32_t i = 0;
+		i < anchor->geometry.node_counts[level] - first && i < FLASH_NODE_ENTRIES; i++) {
+		uint32_t block = le32toh(entries[i].block);
+		struct flash_node node;
+
+		if (block == 0) {
+			continue;
+		}
+		if (level == 0) {
+			add(block, first + i < anchor->geometry.leaf_count ? PAGE : TABLE);
+			continue;
+		}
+		add(block, UPPER);
+		add(find_twin(block), TWIN);
+		peek("rot", block, &node);
+		add_below(anchor, node.entries, level - 1, (first + i) * FLASH_NODE_ENTRIES);
+	}
+}
+
+static void read_anchor(const char *name, struct flash_anchor *anchor)
+{
+	uint8_t block[FLASH_BLOCK_BYTES];
+	struct error error;
+
+	peek(name, 0, block);
+	assert_int_equal(flash_anchor_decode(block, anchor, &error), 0);
+}
+
+/* All headers; but not those of the log behind which so little follows that no later record says
+ * that they were durable. */
+static void add_headers(const struct flash_anchor *anchor)
+{
+	static uint64_t seqs[CONTROLS_MAX];
+	uint32_t first = control_count;
+	uint32_t kept = first;
+	uint64_t durable = 0;
+
+	for (uint32_t i = FLASH_SEGMENTS_AT; i < flash_device_blocks(&anchor->geometry); i++) {
+		uint8_t block[FLASH_BLOCK_BYTES];
+		struct flash_record record;
+
+		peek("rot", i, block);
+		if (flash_record_look(block, anchor, &record)) {
+			seqs[control_count] = record.seq;
+			durable = MAX(durable, record.durable);
+			add(i, HEADER);
+		}
+	}
+	for (uint32_t i = first; i < control_count; i++) {
+		if (seqs[i] < MAX(durable, anchor->next.seq)) {
+			controls[kept++] = controls[i];
+		}
+	}
+	control_count = kept;
+}
+
+static void find_controls(void)
+{
+	struct flash_anchor anchor;
+
+	read_anchor("rot", &anchor);
+	control_count = 0;
+	add(0, ANCHOR);
+	add(1, ANCHOR);
+	add_below(&anchor, anchor.top, FLASH_LEVELS - 1, 0);
+	add_headers(&anchor);
+}
+
+/* --- what is left of it ---------------------------------------------------------------------- */
+
+static int read_result;
+
+static void read_done(struct store_part *part, int result)
+{
+	read_result = result;
+	part->op = STORE_OP_COUNT;
+}
+
+struct found {
+	uint32_t errors;
+	uint32_t wrong;
+	uint32_t zeroed; /* wrong, but zeroes were expected */
+};
+
+static void read_all(struct world *world, struct found *found)
+{
+	static uint8_t bytes[FLASH_BLOCK_BYTES];
+
+	*found = (struct found){ 0 };
+	for (uint32_t i = 0; i < blocks; i++) {
+		struct store_part part = { .done = read_done,
+			.offset = (uint64_t)i * FLASH_BLOCK_BYTES,
+			.length = FLASH_BLOCK_BYTES,
+			.memory = mem_of(bytes) };
+
+		store_submit(world->queues[0], &part);
+		while (part.op == STORE_READ) {
+			assert_true(sim_step());
+		}
+		if (read_result < 0) {
+			found->errors++;
+		} else if (sector_tag(bytes) != expected[i]) {
+			found->wrong++;
+			found->zeroed += expected[i] == 0;
+		}
+	}
+}
+
+/* 0, or why it was refused. */
+static int open_try(bool read_only, uint32_t repairs, struct found *found, char *why)
+{
+	static struct world world;
+	int result;
+
+	world_repairs = repairs;
+	world_begin(&world, "try", false, read_only);
+	while (!world.started) {
+		assert_true(sim_step());
+	}
+	world_repairs = 0;
+	result = world.start.result;
+	if (result == 0) {
+		read_all(&world, found);
+	} else {
+		snprintf(why, ERROR_TEXT_BYTES, "%s", world.start.error.text);
+	}
+	world_discard(&world);
+	return result;
+}
+
+static bool is_hole_named;
+static uint32_t fault_count;
+
+static void take_fault(const char *text)
+{
+	fault_count++;
+	is_hole_named |= strncmp(text, "bytes ", 6) == 0;
+}
+
+static void check(void)
+{
+	fault_count = 0;
+	is_hole_named = false;
+	world_check("try", take_fault);
+}
+
+static bool is_whole(const struct found *found)
+{
+	return found->errors == 0 && found->wrong == 0;
+}
+
+static void try_again(void)
+{
+	if (sim_disk_find("try") != NULL) {
+		sim_disk_destroy(sim_disk_find("try"));
+	}
+	(void)sim_disk_kill_copy(sim_disk_find("rot"), "try");
+}
+
+/* Holes, which a check names, are all that a reader misses; a repair leaves nothing wrong but what
+ * was zeroed. */
+static void expect_repair(const char *what, uint32_t block)
+{
+	struct found found;
+	char why[ERROR_TEXT_BYTES];
+
+	check();
+	if (!is_hole_named) {
+		fail_msg("%s at block %u: no hole is named", what, block);
+	}
+	if (open_try(true, 0, &found, why) < 0 || found.errors == 0 || found.wrong > 0) {
+		fail_msg("%s at block %u: read-only: %u errors, %u wrong", what, block,
+			found.errors, found.wrong);
+	}
+	if (open_try(false, STORE_REPAIR_MAP, &found, why) < 0 || found.errors > 0 ||
+		found.wrong > found.zeroed) {
+		fail_msg("%s at block %u: repaired: %u errors, %u wrong, %u zeroed", what, block,
+			found.errors, found.wrong, found.zeroed);
+	}
+	check();
+	if (fault_count > 0) {
+		fail_msg("%s at block %u: %u faults after the repair", what, block, fault_count);
+	}
+}
+
+/* The log ends there, or seems to. */
+static void expect_loss(const char *what, uint32_t block, const char *why)
+{
+	struct found before;
+	struct found after;
+	char text[ERROR_TEXT_BYTES];
+
+	if (strstr(why, "--accept-loss") == NULL) {
+		fail_msg("%s at block %u: %s", what, block, why);
+	}
+	assert_int_equal(open_try(true, 0, &before, text), 0);
+	assert_int_equal(open_try(false, STORE_REPAIR_LOSS, &after, text), 0);
+	if (before.errors + after.errors > 0 || before.wrong != after.wrong) {
+		fail_msg("%s at block %u: %u and %u wrong", what, block, before.wrong, after.wrong);
+	}
+	assert_int_equal(open_try(false, 0, &after, text), 0);
+	check();
+	assert_int_equal(fault_count, 0);
+}
+
+static void try_control(const struct control *control, bool killed, uint32_t *counts)
+{
+	static const char *const names[] = { "anchor", "node", "second copy", "table", "page",
+		"header" };
+	struct found found = { 0 };
+	char why[ERROR_TEXT_BYTES] = "";
+	int result;
+
+	try_again();
+	flip("try", control->block);
+	result = open_try(false, 0, &found, why);
+	counts[control->kind]++;
+	if (result == 0 && is_whole(&found)) {
+		return;
+	}
+	try_again();
+	flip("try", control->block);
+	if (control->kind == HEADER && killed && result < 0) {
+		expect_loss(names[control->kind], control->block, why);
+		return;
+	}
+	if (control->kind != PAGE) {
+		fail_msg("%s at block %u: %s, %u errors, %u wrong", names[control->kind],
+			control->block, why, found.errors, found.wrong);
+	}
+	expect_repair(names[control->kind], control->block);
+}
+
+static void try_all(bool killed)
+{
+	for (uint64_t seed = first_seed; seed < first_seed + stores; seed++) {
+		uint32_t counts[KIND_COUNT] = { 0 };
+
+		make(seed, killed);
+		find_controls();
+		for (uint32_t i = 0; i < control_count; i++) {
+			try_control(&controls[i], killed, counts);
+		}
+		for (int i = 0; i < KIND_COUNT; i++) {
+			assert_true(counts[i] > 0);
+		}
+		print_message("%u blocks, %u headers\n", control_count, counts[HEADER]);
+		sim_stop();
+	}
+}
+
+static void test_a_flipped_bit_loses_no_disk(void **state)
+{
+	GMB_UNUSED(state);
+	try_all(false);
+}
+
+static void test_a_flipped_bit_of_a_killed_store_loses_no_disk(void **state)
+{
+	GMB_UNUSED(state);
+	try_all(true);
+}
+
+/* Both copies of a node, with all that is below: only the headers tell where it is. */
+static void test_lost_nodes_are_found_by_headers(void **state)
+{
+	GMB_UNUSED(state);
+	for (uint64_t seed = first_seed; seed < first_seed + 2 * stores; seed++) {
+		make(seed, seed % 4 < 2);
+		find_controls();
+		for (uint32_t i = 0; i + 1 < control_count; i++) {
+			struct found found;
+			char why[ERROR_TEXT_BYTES];
+
+			if (controls[i].kind != UPPER) {
+				continue;
+			}
+			try_again();
+			flip("try", controls[i].block);
+			flip("try", controls[i + 1].block);
+			assert_int_equal(open_try(false, 0, &found, why), -EUCLEAN);
+			assert_non_null(strstr(why, "gmblock check --rebuild"));
+			expect_repair("both copies", controls[i].block);
+		}
+		sim_stop();
+	}
+}
+
+/* All nodes and the table at once. What was put together is written on like any other store. */
+static void test_a_repaired_store_goes_on(void **state)
+{
+	static struct world world;
+	struct found found;
+
+	GMB_UNUSED(state);
+	for (uint64_t seed = first_seed; seed < first_seed + 2 * stores; seed++) {
+		char why[ERROR_TEXT_BYTES];
+
+		make(seed, false);
+		find_controls();
+		try_again();
+		for (uint32_t i = 0; i < control_count; i++) {
+			if (controls[i].kind != HEADER && controls[i].kind != ANCHOR) {
+				flip("try", controls[i].block);
+			}
+		}
+		assert_int_equal(open_try(false, 0, &found, why), -EUCLEAN);
+		assert_int_equal(
+			open_try(false, STORE_REPAIR_MAP | STORE_REPAIR_LOSS, &found, why), 0);
+		assert_int_equal(found.errors, 0);
+		assert_int_equal(found.wrong, found.zeroed);
+		world_open(&world, "try", false, NULL);
+		for (uint32_t i = 0; i < blocks; i += RUN_MAX) { /* zeroed ones as well */
+			submit(&world, STORE_WRITE, i, MIN((uint32_t)RUN_MAX, blocks - i));
+		}
+		change(&world, WRITES);
+		read_all(&world, &found);
+		assert_true(is_whole(&found));
+		world_close(&world);
+		check();
+		assert_int_equal(fault_count, 0);
+		sim_stop();
+	}
+}
+
+/* A device that lied at a power failure: the anchors are there, and nothing else of what was
+ * written since some moment before. All that there was at that moment comes back. */
+static void test_a_device_that_lied(void **state)
+{
+	static struct world world;
+	static uint64_t then[BLOCKS_MAX];
+
+	GMB_UNUSED(state);
+	for (uint64_t seed = first_seed; seed < first_seed + 2 * stores; seed++) {
+		struct found found;
+		uint8_t block[FLASH_BLOCK_BYTES];
+		char why[ERROR_TEXT_BYTES];
+
+		make(seed, true);
+		memcpy(then, expected, sizeof(then));
+		world_open(&world, "disk", false, NULL);
+		change(&world, LOG_WRITES * 4);
+		world_close(&world);
+		memcpy(expected, then, sizeof(then));
+		for (uint32_t i = 0; i < FLASH_ANCHORS; i++) {
+			peek("disk", i, block);
+			sim_disk_poke(sim_disk_find("rot"), (uint64_t)i * FLASH_BLOCK_BYTES, block,
+				sizeof(block));
+		}
+		try_again();
+		assert_int_equal(open_try(false, 0, &found, why), -EUCLEAN);
+		assert_int_equal(open_try(true, 0, &found, why), 0);
+		assert_true(found.errors > 0 && found.wrong == 0);
+		assert_int_equal(
+			open_try(false, STORE_REPAIR_MAP | STORE_REPAIR_LOSS, &found, why), 0);
+		if (found.errors > 0 || found.wrong > found.zeroed) {
+			fail_msg("seed %llu: %u errors, %u wrong, %u zeroed",
+				(unsigned long long)seed, found.errors, found.wrong, found.zeroed);
+		}
+		sim_stop();
+	}
+}
+
+/* A store of an older format is refused with a sentence. */
+static void test_another_version_is_refused(void **state)
+{
+	static const uint8_t version[4] = { 1 };
+	struct store_options options = { .path = "flash:disk" };
+	uint8_t block[FLASH_BLOCK_BYTES];
+	struct store *store;
+	struct error error;
+
+	GMB_UNUSED(state);
+	sim_start(&(struct sim_options){ .seed = 1 });
+	world_disk = WORLD_FILE;
+	world_make_disk();
+	for (uint32_t i = 0; i < FLASH_ANCHORS; i++) {
+		uint32_t crc;
+
+		peek("disk", i, block);
+		memcpy(block + 8, version, sizeof(version));
+		crc = htole32(crc32c(0, block, sizeof(block) - 4));
+		memcpy(block + sizeof(block) - 4, &crc, sizeof(crc));
+		sim_disk_poke(sim_disk_find("disk"), i * FLASH_BLOCK_BYTES, block, sizeof(block));
+	}
+	assert_true(store_open(&options, &store, &error) < 0);
+	assert_non_null(strstr(error.text, "format version 1"));
+	assert_non_null(strstr(error.text, "copy the disk with the program that made it"));
+	sim_stop();
+}
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_a_flipped_bit_loses_no_disk),
+		cmocka_unit_test(test_a_flipped_bit_of_a_killed_store_loses_no_disk),
+		cmocka_unit_test(test_lost_nodes_are_found_by_headers),
+		cmocka_unit_test(test_a_repaired_store_goes_on),
+		cmocka_unit_test(test_a_device_that_lied),
+		cmocka_unit_test(test_another_version_is_refused),
+	};
+
+	stores = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : stores;
+	first_seed = argc > 2 ? strtoull(argv[2], NULL, 10) : first_seed;
+	stores_register();
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
