@@ -438,36 +438,14 @@ static void check_image(struct world *world, struct world *image, bool killed, b
 	}
 }
 
-static void no_fact(struct store_check *check, const char *name, const char *text)
+static void is_fault(const char *sentence)
 {
-	GMB_UNUSED(check);
-	GMB_UNUSED(name);
-	GMB_UNUSED(text);
-}
-
-static void no_amount(struct store_check *check, const char *name, uint64_t bytes)
-{
-	GMB_UNUSED(check);
-	GMB_UNUSED(name);
-	GMB_UNUSED(bytes);
-}
-
-static void is_fault(struct store_check *check, const char *sentence)
-{
-	GMB_UNUSED(check);
 	fail_msg("%s", sentence);
 }
 
 static void check_counts(const char *name)
 {
-	struct store_check check = {
-		.fact = no_fact, .amount = no_amount, .entry = no_fact, .fault = is_fault
-	};
-	struct error error;
-
-	if (store_check(name, &check, &error) < 0) {
-		fail_msg("%s", error.text);
-	}
+	world_check(name, is_fault);
 }
 
 static const struct sim_faults faults = {
