@@ -43,6 +43,21 @@ int error_advise(struct error *error, int code, const char *key, const char *for
 	return code;
 }
 
+void error_add(struct error *error, const char *format, ...)
+{
+	size_t bytes;
+	va_list args;
+
+	if (error == NULL) {
+		return;
+	}
+	bytes = strlen(error->text);
+	va_start(args, format);
+	mark_if_cut(error->text, (int)bytes + vsnprintf(error->text + bytes,
+						      sizeof(error->text) - bytes, format, args));
+	va_end(args);
+}
+
 void error_prefix(struct error *error, const char *format, ...)
 {
 	char prefix[ERROR_TEXT_BYTES];

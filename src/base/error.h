@@ -29,5 +29,8 @@ int error_set(struct error *error, int code, const char *format, ...) GMB_PRINTF
 int error_advise(struct error *error, int code, const char *key, const char *format, ...)
 	GMB_PRINTF(4, 5);
 
+/* Puts text behind the text that is already there. */
+void error_add(struct error *error, const char *format, ...) GMB_PRINTF(2, 3);
+
 /* Puts "text: " in front of the text that is already there. */
 void error_prefix(struct error *error, const char *format, ...) GMB_PRINTF(2, 3);

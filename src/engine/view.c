@@ -132,7 +132,7 @@ static void made(struct ring *ring, struct ring_message *message)
 	set_state(view, result == 0 ? ENGINE_VIEW_MADE : ENGINE_VIEW_NONE);
 	if (result == 0 && !view->is_unwanted) {
 		result = open_view(view, &error);
-		if (result < 0) {
+		if (result < 0 && result != -ENOENT) { /* else it was dropped already */
 			error_prefix(&error, "has a snapshot that cannot be read");
 		}
 	}

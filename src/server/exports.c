@@ -308,6 +308,16 @@ void exports_free(struct exports *exports)
 	*exports = (struct exports){ 0 };
 }
 
+bool exports_left(const struct exports *exports)
+{
+	for (uint32_t i = 0; i < exports->count; i++) {
+		if (store_left(exports->exports[i]->store) > 0) {
+			return true;
+		}
+	}
+	return false;
+}
+
 int gone_create(const struct served *served, struct gone **gone_out, struct error *error)
 {
 	size_t path_bytes = strlen(served->about.path) + 1;

@@ -941,6 +941,9 @@ static void release(struct server *server)
 	listener_close(&server->metrics_listener);
 	acceptor_destroy(server->acceptor);
 	close_listeners(server);
+	if (exports_left(&server->exports) && server->exit_status == 0) {
+		server->exit_status = 1;
+	}
 	if (!reload_destroy(server->reload)) {
 		stop_hard(server, "a file that was to be read again hangs");
 	}
@@ -986,7 +989,7 @@ int server_run(struct server_config *config, const struct session_kind *const *k
 	if (rc == 0 && server.phase == SERVER_SERVING) {
 		serve(&server);
 	}
-	*exit_status = server.exit_status;
 	release(&server);
+	*exit_status = server.exit_status;
 	return rc;
 }

@@ -363,7 +363,7 @@ class Flash(support.Case):
         self.assertEqual(server.stop()[0], 0)
         self.assertGreaterEqual(os.stat(self.file).st_blocks, space)
 
-    def test_a_full_filesystem_can_be_read_and_recovers_with_room(self):
+    def mount_small(self):
         if os.geteuid() != 0:
             self.skipTest("needs root to mount a small tmpfs")
         small = self.path("small")
@@ -373,6 +373,38 @@ class Flash(support.Case):
         if done.returncode != 0:
             self.skipTest("cannot mount a tmpfs: " + done.stderr.strip())
         self.addCleanup(subprocess.run, ["umount", small], check=True)
+        return small
+
+    def test_changes_that_a_full_filesystem_leaves_in_the_cache_are_told(self):
+        small = self.mount_small()
+        self.file = os.path.join(small, "disk.flash")
+        self.assertEqual(self.gmblock("create", f"--size={FILE}", "--segment=256K",
+                                      f"flash:{self.file}").returncode, 0)
+        self.uuid = self.check()["uuid"]
+        server = self.serve("cache=4M")
+        cache, = self.caches()
+        blocks = {}
+        with nbdmini.open_export(server.uri, b"") as client:
+            for offset in range(0, 40 * MIB, BLOCK):
+                data = self.random.randbytes(BLOCK)
+                client.send_request(nbdmini.CMD_WRITE, 5, offset, BLOCK, data)
+                if client.reply() != (5, 0):
+                    break
+                blocks[offset] = data
+        status, errors = server.stop()
+        self.assertEqual(status, 1, errors)
+        self.assertRegex(errors, rf"\d+ changed blocks are only in its cache file '{cache}', in memory")
+        self.refused("make room in the filesystem", "changed blocks in its cache file", cache)
+        subprocess.run(["mount", "-o", "remount,size=80M", small], check=True)
+        server = self.serve()
+        with nbdmini.open_export(server.uri, b"") as client:
+            for offset, data in blocks.items():
+                self.assertEqual(client.read(offset, BLOCK), data)
+        self.assertEqual(server.stop()[0], 0)
+        self.check()
+
+    def test_a_full_filesystem_can_be_read_and_recovers_with_room(self):
+        small = self.mount_small()
         self.file = os.path.join(small, "disk.flash")
         result = self.gmblock("create", f"--size={FILE}", "--segment=256K", f"flash:{self.file}")
         self.assertEqual(result.returncode, 0)

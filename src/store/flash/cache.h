@@ -132,6 +132,8 @@ void flash_cache_follow(struct flash *flash);
 uint64_t flash_cache_tag(const struct flash *flash);
 /* Has the anchor say where the file is to which its tag refers, and since when. */
 void flash_cache_tell_place(struct flash *flash);
+/* Pages that the file has and the log, as far as it is known, has not. */
+uint32_t flash_cache_left(const struct flash *flash);
 /* For `gmblock check`: what there is to say of the cache. */
 void flash_cache_check(const struct flash *flash, struct store_check *check);
 

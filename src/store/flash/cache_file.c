@@ -97,6 +97,11 @@ static uint32_t count_dirty(const struct disk_shared *file, uint32_t slot_count)
 	return count;
 }
 
+uint32_t flash_cache_left(const struct flash *flash)
+{
+	return count_dirty(&flash->cache.file, flash->cache.slot_count);
+}
+
 /* A search for the file to which an anchor refers. */
 struct search {
 	const struct flash_anchor *anchor;

@@ -262,17 +262,33 @@ static void free_segments(struct flash *flash)
 	flash_wear_count(flash);
 }
 
+/* Changes in the cache file have to be written before anybody may read the disk. */
+static void tell_way_out(const struct flash *flash, struct error *error)
+{
+	uint32_t left = flash_cache_left(flash);
+
+	if (left == 0) {
+		error_add(error, ", or serve it with 'readonly'");
+	} else {
+		error_add(error,
+			": %u changed blocks in its cache file '%s' have to be written, also "
+			"before it can be served with 'readonly'",
+			left, flash->cache.file.path);
+	}
+}
+
 /* Its transfers may not: flash_io_ended() tells who has started it. */
 static void start_ended(struct flash *flash, int result)
 {
 	struct store_start *start = flash->start;
 
 	if (result < 0) {
-		(void)error_set(&start->error, result, "cannot write the checkpoint of '%s': %s%s",
-			flash->path, strerror(-result),
-			result == -ENOSPC ? "; make room in the filesystem below it, or serve it "
-					    "with 'readonly'"
-					  : "");
+		(void)error_set(&start->error, result, "cannot write the checkpoint of '%s': %s",
+			flash->path, strerror(-result));
+		if (result == -ENOSPC) {
+			error_add(&start->error, "; make room in the filesystem below it");
+			tell_way_out(flash, &start->error);
+		}
 	}
 	flash->start_result = result;
 	flash->start_has_ended = true;
@@ -443,8 +459,30 @@ static void drain(struct flash *flash)
 	}
 }
 
+/* After an error nothing of the cache can be written. */
+static void tell_left(const struct flash *flash)
+{
+	uint64_t left = flash_left((struct store *)(uintptr_t)&flash->base);
+
+	if (left > 0) {
+		log_error("flash store '%s': %llu changed blocks are only in its cache file '%s', "
+			  "in memory, since its log has failed: %s; serve the store again, with "
+			  "that put right, before the machine stops",
+			flash->path, (unsigned long long)(left >> FLASH_BLOCK_SHIFT),
+			flash->cache.file.path, strerror(-flash->failed));
+	}
+}
+
+uint64_t flash_left(struct store *store)
+{
+	const struct flash *flash = container_of(store, struct flash, base);
+
+	return flash->failed == 0 ? 0 : (uint64_t)flash_cache_left(flash) << FLASH_BLOCK_SHIFT;
+}
+
 void flash_checkpoint_last(struct flash *flash)
 {
+	tell_left(flash);
 	if (flash->is_read_only || flash->failed != 0 || flash->counters.checkpoints == 0 ||
 		(flash->log.since_checkpoint == 0 && flash->anchor.cache_tag == 0)) {
 		return;

@@ -726,6 +726,7 @@ static const struct store_ops flash_ops = {
 	.view_ask = flash_view_ask,
 	.views = flash_views_list,
 	.settles = true,
+	.left = flash_left,
 };
 
 const struct store_kind flash_store_kind = {

@@ -198,6 +198,7 @@ struct flash_views {
 	/* Refuses: the collector wins nothing any more. All changes fail, and flushes of what is in
 	 * the cache, until a view goes. */
 	bool is_stuck;
+	char dropped[FLASH_VIEW_NAME_BYTES]; /* the last one that went for want of room */
 };
 
 enum flash_checkpoint_state {
@@ -618,6 +619,8 @@ bool flash_checkpoint_step(struct flash *flash);
 void flash_checkpoint_synced(struct flash *flash, int result);
 /* The part, a flush, is done when all is in a checkpoint, as after a close. */
 void flash_settle(struct flash *flash, struct store_part *part);
+/* See store_left(). */
+uint64_t flash_left(struct store *store);
 /* The last one, when the store is closed and all parts are done. Blocks; without a ring. */
 void flash_checkpoint_last(struct flash *flash);
 /* A node of the table of segments of a tree as it is now. */

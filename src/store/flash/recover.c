@@ -553,7 +553,8 @@ static int recover(struct flash *flash, struct replay *replay, struct error *err
 		flash->table.clock = replay->clock;
 		result = restore_segments(flash, replay->seen);
 	}
-	if (result == 0 && flash->lost_records == 0) {
+	if (result == 0 &&
+		(flash->lost_records == 0 || (flash->repairs & STORE_REPAIR_LOSS) != 0)) {
 		result = flash_cache_compare(flash, replay->at.seq, error);
 	}
 	if (result == 0) {

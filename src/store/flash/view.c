@@ -154,6 +154,9 @@ static void drop_oldest(struct flash *flash)
 		    "made leaves no room for writes; reads of it fail from now on",
 		flash->path, view->about.name);
 	flash->counters.snapshots_dropped++;
+	pthread_mutex_lock(&flash->base.watch_lock);
+	memcpy(flash->views.dropped, view->about.name, sizeof(flash->views.dropped));
+	pthread_mutex_unlock(&flash->base.watch_lock);
 	set_state(flash, view, FLASH_VIEW_DELETING);
 	flash->pump_again = true;
 	if (flash->base.view_dropped != NULL && !flash->is_closing) {
@@ -725,9 +728,11 @@ static int view_open(struct store *base, const struct store_options *options, co
 	struct flash *flash = container_of((struct store *)(uintptr_t)config, struct flash, base);
 	const struct flash_view *found;
 	bool is_damaged = false;
+	bool is_dropped;
 
 	pthread_mutex_lock(&flash->base.watch_lock);
 	found = find(flash, options->path);
+	is_dropped = strcmp(flash->views.dropped, options->path) == 0;
 	if (found != NULL) {
 		view->flash = flash;
 		view->index = index_of(flash, found);
@@ -735,6 +740,13 @@ static int view_open(struct store *base, const struct store_options *options, co
 		is_damaged = found->is_damaged;
 	}
 	pthread_mutex_unlock(&flash->base.watch_lock);
+	if (found == NULL && is_dropped) {
+		return error_set(error, -ENOENT,
+			"'%s' has dropped its snapshot '%s': what was overwritten since it was "
+			"made "
+			"left no room for writes",
+			flash->path, options->path);
+	}
 	if (found == NULL) {
 		return error_set(
 			error, -ENOENT, "'%s' has no snapshot '%s'", flash->path, options->path);
