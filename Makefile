@@ -47,7 +47,8 @@ test-long: deps-test $(BUILD)/.gmblock-tests ## simulation seeds for an hour, 1,
 deb: deps-deb ## build the Debian packages in build-deb/
 	@JOBS=$(JOBS) scripts/make-deb
 
-oci: deps-oci deb ## build an OCI image with the packages, as a layout in build-oci/
+oci: deps-oci ## build an OCI image with the packages, as a layout in build-oci/
+	@JOBS=$(JOBS) scripts/make-deb --if-changed
 	@scripts/make-oci
 
 build: deps compile ## build the program in build/

@@ -4,12 +4,14 @@ program's, every installed file is in exactly one package, and the symbols are t
 
     package-files.py SOURCE_ROOT BUILD_ROOT
 """
+import functools
 import glob
 import json
 import os
 import re
 import subprocess
 import sys
+import tempfile
 import unittest
 
 SOURCE, BUILD = (os.path.realpath(path) for path in sys.argv[1:3])
@@ -24,6 +26,7 @@ def read(name):
         return file.read()
 
 
+@functools.cache
 def introspect(what):
     done = subprocess.run(["meson", "introspect", what, BUILD], capture_output=True, text=True,
                           check=True)
@@ -78,6 +81,48 @@ class PackageFiles(unittest.TestCase):
                 self.assertEqual(len(owners), 1)
             used.update(owners)
         self.assertEqual(set(lines) - used, set())
+
+    def test_documents(self):
+        """The protocols, the examples and what has changed are in a package."""
+        listed = {path for suffix in ("docs", "examples") for _, pattern in patterns(suffix)
+                  for path in glob.glob(SOURCE + pattern)}
+        wanted = {path for path in glob.glob(f"{SOURCE}/examples/*.*")
+                  if os.path.basename(path) not in ("check.py", "meson.build")}
+        self.assertGreater(len(wanted), 5)
+        self.assertEqual(wanted | {f"{SOURCE}/docs/protocol", f"{SOURCE}/README.md"}, listed)
+        self.assertIn("\tdh_installchangelogs CHANGELOG.md\n", read("rules"))
+
+    def test_no_address_is_made_up(self):
+        self.assertNotIn("Homepage:", read("control"))
+        for name in ("control", "changelog"):
+            self.assertEqual(re.findall(r"[\w.]+@[\w.]*", read(name)), ["maintainer@"], name)
+
+    def test_removal_stops_the_service(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with open(folder + "/deb-systemd-invoke", "w", encoding="ascii") as file:
+                file.write(f'#!/bin/sh\necho "$@" >>{folder}/calls\n')
+            os.chmod(folder + "/deb-systemd-invoke", 0o755)
+            script = read("gmblock.prerm").replace("/run/systemd/system", folder)
+            for action, calls in (("upgrade", None), ("remove", "stop gmblock.socket gmblock.service\n")):
+                subprocess.run(["sh", "-c", script, "prerm", action], check=True,
+                               env={"PATH": f"{folder}:/usr/bin:/bin"})
+                self.assertEqual(os.path.exists(folder + "/calls"), calls is not None, action)
+            with open(folder + "/calls", encoding="ascii") as file:
+                self.assertEqual(file.read(), calls)
+
+    def test_the_folder_of_images(self):
+        """It is installed, and given to the user once that is there."""
+        self.assertEqual(read("gmblock.dirs").split(), ["var/lib/gmblock"])
+        script = read("gmblock.postinst")
+        self.assertLess(script.index("#DEBHELPER#"), script.index("chown gmblock:gmblock /var/lib/gmblock"))
+
+    def test_an_image_listens_where_its_port_is_published(self):
+        """make-oci replaces the address in the installed file; the loopback one is the container's own."""
+        with open(f"{SOURCE}/scripts/make-oci", encoding="utf-8") as file:
+            order, = re.findall(r"sed -i '(s\|.*?)' ", file.read())
+        with open(f"{SOURCE}/packaging/gmblock.conf", encoding="utf-8") as file:
+            done = subprocess.run(["sed", order], stdin=file, capture_output=True, text=True, check=True)
+        self.assertEqual(re.findall(r"nbd://\S+", done.stdout), ["nbd://0.0.0.0:10809"])
 
     def test_symbols(self):
         for library, package in (("libgmblock", "libgmblock0"), ("libclan", "libclan0")):

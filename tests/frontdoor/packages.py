@@ -27,6 +27,7 @@ PACKAGES = ["gmblock", "libgmblock0", "libgmblock-dev", "libclan0", "gmblock-cla
             "python3-gmblock"]
 TOOLS = ("mmdebstrap", "dpkg-buildpackage", "lintian", "dh", "setpriv", "nbdcopy", "umoci")
 CONFIG = "/etc/gmblock/gmblock.conf"
+BUILDER = {"DEBFULLNAME": "gmblock test", "DEBEMAIL": "test@example.org"}
 QUIET = {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
 
 
@@ -144,7 +145,7 @@ class Packages(unittest.TestCase):
     def build_here(self):
         folder = os.path.join(WORK, "packages")
         run(os.path.join(ROOT, "scripts/make-deb"), folder, env={
-            **os.environ, **QUIET, "DEB_BUILD_OPTIONS": "noopt",
+            **os.environ, **QUIET, **BUILDER, "DEB_BUILD_OPTIONS": "noopt",
             "PATH": "/usr/lib/ccache:" + os.environ["PATH"]})
         return folder
 
@@ -156,7 +157,8 @@ class Packages(unittest.TestCase):
         root.install("build-essential")
         root.run("apt-get", "-q", "-y", "build-dep", "--no-install-recommends", "/gmblock")
         os.unlink(root.path("gmblock/debian"))
-        root.run("/gmblock/scripts/make-deb", "/packages")
+        root.run("env", *(f"{key}={value}" for key, value in BUILDER.items()),
+                 "/gmblock/scripts/make-deb", "/packages")
         folder = os.path.join(WORK, "packages-" + release)
         shutil.rmtree(folder, ignore_errors=True)
         return shutil.copytree(root.path("packages"), folder)
@@ -177,6 +179,8 @@ class Packages(unittest.TestCase):
             text = file.read()
         with open(root.path("tmp/test.conf"), "w", encoding="utf-8") as file:
             file.write(text.replace(":10809", f":{port}"))
+        state = os.stat(root.path("var/lib/gmblock"))
+        self.assertEqual((str(state.st_uid), str(state.st_gid)), (user[2], user[3]))
         with subprocess.Popen(
                 ["chroot", root.folder, "setpriv", "--reuid", user[2], "--regid", user[3],
                  "--clear-groups", *("/tmp/test.conf" if word == CONFIG else word for word in command),
@@ -206,6 +210,8 @@ class Packages(unittest.TestCase):
                        "lib/systemd/system/gmblock-attach@.service", "libgmblock.so.0",
                        "libclan.so.0", "libfabric/libclan-fi.so", "include/gmblock/gmblock.h",
                        "pkgconfig/gmblock.pc", "bash-completion/completions/gmblock",
+                       "doc/gmblock/protocol/nbd.md.gz", "doc/gmblock/changelog.gz",
+                       "doc/libgmblock-dev/examples/read-async.c", "doc/python3-gmblock/examples/read-async.py",
                        "python3/dist-packages/gmblock.py", "vendor-completions/_gmblock", "vendor_completions.d/gmblock.fish"):
             self.assertTrue(any(name.endswith(suffix) for name in found), suffix)
 
@@ -216,8 +222,9 @@ class Packages(unittest.TestCase):
             env={**os.environ, **QUIET, "RELEASE": release, "MIRROR": mirror()})
         image = Image(layout, self)
         self.assertEqual(image.config["User"], "gmblock")
-        state = os.stat(image.path("var/lib/gmblock"))
-        self.assertEqual(str(state.st_uid), image.run("id", "-u", "gmblock").strip())
+        self.assertEqual(set(image.config["ExposedPorts"]), {"10809/tcp"})
+        with open(image.path(CONFIG[1:]), encoding="utf-8") as file:
+            self.assertEqual(re.findall(r"nbd://\S+", file.read()), ["nbd://0.0.0.0:10809"])
         self.assertEqual(set(image.config["Volumes"]), {"/var/lib/gmblock"})
         self.check_use(image, [*image.config["Entrypoint"], *image.config["Cmd"]])
 

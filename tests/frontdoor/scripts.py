@@ -211,6 +211,52 @@ class LeftBehind(Scratch):
         self.assertIsNone(process.poll())
 
 
+class MakeDeb(Scratch):
+    """make-deb names who builds, and with --if-changed builds only what has changed. Only Debian's own
+    tool is replaced."""
+
+    def setUp(self):
+        super().setUp()
+        self.tree = os.path.join(self.folder, "tree")
+        os.makedirs(self.tree + "/scripts")
+        shutil.copy(f"{SCRIPTS}/make-deb", self.tree + "/scripts")
+        shutil.copytree(f"{SCRIPTS}/../packaging/debian", self.tree + "/packaging/debian")
+        os.mkdir(self.folder + "/bin")
+        self.program("bin/dpkg-buildpackage", "#!/bin/sh\necho built >>../../calls\n"
+                     "cat debian/control debian/changelog >../gmblock_1.deb\n")
+
+    def make(self, *arguments, **more):
+        done = run(f"{self.tree}/scripts/make-deb", *arguments, self.folder + "/out", env={
+            "PATH": f"{self.folder}/bin:{os.environ['PATH']}", "DEBFULLNAME": "A. & B. /C",
+            "DEBEMAIL": "builder@example.net", "GIT_CEILING_DIRECTORIES": self.folder, **more})
+        self.assertEqual((done.returncode, done.stdout.splitlines()[-1:]),
+                         (0, [self.folder + "/out/gmblock_1.deb"]), done.stderr)
+        with open(self.folder + "/calls", encoding="ascii") as file:
+            return len(file.readlines())
+
+    def test_the_maintainer_is_who_builds(self):
+        self.make()
+        with open(self.folder + "/out/gmblock_1.deb", encoding="utf-8") as file:
+            text = file.read()
+        self.assertIn("\nMaintainer: A. & B. /C <builder@example.net>\n", text)
+        self.assertIn("\n -- A. & B. /C <builder@example.net>  ", text)
+        self.assertNotIn("@maintainer@", text)
+
+    def test_nothing_is_built_twice(self):
+        self.assertEqual(self.make(), 1)
+        self.assertEqual(self.make("--if-changed"), 1)
+        self.assertEqual(self.make("--if-changed", DEB_BUILD_OPTIONS="noopt"), 2)
+        with open(self.tree + "/packaging/debian/rules", "a", encoding="ascii") as file:
+            file.write("\n")
+        self.assertEqual(self.make("--if-changed"), 3)
+        self.assertEqual(self.make(), 4)
+
+    def test_an_image_is_made_of_the_packages_that_are_there(self):
+        done = run("make", "-n", "oci", cwd=f"{SCRIPTS}/..")
+        self.assertEqual([line.split("scripts/")[1] for line in done.stdout.splitlines() if "make-" in line],
+                         ["make-deb --if-changed", "make-oci"], done.stderr)
+
+
 class InstallDeps(Scratch):
     """install-deps calls apt-get only for what is missing, and sudo only where it must."""
 
