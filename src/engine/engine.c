@@ -729,6 +729,7 @@ static int create_services(struct engine *engine, struct error *error)
 		GMB_ASSERT(kind->flush != NULL && kind->drain != NULL);
 		GMB_ASSERT(kind->abort != NULL && kind->join != NULL && kind->close != NULL);
 		GMB_ASSERT((kind->pause == NULL) == (kind->adopt == NULL));
+		GMB_ASSERT((kind->pause == NULL) == (kind->can_pass == NULL));
 		*service = engine;
 		rc = kind->create != NULL ? kind->create(engine, service, error) : 0;
 		if (rc < 0) {

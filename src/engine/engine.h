@@ -165,9 +165,9 @@ struct engine_door {
 
 /* See session_kind.rest(). */
 enum session_rest {
-	SESSION_RESTS,	 /* nothing is in flight, and what was received of a request is little */
-	SESSION_IS_BUSY, /* a request is in the store, or on its way between both */
-	SESSION_WAITS_FOR_PEER,
+	SESSION_RESTS,		/* nothing is in flight but what has come of one request */
+	SESSION_IS_BUSY,	/* a request is in the store, or on its way between both */
+	SESSION_WAITS_FOR_PEER, /* which has to receive */
 };
 
 struct session_kind {
@@ -209,14 +209,17 @@ struct session_kind {
 	 * what was sent since the last call. Optional: what was sent has arrived. */
 	bool (*peer_receives)(struct session *session);
 
-	/* For sessions that go to another process (pass.h); all four or none. READY, and the engine
-	 * has been paused: begins to come to rest, until resume(). False: it cannot be passed. */
-	bool (*pause)(struct session *session);
+	/* For sessions that go to another process (pass.h); all five or none. Whether this one can
+	 * be passed. READY. */
+	bool (*can_pass)(const struct session *session);
+	/* session->paused was set: begins to come to rest, until resume(). */
+	void (*pause)(struct session *session);
 	/* Paused: how far it is. */
 	enum session_rest (*rest)(struct session *session);
-	/* At rest: what the other process needs to know, ENGINE_PASS_BYTES_MAX at most, and the
-	 * connected socket. Returns how many bytes. */
-	uint32_t (*pass)(struct session *session, uint8_t *bytes, int *fd_out);
+	/* At rest: what the other process needs to know, in bytes, of ENGINE_PASS_BYTES_MAX; sets
+	 * byte_count, the connected socket, and what is longer, borrowed until the session moves.
+	 */
+	void (*pass)(struct session *session, uint8_t *bytes, struct session_record *record);
 	/* As accept(), for a paused engine. -EPROTO: the state makes no sense. */
 	int (*adopt)(void *service, const struct endpoint *endpoint,
 		const struct session_record *record);
@@ -290,7 +293,9 @@ struct session {
 	struct tls_policy *tls;	  /* as in its endpoint */
 	enum session_state state; /* session_set_state() */
 	bool stopping;		  /* drain() was called */
-	bool passing;		  /* pause() was called; see pass.h */
+	bool passing;		  /* it goes to another process; see pass.h */
+	bool paused;		  /* begins and receives nothing */
+	bool was_told;		  /* to that process */
 	bool passed;		  /* its connection is another process's */
 	struct export *export;	  /* NULL until session_choose() */
 	struct path_export *path_export;

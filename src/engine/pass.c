@@ -8,10 +8,10 @@
 /* A session that is drained, and has not ended by then, holds nothing that others wait for. */
 #define DRAIN_NS UINT64_C(5000000000)
 
-static bool can_be_passed(struct session *session)
+static bool can_be_passed(const struct session *session)
 {
 	return session->state == SESSION_READY && !session->stopping &&
-	       session->kind->pause != NULL && session->kind->pause(session);
+	       session->kind->can_pass != NULL && session->kind->can_pass(session);
 }
 
 /* Unless it has begun to end since it was paused: then it goes on doing so. */
@@ -20,18 +20,44 @@ static bool is_passing(const struct session *session)
 	return session->passing && session->state == SESSION_READY;
 }
 
+uint32_t engine_cannot_pass(const struct engine *engine)
+{
+	uint32_t count = 0;
+
+	list_for_each(node, &engine->sessions)
+	{
+		const struct session *session = list_entry(node, struct session, node);
+
+		count += session->state == SESSION_READY && !can_be_passed(session);
+	}
+	return count;
+}
+
+static void pause_session(struct session *session)
+{
+	session->passing = true;
+	session->paused = true;
+	session->kind->pause(session);
+}
+
 uint32_t engine_pause(struct engine *engine)
 {
+	uint64_t now_ns = ring_now_ns(engine->ring);
 	uint32_t drained = 0;
 
-	GMB_ASSERT(!engine->paused);
 	engine->paused = true;
 	list_for_each(node, &engine->sessions)
 	{
 		struct session *session = list_entry(node, struct session, node);
 
-		session->passing = can_be_passed(session);
-		if (!session->passing && session->state <= SESSION_READY) {
+		if (session->paused) {
+			continue;
+		}
+		session->passing = false;
+		session->progress_ns = now_ns; /* its peer is waited for from now on */
+		if (can_be_passed(session)) {
+			pause_session(session);
+		} else if (session->state <= SESSION_READY && !session->stopping) {
 			drained++;
 			engine_stop_session(session, DRAIN_NS);
 		}
@@ -41,37 +67,66 @@ uint32_t engine_pause(struct engine *engine)
 
 static bool has_stalled(struct session *session, uint64_t now_ns)
 {
-	if (now_ns - session->progress_ns < STALL_NS) {
-		return false;
-	}
 	if (session->kind->peer_receives != NULL && session->kind->peer_receives(session)) {
 		session->progress_ns = now_ns;
 		return false;
 	}
-	return true;
+	return now_ns - session->progress_ns >= STALL_NS;
 }
 
-uint32_t engine_busy(struct engine *engine, uint32_t *ended)
+/* Of one that ends: what it has asked of the store is waited for, and that its peer receives what
+ * it was to be answered, for as long as that takes. */
+static enum session_rest rest_of_ending(const struct session *session)
+{
+	return session->inflight_count == 0	       ? SESSION_RESTS
+	       : session->state == SESSION_TERMINATING ? SESSION_IS_BUSY
+						       : SESSION_WAITS_FOR_PEER;
+}
+
+void engine_look(struct engine *engine, struct engine_rest *sum, bool may_end)
 {
 	uint64_t now_ns = ring_now_ns(engine->ring);
-	uint32_t busy = engine->counters.inflight > 0;
 
 	GMB_ASSERT(engine->paused);
 	list_for_each(node, &engine->sessions)
 	{
 		struct session *session = list_entry(node, struct session, node);
-		enum session_rest rest =
-			is_passing(session) ? session->kind->rest(session) : SESSION_RESTS;
+		enum session_rest rest = !is_passing(session) ? rest_of_ending(session)
+					 : session->paused    ? session->kind->rest(session)
+							      : SESSION_RESTS;
 
-		busy += rest != SESSION_RESTS;
-		if (rest == SESSION_WAITS_FOR_PEER && has_stalled(session, now_ns)) {
-			*ended += 1;
+		sum->busy += rest == SESSION_IS_BUSY;
+		if (rest != SESSION_WAITS_FOR_PEER) {
+			continue;
+		}
+		sum->waiting++;
+		memcpy(sum->peer, session->peer.text, sizeof(sum->peer));
+		if (has_stalled(session, now_ns) && may_end) {
+			sum->ended++;
 			session_terminate(session,
-				"another process takes over, and it stands still in the middle of "
-				"a request");
+				"another process takes over, and it does not receive its answers");
 		}
 	}
-	return busy;
+}
+
+static void go_on(struct session *session)
+{
+	session->paused = false;
+	session->kind->resume(session);
+}
+
+void engine_serve(struct engine *engine)
+{
+	GMB_ASSERT(engine->paused);
+	list_for_each(node, &engine->sessions)
+	{
+		struct session *session = list_entry(node, struct session, node);
+
+		if (is_passing(session) && session->paused &&
+			session->kind->rest(session) != SESSION_WAITS_FOR_PEER) {
+			go_on(session);
+		}
+	}
 }
 
 void engine_resume(struct engine *engine)
@@ -82,16 +137,19 @@ void engine_resume(struct engine *engine)
 	{
 		struct session *session = list_entry(node, struct session, node);
 
-		if (is_passing(session)) {
-			session->kind->resume(session);
+		if (is_passing(session) && session->paused) {
+			go_on(session);
 		}
 		session->passing = false;
+		session->paused = false;
+		session->was_told = false;
 	}
 }
 
 static struct session_record record_of(const struct session *session)
 {
 	return (struct session_record){
+		.id = session->peer.id,
 		.kind = session->kind->name,
 		.kind_bytes = (uint32_t)strlen(session->kind->name),
 		.export = session->export->name,
@@ -112,13 +170,14 @@ int engine_pass(struct engine *engine,
 		struct session *session = list_entry(node, struct session, node);
 		struct session_record record;
 
-		if (rc < 0 || !is_passing(session)) {
+		if (rc < 0 || !is_passing(session) || session->was_told) {
 			continue;
 		}
 		record = record_of(session);
 		record.bytes = bytes;
-		record.byte_count = session->kind->pass(session, bytes, &record.fd);
+		session->kind->pass(session, bytes, &record);
 		rc = take(context, &record);
+		session->was_told = rc == 0;
 	}
 	explicit_bzero(bytes, sizeof(bytes));
 	return rc;
@@ -175,5 +234,7 @@ int session_adopt(struct session *session, const struct session_record *record)
 	if (rc == 0 && record->token_bytes > 0) {
 		session_takeover_join(session, entry->export, record->token, record->token_bytes);
 	}
+	session->passing = rc == 0;
+	session->paused = rc == 0;
 	return rc;
 }

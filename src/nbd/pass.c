@@ -5,6 +5,7 @@
  * which only a connection whose records the kernel makes has.
  */
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "engine/pass.h"
@@ -17,16 +18,24 @@ enum nbd_state_flag {
 	NBD_STATE_CONTEXT = 1 << 2, /* base:allocation is selected, as CONTEXT_ID_BASE_ALLOCATION */
 	NBD_STATE_SIZE = 1 << 3,    /* x-gmblock:size was listed; with NBD_STATE_STRUCTURED */
 	NBD_STATE_TLS = 1 << 4,	    /* the state of TLS follows what was received */
-	NBD_STATE_FLAGS = (1 << 5) - 1,
+	NBD_STATE_BEGUN = 1 << 5, /* struct nbd_wire_begun follows what was received, before TLS */
+	NBD_STATE_FLAGS = (1 << 6) - 1,
 };
 
 struct nbd_wire_state {
 	struct be32 flags;
 	struct be32 alive_ms;	    /* 0, or how often the peer wants to hear that we live */
-	struct be32 received_bytes; /* that follow */
+	struct be32 received_bytes; /* that follow; those of session_record.later are behind them */
 } __attribute__((packed));
 
-_Static_assert(sizeof(struct nbd_wire_state) + RX_SMALL_BYTES + TLS_PASS_BYTES_MAX <=
+/* Of the request whose header is the first that was received. */
+struct nbd_wire_begun {
+	struct be64 taken_bytes; /* of its payload, which are not among those that follow */
+	struct be32 error;	 /* with which it has failed, or 0 */
+} __attribute__((packed));
+
+_Static_assert(sizeof(struct nbd_wire_state) + RX_SMALL_BYTES + sizeof(struct nbd_wire_begun) +
+			       TLS_PASS_BYTES_MAX <=
 		       ENGINE_PASS_BYTES_MAX,
 	"a session at rest can be told");
 
@@ -40,20 +49,44 @@ static bool has_tls(const struct nbd_session *session)
 	return session->stream.state == STREAM_LAYERED;
 }
 
-bool nbd_session_pause(struct session *base)
+bool nbd_session_can_pass(const struct session *base)
+{
+	const struct nbd_session *session = (const struct nbd_session *)base;
+
+	return !has_tls(session) || tls_layer_can_pass(&session->stream);
+}
+
+void nbd_session_pause(struct session *base)
 {
 	struct nbd_session *session = of(base);
 
-	if (has_tls(session) && !tls_layer_can_pass(&session->stream)) {
-		return false;
-	}
 	receive_pause(session);
 	/* Answered, and asked again of the next process, it need not be told. */
 	if (session->size_asked) {
 		session->size_due = true;
 		session_mark_dirty(base);
 	}
-	return true;
+}
+
+/* The request whose payload has not all come, or NULL. */
+static const struct nbd_request *begun(const struct nbd_session *session)
+{
+	return session->rx_request != NULL ? session->rx_request : session->rx_discard_request;
+}
+
+/* Whether that one is all that is in flight, and the store has what it got of it. */
+static bool has_only_begun(const struct nbd_session *session)
+{
+	const struct nbd_request *request = begun(session);
+	uint32_t count = 0;
+
+	list_for_each(node, &session->requests)
+	{
+		count++;
+	}
+	return request == NULL
+		       ? count == 0
+		       : count == 1 && (!request->started || path_write_rests(&request->path));
 }
 
 enum session_rest nbd_session_rest(struct session *base)
@@ -61,55 +94,160 @@ enum session_rest nbd_session_rest(struct session *base)
 	struct nbd_session *session = of(base);
 
 	/* The stream says by itself that its key changes. */
-	if (session->send_op.in_flight || (session->recv_op.in_flight && !receive_rests(session)) ||
+	if (session->send_op.in_flight ||
 		(!session->recv_op.in_flight && !stream_is_idle(&session->stream))) {
 		return SESSION_WAITS_FOR_PEER;
 	}
-	return session->recv_op.in_flight || !receive_rests(session) || session->size_asked ||
-			       !list_is_empty(&session->requests)
+	return session->recv_op.in_flight || session->size_asked || !has_only_begun(session)
 		       ? SESSION_IS_BUSY
 		       : SESSION_RESTS;
 }
 
-uint32_t nbd_session_pass(struct session *base, uint8_t *bytes, int *fd_out)
+/* What is told of the request that has begun. Its header is told again. */
+static struct nbd_wire_begun begun_state(const struct nbd_session *session)
+{
+	const struct nbd_request *request = begun(session);
+	uint64_t left = session->rx_discard_left;
+	uint32_t error = NBD_SUCCESS;
+
+	if (request == NULL) { /* what was told of it here, and it waits */
+		return (struct nbd_wire_begun){ be64_make(session->told->taken_bytes),
+			be32_make(session->told->error) };
+	}
+	if (request->started && request->path.error != 0) {
+		error = request_disk_error(request);
+	} else if (request == session->rx_discard_request) {
+		error = request->error;
+	}
+	if (request == session->rx_request) {
+		left = session->rx_payload_left +
+		       (session->rx_stream != NULL ? session->rx_stream_got : 0);
+	}
+	return (struct nbd_wire_begun){ be64_make(request->length - left), be32_make(error) };
+}
+
+/* What was received and not taken: pieces, behind the header of the request that has begun. */
+static uint32_t received_pieces(
+	const struct nbd_session *session, struct session_piece pieces[ENGINE_PASS_LATER_PIECES])
+{
+	uint32_t bytes = 0;
+
+	_Static_assert((int)ENGINE_PASS_LATER_PIECES >= 2, "of a stream, and behind it");
+	_Static_assert((int)ARENA_BLOCK_BYTES_MAX + (int)RX_LARGE_BYTES + (int)RX_SMALL_BYTES <=
+			       (int)ENGINE_PASS_LATER_BYTES_MAX,
+		"both are passed");
+	if (session->rx_stream != NULL) {
+		pieces[0].bytes = mem_cpu_read(session->rx_stream->memory);
+		pieces[0].count = session->rx_stream_got;
+	}
+	pieces[1].bytes = session->rx_data + session->rx_start;
+	pieces[1].count = session->rx_end - session->rx_start;
+	for (int i = 0; i < ENGINE_PASS_LATER_PIECES; i++) {
+		bytes += pieces[i].count;
+	}
+	return bytes;
+}
+
+static void put(uint8_t **at, const void *bytes, uint32_t count)
+{
+	memcpy(*at, bytes, count);
+	*at += count;
+}
+
+void nbd_session_pass(struct session *base, uint8_t *bytes, struct session_record *record)
 {
 	struct nbd_session *session = of(base);
-	uint32_t received = session->rx_end - session->rx_start;
+	struct session_piece *pieces = record->later;
+	uint32_t received = received_pieces(session, pieces);
+	bool has_begun = begun(session) != NULL || session->told != NULL;
 	uint32_t flags = (has_tls(session) ? NBD_STATE_TLS : 0U) |
+			 (has_begun ? NBD_STATE_BEGUN : 0U) |
 			 (session->structured ? NBD_STATE_STRUCTURED : 0U) |
 			 (session->extended ? NBD_STATE_EXTENDED : 0U) |
 			 (session->context_selected ? NBD_STATE_CONTEXT : 0U) |
 			 (session->says_size ? NBD_STATE_SIZE : 0U);
+	uint8_t *at = bytes + sizeof(struct nbd_wire_state);
+	uint8_t *head = at;
 	struct nbd_wire_state wire = {
 		.flags = be32_make(flags),
 		.alive_ms = be32_make((uint32_t)(session->alive_ns / 1000000)),
-		.received_bytes = be32_make(received),
 	};
 
 	GMB_ASSERT(nbd_session_rest(base) == SESSION_RESTS);
+	if (begun(session) != NULL) {
+		at += request_head_write(begun(session), at);
+	}
+	if ((uint32_t)(at - head) + received <= RX_SMALL_BYTES) {
+		for (int i = 0; i < ENGINE_PASS_LATER_PIECES; i++) {
+			if (pieces[i].count > 0) {
+				put(&at, pieces[i].bytes, pieces[i].count);
+			}
+			pieces[i].count = 0;
+		}
+	}
+	wire.received_bytes = be32_make((uint32_t)(at - head));
 	memcpy(bytes, &wire, sizeof(wire));
-	memcpy(bytes + sizeof(wire), session->rx_data + session->rx_start, received);
-	bytes += sizeof(wire) + received;
-	*fd_out = session->stream.file.fd;
-	return (uint32_t)sizeof(wire) + received +
-	       (has_tls(session) ? tls_layer_pass(&session->stream, bytes) : 0);
+	if (has_begun) {
+		struct nbd_wire_begun state = begun_state(session);
+
+		put(&at, &state, sizeof(state));
+	}
+	if (has_tls(session)) {
+		at += tls_layer_pass(&session->stream, at);
+	}
+	record->byte_count = (uint32_t)(at - bytes);
+	record->fd = session->stream.file.fd;
 }
 
-/* True when a session can be in that state. */
-static bool check(const struct nbd_wire_state *wire, uint32_t byte_count)
+/* True when a session can be in that state. *told_bytes: without TLS. */
+static bool check(const struct nbd_wire_state *wire, const struct session_record *record,
+	uint32_t *told_bytes)
 {
 	uint32_t flags = be32_get(wire->flags);
 	uint32_t alive_ms = be32_get(wire->alive_ms);
 	uint32_t received = be32_get(wire->received_bytes);
-	uint32_t told_bytes = (uint32_t)sizeof(*wire) + received;
+	uint32_t later = record->later[0].count;
+	uint32_t others = (uint32_t)(NBD_STATE_TLS | NBD_STATE_BEGUN);
 	bool structured = (flags & NBD_STATE_STRUCTURED) != 0;
-	bool has_tls = (flags & NBD_STATE_TLS) != 0;
+	bool has_begun = (flags & NBD_STATE_BEGUN) != 0;
 
+	*told_bytes = (uint32_t)sizeof(*wire) + received +
+		      (has_begun ? (uint32_t)sizeof(struct nbd_wire_begun) : 0);
 	return (flags & ~(uint32_t)NBD_STATE_FLAGS) == 0 &&
-	       (structured || ((flags & ~(uint32_t)NBD_STATE_TLS) == 0 && alive_ms == 0)) &&
+	       (structured || ((flags & ~others) == 0 && alive_ms == 0)) &&
 	       (alive_ms == 0 || (alive_ms >= ALIVE_MS_MIN && alive_ms <= ALIVE_MS_MAX)) &&
-	       received <= RX_SMALL_BYTES &&
-	       (has_tls ? byte_count > told_bytes : byte_count == told_bytes);
+	       received <= RX_SMALL_BYTES && later <= ENGINE_PASS_LATER_BYTES_MAX &&
+	       (!has_begun ||
+		       received + later >= request_head_bytes((flags & NBD_STATE_EXTENDED) != 0)) &&
+	       ((flags & NBD_STATE_TLS) != 0 ? record->byte_count > *told_bytes
+					     : record->byte_count == *told_bytes);
+}
+
+/* Takes what was received as its own. False: no memory. */
+static bool take_received(struct nbd_session *session, const struct session_record *record,
+	uint32_t received, bool has_begun)
+{
+	const uint8_t *at = record->bytes + sizeof(struct nbd_wire_state);
+	const struct session_piece *later = &record->later[0];
+	struct nbd_wire_begun begun;
+
+	if (has_begun) {
+		memcpy(&begun, at + received, sizeof(begun));
+		session->told = malloc(sizeof(*session->told));
+		if (session->told == NULL) {
+			return false;
+		}
+		*session->told = (struct told_payload){ .taken_bytes = be64_get(begun.taken_bytes),
+			.error = be32_get(begun.error) };
+	}
+	if (!receive_told(session, received + later->count)) {
+		return false;
+	}
+	memcpy(session->rx_data, at, received);
+	if (later->count > 0) {
+		memcpy(session->rx_data + received, later->bytes, later->count);
+	}
+	return true;
 }
 
 /* Ends it without a word to its peer: the connection is the other process's for so long. */
@@ -125,30 +263,34 @@ int nbd_session_adopt(
 	struct nbd_session *session;
 	struct nbd_wire_state wire;
 	struct error error;
+	uint32_t told_bytes;
+	uint32_t flags;
 	int rc;
 
 	if (record->byte_count < sizeof(wire)) {
 		return -EPROTO;
 	}
 	memcpy(&wire, record->bytes, sizeof(wire));
-	if (!check(&wire, record->byte_count)) {
+	if (!check(&wire, record, &told_bytes)) {
 		return -EPROTO;
 	}
 	session = nbd_session_create(service, endpoint);
 	if (session == NULL) {
 		return -ENOMEM;
 	}
-	session->structured = (be32_get(wire.flags) & NBD_STATE_STRUCTURED) != 0;
-	session->extended = (be32_get(wire.flags) & NBD_STATE_EXTENDED) != 0;
-	session->context_selected = (be32_get(wire.flags) & NBD_STATE_CONTEXT) != 0;
-	session->says_size = (be32_get(wire.flags) & NBD_STATE_SIZE) != 0;
+	flags = be32_get(wire.flags);
+	session->structured = (flags & NBD_STATE_STRUCTURED) != 0;
+	session->extended = (flags & NBD_STATE_EXTENDED) != 0;
+	session->context_selected = (flags & NBD_STATE_CONTEXT) != 0;
+	session->says_size = (flags & NBD_STATE_SIZE) != 0;
 	session->alive_ns = be32_get(wire.alive_ms) * UINT64_C(1000000);
 	session->head_bytes = request_head_bytes(session->extended);
-	session->rx_end = be32_get(wire.received_bytes);
-	memcpy(session->rx_small, record->bytes + sizeof(wire), session->rx_end);
-	if ((be32_get(wire.flags) & NBD_STATE_TLS) != 0) {
-		uint32_t told_bytes = (uint32_t)sizeof(wire) + session->rx_end;
-
+	if (!take_received(session, record, be32_get(wire.received_bytes),
+		    (flags & NBD_STATE_BEGUN) != 0)) {
+		refuse(session, session_choose_text(-ENOMEM));
+		return 0;
+	}
+	if ((flags & NBD_STATE_TLS) != 0) {
 		rc = handshake_adopt_tls(session, record->bytes + told_bytes,
 			record->byte_count - told_bytes, &error);
 		if (rc < 0) {
@@ -166,6 +308,5 @@ int nbd_session_adopt(
 		return 0;
 	}
 	session_set_state(&session->base, SESSION_READY);
-	session->base.passing = true;
 	return 0;
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "nbd/session.h"
@@ -10,6 +11,8 @@
  * - rx_small, 8 KiB in the session: idle and light connections, requests without payload;
  * - rx_large, 256 KiB from the arena: many small writes at once, each written from where it lies;
  * - a stream of the path: payload of a large write, received straight into place.
+ *
+ * - rx_told: what the process before this one had received, when that is more than rx_small holds.
  *
  * A receive that fills rx_small is followed by one into rx_large. A session goes back to rx_small
  * as soon as everything received is parsed and the last receive was not full, so that an idle
@@ -33,6 +36,8 @@ static void rx_move(struct nbd_session *session, struct rx_buf *to)
 	if (session->rx_large != NULL && session->rx_large != to) {
 		service_rx_put(session, session->rx_large);
 	}
+	free(session->rx_told);
+	session->rx_told = NULL;
 	session->rx_large = to;
 	session->rx_data = data;
 	session->rx_bytes = to != NULL ? RX_LARGE_BYTES : RX_SMALL_BYTES;
@@ -90,7 +95,8 @@ static void rx_make_large(struct nbd_session *session)
 static bool waits_for_first_byte(const struct nbd_session *session)
 {
 	return session->rx_request != NULL && session->rx_stream == NULL &&
-	       session->rx_payload_left == session->rx_request->length && available(session) == 0;
+	       session->rx_payload_left == session->rx_request->path.length &&
+	       available(session) == 0;
 }
 
 /* It is the peer's turn from now on, but when a receive was only interrupted to see what came. */
@@ -101,35 +107,12 @@ static void begin_turn(struct nbd_session *session)
 	}
 }
 
-bool receive_rests(const struct nbd_session *session)
-{
-	return unlikely(session->base.engine->paused) && session->rx_request == NULL &&
-	       session->rx_discard_left == 0 && available(session) <= RX_SMALL_BYTES;
-}
-
-/* How much is to be received at once. Of a paused session no more than ends its request. */
-static uint32_t receive_room(const struct nbd_session *session)
-{
-	uint64_t room = session->rx_bytes - session->rx_end;
-	uint64_t wanted = session->rx_want - available(session);
-
-	if (likely(!session->base.engine->paused)) {
-		return (uint32_t)room;
-	}
-	if (session->rx_request != NULL) {
-		wanted = session->rx_payload_left;
-	} else if (session->rx_discard_left > 0) {
-		wanted = session->rx_discard_left;
-	}
-	return (uint32_t)MIN(room, wanted);
-}
-
 static void arm(struct nbd_session *session)
 {
 	struct path_stream *stream = session->rx_stream;
 
 	if (session->recv_op.in_flight || session->base.state != SESSION_READY ||
-		session_waits(&session->base) || receive_rests(session)) {
+		session_waits(&session->base)) {
 		return;
 	}
 	if (session->rx_request != NULL && !waits_for_first_byte(session)) {
@@ -147,7 +130,7 @@ static void arm(struct nbd_session *session)
 	} else if (session->rx_was_full) {
 		rx_make_large(session);
 	} else if (available(session) == 0) {
-		if (session->rx_large != NULL) {
+		if (session->rx_large != NULL || session->rx_told != NULL) {
 			rx_move(session, NULL);
 		}
 		session->rx_start = 0;
@@ -161,7 +144,7 @@ static void arm(struct nbd_session *session)
 	session->rx_into_stream = false;
 	begin_turn(session);
 	stream_receive(&session->stream, &session->recv_op, session->rx_data + session->rx_end,
-		receive_room(session), false, receive_done);
+		session->rx_bytes - session->rx_end, false, receive_done);
 }
 
 void receive_release(struct nbd_session *session)
@@ -172,7 +155,9 @@ void receive_release(struct nbd_session *session)
 	}
 	session->rx_request = NULL;
 	session->rx_discard_request = NULL;
-	if (session->rx_large != NULL) {
+	free(session->told);
+	session->told = NULL;
+	if (session->rx_large != NULL || session->rx_told != NULL) {
 		session->rx_end = session->rx_start;
 		rx_move(session, NULL);
 	}
@@ -279,9 +264,9 @@ static void start_write(struct nbd_session *session, struct nbd_request *request
 {
 	request->received = (struct mem_segment){
 		.memory = storable(session),
-		.bytes = request->length,
+		.bytes = request->path.length,
 	};
-	if (request->length <= available(session) && request->received.memory.rights != 0) {
+	if (request->path.length <= available(session) && request->received.memory.rights != 0) {
 		request->path.placement = &request->received;
 		request->path.placement_count = 1;
 	}
@@ -289,11 +274,11 @@ static void start_write(struct nbd_session *session, struct nbd_request *request
 	if (request->path.placement != NULL) {
 		request->rx = session->rx_large;
 		request->rx->refs++;
-		session->rx_start += (uint32_t)request->length;
+		session->rx_start += (uint32_t)request->path.length;
 		return;
 	}
 	session->rx_request = request;
-	session->rx_payload_left = request->length;
+	session->rx_payload_left = request->path.length;
 }
 
 /* --- requests ------------------------------------------------------------------------------ */
@@ -313,12 +298,30 @@ static bool gather(struct nbd_session *session, uint32_t head_bytes, uint64_t pa
 	return true;
 }
 
+/* A request that another process has begun, and whose header was told again. */
+static void go_on_after(struct nbd_session *session, struct nbd_request *request)
+{
+	const struct told_payload *told = session->told;
+
+	request->path.offset += told->taken_bytes;
+	request->path.length -= MIN(told->taken_bytes, request->path.length);
+	free(session->told);
+	session->told = NULL;
+}
+
 static void dispatch(struct nbd_session *session, struct request_head *head, uint64_t payload,
 	uint32_t error, const char *text)
 {
 	struct nbd_service *service = session->service;
 	struct nbd_request *request = request_begin(session, head);
 
+	if (unlikely(session->told != NULL)) {
+		if (session->told->error != NBD_SUCCESS) {
+			error = session->told->error;
+			text = "it failed before another process of the server took over";
+		}
+		go_on_after(session, request);
+	}
 	if (error == NBD_SUCCESS && session->base.stopping) {
 		error = NBD_ESHUTDOWN;
 		text = session_stop_text(&session->base);
@@ -326,7 +329,7 @@ static void dispatch(struct nbd_session *session, struct request_head *head, uin
 	if (error == NBD_SUCCESS) {
 		error = request_check(session, head, &request->path, &text);
 	}
-	if (error != NBD_SUCCESS || (head->length == 0 && head->type != NBD_CMD_FLUSH)) {
+	if (error != NBD_SUCCESS || (request->path.length == 0 && head->type != NBD_CMD_FLUSH)) {
 		request->error = error;
 		request->error_text = text;
 		discard_payload(session, request, payload);
@@ -358,7 +361,7 @@ static bool asks_size(const struct nbd_session *session, const struct request_he
 static void take_size_request(struct nbd_session *session, const struct request_head *head)
 {
 	session->size_asked = true;
-	session->size_due = session->base.engine->paused; /* see nbd_session_pause() */
+	session->size_due = false;
 	session->size_known = head->offset;
 	session->size_cookie = head->cookie;
 	if (reply_size_is_due(session)) {
@@ -396,6 +399,13 @@ static bool take_request(struct nbd_session *session)
 		session_fail(session, "P66, P112", "%s with a payload of %llu bytes",
 			nbd_command_name(head.type), (unsigned long long)payload);
 		return false;
+	}
+	if (unlikely(session->told != NULL)) {
+		if (session->told->taken_bytes > payload) {
+			session_fail(session, "P79", "more of a payload was taken than it has");
+			return false;
+		}
+		payload -= session->told->taken_bytes;
 	}
 	request_plan(session, &head);
 	if (!engine_request_may(&session->base)) {
@@ -440,8 +450,9 @@ static void discard(struct nbd_session *session)
 
 void receive_continue(struct nbd_session *session)
 {
-	if (session->base.state != SESSION_READY || session->recv_op.in_flight) {
-		return; /* receive_done() goes on */
+	if (session->base.state != SESSION_READY || session->recv_op.in_flight ||
+		unlikely(session->base.paused)) {
+		return; /* receive_done() goes on, or who ends the pause */
 	}
 	turns_remove(&session->base.blocked_turn);
 	while (session->base.state == SESSION_READY) {
@@ -455,7 +466,7 @@ void receive_continue(struct nbd_session *session)
 			if (!take_payload(session)) {
 				break;
 			}
-		} else if (available(session) < session->head_bytes || receive_rests(session)) {
+		} else if (available(session) < session->head_bytes) {
 			session->rx_want = session->head_bytes;
 			break;
 		} else if (!take_request(session)) {
@@ -488,10 +499,27 @@ void receive_interrupt(struct nbd_session *session)
 void receive_pause(struct nbd_session *session)
 {
 	rate_give_up(&session->base.rate);
-	if (!session->rx_into_stream) {
-		receive_interrupt(session);
+	turns_remove(&session->base.blocked_turn);
+	if (session->rx_request != NULL && session->rx_stream == NULL) {
+		path_write_pause(&session->rx_request->path);
 	}
-	receive_continue(session);
+	receive_interrupt(session);
+}
+
+bool receive_told(struct nbd_session *session, uint32_t count)
+{
+	GMB_ASSERT(session->rx_data == session->rx_small && available(session) == 0);
+	if (count > RX_SMALL_BYTES) {
+		session->rx_told = malloc(count);
+		if (session->rx_told == NULL) {
+			return false;
+		}
+		session->rx_data = session->rx_told;
+		session->rx_bytes = count;
+	}
+	session->rx_start = 0;
+	session->rx_end = count;
+	return true;
 }
 
 static void received_end(struct nbd_session *session)

@@ -136,13 +136,9 @@ static void emit_error(
 static void emit_path_error(struct send_batch *send, struct send_slot *slot)
 {
 	const struct nbd_request *request = slot->request;
-	uint32_t error = nbd_error_from_errno(request->path.error);
-	bool fast_zero = (request->command_flags & NBD_CMD_FLAG_FAST_ZERO) != 0;
+	uint32_t error = request_disk_error(request);
 	const char *text;
 
-	if ((error == NBD_ENOTSUP && !fast_zero) || error == NBD_EOVERFLOW) {
-		error = NBD_EIO; /* these two mean something else to this client (P84, P118) */
-	}
 	switch (error) {
 	case NBD_ENOSPC:
 		text = "no space left on the server's disk";

@@ -40,6 +40,33 @@ bool request_head_parse(const uint8_t *bytes, bool extended, struct request_head
 	return be32_get(wire.magic) == NBD_REQUEST_MAGIC;
 }
 
+uint32_t request_head_write(const struct nbd_request *request, uint8_t *bytes)
+{
+	struct nbd_wire_extended_request extended = {
+		.magic = be32_make(NBD_EXTENDED_REQUEST_MAGIC),
+		.flags = be16_make(request->command_flags),
+		.type = be16_make(request->command),
+		.cookie = request->cookie,
+		.offset = be64_make(request->offset),
+		.length = be64_make(request->length),
+	};
+	struct nbd_wire_request wire = {
+		.magic = be32_make(NBD_REQUEST_MAGIC),
+		.flags = be16_make(request->command_flags),
+		.type = be16_make(request->command),
+		.cookie = request->cookie,
+		.offset = be64_make(request->offset),
+		.length = be32_make((uint32_t)request->length),
+	};
+
+	if (request->session->extended) {
+		memcpy(bytes, &extended, sizeof(extended));
+	} else {
+		memcpy(bytes, &wire, sizeof(wire));
+	}
+	return request_head_bytes(request->session->extended);
+}
+
 /* Flags that each command defines; FUA is accepted on all (P72). */
 static const uint16_t flags_defined[] = {
 	[NBD_CMD_READ] = NBD_CMD_FLAG_FUA | NBD_CMD_FLAG_DF,
@@ -147,6 +174,16 @@ uint32_t request_check_status_payload(const struct nbd_session *session, const u
 	memcpy(&effect, payload, sizeof(effect));
 	head->length = be64_get(effect);
 	return NBD_SUCCESS;
+}
+
+uint32_t request_disk_error(const struct nbd_request *request)
+{
+	uint32_t error = nbd_error_from_errno(request->path.error);
+	bool fast_zero = (request->command_flags & NBD_CMD_FLAG_FAST_ZERO) != 0;
+
+	/* These two mean something else to this client (P84, P118). */
+	return (error == NBD_ENOTSUP && !fast_zero) || error == NBD_EOVERFLOW ? (uint32_t)NBD_EIO
+									      : error;
 }
 
 /* --- life ---------------------------------------------------------------------------------- */

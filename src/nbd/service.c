@@ -98,6 +98,7 @@ const struct session_kind nbd_session_kind = {
 	.export_changed = nbd_session_export_changed,
 	.stalled = nbd_session_stalled,
 	.peer_receives = nbd_session_peer_receives,
+	.can_pass = nbd_session_can_pass,
 	.pause = nbd_session_pause,
 	.rest = nbd_session_rest,
 	.pass = nbd_session_pass,

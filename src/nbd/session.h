@@ -135,6 +135,12 @@ struct send_slot {
 	uint8_t header[SEND_HEADER_BYTES_MAX];
 };
 
+/* What another process has done of the request that comes first. */
+struct told_payload {
+	uint64_t taken_bytes; /* of the payload: the rest follows the header */
+	uint32_t error;	      /* NBD error with which it has failed, or 0 */
+};
+
 /* One send in flight: headers, the scatter list and who is in it. From the service's pool. */
 struct send_batch {
 	struct list_node node;
@@ -200,6 +206,8 @@ struct nbd_session {
 	bool rx_into_stream;   /* the receive in flight goes to rx_stream */
 	uint64_t rx_raw_bytes; /* of the stream, when it was last asked whether the peer lives */
 	bool rx_probed;	       /* it was interrupted to see what came, and nothing has since */
+	uint8_t *rx_told;      /* rx_data of what another process has received; or NULL */
+	struct told_payload *told; /* of the request at rx_start; or NULL */
 	uint8_t rx_small[RX_SMALL_BYTES];
 };
 
@@ -282,16 +290,17 @@ bool receive_owes_nothing(const struct nbd_session *session);
  * come of a payload counts. */
 void receive_interrupt(struct nbd_session *session);
 
-/* The engine is paused, and it is between two requests, of which it has received little: the next
- * one goes to another process, or waits. */
-bool receive_rests(const struct nbd_session *session);
-/* The engine was paused: receives no more than the request that it is in the middle of. */
+/* The session was paused: receives no more, also of the request that it is in the middle of. */
 void receive_pause(struct nbd_session *session);
+/* So many bytes that another process has received come first: the caller fills them in at rx_data.
+ * False: no memory. */
+GMB_MUST_CHECK bool receive_told(struct nbd_session *session, uint32_t count);
 
 /* pass.c */
-bool nbd_session_pause(struct session *base);
+bool nbd_session_can_pass(const struct session *base);
+void nbd_session_pause(struct session *base);
 enum session_rest nbd_session_rest(struct session *base);
-uint32_t nbd_session_pass(struct session *base, uint8_t *bytes, int *fd_out);
+void nbd_session_pass(struct session *base, uint8_t *bytes, struct session_record *record);
 int nbd_session_adopt(
 	void *service, const struct endpoint *endpoint, const struct session_record *record);
 
@@ -310,6 +319,10 @@ struct request_head {
 };
 /* Bytes of a request header in the negotiated format. */
 uint32_t request_head_bytes(bool extended);
+/* The same, as the client has sent it. Returns its bytes. */
+uint32_t request_head_write(const struct nbd_request *request, uint8_t *bytes);
+/* The NBD error of a request that has failed on the disk. */
+uint32_t request_disk_error(const struct nbd_request *request);
 /* Pure: false when the magic is wrong (P120). */
 bool request_head_parse(const uint8_t *bytes, bool extended, struct request_head *head);
 /* Decides what the request asks and whether it may: the NBD error, or 0. Fills op and flags. */

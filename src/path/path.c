@@ -941,6 +941,16 @@ void path_write_drop(struct path_stream *stream)
 	stream_put(stream);
 }
 
+void path_write_pause(struct path_request *request)
+{
+	share_wait_end(request);
+}
+
+bool path_write_rests(const struct path_request *request)
+{
+	return request->parts_inflight == 0;
+}
+
 /* --- the end ------------------------------------------------------------------------------- */
 
 static void trace_finish(struct path_request *request)

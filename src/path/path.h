@@ -323,6 +323,10 @@ struct path_stream *path_write_open(struct path_request *request);
 void path_write_submit(struct path_stream *stream);
 /* The room will not be filled (the request failed or the peer is gone). */
 void path_write_drop(struct path_stream *stream);
+/* The session asks for no room until it does so again: others need not wait for that. */
+void path_write_pause(struct path_request *request);
+/* Whether the store has all that was submitted. */
+bool path_write_rests(const struct path_request *request);
 
 /* The session's last word on a request that ended (its reply is out) or is idle after
  * path_abandon(). Extents are gone afterwards. */

@@ -559,7 +559,8 @@ static bool handle_next(struct server *server, int timeout_ms)
 		{ .fd = server->signal_fd, .events = POLLIN },
 		{ .fd = server->event_fd, .events = POLLIN },
 		{ .fd = answers ? server_control_fd(server->control) : -1, .events = POLLIN },
-		{ .fd = answers ? upgrade_fd(server->upgrade) : -1, .events = POLLIN },
+		{ .fd = answers ? upgrade_fd(server->upgrade) : -1,
+			.events = upgrade_events(server->upgrade) },
 		{ .fd = answers ? scrape_fd(server->scrape) : -1, .events = POLLIN },
 	};
 	int upgrade_ms = answers ? upgrade_timeout_ms(server->upgrade) : -1;

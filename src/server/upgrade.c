@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,16 +18,22 @@
 #include "server/scrape.h"
 #include "server/settle.h"
 #include "server/upgrade_added.h"
+#include "server/upgrade_tell.h"
 
 #define MS_NS	   UINT64_C(1000000)
 #define PREPARE_NS (10000 * MS_NS) /* from the offer to READY */
 #define FLUSH_NS   (10000 * MS_NS) /* of disks that settle; clients work meanwhile */
 #define SETTLE_NS  (1000 * MS_NS)  /* for handshakes; the same */
 #define PAUSE_NS   (5000 * MS_NS)  /* for what is in flight */
-#define START_NS   (5000 * MS_NS)  /* from the last session to STARTED */
+/* For peers that receive: in a pause, then while the others are served, at least and in all. */
+#define RECEIVE_NS (20 * MS_NS)
+#define SERVE_NS   (50 * MS_NS)
+#define WAIT_NS	   (20000 * MS_NS)
+#define START_NS   (5000 * MS_NS) /* from the last session to STARTED */
 
 enum {
-	SEND_SECONDS = 2, /* that a message may wait for room */
+	SEND_SECONDS = 2, /* that a message of the new process may wait for room */
+	TELL_LOOK_MS = 10,
 	FLUSH_LOOK_MS = 5,
 	SETTLE_LOOK_MS = 2,
 	PAUSE_LOOK_MS = 1,
@@ -39,10 +46,13 @@ _Static_assert((int)OFFER_FILES <= (int)CONTROL_FILES_MAX, "the offer is one not
 enum upgrade_state {
 	UPGRADE_IDLE,
 	UPGRADE_OFFERED,
+	UPGRADE_TELLING,
 	UPGRADE_PREPARING,
 	UPGRADE_FLUSHING,
 	UPGRADE_SETTLING,
 	UPGRADE_PAUSING,
+	UPGRADE_SERVING,
+	UPGRADE_PASSING,
 	UPGRADE_PASSED,
 	UPGRADE_GONE,
 	UPGRADE_STATE_COUNT
@@ -50,11 +60,14 @@ enum upgrade_state {
 
 static const uint32_t upgrade_edges[UPGRADE_STATE_COUNT] = {
 	[UPGRADE_IDLE] = BIT(UPGRADE_OFFERED),
-	[UPGRADE_OFFERED] = BIT(UPGRADE_PREPARING) | BIT(UPGRADE_IDLE),
+	[UPGRADE_OFFERED] = BIT(UPGRADE_TELLING) | BIT(UPGRADE_IDLE),
+	[UPGRADE_TELLING] = BIT(UPGRADE_PREPARING) | BIT(UPGRADE_IDLE),
 	[UPGRADE_PREPARING] = BIT(UPGRADE_FLUSHING) | BIT(UPGRADE_IDLE),
 	[UPGRADE_FLUSHING] = BIT(UPGRADE_SETTLING) | BIT(UPGRADE_IDLE),
 	[UPGRADE_SETTLING] = BIT(UPGRADE_PAUSING) | BIT(UPGRADE_IDLE),
-	[UPGRADE_PAUSING] = BIT(UPGRADE_PASSED) | BIT(UPGRADE_IDLE),
+	[UPGRADE_PAUSING] = BIT(UPGRADE_SERVING) | BIT(UPGRADE_PASSING) | BIT(UPGRADE_IDLE),
+	[UPGRADE_SERVING] = BIT(UPGRADE_PAUSING) | BIT(UPGRADE_IDLE),
+	[UPGRADE_PASSING] = BIT(UPGRADE_PASSED) | BIT(UPGRADE_IDLE),
 	[UPGRADE_PASSED] = BIT(UPGRADE_GONE) | BIT(UPGRADE_IDLE),
 	[UPGRADE_GONE] = 0,
 };
@@ -67,14 +80,16 @@ struct upgrade {
 	enum upgrade_state state;
 	bool stopping;		       /* the server does */
 	struct control_client *client; /* to be answered; NULL unless one waits */
-	int channel;		       /* to the new process, or -1 */
+	struct upgrade_tell tell;      /* with the channel to the new process */
 	uint64_t deadline_ns;	       /* of the state */
 	uint64_t pause_begin_ns;
+	uint64_t pause_longest_ns; /* of those that have ended */
+	uint64_t serve_begin_ns;
+	uint64_t wait_deadline_ns; /* for peers; 0: nothing was paused yet */
 	uint32_t pid;
 	struct settle *settle;
 	bool flushes_last;	/* PAUSING: nothing is in flight but that */
 	uint32_t paused_count;	/* the first so many reactors */
-	uint32_t passed_count;	/* sessions */
 	uint32_t drained_count; /* that could not be passed */
 	uint32_t ended_count;	/* that stood still */
 };
@@ -84,6 +99,15 @@ static void set_state(struct upgrade *upgrade, enum upgrade_state state, uint64_
 	GMB_ASSERT((upgrade_edges[upgrade->state] & BIT(state)) != 0);
 	upgrade->state = state;
 	upgrade->deadline_ns = clock_now_ns() + limit_ns;
+}
+
+/* The same, with the time limit that it has. */
+static void set_state_only(struct upgrade *upgrade, enum upgrade_state state)
+{
+	uint64_t deadline_ns = upgrade->deadline_ns;
+
+	set_state(upgrade, state, 0);
+	upgrade->deadline_ns = deadline_ns;
 }
 
 static bool is_late(const struct upgrade *upgrade)
@@ -101,8 +125,8 @@ static bool revoke_offer(struct upgrade *upgrade)
 	struct error error;
 
 	/* From here on its STARTED fails; one that is there already counts. */
-	(void)shutdown(upgrade->channel, SHUT_RD);
-	while (upgrade_receive(upgrade->channel, 0, bytes, &message, &error) == 0) {
+	(void)shutdown(upgrade->tell.channel, SHUT_RD);
+	while (upgrade_receive(upgrade->tell.channel, 0, bytes, &message, &error) == 0) {
 		if (message.fd >= 0) {
 			close(message.fd);
 		}
@@ -115,14 +139,15 @@ static bool revoke_offer(struct upgrade *upgrade)
 
 static void forget(struct upgrade *upgrade)
 {
-	close(upgrade->channel);
-	upgrade->channel = -1;
+	close(upgrade->tell.channel);
+	upgrade_tell_init(&upgrade->tell, -1);
 	upgrade->pid = 0;
 	upgrade->flushes_last = false;
 	upgrade->paused_count = 0;
-	upgrade->passed_count = 0;
 	upgrade->drained_count = 0;
 	upgrade->ended_count = 0;
+	upgrade->pause_longest_ns = 0;
+	upgrade->wait_deadline_ns = 0;
 }
 
 /* The control socket, if the new process is to have the same path; else NULL. */
@@ -154,7 +179,7 @@ static bool give_up(struct upgrade *upgrade, int code, const char *reason)
 	if (!revoke_offer(upgrade)) {
 		return false;
 	}
-	upgrade_send_failure(upgrade->channel, reason);
+	upgrade_send_failure(upgrade->tell.channel, reason);
 	for (uint32_t i = 0; i < upgrade->paused_count; i++) {
 		reactor_resume(upgrade->options.reactors[i]);
 	}
@@ -176,100 +201,12 @@ static bool give_up(struct upgrade *upgrade, int code, const char *reason)
 	return true;
 }
 
-/* --- what is passed before anything stops ------------------------------------------------------
- */
-
-static int send_listener(
-	const struct upgrade *upgrade, const struct listener *listener, uint32_t flags)
-{
-	struct upgrade_message message = { .type = UPGRADE_LISTENER };
-	int rc = 0;
-
-	message.flags = flags | (listener->unlink_path != NULL ? UPGRADE_HAS_PATH : 0U) |
-			(listener->of_manager ? UPGRADE_OF_MANAGER : 0U);
-	message.device = listener->unlink_device;
-	message.inode = listener->unlink_inode;
-	for (uint32_t i = 0; rc == 0 && i < listener->fd_count; i++) {
-		message.fd = listener->fds[i];
-		rc = upgrade_send(upgrade->channel, &message);
-	}
-	return rc;
-}
-
-static int send_export(const struct upgrade *upgrade, const struct export *export)
-{
-	struct upgrade_message message = {
-		.type = UPGRADE_EXPORT,
-		.session_count = atomic_load_explicit(&export->connections, memory_order_relaxed),
-		.epoch = export->epoch,
-		.record = { .export = export->name, .export_bytes = export->name_bytes },
-	};
-	struct store_claim claim;
-
-	if (store_pass(export->store, &claim) != NULL) {
-		return -EIO; /* it has broken since the offer */
-	}
-	message.fd = claim.fd;
-	message.hold = claim.hold;
-	memcpy(message.identity, claim.identity, sizeof(message.identity));
-	return upgrade_send(upgrade->channel, &message);
-}
-
-/* One that a command has added, or of a snapshot: the configuration of the new process does not
- * know it. */
-static int send_added(
-	const struct upgrade *upgrade, const struct served *served, enum upgrade_type type)
-{
-	char strings[UPGRADE_STRINGS_BYTES_MAX];
-	struct upgrade_message message = { .type = type, .fd = -1, .strings = strings };
-	int bytes = upgrade_added_write(&served->about, strings);
-
-	if (bytes < 0) {
-		return bytes;
-	}
-	message.strings_bytes = (uint32_t)bytes;
-	return upgrade_send(upgrade->channel, &message);
-}
-
-static int send_all(const struct upgrade *upgrade)
-{
-	const struct upgrade_options *options = &upgrade->options;
-	const struct upgrade_message end = { .type = UPGRADE_PREPARE, .fd = -1 };
-	const struct listener *control = own_control(upgrade);
-	const struct listener *metrics = scrape_listener(upgrade->scrape);
-	int rc = 0;
-
-	for (uint32_t i = 0; rc == 0 && i < options->listener_count; i++) {
-		rc = send_listener(upgrade, &options->listeners[i], 0);
-	}
-	if (rc == 0 && control != NULL) {
-		rc = send_listener(upgrade, control, UPGRADE_IS_CONTROL);
-	}
-	if (rc == 0 && metrics != NULL) {
-		rc = send_listener(upgrade, metrics, UPGRADE_IS_METRICS);
-	}
-	for (uint32_t i = 0; rc == 0 && i < options->exports->count; i++) {
-		const struct served *served = options->exports->list[i];
-
-		if (served->parent != NULL) { /* a snapshot: its disk tells of it */
-			rc = served->about.settings.count > 0
-				     ? send_added(upgrade, served, UPGRADE_SNAPSHOT)
-				     : 0;
-			continue;
-		}
-		rc = send_export(upgrade, served->export);
-		if (rc == 0 && served->is_added) {
-			rc = send_added(upgrade, served, UPGRADE_ADDED);
-		}
-	}
-	return rc == 0 ? upgrade_send(upgrade->channel, &end) : rc;
-}
-
 /* --- sessions -------------------------------------------------------------------------------- */
 
 struct look {
 	struct upgrade *upgrade;
 	uint64_t count;
+	struct engine_rest rest;
 	int rc;
 };
 
@@ -287,29 +224,24 @@ static void pause_engine(struct engine *engine, void *context)
 	look->upgrade->drained_count += engine_pause(engine);
 }
 
-static void count_busy(struct engine *engine, void *context)
+static void look_at_rest(struct engine *engine, void *context)
 {
 	struct look *look = context;
 
-	look->count += engine_busy(engine, &look->upgrade->ended_count);
+	engine_look(engine, &look->rest, look->upgrade->state == UPGRADE_SERVING);
 }
 
-static int send_session(void *context, const struct session_record *record)
+static void serve_engine(struct engine *engine, void *context)
 {
-	struct look *look = context;
-	const struct upgrade_message message = {
-		.type = UPGRADE_SESSION, .fd = record->fd, .record = *record
-	};
-
-	look->upgrade->passed_count++;
-	return upgrade_send(look->upgrade->channel, &message);
+	GMB_UNUSED(context);
+	engine_serve(engine);
 }
 
 static void pass_engine(struct engine *engine, void *context)
 {
 	struct look *look = context;
 
-	look->rc = engine_pass(engine, send_session, look);
+	look->rc = engine_pass(engine, upgrade_tell_session, &look->upgrade->tell);
 }
 
 static void let_engine_go(struct engine *engine, void *context)
@@ -318,16 +250,26 @@ static void let_engine_go(struct engine *engine, void *context)
 	engine_let_go(engine);
 }
 
-/* Asks all reactors: a sum, or a negative errno. */
-static int64_t ask_all(struct upgrade *upgrade, void (*ask)(struct engine *engine, void *context))
+/* Asks all reactors: 0, or a negative errno. */
+static int look_at_all(struct upgrade *upgrade, void (*ask)(struct engine *engine, void *context),
+	struct look *look)
 {
-	struct look look = { .upgrade = upgrade };
 	int rc = 0;
 
+	*look = (struct look){ .upgrade = upgrade };
 	for (uint32_t i = 0; rc == 0 && i < upgrade->options.reactor_count; i++) {
-		rc = reactor_call(upgrade->options.reactors[i], ask, &look);
-		rc = rc == 0 ? look.rc : rc;
+		rc = reactor_call(upgrade->options.reactors[i], ask, look);
+		rc = rc == 0 ? look->rc : rc;
 	}
+	return rc;
+}
+
+/* The same: a sum, or a negative errno. */
+static int64_t ask_all(struct upgrade *upgrade, void (*ask)(struct engine *engine, void *context))
+{
+	struct look look;
+	int rc = look_at_all(upgrade, ask, &look);
+
 	return rc < 0 ? rc : (int64_t)look.count;
 }
 
@@ -336,6 +278,9 @@ static bool pause_all(struct upgrade *upgrade)
 	struct look look = { .upgrade = upgrade };
 
 	upgrade->pause_begin_ns = clock_now_ns();
+	if (upgrade->wait_deadline_ns == 0) {
+		upgrade->wait_deadline_ns = upgrade->pause_begin_ns + WAIT_NS;
+	}
 	set_state(upgrade, UPGRADE_PAUSING, PAUSE_NS);
 	for (uint32_t i = 0; i < upgrade->options.reactor_count; i++) {
 		int rc = reactor_call(upgrade->options.reactors[i], pause_engine, &look);
@@ -343,23 +288,27 @@ static bool pause_all(struct upgrade *upgrade)
 		if (rc < 0) {
 			return !give_up(upgrade, rc, server_call_error(rc));
 		}
-		upgrade->paused_count++;
+		upgrade->paused_count = MAX(upgrade->paused_count, i + 1);
 	}
 	return false;
 }
 
-static bool pass_all(struct upgrade *upgrade)
+static uint64_t longest_pause_ns(const struct upgrade *upgrade)
 {
-	struct upgrade_message end = { .type = UPGRADE_SESSIONS_END, .fd = -1 };
-	int rc = (int)ask_all(upgrade, pass_engine);
+	uint64_t pause_ns = clock_now_ns() - upgrade->pause_begin_ns;
 
-	end.passed_count = upgrade->passed_count;
-	end.ended_count = upgrade->drained_count + upgrade->ended_count;
-	set_state(upgrade, UPGRADE_PASSED, START_NS);
-	if (rc == 0) {
-		rc = upgrade_send(upgrade->channel, &end);
-	}
-	return rc < 0 && !give_up(upgrade, rc, "the connections cannot be sent to the new process");
+	return MAX(pause_ns, upgrade->pause_longest_ns);
+}
+
+/* Somebody does not receive, perhaps because its process waits for another connection. */
+static bool serve_others(struct upgrade *upgrade)
+{
+	int64_t rc = ask_all(upgrade, serve_engine);
+
+	upgrade->pause_longest_ns = longest_pause_ns(upgrade);
+	upgrade->serve_begin_ns = clock_now_ns();
+	set_state(upgrade, UPGRADE_SERVING, 0);
+	return rc < 0 && !give_up(upgrade, (int)rc, server_call_error((int)rc));
 }
 
 /* --- the other process serves ------------------------------------------------------------------
@@ -368,7 +317,7 @@ static bool pass_all(struct upgrade *upgrade)
 static void leave(struct upgrade *upgrade)
 {
 	const struct upgrade_options *options = &upgrade->options;
-	uint64_t pause_ns = clock_now_ns() - upgrade->pause_begin_ns;
+	uint64_t pause_ns = longest_pause_ns(upgrade);
 	struct listener *control = own_control(upgrade);
 	struct listener *metrics = scrape_listener(upgrade->scrape);
 
@@ -389,12 +338,12 @@ static void leave(struct upgrade *upgrade)
 	/* Before the answer, after which somebody may ask again. */
 	server_control_let_go(upgrade->control);
 	log_info("process %u serves now: connections passed within %.1f ms: %u, ended: %u",
-		upgrade->pid, (double)pause_ns / 1e6, upgrade->passed_count,
+		upgrade->pid, (double)pause_ns / 1e6, upgrade->tell.passed_count,
 		upgrade->drained_count + upgrade->ended_count);
 	if (upgrade->client != NULL) {
 		control_reply(upgrade->client,
 			json_pack("{s:I, s:I, s:I, s:I}", "pid", (json_int_t)upgrade->pid,
-				"connections", (json_int_t)upgrade->passed_count,
+				"connections", (json_int_t)upgrade->tell.passed_count,
 				"connections_ended",
 				(json_int_t)(upgrade->drained_count + upgrade->ended_count),
 				"pause_us", (json_int_t)(pause_ns / 1000)));
@@ -409,20 +358,28 @@ static void leave(struct upgrade *upgrade)
 
 void upgrade_goodbye(struct upgrade *upgrade)
 {
-	if (upgrade->state == UPGRADE_GONE && upgrade->channel >= 0) {
+	if (upgrade->state == UPGRADE_GONE && upgrade->tell.channel >= 0) {
 		forget(upgrade);
 	}
 }
 
 /* --- steps ----------------------------------------------------------------------------------- */
 
-static void accept_hello(struct upgrade *upgrade, const struct upgrade_message *hello)
+/* What the new process has not been told, as far as there is room. */
+static void tell_all(struct upgrade *upgrade)
 {
 	struct error error;
-	int rc;
+	const struct upgrade_sockets sockets = {
+		.listeners = upgrade->options.listeners,
+		.listener_count = upgrade->options.listener_count,
+		.control = own_control(upgrade),
+		.metrics = scrape_listener(upgrade->scrape),
+	};
+	int rc = upgrade_tell_all(&upgrade->tell, &sockets, upgrade->options.exports);
 
-	upgrade->pid = hello->pid;
-	rc = send_all(upgrade);
+	if (upgrade_tell_waits(&upgrade->tell, rc)) {
+		return;
+	}
 	if (rc < 0) {
 		(void)give_up(upgrade, rc, "the sockets and disks cannot be passed");
 		return;
@@ -432,9 +389,7 @@ static void accept_hello(struct upgrade *upgrade, const struct upgrade_message *
 	if (rc < 0) {
 		(void)give_up(upgrade, rc, error.text);
 	} else {
-		uint64_t left_ns = upgrade->deadline_ns - MIN(clock_now_ns(), upgrade->deadline_ns);
-
-		set_state(upgrade, UPGRADE_PREPARING, left_ns);
+		set_state_only(upgrade, UPGRADE_PREPARING);
 	}
 }
 
@@ -462,7 +417,9 @@ static bool take_message(struct upgrade *upgrade, const struct upgrade_message *
 		return !give_up(upgrade, -EPROTO, "the new process does not speak in turn");
 	}
 	if (message->type == UPGRADE_HELLO) {
-		accept_hello(upgrade, message);
+		upgrade->pid = message->pid;
+		set_state_only(upgrade, UPGRADE_TELLING);
+		tell_all(upgrade);
 	} else if (message->type == UPGRADE_READY) {
 		set_state(upgrade, UPGRADE_FLUSHING, FLUSH_NS);
 	}
@@ -475,7 +432,7 @@ static bool receive(struct upgrade *upgrade)
 	uint8_t bytes[UPGRADE_PACKET_BYTES_MAX];
 	struct upgrade_message message;
 	struct error error;
-	int rc = upgrade_receive(upgrade->channel, 0, bytes, &message, &error);
+	int rc = upgrade_receive(upgrade->tell.channel, 0, bytes, &message, &error);
 
 	if (rc == -EAGAIN) {
 		return false;
@@ -495,9 +452,11 @@ static bool give_up_late(struct upgrade *upgrade)
 {
 	static const char *const reasons[UPGRADE_STATE_COUNT] = {
 		[UPGRADE_OFFERED] = "the new process has not come within 10 seconds",
+		[UPGRADE_TELLING] = "the new process does not receive",
 		[UPGRADE_PREPARING] = "the new process was not ready within 10 seconds",
 		[UPGRADE_FLUSHING] = "the disks were not flushed within 10 seconds",
 		[UPGRADE_PAUSING] = "requests in flight were not done within 5 seconds",
+		[UPGRADE_PASSING] = "the new process does not receive",
 		[UPGRADE_PASSED] = "the new process did not begin to serve within 5 seconds",
 	};
 
@@ -550,17 +509,68 @@ static bool settle(struct upgrade *upgrade)
 	return (handshakes == 0 || is_late(upgrade)) && pause_all(upgrade);
 }
 
+/* All sessions, as far as there is room for them. */
+static bool pass_all(struct upgrade *upgrade)
+{
+	int rc = (int)ask_all(upgrade, pass_engine);
+
+	if (rc == 0) {
+		rc = upgrade_tell_end(
+			&upgrade->tell, upgrade->drained_count + upgrade->ended_count);
+	}
+	if (upgrade_tell_waits(&upgrade->tell, rc)) {
+		return is_late(upgrade) && give_up_late(upgrade);
+	}
+	if (rc < 0) {
+		return !give_up(upgrade, rc, "the connections cannot be sent to the new process");
+	}
+	set_state_only(upgrade, UPGRADE_PASSED);
+	return false;
+}
+
+/* True: the new process serves all the same. */
+static bool give_up_waiting(struct upgrade *upgrade, const char *peer)
+{
+	char reason[ERROR_TEXT_BYTES];
+
+	snprintf(reason, sizeof(reason),
+		"client %s has not received its answers within 20 seconds; end it, or try again",
+		peer);
+	return !give_up(upgrade, -ETIMEDOUT, reason);
+}
+
+/* Until everybody who was waited for has received. */
+static bool serve(struct upgrade *upgrade)
+{
+	uint64_t now_ns = clock_now_ns();
+	struct look look;
+	int rc = look_at_all(upgrade, look_at_rest, &look);
+
+	if (rc < 0) {
+		return !give_up(upgrade, rc, server_call_error(rc));
+	}
+	upgrade->ended_count += look.rest.ended;
+	if (look.rest.busy == 0 && look.rest.waiting == 0 &&
+		now_ns - upgrade->serve_begin_ns >= SERVE_NS) {
+		return pause_all(upgrade);
+	}
+	return now_ns >= upgrade->wait_deadline_ns && give_up_waiting(upgrade, look.rest.peer);
+}
+
 static bool wait_for_rest(struct upgrade *upgrade)
 {
-	int64_t busy = upgrade->flushes_last ? 0 : ask_all(upgrade, count_busy);
+	struct look look = { 0 };
+	int rc = upgrade->flushes_last ? 0 : look_at_all(upgrade, look_at_rest, &look);
 	struct error error;
 	bool serves;
-	int rc;
 
-	if (busy < 0) {
-		return !give_up(upgrade, (int)busy, server_call_error((int)busy));
+	if (rc < 0) {
+		return !give_up(upgrade, rc, server_call_error(rc));
 	}
-	if (busy > 0) {
+	if (look.rest.waiting > 0 && clock_now_ns() - upgrade->pause_begin_ns >= RECEIVE_NS) {
+		return serve_others(upgrade);
+	}
+	if (look.rest.busy > 0 || look.rest.waiting > 0) {
 		return is_late(upgrade) && give_up_late(upgrade);
 	}
 	if (!upgrade->flushes_last) {
@@ -570,7 +580,11 @@ static bool wait_for_rest(struct upgrade *upgrade)
 		}
 		upgrade->flushes_last = true;
 	}
-	return has_flushed(upgrade, &serves) ? pass_all(upgrade) : serves;
+	if (!has_flushed(upgrade, &serves)) {
+		return serves;
+	}
+	set_state(upgrade, UPGRADE_PASSING, START_NS);
+	return pass_all(upgrade);
 }
 
 bool upgrade_run(struct upgrade *upgrade)
@@ -581,6 +595,12 @@ bool upgrade_run(struct upgrade *upgrade)
 	case UPGRADE_IDLE:
 	case UPGRADE_GONE:
 	case UPGRADE_STATE_COUNT:
+		break;
+	case UPGRADE_TELLING:
+		tell_all(upgrade);
+		if (upgrade->state == UPGRADE_TELLING && is_late(upgrade)) {
+			serves = give_up_late(upgrade);
+		}
 		break;
 	case UPGRADE_OFFERED:
 	case UPGRADE_PREPARING:
@@ -599,6 +619,12 @@ bool upgrade_run(struct upgrade *upgrade)
 	case UPGRADE_PAUSING:
 		serves = wait_for_rest(upgrade);
 		break;
+	case UPGRADE_SERVING:
+		serves = serve(upgrade);
+		break;
+	case UPGRADE_PASSING:
+		serves = pass_all(upgrade);
+		break;
 	}
 	if (serves) {
 		leave(upgrade);
@@ -608,7 +634,14 @@ bool upgrade_run(struct upgrade *upgrade)
 
 int upgrade_fd(const struct upgrade *upgrade)
 {
-	return expected(upgrade) != UPGRADE_TYPE_END ? upgrade->channel : -1;
+	return upgrade->tell.needs_room || expected(upgrade) != UPGRADE_TYPE_END
+		       ? upgrade->tell.channel
+		       : -1;
+}
+
+short upgrade_events(const struct upgrade *upgrade)
+{
+	return upgrade->tell.needs_room ? POLLOUT : POLLIN;
 }
 
 int upgrade_timeout_ms(const struct upgrade *upgrade)
@@ -616,11 +649,15 @@ int upgrade_timeout_ms(const struct upgrade *upgrade)
 	uint64_t now_ns = clock_now_ns();
 
 	switch (upgrade->state) {
+	case UPGRADE_TELLING:
+	case UPGRADE_PASSING:
+		return TELL_LOOK_MS; /* other programs may have too many descriptors on their way */
 	case UPGRADE_FLUSHING:
 		return FLUSH_LOOK_MS;
 	case UPGRADE_SETTLING:
 		return SETTLE_LOOK_MS;
 	case UPGRADE_PAUSING:
+	case UPGRADE_SERVING:
 		return PAUSE_LOOK_MS;
 	case UPGRADE_OFFERED:
 	case UPGRADE_PREPARING:
@@ -700,7 +737,6 @@ static int make_channel(int pair[2])
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0) {
 		return -errno;
 	}
-	(void)setsockopt(pair[0], SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
 	(void)setsockopt(pair[1], SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
 	return 0;
 }
@@ -731,7 +767,7 @@ static int offer(struct upgrade *upgrade, struct control_client *client)
 	if (rc < 0 && pair[0] >= 0) {
 		close(pair[0]);
 	}
-	upgrade->channel = rc == 0 ? pair[0] : -1;
+	upgrade_tell_init(&upgrade->tell, rc == 0 ? pair[0] : -1);
 	return rc;
 }
 
@@ -793,7 +829,7 @@ int upgrade_create(
 		return error_set(error, -ENOMEM, "no memory for upgrades");
 	}
 	upgrade->options = *options;
-	upgrade->channel = -1;
+	upgrade_tell_init(&upgrade->tell, -1);
 	*upgrade_out = upgrade;
 	return 0;
 }
@@ -801,7 +837,7 @@ int upgrade_create(
 void upgrade_destroy(struct upgrade *upgrade)
 {
 	if (upgrade != NULL) {
-		GMB_ASSERT(upgrade->channel < 0);
+		GMB_ASSERT(upgrade->tell.channel < 0);
 		settle_destroy(upgrade->settle);
 		free(upgrade);
 	}

@@ -5,10 +5,16 @@
  *
  *   control: "upgrade"
  *     │ offers one end of a socket to the client, who starts the new process with it
- *   OFFERED ─HELLO─▶ PREPARING ─READY─▶ FLUSHING ─▶ SETTLING ─▶ PAUSING ─▶ PASSED ─STARTED─▶ GONE
- *     │                │ new: opens all   │ disks       │ handshakes │ requests  │ new: has the
- * sessions └────────────────┴─────────────┬────┴─────────────┴────────────┴───────────┘ ▼ time
- * limit, end of the new process, FAILED IDLE: everything goes on, and the client is told why
+ *   OFFERED ─HELLO─▶ TELLING   sockets and disks
+ *     │             PREPARING  new: opens all
+ *     │               │ READY
+ *     │             FLUSHING   disks
+ *     │             SETTLING   handshakes
+ *     │             PAUSING    requests ◀──▶ SERVING  somebody does not receive; the others go on
+ *     │             PASSING    sessions
+ *     │             PASSED     new: has them ─STARTED─▶ GONE
+ *     ▼               ▼ time limit, end of the new process, FAILED
+ *   IDLE: everything goes on, and the client is told why
  *
  * Nothing is given away before STARTED, which the new process sends when it has all; what is sent
  * is a copy of each descriptor. From then on this process touches no disk, no listening socket and
@@ -57,8 +63,9 @@ bool upgrade_stop(struct upgrade *upgrade);
  * manager. */
 void upgrade_goodbye(struct upgrade *upgrade);
 
-/* To poll for input; -1: there is nothing to wait for. */
+/* To poll, and for what; -1: there is nothing to wait for. */
 int upgrade_fd(const struct upgrade *upgrade);
+short upgrade_events(const struct upgrade *upgrade);
 /* When to call upgrade_run() at the latest; -1: never. */
 int upgrade_timeout_ms(const struct upgrade *upgrade);
 /* Goes on. True, once: the new process serves. Then the listeners are not this one's any more, the

@@ -17,7 +17,7 @@
 #include "server/upgrade_added.h"
 
 enum {
-	ANSWER_MS = 30000, /* longer than any time limit of the other end */
+	ANSWER_MS = 60000, /* longer than any time limit of the other end */
 	GOODBYE_MS = 2000, /* for it to tell the service manager of this process */
 	NAME_SHOWN_BYTES = 120,
 	/* Of clients, and of metrics. */
@@ -56,6 +56,8 @@ struct upgrade_take {
 	uint32_t export_count;
 	struct late_session *late;
 	uint32_t late_count;
+	uint8_t *received; /* of the session that comes next, or NULL */
+	uint32_t received_count;
 	uint8_t bytes[UPGRADE_PACKET_BYTES_MAX]; /* of the last message */
 };
 
@@ -92,6 +94,7 @@ static void take_free(struct upgrade_take *take)
 	free(take->sockets);
 	free(take->exports);
 	free(take->late);
+	free(take->received);
 	explicit_bzero(take->bytes, sizeof(take->bytes));
 	free(take);
 }
@@ -527,7 +530,9 @@ static int keep_late(struct upgrade_take *take, const struct session_kind *kind,
 	const struct upgrade_message *message, struct error *error)
 {
 	const struct session_record *record = &message->record;
-	size_t byte_count = (size_t)record->export_bytes + record->token_bytes + record->byte_count;
+	const struct session_piece *later = &record->later[0];
+	size_t byte_count = (size_t)record->export_bytes + record->token_bytes +
+			    record->byte_count + later->count;
 	void *list = take->late;
 	uint8_t *bytes = malloc(MAX(byte_count, (size_t)1));
 	struct late_session *late =
@@ -546,6 +551,7 @@ static int keep_late(struct upgrade_take *take, const struct session_kind *kind,
 	late->record.export = append(&bytes, record->export, record->export_bytes);
 	late->record.token = append(&bytes, record->token, record->token_bytes);
 	late->record.bytes = append(&bytes, record->bytes, record->byte_count);
+	late->record.later[0].bytes = append(&bytes, later->bytes, later->count);
 	return 0;
 }
 
@@ -616,6 +622,29 @@ static int take_session(struct upgrade_take *take, const struct upgrade_taker *t
 	return 0;
 }
 
+/* Of the session that comes next. */
+static int keep_received(
+	struct upgrade_take *take, const struct upgrade_message *message, struct error *error)
+{
+	if (take->received == NULL) {
+		take->received = malloc(ENGINE_PASS_LATER_BYTES_MAX);
+	}
+	if (take->received == NULL) {
+		return error_set(error, -ENOMEM, "no memory for what a connection has received");
+	}
+	if (message->offset == 0) {
+		take->received_count = 0;
+	}
+	if (message->offset != take->received_count ||
+		message->received.count > ENGINE_PASS_LATER_BYTES_MAX - take->received_count) {
+		return out_of_turn(message, error);
+	}
+	memcpy(take->received + take->received_count, message->received.bytes,
+		message->received.count);
+	take->received_count += message->received.count;
+	return 0;
+}
+
 /* Until SESSIONS_END, whose count must be that of what came. */
 static int receive_sessions(struct upgrade_take *take, const struct upgrade_taker *taker,
 	struct upgrade_message *message, struct error *error)
@@ -623,10 +652,17 @@ static int receive_sessions(struct upgrade_take *take, const struct upgrade_take
 	uint32_t count = 0;
 	int rc;
 
-	for (;; count++) {
+	for (;;) {
 		rc = receive(take, message, error);
 		if (rc < 0) {
 			return rc;
+		}
+		if (message->type == UPGRADE_RECEIVED) {
+			rc = keep_received(take, message, error);
+			if (rc < 0) {
+				return rc;
+			}
+			continue;
 		}
 		if (message->type == UPGRADE_SESSIONS_END && message->passed_count == count) {
 			return 0;
@@ -634,11 +670,15 @@ static int receive_sessions(struct upgrade_take *take, const struct upgrade_take
 		if (message->type != UPGRADE_SESSION) {
 			return out_of_turn(message, error);
 		}
+		message->record.later[0] =
+			(struct session_piece){ take->received, take->received_count };
 		rc = take_session(take, taker, message, error);
 		if (rc < 0) {
 			close(message->fd);
 			return rc;
 		}
+		take->received_count = 0;
+		count++;
 	}
 }
 

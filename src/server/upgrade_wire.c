@@ -48,6 +48,10 @@ struct wire_sessions_end {
 	struct be32 ended_count;
 } __attribute__((packed));
 
+struct wire_received {
+	struct be32 offset;
+} __attribute__((packed));
+
 _Static_assert(sizeof(struct wire_head) + sizeof(struct wire_session) + UPGRADE_KIND_BYTES_MAX +
 			       UPGRADE_NAME_BYTES_MAX + TAKEOVER_TOKEN_BYTES_MAX +
 			       ENGINE_PASS_BYTES_MAX <=
@@ -71,6 +75,7 @@ static const struct {
 	[UPGRADE_FAILED] = { "FAILED", 0, 0, 0 },
 	[UPGRADE_ADDED] = { "ADDED", 0, 0, 0 },
 	[UPGRADE_SNAPSHOT] = { "SNAPSHOT", 0, 0, 0 },
+	[UPGRADE_RECEIVED] = { "RECEIVED", sizeof(struct wire_received), 0, 0 },
 };
 
 const char *upgrade_type_name(enum upgrade_type type)
@@ -210,6 +215,12 @@ static bool parse_rest(const uint8_t *fixed, struct reader *rest, struct upgrade
 	case UPGRADE_ADDED:
 	case UPGRADE_SNAPSHOT:
 		return parse_strings(rest, message);
+	case UPGRADE_RECEIVED:
+		message->offset = be32_load(fixed);
+		message->received.count =
+			(uint32_t)MIN(rest->left, (size_t)UPGRADE_RECEIVED_BYTES_MAX);
+		message->received.bytes = take(rest, message->received.count);
+		return true;
 	case UPGRADE_PREPARE:
 	case UPGRADE_READY:
 	case UPGRADE_STARTED:
@@ -402,6 +413,7 @@ static void put_message(struct writer *writer, const struct upgrade_message *mes
 		.passed_count = be32_make(message->passed_count),
 		.ended_count = be32_make(message->ended_count),
 	};
+	struct wire_received received = { .offset = be32_make(message->offset) };
 
 	put(writer, &head, sizeof(head));
 	switch (message->type) {
@@ -427,6 +439,10 @@ static void put_message(struct writer *writer, const struct upgrade_message *mes
 	case UPGRADE_SNAPSHOT:
 		put(writer, message->strings, message->strings_bytes);
 		break;
+	case UPGRADE_RECEIVED:
+		put(writer, &received, sizeof(received));
+		put(writer, message->received.bytes, message->received.count);
+		break;
 	case UPGRADE_PREPARE:
 	case UPGRADE_READY:
 	case UPGRADE_STARTED:
@@ -448,7 +464,7 @@ bool upgrade_wait_for_descriptors(int code, uint32_t *tries)
 	return true;
 }
 
-int upgrade_send(int channel, const struct upgrade_message *message)
+static int send_packet(int channel, const struct upgrade_message *message, int flags)
 {
 	union {
 		struct cmsghdr header; /* aligns it */
@@ -459,8 +475,8 @@ int upgrade_send(int channel, const struct upgrade_message *message)
 	struct writer writer;
 	struct iovec iov;
 	struct msghdr packet = { .msg_iov = &iov, .msg_iovlen = 1 };
-	uint32_t tries = 0;
 	ssize_t sent;
+	int rc;
 
 	writer.count = 0;
 	put_message(&writer, message);
@@ -471,11 +487,28 @@ int upgrade_send(int channel, const struct upgrade_message *message)
 		packet.msg_controllen = sizeof(control);
 	}
 	do {
-		sent = sendmsg(channel, &packet, MSG_NOSIGNAL);
-	} while (sent < 0 && (errno == EINTR || upgrade_wait_for_descriptors(-errno, &tries)));
+		sent = sendmsg(channel, &packet, MSG_NOSIGNAL | flags);
+		rc = sent < 0 ? -errno : 0;
+	} while (rc == -EINTR);
 	/* A session's secrets. */
 	explicit_bzero(writer.bytes, writer.count);
-	return sent < 0 ? -errno : 0;
+	return rc;
+}
+
+int upgrade_send(int channel, const struct upgrade_message *message)
+{
+	uint32_t tries = 0;
+	int rc;
+
+	do {
+		rc = send_packet(channel, message, 0);
+	} while (upgrade_wait_for_descriptors(rc, &tries));
+	return rc;
+}
+
+int upgrade_send_now(int channel, const struct upgrade_message *message)
+{
+	return send_packet(channel, message, MSG_DONTWAIT);
 }
 
 void upgrade_send_failure(int channel, const char *text)
@@ -487,5 +520,5 @@ void upgrade_send_failure(int channel, const char *text)
 		.text_bytes = (uint32_t)strnlen(text, ERROR_TEXT_BYTES - 1),
 	};
 
-	(void)!upgrade_send(channel, &message);
+	(void)!upgrade_send_now(channel, &message);
 }

@@ -20,6 +20,7 @@ enum {
 	UPGRADE_KIND_BYTES_MAX = 16,
 	UPGRADE_STRINGS_BYTES_MAX = 16 << 10, /* of ADDED */
 	UPGRADE_SETTINGS_MAX = 256,
+	UPGRADE_RECEIVED_BYTES_MAX = 24 << 10, /* of one message */
 };
 
 enum upgrade_type {
@@ -34,6 +35,7 @@ enum upgrade_type {
 	UPGRADE_FAILED,	      /* either: why it gives up */
 	UPGRADE_ADDED,	      /* old, after EXPORT: an export that a command has added */
 	UPGRADE_SNAPSHOT,     /* old: the keys of a snapshot's export */
+	UPGRADE_RECEIVED,     /* old, before SESSION: what its state is too short for */
 	UPGRADE_TYPE_END
 };
 
@@ -64,6 +66,10 @@ struct upgrade_message {
 
 	struct session_record record; /* SESSION; its fd is not used */
 
+	/* RECEIVED; 0: of another session than the messages before */
+	uint32_t offset;
+	struct session_piece received;
+
 	/* SESSIONS_END */
 	uint32_t passed_count;
 	uint32_t ended_count;
@@ -87,6 +93,8 @@ GMB_MUST_CHECK int upgrade_parse(const uint8_t *bytes, size_t count, uint32_t fd
 GMB_MUST_CHECK bool upgrade_wait_for_descriptors(int code, uint32_t *tries);
 /* Waits for room as long as the socket is set to. */
 GMB_MUST_CHECK int upgrade_send(int channel, const struct upgrade_message *message);
+/* Does not wait: -EAGAIN when there is no room, -ETOOMANYREFS as above; nothing was sent. */
+GMB_MUST_CHECK int upgrade_send_now(int channel, const struct upgrade_message *message);
 /* The next message, in bytes. timeout_ms: 0 does not wait (-EAGAIN). -ECONNRESET: the other end has
  * gone. */
 GMB_MUST_CHECK int upgrade_receive(int channel, int timeout_ms,
@@ -94,5 +102,5 @@ GMB_MUST_CHECK int upgrade_receive(int channel, int timeout_ms,
 	struct error *error);
 /* "HELLO" */
 const char *upgrade_type_name(enum upgrade_type type);
-/* UPGRADE_FAILED; whether it arrives matters to nobody. */
+/* UPGRADE_FAILED, without waiting; whether it arrives matters to nobody. */
 void upgrade_send_failure(int channel, const char *text);

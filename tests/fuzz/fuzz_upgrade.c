@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * What two processes of a server say to each other (docs/protocol/upgrade.md). The first byte of
- * the input is how many descriptors came along, modulo 3, the rest a packet. A connection that is
+ * the input is how many descriptors came along, modulo 3, and from 128 on what is told of a session
+ * is followed by more; the rest is a packet. A connection that is
  * passed is taken over by an engine over the simulated ring, goes on, and ends. Its address offers
  * TLS, which no simulated socket has: what is told of it is read, and refused.
  */
@@ -108,13 +109,18 @@ static void world_end(struct world *world)
 	sim_stop();
 }
 
-/* The peer says nothing more than it has said to the other process. */
-static void adopt(const struct session_record *record)
+/* The peer says nothing more than it has said to the other process. has_later: what was told has
+ * more behind it, which is the packet. */
+static void adopt(
+	struct session_record *record, bool has_later, const uint8_t *packet, size_t count)
 {
 	struct world world;
 	int server_fd;
 	int client_fd;
 
+	if (has_later) {
+		record->later[0] = (struct session_piece){ packet, (uint32_t)count };
+	}
 	world_begin(&world);
 	sim_socket_pair(&server_fd, &client_fd);
 	GMB_ASSERT(engine_pause(world.engine) == 0);
@@ -156,6 +162,7 @@ static void check_message(
 	GMB_ASSERT(is_inside(record->bytes, record->byte_count, packet, count));
 	GMB_ASSERT(is_inside(message->text, message->text_bytes, packet, count));
 	GMB_ASSERT(is_inside(message->strings, message->strings_bytes, packet, count));
+	GMB_ASSERT(is_inside(message->received.bytes, message->received.count, packet, count));
 	GMB_ASSERT(record->export_bytes <= UPGRADE_NAME_BYTES_MAX);
 	GMB_ASSERT(message->text_bytes <= ERROR_TEXT_BYTES);
 }
@@ -197,7 +204,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	} else {
 		check_message(&message, packet, size - 1);
 		if (message.type == UPGRADE_SESSION) {
-			adopt(&message.record);
+			adopt(&message.record, data[0] >= 128, packet, size - 1);
 		} else if (message.type == UPGRADE_ADDED || message.type == UPGRADE_SNAPSHOT) {
 			read_added(&message);
 		}

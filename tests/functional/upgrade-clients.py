@@ -1,0 +1,179 @@
+#!/usr/bin/python3
+"""Stock clients with several connections each, over many upgrades: SCRIPT GMBLOCK UPGRADES.
+
+A client whose one thread waits for the answer on one connection, with a request half sent or an answer half
+received on another one, sees no error: the old process waits for none of them longer than for its disks."""
+import ctypes
+import json
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+import nbdmini
+import support
+
+PR_SET_CHILD_SUBREAPER = 36
+UPGRADES = int(sys.argv.pop(2))
+DISKS, DISK_BYTES = 4, 64 << 20
+
+# One thread, four connections: each turn leaves a write of 4 MiB half sent and an answer half received
+# while it waits for short reads on another connection.
+LIBNBD = """
+import os, sys, nbd
+disks = [nbd.NBD() for _ in range(4)]
+for disk in disks:
+    disk.connect_uri(sys.argv[1])
+size, turn = 4 << 20, 0
+while not os.path.exists(sys.argv[2]):
+    busy, other = disks[turn % 4], disks[(turn + 1) % 4]
+    data = bytes([turn % 251]) * size
+    offset = turn % 4 * size
+    cookie = busy.aio_pwrite(nbd.Buffer.from_bytearray(bytearray(data)), offset)
+    for _ in range(3):
+        other.pread(4096, 0)
+    while not busy.aio_command_completed(cookie):
+        busy.poll(-1)
+    got = nbd.Buffer(size)
+    cookie = busy.aio_pread(got, offset)
+    while busy.aio_get_direction() & nbd.AIO_DIRECTION_WRITE:
+        busy.aio_notify_write()
+    for _ in range(3):
+        other.pread(4096, 0)
+    while not busy.aio_command_completed(cookie):
+        busy.poll(-1)
+    assert got.to_bytearray() == data, turn
+    turn += 1
+print(turn, "turns of libnbd")
+"""
+FIO = ["fio", "--name=upgrade", "--ioengine=nbd", "--rw=randrw", "--bsrange=4k-1m", "--iodepth=8", "--size=4M",
+       "--numjobs=4", "--offset_increment=4M", "--verify=crc32c", "--verify_fatal=1"]
+
+
+class UpgradeClients(support.Case):
+    def setUp(self):
+        super().setUp()
+        self.children = []
+        exports = []
+        for name in ("", "fio", *(f"qemu{i}" for i in range(DISKS))):
+            disk = self.make_file(f"disk-{name}", b"")
+            os.truncate(disk, DISK_BYTES)
+            exports += ["--export", f"{name}={disk}"]
+        self.server = self.start(*exports, "--listen", self.socket_uri(), "--control", self.path("control"))
+        # First, as they have the standard error of the server, too.
+        self.addCleanup(self.kill_children)
+
+    def kill_children(self):
+        for pid in self.children:
+            try:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            except (ProcessLookupError, ChildProcessError):
+                pass
+
+    def upgrade(self):
+        """How many connections were passed and ended, and the pause in ms."""
+        code, output, errors = self.run_gmblock("upgrade", self.path("control"))
+        self.assertEqual((code, errors), (0, ""))
+        found = re.match(r"process (\d+) .* passed: (\d+), ended: (\d+); pause: ([0-9.]+) ms", output)
+        for pid in self.children:  # it has let go, and ends
+            os.waitpid(pid, 0)
+        self.children = [int(found[1])]
+        return int(found[2]), int(found[3]), float(found[4])
+
+    def test_a_half_sent_write(self):
+        """The thread that sends it reads on another connection, for as long as the upgrade takes."""
+        data = os.urandom(4 << 20)
+        request = struct.pack(">IHHQQI", 0x25609513, 1, 1, 7, 12345, len(data)) + data
+        with nbdmini.open_export(self.server.uri) as a, nbdmini.open_export(self.server.uri) as b:
+            sent = 0
+            for end in (1 << 20, (1 << 20) + 1, 3 << 20, len(request)):
+                b.sock.sendall(request[sent:end])
+                sent = end
+                result = []
+                upgrade = threading.Thread(target=lambda: result.append(self.upgrade()))
+                upgrade.start()
+                while upgrade.is_alive():
+                    a.read(0, 4096)
+                upgrade.join()
+                self.assertEqual(result[0][:2], (2, 0))
+            self.assertEqual(b.reply(), (7, 0))
+            self.assertTrue(a.read(12345, len(data)) == data)
+
+    def test_a_half_received_answer(self):
+        """Its thread receives no more of it before another connection was served for longer than a pause lasts."""
+        data = os.urandom(4 << 20)
+        with nbdmini.open_export(self.server.uri) as a, nbdmini.open_export(self.server.uri) as b:
+            for at in range(0, len(data), 1 << 20):
+                b.write(at, data[at:at + (1 << 20)])
+            b.send_request(nbdmini.CMD_READ, 9, 0, len(data))
+            result = []
+            upgrade = threading.Thread(target=lambda: result.append(self.upgrade()))
+            upgrade.start()
+            until = time.monotonic() + 2
+            while time.monotonic() < until:
+                a.read(0, 4096)
+            self.assertEqual(b.reply(), (9, 0))
+            self.assertTrue(b.receive(len(data)) == data)
+            upgrade.join()
+            self.assertEqual(result[0][:2], (2, 0))
+            self.assertTrue(a.read(0, len(data)) == data)
+
+    def repeat(self, command, stop, failures, **options):
+        """In a thread, until then: each run must succeed."""
+        def run():
+            while not os.path.exists(stop):
+                done = subprocess.run(command, stdin=options.get("stdin", subprocess.DEVNULL), cwd=self.folder,
+                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+                if done.returncode != 0 or re.search(options.get("errors", "error"), done.stdout):
+                    failures.append(f"{command[0]}: status {done.returncode}: {done.stdout}")
+                    return
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+    def test_clients_with_four_connections(self):
+        """libnbd, fio, and QEMU with four disks that have to agree."""
+        stop, failures = self.path("stop"), []
+        uri = self.server.uri
+        quorum = {"driver": "quorum", "vote-threshold": DISKS, "children": [
+            {"driver": "nbd", "export": f"qemu{i}", "server": {"type": "unix", "path": self.path("s")}}
+            for i in range(DISKS)]}
+        steps = [step for i in range(8) for step in
+                 (f"aio_write -q -P {i + 1} {i}M 1M", f"aio_write -q -P {i + 1} {i + 20}M 64k")]
+        steps += ["aio_flush"] + [f"aio_read -q -P {i + 1} {i}M 1M" for i in range(8)] + ["aio_flush"]
+        commands = [([sys.executable, "-c", LIBNBD, uri, stop], "Error|Traceback"),
+                    ([*FIO, f"--uri={self.path_uri('fio')}"], "err=(?! 0)|error"),
+                    (["qemu-io", *(word for step in steps for word in ("-c", step)), "json:" + json.dumps(quorum)],
+                     "rror|ailed")]
+        clients = [self.repeat(command, stop, failures, errors=errors) for command, errors in commands
+                   if shutil.which(command[0])]
+        try:
+            pauses, passed, turn = [], 0, 0
+            while turn < UPGRADES and not failures:
+                count, ended, pause = self.upgrade()
+                passed += count
+                pauses.append(pause)
+                self.assertEqual(ended, 0)
+                turn += 1
+        finally:
+            self.make_file("stop", b"")
+            for client in clients:
+                client.join()
+        self.assertEqual(failures, [])
+        self.assertGreater(passed, 0)
+        print(f"{turn} upgrades, {passed} connections passed, longest pause {max(pauses)} ms", file=sys.stderr)
+
+    def path_uri(self, name):
+        return f"nbd+unix:///{name}?socket={self.path('s')}"
+
+
+if __name__ == "__main__":
+    # New processes are nobody's children but ours.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    support.main()
