@@ -340,6 +340,8 @@ void session_identify(struct session *session, struct identity *identity);
  */
 struct engine_export *session_export_find(
 	struct session *session, const void *name, uint32_t bytes);
+/* Of a name that was not found: a clause that says why, or "". */
+const char *session_export_lack(struct session *session, const void *name, uint32_t bytes);
 /* The first export whose serial is not lower, to list them across other events. Serials tell of
  * hidden exports: they are not for the peer. */
 struct engine_export *session_export_from(struct session *session, uint64_t serial);
@@ -360,6 +362,8 @@ GMB_MUST_CHECK int session_choose(struct session *session, struct engine_export 
 /* Why not, as a sentence for the peer without its full stop. */
 const char *session_choose_text(int result);
 /* Why a session that is stopping takes nothing more: the same. */
+#define ENGINE_SNAPSHOT_GONE                                                                       \
+	"the snapshot was dropped, as writes needed its space (on-full=drop), or deleted"
 const char *session_stop_text(const struct session *session);
 /*
  * Whether a request may begin that has its op, flags, offset and length: 0, or -EPERM read-only,

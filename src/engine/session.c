@@ -399,13 +399,27 @@ const char *session_choose_text(int result)
 	}
 }
 
+const char *session_export_lack(struct session *session, const void *name, uint32_t bytes)
+{
+	const char *at = memrchr(name, '@', bytes);
+	struct engine_export *parent = at == NULL ? NULL
+						  : session_export_find(session, name,
+							    (uint32_t)(at - (const char *)name));
+
+	return parent != NULL && store_has_views(parent->export->store) ? ": " ENGINE_SNAPSHOT_GONE
+									  ", or is not there yet"
+									: "";
+}
+
 const char *session_stop_text(const struct session *session)
 {
 	GMB_ASSERT(session->stopping);
 	return session->engine->draining ? "the server is stopping"
 	       : session->engine->paused ? "another process of the server takes over"
 	       : session->chosen != NULL && session->chosen->removed
-		       ? "the export is not served any more"
+		       ? session->chosen->export->store->is_view
+				 ? ENGINE_SNAPSHOT_GONE
+				 : "the export is not served any more"
 		       : "the server has withdrawn the rights of this connection";
 }
 

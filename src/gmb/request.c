@@ -421,6 +421,8 @@ static const char *text_of(const struct native_request *request, int error)
 		return "the server, or this export of it, is stopping";
 	case ENOENT:
 		return "the export to copy from is not served any more";
+	case ESTALE:
+		return ENGINE_SNAPSHOT_GONE;
 	case EOPNOTSUPP:
 		return "zeroing this range would not be faster than writing it";
 	default:

@@ -163,8 +163,9 @@ static void answer_unknown(struct native_session *session, struct native_text na
 	char shown[NATIVE_TEXT_BYTES_MAX - 32];
 	char text[NATIVE_TEXT_BYTES_MAX];
 
-	snprintf(text, sizeof(text), "there is no export named '%s'",
-		log_escape(shown, sizeof(shown), name.bytes, name.length));
+	snprintf(text, sizeof(text), "there is no export named '%s'%s",
+		log_escape(shown, sizeof(shown), name.bytes, name.length),
+		session_export_lack(&session->base, name.bytes, name.length));
 	answer_error(session, -ENOENT, text);
 }
 

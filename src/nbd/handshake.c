@@ -257,7 +257,8 @@ static void reply_unknown_export(struct nbd_session *session, struct option_stri
 			"there is no export named '%s' for connections without TLS", shown);
 		return;
 	}
-	reply_error(session, NBD_REP_ERR_UNKNOWN, "there is no export named '%s'", shown);
+	reply_error(session, NBD_REP_ERR_UNKNOWN, "there is no export named '%s'%s", shown,
+		session_export_lack(&session->base, name.bytes, name.length));
 }
 
 static void reply_info_string(

@@ -150,7 +150,8 @@ static void emit_path_error(struct send_batch *send, struct send_slot *slot)
 		text = "zeroing this range would not be faster than writing it";
 		break;
 	default:
-		text = "the server's disk failed";
+		text = request->path.error == -ESTALE ? ENGINE_SNAPSHOT_GONE
+						      : "the server's disk failed";
 		break;
 	}
 	emit_error(send, slot, error, text);

@@ -450,6 +450,7 @@ int store_view_open(
 	GMB_ASSERT(store->ops->view_kind != NULL && store->ops->has_owner);
 	result = layer_open(store->ops->view_kind, &options, store, NULL, view_out, error);
 	if (result == 0) {
+		(*view_out)->is_view = true;
 		(*view_out)->owner.ring = store->owner.ring;
 		check_info(&(*view_out)->info);
 	}

@@ -286,6 +286,7 @@ struct store {
 	uint32_t scratch_offset;  /* private: of its slice */
 	bool page_cache_send_off; /* private: as asked for */
 	bool is_let_go;		  /* see store_let_go(); for close */
+	bool is_view;		  /* parts fail with -ESTALE when the view has gone */
 	_Atomic int
 		broken; /* private: the error of the first failed flush or durable write, or 0 */
 

@@ -63,6 +63,7 @@ class Client:
         self.sock = connect_socket(uri, source)
         self.size = None
         self.flags = None
+        self.error_text = ""  # of the last piece that is an error
 
     def __enter__(self):
         return self
@@ -163,6 +164,7 @@ class Client:
             data = payload
         elif kind & 1 << 15:
             (error,) = struct.unpack(">I", payload[:4])
+            self.error_text = payload[6:6 + struct.unpack(">H", payload[4:6])[0]].decode()
         else:
             assert kind == CHUNK_NONE and not payload, (kind, payload)
         return Chunk(cookie, kind, bool(flags & CHUNK_FLAG_DONE), offset, data, error)
