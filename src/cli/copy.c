@@ -39,6 +39,7 @@ struct copy_arguments {
 	uint64_t sparse_bytes; /* 0: not given, and in the end: not at all */
 	bool sparse_given;
 	uint64_t checkpoint_bytes; /* 0: not given */
+	uint64_t rate;		   /* bytes a second; 0: no limit */
 	uint32_t requests;	   /* 0: adapts */
 	uint32_t connections;	   /* 0: chosen */
 	bool progress;
@@ -80,6 +81,7 @@ static const char usage_text[] =
 	"  --no-progress          do not show progress on a terminal\n"
 	"  --no-sparse            do not search data for zeroes\n"
 	"  --progress             show progress even without a terminal\n"
+	"  --rate BYTES           at most so many bytes a second\n"
 	"  --request-size SIZE    request size, a power of two (default 512K)\n"
 	"  --requests N           requests in flight (default: by latency, 6 to 128)\n"
 	"  --resume FILE          keep a journal in FILE, and continue from it\n"
@@ -309,6 +311,7 @@ static int arguments_parse(int argc, char **argv, struct copy_arguments *argumen
 			.max = CONNECTIONS_MAX },
 		{ "destination-is-zero", .flag = &arguments->target_is_zero },
 		{ "direct", .flag = &arguments->direct },
+		{ "rate", .bytes = &arguments->rate, .min = 1 },
 		{ "json", .flag = &arguments->json },
 		{ "no-progress", .flag = &arguments->no_progress },
 		{ "no-sparse", .flag = &arguments->no_sparse },
@@ -501,6 +504,7 @@ static int job_run(struct job *job, struct error *error)
 		source != COPY_REMOTE || target != COPY_REMOTE, error);
 
 	if (err == 0) {
+		job->loop.rate = arguments->rate;
 		err = ends_open(job, error);
 	}
 	if (err == 0) {

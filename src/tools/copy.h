@@ -153,6 +153,8 @@ struct copy_loop {
 	struct ring *ring;
 	struct gmb_queue *queue; /* NULL: nothing is remote */
 	bool local;		 /* something waits on the ring */
+	uint64_t rate;		 /* bytes a second, set by who has made it; 0: no limit */
+	uint64_t rate_due_ns;	 /* nothing begins before */
 	int signal_fd;		 /* -1 until copy_loop_watch_signals(); belongs to the process */
 	int stop_signal;	 /* the signal that asked to stop, 0: none yet */
 	struct ring_op queue_op;
@@ -179,6 +181,10 @@ void copy_loop_turn(struct copy_loop *loop);
 GMB_MUST_CHECK int copy_loop_check(const struct copy_loop *loop, struct error *error);
 
 uint64_t copy_loop_now_ns(const struct copy_loop *loop);
+/* Whether the rate lets another piece begin now; else a later turn does. */
+bool copy_loop_may_move(const struct copy_loop *loop);
+/* So many bytes are about to be read. */
+void copy_loop_moves(struct copy_loop *loop, uint64_t bytes);
 
 /* --- buffers -----------------------------------------------------------------------------------
  */

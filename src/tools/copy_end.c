@@ -178,7 +178,8 @@ void copy_io_fail(struct copy_io *io, int code)
 }
 
 enum { RING_ENTRIES = 256 };
-#define TICK_NS (UINT64_C(1000000) * COPY_TICK_MS)
+#define TICK_NS	     (UINT64_C(1000000) * COPY_TICK_MS)
+#define RATE_BACK_NS (2 * TICK_NS) /* ticks are late */
 
 int copy_loop_create(struct copy_loop *loop, bool remote, bool local, struct error *error)
 {
@@ -311,6 +312,25 @@ int copy_loop_check(const struct copy_loop *loop, struct error *error)
 uint64_t copy_loop_now_ns(const struct copy_loop *loop)
 {
 	return ring_now_ns(loop->ring);
+}
+
+bool copy_loop_may_move(const struct copy_loop *loop)
+{
+	return loop->rate == 0 || copy_loop_now_ns(loop) >= loop->rate_due_ns;
+}
+
+void copy_loop_moves(struct copy_loop *loop, uint64_t bytes)
+{
+	uint64_t now_ns = copy_loop_now_ns(loop);
+
+	if (loop->rate == 0) {
+		return;
+	}
+	/* What could have begun since the tick before the last one may begin now. */
+	if (loop->rate_due_ns + RATE_BACK_NS < now_ns) {
+		loop->rate_due_ns = now_ns - RATE_BACK_NS;
+	}
+	loop->rate_due_ns += (uint64_t)((double)bytes * 1e9 / (double)loop->rate);
 }
 
 void copy_loop_destroy(struct copy_loop *loop)

@@ -485,7 +485,8 @@ static int piece_next(struct engine *engine, struct piece *piece)
 		}
 	}
 	if (!piece->zero) {
-		request = engine->copies ? SERVER_COPY_BYTES : request;
+		request = engine->copies && engine->options->loop->rate == 0 ? SERVER_COPY_BYTES
+									     : request;
 		piece->length = MIN(piece->length, request - (engine->position & (request - 1)));
 	} else if (!engine->target->known_zero || options->allocate) {
 		piece->length = MIN(piece->length, ZERO_BYTES_MAX);
@@ -551,7 +552,7 @@ static void engine_fill(struct engine *engine)
 		engine->begins_again = false;
 	}
 	while (!engine->stopping && engine->copying == NULL && engine->active < engine->window &&
-		piece_next(engine, &piece) > 0) {
+		copy_loop_may_move(engine->options->loop) && piece_next(engine, &piece) > 0) {
 		if (piece.zero && engine->target->known_zero && !engine->options->allocate &&
 			!in_order(engine)) {
 			engine->counters->skipped += piece.length;
@@ -562,6 +563,7 @@ static void engine_fill(struct engine *engine)
 		if (!task_start(engine, &piece)) {
 			return;
 		}
+		copy_loop_moves(engine->options->loop, piece.zero ? 0 : piece.length);
 	}
 }
 

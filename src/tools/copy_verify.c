@@ -180,12 +180,14 @@ static void verify_fill(struct verify *verify)
 	uint64_t length;
 
 	while (!verify->stopping && verify->position < verify->end &&
-		!list_is_empty(&verify->free) && piece_next(verify, &length, zero)) {
+		!list_is_empty(&verify->free) && copy_loop_may_move(verify->options->loop) &&
+		piece_next(verify, &length, zero)) {
 		if (zero[SIDE_SOURCE] && zero[SIDE_TARGET]) {
 			verify->position += length;
 			verify->options->counters->compared += length;
 		} else {
 			pair_start(verify, length, zero);
+			copy_loop_moves(verify->options->loop, length);
 		}
 	}
 }

@@ -3,6 +3,7 @@
 import os
 import pty
 import subprocess
+import time
 
 import support
 from copy_tool import MIB, ODD_BYTES, CopyCase
@@ -147,6 +148,17 @@ class Options(CopyCase):
             self.assertEqual(summary[key], 0)
         self.assertGreater(summary["bytes_per_second"], 0)
         self.assertIsNone(summary["durable_bytes"])
+
+    def test_rate(self):
+        """A lower bound of the time, which no load can break."""
+        source = self.make_file("slow", os.urandom(8 * MIB))
+        for arguments, least_s in (([], 0.4), (["--request-size", "1M"], 0.4), (["--verify"], 1)):
+            begun = time.monotonic()
+            self.copy_ok("--rate", "8M", *arguments, source, self.path("limited"))
+            self.assertGreater(time.monotonic() - begun, least_s, arguments)
+            with open(source, "rb") as first, open(self.path("limited"), "rb") as second:
+                self.assertTrue(first.read() == second.read())
+        self.copy_fails(["--rate", "0", "a", "b"], "--rate", status=2)
 
     def test_summary_of_a_pipe(self):
         with open(self.image("source", MIB), "rb") as stdin:
