@@ -51,6 +51,15 @@ while not os.path.exists(sys.argv[2]):
     turn += 1
 print(turn, "turns of libnbd")
 """
+# A new process that says it is there, and then receives nothing.
+STOPPED = """
+import os, select, socket, struct
+channel = socket.socket(fileno=int(os.environ["GMBLOCK_UPGRADE_FD"]))
+channel.send(struct.pack(">IHHI", 0x676D6255, 1, 1, os.getpid()))
+poll = select.poll()
+poll.register(channel, 0)
+poll.poll()
+"""
 FIO = ["fio", "--name=upgrade", "--ioengine=nbd", "--rw=randrw", "--bsrange=4k-1m", "--iodepth=8", "--size=4M",
        "--numjobs=4", "--offset_increment=4M", "--verify=crc32c", "--verify_fatal=1"]
 
@@ -123,6 +132,17 @@ class UpgradeClients(support.Case):
             upgrade.join()
             self.assertEqual(result[0][:2], (2, 0))
             self.assertTrue(a.read(0, len(data)) == data)
+
+    def test_a_new_process_that_is_stopped(self):
+        """The old one does not wait for it in a call, whatever there is to tell: it ends the step, and goes on."""
+        exports = [word for i in range(600) for word in ("--export", f"{i}=null:1M")]
+        server = self.start(*exports, "--listen", self.socket_uri("other"), "--control", self.path("control2"))
+        code, _, errors = self.run_gmblock(
+            "upgrade", self.path("control2"), "--", sys.executable, "-c", STOPPED)
+        self.assertEqual(code, 1)
+        self.assertIn("the new process does not receive", errors)
+        self.assertEqual(self.run_gmblock("stats", self.path("control2"))[0], 0)
+        self.assertEqual(server.stop()[0], 0)
 
     def repeat(self, command, stop, failures, **options):
         """In a thread, until then: each run must succeed."""
