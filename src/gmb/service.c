@@ -169,7 +169,6 @@ static int service_listen(void *context, struct export_uri *uri, const struct en
 	if (address == NULL) {
 		return error_set(error, -ENOMEM, "out of memory for a listening address");
 	}
-	service->door = door;
 	result = clan_listen(service->clan, address, &options, &listener, &reason);
 	free(address);
 	if (result < 0) {
@@ -178,14 +177,20 @@ static int service_listen(void *context, struct export_uri *uri, const struct en
 			uri->provider != NULL ? uri->provider : "", reason.text);
 	}
 	uri->port = export_uri_clan_port(clan_listener_address(listener));
+	service->door = door;
+	service->listener_count++;
 	*listener_out = listener;
 	return 0;
 }
 
 static void service_listen_end(void *context, void *listener)
 {
-	GMB_UNUSED(context);
+	struct native_service *service = context;
+
 	clan_listener_close(listener);
+	if (--service->listener_count == 0) {
+		service->door = NULL; /* what has come is refused: the door may be gone */
+	}
 }
 
 static const char *const schemes[] = { "gmb", "gmb+unix", NULL };

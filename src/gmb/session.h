@@ -135,6 +135,7 @@ struct native_service {
 	struct engine *engine;
 	/* Of connections that we accept by ourselves; NULL: of none, or of none any more. */
 	const struct engine_door *door;
+	uint32_t listener_count;   /* those with that door */
 	struct clan_conn *offered; /* one of them, until a session has it */
 	struct clan_queue *clan;   /* NULL before the first connection */
 	struct ring_source source;

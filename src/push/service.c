@@ -598,7 +598,6 @@ static int service_listen(void *context, struct export_uri *uri, const struct en
 	if (address == NULL) {
 		return error_set(error, -ENOMEM, "out of memory for a listening address");
 	}
-	service->door = door;
 	result = clan_listen(service->clan, address, &options, &listener, &reason);
 	free(address);
 	if (result < 0) {
@@ -607,14 +606,20 @@ static int service_listen(void *context, struct export_uri *uri, const struct en
 	}
 	uri->port = export_uri_clan_port(clan_listener_address(listener));
 	push_reach_set(is_yes(uri->insecure_network) ? PUSH_REACH_NETWORK : PUSH_REACH_LOOPBACK);
+	service->door = door;
+	service->listener_count++;
 	*listener_out = listener;
 	return 0;
 }
 
 static void service_listen_end(void *context, void *listener)
 {
-	GMB_UNUSED(context);
+	struct push_service *service = context;
+
 	clan_listener_close(listener);
+	if (--service->listener_count == 0) {
+		service->door = NULL; /* what has come is refused: the door may be gone */
+	}
 }
 
 static const char *const schemes[] = { "push", "push+unix", NULL };
