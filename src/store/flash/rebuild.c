@@ -350,7 +350,9 @@ static int fill(struct rebuild *rebuild)
 	struct flash_tree *tree = &flash->map.trees[0];
 	size_t at = 0;
 
-	qsort(rebuild->changes, rebuild->change_count, sizeof(*rebuild->changes), compare);
+	if (rebuild->change_count > 0) { /* else there is no list */
+		qsort(rebuild->changes, rebuild->change_count, sizeof(*rebuild->changes), compare);
+	}
 	for (uint32_t i = 0; i < rebuild->lost_count; i++) {
 		const struct lost *lost = &rebuild->lost[i];
 		size_t first = at;
