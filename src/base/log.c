@@ -177,8 +177,38 @@ void log_line(enum log_level level, const char *format, ...)
 	}
 }
 
+static void count_reason(struct log_limit *limit, const char *reason)
+{
+	for (size_t i = 0; reason != NULL && i < LOG_LIMIT_REASONS; i++) {
+		if (limit->reasons[i].count == 0 || limit->reasons[i].word == reason) {
+			limit->reasons[i].word = reason;
+			limit->reasons[i].count++;
+			return;
+		}
+	}
+}
+
+/* "(12 similar lines were left out: 7 no_rule, 5 rule)" */
+static void tell_suppressed(struct log_limit *limit, enum log_level level)
+{
+	char words[LINE_BYTES / 2] = "";
+	size_t used = 0;
+
+	for (size_t i = 0; i < LOG_LIMIT_REASONS && used < sizeof(words); i++) {
+		if (limit->reasons[i].count > 0) {
+			used += (size_t)snprintf(words + used, sizeof(words) - used, "%s%u %s",
+				used == 0 ? ": " : ", ", limit->reasons[i].count,
+				limit->reasons[i].word);
+		}
+		limit->reasons[i].count = 0;
+	}
+	log_line(level, "(%u similar lines were left out%s)", limit->suppressed, words);
+	limit->suppressed = 0;
+}
+
 /* Whether a line may pass now. */
-static bool may_pass(struct log_limit *limit, uint64_t now_ns, enum log_level level)
+static bool may_pass(
+	struct log_limit *limit, uint64_t now_ns, enum log_level level, const char *reason)
 {
 	if (!log_enabled(level)) {
 		return false;
@@ -189,14 +219,21 @@ static bool may_pass(struct log_limit *limit, uint64_t now_ns, enum log_level le
 	}
 	if (limit->used >= LOG_LIMIT_BURST) {
 		limit->suppressed++;
+		count_reason(limit, reason);
 		return false;
 	}
 	limit->used++;
 	if (limit->suppressed > 0) {
-		log_line(level, "(%u similar lines were left out)", limit->suppressed);
-		limit->suppressed = 0;
+		tell_suppressed(limit, level);
 	}
 	return true;
+}
+
+void log_limit_end(struct log_limit *limit, enum log_level level)
+{
+	if (limit->suppressed > 0) {
+		tell_suppressed(limit, level);
+	}
 }
 
 void log_limited(
@@ -204,7 +241,7 @@ void log_limited(
 {
 	va_list args;
 
-	if (may_pass(limit, now_ns, level)) {
+	if (may_pass(limit, now_ns, level, NULL)) {
 		va_start(args, format);
 		write_line(level, &nothing, format, args);
 		va_end(args);
@@ -216,7 +253,7 @@ void log_limited_about(struct log_limit *limit, uint64_t now_ns, enum log_level 
 {
 	va_list args;
 
-	if (may_pass(limit, now_ns, level)) {
+	if (may_pass(limit, now_ns, level, about->reason)) {
 		va_start(args, format);
 		write_line(level, about, format, args);
 		va_end(args);

@@ -42,8 +42,9 @@ struct log_about {
 	const char *message_id; /* one of those below */
 	const char *export;
 	const char *client;
-	int error;	    /* errno */
-	const char *reason; /* one word, of those that counters have */
+	int error; /* errno */
+	/* One static word. Lines that a limit leaves out are counted by it. */
+	const char *reason;
 };
 
 /* Kinds of messages: gmblock-serve(1) lists them. */
@@ -57,14 +58,21 @@ struct log_about {
  * At most LOG_LIMIT_BURST lines per interval; the next line that passes says how many were left
  * out. One object belongs to one thread. Time comes from the caller (the ring's clock).
  */
+enum { LOG_LIMIT_BURST = 10, LOG_LIMIT_REASONS = 8 };
 struct log_limit {
 	uint64_t interval_start_ns;
 	uint32_t used;
 	uint32_t suppressed;
+	/* Of these, by log_about.reason. More reasons than fit count in suppressed alone. */
+	struct {
+		const char *word;
+		uint32_t count;
+	} reasons[LOG_LIMIT_REASONS];
 };
-enum { LOG_LIMIT_BURST = 10 };
 #define LOG_LIMIT_INTERVAL_NS UINT64_C(10000000000)
 
+/* Says how many lines were left out since the last one; for the end. */
+void log_limit_end(struct log_limit *limit, enum log_level level);
 /* Writes a line unless the limit holds it back. */
 void log_limited(struct log_limit *limit, uint64_t now_ns, enum log_level level, const char *format,
 	...) GMB_PRINTF(4, 5);

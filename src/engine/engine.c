@@ -793,6 +793,9 @@ void engine_destroy(struct engine *engine)
 		return;
 	}
 	GMB_ASSERT(list_is_empty(&engine->sessions) && list_is_empty(&engine->peers));
+	for (uint32_t i = 0; i < ENGINE_LISTENERS_MAX; i++) {
+		log_limit_end(&engine->log_limits[i], LOG_LEVEL_WARNING);
+	}
 	ring_batch_end_remove(&engine->batch_end);
 	ring_set_batch(engine->ring, 1, 0);
 	ring_set_spin(engine->ring, 0);

@@ -202,10 +202,16 @@ static struct access_subject subject_of(const struct peer *peer)
 	};
 }
 
-/* The rights, and in origin (of ORIGIN_BYTES, or NULL) what has decided. access: the rules, or
+/* What has decided about rights. */
+struct decision {
+	char text[ORIGIN_BYTES];
+	const char *reason; /* one word */
+};
+
+/* The rights, and in origin, unless it is NULL, what has decided. access: the rules, or
  * NULL. */
 static uint32_t decide(const struct session *session, const struct export *export,
-	const struct access *access, char *origin)
+	const struct access *access, struct decision *origin)
 {
 	const struct peer *peer = &session->peer;
 	struct access_verdict verdict = { .rights = ENGINE_RIGHT_READ | ENGINE_RIGHT_WRITE };
@@ -218,7 +224,10 @@ static uint32_t decide(const struct session *session, const struct export *expor
 		verdict.origin = "no rules of access, and another user";
 	}
 	if (origin != NULL) {
-		snprintf(origin, ORIGIN_BYTES, "%s%s",
+		origin->reason = access != NULL && verdict.origin != NULL ? "rule"
+				 : access != NULL			  ? "no_rule"
+									  : "other_user";
+		snprintf(origin->text, ORIGIN_BYTES, "%s%s",
 			access != NULL && verdict.origin != NULL ? "rule " : "",
 			verdict.origin != NULL ? verdict.origin : "no rule of access matches");
 	}
@@ -229,7 +238,8 @@ static uint32_t decide(const struct session *session, const struct export *expor
 }
 
 /* The same with the rules of the export. */
-static uint32_t look_up(const struct session *session, const struct export *export, char *origin)
+static uint32_t look_up(
+	const struct session *session, const struct export *export, struct decision *origin)
 {
 	struct access *access = access_slot_get(export->access);
 	uint32_t rights = decide(session, export, access, origin);
@@ -252,20 +262,19 @@ uint32_t engine_rights(const struct session *session, const struct export *expor
 struct engine_export *session_export_find(struct session *session, const void *name, uint32_t bytes)
 {
 	struct engine_export *entry = engine_export_find(session->engine, name, bytes);
-	char origin[ORIGIN_BYTES];
+	struct decision origin;
 	char shown[SHOWN_BYTES];
 	char peer[WHO_BYTES];
-	const struct log_about about = {
-		.message_id = LOG_ID_HIDDEN, .export = shown, .client = peer
-	};
+	struct log_about about = { .message_id = LOG_ID_HIDDEN, .export = shown, .client = peer };
 
-	if (entry == NULL || look_up(session, entry->export, origin) != 0) {
+	if (entry == NULL || look_up(session, entry->export, &origin) != 0) {
 		return entry;
 	}
+	about.reason = origin.reason;
 	log_escape(shown, sizeof(shown), name, bytes);
 	log_limited_about(session_log_limit(session), ring_batch_ns(session->engine->ring),
 		LOG_LEVEL_WARNING, &about, "client %s: export \"%s\" is hidden from it (%s)",
-		who(peer, &session->peer), shown, origin);
+		who(peer, &session->peer), shown, origin.text);
 	return NULL;
 }
 

@@ -5,6 +5,7 @@ import hashlib
 import importlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -160,6 +161,25 @@ class Hidden(Access):
                 while piece := client.sock.recv(65536):
                     answer += piece
             return answer.replace(name, b"NAME")
+
+    def test_what_is_left_out_of_the_log_is_counted_by_cause(self):
+        server = self.start("--threads=1", "--export", "ruled=memory:1M", "--export", "other=memory:1M", "--listen",
+                            "nbd://127.0.0.1:0", uri_count=2,
+                            *self.rules("address=127.0.0.2 rights=none", "rights=rw", name="ruled"),
+                            *self.rules("address=127.0.0.1 rights=rw", name="other"))
+        for name, count in ((b"ruled", 14), (b"other", 5)):
+            for _ in range(count):
+                with nbdmini.Client(server.uri, "127.0.0.2") as client:
+                    client.hello()
+                    with self.assertRaises(nbdmini.OptionRefused):
+                        client.go(name)
+        status, errors = server.stop()
+        told = [int(count) for count in re.findall(r"\((\d+) similar lines were left out", errors)]
+        self.assertEqual((status, errors.count("is hidden from it") + sum(told)), (0, 19), errors)
+        for reason, count in (("rule", 14), ("no_rule", 5)):
+            shown = errors.count(f'export "{"ruled" if reason == "rule" else "other"}" is hidden')
+            left = sum(int(found) for found in re.findall(rf"[:,] (\d+) {reason}\b", errors))
+            self.assertEqual(shown + left, count, errors)
 
     def test_every_option_that_names_an_export(self):
         server = self.start("--export", "hidden=memory:1M", "--export", "shown=memory:1M",
