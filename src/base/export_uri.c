@@ -127,6 +127,12 @@ static int check_value(const struct uri_parameter *parameter, const char *const 
 		has_third ? values[2] : values[1]);
 }
 
+/* Of whatever program: tls=on, tlsverify=1, ssl=require. */
+static bool is_about_tls(const char *name)
+{
+	return strncasecmp(name, "tls", 3) == 0 || strncasecmp(name, "ssl", 3) == 0;
+}
+
 static int take_parameter(
 	struct export_uri *uri, struct uri_parameter *parameter, struct error *error)
 {
@@ -154,7 +160,7 @@ static int take_parameter(
 	if (strcmp(parameter->name, "socket") == 0) {
 		return 0;
 	}
-	if (begins_with(parameter->name, "tls-") && !uri->tls) {
+	if (is_about_tls(parameter->name) && !uri->tls) {
 		/* Ignored, it would leave somebody in the belief that there is TLS. */
 		return error_set(error, -EINVAL,
 			"the parameter '%.40s' is for TLS, which only nbds and nbds+unix have",
@@ -179,7 +185,7 @@ static int take_parameter(
 		}
 		return rc;
 	}
-	if (begins_with(parameter->name, "tls-")) {
+	if (is_about_tls(parameter->name)) {
 		/* A misspelt one must not be without effect. */
 		return error_set(error, -EINVAL,
 			"the parameter '%.40s' is not known; there are tls-type, tls-certificates, "

@@ -187,6 +187,31 @@ bool tls_name_is_address(const char *name, uint8_t out[16], uint32_t *bytes_out)
 	return inet_pton(AF_INET6, text, out) == 1;
 }
 
+/*
+ * Whether the certificate has alternative names, and none of DNS. GnuTLS takes the common name
+ * then, also beside an address of e-mail; RFC 6125, 6.4.4, forbids it beside any identifier of a
+ * service, and RFC 9525 altogether. An authority that writes alternative names says with them whose
+ * the certificate is, so here the common name counts only without any, of whatever type.
+ */
+static bool has_other_names_only(gnutls_x509_crt_t cert)
+{
+	int type = 0;
+
+	for (unsigned i = 0; type >= 0 || type == GNUTLS_E_SHORT_MEMORY_BUFFER; i++) {
+		uint8_t name[IDENTITY_STRING_BYTES_MAX + 1];
+		size_t bytes = sizeof(name);
+
+		type = gnutls_x509_crt_get_subject_alt_name(cert, i, name, &bytes, NULL);
+		if (type == GNUTLS_SAN_DNSNAME) {
+			return false;
+		}
+		if (type == GNUTLS_E_REQUESTED_DATA_NOT_AVAILABLE) {
+			return i > 0;
+		}
+	}
+	return true; /* malformed */
+}
+
 /* An address only matches an address of the certificate, a name its DNS names; the common name
  * counts only where there are no alternative names. */
 static int verify_name(
@@ -197,8 +222,9 @@ static int verify_name(
 	uint32_t bytes;
 	bool is_good = tls_name_is_address(name, address, &bytes)
 			       ? gnutls_x509_crt_check_ip(chain->certs[0], address, bytes, 0) != 0
-			       : gnutls_x509_crt_check_hostname2(chain->certs[0], name,
-					 GNUTLS_VERIFY_DO_NOT_ALLOW_IP_MATCHES) != 0;
+			       : !has_other_names_only(chain->certs[0]) &&
+					 gnutls_x509_crt_check_hostname2(chain->certs[0], name,
+						 GNUTLS_VERIFY_DO_NOT_ALLOW_IP_MATCHES) != 0;
 
 	if (is_good) {
 		return 0;

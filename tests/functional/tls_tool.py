@@ -15,7 +15,8 @@ Below FOLDER, each a folder of certificates as gmblock, QEMU, nbdkit and libnbd 
     revoked         its client is in the list of crl; that of crl-old and crl-soon, too
     crl             good with ca-crl.pem; crl-old: which has expired; crl-soon: in 3 days
     crl-good        its list has the client of good, too
-    ip-only         server: only the address 127.0.0.1; cn-only: only CN=localhost
+    ip-only         server: only the address 127.0.0.1; cn-only: only CN=localhost; cn-email: that,
+                    and an address of e-mail; cn-uri: and a URI
     wrong-host      server: other.example
     chain           server and client of an authority below that of good, with its certificate
     mismatch        keys of other certificates
@@ -154,6 +155,10 @@ def make(top):
     ours.revoke(both_clients, path("crl-good", "ca-crl.pem"), f"crl_next_update = {YEARS}")
     both(ours, path("ip-only"), server_names=['ip_address = "127.0.0.1"'])
     both(ours, path("cn-only"), server_names=['cn = "localhost"'])
+    # certtool has no address of e-mail for servers: GeneralNames with one rfc822Name.
+    both(ours, path("cn-email"), server_names=[
+        'cn = "localhost"', f'add_extension = "2.5.29.17 0x300d810b{b"a@localhost".hex()}"'])
+    both(ours, path("cn-uri"), server_names=['cn = "localhost"', 'uri = "urn:x:localhost"'])
     both(ours, path("wrong-host"), server_names=['dns_name = "other.example"'])
     both(below, path("chain"))
     for role in PURPOSE:

@@ -221,6 +221,8 @@ static void test_client_refuses_servers(void **state)
 		{ "good", "127.0.0.2", "not that of" },
 		{ "good", "::2", "not that of" },
 		{ "cn-only", "127.0.0.1", "not that of" },
+		{ "cn-email", "localhost", "not that of" },
+		{ "cn-uri", "localhost", "not that of" },
 		{ "ip-only", "localhost", "not that of" },
 		{ "ip-only", "server", "not that of" },
 		{ "good", "server", "not that of" },

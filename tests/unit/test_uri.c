@@ -201,6 +201,11 @@ static void tls_and_users(void **state)
 	/* A misspelt parameter, or TLS without its scheme, must not be without effect. */
 	refused("nbds://h?tls-certificate=/pki", "'tls-certificate' is not known; there are");
 	refused("nbd://h?tls-certificates=/pki", "only nbds and nbds+unix have");
+	refused("nbd://h?tls=on", "only nbds and nbds+unix have");
+	refused("nbd://h/x?colour=red&TLS=require", "only nbds and nbds+unix have");
+	refused("nbd+unix:///?socket=/s&ssl=1", "only nbds and nbds+unix have");
+	refused("gmb://h?tls_verify_peer=1", "only nbds and nbds+unix have");
+	refused("nbds://h?tls=on", "'tls' is not known; there are");
 	refused("nbd+unix:///?socket=/s&tls-verify-peer=1", "only nbds and nbds+unix have");
 }
 
