@@ -612,7 +612,10 @@ void client_connection_lost(struct gmb_client *client, struct connection *connec
 	} else if (!others) {
 		tell_attempt(client, &connection->reason);
 	}
-	if ((!others || client->lost_count > 0) && client->lost_ns == 0) {
+	/* Where one has waited in vain, others that are there may be as dead: only an answer ends
+	 * the trouble. */
+	if ((!others || client->lost_count > 0 || connection->reason.code == -ETIMEDOUT) &&
+		client->lost_ns == 0) {
 		client->lost_ns = ring_now_ns(client->queue->ring);
 	}
 	if ((client->options.flags & GMB_OPEN_NO_RECONNECT) != 0) {

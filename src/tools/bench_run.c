@@ -23,6 +23,7 @@
 
 #include "base/clock.h"
 #include "base/text.h"
+#include "client/guest.h"
 #include "tools/bench.h"
 #include "tools/bench_plan.h"
 
@@ -169,11 +170,14 @@ static void phase_measure(struct bench_worker *worker, uint64_t now)
 
 static void phase_drain(struct bench_worker *worker, uint64_t now)
 {
+	if (worker->phase == BENCH_DRAIN) {
+		return;
+	}
 	if (worker->phase == BENCH_MEASURE) {
 		snapshot(worker, &worker->end, now);
 	}
 	worker->phase = BENCH_DRAIN;
-	worker->phase_end_ns = UINT64_MAX;
+	worker->phase_end_ns = now + worker->shared->work->timeout_ns;
 	worker->idle = NULL;
 }
 
@@ -528,12 +532,8 @@ static void worker_fini(struct bench_worker *worker)
 /* How long to wait for completions: until the phase is over. */
 static int wait_ms(const struct bench_worker *worker, uint64_t now)
 {
-	uint64_t left_ns;
+	uint64_t left_ns = worker->phase_end_ns > now ? worker->phase_end_ns - now : 0;
 
-	if (worker->phase_end_ns == UINT64_MAX) {
-		return -1;
-	}
-	left_ns = worker->phase_end_ns > now ? worker->phase_end_ns - now : 0;
 	return (int)MIN(left_ns / 1000000 + 1, (uint64_t)INT32_MAX);
 }
 
@@ -562,6 +562,20 @@ static int worker_wait(struct bench_worker *worker, uint64_t now, uint64_t due_n
 	return ppoll(&fd, 1, &limit, NULL) < 0 ? -errno : 0;
 }
 
+/* A server that sends a byte now and then is not silent, and must not hold this program. */
+static void worker_abandon(struct bench_worker *worker)
+{
+	struct error error;
+
+	error_set(&error, -ETIMEDOUT,
+		"%u requests were not answered within %.3g s of the end of the run",
+		worker->in_flight, (double)worker->shared->work->timeout_ns / NS_PER_S);
+	worker_fail(worker, &error);
+	for (uint32_t i = 0; i < worker->link_count; i++) {
+		client_end(worker->links[i].client);
+	}
+}
+
 static void worker_run(struct bench_worker *worker)
 {
 	phase_begin(worker);
@@ -580,6 +594,10 @@ static void worker_run(struct bench_worker *worker)
 		uint64_t due_ns;
 		int count;
 
+		if (now >= worker->phase_end_ns && worker->phase == BENCH_DRAIN) {
+			worker_abandon(worker);
+			return;
+		}
 		if (now >= worker->phase_end_ns) {
 			phase_advance(worker, now);
 		}
