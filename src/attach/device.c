@@ -13,6 +13,7 @@
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "control/control.h"
 
 enum { SECTOR_BYTES = 512 };
 
@@ -189,8 +190,10 @@ static int print_json(const struct timings *timings, const char *path)
 			     ? 0
 			     : -ENOMEM;
 	}
-	if (rc == 0 && (json_dumpf(root, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(10)) != 0 ||
-			       putchar('\n') == EOF)) {
+	if (rc == 0) {
+		rc = control_print_json(root, JSON_INDENT(2) | JSON_REAL_PRECISION(10));
+	}
+	if (rc == 0 && putchar('\n') == EOF) {
 		rc = -EIO;
 	}
 	json_decref(root);

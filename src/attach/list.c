@@ -191,7 +191,7 @@ static int print_json(struct error *error)
 	if (rc == -ENOMEM) {
 		error_set(error, rc, "out of memory");
 	}
-	if (rc == 0 && (json_dumpf(list, stdout, JSON_INDENT(2)) != 0 || putchar('\n') == EOF)) {
+	if (rc == 0 && (control_print_json(list, JSON_INDENT(2)) != 0 || putchar('\n') == EOF)) {
 		rc = error_set(error, -EIO, "cannot write to standard output");
 	}
 	json_decref(list);

@@ -270,11 +270,12 @@ static const char *escape(
 	GMB_ASSERT(out_bytes >= 8);
 	for (size_t i = 0; i < len;) {
 		char piece[8];
-		size_t n = utf8_sequence(p + i, len - i);
+		uint32_t code;
+		size_t n = utf8_decode(p + i, len - i, &code);
 		size_t piece_len;
 
-		if (n == 0 || p[i] < 0x20 || p[i] == 0x7f || strchr(also, p[i]) != NULL ||
-			(n == 2 && p[i] == 0xc2 && p[i + 1] < 0xa0)) {
+		/* The bytes behind the first one of a hidden character are no characters. */
+		if (n == 0 || utf8_is_hidden(code) || strchr(also, p[i]) != NULL) {
 			piece_len = (size_t)snprintf(piece, sizeof(piece), "\\x%02x", p[i]);
 			n = 1;
 		} else {

@@ -82,8 +82,9 @@ void log_limited_about(struct log_limit *limit, uint64_t now_ns, enum log_level 
 
 /*
  * Copies len bytes that a peer wrote as printable text into out (always terminated): control
- * bytes, quotes, backslashes and bytes that are not valid UTF-8 become \xNN. When it does not fit
- * it is cut at a whole character and ends in "...". Returns out.
+ * bytes, hidden characters (utf8_is_hidden()), quotes, backslashes and bytes that are not valid
+ * UTF-8 become \xNN. When it does not fit it is cut at a whole character and ends in "...". Returns
+ * out.
  */
 const char *log_escape(char *out, size_t out_bytes, const void *peer_bytes, size_t len);
 

@@ -259,12 +259,13 @@ const char *near_text(const struct near *near, const char *prefix, char out[NEAR
 	return out;
 }
 
-size_t utf8_sequence(const void *bytes, size_t left)
+size_t utf8_decode(const void *bytes, size_t left, uint32_t *code)
 {
 	const uint8_t *p = bytes;
 	uint32_t c;
 	size_t n;
 
+	*code = p[0];
 	if (p[0] < 0x80) {
 		return 1;
 	}
@@ -283,7 +284,99 @@ size_t utf8_sequence(const void *bytes, size_t left)
 		(c >= 0xd800 && c <= 0xdfff)) {
 		return 0;
 	}
+	*code = c;
 	return n;
+}
+
+size_t utf8_sequence(const void *bytes, size_t left)
+{
+	uint32_t code;
+
+	return utf8_decode(bytes, left, &code);
+}
+
+bool utf8_is_hidden(uint32_t code)
+{
+	/* Controls, Default_Ignorable_Code_Point, Bidi_Control, Zl, Zp and the other Cf of the
+	 * Unicode character database. */
+	static const struct {
+		uint32_t first;
+		uint32_t last;
+	} ranges[] = {
+		{ 0x0000, 0x001f },
+		{ 0x007f, 0x009f },
+		{ 0x00ad, 0x00ad },
+		{ 0x034f, 0x034f },
+		{ 0x0600, 0x0605 },
+		{ 0x061c, 0x061c },
+		{ 0x06dd, 0x06dd },
+		{ 0x070f, 0x070f },
+		{ 0x115f, 0x1160 },
+		{ 0x17b4, 0x17b5 },
+		{ 0x180b, 0x180f },
+		{ 0x200b, 0x200f },
+		{ 0x2028, 0x202e },
+		{ 0x2060, 0x206f },
+		{ 0x3164, 0x3164 },
+		{ 0xfe00, 0xfe0f },
+		{ 0xfeff, 0xfeff },
+		{ 0xffa0, 0xffa0 },
+		{ 0xfff0, 0xfffb },
+		{ 0x1bca0, 0x1bca3 },
+		{ 0x1d173, 0x1d17a },
+		{ 0xe0000, 0xe0fff },
+	};
+
+	for (size_t i = 0; i < ARRAY_COUNT(ranges); i++) {
+		if (code >= ranges[i].first && code <= ranges[i].last) {
+			return true;
+		}
+	}
+	return false;
+}
+
+/* --- what strangers write ----------------------------------------------------------------------
+ */
+
+bool text_print_json(FILE *out, const char *json)
+{
+	size_t len = strlen(json);
+	size_t n;
+
+	for (size_t i = 0; i < len; i += n) {
+		uint32_t code;
+
+		n = utf8_decode(json + i, len - i, &code);
+		if (n == 0 || (json[i] != '\n' && utf8_is_hidden(code))) {
+			n = n == 0 ? 1 : n;
+			if (code > 0xffff) {
+				fprintf(out, "\\u%04X", 0xd7c0 + (code >> 10));
+				code = 0xdc00 + (code & 0x3ff);
+			}
+			fprintf(out, "\\u%04X", code);
+		} else {
+			(void)fwrite(json + i, 1, n, out);
+		}
+	}
+	return ferror(out) == 0;
+}
+
+bool text_print_metrics(FILE *out, const char *text, size_t len)
+{
+	size_t n;
+
+	for (size_t i = 0; i < len; i += n) {
+		uint32_t code;
+
+		n = utf8_decode(text + i, len - i, &code);
+		if (n == 0 || (text[i] != '\n' && utf8_is_hidden(code))) {
+			fprintf(out, "\\\\x%02x", (uint8_t)text[i]);
+			n = 1;
+		} else {
+			(void)fwrite(text + i, 1, n, out);
+		}
+	}
+	return ferror(out) == 0;
 }
 
 bool utf8_valid(const void *bytes, size_t len)

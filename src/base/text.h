@@ -10,6 +10,7 @@
 #pragma once
 
 #include <stdint.h>
+#include <stdio.h>
 
 #include "base/compiler.h"
 #include "base/error.h"
@@ -71,12 +72,34 @@ const char *near_text(const struct near *near, const char *prefix, char out[NEAR
  */
 uint32_t near_distance(const char *a, const char *b);
 
+/* --- what strangers write, for a terminal ------------------------------------------------------
+ */
+
+/*
+ * One for each kind of output; text for people is log_escape()'s. Characters that are hidden
+ * (utf8_is_hidden()) and bytes that are no UTF-8 are written as the format has it. False: it could
+ * not be written.
+ */
+
+/* A JSON text: \uXXXX. It stays the same value. Line feeds outside of strings stay. */
+bool text_print_json(FILE *out, const char *json);
+/* Metrics in the Prometheus text format: two backslashes and xNN, which is \xNN as the value of a
+ * label. Line feeds stay. */
+bool text_print_metrics(FILE *out, const char *text, size_t len);
+
 /* --- UTF-8 ----------------------------------------------------------------------------------- */
 
 /* As the Unicode standard defines it: no overlong forms, no surrogates, nothing above U+10FFFF. */
 
 /* Length of the valid sequence at p (1 to 4 bytes), or 0. left > 0. */
 size_t utf8_sequence(const void *p, size_t left);
+
+/* The same, and the character in *code. */
+size_t utf8_decode(const void *p, size_t left, uint32_t *code);
+
+/* Whether a character, shown on a terminal, would steer it or hide something: controls of C0 and
+ * C1, DEL, line and paragraph separators, marks of direction, and characters without a width. */
+bool utf8_is_hidden(uint32_t code);
 
 /* True when all len bytes are whole, valid sequences. Zero bytes are characters here. */
 bool utf8_valid(const void *bytes, size_t len);

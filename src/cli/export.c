@@ -140,15 +140,13 @@ static json_t *make(const char *action, const struct export_arguments *arguments
 	return all;
 }
 
-static int print_list(const json_t *result, bool json, struct error *error)
+static int print_list(json_t *result, bool json, struct error *error)
 {
 	json_t *entry;
 	size_t i;
 
 	if (json) {
-		(void)json_dumpf(result, stdout, JSON_INDENT(2));
-		printf("\n");
-		return print_end(error);
+		return print_json(json_incref(result), error);
 	}
 	json_array_foreach(json_object_get(result, "exports"), i, entry)
 	{

@@ -12,6 +12,7 @@
 #include "nbd/client_dial.h"
 
 #define TIMEOUT_DEFAULT_NS UINT64_C(10000000000)
+#define MAP_DEFAULT_NS	   UINT64_C(600000000000)
 
 enum { QUOTE_BYTES = 256, OTHERS_MAX = 20 };
 
@@ -19,6 +20,7 @@ struct info_arguments {
 	const char *uri;
 	const char *path;
 	uint64_t timeout_ns; /* 0: not given */
+	uint64_t map_ns;     /* for the whole of a map */
 	bool json;
 	bool list;
 	bool local;
@@ -36,7 +38,7 @@ static const char usage_text[] =
 	"                  with TLS nbds or nbds+unix (see gmblock(1))\n"
 	"  --list          show every export of the server\n"
 	"  --map           show which ranges of the export are data, holes or zeroes\n"
-	"  --timeout TIME  give up after this time (default 10s)\n"
+	"  --timeout TIME  give up after this time (default 10s; 10min for a whole map)\n"
 	"  --local         show which kernel features were found and which are used\n"
 	"  --path PATH     with --local: also show what a file or block device supports\n"
 	"  --json          print JSON\n"
@@ -89,6 +91,7 @@ static int arguments_parse(int argc, char **argv, struct info_arguments *argumen
 	if (status == CLI_GO_ON) {
 		status = arguments_check(arguments);
 	}
+	arguments->map_ns = arguments->timeout_ns > 0 ? arguments->timeout_ns : MAP_DEFAULT_NS;
 	if (arguments->timeout_ns == 0) {
 		arguments->timeout_ns = TIMEOUT_DEFAULT_NS;
 	}
@@ -138,7 +141,8 @@ static int refused(const struct info_arguments *arguments, const struct nbd_offe
 static int show_map(const struct info_arguments *arguments)
 {
 	struct error error;
-	int err = info_map(arguments->uri, arguments->timeout_ns, arguments->json, &error);
+	int err = info_map(
+		arguments->uri, arguments->timeout_ns, arguments->map_ns, arguments->json, &error);
 
 	return err != 0 ? cli_failure("info", &error) : CLI_OK;
 }

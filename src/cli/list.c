@@ -27,16 +27,21 @@ struct list_arguments {
 	bool as_table;
 	bool as_uris;
 	bool as_json;
+	bool local;
 };
 
 static const char usage_text[] =
 	"Usage: gmblock list [--long | --uri | --json] [--timeout TIME] URI\n"
+	"       gmblock list --local [--json]\n"
 	"\n"
 	"Lists the exports of an NBD server, one name per line; \"\" is the default export.\n"
+	"With --local, lists the gmblock servers of this user on this machine, or for root of\n"
+	"all users, with their URIs.\n"
 	"\n"
 	"  URI             nbd://HOST[:PORT], nbd+unix:///?socket=PATH,\n"
 	"                  gmb+unix:///?socket=PATH or gmb://HOST[:PORT];\n"
 	"                  with TLS nbds or nbds+unix (see gmblock(1))\n"
+	"  --local         list servers\n"
 	"  --long          also print size, access and description\n"
 	"  --uri           print the URI of each export instead of its name\n"
 	"  --json          print JSON\n"
@@ -50,6 +55,7 @@ static const char usage_text[] =
 static int arguments_parse(int argc, char **argv, struct list_arguments *arguments)
 {
 	const struct cli_option options[] = {
+		{ "local", .flag = &arguments->local },
 		{ "long", .flag = &arguments->as_table },
 		{ "uri", .flag = &arguments->as_uris },
 		{ "json", .flag = &arguments->as_json },
@@ -68,7 +74,11 @@ static int arguments_parse(int argc, char **argv, struct list_arguments *argumen
 	if (arguments->as_table + arguments->as_uris + arguments->as_json > 1) {
 		return cli_usage_error("list", "only one of --long, --uri and --json can be given");
 	}
-	if (arguments->uri == NULL) {
+	if (arguments->local &&
+		(arguments->uri != NULL || arguments->as_table || arguments->as_uris)) {
+		return cli_usage_error("list", "--local goes with --json only");
+	}
+	if (arguments->uri == NULL && !arguments->local) {
 		return cli_usage_error("list", "give the URI of a server");
 	}
 	return CLI_GO_ON;
@@ -224,12 +234,31 @@ static int show_nbd(const struct list_arguments *arguments, const struct export_
 	return err != 0 ? cli_failure("list", &error) : CLI_OK;
 }
 
+static int list_servers(const struct list_arguments *arguments)
+{
+	struct error error;
+	json_t *servers = servers_list(&error);
+	int err = servers == NULL ? error.code : 0;
+
+	if (err == 0 && arguments->as_json) {
+		err = print_json(json_pack("{s:O}", "servers", servers), &error);
+	} else if (err == 0) {
+		servers_print(servers);
+		err = print_end(&error);
+	}
+	json_decref(servers);
+	return err != 0 ? cli_failure("list", &error) : CLI_OK;
+}
+
 int cmd_list(int argc, char **argv)
 {
 	struct list_arguments arguments = { .timeout_ns = TIMEOUT_DEFAULT_NS };
 	struct export_uri uri;
 	int status = arguments_parse(argc, argv, &arguments);
 
+	if (status == CLI_GO_ON && arguments.local) {
+		return list_servers(&arguments);
+	}
 	if (status == CLI_GO_ON) {
 		status = cli_uri("list", arguments.uri, &uri);
 	}

@@ -79,7 +79,8 @@ static int change_rule(
 		CONTROL_TIMEOUT_MS, &result, error);
 
 	if (rc == 0) {
-		printf("%s\n", json_string_value(json_object_get(result, limit)));
+		print_peer_text(json_string_value(json_object_get(result, limit)));
+		printf("\n");
 		json_decref(result);
 		rc = print_end(error);
 	}

@@ -453,9 +453,8 @@ static int upgrade(const char *path, char **command, struct error *error)
 	if (rc == 0) {
 		rc = take_offer(connection, &running, command, &said, error);
 	}
-	while (rc == 0 && (rc = control_receive(connection, ANSWER_MS, &result, error)) > 0) {
-		json_decref(result);
-		rc = 0;
+	if (rc == 0) {
+		rc = control_receive_result(connection, ANSWER_MS, &result, error);
 	}
 	if (rc == 0) {
 		status = print_result(result);

@@ -10,8 +10,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "control/control.h"
+
+#define NS_PER_MS UINT64_C(1000000)
 
 enum { INPUT_BYTES_FIRST = 64 << 10, ERRNO_MAX = 4095 };
 
@@ -58,20 +61,45 @@ int control_address(const char *path, struct sockaddr_un *address, int *folder_f
 
 /* --- connecting ---------------------------------------------------------------------------- */
 
-/* How long one call waits. Also connect(), while the server's queue is full. -1: for ever. */
-static void set_timeout(int fd, int timeout_ms)
-{
-	const struct timeval limit = {
-		.tv_sec = MAX(timeout_ms, 0) / 1000,
-		.tv_usec = MAX(timeout_ms, 0) % 1000 * 1000,
-	};
+#define NEVER_NS UINT64_MAX
 
-	(void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
-	(void)setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+/* When an exchange that begins now has to be over. -1: never. */
+static uint64_t deadline_after(int timeout_ms)
+{
+	return timeout_ms < 0 ? NEVER_NS : clock_now_ns() + (uint64_t)timeout_ms * NS_PER_MS;
 }
 
-/* Where another user owns the folders, which root alone has made for him, root must be led to his
- * process: a link there may lead to anybody's. */
+/* Lets the next call wait until then: also connect(), while the server's queue is full. False: the
+ * time is over. A peer that sends a byte now and then does not prolong it. */
+static bool set_limit(int fd, uint64_t deadline_ns)
+{
+	uint64_t now_ns = clock_now_ns();
+	uint64_t left_us =
+		deadline_ns == NEVER_NS ? 0 : (deadline_ns - MIN(now_ns, deadline_ns)) / 1000;
+	const struct timeval limit = {
+		.tv_sec = (time_t)(left_us / 1000000),
+		.tv_usec = (suseconds_t)(left_us % 1000000),
+	};
+
+	if (left_us == 0 && deadline_ns != NEVER_NS) {
+		return false;
+	}
+	(void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+	(void)setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+	return true;
+}
+
+/* The process id that the name of a usual control socket says, PID.sock; 0: it says none. */
+static long pid_of_name(const char *path)
+{
+	const char *name = strrchr(path, '/') + 1;
+	size_t digits = strspn(name, "0123456789");
+
+	return strcmp(name + digits, ".sock") == 0 ? strtol(name, NULL, 10) : 0;
+}
+
+/* Where another user owns the folders, which root alone has made for him, root must be led to the
+ * process that the name says, of that user: a link there may lead to anybody's. */
 static bool is_right_peer(int fd, const char *path)
 {
 	static const char *const tops[] = { "/run/user/", "/run/gmblock/" };
@@ -79,6 +107,7 @@ static bool is_right_peer(int fd, const char *path)
 	socklen_t peer_bytes = sizeof(peer);
 	struct stat owner;
 	char top[64] = "";
+	long pid;
 
 	for (size_t i = 0; geteuid() == 0 && i < ARRAY_COUNT(tops); i++) {
 		size_t bytes = strlen(tops[i]);
@@ -89,14 +118,17 @@ static bool is_right_peer(int fd, const char *path)
 			snprintf(top, sizeof(top), "%.*s", (int)bytes, path);
 		}
 	}
-	return top[0] == '\0' ||
-	       (lstat(top, &owner) == 0 &&
-		       getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &peer_bytes) == 0 &&
-		       peer.uid == owner.st_uid);
+	if (top[0] == '\0') {
+		return true;
+	}
+	pid = pid_of_name(path);
+	return lstat(top, &owner) == 0 &&
+	       getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &peer_bytes) == 0 &&
+	       peer.uid == owner.st_uid && (pid == 0 || pid == (long)peer.pid);
 }
 
 /* A descriptor, or a negative errno. */
-static int connect_to(const char *path, int timeout_ms)
+static int connect_to(const char *path, uint64_t deadline_ns)
 {
 	struct sockaddr_un address;
 	int folder_fd;
@@ -107,7 +139,7 @@ static int connect_to(const char *path, int timeout_ms)
 		rc = -errno;
 	}
 	if (rc == 0) {
-		set_timeout(fd, timeout_ms);
+		(void)set_limit(fd, deadline_ns);
 		rc = connect(fd, (const struct sockaddr *)&address, sizeof(address)) < 0 ? -errno
 											 : 0;
 	}
@@ -139,7 +171,9 @@ static int explain_connect(const char *path, int code, struct error *error)
 	}
 	if (code == -EXDEV) {
 		return error_set(error, code,
-			"%s: a process of another user than the folder's listens there", path);
+			"%s: a process of another user than the folder's, or with another id than "
+			"the name says, listens there",
+			path);
 	}
 	return error_set(error, code, "%s: cannot connect: %s%s", path, strerror(-code),
 		code == -ECONNREFUSED ? "; nothing listens there any more"
@@ -147,12 +181,12 @@ static int explain_connect(const char *path, int code, struct error *error)
 				      : "");
 }
 
-/* Sends one line. An error shows when the answer is read. */
-static void send_line(int fd, const char *text)
+/* Sends a text. An error shows when the answer is read. */
+static void send_text(int fd, const char *text, uint64_t deadline_ns)
 {
 	size_t left = strlen(text);
 
-	while (left > 0) {
+	while (left > 0 && set_limit(fd, deadline_ns)) {
 		ssize_t sent = send(fd, text, left, MSG_NOSIGNAL);
 
 		if (sent < 0 && errno == EINTR) {
@@ -167,8 +201,8 @@ static void send_line(int fd, const char *text)
 }
 
 /* Takes arguments. */
-static int send_command(
-	int fd, const char *command, json_t *arguments, const char *path, struct error *error)
+static int send_command(int fd, const char *command, json_t *arguments, const char *path,
+	uint64_t deadline_ns, struct error *error)
 {
 	json_t *line = json_pack("{s:s, s:o*}", "command", command, "arguments", arguments);
 	char *text = line != NULL ? json_dumps(line, JSON_COMPACT) : NULL;
@@ -181,8 +215,8 @@ static int send_command(
 		free(text);
 		return error_set(error, -EMSGSIZE, "%s: the command is too long", path);
 	}
-	send_line(fd, text);
-	send_line(fd, "\n");
+	send_text(fd, text, deadline_ns);
+	send_text(fd, "\n", deadline_ns);
 	free(text);
 	return 0;
 }
@@ -220,8 +254,9 @@ static ssize_t receive_with_files(struct control_connection *connection, void *i
 	return got;
 }
 
-/* Reads more input: how many bytes, 0 at the end, or a negative errno. */
-static ssize_t read_more(struct control_connection *connection)
+/* Reads more input: how many bytes, 0 at the end, or a negative errno; -EAGAIN: the time is over.
+ */
+static ssize_t read_more(struct control_connection *connection, uint64_t deadline_ns)
 {
 	size_t room = MAX(connection->input_room * 2, (size_t)INPUT_BYTES_FIRST);
 	char *input;
@@ -239,6 +274,9 @@ static ssize_t read_more(struct control_connection *connection)
 		char *into = connection->input + connection->input_bytes;
 		size_t left = connection->input_room - connection->input_bytes;
 
+		if (!set_limit(connection->fd, deadline_ns)) {
+			return -EAGAIN;
+		}
 		got = receive_with_files(connection, into, left);
 	} while (got < 0 && errno == EINTR);
 	if (got <= 0) {
@@ -276,8 +314,8 @@ static int explain_read(
 }
 
 /* The next line as a JSON object. */
-static int receive_object(struct control_connection *connection, int timeout_ms, json_t **value_out,
-	struct error *error)
+static int receive_object(struct control_connection *connection, uint64_t deadline_ns,
+	int timeout_ms, json_t **value_out, struct error *error)
 {
 	json_error_t where;
 	size_t searched = 0;
@@ -291,7 +329,6 @@ static int receive_object(struct control_connection *connection, int timeout_ms,
 			connection->input_bytes);
 	}
 	connection->line_bytes = 0;
-	set_timeout(connection->fd, timeout_ms);
 	while (got > 0) {
 		size_t fresh = connection->input_bytes - searched;
 
@@ -300,7 +337,7 @@ static int receive_object(struct control_connection *connection, int timeout_ms,
 			break;
 		}
 		searched = connection->input_bytes;
-		got = read_more(connection);
+		got = read_more(connection, deadline_ns);
 	}
 	if (end == NULL) {
 		return explain_read(connection, (int)got, timeout_ms, error);
@@ -343,8 +380,9 @@ int control_connect(const char *path, const char *command, json_t *arguments, in
 	struct control_connection **connection_out, struct error *error)
 {
 	struct control_connection *connection = calloc(1, sizeof(*connection));
+	uint64_t deadline_ns = deadline_after(timeout_ms);
 	json_t *hello = NULL;
-	int fd = connect_to(path, timeout_ms);
+	int fd = connect_to(path, deadline_ns);
 	int rc;
 
 	if (fd < 0) {
@@ -362,9 +400,9 @@ int control_connect(const char *path, const char *command, json_t *arguments, in
 		return error_set(error, -ENOMEM, "out of memory for a connection");
 	}
 	connection->fd = fd;
-	rc = send_command(fd, command, arguments, path, error);
+	rc = send_command(fd, command, arguments, path, deadline_ns, error);
 	if (rc == 0) {
-		rc = receive_object(connection, timeout_ms, &hello, error);
+		rc = receive_object(connection, deadline_ns, timeout_ms, &hello, error);
 	}
 	if (rc == 0) {
 		rc = check_hello(connection, hello, error);
@@ -427,12 +465,12 @@ static int take_error(const json_t *object, struct error *error)
 			     : "the server gave no reason");
 }
 
-int control_receive(struct control_connection *connection, int timeout_ms, json_t **value_out,
-	struct error *error)
+static int receive(struct control_connection *connection, uint64_t deadline_ns, int timeout_ms,
+	json_t **value_out, struct error *error)
 {
 	json_t *line = NULL;
 	json_t *value;
-	int rc = receive_object(connection, timeout_ms, &line, error);
+	int rc = receive_object(connection, deadline_ns, timeout_ms, &line, error);
 
 	if (rc < 0) {
 		return rc;
@@ -449,6 +487,28 @@ int control_receive(struct control_connection *connection, int timeout_ms, json_
 			error, -EPROTO, "%s: an answer that is not understood", connection->path);
 	}
 	json_decref(line);
+	return rc;
+}
+
+int control_receive(struct control_connection *connection, int timeout_ms, json_t **value_out,
+	struct error *error)
+{
+	return receive(connection, deadline_after(timeout_ms), timeout_ms, value_out, error);
+}
+
+int control_receive_result(struct control_connection *connection, int timeout_ms,
+	json_t **result_out, struct error *error)
+{
+	uint64_t deadline_ns = deadline_after(timeout_ms);
+	json_t *value = NULL;
+	int rc;
+
+	while ((rc = receive(connection, deadline_ns, timeout_ms, &value, error)) > 0) {
+		json_decref(value);
+	}
+	if (rc == 0) {
+		*result_out = value;
+	}
 	return rc;
 }
 
@@ -491,18 +551,11 @@ int control_ask(const char *path, const char *command, json_t *arguments, int ti
 	json_t **result_out, struct error *error)
 {
 	struct control_connection *connection;
-	json_t *value = NULL;
 	int rc = control_connect(path, command, arguments, timeout_ms, &connection, error);
 
-	if (rc < 0) {
-		return rc;
-	}
-	while ((rc = control_receive(connection, timeout_ms, &value, error)) > 0) {
-		json_decref(value);
-	}
 	if (rc == 0) {
-		*result_out = value;
+		rc = control_receive_result(connection, timeout_ms, result_out, error);
+		control_disconnect(connection);
 	}
-	control_disconnect(connection);
 	return rc;
 }

@@ -143,10 +143,14 @@ struct ucred control_connection_peer(const struct control_connection *connection
 
 /* Waits for the next line: 1 a note, 0 the result, in *value_out, to be freed with json_decref(); a
  * negative errno: the server's error and sentence, or -ETIMEDOUT, -ECONNRESET, -EPROTO. timeout_ms:
- * -1 never ends. */
+ * for the whole line, however slowly it comes; -1 never ends. */
 GMB_MUST_CHECK int control_receive(struct control_connection *connection, int timeout_ms,
 	json_t **value_out, struct error *error);
-/* The same for a note with count open files, which become the caller's; 0 with an error. */
+/* Waits for the result, and drops the notes. timeout_ms: for all of them. */
+GMB_MUST_CHECK int control_receive_result(struct control_connection *connection, int timeout_ms,
+	json_t **result_out, struct error *error);
+/* As control_receive(), for a note with count open files, which become the caller's; 0 with an
+ * error. */
 GMB_MUST_CHECK int control_receive_files(struct control_connection *connection, int timeout_ms,
 	json_t **value_out, int *fds, uint32_t count, struct error *error);
 /* Asks the server to answer with what it has. */
@@ -157,6 +161,12 @@ void control_wait_closed(struct control_connection *connection);
 /* All of it for a command that is answered at once; its notes are dropped. */
 GMB_MUST_CHECK int control_ask(const char *path, const char *command, json_t *arguments,
 	int timeout_ms, json_t **result_out, struct error *error);
+
+/* --- printing ------------------------------------------------------------------------------ */
+
+/* Prints a value on standard output, as jansson does with these flags; characters that steer a
+ * terminal, or that it hides, are escaped. -ENOMEM, -EIO, or an errno of the output. */
+GMB_MUST_CHECK int control_print_json(const json_t *value, size_t flags);
 
 /* --- both ---------------------------------------------------------------------------------- */
 

@@ -13,6 +13,8 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "client/guest.h"
+#include "control/control.h"
 #ifdef GMBLOCK_CLAN
 #include "gmb/probe.h"
 #endif
@@ -24,7 +26,7 @@ void info_label(const char *label)
 }
 
 /* Extents in one answer. */
-enum { EXTENTS_MAX = 4096, KINDS = 4 };
+enum { EXTENTS_MAX = 4096, KINDS = 4, LOOK_MS = 100 };
 
 /* How much is asked for at first. A server may walk through all of it before it says a word, so the
  * step only grows while the answers are short. */
@@ -40,6 +42,8 @@ struct map {
 	uint64_t size;
 	uint64_t bytes[KINDS];
 	uint64_t counts[KINDS];
+	uint64_t end_ns; /* when all of it has to be there */
+	struct gmb_queue *queue;
 	bool json;
 	bool first;
 };
@@ -81,6 +85,36 @@ static void take_extent(struct map *map, const struct gmb_extent *extent)
 	map->last = *extent;
 }
 
+static void has_ended(struct gmb_request *request)
+{
+	*(bool *)request->context = true;
+}
+
+/* Runs a request, but not beyond the limit of the map. */
+static int run(struct map *map, struct gmb_request *request)
+{
+	bool ended = false;
+	bool late = false;
+
+	if (clock_now_ns() >= map->end_ns) {
+		return -ETIMEDOUT;
+	}
+	request->done = has_ended;
+	request->context = &ended;
+	gmb_submit(map->client, request);
+	while (!ended) {
+		uint64_t now_ns = clock_now_ns();
+
+		if (now_ns >= map->end_ns && !late) {
+			late = true;
+			client_end(map->client); /* the request fails */
+		}
+		(void)gmb_queue_wait(
+			map->queue, late ? -1 : (int)clock_milliseconds(map->end_ns - now_ns));
+	}
+	return late ? -ETIMEDOUT : request->result;
+}
+
 static int ask(
 	struct map *map, uint64_t offset, uint64_t bytes, uint32_t *count, struct error *error)
 {
@@ -89,7 +123,13 @@ static int ask(
 	int err;
 
 	gmb_prepare_status(&request, map->extents, EXTENTS_MAX, offset, bytes);
-	err = gmb_run(map->client, &request);
+	err = run(map, &request);
+	if (err == -ETIMEDOUT && clock_now_ns() >= map->end_ns) {
+		return error_set(error, err,
+			"the map was not complete in time, up to offset %" PRIu64
+			"; give it more --timeout",
+			offset);
+	}
 	if (err != 0) {
 		return error_set(
 			error, err, "%s", gmb_explain(map->client, &request, text, sizeof(text)));
@@ -134,7 +174,7 @@ static void dump_text(const char *text)
 {
 	json_t *value = print_json_text(text);
 
-	if (value == NULL || json_dumpf(value, stdout, JSON_ENCODE_ANY) != 0) {
+	if (value == NULL || control_print_json(value, JSON_ENCODE_ANY) != 0) {
 		fputs("null", stdout);
 	}
 	json_decref(value);
@@ -221,7 +261,8 @@ static int foreign_error(struct error *error, const struct gmb_error *theirs)
 	return error_set(error, theirs->code, "%s", theirs->text);
 }
 
-int info_map(const char *uri, uint64_t timeout_ns, bool json, struct error *error)
+int info_map(
+	const char *uri, uint64_t timeout_ns, uint64_t whole_ns, bool json, struct error *error)
 {
 	struct gmb_options options = {
 		.size = sizeof(options),
@@ -230,7 +271,7 @@ int info_map(const char *uri, uint64_t timeout_ns, bool json, struct error *erro
 		.connect_timeout_ms = clock_milliseconds(timeout_ns),
 	};
 	struct gmb_info info = { .size = sizeof(info) };
-	struct map map = { .json = json, .first = true };
+	struct map map = { .end_ns = clock_now_ns() + whole_ns, .json = json, .first = true };
 	struct gmb_queue *queue = NULL;
 	struct gmb_error theirs;
 	int err = gmb_queue_create(NULL, &queue, &theirs);
@@ -244,6 +285,7 @@ int info_map(const char *uri, uint64_t timeout_ns, bool json, struct error *erro
 		goto out;
 	}
 	gmb_get_info(map.client, &info);
+	map.queue = queue;
 	map.size = info.bytes;
 	err = map_check(&info, error);
 	if (err != 0) {

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "control/control.h"
 
 /* The longest text is a string of the protocol: 4096 bytes, each as \xNN. */
 enum { ESCAPED_BYTES = 4 * 4096 + 8 };
@@ -100,8 +101,7 @@ static int print_document(json_t *root, size_t form, struct error *error)
 	if ((form & JSON_REAL_PRECISION(31)) == 0 && is_short(root)) {
 		form |= JSON_REAL_PRECISION(15);
 	}
-	errno = 0; /* jansson does not say why */
-	err = json_dumpf(root, stdout, form) == 0 ? 0 : errno != 0 ? -errno : -EIO;
+	err = control_print_json(root, form);
 	json_decref(root);
 	if (err != 0) {
 		return error_set(error, err, "cannot write to standard output: %s", strerror(-err));

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <jansson.h>
+#include <sys/socket.h>
 #include <sys/un.h>
 
 #include "base/error.h"
@@ -59,9 +60,10 @@ json_t *info_json_tls(const struct nbd_protection *protection);
 GMB_MUST_CHECK int info_show_json(const char *uri, const struct nbd_offers *offers, bool list,
 	const char *refusal, struct error *error);
 
-/* The extents of an export: what is data, a hole, zeroes. -EOPNOTSUPP when the server does not
- * tell. */
-GMB_MUST_CHECK int info_map(const char *uri, uint64_t timeout_ns, bool json, struct error *error);
+/* The extents of an export: what is data, a hole, zeroes. timeout_ns: for connecting; whole_ns: for
+ * all. -EOPNOTSUPP when the server does not tell. */
+GMB_MUST_CHECK int info_map(
+	const char *uri, uint64_t timeout_ns, uint64_t whole_ns, bool json, struct error *error);
 
 /* The PCI devices that offer memory to others, what is known of it, and for each disk of a PCI
  * device whether it can reach that memory: it reads its first block there. An array; gives a
@@ -86,6 +88,15 @@ GMB_MUST_CHECK int check_repair(const char *path, uint32_t repairs, struct error
 /* What this machine offers gmblock; path is a file or device to look at, or NULL. */
 GMB_MUST_CHECK int info_local(const char *path, bool json, struct error *error);
 
+/* --- find.c ---------------------------------------------------------------------------------- */
+
+/* The servers of this user on this machine, for root those of all users: an array of objects with
+ * pid, uid, socket, version, uris and exports, or with socket and error. The caller's; NULL with
+ * *error set. */
+json_t *servers_list(struct error *error);
+/* The same for people. */
+void servers_print(const json_t *servers);
+
 /* --- stats.c: the statistics of a server on this machine, over its control socket; documents are
  * the caller's (json_decref) ----------------------------------------------------------------- */
 
@@ -98,6 +109,8 @@ GMB_MUST_CHECK int stats_find(const char *server, char path[STATS_PATH_BYTES], s
 
 /* The document of the server at a control socket; NULL with a sentence (error may be NULL). */
 json_t *stats_ask(const char *path, struct error *error);
+/* The same with a limit, and the server's process as the kernel says. */
+json_t *stats_ask_within(const char *path, int timeout_ms, struct ucred *peer, struct error *error);
 
 /* Prints the metrics of the server at a control socket, in the Prometheus text format. */
 GMB_MUST_CHECK int stats_print_metrics(const char *path, struct error *error);

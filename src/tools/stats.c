@@ -1,37 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/show.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <strings.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include "base/export_uri.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "control/control.h"
-#include "server/control.h"
 #include "store/store.h"
 
-enum {
-	QUOTE_BYTES = 256,
-	PIDS_BYTES = 200,
-	URIS_BYTES = 160,
-	URIS_TAIL_BYTES = 8, /* for a comma, and for what says that there are more */
-	PID_TEXT_BYTES = 32, /* room for one more, and for what says that there are more */
-};
+enum { QUOTE_BYTES = 256 };
 
 /* --- asking -------------------------------------------------------------------------------- */
 
-json_t *stats_ask(const char *path, struct error *error)
+/* The process id is the kernel's, unless the server is in another PID namespace. */
+static void set_pid(json_t *document, const struct ucred *peer)
 {
-	json_t *document = NULL;
+	if (peer->pid > 0) {
+		json_object_set_new(document, "pid", json_integer(peer->pid));
+	}
+}
 
-	if (control_ask(path, "stats", NULL, CONTROL_TIMEOUT_MS, &document, error) < 0) {
+json_t *stats_ask_within(const char *path, int timeout_ms, struct ucred *peer, struct error *error)
+{
+	struct control_connection *connection;
+	json_t *document = NULL;
+	int rc = control_connect(path, "stats", NULL, timeout_ms, &connection, error);
+
+	if (rc < 0) {
+		return NULL;
+	}
+	*peer = control_connection_peer(connection);
+	rc = control_receive_result(connection, timeout_ms, &document, error);
+	control_disconnect(connection);
+	if (rc < 0) {
 		return NULL;
 	}
 	if (!json_is_array(json_object_get(document, "exports"))) {
@@ -39,7 +42,15 @@ json_t *stats_ask(const char *path, struct error *error)
 		json_decref(document);
 		return NULL;
 	}
+	set_pid(document, peer);
 	return document;
+}
+
+json_t *stats_ask(const char *path, struct error *error)
+{
+	struct ucred peer;
+
+	return stats_ask_within(path, CONTROL_TIMEOUT_MS, &peer, error);
 }
 
 int stats_print_metrics(const char *path, struct error *error)
@@ -56,311 +67,9 @@ int stats_print_metrics(const char *path, struct error *error)
 		json_decref(result);
 		return error_set(error, -EPROTO, "%s: the server has no metrics", path);
 	}
-	(void)fwrite(json_string_value(text), 1, json_string_length(text), stdout);
+	(void)text_print_metrics(stdout, json_string_value(text), json_string_length(text));
 	json_decref(result);
 	return print_end(error);
-}
-
-/* --- finding ------------------------------------------------------------------------------- */
-
-/* How well a URI that a server serves fits one that was written. */
-enum fit {
-	FIT_NOT,
-	FIT_OTHER_SPELLING, /* such as localhost for 127.0.0.1 */
-	FIT_EXACT,
-};
-
-/* A URI with or without the slash of the default export. */
-static bool same_text(const char *a, const char *b)
-{
-	size_t a_bytes = strlen(a);
-	size_t b_bytes = strlen(b);
-
-	a_bytes -= a_bytes > 0 && a[a_bytes - 1] == '/';
-	b_bytes -= b_bytes > 0 && b[b_bytes - 1] == '/';
-	return a_bytes == b_bytes && memcmp(a, b, a_bytes) == 0;
-}
-
-/* This machine, from its own point of view. */
-static bool is_here(const char *host)
-{
-	static const char *const names[] = { "localhost", "127.0.0.1", "::1", "0.0.0.0", "::" };
-
-	for (size_t i = 0; i < ARRAY_COUNT(names); i++) {
-		if (strcasecmp(host, names[i]) == 0) {
-			return true;
-		}
-	}
-	return false;
-}
-
-/* Two paths of a socket, the first of which the process pid has, in whose folder it may begin. */
-static bool same_socket(
-	const struct export_uri *served, long long pid, const struct export_uri *asked)
-{
-	char path[STATS_PATH_BYTES];
-	struct stat one;
-	struct stat other;
-	int len;
-
-	if (served->socket_path_bytes == asked->socket_path_bytes &&
-		memcmp(served->socket_path, asked->socket_path, asked->socket_path_bytes) == 0) {
-		return true;
-	}
-	if (served->socket_path[0] == '/') {
-		len = snprintf(path, sizeof(path), "%s", served->socket_path);
-	} else {
-		len = snprintf(path, sizeof(path), "/proc/%lld/cwd/%s", pid, served->socket_path);
-	}
-	return len < (int)sizeof(path) && served->socket_path[0] != '\0' &&
-	       asked->socket_path[0] != '\0' && stat(path, &one) == 0 &&
-	       stat(asked->socket_path, &other) == 0 && one.st_dev == other.st_dev &&
-	       one.st_ino == other.st_ino;
-}
-
-static bool same_place(
-	const struct export_uri *served, long long pid, const struct export_uri *asked)
-{
-	if (served->is_unix != asked->is_unix ||
-		strcmp(served->export_name, asked->export_name) != 0) {
-		return false;
-	}
-	if (served->is_unix) {
-		return same_socket(served, pid, asked);
-	}
-	return served->port == asked->port &&
-	       (strcasecmp(served->host, asked->host) == 0 ||
-		       (is_here(served->host) && is_here(asked->host)));
-}
-
-static enum fit fit_uri(const char *served_text, long long pid, const char *asked_text)
-{
-	struct export_uri served = { 0 };
-	struct export_uri asked = { 0 };
-	struct error error;
-	enum fit fit = FIT_NOT;
-
-	if (same_text(served_text, asked_text)) {
-		return FIT_EXACT;
-	}
-	if (export_uri_parse(served_text, &served, &error) == 0 &&
-		export_uri_parse(asked_text, &asked, &error) == 0 &&
-		same_place(&served, pid, &asked)) {
-		fit = FIT_OTHER_SPELLING;
-	}
-	export_uri_fini(&served);
-	export_uri_fini(&asked);
-	return fit;
-}
-
-static enum fit fit_server(const json_t *document, const char *uri)
-{
-	const json_t *uris = json_object_get(document, "uris");
-	long long pid = (long long)json_integer_value(json_object_get(document, "pid"));
-	enum fit best = FIT_NOT;
-
-	for (size_t i = 0; i < json_array_size(uris); i++) {
-		const char *served = json_string_value(json_array_get(uris, i));
-		enum fit fit = served != NULL ? fit_uri(served, pid, uri) : FIT_NOT;
-
-		best = MAX(best, fit);
-	}
-	return best;
-}
-
-/* What was found among the servers of this machine. */
-struct search {
-	char path[STATS_PATH_BYTES]; /* of the last match */
-	char pids[PIDS_BYTES];	     /* of all matches; cut when there are many */
-	bool cut;
-	char uris[URIS_BYTES]; /* some of those that do not match */
-	uint32_t matches;
-	enum fit fit; /* of the matches */
-	uint32_t servers;
-	struct error error; /* why the first server that could not be asked could not */
-};
-
-static void add_match(struct search *search, const char *path, const json_t *document)
-{
-	size_t used = strlen(search->pids);
-
-	if (used + PID_TEXT_BYTES < sizeof(search->pids)) {
-		snprintf(search->pids + used, sizeof(search->pids) - used, "%s%lld",
-			search->matches > 0 ? ", " : "",
-			(long long)json_integer_value(json_object_get(document, "pid")));
-	} else if (!search->cut) {
-		snprintf(search->pids + used, sizeof(search->pids) - used, ", ...");
-		search->cut = true;
-	}
-	search->matches++;
-	snprintf(search->path, sizeof(search->path), "%s", path);
-}
-
-/* What the search goes past, for who looks for a name that is nearly right. */
-static void add_uris(struct search *search, const json_t *document)
-{
-	const json_t *uris = json_object_get(document, "uris");
-
-	for (size_t i = 0; i < json_array_size(uris); i++) {
-		const char *uri = json_string_value(json_array_get(uris, i));
-		char shown[URIS_BYTES];
-		size_t used = strlen(search->uris);
-		bool cut = used >= 3 && strcmp(search->uris + used - 3, "...") == 0;
-
-		if (uri == NULL || cut) {
-			return;
-		}
-		log_escape(shown, sizeof(shown), uri, strlen(uri));
-		if (used + strlen(shown) + URIS_TAIL_BYTES >= sizeof(search->uris)) {
-			snprintf(shown, sizeof(shown), "...");
-		}
-		snprintf(search->uris + used, sizeof(search->uris) - used, "%s%s",
-			used > 0 ? ", " : "", shown);
-	}
-}
-
-static void look_at(struct search *search, const char *path, const char *uri)
-{
-	struct error error = { 0 };
-	json_t *document = stats_ask(path, &error);
-	enum fit fit;
-
-	if (document == NULL) {
-		/* One that was killed leaves its socket, one that ends takes it away. */
-		if (error.code != -ECONNREFUSED && error.code != -ENOENT &&
-			search->error.code == 0) {
-			search->error = error;
-		}
-		return;
-	}
-	search->servers++;
-	fit = uri == NULL ? FIT_EXACT : fit_server(document, uri);
-	if (fit > search->fit) {
-		/* One that is named exactly is meant, and not one that would fit as well. */
-		search->fit = fit;
-		search->matches = 0;
-		search->cut = false;
-		search->pids[0] = '\0';
-	}
-	if (fit == FIT_NOT) {
-		add_uris(search, document);
-	} else if (fit == search->fit) {
-		add_match(search, path, document);
-	}
-	json_decref(document);
-}
-
-static void search_folder(struct search *search, const char *folder, const char *uri)
-{
-	DIR *directory = opendir(folder);
-	struct dirent *entry;
-
-	if (directory == NULL && errno != ENOENT) {
-		error_set(&search->error, -errno, "%s: %s", folder, strerror(errno));
-	}
-	while (directory != NULL && (entry = readdir(directory)) != NULL) {
-		char path[STATS_PATH_BYTES];
-		const char *end = strrchr(entry->d_name, '.');
-
-		if (end != NULL && strcmp(end, ".sock") == 0 &&
-			snprintf(path, sizeof(path), "%s/%s", folder, entry->d_name) <
-				(int)sizeof(path)) {
-			look_at(search, path, uri);
-		}
-	}
-	if (directory != NULL) {
-		closedir(directory);
-	}
-}
-
-static int no_folder(struct error *error)
-{
-	return error_set(error, -ENOENT,
-		"there is no usual place for control sockets here, because XDG_RUNTIME_DIR is not "
-		"set: name the server's socket (gmblock serve --control PATH)");
-}
-
-/* Looks among the usual control sockets for the one server that serves uri (NULL: any). */
-static int find_server(const char *uri, char path[STATS_PATH_BYTES], struct error *error)
-{
-	char folder[STATS_PATH_BYTES];
-	char other[STATS_PATH_BYTES];
-	struct search search = { 0 };
-	char shown[URIS_BYTES];
-
-	if (server_control_folder(0, folder, sizeof(folder)) != 0) {
-		return no_folder(error);
-	}
-	for (uint32_t i = 0; server_control_folder(i, other, sizeof(other)) == 0; i++) {
-		search_folder(&search, other, uri);
-	}
-	if (search.matches == 1) {
-		/* One that was named has been found: the others do not matter. */
-		if (search.error.code != 0 && uri == NULL) {
-			log_warning("one server could not be asked: %s", search.error.text);
-		}
-		memcpy(path, search.path, sizeof(search.path));
-		return 0;
-	}
-	if (search.matches > 1) {
-		return error_set(error, -EINVAL,
-			"%u servers fit: name one by a URI of it, its process id (%s) or its "
-			"socket in %s",
-			search.matches, search.pids, folder);
-	}
-	if (search.error.code != 0) {
-		*error = search.error;
-		error_prefix(error, "no server is known to fit, and one could not be asked");
-		return error->code;
-	}
-	if (uri != NULL && search.servers > 0) {
-		return error_set(error, -ENOENT,
-			"no server of this user on this machine serves %s%s%s; a server is "
-			"asked on its own machine: run this command there",
-			log_escape(shown, sizeof(shown), uri, strlen(uri)),
-			search.uris[0] != '\0' ? "; what is served here is " : "", search.uris);
-	}
-	return error_set(error, -ENOENT,
-		"no server of this user runs on this machine (looked in %s); one that was started "
-		"with --control PATH is named by that path",
-		folder);
-}
-
-/* The usual control socket of a process, which has to be there. */
-static int find_process(const char *pid, char path[STATS_PATH_BYTES], struct error *error)
-{
-	char folder[STATS_PATH_BYTES];
-
-	if (server_control_folder(0, folder, sizeof(folder)) != 0) {
-		return no_folder(error);
-	}
-	for (uint32_t i = 0; server_control_folder(i, folder, sizeof(folder)) == 0; i++) {
-		if (snprintf(path, STATS_PATH_BYTES, "%s/%s.sock", folder, pid) >=
-			STATS_PATH_BYTES) {
-			return error_set(error, -EINVAL, "\"%s\" is no process id", pid);
-		}
-		if (access(path, F_OK) == 0 || errno != ENOENT) {
-			return 0;
-		}
-	}
-	(void)!server_control_folder(0, folder, sizeof(folder));
-	return error_set(error, -ENOENT,
-		"no server of this user with the process id %s runs on this machine (looked in %s)",
-		pid, folder);
-}
-
-int stats_find(const char *server, char path[STATS_PATH_BYTES], struct error *error)
-{
-	if (server == NULL || strstr(server, "://") != NULL) {
-		return find_server(server, path, error);
-	}
-	if (strspn(server, "0123456789") == strlen(server) && server[0] != '\0') {
-		return find_process(server, path, error);
-	}
-	if (snprintf(path, STATS_PATH_BYTES, "%s", server) >= STATS_PATH_BYTES) {
-		return error_set(error, -ENAMETOOLONG, "%s: too long for a socket's path", server);
-	}
-	return 0;
 }
 
 /* --- showing ------------------------------------------------------------------------------- */
@@ -504,14 +213,21 @@ static const char *gb_text(char out[GB_BYTES], double bytes)
 	return out;
 }
 
+/* "read" */
+static const char *operation_text(char out[QUOTE_BYTES], const json_t *operation)
+{
+	return log_escape_sentence(out, QUOTE_BYTES, text_of(operation, "operation"));
+}
+
 static void show_operation(const json_t *operation)
 {
 	static const char *const latencies[] = { "mean", "p50", "p90", "p99", "p99_9", "max" };
 	static const char *const states[] = { "init", "read", "send_init", "send" };
 	char text[PRINT_US_BYTES];
 	char gb[GB_BYTES];
+	char shown[QUOTE_BYTES];
 
-	printf("  %-8s %-8s %10.0f %7.0f %9s", text_of(operation, "operation"),
+	printf("  %-8s %-8s %10.0f %7.0f %9s", operation_text(shown, operation),
 		class_text(text, operation), number(operation, NULL, "count"),
 		number(operation, NULL, "errors"), gb_text(gb, number(operation, NULL, "bytes")));
 	for (size_t i = 0; i < ARRAY_COUNT(latencies); i++) {
@@ -834,11 +550,12 @@ static void show_change(const json_t *operation, const json_t *before, double se
 			(before != NULL ? number(before, NULL, "errors") : 0);
 	char text[PRINT_US_BYTES];
 	char gb[GB_BYTES];
+	char shown[QUOTE_BYTES];
 
 	if (count <= 0) {
 		return;
 	}
-	printf("  %-7s %-7s %9.0f/s %6.0f %7s GB/s", text_of(operation, "operation"),
+	printf("  %-7s %-7s %9.0f/s %6.0f %7s GB/s", operation_text(shown, operation),
 		class_text(text, operation), count / seconds, errors, gb_text(gb, bytes / seconds));
 	printf(" %9s", print_us(text, mean_since(operation, before, "latency_us", "mean", count)));
 	for (size_t i = 0; i < ARRAY_COUNT(watched_states); i++) {

@@ -1,0 +1,502 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Which servers run on this machine, and which of them is meant. */
+#include <dirent.h>
+#include <errno.h>
+#include <pwd.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/export_uri.h"
+#include "base/log.h"
+#include "control/control.h"
+#include "server/control.h"
+#include "tools/show.h"
+
+#define LIST_NS UINT64_C(10000000000) /* for all servers of a list */
+
+enum {
+	LIST_ONE_MS = 2000, /* for one of them */
+	SHOWN_BYTES = 80,   /* of a URI among others */
+	MATCH_BYTES = SHOWN_BYTES + 32,
+	MATCHED_BYTES = 280,
+	MATCHED_TAIL_BYTES = 8, /* for what says that there are more */
+	URIS_BYTES = 160,
+	URIS_TAIL_BYTES = 8, /* for a comma, and for what says that there are more */
+};
+
+/* How well a URI that a server serves fits one that was written. */
+enum fit {
+	FIT_NOT,
+	FIT_OTHER_SPELLING, /* such as localhost for 127.0.0.1 */
+	FIT_EXACT,
+};
+
+/* A URI with or without the slash of the default export. */
+static bool same_text(const char *a, const char *b)
+{
+	size_t a_bytes = strlen(a);
+	size_t b_bytes = strlen(b);
+
+	a_bytes -= a_bytes > 0 && a[a_bytes - 1] == '/';
+	b_bytes -= b_bytes > 0 && b[b_bytes - 1] == '/';
+	return a_bytes == b_bytes && memcmp(a, b, a_bytes) == 0;
+}
+
+/* This machine, from its own point of view. */
+static bool is_here(const char *host)
+{
+	static const char *const names[] = { "localhost", "127.0.0.1", "::1", "0.0.0.0", "::" };
+
+	for (size_t i = 0; i < ARRAY_COUNT(names); i++) {
+		if (strcasecmp(host, names[i]) == 0) {
+			return true;
+		}
+	}
+	return false;
+}
+
+/* Two paths of a socket, the first of which the process pid has, in whose folder it may begin. */
+static bool same_socket(
+	const struct export_uri *served, long long pid, const struct export_uri *asked)
+{
+	char path[STATS_PATH_BYTES];
+	struct stat one;
+	struct stat other;
+	int len;
+
+	if (served->socket_path_bytes == asked->socket_path_bytes &&
+		memcmp(served->socket_path, asked->socket_path, asked->socket_path_bytes) == 0) {
+		return true;
+	}
+	if (served->socket_path[0] == '/') {
+		len = snprintf(path, sizeof(path), "%s", served->socket_path);
+	} else {
+		len = snprintf(path, sizeof(path), "/proc/%lld/cwd/%s", pid, served->socket_path);
+	}
+	return len < (int)sizeof(path) && served->socket_path[0] != '\0' &&
+	       asked->socket_path[0] != '\0' && stat(path, &one) == 0 &&
+	       stat(asked->socket_path, &other) == 0 && one.st_dev == other.st_dev &&
+	       one.st_ino == other.st_ino;
+}
+
+static bool same_place(
+	const struct export_uri *served, long long pid, const struct export_uri *asked)
+{
+	if (served->is_unix != asked->is_unix ||
+		strcmp(served->export_name, asked->export_name) != 0) {
+		return false;
+	}
+	if (served->is_unix) {
+		return same_socket(served, pid, asked);
+	}
+	return served->port == asked->port &&
+	       (strcasecmp(served->host, asked->host) == 0 ||
+		       (is_here(served->host) && is_here(asked->host)));
+}
+
+static enum fit fit_uri(const char *served_text, long long pid, const char *asked_text)
+{
+	struct export_uri served = { 0 };
+	struct export_uri asked = { 0 };
+	struct error error;
+	enum fit fit = FIT_NOT;
+
+	if (same_text(served_text, asked_text)) {
+		return FIT_EXACT;
+	}
+	if (export_uri_parse(served_text, &served, &error) == 0 &&
+		export_uri_parse(asked_text, &asked, &error) == 0 &&
+		same_place(&served, pid, &asked)) {
+		fit = FIT_OTHER_SPELLING;
+	}
+	export_uri_fini(&served);
+	export_uri_fini(&asked);
+	return fit;
+}
+
+static enum fit fit_server(const json_t *document, const char *uri)
+{
+	const json_t *uris = json_object_get(document, "uris");
+	long long pid = (long long)json_integer_value(json_object_get(document, "pid"));
+	enum fit best = FIT_NOT;
+
+	for (size_t i = 0; i < json_array_size(uris); i++) {
+		const char *served = json_string_value(json_array_get(uris, i));
+		enum fit fit = served != NULL ? fit_uri(served, pid, uri) : FIT_NOT;
+
+		best = MAX(best, fit);
+	}
+	return best;
+}
+
+/* What was found among the servers of this machine. */
+struct search {
+	char path[STATS_PATH_BYTES]; /* of the last match */
+	char matched[MATCHED_BYTES]; /* all matches; cut when there are many */
+	bool cut;
+	char uris[URIS_BYTES]; /* some of those that do not match */
+	uint32_t matches;
+	uint32_t rank; /* of the matches */
+	uint32_t servers;
+	struct error error; /* why the first server that could not be asked could not */
+};
+
+static void add_match(struct search *search, const char *path, const json_t *document)
+{
+	const json_t *uris = json_object_get(document, "uris");
+	const char *uri = json_string_value(json_array_get(uris, 0));
+	size_t used = strlen(search->matched);
+	char shown[SHOWN_BYTES] = "";
+	char text[MATCH_BYTES];
+
+	if (uri != NULL) {
+		log_escape(shown, sizeof(shown), uri, strlen(uri));
+	}
+	snprintf(text, sizeof(text), "%s%lld%s%s", search->matches > 0 ? ", " : "",
+		(long long)json_integer_value(json_object_get(document, "pid")),
+		uri != NULL ? " " : "", shown);
+	if (used + strlen(text) + MATCHED_TAIL_BYTES < sizeof(search->matched)) {
+		memcpy(search->matched + used, text, strlen(text) + 1);
+	} else if (!search->cut) {
+		snprintf(search->matched + used, sizeof(search->matched) - used, ", ...");
+		search->cut = true;
+	}
+	search->matches++;
+	snprintf(search->path, sizeof(search->path), "%s", path);
+}
+
+/* What the search goes past, for who looks for a name that is nearly right. */
+static void add_uris(struct search *search, const json_t *document)
+{
+	const json_t *uris = json_object_get(document, "uris");
+
+	for (size_t i = 0; i < json_array_size(uris); i++) {
+		const char *uri = json_string_value(json_array_get(uris, i));
+		char shown[URIS_BYTES];
+		size_t used = strlen(search->uris);
+		bool cut = used >= 3 && strcmp(search->uris + used - 3, "...") == 0;
+
+		if (uri == NULL || cut) {
+			return;
+		}
+		log_escape(shown, sizeof(shown), uri, strlen(uri));
+		if (used + strlen(shown) + URIS_TAIL_BYTES >= sizeof(search->uris)) {
+			snprintf(shown, sizeof(shown), "...");
+		}
+		snprintf(search->uris + used, sizeof(search->uris) - used, "%s%s",
+			used > 0 ? ", " : "", shown);
+	}
+}
+
+/* How much a server that fits is worth; 0: it does not fit. What a server says of its URIs is
+ * believed for want of anything better, but for root one whose process is not root's has no chance
+ * against one of root's, in whatever spelling. */
+static uint32_t rank_of(const json_t *document, const struct ucred *peer, const char *uri)
+{
+	enum fit fit = uri == NULL ? FIT_EXACT : fit_server(document, uri);
+	bool is_trusted = uri != NULL && geteuid() == 0 && peer->uid == 0;
+
+	return fit == FIT_NOT ? 0 : (uint32_t)fit + (is_trusted ? FIT_EXACT : 0);
+}
+
+static void look_at(struct search *search, const char *path, const char *uri)
+{
+	struct error error = { 0 };
+	struct ucred peer;
+	json_t *document = stats_ask_within(path, CONTROL_TIMEOUT_MS, &peer, &error);
+	uint32_t rank;
+
+	if (document == NULL) {
+		/* One that was killed leaves its socket, one that ends takes it away. */
+		if (error.code != -ECONNREFUSED && error.code != -ENOENT &&
+			search->error.code == 0) {
+			search->error = error;
+		}
+		return;
+	}
+	search->servers++;
+	rank = rank_of(document, &peer, uri);
+	if (rank > search->rank) {
+		/* One that is named exactly is meant, and not one that would fit as well. */
+		search->rank = rank;
+		search->matches = 0;
+		search->cut = false;
+		search->matched[0] = '\0';
+	}
+	if (rank == 0) {
+		add_uris(search, document);
+	} else if (rank == search->rank) {
+		add_match(search, path, document);
+	}
+	json_decref(document);
+}
+
+/* Calls see for each control socket of a folder. An errno, or 0. */
+static int walk_folder(
+	const char *folder, void (*see)(void *context, const char *path), void *context)
+{
+	DIR *directory = opendir(folder);
+	struct dirent *entry;
+
+	if (directory == NULL) {
+		return errno == ENOENT ? 0 : errno;
+	}
+	while ((entry = readdir(directory)) != NULL) {
+		char path[STATS_PATH_BYTES];
+		const char *end = strrchr(entry->d_name, '.');
+
+		if (end != NULL && strcmp(end, ".sock") == 0 &&
+			snprintf(path, sizeof(path), "%s/%s", folder, entry->d_name) <
+				(int)sizeof(path)) {
+			see(context, path);
+		}
+	}
+	closedir(directory);
+	return 0;
+}
+
+struct wish {
+	struct search *search;
+	const char *uri;
+};
+
+static void see_match(void *context, const char *path)
+{
+	const struct wish *wish = context;
+
+	look_at(wish->search, path, wish->uri);
+}
+
+static void search_folder(struct search *search, const char *folder, const char *uri)
+{
+	struct wish wish = { search, uri };
+	int code = walk_folder(folder, see_match, &wish);
+
+	if (code != 0) {
+		error_set(&search->error, -code, "%s: %s", folder, strerror(code));
+	}
+}
+
+/* Whether any user may have made what is there. */
+static bool is_of_a_user(const char *folder)
+{
+	return geteuid() == 0 && strncmp(folder, "/run/user/", strlen("/run/user/")) == 0;
+}
+
+static int no_folder(struct error *error)
+{
+	return error_set(error, -ENOENT,
+		"there is no usual place for control sockets here, because XDG_RUNTIME_DIR is not "
+		"set: name the server's socket (gmblock serve --control PATH)");
+}
+
+/* Looks among the usual control sockets for the one server that serves uri (NULL: any). */
+static int find_server(const char *uri, char path[STATS_PATH_BYTES], struct error *error)
+{
+	char folder[STATS_PATH_BYTES];
+	char other[STATS_PATH_BYTES];
+	struct search search = { 0 };
+	char shown[URIS_BYTES];
+
+	if (server_control_folder(0, folder, sizeof(folder)) != 0) {
+		return no_folder(error);
+	}
+	for (uint32_t i = 0; server_control_folder(i, other, sizeof(other)) == 0; i++) {
+		/* Root names them by process or socket: the kernel can say whether that is right.
+		 */
+		if (!is_of_a_user(other)) {
+			search_folder(&search, other, uri);
+		}
+	}
+	if (search.matches == 1) {
+		/* One that was named has been found: the others do not matter. */
+		if (search.error.code != 0 && uri == NULL) {
+			log_warning("one server could not be asked: %s", search.error.text);
+		}
+		memcpy(path, search.path, sizeof(search.path));
+		return 0;
+	}
+	if (search.matches > 1) {
+		return error_set(error, -EINVAL,
+			"%u servers fit: name one by a URI of it, its process id (%s) or its "
+			"socket in %s; \"gmblock list --local\" shows them",
+			search.matches, search.matched, folder);
+	}
+	if (search.error.code != 0) {
+		*error = search.error;
+		error_prefix(error, "no server is known to fit, and one could not be asked");
+		return error->code;
+	}
+	if (uri != NULL && search.servers > 0) {
+		return error_set(error, -ENOENT,
+			"no server of this user on this machine serves %s%s%s; a server is "
+			"asked on its own machine: run this command there",
+			log_escape(shown, sizeof(shown), uri, strlen(uri)),
+			search.uris[0] != '\0' ? "; what is served here is " : "", search.uris);
+	}
+	return error_set(error, -ENOENT,
+		"no server of this user runs on this machine (looked in %s); one that was started "
+		"with --control PATH is named by that path",
+		folder);
+}
+
+/* The usual control socket of a process, which has to be there. */
+static int find_process(const char *pid, char path[STATS_PATH_BYTES], struct error *error)
+{
+	char folder[STATS_PATH_BYTES];
+
+	if (server_control_folder(0, folder, sizeof(folder)) != 0) {
+		return no_folder(error);
+	}
+	for (uint32_t i = 0; server_control_folder(i, folder, sizeof(folder)) == 0; i++) {
+		if (snprintf(path, STATS_PATH_BYTES, "%s/%s.sock", folder, pid) >=
+			STATS_PATH_BYTES) {
+			return error_set(error, -EINVAL, "\"%s\" is no process id", pid);
+		}
+		if (access(path, F_OK) == 0 || errno != ENOENT) {
+			return 0;
+		}
+	}
+	(void)!server_control_folder(0, folder, sizeof(folder));
+	return error_set(error, -ENOENT,
+		"no server of this user with the process id %s runs on this machine (looked in %s)",
+		pid, folder);
+}
+
+int stats_find(const char *server, char path[STATS_PATH_BYTES], struct error *error)
+{
+	if (server == NULL || strstr(server, "://") != NULL) {
+		return find_server(server, path, error);
+	}
+	if (strspn(server, "0123456789") == strlen(server) && server[0] != '\0') {
+		return find_process(server, path, error);
+	}
+	if (snprintf(path, STATS_PATH_BYTES, "%s", server) >= STATS_PATH_BYTES) {
+		return error_set(error, -ENAMETOOLONG, "%s: too long for a socket's path", server);
+	}
+	return 0;
+}
+
+/* --- listing --------------------------------------------------------------------------------- */
+
+/* An array of servers, and when there is no more time to ask them. */
+struct listing {
+	json_t *servers;
+	uint64_t end_ns;
+};
+
+static json_t *exports_of(const json_t *document)
+{
+	json_t *list = json_array();
+	json_t *entry;
+	size_t i;
+
+	json_array_foreach(json_object_get(document, "exports"), i, entry)
+	{
+		json_array_append_new(
+			list, json_pack("{s:O?, s:O?}", "name", json_object_get(entry, "name"),
+				      "path", json_object_get(entry, "path")));
+	}
+	return list;
+}
+
+static void see_server(void *context, const char *path)
+{
+	struct listing *listing = context;
+	uint64_t left_ns = listing->end_ns - MIN(clock_now_ns(), listing->end_ns);
+	struct ucred peer = { .uid = (uid_t)-1 };
+	struct error error = { 0 };
+	json_t *document = stats_ask_within(
+		path, (int)MIN(clock_milliseconds(left_ns), (uint32_t)LIST_ONE_MS), &peer, &error);
+	json_t *server;
+
+	if (document == NULL && (error.code == -ECONNREFUSED || error.code == -ENOENT)) {
+		return; /* it has ended */
+	}
+	if (document == NULL) {
+		server = json_pack("{s:s, s:s}", "socket", path, "error", error.text);
+	} else {
+		server = json_pack("{s:O?, s:I, s:s, s:O?, s:O?, s:o}", "pid",
+			json_object_get(document, "pid"), "uid", (json_int_t)peer.uid, "socket",
+			path, "version", json_object_get(document, "version"), "uris",
+			json_object_get(document, "uris"), "exports", exports_of(document));
+	}
+	json_array_append_new(listing->servers, server);
+	json_decref(document);
+}
+
+json_t *servers_list(struct error *error)
+{
+	struct listing listing = {
+		.servers = json_array(),
+		.end_ns = clock_now_ns() + LIST_NS,
+	};
+	char folder[STATS_PATH_BYTES];
+
+	if (server_control_folder(0, folder, sizeof(folder)) != 0) {
+		no_folder(error);
+		json_decref(listing.servers);
+		return NULL;
+	}
+	for (uint32_t i = 0; server_control_folder(i, folder, sizeof(folder)) == 0; i++) {
+		int code = walk_folder(folder, see_server, &listing);
+
+		if (code != 0) {
+			log_warning("%s: %s", folder, strerror(code));
+		}
+	}
+	return listing.servers;
+}
+
+static void print_texts(const json_t *list, const char *key)
+{
+	json_t *entry;
+	size_t i;
+
+	json_array_foreach(list, i, entry)
+	{
+		const char *text =
+			json_string_value(key != NULL ? json_object_get(entry, key) : entry);
+
+		if (text != NULL) {
+			printf("  ");
+			print_peer_text(text);
+			printf("\n");
+		}
+	}
+}
+
+void servers_print(const json_t *servers)
+{
+	json_t *server;
+	size_t i;
+
+	json_array_foreach(servers, i, server)
+	{
+		const char *error = json_string_value(json_object_get(server, "error"));
+		const json_t *uris = json_object_get(server, "uris");
+		uid_t uid = (uid_t)json_integer_value(json_object_get(server, "uid"));
+		const struct passwd *user = error == NULL ? getpwuid(uid) : NULL;
+
+		if (error != NULL) {
+			print_peer_text(error);
+			printf("\n");
+			continue;
+		}
+		printf("Server %lld, user %u%s%s%s, %s\n",
+			(long long)json_integer_value(json_object_get(server, "pid")),
+			(unsigned int)uid, user != NULL ? " (" : "",
+			user != NULL ? user->pw_name : "", user != NULL ? ")" : "",
+			json_string_value(json_object_get(server, "socket")));
+		if (json_array_size(uris) > 0) {
+			print_texts(uris, NULL);
+		} else { /* it serves no address whose URI has the exports */
+			print_texts(json_object_get(server, "exports"), "name");
+		}
+	}
+}

@@ -1,0 +1,365 @@
+#!/usr/bin/python3
+"""What a hostile server says, whatever command shows it, never steers the terminal, nor hides there: every
+string of an answer has each character that could. One that pretends to be another server is not believed,
+and one that never ends its answer is left."""
+import contextlib
+import json
+import os
+import re
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+
+import fake_server as fake
+import nbdmini
+import support
+
+# ESC, CSI of C1, DEL, bidi, zero width, a line separator, an invisible tag.
+EVIL = "\x1b[31m\u009b31m\x7f\u202e\u2066\u200b\u200d\u00ad\ufeff\u2028\U000e0041"
+FORBIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
+                       "\U000e0000-\U000e0fff]")
+# What decides how an answer is read.
+KEPT = {"service", "version", "kind"}
+# Values that the poison keeps at their beginning, as a command looks at them.
+PREFIX = {"code"}
+
+
+def poison(value, key=None):
+    """The same value with EVIL behind every string, also behind the names of what is counted."""
+    if isinstance(value, dict):
+        evil_keys = key == "store" or key in ("layer",)
+        return {name + EVIL if evil_keys else name: poison(entry, "layer" if key == "store" else name)
+                for name, entry in value.items()}
+    if isinstance(value, list):
+        return [poison(entry, key) for entry in value]
+    return value + EVIL if isinstance(value, str) and key not in KEPT | PREFIX else value
+
+
+class Between:
+    """Passes on commands to a real server, and poisons what it answers."""
+
+    def __init__(self, path, target):
+        self.target = target
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(path)
+        self.listener.listen()
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+
+    def run(self):
+        while True:
+            try:
+                client = self.listener.accept()[0]
+            except OSError:
+                return
+            threading.Thread(target=self.serve, args=(client,), daemon=True).start()
+
+    def serve(self, client):
+        with client, socket.socket(socket.AF_UNIX) as server, contextlib.suppress(OSError):
+            server.connect(self.target)
+            with client.makefile("rb") as lines, server.makefile("rb") as answers:
+                client.sendall(answers.readline())
+                server.sendall(lines.readline())
+                for line in answers:
+                    client.sendall(json.dumps(poison(json.loads(line)), ensure_ascii=False).encode() + b"\n")
+
+    def close(self):
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.thread.join()
+        self.listener.close()
+
+
+class Control(support.Case):
+    def setUp(self):
+        super().setUp()
+        self.control, self.evil = self.path("real"), self.path("evil")
+        self.server = self.start_unix("--export", "a=memory:1M,fault=read:EIO:every=3,delay=write:1ms,rate=100M",
+                                      "--export", "b=null:1M", "--control", self.control, uri_count=2)
+        between = Between(self.evil, self.control)
+        self.addCleanup(between.close)
+
+    def clean(self, *command, status=0, **options):
+        code, output, errors = self.run_gmblock(*command, **options)
+        self.assertEqual(code, status, errors)
+        self.assertIsNone(FORBIDDEN.search(output + errors), repr(output + errors))
+        self.assertRegex(output + errors, r"\\x1b|\\u001B", command)
+        return output
+
+    def test_text_of_all_commands(self):
+        with nbdmini.open_export(self.server.uri, b"a") as client:
+            client.write(0, b"x" * 65536)
+            with contextlib.suppress(OSError):
+                for _ in range(4):
+                    client.read(0, 65536)
+        # Counted when the next answer comes.
+        with nbdmini.open_export(self.server.uri, b"b") as client:
+            client.read(0, 1)
+        at = ("--server", self.evil)
+        self.check_commands(at)
+
+    def check_commands(self, at):
+        for command, status in ((("stats",), 0), (("stats", "--json"), 0), (("stats", "--prometheus"), 0),
+                                (("export", "list"), 0), (("export", "list", "--json"), 0),
+                                (("export", "add", "c", "memory:1M"), 0), (("export", "set", "a", "rate=1M"), 0),
+                                (("export", "remove", "absent"), 1), (("snapshot", "create", "a", "s"), 1),
+                                (("snapshot", "list"), None), (("rate", "a", "2M"), 0),
+                                (("rate", "z", "2M"), 1), (("reload",), None)):
+            with self.subTest(command):
+                if status is None:
+                    code, output, errors = self.run_gmblock(*command, *at)
+                    self.assertIsNone(FORBIDDEN.search(output + errors), repr(output + errors))
+                    continue
+                output = self.clean(*command, *at, status=status)
+                if "--json" in command:
+                    self.assertIn(EVIL, self.all_strings(output))
+
+    @staticmethod
+    def all_strings(output):
+        found = []
+
+        def look(value):
+            if isinstance(value, str):
+                found.append(value)
+            elif isinstance(value, dict):
+                for entry in value.items():
+                    look(list(entry))
+            elif isinstance(value, list):
+                for entry in value:
+                    look(entry)
+
+        look(json.loads(output))
+        return "".join(found)
+
+    def test_watched(self):
+        for form in ((), ("--json",)):
+            with subprocess.Popen([support.program(), "stats", "--watch=0.1", *form, self.evil],
+                                  stdout=subprocess.PIPE, text=True) as process:
+                for _ in range(3):
+                    line = process.stdout.readline()
+                    self.assertIsNone(FORBIDDEN.search(line), repr(line))
+                process.terminate()
+
+    def test_traced(self):
+        for form in ((), ("--json",)):
+            process = subprocess.Popen(
+                [support.program(), "trace", "--request", *form, "--server", self.evil], stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            self.assertIn("waiting for 1 request", process.stderr.readline())
+            with nbdmini.open_export(self.server.uri, b"a") as client, contextlib.suppress(OSError):
+                client.read(0, 65536)
+            output, errors = process.communicate()
+            self.assertEqual(process.returncode, 0, errors)
+            self.assertIsNone(FORBIDDEN.search(output + errors), repr(output))
+            self.assertRegex(output, r"\\x1b|\\u001B")
+
+    def test_an_answer_that_never_ends(self):
+        """Byte by byte, or note by note: the limit is for the whole. All of them at once."""
+        hello = {"service": "gmblock control", "protocol": 1, "version": "0", "pid": 1}
+        ended = threading.Event()
+        self.addCleanup(ended.set)
+
+        def never(listener, piece):
+            client = listener.accept()[0]
+            with client, contextlib.suppress(OSError):
+                client.sendall(json.dumps(hello).encode() + b"\n")
+                while not ended.wait(0.05):
+                    client.sendall(piece)
+
+        running = []
+        for piece in (b"x", b'{"note": {}}\n'):
+            for i, command in enumerate((["stats"], ["stats", "--prometheus"], ["rate", "1M", "--rule", "1"])):
+                path = self.path(f"never{len(piece)}{i}")
+                listener = socket.socket(socket.AF_UNIX)
+                self.addCleanup(listener.close)
+                listener.bind(path)
+                listener.listen()
+                threading.Thread(target=never, args=(listener, piece), daemon=True).start()
+                running.append(subprocess.Popen([support.program(), *command, "--server", path],
+                                                stderr=subprocess.PIPE, text=True))
+        for process in running:
+            self.addCleanup(process.kill)
+        for process in running:
+            # Only what never ends fails here.
+            self.assertIn("no answer for 10 seconds", process.communicate(timeout=support.WAIT_SECONDS)[1])
+            self.assertEqual(process.returncode, 1)
+
+
+class Impostor(support.Case):
+    """Of another user, or a server that was taken over, before the commands of root."""
+
+    def setUp(self):
+        if os.geteuid() != 0:
+            self.skipTest("only root asks the servers of others")
+        super().setUp()
+        os.chmod(self.folder, 0o755)
+        self.user = "/run/user/65533"
+        if os.path.exists(self.user):
+            self.skipTest(f"{self.user} is in use")
+        os.makedirs(self.user + "/gmblock/serve")
+        self.addCleanup(shutil.rmtree, self.user)
+        for folder in ("", "/gmblock", "/gmblock/serve"):
+            os.chown(self.user + folder, 65533, 65533)
+
+    def impostor(self, path, uri, uid, listens_as_root=False):
+        """Says that it serves uri."""
+        code = """
+import json, os, socket, sys
+path, uri, uid, first = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4] == "1"
+listener = socket.socket(socket.AF_UNIX)
+if first: listener.bind(path)
+os.setgroups([]); os.setgid(uid); os.setuid(uid)
+if not first: listener.bind(path)
+listener.listen()
+print("ready", flush=True)
+while True:
+  try:
+    client = listener.accept()[0]
+    client.sendall(json.dumps({"service": "gmblock control", "protocol": 1, "version": "0", "pid": 1}).encode() + b"\\n")
+    client.recv(4096)
+    client.sendall(json.dumps({"result": {"pid": 1, "uris": [uri], "exports": [{"name": "fake", "path": "x"}],
+        "rate": "fake"}}).encode() + b"\\n")
+    client.close()
+  except OSError:
+    pass
+"""
+        process = subprocess.Popen([sys.executable, "-c", code, path, uri, str(uid), str(int(listens_as_root))],
+                                   stdout=subprocess.PIPE, text=True)
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        self.assertEqual(process.stdout.readline(), "ready\n")
+        return process
+
+    def test_another_spelling_of_a_uri(self):
+        server = self.start_unix("memory:1M")
+        other = server.uri.replace(self.folder, self.folder.replace("/tmp/", "/tmp//"))
+        self.impostor(self.user + "/gmblock/serve/1.sock", other, 65533)
+        taken_over = "/run/gmblock-serve/gmblock-test.sock"
+        self.addCleanup(lambda: os.path.exists(taken_over) and os.unlink(taken_over))
+        self.impostor(taken_over, other, 65534, True)
+        for uri in (server.uri, other):
+            code, output, errors = self.run_gmblock("stats", "--json", uri)
+            self.assertEqual(code, 0, errors)
+            self.assertEqual(json.loads(output)["pid"], server.process.pid, uri)
+
+    def test_a_uri_that_only_a_user_claims(self):
+        self.impostor(self.user + "/gmblock/serve/1.sock", "nbd://localhost/nobody-serves-this", 65533)
+        code, _, errors = self.run_gmblock("rate", "1M", "--rule", "1", "--server", "nbd://localhost/nobody-serves-this")
+        self.assertEqual(code, 1, errors)
+
+    def test_the_id_of_another_process(self):
+        server = self.start_unix("memory:1M", "--control", "none")
+        pid = server.process.pid
+        fake_process = self.impostor(f"{self.user}/gmblock/serve/{pid}.sock", server.uri, 65533)
+        code, _, errors = self.run_gmblock("stats", str(pid))
+        self.assertEqual(code, 1)
+        self.assertIn("with another id than the name says", errors)
+        right = f"{self.user}/gmblock/serve/{fake_process.pid}.sock"
+        os.rename(f"{self.user}/gmblock/serve/{pid}.sock", right)
+        code, output, _ = self.run_gmblock("stats", "--json", str(fake_process.pid))
+        self.assertEqual((code, json.loads(output)["pid"]), (0, fake_process.pid))
+        listed = json.loads(self.run_gmblock("list", "--local", "--json")[1])["servers"]
+        self.assertIn((fake_process.pid, 65533, right), [(entry.get("pid"), entry.get("uid"), entry["socket"])
+                                                         for entry in listed])
+
+
+class Local(support.Case):
+    def test_servers_are_listed(self):
+        folder = tempfile.mkdtemp(prefix="gmblock-list-")
+        self.addCleanup(shutil.rmtree, folder, ignore_errors=True)
+        os.chmod(folder, 0o777)
+        options = {"env": dict(os.environ, XDG_RUNTIME_DIR=folder)}
+        if os.geteuid() == 0:
+            options.update(user=65534, group=65534, extra_groups=[])
+        try:
+            self.assertEqual(self.run_gmblock("list", "--local", **options), (0, "", ""))
+        except PermissionError:
+            self.skipTest("others may not run the program")
+        servers = [self.start("--export", "a=memory:1M", "--export", "b=null:1M", "--listen",
+                              f"nbd+unix:///?socket={folder}/{name}", uri_count=2, **options) for name in ("one", "two")]
+        code, output, errors = self.run_gmblock("list", "--local", **options)
+        self.assertEqual((code, errors), (0, ""))
+        for server in servers:
+            pid = server.process.pid
+            self.assertRegex(output, rf"(?m)^Server {pid}, user \d+( \(.*\))?, {folder}/gmblock/serve/{pid}.sock\n"
+                             + "".join(f"  {re.escape(uri)}\n" for uri in server.uris))
+        told = json.loads(self.run_gmblock("list", "--local", "--json", **options)[1])["servers"]
+        self.assertEqual({entry["pid"]: entry["uris"] for entry in told},
+                         {server.process.pid: server.uris for server in servers})
+        self.assertEqual(told[0]["exports"], [{"name": "a", "path": "memory:1M"}, {"name": "b", "path": "null:1M"}])
+        code, _, errors = self.run_gmblock("stats", **options)
+        self.assertEqual(code, 1)
+        for server in servers:
+            self.assertIn(f"{server.process.pid} {server.uri}", errors)
+        self.assertIn('"gmblock list --local" shows them', errors)
+        for wrong in (["--local", "nbd://h"], ["--local", "--long"], ["--local", "--uri"]):
+            self.check_refused(["list", *wrong], 2, "--local goes with --json only")
+
+
+class Nbd(support.Case):
+    """Names, descriptions, contexts and the reasons of refusals."""
+
+    def clean(self, *command):
+        code, output, errors = self.run_gmblock(*command)
+        self.assertIsNone(FORBIDDEN.search(output + errors), repr(output + errors))
+        self.assertRegex(output + errors, r"\\x1b|\\u001B", command)
+        return code, output
+
+    def test_what_is_offered(self):
+        name, words = b"disk" + EVIL.encode(), ("words" + EVIL).encode()
+
+        def answer(dialogue):
+            option, _ = dialogue.option()
+            if option == fake.LIST:
+                dialogue.reply(option, fake.SERVER, struct.pack(">I", len(name)) + name + words)
+                dialogue.reply(option, fake.ACK)
+            elif option in (fake.INFO, fake.GO):
+                dialogue.reply(option, fake.INFO_REPLY, struct.pack(">H", 1) + name)
+                dialogue.reply(option, fake.INFO_REPLY, struct.pack(">H", 2) + words)
+                dialogue.reply(option, fake.INFO_REPLY, struct.pack(">HQH", 0, 1 << 20, 1))
+                dialogue.reply(option, fake.ACK)
+            elif option == fake.LIST_META:
+                dialogue.reply(option, fake.META, struct.pack(">I", 0) + b"x:" + words)
+                dialogue.reply(option, fake.ACK)
+            elif option == fake.STRUCTURED_REPLY:
+                dialogue.reply(option, fake.ACK)
+            else:
+                dialogue.reply(option, fake.UNSUP, words)
+
+        def script(dialogue):
+            dialogue.greet()
+            while True:
+                answer(dialogue)
+
+        with fake.FakeServer(script) as server:
+            for command in (["list"], ["list", "--long"], ["list", "--json"], ["info"], ["info", "--json"],
+                            ["info", "--list"]):
+                with self.subTest(command):
+                    code, output = self.clean(*command, server.uri())
+                    self.assertEqual(code, 0)
+                    if "--json" in command:
+                        self.assertIn(EVIL, Control.all_strings(output))
+
+    def test_refusals(self):
+        def script(dialogue):
+            dialogue.greet()
+            while True:
+                option, _ = dialogue.option()
+                dialogue.reply(option, fake.POLICY, ("no" + EVIL).encode())
+
+        with fake.FakeServer(script) as server:
+            for command in (["list"], ["info"], ["info", "--map"], ["bench", "--seconds", "0.1"],
+                            ["copy", "--to", "x"]):
+                with self.subTest(command):
+                    if command[0] == "copy":
+                        code, _ = self.clean("copy", server.uri(), self.path("target"))
+                    else:
+                        code, _ = self.clean(*command, server.uri())
+                    self.assertEqual(code, 1)
+
+
+if __name__ == "__main__":
+    support.main()
