@@ -195,12 +195,18 @@ enum clan_access {
 	CLAN_ACCESS_OWNER, /* the process's own user, and root */
 	CLAN_ACCESS_ANY,   /* everybody who can reach the address; the program decides by
 			      clan_conn_peer() */
+	/* The same, and on shm memory that another user than root and our own may write is touched
+	 * by helper threads only: whoever may write it can punch holes, which a thread that touches
+	 * it waits for. Such a connection has no CLAN_CAN_MAP here; its puts and gets end by
+	 * CLAN_EVENT_DONE, and what is sent before that event can overtake a put. Not with
+	 * CLAN_QUEUE_PASSIVE. */
+	CLAN_ACCESS_WARY,
 };
 
 /* What one side of a connection offers and accepts. NULL and 0 mean the default. */
 struct clan_conn_options {
 	size_t size;
-	uint32_t access;     /* enum clan_access; listeners and clan_adopt() */
+	uint32_t access;     /* enum clan_access; clan_connect(): only whether it is WARY */
 	uint32_t bulk_slots; /* our bulk ring in slots of 64 bytes: a power of two, 256 to 65536;
 				0 = 256. The memory we use per connection is 8 KiB + 64 times it;
 				on a network: 72 KiB (ofi: 115) + 64 times it, and it is what
@@ -306,8 +312,8 @@ enum clan_conn_caps {
 	CLAN_CAN_MAP = 1 << 0,
 };
 
-/* What kind of network carries the connection: a set of enum clan_conn_caps, the same at both ends
- * and from the beginning. */
+/* What kind of network carries the connection: a set of enum clan_conn_caps. The same from the
+ * beginning, and at both ends where none is CLAN_ACCESS_WARY. */
 uint32_t clan_conn_caps(const struct clan_conn *conn);
 
 /* Counters since the connection was made. stats->size must be set. */
@@ -561,13 +567,22 @@ enum clan_put_flags {
  * will tell; from and to are held until then. value: at most CLAN_VALUE_MAX; 0 without CLAN_NOTIFY.
  * Errors: -ESTALE revoked, or used with ONCE, -EACCES, -ERANGE, -ENOENT the region is gone, -EAGAIN
  * (with CLAN_NOTIFY: no room, as clan_send()), -ENOTCONN, -EINVAL, -ENOMEM. After an error nothing
- * arrived. shm ends every one at once; networks end later.
+ * arrived. shm ends every one at once, but with CLAN_ACCESS_WARY; networks end later.
  */
 int clan_put(struct clan_conn *conn, const struct iovec *from, uint32_t from_count,
 	const struct clan_cookie *cookie, uint64_t offset, uint32_t flags, uint32_t value,
 	void *op);
 int clan_get(struct clan_conn *conn, const struct iovec *to, uint32_t to_count,
 	const struct clan_cookie *cookie, uint64_t offset, void *op);
+
+/*
+ * Copies from a region of ours that the peer may write, for those who are CLAN_ACCESS_WARY. Returns
+ * 1 when it has ended, 0 when CLAN_EVENT_DONE with op will tell: to is held until then, or until
+ * CLAN_EVENT_CLOSED, and the region must not be destroyed. Errors: -EINVAL another queue, -ERANGE,
+ * -ENOTCONN, -ENOMEM.
+ */
+int clan_region_fetch(struct clan_conn *conn, const struct clan_region *region, uint64_t offset,
+	void *to, size_t bytes, void *op);
 
 /* ---- tripwires
  * ---------------------------------------------------------------------------------------

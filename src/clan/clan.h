@@ -6,7 +6,7 @@
  *
  *   conn.c region.c (calls) ──▶ provider: shm_*.c, net*.c
  *         │                        │ clan_fire()
- *         └──────▶ queue.c ◀───────┘        waiter.c: sleeping     work.c: what may block
+ *         └──────▶ queue.c ◀───────┘        waiter.c: sleeping     base/work.c: what may block
  *
  * Threading: as <gmblock/clan.h>. Ownership: a connection is created by its provider and freed by
  * the queue, through the provider, when CLAN_EVENT_CLOSED has been given.
@@ -17,11 +17,12 @@
 #include <gmblock/clan.h>
 
 #include <string.h>
+#include <unistd.h>
 
 #include "base/error.h"
 #include "base/list.h"
+#include "base/work.h"
 #include "clan/waiter.h"
-#include "clan/work.h"
 
 /* The limits that <gmblock/clan.h> gives. */
 enum {
@@ -87,6 +88,12 @@ static inline void clan_deadline_clear(struct clan_deadline *deadline)
 }
 /* Hands an error to the program, which may not want it. Returns its code. */
 int clan_error_give(struct clan_error *error_out, const struct error *error);
+/* Another user than root and our own, who cannot harm us more than by its memory and descriptors.
+ */
+static inline bool clan_is_stranger(uid_t uid)
+{
+	return uid != 0 && uid != geteuid();
+}
 static inline bool clan_queue_is_passive(const struct clan_queue *queue)
 {
 	return (queue->options.flags & CLAN_QUEUE_PASSIVE) != 0;
@@ -117,6 +124,7 @@ struct clan_conn {
 	uint32_t ready;	      /* enum clan_ready: to be given */
 	uint32_t enabled;     /* enum clan_ready: what returned -EAGAIN since it was given */
 	bool connect_pending; /* CLAN_EVENT_CONNECT or CONNECTED is to be given */
+	bool is_wary;	      /* memory that the peer may write is for helper threads only */
 	bool connector;
 	bool known; /* to the program: it gets events, and closes it */
 	bool lost_pending;
@@ -196,6 +204,8 @@ struct clan_provider {
 		void *op);
 	int (*get)(struct clan_conn *conn, const struct iovec *to, uint32_t to_count,
 		const struct clan_cookie *cookie, uint64_t offset, void *op);
+	int (*fetch)(struct clan_conn *conn, const struct clan_region *region, uint64_t offset,
+		void *to, size_t bytes, void *op);
 	int (*tripwire)(struct clan_conn *conn, const struct clan_share *share, uint64_t offset,
 		uint32_t bytes, uint32_t *number_out);
 	int (*rearm)(struct clan_conn *conn, uint32_t number);

@@ -11,6 +11,7 @@
 
 #include "base/bytes.h"
 #include "base/log.h"
+#include "base/rights.h"
 #include "clan/clan.h"
 
 /* The table of providers; addresses begin with the name of one and a colon. */
@@ -209,7 +210,7 @@ static int check_options(const struct clan_conn_options *given, struct clan_conn
 	if (options->peer_region_bytes_max == 0) {
 		options->peer_region_bytes_max = UINT64_C(64) << 20;
 	}
-	if (options->access > CLAN_ACCESS_ANY || !is_power_of_two(options->bulk_slots) ||
+	if (options->access > CLAN_ACCESS_WARY || !is_power_of_two(options->bulk_slots) ||
 		options->bulk_slots < CLAN_BULK_SLOTS_MIN ||
 		options->bulk_slots > CLAN_BULK_SLOTS_MAX || options->cookies > CLAN_TABLE_MAX ||
 		options->tripwires > CLAN_TABLE_MAX ||
@@ -269,7 +270,7 @@ int clan_adopt(struct clan_queue *queue, int fd, const struct clan_conn_options 
 
 	if (check_options(given, &options, &error) != 0 ||
 		clan_providers[CLAN_SHM]->adopt(queue, fd, &options, conn_out, &error) != 0) {
-		dispose_fd(fd, clan_queue_is_passive(queue));
+		dispose_socket(fd, rights_owner(fd), clan_queue_is_passive(queue));
 	} else {
 		(*conn_out)->known = true;
 	}
@@ -359,7 +360,7 @@ const char *clan_conn_reason(const struct clan_conn *conn)
 
 uint32_t clan_conn_caps(const struct clan_conn *conn)
 {
-	return conn->provider->caps;
+	return conn->provider->caps & ~(conn->is_wary ? (uint32_t)CLAN_CAN_MAP : 0);
 }
 
 void clan_conn_get_stats(const struct clan_conn *conn, struct clan_conn_stats *stats)
@@ -526,6 +527,19 @@ int clan_get(struct clan_conn *conn, const struct iovec *to, uint32_t to_count,
 		return -ENOTCONN;
 	}
 	return conn->provider->get(conn, to, to_count, cookie, offset, op);
+}
+
+int clan_region_fetch(struct clan_conn *conn, const struct clan_region *region, uint64_t offset,
+	void *to, size_t bytes, void *op)
+{
+	if (conn->queue != region->queue) {
+		return -EINVAL;
+	}
+	if (!range_inside(offset, bytes, region->bytes)) {
+		return -ERANGE;
+	}
+	return conn->state == CLAN_OPEN ? conn->provider->fetch(conn, region, offset, to, bytes, op)
+					: -ENOTCONN;
 }
 
 int clan_rearm(struct clan_conn *conn, uint32_t number)

@@ -738,7 +738,7 @@ static int net_listen(struct clan_queue *queue, const char *address,
 	if (result != 0) {
 		return result;
 	}
-	if (options->access != CLAN_ACCESS_ANY) {
+	if (options->access == CLAN_ACCESS_OWNER) {
 		return error_set(error, -EINVAL,
 			"cannot listen at \"%s\": nobody knows the users of other machines, so "
 			"everybody must be admitted (CLAN_ACCESS_ANY)",
@@ -839,6 +839,16 @@ static void get_stats(const struct clan_conn *base, struct clan_conn_stats *stat
 	stats->peer_bell = CLAN_BELL_SOCKET;
 }
 
+/* What a peer puts there does not take pages away. */
+static int fetch(struct clan_conn *base, const struct clan_region *region, uint64_t offset,
+	void *to, size_t bytes, void *op)
+{
+	GMB_UNUSED(base);
+	GMB_UNUSED(op);
+	memcpy(to, region->base + offset, bytes);
+	return 1;
+}
+
 static int peer_get(struct clan_conn *base, uint32_t number, uint32_t generation, uint32_t rights,
 	uint64_t offset, uint64_t bytes, void **address_out)
 {
@@ -900,6 +910,7 @@ const struct clan_provider clan_provider_net = {
 	.void_cookies = net_void_cookies,
 	.put = net_put,
 	.get = net_get,
+	.fetch = fetch,
 	.tripwire = net_tripwire,
 	.rearm = net_rearm,
 	.tripwire_remove = net_tripwire_remove,

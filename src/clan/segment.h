@@ -13,7 +13,8 @@
 
 /* The kernel's seals of a file (F_SEAL_...). */
 enum {
-	SEGMENT_SEALED_SIZE = 0x0002 | 0x0004,	 /* it neither shrinks nor grows */
+	SEGMENT_SEALED_SIZE = 0x0002 | 0x0004,			 /* it neither shrinks nor grows */
+	SEGMENT_SEALED_READ_ONLY = SEGMENT_SEALED_SIZE | 0x0010, /* and nobody new writes */
 	SEGMENT_SEALED_WRITER = 0x0010 | 0x0001, /* nobody new writes, and nothing is unsealed */
 };
 

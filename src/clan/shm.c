@@ -15,6 +15,7 @@
 
 #include "base/bytes.h"
 #include "base/clock.h"
+#include "base/rights.h"
 #include "clan/shm.h"
 
 #if !defined(__x86_64__)
@@ -200,10 +201,13 @@ static struct shm_conn *conn_create(struct clan_queue *queue,
 	list_init(&conn->dirty_node);
 	list_init(&conn->dead_node);
 	list_init(&conn->revocations);
+	list_init(&conn->copies);
 	list_init(&conn->region_list);
 	list_init(&conn->unsent);
 	list_init(&conn->resend.node);
 	conn->resend.passed = shm_send_again;
+	list_init(&conn->reread.node);
+	conn->reread.passed = shm_receive_again;
 	clan_deadline_set(queue, &conn->conn.deadline, options->handshake_timeout_ms * NS_PER_MS);
 	return conn;
 }
@@ -342,6 +346,7 @@ void shm_conn_end(struct shm_conn *conn, int status, const char *reason)
 	}
 	shm_socket_close(conn);
 	list_remove(&conn->dirty_node);
+	atomic_store_explicit(&conn->copies_dropped, true, memory_order_relaxed);
 	shm_revocations_end(conn);
 	shm_regions_leave(conn);
 }
@@ -375,7 +380,8 @@ static void conn_close(struct clan_conn *base)
 
 void shm_conn_join(struct shm_conn *conn)
 {
-	if (conn->conn.state == CLAN_CLOSING && conn->regions_held == 0) {
+	if (conn->conn.state == CLAN_CLOSING && conn->regions_held == 0 &&
+		conn->copies_running == 0) {
 		clan_conn_set_state(&conn->conn, CLAN_CLOSED);
 		clan_fire(conn->conn.queue, &conn->conn.source);
 	}
@@ -413,13 +419,17 @@ static int read_credentials(struct shm_conn *conn, int fd)
 		.uid = credentials.uid,
 		.gid = credentials.gid,
 	};
+	/* Its memory is mapped, and not given to the program, which would wait for holes. */
+	conn->conn.is_wary = conn->conn.options.access == CLAN_ACCESS_WARY &&
+			     clan_is_stranger(credentials.uid) &&
+			     !clan_queue_is_passive(conn->conn.queue);
 	return 0;
 }
 
 static bool may_connect(const struct shm_conn *conn)
 {
-	return conn->conn.options.access == CLAN_ACCESS_ANY || conn->conn.peer.uid == 0 ||
-	       conn->conn.peer.uid == geteuid();
+	return conn->conn.options.access != CLAN_ACCESS_OWNER ||
+	       !clan_is_stranger(conn->conn.peer.uid);
 }
 
 /* Fills in a Unix address; "@NAME" is abstract. 0 or -EINVAL. */
@@ -455,7 +465,7 @@ static int conn_start(struct shm_conn *conn, int fd)
 
 	if (result == 0) {
 		result = waiter_file_add(
-			conn->conn.queue->waiter, &conn->file, fd, EPOLLIN | EPOLLRDHUP);
+			conn->conn.queue->waiter, &conn->file, fd, SHM_SOCKET_EVENTS);
 	}
 	return result;
 }
@@ -567,14 +577,21 @@ static int shm_adopt(struct clan_queue *queue, int fd, const struct clan_conn_op
 		return error->code;
 	}
 	result = conn_start(conn, fd);
-	if (result == 0 && !may_connect(conn)) {
-		result = -EACCES;
-		waiter_file_remove(queue->waiter, &conn->file);
+	if (result == 0) {
+		result = !may_connect(conn)			  ? -EACCES
+			 : !dispose_has_room(conn->conn.peer.uid) ? -EDQUOT
+								  : 0;
+		if (result != 0) {
+			waiter_file_remove(queue->waiter, &conn->file);
+		}
 	}
 	if (result != 0) {
 		conn_abandon(conn);
 		return error_set(error, result, "cannot accept a connection: %s",
-			result == -EACCES ? "it is another user's" : strerror(-result));
+			result == -EACCES   ? "it is another user's"
+			: result == -EDQUOT ? "its user has sent too many descriptors that are "
+					      "not closed yet; connect again later"
+					    : strerror(-result));
 	}
 	*conn_out = &conn->conn;
 	return 0;
@@ -583,16 +600,11 @@ static int shm_adopt(struct clan_queue *queue, int fd, const struct clan_conn_op
 /* --- listeners -------------------------------------------------------------------------------- */
 
 /* Half of the handshakes at most may be those of one stranger. */
-static bool stranger_has_too_many(const struct shm_listener *listener, int fd)
+static bool stranger_has_too_many(const struct shm_listener *listener, uid_t uid)
 {
-	struct ucred credentials;
-	socklen_t length = sizeof(credentials);
 	uint32_t count = 0;
 
-	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0) {
-		return true;
-	}
-	if (credentials.uid == geteuid() || credentials.uid == 0) {
+	if (!clan_is_stranger(uid)) {
 		return false;
 	}
 	list_for_each(node, &listener->listener.queue->conns)
@@ -600,7 +612,7 @@ static bool stranger_has_too_many(const struct shm_listener *listener, int fd)
 		struct clan_conn *conn = list_entry(node, struct clan_conn, node);
 
 		count += (conn->state == CLAN_OPENING || conn->state == CLAN_OFFERED) &&
-			 conn->peer.uid == credentials.uid;
+			 conn->peer.uid == uid;
 	}
 	return count >= MAX(listener->listener.options.handshakes_max / 2, 1u);
 }
@@ -610,14 +622,15 @@ static void accept_one(struct shm_listener *listener, int fd)
 	const struct clan_conn_options *options = &listener->listener.options;
 	struct clan_queue *queue = listener->listener.queue;
 	struct error ignored = { 0 };
+	uid_t uid = rights_owner(fd);
 	struct clan_conn *base;
 	struct shm_conn *conn;
 
 	if (listener->conn_count >= options->conns_max ||
 		listener->handshake_count >= options->handshakes_max ||
-		stranger_has_too_many(listener, fd) ||
+		stranger_has_too_many(listener, uid) ||
 		shm_adopt(queue, fd, options, &base, &ignored) != 0) {
-		dispose_fd(fd, clan_queue_is_passive(queue));
+		dispose_socket(fd, uid, clan_queue_is_passive(queue));
 		return;
 	}
 	conn = shm_conn(base);
@@ -633,8 +646,13 @@ static void listener_happened(struct waiter_file *file, uint32_t events)
 
 	GMB_UNUSED(events);
 	for (int i = 0; i < ACCEPT_MAX; i++) {
-		int fd = accept4(file->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+		int fd = -1;
 
+		/* Whoever is refused has a descriptor to be closed, too. */
+		errno = EMFILE;
+		if (dispose_has_room((uid_t)-1)) {
+			fd = accept4(file->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+		}
 		if (fd >= 0) {
 			accept_one(listener, fd);
 		} else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS ||
@@ -687,7 +705,7 @@ static int open_listener(const struct sockaddr_un *address, socklen_t length, ui
 		return -errno;
 	}
 	/* The mode that the file gets, less the umask. */
-	if (fchmod(fd, access == CLAN_ACCESS_ANY ? 0666 : 0600) != 0) {
+	if (fchmod(fd, access == CLAN_ACCESS_OWNER ? 0600 : 0666) != 0) {
 		result = -errno;
 	} else if (bind(fd, (const struct sockaddr *)address, length) != 0) {
 		result = -errno;
@@ -765,7 +783,7 @@ static void listener_close(struct clan_listener *base)
 	waiter_file_remove(base->queue->waiter, &listener->file);
 	clan_deadline_clear(&listener->retry);
 	/* Connections that nobody accepted can hold descriptors of anything. */
-	dispose_fd(fd, clan_queue_is_passive(base->queue));
+	dispose_socket(fd, geteuid(), clan_queue_is_passive(base->queue));
 	if (listener->path != NULL && stat(listener->path, &status) == 0 &&
 		status.st_dev == listener->device && status.st_ino == listener->inode) {
 		unlink(listener->path);
@@ -858,6 +876,7 @@ const struct clan_provider clan_provider_shm = {
 	.void_cookies = shm_void_cookies,
 	.put = shm_put,
 	.get = shm_get,
+	.fetch = shm_fetch,
 	.tripwire = shm_tripwire,
 	.rearm = shm_rearm,
 	.tripwire_remove = shm_tripwire_remove,

@@ -8,6 +8,7 @@
  *   shm_ring.c    message rings, streams, cookie queues
  *   shm_region.c  regions of the peer
  *   shm_memory.c  cookies, put and get, tripwires
+ *   shm_copy.c    puts and gets by helper threads, where the peer is a stranger
  *
  * What a peer writes is reached through pointers to const memory, and only by the functions below
  * that load one word once. What this side decides on is private: the structs here.
@@ -201,6 +202,7 @@ struct shm_conn {
 	struct list_node unsent; /* messages of the socket that the kernel does not take yet */
 	struct clan_deadline resend; /* when to try them again */
 	uint64_t unsent_until_ns;
+	struct clan_deadline reread; /* when to receive again: see dispose_has_room() */
 	const struct shm_conn_head *peer;
 	size_t peer_bytes;
 	struct shm_cookie *own_cookies;
@@ -223,6 +225,10 @@ struct shm_conn {
 	uint64_t answered; /* the peer's last number that was pushed */
 
 	uint64_t busy;
+	uint32_t busy_count;	 /* copies under way by cookies of the peer */
+	struct list_node copies; /* struct shm_copy */
+	uint32_t copies_running; /* on workers */
+	_Atomic(bool) copies_dropped;
 	struct list_node revocations;
 	struct shm_grant *grants;  /* by slot; NULL until the first */
 	uint32_t grant_next;	   /* where the search for a free one begins */
@@ -308,12 +314,17 @@ void shm_conn_join(struct shm_conn *conn);
  * (ETOOMANYREFS): 0 as well, and when it is in vain, the connection ends.
  */
 
+/* What is waited for on the socket of a connection: enum EPOLL_EVENTS. */
+#define SHM_SOCKET_EVENTS (EPOLLIN | EPOLLRDHUP)
+
 /* Shuts the socket down and gives it to a worker. */
 void shm_socket_close(struct shm_conn *conn);
 /* Messages that wait will not be sent. */
 void shm_unsent_drop(struct shm_conn *conn);
 /* conn->resend has passed. */
 void shm_send_again(struct clan_deadline *deadline);
+/* conn->reread has passed. */
+void shm_receive_again(struct clan_deadline *deadline);
 /* Ends the connection, which cannot go on without what waits. */
 void shm_unsent_give_up(struct shm_conn *conn);
 void shm_socket_happened(struct waiter_file *file, uint32_t events);
@@ -435,6 +446,12 @@ int shm_put(struct clan_conn *conn, const struct iovec *from, uint32_t from_coun
 int shm_get(struct clan_conn *conn, const struct iovec *to, uint32_t to_count,
 	const struct clan_cookie *cookie, uint64_t offset, void *op);
 
+/* Some bytes were put. */
+struct shm_copy_order;
+void shm_touched(struct shm_conn *conn, const struct shm_copy_order *order);
+/* A copy by a cookie of the peer's, which a helper thread made, has ended. */
+void shm_busy_ends(struct shm_conn *conn);
+
 int shm_tripwire(struct clan_conn *conn, const struct clan_share *share, uint64_t offset,
 	uint32_t bytes, uint32_t *number_out);
 int shm_rearm(struct clan_conn *conn, uint32_t number);
@@ -447,3 +464,30 @@ void shm_send_owed_trips(struct shm_conn *conn);
 void shm_memory_close(struct shm_conn *conn);
 void shm_memory_free(struct shm_conn *conn);
 void shm_memory_after_fork(struct shm_conn *conn);
+
+/* --- shm_copy.c ------------------------------------------------------------------------------- */
+
+/* What a helper thread is to copy. */
+struct shm_copy_order {
+	uint8_t *shared; /* memory that the peer may write */
+	bool to_shared;
+	bool peers; /* by a cookie of the peer's, in its region; else memory of ours */
+	bool notify;
+	uint32_t value;
+	uint32_t region;	/* held */
+	uint32_t cookie_region; /* for tripwires, as the cookie says */
+	uint64_t touched_at;
+	size_t bytes;
+	void *op; /* of the event */
+};
+
+/* 0: an event will tell; -ENOMEM. */
+GMB_MUST_CHECK int shm_copy_begin(struct shm_conn *conn, const struct shm_copy_order *order,
+	const struct iovec *iov, uint32_t iov_count);
+/* There may be room for notifications. */
+void shm_copies_look(struct shm_conn *conn);
+/* The connection is being closed: no more events of copies. */
+void shm_copies_drop(struct shm_conn *conn);
+void shm_copies_after_fork(struct shm_conn *conn);
+int shm_fetch(struct clan_conn *conn, const struct clan_region *region, uint64_t offset, void *to,
+	size_t bytes, void *op);

@@ -406,6 +406,7 @@ static bool look_now(struct shm_conn *conn)
 	if (conn->trips_owed > 0) {
 		shm_send_owed_trips(conn);
 	}
+	shm_copies_look(conn);
 	if ((enabled & CLAN_READY_CONTROL) != 0 && shm_has_message(conn, SHM_CONTROL)) {
 		ready |= CLAN_READY_CONTROL;
 	}

@@ -196,7 +196,7 @@ int shm_revoke(struct clan_conn *base, const struct clan_cookie *cookie, bool st
 		return leaving ? -EALREADY : -ESTALE;
 	}
 	atomic_store_explicit(&conn->own_cookies[cookie->slot].generation, 0, memory_order_release);
-	/* Partner: the fence of copy_begins(). */
+	/* Partner: the fence of busy_begins(). */
 	atomic_thread_fence(memory_order_seq_cst);
 	busy = peer_busy(conn);
 	if ((busy & 1) == 0) {
@@ -239,7 +239,7 @@ void shm_void_cookies(struct clan_conn *base, const struct clan_share *share)
 /* Where a cookie allows its holder to copy, by the granter's table: every word of it is loaded
  * once, and the range is checked against our own mapping. */
 static int cookie_place(struct shm_conn *conn, const struct clan_cookie *cookie, uint32_t right,
-	uint64_t offset, uint64_t bytes, uint8_t **address_out, bool *once_out)
+	uint64_t offset, uint64_t bytes, struct shm_copy_order *order, bool *once_out)
 {
 	const struct shm_cookie *entry = &conn->peer_cookies[cookie->slot];
 	uint32_t generation = atomic_load_explicit(&entry->generation, memory_order_acquire);
@@ -260,7 +260,8 @@ static int cookie_place(struct shm_conn *conn, const struct clan_cookie *cookie,
 		return -ERANGE;
 	}
 	*once_out = (rest >> 32 & CLAN_COOKIE_ONCE) != 0;
-	return shm_region_place(conn, rest & 0xffff, right, place, bytes, address_out);
+	order->region = rest & 0xffff;
+	return shm_region_place(conn, order->region, right, place, bytes, &order->shared);
 }
 
 static bool used_already(struct shm_conn *conn, const struct clan_cookie *cookie)
@@ -268,17 +269,22 @@ static bool used_already(struct shm_conn *conn, const struct clan_cookie *cookie
 	return conn->used_once != NULL && conn->used_once[cookie->slot] == cookie->generation;
 }
 
-static void copy_begins(struct shm_conn *conn)
+/* Of copies by helper threads some can be under way at once. */
+static void busy_begins(struct shm_conn *conn)
 {
-	atomic_store_explicit(&conn->own->busy, ++conn->busy, memory_order_relaxed);
+	if (conn->busy_count++ == 0) {
+		atomic_store_explicit(&conn->own->busy, ++conn->busy, memory_order_relaxed);
+	}
 	/* Partner: the fence of shm_revoke(): it sees us busy, or we see that it revoked. */
 	atomic_thread_fence(memory_order_seq_cst);
 }
 
-static void copy_ends(struct shm_conn *conn)
+void shm_busy_ends(struct shm_conn *conn)
 {
-	atomic_store_explicit(&conn->own->busy, ++conn->busy, memory_order_release);
-	shm_changed(conn, SHM_REASON_QUIET);
+	if (--conn->busy_count == 0) {
+		atomic_store_explicit(&conn->own->busy, ++conn->busy, memory_order_release);
+		shm_changed(conn, SHM_REASON_QUIET);
+	}
 }
 
 struct copy {
@@ -289,10 +295,36 @@ struct copy {
 	uint32_t right;
 };
 
-static int copy_by_cookie(
-	struct shm_conn *conn, const struct clan_cookie *cookie, const struct copy *copy)
+static void copy_now(uint8_t *at, const struct copy *copy)
 {
-	uint8_t *at = NULL;
+	for (uint32_t i = 0; i < copy->iov_count; i++) {
+		size_t length = copy->iov[i].iov_len;
+
+		if (length > 0 && copy->right == CLAN_WRITE) {
+			memcpy(at, copy->iov[i].iov_base, length);
+		} else if (length > 0) {
+			memcpy(copy->iov[i].iov_base, at, length);
+		}
+		at += length;
+	}
+}
+
+/* The region stays until shm_busy_ends() was called for it. */
+static int copy_by_helper(
+	struct shm_conn *conn, const struct shm_copy_order *order, const struct copy *copy)
+{
+	int result = shm_copy_begin(conn, order, copy->iov, copy->iov_count);
+
+	if (result == 0) {
+		conn->regions[order->region]->holds++;
+	}
+	return result;
+}
+
+/* 1: it has ended; 0: an event will tell. */
+static int copy_by_cookie(struct shm_conn *conn, const struct clan_cookie *cookie,
+	const struct copy *copy, struct shm_copy_order *order)
+{
 	bool once = false;
 	int result;
 
@@ -306,22 +338,20 @@ static int copy_by_cookie(
 			return -ENOMEM;
 		}
 	}
-	copy_begins(conn);
-	result = cookie_place(conn, cookie, copy->right, copy->offset, copy->bytes, &at, &once);
-	for (uint32_t i = 0; result == 0 && i < copy->iov_count; i++) {
-		size_t length = copy->iov[i].iov_len;
-
-		if (length > 0 && copy->right == CLAN_WRITE) {
-			memcpy(at, copy->iov[i].iov_base, length);
-		} else if (length > 0) {
-			memcpy(copy->iov[i].iov_base, at, length);
-		}
-		at += length;
-	}
-	copy_ends(conn);
+	busy_begins(conn);
+	result = cookie_place(conn, cookie, copy->right, copy->offset, copy->bytes, order, &once);
 	if (result != 0) {
 		conn->conn.stats.refused++;
-	} else if (once && conn->used_once != NULL) {
+	} else if (conn->conn.is_wary) {
+		result = copy_by_helper(conn, order, copy);
+	} else {
+		copy_now(order->shared, copy);
+		result = 1;
+	}
+	if (result != 0) {
+		shm_busy_ends(conn);
+	}
+	if (result >= 0 && once && conn->used_once != NULL) {
 		conn->used_once[cookie->slot] = cookie->generation;
 	}
 	return result;
@@ -343,11 +373,9 @@ static bool sum_bytes(const struct iovec *iov, uint32_t iov_count, size_t *bytes
 
 static void touch_tripwires(struct shm_conn *conn, uint32_t region, uint64_t offset, size_t bytes);
 
-/* Where the bytes went, for the tripwires: as the cookie says, which was true while we copied. */
-static void touched(
-	struct shm_conn *conn, const struct clan_cookie *cookie, uint64_t offset, size_t bytes)
+void shm_touched(struct shm_conn *conn, const struct shm_copy_order *order)
 {
-	touch_tripwires(conn, cookie->region, cookie->offset + offset, bytes);
+	touch_tripwires(conn, order->cookie_region, order->touched_at, order->bytes);
 }
 
 int shm_put(struct clan_conn *base, const struct iovec *from, uint32_t from_count,
@@ -357,27 +385,41 @@ int shm_put(struct clan_conn *base, const struct iovec *from, uint32_t from_coun
 	struct copy copy = {
 		.iov = from, .iov_count = from_count, .offset = offset, .right = CLAN_WRITE
 	};
+	/* Where the bytes go, for the tripwires: as the cookie says, which is true while we copy.
+	 */
+	struct shm_copy_order order = {
+		.peers = true,
+		.to_shared = true,
+		.cookie_region = cookie->region,
+		.touched_at = cookie->offset + offset,
+		.notify = notify,
+		.value = value,
+		.op = op,
+	};
 	int result;
 
-	GMB_UNUSED(op); /* it has ended when this returns */
 	if (!sum_bytes(from, from_count, &copy.bytes)) {
 		return -ERANGE;
 	}
 	if (notify && !shm_room(conn, SHM_BULK, sizeof(value))) {
 		return shm_no_room(conn, SHM_BULK, sizeof(value), CLAN_READY_SEND_BULK);
 	}
-	result = copy_by_cookie(conn, cookie, &copy);
-	if (result != 0) {
+	order.bytes = copy.bytes;
+	result = copy_by_cookie(conn, cookie, &copy, &order);
+	if (result < 0) {
 		return result;
 	}
 	base->stats.puts++;
 	base->stats.bytes_put += copy.bytes;
+	if (result == 0) {
+		return 0;
+	}
 	if (notify) {
 		struct iovec iov = { .iov_base = &value, .iov_len = sizeof(value) };
 
 		shm_put_message(conn, SHM_BULK, SHM_TYPE_NOTIFY, &iov, 1, sizeof(value));
 	}
-	touched(conn, cookie, offset, copy.bytes);
+	shm_touched(conn, &order);
 	return 1;
 }
 
@@ -387,19 +429,18 @@ int shm_get(struct clan_conn *base, const struct iovec *to, uint32_t to_count,
 	struct copy copy = {
 		.iov = to, .iov_count = to_count, .offset = offset, .right = CLAN_READ
 	};
+	struct shm_copy_order order = { .peers = true, .op = op };
 	int result;
 
-	GMB_UNUSED(op);
 	if (!sum_bytes(to, to_count, &copy.bytes)) {
 		return -ERANGE;
 	}
-	result = copy_by_cookie(shm_conn(base), cookie, &copy);
-	if (result != 0) {
-		return result;
+	result = copy_by_cookie(shm_conn(base), cookie, &copy, &order);
+	if (result >= 0) {
+		base->stats.gets++;
+		base->stats.bytes_got += copy.bytes;
 	}
-	base->stats.gets++;
-	base->stats.bytes_got += copy.bytes;
-	return 1;
+	return result;
 }
 
 /* --- tripwires of ours ------------------------------------------------------------------------ */
@@ -604,6 +645,7 @@ static void drop_revocations(struct shm_conn *conn)
 void shm_memory_close(struct shm_conn *conn)
 {
 	drop_revocations(conn);
+	shm_copies_drop(conn);
 	for (uint32_t i = 0; conn->watches != NULL && i < conn->conn.options.tripwires; i++) {
 		if (conn->watches[i].used) {
 			list_remove(&conn->watches[i].source.node);
@@ -615,7 +657,7 @@ void shm_memory_close(struct shm_conn *conn)
 void shm_memory_free(struct shm_conn *conn)
 {
 	GMB_ASSERT(conn->regions_held == 0 && list_is_empty(&conn->region_list) &&
-		   list_is_empty(&conn->revocations));
+		   list_is_empty(&conn->revocations) && list_is_empty(&conn->copies));
 	free(conn->grants);
 	free(conn->used_once);
 	free(conn->watches);
@@ -626,6 +668,7 @@ void shm_memory_free(struct shm_conn *conn)
 
 void shm_memory_after_fork(struct shm_conn *conn)
 {
+	shm_copies_after_fork(conn);
 	list_for_each(node, &conn->revocations)
 	{
 		free(list_entry(node, struct shm_revocation, node));
@@ -635,7 +678,7 @@ void shm_memory_after_fork(struct shm_conn *conn)
 		struct shm_peer_region *region = list_entry(node, struct shm_peer_region, node);
 
 		if (region->state == SHM_REGION_MAPPING) {
-			dispose_fd(region->fd, true);
+			dispose_fd(region->fd, conn->conn.peer.uid, true);
 		}
 		free(region);
 	}

@@ -249,37 +249,43 @@ int shm_region_arrived(struct shm_conn *conn, const struct shm_region *message, 
 	struct shm_peer_region *region;
 
 	if (!message_is_valid(conn, message)) {
-		dispose_fd(fd, passive);
+		dispose_fd(fd, conn->conn.peer.uid, passive);
 		return shm_broken(conn, 8, "it shares a region in an impossible way");
 	}
 	if (message->region >= conn->conn.options.peer_regions_max ||
 		message->bytes > conn->conn.options.peer_region_bytes_max - conn->region_bytes) {
-		dispose_fd(fd, passive);
+		dispose_fd(fd, conn->conn.peer.uid, passive);
 		return answer(conn, message, -EDQUOT);
 	}
-	if (segment_check(fd, SEGMENT_SEALED_SIZE, &identity) != 0) {
-		dispose_fd(fd, passive);
+	/* What the peer alone writes must keep its pages: a hole would make its reader wait. */
+	if (segment_check(fd,
+		    (message->rights & CLAN_WRITE) != 0 ? SEGMENT_SEALED_SIZE
+							: SEGMENT_SEALED_READ_ONLY,
+		    &identity) != 0) {
+		dispose_fd(fd, conn->conn.peer.uid, passive);
 		return answer(conn, message, -EPERM);
 	}
 	if (!range_inside(message->offset, message->bytes, identity.bytes)) {
-		dispose_fd(fd, passive);
+		dispose_fd(fd, conn->conn.peer.uid, passive);
 		return shm_broken(conn, 8, "a region is larger than its memory");
 	}
 	region = region_create(conn, message);
 	if (region == NULL) {
-		dispose_fd(fd, passive);
+		dispose_fd(fd, conn->conn.peer.uid, passive);
 		return answer(conn, message, -ENOMEM);
 	}
 	region->identity = identity;
 	region->fd = fd;
 	region->mapping = find_mapping(region);
 	if (region->mapping != NULL) {
-		dispose_fd(fd, passive);
+		dispose_fd(fd, conn->conn.peer.uid, passive);
 		region_live(region);
 		return conn->conn.state == CLAN_OPEN ? 0 : -ENOTCONN;
 	}
 	region->work.run = map_region;
 	region->work.done = region_mapped;
+	region->work.in_doubt = clan_is_stranger(conn->conn.peer.uid); /* holes, again and again */
+	region->work.owner = conn->conn.peer.uid;
 	work_start(&region->work, &conn->conn.queue->results);
 	if (passive) {
 		work_finish(&conn->conn.queue->results);
@@ -354,6 +360,9 @@ int shm_peer_get(struct clan_conn *base, uint32_t number, uint32_t generation, u
 {
 	struct shm_peer_region *region = find_region(shm_conn(base), number);
 
+	if (base->is_wary) {
+		return -EOPNOTSUPP;
+	}
 	if (region == NULL || region->state == SHM_REGION_MAPPING) {
 		return -ENOENT;
 	}

@@ -6,26 +6,27 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/rights.h"
 #include "clan/shm.h"
 
 enum {
-	DESCRIPTORS_MAX = 253, /* the kernel's limit of one message */
 	DESCRIPTORS_SENT_MAX = 2,
 	MESSAGES_MAX = 64, /* taken in one turn */
 };
 
 #define NS_PER_MS UINT64_C(1000000)
 #define RESEND_NS (20 * NS_PER_MS)
+#define REREAD_NS (20 * NS_PER_MS)
 #define IN_FLIGHT_TEXT                                                                             \
 	"more descriptors of the sender's user are in flight than its limit on open files "        \
 	"(RLIMIT_NOFILE) allows"
 
-_Static_assert((int)DESCRIPTORS_MAX <= (int)DISPOSE_FDS_MAX, "what came is disposed of together");
 _Static_assert(sizeof(struct shm_hello) + CLAN_HELLO_BYTES_MAX <= SHM_SOCKET_MESSAGE_MAX,
 	"the largest message");
 
@@ -33,7 +34,7 @@ _Static_assert(sizeof(struct shm_hello) + CLAN_HELLO_BYTES_MAX <= SHM_SOCKET_MES
 struct arrival {
 	_Alignas(8) uint8_t bytes[SHM_SOCKET_MESSAGE_MAX + 1];
 	size_t length;
-	int fds[DESCRIPTORS_MAX];
+	int fds[RIGHTS_MAX];
 	uint32_t fd_count;
 };
 
@@ -262,34 +263,19 @@ void shm_socket_close(struct shm_conn *conn)
 	int fd = conn->file.fd;
 
 	shm_unsent_drop(conn);
+	clan_deadline_clear(&conn->reread);
 	if (fd >= 0) {
 		waiter_file_remove(conn->conn.queue->waiter, &conn->file);
 		/* A bell of the group may be lost in it. */
 		if (conn->group != NULL && conn->group->peer_ready_slots != 0) {
 			shm_group_activate(conn->group);
 		}
-		shutdown(fd, SHUT_RDWR);
 		/* Messages in it can hold descriptors of anything. */
-		dispose_fd(fd, clan_queue_is_passive(conn->conn.queue));
+		dispose_socket(fd, conn->conn.peer.uid, clan_queue_is_passive(conn->conn.queue));
 	}
 }
 
 /* --- receiving -------------------------------------------------------------------------------- */
-
-static void collect_fds(struct msghdr *message, struct arrival *arrival)
-{
-	for (struct cmsghdr *part = CMSG_FIRSTHDR(message); part != NULL;
-		part = CMSG_NXTHDR(message, part)) {
-		if (part->cmsg_level == SOL_SOCKET && part->cmsg_type == SCM_RIGHTS) {
-			size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-
-			count = MIN(count, (size_t)DESCRIPTORS_MAX - arrival->fd_count);
-			memcpy(arrival->fds + arrival->fd_count, CMSG_DATA(part),
-				count * sizeof(int));
-			arrival->fd_count += (uint32_t)count;
-		}
-	}
-}
 
 /* Gets rid of the descriptors that nobody took. */
 static void drop_fds(struct shm_conn *conn, struct arrival *arrival)
@@ -299,6 +285,7 @@ static void drop_fds(struct shm_conn *conn, struct arrival *arrival)
 			.fds = arrival->fds,
 			.fd_count = arrival->fd_count,
 			.of_peer = true,
+			.owner = conn->conn.peer.uid,
 			.in_caller = clan_queue_is_passive(conn->conn.queue),
 		});
 		arrival->fd_count = 0;
@@ -629,7 +616,7 @@ static int receive(struct shm_conn *conn, struct arrival *arrival)
 {
 	/* Room for every descriptor that a message can have: none is discarded by the kernel in our
 	 * name, which could block. */
-	_Alignas(struct cmsghdr) uint8_t control[CMSG_SPACE(DESCRIPTORS_MAX * sizeof(int)) + 64];
+	_Alignas(struct cmsghdr) uint8_t control[RIGHTS_CONTROL_BYTES];
 	struct iovec iov = { .iov_base = arrival->bytes, .iov_len = sizeof(arrival->bytes) };
 	struct msghdr message = {
 		.msg_iov = &iov,
@@ -647,9 +634,8 @@ static int receive(struct shm_conn *conn, struct arrival *arrival)
 		length = 0;
 		message.msg_controllen = 0; /* the kernel has not touched it */
 	}
-	arrival->fd_count = 0;
 	arrival->length = (size_t)length;
-	collect_fds(&message, arrival);
+	arrival->fd_count = rights_collect(&message, arrival->fds);
 	if (length == 0) {
 		shm_conn_end(conn, -ECONNRESET, NULL);
 		result = -ECONNRESET;
@@ -665,13 +651,35 @@ static int receive(struct shm_conn *conn, struct arrival *arrival)
 	return result;
 }
 
+/* The peer's user has sent so many descriptors that are not closed yet that what it sends stays in
+ * its socket, at the expense of its own limit. */
+static void receive_later(struct shm_conn *conn, uint32_t events)
+{
+	if ((events & (EPOLLHUP | EPOLLERR)) != 0) { /* reported again and again */
+		shm_conn_end(conn, -ECONNRESET, NULL);
+		return;
+	}
+	waiter_file_events(conn->conn.queue->waiter, &conn->file, 0);
+	clan_deadline_set(conn->conn.queue, &conn->reread, REREAD_NS);
+}
+
+void shm_receive_again(struct clan_deadline *deadline)
+{
+	struct shm_conn *conn = container_of(deadline, struct shm_conn, reread);
+
+	waiter_file_events(conn->conn.queue->waiter, &conn->file, SHM_SOCKET_EVENTS);
+}
+
 void shm_socket_happened(struct waiter_file *file, uint32_t events)
 {
 	struct shm_conn *conn = container_of(file, struct shm_conn, file);
 	struct arrival arrival;
 
-	GMB_UNUSED(events);
 	for (int i = 0; i < MESSAGES_MAX && file->fd >= 0; i++) {
+		if (!dispose_has_room(conn->conn.peer.uid)) {
+			receive_later(conn, events);
+			break;
+		}
 		if (receive(conn, &arrival) != 0) {
 			break;
 		}

@@ -51,6 +51,7 @@ struct control_client {
 	struct control_server *server;
 	enum client_state state;
 	int fd;
+	bool is_guarded; /* see struct ring_file */
 	uint64_t id;
 	struct ucred peer;     /* not of strangers */
 	struct ring_op input;  /* polls for it */

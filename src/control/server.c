@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/rights.h"
 #include "control/http.h"
 
 #define SECOND_NS UINT64_C(1000000000)
@@ -141,6 +142,11 @@ static void client_close(struct control_client *client)
 	client_free(client);
 }
 
+static struct ring_file file_of(const struct control_client *client)
+{
+	return (struct ring_file){ .fd = client->fd, .slot = -1, .is_guarded = client->is_guarded };
+}
+
 /* Sends what can be sent. Closes nothing: the caller may be below a handler. */
 static void push(struct control_client *client)
 {
@@ -148,8 +154,7 @@ static void push(struct control_client *client)
 		struct iovec iov = { .iov_base = client->output_bytes + client->output_sent,
 			.iov_len = client->output_count - client->output_sent };
 		const struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1 };
-		ssize_t sent = ring_sendmsg_now(client->server->ring,
-			(struct ring_file){ .fd = client->fd, .slot = -1 }, &message);
+		ssize_t sent = ring_sendmsg_now(client->server->ring, file_of(client), &message);
 
 		if (sent == -EINTR) {
 			continue;
@@ -247,8 +252,7 @@ int control_note_files(struct control_client *client, json_t *note, const int *f
 		.cmsg_type = SCM_RIGHTS,
 		.cmsg_len = CMSG_LEN(count * sizeof(int)) };
 	memcpy(CMSG_DATA(&control.header), fds, count * sizeof(int));
-	sent = ring_sendmsg_now(
-		client->server->ring, (struct ring_file){ .fd = client->fd, .slot = -1 }, &message);
+	sent = ring_sendmsg_now(client->server->ring, file_of(client), &message);
 	free(line);
 	return sent == (ssize_t)iov.iov_len ? 0 : sent < 0 ? (int)sent : -EAGAIN;
 }
@@ -400,8 +404,7 @@ static ssize_t receive(const struct control_client *client, char *buffer, size_t
 	struct iovec iov = { .iov_base = buffer, .iov_len = bytes };
 	struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1 };
 
-	return ring_recvmsg_now(
-		client->server->ring, (struct ring_file){ .fd = client->fd, .slot = -1 }, &message);
+	return ring_recvmsg_now(client->server->ring, file_of(client), &message);
 }
 
 static void read_request(struct control_client *client)
@@ -469,8 +472,7 @@ static void finish_answer(struct control_client *client)
 	client_set_state(client, CLIENT_HELD);
 	client->deadline_ns = UINT64_MAX;
 	if (server->protocol->is_public) {
-		ring_socket_shutdown_send(
-			server->ring, (struct ring_file){ .fd = client->fd, .slot = -1 });
+		ring_socket_shutdown_send(server->ring, file_of(client));
 		set_deadline(client, LINGER_NS);
 	}
 	watch_input(client);
@@ -548,6 +550,7 @@ static void client_open(struct control_server *server, int fd)
 	}
 	client_set_state(client, CLIENT_READING);
 	client->fd = fd;
+	client->is_guarded = rights_may_come(fd);
 	client->peer = peer;
 	client->id = ++server->next_id;
 	server->client_count++;
@@ -707,6 +710,7 @@ int control_server_open(const struct control_protocol *protocol, const int *list
 	for (uint32_t i = 0; i < count; i++) {
 		server->doors[i].server = server;
 		server->doors[i].file = (struct ring_file){ .fd = listen_fds[i], .slot = -1 };
+		rights_refuse(listen_fds[i]);
 	}
 	server->resume_ns = UINT64_MAX;
 	for (int i = 0; i < CONTROL_CLIENTS_MAX; i++) {

@@ -475,7 +475,7 @@ struct clan_conn_options native_conn_options(const struct native_service *servic
 
 	return (struct clan_conn_options){
 		.size = sizeof(struct clan_conn_options),
-		.access = CLAN_ACCESS_ANY,
+		.access = CLAN_ACCESS_WARY,
 		.cookies = 1,
 		.tripwires = 1,
 		.handshake_timeout_ms = (uint32_t)MIN(handshake_ms + 1, (uint64_t)UINT32_MAX),

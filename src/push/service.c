@@ -401,7 +401,7 @@ static struct clan_conn_options conn_options(const struct push_service *service)
 
 	return (struct clan_conn_options){
 		.size = sizeof(struct clan_conn_options),
-		.access = CLAN_ACCESS_ANY,
+		.access = CLAN_ACCESS_WARY,
 		.cookies = PUSH_SLOTS,
 		.tripwires = 1,
 		.handshake_timeout_ms = (uint32_t)MIN(handshake_ms + 1, (uint64_t)UINT32_MAX),

@@ -9,11 +9,15 @@
  * kept until its answer has found room: the source may have not taken others yet. What the source
  * can still change is used once (the head of a piece, which is copied) or does no harm (its bytes,
  * which then are other bytes of its own choice).
+ *
+ * A source on a Unix socket that is another user's could take pages of the slots away, and whoever
+ * touches such a page waits: its pieces are fetched into memory of ours first.
  */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 
 #include "base/bytes.h"
 #include "base/crc32c.h"
@@ -22,10 +26,18 @@
 
 enum work_kind { WORK_PIECE, WORK_CHECK, WORK_ZERO, WORK_FLUSH, WORK_READ_BACK };
 
-enum work_state { WORK_IDLE, WORK_WAITS, WORK_BUSY, WORK_ANSWERS, WORK_STATE_COUNT };
+enum work_state {
+	WORK_IDLE,
+	WORK_COMES, /* the bytes of a piece are fetched */
+	WORK_WAITS,
+	WORK_BUSY,
+	WORK_ANSWERS,
+	WORK_STATE_COUNT
+};
 
 static const uint32_t work_edges[WORK_STATE_COUNT] = {
-	[WORK_IDLE] = BIT(WORK_WAITS) | BIT(WORK_ANSWERS),
+	[WORK_IDLE] = BIT(WORK_COMES) | BIT(WORK_WAITS) | BIT(WORK_ANSWERS),
+	[WORK_COMES] = BIT(WORK_IDLE),
 	[WORK_WAITS] = BIT(WORK_BUSY) | BIT(WORK_IDLE),
 	[WORK_BUSY] = BIT(WORK_IDLE),
 	[WORK_ANSWERS] = BIT(WORK_IDLE),
@@ -60,7 +72,9 @@ struct push_sink {
 	struct store_place source;  /* where the range begins that is read */
 	struct clan_region *region; /* NULL: not yet */
 	uint32_t slot_count;
-	struct mem_region memory;
+	struct mem_region memory; /* the region, or where its pieces are fetched to */
+	uint8_t *fetched;	  /* the latter, or NULL */
+	bool is_unix;		  /* the source has come by a Unix socket */
 	struct clan_cookie cookies[PUSH_SLOTS];
 	bool lent[PUSH_SLOTS];
 	bool is_shared;
@@ -454,18 +468,14 @@ static void read_back_begin(struct push_sink *sink)
 
 /* --- what the source says --------------------------------------------------------------------- */
 
-static const char *take_piece(struct push_sink *sink, uint32_t value)
+/* The bytes of a piece are in memory. */
+static const char *piece_came(struct push_sink *sink, uint32_t slot)
 {
-	uint32_t slot = value & ((1U << PUSH_NOTIFY_SHIFT) - 1);
+	const uint8_t *data =
+		sink->memory.base + (size_t)slot * PUSH_SLOT_BYTES + PUSH_SLOT_HEAD_BYTES;
 	struct push_wire_piece head;
-	const uint8_t *data;
 	const char *rule;
 
-	if (value >> PUSH_NOTIFY_SHIFT != PUSH_NOTIFY_PIECE || slot >= sink->slot_count ||
-		!sink->lent[slot] || sink->works[slot].state != WORK_IDLE) {
-		return "H10: a slot that it does not have";
-	}
-	data = sink->memory.base + (size_t)slot * PUSH_SLOT_BYTES + PUSH_SLOT_HEAD_BYTES;
 	memcpy(&head, data - sizeof(head), sizeof(head));
 	rule = push_piece_check(&head, sink->claim.ticket.length);
 	if (rule == NULL) {
@@ -474,7 +484,6 @@ static const char *take_piece(struct push_sink *sink, uint32_t value)
 	if (rule != NULL) {
 		return rule;
 	}
-	sink->lent[slot] = false;
 	/* Where the source maps the slot it has summed these very bytes. */
 	if (!sink->is_mapped && crc32c(0, data, head.length) != head.crc) {
 		push_session_job_fail(sink->session, -EIO, "a piece has changed on its way");
@@ -482,6 +491,45 @@ static const char *take_piece(struct push_sink *sink, uint32_t value)
 	}
 	work_add(&sink->works[slot], head.offset, head.length, head.crc);
 	return NULL;
+}
+
+static const char *take_piece(struct push_sink *sink, uint32_t value)
+{
+	uint32_t slot = value & ((1U << PUSH_NOTIFY_SHIFT) - 1);
+	uint64_t at = (uint64_t)slot * PUSH_SLOT_BYTES;
+	int result = 1;
+
+	if (value >> PUSH_NOTIFY_SHIFT != PUSH_NOTIFY_PIECE || slot >= sink->slot_count ||
+		!sink->lent[slot] || sink->works[slot].state != WORK_IDLE) {
+		return "H10: a slot that it does not have";
+	}
+	sink->lent[slot] = false;
+	if (sink->fetched != NULL) {
+		result = clan_region_fetch(sink->session->in.conn, sink->region, at,
+			sink->fetched + at, PUSH_SLOT_BYTES, &sink->works[slot]);
+	}
+	if (result == 0) {
+		set_state(&sink->works[slot], WORK_COMES);
+	} else if (result < 0) {
+		fail(sink, result, "a piece cannot be fetched");
+	}
+	return result == 1 ? piece_came(sink, slot) : NULL;
+}
+
+static void fetched(struct push_sink *sink, struct work *work)
+{
+	const char *rule;
+
+	set_state(work, WORK_IDLE);
+	if (sink->session->job == 0) {
+		return; /* it has ended meanwhile */
+	}
+	rule = piece_came(sink, (uint32_t)(work - sink->works));
+	if (rule != NULL) {
+		push_session_fail(sink->session, rule);
+	} else if (!is_over(sink)) {
+		push_sink_advance(sink->session);
+	}
 }
 
 static const char *take_zero(struct push_sink *sink, const uint8_t *bytes, uint32_t len)
@@ -604,6 +652,8 @@ void push_sink_event(struct push_session *session, const struct clan_event *even
 
 	if (event->type == CLAN_EVENT_SHARED && session->base.state == SESSION_READY) {
 		region_shared(sink, event);
+	} else if (event->type == CLAN_EVENT_DONE) {
+		fetched(sink, event->op);
 	}
 }
 
@@ -625,8 +675,16 @@ static int stage(struct push_sink *sink, const char **text)
 	if (result != 0) {
 		return result;
 	}
+	if (sink->is_unix && (clan_conn_caps(session->in.conn) & CLAN_CAN_MAP) == 0) {
+		sink->fetched = aligned_alloc(PUSH_SLOT_HEAD_BYTES, bytes);
+		if (sink->fetched == NULL) {
+			return -ENOMEM;
+		}
+	}
 	sink->memory = (struct mem_region){
-		.base = base, .bytes = bytes, .rights = MEM_RAM & ~MEM_STABLE
+		.base = sink->fetched != NULL ? sink->fetched : base,
+		.bytes = bytes,
+		.rights = sink->fetched != NULL ? MEM_RAM : MEM_RAM & ~MEM_STABLE,
 	};
 	/* Faster with it, and not worse without. */
 	(void)!ring_memory_add(session->service->engine->ring, &sink->memory);
@@ -785,6 +843,7 @@ void push_sink_begin(struct push_session *session, const uint8_t *bytes, uint32_
 		session_terminate(&session->base, why);
 		return;
 	}
+	sink->is_unix = session->base.peer.family == AF_UNIX;
 	act_for(&session->base.peer, &sink->claim.asker);
 	push_sink_choose(session);
 }
@@ -798,7 +857,9 @@ void push_sink_abort(struct push_session *session)
 	for (uint32_t i = 0; i < WORKS; i++) {
 		struct work *work = &sink->works[i];
 
-		if (work->state == WORK_WAITS || work->state == WORK_ANSWERS) {
+		if (work->state == WORK_COMES) { /* its connection ends first */
+			set_state(work, WORK_IDLE);
+		} else if (work->state == WORK_WAITS || work->state == WORK_ANSWERS) {
 			list_remove(&work->node);
 			set_state(work, WORK_IDLE);
 		} else if (work->state == WORK_BUSY && path_abandon(&work->path)) {
@@ -836,5 +897,6 @@ void push_sink_free(struct push_session *session)
 		GMB_ASSERT(result == 0);
 	}
 	push_staging_give(sink->slot_count);
+	free(sink->fetched);
 	free(sink);
 }

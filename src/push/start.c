@@ -86,6 +86,7 @@ static int dial_push(struct push_session *session, const struct export_uri *uri,
 	};
 	const struct clan_conn_options options = {
 		.size = sizeof(options),
+		.access = CLAN_ACCESS_WARY,
 		.tripwires = 1,
 		.cookies = 1,
 		.peer_regions_max = 1,

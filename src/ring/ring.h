@@ -37,8 +37,11 @@ typedef void ring_done_fn(struct ring_op *op, int result);
 
 struct ring_op {
 	ring_done_fn *done;
-	struct ring_op *next;		 /* private: completion and worker queues */
-	int (*call)(struct ring_op *op); /* private: RING_CALL */
+	struct ring_op *next; /* private: completion and worker queues */
+	union {
+		int (*call)(struct ring_op *op); /* private: RING_CALL */
+		struct ring_guard *guard;	 /* private: RING_RECV_GUARDED */
+	};
 	int64_t time_s; /* private: timer argument, read by the kernel at submission */
 	int64_t time_ns;
 	int result;	/* private */
@@ -50,11 +53,13 @@ struct ring_op {
 struct ring_file {
 	int fd;
 	int slot;
+	bool is_guarded; /* its peer can send open files along: see ring_recv() */
 };
 
 enum ring_code {
 	RING_ACCEPT,
 	RING_RECV,
+	RING_RECV_GUARDED,
 	RING_SEND,
 	RING_SENDMSG,
 	RING_RECVMSG,
@@ -286,7 +291,8 @@ bool ring_socket_traffic(struct ring *ring, struct ring_file file, struct ring_t
 bool ring_socket_unacked(struct ring *ring, struct ring_file file, uint64_t *bytes_out);
 /* The process at the other end of a Unix socket when it connected. False: it is another socket. */
 bool ring_socket_credentials(int fd, struct ucred *credentials);
-/* Closes a socket that has nothing in flight and was removed from the table. */
+/* Closes a socket that has nothing in flight and was removed from the table. A Unix socket that can
+ * hold open files of its peer's is given to a worker. */
 void ring_socket_close(struct ring *ring, int fd);
 
 /* --- operations ---------------------------------------------------------------------------- */
@@ -294,7 +300,9 @@ void ring_socket_close(struct ring *ring, int fd);
 /* result: a connected, close-on-exec, socket descriptor that the callee of done owns. */
 void ring_accept(struct ring *ring, struct ring_op *op, struct ring_file file, ring_done_fn *done);
 
-/* result: bytes, 0 at end of stream. wait_all: fewer than len only at end of stream or error. */
+/* result: bytes, 0 at end of stream. wait_all: fewer than len only at end of stream or error.
+ * -EPERM on a Unix socket: the peer has sent open files along, which were got rid of, and some
+ * bytes are lost. */
 void ring_recv(struct ring *ring, struct ring_op *op, struct ring_file file, void *buf, size_t len,
 	bool wait_all, ring_done_fn *done);
 

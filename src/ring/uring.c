@@ -16,7 +16,9 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/rights.h"
 #include "ring/calls.h"
+#include "ring/guard.h"
 #include "ring/source.h"
 
 enum {
@@ -56,7 +58,8 @@ struct ring {
 	bool is_confined;
 	int poll_fd; /* eventfd for ring_poll_fd(), -1 until it is asked for */
 
-	int *file_slots_free; /* stack of free file table indices */
+	struct ring_guard *guards; /* that are free */
+	int *file_slots_free;	   /* stack of free file table indices */
 	uint32_t file_slots_free_count;
 	int *buffer_slots_free;
 	uint32_t buffer_slots_free_count;
@@ -81,6 +84,7 @@ static int *slots_create(uint32_t count)
 }
 
 static void wake_done(struct ring_op *op, int result);
+static bool guarded_is_over(struct ring *ring, struct ring_op *op);
 
 static void wake_arm(struct ring *ring)
 {
@@ -166,6 +170,7 @@ void ring_destroy(struct ring *ring)
 	if (ring->poll_fd >= 0) {
 		close(ring->poll_fd);
 	}
+	ring_guards_free(ring->guards);
 	free(ring->file_slots_free);
 	free(ring->buffer_slots_free);
 	free(ring);
@@ -511,10 +516,12 @@ static int turn(struct ring *ring, bool wait, uint64_t limit_ns)
 		struct ring_op *next = op->next;
 
 		GMB_ASSERT(op->in_flight);
-		op->in_flight = false;
-		op->done(op, op->result);
-		op = next;
 		count++;
+		if (likely(op->code != RING_RECV_GUARDED) || guarded_is_over(ring, op)) {
+			op->in_flight = false;
+			op->done(op, op->result);
+		}
+		op = next;
 	}
 	ring->counters.completions += (uint64_t)count;
 	if (ring->source_events > 0 || !list_is_empty(&ring->sources.list)) {
@@ -589,7 +596,7 @@ void ring_stop(struct ring *ring)
 
 struct ring_file ring_file_add(struct ring *ring, int fd)
 {
-	struct ring_file file = { .fd = fd, .slot = -1 };
+	struct ring_file file = { .fd = fd, .slot = -1, .is_guarded = rights_may_come(fd) };
 
 	if (ring->file_slots_free_count > 0) {
 		int slot = ring->file_slots_free[ring->file_slots_free_count - 1];
@@ -651,32 +658,6 @@ void ring_memory_remove(struct ring *ring, struct mem_region *region)
 	region->rights &= ~(uint32_t)MEM_FIXED;
 }
 
-void ring_socket_shutdown(struct ring *ring, struct ring_file file)
-{
-	GMB_UNUSED(ring);
-	(void)shutdown(file.fd, SHUT_RDWR); /* fails only when the peer is gone already */
-}
-
-void ring_socket_abort(struct ring *ring, struct ring_file file)
-{
-	const struct linger linger = { .l_onoff = 1, .l_linger = 0 };
-	const struct sockaddr nowhere = { .sa_family = AF_UNSPEC };
-
-	GMB_UNUSED(ring);
-	/* Disconnecting a TCP socket drops what waits to be sent, or sent again. The linger option
-	 * does so, too, but only when the kernel lets go of the last reference: it is for servers
-	 * whose sandbox forbids connect(), and for kernel TLS. */
-	(void)setsockopt(file.fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger));
-	(void)connect(file.fd, &nowhere, sizeof(nowhere));
-	(void)shutdown(file.fd, SHUT_RDWR);
-}
-
-void ring_socket_shutdown_send(struct ring *ring, struct ring_file file)
-{
-	GMB_UNUSED(ring);
-	(void)shutdown(file.fd, SHUT_WR);
-}
-
 bool ring_socket_traffic(struct ring *ring, struct ring_file file, struct ring_traffic *traffic)
 {
 	struct tcp_info info = { 0 };
@@ -701,23 +682,6 @@ bool ring_socket_unacked(struct ring *ring, struct ring_file file, uint64_t *byt
 	}
 	*bytes_out = (uint64_t)bytes;
 	return true;
-}
-
-bool ring_socket_credentials(int fd, struct ucred *credentials)
-{
-	int domain = 0;
-	socklen_t domain_bytes = sizeof(domain);
-	socklen_t bytes = sizeof(*credentials);
-
-	return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &domain_bytes) == 0 &&
-	       domain == AF_UNIX &&
-	       getsockopt(fd, SOL_SOCKET, SO_PEERCRED, credentials, &bytes) == 0;
-}
-
-void ring_socket_close(struct ring *ring, int fd)
-{
-	GMB_UNUSED(ring);
-	close(fd);
 }
 
 /* --- operations ---------------------------------------------------------------------------- */
@@ -756,11 +720,50 @@ void ring_accept(struct ring *ring, struct ring_op *op, struct ring_file file, r
 	io_uring_sqe_set_data(sqe, op);
 }
 
-void ring_recv(struct ring *ring, struct ring_op *op, struct ring_file file, void *buf, size_t len,
-	bool wait_all, ring_done_fn *done)
+static void guard_submit(struct ring *ring, struct ring_op *op)
 {
 	struct io_uring_sqe *sqe = sqe_get(ring);
 
+	io_uring_prep_recvmsg(sqe, op->guard->file.fd, &op->guard->message, MSG_CMSG_CLOEXEC);
+	sqe_set_file(sqe, op->guard->file);
+	io_uring_sqe_set_data(sqe, op);
+}
+
+/* guard NULL: no memory. */
+static void recv_guarded(
+	struct ring *ring, struct ring_op *op, struct ring_guard *guard, ring_done_fn *done)
+{
+	if (guard == NULL) {
+		ring_defer(ring, op, -ENOMEM, done);
+		return;
+	}
+	op_start(op, RING_RECV_GUARDED, done);
+	op->guard = guard;
+	guard_submit(ring, op);
+}
+
+/* False: it goes on. */
+static bool guarded_is_over(struct ring *ring, struct ring_op *op)
+{
+	if (!ring_guard_take(op->guard, &op->result)) {
+		guard_submit(ring, op);
+		return false;
+	}
+	ring_guard_put(&ring->guards, op->guard);
+	return true;
+}
+
+void ring_recv(struct ring *ring, struct ring_op *op, struct ring_file file, void *buf, size_t len,
+	bool wait_all, ring_done_fn *done)
+{
+	struct io_uring_sqe *sqe;
+
+	if (unlikely(file.is_guarded)) {
+		recv_guarded(
+			ring, op, ring_guard_get(&ring->guards, file, buf, len, wait_all), done);
+		return;
+	}
+	sqe = sqe_get(ring);
 	op_start(op, RING_RECV, done);
 	io_uring_prep_recv(sqe, file.fd, buf, len, wait_all ? MSG_WAITALL : 0);
 	sqe_set_file(sqe, file);
@@ -813,9 +816,13 @@ void ring_recvmsg(struct ring *ring, struct ring_op *op, struct ring_file file,
 
 ssize_t ring_recvmsg_now(struct ring *ring, struct ring_file file, struct msghdr *message)
 {
-	ssize_t got = recvmsg(file.fd, message, MSG_DONTWAIT);
+	ssize_t got;
 
 	ring->counters.direct++;
+	if (unlikely(file.is_guarded) && message->msg_control == NULL) {
+		return ring_guard_receive(file.fd, message);
+	}
+	got = recvmsg(file.fd, message, MSG_DONTWAIT);
 	return got < 0 ? -errno : got;
 }
 

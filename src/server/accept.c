@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/rights.h"
+#include "base/work.h"
 #include "server/reach.h"
 
 #define ACCEPT_PAUSE_NS UINT64_C(100000000)
@@ -25,6 +27,7 @@ struct door {
 	struct tls_policy *tls;
 	int fd;		   /* the listener's */
 	uint32_t listener; /* its number */
+	bool is_unix;
 	struct ring_file file;
 	struct ring_op op;
 };
@@ -77,9 +80,22 @@ void acceptor_destroy(struct acceptor *acceptor)
 	free(acceptor);
 }
 
+static void pause_done(struct ring_op *op, int result);
+
+/* Whoever is refused on a Unix socket has a descriptor to be closed, too, by workers that others
+ * hold up. */
 static void open_door(struct door *door)
 {
-	ring_accept(door->acceptor->ring, &door->op, door->file, accept_done);
+	struct acceptor *acceptor = door->acceptor;
+
+	if (!door->is_unix || dispose_has_room((uid_t)-1)) {
+		ring_accept(acceptor->ring, &door->op, door->file, accept_done);
+		return;
+	}
+	log_limited(&acceptor->failures, ring_batch_ns(acceptor->ring), LOG_LEVEL_WARNING, "%s",
+		"accept no connections on Unix sockets for a moment: clients have sent too many "
+		"open files that take long to close");
+	ring_timer(acceptor->ring, &door->op, ACCEPT_PAUSE_NS, pause_done);
 }
 
 /* The door stays shut; the last one to shut ends the acceptor. */
@@ -383,6 +399,7 @@ int acceptor_create(
 				.kind = listener->kind,
 				.tls = listener->tls,
 				.fd = listener->fds[k],
+				.is_unix = listener->uri.is_unix,
 				.listener = number_of(i),
 			};
 		}
@@ -405,6 +422,9 @@ static void deliver_start(struct ring *ring, struct ring_message *message)
 		struct door *door = &acceptor->doors[i];
 
 		door->file = ring_file_add(ring, door->fd);
+		if (!door->kind->keeps_messages) { /* others need the client's memory */
+			rights_refuse(door->fd);
+		}
 		acceptor->active_count++;
 		open_door(door);
 	}

@@ -361,6 +361,14 @@ static void an_unsealed_region_is_refused(void **state)
 	assert_int_equal(hostile_receive(&hostile, &answer, sizeof(answer)), sizeof(answer));
 	assert_int_equal(answer.head.type, SHM_REGION_OK);
 	assert_int_equal(answer.error, EPERM);
+	region.rights = CLAN_READ; /* a hole would make its reader wait */
+	shrinking = unsealed_memfd(4096);
+	assert_int_equal(fcntl(shrinking, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
+	region_message(&hostile, &region, shrinking);
+	world_settle(&victim.world);
+	assert_int_equal(hostile_receive(&hostile, &answer, sizeof(answer)), sizeof(answer));
+	assert_int_equal(answer.error, EPERM);
+	region.rights = CLAN_READ | CLAN_WRITE;
 	region_message(&hostile, &region, open("/dev/zero", O_RDWR | O_CLOEXEC));
 	world_settle(&victim.world);
 	assert_int_equal(hostile_receive(&hostile, &answer, sizeof(answer)), sizeof(answer));
@@ -436,6 +444,26 @@ static void descriptors_that_do_not_close_delay_nobody(void **state)
 	world_close_conn(&victim.world, WORLD_SERVER, conn);
 	hostile_close(&hostile);
 	nothing_is_left(&victim);
+	victim_close(&victim);
+}
+
+/* What is shared for reading keeps its pages, also from its owner. */
+static void a_region_for_reading_has_no_holes(void **state)
+{
+	struct clan_region *region;
+	struct victim victim;
+	void *base;
+
+	victim_open(&victim, *state, NULL);
+	assert_int_equal(
+		clan_region_create(victim.world.queues[WORLD_DIALER], 8192, 0, &region, &base), 0);
+	assert_int_equal(clan_region_share(victim.honest[WORLD_DIALER], region, CLAN_READ), 0);
+	assert_int_equal(world_event(&victim.world, WORLD_DIALER, CLAN_EVENT_SHARED).status, 0);
+	assert_int_equal(madvise(base, 4096, MADV_REMOVE), -1);
+	assert_int_equal(errno, EPERM);
+	assert_int_equal(clan_region_unshare(victim.honest[WORLD_DIALER], region), 0);
+	world_event(&victim.world, WORLD_DIALER, CLAN_EVENT_UNSHARED);
+	assert_int_equal(clan_region_destroy(region), 0);
 	victim_close(&victim);
 }
 
@@ -777,6 +805,7 @@ int main(void)
 		CASE(popping_cookies_that_were_not_pushed),
 		CASE(an_unsealed_region_is_refused),
 		CASE(descriptors_that_do_not_close_delay_nobody),
+		CASE(a_region_for_reading_has_no_holes),
 		CASE(peers_cannot_seal_a_region),
 		CASE(nothing_is_ever_taken),
 		CASE(idle_bells_are_muted),

@@ -2,12 +2,14 @@
 /* The real ring beside real threads and sockets; test_ring_contract.c has what both rings promise.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -193,6 +195,109 @@ static void calls_take_no_signals(void **state)
 	ring_destroy(ring);
 }
 
+static void keep_result(struct ring_op *op, int result)
+{
+	op->time_s = result; /* nothing else of a receive's */
+}
+
+static int receive(struct ring *ring, struct ring_file file, void *bytes, size_t len, bool whole)
+{
+	struct ring_op op = { 0 };
+
+	ring_recv(ring, &op, file, bytes, len, whole, keep_result);
+	while (op.in_flight) {
+		ring_turn(ring, true);
+	}
+	return (int)op.time_s;
+}
+
+static void send_file(int socket, const char *text, int fd)
+{
+	_Alignas(struct cmsghdr) uint8_t control[CMSG_SPACE(sizeof(int))] = { 0 };
+	struct iovec iov = { .iov_base = (void *)(uintptr_t)text, .iov_len = strlen(text) };
+	struct msghdr message = {
+		.msg_iov = &iov,
+		.msg_iovlen = 1,
+		.msg_control = control,
+		.msg_controllen = sizeof(control),
+	};
+	struct cmsghdr *part = (struct cmsghdr *)(void *)control;
+
+	part->cmsg_level = SOL_SOCKET;
+	part->cmsg_type = SCM_RIGHTS;
+	part->cmsg_len = CMSG_LEN(sizeof(int));
+	memcpy(CMSG_DATA(part), &fd, sizeof(int));
+	assert_int_equal(sendmsg(socket, &message, 0), (int)iov.iov_len);
+}
+
+/* The other end of a pipe whose writing end is sent along, and closed here: it comes to its end
+ * when the ring has got rid of what it received. */
+static int send_pipe(int socket, const char *text)
+{
+	int pipe_fds[2];
+
+	assert_int_equal(pipe2(pipe_fds, O_CLOEXEC), 0);
+	send_file(socket, text, pipe_fds[1]);
+	close(pipe_fds[1]);
+	return pipe_fds[0];
+}
+
+static void expect_end(int fd)
+{
+	char byte;
+
+	assert_int_equal(read(fd, &byte, 1), 0);
+	close(fd);
+}
+
+static void files_that_come_along_are_got_rid_of(void **state)
+{
+	struct ring_options options = { 0 };
+	struct ring *ring;
+	struct ring_file file;
+	struct error error;
+	char bytes[16];
+	struct iovec iov = { .iov_base = bytes, .iov_len = sizeof(bytes) };
+	struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1 };
+	int fds[2];
+	int pipe_fd;
+
+	assert_int_equal(ring_create(&options, &ring, &error), 0);
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+	file = ring_file_add(ring, fds[0]);
+	assert_true(file.is_guarded);
+
+	/* The whole, in several pieces, and a part. */
+	assert_int_equal(write(fds[1], "abcd", 4), 4);
+	assert_int_equal(receive(ring, file, bytes, 2, true), 2);
+	assert_int_equal(receive(ring, file, bytes + 2, 16, false), 2);
+	assert_memory_equal(bytes, "abcd", 4);
+
+	pipe_fd = send_pipe(fds[1], "first");
+	assert_int_equal(receive(ring, file, bytes, 16, false), -EPERM);
+	expect_end(pipe_fd);
+
+	assert_int_equal(write(fds[1], "some", 4), 4);
+	pipe_fd = send_pipe(fds[1], "in the middle");
+	assert_int_equal(receive(ring, file, bytes, 16, true), -EPERM);
+	expect_end(pipe_fd);
+	assert_true(ring_recvmsg_now(ring, file, &message) > 0); /* what is left of it */
+
+	pipe_fd = send_pipe(fds[1], "at once");
+	assert_int_equal(ring_recvmsg_now(ring, file, &message), -EPERM);
+	expect_end(pipe_fd);
+	assert_int_equal(ring_recvmsg_now(ring, file, &message), -EAGAIN);
+
+	/* Nobody receives it. */
+	pipe_fd = send_pipe(fds[1], "last");
+	assert_int_equal(write(fds[1], "end", 3), 3);
+	ring_file_remove(ring, &file);
+	ring_socket_close(ring, fds[0]);
+	expect_end(pipe_fd);
+	close(fds[1]);
+	ring_destroy(ring);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -201,6 +306,7 @@ int main(void)
 		cmocka_unit_test(nor_does_it_when_spinning),
 		cmocka_unit_test(spinning_sees_what_others_send),
 		cmocka_unit_test(calls_take_no_signals),
+		cmocka_unit_test(files_that_come_along_are_got_rid_of),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

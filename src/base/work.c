@@ -1,0 +1,493 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/work.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/compiler.h"
+#include "base/rights.h"
+
+enum {
+	WORKER_STACK_BYTES = 128 << 10,
+	IDLE_MS = 200,	   /* that a worker waits for more work: starting one takes longer than many
+			      works */
+	DRAINS_MAX = 4096, /* messages that a socket can hold, and more */
+};
+
+/* On whom it depends when doubtful work ends. There is one while it has work or descriptors. */
+struct owner {
+	struct list_node node;
+	uid_t uid;
+	struct list_node doubtful; /* work that waits */
+	uint32_t running;
+	uint32_t fd_count; /* descriptors to be closed */
+};
+
+/* The workers of the process: as many as there is work for, gone when there is none for a while. */
+static struct {
+	pthread_mutex_t lock;
+	pthread_cond_t wake;
+	struct list_node waiting;
+	struct list_node owners; /* in turn */
+	struct owner unknown;	 /* in place of all that there is no memory for */
+	uint32_t running;
+	uint32_t idle;	   /* of these: they wait, and nobody has woken them */
+	uint32_t woken;	   /* so many more wait, and go on */
+	uint32_t in_doubt; /* they do such work */
+	uint32_t fd_count; /* of all owners */
+	bool fork_watched;
+} workers = {
+	.lock = PTHREAD_MUTEX_INITIALIZER,
+	.wake = PTHREAD_COND_INITIALIZER,
+	.waiting = { &workers.waiting, &workers.waiting },
+	.owners = { &workers.owners, &workers.owners },
+	.unknown = {
+		.node = { &workers.unknown.node, &workers.unknown.node },
+		.uid = (uid_t)-1,
+		.doubtful = { &workers.unknown.doubtful, &workers.unknown.doubtful },
+	},
+};
+
+/* --- owners, all under the lock --------------------------------------------------------------- */
+
+static struct owner *owner_find(uid_t uid)
+{
+	list_for_each(node, &workers.owners)
+	{
+		struct owner *owner = list_entry(node, struct owner, node);
+
+		if (owner->uid == uid) {
+			return owner;
+		}
+	}
+	return NULL;
+}
+
+static struct owner *owner_get(uid_t uid)
+{
+	struct owner *owner = owner_find(uid);
+
+	if (owner == NULL) {
+		owner = uid == workers.unknown.uid ? NULL : calloc(1, sizeof(*owner));
+		if (owner == NULL) {
+			owner = &workers.unknown;
+		} else {
+			owner->uid = uid;
+			list_init(&owner->node);
+			list_init(&owner->doubtful);
+		}
+		if (!list_is_linked(&owner->node)) {
+			list_push_back(&workers.owners, &owner->node);
+		}
+	}
+	return owner;
+}
+
+static void owner_look(struct owner *owner)
+{
+	if (owner->running == 0 && owner->fd_count == 0 && list_is_empty(&owner->doubtful)) {
+		list_remove(&owner->node);
+		if (owner != &workers.unknown) {
+			free(owner);
+		}
+	}
+}
+
+/* The next doubtful work that may run. */
+static struct work *take_doubtful(void)
+{
+	list_for_each(node, &workers.owners)
+	{
+		struct owner *owner = list_entry(node, struct owner, node);
+		struct list_node *found = owner->running < WORKERS_OF_OWNER_MAX
+						  ? list_pop_front(&owner->doubtful)
+						  : NULL;
+
+		if (found != NULL) {
+			owner->running++;
+			workers.in_doubt++;
+			list_remove(&owner->node);
+			list_push_back(&workers.owners, &owner->node);
+			return list_entry(found, struct work, node);
+		}
+	}
+	return NULL;
+}
+
+static void doubt_ended(struct owner *owner)
+{
+	workers.in_doubt--;
+	owner->running--;
+	owner_look(owner);
+}
+
+/* --- forks ------------------------------------------------------------------------------------ */
+
+static void before_fork(void)
+{
+	pthread_mutex_lock(&workers.lock);
+}
+
+static void after_fork_in_parent(void)
+{
+	pthread_mutex_unlock(&workers.lock);
+}
+
+/* The threads are the parent's, and so is the work: a descriptor that one of them was about to
+ * close stays open in the child until it executes a program. */
+static void after_fork_in_child(void)
+{
+	list_init(&workers.waiting);
+	list_for_each(node, &workers.owners)
+	{
+		struct owner *owner = list_entry(node, struct owner, node);
+
+		list_init(&owner->doubtful);
+		owner->running = 0;
+		owner->fd_count = 0;
+		owner_look(owner);
+	}
+	workers.wake = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+	workers.running = 0;
+	workers.idle = 0;
+	workers.woken = 0;
+	workers.in_doubt = 0;
+	workers.fd_count = 0;
+	pthread_mutex_unlock(&workers.lock);
+}
+
+void work_wake(struct work_results *results)
+{
+	ssize_t written = write(results->wake_fd, "", 1);
+
+	GMB_UNUSED(written); /* full: readable already */
+}
+
+static void run_one(struct work *work)
+{
+	struct work_results *results = work->results;
+
+	work->run(work); /* without results it frees itself */
+	if (results == NULL) {
+		return;
+	}
+	/* The wake-up stays inside the lock: once the list is taken, the results may go. */
+	pthread_mutex_lock(&results->lock);
+	list_push_back(&results->list, &work->node);
+	if (!results->in_caller) {
+		work_wake(results);
+	}
+	pthread_mutex_unlock(&results->lock);
+}
+
+/* The next work; doubtful when *owner_out is set. NULL: there is none that may run. */
+static struct work *take(struct owner **owner_out)
+{
+	struct list_node *node = list_pop_front(&workers.waiting);
+	struct work *work = node != NULL ? list_entry(node, struct work, node) : NULL;
+
+	*owner_out = NULL;
+	if (work == NULL && workers.in_doubt < WORKERS_IN_DOUBT_MAX) {
+		work = take_doubtful();
+		*owner_out = work != NULL ? work->owner_record : NULL;
+	}
+	return work;
+}
+
+/* Waits for work. False: none has come for a while. */
+static bool rest(void)
+{
+	struct timespec until;
+	int result = 0;
+
+	clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_nsec += IDLE_MS * 1000000L;
+	until.tv_sec += until.tv_nsec / 1000000000;
+	until.tv_nsec %= 1000000000;
+	workers.idle++;
+	while (workers.woken == 0 && result != ETIMEDOUT) {
+		result = pthread_cond_timedwait(&workers.wake, &workers.lock, &until);
+	}
+	if (workers.woken == 0) {
+		workers.idle--;
+		return false;
+	}
+	workers.woken--;
+	return true;
+}
+
+static void *worker(void *unused)
+{
+	struct owner *owner;
+
+	GMB_UNUSED(unused);
+	pthread_mutex_lock(&workers.lock);
+	do {
+		struct work *work;
+
+		while ((work = take(&owner)) != NULL) {
+			pthread_mutex_unlock(&workers.lock);
+			run_one(work);
+			pthread_mutex_lock(&workers.lock);
+			if (owner != NULL) {
+				doubt_ended(owner);
+			}
+		}
+	} while (rest());
+	workers.running--;
+	pthread_mutex_unlock(&workers.lock);
+	return NULL;
+}
+
+/* Under the lock. */
+static bool start_worker(void)
+{
+	pthread_attr_t attributes;
+	pthread_t thread;
+	sigset_t all;
+	sigset_t before;
+	int result;
+
+	if (!workers.fork_watched) {
+		workers.fork_watched =
+			pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0;
+	}
+	if (!workers.fork_watched || pthread_attr_init(&attributes) != 0) {
+		return false;
+	}
+	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+	pthread_attr_setstacksize(&attributes, WORKER_STACK_BYTES);
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	result = pthread_create(&thread, &attributes, worker, NULL);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	pthread_attr_destroy(&attributes);
+	return result == 0;
+}
+
+/* Under the lock. */
+static void enqueue(struct work *work)
+{
+	if (work->in_doubt) {
+		struct owner *owner = owner_get(work->owner);
+
+		work->owner_record = owner;
+		list_push_back(&owner->doubtful, &work->node);
+	} else {
+		list_push_back(&workers.waiting, &work->node);
+	}
+}
+
+void work_start(struct work *work, struct work_results *results)
+{
+	bool taken = false;
+
+	work->results = results;
+	if (results == NULL || !results->in_caller) {
+		pthread_mutex_lock(&workers.lock);
+		if (workers.idle > 0) {
+			workers.idle--;
+			workers.woken++;
+			pthread_cond_signal(&workers.wake);
+		} else if (workers.running < WORKERS_MAX && start_worker()) {
+			workers.running++;
+		}
+		if (workers.running > 0) {
+			enqueue(work);
+			taken = true;
+		}
+		pthread_mutex_unlock(&workers.lock);
+	}
+	if (!taken) {
+		run_one(work);
+	}
+}
+
+void work_finish(struct work_results *results)
+{
+	struct list_node *node;
+
+	do {
+		pthread_mutex_lock(&results->lock);
+		node = list_pop_front(&results->list);
+		pthread_mutex_unlock(&results->lock);
+		if (node != NULL) {
+			struct work *work = list_entry(node, struct work, node);
+
+			work->done(work);
+		}
+	} while (node != NULL);
+}
+
+/* --- getting rid of things ----------------------------------------------------------------- */
+
+_Static_assert(DISPOSE_OF_OWNER_MAX >= DISPOSE_FDS_MAX && DISPOSE_ALL_MAX > DISPOSE_OF_OWNER_MAX,
+	"a message has room, and one owner leaves some to others");
+
+struct disposal_work {
+	struct work work;
+	struct disposal disposal;
+	int fds[];
+};
+
+/* Its peer may have said that closing has to wait until what was sent has arrived. */
+static void close_of_peer(int fd)
+{
+	const struct linger none = { 0 };
+
+	(void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof(none));
+	close(fd);
+}
+
+/* Receives what is left in a socket that was shut down, for the descriptors in it: the kernel would
+ * close them with the socket, and wait as their sender likes. */
+static void drain(int fd)
+{
+	_Alignas(struct cmsghdr) uint8_t control[RIGHTS_CONTROL_BYTES];
+	uint8_t bytes[4096];
+	int received[RIGHTS_MAX];
+	int kind = 0;
+	socklen_t length = sizeof(kind);
+
+	if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &kind, &length) != 0 || kind != 0) {
+		return; /* a listening one: what was not accepted goes with it */
+	}
+	for (int i = 0; i < DRAINS_MAX; i++) {
+		struct iovec iov = { .iov_base = bytes, .iov_len = sizeof(bytes) };
+		struct msghdr message = {
+			.msg_iov = &iov,
+			.msg_iovlen = 1,
+			.msg_control = control,
+			.msg_controllen = sizeof(control),
+		};
+		ssize_t got = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+		uint32_t count = got >= 0 ? rights_collect(&message, received) : 0;
+
+		for (uint32_t j = 0; j < count; j++) {
+			close_of_peer(received[j]);
+		}
+		if (got < 0 || (got == 0 && count == 0)) {
+			return;
+		}
+	}
+}
+
+static void dispose_now(const struct disposal *disposal)
+{
+	if (disposal->base != NULL) {
+		munmap(disposal->base, disposal->bytes);
+	}
+	if (disposal->is_socket) {
+		drain(disposal->fds[0]);
+	}
+	for (uint32_t i = 0; i < disposal->fd_count; i++) {
+		if (disposal->of_peer && !disposal->is_socket) {
+			close_of_peer(disposal->fds[i]);
+		} else {
+			close(disposal->fds[i]);
+		}
+	}
+}
+
+static void count_fds(uid_t uid, uint32_t count, bool more)
+{
+	pthread_mutex_lock(&workers.lock);
+	if (more) {
+		owner_get(uid)->fd_count += count;
+		workers.fd_count += count;
+	} else {
+		struct owner *owner = owner_find(uid);
+
+		/* Those for whom there was no memory are counted together; and a fork forgets. */
+		owner = owner != NULL ? owner : &workers.unknown;
+		owner->fd_count -= MIN(owner->fd_count, count);
+		workers.fd_count -= MIN(workers.fd_count, count);
+		owner_look(owner);
+	}
+	pthread_mutex_unlock(&workers.lock);
+}
+
+bool dispose_has_room(uid_t uid)
+{
+	const struct owner *owner;
+	bool has_room;
+
+	pthread_mutex_lock(&workers.lock);
+	owner = owner_find(uid);
+	has_room = workers.fd_count < DISPOSE_ALL_MAX &&
+		   (owner == NULL || uid == workers.unknown.uid ||
+			   owner->fd_count < DISPOSE_OF_OWNER_MAX);
+	pthread_mutex_unlock(&workers.lock);
+	return has_room;
+}
+
+static void run_disposal(struct work *work)
+{
+	struct disposal_work *job = container_of(work, struct disposal_work, work);
+
+	dispose_now(&job->disposal);
+	if (job->disposal.of_peer) {
+		count_fds(job->disposal.owner, job->disposal.fd_count, false);
+	}
+	free(job);
+}
+
+void dispose(const struct disposal *disposal)
+{
+	struct disposal_work *job = NULL;
+
+	GMB_ASSERT(disposal->fd_count <= DISPOSE_FDS_MAX);
+	if (!disposal->in_caller) {
+		job = calloc(1, sizeof(*job) + disposal->fd_count * sizeof(int));
+	}
+	if (job == NULL) {
+		dispose_now(disposal);
+		return;
+	}
+	if (disposal->fd_count > 0) {
+		memcpy(job->fds, disposal->fds, disposal->fd_count * sizeof(int));
+	}
+	job->disposal = *disposal;
+	job->disposal.fds = job->fds;
+	job->work.run = run_disposal;
+	job->work.in_doubt = disposal->of_peer;
+	job->work.owner = disposal->owner;
+	if (disposal->of_peer) {
+		count_fds(disposal->owner, disposal->fd_count, true);
+	}
+	work_start(&job->work, NULL);
+}
+
+void dispose_fd(int fd, uid_t owner, bool in_caller)
+{
+	if (fd >= 0) {
+		dispose(&(struct disposal){
+			.fds = &fd,
+			.fd_count = 1,
+			.of_peer = true,
+			.owner = owner,
+			.in_caller = in_caller,
+		});
+	}
+}
+
+void dispose_socket(int fd, uid_t owner, bool in_caller)
+{
+	if (fd >= 0) {
+		shutdown(fd, SHUT_RDWR); /* nothing more comes */
+		dispose(&(struct disposal){
+			.fds = &fd,
+			.fd_count = 1,
+			.of_peer = true,
+			.is_socket = true,
+			.owner = owner,
+			.in_caller = in_caller,
+		});
+	}
+}

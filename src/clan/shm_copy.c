@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Memory that a stranger can empty, touched by helper threads: docs/protocol/clan.md §8.5.
+ *
+ * Who may write a memfd may punch holes into it, and whoever touches a page meanwhile waits for the
+ * end of that, which can take seconds. So puts and gets of a wary connection, and what is fetched
+ * from memory of ours that its peer may write, are copied by workers, and end by CLAN_EVENT_DONE.
+ *
+ *   shm_copy_begin() ─▶ worker: run_copy() ─▶ copied() ─▶ notification, when there is room ─▶ DONE
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "clan/shm.h"
+
+/* Between two looks whether the connection has ended: the kernel's largest wait is that for one
+ * page. */
+enum { STEP_BYTES = 4096 };
+
+struct shm_copy {
+	struct list_node node; /* in conn->copies */
+	struct clan_source source;
+	struct work work;
+	struct shm_conn *conn;
+	struct shm_copy_order order;
+	int status;
+	bool ended;	   /* DONE is to be given */
+	bool owes_message; /* the notification found no room */
+	uint32_t iov_count;
+	struct iovec iov[];
+};
+
+static void copy_free(struct shm_copy *copy)
+{
+	list_remove(&copy->source.node);
+	list_remove(&copy->node);
+	free(copy);
+}
+
+static bool give_done(struct clan_source *source, struct clan_event *event)
+{
+	struct shm_copy *copy = container_of(source, struct shm_copy, source);
+
+	event->type = CLAN_EVENT_DONE;
+	event->conn = &copy->conn->conn;
+	event->context = copy->conn->conn.context;
+	event->op = copy->order.op;
+	event->status = copy->status;
+	copy_free(copy);
+	return false;
+}
+
+/* On a worker: as many bytes as the connection lives to see. */
+static void copy_part(const struct shm_copy *copy, uint8_t *shared, const struct iovec *part)
+{
+	uint8_t *own = part->iov_base;
+
+	for (size_t done = 0; done < part->iov_len; done += STEP_BYTES) {
+		size_t bytes = MIN(part->iov_len - done, (size_t)STEP_BYTES);
+
+		/* Relaxed: nothing was published with it. */
+		if (atomic_load_explicit(&copy->conn->copies_dropped, memory_order_relaxed)) {
+			return;
+		}
+		if (copy->order.to_shared) {
+			memcpy(shared + done, own + done, bytes);
+		} else {
+			memcpy(own + done, shared + done, bytes);
+		}
+	}
+}
+
+static void run_copy(struct work *work)
+{
+	struct shm_copy *copy = container_of(work, struct shm_copy, work);
+	uint8_t *shared = copy->order.shared;
+
+	for (uint32_t i = 0; i < copy->iov_count; i++) {
+		copy_part(copy, shared, &copy->iov[i]);
+		shared += copy->iov[i].iov_len;
+	}
+}
+
+/* The notification of a put follows its bytes. */
+static void copy_end(struct shm_copy *copy)
+{
+	struct iovec iov = { .iov_base = &copy->order.value, .iov_len = sizeof(uint32_t) };
+	bool is_open = copy->conn->conn.state == CLAN_OPEN;
+
+	copy->owes_message =
+		is_open && copy->order.notify && !shm_room(copy->conn, SHM_BULK, sizeof(uint32_t));
+	if (copy->owes_message) {
+		(void)shm_no_room(copy->conn, SHM_BULK, sizeof(uint32_t), CLAN_READY_SEND_BULK);
+		return;
+	}
+	if (is_open && copy->order.notify) {
+		shm_put_message(copy->conn, SHM_BULK, SHM_TYPE_NOTIFY, &iov, 1, sizeof(uint32_t));
+	}
+	copy->ended = true;
+	clan_fire(copy->conn->conn.queue, &copy->source);
+}
+
+static void copied(struct work *work)
+{
+	struct shm_copy *copy = container_of(work, struct shm_copy, work);
+	struct shm_conn *conn = copy->conn;
+
+	conn->copies_running--;
+	copy->status = conn->conn.state == CLAN_OPEN ? 0 : -ENOTCONN;
+	if (copy->order.peers) {
+		shm_busy_ends(conn);
+		if (copy->status == 0 && copy->order.to_shared) {
+			shm_touched(conn, &copy->order);
+		}
+		shm_peer_put(&conn->conn, copy->order.region);
+	}
+	if (conn->conn.state >= CLAN_CLOSING) {
+		copy_free(copy);
+	} else {
+		copy_end(copy);
+	}
+	shm_conn_join(conn);
+}
+
+int shm_copy_begin(struct shm_conn *conn, const struct shm_copy_order *order,
+	const struct iovec *iov, uint32_t iov_count)
+{
+	struct shm_copy *copy = calloc(1, sizeof(*copy) + iov_count * sizeof(*iov));
+
+	if (copy == NULL) {
+		return -ENOMEM;
+	}
+	clan_source_init(&copy->source, give_done);
+	list_init(&copy->node);
+	copy->conn = conn;
+	copy->order = *order;
+	copy->iov_count = iov_count;
+	if (iov_count > 0) {
+		memcpy(copy->iov, iov, iov_count * sizeof(*iov));
+	}
+	list_push_back(&conn->copies, &copy->node);
+	conn->copies_running++;
+	copy->work.run = run_copy;
+	copy->work.done = copied;
+	copy->work.in_doubt = true;
+	copy->work.owner = conn->conn.peer.uid;
+	work_start(&copy->work, &conn->conn.queue->results);
+	return 0;
+}
+
+void shm_copies_look(struct shm_conn *conn)
+{
+	list_for_each(node, &conn->copies)
+	{
+		struct shm_copy *copy = list_entry(node, struct shm_copy, node);
+
+		if (copy->owes_message) {
+			copy_end(copy);
+			if (copy->owes_message) {
+				return;
+			}
+		}
+	}
+}
+
+void shm_copies_drop(struct shm_conn *conn)
+{
+	atomic_store_explicit(&conn->copies_dropped, true, memory_order_relaxed);
+	list_for_each(node, &conn->copies)
+	{
+		struct shm_copy *copy = list_entry(node, struct shm_copy, node);
+
+		if (copy->ended || copy->owes_message) {
+			copy_free(copy);
+		}
+	}
+}
+
+int shm_fetch(struct clan_conn *base, const struct clan_region *region, uint64_t offset, void *to,
+	size_t bytes, void *op)
+{
+	struct shm_conn *conn = shm_conn(base);
+	const struct iovec iov = { .iov_base = to, .iov_len = bytes };
+	const struct shm_copy_order order = { .shared = region->base + offset, .op = op };
+
+	if (base->is_wary) {
+		return shm_copy_begin(conn, &order, &iov, 1);
+	}
+	memcpy(to, region->base + offset, bytes);
+	return 1;
+}
+
+void shm_copies_after_fork(struct shm_conn *conn)
+{
+	list_for_each(node, &conn->copies)
+	{
+		free(list_entry(node, struct shm_copy, node));
+	}
+}

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What is done to sockets at once, without an operation of the ring, see ring.h. */
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/rights.h"
+#include "base/work.h"
+#include "ring/ring.h"
+
+void ring_socket_shutdown(struct ring *ring, struct ring_file file)
+{
+	GMB_UNUSED(ring);
+	(void)shutdown(file.fd, SHUT_RDWR); /* fails only when the peer is gone already */
+}
+
+void ring_socket_abort(struct ring *ring, struct ring_file file)
+{
+	const struct linger linger = { .l_onoff = 1, .l_linger = 0 };
+	const struct sockaddr nowhere = { .sa_family = AF_UNSPEC };
+
+	GMB_UNUSED(ring);
+	/* Disconnecting a TCP socket drops what waits to be sent, or sent again. The linger option
+	 * does so, too, but only when the kernel lets go of the last reference: it is for servers
+	 * whose sandbox forbids connect(), and for kernel TLS. */
+	(void)setsockopt(file.fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger));
+	(void)connect(file.fd, &nowhere, sizeof(nowhere));
+	(void)shutdown(file.fd, SHUT_RDWR);
+}
+
+void ring_socket_shutdown_send(struct ring *ring, struct ring_file file)
+{
+	GMB_UNUSED(ring);
+	(void)shutdown(file.fd, SHUT_WR);
+}
+
+bool ring_socket_credentials(int fd, struct ucred *credentials)
+{
+	int domain = 0;
+	socklen_t domain_bytes = sizeof(domain);
+	socklen_t bytes = sizeof(*credentials);
+
+	return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &domain_bytes) == 0 &&
+	       domain == AF_UNIX &&
+	       getsockopt(fd, SOL_SOCKET, SO_PEERCRED, credentials, &bytes) == 0;
+}
+
+void ring_socket_close(struct ring *ring, int fd)
+{
+	GMB_UNUSED(ring);
+	if (rights_may_come(fd)) { /* not shut down, nor emptied: another process may have it */
+		dispose_fd(fd, rights_owner(fd), false);
+	} else {
+		close(fd);
+	}
+}

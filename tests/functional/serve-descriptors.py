@@ -1,0 +1,175 @@
+#!/usr/bin/python3
+"""Open files that clients send along over Unix sockets: others are served all the same."""
+import array
+import contextlib
+import json
+import os
+import resource
+import socket
+import struct
+import subprocess
+import sys
+import unittest
+
+import nbdmini
+import support
+
+NOBODY = 65534
+FLOODS, MESSAGES, FILES = 40, 16, 253
+OPEN_FILES = 2048  # of the server: fewer than the flood
+
+
+def lingering(peers):
+    """A socket that is not closed for an hour: so long it waits for its peer, which reads nothing."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    sock.connect(listener.getsockname())
+    peers.append(listener.accept()[0])
+    listener.close()
+    sock.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            sock.send(bytes(4096))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
+    return sock
+
+
+def give(sock, data, peers, more=()):
+    """Sends a socket that lingers along, if it can be sent, and keeps none."""
+    slow = lingering(peers)
+    files = array.array("i", [slow.fileno(), *more])
+    try:
+        sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)])
+    except OSError:  # SO_PASSRIGHTS, no room, or the connection has ended
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 0, 0))
+    slow.close()
+
+
+def flood(path):
+    """Another user, who says so when everything was sent, and stays."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # so many may be in flight
+    os.setgid(NOBODY)
+    os.setuid(NOBODY)
+    peers, senders = [], []
+    null = os.open("/dev/null", os.O_RDONLY)
+    for _ in range(FLOODS):
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        sock.connect(path)
+        sock.setblocking(False)
+        senders.append(sock)
+        for _ in range(MESSAGES):
+            give(sock, b"x", peers, (FILES - 1) * [null])
+    print("sent", flush=True)
+    sys.stdin.read()
+
+
+class Descriptors(support.Case):
+    def files_of(self, server):
+        return len(os.listdir(f"/proc/{server.process.pid}/fd"))
+
+    @unittest.skipIf(os.getuid() != 0, "another user is needed")
+    def test_a_flood_of_files(self):
+        for scheme in ("gmb+unix", "push+unix"):
+            os.chmod(self.folder, 0o755)
+            server = self.start(
+                "memory:1M", "--listen", f"{scheme}:///?socket={self.path(scheme)}",
+                "--listen", f"gmb+unix:///?socket={self.path('own-' + scheme)}",
+                "--listen", self.socket_uri("nbd-" + scheme), "--threads", "1", uri_count=3,
+                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE,
+                                                      (OPEN_FILES, OPEN_FILES)))
+            os.chmod(self.path(scheme), 0o777)
+            before = self.files_of(server)
+            with subprocess.Popen([sys.executable, __file__, "--flood", self.path(scheme)],
+                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE) as stranger:
+                try:
+                    self.assertEqual(stranger.stdout.readline(), b"sent\n")
+                    for uri in server.uris[1:]:
+                        status, _, errors = self.run_gmblock("info", uri)
+                        self.assertEqual((status, errors), (0, ""))
+                    # What was sent is closed while its sender still has the other ends.
+                    self.wait_for(lambda: self.files_of(server) < before + 100)
+                finally:
+                    stranger.stdin.close()
+            code, errors = server.stop()
+            self.assertEqual(code, 0)
+            self.assertNotIn("cannot accept connections", errors)
+
+    def check_nobody_waits(self, sender, uri, control):
+        """A file that takes an hour to close is sent, and a client of the same reactor is served."""
+        peers = []
+        with nbdmini.open_export(uri) as honest:
+            give(sender, bytes(4), peers)
+            with contextlib.suppress(OSError):
+                sender.sendall(bytes(64))
+            self.assertEqual(honest.read(0, 512), bytes(512))
+        status, output, _ = self.run_gmblock("stats", "--json", control)
+        self.assertEqual(status, 0)
+        self.assertIn("counters", json.loads(output))
+        for peer in peers:
+            peer.close()
+
+    def start_all(self, *arguments, **options):
+        control, metrics = self.path("control"), self.path("metrics")
+        return self.start("memory:1M", "--listen", self.socket_uri(), "--control", control,
+                          "--metrics", f"http+unix:///?socket={metrics}", "--threads", "1",
+                          *arguments, **options), control, metrics
+
+    def test_files_are_refused_or_received(self):
+        server, control, metrics = self.start_all()
+        for path in (self.path("s"), control, metrics):
+            with socket.socket(socket.AF_UNIX) as sender:
+                sender.connect(path)
+                self.check_nobody_waits(sender, server.uri, control)
+        self.assertEqual(server.stop()[0], 0)
+
+    def test_files_of_who_connected_before(self):
+        """To a socket of the service manager, which refuses nothing."""
+        listener = socket.socket(socket.AF_UNIX)
+        self.addCleanup(listener.close)
+        listener.bind(self.path("early"))
+        listener.listen(8)
+        peers, senders = [], []
+        for count in range(3):  # as the first bytes, behind some, and never received
+            sender = socket.socket(socket.AF_UNIX)
+            self.addCleanup(sender.close)
+            sender.connect(self.path("early"))
+            if count == 1:
+                sender.sendall(struct.pack(">I", 3))
+            give(sender, bytes(4), peers)
+            if count == 2:
+                sender.shutdown(socket.SHUT_RDWR)
+            senders.append(sender)
+        control = self.path("control")
+        process = subprocess.Popen(
+            [sys.executable, "-c",
+             "import os, sys; os.dup2(int(sys.argv[1]), 3);"
+             "os.environ.update(LISTEN_FDS='1', LISTEN_PID=str(os.getpid()));"
+             "os.execv(sys.argv[2], sys.argv[2:])",
+             str(listener.fileno()), support.program(), "serve", "memory:1M", "--threads", "1",
+             "--control", control],
+            pass_fds=[listener.fileno(), 3], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True)
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        uri = process.stdout.readline().rstrip("\n")
+        with nbdmini.open_export(uri) as honest:
+            for sender in senders[:2]:
+                sender.setblocking(True)
+                with contextlib.suppress(ConnectionError):
+                    while sender.recv(4096):
+                        pass
+            self.assertEqual(honest.read(0, 512), bytes(512))
+        process.terminate()
+        self.assertEqual(process.wait(), 0)
+        for peer in peers:
+            peer.close()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--flood":
+        flood(sys.argv[2])
+    else:
+        support.main()

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Workers for what may block for ever: one owner of such work delays nothing but its own, and
+ * descriptors of strangers are closed whatever the strangers have set.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sched.h>
+#include <semaphore.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/work.h"
+
+enum { ALICE = 1001, BOB, CAROL };
+
+/* Doubtful work that ends when it may. */
+struct blocked {
+	struct work work;
+	sem_t begun;
+	sem_t may_end;
+	sem_t ended;
+};
+
+static void run_blocked(struct work *work)
+{
+	struct blocked *blocked = container_of(work, struct blocked, work);
+
+	sem_post(&blocked->begun);
+	while (sem_wait(&blocked->may_end) != 0) {
+	}
+	sem_post(&blocked->ended);
+}
+
+static void wait_for(sem_t *semaphore)
+{
+	while (sem_wait(semaphore) != 0) {
+	}
+}
+
+static void block(struct blocked *blocked, uid_t owner)
+{
+	blocked->work = (struct work){ .run = run_blocked, .in_doubt = true, .owner = owner };
+	sem_init(&blocked->begun, 0, 0);
+	sem_init(&blocked->may_end, 0, 0);
+	sem_init(&blocked->ended, 0, 0);
+	list_init(&blocked->work.node);
+	work_start(&blocked->work, NULL);
+}
+
+static void unblock(struct blocked *blocked)
+{
+	sem_post(&blocked->may_end);
+	wait_for(&blocked->ended);
+}
+
+static void an_owner_delays_only_its_own_work(void **state)
+{
+	enum { COUNT = 2 * WORKERS_IN_DOUBT_MAX };
+	struct blocked hers[COUNT];
+	struct blocked his;
+	int begun;
+
+	for (int i = 0; i < COUNT; i++) {
+		block(&hers[i], ALICE);
+	}
+	for (int i = 0; i < WORKERS_OF_OWNER_MAX; i++) {
+		wait_for(&hers[i].begun);
+	}
+	block(&his, BOB);
+	wait_for(&his.begun);
+	assert_int_equal(sem_getvalue(&hers[WORKERS_OF_OWNER_MAX].begun, &begun), 0);
+	assert_int_equal(begun, 0);
+	unblock(&his);
+	for (int i = 0; i < COUNT; i++) {
+		unblock(&hers[i]);
+	}
+}
+
+static int open_null(void)
+{
+	int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+
+	assert_true(fd >= 0);
+	return fd;
+}
+
+static void what_waits_to_be_closed_is_bounded(void **state)
+{
+	struct blocked blocked[WORKERS_OF_OWNER_MAX];
+	int count = 0;
+
+	for (int i = 0; i < WORKERS_OF_OWNER_MAX; i++) {
+		block(&blocked[i], ALICE);
+		wait_for(&blocked[i].begun);
+	}
+	while (dispose_has_room(ALICE)) {
+		dispose_fd(open_null(), ALICE, false);
+		count++;
+	}
+	assert_int_equal(count, DISPOSE_OF_OWNER_MAX);
+	assert_true(dispose_has_room(BOB));
+	assert_true(dispose_has_room((uid_t)-1));
+	for (int i = 0; i < WORKERS_OF_OWNER_MAX; i++) {
+		unblock(&blocked[i]);
+	}
+	while (!dispose_has_room(ALICE)) {
+		sched_yield();
+	}
+}
+
+/* A socket whose closing waits for an hour for its peer, which reads nothing. */
+static int lingering_socket(int *peer_out)
+{
+	static const struct linger linger = { .l_onoff = 1, .l_linger = 3600 };
+	struct sockaddr_in address = { .sin_family = AF_INET };
+	socklen_t length = sizeof(address);
+	int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	uint8_t bytes[4096] = { 0 };
+
+	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	assert_int_equal(bind(listener, (struct sockaddr *)&address, length), 0);
+	assert_int_equal(listen(listener, 1), 0);
+	assert_int_equal(getsockname(listener, (struct sockaddr *)&address, &length), 0);
+	assert_int_equal(connect(fd, (struct sockaddr *)&address, length), 0);
+	*peer_out = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+	assert_true(*peer_out >= 0);
+	close(listener);
+	while (send(fd, bytes, sizeof(bytes), MSG_DONTWAIT) > 0) {
+	}
+	assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger)), 0);
+	return fd;
+}
+
+/* More of an owner's work runs after what was disposed of before. */
+static void closes_do_not_linger(uid_t owner)
+{
+	struct blocked after;
+
+	block(&after, owner);
+	wait_for(&after.begun);
+	unblock(&after);
+}
+
+static void sockets_that_linger_are_closed(void **state)
+{
+	int peers[2 * WORKERS_OF_OWNER_MAX];
+
+	for (int i = 0; i < 2 * WORKERS_OF_OWNER_MAX; i++) {
+		dispose_fd(lingering_socket(&peers[i]), BOB, false);
+	}
+	closes_do_not_linger(BOB);
+	for (int i = 0; i < 2 * WORKERS_OF_OWNER_MAX; i++) {
+		close(peers[i]);
+	}
+}
+
+static void pass(int socket, int fd, const char *text)
+{
+	_Alignas(struct cmsghdr) uint8_t control[CMSG_SPACE(sizeof(int))] = { 0 };
+	struct iovec iov = { .iov_base = (void *)(uintptr_t)text, .iov_len = strlen(text) };
+	struct msghdr message = {
+		.msg_iov = &iov,
+		.msg_iovlen = 1,
+		.msg_control = control,
+		.msg_controllen = sizeof(control),
+	};
+	struct cmsghdr *part = (struct cmsghdr *)(void *)control;
+
+	part->cmsg_level = SOL_SOCKET;
+	part->cmsg_type = SCM_RIGHTS;
+	part->cmsg_len = CMSG_LEN(sizeof(int));
+	memcpy(CMSG_DATA(part), &fd, sizeof(int));
+	assert_int_equal(sendmsg(socket, &message, 0), (int)iov.iov_len);
+}
+
+static void what_was_not_received_is_closed(int type)
+{
+	int peers[WORKERS_OF_OWNER_MAX][2];
+
+	for (int i = 0; i < WORKERS_OF_OWNER_MAX; i++) {
+		int ends[2];
+
+		assert_int_equal(socketpair(AF_UNIX, type | SOCK_CLOEXEC, 0, ends), 0);
+		for (int j = 0; j < 2; j++) {
+			int fd = lingering_socket(&peers[i][j]);
+
+			pass(ends[0], fd, j == 0 ? "one" : "another");
+			close(fd); /* not the last of it */
+		}
+		dispose_socket(ends[1], CAROL, false);
+		close(ends[0]);
+	}
+	closes_do_not_linger(CAROL);
+	for (int i = 0; i < WORKERS_OF_OWNER_MAX; i++) {
+		close(peers[i][0]);
+		close(peers[i][1]);
+	}
+}
+
+static void what_a_socket_holds_is_closed(void **state)
+{
+	what_was_not_received_is_closed(SOCK_SEQPACKET);
+	what_was_not_received_is_closed(SOCK_STREAM);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(an_owner_delays_only_its_own_work),
+		cmocka_unit_test(what_waits_to_be_closed_is_bounded),
+		cmocka_unit_test(sockets_that_linger_are_closed),
+		cmocka_unit_test(what_a_socket_holds_is_closed),
+	};
+
+	return cmocka_run_group_tests_name("work", tests, NULL, NULL);
+}
