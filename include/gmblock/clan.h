@@ -129,8 +129,12 @@ enum clan_event_type {
 	CLAN_EVENT_REVOKED,
 	/* Tripwire .number was touched; it is off until clan_rearm(). */
 	CLAN_EVENT_TRIPPED,
-	/* A put or get that returned 0 has ended with .status; .op is its argument. */
+	/* A put, get or fetch that returned 0 has ended with .status; .op is its argument. */
 	CLAN_EVENT_DONE,
+	/* Only with CLAN_HANDSHAKES_OWN: somebody has connected, and has not said who it is.
+	 * clan_conn_peer() has the address. CLAN_EVENT_CONNECT follows, or CLAN_EVENT_LOST.
+	 * clan_reject() and clan_close() may be called at any time. */
+	CLAN_EVENT_ARRIVED,
 };
 
 enum clan_ready {
@@ -220,8 +224,15 @@ struct clan_conn_options {
 	uint32_t peer_regions_max;	/* regions that a peer may share; 0 = 16; at most 4096 */
 	uint64_t peer_region_bytes_max; /* and their sizes altogether; 0 = 64 MiB */
 	uint32_t conns_max;		/* listeners: connections at once; 0 = 4096 */
-	uint32_t handshakes_max;	/* listeners: of them, before clan_accept(); 0 = 64 */
+	uint32_t handshakes_max;	/* listeners: of them, before clan_accept(); 0 = 64; on
+					   shm half of them for one user, on a network one
+					   address can have all. CLAN_HANDSHAKES_OWN: networks
+					   only, see there */
 };
+
+/* The program limits handshakes itself, so that one peer cannot have all of them: it is told of
+ * each connection by CLAN_EVENT_ARRIVED. */
+#define CLAN_HANDSHAKES_OWN UINT32_MAX
 
 /*
  * Listens at an address: "shm:PATH" (a Unix socket, replaced when nobody listens there; mode

@@ -35,6 +35,7 @@ enum {
 	CLAN_STREAM_IOV_MAX = 1024,
 	CLAN_REASON_BYTES = 160,
 	CLAN_STRICT_MS = 10,
+	CLAN_HANDSHAKES_DEFAULT = 64,
 };
 
 /* --- the event queue (docs/protocol/clan.md §7) ---------------------------------------------- */
@@ -123,6 +124,7 @@ struct clan_conn {
 	int status;	      /* why it was lost */
 	uint32_t ready;	      /* enum clan_ready: to be given */
 	uint32_t enabled;     /* enum clan_ready: what returned -EAGAIN since it was given */
+	bool arrived_pending; /* CLAN_EVENT_ARRIVED is to be given */
 	bool connect_pending; /* CLAN_EVENT_CONNECT or CONNECTED is to be given */
 	bool is_wary;	      /* memory that the peer may write is for helper threads only */
 	bool connector;
@@ -167,7 +169,8 @@ struct clan_provider {
 		const struct clan_conn_options *options, const void *hello, size_t hello_bytes,
 		struct clan_conn **conn_out, struct error *error);
 	int (*accept)(struct clan_conn *conn, const void *hello, size_t hello_bytes); /* OFFERED */
-	void (*reject)(struct clan_conn *conn, const char *text);		      /* OFFERED */
+	/* OFFERED, or OPENING and known to the program. */
+	void (*reject)(struct clan_conn *conn, const char *text);
 	/* Any state before CLOSING, which it has now: gives up what it has, drops the shares as
 	 * soon as the peer cannot reach them, and sets CLOSED when nothing is in use any more. */
 	void (*close)(struct clan_conn *conn);

@@ -67,7 +67,10 @@ static bool give_conn_event(struct clan_source *source, struct clan_event *event
 		conn->provider->destroy(conn);
 		return false;
 	}
-	if (conn->connect_pending) {
+	if (conn->arrived_pending) {
+		conn->arrived_pending = false;
+		event->type = CLAN_EVENT_ARRIVED;
+	} else if (conn->connect_pending) {
 		conn->connect_pending = false;
 		event->type = conn->connector ? CLAN_EVENT_CONNECTED : CLAN_EVENT_CONNECT;
 	} else if (conn->ready != 0) {
@@ -80,7 +83,7 @@ static bool give_conn_event(struct clan_source *source, struct clan_event *event
 		event->type = CLAN_EVENT_LOST;
 		event->status = conn->status;
 	}
-	return conn->ready != 0 || conn->lost_pending;
+	return conn->connect_pending || conn->ready != 0 || conn->lost_pending;
 }
 
 void clan_conn_init(struct clan_conn *conn, const struct clan_provider *provider,
@@ -206,7 +209,7 @@ static int check_options(const struct clan_conn_options *given, struct clan_conn
 	options->peer_slots_max = or_default(options->peer_slots_max, CLAN_BULK_SLOTS_MAX);
 	options->peer_regions_max = or_default(options->peer_regions_max, 16);
 	options->conns_max = or_default(options->conns_max, CLAN_CONNS_DEFAULT);
-	options->handshakes_max = or_default(options->handshakes_max, 64);
+	options->handshakes_max = or_default(options->handshakes_max, CLAN_HANDSHAKES_DEFAULT);
 	if (options->peer_region_bytes_max == 0) {
 		options->peer_region_bytes_max = UINT64_C(64) << 20;
 	}
@@ -309,7 +312,7 @@ int clan_accept(struct clan_conn *conn, const void *hello, size_t hello_bytes)
 
 void clan_reject(struct clan_conn *conn, const char *text)
 {
-	if (conn->state == CLAN_OFFERED) {
+	if (conn->state == CLAN_OFFERED || (conn->state == CLAN_OPENING && conn->known)) {
 		conn->provider->reject(conn, text);
 	}
 	clan_close(conn);
@@ -320,6 +323,7 @@ void clan_close(struct clan_conn *conn)
 	GMB_ASSERT(conn->state < CLAN_CLOSING);
 	clan_conn_set_state(conn, CLAN_CLOSING);
 	conn->ready = 0;
+	conn->arrived_pending = false;
 	conn->connect_pending = false;
 	conn->lost_pending = false;
 	list_remove(&conn->source.node);

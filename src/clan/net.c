@@ -233,18 +233,24 @@ static struct net_conn *conn_create(struct clan_queue *queue, const struct net_t
 	return conn;
 }
 
-static void handshake_ended(struct net_conn *conn)
+static void handshake_uncount(struct net_conn *conn)
 {
-	clan_deadline_clear(&conn->conn.deadline);
 	if (conn->handshake_counted) {
 		conn->handshake_counted = false;
 		conn->listener->handshake_count--;
 	}
 }
 
+static void handshake_ended(struct net_conn *conn)
+{
+	clan_deadline_clear(&conn->conn.deadline);
+	handshake_uncount(conn);
+}
+
 static void listener_leave(struct net_conn *conn)
 {
 	if (conn->listener != NULL) {
+		conn->listener->refused_count -= conn->is_refused;
 		conn->listener->conn_count--;
 		if (conn->listener->closed && conn->listener->conn_count == 0) {
 			free(conn->listener);
@@ -395,7 +401,8 @@ void net_conn_drained(struct net_conn *conn)
 static void conn_close(struct clan_conn *base)
 {
 	struct net_conn *conn = net_conn(base);
-	bool talks = conn->phase == NET_TALKING && !list_is_linked(&conn->dying_node);
+	bool has_spoken = base->hello != NULL || base->connector || conn->is_refused;
+	bool talks = conn->phase == NET_TALKING && has_spoken && !list_is_linked(&conn->dying_node);
 
 	handshake_ended(conn);
 	net_memory_close(conn);
@@ -466,6 +473,11 @@ void net_connected(struct net_conn *conn, const struct sockaddr *peer)
 	}
 	if (conn->conn.connector) {
 		send_hello(conn, NET_HELLO, conn->conn.hello, conn->conn.hello_bytes);
+	} else if (conn->conn.options.handshakes_max == CLAN_HANDSHAKES_OWN) {
+		handshake_uncount(conn); /* the program does */
+		conn->conn.known = true;
+		conn->conn.arrived_pending = true;
+		clan_fire(conn->conn.queue, &conn->conn.source);
 	}
 }
 
@@ -653,7 +665,17 @@ static int net_accept(struct clan_conn *base, const void *hello, size_t hello_by
 
 static void net_reject(struct clan_conn *base, const char *text)
 {
-	send_refused(net_conn(base), -ECONNREFUSED, text);
+	struct net_conn *conn = net_conn(base);
+
+	if (base->state == CLAN_OFFERED) {
+		send_refused(conn, -ECONNREFUSED, text);
+	} else if (conn->phase == NET_TALKING && conn->listener != NULL &&
+		   conn->listener->refused_count < CLAN_HANDSHAKES_DEFAULT) {
+		/* Before it has said hello; of a flood some learn why. */
+		conn->is_refused = true;
+		conn->listener->refused_count++;
+		send_refused(conn, -ECONNREFUSED, text);
+	}
 }
 
 static int net_adopt(struct clan_queue *queue, int fd, const struct clan_conn_options *options,
@@ -669,11 +691,14 @@ static int net_adopt(struct clan_queue *queue, int fd, const struct clan_conn_op
 struct net_conn *net_arrived(struct net_listener *listener)
 {
 	const struct clan_conn_options *options = &listener->listener.options;
+	uint32_t handshakes_max = options->handshakes_max != CLAN_HANDSHAKES_OWN
+					  ? options->handshakes_max
+					  : (uint32_t)CLAN_HANDSHAKES_DEFAULT;
 	struct net_conn *conn = NULL;
 	struct error ignored = { 0 };
 
 	if (listener->conn_count < options->conns_max &&
-		listener->handshake_count < options->handshakes_max) {
+		listener->handshake_count < handshakes_max) {
 		conn = conn_create(listener->listener.queue, listener->transport, options,
 			CLAN_OPENING, &ignored);
 	}

@@ -249,6 +249,7 @@ struct net_conn {
 	struct list_node dead_node;
 	enum net_phase phase;
 	bool handshake_counted;
+	bool is_refused;
 	bool ending; /* clan_close(): END is sent, and the peer's end awaited */
 	bool peer_ended;
 
@@ -270,7 +271,8 @@ struct net_conn {
 	uint32_t controls_in_row;
 
 	/* Memory. */
-	struct list_node regions; /* struct net_peer_region */
+	struct list_node regions;	       /* struct net_peer_region */
+	struct net_peer_region **region_table; /* the same by number; NULL until the first */
 	uint32_t region_count;
 	uint64_t region_bytes;
 	struct net_grant *grants;
@@ -303,6 +305,7 @@ struct net_listener {
 	const struct net_transport *transport;
 	uint32_t conn_count;
 	uint32_t handshake_count;
+	uint32_t refused_count; /* that are told so */
 	bool closed;
 };
 

@@ -187,6 +187,7 @@ static void set_region_state(struct net_peer_region *region, enum net_peer_regio
 
 static void region_free(struct net_peer_region *region)
 {
+	region->conn->region_table[region->number] = NULL;
 	list_remove(&region->source.node);
 	list_remove(&region->owed.node);
 	list_remove(&region->node);
@@ -259,15 +260,8 @@ static bool give_region_event(struct clan_source *source, struct clan_event *eve
 
 static struct net_peer_region *find_region(const struct net_conn *conn, uint32_t number)
 {
-	list_for_each(node, &conn->regions)
-	{
-		struct net_peer_region *region = list_entry(node, struct net_peer_region, node);
-
-		if (region->number == number) {
-			return region;
-		}
-	}
-	return NULL;
+	return conn->region_table != NULL && number < CLAN_TABLE_MAX ? conn->region_table[number]
+								     : NULL;
 }
 
 static uint16_t refuse_region(const struct net_conn *conn, const struct net_region *record)
@@ -291,11 +285,15 @@ static int region_offered(struct net_conn *conn, const struct net_region *record
 		find_region(conn, record->region) != NULL) {
 		return net_broken(conn, 9, "the region that it offers is impossible");
 	}
-	region = calloc(1, sizeof(*region));
+	if (conn->region_table == NULL) {
+		conn->region_table = calloc(CLAN_TABLE_MAX, sizeof(region));
+	}
+	region = conn->region_table != NULL ? calloc(1, sizeof(*region)) : NULL;
 	if (region == NULL) {
 		net_conn_end(conn, -ENOMEM, "no memory for a region that the peer offers");
 		return -EPROTO;
 	}
+	conn->region_table[record->region] = region;
 	region->conn = conn;
 	list_init(&region->owed.node);
 	clan_source_init(&region->source, give_region_event);
@@ -977,6 +975,7 @@ void net_memory_free(struct net_conn *conn)
 	{
 		revocation_free(list_entry(node, struct net_revocation, node));
 	}
+	free(conn->region_table);
 	free(conn->grants);
 	free(conn->tickets);
 	free(conn->watches);

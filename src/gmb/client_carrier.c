@@ -759,6 +759,7 @@ void native_carrier_event(struct native_carrier *carrier, const struct clan_even
 	case CLAN_EVENT_UNSHARED:
 		unshared(carrier, event);
 		break;
+	case CLAN_EVENT_ARRIVED:
 	case CLAN_EVENT_CONNECT:
 	case CLAN_EVENT_CLOSED:
 	case CLAN_EVENT_REGION:

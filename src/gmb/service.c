@@ -19,7 +19,7 @@ static void take_offered(struct native_service *service, const struct clan_event
 {
 	struct clan_peer peer;
 
-	if (event->type != CLAN_EVENT_CONNECT) {
+	if (event->type != CLAN_EVENT_ARRIVED) {
 		return; /* the end of one that was refused */
 	}
 	clan_conn_peer(event->conn, &peer);
@@ -28,9 +28,9 @@ static void take_offered(struct native_service *service, const struct clan_event
 		!service->door->take(service->door->context, &native_session_kind, peer.address) ||
 		service->offered != NULL) {
 		service->offered = NULL;
-		clan_reject(event->conn, "the server takes no more connections");
-	} else {
-		native_session_event(clan_conn_context(event->conn), event);
+		clan_reject(event->conn,
+			"the server takes no more connections, of this address or of all; its "
+			"--max-connections-per-peer and --max-connections limit them");
 	}
 }
 
@@ -169,6 +169,7 @@ static int service_listen(void *context, struct export_uri *uri, const struct en
 	if (address == NULL) {
 		return error_set(error, -ENOMEM, "out of memory for a listening address");
 	}
+	options.handshakes_max = CLAN_HANDSHAKES_OWN; /* the engine limits them, as all others */
 	result = clan_listen(service->clan, address, &options, &listener, &reason);
 	free(address);
 	if (result < 0) {

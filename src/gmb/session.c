@@ -547,6 +547,9 @@ static void take_hello(struct native_session *session)
 		welcome.head.flags = NATIVE_WELCOME_MOVES;
 		rule = native_mover_create(session) != 0 ? "the server has no memory" : NULL;
 	}
+	if (session->base.state == SESSION_NEGOTIATING) {
+		session_has_spoken(&session->base);
+	}
 	session->version = version;
 	welcome.head.version = version;
 	memcpy(welcome.instance.bytes, session->service->engine->options.instance,
@@ -599,6 +602,7 @@ void native_session_event(struct native_session *session, const struct clan_even
 	case CLAN_EVENT_DONE:
 		native_move_done(session, event->op, event->status);
 		break;
+	case CLAN_EVENT_ARRIVED:
 	case CLAN_EVENT_CONNECTED:
 	case CLAN_EVENT_CLOSED:
 	case CLAN_EVENT_SHARED:

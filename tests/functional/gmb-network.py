@@ -6,8 +6,10 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import unittest
+from urllib.parse import urlsplit
 
 import support
 
@@ -110,6 +112,37 @@ class Network(support.Case):
                             "memory:1M"], 1, "does not have that address")
         self.check_refused(["info", "gmb://no-such-host.invalid"], 1, "the host is unknown")
         self.assertEqual(server.stop(), (0, ""))
+
+    def test_idle_connections_do_not_lock_others_out(self):
+        """They have the time of a handshake, which is long; the limits are those of NBD."""
+        server = self.serve("--handshake-timeout", "1h", "--threads", "1", "memory:1M",
+                            "--listen", "push://127.0.0.1:0", uri_count=2)
+        for uri in server.uris:
+            port = urlsplit(uri).port
+            for _ in range(200):  # more than there are places for handshakes
+                idle = socket.create_connection(("127.0.0.1", port))
+                self.addCleanup(idle.close)
+        status, _, errors = self.run_gmblock("info", server.uri)
+        self.assertEqual((status, errors), (0, ""))
+        push = server.uris[1].rstrip("/") + "/"
+        status, _, errors = self.run_gmblock("push", push, push + "none")
+        self.assertEqual(status, 1)
+        self.assertIn("there is no such export", errors)
+        self.assertEqual(server.stop()[0], 0)
+
+    def test_one_peer_has_its_limit(self):
+        server = self.serve("--max-connections", "8", "--max-connections-per-peer", "3",
+                            "--handshake-timeout", "1h", "memory:1M")
+        port = urlsplit(server.uri).port
+        idle = [socket.create_connection(("127.0.0.1", port), source_address=("127.0.0.2", 0))
+                for _ in range(20)]
+        for sock in idle:
+            self.addCleanup(sock.close)
+        status, _, errors = self.run_gmblock("info", server.uri)
+        self.assertEqual((status, errors), (0, ""))
+        code, errors = server.stop()
+        self.assertEqual(code, 0)
+        self.assertIn("limit of 3 connections for each address", errors)
 
     def test_connections_are_counted(self):
         server = self.serve("--max-connections", "4", "--max-connections-per-peer", "2",
