@@ -180,6 +180,8 @@ void copy_io_fail(struct copy_io *io, int code)
 enum { RING_ENTRIES = 256 };
 #define TICK_NS	     (UINT64_C(1000000) * COPY_TICK_MS)
 #define RATE_BACK_NS (2 * TICK_NS) /* ticks are late */
+/* From the first signal to the end, whatever servers do. */
+#define STOP_NS (UINT64_C(600) * 1000 * 1000 * 1000)
 
 int copy_loop_create(struct copy_loop *loop, bool remote, bool local, struct error *error)
 {
@@ -286,10 +288,24 @@ static void arm(struct copy_loop *loop)
 	}
 }
 
+/* A server that shakes hands again and again, and answers nothing, does not keep a copy that was
+ * stopped: it ends as by another signal. */
+static void stop_when_due(const struct copy_loop *loop)
+{
+	if (loop->stop_signal == 0 || clock_now_ns() - caught_ns < STOP_NS) {
+		return;
+	}
+	log_error("what was in flight at SIG%s has not ended within ten minutes",
+		sigabbrev_np(loop->stop_signal));
+	(void)signal(loop->stop_signal, SIG_DFL);
+	(void)raise(loop->stop_signal);
+}
+
 void copy_loop_turn(struct copy_loop *loop)
 {
 	int finished = 0;
 
+	stop_when_due(loop);
 	if (!loop->local) {
 		(void)gmb_queue_wait(loop->queue, COPY_TICK_MS);
 		loop->stop_signal = caught_signal;
@@ -355,6 +371,7 @@ enum {
 	 * two. */
 	CONNECTIONS_DEFAULT = 4,
 	RECONNECT_MS_MAX = 600000,
+	SLOW_MS_MAX = 300000,
 };
 
 struct remote_end {
@@ -489,6 +506,7 @@ int copy_remote_open(struct copy_loop *loop, const struct copy_end_options *opti
 		.connections =
 			options->connections != 0 ? options->connections : CONNECTIONS_DEFAULT,
 		.reconnect_timeout_ms = RECONNECT_MS_MAX,
+		.slow_timeout_ms = SLOW_MS_MAX,
 		.event = remote_event,
 		.context = remote,
 	};
