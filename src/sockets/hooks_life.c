@@ -608,6 +608,13 @@ EXPORT int posix_spawnp(pid_t *pid, const char *file, const posix_spawn_file_act
 	return REAL(posix_spawnp)(pid, file, actions, attributes, arguments, environment);
 }
 
+/* The program that is started has the copy, even if FD_CLOEXEC is set here. */
+EXPORT int posix_spawn_file_actions_adddup2(posix_spawn_file_actions_t *actions, int from, int to)
+{
+	(void)hooks_leave(from);
+	return REAL(posix_spawn_file_actions_adddup2)(actions, from, to);
+}
+
 EXPORT int system(const char *command)
 {
 	SPAWNING;

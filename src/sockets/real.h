@@ -81,6 +81,7 @@ void real_find_all(void);
 	X(int, posix_spawnp,                                                                       \
 		(pid_t *, const char *, const posix_spawn_file_actions_t *,                        \
 			const posix_spawnattr_t *, char *const *, char *const *))                  \
+	X(int, posix_spawn_file_actions_adddup2, (posix_spawn_file_actions_t *, int, int))         \
 	X(int, system, (const char *))                                                             \
 	X(FILE *, popen, (const char *, const char *))                                             \
 	X(int, sigaction, (int, const struct sigaction *, struct sigaction *))                     \

@@ -664,14 +664,34 @@ enum { GO_FD = 8, LATE_BYTES = 64 };
 
 static FILE *late_stream;
 
-static pid_t spawn_late(void)
+static pid_t spawn_with(const posix_spawn_file_actions_t *actions)
 {
 	const char *const arguments[] = { "sh", "-c", WRITE_LATE, NULL };
 	pid_t pid;
 
-	must(posix_spawn(&pid, "/bin/sh", NULL, NULL, (char *const *)(uintptr_t)arguments,
+	must(posix_spawn(&pid, "/bin/sh", actions, NULL, (char *const *)(uintptr_t)arguments,
 		     environ) == 0,
 		"posix_spawn");
+	return pid;
+}
+
+static pid_t spawn_late(void)
+{
+	return spawn_with(NULL);
+}
+
+/* No other program but this one would get it. */
+static pid_t spawn_with_copy(void)
+{
+	posix_spawn_file_actions_t actions;
+	pid_t pid;
+
+	must(fcntl(SHELL_FD, F_SETFD, FD_CLOEXEC) == 0, "FD_CLOEXEC");
+	must(posix_spawn_file_actions_init(&actions) == 0 &&
+			posix_spawn_file_actions_adddup2(&actions, SHELL_FD, SHELL_FD) == 0,
+		"actions");
+	pid = spawn_with(&actions);
+	posix_spawn_file_actions_destroy(&actions);
 	return pid;
 }
 
@@ -723,24 +743,25 @@ static void write_late_from(struct pair *pair, const char *how, pid_t (*start)(v
 	close(ends[1]);
 }
 
+static void connect_again(struct pair *pair)
+{
+	close(pair->client);
+	close(pair->server);
+	connect_pair(pair);
+	warm(pair);
+}
+
 static void programs_go_on(struct pair *pair)
 {
 	write_late_from(pair, "posix_spawn", spawn_late);
-	close(pair->client);
-	close(pair->server);
-	connect_pair(pair);
-	warm(pair);
+	connect_again(pair);
+	write_late_from(pair, "file action", spawn_with_copy);
+	connect_again(pair);
 	write_late_from(pair, "popen", open_late);
 	show("pclose", pclose(late_stream));
-	close(pair->client);
-	close(pair->server);
-	connect_pair(pair);
-	warm(pair);
+	connect_again(pair);
 	write_late_from(pair, "system", leave_late);
-	close(pair->client);
-	close(pair->server);
-	connect_pair(pair);
-	warm(pair);
+	connect_again(pair);
 	write_late_from(pair, "exec", execute_late);
 }
 
