@@ -305,6 +305,7 @@ static void child_after_fork(void)
 	stats_after_fork();
 	conn_after_fork();
 	chunk = NULL; /* the parent's */
+	spawning = 0; /* as are its threads */
 	for (int fd = 0; fd < core.fds_end; fd++) {
 		struct conn *conn = conn_at(fd);
 
@@ -449,8 +450,8 @@ void process_after_spawn(const bool *began)
 	int saved = errno;
 
 	if (*began && core_lock()) {
-		give_away(); /* those that other threads have opened meanwhile */
-		spawning--;
+		give_away();		  /* those that other threads have opened meanwhile */
+		spawning -= spawning > 0; /* a handler has forked: the child's are none */
 		core_unlock();
 	}
 	errno = saved;

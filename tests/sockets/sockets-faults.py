@@ -357,8 +357,41 @@ assert os.waitpid(child, 0)[1] == 0
 print("done")
 """
 
+# A child that is forked while a thread runs another program has connections of its own.
+FORKS_BESIDE_A_PROGRAM = """
+import os, socket, sys, threading
+ends, starts = os.pipe(), os.pipe()
+os.set_inheritable(ends[0], True)
+os.set_inheritable(starts[1], True)
+thread = threading.Thread(target=os.system, args=(f"printf x >&{starts[1]}; read line <&{ends[0]}",))
+thread.start()
+os.read(starts[0], 1)
+child = os.fork()
+if child == 0:
+    listener = socket.create_server(("127.0.0.1", 0))
+    conn = socket.create_connection(listener.getsockname())
+    peer, _ = listener.accept()
+    for end in conn, peer:
+        end.set_inheritable(True)
+    for _ in range(40):
+        conn.sendall(b"abcdef")
+        peer.sendall(peer.recv(6, socket.MSG_WAITALL))
+        assert conn.recv(6, socket.MSG_WAITALL) == b"abcdef"
+    sys.exit()
+assert os.waitpid(child, 0)[1] == 0
+os.write(ends[1], b"end\\n")
+thread.join()
+"""
+
 
 class Faults(sockets_tool.Case):
+    def test_fork_beside_a_program(self):
+        done = subprocess.run(self.carried("connect *:*; listen *:*; after 3", PYTHON, "-c",
+                                           FORKS_BESIDE_A_PROGRAM),
+                              capture_output=True, text=True, timeout=60, check=False)
+        self.assertEqual((done.stderr, done.returncode), ("", 0))
+        self.assertEqual(self.stats()["carried"], 2, self.stats())  # both ends
+
     def test_bytes_of_both_that_the_parent_reads(self):
         for waits in "recv", "poll", "epoll", "exec":
             with self.subTest(waits=waits):
