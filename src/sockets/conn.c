@@ -545,7 +545,7 @@ bool conn_bring_back_one(struct conn *conn, enum sockets_reason reason, uint32_t
 	while (conn_is_carried(conn) && !is_back(conn) && clock_now_ns() < deadline_ns) {
 		wait_moment(BRING_BACK_LOOK_MS);
 	}
-	atomic_fetch_sub(&conn->pins, 1);
+	conn_count_off(&conn->pins);
 	return conn->clan == NULL;
 }
 

@@ -280,8 +280,10 @@ int core_sleep(uint64_t *epoch_out)
 		kick();
 	}
 	core.news = false;
-	if (core_deferred != 0) { /* as one that comes when the kernel is about to sleep */
-		unlock();
+	/* A signal, as one that comes when the kernel is about to sleep: what its handler waits for
+	 * may be the work of sleepers. Or it has forked already, and this is the child. */
+	if (core_deferred != 0 || core.queue == NULL) {
+		core_unlock();
 		GMB_ASSERT(core_lock()); /* it was ours before */
 		return -EINTR;
 	}
@@ -348,7 +350,7 @@ int core_wait(struct core_sleep *sleep, const struct timespec *left, const sigse
 	pthread_cleanup_pop(0);
 	core_slept(sleep->epoch);
 	take_tcp_events(events, count);
-	look_at_queue(true);
+	core_look(true);
 	return count;
 }
 
@@ -358,7 +360,7 @@ void core_cancelled(void *sleep)
 
 	core_slept(ended->epoch);
 	if (ended->conn != NULL) {
-		atomic_fetch_sub(&ended->conn->pins, 1);
+		conn_count_off(&ended->conn->pins);
 	}
 	core_unlock();
 }

@@ -7,7 +7,8 @@
  * program's. If it interrupts the library, it queues the signal again, leaves it blocked, and
  * core_unlock() lets it in. No call is made for that while no signal comes.
  *
- * A handler for a crash cannot wait: it runs at once (core_crashed).
+ * A handler for a crash cannot wait: it runs at once (core_crashed), and so do those that interrupt
+ * it. Nor can one wait for an unlock that will not come because the program is replaced.
  */
 #include <errno.h>
 #include <signal.h>
@@ -78,7 +79,7 @@ static void interrupted(int number, siginfo_t *info, void *context)
 {
 	int saved = errno;
 
-	if (core_depth == 0 || signals_is_crash(number) || !defer(number, info, context)) {
+	if (!core_calls() || signals_is_crash(number) || !defer(number, info, context)) {
 		run(number, info, context);
 	}
 	errno = saved;

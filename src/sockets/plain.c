@@ -70,7 +70,7 @@ void plain_leave(struct plain_call *call)
 		atomic_fetch_add_explicit(call->writes ? &conn->side.out : &conn->side.in,
 			(uint64_t)call->bytes, memory_order_relaxed);
 	}
-	atomic_fetch_sub(call->writes ? &conn->plain_writers : &conn->plain_readers, 1);
+	conn_count_off(call->writes ? &conn->plain_writers : &conn->plain_readers);
 	/* It became carried meanwhile: the last plain reader lets the peer go. */
 	if (!call->writes && atomic_load(&conn->state) == CONN_CARRIED && core_lock()) {
 		conn_say_may(conn);

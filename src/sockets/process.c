@@ -384,6 +384,16 @@ static void withhold(struct conn *conn, int fd)
 	}
 }
 
+/* From here on: a signal that waited for the unlock would stay blocked in the next program. */
+static void handlers_run(void)
+{
+	core_crashed++;
+	atomic_signal_fence(memory_order_seq_cst);
+	if (core_deferred != 0) {
+		signals_let_in();
+	}
+}
+
 bool process_before_exec(void)
 {
 	if (!atomic_load(&core.active) || !core_lock()) {
@@ -408,6 +418,7 @@ bool process_before_exec(void)
 		}
 	}
 	rename_held(own_name, started_name());
+	handlers_run();
 	return true;
 }
 
@@ -473,6 +484,7 @@ void process_exec_failed(bool began)
 	if (!began) {
 		return;
 	}
+	core_crashed--;
 	rename_held(started_name(), own_name);
 	for (int fd = 0; fd < core.fds_end; fd++) {
 		struct conn *conn = conn_at(fd);

@@ -223,6 +223,13 @@ static inline bool conn_is_carried(const struct conn *conn)
 {
 	return conn_state(conn) == CONN_CARRIED;
 }
+/* The end of a call that was counted, but perhaps not in this process: a handler has forked. */
+static inline void conn_count_off(_Atomic(uint32_t) *calls)
+{
+	if (atomic_load(calls) > 0) {
+		atomic_fetch_sub(calls, 1);
+	}
+}
 /* Of what a connection had in its buffer at a fork each byte is for whoever reads it first. Skips
  * what others have read. */
 void process_look(struct conn *conn);
@@ -309,7 +316,7 @@ struct core {
 extern struct core core;
 #define CORE_THREAD _Thread_local __attribute__((tls_model("initial-exec")))
 extern CORE_THREAD int core_depth;	   /* this thread has the lock, or waits for it */
-extern CORE_THREAD int core_crashed;	   /* handlers of crashes that have interrupted that */
+extern CORE_THREAD int core_crashed;	   /* why handlers do not wait for core_unlock() */
 extern CORE_THREAD uint64_t core_deferred; /* signals that wait for core_unlock(), from bit 0 */
 
 /* Does libclan call, for who has the lock? */

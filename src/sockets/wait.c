@@ -81,7 +81,7 @@ int wait_conn(struct conn *conn, short events, uint64_t deadline_ns)
 		woken = result > 0;
 		looked = events == 0;
 	}
-	atomic_fetch_sub(&conn->pins, 1);
+	conn_count_off(&conn->pins);
 	if (!looked) {
 		core_look(true);
 	}

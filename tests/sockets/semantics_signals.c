@@ -13,6 +13,7 @@
 #include <sys/time.h>
 #include <sys/un.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/compiler.h"
@@ -23,6 +24,8 @@ enum {
 	FORKS = 20,
 	PERIOD_US = 200,
 	FORK_PERIOD_US = 3000,
+	EXEC_PERIOD_NS = 300000,
+	EXEC_COPIES = 100,
 };
 
 static volatile sig_atomic_t runs;
@@ -197,11 +200,133 @@ static void handlers_once(struct pair *pair)
 	clean_up();
 }
 
+static volatile sig_atomic_t nested;
+
+static void count_nested(int number)
+{
+	(void)number;
+	nested++;
+}
+
+/* As the handler of a crash does that sets itself a limit. */
+static void raise_in_handler(int number)
+{
+	int before = nested;
+
+	(void)number;
+	check(raise(SIGWINCH) == 0 && nested == before + 1);
+	runs++;
+}
+
+/* For this thread. */
+static timer_t start_timer(int number, long period_ns)
+{
+	struct sigevent by = {
+		.sigev_notify = SIGEV_THREAD_ID, .sigev_signo = number, ._sigev_un._tid = gettid()
+	};
+	struct itimerspec period = { .it_interval.tv_nsec = period_ns,
+		.it_value.tv_nsec = period_ns };
+	timer_t timer;
+
+	must(timer_create(CLOCK_MONOTONIC, &by, &timer) == 0 &&
+			timer_settime(timer, 0, &period, NULL) == 0,
+		"timer");
+	return timer;
+}
+
+/* Handlers that interrupt one that cannot wait. */
+static void handlers_nest(struct pair *pair)
+{
+	timer_t timer;
+
+	runs = 0;
+	wrong = 0;
+	must(signal(SIGTRAP, raise_in_handler) != SIG_ERR &&
+			signal(SIGWINCH, count_nested) != SIG_ERR,
+		"handlers");
+	timer = start_timer(SIGTRAP, PERIOD_US * 1000);
+	while (runs < RUNS) {
+		exchange(pair);
+	}
+	must(timer_delete(timer) == 0, "timer");
+	must(signal(SIGTRAP, SIG_DFL) == raise_in_handler &&
+			signal(SIGWINCH, SIG_DFL) == count_nested,
+		"handlers");
+	show("wrong", wrong);
+}
+
+/* --- processes that handlers make, or that end them ------------------------------------------- */
+
+static pid_t forked;
+
+/* Parent and child go on where they were. */
+static void fork_and_return(int number)
+{
+	(void)number;
+	forked = fork();
+	check(write(use.used->client, "f", 1) == 1);
+}
+
+static void handlers_fork_and_return(struct pair *pair)
+{
+	struct sigaction action = { .sa_handler = fork_and_return, .sa_flags = SA_RESTART };
+	struct itimerval soon = { .it_value.tv_usec = SHORT_MS * 1000 };
+	int status = -1;
+	char byte = 0;
+
+	use.used = pair;
+	wrong = 0;
+	fflush(stdout);
+	must(sigaction(SIGALRM, &action, NULL) == 0, "sigaction");
+	must(setitimer(ITIMER_REAL, &soon, NULL) == 0, "timer");
+	check(read(pair->server, &byte, 1) == 1 && byte == 'f');
+	if (forked == 0) {
+		_exit(wrong);
+	}
+	must(waitpid(forked, &status, 0) == forked, "wait");
+	must(signal(SIGALRM, SIG_DFL) == fork_and_return, "the handler");
+	show("wrong", wrong);
+	show("status", status);
+}
+
+/* The signal may come just before the program is replaced, whose handler cannot run any more. */
+static void replace_self(const struct pair *pair)
+{
+	sigset_t none;
+
+	sigemptyset(&none);
+	must(sigprocmask(SIG_SETMASK, &none, NULL) == 0, "mask");
+	for (int i = 0; i < EXEC_COPIES; i++) { /* each of them is looked at */
+		must(fcntl(pair->server, F_DUPFD_CLOEXEC, 0) >= 0, "copy");
+	}
+	must(signal(SIGWINCH, count_nested) != SIG_ERR, "handler");
+	(void)start_timer(SIGWINCH, EXEC_PERIOD_NS);
+	execlp("grep", "grep", "-q", "^SigBlk:.*[^0[:space:]]", "/proc/self/status", (char *)NULL);
+}
+
+static void handlers_exec(struct pair *pair)
+{
+	int status = -1;
+	pid_t pid;
+
+	fflush(stdout);
+	pid = fork();
+	if (pid == 0) {
+		replace_self(pair);
+		_exit(2);
+	}
+	must(waitpid(pid, &status, 0) == pid, "wait");
+	show("none is blocked", WIFEXITED(status) ? WEXITSTATUS(status) : -1);
+}
+
 /* --- all of them ------------------------------------------------------------------------------ */
 
 const struct semantics_case signal_cases[] = {
 	{ "handlers", handlers },
 	{ "handlers-fork", handlers_fork },
+	{ "handlers-nest", handlers_nest },
+	{ "handlers-fork-and-return", handlers_fork_and_return },
 	{ "handlers-once", handlers_once },
+	{ "handlers-exec", handlers_exec },
 	{ NULL, NULL },
 };
