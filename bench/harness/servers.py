@@ -128,10 +128,16 @@ class Gmblock(Recipe):
             raise Unavailable("gmblock is not built (looked for %s)" % self.path)
         return self.path
 
+    def export(self, disk_path):
+        """A disk without a file has no page cache, so the modes that use it are no keys of it."""
+        keys = self.settings["keys"]
+        if disk_path.startswith(("null:", "memory:")) and keys in ("mode=cached", "mode=auto"):
+            return "%s=%s" % (EXPORT, disk_path)
+        return "%s=%s,%s" % (EXPORT, disk_path, spellings.spelled(self.program_path(), keys))
+
     def command(self, disk_path, address, folder):
         return [self.program_path(), "serve", "--listen", self.uri(address, export=""),
-                "--export", "%s=%s,%s" % (EXPORT, disk_path, spellings.spelled(
-                    self.program_path(), self.settings["keys"]))] + self.settings.get("extra", [])
+                "--export", self.export(disk_path)] + self.settings.get("extra", [])
 
 
 class NoDisk(Gmblock):
