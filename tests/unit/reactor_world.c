@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "reactor_world.h"
 
+#include <signal.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -43,6 +44,7 @@ void reactor_world_begin(struct reactor_world *world, struct export *export,
 	struct error error;
 
 	log_set_level(LOG_LEVEL_ERROR);
+	(void)signal(SIGPIPE, SIG_IGN); /* rings of reactors need it */
 	memset(world, 0, sizeof(*world));
 	sem_init(&world->stopped, 0, 0);
 	world->export = export;
