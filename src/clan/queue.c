@@ -16,7 +16,9 @@
 
 enum {
 	LOOKS_BETWEEN_DESCRIPTORS = 16, /* a look at them costs a system call, or may */
-	LOOKS_BETWEEN_YIELDS = 16,	/* while spinning: some 1 us */
+	/* While spinning: longer than most answers take from another processor. Who yields where a
+	 * third program is busy is back after some milliseconds. */
+	LOOKS_BETWEEN_YIELDS = 64,
 };
 
 void clan_source_init(struct clan_source *source,
