@@ -544,8 +544,9 @@ static void begin_session(
 		return;
 	}
 	engine->accepted_peer = peer_get(engine, &endpoint->peer.identity);
-	/* A flood of connections that say nothing must not lock out those who do. */
-	if (engine->counters.handshakes >= engine->limits.handshakes_max) {
+	/* A flood of connections that say nothing must not lock out those who do. One of another
+	 * process is none of it. */
+	if (record == NULL && engine->counters.handshakes >= engine->limits.handshakes_max) {
 		session_terminate(
 			handshake_to_end(engine), "too many connections were in the handshake");
 	}

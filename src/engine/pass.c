@@ -234,7 +234,7 @@ int session_adopt(struct session *session, const struct session_record *record)
 	if (rc == 0 && record->token_bytes > 0) {
 		session_takeover_join(session, entry->export, record->token, record->token_bytes);
 	}
-	session->passing = rc == 0;
-	session->paused = rc == 0;
+	session->passing = rc == 0 && session->engine->paused;
+	session->paused = session->passing;
 	return rc;
 }

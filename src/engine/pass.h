@@ -101,5 +101,6 @@ void engine_let_go(struct engine *engine);
 void engine_adopt(struct engine *engine, const struct endpoint *endpoint,
 	const struct session_record *record);
 /* For kinds, after session_init(): the session works on the export of the state, and has its name.
- * As session_choose(). */
+ * As session_choose(): after -EAGAIN, kind->resume() is called when it is to be called again, which
+ * may be when the engine is not paused any more. */
 GMB_MUST_CHECK int session_adopt(struct session *session, const struct session_record *record);

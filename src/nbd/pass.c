@@ -257,6 +257,57 @@ static void refuse(struct nbd_session *session, const char *reason)
 	session_terminate(&session->base, reason);
 }
 
+/* What the next try needs, when the session cannot have its export yet. False: no memory. */
+static bool keep_choice(struct nbd_session *session, const struct session_record *record)
+{
+	struct told_choice *choice = malloc(
+		sizeof(*choice) + (size_t)record->export_bytes + (size_t)record->token_bytes);
+
+	if (choice == NULL) {
+		return false;
+	}
+	choice->export_bytes = record->export_bytes;
+	choice->token_bytes = record->token_bytes;
+	memcpy(choice->bytes, record->export, record->export_bytes);
+	if (record->token_bytes > 0) {
+		memcpy(choice->bytes + record->export_bytes, record->token, record->token_bytes);
+	}
+	session->told_choice = choice;
+	return true;
+}
+
+/* Until it has its export, it stays in the handshake, whose time limit holds, and receives nothing;
+ * should it end, its peer hears nothing, as the other process may have to go on. */
+static void choose_told(struct nbd_session *session, const struct session_record *record)
+{
+	int rc = session_adopt(&session->base, record);
+
+	session->base.passed = rc == -EAGAIN;
+	if (rc == -EAGAIN) {
+		session_has_spoken(&session->base);
+		rc = session->told_choice != NULL || keep_choice(session, record) ? 0 : -ENOMEM;
+	} else if (rc == 0) {
+		session_set_state(&session->base, SESSION_READY);
+	}
+	if (rc < 0) {
+		refuse(session, session_choose_text(rc));
+	}
+}
+
+void nbd_session_choose_again(struct nbd_session *session)
+{
+	const struct told_choice *choice = session->told_choice;
+	const struct session_record record = {
+		.export = (const char *)choice->bytes,
+		.export_bytes = choice->export_bytes,
+		.token = choice->bytes + choice->export_bytes,
+		.token_bytes = choice->token_bytes,
+	};
+
+	choose_told(session, &record);
+	receive_continue(session);
+}
+
 int nbd_session_adopt(
 	void *service, const struct endpoint *endpoint, const struct session_record *record)
 {
@@ -302,11 +353,6 @@ int nbd_session_adopt(
 		refuse(session, "its address demands TLS now");
 		return 0;
 	}
-	rc = session_adopt(&session->base, record);
-	if (rc < 0) {
-		refuse(session, session_choose_text(rc));
-		return 0;
-	}
-	session_set_state(&session->base, SESSION_READY);
+	choose_told(session, record);
 	return 0;
 }

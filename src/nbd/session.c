@@ -60,10 +60,14 @@ static struct nbd_session *of(struct session *base)
 
 void nbd_session_resume(struct session *base)
 {
-	if (base->state == SESSION_NEGOTIATING) {
-		handshake_resume(of(base));
+	struct nbd_session *session = of(base);
+
+	if (base->state != SESSION_NEGOTIATING) {
+		receive_continue(session);
+	} else if (session->told_choice != NULL) {
+		nbd_session_choose_again(session);
 	} else {
-		receive_continue(of(base));
+		handshake_resume(session);
 	}
 }
 
@@ -177,6 +181,8 @@ void nbd_session_drain(struct session *base)
 	}
 	if (base->state != SESSION_NEGOTIATING) {
 		session_drain_check(of(base));
+	} else if (of(base)->told_choice != NULL) { /* it speaks no options any more */
+		session_terminate(base, session_stop_text(base));
 	}
 }
 
@@ -264,6 +270,7 @@ void nbd_session_close(struct session *base)
 
 	handshake_end(session);
 	handshake_tls_closed(session);
+	free(session->told_choice);
 	stream_close(&session->stream);
 	free(session);
 }

@@ -141,6 +141,13 @@ struct told_payload {
 	uint32_t error;	      /* NBD error with which it has failed, or 0 */
 };
 
+/* Which export another process has said, and the name for takeovers behind that. */
+struct told_choice {
+	uint32_t export_bytes;
+	uint32_t token_bytes;
+	uint8_t bytes[];
+};
+
 /* One send in flight: headers, the scatter list and who is in it. From the service's pool. */
 struct send_batch {
 	struct list_node node;
@@ -207,7 +214,8 @@ struct nbd_session {
 	uint64_t rx_raw_bytes; /* of the stream, when it was last asked whether the peer lives */
 	bool rx_probed;	       /* it was interrupted to see what came, and nothing has since */
 	uint8_t *rx_told;      /* rx_data of what another process has received; or NULL */
-	struct told_payload *told; /* of the request at rx_start; or NULL */
+	struct told_payload *told;	 /* of the request at rx_start; or NULL */
+	struct told_choice *told_choice; /* for which the session has waited; or NULL */
 	uint8_t rx_small[RX_SMALL_BYTES];
 };
 
@@ -297,6 +305,8 @@ void receive_pause(struct nbd_session *session);
 GMB_MUST_CHECK bool receive_told(struct nbd_session *session, uint32_t count);
 
 /* pass.c */
+/* NEGOTIATING, with told_choice: the export may be free now. */
+void nbd_session_choose_again(struct nbd_session *session);
 bool nbd_session_can_pass(const struct session *base);
 void nbd_session_pause(struct session *base);
 enum session_rest nbd_session_rest(struct session *base);

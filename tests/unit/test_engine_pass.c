@@ -219,10 +219,10 @@ static struct engine *hand_over(struct world *world, struct engine *from, struct
 	return to;
 }
 
-static struct export *add(struct world *world, const char *path, const char *fault)
+static struct export *export_of(const char *name, const char *fault)
 {
-	struct export_options about = { .name = "disk", .name_bytes = 4 };
-	struct store_options store = { .path = path };
+	struct export_options about = { .name = name, .name_bytes = 4 };
+	struct store_options store = { .path = "memory:8M" };
 	struct export *export;
 	struct error error;
 
@@ -232,6 +232,14 @@ static struct export *add(struct world *world, const char *path, const char *fau
 	assert_int_equal(store_open(&store, &about.store, &error), 0);
 	store_options_fini(&store);
 	assert_int_equal(export_create(&about, &export, &error), 0);
+	return export;
+}
+
+static struct export *add(struct world *world, const char *name, const char *fault)
+{
+	struct export *export = export_of(name, fault);
+	struct error error;
+
 	assert_int_equal(engine_export_add(world->engine, export, &error), 0);
 	return export;
 }
@@ -249,7 +257,7 @@ static void test_a_reader_that_waits_for_another_connection(void **state)
 
 	(void)state;
 	world_begin(&world, 128, 1024);
-	export = add(&world, "memory:8M", NULL);
+	export = add(&world, "disk", NULL);
 	client_open(&world, &a, "disk");
 	client_open(&world, &b, "disk");
 	sim_socket_set_buffer(b.fd, SOCKET_BYTES);
@@ -302,7 +310,7 @@ static void test_a_reader_that_stops(void **state)
 	(void)state;
 	world_begin(&world, 128, 1024);
 	world.engine->limits.stall_timeout_ns = 1000 * SECOND_NS; /* another limit, for memory */
-	export = add(&world, "memory:8M", NULL);
+	export = add(&world, "disk", NULL);
 	client_open(&world, &client, "disk");
 	sim_socket_set_buffer(client.fd, SOCKET_BYTES);
 	client_ask(&client, NBD_CMD_READ, 0, 1 << 20);
@@ -365,7 +373,7 @@ static void test_a_write_that_has_begun(void **state)
 
 		(void)state;
 		world_begin(&world, 128, 1024);
-		export = add(&world, "memory:8M", NULL);
+		export = add(&world, "disk", NULL);
 		client_open(&world, &client, "disk");
 		engine = world.engine;
 		for (uint32_t i = 0; i < turn * 7; i++) {
@@ -435,7 +443,7 @@ static void test_a_write_that_has_failed(void **state)
 		struct world world;
 
 		world_begin(&world, 128, 1024);
-		export = add(&world, "memory:8M", faults[i]);
+		export = add(&world, "disk", faults[i]);
 		client_open(&world, &client, "disk");
 		sim_socket_write(client.fd, &request, sizeof(request));
 		sim_socket_write(client.fd, data, BYTES_MAX / 2 + 5);
@@ -453,6 +461,78 @@ static void test_a_write_that_has_failed(void **state)
 	}
 }
 
+/* Nothing of what the export replaces lands any more. */
+static void end_use(struct world *world, struct export *export)
+{
+	engine_export_remove(world->engine, export, SECOND_NS);
+	export_put(export);
+	run_for(2 * SECOND_NS);
+}
+
+/* The export there waits for another one to end: before the other process serves, afterwards, or
+ * for longer than a handshake takes. The session has it as soon as it can, or is told. */
+static void test_an_export_that_cannot_be_had_yet(void **state)
+{
+	enum { BEFORE, AFTER, TOO_LATE, CASES };
+
+	(void)state;
+	for (int when = BEFORE; when < CASES; when++) {
+		struct told_sessions sessions = { 0 };
+		struct export *before;
+		struct export *export;
+		struct export *after = export_of("disk", NULL);
+		struct engine *engine;
+		struct client client;
+		int old_fd;
+		struct error error;
+		struct world world;
+
+		world_begin(&world, 128, 1024);
+		export = add(&world, "disk", NULL);
+		before = add(&world, "past", NULL);
+		assert_int_equal(export_replaces(after, before->use, &error), 0);
+		client_open(&world, &client, "disk");
+		old_fd = client.fd;
+		come_to_rest(world.engine);
+		assert_int_equal(engine_pass(world.engine, take, &sessions), 0);
+		engine = begin_other(&world, after);
+		adopt(&world, engine, &client, &sessions.list[0]);
+		client_ask(&client, NBD_CMD_READ, 0, READ_BYTES);
+		run_for(SECOND_NS / 10);
+		assert_int_equal(engine->counters.sessions, 1);
+		assert_int_equal(engine->counters.sessions_failed, 0);
+		assert_int_equal(engine->counters.handshakes, 1);
+		if (when == BEFORE) {
+			end_use(&world, before);
+			assert_int_equal(engine->counters.handshakes, 0);
+		}
+		assert_int_equal(answers(&client), 0); /* it is not this process's yet */
+		engine_let_go(world.engine);
+		engine_resume(engine);
+		if (when == AFTER) {
+			run_for(SECOND_NS);
+			assert_int_equal(answers(&client), 0);
+			end_use(&world, before);
+		}
+		if (when == TOO_LATE) {
+			while (!client.closed) {
+				run_for(SECOND_NS);
+				look(&client);
+			}
+			assert_int_equal(engine->counters.sessions_failed, 1);
+			assert_int_equal(answers(&client), 0);
+			end_use(&world, before);
+		} else {
+			wait_for(&client, ANSWER_BYTES);
+		}
+		sim_socket_close(client.fd);
+		sim_socket_close(old_fd);
+		end_other(engine);
+		export_put(after);
+		end_world(&world, export);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -460,6 +540,7 @@ int main(void)
 		cmocka_unit_test(test_a_reader_that_stops),
 		cmocka_unit_test(test_a_write_that_has_begun),
 		cmocka_unit_test(test_a_write_that_has_failed),
+		cmocka_unit_test(test_an_export_that_cannot_be_had_yet),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
