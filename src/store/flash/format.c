@@ -484,6 +484,7 @@ static bool entry_is_sound(
 		return entry->lpn < geometry->disk_blocks &&
 		       (entry->source == 0 || flash_is_in_segment(geometry, entry->source));
 	case FLASH_COPY:
+	case FLASH_KEPT:
 		return entry->lpn < geometry->disk_blocks &&
 		       flash_is_in_segment(geometry, entry->source);
 	case FLASH_TRIM:

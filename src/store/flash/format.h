@@ -193,6 +193,7 @@ enum flash_entry_kind {
 	FLASH_TRIM = 3, /* source blocks from lpn on, all of one page of the map; without a block */
 	FLASH_NODE = 4, /* node lpn of level source % FLASH_LEVELS, of tree source / FLASH_LEVELS */
 	FLASH_TWIN = 5, /* the second copy of a node of level 1 or 2, in the record of the first */
+	FLASH_KEPT = 6, /* as a copy, of what only views had */
 	FLASH_KIND_COUNT
 };
 
@@ -220,6 +221,11 @@ struct flash_record {
 static inline bool flash_kind_has_block(uint8_t kind)
 {
 	return kind != FLASH_TRIM;
+}
+
+static inline bool flash_kind_is_copy(uint8_t kind)
+{
+	return kind == FLASH_COPY || kind == FLASH_KEPT;
 }
 
 static inline bool flash_kind_is_node(uint8_t kind)

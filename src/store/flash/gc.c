@@ -355,6 +355,11 @@ static bool scan_one(struct flash *flash, const struct flash_record_entry *from,
 	return true;
 }
 
+static bool is_data(uint8_t kind)
+{
+	return kind == FLASH_DATA || flash_kind_is_copy(kind);
+}
+
 /* Which blocks of the record are to be read. False: not all could be looked at. */
 static bool scan(struct flash *flash)
 {
@@ -368,7 +373,7 @@ static bool scan(struct flash *flash)
 			if (!scan_node(flash, entry, block)) {
 				return false;
 			}
-		} else if (entry->kind == FLASH_DATA || entry->kind == FLASH_COPY) {
+		} else if (is_data(entry->kind)) {
 			uint32_t users;
 			uint32_t crc;
 
@@ -410,6 +415,9 @@ static bool copy_one(struct flash *flash, const struct flash_record_entry *from,
 	if (!make_room(flash, from->lpn)) {
 		return false;
 	}
+	if ((users & BIT(0)) == 0) {
+		entry.kind = FLASH_KEPT;
+	}
 	flash_log_append(flash, &entry, data, false);
 	flash->counters.moved_blocks++;
 	return true;
@@ -423,8 +431,7 @@ static bool copy(struct flash *flash)
 		const struct flash_record_entry *entry = &gc->record.entries[gc->entry];
 
 		if (gc->entry_block >= gc->first && gc->entry_block < gc->end &&
-			(entry->kind == FLASH_DATA || entry->kind == FLASH_COPY) &&
-			!gc->is_moved[gc->entry] &&
+			is_data(entry->kind) && !gc->is_moved[gc->entry] &&
 			!copy_one(flash, entry, victim_block(flash, gc->entry_block),
 				gc->bytes + (size_t)gc->entry_block * FLASH_BLOCK_BYTES)) {
 			return false;

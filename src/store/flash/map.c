@@ -348,7 +348,7 @@ void flash_map_apply(struct flash *flash, const struct flash_record_entry *entry
 		return;
 	}
 	/* What was moved may have been overwritten meanwhile. */
-	if (entry->kind == FLASH_COPY) {
+	if (flash_kind_is_copy(entry->kind)) {
 		flash_views_move(flash, entry, block, old == entry->source);
 		if (old != entry->source) {
 			return;

@@ -211,7 +211,7 @@ static int find_changes(struct rebuild *rebuild)
 
 	for (uint32_t i = 0; i < record->entry_count && !is_void(rebuild, record->seq); i++) {
 		const struct flash_record_entry *entry = &record->entries[i];
-		uint32_t lost = flash_kind_is_node(entry->kind)
+		uint32_t lost = flash_kind_is_node(entry->kind) || entry->kind == FLASH_KEPT
 					? NO_PAGE
 					: rebuild->index[entry->lpn / FLASH_NODE_ENTRIES];
 

@@ -301,11 +301,11 @@ static int apply_entry(
 	if (result < 0) {
 		return result;
 	}
-	if (entry->kind != FLASH_COPY) {
+	if (!flash_kind_is_copy(entry->kind)) {
 		flash_cache_replayed(replay->flash, entry->lpn, count, replay->record.seq);
 	}
 	at = &slot->node->entries[entry->lpn % FLASH_NODE_ENTRIES];
-	if (entry->kind == FLASH_COPY && le32toh(at->block) != entry->source) {
+	if (flash_kind_is_copy(entry->kind) && le32toh(at->block) != entry->source) {
 		return 0;
 	}
 	replay->clock += entry->kind == FLASH_DATA && entry->source == 0;

@@ -20,7 +20,7 @@ CPU_SECONDS_MAX = 300  # of one test, of which the longest needs ten
 MUTANTS = {
     "copy-over-newer": ("map.c", "old != entry->source", "false"),
     "replayed-copy-over-newer": (
-        "recover.c", "entry->kind == FLASH_COPY && le32toh(at->block) != entry->source", "false"),
+        "recover.c", "flash_kind_is_copy(entry->kind) && le32toh(at->block) != entry->source", "false"),
     "torn-record-replayed": ("recover.c", "replay->at.seq >= replay->durable", "false"),
     "log-reused-before-checkpoint": ("recover.c", "seen[i].in_log ||", "(seen[i].in_log && !MUTANT) ||"),
     "recovered-without-sync": ("recover.c", "flash->is_read_only ? 0 : disk_sync(flash->fd)", "0"),

@@ -89,6 +89,40 @@ static void make(uint64_t seed, bool killed)
 	world_close(&world);
 }
 
+static void view_done(struct store_view_request *request)
+{
+	assert_int_equal(request->result, 0);
+}
+
+/* The disk "rot", of a store that was closed. In a snapshot most blocks are as they were before,
+ * and the collector has moved many of those. */
+static void make_with_snapshot(uint64_t seed)
+{
+	static struct world world;
+	struct store_view_request request = {
+		.action = STORE_VIEW_CREATE, .view = { .name = "before" }, .done = view_done
+	};
+
+	sim_start(&(struct sim_options){ .seed = seed });
+	memset(expected, 0, sizeof(expected));
+	world_disk = WORLD_FILE;
+	world_make_disk();
+	world_open(&world, "disk", false, NULL);
+	blocks = (uint32_t)(store_size(world.store) / FLASH_BLOCK_BYTES) / 2; /* room for both */
+	change(&world, WRITES);
+	request.result = 1;
+	store_view_ask(world.store, &request);
+	while (request.result == 1) {
+		assert_true(sim_step());
+	}
+	for (uint32_t i = 0; i < blocks; i += RUN_MAX) {
+		submit(&world, STORE_WRITE, i, MIN((uint32_t)RUN_MAX, blocks - i));
+	}
+	change(&world, WRITES);
+	world_close(&world);
+	(void)sim_disk_kill_copy(sim_disk_find("disk"), "rot");
+}
+
 /* --- its metadata ---------------------------------------------------------------------------- */
 
 enum kind { ANCHOR, UPPER, TWIN, TABLE, PAGE, HEADER, KIND_COUNT };
@@ -405,6 +439,25 @@ static void test_a_flipped_bit_of_a_killed_store_loses_no_disk(void **state)
 	try_all(true);
 }
 
+/* What the collector has moved for a snapshot alone is older than what the disk has. */
+static void test_a_repair_takes_nothing_from_snapshots(void **state)
+{
+	GMB_UNUSED(state);
+	for (uint64_t seed = first_seed; seed < first_seed + 20 * stores; seed++) {
+		uint32_t counts[KIND_COUNT] = { 0 };
+
+		make_with_snapshot(seed);
+		find_controls();
+		for (uint32_t i = 0; i < control_count; i++) {
+			if (controls[i].kind == PAGE) {
+				try_control(&controls[i], false, counts);
+			}
+		}
+		assert_true(counts[PAGE] > 0);
+		sim_stop();
+	}
+}
+
 /* Both copies of a node, with all that is below: only the headers tell where it is. */
 static void test_lost_nodes_are_found_by_headers(void **state)
 {
@@ -538,6 +591,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_a_flipped_bit_loses_no_disk),
 		cmocka_unit_test(test_a_flipped_bit_of_a_killed_store_loses_no_disk),
+		cmocka_unit_test(test_a_repair_takes_nothing_from_snapshots),
 		cmocka_unit_test(test_lost_nodes_are_found_by_headers),
 		cmocka_unit_test(test_a_repaired_store_goes_on),
 		cmocka_unit_test(test_a_device_that_lied),
