@@ -92,6 +92,11 @@ bool ring_guard_take(struct ring_guard *guard, int *result_inout)
 	return true;
 }
 
+void ring_guard_cancel(struct ring_guard *guard)
+{
+	guard->wait_all = false;
+}
+
 ssize_t ring_guard_receive(int fd, struct msghdr *message)
 {
 	_Alignas(struct cmsghdr) uint8_t control[RIGHTS_CONTROL_BYTES];

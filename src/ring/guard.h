@@ -30,5 +30,7 @@ void ring_guards_free(struct ring_guard *free_list);
 /* The receive of guard->message has ended with the result. True: the whole has, with *result_inout;
  * false: the rest is to be received. */
 GMB_MUST_CHECK bool ring_guard_take(struct ring_guard *guard, int *result_inout);
+/* The receive is being cancelled: a part of it that has come is all. */
+void ring_guard_cancel(struct ring_guard *guard);
 /* recvmsg() at once, of a message without control data. */
 ssize_t ring_guard_receive(int fd, struct msghdr *message);

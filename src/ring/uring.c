@@ -950,6 +950,9 @@ void ring_cancel(struct ring *ring, struct ring_op *op)
 	if (!op->in_flight) {
 		return;
 	}
+	if (op->code == RING_RECV_GUARDED) { /* perhaps its operation has ended, and waits for us */
+		ring_guard_cancel(op->guard);
+	}
 	sqe = sqe_get(ring);
 	if (op->code == RING_TIMER) {
 		io_uring_prep_timeout_remove(sqe, (uint64_t)(uintptr_t)op, 0);

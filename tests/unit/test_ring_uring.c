@@ -298,6 +298,39 @@ static void files_that_come_along_are_got_rid_of(void **state)
 	ring_destroy(ring);
 }
 
+/* What has come makes it go on, but not when it is to end. */
+static void a_receive_that_is_cancelled_does_not_wait_for_the_rest(void **state)
+{
+	struct ring_options options = { 0 };
+	struct ring_op op = { 0 };
+	struct ring *ring;
+	struct ring_file file;
+	struct error error;
+	char bytes[16];
+	int fds[2];
+
+	assert_int_equal(ring_create(&options, &ring, &error), 0);
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+	file = ring_file_add(ring, fds[0]);
+	assert_true(file.is_guarded);
+
+	/* The kernel has done the first piece when it hears that. */
+	assert_int_equal(write(fds[1], "some", 4), 4);
+	ring_recv(ring, &op, file, bytes, sizeof(bytes), true, keep_result);
+	ring_cancel(ring, &op);
+	for (int i = 0; i < 100 && op.in_flight; i++) {
+		ring_turn(ring, false);
+	}
+	assert_false(op.in_flight);
+	assert_int_equal(op.time_s, 4);
+	assert_memory_equal(bytes, "some", 4);
+
+	ring_file_remove(ring, &file);
+	close(fds[0]);
+	close(fds[1]);
+	ring_destroy(ring);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -307,6 +340,7 @@ int main(void)
 		cmocka_unit_test(spinning_sees_what_others_send),
 		cmocka_unit_test(calls_take_no_signals),
 		cmocka_unit_test(files_that_come_along_are_got_rid_of),
+		cmocka_unit_test(a_receive_that_is_cancelled_does_not_wait_for_the_rest),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
