@@ -94,7 +94,8 @@ static int allow_memory(
 	return folder == NULL ? 0 : sandbox_allow(sandbox, folder, SANDBOX_SHARED_MEMORY, error);
 }
 
-/* Each thread opens the disk once more. */
+/* Each thread opens the disk once more. One that was added to another process is where that one
+ * could open it. */
 static int allow_exports(
 	struct sandbox *sandbox, const struct server_config *config, struct error *error)
 {
@@ -105,6 +106,9 @@ static int allow_exports(
 
 		const char *file;
 
+		if (entry->is_added) {
+			continue;
+		}
 		rc = sandbox_allow_beside(sandbox, store_path_file(entry->path),
 			SANDBOX_READ | SANDBOX_DEVICES |
 				(store_options_reads_only(&entry->store) ? 0 : SANDBOX_WRITE),

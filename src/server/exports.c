@@ -433,7 +433,7 @@ static int open_next(const struct server_export *entry, struct access *rules,
 	return rc;
 }
 
-int exports_open(const struct server_config *config, const struct upgrade_take *take,
+static int open_all(const struct server_config *config, bool added, const struct upgrade_take *take,
 	struct exports *exports, struct error *error)
 {
 	uint32_t count = config->export_count;
@@ -443,15 +443,28 @@ int exports_open(const struct server_config *config, const struct upgrade_take *
 	if (sets == NULL) {
 		return error_set(error, -ENOMEM, "no memory for %u exports", count);
 	}
-	rc = exports_create(count, exports, error);
-	if (rc == 0) {
-		rc = server_access_build(config, sets, error);
-	}
+	rc = server_access_build(config, sets, error);
 	for (uint32_t i = 0; rc == 0 && i < count; i++) {
-		rc = open_next(&config->exports[i], sets[i], take, exports, error);
-		sets[i] = NULL;
+		if (config->exports[i].is_added == added) {
+			rc = open_next(&config->exports[i], sets[i], take, exports, error);
+			sets[i] = NULL;
+		}
 	}
 	server_access_drop(sets, count);
 	free(sets);
 	return rc;
+}
+
+int exports_open(const struct server_config *config, const struct upgrade_take *take,
+	struct exports *exports, struct error *error)
+{
+	int rc = exports_create(config->export_count, exports, error);
+
+	return rc == 0 ? open_all(config, false, take, exports, error) : rc;
+}
+
+int exports_open_added(const struct server_config *config, const struct upgrade_take *take,
+	struct exports *exports, struct error *error)
+{
+	return take != NULL ? open_all(config, true, take, exports, error) : 0;
 }

@@ -44,9 +44,13 @@ struct exports {
 
 struct upgrade_take;
 
-/* All exports of the configuration. take: the process whose disks are taken over, or NULL. */
+/* All exports of the configuration but those that were added to the process that is taken over.
+ * take: that process, or NULL. */
 GMB_MUST_CHECK int exports_open(const struct server_config *config, const struct upgrade_take *take,
 	struct exports *exports, struct error *error);
+/* Those, in the sandbox: that process names the files, and may open nothing else itself. */
+GMB_MUST_CHECK int exports_open_added(const struct server_config *config,
+	const struct upgrade_take *take, struct exports *exports, struct error *error);
 /* No engine uses them any more. */
 void exports_close(struct exports *exports);
 /* Room for so many entries, none of which is there yet. -ENOMEM. */

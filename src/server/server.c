@@ -882,6 +882,9 @@ static int start(struct server *server, struct server_config *config, struct err
 			&server->metrics_listener, server->record, error);
 	}
 	if (rc == 0) {
+		rc = exports_open_added(server->config, server->take, &server->exports, error);
+	}
+	if (rc == 0) {
 		rc = start_reactors(server, error); /* the first threads: they inherit it */
 	}
 	if (rc == 0) {

@@ -21,6 +21,8 @@ NOBODY = pwd.getpwnam("nobody")
 AS_NOBODY = {"user": NOBODY.pw_uid, "group": NOBODY.pw_gid, "extra_groups": []}
 HELLO = struct.pack(">IHH", 0x676D6255, 1, 1)
 PREPARE = struct.pack(">IHH", 0x676D6255, 1, 4)
+READY, FAILED = 5, 9
+ADDED = struct.pack(">IHH", 0x676D6255, 1, 10)
 RECORDS = "/run/gmblock-serve"
 
 
@@ -170,6 +172,35 @@ class Trust(support.Case):
             self.assertEqual(done.returncode, 1)
             self.assertIn(f"the server runs as user {NOBODY.pw_uid}, and the new process would run as user 0",
                           done.stderr)
+
+    def take_added(self, path, *arguments):
+        """What a new process says that is told of an added export: the type of the message, and its sentence."""
+        old, new = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with old, new:
+            environment = dict(os.environ, GMBLOCK_UPGRADE_FD=str(new.fileno()))
+            command = [support.program(), "serve", "memory:1M", "--listen", self.socket_uri(), "--control", "none",
+                       *arguments]
+            with subprocess.Popen(command, env=environment, pass_fds=[new.fileno()], stdout=subprocess.DEVNULL,
+                                  stderr=subprocess.DEVNULL) as process:
+                self.assertTrue(old.recv(65536).startswith(HELLO))
+                old.send(ADDED + b"added\0" + path.encode() + b"\0")
+                old.send(PREPARE)
+                answer = old.recv(65536)
+                process.kill()
+        return struct.unpack(">IHH", answer[:8])[2], answer[8:].decode()
+
+    def test_an_added_disk_that_the_sandbox_kept_from_the_server(self):
+        folder = tempfile.mkdtemp(prefix="gmblock-upgrade-")
+        self.addCleanup(shutil.rmtree, folder)
+        disk = f"{folder}/disk"
+        with open(disk, "wb") as file:
+            file.truncate(1 << 20)
+        self.assertEqual(self.take_added(disk, "--export-folder", folder)[0], READY)
+        self.assertEqual(self.take_added(disk, "--sandbox=off")[0], READY)
+        if json.loads(self.run_gmblock("info", "--local", "--json")[1])["features"]["landlock"]["available"]:
+            said, sentence = self.take_added(disk)
+            self.assertEqual(said, FAILED)
+            self.assertRegex(sentence, f'export "added".*{disk}.*the sandbox refuses it')
 
     def test_a_configuration_that_others_can_write(self):
         config = self.make_file("conf", "exports:\n- {name: a, path: 'memory:1M'}\n")
