@@ -36,8 +36,10 @@ static void rx_move(struct nbd_session *session, struct rx_buf *to)
 	if (session->rx_large != NULL && session->rx_large != to) {
 		service_rx_put(session, session->rx_large);
 	}
-	free(session->rx_told);
-	session->rx_told = NULL;
+	if (unlikely(session->rx_told != NULL)) {
+		free(session->rx_told);
+		session->rx_told = NULL;
+	}
 	session->rx_large = to;
 	session->rx_data = data;
 	session->rx_bytes = to != NULL ? RX_LARGE_BYTES : RX_SMALL_BYTES;

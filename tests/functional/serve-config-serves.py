@@ -21,8 +21,6 @@ limits:
 exports:
   - name: ""
     path: memory:1M
-    mode: cached
-    write-mode: cached
   - name: tools
     path: null:123456789
     readonly: yes
