@@ -4,6 +4,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -234,6 +235,35 @@ static timer_t start_timer(int number, long period_ns)
 	return timer;
 }
 
+/* A signal that only the mask of the call lets in, which does not wait. */
+static void handlers_masked(struct pair *pair)
+{
+	struct pollfd one = { .fd = pair->server, .events = POLLIN };
+	const struct timespec now = { 0 };
+	sigset_t none;
+	sigset_t winch;
+	sigset_t before;
+
+	nested = 0;
+	sigemptyset(&none);
+	sigemptyset(&winch);
+	sigaddset(&winch, SIGWINCH);
+	must(signal(SIGWINCH, count_nested) != SIG_ERR, "handler");
+	must(pthread_sigmask(SIG_BLOCK, &winch, &before) == 0 && raise(SIGWINCH) == 0, "pending");
+	show("ppoll", ppoll(&one, 1, &now, &none));
+	show("runs", nested);
+	show("ppoll", ppoll(&one, 1, &now, &none));
+	must(raise(SIGWINCH) == 0, "pending");
+	show("runs", nested);
+	put(pair->client, "x");
+	arrived(pair->server, 1);
+	show("ready", ppoll(&one, 1, &now, &none));
+	show("runs", nested);
+	must(pthread_sigmask(SIG_SETMASK, &before, NULL) == 0, "mask");
+	show("runs", nested);
+	must(signal(SIGWINCH, SIG_DFL) == count_nested, "handler");
+}
+
 /* Handlers that interrupt one that cannot wait. */
 static void handlers_nest(struct pair *pair)
 {
@@ -324,6 +354,7 @@ static void handlers_exec(struct pair *pair)
 const struct semantics_case signal_cases[] = {
 	{ "handlers", handlers },
 	{ "handlers-fork", handlers_fork },
+	{ "handlers-masked", handlers_masked },
 	{ "handlers-nest", handlers_nest },
 	{ "handlers-fork-and-return", handlers_fork_and_return },
 	{ "handlers-once", handlers_once },
