@@ -357,10 +357,16 @@ static void cancelled_before(struct pair *pair)
 
 enum { SLEEPERS = 8, POLLED = 200 };
 
+static _Atomic(int) sleepers;
+
 static void *poll_many(void *argument)
 {
 	const struct pair *pair = argument;
 	struct pollfd many[POLLED];
+	void *volatile some = malloc(1); /* takes an arena, which counts as allocated */
+
+	free(some);
+	atomic_fetch_add(&sleepers, 1);
 
 	for (int i = 0; i < POLLED; i++) {
 		many[i] = (struct pollfd){ .fd = pair->server, .events = POLLIN };
@@ -373,8 +379,12 @@ static void cancel_sleepers(struct pair *pair)
 {
 	pthread_t threads[SLEEPERS];
 
+	atomic_store(&sleepers, 0);
 	for (int i = 0; i < SLEEPERS; i++) {
 		must(pthread_create(&threads[i], NULL, poll_many, pair) == 0, "thread");
+	}
+	while (atomic_load(&sleepers) < SLEEPERS) {
+		(void)sched_yield();
 	}
 	must(poll(NULL, 0, SHORT_MS) == 0, "a moment");
 	for (int i = 0; i < SLEEPERS; i++) {
