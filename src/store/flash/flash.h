@@ -409,7 +409,6 @@ struct flash {
 	uint32_t repairs;	  /* enum store_repair */
 	uint32_t twins_used;	  /* nodes of which only the second copy could be read */
 	bool is_table_damaged;	  /* the table of segments was, and is counted anew */
-	bool has_lost_nodes;	  /* of level 1 or 2 of the disk, without a second copy */
 	struct flash_holes holes; /* pages of the disk that cannot be found or read */
 	/* What a repair has done: pages that are linked again as they were, those that were put
 	 * together from changes, and those of which there is nothing. */

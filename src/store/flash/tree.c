@@ -127,23 +127,24 @@ static bool may_have_holes(const struct flash *flash)
 	return flash->is_read_only || (flash->repairs & STORE_REPAIR_MAP) != 0;
 }
 
-/* What is below the node is lost: entries that refer to the damaged node itself, so that whoever
- * reads one of them finds another checksum. */
+/* What is below the node is lost: entries that refer to the node itself with another checksum than
+ * it has, so that whoever reads one of them finds damage, whatever can be read there now. */
 static void lose(struct flash *flash, uint32_t level, uint32_t index)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
 	struct flash_tree *tree = &flash->map.trees[0];
 	uint32_t first = index * FLASH_NODE_ENTRIES;
 	uint32_t end = MIN(first + FLASH_NODE_ENTRIES, geometry->node_counts[level - 1]);
+	struct flash_entry nothing = tree->levels[level][index];
 
+	nothing.crc++; /* twice for what is two levels below */
 	for (uint32_t i = first; i < end; i++) {
-		tree->levels[level - 1][i] = tree->levels[level][index];
+		tree->levels[level - 1][i] = nothing;
 		if (level == 1 && i < geometry->leaf_count) {
 			flash_hole_add(&flash->holes, i);
 		}
 	}
 	tree->dirty[level][index] = true;
-	flash->has_lost_nodes = true;
 }
 
 /* Fills in the entries of a node, those of the level below. */

@@ -483,6 +483,32 @@ static void test_lost_nodes_are_found_by_headers(void **state)
 	}
 }
 
+/* A page of the map in place of the top node, with its checksum: it is no page of what is below. */
+static void test_a_node_of_another_level_is_lost(void **state)
+{
+	GMB_UNUSED(state);
+	for (uint64_t seed = first_seed; seed < first_seed + stores; seed++) {
+		struct flash_anchor anchor;
+		struct flash_node node;
+		uint8_t block[FLASH_BLOCK_BYTES];
+
+		make(seed, false);
+		read_anchor("rot", &anchor);
+		for (int level = FLASH_LEVELS - 1; level > 0; level--) {
+			peek("rot", le32toh(anchor.top[0].block), &node);
+			anchor.top[0] = node.entries[0];
+		}
+		flash_anchor_encode(&anchor, block);
+		for (uint32_t i = 0; i < FLASH_ANCHORS; i++) {
+			sim_disk_poke(sim_disk_find("rot"), (uint64_t)i * FLASH_BLOCK_BYTES, block,
+				sizeof(block));
+		}
+		try_again();
+		expect_repair("a page of the map", 0);
+		sim_stop();
+	}
+}
+
 /* All nodes and the table at once. What was put together is written on like any other store. */
 static void test_a_repaired_store_goes_on(void **state)
 {
@@ -593,6 +619,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_a_flipped_bit_of_a_killed_store_loses_no_disk),
 		cmocka_unit_test(test_a_repair_takes_nothing_from_snapshots),
 		cmocka_unit_test(test_lost_nodes_are_found_by_headers),
+		cmocka_unit_test(test_a_node_of_another_level_is_lost),
 		cmocka_unit_test(test_a_repaired_store_goes_on),
 		cmocka_unit_test(test_a_device_that_lied),
 		cmocka_unit_test(test_another_version_is_refused),
