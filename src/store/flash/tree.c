@@ -390,8 +390,8 @@ void flash_damage_tell(const struct flash *flash)
 		"cannot be read, since the map has lost them; 'gmblock check --rebuild' puts it "
 		"together from the log");
 	if (flash->linked_pages > 0) {
-		log_info("flash store '%s': %u pages of its map that were lost are found again, "
-			 "as they were",
+		log_info("flash store '%s': %u pages of its map that were lost are found again; "
+			 "one that was trimmed or zeroed as a whole since may have older contents",
 			flash->path, flash->linked_pages);
 	}
 	tell_holes(flash, &flash->patched,
