@@ -138,8 +138,8 @@ MUTANTS = {
     "anchor-forgets-cache": ("checkpoint.c", "flash_cache_tag(flash)", "0"),
     "second-copy-not-used": ("tree.c", "flash_twin_read(flash, at, entries)", "-EUCLEAN"),
     "lost-nodes-are-zeroes": (
-        "tree.c", "tree->levels[level - 1][i] = tree->levels[level][index];",
-        "tree->levels[level - 1][i] = MUTANT ? (struct flash_entry){ 0 } : tree->levels[level][index];"),
+        "tree.c", "tree->levels[level - 1][i] = nothing;",
+        "tree->levels[level - 1][i] = MUTANT ? (struct flash_entry){ 0 } : nothing;"),
     "changes-behind-an-image-forgotten": (
         "rebuild.c", "!is_in_image(&rebuild->lost[lost], record->seq, i)", "false"),
     "damaged-image-taken": (
