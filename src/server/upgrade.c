@@ -448,6 +448,12 @@ static bool receive(struct upgrade *upgrade)
 	return take_message(upgrade, &message);
 }
 
+/* Nothing is expected of the new process, but it may end, or give up. False: that is over. */
+static bool is_there(struct upgrade *upgrade)
+{
+	return !receive(upgrade) && upgrade->state != UPGRADE_IDLE;
+}
+
 static bool give_up_late(struct upgrade *upgrade)
 {
 	static const char *const reasons[UPGRADE_STATE_COUNT] = {
@@ -611,16 +617,16 @@ bool upgrade_run(struct upgrade *upgrade)
 		}
 		break;
 	case UPGRADE_FLUSHING:
-		serves = flush(upgrade);
+		serves = is_there(upgrade) && flush(upgrade);
 		break;
 	case UPGRADE_SETTLING:
-		serves = settle(upgrade);
+		serves = is_there(upgrade) && settle(upgrade);
 		break;
 	case UPGRADE_PAUSING:
-		serves = wait_for_rest(upgrade);
+		serves = is_there(upgrade) && wait_for_rest(upgrade);
 		break;
 	case UPGRADE_SERVING:
-		serves = serve(upgrade);
+		serves = is_there(upgrade) && serve(upgrade);
 		break;
 	case UPGRADE_PASSING:
 		serves = pass_all(upgrade);

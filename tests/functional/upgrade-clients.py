@@ -60,6 +60,15 @@ poll = select.poll()
 poll.register(channel, 0)
 poll.poll()
 """
+# One that says it is ready, and ends.
+ENDED = """
+import os, socket, struct
+channel = socket.socket(fileno=int(os.environ["GMBLOCK_UPGRADE_FD"]))
+channel.send(struct.pack(">IHHI", 0x676D6255, 1, 1, os.getpid()))
+while channel.recv(65536)[6:8] != bytes([0, 4]):
+    pass
+channel.send(struct.pack(">IHH", 0x676D6255, 1, 5))
+"""
 FIO = ["fio", "--name=upgrade", "--ioengine=nbd", "--rw=randrw", "--bsrange=4k-1m", "--iodepth=8", "--size=4M",
        "--numjobs=4", "--offset_increment=4M", "--verify=crc32c", "--verify_fatal=1"]
 
@@ -143,6 +152,19 @@ class UpgradeClients(support.Case):
         self.assertIn("the new process does not receive", errors)
         self.assertEqual(self.run_gmblock("stats", self.path("control2"))[0], 0)
         self.assertEqual(server.stop()[0], 0)
+
+    def test_a_new_process_that_ends_while_clients_do_not_receive(self):
+        """The old one takes connections again, and does not wait for the clients first."""
+        length = 16 << 20
+        with nbdmini.open_export(self.server.uri) as client:
+            client.send_request(nbdmini.CMD_READ, 9, 0, length)
+            code, _, errors = self.run_gmblock(
+                "upgrade", self.path("control"), "--", sys.executable, "-c", ENDED)
+            self.assertEqual(code, 1)
+            self.assertIn("the new process has ended before it could serve", errors)
+            self.assertEqual(client.reply(), (9, 0))
+            self.assertEqual(client.receive(length), bytes(length))
+            nbdmini.open_export(self.server.uri).close()
 
     def repeat(self, command, stop, failures, **options):
         """In a thread, until then: each run must succeed."""
