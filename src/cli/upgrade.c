@@ -27,7 +27,8 @@
 static const char name[] = "upgrade";
 
 static const char help[] =
-	"Usage: gmblock upgrade [--if-replaced] [--server SERVER] [-- PROGRAM ARGUMENT...]\n"
+	"Usage: gmblock upgrade [--dry-run] [--all-or-nothing] [--if-replaced] [--server SERVER]\n"
+	"                       [-- PROGRAM ARGUMENT...]\n"
 	"Replaces a running server on this machine by a new process, without an error for its\n"
 	"clients: connections, disks and addresses go on where they are. The new process runs\n"
 	"the program file of this command with the arguments of the old one, or PROGRAM.\n"
@@ -37,10 +38,14 @@ static const char help[] =
 	"                 optional if there is only one server; SERVER alone as the last\n"
 	"                 word is the same\n"
 	"  --if-replaced  do nothing if the server runs the program file of this command\n"
+	"  --dry-run      print which connections would go on and which would end, and why, or\n"
+	"                 that the server cannot be upgraded; change nothing\n"
+	"  --all-or-nothing  no upgrade if a connection would end\n"
 	"  -h, --help     print this help\n"
 	"\n"
 	"Examples:\n"
 	"  gmblock upgrade\n"
+	"  gmblock upgrade --dry-run\n"
 	"  gmblock upgrade --if-replaced nbd://localhost/\n"
 	"\n"
 	"Exit status: 1 failure, 2 usage error.\n";
@@ -63,6 +68,13 @@ struct running {
 	uid_t user;
 	int pidfd;		     /* -1: not known */
 	struct server_record record; /* how it was started; empty without one */
+};
+
+/* What the caller wants. */
+struct wish {
+	char **command; /* of the new process; NULL: that of the old one */
+	bool is_dry;
+	bool keeps_all; /* no connection may end */
 };
 
 /* What the new process says before it takes the standard error of the server. */
@@ -123,29 +135,39 @@ static bool has_ended(const struct running *running)
 	return running->pidfd >= 0 && poll(&ends, 1, 0) != 0;
 }
 
+/* Of the peer of a socket, as the kernel says. */
+static int take_identity(
+	struct running *running, int socket, const struct ucred *peer, struct error *error)
+{
+	if (peer->pid == 0) {
+		return error_set(error, -ESRCH,
+			"the process of the server cannot be seen from here: run this command in "
+			"its PID namespace");
+	}
+	running->pid = peer->pid;
+	running->user = peer->uid;
+	running->pidfd = open_process(socket, peer->pid);
+	return 0;
+}
+
 /* The process that has made the channel is the one that listens on the control socket. */
 static int identify(const struct control_connection *connection, int channel,
 	struct running *running, struct error *error)
 {
 	pid_t listener = control_connection_peer(connection).pid;
-	struct ucred peer;
+	struct ucred peer = { 0 };
 	socklen_t bytes = sizeof(peer);
 
-	if (getsockopt(channel, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) < 0 || peer.pid == 0) {
-		return error_set(error, -ESRCH,
-			"the process of the server cannot be seen from here: run this command in "
-			"its PID namespace");
+	if (getsockopt(channel, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) < 0) {
+		peer.pid = 0;
 	}
-	if (peer.pid != listener) {
+	if (peer.pid != 0 && peer.pid != listener) {
 		return error_set(error, -EPERM,
 			"process %ld listens on the control socket, and process %ld has answered: "
 			"this is not the server",
 			(long)listener, (long)peer.pid);
 	}
-	running->pid = peer.pid;
-	running->user = peer.uid;
-	running->pidfd = open_process(channel, peer.pid);
-	return 0;
+	return take_identity(running, channel, &peer, error);
 }
 
 /* Servers of root may have become another user (--user), as their new process does. */
@@ -242,6 +264,7 @@ struct start {
 	const char *folder; /* NULL: that of this command */
 	const char *program;
 	char **arguments;
+	bool keeps_all;
 };
 
 /* In the new process, with what the server has offered. Returns only when it cannot be started,
@@ -258,6 +281,8 @@ static int become(
 		(start->folder != NULL && chdir(start->folder) < 0) ||
 		leave_open(files[OFFER_CHANNEL], "GMBLOCK_UPGRADE_FD") < 0 ||
 		leave_open(files[OFFER_ERRORS], "GMBLOCK_UPGRADE_STDERR") < 0 ||
+		(start->keeps_all ? setenv("GMBLOCK_UPGRADE_ALL", "1", 1)
+				  : unsetenv("GMBLOCK_UPGRADE_ALL")) < 0 ||
 		unsetenv("JOURNAL_STREAM") < 0 ||
 		(journal != NULL && setenv("GMBLOCK_UPGRADE_JOURNAL", journal, 1) < 0)) {
 		return errno;
@@ -354,15 +379,17 @@ static void pass_on(struct said *said, bool has_failed)
 	}
 }
 
-/* command: of the new process; NULL: that of the old one. */
 static int start_new(const int files[OFFER_FILES], const json_t *offer,
-	const struct running *running, char **command, struct said *said, struct error *error)
+	const struct running *running, const struct wish *wish, struct said *said,
+	struct error *error)
 {
+	char **command = wish->command;
 	char program[PATH_MAX];
 	struct start start = {
 		.folder = running->record.folder,
 		.program = command != NULL ? command[0] : program,
 		.arguments = command != NULL ? command : running->record.arguments,
+		.keeps_all = wish->keeps_all,
 	};
 	int rc = command != NULL ? 0 : own_program(program, error);
 
@@ -378,7 +405,7 @@ static int start_new(const int files[OFFER_FILES], const json_t *offer,
 
 /* Takes the offer, and starts the process that it is for. */
 static int take_offer(struct control_connection *connection, struct running *running,
-	char **command, struct said *said, struct error *error)
+	const struct wish *wish, struct said *said, struct error *error)
 {
 	int files[OFFER_FILES];
 	json_t *offer;
@@ -389,10 +416,10 @@ static int take_offer(struct control_connection *connection, struct running *run
 	}
 	rc = identify(connection, files[OFFER_CHANNEL], running, error);
 	if (rc == 0) {
-		rc = find_record(running, command != NULL, error);
+		rc = find_record(running, wish->command != NULL, error);
 	}
 	if (rc == 0) {
-		rc = start_new(files, offer, running, command, said, error);
+		rc = start_new(files, offer, running, wish, said, error);
 	}
 	json_decref(offer);
 	for (int i = 0; i < OFFER_FILES; i++) {
@@ -438,27 +465,80 @@ static int is_replaced(const char *path, struct error *error)
 	return rc;
 }
 
-static int upgrade(const char *path, char **command, struct error *error)
+static int print_forecast(const json_t *result, pid_t pid)
+{
+	const char *ended = json_string_value(json_object_get(result, "ended"));
+	long long handshakes = number(result, "handshakes");
+
+	printf("process %ld can be replaced; connections that would be passed: %lld, ended: %lld\n",
+		(long)pid, number(result, "connections"), number(result, "connections_ended"));
+	if (ended != NULL && ended[0] != '\0') {
+		printf("would end: ");
+		print_peer_text(ended);
+		printf("\n");
+	}
+	if (handshakes > 0) {
+		printf("without an export yet, and would end unless they choose one in time: "
+		       "%lld\n",
+			handshakes);
+	}
+	return cli_print("");
+}
+
+/* Nothing is started. What the server answers, and what this command needs, is as in an upgrade. */
+static int forecast(struct control_connection *connection, struct running *running,
+	const struct wish *wish, int *status_out, struct error *error)
+{
+	struct ucred peer = control_connection_peer(connection);
+	json_t *result;
+	int rc;
+
+	rc = take_identity(running, control_connection_fd(connection), &peer, error);
+	if (rc == 0) {
+		rc = find_record(running, wish->command != NULL, error);
+	}
+	if (rc == 0) {
+		rc = control_receive_result(connection, CONTROL_TIMEOUT_MS, &result, error);
+	}
+	if (rc == 0) {
+		*status_out = print_forecast(result, peer.pid);
+		json_decref(result);
+	}
+	return rc;
+}
+
+static int replace(struct control_connection *connection, struct running *running,
+	const struct wish *wish, struct said *said, int *status_out, struct error *error)
+{
+	json_t *result;
+	int rc = take_offer(connection, running, wish, said, error);
+
+	if (rc == 0) {
+		rc = control_receive_result(connection, ANSWER_MS, &result, error);
+	}
+	if (rc == 0) {
+		*status_out = print_result(result);
+		json_decref(result);
+	}
+	return rc;
+}
+
+static int upgrade(const char *path, const struct wish *wish, struct error *error)
 {
 	struct control_connection *connection = NULL;
 	struct running running = { .pidfd = -1 };
 	struct said said = { .pipe = { -1, -1 }, .errors = -1 };
-	json_t *result = NULL;
 	int status = CLI_OK;
-	int rc = control_connect(path, "upgrade", NULL, CONTROL_TIMEOUT_MS, &connection, error);
+	int rc = control_connect(path, "upgrade",
+		json_pack("{s:b, s:b}", "dry_run", wish->is_dry, "all_or_nothing", wish->keeps_all),
+		CONTROL_TIMEOUT_MS, &connection, error);
 
 	if (rc == 0) {
 		rc = check_unit(connection, error);
 	}
 	if (rc == 0) {
-		rc = take_offer(connection, &running, command, &said, error);
-	}
-	if (rc == 0) {
-		rc = control_receive_result(connection, ANSWER_MS, &result, error);
-	}
-	if (rc == 0) {
-		status = print_result(result);
-		json_decref(result);
+		rc = wish->is_dry ? forecast(connection, &running, wish, &status, error)
+				  : replace(connection, &running, wish, &said, &status, error);
 	}
 	control_disconnect(connection);
 	server_record_fini(&running.record);
@@ -474,26 +554,28 @@ static int upgrade(const char *path, char **command, struct error *error)
 
 int cmd_upgrade(int argc, char **argv)
 {
+	struct wish wish = { 0 };
 	bool if_replaced = false;
 	const char *server = NULL;
 	const struct cli_option options[] = {
+		{ "dry-run", .flag = &wish.is_dry },
+		{ "all-or-nothing", .flag = &wish.keeps_all },
 		{ "if-replaced", .flag = &if_replaced },
 		{ "server", .text = &server },
 	};
 	const struct cli_command parser = { name, help, options, ARRAY_COUNT(options), NULL };
 	char path[STATS_PATH_BYTES];
 	struct error error = { 0 };
-	char **command = NULL;
 	int operands = argc;
 	int status;
 
-	for (int i = 1; i < argc && command == NULL; i++) {
+	for (int i = 1; i < argc && wish.command == NULL; i++) {
 		if (strcmp(argv[i], "--") == 0) {
 			operands = i;
-			command = &argv[i + 1];
+			wish.command = &argv[i + 1];
 		}
 	}
-	if (command != NULL && command[0] == NULL) {
+	if (wish.command != NULL && wish.command[0] == NULL) {
 		return cli_usage_error(name, "a program is needed behind --");
 	}
 	status = cli_parse(&parser, operands, argv);
@@ -510,5 +592,5 @@ int cmd_upgrade(int argc, char **argv)
 	if (status < 0) {
 		return cli_failure(name, &error);
 	}
-	return status > 0 ? upgrade(path, command, &error) : CLI_OK;
+	return status > 0 ? upgrade(path, &wish, &error) : CLI_OK;
 }

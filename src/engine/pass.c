@@ -20,17 +20,36 @@ static bool is_passing(const struct session *session)
 	return session->passing && session->state == SESSION_READY;
 }
 
-uint32_t engine_cannot_pass(const struct engine *engine)
+static void count_end(struct engine_fate *fate, const struct session_kind *kind)
 {
-	uint32_t count = 0;
+	uint32_t i = 0;
 
+	while (fate->end[i].kind != kind) {
+		i++;
+	}
+	fate->end[i].count++;
+}
+
+void engine_foresee(const struct engine *engine, struct engine_fate *fate)
+{
+	for (uint32_t i = 0; i < engine->options.kind_count; i++) {
+		fate->end[i].kind = engine->options.kinds[i];
+	}
 	list_for_each(node, &engine->sessions)
 	{
 		const struct session *session = list_entry(node, struct session, node);
 
-		count += session->state == SESSION_READY && !can_be_passed(session);
+		if (session->state > SESSION_READY || session->stopping) {
+			continue;
+		}
+		if (session->state < SESSION_READY) {
+			fate->handshakes++;
+		} else if (can_be_passed(session)) {
+			fate->pass++;
+		} else {
+			count_end(fate, session->kind);
+		}
 	}
-	return count;
 }
 
 static void pause_session(struct session *session)

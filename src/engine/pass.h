@@ -61,8 +61,18 @@ struct engine_rest {
 	char peer[PEER_TEXT_BYTES]; /* of one that waits */
 };
 
-/* How many sessions are served that cannot be passed. */
-uint32_t engine_cannot_pass(const struct engine *engine);
+/* What engine_pause() would make of sessions, as a sum over engines of the same kinds. */
+struct engine_fate {
+	uint32_t pass;
+	uint32_t handshakes; /* they are drained, unless they have an export by then */
+	struct {
+		const struct session_kind *kind; /* NULL: there are no more */
+		uint32_t count;
+	} end[ENGINE_KINDS_MAX];
+};
+
+/* Adds to the sum. Sessions that are ending anyhow do not count. */
+void engine_foresee(const struct engine *engine, struct engine_fate *fate);
 /* Until engine_resume(); also after engine_serve(). Returns how many sessions are drained now, as
  * they cannot be passed. */
 uint32_t engine_pause(struct engine *engine);

@@ -18,6 +18,7 @@
 #include "server/scrape.h"
 #include "server/settle.h"
 #include "server/upgrade_added.h"
+#include "server/upgrade_fate.h"
 #include "server/upgrade_tell.h"
 
 #define MS_NS	   UINT64_C(1000000)
@@ -79,6 +80,7 @@ struct upgrade {
 	struct scrape *scrape;		/* or NULL */
 	enum upgrade_state state;
 	bool stopping;		       /* the server does */
+	bool keeps_all;		       /* no connection may end for it */
 	struct control_client *client; /* to be answered; NULL unless one waits */
 	struct upgrade_tell tell;      /* with the channel to the new process */
 	uint64_t deadline_ns;	       /* of the state */
@@ -217,18 +219,26 @@ static void count_handshakes(struct engine *engine, void *context)
 	look->count += engine->counters.handshakes;
 }
 
+/* Unless a connection would end that must not, which is looked at within the same call. */
 static void pause_engine(struct engine *engine, void *context)
 {
 	struct look *look = context;
+	struct engine_fate fate = { 0 };
 
-	look->upgrade->drained_count += engine_pause(engine);
+	engine_foresee(engine, &fate);
+	if (look->upgrade->keeps_all && upgrade_fate_ends(&fate, true) > 0) {
+		look->rc = -ECONNABORTED;
+	} else {
+		look->upgrade->drained_count += engine_pause(engine);
+	}
 }
 
 static void look_at_rest(struct engine *engine, void *context)
 {
 	struct look *look = context;
 
-	engine_look(engine, &look->rest, look->upgrade->state == UPGRADE_SERVING);
+	engine_look(engine, &look->rest,
+		look->upgrade->state == UPGRADE_SERVING && !look->upgrade->keeps_all);
 }
 
 static void serve_engine(struct engine *engine, void *context)
@@ -273,6 +283,20 @@ static int64_t ask_all(struct upgrade *upgrade, void (*ask)(struct engine *engin
 	return rc < 0 ? rc : (int64_t)look.count;
 }
 
+/* Some connection would end. True: the new process serves all the same. */
+static bool give_up_ending(struct upgrade *upgrade)
+{
+	const struct upgrade_options *options = &upgrade->options;
+	struct engine_fate fate;
+	struct error error;
+	int rc = upgrade_foresee(options->reactors, options->reactor_count, &fate, &error);
+
+	if (rc == 0) {
+		rc = upgrade_fate_refuse(&fate, true, &error);
+	}
+	return !give_up(upgrade, rc, error.text);
+}
+
 static bool pause_all(struct upgrade *upgrade)
 {
 	struct look look = { .upgrade = upgrade };
@@ -287,6 +311,9 @@ static bool pause_all(struct upgrade *upgrade)
 
 		if (rc < 0) {
 			return !give_up(upgrade, rc, server_call_error(rc));
+		}
+		if (look.rc < 0) {
+			return give_up_ending(upgrade);
 		}
 		upgrade->paused_count = MAX(upgrade->paused_count, i + 1);
 	}
@@ -777,13 +804,34 @@ static int offer(struct upgrade *upgrade, struct control_client *client)
 	return rc;
 }
 
+/* What would become of the connections; an error: one would end that must not. */
+static int foresee(
+	struct upgrade *upgrade, bool keeps_all, struct engine_fate *fate, struct error *error)
+{
+	const struct upgrade_options *options = &upgrade->options;
+	int rc = upgrade_foresee(options->reactors, options->reactor_count, fate, error);
+
+	return rc == 0 && keeps_all && upgrade_fate_ends(fate, false) > 0
+		       ? upgrade_fate_refuse(fate, false, error)
+		       : rc;
+}
+
 static void begin_upgrade(void *context, struct control_client *client, const json_t *arguments)
 {
 	struct upgrade *upgrade = context;
+	bool keeps_all = json_is_true(json_object_get(arguments, "all_or_nothing"));
+	bool is_dry = json_is_true(json_object_get(arguments, "dry_run"));
+	struct engine_fate fate;
 	struct error error;
 	int rc = check_possible(upgrade, &error);
 
-	GMB_UNUSED(arguments);
+	if (rc == 0) {
+		rc = foresee(upgrade, keeps_all, &fate, &error);
+	}
+	if (rc == 0 && is_dry) {
+		control_reply(client, upgrade_fate_json(&fate));
+		return;
+	}
 	if (rc == 0 && !reload_hold(upgrade->options.reload)) {
 		rc = error_set(&error, -EBUSY, "the configuration is being changed; try again");
 	}
@@ -800,6 +848,7 @@ static void begin_upgrade(void *context, struct control_client *client, const js
 		return;
 	}
 	upgrade->client = client;
+	upgrade->keeps_all = keeps_all;
 	set_state(upgrade, UPGRADE_OFFERED, PREPARE_NS);
 }
 

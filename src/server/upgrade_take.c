@@ -27,6 +27,7 @@ enum {
 static const char variable[] = "GMBLOCK_UPGRADE_FD";
 static const char errors_variable[] = "GMBLOCK_UPGRADE_STDERR";
 static const char journal_variable[] = "GMBLOCK_UPGRADE_JOURNAL";
+static const char all_variable[] = "GMBLOCK_UPGRADE_ALL";
 
 /* An export of the old process. */
 struct before {
@@ -49,6 +50,7 @@ struct late_session {
 
 struct upgrade_take {
 	int channel;
+	bool keeps_all;			/* no upgrade if a connection is not let in */
 	struct upgrade_socket *sockets; /* fd -1: somebody has taken it */
 	uint32_t socket_count;
 	struct upgrade_socket control; /* fd -1: there is none, or the same */
@@ -289,6 +291,7 @@ static void take_standard_error(void)
 	}
 	(void)unsetenv(errors_variable);
 	(void)unsetenv(journal_variable);
+	(void)unsetenv(all_variable);
 }
 
 int upgrade_take_find(
@@ -308,6 +311,7 @@ int upgrade_take_find(
 	}
 	take->channel = channel;
 	take->control.fd = -1;
+	take->keeps_all = getenv(all_variable) != NULL;
 	*take_out = take;
 	return config->file_path != NULL ? trust_path(config->file_path, error) : 0;
 }
@@ -682,6 +686,34 @@ static int receive_sessions(struct upgrade_take *take, const struct upgrade_take
 	}
 }
 
+static void count_kept(struct engine *engine, void *context)
+{
+	uint64_t *count = context;
+
+	*count += engine->counters.sessions_adopted - engine->counters.sessions_failed;
+}
+
+/* Nothing but adopted sessions was there so far. */
+static int check_kept(const struct upgrade_taker *taker, uint32_t count, struct error *error)
+{
+	uint64_t kept = 0;
+	int rc = 0;
+
+	for (uint32_t i = 0; rc == 0 && i < taker->reactor_count; i++) {
+		rc = reactor_call(taker->reactors[i], count_kept, &kept);
+	}
+	if (rc < 0) {
+		return error_set(error, rc, "%s", server_call_error(rc));
+	}
+	return kept == count
+		       ? 0
+		       : error_set(error, -ECONNABORTED,
+				 "connections that the new process does not let in would end: "
+				 "%llu; its log says why; end them first, or upgrade without "
+				 "--all-or-nothing",
+				 (unsigned long long)(count - kept));
+}
+
 /* What fails has changed nothing for the other process. */
 static int take_sessions(struct upgrade_take *take, const struct upgrade_taker *taker,
 	struct upgrade_message *message, struct error *error)
@@ -701,6 +733,9 @@ static int take_sessions(struct upgrade_take *take, const struct upgrade_taker *
 		}
 		if (rc == 0) {
 			rc = adopt_late(take, taker, error);
+		}
+		if (rc == 0 && take->keeps_all) {
+			rc = check_kept(taker, message->passed_count, error);
 		}
 		if (rc < 0) {
 			return rc;

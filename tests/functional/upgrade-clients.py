@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import unittest
 
 import nbdmini
 import support
@@ -141,6 +142,17 @@ class UpgradeClients(support.Case):
             upgrade.join()
             self.assertEqual(result[0][:2], (2, 0))
             self.assertTrue(a.read(0, len(data)) == data)
+
+    @unittest.skipUnless(UPGRADES > 100, "in the long run only: the time limit is 20 seconds")
+    def test_nobody_is_ended_for_not_receiving(self):
+        with nbdmini.open_export(self.server.uri) as client:
+            client.send_request(nbdmini.CMD_READ, 9, 0, 4 << 20)
+            code, _, errors = self.run_gmblock("upgrade", "--all-or-nothing", self.path("control"))
+            self.assertEqual(code, 1)
+            self.assertIn("has not received its answers within 20 seconds", errors)
+            self.assertEqual(client.reply(), (9, 0))
+            client.receive(4 << 20)
+            self.assertEqual(self.upgrade()[:2], (1, 0))
 
     def test_a_new_process_that_is_stopped(self):
         """The old one does not wait for it in a call, whatever there is to tell: it ends the step, and goes on."""

@@ -13,6 +13,7 @@ import shutil
 import signal
 import ssl
 import struct
+import subprocess
 import tempfile
 import unittest
 
@@ -156,6 +157,68 @@ class Upgrade(support.Case):
             self.check_goes_on(client, at * 4096)
         return clients
 
+    def ask(self, *arguments):
+        """Status, output and errors of an upgrade that is not to happen."""
+        return self.run_gmblock("upgrade", "--server", self.control, *arguments)
+
+    def check_refused_as(self, text, *arguments):
+        code, output, errors = self.ask("--all-or-nothing", *arguments)
+        self.assertEqual((code, output), (1, ""))
+        self.assertIn(f"connections would end ({text}); end them first", errors)
+
+    def test_told_before(self):
+        """--dry-run says which connections would end, --all-or-nothing ends none; all are served on."""
+        gmb = f"gmb+unix:///?socket={self.path('gmb')}"
+        self.control = self.path("control")
+        server = self.start("--export", f"={self.disk}", "--listen", "nbd://127.0.0.1:0", "--listen", gmb,
+                            "--control", self.control, "--tls", "on", "--tls-records", "user",
+                            "--tls-certificates", file("ours"), uri_count=2)
+        self.addCleanup(self.kill_children)
+        told = f"process {server.process.pid} can be replaced; connections that would be passed: %d, ended: %d\n"
+        self.assertEqual(self.ask("--dry-run"), (0, told % (0, 0), ""))
+        plain = nbdmini.open_export(server.uri)
+        self.addCleanup(plain.close)
+        self.assertEqual(self.ask("--dry-run", "--all-or-nothing"), (0, told % (1, 0), ""))
+
+        others = [self.connect(server.uri, tls_peers.GnuTls) for _ in range(2)]
+        with subprocess.Popen([support.program(), "bench", "--seconds", "600", "--rate", "requests=10",
+                               "--connections", "3", gmb], stdin=subprocess.DEVNULL,
+                              stdout=subprocess.DEVNULL) as bench:
+            self.addCleanup(bench.kill)
+            waiting = nbdmini.Client(server.uri)
+            self.addCleanup(waiting.close)
+            ends = "TLS whose records the server makes: 2, gmb: 3"
+            self.wait_for(lambda: self.ask("--dry-run") == (
+                0, told % (1, 5) + f"would end: {ends}\n"
+                "without an export yet, and would end unless they choose one in time: 1\n", ""))
+            self.check_refused_as(ends, "--dry-run")
+            self.check_refused_as(ends)
+            for client in [plain, *others]:
+                self.check_goes_on(client, 0)
+            self.assertIsNone(bench.poll())
+            bench.kill()
+        for client in others:
+            client.sock.close()
+        self.wait_for(lambda: self.counters()["connections"] == 2)
+        self.check_refused_as("no export chosen yet: 1")  # when it has had its second
+        waiting.hello()
+        waiting.go()
+        self.check_goes_on(plain, 0)
+
+        # What the new process does not let in would end, too.
+        without = ["--", support.program(), "serve", "--export", f"={self.disk}", "--control", self.control,
+                   "--listen", self.socket_uri(), "--access", "uid=4000000000 rights=rw"]
+        code, _, errors = self.ask("--all-or-nothing", *without)
+        self.assertEqual(code, 1)
+        self.assertIn("connections that the new process does not let in would end: 2;", errors)
+        self.check_goes_on(waiting, 0)
+        code, output, errors = self.ask("--all-or-nothing")
+        self.assertEqual((code, errors), (0, ""))
+        self.assertRegex(output, "passed: 2, ended: 0;")
+        self.children.append(int(output.split()[1]))
+        self.check_goes_on(waiting, 0)
+        self.check_goes_on(plain, 0)
+
     def test_records_of_the_server_end_in_order(self):
         uri = self.serve("--tls-records", "user", "--tls-certificates", file("ours"))
         client = self.connect(uri, tls_peers.GnuTls)
@@ -168,7 +231,7 @@ class Upgrade(support.Case):
 
 @unittest.skipUnless(has_kernel_tls(), "this kernel has no TLS")
 class KernelUpgrade(Upgrade):
-    test_records_of_the_server_end_in_order = None
+    test_records_of_the_server_end_in_order = test_told_before = None
 
     def test_keys_go_on(self):
         """Halves of requests, of records, and keys that change before, between and after upgrades."""
