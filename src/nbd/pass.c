@@ -98,7 +98,8 @@ enum session_rest nbd_session_rest(struct session *base)
 		(!session->recv_op.in_flight && !stream_is_idle(&session->stream))) {
 		return SESSION_WAITS_FOR_PEER;
 	}
-	return session->recv_op.in_flight || session->size_asked || !has_only_begun(session)
+	return session->recv_op.in_flight || session->size_asked || session->alive_due ||
+			       !has_only_begun(session)
 		       ? SESSION_IS_BUSY
 		       : SESSION_RESTS;
 }

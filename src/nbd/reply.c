@@ -594,6 +594,12 @@ void reply_flush(struct session *base, bool alone)
 	}
 }
 
+/* The connection may be another process's at any time: nothing may be on its way in it. */
+static bool rests(struct nbd_session *session)
+{
+	return unlikely(session->base.paused) && nbd_session_rest(&session->base) == SESSION_RESTS;
+}
+
 static void alive_done(struct ring_op *op, int result)
 {
 	struct nbd_session *session = container_of(op, struct nbd_session, alive_op);
@@ -602,7 +608,7 @@ static void alive_done(struct ring_op *op, int result)
 	if (session->base.state == SESSION_TERMINATING || !owes_answers(session)) {
 		return; /* the next request sets it again */
 	}
-	if (!session->has_sent && session->sending == NULL) {
+	if (!session->has_sent && session->sending == NULL && !rests(session)) {
 		session->alive_due = true;
 		session_mark_dirty(&session->base);
 	}

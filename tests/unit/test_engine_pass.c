@@ -461,6 +461,53 @@ static void test_a_write_that_has_failed(void **state)
 	}
 }
 
+/* Who is in the middle of a request hears that the server lives, but not at rest: the connection
+ * may be another process's at any time, and half a sign in it. */
+static void test_signs_of_life_end_with_the_rest(void **state)
+{
+	struct nbd_wire_request request = talk_request(NBD_CMD_WRITE, 0, BYTES_MAX);
+	struct told_sessions sessions = { 0 };
+	struct engine *engine;
+	struct export *export;
+	struct client client;
+	struct world world;
+	uint64_t got;
+	int old_fd;
+
+	(void)state;
+	world_begin(&world, 128, 1024);
+	export = add(&world, "disk", NULL);
+	client_open(&world, &client, "disk");
+	old_fd = client.fd;
+	come_to_rest(world.engine);
+	assert_int_equal(engine_pass(world.engine, take, &sessions), 0);
+	engine_let_go(world.engine);
+	sessions.list[0].bytes[3] |= 1;	 /* it has structured replies */
+	sessions.list[0].bytes[7] |= 10; /* and wants a sign each 10 ms */
+	engine = begin_other(&world, export);
+	adopt(&world, engine, &client, &sessions.list[0]);
+	sim_socket_close(old_fd);
+	engine_resume(engine);
+	sim_socket_write(client.fd, &request, sizeof(request));
+	sim_socket_write(client.fd, data, BYTES_MAX / 2);
+	run_for(SECOND_NS / 10);
+
+	come_to_rest(engine);
+	look(&client);
+	got = client.got;
+	assert_true(got > 0);
+	run_for(SECOND_NS);
+	look(&client);
+	assert_int_equal(client.got, got);
+	engine_resume(engine);
+	run_for(SECOND_NS / 10);
+	look(&client);
+	assert_true(client.got > got);
+	sim_socket_close(client.fd);
+	end_other(engine);
+	end_world(&world, export);
+}
+
 /* Nothing of what the export replaces lands any more. */
 static void end_use(struct world *world, struct export *export)
 {
@@ -540,6 +587,7 @@ int main(void)
 		cmocka_unit_test(test_a_reader_that_stops),
 		cmocka_unit_test(test_a_write_that_has_begun),
 		cmocka_unit_test(test_a_write_that_has_failed),
+		cmocka_unit_test(test_signs_of_life_end_with_the_rest),
 		cmocka_unit_test(test_an_export_that_cannot_be_had_yet),
 	};
 
