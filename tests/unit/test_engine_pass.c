@@ -516,11 +516,12 @@ static void end_use(struct world *world, struct export *export)
 	run_for(2 * SECOND_NS);
 }
 
-/* The export there waits for another one to end: before the other process serves, afterwards, or
- * for longer than a handshake takes. The session has it as soon as it can, or is told. */
+/* The export there waits for another one to end: before the other process serves, afterwards, for
+ * longer than a handshake takes, or until a third process takes over. The session has it as soon as
+ * it can, and ends in silence if it cannot. */
 static void test_an_export_that_cannot_be_had_yet(void **state)
 {
-	enum { BEFORE, AFTER, TOO_LATE, CASES };
+	enum { BEFORE, AFTER, TOO_LATE, NEXT, CASES };
 
 	(void)state;
 	for (int when = BEFORE; when < CASES; when++) {
@@ -569,6 +570,13 @@ static void test_an_export_that_cannot_be_had_yet(void **state)
 			assert_int_equal(engine->counters.sessions_failed, 1);
 			assert_int_equal(answers(&client), 0);
 			end_use(&world, before);
+		} else if (when == NEXT) {
+			assert_int_equal(engine_pause(engine), 1);
+			run_for(SECOND_NS / 10);
+			assert_int_equal(engine->counters.sessions, 0);
+			engine_resume(engine);
+			end_use(&world, before);
+			assert_int_equal(answers(&client), 0);
 		} else {
 			wait_for(&client, ANSWER_BYTES);
 		}
