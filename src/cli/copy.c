@@ -25,6 +25,7 @@ enum {
 	SPARSE_BYTES_DEFAULT = 4096,
 	SPARSE_BYTES_MIN = 512,
 	SENTENCE_BYTES = 1200,
+	EXIT_GAPS = 3, /* everything was copied but what cannot be read */
 	EXIT_SIGNAL = 128,
 	QUOTE_BYTES = 256,
 };
@@ -35,6 +36,7 @@ struct copy_arguments {
 	const char *source;
 	const char *target;
 	const char *journal;
+	const char *map; /* of what cannot be read; NULL: errors are not skipped */
 	uint64_t request_bytes;
 	uint64_t sparse_bytes; /* 0: not given, and in the end: not at all */
 	bool sparse_given;
@@ -60,6 +62,7 @@ struct job {
 	struct copy_end *target;
 	struct copy_pool pool;
 	struct copy_journal journal;
+	struct copy_bad bad;
 	struct copy_counters counters;
 	struct copy_progress progress;
 	enum copy_target_state state;
@@ -85,6 +88,7 @@ static const char usage_text[] =
 	"  --request-size SIZE    request size, a power of two (default 512K)\n"
 	"  --requests N           requests in flight (default: by latency, 6 to 128)\n"
 	"  --resume FILE          keep a journal in FILE, and continue from it\n"
+	"  --skip-errors MAPFILE  go on after read errors, and list them in MAPFILE\n"
 	"  --sparse SIZE          search for zeroes in blocks of SIZE (default 4K)\n"
 	"  --verify               read both sides again at the end and compare them\n"
 	"  -h, --help             print this help\n"
@@ -161,6 +165,12 @@ static int contradictions_check(const struct copy_arguments *arguments)
 			"zeroes, the other gives them their blocks" },
 		{ arguments->checkpoint_bytes != 0 && arguments->journal == NULL,
 			"--checkpoint needs --resume" },
+		{ arguments->map != NULL && arguments->verify,
+			"--skip-errors and --verify contradict each other: what cannot be read "
+			"cannot be compared" },
+		{ arguments->map != NULL && arguments->journal != NULL,
+			"--skip-errors cannot be used with --resume, whose journal does not list "
+			"what an earlier run could not read" },
 		{ arguments->json && strcmp(arguments->target, "-") == 0,
 			"--json and the target - both want standard output" },
 		{ strcmp(arguments->target, "-") == 0 && isatty(STDOUT_FILENO) == 1,
@@ -225,11 +235,18 @@ static int ends_fit_options(const struct copy_arguments *arguments)
 {
 	enum copy_kind source = copy_end_kind(arguments->source);
 	enum copy_kind target = copy_end_kind(arguments->target);
+	char quoted[QUOTE_BYTES];
 
+	if (arguments->map != NULL && source == COPY_STREAM) {
+		return cli_usage_error("copy",
+			"--skip-errors needs a source that can be read again at any place, and not "
+			"a pipe or the like, as '%s' is",
+			log_escape(quoted, sizeof(quoted), arguments->source,
+				strlen(arguments->source)));
+	}
 	if ((arguments->verify || arguments->journal != NULL) &&
 		(source == COPY_STREAM || target == COPY_STREAM)) {
 		const char *pipe = source == COPY_STREAM ? arguments->source : arguments->target;
-		char quoted[QUOTE_BYTES];
 
 		return cli_usage_error("copy",
 			"%s needs a source and a target that can be read twice, and not a pipe or "
@@ -319,6 +336,7 @@ static int arguments_parse(int argc, char **argv, struct copy_arguments *argumen
 		{ "request-size", .take = take_request_size },
 		{ "requests", .count = &arguments->requests, .min = 1, .max = REQUESTS_MAX },
 		{ "resume", .path = &arguments->journal },
+		{ "skip-errors", .path = &arguments->map },
 		{ "sparse", .take = take_sparse },
 		{ "verify", .flag = &arguments->verify },
 	};
@@ -447,6 +465,7 @@ static int copy_and_verify(struct job *job, struct error *error)
 		.target = job->target,
 		.pool = &job->pool,
 		.journal = &job->journal,
+		.bad = &job->bad,
 		.counters = &job->counters,
 		.tick = tick,
 		.tick_context = job,
@@ -454,7 +473,8 @@ static int copy_and_verify(struct job *job, struct error *error)
 		.adapts = arguments->requests == 0,
 		.request_bytes = arguments->request_bytes,
 		.sparse_bytes = arguments->sparse_bytes,
-		.by_server = !arguments->sparse_given && !arguments->allocate,
+		.by_server =
+			!arguments->sparse_given && !arguments->allocate && arguments->map == NULL,
 		.checkpoint_bytes = arguments->checkpoint_bytes,
 		.allocate = arguments->allocate,
 	};
@@ -465,6 +485,9 @@ static int copy_and_verify(struct job *job, struct error *error)
 	err = copy_engine_run(&options, error);
 	if (job->counters.done == job->counters.total) {
 		job->state = err == 0 ? COPY_TARGET_COMPLETE : COPY_TARGET_WHOLE;
+	}
+	if (err == 0 && job->bad.count > 0) {
+		job->state = COPY_TARGET_GAPS;
 	}
 	if (err < 0 || !arguments->verify) {
 		return err;
@@ -514,6 +537,9 @@ static int job_run(struct job *job, struct error *error)
 		err = copy_journal_open(&job->journal, arguments->journal, job->source, job->target,
 			arguments->allocate, error);
 	}
+	if (err == 0) {
+		err = copy_bad_open(&job->bad, arguments->map, job->source, job->target, error);
+	}
 	if (err < 0) {
 		return err;
 	}
@@ -539,18 +565,26 @@ static int job_run(struct job *job, struct error *error)
 static int job_report(struct job *job, struct copy_report *report)
 {
 	char sentence[SENTENCE_BYTES];
+	struct error map_error;
 	struct error error;
 	bool complete = report->outcome == COPY_COMPLETE;
+	bool map_failed = job->state != COPY_TARGET_UNCHANGED &&
+			  copy_bad_write(&job->bad, job->counters.total, &map_error) < 0;
 
 	report->state = job->state;
 	report->source = job->source;
 	report->target = job->target;
 	report->counters = &job->counters;
 	report->journal = &job->journal;
+	report->bad = &job->bad;
 	report->verified = job->verified;
 	copy_progress_clear(&job->progress);
+	copy_report_bad(report, sentence, sizeof(sentence));
+	if (sentence[0] != '\0') {
+		fprintf(stderr, "gmblock copy: %s\n", sentence);
+	}
 	copy_report_sentence(report, sentence, sizeof(sentence));
-	if (!complete) {
+	if (report->error != NULL) {
 		fprintf(stderr, "gmblock copy: %s\n", report->error->text);
 	}
 	if (!complete || job->progress.wanted) {
@@ -559,7 +593,12 @@ static int job_report(struct job *job, struct copy_report *report)
 	if (job->arguments->json && copy_report_json(report, &error) < 0) {
 		return cli_failure("copy", &error);
 	}
-	return complete ? CLI_OK : CLI_FAILURE;
+	if (map_failed) {
+		return cli_failure("copy", &map_error);
+	}
+	return complete				    ? CLI_OK
+	       : report->outcome == COPY_INCOMPLETE ? (int)EXIT_GAPS
+						    : CLI_FAILURE;
 }
 
 /* Closing may tell of a write that failed after all. */
@@ -573,6 +612,7 @@ static int job_close(struct job *job, struct error *error)
 	(void)!copy_end_close(job->source, &ignored);
 	job->source = NULL;
 	copy_journal_close(&job->journal);
+	copy_bad_close(&job->bad);
 	copy_pool_destroy(&job->pool);
 	copy_loop_destroy(&job->loop);
 	return err;
@@ -607,15 +647,16 @@ int cmd_copy(int argc, char **argv)
 	copy_progress_init(&job.progress, progress_mode(&arguments), &job.counters);
 	report.source_text = arguments.source;
 	report.target_text = arguments.target;
-	report.outcome = COPY_COMPLETE;
-	if (job_run(&job, &error) < 0) {
+	if (job_run(&job, &error) == 0) {
+		report.outcome = job.bad.count == 0 ? COPY_COMPLETE : COPY_INCOMPLETE;
+	} else {
 		report.outcome = error.code == -EINTR ? COPY_INTERRUPTED : COPY_FAILED;
 		report.error = &error;
 	}
 	report.seconds = (double)(clock_now_ns() - began_ns) / 1e9;
 	status = job_report(&job, &report);
 	stop_signal = report.outcome == COPY_INTERRUPTED ? job.loop.stop_signal : 0;
-	if (job_close(&job, &error) < 0 && status == CLI_OK) {
+	if (job_close(&job, &error) < 0 && (status == CLI_OK || status == EXIT_GAPS)) {
 		status = cli_failure("copy", &error);
 	}
 	return stop_signal != 0 ? EXIT_SIGNAL + stop_signal : status;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * "gmblock copy": the ends, the event loop, the engine that moves the bytes, the journal of a copy
- * that can be continued, progress and report.
+ * that can be continued, the map of what cannot be read, progress and report.
  *
  *   copy_map ─▶ next piece ─▶ task: READ ─▶ runs of data and zeroes ─▶ WRITE / ZERO / skip
  *                              (bounded: one buffer each)      a stream takes them in order
@@ -15,6 +15,7 @@
 #pragma once
 
 #include <gmblock/gmblock.h>
+#include <stdio.h>
 
 #include "base/error.h"
 #include "ring/ring.h"
@@ -112,6 +113,9 @@ bool copy_end_can_copy(struct copy_end *target, struct copy_end *source, const c
 
 /* True when both are known to be the same bytes. */
 bool copy_end_is_same(const struct copy_end *a, const struct copy_end *b);
+
+/* True when the descriptor is of the same file. */
+bool copy_end_is_open(const struct copy_end *end, int fd);
 
 GMB_MUST_CHECK int copy_end_prepare(
 	struct copy_end *end, uint64_t bytes, bool resumed, struct error *error);
@@ -240,7 +244,8 @@ struct copy_map {
 	uint64_t runs_end; /* where the last run ends */
 	uint32_t run_first;
 	uint32_t run_count;
-	bool no_map; /* data everywhere */
+	bool no_map;		    /* data everywhere */
+	const struct copy_bad *bad; /* or NULL: errors that it takes are data, which is read */
 	struct error error;
 	struct copy_io io;
 	struct gmb_extent extents[COPY_MAP_EXTENTS];
@@ -309,6 +314,79 @@ GMB_MUST_CHECK int copy_journal_remove(struct copy_journal *journal, struct erro
 /* Closes the file; an empty one is removed. */
 void copy_journal_close(struct copy_journal *journal);
 
+/* --- what cannot be read -----------------------------------------------------------------------
+ */
+
+/*
+ * The ranges of the source that are lost, in order and apart from each other, and the file with the
+ * map of them, in the format of GNU ddrescue:
+ *
+ *   0x00000000  0x00100000  +    copied
+ *   0x00100000  0x00001000  -    not readable: zero in the target
+ *   0x00101000  0x000FF000  ?    not tried: the copy ended before
+ *
+ * Borrows the path. Until copy_bad_open() all is zero, and then every error ends a copy.
+ */
+struct copy_bad_range {
+	uint64_t start;
+	uint64_t end;
+};
+
+struct copy_bad {
+	const char *path;
+	FILE *file; /* NULL: errors are not skipped */
+	struct copy_bad_range *ranges;
+	size_t count;
+	size_t room;
+	uint64_t bytes;	    /* of all ranges */
+	uint64_t finished;  /* the target has everything below it, but the ranges */
+	struct error first; /* why the first range cannot be read */
+	bool is_written;
+};
+
+/* Creates the file, so that one that cannot be had is known before the copy: -EEXIST when there is
+ * one that is not empty. path NULL: errors are not skipped. */
+GMB_MUST_CHECK int copy_bad_open(struct copy_bad *bad, const char *path,
+	const struct copy_end *source, const struct copy_end *target, struct error *error);
+
+/* Whether it is an error to go on after: of the data, and not of the way to it. */
+bool copy_bad_takes(const struct copy_bad *bad, int result);
+
+/* A range that overlaps no other. -E2BIG: there are too many. */
+GMB_MUST_CHECK int copy_bad_add(struct copy_bad *bad, uint64_t start, uint64_t end,
+	const struct error *reason, struct error *error);
+
+/* Writes the map of a source of that size, once, and makes it durable. */
+GMB_MUST_CHECK int copy_bad_write(struct copy_bad *bad, uint64_t total, struct error *error);
+
+/* Closes the file, and removes one that was not written. */
+void copy_bad_close(struct copy_bad *bad);
+
+/*
+ * A piece whose read failed is read again, one small block after the other: those that fail become
+ * zeroes in its buffer and a range of bad. The owner sets the first fields.
+ */
+struct copy_rescue;
+/* error: one that ends the copy, or NULL. */
+typedef void copy_rescue_fn(struct copy_rescue *rescue, const struct error *error);
+
+struct copy_rescue {
+	struct copy_bad *bad;
+	const bool *stopping; /* ends it early, as if all were read */
+	copy_rescue_fn *done;
+
+	uint64_t read; /* bytes, without the bad ones */
+	/* Private. */
+	struct copy_end *source;
+	struct copy_io io;
+	uint64_t end;
+	uint64_t bad_start;  /* of a range that is not over; UINT64_MAX: there is none */
+	struct error reason; /* of that range */
+};
+
+/* failed: the read; its buffer is used again. */
+void copy_rescue_begin(struct copy_rescue *rescue, const struct copy_io *failed);
+
 /* --- the engine --------------------------------------------------------------------------------
  */
 
@@ -337,6 +415,7 @@ struct copy_engine_options {
 	struct copy_end *target;
 	struct copy_pool *pool;
 	struct copy_journal *journal;
+	struct copy_bad *bad;
 	struct copy_counters *counters;
 	copy_tick_fn *tick; /* called now and then, for the progress bar */
 	void *tick_context;
@@ -406,13 +485,14 @@ const char *copy_share(char out[COPY_SHARE_BYTES], uint64_t done, uint64_t total
 
 /* What "gmblock copy" prints at its end: sentences, or JSON with stable keys (gmblock-copy(1)). */
 
-enum copy_outcome { COPY_COMPLETE, COPY_FAILED, COPY_INTERRUPTED };
+enum copy_outcome { COPY_COMPLETE, COPY_INCOMPLETE, COPY_FAILED, COPY_INTERRUPTED };
 
 enum copy_target_state {
 	COPY_TARGET_UNCHANGED,
 	COPY_TARGET_PARTIAL,
 	COPY_TARGET_WHOLE,   /* every byte was written; that it is durable is not known */
 	COPY_TARGET_DIFFERS, /* verification found it to be wrong */
+	COPY_TARGET_GAPS,    /* durable, with zeroes where the source cannot be read */
 	COPY_TARGET_COMPLETE,
 };
 
@@ -425,6 +505,7 @@ struct copy_report {
 	const struct copy_end *target;
 	const struct copy_counters *counters;
 	const struct copy_journal *journal;
+	const struct copy_bad *bad;
 	const struct error *error; /* why it is not complete */
 	double seconds;
 	bool verified;
@@ -432,5 +513,8 @@ struct copy_report {
 
 /* One sentence about the target and how to go on; for a complete copy how much and how fast. */
 void copy_report_sentence(const struct copy_report *report, char *out, size_t out_bytes);
+
+/* What could not be read: how much, where it begins, and why; "" for nothing. */
+void copy_report_bad(const struct copy_report *report, char *out, size_t out_bytes);
 
 GMB_MUST_CHECK int copy_report_json(const struct copy_report *report, struct error *error);

@@ -98,6 +98,15 @@ bool copy_end_is_same(const struct copy_end *a, const struct copy_end *b)
 	       (is_file(a->backing, b->backing) && a->backing_at == b->backing_at);
 }
 
+bool copy_end_is_open(const struct copy_end *end, int fd)
+{
+	struct stat status;
+
+	return end->kind != COPY_REMOTE && fstat(fd, &status) == 0 &&
+	       end->identity[0] == (uint64_t)status.st_dev &&
+	       end->identity[1] == (uint64_t)status.st_ino;
+}
+
 int copy_end_prepare(struct copy_end *end, uint64_t bytes, bool resumed, struct error *error)
 {
 	GMB_ASSERT(end->target);

@@ -28,6 +28,7 @@ enum { WINDOW_MIN = 4, WINDOW_BYTES_MIN = 3 << 20, WINDOW_SHORT = 16 };
 enum task_state {
 	TASK_FREE,
 	TASK_READING,	/* for the source's bytes */
+	TASK_RESCUING,	/* for the same in small blocks, of which some are lost */
 	TASK_TURN,	/* for all earlier ones to be written to a stream */
 	TASK_WRITING,	/* for the target to take a run of data */
 	TASK_ZEROING,	/* for the target to zero a run */
@@ -49,6 +50,7 @@ struct task {
 	uint64_t asked_ns; /* when its read or write was submitted */
 	uint8_t *buffer;
 	struct copy_io io;
+	struct copy_rescue rescue;
 };
 
 struct engine {
@@ -140,7 +142,8 @@ static void task_set_state(struct task *task, enum task_state state)
 	static const uint32_t edges[TASK_STATE_COUNT] = {
 		[TASK_FREE] = BIT(TASK_READING) | BIT(TASK_TURN) | BIT(TASK_COPYING),
 		[TASK_COPYING] = BIT(TASK_FREE),
-		[TASK_READING] = BIT(TASK_TURN) | BIT(TASK_FREE),
+		[TASK_READING] = BIT(TASK_TURN) | BIT(TASK_RESCUING) | BIT(TASK_FREE),
+		[TASK_RESCUING] = BIT(TASK_TURN) | BIT(TASK_FREE),
 		[TASK_TURN] = BIT(TASK_WRITING) | BIT(TASK_ZEROING) | BIT(TASK_READ_EDGE) |
 			      BIT(TASK_FREE),
 		[TASK_WRITING] = BIT(TASK_TURN) | BIT(TASK_FREE),
@@ -366,12 +369,29 @@ static void take_turns(struct engine *engine)
 	}
 }
 
+static void source_rescued(struct copy_rescue *rescue, const struct error *error)
+{
+	struct task *task = container_of(rescue, struct task, rescue);
+
+	if (error != NULL) {
+		engine_fail(task->engine, error);
+	}
+	task->engine->counters->read += rescue->read;
+	task_set_state(task, TASK_TURN);
+	task_advance(task);
+}
+
 static void source_read(struct copy_io *io)
 {
 	struct task *task = container_of(io, struct task, io);
 	struct engine *engine = task->engine;
 
 	engine->reading = false;
+	if (copy_bad_takes(engine->options->bad, io->result) && !engine->stopping) {
+		task_set_state(task, TASK_RESCUING);
+		copy_rescue_begin(&task->rescue, io);
+		return;
+	}
 	if (io->result < 0) {
 		task_fail(task, engine->source);
 		return;
@@ -538,6 +558,7 @@ static void map_begin(struct engine *engine)
 {
 	copy_map_init(&engine->map, engine->source, engine->position, engine->end, engine->grain,
 		MAX(engine->grain, SMALL_HOLE_BYTES));
+	engine->map.bad = engine->options->bad;
 }
 
 static void engine_fill(struct engine *engine)
@@ -719,13 +740,17 @@ static int engine_init(
 	}
 	for (uint32_t i = 0; i < options->requests; i++) {
 		engine->all[i].engine = engine;
+		engine->all[i].rescue.bad = options->bad;
+		engine->all[i].rescue.stopping = &engine->stopping;
+		engine->all[i].rescue.done = source_rescued;
 		list_push_back(&engine->tasks_free, &engine->all[i].node);
 	}
 	map_begin(engine);
 	engine->copies = copy_end_can_copy(options->target, options->source, &reason);
 	if (!options->by_server) {
 		engine->copies = false;
-		reason = "zeroes are to be looked for, or every block is to be allocated";
+		reason = "zeroes are to be looked for, every block is to be allocated, or errors "
+			 "are to be skipped";
 	}
 	log_debug("%s%s",
 		engine->copies ? "the server copies by itself"
@@ -750,6 +775,7 @@ int copy_engine_run(const struct copy_engine_options *options, struct error *err
 			engine->stopping = err < 0;
 		}
 		engine_flush(engine);
+		options->bad->finished = engine->flush_failed ? 0 : low_water(engine);
 		if (engine->stopping) {
 			*error = engine->error;
 			err = error->code;

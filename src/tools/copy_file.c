@@ -83,10 +83,10 @@ static void transfer_done(struct ring_op *op, int result)
 		return;
 	}
 	if (result == 0 && io->operation == COPY_READ) {
-		error_set(&io->end->failure, -ENODATA,
+		error_set(&io->end->failure, -ESTALE,
 			"%s %s ends at byte %llu: it became smaller while it was copied",
 			io->end->role, io->end->name, (unsigned long long)(io->offset + io->moved));
-		copy_io_end(io, -ENODATA);
+		copy_io_end(io, -ESTALE);
 		return;
 	}
 	if (result == 0) {

@@ -249,15 +249,6 @@ static int journal_read(struct copy_journal *journal, char **text_out, struct er
 	return 0;
 }
 
-static bool is_end(const struct copy_journal *journal, const struct copy_end *end)
-{
-	struct stat status;
-
-	return end->kind != COPY_REMOTE && fstat(journal->fd, &status) == 0 &&
-	       end->identity[0] == (uint64_t)status.st_dev &&
-	       end->identity[1] == (uint64_t)status.st_ino;
-}
-
 int copy_journal_open(struct copy_journal *journal, const char *path, const struct copy_end *source,
 	const struct copy_end *target, bool allocate, struct error *error)
 {
@@ -278,7 +269,7 @@ int copy_journal_open(struct copy_journal *journal, const char *path, const stru
 	if (journal->fd < 0) {
 		return journal_error(journal, -errno, "open", error);
 	}
-	if (is_end(journal, source) || is_end(journal, target)) {
+	if (copy_end_is_open(source, journal->fd) || copy_end_is_open(target, journal->fd)) {
 		return error_set(error, -EINVAL,
 			"the journal '%s' has to be another file than the source and the target",
 			shown_path(journal, shown));

@@ -80,6 +80,10 @@ static void answered(struct copy_io *io)
 		map->no_map = true;
 		return;
 	}
+	if (map->bad != NULL && copy_bad_takes(map->bad, io->result)) {
+		extent_add(map, MIN(io->offset + io->length, map->limit), false);
+		return;
+	}
 	if (io->result < 0) {
 		map->error = map->end->failure;
 		return;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <inttypes.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +12,7 @@
 #include "tools/copy.h"
 #include "tools/show.h"
 
-enum { SHOWN_BYTES = 300, PART_BYTES = 400 };
+enum { SHOWN_BYTES = 300, PART_BYTES = 400, BAD_BYTES = 1200 };
 
 static const char *target_name(const struct copy_report *report, char shown[SHOWN_BYTES])
 {
@@ -112,6 +113,12 @@ void copy_report_sentence(const struct copy_report *report, char *out, size_t ou
 	const char *name = target_name(report, shown);
 
 	switch (report->state) {
+	case COPY_TARGET_GAPS:
+		snprintf(out, out_bytes,
+			"the target %s holds zeroes there, and everything else is copied and on "
+			"stable storage",
+			name);
+		break;
 	case COPY_TARGET_UNCHANGED:
 		snprintf(out, out_bytes, "the target %s was not changed", name);
 		break;
@@ -138,6 +145,26 @@ void copy_report_sentence(const struct copy_report *report, char *out, size_t ou
 	}
 }
 
+void copy_report_bad(const struct copy_report *report, char *out, size_t out_bytes)
+{
+	const struct copy_bad *bad = report->bad;
+	char shown[SHOWN_BYTES];
+	size_t used;
+
+	out[0] = '\0';
+	if (bad->count == 0) {
+		return;
+	}
+	used = (size_t)snprintf(out, out_bytes,
+		"%" PRIu64 " bytes cannot be read, in %zu %s, the first at byte %" PRIu64 ": %s",
+		bad->bytes, bad->count, bad->count == 1 ? "range" : "ranges", bad->ranges[0].start,
+		bad->first.text);
+	if (bad->is_written && used < out_bytes) {
+		snprintf(out + used, out_bytes - used, "; the map '%s' lists them",
+			log_escape(shown, sizeof(shown), bad->path, strlen(bad->path)));
+	}
+}
+
 static json_t *end_json(const struct copy_end *end, const char *text)
 {
 	static const char *const kinds[] = {
@@ -159,6 +186,7 @@ int copy_report_json(const struct copy_report *report, struct error *error)
 {
 	static const char *const outcomes[] = {
 		[COPY_COMPLETE] = "complete",
+		[COPY_INCOMPLETE] = "incomplete",
 		[COPY_FAILED] = "failed",
 		[COPY_INTERRUPTED] = "interrupted",
 	};
@@ -167,6 +195,7 @@ int copy_report_json(const struct copy_report *report, struct error *error)
 		[COPY_TARGET_PARTIAL] = "partial",
 		[COPY_TARGET_WHOLE] = "whole",
 		[COPY_TARGET_DIFFERS] = "differs",
+		[COPY_TARGET_GAPS] = "gaps",
 		[COPY_TARGET_COMPLETE] = "complete",
 	};
 	const struct copy_counters *counters = report->counters;
@@ -176,12 +205,20 @@ int copy_report_json(const struct copy_report *report, struct error *error)
 	json_t *durable = report->journal != NULL && report->journal->fd >= 0
 				  ? json_integer((json_int_t)report->journal->durable)
 				  : json_null();
+	const struct copy_bad *bad = report->bad;
+	const char *text = report->error != NULL ? report->error->text : NULL;
+	char bad_text[BAD_BYTES];
+	json_t *first_bad =
+		bad->count > 0 ? json_integer((json_int_t)bad->ranges[0].start) : json_null();
 
+	if (report->outcome == COPY_INCOMPLETE) {
+		copy_report_bad(report, bad_text, sizeof(bad_text));
+		text = bad_text;
+	}
 	return print_json(
 		json_pack("{s:s, s:s?, s:s, s:o, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
-			  "s:f, s:f, s:b, s:o}",
-			"result", outcomes[report->outcome], "error",
-			report->error != NULL ? report->error->text : NULL, "target_state",
+			  "s:I, s:o, s:f, s:f, s:b, s:o}",
+			"result", outcomes[report->outcome], "error", text, "target_state",
 			states[report->state], "source",
 			end_json(report->source, report->source_text), "target",
 			end_json(report->target, report->target_text), "bytes", total, "bytes_done",
@@ -190,8 +227,8 @@ int copy_report_json(const struct copy_report *report, struct error *error)
 			(json_int_t)counters->written, "bytes_copied", (json_int_t)counters->copied,
 			"bytes_zeroed", (json_int_t)counters->zeroed, "bytes_skipped",
 			(json_int_t)counters->skipped, "bytes_verified",
-			(json_int_t)counters->compared, "seconds", report->seconds,
-			"bytes_per_second",
+			(json_int_t)counters->compared, "bytes_bad", (json_int_t)bad->bytes,
+			"first_bad", first_bad, "seconds", report->seconds, "bytes_per_second",
 			(double)moved / (report->seconds > 0 ? report->seconds : 1), "verified",
 			report->verified, "durable_bytes", durable),
 		error);

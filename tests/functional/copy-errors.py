@@ -2,8 +2,12 @@
 """Whatever goes wrong ends `gmblock copy` with the side, the range, the reason and the target's
 state."""
 import fcntl
+import json
 import os
+import signal
+import struct
 import subprocess
+import threading
 
 import support
 from copy_tool import MIB, ODD_BYTES, CopyCase
@@ -371,12 +375,14 @@ class Failures(CopyCase):
         self.assertIn("Broken pipe", done.stderr)
 
     def test_source_becomes_smaller(self):
-        source, disk = self.image("source", holes=False), self.image("disk", seed=2)
+        disk = self.image("disk", seed=2)
         self.serve(disk, "up")
         relay = self.relay("up")
-        relay.at("up", MIB, lambda _chunk, _index: os.truncate(source, 2 * MIB))
-        self.copy_fails(["--requests", "2", "--request-size", "64K", source, relay.uri],
-                        "the source", "smaller", PARTIAL)
+        for options in ([], ["--skip-errors", self.path("map")]):
+            source = self.image("source", holes=False)
+            relay.at("up", MIB, lambda _chunk, _index, file=source: os.truncate(file, 2 * MIB))
+            self.copy_fails(["--requests", "2", "--request-size", "64K", *options, source, relay.uri],
+                            "the source", "smaller", PARTIAL)
 
     def test_source_grows(self):
         """What was there when the copy began is copied."""
@@ -414,7 +420,6 @@ class Failures(CopyCase):
                 self.same(source, disk)
 
     def test_json_of_a_failure(self):
-        import json
         uri = self.serve(f"{self.image('source')},fault=read:EIO")
         status, output, errors = self.copy("--json", uri, self.path("target"))
         self.assertEqual(status, 1)
@@ -423,6 +428,214 @@ class Failures(CopyCase):
                          ("failed", "partial", False))
         self.assertIn("Input/output error", summary["error"])
         self.assertIn(summary["error"], errors)
+
+
+class SkippedErrors(CopyCase):
+    """With --skip-errors a copy goes on after what cannot be read, and says where that is."""
+
+    def skip(self, source, target, *options, status=3):
+        """The summary, what was said, and the map: (start, end, status) of each range."""
+        code, output, errors = self.copy("--json", "--skip-errors", self.path("map"), *options,
+                                         source, target)
+        self.assertEqual(code, status, errors)
+        return json.loads(output), errors, self.read_map()
+
+    def read_map(self):
+        ranges, at = [], 0
+        with open(self.path("map"), encoding="ascii") as file:
+            lines = [line.split() for line in file if not line.startswith("#")]
+        self.assertEqual(lines.pop(0)[2:], ["1"])
+        for start, length, status in lines:
+            self.assertEqual(int(start, 16), at)  # ddrescue demands it
+            at += int(length, 16)
+            ranges.append((int(start, 16), at, status))
+        return ranges
+
+    def check_zeroed(self, source, target, bad):
+        with open(source, "rb") as file:
+            expected = bytearray(file.read())
+        for start, end in bad:
+            expected[start:end] = bytes(end - start)
+        with open(target, "rb") as file:
+            self.assertTrue(file.read(len(expected)) == expected)
+
+    def drop_log(self, server):
+        """It says each error, and would wait for a reader."""
+        reader = threading.Thread(target=server.process.stderr.read)
+        reader.start()
+        self.addCleanup(reader.join)
+        self.addCleanup(server.process.kill)
+
+    def faulty(self, source, *ranges, name="s"):
+        faults = "".join(f",fault=read:EIO:range={start}+{end - start}" for start, end in ranges)
+        return self.serve(f"{source},readonly{faults}", name)
+
+    def test_what_cannot_be_read_is_zero_and_listed(self):
+        """Alone, in several blocks, on both sides of a piece, and in a last block that is short."""
+        source, old = self.image("source", holes=False), self.image("old", seed=2, holes=False)
+        last = ODD_BYTES // 4096 * 4096
+        bad = [(0, 4096), (4997120, 5001216), (1048576 * 6 - 8192, 1048576 * 6 + 4096),
+               (last, ODD_BYTES)]
+        # The faults are smaller than the blocks that are lost.
+        uri = self.faulty(source, (1, 2), (5000000, 5000001), (bad[2][0] + 5, bad[2][1] - 5),
+                          (ODD_BYTES - 1, ODD_BYTES))
+        lost = sum(end - start for start, end in bad)
+        for options in ([], ["--no-sparse"], ["--allocate"], ["--request-size", "64K"],
+                        ["--requests", "1"], ["--direct"]):
+            for target in (self.path("new"), old):
+                summary, errors, ranges = self.skip(uri, target, *options)
+                self.assertEqual(
+                    (summary["result"], summary["target_state"], summary["bytes_bad"],
+                     summary["first_bad"], summary["bytes_read"], summary["bytes_done"]),
+                    ("incomplete", "gaps", lost, 0, ODD_BYTES - lost, ODD_BYTES))
+                self.assertIn(summary["error"], errors)
+                self.assertIn(f"{lost} bytes cannot be read, in 4 ranges, the first at byte 0: "
+                              "the source", errors)
+                self.assertIn(f"the map '{self.path('map')}' lists them", errors)
+                self.assertIn(f"the target '{target}' holds zeroes there", errors)
+                self.check_zeroed(source, target, bad)
+                self.assertEqual(os.path.getsize(target), ODD_BYTES)
+                self.assertEqual([(start, end) for start, end, status in ranges if status == "-"],
+                                 bad)
+                self.assertEqual(sorted(ranges), ranges)
+                self.assertEqual({status for _, _, status in ranges}, {"-", "+"})
+                self.assertEqual(ranges[-1][1], ODD_BYTES)
+                os.unlink(self.path("map"))
+            os.unlink(self.path("new"))
+
+    def test_over_the_data_of_a_disk(self):
+        """The target is a server's, and holds something else where the source cannot be read."""
+        source, disk = self.image("source", MIB, holes=False), self.image("disk", MIB, seed=2, holes=False)
+        target = self.serve(disk, "t")
+        self.skip(self.faulty(source, (70000, 70001)), target)
+        self.check_zeroed(source, disk, [(69632, 73728)])
+
+    def test_to_standard_output(self):
+        source = self.image("source", holes=False)
+        uri = self.faulty(source, (70000, 70001))
+        with open(self.path("out"), "wb") as out:
+            done = subprocess.run([support.program(), "copy", "--skip-errors", self.path("map"),
+                                   uri, "-"], stdout=out, stderr=subprocess.PIPE, check=False)
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.check_zeroed(source, self.path("out"), [(69632, 73728)])
+
+    def test_a_damaged_flash_store(self):
+        """Blocks of data whose checksums are wrong."""
+        store, source = self.flash_store("16M", 4 * MIB)
+        with open(source, "rb") as file:
+            image = file.read()
+        with open(store, "r+b") as file:
+            contents = file.read()
+            for offset in (69632, 3 * MIB):
+                file.seek(contents.index(image[offset:offset + 4096]) + 100)
+                file.write(bytes(8))
+        uri = self.serve(f"flash:{store},readonly", "u")
+        self.copy_fails([uri, self.path("target")], "Input/output error", PARTIAL)
+        summary, _, ranges = self.skip(uri, self.path("target"))
+        self.assertEqual((summary["bytes_bad"], summary["first_bad"]), (8192, 69632))
+        self.check_zeroed(source, self.path("target"), [(69632, 73728), (3 * MIB, 3 * MIB + 4096)])
+        self.assertEqual([one for one in ranges if one[2] == "-"],
+                         [(69632, 73728, "-"), (3 * MIB, 3 * MIB + 4096, "-")])
+
+    def flash_store(self, size, source_bytes):
+        """A store, and the file whose bytes were written to it."""
+        store, source = self.path("disk.flash"), self.image("source", source_bytes, holes=False)
+        code, _, errors = self.run_gmblock("create", "--size=" + size, "--segment=64K", "flash:" + store)
+        self.assertEqual(code, 0, errors)
+        server = self.start("--export", f"=flash:{store},cache=0", "--listen", self.socket_uri("s"))
+        self.copy_ok(source, server.uri)
+        self.assertEqual(server.stop()[0], 0)
+        return store, source
+
+    def test_a_flash_store_without_its_map(self):
+        """Neither its data nor its holes can be had."""
+        store, _ = self.flash_store("4M", MIB)
+        with open(store, "r+b") as file:
+            top, = struct.unpack("<I", os.pread(file.fileno(), 4, 512))
+            for copy in range(2):
+                os.pwrite(file.fileno(), b"damage", (top + copy) * 4096 + 8)
+        server = self.start("--export", f"=flash:{store},readonly", "--listen", self.socket_uri("u"))
+        self.drop_log(server)
+        summary, _, ranges = self.skip(server.uri, self.path("target"))
+        self.assertEqual((summary["bytes_bad"], summary["first_bad"]), (summary["bytes"], 0))
+        self.assertEqual(ranges, [(0, summary["bytes"], "-")])
+        self.check_zeroed(self.path("target"), self.path("target"), [(0, summary["bytes"])])
+
+    def test_nothing_is_wrong(self):
+        source = self.image("source")
+        summary = self.copy_ok("--skip-errors", self.path("map"), source, self.path("target"))
+        self.assertEqual((summary["bytes_bad"], summary["first_bad"]), (0, None))
+        self.assertEqual(self.read_map(), [(0, ODD_BYTES, "+")])
+        self.same(source, self.path("target"))
+
+    def test_where_the_holes_are_cannot_be_told(self):
+        source = self.image("source")
+        uri = self.serve(f"{source},readonly,fault=extents:EIO")
+        self.copy_ok("--skip-errors", self.path("map"), uri, self.path("target"))
+        self.same(source, self.path("target"))
+
+    def test_other_errors_end_the_copy(self):
+        """They are not of the data: that may be had later."""
+        source = self.image("source", holes=False)
+        uri = self.serve(f"{source},readonly,fault=read:EPERM:range=5000000+1")
+        summary, errors, ranges = self.skip(uri, self.path("target"), "--request-size", "64K",
+                                            "--requests", "1", status=1)
+        self.assertEqual((summary["target_state"], summary["bytes_bad"]), ("partial", 0))
+        self.assertIn(PARTIAL, errors)
+        self.assertEqual(ranges, [(0, 4980736, "+"), (4980736, ODD_BYTES, "?")])
+
+    def test_the_target_fails(self):
+        """What was found until then is told; where nothing was written, nothing is promised."""
+        source = self.image("source", holes=False)
+        uri = self.faulty(source, (70000, 70001))
+        target = self.serve(f"{self.image('disk', seed=2)},fault=write:EIO:range=5000000+1", "t")
+        summary, errors, ranges = self.skip(uri, target, "--request-size", "64K", "--requests", "1",
+                                            status=1)
+        self.assertEqual((summary["result"], summary["bytes_bad"]), ("failed", 4096))
+        self.assertIn("the first at byte 69632", errors)
+        self.assertEqual(ranges, [(0, 69632, "+"), (69632, 73728, "-"), (73728, 4980736, "+"),
+                                  (4980736, ODD_BYTES, "?")])
+
+    def test_nothing_is_durable(self):
+        uri = self.faulty(self.image("source", holes=False), (70000, 70001))
+        target = self.serve(f"{self.image('disk', seed=2)},fault=flush:EIO", "t")
+        self.assertEqual(self.skip(uri, target, status=1)[2], [(0, ODD_BYTES, "?")])
+
+    def test_stopped_among_bad_blocks(self):
+        """Each of them is a request; the signal comes long before the last one."""
+        source = self.image("source", holes=False)
+        self.drop_log(self.start("--export", f"={source},readonly,fault=read:EIO",
+                                 "--listen", self.socket_uri("up")))
+        relay = self.relay("up")
+        process = self.spawn("--connections", "1", "--skip-errors", self.path("map"), relay.uri,
+                             self.path("target"))
+        relay.at("up", 3000, lambda _chunk, _index: process.send_signal(signal.SIGINT))
+        _, errors = process.communicate()
+        self.assertEqual(process.returncode, 128 + signal.SIGINT, errors)
+        self.assertIn("bytes cannot be read", errors)
+        self.assertEqual(self.read_map()[-1][1:], (ODD_BYTES, "?"))
+
+    def test_a_map_that_cannot_be_written(self):
+        source, old = self.image("source", MIB), self.image("old", MIB, seed=2)
+        absent, empty = self.path("absent"), self.make_file("empty", b"")
+        for path, target, words in (
+                (old, absent, "exists already, and is not overwritten"),
+                (self.folder, absent, "Is a directory"),
+                (self.path("no/map"), absent, "No such file"),
+                (empty, empty, "has to be another file than the source and the target"),
+                (source, absent, "has to be another file than the source and the target"),
+                (absent, absent, "cannot create the target")):
+            with self.subTest(path=path, target=target):
+                self.copy_fails(["--skip-errors", path, source, target], words, UNCHANGED)
+                self.assertFalse(os.path.exists(absent))
+        self.same(old, self.image("before", MIB, seed=2))
+
+    def test_a_map_is_not_left_where_nothing_was_copied(self):
+        self.copy_fails(["--skip-errors", self.path("map"), self.image("source"), self.folder],
+                        UNCHANGED)
+        self.copy_fails(["--skip-errors", self.path("map"), self.image("source"),
+                         self.serve(self.image("small", MIB))], "too small", UNCHANGED)
+        self.assertFalse(os.path.exists(self.path("map")))
 
 
 if __name__ == "__main__":

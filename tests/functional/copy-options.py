@@ -39,6 +39,9 @@ class Options(CopyCase):
                 (["--sparse", "8K", "--request-size", "4K", "a", "b"], "--sparse 8K", "it is 4K"),
                 (["--verify", "a", "-"], "--verify", "as '-' is"),
                 (["--resume", "j", "/dev/zero", "b"], "--resume", "as '/dev/zero' is"),
+                (["--skip-errors", "m", "--verify", "a", "b"], "--skip-errors", "--verify"),
+                (["--skip-errors", "m", "--resume", "j", "a", "b"], "--skip-errors", "--resume"),
+                (["--skip-errors", "m", "/dev/zero", "b"], "--skip-errors", "as '/dev/zero' is"),
                 (["--connections", "2", "a", "-"], "--connections", "URI"),
                 (["--direct", "nbd://h", "-"], "--direct", "files and devices")):
             with self.subTest(arguments):

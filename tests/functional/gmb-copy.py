@@ -324,6 +324,8 @@ class Copies(support.Case):
             summary = self.copy("--verify", *arguments, *uris)
             self.assertEqual(summary["bytes_copied"], 0)
             self.assertGreater(summary["bytes_written"], 79 * MIB)
+        summary = self.copy("--skip-errors", self.path("map"), *server.uris)
+        self.assertEqual(summary["bytes_copied"], 0)
 
     def test_one_disk_under_two_names(self):
         """What one range copies would be overwritten by the other."""
