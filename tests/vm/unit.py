@@ -74,7 +74,7 @@ check_process()
 	grep -q "^Max locked memory *unlimited" /proc/$pid/limits
 	grep -q "^Max open files *65536 *65536 " /proc/$pid/limits
 	grep -q "GMBLOCK_BOOT_ID=$(tr -d - </proc/sys/kernel/random/boot_id)" /proc/$pid/environ
-	test "$(cd /run/gmblock/serve && echo *)" = "$pid.sock $pid.start"
+	ls /run/gmblock/serve/$pid.sock /run/gmblock/serve/$pid.start
 	gmblock stats --json $pid >/results/stats
 }
 refused() # WORDS COMMAND...
