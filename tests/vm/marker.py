@@ -26,7 +26,7 @@ refused() # WORDS PATH
 }
 served() # PATH NAME
 {
-	gmblock serve --export "=$1,readonly,mode=direct,progress=marker" --listen "$uri" \
+	gmblock serve --log-level info --export "=$1,readonly,mode=direct,progress=marker" --listen "$uri" \
 		--run 'gmblock copy --no-progress --requests 2 --connections 1 "$uri" /tmp/copy' 2>/results/$2
 	cmp /tmp/copy $1
 	rm /tmp/copy

@@ -215,7 +215,9 @@ gmblock stats --json $other
 : stop
 systemctl stop gmblock.service
 test "$(property Result)" = success
-test ! -e /run/gmblock
+# The folder stays for the changes of write caches, without what names this server.
+test ! -e /run/gmblock/serve/$pid.sock
+test ! -e /run/gmblock/serve/$pid.start
 test "$(stat -c %U /var/lib/gmblock/disk.img)" = gmblock
 gmblock stats --json $other
 fails gmblock info nbd://localhost/disk
