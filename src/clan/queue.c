@@ -383,19 +383,27 @@ int clan_queue_arm(struct clan_queue *queue)
 	return 0;
 }
 
+/* One event of each source: what the program does about it, giving a connection its context above
+ * all, comes before the next. */
 static uint32_t give_events(struct clan_queue *queue, struct clan_event *events, uint32_t max)
 {
+	struct list_node again;
+	struct list_node *node;
 	uint32_t count = 0;
 
+	list_init(&again);
 	while (count < max && !list_is_empty(&queue->events)) {
 		struct clan_source *source =
 			list_entry(list_pop_front(&queue->events), struct clan_source, node);
 
 		memset(&events[count], 0, sizeof(events[count]));
 		if (source->give(source, &events[count])) {
-			clan_fire(queue, source);
+			list_push_back(&again, &source->node);
 		}
 		count++;
+	}
+	while ((node = list_pop_front(&again)) != NULL) {
+		list_push_back(&queue->events, node);
 	}
 	return count;
 }

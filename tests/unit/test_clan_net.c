@@ -813,6 +813,56 @@ static void silent_peers_are_limited(void **state)
 	world_close(&world);
 }
 
+/* A program gives a connection its context when it is told of it: whatever comes next has that,
+ * also when it was there at once. */
+static void arrivals_come_alone(void **state)
+{
+	enum { COUNT = 8, LOOKS = 200 };
+	struct clan_conn_options options = { .size = sizeof(options),
+		.handshakes_max = CLAN_HANDSHAKES_OWN };
+	struct clan_conn *conns[WORLD_SIDES][COUNT];
+	struct world world;
+	uint32_t arrived = 0;
+	uint32_t offered = 0;
+
+	(void)state;
+	world_listen(&world, &network, &options);
+	for (int i = 0; i < COUNT; i++) {
+		assert_int_equal(clan_connect(world.queues[WORLD_DIALER], world.address, NULL, NULL,
+					 0, &conns[WORLD_DIALER][i], NULL),
+			0);
+	}
+	while (offered < COUNT) {
+		struct clan_event events[2 * COUNT];
+		struct clan_event none;
+		/* The others wait at first, and say hello meanwhile. */
+		uint32_t max = arrived < 2 ? 1 : ARRAY_COUNT(events);
+		int count;
+
+		(void)clan_queue_arm(world.queues[WORLD_SERVER]); /* looks at descriptors */
+		count = clan_queue_wait(world.queues[WORLD_SERVER], events, max, 1);
+		for (int i = 0; i < count; i++) {
+			if (events[i].type == CLAN_EVENT_ARRIVED) {
+				conns[WORLD_SERVER][arrived++] = events[i].conn;
+				clan_conn_set_context(events[i].conn, &world);
+			} else {
+				assert_int_equal(events[i].type, CLAN_EVENT_CONNECT);
+				assert_ptr_equal(events[i].context, &world);
+				offered++;
+			}
+		}
+		for (int i = 0; i < LOOKS; i++) {
+			assert_int_equal(
+				clan_queue_wait(world.queues[WORLD_DIALER], &none, 1, 0), 0);
+		}
+	}
+	for (int i = 0; i < COUNT; i++) {
+		world_close_conn(&world, WORLD_SERVER, conns[WORLD_SERVER][i]);
+		world_close_conn(&world, WORLD_DIALER, conns[WORLD_DIALER][i]);
+	}
+	world_close(&world);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -826,6 +876,7 @@ int main(void)
 		cmocka_unit_test(broken_rules_end_one_connection),
 		cmocka_unit_test(bad_hellos_are_not_heard_of),
 		cmocka_unit_test(silent_peers_are_limited),
+		cmocka_unit_test(arrivals_come_alone),
 	};
 
 	int failed;
