@@ -66,9 +66,7 @@ static void take_events(struct victim *victim)
 				CLAN_READ | CLAN_WRITE, 0, &cookie);
 			break;
 		case CLAN_EVENT_LOST:
-			clan_close(events[i].conn);
-			break;
-		case CLAN_EVENT_CLOSED:
+			clan_close(events[i].conn); /* CLOSED comes with a later wait */
 			victim->conn = NULL;
 			break;
 		default:
