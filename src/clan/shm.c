@@ -578,9 +578,11 @@ static int shm_adopt(struct clan_queue *queue, int fd, const struct clan_conn_op
 	}
 	result = conn_start(conn, fd);
 	if (result == 0) {
-		result = !may_connect(conn)			  ? -EACCES
-			 : !dispose_has_room(conn->conn.peer.uid) ? -EDQUOT
-								  : 0;
+		result = !may_connect(conn) ? -EACCES
+			 : clan_is_stranger(conn->conn.peer.uid) &&
+					 !dispose_has_room(conn->conn.peer.uid)
+				 ? -EDQUOT
+				 : 0;
 		if (result != 0) {
 			waiter_file_remove(queue->waiter, &conn->file);
 		}
