@@ -1,0 +1,525 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/manager.h"
+#include "server/accept.h"
+#include "server/confine.h"
+#include "server/control.h"
+#include "server/credentials.h"
+#include "server/device.h"
+#include "server/reload.h"
+#include "server/scrape.h"
+#include "server/server_state.h"
+#include "server/snapshot.h"
+#include "server/upgrade.h"
+#include "server/upgrade_take.h"
+
+enum {
+	START_REPORT_MS = 1000, /* how often it is said how far the stores have started */
+	/* What the service manager shall wait from each report on. */
+	START_PATIENCE_US = 30 * 1000000,
+};
+
+/* --- reactors -------------------------------------------------------------------------------- */
+
+static void acceptor_has_stopped(void *context)
+{
+	struct server *server = context;
+
+	/* Release, read with acquire by the main thread: no connection is given after this. */
+	atomic_store_explicit(&server->acceptor_stopped, true, memory_order_release);
+	server_wake(server);
+}
+
+static void reactor_has_drained(void *context)
+{
+	struct server *server = context;
+
+	atomic_fetch_add_explicit(&server->drained_count, 1, memory_order_release);
+	server_wake(server);
+}
+
+static uint32_t share_of(uint32_t total, uint32_t count)
+{
+	return (total + count - 1) / count;
+}
+
+/* One reactor's part of the server's limits. Connections are not split: the acceptor counts them,
+ * and placement need not be even. */
+static struct engine_limits reactor_limits(const struct server_limits *limits)
+{
+	struct engine_limits out;
+
+	engine_limits_default(&out);
+	out.sessions_max = limits->connections_max;
+	out.handshakes_max = share_of(limits->handshakes_max, limits->threads);
+	out.handshake_timeout_ns = limits->handshake_timeout_ns;
+	out.idle_timeout_ns =
+		limits->idle_timeout_ns != SERVER_IDLE_OFF ? limits->idle_timeout_ns : 0;
+	out.inflight_per_session_max = limits->inflight_max;
+	out.inflight_max = share_of(limits->inflight_total_max, limits->threads);
+	out.memory_bytes_max = limits->memory_bytes / limits->threads;
+	out.engine_count = limits->threads;
+	out.may_spin = limits->spin != SERVER_SPIN_OFF;
+	return out;
+}
+
+static int start_reactors(struct server *server, struct error *error)
+{
+	const struct server_limits *limits = &server->config->limits;
+	struct reactor_options options = {
+		.exports = server->exports.exports,
+		.export_count = server->exports.count,
+		.kinds = server->kinds,
+		.kind_count = server->kind_count,
+		.limits = reactor_limits(limits),
+		.rate_rules = server->rate_rules,
+		.places = server->config->push_places,
+		.place_count = server->config->push_place_count,
+		.device = server->device != NULL ? device_memory(server->device) : NULL,
+		.device_waits = server->config->arena.waits,
+		.connection_total = &server->connection_total,
+		.drained = reactor_has_drained,
+		.context = server,
+	};
+
+	/* Without one nobody copies within this server. */
+	(void)!getrandom(server->instance, sizeof(server->instance), 0);
+	memcpy(options.instance, server->instance, sizeof(options.instance));
+	server->reactors = calloc(limits->threads, sizeof(struct reactor *));
+	if (server->reactors == NULL) {
+		return error_set(error, -ENOMEM, "no memory for %u threads", limits->threads);
+	}
+	while (server->reactor_count < limits->threads) {
+		int rc;
+
+		options.index = server->reactor_count;
+		if (server->device != NULL) {
+			options.device_bytes = device_share_bytes(server->device, options.index);
+		}
+		rc = reactor_create(&options, &server->reactors[options.index], error);
+		if (rc < 0) {
+			return rc;
+		}
+		server->reactor_count++;
+	}
+	return 0;
+}
+
+static int disks_have_settled(void *context, struct error *error);
+
+static int start_accepting(struct server *server, struct error *error)
+{
+	const struct acceptor_options options = {
+		.listeners = server->listeners,
+		.listener_count = server->listener_count,
+		.reactors = server->reactors,
+		.reactor_count = server->reactor_count,
+		.connections_max = server->config->limits.connections_max,
+		.connections_per_peer_max = server->config->limits.connections_per_peer_max,
+		.connection_total = &server->connection_total,
+		.stopped = acceptor_has_stopped,
+		.context = server,
+	};
+	int rc = acceptor_create(&options, &server->acceptor, error);
+
+	if (rc == 0) { /* it listens, and has accepted nobody */
+		rc = confine_seal(server->config, error);
+	}
+	if (rc == 0 && server->take != NULL) {
+		const struct upgrade_taker taker = {
+			.exports = &server->exports,
+			.kinds = server->kinds,
+			.kind_count = server->kind_count,
+			.acceptor = server->acceptor,
+			.reactors = server->reactors,
+			.reactor_count = server->reactor_count,
+			.settled = disks_have_settled,
+			.context = server,
+		};
+
+		rc = upgrade_take_over(server->take, &taker, error);
+	}
+	if (rc == 0) {
+		acceptor_start(server->acceptor);
+	}
+	return rc;
+}
+
+static void has_news(void *context)
+{
+	server_wake(context);
+}
+
+static struct server_view view_of(const struct server *server)
+{
+	return (struct server_view){
+		.exports = server->exports.exports,
+		.paths = server->exports.paths,
+		.export_count = server->exports.count,
+		.listeners = server->listeners,
+		.listener_count = server->listener_count,
+		.reactors = server->reactors,
+		.reactor_count = server->reactor_count,
+		.reload = server->reload,
+		.upgrade = server->upgrade,
+		.rate_rules = server->rate_rules,
+		.instance = server->instance,
+		.start_ns = server->start_ns,
+	};
+}
+
+static void exports_have_changed(void *context)
+{
+	struct server *server = context;
+	struct server_view view = view_of(server);
+
+	server_control_look(server->control, &view);
+	scrape_look(server->scrape, &view);
+	server_announce(server);
+}
+
+static int start_reload(struct server *server, struct error *error)
+{
+	const struct reload_options options = {
+		.config = server->config,
+		.exports = &server->exports,
+		.rate_rules = server->rate_rules,
+		.device = server->device,
+		.credentials = server->credentials,
+		.reactors = server->reactors,
+		.reactor_count = server->reactor_count,
+		.wake = has_news,
+		.changed = exports_have_changed,
+		.context = server,
+	};
+
+	return reload_create(&options, &server->reload, error);
+}
+
+static int start_upgrade(struct server *server, struct error *error)
+{
+	const struct upgrade_options options = {
+		.config = server->config,
+		.exports = &server->exports,
+		.listeners = server->listeners,
+		.listener_count = server->listener_count,
+		.reactors = server->reactors,
+		.reactor_count = server->reactor_count,
+		.reload = server->reload,
+		.acceptor_stopped = &server->acceptor_stopped,
+	};
+
+	return upgrade_create(&options, &server->upgrade, error);
+}
+
+static void begin_control(struct server *server)
+{
+	server_control_begin(server->control);
+	scrape_begin(server->scrape);
+}
+
+/* The rings are made before the sandbox is sealed. The sockets of an upgrade are the other
+ * process's until this one serves: of two that wait there, a client may wake the one that leaves.
+ */
+static int start_control(struct server *server, struct error *error)
+{
+	struct server_view view;
+	int rc;
+
+	server->start_ns = clock_now_ns();
+	view = view_of(server);
+	rc = server_control_open(&server->control_listener, &view, &server->control, error);
+	if (rc == 0) {
+		rc = scrape_open(&server->metrics_listener, &view, &server->scrape, error);
+	}
+	if (rc == 0 && server->take == NULL) {
+		begin_control(server);
+	}
+	return rc;
+}
+
+/* --- the process ----------------------------------------------------------------------------- */
+
+/* nohup and the like let a program ignore the end of its terminal. */
+static bool is_ignored(int signal_number)
+{
+	struct sigaction action;
+
+	return sigaction(signal_number, NULL, &action) == 0 && action.sa_handler == SIG_IGN;
+}
+
+/* Blocks our signals before any thread starts, so that only signal_fd sees them. */
+static int take_signals(struct server *server, struct error *error)
+{
+	sigset_t ours;
+
+	sigemptyset(&ours);
+	sigaddset(&ours, SIGTERM);
+	sigaddset(&ours, SIGINT);
+	if (!is_ignored(SIGHUP)) {
+		sigaddset(&ours, SIGHUP);
+	}
+	sigaddset(&ours, SIGCHLD);
+	signal(SIGPIPE, SIG_IGN);
+	/* A write behind the limit on file sizes is the error of who asked for it, EFBIG. */
+	signal(SIGXFSZ, SIG_IGN);
+	/* A parent that ignores SIGCHLD would make us lose the commands' exit status. */
+	signal(SIGCHLD, SIG_DFL);
+	sigprocmask(SIG_BLOCK, &ours, &server->mask_before);
+	server->signal_fd = signalfd(-1, &ours, SFD_CLOEXEC | SFD_NONBLOCK);
+	if (server->signal_fd >= 0) {
+		server->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	}
+	if (server->signal_fd < 0 || server->event_fd < 0) {
+		return error_set(error, -errno, "cannot wait for signals: %s", strerror(errno));
+	}
+	return 0;
+}
+
+/* --- stores that have to be started ---------------------------------------------------------- */
+
+static void wait_for_stores(struct server *server)
+{
+	uint64_t said_ns = clock_now_ns();
+
+	while (!starts_are_over(&server->starts)) {
+		server_handle_next(server, START_REPORT_MS);
+		if (server->phase == SERVER_STOPPED && server_stop_timeout_ms(server) == 0) {
+			server_stop_hard(server, "a disk did not stop its start in time");
+		}
+		if (clock_now_ns() - said_ns >= START_REPORT_MS * UINT64_C(1000000)) {
+			said_ns = clock_now_ns();
+			log_info("starting: %u %%", starts_percent(&server->starts));
+			manager_tell("STATUS=Starting: %u %%\nEXTEND_TIMEOUT_USEC=%d",
+				starts_percent(&server->starts), START_PATIENCE_US);
+		}
+	}
+}
+
+static void serve_snapshots(struct server *server)
+{
+	const struct change_options options = {
+		.exports = &server->exports,
+		.running = server->config,
+		.configured = server->config,
+		.rate_rules = server->rate_rules,
+		.device = server->device,
+		.reactors = server->reactors,
+		.reactor_count = server->reactor_count,
+	};
+
+	if (snapshots_serve(&options, &server->exports)) {
+		struct server_view view = view_of(server);
+
+		server_control_look(server->control, &view);
+		scrape_look(server->scrape, &view);
+	}
+}
+
+/* Those that start late, or the others. Meanwhile the control socket answers. A signal ends it:
+ * then the phase is SERVER_STOPPED. */
+static int start_stores(struct server *server, bool late, struct error *error)
+{
+	int rc = starts_begin(&server->starts, late, error);
+
+	wait_for_stores(server);
+	if (rc == 0) {
+		rc = starts_end(&server->starts, late, error);
+	}
+	if (rc == 0 && server->phase == SERVER_STARTING) {
+		serve_snapshots(server);
+	}
+	return rc;
+}
+
+/* On the thread of a store. */
+static void has_dropped(void *context)
+{
+	reload_look(context);
+}
+
+static int start_first_stores(struct server *server, struct error *error)
+{
+	for (uint32_t i = 0; i < server->exports.count; i++) {
+		struct store *store = server->exports.exports[i]->store;
+
+		if (store_has_views(store)) {
+			store_views_watch(store, has_dropped, server->reload);
+		}
+	}
+	server->starts = (struct starts){
+		.exports = &server->exports,
+		.reactors = server->reactors,
+		.reactor_count = server->reactor_count,
+		.is_taking = server->take != NULL,
+		.wake = has_news,
+		.context = server,
+	};
+	return start_stores(server, false, error);
+}
+
+static int disks_have_settled(void *context, struct error *error)
+{
+	struct server *server = context;
+	int rc = 0;
+
+	for (uint32_t i = 0; rc == 0 && i < server->exports.count; i++) {
+		rc = store_take(server->exports.exports[i]->store, error);
+		if (rc < 0) {
+			served_blame(&server->exports.list[i]->about, error);
+		}
+	}
+	if (rc == 0) {
+		rc = start_stores(server, true, error);
+	}
+	if (rc == 0 && server->phase != SERVER_STARTING) {
+		rc = error_set(error, -ECANCELED, "the new process was told to stop");
+	}
+	return rc;
+}
+
+/* --- the whole ------------------------------------------------------------------------------- */
+
+/* It serves. */
+static void finish_take(struct server *server)
+{
+	upgrade_take_finish(server->take);
+	server->take = NULL;
+	server->was_taken = true;
+	begin_control(server);
+}
+
+/* The sockets of clients, the control socket and that of metrics, and the memory of a device. */
+static int open_places(struct server *server, struct error *error)
+{
+	const struct server_config *config = server->config;
+	int rc = listeners_open(config, server->take, server->kinds, server->kind_count,
+		&server->listeners, &server->listener_count, error);
+
+	if (rc == 0 && server->control_listener.fd_count == 0) {
+		rc = server_control_listen(
+			config->control_path, server->take, &server->control_listener, error);
+	}
+	if (rc == 0) {
+		rc = scrape_listen(config->metrics, server->take, &server->metrics_listener, error);
+		if (rc == -EADDRINUSE && server->take != NULL) {
+			/* The other process has a part of the address until it ends. */
+			log_warning("no metrics until the next start: %s", error->text);
+			rc = 0;
+		}
+	}
+	return rc == 0 ? device_open(config, &server->device, error) : rc;
+}
+
+static int become_user(struct server *server, struct error *error)
+{
+	return confine_user(server->config, server->listeners, server->listener_count,
+		&server->control_listener, &server->metrics_listener, error);
+}
+
+/* What is open is given to the user. */
+static int start_alone(struct server *server, struct error *error)
+{
+	int rc = open_places(server, error);
+
+	return rc == 0 ? become_user(server, error) : rc;
+}
+
+/* What the other process says is read when this one has the user's rights only. Of what needs more,
+ * there is the usual control socket. */
+static int start_taking(struct server *server, struct server_config *config, struct error *error)
+{
+	int rc = 0;
+
+	if (config->control_path == NULL) {
+		rc = server_control_listen(NULL, NULL, &server->control_listener, error);
+	}
+	if (rc == 0) {
+		rc = become_user(server, error);
+	}
+	if (rc == 0) {
+		rc = upgrade_take_begin(server->take, config, error);
+	}
+	return rc == 0 ? open_places(server, error) : rc;
+}
+
+static bool has_control(const struct server_config *config)
+{
+	return config->control_path == NULL || strcmp(config->control_path, "none") != 0;
+}
+
+int server_start(struct server *server, struct server_config *config, struct error *error)
+{
+	int rc;
+
+	runner_raise_file_limit(server->file_limit);
+	rc = take_signals(server, error);
+	if (rc == 0) {
+		rc = upgrade_take_find(config, &server->take, error);
+	}
+	if (rc == 0 && has_control(config)) {
+		server_record_write(server->record);
+	}
+	if (rc == 0) {
+		rc = server->take == NULL ? start_alone(server, error)
+					  : start_taking(server, config, error);
+	}
+	if (rc == 0) {
+		rc = exports_open(server->config, server->take, &server->exports, error);
+	}
+	if (rc == 0) {
+		device_probe(server->device, server->exports.exports, server->exports.count);
+	}
+	if (rc == 0) {
+		rc = server_rates_build(&server->config->rates, &server->rate_rules, error);
+	}
+	if (rc == 0) {
+		rc = credentials_open(
+			server->listeners, server->listener_count, &server->credentials, error);
+	}
+	if (rc == 0) {
+		rc = confine(server->config, server->credentials, server->listeners,
+			server->listener_count, &server->control_listener,
+			&server->metrics_listener, server->record, error);
+	}
+	if (rc == 0) {
+		rc = exports_open_added(server->config, server->take, &server->exports, error);
+	}
+	if (rc == 0) {
+		rc = start_reactors(server, error); /* the first threads: they inherit it */
+	}
+	if (rc == 0) {
+		rc = start_reload(server, error);
+	}
+	if (rc == 0) {
+		rc = start_upgrade(server, error);
+	}
+	if (rc == 0) {
+		rc = start_control(server, error);
+	}
+	if (rc == 0) {
+		rc = start_first_stores(server, error);
+	}
+	if (rc == 0 && server->phase == SERVER_STARTING) {
+		rc = start_accepting(server, error);
+		server->phase = SERVER_SERVING;
+		reload_begin(server->reload);
+	}
+	if (rc == 0 && server->phase == SERVER_SERVING) {
+		if (server->take != NULL) {
+			finish_take(server);
+		}
+		upgrade_enable(server->upgrade, server->acceptor, server->control, server->scrape);
+	}
+	return rc;
+}
