@@ -2,7 +2,6 @@
 #include "server/upgrade.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,8 +16,8 @@
 #include "server/reload.h"
 #include "server/scrape.h"
 #include "server/settle.h"
-#include "server/upgrade_added.h"
 #include "server/upgrade_fate.h"
+#include "server/upgrade_offer.h"
 #include "server/upgrade_tell.h"
 
 #define MS_NS	   UINT64_C(1000000)
@@ -33,16 +32,11 @@
 #define START_NS   (5000 * MS_NS) /* from the last session to STARTED */
 
 enum {
-	SEND_SECONDS = 2, /* that a message of the new process may wait for room */
 	TELL_LOOK_MS = 10,
 	FLUSH_LOOK_MS = 5,
 	SETTLE_LOOK_MS = 2,
 	PAUSE_LOOK_MS = 1,
-	NAME_SHOWN_BYTES = 120,
-	OFFER_FILES = 3, /* the socket, standard error, the working directory */
 };
-
-_Static_assert((int)OFFER_FILES <= (int)CONTROL_FILES_MAX, "the offer is one note");
 
 enum upgrade_state {
 	UPGRADE_IDLE,
@@ -709,11 +703,6 @@ int upgrade_timeout_ms(const struct upgrade *upgrade)
 /* Why there can be no upgrade, as a sentence. */
 static int check_possible(const struct upgrade *upgrade, struct error *error)
 {
-	const struct upgrade_options *options = &upgrade->options;
-	char shown[NAME_SHOWN_BYTES];
-	char strings[UPGRADE_STRINGS_BYTES_MAX];
-	struct store_claim claim;
-
 	if (upgrade->state != UPGRADE_IDLE) {
 		return error_set(error, -EBUSY, "an upgrade is under way already");
 	}
@@ -724,84 +713,7 @@ static int check_possible(const struct upgrade *upgrade, struct error *error)
 		return error_set(error, -EBUSY,
 			"the disks are still being flushed for the upgrade before; try again");
 	}
-	if (options->config->command_count > 0) {
-		return error_set(error, -EOPNOTSUPP,
-			"the server belongs to its --run commands and ends with them");
-	}
-	if (options->config->arena.given) {
-		return error_set(error, -EOPNOTSUPP,
-			"memory of a device (--arena) cannot be passed to another process; restart "
-			"the server");
-	}
-	for (uint32_t i = 0; i < options->listener_count; i++) {
-		if (options->listeners[i].fd_count == 0) {
-			return error_set(error, -EOPNOTSUPP,
-				"the network address of %s:// cannot be passed to another process; "
-				"restart the server",
-				options->listeners[i].uri.protocol);
-		}
-	}
-	for (uint32_t i = 0; i < options->exports->count; i++) {
-		const struct served *served = options->exports->list[i];
-		const struct export *export = served->export;
-		const char *reason = store_pass(export->store, &claim);
-
-		if (served->is_added && upgrade_added_write(&served->about, strings) < 0) {
-			return error_set(error, -EOPNOTSUPP,
-				"the keys of export \"%s\", which was added by a command, are too "
-				"long "
-				"to be told to another process; write it into the configuration "
-				"file, or remove it",
-				log_escape(shown, sizeof(shown), export->name, export->name_bytes));
-		}
-		if (reason != NULL) {
-			return error_set(error, -EOPNOTSUPP, "the disk of export \"%s\" %s",
-				log_escape(shown, sizeof(shown), export->name, export->name_bytes),
-				reason);
-		}
-	}
-	return 0;
-}
-
-static int make_channel(int pair[2])
-{
-	const struct timeval limit = { .tv_sec = SEND_SECONDS };
-
-	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0) {
-		return -errno;
-	}
-	(void)setsockopt(pair[1], SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
-	return 0;
-}
-
-/* Whoever has asked starts the new process, with what only this one has. */
-static int offer(struct upgrade *upgrade, struct control_client *client)
-{
-	int folder = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
-	int pair[2] = { -1, -1 };
-	int rc = folder < 0 ? -errno : make_channel(pair);
-	const int files[OFFER_FILES] = { pair[1], STDERR_FILENO, folder };
-	uint32_t tries = 0;
-
-	if (rc == 0) {
-		do {
-			rc = control_note_files(client,
-				json_pack("{s:s, s:s*}", "offer", "upgrade", "journal",
-					getenv("JOURNAL_STREAM")),
-				files, OFFER_FILES);
-		} while (upgrade_wait_for_descriptors(rc, &tries));
-	}
-	if (folder >= 0) {
-		close(folder);
-	}
-	if (pair[1] >= 0) {
-		close(pair[1]);
-	}
-	if (rc < 0 && pair[0] >= 0) {
-		close(pair[0]);
-	}
-	upgrade_tell_init(&upgrade->tell, rc == 0 ? pair[0] : -1);
-	return rc;
+	return upgrade_offer_check(&upgrade->options, error);
 }
 
 /* What would become of the connections; an error: one would end that must not. */
@@ -823,6 +735,7 @@ static void begin_upgrade(void *context, struct control_client *client, const js
 	bool is_dry = json_is_true(json_object_get(arguments, "dry_run"));
 	struct engine_fate fate;
 	struct error error;
+	int channel;
 	int rc = check_possible(upgrade, &error);
 
 	if (rc == 0) {
@@ -836,7 +749,8 @@ static void begin_upgrade(void *context, struct control_client *client, const js
 		rc = error_set(&error, -EBUSY, "the configuration is being changed; try again");
 	}
 	if (rc == 0) {
-		rc = offer(upgrade, client);
+		rc = upgrade_offer(client, &channel);
+		upgrade_tell_init(&upgrade->tell, channel);
 		if (rc < 0) {
 			error_set(&error, rc, "the new process cannot be offered a connection: %s",
 				strerror(-rc));
