@@ -219,7 +219,8 @@ static bool hear(struct client *client)
 		if (client->lost) {
 			return false;
 		}
-		assert_int_equal(result, -EAGAIN);
+		/* The event that tells of the end may come behind that of the last message. */
+		assert_true(result == -EAGAIN || result == -ENOTCONN);
 		turn(client);
 	}
 }
