@@ -196,13 +196,7 @@ class Impostor(support.Case):
             self.skipTest("only root asks the servers of others")
         super().setUp()
         os.chmod(self.folder, 0o755)
-        self.user = "/run/user/65533"
-        if os.path.exists(self.user):
-            self.skipTest(f"{self.user} is in use")
-        os.makedirs(self.user + "/gmblock/serve")
-        self.addCleanup(shutil.rmtree, self.user)
-        for folder in ("", "/gmblock", "/gmblock/serve"):
-            os.chown(self.user + folder, 65533, 65533)
+        self.uid, self.user = self.log_somebody_in()
 
     def impostor(self, path, uri, uid, listens_as_root=False):
         """Says that it serves uri."""
@@ -236,7 +230,7 @@ while True:
     def test_another_spelling_of_a_uri(self):
         server = self.start_unix("memory:1M")
         other = server.uri.replace(self.folder, self.folder.replace("/tmp/", "/tmp//"))
-        self.impostor(self.user + "/gmblock/serve/1.sock", other, 65533)
+        self.impostor(self.user + "/gmblock/serve/1.sock", other, self.uid)
         taken_over = "/run/gmblock-serve/gmblock-test.sock"
         self.addCleanup(lambda: os.path.exists(taken_over) and os.unlink(taken_over))
         self.impostor(taken_over, other, 65534, True)
@@ -246,14 +240,14 @@ while True:
             self.assertEqual(json.loads(output)["pid"], server.process.pid, uri)
 
     def test_a_uri_that_only_a_user_claims(self):
-        self.impostor(self.user + "/gmblock/serve/1.sock", "nbd://localhost/nobody-serves-this", 65533)
+        self.impostor(self.user + "/gmblock/serve/1.sock", "nbd://localhost/nobody-serves-this", self.uid)
         code, _, errors = self.run_gmblock("rate", "1M", "--rule", "1", "--server", "nbd://localhost/nobody-serves-this")
         self.assertEqual(code, 1, errors)
 
     def test_the_id_of_another_process(self):
         server = self.start_unix("memory:1M", "--control", "none")
         pid = server.process.pid
-        fake_process = self.impostor(f"{self.user}/gmblock/serve/{pid}.sock", server.uri, 65533)
+        fake_process = self.impostor(f"{self.user}/gmblock/serve/{pid}.sock", server.uri, self.uid)
         code, _, errors = self.run_gmblock("stats", str(pid))
         self.assertEqual(code, 1)
         self.assertIn("with another id than the name says", errors)
@@ -262,7 +256,7 @@ while True:
         code, output, _ = self.run_gmblock("stats", "--json", str(fake_process.pid))
         self.assertEqual((code, json.loads(output)["pid"]), (0, fake_process.pid))
         listed = json.loads(self.run_gmblock("list", "--local", "--json")[1])["servers"]
-        self.assertIn((fake_process.pid, 65533, right), [(entry.get("pid"), entry.get("uid"), entry["socket"])
+        self.assertIn((fake_process.pid, self.uid, right), [(entry.get("pid"), entry.get("uid"), entry["socket"])
                                                          for entry in listed])
 
 

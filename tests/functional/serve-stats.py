@@ -198,17 +198,11 @@ class Stats(support.Case):
         """Of the service, and of users who are logged in; unless their folder leads elsewhere."""
         if os.geteuid() != 0:
             self.skipTest("only root looks there")
-        user = "/run/user/65533"
-        if os.path.exists(user):
-            self.skipTest(f"{user} is in use")
-        os.makedirs(user + "/gmblock/serve")
-        self.addCleanup(shutil.rmtree, user)
-        for folder in ("", "/gmblock", "/gmblock/serve"):
-            os.chown(user + folder, 65533, 65533)
+        uid, user = self.log_somebody_in()
         os.chmod(self.folder, 0o777)
         try:
-            server = self.start_unix("memory:1M", env=dict(os.environ, XDG_RUNTIME_DIR=user), user=65533,
-                                     group=65533, extra_groups=[])
+            server = self.start_unix("memory:1M", env=dict(os.environ, XDG_RUNTIME_DIR=user), user=uid,
+                                     group=uid, extra_groups=[])
         except PermissionError:
             self.skipTest("others may not run the program")
         pid = str(server.process.pid)
@@ -216,11 +210,11 @@ class Stats(support.Case):
         self.assertEqual(self.stats(f"{user}/gmblock/serve/{pid}.sock")["pid"], server.process.pid)
         # What it says of its URIs proves nothing.
         self.assertEqual(self.run_gmblock("stats", server.uri)[0], 1)
-        os.chown(user, 65532, 65532)  # who could have put a link there
+        os.chown(user, uid - 1000, uid - 1000)  # who could have put a link there
         code, _, errors = self.run_gmblock("stats", pid)
         self.assertEqual(code, 1)
         self.assertIn("a process of another user", errors)
-        os.chown(user, 65533, 65533)
+        os.chown(user, uid, uid)
         os.rename(user + "/gmblock/serve", self.path("elsewhere"))
         os.symlink(self.path("elsewhere"), user + "/gmblock/serve")
         self.assertEqual(self.run_gmblock("stats", pid)[0], 1)

@@ -132,6 +132,22 @@ class Case(unittest.TestCase):
     def path(self, name):
         return os.path.join(self.folder, name)
 
+    def log_somebody_in(self):
+        """A user whom no other test has, and the folders of its servers below /run/user/UID."""
+        os.makedirs("/run/user", exist_ok=True)
+        for uid in range(65533, 65000, -1):
+            user = f"/run/user/{uid}"
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(user)
+                break
+        else:
+            self.fail("all users of tests are logged in")
+        self.addCleanup(shutil.rmtree, user)
+        os.makedirs(user + "/gmblock/serve")
+        for folder in ("", "/gmblock", "/gmblock/serve"):
+            os.chown(user + folder, uid, uid)
+        return uid, user
+
     def make_file(self, name, content):
         path = self.path(name)
         with open(path, "wb") as file:
