@@ -125,25 +125,25 @@ class UnixReconnect(support.Case):
             server.signal(signal.SIGCONT)
 
     def test_what_takes_long_is_not_silence(self):
-        server = self.serve("delay=read:2s", "delay=flush:2s", "delay=zero:2s")
-        output = self.drive(server, f"flags={NO_RECONNECT} request_timeout_ms=500",
+        server = self.serve("delay=read:4s", "delay=flush:4s", "delay=zero:4s")
+        output = self.drive(server, f"flags={NO_RECONNECT} request_timeout_ms=2000",
                             "read c 0 4096 0", "flush c 0 0 0", "zero c 0 1048576 0")
         self.assertEqual(output.count("done c "), 3, output)
         self.assertIn("\nstats c 0 0 ", output)
 
     def test_a_server_that_never_answers(self):
         server = self.serve("delay=read:3600s")
-        output = self.drive(server, f"flags={NO_RECONNECT} request_timeout_ms=300 "
-                            "slow_timeout_ms=1000", "read c 0 4096 0")
+        output = self.drive(server, f"flags={NO_RECONNECT} request_timeout_ms=2000 "
+                            "slow_timeout_ms=2500", "read c 0 4096 0")
         self.assertIn("says that it lives, but has answered nothing for too long", output)
         server.kill()  # it would wait for its disk
 
     def test_answers_count_while_others_wait(self):
         """A request waits all the time, for longer than a server may answer nothing."""
-        server = self.serve("delay=read:1200ms:range=1M+4K", "delay=read:2400ms:range=2M+4K",
-                            "delay=read:3s:range=0+4K")
-        output = self.drive(server, f"flags={NO_RECONNECT} request_timeout_ms=1000 "
-                            "slow_timeout_ms=2000",
+        server = self.serve("delay=read:2300ms:range=1M+4K", "delay=read:4600ms:range=2M+4K",
+                            "delay=read:5s:range=0+4K")
+        output = self.drive(server, f"flags={NO_RECONNECT} request_timeout_ms=2000 "
+                            "slow_timeout_ms=4000",
                             *[f"read c {at << 20} 4096 0" for at in range(3)])
         self.assertEqual(output.count("done c "), 3, output)
         self.assertIn("\nstats c 0 0 ", output)
