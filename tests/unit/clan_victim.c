@@ -78,7 +78,7 @@ void honest_still_talk(struct victim *victim)
 
 void nothing_is_left(struct victim *victim)
 {
-	uint64_t until_ns = clock_now_ns() + UINT64_C(10000000000);
+	uint64_t until_ns = clock_now_ns() + WORLD_TIMEOUT_NS;
 
 	while (count_fds() > victim->fds || count_maps() > victim->maps) {
 		assert_true(clock_now_ns() < until_ns);
@@ -96,7 +96,7 @@ void victim_close(struct victim *victim)
 
 void wait_for_end(struct victim *victim, struct hostile *hostile)
 {
-	uint64_t until_ns = clock_now_ns() + UINT64_C(10000000000);
+	uint64_t until_ns = clock_now_ns() + WORLD_TIMEOUT_NS;
 	uint8_t bytes[4200];
 
 	while (hostile_receive(hostile, bytes, sizeof(bytes)) != 0) {

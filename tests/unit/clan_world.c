@@ -8,8 +8,6 @@
 #include "base/compiler.h"
 #include "clan_world.h"
 
-#define WORLD_TIMEOUT_NS UINT64_C(10000000000)
-
 static void take_events(struct world *world, int side, int timeout_ms)
 {
 	uint32_t room = 64 - world->kept_count[side];

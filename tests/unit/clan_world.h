@@ -19,6 +19,9 @@
 
 enum { WORLD_DIALER, WORLD_SERVER, WORLD_SIDES };
 
+/* It ends what hangs, and is far more than anything takes on a busy machine. */
+#define WORLD_TIMEOUT_NS UINT64_C(60000000000)
+
 /* How the queues of the tests wait; tests run for each. */
 struct world_kind {
 	const char *name;

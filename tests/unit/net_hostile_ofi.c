@@ -90,7 +90,7 @@ void hostile_open(struct hostile *hostile, struct world *world)
 			0);
 	}
 	assert_int_equal(fi_connect(carrier->ep, carrier->info->dest_addr, NULL, 0), 0);
-	for (uint64_t until_ns = clock_now_ns() + UINT64_C(10000000000);;) {
+	for (uint64_t until_ns = clock_now_ns() + WORLD_TIMEOUT_NS;;) {
 		ssize_t got = fi_eq_read(carrier->eq, &type, space, sizeof(space), 0);
 
 		assert_true(got > 0 || got == -FI_EAGAIN);

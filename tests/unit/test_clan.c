@@ -857,7 +857,7 @@ static void the_descriptor_tells_a_foreign_loop(void **state)
 		}
 		assert_int_equal(clan_send(world.conns[WORLD_DIALER], CLAN_BULK, 1, "ping", 5), 0);
 		clan_flush(world.conns[WORLD_DIALER]);
-		assert_int_equal(poll(&poll_fd, 1, 5000), 1);
+		assert_int_equal(poll(&poll_fd, 1, 60000), 1);
 		assert_int_equal(clan_queue_wait(world.queues[WORLD_SERVER], &event, 1, 0), 1);
 		assert_int_equal(event.type, CLAN_EVENT_READY);
 		assert_int_equal(clan_recv(world.conns[WORLD_SERVER], CLAN_ANY, &message, text,

@@ -765,11 +765,10 @@ static void bad_hellos_are_not_heard_of(void **state)
 		} else {
 			send_hello(hostile, &world, &hello);
 		}
-		for (int i = 0; i < 1000 && !hostile->ended; i++) {
+		while (!hostile->ended) {
 			hostile_look(hostile);
 			world_turn(&world, WORLD_SERVER);
 		}
-		assert_true(hostile->ended);
 		world_no_event(&world, WORLD_SERVER, CLAN_EVENT_CONNECT);
 		hostile_close(hostile);
 		hostile_destroy(hostile);
@@ -783,7 +782,7 @@ static void silent_peers_are_limited(void **state)
 {
 	enum { PLACES = 2 };
 	struct clan_conn_options options = {
-		.size = sizeof(options), .handshakes_max = PLACES, .handshake_timeout_ms = 500
+		.size = sizeof(options), .handshakes_max = PLACES, .handshake_timeout_ms = 1500
 	};
 	struct hostile *hostiles[PLACES];
 	struct clan_conn *conn;

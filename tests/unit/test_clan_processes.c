@@ -250,7 +250,7 @@ static void a_wake_up_passes_through_a_ring(void **state)
 		ringed_rest(ring, &poll_fd);
 		ringed.looks = 0;
 		clan_queue_wake(ringed.queue);
-		assert_int_equal(poll(&poll_fd, 1, 10000), 1);
+		assert_int_equal(poll(&poll_fd, 1, 60000), 1);
 		(void)ring_turn_limited(ring, 0);
 		assert_true(ringed.looks > 0);
 	}

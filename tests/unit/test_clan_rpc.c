@@ -23,7 +23,7 @@
 #include "base/clock.h"
 #include "base/compiler.h"
 
-#define TIMEOUT_NS UINT64_C(10000000000)
+#define TIMEOUT_NS UINT64_C(60000000000)
 
 enum { BUFFER_BYTES = 8192, KEPT_MAX = 256, KEPT_BYTES = 16, REQUEST_TYPE = 7, REPLY_TYPE = 9 };
 

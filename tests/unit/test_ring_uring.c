@@ -318,10 +318,9 @@ static void a_receive_that_is_cancelled_does_not_wait_for_the_rest(void **state)
 	assert_int_equal(write(fds[1], "some", 4), 4);
 	ring_recv(ring, &op, file, bytes, sizeof(bytes), true, keep_result);
 	ring_cancel(ring, &op);
-	for (int i = 0; i < 100 && op.in_flight; i++) {
-		ring_turn(ring, false);
+	while (op.in_flight) {
+		ring_turn(ring, true);
 	}
-	assert_false(op.in_flight);
 	assert_int_equal(op.time_s, 4);
 	assert_memory_equal(bytes, "some", 4);
 
