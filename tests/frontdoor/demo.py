@@ -51,7 +51,7 @@ class Demo(unittest.TestCase):
         """SIGTERM first: a killed script could not end its server."""
         process.terminate()
         try:
-            process.wait(timeout=20)
+            process.wait(timeout=100)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -214,7 +214,7 @@ class Failing(support.Case):
         self.assertIn("No space left on device", errors)
 
     def test_nothing_done_in_the_time(self):
-        uri = self.start_unix("--export", "=memory:1M,delay=read:300ms").uri
+        uri = self.start_unix("--export", "=memory:1M,delay=read:1s").uri
         code, output, errors = self.run_gmblock("bench", "--seconds", "0.01", uri)
         self.assertEqual((code, output), (1, ""))
         self.assertIn("no request was completed", errors)

@@ -86,7 +86,7 @@ class Options(CopyCase):
         small = ["--requests", "1", "--request-size", "64K", source]
         uri = self.serve(f"memory:16M,fault=write:EIO:range={last}+1", "failing")
         self.copy_fails([*small, uri], f"holds a partial copy: {last} of {16 * MIB} bytes; ")
-        uri = self.serve(f"memory:16M,delay=write:1200ms:range={last}+1", "slow")
+        uri = self.serve(f"memory:16M,delay=write:3s:range={last}+1", "slow")
         status, _, errors = self.copy("--progress", *small, uri)
         self.assertEqual(status, 0)
         self.assertIn(f" 99% copying {last} of {16 * MIB} bytes", errors)
@@ -116,7 +116,7 @@ class Options(CopyCase):
         self.assertIn("copied 12 MiB", shown)
 
     def test_lines_on_a_terminal_that_cannot_erase_any(self):
-        uri = self.serve("memory:16M,delay=write:1200ms:range=0+1")
+        uri = self.serve("memory:16M,delay=write:3s:range=0+1")
         status, shown = self.on_terminal(self.image("source", holes=False), uri, kind="dumb")
         self.assertEqual(status, 0)
         self.assertRegex(shown, r"^ *\d+% copying")

@@ -509,7 +509,7 @@ class Farewell(InfoCase):
 
     def test_a_server_that_stays_silent(self):
         self.assert_shown(self.talk(lambda d: d.wait_for_close()), "(4242 bytes)",
-                          args=("--list", "--timeout", "300ms"))
+                          args=("--list", "--timeout", "2s"))
 
     def test_a_server_that_refuses_to_part(self):
         self.assert_shown(self.talk(lambda d: d.reply(ABORT, POLICY, b"stay")), "(4242 bytes)",

@@ -26,7 +26,7 @@ enum {
 	EVENTS_MAX = 8,
 };
 
-#define TIMEOUT_NS UINT64_C(10000000000)
+#define TIMEOUT_NS UINT64_C(60000000000)
 
 /* What it does once its ticket was shown. */
 enum deed {

@@ -10,7 +10,6 @@ import threading
 import nbdmini
 import support
 
-HANG_S = 5
 READS = 200
 READ_BYTES = 4096
 LARGE = 64 << 20
@@ -115,7 +114,6 @@ class Isolation(support.Case):
     def good_client(self, uri, name=b""):
         client = nbdmini.open_export(uri, name)
         self.addCleanup(client.close)
-        client.sock.settimeout(HANG_S)
         return client
 
     def attack(self, uri, count, send, name=b"", receive_bytes=None):

@@ -21,7 +21,7 @@ class LateWrites(support.Case):
         would be done first, and the write would land over it."""
         disk = self.make_file("disk.img", b"old!" * BLOCK)
         server = self.start_unix("--threads", "1", "--control", self.path("control"),
-                                 "--export", f"={disk},delay=write:500ms")
+                                 "--export", f"={disk},delay=write:2s")
         with nbdmini.open_export(server.uri) as stays:
             with nbdmini.open_export(server.uri) as leaves:
                 leaves.send_request(nbdmini.CMD_WRITE, 1, BLOCK, BLOCK, b"late" * (BLOCK // 4))
@@ -73,7 +73,7 @@ class LateWrites(support.Case):
         self.assertIn("are over, after", errors)
 
     def test_a_client_is_told_in_time_that_it_waits_in_vain(self):
-        server, operations = self.start_behind_a_killed_server("1s")
+        server, operations = self.start_behind_a_killed_server("3s")
         self.addCleanup(os.close, operations)
         with nbdmini.Client(server.uri) as client:
             client.hello()

@@ -16,7 +16,7 @@ SIZE = 1024 * KIB
 LATE = 512 * KIB  # the part here is held up, or fails
 PART = 64 * KIB
 # Long for a disk, and nothing waits for it but what must: it shows the order, not the time.
-HOLD_UP = "delay=read:300ms:range=512K+64K"
+HOLD_UP = "delay=read:1s:range=512K+64K"
 # Long enough to cut the file meanwhile: then the disk fails in the middle of a reply.
 HOLD_UP_LONG = "delay=read:3s:range=512K+64K"
 FAILURE = "fault=read:EIO:range=512K+64K"

@@ -78,7 +78,7 @@ class Stop(support.Case):
     def test_requests_in_flight_are_finished(self):
         disk = self.make_file("disk.img", b"old!" * 1024)
         server = self.start_unix(
-            "--export", f"={disk},delay=read:400ms,delay=write:400ms")
+            "--export", f"={disk},delay=read:2s,delay=write:2s")
         with nbdmini.open_export(server.uri) as reader, \
                 nbdmini.open_export(server.uri) as writer:
             reader.send_request(nbdmini.CMD_READ, 10, 0, 4096)
@@ -117,7 +117,7 @@ class Stop(support.Case):
         self.assertEqual(os.listdir(self.folder), ["notify"])
 
     def test_signals_that_come_together_are_one(self):
-        server = self.start_unix("--export", "=null:1M,delay=read:300ms")
+        server = self.start_unix("--export", "=null:1M,delay=read:1s")
         with nbdmini.open_export(server.uri) as client:
             client.send_request(nbdmini.CMD_READ, 10, 0, 512)
             client.flush()
@@ -127,7 +127,7 @@ class Stop(support.Case):
         self.assertEqual(server.wait()[0], 0)
 
     def test_new_connections_are_refused_while_stopping(self):
-        server = self.start("--export", "=null:1M,delay=read:300ms", "--listen",
+        server = self.start("--export", "=null:1M,delay=read:1s", "--listen",
                             "nbd://127.0.0.1:0")
         with nbdmini.open_export(server.uri) as client:
             client.send_request(nbdmini.CMD_READ, 10, 0, 512)
