@@ -917,6 +917,7 @@ const char *client_trouble(const struct gmb_client *client)
 
 void client_end(struct gmb_client *client)
 {
+	uint64_t before = client->queue->completed;
 	struct error error;
 
 	error_set(&error, -ECANCELED, "closed");
@@ -936,6 +937,7 @@ void client_end(struct gmb_client *client)
 			connection_leave(connection);
 		}
 	}
+	client->queue->told_early += client->queue->completed - before;
 }
 
 bool client_is_gone(struct gmb_client *client)

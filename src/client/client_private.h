@@ -43,6 +43,7 @@ struct gmb_queue {
 	struct queue_part *part; /* carrier.h */
 	struct list_node ended;	 /* requests whose result is known and not told */
 	uint64_t completed;	 /* done was called */
+	uint64_t told_early;	 /* of them, by client_end(): for the next gmb_queue_wait() */
 	bool inside;		 /* a callback is running */
 	struct ring_message wake;
 	atomic_bool wake_posted;

@@ -25,7 +25,8 @@ struct gmb_queue *queue_create_on(struct ring *ring);
  * callback of the library. */
 bool queue_pump(struct gmb_queue *queue);
 /* Ends a client, open or not: what is in flight fails with -ENOTCONN, with done called as ever,
- * from here or later. Not from a callback of the library. Once. */
+ * from here or later. On a queue of its own the next gmb_queue_wait() returns at once for what was
+ * told from here. Not from a callback of the library. Once. */
 void client_end(struct gmb_client *client);
 /* After client_end(), when queue_pump() has returned: true, and the client is freed, as soon as
  * nothing of it is in flight. */

@@ -236,7 +236,7 @@ static void get_ready_to_poll(struct gmb_queue *queue, bool more)
 
 int gmb_queue_wait(struct gmb_queue *queue, int timeout_ms)
 {
-	uint64_t before = queue->completed;
+	uint64_t before = queue->completed - queue->told_early;
 	uint64_t end_ns = 0;
 	bool more = false;
 	int rounds = 0;
@@ -244,6 +244,7 @@ int gmb_queue_wait(struct gmb_queue *queue, int timeout_ms)
 	if (queue->inside) {
 		return -EDEADLK;
 	}
+	queue->told_early = 0;
 	if (timeout_ms > 0) {
 		end_ns = ring_now_ns(queue->ring) + (uint64_t)timeout_ms * UINT64_C(1000000);
 	}
@@ -255,6 +256,9 @@ int gmb_queue_wait(struct gmb_queue *queue, int timeout_ms)
 			uint64_t now_ns = timeout_ms > 0 ? ring_now_ns(queue->ring) : 0;
 
 			limit_ns = now_ns < end_ns ? end_ns - now_ns : 0;
+		}
+		if (queue->completed != before) {
+			limit_ns = 0; /* client_end() has told */
 		}
 		queue_round(queue, limit_ns);
 		if (queue->woken || (timeout_ms != 0 && queue->completed != before) ||

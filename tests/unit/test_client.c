@@ -26,6 +26,7 @@
 
 #include <gmblock/gmblock.h>
 
+#include "client/guest.h"
 #include "nbd/wire.h"
 
 enum { EXPORT_BYTES = 16 << 20, CONNECTIONS_MAX = 8, HANG_SECONDS = 60 };
@@ -335,6 +336,35 @@ static void close_takes_what_callbacks_submit(void **state)
 	server_end(&server);
 }
 
+/* Requests of which nothing was sent end with their client: whoever waits for them learns that. */
+static void the_end_of_a_client_ends_the_wait(void **state)
+{
+	enum { COUNT = 3, LONG_MS = 1000 };
+	struct gmb_options options = { .size = sizeof(options), .connections = 1 };
+	struct gmb_request requests[COUNT] = { 0 };
+	struct server server = { 0 };
+	struct gmb_client *client;
+	struct gmb_queue *queue;
+	uint8_t bytes[512];
+
+	(void)state;
+	server_start(&server);
+	client = open_at(&server, &queue, &options);
+	for (int i = 0; i < COUNT; i++) {
+		gmb_prepare_read(&requests[i], bytes, sizeof(bytes), 0);
+		gmb_submit(client, &requests[i]);
+	}
+	client_end(client);
+	assert_int_equal(gmb_queue_wait(queue, LONG_MS), COUNT); /* which is no time to wait here */
+	for (int i = 0; i < COUNT; i++) {
+		assert_int_equal(requests[i].result, -ENOTCONN);
+	}
+	assert_int_equal(gmb_queue_wait(queue, 0), 0); /* told once */
+	assert_int_equal(gmb_close(client), 0);
+	assert_int_equal(gmb_queue_destroy(queue), 0);
+	server_end(&server);
+}
+
 static bool hang_up(struct server *server, int fd, const struct nbd_wire_request *request)
 {
 	(void)fd;
@@ -407,6 +437,7 @@ int main(void)
 		cmocka_unit_test(a_pause_is_not_silence),
 		cmocka_unit_test(huge_blocks),
 		cmocka_unit_test(close_takes_what_callbacks_submit),
+		cmocka_unit_test(the_end_of_a_client_ends_the_wait),
 		cmocka_unit_test(no_reconnect_fails_at_once),
 		cmocka_unit_test(shutdown_answered_early),
 	};
