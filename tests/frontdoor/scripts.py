@@ -5,6 +5,7 @@
 """
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -99,7 +100,7 @@ class RunTests(Scratch):
         test('alone', find_program('true'), suite : 'slow', is_parallel : false)
         test('guest', find_program('false'), suite : 'guests')
     """
-    TABLE = "# comment\none 300\ntwo 100\nthree 80\nalone 60\nguest 900\n"
+    TABLE = "# comment\none 300 900\ntwo 100 0\nthree 80 0\nalone 60 0\nguest 900 0\n"
 
     def setUp(self):
         super().setUp()
@@ -156,15 +157,37 @@ class RunTests(Scratch):
         self.assertEqual(built, set())
         self.assertNotIn("Fail:", done.stdout)
 
-    def test_durations_are_recorded(self):
-        log = os.path.join(self.folder, "log")
-        with open(log, "w", encoding="utf-8") as file:
-            for name, seconds in (("two", 1.4), ("sample:fast / one", 12.6)):
-                json.dump({"name": name, "duration": seconds}, file)
+    def test_the_longest_begin_first(self):
+        done, _ = self.run_tests("alone", "three", "one", "two", "--suite", "fast", "--suite=slow", "--no-suite",
+                                 "guests", "--no-suite=none", "-j1", "--logbase", "mine")
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertEqual(re.findall(r"(?m)^ *\d/4 sample:\w+ / (\w+)", done.stdout), ["one", "two", "three", "alone"])
+        self.assertTrue(os.path.exists(f"{self.build}/meson-logs/mine.json"))
+
+    def log(self, name, *tests):
+        path = os.path.join(self.folder, name)
+        with open(path, "w", encoding="utf-8") as file:
+            for test, seconds, result in tests:
+                json.dump({"name": test, "duration": seconds, "result": result}, file)
                 file.write("\n")
-        self.assertEqual(run(f"{self.folder}/run-tests", "--record", log).returncode, 0)
+        return path
+
+    def test_durations_are_recorded(self):
+        plain = self.log("testlog.json", ("two", 1.4, "OK"), ("sample:fast / one", 12.6, "OK"),
+                         ("three", 600, "TIMEOUT"))
+        other = self.log("other.json", ("one", 3.1, "FAIL"))
+        sanitized = self.log("testlog-sanitize.json", ("one", 30.2, "OK"), ("alone", 5.1, "OK"))
+        self.assertEqual(run(f"{self.folder}/run-tests", "--record", plain, other, sanitized).returncode, 0)
         with open(os.path.join(self.folder, "test-seconds.txt"), encoding="utf-8") as file:
-            self.assertEqual(file.read(), "# comment\none 13\n")
+            self.assertEqual(file.read(), "# comment\nalone 0 5\none 13 30\n")
+
+    def test_what_takes_twice_as_long_is_told(self):
+        plain = self.log("testlog.json", ("one", 600, "OK"), ("two", 201, "OK"), ("new", 6, "OK"), ("other", 7, "OK"))
+        sanitized = self.log("testlog-sanitize.json", ("one", 1801, "FAIL"), ("two", 6, "OK"))
+        done = run(f"{self.folder}/run-tests", "--slower", f"a:{plain}", f"b:{sanitized}", "c:/nowhere")
+        self.assertEqual((done.returncode, done.stdout.splitlines()),
+                         (0, ["a: two: 201 s, recorded 100 s", "a: other: 7 s, recorded as below 3 s",
+                              "b: one: 1801 s, recorded 900 s"]), done.stderr)
 
 
 # A program that stays until it is ended.
