@@ -190,6 +190,126 @@ class RunTests(Scratch):
                               "b: one: 1801 s, recorded 900 s"]), done.stderr)
 
 
+class CiTests(Scratch):
+    """ci-tests leaves out only what passed before with the same sources, or has its turn in the next commit."""
+
+    PROJECT = """
+        project('sample', 'c')
+        test('everywhere', find_program('true'), suite : 'unit')
+        test('sanitized', find_program('true'), suite : 'functional')
+        test('long', find_program('true'), suite : 'soak')
+        if get_option('b_sanitize') == 'none'
+          test('unmarked', find_program('true'), suite : SUITE)
+        endif
+    """
+    PARTS = {"guests-6.12", "guests-7.2", "mutants-and-models"}
+
+    def setUp(self):
+        super().setUp()
+        self.tree = os.path.join(self.folder, "tree")
+        for folder in ("scripts", ".ci", "build-ci-gcc/meson-logs", "src/attach", "src/store"):
+            os.makedirs(f"{self.tree}/{folder}")
+        shutil.copy(f"{SCRIPTS}/ci-tests", self.tree + "/scripts")
+        self.write("src/attach/one.c", "one\n")
+        self.write(".gitignore", "build*\n")
+
+    def write(self, name, text):
+        with open(f"{self.tree}/{name}", "w", encoding="utf-8") as file:
+            file.write(text)
+
+    def call(self, *arguments, **more):
+        return run(f"{self.tree}/scripts/ci-tests", *arguments,
+                   env={**os.environ, "GIT_CEILING_DIRECTORIES": self.folder}, **more)
+
+    def plan(self):
+        """The parts that are due, and what each step gets."""
+        done = self.call("plan")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        lines = [line.split(" ", 1) for line in done.stdout.splitlines()]
+        covered = [rest for step, rest in lines if step == "covered"]
+        return {line.split()[0] for line in covered}, dict(lines), covered
+
+    def commit(self):
+        for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-q", "--allow-empty", "-m", "one"]):
+            done = run("git", "-c", "user.name=A", "-c", "user.email=a@example.net", *arguments, cwd=self.tree)
+            self.assertEqual(done.returncode, 0, done.stderr)
+
+    def record(self, covered, *results):
+        """As after a run that passed, in whose log these tests are."""
+        self.write("build-ci-gcc/covered", "\n".join(covered) + "\n")
+        for log, entries in (("testlog.json", results), ("testlog-vm.json", ())):
+            self.write("build-ci-gcc/meson-logs/" + log, "".join(
+                json.dumps({"name": name, "result": result}) + "\n" for name, result in entries))
+        done = self.call("record")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout
+
+    def test_everything_is_due_when_nothing_is_known(self):
+        due, steps, covered = self.plan()
+        self.assertEqual(due, self.PARTS)
+        self.assertNotIn("--no-suite", steps["gcc"] + steps["guests"])
+        self.record(covered)
+        # Without git nobody knows whose turn it is.
+        self.assertEqual(self.plan()[0], {"guests-6.12", "guests-7.2"})
+
+    def test_kernels_take_turns(self):
+        self.record(self.plan()[2])
+        turns = []
+        for _ in range(3):
+            self.commit()
+            due, steps, _ = self.plan()
+            turns.append(due)
+            self.assertIn("--no-suite mutants --no-suite models", steps["gcc"])
+            self.assertIn("--no-suite kernel-" + ("7.2" if due == {"guests-6.12"} else "6.12"), steps["guests"])
+        self.assertEqual(turns, [{"guests-7.2"}, {"guests-6.12"}, {"guests-7.2"}])
+
+    def test_a_change_makes_its_parts_due(self):
+        self.commit()
+        self.record(self.plan()[2])
+        self.write("src/store/new.c", "new\n")
+        self.assertEqual(self.plan()[0], {"guests-7.2", "mutants-and-models"})
+        os.remove(self.tree + "/src/store/new.c")
+        self.write("src/attach/one.c", "two\n")
+        self.assertEqual(self.plan()[0], {"guests-6.12", "guests-7.2"})
+
+    def test_both_kernels_where_history_is_cut(self):
+        self.record(self.plan()[2])
+        self.commit()
+        self.commit()
+        copy = os.path.join(self.folder, "copy")
+        self.assertEqual(run("git", "clone", "-q", "--depth=1", "file://" + self.tree, copy).returncode, 0)
+        self.tree = copy
+        self.assertEqual(self.plan()[0], {"guests-6.12", "guests-7.2"})
+
+    def test_what_was_skipped_is_not_recorded(self):
+        said = self.record(self.plan()[2], ("sample:models / model-one", "SKIP"), ("sample:models / model-two", "OK"))
+        self.assertIn("mutants-and-models is not recorded: the run skipped model-one\n", said)
+        self.assertIn("mutants-and-models", self.plan()[0])
+
+    def test_nothing_is_recorded_without_a_run(self):
+        done = self.call("record")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("there is none: .ci/run leaves it when all tests have passed", done.stderr)
+
+    def check(self, suite):
+        self.write("meson_options.txt", "option('tests', type : 'boolean')\n")
+        self.write("meson.build", self.PROJECT.replace("SUITE", suite))
+        self.assertEqual(run("meson", "setup", self.tree, self.folder + "/plain").returncode, 0)
+        return self.call("check", self.folder + "/plain")
+
+    def test_each_test_runs_somewhere(self):
+        done = self.check("['functional', 'plain']")
+        self.assertEqual((done.returncode, done.stdout.splitlines()),
+                         (0, ["everywhere: gcc, clang, asan", "long: test-long", "sanitized: asan", "unmarked: gcc"]),
+                         done.stderr)
+
+    def test_a_test_that_runs_nowhere_is_an_error(self):
+        done = self.check("'functional'")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("unmarked: NOWHERE\n", done.stdout)
+        self.assertIn("neither .ci/run nor `make test-long` runs unmarked", done.stderr)
+
+
 # A program that stays until it is ended.
 WAITS = ("tail", "-f", "/dev/null")
 
