@@ -219,12 +219,12 @@ test "$(gmblock attach --list --json)" = "[]"
 away
 what=memory:16M
 serve
-disk=$(gmblock attach --$kind --request-timeout 2s --reconnect-timeout 2s "$uri")
+disk=$(gmblock attach --$kind --request-timeout 2s --reconnect-timeout 8s "$uri")
 dd if=/dev/urandom of=$disk bs=64k count=1 oflag=direct
 away
 serve
 ! dd if=$disk of=/dev/null bs=64k count=1 iflag=direct
-gmblock attach --list | grep "in memory only"
+until gmblock attach --list | grep "in memory only"; do sleep 0.05; done
 gmblock detach --force $disk || true
 test "$(gmblock attach --list --json)" = "[]"
 """
@@ -233,9 +233,9 @@ test "$(gmblock attach --list --json)" = "[]"
 SLOW = COMMON + r"""
 kill -9 $server
 wait $server || true
-what="--export =$what,delay=flush:8s"
+what="--export =$what,delay=flush:12s"
 serve
-disk=$(gmblock attach --$kind --request-timeout 2s --reconnect-timeout 5s "$uri")
+disk=$(gmblock attach --$kind --request-timeout 4s --reconnect-timeout 10s "$uri")
 dd if=/dev/zero of=$disk bs=64k count=1 conv=fsync
 ! dmesg | grep -e "timed out" -e "was lost"
 gmblock attach --list --json | grep '"state": "connected"'
