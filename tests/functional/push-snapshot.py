@@ -99,7 +99,7 @@ class PushSnapshot(push_tool.Case):
             for path, uri, arguments in ((target, second.push("disk"), ()), (other, plain.uri, ()),
                                          (target, second.push("disk"), ("--resume",))):
                 before = writer.count()
-                push = self.start_push("--rate", "20M", *arguments, first.push("disk"), uri)
+                push = self.start_push("--rate", "5M", *arguments, first.push("disk"), uri)
                 self.wait_for(lambda: self.snapshots(first))
                 listed, = self.snapshots(first)
                 self.assertRegex(listed["name"], "^push-[0-9a-f]{16}$")
@@ -140,7 +140,7 @@ class PushSnapshot(push_tool.Case):
         for number in range(ROUNDS + 1):
             with Writer(first.uris[1]) as writer:
                 writer.wait_for(Writer.BLOCKS)
-                push = self.start_push("--rate", "20M", first.push("disk"), second.push("disk"))
+                push = self.start_push("--rate", "5M", first.push("disk"), second.push("disk"))
                 # At any time from the request for the snapshot on.
                 at = self.random.randrange(-1, 8 * MIB)
                 self.wait_for(lambda: any(job["state"] in ("begins", "moves") and job["bytes_done"] > at

@@ -253,7 +253,7 @@ class Upgrade(upgrades.Case):
 
     def test_hanging_processes(self):
         # Both flushes of this one take long: the first one need not be quick, the second one must.
-        slow = self.start("--export", f"={self.disk},overlay=discard,delay=flush:6s", "--control",
+        slow = self.start("--export", f"={self.disk},overlay=discard,delay=flush:9s", "--control",
                           self.path("control-slow"), "--listen", self.socket_uri("s-slow"))
         slow_upgrade = subprocess.Popen([support.program(), "upgrade", self.path("control-slow")],
                                         stderr=subprocess.PIPE, text=True)
