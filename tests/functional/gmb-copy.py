@@ -341,7 +341,7 @@ class Copies(support.Case):
         size = 64 * MIB
         source = self.image("source", (0, size), size=size)
         target = self.image("target", size=size)
-        exports = ("a=" + source + ",delay=read:30ms", "b=" + target)
+        exports = ("a=" + source + ",delay=read:60ms", "b=" + target)
         server = self.serve(*exports)
         with subprocess.Popen([support.program(), "copy", "--json", *server.uris],
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE) as copy:
@@ -418,10 +418,10 @@ class Copies(support.Case):
         self.check_same(source, target)
 
     def test_servers_that_are_killed(self):
-        self.check_deaths(",delay=write:30ms", support.Server.kill)
+        self.check_deaths(",delay=write:60ms", support.Server.kill)
 
     def test_servers_that_stop(self):
-        self.check_deaths(",delay=write:30ms", support.Server.stop)
+        self.check_deaths(",delay=write:60ms", support.Server.stop)
 
     def test_a_source_in_memory_that_is_gone(self):
         """The next server has other bytes there: nothing is made up."""
