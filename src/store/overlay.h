@@ -200,6 +200,7 @@ struct overlay_scratch {
 	uint16_t runs;	 /* of which extents were asked */
 	bool owns_blocks;
 	bool commits; /* it is durable, and that takes a commit */
+	bool zeroes;  /* a trim that is forwarded as a zero */
 };
 
 static inline struct overlay_scratch *overlay_scratch_of(struct store_part *part)

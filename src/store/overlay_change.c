@@ -8,6 +8,10 @@
  *              │  ▲ when he who has one of them is done
  *              └──┘
  *
+ * A trim of blocks that are not all present is forwarded as a zero: a trim may leave bytes as they
+ * are, and what the upper store has there may be what a killed server has written. If zeroes would
+ * have to be written, nothing is done.
+ *
  * A part that changes blocks for the first time owns them from before it looks at the base until
  * they are present. So no copy from the base ever comes over bytes of a client, and what is present
  * was written as a whole. What a part that failed has left in the upper store does not show: its
@@ -211,6 +215,10 @@ static void change_forward(struct store_part *part)
 	}
 	part->offset = range.start;
 	part->length = range.end - range.start;
+	if (overlay_scratch_of(part)->zeroes) {
+		part->op = STORE_ZERO;
+		part->flags |= STORE_FAST_ZERO;
+	}
 	overlay_forward(part, true);
 }
 
@@ -243,6 +251,7 @@ static void change_end(struct store_part *part, int result)
 {
 	struct overlay_store *store = overlay_of(part->queue);
 	struct overlay_scratch *scratch = overlay_scratch_of(part);
+	bool undone = scratch->zeroes && result == -EOPNOTSUPP; /* as a trim may be */
 
 	if (scratch->owns_blocks) {
 		scratch->owns_blocks = false;
@@ -253,14 +262,20 @@ static void change_end(struct store_part *part, int result)
 	if (result == 0 && scratch->commits) {
 		overlay_commit(part);
 	} else {
-		store_finish(part, result);
+		store_finish(part, undone ? 0 : result);
 	}
 }
 
 void overlay_change_done(struct store_part *part, int result)
 {
-	if (overlay_scratch_of(part)->commits) {
+	const struct overlay_scratch *scratch = overlay_scratch_of(part);
+
+	if (scratch->commits) {
 		part->flags |= STORE_FUA;
+	}
+	if (scratch->zeroes) {
+		part->op = STORE_TRIM;
+		part->flags &= ~(uint32_t)STORE_FAST_ZERO;
 	}
 	change_end(part, result);
 }
@@ -286,6 +301,7 @@ void overlay_change(struct store_part *part)
 		return;
 	}
 	scratch->commits = durable;
+	scratch->zeroes = part->op == STORE_TRIM;
 	pthread_mutex_lock(&store->lock);
 	taken = blocks_take(store, part);
 	if (!taken) {

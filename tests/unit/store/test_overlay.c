@@ -218,6 +218,32 @@ static void test_trim_and_zero_hide_the_base(void **state)
 	bench_close(&bench);
 }
 
+/* A killed server leaves bytes in blocks that count as unchanged. No trim brings them back. */
+static void test_trim_does_not_show_what_a_killed_server_left(void **state)
+{
+	uint64_t first = align_down(BASE_BYTES, BLOCK) - BLOCK;
+	uint64_t data = overlay_layout_of(BASE_BYTES).data_offset;
+	uint8_t left[2 * BLOCK];
+	struct bench bench;
+	char path[512];
+	int fd;
+
+	GMB_UNUSED(state);
+	snprintf(path, sizeof(path), "%s", scratch_path("changes"));
+	open_overlay(&bench, path);
+	bench_close(&bench);
+	memset(left, 0xee, sizeof(left));
+	fd = open(path, O_WRONLY | O_CLOEXEC);
+	assert_true(fd >= 0);
+	assert_int_equal(disk_write(fd, left, BASE_BYTES - first, data + first), 0);
+	close(fd);
+	open_overlay(&bench, path);
+	assert_base(&bench, first, BASE_BYTES);
+	assert_int_equal(bench_do(&bench, STORE_TRIM, 0, first, BASE_BYTES - first, NULL), 0);
+	assert_bytes(&bench, first, BASE_BYTES, 0);
+	bench_close(&bench);
+}
+
 /* A whole block needs nothing of the base. */
 static void test_only_edges_are_copied(void **state)
 {
@@ -506,6 +532,8 @@ int main(void)
 			test_two_overlays_share_a_base_and_nothing_else, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_what_is_discarded_is_gone, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_trim_and_zero_hide_the_base, setup, teardown),
+		cmocka_unit_test_setup_teardown(
+			test_trim_does_not_show_what_a_killed_server_left, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_only_edges_are_copied, setup, teardown),
 		cmocka_unit_test_setup_teardown(
 			test_flush_commits_only_what_is_new, setup, teardown),
