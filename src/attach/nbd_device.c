@@ -59,8 +59,8 @@ struct nbd_disk {
 
 	/* With a URI that wants TLS: for sockets that the driver gets, and for relays. NULL: the
 	 * first are not to be had, or not wanted. */
-	struct nbd_tls *tls_driver;
-	struct nbd_tls *tls;
+	struct tls_client *tls_driver;
+	struct tls_client *tls;
 
 	/* The watcher's, once it runs. A socket is -1 while it is dead. */
 	int sockets[SOCKETS_MAX];
@@ -611,10 +611,10 @@ static int prepare_tls(struct nbd_disk *disk, struct error *error)
 					       : tls_kernel_features()->why_not.text);
 	}
 	if (records != TLS_RECORDS_USER && is_possible) {
-		rc = nbd_tls_create_for_driver(&disk->uri, &disk->tls_driver, error);
+		rc = tls_client_create_for_driver(&disk->uri, &disk->tls_driver, error);
 	}
 	if (rc == 0 && records != TLS_RECORDS_KERNEL) {
-		rc = nbd_tls_create(&disk->uri, &disk->tls, error);
+		rc = tls_client_create(&disk->uri, &disk->tls, error);
 	}
 	return rc;
 }
@@ -663,8 +663,8 @@ static void disk_free(struct nbd_disk *disk)
 		}
 		nbd_relay_end(disk->relays[i]);
 	}
-	nbd_tls_destroy(disk->tls_driver);
-	nbd_tls_destroy(disk->tls);
+	tls_client_destroy(disk->tls_driver);
+	tls_client_destroy(disk->tls);
 	netlink_close(&disk->orders);
 	netlink_close(&disk->news);
 	export_uri_fini(&disk->uri);

@@ -297,7 +297,7 @@ static void *run(void *argument)
 		carry(relay);
 	}
 	if (relay->ring != NULL) {
-		tls_pool_settle(nbd_tls_pool(relay->dial.tls)); /* it stays for others */
+		tls_pool_settle(tls_client_pool(relay->dial.tls)); /* it stays for others */
 		ring_destroy(relay->ring);
 	}
 	return NULL;

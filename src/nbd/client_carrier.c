@@ -30,7 +30,7 @@ enum carrier_state { CARRIER_IDLE, CARRIER_DIALING, CARRIER_READY, CARRIER_CLOSI
 
 struct nbd_target {
 	struct export_uri uri;
-	struct nbd_tls *tls; /* or NULL */
+	struct tls_client *tls; /* or NULL */
 };
 
 struct nbd_carrier {
@@ -529,7 +529,7 @@ static void nbd_target_destroy(struct carrier_target *base)
 	struct nbd_target *target = (struct nbd_target *)(void *)base;
 
 	if (target != NULL) {
-		nbd_tls_destroy(target->tls);
+		tls_client_destroy(target->tls);
 		export_uri_fini(&target->uri);
 		free(target);
 	}
@@ -567,7 +567,7 @@ static int nbd_target_create(const char *text, uint32_t open_flags,
 		err = check_files(&target->uri, open_flags, error);
 	}
 	if (err == 0 && target->uri.tls) {
-		err = nbd_tls_create(&target->uri, &target->tls, error);
+		err = tls_client_create(&target->uri, &target->tls, error);
 	}
 	if (err != 0) {
 		nbd_target_destroy((struct carrier_target *)(void *)target);

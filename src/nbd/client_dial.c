@@ -102,7 +102,7 @@ static void advise(struct nbd_dial *dial)
 	char happened[ERROR_TEXT_BYTES];
 
 	snprintf(happened, sizeof(happened), "%s", dial->error.text);
-	error_set(&dial->error, dial->error.code, "%s; %s", happened, nbd_tls_advice(dial->tls));
+	error_set(&dial->error, dial->error.code, "%s; %s", happened, tls_client_advice(dial->tls));
 }
 
 static void encrypted(struct stream *stream, int result)
@@ -122,7 +122,7 @@ static void encrypted(struct stream *stream, int result)
 		struct nbd_protection protection = {
 			.version = facts.version,
 			.cipher = facts.cipher,
-			.verified = nbd_tls_verifies(dial->tls),
+			.verified = tls_client_verifies(dial->tls),
 		};
 
 		set_state(dial, NBD_DIAL_SHAKING);
@@ -139,8 +139,8 @@ static void encrypt(struct nbd_dial *dial)
 {
 	struct tls_layer_options options = {
 		.context = dial->tls_context,
-		.pool = nbd_tls_pool(dial->tls),
-		.server_name = nbd_tls_server_name(dial->tls),
+		.pool = tls_client_pool(dial->tls),
+		.server_name = tls_client_server_name(dial->tls),
 	};
 	struct tls_layer *layer;
 	int err;
@@ -334,7 +334,7 @@ static int load(struct ring_op *op)
 {
 	struct nbd_dial *dial = container_of(op, struct nbd_dial, io_op);
 
-	return nbd_tls_context(dial->tls, &dial->tls_context, &dial->load_error);
+	return tls_client_context(dial->tls, &dial->tls_context, &dial->load_error);
 }
 
 static void loaded(struct ring_op *op, int result)
@@ -474,7 +474,7 @@ int nbd_dial_wait(const struct nbd_dial_options *options, int cancel_fd, int *fd
 		return error_set(error, -ENOMEM, "out of memory");
 	}
 	if (own.uri->tls) {
-		err = nbd_tls_create(own.uri, &own.tls, error);
+		err = tls_client_create(own.uri, &own.tls, error);
 	}
 	if (err == 0) {
 		err = ring_create(&ring_options, &ring, error);
@@ -487,7 +487,7 @@ int nbd_dial_wait(const struct nbd_dial_options *options, int cancel_fd, int *fd
 		*handshake_out = waiter->dial.handshake;
 	}
 	/* Its thread may still be on the way out of telling the ring that a handshake is done. */
-	nbd_tls_destroy(own.tls);
+	tls_client_destroy(own.tls);
 	if (ring != NULL) {
 		ring_destroy(ring);
 	}

@@ -9,18 +9,18 @@
  * server agrees. Only the URI decides whether there is TLS: no way leads around it (rule P57).
  *
  * Threading: the ring's thread; nbd_dial_wait() any thread. Ownership: the struct, the URI and
- * its struct nbd_tls are held until the stream is closed; afterwards the stream is open only if the
- * goal was GO and reached it, and it and the handshake with its answers are the caller's to close
- * and destroy. Errors: a negative errno, with a sentence that begins with the server's address, or
- * is about a file of this machine: those of client_connect.h, client_handshake.h, client_tls.h and
- * tls/layer.h, -ETIMEDOUT, -ECANCELED.
+ * its struct tls_client are held until the stream is closed; afterwards the stream is open only if
+ * the goal was GO and reached it, and it and the handshake with its answers are the caller's to
+ * close and destroy. Errors: a negative errno, with a sentence that begins with the server's
+ * address, or is about a file of this machine: those of client_connect.h, client_handshake.h,
+ * tls/client.h and tls/layer.h, -ETIMEDOUT, -ECANCELED.
  */
 #pragma once
 
 #include "nbd/client_connect.h"
 #include "nbd/client_handshake.h"
-#include "nbd/client_tls.h"
 #include "stream/stream.h"
+#include "tls/client.h"
 
 enum { NBD_DIAL_RECEIVE_BYTES = 4096 };
 
@@ -35,8 +35,8 @@ enum nbd_dial_state {
 
 struct nbd_dial_options {
 	const struct export_uri *uri;
-	struct nbd_tls *tls; /* of a URI with tls, else unused; nbd_dial_wait() makes its own */
-	uint64_t timeout_ns; /* for all of it: name resolution, connecting and the handshakes */
+	struct tls_client *tls; /* of a URI with tls, else unused; nbd_dial_wait() makes its own */
+	uint64_t timeout_ns;	/* for all of it: name resolution, connecting and the handshakes */
 	/* Its export name is the URI's, and so is whether it wants TLS. Tokens are copied. */
 	struct nbd_handshake_options handshake;
 };
@@ -49,7 +49,7 @@ struct nbd_dial {
 
 	/* Private. */
 	struct ring *ring;
-	struct nbd_tls *tls;
+	struct tls_client *tls;
 	struct tls_context *tls_context; /* for the layer */
 	void (*done)(struct nbd_dial *dial, int err);
 	enum nbd_dial_state state;

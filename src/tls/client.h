@@ -3,8 +3,8 @@
  * What a client needs for TLS with one server: the credentials that its URI names, read anew when
  * their files have changed, so that a certificate that is renewed needs no restart.
  *
- *   URI ── nbd_tls_create() ──▶ struct nbd_tls ── nbd_tls_context(), before each connection ──▶
- *                                    context, for the layer of that connection
+ *   URI ── tls_client_create() ──▶ struct tls_client
+ *            ── tls_client_context(), before each connection ──▶ context, for its layer
  *
  * Threading: any thread; shared by the connections to a server. Ownership: the caller's; it holds
  * no reference of the URI. Errors: a negative errno and a sentence that says which parameter or
@@ -15,30 +15,30 @@
 #include "base/export_uri.h"
 #include "tls/layer.h"
 
-struct nbd_tls;
+struct tls_client;
 
 /* For a URI with tls. Reads no file; names of files are taken from the folder that the process is
  * in now. -EINVAL: parameters that do not fit together. */
-GMB_MUST_CHECK int nbd_tls_create(
-	const struct export_uri *uri, struct nbd_tls **tls_out, struct error *error);
+GMB_MUST_CHECK int tls_client_create(
+	const struct export_uri *uri, struct tls_client **tls_out, struct error *error);
 /* The same for connections that the kernel's nbd driver carries on with: TLS 1.2 only, because the
  * driver cannot follow a change of keys, with ciphers that the kernel has. */
-GMB_MUST_CHECK int nbd_tls_create_for_driver(
-	const struct export_uri *uri, struct nbd_tls **tls_out, struct error *error);
+GMB_MUST_CHECK int tls_client_create_for_driver(
+	const struct export_uri *uri, struct tls_client **tls_out, struct error *error);
 /* No connection uses it any more. NULL is a no-op. */
-void nbd_tls_destroy(struct nbd_tls *tls);
+void tls_client_destroy(struct tls_client *tls);
 
 /* The credentials as they are now, a reference for the caller. Blocks: it reads files. When new
  * ones cannot be used, perhaps because they are half written, those that were read before stay. */
-GMB_MUST_CHECK int nbd_tls_context(
-	struct nbd_tls *tls, struct tls_context **context_out, struct error *error);
+GMB_MUST_CHECK int tls_client_context(
+	struct tls_client *tls, struct tls_context **context_out, struct error *error);
 
 /* Of the connections to the server: its one thread starts with the first handshake. */
-struct tls_pool *nbd_tls_pool(const struct nbd_tls *tls);
+struct tls_pool *tls_client_pool(const struct tls_client *tls);
 /* The name or address that the server's certificate must have; NULL: none is asked for. */
-const char *nbd_tls_server_name(const struct nbd_tls *tls);
+const char *tls_client_server_name(const struct tls_client *tls);
 /* What to look at when the server closes the connection instead of saying what it misses; static.
  */
-const char *nbd_tls_advice(const struct nbd_tls *tls);
+const char *tls_client_advice(const struct tls_client *tls);
 /* Whether a server that gets through the handshake has proved who it is. */
-bool nbd_tls_verifies(const struct nbd_tls *tls);
+bool tls_client_verifies(const struct tls_client *tls);

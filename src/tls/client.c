@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "nbd/client_tls.h"
+#include "tls/client.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -11,7 +11,7 @@
 
 #include "base/log.h"
 
-struct nbd_tls {
+struct tls_client {
 	struct tls_options options; /* the texts are ours */
 	char *certificates;
 	char *psk_file;
@@ -88,10 +88,11 @@ static char *absolute(const char *path, int *err)
 	return out;
 }
 
-int nbd_tls_create(const struct export_uri *uri, struct nbd_tls **tls_out, struct error *error)
+int tls_client_create(
+	const struct export_uri *uri, struct tls_client **tls_out, struct error *error)
 {
 	const struct tls_pool_options pool_options = { .threads = 1 };
-	struct nbd_tls *tls = calloc(1, sizeof(*tls));
+	struct tls_client *tls = calloc(1, sizeof(*tls));
 	bool verify = uri->tls_verify_peer == NULL || strcmp(uri->tls_verify_peer, "1") == 0;
 	bool use_psk;
 	int err;
@@ -118,7 +119,7 @@ int nbd_tls_create(const struct export_uri *uri, struct nbd_tls **tls_out, struc
 		err = tls_pool_create(&pool_options, &tls->pool, error);
 	}
 	if (err != 0) {
-		nbd_tls_destroy(tls);
+		tls_client_destroy(tls);
 		return err;
 	}
 	tls->options = (struct tls_options){
@@ -138,10 +139,10 @@ int nbd_tls_create(const struct export_uri *uri, struct nbd_tls **tls_out, struc
 	"-VERS-ALL:+VERS-TLS1.2:-CIPHER-ALL:+AES-128-GCM:+AES-256-GCM:+CHACHA20-"                  \
 	"POLY1305:" TLS_PRIORITY_GROUPS
 
-int nbd_tls_create_for_driver(
-	const struct export_uri *uri, struct nbd_tls **tls_out, struct error *error)
+int tls_client_create_for_driver(
+	const struct export_uri *uri, struct tls_client **tls_out, struct error *error)
 {
-	int err = nbd_tls_create(uri, tls_out, error);
+	int err = tls_client_create(uri, tls_out, error);
 
 	if (err == 0) {
 		(*tls_out)->options.priority = (*tls_out)->options.use_psk
@@ -151,7 +152,7 @@ int nbd_tls_create_for_driver(
 	return err;
 }
 
-void nbd_tls_destroy(struct nbd_tls *tls)
+void tls_client_destroy(struct tls_client *tls)
 {
 	if (tls != NULL) {
 		tls_pool_destroy(tls->pool);
@@ -165,14 +166,14 @@ void nbd_tls_destroy(struct nbd_tls *tls)
 	}
 }
 
-static void warn_of(const struct nbd_tls *tls)
+static void warn_of(const struct tls_client *tls)
 {
 	const char *text;
 
 	for (uint32_t i = 0; (text = tls_context_warning(tls->context, i)) != NULL; i++) {
 		log_warning("%s: %s", tls->label, text);
 	}
-	if (!nbd_tls_verifies(tls)) {
+	if (!tls_client_verifies(tls)) {
 		log_warning(
 			"%s: the server is not verified (tls-verify-peer=0): whoever is between "
 			"it and us can read and change everything",
@@ -181,7 +182,7 @@ static void warn_of(const struct nbd_tls *tls)
 }
 
 /* With the lock. */
-static int load(struct nbd_tls *tls, struct error *error)
+static int load(struct tls_client *tls, struct error *error)
 {
 	struct tls_context *fresh;
 	int err = tls_context_load(&tls->options, &fresh, error);
@@ -204,7 +205,8 @@ static int load(struct nbd_tls *tls, struct error *error)
 	return 0;
 }
 
-int nbd_tls_context(struct nbd_tls *tls, struct tls_context **context_out, struct error *error)
+int tls_client_context(
+	struct tls_client *tls, struct tls_context **context_out, struct error *error)
 {
 	int err = 0;
 
@@ -220,17 +222,17 @@ int nbd_tls_context(struct nbd_tls *tls, struct tls_context **context_out, struc
 	return err;
 }
 
-struct tls_pool *nbd_tls_pool(const struct nbd_tls *tls)
+struct tls_pool *tls_client_pool(const struct tls_client *tls)
 {
 	return tls->pool;
 }
 
-const char *nbd_tls_server_name(const struct nbd_tls *tls)
+const char *tls_client_server_name(const struct tls_client *tls)
 {
 	return tls->server_name;
 }
 
-const char *nbd_tls_advice(const struct nbd_tls *tls)
+const char *tls_client_advice(const struct tls_client *tls)
 {
 	return tls->options.use_psk
 		       ? "it may have another pre-shared key for this user, or none: look at the "
@@ -239,7 +241,7 @@ const char *nbd_tls_advice(const struct nbd_tls *tls)
 			 "the folder of tls-certificates";
 }
 
-bool nbd_tls_verifies(const struct nbd_tls *tls)
+bool tls_client_verifies(const struct tls_client *tls)
 {
 	return tls->options.use_psk || tls->options.verify_peer;
 }
