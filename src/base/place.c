@@ -145,22 +145,122 @@ static int parse_network_place(char *text, struct place *place, struct error *er
 	return rc == 0 ? network_parse(text, place->network, error) : rc;
 }
 
-int place_parse(const char *text, struct place *place, struct error *error)
+/* How credentials begin. */
+static const char credentials_start[] = ",tls-";
+
+/* Takes one "NAME=VALUE", which ends at the comma. */
+static int take_credential(struct place *place, const char *text, size_t bytes, struct error *error)
 {
-	static const char prefix[] = "nbd:";
-	bool has_prefix = strncmp(text, prefix, strlen(prefix)) == 0;
-	const char *rest = has_prefix ? text + strlen(prefix) : text;
-	struct place parsed = { .text = strdup(text), .protocol = has_prefix ? "nbd" : "push" };
-	char *copy = strdup(rest);
+	const struct {
+		const char *name;
+		char **field;
+	} known[] = {
+		{ "tls-certificates=", &place->tls_certificates },
+		{ "tls-psk-file=", &place->tls_psk_file },
+		{ "tls-username=", &place->tls_username },
+		{ "tls-hostname=", &place->tls_hostname },
+	};
+	char shown[SHOWN_BYTES];
+
+	log_escape(shown, sizeof(shown), text, bytes);
+	for (size_t i = 0; i < ARRAY_COUNT(known); i++) {
+		size_t name_bytes = strlen(known[i].name);
+
+		if (bytes <= name_bytes || strncmp(text, known[i].name, name_bytes) != 0) {
+			continue;
+		}
+		if (*known[i].field != NULL) {
+			return error_set(error, -EINVAL, "'%s': the key is given twice", shown);
+		}
+		*known[i].field = strndup(text + name_bytes, bytes - name_bytes);
+		return *known[i].field != NULL ? 0
+					       : error_set(error, -ENOMEM, "no memory for a place");
+	}
+	return error_set(error, -EINVAL,
+		"'%s' is not one of tls-certificates=FOLDER, tls-psk-file=FILE, tls-username=NAME "
+		"and tls-hostname=NAME, which follow the place and its port",
+		shown);
+}
+
+/* Which keys belong together. */
+static int check_credentials(const struct place *place, struct error *error)
+{
+	const char *problem = NULL;
+	char shown[SHOWN_BYTES];
+
+	if (!place->tls && (place->tls_certificates != NULL || place->tls_psk_file != NULL ||
+				   place->tls_username != NULL || place->tls_hostname != NULL)) {
+		problem = "only nbds:PLACE has credentials for TLS";
+	} else if (place->tls &&
+		   (place->tls_certificates != NULL) == (place->tls_psk_file != NULL)) {
+		problem = "nbds:PLACE needs either tls-certificates=FOLDER or tls-psk-file=FILE";
+	} else if ((place->tls_psk_file != NULL) != (place->tls_username != NULL)) {
+		problem = "tls-psk-file and tls-username belong together: the name is that of the "
+			  "key";
+	} else if (place->tls_psk_file != NULL && place->tls_hostname != NULL) {
+		problem = "tls-hostname is the name in a certificate, and a pre-shared key has "
+			  "none";
+	} else if (place->tls_certificates != NULL && place->path != NULL &&
+		   place->tls_hostname == NULL) {
+		problem = "a Unix socket has no host name that the server's certificate could be "
+			  "checked for: add tls-hostname=NAME";
+	}
+	return problem == NULL
+		       ? 0
+		       : error_set(error, -EINVAL, "'%s': %s",
+				 log_escape(shown, sizeof(shown), place->text, strlen(place->text)),
+				 problem);
+}
+
+/* text: from the first comma on. */
+static int parse_credentials(struct place *place, const char *text, struct error *error)
+{
 	int rc = 0;
 
-	if (parsed.text == NULL || copy == NULL) {
+	while (rc == 0 && *text != '\0') {
+		size_t bytes = strcspn(text + 1, ",");
+
+		rc = take_credential(place, text + 1, bytes, error);
+		text += 1 + bytes;
+	}
+	return rc;
+}
+
+/* Takes the prefix off the text. */
+static const char *parse_protocol(const char *text, struct place *place)
+{
+	const char *colon = strchr(text, ':');
+
+	place->tls = strncmp(text, "nbds:", 5) == 0;
+	place->protocol = place->tls || strncmp(text, "nbd:", 4) == 0 ? "nbd" : "push";
+	return is_nbd(place) ? colon + 1 : text;
+}
+
+int place_parse(const char *text, struct place *place, struct error *error)
+{
+	const char *credentials = strstr(text, credentials_start);
+	size_t bytes = credentials != NULL ? (size_t)(credentials - text) : strlen(text);
+	struct place parsed = { .text = strndup(text, bytes) };
+	char *copy = NULL;
+	int rc;
+
+	if (parsed.text != NULL) {
+		copy = strdup(parse_protocol(parsed.text, &parsed));
+	}
+	if (copy == NULL) {
 		rc = error_set(error, -ENOMEM, "no memory for a place");
-	} else if (rest[0] == '/') {
+	} else if (copy[0] == '/') {
 		parsed.path = copy;
 		copy = NULL;
+		rc = 0;
 	} else {
 		rc = parse_network_place(copy, &parsed, error);
+	}
+	if (rc == 0 && credentials != NULL) {
+		rc = parse_credentials(&parsed, credentials, error);
+	}
+	if (rc == 0) {
+		rc = check_credentials(&parsed, error);
 	}
 	free(copy);
 	if (rc < 0) {
@@ -174,13 +274,31 @@ int place_parse(const char *text, struct place *place, struct error *error)
 void place_fini(struct place *place)
 {
 	free(place->text);
+	free(place->tls_certificates);
+	free(place->tls_psk_file);
+	free(place->tls_username);
+	free(place->tls_hostname);
 	free(place->path);
 	*place = (struct place){ 0 };
 }
 
+static bool same_text(const char *a, const char *b)
+{
+	return a == NULL || b == NULL ? a == b : strcmp(a, b) == 0;
+}
+
+static bool same_credentials(const struct place *a, const struct place *b)
+{
+	return a->tls == b->tls && same_text(a->tls_certificates, b->tls_certificates) &&
+	       same_text(a->tls_psk_file, b->tls_psk_file) &&
+	       same_text(a->tls_username, b->tls_username) &&
+	       same_text(a->tls_hostname, b->tls_hostname);
+}
+
 bool place_same(const struct place *a, const struct place *b)
 {
-	if (strcmp(a->protocol, b->protocol) != 0 || (a->path == NULL) != (b->path == NULL)) {
+	if (strcmp(a->protocol, b->protocol) != 0 || (a->path == NULL) != (b->path == NULL) ||
+		!same_credentials(a, b)) {
 		return false;
 	}
 	return a->path != NULL ? strcmp(a->path, b->path) == 0
@@ -193,7 +311,7 @@ bool place_holds(const struct place *place, const struct export_uri *uri)
 	uint8_t address[NETWORK_ADDRESS_BYTES];
 	size_t bytes;
 
-	if (strcmp(place->protocol, uri->protocol) != 0) {
+	if (strcmp(place->protocol, uri->protocol) != 0 || place->tls != uri->tls) {
 		return false;
 	}
 	if (!uri->is_unix) {

@@ -37,6 +37,7 @@ enum {
 
 struct carrier;
 struct carrier_target;
+struct tls_client;
 struct connection;
 
 /* What a connection offers, once it is ready. */
@@ -112,8 +113,9 @@ struct carrier_ops {
 	size_t command_bytes;	    /* in command.space */
 	uint32_t connections;	    /* so many if nobody says; 0: by the number of processors */
 	/* What a URI names, shared by the connections of a client; reads no file. open_flags:
-	 * enum gmb_open_flags. label: the server's address. */
-	int (*target_create)(const char *uri, uint32_t open_flags,
+	 * enum gmb_open_flags. tls: of an nbds URI, credentials in place of those that it names,
+	 * held; NULL: its own. label: the server's address. */
+	int (*target_create)(const char *uri, uint32_t open_flags, struct tls_client *tls,
 		char label[CARRIER_LABEL_BYTES_MAX], struct carrier_target **target_out,
 		struct error *error);
 	void (*target_destroy)(struct carrier_target *target); /* NULL: no-op */

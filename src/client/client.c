@@ -706,7 +706,7 @@ static int take_options(
 	return 0;
 }
 
-static int client_create(struct gmb_queue *queue, const char *uri,
+static int client_create(struct gmb_queue *queue, const char *uri, struct tls_client *tls,
 	const struct gmb_options *options, struct gmb_client **client_out, struct error *error)
 {
 	struct gmb_client *client = calloc(1, sizeof(*client));
@@ -733,7 +733,7 @@ static int client_create(struct gmb_queue *queue, const char *uri,
 		client->connections_wanted = or_default(client->options.connections,
 			or_default(client->ops->connections, connections_chosen()));
 		err = client->ops->target_create(
-			uri, client->options.flags, client->label, &client->target, error);
+			uri, client->options.flags, tls, client->label, &client->target, error);
 	}
 	if (err == 0 && !ring_secret(queue->ring, secret, sizeof(secret))) {
 		err = error_set(error, -EIO, "the system gives no random numbers");
@@ -825,11 +825,11 @@ static void close_connections(struct gmb_client *client)
 	}
 }
 
-int gmb_open_start(struct gmb_queue *queue, const char *uri, const struct gmb_options *options,
-	struct gmb_client **client_out, struct gmb_error *error)
+int client_open_start(struct gmb_queue *queue, const char *uri, struct tls_client *tls,
+	const struct gmb_options *options, struct gmb_client **client_out, struct gmb_error *error)
 {
 	struct error reason = { 0 };
-	int err = client_create(queue, uri, options, client_out, &reason);
+	int err = client_create(queue, uri, tls, options, client_out, &reason);
 
 	if (err != 0) {
 		error_export(error, &reason);
@@ -837,6 +837,12 @@ int gmb_open_start(struct gmb_queue *queue, const char *uri, const struct gmb_op
 	}
 	connection_start((*client_out)->connections[0], 0);
 	return 0;
+}
+
+int gmb_open_start(struct gmb_queue *queue, const char *uri, const struct gmb_options *options,
+	struct gmb_client **client_out, struct gmb_error *error)
+{
+	return client_open_start(queue, uri, NULL, options, client_out, error);
 }
 
 int gmb_open_result(const struct gmb_client *client, struct gmb_error *error)

@@ -3,8 +3,8 @@
  * The library as a guest on the ring of a server, which is a client of other servers, too. Nothing
  * here blocks: the ring's owner turns it, and calls queue_pump() after every batch.
  *
- *   queue_create_on() ─▶ gmb_open_start() ─▶ gmb_submit() ... ─▶ client_end() ─▶ client_is_gone()
- *                                                          gmb_queue_destroy() ◀─┘
+ *   queue_create_on() ─▶ client_open_start() ─▶ gmb_submit() ... ─▶ client_end()
+ *                                  gmb_queue_destroy() ◀─ client_is_gone() ◀─┘
  *
  * Of <gmblock/gmblock.h> what waits must not be called: gmb_queue_wait(), gmb_open(), gmb_close()
  * and the blocking calls.
@@ -19,8 +19,15 @@
 #include "base/error.h"
 #include "ring/ring.h"
 
+struct tls_client;
+
 /* NULL: no memory. */
 struct gmb_queue *queue_create_on(struct ring *ring);
+/* gmb_open_start() with credentials for TLS apart from the URI, which comes from elsewhere: see
+ * tls_client_create_for_place(). Held until client_is_gone(). NULL: the URI has no TLS. */
+GMB_MUST_CHECK int client_open_start(struct gmb_queue *queue, const char *uri,
+	struct tls_client *tls, const struct gmb_options *options, struct gmb_client **client_out,
+	struct gmb_error *error);
 /* Sends what was submitted, and calls what is done already. True: something was called. Not from a
  * callback of the library. */
 bool queue_pump(struct gmb_queue *queue);

@@ -921,7 +921,7 @@ static int check_uri(const struct export_uri *uri, const char *text, struct erro
 		uri->user != NULL ? "" : uri->unknown_parameter);
 }
 
-static int native_target_create(const char *text, uint32_t open_flags,
+static int native_target_create(const char *text, uint32_t open_flags, struct tls_client *tls,
 	char label[CARRIER_LABEL_BYTES_MAX], struct carrier_target **target_out,
 	struct error *error)
 {
@@ -930,6 +930,7 @@ static int native_target_create(const char *text, uint32_t open_flags,
 	int result = export_uri_parse(text, &uri, error);
 
 	GMB_UNUSED(open_flags);
+	GMB_ASSERT(tls == NULL);
 	if (result == 0) {
 		result = check_uri(&uri, text, error);
 	}

@@ -165,7 +165,7 @@ int native_probe(const char *uri, bool all, uint64_t timeout_ns,
 	char label[CARRIER_LABEL_BYTES_MAX];
 	struct carrier_target *base;
 	struct clan_error reason;
-	int result = native_carrier.target_create(uri, 0, label, &base, error);
+	int result = native_carrier.target_create(uri, 0, NULL, label, &base, error);
 
 	if (result != 0) {
 		return result;

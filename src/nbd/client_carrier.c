@@ -31,6 +31,7 @@ enum carrier_state { CARRIER_IDLE, CARRIER_DIALING, CARRIER_READY, CARRIER_CLOSI
 struct nbd_target {
 	struct export_uri uri;
 	struct tls_client *tls; /* or NULL */
+	bool tls_is_lent;
 };
 
 struct nbd_carrier {
@@ -529,7 +530,9 @@ static void nbd_target_destroy(struct carrier_target *base)
 	struct nbd_target *target = (struct nbd_target *)(void *)base;
 
 	if (target != NULL) {
-		tls_client_destroy(target->tls);
+		if (!target->tls_is_lent) {
+			tls_client_destroy(target->tls);
+		}
 		export_uri_fini(&target->uri);
 		free(target);
 	}
@@ -548,7 +551,21 @@ static int check_files(const struct export_uri *uri, uint32_t open_flags, struct
 		uri->tls_certificates != NULL ? "tls-certificates" : "tls-psk-file");
 }
 
-static int nbd_target_create(const char *text, uint32_t open_flags,
+/* Credentials that are lent decide that there is TLS. */
+static int take_tls(struct nbd_target *target, struct tls_client *lent, struct error *error)
+{
+	if (lent != NULL && !target->uri.tls) {
+		return error_set(error, -EINVAL, "credentials for TLS need an nbds URI");
+	}
+	target->tls_is_lent = lent != NULL;
+	if (lent != NULL) {
+		target->tls = lent;
+		return 0;
+	}
+	return target->uri.tls ? tls_client_create(&target->uri, &target->tls, error) : 0;
+}
+
+static int nbd_target_create(const char *text, uint32_t open_flags, struct tls_client *tls,
 	char label[CARRIER_LABEL_BYTES_MAX], struct carrier_target **target_out,
 	struct error *error)
 {
@@ -566,8 +583,8 @@ static int nbd_target_create(const char *text, uint32_t open_flags,
 		export_uri_label(label, &target->uri);
 		err = check_files(&target->uri, open_flags, error);
 	}
-	if (err == 0 && target->uri.tls) {
-		err = tls_client_create(&target->uri, &target->tls, error);
+	if (err == 0) {
+		err = take_tls(target, tls, error);
 	}
 	if (err != 0) {
 		nbd_target_destroy((struct carrier_target *)(void *)target);

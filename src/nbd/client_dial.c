@@ -140,7 +140,7 @@ static void encrypt(struct nbd_dial *dial)
 	struct tls_layer_options options = {
 		.context = dial->tls_context,
 		.pool = tls_client_pool(dial->tls),
-		.server_name = tls_client_server_name(dial->tls),
+		.server_name = tls_client_server_name(dial->tls, dial->uri),
 	};
 	struct tls_layer *layer;
 	int err;

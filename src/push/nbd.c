@@ -348,6 +348,18 @@ static int take_memory(struct push_nbd *nbd, void **base_out)
 	return result;
 }
 
+/* Certificates, keys, or rights that depend on them: in the rule of the source's server, which who
+ * asks does not see. */
+static const char *tls_advice(const struct push_source *source, int result)
+{
+	bool is_refused = result == -EACCES || result == -EKEYREJECTED;
+
+	return source->tls != NULL && is_refused
+		       ? "; compare the credentials in --push-to nbds:PLACE of the source's server "
+			 "with those of the destination"
+		       : "";
+}
+
 static void opened(void *context, struct gmb_client *client, const struct gmb_error *error)
 {
 	struct push_nbd *nbd = context;
@@ -364,8 +376,10 @@ static void opened(void *context, struct gmb_client *client, const struct gmb_er
 		return;
 	}
 	if (result != 0) {
-		snprintf(text, sizeof(text), "the destination: %.*s", (int)sizeof(text) - 32,
-			error->text);
+		const char *advice = tls_advice(source, result);
+
+		snprintf(text, sizeof(text), "the destination: %.*s%s",
+			(int)(sizeof(text) - 32 - strlen(advice)), error->text, advice);
 	} else {
 		result = look(nbd, text);
 	}
@@ -421,7 +435,7 @@ int push_nbd_begin(struct push_source *source, const char *uri, bool detach, con
 	nbd->detach = detach;
 	nbd->target_offset = source->use.ticket.offset;
 	list_init(&nbd->node);
-	result = gmb_open_start(nbd->hub->queue, uri, &options, &nbd->client, NULL);
+	result = client_open_start(nbd->hub->queue, uri, source->tls, &options, &nbd->client, NULL);
 	if (result != 0) {
 		*text = result == -ENOMEM ? *text
 					  : "the address of the destination is no URI of NBD";

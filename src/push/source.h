@@ -50,6 +50,7 @@ struct push_source {
 	uint32_t target_uid; /* as in START */
 	uint32_t start_flags;
 	char *uri; /* of the destination; NULL: the source has connected, or is about to */
+	struct tls_client *tls; /* credentials for it, of the server; NULL: no TLS */
 	struct engine_view view;
 
 	/* Slots: the destination's memory, or ours. */

@@ -9,38 +9,61 @@
 #include "base/bytes.h"
 #include "push/source.h"
 
-/* Whether the operator lets anybody choose that place. */
-static bool names_place(const struct push_session *session, const struct export_uri *uri)
+/* The first place with that address among those which the operator lets anybody choose, or NULL. */
+static const struct place *find_place(
+	const struct push_session *session, const struct export_uri *uri)
 {
 	const struct engine_options *options = &session->service->engine->options;
-	bool names = false;
 
-	for (uint32_t i = 0; !names && i < options->place_count; i++) {
-		names = place_holds(&options->places[i], uri);
+	for (uint32_t i = 0; i < options->place_count; i++) {
+		if (place_holds(&options->places[i], uri)) {
+			return &options->places[i];
+		}
 	}
-	return names;
+	return NULL;
+}
+
+/* Over TLS, with the credentials that the operator has for that place. The URI is the
+ * coordinator's, who must not choose among the server's files, keys and authorities. */
+static const char *may_reach_tls(const struct push_session *session, const struct export_uri *uri,
+	struct tls_client **tls_out)
+{
+	const struct place *place = find_place(session, uri);
+
+	if (export_uri_has_files(uri) || uri->tls_type != NULL || uri->tls_verify_peer != NULL ||
+		uri->user != NULL) {
+		return "the source's server connects with its own credentials (--push-to "
+		       "nbds:PLACE,tls-...): leave the user and every parameter of TLS but "
+		       "tls-hostname out of the destination's URI";
+	}
+	if (place == NULL) {
+		return "pushing over TLS to that destination is not allowed: no --push-to "
+		       "nbds:PLACE,tls-... of the source's server names that place";
+	}
+	*tls_out = place->opened;
+	return NULL;
 }
 
 /* The same of a destination without push, which does not know who asks. There is no ticket: what
  * the server itself may write there, the coordinator has it write. */
-static const char *may_reach_nbd(const struct push_session *session, const struct export_uri *uri)
+static const char *may_reach_nbd(const struct push_session *session, const struct export_uri *uri,
+	struct tls_client **tls_out)
 {
 	uint8_t address[NETWORK_ADDRESS_BYTES];
 
 	if (strcmp(uri->protocol, "nbd") != 0) {
 		return "the destination is neither an address of push nor of NBD";
 	}
-	if (uri->tls) {
-		return "this server has no credentials for TLS to a destination without push; "
-		       "gmblock copy has yours";
-	}
 	if (!uri->is_unix && !address_parse(uri->host, address)) {
 		return "the address of the destination is not numeric";
+	}
+	if (uri->tls) {
+		return may_reach_tls(session, uri, tls_out);
 	}
 	if (uri->is_unix && push_viewer_of(session).all) {
 		return NULL;
 	}
-	return names_place(session, uri)
+	return find_place(session, uri) != NULL
 		       ? NULL
 		       : "this server does not write there: no --push-to nbd:PLACE of it names "
 			 "that place";
@@ -56,7 +79,7 @@ static const char *may_reach(const struct push_session *session, const struct ex
 		return "the destination is no address of push";
 	}
 	/* Root and our own user could connect there themselves. */
-	if (!push_viewer_of(session).all && !names_place(session, uri)) {
+	if (!push_viewer_of(session).all && find_place(session, uri) == NULL) {
 		return "this server does not push there for you: no --push-to of it names that "
 		       "place (with ,port=N, if the port is not 10811)";
 	}
@@ -111,7 +134,7 @@ static int dial_push(struct push_session *session, const struct export_uri *uri,
 }
 
 /* Whether the source may connect there; peer: a word for it. */
-static int look_up(const struct push_session *session, const struct push_source *source,
+static int look_up(const struct push_session *session, struct push_source *source,
 	char peer[PUSH_PEER_BYTES_MAX], const char **text)
 {
 	char label[EXPORT_URI_LABEL_BYTES];
@@ -123,7 +146,7 @@ static int look_up(const struct push_session *session, const struct push_source 
 	}
 	snprintf(peer, PUSH_PEER_BYTES_MAX, "%s", export_uri_label(label, &uri));
 	*text = (source->start_flags & PUSH_NBD) == 0 ? may_reach(session, &uri)
-						      : may_reach_nbd(session, &uri);
+						      : may_reach_nbd(session, &uri, &source->tls);
 	export_uri_fini(&uri);
 	return *text == NULL ? 0 : -EACCES;
 }

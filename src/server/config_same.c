@@ -150,9 +150,37 @@ static bool has_places(const struct server_config *config, const struct server_c
 	return all;
 }
 
+/* The next place with credentials from *idx on, which is behind it then; NULL: there is none. */
+static const struct place *next_tls_place(const struct server_config *config, uint32_t *idx)
+{
+	while (*idx < config->push_place_count) {
+		const struct place *place = &config->push_places[(*idx)++];
+
+		if (place->tls) {
+			return place;
+		}
+	}
+	return NULL;
+}
+
+/* The first one that contains a destination has its credentials, so their order matters. */
+static bool same_tls_places(const struct server_config *a, const struct server_config *b)
+{
+	uint32_t a_idx = 0;
+	uint32_t b_idx = 0;
+	const struct place *one;
+	const struct place *other;
+
+	do {
+		one = next_tls_place(a, &a_idx);
+		other = next_tls_place(b, &b_idx);
+	} while (one != NULL && other != NULL && place_same(one, other));
+	return one == NULL && other == NULL;
+}
+
 static bool same_places(const struct server_config *a, const struct server_config *b)
 {
-	return has_places(a, b) && has_places(b, a);
+	return has_places(a, b) && has_places(b, a) && same_tls_places(a, b);
 }
 
 static bool same_rates(const struct server_config *a, const struct server_config *b)

@@ -10,6 +10,7 @@
 
 #include "base/log.h"
 #include "server/forecast.h"
+#include "tls/client.h"
 #include "tls/layer.h"
 
 enum { SHOWN_BYTES = 160, FILES_BYTES = 600 };
@@ -22,6 +23,8 @@ struct member {
 };
 
 struct credentials {
+	struct place *places; /* of pushes, with and without TLS */
+	uint32_t place_count;
 	struct tls_pool *pool; /* NULL: no member */
 	uint32_t count;
 	struct member members[];
@@ -243,8 +246,39 @@ static int open_members(struct credentials *credentials, struct error *error)
 	return rc;
 }
 
-int credentials_open(struct listener *listeners, uint32_t listener_count,
-	struct credentials **credentials_out, struct error *error)
+/* The files are read now, so that a mistake in them is known at the start. */
+static int open_place(struct place *place, struct error *error)
+{
+	struct tls_context *context;
+	char shown[SHOWN_BYTES];
+	int rc = tls_client_create_for_place(place, &place->opened, error);
+
+	if (rc == 0) {
+		rc = tls_client_context(place->opened, &context, error);
+	}
+	if (rc < 0) {
+		error_prefix(error, "no TLS for --push-to %s",
+			log_escape(shown, sizeof(shown), place->text, strlen(place->text)));
+		return rc;
+	}
+	tls_context_put(context);
+	return 0;
+}
+
+static int open_places(struct credentials *credentials, struct error *error)
+{
+	int rc = 0;
+
+	for (uint32_t i = 0; rc == 0 && i < credentials->place_count; i++) {
+		if (credentials->places[i].tls) {
+			rc = open_place(&credentials->places[i], error);
+		}
+	}
+	return rc;
+}
+
+int credentials_open(struct server_config *config, struct listener *listeners,
+	uint32_t listener_count, struct credentials **credentials_out, struct error *error)
 {
 	struct credentials *credentials =
 		calloc(1, sizeof(*credentials) + listener_count * sizeof(credentials->members[0]));
@@ -254,6 +288,8 @@ int credentials_open(struct listener *listeners, uint32_t listener_count,
 	if (credentials == NULL) {
 		return error_set(error, -ENOMEM, "no memory for TLS credentials");
 	}
+	credentials->places = config->push_places;
+	credentials->place_count = config->push_place_count;
 	for (uint32_t i = 0; i < listener_count; i++) {
 		if (listeners[i].settings->mode != TLS_OFF) {
 			struct member *member = &credentials->members[credentials->count++];
@@ -264,6 +300,9 @@ int credentials_open(struct listener *listeners, uint32_t listener_count,
 	}
 	if (credentials->count > 0) {
 		rc = open_members(credentials, error);
+	}
+	if (rc == 0) {
+		rc = open_places(credentials, error);
 	}
 	if (rc < 0) {
 		credentials_close(credentials);
@@ -280,8 +319,16 @@ int credentials_open(struct listener *listeners, uint32_t listener_count,
 
 void credentials_settle(struct credentials *credentials)
 {
-	if (credentials != NULL && credentials->pool != NULL) {
+	if (credentials == NULL) {
+		return;
+	}
+	if (credentials->pool != NULL) {
 		tls_pool_settle(credentials->pool);
+	}
+	for (uint32_t i = 0; i < credentials->place_count; i++) {
+		if (credentials->places[i].opened != NULL) {
+			tls_pool_settle(tls_client_pool(credentials->places[i].opened));
+		}
 	}
 }
 
@@ -294,6 +341,10 @@ void credentials_close(struct credentials *credentials)
 		tls_policy_destroy(credentials->members[i].policy);
 	}
 	tls_pool_destroy(credentials->pool);
+	for (uint32_t i = 0; i < credentials->place_count; i++) {
+		tls_client_destroy(credentials->places[i].opened);
+		credentials->places[i].opened = NULL;
+	}
 	free(credentials);
 }
 
@@ -313,12 +364,34 @@ static int allow_file(
 		       : sandbox_allow(sandbox, folder, SANDBOX_READ, error);
 }
 
+static int allow_place(const struct place *place, struct sandbox *sandbox, struct error *error)
+{
+	struct tls_context *context;
+	const char *path;
+	int rc = tls_client_context(place->opened, &context, error);
+
+	if (rc < 0) {
+		return rc;
+	}
+	for (uint32_t i = 0; rc == 0 && (path = tls_context_file(context, i)) != NULL; i++) {
+		rc = allow_file(sandbox, path, "--push-to", error);
+	}
+	tls_context_put(context);
+	return rc;
+}
+
 int credentials_allow(
 	const struct credentials *credentials, struct sandbox *sandbox, struct error *error)
 {
 	int rc = 0;
 
-	for (uint32_t i = 0; i < credentials->count; i++) {
+	for (uint32_t i = 0; rc == 0 && i < credentials->place_count; i++) {
+		if (credentials->places[i].tls) {
+			rc = allow_place(&credentials->places[i], sandbox, error);
+		}
+	}
+
+	for (uint32_t i = 0; rc == 0 && i < credentials->count; i++) {
 		struct tls_context *context = tls_policy_context(credentials->members[i].policy);
 		const char *psk = credentials->members[i].settings->psk;
 		const char *path;

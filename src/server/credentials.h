@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * TLS of all listeners: each has a policy (tls/context.h) whose context is loaded from the files
- * that its settings name, and a pool of workers that all share.
+ * that its settings name, and a pool of workers that all share. TLS of places to push to: each has
+ * a struct tls_client, which reads its files again by itself before a connection.
  *
  *   credentials_open() ─▶ listener->tls      credentials_load() ─▶ set ─▶ credentials_use()
  *
@@ -10,8 +11,8 @@
  *
  * Threading: the main thread, but for credentials_load() and credentials_are_stale(), which block
  * while they read files, on any one thread. Ownership: borrows the listeners, and owns their
- * policies. Errors: a negative errno and a sentence that names the address, the file and the
- * reason.
+ * policies; the same of the configuration's places. Errors: a negative errno and a sentence that
+ * names the address, the file and the reason.
  */
 #pragma once
 
@@ -24,9 +25,10 @@ struct credentials;
 struct credentials_set;
 struct forecast;
 
-/* Gives each listener with TLS its policy, and logs what an operator should know. */
-GMB_MUST_CHECK int credentials_open(struct listener *listeners, uint32_t listener_count,
-	struct credentials **credentials_out, struct error *error);
+/* Gives each listener with TLS its policy, and each place with TLS its credentials, and logs what
+ * an operator should know. */
+GMB_MUST_CHECK int credentials_open(struct server_config *config, struct listener *listeners,
+	uint32_t listener_count, struct credentials **credentials_out, struct error *error);
 /* Before the rings of connections are destroyed, none of which is left. NULL is a no-op. */
 void credentials_settle(struct credentials *credentials);
 /* No connection is left, the listeners may be closed. NULL is a no-op. */

@@ -484,8 +484,8 @@ int server_start(struct server *server, struct server_config *config, struct err
 		rc = server_rates_build(&server->config->rates, &server->rate_rules, error);
 	}
 	if (rc == 0) {
-		rc = credentials_open(
-			server->listeners, server->listener_count, &server->credentials, error);
+		rc = credentials_open(config, server->listeners, server->listener_count,
+			&server->credentials, error);
 	}
 	if (rc == 0) {
 		rc = confine(server->config, server->credentials, server->listeners,

@@ -16,7 +16,8 @@ struct tls_client {
 	char *certificates;
 	char *psk_file;
 	char *user;
-	char *server_name;
+	char *server_name; /* of every server; NULL: as its URI says */
+	bool checks_name;
 	char label[EXPORT_URI_LABEL_BYTES];
 	struct tls_pool *pool;
 
@@ -50,21 +51,23 @@ static int choose_type(const struct export_uri *uri, bool *use_psk, struct error
 }
 
 /* The name that is asked for in a certificate: as the user wrote it. */
-static int choose_name(
-	const struct export_uri *uri, bool use_psk, bool verify, char **name, struct error *error)
+static int choose_name(struct tls_client *tls, const struct export_uri *uri, bool use_psk,
+	bool verify, struct error *error)
 {
-	const char *text = uri->tls_hostname != NULL ? uri->tls_hostname : uri->host;
-
-	if (use_psk || !verify) {
+	tls->checks_name = verify && !use_psk;
+	if (!tls->checks_name) {
 		return 0;
 	}
-	if (text == NULL) {
+	if (uri->tls_hostname == NULL && uri->host == NULL) {
 		return error_set(error, -EINVAL,
 			"a Unix socket has no host name that the server's certificate could be "
 			"checked for: give it with tls-hostname=NAME");
 	}
-	*name = strdup(text);
-	return *name != NULL ? 0 : error_set(error, -ENOMEM, "out of memory");
+	if (uri->tls_hostname != NULL) {
+		tls->server_name = strdup(uri->tls_hostname);
+		return tls->server_name != NULL ? 0 : error_set(error, -ENOMEM, "out of memory");
+	}
+	return 0;
 }
 
 /* The process may be in another folder when the file is read again. Links are not followed, because
@@ -105,7 +108,7 @@ int tls_client_create(
 	export_uri_label(tls->label, uri);
 	err = choose_type(uri, &use_psk, error);
 	if (err == 0) {
-		err = choose_name(uri, use_psk, verify, &tls->server_name, error);
+		err = choose_name(tls, uri, use_psk, verify, error);
 	}
 	if (err == 0) {
 		tls->certificates = absolute(uri->tls_certificates, &err);
@@ -132,6 +135,30 @@ int tls_client_create(
 	};
 	*tls_out = tls;
 	return 0;
+}
+
+int tls_client_create_for_place(
+	const struct place *place, struct tls_client **tls_out, struct error *error)
+{
+	const struct export_uri uri = {
+		.protocol = place->protocol,
+		.tls = place->tls,
+		.is_unix = place->path != NULL,
+		.host = place->path == NULL ? place->text : NULL,
+		.socket_path = place->path,
+		.socket_path_bytes = place->path != NULL ? (uint32_t)strlen(place->path) : 0,
+		.user = place->tls_username,
+		.tls_certificates = place->tls_certificates,
+		.tls_psk_file = place->tls_psk_file,
+		.tls_hostname = place->tls_hostname,
+	};
+	int err = tls_client_create(&uri, tls_out, error);
+
+	if (err == 0) {
+		log_escape((*tls_out)->label, sizeof((*tls_out)->label), place->text,
+			strlen(place->text));
+	}
+	return err;
 }
 
 /* Of TLS 1.2 with a pre-shared key only DHE-PSK has both AES-GCM and forward secrecy. */
@@ -227,9 +254,14 @@ struct tls_pool *tls_client_pool(const struct tls_client *tls)
 	return tls->pool;
 }
 
-const char *tls_client_server_name(const struct tls_client *tls)
+const char *tls_client_server_name(const struct tls_client *tls, const struct export_uri *uri)
 {
-	return tls->server_name;
+	if (!tls->checks_name) {
+		return NULL;
+	}
+	return tls->server_name != NULL	   ? tls->server_name
+	       : uri->tls_hostname != NULL ? uri->tls_hostname
+					   : uri->host;
 }
 
 const char *tls_client_advice(const struct tls_client *tls)

@@ -6,13 +6,15 @@
  *   URI ── tls_client_create() ──▶ struct tls_client
  *            ── tls_client_context(), before each connection ──▶ context, for its layer
  *
+ * Or of all servers in a place that an operator names: tls_client_create_for_place().
+ *
  * Threading: any thread; shared by the connections to a server. Ownership: the caller's; it holds
  * no reference of the URI. Errors: a negative errno and a sentence that says which parameter or
  * file, and never a key.
  */
 #pragma once
 
-#include "base/export_uri.h"
+#include "base/place.h"
 #include "tls/layer.h"
 
 struct tls_client;
@@ -25,6 +27,10 @@ GMB_MUST_CHECK int tls_client_create(
  * driver cannot follow a change of keys, with ciphers that the kernel has. */
 GMB_MUST_CHECK int tls_client_create_for_driver(
 	const struct export_uri *uri, struct tls_client **tls_out, struct error *error);
+/* The same for connections to any server in a place with tls, whose credentials are the place's;
+ * of what their URIs say, only tls-hostname counts, and only if the place has none. */
+GMB_MUST_CHECK int tls_client_create_for_place(
+	const struct place *place, struct tls_client **tls_out, struct error *error);
 /* No connection uses it any more. NULL is a no-op. */
 void tls_client_destroy(struct tls_client *tls);
 
@@ -35,8 +41,9 @@ GMB_MUST_CHECK int tls_client_context(
 
 /* Of the connections to the server: its one thread starts with the first handshake. */
 struct tls_pool *tls_client_pool(const struct tls_client *tls);
-/* The name or address that the server's certificate must have; NULL: none is asked for. */
-const char *tls_client_server_name(const struct tls_client *tls);
+/* The name or address that the certificate of the server at that URI must have; NULL: none is asked
+ * for. */
+const char *tls_client_server_name(const struct tls_client *tls, const struct export_uri *uri);
 /* What to look at when the server closes the connection instead of saying what it misses; static.
  */
 const char *tls_client_advice(const struct tls_client *tls);

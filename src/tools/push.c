@@ -224,6 +224,9 @@ static int target_text(const struct end *source, struct end *target, char out[PU
 		if (result != 0) {
 			return result;
 		}
+		if (uri.tls && uri.tls_hostname == NULL) {
+			uri.tls_hostname = uri.host; /* what its certificate says */
+		}
 		uri.host = host;
 		is_local = address_parse(host, address) && address_is_loopback(address);
 	} else if (uri.socket_path[0] != '\0' && uri.socket_path[0] != '/') {
@@ -462,11 +465,7 @@ static int target_open(struct end *target, const struct push_options *options, s
 	int result = export_uri_parse(options->target, &target->uri, error);
 
 	if (result == 0 && strcmp(target->uri.protocol, "nbd") == 0) {
-		return target->uri.tls ? error_set(error, -EPROTONOSUPPORT,
-						 "a server pushes to a destination of NBD without "
-						 "TLS only; gmblock copy copies there with TLS, "
-						 "through this machine")
-				       : 0;
+		return 0;
 	}
 	export_uri_fini(&target->uri);
 	target->uri = (struct export_uri){ 0 };

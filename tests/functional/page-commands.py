@@ -281,6 +281,12 @@ BEFORE = {
         truncate -s 16M a.img b.img c.img
         ip address add 192.0.2.3/32 dev lo
         qemu-nbd --fork --persistent --bind=192.0.2.3 --export-name=disk --format=raw c.img
+        truncate -s 16M d.img
+        ip address add 192.0.2.4/32 dev lo
+        echo "192.0.2.4 server.example" >>/etc/hosts
+        cp -r /etc/pki/gmblock /etc/pki/backup
+        qemu-nbd --fork --persistent --bind=192.0.2.4 --export-name=disk --format=raw --tls-creds=t \
+            --object=tls-creds-x509,id=t,endpoint=server,dir=/etc/pki/gmblock d.img
         # What goes to a host comes from the other one.
         ip route replace table local local 192.0.2.1 dev lo src 192.0.2.2
         ip route replace table local local 192.0.2.2 dev lo src 192.0.2.1""",

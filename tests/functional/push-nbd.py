@@ -22,18 +22,6 @@ SERVERS = ("nbdkit", "qemu-nbd", "gmblock")
 
 
 class PushNbd(push_tool.Case):
-    def background(self, ready, *arguments):
-        """A program for the life of a test, once the file is there."""
-        if shutil.which(arguments[0]) is None:
-            self.skipTest(f"{arguments[0]} is not installed")
-        process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        self.addCleanup(process.communicate)
-        self.addCleanup(process.kill)
-        self.wait_for(lambda: os.path.exists(ready) or process.poll() is not None)
-        if process.poll() is not None:
-            self.fail(process.stderr.read())
-        return process
-
     def nbdkit(self, *arguments):
         self.count += 1
         path, ready = self.path(f"k{self.count}"), self.path(f"pid{self.count}")
@@ -163,7 +151,6 @@ class PushNbd(push_tool.Case):
                 (far.uris[2].replace("/disk", "/none"), "none"),
                 (f"nbd+unix:///?socket={gone}", "the destination: ", "No such file"),
                 (f"nbd+unix:///?socket={self.path('silent')}", "the destination: ", "no success within"),
-                ("nbds://localhost/disk", "without TLS only; gmblock copy"),
                 ("gmb+unix:///disk?socket=/none", "is not an address of push"),
                 ("nbd://no-such-host.invalid/disk", "cannot find the host")):
             self.check_refused(["push", disk, target], 1, *fragments)

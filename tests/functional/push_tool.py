@@ -1,7 +1,9 @@
 """Servers with push, and what gmblock push says about them."""
 import hashlib
 import json
+import os
 import random
+import shutil
 import subprocess
 
 import support
@@ -44,6 +46,18 @@ class Case(support.Case):
         names = [export.split("=")[0] for export in exports]
         server.push = lambda name: server.uris[names.index(name)]
         return server
+
+    def background(self, ready, *arguments):
+        """A program for the life of a test, once the file is there."""
+        if shutil.which(arguments[0]) is None:
+            self.skipTest(f"{arguments[0]} is not installed")
+        process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        self.wait_for(lambda: os.path.exists(ready) or process.poll() is not None)
+        if process.poll() is not None:
+            self.fail(process.stderr.read())
+        return process
 
     def push(self, source, target, *options):
         """What a push says that must succeed."""

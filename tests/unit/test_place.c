@@ -75,6 +75,81 @@ static void protocols(void **state)
 	assert_false(holds("nbd:/run/a", "push+unix:///x?socket=/run/a"));
 }
 
+/* Whether both texts, with the same credentials or others, are one place. */
+static bool same(const char *one, const char *other)
+{
+	struct place places[2];
+	struct error error;
+	bool is_same;
+
+	assert_int_equal(place_parse(one, &places[0], &error), 0);
+	assert_int_equal(place_parse(other, &places[1], &error), 0);
+	is_same = place_same(&places[0], &places[1]);
+	place_fini(&places[0]);
+	place_fini(&places[1]);
+	return is_same;
+}
+
+static void credentials(void **state)
+{
+	static const char text[] = "nbds:10.0.0.0/8,port=7,tls-certificates=/c,tls-hostname=h";
+	static const char key[] = "nbds:/run/s,tls-psk-file=/k,tls-username=u";
+	static const struct place empty;
+	struct place place;
+	struct error error;
+
+	(void)state;
+	assert_int_equal(place_parse(text, &place, &error), 0);
+	assert_string_equal(place.text, "nbds:10.0.0.0/8,port=7");
+	assert_true(place.tls);
+	assert_int_equal(place.port, 7);
+	assert_string_equal(place.tls_certificates, "/c");
+	assert_string_equal(place.tls_hostname, "h");
+	assert_null(place.tls_psk_file);
+	assert_null(place.tls_username);
+	place_fini(&place);
+	assert_memory_equal(&place, &empty, sizeof(place));
+	assert_int_equal(place_parse(key, &place, &error), 0);
+	assert_string_equal(place.text, "nbds:/run/s");
+	assert_string_equal(place.path, "/run/s");
+	assert_string_equal(place.tls_psk_file, "/k");
+	assert_string_equal(place.tls_username, "u");
+	place_fini(&place);
+	assert_true(same(text, "nbds:10.0.0.0/8,port=7,tls-hostname=h,tls-certificates=/c"));
+	assert_true(same("nbds:10.0.0.1,tls-certificates=/c",
+		"nbds:::ffff:10.0.0.1,port=10809,tls-certificates=/c"));
+	assert_false(same(text, "nbds:10.0.0.0/8,port=7,tls-certificates=/d,tls-hostname=h"));
+	assert_false(same(text, "nbds:10.0.0.0/8,port=7,tls-certificates=/c,tls-hostname=i"));
+	assert_false(same(text, "nbds:10.0.0.0/8,port=7,tls-certificates=/c"));
+	assert_false(same(text, "nbds:10.0.0.0/8,port=7,tls-psk-file=/c,tls-username=h"));
+	assert_false(same(text, "nbd:10.0.0.0/8,port=7"));
+	assert_false(same(key, "nbds:/run/s,tls-psk-file=/k,tls-username=v"));
+	assert_false(same(key, "nbds:/run/s,tls-psk-file=/l,tls-username=u"));
+}
+
+/* With TLS or without, never both. */
+static void tls_places(void **state)
+{
+	static const char text[] = "nbds:10.0.0.0/8,tls-certificates=/c";
+	struct place place;
+	struct export_uri uris[3];
+	struct error error;
+
+	(void)state;
+	assert_int_equal(place_parse(text, &place, &error), 0);
+	assert_int_equal(export_uri_parse("nbds://10.1.2.3/x", &uris[0], &error), 0);
+	assert_int_equal(export_uri_parse("nbd://10.1.2.3/x", &uris[1], &error), 0);
+	assert_int_equal(export_uri_parse("nbds://10.1.2.3:7/x", &uris[2], &error), 0);
+	assert_true(place_holds(&place, &uris[0]));
+	assert_false(place_holds(&place, &uris[1]));
+	assert_false(place_holds(&place, &uris[2]));
+	place_fini(&place);
+	for (size_t i = 0; i < sizeof(uris) / sizeof(uris[0]); i++) {
+		export_uri_fini(&uris[i]);
+	}
+	assert_false(holds("nbd:10.0.0.0/8", "nbds://10.1.2.3"));
+}
+
 static void what_is_no_place(void **state)
 {
 	static const char *const texts[] = {
@@ -93,6 +168,24 @@ static void what_is_no_place(void **state)
 		"10.0.0.1,sport=1",
 		",port=1",
 		"[::1]",
+		"nbds:10.0.0.1",
+		"nbds:/run/s",
+		"nbds:/run/s,tls-certificates=/c",
+		"nbds:10.0.0.1,tls-hostname=h",
+		"nbds:10.0.0.1,tls-certificates=",
+		"nbds:10.0.0.1,tls-certificates",
+		"nbds:10.0.0.1,tls-certificates=/c,",
+		"nbds:10.0.0.1,tls-certificates=/c,port=7",
+		"nbds:10.0.0.1,tls-certificates=/c,tls-certificates=/c",
+		"nbds:10.0.0.1,tls-certificates=/c,tls-psk-file=/k,tls-username=u",
+		"nbds:10.0.0.1,tls-certificates=/c,tls-username=u",
+		"nbds:10.0.0.1,tls-certificates=/c,tls-verify-peer=0",
+		"nbds:10.0.0.1,tls-psk-file=/k",
+		"nbds:10.0.0.1,tls-psk-file=/k,tls-username=u,tls-hostname=h",
+		"nbd:10.0.0.1,tls-certificates=/c",
+		"nbd:/run/s,tls-certificates=/c",
+		"10.0.0.1,tls-certificates=/c",
+		"nbds:localhost,tls-certificates=/c",
 	};
 	struct place place;
 	struct error error;
@@ -133,6 +226,8 @@ int main(void)
 		cmocka_unit_test(sockets),
 		cmocka_unit_test(networks),
 		cmocka_unit_test(protocols),
+		cmocka_unit_test(credentials),
+		cmocka_unit_test(tls_places),
 		cmocka_unit_test(what_is_no_place),
 		cmocka_unit_test(loopback),
 	};
