@@ -267,7 +267,8 @@ class PushTls(push_tool.Case):
         """New files are used by the next push, without a word; a half-written one is not."""
         target = self.image("target", 2 * MIB)
         far = self.destination(target, f"--tls-certificates={self.creds('good')}", "--tls-verify-peer")
-        pki = shutil.copytree(self.creds("stranger"), self.path("pki"))
+        # Apart from the disk, whose folder the sandbox leaves open in any case.
+        pki = shutil.copytree(self.creds("stranger"), self.creds("renewed"))
         first = self.source(self.x509(f"127.0.0.1,port={far.port}", pki))
         self.check_refused(["push", first.push("disk"), far.at], 1, "the authority of our certificate")
         for name in ("client-key.pem", "client-cert.pem"):
