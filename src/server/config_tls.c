@@ -200,6 +200,12 @@ int server_tls_finish(struct server_config *config, struct error *error)
 		}
 		used |= config->listens[i].tls.mode != TLS_OFF;
 	}
+	if (!used && config->tls.mode != TLS_OFF) {
+		return error_set(error, -EINVAL,
+			"--tls is given, and no address uses TLS; listen on an nbd:// or "
+			"nbd+unix:// "
+			"address, as gmb and push cannot be encrypted");
+	}
 	if (!used && (config->tls.given & needs_tls) != 0) {
 		return error_set(error, -EINVAL,
 			"credentials are given, and no address uses TLS; add --tls=require (or "

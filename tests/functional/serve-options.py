@@ -101,6 +101,11 @@ class Options(support.Case):
         listen("nbd://127.0.0.1:0/disk", "names no export", "--export")
         listen("nbd://127.0.0.1:0/?colour=red", "unknown parameter 'colour'")
 
+    def test_tls_without_an_address_for_it(self):
+        for listen in "gmb+unix:///?socket=s", "push+unix:///?socket=s":
+            for mode in "on", "require":
+                self.check(["null:1M", "--listen", listen, "--tls", mode, "--run", "true"], "no address uses TLS", "nbd://")
+
     def test_a_port_alone(self):
         self.check(["null:1M", "--listen", "10900"], "--listen: ", "nbd://127.0.0.1:10900, and")
         for option in ("--port", "-p"):
