@@ -90,7 +90,8 @@ static int take_verify(void *context, const char *option, const char *text)
 	struct push_arguments *arguments = context;
 
 	if (text != NULL && strcmp(text, "read") != 0) {
-		return cli_usage_error(name, "--%s can be read", option);
+		return cli_usage_error(name,
+			"--%s: '%s' is unknown; write --verify or --verify=read", option, text);
 	}
 	arguments->options.read_back = true;
 	return CLI_GO_ON;

@@ -217,7 +217,9 @@ static bool join(struct session *session)
 	list_remove(&session->node);
 	list_remove(&session->dirty_node);
 	list_remove(&session->review_node);
-	session_log(session, "has left");
+	if (session->was_ready) {
+		session_log(session, "has left");
+	}
 	path_client_fini(&session->client);
 	engine_client_leave(session);
 	session_rates_leave(session);

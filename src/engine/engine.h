@@ -297,6 +297,7 @@ struct session {
 	bool paused;		  /* begins and receives nothing */
 	bool was_told;		  /* to that process */
 	bool passed;		  /* its connection is another process's */
+	bool was_ready;		  /* the log says that its client uses the export */
 	struct export *export;	  /* NULL until session_choose() */
 	struct path_export *path_export;
 	struct path_client client; /* of its requests */

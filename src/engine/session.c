@@ -62,6 +62,7 @@ void session_set_state(struct session *session, enum session_state state)
 {
 	GMB_ASSERT((session_edges[session->state] & BIT(state)) != 0);
 	if (state == SESSION_READY) {
+		session->was_ready = true;
 		session_log(session, "uses");
 	}
 	list_remove(&session->deadline_node);

@@ -277,7 +277,10 @@ static void peer_lost(struct push_session *session, const struct clan_event *eve
 		return;
 	}
 	push_session_job_end(session, -ECONNRESET,
-		session->source != NULL ? "the coordinator has left" : "the source has left");
+		session->source != NULL
+			? "the command that asked for it has ended, or is not connected "
+			  "any more"
+			: "the source has left");
 	session_terminate(&session->base, reason);
 }
 

@@ -139,12 +139,20 @@ class Push(push_tool.Case):
                           ["push", "--list", "--cancel", "1", disk], ["push", "--status", "x", disk],
                           ["push", "--list"], ["push", "--verify=no", disk, disk]):
             self.check_refused(arguments, 2)
+        self.check_refused(["push", "--verify=no", disk, disk], 2, "--verify: 'no' is unknown", "--verify=read")
         self.check_refused(["push", "--status", "1", disk], 1, "no job")
         self.check_refused(["push", "--cancel", "1", disk], 1, "job 0000000000000001: you have no such job")
         self.check_refused(["push", "nbd://127.0.0.1/x", disk], 1, "is not an address of push", "gmblock copy")
         # Another part of the same export is no push onto itself.
         self.push(disk, disk, "--range", "0+1M", "--to-offset", "2M")
         self.assertEqual(digest(source, 0, MIB), digest(source, 2 * MIB, MIB))
+
+    def test_the_log_of_a_refused_push(self):
+        """Who never used an export does not leave it."""
+        server = self.serve("disk=memory:1M", arguments=("--log-level", "info"))
+        self.check_refused(["push", server.push("disk"), "nbd://127.0.0.1/x"], 1, "no --push-to nbd:PLACE")
+        code, errors = server.stop()
+        self.assertEqual((code, errors.count("uses export"), errors.count("has left export")), (0, 0, 0), errors)
 
     def test_one_disk_under_two_names(self):
         """In one server and in two, where the second name is a link to the file."""
@@ -259,6 +267,8 @@ class Push(push_tool.Case):
             if victim == "coordinator":
                 push.kill()
                 push.communicate()
+                self.wait_for(lambda: self.jobs(uris["source"])[-1]["state"] == "failed")
+                self.assertIn("the command that asked for it has ended", self.jobs(uris["source"])[-1]["error"])
             else:
                 servers[victim] = self.restart(
                     servers[victim], uris[victim], source if victim == "source" else target)
