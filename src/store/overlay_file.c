@@ -437,6 +437,31 @@ static int reset(const char *path, const struct overlay_base *base,
 	return result;
 }
 
+/* What 'gmblock serve' refuses below an overlay, but for format=raw. */
+static int check_format(const char *path, struct error *error)
+{
+	struct disk_info info;
+	int fd;
+	int result = disk_open(path, true, false, &fd, error);
+
+	if (result < 0) {
+		return result;
+	}
+	result = disk_info(fd, &info);
+	disk_close(fd);
+	if (result < 0 || info.format == NULL) {
+		return 0; /* overlay_base_look() says what is wrong */
+	}
+	return error_set(error, -EMEDIUMTYPE,
+		"'%s' looks like a %s image, and an overlay needs a raw disk below it; %s", path,
+		info.format,
+		strcmp(info.format, DISK_FORMAT_OVERLAY) == 0
+			? "name the base of that overlay, which 'gmblock check' shows"
+		: strcmp(info.format, DISK_FORMAT_FLASH) == 0
+			? "copy the disk in it to a file ('gmblock copy')"
+			: "convert it with 'qemu-img convert -O raw'");
+}
+
 int overlay_create(const char *path, const struct store_create *create, struct error *error)
 {
 	struct overlay_base base;
@@ -452,7 +477,10 @@ int overlay_create(const char *path, const struct store_create *create, struct e
 		return error_set(error, -EINVAL,
 			"an overlay is as large as its base, and takes --base and --force only");
 	}
-	result = overlay_base_look(create->base, &base, error);
+	result = check_format(create->base, error);
+	if (result == 0) {
+		result = overlay_base_look(create->base, &base, error);
+	}
 	if (result < 0) {
 		return result;
 	}

@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "base/text.h"
+#include "disk/disk.h"
 #include "ring/ring.h"
 #include "store/store.h"
 #include "tools/show.h"
@@ -54,6 +55,22 @@ static void take_fault(struct store_check *check, const char *sentence)
 	json_array_append_new(findings->faults, print_json_text(sentence));
 }
 
+/* Whether the file is in that format of ours. One that cannot be opened is in none. */
+static bool is_format(const char *path, const char *format)
+{
+	struct disk_info info;
+	struct error error;
+	int fd;
+	int result = disk_open(path, true, false, &fd, &error);
+
+	if (result < 0) {
+		return false;
+	}
+	result = disk_info(fd, &info);
+	disk_close(fd);
+	return result == 0 && info.format != NULL && strcmp(info.format, format) == 0;
+}
+
 json_t *check_file(const char *path, const char *base, struct error *error)
 {
 	struct findings findings = { .check = { .base = base,
@@ -64,7 +81,13 @@ json_t *check_file(const char *path, const char *base, struct error *error)
 		.root = json_object(),
 		.faults = json_array() };
 
-	if (store_check(path, &findings.check, error) < 0) {
+	int result =
+		base != NULL && is_format(path, DISK_FORMAT_FLASH)
+			? error_set(error, -EINVAL,
+				  "'%s' is a flash store and has no base; leave --base out", path)
+			: store_check(path, &findings.check, error);
+
+	if (result < 0) {
 		json_decref(findings.root);
 		json_decref(findings.faults);
 		return NULL;
@@ -162,8 +185,16 @@ int check_repair(const char *path, uint32_t repairs, struct error *error)
 	const char *file = store_path_file(path);
 	struct ring *ring;
 	char *prefixed = NULL;
-	int result = ring_create(&(struct ring_options){ 0 }, &ring, error);
+	int result;
 
+	if (is_format(file, DISK_FORMAT_OVERLAY)) {
+		return error_set(error, -EINVAL,
+			"'%s' is an overlay, and only flash stores are repaired; leave --rebuild "
+			"and "
+			"--accept-loss out",
+			path);
+	}
+	result = ring_create(&(struct ring_options){ 0 }, &ring, error);
 	if (result < 0) {
 		return result;
 	}

@@ -193,6 +193,18 @@ class Overlay(support.Case):
         self.check_refused(["check", moved], 1, "neither an overlay nor a flash store")
         self.check_refused(["check", self.path("none")], 1, "does not exist")
         self.check_refused(["check"], 2, "give the FILE")
+        for repair in "--rebuild", "--accept-loss":
+            self.check_refused(["check", repair, overlay], 1, "is an overlay", "only flash stores are repaired")
+        flash = self.path("flash")
+        self.assertEqual(self.run_gmblock("create", "--size=64M", f"flash:{flash}"), (0, "", ""))
+        self.check_refused(["check", "--base", moved, flash], 1, "has no base")
+        new = f"overlay:{self.path('new')}"
+        for base, words in (overlay, "name the base of that overlay"), (flash, "gmblock copy"):
+            self.check_refused(["create", "--base", base, new], 1, "needs a raw disk below it", words)
+        with open(moved, "r+b") as file:
+            file.write(b"QFI\xfb")
+        self.check_refused(["create", "--base", moved, new], 1, "qcow2 image", "qemu-img convert")
+        self.assertFalse(os.path.exists(self.path("new")))
 
     def test_keys_that_open_the_disk_anew(self):
         control = self.path("control")
