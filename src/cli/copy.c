@@ -171,6 +171,11 @@ static int contradictions_check(const struct copy_arguments *arguments)
 		{ arguments->map != NULL && arguments->journal != NULL,
 			"--skip-errors cannot be used with --resume, whose journal does not list "
 			"what an earlier run could not read" },
+		{ arguments->map != NULL && strcmp(arguments->map, arguments->target) == 0,
+			"--skip-errors names the target: the map of what cannot be read needs a "
+			"file of its own" },
+		{ arguments->journal != NULL && strcmp(arguments->journal, arguments->target) == 0,
+			"--resume names the target: the journal needs a file of its own" },
 		{ arguments->json && strcmp(arguments->target, "-") == 0,
 			"--json and the target - both want standard output" },
 		{ strcmp(arguments->target, "-") == 0 && isatty(STDOUT_FILENO) == 1,

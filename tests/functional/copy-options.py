@@ -41,6 +41,8 @@ class Options(CopyCase):
                 (["--resume", "j", "/dev/zero", "b"], "--resume", "as '/dev/zero' is"),
                 (["--skip-errors", "m", "--verify", "a", "b"], "--skip-errors", "--verify"),
                 (["--skip-errors", "m", "--resume", "j", "a", "b"], "--skip-errors", "--resume"),
+                (["--skip-errors", "b", "a", "b"], "--skip-errors", "the target"),
+                (["--resume", "b", "a", "b"], "--resume", "the target"),
                 (["--skip-errors", "m", "/dev/zero", "b"], "--skip-errors", "as '/dev/zero' is"),
                 (["--connections", "2", "a", "-"], "--connections", "URI"),
                 (["--direct", "nbd://h", "-"], "--direct", "files and devices")):
