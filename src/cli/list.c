@@ -79,7 +79,8 @@ static int arguments_parse(int argc, char **argv, struct list_arguments *argumen
 		return cli_usage_error("list", "--local goes with --json only");
 	}
 	if (arguments->uri == NULL && !arguments->local) {
-		return cli_usage_error("list", "give the URI of a server");
+		return cli_usage_error(
+			"list", "give the URI of a server, or --local for those of this machine");
 	}
 	return CLI_GO_ON;
 }

@@ -293,7 +293,9 @@ static const char *alert_hint(int alert)
 	case GNUTLS_A_UNKNOWN_CA:
 		return "it does not know the authority of our certificate";
 	case GNUTLS_A_CERTIFICATE_REQUIRED:
-		return "it wants a certificate of ours";
+		return "it wants a certificate of ours; put client-cert.pem and client-key.pem "
+		       "into the "
+		       "folder of tls-certificates";
 	case GNUTLS_A_UNKNOWN_PSK_IDENTITY:
 	case GNUTLS_A_DECRYPT_ERROR:
 		return "it has no such pre-shared key, or another one";

@@ -154,7 +154,7 @@ class Hostile(support.Case):
 class Usage(support.Case):
     def test_wrong_usage(self):
         uri = self.socket_uri()
-        self.check_refused(["list"], 2, "give the URI of a server")
+        self.check_refused(["list"], 2, "give the URI of a server", "--local")
         self.check_refused(["list", uri, uri], 2, "only one URI can be given")
         self.check_refused(["list", "--long", "--json", uri], 2, "only one of")
         self.check_refused(["list", "--sizes", uri], 2, "--sizes")
