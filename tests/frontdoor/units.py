@@ -21,7 +21,7 @@ import nbdmini  # pylint: disable=wrong-import-position
 
 GMBLOCK = os.path.realpath(sys.argv.pop(1))
 PACKAGING = os.path.join(SOURCE, "packaging")
-SECONDS = 60
+SECONDS = 240  # it only ends what hangs
 OPT_LIST_META_CONTEXT = 9
 NOBODY = pwd.getpwnam("nobody")
 

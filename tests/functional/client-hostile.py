@@ -362,7 +362,7 @@ class Lawful(Case):
         for style in CHUNKS:
             with ExportServer(script, style=style, alive=True) as server:
                 answers = self.drive(
-                    f"open c {server.uri()} flags={NO_RECONNECT} request_timeout_ms=1000",
+                    f"open c {server.uri()} flags={NO_RECONNECT} request_timeout_ms=3000",
                     "read c 0 4096 0", "flush c 0 0 0", "status c 0 4096 0", "read c 8192 4096 0",
                     "wait", "flush c 0 0 0", "wait")
             self.assertEqual(server.failures, [])

@@ -247,9 +247,9 @@ static uint64_t lost(const struct gmb_client *client)
 /* What a program does between two requests is not the server's silence. */
 static void a_pause_is_not_silence(void **state)
 {
-	const struct timespec pause = { .tv_sec = 1, .tv_nsec = 200000000 };
+	const struct timespec pause = { .tv_sec = 3, .tv_nsec = 200000000 };
 	struct gmb_options options = {
-		.size = sizeof(options), .connections = 1, .request_timeout_ms = 1000
+		.size = sizeof(options), .connections = 1, .request_timeout_ms = 3000
 	};
 	struct server server = { 0 };
 	struct gmb_queue *queue;
