@@ -38,12 +38,15 @@ class SteadyState(support.Case):
         disk = self.make_file("disk.img", os.urandom(DEPTH * 4096))
         return ["--export", f"cached={disk}", "--export", f"memory=memory:{DEPTH * 4096}"]
 
+    def serve(self, **options):
+        """Without a control socket: commands that look for a server ask all that they find."""
+        return self.start("--threads", "1", "--control", "none", *self.exports(), "--listen",
+                          f"nbd+unix:///?socket={self.path('sock')}", uri_count=2, **options)
+
     def test_no_allocation_and_no_lock(self):
         path = self.make_file("counters", bytes(24))
         environment = dict(os.environ, LD_PRELOAD=COUNTER, CALL_COUNTER_FILE=path)
-        server = self.start("--threads", "1", *self.exports(), "--listen",
-                            f"nbd+unix:///?socket={self.path('sock')}", uri_count=2,
-                            env=environment)
+        server = self.serve(env=environment)
         with open(path, "r+b") as file, mmap.mmap(file.fileno(), 24) as counters:
             started = struct.unpack("=QQQ", counters[:])
             self.assertGreater(started[0], 0, "the counter is not in the program")
@@ -64,8 +67,7 @@ class SteadyState(support.Case):
         os.chmod(wrapper, 0o755)
         real, support.GMBLOCK = support.GMBLOCK, wrapper
         try:
-            server = self.start("--threads", "1", *self.exports(), "--listen",
-                                f"nbd+unix:///?socket={self.path('sock')}", uri_count=2)
+            server = self.serve()
         finally:
             support.GMBLOCK = real
         with nbdmini.open_export(server.uri, b"cached") as client:
