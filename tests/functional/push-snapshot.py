@@ -109,7 +109,7 @@ class PushSnapshot(push_tool.Case):
                 self.wait_for(lambda: self.jobs(first.push("disk"))[-1]["state"] == "moves")
                 after = writer.count()
                 self.assertEqual(push.communicate()[1], "")
-                self.assertEqual(self.snapshots(first), [])
+                self.wait_for(lambda: not self.snapshots(first))  # it is being deleted
                 self.assertTrue(before <= self.check_moment(path, writer) <= after + 1)
         # Two snapshots there are at most.
         for name in "a", "b":
@@ -179,7 +179,7 @@ class PushSnapshot(push_tool.Case):
         self.assertEqual((code, errors), (0, ""))
         self.addCleanup(os.kill, int(output.split()[1]), signal.SIGKILL)
         self.assertIn("another process of the server takes over", push.communicate()[1])
-        self.assertEqual(self.snapshots(first), [])
+        self.wait_for(lambda: not self.snapshots(first))
         self.push(first.push("disk"), second.push("disk"))
 
 

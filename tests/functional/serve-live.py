@@ -529,11 +529,11 @@ class Configuration(Live):
             (f"path: '{self.image('two')}'", f"path: '{self.path('two')}', mode: auto"),
             (f"path: 'flash:{flash}', gc: paper, cache: 1M, on-full: drop",
              f"path: 'flash:{flash}', cold: 30, cache: 1024K, map-memory: 65536K, gc: paper"))
-        rules = (("listen: [{uri: '%s&socket-mode=0660'}]\nlimits: {memory: 64M, idle-timeout: 60000ms}\n"
+        rules = (("listen: [{uri: '%s&socket-mode=0660'}]\nlimits: {memory: 64M, idle-timeout: 60s}\n"
                   "export-folder: [%s, /tmp]\npush-to: [10.0.0.0/8, '::1']\nmetrics: %s\n"
                   "rates: [{rate: 1024K, address: 10.0.0.0/8}]\naccess: [{rights: rw, address: 10.0.0.0/8}, rw]\n"
                   % (socket, self.folder, metrics)),
-                 ("listen: [{uri: '%s&socket-mode=660'}]\nlimits: {idle-timeout: 1m, memory: 65536K}\nsandbox: auto\n"
+                 ("listen: [{uri: '%s&socket-mode=660'}]\nlimits: {idle-timeout: 1min, memory: 65536K}\nsandbox: auto\n"
                   "export-folder: [/tmp, %s/]\npush-to: ['0:0:0:0:0:0:0:1', '10.0.0.0/8,port=10811']\nmetrics: %s/\n"
                   "rates: [{address: '::ffff:10.0.0.0/104', rate: 1M}]\n"
                   "access: [{address: 10.0.0.0/8, rights: rw}, {rights: rw}]\n" % (socket, self.folder, metrics)))
