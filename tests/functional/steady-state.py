@@ -17,6 +17,8 @@ COUNTER = os.path.realpath(sys.argv.pop(2))
 DEPTH = 32
 ROUNDS_WARM = 20
 ROUNDS = 200
+# What accepts and starts may still end in other threads on a busy machine; what a request does is in every try.
+TRIES = 5
 
 
 def traffic(client, rounds):
@@ -53,9 +55,12 @@ class SteadyState(support.Case):
             for name in (b"cached", b"memory"):
                 with nbdmini.open_export(server.uri, name) as client:
                     traffic(client, ROUNDS_WARM)
-                    before = struct.unpack("=QQQ", counters[:])
-                    traffic(client, ROUNDS)
-                    after = struct.unpack("=QQQ", counters[:])
+                    for _ in range(TRIES):
+                        before = struct.unpack("=QQQ", counters[:])
+                        traffic(client, ROUNDS)
+                        after = struct.unpack("=QQQ", counters[:])
+                        if after == before:
+                            break
                     self.assertEqual(after, before, f"allocations and locks: {name}")
 
     @unittest.skipUnless(shutil.which("strace"), "strace is not installed")
@@ -72,11 +77,14 @@ class SteadyState(support.Case):
             support.GMBLOCK = real
         with nbdmini.open_export(server.uri, b"cached") as client:
             traffic(client, ROUNDS_WARM)
-            before = self.calls(log)
-            traffic(client, ROUNDS)
-            done = self.calls(log) - before
+            for _ in range(TRIES):
+                before = self.calls(log)
+                traffic(client, ROUNDS)
+                done = self.calls(log) - before
+                others = set(done) - {"io_uring_enter", "pwrite64", "sendmsg"}
+                if not others:
+                    break
         requests = ROUNDS * DEPTH
-        others = set(done) - {"io_uring_enter", "pwrite64", "sendmsg"}
         self.assertEqual(others, set(), f"system calls of {requests} requests: {done}")
         self.assertGreater(done["io_uring_enter"], 0, "nothing was traced")
         self.assertLess(done["io_uring_enter"], requests / 2, f"{done}")
