@@ -578,7 +578,9 @@ enum clan_put_flags {
  * will tell; from and to are held until then. value: at most CLAN_VALUE_MAX; 0 without CLAN_NOTIFY.
  * Errors: -ESTALE revoked, or used with ONCE, -EACCES, -ERANGE, -ENOENT the region is gone, -EAGAIN
  * (with CLAN_NOTIFY: no room, as clan_send()), -ENOTCONN, -EINVAL, -ENOMEM. After an error nothing
- * arrived. shm ends every one at once, but with CLAN_ACCESS_WARY; networks end later.
+ * arrived. shm ends every one at once, but with CLAN_ACCESS_WARY; networks end later. When the
+ * connection is lost, each ends with an error, and nobody knows whether it has arrived; after
+ * clan_close() no CLAN_EVENT_DONE comes, and CLAN_EVENT_CLOSED ends all.
  */
 int clan_put(struct clan_conn *conn, const struct iovec *from, uint32_t from_count,
 	const struct clan_cookie *cookie, uint64_t offset, uint32_t flags, uint32_t value,

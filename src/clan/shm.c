@@ -340,6 +340,7 @@ void shm_conn_end(struct shm_conn *conn, int status, const char *reason)
 		}
 	}
 	shm_conn_handshake_ended(conn);
+	shm_copies_lost(conn);
 	clan_conn_lose(base, status, "%s", reason != NULL ? reason : peer_reason(conn));
 	if (conn->own != NULL) {
 		atomic_store_explicit(&conn->own->end, 1 + (uint64_t)-status, memory_order_release);

@@ -164,6 +164,21 @@ void shm_copies_look(struct shm_conn *conn)
 	}
 }
 
+void shm_copies_lost(struct shm_conn *conn)
+{
+	list_for_each(node, &conn->copies)
+	{
+		struct shm_copy *copy = list_entry(node, struct shm_copy, node);
+
+		if (copy->owes_message) {
+			copy->owes_message = false;
+			copy->status = -ENOTCONN;
+			copy->ended = true;
+			clan_fire(conn->conn.queue, &copy->source);
+		}
+	}
+}
+
 void shm_copies_drop(struct shm_conn *conn)
 {
 	atomic_store_explicit(&conn->copies_dropped, true, memory_order_relaxed);
