@@ -166,7 +166,8 @@ struct clan_event {
  *
  * An event is queued at most once until the call that can raise it again, so the queue cannot
  * overflow, and its cost does not depend on the number of connections. An idle queue costs nothing.
- * Errors: -EINVAL.
+ * A wait gives at most one of ARRIVED, CONNECT, CONNECTED, READY and LOST of a connection, in this
+ * order: clan_recv() may say that the connection is over before LOST is given. Errors: -EINVAL.
  */
 int clan_queue_wait(
 	struct clan_queue *queue, struct clan_event *events, uint32_t max, int timeout_ms);

@@ -11,6 +11,7 @@
 
 #include <sys/socket.h>
 #include <sys/types.h>
+#include <unistd.h>
 
 #include "base/compiler.h"
 
@@ -26,5 +27,11 @@ void rights_refuse(int fd);
 bool rights_may_come(int fd);
 /* The user at the other end; -1: not known. */
 uid_t rights_owner(int fd);
+/* Another user than root and our own, who cannot harm us more than by its memory and descriptors.
+ */
+static inline bool rights_is_stranger(uid_t uid)
+{
+	return uid != 0 && uid != geteuid();
+}
 /* What came with a message that was received with RIGHTS_CONTROL_BYTES of room; how many. */
 uint32_t rights_collect(struct msghdr *message, int fds[RIGHTS_MAX]);

@@ -2,6 +2,7 @@
 #include "base/work.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +19,7 @@ enum {
 	IDLE_MS = 200,	   /* that a worker waits for more work: starting one takes longer than many
 			      works */
 	DRAINS_MAX = 4096, /* messages that a socket can hold, and more */
+	LOOKS_MAX = 64,	   /* of them, that the caller looks at */
 };
 
 /* On whom it depends when doubtful work ends. There is one while it has work or descriptors. */
@@ -41,6 +43,7 @@ static struct {
 	uint32_t woken;	   /* so many more wait, and go on */
 	uint32_t in_doubt; /* they do such work */
 	uint32_t fd_count; /* of all owners */
+	uint32_t end_count;
 	bool fork_watched;
 } workers = {
 	.lock = PTHREAD_MUTEX_INITIALIZER,
@@ -159,6 +162,7 @@ static void after_fork_in_child(void)
 	workers.woken = 0;
 	workers.in_doubt = 0;
 	workers.fd_count = 0;
+	workers.end_count = 0;
 	pthread_mutex_unlock(&workers.lock);
 }
 
@@ -378,16 +382,52 @@ static void drain(int fd)
 	}
 }
 
+/* Takes what is left in a socket of messages that was shut down. False: it may hold descriptors. */
+static bool is_without_files(int fd)
+{
+	const int on = 1;
+	int kind = 0;
+	socklen_t length = sizeof(kind);
+
+	if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &kind, &length) != 0 || kind != SOCK_SEQPACKET ||
+		setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof(on)) != 0) {
+		return false;
+	}
+	for (int i = 0; i < LOOKS_MAX; i++) {
+		/* Every message has credentials, an empty one as well. There is no room for more,
+		 * so that descriptors are told of and stay in the message. */
+		_Alignas(struct cmsghdr) uint8_t control[CMSG_SPACE(sizeof(struct ucred))];
+		char byte;
+		struct iovec iov = { .iov_base = &byte, .iov_len = sizeof(byte) };
+		struct msghdr message = {
+			.msg_iov = &iov,
+			.msg_iovlen = 1,
+			.msg_control = control,
+			.msg_controllen = sizeof(control),
+		};
+		ssize_t got = recvmsg(fd, &message, MSG_PEEK | MSG_DONTWAIT);
+
+		if (got < 0 || (message.msg_flags & MSG_CTRUNC) != 0) {
+			return false;
+		}
+		if (got == 0 && message.msg_controllen == 0) {
+			return true; /* the end */
+		}
+		(void)!recv(fd, &byte, sizeof(byte), MSG_DONTWAIT);
+	}
+	return false;
+}
+
 static void dispose_now(const struct disposal *disposal)
 {
 	if (disposal->base != NULL) {
 		munmap(disposal->base, disposal->bytes);
 	}
-	if (disposal->is_socket) {
+	if (disposal->is_shut) {
 		drain(disposal->fds[0]);
 	}
 	for (uint32_t i = 0; i < disposal->fd_count; i++) {
-		if (disposal->of_peer && !disposal->is_socket) {
+		if (disposal->of_peer && !disposal->is_end) {
 			close_of_peer(disposal->fds[i]);
 		} else {
 			close(disposal->fds[i]);
@@ -395,16 +435,29 @@ static void dispose_now(const struct disposal *disposal)
 	}
 }
 
-static void count_fds(uid_t uid, uint32_t count, bool more)
+static void count_more(const struct disposal *disposal)
 {
 	pthread_mutex_lock(&workers.lock);
-	if (more) {
-		owner_get(uid)->fd_count += count;
-		workers.fd_count += count;
+	if (disposal->is_end) {
+		workers.end_count++;
 	} else {
-		struct owner *owner = owner_find(uid);
+		owner_get(disposal->owner)->fd_count += disposal->fd_count;
+		workers.fd_count += disposal->fd_count;
+	}
+	pthread_mutex_unlock(&workers.lock);
+}
 
-		/* Those for whom there was no memory are counted together; and a fork forgets. */
+/* Those for whom there was no memory are counted together; and a fork forgets. */
+static void count_less(const struct disposal *disposal)
+{
+	uint32_t count = disposal->fd_count;
+
+	pthread_mutex_lock(&workers.lock);
+	if (disposal->is_end) {
+		workers.end_count -= MIN(workers.end_count, 1U);
+	} else {
+		struct owner *owner = owner_find(disposal->owner);
+
 		owner = owner != NULL ? owner : &workers.unknown;
 		owner->fd_count -= MIN(owner->fd_count, count);
 		workers.fd_count -= MIN(workers.fd_count, count);
@@ -415,16 +468,42 @@ static void count_fds(uid_t uid, uint32_t count, bool more)
 
 bool dispose_has_room(uid_t uid)
 {
+	uint32_t room = DISPOSE_OF_OWNER_MAX;
 	const struct owner *owner;
 	bool has_room;
 
 	pthread_mutex_lock(&workers.lock);
 	owner = owner_find(uid);
-	has_room = workers.fd_count < DISPOSE_ALL_MAX &&
-		   (owner == NULL || uid == workers.unknown.uid ||
-			   owner->fd_count < DISPOSE_OF_OWNER_MAX);
+	if (rights_is_stranger(uid)) {
+		uint32_t left =
+			workers.fd_count < DISPOSE_ALL_MAX ? DISPOSE_ALL_MAX - workers.fd_count : 0;
+
+		room = MIN(room, left);
+	}
+	has_room = (owner == NULL ? 0 : owner->fd_count) < room;
 	pthread_mutex_unlock(&workers.lock);
 	return has_room;
+}
+
+bool dispose_ends_have_room(void)
+{
+	bool has_room;
+
+	pthread_mutex_lock(&workers.lock);
+	has_room = workers.end_count < DISPOSE_ENDS_MAX;
+	pthread_mutex_unlock(&workers.lock);
+	return has_room;
+}
+
+/* Files of memory are closed without waiting for anybody, by whatever worker there is. */
+static bool is_memory(const struct disposal *disposal)
+{
+	uint32_t count = 0;
+
+	while (count < disposal->fd_count && fcntl(disposal->fds[count], F_GET_SEALS) >= 0) {
+		count++;
+	}
+	return count == disposal->fd_count;
 }
 
 static void run_disposal(struct work *work)
@@ -433,7 +512,7 @@ static void run_disposal(struct work *work)
 
 	dispose_now(&job->disposal);
 	if (job->disposal.of_peer) {
-		count_fds(job->disposal.owner, job->disposal.fd_count, false);
+		count_less(&job->disposal);
 	}
 	free(job);
 }
@@ -456,10 +535,10 @@ void dispose(const struct disposal *disposal)
 	job->disposal = *disposal;
 	job->disposal.fds = job->fds;
 	job->work.run = run_disposal;
-	job->work.in_doubt = disposal->of_peer;
+	job->work.in_doubt = disposal->of_peer && !is_memory(disposal);
 	job->work.owner = disposal->owner;
 	if (disposal->of_peer) {
-		count_fds(disposal->owner, disposal->fd_count, true);
+		count_more(disposal);
 	}
 	work_start(&job->work, NULL);
 }
@@ -477,15 +556,27 @@ void dispose_fd(int fd, uid_t owner, bool in_caller)
 	}
 }
 
+void dispose_end(int fd, uid_t owner)
+{
+	dispose(&(struct disposal){
+		.fds = &fd, .fd_count = 1, .of_peer = true, .is_end = true, .owner = owner });
+}
+
 void dispose_socket(int fd, uid_t owner, bool in_caller)
 {
-	if (fd >= 0) {
-		shutdown(fd, SHUT_RDWR); /* nothing more comes */
+	if (fd < 0) {
+		return;
+	}
+	shutdown(fd, SHUT_RDWR); /* nothing more comes */
+	if (is_without_files(fd)) {
+		close(fd);
+	} else {
 		dispose(&(struct disposal){
 			.fds = &fd,
 			.fd_count = 1,
 			.of_peer = true,
-			.is_socket = true,
+			.is_end = true,
+			.is_shut = true,
 			.owner = owner,
 			.in_caller = in_caller,
 		});

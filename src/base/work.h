@@ -52,10 +52,14 @@ void work_finish(struct work_results *results);
 /* Something to get rid of. Sockets of a peer do not linger, whatever it has set. */
 enum {
 	DISPOSE_FDS_MAX = 256,
-	/* Descriptors of peers that are not closed yet: who has so many sends no more. Room for the
-	 * largest message (253) is left above them. */
+	/* Descriptors that peers have sent and that are not closed yet. A user has at most
+	 * DISPOSE_OF_OWNER_MAX, and no more than are left of DISPOSE_ALL_MAX, so that one more user
+	 * finds as much room as each of the others has taken; root and our own user are not held to
+	 * the latter. Room for the largest message (253) is left above both. */
 	DISPOSE_OF_OWNER_MAX = 512,
 	DISPOSE_ALL_MAX = 2048,
+	/* Our ends of connections in which such descriptors are left, counted apart. */
+	DISPOSE_ENDS_MAX = 1024,
 };
 struct disposal {
 	void *base; /* to be unmapped, or NULL */
@@ -63,17 +67,20 @@ struct disposal {
 	const int *fds;
 	uint32_t fd_count; /* at most DISPOSE_FDS_MAX */
 	bool of_peer;	   /* the descriptors are what a peer sent */
-	/* One descriptor, our end of a Unix socket: what its peer has sent and nobody has received
-	 * is got rid of first. */
-	bool is_socket;
-	bool in_caller; /* no threads */
-	uid_t owner;	/* of_peer: the peer's user; -1: unknown */
+	bool is_end;	   /* one descriptor, our end of a Unix socket */
+	bool is_shut;	   /* is_end: what its peer has sent is received and closed first */
+	bool in_caller;	   /* no threads */
+	uid_t owner;	   /* of_peer: the peer's user; -1: unknown */
 };
 void dispose(const struct disposal *disposal);
 /* A descriptor that a peer sent. */
 void dispose_fd(int fd, uid_t owner, bool in_caller);
-/* Our end of a connected Unix socket, or of a listening one. It is shut down. */
+/* Our end of a Unix socket that another process may have, too. */
+void dispose_end(int fd, uid_t owner);
+/* Our end of a connected Unix socket, or of a listening one. It is shut down, and closed at once
+ * when no descriptors are left in it. */
 void dispose_socket(int fd, uid_t owner, bool in_caller);
-/* Whether a message of the peer's may be received that can have descriptors; if not, later. -1: of
- * somebody who is not known yet. */
+/* Whether a message with descriptors may be received from the user; if not, later. */
 bool dispose_has_room(uid_t owner);
+/* Whether a connection may be accepted in which descriptors can be; if not, later. */
+bool dispose_ends_have_room(void);

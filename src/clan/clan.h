@@ -89,12 +89,6 @@ static inline void clan_deadline_clear(struct clan_deadline *deadline)
 }
 /* Hands an error to the program, which may not want it. Returns its code. */
 int clan_error_give(struct clan_error *error_out, const struct error *error);
-/* Another user than root and our own, who cannot harm us more than by its memory and descriptors.
- */
-static inline bool clan_is_stranger(uid_t uid)
-{
-	return uid != 0 && uid != geteuid();
-}
 static inline bool clan_queue_is_passive(const struct clan_queue *queue)
 {
 	return (queue->options.flags & CLAN_QUEUE_PASSIVE) != 0;

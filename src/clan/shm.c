@@ -422,7 +422,7 @@ static int read_credentials(struct shm_conn *conn, int fd)
 	};
 	/* Its memory is mapped, and not given to the program, which would wait for holes. */
 	conn->conn.is_wary = conn->conn.options.access == CLAN_ACCESS_WARY &&
-			     clan_is_stranger(credentials.uid) &&
+			     rights_is_stranger(credentials.uid) &&
 			     !clan_queue_is_passive(conn->conn.queue);
 	return 0;
 }
@@ -430,7 +430,7 @@ static int read_credentials(struct shm_conn *conn, int fd)
 static bool may_connect(const struct shm_conn *conn)
 {
 	return conn->conn.options.access != CLAN_ACCESS_OWNER ||
-	       !clan_is_stranger(conn->conn.peer.uid);
+	       !rights_is_stranger(conn->conn.peer.uid);
 }
 
 /* Fills in a Unix address; "@NAME" is abstract. 0 or -EINVAL. */
@@ -580,7 +580,7 @@ static int shm_adopt(struct clan_queue *queue, int fd, const struct clan_conn_op
 	result = conn_start(conn, fd);
 	if (result == 0) {
 		result = !may_connect(conn) ? -EACCES
-			 : clan_is_stranger(conn->conn.peer.uid) &&
+			 : rights_is_stranger(conn->conn.peer.uid) &&
 					 !dispose_has_room(conn->conn.peer.uid)
 				 ? -EDQUOT
 				 : 0;
@@ -592,8 +592,9 @@ static int shm_adopt(struct clan_queue *queue, int fd, const struct clan_conn_op
 		conn_abandon(conn);
 		return error_set(error, result, "cannot accept a connection: %s",
 			result == -EACCES   ? "it is another user's"
-			: result == -EDQUOT ? "its user has sent too many descriptors that are "
-					      "not closed yet; connect again later"
+			: result == -EDQUOT ? "its user, or several users together, have sent too "
+					      "many descriptors that are not closed yet; "
+					      "connect again later"
 					    : strerror(-result));
 	}
 	*conn_out = &conn->conn;
@@ -607,7 +608,7 @@ static bool stranger_has_too_many(const struct shm_listener *listener, uid_t uid
 {
 	uint32_t count = 0;
 
-	if (!clan_is_stranger(uid)) {
+	if (!rights_is_stranger(uid)) {
 		return false;
 	}
 	list_for_each(node, &listener->listener.queue->conns)
@@ -651,9 +652,9 @@ static void listener_happened(struct waiter_file *file, uint32_t events)
 	for (int i = 0; i < ACCEPT_MAX; i++) {
 		int fd = -1;
 
-		/* Whoever is refused has a descriptor to be closed, too. */
+		/* Whoever is refused may have sent descriptors. */
 		errno = EMFILE;
-		if (dispose_has_room((uid_t)-1)) {
+		if (dispose_ends_have_room()) {
 			fd = accept4(file->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 		}
 		if (fd >= 0) {

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/bytes.h"
+#include "base/rights.h"
 #include "clan/shm.h"
 
 static const uint32_t region_edges[SHM_REGION_STATE_COUNT] = {
@@ -284,7 +285,8 @@ int shm_region_arrived(struct shm_conn *conn, const struct shm_region *message, 
 	}
 	region->work.run = map_region;
 	region->work.done = region_mapped;
-	region->work.in_doubt = clan_is_stranger(conn->conn.peer.uid); /* holes, again and again */
+	region->work.in_doubt =
+		rights_is_stranger(conn->conn.peer.uid); /* holes, again and again */
 	region->work.owner = conn->conn.peer.uid;
 	work_start(&region->work, &conn->conn.queue->results);
 	if (passive) {

@@ -651,8 +651,19 @@ static int receive(struct shm_conn *conn, struct arrival *arrival)
 	return result;
 }
 
-/* The peer's user has sent so many descriptors that are not closed yet that what it sends stays in
- * its socket, at the expense of its own limit. */
+/* Looks without taking it: descriptors that there is no room for stay in the message. */
+static bool next_has_files(int fd)
+{
+	char byte;
+	struct iovec iov = { .iov_base = &byte, .iov_len = sizeof(byte) };
+	struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1 };
+
+	return recvmsg(fd, &message, MSG_PEEK | MSG_DONTWAIT) >= 0 &&
+	       (message.msg_flags & MSG_CTRUNC) != 0;
+}
+
+/* So many descriptors are not closed yet that more of the peer's user stay in its socket, at the
+ * expense of its own limit. */
 static void receive_later(struct shm_conn *conn, uint32_t events)
 {
 	if ((events & (EPOLLHUP | EPOLLERR)) != 0) { /* reported again and again */
@@ -676,7 +687,7 @@ void shm_socket_happened(struct waiter_file *file, uint32_t events)
 	struct arrival arrival;
 
 	for (int i = 0; i < MESSAGES_MAX && file->fd >= 0; i++) {
-		if (!dispose_has_room(conn->conn.peer.uid)) {
+		if (!dispose_has_room(conn->conn.peer.uid) && next_has_files(file->fd)) {
 			receive_later(conn, events);
 			break;
 		}

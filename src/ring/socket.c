@@ -48,7 +48,7 @@ void ring_socket_close(struct ring *ring, int fd)
 {
 	GMB_UNUSED(ring);
 	if (rights_may_come(fd)) { /* not shut down, nor emptied: another process may have it */
-		dispose_fd(fd, rights_owner(fd), false);
+		dispose_end(fd, rights_owner(fd));
 	} else {
 		close(fd);
 	}

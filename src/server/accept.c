@@ -27,7 +27,7 @@ struct door {
 	struct tls_policy *tls;
 	int fd;		   /* the listener's */
 	uint32_t listener; /* its number */
-	bool is_unix;
+	bool takes_files;  /* clients can send some along */
 	struct ring_file file;
 	struct ring_op op;
 };
@@ -82,13 +82,13 @@ void acceptor_destroy(struct acceptor *acceptor)
 
 static void pause_done(struct ring_op *op, int result);
 
-/* Whoever is refused on a Unix socket has a descriptor to be closed, too, by workers that others
- * hold up. */
+/* A connection in which files were sent is closed by workers that others hold up, also when it was
+ * refused. */
 static void open_door(struct door *door)
 {
 	struct acceptor *acceptor = door->acceptor;
 
-	if (!door->is_unix || dispose_has_room((uid_t)-1)) {
+	if (!door->takes_files || dispose_ends_have_room()) {
 		ring_accept(acceptor->ring, &door->op, door->file, accept_done);
 		return;
 	}
@@ -399,7 +399,6 @@ int acceptor_create(
 				.kind = listener->kind,
 				.tls = listener->tls,
 				.fd = listener->fds[k],
-				.is_unix = listener->uri.is_unix,
 				.listener = number_of(i),
 			};
 		}
@@ -425,6 +424,7 @@ static void deliver_start(struct ring *ring, struct ring_message *message)
 		if (!door->kind->keeps_messages) { /* others need the client's memory */
 			rights_refuse(door->fd);
 		}
+		door->takes_files = rights_may_come(door->fd);
 		acceptor->active_count++;
 		open_door(door);
 	}

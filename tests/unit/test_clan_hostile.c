@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +17,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/work.h"
 #include "clan_victim.h"
 
 /* --- while connected -------------------------------------------------------------------------- */
@@ -447,6 +449,71 @@ static void descriptors_that_do_not_close_delay_nobody(void **state)
 	victim_close(&victim);
 }
 
+/* Work that ends when it may. */
+struct blocked {
+	struct work work;
+	sem_t may_end;
+};
+
+static void run_blocked(struct work *work)
+{
+	while (sem_wait(&container_of(work, struct blocked, work)->may_end) != 0) {
+	}
+}
+
+/* Of the user nothing more is closed, and there is no room for more. */
+static void fill_up(struct blocked blocked[WORKERS_OF_OWNER_MAX])
+{
+	for (int i = 0; i < WORKERS_OF_OWNER_MAX; i++) {
+		blocked[i].work =
+			(struct work){ .run = run_blocked, .in_doubt = true, .owner = geteuid() };
+		list_init(&blocked[i].work.node);
+		sem_init(&blocked[i].may_end, 0, 0);
+		work_start(&blocked[i].work, NULL);
+	}
+	while (dispose_has_room(geteuid())) {
+		dispose_fd(open("/dev/null", O_RDONLY | O_CLOEXEC), geteuid(), false);
+	}
+}
+
+/* Without room for descriptors, messages that have none are received. */
+static void messages_without_descriptors_go_on(void **state)
+{
+	const struct world_kind *kind = *state;
+	struct shm_region region = { .rights = 3, .generation = 1, .bytes = 4096 };
+	static struct blocked blocked[WORKERS_OF_OWNER_MAX];
+	struct hostile hostiles[2];
+	struct clan_conn *conns[2];
+	struct shm_region_answer answer;
+	struct victim victim;
+
+	if ((kind->flags & CLAN_QUEUE_PASSIVE) != 0) {
+		skip(); /* it has no workers */
+	}
+	victim_open(&victim, kind, NULL);
+	for (int i = 0; i < 2; i++) {
+		conns[i] = connect_hostile(&victim, &hostiles[i]);
+	}
+	fill_up(blocked);
+	region_message(&hostiles[0], &region, unsealed_memfd(4096));
+	answer_without_a_question(&hostiles[1]);
+	assert_ptr_equal(world_event(&victim.world, WORLD_SERVER, CLAN_EVENT_LOST).conn, conns[1]);
+	assert_int_equal(hostile_receive(&hostiles[0], &answer, sizeof(answer)), -1);
+	for (int i = 0; i < WORKERS_OF_OWNER_MAX; i++) {
+		sem_post(&blocked[i].may_end);
+	}
+	while (hostile_receive(&hostiles[0], &answer, sizeof(answer)) < 0) {
+		world_settle(&victim.world);
+	}
+	assert_int_equal(answer.error, EPERM);
+	for (int i = 0; i < 2; i++) {
+		world_close_conn(&victim.world, WORLD_SERVER, conns[i]);
+		hostile_close(&hostiles[i]);
+	}
+	nothing_is_left(&victim);
+	victim_close(&victim);
+}
+
 /* What is shared for reading keeps its pages, also from its owner. */
 static void a_region_for_reading_has_no_holes(void **state)
 {
@@ -805,6 +872,7 @@ int main(void)
 		CASE(popping_cookies_that_were_not_pushed),
 		CASE(an_unsealed_region_is_refused),
 		CASE(descriptors_that_do_not_close_delay_nobody),
+		CASE(messages_without_descriptors_go_on),
 		CASE(a_region_for_reading_has_no_holes),
 		CASE(peers_cannot_seal_a_region),
 		CASE(nothing_is_ever_taken),

@@ -14,6 +14,8 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -21,7 +23,7 @@
 
 #include "base/work.h"
 
-enum { ALICE = 1001, BOB, CAROL };
+enum { ALICE = 1001, BOB, CAROL, DAVE /* and those behind */ };
 
 /* Doubtful work that ends when it may. */
 struct blocked {
@@ -86,6 +88,16 @@ static void an_owner_delays_only_its_own_work(void **state)
 	}
 }
 
+/* For all that waits to be closed at once. */
+static void raise_file_limit(void)
+{
+	struct rlimit limit;
+
+	getrlimit(RLIMIT_NOFILE, &limit);
+	limit.rlim_cur = limit.rlim_max;
+	setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 static int open_null(void)
 {
 	int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -109,13 +121,85 @@ static void what_waits_to_be_closed_is_bounded(void **state)
 	}
 	assert_int_equal(count, DISPOSE_OF_OWNER_MAX);
 	assert_true(dispose_has_room(BOB));
-	assert_true(dispose_has_room((uid_t)-1));
 	for (int i = 0; i < WORKERS_OF_OWNER_MAX; i++) {
 		unblock(&blocked[i]);
 	}
 	while (!dispose_has_room(ALICE)) {
 		sched_yield();
 	}
+}
+
+/* As many as can, so that nothing doubtful of anybody is done. */
+struct crowd {
+	struct blocked blocked[WORKERS_IN_DOUBT_MAX];
+};
+
+static void crowd_begin(struct crowd *crowd)
+{
+	for (int i = 0; i < WORKERS_IN_DOUBT_MAX; i++) {
+		block(&crowd->blocked[i], DAVE + (uid_t)(i / WORKERS_OF_OWNER_MAX));
+		wait_for(&crowd->blocked[i].begun);
+	}
+}
+
+static void crowd_end(struct crowd *crowd)
+{
+	for (int i = 0; i < WORKERS_IN_DOUBT_MAX; i++) {
+		unblock(&crowd->blocked[i]);
+	}
+}
+
+/* Several users together leave as much room as each of them has taken. */
+static void who_comes_last_has_room(void **state)
+{
+	enum { USERS = 2 * DISPOSE_ALL_MAX / DISPOSE_OF_OWNER_MAX };
+	uint32_t most = 0;
+	uint32_t count;
+	struct crowd crowd;
+
+	crowd_begin(&crowd);
+	for (uid_t user = DAVE; user < DAVE + USERS; user++) {
+		for (count = 0; dispose_has_room(user); count++) {
+			dispose_fd(open_null(), user, false);
+		}
+		most = MAX(most, count);
+	}
+	assert_int_equal(most, DISPOSE_OF_OWNER_MAX);
+	for (count = 0; dispose_has_room(BOB); count++) {
+		dispose_fd(open_null(), BOB, false);
+	}
+	assert_true(count > 0);
+	while (dispose_has_room(CAROL)) {
+		dispose_fd(open_null(), DAVE, false);
+	}
+	/* Which is no matter of those who are no strangers. */
+	assert_true(dispose_has_room(geteuid()));
+	assert_true(dispose_has_room(0));
+	assert_true(dispose_ends_have_room());
+	crowd_end(&crowd);
+	while (!dispose_has_room(DAVE)) {
+		sched_yield();
+	}
+}
+
+static bool is_open(int fd)
+{
+	return fcntl(fd, F_GETFD) >= 0;
+}
+
+/* What libclan's peers send waits for nobody who sends other files. */
+static void memory_is_closed_beside_doubt(void **state)
+{
+	int fd = memfd_create("memory", MFD_CLOEXEC);
+	struct crowd crowd;
+
+	assert_true(fd >= 0);
+	crowd_begin(&crowd);
+	dispose_fd(fd, ALICE, false);
+	while (is_open(fd)) {
+		sched_yield();
+	}
+	crowd_end(&crowd);
 }
 
 /* A socket whose closing waits for an hour for its peer, which reads nothing. */
@@ -214,14 +298,54 @@ static void what_a_socket_holds_is_closed(void **state)
 	what_was_not_received_is_closed(SOCK_STREAM);
 }
 
+/* An end that holds no descriptors is closed at once, whatever messages it holds; others wait. */
+static void ends_do_not_count(void **state)
+{
+	enum { HOLDS_NOTHING, HOLDS_TEXT, HOLDS_FILES, KINDS };
+	int ends[KINDS][2];
+	struct crowd crowd;
+
+	crowd_begin(&crowd);
+	for (int kind = 0; kind < KINDS; kind++) {
+		assert_int_equal(
+			socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends[kind]), 0);
+		if (kind != HOLDS_NOTHING) {
+			assert_int_equal(send(ends[kind][0], "a text", 6, 0), 6);
+			assert_int_equal(send(ends[kind][0], "", 0, 0), 0);
+		}
+		if (kind == HOLDS_FILES) {
+			pass(ends[kind][0], STDERR_FILENO, "a file");
+		}
+		dispose_socket(ends[kind][1], ALICE, false);
+		assert_int_equal(is_open(ends[kind][1]), kind == HOLDS_FILES);
+	}
+	assert_true(dispose_ends_have_room());
+	for (int i = 1; i < DISPOSE_ENDS_MAX; i++) {
+		dispose_end(open_null(), ALICE);
+	}
+	assert_false(dispose_ends_have_room());
+	assert_true(dispose_has_room(ALICE));
+	crowd_end(&crowd);
+	while (is_open(ends[HOLDS_FILES][1]) || !dispose_ends_have_room()) {
+		sched_yield();
+	}
+	for (int kind = 0; kind < KINDS; kind++) {
+		close(ends[kind][0]);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(an_owner_delays_only_its_own_work),
 		cmocka_unit_test(what_waits_to_be_closed_is_bounded),
+		cmocka_unit_test(who_comes_last_has_room),
+		cmocka_unit_test(memory_is_closed_beside_doubt),
+		cmocka_unit_test(ends_do_not_count),
 		cmocka_unit_test(sockets_that_linger_are_closed),
 		cmocka_unit_test(what_a_socket_holds_is_closed),
 	};
 
+	raise_file_limit();
 	return cmocka_run_group_tests_name("work", tests, NULL, NULL);
 }
