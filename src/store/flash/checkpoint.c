@@ -350,6 +350,7 @@ static void write_anchor(struct flash *flash)
 	if (is_first) {
 		flash->anchor.serial++;
 		flash->anchor.next = flash->log.head;
+		flash_detours_drop(&flash->anchor);
 		flash->anchor.clock = flash->table.clock;
 		flash->anchor.cache_tag = flash_cache_tag(flash);
 		flash_cache_tell_place(flash);
@@ -359,11 +360,7 @@ static void write_anchor(struct flash *flash)
 		flash_anchor_encode(&flash->anchor, checkpoint->block);
 	}
 	checkpoint->is_waiting = true;
-	checkpoint->io.is_durable = false;
-	/* After a crash the one that was read may be the only good one: it goes last. */
-	flash_io_start(flash, &checkpoint->io, true, mem_of(checkpoint->block),
-		is_first ? 1 - flash->good_anchor : flash->good_anchor, FLASH_BLOCK_BYTES,
-		anchor_written);
+	flash_anchor_write(flash, &checkpoint->io, checkpoint->block, is_first, anchor_written);
 }
 
 void flash_checkpoint_synced(struct flash *flash, int result)
@@ -429,6 +426,9 @@ bool flash_checkpoint_step(struct flash *flash)
 		return true;
 	case FLASH_CHECKPOINT_ANCHOR_FIRST:
 	case FLASH_CHECKPOINT_ANCHOR_SECOND:
+		if (flash_move_anchors(flash)) {
+			return false;
+		}
 		write_anchor(flash);
 		return true;
 	case FLASH_CHECKPOINT_STATE_COUNT:

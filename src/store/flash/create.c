@@ -30,7 +30,9 @@ static int fill_anchor(const struct store_create *create, uint64_t device_bytes,
 					  : FLASH_SEGMENT_BLOCKS_DEFAULT;
 	uint32_t spare = create->spare_percent > 0 ? create->spare_percent : FLASH_SPARE_DEFAULT;
 
-	*anchor = (struct flash_anchor){ .serial = 1, .next.seq = 1, .spare_percent = spare };
+	*anchor = (struct flash_anchor){
+		.version = FLASH_ANCHOR_VERSION, .serial = 1, .next.seq = 1, .spare_percent = spare
+	};
 	if (create->segment_bytes % FLASH_BLOCK_BYTES != 0 ||
 		segment_blocks < FLASH_SEGMENT_BLOCKS_MIN || segment_blocks > SEGMENT_BLOCKS_MAX) {
 		return error_set(error, -EINVAL,
@@ -482,6 +484,20 @@ static void check_found(struct checking *checking)
 	}
 }
 
+/* Nothing is wrong with it. */
+static void tell_avoided(const struct flash *flash, struct store_check *check)
+{
+	const struct flash_geometry *geometry = &flash->anchor.geometry;
+	uint64_t blocks = 0;
+
+	for (uint32_t i = 0; i < geometry->segment_count; i++) {
+		blocks += flash_is_avoided(flash, i) ? geometry->segment_blocks : 0;
+	}
+	if (blocks > 0) {
+		check->amount(check, "avoided", blocks << FLASH_BLOCK_SHIFT);
+	}
+}
+
 static void check_map(struct flash *flash, struct store_check *check)
 {
 	struct checking checking = { .flash = flash, .check = check };
@@ -506,6 +522,7 @@ static void check_map(struct flash *flash, struct store_check *check)
 			}
 		}
 		check_found(&checking);
+		tell_avoided(flash, check);
 	}
 	free(checking.valid);
 }

@@ -172,7 +172,7 @@ uint32_t flash_wear_victim(struct flash *flash)
 		return GC_NO_SEGMENT;
 	}
 	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
-		if (flash->table.segments[i].state == GC_CANDIDATE &&
+		if (flash->table.segments[i].state == GC_CANDIDATE && !flash_is_avoided(flash, i) &&
 			(fewest == GC_NO_SEGMENT ||
 				flash->segments[i].erases < flash->segments[fewest].erases)) {
 			fewest = i;
@@ -193,12 +193,17 @@ void flash_wear_count(struct flash *flash)
 
 	counters->erases_min = UINT64_MAX;
 	counters->erases_max = 0;
+	counters->avoided_segments = 0;
 	for (uint32_t i = 0; i < count; i++) {
 		uint64_t erases = flash->segments[i].erases;
 
+		if (flash_is_avoided(flash, i)) {
+			counters->avoided_segments++;
+			continue;
+		}
 		counters->erases_min = MIN(counters->erases_min, erases);
 		counters->erases_max = MAX(counters->erases_max, erases);
 		sum += erases;
 	}
-	counters->erases_mean = sum / count;
+	counters->erases_mean = sum / MAX(count - counters->avoided_segments, (uint64_t)1);
 }

@@ -50,9 +50,10 @@ void flash_pump(struct flash *flash)
 	do {
 		flash->pump_again = false;
 		while (flash_may_work(flash) &&
-			(flash_views_step(flash) || flash_erase_step(flash) ||
-				flash_checkpoint_step(flash) || flash_cache_step(flash) ||
-				flash_changes_step(flash) || flash_gc_step(flash))) {
+			(flash_move_step(flash) || flash_views_step(flash) ||
+				flash_erase_step(flash) || flash_checkpoint_step(flash) ||
+				flash_cache_step(flash) || flash_changes_step(flash) ||
+				flash_gc_step(flash))) {
 		}
 		if (flash_may_work(flash)) {
 			flash_log_kick(flash);
@@ -164,7 +165,8 @@ static uint64_t carve(struct flash *flash, uint8_t *memory)
 		flash->gc.bytes = memory + at;
 		flash->checkpoint.block =
 			flash->gc.bytes + (size_t)(FLASH_RECORD_ENTRIES + 1) * FLASH_BLOCK_BYTES;
-		flash->edges[0].bytes = flash->checkpoint.block + FLASH_BLOCK_BYTES;
+		flash->log.move.block = flash->checkpoint.block + FLASH_BLOCK_BYTES;
+		flash->edges[0].bytes = flash->log.move.block + FLASH_BLOCK_BYTES;
 		flash->edges[1].bytes = flash->edges[0].bytes + FLASH_BLOCK_BYTES;
 		for (uint32_t i = 0; i < FLASH_HELPERS; i++) {
 			flash->helpers[i].flash = flash;
@@ -173,7 +175,7 @@ static uint64_t carve(struct flash *flash, uint8_t *memory)
 			list_push_back(&flash->helpers_idle, &flash->helpers[i].node);
 		}
 	}
-	at += (uint64_t)(FLASH_RECORD_ENTRIES + 4 + FLASH_HELPERS) * FLASH_BLOCK_BYTES;
+	at += (uint64_t)(FLASH_RECORD_ENTRIES + 5 + FLASH_HELPERS) * FLASH_BLOCK_BYTES;
 	if (memory != NULL) {
 		flash_map_init(flash, memory + at);
 	}
@@ -223,6 +225,7 @@ static int look_again(struct flash *flash, struct error *error)
 			flash->path);
 	}
 	if (result == 0) { /* the sizes stay, which other threads may read */
+		flash->anchor.version = now->anchor.version;
 		flash->anchor.serial = now->anchor.serial;
 		flash->anchor.next = now->anchor.next;
 		flash->anchor.clock = now->anchor.clock;
@@ -233,6 +236,8 @@ static int look_again(struct flash *flash, struct error *error)
 			sizeof(flash->anchor.cache_boot_id));
 		memcpy(flash->anchor.top, now->anchor.top, sizeof(flash->anchor.top));
 		memcpy(flash->anchor.views, now->anchor.views, sizeof(flash->anchor.views));
+		memcpy(flash->anchor.detours, now->anchor.detours, sizeof(flash->anchor.detours));
+		flash->anchor.detour_count = now->anchor.detour_count;
 		memcpy(flash->zones.anchor_blocks, now->zones.anchor_blocks,
 			sizeof(flash->zones.anchor_blocks));
 		flash->good_anchor = now->good_anchor;
@@ -697,6 +702,12 @@ static const struct counter counter_list[] = {
 		offsetof(struct flash, counters.erases_max) },
 	{ "free_segments", "Segments that are free, as of the last checkpoint", COUNTER_NOW,
 		COUNTER_ITEMS, offsetof(struct flash, counters.free_segments) },
+	{ "log_moves", "Times that a write to the log failed and it went on in another segment",
+		COUNTER_TOTAL, COUNTER_ITEMS, offsetof(struct flash, counters.log_moves) },
+	{ "avoided_segments",
+		"Segments that are used last because a write to them has failed, as of the last "
+		"checkpoint",
+		COUNTER_NOW, COUNTER_ITEMS, offsetof(struct flash, counters.avoided_segments) },
 	{ "snapshot_blocks", "Blocks that only snapshots need, about, as of the last checkpoint",
 		COUNTER_NOW, COUNTER_ITEMS, offsetof(struct flash, counters.snapshot_blocks) },
 	{ "snapshots_dropped", "Snapshots that were dropped to make room for writes", COUNTER_TOTAL,

@@ -18,8 +18,8 @@
  * Threading: all on the ring of the start, but for the recovery, which has the store for itself on
  * a worker thread. Ownership: the budget of the start holds all tables and buffers; the file store
  * below holds the descriptors and the claim. Errors: as store.h. After a write to the log has
- * failed, all changes fail until the store is opened anew: what follows in the log would be cut
- * off.
+ * failed, and could not be moved (move.c), all changes fail until the store is opened anew: what
+ * follows in the log would be cut off.
  */
 #pragma once
 
@@ -51,9 +51,10 @@ struct flash_io {
 	struct flash *flash;
 	union {
 		struct mem_ref memory;
-		struct { /* of a record, see flash_io_write_record() */
-			struct iovec *vector;
+		struct {		      /* of a record, see flash_io_write_record() */
+			struct iovec *vector; /* the first run with something to write */
 			uint32_t vector_count;
+			size_t vector_used; /* bytes of that run that are written */
 		};
 	};
 	uint32_t block;
@@ -114,7 +115,8 @@ struct flash_buffer {
 	struct flash_record record;
 	uint8_t *bytes;	      /* the header and FLASH_RECORD_ENTRIES blocks */
 	uint32_t block_count; /* of them that are used */
-	/* The record: runs of those blocks, and of blocks that are held. */
+	/* The record: runs of those blocks, and of blocks that are held. The same when it is
+	 * written as before. */
 	struct iovec vector[FLASH_RECORD_ENTRIES + 1];
 	uint32_t vector_count;
 	struct flash_io io;
@@ -126,11 +128,32 @@ struct flash_buffer {
 	bool wants_durable; /* one of its parts does */
 };
 
+/* After a write to the log has failed, see move.c. */
+enum flash_move_state {
+	FLASH_MOVE_NONE,
+	FLASH_MOVE_DRAIN,	 /* records in flight end */
+	FLASH_MOVE_ANCHOR_FIRST, /* the detour is written and made durable */
+	FLASH_MOVE_ANCHOR_SECOND,
+	FLASH_MOVE_STATE_COUNT
+};
+
+struct flash_move {
+	enum flash_move_state state;
+	int error;	 /* of the write */
+	uint32_t to;	 /* segment */
+	uint32_t count;	 /* of this run */
+	bool is_waiting; /* for the anchor or the sync */
+	struct flash_io io;
+	uint8_t *block;
+};
+
 struct flash_log {
 	struct flash_position head;   /* where the record being filled will be */
 	struct flash_buffer *filling; /* or NULL */
 	struct list_node idle;
 	struct list_node flying; /* closed, oldest first */
+	uint32_t writing_count;	 /* of them whose writes have not ended */
+	struct flash_move move;
 	struct flash_buffer buffers[FLASH_RECORDS];
 	uint32_t flying_count;
 	uint64_t since_checkpoint; /* blocks */
@@ -151,6 +174,8 @@ struct flash_sync {
 	bool is_busy;
 	bool checkpoint_now;
 	bool checkpoint_next;
+	bool move_now;
+	bool move_next;
 };
 
 /* --- the rest -------------------------------------------------------------------------------- */
@@ -160,8 +185,8 @@ struct flash_segment {
 	uint32_t nodes;			  /* that the levels above point at, for each tree */
 	uint32_t readers;		  /* of its blocks, in flight */
 	uint32_t view_valid[FLASH_VIEWS]; /* blocks that pages of the view point at */
-	uint32_t erases;
-	bool is_bad;	  /* has blocks that cannot be read; never collected */
+	uint32_t erases;		  /* FLASH_AVOIDED: a write to it has failed */
+	bool is_bad;			  /* has blocks that cannot be read; never collected */
 	bool is_kept;	  /* the same: a damaged view has, or may have, something there */
 	uint8_t zone;	  /* enum disk_zone_state, when it was opened */
 	uint32_t written; /* blocks of the zone, at that time */
@@ -350,6 +375,8 @@ struct flash_counters {
 	uint64_t erases_mean;
 	uint64_t erases_max;
 	uint64_t free_segments;
+	uint64_t log_moves;
+	uint64_t avoided_segments;
 	uint64_t snapshot_blocks;
 	uint64_t snapshots_dropped;
 };
@@ -471,6 +498,11 @@ static inline bool flash_segment_is_empty(const struct flash *flash, uint32_t in
 	       segment->view_valid[0] == 0 && segment->view_valid[1] == 0;
 }
 
+static inline bool flash_is_avoided(const struct flash *flash, uint32_t index)
+{
+	return flash->segments[index].erases == FLASH_AVOIDED;
+}
+
 /* --- flash.c --------------------------------------------------------------------------------- */
 
 /* Looks what can go on. Anywhere on the ring. */
@@ -510,7 +542,7 @@ void flash_io_ended(struct flash *flash);
 void flash_io_start(struct flash *flash, struct flash_io *io, bool is_write, struct mem_ref memory,
 	uint64_t block, size_t bytes, void (*done)(struct flash_io *io, int result));
 /* Writes the runs of blocks at io->vector one after the other; they and the vector are held. The
- * vector is used up. */
+ * vector is as before when done is called. */
 void flash_io_write_record(struct flash *flash, struct flash_io *io, uint64_t block, size_t bytes,
 	void (*done)(struct flash_io *io, int result));
 /* For writes to zones, whose turn has come: starts it, or, with an error, lets it end with that. */
@@ -522,6 +554,11 @@ bool flash_io_block(struct flash *flash);
 void flash_sync_part(struct flash *flash, struct store_part *part);
 /* The same for the checkpoint, which goes on. */
 void flash_sync_checkpoint(struct flash *flash);
+/* The same for a move of the log. */
+void flash_sync_move(struct flash *flash);
+/* The first of both anchors, or the second. The block is held. */
+void flash_anchor_write(struct flash *flash, struct flash_io *io, uint8_t *block, bool is_first,
+	void (*done)(struct flash_io *io, int result));
 
 /* --- map.c ----------------------------------------------------------------------------------- */
 
@@ -602,8 +639,31 @@ static inline bool flash_log_is_idle(const struct flash *flash)
 {
 	return flash->log.filling == NULL && flash->log.flying_count == 0;
 }
+/* Writes a record that is closed and has its place. */
+void flash_log_write(struct flash *flash, struct flash_buffer *buffer);
+/* After flash_fail(): records that are not being written fail. */
+void flash_log_abandon(struct flash *flash);
 /* From now on changes fail. */
 void flash_fail(struct flash *flash, int error, const char *what);
+
+/* --- move.c ---------------------------------------------------------------------------------- */
+
+/* True: it and all behind it will be written elsewhere. False: the log has failed. */
+bool flash_move_begin(struct flash *flash, const struct flash_buffer *buffer, int error);
+/* Returns true when something was done. */
+bool flash_move_step(struct flash *flash);
+void flash_move_synced(struct flash *flash, int result);
+/* Records that are closed wait for the move. */
+static inline bool flash_move_runs(const struct flash *flash)
+{
+	return flash->log.move.state != FLASH_MOVE_NONE;
+}
+/* It writes anchors. */
+static inline bool flash_move_anchors(const struct flash *flash)
+{
+	return flash->log.move.state == FLASH_MOVE_ANCHOR_FIRST ||
+	       flash->log.move.state == FLASH_MOVE_ANCHOR_SECOND;
+}
 
 /* --- change.c -------------------------------------------------------------------------------- */
 

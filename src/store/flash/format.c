@@ -10,11 +10,11 @@
 
 enum { SPARE_SEGMENTS = 4 }; /* the least spare space, beside that of a checkpoint */
 enum {
-	VERSION = 3,
 	CACHE_VERSION = 2,
 	TOP_AT = 512,
 	VIEWS_AT = 1024,
-	VIEWS_END = VIEWS_AT + FLASH_VIEWS * 640
+	VIEWS_END = VIEWS_AT + FLASH_VIEWS * 640,
+	DETOURS_END = VIEWS_END + FLASH_DETOURS * 16
 };
 
 static const uint8_t anchor_magic[8] = { 'G', 'M', 'B', 'F', 'L', 'A', '\r', '\n' };
@@ -29,6 +29,12 @@ struct wire_view {
 	uint32_t is_temporary;
 	uint8_t zeroes[128 - 84];
 	struct flash_entry top[FLASH_TOP_ENTRIES];
+};
+
+struct wire_detour {
+	uint64_t seq;
+	uint32_t segment;
+	uint32_t zero;
 };
 
 struct wire_anchor {
@@ -55,7 +61,8 @@ struct wire_anchor {
 	uint64_t cache_losses;
 	struct flash_entry top[FLASH_TOP_ENTRIES];
 	struct wire_view views[FLASH_VIEWS];
-	uint8_t more_zeroes[FLASH_BLOCK_BYTES - VIEWS_END - 4];
+	struct wire_detour detours[FLASH_DETOURS];
+	uint8_t more_zeroes[FLASH_BLOCK_BYTES - DETOURS_END - 4];
 	uint32_t crc;
 };
 
@@ -94,7 +101,7 @@ struct wire_record {
 	uint32_t prev_crc;
 	uint32_t next_segment;
 	uint16_t entry_count;
-	uint8_t zero[2];
+	uint16_t moves;
 	uint32_t at;
 	uint64_t base;
 	uint64_t before;
@@ -105,7 +112,7 @@ struct wire_record {
 _Static_assert(sizeof(struct wire_anchor) == FLASH_BLOCK_BYTES, "without gaps");
 _Static_assert(offsetof(struct wire_anchor, top) == TOP_AT, "as documented");
 _Static_assert(offsetof(struct wire_anchor, views) == VIEWS_AT, "as documented");
-_Static_assert(offsetof(struct wire_anchor, more_zeroes) == VIEWS_END, "without gaps");
+_Static_assert(offsetof(struct wire_anchor, detours) == VIEWS_END, "as documented");
 _Static_assert(offsetof(struct wire_anchor, crc) == FLASH_BLOCK_BYTES - 4, "the last");
 _Static_assert(sizeof(struct wire_cache) == FLASH_BLOCK_BYTES, "without gaps");
 _Static_assert(offsetof(struct wire_cache, crc) == FLASH_BLOCK_BYTES - 4, "the last");
@@ -251,7 +258,7 @@ int flash_geometry_make(struct flash_geometry *geometry, uint64_t device_blocks,
 void flash_anchor_encode(const struct flash_anchor *anchor, uint8_t block[FLASH_BLOCK_BYTES])
 {
 	struct wire_anchor wire = {
-		.version = htole32(VERSION),
+		.version = htole32(anchor->version),
 		.block_bytes = htole32(FLASH_BLOCK_BYTES),
 		.serial = htole64(anchor->serial),
 		.disk_blocks = htole64(anchor->geometry.disk_blocks),
@@ -282,6 +289,10 @@ void flash_anchor_encode(const struct flash_anchor *anchor, uint8_t block[FLASH_
 		wire.views[i].created_s = htole64(view->created_s);
 		wire.views[i].is_temporary = htole32(view->is_temporary);
 		memcpy(wire.views[i].top, view->top, sizeof(view->top));
+	}
+	for (uint32_t i = 0; i < anchor->detour_count; i++) {
+		wire.detours[i].seq = htole64(anchor->detours[i].seq);
+		wire.detours[i].segment = htole32(anchor->detours[i].segment);
 	}
 	wire.crc = htole32(crc32c(0, &wire, offsetof(struct wire_anchor, crc)));
 	memcpy(block, &wire, sizeof(wire));
@@ -357,6 +368,30 @@ static bool views_decode(struct flash_anchor *anchor, const struct wire_anchor *
 	       strcmp(anchor->views[0].name, anchor->views[1].name) != 0;
 }
 
+/* Those behind the last are all zeroes. */
+static bool detours_decode(struct flash_anchor *anchor, const struct wire_anchor *wire)
+{
+	uint64_t least = anchor->next.seq;
+	uint32_t count = 0;
+
+	for (; count < FLASH_DETOURS && wire->detours[count].seq != 0; count++) {
+		struct flash_detour *detour = &anchor->detours[count];
+
+		detour->seq = le64toh(wire->detours[count].seq);
+		detour->segment = le32toh(wire->detours[count].segment);
+		if (anchor->version < FLASH_DETOUR_VERSION || detour->seq < least ||
+			detour->seq >> FLASH_SEQ_SHIFT != anchor->next.seq >> FLASH_SEQ_SHIFT ||
+			detour->segment >= anchor->geometry.segment_count ||
+			wire->detours[count].zero != 0) {
+			return false;
+		}
+		least = detour->seq + 1;
+	}
+	anchor->detour_count = count;
+	return is_zero((const uint8_t *)&wire->detours[count],
+		(FLASH_DETOURS - count) * sizeof(struct wire_detour));
+}
+
 /* A full path, where there is a file. */
 static bool cache_is_sound(const struct flash_anchor *anchor)
 {
@@ -374,22 +409,27 @@ int flash_anchor_decode(
 	const uint8_t block[FLASH_BLOCK_BYTES], struct flash_anchor *anchor, struct error *error)
 {
 	struct wire_anchor wire;
+	uint32_t version;
 
 	memcpy(&wire, block, sizeof(wire));
+	version = le32toh(wire.version);
 	if (!flash_anchor_is_ours(block)) {
 		return error_set(error, -EINVAL, "is none");
 	}
 	if (le32toh(wire.crc) != crc32c(0, &wire, offsetof(struct wire_anchor, crc))) {
 		return error_set(error, -EINVAL, "is damaged");
 	}
-	if (le32toh(wire.version) != VERSION || le32toh(wire.block_bytes) != FLASH_BLOCK_BYTES) {
+	if (version < FLASH_ANCHOR_VERSION || version > FLASH_DETOUR_VERSION ||
+		le32toh(wire.block_bytes) != FLASH_BLOCK_BYTES) {
 		return error_set(error, -ENOTSUP,
 			"has format version %u with blocks of %u bytes, and this program reads "
-			"version %d with %d only; copy the disk with the program that made it",
-			le32toh(wire.version), le32toh(wire.block_bytes), VERSION,
-			FLASH_BLOCK_BYTES);
+			"versions %d and %d with %d only; copy the disk with the program that made "
+			"it",
+			version, le32toh(wire.block_bytes), FLASH_ANCHOR_VERSION,
+			FLASH_DETOUR_VERSION, FLASH_BLOCK_BYTES);
 	}
 	*anchor = (struct flash_anchor){
+		.version = version,
 		.serial = le64toh(wire.serial),
 		.geometry = { .disk_blocks = le64toh(wire.disk_blocks),
 			.segment_count = le32toh(wire.segment_count),
@@ -411,12 +451,50 @@ int flash_anchor_decode(
 	memcpy(anchor->top, wire.top, sizeof(wire.top));
 	if (!flash_geometry_init(&anchor->geometry) || !position_is_sound(anchor) ||
 		!top_is_sound(anchor, anchor->top) || !views_decode(anchor, &wire) ||
-		anchor->label[FLASH_LABEL_BYTES - 1] != '\0' || !cache_is_sound(anchor) ||
-		!is_zero(wire.zeroes, sizeof(wire.zeroes)) ||
+		!detours_decode(anchor, &wire) || anchor->label[FLASH_LABEL_BYTES - 1] != '\0' ||
+		!cache_is_sound(anchor) || !is_zero(wire.zeroes, sizeof(wire.zeroes)) ||
 		!is_zero(wire.more_zeroes, sizeof(wire.more_zeroes))) {
 		return error_set(error, -EINVAL, "has numbers that do not fit each other");
 	}
 	return 0;
+}
+
+bool flash_detour_add(struct flash_anchor *anchor, uint64_t seq, uint32_t segment)
+{
+	uint32_t count = anchor->detour_count;
+
+	if (count > 0 && anchor->detours[count - 1].seq == seq) {
+		count--;
+	}
+	if (count == FLASH_DETOURS) {
+		return false;
+	}
+	anchor->version = FLASH_DETOUR_VERSION;
+	anchor->detours[count] = (struct flash_detour){ seq, segment };
+	anchor->detour_count = count + 1;
+	return true;
+}
+
+void flash_detours_drop(struct flash_anchor *anchor)
+{
+	uint32_t kept = 0;
+
+	for (uint32_t i = 0; i < anchor->detour_count; i++) {
+		if (anchor->detours[i].seq >= anchor->next.seq) {
+			anchor->detours[kept++] = anchor->detours[i];
+		}
+	}
+	anchor->detour_count = kept;
+}
+
+void flash_detour_follow(const struct flash_anchor *anchor, struct flash_position *position)
+{
+	for (uint32_t i = 0; i < anchor->detour_count; i++) {
+		if (anchor->detours[i].seq == position->seq) {
+			position->segment = anchor->detours[i].segment;
+			position->block = 0;
+		}
+	}
 }
 
 /* --- records --------------------------------------------------------------------------------- */
@@ -455,6 +533,7 @@ uint32_t flash_record_encode(const struct flash_record *record,
 		.base = htole64(record->base),
 		.before = htole64(record->before),
 		.entry_count = htole16((uint16_t)record->entry_count),
+		.moves = htole16((uint16_t)record->moves),
 	};
 	uint32_t crc;
 
@@ -557,11 +636,11 @@ bool flash_record_look(const uint8_t block[FLASH_BLOCK_BYTES], const struct flas
 	record->prev_crc = le32toh(wire.prev_crc);
 	record->next_segment = le32toh(wire.next_segment);
 	record->entry_count = le16toh(wire.entry_count);
+	record->moves = le16toh(wire.moves);
 	record->at = le32toh(wire.at);
 	record->base = le64toh(wire.base);
 	record->before = le64toh(wire.before);
-	return record->durable <= record->seq && is_zero(wire.zero, sizeof(wire.zero)) &&
-	       is_zero(wire.zeroes, sizeof(wire.zeroes)) &&
+	return record->durable <= record->seq && is_zero(wire.zeroes, sizeof(wire.zeroes)) &&
 	       entries_decode(&wire, &anchor->geometry, record);
 }
 

@@ -40,6 +40,9 @@ enum {
 	FLASH_TOP_ENTRIES = 64, /* of the anchor, for each tree */
 	FLASH_VIEWS = 2,	/* snapshots that there can be */
 	FLASH_TREES = 1 + FLASH_VIEWS,
+	FLASH_DETOURS = 8,
+	FLASH_ANCHOR_VERSION = 3,
+	FLASH_DETOUR_VERSION = 4, /* from the first detour on */
 	FLASH_TABLE_ENTRIES = 256,
 	FLASH_DIRTY_MAX = 8192,
 	FLASH_UUID_BYTES = 16,
@@ -120,11 +123,14 @@ struct flash_node {
 	struct flash_entry entries[FLASH_NODE_ENTRIES];
 };
 
+/* In place of the erasures of a segment: a write to it has failed, and it is used last. */
+#define FLASH_AVOIDED UINT32_MAX
+
 /* Of the table of segments. As on disk: little-endian. */
 struct flash_table_entry {
 	uint64_t stamp;	 /* see store/flash/gc_policy.h */
 	uint32_t valid;	 /* blocks of clients, not nodes */
-	uint32_t erases; /* how often it was written from its beginning */
+	uint32_t erases; /* how often it was written from its beginning, or FLASH_AVOIDED */
 };
 
 _Static_assert(sizeof(struct flash_node) == FLASH_BLOCK_BYTES, "a block");
@@ -157,7 +163,15 @@ struct flash_view_anchor {
 	struct flash_entry top[FLASH_TOP_ENTRIES];
 };
 
+/* A write to the log has failed: from this record on the log goes on at the beginning of another
+ * segment. */
+struct flash_detour {
+	uint64_t seq;
+	uint32_t segment;
+};
+
 struct flash_anchor {
+	uint32_t version; /* of the format: FLASH_ANCHOR_VERSION or FLASH_DETOUR_VERSION */
 	uint8_t uuid[FLASH_UUID_BYTES];
 	uint64_t serial; /* the greater is the newer */
 	struct flash_geometry geometry;
@@ -173,9 +187,18 @@ struct flash_anchor {
 	uint32_t zone_blocks;	       /* from zone to zone; 0: the device has none */
 	struct flash_entry top[FLASH_TOP_ENTRIES];
 	struct flash_view_anchor views[FLASH_VIEWS];
+	struct flash_detour detours[FLASH_DETOURS]; /* behind next, in the order of the log */
+	uint32_t detour_count;
 };
 
 void flash_anchor_encode(const struct flash_anchor *anchor, uint8_t block[FLASH_BLOCK_BYTES]);
+/* Adds a detour behind the others, or in place of the last one, if that has the same number. False:
+ * there are as many as there can be. */
+GMB_MUST_CHECK bool flash_detour_add(struct flash_anchor *anchor, uint64_t seq, uint32_t segment);
+/* Leaves out those before the first record behind the checkpoint. */
+void flash_detours_drop(struct flash_anchor *anchor);
+/* The position of a record becomes that of its detour, if it has one. */
+void flash_detour_follow(const struct flash_anchor *anchor, struct flash_position *position);
 /* What a view may be called: 1 to 63 letters, digits, '.', '_' and '-', the first one a letter or a
  * digit. */
 bool flash_view_name_is_sound(const char *name);
@@ -214,6 +237,8 @@ struct flash_record {
 	uint32_t prev_crc;
 	uint32_t next_segment; /* where the next record begins; FLASH_NO_SEGMENT: behind this one */
 	uint32_t entry_count;
+	uint32_t moves;	      /* detours of its run when it was written: of two with one number the
+				 one with more counts */
 	uint32_t block_count; /* with the header */
 	struct flash_record_entry entries[FLASH_RECORD_ENTRIES];
 };

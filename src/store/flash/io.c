@@ -68,10 +68,21 @@ static int legal_result(int result)
 		       : result;
 }
 
+/* The first run is whole again. */
+static void give_back(struct flash_io *io)
+{
+	io->vector->iov_base = (uint8_t *)io->vector->iov_base - io->vector_used;
+	io->vector->iov_len += io->vector_used;
+	io->vector_used = 0;
+}
+
 static void io_end(struct flash_io *io, int result)
 {
 	struct flash *flash = io->flash;
 
+	if (io->has_vector && io->vector_used > 0) {
+		give_back(io);
+	}
 	if (io->is_write && flash_has_zones(flash)) {
 		flash_zone_written(flash, io);
 		io->done(io, legal_result(result));
@@ -88,12 +99,14 @@ static void use_up(struct flash_io *io, size_t bytes)
 {
 	while (bytes > 0 && bytes >= io->vector->iov_len) {
 		bytes -= io->vector->iov_len;
+		give_back(io);
 		io->vector++;
 		io->vector_count--;
 	}
 	if (bytes > 0) {
 		io->vector->iov_base = (uint8_t *)io->vector->iov_base + bytes;
 		io->vector->iov_len -= bytes;
+		io->vector_used += bytes;
 	}
 }
 
@@ -184,7 +197,18 @@ void flash_io_write_record(struct flash *flash, struct flash_io *io, uint64_t bl
 {
 	io->is_write = true;
 	io->has_vector = true;
+	io->vector_used = 0;
 	io_begin(flash, io, block, bytes, done);
+}
+
+void flash_anchor_write(struct flash *flash, struct flash_io *io, uint8_t *block, bool is_first,
+	void (*done)(struct flash_io *io, int result))
+{
+	/* After a crash the one that was read may be the only good one: it goes last. */
+	uint32_t number = is_first ? 1 - flash->good_anchor : flash->good_anchor;
+
+	io->is_durable = false;
+	flash_io_start(flash, io, true, mem_of(block), number, FLASH_BLOCK_BYTES, done);
 }
 
 /* --- durability ------------------------------------------------------------------------------ */
@@ -197,6 +221,7 @@ static void sync_done(struct ring_op *op, int result)
 	struct flash *flash = container_of(sync, struct flash, sync);
 	struct list_node *node;
 	bool for_checkpoint = sync->checkpoint_now;
+	bool for_move = sync->move_now;
 
 	if (result == -EINTR && sync->retries++ < RETRIES_MAX) {
 		ring_fsync(flash->ring, op, flash->file, sync_done);
@@ -217,7 +242,10 @@ static void sync_done(struct ring_op *op, int result)
 	if (for_checkpoint) {
 		flash_checkpoint_synced(flash, result);
 	}
-	if (!list_is_empty(&sync->next) || sync->checkpoint_next) {
+	if (for_move) {
+		flash_move_synced(flash, result);
+	}
+	if (!list_is_empty(&sync->next) || sync->checkpoint_next || sync->move_next) {
 		sync_begin(flash);
 	}
 	flash_pump(flash);
@@ -234,6 +262,8 @@ static void sync_begin(struct flash *flash)
 	}
 	sync->checkpoint_now = sync->checkpoint_next;
 	sync->checkpoint_next = false;
+	sync->move_now = sync->move_next;
+	sync->move_next = false;
 	sync->is_busy = true;
 	sync->retries = 0;
 	sync->seq = flash->log.written_seq;
@@ -254,6 +284,14 @@ void flash_sync_part(struct flash *flash, struct store_part *part)
 void flash_sync_checkpoint(struct flash *flash)
 {
 	flash->sync.checkpoint_next = true;
+	if (!flash->sync.is_busy) {
+		sync_begin(flash);
+	}
+}
+
+void flash_sync_move(struct flash *flash)
+{
+	flash->sync.move_next = true;
 	if (!flash->sync.is_busy) {
 		sync_begin(flash);
 	}

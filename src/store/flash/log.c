@@ -80,7 +80,7 @@ uint32_t flash_take_segment(struct flash *flash)
 	if (best != FLASH_NO_SEGMENT) {
 		flash_views_look(flash);
 		gc_set_state(&flash->table, best, GC_OPEN);
-		flash->segments[best].erases++;
+		flash->segments[best].erases += !flash_is_avoided(flash, best);
 		flash->erase.taken++;
 		flash->map.trees[0].table_dirty[best / FLASH_TABLE_ENTRIES] = true;
 	}
@@ -207,16 +207,40 @@ static void retire_written(struct flash *flash)
 	}
 }
 
+void flash_log_abandon(struct flash *flash)
+{
+	list_for_each(node, &flash->log.flying)
+	{
+		list_entry(node, struct flash_buffer, node)->is_written = true;
+	}
+	retire_written(flash);
+}
+
+/* --- writing --------------------------------------------------------------------------------- */
+
 static void record_done(struct flash_io *io, int result)
 {
 	struct flash_buffer *buffer = container_of(io, struct flash_buffer, io);
 	struct flash *flash = io->flash;
 
-	buffer->is_written = true;
-	if (result < 0) {
+	flash->log.writing_count--;
+	buffer->is_written = result == 0 || !flash_move_begin(flash, buffer, result);
+	if (result < 0 && buffer->is_written) {
 		flash_fail(flash, result, "cannot be written");
 	}
 	retire_written(flash);
+}
+
+void flash_log_write(struct flash *flash, struct flash_buffer *buffer)
+{
+	/* The record alone is durable with its write, so all before it must be already. */
+	buffer->io.is_durable = buffer->wants_durable && !flash->ignores_dsync &&
+				flash->log.durable_seq == buffer->at.seq;
+	buffer->io.vector = buffer->vector;
+	buffer->io.vector_count = buffer->vector_count;
+	flash->log.writing_count++;
+	flash_io_write_record(flash, &buffer->io, buffer->record.at,
+		(size_t)buffer->record.block_count * FLASH_BLOCK_BYTES, record_done);
 }
 
 /* --- filling --------------------------------------------------------------------------------- */
@@ -263,6 +287,7 @@ static void close_record(struct flash *flash, bool leaves_segment)
 	record->durable = log->durable_seq;
 	record->base = flash->anchor.next.seq;
 	record->before = log->before;
+	record->moves = log->move.count;
 	record->at =
 		flash_segment_at(&flash->anchor.geometry, buffer->at.segment) + buffer->at.block;
 	record->prev_crc = buffer->at.prev_crc;
@@ -283,13 +308,9 @@ static void close_record(struct flash *flash, bool leaves_segment)
 		record->block_count + (record->durable < record->seq ? log->untold_blocks : 0);
 	log->records_since_checkpoint++;
 	flash->counters.header_blocks++;
-	/* The record alone is durable with its write, so all before it must be already. */
-	buffer->io.is_durable = buffer->wants_durable && !flash->ignores_dsync &&
-				log->durable_seq == buffer->at.seq;
-	buffer->io.vector = buffer->vector;
-	buffer->io.vector_count = buffer->vector_count;
-	flash_io_write_record(flash, &buffer->io, record->at,
-		(size_t)record->block_count * FLASH_BLOCK_BYTES, record_done);
+	if (!flash_move_runs(flash)) {
+		flash_log_write(flash, buffer);
+	}
 }
 
 void flash_log_close(struct flash *flash)

@@ -27,8 +27,9 @@
 /* What the headers say of a lost page. */
 struct lost {
 	uint32_t page;
-	uint64_t newest_seq;   /* of its images, 0: there is none */
-	uint64_t whole_seq;    /* of those that are not damaged; 0: there is none */
+	uint64_t newest_seq; /* of its images, 0: there is none */
+	uint64_t whole_seq;  /* of those that are not damaged; 0: there is none */
+	uint32_t whole_moves;
 	uint32_t whole_number; /* of the entry in that record */
 	struct flash_entry whole;
 };
@@ -43,6 +44,7 @@ struct change {
 	uint32_t block;
 	uint32_t source;
 	uint32_t crc;
+	uint32_t moves;
 	uint8_t kind;
 };
 
@@ -141,6 +143,12 @@ static int find_run(struct rebuild *rebuild)
 
 /* --- images ---------------------------------------------------------------------------------- */
 
+/* Of two records with one number, that with more moves has been written in place of the other. */
+static bool is_older(uint64_t seq, uint32_t moves, uint64_t than_seq, uint32_t than_moves)
+{
+	return seq != than_seq ? seq < than_seq : moves < than_moves;
+}
+
 static void take_image(struct rebuild *rebuild, struct lost *lost, uint32_t number, uint32_t block)
 {
 	const struct flash_record_entry *entry = &rebuild->record.entries[number];
@@ -149,9 +157,11 @@ static void take_image(struct rebuild *rebuild, struct lost *lost, uint32_t numb
 	uint64_t seq = rebuild->record.seq;
 
 	lost->newest_seq = MAX(lost->newest_seq, seq);
-	if (seq >= lost->whole_seq && flash_node_read(rebuild->flash, at, &node) == 0 &&
+	if (!is_older(seq, rebuild->record.moves, lost->whole_seq, lost->whole_moves) &&
+		flash_node_read(rebuild->flash, at, &node) == 0 &&
 		flash_page_is_sound(rebuild->flash, lost->page, &node)) {
 		lost->whole_seq = seq;
+		lost->whole_moves = rebuild->record.moves;
 		lost->whole_number = number;
 		lost->whole = at;
 	}
@@ -224,6 +234,7 @@ static int find_changes(struct rebuild *rebuild)
 								 .block = block,
 								 .source = entry->source,
 								 .crc = entry->crc,
+								 .moves = record->moves,
 								 .kind = entry->kind });
 
 			if (result < 0) {
@@ -245,6 +256,9 @@ static int compare(const void *a, const void *b)
 	}
 	if (one->seq != other->seq) {
 		return one->seq < other->seq ? -1 : 1;
+	}
+	if (one->moves != other->moves) {
+		return one->moves > other->moves ? -1 : 1;
 	}
 	return one->number < other->number ? -1 : one->number > other->number;
 }
@@ -291,6 +305,7 @@ static int put_together(
 	struct flash *flash = rebuild->flash;
 	const struct lost *lost = &rebuild->lost[number];
 	struct flash_slot *slot = flash_map_take(flash, lost->page);
+	const struct change *record = changes; /* the first one of the same record */
 	uint64_t seqs[FLASH_NODE_ENTRIES];
 
 	if (slot == NULL || !flash_map_dirty(flash, slot)) {
@@ -303,7 +318,12 @@ static int put_together(
 		seqs[i] = lost->whole_seq;
 	}
 	for (size_t i = 0; i < count; i++) {
-		apply(slot->node, seqs, &changes[i]);
+		if (changes[i].seq != record->seq) {
+			record = &changes[i];
+		}
+		if (changes[i].moves == record->moves) {
+			apply(slot->node, seqs, &changes[i]);
+		}
 	}
 	flash->map.trees[0].levels[0][lost->page] = (struct flash_entry){ 0 };
 	if (!is_whole(lost)) { /* what the last image had may be missing */

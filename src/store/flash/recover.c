@@ -134,6 +134,13 @@ struct replay {
 	uint32_t slow_end; /* before it something cannot be read: nothing is read ahead */
 };
 
+/* The next record is there. */
+static void go_to(struct replay *replay, const struct flash_position *position)
+{
+	replay->at = *position;
+	flash_detour_follow(&replay->flash->anchor, &replay->at);
+}
+
 static uint32_t replay_block(const struct replay *replay)
 {
 	return flash_segment_at(&replay->flash->anchor.geometry, replay->at.segment) +
@@ -394,7 +401,7 @@ static int look_ahead(struct replay *replay)
 
 	while ((result = read_record(&other)) > 0) {
 		other.durable = MAX(other.durable, other.record.durable);
-		other.at = other.next;
+		go_to(&other, &other.next);
 		if (is_cancelled(other.flash)) {
 			return -ECANCELED;
 		}
@@ -459,7 +466,7 @@ static int replay_log(struct replay *replay)
 					   flash->segments[i].view_valid[0] == 0 &&
 					   flash->segments[i].view_valid[1] == 0;
 	}
-	replay->at = flash->anchor.next;
+	go_to(replay, &flash->anchor.next);
 	replay->seen[replay->at.segment].in_log = true;
 	while ((result = read_record(replay)) > 0) {
 		result = is_whole(replay);
@@ -471,7 +478,7 @@ static int replay_log(struct replay *replay)
 			return result;
 		}
 		tell_progress(replay);
-		replay->at = replay->next;
+		go_to(replay, &replay->next);
 		replay->seen[replay->at.segment].in_log = true;
 		if (is_cancelled(flash)) {
 			return -ECANCELED;

@@ -238,7 +238,7 @@ static void guess_table(struct flash *flash, struct flash_seen *seen, uint32_t f
 	uint64_t sum = 0;
 
 	for (uint32_t i = 0; i < count; i++) {
-		sum += flash->segments[i].erases;
+		sum += flash_is_avoided(flash, i) ? 0 : flash->segments[i].erases;
 	}
 	for (uint32_t i = first; i < end; i++) {
 		seen[i].stamp = flash->anchor.clock;

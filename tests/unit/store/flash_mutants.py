@@ -48,7 +48,7 @@ MUTANTS = {
         "if (MUTANT) { set_state(checkpoint, FLASH_CHECKPOINT_ANCHOR_FIRST); }\n"
         "else { flash_sync_checkpoint(flash); }"),
     "good-anchor-first": (
-        "checkpoint.c", "is_first ? 1 - flash->good_anchor : flash->good_anchor",
+        "io.c", "is_first ? 1 - flash->good_anchor : flash->good_anchor",
         "is_first ? flash->good_anchor : 1 - flash->good_anchor"),
     "both-anchors-at-once": (
         "checkpoint.c", "flash_sync_checkpoint(flash);\n}",
@@ -146,6 +146,10 @@ MUTANTS = {
         "rebuild.c", "!is_in_image(&rebuild->lost[lost], record->seq, i)", "false"),
     "damaged-image-taken": (
         "rebuild.c", "flash_node_read(rebuild->flash, at, &node) == 0", "flash_node_read(rebuild->flash, at, &node) < 1"),
+    "detour-not-followed": ("recover.c", "flash_detour_follow(&replay->flash->anchor, &replay->at);",
+        "if (!MUTANT) { flash_detour_follow(&replay->flash->anchor, &replay->at); }"),
+    "moved-without-anchor": ("move.c", "if (!is_anchored(flash)) {", "if (MUTANT || !is_anchored(flash)) {"),
+    "old-one-of-two-records": ("rebuild.c", "one->moves > other->moves", "one->moves < other->moves"),
     "durable-write-in-two-records": ("change.c", "(part->flags & STORE_FUA) != 0", "false"),
 }
 # The test that is tried first, where that is not the crash test: it finds most within its first crashes, and
@@ -161,7 +165,8 @@ FOUND_BY = {
         "later-pages-accepted", "flush-forgets-superseded", "page-over-newer-record"],
     "views": ["snapshot-of-several-moments", "snapshot-of-a-job-stays"],
     "bits": [
-        "second-copy-not-used", "lost-nodes-are-zeroes", "changes-behind-an-image-forgotten", "damaged-image-taken"],
+        "second-copy-not-used", "lost-nodes-are-zeroes", "changes-behind-an-image-forgotten", "damaged-image-taken",
+        "old-one-of-two-records"],
 }
 BEGIN = """#include <stdlib.h>
 #include <string.h>

@@ -14,6 +14,7 @@ enum {
 	PART_STEPS_MAX = 1000 * 1000, /* far more than any part takes */
 	ZONE_BYTES = 2 * WORLD_SEGMENT_BLOCKS * FLASH_BLOCK_BYTES,
 	CONVENTIONAL_ZONES = 2,
+	BAD_BLOCKS_MAX = 3 * WORLD_SEGMENT_BLOCKS,
 };
 
 void sector_fill(uint8_t *bytes, uint64_t tag)
@@ -147,6 +148,20 @@ const char *world_on_full = "drop";
 bool world_is_full;
 uint32_t world_repairs;
 
+uint64_t world_counter(const struct world *world, const char *name)
+{
+	const struct counter_table *table;
+	const void *values = store_queue_counters(world->queues[0], &table);
+
+	for (size_t i = 0; i < table->count; i++) {
+		if (strcmp(table->counters[i].name, name) == 0) {
+			return counter_value(&table->counters[i], values);
+		}
+	}
+	fail_msg("no counter %s", name);
+	return 0;
+}
+
 static void count(const struct world *world)
 {
 	static const struct {
@@ -156,6 +171,7 @@ static void count(const struct world *world)
 		{ "moved_blocks", &world_totals.moved_blocks },
 		{ "checkpoints", &world_totals.checkpoints },
 		{ "erased_segments", &world_totals.erased_segments },
+		{ "log_moves", &world_totals.log_moves },
 		{ "evicted_blocks", &world_totals.evicted_blocks },
 		{ "flushed_blocks", &world_totals.flushed_blocks },
 		{ "written_back_blocks", &world_totals.written_back_blocks },
@@ -258,6 +274,19 @@ void world_kill_copy(const char *from, const char *name)
 	snprintf(folder, sizeof(folder), "/%s/", name);
 	sim_shared_copy(from_folder, folder);
 	world_give_cache(name); /* the copy stands for the disk that the server had */
+}
+
+void world_vary_bad_places(const char *name)
+{
+	uint64_t segment = sim_between(0, WORLD_SEGMENTS - 1);
+	uint64_t blocks = sim_between(1, BAD_BLOCKS_MAX);
+
+	if (sim_between(0, 2) == 0) {
+		blocks = 0;
+	}
+	sim_disk_set_bad(sim_disk_find(name),
+		(FLASH_SEGMENTS_AT + segment * WORLD_SEGMENT_BLOCKS) * FLASH_BLOCK_BYTES,
+		blocks * FLASH_BLOCK_BYTES, false, true);
 }
 
 void world_make_disk(void)

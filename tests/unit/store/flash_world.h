@@ -47,6 +47,7 @@ struct world_totals {
 	uint64_t written_back_blocks;
 	uint64_t cache_moved_blocks;
 	uint64_t erased_segments;
+	uint64_t log_moves;
 };
 
 extern struct world_totals world_totals;
@@ -107,6 +108,8 @@ void world_part_done(struct store_part *part, int result);
 void world_discard(struct world *world); /* frees a world, whatever has become of its store */
 void world_close(struct world *world);	 /* the same; counts, and expects no checksum error */
 
+uint64_t world_counter(const struct world *world, const char *name);
+
 /* Nothing happens on a frozen world's rings. */
 void world_freeze(const struct world *world, bool frozen);
 
@@ -116,6 +119,9 @@ void world_kill_copy(const char *from, const char *name);
 
 /* The file in the folder "/name/" says that it is of that disk. */
 void world_give_cache(const char *name);
+
+/* From now on writes to other places of the disk fail, or none; never to those of anchors. */
+void world_vary_bad_places(const char *name);
 
 /* Checks the store on a simulated disk. fault: called for each sentence of what is wrong. */
 void world_check(const char *name, void (*fault)(const char *text));

@@ -94,6 +94,28 @@ static void view_done(struct store_view_request *request)
 	assert_int_equal(request->result, 0);
 }
 
+/* The same of a store that was closed, and whose log was moved at the end: the headers of what
+ * could not be written where it was first are there, too. */
+static void make_moved(uint64_t seed)
+{
+	static struct world world;
+
+	sim_start(&(struct sim_options){ .seed = seed });
+	memset(expected, 0, sizeof(expected));
+	world_disk = WORLD_FILE;
+	world_make_disk();
+	world_open(&world, "disk", true, NULL);
+	blocks = (uint32_t)(store_size(world.store) / FLASH_BLOCK_BYTES);
+	change(&world, WRITES);
+	while (world_counter(&world, "log_moves") == 0) {
+		world_vary_bad_places("disk");
+		change(&world, 1);
+	}
+	sim_disk_set_bad(sim_disk_find("disk"), 0, 0, false, false);
+	world_close(&world);
+	(void)sim_disk_kill_copy(sim_disk_find("disk"), "rot");
+}
+
 /* The disk "rot", of a store that was closed. In a snapshot most blocks are as they were before,
  * and the collector has moved many of those. */
 static void make_with_snapshot(uint64_t seed)
@@ -458,6 +480,28 @@ static void test_a_repair_takes_nothing_from_snapshots(void **state)
 	}
 }
 
+/* Of two records with one number the one that was moved is followed. */
+static void test_a_log_that_was_moved_is_followed(void **state)
+{
+	uint64_t moves = world_totals.log_moves;
+
+	GMB_UNUSED(state);
+	for (uint64_t seed = first_seed; seed < first_seed + 20 * stores; seed++) {
+		uint32_t counts[KIND_COUNT] = { 0 };
+
+		make_moved(seed);
+		find_controls();
+		for (uint32_t i = 0; i < control_count; i++) {
+			if (controls[i].kind == PAGE) {
+				try_control(&controls[i], false, counts);
+			}
+		}
+		assert_true(counts[PAGE] > 0);
+		sim_stop();
+	}
+	assert_in_range(world_totals.log_moves - moves, 20 * stores, UINT64_MAX);
+}
+
 /* Both copies of a node, with all that is below: only the headers tell where it is. */
 static void test_lost_nodes_are_found_by_headers(void **state)
 {
@@ -618,6 +662,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_a_flipped_bit_loses_no_disk),
 		cmocka_unit_test(test_a_flipped_bit_of_a_killed_store_loses_no_disk),
 		cmocka_unit_test(test_a_repair_takes_nothing_from_snapshots),
+		cmocka_unit_test(test_a_log_that_was_moved_is_followed),
 		cmocka_unit_test(test_lost_nodes_are_found_by_headers),
 		cmocka_unit_test(test_a_node_of_another_level_is_lost),
 		cmocka_unit_test(test_a_repaired_store_goes_on),

@@ -4,7 +4,8 @@
  * What was flushed is there, and after a kill all that was answered; every block has contents that
  * it had at some time since; a durable write that is one record is there as a whole or not at all.
  * Now and then the run goes on with what was recovered. The same of a disk that fails, for whose
- * server nothing is left but to end. The arguments are how many crashes there are, and the first
+ * server nothing is left but to end, and of one that does not take what is written to some places:
+ * clients hear nothing of that. The arguments are how many crashes there are, and the first
  * seed.
  */
 #include <stdio.h>
@@ -25,6 +26,7 @@ enum {
 	LENGTH_MAX = 160, /* sectors */
 	CRASH_POINTS = 2000,
 	FAILURE_PART = 20, /* of them: seeds with a disk that fails */
+	MOVE_PART = 4,	   /* of them: crashes of a store whose log is moved */
 	STEPS_MAX = 60,	   /* from crash to crash */
 	SEED_CRASHES_MAX = 100,
 };
@@ -422,6 +424,8 @@ static bool begin(struct world *world, uint64_t seed)
 	return direct;
 }
 
+static bool has_bad_places; /* on the disk: writes there fail */
+
 /* Begins what may be begun, and does a step. False: there is nothing more to do. */
 static bool go_on(struct world *world, uint32_t *started)
 {
@@ -455,6 +459,9 @@ static uint32_t run(uint64_t seed, uint32_t crashes_max)
 	sim_set_faults(&faults);
 	crash_at = (uint32_t)sim_between(1, STEPS_MAX);
 	while (busy) {
+		if (has_bad_places && sim_between(0, 9) == 0) {
+			world_vary_bad_places(world.name);
+		}
 		busy = go_on(&world, &started);
 		if (++steps >= crash_at && crashes < crashes_max) {
 			bool killed = crashes % 2 == 0;
@@ -469,6 +476,7 @@ static uint32_t run(uint64_t seed, uint32_t crashes_max)
 	}
 	sim_set_faults(&(struct sim_faults){ 0 });
 	world_freeze(&world, false);
+	sim_disk_set_bad(sim_disk_find(world.name), 0, 0, false, false);
 	world_close(&world);
 	/* Nothing is lost by an end in order, also by what is not flushed. */
 	world_open(&image, world.name, direct, NULL);
@@ -565,6 +573,27 @@ static void test_what_was_flushed_survives_and_nothing_else_appears(void **state
 		    crashes + crashes / 5); /* one for each start, and others */
 }
 
+/* Files and devices that are written directly: on others an error is one of the store. */
+static void test_a_write_that_fails_moves_the_log(void **state)
+{
+	uint64_t moves = world_totals.log_moves;
+	uint64_t crashes = 0;
+
+	GMB_UNUSED(state);
+	has_bad_places = true;
+	for (uint64_t seed = seed_first; crashes < crash_points / MOVE_PART; seed++) {
+		if (seed % 2 == 0 && seed % 3 != WORLD_ZONED) {
+			print_message("seed %llu\n", (unsigned long long)seed);
+			crashes += run(seed, SEED_CRASHES_MAX);
+		}
+	}
+	has_bad_places = false;
+	moves = world_totals.log_moves - moves;
+	print_message("%llu crashes, the log was moved %llu times\n", (unsigned long long)crashes,
+		(unsigned long long)moves);
+	assert_true(moves > crashes / 20);
+}
+
 static int setup(void **state)
 {
 	GMB_UNUSED(state);
@@ -593,6 +622,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_what_was_flushed_survives_and_nothing_else_appears),
 		cmocka_unit_test(test_a_disk_that_fails_keeps_what_it_has_taken),
+		cmocka_unit_test(test_a_write_that_fails_moves_the_log),
 	};
 
 	stores_register();

@@ -16,7 +16,8 @@
 
 static struct flash_anchor make_anchor(uint64_t device_blocks, uint32_t segment_blocks)
 {
-	struct flash_anchor anchor = { .serial = 7,
+	struct flash_anchor anchor = { .version = FLASH_ANCHOR_VERSION,
+		.serial = 7,
 		.next = { .seq = 99, .segment = 3, .block = 5, .prev_crc = 0x12345678 },
 		.clock = 1234,
 		.spare_percent = 15,
@@ -104,6 +105,49 @@ static void test_an_anchor_comes_back_as_it_was(void **state)
 	assert_memory_equal(block, again, sizeof(block));
 	assert_string_equal((const char *)block + 1024 + 640, "daily-1.b_2");
 	assert_memory_equal(&back.views[1], &anchor.views[1], sizeof(back.views[1]));
+}
+
+static void test_detours_come_back_as_they_were(void **state)
+{
+	struct flash_anchor anchor = make_anchor(1 << 20, 1024);
+	struct flash_position at = anchor.next;
+	struct flash_anchor back;
+	uint8_t block[FLASH_BLOCK_BYTES];
+	uint8_t again[FLASH_BLOCK_BYTES];
+	struct error error;
+
+	GMB_UNUSED(state);
+	for (uint32_t i = 0; i < FLASH_DETOURS; i++) {
+		assert_true(flash_detour_add(&anchor, anchor.next.seq + i, i));
+	}
+	assert_true(flash_detour_add(&anchor, anchor.next.seq + FLASH_DETOURS - 1, 77));
+	assert_false(flash_detour_add(&anchor, anchor.next.seq + FLASH_DETOURS, 0));
+	flash_anchor_encode(&anchor, block);
+	assert_int_equal(block[8], 4); /* programs of before refuse it */
+	assert_int_equal(block[2304], 99);
+	assert_int_equal(block[2304 + 7 * 16 + 8], 77);
+	assert_int_equal(flash_anchor_decode(block, &back, &error), 0);
+	flash_anchor_encode(&back, again);
+	assert_memory_equal(block, again, sizeof(block));
+	flash_detour_follow(&back, &at);
+	assert_true(at.segment == 0 && at.block == 0 && at.prev_crc == anchor.next.prev_crc);
+	at.seq += FLASH_DETOURS;
+	at.block = 5;
+	flash_detour_follow(&back, &at);
+	assert_int_equal(at.block, 5);
+	back.next.seq += FLASH_DETOURS - 1;
+	flash_detours_drop(&back);
+	assert_int_equal(back.detour_count, 1);
+	assert_int_equal(back.detours[0].segment, 77);
+	back.next.seq++;
+	flash_anchor_encode(&back, block);
+	assert_int_equal(flash_anchor_decode(block, &back, &error), -EINVAL); /* before the log */
+	anchor.detours[1].segment = anchor.geometry.segment_count;
+	flash_anchor_encode(&anchor, block);
+	assert_int_equal(flash_anchor_decode(block, &back, &error), -EINVAL);
+	anchor.detours[1] = anchor.detours[2];
+	flash_anchor_encode(&anchor, block);
+	assert_int_equal(flash_anchor_decode(block, &back, &error), -EINVAL); /* twice */
 }
 
 static void test_names_of_snapshots(void **state)
@@ -358,6 +402,7 @@ int main(void)
 		cmocka_unit_test(test_the_checksum_is_that_of_the_rfc),
 		cmocka_unit_test(test_all_ways_have_the_same_checksum),
 		cmocka_unit_test(test_an_anchor_comes_back_as_it_was),
+		cmocka_unit_test(test_detours_come_back_as_they_were),
 		cmocka_unit_test(test_names_of_snapshots),
 		cmocka_unit_test(test_an_anchor_that_is_wrong_is_refused),
 		cmocka_unit_test(test_segments_are_not_too_many_for_memory),

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Moving the end of the log after a write to it has failed: the record that failed and all behind
+ * it, none of which has been answered, are written again with the same numbers. What would have
+ * been in the segment of that record is at the beginning of a free one, all else stays where it is.
+ *
+ *   error ─▶ writes in flight end ─▶ both anchors have the detour ─▶ the records are written
+ *                                                                    └▶ a checkpoint: no detours
+ *
+ * Nothing is written to the new place before both anchors refer to it. So a crash finds either the
+ * old end of the log, of which nothing was answered, or the new one, and never has to choose.
+ *
+ * The segment with the error keeps what was written to it before. It is free again when that has
+ * gone, and then the last one to be taken (FLASH_AVOIDED).
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "store/flash/flash.h"
+
+enum {
+	MOVES_MAX = 64, /* of one run: a device that fails more often cannot be relied on */
+	/* Free segments beside the new one: a record that is being filled may need them. */
+	FREE_MIN = FLASH_RECORD_SEGMENTS + 1,
+};
+
+static const uint32_t move_edges[FLASH_MOVE_STATE_COUNT] = {
+	[FLASH_MOVE_NONE] = BIT(FLASH_MOVE_DRAIN),
+	[FLASH_MOVE_DRAIN] = BIT(FLASH_MOVE_ANCHOR_FIRST) | BIT(FLASH_MOVE_NONE),
+	[FLASH_MOVE_ANCHOR_FIRST] = BIT(FLASH_MOVE_ANCHOR_SECOND) | BIT(FLASH_MOVE_NONE),
+	[FLASH_MOVE_ANCHOR_SECOND] = BIT(FLASH_MOVE_NONE),
+};
+
+static void set_state(struct flash_move *move, enum flash_move_state state)
+{
+	GMB_ASSERT((move_edges[move->state] & BIT(state)) != 0);
+	move->state = state;
+}
+
+/* --- whether --------------------------------------------------------------------------------- */
+
+/* The medium has failed at that place, as far as the kernel says; other places may do. */
+static bool is_of_medium(int error)
+{
+	return error == -EIO || error == -ENODATA || error == -EREMOTEIO || error == -EILSEQ;
+}
+
+/* A durable write through the page cache may report what it could not write of earlier ones. */
+static bool is_of_record(const struct flash *flash, const struct flash_buffer *buffer)
+{
+	return flash->memory_align > 1 || !buffer->io.is_durable;
+}
+
+bool flash_move_begin(struct flash *flash, const struct flash_buffer *buffer, int error)
+{
+	struct flash_move *move = &flash->log.move;
+
+	/* A zone that has failed cannot be written to, and the others are written in order. */
+	if (flash->failed != 0 || flash_has_zones(flash) || !is_of_medium(error) ||
+		!is_of_record(flash, buffer)) {
+		return false;
+	}
+	move->error = error;
+	if (move->state == FLASH_MOVE_NONE) {
+		set_state(move, FLASH_MOVE_DRAIN);
+	}
+	return true;
+}
+
+/* --- the new place --------------------------------------------------------------------------- */
+
+static struct flash_buffer *first_of(const struct flash *flash)
+{
+	return list_entry(list_first(&flash->log.flying), struct flash_buffer, node);
+}
+
+static void avoid(struct flash *flash, uint32_t segment)
+{
+	gc_set_state(&flash->table, segment, GC_CLOSED);
+	flash->counters.avoided_segments += !flash_is_avoided(flash, segment);
+	flash->segments[segment].erases = FLASH_AVOIDED;
+	flash->map.trees[0].table_dirty[segment / FLASH_TABLE_ENTRIES] = true;
+}
+
+/* What would have been behind the position from is at the beginning of segment to. */
+static void place(struct flash_position *at, const struct flash_position *from, uint32_t to,
+	uint32_t prev_crc)
+{
+	if (at->segment == from->segment) {
+		at->segment = to;
+		at->block -= from->block;
+	}
+	at->prev_crc = prev_crc;
+}
+
+/* Their headers say where they are, and have the checksum of the one before. */
+static void place_records(struct flash *flash, const struct flash_position *from)
+{
+	const struct flash_geometry *geometry = &flash->anchor.geometry;
+	struct flash_log *log = &flash->log;
+	uint32_t prev_crc = from->prev_crc;
+
+	list_for_each(node, &log->flying)
+	{
+		struct flash_buffer *buffer = list_entry(node, struct flash_buffer, node);
+		struct flash_record *record = &buffer->record;
+
+		place(&buffer->at, from, log->move.to, prev_crc);
+		record->at = flash_segment_at(geometry, buffer->at.segment) + buffer->at.block;
+		record->prev_crc = prev_crc;
+		record->moves = log->move.count;
+		prev_crc = flash_record_encode(record, flash->anchor.uuid, buffer->bytes);
+		buffer->is_written = false;
+	}
+	place(&log->head, from, log->move.to, prev_crc);
+	if (log->filling != NULL) {
+		log->filling->at = log->head;
+	}
+}
+
+static void relocate(struct flash *flash)
+{
+	struct flash_log *log = &flash->log;
+	struct flash_position from = first_of(flash)->at;
+
+	log->move.count++;
+	flash->counters.log_moves++;
+	place_records(flash, &from);
+	avoid(flash, from.segment);
+	set_state(&log->move, FLASH_MOVE_NONE);
+	list_for_each(node, &log->flying)
+	{
+		flash_log_write(flash, list_entry(node, struct flash_buffer, node));
+	}
+	flash_checkpoint_ask(flash);
+}
+
+/* --- the detour ------------------------------------------------------------------------------ */
+
+static void anchor_written(struct flash_io *io, int result)
+{
+	struct flash *flash = io->flash;
+
+	if (result < 0) {
+		flash->log.move.is_waiting = false;
+		flash_fail(flash, result, "cannot be anchored");
+	} else {
+		flash_sync_move(flash);
+	}
+}
+
+static void write_anchor(struct flash *flash)
+{
+	struct flash_move *move = &flash->log.move;
+	bool is_first = move->state == FLASH_MOVE_ANCHOR_FIRST;
+
+	move->is_waiting = true;
+	flash_anchor_write(flash, &move->io, move->block, is_first, anchor_written);
+}
+
+void flash_move_synced(struct flash *flash, int result)
+{
+	struct flash_move *move = &flash->log.move;
+
+	move->is_waiting = false;
+	if (result < 0) {
+		return; /* the log has failed */
+	}
+	if (move->state == FLASH_MOVE_ANCHOR_FIRST) {
+		set_state(move, FLASH_MOVE_ANCHOR_SECOND);
+	} else {
+		relocate(flash);
+	}
+}
+
+/* Before the first checkpoint of a run no anchor leads to its records. */
+static bool is_anchored(const struct flash *flash)
+{
+	return flash->anchor.next.seq >> FLASH_SEQ_SHIFT == flash->log.head.seq >> FLASH_SEQ_SHIFT;
+}
+
+/* All that were in flight have ended. */
+static void choose(struct flash *flash)
+{
+	struct flash_move *move = &flash->log.move;
+	struct flash_anchor *anchor = &flash->anchor;
+	const struct flash_buffer *first = first_of(flash);
+
+	if (move->count == MOVES_MAX || flash->table.state_counts[GC_FREE] <= FREE_MIN) {
+		flash_fail(flash, move->error, "cannot be written");
+		return;
+	}
+	move->to = flash_take_segment(flash);
+	if (is_anchored(flash) && !flash_detour_add(anchor, first->at.seq, move->to)) {
+		flash_fail(flash, move->error, "cannot be written");
+		return;
+	}
+	log_warning("flash store '%s': its log cannot be written at byte %llu: %s; it goes on in "
+		    "another segment, and this one is used last from now on",
+		flash->path, (unsigned long long)flash_block_offset(flash, first->record.at),
+		strerror(-move->error));
+	if (!is_anchored(flash)) {
+		anchor->version = FLASH_DETOUR_VERSION;
+		relocate(flash);
+		return;
+	}
+	anchor->serial++;
+	flash_anchor_encode(anchor, move->block);
+	set_state(move, FLASH_MOVE_ANCHOR_FIRST);
+}
+
+bool flash_move_step(struct flash *flash)
+{
+	struct flash_move *move = &flash->log.move;
+
+	if (move->state == FLASH_MOVE_NONE || move->is_waiting || flash->log.writing_count > 0) {
+		return false;
+	}
+	if (flash->failed != 0) {
+		set_state(move, FLASH_MOVE_NONE);
+		flash_log_abandon(flash);
+		return true;
+	}
+	if (move->state == FLASH_MOVE_DRAIN) {
+		/* The checkpoint's own anchors are durable first: this one has the same. */
+		if (flash->checkpoint.state >= FLASH_CHECKPOINT_ANCHOR_FIRST) {
+			return false;
+		}
+		choose(flash);
+		return true;
+	}
+	write_anchor(flash);
+	return false;
+}

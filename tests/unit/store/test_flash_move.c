@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * One place of the device under a flash store cannot be written, and not be read from then on. The
+ * log goes on in another segment: no write fails, and all that was answered is there after a kill,
+ * a loss of power and an end in order, wherever that place is. A device without any good place, and
+ * one that fails too often, leave a store that can be read.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "flash_world.h"
+
+#include "../stores.h"
+#include "base/bytes.h"
+#include "base/log.h"
+
+enum {
+	BLOCKS_MAX = WORLD_SEGMENTS * WORLD_SEGMENT_BLOCKS,
+	RUN_MAX = 20, /* blocks: more than a segment has */
+	WRITES = 30,
+	BLOCKS_USED = 200, /* of the device, that these writes reach */
+	TOGETHER = 4,
+};
+
+static uint64_t expected[BLOCKS_MAX];
+static uint64_t flushed[BLOCKS_MAX];
+static uint64_t now;
+static uint32_t blocks;
+
+static void set_bad(const char *name, uint32_t block)
+{
+	sim_disk_set_bad(sim_disk_find(name), (uint64_t)block * FLASH_BLOCK_BYTES,
+		FLASH_BLOCK_BYTES, false, true);
+}
+
+static int result_of_write;
+
+static void write_done(struct store_part *part, int result)
+{
+	part->op = STORE_OP_COUNT;
+	result_of_write = MIN(result_of_write, result);
+}
+
+/* Several writes at a time, each to a part of the disk of its own. */
+static int write_some(struct world *world, enum store_op op, uint32_t flags)
+{
+	static uint8_t bytes[TOGETHER][RUN_MAX * FLASH_BLOCK_BYTES];
+	struct store_part parts[TOGETHER] = { 0 };
+	bool busy = true;
+
+	result_of_write = 0;
+	for (uint32_t i = 0; i < TOGETHER; i++) {
+		uint32_t count = (uint32_t)sim_between(1, RUN_MAX);
+		uint32_t part_blocks = blocks / TOGETHER;
+		uint32_t first = i * part_blocks + (uint32_t)sim_between(0, part_blocks - RUN_MAX);
+
+		now++;
+		for (uint32_t k = 0; op == STORE_WRITE && k < count * BLOCK_SECTORS; k++) {
+			sector_fill(bytes[i] + (size_t)k * SECTOR, now);
+			expected[first + k / BLOCK_SECTORS] = now;
+		}
+		parts[i] = (struct store_part){ .op = op,
+			.flags = flags,
+			.offset = op == STORE_FLUSH ? 0 : (uint64_t)first * FLASH_BLOCK_BYTES,
+			.length = op == STORE_FLUSH ? 0 : (uint64_t)count * FLASH_BLOCK_BYTES,
+			.memory = mem_of(bytes[i]),
+			.done = write_done };
+		store_submit(world->queues[0], &parts[i]);
+	}
+	while (busy) {
+		busy = false;
+		for (uint32_t i = 0; i < TOGETHER; i++) {
+			busy |= parts[i].op != STORE_OP_COUNT;
+		}
+		assert_true(!busy || sim_step());
+	}
+	return result_of_write;
+}
+
+/* The number-th round. */
+static void write_round(struct world *world, uint32_t number)
+{
+	assert_int_equal(write_some(world, STORE_WRITE, number % 4 == 3 ? STORE_FUA : 0), 0);
+	if (number % 5 == 4) {
+		assert_int_equal(write_some(world, STORE_FLUSH, 0), 0);
+		memcpy(flushed, expected, sizeof(flushed));
+	}
+}
+
+static void read_all(struct world *world, const uint64_t *least, const uint64_t *most)
+{
+	static uint8_t block[FLASH_BLOCK_BYTES];
+	struct store_part part = { .done = world_part_done, .memory = mem_of(block) };
+
+	for (uint32_t i = 0; i < blocks; i++) {
+		uint64_t tag;
+
+		part.op = STORE_READ;
+		part.offset = (uint64_t)i * FLASH_BLOCK_BYTES;
+		part.length = FLASH_BLOCK_BYTES;
+		world_submit(world, &part);
+		tag = sector_tag(block);
+		if (tag < least[i] || tag > most[i]) {
+			fail_msg("%s: block %u has %llu, not %llu", world->name, i,
+				(unsigned long long)tag, (unsigned long long)most[i]);
+		}
+	}
+}
+
+/* What is there is read, can be changed, and is there again after an end in order. */
+static void check(const char *name, uint32_t bad, const uint64_t *least)
+{
+	static uint64_t before[BLOCKS_MAX];
+	static struct world world;
+
+	memcpy(before, expected, sizeof(before));
+	set_bad(name, bad);
+	world_open(&world, name, true, NULL);
+	read_all(&world, least, expected);
+	assert_int_equal(write_some(&world, STORE_WRITE, STORE_FUA), 0);
+	world_close(&world);
+	world_open(&world, name, true, NULL);
+	read_all(&world, least, expected);
+	world_close(&world);
+	memcpy(expected, before, sizeof(before));
+	sim_disk_destroy(sim_disk_find(name));
+}
+
+static void begin(struct world *world, uint64_t seed)
+{
+	sim_start(&(struct sim_options){ .seed = seed, .faults = { .jitter = true } });
+	memset(expected, 0, sizeof(expected));
+	memset(flushed, 0, sizeof(flushed));
+	world_disk = (enum world_disk)(seed % 2);
+	world_cache = seed % 4 < 2 ? "0" : "128K";
+	world_make_disk();
+	world_open(world, "disk", true, NULL);
+	blocks = (uint32_t)(store_size(world->store) / FLASH_BLOCK_BYTES);
+}
+
+/* Returns whether the log was moved. */
+static bool try_place(uint64_t seed, uint32_t bad)
+{
+	static struct world world;
+	uint64_t moves = world_totals.log_moves;
+	uint32_t crash_at;
+
+	begin(&world, seed);
+	crash_at = (uint32_t)sim_between(0, WRITES - 1);
+	set_bad("disk", bad);
+	for (uint32_t i = 0; i < WRITES; i++) {
+		write_round(&world, i);
+		if (i == crash_at) {
+			world_kill_copy("disk", "killed");
+			(void)sim_disk_crash_copy(sim_disk_find("disk"), "lost");
+			world_freeze(&world, true);
+			check("killed", bad, expected);
+			check("lost", bad, flushed);
+			world_freeze(&world, false);
+		}
+	}
+	world_close(&world);
+	check("disk", bad, expected);
+	sim_stop();
+	return world_totals.log_moves > moves;
+}
+
+static void test_each_place_in_turn(void **state)
+{
+	uint32_t moved = 0;
+
+	GMB_UNUSED(state);
+	for (uint32_t i = 0; i < BLOCKS_USED; i++) {
+		moved += try_place(i, FLASH_SEGMENTS_AT + i);
+	}
+	print_message("%u of %u places moved the log\n", moved, BLOCKS_USED);
+	assert_true(moved > BLOCKS_USED / 2);
+}
+
+/* Nothing can be written any more, but for anchors. */
+static void test_a_device_without_a_good_place_can_be_read(void **state)
+{
+	static struct world world;
+
+	GMB_UNUSED(state);
+	begin(&world, 4);
+	write_round(&world, 0);
+	sim_disk_set_bad(sim_disk_find("disk"), FLASH_SEGMENTS_AT * FLASH_BLOCK_BYTES,
+		BLOCKS_MAX * FLASH_BLOCK_BYTES, false, true);
+	memcpy(flushed, expected, sizeof(flushed));
+	assert_int_equal(write_some(&world, STORE_WRITE, 0), -EIO);
+	assert_int_equal(write_some(&world, STORE_FLUSH, 0), -EIO);
+	read_all(&world, flushed, flushed);
+	world_is_full = true;
+	world_close(&world);
+	world_is_full = false;
+	sim_stop();
+}
+
+/* Each time at another place. */
+static void test_a_device_that_fails_too_often_is_given_up(void **state)
+{
+	static struct world world;
+	uint64_t moves = world_totals.log_moves;
+	uint32_t rounds = 0;
+
+	GMB_UNUSED(state);
+	begin(&world, 1);
+	while (write_some(&world, STORE_WRITE, STORE_FUA) == 0) {
+		assert_true(rounds++ < BLOCKS_MAX);
+		world_vary_bad_places("disk");
+	}
+	world_close(&world);
+	moves = world_totals.log_moves - moves;
+	print_message("%llu moves in %u rounds\n", (unsigned long long)moves, rounds);
+	assert_in_range(moves, 8, 64);
+	sim_stop();
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_each_place_in_turn),
+		cmocka_unit_test(test_a_device_without_a_good_place_can_be_read),
+		cmocka_unit_test(test_a_device_that_fails_too_often_is_given_up),
+	};
+
+	stores_register();
+	log_set_level(LOG_LEVEL_ERROR); /* each move is a warning */
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
