@@ -308,7 +308,9 @@ class Programs(sockets_tool.Case):
                            OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
         environment.pop("MALLOC_PERTURB_", None)  # mpirun itself does not stand it
         done = subprocess.run(
-            [mpirun, "--oversubscribe", "--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "-n", "2",
+            # Among all interfaces it would share the bytes out, also to a bridge of somebody's containers.
+            [mpirun, "--oversubscribe", "--mca", "pml", "ob1", "--mca", "btl", "tcp,self",
+             "--mca", "btl_tcp_if_include", "lo", "-n", "2",
              *self.carried("connect *:*; listen *:*; program mpi_exchange", program, "all")],
             env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240,
             check=False)
