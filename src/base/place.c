@@ -249,6 +249,11 @@ int place_parse(const char *text, struct place *place, struct error *error)
 	}
 	if (copy == NULL) {
 		rc = error_set(error, -ENOMEM, "no memory for a place");
+	} else if (copy[0] == '/' && copy[1] == '/') {
+		rc = error_set(error, -EINVAL,
+			"'%s' is a URI; write nbd:HOST, with ,port=N where it is not 10809, or "
+			"nbd:/PATH of a Unix socket",
+			parsed.text);
 	} else if (copy[0] == '/') {
 		parsed.path = copy;
 		copy = NULL;
