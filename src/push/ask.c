@@ -2,6 +2,7 @@
 #include "push/ask.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -187,12 +188,21 @@ static int hear(
 	}
 }
 
+const char *push_ask_show(char out[ERROR_TEXT_BYTES], const struct push_text *text)
+{
+	char sentence[ERROR_TEXT_BYTES];
+
+	snprintf(sentence, sizeof(sentence), "%.*s", (int)MIN(text->length, sizeof(sentence) - 1),
+		(const char *)text->bytes);
+	return log_escape_sentence(out, ERROR_TEXT_BYTES, sentence);
+}
+
 static int refused(const struct push_answer *answer, struct error *error)
 {
 	char text[ERROR_TEXT_BYTES];
 	int code = answer->head.status <= INT16_MAX ? -(int)answer->head.status : -EIO;
 
-	log_escape(text, sizeof(text), answer->text.bytes, answer->text.length);
+	push_ask_show(text, &answer->text);
 	return error_set(error, code, "%s", text[0] != '\0' ? text : strerror(-code));
 }
 

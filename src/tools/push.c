@@ -378,13 +378,13 @@ static json_t *job_json(const struct push_job_message *job)
 	char digest[20];
 	char name[SHOWN_BYTES];
 	char peer[SHOWN_BYTES];
-	char text[SHOWN_BYTES];
+	char text[ERROR_TEXT_BYTES];
 
 	snprintf(id, sizeof(id), "%016" PRIx64, head->job);
 	snprintf(digest, sizeof(digest), "%016" PRIx64, head->digest);
 	log_escape(name, sizeof(name), job->name.bytes, job->name.length);
 	log_escape(peer, sizeof(peer), job->peer.bytes, job->peer.length);
-	log_escape(text, sizeof(text), job->text.bytes, job->text.length);
+	push_ask_show(text, &job->text);
 	return json_pack("{s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:f, s:s}",
 		"job", id, "role", head->role == PUSH_SOURCE ? "source" : "destination", "state",
 		state_text(head->state), "export", name, "peer", peer, "offset",
@@ -422,7 +422,7 @@ static int watch(const struct push_options *options, struct push_ask *ask, struc
 	struct copy_counters counters = { .total = UINT64_MAX };
 	struct copy_progress progress;
 	struct push_job_message job = { 0 };
-	char text[SHOWN_BYTES];
+	char text[ERROR_TEXT_BYTES];
 	int result;
 
 	copy_progress_init(&progress, options->progress, &counters);
@@ -449,7 +449,7 @@ static int watch(const struct push_options *options, struct push_ask *ask, struc
 	if (result >= 0 && job.head.state == PUSH_JOB_FAILED) {
 		char share[COPY_SHARE_BYTES];
 
-		log_escape(text, sizeof(text), job.text.bytes, job.text.length);
+		push_ask_show(text, &job.text);
 		result = error_set(error,
 			job.head.status <= INT16_MAX ? -(int)job.head.status : -EIO,
 			"%s; the destination holds a part: %s; run the command again with --resume "
@@ -537,11 +537,11 @@ static void print_job(const struct push_job_message *job)
 	char time[COPY_TIME_BYTES];
 	char name[SHOWN_BYTES];
 	char peer[SHOWN_BYTES];
-	char text[SHOWN_BYTES];
+	char text[ERROR_TEXT_BYTES];
 
 	log_escape(name, sizeof(name), job->name.bytes, job->name.length);
 	log_escape(peer, sizeof(peer), job->peer.bytes, job->peer.length);
-	log_escape(text, sizeof(text), job->text.bytes, job->text.length);
+	push_ask_show(text, &job->text);
 	printf("%016" PRIx64 " %s \"%s\" %s %s: %s, %s in %s%s%s\n", head->job,
 		head->role == PUSH_SOURCE ? "from" : "to", name,
 		head->role == PUSH_SOURCE ? "to" : "from", peer, state_text(head->state),

@@ -148,7 +148,7 @@ class PushNbd(push_tool.Case):
         for target, *fragments in (
                 (far.uris[0], "too small: it has 1048576 bytes, and the push ends at 4194304"),
                 (far.uris[1], "is served read-only"),
-                (far.uris[2].replace("/disk", "/none"), "none"),
+                (far.uris[2].replace("/disk", "/none"), 'export "none": no such export'),
                 (f"nbd+unix:///?socket={gone}", "the destination: ", "No such file"),
                 (f"nbd+unix:///?socket={self.path('silent')}", "the destination: ", "no success within"),
                 ("gmb+unix:///disk?socket=/none", "is not an address of push"),
