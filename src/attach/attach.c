@@ -16,6 +16,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "attach/flush.h"
 #include "attach/process.h"
 #include "attach/state.h"
 #include "base/bytes.h"
@@ -24,18 +25,34 @@
 #include "base/manager.h"
 #include "control/control.h"
 
-#define NS_PER_S UINT64_C(1000000000)
+#define NS_PER_S  UINT64_C(1000000000)
+#define NS_PER_MS UINT64_C(1000000)
 
 /* After so long the client is told why a detach takes time. */
 #define NOTE_AFTER_NS (NS_PER_S / 2)
+/* What a detach by force may take, and the end of one that its limit has hastened. */
+#define FORCE_NS (30 * NS_PER_S)
+#define HASTE_NS (10 * NS_PER_S)
 
 enum { DETACHES_MAX = 16, HEALTH_SHOWN_BYTES = 512 };
 
-/* A control client that waits for the disk to be detached. */
+/* Somebody who waits for the disk to be detached. */
 struct detach {
-	struct control_client *client;
+	struct control_client *client; /* NULL: a signal, which nobody answers */
 	bool force;
+	uint64_t limit_ns;
+	uint64_t deadline_ns;
 };
+
+/*
+ * WORKING ──▶ FLUSHING ──▶ STOPPING ──▶ the end
+ *    ▲           │            │
+ *    └───────────┴────────────┘ in use, or nobody waits any more
+ *
+ * Whatever may take long is done by the flush, which changes nothing: when the limit is over the
+ * disk is still whole.
+ */
+enum phase { PHASE_WORKING, PHASE_FLUSHING, PHASE_STOPPING };
 
 struct daemon {
 	const struct attach_options *options;
@@ -46,13 +63,17 @@ struct daemon {
 	int state_fd;
 	int report_fd; /* to the parent, or -1 */
 
-	struct detach detaches[DETACHES_MAX];
+	struct detach detaches[DETACHES_MAX + 1]; /* the last one for a signal */
 	uint32_t detach_count;
-	bool stopping;
-	bool force;   /* as stop() was called */
-	bool hurried; /* force came later */
-	bool noted;   /* the clients know why they wait */
-	uint64_t stop_since_ns;
+	enum phase phase;
+	struct disk_flush *flush; /* FLUSHING, or what is left of a detach that was given up */
+	struct error lost;	  /* a flush has failed */
+	bool force;		  /* as stop() was called */
+	bool hurried;		  /* force came later, */
+	bool overtaken;		  /* even before stop() was called */
+	bool hastened;		  /* a limit has ended the wait in stop() */
+	bool noted;		  /* the clients know why they wait */
+	uint64_t wait_since_ns;
 
 	/* The stopper's until stopped_fd is readable. */
 	pthread_t stopper;
@@ -128,10 +149,8 @@ static void stop_start(struct daemon *daemon, bool force)
 	struct error error = { 0 };
 
 	manager_tell("STOPPING=1\nSTATUS=Detaching");
-	daemon->stopping = true;
+	daemon->phase = PHASE_STOPPING;
 	daemon->force = force;
-	daemon->noted = false;
-	daemon->stop_since_ns = clock_now_ns();
 	daemon->stop_error = (struct error){ 0 };
 	daemon->has_thread = thread_start(&daemon->stopper, stop_device, daemon, &error) == 0;
 	if (!daemon->has_thread) {
@@ -139,23 +158,37 @@ static void stop_start(struct daemon *daemon, bool force)
 	}
 }
 
-static void note_wait(const struct daemon *daemon, struct control_client *client)
+static void flush_start(struct daemon *daemon)
 {
-	const struct attach_options *options = daemon->options;
+	struct error error = { 0 };
+
+	daemon->noted = false;
+	daemon->wait_since_ns = clock_now_ns();
+	daemon->phase = PHASE_FLUSHING;
+	/* One that is still under way will do: stop() flushes what was written since it began. */
+	if (daemon->device->read_only ||
+		(daemon->flush == NULL &&
+			disk_flush_begin(daemon->device->path, daemon->device->ops->check,
+				&daemon->flush, &error) != 0)) {
+		stop_start(daemon, false);
+	}
+}
+
+static void note_wait(const struct daemon *daemon, const struct detach *detach)
+{
 	struct health *health = &daemon->device->health;
-	uint64_t limit_ns = options->reconnect_timeout_ns;
 	char state[HEALTH_SHOWN_BYTES];
 	char note[2 * HEALTH_SHOWN_BYTES];
 	char shown[4 * HEALTH_SHOWN_BYTES];
 
-	limit_ns += health_is_connected(health)
-			    ? MAX(options->slow_timeout_ns, options->request_timeout_ns)
-			    : 0;
+	if (detach->client == NULL) {
+		return;
+	}
 	snprintf(note, sizeof(note),
 		"waiting for the server to flush what was written (%s), for at most %.6g s; "
 		"gmblock detach --force does not wait, and loses it",
-		health_describe(health, state, sizeof(state)), (double)limit_ns / 1e9);
-	control_note(client,
+		health_describe(health, state, sizeof(state)), (double)detach->limit_ns / 1e9);
+	control_note(detach->client,
 		json_pack("{s:s}", "text", log_escape_sentence(shown, sizeof(shown), note)));
 }
 
@@ -164,26 +197,37 @@ static void note_all(struct daemon *daemon)
 {
 	daemon->noted = true;
 	for (uint32_t i = 0; i < daemon->detach_count; i++) {
-		note_wait(daemon, daemon->detaches[i].client);
+		note_wait(daemon, &daemon->detaches[i]);
 	}
 }
 
-/* Milliseconds until note_all(), for poll(). */
-static int note_due(const struct daemon *daemon)
+/* When note_all() is due; UINT64_MAX: never. */
+static uint64_t note_due_ns(const struct daemon *daemon)
 {
-	uint64_t past_ns = clock_now_ns() - daemon->stop_since_ns;
-
-	if (!daemon->stopping || daemon->force || daemon->hurried || daemon->noted) {
-		return -1;
+	if (daemon->phase == PHASE_WORKING || daemon->force || daemon->hurried || daemon->noted) {
+		return UINT64_MAX;
 	}
-	return past_ns < NOTE_AFTER_NS ? (int)clock_milliseconds(NOTE_AFTER_NS - past_ns) : 0;
+	return daemon->wait_since_ns + NOTE_AFTER_NS;
+}
+
+static void fail(const struct detach *detach, int code, const char *text)
+{
+	if (detach->client != NULL) {
+		control_fail(detach->client, code, text);
+	} else {
+		log_warning("not detached: %s", text);
+	}
 }
 
 static void answer(const struct daemon *daemon, const struct detach *detach, int result)
 {
 	char text[ERROR_TEXT_BYTES];
 
-	if (result == 0 || (daemon->hurried && detach->force)) {
+	if (detach->client == NULL) {
+		return;
+	}
+	if ((result == 0 && (detach->force || !daemon->overtaken)) ||
+		(daemon->hurried && detach->force)) {
 		control_reply(detach->client, json_pack("{s:s}", "state", "detached"));
 	} else if (daemon->hurried) {
 		snprintf(text, sizeof(text),
@@ -208,11 +252,42 @@ static bool refuse_gentle(struct daemon *daemon)
 		if (detach.force && !daemon->force) {
 			daemon->detaches[kept++] = detach;
 		} else {
-			control_fail(detach.client, -EBUSY, daemon->stop_error.text);
+			fail(&detach, -EBUSY, daemon->stop_error.text);
 		}
 	}
 	daemon->detach_count = kept;
 	return kept > 0;
+}
+
+/* The disk is in use. */
+static void stay(struct daemon *daemon)
+{
+	daemon->phase = PHASE_WORKING;
+	daemon->hurried = false;
+	if (refuse_gentle(daemon)) {
+		stop_start(daemon, true);
+	} else {
+		manager_tell("STATUS=%s is in use and stays", daemon->device->path);
+	}
+}
+
+/* After disk_flush_begin(). */
+static void flush_finish(struct daemon *daemon)
+{
+	int rc = disk_flush_end(daemon->flush, &daemon->stop_error);
+
+	daemon->flush = NULL;
+	if (rc < 0 && rc != -EBUSY) {
+		daemon->lost = daemon->stop_error;
+	}
+	if (daemon->phase != PHASE_FLUSHING) {
+		return; /* nobody has waited for it */
+	}
+	if (rc == -EBUSY) {
+		stay(daemon);
+	} else {
+		stop_start(daemon, false);
+	}
 }
 
 /* After stop_device(). Returns true when the disk is gone. */
@@ -225,16 +300,13 @@ static bool stop_finish(struct daemon *daemon)
 	if (daemon->has_thread) {
 		pthread_join(daemon->stopper, NULL);
 	}
-	daemon->stopping = false;
 	if (daemon->stop_result == -EBUSY) {
-		log_warning("not detached: %s", daemon->stop_error.text);
-		daemon->hurried = false;
-		if (refuse_gentle(daemon)) {
-			stop_start(daemon, true);
-		} else {
-			manager_tell("STATUS=%s is in use and stays", device->path);
-		}
+		stay(daemon);
 		return false;
+	}
+	if (daemon->stop_result == 0 && daemon->lost.code != 0 && !daemon->force) {
+		daemon->stop_result = daemon->lost.code;
+		daemon->stop_error = daemon->lost;
 	}
 	if (daemon->stop_result != 0) {
 		log_error("%s", daemon->stop_error.text);
@@ -246,6 +318,96 @@ static bool stop_finish(struct daemon *daemon)
 	}
 	daemon->detach_count = 0;
 	return true;
+}
+
+/* --- the limit ----------------------------------------------------------------------------- */
+
+/* As long as a request waits for the server. */
+static uint64_t usual_limit_ns(const struct daemon *daemon)
+{
+	const struct attach_options *options = daemon->options;
+
+	return options->reconnect_timeout_ns +
+	       (health_is_connected(&daemon->device->health)
+			       ? MAX(options->slow_timeout_ns, options->request_timeout_ns)
+			       : 0);
+}
+
+/* The limit is over: true if nobody waits any more for this one. */
+static bool expire(struct daemon *daemon, struct detach *detach)
+{
+	const char *path = daemon->device->path;
+	double seconds = (double)detach->limit_ns / 1e9;
+	char state[HEALTH_SHOWN_BYTES];
+	char text[2 * HEALTH_SHOWN_BYTES];
+
+	if (daemon->phase == PHASE_FLUSHING) {
+		snprintf(text, sizeof(text),
+			"%.250s stays attached: the server has not flushed what was written within "
+			"%.6g s (%.500s); try again when it answers, or lose what was written with "
+			"gmblock detach --force",
+			path, seconds,
+			health_describe(&daemon->device->health, state, sizeof(state)));
+	} else if (!daemon->hastened && !daemon->force && !daemon->hurried) {
+		daemon->hastened = true;
+		daemon->device->ops->hurry(daemon->device);
+		detach->deadline_ns += HASTE_NS;
+		return false;
+	} else {
+		snprintf(text, sizeof(text),
+			"the kernel has not removed %.250s within %.6g s, and its daemon (process "
+			"%d) waits for it; gmblock attach --list shows the disk until it is gone",
+			path, seconds, (int)getpid());
+	}
+	fail(detach, -ETIMEDOUT, text);
+	return true;
+}
+
+static void expire_all(struct daemon *daemon)
+{
+	uint64_t now_ns = clock_now_ns();
+	uint32_t kept = 0;
+
+	for (uint32_t i = 0; i < daemon->detach_count; i++) {
+		struct detach *detach = &daemon->detaches[i];
+
+		if (now_ns < detach->deadline_ns || !expire(daemon, detach)) {
+			daemon->detaches[kept++] = *detach;
+		}
+	}
+	daemon->detach_count = kept;
+}
+
+/* Nobody wants the disk gone any more, and nothing of it is. */
+static void give_up(struct daemon *daemon)
+{
+	if (daemon->phase == PHASE_FLUSHING && daemon->detach_count == 0) {
+		daemon->phase = PHASE_WORKING;
+		manager_tell("STATUS=%s stays", daemon->device->path);
+	}
+}
+
+/* Milliseconds until something is to be said or ends, for poll(). */
+static int due_ms(const struct daemon *daemon)
+{
+	uint64_t due_ns = note_due_ns(daemon);
+	uint64_t now_ns = clock_now_ns();
+
+	for (uint32_t i = 0; i < daemon->detach_count; i++) {
+		due_ns = MIN(due_ns, daemon->detaches[i].deadline_ns);
+	}
+	return due_ns == UINT64_MAX ? -1
+	       : due_ns <= now_ns   ? 0
+				    : (int)clock_milliseconds(due_ns - now_ns);
+}
+
+static void look_at_time(struct daemon *daemon)
+{
+	if (clock_now_ns() >= note_due_ns(daemon)) {
+		note_all(daemon);
+	}
+	expire_all(daemon);
+	give_up(daemon);
 }
 
 /* --- commands ------------------------------------------------------------------------------ */
@@ -264,33 +426,59 @@ static void begin_status(void *context, struct control_client *client, const jso
 		reason = json_string(log_escape_sentence(shown, sizeof(shown), last));
 	}
 	health_describe(&daemon->device->health, state, sizeof(state));
-	snprintf(text, sizeof(text), "%s%s", daemon->stopping ? "being detached, " : "",
+	snprintf(text, sizeof(text), "%s%s",
+		daemon->phase != PHASE_WORKING ? "being detached, " : "",
 		log_escape_sentence(shown, sizeof(shown), state));
 	control_reply(client, json_pack("{s:s, s:o}", "state", text, "last_reason", reason));
+}
+
+/* limit_ns: 0 for the usual one. */
+static void want_gone(
+	struct daemon *daemon, struct control_client *client, bool force, uint64_t limit_ns)
+{
+	struct detach *detach = &daemon->detaches[daemon->detach_count++];
+
+	limit_ns = limit_ns > 0 ? limit_ns : force ? FORCE_NS : usual_limit_ns(daemon);
+	*detach = (struct detach){
+		.client = client,
+		.force = force,
+		.limit_ns = limit_ns,
+		.deadline_ns = clock_now_ns() + limit_ns,
+	};
+	if (daemon->phase == PHASE_WORKING) {
+		if (force) {
+			stop_start(daemon, true);
+		} else {
+			flush_start(daemon);
+		}
+	} else if (force && !daemon->force && !daemon->hurried) {
+		daemon->hurried = true;
+		daemon->device->ops->hurry(daemon->device);
+		if (daemon->phase == PHASE_FLUSHING) {
+			daemon->overtaken = true;
+			stop_start(daemon, true);
+		}
+	} else if (daemon->noted && !force && !daemon->hurried) {
+		note_wait(daemon, detach);
+	}
 }
 
 static void begin_detach(void *context, struct control_client *client, const json_t *arguments)
 {
 	struct daemon *daemon = context;
 	bool force = json_is_true(json_object_get(arguments, "force"));
+	json_int_t limit_ms = json_integer_value(json_object_get(arguments, "limit_ms"));
 
-	if (daemon->detach_count == DETACHES_MAX) {
+	if (daemon->detach_count >= DETACHES_MAX) {
 		control_fail(client, -EAGAIN, "too many clients wait for the end of this disk");
-		return;
-	}
-	daemon->detaches[daemon->detach_count++] =
-		(struct detach){ .client = client, .force = force };
-	if (!daemon->stopping) {
-		stop_start(daemon, force);
-	} else if (force && !daemon->force && !daemon->hurried) {
-		daemon->hurried = true;
-		daemon->device->ops->hurry(daemon->device);
-	} else if (daemon->noted && !force && !daemon->hurried) {
-		note_wait(daemon, client);
+	} else if (limit_ms < 0 || limit_ms > UINT32_MAX) {
+		control_fail(client, -EINVAL, "limit_ms is no time limit");
+	} else {
+		want_gone(daemon, client, force, (uint64_t)limit_ms * NS_PER_MS);
 	}
 }
 
-/* Its program was ended while it waited. The disk is detached all the same. */
+/* Its program was ended while it waited. If nobody else does, and the disk is whole, it stays. */
 static void end_detach(void *context, struct control_client *client)
 {
 	struct daemon *daemon = context;
@@ -302,6 +490,7 @@ static void end_detach(void *context, struct control_client *client)
 		}
 	}
 	daemon->detach_count = kept;
+	give_up(daemon);
 	control_fail(client, -ECANCELED, "the client did not wait for the end of the disk");
 }
 
@@ -448,7 +637,7 @@ static void serve_signal(struct daemon *daemon)
 	struct signalfd_siginfo info;
 
 	if (read(daemon->signal_fd, &info, sizeof(info)) == sizeof(info)) {
-		stop_start(daemon, false);
+		want_gone(daemon, NULL, false, 0);
 	}
 }
 
@@ -499,15 +688,19 @@ static void daemon_watch(struct daemon *daemon)
 		{ .events = POLLIN },
 		{ .fd = daemon->stopped_fd, .events = POLLIN },
 		{ .events = POLLIN },
+		{ .events = POLLIN },
 	};
 	bool gone = false;
 
 	while (!gone) {
+		bool works = daemon->phase == PHASE_WORKING;
+
 		/* The end of the disk is what is wanted then, and one signal is enough. */
-		entries[0].fd = daemon->stopping ? -1 : daemon->signal_fd;
-		entries[2].fd = daemon->stopping ? -1 : daemon->device->ended_fd;
-		entries[4].fd = daemon->stopping ? -1 : daemon->device->resized_fd;
-		if (poll(entries, ARRAY_COUNT(entries), note_due(daemon)) < 0) {
+		entries[0].fd = works ? daemon->signal_fd : -1;
+		entries[2].fd = works ? daemon->device->ended_fd : -1;
+		entries[4].fd = works ? daemon->device->resized_fd : -1;
+		entries[5].fd = daemon->flush != NULL ? disk_flush_fd(daemon->flush) : -1;
+		if (poll(entries, ARRAY_COUNT(entries), due_ms(daemon)) < 0) {
 			GMB_ASSERT(errno == EINTR);
 			continue;
 		}
@@ -522,9 +715,11 @@ static void daemon_watch(struct daemon *daemon)
 			control_server_run(daemon->control);
 		} else if (entries[4].revents != 0) {
 			follow_export(daemon);
+		} else if (entries[5].revents != 0) {
+			flush_finish(daemon);
 		}
-		if (!gone && note_due(daemon) == 0) {
-			note_all(daemon);
+		if (!gone) {
+			look_at_time(daemon);
 		}
 	}
 }
@@ -546,6 +741,7 @@ static int tell_ready(const struct daemon *daemon, struct error *error)
 
 static void daemon_end(struct daemon *daemon)
 {
+	disk_flush_leave(daemon->flush);
 	if (daemon->device != NULL) {
 		if (daemon->state_fd >= 0) {
 			state_remove_own(daemon->device->name, daemon->state_fd);

@@ -59,9 +59,12 @@ enum { ATTACH_PATH_BYTES = 4096 };
 GMB_MUST_CHECK int attach_run(
 	const struct attach_options *options, char path[ATTACH_PATH_BYTES], struct error *error);
 
-/* Detaches the disk with this path, name ("ublkb0") or URI. -ENOENT: there is none; -ENOTUNIQ: the
- * URI is that of several; -EBUSY: it is in use, and force was not given. */
-GMB_MUST_CHECK int attach_detach(const char *name, bool force, struct error *error);
+/* Detaches the disk with this path, name ("ublkb0") or URI. limit_ns: how long the server has to
+ * flush what was written, after which the disk stays; 0: the attachment's own limit. -ENOENT: there
+ * is none; -ENOTUNIQ: the URI is that of several; -EBUSY: it is in use, and force was not given;
+ * -ETIMEDOUT: it stays, or its daemon does not answer. */
+GMB_MUST_CHECK int attach_detach(
+	const char *name, bool force, uint64_t limit_ns, struct error *error);
 
 /* Prints all attachments on standard output, as a table or as JSON. */
 GMB_MUST_CHECK int attach_list(bool json, struct error *error);
@@ -96,14 +99,17 @@ struct device;
 struct device_ops {
 	const char *kind; /* "ublk", "nbd", "fuse" */
 
+	/* -EBUSY: the disk at path is in use, error says by whom. Any thread. */
+	int (*check)(const char *path, struct error *error);
+
 	/* Flushes what was written to the server and removes the disk. -EBUSY: it is in use, force
 	 * was not given, and nothing has changed. Any other result: the disk is gone; an error says
 	 * what was lost. */
 	int (*stop)(struct device *device, bool force, struct error *error);
 
-	/* Called while another thread is in stop() without force: stop() no longer waits for the
-	 * server, and what was not flushed is lost. It may still return -EBUSY; then the disk stays
-	 * and can be stopped by force only. */
+	/* Called before stop() by force, or while another thread is in stop() without: stop() no
+	 * longer waits for the server, and what was not flushed is lost. It may still return
+	 * -EBUSY; then the disk stays and can be stopped by force only. */
 	void (*hurry)(struct device *device);
 
 	/* Makes the disk larger, to so many bytes, which are whole blocks. It stays in use. Not
@@ -156,6 +162,9 @@ GMB_MUST_CHECK int device_fit(
 GMB_MUST_CHECK int ublk_device_remove(int32_t number, bool force, struct error *error);
 GMB_MUST_CHECK int nbd_device_remove(int32_t number, bool force, struct error *error);
 GMB_MUST_CHECK int fuse_device_remove(const char *path, bool force, struct error *error);
+
+/* How long a forced detach waits for a server that seems to answer. */
+enum { FORCED_MS_MAX = 5000 };
 
 /* --- threads --------------------------------------------------------------------------------- */
 
@@ -224,6 +233,10 @@ GMB_MUST_CHECK int timings_print(
 /* name is the kernel's: "ublkb0". Our own process does not count. */
 GMB_MUST_CHECK int usage_check_disk(const char *name, struct error *error);
 
-/* Only processes that have the file at path open, and loop devices on it: for the message when an
- * unmount was refused. Always -EBUSY. */
+/* The same by the disk's path, "/dev/ublkb0". */
+GMB_MUST_CHECK int usage_check_path(const char *path, struct error *error);
+
+/* Only processes that have the file at path open, and loop devices on it. */
+GMB_MUST_CHECK int usage_check_file(const char *path, struct error *error);
+/* The same for the message when an unmount was refused: always -EBUSY. */
 GMB_MUST_CHECK int usage_explain_file(const char *path, struct error *error);

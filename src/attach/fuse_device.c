@@ -364,15 +364,16 @@ static int unmount(const char *path, bool force, struct error *error)
 	return rc == 0 ? 0 : error_set(error, rc, "cannot unmount %s: %s", path, strerror(-rc));
 }
 
-/* Waits for the thread, which flushes and ends. False: the detach was forced meanwhile. */
-static bool join_unless_hurried(struct fuse_file *file)
+/* Waits for the thread, which flushes and ends. timeout_ms: -1 never ends. False: the time is over,
+ * or somebody is in a hurry. */
+static bool join_unless_hurried(struct fuse_file *file, int timeout_ms)
 {
 	struct pollfd entries[] = {
 		{ .fd = file->device.ended_fd, .events = POLLIN },
 		{ .fd = file->hurry_fd, .events = POLLIN },
 	};
 
-	while (poll(entries, ARRAY_COUNT(entries), -1) < 0) {
+	while (poll(entries, ARRAY_COUNT(entries), timeout_ms) < 0) {
 		GMB_ASSERT(errno == EINTR);
 	}
 	if (entries[0].revents == 0) {
@@ -398,12 +399,12 @@ static int fuse_device_stop(struct device *device, bool force, struct error *err
 		fuse.session_exit(file->session);
 		gmb_queue_wake(file->remote.queue);
 	}
-	if (file->skip_flush || (force && !thread_join_soon(file->thread))) {
+	if (file->skip_flush || (force && !join_unless_hurried(file, FORCED_MS_MAX))) {
 		/* What is in flight would be waited for as well: it ends with the process. */
 		file->abandoned = true;
 		return 0;
 	}
-	if (!force && !join_unless_hurried(file)) {
+	if (!force && !join_unless_hurried(file, -1)) {
 		file->abandoned = true;
 		return error_set(error, -ECANCELED,
 			"%s is detached, but the last flush was not waited for: what was written "
@@ -458,6 +459,7 @@ int fuse_device_remove(const char *path, bool force, struct error *error)
 
 static const struct device_ops fuse_device_ops = {
 	.kind = "fuse",
+	.check = usage_check_file,
 	.stop = fuse_device_stop,
 	.hurry = fuse_device_hurry,
 	.grow = fuse_device_grow,

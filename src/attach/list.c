@@ -3,12 +3,15 @@
  * What the other commands do with attachments: show them, and have them removed.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "attach/attach.h"
 #include "attach/state.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "control/control.h"
@@ -217,6 +220,7 @@ struct wish {
 	char *real;    /* the same as a path without links, or NULL */
 	bool by_uri;   /* name is a URI, and no path or name of a disk */
 	bool force;
+	uint64_t limit_ns; /* 0: the attachment's own */
 	bool found;
 	size_t uri_count; /* disks of this URI */
 	char paths[ERROR_TEXT_BYTES];
@@ -259,32 +263,76 @@ static int remove_stale(const struct state_entry *entry, const struct wish *wish
 	return rc;
 }
 
+static int explain_silence(const struct state_entry *entry, const struct wish *wish)
+{
+	char shown[ERROR_TEXT_BYTES];
+
+	log_escape(shown, sizeof(shown) / 2, entry->path, strlen(entry->path));
+	return error_set(wish->error, -ETIMEDOUT,
+		"%s: its daemon (process %d) does not answer, and was not waited for any longer; "
+		"if "
+		"it is stopped, kill -CONT %d lets it go on; kill -KILL %d ends it, loses what was "
+		"not flushed, and gmblock detach then removes the disk",
+		shown, entry->pid, entry->pid, entry->pid);
+}
+
+/* As control_receive(), as long as the daemon answers others: the limit is its matter. */
+static int receive_watching(struct control_connection *connection, const char *path,
+	const struct state_entry *entry, const struct wish *wish, json_t **value_out)
+{
+	json_t *status = NULL;
+
+	while (!control_wait(connection, STATUS_TIMEOUT_MS)) {
+		if (control_ask(path, "status", NULL, STATUS_TIMEOUT_MS, &status, NULL) < 0) {
+			return explain_silence(entry, wish);
+		}
+		json_decref(status);
+	}
+	return control_receive(connection, CONTROL_TIMEOUT_MS, value_out, wish->error);
+}
+
+static void print_note(json_t *note)
+{
+	const char *text = json_string_value(json_object_get(note, "text"));
+	char shown[4 * ERROR_TEXT_BYTES];
+
+	fprintf(stderr, "gmblock: %s\n",
+		log_escape_sentence(shown, sizeof(shown), text != NULL ? text : ""));
+	json_decref(note);
+}
+
 /* Waits until nothing of the daemon is left; what it says meanwhile is shown. */
 static int detach_living(const struct state_entry *entry, const struct wish *wish)
 {
 	struct control_connection *connection;
 	char path[PATH_MAX];
-	char shown[4 * ERROR_TEXT_BYTES];
 	json_t *value = NULL;
 	int rc = state_path(path, entry->name, "sock", wish->error);
 
-	if (rc == 0) {
-		rc = control_connect(path, "detach", json_pack("{s:b}", "force", wish->force),
-			CONTROL_TIMEOUT_MS, &connection, wish->error);
+	if (rc != 0) {
+		return rc;
+	}
+	rc = control_connect(path, "detach",
+		json_pack("{s:b, s:I}", "force", wish->force, "limit_ms",
+			(json_int_t)clock_milliseconds(wish->limit_ns)),
+		CONTROL_TIMEOUT_MS, &connection, wish->error);
+	if (rc == -ETIMEDOUT) {
+		return explain_silence(entry, wish);
 	}
 	if (rc != 0) {
 		return rc;
 	}
-	while ((rc = control_receive(connection, -1, &value, wish->error)) > 0) {
-		const char *text = json_string_value(json_object_get(value, "text"));
-
-		fprintf(stderr, "gmblock: %s\n",
-			log_escape_sentence(shown, sizeof(shown), text != NULL ? text : ""));
-		json_decref(value);
+	while ((rc = receive_watching(connection, path, entry, wish, &value)) > 0) {
+		print_note(value);
 	}
 	if (rc == 0) {
 		json_decref(value);
-		control_wait_closed(connection);
+	}
+	if (rc == 0 && !control_wait_closed(connection, CONTROL_TIMEOUT_MS)) {
+		rc = error_set(wish->error, -ETIMEDOUT,
+			"%.200s is detached, but its daemon (process %d) does not end; kill -KILL "
+			"%d ends it",
+			entry->path, entry->pid, entry->pid);
 	}
 	control_disconnect(connection);
 	return rc;
@@ -339,13 +387,29 @@ static int detach_uri(struct wish *wish, struct error *error)
 	return rc;
 }
 
-int attach_detach(const char *name, bool force, struct error *error)
+/* The path without links. Nobody is asked for the file itself: a daemon that has died, or does not
+ * answer, could not be detached. NULL: there is none. */
+static char *resolve(const char *name)
 {
-	struct wish wish = { .name = name, .force = force, .error = error };
+	int fd = open(name, O_PATH | O_CLOEXEC);
+	char link[32];
+	char path[PATH_MAX];
+	ssize_t bytes = -1;
+
+	if (fd >= 0) {
+		snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+		bytes = readlink(link, path, sizeof(path) - 1);
+		close(fd);
+	}
+	return bytes >= 0 ? strndup(path, (size_t)bytes) : NULL;
+}
+
+int attach_detach(const char *name, bool force, uint64_t limit_ns, struct error *error)
+{
+	struct wish wish = { .name = name, .force = force, .limit_ns = limit_ns, .error = error };
 	int rc;
 
-	/* Also through a mount whose program has died, where the last part cannot be resolved. */
-	wish.real = realpath(name, NULL);
+	wish.real = resolve(name);
 	rc = state_for_each(detach_entry, &wish, error);
 	free(wish.real);
 	if (rc == 0 && !wish.found) {

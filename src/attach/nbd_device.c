@@ -28,6 +28,7 @@
 #include <unistd.h>
 
 #include "attach/attach.h"
+#include "attach/flush.h"
 #include "attach/nbd_kernel.h"
 #include "attach/nbd_relay.h"
 #include "attach/remote.h"
@@ -736,28 +737,6 @@ int nbd_device_start(
 
 /* --- stopping ------------------------------------------------------------------------------ */
 
-/* Writes back what the kernel holds, and has the server do the same. */
-static int flush_device(const char *path, struct error *error)
-{
-	int fd = open(path, O_RDWR | O_CLOEXEC);
-	int rc = 0;
-
-	if (fd < 0 && errno == EROFS) {
-		return 0;
-	}
-	if (fd < 0 || fsync(fd) != 0) {
-		rc = -errno;
-		error_set(error, rc == -EBUSY ? -EIO : rc,
-			"%s is detached, but the last flush failed (%s): what was written since "
-			"the one before may be lost",
-			path, strerror(-rc));
-	}
-	if (fd >= 0) {
-		close(fd);
-	}
-	return rc;
-}
-
 /* The driver tears down in the background; the device can be used again when it says so. */
 static void wait_disconnected(struct netlink *netlink, int32_t index)
 {
@@ -782,45 +761,29 @@ static int disconnect(struct netlink *netlink, int32_t index, bool force, struct
 	return 0;
 }
 
-/* A flush with a time limit. */
-struct last_flush {
-	pthread_t thread;
-	char path[ATTACH_PATH_BYTES];
-	struct error error;
-	int result;
-};
-
-static void *flush_last(void *argument)
+/* timeout_ms: -1 never ends. A forced detach does not wait for a server that is going away. */
+static int flush_device(const char *path, int timeout_ms, struct error *error)
 {
-	struct last_flush *flush = argument;
+	struct disk_flush *flush;
+	int rc = disk_flush_begin(path, NULL, &flush, error);
+	struct pollfd over = { .events = POLLIN };
 
-	flush->result = flush_device(flush->path, &flush->error);
-	return NULL;
-}
-
-/* A forced detach does not wait for a server that is going away. */
-static int flush_soon(const char *path, struct error *error)
-{
-	struct last_flush *flush = calloc(1, sizeof(*flush));
-	int rc;
-
-	if (flush == NULL) {
-		return error_set(error, -ENOMEM, "out of memory");
+	if (rc != 0) {
+		return rc;
 	}
-	snprintf(flush->path, sizeof(flush->path), "%s", path);
-	rc = thread_start(&flush->thread, flush_last, flush, error);
-	if (rc == 0 && !thread_join_soon(flush->thread)) {
-		/* It ends with the connections, or with the process. */
-		return error_set(error, -ETIMEDOUT,
-			"%s is detached, but the server does not answer the last flush: what was "
-			"written since the one before may be lost",
-			path);
+	over.fd = disk_flush_fd(flush);
+	while ((rc = poll(&over, 1, timeout_ms)) < 0) {
+		GMB_ASSERT(errno == EINTR);
 	}
-	if (rc == 0 && flush->result != 0) {
-		rc = error_set(error, flush->result, "%s", flush->error.text);
+	if (rc > 0) {
+		return disk_flush_end(flush, error);
 	}
-	free(flush);
-	return rc;
+	/* It ends with the connections, or with the process. */
+	disk_flush_leave(flush);
+	return error_set(error, -ETIMEDOUT,
+		"%s is detached, but the server does not answer the last flush: what was written "
+		"since the one before may be lost",
+		path);
 }
 
 /* A disk in use stays as it is. */
@@ -838,9 +801,9 @@ static int nbd_device_stop(struct device *device, bool force, struct error *erro
 	}
 	/* While the watcher is there: a server that is away just now may come back for it. */
 	if (!device->read_only && !force) {
-		lost = flush_device(device->path, error);
+		lost = flush_device(device->path, -1, error);
 	} else if (!device->read_only && health_is_connected(&device->health)) {
-		lost = flush_soon(device->path, error);
+		lost = flush_device(device->path, FORCED_MS_MAX, error);
 	}
 	/* But it must not take the end for a loss. */
 	eventfd_write(disk->stop_fd, 1);
@@ -941,7 +904,7 @@ static int remove_left(struct netlink *netlink, int32_t number, bool force, stru
 		if (rc != 0) {
 			return rc;
 		}
-		lost = flush_device(path, error);
+		lost = flush_device(path, -1, error);
 	}
 	rc = disconnect(netlink, number, force, error);
 	return rc != 0 ? rc : lost;
@@ -966,6 +929,7 @@ int nbd_device_remove(int32_t number, bool force, struct error *error)
 
 static const struct device_ops nbd_device_ops = {
 	.kind = "nbd",
+	.check = usage_check_path,
 	.stop = nbd_device_stop,
 	.hurry = nbd_device_hurry,
 	.grow = nbd_device_grow,

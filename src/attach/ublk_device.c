@@ -587,6 +587,7 @@ int ublk_device_remove(int32_t number, bool force, struct error *error)
 
 static const struct device_ops ublk_device_ops = {
 	.kind = "ublk",
+	.check = usage_check_path,
 	.stop = ublk_device_stop,
 	.hurry = ublk_device_hurry,
 	.grow = ublk_device_grow,

@@ -261,6 +261,11 @@ int usage_check_disk(const char *name, struct error *error)
 	return rc;
 }
 
+int usage_check_path(const char *path, struct error *error)
+{
+	return usage_check_disk(strrchr(path, '/') + 1, error);
+}
+
 /* --- files --------------------------------------------------------------------------------- */
 
 /* `losetup --detach` of a device in use only takes effect after its last user, so who uses it is
@@ -307,13 +312,17 @@ static int check_loops(const char *path, struct error *error)
 	return rc;
 }
 
-int usage_explain_file(const char *path, struct error *error)
+int usage_check_file(const char *path, struct error *error)
 {
 	struct wanted wanted = { .path = path };
 	int rc = check_loops(path, error);
 
-	if (rc == 0) {
-		rc = check_processes(path, &wanted, error);
-	}
+	return rc != 0 ? rc : check_processes(path, &wanted, error);
+}
+
+int usage_explain_file(const char *path, struct error *error)
+{
+	int rc = usage_check_file(path, error);
+
 	return rc != 0 ? rc : error_set(error, -EBUSY, "%s is in use", path);
 }

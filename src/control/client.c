@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <libgen.h>
 #include <limits.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -400,13 +401,15 @@ int control_connect(const char *path, const char *command, json_t *arguments, in
 		return error_set(error, -ENOMEM, "out of memory for a connection");
 	}
 	connection->fd = fd;
-	rc = send_command(fd, command, arguments, path, deadline_ns, error);
-	if (rc == 0) {
-		rc = receive_object(connection, deadline_ns, timeout_ms, &hello, error);
-	}
+	rc = receive_object(connection, deadline_ns, timeout_ms, &hello, error);
 	if (rc == 0) {
 		rc = check_hello(connection, hello, error);
 		json_decref(hello);
+	}
+	if (rc == 0) {
+		rc = send_command(fd, command, arguments, path, deadline_ns, error);
+	} else {
+		json_decref(arguments);
 	}
 	if (rc < 0) {
 		control_disconnect(connection);
@@ -537,14 +540,26 @@ void control_finish(struct control_connection *connection)
 	(void)shutdown(connection->fd, SHUT_WR);
 }
 
-void control_wait_closed(struct control_connection *connection)
+bool control_wait(const struct control_connection *connection, int timeout_ms)
 {
+	struct pollfd entry = { .fd = connection->fd, .events = POLLIN };
+
+	return connection->input_bytes > connection->line_bytes || poll(&entry, 1, timeout_ms) != 0;
+}
+
+bool control_wait_closed(struct control_connection *connection, int timeout_ms)
+{
+	uint64_t deadline_ns = deadline_after(timeout_ms);
 	char ignored[64];
 	ssize_t got;
 
 	do {
+		if (!set_limit(connection->fd, deadline_ns)) {
+			return false;
+		}
 		got = read(connection->fd, ignored, sizeof(ignored));
-	} while (got > 0 || (got < 0 && errno == EINTR));
+	} while (got > 0 || (got < 0 && (errno == EINTR || errno == EAGAIN)));
+	return true;
 }
 
 int control_ask(const char *path, const char *command, json_t *arguments, int timeout_ms,

@@ -125,8 +125,9 @@ struct control_connection;
 enum { CONTROL_TIMEOUT_MS = 10000 };
 
 /*
- * Connects to the socket at path, which may be longer than an address holds, and sends a command.
- * Takes arguments (NULL: none). timeout_ms: for connecting and for the server's hello.
+ * Connects to the socket at path, which may be longer than an address holds, and sends a command
+ * once the server has said hello: one that does not answer in time does not get the command later.
+ * Takes arguments (NULL: none). timeout_ms: for connecting and for the hello.
  * -ENOENT, -ECONNREFUSED: no server listens there; -ETIMEDOUT; -EPROTO: something else answers;
  * -EPROTONOSUPPORT: another version of the protocol.
  */
@@ -155,8 +156,11 @@ GMB_MUST_CHECK int control_receive_files(struct control_connection *connection, 
 	json_t **value_out, int *fds, uint32_t count, struct error *error);
 /* Asks the server to answer with what it has. */
 void control_finish(struct control_connection *connection);
-/* Waits until the server closes the connection. */
-void control_wait_closed(struct control_connection *connection);
+/* Waits until there is something to receive, or the connection is closed. False: the time is over.
+ */
+GMB_MUST_CHECK bool control_wait(const struct control_connection *connection, int timeout_ms);
+/* Waits until the server closes the connection. False: the time is over. */
+GMB_MUST_CHECK bool control_wait_closed(struct control_connection *connection, int timeout_ms);
 
 /* All of it for a command that is answered at once; its notes are dropped. */
 GMB_MUST_CHECK int control_ask(const char *path, const char *command, json_t *arguments,

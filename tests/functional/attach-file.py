@@ -354,6 +354,75 @@ class File(attach_tool.Case):
         self.assertIn("was removed by force meanwhile", errors)
         self.assertFalse(os.path.exists(disk))
 
+    def test_a_detach_has_a_limit_and_the_disk_stays(self):
+        """The server flushes nothing: the disk is as it was, and can be detached when it does again."""
+        disk = self.attach_and_write("--reconnect-timeout", "3600s", "--request-timeout", "3600s")
+        code, output, errors = self.gmblock("detach", "--timeout", "1s", disk)
+        self.assertEqual((code, output), (1, ""), errors)
+        self.assertIn("flush what was written (connected), for at most 1 s;", errors)
+        self.assertIn(f"{disk} stays attached: the server has not flushed what was written within 1 s "
+                      "(connected); try again when it answers, or lose what was written with "
+                      "gmblock detach --force\n", errors)
+        self.assertEqual([entry["state"] for entry in self.attachments()], ["connected"])
+        with open(disk, "rb", buffering=0) as file:
+            self.assertEqual(file.read(4096), b"x" * 4096)
+        self.serve(self.path("image"))
+        with open(disk, "r+b", buffering=0) as file:
+            file.write(b"y" * 4096)  # waits for the flush, which the new server ends
+        self.detach()
+        with open(self.path("image"), "rb") as file:
+            self.assertEqual(file.read(4096), b"y" * 4096)
+
+    def test_the_usual_limit_is_that_of_the_attachment(self):
+        disk = self.attach_and_write("--reconnect-timeout", "1s", "--slow-timeout", "1s", "--request-timeout", "1s")
+        code, _, errors = self.gmblock("detach", disk)
+        self.assertEqual(code, 1)
+        self.assertRegex(errors, "stays attached: the server has not flushed what was written within [12] s")
+        self.detach_by_force()
+
+    def test_a_detach_that_is_ended_leaves_the_disk(self):
+        disk = self.attach_and_write("--reconnect-timeout", "3600s", "--request-timeout", "3600s")
+        waits, _ = self.begin_detach()
+        waits.kill()
+        waits.communicate()
+        while [entry["state"] for entry in self.attachments()] != ["connected"]:
+            pass
+        with open(disk, "rb", buffering=0) as file:
+            self.assertEqual(file.read(4096), b"x" * 4096)
+        self.detach_by_force()
+
+    def test_a_daemon_that_does_not_answer(self):
+        """Nothing waits for it, and what it was asked is not done later. When it is killed, the rest goes."""
+        self.serve(self.image())
+        disk = self.attach()
+        pid = self.attachments()[0]["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            code, output, errors = self.gmblock("detach", disk)
+            self.assertEqual((code, output), (1, ""), errors)
+            self.assertIn(f"{disk}: its daemon (process {pid}) does not answer", errors)
+            self.assertIn(f"kill -KILL {pid} ends it", errors)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        self.assertEqual([entry["state"] for entry in self.attachments()], ["connected"])
+        os.kill(pid, signal.SIGKILL)
+        self.wait_for(lambda: not self.attachments()[0]["alive"])
+        self.detach()
+        self.assertEqual(self.attachments(), [])
+
+    def test_a_daemon_that_stops_answering_while_it_flushes(self):
+        self.attach_and_write("--reconnect-timeout", "3600s", "--request-timeout", "3600s")
+        pid = self.attachments()[0]["pid"]
+        waits, _ = self.begin_detach()
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            errors = waits.communicate()[1]
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        self.assertEqual(waits.returncode, 1)
+        self.assertIn(f"its daemon (process {pid}) does not answer", errors)
+        self.detach_by_force()
+
     def test_a_client_that_was_ended_does_not_count(self):
         self.attach_and_write("--reconnect-timeout", "3600s", "--request-timeout", "3600s")
         name, = [name for name in os.listdir(self.path("state")) if name.endswith(".sock")]
@@ -460,6 +529,9 @@ class FileOverGmb(File):
     """The same, from a server that reads and writes the daemon's memory."""
 
     SCHEME = "gmb+unix"
+    # Ten seconds each, and no matter of the transport.
+    test_a_daemon_that_does_not_answer = None
+    test_a_daemon_that_stops_answering_while_it_flushes = None
 
 
 class NbdFile(attach_tool.Case):

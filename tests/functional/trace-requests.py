@@ -425,8 +425,9 @@ class Refused(Case):
             self.addCleanup(self.end_tracer, tracer)
             client, _ = listener.accept()
             with client, client.makefile("rb") as commands:
+                client.sendall(json.dumps(answers[0]).encode() + b"\n")
                 commands.readline()
-                for answer in answers:
+                for answer in answers[1:]:
                     client.sendall(json.dumps(answer).encode() + b"\n")
             output, errors = tracer.communicate()
         os.unlink(self.path("stranger"))

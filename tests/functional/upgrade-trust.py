@@ -285,7 +285,8 @@ def relay(path, target):
         server.connect(target)
         print("ready", flush=True)
         client = listener.accept()[0]
-        with client.makefile("rb") as lines:
+        with client.makefile("rb") as lines, server.makefile("rb", buffering=0) as hello:
+            client.sendall(hello.readline())
             server.sendall(lines.readline())
         while True:
             data, fds, _, _ = socket.recv_fds(server, 65536, 8)

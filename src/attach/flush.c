@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attach/flush.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+struct disk_flush {
+	pthread_t thread;
+	int (*check)(const char *path, struct error *error);
+	char path[ATTACH_PATH_BYTES];
+	int over_fd;
+	atomic_uint holders; /* the thread and the caller; the last one frees */
+	struct error error;
+	int result;
+};
+
+static void put(struct disk_flush *flush)
+{
+	if (atomic_fetch_sub(&flush->holders, 1) == 1) {
+		close(flush->over_fd);
+		free(flush);
+	}
+}
+
+/* Writes back what the kernel holds, and has the server do the same. */
+static int flush_path(const char *path, struct error *error)
+{
+	/* Not for writing: udev looks at a disk again when such a descriptor is closed, and the
+	 * disk would be in use. */
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	int rc = 0;
+
+	if (fd < 0 || fsync(fd) != 0) {
+		rc = -errno;
+		error_set(error, rc == -EBUSY ? -EIO : rc,
+			"%s is detached, but the last flush failed (%s): what was written since "
+			"the one before may be lost",
+			path, strerror(-rc));
+		rc = error->code;
+	}
+	if (fd >= 0) {
+		close(fd);
+	}
+	return rc;
+}
+
+static void *run(void *argument)
+{
+	struct disk_flush *flush = argument;
+
+	if (flush->check != NULL) {
+		flush->result = flush->check(flush->path, &flush->error);
+	}
+	if (flush->result == 0) {
+		flush->result = flush_path(flush->path, &flush->error);
+	}
+	eventfd_write(flush->over_fd, 1);
+	put(flush);
+	return NULL;
+}
+
+int disk_flush_begin(const char *path, int (*check)(const char *path, struct error *error),
+	struct disk_flush **flush_out, struct error *error)
+{
+	struct disk_flush *flush = calloc(1, sizeof(*flush));
+	int rc;
+
+	if (flush == NULL) {
+		return error_set(error, -ENOMEM, "out of memory");
+	}
+	flush->check = check;
+	snprintf(flush->path, sizeof(flush->path), "%s", path);
+	atomic_init(&flush->holders, 2);
+	flush->over_fd = eventfd(0, EFD_CLOEXEC);
+	rc = flush->over_fd >= 0 ? thread_start(&flush->thread, run, flush, error)
+				 : error_set(error, -errno, "no descriptor is left");
+	if (rc != 0) {
+		if (flush->over_fd >= 0) {
+			close(flush->over_fd);
+		}
+		free(flush);
+		return rc;
+	}
+	*flush_out = flush;
+	return 0;
+}
+
+int disk_flush_fd(const struct disk_flush *flush)
+{
+	return flush->over_fd;
+}
+
+int disk_flush_end(struct disk_flush *flush, struct error *error)
+{
+	int rc;
+
+	pthread_join(flush->thread, NULL);
+	rc = flush->result == 0 ? 0 : error_set(error, flush->result, "%s", flush->error.text);
+	put(flush);
+	return rc;
+}
+
+void disk_flush_leave(struct disk_flush *flush)
+{
+	if (flush != NULL) {
+		pthread_detach(flush->thread);
+		put(flush);
+	}
+}
