@@ -81,7 +81,8 @@ struct upgrade {
 	uint64_t pause_begin_ns;
 	uint64_t pause_longest_ns; /* of those that have ended */
 	uint64_t serve_begin_ns;
-	uint64_t wait_deadline_ns; /* for peers; 0: nothing was paused yet */
+	uint64_t wait_deadline_ns;  /* for peers; 0: nothing was paused yet */
+	char peer[PEER_TEXT_BYTES]; /* that was waited for last */
 	uint32_t pid;
 	struct settle *settle;
 	bool flushes_last;	/* PAUSING: nothing is in flight but that */
@@ -144,6 +145,7 @@ static void forget(struct upgrade *upgrade)
 	upgrade->ended_count = 0;
 	upgrade->pause_longest_ns = 0;
 	upgrade->wait_deadline_ns = 0;
+	upgrade->peer[0] = '\0';
 }
 
 /* The control socket, if the new process is to have the same path; else NULL. */
@@ -386,6 +388,15 @@ void upgrade_goodbye(struct upgrade *upgrade)
 
 /* --- steps ----------------------------------------------------------------------------------- */
 
+static bool receive(struct upgrade *upgrade);
+
+/* Nothing is expected of the new process, but it may end, or give up, and says why. False: that is
+ * over. */
+static bool is_there(struct upgrade *upgrade)
+{
+	return !receive(upgrade) && upgrade->state != UPGRADE_IDLE;
+}
+
 /* What the new process has not been told, as far as there is room. */
 static void tell_all(struct upgrade *upgrade)
 {
@@ -402,7 +413,9 @@ static void tell_all(struct upgrade *upgrade)
 		return;
 	}
 	if (rc < 0) {
-		(void)give_up(upgrade, rc, "the sockets and disks cannot be passed");
+		if (is_there(upgrade)) {
+			(void)give_up(upgrade, rc, "the sockets and disks cannot be passed");
+		}
 		return;
 	}
 	/* Most of what there is to flush, while clients work and the new process opens all. */
@@ -467,12 +480,6 @@ static bool receive(struct upgrade *upgrade)
 		close(message.fd); /* none is expected from there */
 	}
 	return take_message(upgrade, &message);
-}
-
-/* Nothing is expected of the new process, but it may end, or give up. False: that is over. */
-static bool is_there(struct upgrade *upgrade)
-{
-	return !receive(upgrade) && upgrade->state != UPGRADE_IDLE;
 }
 
 static bool give_up_late(struct upgrade *upgrade)
@@ -549,21 +556,30 @@ static bool pass_all(struct upgrade *upgrade)
 		return is_late(upgrade) && give_up_late(upgrade);
 	}
 	if (rc < 0) {
-		return !give_up(upgrade, rc, "the connections cannot be sent to the new process");
+		return is_there(upgrade) &&
+		       !give_up(upgrade, rc, "the connections cannot be sent to the new process");
 	}
 	set_state_only(upgrade, UPGRADE_PASSED);
 	return false;
 }
 
 /* True: the new process serves all the same. */
-static bool give_up_waiting(struct upgrade *upgrade, const char *peer)
+static bool give_up_waiting(struct upgrade *upgrade)
 {
 	char reason[ERROR_TEXT_BYTES];
 
 	snprintf(reason, sizeof(reason),
 		"client %s has not received its answers within 20 seconds; end it, or try again",
-		peer);
+		upgrade->peer);
 	return !give_up(upgrade, -ETIMEDOUT, reason);
+}
+
+/* It may be served when the time is over, and is named all the same. */
+static void note_peer(struct upgrade *upgrade, const struct engine_rest *rest)
+{
+	if (rest->waiting > 0 && rest->peer[0] != '\0') {
+		memcpy(upgrade->peer, rest->peer, sizeof(upgrade->peer));
+	}
 }
 
 /* Until everybody who was waited for has received. */
@@ -576,12 +592,13 @@ static bool serve(struct upgrade *upgrade)
 	if (rc < 0) {
 		return !give_up(upgrade, rc, server_call_error(rc));
 	}
+	note_peer(upgrade, &look.rest);
 	upgrade->ended_count += look.rest.ended;
 	if (look.rest.busy == 0 && look.rest.waiting == 0 &&
 		now_ns - upgrade->serve_begin_ns >= SERVE_NS) {
 		return pause_all(upgrade);
 	}
-	return now_ns >= upgrade->wait_deadline_ns && give_up_waiting(upgrade, look.rest.peer);
+	return now_ns >= upgrade->wait_deadline_ns && give_up_waiting(upgrade);
 }
 
 static bool wait_for_rest(struct upgrade *upgrade)
@@ -594,6 +611,7 @@ static bool wait_for_rest(struct upgrade *upgrade)
 	if (rc < 0) {
 		return !give_up(upgrade, rc, server_call_error(rc));
 	}
+	note_peer(upgrade, &look.rest);
 	if (look.rest.waiting > 0 && clock_now_ns() - upgrade->pause_begin_ns >= RECEIVE_NS) {
 		return serve_others(upgrade);
 	}

@@ -251,6 +251,17 @@ class Upgrade(upgrades.Case):
             self.assertEqual(self.must_upgrade()[:2], (1, 0))
             self.assertEqual(client.read(0, 6), b"before")
 
+    def test_a_process_that_fails_among_connections(self):
+        """More than there is room for are on their way when it says why it ends: that is the reason."""
+        server = self.serve("--max-connections-per-peer", "1000", "--max-connections", "1000")
+        clients = [nbdmini.open_export(server.uri) for _ in range(400)]
+        for client in clients:
+            self.addCleanup(client.sock.close)
+        code, _, errors = self.upgrade(*upgrades.PROCESS, "--new", "fails-with-a-session")
+        self.assertEqual(code, 1)
+        self.assertRegex(errors, "this server goes on: not one more")
+        self.assertEqual(len(clients[0].read(0, 512)), 512)
+
     def test_hanging_processes(self):
         # Both flushes of this one take long: the first one need not be quick, the second one must.
         slow = self.start("--export", f"={self.disk},overlay=discard,delay=flush:9s", "--control",

@@ -36,7 +36,7 @@ def until(channel, kind):
 
 
 def be_wrong(channel, how):
-    """Each of these is one entry of the tables WRONG and HANGING of serve-upgrade.py, but "waits"."""
+    """Each of these is one entry of the tables WRONG and HANGING of serve-upgrade.py, or of a test of its own."""
     if how == "dies-at-once":
         return
     if how == "hangs":
@@ -79,6 +79,10 @@ def be_wrong(channel, how):
         return
     if how == "dies-with-a-session":
         until(channel, SESSION)
+        return
+    if how == "fails-with-a-session":
+        until(channel, SESSION)
+        channel.send(message(FAILED, b"not one more"))
         return
     until(channel, SESSIONS_END)
     if how == "dies-with-all":
