@@ -304,34 +304,61 @@ static bool is_in_writable_folder(const char *path)
 	       faccessat(AT_FDCWD, dirname(folder), W_OK, AT_EACCESS) == 0;
 }
 
-bool sandbox_explain(const char *path, const char *remedy, struct error *error)
+static int try_open(const char *path, int flags)
+{
+	int fd = open(path, flags | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
+
+	if (fd < 0) {
+		return -errno;
+	}
+	close(fd);
+	return 0;
+}
+
+/* "cannot open 'path': reason; remedy": that is for another reason than the sandbox. */
+static void copy_without_remedy(char text[ERROR_TEXT_BYTES], const char *sentence)
+{
+	char *remedy;
+
+	snprintf(text, ERROR_TEXT_BYTES, "%s", sentence);
+	remedy = strrchr(text, ';');
+	if (remedy != NULL && strchr(remedy, '\'') == NULL) {
+		*remedy = '\0';
+	}
+}
+
+bool sandbox_explain(const char *path, bool writes, const char *remedy, struct error *error)
 {
 	char text[ERROR_TEXT_BYTES];
-	int fd;
+	bool is_readable;
+	int rc;
 
 	if (!files_are_confined || error->code != -EACCES) {
 		return false;
 	}
-	fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-	if (fd >= 0) {
-		close(fd);
-		return false;
+	rc = try_open(path, O_RDONLY);
+	is_readable = rc == 0;
+	if (is_readable && writes) {
+		rc = try_open(path, O_RDWR);
 	}
-	snprintf(text, sizeof(text), "%s", error->text);
+	copy_without_remedy(text, error->text);
 	/* Landlock does not bind access(): that is by the file's mode. */
-	if (errno == ENOENT && is_in_writable_folder(path)) {
+	if (rc == -ENOENT && is_in_writable_folder(path)) {
 		error_set(error, error->code,
 			"%s (the sandbox lets no file be made once the server has started: make it "
 			"first, as the server's user; an empty file is a new overlay)",
 			text);
 		return true;
 	}
-	if (errno != EACCES || faccessat(AT_FDCWD, path, R_OK, AT_EACCESS) < 0) {
+	if (rc != -EACCES ||
+		faccessat(AT_FDCWD, path, R_OK | (writes ? W_OK : 0), AT_EACCESS) < 0) {
 		return false;
 	}
 	error_set(error, error->code,
-		"%s (it was not in use when the server started, so the sandbox refuses it: %s, or "
-		"start it with --sandbox=off)",
+		is_readable ? "%s (the server may only read there, so the sandbox refuses to write "
+			      "it: add it with readonly, or %s, or start it with --sandbox=off)"
+			    : "%s (it was not in use when the server started, so the sandbox "
+			      "refuses it: %s, or start it with --sandbox=off)",
 		text, remedy);
 	return true;
 }

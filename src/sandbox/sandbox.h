@@ -114,5 +114,6 @@ GMB_MUST_CHECK int sandbox_enter(
 GMB_MUST_CHECK int sandbox_seal(enum sandbox_mode mode, struct error *error);
 
 /* Completes the sentence about a file that could not be opened, or made, if the sandbox is why:
- * true. remedy: what to do about one that is there, such as "restart the server". */
-bool sandbox_explain(const char *path, const char *remedy, struct error *error);
+ * true. writes: it was to be written, too. remedy: what to do about one that is there, such as
+ * "restart the server". */
+bool sandbox_explain(const char *path, bool writes, const char *remedy, struct error *error);

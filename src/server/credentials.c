@@ -46,7 +46,7 @@ static void explain(const struct member *member, struct error *error)
 
 	for (uint32_t i = 0; context != NULL && (path = tls_context_file(context, i)) != NULL;
 		i++) {
-		if (sandbox_explain(path, "restart the server", error)) {
+		if (sandbox_explain(path, false, "restart the server", error)) {
 			break;
 		}
 	}

@@ -161,12 +161,15 @@ void served_blame(const struct server_export *entry, struct error *error)
 static bool explain(const struct server_export *entry, struct error *error)
 {
 	static const char remedy[] = "name its folder with --export-folder when the server starts";
-	bool is_explained = sandbox_explain(entry->path, remedy, error);
+	/* The base of an overlay is only read, and files beside a disk are written with it. */
+	bool writes = !entry->store.read_only;
+	bool is_explained = sandbox_explain(
+		entry->path, !store_options_reads_only(&entry->store), remedy, error);
 	const char *file;
 
 	for (uint32_t i = 0; !is_explained && (file = store_options_file(&entry->store, i)) != NULL;
 		i++) {
-		is_explained = sandbox_explain(file, remedy, error);
+		is_explained = sandbox_explain(file, writes, remedy, error);
 	}
 	return is_explained;
 }

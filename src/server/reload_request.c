@@ -147,7 +147,7 @@ static int read_config(
 	rc = server_config_again(options->config, config, error);
 	if (rc < 0) {
 		if (path != NULL) {
-			sandbox_explain(path, "restart the server", error);
+			sandbox_explain(path, false, "restart the server", error);
 		}
 		free(config);
 		return rc;

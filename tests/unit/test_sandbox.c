@@ -141,12 +141,17 @@ static void run_files(void)
 	CHECK(unlink(inside) == -1 && errno == EACCES);
 
 	error_set(&error, -EACCES, "cannot open it");
-	sandbox_explain(inside, "restart", &error);
+	CHECK(!sandbox_explain(inside, false, "restart", &error));
 	CHECK(strstr(error.text, "sandbox") == NULL);
-	sandbox_explain(outside, "restart", &error);
+	/* It may be read there, and was to be written. */
+	error_set(&error, -EACCES, "cannot open 'a;b': denied; change its permissions");
+	CHECK(sandbox_explain(inside, true, "restart", &error));
+	CHECK(strstr(error.text, "cannot open 'a;b': denied (the server may only read") != NULL);
+	error_set(&error, -EACCES, "cannot open it");
+	sandbox_explain(outside, false, "restart", &error);
 	CHECK(strstr(error.text, "--sandbox=off") != NULL);
 	error_set(&error, -ENOENT, "cannot open it");
-	sandbox_explain(outside, "restart", &error);
+	sandbox_explain(outside, false, "restart", &error);
 	CHECK(strstr(error.text, "sandbox") == NULL);
 }
 
@@ -397,7 +402,7 @@ static void run_off(void)
 	CHECK(sandbox_enter(&sandbox, SANDBOX_OFF, &error) == 0);
 	CHECK(try_open(outside, O_RDWR) == 0);
 	error_set(&error, -EACCES, "cannot open it");
-	sandbox_explain(outside, "restart", &error);
+	sandbox_explain(outside, false, "restart", &error);
 	CHECK(strstr(error.text, "sandbox") == NULL);
 }
 
