@@ -388,8 +388,8 @@ int disk_claim(const char *path, int fd, int *claim_out, struct error *error)
 	}
 	if (result == -EBUSY && !S_ISBLK(wanted.st_mode)) {
 		return error_advise(error, result, "readonly",
-			"'%s' is already served for writing by another gmblock server; stop that "
-			"one",
+			"'%s' is already served for writing by a gmblock server; stop that server "
+			"(gmblock list --local shows those of this machine)",
 			path);
 	}
 	return result < 0 ? explain_claim(path, false, result, error) : 0;

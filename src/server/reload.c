@@ -500,7 +500,10 @@ static void give_up(struct reload *reload, int result)
 {
 	reload->result = result;
 	if (result < 0 && reload->request->action <= REQUEST_RELOAD) {
-		error_prefix(&reload->error, "reload failed, and everything stays as it was");
+		error_prefix(&reload->error,
+			reload->request->is_dry
+				? "a reload would fail, and everything would stay as it is"
+				: "reload failed, and everything stays as it was");
 	}
 	set_state(reload, RELOAD_REVIEWED);
 }

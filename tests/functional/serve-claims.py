@@ -120,13 +120,13 @@ class Claims(support.Case):
         self.assertEqual(os.path.getsize(image), MIB)
 
     def test_one_image_in_two_servers(self):
-        self.check_two_servers(self.image(), "another gmblock server")
+        self.check_two_servers(self.image(), "by a gmblock server; stop that server (gmblock list --local shows")
 
     def test_one_image_under_two_names(self):
         image = self.image()
         os.link(image, self.path("other.img"))
         self.start_unix(image)
-        self.check_busy(self.path("other.img"), "another gmblock server")
+        self.check_busy(self.path("other.img"), "by a gmblock server; stop that server (gmblock list --local shows")
 
     def test_one_device_in_two_servers(self):
         self.check_two_servers(self.loop(self.image()), "in use by another program")

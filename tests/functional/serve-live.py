@@ -558,6 +558,13 @@ class Configuration(Live):
                              if key not in ("rate", "max-connections") else
                              f'export "e4": {key}={value} (was default)\n')
 
+    def test_a_dry_run_with_an_error(self):
+        """It is the reload that would fail."""
+        self.serve("name: a, path: 'null:1M'")
+        self.configure("name: a, path: 'null:1M', mode: nonsense")
+        self.assertIn("a reload would fail, and everything would stay as it is: ", self.reload("--dry-run", status=1))
+        self.assertIn("reload failed, and everything stays as it was: ", self.reload(status=1))
+
     def test_rules_of_access_hold_for_what_was_added(self):
         """They are those of exports without rules of their own, as long as it is served."""
         server = self.serve("name: a, path: 'null:1M', access: [rw]", more="access: [rw]\n")

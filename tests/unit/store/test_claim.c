@@ -269,7 +269,7 @@ static void test_file_is_claimed_once_by_all_its_writers(void **state)
 static void test_file_of_another_server(void **state)
 {
 	GMB_UNUSED(state);
-	check_taken(scratch_file("image", IMAGE_BYTES), "another gmblock server");
+	check_taken(scratch_file("image", IMAGE_BYTES), "served for writing by a gmblock server");
 }
 
 static void test_device_is_claimed_once_by_all_its_writers(void **state)
