@@ -335,7 +335,7 @@ static void test_memory_is_not_held_after_an_error(void **state)
 		part.offset = sizeof(bytes);
 		part.length = sizeof(bytes);
 		world_submit(&world, &part);
-		sim_set_faults(&(struct sim_faults){ .jitter = true, .write_error_ppm = 100000 });
+		sim_set_faults(&(struct sim_faults){ .jitter = true, .no_space_ppm = 100000 });
 		part.done = read_done;
 		part.op = STORE_WRITE;
 		part.offset = 0;
