@@ -66,6 +66,11 @@ GMB_MUST_CHECK int attach_run(
 GMB_MUST_CHECK int attach_detach(
 	const char *name, bool force, uint64_t limit_ns, struct error *error);
 
+/* "gmblock attach ATTACH_FLUSH_OPTION PATH" is run by the daemon: it flushes the disk at path, and
+ * its exit status is 0 or an errno. Not for users. */
+#define ATTACH_FLUSH_OPTION "--flush-attached"
+int attach_flush(const char *path);
+
 /* Prints all attachments on standard output, as a table or as JSON. */
 GMB_MUST_CHECK int attach_list(bool json, struct error *error);
 

@@ -3,10 +3,13 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
+
+#include "attach/process.h"
 
 struct disk_flush {
 	pthread_t thread;
@@ -26,26 +29,42 @@ static void put(struct disk_flush *flush)
 	}
 }
 
-/* Writes back what the kernel holds, and has the server do the same. */
-static int flush_path(const char *path, struct error *error)
+int attach_flush(const char *path)
 {
+	int fd;
+
+	(void)signal(SIGTERM, SIG_IGN); /* a service manager ends the daemon with it, and waits */
 	/* Not for writing: udev looks at a disk again when such a descriptor is closed, and the
 	 * disk would be in use. */
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
-	int rc = 0;
-
+	fd = open(path, O_RDONLY | O_CLOEXEC);
 	if (fd < 0 || fsync(fd) != 0) {
-		rc = -errno;
-		error_set(error, rc == -EBUSY ? -EIO : rc,
-			"%s is detached, but the last flush failed (%s): what was written since "
-			"the one before may be lost",
-			path, strerror(-rc));
-		rc = error->code;
+		return errno;
 	}
-	if (fd >= 0) {
-		close(fd);
+	close(fd);
+	return 0;
+}
+
+/*
+ * In a process that has none of the daemon's descriptors. A thread of the daemon would wait for
+ * the daemon in the kernel, where no signal reaches it, and keep the descriptors open by whose end
+ * the kernel learns of a killed daemon: neither would ever end.
+ */
+static int flush_path(const char *path, struct error *error)
+{
+	const char *const command[] = { "/proc/self/exe", "attach", ATTACH_FLUSH_OPTION, path,
+		NULL };
+	int status = process_run(command);
+
+	if (status == 0) {
+		return 0;
 	}
-	return rc;
+	if (status == PROCESS_SIGNALLED) {
+		status = EINTR;
+	}
+	return error_set(error, status < 0 || status == EBUSY ? -EIO : -status,
+		"%s is detached, but the last flush failed (%s): what was written since the one "
+		"before may be lost",
+		path, strerror(abs(status)));
 }
 
 static void *run(void *argument)

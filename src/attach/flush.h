@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A flush of a disk before it is detached, on a thread of its own: an fsync() that waits for a
- * server can be neither cancelled nor limited, and the disk stays usable meanwhile.
+ * A flush of a disk before it is detached, in a process of its own, with a thread that waits for
+ * it: an fsync() that waits for a server can be neither cancelled nor limited, and the disk stays
+ * usable meanwhile.
  *
  * Threading: one thread calls these. Ownership: disk_flush_begin() gives; disk_flush_end() and
  * disk_flush_leave() take. Errors: negative errno with a sentence.

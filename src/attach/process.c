@@ -233,6 +233,7 @@ int process_run(const char *const argv[])
 	posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
 	posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
 	posix_spawn_file_actions_adddup2(&actions, STDOUT_FILENO, STDERR_FILENO);
+	posix_spawn_file_actions_addclosefrom_np(&actions, STDERR_FILENO + 1);
 	posix_spawnattr_init(&attributes);
 	posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
 	posix_spawnattr_setsigmask(&attributes, &none);
@@ -249,7 +250,7 @@ int process_run(const char *const argv[])
 			return -errno;
 		}
 	}
-	return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+	return WIFEXITED(status) ? WEXITSTATUS(status) : PROCESS_SIGNALLED;
 }
 
 void process_load_module(const char *module)

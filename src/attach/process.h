@@ -44,8 +44,10 @@ const char *process_protect(void);
  * the disk can be used and the parent, which was told so, has ended (0 = there is none). */
 void process_settle(pid_t parent);
 
-/* Runs a program without a shell and waits: its exit status, or a negative errno. Its output is
- * dropped. */
+enum { PROCESS_SIGNALLED = 128 };
+
+/* Runs a program without a shell and waits: its exit status, PROCESS_SIGNALLED, or a
+ * negative errno. Its output is dropped, and it has no other descriptors. */
 GMB_MUST_CHECK int process_run(const char *const argv[]);
 
 /* Loads a kernel module if the program for that is there; whether it worked shows otherwise. */

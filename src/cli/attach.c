@@ -259,6 +259,9 @@ int cmd_attach(int argc, char **argv)
 	int status;
 	int rc;
 
+	if (argc == 3 && strcmp(argv[1], ATTACH_FLUSH_OPTION) == 0) {
+		return attach_flush(argv[2]);
+	}
 	timings_begin(&arguments.timings);
 	status = parse_arguments(&arguments, argc, argv);
 	if (status != CLI_GO_ON) {

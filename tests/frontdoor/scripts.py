@@ -312,6 +312,19 @@ class CiTests(Scratch):
 
 # A program that stays until it is ended.
 WAITS = ("tail", "-f", "/dev/null")
+# Says so when it is the only thread of its process.
+ONE_THREAD = """
+import ctypes, threading
+main = threading.main_thread()
+def alone():
+    with open(f"/proc/self/task/{main.native_id}/stat") as file:
+        while ") Z " not in file.read():
+            file.seek(0)
+    print("alone", flush=True)
+    threading.Event().wait()
+threading.Thread(target=alone).start()
+ctypes.CDLL(None).syscall(60, 0)
+"""
 
 
 class LeftBehind(Scratch):
@@ -346,6 +359,15 @@ class LeftBehind(Scratch):
         done = run(f"{SCRIPTS}/left-behind", self.mark())
         self.assertEqual(done.returncode, 1)
         self.assertTrue(done.stdout.startswith(f"{daemon} "), done.stdout)
+
+    def test_a_thread_that_outlives_the_main_thread_is_found(self):
+        process = self.start(sys.executable, "-c", ONE_THREAD, stdout=subprocess.PIPE, text=True)
+        self.addCleanup(process.stdout.close)
+        self.assertEqual(process.stdout.readline(), "alone\n")
+        done = run(f"{SCRIPTS}/left-behind", self.mark())
+        self.assertEqual(done.returncode, 1)
+        self.assertTrue(done.stdout.startswith(f"{process.pid} {sys.executable} "), done.stdout)
+        self.assertEqual(process.wait(), -signal.SIGKILL)
 
     def test_others_are_left_alone(self):
         process = self.start(*WAITS)

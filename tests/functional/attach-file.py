@@ -423,6 +423,17 @@ class File(attach_tool.Case):
         self.assertIn(f"its daemon (process {pid}) does not answer", errors)
         self.detach_by_force()
 
+    def test_a_daemon_that_is_killed_while_it_flushes(self):
+        """It ends, although nobody answers the flush any more; so does everybody's wait for the disk."""
+        self.attach_and_write("--reconnect-timeout", "3600s", "--request-timeout", "3600s")
+        pid = self.attachments()[0]["pid"]
+        waits, _ = self.begin_detach()
+        os.kill(pid, signal.SIGKILL)
+        self.wait_for(lambda: not os.path.exists(f"/proc/{pid}"))
+        waits.communicate()
+        self.detach()
+        self.assertEqual(self.attachments(), [])
+
     def test_a_client_that_was_ended_does_not_count(self):
         self.attach_and_write("--reconnect-timeout", "3600s", "--request-timeout", "3600s")
         name, = [name for name in os.listdir(self.path("state")) if name.endswith(".sock")]
