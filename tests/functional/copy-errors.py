@@ -622,9 +622,9 @@ class SkippedErrors(CopyCase):
                 (old, absent, "exists already, and is not overwritten"),
                 (self.folder, absent, "Is a directory"),
                 (self.path("no/map"), absent, "No such file"),
-                (empty, empty, "has to be another file than the source and the target"),
+                (self.path("./empty"), empty, "has to be another file than the source and the target"),
                 (source, absent, "has to be another file than the source and the target"),
-                (absent, absent, "cannot create the target")):
+                (self.path("./absent"), absent, "cannot create the target")):
             with self.subTest(path=path, target=target):
                 self.copy_fails(["--skip-errors", path, source, target], words, UNCHANGED)
                 self.assertFalse(os.path.exists(absent))
