@@ -236,6 +236,18 @@ static const char *parse_protocol(const char *text, struct place *place)
 	return is_nbd(place) ? colon + 1 : text;
 }
 
+/* "nbd://HOST" looks like the path of a socket behind the prefix. */
+static int refuse_uri(const struct place *place, struct error *error)
+{
+	const char *prefix = place->tls ? "nbds" : "nbd";
+	char shown[SHOWN_BYTES];
+
+	return error_set(error, -EINVAL,
+		"'%s' is a URI; write %s:ADDRESS, with ,port=N if the port is not 10809, or "
+		"%s:/PATH for a Unix socket",
+		log_escape(shown, sizeof(shown), place->text, strlen(place->text)), prefix, prefix);
+}
+
 int place_parse(const char *text, struct place *place, struct error *error)
 {
 	const char *credentials = strstr(text, credentials_start);
@@ -249,11 +261,8 @@ int place_parse(const char *text, struct place *place, struct error *error)
 	}
 	if (copy == NULL) {
 		rc = error_set(error, -ENOMEM, "no memory for a place");
-	} else if (copy[0] == '/' && copy[1] == '/') {
-		rc = error_set(error, -EINVAL,
-			"'%s' is a URI; write nbd:HOST, with ,port=N where it is not 10809, or "
-			"nbd:/PATH of a Unix socket",
-			parsed.text);
+	} else if (is_nbd(&parsed) && copy[0] == '/' && copy[1] == '/') {
+		rc = refuse_uri(&parsed, error);
 	} else if (copy[0] == '/') {
 		parsed.path = copy;
 		copy = NULL;

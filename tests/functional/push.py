@@ -199,8 +199,8 @@ class Push(push_tool.Case):
                     else:
                         self.check_refused(["push", source.push("disk"), uri], 1, "no --push-to of it names that place")
             source.stop()
-        self.check_refused(["serve", "--push-to", "nbd://192.0.2.1", "memory:1M", "--run", "true"], 2,
-                           "is a URI; write nbd:HOST")
+        for uri, place in (("nbd://192.0.2.1", "nbd:ADDRESS"), ("nbds://192.0.2.1,tls-certificates=/x", "nbds:ADDRESS")):
+            self.check_refused(["serve", "--push-to", uri, "memory:1M", "--run", "true"], 2, f"is a URI; write {place}")
         for place in ("", "localhost", "10.0.0.1/8", "10.0.0.1,port=0", "10.0.0.1,port=", "x,port=any"):
             self.check_refused(["serve", "--push-to", place, "memory:1M"], 2, "--push-to: ")
 

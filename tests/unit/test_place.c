@@ -37,6 +37,7 @@ static void sockets(void **state)
 	assert_false(holds("/run/a", "push+unix:///?socket=run/a"));
 	assert_false(holds("/run/a", "push+unix:///?socket=%00/run/a"));
 	assert_false(holds("/run/a", "push://127.0.0.1"));
+	assert_true(holds("//run/a", "push+unix:///?socket=//run/a"));
 	assert_true(holds("/run/", "push+unix:///?socket=/run/a"));
 	assert_false(holds("/run/", "push+unix:///?socket=/run/../a"));
 	assert_false(holds("/run/", "push+unix:///?socket=/run/b/a"));
@@ -186,6 +187,8 @@ static void what_is_no_place(void **state)
 		"nbd:/run/s,tls-certificates=/c",
 		"10.0.0.1,tls-certificates=/c",
 		"nbds:localhost,tls-certificates=/c",
+		"nbd://10.0.0.1",
+		"nbds://10.0.0.1,tls-certificates=/c,tls-hostname=h",
 	};
 	struct place place;
 	struct error error;
