@@ -82,7 +82,7 @@ json_t *check_file(const char *path, const char *base, struct error *error)
 		.faults = json_array() };
 
 	int result =
-		base != NULL && is_format(path, DISK_FORMAT_FLASH)
+		base != NULL && is_format(store_path_file(path), DISK_FORMAT_FLASH)
 			? error_set(error, -EINVAL,
 				  "'%s' is a flash store and has no base; leave --base out", path)
 			: store_check(path, &findings.check, error);

@@ -197,7 +197,8 @@ class Overlay(support.Case):
             self.check_refused(["check", repair, overlay], 1, "is an overlay", "only flash stores are repaired")
         flash = self.path("flash")
         self.assertEqual(self.run_gmblock("create", "--size=64M", f"flash:{flash}"), (0, "", ""))
-        self.check_refused(["check", "--base", moved, flash], 1, "has no base")
+        for path in flash, f"flash:{flash}":
+            self.check_refused(["check", "--base", moved, path], 1, "has no base")
         new = f"overlay:{self.path('new')}"
         for base, words in (overlay, "name the base of that overlay"), (flash, "gmblock copy"):
             self.check_refused(["create", "--base", base, new], 1, "needs a raw disk below it", words)
