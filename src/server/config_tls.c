@@ -203,8 +203,8 @@ int server_tls_finish(struct server_config *config, struct error *error)
 	if (!used && config->tls.mode != TLS_OFF) {
 		return error_set(error, -EINVAL,
 			"--tls is given, and no address uses TLS; listen on an nbd:// or "
-			"nbd+unix:// "
-			"address, as gmb and push cannot be encrypted");
+			"nbd+unix:// address without tls: off, as gmb and push cannot be "
+			"encrypted");
 	}
 	if (!used && (config->tls.given & needs_tls) != 0) {
 		return error_set(error, -EINVAL,

@@ -105,6 +105,8 @@ class Options(support.Case):
         for listen in "gmb+unix:///?socket=s", "push+unix:///?socket=s":
             for mode in "on", "require":
                 self.check(["null:1M", "--listen", listen, "--tls", mode, "--run", "true"], "no address uses TLS", "nbd://")
+        config = self.make_file("test.conf", f"listen: [{{uri: '{self.socket_uri()}', tls: off}}]\n")
+        self.check(["null:1M", "--config", config, "--tls=require", "--run", "true"], "without tls: off")
 
     def test_a_port_alone(self):
         self.check(["null:1M", "--listen", "10900"], "--listen: ", "nbd://127.0.0.1:10900, and")
