@@ -243,6 +243,15 @@ class PushTls(push_tool.Case):
         for uri in (far.at, far.at.replace("localhost", "127.0.0.1"), far.at + "?tls-hostname=server.example"):
             self.check_push(first, uri, target)
 
+    def test_two_rules(self):
+        """The first one that contains the destination has its credentials, and no other is tried."""
+        target = self.image("target", 2 * MIB)
+        far = self.destination(target, f"--tls-certificates={self.creds('good')}")
+        rules = self.x509("127.0.0.1,port=any"), self.x509("127.0.0.0/8,port=any", hostname="other.example")
+        self.check_push(self.source(*rules), far.at, target)
+        first = self.source(*rules[::-1])
+        self.check_refused(["push", first.push("disk"), far.at], 1, "'other.example'")
+
     def test_start(self):
         """A rule that cannot work is refused before anything is served."""
         pki = shutil.copytree(self.creds("good"), self.path("pki"))
