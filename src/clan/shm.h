@@ -486,9 +486,9 @@ GMB_MUST_CHECK int shm_copy_begin(struct shm_conn *conn, const struct shm_copy_o
 	const struct iovec *iov, uint32_t iov_count);
 /* There may be room for notifications. */
 void shm_copies_look(struct shm_conn *conn);
-/* The connection is being closed: no more events of copies. */
 /* The connection is about to be LOST: puts that owe a notification fail. */
 void shm_copies_lost(struct shm_conn *conn);
+/* The connection is being closed: no more events of copies. */
 void shm_copies_drop(struct shm_conn *conn);
 void shm_copies_after_fork(struct shm_conn *conn);
 int shm_fetch(struct clan_conn *conn, const struct clan_region *region, uint64_t offset, void *to,

@@ -86,19 +86,23 @@ static void run_copy(struct work *work)
 static void copy_end(struct shm_copy *copy)
 {
 	struct iovec iov = { .iov_base = &copy->order.value, .iov_len = sizeof(uint32_t) };
-	bool is_open = copy->conn->conn.state == CLAN_OPEN;
+	struct shm_conn *conn = copy->conn;
+	bool notifies = conn->conn.state == CLAN_OPEN && copy->order.notify;
+	bool has_room = notifies && shm_room(conn, SHM_BULK, sizeof(uint32_t));
 
-	copy->owes_message =
-		is_open && copy->order.notify && !shm_room(copy->conn, SHM_BULK, sizeof(uint32_t));
+	/* Who looks for room may find that the peer broke a rule. */
+	copy->owes_message = notifies && !has_room && conn->conn.state == CLAN_OPEN;
 	if (copy->owes_message) {
-		(void)shm_no_room(copy->conn, SHM_BULK, sizeof(uint32_t), CLAN_READY_SEND_BULK);
+		(void)shm_no_room(conn, SHM_BULK, sizeof(uint32_t), CLAN_READY_SEND_BULK);
 		return;
 	}
-	if (is_open && copy->order.notify) {
-		shm_put_message(copy->conn, SHM_BULK, SHM_TYPE_NOTIFY, &iov, 1, sizeof(uint32_t));
+	if (has_room) {
+		shm_put_message(conn, SHM_BULK, SHM_TYPE_NOTIFY, &iov, 1, sizeof(uint32_t));
+	} else if (notifies) {
+		copy->status = -ENOTCONN;
 	}
 	copy->ended = true;
-	clan_fire(copy->conn->conn.queue, &copy->source);
+	clan_fire(conn->conn.queue, &copy->source);
 }
 
 static void copied(struct work *work)

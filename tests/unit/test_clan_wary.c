@@ -11,6 +11,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "clan/shm.h"
 #include "clan_world.h"
 
 enum {
@@ -195,6 +196,38 @@ static void puts_that_owe_their_notification_fail(void **state)
 	close_world(&world, region);
 }
 
+/* Who looks for room for the notification finds that the peer has broken a rule. */
+static void puts_fail_when_a_rule_is_broken(void **state)
+{
+	enum { COUNT = 8 };
+	uint8_t one = 1;
+	struct iovec iov = { .iov_base = &one, .iov_len = 1 };
+	struct clan_region *region;
+	struct clan_cookie cookie;
+	struct clan_event shared;
+	struct world world;
+	uint8_t *base;
+
+	open_world(&world);
+	region = world_region(&world, WORLD_DIALER, REGION_BYTES, CLAN_WRITE, &base, &shared);
+	world_grant(&world, WORLD_DIALER, region, 0, REGION_BYTES, CLAN_WRITE, 0, &cookie);
+	world_settle(&world);
+	for (uint32_t i = 0; i < COUNT; i++) {
+		assert_int_equal(clan_put(world.conns[WORLD_SERVER], &iov, 1, &cookie, i,
+					 CLAN_NOTIFY, i, NULL),
+			0);
+	}
+	world_fill(world.conns[WORLD_SERVER], CLAN_BULK, 4); /* before one of them has ended */
+	/* It has taken what was not there. */
+	atomic_store(&shm_conn(world.conns[WORLD_DIALER])->own->read[SHM_BULK], UINT32_MAX);
+	for (uint32_t i = 0; i < COUNT; i++) {
+		assert_int_equal(
+			world_event(&world, WORLD_SERVER, CLAN_EVENT_DONE).status, -ENOTCONN);
+	}
+	assert_int_equal(world_event(&world, WORLD_SERVER, CLAN_EVENT_LOST).status, -EPROTO);
+	close_world(&world, region);
+}
+
 /* What a stranger has put into memory of ours, which it can empty as well. */
 static void memory_of_ours_is_fetched(void **state)
 {
@@ -270,6 +303,7 @@ int main(void)
 		cmocka_unit_test(puts_and_gets_do_not_touch_a_strangers_memory),
 		cmocka_unit_test(notifications_follow_their_bytes),
 		cmocka_unit_test(puts_that_owe_their_notification_fail),
+		cmocka_unit_test(puts_fail_when_a_rule_is_broken),
 		cmocka_unit_test(memory_of_ours_is_fetched),
 		cmocka_unit_test(a_connection_is_closed_during_copies),
 	};
