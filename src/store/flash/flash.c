@@ -49,11 +49,13 @@ void flash_pump(struct flash *flash)
 	flash->is_pumping = true;
 	do {
 		flash->pump_again = false;
-		while (flash_may_work(flash) &&
-			(flash_move_step(flash) || flash_views_step(flash) ||
-				flash_erase_step(flash) || flash_checkpoint_step(flash) ||
-				flash_cache_step(flash) || flash_changes_step(flash) ||
-				flash_gc_step(flash))) {
+		/* A move does not wait for a part: after a kill the place that failed would be the
+		 * end of the log, and perhaps could not be read. */
+		while (flash_move_step(flash) ||
+			(flash_may_work(flash) &&
+				(flash_views_step(flash) || flash_erase_step(flash) ||
+					flash_checkpoint_step(flash) || flash_cache_step(flash) ||
+					flash_changes_step(flash) || flash_gc_step(flash)))) {
 		}
 		if (flash_may_work(flash)) {
 			flash_log_kick(flash);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * One place of the device under a flash store cannot be written, and not be read from then on. The
- * log goes on in another segment: no write fails, and all that was answered is there after a kill,
- * a loss of power and an end in order, wherever that place is. A device without any good place, and
- * one that fails too often, leave a store that can be read.
+ * One place of the device under a flash store cannot be written, and not be read either once a
+ * write to it has failed. The log goes on in another segment: no write fails, and all that was
+ * answered is there after a kill, a loss of power and an end in order, wherever that place is. A
+ * device without any good place, and one that fails too often, leave a store that can be read.
  */
 #include <errno.h>
 #include <string.h>
@@ -26,11 +26,22 @@ static uint64_t expected[BLOCKS_MAX];
 static uint64_t flushed[BLOCKS_MAX];
 static uint64_t now;
 static uint32_t blocks;
+static bool has_failed; /* a write to the bad place of "disk" */
+
+static void note_fault(void *context, struct sim_disk *disk, enum sim_fault_kind kind,
+	uint64_t offset, uint64_t length, int error)
+{
+	GMB_UNUSED(context);
+	GMB_UNUSED(offset);
+	GMB_UNUSED(length);
+	GMB_UNUSED(error);
+	has_failed |= kind == SIM_FAULT_WRITE && disk == sim_disk_find("disk");
+}
 
 static void set_bad(const char *name, uint32_t block)
 {
 	sim_disk_set_bad(sim_disk_find(name), (uint64_t)block * FLASH_BLOCK_BYTES,
-		FLASH_BLOCK_BYTES, false, true);
+		FLASH_BLOCK_BYTES, has_failed, true);
 }
 
 static int result_of_write;
@@ -128,7 +139,9 @@ static void check(const char *name, uint32_t bad, const uint64_t *least)
 
 static void begin(struct world *world, uint64_t seed)
 {
-	sim_start(&(struct sim_options){ .seed = seed, .faults = { .jitter = true } });
+	sim_start(&(struct sim_options){
+		.seed = seed, .faults = { .jitter = true }, .fault = note_fault });
+	has_failed = false;
 	memset(expected, 0, sizeof(expected));
 	memset(flushed, 0, sizeof(flushed));
 	world_disk = (enum world_disk)(seed % 2);
@@ -147,10 +160,12 @@ static bool try_place(uint64_t seed, uint32_t bad)
 
 	begin(&world, seed);
 	crash_at = (uint32_t)sim_between(0, WRITES - 1);
-	set_bad("disk", bad);
 	for (uint32_t i = 0; i < WRITES; i++) {
+		bool had_failed = has_failed;
+
+		set_bad("disk", bad);
 		write_round(&world, i);
-		if (i == crash_at) {
+		if (i == crash_at || has_failed != had_failed) {
 			world_kill_copy("disk", "killed");
 			(void)sim_disk_crash_copy(sim_disk_find("disk"), "lost");
 			world_freeze(&world, true);
