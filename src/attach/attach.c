@@ -274,16 +274,18 @@ static void stay(struct daemon *daemon)
 /* After disk_flush_begin(). */
 static void flush_finish(struct daemon *daemon)
 {
-	int rc = disk_flush_end(daemon->flush, &daemon->stop_error);
+	struct error error = { 0 }; /* stop_error may be the stopper's */
+	int rc = disk_flush_end(daemon->flush, &error);
 
 	daemon->flush = NULL;
 	if (rc < 0 && rc != -EBUSY) {
-		daemon->lost = daemon->stop_error;
+		daemon->lost = error;
 	}
 	if (daemon->phase != PHASE_FLUSHING) {
 		return; /* nobody has waited for it */
 	}
 	if (rc == -EBUSY) {
+		daemon->stop_error = error;
 		stay(daemon);
 	} else {
 		stop_start(daemon, false);

@@ -270,9 +270,8 @@ static int explain_silence(const struct state_entry *entry, const struct wish *w
 	log_escape(shown, sizeof(shown) / 2, entry->path, strlen(entry->path));
 	return error_set(wish->error, -ETIMEDOUT,
 		"%s: its daemon (process %d) does not answer, and was not waited for any longer; "
-		"if "
-		"it is stopped, kill -CONT %d lets it go on; kill -KILL %d ends it, loses what was "
-		"not flushed, and gmblock detach then removes the disk",
+		"if it is stopped, kill -CONT %d lets it go on; kill -KILL %d ends it, loses what "
+		"was not flushed, and gmblock detach then removes the disk",
 		shown, entry->pid, entry->pid, entry->pid);
 }
 
@@ -283,10 +282,13 @@ static int receive_watching(struct control_connection *connection, const char *p
 	json_t *status = NULL;
 
 	while (!control_wait(connection, STATUS_TIMEOUT_MS)) {
-		if (control_ask(path, "status", NULL, STATUS_TIMEOUT_MS, &status, NULL) < 0) {
+		/* Its answer may have come just now, and the daemon have ended. */
+		if (control_ask(path, "status", NULL, STATUS_TIMEOUT_MS, &status, NULL) < 0 &&
+			!control_wait(connection, 0)) {
 			return explain_silence(entry, wish);
 		}
 		json_decref(status);
+		status = NULL;
 	}
 	return control_receive(connection, CONTROL_TIMEOUT_MS, value_out, wish->error);
 }
