@@ -343,7 +343,7 @@ bool sandbox_explain(const char *path, bool writes, const char *remedy, struct e
 	}
 	copy_without_remedy(text, error->text);
 	/* Landlock does not bind access(): that is by the file's mode. */
-	if (rc == -ENOENT && is_in_writable_folder(path)) {
+	if (rc == -ENOENT && writes && is_in_writable_folder(path)) {
 		error_set(error, error->code,
 			"%s (the sandbox lets no file be made once the server has started: make it "
 			"first, as the server's user; an empty file is a new overlay)",

@@ -133,6 +133,7 @@ static int try_open(const char *path, int flags)
 static void run_files(void)
 {
 	struct error error = { 0 };
+	char absent[sizeof(inside) + 8];
 
 	enter(SANDBOX_READ);
 	CHECK(try_open(inside, O_RDONLY) == 0);
@@ -147,6 +148,13 @@ static void run_files(void)
 	error_set(&error, -EACCES, "cannot open 'a;b': denied; change its permissions");
 	CHECK(sandbox_explain(inside, true, "restart", &error));
 	CHECK(strstr(error.text, "cannot open 'a;b': denied (the server may only read") != NULL);
+	/* One that is not there is no reason, but for those who would make it. */
+	snprintf(absent, sizeof(absent), "%s.absent", inside);
+	error_set(&error, -EACCES, "cannot use its neighbour");
+	CHECK(!sandbox_explain(absent, false, "restart", &error));
+	CHECK(strcmp(error.text, "cannot use its neighbour") == 0);
+	CHECK(sandbox_explain(absent, true, "restart", &error));
+	CHECK(strstr(error.text, "the sandbox lets no file be made") != NULL);
 	error_set(&error, -EACCES, "cannot open it");
 	sandbox_explain(outside, false, "restart", &error);
 	CHECK(strstr(error.text, "--sandbox=off") != NULL);
