@@ -76,8 +76,8 @@ static int print_list(const json_t *result, bool json, struct error *error)
 	return print_end(error);
 }
 
-/* Takes wire. */
-static int ask(const char *server, json_t *wire, bool lists, bool json)
+/* Takes wire. listed: of list, the export or NULL. */
+static int ask(const char *server, json_t *wire, bool lists, const char *listed, bool json)
 {
 	char path[STATS_PATH_BYTES];
 	struct error error = { 0 };
@@ -89,6 +89,11 @@ static int ask(const char *server, json_t *wire, bool lists, bool json)
 		return cli_failure(name, &error);
 	}
 	rc = control_ask(path, "snapshot", wire, ANSWER_MS, &result, &error);
+	if (rc == -ENOENT && listed != NULL && strchr(listed, '/') != NULL) {
+		error_add(&error,
+			"; list takes the name of an export, and --server the socket or URI of a "
+			"server");
+	}
 	if (rc == 0) {
 		rc = lists ? print_list(result, json, &error)
 			   : cli_print_changes(result, NULL, &error);
@@ -152,5 +157,5 @@ int cmd_snapshot(int argc, char **argv)
 		json_object_set_new(wire, "name", json_string(argv[1]));
 		json_object_set_new(wire, "now", json_boolean(now));
 	}
-	return ask(server, wire, lists, json);
+	return ask(server, wire, lists, lists && count > 0 ? argv[0] : NULL, json);
 }

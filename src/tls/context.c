@@ -164,9 +164,12 @@ static int load_certificates(
 			return error_set(error, rc, "no memory");
 		}
 	} else if (access(options->certificates, F_OK) < 0) {
-		return error_set(error, -errno, "%s: %s", options->certificates, strerror(errno));
+		return error_set(error, -errno,
+			"cannot use the folder of certificates (tls-certificates) %s: %s",
+			options->certificates, strerror(errno));
 	} else if (!is_folder(options->certificates)) {
-		return error_set(error, -ENOTDIR, "%s is not a folder (of certificates)",
+		return error_set(error, -ENOTDIR,
+			"%s is not a folder of certificates (tls-certificates)",
 			options->certificates);
 	}
 	rc = tls_certificates_load(

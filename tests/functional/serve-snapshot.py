@@ -156,7 +156,8 @@ class Snapshot(support.Case):
                 (("create", "disk", "x" * 64), "at most 63"),
                 (("create", "disk@a", "b"), "only a flash store"),
                 (("delete", "disk", "b"), "has no snapshot 'b'"),
-                (("list", "none"), 'there is no export "none"'),
+                (("list", "none"), 'there is no export "none"\n'),
+                (("list", self.control), f'"{self.control}"; list takes the name of an export, and --server the socket'),
                 (("list", "disk@a"), 'export "disk@a" is a snapshot'),
                 (("list", "--json", "disk@b"), 'there is no export "disk@b"')):
             self.assertIn(fragment, self.snapshot(*arguments, status=1))
