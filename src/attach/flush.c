@@ -33,7 +33,10 @@ int attach_flush(const char *path)
 {
 	int fd;
 
-	(void)signal(SIGTERM, SIG_IGN); /* a service manager ends the daemon with it, and waits */
+	/* A service manager, or a terminal, ends the daemon with it, which waits for the flush. */
+	(void)signal(SIGTERM, SIG_IGN);
+	(void)signal(SIGINT, SIG_IGN);
+	(void)signal(SIGHUP, SIG_IGN);
 	/* Not for writing: udev looks at a disk again when such a descriptor is closed, and the
 	 * disk would be in use. */
 	fd = open(path, O_RDONLY | O_CLOEXEC);

@@ -348,11 +348,14 @@ class File(attach_tool.Case):
         disk = self.attach_and_write("--reconnect-timeout", "3000s", "--request-timeout", "600s")
         waits, note = self.begin_detach()
         self.assertIn("flush what was written (connected), for at most 3600 s", note)
+        daemon = os.pidfd_open(self.attachments()[0]["pid"])
+        self.addCleanup(os.close, daemon)
         self.detach_by_force()
         _, errors = waits.communicate()
         self.assertEqual(waits.returncode, 1)
         self.assertIn("was removed by force meanwhile", errors)
         self.assertFalse(os.path.exists(disk))
+        select.select([daemon], [], [])  # no thread of it is left
 
     def test_a_detach_has_a_limit_and_the_disk_stays(self):
         """The server flushes nothing: the disk is as it was, and can be detached when it does again."""
@@ -421,6 +424,24 @@ class File(attach_tool.Case):
             os.kill(pid, signal.SIGCONT)
         self.assertEqual(waits.returncode, 1)
         self.assertIn(f"its daemon (process {pid}) does not answer", errors)
+        self.detach_by_force()
+
+    def test_signals_do_not_end_the_flush(self):
+        """A second Ctrl-C reaches the process that flushes, too."""
+        self.attach_and_write("--reconnect-timeout", "3600s", "--request-timeout", "3600s")
+        daemon = self.attachments()[0]["pid"]
+        self.begin_detach()
+        wanted = sum(1 << number - 1 for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
+
+        def ignores_them():
+            found = subprocess.run(["pgrep", "--parent", str(daemon), "--full", "--", "--flush-attached"],
+                                   stdout=subprocess.PIPE, text=True, check=False).stdout.split()
+            if not found:
+                return False
+            with open(f"/proc/{found[0]}/status", encoding="ascii") as status:
+                ignored, = [int(line.split()[1], 16) for line in status if line.startswith("SigIgn:")]
+            return ignored & wanted == wanted
+        self.wait_for(ignores_them)
         self.detach_by_force()
 
     def test_a_daemon_that_is_killed_while_it_flushes(self):
