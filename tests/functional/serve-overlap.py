@@ -235,7 +235,8 @@ class Synchro(support.Case):
         self.assertEqual([entry["overlap"] for entry in told["exports"]], [64 * KIB, "auto"])
         reads = told["exports"][1]["reads"]
         self.assertGreater(reads["disk_bytes_per_second"], 0)
-        self.assertIn(reads["part_size"], [32 * KIB << shift for shift in range(6)])
+        # All powers of two between OVERLAP_BYTES_MIN and OVERLAP_BYTES_MAX.
+        self.assertIn(reads["part_size"], [16 * KIB << shift for shift in range(7)])
         self.assertTrue(0 <= reads["early"] <= 1)
         self.assertIsNone(told["exports"][1]["writes"]["part_size"])
         code, output, _ = self.run_gmblock("stats", control)
