@@ -4,7 +4,11 @@
  * queue and the memory that servers reach.
  *
  *   client_hub.c      clan queue, buffers (gmb_buffer_alloc), the pool for memory outside of them
- *   client_carrier.c  one connection: carrier.h
+ *   client_target.c   addresses of servers, and dialing one
+ *   client_carrier.c  one connection: carrier.h, from connecting to its end
+ *   client_share.c    which buffers its server reaches
+ *   client_send.c     its commands, on the way to the server
+ *   client_receive.c  replies and other messages of the server
  *
  * A buffer is a clan region. A connection shares it with its server when the first command needs
  * it. When a connection is lost over which servers map regions, what its commands used is tainted:
@@ -147,16 +151,59 @@ void hub_pool_put(struct hub *hub, struct hub_run *run);
 /* Gives tainted buffers fresh pages, and frees buffers, as far as nobody shares them. */
 void hub_settle(struct hub *hub);
 
-/* client_carrier.c */
+static inline struct native_carrier *native_carrier_of(struct carrier *base)
+{
+	return container_of(base, struct native_carrier, base);
+}
+
+static inline struct native_call *native_call_of(struct command *command)
+{
+	return (struct native_call *)(void *)command->space;
+}
+
+static inline struct command *native_command_of(struct native_call *call)
+{
+	return container_of((void *)call, struct command, space);
+}
+
+/* client_target.c */
 /* Says hello to the server. error: without the target's label. */
 GMB_MUST_CHECK int native_connect(struct clan_queue *queue, const struct native_target *target,
 	const struct clan_conn_options *options, struct clan_conn **conn_out, struct error *error);
+/* Of struct carrier_ops. */
+GMB_MUST_CHECK int native_target_create(const char *text, uint32_t open_flags,
+	struct tls_client *tls, char label[CARRIER_LABEL_BYTES_MAX],
+	struct carrier_target **target_out, struct error *error);
+void native_target_destroy(struct carrier_target *base);
+
+/* client_carrier.c */
+void native_carrier_set_state(struct native_carrier *carrier, enum native_carrier_state state);
+/* The connection has failed: code and text go to the client, which ends it. */
+void native_carrier_fail(struct native_carrier *carrier, int code, const char *text);
 void native_carrier_event(struct native_carrier *carrier, const struct clan_event *event);
-/* Takes what the server has sent, as far as others need not wait. */
-void native_carrier_take(struct native_carrier *carrier);
+/* Buffers have been settled. */
+void native_carrier_step(struct native_carrier *carrier);
+
+/* client_share.c */
+/* True when the server has the buffer. False: it is asked for, or nobody may have it now; the state
+ * is SHARE_REFUSED when the server does not want it. */
+GMB_MUST_CHECK bool native_share(struct native_carrier *carrier, uint32_t number);
+/* CLAN_EVENT_SHARED */
+void native_shared(struct native_carrier *carrier, const struct clan_event *event);
+/* CLAN_EVENT_UNSHARED */
+void native_unshared(struct native_carrier *carrier, const struct clan_event *event);
 /* Ends the connection when it shares that buffer; true: it still does. */
 bool native_carrier_shares(struct native_carrier *carrier, uint32_t buffer, bool end);
 /* Asks for a buffer back that is to be freed. */
 void native_carrier_unshare(struct native_carrier *carrier, uint32_t buffer);
-/* Buffers have been settled. */
-void native_carrier_step(struct native_carrier *carrier);
+
+/* client_send.c */
+/* Of struct carrier_ops. */
+void native_add(struct carrier *base, struct command *command);
+void native_flush(struct carrier *base);
+/* Copies between a command's memory and one run of bytes. */
+void native_call_copy(const struct command *command, uint8_t *run, bool to_run);
+
+/* client_receive.c */
+/* Takes what the server has sent, as far as others need not wait. */
+void native_carrier_take(struct native_carrier *carrier);
