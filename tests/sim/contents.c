@@ -102,7 +102,7 @@ static void *flash_begin(struct flash *flash, const char *disk, uint64_t *bytes_
 	if (flash_recover(flash, &error) != 0) {
 		model_fail("%s", error.text);
 	}
-	if (flash->lost_records > 0) {
+	if (flash_has_loss(flash)) {
 		model_fail("flash store '%s' has lost what was flushed", disk);
 	}
 	return memory;

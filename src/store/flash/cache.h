@@ -126,6 +126,9 @@ GMB_MUST_CHECK int flash_cache_load(struct flash *flash);
 /* After the replay, which has found the end of the log: -ESTALE: the pages are newer than the disk
  * by more than themselves. */
 GMB_MUST_CHECK int flash_cache_compare(struct flash *flash, uint64_t end, struct error *error);
+/* The server that was killed had written all records before this one, and no other. It counts only
+ * if the log goes on behind the checkpoint: the file may follow an anchor late. */
+bool flash_cache_knows_end(const struct flash *flash, uint64_t end);
 /* After a record has been written, or a checkpoint: what comes next follows it. */
 void flash_cache_follow(struct flash *flash);
 /* The tag for the anchor that is written now. */

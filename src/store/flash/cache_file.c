@@ -608,6 +608,11 @@ int flash_cache_compare(struct flash *flash, uint64_t end, struct error *error)
 	return 0;
 }
 
+bool flash_cache_knows_end(const struct flash *flash, uint64_t end)
+{
+	return flash->cache.is_found && flash->cache.head.followed == end;
+}
+
 int flash_cache_load(struct flash *flash)
 {
 	struct flash_cache *cache = &flash->cache;

@@ -446,15 +446,14 @@ static void check_found(struct checking *checking)
 	const struct flash *flash = checking->flash;
 	struct store_check *check = checking->check;
 	uint32_t wrong = count_wrong(checking);
+	char loss[FLASH_LOSS_TEXT_BYTES];
 	char text[256];
 
 	check->amount(check, "used", checking->mapped << FLASH_BLOCK_SHIFT);
-	if (flash->lost_records > 0) {
-		snprintf(text, sizeof(text),
-			"the log is damaged at byte %llu: %llu records from there on, which were "
-			"flushed, are lost; --accept-loss goes on without them",
-			(unsigned long long)flash->lost_at,
-			(unsigned long long)flash->lost_records);
+	if (flash_has_loss(flash)) {
+		flash_loss_text(flash, loss, sizeof(loss));
+		snprintf(
+			text, sizeof(text), "the log %s; --accept-loss goes on without them", loss);
 		check->fault(check, text);
 	}
 	for (uint32_t i = 0; i < FLASH_VIEWS; i++) {

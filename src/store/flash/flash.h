@@ -334,7 +334,7 @@ struct flash_erase {
 	uint32_t taken; /* segments begun since one was moved because it was seldom erased */
 };
 
-enum { FLASH_HOLES_MAX = 16, FLASH_HOLE_TEXT_BYTES = 96 };
+enum { FLASH_HOLES_MAX = 16, FLASH_HOLE_TEXT_BYTES = 96, FLASH_LOSS_TEXT_BYTES = 192 };
 
 /* Pages of the disk, in ranges. */
 struct flash_hole {
@@ -430,9 +430,11 @@ struct flash {
 	uint64_t changed_seq; /* all that changes have appended is in records before it */
 	struct ring_op turn;  /* to go on with a change that is long */
 	int failed;	      /* negative errno: changes fail */
-	/* What recovery has found: so many records that were durable, from this byte on. */
-	uint64_t lost_records;
+	/* What recovery has found from this byte on, where the log ends: so many records that were
+	 * durable; or the error with which it cannot be read. */
 	uint64_t lost_at;
+	uint64_t lost_records;
+	int lost_error;
 	uint32_t repairs;	  /* enum store_repair */
 	uint32_t twins_used;	  /* nodes of which only the second copy could be read */
 	bool is_table_damaged;	  /* the table of segments was, and is counted anew */
@@ -648,6 +650,8 @@ void flash_fail(struct flash *flash, int error, const char *what);
 
 /* --- move.c ---------------------------------------------------------------------------------- */
 
+/* The medium has failed at a place, as far as the kernel says; other places may do. */
+bool flash_is_of_medium(int error);
 /* True: it and all behind it will be written elsewhere. False: the log has failed. */
 bool flash_move_begin(struct flash *flash, const struct flash_buffer *buffer, int error);
 /* Returns true when something was done. */
@@ -822,8 +826,8 @@ GMB_MUST_CHECK int flash_zone_write_now(struct flash *flash, struct flash_io *io
 /* Reads the anchors of the disk whose fd and path are set. -EINVAL with a sentence. Blocks. */
 GMB_MUST_CHECK int flash_anchors_read(struct flash *flash, struct error *error);
 /* Restores map and tables; a view whose tree is damaged is marked. -EUCLEAN when the map of the
- * disk is damaged; and unless is_read_only, when records that were durable are lost: else
- * lost_records says so, and the map is that before them. Blocks; on a worker thread. */
+ * disk is damaged; and unless is_read_only, when flash_has_loss(): the map is that before the loss.
+ * Blocks; on a worker thread. */
 GMB_MUST_CHECK int flash_recover(struct flash *flash, struct error *error);
 
 /* --- tree.c ---------------------------------------------------------------------------------- */
@@ -846,6 +850,10 @@ void flash_hole_add(struct flash_holes *holes, uint32_t page);
 /* Names the number-th range, in the plural. False: there is none. */
 bool flash_hole_text(const struct flash *flash, const struct flash_holes *holes, uint32_t number,
 	char *text, size_t bytes);
+/* Records that were durable are lost, or any may be, because the log cannot be read. */
+bool flash_has_loss(const struct flash *flash);
+/* Says it of the log, in a sentence without a subject that ends with the records. */
+void flash_loss_text(const struct flash *flash, char *text, size_t bytes);
 /* What was found, and what a repair has done. */
 void flash_damage_tell(const struct flash *flash);
 

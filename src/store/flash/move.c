@@ -40,8 +40,7 @@ static void set_state(struct flash_move *move, enum flash_move_state state)
 
 /* --- whether --------------------------------------------------------------------------------- */
 
-/* The medium has failed at that place, as far as the kernel says; other places may do. */
-static bool is_of_medium(int error)
+bool flash_is_of_medium(int error)
 {
 	return error == -EIO || error == -ENODATA || error == -EREMOTEIO || error == -EILSEQ;
 }
@@ -57,7 +56,7 @@ bool flash_move_begin(struct flash *flash, const struct flash_buffer *buffer, in
 	struct flash_move *move = &flash->log.move;
 
 	/* A zone that has failed cannot be written to, and the others are written in order. */
-	if (flash->failed != 0 || flash_has_zones(flash) || !is_of_medium(error) ||
+	if (flash->failed != 0 || flash_has_zones(flash) || !flash_is_of_medium(error) ||
 		!is_of_record(flash, buffer)) {
 		return false;
 	}

@@ -406,7 +406,7 @@ static int look_ahead(struct replay *replay)
 			return -ECANCELED;
 		}
 	}
-	if (result == 0) {
+	if (result == 0 || flash_is_of_medium(result)) {
 		result = search_later(&other);
 	}
 	replay->durable = other.durable;
@@ -455,19 +455,11 @@ static void tell_progress(struct replay *replay)
 	}
 }
 
-static int replay_log(struct replay *replay)
+/* 0: the log ends. */
+static int replay_records(struct replay *replay)
 {
-	const struct flash *flash = replay->flash;
 	int result;
 
-	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
-		/* Nodes of the checkpoint may lie in one that the log behind it has. */
-		replay->seen[i].was_free = replay->seen[i].valid == 0 &&
-					   flash->segments[i].view_valid[0] == 0 &&
-					   flash->segments[i].view_valid[1] == 0;
-	}
-	go_to(replay, &flash->anchor.next);
-	replay->seen[replay->at.segment].in_log = true;
 	while ((result = read_record(replay)) > 0) {
 		result = is_whole(replay);
 		if (result <= 0) {
@@ -480,11 +472,47 @@ static int replay_log(struct replay *replay)
 		tell_progress(replay);
 		go_to(replay, &replay->next);
 		replay->seen[replay->at.segment].in_log = true;
-		if (is_cancelled(flash)) {
+		if (is_cancelled(replay->flash)) {
 			return -ECANCELED;
 		}
 	}
+	return result;
+}
+
+static int replay_log(struct replay *replay)
+{
+	struct flash *flash = replay->flash;
+	int result;
+
+	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
+		/* Nodes of the checkpoint may lie in one that the log behind it has. */
+		replay->seen[i].was_free = replay->seen[i].valid == 0 &&
+					   flash->segments[i].view_valid[0] == 0 &&
+					   flash->segments[i].view_valid[1] == 0;
+	}
+	go_to(replay, &flash->anchor.next);
+	replay->seen[replay->at.segment].in_log = true;
+	result = replay_records(replay);
+	if (flash_is_of_medium(result)) {
+		flash->lost_error = result;
+		result = 0;
+	}
 	return result < 0 || replay->has_looked ? result : look_ahead(replay);
+}
+
+/* The log has ended: was there more? A block that cannot be read may have been written and
+ * answered, unless the cache file of a killed server says that it has not. */
+static void judge_end(struct replay *replay)
+{
+	struct flash *flash = replay->flash;
+
+	flash->lost_at = flash_block_offset(flash, replay_block(replay));
+	if (replay->durable > replay->at.seq) {
+		flash->lost_records = replay->durable - replay->at.seq;
+	} else if (replay->at.seq > flash->anchor.next.seq &&
+		   flash_cache_knows_end(flash, replay->at.seq)) {
+		flash->lost_error = 0;
+	}
 }
 
 /* --- segments -------------------------------------------------------------------------------- */
@@ -553,15 +581,11 @@ static int recover(struct flash *flash, struct replay *replay, struct error *err
 		result = replay_log(replay);
 	}
 	if (result == 0) {
-		if (replay->durable > replay->at.seq) {
-			flash->lost_records = replay->durable - replay->at.seq;
-			flash->lost_at = flash_block_offset(flash, replay_block(replay));
-		}
+		judge_end(replay);
 		flash->table.clock = replay->clock;
 		result = restore_segments(flash, replay->seen);
 	}
-	if (result == 0 &&
-		(flash->lost_records == 0 || (flash->repairs & STORE_REPAIR_LOSS) != 0)) {
+	if (result == 0 && (!flash_has_loss(flash) || (flash->repairs & STORE_REPAIR_LOSS) != 0)) {
 		result = flash_cache_compare(flash, replay->at.seq, error);
 	}
 	if (result == 0) {
@@ -586,6 +610,18 @@ static int refuse_map(const struct flash *flash, struct error *error)
 		"puts it together from the log, and what is left can be read",
 		flash->path, is_known ? ": it has lost " : "", is_known ? hole : "",
 		is_known && flash->holes.count > 1 ? " and more" : "");
+}
+
+static int refuse_loss(const struct flash *flash, struct error *error)
+{
+	char loss[FLASH_LOSS_TEXT_BYTES];
+
+	flash_loss_text(flash, loss, sizeof(loss));
+	return error_advise(error, -EUCLEAN, "readonly",
+		"the log of the flash store on '%s' %s; %sput back a copy of the store, read it as "
+		"it was before them, or go on from there after 'gmblock check --accept-loss'",
+		flash->path, loss,
+		flash->lost_error < 0 ? "try again, in case the error passes, " : "");
 }
 
 int flash_recover(struct flash *flash, struct error *error)
@@ -632,15 +668,8 @@ int flash_recover(struct flash *flash, struct error *error)
 		return error_set(
 			error, result, "cannot read '%s': %s", flash->path, strerror(-result));
 	}
-	if (flash->lost_records > 0 && !flash->is_read_only &&
-		(flash->repairs & STORE_REPAIR_LOSS) == 0) {
-		return error_advise(error, -EUCLEAN, "readonly",
-			"the log of the flash store on '%s' is damaged at byte %llu: %llu records "
-			"from there on, which were flushed, are lost; put back a copy of the "
-			"store, read it as it was before them, or go on from there after 'gmblock "
-			"check --accept-loss'",
-			flash->path, (unsigned long long)flash->lost_at,
-			(unsigned long long)flash->lost_records);
-	}
-	return 0;
+	return flash_has_loss(flash) && !flash->is_read_only &&
+			       (flash->repairs & STORE_REPAIR_LOSS) == 0
+		       ? refuse_loss(flash, error)
+		       : 0;
 }

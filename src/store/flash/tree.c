@@ -366,8 +366,36 @@ static void tell_holes(const struct flash *flash, const struct flash_holes *hole
 	}
 }
 
+bool flash_has_loss(const struct flash *flash)
+{
+	return flash->lost_records > 0 || flash->lost_error < 0;
+}
+
+void flash_loss_text(const struct flash *flash, char *text, size_t bytes)
+{
+	char where[FLASH_LOSS_TEXT_BYTES / 2];
+
+	snprintf(where, sizeof(where), "%s at byte %llu%s%s%s",
+		flash->lost_error < 0 ? "cannot be read" : "is damaged",
+		(unsigned long long)flash->lost_at, flash->lost_error < 0 ? " (" : "",
+		flash->lost_error < 0 ? strerror(-flash->lost_error) : "",
+		flash->lost_error < 0 ? ")" : "");
+	if (flash->lost_records > 0) {
+		snprintf(text, bytes,
+			"%s: %llu records from there on, which were flushed, are lost", where,
+			(unsigned long long)flash->lost_records);
+	} else {
+		snprintf(text, bytes,
+			"%s: unless its server ended before it wrote there, the records from there "
+			"on are lost",
+			where);
+	}
+}
+
 void flash_damage_tell(const struct flash *flash)
 {
+	char loss[FLASH_LOSS_TEXT_BYTES];
+
 	if (flash->twins_used > 0) {
 		log_warning("flash store '%s': %u nodes of its map are damaged; their second "
 			    "copies are used%s",
@@ -378,11 +406,9 @@ void flash_damage_tell(const struct flash *flash)
 		log_warning("flash store '%s': its table of segments is damaged%s", flash->path,
 			flash->is_read_only ? "" : "; it has been counted from the map");
 	}
-	if (flash->lost_records > 0) {
-		log_warning("flash store '%s': its log is damaged at byte %llu: %llu records from "
-			    "there on, which were flushed, are lost; %s",
-			flash->path, (unsigned long long)flash->lost_at,
-			(unsigned long long)flash->lost_records,
+	if (flash_has_loss(flash)) {
+		flash_loss_text(flash, loss, sizeof(loss));
+		log_warning("flash store '%s': its log %s; %s", flash->path, loss,
 			flash->is_read_only ? "it is served as it was before"
 					    : "the log goes on without them, as was asked for");
 	}

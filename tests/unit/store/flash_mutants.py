@@ -32,6 +32,8 @@ MUTANTS = {
         "recover.c", "if (flash_record_look(header", "if (!MUTANT && flash_record_look(header"),
     "bad-block-ends-the-log": (
         "recover.c", "result < 0 && ahead_count > count", "!MUTANT && result < 0 && ahead_count > count"),
+    "unreadable-end-accepted": (
+        "recover.c", "flash->lost_error = result;", "if (!MUTANT) { flash->lost_error = result; }"),
     "look-ahead-forgotten": ("recover.c", "replay->count = 0;", "replay->count = MUTANT ? replay->count : 0;"),
     "durable-write-not-durable": (
         "log.c", "flash->log.durable_seq < flash->log.written_seq", "false"),
@@ -156,7 +158,8 @@ MUTANTS = {
 # takes twenty times as long to find nothing. The others are tried when it finds nothing.
 FOUND_BY = {
     "damage": [
-        "later-records-ignored", "bad-block-ends-the-log", "nothing-told", "good-anchor-first", "quiet-start-writes",
+        "later-records-ignored", "bad-block-ends-the-log", "unreadable-end-accepted", "nothing-told",
+        "good-anchor-first", "quiet-start-writes",
         "anchors-not-read-again", "changing-memory-not-copied", "memory-held-after-an-error",
         "segment-of-a-snapshot-erased", "snapshot-follows-the-disk", "snapshot-not-in-the-anchor"],
     "zones": ["taken-zone-stays-active", "taken-zone-finished-at-once", "anchor-places-not-read-again"],

@@ -453,7 +453,7 @@ static void rot_check(struct rot_found *rot, const char *name)
 	world_check(name, take_fault);
 }
 
-static void expect_refused(const char *name)
+static void expect_refused(const char *name, const char *reason)
 {
 	static struct world world;
 
@@ -462,7 +462,7 @@ static void expect_refused(const char *name)
 		assert_true(sim_step());
 	}
 	assert_int_equal(world.start.result, -EUCLEAN);
-	assert_non_null(strstr(world.start.error.text, "were flushed, are lost"));
+	assert_non_null(strstr(world.start.error.text, reason));
 	world_discard(&world);
 }
 
@@ -505,7 +505,7 @@ static void test_damage_to_what_was_flushed_is_told(void **state)
 				rot.faults);
 		}
 		if (rot.lost) {
-			expect_refused("rot");
+			expect_refused("rot", "were flushed, are lost");
 		}
 		refused += rot.lost;
 		errors += rot.errors;
@@ -679,8 +679,9 @@ static void test_damage_to_a_snapshot_is_not_one_to_the_disk(void **state)
 	}
 }
 
-/* Where the headers of the first and the last two records behind the checkpoint are. */
-static void rot_headers(uint64_t headers[3])
+/* Where the headers of the first and the last two records behind the checkpoint are, and the place
+ * of the next one. */
+static void rot_headers(uint64_t headers[4])
 {
 	uint64_t seq = 0;
 	struct flash_anchor anchor;
@@ -700,8 +701,34 @@ static void rot_headers(uint64_t headers[3])
 			seq = record.seq;
 			headers[1] = headers[2];
 			headers[2] = at;
+			headers[3] = at / FLASH_BLOCK_BYTES + record.block_count;
+			if (record.next_segment != FLASH_NO_SEGMENT) {
+				headers[3] =
+					flash_segment_at(&anchor.geometry, record.next_segment);
+			}
+			headers[3] *= FLASH_BLOCK_BYTES;
 		}
 	}
+}
+
+/* A log that is flushed, whose server was killed: the store "rot". Returns its blocks. */
+static uint32_t rot_make(struct world *world, uint64_t headers[4])
+{
+	uint32_t blocks;
+
+	sim_start(&(struct sim_options){ .seed = 1 });
+	world_make_disk();
+	world_open(world, "disk", false, NULL);
+	blocks = (uint32_t)(store_size(world->store) / FLASH_BLOCK_BYTES);
+	rot_write(world, blocks);
+	world_kill_copy("disk", "rot");
+	rot_headers(headers);
+	return blocks;
+}
+
+static void rot_hide(uint64_t at)
+{
+	sim_disk_set_bad(sim_disk_find("rot"), at, FLASH_BLOCK_BYTES, true, false);
 }
 
 /* A block that cannot be read hides no record around it, nor what a later one says of another. */
@@ -709,27 +736,79 @@ static void test_a_bad_block_hides_no_records(void **state)
 {
 	static struct world world;
 	static const uint8_t torn[SECTOR] = { 1 };
-	uint64_t headers[3] = { 0 };
+	uint64_t headers[4] = { 0 };
 
 	GMB_UNUSED(state);
-	sim_start(&(struct sim_options){ .seed = 1 });
-	world_make_disk();
-	world_open(&world, "disk", false, NULL);
-	rot_write(&world, (uint32_t)(store_size(world.store) / FLASH_BLOCK_BYTES));
-	world_kill_copy("disk", "rot");
-	rot_headers(headers);
+	(void)rot_make(&world, headers);
 	assert_in_range(headers[2] - headers[1], 3 * FLASH_BLOCK_BYTES, 15 * FLASH_BLOCK_BYTES);
 	for (int i = 0; i < 2; i++) {
 		struct rot_found rot = { 0 };
 
-		sim_disk_set_bad(sim_disk_find("rot"), headers[i] + FLASH_BLOCK_BYTES,
-			FLASH_BLOCK_BYTES, true, false);
+		rot_hide(headers[i] + FLASH_BLOCK_BYTES);
 		rot_read(&rot, "rot", (uint32_t)(store_size(world.store) / FLASH_BLOCK_BYTES));
 		assert_true(rot.wrong == 0 && rot.errors <= 1);
 	}
 	sim_disk_poke(sim_disk_find("rot"), headers[1], torn, sizeof(torn));
-	expect_refused("rot");
+	expect_refused("rot", "were flushed, are lost");
 	world_close(&world);
+	sim_stop();
+}
+
+/* Where a header cannot be read there may have been a record, or none. Who opens the store is told
+ * what is known, and can read what came before, or go on from there. */
+static void test_a_header_that_cannot_be_read_ends_the_log(void **state)
+{
+	static struct world world;
+	static const char *const reasons[] = { "cannot be read", "were flushed, are lost",
+		"unless its server ended before", "unless its server ended before" };
+	uint64_t headers[4] = { 0 };
+	uint32_t blocks;
+
+	GMB_UNUSED(state);
+	blocks = rot_make(&world, headers);
+	for (int i = 0; i < 4; i++) {
+		struct rot_found rot = { 0 };
+
+		rot_hide(headers[i]);
+		expect_refused("rot", "cannot be read");
+		expect_refused("rot", reasons[i]);
+		rot_check(&rot, "rot");
+		assert_true(rot.faults > 0 && rot.lost == (i < 2));
+		rot_read(&rot, "rot", blocks);
+		/* The last record is empty. */
+		assert_true(rot.errors == 0 && (rot.wrong == 0) == (i >= 2));
+	}
+	world_close(&world);
+	world_repairs = STORE_REPAIR_LOSS;
+	world_open(&world, "rot", false, NULL);
+	world_repairs = 0;
+	rot_submit(&world, STORE_WRITE, 0, 1);
+	world_close(&world);
+	rot_read(&(struct rot_found){ 0 }, "rot", blocks);
+	sim_stop();
+}
+
+/* The cache file of a killed server says which records it had written: nothing was answered where
+ * the next one would be, but what it had written is needed. */
+static void test_the_end_that_a_cache_file_tells_need_not_be_read(void **state)
+{
+	static struct world world;
+	uint64_t headers[4] = { 0 };
+	struct rot_found rot = { 0 };
+	uint32_t blocks;
+
+	GMB_UNUSED(state);
+	world_cache = "128K";
+	blocks = rot_make(&world, headers);
+	rot_hide(headers[2]);
+	expect_refused("rot", "cannot be read");
+	rot_hide(headers[3]);
+	world_close(&world);
+	world_open(&world, "rot", false, NULL);
+	world_close(&world);
+	rot_read(&rot, "rot", blocks);
+	assert_true(rot.wrong == 0 && rot.errors == 0);
+	world_cache = "0";
 	sim_stop();
 }
 
@@ -746,6 +825,8 @@ int main(void)
 		cmocka_unit_test(test_damage_to_what_was_flushed_is_told),
 		cmocka_unit_test(test_damage_to_a_snapshot_is_not_one_to_the_disk),
 		cmocka_unit_test(test_a_bad_block_hides_no_records),
+		cmocka_unit_test(test_a_header_that_cannot_be_read_ends_the_log),
+		cmocka_unit_test(test_the_end_that_a_cache_file_tells_need_not_be_read),
 		cmocka_unit_test(test_a_start_that_fails_leaves_nothing_in_flight),
 	};
 
