@@ -243,7 +243,9 @@ static void free_segments(struct flash *flash)
 		bool is_empty = flash_segment_is_empty(flash, i);
 		bool is_walked = flash->gc.state == FLASH_GC_IDLE || flash->gc.victim != i;
 
-		if (entry->state == GC_CLOSED && !segment->is_bad && !segment->is_kept) {
+		/* A bad zone cannot be used again, other places can. */
+		if (entry->state == GC_CLOSED && !segment->is_kept &&
+			(!segment->is_bad || (is_empty && !flash_has_zones(flash)))) {
 			gc_set_state(&flash->table, i, GC_CANDIDATE);
 		}
 		if (entry->state != GC_CANDIDATE && entry->state != GC_VICTIM) {

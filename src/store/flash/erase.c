@@ -80,6 +80,7 @@ void flash_erase(struct flash *flash, uint32_t segment)
 	const struct flash_erase *erase = &flash->erase;
 	bool is_kept = !erase->is_block && flash_free_soon(flash) < spare_segments(flash);
 
+	flash->segments[segment].is_bad = false; /* what could not be read was for nobody */
 	gc_set_state(&flash->table, segment, erase->is_wanted && !is_kept ? GC_ERASING : GC_FREE);
 }
 

@@ -186,7 +186,7 @@ struct flash_segment {
 	uint32_t readers;		  /* of its blocks, in flight */
 	uint32_t view_valid[FLASH_VIEWS]; /* blocks that pages of the view point at */
 	uint32_t erases;		  /* FLASH_AVOIDED: a write to it has failed */
-	bool is_bad;			  /* has blocks that cannot be read; never collected */
+	bool is_bad;	  /* has blocks that cannot be read; not collected until it is empty */
 	bool is_kept;	  /* the same: a damaged view has, or may have, something there */
 	uint8_t zone;	  /* enum disk_zone_state, when it was opened */
 	uint32_t written; /* blocks of the zone, at that time */

@@ -187,6 +187,35 @@ static void test_a_disk_that_damage_has_filled_refuses_writes(void **state)
 	}
 }
 
+/* Half of each segment in turn cannot be read for some time. When all that was there has been
+ * overwritten, the segment is free, and collected again after its next use. */
+static void test_segments_are_used_again_after_damage(void **state)
+{
+	static struct world world;
+	uint64_t blocks;
+
+	GMB_UNUSED(state);
+	sim_start(&(struct sim_options){ .seed = 1 });
+	world_make_disk();
+	world_open(&world, "disk", false, NULL);
+	blocks = store_size(world.store) >> FLASH_BLOCK_SHIFT;
+	for (uint64_t i = 0; i < 2 * WORLD_SEGMENTS; i++) {
+		uint64_t segment = FLASH_SEGMENTS_AT + i % WORLD_SEGMENTS * WORLD_SEGMENT_BLOCKS;
+
+		sim_disk_set_bad(sim_disk_find("disk"),
+			(segment + WORLD_SEGMENT_BLOCKS / 2) * FLASH_BLOCK_BYTES,
+			WORLD_SEGMENT_BLOCKS / 2 * FLASH_BLOCK_BYTES, true, false);
+		for (uint64_t k = 0; k < blocks / 4; k++) {
+			write_durably(&world, sim_between(0, blocks - 2), 2);
+		}
+		for (uint64_t k = 0; k + HELD_BLOCKS <= blocks; k += HELD_BLOCKS) {
+			write_durably(&world, k, HELD_BLOCKS);
+		}
+	}
+	world_close(&world);
+	sim_stop();
+}
+
 /* Another process goes on with the disk if this one fails before it serves. It has opened the store
  * before the first one wrote so much that segments came round again. */
 static void test_a_quiet_start_writes_nothing(void **state)
@@ -819,6 +848,7 @@ int main(void)
 		cmocka_unit_test(test_single_blocks_fill_the_disk),
 		cmocka_unit_test(test_a_write_of_one_record_gets_the_space_of_headers),
 		cmocka_unit_test(test_a_disk_that_damage_has_filled_refuses_writes),
+		cmocka_unit_test(test_segments_are_used_again_after_damage),
 		cmocka_unit_test(test_a_quiet_start_writes_nothing),
 		cmocka_unit_test(test_memory_that_changes_harms_no_other_write),
 		cmocka_unit_test(test_memory_is_not_held_after_an_error),
