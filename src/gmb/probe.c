@@ -49,6 +49,15 @@ static int broken(const char *rule, struct error *error)
 	return error_set(error, -EPROTO, "the server broke a rule of gmb: %s", rule);
 }
 
+/* The connection knows why it has ended before LOST is given. */
+static int ended(const struct probe *probe, int code, struct error *error)
+{
+	const char *reason = clan_conn_reason(probe->conn);
+
+	return error_set(error, code, "the server closed the connection%s%s",
+		reason[0] != '\0' ? ": " : "", reason);
+}
+
 static int hear(struct probe *probe, struct native_export *export, struct error *error)
 {
 	struct clan_message head;
@@ -63,7 +72,7 @@ static int hear(struct probe *probe, struct native_export *export, struct error 
 		}
 	}
 	if (result != 0) {
-		return error_set(error, result, "the server closed the connection");
+		return ended(probe, result, error);
 	}
 	rule = head.cls != CLAN_BULK || head.type != NATIVE_EXPORT
 		       ? "G2: a message that does not belong here"
@@ -109,7 +118,7 @@ static int ask_for_one(struct probe *probe, const struct native_target *target,
 	result = clan_send(probe->conn, CLAN_BULK, NATIVE_OPEN, probe->message,
 		(uint32_t)sizeof(head) + head.name_bytes);
 	if (result != 0) {
-		return error_set(error, result, "the server closed the connection");
+		return ended(probe, result, error);
 	}
 	result = hear(probe, export, error);
 	if (result == 0 && export->head.status != 0) {
@@ -126,7 +135,7 @@ static int ask_for_next(
 	int result = clan_send(probe->conn, CLAN_BULK, NATIVE_LIST, &list, sizeof(list));
 
 	if (result != 0) {
-		return error_set(error, result, "the server closed the connection");
+		return ended(probe, result, error);
 	}
 	result = hear(probe, export, error);
 	if (result == 0 && export->head.status == 0 && export->head.cursor <= cursor) {

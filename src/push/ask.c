@@ -161,6 +161,15 @@ void push_ask_peer(const struct push_ask *ask, struct clan_peer *peer)
 	clan_conn_peer(ask->conn, peer);
 }
 
+/* The connection knows why it has ended before LOST is given. */
+static int ended(const struct push_ask *ask, int code, struct error *error)
+{
+	const char *reason = clan_conn_reason(ask->conn);
+
+	return error_set(error, code != 0 ? code : -ECONNRESET,
+		"the server closed the connection%s%s", reason[0] != '\0' ? ": " : "", reason);
+}
+
 /* The next message: 1, 0: there was none in time. */
 static int hear(
 	struct push_ask *ask, int timeout_ms, struct clan_message *head, struct error *error)
@@ -175,9 +184,7 @@ static int hear(
 			return 1;
 		}
 		if (result != -EAGAIN || ask->lost) {
-			return error_set(error, why.code != 0 ? why.code : -ECONNRESET,
-				"the server closed the connection%s%s",
-				why.text[0] != '\0' ? ": " : "", why.text);
+			return ended(ask, why.code, error);
 		}
 		timeout_ms = left_ms(until_ns);
 		if (timeout_ms == 0) {
@@ -212,6 +219,9 @@ static int exchange(struct push_ask *ask, uint32_t type, const struct iovec *par
 {
 	int result = clan_sendv(ask->conn, CLAN_BULK, type, parts, part_count);
 
+	if (result == -ENOTCONN) {
+		return ended(ask, 0, error);
+	}
 	if (result != 0) {
 		return error_set(
 			error, result, "the server cannot be asked: %s", strerror(-result));

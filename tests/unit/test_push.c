@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Tickets, the tables of the process, and the digest; CRC-32C. */
+/* Tickets, the tables of the process, and the digest; CRC-32C; a server that ends. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,9 +8,13 @@
 #include <cmocka.h>
 
 #include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/crc32c.h"
+#include "push/ask.h"
 #include "push/pieces.h"
 #include "push/table.h"
 
@@ -457,6 +461,81 @@ static void a_start_without_a_ticket(void **state)
 	assert_non_null(strstr(parse_start(&bad, UINT32_MAX), "H5"));
 }
 
+/* --- asking ---------------------------------------------------------------------------------- */
+
+/* Asks twice; a queue is for the thread that made it. */
+struct asker {
+	struct export_uri uri;
+	int results[3];
+	struct error errors[3];
+};
+
+static void *ask_twice(void *argument)
+{
+	struct asker *asker = argument;
+	struct push_job_message job;
+	struct push_ask *ask = NULL;
+
+	asker->results[0] = push_ask_open(&asker->uri, 60 * S, &ask, &asker->errors[0]);
+	for (int i = 1; i < 3 && asker->results[0] == 0; i++) {
+		asker->results[i] = push_ask_job(ask, 0, &job, &asker->errors[i]);
+	}
+	push_ask_close(ask);
+	return NULL;
+}
+
+/* Answers in another class than it should, and is gone. */
+static void serve_badly(struct clan_queue *queue)
+{
+	const struct push_wire_welcome welcome = { .magic = PUSH_MAGIC, .version = PUSH_VERSION };
+	struct clan_event event = { .type = 0 };
+	struct clan_message head;
+	uint8_t message[PUSH_MESSAGE_BYTES_MAX];
+
+	while (event.type != CLAN_EVENT_CONNECT) {
+		assert_true(clan_queue_wait(queue, &event, 1, -1) >= 0);
+	}
+	assert_int_equal(clan_accept(event.conn, &welcome, sizeof(welcome)), 0);
+	while (clan_recv(event.conn, CLAN_BULK, &head, message, sizeof(message)) == -EAGAIN) {
+		assert_true(clan_queue_wait(queue, &event, 1, -1) >= 0);
+	}
+	assert_int_equal(clan_send(event.conn, CLAN_CONTROL, PUSH_ANSWER, "", 0), 0);
+	clan_close(event.conn);
+	while (event.type != CLAN_EVENT_CLOSED) {
+		assert_true(clan_queue_wait(queue, &event, 1, -1) >= 0);
+	}
+}
+
+/* READY comes before LOST, so that the connection is over before its end is told. */
+static void the_reason_for_an_end_is_told(void **state)
+{
+	char name[64] = ""; /* abstract */
+	struct asker asker = { .uri = { .is_unix = true, .socket_path = name, .export_name = "" } };
+	struct clan_listener *listener;
+	struct clan_queue *queue;
+	struct clan_error reason;
+	char address[80];
+	pthread_t thread;
+
+	GMB_UNUSED(state);
+	asker.uri.socket_path_bytes =
+		1 + (uint32_t)snprintf(name + 1, sizeof(name) - 1, "push-ask-%d", getpid());
+	snprintf(address, sizeof(address), "shm:@%s", name + 1);
+	assert_int_equal(clan_queue_create(NULL, &queue, &reason), 0);
+	assert_int_equal(clan_listen(queue, address, NULL, &listener, &reason), 0);
+	assert_int_equal(pthread_create(&thread, NULL, ask_twice, &asker), 0);
+	serve_badly(queue);
+	assert_int_equal(pthread_join(thread, NULL), 0);
+	assert_int_equal(asker.results[0], 0);
+	for (int i = 1; i < 3; i++) {
+		assert_int_equal(asker.results[i], -ECONNRESET);
+		assert_string_equal(asker.errors[i].text,
+			"the server closed the connection: the peer closed the connection");
+	}
+	clan_listener_close(listener);
+	assert_int_equal(clan_queue_destroy(queue), 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -476,6 +555,7 @@ int main(void)
 		cmocka_unit_test(pieces_come_in_any_order),
 		cmocka_unit_test(no_more_gaps_than_may_be_under_way),
 		cmocka_unit_test(a_job_adds_up),
+		cmocka_unit_test(the_reason_for_an_end_is_told),
 	};
 
 	return cmocka_run_group_tests(tests, begin, finish);
