@@ -21,10 +21,12 @@
 #include "base/bytes.h"
 #include "base/crc32c.h"
 #include "base/log.h"
+#include "base/rights.h"
 #include "client/guest.h"
 #include "push/source.h"
+#include "tls/client.h"
 
-enum { NS_PER_MS = 1000000, DEPTH = 2 * PUSH_SLOTS };
+enum { NS_PER_MS = 1000000, DEPTH = 2 * PUSH_SLOTS, ADVICE_BYTES = 360 };
 
 _Static_assert((int)DEPTH > (int)PUSH_SLOTS + (int)PUSH_ZEROES_MAX, "and a flush");
 
@@ -348,16 +350,31 @@ static int take_memory(struct push_nbd *nbd, void **base_out)
 	return result;
 }
 
-/* Certificates, keys, or rights that depend on them: in the rule of the source's server, which who
- * asks does not see. */
-static const char *tls_advice(const struct push_source *source, int result)
+/* Certificates, keys, or rights that depend on them: in the rule of the source's server, which
+ * strangers who ask do not see. */
+static void tls_advise(const struct push_source *source, int result, char advice[ADVICE_BYTES])
 {
+	const struct peer *peer = &source->session->base.peer;
 	bool is_refused = result == -EACCES || result == -EKEYREJECTED;
+	char why[ERROR_TEXT_BYTES];
 
-	return source->tls != NULL && is_refused
-		       ? "; compare the credentials in --push-to nbds:PLACE of the source's server "
-			 "with those of the destination"
-		       : "";
+	advice[0] = '\0';
+	if (source->tls == NULL || !is_refused) {
+		return;
+	}
+	if (!tls_client_is_behind(source->tls, why)) {
+		snprintf(advice, ADVICE_BYTES,
+			"; compare the credentials in --push-to nbds:PLACE of the source's server "
+			"with those of the destination");
+	} else if (peer->has_credentials && !rights_is_stranger(peer->credentials.uid)) {
+		snprintf(advice, ADVICE_BYTES,
+			"; the source's server showed credentials that it had read earlier: %.280s",
+			why);
+	} else {
+		snprintf(advice, ADVICE_BYTES,
+			"; the source's server showed credentials that it had read earlier: its "
+			"log says why");
+	}
 }
 
 static void opened(void *context, struct gmb_client *client, const struct gmb_error *error)
@@ -376,8 +393,9 @@ static void opened(void *context, struct gmb_client *client, const struct gmb_er
 		return;
 	}
 	if (result != 0) {
-		const char *advice = tls_advice(source, result);
+		char advice[ADVICE_BYTES];
 
+		tls_advise(source, result, advice);
 		snprintf(text, sizeof(text), "the destination: %.*s%s",
 			(int)(sizeof(text) - 32 - strlen(advice)), error->text, advice);
 	} else {

@@ -37,20 +37,27 @@ struct credentials_set {
 
 /* --- sets ------------------------------------------------------------------------------------ */
 
-/* The files are those of the context in use; at the start there is none, and no sandbox. */
-static void explain(const struct member *member, struct error *error)
+/* Of files of the context in use. */
+static void explain(const struct tls_context *context, struct error *error)
 {
-	struct tls_context *context =
-		member->policy != NULL ? tls_policy_context(member->policy) : NULL;
 	const char *path;
 
-	for (uint32_t i = 0; context != NULL && (path = tls_context_file(context, i)) != NULL;
-		i++) {
+	for (uint32_t i = 0; (path = tls_context_file(context, i)) != NULL; i++) {
 		if (sandbox_explain(path, false, "restart the server", error)) {
 			break;
 		}
 	}
-	tls_context_put(context);
+}
+
+/* At the start there is no context in use, and no sandbox. */
+static void explain_member(const struct member *member, struct error *error)
+{
+	if (member->policy != NULL) {
+		struct tls_context *context = tls_policy_context(member->policy);
+
+		explain(context, error);
+		tls_context_put(context);
+	}
 }
 
 static int load(const struct member *member, struct tls_context **context_out, struct error *error)
@@ -66,7 +73,7 @@ static int load(const struct member *member, struct tls_context **context_out, s
 	int rc = tls_context_load(&options, context_out, error);
 
 	if (rc < 0) {
-		explain(member, error);
+		explain_member(member, error);
 		error_prefix(error, "no TLS at %s", member->label);
 	}
 	return rc;
@@ -251,7 +258,7 @@ static int open_place(struct place *place, struct error *error)
 {
 	struct tls_context *context;
 	char shown[SHOWN_BYTES];
-	int rc = tls_client_create_for_place(place, &place->opened, error);
+	int rc = tls_client_create_for_place(place, explain, &place->opened, error);
 
 	if (rc == 0) {
 		rc = tls_client_context(place->opened, &context, error);

@@ -20,10 +20,12 @@ struct tls_client {
 	bool checks_name;
 	char label[EXPORT_URI_LABEL_BYTES];
 	struct tls_pool *pool;
+	tls_client_explain *explain; /* or NULL */
 
 	pthread_mutex_t lock;
 	struct tls_context *context; /* the latest that could be used, or NULL */
 	bool is_behind;		     /* it is older than its files, which is said already */
+	struct error behind;	     /* is_behind: why */
 };
 
 /* A pre-shared key, or else certificates. */
@@ -137,8 +139,8 @@ int tls_client_create(
 	return 0;
 }
 
-int tls_client_create_for_place(
-	const struct place *place, struct tls_client **tls_out, struct error *error)
+int tls_client_create_for_place(const struct place *place, tls_client_explain *explain,
+	struct tls_client **tls_out, struct error *error)
 {
 	const struct export_uri uri = {
 		.protocol = place->protocol,
@@ -155,6 +157,7 @@ int tls_client_create_for_place(
 	int err = tls_client_create(&uri, tls_out, error);
 
 	if (err == 0) {
+		(*tls_out)->explain = explain;
 		log_escape((*tls_out)->label, sizeof((*tls_out)->label), place->text,
 			strlen(place->text));
 	}
@@ -224,6 +227,10 @@ static int load(struct tls_client *tls, struct error *error)
 	if (tls->context == NULL) {
 		return err;
 	}
+	if (tls->explain != NULL) {
+		tls->explain(tls->context, error);
+	}
+	tls->behind = *error;
 	if (!tls->is_behind) {
 		log_warning("%s; what was read before is used until it is mended", error->text);
 		tls->is_behind = true;
@@ -247,6 +254,19 @@ int tls_client_context(
 	}
 	pthread_mutex_unlock(&tls->lock);
 	return err;
+}
+
+bool tls_client_is_behind(struct tls_client *tls, char text[ERROR_TEXT_BYTES])
+{
+	bool is_behind;
+
+	pthread_mutex_lock(&tls->lock);
+	is_behind = tls->is_behind;
+	if (is_behind) {
+		memcpy(text, tls->behind.text, ERROR_TEXT_BYTES);
+	}
+	pthread_mutex_unlock(&tls->lock);
+	return is_behind;
 }
 
 struct tls_pool *tls_client_pool(const struct tls_client *tls)

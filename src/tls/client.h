@@ -27,10 +27,13 @@ GMB_MUST_CHECK int tls_client_create(
  * driver cannot follow a change of keys, with ciphers that the kernel has. */
 GMB_MUST_CHECK int tls_client_create_for_driver(
 	const struct export_uri *uri, struct tls_client **tls_out, struct error *error);
+/* Completes the sentence about credentials that cannot be read any more; context: the latest ones
+ * that could be used. Any thread. */
+typedef void tls_client_explain(const struct tls_context *context, struct error *error);
 /* The same for connections to any server in a place with tls, whose credentials are the place's;
  * of what their URIs say, only tls-hostname counts, and only if the place has none. */
-GMB_MUST_CHECK int tls_client_create_for_place(
-	const struct place *place, struct tls_client **tls_out, struct error *error);
+GMB_MUST_CHECK int tls_client_create_for_place(const struct place *place,
+	tls_client_explain *explain, struct tls_client **tls_out, struct error *error);
 /* No connection uses it any more. NULL is a no-op. */
 void tls_client_destroy(struct tls_client *tls);
 
@@ -38,6 +41,9 @@ void tls_client_destroy(struct tls_client *tls);
  * ones cannot be used, perhaps because they are half written, those that were read before stay. */
 GMB_MUST_CHECK int tls_client_context(
 	struct tls_client *tls, struct tls_context **context_out, struct error *error);
+
+/* False: the context is that of the files. Else a sentence says why it is an older one. */
+bool tls_client_is_behind(struct tls_client *tls, char text[ERROR_TEXT_BYTES]);
 
 /* Of the connections to the server: its one thread starts with the first handshake. */
 struct tls_pool *tls_client_pool(const struct tls_client *tls);

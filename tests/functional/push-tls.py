@@ -3,6 +3,7 @@
 
     push-tls.py GMBLOCK
 """
+import json
 import os
 import re
 import shutil
@@ -290,6 +291,24 @@ class PushTls(push_tool.Case):
         code, errors = first.stop()
         self.assertEqual((code, errors.count("what was read before is used")), (0, 1), errors)
         self.assertIn("client-cert.pem", errors)
+
+    def test_renewed_outside_of_the_sandbox(self):
+        """Renewed files that the server cannot open are named, with what helps, where the old ones are refused."""
+        features = json.loads(self.run_gmblock("info", "--local", "--json")[1])["features"]
+        if not features["landlock"]["available"]:
+            self.skipTest("no Landlock")
+        target = self.image("target", 2 * MIB)
+        far = self.destination(target, f"--tls-certificates={self.creds('good')}", "--tls-verify-peer")
+        link = self.creds("current")
+        os.symlink(shutil.copytree(self.creds("stranger"), self.creds("v1/pki")), link)
+        first = self.source(self.x509(f"127.0.0.1,port={far.port}", link))
+        os.symlink(shutil.copytree(self.creds("good"), self.creds("v2/pki")), link + ".new")
+        os.rename(link + ".new", link)
+        words = (link, "the sandbox refuses it: restart the server")
+        self.check_refused(["push", first.push("disk"), far.at], 1, "the authority of our certificate",
+                           "credentials that it had read earlier", *words)
+        code, errors = first.stop()
+        self.assertEqual((code, [word for word in words if word not in errors]), (0, []), errors)
 
     def test_reload(self):
         """Another rule takes a restart, which reload says; the same one in other words does not."""
