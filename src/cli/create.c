@@ -53,6 +53,9 @@ int cmd_create(int argc, char **argv)
 	if (path == NULL) {
 		return cli_usage_error(name, "give flash:PATH or overlay:FILE");
 	}
+	if (store_create_check(path, &create, &error) < 0) {
+		return cli_usage_error(name, "%s", error.text);
+	}
 	if (store_create(path, &create, &error) < 0) {
 		return cli_failure(name, &error);
 	}

@@ -135,12 +135,15 @@ int cmd_rate(int argc, char **argv)
 	arguments.export = arguments.rule > 0 ? NULL : argv[optind++];
 	arguments.is_memory = strncmp(argv[optind], memory_key, strlen(memory_key)) == 0;
 	arguments.value = argv[optind++] + (arguments.is_memory ? strlen(memory_key) : 0);
+	if (check(&arguments, &error) < 0) {
+		return cli_usage_error(name, "%s%s", error.text,
+			arguments.rule > 0 && optind < argc
+				? "; with --rule, give the rate without an export"
+				: "");
+	}
 	status = cli_server(name, argc, argv, &arguments.server);
 	if (status != CLI_GO_ON) {
 		return status;
-	}
-	if (check(&arguments, &error) < 0) {
-		return cli_usage_error(name, "%s", error.text);
 	}
 	return change(&arguments, &error) == 0 ? CLI_OK : cli_failure(name, &error);
 }

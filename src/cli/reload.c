@@ -68,10 +68,14 @@ int cli_print_changes(const json_t *result, const char *none, struct error *erro
 
 static int show(const json_t *result, bool dry_run, struct error *error)
 {
+	long long addresses = count_of(result, "addresses");
+	long long ended = count_of(result, "connections_ended");
+
 	print_lines(result, dry_run ? "nothing would change" : "the configuration has not changed");
-	if (!dry_run) {
-		printf("addresses with TLS: %lld, connections ended: %lld\n",
-			count_of(result, "addresses"), count_of(result, "connections_ended"));
+	if (!dry_run && addresses > 0) {
+		printf("addresses with TLS: %lld, connections ended: %lld\n", addresses, ended);
+	} else if (!dry_run && ended > 0) {
+		printf("connections ended: %lld\n", ended);
 	}
 	return finish(result, error);
 }

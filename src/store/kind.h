@@ -105,6 +105,8 @@ struct store_kind {
 	 * turns true when the file at path is one. */
 	int (*check)(
 		const char *path, struct store_check *check, bool *recognized, struct error *error);
+	/* Optional: see store_create_check(). With create. */
+	int (*create_check)(const struct store_create *create, struct error *error);
 	/* Optional: see store_create(). path is what follows the name of the kind and a colon. */
 	int (*create)(const char *path, const struct store_create *create, struct error *error);
 	const struct store_option *options;

@@ -837,6 +837,7 @@ const struct store_kind overlay_store_kind = {
 	.freezes_inner = true,
 	.file = config_file,
 	.check = overlay_check,
+	.create_check = overlay_create_check,
 	.create = overlay_create,
 	.options = options,
 	.option_count = ARRAY_COUNT(options),

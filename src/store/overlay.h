@@ -89,6 +89,8 @@ GMB_MUST_CHECK int overlay_file_is_empty(int fd, const struct overlay_base *base
 /* Makes an overlay of such a file, as a whole or not at all. */
 GMB_MUST_CHECK int overlay_file_fill(
 	int fd, const char *path, const struct overlay_base *base, struct error *error);
+/* See store_create_check(). */
+GMB_MUST_CHECK int overlay_create_check(const struct store_create *create, struct error *error);
 /* See store_create(). */
 GMB_MUST_CHECK int overlay_create(
 	const char *path, const struct store_create *create, struct error *error);

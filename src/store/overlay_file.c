@@ -462,13 +462,8 @@ static int check_format(const char *path, struct error *error)
 			: "convert it with 'qemu-img convert -O raw'");
 }
 
-int overlay_create(const char *path, const struct store_create *create, struct error *error)
+int overlay_create_check(const struct store_create *create, struct error *error)
 {
-	struct overlay_base base;
-	struct overlay_layout layout;
-	uint8_t head[OVERLAY_HEAD_BYTES];
-	int result;
-
 	if (create->base == NULL) {
 		return error_set(error, -EINVAL, "an overlay needs --base, the disk below it");
 	}
@@ -477,7 +472,16 @@ int overlay_create(const char *path, const struct store_create *create, struct e
 		return error_set(error, -EINVAL,
 			"an overlay is as large as its base, and takes --base and --force only");
 	}
-	result = check_format(create->base, error);
+	return 0;
+}
+
+int overlay_create(const char *path, const struct store_create *create, struct error *error)
+{
+	struct overlay_base base;
+	struct overlay_layout layout;
+	uint8_t head[OVERLAY_HEAD_BYTES];
+	int result = check_format(create->base, error);
+
 	if (result == 0) {
 		result = overlay_base_look(create->base, &base, error);
 	}

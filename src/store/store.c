@@ -216,7 +216,8 @@ int store_check(const char *path, struct store_check *check, struct error *error
 		path);
 }
 
-int store_create(const char *path, const struct store_create *create, struct error *error)
+/* Of KIND:FILE, if its disks are made. */
+static const struct store_kind *made_kind(const char *path)
 {
 	size_t name_bytes = strcspn(path, ":");
 	const struct store_kind *kind;
@@ -224,11 +225,34 @@ int store_create(const char *path, const struct store_create *create, struct err
 	for (uint32_t i = 0; path[name_bytes] == ':' && (kind = store_kind_at(i)) != NULL; i++) {
 		if (kind->create != NULL && strlen(kind->name) == name_bytes &&
 			memcmp(path, kind->name, name_bytes) == 0) {
-			return kind->create(path + name_bytes + 1, create, error);
+			return kind;
 		}
 	}
-	return error_set(error, -EINVAL,
-		"'%s' is not something that has to be made; flash:FILE and overlay:FILE are", path);
+	return NULL;
+}
+
+int store_create_check(const char *path, const struct store_create *create, struct error *error)
+{
+	const struct store_kind *kind = made_kind(path);
+
+	if (kind == NULL) {
+		return error_set(error, -EINVAL,
+			"'%s' is not something that has to be made; flash:FILE and overlay:FILE "
+			"are",
+			path);
+	}
+	if (path[strlen(kind->name) + 1] == '\0') {
+		return error_set(error, -EINVAL, "'%s' names no file", path);
+	}
+	return kind->create_check(create, error);
+}
+
+int store_create(const char *path, const struct store_create *create, struct error *error)
+{
+	const struct store_kind *kind = made_kind(path);
+	int result = store_create_check(path, create, error);
+
+	return result < 0 ? result : kind->create(path + strlen(kind->name) + 1, create, error);
 }
 
 uint64_t store_size(struct store *store)

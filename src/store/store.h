@@ -461,8 +461,12 @@ struct store_create {
 	bool force;	   /* whatever is there is lost */
 };
 
-/* Makes the disk, or the overlay, that path names as KIND:FILE. -EEXIST: something is there that
- * would be lost. -EINVAL: there is nothing to be made for that kind. Blocks. */
+/* -EINVAL: there is nothing to be made for the kind in path, which is KIND:FILE, or the kind has
+ * not all of these settings. Looks at no file. */
+GMB_MUST_CHECK int store_create_check(
+	const char *path, const struct store_create *create, struct error *error);
+/* Makes the disk, or the overlay, that path names, after store_create_check(). -EEXIST: something
+ * is there that would be lost. Blocks. */
 GMB_MUST_CHECK int store_create(
 	const char *path, const struct store_create *create, struct error *error);
 

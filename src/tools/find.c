@@ -323,8 +323,8 @@ static int find_server(const char *uri, char path[STATS_PATH_BYTES], struct erro
 	}
 	if (search.matches > 1) {
 		return error_set(error, -EINVAL,
-			"%u servers fit: name one by a URI of it, its process id (%s) or its "
-			"socket in %s; \"gmblock list --local\" shows them",
+			"%u servers fit: give --server with a URI of one, its process id (%s) or "
+			"its socket in %s; \"gmblock list --local\" shows them",
 			search.matches, search.matched, folder);
 	}
 	if (search.error.code != 0) {

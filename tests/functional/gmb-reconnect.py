@@ -159,7 +159,7 @@ class UnixReconnect(support.Case):
             write(rights)
             code, output, errors = self.run_gmblock("reload", control)
             self.assertEqual((code, errors), (0, ""))
-            self.assertTrue(output.endswith(f"connections ended: {ended}\n"), output)
+            self.assertEqual("connections ended: 1\n" in output, ended == 1, output)
 
         for rights, ended, read in (("ro", 0, r"0 [0-9a-f]+ "), ("none", 1, "-[0-9]+ ")):
             write("rw")

@@ -157,7 +157,8 @@ class Rate(support.Case):
         slow.receive(MIB)
         self.check_refused(["rate", "--rule=4", "off", self.control], 1,
                            "there is no rule 4; this server has 3 of them")
-        self.check_refused(["rate", "--rule=1", "disk", "off", self.control], 2, "only one server")
+        for server in [], [self.control]:
+            self.check_refused(["rate", "--rule=1", "disk", "off", *server], 2, "'disk' is not a rate", "without an export")
 
     def hungry(self, uri, name=b"", count=8):
         """Clients that ask for much and take nothing."""

@@ -276,7 +276,7 @@ class Stats(support.Case):
                               self.socket_uri(str(index)), **options) for index in range(40)]
         code, output, errors = self.run_gmblock("stats", **options)
         self.assertEqual((code, output), (1, ""))
-        self.assertRegex(errors, r"40 servers fit: name one by a URI of it, its process id "
+        self.assertRegex(errors, r"40 servers fit: give --server with a URI of one, its process id "
                          r"\((\d+ nbd\+unix:\S+, )+\.\.\.\) or its socket in ")
         told = re.search(r"\((.*), \.\.\.\)", errors).group(1).split(", ")
         self.assertLessEqual({int(entry.split()[0]) for entry in told},
@@ -549,7 +549,7 @@ class Stats(support.Case):
         check(f"{folder}: this is not the control socket", server=("--server", folder))
         servers = [self.start("memory:1M", "--listen", self.socket_uri(str(index)), **options)
                    for index in range(2)]
-        check("2 servers fit: name one by a URI of it, its process id", f"its socket in {folder}",
+        check("2 servers fit: give --server with a URI of one, its process id", f"its socket in {folder}",
               *(str(server.process.pid) for server in servers))
         check("serves nbd://elsewhere", servers[0].uri, "run this command there",
               server=("--server", "nbd://elsewhere"))

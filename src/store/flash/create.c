@@ -33,23 +33,10 @@ static int fill_anchor(const struct store_create *create, uint64_t device_bytes,
 	*anchor = (struct flash_anchor){
 		.version = FLASH_ANCHOR_VERSION, .serial = 1, .next.seq = 1, .spare_percent = spare
 	};
-	if (create->segment_bytes % FLASH_BLOCK_BYTES != 0 ||
-		segment_blocks < FLASH_SEGMENT_BLOCKS_MIN || segment_blocks > SEGMENT_BLOCKS_MAX) {
-		return error_set(error, -EINVAL,
-			"a segment has 64 KiB to 256 MiB, in whole blocks of 4 KiB");
-	}
-	if (spare < FLASH_SPARE_MIN || spare > FLASH_SPARE_MAX) {
-		return error_set(error, -EINVAL, "the spare space is %d to %d percent",
-			FLASH_SPARE_MIN, FLASH_SPARE_MAX);
-	}
 	if (zones != NULL && create->segment_bytes > 0 && segment_blocks != zones->capacity) {
 		return error_set(error, -EINVAL,
 			"its zones have room for %u KiB, and each is a segment",
 			zones->capacity * 4);
-	}
-	if (create->label != NULL && strlen(create->label) >= sizeof(anchor->label)) {
-		return error_set(
-			error, -EINVAL, "a label has at most %zu bytes", sizeof(anchor->label) - 1);
 	}
 	if (create->label != NULL) {
 		memcpy(anchor->label, create->label, strlen(create->label));
@@ -271,16 +258,37 @@ static int create_file(const char *path, const struct store_create *create, stru
 	return result;
 }
 
-int flash_create(const char *path, const struct store_create *create, struct error *error)
+int flash_create_check(const struct store_create *create, struct error *error)
 {
-	int claim = -1;
-	int fd;
-	int result;
+	const size_t label_bytes = sizeof(((struct flash_anchor *)NULL)->label);
+	uint64_t segment_blocks = create->segment_bytes >> FLASH_BLOCK_SHIFT;
+	uint32_t spare = create->spare_percent;
 
 	if (create->base != NULL) {
 		return error_set(error, -EINVAL, "a flash store has no base; leave --base out");
 	}
-	result = disk_open(path, false, false, &fd, error);
+	if (create->segment_bytes != 0 && (create->segment_bytes % FLASH_BLOCK_BYTES != 0 ||
+						  segment_blocks < FLASH_SEGMENT_BLOCKS_MIN ||
+						  segment_blocks > SEGMENT_BLOCKS_MAX)) {
+		return error_set(error, -EINVAL,
+			"a segment has 64 KiB to 256 MiB, in whole blocks of 4 KiB");
+	}
+	if (spare != 0 && (spare < FLASH_SPARE_MIN || spare > FLASH_SPARE_MAX)) {
+		return error_set(error, -EINVAL, "the spare space is %d to %d percent",
+			FLASH_SPARE_MIN, FLASH_SPARE_MAX);
+	}
+	if (create->label != NULL && strlen(create->label) >= label_bytes) {
+		return error_set(error, -EINVAL, "a label has at most %zu bytes", label_bytes - 1);
+	}
+	return 0;
+}
+
+int flash_create(const char *path, const struct store_create *create, struct error *error)
+{
+	int claim = -1;
+	int fd;
+	int result = disk_open(path, false, false, &fd, error);
+
 	if (result == -ENOENT) {
 		return create_file(path, create, error);
 	}

@@ -748,6 +748,7 @@ const struct store_kind flash_store_kind = {
 	.is_on_file = true,
 	.can_repair = true,
 	.check = flash_check,
+	.create_check = flash_create_check,
 	.create = flash_create,
 	.memory_folder = flash_memory_folder,
 	.options = flash_options,

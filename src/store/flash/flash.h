@@ -866,6 +866,7 @@ GMB_MUST_CHECK int flash_rebuild(struct flash *flash);
 
 /* --- create.c -------------------------------------------------------------------------------- */
 
+GMB_MUST_CHECK int flash_create_check(const struct store_create *create, struct error *error);
 GMB_MUST_CHECK int flash_create(
 	const char *path, const struct store_create *create, struct error *error);
 GMB_MUST_CHECK int flash_check(
