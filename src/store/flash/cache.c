@@ -242,7 +242,7 @@ bool flash_cache_takes(struct flash *flash, struct store_part *part)
 	}
 	/* Else who opens the store next would not look for the file. */
 	if (!cache->is_recorded && !flash->checkpoint.is_asked) {
-		flash_checkpoint_ask(flash);
+		flash_checkpoint_await(flash);
 	}
 	return cache->is_recorded;
 }
@@ -560,7 +560,7 @@ static bool load(struct flash *flash, uint32_t page)
 
 		if (list_is_empty(&wait->node)) {
 			if (flash_map_get(flash, page, wait, &full) == NULL && full) {
-				flash_checkpoint_ask(flash);
+				flash_checkpoint_await(flash);
 				return false;
 			}
 			return true;
@@ -594,7 +594,7 @@ static bool make_ready(struct flash *flash)
 		if (slot->state == FLASH_SLOT_LOADING) {
 			all = false;
 		} else if (!flash_map_dirty(flash, slot)) {
-			flash_checkpoint_ask(flash);
+			flash_checkpoint_await(flash);
 			return false;
 		}
 	}
@@ -738,7 +738,7 @@ bool flash_cache_step(struct flash *flash)
 	if (cache->is_draining && cache_lru_dirty_count(&cache->lru) == 0) {
 		flash_log_close(flash); /* it may have pages that the collector has taken */
 	}
-	if (flash->failed != 0 || flash_checkpoint_runs(flash) ||
+	if (flash->failed != 0 || flash_checkpoint_blocks(flash) ||
 		(cache->pick_count == 0 && !choose(flash))) {
 		return false;
 	}

@@ -103,7 +103,7 @@ static struct flash_slot *page_for_change(struct flash *flash, uint32_t page)
 		flash->change_waits = true;
 		look_ahead(flash);
 	} else if (slot == NULL || !flash_map_dirty(flash, slot)) {
-		flash_checkpoint_ask(flash);
+		flash_checkpoint_await(flash);
 		slot = NULL;
 	}
 	return slot;
@@ -295,7 +295,7 @@ static enum step cached_edge(struct flash *flash, struct flash_edge *edge, uint6
 		flash_map_get(flash, (uint32_t)(lpn / FLASH_NODE_ENTRIES), &flash->change_wait,
 			&full) == NULL) {
 		if (full) {
-			flash_checkpoint_ask(flash);
+			flash_checkpoint_await(flash);
 		} else {
 			flash->change_waits = true;
 			look_ahead(flash);
@@ -450,7 +450,7 @@ static enum step change_step(struct flash *flash, struct store_part *part)
 	if (flash_cache_takes(flash, part)) {
 		return cache_step(flash, part);
 	}
-	if (flash_checkpoint_runs(flash) || flash_cache_must_drain(&flash->cache)) {
+	if (flash_checkpoint_blocks(flash) || flash_cache_must_drain(&flash->cache)) {
 		return STEP_WAIT;
 	}
 	return part->op == STORE_WRITE ? write_step(flash, part) : clear_step(flash, part);

@@ -1,7 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Checkpoints. What is in memory only goes to the log, the anchors refer to it, and only then may
- * segments be used again that nothing refers to any more. Changes wait meanwhile; reads do not.
+ * segments be used again that nothing refers to any more.
+ *
+ *   log  ... changes │ nodes │ changes │ nodes │ changes │ nodes │ changes ...
+ *                    └ begin: the log from here on is replayed by who finds the anchors
+ *
+ * Nodes are written in steps, and changes go on between them. What the checkpoint has is what there
+ * was when it began: a page that is changed before its turn is appended first, counts of segments
+ * are kept as they were, and only segments that were closed and empty then become free. Nothing is
+ * copied for it: memory changes when a record is written, and records end in their order. The
+ * collector waits.
  *
  * That a segment becomes free by a checkpoint alone replaces many rules: the anchor that counts
  * after a crash refers to nothing in it, and the log from that anchor on has no record in it.
@@ -14,8 +23,9 @@
 #include "store/flash/flash.h"
 
 enum {
-	BLOCKS_MAX = 1 << 18, /* 1 GiB of log, from checkpoint to checkpoint */
 	RECORDS_MAX = 1 << 14,
+	STEP_BLOCKS = 64, /* of a checkpoint, that a change waits for */
+	STEP_PART = 16,	  /* of a segment, at most: small stores have few nodes */
 };
 
 static const uint32_t checkpoint_edges[FLASH_CHECKPOINT_STATE_COUNT] = {
@@ -35,6 +45,7 @@ static void set_state(struct flash_checkpoint *checkpoint, enum flash_checkpoint
 	GMB_ASSERT((checkpoint_edges[checkpoint->state] & BIT(state)) != 0);
 	checkpoint->state = state;
 	checkpoint->next = 0;
+	checkpoint->is_appended = false;
 }
 
 void flash_checkpoint_ask(struct flash *flash)
@@ -43,11 +54,72 @@ void flash_checkpoint_ask(struct flash *flash)
 	flash->pump_again = true;
 }
 
+void flash_checkpoint_await(struct flash *flash)
+{
+	if (!flash_checkpoint_runs(flash)) {
+		flash_checkpoint_ask(flash);
+	}
+}
+
 static bool is_zero(const void *block)
 {
 	static const uint8_t zeroes[FLASH_BLOCK_BYTES];
 
 	return memcmp(block, zeroes, sizeof(zeroes)) == 0;
+}
+
+/* --- the beginning --------------------------------------------------------------------------- */
+
+static bool is_closed(enum gc_state state)
+{
+	return state == GC_CLOSED || state == GC_CANDIDATE || state == GC_VICTIM;
+}
+
+static void freeze_segments(struct flash *flash)
+{
+	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
+		const struct gc_segment *entry = &flash->table.segments[i];
+		struct flash_segment *segment = &flash->segments[i];
+
+		segment->begin_valid = entry->valid;
+		segment->was_closed = is_closed(entry->state);
+	}
+}
+
+static void freeze_tables(struct flash *flash)
+{
+	uint32_t count = flash->anchor.geometry.page_count - flash->anchor.geometry.leaf_count;
+
+	for (uint32_t i = 0; i < FLASH_TREES; i++) {
+		struct flash_tree *tree = &flash->map.trees[i];
+
+		memcpy(tree->table_begun, tree->table_dirty, count * sizeof(bool));
+		memset(tree->table_dirty, 0, count * sizeof(bool));
+	}
+}
+
+/* Nothing is in flight, and from here on the log is behind the checkpoint. */
+static void begin(struct flash *flash)
+{
+	struct flash_checkpoint *checkpoint = &flash->checkpoint;
+
+	checkpoint->begin = flash->log.head;
+	checkpoint->clock = flash->table.clock;
+	checkpoint->step_end = flash->log.head.seq;
+	checkpoint->step_dirty = 0;
+	checkpoint->is_asked = false;
+	checkpoint->settle_count = 0;
+	list_for_each(node, &flash->settling)
+	{
+		checkpoint->settle_count++;
+	}
+	flash->log.since_checkpoint = 0;
+	flash->log.records_since_checkpoint = 0;
+	flash->map.round++;
+	flash->map.dirty_count = 0;
+	freeze_segments(flash);
+	freeze_tables(flash);
+	set_state(checkpoint, FLASH_CHECKPOINT_LEVEL_0);
 }
 
 /* --- nodes ----------------------------------------------------------------------------------- */
@@ -74,63 +146,84 @@ static bool write_node(struct flash *flash, uint32_t tree, uint32_t level, uint3
 	return true;
 }
 
-void flash_table_encode(const struct flash *flash, uint32_t tree, uint32_t index, uint8_t *block)
+/* Stamps are hints, but none is younger than the anchor. */
+static void table_encode(const struct flash *flash, uint32_t tree, uint32_t index, uint8_t *block)
 {
 	struct flash_table_entry entries[FLASH_TABLE_ENTRIES] = { 0 };
 	uint32_t first = index * FLASH_TABLE_ENTRIES;
 
 	for (uint32_t i = 0; i < FLASH_TABLE_ENTRIES; i++) {
 		if (first + i < flash->anchor.geometry.segment_count) {
-			const struct gc_segment *segment = &flash->table.segments[first + i];
+			const struct flash_segment *segment = &flash->segments[first + i];
+			uint64_t stamp = flash->table.segments[first + i].stamp;
 
-			entries[i].stamp = htole64(segment->stamp);
+			entries[i].stamp = htole64(MIN(stamp, flash->checkpoint.clock));
 			entries[i].valid = htole32(
-				tree == 0 ? segment->valid
-					  : flash->segments[first + i].view_valid[tree - 1]);
-			entries[i].erases = htole32(flash->segments[first + i].erases);
+				tree == 0 ? segment->begin_valid : segment->view_valid[tree - 1]);
+			entries[i].erases = htole32(segment->erases);
 		}
 	}
 	memcpy(block, entries, sizeof(entries));
 }
 
-/* Pages of the map first, those of the table behind them. */
-static bool write_pages(struct flash *flash)
+bool flash_checkpoint_append(struct flash *flash, struct flash_slot *slot)
+{
+	uint32_t page_count = flash->anchor.geometry.page_count;
+	uint32_t tree = slot->page / page_count;
+	uint32_t index = slot->page % page_count;
+
+	if (is_zero(slot->node)) {
+		flash_map_set_node(flash, tree, 0, index, (struct flash_entry){ 0 });
+		flash_map_clean(flash, slot);
+		return true;
+	}
+	if (!write_node(flash, tree, 0, index, slot->node, true)) {
+		return false;
+	}
+	slot->state = FLASH_SLOT_WRITTEN;
+	return true;
+}
+
+/* False: not all could be appended in this step, of so many blocks. */
+static bool write_pages(struct flash *flash, uint32_t *blocks)
 {
 	struct flash_checkpoint *checkpoint = &flash->checkpoint;
 	struct flash_map *map = &flash->map;
-	uint32_t tree;
-	uint32_t leaf_count = flash->anchor.geometry.leaf_count;
-	uint32_t page_count = flash->anchor.geometry.page_count;
-	uint32_t table_count = page_count - leaf_count;
-	uint32_t count = map->slot_count + FLASH_TREES * table_count;
 
 	for (; checkpoint->next < map->slot_count; checkpoint->next++) {
 		struct flash_slot *slot = &map->slots[checkpoint->next];
 
-		if (slot->state != FLASH_SLOT_DIRTY) {
+		if (!flash_slot_is_old(flash, slot)) {
 			continue;
 		}
-		tree = slot->page / page_count;
-		if (is_zero(slot->node)) {
-			flash_map_set_node(
-				flash, tree, 0, slot->page % page_count, (struct flash_entry){ 0 });
-			flash_map_clean(flash, slot);
-		} else if (!write_node(flash, tree, 0, slot->page % page_count, slot->node, true)) {
+		if (*blocks == 0 || !flash_checkpoint_append(flash, slot)) {
 			return false;
 		}
+		--*blocks;
 	}
-	for (; checkpoint->next < count; checkpoint->next++) {
-		uint32_t index = (checkpoint->next - map->slot_count) % table_count;
+	return true;
+}
 
-		tree = (checkpoint->next - map->slot_count) / table_count;
-		if (map->trees[tree].table_dirty[index]) {
-			flash_table_encode(flash, tree, index, checkpoint->block);
-			if (!write_node(
-				    flash, tree, 0, leaf_count + index, checkpoint->block, false)) {
-				return false;
-			}
-			map->trees[tree].table_dirty[index] = false;
+static bool write_tables(struct flash *flash, uint32_t *blocks)
+{
+	struct flash_checkpoint *checkpoint = &flash->checkpoint;
+	uint32_t leaf_count = flash->anchor.geometry.leaf_count;
+	uint32_t table_count = flash->anchor.geometry.page_count - leaf_count;
+	uint32_t first = flash->map.slot_count; /* numbered behind the slots */
+
+	for (; checkpoint->next < first + FLASH_TREES * table_count; checkpoint->next++) {
+		uint32_t tree = (checkpoint->next - first) / table_count;
+		uint32_t index = (checkpoint->next - first) % table_count;
+
+		if (!flash->map.trees[tree].table_begun[index]) {
+			continue;
 		}
+		table_encode(flash, tree, index, checkpoint->block);
+		if (*blocks == 0 ||
+			!write_node(flash, tree, 0, leaf_count + index, checkpoint->block, false)) {
+			return false;
+		}
+		--*blocks;
 	}
 	return true;
 }
@@ -176,13 +269,14 @@ static void append_twice(
 	}
 }
 
-static bool write_level(struct flash *flash, uint32_t level)
+static bool write_level(struct flash *flash, uint32_t level, uint32_t *blocks)
 {
 	struct flash_checkpoint *checkpoint = &flash->checkpoint;
 	uint32_t end = FLASH_TREES * flash->anchor.geometry.node_counts[level];
-	uint32_t max = flash_atomic_blocks(&flash->anchor.geometry) / 2;
 
 	while (checkpoint->next < end) {
+		uint32_t most = MIN(*blocks, flash_atomic_blocks(&flash->anchor.geometry));
+		uint32_t max = MAX(most / 2, 1U); /* both copies, even if that is more */
 		uint32_t count = 0;
 		uint32_t number = checkpoint->next;
 
@@ -197,7 +291,7 @@ static bool write_level(struct flash *flash, uint32_t level)
 				count += upper.is_dirty;
 			}
 		}
-		if (count > 0 && !flash_log_room(flash, 2 * count, true)) {
+		if (*blocks == 0 || (count > 0 && !flash_log_room(flash, 2 * count, true))) {
 			return false;
 		}
 		append_twice(flash, level, checkpoint->next, number, count);
@@ -206,21 +300,80 @@ static bool write_level(struct flash *flash, uint32_t level)
 
 			flash->map.trees[upper.tree].dirty[level][upper.index] = false;
 		}
+		*blocks -= MIN(*blocks, 2 * count);
 	}
 	return true;
 }
 
-/* All of a level is appended and has its place: the next one. */
-static bool end_level(struct flash *flash, bool all_appended, enum flash_checkpoint_state next)
+/* --- steps of a level ------------------------------------------------------------------------ */
+
+/* Changes, if there are any, can be made meanwhile, and are not too many yet. */
+static bool may_share(const struct flash *flash)
 {
-	if (!all_appended) {
+	return !flash_checkpoint_blocks(flash) && !flash->is_closing &&
+	       flash->log.since_checkpoint < FLASH_LOG_BLOCKS &&
+	       flash->table.state_counts[GC_FREE] >=
+		       flash->anchor.geometry.reserve_segments + FLASH_RECORD_SEGMENTS;
+}
+
+/* Blocks of the next one. Pages must not become dirty faster than they are written. */
+static uint32_t step_blocks(const struct flash *flash)
+{
+	uint32_t part = flash->anchor.geometry.segment_blocks / STEP_PART;
+	uint32_t least = MIN((uint32_t)STEP_BLOCKS, part);
+
+	return may_share(flash) ? MAX(least, flash->map.dirty_count - flash->checkpoint.step_dirty)
+				: UINT32_MAX;
+}
+
+/* Pages of the map first, those of the table behind them. */
+static bool append_level(struct flash *flash, uint32_t level, uint32_t *blocks)
+{
+	return level == 0 ? write_pages(flash, blocks) && write_tables(flash, blocks)
+			  : write_level(flash, level, blocks);
+}
+
+static bool is_step_written(const struct flash *flash)
+{
+	return flash->log.written_seq >= flash->checkpoint.step_end;
+}
+
+static void step(struct flash *flash, uint32_t level)
+{
+	struct flash_checkpoint *checkpoint = &flash->checkpoint;
+	uint32_t blocks = step_blocks(flash);
+	bool is_bounded = blocks != UINT32_MAX;
+
+	checkpoint->step_dirty = flash->map.dirty_count;
+	checkpoint->is_appended = append_level(flash, level, &blocks);
+	if (checkpoint->is_appended || is_bounded) {
+		flash_log_close(flash);
+		checkpoint->step_end = flash->log.head.seq;
+	}
+}
+
+/* One step after the other. When all of a level is appended and has its place, the next one. */
+static bool level_step(struct flash *flash, uint32_t level, enum flash_checkpoint_state next)
+{
+	struct flash_checkpoint *checkpoint = &flash->checkpoint;
+
+	if (!checkpoint->is_appended && (is_step_written(flash) || !may_share(flash))) {
+		step(flash, level);
+	}
+	if (!checkpoint->is_appended || !is_step_written(flash)) {
 		return false;
 	}
+	set_state(checkpoint, next);
+	return true;
+}
+
+static bool drain_log(struct flash *flash)
+{
 	flash_log_close(flash);
 	if (!flash_log_is_idle(flash)) {
 		return false;
 	}
-	set_state(&flash->checkpoint, next);
+	begin(flash);
 	return true;
 }
 
@@ -240,18 +393,20 @@ static void free_segments(struct flash *flash)
 	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
 		const struct gc_segment *entry = &flash->table.segments[i];
 		struct flash_segment *segment = &flash->segments[i];
+		bool was_empty = segment->was_closed && segment->begin_valid == 0;
 		bool is_empty = flash_segment_is_empty(flash, i);
 		bool is_walked = flash->gc.state == FLASH_GC_IDLE || flash->gc.victim != i;
 
-		/* A bad zone cannot be used again, other places can. */
-		if (entry->state == GC_CLOSED && !segment->is_kept &&
+		/* A rebuild takes it that what is moved was there when the checkpoint began. A bad
+		 * zone cannot be used again, other places can. */
+		if (entry->state == GC_CLOSED && segment->was_closed && !segment->is_kept &&
 			(!segment->is_bad || (is_empty && !flash_has_zones(flash)))) {
 			gc_set_state(&flash->table, i, GC_CANDIDATE);
 		}
 		if (entry->state != GC_CANDIDATE && entry->state != GC_VICTIM) {
 			continue;
 		}
-		if (is_empty && segment->readers == 0) {
+		if (was_empty && is_empty && segment->readers == 0) {
 			free_segment(flash, i);
 		} else if (entry->state == GC_VICTIM && !is_empty && is_walked) {
 			/* Not all of it could be moved. It stays as it is. */
@@ -296,11 +451,12 @@ static void start_ended(struct flash *flash, int result)
 	flash->start_has_ended = true;
 }
 
-static void settled(struct flash *flash, int result)
+/* The first of those that have come. */
+static void settled(struct flash *flash, uint32_t count, int result)
 {
-	struct list_node *node;
+	for (; count > 0 && !list_is_empty(&flash->settling); count--) {
+		struct list_node *node = list_pop_front(&flash->settling);
 
-	while ((node = list_pop_front(&flash->settling)) != NULL) {
 		flash_finish(list_entry(node, struct store_part, node), result);
 	}
 }
@@ -308,24 +464,23 @@ static void settled(struct flash *flash, int result)
 static void end(struct flash *flash, int result)
 {
 	set_state(&flash->checkpoint, FLASH_CHECKPOINT_NONE);
-	flash->checkpoint.is_asked = false;
 	flash->checkpoint.is_waiting = false;
 	flash_views_checkpointed(flash, result);
 	if (result == 0) {
 		flash->cache.is_recorded = flash->anchor.cache_tag == flash->cache.tag;
 		flash_cache_follow(flash);
-		flash->log.since_checkpoint = 0;
-		flash->log.records_since_checkpoint = 0;
-		flash->log.untold_blocks = 0;
+		flash->log.untold_blocks = (uint32_t)MIN(
+			(uint64_t)flash->log.untold_blocks, flash->log.since_checkpoint);
 		flash->counters.checkpoints++;
 		free_segments(flash);
 		flash_gc_checkpointed(flash);
 		flash_views_look(flash);
 	}
-	if (result == 0 && flash->anchor.cache_tag != 0 && !list_is_empty(&flash->settling)) {
+	if (result < 0 || flash->anchor.cache_tag == 0) {
+		settled(flash, result < 0 ? UINT32_MAX : flash->checkpoint.settle_count, result);
+	}
+	if (!list_is_empty(&flash->settling)) {
 		flash_checkpoint_ask(flash); /* this one was begun before they came */
-	} else {
-		settled(flash, result);
 	}
 	if (flash->is_starting) {
 		start_ended(flash, result);
@@ -344,16 +499,27 @@ static void anchor_written(struct flash_io *io, int result)
 	flash_sync_checkpoint(flash);
 }
 
+/* Where a start reads the log from. If only nodes have come since the beginning, behind them: they
+ * are skipped in any case, and those of the first checkpoint of a run may have been moved without a
+ * detour. What is in flight may still be moved, which changes the checksum that comes next. */
+static struct flash_position log_behind(const struct flash *flash)
+{
+	bool has_more = flash->log.since_checkpoint > 0 || flash->log.flying_count > 0;
+
+	return has_more ? flash->checkpoint.begin : flash->log.head;
+}
+
 static void write_anchor(struct flash *flash)
 {
 	struct flash_checkpoint *checkpoint = &flash->checkpoint;
 	bool is_first = checkpoint->state == FLASH_CHECKPOINT_ANCHOR_FIRST;
 
 	if (is_first) {
+		flash->anchor.version = FLASH_ANCHOR_VERSION;
 		flash->anchor.serial++;
-		flash->anchor.next = flash->log.head;
+		flash->anchor.next = log_behind(flash);
 		flash_detours_drop(&flash->anchor);
-		flash->anchor.clock = flash->table.clock;
+		flash->anchor.clock = checkpoint->clock;
 		flash->anchor.cache_tag = flash_cache_tag(flash);
 		flash_cache_tell_place(flash);
 		memcpy(flash->anchor.top, flash->map.trees[0].levels[FLASH_LEVELS - 1],
@@ -381,12 +547,12 @@ void flash_checkpoint_synced(struct flash *flash, int result)
 	}
 }
 
-/* --- steps ----------------------------------------------------------------------------------- */
+/* --- all of it ------------------------------------------------------------------------------- */
 
 static bool is_due(const struct flash *flash)
 {
 	return flash->checkpoint.is_asked || flash_views_want_checkpoint(flash) ||
-	       flash->log.since_checkpoint >= BLOCKS_MAX ||
+	       flash->log.since_checkpoint >= FLASH_LOG_BLOCKS ||
 	       flash->log.records_since_checkpoint >= RECORDS_MAX;
 }
 
@@ -403,7 +569,7 @@ bool flash_checkpoint_step(struct flash *flash)
 		} else {
 			flash_views_checkpointed(flash, flash->failed);
 		}
-		settled(flash, flash->failed);
+		settled(flash, UINT32_MAX, flash->failed);
 		return false;
 	}
 	switch (checkpoint->state) {
@@ -415,13 +581,13 @@ bool flash_checkpoint_step(struct flash *flash)
 		set_state(checkpoint, FLASH_CHECKPOINT_DRAIN);
 		return true;
 	case FLASH_CHECKPOINT_DRAIN:
-		return end_level(flash, true, FLASH_CHECKPOINT_LEVEL_0);
+		return drain_log(flash);
 	case FLASH_CHECKPOINT_LEVEL_0:
-		return end_level(flash, write_pages(flash), FLASH_CHECKPOINT_LEVEL_1);
+		return level_step(flash, 0, FLASH_CHECKPOINT_LEVEL_1);
 	case FLASH_CHECKPOINT_LEVEL_1:
-		return end_level(flash, write_level(flash, 1), FLASH_CHECKPOINT_LEVEL_2);
+		return level_step(flash, 1, FLASH_CHECKPOINT_LEVEL_2);
 	case FLASH_CHECKPOINT_LEVEL_2:
-		return end_level(flash, write_level(flash, 2), FLASH_CHECKPOINT_SYNC);
+		return level_step(flash, 2, FLASH_CHECKPOINT_SYNC);
 	case FLASH_CHECKPOINT_SYNC:
 		checkpoint->is_waiting = true;
 		flash_sync_checkpoint(flash);
@@ -486,7 +652,8 @@ void flash_checkpoint_last(struct flash *flash)
 {
 	tell_left(flash);
 	if (flash->is_read_only || flash->failed != 0 || flash->counters.checkpoints == 0 ||
-		(flash->log.since_checkpoint == 0 && flash->anchor.cache_tag == 0)) {
+		(flash->log.since_checkpoint == 0 && flash->anchor.cache_tag == 0 &&
+			!flash_checkpoint_runs(flash))) {
 		return;
 	}
 	flash->is_closing = true;

@@ -72,7 +72,8 @@ void flash_flush(struct flash *flash, struct store_part *part)
 	} else if (flash_cache_is_dirty(&flash->cache)) {
 		flash_cache_flush(flash, part);
 	} else if ((part->flags & STORE_SETTLE) != 0 &&
-		   (flash->log.since_checkpoint > 0 || flash->anchor.cache_tag != 0) &&
+		   (flash->log.since_checkpoint > 0 || flash->anchor.cache_tag != 0 ||
+			   flash_checkpoint_runs(flash)) &&
 		   !flash->is_quiet && !flash->is_read_only) {
 		flash_settle(flash, part);
 	} else if (flash->log.durable_seq == flash->log.written_seq) {
@@ -333,7 +334,7 @@ uint32_t flash_slot_count(const struct flash_geometry *geometry, uint64_t map_me
 	uint64_t slots = (map_memory > 0 ? map_memory : MAP_MEMORY_DEFAULT) / FLASH_BLOCK_BYTES;
 
 	slots = MIN(slots, (uint64_t)geometry->leaf_count + FLASH_SLOTS_MIN);
-	return (uint32_t)MAX(slots, (uint64_t)geometry->dirty_max + FLASH_SLOTS_MIN);
+	return (uint32_t)MAX(slots, (uint64_t)geometry->replay_max + FLASH_SLOTS_MIN);
 }
 
 static int open_below(struct flash *flash, const struct store_options *options, struct error *error)

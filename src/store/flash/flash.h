@@ -32,8 +32,9 @@ enum {
 	FLASH_RECORDS = 8,
 	FLASH_HELPERS = 64,
 	FLASH_RUN_BLOCKS = 256,
+	FLASH_LOG_BLOCKS = 1 << 18, /* 1 GiB of log from checkpoint to checkpoint, and in one */
 	FLASH_HELD_BYTES_MIN = 32 << 10, /* of a part whose memory is written without a copy */
-	FLASH_SLOTS_MIN = 64,		 /* of the map cache, beside FLASH_DIRTY_MAX */
+	FLASH_SLOTS_MIN = 64,		 /* of the map cache, beside what a replay may change */
 	FLASH_RECORD_SEGMENTS = 2, /* that a record of a client may need, see flash_log_room() */
 	FLASH_WEAR_SEGMENTS = 128, /* for each that is moved because of wear: less than 1 % */
 	FLASH_NO_SLOT = -1,
@@ -77,7 +78,13 @@ struct flash_wait {
 
 /* --- the map --------------------------------------------------------------------------------- */
 
-enum flash_slot_state { FLASH_SLOT_FREE, FLASH_SLOT_LOADING, FLASH_SLOT_CLEAN, FLASH_SLOT_DIRTY };
+enum flash_slot_state {
+	FLASH_SLOT_FREE,
+	FLASH_SLOT_LOADING,
+	FLASH_SLOT_CLEAN,
+	FLASH_SLOT_DIRTY,
+	FLASH_SLOT_WRITTEN, /* dirty, not changed since a checkpoint appended it, and clean soon */
+};
 
 /* A page of the map in memory. A dirty one, and one with pins, stays. */
 struct flash_slot {
@@ -85,6 +92,7 @@ struct flash_slot {
 	uint32_t page; /* FLASH_NO_PAGE: of a view that has gone while it was read */
 	int32_t chain; /* the next slot of the bucket */
 	uint32_t pins;
+	uint32_t round; /* dirty: that of the map when it was changed first */
 	uint8_t state;
 	struct list_node lru; /* clean and not pinned: the oldest first; or free */
 	struct list_node waiting;
@@ -96,6 +104,7 @@ struct flash_tree {
 	struct flash_entry *levels[FLASH_LEVELS]; /* [n]: where the nodes of level n are */
 	bool *dirty[FLASH_LEVELS];		  /* nodes to be written, from level 1 on */
 	bool *table_dirty;			  /* nodes of the table of segments */
+	bool *table_begun;			  /* those that the checkpoint at hand writes */
 };
 
 /* Pages are numbered: page p of tree t has the number t * page_count + p. */
@@ -105,7 +114,8 @@ struct flash_map {
 	int32_t *buckets;
 	uint32_t slot_count;
 	uint32_t bucket_mask;
-	uint32_t dirty_count;
+	uint32_t round; /* checkpoints that were begun: what is dirty of an older one is old */
+	uint32_t dirty_count; /* of this round */
 	struct list_node lru;
 };
 
@@ -115,6 +125,7 @@ struct flash_buffer {
 	struct flash_record record;
 	uint8_t *bytes;	      /* the header and FLASH_RECORD_ENTRIES blocks */
 	uint32_t block_count; /* of them that are used */
+	uint32_t node_count;  /* entries that are nodes */
 	/* The record: runs of those blocks, and of blocks that are held. The same when it is
 	 * written as before. */
 	struct iovec vector[FLASH_RECORD_ENTRIES + 1];
@@ -156,7 +167,8 @@ struct flash_log {
 	struct flash_move move;
 	struct flash_buffer buffers[FLASH_RECORDS];
 	uint32_t flying_count;
-	uint64_t since_checkpoint; /* blocks */
+	/* Since the last checkpoint began, but for its nodes: blocks, and records. */
+	uint64_t since_checkpoint;
 	uint32_t records_since_checkpoint;
 	uint64_t written_seq; /* all before it are written */
 	uint64_t durable_seq; /* all before it are durable */
@@ -185,6 +197,8 @@ struct flash_segment {
 	uint32_t nodes;			  /* that the levels above point at, for each tree */
 	uint32_t readers;		  /* of its blocks, in flight */
 	uint32_t view_valid[FLASH_VIEWS]; /* blocks that pages of the view point at */
+	uint32_t begin_valid;		  /* blocks of the disk when the checkpoint at hand began */
+	bool was_closed;		  /* then */
 	uint32_t erases;		  /* FLASH_AVOIDED: a write to it has failed */
 	bool is_bad;	  /* has blocks that cannot be read; not collected until it is empty */
 	bool is_kept;	  /* the same: a damaged view has, or may have, something there */
@@ -228,8 +242,8 @@ struct flash_views {
 
 enum flash_checkpoint_state {
 	FLASH_CHECKPOINT_NONE,
-	FLASH_CHECKPOINT_DRAIN,	  /* records in flight end */
-	FLASH_CHECKPOINT_LEVEL_0, /* changed nodes are appended, and written */
+	FLASH_CHECKPOINT_DRAIN,	  /* records in flight end; no change is made */
+	FLASH_CHECKPOINT_LEVEL_0, /* changed nodes are appended in steps, and written */
 	FLASH_CHECKPOINT_LEVEL_1,
 	FLASH_CHECKPOINT_LEVEL_2,
 	FLASH_CHECKPOINT_SYNC,	       /* all that the anchor refers to */
@@ -240,10 +254,15 @@ enum flash_checkpoint_state {
 
 struct flash_checkpoint {
 	enum flash_checkpoint_state state;
-	uint32_t next; /* node or slot to look at */
-	bool is_asked;
-	bool is_waiting; /* for the anchor or the sync */
-	bool is_written; /* the anchor, and not yet durable */
+	uint32_t next;		     /* node or slot to look at */
+	bool is_appended;	     /* all of the level */
+	uint64_t step_end;	     /* the records of the last step are before that one */
+	uint32_t step_dirty;	     /* pages of this round that were dirty then */
+	struct flash_position begin; /* what it has is all that was before */
+	uint64_t clock;		     /* then */
+	uint32_t settle_count;	     /* parts of flash->settling that came before */
+	bool is_asked;		     /* another one is to begin */
+	bool is_waiting;	     /* for the anchor or the sync */
 	struct flash_io io;
 	uint8_t *block;
 };
@@ -577,7 +596,8 @@ struct flash_slot *flash_map_get(
 /* A free slot that now is this page's, with zeroes; NULL: there is none. */
 struct flash_slot *flash_map_take(struct flash *flash, uint32_t page);
 void flash_map_release(struct flash *flash, struct flash_slot *slot);
-/* The page will be changed: false when as many as can be are dirty. */
+/* The page will be changed. False: as many as can be are dirty, or what a checkpoint has to write
+ * of it first finds no room in the log. */
 bool flash_map_dirty(struct flash *flash, struct flash_slot *slot);
 void flash_map_clean(struct flash *flash, struct flash_slot *slot);
 void flash_map_pin(struct flash_slot *slot);
@@ -677,7 +697,10 @@ void flash_changes_init(struct flash *flash);
 
 /* --- checkpoint.c, gc.c ---------------------------------------------------------------------- */
 
+/* One that begins from now on. */
 void flash_checkpoint_ask(struct flash *flash);
+/* The end of one is waited for: asks, unless one runs. */
+void flash_checkpoint_await(struct flash *flash);
 bool flash_checkpoint_step(struct flash *flash);
 void flash_checkpoint_synced(struct flash *flash, int result);
 /* The part, a flush, is done when all is in a checkpoint, as after a close. */
@@ -686,12 +709,24 @@ void flash_settle(struct flash *flash, struct store_part *part);
 uint64_t flash_left(struct store *store);
 /* The last one, when the store is closed and all parts are done. Blocks; without a ring. */
 void flash_checkpoint_last(struct flash *flash);
-/* A node of the table of segments of a tree as it is now. */
-void flash_table_encode(const struct flash *flash, uint32_t tree, uint32_t index, uint8_t *block);
 static inline bool flash_checkpoint_runs(const struct flash *flash)
 {
 	return flash->checkpoint.state != FLASH_CHECKPOINT_NONE;
 }
+/* Changes wait: for records before the checkpoint, or for the first one of a run, without which a
+ * start would not find them. */
+static inline bool flash_checkpoint_blocks(const struct flash *flash)
+{
+	return flash->checkpoint.state == FLASH_CHECKPOINT_DRAIN ||
+	       (flash_checkpoint_runs(flash) && flash->counters.checkpoints == 0);
+}
+/* The page was changed before the checkpoint at hand began, which has not appended it yet. */
+static inline bool flash_slot_is_old(const struct flash *flash, const struct flash_slot *slot)
+{
+	return slot->state == FLASH_SLOT_DIRTY && slot->round != flash->map.round;
+}
+/* Appends such a page. False: there is no room in the log at present. */
+bool flash_checkpoint_append(struct flash *flash, struct flash_slot *slot);
 
 void flash_gc_init(struct flash *flash);
 /* Returns true when something was done. */

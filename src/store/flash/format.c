@@ -105,7 +105,8 @@ struct wire_record {
 	uint32_t at;
 	uint64_t base;
 	uint64_t before;
-	uint8_t zeroes[256 - 72];
+	uint64_t nodes_at;
+	uint8_t zeroes[256 - 80];
 	struct wire_entry entries[FLASH_RECORD_ENTRIES];
 };
 
@@ -138,14 +139,20 @@ static uint64_t nodes_to_log(uint64_t nodes)
 	return nodes + divide_up(nodes, FLASH_RECORD_ENTRIES);
 }
 
-/* What a checkpoint may write. */
-static uint64_t checkpoint_blocks(const struct flash_geometry *geometry)
+/* What a checkpoint with so many pages may write. */
+static uint64_t checkpoint_blocks(const struct flash_geometry *geometry, uint32_t pages)
 {
 	uint64_t table = geometry->page_count - geometry->leaf_count;
 
-	return nodes_to_log(geometry->dirty_max + FLASH_TREES * table) +
+	return nodes_to_log(pages + FLASH_TREES * table) +
 	       nodes_to_log(2 * FLASH_TREES * (uint64_t)geometry->node_counts[1]) +
 	       nodes_to_log(2 * FLASH_TREES * (uint64_t)geometry->node_counts[2]);
+}
+
+static uint32_t segments_of(const struct flash_geometry *geometry, uint32_t pages)
+{
+	return (uint32_t)divide_up(
+		checkpoint_blocks(geometry, pages), geometry->segment_blocks - 4);
 }
 
 /* Blocks of a segment beside headers. A record that is cut off at its end leaves one unused, and
@@ -207,11 +214,14 @@ bool flash_geometry_init(struct flash_geometry *geometry)
 	blocks = MAX(blocks / 64, (uint64_t)4);
 	geometry->dirty_max = (uint32_t)MIN(blocks, (uint64_t)FLASH_DIRTY_MAX);
 	geometry->dirty_max = MIN(geometry->dirty_max, FLASH_TREES * geometry->leaf_count);
-	geometry->checkpoint_segments =
-		(uint32_t)divide_up(checkpoint_blocks(geometry), geometry->segment_blocks - 4);
+	geometry->replay_max = MAX(geometry->dirty_max, geometry->leaf_count);
+	geometry->replay_max = MIN(geometry->replay_max, 2 * geometry->dirty_max);
+	geometry->checkpoint_segments = segments_of(geometry, geometry->dirty_max);
+	geometry->replay_segments = segments_of(geometry, geometry->replay_max);
 	/* For a checkpoint; for that of a recovery, if it is cut off; and for the collector, which
 	 * must be able to empty segments before it gets any. */
-	geometry->reserve_segments = 8 + 3 * geometry->checkpoint_segments;
+	geometry->reserve_segments =
+		8 + 2 * geometry->checkpoint_segments + geometry->replay_segments;
 	return geometry->reserve_segments < geometry->segment_count &&
 	       geometry->disk_blocks <= room_blocks(geometry);
 }
@@ -419,14 +429,14 @@ int flash_anchor_decode(
 	if (le32toh(wire.crc) != crc32c(0, &wire, offsetof(struct wire_anchor, crc))) {
 		return error_set(error, -EINVAL, "is damaged");
 	}
-	if (version < FLASH_ANCHOR_VERSION || version > FLASH_DETOUR_VERSION ||
+	if (version < FLASH_OLDEST_VERSION || version > FLASH_ANCHOR_VERSION ||
 		le32toh(wire.block_bytes) != FLASH_BLOCK_BYTES) {
 		return error_set(error, -ENOTSUP,
 			"has format version %u with blocks of %u bytes, and this program reads "
-			"versions %d and %d with %d only; copy the disk with the program that made "
+			"versions %d to %d with %d only; copy the disk with the program that made "
 			"it",
-			version, le32toh(wire.block_bytes), FLASH_ANCHOR_VERSION,
-			FLASH_DETOUR_VERSION, FLASH_BLOCK_BYTES);
+			version, le32toh(wire.block_bytes), FLASH_OLDEST_VERSION,
+			FLASH_ANCHOR_VERSION, FLASH_BLOCK_BYTES);
 	}
 	*anchor = (struct flash_anchor){
 		.version = version,
@@ -469,7 +479,6 @@ bool flash_detour_add(struct flash_anchor *anchor, uint64_t seq, uint32_t segmen
 	if (count == FLASH_DETOURS) {
 		return false;
 	}
-	anchor->version = FLASH_DETOUR_VERSION;
 	anchor->detours[count] = (struct flash_detour){ seq, segment };
 	anchor->detour_count = count + 1;
 	return true;
@@ -532,6 +541,7 @@ uint32_t flash_record_encode(const struct flash_record *record,
 		.at = htole32(record->at),
 		.base = htole64(record->base),
 		.before = htole64(record->before),
+		.nodes_at = htole64(record->nodes_at),
 		.entry_count = htole16((uint16_t)record->entry_count),
 		.moves = htole16((uint16_t)record->moves),
 	};
@@ -640,7 +650,9 @@ bool flash_record_look(const uint8_t block[FLASH_BLOCK_BYTES], const struct flas
 	record->at = le32toh(wire.at);
 	record->base = le64toh(wire.base);
 	record->before = le64toh(wire.before);
-	return record->durable <= record->seq && is_zero(wire.zeroes, sizeof(wire.zeroes)) &&
+	record->nodes_at = le64toh(wire.nodes_at);
+	return record->durable <= record->seq && record->nodes_at <= record->seq &&
+	       is_zero(wire.zeroes, sizeof(wire.zeroes)) &&
 	       entries_decode(&wire, &anchor->geometry, record);
 }
 

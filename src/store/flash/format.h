@@ -41,8 +41,9 @@ enum {
 	FLASH_VIEWS = 2,	/* snapshots that there can be */
 	FLASH_TREES = 1 + FLASH_VIEWS,
 	FLASH_DETOURS = 8,
-	FLASH_ANCHOR_VERSION = 3,
-	FLASH_DETOUR_VERSION = 4, /* from the first detour on */
+	FLASH_ANCHOR_VERSION = 5, /* from the first checkpoint on */
+	FLASH_DETOUR_VERSION = 4, /* the least with detours */
+	FLASH_OLDEST_VERSION = 3, /* that can be read */
 	FLASH_TABLE_ENTRIES = 256,
 	FLASH_DIRTY_MAX = 8192,
 	FLASH_UUID_BYTES = 16,
@@ -70,8 +71,10 @@ struct flash_geometry {
 	uint32_t leaf_count; /* pages of the map */
 	uint32_t page_count; /* with those of the table: nodes of level 0 */
 	uint32_t node_counts[FLASH_LEVELS];
-	uint32_t dirty_max;	      /* pages that are changed between two checkpoints */
+	uint32_t dirty_max;	      /* pages that a checkpoint writes */
+	uint32_t replay_max;	      /* the same of the first one behind a replay of the log */
 	uint32_t checkpoint_segments; /* that a checkpoint may fill */
+	uint32_t replay_segments;     /* that the first one behind a replay may fill */
 	uint32_t reserve_segments;    /* that only the store itself writes to */
 };
 
@@ -171,7 +174,7 @@ struct flash_detour {
 };
 
 struct flash_anchor {
-	uint32_t version; /* of the format: FLASH_ANCHOR_VERSION or FLASH_DETOUR_VERSION */
+	uint32_t version; /* of the format: FLASH_OLDEST_VERSION to FLASH_ANCHOR_VERSION */
 	uint8_t uuid[FLASH_UUID_BYTES];
 	uint64_t serial; /* the greater is the newer */
 	struct flash_geometry geometry;
@@ -233,7 +236,10 @@ struct flash_record {
 	uint64_t base;	  /* of the first record behind the last checkpoint before this one */
 	uint64_t before; /* where the log of the run before ended: what it has from there on is void
 			  */
-	uint32_t at;	 /* block of the device that the header is in */
+	/* Its nodes are as of before this record, with which their checkpoint began. Also 0: it has
+	 * none. */
+	uint64_t nodes_at;
+	uint32_t at; /* block of the device that the header is in */
 	uint32_t prev_crc;
 	uint32_t next_segment; /* where the next record begins; FLASH_NO_SEGMENT: behind this one */
 	uint32_t entry_count;

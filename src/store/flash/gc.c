@@ -492,5 +492,5 @@ void flash_gc_init(struct flash *flash)
 	gc->begin_segments = gc_begin_segments(&flash->table, waits);
 	gc->enough_segments = gc->begin_segments + ENOUGH_SEGMENTS;
 	/* A checkpoint, and that of a recovery with a segment of its own. */
-	gc->floor_segments = 2 * geometry->checkpoint_segments + 4;
+	gc->floor_segments = geometry->checkpoint_segments + geometry->replay_segments + 4;
 }

@@ -107,7 +107,12 @@ static void apply_node(struct flash *flash, const struct flash_record_entry *ent
 		return;
 	}
 	if (level == 0 && index < geometry->leaf_count) {
-		flash_map_clean(flash, flash_map_find(flash, tree * geometry->page_count + index));
+		struct flash_slot *slot =
+			flash_map_find(flash, tree * geometry->page_count + index);
+
+		if (slot->state == FLASH_SLOT_WRITTEN) { /* else it is to be changed again */
+			flash_map_clean(flash, slot);
+		}
 	}
 	flash_map_set_node(flash, tree, level, index,
 		(struct flash_entry){ htole32(block), htole32(entry->crc) });
@@ -258,6 +263,7 @@ static bool begin(struct flash *flash)
 	buffer->record.entry_count = 0;
 	buffer->record.block_count = 1;
 	buffer->block_count = 1;
+	buffer->node_count = 0;
 	buffer->vector[0] = (struct iovec){ buffer->bytes, FLASH_BLOCK_BYTES };
 	buffer->vector_count = 1;
 	buffer->at = log->head;
@@ -267,6 +273,14 @@ static bool begin(struct flash *flash)
 	return true;
 }
 
+/* What replay has to read of it: nodes belong to a checkpoint, and mean nothing without that. */
+static uint32_t replayed_blocks(const struct flash_buffer *buffer)
+{
+	bool has_changes = buffer->record.entry_count > buffer->node_count;
+
+	return has_changes ? buffer->record.block_count - buffer->node_count : 0;
+}
+
 /* The header gets its last words, and the record goes. */
 static void close_record(struct flash *flash, bool leaves_segment)
 {
@@ -274,6 +288,7 @@ static void close_record(struct flash *flash, bool leaves_segment)
 	struct flash_buffer *buffer = log->filling;
 	struct flash_record *record = &buffer->record;
 	uint32_t end = buffer->at.block + record->block_count;
+	uint32_t replayed = replayed_blocks(buffer);
 
 	log->filling = NULL;
 	list_push_back(&log->flying, &buffer->node);
@@ -287,6 +302,8 @@ static void close_record(struct flash *flash, bool leaves_segment)
 	record->durable = log->durable_seq;
 	record->base = flash->anchor.next.seq;
 	record->before = log->before;
+	record->nodes_at =
+		flash->checkpoint.state > FLASH_CHECKPOINT_DRAIN ? flash->checkpoint.begin.seq : 0;
 	record->moves = log->move.count;
 	record->at =
 		flash_segment_at(&flash->anchor.geometry, buffer->at.segment) + buffer->at.block;
@@ -303,10 +320,9 @@ static void close_record(struct flash *flash, bool leaves_segment)
 		log->head.segment = record->next_segment;
 		log->head.block = 0;
 	}
-	log->since_checkpoint += record->block_count;
-	log->untold_blocks =
-		record->block_count + (record->durable < record->seq ? log->untold_blocks : 0);
-	log->records_since_checkpoint++;
+	log->since_checkpoint += replayed;
+	log->untold_blocks = replayed + (record->durable < record->seq ? log->untold_blocks : 0);
+	log->records_since_checkpoint += replayed > 0;
 	flash->counters.header_blocks++;
 	if (!flash_move_runs(flash)) {
 		flash_log_write(flash, buffer);
@@ -438,8 +454,10 @@ void flash_log_append(struct flash *flash, const struct flash_record_entry *entr
 	struct flash_record_entry *into = &buffer->record.entries[buffer->record.entry_count++];
 	struct flash_slot *slot = slot_of(flash, entry);
 
-	GMB_ASSERT(slot == NULL || slot->state == FLASH_SLOT_DIRTY);
+	GMB_ASSERT(slot == NULL ||
+		   (slot->state == FLASH_SLOT_DIRTY && !flash_slot_is_old(flash, slot)));
 	*into = *entry;
+	buffer->node_count += flash_kind_is_node(entry->kind);
 	if (slot != NULL) {
 		flash_map_pin(slot);
 	}

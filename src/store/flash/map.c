@@ -50,6 +50,7 @@ static void lay_out_tree(
 			level > 0 ? (void *)carve(memory, geometry->node_counts[level]) : NULL;
 	}
 	tree->table_dirty = (void *)carve(memory, geometry->page_count - geometry->leaf_count);
+	tree->table_begun = (void *)carve(memory, geometry->page_count - geometry->leaf_count);
 }
 
 static uint64_t lay_out(const struct flash_geometry *geometry, uint32_t slot_count,
@@ -264,26 +265,37 @@ struct flash_slot *flash_map_get(
 	return slot;
 }
 
+/* A start may find what was changed while a checkpoint was written, and before. */
+static uint32_t dirty_max(const struct flash *flash)
+{
+	const struct flash_geometry *geometry = &flash->anchor.geometry;
+
+	return flash->map.round == 0 ? geometry->replay_max : geometry->dirty_max;
+}
+
 bool flash_map_dirty(struct flash *flash, struct flash_slot *slot)
 {
-	if (slot->state == FLASH_SLOT_DIRTY) {
+	struct flash_map *map = &flash->map;
+
+	if (slot->state == FLASH_SLOT_DIRTY && !flash_slot_is_old(flash, slot)) {
 		return true;
 	}
-	GMB_ASSERT(slot->state == FLASH_SLOT_CLEAN);
-	if (flash->map.dirty_count >= flash->anchor.geometry.dirty_max) {
+	if (map->dirty_count >= dirty_max(flash) ||
+		(flash_slot_is_old(flash, slot) && !flash_checkpoint_append(flash, slot))) {
 		return false;
 	}
+	GMB_ASSERT(slot->state == FLASH_SLOT_CLEAN || slot->state == FLASH_SLOT_WRITTEN);
 	list_remove(&slot->lru);
 	slot->state = FLASH_SLOT_DIRTY;
-	flash->map.dirty_count++;
+	slot->round = map->round;
+	map->dirty_count++;
 	return true;
 }
 
 void flash_map_clean(struct flash *flash, struct flash_slot *slot)
 {
-	GMB_ASSERT(slot->state == FLASH_SLOT_DIRTY && flash->map.dirty_count > 0);
+	GMB_ASSERT(slot->state == FLASH_SLOT_WRITTEN || flash_slot_is_old(flash, slot));
 	slot->state = FLASH_SLOT_CLEAN;
-	flash->map.dirty_count--;
 	slot_rest(&flash->map, slot);
 }
 
@@ -411,7 +423,8 @@ void flash_map_forget(struct flash *flash, uint32_t tree)
 		if (slot->state == FLASH_SLOT_FREE || slot->page < first || slot->page >= end) {
 			continue;
 		}
-		GMB_ASSERT(slot->state != FLASH_SLOT_DIRTY && slot->pins == 0);
+		GMB_ASSERT(slot->state != FLASH_SLOT_DIRTY && slot->state != FLASH_SLOT_WRITTEN &&
+			   slot->pins == 0);
 		if (slot->state == FLASH_SLOT_CLEAN) {
 			list_remove(&slot->lru);
 			flash_map_release(flash, slot);

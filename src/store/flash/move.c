@@ -7,6 +7,9 @@
  *   error ─▶ writes in flight end ─▶ both anchors have the detour ─▶ the records are written
  *                                                                    └▶ a checkpoint: no detours
  *
+ * Also between the steps of a checkpoint: what it has came before, and its anchors keep the detours
+ * of the log behind its beginning. The next one drops them.
+ *
  * Nothing is written to the new place before both anchors refer to it. So a crash finds either the
  * old end of the log, of which nothing was answered, or the new one, and never has to choose.
  *
@@ -200,7 +203,6 @@ static void choose(struct flash *flash)
 		flash->path, (unsigned long long)flash_block_offset(flash, first->record.at),
 		strerror(-move->error));
 	if (!is_anchored(flash)) {
-		anchor->version = FLASH_DETOUR_VERSION;
 		relocate(flash);
 		return;
 	}
@@ -222,9 +224,10 @@ bool flash_move_step(struct flash *flash)
 		return true;
 	}
 	if (move->state == FLASH_MOVE_DRAIN) {
-		/* The checkpoint's own anchors are durable first: this one has the same. */
+		/* The checkpoint's own anchors are durable first: this one has the same. They do
+		 * not wait for a part either. */
 		if (flash->checkpoint.state >= FLASH_CHECKPOINT_ANCHOR_FIRST) {
-			return false;
+			return flash_checkpoint_step(flash);
 		}
 		choose(flash);
 		return true;

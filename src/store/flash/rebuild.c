@@ -7,10 +7,10 @@
  *   lost pages ─▶ all headers ─▶ the last whole image of each ─▶ nothing has changed since: linked
  *                                └▶ and all changes since ─▶ put together in memory
  *
- * Only records before the checkpoint are looked at: what is behind it is replayed as ever. Records
- * behind the end of an older run are void. What was trimmed or zeroed leaves no trace when the
- * segment with its record has been used again: a page that is put together from changes may have
- * older contents there, and is named. Runs on a worker thread; all of it blocks.
+ * Only records before the checkpoint are looked at, and its nodes: what is behind it is replayed as
+ * ever. Records behind the end of an older run are void. What was trimmed or zeroed leaves no trace
+ * when the segment with its record has been used again: a page that is put together from changes
+ * may have older contents there, and is named. Runs on a worker thread; all of it blocks.
  */
 #include <endian.h>
 #include <errno.h>
@@ -27,10 +27,10 @@
 /* What the headers say of a lost page. */
 struct lost {
 	uint32_t page;
-	uint64_t newest_seq; /* of its images, 0: there is none */
+	uint64_t newest_seq; /* the record before which its newest image was made; 0: there is none
+			      */
 	uint64_t whole_seq;  /* of those that are not damaged; 0: there is none */
 	uint32_t whole_moves;
-	uint32_t whole_number; /* of the entry in that record */
 	struct flash_entry whole;
 };
 
@@ -81,6 +81,14 @@ static bool is_void(const struct rebuild *rebuild, uint64_t seq)
 
 /* --- headers --------------------------------------------------------------------------------- */
 
+/* It is from before the checkpoint, or has nodes of it: those were written while the log went on.
+ */
+static bool is_before(const struct flash *flash, const struct flash_record *record)
+{
+	return record->seq < flash->anchor.next.seq ||
+	       (record->nodes_at > 0 && record->nodes_at <= flash->anchor.next.seq);
+}
+
 static int visit_segment(struct rebuild *rebuild, uint32_t segment)
 {
 	struct flash *flash = rebuild->flash;
@@ -98,7 +106,7 @@ static int visit_segment(struct rebuild *rebuild, uint32_t segment)
 			at++;
 			continue;
 		}
-		if (rebuild->record.seq < flash->anchor.next.seq) {
+		if (is_before(flash, &rebuild->record)) {
 			result = rebuild->visit(rebuild);
 			if (result < 0) {
 				return result;
@@ -143,18 +151,21 @@ static int find_run(struct rebuild *rebuild)
 
 /* --- images ---------------------------------------------------------------------------------- */
 
-/* Of two records with one number, that with more moves has been written in place of the other. */
+/* A checkpoint has a page once. If there are two, that with more moves has been written in place of
+ * the other. */
 static bool is_older(uint64_t seq, uint32_t moves, uint64_t than_seq, uint32_t than_moves)
 {
 	return seq != than_seq ? seq < than_seq : moves < than_moves;
 }
 
-static void take_image(struct rebuild *rebuild, struct lost *lost, uint32_t number, uint32_t block)
+static void take_image(struct rebuild *rebuild, struct lost *lost,
+	const struct flash_record_entry *entry, uint32_t block)
 {
-	const struct flash_record_entry *entry = &rebuild->record.entries[number];
 	struct flash_entry at = { htole32(block), htole32(entry->crc) };
 	struct flash_node node;
-	uint64_t seq = rebuild->record.seq;
+	/* Programs of before, of which no header says it, wrote nothing else between nodes. */
+	uint64_t seq =
+		rebuild->record.nodes_at > 0 ? rebuild->record.nodes_at : rebuild->record.seq;
 
 	lost->newest_seq = MAX(lost->newest_seq, seq);
 	if (!is_older(seq, rebuild->record.moves, lost->whole_seq, lost->whole_moves) &&
@@ -162,7 +173,6 @@ static void take_image(struct rebuild *rebuild, struct lost *lost, uint32_t numb
 		flash_page_is_sound(rebuild->flash, lost->page, &node)) {
 		lost->whole_seq = seq;
 		lost->whole_moves = rebuild->record.moves;
-		lost->whole_number = number;
 		lost->whole = at;
 	}
 }
@@ -178,7 +188,8 @@ static int find_images(struct rebuild *rebuild)
 		if (entry->kind == FLASH_NODE && entry->source == 0 &&
 			entry->lpn < rebuild->flash->anchor.geometry.leaf_count &&
 			rebuild->index[entry->lpn] != NO_PAGE) {
-			take_image(rebuild, &rebuild->lost[rebuild->index[entry->lpn]], i, block);
+			take_image(
+				rebuild, &rebuild->lost[rebuild->index[entry->lpn]], entry, block);
 		}
 		block += flash_kind_has_block(entry->kind);
 	}
@@ -191,11 +202,6 @@ static int find_images(struct rebuild *rebuild)
 static bool is_whole(const struct lost *lost)
 {
 	return lost->newest_seq > 0 && lost->whole_seq == lost->newest_seq;
-}
-
-static bool is_in_image(const struct lost *lost, uint64_t seq, uint32_t number)
-{
-	return seq < lost->whole_seq || (seq == lost->whole_seq && number < lost->whole_number);
 }
 
 static int add_change(struct rebuild *rebuild, const struct change *change)
@@ -219,13 +225,16 @@ static int find_changes(struct rebuild *rebuild)
 	const struct flash_record *record = &rebuild->record;
 	uint32_t block = record->at + 1;
 
+	if (record->seq >= rebuild->flash->anchor.next.seq) {
+		return 0; /* is replayed */
+	}
 	for (uint32_t i = 0; i < record->entry_count && !is_void(rebuild, record->seq); i++) {
 		const struct flash_record_entry *entry = &record->entries[i];
 		uint32_t lost = flash_kind_is_node(entry->kind) || entry->kind == FLASH_KEPT
 					? NO_PAGE
 					: rebuild->index[entry->lpn / FLASH_NODE_ENTRIES];
 
-		if (lost != NO_PAGE && !is_in_image(&rebuild->lost[lost], record->seq, i)) {
+		if (lost != NO_PAGE && record->seq >= rebuild->lost[lost].whole_seq) {
 			int result = add_change(rebuild, &(struct change){ .seq = record->seq,
 								 .base = record->base,
 								 .lpn = entry->lpn,
@@ -307,6 +316,7 @@ static int put_together(
 	struct flash_slot *slot = flash_map_take(flash, lost->page);
 	const struct change *record = changes; /* the first one of the same record */
 	uint64_t seqs[FLASH_NODE_ENTRIES];
+	uint64_t image = lost->whole_seq - (lost->whole_seq > 0); /* the last record in it */
 
 	if (slot == NULL || !flash_map_dirty(flash, slot)) {
 		return -EFBIG;
@@ -315,7 +325,7 @@ static int put_together(
 		return -EIO;
 	}
 	for (uint32_t i = 0; i < FLASH_NODE_ENTRIES; i++) {
-		seqs[i] = lost->whole_seq;
+		seqs[i] = image;
 	}
 	for (size_t i = 0; i < count; i++) {
 		if (changes[i].seq != record->seq) {
@@ -327,7 +337,7 @@ static int put_together(
 	}
 	flash->map.trees[0].levels[0][lost->page] = (struct flash_entry){ 0 };
 	if (!is_whole(lost)) { /* what the last image had may be missing */
-		drop_stale(flash, slot->node, seqs, lost->whole_seq);
+		drop_stale(flash, slot->node, seqs, image);
 		flash_hole_add(&flash->patched, lost->page);
 	}
 	return 0;

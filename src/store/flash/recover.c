@@ -19,8 +19,8 @@ enum {
 	 * part of a segment. */
 	SPARSE_BLOCKS = 64,
 	SPARSE_PART = 4,
-	LOG_BLOCKS = 1 << 18,			 /* about the most, between two checkpoints */
-	TELL_BLOCKS = 1 << 15,			 /* from message to message */
+	LOG_BLOCKS = 2 * FLASH_LOG_BLOCKS, /* about the most: of an unfinished checkpoint, too */
+	TELL_BLOCKS = 1 << 15,		   /* from message to message */
 	AHEAD_BLOCKS = FLASH_RECORD_ENTRIES + 1, /* what flash->gc.bytes has room for */
 };
 
@@ -436,7 +436,7 @@ static int is_whole(struct replay *replay)
 	return is_doubtful(replay) ? check_blocks(replay) : 1;
 }
 
-/* A long log takes its time. Another checkpoint would have followed after LOG_BLOCKS. */
+/* A long log takes its time. Another checkpoint would have ended by LOG_BLOCKS. */
 static void tell_progress(struct replay *replay)
 {
 	struct flash *flash = replay->flash;
@@ -448,10 +448,11 @@ static void tell_progress(struct replay *replay)
 			(uint32_t)(MIN(replay->blocks, (uint64_t)LOG_BLOCKS) * 990 / LOG_BLOCKS));
 	}
 	if (replay->blocks / TELL_BLOCKS > before) {
-		log_info("flash store '%s': %llu MiB of its log have been read; about 1024 is the "
+		log_info("flash store '%s': %llu MiB of its log have been read; about %d is the "
 			 "most",
 			flash->path,
-			(unsigned long long)(replay->blocks >> (20 - FLASH_BLOCK_SHIFT)));
+			(unsigned long long)(replay->blocks >> (20 - FLASH_BLOCK_SHIFT)),
+			LOG_BLOCKS >> (20 - FLASH_BLOCK_SHIFT));
 	}
 }
 

@@ -322,6 +322,13 @@ static bool is_creating(const struct flash *flash)
 	       flash->views.request->action == STORE_VIEW_CREATE;
 }
 
+/* The checkpoint that makes a view has begun. */
+static bool is_begun(const struct flash *flash)
+{
+	return flash->views.list[0].state == FLASH_VIEW_CREATING ||
+	       flash->views.list[1].state == FLASH_VIEW_CREATING;
+}
+
 bool flash_views_relieve(struct flash *flash)
 {
 	struct flash_views *views = &flash->views;
@@ -353,7 +360,8 @@ bool flash_views_step(struct flash *flash)
 					     struct store_view_request, node));
 		return true;
 	}
-	if (views->holds || !is_creating(flash) || !flash_cache_has_written(flash)) {
+	if (views->holds || !is_creating(flash) || is_begun(flash) ||
+		!flash_cache_has_written(flash)) {
 		return false;
 	}
 	/* Pages that came meanwhile are written as well, and nothing comes any more: without that
@@ -428,7 +436,8 @@ static void make(struct flash *flash, struct flash_view *view)
 	}
 	flash_map_count_nodes(flash, 1 + index, 1);
 	for (uint32_t i = 0; i < geometry->segment_count; i++) {
-		flash->segments[i].view_valid[index] = flash->table.segments[i].valid;
+		flash->segments[i].view_valid[index] = flash->segments[i].begin_valid;
+		flash_views_block_dies(flash, i); /* some may have, since it began */
 	}
 	set_state(flash, view, FLASH_VIEW_LIVE);
 }

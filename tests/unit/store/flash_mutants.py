@@ -2,7 +2,7 @@
 """Breaks the rules of the flash store that keep data over a crash: the tests must notice each.
 
     flash_mutants.py write OUTPUT... -- SOURCE...   sources in which FLASH_MUTANT=NAME breaks a rule
-    flash_mutants.py run DAMAGE ZONES CACHE VIEWS CRASH BITS   the tests made of them, for each rule until one fails
+    flash_mutants.py run DAMAGE ZONES CACHE VIEWS CRASH BITS CHECKPOINT   the tests made of them, for each rule until one fails
 
 A broken rule may keep a test from ending. It is ended by its processor time, of which it needs as much on a
 busy machine: the simulated one never waits.
@@ -49,6 +49,27 @@ MUTANTS = {
         "checkpoint->is_waiting = !MUTANT;\n"
         "if (MUTANT) { set_state(checkpoint, FLASH_CHECKPOINT_ANCHOR_FIRST); }\n"
         "else { flash_sync_checkpoint(flash); }"),
+    "old-page-changed-first": (
+        "map.c", "!flash_checkpoint_append(flash, slot)",
+        "(MUTANT ? (slot->state = FLASH_SLOT_WRITTEN, false) : !flash_checkpoint_append(flash, slot))"),
+    "erased-what-became-empty-meanwhile": ("checkpoint.c", "was_empty && is_empty", "is_empty"),
+    "collected-what-was-filled-meanwhile": (
+        "checkpoint.c", "entry->state == GC_CLOSED && segment->was_closed", "entry->state == GC_CLOSED"),
+    "counts-of-the-end": (
+        "checkpoint.c", "? segment->begin_valid",
+        "? MUTANT ? flash->table.segments[first + i].valid : segment->begin_valid"),
+    "changes-meanwhile-not-replayed": (
+        "checkpoint.c", "return has_more ?", "return has_more && !MUTANT ?"),
+    "detours-meanwhile-dropped": (
+        "checkpoint.c", "flash_detours_drop(&flash->anchor);",
+        "if (MUTANT) { flash->anchor.detour_count = 0; }\nflash_detours_drop(&flash->anchor);"),
+    "first-records-moved-without-detour": (
+        "checkpoint.c", "flash->checkpoint.begin : flash->log.head",
+        "flash->checkpoint.begin : MUTANT ? flash->checkpoint.begin : flash->log.head"),
+    "first-checkpoint-lets-changes-through": (
+        "change.c", "flash_checkpoint_blocks(flash) ||", "(!MUTANT && flash_checkpoint_blocks(flash)) ||"),
+    "snapshot-has-counts-of-the-end": (
+        "view.c", "flash->segments[i].begin_valid", "flash->table.segments[i].valid"),
     "good-anchor-first": (
         "io.c", "is_first ? 1 - flash->good_anchor : flash->good_anchor",
         "is_first ? flash->good_anchor : 1 - flash->good_anchor"),
@@ -145,7 +166,9 @@ MUTANTS = {
         "tree.c", "tree->levels[level - 1][i] = nothing;",
         "tree->levels[level - 1][i] = MUTANT ? (struct flash_entry){ 0 } : nothing;"),
     "changes-behind-an-image-forgotten": (
-        "rebuild.c", "!is_in_image(&rebuild->lost[lost], record->seq, i)", "false"),
+        "rebuild.c", "record->seq >= rebuild->lost[lost].whole_seq", "false"),
+    "images-behind-the-checkpoint-forgotten": (
+        "rebuild.c", "record->nodes_at > 0 && record->nodes_at <= flash->anchor.next.seq", "false"),
     "damaged-image-taken": (
         "rebuild.c", "flash_node_read(rebuild->flash, at, &node) == 0", "flash_node_read(rebuild->flash, at, &node) < 1"),
     "detour-not-followed": ("recover.c", "flash_detour_follow(&replay->flash->anchor, &replay->at);",
@@ -166,10 +189,16 @@ FOUND_BY = {
     "cache": [
         "slot-header-before-data", "crc-of-slot-not-checked", "old-boot-accepted", "other-store-accepted",
         "later-pages-accepted", "flush-forgets-superseded", "page-over-newer-record"],
-    "views": ["snapshot-of-several-moments", "snapshot-of-a-job-stays"],
+    "views": [
+        "snapshot-of-several-moments", "snapshot-of-a-job-stays", "old-page-changed-first", "counts-of-the-end",
+        "first-checkpoint-lets-changes-through", "snapshot-has-counts-of-the-end"],
     "bits": [
         "second-copy-not-used", "lost-nodes-are-zeroes", "changes-behind-an-image-forgotten", "damaged-image-taken",
         "old-one-of-two-records"],
+    "checkpoint": [
+        "erased-what-became-empty-meanwhile", "collected-what-was-filled-meanwhile",
+        "images-behind-the-checkpoint-forgotten", "detours-meanwhile-dropped", "changes-meanwhile-not-replayed",
+        "first-records-moved-without-detour"],
 }
 BEGIN = """#include <stdlib.h>
 #include <string.h>
@@ -211,7 +240,7 @@ def commands(programs, crashes):
     named = {os.path.basename(program).rpartition("_")[2]: program for program in programs}
     arguments = {"crash": [crashes], "views": [str(int(crashes) // 4), VIEWS_SEED], "bits": ["1"]}
     return {name: [named[name], *arguments.get(name, [])]
-            for name in ("crash", "damage", "zones", "cache", "views", "bits")}
+            for name in ("crash", "damage", "zones", "cache", "views", "bits", "checkpoint")}
 
 
 def passes(command, mutant):

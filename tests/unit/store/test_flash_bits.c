@@ -628,16 +628,16 @@ static void test_a_device_that_lied(void **state)
 	}
 }
 
-/* A store of an older format is refused with a sentence. */
-static void test_another_version_is_refused(void **state)
+/* A store of a format that is too old, or newer than the program, is refused with a sentence. */
+static void check_refused(uint32_t version)
 {
-	static const uint8_t version[4] = { 1 };
+	uint32_t wire = htole32(version);
 	struct store_options options = { .path = "flash:disk" };
 	uint8_t block[FLASH_BLOCK_BYTES];
 	struct store *store;
 	struct error error;
+	char says[32];
 
-	GMB_UNUSED(state);
 	sim_start(&(struct sim_options){ .seed = 1 });
 	world_disk = WORLD_FILE;
 	world_make_disk();
@@ -645,15 +645,23 @@ static void test_another_version_is_refused(void **state)
 		uint32_t crc;
 
 		peek("disk", i, block);
-		memcpy(block + 8, version, sizeof(version));
+		memcpy(block + 8, &wire, sizeof(wire));
 		crc = htole32(crc32c(0, block, sizeof(block) - 4));
 		memcpy(block + sizeof(block) - 4, &crc, sizeof(crc));
 		sim_disk_poke(sim_disk_find("disk"), i * FLASH_BLOCK_BYTES, block, sizeof(block));
 	}
 	assert_true(store_open(&options, &store, &error) < 0);
-	assert_non_null(strstr(error.text, "format version 1"));
+	snprintf(says, sizeof(says), "format version %u ", version);
+	assert_non_null(strstr(error.text, says));
 	assert_non_null(strstr(error.text, "copy the disk with the program that made it"));
 	sim_stop();
+}
+
+static void test_another_version_is_refused(void **state)
+{
+	GMB_UNUSED(state);
+	check_refused(FLASH_OLDEST_VERSION - 1);
+	check_refused(FLASH_ANCHOR_VERSION + 1);
 }
 
 int main(int argc, char **argv)

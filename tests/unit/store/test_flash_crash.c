@@ -17,6 +17,7 @@
 #include "../stores.h"
 #include "base/bytes.h"
 #include "base/log.h"
+#include "store/flash/flash.h"
 
 enum {
 	SECTORS_MAX = 8192,
@@ -60,6 +61,7 @@ struct lane {
 static struct lane lanes[LANES];
 static bool may_fail; /* the disk may, and then all that is not done does */
 static bool has_failed;
+static uint64_t half_written; /* crashes while a checkpoint was, see is_half_written() */
 
 /* --- what may be there ----------------------------------------------------------------------- */
 
@@ -328,6 +330,15 @@ static void check_epoch(const struct world *before, const struct world *after, b
 		killed || !has_cache() || store_epoch(after->store) != store_epoch(before->store));
 }
 
+/* A checkpoint is half written, and the log behind its beginning has changes. */
+static bool is_half_written(struct store *store)
+{
+	const struct flash *flash = container_of(store, struct flash, base);
+
+	return flash->checkpoint.state > FLASH_CHECKPOINT_DRAIN &&
+	       !flash_checkpoint_blocks(flash) && flash->log.since_checkpoint > 0;
+}
+
 /* True: the run is to go on with the image, whose contents are known now. */
 static bool crash(struct world *world, struct world *image, uint32_t number, bool direct)
 {
@@ -338,6 +349,7 @@ static bool crash(struct world *world, struct world *image, uint32_t number, boo
 
 	snprintf(name, sizeof(name), "crash-%u", number);
 	snprintf(again, sizeof(again), "again-%u", number);
+	half_written += is_half_written(world->store);
 	if (killed) {
 		world_kill_copy(world->name, name);
 	} else {
@@ -463,6 +475,9 @@ static uint32_t run(uint64_t seed, uint32_t crashes_max)
 			world_vary_bad_places(world.name);
 		}
 		busy = go_on(&world, &started);
+		if (is_half_written(world.store) && sim_between(0, 3) == 0) {
+			crash_at = steps;
+		}
 		if (++steps >= crash_at && crashes < crashes_max) {
 			bool killed = crashes % 2 == 0;
 
@@ -562,6 +577,10 @@ static void test_what_was_flushed_survives_and_nothing_else_appears(void **state
 		(unsigned long long)world_totals.moved_blocks,
 		(unsigned long long)world_totals.erased_segments);
 	assert_true(world_totals.erased_segments > crashes);
+	print_message("%llu crashes while a checkpoint was half written, with changes behind its "
+		      "beginning\n",
+		(unsigned long long)half_written);
+	assert_true(half_written > crashes / 100); /* seeds differ: 2 % of some 1500 */
 	print_message("%llu blocks evicted, %llu flushed, %llu written back, %llu moved from the "
 		      "cache\n",
 		(unsigned long long)world_totals.evicted_blocks,

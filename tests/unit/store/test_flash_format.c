@@ -96,7 +96,7 @@ static void test_an_anchor_comes_back_as_it_was(void **state)
 	GMB_UNUSED(state);
 	flash_anchor_encode(&anchor, block);
 	assert_memory_equal(block, "GMBFLA\r\n", 8);
-	assert_int_equal(block[8], 3);
+	assert_int_equal(block[8], 5);
 	assert_int_equal(block[56], 99);
 	assert_int_equal(block[512], 300 & 0xff);
 	assert_int_equal(flash_anchor_decode(block, &back, &error), 0);
@@ -123,7 +123,7 @@ static void test_detours_come_back_as_they_were(void **state)
 	assert_true(flash_detour_add(&anchor, anchor.next.seq + FLASH_DETOURS - 1, 77));
 	assert_false(flash_detour_add(&anchor, anchor.next.seq + FLASH_DETOURS, 0));
 	flash_anchor_encode(&anchor, block);
-	assert_int_equal(block[8], 4); /* programs of before refuse it */
+	assert_int_equal(block[8], 5); /* programs of before refuse it */
 	assert_int_equal(block[2304], 99);
 	assert_int_equal(block[2304 + 7 * 16 + 8], 77);
 	assert_int_equal(flash_anchor_decode(block, &back, &error), 0);
@@ -191,6 +191,9 @@ static void test_an_anchor_that_is_wrong_is_refused(void **state)
 	assert_int_equal(decode_changed(0, 'X', true), -EINVAL);
 	assert_int_equal(decode_changed(100, 1, false), -EINVAL); /* the checksum */
 	assert_int_equal(decode_changed(8, 2, true), -ENOTSUP);
+	assert_int_equal(decode_changed(8, 3, true), 0); /* as before */
+	assert_int_equal(decode_changed(8, 4, true), 0);
+	assert_int_equal(decode_changed(8, 6, true), -ENOTSUP);
 	assert_int_equal(decode_changed(13, 1, true), -ENOTSUP);    /* the size of a block */
 	assert_int_equal(decode_changed(45, 1, true), -EINVAL);	    /* the disk is too large */
 	assert_int_equal(decode_changed(66, 1, true), -EINVAL);	    /* a segment that is none */
@@ -240,6 +243,8 @@ static struct flash_record make_record(const struct flash_anchor *anchor)
 		.durable = 90,
 		.base = 80,
 		.before = 70,
+		.nodes_at = 60,
+		.moves = 2,
 		.at = flash_segment_at(&anchor->geometry, anchor->next.segment) +
 		      anchor->next.block,
 		.prev_crc = anchor->next.prev_crc,
@@ -268,6 +273,9 @@ static void test_a_record_comes_back_as_it_was(void **state)
 	assert_int_equal(back.durable, 90);
 	assert_int_equal(back.base, 80);
 	assert_int_equal(back.before, 70);
+	assert_int_equal(back.nodes_at, 60);
+	assert_int_equal(block[72], 60);
+	assert_int_equal(back.moves, 2);
 	assert_int_equal(back.at, record.at);
 	for (uint32_t i = 0; i < back.entry_count; i++) {
 		assert_true(back.entries[i].lpn == record.entries[i].lpn);
