@@ -475,6 +475,7 @@ static void end(struct flash *flash, int result)
 		free_segments(flash);
 		flash_gc_checkpointed(flash);
 		flash_views_look(flash);
+		flash_log_tell(flash); /* its syncs have made durable what came meanwhile */
 	}
 	if (result < 0 || flash->anchor.cache_tag == 0) {
 		settled(flash, result < 0 ? UINT32_MAX : flash->checkpoint.settle_count, result);

@@ -39,6 +39,8 @@ MUTANTS = {
         "log.c", "flash->log.durable_seq < flash->log.written_seq", "false"),
     "takes-effect-out-of-order": ("log.c", "!buffer->is_written", "false"),
     "nothing-told": ("log.c", "log->untold_blocks >= UNTOLD_BLOCKS", "false"),
+    "nothing-told-by-a-checkpoint": (
+        "checkpoint.c", "flash_log_tell(flash);", "if (!MUTANT) { flash_log_tell(flash); }"),
     "in-flight-taken-as-durable": ("io.c", "flash->log.written_seq", "flash->log.head.seq"),
     "flush-without-sync": ("flash.c", "flash->log.durable_seq == flash->log.written_seq", "true"),
     "erased-before-anchor": (

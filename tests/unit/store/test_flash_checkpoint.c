@@ -8,6 +8,7 @@
  * long as everything else.
  */
 #include <endian.h>
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -399,7 +400,8 @@ static void lose_record(uint64_t lpn)
 
 		peek(i, block);
 		if (flash_record_look(block, &anchor, &record) && record.at == i &&
-			record.seq >= anchor.next.seq && record.entries[0].lpn == lpn) {
+			record.seq >= anchor.next.seq && record.entry_count > 0 &&
+			record.entries[0].kind == FLASH_DATA && record.entries[0].lpn == lpn) {
 			poke(i, zeroes);
 		}
 	}
@@ -455,6 +457,43 @@ static void test_what_was_overwritten_meanwhile_is_not_erased(void **state)
 	}
 	print_message("a segment was emptied at %u moments of the end of a checkpoint\n", moments);
 	assert_true(moments > 1);
+}
+
+/* --- damage ---------------------------------------------------------------------------------- */
+
+/* The checkpoint made it durable, so that the flush behind it has nothing to do. */
+static void test_damage_to_what_came_meanwhile_is_told(void **state)
+{
+	static struct world world;
+	static struct world image;
+	struct store_part flush = { .op = STORE_FLUSH, .done = world_part_done };
+
+	GMB_UNUSED(state);
+	begin(&world);
+	ask(&world);
+	while (store_of(&world)->checkpoint.state < FLASH_CHECKPOINT_LEVEL_0) {
+		assert_true(sim_step());
+	}
+	write_page(&world, 0, RUN_BLOCKS);
+	assert_in_range(store_of(&world)->checkpoint.state, FLASH_CHECKPOINT_LEVEL_0,
+		FLASH_CHECKPOINT_LEVEL_2);
+	while (!is_written()) {
+		assert_true(sim_step());
+	}
+	world_submit(&world, &flush);
+	world_freeze(&world, true);
+	copy(&world, true);
+	lose_record(0);
+	world_begin(&image, "copy", direct, false);
+	while (!image.started) {
+		assert_true(sim_step());
+	}
+	assert_int_equal(image.start.result, -EUCLEAN);
+	assert_non_null(strstr(image.start.error.text, "which were flushed, are lost"));
+	world_discard(&image);
+	world_freeze(&world, false);
+	world_close(&world);
+	sim_stop();
 }
 
 /* --- what a rebuild has ---------------------------------------------------------------------- */
@@ -719,6 +758,7 @@ int main(void)
 		cmocka_unit_test(test_changes_are_answered_while_a_checkpoint_is_written),
 		cmocka_unit_test(test_what_was_filled_and_emptied_meanwhile_is_not_erased),
 		cmocka_unit_test(test_what_was_overwritten_meanwhile_is_not_erased),
+		cmocka_unit_test(test_damage_to_what_came_meanwhile_is_told),
 		cmocka_unit_test(test_a_map_is_rebuilt_from_nodes_behind_the_checkpoint),
 		cmocka_unit_test(test_a_store_of_an_older_version_becomes_one_of_this),
 		cmocka_unit_test(test_the_log_is_moved_while_a_checkpoint_is_written),
