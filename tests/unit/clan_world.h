@@ -58,7 +58,7 @@ void world_close(struct world *world);
 void world_close_conn(struct world *world, int side, struct clan_conn *conn);
 
 /* Waits for the next event of that type on one side; both sides make progress. Others are kept for
- * later. Fails after 10 s. */
+ * later. Fails after WORLD_TIMEOUT_NS. */
 struct clan_event world_event(struct world *world, int side, uint32_t type);
 /* The same for READY with one of the bits. */
 void world_ready(struct world *world, int side, struct clan_conn *conn, uint32_t ready);
@@ -66,7 +66,9 @@ void world_ready(struct world *world, int side, struct clan_conn *conn, uint32_t
 void world_settle(struct world *world);
 /* One side takes its events, and waits for 1 ms when there is none. */
 void world_turn(struct world *world, int side);
-/* No event of that type is at hand after world_settle(). */
+/* An event of that type is at hand after world_settle(). */
+bool world_has_event(struct world *world, int side, uint32_t type);
+/* None is. */
 void world_no_event(struct world *world, int side, uint32_t type);
 
 /* Puts, gets and revokes, and waits until that has ended: what the call returned, but 0 is the

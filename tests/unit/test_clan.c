@@ -73,18 +73,15 @@ static void rejected(void **state)
 {
 	struct world world;
 	struct clan_conn *conn;
-	struct clan_event event;
 	size_t bytes;
 
 	world_listen(&world, kind_of(state), NULL);
 	assert_int_equal(
 		clan_connect(world.queues[WORLD_DIALER], world.address, NULL, NULL, 0, &conn, NULL),
 		0);
-	event = world_event(&world, WORLD_SERVER, CLAN_EVENT_CONNECT);
-	clan_reject(event.conn, "not today");
+	clan_reject(world_event(&world, WORLD_SERVER, CLAN_EVENT_CONNECT).conn, "not today");
 	world_event(&world, WORLD_SERVER, CLAN_EVENT_CLOSED);
-	event = world_event(&world, WORLD_DIALER, CLAN_EVENT_LOST);
-	assert_int_equal(event.status, -ECONNREFUSED);
+	assert_int_equal(world_event(&world, WORLD_DIALER, CLAN_EVENT_LOST).status, -ECONNREFUSED);
 	assert_string_equal(clan_conn_hello(conn, &bytes), "not today");
 	assert_string_equal(clan_conn_reason(conn), "the peer refused the connection: not today");
 	world_close_conn(&world, WORLD_DIALER, conn);
@@ -115,23 +112,25 @@ static void ended_before_it_was_accepted(void **state)
 	world_close(&world);
 }
 
+/* A busy machine may say no hello in so short a time: then it gets more. */
 static void no_answer_in_time(void **state)
 {
 	struct clan_conn_options options = { .size = sizeof(options), .handshake_timeout_ms = 20 };
 	struct clan_conn *conn;
-	struct clan_event event;
 	struct world world;
 
 	world_listen(&world, kind_of(state), NULL);
-	assert_int_equal(clan_connect(world.queues[WORLD_DIALER], world.address, &options, NULL, 0,
-				 &conn, NULL),
-		0);
-	event = world_event(&world, WORLD_DIALER, CLAN_EVENT_LOST);
-	assert_int_equal(event.status, -ETIMEDOUT);
-	world_close_conn(&world, WORLD_DIALER, conn);
-	event = world_event(&world, WORLD_SERVER, CLAN_EVENT_CONNECT);
-	conn = event.conn;
-	event = world_event(&world, WORLD_SERVER, CLAN_EVENT_LOST);
+	do {
+		assert_int_equal(clan_connect(world.queues[WORLD_DIALER], world.address, &options,
+					 NULL, 0, &conn, NULL),
+			0);
+		assert_int_equal(
+			world_event(&world, WORLD_DIALER, CLAN_EVENT_LOST).status, -ETIMEDOUT);
+		world_close_conn(&world, WORLD_DIALER, conn);
+		options.handshake_timeout_ms *= 2;
+	} while (!world_has_event(&world, WORLD_SERVER, CLAN_EVENT_CONNECT));
+	conn = world_event(&world, WORLD_SERVER, CLAN_EVENT_CONNECT).conn;
+	world_event(&world, WORLD_SERVER, CLAN_EVENT_LOST);
 	assert_int_equal(clan_accept(conn, NULL, 0), -ECONNRESET);
 	world_close_conn(&world, WORLD_SERVER, conn);
 	world_close(&world);
