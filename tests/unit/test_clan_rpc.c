@@ -154,8 +154,17 @@ static void pair_open(void **state, struct pair *pair, const struct clan_rpc_opt
 	pair->client_node = wait_for(&pair->server, &pair->client, CLAN_RPC_UP).node;
 }
 
+/* Over a network the end of a connection waits for the peer, which is in this thread. */
+static void part(struct side *side, uint32_t number, struct side *other)
+{
+	assert_int_equal(clan_rpc_hang_up(side->rpc, number), 0);
+	wait_for(side, other, CLAN_RPC_DOWN);
+	wait_for(other, side, CLAN_RPC_DOWN);
+}
+
 static void pair_close(struct pair *pair)
 {
+	part(&pair->client, 5, &pair->server);
 	clan_rpc_destroy(pair->client.rpc);
 	clan_rpc_destroy(pair->server.rpc);
 }
@@ -308,6 +317,7 @@ static void hanging_up_ends_calls(void **state)
 	/* The number is free again. */
 	assert_int_equal(clan_rpc_dial(pair.client.rpc, 5, pair.address, &error), 0);
 	wait_for(&pair.client, &pair.server, CLAN_RPC_UP);
+	wait_for(&pair.server, &pair.client, CLAN_RPC_UP);
 	pair_close(&pair);
 }
 
@@ -408,6 +418,9 @@ static void a_mesh_of_all(void **state)
 		}
 	}
 	for (uint32_t i = 0; i < NODES; i++) {
+		for (uint32_t j = i + 1; j < NODES; j++) {
+			part(&sides[i], j, &sides[j]);
+		}
 		clan_rpc_destroy(sides[i].rpc);
 	}
 }
