@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <mntent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +15,10 @@
 
 #include "base/log.h"
 
-enum { DISKS_MAX = 64 }; /* a disk and its partitions */
+enum {
+	DISKS_MAX = 64, /* a disk and its partitions */
+	NAMES_MAX = 16, /* of a file that is mounted */
+};
 
 /* A disk and its partitions, by their numbers. */
 struct disks {
@@ -165,10 +167,26 @@ static int check_swaps(const char *name, const struct disks *disks, struct error
 
 /* --- processes ----------------------------------------------------------------------------- */
 
+/* The paths by which a mounted file can be opened. */
+struct names {
+	char *list[NAMES_MAX];
+	uint32_t count;
+};
+
+static bool names_have(const struct names *names, const char *path)
+{
+	for (uint32_t i = 0; i < names->count; i++) {
+		if (strcmp(names->list[i], path) == 0) {
+			return true;
+		}
+	}
+	return false;
+}
+
 /* What a process must have open to count. */
 struct wanted {
 	const struct disks *disks; /* a block device, by number */
-	const char *path;	   /* or a file, by path */
+	const struct names *names; /* or a file, by path */
 };
 
 static bool descriptor_matches(const char *link_path, const struct wanted *wanted)
@@ -183,7 +201,7 @@ static bool descriptor_matches(const char *link_path, const struct wanted *wante
 	}
 	target[len] = '\0';
 	if (wanted->disks == NULL) {
-		return strcmp(target, wanted->path) == 0;
+		return names_have(wanted->names, target);
 	}
 	/* Only what lies in /dev is looked at: a file elsewhere may be on a server that is gone. */
 	return strncmp(target, "/dev/", 5) == 0 && stat(link_path, &status) == 0 &&
@@ -268,6 +286,81 @@ int usage_check_path(const char *path, struct error *error)
 
 /* --- files --------------------------------------------------------------------------------- */
 
+static void names_add(struct names *names, const char *path)
+{
+	char *copy = names->count < NAMES_MAX ? strdup(path) : NULL;
+
+	if (copy != NULL) {
+		names->list[names->count++] = copy;
+	}
+}
+
+/* The kernel writes white space and backslashes as three octal digits. */
+static void unescape(char *text)
+{
+	char *out = text;
+
+	for (; *text != '\0'; out++) {
+		bool is_code = *text == '\\' && strspn(text + 1, "01234567") >= 3;
+
+		*out = is_code ? (char)((text[1] - '0') * 64 + (text[2] - '0') * 8 + text[3] - '0')
+			       : *text;
+		text += is_code ? 4 : 1;
+	}
+	*out = '\0';
+}
+
+static bool next_mount(FILE *file, dev_t *number, char where[PATH_MAX])
+{
+	char *line = NULL;
+	size_t line_bytes = 0;
+	unsigned int major_number = 0;
+	unsigned int minor_number = 0;
+	bool any = getline(&line, &line_bytes, file) > 0;
+
+	/* 4095: PATH_MAX - 1 */
+	if (!any || sscanf(line, "%*d %*d %u:%u %*s %4095s", &major_number, &minor_number, where) !=
+			    3) {
+		where[0] = '\0';
+	}
+	*number = makedev(major_number, minor_number);
+	unescape(where);
+	free(line);
+	return any;
+}
+
+/* A bind mount shows the file by another path. Device numbers tell, of the mounts: to look at what
+ * processes have open could ask servers that are gone. */
+static void names_find(struct names *names, const char *path)
+{
+	FILE *file = fopen("/proc/self/mountinfo", "re");
+	char where[PATH_MAX];
+	dev_t wanted = 0;
+	dev_t number;
+
+	names_add(names, path);
+	if (file == NULL) {
+		return;
+	}
+	while (next_mount(file, &number, where)) {
+		wanted = strcmp(where, path) == 0 ? number : wanted;
+	}
+	rewind(file);
+	while (wanted != 0 && next_mount(file, &number, where)) {
+		if (number == wanted && !names_have(names, where)) {
+			names_add(names, where);
+		}
+	}
+	fclose(file);
+}
+
+static void names_free(struct names *names)
+{
+	for (uint32_t i = 0; i < names->count; i++) {
+		free(names->list[i]);
+	}
+}
+
 /* `losetup --detach` of a device in use only takes effect after its last user, so who uses it is
  * told first. */
 static int explain_loop(const char *path, const char *loop, struct error *error)
@@ -283,7 +376,7 @@ static int explain_loop(const char *path, const char *loop, struct error *error)
 		loop, loop);
 }
 
-static int check_loops(const char *path, struct error *error)
+static int check_loops(const char *path, const struct names *names, struct error *error)
 {
 	DIR *blocks = opendir("/sys/block");
 	struct dirent *entry;
@@ -302,7 +395,7 @@ static int check_loops(const char *path, struct error *error)
 			continue;
 		}
 		backing[strcspn(backing, "\n")] = '\0';
-		if (strcmp(backing, path) == 0) {
+		if (names_have(names, backing)) {
 			rc = explain_loop(path, entry->d_name, error);
 		}
 	}
@@ -314,10 +407,17 @@ static int check_loops(const char *path, struct error *error)
 
 int usage_check_file(const char *path, struct error *error)
 {
-	struct wanted wanted = { .path = path };
-	int rc = check_loops(path, error);
+	struct names names = { .count = 0 };
+	struct wanted wanted = { .names = &names };
+	int rc;
 
-	return rc != 0 ? rc : check_processes(path, &wanted, error);
+	names_find(&names, path);
+	rc = check_loops(path, &names, error);
+	if (rc == 0) {
+		rc = check_processes(path, &wanted, error);
+	}
+	names_free(&names);
+	return rc;
 }
 
 int usage_explain_file(const char *path, struct error *error)

@@ -234,12 +234,46 @@ class File(attach_tool.Case):
             self.command("losetup", "--detach", loop)
         self.detach(disk)
 
+    def test_a_file_is_in_use_by_another_path(self):
+        """Who uses a file by the path of a bind mount is named."""
+        self.serve(self.image())
+        disk = self.attach()
+        other = self.bind(disk, "other name")
+        with open(other, "rb"):
+            self.assertIn(f"{disk} is open in process", self.refused_detach(disk, "--timeout", "10s"))
+        loop = self.command("losetup", "--find", "--show", other)
+        try:
+            self.assertIn(f"remove that with: losetup --detach {loop}",
+                          self.refused_detach(disk, "--timeout", "10s"))
+        finally:
+            self.command("losetup", "--detach", loop)
+        self.command("umount", other)
+        self.detach(disk)
+
+    def test_a_bind_mount_that_nobody_uses(self):
+        """It does not refuse the detach, which lasts until the kernel has given up the file."""
+        self.serve(self.image())
+        other = self.bind(self.attach(), "other name")
+        waits, told = self.begin_detach()
+        self.assertIn("waiting", told)
+        self.command("umount", other)
+        self.assertEqual(waits.wait(), 0)
+        self.assertEqual(self.attachments(), [])
+
+    def bind(self, disk, name):
+        path = self.path(name)
+        with open(path, "wb"):
+            pass
+        self.command("mount", "--bind", disk, path)
+        self.addCleanup(subprocess.run, ["umount", "--lazy", path], stderr=subprocess.DEVNULL, check=False)
+        return path
+
     @staticmethod
     def command(*words):
         return subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
-    def refused_detach(self, disk):
-        code, _, errors = self.gmblock("detach", disk)
+    def refused_detach(self, disk, *arguments):
+        code, _, errors = self.gmblock("detach", *arguments, disk)
         self.assertEqual(code, 1, errors)
         return errors
 
