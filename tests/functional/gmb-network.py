@@ -49,7 +49,7 @@ class Network(support.Case):
             self.assertEqual(file.read(), content[::-1])
         for pattern in (["randread"], ["randwrite", "--force"]):
             status, output, _ = self.run_gmblock(
-                "bench", "--rw", *pattern, "--seconds", "0.5", "--json", server.uri)
+                "bench", "--rw", *pattern, "--requests", "1000", "--json", server.uri)
             self.assertEqual(status, 0)
         with open(f"/proc/{server.process.pid}/maps", encoding="utf-8") as file:
             self.assertEqual("libfabric" in file.read(), provider != "")

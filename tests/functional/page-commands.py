@@ -300,7 +300,7 @@ BEFORE = {
     "gmblock-snapshot.1": '''
         mkdir /run/gmblock; gmblock create --size=32M flash:disk
         serve "gmblock serve --listen 'nbd+unix:///?socket=/run/gmblock/gmblock.sock' --export disk=flash:disk"''',
-    "gmblock-stats.1": "storage; gmblock bench --seconds 0.2 nbd://localhost/",
+    "gmblock-stats.1": "storage; gmblock bench --requests 64 nbd://localhost/",
     "gmblock-trace.1": "storage; load",
     "gmblock-upgrade.1": """
         echo 'exports: [{name: "", path: "null:1M"}]' >new.conf
@@ -310,7 +310,7 @@ BEFORE = {
 # What is shortened, or has another name here.
 SHORTER = (
     ("build/gmblock", "gmblock"),
-    ("gmblock bench ", "gmblock bench --seconds 0.2 --warmup 0 "),
+    ("gmblock bench ", "gmblock bench --requests 64 --warmup 0 "),
     ("gmblock stats --watch", "timeout 1 gmblock stats --watch || [ $? = 124 ]"),
     ("gmblock upgrade 4711", "gmblock upgrade $(pgrep -n -x gmblock)"),
     *((f"/dev/{name}", f"/srv/{name}") for name in ("sdb", "nvme0n1", "md0")),
