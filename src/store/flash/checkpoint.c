@@ -390,6 +390,8 @@ static void free_segment(struct flash *flash, uint32_t index)
 /* Nothing that a crash may bring back refers to what is free from now on. */
 static void free_segments(struct flash *flash)
 {
+	bool has_changes = flash->log.since_checkpoint > 0;
+
 	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
 		const struct gc_segment *entry = &flash->table.segments[i];
 		struct flash_segment *segment = &flash->segments[i];
@@ -397,9 +399,10 @@ static void free_segments(struct flash *flash)
 		bool is_empty = flash_segment_is_empty(flash, i);
 		bool is_walked = flash->gc.state == FLASH_GC_IDLE || flash->gc.victim != i;
 
-		/* A rebuild takes it that what is moved was there when the checkpoint began. A bad
-		 * zone cannot be used again, other places can. */
-		if (entry->state == GC_CLOSED && segment->was_closed && !segment->is_kept &&
+		/* A rebuild takes it that what is moved was there when the checkpoint began, or it
+		 * is nodes. A bad zone cannot be used again, other places can. */
+		if (entry->state == GC_CLOSED && (segment->was_closed || !has_changes) &&
+			!segment->is_kept &&
 			(!segment->is_bad || (is_empty && !flash_has_zones(flash)))) {
 			gc_set_state(&flash->table, i, GC_CANDIDATE);
 		}
