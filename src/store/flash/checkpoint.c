@@ -199,7 +199,8 @@ static bool write_pages(struct flash *flash, uint32_t *blocks)
 		if (*blocks == 0 || !flash_checkpoint_append(flash, slot)) {
 			return false;
 		}
-		--*blocks;
+		/* A page of zeroes takes none: a step that ends has written something. */
+		*blocks -= slot->state == FLASH_SLOT_WRITTEN;
 	}
 	return true;
 }

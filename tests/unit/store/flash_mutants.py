@@ -2,7 +2,7 @@
 """Breaks the rules of the flash store that keep data over a crash: the tests must notice each.
 
     flash_mutants.py write OUTPUT... -- SOURCE...   sources in which FLASH_MUTANT=NAME breaks a rule
-    flash_mutants.py run DAMAGE ZONES CACHE VIEWS CRASH BITS CHECKPOINT   the tests made of them, for each rule until one fails
+    flash_mutants.py run DAMAGE ZONES CACHE VIEWS CRASH BITS CHECKPOINT SMALL   the tests made of them, for each rule until one fails
 
 A broken rule may keep a test from ending. It is ended by its processor time, of which it needs as much on a
 busy machine: the simulated one never waits.
@@ -54,6 +54,9 @@ MUTANTS = {
     "old-page-changed-first": (
         "map.c", "!flash_checkpoint_append(flash, slot)",
         "(MUTANT ? (slot->state = FLASH_SLOT_WRITTEN, false) : !flash_checkpoint_append(flash, slot))"),
+    "step-of-a-page-of-zeroes": (
+        "checkpoint.c", "*blocks -= slot->state == FLASH_SLOT_WRITTEN",
+        "*blocks -= MUTANT || slot->state == FLASH_SLOT_WRITTEN"),
     "erased-what-became-empty-meanwhile": ("checkpoint.c", "was_empty && is_empty", "is_empty"),
     "collected-what-was-filled-meanwhile": (
         "checkpoint.c", "(segment->was_closed || !has_changes)", "(segment->was_closed || !has_changes || MUTANT)"),
@@ -201,6 +204,7 @@ FOUND_BY = {
         "erased-what-became-empty-meanwhile", "collected-what-was-filled-meanwhile",
         "images-behind-the-checkpoint-forgotten", "detours-meanwhile-dropped", "changes-meanwhile-not-replayed",
         "first-records-moved-without-detour"],
+    "small": ["step-of-a-page-of-zeroes"],
 }
 BEGIN = """#include <stdlib.h>
 #include <string.h>
@@ -240,9 +244,9 @@ def limit_time():
 def commands(programs, crashes):
     """The tests by name, in the order in which they are tried."""
     named = {os.path.basename(program).rpartition("_")[2]: program for program in programs}
-    arguments = {"crash": [crashes], "views": [str(int(crashes) // 4), VIEWS_SEED], "bits": ["1"]}
+    arguments = {"crash": [crashes], "views": [str(int(crashes) // 4), VIEWS_SEED], "bits": ["1"], "small": ["1"]}
     return {name: [named[name], *arguments.get(name, [])]
-            for name in ("crash", "damage", "zones", "cache", "views", "bits", "checkpoint")}
+            for name in ("crash", "damage", "zones", "cache", "views", "bits", "checkpoint", "small")}
 
 
 def passes(command, mutant):
