@@ -205,9 +205,10 @@ bool store_result_breaks(const struct store_part *part, int result)
 	if (result == 0 || !promises(part)) {
 		return false;
 	}
-	return part->op == STORE_FLUSH ||
-	       (result != -ENOSPC && result != -EDQUOT && result != -EFBIG && result != -EPERM &&
-		       result != -EOPNOTSUPP);
+	return part->op == STORE_FLUSH
+		       ? (part->flags & STORE_NOTHING_LOST) == 0
+		       : (result != -ENOSPC && result != -EDQUOT && result != -EFBIG &&
+				 result != -EPERM && result != -EOPNOTSUPP);
 }
 
 /* The result of a part that promises, in the light of all that happened to the store. */

@@ -19,7 +19,7 @@
  * a flush, or a part with STORE_FUA, has failed, every later one gets the same error until the
  * store is opened anew: the operating system may have dropped what it could not write, so trying
  * again would only hide the loss. Other parts go on. (A durable part that failed for lack of space
- * or support has lost nothing and does not count.)
+ * or support has lost nothing and does not count, nor does a flush with STORE_NOTHING_LOST.)
  *
  * A store that knows how far a read has come before it is complete reports it by store_progress().
  * The sources: completion (the default: nothing but done), counter (a producer of ours, which
@@ -67,6 +67,9 @@ enum store_flag {
 	/* Flush, of a store for which store_settles() is true: the last one before another process
 	 * may take over, which finds on the disk whatever it needs. */
 	STORE_SETTLE = 1 << 5,
+	/* Set by the store with a flush that fails: all that it was for is still there, and a later
+	 * one may succeed. */
+	STORE_NOTHING_LOST = 1 << 6,
 };
 
 /* How soon what is written will be overwritten or trimmed, as far as its writer knows. */

@@ -669,6 +669,13 @@ bool flash_cache_has_written(const struct flash *flash)
 	       cache->slots[cache->first].since > cache->wanted;
 }
 
+/* Its pages stay in the cache. */
+static void flush_refused(struct store_part *part, int error)
+{
+	part->flags |= STORE_NOTHING_LOST;
+	flash_finish(part, error);
+}
+
 /* The pages that it is for are in the log, or were never there. */
 static bool flush_step(struct flash *flash)
 {
@@ -681,9 +688,9 @@ static bool flush_step(struct flash *flash)
 	part = list_entry(list_first(&cache->flushing), struct store_part, node);
 	if (flash->failed == 0 && cache->first != CACHE_NO_SLOT &&
 		cache->slots[cache->first].since <= flash_scratch_of(part)->counter) {
-		if (flash->views.is_stuck) { /* they stay in the cache */
+		if (flash->views.is_stuck) {
 			list_remove(&part->node);
-			flash_finish(part, -ENOSPC);
+			flush_refused(part, -ENOSPC);
 		}
 		return flash->views.is_stuck;
 	}
@@ -695,7 +702,7 @@ static bool flush_step(struct flash *flash)
 	if (flash->failed != 0) {
 		flash_finish(part, flash->failed);
 	} else if ((part->flags & STORE_SETTLE) != 0 && flash_cache_is_dirty(cache)) {
-		flash_finish(part, -EBUSY); /* clients go on: it would never end */
+		flush_refused(part, -EBUSY); /* clients go on: it would never end */
 	} else if ((part->flags & STORE_SETTLE) != 0) {
 		flash_flush(flash, part);
 	} else {

@@ -57,6 +57,8 @@ MUTANTS = {
     "step-of-a-page-of-zeroes": (
         "checkpoint.c", "*blocks -= slot->state == FLASH_SLOT_WRITTEN",
         "*blocks -= MUTANT || slot->state == FLASH_SLOT_WRITTEN"),
+    "refused-flush-is-final": (
+        "cache.c", "part->flags |= STORE_NOTHING_LOST;", "if (!MUTANT) { part->flags |= STORE_NOTHING_LOST; }"),
     "erased-what-became-empty-meanwhile": ("checkpoint.c", "was_empty && is_empty", "is_empty"),
     "collected-what-was-filled-meanwhile": (
         "checkpoint.c", "(segment->was_closed || !has_changes)", "(segment->was_closed || !has_changes || MUTANT)"),
@@ -204,7 +206,7 @@ FOUND_BY = {
         "erased-what-became-empty-meanwhile", "collected-what-was-filled-meanwhile",
         "images-behind-the-checkpoint-forgotten", "detours-meanwhile-dropped", "changes-meanwhile-not-replayed",
         "first-records-moved-without-detour"],
-    "small": ["step-of-a-page-of-zeroes"],
+    "small": ["step-of-a-page-of-zeroes", "refused-flush-is-final"],
 }
 BEGIN = """#include <stdlib.h>
 #include <string.h>
