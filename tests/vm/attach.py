@@ -174,6 +174,13 @@ away()
 	kill -9 $server
 	wait $server || true
 }
+detach_waits() # in the background; what an earlier one has said is removed before it starts
+{
+	: >/tmp/note
+	gmblock detach $disk 2>>/tmp/note &
+	detach=$!
+	until grep -q "waiting for the server" /tmp/note; do kill -0 $detach; sleep 0.05; done
+}
 patient="--request-timeout 5s --reconnect-timeout 3600s"
 
 # A disk that is read-only by the user's wish, of an export that is not, comes back.
@@ -187,9 +194,7 @@ gmblock detach $disk
 disk=$(gmblock attach --$kind $patient "$uri")
 dd if=/dev/zero of=$disk bs=64k count=1
 away
-gmblock detach $disk 2>/tmp/note &
-detach=$!
-until grep -q "waiting for the server" /tmp/note; do kill -0 $detach; sleep 0.05; done
+detach_waits
 serve
 wait $detach
 test "$(gmblock attach --list --json)" = "[]"
@@ -198,9 +203,7 @@ test "$(gmblock attach --list --json)" = "[]"
 disk=$(gmblock attach --$kind --request-timeout 3600s --reconnect-timeout 3600s "$uri")
 dd if=/dev/zero of=$disk bs=64k count=1
 away
-gmblock detach $disk 2>/tmp/note &
-detach=$!
-until grep -q "waiting for the server" /tmp/note; do kill -0 $detach; sleep 0.05; done
+detach_waits
 gmblock attach --list --json | grep '"being detached, '
 gmblock detach --force $disk
 if wait $detach; then exit 1; fi
