@@ -112,6 +112,34 @@ static bool is_late(const struct upgrade *upgrade)
 	return clock_now_ns() >= upgrade->deadline_ns;
 }
 
+/* --- the acceptor ---------------------------------------------------------------------------- */
+
+/* Whether it takes connections, or has been told to. */
+static bool accepts(const struct upgrade *upgrade)
+{
+	return upgrade->state <= UPGRADE_FLUSHING;
+}
+
+/* Acquire pairs with the release of acceptor_has_stopped(): no connection is given after this. */
+static bool has_stopped_accepting(const struct upgrade *upgrade)
+{
+	return atomic_load_explicit(upgrade->options.acceptor_stopped, memory_order_acquire);
+}
+
+/* Again, once it has stopped: it cannot be told both at once. */
+static void accept_again(const struct upgrade *upgrade)
+{
+	GMB_ASSERT(has_stopped_accepting(upgrade));
+	atomic_store_explicit(upgrade->options.acceptor_stopped, false, memory_order_relaxed);
+	acceptor_start(upgrade->acceptor);
+}
+
+static void stop_accepting(struct upgrade *upgrade)
+{
+	acceptor_stop(upgrade->acceptor);
+	set_state(upgrade, UPGRADE_SETTLING, SETTLE_NS);
+}
+
 /* --- giving up ------------------------------------------------------------------------------- */
 
 /* The new process owns nothing and can do nothing any more. False: it has said STARTED. */
@@ -171,7 +199,7 @@ static void take_back_listeners(const struct upgrade *upgrade)
 /* False: the new process serves already. */
 static bool give_up(struct upgrade *upgrade, int code, const char *reason)
 {
-	bool accepts = upgrade->state <= UPGRADE_FLUSHING;
+	bool accepted = accepts(upgrade);
 	struct error error;
 
 	if (!revoke_offer(upgrade)) {
@@ -182,10 +210,8 @@ static bool give_up(struct upgrade *upgrade, int code, const char *reason)
 		reactor_resume(upgrade->options.reactors[i]);
 	}
 	set_state(upgrade, UPGRADE_IDLE, 0);
-	if (!accepts && !upgrade->stopping) {
-		atomic_store_explicit(
-			upgrade->options.acceptor_stopped, false, memory_order_relaxed);
-		acceptor_start(upgrade->acceptor);
+	if (!accepted && !upgrade->stopping) {
+		accept_again(upgrade);
 	}
 	take_back_listeners(upgrade);
 	forget(upgrade);
@@ -521,22 +547,15 @@ static bool flush(struct upgrade *upgrade)
 	bool serves;
 
 	if (has_flushed(upgrade, &serves)) {
-		acceptor_stop(upgrade->acceptor);
-		set_state(upgrade, UPGRADE_SETTLING, SETTLE_NS);
+		stop_accepting(upgrade);
 	}
 	return serves;
 }
 
 static bool settle(struct upgrade *upgrade)
 {
-	int64_t handshakes;
+	int64_t handshakes = ask_all(upgrade, count_handshakes);
 
-	/* Acquire pairs with the release of acceptor_has_stopped(): no connection is given after
-	 * this. */
-	if (!atomic_load_explicit(upgrade->options.acceptor_stopped, memory_order_acquire)) {
-		return false;
-	}
-	handshakes = ask_all(upgrade, count_handshakes);
 	if (handshakes < 0) {
 		return !give_up(upgrade, (int)handshakes, server_call_error((int)handshakes));
 	}
@@ -659,7 +678,7 @@ bool upgrade_run(struct upgrade *upgrade)
 		serves = is_there(upgrade) && flush(upgrade);
 		break;
 	case UPGRADE_SETTLING:
-		serves = is_there(upgrade) && settle(upgrade);
+		serves = has_stopped_accepting(upgrade) && is_there(upgrade) && settle(upgrade);
 		break;
 	case UPGRADE_PAUSING:
 		serves = is_there(upgrade) && wait_for_rest(upgrade);
@@ -840,7 +859,7 @@ void upgrade_enable(struct upgrade *upgrade, struct acceptor *acceptor,
 
 bool upgrade_stop(struct upgrade *upgrade)
 {
-	bool was_told = upgrade->state >= UPGRADE_SETTLING;
+	bool was_told = !accepts(upgrade);
 
 	upgrade->stopping = true;
 	upgrade->acceptor = NULL; /* no other one */

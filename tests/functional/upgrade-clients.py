@@ -3,6 +3,7 @@
 
 A client whose one thread waits for the answer on one connection, with a request half sent or an answer half
 received on another one, sees no error: the old process waits for none of them longer than for its disks."""
+import contextlib
 import ctypes
 import json
 import os
@@ -72,6 +73,27 @@ channel.send(struct.pack(">IHH", 0x676D6255, 1, 5))
 """
 FIO = ["fio", "--name=upgrade", "--ioengine=nbd", "--rw=randrw", "--bsrange=4k-1m", "--iodepth=8", "--size=4M",
        "--numjobs=4", "--offset_increment=4M", "--verify=crc32c", "--verify_fatal=1"]
+
+
+# One that says it is ready when it is told so, and ends when it is told so.
+TOLD = """
+import os, socket, struct, sys
+channel = socket.socket(fileno=int(os.environ["GMBLOCK_UPGRADE_FD"]))
+channel.send(struct.pack(">IHHI", 0x676D6255, 1, 1, os.getpid()))
+while channel.recv(65536)[6:8] != bytes([0, 4]):
+    pass
+with open(sys.argv[1], "wb", buffering=0) as told, open(sys.argv[2], "rb", buffering=0) as told_by:
+    told.write(struct.pack("i", os.getpid()))
+    told_by.read(1)
+    channel.send(struct.pack(">IHH", 0x676D6255, 1, 5))
+    told.write(b"r")
+    told_by.read(1)
+"""
+
+
+def read_text(path):
+    with open(path, encoding="ascii") as file:
+        return file.read()
 
 
 class UpgradeClients(support.Case):
@@ -177,6 +199,58 @@ class UpgradeClients(support.Case):
             self.assertEqual(client.reply(), (9, 0))
             self.assertEqual(client.receive(length), bytes(length))
             nbdmini.open_export(self.server.uri).close()
+
+    @contextlib.contextmanager
+    def stopped_thread(self, pid, name):
+        """The thread of that name does nothing meanwhile."""
+        seize, interrupt, detach, any_child = 0x4206, 0x4207, 17, 0x40000000
+        call = ctypes.CDLL(None).ptrace
+        call.restype = ctypes.c_long
+        call.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_long, ctypes.c_void_p]
+        (thread,) = (int(task) for task in os.listdir(f"/proc/{pid}/task")
+                     if read_text(f"/proc/{pid}/task/{task}/comm") == name + "\n")
+        if call(seize, thread, 0, None) != 0:
+            self.skipTest("no thread can be stopped here")
+        call(interrupt, thread, 0, None)
+        os.waitpid(thread, any_child)
+        try:
+            yield
+        finally:
+            call(detach, thread, 0, None)
+
+    def wait_for_turns(self, pid, upgrade):
+        """Until the main thread has looked at everything again, or the upgrade is over."""
+        def switches():
+            text = read_text(f"/proc/{pid}/task/{pid}/status")
+            return int(re.search(r"^voluntary_ctxt_switches:\s+(\d+)$", text, re.MULTILINE)[1])
+        begun = switches()
+        self.wait_for(lambda: switches() > begun + 20 or not upgrade.is_alive())
+
+    def test_a_new_process_that_ends_before_the_last_connection_is_taken(self):
+        """The thread that takes connections is told to stop, and to go on, in this order."""
+        told, tell = self.path("told"), self.path("tell")
+        os.mkfifo(told)
+        os.mkfifo(tell)
+        pid = self.server.process.pid
+        result = []
+        upgrade = threading.Thread(target=lambda: result.append(self.run_gmblock(
+            "upgrade", self.path("control"), "--", sys.executable, "-c", TOLD, told, tell)))
+        upgrade.start()
+        with open(told, "rb", buffering=0) as said, open(tell, "wb", buffering=0) as say:
+            (new,) = struct.unpack("i", said.read(4))
+            with self.stopped_thread(pid, "gmblock/0"):
+                say.write(b"x")
+                self.assertEqual(said.read(1), b"r")
+                self.wait_for_turns(pid, upgrade)
+                say.write(b"x")
+                os.waitpid(new, 0)
+                self.wait_for_turns(pid, upgrade)
+        upgrade.join()
+        self.assertEqual(result[0][0], 1)
+        self.assertIn("the new process has ended before it could serve", result[0][2])
+        with nbdmini.open_export(self.server.uri) as client:
+            self.assertEqual(self.upgrade()[:2], (1, 0))
+            client.read(0, 512)
 
     def repeat(self, command, stop, failures, **options):
         """In a thread, until then: each run must succeed."""
