@@ -102,6 +102,16 @@ static enum session_rest rest_of_ending(const struct session *session)
 						       : SESSION_WAITS_FOR_PEER;
 }
 
+static enum session_rest rest_of(struct session *session)
+{
+	if (is_passing(session)) {
+		return session->paused ? session->kind->rest(session) : SESSION_RESTS;
+	}
+	/* One that has come while others were served goes on as they do. */
+	return session->state <= SESSION_READY && !session->stopping ? SESSION_RESTS
+								     : rest_of_ending(session);
+}
+
 void engine_look(struct engine *engine, struct engine_rest *sum, bool may_end)
 {
 	uint64_t now_ns = ring_now_ns(engine->ring);
@@ -110,9 +120,7 @@ void engine_look(struct engine *engine, struct engine_rest *sum, bool may_end)
 	list_for_each(node, &engine->sessions)
 	{
 		struct session *session = list_entry(node, struct session, node);
-		enum session_rest rest = !is_passing(session) ? rest_of_ending(session)
-					 : session->paused    ? session->kind->rest(session)
-							      : SESSION_RESTS;
+		enum session_rest rest = rest_of(session);
 
 		sum->busy += rest == SESSION_IS_BUSY;
 		if (rest != SESSION_WAITS_FOR_PEER) {

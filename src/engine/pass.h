@@ -77,7 +77,8 @@ void engine_foresee(const struct engine *engine, struct engine_fate *fate);
  * they cannot be passed. */
 uint32_t engine_pause(struct engine *engine);
 /* Paused: adds how far it is. Requests of connections that have ended count; sessions that go on
- * after engine_serve() do not. may_end: ends sessions whose peers do not receive. */
+ * after engine_serve(), or have come since, do not. may_end: ends sessions whose peers do not
+ * receive. */
 void engine_look(struct engine *engine, struct engine_rest *rest, bool may_end);
 /* Paused: all sessions go on but those that wait for their peers. */
 void engine_serve(struct engine *engine);

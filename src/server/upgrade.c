@@ -61,7 +61,7 @@ static const uint32_t upgrade_edges[UPGRADE_STATE_COUNT] = {
 	[UPGRADE_FLUSHING] = BIT(UPGRADE_SETTLING) | BIT(UPGRADE_IDLE),
 	[UPGRADE_SETTLING] = BIT(UPGRADE_PAUSING) | BIT(UPGRADE_IDLE),
 	[UPGRADE_PAUSING] = BIT(UPGRADE_SERVING) | BIT(UPGRADE_PASSING) | BIT(UPGRADE_IDLE),
-	[UPGRADE_SERVING] = BIT(UPGRADE_PAUSING) | BIT(UPGRADE_IDLE),
+	[UPGRADE_SERVING] = BIT(UPGRADE_SETTLING) | BIT(UPGRADE_IDLE),
 	[UPGRADE_PASSING] = BIT(UPGRADE_PASSED) | BIT(UPGRADE_IDLE),
 	[UPGRADE_PASSED] = BIT(UPGRADE_GONE) | BIT(UPGRADE_IDLE),
 	[UPGRADE_GONE] = 0,
@@ -117,7 +117,7 @@ static bool is_late(const struct upgrade *upgrade)
 /* Whether it takes connections, or has been told to. */
 static bool accepts(const struct upgrade *upgrade)
 {
-	return upgrade->state <= UPGRADE_FLUSHING;
+	return upgrade->state <= UPGRADE_FLUSHING || upgrade->state == UPGRADE_SERVING;
 }
 
 /* Acquire pairs with the release of acceptor_has_stopped(): no connection is given after this. */
@@ -349,7 +349,8 @@ static uint64_t longest_pause_ns(const struct upgrade *upgrade)
 	return MAX(pause_ns, upgrade->pause_longest_ns);
 }
 
-/* Somebody does not receive, perhaps because its process waits for another connection. */
+/* Somebody does not receive, perhaps because its process waits for another connection, which may
+ * be one that it has just begun. */
 static bool serve_others(struct upgrade *upgrade)
 {
 	int64_t rc = ask_all(upgrade, serve_engine);
@@ -357,6 +358,7 @@ static bool serve_others(struct upgrade *upgrade)
 	upgrade->pause_longest_ns = longest_pause_ns(upgrade);
 	upgrade->serve_begin_ns = clock_now_ns();
 	set_state(upgrade, UPGRADE_SERVING, 0);
+	accept_again(upgrade);
 	return rc < 0 && !give_up(upgrade, (int)rc, server_call_error((int)rc));
 }
 
@@ -615,7 +617,8 @@ static bool serve(struct upgrade *upgrade)
 	upgrade->ended_count += look.rest.ended;
 	if (look.rest.busy == 0 && look.rest.waiting == 0 &&
 		now_ns - upgrade->serve_begin_ns >= SERVE_NS) {
-		return pause_all(upgrade);
+		stop_accepting(upgrade);
+		return false;
 	}
 	return now_ns >= upgrade->wait_deadline_ns && give_up_waiting(upgrade);
 }

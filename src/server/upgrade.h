@@ -10,7 +10,8 @@
  *     │               │ READY
  *     │             FLUSHING   disks
  *     │             SETTLING   handshakes
- *     │             PAUSING    requests ◀──▶ SERVING  somebody does not receive; the others go on
+ *     │             PAUSING    requests ───▶ SERVING  somebody does not receive; the others go on,
+ *     │               │                        └─────▶ SETTLING    and clients can connect
  *     │             PASSING    sessions
  *     │             PASSED     new: has them ─STARTED─▶ GONE
  *     ▼               ▼ time limit, end of the new process, FAILED

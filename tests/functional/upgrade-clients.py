@@ -200,6 +200,26 @@ class UpgradeClients(support.Case):
             self.assertEqual(client.receive(length), bytes(length))
             nbdmini.open_export(self.server.uri).close()
 
+    def test_a_new_connection_while_one_is_waited_for(self):
+        """One thread waits for the first answer on it, and receives nothing on the other one before."""
+        data = os.urandom(4 << 20)
+        with nbdmini.open_export(self.server.uri) as client:
+            for at in range(0, len(data), 1 << 20):
+                client.write(at, data[at:at + (1 << 20)])
+            client.send_request(nbdmini.CMD_READ, 9, 0, len(data))
+            result = []
+            upgrade = threading.Thread(target=lambda: result.append(self.upgrade()))
+            upgrade.start()
+            until = time.monotonic() + 2
+            while time.monotonic() < until:
+                with nbdmini.open_export(self.server.uri) as late:
+                    self.assertTrue(late.read(4096, 512) == data[4096:4608])
+            self.assertEqual(client.reply(), (9, 0))
+            self.assertTrue(client.receive(len(data)) == data)
+            upgrade.join()
+            self.assertEqual(result[0][1], 0)
+            self.assertTrue(client.read(0, len(data)) == data)
+
     @contextlib.contextmanager
     def stopped_thread(self, pid, name):
         """The thread of that name does nothing meanwhile."""

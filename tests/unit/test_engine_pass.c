@@ -253,6 +253,7 @@ static void test_a_reader_that_waits_for_another_connection(void **state)
 	struct engine_rest rest;
 	struct client a;
 	struct client b;
+	struct client late;
 	struct world world;
 
 	(void)state;
@@ -279,6 +280,14 @@ static void test_a_reader_that_waits_for_another_connection(void **state)
 	client_ask(&a, NBD_CMD_READ, 0, READ_BYTES);
 	wait_for(&a, 2 * ANSWER_BYTES);
 	assert_int_equal(look_at(world.engine).waiting, 1);
+	/* One that comes now is served as well, and not waited for. */
+	client_open(&world, &late, "disk");
+	sim_socket_set_buffer(late.fd, SOCKET_BYTES);
+	client_ask(&late, NBD_CMD_READ, 0, 1 << 20);
+	wait_for_inflight(&world, 2);
+	run_for(SECOND_NS / 100);
+	assert_int_equal(look_at(world.engine).waiting, 1);
+	wait_for(&late, SIMPLE_BYTES + (1 << 20));
 	/* It goes on, and what it asks next has to wait: it was waited for. */
 	client_ask(&b, NBD_CMD_READ, 0, READ_BYTES);
 	wait_for(&b, SIMPLE_BYTES + (1 << 20));
@@ -293,6 +302,7 @@ static void test_a_reader_that_waits_for_another_connection(void **state)
 	wait_for(&b, SIMPLE_BYTES + (1 << 20) + ANSWER_BYTES);
 	sim_socket_close(a.fd);
 	sim_socket_close(b.fd);
+	sim_socket_close(late.fd);
 	export_put(export);
 	world_end(&world);
 }
