@@ -299,8 +299,10 @@ class UpgradeClients(support.Case):
                     ([*FIO, f"--uri={self.path_uri('fio')}"], "err=(?! 0)|error"),
                     (["qemu-io", *(word for step in steps for word in ("-c", step)), "json:" + json.dumps(quorum)],
                      "rror|ailed")]
-        clients = [self.repeat(command, stop, failures, errors=errors) for command, errors in commands
-                   if shutil.which(command[0])]
+        missing = [command[0] for command, _ in commands if shutil.which(command[0]) is None]
+        if missing:
+            self.skipTest(f"not installed: {' and '.join(missing)}")
+        clients = [self.repeat(command, stop, failures, errors=errors) for command, errors in commands]
         try:
             pauses, passed, turn = [], 0, 0
             while turn < UPGRADES and not failures:
