@@ -106,7 +106,8 @@ static const char *value_of(
 }
 
 /* Adds "key=new (was old)" to a line, unless the text is the same: another key has changed what it
- * means, as mode does for write-mode. */
+ * means, as mode does for write-mode. Of long texts the beginnings are shown, which may be equal.
+ */
 static void say_key(char line[LINE_BYTES], const char *key, const struct server_export *before,
 	const struct server_export *after)
 {
@@ -114,7 +115,7 @@ static void say_key(char line[LINE_BYTES], const char *key, const struct server_
 	char new[CHANGE_LABEL_BYTES];
 	char old[CHANGE_LABEL_BYTES];
 
-	if (strcmp(value_of(after, key, new), value_of(before, key, old)) != 0) {
+	if (!server_settings_same_text(&after->settings, &before->settings, key)) {
 		snprintf(line + used, LINE_BYTES - used, "%s%s=%s (was %s)", used > 0 ? ", " : "",
 			key, value_of(after, key, new), value_of(before, key, old));
 	}

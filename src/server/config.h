@@ -208,6 +208,9 @@ void server_settings_fini(struct server_settings *settings);
 /* The values of a key, with commas between; "" when there are none. Returns out. */
 const char *server_settings_text(
 	const struct server_settings *settings, const char *key, char *out, size_t out_bytes);
+/* Whether the values of a key were written alike in both. */
+bool server_settings_same_text(
+	const struct server_settings *a, const struct server_settings *b, const char *key);
 
 /* Reads "NAME=PATH[,key[=value]]...". In NAME "\=" and "\\", after it "\," and "\\" stand for the
  * character itself; any other backslash is an ordinary one. */

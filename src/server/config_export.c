@@ -90,6 +90,21 @@ static const char *next_value(const struct server_settings *settings, const char
 	return NULL;
 }
 
+bool server_settings_same_text(
+	const struct server_settings *a, const struct server_settings *b, const char *key)
+{
+	uint32_t at_a = 0;
+	uint32_t at_b = 0;
+	const char *one;
+	const char *other;
+
+	do {
+		one = next_value(a, key, &at_a);
+		other = next_value(b, key, &at_b);
+	} while (one != NULL && other != NULL && strcmp(one, other) == 0);
+	return one == NULL && other == NULL;
+}
+
 static int replace_text(char **field, const char *text, struct error *error)
 {
 	char *copy = strdup(text);
@@ -141,6 +156,11 @@ static int set_description(void *config, const char *value, struct error *error)
 	struct server_export *entry = config;
 	int rc = check_wire_text(value, "text", error);
 
+	if (rc == 0 && value[0] == '\0') { /* as without the key */
+		free(entry->description);
+		entry->description = NULL;
+		return 0;
+	}
 	return rc < 0 ? rc : replace_text(&entry->description, value, error);
 }
 

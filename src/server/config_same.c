@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Options of the whole server, compared by value: "660" and "0660" are one mode. */
+#include <arpa/inet.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -23,13 +24,24 @@ static bool same_mode(const char *a, const char *b)
 	return a == NULL || b == NULL ? a == b : strtoul(a, NULL, 8) == strtoul(b, NULL, 8);
 }
 
+/* Names, or addresses, of which one of IPv6 is written in many ways. */
+static bool same_name(const char *a, const char *b)
+{
+	struct in6_addr one;
+	struct in6_addr other;
+
+	return strcasecmp(a, b) == 0 ||
+	       (inet_pton(AF_INET6, a, &one) == 1 && inet_pton(AF_INET6, b, &other) == 1 &&
+		       memcmp(&one, &other, sizeof(one)) == 0);
+}
+
 static bool same_host(const struct export_uri *a, const struct export_uri *b)
 {
 	if (a->is_unix || b->is_unix) {
 		return a->is_unix == b->is_unix && a->socket_path_bytes == b->socket_path_bytes &&
 		       memcmp(a->socket_path, b->socket_path, a->socket_path_bytes) == 0;
 	}
-	return a->port == b->port && strcasecmp(a->host, b->host) == 0;
+	return a->port == b->port && same_name(a->host, b->host);
 }
 
 static bool same_uri(const struct export_uri *a, const struct export_uri *b)

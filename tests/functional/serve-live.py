@@ -532,21 +532,23 @@ class Configuration(Live):
              "delay: ['flush:1000us'], pace: 1G",
              "path: 'memory:1024K', overlap: 65536, fault: ['read:EIO:range=65536+4096:nth=1000', "
              "'write:EIO:nth=9999'], delay: ['flush:1ms'], pace: '1024M:members=1'"),
-            ("path: 'null:1M'", "path: 'null:1048576', rate: off, max-memory: off"),
+            ("path: 'null:1M'", "path: 'null:1048576', rate: off, max-memory: off, description: ''"),
             (f"path: '{self.image('two')}'", f"path: '{self.path('two')}', mode: auto"),
             (f"path: 'flash:{flash}', gc: paper, cache: 1M, on-full: drop",
              f"path: 'flash:{flash}', cold: 30, cache: 1024K, map-memory: 65536K, gc: paper"))
-        rules = (("listen: [{uri: '%s&socket-mode=0660'}]\nlimits: {memory: 64M, idle-timeout: 60s}\n"
+        rules = (("listen: [{uri: '%s&socket-mode=0660'}, {uri: 'nbd://[::1]:0'}]\n"
+                  "limits: {memory: 64M, idle-timeout: 60s}\n"
                   "export-folder: [%s, /tmp]\npush-to: [10.0.0.0/8, '::1']\nmetrics: %s\n"
                   "rates: [{rate: 1024K, address: 10.0.0.0/8}]\naccess: [{rights: rw, address: 10.0.0.0/8}, rw]\n"
                   % (socket, self.folder, metrics)),
-                 ("listen: [{uri: '%s&socket-mode=660'}]\nlimits: {idle-timeout: 1min, memory: 65536K}\nsandbox: auto\n"
+                 ("listen: [{uri: '%s&socket-mode=660'}, {uri: 'nbd://[0:0::0:1]:0'}]\n"
+                  "limits: {idle-timeout: 1min, memory: 65536K}\nsandbox: auto\n"
                   "export-folder: [/tmp, %s/]\npush-to: ['0:0:0:0:0:0:0:1', '10.0.0.0/8,port=10811']\nmetrics: %s/\n"
                   "rates: [{address: '::ffff:10.0.0.0/104', rate: 1M}]\n"
                   "access: [{address: 10.0.0.0/8, rights: rw}, {rights: rw}]\n" % (socket, self.folder, metrics)))
         texts = [[f"name: e{i}, {spellings[n]}" for i, spellings in enumerate(both)] for n in range(2)]
         file = self.configure(*texts[0], more=rules[0])
-        server = self.start("--config", file, "--control", self.control, uri_count=len(both))
+        server = self.start("--config", file, "--control", self.control, uri_count=2 * len(both))
         clients = [nbdmini.open_export(server.uri, b"e%d" % i) for i in range(len(both))]
         for n in 1, 0:
             self.configure(*texts[n], more=rules[n])
@@ -563,6 +565,13 @@ class Configuration(Live):
                              f'export "e4": {key}={value} (was default); its clients are disconnected\n'
                              if key not in ("rate", "max-connections") else
                              f'export "e4": {key}={value} (was default)\n')
+
+    def test_long_values_that_differ_at_their_ends(self):
+        """They are shown as far as there is room."""
+        exports = "name: a, path: 'null:1M', description: '%s'"
+        self.serve(exports % ("x" * 300 + "y"))
+        self.configure(exports % ("x" * 300 + "z"))
+        self.assertRegex(self.reload("--dry-run"), r'^export "a": description=x{50,}\S* \(was x{50,}\S*\)\n$')
 
     def test_a_dry_run_with_an_error(self):
         """It is the reload that would fail."""
