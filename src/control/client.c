@@ -149,8 +149,10 @@ static int connect_to(const char *path, bool takes_files, uint64_t deadline_ns)
 	if (rc == 0) {
 		(void)rights_guard(fd);
 	}
+	if (rc == 0 && !set_limit(fd, deadline_ns)) {
+		rc = -ETIMEDOUT;
+	}
 	if (rc == 0) {
-		(void)set_limit(fd, deadline_ns);
 		rc = connect(fd, (const struct sockaddr *)&address, sizeof(address)) < 0 ? -errno
 											 : 0;
 	}
