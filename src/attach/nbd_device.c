@@ -34,7 +34,7 @@
 #include "attach/remote.h"
 #include "base/clock.h"
 #include "base/log.h"
-#include "nbd/client_dial.h"
+#include "nbd/client/dial.h"
 #include "tls/kernel.h"
 
 enum {

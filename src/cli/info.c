@@ -9,7 +9,7 @@
 
 #include "base/log.h"
 #include "cli/cli.h"
-#include "nbd/client_dial.h"
+#include "nbd/client/dial.h"
 
 #define TIMEOUT_DEFAULT_NS UINT64_C(10000000000)
 #define MAP_DEFAULT_NS	   UINT64_C(600000000000)

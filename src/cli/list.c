@@ -8,7 +8,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "cli/cli.h"
-#include "nbd/client_dial.h"
+#include "nbd/client/dial.h"
 #include "nbd/wire.h"
 #include "tools/show.h"
 

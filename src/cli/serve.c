@@ -7,8 +7,8 @@
 
 #include "base/log.h"
 #include "cli/cli.h"
-#include "gmb/server.h"
-#include "nbd/server.h"
+#include "gmb/server/server.h"
+#include "nbd/server/server.h"
 #include "push/server.h"
 #include "server/server.h"
 

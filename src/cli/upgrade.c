@@ -16,7 +16,7 @@
 #include "base/log.h"
 #include "cli/cli.h"
 #include "control/control.h"
-#include "server/record.h"
+#include "server/upgrade/record.h"
 #include "tools/show.h"
 
 /* Linux 6.5: the process that is at the other end of a socket. */

@@ -16,12 +16,12 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "control/control.h"
-#include "server/metrics.h"
-#include "server/reload.h"
-#include "server/stats.h"
-#include "server/tracing.h"
-#include "server/upgrade.h"
-#include "server/upgrade_take.h"
+#include "server/change/reload.h"
+#include "server/observe/metrics.h"
+#include "server/observe/stats.h"
+#include "server/observe/tracing.h"
+#include "server/upgrade/take.h"
+#include "server/upgrade/upgrade.h"
 
 enum {
 	PATH_BYTES = 256,

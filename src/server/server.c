@@ -14,16 +14,16 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/manager.h"
-#include "server/accept.h"
+#include "server/change/reload.h"
 #include "server/control.h"
-#include "server/credentials.h"
 #include "server/device.h"
-#include "server/reach.h"
-#include "server/reload.h"
-#include "server/scrape.h"
+#include "server/listen/accept.h"
+#include "server/listen/credentials.h"
+#include "server/listen/reach.h"
+#include "server/observe/scrape.h"
 #include "server/server_state.h"
-#include "server/upgrade.h"
-#include "server/upgrade_take.h"
+#include "server/upgrade/take.h"
+#include "server/upgrade/upgrade.h"
 
 /* A stop takes no longer, as the manual says: a request that hangs inside the kernel cannot be
  * taken back, so then the process ends without its reactors. */

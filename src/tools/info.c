@@ -16,7 +16,7 @@
 #include "client/guest.h"
 #include "control/control.h"
 #ifdef GMBLOCK_CLAN
-#include "gmb/probe.h"
+#include "gmb/client/probe.h"
 #endif
 #include "nbd/wire.h"
 

@@ -13,7 +13,7 @@
 #include <sys/un.h>
 
 #include "base/error.h"
-#include "nbd/client_offers.h"
+#include "nbd/client/offers.h"
 
 /* --- print.c: times for people, JSON for programs, and the end of the output, which may be a full
  * disk or a closed pipe ------------------------------------------------------------------------ */

@@ -21,9 +21,9 @@
 
 #include "base/log.h"
 #include "clan_hostile.h"
-#include "gmb/server.h"
+#include "gmb/server/server.h"
 #include "gmb/wire.h"
-#include "server/accept.h"
+#include "server/listen/accept.h"
 #include "stores.h"
 
 enum {

@@ -17,7 +17,7 @@
 #include "base/log.h"
 #include "control/control.h"
 #include "keeper_kind.h"
-#include "nbd/server.h"
+#include "nbd/server/server.h"
 #include "reactor_world.h"
 #include "server/server.h"
 #include "stores.h"
