@@ -76,7 +76,7 @@ static int take_device(void *context, const char *option, const char *text)
 	return CLI_GO_ON;
 }
 
-static int take_records(void *context, const char *option, const char *text)
+static int cli_attach_take_records(void *context, const char *option, const char *text)
 {
 	static const char *const names[] = {
 		[TLS_RECORDS_AUTO] = "auto",
@@ -192,7 +192,7 @@ static int check_arguments(const struct arguments *arguments, int argc)
 	return status;
 }
 
-static int parse_arguments(struct arguments *arguments, int argc, char **argv)
+static int cli_attach_parse_arguments(struct arguments *arguments, int argc, char **argv)
 {
 	struct attach_options *attach = &arguments->attach;
 	const struct cli_option options[] = {
@@ -208,7 +208,7 @@ static int parse_arguments(struct arguments *arguments, int argc, char **argv)
 		{ "request-timeout", .time_ns = &attach->request_timeout_ns },
 		{ "slow-timeout", .time_ns = &attach->slow_timeout_ns },
 		{ "reconnect-timeout", .time_ns = &attach->reconnect_timeout_ns },
-		{ "tls-records", .take = take_records },
+		{ "tls-records", .take = cli_attach_take_records },
 		{ "foreground", .flag = &attach->foreground },
 		{ "list", .flag = &arguments->list },
 		{ "json", .flag = &arguments->json },
@@ -263,7 +263,7 @@ int cmd_attach(int argc, char **argv)
 		return attach_flush(argv[2]);
 	}
 	timings_begin(&arguments.timings);
-	status = parse_arguments(&arguments, argc, argv);
+	status = cli_attach_parse_arguments(&arguments, argc, argv);
 	if (status != CLI_GO_ON) {
 		return status;
 	}

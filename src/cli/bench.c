@@ -219,7 +219,7 @@ static int buffers_check(const struct bench_work *work)
 }
 
 /* What only makes sense together. */
-static int arguments_check(struct bench_arguments *arguments)
+static int bench_arguments_check(struct bench_arguments *arguments)
 {
 	struct bench_work *work = &arguments->work;
 	char most[UNITS_TEXT_BYTES];
@@ -252,7 +252,7 @@ static int arguments_check(struct bench_arguments *arguments)
 	return buffers_check(work);
 }
 
-static int arguments_parse(int argc, char **argv, struct bench_arguments *arguments)
+static int bench_arguments_parse(int argc, char **argv, struct bench_arguments *arguments)
 {
 	struct bench_work *work = &arguments->work;
 	const struct cli_option options[] = {
@@ -283,12 +283,12 @@ static int arguments_parse(int argc, char **argv, struct bench_arguments *argume
 	if (status == CLI_GO_ON) {
 		status = cli_operand("bench", "URI", argc, argv, &work->uri);
 	}
-	return status == CLI_GO_ON ? arguments_check(arguments) : status;
+	return status == CLI_GO_ON ? bench_arguments_check(arguments) : status;
 }
 
 /* --- the drawing --------------------------------------------------------------------------- */
 
-static int draw_plot(FILE *out, const void *context, struct error *error)
+static int bench_draw_plot(FILE *out, const void *context, struct error *error)
 {
 	return bench_plot_write(out, context, error);
 }
@@ -310,7 +310,7 @@ static int plot_write(
 			plot.series_count++;
 		}
 	}
-	return svg_file_write(&arguments->plot, draw_plot, &plot, error);
+	return svg_file_write(&arguments->plot, bench_draw_plot, &plot, error);
 }
 
 /* --- the command --------------------------------------------------------------------------- */
@@ -364,7 +364,7 @@ int cmd_bench(int argc, char **argv)
 	struct bench_result *result;
 	struct export_uri uri;
 	struct error error;
-	int status = arguments_parse(argc, argv, &arguments);
+	int status = bench_arguments_parse(argc, argv, &arguments);
 
 	if (status == CLI_GO_ON) {
 		status = cli_uri("bench", arguments.work.uri, &uri);

@@ -292,7 +292,7 @@ static int option_error(
 		command, "unknown option %s%s", shown, meant(word, argv, table, near));
 }
 
-static int take_value(const struct cli_option *option, const char *text, struct error *error)
+static int cli_take_value(const struct cli_option *option, const char *text, struct error *error)
 {
 	char least[UNITS_TEXT_BYTES];
 	int err = 0;
@@ -332,7 +332,7 @@ static int take(const struct cli_command *command, const struct cli_option *opti
 	if (option->take != NULL) {
 		return option->take(command->arguments, option->name, optarg);
 	}
-	if (take_value(option, optarg, &error) != 0) {
+	if (cli_take_value(option, optarg, &error) != 0) {
 		return cli_usage_error(command->name, "--%s: %s", option->name, error.text);
 	}
 	return CLI_GO_ON;

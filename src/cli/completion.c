@@ -25,7 +25,7 @@ struct writer {
 /* --- what is known of an option -------------------------------------------------------------- */
 
 /* Words with bars between are a choice; names of places are files; the rest is anybody's guess. */
-static enum kind kind_of(const char *value)
+static enum kind completion_kind_of(const char *value)
 {
 	static const char *const files[] = { "FILE", "PATH", "DIR" };
 
@@ -80,14 +80,14 @@ static void bash_option(const struct cli_option *option, const struct cli_help *
 {
 	char words[WORDS_BYTES];
 
-	if (kind_of(help->value) == KIND_NONE || option->value == CLI_VALUE_OPTIONAL) {
+	if (completion_kind_of(help->value) == KIND_NONE || option->value == CLI_VALUE_OPTIONAL) {
 		return;
 	}
 	printf("\t\t--%s", option->name);
 	if (option->letter != 0) {
 		printf(" | -%c", option->letter);
 	}
-	switch (kind_of(help->value)) {
+	switch (completion_kind_of(help->value)) {
 	case KIND_FILE:
 		printf(") kind=files ;;\n");
 		break;
@@ -104,7 +104,7 @@ static void bash_option(const struct cli_option *option, const struct cli_help *
 static void zsh_option(const struct cli_option *option, const struct cli_help *help)
 {
 	static const char special[] = "[]:\\";
-	bool has_value = kind_of(help->value) != KIND_NONE;
+	bool has_value = completion_kind_of(help->value) != KIND_NONE;
 	char words[WORDS_BYTES];
 
 	for (int letter = 0; letter <= (option->letter != 0); letter++) {
@@ -128,8 +128,8 @@ static void zsh_option(const struct cli_option *option, const struct cli_help *h
 			for (const char *c = help->value; *c != '\0'; c++) {
 				printf("%s%c", strchr(special, *c) != NULL ? "\\\\" : "", *c);
 			}
-			printf(":%s", kind_of(help->value) == KIND_FILE ? "_files" : "");
-			if (kind_of(help->value) == KIND_WORDS) {
+			printf(":%s", completion_kind_of(help->value) == KIND_FILE ? "_files" : "");
+			if (completion_kind_of(help->value) == KIND_WORDS) {
 				printf("(%s)", words_of(help->value, words));
 			}
 		}
@@ -147,7 +147,7 @@ static void fish_option(
 	if (option->letter != 0) {
 		printf(" -s %c", option->letter);
 	}
-	switch (kind_of(help->value)) {
+	switch (completion_kind_of(help->value)) {
 	case KIND_NONE:
 		break;
 	case KIND_FILE:
@@ -210,7 +210,7 @@ static void begin_command(const struct writer *writer, const struct cli_command 
 	}
 }
 
-static void end_command(const struct writer *writer, const struct cli_command *command)
+static void completion_end_command(const struct writer *writer, const struct cli_command *command)
 {
 	bool files = operands_are_files(command->usage);
 
@@ -244,12 +244,13 @@ static void write_command(const struct cli_command *command, void *context)
 	for (size_t i = 0; i < ARRAY_COUNT(common); i++) {
 		write_option(writer, &common[i], &common_help[i]);
 	}
-	end_command(writer, command);
+	completion_end_command(writer, command);
 }
 
 /* --- the whole ------------------------------------------------------------------------------- */
 
-static void write_head(enum shell shell, const struct cli_subcommand *commands, size_t count)
+static void completion_write_head(
+	enum shell shell, const struct cli_subcommand *commands, size_t count)
 {
 	static const char *const heads[SHELL_COUNT] = {
 		[SHELL_BASH] =
@@ -309,7 +310,7 @@ static void write_middle(enum shell shell)
 	fputs(middles[shell], stdout);
 }
 
-static void write_end(enum shell shell)
+static void completion_write_end(enum shell shell)
 {
 	static const char *const ends[SHELL_COUNT] = {
 		[SHELL_BASH] = "\tesac\n"
@@ -353,7 +354,7 @@ int cli_completion(const char *name, const struct cli_subcommand *commands, size
 				"Try 'gmblock --help'.\n");
 		return CLI_USAGE;
 	}
-	write_head(writer.shell, commands, count);
+	completion_write_head(writer.shell, commands, count);
 	write_middle(writer.shell);
 	cli_watch(write_command, &writer);
 	for (size_t i = 0; i < count && status == CLI_OK; i++) {
@@ -362,6 +363,6 @@ int cli_completion(const char *name, const struct cli_subcommand *commands, size
 		status = commands[i].run(1, arguments);
 	}
 	cli_watch(NULL, NULL);
-	write_end(writer.shell);
+	completion_write_end(writer.shell);
 	return status == CLI_OK ? cli_print("") : status;
 }

@@ -272,7 +272,7 @@ static int ends_fit_options(const struct copy_arguments *arguments)
 }
 
 /* The sizes, and what they are where they are not given. */
-static int sizes_check(struct copy_arguments *arguments)
+static int cli_copy_sizes_check(struct copy_arguments *arguments)
 {
 	char sparse[UNITS_TEXT_BYTES];
 	char request[UNITS_TEXT_BYTES];
@@ -297,7 +297,7 @@ static int sizes_check(struct copy_arguments *arguments)
 	return CLI_GO_ON;
 }
 
-static int arguments_check(int argc, char **argv, struct copy_arguments *arguments)
+static int cli_copy_arguments_check(int argc, char **argv, struct copy_arguments *arguments)
 {
 	int status;
 
@@ -321,10 +321,10 @@ static int arguments_check(int argc, char **argv, struct copy_arguments *argumen
 	if (status == CLI_GO_ON) {
 		status = ends_fit_options(arguments);
 	}
-	return status == CLI_GO_ON ? sizes_check(arguments) : status;
+	return status == CLI_GO_ON ? cli_copy_sizes_check(arguments) : status;
 }
 
-static int arguments_parse(int argc, char **argv, struct copy_arguments *arguments)
+static int cli_copy_arguments_parse(int argc, char **argv, struct copy_arguments *arguments)
 {
 	const struct cli_option options[] = {
 		{ "allocate", .flag = &arguments->allocate },
@@ -352,7 +352,7 @@ static int arguments_parse(int argc, char **argv, struct copy_arguments *argumen
 	if (status != CLI_GO_ON) {
 		return status;
 	}
-	return arguments_check(argc, argv, arguments);
+	return cli_copy_arguments_check(argc, argv, arguments);
 }
 
 /* --- the copy ------------------------------------------------------------------------------ */
@@ -407,14 +407,14 @@ static int ends_check(const struct job *job, struct error *error)
 	return 0;
 }
 
-static void flushed(struct copy_io *io)
+static void cli_copy_flushed(struct copy_io *io)
 {
 	GMB_UNUSED(io);
 }
 
 static int target_flush(struct job *job, struct error *error)
 {
-	struct copy_io io = { .operation = COPY_FLUSH, .done = flushed };
+	struct copy_io io = { .operation = COPY_FLUSH, .done = cli_copy_flushed };
 
 	copy_end_submit(job->target, &io);
 	while (io.in_flight) {
@@ -640,7 +640,7 @@ int cmd_copy(int argc, char **argv)
 	struct error error = { 0 };
 	uint64_t began_ns;
 	int stop_signal;
-	int status = arguments_parse(argc, argv, &arguments);
+	int status = cli_copy_arguments_parse(argc, argv, &arguments);
 
 	if (status != CLI_GO_ON) {
 		return status;

@@ -71,7 +71,7 @@ static int take_deadline(void *context, const char *option, const char *text)
 }
 
 /* A path as the server can open it; to be freed. */
-static char *absolute(const char *path)
+static char *cli_export_absolute(const char *path)
 {
 	char *real;
 
@@ -90,7 +90,7 @@ static json_t *pairs(char **words, int count)
 		const char *value = strchr(words[i], '=');
 		bool is_path = strncmp(words[i], "path=", 5) == 0;
 		size_t key_bytes = strcspn(words[i], "=");
-		char *real = is_path ? absolute(value + 1) : NULL;
+		char *real = is_path ? cli_export_absolute(value + 1) : NULL;
 
 		json_array_append_new(all, json_pack("[s%, s?]", words[i], key_bytes,
 						   is_path	   ? real
@@ -102,8 +102,8 @@ static json_t *pairs(char **words, int count)
 }
 
 /* What follows the action, as the control command wants it; NULL: wrong usage, said. */
-static json_t *make(const char *action, const struct export_arguments *arguments, char **words,
-	int count, int *status)
+static json_t *cli_export_make(const char *action, const struct export_arguments *arguments,
+	char **words, int count, int *status)
 {
 	bool adds = strcmp(action, "add") == 0;
 	bool sets = strcmp(action, "set") == 0;
@@ -127,7 +127,7 @@ static json_t *make(const char *action, const struct export_arguments *arguments
 	all = json_pack("{s:s, s:s, s:o}", "action", action, "name", words[0], "settings",
 		pairs(words + needed, count - needed));
 	if (adds) {
-		char *path = absolute(words[1]);
+		char *path = cli_export_absolute(words[1]);
 
 		json_object_set_new(all, "path", json_string(path));
 		free(path);
@@ -140,7 +140,7 @@ static json_t *make(const char *action, const struct export_arguments *arguments
 	return all;
 }
 
-static int print_list(json_t *result, bool json, struct error *error)
+static int cli_export_print_list(json_t *result, bool json, struct error *error)
 {
 	json_t *entry;
 	size_t i;
@@ -171,7 +171,7 @@ static int print_list(json_t *result, bool json, struct error *error)
 }
 
 /* Takes wire. */
-static int ask(const struct export_arguments *arguments, bool lists, json_t *wire)
+static int cli_export_ask(const struct export_arguments *arguments, bool lists, json_t *wire)
 {
 	int timeout_ms = ANSWER_MS + (int)(arguments->deadline_ns / 1000000);
 	char path[STATS_PATH_BYTES];
@@ -185,7 +185,7 @@ static int ask(const struct export_arguments *arguments, bool lists, json_t *wir
 	}
 	rc = control_ask(path, "export", wire, timeout_ms, &result, &error);
 	if (rc == 0) {
-		rc = lists ? print_list(result, arguments->json, &error)
+		rc = lists ? cli_export_print_list(result, arguments->json, &error)
 			   : cli_print_changes(result, "nothing has changed", &error);
 		json_decref(result);
 	}
@@ -229,6 +229,6 @@ int cmd_export(int argc, char **argv)
 		return cli_usage_error(name, "give either --now or a --deadline");
 	}
 	wire = lists ? json_pack("{s:s}", "action", action)
-		     : make(action, &arguments, argv + optind, argc - optind, &status);
-	return wire == NULL ? status : ask(&arguments, lists, wire);
+		     : cli_export_make(action, &arguments, argv + optind, argc - optind, &status);
+	return wire == NULL ? status : cli_export_ask(&arguments, lists, wire);
 }

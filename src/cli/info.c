@@ -50,7 +50,7 @@ static const char usage_text[] =
 	"  gmblock info --local\n";
 
 /* What makes no sense together. */
-static int arguments_check(const struct info_arguments *arguments)
+static int cli_info_arguments_check(const struct info_arguments *arguments)
 {
 	if (arguments->local && (arguments->uri != NULL || arguments->list || arguments->map)) {
 		return cli_usage_error(
@@ -71,7 +71,7 @@ static int arguments_check(const struct info_arguments *arguments)
 	return CLI_GO_ON;
 }
 
-static int arguments_parse(int argc, char **argv, struct info_arguments *arguments)
+static int cli_info_arguments_parse(int argc, char **argv, struct info_arguments *arguments)
 {
 	const struct cli_option options[] = {
 		{ "json", .flag = &arguments->json },
@@ -89,7 +89,7 @@ static int arguments_parse(int argc, char **argv, struct info_arguments *argumen
 		status = cli_operand("info", "URI", argc, argv, &arguments->uri);
 	}
 	if (status == CLI_GO_ON) {
-		status = arguments_check(arguments);
+		status = cli_info_arguments_check(arguments);
 	}
 	arguments->map_ns = arguments->timeout_ns > 0 ? arguments->timeout_ns : MAP_DEFAULT_NS;
 	if (arguments->timeout_ns == 0) {
@@ -121,7 +121,7 @@ static void others_log(const struct nbd_offers *offers)
 	}
 }
 
-static int refused(const struct info_arguments *arguments, const struct nbd_offers *offers,
+static int cli_info_refused(const struct info_arguments *arguments, const struct nbd_offers *offers,
 	const struct error *refusal)
 {
 	struct error error;
@@ -162,7 +162,7 @@ static int show_server(const struct info_arguments *arguments, const struct expo
 
 	offers = answers != NULL ? nbd_handshake_offers(answers) : NULL;
 	if (err != 0) {
-		status = refused(arguments, offers, &error);
+		status = cli_info_refused(arguments, offers, &error);
 	} else if (arguments->json) {
 		err = info_show_json(arguments->uri, offers, arguments->list, NULL, &error);
 	} else {
@@ -172,7 +172,7 @@ static int show_server(const struct info_arguments *arguments, const struct expo
 	return status == CLI_OK && err != 0 ? cli_failure("info", &error) : status;
 }
 
-static int show_gmb(const struct info_arguments *arguments)
+static int cli_info_show_gmb(const struct info_arguments *arguments)
 {
 	struct nbd_offers offers;
 	struct error error;
@@ -194,7 +194,7 @@ int cmd_info(int argc, char **argv)
 	struct info_arguments arguments = { .uri = NULL };
 	struct export_uri uri;
 	struct error error;
-	int status = arguments_parse(argc, argv, &arguments);
+	int status = cli_info_arguments_parse(argc, argv, &arguments);
 
 	if (status != CLI_GO_ON) {
 		return status;
@@ -207,7 +207,7 @@ int cmd_info(int argc, char **argv)
 	status = cli_uri("info", arguments.uri, &uri);
 	if (status == CLI_GO_ON) {
 		status = arguments.map			    ? show_map(&arguments)
-			 : strcmp(uri.protocol, "gmb") == 0 ? show_gmb(&arguments)
+			 : strcmp(uri.protocol, "gmb") == 0 ? cli_info_show_gmb(&arguments)
 							    : show_server(&arguments, &uri);
 		export_uri_fini(&uri);
 	}

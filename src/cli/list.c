@@ -52,7 +52,7 @@ static const char usage_text[] =
 	"  gmblock list nbd://storage\n"
 	"  gmblock list --long 'nbd+unix:///?socket=/run/gmblock.sock'\n";
 
-static int arguments_parse(int argc, char **argv, struct list_arguments *arguments)
+static int cli_list_arguments_parse(int argc, char **argv, struct list_arguments *arguments)
 {
 	const struct cli_option options[] = {
 		{ "local", .flag = &arguments->local },
@@ -143,7 +143,7 @@ static void print_long(const struct nbd_offer *offer)
 	putchar('\n');
 }
 
-static int show_text(const struct list_arguments *arguments, const struct export_uri *uri,
+static int cli_list_show_text(const struct list_arguments *arguments, const struct export_uri *uri,
 	const struct nbd_offers *offers, struct error *error)
 {
 	for (uint32_t i = 0; i < offers->count; i++) {
@@ -179,7 +179,7 @@ static json_t *json_export(const struct export_uri *server, const struct nbd_off
 	return object;
 }
 
-static int show_json(const char *text, const struct export_uri *uri,
+static int cli_list_show_json(const char *text, const struct export_uri *uri,
 	const struct nbd_offers *offers, struct error *error)
 {
 	json_t *root = json_object();
@@ -199,11 +199,11 @@ static int show_json(const char *text, const struct export_uri *uri,
 static int print(const struct list_arguments *arguments, const struct export_uri *uri,
 	const struct nbd_offers *offers, struct error *error)
 {
-	return arguments->as_json ? show_json(arguments->uri, uri, offers, error)
-				  : show_text(arguments, uri, offers, error);
+	return arguments->as_json ? cli_list_show_json(arguments->uri, uri, offers, error)
+				  : cli_list_show_text(arguments, uri, offers, error);
 }
 
-static int show_gmb(const struct list_arguments *arguments, const struct export_uri *uri)
+static int cli_list_show_gmb(const struct list_arguments *arguments, const struct export_uri *uri)
 {
 	struct nbd_offers offers;
 	struct error error;
@@ -255,7 +255,7 @@ int cmd_list(int argc, char **argv)
 {
 	struct list_arguments arguments = { .timeout_ns = TIMEOUT_DEFAULT_NS };
 	struct export_uri uri;
-	int status = arguments_parse(argc, argv, &arguments);
+	int status = cli_list_arguments_parse(argc, argv, &arguments);
 
 	if (status == CLI_GO_ON && arguments.local) {
 		return list_servers(&arguments);
@@ -264,7 +264,7 @@ int cmd_list(int argc, char **argv)
 		status = cli_uri("list", arguments.uri, &uri);
 	}
 	if (status == CLI_GO_ON) {
-		status = strcmp(uri.protocol, "gmb") == 0 ? show_gmb(&arguments, &uri)
+		status = strcmp(uri.protocol, "gmb") == 0 ? cli_list_show_gmb(&arguments, &uri)
 							  : show_nbd(&arguments, &uri);
 		export_uri_fini(&uri);
 	}

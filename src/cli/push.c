@@ -52,7 +52,7 @@ struct push_arguments {
 	uint64_t cancel;
 };
 
-static int take_range(void *context, const char *option, const char *text)
+static int cli_push_take_range(void *context, const char *option, const char *text)
 {
 	struct push_arguments *arguments = context;
 	const char *plus = strchr(text, '+');
@@ -125,12 +125,12 @@ static int take_job(uint64_t *job, const char *option, const char *text)
 	return CLI_GO_ON;
 }
 
-static int take_status(void *context, const char *option, const char *text)
+static int cli_push_take_status(void *context, const char *option, const char *text)
 {
 	return take_job(&((struct push_arguments *)context)->status, option, text);
 }
 
-static int take_cancel(void *context, const char *option, const char *text)
+static int cli_push_take_cancel(void *context, const char *option, const char *text)
 {
 	return take_job(&((struct push_arguments *)context)->cancel, option, text);
 }
@@ -160,7 +160,7 @@ int cmd_push(int argc, char **argv)
 {
 	struct push_arguments arguments = { .options.timeout_ns = TIMEOUT_DEFAULT_NS };
 	const struct cli_option options[] = {
-		{ "range", .take = take_range },
+		{ "range", .take = cli_push_take_range },
 		{ "to-offset", .take = take_to },
 		{ "rate", .bytes = &arguments.options.rate, .min = 1 },
 		{ "resume", .flag = &arguments.options.resume },
@@ -169,8 +169,8 @@ int cmd_push(int argc, char **argv)
 		{ "detach", .flag = &arguments.options.detach },
 		{ "progress", .take = take_progress },
 		{ "list", .flag = &arguments.list },
-		{ "status", .take = take_status },
-		{ "cancel", .take = take_cancel },
+		{ "status", .take = cli_push_take_status },
+		{ "cancel", .take = cli_push_take_cancel },
 		{ "json", .flag = &arguments.options.json },
 		{ "timeout", .time_ns = &arguments.options.timeout_ns },
 	};

@@ -45,8 +45,8 @@ struct rate_arguments {
 };
 
 /* An export is changed as by gmblock export set. */
-static int ask_export(const struct rate_arguments *arguments, const char *path, json_t **result,
-	struct error *error)
+static int cli_rate_ask_export(const struct rate_arguments *arguments, const char *path,
+	json_t **result, struct error *error)
 {
 	return control_ask(path, "export",
 		json_pack("{s:s, s:s, s:[[s, s]]}", "action", "set", "name", arguments->export,
@@ -54,11 +54,11 @@ static int ask_export(const struct rate_arguments *arguments, const char *path, 
 		TIMEOUT_MS, result, error);
 }
 
-static int change_export(
+static int cli_rate_change_export(
 	const struct rate_arguments *arguments, const char *path, struct error *error)
 {
 	json_t *result = NULL;
-	int rc = ask_export(arguments, path, &result, error);
+	int rc = cli_rate_ask_export(arguments, path, &result, error);
 
 	if (rc == 0) {
 		rc = cli_print_changes(result, "nothing has changed", error);
@@ -68,7 +68,7 @@ static int change_export(
 }
 
 /* Prints the limit as the server has taken it. */
-static int change_rule(
+static int cli_rate_change_rule(
 	const struct rate_arguments *arguments, const char *path, struct error *error)
 {
 	const char *limit = arguments->is_memory ? "memory" : "rate";
@@ -95,11 +95,11 @@ static int change(const struct rate_arguments *arguments, struct error *error)
 	if (rc < 0) {
 		return rc;
 	}
-	return arguments->export != NULL ? change_export(arguments, path, error)
-					 : change_rule(arguments, path, error);
+	return arguments->export != NULL ? cli_rate_change_export(arguments, path, error)
+					 : cli_rate_change_rule(arguments, path, error);
 }
 
-static int check(const struct rate_arguments *arguments, struct error *error)
+static int cli_rate_check(const struct rate_arguments *arguments, struct error *error)
 {
 	struct rate_limits rate;
 	uint64_t bytes;
@@ -135,7 +135,7 @@ int cmd_rate(int argc, char **argv)
 	arguments.export = arguments.rule > 0 ? NULL : argv[optind++];
 	arguments.is_memory = strncmp(argv[optind], memory_key, strlen(memory_key)) == 0;
 	arguments.value = argv[optind++] + (arguments.is_memory ? strlen(memory_key) : 0);
-	if (check(&arguments, &error) < 0) {
+	if (cli_rate_check(&arguments, &error) < 0) {
 		return cli_usage_error(name, "%s%s", error.text,
 			arguments.rule > 0 && optind < argc
 				? "; with --rule, give the rate without an export"

@@ -32,12 +32,12 @@ static const char help[] =
 
 enum { TIMEOUT_MS = 60000 };
 
-static long long count_of(const json_t *result, const char *key)
+static long long cli_reload_count_of(const json_t *result, const char *key)
 {
 	return (long long)json_integer_value(json_object_get(result, key));
 }
 
-static int finish(const json_t *result, struct error *error)
+static int cli_reload_finish(const json_t *result, struct error *error)
 {
 	const char *text = json_string_value(json_object_get(result, "unfinished"));
 	int rc = print_end(error);
@@ -45,7 +45,7 @@ static int finish(const json_t *result, struct error *error)
 	return rc < 0 || text == NULL ? rc : error_set(error, -ETIMEDOUT, "%s", text);
 }
 
-static void print_lines(const json_t *result, const char *none)
+static void cli_reload_print_lines(const json_t *result, const char *none)
 {
 	json_t *line;
 	size_t i;
@@ -62,22 +62,23 @@ static void print_lines(const json_t *result, const char *none)
 
 int cli_print_changes(const json_t *result, const char *none, struct error *error)
 {
-	print_lines(result, none);
-	return finish(result, error);
+	cli_reload_print_lines(result, none);
+	return cli_reload_finish(result, error);
 }
 
-static int show(const json_t *result, bool dry_run, struct error *error)
+static int cli_reload_show(const json_t *result, bool dry_run, struct error *error)
 {
-	long long addresses = count_of(result, "addresses");
-	long long ended = count_of(result, "connections_ended");
+	long long addresses = cli_reload_count_of(result, "addresses");
+	long long ended = cli_reload_count_of(result, "connections_ended");
 
-	print_lines(result, dry_run ? "nothing would change" : "the configuration has not changed");
+	cli_reload_print_lines(
+		result, dry_run ? "nothing would change" : "the configuration has not changed");
 	if (!dry_run && addresses > 0) {
 		printf("addresses with TLS: %lld, connections ended: %lld\n", addresses, ended);
 	} else if (!dry_run && ended > 0) {
 		printf("connections ended: %lld\n", ended);
 	}
-	return finish(result, error);
+	return cli_reload_finish(result, error);
 }
 
 int cmd_reload(int argc, char **argv)
@@ -106,7 +107,7 @@ int cmd_reload(int argc, char **argv)
 			&result, &error) != 0) {
 		return cli_failure(name, &error);
 	}
-	rc = show(result, dry_run, &error);
+	rc = cli_reload_show(result, dry_run, &error);
 	json_decref(result);
 	return rc < 0 ? cli_failure(name, &error) : CLI_OK;
 }

@@ -203,7 +203,7 @@ static int take_config(void *context, const char *option, const char *text)
 }
 
 /* PATH, which knows whether it is read only. */
-static int add_path(struct arguments *arguments, const char *path, struct error *error)
+static int serve_add_path(struct arguments *arguments, const char *path, struct error *error)
 {
 	int rc = 0;
 
@@ -214,7 +214,8 @@ static int add_path(struct arguments *arguments, const char *path, struct error 
 }
 
 /* Fills the configuration from the command line and the file it names. */
-static int parse_arguments(struct server_config *config, bool *checks_out, int argc, char **argv)
+static int serve_parse_arguments(
+	struct server_config *config, bool *checks_out, int argc, char **argv)
 {
 	struct arguments arguments = { .config = config };
 	const struct cli_option options[] = {
@@ -274,7 +275,7 @@ static int parse_arguments(struct server_config *config, bool *checks_out, int a
 			"NAME=PATH");
 	}
 	if (optind < argc) {
-		rc = add_path(&arguments, argv[optind], &error);
+		rc = serve_add_path(&arguments, argv[optind], &error);
 		if (rc < 0) {
 			return cli_usage_error(name, "%s", error.text);
 		}
@@ -329,7 +330,7 @@ int cmd_serve(int argc, char **argv)
 
 	log_open_journal();
 	server_config_init(&config);
-	status = parse_arguments(&config, &checks, argc, argv);
+	status = serve_parse_arguments(&config, &checks, argc, argv);
 	if (config.command_count > 0) {
 		/* The output is that of the commands. */
 		log_set_level_default(LOG_LEVEL_WARNING);

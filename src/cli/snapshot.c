@@ -42,7 +42,7 @@ static const char help[] =
 enum { ANSWER_MS = 120000, TIME_BYTES = 32 }; /* a checkpoint, on a slow disk */
 
 /* In local time, as "2026-11-23 08:15:00". */
-static const char *time_text(const json_t *entry, char out[TIME_BYTES])
+static const char *cli_snapshot_time_text(const json_t *entry, char out[TIME_BYTES])
 {
 	time_t created = (time_t)json_integer_value(json_object_get(entry, "created"));
 	struct tm parts;
@@ -54,7 +54,7 @@ static const char *time_text(const json_t *entry, char out[TIME_BYTES])
 	return out;
 }
 
-static int print_list(const json_t *result, bool json, struct error *error)
+static int cli_snapshot_print_list(const json_t *result, bool json, struct error *error)
 {
 	json_t *all = json_object_get(result, "snapshots");
 	json_t *entry;
@@ -70,14 +70,15 @@ static int print_list(const json_t *result, bool json, struct error *error)
 		print_export_name(json_string_value(json_object_get(entry, "export")));
 		printf("\t");
 		print_peer_text(json_string_value(json_object_get(entry, "name")));
-		printf("\t%s\t%lld\n", time_text(entry, text),
+		printf("\t%s\t%lld\n", cli_snapshot_time_text(entry, text),
 			(long long)json_integer_value(json_object_get(entry, "connections")));
 	}
 	return print_end(error);
 }
 
 /* Takes wire. listed: of list, the export or NULL. */
-static int ask(const char *server, json_t *wire, bool lists, const char *listed, bool json)
+static int cli_snapshot_ask(
+	const char *server, json_t *wire, bool lists, const char *listed, bool json)
 {
 	char path[STATS_PATH_BYTES];
 	struct error error = { 0 };
@@ -95,7 +96,7 @@ static int ask(const char *server, json_t *wire, bool lists, const char *listed,
 			"server");
 	}
 	if (rc == 0) {
-		rc = lists ? print_list(result, json, &error)
+		rc = lists ? cli_snapshot_print_list(result, json, &error)
 			   : cli_print_changes(result, NULL, &error);
 		json_decref(result);
 	}
@@ -157,5 +158,5 @@ int cmd_snapshot(int argc, char **argv)
 		json_object_set_new(wire, "name", json_string(argv[1]));
 		json_object_set_new(wire, "now", json_boolean(now));
 	}
-	return ask(server, wire, lists, lists && count > 0 ? argv[0] : NULL, json);
+	return cli_snapshot_ask(server, wire, lists, lists && count > 0 ? argv[0] : NULL, json);
 }

@@ -67,7 +67,7 @@ static bool is_watch_time(const struct stats_arguments *arguments, const char *o
 	return arguments->watch_is_bare && units_parse_seconds(operand, &ignored, NULL) == 0;
 }
 
-static int arguments_parse(int argc, char **argv, struct stats_arguments *arguments)
+static int cli_stats_arguments_parse(int argc, char **argv, struct stats_arguments *arguments)
 {
 	const struct cli_option options[] = {
 		{ "watch", .take = take_watch, .value = CLI_VALUE_OPTIONAL },
@@ -94,7 +94,7 @@ static int arguments_parse(int argc, char **argv, struct stats_arguments *argume
 }
 
 /* Adds to why the server could not be asked what the user may have wanted instead. */
-static void advise(const struct stats_arguments *arguments, struct error *error)
+static void cli_stats_advise(const struct stats_arguments *arguments, struct error *error)
 {
 	const struct error reason = *error;
 
@@ -106,7 +106,7 @@ static void advise(const struct stats_arguments *arguments, struct error *error)
 }
 
 /* Of the terminal. */
-static uint32_t columns_of(const struct stats_arguments *arguments)
+static uint32_t cli_stats_columns_of(const struct stats_arguments *arguments)
 {
 	struct winsize size = { 0 };
 
@@ -116,8 +116,8 @@ static uint32_t columns_of(const struct stats_arguments *arguments)
 }
 
 /* Shows a document, or how it differs from one before. */
-static int show(const struct stats_arguments *arguments, json_t *document, const json_t *before,
-	struct error *error)
+static int cli_stats_show(const struct stats_arguments *arguments, json_t *document,
+	const json_t *before, struct error *error)
 {
 	if (arguments->json) {
 		return arguments->watch_ns > 0 ? print_json_line(json_incref(document), error)
@@ -129,7 +129,7 @@ static int show(const struct stats_arguments *arguments, json_t *document, const
 	if (before == NULL) {
 		stats_show(document);
 	} else {
-		stats_show_changes(document, before, columns_of(arguments));
+		stats_show_changes(document, before, cli_stats_columns_of(arguments));
 		printf("%s", arguments->redraws ? "" : "\n");
 	}
 	return print_end(error);
@@ -144,9 +144,10 @@ static int show_all(const struct stats_arguments *arguments, const char *path, s
 	for (;;) {
 		document = stats_ask(path, error);
 		if (document == NULL && before == NULL) {
-			advise(arguments, error);
+			cli_stats_advise(arguments, error);
 		}
-		err = document == NULL ? error->code : show(arguments, document, before, error);
+		err = document == NULL ? error->code
+				       : cli_stats_show(arguments, document, before, error);
 		json_decref(before);
 		before = document;
 		if (err != 0 || arguments->watch_ns == 0) {
@@ -163,13 +164,13 @@ int cmd_stats(int argc, char **argv)
 	struct stats_arguments arguments = { 0 };
 	struct error error = { 0 };
 	char path[STATS_PATH_BYTES];
-	int status = arguments_parse(argc, argv, &arguments);
+	int status = cli_stats_arguments_parse(argc, argv, &arguments);
 
 	if (status != CLI_GO_ON) {
 		return status;
 	}
 	if (stats_find(arguments.server, path, &error) != 0) {
-		advise(&arguments, &error);
+		cli_stats_advise(&arguments, &error);
 		return cli_failure("stats", &error);
 	}
 	arguments.redraws = arguments.watch_ns > 0 && !arguments.json && isatty(STDOUT_FILENO) == 1;

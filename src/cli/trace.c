@@ -55,7 +55,7 @@ static int take_operation(void *context, const char *name, const char *text)
 		log_escape(quoted, sizeof(quoted), text, strlen(text)));
 }
 
-static int arguments_parse(int argc, char **argv, struct trace_arguments *arguments)
+static int cli_trace_arguments_parse(int argc, char **argv, struct trace_arguments *arguments)
 {
 	struct trace_question *question = &arguments->question;
 	const struct cli_option options[] = {
@@ -153,7 +153,7 @@ static int trace_requests(const struct trace_arguments *arguments, struct svg_fi
 	return err != 0 ? cli_failure("trace", &error) : CLI_OK;
 }
 
-static int run(struct trace_arguments *arguments)
+static int cli_trace_run(struct trace_arguments *arguments)
 {
 	struct svg_file svg = { .fd = -1 };
 	struct error error;
@@ -170,10 +170,10 @@ static int run(struct trace_arguments *arguments)
 int cmd_trace(int argc, char **argv)
 {
 	struct trace_arguments arguments = { .request = false };
-	int status = arguments_parse(argc, argv, &arguments);
+	int status = cli_trace_arguments_parse(argc, argv, &arguments);
 
 	if (status == CLI_GO_ON) {
-		status = run(&arguments);
+		status = cli_trace_run(&arguments);
 	}
 	json_decref(arguments.question.operations);
 	return status;

@@ -128,7 +128,7 @@ static int open_process(int socket, pid_t pid)
 	return (int)syscall(SYS_pidfd_open, pid, 0);
 }
 
-static bool has_ended(const struct running *running)
+static bool cli_upgrade_has_ended(const struct running *running)
 {
 	struct pollfd ends = { .fd = running->pidfd, .events = POLLIN };
 
@@ -151,7 +151,7 @@ static int take_identity(
 }
 
 /* The process that has made the channel is the one that listens on the control socket. */
-static int identify(const struct control_connection *connection, int channel,
+static int cli_upgrade_identify(const struct control_connection *connection, int channel,
 	struct running *running, struct error *error)
 {
 	pid_t listener = control_connection_peer(connection).pid;
@@ -171,7 +171,7 @@ static int identify(const struct control_connection *connection, int channel,
 }
 
 /* Servers of root may have become another user (--user), as their new process does. */
-static int check_user(const struct running *running, struct error *error)
+static int cli_upgrade_check_user(const struct running *running, struct error *error)
 {
 	bool is_of_root = geteuid() == 0 && running->record.text != NULL;
 
@@ -188,9 +188,9 @@ static int find_record(struct running *running, bool has_command, struct error *
 {
 	struct error reason;
 	int code = server_record_read(running->pid, &running->record, &reason);
-	int rc = check_user(running, error);
+	int rc = cli_upgrade_check_user(running, error);
 
-	if (has_ended(running)) {
+	if (cli_upgrade_has_ended(running)) {
 		return error_set(error, -ESRCH, "process %ld has ended", (long)running->pid);
 	}
 	return rc < 0 || code == 0 || has_command
@@ -204,7 +204,7 @@ static int find_record(struct running *running, bool has_command, struct error *
 /* --- units ----------------------------------------------------------------------------------- */
 
 /* The control group of a process, as the service manager sees it; "": it has none. */
-static void find_group(pid_t pid, char *out, size_t out_bytes)
+static void cli_upgrade_find_group(pid_t pid, char *out, size_t out_bytes)
 {
 	char path[64];
 	char line[PATH_MAX];
@@ -237,8 +237,8 @@ static int check_unit(const struct control_connection *connection, struct error 
 	char ours[PATH_MAX];
 	const char *unit;
 
-	find_group(pid, theirs, sizeof(theirs));
-	find_group(getpid(), ours, sizeof(ours));
+	cli_upgrade_find_group(pid, theirs, sizeof(theirs));
+	cli_upgrade_find_group(getpid(), ours, sizeof(ours));
 	unit = strrchr(theirs, '/');
 	if (unit == NULL || strcmp(theirs, ours) == 0 || strlen(unit) <= strlen("/.service") ||
 		strcmp(unit + strlen(unit) - strlen(".service"), ".service") != 0) {
@@ -269,7 +269,7 @@ struct start {
 
 /* In the new process, with what the server has offered. Returns only when it cannot be started,
  * with the reason. */
-static int become(
+static int cli_upgrade_become(
 	const int files[OFFER_FILES], const json_t *offer, int errors, const struct start *start)
 {
 	/* Which stream of the journal its standard error is; that of this process is another. */
@@ -307,7 +307,7 @@ static int start_process(const int files[OFFER_FILES], const json_t *offer, int 
 	if (pid == 0) {
 		(void)setsid();
 		if (fork() == 0) {
-			code = become(files, offer, errors, start);
+			code = cli_upgrade_become(files, offer, errors, start);
 			(void)!write(report[1], &code, sizeof(code));
 		}
 		_exit(0);
@@ -414,7 +414,7 @@ static int take_offer(struct control_connection *connection, struct running *run
 	if (rc < 0) {
 		return rc;
 	}
-	rc = identify(connection, files[OFFER_CHANNEL], running, error);
+	rc = cli_upgrade_identify(connection, files[OFFER_CHANNEL], running, error);
 	if (rc == 0) {
 		rc = find_record(running, wish->command != NULL, error);
 	}
@@ -451,7 +451,7 @@ static int print_result(const json_t *result)
 }
 
 /* Whether the server runs another program file than this command. 0 or 1, or a negative errno. */
-static int is_replaced(const char *path, struct error *error)
+static int cli_upgrade_is_replaced(const char *path, struct error *error)
 {
 	struct control_connection *connection;
 	/* Any command that changes nothing: it is the process that is looked at. */
@@ -507,7 +507,7 @@ static int forecast(struct control_connection *connection, struct running *runni
 	return rc;
 }
 
-static int replace(struct control_connection *connection, struct running *running,
+static int cli_upgrade_replace(struct control_connection *connection, struct running *running,
 	const struct wish *wish, struct said *said, int *status_out, struct error *error)
 {
 	json_t *result;
@@ -538,7 +538,8 @@ static int upgrade(const char *path, const struct wish *wish, struct error *erro
 	}
 	if (rc == 0) {
 		rc = wish->is_dry ? forecast(connection, &running, wish, &status, error)
-				  : replace(connection, &running, wish, &said, &status, error);
+				  : cli_upgrade_replace(
+					    connection, &running, wish, &said, &status, error);
 	}
 	control_disconnect(connection);
 	server_record_fini(&running.record);
@@ -587,7 +588,7 @@ int cmd_upgrade(int argc, char **argv)
 	}
 	status = stats_find(server, path, &error);
 	if (status == 0) {
-		status = if_replaced ? is_replaced(path, &error) : 1;
+		status = if_replaced ? cli_upgrade_is_replaced(path, &error) : 1;
 	}
 	if (status < 0) {
 		return cli_failure(name, &error);

@@ -161,7 +161,8 @@ static void finish_drain(struct engine *engine)
 }
 
 /* Counts the caller as one of its sessions. NULL: no memory. */
-static struct engine_peer *peer_get(struct engine *engine, const struct peer_identity *identity)
+static struct engine_peer *engine_peer_get(
+	struct engine *engine, const struct peer_identity *identity)
 {
 	struct engine_peer *peer;
 
@@ -187,7 +188,7 @@ static struct engine_peer *peer_get(struct engine *engine, const struct peer_ide
 	return peer;
 }
 
-static void peer_put(struct engine_peer *peer)
+static void engine_peer_put(struct engine_peer *peer)
 {
 	if (--peer->session_count == 0) {
 		list_remove(&peer->node);
@@ -197,7 +198,7 @@ static void peer_put(struct engine_peer *peer)
 
 /* Closes and frees a session once nothing of it is in flight. Only the end of a batch calls it, so
  * that a session never disappears under a callback. */
-static bool join(struct session *session)
+static bool engine_join(struct session *session)
 {
 	struct engine *engine = session->engine;
 	struct engine_export *chosen = session->chosen;
@@ -223,7 +224,7 @@ static bool join(struct session *session)
 	path_client_fini(&session->client);
 	engine_client_leave(session);
 	session_rates_leave(session);
-	peer_put(session->of_peer);
+	engine_peer_put(session->of_peer);
 	session->kind->close(session);
 	if (chosen != NULL) {
 		atomic_fetch_sub_explicit(&chosen->export->connections, 1, memory_order_relaxed);
@@ -247,7 +248,7 @@ static bool join_ending(struct engine *engine)
 
 	list_for_each(node, &engine->ending)
 	{
-		joined |= join(list_entry(node, struct session, ending_node));
+		joined |= engine_join(list_entry(node, struct session, ending_node));
 	}
 	return joined;
 }
@@ -269,7 +270,7 @@ static void choose_wait(struct engine *engine)
 	}
 }
 
-static void again_done(struct ring_op *op, int result)
+static void engine_again_done(struct ring_op *op, int result)
 {
 	GMB_UNUSED(op); /* the end of this batch goes on */
 	GMB_UNUSED(result);
@@ -278,16 +279,16 @@ static void again_done(struct ring_op *op, int result)
 /* What a session releases as it goes, or one of its requests, may be what another waits for, and
  * nothing else may ever happen on this ring. It goes on in another turn, so that completions and
  * the sessions that they belong to do not wait for all of it. */
-static void go_on(struct engine *engine, bool joined)
+static void engine_go_on(struct engine *engine, bool joined)
 {
 	bool can_resume = engine->limits_released && !turns_are_empty(&engine->blocked);
 
 	if ((joined || can_resume || path_is_to_serve(engine->path)) && !engine->again.in_flight) {
-		ring_defer(engine->ring, &engine->again, 0, again_done);
+		ring_defer(engine->ring, &engine->again, 0, engine_again_done);
 	}
 }
 
-static void batch_end(struct ring_batch_end *end)
+static void engine_batch_end(struct ring_batch_end *end)
 {
 	struct engine *engine = container_of(end, struct engine, batch_end);
 	bool released = engine->limits_released;
@@ -300,7 +301,7 @@ static void batch_end(struct ring_batch_end *end)
 	}
 	flush_dirty(engine);
 	joined = !list_is_empty(&engine->ending) && join_ending(engine);
-	go_on(engine, joined);
+	engine_go_on(engine, joined);
 	engine_turn_part(engine);
 	if (path_is_short(engine->path)) {
 		engine_timer_arm(engine);
@@ -314,7 +315,7 @@ static void batch_end(struct ring_batch_end *end)
 /* --- deadlines ----------------------------------------------------------------------------- */
 
 /* Ends the sessions of a list, oldest first, whose deadline has passed. reason NULL: no news. */
-static void expire(struct list_node *sessions, uint64_t now_ns, const char *reason)
+static void engine_expire(struct list_node *sessions, uint64_t now_ns, const char *reason)
 {
 	struct list_node *node;
 
@@ -424,14 +425,15 @@ static void expire_idle(struct engine *engine, uint64_t now_ns)
 	engine->idle_due_ns = MAX(due_ns, now_ns + timeout_ns / ENGINE_IDLE_LOOKS);
 }
 
-static void timer_done(struct ring_op *op, int result)
+static void engine_timer_done(struct ring_op *op, int result)
 {
 	struct engine *engine = container_of(op, struct engine, timer);
 	uint64_t now_ns = ring_now_ns(engine->ring);
 
 	GMB_UNUSED(result); /* passed or cancelled: look again either way */
-	expire(&engine->handshakes, now_ns, "no export was chosen within the handshake timeout");
-	expire(&engine->lingering, now_ns, NULL);
+	engine_expire(
+		&engine->handshakes, now_ns, "no export was chosen within the handshake timeout");
+	engine_expire(&engine->lingering, now_ns, NULL);
 	expire_stalls(engine, now_ns);
 	expire_stopping(engine, now_ns);
 	expire_idle(engine, now_ns);
@@ -465,13 +467,13 @@ void engine_timer_arm(struct engine *engine)
 		return;
 	}
 	engine->timer_due_ns = when_ns;
-	ring_timer(
-		engine->ring, &engine->timer, when_ns > now_ns ? when_ns - now_ns : 1, timer_done);
+	ring_timer(engine->ring, &engine->timer, when_ns > now_ns ? when_ns - now_ns : 1,
+		engine_timer_done);
 }
 
 /* --- sessions ------------------------------------------------------------------------------ */
 
-static void refuse(struct engine *engine, const struct endpoint *endpoint)
+static void engine_refuse(struct engine *engine, const struct endpoint *endpoint)
 {
 	engine->counters.sessions_refused++;
 	if (endpoint->fd >= 0) {
@@ -542,10 +544,10 @@ static void begin_session(
 	int rc = -ENOMEM;
 
 	if (engine->draining || engine->counters.sessions >= engine->limits.sessions_max) {
-		refuse(engine, endpoint);
+		engine_refuse(engine, endpoint);
 		return;
 	}
-	engine->accepted_peer = peer_get(engine, &endpoint->peer.identity);
+	engine->accepted_peer = engine_peer_get(engine, &endpoint->peer.identity);
 	/* A flood of connections that say nothing must not lock out those who do. One of another
 	 * process is none of it. */
 	if (record == NULL && engine->counters.handshakes >= engine->limits.handshakes_max) {
@@ -557,11 +559,11 @@ static void begin_session(
 				    : kind->accept(service, endpoint);
 	}
 	if (engine->accepted_peer != NULL) {
-		peer_put(engine->accepted_peer);
+		engine_peer_put(engine->accepted_peer);
 	}
 	if (rc < 0) {
 		log_error("client %s: connection closed: %s", endpoint->peer.text, strerror(-rc));
-		refuse(engine, endpoint);
+		engine_refuse(engine, endpoint);
 		return;
 	}
 	engine->counters.sessions_adopted += record != NULL;
@@ -776,7 +778,7 @@ int engine_create(
 	list_init(&engine->ending);
 	list_init(&engine->to_review);
 	engine->review_message.deliver = review_deliver;
-	engine->batch_end.call = batch_end;
+	engine->batch_end.call = engine_batch_end;
 	ring_batch_end_add(engine->ring, &engine->batch_end);
 	rc = create_memory(engine, error);
 	if (rc == 0) {

@@ -86,7 +86,7 @@ static uint64_t *marker_of(const struct marker_slot *slot, uint64_t chunk_end)
 	return (uint64_t *)(void *)(slot->data + chunk_end - sizeof(slot->marker));
 }
 
-static void prepare(struct marker_slot *slot, uint64_t length, uint64_t marker)
+static void marker_prepare(struct marker_slot *slot, uint64_t length, uint64_t marker)
 {
 	slot->marker = marker;
 	slot->reported = 0;
@@ -100,7 +100,7 @@ static void prepare(struct marker_slot *slot, uint64_t length, uint64_t marker)
 
 /* How far the device has come, by the markers. Acquire: what comes before a marker is read after
  * it, which is all that a reader can do; the rest is up to the device. */
-static uint64_t look(const struct marker_slot *slot)
+static uint64_t marker_look(const struct marker_slot *slot)
 {
 	uint64_t limit = slot->part.length - MARKER_CHUNK_BYTES;
 	uint64_t valid = slot->reported;
@@ -112,10 +112,10 @@ static uint64_t look(const struct marker_slot *slot)
 	return valid;
 }
 
-static void tell(struct marker_slot *slot)
+static void marker_tell(struct marker_slot *slot)
 {
 	struct store_part *outer = slot->outer;
-	uint64_t valid = look(slot);
+	uint64_t valid = marker_look(slot);
 	uint64_t fresh = valid - slot->reported;
 
 	if (fresh == 0 || fresh < outer->progress_step) {
@@ -126,9 +126,9 @@ static void tell(struct marker_slot *slot)
 	store_progress(outer, valid);
 }
 
-static void arm(struct marker_queue *queue);
+static void marker_arm(struct marker_queue *queue);
 
-static void look_again(struct ring_op *op, int result)
+static void marker_look_again(struct ring_op *op, int result)
 {
 	struct marker_queue *queue = container_of(op, struct marker_queue, timer);
 	struct marker_store *store = marker_store_of(queue->base.store);
@@ -140,17 +140,17 @@ static void look_again(struct ring_op *op, int result)
 	}
 	list_for_each(node, &queue->busy)
 	{
-		tell(list_entry(node, struct marker_slot, node));
+		marker_tell(list_entry(node, struct marker_slot, node));
 	}
 	if (!list_is_empty(&queue->busy)) {
-		arm(queue);
+		marker_arm(queue);
 	}
 }
 
-static void arm(struct marker_queue *queue)
+static void marker_arm(struct marker_queue *queue)
 {
 	if (!queue->timer.in_flight) {
-		ring_timer(queue->base.ring, &queue->timer, MARKER_LOOK_NS, look_again);
+		ring_timer(queue->base.ring, &queue->timer, MARKER_LOOK_NS, marker_look_again);
 	}
 }
 
@@ -187,7 +187,7 @@ static int finalize(struct marker_store *store, const struct marker_slot *slot)
 	return 0;
 }
 
-static void slot_done(struct store_part *part, int result)
+static void marker_slot_done(struct store_part *part, int result)
 {
 	struct marker_slot *slot = container_of(part, struct marker_slot, part);
 	struct store_part *outer = slot->outer;
@@ -223,7 +223,7 @@ static void marker_submit(struct store_queue *base, struct store_part *part)
 	}
 	slot = list_entry(list_pop_front(&queue->free), struct marker_slot, node);
 	list_push_back(&queue->busy, &slot->node);
-	prepare(slot, part->length, ring_random(base->ring));
+	marker_prepare(slot, part->length, ring_random(base->ring));
 	slot->outer = part;
 	slot->part = (struct store_part){
 		.op = STORE_READ,
@@ -231,15 +231,15 @@ static void marker_submit(struct store_queue *base, struct store_part *part)
 		.offset = part->offset,
 		.length = part->length,
 		.memory = mem_at(&queue->region, (uint64_t)(slot->data - queue->memory)),
-		.done = slot_done,
+		.done = marker_slot_done,
 	};
 	store_submit(queue->base.inner, &slot->part);
-	arm(queue);
+	marker_arm(queue);
 }
 
 /* --- queues -------------------------------------------------------------------------------- */
 
-static int memory_acquire(struct marker_queue *queue, const struct store_info *info)
+static int marker_memory_acquire(struct marker_queue *queue, const struct store_info *info)
 {
 	queue->memory = aligned_alloc(MAX((size_t)info->memory_align, (size_t)HUGE_BYTES),
 		(size_t)SLOT_COUNT * SLOT_BYTES);
@@ -261,7 +261,7 @@ static int marker_queue_init(struct store_queue *base, struct error *error)
 
 	list_init(&queue->free);
 	list_init(&queue->busy);
-	if (memory_acquire(queue, &base->store->info) < 0) {
+	if (marker_memory_acquire(queue, &base->store->info) < 0) {
 		return error_set(error, -ENOMEM,
 			"not enough memory for progress=marker: %d MiB for each thread",
 			SLOT_COUNT * SLOT_BYTES >> 20);

@@ -90,7 +90,7 @@ static int take_length(const char *name, const char *text, uint32_t *length)
 	return status;
 }
 
-static int take_size(void *context, const char *name, const char *text)
+static int lab_trace_take_size(void *context, const char *name, const char *text)
 {
 	struct trace_work *work = &((struct trace_arguments *)context)->work;
 
@@ -107,14 +107,14 @@ static int take_offset(void *context, const char *name, const char *text)
 	return take_bytes(name, text, INT64_MAX, &arguments->work.offset);
 }
 
-static int take_chunk(void *context, const char *name, const char *text)
+static int lab_trace_take_chunk(void *context, const char *name, const char *text)
 {
 	struct trace_arguments *arguments = context;
 
 	return take_length(name, text, &arguments->work.chunk_bytes);
 }
 
-static int take_parts(void *context, const char *name, const char *text)
+static int lab_trace_take_parts(void *context, const char *name, const char *text)
 {
 	struct trace_arguments *arguments = context;
 
@@ -151,7 +151,7 @@ static int take_for_request(void *context, const char *name, const char *text)
 
 /* --- the command line ---------------------------------------------------------------------- */
 
-static int sizes_check(const struct trace_work *work)
+static int lab_trace_sizes_check(const struct trace_work *work)
 {
 	uint64_t chunks = 0;
 	char part_text[UNITS_TEXT_BYTES];
@@ -184,7 +184,7 @@ static int sizes_check(const struct trace_work *work)
 }
 
 /* What only makes sense together. */
-static int disk_check(struct trace_arguments *arguments, const char *path)
+static int lab_trace_disk_check(struct trace_arguments *arguments, const char *path)
 {
 	struct trace_work *work = &arguments->work;
 	char quoted[QUOTE_BYTES];
@@ -222,7 +222,7 @@ static int disk_check(struct trace_arguments *arguments, const char *path)
 		work->chunk_bytes = CHUNK_BYTES_DEFAULT;
 	}
 	work->count = arguments->count > 0 ? arguments->count : COUNT_DEFAULT;
-	return sizes_check(work);
+	return lab_trace_sizes_check(work);
 }
 
 /* The first option given that is only for disks, or NULL. */
@@ -251,16 +251,16 @@ static const char *disk_option(const struct trace_arguments *arguments)
 	return NULL;
 }
 
-static int arguments_parse(int argc, char **argv, struct trace_arguments *arguments)
+static int lab_trace_arguments_parse(int argc, char **argv, struct trace_arguments *arguments)
 {
 	struct trace_work *work = &arguments->work;
 	const struct cli_option options[] = {
-		{ "size", .take = take_size },
+		{ "size", .take = lab_trace_take_size },
 		{ "count", .count = &arguments->count, .min = 1, .max = TRACE_COUNT_MAX },
 		{ "offset", .take = take_offset },
 		{ "random", .flag = &work->random },
-		{ "chunk", .take = take_chunk },
-		{ "parts", .take = take_parts },
+		{ "chunk", .take = lab_trace_take_chunk },
+		{ "parts", .take = lab_trace_take_parts },
 		{ "together", .flag = &work->together },
 		{ "cached", .flag = &work->cached },
 		{ "marker", .take = take_marker },
@@ -292,7 +292,7 @@ static int arguments_parse(int argc, char **argv, struct trace_arguments *argume
 		return cli_usage_error("trace", "--%s needs --request", arguments->for_request);
 	}
 	status = cli_operand("trace", "disk", argc, argv, &path);
-	return status == CLI_GO_ON ? disk_check(arguments, path) : status;
+	return status == CLI_GO_ON ? lab_trace_disk_check(arguments, path) : status;
 }
 
 /* --- the command --------------------------------------------------------------------------- */
@@ -306,7 +306,7 @@ static int choose_marker(struct trace_work *work, struct error *error)
 	return 0;
 }
 
-static int draw_plot(FILE *out, const void *context, struct error *error)
+static int lab_trace_draw_plot(FILE *out, const void *context, struct error *error)
 {
 	return trace_plot_write(out, context, error);
 }
@@ -328,7 +328,7 @@ static int write_svg(struct svg_file *file, const struct trace_work *work,
 		plot.panels[i].title = titles[i];
 		plot.panels[i].read = &group->reads[group->typical];
 	}
-	return svg_file_write(file, draw_plot, &plot, error);
+	return svg_file_write(file, lab_trace_draw_plot, &plot, error);
 }
 
 static int trace(const struct trace_arguments *arguments, struct svg_file *svg)
@@ -353,7 +353,7 @@ static int trace(const struct trace_arguments *arguments, struct svg_file *svg)
 	return err != 0 ? cli_failure("trace", &error) : CLI_OK;
 }
 
-static int run(struct trace_arguments *arguments)
+static int lab_trace_run(struct trace_arguments *arguments)
 {
 	struct svg_file svg = { .fd = -1 };
 	struct error error;
@@ -373,7 +373,7 @@ static int run(struct trace_arguments *arguments)
 int lab_trace(int argc, char **argv)
 {
 	struct trace_arguments arguments = { .request = false };
-	int status = arguments_parse(argc, argv, &arguments);
+	int status = lab_trace_arguments_parse(argc, argv, &arguments);
 
 	if (status != CLI_GO_ON) {
 		return status;
@@ -382,5 +382,5 @@ int lab_trace(int argc, char **argv)
 		optind = 0; /* getopt begins again */
 		return cmd_trace(argc, argv);
 	}
-	return run(&arguments);
+	return lab_trace_run(&arguments);
 }

@@ -77,7 +77,7 @@ static bool is_below_thresholds(
 }
 
 /* The size of a block that has room for so many bytes. */
-static uint64_t block_bytes(uint64_t bytes)
+static uint64_t path_share_block_bytes(uint64_t bytes)
 {
 	uint64_t block = ARENA_BLOCK_BYTES_MIN;
 
@@ -95,7 +95,7 @@ static struct path_quota *quota_without_room(const struct path_client *client, u
 		struct path_quota *quota = client->quotas[i];
 
 		if (quota != NULL && unlikely(quota->max_bytes != PATH_QUOTA_NONE) &&
-			quota->held_bytes + client->held_bytes + 2 * block_bytes(bytes) >
+			quota->held_bytes + client->held_bytes + 2 * path_share_block_bytes(bytes) >
 				quota->max_bytes) {
 			return quota;
 		}
@@ -103,7 +103,7 @@ static struct path_quota *quota_without_room(const struct path_client *client, u
 	return NULL;
 }
 
-static void hold(struct path_client *client, uint64_t bytes)
+static void path_share_hold(struct path_client *client, uint64_t bytes)
 {
 	client->held_bytes += bytes;
 	for (int i = 0; i < PATH_QUOTAS; i++) {
@@ -169,7 +169,7 @@ uint32_t path_atomic_bytes(struct path *path, const struct store *store)
 	const struct arena_info *info = arena_info(share->ram);
 	uint64_t memory = info->limit_bytes - info->reserve_bytes;
 	uint64_t promised = store_info(store)->atomic_bytes;
-	uint64_t block = promised > 0 ? block_bytes(promised) : 0;
+	uint64_t block = promised > 0 ? path_share_block_bytes(promised) : 0;
 
 	while (block > PATH_RESERVE_BYTES &&
 		(block > memory / PATH_ATOMIC_DIVISOR || block > ARENA_BLOCK_BYTES_MAX ||
@@ -247,7 +247,7 @@ void path_export_join(struct path *path, struct path_export *path_export, uint32
 	GMB_ASSERT(atomic_bytes <= store_info(path_export->store)->atomic_bytes);
 	path_export->atomic_bytes = atomic_bytes;
 	if (needs_block(path_export)) {
-		share->atomic_bytes += block_bytes(atomic_bytes);
+		share->atomic_bytes += path_share_block_bytes(atomic_bytes);
 		list_push_back(&share->atomic_lacking, &path_export->atomic_node);
 		keep_atomic(share);
 	}
@@ -259,7 +259,7 @@ void path_export_leave(struct path *path, struct path_export *path_export)
 
 	GMB_ASSERT(!path_export->atomic_used);
 	share->atomic_bytes -=
-		needs_block(path_export) ? block_bytes(path_export->atomic_bytes) : 0;
+		needs_block(path_export) ? path_share_block_bytes(path_export->atomic_bytes) : 0;
 	list_remove(&path_export->atomic_node);
 	if (path_export->atomic.memory.rights != 0) {
 		share->atomic_idle_bytes -= path_export->atomic.bytes;
@@ -311,7 +311,7 @@ static bool get_from(struct path_request *request, struct arena *arena, uint64_t
 		client->device_held_bytes += buf->bytes;
 		export->device_held_bytes += buf->bytes;
 	} else {
-		hold(client, buf->bytes);
+		path_share_hold(client, buf->bytes);
 		export->held_bytes += buf->bytes;
 	}
 	return true;
@@ -372,7 +372,7 @@ int path_client_get(struct path_client *client, uint32_t bytes, struct arena_buf
 		arena_get(client->share->ram, bytes, buf) < 0) {
 		return -EAGAIN;
 	}
-	hold(client, buf->bytes);
+	path_share_hold(client, buf->bytes);
 	return 0;
 }
 
@@ -395,7 +395,7 @@ bool share_fits_window(const struct path_request *request, uint64_t bytes)
 }
 
 /* One of the client's own that waits may be able to go on. */
-static void look_again(struct path_client *client)
+static void path_share_look_again(struct path_client *client)
 {
 	if (!list_is_empty(&client->stalled)) {
 		turns_add(&client->share->waiting, &client->turn);
@@ -412,7 +412,7 @@ void share_end_unsent(struct path_request *request, uint64_t bytes)
 {
 	GMB_ASSERT(request->client->unsent_bytes >= bytes);
 	request->client->unsent_bytes -= bytes;
-	look_again(request->client);
+	path_share_look_again(request->client);
 }
 
 void path_client_sent(struct path_client *client, uint64_t bytes, bool filled)
@@ -504,7 +504,7 @@ void share_wait_end(struct path_request *request)
 	if (list_is_empty(&client->stalled)) {
 		turns_remove(&client->turn);
 	}
-	look_again(client);
+	path_share_look_again(client);
 }
 
 bool share_must_wait(const struct path_request *request)

@@ -248,7 +248,7 @@ struct path_trace {
 	_Atomic uint32_t ended_count;
 };
 
-static bool same_name(struct path_trace_name a, struct path_trace_name b)
+static bool path_stats_same_name(struct path_trace_name a, struct path_trace_name b)
 {
 	return a.bytes == b.bytes && (a.bytes == 0 || memcmp(a.text, b.text, a.bytes) == 0);
 }
@@ -262,7 +262,7 @@ static struct path_trace_name name_keep(struct path_trace *trace, struct path_tr
 		return name;
 	}
 	while (kept != NULL &&
-		!same_name((struct path_trace_name){ kept->text, kept->bytes }, name)) {
+		!path_stats_same_name((struct path_trace_name){ kept->text, kept->bytes }, name)) {
 		kept = kept->next;
 	}
 	if (kept == NULL) {
@@ -399,7 +399,7 @@ void path_trace_begin(struct path_trace *trace, enum store_op op, struct path_tr
 	struct path_trace_request *record = NULL;
 
 	if ((options->ops & BIT(op)) != 0 && length >= options->length_min &&
-		(options->export.text == NULL || same_name(options->export, export))) {
+		(options->export.text == NULL || path_stats_same_name(options->export, export))) {
 		record = request_get(trace);
 	}
 	*handle = record;

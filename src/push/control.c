@@ -48,7 +48,7 @@ static const char *refusal(const struct export *export, uint32_t rights)
 }
 
 /* The export as the peer sees it, if it has the rights; else the answer is sent. */
-static struct engine_export *find(
+static struct engine_export *push_control_find(
 	struct push_session *session, const struct push_text *name, uint32_t rights)
 {
 	struct engine_export *entry =
@@ -66,7 +66,7 @@ static struct engine_export *find(
 
 static void take_look(struct push_session *session, const struct push_text *name)
 {
-	struct engine_export *entry = find(session, name, 0);
+	struct engine_export *entry = push_control_find(session, name, 0);
 	struct push_answer answer = { 0 };
 	uint32_t rights;
 
@@ -82,7 +82,8 @@ static void take_look(struct push_session *session, const struct push_text *name
 
 /* --- tickets --------------------------------------------------------------------------------- */
 
-static bool is_onto_itself(const struct push_session *session, const struct push_grant *grant)
+static bool push_control_is_onto_itself(
+	const struct push_session *session, const struct push_grant *grant)
 {
 	const struct push_wire_grant *head = &grant->head;
 	uint64_t distance = head->offset > head->source_offset ? head->offset - head->source_offset
@@ -120,7 +121,7 @@ static void take_grant(struct push_session *session, const struct push_grant *gr
 	const struct push_wire_grant *head = &grant->head;
 	struct engine *engine = session->service->engine;
 	uint32_t rights = ENGINE_RIGHT_WRITE | (head->flags != 0 ? ENGINE_RIGHT_READ : 0);
-	struct engine_export *entry = find(session, &grant->name, rights);
+	struct engine_export *entry = push_control_find(session, &grant->name, rights);
 	struct push_answer answer = { .has_ticket = true };
 	struct push_claim claim = {
 		.ticket = {
@@ -147,7 +148,7 @@ static void take_grant(struct push_session *session, const struct push_grant *gr
 			"ends at %" PRIu64,
 			bytes, head->offset + head->length);
 		text = sizes;
-	} else if (is_onto_itself(session, grant)) {
+	} else if (push_control_is_onto_itself(session, grant)) {
 		result = -EINVAL;
 		text = "source and destination are the same, or overlap";
 	} else if (!bind_ticket(session, head, &claim.ticket)) {
@@ -217,7 +218,7 @@ static void take_jobs(struct push_session *session, uint64_t cursor)
 	}
 }
 
-static void take_cancel(struct push_session *session, uint64_t id)
+static void push_control_take_cancel(struct push_session *session, uint64_t id)
 {
 	struct push_viewer viewer = push_viewer_of(session);
 	int result = push_job_cancel(id, &viewer);
@@ -274,7 +275,7 @@ void push_control_take(
 		if (rule == NULL && type == PUSH_JOBS) {
 			take_jobs(session, number);
 		} else if (rule == NULL) {
-			take_cancel(session, number);
+			push_control_take_cancel(session, number);
 		}
 	}
 	if (rule != NULL) {

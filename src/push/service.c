@@ -21,7 +21,7 @@ _Static_assert((int)MESSAGES_MAX > 2 * (int)PUSH_SLOTS + (int)PUSH_ZEROES_MAX + 
 
 static _Atomic uint32_t staged_slots;
 
-static struct push_session *of(struct session *base)
+static struct push_session *push_service_of(struct session *base)
 {
 	return container_of(base, struct push_session, base);
 }
@@ -201,7 +201,7 @@ void push_link_close(struct push_link *link)
 	}
 }
 
-static void take_message(
+static void push_service_take_message(
 	struct push_session *session, const struct clan_message *message, const uint8_t *bytes)
 {
 	if (session->sink != NULL && session->base.state == SESSION_READY) {
@@ -219,7 +219,7 @@ static void take_message(
 	}
 }
 
-static void take_messages(struct push_session *session)
+static void push_service_take_messages(struct push_session *session)
 {
 	struct push_service *service = session->service;
 	struct clan_message message;
@@ -236,12 +236,12 @@ static void take_messages(struct push_session *session)
 		if (session->base.state == SESSION_NEGOTIATING) {
 			session_has_spoken(&session->base);
 		}
-		take_message(session, &message, service->message);
+		push_service_take_message(session, &message, service->message);
 	}
 	push_session_fail(session, "H2: more messages than may be on the way");
 }
 
-static void take_hello(struct push_session *session)
+static void push_service_take_hello(struct push_session *session)
 {
 	struct push_wire_welcome welcome = { .magic = PUSH_MAGIC, .version = PUSH_VERSION };
 	bool known = false;
@@ -264,7 +264,7 @@ static void take_hello(struct push_session *session)
 	} else if (clan_accept(session->in.conn, &welcome, sizeof(welcome)) != 0) {
 		session_terminate(&session->base, NULL);
 	} else {
-		take_messages(session);
+		push_service_take_messages(session);
 	}
 }
 
@@ -287,15 +287,15 @@ static void peer_lost(struct push_session *session, const struct clan_event *eve
 static void in_event(struct push_session *session, const struct clan_event *event)
 {
 	if (event->type == CLAN_EVENT_CONNECT) {
-		take_hello(session);
+		push_service_take_hello(session);
 	} else if (event->type == CLAN_EVENT_LOST) {
-		take_messages(session); /* what it has said before */
+		push_service_take_messages(session); /* what it has said before */
 		if (session->base.state != SESSION_TERMINATING) {
 			peer_lost(session, event);
 		}
 	} else if (event->type == CLAN_EVENT_READY) {
 		push_control_note(session, false);
-		take_messages(session);
+		push_service_take_messages(session);
 		if (session->sink != NULL && session->base.state == SESSION_READY) {
 			push_sink_advance(session);
 		}
@@ -322,7 +322,7 @@ static void link_event(struct push_link *link, const struct clan_event *event)
 	}
 }
 
-static void take_offered(struct push_service *service, const struct clan_event *event)
+static void push_service_take_offered(struct push_service *service, const struct clan_event *event)
 {
 	struct clan_peer peer;
 
@@ -341,16 +341,16 @@ static void take_offered(struct push_service *service, const struct clan_event *
 	}
 }
 
-static void take_event(struct push_service *service, const struct clan_event *event)
+static void push_service_take_event(struct push_service *service, const struct clan_event *event)
 {
 	if (event->context != NULL) {
 		link_event(event->context, event);
 	} else {
-		take_offered(service, event);
+		push_service_take_offered(service, event);
 	}
 }
 
-static int source_poll(struct ring_source *source)
+static int push_service_source_poll(struct ring_source *source)
 {
 	struct push_service *service = container_of(source, struct push_service, source);
 	struct clan_event events[EVENTS_MAX];
@@ -358,23 +358,23 @@ static int source_poll(struct ring_source *source)
 
 	GMB_ASSERT(count >= 0);
 	for (int i = 0; i < count; i++) {
-		take_event(service, &events[i]);
+		push_service_take_event(service, &events[i]);
 	}
 	return count;
 }
 
-static bool source_arm(struct ring_source *source)
+static bool push_service_source_arm(struct ring_source *source)
 {
 	return clan_queue_arm(container_of(source, struct push_service, source)->clan) == 0;
 }
 
-static void source_removed(struct ring_source *source)
+static void push_service_source_removed(struct ring_source *source)
 {
 	container_of(source, struct push_service, source)->is_removed = true;
 }
 
 /* A server without push has nothing of this. */
-static int start(struct push_service *service, struct error *error)
+static int push_service_start(struct push_service *service, struct error *error)
 {
 	struct clan_error reason;
 	int result;
@@ -391,8 +391,8 @@ static int start(struct push_service *service, struct error *error)
 		return error_set(error, result, "%s", reason.text);
 	}
 	service->source = (struct ring_source){
-		.poll = source_poll,
-		.arm = source_arm,
+		.poll = push_service_source_poll,
+		.arm = push_service_source_arm,
 		.fd = clan_queue_fd(service->clan),
 	};
 	ring_source_add(service->engine->ring, &service->source);
@@ -401,7 +401,7 @@ static int start(struct push_service *service, struct error *error)
 
 /* --- the life of a session -------------------------------------------------------------------- */
 
-static struct clan_conn_options conn_options(const struct push_service *service)
+static struct clan_conn_options push_service_conn_options(const struct push_service *service)
 {
 	uint64_t handshake_ms = service->engine->limits.handshake_timeout_ns / NS_PER_MS;
 
@@ -419,11 +419,11 @@ static struct clan_conn_options conn_options(const struct push_service *service)
 static int session_accept(void *context, const struct endpoint *endpoint)
 {
 	struct push_service *service = context;
-	struct clan_conn_options options = conn_options(service);
+	struct clan_conn_options options = push_service_conn_options(service);
 	struct push_session *session;
 	struct clan_error reason;
 	struct error error;
-	int result = start(service, &error);
+	int result = push_service_start(service, &error);
 
 	if (result < 0) {
 		return result;
@@ -454,7 +454,7 @@ static int session_accept(void *context, const struct endpoint *endpoint)
 
 static void session_resume(struct session *base)
 {
-	struct push_session *session = of(base);
+	struct push_session *session = push_service_of(base);
 	uint32_t type = session->held_type;
 
 	if (type != 0) {
@@ -484,12 +484,12 @@ static void session_flush(struct session *base, bool alone)
 
 static void session_drain(struct session *base)
 {
-	push_session_job_fail(of(base), -ESHUTDOWN, session_stop_text(base));
+	push_session_job_fail(push_service_of(base), -ESHUTDOWN, session_stop_text(base));
 }
 
 static void session_export_changed(struct session *base, enum export_change change)
 {
-	struct push_session *session = of(base);
+	struct push_session *session = push_service_of(base);
 
 	if (change == EXPORT_RIGHTS && (base->rights & session->rights) != session->rights) {
 		push_session_job_fail(
@@ -507,7 +507,7 @@ static bool session_stalled(struct session *base)
 
 static void session_abort(struct session *base)
 {
-	struct push_session *session = of(base);
+	struct push_session *session = push_service_of(base);
 
 	push_session_job_end(session, -ECONNABORTED, "its connection was ended");
 	ring_cancel(session->service->engine->ring, &session->tick);
@@ -523,7 +523,7 @@ static void session_abort(struct session *base)
 
 static bool session_join(struct session *base)
 {
-	struct push_session *session = of(base);
+	struct push_session *session = push_service_of(base);
 	bool idle = session->source == NULL || push_source_join(session);
 
 	idle &= session->sink == NULL || push_sink_join(session);
@@ -533,7 +533,7 @@ static bool session_join(struct session *base)
 
 static void session_close(struct session *base)
 {
-	struct push_session *session = of(base);
+	struct push_session *session = push_service_of(base);
 
 	push_source_free(session);
 	push_sink_free(session);
@@ -543,7 +543,7 @@ static void session_close(struct session *base)
 
 /* --- the session kind ------------------------------------------------------------------------ */
 
-static int service_create(struct engine *engine, void **service_out, struct error *error)
+static int push_service_create(struct engine *engine, void **service_out, struct error *error)
 {
 	struct push_service *service = calloc(1, sizeof(*service));
 
@@ -555,14 +555,15 @@ static int service_create(struct engine *engine, void **service_out, struct erro
 	return 0;
 }
 
-static void service_destroy(void *context)
+static void push_service_destroy(void *context)
 {
 	struct push_service *service = context;
 
 	if (service->clan != NULL) {
 		int result;
 
-		ring_source_remove(service->engine->ring, &service->source, source_removed);
+		ring_source_remove(
+			service->engine->ring, &service->source, push_service_source_removed);
 		while (!service->is_removed) {
 			ring_turn(service->engine->ring, true);
 		}
@@ -573,7 +574,7 @@ static void service_destroy(void *context)
 			int count = clan_queue_wait(service->clan, events, EVENTS_MAX, 10);
 
 			for (int i = 0; i < count; i++) {
-				take_event(service, &events[i]);
+				push_service_take_event(service, &events[i]);
 			}
 		}
 		GMB_ASSERT(result == 0);
@@ -587,15 +588,15 @@ static bool is_yes(const char *text)
 	return text != NULL && strcmp(text, "yes") == 0;
 }
 
-static int service_listen(void *context, struct export_uri *uri, const struct engine_door *door,
-	void **listener_out, struct error *error)
+static int push_service_listen(void *context, struct export_uri *uri,
+	const struct engine_door *door, void **listener_out, struct error *error)
 {
 	struct push_service *service = context;
-	struct clan_conn_options options = conn_options(service);
+	struct clan_conn_options options = push_service_conn_options(service);
 	struct clan_listener *listener;
 	struct clan_error reason;
 	char *address;
-	int result = start(service, error);
+	int result = push_service_start(service, error);
 
 	if (result < 0) {
 		return result;
@@ -619,7 +620,7 @@ static int service_listen(void *context, struct export_uri *uri, const struct en
 	return 0;
 }
 
-static void service_listen_end(void *context, void *listener)
+static void push_service_listen_end(void *context, void *listener)
 {
 	struct push_service *service = context;
 
@@ -636,10 +637,10 @@ const struct session_kind push_session_kind = {
 	.schemes = schemes,
 	.keeps_messages = true,
 	.maps_memory = true,
-	.create = service_create,
-	.destroy = service_destroy,
-	.listen = service_listen,
-	.listen_end = service_listen_end,
+	.create = push_service_create,
+	.destroy = push_service_destroy,
+	.listen = push_service_listen,
+	.listen_end = push_service_listen_end,
 	.accept = session_accept,
 	.resume = session_resume,
 	.flush = session_flush,

@@ -134,7 +134,7 @@ static int dial_push(struct push_session *session, const struct export_uri *uri,
 }
 
 /* Whether the source may connect there; peer: a word for it. */
-static int look_up(const struct push_session *session, struct push_source *source,
+static int start_look_up(const struct push_session *session, struct push_source *source,
 	char peer[PUSH_PEER_BYTES_MAX], const char **text)
 {
 	char label[EXPORT_URI_LABEL_BYTES];
@@ -152,7 +152,7 @@ static int look_up(const struct push_session *session, struct push_source *sourc
 }
 
 /* What it is to read is there. The job fails if it cannot connect. */
-static void dial(struct push_session *session)
+static void start_dial(struct push_session *session)
 {
 	struct push_source *source = session->source;
 	struct push_answer answer = { .head.value = source->use.ticket.job };
@@ -186,7 +186,7 @@ static void view_made(struct engine_view *view, int result, const char *text)
 	char sentence[PUSH_TEXT_BYTES_MAX];
 
 	if (result == 0) {
-		dial(session);
+		start_dial(session);
 		return;
 	}
 	snprintf(sentence, sizeof(sentence),
@@ -194,7 +194,8 @@ static void view_made(struct engine_view *view, int result, const char *text)
 	push_session_job_fail(session, result, sentence);
 }
 
-static int admit(struct push_session *session, const struct push_start *start, const char **text)
+static int start_admit(
+	struct push_session *session, const struct push_start *start, const char **text)
 {
 	const struct push_wire_start *head = &start->head;
 
@@ -228,7 +229,7 @@ static void tell_place(struct push_source *source, struct store *store, uint64_t
 }
 
 /* A job, which begins with a view of what it reads if that may change. */
-static int create(struct push_session *session, struct engine_export *entry,
+static int start_create(struct push_session *session, struct engine_export *entry,
 	const struct push_start *start, const char **text)
 {
 	struct push_source *source = calloc(1, sizeof(*source));
@@ -268,7 +269,7 @@ static int create(struct push_session *session, struct engine_export *entry,
 		return -ENOMEM;
 	}
 	memcpy(job.name, start->name.bytes, start->name.length);
-	result = look_up(session, source, job.peer, text);
+	result = start_look_up(session, source, job.peer, text);
 	if (result == 0) {
 		result = push_session_job(session, &job, text);
 	}
@@ -277,7 +278,7 @@ static int create(struct push_session *session, struct engine_export *entry,
 	}
 	session->is_opening = true;
 	if ((start->head.flags & PUSH_LIVE) != 0 || !engine_view_is_useful(entry)) {
-		dial(session);
+		start_dial(session);
 	} else {
 		snprintf(view_name, sizeof(view_name), "push-%016" PRIx64, job.id);
 		engine_view_make(&source->view, entry, view_name, view_made);
@@ -285,7 +286,7 @@ static int create(struct push_session *session, struct engine_export *entry,
 	return 0;
 }
 
-static void hold(struct push_session *session, const uint8_t *bytes, uint32_t len)
+static void start_hold(struct push_session *session, const uint8_t *bytes, uint32_t len)
 {
 	session->held = malloc(len);
 	if (session->held == NULL) {
@@ -314,14 +315,14 @@ void push_source_begin(struct push_session *session, const uint8_t *bytes, uint3
 		 : entry == NULL	? -ENOENT
 					: session_choose(&session->base, entry);
 	if (result == -EAGAIN) {
-		hold(session, bytes, len);
+		start_hold(session, bytes, len);
 		return;
 	}
 	if (result != 0) {
 		text = session->base.stopping ? session_stop_text(&session->base)
 					      : session_choose_text(result);
 	} else {
-		result = admit(session, &start, &text);
+		result = start_admit(session, &start, &text);
 	}
 	if (result == 0 && (start.head.flags & PUSH_NBD) != 0 &&
 		!ring_secret(session->service->engine->ring, &start.ticket.job,
@@ -330,7 +331,7 @@ void push_source_begin(struct push_session *session, const uint8_t *bytes, uint3
 		result = -EIO;
 	}
 	if (result == 0) {
-		result = create(session, entry, &start, &text);
+		result = start_create(session, entry, &start, &text);
 	}
 	if (result != 0) {
 		push_control_answer(session, result, text);

@@ -10,7 +10,7 @@
 #include "tls/mac.h"
 
 /* A message that is a head and nothing else. */
-static bool take_head(const uint8_t *bytes, size_t len, void *head, size_t head_bytes)
+static bool push_wire_take_head(const uint8_t *bytes, size_t len, void *head, size_t head_bytes)
 {
 	if (len != head_bytes) {
 		return false;
@@ -35,7 +35,7 @@ static bool is_name(const struct push_text *text)
 	       memchr(text->bytes, 0, text->length) == NULL;
 }
 
-static bool is_zero(const void *bytes, size_t len)
+static bool push_wire_is_zero(const void *bytes, size_t len)
 {
 	const uint8_t *at = bytes;
 	uint8_t any = 0;
@@ -52,7 +52,7 @@ const char *push_hello_parse(const void *bytes, size_t len, bool *known_out)
 {
 	struct push_wire_hello hello;
 
-	if (!take_head(bytes, len, &hello, sizeof(hello)) || hello.magic != PUSH_MAGIC ||
+	if (!push_wire_take_head(bytes, len, &hello, sizeof(hello)) || hello.magic != PUSH_MAGIC ||
 		hello.zero != 0 || hello.version_min > hello.version_max) {
 		return "H1: it is not a hello of push";
 	}
@@ -62,8 +62,9 @@ const char *push_hello_parse(const void *bytes, size_t len, bool *known_out)
 
 const char *push_welcome_parse(const void *bytes, size_t len, struct push_wire_welcome *welcome)
 {
-	if (!take_head(bytes, len, welcome, sizeof(*welcome)) || welcome->magic != PUSH_MAGIC ||
-		welcome->version != PUSH_VERSION || welcome->zero != 0 || welcome->zero_2 != 0) {
+	if (!push_wire_take_head(bytes, len, welcome, sizeof(*welcome)) ||
+		welcome->magic != PUSH_MAGIC || welcome->version != PUSH_VERSION ||
+		welcome->zero != 0 || welcome->zero_2 != 0) {
 		return "H1: it is not a welcome of push";
 	}
 	return NULL;
@@ -90,7 +91,7 @@ const char *push_number_parse(const uint8_t *bytes, size_t len, uint64_t *job_ou
 {
 	struct push_wire_job_number head;
 
-	if (!take_head(bytes, len, &head, sizeof(head))) {
+	if (!push_wire_take_head(bytes, len, &head, sizeof(head))) {
 		return "H3: the length of a message that names a job";
 	}
 	*job_out = head.job;
@@ -121,7 +122,7 @@ const char *push_grant_parse(const uint8_t *bytes, size_t len, struct push_grant
 		head->binding < PUSH_BOUND_UID || head->binding > PUSH_BOUND_ASKER ||
 		(head->binding != PUSH_BOUND_UID && head->uid != 0) ||
 		(head->binding != PUSH_BOUND_ADDRESS &&
-			!is_zero(head->address, sizeof(head->address)))) {
+			!push_wire_is_zero(head->address, sizeof(head->address)))) {
 		return "H6: flags of GRANT, or who may use the ticket";
 	}
 	return NULL;
@@ -137,7 +138,7 @@ static const char *check_no_ticket(const struct push_start *start)
 	rest.offset = 0;
 	rest.length = 0;
 	if ((ticket->flags & ~(PUSH_COMPARE | PUSH_READ_BACK)) != 0 ||
-		start->head.uid != PUSH_UID_UNKNOWN || !is_zero(&rest, sizeof(rest))) {
+		start->head.uid != PUSH_UID_UNKNOWN || !push_wire_is_zero(&rest, sizeof(rest))) {
 		return "H6: a ticket in START, or of whom, where there is none";
 	}
 	return ticket->length == start->head.length && ticket->offset <= INT64_MAX
@@ -218,7 +219,7 @@ const char *push_job_parse(const uint8_t *bytes, size_t len, struct push_job_mes
 
 const char *push_use_parse(const uint8_t *bytes, size_t len, struct push_wire_use *use)
 {
-	return take_head(bytes, len, use, sizeof(*use)) ? NULL : "H3: the length of USE";
+	return push_wire_take_head(bytes, len, use, sizeof(*use)) ? NULL : "H3: the length of USE";
 }
 
 const char *push_alive_parse(size_t len)
@@ -228,7 +229,7 @@ const char *push_alive_parse(size_t len)
 
 const char *push_used_parse(const uint8_t *bytes, size_t len, struct push_wire_used *used)
 {
-	if (!take_head(bytes, len, used, sizeof(*used))) {
+	if (!push_wire_take_head(bytes, len, used, sizeof(*used))) {
 		return "H3: the length of USED";
 	}
 	return used->slots >= 1 && used->slots <= PUSH_SLOTS && used->zero == 0 &&
@@ -248,13 +249,14 @@ static bool are_pieces(uint64_t offset, uint64_t length, uint64_t total, uint64_
 
 const char *push_zeroed_parse(const uint8_t *bytes, size_t len, struct push_wire_range *zero)
 {
-	return take_head(bytes, len, zero, sizeof(*zero)) ? NULL : "H3: the length of ZEROED";
+	return push_wire_take_head(bytes, len, zero, sizeof(*zero)) ? NULL
+								    : "H3: the length of ZEROED";
 }
 
 const char *push_zero_parse(
 	const uint8_t *bytes, size_t len, uint64_t total, struct push_wire_range *zero)
 {
-	if (!take_head(bytes, len, zero, sizeof(*zero))) {
+	if (!push_wire_take_head(bytes, len, zero, sizeof(*zero))) {
 		return "H3: the length of ZERO";
 	}
 	return are_pieces(zero->offset, zero->length, total, PUSH_ZERO_BYTES_MAX)
@@ -271,7 +273,7 @@ static bool is_piece(uint64_t offset, uint64_t length, uint64_t total)
 const char *push_check_parse(
 	const uint8_t *bytes, size_t len, uint64_t total, struct push_wire_check *check)
 {
-	if (!take_head(bytes, len, check, sizeof(*check))) {
+	if (!push_wire_take_head(bytes, len, check, sizeof(*check))) {
 		return "H3: the length of CHECK";
 	}
 	return is_piece(check->offset, check->length, total) ? NULL : "H9: the piece in CHECK";
@@ -279,7 +281,7 @@ const char *push_check_parse(
 
 const char *push_checked_parse(const uint8_t *bytes, size_t len, struct push_wire_checked *checked)
 {
-	return take_head(bytes, len, checked, sizeof(*checked)) && checked->same <= 1 &&
+	return push_wire_take_head(bytes, len, checked, sizeof(*checked)) && checked->same <= 1 &&
 			       checked->zero == 0
 		       ? NULL
 		       : "H3: CHECKED";
@@ -287,7 +289,7 @@ const char *push_checked_parse(const uint8_t *bytes, size_t len, struct push_wir
 
 const char *push_flush_parse(const uint8_t *bytes, size_t len, struct push_wire_flush *flush)
 {
-	return take_head(bytes, len, flush, sizeof(*flush)) && flush->zero == 0 &&
+	return push_wire_take_head(bytes, len, flush, sizeof(*flush)) && flush->zero == 0 &&
 			       (flush->flags & ~(uint32_t)PUSH_FLUSH_FINISH) == 0
 		       ? NULL
 		       : "H3: FLUSH or FLUSHED";
@@ -307,7 +309,8 @@ const char *push_failed_parse(
 
 const char *push_piece_check(const struct push_wire_piece *piece, uint64_t total)
 {
-	return piece->magic == PUSH_PIECE_MAGIC && is_zero(piece->zero, sizeof(piece->zero)) &&
+	return piece->magic == PUSH_PIECE_MAGIC &&
+			       push_wire_is_zero(piece->zero, sizeof(piece->zero)) &&
 			       is_piece(piece->offset, piece->length, total)
 		       ? NULL
 		       : "H10: the head of a piece";

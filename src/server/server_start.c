@@ -155,7 +155,7 @@ static int start_accepting(struct server *server, struct error *error)
 	return rc;
 }
 
-static void has_news(void *context)
+static void server_start_has_news(void *context)
 {
 	server_wake(context);
 }
@@ -198,7 +198,7 @@ static int start_reload(struct server *server, struct error *error)
 		.credentials = server->credentials,
 		.reactors = server->reactors,
 		.reactor_count = server->reactor_count,
-		.wake = has_news,
+		.wake = server_start_has_news,
 		.changed = exports_have_changed,
 		.context = server,
 	};
@@ -231,7 +231,7 @@ static void begin_control(struct server *server)
 /* The rings are made before the sandbox is sealed. The sockets of an upgrade are the other
  * process's until this one serves: of two that wait there, a client may wake the one that leaves.
  */
-static int start_control(struct server *server, struct error *error)
+static int server_start_control(struct server *server, struct error *error)
 {
 	struct server_view view;
 	int rc;
@@ -259,7 +259,7 @@ static bool is_ignored(int signal_number)
 }
 
 /* Blocks our signals before any thread starts, so that only signal_fd sees them. */
-static int take_signals(struct server *server, struct error *error)
+static int server_start_take_signals(struct server *server, struct error *error)
 {
 	sigset_t ours;
 
@@ -362,7 +362,7 @@ static int start_first_stores(struct server *server, struct error *error)
 		.reactors = server->reactors,
 		.reactor_count = server->reactor_count,
 		.is_taking = server->take != NULL,
-		.wake = has_news,
+		.wake = server_start_has_news,
 		.context = server,
 	};
 	return start_stores(server, false, error);
@@ -400,7 +400,7 @@ static void finish_take(struct server *server)
 }
 
 /* The sockets of clients, the control socket and that of metrics, and the memory of a device. */
-static int open_places(struct server *server, struct error *error)
+static int server_start_open_places(struct server *server, struct error *error)
 {
 	const struct server_config *config = server->config;
 	int rc = listeners_open(config, server->take, server->kinds, server->kind_count,
@@ -430,7 +430,7 @@ static int become_user(struct server *server, struct error *error)
 /* What is open is given to the user. */
 static int start_alone(struct server *server, struct error *error)
 {
-	int rc = open_places(server, error);
+	int rc = server_start_open_places(server, error);
 
 	return rc == 0 ? become_user(server, error) : rc;
 }
@@ -450,7 +450,7 @@ static int start_taking(struct server *server, struct server_config *config, str
 	if (rc == 0) {
 		rc = upgrade_take_begin(server->take, config, error);
 	}
-	return rc == 0 ? open_places(server, error) : rc;
+	return rc == 0 ? server_start_open_places(server, error) : rc;
 }
 
 static bool has_control(const struct server_config *config)
@@ -463,7 +463,7 @@ int server_start(struct server *server, struct server_config *config, struct err
 	int rc;
 
 	runner_raise_file_limit(server->file_limit);
-	rc = take_signals(server, error);
+	rc = server_start_take_signals(server, error);
 	if (rc == 0) {
 		rc = upgrade_take_find(config, &server->take, error);
 	}
@@ -505,7 +505,7 @@ int server_start(struct server *server, struct server_config *config, struct err
 		rc = start_upgrade(server, error);
 	}
 	if (rc == 0) {
-		rc = start_control(server, error);
+		rc = server_start_control(server, error);
 	}
 	if (rc == 0) {
 		rc = start_first_stores(server, error);

@@ -54,7 +54,7 @@ static const struct store_option file_options[] = {
 
 /* What a submitter may see of an error. The wrapper has checked the arguments, so the kernel's
  * "invalid" only says that the disk is not what it was when it was opened. */
-static int legal_result(int result)
+static int store_file_legal_result(int result)
 {
 	switch (result) {
 	case -EINVAL:
@@ -73,10 +73,10 @@ void file_finish(struct store_part *part, int result)
 	if (file_scratch_of(part)->gate != FILE_GATE_NONE) {
 		file_gate_leave(file_store_of(part)->gate, part);
 	}
-	store_finish(part, result < 0 ? legal_result(result) : 0);
+	store_finish(part, result < 0 ? store_file_legal_result(result) : 0);
 }
 
-static void retry_done(struct ring_op *op, int result)
+static void store_file_retry_done(struct ring_op *op, int result)
 {
 	struct store_part *part = file_part_of(op);
 
@@ -150,7 +150,7 @@ bool file_fits_direct(
 	       mem_is_aligned(memory, store->memory_align);
 }
 
-static void read_done(struct ring_op *op, int result)
+static void store_file_read_done(struct ring_op *op, int result)
 {
 	struct store_part *part = file_part_of(op);
 	struct file_scratch *scratch = file_scratch_of(part);
@@ -176,7 +176,7 @@ static void read_done(struct ring_op *op, int result)
 		read_next(part);
 	} else if (try_by_copy(part, result)) {
 		read_next(part);
-	} else if (!file_retry(part, result, retry_done)) {
+	} else if (!file_retry(part, result, store_file_retry_done)) {
 		file_finish(part, result);
 	}
 }
@@ -200,7 +200,7 @@ static void read_next(struct store_part *part)
 		   !file_gate_enter(store->gate, part, FILE_GATE_BUFFERED)) {
 		return;
 	}
-	ring_read(queue->base.ring, &part->io, file, memory, left, offset, read_done);
+	ring_read(queue->base.ring, &part->io, file, memory, left, offset, store_file_read_done);
 }
 
 /* --- writing ------------------------------------------------------------------------------- */
@@ -230,7 +230,7 @@ static void write_failed(struct store_part *part, int result)
 		result = -EIO; /* not full: the device has become smaller */
 	}
 	if (store_result_breaks(part, result)) {
-		file_gate_fail(store->gate, legal_result(result));
+		file_gate_fail(store->gate, store_file_legal_result(result));
 	}
 	file_finish(part, result);
 }
@@ -242,7 +242,7 @@ static void write_done(struct ring_op *op, int result)
 	if (result <= 0) {
 		if (try_by_copy(part, result)) {
 			write_next(part);
-		} else if (!file_retry(part, result, retry_done)) {
+		} else if (!file_retry(part, result, store_file_retry_done)) {
 			write_failed(part, result == 0 ? -EIO : result);
 		}
 		return;
@@ -352,7 +352,7 @@ void file_resume(struct store_part *part)
 	}
 }
 
-static void file_submit(struct store_queue *queue, struct store_part *part)
+static void store_file_submit(struct store_queue *queue, struct store_part *part)
 {
 	struct file_store *store = container_of(queue->store, struct file_store, base);
 	uint64_t end = part->offset + part->length; /* of a flush: 0 */
@@ -463,7 +463,7 @@ static void file_queue_fini(struct store_queue *base)
 	file_auto_fini(queue);
 	queue->retired->fd = sync_fd;
 	queue->retired->next = atomic_load_explicit(&store->retired, memory_order_relaxed);
-	/* Release: release(), which reads with acquire, sees the whole entry. */
+	/* Release: store_file_release(), which reads with acquire, sees the whole entry. */
 	while (!atomic_compare_exchange_weak_explicit(&store->retired, &queue->retired->next,
 		queue->retired, memory_order_release, memory_order_relaxed)) {
 	}
@@ -472,7 +472,7 @@ static void file_queue_fini(struct store_queue *base)
 /* --- opening and closing ------------------------------------------------------------------- */
 
 /* Of what open has got so far. */
-static void release(struct file_store *store)
+static void store_file_release(struct file_store *store)
 {
 	struct file_retired *retired = atomic_load_explicit(&store->retired, memory_order_acquire);
 
@@ -503,12 +503,12 @@ static void release(struct file_store *store)
 	free(store->path);
 }
 
-static void file_close(struct store *base)
+static void store_file_close(struct store *base)
 {
 	struct file_store *store = container_of(base, struct file_store, base);
 
 	file_gate_leave_member(store->gate, &store->member);
-	release(store);
+	store_file_release(store);
 }
 
 static uint64_t file_size(struct store *base)
@@ -625,7 +625,7 @@ static void open_auto(struct file_store *store, const struct store_options *opti
 	store->read_auto = true;
 }
 
-static void fill_info(struct file_store *store, const struct store_options *options)
+static void store_file_fill_info(struct file_store *store, const struct store_options *options)
 {
 	struct store_info *info = &store->base.info;
 	const struct disk_info *disk = &store->disk;
@@ -667,8 +667,8 @@ static int join_gate(
 	return result;
 }
 
-static int open_all(struct file_store *store, const struct store_options *options, bool is_raw,
-	struct error *error)
+static int store_file_open_all(struct file_store *store, const struct store_options *options,
+	bool is_raw, struct error *error)
 {
 	/* What is frozen many exports read: each would go around the page cache once. */
 	bool is_auto = options->read_mode == STORE_MODE_AUTO && !options->frozen;
@@ -697,7 +697,7 @@ static int open_all(struct file_store *store, const struct store_options *option
 	if (store->path == NULL) {
 		return error_set(error, -ENOMEM, "not enough memory to open '%s'", options->path);
 	}
-	fill_info(store, options);
+	store_file_fill_info(store, options);
 	store->unit = MAX((uint64_t)store->disk.block_preferred, (uint64_t)store->offset_align);
 	store->unit = MAX(store->unit, (uint64_t)sysconf(_SC_PAGESIZE));
 	atomic_init(&store->size, store->disk.size);
@@ -711,8 +711,8 @@ static int open_all(struct file_store *store, const struct store_options *option
 	return 0;
 }
 
-static int file_open(struct store *base, const struct store_options *options, const void *config,
-	struct error *error)
+static int store_file_open(struct store *base, const struct store_options *options,
+	const void *config, struct error *error)
 {
 	struct file_store *store = container_of(base, struct file_store, base);
 	const struct file_config *own = config;
@@ -723,10 +723,10 @@ static int file_open(struct store *base, const struct store_options *options, co
 	store->read_claim_fd = -1;
 	store->offset_align = 1;
 	store->memory_align = 1;
-	result = open_all(
+	result = store_file_open_all(
 		store, options, options->any_format || (own != NULL && own->is_raw), error);
 	if (result < 0) {
-		release(store);
+		store_file_release(store);
 	}
 	return result;
 }
@@ -789,10 +789,10 @@ static const struct store_ops file_ops = {
 	.name = "file",
 	.queue_bytes = sizeof(struct file_queue),
 	.scratch_bytes = sizeof(struct file_scratch),
-	.close = file_close,
+	.close = store_file_close,
 	.queue_init = file_queue_init,
 	.queue_fini = file_queue_fini,
-	.submit = file_submit,
+	.submit = store_file_submit,
 	.page_cache_ref = file_page_cache_ref,
 	.page_cache_refusal = file_page_cache_refusal,
 	.size = file_size,
@@ -810,7 +810,7 @@ const struct store_kind file_store_kind = {
 	.config_bytes = sizeof(struct file_config),
 	.store_bytes = sizeof(struct file_store),
 	.ops = &file_ops,
-	.open = file_open,
+	.open = store_file_open,
 };
 
 int file_store_direct_fd(struct store *base)

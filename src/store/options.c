@@ -375,7 +375,7 @@ int store_options_set(
 
 /* --- comparing ------------------------------------------------------------------------------- */
 
-static bool same_text(const struct store_option *option, const void *a, const void *b)
+static bool options_same_text(const struct store_option *option, const void *a, const void *b)
 {
 	const char *const texts[] = {
 		a != NULL ? *(char *const *)((const char *)a + option->value.offset) : NULL,
@@ -390,7 +390,7 @@ bool store_value_same(const struct store_option *option, const void *a, const vo
 {
 	GMB_ASSERT(option->value.bytes > 0);
 	if ((option->flags & STORE_OPTION_TEXT) != 0) {
-		return same_text(option, a, b);
+		return options_same_text(option, a, b);
 	}
 	for (uint32_t i = option->value.offset; i < option->value.offset + option->value.bytes;
 		i++) {

@@ -37,7 +37,7 @@ enum fit {
 };
 
 /* A URI with or without the slash of the default export. */
-static bool same_text(const char *a, const char *b)
+static bool find_same_text(const char *a, const char *b)
 {
 	size_t a_bytes = strlen(a);
 	size_t b_bytes = strlen(b);
@@ -48,7 +48,7 @@ static bool same_text(const char *a, const char *b)
 }
 
 /* This machine, from its own point of view. */
-static bool is_here(const char *host)
+static bool find_is_here(const char *host)
 {
 	static const char *const names[] = { "localhost", "127.0.0.1", "::1", "0.0.0.0", "::" };
 
@@ -96,7 +96,7 @@ static bool same_place(
 	}
 	return served->port == asked->port &&
 	       (strcasecmp(served->host, asked->host) == 0 ||
-		       (is_here(served->host) && is_here(asked->host)));
+		       (find_is_here(served->host) && find_is_here(asked->host)));
 }
 
 static enum fit fit_uri(const char *served_text, long long pid, const char *asked_text)
@@ -106,7 +106,7 @@ static enum fit fit_uri(const char *served_text, long long pid, const char *aske
 	struct error error;
 	enum fit fit = FIT_NOT;
 
-	if (same_text(served_text, asked_text)) {
+	if (find_same_text(served_text, asked_text)) {
 		return FIT_EXACT;
 	}
 	if (export_uri_parse(served_text, &served, &error) == 0 &&
@@ -204,7 +204,7 @@ static uint32_t rank_of(const json_t *document, const struct ucred *peer, const 
 	return fit == FIT_NOT ? 0 : (uint32_t)fit + (is_trusted ? FIT_EXACT : 0);
 }
 
-static void look_at(struct search *search, const char *path, const char *uri)
+static void find_look_at(struct search *search, const char *path, const char *uri)
 {
 	struct error error = { 0 };
 	struct ucred peer;
@@ -269,7 +269,7 @@ static void see_match(void *context, const char *path)
 {
 	const struct wish *wish = context;
 
-	look_at(wish->search, path, wish->uri);
+	find_look_at(wish->search, path, wish->uri);
 }
 
 static void search_folder(struct search *search, const char *folder, const char *uri)

@@ -74,14 +74,14 @@ int stats_print_metrics(const char *path, struct error *error)
 
 /* --- showing ------------------------------------------------------------------------------- */
 
-static double number(const json_t *object, const char *group, const char *key)
+static double tools_stats_number(const json_t *object, const char *group, const char *key)
 {
 	const json_t *from = group != NULL ? json_object_get(object, group) : object;
 
 	return json_number_value(json_object_get(from, key));
 }
 
-static const char *text_of(const json_t *object, const char *key)
+static const char *tools_stats_text_of(const json_t *object, const char *key)
 {
 	const char *text = json_string_value(json_object_get(object, key));
 
@@ -107,17 +107,17 @@ static const char *plural(double count)
 
 static void show_head(const json_t *document)
 {
-	const char *version = text_of(document, "version");
+	const char *version = tools_stats_text_of(document, "version");
 	char shown[QUOTE_BYTES];
 
 	printf("Server %.0f, gmblock %s, up %.0f s: %.0f connection%s, %.0f request%s in flight\n",
-		number(document, NULL, "pid"),
+		tools_stats_number(document, NULL, "pid"),
 		log_escape(shown, sizeof(shown), version, strlen(version)),
-		number(document, NULL, "uptime_seconds"),
-		number(document, "counters", "connections"),
-		plural(number(document, "counters", "connections")),
-		number(document, "counters", "inflight"),
-		plural(number(document, "counters", "inflight")));
+		tools_stats_number(document, NULL, "uptime_seconds"),
+		tools_stats_number(document, "counters", "connections"),
+		plural(tools_stats_number(document, "counters", "connections")),
+		tools_stats_number(document, "counters", "inflight"),
+		plural(tools_stats_number(document, "counters", "inflight")));
 }
 
 /* Why TLS handshakes have failed, most important first. */
@@ -135,7 +135,7 @@ static void show_tls_failures(const json_t *document)
 	};
 
 	for (size_t i = 0; i < ARRAY_COUNT(causes); i++) {
-		const double count = number(document, "counters", causes[i].counter);
+		const double count = tools_stats_number(document, "counters", causes[i].counter);
 
 		if (count > 0) {
 			printf("  %.0f failed: %s\n", count, causes[i].text);
@@ -146,30 +146,30 @@ static void show_tls_failures(const json_t *document)
 /* Nothing where nobody has asked for TLS. */
 static void show_tls(const json_t *document)
 {
-	const double handshakes = number(document, "counters", "tls_handshakes");
-	const double failed = number(document, "counters", "tls_handshakes_failed");
-	const double refused = number(document, "counters", "tls_handshakes_refused");
+	const double handshakes = tools_stats_number(document, "counters", "tls_handshakes");
+	const double failed = tools_stats_number(document, "counters", "tls_handshakes_failed");
+	const double refused = tools_stats_number(document, "counters", "tls_handshakes_refused");
 
 	if (handshakes + failed + refused == 0) {
 		return;
 	}
 	printf("TLS: %.0f connection%s, %.0f of them by the kernel, %.0f with TLS 1.2; %.0f "
 	       "handshake%s, %.0f failed, %.0f refused because there was no place\n",
-		number(document, "counters", "tls_connections"),
-		plural(number(document, "counters", "tls_connections")),
-		number(document, "counters", "tls_connections_kernel"),
-		number(document, "counters", "tls_connections_1_2"), handshakes, plural(handshakes),
-		failed, refused);
+		tools_stats_number(document, "counters", "tls_connections"),
+		plural(tools_stats_number(document, "counters", "tls_connections")),
+		tools_stats_number(document, "counters", "tls_connections_kernel"),
+		tools_stats_number(document, "counters", "tls_connections_1_2"), handshakes,
+		plural(handshakes), failed, refused);
 	show_tls_failures(document);
 }
 
 /* Nothing where nobody has pushed. */
 static void show_push(const json_t *document)
 {
-	const double tickets = number(document, "counters", "push_tickets");
-	const double refused = number(document, "counters", "push_tickets_refused");
-	const double done = number(document, "counters", "pushes_done");
-	const double failed = number(document, "counters", "pushes_failed");
+	const double tickets = tools_stats_number(document, "counters", "push_tickets");
+	const double refused = tools_stats_number(document, "counters", "push_tickets_refused");
+	const double done = tools_stats_number(document, "counters", "pushes_done");
+	const double failed = tools_stats_number(document, "counters", "pushes_failed");
 
 	if (tickets + refused + done + failed > 0) {
 		printf("Push: %.0f ticket%s made, %.0f refused; %.0f push%s done, %.0f failed\n",
@@ -181,18 +181,20 @@ static void show_arenas(const json_t *arenas)
 {
 	for (size_t i = 0; i < json_array_size(arenas); i++) {
 		const json_t *arena = json_array_get(arenas, i);
-		const char *kind = text_of(arena, "kind");
-		const char *trouble = text_of(arena, "trouble");
-		double waits = number(arena, NULL, "waits");
-		double spills = number(arena, NULL, "spills");
+		const char *kind = tools_stats_text_of(arena, "kind");
+		const char *trouble = tools_stats_text_of(arena, "trouble");
+		double waits = tools_stats_number(arena, NULL, "waits");
+		double spills = tools_stats_number(arena, NULL, "spills");
 		char shown[QUOTE_BYTES];
 		char used[UNITS_TEXT_BYTES];
 		char limit[UNITS_TEXT_BYTES];
 
 		printf("Memory (%s): %s of %s in use, clients waited %.0f time%s",
 			log_escape(shown, sizeof(shown), kind, strlen(kind)),
-			units_format_bytes(used, (uint64_t)number(arena, NULL, "used_bytes")),
-			units_format_bytes(limit, (uint64_t)number(arena, NULL, "limit_bytes")),
+			units_format_bytes(
+				used, (uint64_t)tools_stats_number(arena, NULL, "used_bytes")),
+			units_format_bytes(
+				limit, (uint64_t)tools_stats_number(arena, NULL, "limit_bytes")),
 			waits, plural(waits));
 		if (spills > 0) {
 			printf(", %.0f part%s had RAM", spills, plural(spills));
@@ -216,7 +218,7 @@ static const char *gb_text(char out[GB_BYTES], double bytes)
 /* "read" */
 static const char *operation_text(char out[QUOTE_BYTES], const json_t *operation)
 {
-	return log_escape_sentence(out, QUOTE_BYTES, text_of(operation, "operation"));
+	return log_escape_sentence(out, QUOTE_BYTES, tools_stats_text_of(operation, "operation"));
 }
 
 static void show_operation(const json_t *operation)
@@ -228,35 +230,39 @@ static void show_operation(const json_t *operation)
 	char shown[QUOTE_BYTES];
 
 	printf("  %-8s %-8s %10.0f %7.0f %9s", operation_text(shown, operation),
-		class_text(text, operation), number(operation, NULL, "count"),
-		number(operation, NULL, "errors"), gb_text(gb, number(operation, NULL, "bytes")));
+		class_text(text, operation), tools_stats_number(operation, NULL, "count"),
+		tools_stats_number(operation, NULL, "errors"),
+		gb_text(gb, tools_stats_number(operation, NULL, "bytes")));
 	for (size_t i = 0; i < ARRAY_COUNT(latencies); i++) {
-		printf(" %10s", print_us(text, number(operation, "latency_us", latencies[i])));
+		printf(" %10s",
+			print_us(text, tools_stats_number(operation, "latency_us", latencies[i])));
 	}
 	for (size_t i = 0; i < ARRAY_COUNT(states); i++) {
-		printf(" %10s", print_us(text, number(operation, "state_us", states[i])));
+		printf(" %10s",
+			print_us(text, tools_stats_number(operation, "state_us", states[i])));
 	}
 	printf("\n");
 }
 
 static void show_export_name(const json_t *entry)
 {
-	const char *name = text_of(entry, "name");
-	const char *path = text_of(entry, "path");
+	const char *name = tools_stats_text_of(entry, "name");
+	const char *path = tools_stats_text_of(entry, "path");
 	char shown[QUOTE_BYTES];
 	char shown_path[QUOTE_BYTES];
 
 	printf("\nExport \"%s\" (%s), %.0f connection%s\n",
 		log_escape(shown, sizeof(shown), name, strlen(name)),
 		log_escape(shown_path, sizeof(shown_path), path, strlen(path)),
-		number(entry, NULL, "connections"), plural(number(entry, NULL, "connections")));
+		tools_stats_number(entry, NULL, "connections"),
+		plural(tools_stats_number(entry, NULL, "connections")));
 }
 
 /* How the parts of large requests were chosen; nothing before there were any. */
 static void show_cutting(const json_t *entry, const char *what)
 {
 	const json_t *cutting = json_object_get(entry, what);
-	double network = number(cutting, NULL, "network_bytes_per_second");
+	double network = tools_stats_number(cutting, NULL, "network_bytes_per_second");
 	char size[UNITS_TEXT_BYTES];
 
 	if (!json_is_integer(json_object_get(cutting, "part_size"))) {
@@ -265,12 +271,13 @@ static void show_cutting(const json_t *entry, const char *what)
 	printf("  %s in parts of %s: the disk gives %.2f GB/s", what,
 		units_format_bytes(
 			size, (uint64_t)json_integer_value(json_object_get(cutting, "part_size"))),
-		number(cutting, NULL, "disk_bytes_per_second") / 1e9);
+		tools_stats_number(cutting, NULL, "disk_bytes_per_second") / 1e9);
 	if (network > 0) {
 		printf(", the network carries %.2f GB/s", network / 1e9);
 	}
 	if (json_is_number(json_object_get(cutting, "early"))) {
-		printf(", parts come %.0f %% before the end", 100 * number(cutting, NULL, "early"));
+		printf(", parts come %.0f %% before the end",
+			100 * tools_stats_number(cutting, NULL, "early"));
 	}
 	printf("\n");
 }
@@ -316,7 +323,7 @@ static bool has_large_reads(const json_t *entry)
 		const json_t *operation = json_array_get(operations, i);
 		const json_t *limit = json_object_get(operation, "size_max");
 
-		if (strcmp(text_of(operation, "operation"), "read") == 0 &&
+		if (strcmp(tools_stats_text_of(operation, "operation"), "read") == 0 &&
 			(!json_is_integer(limit) ||
 				json_integer_value(limit) > STORE_PAGE_CACHE_BYTES_MIN)) {
 			return true;
@@ -327,9 +334,9 @@ static bool has_large_reads(const json_t *entry)
 
 static void show_page_cache_send(const json_t *entry)
 {
-	double bytes = number(entry, NULL, "page_cache_send_bytes");
-	double misses = number(entry, NULL, "page_cache_send_misses");
-	const char *refusal = text_of(entry, "page_cache_send_refusal");
+	double bytes = tools_stats_number(entry, NULL, "page_cache_send_bytes");
+	double misses = tools_stats_number(entry, NULL, "page_cache_send_misses");
+	const char *refusal = tools_stats_text_of(entry, "page_cache_send_refusal");
 	char shown[QUOTE_BYTES];
 
 	if (bytes > 0) {
@@ -349,8 +356,8 @@ static void show_page_cache_send(const json_t *entry)
 
 static void show_limits(const char *label, const json_t *rate)
 {
-	double bytes = number(rate, NULL, "bytes_per_second");
-	double requests = number(rate, NULL, "requests_per_second");
+	double bytes = tools_stats_number(rate, NULL, "bytes_per_second");
+	double requests = tools_stats_number(rate, NULL, "requests_per_second");
 
 	if (bytes > 0) {
 		printf("%s: at most %.3f MB/s\n", label, bytes / 1e6);
@@ -372,15 +379,15 @@ static void show_limits_and_waits(const json_t *entry)
 {
 	const json_t *rate = json_object_get(entry, "rate");
 	const json_t *memory = json_object_get(entry, "memory");
-	double waits = number(memory, NULL, "waits");
-	double delayed = number(rate, NULL, "requests_delayed");
+	double waits = tools_stats_number(memory, NULL, "waits");
+	double delayed = tools_stats_number(rate, NULL, "requests_delayed");
 
 	show_limits("  rate", rate);
 	if (delayed > 0) {
 		printf("  rate: %.0f requests were delayed, by %.3f ms on average\n", delayed,
-			number(rate, NULL, "delay_ns") / delayed / 1e6);
+			tools_stats_number(rate, NULL, "delay_ns") / delayed / 1e6);
 	}
-	show_memory_limit("  data", number(memory, NULL, "max_bytes"));
+	show_memory_limit("  data", tools_stats_number(memory, NULL, "max_bytes"));
 	if (waits > 0) {
 		printf("  data: clients waited %.0f times because of that limit\n", waits);
 	}
@@ -391,14 +398,15 @@ static void show_rules(const json_t *rules)
 {
 	for (size_t i = 0; i < json_array_size(rules); i++) {
 		const json_t *rule = json_array_get(rules, i);
-		double identities = number(rule, NULL, "identities");
+		double identities = tools_stats_number(rule, NULL, "identities");
 		char label[64];
 
 		if (identities > 0) {
 			snprintf(label, sizeof(label), "rule %zu, for each of %.0f identit%s",
 				i + 1, identities, identities > 1 ? "ies" : "y");
 			show_limits(label, rule);
-			show_memory_limit(label, number(rule, NULL, "memory_max_bytes"));
+			show_memory_limit(
+				label, tools_stats_number(rule, NULL, "memory_max_bytes"));
 		}
 	}
 }
@@ -476,7 +484,8 @@ static const json_t *same_operation(const json_t *before, const json_t *operatio
 	for (size_t i = 0; i < json_array_size(operations); i++) {
 		const json_t *at = json_array_get(operations, i);
 
-		if (strcmp(text_of(at, "operation"), text_of(operation, "operation")) == 0 &&
+		if (strcmp(tools_stats_text_of(at, "operation"),
+			    tools_stats_text_of(operation, "operation")) == 0 &&
 			json_equal(json_object_get(at, "size_max"),
 				json_object_get(operation, "size_max"))) {
 			return at;
@@ -488,7 +497,7 @@ static const json_t *same_operation(const json_t *before, const json_t *operatio
 static const json_t *entry_named(const json_t *list, const char *name)
 {
 	for (size_t i = 0; i < json_array_size(list); i++) {
-		if (strcmp(text_of(json_array_get(list, i), "name"), name) == 0) {
+		if (strcmp(tools_stats_text_of(json_array_get(list, i), "name"), name) == 0) {
 			return json_array_get(list, i);
 		}
 	}
@@ -504,7 +513,8 @@ static bool has_restarted(const json_t *entry, const json_t *before)
 		const json_t *was = json_array_get(operations, i);
 		const json_t *is = same_operation(entry, was);
 
-		if (is == NULL || number(is, NULL, "count") < number(was, NULL, "count")) {
+		if (is == NULL || tools_stats_number(is, NULL, "count") <
+					  tools_stats_number(was, NULL, "count")) {
 			return true;
 		}
 	}
@@ -514,7 +524,8 @@ static bool has_restarted(const json_t *entry, const json_t *before)
 const json_t *stats_entry_before(
 	const json_t *document, const json_t *before, const char *list, const json_t *entry)
 {
-	const json_t *was = entry_named(json_object_get(before, list), text_of(entry, "name"));
+	const json_t *was =
+		entry_named(json_object_get(before, list), tools_stats_text_of(entry, "name"));
 	bool is_same_server = json_equal(
 		json_object_get(document, "instance"), json_object_get(before, "instance"));
 
@@ -525,10 +536,11 @@ const json_t *stats_entry_before(
 static double mean_since(
 	const json_t *now, const json_t *before, const char *group, const char *key, double count)
 {
-	double sum = number(now, group, key) * number(now, NULL, "count");
+	double sum = tools_stats_number(now, group, key) * tools_stats_number(now, NULL, "count");
 
 	if (before != NULL) {
-		sum -= number(before, group, key) * number(before, NULL, "count");
+		sum -= tools_stats_number(before, group, key) *
+		       tools_stats_number(before, NULL, "count");
 	}
 	return sum > 0 ? sum / count : 0;
 }
@@ -542,12 +554,12 @@ static const struct {
 
 static void show_change(const json_t *operation, const json_t *before, double seconds, bool is_wide)
 {
-	double count = number(operation, NULL, "count") -
-		       (before != NULL ? number(before, NULL, "count") : 0);
-	double bytes = number(operation, NULL, "bytes") -
-		       (before != NULL ? number(before, NULL, "bytes") : 0);
-	double errors = number(operation, NULL, "errors") -
-			(before != NULL ? number(before, NULL, "errors") : 0);
+	double count = tools_stats_number(operation, NULL, "count") -
+		       (before != NULL ? tools_stats_number(before, NULL, "count") : 0);
+	double bytes = tools_stats_number(operation, NULL, "bytes") -
+		       (before != NULL ? tools_stats_number(before, NULL, "bytes") : 0);
+	double errors = tools_stats_number(operation, NULL, "errors") -
+			(before != NULL ? tools_stats_number(before, NULL, "errors") : 0);
 	char text[PRINT_US_BYTES];
 	char gb[GB_BYTES];
 	char shown[QUOTE_BYTES];
@@ -571,8 +583,8 @@ void stats_show_changes(const json_t *document, const json_t *before, uint32_t c
 {
 	bool is_wide = columns >= WATCH_COLUMNS;
 	const json_t *exports = json_object_get(document, "exports");
-	double seconds =
-		number(document, NULL, "clock_seconds") - number(before, NULL, "clock_seconds");
+	double seconds = tools_stats_number(document, NULL, "clock_seconds") -
+			 tools_stats_number(before, NULL, "clock_seconds");
 
 	show_head(document);
 	printf("  %-7s %-7s %11s %6s %12s %9s", "", "size", "requests", "errors", "rate", "mean");

@@ -69,7 +69,7 @@ static void end_on_signal(int number)
 
 /* --- what happened ------------------------------------------------------------------------- */
 
-static const char *text_of(const json_t *object, const char *key)
+static const char *tools_top_text_of(const json_t *object, const char *key)
 {
 	const char *text = json_string_value(json_object_get(object, key));
 
@@ -105,13 +105,13 @@ static void add_buckets(struct sums *sums, const json_t *list, double sign)
 }
 
 /* Payload is what reads and writes move. */
-static void add_operations(struct sums *sums, const json_t *entry, double sign)
+static void tools_top_add_operations(struct sums *sums, const json_t *entry, double sign)
 {
 	const json_t *list = json_object_get(entry, "operations");
 
 	for (size_t i = 0; i < json_array_size(list); i++) {
 		const json_t *operation = json_array_get(list, i);
-		const char *name = text_of(operation, "operation");
+		const char *name = tools_top_text_of(operation, "operation");
 		double count = sign * number(operation, "count");
 		bool reads = strcmp(name, "read") == 0;
 		bool writes = strcmp(name, "write") == 0;
@@ -174,7 +174,7 @@ static void find_path(struct row *row, const json_t *entry, const json_t *before
 static void make_row(const struct top *top, struct row *row, const json_t *entry,
 	const json_t *before, bool is_escaped)
 {
-	const char *name = text_of(entry, "name");
+	const char *name = tools_top_text_of(entry, "name");
 	struct sums sums = { 0 };
 
 	*row = (struct row){ .connections = number(entry, "connections") };
@@ -186,8 +186,8 @@ static void make_row(const struct top *top, struct row *row, const json_t *entry
 	if (row->name[0] == '\0') {
 		snprintf(row->name, sizeof(row->name), "\"\"");
 	}
-	add_operations(&sums, entry, 1);
-	add_operations(&sums, before, -1);
+	tools_top_add_operations(&sums, entry, 1);
+	tools_top_add_operations(&sums, before, -1);
 	if (top->seconds > 0) {
 		row->reads = MAX(sums.reads, 0.0) / top->seconds;
 		row->writes = MAX(sums.writes, 0.0) / top->seconds;
@@ -364,7 +364,7 @@ static void put_list(
 static void put_summary(struct top *top)
 {
 	const json_t *counters = json_object_get(top->now, "counters");
-	const char *version = text_of(top->now, "version");
+	const char *version = tools_top_text_of(top->now, "version");
 	char shown[64];
 	char line[COLUMNS_MAX * 2];
 	double connections = number(counters, "connections");
@@ -434,7 +434,7 @@ static int draw(struct top *top, struct error *error)
 
 /* --- the loop ------------------------------------------------------------------------------ */
 
-static int look(struct top *top, const char *path, struct error *error)
+static int tools_top_look(struct top *top, const char *path, struct error *error)
 {
 	json_t *now = stats_ask(path, error);
 
@@ -470,9 +470,10 @@ static void take_keys(struct top *top)
 	}
 }
 
-static int run(struct top *top, const char *path, uint64_t interval_ns, struct error *error)
+static int tools_top_run(
+	struct top *top, const char *path, uint64_t interval_ns, struct error *error)
 {
-	int rc = look(top, path, error);
+	int rc = tools_top_look(top, path, error);
 	uint64_t due_ns = clock_now_ns() + MIN(interval_ns, (uint64_t)200 * NS_PER_MS);
 
 	while (rc == 0 && !ended) {
@@ -481,7 +482,7 @@ static int run(struct top *top, const char *path, uint64_t interval_ns, struct e
 
 		if (now_ns >= due_ns) {
 			due_ns = now_ns + interval_ns;
-			rc = top->paused ? 0 : look(top, path, error);
+			rc = top->paused ? 0 : tools_top_look(top, path, error);
 		}
 		if (rc == 0) {
 			rc = draw(top, error);
@@ -519,7 +520,7 @@ int top_show(const char *path, uint64_t interval_ns, struct error *error)
 	raw.c_lflag &= ~(tcflag_t)(ICANON | ECHO);
 	(void)tcsetattr(STDIN_FILENO, TCSANOW, &raw);
 	(void)fwrite(enter, 1, sizeof(enter) - 1, stdout);
-	rc = run(&top, path, interval_ns, error);
+	rc = tools_top_run(&top, path, interval_ns, error);
 	(void)fwrite(leave, 1, sizeof(leave) - 1, stdout);
 	(void)fflush(stdout);
 	(void)tcsetattr(STDIN_FILENO, TCSANOW, &before);

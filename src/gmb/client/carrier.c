@@ -118,7 +118,7 @@ static struct command *native_take_back(struct carrier *base, bool *was_sent)
 
 /* --- events ---------------------------------------------------------------------------------- */
 
-static void connected(struct native_carrier *carrier)
+static void gmb_carrier_connected(struct native_carrier *carrier)
 {
 	size_t bytes;
 	const void *welcome = clan_conn_hello(carrier->conn, &bytes);
@@ -158,7 +158,7 @@ void native_carrier_event(struct native_carrier *carrier, const struct clan_even
 	}
 	switch ((enum clan_event_type)event->type) {
 	case CLAN_EVENT_CONNECTED:
-		connected(carrier);
+		gmb_carrier_connected(carrier);
 		break;
 	case CLAN_EVENT_READY:
 		native_carrier_take(carrier);
@@ -187,7 +187,7 @@ void native_carrier_event(struct native_carrier *carrier, const struct clan_even
 
 /* --- the beginning --------------------------------------------------------------------------- */
 
-static void timer_done(struct ring_op *op, int result)
+static void gmb_carrier_timer_done(struct ring_op *op, int result)
 {
 	struct native_carrier *carrier = container_of(op, struct native_carrier, timer_op);
 
@@ -241,7 +241,7 @@ static void make_open(struct native_carrier *carrier, const struct carrier_start
 	}
 }
 
-static int dial(struct native_carrier *carrier, const struct carrier_start *start)
+static int gmb_carrier_dial(struct native_carrier *carrier, const struct carrier_start *start)
 {
 	struct clan_conn_options options = {
 		.size = sizeof(options),
@@ -279,10 +279,11 @@ static void native_start(struct carrier *base, const struct carrier_start *start
 	}
 	memset(carrier->shares, 0, sizeof(carrier->shares));
 	make_open(carrier, start);
-	if (dial(carrier, start) != 0) {
+	if (gmb_carrier_dial(carrier, start) != 0) {
 		ring_defer(base->ring, &carrier->fail_op, 0, fail_done);
 	} else {
-		ring_timer(base->ring, &carrier->timer_op, start->timeout_ns, timer_done);
+		ring_timer(
+			base->ring, &carrier->timer_op, start->timeout_ns, gmb_carrier_timer_done);
 	}
 }
 

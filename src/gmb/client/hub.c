@@ -24,7 +24,7 @@ static struct hub *hub_of(struct queue_part *part)
 
 /* --- the clan queue on the queue's ring ------------------------------------------------------ */
 
-static int source_poll(struct ring_source *source)
+static int hub_source_poll(struct ring_source *source)
 {
 	struct hub *hub = container_of(source, struct hub, source);
 	struct clan_event events[EVENTS_MAX];
@@ -50,14 +50,14 @@ static int source_poll(struct ring_source *source)
 	return count;
 }
 
-static bool source_arm(struct ring_source *source)
+static bool hub_source_arm(struct ring_source *source)
 {
 	struct hub *hub = container_of(source, struct hub, source);
 
 	return list_is_empty(&hub->hungry) && clan_queue_arm(hub->clan) == 0;
 }
 
-static void source_removed(struct ring_source *source)
+static void hub_source_removed(struct ring_source *source)
 {
 	container_of(source, struct hub, source)->is_removed = true;
 }
@@ -66,8 +66,8 @@ void hub_start(struct hub *hub)
 {
 	if (!hub->is_polled) {
 		hub->is_polled = true;
-		hub->source.poll = source_poll;
-		hub->source.arm = source_arm;
+		hub->source.poll = hub_source_poll;
+		hub->source.arm = hub_source_arm;
 		hub->source.fd = clan_queue_fd(hub->clan);
 		ring_source_add(hub->ring, &hub->source);
 	}
@@ -80,7 +80,7 @@ static void hub_destroy(struct queue_part *part)
 
 	GMB_ASSERT(list_is_empty(&hub->carriers));
 	if (hub->is_polled) {
-		ring_source_remove(hub->ring, &hub->source, source_removed);
+		ring_source_remove(hub->ring, &hub->source, hub_source_removed);
 	}
 	ring_cancel(hub->ring, &hub->retry_op);
 	while ((hub->is_polled && !hub->is_removed) || hub->retry_op.in_flight) {
@@ -154,7 +154,7 @@ static int buffer_import(struct hub *hub, uint32_t number, int memfd, uint64_t o
 	return result;
 }
 
-static bool holds(const struct hub_buffer *buffer, const void *address, size_t bytes)
+static bool hub_holds(const struct hub_buffer *buffer, const void *address, size_t bytes)
 {
 	uintptr_t offset = (uintptr_t)address - (uintptr_t)buffer->base;
 
@@ -167,11 +167,11 @@ struct hub_buffer *hub_find(struct hub *hub, const void *address, size_t bytes)
 {
 	struct hub_buffer *last = &hub->buffers[hub->last_found];
 
-	if (holds(last, address, bytes)) {
+	if (hub_holds(last, address, bytes)) {
 		return last;
 	}
 	for (uint32_t i = HUB_POOL + 1; i < HUB_BUFFERS_MAX; i++) {
-		if (holds(&hub->buffers[i], address, bytes)) {
+		if (hub_holds(&hub->buffers[i], address, bytes)) {
 			hub->last_found = i;
 			return &hub->buffers[i];
 		}
@@ -287,7 +287,7 @@ static bool page_is_used(const struct hub *hub, uint32_t page)
 	return (hub->pool_used[page / 64] >> (page % 64) & 1) != 0;
 }
 
-static void mark(struct hub *hub, const struct hub_run *run)
+static void hub_mark(struct hub *hub, const struct hub_run *run)
 {
 	for (uint32_t page = run->page; page < run->page + run->pages; page++) {
 		hub->pool_used[page / 64] ^= UINT64_C(1) << (page % 64);
@@ -316,26 +316,26 @@ bool hub_pool_get(struct hub *hub, size_t bytes, struct hub_run *run)
 		run->pages = 0;
 		return false;
 	}
-	mark(hub, run);
+	hub_mark(hub, run);
 	return true;
 }
 
 void hub_pool_put(struct hub *hub, struct hub_run *run)
 {
-	mark(hub, run);
+	hub_mark(hub, run);
 	run->pages = 0;
 }
 
 /* --- what waits until nobody shares it ------------------------------------------------------- */
 
-static void retry_done(struct ring_op *op, int result)
+static void hub_retry_done(struct ring_op *op, int result)
 {
 	GMB_UNUSED(result);
 	hub_settle(container_of(op, struct hub, retry_op));
 }
 
 /* Calls for every connection that shares it; true: there are some. */
-static bool is_shared(struct hub *hub, uint32_t number)
+static bool hub_is_shared(struct hub *hub, uint32_t number)
 {
 	bool shared = false;
 
@@ -352,7 +352,7 @@ static bool is_shared(struct hub *hub, uint32_t number)
 }
 
 /* True when there is nothing left to do. */
-static bool settle(struct hub *hub, uint32_t number)
+static bool gmb_hub_settle(struct hub *hub, uint32_t number)
 {
 	struct hub_buffer *buffer = &hub->buffers[number];
 	/* What is in the pool is copied there anew when its command is sent again. */
@@ -362,7 +362,7 @@ static bool settle(struct hub *hub, uint32_t number)
 	if (buffer->region == NULL || (!buffer->tainted && !buffer->freeing)) {
 		return true;
 	}
-	if (is_shared(hub, number)) {
+	if (hub_is_shared(hub, number)) {
 		return false;
 	}
 	if (buffer->freeing) {
@@ -376,7 +376,7 @@ static bool settle(struct hub *hub, uint32_t number)
 		/* No memory, maybe for a while. The commands must wait, or what is still written
 		 * for the old ones would be found in the new ones. */
 		if (!hub->retry_op.in_flight) {
-			ring_timer(hub->ring, &hub->retry_op, RETRY_NS, retry_done);
+			ring_timer(hub->ring, &hub->retry_op, RETRY_NS, hub_retry_done);
 		}
 		return false;
 	}
@@ -389,7 +389,7 @@ static void settle_all(struct hub *hub)
 	bool settled = true;
 
 	for (uint32_t i = 0; i < HUB_BUFFERS_MAX; i++) {
-		settled &= settle(hub, i);
+		settled &= gmb_hub_settle(hub, i);
 	}
 	hub->unsettled = !settled;
 	list_for_each(node, &hub->carriers)

@@ -22,7 +22,7 @@ struct probe {
 	uint8_t message[NATIVE_MESSAGE_BYTES_MAX];
 };
 
-static int turn(struct probe *probe, struct error *error)
+static int probe_turn(struct probe *probe, struct error *error)
 {
 	struct clan_event events[EVENTS_MAX];
 	uint64_t now_ns = clock_now_ns();
@@ -44,13 +44,13 @@ static int turn(struct probe *probe, struct error *error)
 		       : 0;
 }
 
-static int broken(const char *rule, struct error *error)
+static int probe_broken(const char *rule, struct error *error)
 {
 	return error_set(error, -EPROTO, "the server broke a rule of gmb: %s", rule);
 }
 
 /* The connection knows why it has ended before LOST is given. */
-static int ended(const struct probe *probe, int code, struct error *error)
+static int probe_ended(const struct probe *probe, int code, struct error *error)
 {
 	const char *reason = clan_conn_reason(probe->conn);
 
@@ -58,7 +58,7 @@ static int ended(const struct probe *probe, int code, struct error *error)
 		reason[0] != '\0' ? ": " : "", reason);
 }
 
-static int hear(struct probe *probe, struct native_export *export, struct error *error)
+static int probe_hear(struct probe *probe, struct native_export *export, struct error *error)
 {
 	struct clan_message head;
 	const char *rule;
@@ -66,21 +66,22 @@ static int hear(struct probe *probe, struct native_export *export, struct error 
 
 	while ((result = clan_recv(probe->conn, CLAN_ANY, &head, probe->message,
 			sizeof(probe->message))) == -EAGAIN) {
-		result = turn(probe, error);
+		result = probe_turn(probe, error);
 		if (result != 0) {
 			return result;
 		}
 	}
 	if (result != 0) {
-		return ended(probe, result, error);
+		return probe_ended(probe, result, error);
 	}
 	rule = head.cls != CLAN_BULK || head.type != NATIVE_EXPORT
 		       ? "G2: a message that does not belong here"
 		       : native_export_parse(probe->message, head.bytes, export);
-	return rule != NULL ? broken(rule, error) : 0;
+	return rule != NULL ? probe_broken(rule, error) : 0;
 }
 
-static int connect_to(struct probe *probe, const struct native_target *target, struct error *error)
+static int probe_connect_to(
+	struct probe *probe, const struct native_target *target, struct error *error)
 {
 	const void *welcome;
 	const char *rule;
@@ -94,7 +95,7 @@ static int connect_to(struct probe *probe, const struct native_target *target, s
 	int result = native_connect(probe->queue, target, &options, &probe->conn, error);
 
 	while (result == 0 && !probe->connected) {
-		result = turn(probe, error);
+		result = probe_turn(probe, error);
 	}
 	if (result != 0) {
 		return result;
@@ -102,7 +103,7 @@ static int connect_to(struct probe *probe, const struct native_target *target, s
 	welcome = clan_conn_hello(probe->conn, &bytes);
 	rule = native_welcome_parse(welcome, bytes, &parsed);
 	probe->version = rule == NULL ? parsed.version : 0;
-	return rule != NULL ? broken(rule, error) : 0;
+	return rule != NULL ? probe_broken(rule, error) : 0;
 }
 
 static int ask_for_one(struct probe *probe, const struct native_target *target,
@@ -118,9 +119,9 @@ static int ask_for_one(struct probe *probe, const struct native_target *target,
 	result = clan_send(probe->conn, CLAN_BULK, NATIVE_OPEN, probe->message,
 		(uint32_t)sizeof(head) + head.name_bytes);
 	if (result != 0) {
-		return ended(probe, result, error);
+		return probe_ended(probe, result, error);
 	}
-	result = hear(probe, export, error);
+	result = probe_hear(probe, export, error);
 	if (result == 0 && export->head.status != 0) {
 		log_escape(text, sizeof(text), export->text.bytes, export->text.length);
 		result = error_set(error, native_status_to_errno(export->head.status), "%s", text);
@@ -135,16 +136,16 @@ static int ask_for_next(
 	int result = clan_send(probe->conn, CLAN_BULK, NATIVE_LIST, &list, sizeof(list));
 
 	if (result != 0) {
-		return ended(probe, result, error);
+		return probe_ended(probe, result, error);
 	}
-	result = hear(probe, export, error);
+	result = probe_hear(probe, export, error);
 	if (result == 0 && export->head.status == 0 && export->head.cursor <= cursor) {
-		result = broken("a cursor that does not grow", error);
+		result = probe_broken("a cursor that does not grow", error);
 	}
 	return result;
 }
 
-static int ask(struct probe *probe, const struct native_target *target, bool all,
+static int probe_ask(struct probe *probe, const struct native_target *target, bool all,
 	int (*found)(void *context, uint16_t version, const struct native_export *export,
 		struct error *error),
 	void *context, struct error *error)
@@ -185,9 +186,9 @@ int native_probe(const char *uri, bool all, uint64_t timeout_ns,
 	} else {
 		const struct native_target *target = (struct native_target *)(void *)base;
 
-		result = connect_to(&probe, target, error);
+		result = probe_connect_to(&probe, target, error);
 		if (result == 0) {
-			result = ask(&probe, target, all, found, context, error);
+			result = probe_ask(&probe, target, all, found, context, error);
 		}
 		if (result != 0) {
 			error_prefix(error, "%s", label);
@@ -197,7 +198,7 @@ int native_probe(const char *uri, bool all, uint64_t timeout_ns,
 		}
 		probe.until_ns = UINT64_MAX; /* nothing of the server's is waited for */
 		while (probe.conn != NULL && !probe.closed) {
-			(void)!turn(&probe, &(struct error){ 0 });
+			(void)!probe_turn(&probe, &(struct error){ 0 });
 		}
 		(void)!clan_queue_destroy(probe.queue);
 	}

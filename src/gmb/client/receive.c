@@ -27,7 +27,7 @@ static void take_extents(struct command *command, const struct native_reply *rep
 	}
 }
 
-static void call_done(
+static void gmb_receive_call_done(
 	struct native_carrier *carrier, struct native_call *call, const struct native_reply *reply)
 {
 	struct command *command = native_command_of(call);
@@ -68,7 +68,7 @@ static enum native_reply_kind reply_kind(const struct command *command)
 }
 
 /* The broken rule, or NULL. */
-static const char *take_reply(struct native_carrier *carrier, uint32_t len)
+static const char *gmb_receive_take_reply(struct native_carrier *carrier, uint32_t len)
 {
 	struct native_reply reply;
 	struct native_call *call;
@@ -86,12 +86,12 @@ static const char *take_reply(struct native_carrier *carrier, uint32_t len)
 		call->extents_max, native_command_of(call)->length, &reply);
 	if (rule == NULL) {
 		carrier->base.answered_ns = carrier->base.heard_ns;
-		call_done(carrier, call, &reply);
+		gmb_receive_call_done(carrier, call, &reply);
 	}
 	return rule;
 }
 
-static const char *take_event(struct native_carrier *carrier, uint32_t len)
+static const char *gmb_receive_take_event(struct native_carrier *carrier, uint32_t len)
 {
 	struct native_wire_event event;
 	const char *rule = native_event_parse(carrier->message, len, &event);
@@ -103,7 +103,7 @@ static const char *take_event(struct native_carrier *carrier, uint32_t len)
 	return rule;
 }
 
-static uint32_t capabilities_of(uint32_t flags, const struct carrier_facts *facts)
+static uint32_t gmb_receive_capabilities_of(uint32_t flags, const struct carrier_facts *facts)
 {
 	static const uint8_t unknown[CARRIER_INSTANCE_BYTES];
 	const uint32_t always = GMB_CAN_FLUSH | GMB_CAN_FUA | GMB_CAN_CACHE | GMB_CAN_STATUS |
@@ -123,7 +123,7 @@ static void put_text(char out[CARRIER_NAME_BYTES_MAX], struct native_text text)
 	out[text.length] = '\0';
 }
 
-static const char *take_export(struct native_carrier *carrier, uint32_t len)
+static const char *gmb_receive_take_export(struct native_carrier *carrier, uint32_t len)
 {
 	struct carrier_facts *facts = &carrier->base.facts;
 	struct native_export export;
@@ -139,7 +139,7 @@ static const char *take_export(struct native_carrier *carrier, uint32_t len)
 		return NULL;
 	}
 	facts->bytes = export.head.bytes;
-	facts->capabilities = capabilities_of(export.head.flags, facts);
+	facts->capabilities = gmb_receive_capabilities_of(export.head.flags, facts);
 	facts->identity = export.head.flags;
 	facts->request_block = 1;
 	facts->block_minimum = 1;
@@ -162,21 +162,22 @@ static const char *take_export(struct native_carrier *carrier, uint32_t len)
 	return NULL;
 }
 
-static const char *take_message(struct native_carrier *carrier, const struct clan_message *message)
+static const char *gmb_receive_take_message(
+	struct native_carrier *carrier, const struct clan_message *message)
 {
 	bool ready = carrier->state == NATIVE_READY;
 
 	if (message->cls == CLAN_BULK && message->type == NATIVE_REPLY && ready) {
-		return take_reply(carrier, message->bytes);
+		return gmb_receive_take_reply(carrier, message->bytes);
 	}
 	if (message->cls == CLAN_BULK && message->type == NATIVE_EVENT && ready) {
-		return take_event(carrier, message->bytes);
+		return gmb_receive_take_event(carrier, message->bytes);
 	}
 	if (message->cls == CLAN_BULK && message->type == NATIVE_ALIVE && ready) {
 		return message->bytes == 0 ? NULL : "G3: the length of ALIVE";
 	}
 	if (message->cls == CLAN_BULK && message->type == NATIVE_EXPORT && !ready) {
-		return take_export(carrier, message->bytes);
+		return gmb_receive_take_export(carrier, message->bytes);
 	}
 	return "G2: a message that does not belong here";
 }
@@ -197,7 +198,7 @@ void native_carrier_take(struct native_carrier *carrier)
 			return; /* an event tells of more, or of the end */
 		}
 		carrier->base.heard_ns = ring_batch_ns(carrier->base.ring);
-		rule = take_message(carrier, &message);
+		rule = gmb_receive_take_message(carrier, &message);
 		if (rule != NULL) {
 			char text[160];
 

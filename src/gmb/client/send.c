@@ -78,7 +78,7 @@ void native_call_copy(const struct command *command, uint8_t *run, bool to_run)
 enum placing { PLACED, LATER, ELSEWHERE };
 
 /* Whether the server reaches the command's own memory; fills in the segments. */
-static enum placing place(
+static enum placing gmb_send_place(
 	struct native_carrier *carrier, const struct command *command, struct draft *draft)
 {
 	struct pieces pieces = pieces_of(command);
@@ -103,7 +103,7 @@ static enum placing place(
 }
 
 /* The same by way of the pool. */
-static enum placing stage(
+static enum placing gmb_send_stage(
 	struct native_carrier *carrier, const struct command *command, struct draft *draft)
 {
 	struct native_call *call = native_call_of((struct command *)(uintptr_t)command);
@@ -136,7 +136,7 @@ static enum placing stage(
 	return PLACED;
 }
 
-static enum placing carry(
+static enum placing gmb_send_carry(
 	struct native_carrier *carrier, const struct command *command, struct draft *draft)
 {
 	enum placing placing;
@@ -146,12 +146,12 @@ static enum placing carry(
 		draft->head.inline_bytes = (uint16_t)command->length;
 		return PLACED;
 	}
-	placing = place(carrier, command, draft);
-	return placing == ELSEWHERE ? stage(carrier, command, draft) : placing;
+	placing = gmb_send_place(carrier, command, draft);
+	return placing == ELSEWHERE ? gmb_send_stage(carrier, command, draft) : placing;
 }
 
 /* A message about a call is in the ring. */
-static void sent(struct native_carrier *carrier, struct native_call *call, uint32_t tag)
+static void gmb_send_sent(struct native_carrier *carrier, struct native_call *call, uint32_t tag)
 {
 	uint32_t slot = carrier->free_slots[--carrier->free_count];
 
@@ -189,7 +189,7 @@ static bool send_copy(struct native_carrier *carrier, struct native_call *call)
 	if (clan_sendv(carrier->conn, CLAN_BULK, NATIVE_COPY, iov, 2) != 0) {
 		return false; /* an event tells of room, or of the end */
 	}
-	sent(carrier, call, head.tag);
+	gmb_send_sent(carrier, call, head.tag);
 	return true;
 }
 
@@ -224,7 +224,7 @@ static bool send_one(struct native_carrier *carrier, struct native_call *call)
 		.length = command->length,
 		.extents_max = call->extents_max,
 	};
-	if (moves && carry(carrier, command, &draft) != PLACED) {
+	if (moves && gmb_send_carry(carrier, command, &draft) != PLACED) {
 		return false;
 	}
 	iov[0] = (struct iovec){ .iov_base = &draft.head, .iov_len = sizeof(draft.head) };
@@ -238,7 +238,7 @@ static bool send_one(struct native_carrier *carrier, struct native_call *call)
 		return false; /* an event tells of room, or of the end */
 	}
 	call->buffers = draft.buffers;
-	sent(carrier, call, draft.head.tag);
+	gmb_send_sent(carrier, call, draft.head.tag);
 	return true;
 }
 

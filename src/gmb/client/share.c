@@ -29,7 +29,7 @@ void native_carrier_unshare(struct native_carrier *carrier, uint32_t buffer)
 }
 
 /* Tells the server how to reach a region. */
-static void tell(struct native_carrier *carrier, struct share *share)
+static void gmb_share_tell(struct native_carrier *carrier, struct share *share)
 {
 	/* Else there is no room now, or an event tells of the end. */
 	if (clan_send(carrier->conn, CLAN_BULK, NATIVE_REGION, &share->cookie,
@@ -52,13 +52,13 @@ bool native_share(struct native_carrier *carrier, uint32_t number)
 		share->state = result == 0 ? SHARE_ASKED : SHARE_REFUSED;
 	}
 	if (share->state == SHARE_GRANTED) {
-		tell(carrier, share);
+		gmb_share_tell(carrier, share);
 	}
 	return share->state == SHARE_LIVE;
 }
 
 /* The server does not map regions: it gets a cookie for all of this one. */
-static void grant(struct native_carrier *carrier, uint32_t number)
+static void gmb_share_grant(struct native_carrier *carrier, uint32_t number)
 {
 	const struct hub_buffer *buffer = &carrier->hub->buffers[number];
 	struct share *share = &carrier->shares[number];
@@ -71,7 +71,7 @@ static void grant(struct native_carrier *carrier, uint32_t number)
 	share->state = result == 0 ? SHARE_GRANTED : SHARE_REFUSED;
 	if (result == 0) {
 		share->generation = share->cookie.generation;
-		tell(carrier, share);
+		gmb_share_tell(carrier, share);
 	}
 }
 
@@ -86,7 +86,7 @@ void native_shared(struct native_carrier *carrier, const struct clan_event *even
 			share->number = event->number;
 			share->generation = event->generation;
 			if (event->status == 0 && carrier->needs_cookies) {
-				grant(carrier, i);
+				gmb_share_grant(carrier, i);
 			}
 		}
 	}

@@ -35,12 +35,12 @@ int native_mover_create(struct native_session *session)
 }
 
 /* Whether a move may begin. */
-static bool has_room(const struct native_mover *mover)
+static bool gmb_move_has_room(const struct native_mover *mover)
 {
 	return !list_is_empty(&mover->idle) && mover->busy_bytes < NATIVE_MOVE_BYTES_MAX;
 }
 
-static void fail(struct native_session *session, int status)
+static void gmb_move_fail(struct native_session *session, int status)
 {
 	char reason[160];
 
@@ -116,7 +116,7 @@ static int carry_piece(struct native_move *move, const struct native_wire_segmen
 }
 
 /* Begins with all puts or gets of a move. */
-static int carry(struct native_move *move, struct mem_ref memory, uint64_t offset)
+static int gmb_move_carry(struct native_move *move, struct mem_ref memory, uint64_t offset)
 {
 	struct native_request *request = move->request;
 	uint8_t *data = move->stream != NULL ? mem_cpu_write(memory)
@@ -193,7 +193,7 @@ void native_request_move(struct native_request *request)
 		struct native_move *move;
 		int result;
 
-		if (!has_room(mover)) {
+		if (!gmb_move_has_room(mover)) {
 			if (!list_is_linked(&request->waiting_node)) {
 				list_push_back(&mover->waiting, &request->waiting_node);
 			}
@@ -211,10 +211,11 @@ void native_request_move(struct native_request *request)
 		request->move_count++;
 		request->moved_bytes += move->bytes;
 		result = move->stream != NULL
-				 ? carry(move, move->stream->memory, move->stream->offset)
-				 : carry(move, move->fragment.memory, move->fragment.offset);
+				 ? gmb_move_carry(move, move->stream->memory, move->stream->offset)
+				 : gmb_move_carry(
+					   move, move->fragment.memory, move->fragment.offset);
 		if (result != 0) {
-			fail(session, result); /* the move ends with the connection */
+			gmb_move_fail(session, result); /* the move ends with the connection */
 			return;
 		}
 		if (move->pending == 0) {
@@ -236,7 +237,7 @@ void native_move_done(struct native_session *session, struct native_move *move, 
 	struct list_node *node;
 
 	if (status != 0) {
-		fail(session, status);
+		gmb_move_fail(session, status);
 		return;
 	}
 	session->base.progress_ns = ring_batch_ns(session->service->engine->ring);
@@ -245,7 +246,7 @@ void native_move_done(struct native_session *session, struct native_move *move, 
 	}
 	move_end(mover, move, false);
 	native_request_look(request);
-	while (has_room(mover) && (node = list_pop_front(&mover->waiting)) != NULL) {
+	while (gmb_move_has_room(mover) && (node = list_pop_front(&mover->waiting)) != NULL) {
 		native_request_look(list_entry(node, struct native_request, waiting_node));
 	}
 }

@@ -56,12 +56,12 @@ void native_request_look(struct native_request *request)
 	}
 }
 
-static void progress(struct path_request *path)
+static void gmb_request_progress(struct path_request *path)
 {
 	native_request_look(container_of(path, struct native_request, path));
 }
 
-static struct native_request *begin(struct native_session *session, uint32_t tag)
+static struct native_request *gmb_request_begin(struct native_session *session, uint32_t tag)
 {
 	struct native_service *service = session->service;
 	struct list_node *node = list_pop_front(&service->requests_free);
@@ -127,7 +127,7 @@ bool native_request_is_idle(const struct native_request *request)
 /* --- taking one ---------------------------------------------------------------------------- */
 
 /* The region that a segment is in, which the request uses now; NULL: G7 forbids it. */
-static struct native_region *resolve(
+static struct native_region *gmb_request_resolve(
 	struct native_request *request, const struct native_wire_segment *segment, uint32_t right)
 {
 	struct native_region *region;
@@ -160,7 +160,7 @@ static bool resolve_all(
 	request->moved = request->session->mover != NULL && message->head.segment_count > 0;
 	for (uint32_t i = 0; i < message->head.segment_count; i++) {
 		struct native_wire_segment segment = native_segment_at(message, i);
-		struct native_region *region = resolve(request, &segment, right);
+		struct native_region *region = gmb_request_resolve(request, &segment, right);
 
 		if (region == NULL) {
 			return false;
@@ -186,14 +186,14 @@ static bool resolve_all(
 	return true;
 }
 
-static uint32_t store_flags(const struct native_wire_request *head)
+static uint32_t gmb_request_store_flags(const struct native_wire_request *head)
 {
 	return ((head->flags & NATIVE_FUA) != 0 ? (uint32_t)STORE_FUA : 0) |
 	       ((head->flags & NATIVE_NO_HOLE) != 0 ? (uint32_t)STORE_NO_HOLE : 0) |
 	       ((head->flags & NATIVE_FAST_ZERO) != 0 ? (uint32_t)STORE_FAST_ZERO : 0);
 }
 
-static int check(struct native_request *request, const struct native_wire_request *head)
+static int gmb_request_check(struct native_request *request, const struct native_wire_request *head)
 {
 	struct native_session *session = request->session;
 	struct path_request *path = &request->path;
@@ -207,7 +207,7 @@ static int check(struct native_request *request, const struct native_wire_reques
 		return -EINVAL;
 	}
 	path->op = operations[head->operation].op;
-	path->flags = store_flags(head);
+	path->flags = gmb_request_store_flags(head);
 	path->extent_max = MIN(head->extents_max, (uint32_t)NATIVE_EXTENTS_MAX);
 	if (session->base.stopping) {
 		request->error_text = session_stop_text(&session->base);
@@ -222,7 +222,7 @@ static int check(struct native_request *request, const struct native_wire_reques
 
 /* Whether the reply has to wait for all bytes before the first one moves. Where memory is mapped,
  * nothing moves: what the disk brings is in place. */
-static bool is_whole(const struct native_request *request)
+static bool gmb_request_is_whole(const struct native_request *request)
 {
 	const struct path_request *path = &request->path;
 
@@ -230,7 +230,7 @@ static bool is_whole(const struct native_request *request)
 					  path->export->overlap == PATH_OVERLAP_OFF);
 }
 
-static void start(struct native_request *request)
+static void gmb_request_start(struct native_request *request)
 {
 	struct native_session *session = request->session;
 	struct path_request *path = &request->path;
@@ -242,13 +242,13 @@ static void start(struct native_request *request)
 	path->hints.requester = session->base.peer.id;
 	path->client = &session->base.client;
 	path->ascending = false;
-	path->whole = is_whole(request);
+	path->whole = gmb_request_is_whole(request);
 	path->window_bytes = request->moved && path->whole ? path->length : PATH_WINDOW_BYTES;
 	path->memory_rights = !request->moved	       ? 0
 			      : path->op == STORE_READ ? (uint32_t)MEM_CPU_READ
 						       : (uint32_t)MEM_CPU_WRITE;
 	path->placement = path->placement_count > 0 ? request->segments : NULL;
-	path->progress = progress;
+	path->progress = gmb_request_progress;
 	request->started = true;
 	path_start(session->service->engine->path, path);
 	GMB_ASSERT(path->placement_count == 0 || path->placement != NULL); /* it is RAM */
@@ -258,18 +258,19 @@ static void start(struct native_request *request)
 }
 
 /* See engine_request_bytes(). */
-static uint64_t bytes_of(
+static uint64_t gmb_request_bytes_of(
 	const struct native_session *session, const struct native_wire_request *head)
 {
 	bool known = head->operation < NATIVE_OPERATION_COUNT;
 
 	return known ? engine_request_bytes(&session->base, operations[head->operation].op,
-			       store_flags(head), head->offset, head->length)
+			       gmb_request_store_flags(head), head->offset, head->length)
 		     : 0;
 }
 
 /* The request waits for its turn; native_session_take() goes on with it. */
-static void hold(struct native_session *session, uint32_t type, const uint8_t *bytes, uint32_t len)
+static void gmb_request_hold(
+	struct native_session *session, uint32_t type, const uint8_t *bytes, uint32_t len)
 {
 	struct native_held *held = malloc(sizeof(*held));
 
@@ -285,7 +286,8 @@ static void hold(struct native_session *session, uint32_t type, const uint8_t *b
 	native_session_watch(session);
 }
 
-static void take_request(struct native_session *session, const uint8_t *bytes, uint32_t len)
+static void gmb_request_take_request(
+	struct native_session *session, const uint8_t *bytes, uint32_t len)
 {
 	struct native_request_message message;
 	struct native_request *request;
@@ -295,11 +297,12 @@ static void take_request(struct native_session *session, const uint8_t *bytes, u
 		native_session_fail(session, rule);
 		return;
 	}
-	if (!engine_request_may_move(&session->base, bytes_of(session, &message.head))) {
-		hold(session, NATIVE_REQUEST, bytes, len);
+	if (!engine_request_may_move(
+		    &session->base, gmb_request_bytes_of(session, &message.head))) {
+		gmb_request_hold(session, NATIVE_REQUEST, bytes, len);
 		return;
 	}
-	request = begin(session, message.head.tag);
+	request = gmb_request_begin(session, message.head.tag);
 	engine_request_begin(&session->base);
 	native_session_watch(session);
 	if (!resolve_all(request, &message)) {
@@ -307,15 +310,15 @@ static void take_request(struct native_session *session, const uint8_t *bytes, u
 		return; /* it ends with the session */
 	}
 	request->path.export = session->base.path_export;
-	request->error = check(request, &message.head);
+	request->error = gmb_request_check(request, &message.head);
 	if (request->error != 0 || (request->path.length == 0 && request->path.op != STORE_FLUSH)) {
 		done(request);
 		return;
 	}
-	start(request);
+	gmb_request_start(request);
 }
 
-static void copy_done(void *context)
+static void gmb_request_copy_done(void *context)
 {
 	struct native_request *request = context;
 
@@ -324,7 +327,8 @@ static void copy_done(void *context)
 	}
 }
 
-static int copy_begin(struct native_request *request, const struct native_copy_message *message)
+static int gmb_request_copy_begin(
+	struct native_request *request, const struct native_copy_message *message)
 {
 	struct native_session *session = request->session;
 	const struct native_wire_copy *head = &message->head;
@@ -337,7 +341,7 @@ static int copy_begin(struct native_request *request, const struct native_copy_m
 		.offset = head->offset,
 		.length = head->length,
 		.flags = (head->flags & NATIVE_FUA) != 0 ? (uint32_t)STORE_FUA : 0,
-		.done = copy_done,
+		.done = gmb_request_copy_done,
 		.context = request,
 	};
 	int rc;
@@ -370,13 +374,13 @@ static void take_copy(struct native_session *session, const uint8_t *bytes, uint
 		return;
 	}
 	if (!engine_request_may_move(&session->base, 0)) { /* the copy asks for its bytes */
-		hold(session, NATIVE_COPY, bytes, len);
+		gmb_request_hold(session, NATIVE_COPY, bytes, len);
 		return;
 	}
-	request = begin(session, message.head.tag);
+	request = gmb_request_begin(session, message.head.tag);
 	engine_request_begin(&session->base);
 	native_session_watch(session);
-	request->error = copy_begin(request, &message);
+	request->error = gmb_request_copy_begin(request, &message);
 	if (request->copy == NULL) {
 		done(request);
 	}
@@ -388,7 +392,7 @@ void native_request_take(
 	if (type == NATIVE_COPY) {
 		take_copy(session, bytes, len);
 	} else {
-		take_request(session, bytes, len);
+		gmb_request_take_request(session, bytes, len);
 	}
 }
 
@@ -407,7 +411,7 @@ static uint32_t put_extents(const struct path_request *path, uint8_t *out)
 	return path->extent_count * (uint32_t)sizeof(struct native_wire_extent);
 }
 
-static const char *text_of(const struct native_request *request, int error)
+static const char *gmb_request_text_of(const struct native_request *request, int error)
 {
 	if (request->error_text != NULL) {
 		return request->error_text;
@@ -463,7 +467,7 @@ static uint32_t put_copied(const struct session_copy *copy, uint8_t *out)
 }
 
 /* Fills in the message; returns its length. */
-static uint32_t answer(const struct native_request *request, uint8_t *out)
+static uint32_t gmb_request_answer(const struct native_request *request, uint8_t *out)
 {
 	const struct path_request *path = &request->path;
 	uint64_t first;
@@ -473,7 +477,7 @@ static uint32_t answer(const struct native_request *request, uint8_t *out)
 	uint32_t bytes = sizeof(head);
 
 	if (error != 0) {
-		const char *text = text_of(request, error);
+		const char *text = gmb_request_text_of(request, error);
 		size_t text_bytes = strlen(text);
 
 		head.value = first;
@@ -489,7 +493,7 @@ static uint32_t answer(const struct native_request *request, uint8_t *out)
 	return bytes;
 }
 
-static void count(const struct native_request *request)
+static void gmb_request_count(const struct native_request *request)
 {
 	struct engine_counters *counters = &request->session->service->engine->counters;
 	const struct path_request *path = &request->path;
@@ -513,12 +517,12 @@ bool native_requests_answer(struct native_session *session)
 		uint8_t *message = session->service->message;
 
 		if (clan_send(session->conn, CLAN_BULK, NATIVE_REPLY, message,
-			    answer(request, message)) != 0) {
+			    gmb_request_answer(request, message)) != 0) {
 			return false; /* no room; or the connection is lost, as an event will say */
 		}
 		session->base.progress_ns = ring_batch_ns(session->service->engine->ring);
 		session->has_sent = true;
-		count(request);
+		gmb_request_count(request);
 		native_request_end(request);
 	}
 	return true;

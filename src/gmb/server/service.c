@@ -15,7 +15,7 @@ enum { EVENTS_MAX = 64 };
 /* --- the clan queue on the engine's ring ----------------------------------------------------- */
 
 /* A connection that came to a listener of ours. */
-static void take_offered(struct native_service *service, const struct clan_event *event)
+static void gmb_service_take_offered(struct native_service *service, const struct clan_event *event)
 {
 	struct clan_peer peer;
 
@@ -34,7 +34,7 @@ static void take_offered(struct native_service *service, const struct clan_event
 	}
 }
 
-static int source_poll(struct ring_source *source)
+static int gmb_service_source_poll(struct ring_source *source)
 {
 	struct native_service *service = container_of(source, struct native_service, source);
 	struct clan_event events[EVENTS_MAX];
@@ -47,7 +47,7 @@ static int source_poll(struct ring_source *source)
 		if (events[i].context != NULL) {
 			native_session_event(events[i].context, &events[i]);
 		} else {
-			take_offered(service, &events[i]);
+			gmb_service_take_offered(service, &events[i]);
 		}
 	}
 	list_init(&hungry);
@@ -61,14 +61,14 @@ static int source_poll(struct ring_source *source)
 	return count;
 }
 
-static bool source_arm(struct ring_source *source)
+static bool gmb_service_source_arm(struct ring_source *source)
 {
 	struct native_service *service = container_of(source, struct native_service, source);
 
 	return list_is_empty(&service->hungry) && clan_queue_arm(service->clan) == 0;
 }
 
-static void source_removed(struct ring_source *source)
+static void gmb_service_source_removed(struct ring_source *source)
 {
 	container_of(source, struct native_service, source)->is_removed = true;
 }
@@ -99,8 +99,8 @@ int native_service_start(struct native_service *service, struct error *error)
 		list_push_back(&service->requests_free, &service->requests[i].node);
 	}
 	service->source = (struct ring_source){
-		.poll = source_poll,
-		.arm = source_arm,
+		.poll = gmb_service_source_poll,
+		.arm = gmb_service_source_arm,
 		.fd = clan_queue_fd(service->clan),
 	};
 	ring_source_add(service->engine->ring, &service->source);
@@ -109,7 +109,7 @@ int native_service_start(struct native_service *service, struct error *error)
 
 /* --- the session kind ------------------------------------------------------------------------ */
 
-static int service_create(struct engine *engine, void **service_out, struct error *error)
+static int gmb_service_create(struct engine *engine, void **service_out, struct error *error)
 {
 	struct native_service *service = calloc(1, sizeof(*service));
 
@@ -123,14 +123,15 @@ static int service_create(struct engine *engine, void **service_out, struct erro
 	return 0;
 }
 
-static void service_destroy(void *context)
+static void gmb_service_destroy(void *context)
 {
 	struct native_service *service = context;
 
 	if (service->clan != NULL) {
 		int result;
 
-		ring_source_remove(service->engine->ring, &service->source, source_removed);
+		ring_source_remove(
+			service->engine->ring, &service->source, gmb_service_source_removed);
 		while (!service->is_removed) {
 			ring_turn(service->engine->ring, true);
 		}
@@ -143,7 +144,7 @@ static void service_destroy(void *context)
 			int count = clan_queue_wait(service->clan, events, EVENTS_MAX, 10);
 
 			for (int i = 0; i < count; i++) {
-				take_offered(service, &events[i]);
+				gmb_service_take_offered(service, &events[i]);
 			}
 		}
 		GMB_ASSERT(result == 0);
@@ -152,7 +153,7 @@ static void service_destroy(void *context)
 	free(service);
 }
 
-static int service_listen(void *context, struct export_uri *uri, const struct engine_door *door,
+static int gmb_service_listen(void *context, struct export_uri *uri, const struct engine_door *door,
 	void **listener_out, struct error *error)
 {
 	struct native_service *service = context;
@@ -184,7 +185,7 @@ static int service_listen(void *context, struct export_uri *uri, const struct en
 	return 0;
 }
 
-static void service_listen_end(void *context, void *listener)
+static void gmb_service_listen_end(void *context, void *listener)
 {
 	struct native_service *service = context;
 
@@ -201,10 +202,10 @@ const struct session_kind native_session_kind = {
 	.schemes = schemes,
 	.keeps_messages = true,
 	.maps_memory = true,
-	.create = service_create,
-	.destroy = service_destroy,
-	.listen = service_listen,
-	.listen_end = service_listen_end,
+	.create = gmb_service_create,
+	.destroy = gmb_service_destroy,
+	.listen = gmb_service_listen,
+	.listen_end = gmb_service_listen_end,
 	.accept = native_session_accept,
 	.resume = native_session_resume,
 	.flush = native_session_flush,

@@ -10,7 +10,7 @@
 /* Messages of a client in a row before others have their turn. */
 enum { MESSAGES_MAX = 256, NS_PER_MS = 1000000 };
 
-static struct native_session *of(struct session *base)
+static struct native_session *gmb_session_of(struct session *base)
 {
 	return container_of(base, struct native_session, base);
 }
@@ -234,7 +234,7 @@ static void take_list(struct native_session *session, const uint8_t *bytes, uint
 }
 
 /* False: a connection that this one replaces has not ended yet. */
-static bool take_over(
+static bool gmb_session_take_over(
 	struct native_session *session, struct export *export, const struct native_open *open)
 {
 	const uint8_t *replaces = open->replaces;
@@ -254,7 +254,7 @@ static bool take_over(
 }
 
 /* False: it has to wait for the store. */
-static bool choose(
+static bool gmb_session_choose(
 	struct native_session *session, struct engine_export *entry, const struct native_open *open)
 {
 	int result = session_choose(&session->base, entry);
@@ -296,7 +296,8 @@ static void take_open(struct native_session *session, const uint8_t *bytes, uint
 		answer_unknown(session, open.name);
 	} else if (open.look) {
 		answer_export(session, entry);
-	} else if (!take_over(session, entry->export, &open) || !choose(session, entry, &open)) {
+	} else if (!gmb_session_take_over(session, entry->export, &open) ||
+		   !gmb_session_choose(session, entry, &open)) {
 		memmove(handshake->open, bytes, len);
 		handshake->open_bytes = len;
 	}
@@ -304,7 +305,7 @@ static void take_open(struct native_session *session, const uint8_t *bytes, uint
 
 /* --- messages -------------------------------------------------------------------------------- */
 
-static void take_message(
+static void gmb_session_take_message(
 	struct native_session *session, const struct clan_message *message, const uint8_t *bytes)
 {
 	bool ready = session->base.state == SESSION_READY;
@@ -379,14 +380,14 @@ void native_session_take(struct native_session *session)
 		if (session->base.state == SESSION_NEGOTIATING) {
 			session_has_spoken(&session->base);
 		}
-		take_message(session, &message, service->message);
+		gmb_session_take_message(session, &message, service->message);
 	}
 	list_push_back(&service->hungry, &session->hungry_node);
 }
 
 void native_session_resume(struct session *base)
 {
-	struct native_session *session = of(base);
+	struct native_session *session = gmb_session_of(base);
 
 	if (base->state == SESSION_NEGOTIATING && session->handshake->open_bytes > 0) {
 		uint32_t len = session->handshake->open_bytes;
@@ -410,7 +411,7 @@ static void event_send(struct native_session *session)
 
 /* --- signs of life --------------------------------------------------------------------------- */
 
-static void alive_done(struct ring_op *op, int result)
+static void gmb_session_alive_done(struct ring_op *op, int result)
 {
 	struct native_session *session = container_of(op, struct native_session, alive_op);
 
@@ -424,7 +425,7 @@ static void alive_done(struct ring_op *op, int result)
 		(void)!clan_send(session->conn, CLAN_BULK, NATIVE_ALIVE, NULL, 0);
 	}
 	session->has_sent = false;
-	ring_timer(session->service->engine->ring, op, session->alive_ns, alive_done);
+	ring_timer(session->service->engine->ring, op, session->alive_ns, gmb_session_alive_done);
 }
 
 void native_session_watch(struct native_session *session)
@@ -432,14 +433,14 @@ void native_session_watch(struct native_session *session)
 	if (session->alive_ns != 0 && !session->alive_op.in_flight) {
 		session->has_sent = false;
 		ring_timer(session->service->engine->ring, &session->alive_op, session->alive_ns,
-			alive_done);
+			gmb_session_alive_done);
 	}
 }
 
 void native_session_export_changed(struct session *base, enum export_change change)
 {
 	if (change != EXPORT_REMOVED) {
-		of(base)->event_due = true;
+		gmb_session_of(base)->event_due = true;
 		session_mark_dirty(base);
 	}
 }
@@ -448,7 +449,7 @@ void native_session_export_changed(struct session *base, enum export_change chan
  */
 void native_session_flush(struct session *base, bool alone)
 {
-	struct native_session *session = of(base);
+	struct native_session *session = gmb_session_of(base);
 
 	GMB_UNUSED(alone);
 	if (session->handshake != NULL && session->handshake->answer_bytes > 0) {
@@ -529,7 +530,7 @@ int native_session_accept(void *context, const struct endpoint *endpoint)
 	return 0;
 }
 
-static void take_hello(struct native_session *session)
+static void gmb_session_take_hello(struct native_session *session)
 {
 	struct {
 		struct native_wire_welcome head;
@@ -579,7 +580,7 @@ void native_session_event(struct native_session *session, const struct clan_even
 	}
 	switch ((enum clan_event_type)event->type) {
 	case CLAN_EVENT_CONNECT:
-		take_hello(session);
+		gmb_session_take_hello(session);
 		break;
 	case CLAN_EVENT_READY:
 		session_mark_dirty(&session->base);
@@ -616,7 +617,7 @@ void native_session_event(struct native_session *session, const struct clan_even
 
 void native_session_drain(struct session *base)
 {
-	list_for_each(node, &of(base)->requests)
+	list_for_each(node, &gmb_session_of(base)->requests)
 	{
 		struct native_request *request = list_entry(node, struct native_request, node);
 
@@ -629,7 +630,7 @@ void native_session_drain(struct session *base)
 
 bool native_session_stalled(struct session *base)
 {
-	const struct native_session *session = of(base);
+	const struct native_session *session = gmb_session_of(base);
 
 	return !list_is_empty(&session->done) ||
 	       (session->mover != NULL && session->mover->busy_bytes > 0);
@@ -637,7 +638,7 @@ bool native_session_stalled(struct session *base)
 
 void native_session_abort(struct session *base)
 {
-	struct native_session *session = of(base);
+	struct native_session *session = gmb_session_of(base);
 
 	list_remove(&session->hungry_node);
 	list_for_each(node, &session->requests)
@@ -656,7 +657,7 @@ void native_session_abort(struct session *base)
 
 bool native_session_join(struct session *base)
 {
-	struct native_session *session = of(base);
+	struct native_session *session = gmb_session_of(base);
 
 	if (session->is_closed && session->mover != NULL) {
 		native_moves_drop(session);
@@ -675,8 +676,8 @@ bool native_session_join(struct session *base)
 
 void native_session_close(struct session *base)
 {
-	free(of(base)->handshake);
-	free(of(base)->mover);
-	free(of(base)->held);
-	free(of(base));
+	free(gmb_session_of(base)->handshake);
+	free(gmb_session_of(base)->mover);
+	free(gmb_session_of(base)->held);
+	free(gmb_session_of(base));
 }

@@ -73,7 +73,7 @@ static struct command *command_of(struct nbd_call *call)
 	return container_of((void *)call, struct command, space);
 }
 
-static void set_state(struct nbd_carrier *carrier, enum carrier_state state)
+static void nbd_carrier_set_state(struct nbd_carrier *carrier, enum carrier_state state)
 {
 	GMB_ASSERT((carrier_edges[carrier->state] & BIT(state)) != 0);
 	carrier->state = state;
@@ -81,23 +81,23 @@ static void set_state(struct nbd_carrier *carrier, enum carrier_state state)
 
 /* --- the end ------------------------------------------------------------------------------- */
 
-static void closing_step(struct nbd_carrier *carrier)
+static void nbd_carrier_closing_step(struct nbd_carrier *carrier)
 {
 	if (carrier->recv_op.in_flight || carrier->send_op.in_flight ||
 		carrier->dial.state != NBD_DIAL_IDLE || !stream_is_idle(&carrier->dial.stream)) {
 		return;
 	}
 	stream_close(&carrier->dial.stream);
-	set_state(carrier, CARRIER_IDLE);
+	nbd_carrier_set_state(carrier, CARRIER_IDLE);
 	carrier_stopped(&carrier->base);
 }
 
-static void stream_idle(struct stream *stream)
+static void nbd_carrier_stream_idle(struct stream *stream)
 {
 	struct nbd_carrier *carrier = container_of(stream, struct nbd_carrier, dial.stream);
 
 	if (carrier->state == CARRIER_CLOSING) {
-		closing_step(carrier);
+		nbd_carrier_closing_step(carrier);
 	}
 }
 
@@ -114,14 +114,14 @@ static void nbd_lose(struct carrier *base)
 		}
 	}
 	if (carrier->state != CARRIER_IDLE) {
-		set_state(carrier, CARRIER_CLOSING);
+		nbd_carrier_set_state(carrier, CARRIER_CLOSING);
 	}
 	if (carrier->recv_op.in_flight && carrier->recv_op.code == RING_POLL) {
 		ring_cancel(base->ring, &carrier->recv_op);
 	}
 	nbd_dial_cancel(&carrier->dial);
 	if (carrier->state == CARRIER_CLOSING) {
-		closing_step(carrier);
+		nbd_carrier_closing_step(carrier);
 	} else {
 		carrier_stopped(base);
 	}
@@ -147,7 +147,7 @@ static void nbd_leave(struct carrier *base)
 }
 
 /* why: NULL for what the layer, or else the system, says about err. */
-static void fail(struct nbd_carrier *carrier, int err, const char *why)
+static void nbd_carrier_fail(struct nbd_carrier *carrier, int err, const char *why)
 {
 	const struct stream *stream = &carrier->dial.stream;
 	char label[EXPORT_URI_LABEL_BYTES];
@@ -186,14 +186,14 @@ static void poll_done(struct ring_op *op, int result)
 
 	GMB_UNUSED(result);
 	if (carrier->state == CARRIER_CLOSING) {
-		closing_step(carrier);
+		nbd_carrier_closing_step(carrier);
 	} else {
 		receive_next(carrier);
 	}
 }
 
 /* Takes the result of a receive into the last layout. False when there is nothing more to do. */
-static bool received(struct nbd_carrier *carrier, ssize_t got)
+static bool nbd_carrier_received(struct nbd_carrier *carrier, ssize_t got)
 {
 	uint64_t steps = carrier->nbd.steps;
 	struct error error = { 0 };
@@ -202,7 +202,7 @@ static bool received(struct nbd_carrier *carrier, ssize_t got)
 	if (got <= 0) {
 		nbd_client_input_drop(&carrier->nbd);
 		if (got != -EINTR && got != -EAGAIN) {
-			fail(carrier, got == 0 ? -ECONNRESET : (int)got,
+			nbd_carrier_fail(carrier, got == 0 ? -ECONNRESET : (int)got,
 				got == 0 ? "the server closed the connection" : NULL);
 		}
 		return false;
@@ -210,7 +210,7 @@ static bool received(struct nbd_carrier *carrier, ssize_t got)
 	carrier->base.heard_ns = ring_batch_ns(carrier->base.ring);
 	err = nbd_client_received(&carrier->nbd, (size_t)got, &error);
 	if (err != 0) {
-		fail(carrier, err, error.text);
+		nbd_carrier_fail(carrier, err, error.text);
 		return false;
 	}
 	if (carrier->nbd.steps != steps) {
@@ -222,7 +222,7 @@ static bool received(struct nbd_carrier *carrier, ssize_t got)
 	       (carrier->base.command_count > 0 || carrier->dial.stream.state == STREAM_LAYERED);
 }
 
-static bool lay_out(struct nbd_carrier *carrier)
+static bool nbd_carrier_lay_out(struct nbd_carrier *carrier)
 {
 	const struct iovec *iov;
 	uint32_t count;
@@ -240,8 +240,9 @@ static bool lay_out(struct nbd_carrier *carrier)
 static void receive_next(struct nbd_carrier *carrier)
 {
 	for (int i = 0; i < RECEIVES_MAX; i++) {
-		(void)lay_out(carrier);
-		if (!received(carrier, stream_receive_now(&carrier->dial.stream, &carrier->in))) {
+		(void)nbd_carrier_lay_out(carrier);
+		if (!nbd_carrier_received(
+			    carrier, stream_receive_now(&carrier->dial.stream, &carrier->in))) {
 			break;
 		}
 	}
@@ -253,8 +254,8 @@ static void recv_done(struct ring_op *op, int result)
 
 	if (carrier->state == CARRIER_CLOSING) {
 		nbd_client_input_drop(&carrier->nbd);
-		closing_step(carrier);
-	} else if (received(carrier, result)) {
+		nbd_carrier_closing_step(carrier);
+	} else if (nbd_carrier_received(carrier, result)) {
 		receive_next(carrier);
 	}
 }
@@ -270,7 +271,7 @@ static void receive_arm(struct nbd_carrier *carrier)
 		ring_poll(carrier->base.ring, &carrier->recv_op, carrier->dial.stream.file.fd,
 			POLLIN, poll_done);
 	} else {
-		bool whole = lay_out(carrier);
+		bool whole = nbd_carrier_lay_out(carrier);
 
 		stream_receive_message(
 			&carrier->dial.stream, &carrier->recv_op, &carrier->in, whole, recv_done);
@@ -279,25 +280,25 @@ static void receive_arm(struct nbd_carrier *carrier)
 
 /* --- sending ------------------------------------------------------------------------------- */
 
-static void sent(struct nbd_carrier *carrier, size_t bytes)
+static void nbd_carrier_sent(struct nbd_carrier *carrier, size_t bytes)
 {
 	nbd_client_sent(&carrier->nbd, bytes);
 	carrier->base.command_count = carrier->nbd.call_count;
 }
 
-static void send_done(struct ring_op *op, int result)
+static void nbd_carrier_send_done(struct ring_op *op, int result)
 {
 	struct nbd_carrier *carrier = container_of(op, struct nbd_carrier, send_op);
 
 	if (carrier->state == CARRIER_CLOSING) {
-		closing_step(carrier);
+		nbd_carrier_closing_step(carrier);
 	} else if (result >= 0) {
 		/* The socket was full and has taken bytes again: the server is not silent. */
 		carrier->base.heard_ns = ring_batch_ns(carrier->base.ring);
 		carrier->base.answered_ns = carrier->base.heard_ns;
-		sent(carrier, (size_t)result);
+		nbd_carrier_sent(carrier, (size_t)result);
 	} else if (result != -EINTR && result != -EAGAIN) {
-		fail(carrier, result, NULL);
+		nbd_carrier_fail(carrier, result, NULL);
 	}
 }
 
@@ -322,12 +323,12 @@ static void nbd_flush(struct carrier *base)
 		};
 		done = stream_send_now(&carrier->dial.stream, &carrier->out);
 		if (done >= 0) {
-			sent(carrier, (size_t)done);
+			nbd_carrier_sent(carrier, (size_t)done);
 		} else if (done == -EAGAIN) {
-			stream_send(
-				&carrier->dial.stream, &carrier->send_op, &carrier->out, send_done);
+			stream_send(&carrier->dial.stream, &carrier->send_op, &carrier->out,
+				nbd_carrier_send_done);
 		} else if (done != -EINTR) {
-			fail(carrier, (int)done, NULL);
+			nbd_carrier_fail(carrier, (int)done, NULL);
 		}
 	}
 	if (carrier->state == CARRIER_READY) {
@@ -375,7 +376,7 @@ static void nbd_add(struct carrier *base, struct command *command)
 	base->command_count++;
 }
 
-static void call_done(struct nbd_client *nbd, struct nbd_call *call)
+static void nbd_carrier_call_done(struct nbd_client *nbd, struct nbd_call *call)
 {
 	struct nbd_carrier *carrier = container_of(nbd, struct nbd_carrier, nbd);
 	struct command *command = command_of(call);
@@ -411,7 +412,7 @@ static void export_resized(struct nbd_client *nbd)
 }
 
 static const struct nbd_client_handler call_handler = {
-	.done = call_done,
+	.done = nbd_carrier_call_done,
 	.hole = call_hole,
 	.extent = call_extent,
 	.resized = export_resized,
@@ -419,7 +420,7 @@ static const struct nbd_client_handler call_handler = {
 
 /* --- the beginning ------------------------------------------------------------------------- */
 
-static uint32_t capabilities_of(const struct nbd_facts *facts)
+static uint32_t nbd_carrier_capabilities_of(const struct nbd_facts *facts)
 {
 	static const struct {
 		uint16_t wire;
@@ -452,7 +453,7 @@ static void fill_facts(struct carrier_facts *out, const struct nbd_facts *facts,
 	bool is_extended = facts->style == NBD_REPLIES_EXTENDED;
 
 	out->bytes = facts->size;
-	out->capabilities = capabilities_of(facts);
+	out->capabilities = nbd_carrier_capabilities_of(facts);
 	out->identity = facts->flags;
 	out->request_block = facts->sizes_known ? facts->sizes.minimum : 1;
 	out->block_minimum = facts->sizes.minimum;
@@ -483,19 +484,19 @@ static void dialed(struct nbd_dial *dial, int err)
 		carrier->facts = *nbd_handshake_facts(dial->handshake);
 		fill_facts(&carrier->base.facts, &carrier->facts,
 			&nbd_handshake_offers(dial->handshake)->protection);
-		dial->stream.idle = stream_idle;
+		dial->stream.idle = nbd_carrier_stream_idle;
 	}
 	nbd_handshake_destroy(dial->handshake);
 	dial->handshake = NULL;
 	if (carrier->state == CARRIER_CLOSING) {
-		closing_step(carrier);
+		nbd_carrier_closing_step(carrier);
 	} else if (err != 0) {
 		carrier_failed(&carrier->base, &dial->error);
 	} else {
 		nbd_client_init(&carrier->nbd, &call_handler, &carrier->facts,
 			ring_random(carrier->base.ring) >> 16);
 		carrier->base.moved_bytes = 0;
-		set_state(carrier, CARRIER_READY);
+		nbd_carrier_set_state(carrier, CARRIER_READY);
 		carrier_ready(&carrier->base);
 	}
 }
@@ -521,7 +522,7 @@ static void nbd_start(struct carrier *base, const struct carrier_start *start)
 		},
 	};
 
-	set_state(carrier, CARRIER_DIALING);
+	nbd_carrier_set_state(carrier, CARRIER_DIALING);
 	nbd_dial_start(&carrier->dial, base->ring, &options, dialed);
 }
 

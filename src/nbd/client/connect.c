@@ -27,7 +27,7 @@ static const uint32_t connector_edges[] = {
 	[CONNECTOR_ENDING] = BIT(CONNECTOR_IDLE),
 };
 
-static void set_state(struct connector *connector, enum connector_state state)
+static void nbd_connect_set_state(struct connector *connector, enum connector_state state)
 {
 	GMB_ASSERT((connector_edges[connector->state] & BIT(state)) != 0);
 	connector->state = state;
@@ -61,7 +61,8 @@ static void lookup_put(struct lookup *lookup)
 	}
 }
 
-static int resolve(const char *host, const char *port, int flags, struct addrinfo **addresses)
+static int nbd_connect_resolve(
+	const char *host, const char *port, int flags, struct addrinfo **addresses)
 {
 	struct addrinfo hints = {
 		.ai_socktype = SOCK_STREAM,
@@ -75,7 +76,7 @@ static void *lookup_run(void *argument)
 {
 	struct lookup *lookup = argument;
 
-	lookup->err = resolve(lookup->host, lookup->port, 0, &lookup->addresses);
+	lookup->err = nbd_connect_resolve(lookup->host, lookup->port, 0, &lookup->addresses);
 	atomic_store_explicit(&lookup->finished, true, memory_order_release);
 	(void)!write(lookup->thread_fd, "", 1);
 	close(lookup->thread_fd);
@@ -153,7 +154,7 @@ static void make_blocking(int fd)
 	(void)fcntl(fd, F_SETFL, flags & ~O_NONBLOCK); /* cannot fail for a socket */
 }
 
-static void ending_step(struct connector *connector)
+static void nbd_connect_ending_step(struct connector *connector)
 {
 	char label[EXPORT_URI_LABEL_BYTES];
 
@@ -170,17 +171,17 @@ static void ending_step(struct connector *connector)
 	if (connector->addresses != NULL) {
 		freeaddrinfo(connector->addresses);
 	}
-	set_state(connector, CONNECTOR_IDLE);
+	nbd_connect_set_state(connector, CONNECTOR_IDLE);
 	connector->done(connector, connector->result);
 }
 
 /* From inside a completion, which leaves the last step to its caller. */
-static void end(struct connector *connector, int err)
+static void nbd_connect_end(struct connector *connector, int err)
 {
 	if (connector->state != CONNECTOR_BEGIN) {
 		ring_cancel(connector->ring, &connector->wait_op);
 	}
-	set_state(connector, CONNECTOR_ENDING);
+	nbd_connect_set_state(connector, CONNECTOR_ENDING);
 	connector->result = err;
 	ring_cancel(connector->ring, &connector->timer_op);
 }
@@ -188,8 +189,9 @@ static void end(struct connector *connector, int err)
 static void end_timed_out(struct connector *connector, const char *doing)
 {
 
-	end(connector, error_set(&connector->error, -ETIMEDOUT, "no success within %.3g s while %s",
-			       (double)connector->timeout_ns / 1e9, doing));
+	nbd_connect_end(connector,
+		error_set(&connector->error, -ETIMEDOUT, "no success within %.3g s while %s",
+			(double)connector->timeout_ns / 1e9, doing));
 }
 
 static void end_refused(struct connector *connector, int err)
@@ -198,18 +200,19 @@ static void end_refused(struct connector *connector, int err)
 				     ? uri_unix_advice(connector->uri->socket_path, err)
 				     : uri_tcp_advice(err);
 
-	end(connector, error_set(&connector->error, err, "cannot connect: %s%s%s", strerror(-err),
-			       advice != NULL ? "; " : "", advice != NULL ? advice : ""));
+	nbd_connect_end(connector,
+		error_set(&connector->error, err, "cannot connect: %s%s%s", strerror(-err),
+			advice != NULL ? "; " : "", advice != NULL ? advice : ""));
 }
 
 /* --- attempts ------------------------------------------------------------------------------ */
 
 static void wait_done(struct ring_op *op, int result);
-static void timer_done(struct ring_op *op, int result);
+static void nbd_connect_timer_done(struct ring_op *op, int result);
 
 /* The current step may take so long. A timer in flight is set anew when its cancellation is done.
  */
-static void set_limit(struct connector *connector, uint64_t end_ns)
+static void nbd_connect_set_limit(struct connector *connector, uint64_t end_ns)
 {
 	uint64_t now_ns = ring_now_ns(connector->ring);
 
@@ -218,7 +221,7 @@ static void set_limit(struct connector *connector, uint64_t end_ns)
 		ring_cancel(connector->ring, &connector->timer_op);
 	} else {
 		ring_timer(connector->ring, &connector->timer_op,
-			now_ns < end_ns ? end_ns - now_ns : 1, timer_done);
+			now_ns < end_ns ? end_ns - now_ns : 1, nbd_connect_timer_done);
 	}
 }
 
@@ -250,12 +253,13 @@ static void next_address(struct connector *connector, int err)
 		err = try_address(
 			connector, address->ai_family, address->ai_addr, address->ai_addrlen);
 		if (err == 0) {
-			end(connector, 0);
+			nbd_connect_end(connector, 0);
 			return;
 		}
 		if (err == -EINPROGRESS && now_ns < connector->end_ns) {
-			set_state(connector, CONNECTOR_ATTEMPT);
-			set_limit(connector, now_ns + (connector->end_ns - now_ns) / count);
+			nbd_connect_set_state(connector, CONNECTOR_ATTEMPT);
+			nbd_connect_set_limit(
+				connector, now_ns + (connector->end_ns - now_ns) / count);
 			ring_poll(connector->ring, &connector->wait_op, connector->fd, POLLOUT,
 				wait_done);
 			return;
@@ -282,7 +286,7 @@ static void attempt_done(struct connector *connector)
 		err = errno;
 	}
 	if (err == 0) {
-		end(connector, 0);
+		nbd_connect_end(connector, 0);
 	} else {
 		close_attempt(connector);
 		next_address(connector, -err);
@@ -299,7 +303,7 @@ static void connect_unix(struct connector *connector)
 	int err;
 
 	if (uri->socket_path_bytes + end_bytes > sizeof(address.sun_path)) {
-		end(connector,
+		nbd_connect_end(connector,
 			error_set(&connector->error, -ENAMETOOLONG,
 				"the socket path has %u bytes; the system allows at most %zu",
 				uri->socket_path_bytes, sizeof(address.sun_path) - end_bytes));
@@ -310,7 +314,7 @@ static void connect_unix(struct connector *connector)
 				    uri->socket_path_bytes + end_bytes);
 	err = try_address(connector, AF_UNIX, (const struct sockaddr *)&address, address_bytes);
 	if (err == 0) {
-		end(connector, 0);
+		nbd_connect_end(connector, 0);
 	} else {
 		end_refused(connector, err);
 	}
@@ -320,8 +324,8 @@ static void resolved(struct connector *connector, int err)
 {
 
 	if (err != 0) {
-		end(connector, error_set(&connector->error, -EHOSTUNREACH,
-				       "cannot find the host: %s", gai_strerror(err)));
+		nbd_connect_end(connector, error_set(&connector->error, -EHOSTUNREACH,
+						   "cannot find the host: %s", gai_strerror(err)));
 		return;
 	}
 	connector->next = connector->addresses;
@@ -349,28 +353,30 @@ static void connect_tcp(struct connector *connector)
 	int err;
 
 	if (uri->port == 0) {
-		end(connector, error_set(&connector->error, -EINVAL, "port 0 is for servers only"));
+		nbd_connect_end(connector,
+			error_set(&connector->error, -EINVAL, "port 0 is for servers only"));
 		return;
 	}
 	snprintf(port, sizeof(port), "%u", uri->port);
-	if (resolve(uri->host, port, AI_NUMERICHOST, &connector->addresses) == 0) {
+	if (nbd_connect_resolve(uri->host, port, AI_NUMERICHOST, &connector->addresses) == 0) {
 		resolved(connector, 0);
 		return;
 	}
 	connector->addresses = NULL;
 	err = lookup_start(uri->host, port, &connector->lookup);
 	if (err != 0) {
-		end(connector, error_set(&connector->error, err, "cannot look up the host name: %s",
-				       strerror(-err)));
+		nbd_connect_end(
+			connector, error_set(&connector->error, err,
+					   "cannot look up the host name: %s", strerror(-err)));
 		return;
 	}
-	set_state(connector, CONNECTOR_LOOKUP);
-	set_limit(connector, connector->end_ns);
+	nbd_connect_set_state(connector, CONNECTOR_LOOKUP);
+	nbd_connect_set_limit(connector, connector->end_ns);
 	ring_poll(connector->ring, &connector->wait_op, connector->lookup->done_fd, POLLIN,
 		wait_done);
 }
 
-static void begin(struct connector *connector)
+static void nbd_connect_begin(struct connector *connector)
 {
 	if (connector->uri->is_unix) {
 		connect_unix(connector);
@@ -379,15 +385,15 @@ static void begin(struct connector *connector)
 	}
 }
 
-static void timer_done(struct ring_op *op, int result)
+static void nbd_connect_timer_done(struct ring_op *op, int result)
 {
 	struct connector *connector = container_of(op, struct connector, timer_op);
 
 	GMB_UNUSED(result);
 	if (connector->state == CONNECTOR_ENDING) {
-		ending_step(connector);
+		nbd_connect_ending_step(connector);
 	} else if (ring_now_ns(connector->ring) < connector->step_end_ns) {
-		set_limit(connector, connector->step_end_ns);
+		nbd_connect_set_limit(connector, connector->step_end_ns);
 	} else {
 		connector->timed_out = true;
 		ring_cancel(connector->ring, &connector->wait_op);
@@ -401,7 +407,7 @@ static void wait_done(struct ring_op *op, int result)
 	GMB_UNUSED(result);
 	switch (connector->state) {
 	case CONNECTOR_BEGIN:
-		begin(connector);
+		nbd_connect_begin(connector);
 		break;
 	case CONNECTOR_LOOKUP:
 		lookup_done(connector);
@@ -414,7 +420,7 @@ static void wait_done(struct ring_op *op, int result)
 		break;
 	}
 	if (connector->state == CONNECTOR_ENDING) {
-		ending_step(connector);
+		nbd_connect_ending_step(connector);
 	}
 }
 
@@ -430,7 +436,7 @@ void connector_start(struct connector *connector, struct ring *ring, const struc
 		.timeout_ns = timeout_ns,
 		.end_ns = ring_now_ns(ring) + timeout_ns,
 	};
-	set_state(connector, CONNECTOR_BEGIN);
+	nbd_connect_set_state(connector, CONNECTOR_BEGIN);
 	ring_defer(ring, &connector->wait_op, 0, wait_done);
 }
 
@@ -438,6 +444,6 @@ void connector_cancel(struct connector *connector)
 {
 
 	if (connector->state != CONNECTOR_IDLE && connector->state != CONNECTOR_ENDING) {
-		end(connector, error_set(&connector->error, -ECANCELED, "cancelled"));
+		nbd_connect_end(connector, error_set(&connector->error, -ECANCELED, "cancelled"));
 	}
 }

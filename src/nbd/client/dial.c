@@ -20,7 +20,7 @@ static const uint32_t dial_edges[] = {
 	[NBD_DIAL_ENDING] = BIT(NBD_DIAL_IDLE),
 };
 
-static void set_state(struct nbd_dial *dial, enum nbd_dial_state state)
+static void dial_set_state(struct nbd_dial *dial, enum nbd_dial_state state)
 {
 	GMB_ASSERT((dial_edges[dial->state] & BIT(state)) != 0);
 	dial->state = state;
@@ -28,7 +28,7 @@ static void set_state(struct nbd_dial *dial, enum nbd_dial_state state)
 
 /* --- the end ------------------------------------------------------------------------------- */
 
-static void ending_step(struct nbd_dial *dial)
+static void dial_ending_step(struct nbd_dial *dial)
 {
 	if (dial->io_op.in_flight || dial->timer_op.in_flight ||
 		dial->connector.state != CONNECTOR_IDLE) {
@@ -43,23 +43,23 @@ static void ending_step(struct nbd_dial *dial)
 	dial->stream.idle = NULL;
 	tls_context_put(dial->tls_context);
 	dial->tls_context = NULL;
-	set_state(dial, NBD_DIAL_IDLE);
+	dial_set_state(dial, NBD_DIAL_IDLE);
 	dial->done(dial, dial->result);
 }
 
-static void stream_idle(struct stream *stream)
+static void dial_stream_idle(struct stream *stream)
 {
 	struct nbd_dial *dial = container_of(stream, struct nbd_dial, stream);
 
 	if (dial->state == NBD_DIAL_ENDING) {
-		ending_step(dial);
+		dial_ending_step(dial);
 	}
 }
 
 /* From inside a completion, which leaves the last step to its caller. */
-static void end(struct nbd_dial *dial, int err)
+static void dial_end(struct nbd_dial *dial, int err)
 {
-	set_state(dial, NBD_DIAL_ENDING);
+	dial_set_state(dial, NBD_DIAL_ENDING);
 	dial->result = err;
 	ring_cancel(dial->ring, &dial->timer_op);
 	connector_cancel(&dial->connector);
@@ -72,32 +72,32 @@ static void end(struct nbd_dial *dial, int err)
 	stream_shutdown(&dial->stream);
 }
 
-static void fail(struct nbd_dial *dial, int err)
+static void dial_fail(struct nbd_dial *dial, int err)
 {
 	char label[EXPORT_URI_LABEL_BYTES];
 
 	error_prefix(&dial->error, "%s", export_uri_label(label, dial->uri));
-	end(dial, err);
+	dial_end(dial, err);
 }
 
 static void fail_at(struct nbd_dial *dial, int err, const char *doing)
 {
 	if (dial->stream.state == STREAM_LAYERED && tls_layer_error(&dial->stream)->code != 0) {
 		dial->error = *tls_layer_error(&dial->stream);
-		fail(dial, err);
+		dial_fail(dial, err);
 		return;
 	}
-	fail(dial, error_set(&dial->error, err, "%s failed: %s", doing, strerror(-err)));
+	dial_fail(dial, error_set(&dial->error, err, "%s failed: %s", doing, strerror(-err)));
 }
 
 /* --- the handshake ------------------------------------------------------------------------- */
 
-static void sent(struct ring_op *op, int result);
-static void received(struct ring_op *op, int result);
-static void go_on(struct nbd_dial *dial);
+static void dial_sent(struct ring_op *op, int result);
+static void dial_received(struct ring_op *op, int result);
+static void dial_go_on(struct nbd_dial *dial);
 
 /* The server did not say why it does not go on. What happened is in dial->error. */
-static void advise(struct nbd_dial *dial)
+static void dial_advise(struct nbd_dial *dial)
 {
 	char happened[ERROR_TEXT_BYTES];
 
@@ -114,9 +114,9 @@ static void encrypted(struct stream *stream, int result)
 	} else if (result != 0) {
 		dial->error = *tls_layer_error(stream);
 		if (result == -ECONNRESET) {
-			advise(dial);
+			dial_advise(dial);
 		}
-		fail(dial, result);
+		dial_fail(dial, result);
 	} else {
 		struct tls_facts facts = tls_layer_facts(stream);
 		struct nbd_protection protection = {
@@ -125,12 +125,12 @@ static void encrypted(struct stream *stream, int result)
 			.verified = tls_client_verifies(dial->tls),
 		};
 
-		set_state(dial, NBD_DIAL_SHAKING);
+		dial_set_state(dial, NBD_DIAL_SHAKING);
 		nbd_handshake_encrypted(dial->handshake, &protection);
-		go_on(dial);
+		dial_go_on(dial);
 	}
 	if (dial->state == NBD_DIAL_ENDING) {
-		ending_step(dial);
+		dial_ending_step(dial);
 	}
 }
 
@@ -146,9 +146,10 @@ static void encrypt(struct nbd_dial *dial)
 	int err;
 
 	if (dial->received_at < dial->received_bytes) {
-		fail(dial, error_set(&dial->error, -EPROTO,
-				   "somebody, perhaps not the server, goes on in clear after the "
-				   "server has agreed to TLS (rule P56)"));
+		dial_fail(dial,
+			error_set(&dial->error, -EPROTO,
+				"somebody, perhaps not the server, goes on in clear after the "
+				"server has agreed to TLS (rule P56)"));
 		return;
 	}
 	err = tls_layer_create(&options, &layer);
@@ -156,18 +157,18 @@ static void encrypt(struct nbd_dial *dial)
 		fail_at(dial, err, "TLS");
 		return;
 	}
-	set_state(dial, NBD_DIAL_ENCRYPTING);
+	dial_set_state(dial, NBD_DIAL_ENCRYPTING);
 	stream_upgrade(&dial->stream, &tls_stream_ops, layer, encrypted);
 }
 
-static void send_rest(struct nbd_dial *dial)
+static void dial_send_rest(struct nbd_dial *dial)
 {
 	dial->message = (struct msghdr){ .msg_iov = &dial->iov, .msg_iovlen = 1 };
-	stream_send(&dial->stream, &dial->io_op, &dial->message, sent);
+	stream_send(&dial->stream, &dial->io_op, &dial->message, dial_sent);
 }
 
 /* The next step: say, listen, or end. */
-static void go_on(struct nbd_dial *dial)
+static void dial_go_on(struct nbd_dial *dial)
 {
 	struct nbd_handshake *handshake = dial->handshake;
 	const uint8_t *output;
@@ -178,7 +179,7 @@ static void go_on(struct nbd_dial *dial)
 		took = nbd_handshake_input(handshake, dial->received + dial->received_at,
 			dial->received_bytes - dial->received_at, &dial->error);
 		if (took < 0) {
-			fail(dial, took);
+			dial_fail(dial, took);
 			return;
 		}
 		dial->received_at += (size_t)took;
@@ -186,7 +187,7 @@ static void go_on(struct nbd_dial *dial)
 	output = nbd_handshake_output(handshake, &dial->iov.iov_len);
 	if (dial->iov.iov_len > 0) {
 		dial->iov.iov_base = (void *)(uintptr_t)output;
-		send_rest(dial);
+		dial_send_rest(dial);
 		return;
 	}
 	if (nbd_handshake_wants_tls(handshake)) {
@@ -195,7 +196,7 @@ static void go_on(struct nbd_dial *dial)
 	}
 	if (!nbd_handshake_is_finished(handshake)) {
 		stream_receive(&dial->stream, &dial->io_op, dial->received, sizeof(dial->received),
-			false, received);
+			false, dial_received);
 		return;
 	}
 	err = nbd_handshake_outcome(handshake, &dial->error);
@@ -204,13 +205,13 @@ static void go_on(struct nbd_dial *dial)
 			"the server speaks after the handshake without being asked");
 	}
 	if (err != 0) {
-		fail(dial, err);
+		dial_fail(dial, err);
 	} else {
-		end(dial, 0);
+		dial_end(dial, 0);
 	}
 }
 
-static void sent(struct ring_op *op, int result)
+static void dial_sent(struct ring_op *op, int result)
 {
 	struct nbd_dial *dial = container_of(op, struct nbd_dial, io_op);
 
@@ -228,25 +229,25 @@ static void sent(struct ring_op *op, int result)
 		dial->iov.iov_base = (uint8_t *)dial->iov.iov_base + part;
 		dial->iov.iov_len -= part;
 		if (dial->iov.iov_len > 0) {
-			send_rest(dial);
+			dial_send_rest(dial);
 		} else {
 			nbd_handshake_sent(dial->handshake);
-			go_on(dial);
+			dial_go_on(dial);
 		}
 	}
 	if (dial->state == NBD_DIAL_ENDING) {
-		ending_step(dial);
+		dial_ending_step(dial);
 	}
 }
 
-static void received(struct ring_op *op, int result)
+static void dial_received(struct ring_op *op, int result)
 {
 	struct nbd_dial *dial = container_of(op, struct nbd_dial, io_op);
 	bool is_end = result == 0 || result == -ECONNRESET;
 	int err = 0;
 
 	if (dial->state == NBD_DIAL_ENDING) {
-		ending_step(dial);
+		dial_ending_step(dial);
 		return;
 	}
 	if (is_end) {
@@ -256,26 +257,26 @@ static void received(struct ring_op *op, int result)
 	if (err != 0 && dial->stream.state == STREAM_LAYERED && !dial->is_trusted) {
 		error_set(&dial->error, err,
 			"the server closed the connection after the TLS handshake");
-		advise(dial);
+		dial_advise(dial);
 	}
 	dial->is_trusted |= result > 0 && dial->stream.state == STREAM_LAYERED;
 	dial->received_at = 0;
 	dial->received_bytes = result > 0 ? (size_t)result : 0;
 	if (err != 0) {
-		fail(dial, err);
+		dial_fail(dial, err);
 	} else if (result < 0 && !is_end && result != -EINTR && result != -EAGAIN) {
 		fail_at(dial, result, "receiving");
 	} else {
-		go_on(dial);
+		dial_go_on(dial);
 	}
 	if (dial->state == NBD_DIAL_ENDING) {
-		ending_step(dial);
+		dial_ending_step(dial);
 	}
 }
 
 /* --- connecting and time ------------------------------------------------------------------- */
 
-static void timer_done(struct ring_op *op, int result)
+static void dial_timer_done(struct ring_op *op, int result)
 {
 	struct nbd_dial *dial = container_of(op, struct nbd_dial, timer_op);
 
@@ -290,24 +291,24 @@ static void timer_done(struct ring_op *op, int result)
 					       nbd_handshake_awaits(dial->handshake));
 
 		if (err != 0) {
-			fail(dial, err);
+			dial_fail(dial, err);
 		} else {
-			end(dial, 0);
+			dial_end(dial, 0);
 		}
 	}
 	if (dial->state == NBD_DIAL_ENDING) {
-		ending_step(dial);
+		dial_ending_step(dial);
 	}
 }
 
-static void connected(struct connector *connector, int err)
+static void dial_connected(struct connector *connector, int err)
 {
 	struct nbd_dial *dial = container_of(connector, struct nbd_dial, connector);
 	uint64_t now_ns = ring_now_ns(dial->ring);
 
 	if (err == 0) {
 		stream_open(&dial->stream, dial->ring, connector->fd, &keep_alive);
-		dial->stream.idle = stream_idle;
+		dial->stream.idle = dial_stream_idle;
 	}
 	if (dial->state == NBD_DIAL_ENDING) {
 		if (err == 0) {
@@ -315,22 +316,22 @@ static void connected(struct connector *connector, int err)
 		}
 	} else if (err != 0) {
 		dial->error = connector->error; /* the sentence has the address already */
-		end(dial, err);
+		dial_end(dial, err);
 	} else {
-		set_state(dial, NBD_DIAL_SHAKING);
+		dial_set_state(dial, NBD_DIAL_SHAKING);
 		ring_timer(dial->ring, &dial->timer_op,
-			now_ns < dial->end_ns ? dial->end_ns - now_ns : 1, timer_done);
-		go_on(dial);
+			now_ns < dial->end_ns ? dial->end_ns - now_ns : 1, dial_timer_done);
+		dial_go_on(dial);
 	}
 	if (dial->state == NBD_DIAL_ENDING) {
-		ending_step(dial);
+		dial_ending_step(dial);
 	}
 }
 
 /* --- credentials ---------------------------------------------------------------------------- */
 
 /* On a thread of the ring. */
-static int load(struct ring_op *op)
+static int dial_load(struct ring_op *op)
 {
 	struct nbd_dial *dial = container_of(op, struct nbd_dial, io_op);
 
@@ -345,14 +346,14 @@ static void loaded(struct ring_op *op, int result)
 		/* It was cancelled. */
 	} else if (result != 0) {
 		dial->error = dial->load_error;
-		end(dial, result);
+		dial_end(dial, result);
 	} else {
-		set_state(dial, NBD_DIAL_CONNECTING);
+		dial_set_state(dial, NBD_DIAL_CONNECTING);
 		connector_start(
-			&dial->connector, dial->ring, dial->uri, dial->timeout_ns, connected);
+			&dial->connector, dial->ring, dial->uri, dial->timeout_ns, dial_connected);
 	}
 	if (dial->state == NBD_DIAL_ENDING) {
-		ending_step(dial);
+		dial_ending_step(dial);
 	}
 }
 
@@ -381,25 +382,25 @@ void nbd_dial_start(struct nbd_dial *dial, struct ring *ring,
 	dial->received_bytes = 0;
 	dial->handshake = NULL;
 	dial->error = (struct error){ 0 };
-	set_state(dial, handshake.tls ? NBD_DIAL_LOADING : NBD_DIAL_CONNECTING);
+	dial_set_state(dial, handshake.tls ? NBD_DIAL_LOADING : NBD_DIAL_CONNECTING);
 	err = nbd_handshake_create(&handshake, &dial->handshake, &dial->error);
 	if (err != 0) {
-		set_state(dial, NBD_DIAL_ENDING);
+		dial_set_state(dial, NBD_DIAL_ENDING);
 		dial->result = err;
-		ring_defer(ring, &dial->timer_op, 0, timer_done); /* done is called later */
+		ring_defer(ring, &dial->timer_op, 0, dial_timer_done); /* done is called later */
 		return;
 	}
 	if (handshake.tls) {
-		ring_call(ring, &dial->io_op, load, loaded);
+		ring_call(ring, &dial->io_op, dial_load, loaded);
 		return;
 	}
-	connector_start(&dial->connector, ring, options->uri, options->timeout_ns, connected);
+	connector_start(&dial->connector, ring, options->uri, options->timeout_ns, dial_connected);
 }
 
 void nbd_dial_cancel(struct nbd_dial *dial)
 {
 	if (dial->state != NBD_DIAL_IDLE && dial->state != NBD_DIAL_ENDING) {
-		fail(dial, error_set(&dial->error, -ECANCELED, "cancelled"));
+		dial_fail(dial, error_set(&dial->error, -ECANCELED, "cancelled"));
 	}
 }
 

@@ -116,14 +116,15 @@ static const struct state_rule states[STATE_COUNT];
 
 /* --- state and output ---------------------------------------------------------------------- */
 
-static void set_state(struct nbd_handshake *talk, enum handshake_state state, size_t wanted)
+static void nbd_handshake_set_state(
+	struct nbd_handshake *talk, enum handshake_state state, size_t wanted)
 {
 	GMB_ASSERT((states[talk->state].edges & 1u << state) != 0);
 	talk->state = state;
 	talk->input_wanted = wanted;
 }
 
-static void append(struct nbd_handshake *talk, const void *bytes, size_t len)
+static void nbd_handshake_append(struct nbd_handshake *talk, const void *bytes, size_t len)
 {
 	GMB_ASSERT(len <= sizeof(talk->output) - talk->output_bytes);
 	if (len > 0) {
@@ -136,34 +137,34 @@ static void append_u32(struct nbd_handshake *talk, uint32_t value)
 {
 	struct be32 wire = be32_make(value);
 
-	append(talk, &wire, sizeof(wire));
+	nbd_handshake_append(talk, &wire, sizeof(wire));
 }
 
 static void append_u16(struct nbd_handshake *talk, uint16_t value)
 {
 	struct be16 wire = be16_make(value);
 
-	append(talk, &wire, sizeof(wire));
+	nbd_handshake_append(talk, &wire, sizeof(wire));
 }
 
 /* A length and the text after it. */
 static void append_text(struct nbd_handshake *talk, const char *text)
 {
 	append_u32(talk, (uint32_t)strlen(text));
-	append(talk, text, strlen(text));
+	nbd_handshake_append(talk, text, strlen(text));
 }
 
 /* The header of a state's option; its data is appended next. */
-static int ask(struct nbd_handshake *talk, enum handshake_state state)
+static int nbd_handshake_ask(struct nbd_handshake *talk, enum handshake_state state)
 {
 	struct nbd_wire_option header = {
 		.magic = be64_make(NBD_OPTION_MAGIC),
 		.option = be32_make(states[state].option),
 	};
 
-	set_state(talk, state, sizeof(struct nbd_wire_option_reply));
+	nbd_handshake_set_state(talk, state, sizeof(struct nbd_wire_option_reply));
 	talk->replies = 0;
-	append(talk, &header, sizeof(header));
+	nbd_handshake_append(talk, &header, sizeof(header));
 	talk->option_at = talk->output_bytes;
 	return 0;
 }
@@ -179,14 +180,14 @@ static void seal_option(struct nbd_handshake *talk)
 	}
 }
 
-static int leave(struct nbd_handshake *talk)
+static int nbd_handshake_leave(struct nbd_handshake *talk)
 {
-	return ask(talk, STATE_ABORT);
+	return nbd_handshake_ask(talk, STATE_ABORT);
 }
 
-static int finish(struct nbd_handshake *talk)
+static int nbd_handshake_finish(struct nbd_handshake *talk)
 {
-	set_state(talk, STATE_FINISHED, 0);
+	nbd_handshake_set_state(talk, STATE_FINISHED, 0);
 	return 0;
 }
 
@@ -197,13 +198,13 @@ static struct nbd_offer *current_offer(struct nbd_handshake *talk)
 }
 
 /* INFO or GO, asking for all we know (rules P22, P24); EXPORT comes unasked. */
-static int ask_export(struct nbd_handshake *talk, enum handshake_state state)
+static int nbd_handshake_ask_export(struct nbd_handshake *talk, enum handshake_state state)
 {
 	static const uint16_t items[] = { NBD_INFO_NAME, NBD_INFO_DESCRIPTION,
 		NBD_INFO_BLOCK_SIZE };
 	const char *name = current_offer(talk)->name;
 
-	ask(talk, state);
+	nbd_handshake_ask(talk, state);
 	append_text(talk, name);
 	append_u16(talk, ARRAY_COUNT(items));
 	for (size_t i = 0; i < ARRAY_COUNT(items); i++) {
@@ -217,8 +218,8 @@ static int ask_old_export(struct nbd_handshake *talk)
 {
 	const char *name = current_offer(talk)->name;
 
-	ask(talk, STATE_OLD_EXPORT);
-	append(talk, name, strlen(name));
+	nbd_handshake_ask(talk, STATE_OLD_EXPORT);
+	nbd_handshake_append(talk, name, strlen(name));
 	talk->input_wanted = sizeof(struct nbd_wire_old_reply) +
 			     (talk->offers.no_zeroes ? 0 : NBD_OLD_REPLY_ZEROES);
 	return 0;
@@ -228,7 +229,7 @@ static int ask_old_export(struct nbd_handshake *talk)
 static int ask_contexts(
 	struct nbd_handshake *talk, enum handshake_state state, uint32_t query_count)
 {
-	ask(talk, state);
+	nbd_handshake_ask(talk, state);
 	append_text(talk, current_offer(talk)->name);
 	append_u32(talk, query_count);
 	return 0;
@@ -237,8 +238,8 @@ static int ask_contexts(
 static void append_query(struct nbd_handshake *talk, const char *kind, const char *token)
 {
 	append_u32(talk, (uint32_t)(strlen(kind) + strlen(token)));
-	append(talk, kind, strlen(kind));
-	append(talk, token, strlen(token));
+	nbd_handshake_append(talk, kind, strlen(kind));
+	nbd_handshake_append(talk, token, strlen(token));
 }
 
 /* Says who we are and whom we replace, and asks for the epoch, and for signs of life and the size,
@@ -274,7 +275,7 @@ static bool has_contexts(const struct nbd_handshake *talk)
 
 static int ask_go(struct nbd_handshake *talk)
 {
-	return ask_export(talk, STATE_GO);
+	return nbd_handshake_ask_export(talk, STATE_GO);
 }
 
 /* In a list each export is asked with INFO, which keeps the connection free for the next. A single
@@ -284,7 +285,7 @@ static int after_style(struct nbd_handshake *talk, enum nbd_reply_style style)
 {
 	talk->offers.style = style;
 	if (talk->goal == NBD_GOAL_LIST) {
-		return ask(talk, STATE_LIST);
+		return nbd_handshake_ask(talk, STATE_LIST);
 	}
 	if (talk->token[0] != '\0') {
 		return ask_takeover(talk);
@@ -313,13 +314,15 @@ static int ask_style(struct nbd_handshake *talk, enum nbd_reply_style style)
 	if (style == NBD_REPLIES_SIMPLE) {
 		return after_style(talk, style);
 	}
-	return ask(talk, style == NBD_REPLIES_EXTENDED ? STATE_EXTENDED : STATE_STRUCTURED);
+	return nbd_handshake_ask(
+		talk, style == NBD_REPLIES_EXTENDED ? STATE_EXTENDED : STATE_STRUCTURED);
 }
 
 static int next_export(struct nbd_handshake *talk)
 {
 	talk->current++;
-	return talk->current < talk->offers.count ? ask_export(talk, STATE_INFO) : leave(talk);
+	return talk->current < talk->offers.count ? nbd_handshake_ask_export(talk, STATE_INFO)
+						  : nbd_handshake_leave(talk);
 }
 
 static int after_contexts(struct nbd_handshake *talk)
@@ -339,9 +342,10 @@ static int export_opened(struct nbd_handshake *talk)
 		nbd_facts_take_offer(&talk->facts, offer);
 	} else {
 		/* Leaves the transmission phase: DISC has no reply (rule P80). */
-		append(talk, farewell, nbd_client_farewell(talk->offers.style, farewell));
+		nbd_handshake_append(
+			talk, farewell, nbd_client_farewell(talk->offers.style, farewell));
 	}
-	return finish(talk);
+	return nbd_handshake_finish(talk);
 }
 
 /* --- texts --------------------------------------------------------------------------------- */
@@ -426,7 +430,7 @@ static int handle_info(struct nbd_handshake *talk)
 
 static int tls_accepted(struct nbd_handshake *talk)
 {
-	set_state(talk, STATE_ENCRYPT, 0);
+	nbd_handshake_set_state(talk, STATE_ENCRYPT, 0);
 	return 0;
 }
 
@@ -439,8 +443,9 @@ static int style_accepted(struct nbd_handshake *talk)
 static int list_accepted(struct nbd_handshake *talk)
 {
 	talk->offers.listed = true;
-	return talk->is_missing || talk->offers.count == 0 ? leave(talk)
-							   : ask_export(talk, STATE_INFO);
+	return talk->is_missing || talk->offers.count == 0
+		       ? nbd_handshake_leave(talk)
+		       : nbd_handshake_ask_export(talk, STATE_INFO);
 }
 
 static int contexts_accepted(struct nbd_handshake *talk)
@@ -500,7 +505,7 @@ static int tls_refused(struct nbd_handshake *talk)
 		"no TLS, which the URI asks for: %s; turn it on at the server, or write nbd or "
 		"nbd+unix if the network is trusted",
 		talk->refusal);
-	return leave(talk);
+	return nbd_handshake_leave(talk);
 }
 
 static int style_refused(struct nbd_handshake *talk)
@@ -528,7 +533,7 @@ static int list_refused(struct nbd_handshake *talk)
 		error_set(&talk->outcome, talk->refusal_code,
 			"the server does not list its exports: %s", talk->refusal);
 	}
-	return leave(talk);
+	return nbd_handshake_leave(talk);
 }
 
 static int keep_refusal(struct nbd_handshake *talk, char **slot)
@@ -562,7 +567,7 @@ static int export_unsupported(struct nbd_handshake *talk)
 	}
 	nbd_offers_note(
 		&talk->offers, "the server does not know INFO, so that only names can be listed");
-	return leave(talk);
+	return nbd_handshake_leave(talk);
 }
 
 static int export_refused(struct nbd_handshake *talk)
@@ -586,10 +591,10 @@ static int export_refused(struct nbd_handshake *talk)
 	error_set(&talk->outcome, talk->refusal_code, "%s: %s", export_label(label, offer->name),
 		talk->refusal);
 	if (talk->reply_type != NBD_REP_ERR_UNKNOWN || talk->goal == NBD_GOAL_GO) {
-		return leave(talk);
+		return nbd_handshake_leave(talk);
 	}
 	talk->is_missing = true;
-	return ask(talk, STATE_LIST);
+	return nbd_handshake_ask(talk, STATE_LIST);
 }
 
 /* Puts in words why the server refused, with its own text (rule P20). */
@@ -676,9 +681,9 @@ static int handle_reply(struct nbd_handshake *talk)
 	if ((talk->reply_type & NBD_REP_ERROR_BIT) != 0) {
 		err = take_refusal(talk);
 		if (err != 0 || talk->state == STATE_ABORT) {
-			return err != 0 ? err : finish(talk);
+			return err != 0 ? err : nbd_handshake_finish(talk);
 		}
-		return refusal_is_final(talk) ? leave(talk) : rule->refused(talk);
+		return refusal_is_final(talk) ? nbd_handshake_leave(talk) : rule->refused(talk);
 	}
 	if (rule->content != NULL && talk->reply_type == rule->content_type) {
 		return rule->content(talk);
@@ -699,7 +704,7 @@ static int handle_magic(struct nbd_handshake *talk)
 			"this is not an NBD server: it greets with \"%s\" instead of \"NBDMAGIC\"",
 			log_escape(quoted, sizeof(quoted), talk->input, 8));
 	}
-	set_state(talk, STATE_STYLE, 8);
+	nbd_handshake_set_state(talk, STATE_STYLE, 8);
 	return 0;
 }
 
@@ -718,7 +723,7 @@ static int handle_style(struct nbd_handshake *talk)
 			"newstyle magic \"IHAVEOPT\" nor the oldstyle one (rule P4)",
 			(unsigned long long)style);
 	}
-	set_state(talk, STATE_FLAGS, 2);
+	nbd_handshake_set_state(talk, STATE_FLAGS, 2);
 	return 0;
 }
 
@@ -734,7 +739,8 @@ static int handle_flags(struct nbd_handshake *talk)
 	talk->offers.fixed = (flags & NBD_FLAG_FIXED_NEWSTYLE) != 0;
 	talk->offers.no_zeroes = (flags & NBD_FLAG_NO_ZEROES) != 0;
 	if (talk->offers.fixed) {
-		return talk->tls ? ask(talk, STATE_TLS) : ask_style(talk, talk->style_max);
+		return talk->tls ? nbd_handshake_ask(talk, STATE_TLS)
+				 : ask_style(talk, talk->style_max);
 	}
 	if (talk->tls) {
 		return error_set(talk->error, -EPROTONOSUPPORT,
@@ -794,8 +800,8 @@ static const struct state_rule states[STATE_COUNT] = {
 		handle_info, export_accepted, export_refused },
 	[STATE_OLD_EXPORT] = { NBD_OPT_EXPORT_NAME, "its answer to EXPORT_NAME", EDGE(FINISHED),
 		.message = handle_old_export },
-	[STATE_ABORT] = { NBD_OPT_ABORT, "its answer to ABORT", EDGE(FINISHED), .accepted = finish,
-		.refused = finish },
+	[STATE_ABORT] = { NBD_OPT_ABORT, "its answer to ABORT", EDGE(FINISHED),
+		.accepted = nbd_handshake_finish, .refused = nbd_handshake_finish },
 	[STATE_FINISHED] = { 0, "nothing" },
 };
 
@@ -856,7 +862,7 @@ int nbd_handshake_end_of_stream(struct nbd_handshake *talk, struct error *error)
 	char label[LABEL_BYTES];
 
 	if (talk->state == STATE_ABORT) {
-		finish(talk);
+		nbd_handshake_finish(talk);
 	}
 	if (talk->state == STATE_FINISHED) {
 		talk->output_bytes = 0; /* a farewell that was not sent is not missed */
@@ -886,8 +892,8 @@ static void copy_token(char out[NBD_HANDSHAKE_TOKEN_BYTES_MAX], const char *toke
 	memcpy(out, token, strlen(token) + 1);
 }
 
-static int take_options(struct nbd_handshake *talk, const struct nbd_handshake_options *options,
-	struct error *error)
+static int nbd_handshake_take_options(struct nbd_handshake *talk,
+	const struct nbd_handshake_options *options, struct error *error)
 {
 	struct nbd_text name = { .bytes = options->export_name };
 	size_t bytes;
@@ -928,7 +934,7 @@ int nbd_handshake_create(const struct nbd_handshake_options *options,
 	}
 	talk->state = STATE_MAGIC;
 	talk->input_wanted = 8;
-	err = take_options(talk, options, error);
+	err = nbd_handshake_take_options(talk, options, error);
 	if (err != 0) {
 		nbd_handshake_destroy(talk);
 		return err;

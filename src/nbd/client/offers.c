@@ -56,7 +56,7 @@ static uint64_t text_cost(size_t length)
 	return (uint64_t)length + 1 + sizeof(char *);
 }
 
-static int out_of_memory(struct error *error)
+static int offers_out_of_memory(struct error *error)
 {
 	return error_set(error, -ENOMEM, "out of memory while talking to the server");
 }
@@ -82,7 +82,7 @@ static int text_copy(
 	}
 	copy = malloc((size_t)text.length + 1);
 	if (copy == NULL) {
-		return out_of_memory(error);
+		return offers_out_of_memory(error);
 	}
 	if (text.length > 0) {
 		memcpy(copy, text.bytes, text.length);
@@ -114,7 +114,7 @@ int nbd_offers_add(struct nbd_offers *offers, struct nbd_text name, struct nbd_t
 	}
 	grown = array_grow(offers->list, offers->count, sizeof(*offers->list));
 	if (grown == NULL) {
-		return out_of_memory(error);
+		return offers_out_of_memory(error);
 	}
 	offers->list = grown;
 	offer = &offers->list[offers->count];
@@ -157,7 +157,7 @@ int nbd_offers_add_context(struct nbd_offers *offers, struct nbd_offer *offer, s
 	}
 	grown = array_grow(offer->contexts, offer->context_count, sizeof(*offer->contexts));
 	if (grown == NULL) {
-		return out_of_memory(error);
+		return offers_out_of_memory(error);
 	}
 	offer->contexts = grown;
 	err = text_copy(offers, name, &offer->contexts[offer->context_count], error);

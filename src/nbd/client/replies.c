@@ -57,7 +57,7 @@ static void end_size_call(struct nbd_client *client)
 	}
 }
 
-static void release(struct nbd_client *client, struct nbd_call *call)
+static void replies_release(struct nbd_client *client, struct nbd_call *call)
 {
 	uint16_t slot = (uint16_t)(call->cookie & (NBD_CLIENT_SLOTS_MAX - 1));
 
@@ -107,7 +107,7 @@ int nbd_client_finish(struct nbd_client *client, struct nbd_call *call, struct e
 		end_size_call(client);
 		return 0;
 	}
-	release(client, call);
+	replies_release(client, call);
 	return 0;
 }
 
@@ -331,7 +331,7 @@ bool nbd_client_prefix_matches(
 
 /* --- chunks -------------------------------------------------------------------------------- */
 
-static int wrong_length(const char *what, const struct reply *reply, struct error *error)
+static int replies_wrong_length(const char *what, const struct reply *reply, struct error *error)
 {
 	return error_set(error, -EPROTO, "the server sends a chunk %s of %llu bytes (rule P97)",
 		what, (unsigned long long)reply->length);
@@ -362,7 +362,7 @@ static int take_data(struct nbd_client *client, struct nbd_call *call, const str
 	int err;
 
 	if (reply->length <= DATA_OFFSET_BYTES) {
-		return wrong_length("of data", reply, error);
+		return replies_wrong_length("of data", reply, error);
 	}
 	if (len < DATA_OFFSET_BYTES) {
 		*more = true;
@@ -391,7 +391,7 @@ static int take_hole(struct nbd_client *client, struct nbd_call *call, const str
 	int err;
 
 	if (reply->length != sizeof(hole)) {
-		return wrong_length("about a hole", reply, error);
+		return replies_wrong_length("about a hole", reply, error);
 	}
 	if (len < sizeof(hole)) {
 		*more = true;
@@ -423,8 +423,8 @@ static int not_asked(struct error *error)
 }
 
 /* A chunk of any reply that says only that the server lives (docs/protocol/nbd.md). */
-static int take_alive(struct nbd_client *client, struct nbd_call *call, const struct reply *reply,
-	size_t head, uint64_t count, struct error *error)
+static int replies_take_alive(struct nbd_client *client, struct nbd_call *call,
+	const struct reply *reply, size_t head, uint64_t count, struct error *error)
 {
 	if (count != 1 || (reply->flags & NBD_REPLY_FLAG_DONE) != 0) {
 		return error_set(error, -EPROTO,
@@ -439,9 +439,9 @@ static int take_alive(struct nbd_client *client, struct nbd_call *call, const st
 
 /* The answer of x-gmblock:size: its extents stand for the 64 bits of their flags (the same page).
  */
-static int take_size(struct nbd_client *client, struct nbd_call *call, const struct reply *reply,
-	const uint8_t *body, size_t len, size_t head, uint64_t count, bool *more,
-	struct error *error)
+static int replies_take_size(struct nbd_client *client, struct nbd_call *call,
+	const struct reply *reply, const uint8_t *body, size_t len, size_t head, uint64_t count,
+	bool *more, struct error *error)
 {
 	bool extended = reply->type == NBD_REPLY_TYPE_BLOCK_STATUS_EXT;
 	uint64_t size = 0;
@@ -479,8 +479,8 @@ static int take_size(struct nbd_client *client, struct nbd_call *call, const str
 }
 
 /* The header of a block status chunk; its extents are read one by one. */
-static int take_status(struct nbd_client *client, struct nbd_call *call, const struct reply *reply,
-	const uint8_t *body, size_t len, bool *more, struct error *error)
+static int replies_take_status(struct nbd_client *client, struct nbd_call *call,
+	const struct reply *reply, const uint8_t *body, size_t len, bool *more, struct error *error)
 {
 	bool extended = reply->type == NBD_REPLY_TYPE_BLOCK_STATUS_EXT;
 	size_t head = extended ? 8 : 4;
@@ -495,7 +495,7 @@ static int take_status(struct nbd_client *client, struct nbd_call *call, const s
 		return not_asked(error);
 	}
 	if (reply->length < head + entry || (reply->length - head) % entry != 0) {
-		return wrong_length("of block status", reply, error);
+		return replies_wrong_length("of block status", reply, error);
 	}
 	if (len < head) {
 		*more = true;
@@ -504,10 +504,10 @@ static int take_status(struct nbd_client *client, struct nbd_call *call, const s
 	memcpy(wire, body, head);
 	count = (reply->length - head) / entry;
 	if (client->facts->says_alive && be32_get(wire[0]) == NBD_CONTEXT_ID_ALIVE) {
-		return take_alive(client, call, reply, head, count, error);
+		return replies_take_alive(client, call, reply, head, count, error);
 	}
 	if (call == &client->size_call && be32_get(wire[0]) == NBD_CONTEXT_ID_SIZE) {
-		return take_size(client, call, reply, body, len, head, count, more, error);
+		return replies_take_size(client, call, reply, body, len, head, count, more, error);
 	}
 	if (call == &client->size_call || call->type != NBD_CMD_BLOCK_STATUS ||
 		!client->facts->allocation) {
@@ -535,7 +535,7 @@ static int take_status(struct nbd_client *client, struct nbd_call *call, const s
 	return (int)head;
 }
 
-static int take_extent(
+static int replies_take_extent(
 	struct nbd_client *client, const uint8_t *body, size_t entry, struct error *error)
 {
 	struct nbd_call *call = client->current;
@@ -581,8 +581,8 @@ static void keep_error(struct nbd_client *client, struct nbd_call *call, uint32_
 	}
 }
 
-static int take_error(struct nbd_client *client, struct nbd_call *call, const struct reply *reply,
-	const uint8_t *body, size_t len, bool *more, struct error *error)
+static int replies_take_error(struct nbd_client *client, struct nbd_call *call,
+	const struct reply *reply, const uint8_t *body, size_t len, bool *more, struct error *error)
 {
 	bool with_offset = reply->type == NBD_REPLY_TYPE_ERROR_OFFSET;
 	bool known = with_offset || reply->type == NBD_REPLY_TYPE_ERROR;
@@ -593,7 +593,7 @@ static int take_error(struct nbd_client *client, struct nbd_call *call, const st
 
 	if (reply->length < least || (known && reply->length > least + NBD_STRING_BYTES_MAX) ||
 		reply->length > UNKNOWN_ERROR_BYTES_MAX) {
-		return wrong_length("about an error", reply, error);
+		return replies_wrong_length("about an error", reply, error);
 	}
 	if (len < (known ? reply->length : least)) {
 		*more = true;
@@ -646,8 +646,8 @@ static int take_none(struct nbd_client *client, struct nbd_call *call, const str
 	return chunk_end(client, call, true, error);
 }
 
-static int take_chunk(struct nbd_client *client, struct nbd_call *call, const struct reply *reply,
-	const uint8_t *body, size_t len, bool *more, struct error *error)
+static int replies_take_chunk(struct nbd_client *client, struct nbd_call *call,
+	const struct reply *reply, const uint8_t *body, size_t len, bool *more, struct error *error)
 {
 	switch (reply->type) {
 	case NBD_REPLY_TYPE_NONE:
@@ -658,10 +658,10 @@ static int take_chunk(struct nbd_client *client, struct nbd_call *call, const st
 		return take_hole(client, call, reply, body, len, more, error);
 	case NBD_REPLY_TYPE_BLOCK_STATUS:
 	case NBD_REPLY_TYPE_BLOCK_STATUS_EXT:
-		return take_status(client, call, reply, body, len, more, error);
+		return replies_take_status(client, call, reply, body, len, more, error);
 	default:
 		if ((reply->type & NBD_REPLY_TYPE_ERROR_BIT) != 0) {
-			return take_error(client, call, reply, body, len, more, error);
+			return replies_take_error(client, call, reply, body, len, more, error);
 		}
 		return error_set(error, -EPROTO,
 			"the server sends a chunk of the unknown type %u (rule P97)", reply->type);
@@ -743,8 +743,8 @@ static bool read_extended(const uint8_t *bytes, size_t len, struct reply *reply,
 }
 
 /* One reply header with what must be read together with it. Returns how many bytes it took. */
-static int take_reply(struct nbd_client *client, const uint8_t *bytes, size_t len, bool *more,
-	struct error *error)
+static int replies_take_reply(struct nbd_client *client, const uint8_t *bytes, size_t len,
+	bool *more, struct error *error)
 {
 	bool extended = client->facts->style == NBD_REPLIES_EXTENDED;
 	struct nbd_call *call = NULL;
@@ -780,7 +780,7 @@ static int take_reply(struct nbd_client *client, const uint8_t *bytes, size_t le
 		return error_set(error, -EPROTO,
 			"the server answers a request with another offset than it had (rule P110)");
 	}
-	took = take_chunk(client, call, &reply, bytes + reply.header_bytes,
+	took = replies_take_chunk(client, call, &reply, bytes + reply.header_bytes,
 		len - reply.header_bytes, more, error);
 	return took < 0 || *more ? took : took + (int)reply.header_bytes;
 }
@@ -810,7 +810,7 @@ static int feed_step(struct nbd_client *client, const uint8_t *bytes, size_t len
 			*more = true;
 			return 0;
 		}
-		err = take_extent(client, bytes, entry, error);
+		err = replies_take_extent(client, bytes, entry, error);
 		return err != 0 ? err : (int)entry;
 	case NBD_CLIENT_SKIP:
 		client->left -= part;
@@ -819,7 +819,7 @@ static int feed_step(struct nbd_client *client, const uint8_t *bytes, size_t len
 			      : chunk_end(client, client->current, client->current_ends, error);
 		return err != 0 ? err : (int)part;
 	}
-	return take_reply(client, bytes, len, more, error);
+	return replies_take_reply(client, bytes, len, more, error);
 }
 
 int nbd_client_feed(

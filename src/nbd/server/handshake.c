@@ -70,7 +70,7 @@ static void reply_error(struct nbd_session *session, uint32_t type, const char *
 	tx_put(session->handshake, text, length);
 }
 
-static void send_done(struct ring_op *op, int result);
+static void nbd_handshake_send_done(struct ring_op *op, int result);
 
 static void send_tx(struct nbd_session *session)
 {
@@ -80,7 +80,8 @@ static void send_tx(struct nbd_session *session)
 	handshake->tx_iov.iov_base = handshake->tx + handshake->tx_sent;
 	handshake->tx_iov.iov_len = handshake->tx_bytes - handshake->tx_sent;
 	handshake->tx_message = (struct msghdr){ .msg_iov = &handshake->tx_iov, .msg_iovlen = 1 };
-	stream_send(&session->stream, &session->send_op, &handshake->tx_message, send_done);
+	stream_send(&session->stream, &session->send_op, &handshake->tx_message,
+		nbd_handshake_send_done);
 }
 
 int handshake_begin(struct nbd_session *session)
@@ -395,7 +396,7 @@ static bool take_token(struct option_string query, const char *kind, struct opti
 
 /* Our own contexts tell nothing about blocks: they keep a client's connections apart. False: one of
  * them has not ended yet, and the option waits for it. */
-static bool take_over(
+static bool nbd_handshake_take_over(
 	struct nbd_session *session, struct export *export, const struct option_context *context)
 {
 	const uint8_t *queries = context->queries;
@@ -417,7 +418,7 @@ static bool take_over(
 
 /* "x-gmblock:alive=MS": how often the peer wants to hear that we live while its requests wait.
  * Takes it, unless it is not a number or there are no chunks to say it with. */
-static bool take_alive(struct nbd_session *session, struct option_string query)
+static bool nbd_handshake_take_alive(struct nbd_session *session, struct option_string query)
 {
 	static const char kind[] = NBD_CONTEXT_ALIVE "=";
 	uint32_t at = sizeof(kind) - 1;
@@ -490,7 +491,7 @@ static void option_meta_context(struct nbd_session *session)
 		return;
 	}
 	export = entry->export;
-	handshake->waiting = !set && !take_over(session, export, &context);
+	handshake->waiting = !set && !nbd_handshake_take_over(session, export, &context);
 	if (handshake->waiting) {
 		return;
 	}
@@ -502,7 +503,7 @@ static void option_meta_context(struct nbd_session *session)
 		matched |= string_is(query, NBD_CONTEXT_ALLOCATION) ||
 			   (!set && string_is(query, CONTEXT_BASE));
 		asked_epoch |= !set && string_is(query, NBD_CONTEXT_EPOCH);
-		asked_alive |= !set && take_alive(session, query);
+		asked_alive |= !set && nbd_handshake_take_alive(session, query);
 		asked_size |= !set && session->structured && string_is(query, NBD_CONTEXT_SIZE);
 	}
 	if (matched) {
@@ -635,7 +636,7 @@ static void handle_option(struct nbd_session *session)
 
 /* --- the dialogue -------------------------------------------------------------------------- */
 
-static void log_ready(const struct nbd_session *session)
+static void nbd_handshake_log_ready(const struct nbd_session *session)
 {
 	const struct export *export = session->base.export;
 	const struct store_info *info = store_info(export->store);
@@ -668,7 +669,7 @@ static void log_ready(const struct nbd_session *session)
 static void begin_transmission(struct nbd_session *session)
 {
 	session->context_selected = is_context_selected(session, session->base.export);
-	log_ready(session);
+	nbd_handshake_log_ready(session);
 	handshake_end(session);
 	session_set_state(&session->base, SESSION_READY);
 	if (session->base.stopping) {
@@ -680,7 +681,7 @@ static void begin_transmission(struct nbd_session *session)
 	}
 }
 
-static void send_done(struct ring_op *op, int result)
+static void nbd_handshake_send_done(struct ring_op *op, int result)
 {
 	struct nbd_session *session = container_of(op, struct nbd_session, send_op);
 	struct handshake *handshake = session->handshake;
@@ -799,7 +800,7 @@ static bool take_option_data(struct nbd_session *session)
 	return handshake->option_got == handshake->option_bytes;
 }
 
-static void answer(struct nbd_session *session)
+static void nbd_handshake_answer(struct nbd_session *session)
 {
 	if (session->base.state == SESSION_TERMINATING || session->handshake->waiting) {
 		return;
@@ -838,7 +839,7 @@ static void parse(struct nbd_session *session)
 				return;
 			}
 			handle_option(session);
-			answer(session);
+			nbd_handshake_answer(session);
 			return;
 		case HANDSHAKE_GREETING:
 		case HANDSHAKE_REPLYING:
@@ -853,7 +854,7 @@ void handshake_resume(struct nbd_session *session)
 	GMB_ASSERT(session->handshake->waiting);
 	session->handshake->waiting = false;
 	handle_option(session);
-	answer(session);
+	nbd_handshake_answer(session);
 }
 
 void handshake_received(struct nbd_session *session)

@@ -14,19 +14,19 @@ static enum tls_mode mode_of(const struct nbd_session *session)
 	return tls_policy_mode(session->base.tls);
 }
 
-static bool has_tls(const struct nbd_session *session)
+static bool handshake_tls_has_tls(const struct nbd_session *session)
 {
 	return session->stream.state == STREAM_LAYERED;
 }
 
 bool handshake_needs_tls(const struct nbd_session *session)
 {
-	return mode_of(session) == TLS_REQUIRE && !has_tls(session);
+	return mode_of(session) == TLS_REQUIRE && !handshake_tls_has_tls(session);
 }
 
 bool handshake_offers_tls(const struct nbd_session *session)
 {
-	return mode_of(session) == TLS_ON && !has_tls(session);
+	return mode_of(session) == TLS_ON && !handshake_tls_has_tls(session);
 }
 
 uint32_t handshake_tls_refusal(const struct nbd_session *session, const char **reason)
@@ -35,7 +35,7 @@ uint32_t handshake_tls_refusal(const struct nbd_session *session, const char **r
 		*reason = "STARTTLS takes no data";
 		return NBD_REP_ERR_INVALID;
 	}
-	if (has_tls(session)) {
+	if (handshake_tls_has_tls(session)) {
 		*reason = "TLS is already in use";
 		return NBD_REP_ERR_INVALID;
 	}
@@ -52,7 +52,7 @@ uint32_t handshake_tls_refusal(const struct nbd_session *session, const char **r
 
 /* What was agreed on, and what was received, in clear: anybody on the way may have said it (P51,
  * P56). The client flags stay, they precede options. */
-static void forget(struct nbd_session *session)
+static void handshake_tls_forget(struct nbd_session *session)
 {
 	struct handshake *handshake = session->handshake;
 
@@ -177,7 +177,7 @@ void handshake_begin_tls(struct nbd_session *session)
 		session_tls_failed(&session->base, ENGINE_TLS_OTHER, "out of memory for TLS");
 		return;
 	}
-	forget(session);
+	handshake_tls_forget(session);
 	session->handshake->tls_context = options.context;
 	session->handshake->state = HANDSHAKE_UPGRADING;
 	session->base.engine->counters.tls_upgrading++;
@@ -206,7 +206,7 @@ int handshake_adopt_tls(
 
 void handshake_tls_closed(struct nbd_session *session)
 {
-	if (has_tls(session)) {
+	if (handshake_tls_has_tls(session)) {
 		count_session(session, -1);
 	}
 }

@@ -39,12 +39,12 @@ _Static_assert(sizeof(struct nbd_wire_state) + RX_SMALL_BYTES + sizeof(struct nb
 		       ENGINE_PASS_BYTES_MAX,
 	"a session at rest can be told");
 
-static struct nbd_session *of(struct session *base)
+static struct nbd_session *nbd_pass_of(struct session *base)
 {
 	return container_of(base, struct nbd_session, base);
 }
 
-static bool has_tls(const struct nbd_session *session)
+static bool nbd_pass_has_tls(const struct nbd_session *session)
 {
 	return session->stream.state == STREAM_LAYERED;
 }
@@ -53,12 +53,12 @@ bool nbd_session_can_pass(const struct session *base)
 {
 	const struct nbd_session *session = (const struct nbd_session *)base;
 
-	return !has_tls(session) || tls_layer_can_pass(&session->stream);
+	return !nbd_pass_has_tls(session) || tls_layer_can_pass(&session->stream);
 }
 
 void nbd_session_pause(struct session *base)
 {
-	struct nbd_session *session = of(base);
+	struct nbd_session *session = nbd_pass_of(base);
 
 	receive_pause(session);
 	/* Answered, and asked again of the next process, it need not be told. */
@@ -91,7 +91,7 @@ static bool has_only_begun(const struct nbd_session *session)
 
 enum session_rest nbd_session_rest(struct session *base)
 {
-	struct nbd_session *session = of(base);
+	struct nbd_session *session = nbd_pass_of(base);
 
 	/* The stream says by itself that its key changes. */
 	if (session->send_op.in_flight ||
@@ -149,7 +149,7 @@ static uint32_t received_pieces(
 	return bytes;
 }
 
-static void put(uint8_t **at, const void *bytes, uint32_t count)
+static void nbd_pass_put(uint8_t **at, const void *bytes, uint32_t count)
 {
 	memcpy(*at, bytes, count);
 	*at += count;
@@ -157,11 +157,11 @@ static void put(uint8_t **at, const void *bytes, uint32_t count)
 
 void nbd_session_pass(struct session *base, uint8_t *bytes, struct session_record *record)
 {
-	struct nbd_session *session = of(base);
+	struct nbd_session *session = nbd_pass_of(base);
 	struct session_piece *pieces = record->later;
 	uint32_t received = received_pieces(session, pieces);
 	bool has_begun = begun(session) != NULL || session->told != NULL;
-	uint32_t flags = (has_tls(session) ? NBD_STATE_TLS : 0U) |
+	uint32_t flags = (nbd_pass_has_tls(session) ? NBD_STATE_TLS : 0U) |
 			 (has_begun ? NBD_STATE_BEGUN : 0U) |
 			 (session->structured ? NBD_STATE_STRUCTURED : 0U) |
 			 (session->extended ? NBD_STATE_EXTENDED : 0U) |
@@ -181,7 +181,7 @@ void nbd_session_pass(struct session *base, uint8_t *bytes, struct session_recor
 	if ((uint32_t)(at - head) + received <= RX_SMALL_BYTES) {
 		for (int i = 0; i < ENGINE_PASS_LATER_PIECES; i++) {
 			if (pieces[i].count > 0) {
-				put(&at, pieces[i].bytes, pieces[i].count);
+				nbd_pass_put(&at, pieces[i].bytes, pieces[i].count);
 			}
 			pieces[i].count = 0;
 		}
@@ -191,9 +191,9 @@ void nbd_session_pass(struct session *base, uint8_t *bytes, struct session_recor
 	if (has_begun) {
 		struct nbd_wire_begun state = begun_state(session);
 
-		put(&at, &state, sizeof(state));
+		nbd_pass_put(&at, &state, sizeof(state));
 	}
-	if (has_tls(session)) {
+	if (nbd_pass_has_tls(session)) {
 		at += tls_layer_pass(&session->stream, at);
 	}
 	record->byte_count = (uint32_t)(at - bytes);
@@ -201,7 +201,7 @@ void nbd_session_pass(struct session *base, uint8_t *bytes, struct session_recor
 }
 
 /* True when a session can be in that state. *told_bytes: without TLS. */
-static bool check(const struct nbd_wire_state *wire, const struct session_record *record,
+static bool nbd_pass_check(const struct nbd_wire_state *wire, const struct session_record *record,
 	uint32_t *told_bytes)
 {
 	uint32_t flags = be32_get(wire->flags);
@@ -252,7 +252,7 @@ static bool take_received(struct nbd_session *session, const struct session_reco
 }
 
 /* Ends it without a word to its peer: the connection is the other process's for so long. */
-static void refuse(struct nbd_session *session, const char *reason)
+static void nbd_pass_refuse(struct nbd_session *session, const char *reason)
 {
 	session->base.passed = true;
 	session_terminate(&session->base, reason);
@@ -291,7 +291,7 @@ static void choose_told(struct nbd_session *session, const struct session_record
 		session_set_state(&session->base, SESSION_READY);
 	}
 	if (rc < 0) {
-		refuse(session, session_choose_text(rc));
+		nbd_pass_refuse(session, session_choose_text(rc));
 	}
 }
 
@@ -323,7 +323,7 @@ int nbd_session_adopt(
 		return -EPROTO;
 	}
 	memcpy(&wire, record->bytes, sizeof(wire));
-	if (!check(&wire, record, &told_bytes)) {
+	if (!nbd_pass_check(&wire, record, &told_bytes)) {
 		return -EPROTO;
 	}
 	session = nbd_session_create(service, endpoint);
@@ -339,19 +339,19 @@ int nbd_session_adopt(
 	session->head_bytes = request_head_bytes(session->extended);
 	if (!take_received(session, record, be32_get(wire.received_bytes),
 		    (flags & NBD_STATE_BEGUN) != 0)) {
-		refuse(session, session_choose_text(-ENOMEM));
+		nbd_pass_refuse(session, session_choose_text(-ENOMEM));
 		return 0;
 	}
 	if ((flags & NBD_STATE_TLS) != 0) {
 		rc = handshake_adopt_tls(session, record->bytes + told_bytes,
 			record->byte_count - told_bytes, &error);
 		if (rc < 0) {
-			refuse(session, error.text);
+			nbd_pass_refuse(session, error.text);
 			return 0;
 		}
 	}
 	if (handshake_needs_tls(session)) {
-		refuse(session, "its address demands TLS now");
+		nbd_pass_refuse(session, "its address demands TLS now");
 		return 0;
 	}
 	choose_told(session, record);

@@ -109,7 +109,7 @@ static void begin_turn(struct nbd_session *session)
 	}
 }
 
-static void arm(struct nbd_session *session)
+static void nbd_receive_arm(struct nbd_session *session)
 {
 	struct path_stream *stream = session->rx_stream;
 
@@ -141,7 +141,7 @@ static void arm(struct nbd_session *session)
 	if (available(session) > 0) {
 		bool room = rx_make_room(session, session->rx_want);
 
-		GMB_ASSERT(room); /* a header always fits; gather() asked before */
+		GMB_ASSERT(room); /* a header always fits; nbd_receive_gather() asked before */
 	}
 	session->rx_into_stream = false;
 	begin_turn(session);
@@ -205,7 +205,7 @@ static void give_up_payload(struct nbd_session *session)
 }
 
 /* False when it needs more bytes or more room. */
-static bool take_payload(struct nbd_session *session)
+static bool nbd_receive_take_payload(struct nbd_session *session)
 {
 	struct nbd_request *request = session->rx_request;
 
@@ -286,7 +286,7 @@ static void start_write(struct nbd_session *session, struct nbd_request *request
 /* --- requests ------------------------------------------------------------------------------ */
 
 /* True when a short payload should be waited for in the receive buffer. */
-static bool gather(struct nbd_session *session, uint32_t head_bytes, uint64_t payload)
+static bool nbd_receive_gather(struct nbd_session *session, uint32_t head_bytes, uint64_t payload)
 {
 	uint32_t memory_align = store_info(session->base.export->store)->memory_align;
 	uint64_t payload_max =
@@ -373,7 +373,7 @@ static void take_size_request(struct nbd_session *session, const struct request_
 
 /* Takes the next request, whose header is there. False: it waits for its payload or a limit, or
  * nothing follows. */
-static bool take_request(struct nbd_session *session)
+static bool nbd_receive_take_request(struct nbd_session *session)
 {
 	uint32_t head_bytes = session->head_bytes;
 	uint32_t error = NBD_SUCCESS;
@@ -417,7 +417,7 @@ static bool take_request(struct nbd_session *session)
 		reply_watch(session);
 		return false;
 	}
-	if (payload > 0 && gather(session, head_bytes, payload)) {
+	if (payload > 0 && nbd_receive_gather(session, head_bytes, payload)) {
 		return false;
 	}
 	session->rx_start += head_bytes;
@@ -465,17 +465,17 @@ void receive_continue(struct nbd_session *session)
 				break;
 			}
 		} else if (session->rx_request != NULL) {
-			if (!take_payload(session)) {
+			if (!nbd_receive_take_payload(session)) {
 				break;
 			}
 		} else if (available(session) < session->head_bytes) {
 			session->rx_want = session->head_bytes;
 			break;
-		} else if (!take_request(session)) {
+		} else if (!nbd_receive_take_request(session)) {
 			break;
 		}
 	}
-	arm(session);
+	nbd_receive_arm(session);
 }
 
 void receive_discard(struct nbd_session *session)
@@ -538,7 +538,7 @@ static void received_end(struct nbd_session *session)
 }
 
 /* The stream goes on; -ECANCELED is of our own making. */
-static bool is_passing(int result)
+static bool nbd_receive_is_passing(int result)
 {
 	return result == -EINTR || result == -EAGAIN || result == -ECANCELED;
 }
@@ -551,7 +551,7 @@ void receive_done(struct ring_op *op, int result)
 		return;
 	}
 	if (session->base.state == SESSION_LINGERING) {
-		if (result > 0 || is_passing(result)) {
+		if (result > 0 || nbd_receive_is_passing(result)) {
 			receive_discard(session);
 		} else {
 			session_ended(session);
@@ -562,7 +562,7 @@ void receive_done(struct ring_op *op, int result)
 		received_end(session);
 		return;
 	}
-	if (result < 0 && !is_passing(result)) {
+	if (result < 0 && !nbd_receive_is_passing(result)) {
 		if (result == -EFAULT && session->rx_into_stream) {
 			path_memory_failed(session->rx_stream);
 		}

@@ -458,7 +458,7 @@ static enum emitted emit(struct send_batch *send, struct send_slot *slot)
 	return EMITTED_END;
 }
 
-static void fill(struct nbd_session *session, struct send_batch *send)
+static void reply_fill(struct nbd_session *session, struct send_batch *send)
 {
 	while (send->slot_count < SEND_SLOTS_MAX && send->bytes < SEND_BYTES_MAX &&
 		session->base.state != SESSION_TERMINATING) {
@@ -491,7 +491,7 @@ static void fill(struct nbd_session *session, struct send_batch *send)
 }
 
 /* Hands the rest of a batch to the ring. */
-static void send_rest(struct nbd_session *session)
+static void reply_send_rest(struct nbd_session *session)
 {
 	struct send_batch *send = session->sending;
 
@@ -528,9 +528,9 @@ static void send_now(struct nbd_session *session)
 
 	if (sent >= 0 && (size_t)sent < send->bytes) {
 		send_advance(send, (size_t)sent);
-		send_rest(session);
+		reply_send_rest(session);
 	} else if (sent == -EAGAIN || sent == -EINTR) {
-		send_rest(session);
+		reply_send_rest(session);
 	} else {
 		ring_defer(service->ring, &session->send_op, (int)sent, reply_done);
 	}
@@ -561,7 +561,7 @@ void reply_flush(struct session *base, bool alone)
 	send->bytes = 0;
 	send->filled = false;
 	session->sending = send;
-	fill(session, send);
+	reply_fill(session, send);
 	/* Not inside a reply that has begun and must be one piece. */
 	if (send->slot_count == 0 && session->alive_due && session->exclusive == NULL &&
 		owes_answers(session) && session->base.state != SESSION_TERMINATING) {
@@ -590,7 +590,7 @@ void reply_flush(struct session *base, bool alone)
 	if (alone && session->base.inflight_count == 1 && send->bytes <= SEND_NOW_BYTES_MAX) {
 		send_now(session);
 	} else {
-		send_rest(session);
+		reply_send_rest(session);
 	}
 }
 
@@ -600,7 +600,7 @@ static bool rests(struct nbd_session *session)
 	return unlikely(session->base.paused) && nbd_session_rest(&session->base) == SESSION_RESTS;
 }
 
-static void alive_done(struct ring_op *op, int result)
+static void reply_alive_done(struct ring_op *op, int result)
 {
 	struct nbd_session *session = container_of(op, struct nbd_session, alive_op);
 
@@ -619,8 +619,8 @@ void reply_watch(struct nbd_session *session)
 {
 	if (session->alive_ns != 0 && !session->alive_op.in_flight) {
 		session->has_sent = false;
-		ring_timer(
-			session->service->ring, &session->alive_op, session->alive_ns, alive_done);
+		ring_timer(session->service->ring, &session->alive_op, session->alive_ns,
+			reply_alive_done);
 	}
 }
 
@@ -696,7 +696,7 @@ void reply_done(struct ring_op *op, int result)
 	if (!whole && session->base.state != SESSION_TERMINATING) {
 		if (result > 0 || result == -EINTR) { /* stopped early: go on from there */
 			send_advance(send, result > 0 ? (size_t)result : 0);
-			send_rest(session);
+			reply_send_rest(session);
 			return;
 		}
 		/* Else the peer is gone. */

@@ -96,7 +96,7 @@ static enum store_op store_op(const struct request_head *head)
 	return head->type < ARRAY_COUNT(ops) ? ops[head->type] : STORE_OP_COUNT;
 }
 
-static uint32_t store_flags(const struct request_head *head)
+static uint32_t nbd_request_store_flags(const struct request_head *head)
 {
 	if ((BIT(store_op(head)) & STORE_CHANGES) == 0) {
 		return 0; /* FUA may come with every command */
@@ -108,8 +108,8 @@ static uint32_t store_flags(const struct request_head *head)
 
 uint64_t request_bytes(const struct nbd_session *session, const struct request_head *head)
 {
-	return engine_request_bytes(
-		&session->base, store_op(head), store_flags(head), head->offset, head->length);
+	return engine_request_bytes(&session->base, store_op(head), nbd_request_store_flags(head),
+		head->offset, head->length);
 }
 
 uint32_t request_check(struct nbd_session *session, const struct request_head *head,
@@ -137,7 +137,7 @@ uint32_t request_check(struct nbd_session *session, const struct request_head *h
 		return NBD_EINVAL;
 	}
 	path->op = store_op(head);
-	path->flags = store_flags(head);
+	path->flags = nbd_request_store_flags(head);
 	path->extent_max = (head->flags & NBD_CMD_FLAG_REQ_ONE) != 0 ? 1 : PATH_EXTENTS_MAX;
 	code = session_admit(&session->base, path, text);
 	if (code == 0 && (head->flags & NBD_CMD_FLAG_DF) != 0 && head->length > HELD_BYTES_MAX) {

@@ -46,7 +46,7 @@ void service_rx_put(struct nbd_session *session, struct rx_buf *rx)
 
 /* --- the session kind ---------------------------------------------------------------------- */
 
-static void service_destroy(void *context)
+static void nbd_service_destroy(void *context)
 {
 	struct nbd_service *service = context;
 	struct list_node *node;
@@ -61,7 +61,7 @@ static void service_destroy(void *context)
 	free(service);
 }
 
-static int service_create(struct engine *engine, void **service_out, struct error *error)
+static int nbd_service_create(struct engine *engine, void **service_out, struct error *error)
 {
 	struct nbd_service *service = calloc(1, sizeof(*service));
 
@@ -89,8 +89,8 @@ static const char *const schemes[] = { "nbd", "nbd+unix", NULL };
 const struct session_kind nbd_session_kind = {
 	.name = "nbd",
 	.schemes = schemes,
-	.create = service_create,
-	.destroy = service_destroy,
+	.create = nbd_service_create,
+	.destroy = nbd_service_destroy,
 	.accept = nbd_session_accept,
 	.resume = nbd_session_resume,
 	.flush = reply_flush,

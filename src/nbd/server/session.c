@@ -11,7 +11,7 @@
 static const struct stream_keep_alive keep_alive = { .idle_s = 60, .interval_s = 15, .probes = 4 };
 
 /* A layer says that nothing follows, which may take a moment if the socket is full. */
-static void stream_idle(struct stream *stream)
+static void nbd_session_stream_idle(struct stream *stream)
 {
 	struct nbd_session *session = container_of(stream, struct nbd_session, stream);
 
@@ -30,7 +30,7 @@ struct nbd_session *nbd_session_create(void *context, const struct endpoint *end
 	}
 	session->service = service;
 	stream_open(&session->stream, service->ring, endpoint->fd, &keep_alive);
-	session->stream.idle = stream_idle;
+	session->stream.idle = nbd_session_stream_idle;
 	session->unacked_bytes = UINT64_MAX;
 	session->rx_data = session->rx_small;
 	session->rx_bytes = RX_SMALL_BYTES;
@@ -53,14 +53,14 @@ int nbd_session_accept(void *context, const struct endpoint *endpoint)
 	return 0;
 }
 
-static struct nbd_session *of(struct session *base)
+static struct nbd_session *nbd_session_of(struct session *base)
 {
 	return container_of(base, struct nbd_session, base);
 }
 
 void nbd_session_resume(struct session *base)
 {
-	struct nbd_session *session = of(base);
+	struct nbd_session *session = nbd_session_of(base);
 
 	if (base->state != SESSION_NEGOTIATING) {
 		receive_continue(session);
@@ -84,12 +84,12 @@ static bool peer_has_received(struct nbd_session *session)
 bool nbd_session_peer_receives(struct session *base)
 {
 	/* The first look after a send has nothing to compare with. */
-	return peer_has_received(of(base)) && of(base)->unacked_bytes > 0;
+	return peer_has_received(nbd_session_of(base)) && nbd_session_of(base)->unacked_bytes > 0;
 }
 
 bool nbd_session_stalled(struct session *base)
 {
-	struct nbd_session *session = of(base);
+	struct nbd_session *session = nbd_session_of(base);
 	bool sends = session->send_op.in_flight &&
 		     (session->sending == NULL || !session->sending->is_alive);
 	bool receives = session->recv_op.in_flight &&
@@ -123,7 +123,7 @@ bool nbd_session_stalled(struct session *base)
 
 void nbd_session_abort(struct session *base)
 {
-	struct nbd_session *session = of(base);
+	struct nbd_session *session = nbd_session_of(base);
 
 	/* Before the peer can see the end, and come again. */
 	list_for_each(node, &session->requests)
@@ -176,12 +176,12 @@ void nbd_session_drain(struct session *base)
 {
 	/* Until the last reply is out, options are answered with ERR_SHUTDOWN (P18) and requests
 	 * with ESHUTDOWN (P126). */
-	if (of(base)->size_asked) {
+	if (nbd_session_of(base)->size_asked) {
 		session_mark_dirty(base);
 	}
 	if (base->state != SESSION_NEGOTIATING) {
-		session_drain_check(of(base));
-	} else if (of(base)->told_choice != NULL) { /* it speaks no options any more */
+		session_drain_check(nbd_session_of(base));
+	} else if (nbd_session_of(base)->told_choice != NULL) { /* it speaks no options any more */
 		session_terminate(base, session_stop_text(base));
 	}
 }
@@ -189,7 +189,7 @@ void nbd_session_drain(struct session *base)
 void nbd_session_export_changed(struct session *base, enum export_change change)
 {
 	GMB_UNUSED(change);
-	if (reply_size_is_due(of(base))) {
+	if (reply_size_is_due(nbd_session_of(base))) {
 		session_mark_dirty(base);
 	}
 }
@@ -214,11 +214,11 @@ void session_ended(struct nbd_session *session)
 {
 	session->end_of_stream = true;
 	if (stream_is_idle(&session->stream)) {
-		stream_idle(&session->stream);
+		nbd_session_stream_idle(&session->stream);
 	}
 }
 
-static void flushed(struct ring_op *op, int result)
+static void nbd_session_flushed(struct ring_op *op, int result)
 {
 	struct nbd_session *session = container_of(op, struct nbd_session, send_op);
 
@@ -233,7 +233,7 @@ void session_drain_check(struct nbd_session *session)
 {
 	if (session->base.state < SESSION_LINGERING && list_is_empty(&session->requests) &&
 		!session->size_asked && !session->send_op.in_flight &&
-		!stream_flush(&session->stream, &session->send_op, flushed)) {
+		!stream_flush(&session->stream, &session->send_op, nbd_session_flushed)) {
 		linger(session);
 	}
 }
@@ -253,7 +253,7 @@ static bool join_requests(struct nbd_session *session)
 
 bool nbd_session_join(struct session *base)
 {
-	struct nbd_session *session = of(base);
+	struct nbd_session *session = nbd_session_of(base);
 
 	if (session->recv_op.in_flight || session->send_op.in_flight ||
 		session->alive_op.in_flight || !stream_is_idle(&session->stream)) {
@@ -266,7 +266,7 @@ bool nbd_session_join(struct session *base)
 
 void nbd_session_close(struct session *base)
 {
-	struct nbd_session *session = of(base);
+	struct nbd_session *session = nbd_session_of(base);
 
 	handshake_end(session);
 	handshake_tls_closed(session);

@@ -72,9 +72,9 @@ json_t *change_lines(const struct change *change)
 
 /* --- the difference -------------------------------------------------------------------------- */
 
-static void add_line(struct change *change, const char *format, ...) GMB_PRINTF(2, 3);
+static void change_add_line(struct change *change, const char *format, ...) GMB_PRINTF(2, 3);
 
-static void add_line(struct change *change, const char *format, ...)
+static void change_add_line(struct change *change, const char *format, ...)
 {
 	char line[LINE_BYTES];
 	va_list args;
@@ -95,7 +95,7 @@ const char *change_label(const char *name, char out[CHANGE_LABEL_BYTES])
 }
 
 /* A value of a key as it was written, or "default". */
-static const char *value_of(
+static const char *change_value_of(
 	const struct server_export *entry, const char *key, char out[CHANGE_LABEL_BYTES])
 {
 	char text[CHANGE_LABEL_BYTES];
@@ -117,7 +117,7 @@ static void say_key(char line[LINE_BYTES], const char *key, const struct server_
 
 	if (!server_settings_same_text(&after->settings, &before->settings, key)) {
 		snprintf(line + used, LINE_BYTES - used, "%s%s=%s (was %s)", used > 0 ? ", " : "",
-			key, value_of(after, key, new), value_of(before, key, old));
+			key, change_value_of(after, key, new), change_value_of(before, key, old));
 	}
 }
 
@@ -133,7 +133,7 @@ static void say_path(char line[LINE_BYTES], const struct server_export *before,
 }
 
 /* What has to be done to make one out of the other; line: the differences. */
-static enum change_action compare(const struct server_export *before,
+static enum change_action change_compare(const struct server_export *before,
 	const struct server_export *after, char line[LINE_BYTES])
 {
 	enum change_action action = CHANGE_STAY;
@@ -174,8 +174,8 @@ static struct change_item *add_item(struct change *change, struct error *error)
 	return &items[change->item_count++];
 }
 
-static int add_export(struct change *change, const struct server_export *about, bool is_added,
-	struct access *rules, struct error *error)
+static int change_add_export(struct change *change, const struct server_export *about,
+	bool is_added, struct access *rules, struct error *error)
 {
 	static const struct server_settings none;
 	struct change_item *item = add_item(change, error);
@@ -192,7 +192,7 @@ static int add_export(struct change *change, const struct server_export *about, 
 	rc = served_create(about, &none, &item->after, error);
 	if (rc == 0) {
 		item->after->is_added = is_added;
-		add_line(change, "%s: added, %s", change_label(about->name, shown),
+		change_add_line(change, "%s: added, %s", change_label(about->name, shown),
 			log_escape(path, sizeof(path), about->path, strlen(about->path)));
 	}
 	return rc;
@@ -221,7 +221,7 @@ static int remove_export(struct change *change, struct served *before, struct er
 	item->action = CHANGE_REMOVE;
 	item->before = before;
 	before->item = change->item_count;
-	add_line(change, "%s: removed%s", change_label(before->about.name, shown),
+	change_add_line(change, "%s: removed%s", change_label(before->about.name, shown),
 		its_clients(before));
 	return remove_snapshots(change, before, error);
 }
@@ -362,7 +362,7 @@ void change_tell(struct change *change, const struct forecast *forecast)
 			continue;
 		}
 		counts = forecast_of_export(forecast, item->before->export);
-		add_line(change, "%s: access: %s%s%s",
+		change_add_line(change, "%s: access: %s%s%s",
 			change_label(item->before->about.name, shown), item->rules_text,
 			item->action < CHANGE_REPLACE ? "; " : "",
 			item->action < CHANGE_REPLACE ? forecast_text(&counts, text) : "");
@@ -372,7 +372,7 @@ void change_tell(struct change *change, const struct forecast *forecast)
 /* --- keys ------------------------------------------------------------------------------------ */
 
 /* rules: taken, also on failure; with has_rules they take the place of those that it has. */
-static int change_export(struct change *change, struct served *before,
+static int change_change_export(struct change *change, struct served *before,
 	const struct server_export *about, const struct server_settings *settings,
 	struct access *rules, bool has_rules, struct error *error)
 {
@@ -397,7 +397,7 @@ static int change_export(struct change *change, struct served *before,
 	if (rc < 0) {
 		return rc;
 	}
-	item->action = compare(&before->about, &item->after->about, line);
+	item->action = change_compare(&before->about, &item->after->about, line);
 	item->after->parent = before->parent;
 	if (item->action == CHANGE_REPLACE && before->parent != NULL) {
 		rc = error_set(error, -EINVAL,
@@ -418,7 +418,7 @@ static int change_export(struct change *change, struct served *before,
 		}
 	}
 	if (item->action != CHANGE_STAY) {
-		add_line(change, "%s: %s%s", change_label(about->name, shown), line,
+		change_add_line(change, "%s: %s%s", change_label(about->name, shown), line,
 			item->action == CHANGE_REPLACE ? its_clients(before) : "");
 	}
 	if (item->action == CHANGE_REPLACE && !has_rules) {
@@ -429,7 +429,7 @@ static int change_export(struct change *change, struct served *before,
 
 /* --- by name --------------------------------------------------------------------------------- */
 
-static int compare_names(const void *left, const void *right)
+static int change_compare_names(const void *left, const void *right)
 {
 	const struct served *const *a = left;
 	const struct served *const *b = right;
@@ -444,7 +444,7 @@ static int compare_name(const void *name, const void *entry)
 	return strcmp(name, (*served)->about.name);
 }
 
-static struct served *find(const struct change *change, const char *name)
+static struct served *change_find(const struct change *change, const char *name)
 {
 	const struct exports *exports = change->options.exports;
 
@@ -461,7 +461,7 @@ static int find_needed(const struct change *change, const char *name, struct ser
 {
 	char shown[CHANGE_LABEL_BYTES];
 
-	*served_out = find(change, name);
+	*served_out = change_find(change, name);
 	return *served_out != NULL
 		       ? 0
 		       : error_set(error, -ENOENT, "there is no %s", change_label(name, shown));
@@ -474,7 +474,7 @@ static int check_room(const struct change *change, const char *name, struct erro
 {
 	char shown[CHANGE_LABEL_BYTES];
 
-	if (find(change, name) != NULL) {
+	if (change_find(change, name) != NULL) {
 		return error_set(
 			error, -EEXIST, "there is already an %s", change_label(name, shown));
 	}
@@ -492,7 +492,7 @@ int change_add(struct change *change, const struct server_export *about, struct 
 		return rc;
 	}
 	rc = server_access_common(change->options.configured, &rules, error);
-	return rc < 0 ? rc : add_export(change, about, true, rules, error);
+	return rc < 0 ? rc : change_add_export(change, about, true, rules, error);
 }
 
 int change_add_view(struct change *change, const struct served *parent, const char *view,
@@ -520,7 +520,7 @@ int change_add_view(struct change *change, const struct served *parent, const ch
 	}
 	rc = check_room(change, name, error);
 	if (rc == 0) {
-		rc = add_export(
+		rc = change_add_export(
 			change, &about, true, access_slot_get(parent->export->access), error);
 	}
 	if (rc == 0) {
@@ -543,7 +543,7 @@ int change_set(struct change *change, const char *name, const struct server_sett
 	about = served->about; /* copied from */
 	about.origin = (char *)(uintptr_t)origin;
 	about.syntax = SERVER_SYNTAX_SET;
-	return change_export(change, served, &about, settings, NULL, false, error);
+	return change_change_export(change, served, &about, settings, NULL, false, error);
 }
 
 int change_remove(struct change *change, const char *name, struct error *error)
@@ -557,7 +557,7 @@ int change_remove(struct change *change, const char *name, struct error *error)
 /* --- the configuration ----------------------------------------------------------------------- */
 
 /* A line that is gone, or a file that is being written, lets nobody in. */
-static int check_rules(const struct server_config *config, const struct served *before,
+static int change_check_rules(const struct server_config *config, const struct served *before,
 	const struct access *rules, struct error *error)
 {
 	struct access *had = access_slot_get(before->export->access);
@@ -585,7 +585,7 @@ static int configure_export(struct change *change, const struct server_config *c
 	int rc;
 
 	if (found == NULL) {
-		return add_export(change, about, false, rules, error);
+		return change_add_export(change, about, false, rules, error);
 	}
 	if ((*found)->parent != NULL) {
 		access_put(rules);
@@ -594,12 +594,12 @@ static int configure_export(struct change *change, const struct server_config *c
 			config->file_path, change_label(about->name, shown));
 	}
 	seen[found - sorted] = true;
-	rc = check_rules(config, *found, rules, error);
+	rc = change_check_rules(config, *found, rules, error);
 	if (rc < 0) {
 		access_put(rules);
 		return rc;
 	}
-	return change_export(change, *found, about, &none, rules, true, error);
+	return change_change_export(change, *found, about, &none, rules, true, error);
 }
 
 /* Those of a snapshot are those of the export that it is one of. */
@@ -638,12 +638,12 @@ static int configure_added(struct change *change, const struct server_config *co
 	if (rc < 0) {
 		return rc;
 	}
-	rc = check_rules(config, served, rules, error);
+	rc = change_check_rules(config, served, rules, error);
 	if (rc < 0) {
 		access_put(rules);
 		return rc;
 	}
-	rc = change_export(change, served, &served->about, &none, rules, true, error);
+	rc = change_change_export(change, served, &served->about, &none, rules, true, error);
 	if (rc == 0) {
 		change->items[served->item - 1].after->is_added = true;
 	}
@@ -683,12 +683,12 @@ static void compare_rates(struct change *change, const struct server_config *con
 
 		rate_rules_look(rules, i, &now, &identities);
 		if (memcmp(&now.limits, &rule->limits, sizeof(now.limits)) != 0) {
-			add_line(change, "rule %u of rates: rate=%s (was %s)", i + 1,
+			change_add_line(change, "rule %u of rates: rate=%s (was %s)", i + 1,
 				rate_format(&rule->limits, new), rate_format(&now.limits, old));
 			change->rates = &config->rates;
 		}
 		if (now.memory_max != rule->memory_max) {
-			add_line(change, "rule %u of rates: memory=%s (was %s)", i + 1,
+			change_add_line(change, "rule %u of rates: memory=%s (was %s)", i + 1,
 				rate_format_memory(rule->memory_max, new),
 				rate_format_memory(now.memory_max, old));
 			change->rates = &config->rates;
@@ -705,7 +705,7 @@ static void compare_rest(struct change *change, const struct server_config *conf
 		bool same = server_config_same(change->options.running, config, i);
 
 		if (!same) {
-			add_line(
+			change_add_line(
 				change, "%s: changed, which takes effect at the next restart", key);
 		} else if (strcmp(key, "rates") == 0) {
 			compare_rates(change, config);
@@ -725,7 +725,7 @@ int change_configure(struct change *change, const struct server_config *config, 
 		rc = error_set(error, -ENOMEM, "no memory for a change");
 	} else {
 		memcpy(sorted, exports->list, exports->count * sizeof(struct served *));
-		qsort(sorted, exports->count, sizeof(struct served *), compare_names);
+		qsort(sorted, exports->count, sizeof(struct served *), change_compare_names);
 		rc = configure_exports(change, config, sets, sorted, seen, error);
 	}
 	if (rc == 0) {

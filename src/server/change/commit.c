@@ -21,7 +21,7 @@ static bool writes_direct(const struct export *export)
 	return info->write_direct && (info->caps & STORE_CAP_WRITE) != 0;
 }
 
-static bool is_same_disk(const struct served *a, const struct served *b)
+static bool commit_is_same_disk(const struct served *a, const struct served *b)
 {
 	struct stat one;
 	struct stat other;
@@ -50,7 +50,7 @@ static int check_writers(
 	for (uint32_t i = 0; writes_direct(item->after->export) && i < exports->count; i++) {
 		const struct served *served = exports->list[i];
 
-		if (!is_same_disk(served, item->after) || goes(change, served)) {
+		if (!commit_is_same_disk(served, item->after) || goes(change, served)) {
 			continue;
 		}
 		if (writes_direct(served->export)) {
@@ -70,7 +70,7 @@ static int check_writers(
 }
 
 /* The configuration that is read may have an arena that takes a restart. */
-static int check_device(
+static int commit_check_device(
 	const struct change *change, const struct change_item *item, struct error *error)
 {
 	const struct store_info *info = store_info(item->after->export->store);
@@ -129,7 +129,7 @@ static int open_item(struct change *change, struct change_item *item, struct err
 	}
 	rc = served_open(item->after, rules, error);
 	if (rc == 0) {
-		rc = check_device(change, item, error);
+		rc = commit_check_device(change, item, error);
 	}
 	if (rc == 0) {
 		rc = check_writers(change, item, error);

@@ -58,7 +58,7 @@ static const char *advice_for_absent(const struct server_export *entry)
 	return "create it first, for example with 'truncate -s SIZE FILE'";
 }
 
-static void advise(const struct server_export *entry, struct error *error)
+static void exports_advise(const struct server_export *entry, struct error *error)
 {
 	const char *advice = advice_for_absent(entry);
 	struct error plain;
@@ -158,7 +158,7 @@ void served_blame(const struct server_export *entry, struct error *error)
 
 /* Completes the sentence if it is for the sandbox that the disk, or a file beside it, cannot be
  * opened. */
-static bool explain(const struct server_export *entry, struct error *error)
+static bool exports_explain(const struct server_export *entry, struct error *error)
 {
 	static const char remedy[] = "name its folder with --export-folder when the server starts";
 	/* The base of an overlay is only read, and files beside a disk are written with it. */
@@ -202,8 +202,8 @@ int served_open(struct served *served, struct access *rules, struct error *error
 	}
 	if (rc < 0) {
 		access_put(rules);
-		if (!explain(entry, error)) {
-			advise(entry, error);
+		if (!exports_explain(entry, error)) {
+			exports_advise(entry, error);
 		}
 		served_blame(entry, error);
 		return rc;
@@ -436,8 +436,8 @@ static int open_next(const struct server_export *entry, struct access *rules,
 	return rc;
 }
 
-static int open_all(const struct server_config *config, bool added, const struct upgrade_take *take,
-	struct exports *exports, struct error *error)
+static int exports_open_all(const struct server_config *config, bool added,
+	const struct upgrade_take *take, struct exports *exports, struct error *error)
 {
 	uint32_t count = config->export_count;
 	struct access **sets = calloc(MAX(count, 1U), sizeof(*sets));
@@ -463,11 +463,11 @@ int exports_open(const struct server_config *config, const struct upgrade_take *
 {
 	int rc = exports_create(config->export_count, exports, error);
 
-	return rc == 0 ? open_all(config, false, take, exports, error) : rc;
+	return rc == 0 ? exports_open_all(config, false, take, exports, error) : rc;
 }
 
 int exports_open_added(const struct server_config *config, const struct upgrade_take *take,
 	struct exports *exports, struct error *error)
 {
-	return take != NULL ? open_all(config, true, take, exports, error) : 0;
+	return take != NULL ? exports_open_all(config, true, take, exports, error) : 0;
 }

@@ -108,7 +108,7 @@ void forecast_put(struct forecast *forecast)
 /* --- what is asked --------------------------------------------------------------------------- */
 
 /* NULL: no memory. */
-static struct entry *add(struct table *table, const void *key)
+static struct entry *forecast_add(struct table *table, const void *key)
 {
 	struct entry *list = table->list;
 
@@ -125,7 +125,7 @@ static struct entry *add(struct table *table, const void *key)
 
 int forecast_rules(struct forecast *forecast, const struct export *export, struct access *rules)
 {
-	struct entry *entry = add(&forecast->exports, export);
+	struct entry *entry = forecast_add(&forecast->exports, export);
 
 	if (entry == NULL) {
 		return -ENOMEM;
@@ -140,7 +140,7 @@ int forecast_rules(struct forecast *forecast, const struct export *export, struc
 int forecast_tls(
 	struct forecast *forecast, const struct tls_policy *policy, struct tls_context *context)
 {
-	struct entry *entry = add(&forecast->policies, policy);
+	struct entry *entry = forecast_add(&forecast->policies, policy);
 
 	if (entry == NULL) {
 		return -ENOMEM;
@@ -157,14 +157,14 @@ static int compare_keys(const void *left, const void *right)
 	return (a > b) - (a < b);
 }
 
-static void sort(struct table *table)
+static void forecast_sort(struct table *table)
 {
 	if (table->count > 0) {
 		qsort(table->list, table->count, sizeof(*table->list), compare_keys);
 	}
 }
 
-static struct entry *find(const struct table *table, const void *key)
+static struct entry *forecast_find(const struct table *table, const void *key)
 {
 	const struct entry wanted = { .key = key };
 
@@ -178,7 +178,7 @@ static struct entry *find(const struct table *table, const void *key)
 static void count_rights(struct answer *answer, const struct session *session)
 {
 	const struct forecast *forecast = answer->forecast;
-	const struct entry *entry = find(&forecast->exports, session->export);
+	const struct entry *entry = forecast_find(&forecast->exports, session->export);
 	struct forecast_counts *counts;
 	uint32_t rights;
 	uint32_t lost;
@@ -194,7 +194,7 @@ static void count_rights(struct answer *answer, const struct session *session)
 	counts->lose_read += rights != 0 && (lost & ENGINE_RIGHT_READ) != 0;
 }
 
-static void look(void *context, const struct session *session)
+static void forecast_look(void *context, const struct session *session)
 {
 	struct answer *answer = context;
 	const struct forecast *forecast = answer->forecast;
@@ -204,7 +204,8 @@ static void look(void *context, const struct session *session)
 	if (session->export != NULL) {
 		count_rights(answer, session);
 	}
-	if (session->peer.proved == NULL || find(&forecast->policies, session->tls) == NULL) {
+	if (session->peer.proved == NULL ||
+		forecast_find(&forecast->policies, session->tls) == NULL) {
 		return;
 	}
 	if ((count & (count - 1)) == 0) {
@@ -220,7 +221,7 @@ static void look(void *context, const struct session *session)
 	answer->proof_count++;
 }
 
-static void collect(struct engine *engine, void *context)
+static void forecast_collect(struct engine *engine, void *context)
 {
 	struct answer *answer = context;
 	struct forecast *forecast = answer->forecast;
@@ -234,7 +235,7 @@ static void collect(struct engine *engine, void *context)
 		answer->failed = answer->counts == NULL;
 	}
 	if (!is_over && !answer->failed) {
-		engine_each_session(engine, look, answer);
+		engine_each_session(engine, forecast_look, answer);
 	}
 	pthread_mutex_lock(&forecast->lock);
 	answer->is_done = true;
@@ -276,7 +277,7 @@ static void add_up(struct forecast *forecast, const struct answer *answer)
 	}
 	for (uint32_t i = 0; i < answer->proof_count; i++) {
 		const struct proof *proof = &answer->proofs[i];
-		struct entry *entry = find(&forecast->policies, proof->policy);
+		struct entry *entry = forecast_find(&forecast->policies, proof->policy);
 
 		entry->counts.end += tls_context_recheck(entry->context, proof->identity, NULL) < 0;
 	}
@@ -289,13 +290,13 @@ bool forecast_run(struct forecast *forecast, struct reload *reload, struct react
 	if (forecast->exports.count == 0 && forecast->policies.count == 0) {
 		return true;
 	}
-	sort(&forecast->exports);
-	sort(&forecast->policies);
+	forecast_sort(&forecast->exports);
+	forecast_sort(&forecast->policies);
 	for (uint32_t i = 0; posted && i < forecast->reactor_count; i++) {
 		struct answer *answer = &forecast->answers[i];
 
 		answer->forecast = forecast;
-		answer->task.run = collect;
+		answer->task.run = forecast_collect;
 		answer->task.context = answer;
 		/* Relaxed: the caller has a reference. */
 		atomic_fetch_add_explicit(&forecast->references, 1, memory_order_relaxed);
@@ -320,7 +321,7 @@ bool forecast_run(struct forecast *forecast, struct reload *reload, struct react
 struct forecast_counts forecast_of_export(
 	const struct forecast *forecast, const struct export *export)
 {
-	const struct entry *entry = find(&forecast->exports, export);
+	const struct entry *entry = forecast_find(&forecast->exports, export);
 
 	return entry != NULL ? entry->counts : (struct forecast_counts){ 0 };
 }
@@ -328,7 +329,7 @@ struct forecast_counts forecast_of_export(
 struct forecast_counts forecast_of_policy(
 	const struct forecast *forecast, const struct tls_policy *policy)
 {
-	const struct entry *entry = find(&forecast->policies, policy);
+	const struct entry *entry = forecast_find(&forecast->policies, policy);
 
 	return entry != NULL ? entry->counts : (struct forecast_counts){ 0 };
 }

@@ -74,7 +74,7 @@ struct reload {
 };
 
 /* With the lock. */
-static void set_state(struct reload *reload, enum reload_state state)
+static void change_reload_set_state(struct reload *reload, enum reload_state state)
 {
 	GMB_ASSERT((reload_edges[reload->state] & BIT(state)) != 0);
 	reload->state = state;
@@ -104,7 +104,7 @@ static void disk_has_closed(void *context)
 }
 
 /* The request is answered. */
-static void request_end(struct reload *reload, struct reload_request *request)
+static void change_reload_request_end(struct reload *reload, struct reload_request *request)
 {
 	bool is_last;
 
@@ -208,16 +208,16 @@ static struct timespec seconds_from_now(time_t seconds)
 	return until;
 }
 
-static bool is_before(const struct timespec *a, const struct timespec *b)
+static bool change_reload_is_before(const struct timespec *a, const struct timespec *b)
 {
 	return a->tv_sec != b->tv_sec ? a->tv_sec < b->tv_sec : a->tv_nsec < b->tv_nsec;
 }
 
-static bool is_over(const struct reload_request *request)
+static bool change_reload_is_over(const struct reload_request *request)
 {
 	struct timespec now = seconds_from_now(0);
 
-	return request->closing_count == 0 || !is_before(&now, &request->until);
+	return request->closing_count == 0 || !change_reload_is_before(&now, &request->until);
 }
 
 /* Has the main thread answer requests whose disks are closed, or have had their time. True: there
@@ -230,7 +230,7 @@ static bool tell_parked(struct reload *reload)
 	{
 		struct reload_request *request = list_entry(node, struct reload_request, node);
 
-		if (!request->is_told && is_over(request)) {
+		if (!request->is_told && change_reload_is_over(request)) {
 			request->is_told = true;
 			found = true;
 		}
@@ -258,7 +258,7 @@ static void wait_for_work(struct reload *reload)
 			const struct reload_request *request =
 				list_entry(node, struct reload_request, node);
 
-			if (!request->is_told && is_before(&request->until, &until)) {
+			if (!request->is_told && change_reload_is_before(&request->until, &until)) {
 				until = request->until;
 			}
 		}
@@ -286,7 +286,7 @@ static struct reload_request *next_request(struct reload *reload)
 }
 
 /* One request, or a look. With the lock, which is released while files are read. */
-static void work(struct reload *reload)
+static void change_reload_work(struct reload *reload)
 {
 	struct reload_request *request = next_request(reload);
 	struct reload_news news = { 0 };
@@ -294,7 +294,7 @@ static void work(struct reload *reload)
 	bool begun = reload->begun;
 	int rc;
 
-	set_state(reload, RELOAD_READING);
+	change_reload_set_state(reload, RELOAD_READING);
 	request->reload = reload;
 	reload->request = request;
 	reload->turn++;
@@ -305,7 +305,7 @@ static void work(struct reload *reload)
 	if (request == &reload->look && !credentials_are_stale(reload->options.credentials)) {
 		pthread_mutex_lock(&reload->lock);
 		reload->request = NULL;
-		set_state(reload, RELOAD_IDLE);
+		change_reload_set_state(reload, RELOAD_IDLE);
 		return;
 	}
 	rc = reload_request_read(
@@ -315,7 +315,7 @@ static void work(struct reload *reload)
 	reload->error = error;
 	reload->news = news;
 	reload->lines = json_incref(news.lines);
-	set_state(reload, RELOAD_READ);
+	change_reload_set_state(reload, RELOAD_READ);
 	reload->options.wake(reload->options.context);
 }
 
@@ -337,11 +337,11 @@ static void wait_for_reactors(struct reload *reload)
 			"have not looked at all of theirs; they go on with it",
 			behind, reload->options.reactor_count);
 	}
-	set_state(reload, RELOAD_REVIEWED);
+	change_reload_set_state(reload, RELOAD_REVIEWED);
 	reload->options.wake(reload->options.context);
 }
 
-static void *run(void *context)
+static void *change_reload_run(void *context)
 {
 	struct reload *reload = context;
 
@@ -351,7 +351,7 @@ static void *run(void *context)
 	while (!reload->stopping) {
 		wait_for_work(reload);
 		if (!reload->stopping && reload->state == RELOAD_IDLE) {
-			work(reload);
+			change_reload_work(reload);
 		} else if (!reload->stopping && reload->state == RELOAD_REVIEWING) {
 			wait_for_reactors(reload);
 		}
@@ -361,7 +361,7 @@ static void *run(void *context)
 }
 
 /* Takes the request. */
-static void ask(struct reload *reload, struct reload_request *request)
+static void change_reload_ask(struct reload *reload, struct reload_request *request)
 {
 	pthread_mutex_lock(&reload->lock);
 	list_push_back(&reload->requests, &request->node);
@@ -394,7 +394,7 @@ void reload_ask(struct reload *reload)
 	pthread_mutex_unlock(&reload->lock);
 	request = asked ? NULL : reload_request_create(REQUEST_RELOAD);
 	if (request != NULL) {
-		ask(reload, request);
+		change_reload_ask(reload, request);
 	} else if (!asked) {
 		log_error("%s", "no memory to reload anything");
 	}
@@ -440,7 +440,7 @@ struct outcome {
 	json_t *lines; /* owned, or NULL */
 };
 
-static void answer(struct reload *reload, struct outcome *outcome)
+static void change_reload_answer(struct reload *reload, struct outcome *outcome)
 {
 	struct control_client *client = outcome->request->client;
 
@@ -460,7 +460,7 @@ static void answer(struct reload *reload, struct outcome *outcome)
 	outcome->lines = NULL;
 }
 
-static void say(struct reload *reload, const struct outcome *outcome)
+static void change_reload_say(struct reload *reload, const struct outcome *outcome)
 {
 	const struct reload_request *request = outcome->request;
 	uint32_t addresses = credentials_count(reload->options.credentials);
@@ -496,7 +496,7 @@ static void say(struct reload *reload, const struct outcome *outcome)
 }
 
 /* Nothing is changed: that was all that was asked for (0), or an error. With the lock. */
-static void give_up(struct reload *reload, int result)
+static void change_reload_give_up(struct reload *reload, int result)
 {
 	reload->result = result;
 	if (result < 0 && reload->request->action <= REQUEST_RELOAD) {
@@ -505,7 +505,7 @@ static void give_up(struct reload *reload, int result)
 				? "a reload would fail, and everything would stay as it is"
 				: "reload failed, and everything stays as it was");
 	}
-	set_state(reload, RELOAD_REVIEWED);
+	change_reload_set_state(reload, RELOAD_REVIEWED);
 }
 
 /* With the lock, which is released meanwhile. */
@@ -530,14 +530,14 @@ static void use_news(struct reload *reload)
 		if (rc < 0 && reload->request->action == REQUEST_SNAPSHOT_CREATE) {
 			error_prefix(&reload->error, "the snapshot was made, but is not served");
 		}
-		give_up(reload, rc);
+		change_reload_give_up(reload, rc);
 		pthread_mutex_unlock(&reload->lock);
 		reload_news_drop(&news);
 	} else {
 		reload->request->closing_count =
 			news.change != NULL ? change_closing(news.change) : 0;
 		reload->is_applied = true;
-		set_state(reload, RELOAD_REVIEWING);
+		change_reload_set_state(reload, RELOAD_REVIEWING);
 		pthread_mutex_unlock(&reload->lock);
 		reload_apply(reload, &news, turn);
 	}
@@ -545,7 +545,7 @@ static void use_news(struct reload *reload)
 }
 
 /* The disks of the request are about to close: it waits for them beside others. With the lock. */
-static void park(struct reload *reload, struct reload_request *request)
+static void change_reload_park(struct reload *reload, struct reload_request *request)
 {
 	request->until =
 		seconds_from_now((time_t)(request->deadline_ns / UINT64_C(1000000000)) + CLOSING_S);
@@ -556,9 +556,9 @@ static void park(struct reload *reload, struct reload_request *request)
 
 static void answer_all(struct reload *reload, struct outcome *outcome)
 {
-	say(reload, outcome);
-	answer(reload, outcome);
-	request_end(reload, outcome->request);
+	change_reload_say(reload, outcome);
+	change_reload_answer(reload, outcome);
+	change_reload_request_end(reload, outcome->request);
 }
 
 /* Takes one whose disks are closed, or have had their time. False: there is none. */
@@ -572,7 +572,7 @@ static bool take_parked(struct reload *reload, struct outcome *outcome)
 	{
 		struct reload_request *request = list_entry(node, struct reload_request, node);
 
-		if (found == NULL && is_over(request)) {
+		if (found == NULL && change_reload_is_over(request)) {
 			found = request;
 			list_remove(node);
 		}
@@ -610,7 +610,7 @@ void reload_finish(struct reload *reload)
 	if (reload->state == RELOAD_READ && reload->result == 0) {
 		use_news(reload); /* and is called again, unless that was all */
 	} else if (reload->state == RELOAD_READ) {
-		give_up(reload, reload->result);
+		change_reload_give_up(reload, reload->result);
 	}
 	if (reload->state != RELOAD_REVIEWED) {
 		pthread_mutex_unlock(&reload->lock);
@@ -626,13 +626,13 @@ void reload_finish(struct reload *reload)
 	};
 	waits = outcome.result == 0 && outcome.request->closing_count > 0;
 	if (waits) {
-		park(reload, outcome.request);
+		change_reload_park(reload, outcome.request);
 	}
 	reload->is_applied = false;
 	reload->request = NULL;
 	reload->lines = NULL;
 	reload->ended = outcome.result == 0 ? 0 : reload->ended;
-	set_state(reload, RELOAD_IDLE);
+	change_reload_set_state(reload, RELOAD_IDLE);
 	pthread_mutex_unlock(&reload->lock);
 	if (!waits) {
 		answer_all(reload, &outcome);
@@ -653,7 +653,7 @@ static void begin_request(struct reload *reload, struct control_client *client,
 
 	if (rc == 0) {
 		request->client = client;
-		ask(reload, request);
+		change_reload_ask(reload, request);
 		return;
 	}
 	control_fail(client, rc, error.text);
@@ -803,7 +803,7 @@ int reload_create(
 	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
 	pthread_cond_init(&reload->changed, &monotonic);
 	pthread_condattr_destroy(&monotonic);
-	code = pthread_create(&reload->thread, NULL, run, reload);
+	code = pthread_create(&reload->thread, NULL, change_reload_run, reload);
 	if (code != 0) {
 		pthread_cond_destroy(&reload->changed);
 		pthread_mutex_destroy(&reload->lock);

@@ -156,7 +156,7 @@ static int read_config(
 	return change_configure(news->change, config, error);
 }
 
-static int add_export(
+static int change_request_add_export(
 	const struct reload_request *request, struct change *change, struct error *error)
 {
 	static const char origin[] = "gmblock export add";
@@ -227,8 +227,8 @@ void reload_look_at_sizes(const struct exports *exports)
 }
 
 /* What rules and files that are new do to connections, as lines for people. */
-static int foresee(const struct reload_options *options, struct reload_request *request,
-	struct reload_news *news, struct error *error)
+static int change_request_foresee(const struct reload_options *options,
+	struct reload_request *request, struct reload_news *news, struct error *error)
 {
 	struct forecast *forecast = forecast_create(options->reactor_count);
 	char line[SERVED_LINE_BYTES];
@@ -290,7 +290,7 @@ int reload_request_read(const struct reload_options *options,
 	if (rc == 0 && request->action == REQUEST_RELOAD) {
 		rc = read_config(options, news, error);
 	} else if (rc == 0 && request->action == REQUEST_ADD) {
-		rc = add_export(request, news->change, error);
+		rc = change_request_add_export(request, news->change, error);
 	} else if (rc == 0 && request->action == REQUEST_SET) {
 		rc = change_set(news->change, request->name, &request->settings, error);
 	} else if (rc == 0 && request->action == REQUEST_REMOVE) {
@@ -302,7 +302,7 @@ int reload_request_read(const struct reload_options *options,
 		rc = snapshots_remove_gone(options->exports, news->change, error);
 	}
 	if (rc == 0 && request->action <= REQUEST_RELOAD) {
-		rc = foresee(options, request, news, error);
+		rc = change_request_foresee(options, request, news, error);
 	} else if (rc == 0 && news->change != NULL) {
 		news->lines = change_lines(news->change);
 	}

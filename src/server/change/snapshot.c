@@ -12,7 +12,7 @@
 enum { SHOWN_BYTES = 120 };
 
 /* "export \"x\"" */
-static const char *label(const struct served *served, char out[SHOWN_BYTES])
+static const char *change_snapshot_label(const struct served *served, char out[SHOWN_BYTES])
 {
 	const char *name = served->about.name;
 	char shown[SHOWN_BYTES - 16];
@@ -22,7 +22,7 @@ static const char *label(const struct served *served, char out[SHOWN_BYTES])
 	return out;
 }
 
-static struct served *find(const struct exports *exports, const char *name)
+static struct served *change_snapshot_find(const struct exports *exports, const char *name)
 {
 	for (uint32_t i = 0; i < exports->count; i++) {
 		if (strcmp(exports->list[i]->about.name, name) == 0) {
@@ -77,7 +77,7 @@ struct ask {
 	bool is_done; /* under the lock */
 };
 
-static void asked(struct store_view_request *request)
+static void change_snapshot_asked(struct store_view_request *request)
 {
 	struct ask *ask = container_of(request, struct ask, request);
 
@@ -88,7 +88,7 @@ static void asked(struct store_view_request *request)
 	pthread_mutex_unlock(&ask->lock);
 }
 
-static void begin(struct engine *engine, void *context)
+static void change_snapshot_begin(struct engine *engine, void *context)
 {
 	struct ask *ask = context;
 
@@ -113,8 +113,8 @@ static int ask_store(const struct reload_options *options, struct reload *reload
 	struct error *error)
 {
 	struct ask ask = {
-		.task = { .run = begin },
-		.request = { .action = action, .done = asked },
+		.task = { .run = change_snapshot_begin },
+		.request = { .action = action, .done = change_snapshot_asked },
 		.store = parent->export->store,
 		.lock = PTHREAD_MUTEX_INITIALIZER,
 		.changed = PTHREAD_COND_INITIALIZER,
@@ -136,9 +136,10 @@ static int ask_store(const struct reload_options *options, struct reload *reload
 		pthread_cond_wait(&ask.changed, &ask.lock);
 	}
 	pthread_mutex_unlock(&ask.lock);
-	return ask.request.result == 0 ? 0
-				       : error_set(error, ask.request.result, "%s %s",
-						 label(parent, shown), ask.request.error.text);
+	return ask.request.result == 0
+		       ? 0
+		       : error_set(error, ask.request.result, "%s %s",
+				 change_snapshot_label(parent, shown), ask.request.error.text);
 }
 
 /* --- changes --------------------------------------------------------------------------------- */
@@ -154,7 +155,7 @@ static int no_export(const char *name, struct error *error)
 static int find_parent(const struct exports *exports, const char *name,
 	const struct served **parent_out, struct error *error)
 {
-	const struct served *parent = find(exports, name);
+	const struct served *parent = change_snapshot_find(exports, name);
 	char shown[SHOWN_BYTES];
 
 	if (parent == NULL) {
@@ -164,14 +165,15 @@ static int find_parent(const struct exports *exports, const char *name,
 		return error_set(error, -EOPNOTSUPP,
 			"%s has no snapshots: only a flash store can, and its path begins with "
 			"flash:",
-			label(parent, shown));
+			change_snapshot_label(parent, shown));
 	}
 	*parent_out = parent;
 	return 0;
 }
 
-static int create(const struct reload_options *options, struct reload_request *request,
-	const struct served *parent, struct change *change, struct error *error)
+static int change_snapshot_create(const struct reload_options *options,
+	struct reload_request *request, const struct served *parent, struct change *change,
+	struct error *error)
 {
 	const struct served *gone = find_view(options->exports, parent, request->view);
 	char shown[SHOWN_BYTES];
@@ -181,7 +183,7 @@ static int create(const struct reload_options *options, struct reload_request *r
 		return error_set(error, -EEXIST,
 			"the snapshot of %s was dropped, and its clients are being disconnected; "
 			"try again",
-			label(gone, shown));
+			change_snapshot_label(gone, shown));
 	}
 	rc = ask_store(options, request->reload, parent, STORE_VIEW_CREATE, request->view, error);
 	if (rc == 0) {
@@ -210,13 +212,13 @@ static int delete_one(const struct reload_options *options, struct reload_reques
 		return error_set(error, -EBUSY,
 			"a push uses the snapshot '%s' of %s; --now ends the push, and so does "
 			"'gmblock push --cancel'",
-			request->view, label(parent, shown));
+			request->view, change_snapshot_label(parent, shown));
 	}
 	if (clients > 0 && request->deadline_ns > 0) {
 		return error_set(error, -EBUSY,
 			"%s is used by %u connection%s, which 'gmblock stats' shows; --now ends "
 			"them",
-			label(served, shown), clients, clients == 1 ? "" : "s");
+			change_snapshot_label(served, shown), clients, clients == 1 ? "" : "s");
 	}
 	if (served == NULL || is_there) {
 		rc = ask_store(
@@ -235,13 +237,13 @@ int snapshot_change(const struct reload_options *options, struct reload_request 
 		return rc;
 	}
 	return request->action == REQUEST_SNAPSHOT_CREATE
-		       ? create(options, request, parent, change, error)
+		       ? change_snapshot_create(options, request, parent, change, error)
 		       : delete_one(options, request, parent, change, error);
 }
 
 void snapshot_undo(const struct reload_options *options, struct reload_request *request)
 {
-	const struct served *parent = find(options->exports, request->name);
+	const struct served *parent = change_snapshot_find(options->exports, request->name);
 	struct error error;
 
 	if (ask_store(options, request->reload, parent, STORE_VIEW_DELETE, request->view, &error) <
@@ -314,7 +316,7 @@ static json_t *view_json(
 int snapshots_json(
 	const struct exports *exports, const char *name, json_t **all_out, struct error *error)
 {
-	const struct served *only = name != NULL ? find(exports, name) : NULL;
+	const struct served *only = name != NULL ? change_snapshot_find(exports, name) : NULL;
 	char shown[SHOWN_BYTES];
 	json_t *all;
 
@@ -323,7 +325,7 @@ int snapshots_json(
 	}
 	if (only != NULL && only->parent != NULL) {
 		return error_set(error, -EOPNOTSUPP, "%s is a snapshot, and has none itself",
-			label(only, shown));
+			change_snapshot_label(only, shown));
 	}
 	all = json_array();
 	for (uint32_t i = 0; i < exports->count; i++) {
@@ -380,8 +382,8 @@ static void serve_view(const struct change_options *options, const struct served
 	if (rc == 0) {
 		change_commit(change, exports);
 	} else {
-		log_warning("the snapshot '%s' of %s is not served: %s", view, label(parent, shown),
-			error.text);
+		log_warning("the snapshot '%s' of %s is not served: %s", view,
+			change_snapshot_label(parent, shown), error.text);
 	}
 	change_put(change);
 }

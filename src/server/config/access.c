@@ -14,8 +14,8 @@ enum { SHOWN_BYTES = 120, ORIGIN_BYTES = 160, TEXT_BYTES = 400 };
 /* --- the values of conditions ------------------------------------------------------------------
  */
 
-static int add(struct access_rule *rule, uint32_t kind, const void *data, uint32_t bytes,
-	struct error *error)
+static int config_access_add(struct access_rule *rule, uint32_t kind, const void *data,
+	uint32_t bytes, struct error *error)
 {
 	int rc = access_rule_add(rule, kind, data, bytes);
 
@@ -31,7 +31,7 @@ static int add_name(
 	uint32_t count = 0;
 	int rc = identity_value_parse(kind, value, bytes, &count, error);
 
-	return rc < 0 ? rc : add(rule, kind, bytes, count, error);
+	return rc < 0 ? rc : config_access_add(rule, kind, bytes, count, error);
 }
 
 static int add_san(struct access_rule *rule, const char *value, struct error *error)
@@ -66,7 +66,8 @@ static int add_network(struct access_rule *rule, const char *value, struct error
 	int rc = network_parse(value, network, error);
 
 	_Static_assert((int)NETWORK_BYTES == (int)ACCESS_NETWORK_BYTES, "they are the same");
-	return rc < 0 ? rc : add(rule, ACCESS_NETWORK, network, sizeof(network), error);
+	return rc < 0 ? rc
+		      : config_access_add(rule, ACCESS_NETWORK, network, sizeof(network), error);
 }
 
 static int add_uid(struct access_rule *rule, const char *value, struct error *error)
@@ -74,7 +75,7 @@ static int add_uid(struct access_rule *rule, const char *value, struct error *er
 	uint32_t uid;
 	int rc = units_parse_count(value, 0, UINT32_MAX - 1, &uid, error);
 
-	return rc < 0 ? rc : add(rule, ACCESS_UID, &uid, sizeof(uid), error);
+	return rc < 0 ? rc : config_access_add(rule, ACCESS_UID, &uid, sizeof(uid), error);
 }
 
 static int add_tls(struct access_rule *rule, const char *value, struct error *error)
@@ -86,10 +87,11 @@ static int add_tls(struct access_rule *rule, const char *value, struct error *er
 		return error_set(error, -EINVAL, "'%s' is neither true nor false",
 			log_escape(shown, sizeof(shown), value, strlen(value)));
 	}
-	return add(rule, ACCESS_TLS, &tls, sizeof(tls), error);
+	return config_access_add(rule, ACCESS_TLS, &tls, sizeof(tls), error);
 }
 
-static int set_rights(struct access_rule *rule, const char *value, struct error *error)
+static int config_access_set_rights(
+	struct access_rule *rule, const char *value, struct error *error)
 {
 	char shown[SHOWN_BYTES];
 
@@ -115,7 +117,7 @@ static const struct {
 	int (*set)(struct access_rule *rule, const char *value, struct error *error);
 	enum identity_kind kind; /* where set is NULL */
 } keys[SERVER_ACCESS_KEYS] = {
-	{ "rights", .set = set_rights },
+	{ "rights", .set = config_access_set_rights },
 	{ "psk", .kind = IDENTITY_PSK },
 	{ "cert-cn", .kind = IDENTITY_CERT_CN },
 	{ "cert-dn", .kind = IDENTITY_CERT_DN },
@@ -138,7 +140,8 @@ static int set(struct access_rule *rule, uint32_t idx, const char *value, struct
 				     : add_name(rule, keys[idx].kind, value, error);
 }
 
-static const struct access_condition *condition_of(const struct access_rule *rule, uint32_t kind)
+static const struct access_condition *config_access_condition_of(
+	const struct access_rule *rule, uint32_t kind)
 {
 	for (uint32_t i = 0; i < rule->condition_count; i++) {
 		if (rule->conditions[i].kind == kind) {
@@ -163,8 +166,8 @@ static bool asks_for_certificate(const struct access_rule *rule)
 /* A rule that can never hold is a mistake. */
 static int check_rule(const struct access_rule *rule, struct error *error)
 {
-	const struct access_condition *tls = condition_of(rule, ACCESS_TLS);
-	bool psk = condition_of(rule, IDENTITY_PSK) != NULL;
+	const struct access_condition *tls = config_access_condition_of(rule, ACCESS_TLS);
+	bool psk = config_access_condition_of(rule, IDENTITY_PSK) != NULL;
 	bool certificate = asks_for_certificate(rule);
 
 	if (psk && certificate) {
@@ -177,7 +180,8 @@ static int check_rule(const struct access_rule *rule, struct error *error)
 			"nobody proves a %s without TLS; leave tls: false out",
 			psk ? "pre-shared key" : "certificate");
 	}
-	if (condition_of(rule, ACCESS_UID) != NULL && condition_of(rule, ACCESS_NETWORK) != NULL) {
+	if (config_access_condition_of(rule, ACCESS_UID) != NULL &&
+		config_access_condition_of(rule, ACCESS_NETWORK) != NULL) {
 		return error_set(error, -EINVAL,
 			"a user is known on Unix sockets only, which have no address; make two "
 			"rules of it");
@@ -186,8 +190,8 @@ static int check_rule(const struct access_rule *rule, struct error *error)
 }
 
 /* Takes the rule, also on failure. */
-static int append(struct server_access *access, struct access_rule *rule, const char *origin,
-	const char *text, struct error *error)
+static int config_access_append(struct server_access *access, struct access_rule *rule,
+	const char *origin, const char *text, struct error *error)
 {
 	uint32_t count = access->rule_count;
 	void *bigger = access->rules;
@@ -253,7 +257,7 @@ int server_access_add(struct server_access *access, const char *const values[SER
 		}
 	}
 	add_word(text, keys[0].key, values[0]);
-	return append(access, &rule, origin, text, error);
+	return config_access_append(access, &rule, origin, text, error);
 }
 
 void server_access_fini(struct server_access *access)
@@ -411,7 +415,8 @@ static int add_option(
 		access_rule_fini(&rule);
 		return rc;
 	}
-	return append(&option->access, &rule, origin, text + strspn(text, " "), error);
+	return config_access_append(
+		&option->access, &rule, origin, text + strspn(text, " "), error);
 }
 
 int server_config_add_access(struct server_config *config, const char *text, struct error *error)

@@ -72,7 +72,7 @@ void server_config_fini(struct server_config *config)
 }
 
 /* Makes room for one more element; capacities are the powers of two, so count alone tells when. */
-static int grow(void *array_inout, uint32_t count, size_t element_bytes)
+static int config_grow(void *array_inout, uint32_t count, size_t element_bytes)
 {
 	void **array = array_inout;
 	void *bigger;
@@ -96,8 +96,8 @@ int server_config_add_export(struct server_config *config, struct server_export 
 	entry->origin = strdup(origin);
 	if (config->export_count == SERVER_EXPORTS_MAX) {
 		rc = error_set(error, -EINVAL, "more than %d exports", SERVER_EXPORTS_MAX);
-	} else if (entry->origin == NULL ||
-		   grow(&config->exports, config->export_count, sizeof(*config->exports)) < 0) {
+	} else if (entry->origin == NULL || config_grow(&config->exports, config->export_count,
+						    sizeof(*config->exports)) < 0) {
 		rc = error_set(error, -ENOMEM, "no memory for another export");
 	}
 	if (rc < 0) {
@@ -173,7 +173,7 @@ int server_config_add_listen(struct server_config *config, const char *text, str
 			error, -EINVAL, "more than %d addresses to listen on", SERVER_LISTENS_MAX);
 	}
 	if (rc == 0 && (entry.text == NULL || entry.origin == NULL ||
-			       grow(&config->listens, config->listen_count,
+			       config_grow(&config->listens, config->listen_count,
 				       sizeof(*config->listens)) < 0)) {
 		rc = error_set(error, -ENOMEM, "no memory for another listening address");
 	}
@@ -196,8 +196,8 @@ static int add_command(
 			"the command is empty; give one such as 'nbdinfo \"$uri\"'");
 	}
 	copy = strdup(command);
-	if (copy == NULL ||
-		grow(&config->commands, config->command_count, sizeof(*config->commands)) < 0) {
+	if (copy == NULL || config_grow(&config->commands, config->command_count,
+				    sizeof(*config->commands)) < 0) {
 		free(copy);
 		return error_set(error, -ENOMEM, "no memory for another command");
 	}
@@ -361,7 +361,7 @@ static int add_export_folder(
 		return error_set(error, -errno, "%s: %s",
 			log_escape(shown, sizeof(shown), path, strlen(path)), strerror(errno));
 	}
-	if (grow(&config->export_folders, config->export_folder_count,
+	if (config_grow(&config->export_folders, config->export_folder_count,
 		    sizeof(*config->export_folders)) < 0) {
 		free(real);
 		return error_set(error, -ENOMEM, "no memory for a folder");
@@ -377,7 +377,7 @@ static int add_push_place(
 	int rc = place_parse(text, &place, error);
 
 	GMB_UNUSED(name);
-	if (rc == 0 && grow(&config->push_places, config->push_place_count,
+	if (rc == 0 && config_grow(&config->push_places, config->push_place_count,
 			       sizeof(*config->push_places)) < 0) {
 		place_fini(&place);
 		rc = error_set(error, -ENOMEM, "no memory for a place");
@@ -495,7 +495,7 @@ void server_limits_merge(struct server_limits *limits, const struct server_limit
 
 /* --- options --------------------------------------------------------------------------------- */
 
-static int add_export(
+static int config_add_export(
 	struct server_config *config, const char *name, const char *text, struct error *error)
 {
 	struct server_export entry;
@@ -513,7 +513,7 @@ static int add_export(
 	return server_config_add_export(config, &entry, origin, error);
 }
 
-static int add_path(
+static int config_add_path(
 	struct server_config *config, const char *name, const char *path, struct error *error)
 {
 	struct server_export entry;
@@ -564,13 +564,13 @@ static int add_access(
 	return server_config_add_access(config, text, error);
 }
 
-static int set_tls(
+static int config_set_tls(
 	struct server_config *config, const char *name, const char *text, struct error *error)
 {
 	return server_tls_set(&config->tls, name, text, error);
 }
 
-static int set_limit(
+static int config_set_limit(
 	struct server_config *config, const char *name, const char *text, struct error *error)
 {
 	int rc = server_limits_set(&config->limits, name, text, error);
@@ -588,26 +588,26 @@ static const struct server_option {
 		struct error *error);
 	enum option_place place;
 } options[] = {
-	{ "export", add_export, OF_COMMAND_LINE },
+	{ "export", config_add_export, OF_COMMAND_LINE },
 	{ "listen", add_listen, OF_COMMAND_LINE },
 	{ "access", add_access, OF_COMMAND_LINE },
 	{ "run", add_command, OF_COMMAND_LINE },
-	{ "tls", set_tls, OF_COMMAND_LINE },
-	{ "tls-certificates", set_tls, OF_COMMAND_LINE },
-	{ "tls-psk", set_tls, OF_COMMAND_LINE },
-	{ "tls-verify-peer", set_tls, OF_COMMAND_LINE },
-	{ "tls-priority", set_tls, OF_COMMAND_LINE },
-	{ "tls-records", set_tls, OF_COMMAND_LINE },
-	{ "memory", set_limit, OF_COMMAND_LINE },
-	{ "threads", set_limit, OF_COMMAND_LINE },
-	{ "max-connections", set_limit, OF_COMMAND_LINE },
-	{ "max-connections-per-peer", set_limit, OF_COMMAND_LINE },
-	{ "max-handshakes", set_limit, OF_COMMAND_LINE },
-	{ "handshake-timeout", set_limit, OF_COMMAND_LINE },
-	{ "idle-timeout", set_limit, OF_COMMAND_LINE },
-	{ "max-inflight", set_limit, OF_COMMAND_LINE },
-	{ "max-inflight-total", set_limit, OF_COMMAND_LINE },
-	{ "spin", set_limit, OF_COMMAND_LINE },
+	{ "tls", config_set_tls, OF_COMMAND_LINE },
+	{ "tls-certificates", config_set_tls, OF_COMMAND_LINE },
+	{ "tls-psk", config_set_tls, OF_COMMAND_LINE },
+	{ "tls-verify-peer", config_set_tls, OF_COMMAND_LINE },
+	{ "tls-priority", config_set_tls, OF_COMMAND_LINE },
+	{ "tls-records", config_set_tls, OF_COMMAND_LINE },
+	{ "memory", config_set_limit, OF_COMMAND_LINE },
+	{ "threads", config_set_limit, OF_COMMAND_LINE },
+	{ "max-connections", config_set_limit, OF_COMMAND_LINE },
+	{ "max-connections-per-peer", config_set_limit, OF_COMMAND_LINE },
+	{ "max-handshakes", config_set_limit, OF_COMMAND_LINE },
+	{ "handshake-timeout", config_set_limit, OF_COMMAND_LINE },
+	{ "idle-timeout", config_set_limit, OF_COMMAND_LINE },
+	{ "max-inflight", config_set_limit, OF_COMMAND_LINE },
+	{ "max-inflight-total", config_set_limit, OF_COMMAND_LINE },
+	{ "spin", config_set_limit, OF_COMMAND_LINE },
 	{ "control", set_control, OF_FILE_TOO },
 	{ "metrics", set_metrics, OF_FILE_TOO },
 	{ "arena", set_arena, OF_FILE_TOO },
@@ -618,7 +618,7 @@ static const struct server_option {
 	{ "export-folder", add_export_folder, OF_FILE_TOO },
 	{ "push-to", add_push_place, OF_FILE_TOO },
 	{ "read-only", set_read_only, OF_COMMAND_LINE },
-	{ "path", add_path, OF_COMMAND_LINE },
+	{ "path", config_add_path, OF_COMMAND_LINE },
 };
 
 static const struct server_option *find_option(const char *name)
@@ -641,7 +641,7 @@ static bool adds(const struct server_option *option)
 const char *server_limits_key(uint32_t idx)
 {
 	for (size_t i = 0; i < ARRAY_COUNT(options); i++) {
-		if (options[i].set == set_limit && idx-- == 0) {
+		if (options[i].set == config_set_limit && idx-- == 0) {
 			return options[i].name;
 		}
 	}
@@ -665,7 +665,7 @@ int server_config_option(
 	const struct server_option *option = find_option(name);
 	int rc = option->set(config, name, text, error);
 
-	if (rc < 0 && option->set != add_path) {
+	if (rc < 0 && option->set != config_add_path) {
 		error_prefix(error, "--%s", name);
 	}
 	return rc < 0 ? rc : server_settings_add(&config->options, name, text, error);
@@ -810,7 +810,7 @@ static int check_arena(const struct server_config *config, struct error *error)
 	return 0;
 }
 
-static int compare_names(const void *left, const void *right)
+static int config_compare_names(const void *left, const void *right)
 {
 	const struct server_export *const *a = left;
 	const struct server_export *const *b = right;
@@ -832,7 +832,7 @@ static int check_export_names(const struct server_config *config, struct error *
 	for (uint32_t i = 0; i < config->export_count; i++) {
 		sorted[i] = &config->exports[i];
 	}
-	qsort(sorted, config->export_count, sizeof(*sorted), compare_names);
+	qsort(sorted, config->export_count, sizeof(*sorted), config_compare_names);
 	for (uint32_t i = 1; i < config->export_count && rc == 0; i++) {
 		const char *name = sorted[i]->name;
 

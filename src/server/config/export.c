@@ -263,7 +263,7 @@ bool server_export_same(const struct server_export *a, const struct server_expor
 		      : store_options_same(&a->store, &b->store, option);
 }
 
-static int unknown_key(const char *key, struct error *error)
+static int config_export_unknown_key(const char *key, struct error *error)
 {
 	const struct store_option *option;
 	char meant[NEAR_TEXT_BYTES];
@@ -311,7 +311,7 @@ static int set_key(
 		return rc < 0 ? rc : own_options[i].set(entry, value, error);
 	}
 	rc = store_options_set(&entry->store, key, value, error);
-	return rc == -ENOENT ? unknown_key(key, error) : rc;
+	return rc == -ENOENT ? config_export_unknown_key(key, error) : rc;
 }
 
 int server_export_set(
@@ -335,7 +335,7 @@ static int copy_setting(
 	} else if (setting->value == NULL || strcmp(setting->value, "default") != 0) {
 		rc = server_export_set(out, setting->key, setting->value, error);
 	} else if (server_export_option_named(setting->key) == NULL) {
-		rc = unknown_key(setting->key, error);
+		rc = config_export_unknown_key(setting->key, error);
 	}
 	if (rc < 0) {
 		error_prefix(error, "%s",

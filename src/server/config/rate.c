@@ -12,7 +12,7 @@ _Static_assert((int)SERVER_RATE_KEYS == (int)OWN_KEYS + (int)SERVER_ACCESS_KEYS 
 	"a rule has conditions in the place of rights");
 
 /* The key of a rule of access in that place. */
-static uint32_t condition_of(uint32_t idx)
+static uint32_t config_rate_condition_of(uint32_t idx)
 {
 	return idx - OWN_KEYS + RIGHTS + 1;
 }
@@ -22,7 +22,8 @@ const char *server_rate_key(uint32_t idx)
 	static const char *const own_keys[OWN_KEYS] = { "rate", "connections", "memory" };
 
 	if (idx >= OWN_KEYS) {
-		return idx < SERVER_RATE_KEYS ? server_access_key(condition_of(idx)) : NULL;
+		return idx < SERVER_RATE_KEYS ? server_access_key(config_rate_condition_of(idx))
+					      : NULL;
 	}
 	return own_keys[idx];
 }
@@ -53,7 +54,7 @@ static int add_conditions(struct server_rates *rates, const char *const values[S
 	int rc;
 
 	for (uint32_t i = OWN_KEYS; i < SERVER_RATE_KEYS; i++) {
-		conditions[condition_of(i)] = values[i];
+		conditions[config_rate_condition_of(i)] = values[i];
 	}
 	rc = server_access_add(&rates->conditions, conditions, origin, &failed, error);
 	*failed_out = failed < SERVER_ACCESS_KEYS ? failed - RIGHTS - 1 + OWN_KEYS

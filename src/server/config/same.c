@@ -8,7 +8,7 @@
 #include "server/config/config.h"
 #include "server/observe/scrape.h"
 
-static bool same_text(const char *a, const char *b)
+static bool same_same_text(const char *a, const char *b)
 {
 	return a == NULL || b == NULL ? a == b : strcmp(a, b) == 0;
 }
@@ -25,7 +25,7 @@ static bool same_mode(const char *a, const char *b)
 }
 
 /* Names, or addresses, of which one of IPv6 is written in many ways. */
-static bool same_name(const char *a, const char *b)
+static bool same_same_name(const char *a, const char *b)
 {
 	struct in6_addr one;
 	struct in6_addr other;
@@ -35,22 +35,22 @@ static bool same_name(const char *a, const char *b)
 		       memcmp(&one, &other, sizeof(one)) == 0);
 }
 
-static bool same_host(const struct export_uri *a, const struct export_uri *b)
+static bool same_same_host(const struct export_uri *a, const struct export_uri *b)
 {
 	if (a->is_unix || b->is_unix) {
 		return a->is_unix == b->is_unix && a->socket_path_bytes == b->socket_path_bytes &&
 		       memcmp(a->socket_path, b->socket_path, a->socket_path_bytes) == 0;
 	}
-	return a->port == b->port && same_name(a->host, b->host);
+	return a->port == b->port && same_same_name(a->host, b->host);
 }
 
 static bool same_uri(const struct export_uri *a, const struct export_uri *b)
 {
-	return same_text(a->protocol, b->protocol) && a->tls == b->tls && same_host(a, b) &&
-	       same_or_default(a->provider, b->provider, "tcp") &&
+	return same_same_text(a->protocol, b->protocol) && a->tls == b->tls &&
+	       same_same_host(a, b) && same_or_default(a->provider, b->provider, "tcp") &&
 	       same_or_default(a->insecure_network, b->insecure_network, "no") &&
 	       same_mode(a->socket_mode, b->socket_mode) &&
-	       same_text(a->socket_group, b->socket_group);
+	       same_same_text(a->socket_group, b->socket_group);
 }
 
 static bool has_listen(const struct server_config *config, const struct server_listen *entry)
@@ -88,14 +88,14 @@ static bool same_arena(const struct server_config *a, const struct server_config
 
 static bool same_control(const struct server_config *a, const struct server_config *b)
 {
-	return same_text(a->control_path, b->control_path);
+	return same_same_text(a->control_path, b->control_path);
 }
 
 static bool same_metrics(const struct server_config *a, const struct server_config *b)
 {
 	struct export_uri one = { 0 };
 	struct export_uri other = { 0 };
-	bool same = same_text(a->metrics, b->metrics);
+	bool same = same_same_text(a->metrics, b->metrics);
 
 	if (!same && a->metrics != NULL && b->metrics != NULL &&
 		scrape_uri_parse(a->metrics, &one, NULL) == 0 &&
@@ -109,7 +109,7 @@ static bool same_metrics(const struct server_config *a, const struct server_conf
 
 static bool same_user(const struct server_config *a, const struct server_config *b)
 {
-	return same_text(a->user, b->user);
+	return same_same_text(a->user, b->user);
 }
 
 static bool same_sandbox(const struct server_config *a, const struct server_config *b)
@@ -142,7 +142,7 @@ static bool same_folders(const struct server_config *a, const struct server_conf
 	return has_folders(a, b) && has_folders(b, a);
 }
 
-static bool has_place(const struct server_config *config, const struct place *place)
+static bool same_has_place(const struct server_config *config, const struct place *place)
 {
 	bool found = false;
 
@@ -157,7 +157,7 @@ static bool has_places(const struct server_config *config, const struct server_c
 	bool all = true;
 
 	for (uint32_t i = 0; i < other->push_place_count && all; i++) {
-		all = has_place(config, &other->push_places[i]);
+		all = same_has_place(config, &other->push_places[i]);
 	}
 	return all;
 }

@@ -30,7 +30,8 @@ const char *server_tls_key(uint32_t idx)
 }
 
 /* The index of the value among those that the key can have. */
-static int choose(const char *value, const char *const names[3], uint32_t *idx, struct error *error)
+static int tls_choose(
+	const char *value, const char *const names[3], uint32_t *idx, struct error *error)
 {
 	char shown[SHOWN_BYTES];
 
@@ -60,7 +61,7 @@ static int set_text(char **field, const char *value, struct error *error)
 	return 0;
 }
 
-static int set(struct server_tls *tls, uint32_t key, const char *value, struct error *error)
+static int tls_set(struct server_tls *tls, uint32_t key, const char *value, struct error *error)
 {
 	static const char *const modes[] = {
 		[TLS_OFF] = "off", [TLS_ON] = "on", [TLS_REQUIRE] = "require"
@@ -74,7 +75,7 @@ static int set(struct server_tls *tls, uint32_t key, const char *value, struct e
 
 	switch (key) {
 	case KEY_MODE:
-		rc = choose(value, modes, &idx, error);
+		rc = tls_choose(value, modes, &idx, error);
 		tls->mode = rc == 0 ? (enum tls_mode)idx : tls->mode;
 		return rc;
 	case KEY_CERTIFICATES:
@@ -84,11 +85,11 @@ static int set(struct server_tls *tls, uint32_t key, const char *value, struct e
 	case KEY_PRIORITY:
 		return set_text(&tls->priority, value, error);
 	case KEY_RECORDS:
-		rc = choose(value, records, &idx, error);
+		rc = tls_choose(value, records, &idx, error);
 		tls->records = rc == 0 ? (enum tls_records)idx : tls->records;
 		return rc;
 	default:
-		rc = choose(value != NULL ? value : "true", flags, &idx, error);
+		rc = tls_choose(value != NULL ? value : "true", flags, &idx, error);
 		tls->verify_peer = rc == 0 ? idx == 1 : tls->verify_peer;
 		return rc;
 	}
@@ -103,7 +104,7 @@ int server_tls_set(struct server_tls *tls, const char *key, const char *value, s
 		idx++;
 	}
 	GMB_ASSERT(idx < KEY_COUNT && (value != NULL || idx == KEY_VERIFY_PEER));
-	rc = set(tls, idx, value, error);
+	rc = tls_set(tls, idx, value, error);
 	tls->given |= rc == 0 ? BIT(idx) : 0;
 	return rc;
 }
@@ -116,7 +117,7 @@ void server_tls_fini(struct server_tls *tls)
 	*tls = (struct server_tls){ 0 };
 }
 
-static bool same_text(const char *a, const char *b)
+static bool tls_same_text(const char *a, const char *b)
 {
 	return a == NULL || b == NULL ? a == b : strcmp(a, b) == 0;
 }
@@ -124,8 +125,8 @@ static bool same_text(const char *a, const char *b)
 bool server_tls_equal(const struct server_tls *a, const struct server_tls *b)
 {
 	return a->mode == b->mode && a->records == b->records && a->verify_peer == b->verify_peer &&
-	       same_text(a->certificates, b->certificates) && same_text(a->psk, b->psk) &&
-	       same_text(a->priority, b->priority);
+	       tls_same_text(a->certificates, b->certificates) && tls_same_text(a->psk, b->psk) &&
+	       tls_same_text(a->priority, b->priority);
 }
 
 static int fill_text(struct server_tls *tls, uint32_t key, const char *common, struct error *error)
@@ -136,7 +137,7 @@ static int fill_text(struct server_tls *tls, uint32_t key, const char *common, s
 }
 
 /* What is not given, from what all have in common. */
-static int fill(struct server_tls *tls, const struct server_tls *common, struct error *error)
+static int tls_fill(struct server_tls *tls, const struct server_tls *common, struct error *error)
 {
 	int rc = fill_text(tls, KEY_CERTIFICATES, common->certificates, error);
 
@@ -185,7 +186,7 @@ static int finish_listen(
 			"%s: %s has keys of TLS and does not use it; add tls: require, or tls: on",
 			entry->origin, entry->text);
 	}
-	return fill(tls, common, error);
+	return tls_fill(tls, common, error);
 }
 
 int server_tls_finish(struct server_config *config, struct error *error)

@@ -47,7 +47,7 @@ struct config_yaml {
 
 /* --- the file's bytes ------------------------------------------------------------------------ */
 
-static int read_all(struct config_yaml *yaml, int fd, size_t size, struct error *error)
+static int yaml_read_all(struct config_yaml *yaml, int fd, size_t size, struct error *error)
 {
 	yaml->text = malloc(size + 1);
 	if (yaml->text == NULL) {
@@ -71,7 +71,7 @@ static int read_all(struct config_yaml *yaml, int fd, size_t size, struct error 
 	return 0;
 }
 
-static int read_file(struct config_yaml *yaml, const char *path, struct error *error)
+static int yaml_read_file(struct config_yaml *yaml, const char *path, struct error *error)
 {
 	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 	struct stat st;
@@ -92,7 +92,7 @@ static int read_file(struct config_yaml *yaml, const char *path, struct error *e
 	} else if (!S_ISREG(st.st_mode)) {
 		rc = error_set(error, -EINVAL, "%s: not a regular file", yaml->path);
 	} else {
-		rc = read_all(yaml, fd, (size_t)st.st_size, error);
+		rc = yaml_read_all(yaml, fd, (size_t)st.st_size, error);
 	}
 	close(fd);
 	return rc;
@@ -280,7 +280,7 @@ static const yaml_node_pair_t *find_pair(
 	return NULL;
 }
 
-static const yaml_node_t *find_entry(
+static const yaml_node_t *yaml_find_entry(
 	const struct config_yaml *yaml, const yaml_node_t *list, int entry)
 {
 	if (list == NULL || list->type != YAML_SEQUENCE_NODE ||
@@ -307,7 +307,7 @@ static yaml_mark_t find_mark(const struct config_yaml *yaml, const struct config
 		mark = node_at(yaml, pair->key)->start_mark;
 		node = node_at(yaml, pair->value);
 		if (entries[i] >= 0) {
-			node = find_entry(yaml, node, entries[i]);
+			node = yaml_find_entry(yaml, node, entries[i]);
 		}
 		if (node == NULL) {
 			break;
@@ -408,7 +408,7 @@ static struct config_place steps_to_place(const struct config_yaml *yaml, int dr
 
 /* The mapping that the place leads to: the root, a group, or an entry of a list of groups, which
  * may lie inside of one. */
-static const yaml_node_t *find_mapping(
+static const yaml_node_t *yaml_find_mapping(
 	const struct config_yaml *yaml, const struct config_place *place)
 {
 	const yaml_node_t *node = node_at(yaml, 1);
@@ -419,12 +419,12 @@ static const yaml_node_t *find_mapping(
 	}
 	pair = find_pair(yaml, node, place->key, 0);
 	node = pair != NULL ? node_at(yaml, pair->value) : NULL;
-	node = place->entry >= 0 ? find_entry(yaml, node, place->entry) : node;
+	node = place->entry >= 0 ? yaml_find_entry(yaml, node, place->entry) : node;
 	if (place->inner_key != NULL && place->inner_entry >= 0) {
 		pair = find_pair(yaml, node, place->inner_key, 0);
-		node = pair != NULL
-			       ? find_entry(yaml, node_at(yaml, pair->value), place->inner_entry)
-			       : NULL;
+		node = pair != NULL ? yaml_find_entry(
+					      yaml, node_at(yaml, pair->value), place->inner_entry)
+				    : NULL;
 	}
 	return node;
 }
@@ -461,7 +461,7 @@ static void list_keys(const cyaml_schema_field_t *field, char *out, size_t out_b
 static int blame_key(struct config_yaml *yaml, const struct config_place *place, const char *key,
 	int nth, struct error *error)
 {
-	const yaml_node_pair_t *pair = find_pair(yaml, find_mapping(yaml, place), key, nth);
+	const yaml_node_pair_t *pair = find_pair(yaml, yaml_find_mapping(yaml, place), key, nth);
 	yaml_mark_t mark =
 		pair != NULL ? node_at(yaml, pair->key)->start_mark : find_mark(yaml, place);
 	char where[4 * NAME_BYTES] = "";
@@ -495,7 +495,7 @@ static void set_unknown_key(const char *key, const cyaml_schema_field_t *known, 
 	}
 }
 
-static int unknown_key(struct config_yaml *yaml, const char *key, struct error *error)
+static int yaml_unknown_key(struct config_yaml *yaml, const char *key, struct error *error)
 {
 	struct config_place place = steps_to_place(yaml, 0);
 	const cyaml_schema_field_t *known = known_keys(yaml, &place);
@@ -569,7 +569,7 @@ static int schema_error(struct config_yaml *yaml, cyaml_err_t code, struct error
 		return error_set(error, -ENOMEM, "%s: no memory to load it", yaml->path);
 	}
 	if (strncmp(complaint, unexpected, sizeof(unexpected) - 1) == 0) {
-		return unknown_key(yaml, complaint + sizeof(unexpected) - 1, error);
+		return yaml_unknown_key(yaml, complaint + sizeof(unexpected) - 1, error);
 	}
 	if (strncmp(complaint, missing, sizeof(missing) - 1) == 0) {
 		return missing_key(yaml, complaint + sizeof(missing) - 1, error);
@@ -582,7 +582,7 @@ static int schema_error(struct config_yaml *yaml, cyaml_err_t code, struct error
 
 /* --- lists that have no schema --------------------------------------------------------------- */
 
-static int take_value(struct config_yaml *yaml, const struct config_place *place,
+static int yaml_take_value(struct config_yaml *yaml, const struct config_place *place,
 	const yaml_node_t *node, const char **value_out, struct error *error)
 {
 	if (node->type != YAML_SCALAR_NODE) {
@@ -615,7 +615,7 @@ static int take_pair(struct config_yaml *yaml, struct config_place *place,
 		return blame_key(yaml, place, key, 1, error);
 	}
 	*(place->inner_key == NULL ? &place->inner_key : &place->leaf_key) = keys[idx].key;
-	return take_value(yaml, place, node_at(yaml, pair->value), &values[idx], error);
+	return yaml_take_value(yaml, place, node_at(yaml, pair->value), &values[idx], error);
 }
 
 static int take_group(struct config_yaml *yaml, const struct config_place *group_place,
@@ -649,7 +649,7 @@ int config_yaml_groups(struct config_yaml *yaml, const struct config_place *list
 	const struct config_place outer = { is_inner ? list->key : NULL,
 		is_inner ? list->entry : -1, NULL, -1, NULL };
 	const char *key = is_inner ? list->inner_key : list->key;
-	const yaml_node_t *mapping = find_mapping(yaml, &outer);
+	const yaml_node_t *mapping = yaml_find_mapping(yaml, &outer);
 	const yaml_node_pair_t *pair = find_pair(yaml, mapping, key, 0);
 	const yaml_node_t *entries = pair != NULL ? node_at(yaml, pair->value) : NULL;
 	const yaml_node_t *entry;
@@ -665,14 +665,14 @@ int config_yaml_groups(struct config_yaml *yaml, const struct config_place *list
 		config_yaml_blame(yaml, list, error);
 		return -EINVAL;
 	}
-	for (int i = 0; rc >= 0 && (entry = find_entry(yaml, entries, i)) != NULL; i++) {
+	for (int i = 0; rc >= 0 && (entry = yaml_find_entry(yaml, entries, i)) != NULL; i++) {
 		const char *values[CONFIG_KEYS_MAX] = { NULL };
 		struct config_place place = *list;
 
 		*(is_inner ? &place.inner_entry : &place.entry) = i;
 		rc = entry->type == YAML_MAPPING_NODE
 			     ? take_group(yaml, &place, entry, keys, values, error)
-			     : take_value(yaml, &place, entry, &values[0], error);
+			     : yaml_take_value(yaml, &place, entry, &values[0], error);
 		if (rc == 0) {
 			rc = take(context, i, values);
 		}
@@ -704,7 +704,7 @@ int config_yaml_open(const char *path, const struct cyaml_schema_value *schema,
 	}
 	log_escape(yaml->path, sizeof(yaml->path), path, strlen(path));
 	yaml->schema = schema;
-	rc = read_file(yaml, path, error);
+	rc = yaml_read_file(yaml, path, error);
 	if (rc == 0) {
 		rc = parse_tree(yaml, error);
 	}

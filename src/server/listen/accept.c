@@ -41,7 +41,7 @@ struct inner_listener {
 
 /* In struct peer. The service manager and the process before this one may have given more sockets
  * than a configuration can have addresses: then some share their limits of lines. */
-static uint32_t number_of(uint32_t listener)
+static uint32_t listen_accept_number_of(uint32_t listener)
 {
 	return listener % ENGINE_LISTENERS_MAX;
 }
@@ -65,7 +65,7 @@ struct acceptor {
 	struct door doors[];
 };
 
-static void accept_done(struct ring_op *op, int result);
+static void listen_accept_done(struct ring_op *op, int result);
 
 void acceptor_destroy(struct acceptor *acceptor)
 {
@@ -89,7 +89,7 @@ static void open_door(struct door *door)
 	struct acceptor *acceptor = door->acceptor;
 
 	if (!door->takes_files || dispose_ends_have_room()) {
-		ring_accept(acceptor->ring, &door->op, door->file, accept_done);
+		ring_accept(acceptor->ring, &door->op, door->file, listen_accept_done);
 		return;
 	}
 	log_limited(&acceptor->failures, ring_batch_ns(acceptor->ring), LOG_LEVEL_WARNING, "%s",
@@ -139,7 +139,8 @@ static struct reactor *emptiest_reactor(const struct acceptor *acceptor)
 }
 
 /* Forgets the peers that have no connection any more on the way. NULL: no memory. */
-static struct peer_count *count_of(struct acceptor *acceptor, const struct peer_identity *identity)
+static struct peer_count *listen_accept_count_of(
+	struct acceptor *acceptor, const struct peer_identity *identity)
 {
 	struct peer_count *found = NULL;
 
@@ -164,7 +165,7 @@ static struct peer_count *count_of(struct acceptor *acceptor, const struct peer_
 	return found;
 }
 
-static bool refuse(
+static bool listen_accept_refuse(
 	struct acceptor *acceptor, const struct peer *peer, uint32_t limit, const char *of_what)
 {
 	log_limited(&acceptor->refusals[peer->listener], ring_batch_ns(acceptor->ring),
@@ -182,7 +183,7 @@ static void count_connection(struct acceptor *acceptor, struct peer_count *count
 }
 
 /* Counts a connection, if there may be one more. */
-static bool admit(struct acceptor *acceptor, struct peer *peer)
+static bool listen_accept_admit(struct acceptor *acceptor, struct peer *peer)
 {
 	const struct acceptor_options *options = &acceptor->options;
 	struct peer_count *count;
@@ -191,16 +192,16 @@ static bool admit(struct acceptor *acceptor, struct peer *peer)
 	/* Only this thread counts up, so the limits cannot be overrun. */
 	if (atomic_load_explicit(options->connection_total, memory_order_relaxed) >=
 		options->connections_max) {
-		return refuse(acceptor, peer, options->connections_max, "");
+		return listen_accept_refuse(acceptor, peer, options->connections_max, "");
 	}
-	count = count_of(acceptor, &peer->identity);
+	count = listen_accept_count_of(acceptor, &peer->identity);
 	if (count == NULL) {
 		log_error("no memory for the connection from %s: closed it", peer->text);
 		return false;
 	}
 	if (atomic_load_explicit(&count->connections, memory_order_relaxed) >=
 		options->connections_per_peer_max) {
-		return refuse(acceptor, peer, options->connections_per_peer_max,
+		return listen_accept_refuse(acceptor, peer, options->connections_per_peer_max,
 			" for each address or user");
 	}
 	count_connection(acceptor, count, peer);
@@ -214,7 +215,7 @@ static void place_connection(const struct door *door, int fd)
 
 	listener_peer(fd, &endpoint.peer);
 	endpoint.peer.listener = door->listener;
-	if (admit(acceptor, &endpoint.peer)) {
+	if (listen_accept_admit(acceptor, &endpoint.peer)) {
 		reactor_hand_over(emptiest_reactor(acceptor), &endpoint);
 	} else {
 		ring_socket_close(acceptor->ring, fd);
@@ -233,10 +234,10 @@ void acceptor_adopt(struct acceptor *acceptor, const struct session_kind *kind,
 	if (listener != NULL) {
 		endpoint.tls = listener->tls;
 		endpoint.peer.listener =
-			number_of((uint32_t)(listener - acceptor->options.listeners));
+			listen_accept_number_of((uint32_t)(listener - acceptor->options.listeners));
 	}
 	endpoint.peer.id = ++acceptor->accepted;
-	count = count_of(acceptor, &endpoint.peer.identity);
+	count = listen_accept_count_of(acceptor, &endpoint.peer.identity);
 	if (count == NULL) {
 		log_error("no memory for the connection from %s: closed it", endpoint.peer.text);
 		close(fd);
@@ -247,7 +248,7 @@ void acceptor_adopt(struct acceptor *acceptor, const struct session_kind *kind,
 }
 
 /* Of an inner listener. */
-static bool take(void *context, const struct session_kind *kind, const char *address)
+static bool listen_accept_take(void *context, const struct session_kind *kind, const char *address)
 {
 	struct acceptor *acceptor = context;
 	struct endpoint endpoint = { .kind = kind, .fd = -1 };
@@ -259,7 +260,7 @@ static bool take(void *context, const struct session_kind *kind, const char *add
 			break;
 		}
 	}
-	if (acceptor->stopping || !admit(acceptor, &endpoint.peer)) {
+	if (acceptor->stopping || !listen_accept_admit(acceptor, &endpoint.peer)) {
 		return false;
 	}
 	reactor_accept(acceptor->options.reactors[0], &endpoint);
@@ -289,7 +290,7 @@ static void pause_door(struct door *door, int result)
 	ring_timer(acceptor->ring, &door->op, ACCEPT_PAUSE_NS, pause_done);
 }
 
-static void accept_done(struct ring_op *op, int result)
+static void listen_accept_done(struct ring_op *op, int result)
 {
 	struct door *door = container_of(op, struct door, op);
 	struct acceptor *acceptor = door->acceptor;
@@ -324,7 +325,8 @@ static void open_inner(struct engine *engine, void *context)
 
 	acceptor->engine = engine;
 	inner->kind = opening->listener->kind;
-	inner->number = number_of((uint32_t)(opening->listener - acceptor->options.listeners));
+	inner->number = listen_accept_number_of(
+		(uint32_t)(opening->listener - acceptor->options.listeners));
 	opening->result = engine_listen(engine, inner->kind, &opening->listener->uri,
 		&acceptor->inner_door, &inner->listener, opening->error);
 	acceptor->inner_count += opening->result == 0;
@@ -387,7 +389,8 @@ int acceptor_create(
 		return error_set(error, -ENOMEM, "no memory to accept connections");
 	}
 	acceptor->options = *options;
-	acceptor->inner_door = (struct engine_door){ .take = take, .context = acceptor };
+	acceptor->inner_door =
+		(struct engine_door){ .take = listen_accept_take, .context = acceptor };
 	list_init(&acceptor->peers);
 	acceptor->ring = reactor_ring(options->reactors[0]);
 	for (uint32_t i = 0; i < options->listener_count; i++) {
@@ -399,7 +402,7 @@ int acceptor_create(
 				.kind = listener->kind,
 				.tls = listener->tls,
 				.fd = listener->fds[k],
-				.listener = number_of(i),
+				.listener = listen_accept_number_of(i),
 			};
 		}
 	}
@@ -436,7 +439,7 @@ void acceptor_start(struct acceptor *acceptor)
 	ring_post(acceptor->ring, &acceptor->start_message);
 }
 
-static void deliver_stop(struct ring *ring, struct ring_message *message)
+static void listen_accept_deliver_stop(struct ring *ring, struct ring_message *message)
 {
 	struct acceptor *acceptor = container_of(message, struct acceptor, stop_message);
 
@@ -456,6 +459,6 @@ static void deliver_stop(struct ring *ring, struct ring_message *message)
 
 void acceptor_stop(struct acceptor *acceptor)
 {
-	acceptor->stop_message.deliver = deliver_stop;
+	acceptor->stop_message.deliver = listen_accept_deliver_stop;
 	ring_post(acceptor->ring, &acceptor->stop_message);
 }

@@ -38,7 +38,7 @@ struct credentials_set {
 /* --- sets ------------------------------------------------------------------------------------ */
 
 /* Of files of the context in use. */
-static void explain(const struct tls_context *context, struct error *error)
+static void credentials_explain(const struct tls_context *context, struct error *error)
 {
 	const char *path;
 
@@ -55,12 +55,13 @@ static void explain_member(const struct member *member, struct error *error)
 	if (member->policy != NULL) {
 		struct tls_context *context = tls_policy_context(member->policy);
 
-		explain(context, error);
+		credentials_explain(context, error);
 		tls_context_put(context);
 	}
 }
 
-static int load(const struct member *member, struct tls_context **context_out, struct error *error)
+static int listen_credentials_load(
+	const struct member *member, struct tls_context **context_out, struct error *error)
 {
 	const struct tls_options options = {
 		.role = TLS_SERVER,
@@ -94,7 +95,7 @@ static int load_next(
 		}
 	}
 	if (*context == NULL) {
-		rc = load(member, context, error);
+		rc = listen_credentials_load(member, context, error);
 	}
 	set->count += rc == 0;
 	return rc;
@@ -139,7 +140,8 @@ static bool is_first_use(const struct credentials_set *set, uint32_t idx)
 	return true;
 }
 
-static void warn(const struct credentials *credentials, const struct credentials_set *set)
+static void credentials_warn(
+	const struct credentials *credentials, const struct credentials_set *set)
 {
 	for (uint32_t i = 0; i < set->count; i++) {
 		const char *warning;
@@ -154,7 +156,7 @@ static void warn(const struct credentials *credentials, const struct credentials
 
 void credentials_use(struct credentials *credentials, struct credentials_set *set)
 {
-	warn(credentials, set);
+	credentials_warn(credentials, set);
 	for (uint32_t i = 0; i < set->count; i++) {
 		tls_policy_replace(credentials->members[i].policy, set->contexts[i]);
 	}
@@ -247,7 +249,7 @@ static int open_members(struct credentials *credentials, struct error *error)
 		rc = create_policies(credentials, set, error);
 	}
 	if (rc == 0) {
-		warn(credentials, set);
+		credentials_warn(credentials, set);
 	}
 	credentials_set_free(set);
 	return rc;
@@ -258,7 +260,7 @@ static int open_place(struct place *place, struct error *error)
 {
 	struct tls_context *context;
 	char shown[SHOWN_BYTES];
-	int rc = tls_client_create_for_place(place, explain, &place->opened, error);
+	int rc = tls_client_create_for_place(place, credentials_explain, &place->opened, error);
 
 	if (rc == 0) {
 		rc = tls_client_context(place->opened, &context, error);
@@ -272,7 +274,7 @@ static int open_place(struct place *place, struct error *error)
 	return 0;
 }
 
-static int open_places(struct credentials *credentials, struct error *error)
+static int credentials_open_places(struct credentials *credentials, struct error *error)
 {
 	int rc = 0;
 
@@ -309,7 +311,7 @@ int credentials_open(struct server_config *config, struct listener *listeners,
 		rc = open_members(credentials, error);
 	}
 	if (rc == 0) {
-		rc = open_places(credentials, error);
+		rc = credentials_open_places(credentials, error);
 	}
 	if (rc < 0) {
 		credentials_close(credentials);

@@ -46,7 +46,7 @@ static const char *show_uri(const struct export_uri *uri, char out[URI_SHOWN_BYT
 	return out;
 }
 
-static int out_of_memory(struct error *error)
+static int listen_out_of_memory(struct error *error)
 {
 	return error_set(error, -ENOMEM, "no memory for a listening address");
 }
@@ -181,7 +181,7 @@ static int tcp_listen_all(
 	return listener->fd_count > 0 ? 0 : code;
 }
 
-static bool is_wildcard(const struct addrinfo *entry)
+static bool listen_is_wildcard(const struct addrinfo *entry)
 {
 	union address address = { 0 };
 
@@ -196,11 +196,12 @@ static int set_tcp_uri(struct listener *listener, const char *protocol, const ch
 {
 	listener->uri = (struct export_uri){ .protocol = protocol, .port = port };
 	listener->uri.host = strdup(host);
-	return listener->uri.host != NULL ? 0 : out_of_memory(error);
+	return listener->uri.host != NULL ? 0 : listen_out_of_memory(error);
 }
 
 /* The addresses of the host, to be freed with freeaddrinfo(). */
-static int resolve(const struct export_uri *uri, struct addrinfo **list_out, struct error *error)
+static int listen_resolve(
+	const struct export_uri *uri, struct addrinfo **list_out, struct error *error)
 {
 	const struct addrinfo hints = { .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM };
 	char shown[URI_SHOWN_BYTES];
@@ -218,7 +219,7 @@ static int tcp_open(const struct export_uri *uri, struct listener *listener, str
 	struct addrinfo *list;
 	const char *host = uri->host;
 	uint16_t port = uri->port;
-	int rc = resolve(uri, &list, error);
+	int rc = listen_resolve(uri, &list, error);
 
 	if (rc < 0) {
 		return rc;
@@ -230,7 +231,7 @@ static int tcp_open(const struct export_uri *uri, struct listener *listener, str
 			break;
 		}
 	}
-	if (is_wildcard(list)) {
+	if (listen_is_wildcard(list)) {
 		host = list->ai_family == AF_INET6 ? "::1" : "127.0.0.1";
 	}
 	freeaddrinfo(list);
@@ -242,7 +243,7 @@ static int tcp_open(const struct export_uri *uri, struct listener *listener, str
 
 /* --- addresses on which a kind listens by itself -------------------------------------------- */
 
-static bool is_loopback(const struct addrinfo *entry)
+static bool listen_is_loopback(const struct addrinfo *entry)
 {
 	union address address = { 0 };
 
@@ -260,13 +261,13 @@ static int kind_open(const struct export_uri *uri, struct listener *listener, st
 	bool is_here = true;
 	char shown[URI_SHOWN_BYTES];
 	struct addrinfo *list;
-	int rc = resolve(uri, &list, error);
+	int rc = listen_resolve(uri, &list, error);
 
 	if (rc < 0) {
 		return rc;
 	}
 	for (const struct addrinfo *entry = list; entry != NULL; entry = entry->ai_next) {
-		is_here &= is_loopback(entry);
+		is_here &= listen_is_loopback(entry);
 	}
 	freeaddrinfo(list);
 	if (!is_here && !may_be_seen) {
@@ -279,11 +280,11 @@ static int kind_open(const struct export_uri *uri, struct listener *listener, st
 	rc = set_tcp_uri(listener, uri->protocol, uri->host, uri->port, error);
 	if (rc == 0 && uri->provider != NULL) {
 		listener->uri.provider = strdup(uri->provider);
-		rc = listener->uri.provider != NULL ? 0 : out_of_memory(error);
+		rc = listener->uri.provider != NULL ? 0 : listen_out_of_memory(error);
 	}
 	if (rc == 0 && may_be_seen) {
 		listener->uri.insecure_network = strdup(uri->insecure_network);
-		rc = listener->uri.insecure_network != NULL ? 0 : out_of_memory(error);
+		rc = listener->uri.insecure_network != NULL ? 0 : listen_out_of_memory(error);
 	}
 	return rc;
 }
@@ -366,7 +367,7 @@ static pid_t ended_listener(int fd)
  * Something has the name already. A socket file that nobody listens on is what a killed server
  * leaves behind: it is removed. 0 = try again.
  */
-static int remove_stale(const struct export_uri *uri, const union address *address,
+static int listen_remove_stale(const struct export_uri *uri, const union address *address,
 	socklen_t address_bytes, struct error *error)
 {
 	const char *path = uri->socket_path;
@@ -469,7 +470,7 @@ static int unix_bind(int fd, const struct export_uri *uri, struct error *error)
 	}
 	rc = -errno;
 	if (rc == -EADDRINUSE) {
-		rc = remove_stale(uri, &address, bytes, error);
+		rc = listen_remove_stale(uri, &address, bytes, error);
 		if (rc < 0 || bind(fd, &address.any, bytes) == 0) {
 			return rc;
 		}
@@ -510,12 +511,13 @@ static int set_unix_uri(struct listener *listener, const char *protocol, const c
 	}
 	listener->uri.socket_path = copy_bytes(path, path_bytes);
 	listener->uri.socket_path_bytes = path_bytes;
-	return listener->uri.socket_path != NULL ? 0 : out_of_memory(error);
+	return listener->uri.socket_path != NULL ? 0 : listen_out_of_memory(error);
 }
 
 /* Before it listens, so that nobody comes in by rights that the socket is not to have. Links are
  * not followed: who may write to the folder can put one there meanwhile. */
-static int set_rights(const struct export_uri *uri, struct listener *listener, struct error *error)
+static int listen_set_rights(
+	const struct export_uri *uri, struct listener *listener, struct error *error)
 {
 	const char *path = uri->socket_path;
 	char shown[URI_SHOWN_BYTES];
@@ -578,7 +580,7 @@ static int unix_open_locked(
 		listener->unlink_inode = st.st_ino;
 	}
 	if (rc == 0) {
-		rc = set_rights(uri, listener, error);
+		rc = listen_set_rights(uri, listener, error);
 	}
 	if (rc == 0 && listen(fd, SOMAXCONN) < 0) {
 		rc = error_set(error, -errno, "cannot listen on %s: %s", show_uri(uri, shown),
@@ -598,7 +600,7 @@ static int unix_open(const struct export_uri *uri, struct listener *listener, st
 
 /* --- all ------------------------------------------------------------------------------------- */
 
-static int open_once(const struct export_uri *uri, const struct session_kind *kind,
+static int listen_open_once(const struct export_uri *uri, const struct session_kind *kind,
 	struct listener *listener, struct error *error)
 {
 	int rc;
@@ -621,11 +623,11 @@ int listener_open(const struct export_uri *uri, const struct session_kind *kind,
 	struct listener *listener, struct error *error)
 {
 	const struct timespec pause = { .tv_nsec = BUSY_PAUSE_NS };
-	int rc = open_once(uri, kind, listener, error);
+	int rc = listen_open_once(uri, kind, listener, error);
 
 	for (int tries = 1; rc == -EADDRINUSE && tries < BUSY_TRIES_MAX; tries++) {
 		nanosleep(&pause, NULL);
-		rc = open_once(uri, kind, listener, error);
+		rc = listen_open_once(uri, kind, listener, error);
 	}
 	return rc;
 }
@@ -758,7 +760,7 @@ void listener_forget_path(struct listener *listener)
 }
 
 /* While the socket is open, no other file gets its inode number. */
-static void remove_own(const struct listener *listener)
+static void listen_remove_own(const struct listener *listener)
 {
 	int lock_fd = lock_folder(listener->unlink_path);
 	struct stat st;
@@ -773,7 +775,7 @@ static void remove_own(const struct listener *listener)
 void listener_close(struct listener *listener)
 {
 	if (listener->unlink_path != NULL) {
-		remove_own(listener);
+		listen_remove_own(listener);
 	}
 	close_sockets(listener);
 	free(listener->unlink_path);
@@ -781,7 +783,8 @@ void listener_close(struct listener *listener)
 	*listener = (struct listener){ 0 };
 }
 
-static void identify(struct peer_identity *identity, uint8_t family, const void *bytes, size_t len)
+static void listen_identify(
+	struct peer_identity *identity, uint8_t family, const void *bytes, size_t len)
 {
 	GMB_ASSERT(len < sizeof(identity->bytes));
 	identity->bytes[0] = family;
@@ -793,15 +796,15 @@ static void identify(struct peer_identity *identity, uint8_t family, const void 
 static void identify_ipv6(struct peer_identity *identity, const struct in6_addr *address)
 {
 	if (IN6_IS_ADDR_V4MAPPED(address)) {
-		identify(identity, AF_INET, address->s6_addr + 12, 4);
+		listen_identify(identity, AF_INET, address->s6_addr + 12, 4);
 	} else {
-		identify(identity, AF_INET6, address->s6_addr,
+		listen_identify(identity, AF_INET6, address->s6_addr,
 			IN6_IS_ADDR_LINKLOCAL(address) ? sizeof(address->s6_addr) : 8);
 	}
 }
 
 /* As rules of access compare it. */
-static void set_address(struct peer *peer, const union address *address)
+static void listen_set_address(struct peer *peer, const union address *address)
 {
 	if (address->any.sa_family == AF_INET) {
 		memset(peer->address + 10, 0xff, 2);
@@ -818,12 +821,12 @@ static void name_peer(struct peer *peer, const union address *address)
 
 	peer->family = address->any.sa_family;
 	if (peer->family == AF_INET) {
-		set_address(peer, address);
-		identify(&peer->identity, AF_INET, &address->ipv4.sin_addr, 4);
+		listen_set_address(peer, address);
+		listen_identify(&peer->identity, AF_INET, &address->ipv4.sin_addr, 4);
 		inet_ntop(AF_INET, &address->ipv4.sin_addr, host, sizeof(host));
 		snprintf(peer->text, sizeof(peer->text), "%s:%u", host, get_port(address));
 	} else if (peer->family == AF_INET6) {
-		set_address(peer, address);
+		listen_set_address(peer, address);
 		identify_ipv6(&peer->identity, &address->ipv6.sin6_addr);
 		inet_ntop(AF_INET6, &address->ipv6.sin6_addr, host, sizeof(host));
 		snprintf(peer->text, sizeof(peer->text), "[%s]:%u", host, get_port(address));
@@ -860,7 +863,7 @@ void listener_peer(int fd, struct peer *peer)
 	name_peer(peer, &address);
 	if (peer->family == AF_UNIX && stream_peer_credentials(fd, &peer->credentials)) {
 		peer->has_credentials = true;
-		identify(&peer->identity, AF_UNIX, &peer->credentials.uid,
+		listen_identify(&peer->identity, AF_UNIX, &peer->credentials.uid,
 			sizeof(peer->credentials.uid));
 		snprintf(peer->text, sizeof(peer->text), "unix:pid %d", peer->credentials.pid);
 	}

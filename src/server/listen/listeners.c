@@ -21,7 +21,7 @@ struct opening {
 };
 
 /* The scheme of a URI says which protocol is spoken on its listener. */
-static int find_kind(const struct opening *opening, const struct export_uri *uri,
+static int listeners_find_kind(const struct opening *opening, const struct export_uri *uri,
 	const struct session_kind **kind_out, struct error *error)
 {
 	char scheme[16];
@@ -40,7 +40,7 @@ static int find_kind(const struct opening *opening, const struct export_uri *uri
 }
 
 /* What the listener does about TLS; its URI says so. */
-static void set_tls(struct listener *listener, const struct server_tls *settings)
+static void listeners_set_tls(struct listener *listener, const struct server_tls *settings)
 {
 	static const struct server_tls none;
 
@@ -49,18 +49,18 @@ static void set_tls(struct listener *listener, const struct server_tls *settings
 }
 
 /* Opens the next listener. */
-static int open_listener(struct opening *opening, const struct export_uri *uri,
+static int listeners_open_listener(struct opening *opening, const struct export_uri *uri,
 	const struct server_tls *tls, struct error *error)
 {
 	struct listener *listener = &opening->listeners[opening->count];
 	const struct session_kind *kind;
-	int rc = find_kind(opening, uri, &kind, error);
+	int rc = listeners_find_kind(opening, uri, &kind, error);
 
 	if (rc == 0) {
 		rc = listener_open(uri, kind, listener, error);
 	}
 	if (rc == 0) {
-		set_tls(listener, tls);
+		listeners_set_tls(listener, tls);
 		opening->count++;
 	}
 	return rc;
@@ -71,8 +71,8 @@ static int adopted(struct opening *opening, struct error *error)
 {
 	struct listener *listener = &opening->listeners[opening->count++];
 
-	set_tls(listener, &opening->config->tls);
-	return find_kind(opening, &listener->uri, &listener->kind, error);
+	listeners_set_tls(listener, &opening->config->tls);
+	return listeners_find_kind(opening, &listener->uri, &listener->kind, error);
 }
 
 static int adopt_sockets(struct opening *opening, int count, struct error *error)
@@ -114,7 +114,8 @@ static bool is_wanted(const struct opening *opening, struct listener *listener)
 	return is_wanted;
 }
 
-static int adopt_passed(struct opening *opening, struct upgrade_take *take, struct error *error)
+static int listeners_adopt_passed(
+	struct opening *opening, struct upgrade_take *take, struct error *error)
 {
 	struct upgrade_socket socket;
 	int rc = 0;
@@ -156,7 +157,7 @@ static int open_default_listener(struct opening *opening, struct error *error)
 	if (rc < 0) {
 		return rc;
 	}
-	rc = open_listener(opening, &uri, &opening->config->tls, error);
+	rc = listeners_open_listener(opening, &uri, &opening->config->tls, error);
 	export_uri_fini(&uri);
 	return rc;
 }
@@ -180,7 +181,7 @@ static int adopt_settings(struct opening *opening, uint32_t adopted_count,
 				"their TLS differs",
 				entry->text);
 		}
-		set_tls(listener, &entry->tls);
+		listeners_set_tls(listener, &entry->tls);
 	}
 	return 0;
 }
@@ -197,7 +198,7 @@ static int open_configured(struct opening *opening, struct error *error)
 		int rc = adopt_settings(opening, adopted_count, entry, error);
 
 		if (rc == 0 && !is_served(opening, adopted_count, &entry->uri)) {
-			rc = open_listener(opening, &entry->uri, &entry->tls, error);
+			rc = listeners_open_listener(opening, &entry->uri, &entry->tls, error);
 		}
 		if (rc < 0) {
 			error_prefix(error, "%s", entry->origin);
@@ -228,7 +229,7 @@ int listeners_open(const struct server_config *config, struct upgrade_take *take
 	}
 	rc = adopt_sockets(&opening, adopted_count, error);
 	if (rc == 0) {
-		rc = adopt_passed(&opening, take, error);
+		rc = listeners_adopt_passed(&opening, take, error);
 	}
 	if (rc == 0) {
 		rc = open_configured(&opening, error);

@@ -62,13 +62,13 @@ static bool place_of_socket(int fd, struct bound *place)
 	return true;
 }
 
-static bool is_wildcard(const struct bound *place)
+static bool reach_is_wildcard(const struct bound *place)
 {
 	return place->family == AF_INET ? place->ipv4.s_addr == htonl(INADDR_ANY)
 					: IN6_IS_ADDR_UNSPECIFIED(&place->ipv6);
 }
 
-static bool is_loopback(const struct bound *place)
+static bool reach_is_loopback(const struct bound *place)
 {
 	return place->family == AF_INET ? ntohl(place->ipv4.s_addr) >> 24 == IN_LOOPBACKNET
 					: IN6_IS_ADDR_LOOPBACK(&place->ipv6);
@@ -82,9 +82,9 @@ static bool place_covers(const struct bound *open, const struct bound *wanted)
 		return false;
 	}
 	if (open->family != wanted->family) {
-		return open->takes_ipv4 && is_wildcard(open);
+		return open->takes_ipv4 && reach_is_wildcard(open);
 	}
-	if (is_wildcard(open)) {
+	if (reach_is_wildcard(open)) {
 		return true;
 	}
 	return open->family == AF_INET ? open->ipv4.s_addr == wanted->ipv4.s_addr
@@ -231,7 +231,7 @@ struct export_uri reach_with_port(const struct export_uri *uri, const struct lis
 static bool is_exposed(const struct listener *listener, uint32_t idx, struct bound *place)
 {
 	return listener->settings->mode != TLS_REQUIRE &&
-	       place_of_socket(listener->fds[idx], place) && !is_loopback(place);
+	       place_of_socket(listener->fds[idx], place) && !reach_is_loopback(place);
 }
 
 /* True when one of the first count sockets, counted through all listeners, is as open on the port.
@@ -243,8 +243,8 @@ static bool warned_before(
 
 	for (uint32_t i = 0; count > 0; i++) {
 		for (uint32_t k = 0; k < listeners[i].fd_count && count > 0; k++, count--) {
-			if (is_exposed(&listeners[i], k, &other) && is_wildcard(&other) &&
-				is_wildcard(place) && other.port == place->port) {
+			if (is_exposed(&listeners[i], k, &other) && reach_is_wildcard(&other) &&
+				reach_is_wildcard(place) && other.port == place->port) {
 				return true;
 			}
 		}
@@ -252,14 +252,15 @@ static bool warned_before(
 	return false;
 }
 
-static void warn(const struct listener *listener, const struct bound *place, bool admits_all)
+static void listen_reach_warn(
+	const struct listener *listener, const struct bound *place, bool admits_all)
 {
 	const char *clear =
 		listener->settings->mode == TLS_ON ? "TLS is not required" : "there is no TLS";
 	const char *on_the_way = "what clients send and receive can be read and changed on the way";
 	char host[INET6_ADDRSTRLEN] = "?";
 
-	if (is_wildcard(place)) {
+	if (reach_is_wildcard(place)) {
 		log_warning("port %u is open to the whole network, and %s: %s; see --tls",
 			place->port, clear,
 			admits_all ? "whoever reaches this machine can use the disks" : on_the_way);
@@ -282,7 +283,7 @@ void reach_warn(const struct listener *listeners, uint32_t listener_count, bool 
 		for (uint32_t k = 0; k < listeners[i].fd_count; k++, seen++) {
 			if (is_exposed(&listeners[i], k, &place) &&
 				!warned_before(listeners, seen, &place)) {
-				warn(&listeners[i], &place, admits_all);
+				listen_reach_warn(&listeners[i], &place, admits_all);
 			}
 		}
 	}

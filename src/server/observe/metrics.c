@@ -41,7 +41,7 @@ enum metric_value {
 /* --- lines --------------------------------------------------------------------------------- */
 
 /* name: without the prefix and a counter's suffix. unit: its last word, or NULL. */
-static void write_head(const struct writer *w, const char *name, enum metric_type type,
+static void metrics_write_head(const struct writer *w, const char *name, enum metric_type type,
 	const char *unit, const char *help)
 {
 	static const char *const types[] = { "counter", "gauge", "histogram" };
@@ -263,7 +263,8 @@ static void write_server(const struct writer *w)
 		const struct subject subject = { .labels = metric->labels };
 
 		if (metric->help != NULL) {
-			write_head(w, metric->name, metric->type, metric->unit, metric->help);
+			metrics_write_head(
+				w, metric->name, metric->type, metric->unit, metric->help);
 		}
 		write_sample(w, metric->name, metric->type, &subject, metric->kind,
 			*(const uint64_t *)((const char *)w->summary + metric->offset));
@@ -276,7 +277,8 @@ static void write_exports(const struct writer *w)
 		const struct metric *metric = &export_metrics[i];
 
 		if (metric->help != NULL) {
-			write_head(w, metric->name, metric->type, metric->unit, metric->help);
+			metrics_write_head(
+				w, metric->name, metric->type, metric->unit, metric->help);
 		}
 		for (uint32_t k = 0; k < w->summary->view->export_count; k++) {
 			const struct subject subject =
@@ -296,9 +298,10 @@ static void write_process(const struct writer *w)
 	const struct subject build = { .labels = "version=\"" GMBLOCK_VERSION "\"" };
 	const struct subject nothing = { .labels = "" };
 
-	write_head(w, "build_info", METRIC_GAUGE, NULL, "The version of the server");
+	metrics_write_head(w, "build_info", METRIC_GAUGE, NULL, "The version of the server");
 	write_sample(w, "build_info", METRIC_GAUGE, &build, VALUE_COUNT, 1);
-	write_head(w, "uptime_seconds", METRIC_GAUGE, "seconds", "Time since the server started");
+	metrics_write_head(
+		w, "uptime_seconds", METRIC_GAUGE, "seconds", "Time since the server started");
 	write_sample(w, "uptime_seconds", METRIC_GAUGE, &nothing, VALUE_NS,
 		w->summary->at_ns - w->summary->view->start_ns);
 }
@@ -308,7 +311,7 @@ static void write_rules(const struct writer *w)
 	uint32_t count = rate_rules_count(w->summary->view->rate_rules);
 
 	if (count > 0) {
-		write_head(w, "rule_identities", METRIC_GAUGE, NULL,
+		metrics_write_head(w, "rule_identities", METRIC_GAUGE, NULL,
 			"Identities with connections that go by a rule of rates, which is named by "
 			"its place in the configuration, from 1");
 	}
@@ -339,7 +342,7 @@ static void write_arenas(const struct writer *w)
 		char name[NAME_BYTES];
 
 		snprintf(name, sizeof(name), "arena_%s", counter->name);
-		write_head(w, name, type, units[counter->unit], counter->help);
+		metrics_write_head(w, name, type, units[counter->unit], counter->help);
 		for (size_t i = 0; i < ARRAY_COUNT(arenas); i++) {
 			const struct subject subject = { "kind", arenas[i]->kind,
 				arenas[i]->kind != NULL ? strlen(arenas[i]->kind) : 0, "" };
@@ -357,7 +360,7 @@ static void write_overlaps(const struct writer *w)
 {
 	static const char name[] = "export_overlap_early_ratio";
 
-	write_head(w, name, METRIC_GAUGE, "ratio",
+	metrics_write_head(w, name, METRIC_GAUGE, "ratio",
 		"How early the parts of a request complete: 0 all at its end, 0.5 evenly");
 	for (uint32_t i = 0; i < w->summary->view->export_count; i++) {
 		const struct path_export *path = &w->summary->exports[i].path;
@@ -404,7 +407,8 @@ static void write_layer_counter(
 				continue;
 			}
 			if (!has_head) {
-				write_head(w, name, type, units[counter->unit], counter->help);
+				metrics_write_head(
+					w, name, type, units[counter->unit], counter->help);
 				has_head = true;
 			}
 			write_sample(w, name, type, &subject,
@@ -430,7 +434,7 @@ static void write_layers(const struct writer *w)
 
 static void write_errors(const struct writer *w)
 {
-	write_head(w, "export_errors", METRIC_COUNTER, NULL,
+	metrics_write_head(w, "export_errors", METRIC_COUNTER, NULL,
 		"Requests that the disk failed, by the error");
 	for (uint32_t i = 0; i < w->summary->view->export_count; i++) {
 		for (uint32_t slot = 0; slot < PATH_ERROR_COUNT; slot++) {
@@ -535,7 +539,7 @@ static bool add_sizes(const struct path_operation *operation, struct path_stats 
 
 static void write_export_family(const struct writer *w, const struct family *family)
 {
-	write_head(w, family->name, family->type, family->unit, family->help);
+	metrics_write_head(w, family->name, family->type, family->unit, family->help);
 	for (uint32_t i = 0; i < w->summary->view->export_count; i++) {
 		for (int op = 0; op < STORE_OP_COUNT; op++) {
 			char labels[LABELS_BYTES];
@@ -556,7 +560,7 @@ static void write_phases(const struct writer *w)
 	static const char *const names[PATH_STATE_FIN] = { "wait", "disk", "overlap", "network" };
 	static const char name[] = "request_phase_seconds";
 
-	write_head(w, name, METRIC_HISTOGRAM, "seconds",
+	metrics_write_head(w, name, METRIC_HISTOGRAM, "seconds",
 		"Time that requests were in a phase: waiting for memory, turn or payload; only the "
 		"disk at work; disk and network at work; only the network at work");
 	for (uint32_t i = 0; i < w->summary->view->export_count; i++) {
@@ -589,7 +593,7 @@ static void write_clients(const struct writer *w)
 {
 	const struct summary *summary = w->summary;
 
-	write_head(w, "client_connections", METRIC_GAUGE, NULL, "Connections of a client");
+	metrics_write_head(w, "client_connections", METRIC_GAUGE, NULL, "Connections of a client");
 	for (uint32_t i = 0; i < summary->client_count; i++) {
 		const struct subject subject = of_client(&summary->clients[i], "");
 
@@ -599,7 +603,7 @@ static void write_clients(const struct writer *w)
 	for (size_t k = 0; k < ARRAY_COUNT(client_families); k++) {
 		const struct family *family = &client_families[k];
 
-		write_head(w, family->name, family->type, family->unit, family->help);
+		metrics_write_head(w, family->name, family->type, family->unit, family->help);
 		for (uint32_t i = 0; i < summary->client_count; i++) {
 			const struct summary_client *client = &summary->clients[i];
 

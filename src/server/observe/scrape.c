@@ -35,7 +35,7 @@ struct scrape {
 
 /* --- the address --------------------------------------------------------------------------- */
 
-static int take_parameter(
+static int scrape_take_parameter(
 	struct export_uri *uri, struct uri_parameter *parameter, struct error *error)
 {
 	char shown[SHOWN_BYTES];
@@ -56,7 +56,7 @@ static int take_parameter(
 	return 0;
 }
 
-static int take_parts(struct export_uri *uri, struct uri *parts, struct error *error)
+static int scrape_take_parts(struct export_uri *uri, struct uri *parts, struct error *error)
 {
 	struct uri_parameter parameter;
 	int rc;
@@ -77,7 +77,7 @@ static int take_parts(struct export_uri *uri, struct uri *parts, struct error *e
 		return error_set(error, -EINVAL, "a port is needed, as in http://127.0.0.1:9464");
 	}
 	while ((rc = uri_next_parameter(&parts->query, &parameter, error)) == 1) {
-		rc = take_parameter(uri, &parameter, error);
+		rc = scrape_take_parameter(uri, &parameter, error);
 		uri_parameter_fini(&parameter);
 		if (rc < 0) {
 			break;
@@ -102,7 +102,7 @@ int scrape_uri_parse(const char *text, struct export_uri *uri, struct error *err
 				   "write http://HOST:PORT or http+unix:///?socket=PATH");
 
 	if (rc == 0) {
-		rc = take_parts(&parsed, &parts, error);
+		rc = scrape_take_parts(&parsed, &parts, error);
 	}
 	uri_fini(&parts);
 	if (rc < 0) {
@@ -113,7 +113,7 @@ int scrape_uri_parse(const char *text, struct export_uri *uri, struct error *err
 	return 0;
 }
 
-static bool is_loopback(int fd)
+static bool scrape_is_loopback(int fd)
 {
 	struct sockaddr_storage address = { 0 };
 	struct sockaddr_in ipv4;
@@ -140,7 +140,7 @@ static int check_reach(
 	bool is_here = true;
 
 	for (uint32_t i = 0; i < listener->fd_count && !uri->is_unix; i++) {
-		is_here = is_here && is_loopback(listener->fds[i]);
+		is_here = is_here && scrape_is_loopback(listener->fds[i]);
 	}
 	if (!is_here && !may_be_seen) {
 		return error_set(error, -EACCES,
@@ -152,7 +152,7 @@ static int check_reach(
 }
 
 /* The sockets of the process before this one that are of the address; others are closed. */
-static int adopt_passed(const struct export_uri *uri, struct upgrade_take *take,
+static int scrape_adopt_passed(const struct export_uri *uri, struct upgrade_take *take,
 	struct listener *listener, struct error *error)
 {
 	struct upgrade_socket socket;
@@ -183,10 +183,10 @@ static int adopt_passed(const struct export_uri *uri, struct upgrade_take *take,
 }
 
 /* No socket: they do not make up the address. */
-static int take_over(const struct export_uri *uri, struct upgrade_take *take,
+static int scrape_take_over(const struct export_uri *uri, struct upgrade_take *take,
 	struct listener *listener, struct error *error)
 {
-	int rc = adopt_passed(uri, take, listener, error);
+	int rc = scrape_adopt_passed(uri, take, listener, error);
 	struct export_uri wanted = reach_with_port(uri, listener);
 
 	if (rc == 0 && listener->fd_count > 0 && !reach_covers(listener, 1, &wanted)) {
@@ -208,7 +208,7 @@ int scrape_listen(
 	}
 	rc = scrape_uri_parse(text, &uri, error);
 	if (rc == 0) {
-		rc = take_over(&uri, take, listener, error);
+		rc = scrape_take_over(&uri, take, listener, error);
 	}
 	if (rc == 0 && listener->fd_count == 0) {
 		rc = listener_open(&uri, NULL, listener, error);
@@ -249,7 +249,7 @@ static int make_text(struct scrape *scrape, bool openmetrics, struct error *erro
 	return 0;
 }
 
-static int get(void *context, bool openmetrics, const char **text_out, size_t *bytes_out,
+static int scrape_get(void *context, bool openmetrics, const char **text_out, size_t *bytes_out,
 	struct error *error)
 {
 	struct scrape *scrape = context;
@@ -271,7 +271,7 @@ static const struct control_page page = {
 	.path = "/metrics",
 	.type = METRICS_TEXT_TYPE,
 	.openmetrics_type = METRICS_OPENMETRICS_TYPE,
-	.get = get,
+	.get = scrape_get,
 };
 
 /* --- life ---------------------------------------------------------------------------------- */

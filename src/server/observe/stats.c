@@ -16,7 +16,7 @@ enum {
 
 /* --- the document -------------------------------------------------------------------------- */
 
-static json_t *us(uint64_t ns)
+static json_t *observe_stats_us(uint64_t ns)
 {
 	return json_real((double)ns / 1000);
 }
@@ -48,7 +48,8 @@ static json_t *buckets_json(const struct path_stats *stats)
 
 			json_array_append_new(
 				list, json_pack("[o, I]",
-					      limit_ns == UINT64_MAX ? json_null() : us(limit_ns),
+					      limit_ns == UINT64_MAX ? json_null()
+								     : observe_stats_us(limit_ns),
 					      (json_int_t)stats->latency[i]));
 		}
 	}
@@ -60,10 +61,11 @@ static json_t *operation_json(const struct path_stats *stats, int op)
 {
 	json_t *latency = json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "mean",
 		per_request_us(stats->total_ns, stats->count), "p50",
-		us(path_stats_quantile_ns(stats, 500000)), "p90",
-		us(path_stats_quantile_ns(stats, 900000)), "p99",
-		us(path_stats_quantile_ns(stats, 990000)), "p99_9",
-		us(path_stats_quantile_ns(stats, 999000)), "max", us(stats->max_ns));
+		observe_stats_us(path_stats_quantile_ns(stats, 500000)), "p90",
+		observe_stats_us(path_stats_quantile_ns(stats, 900000)), "p99",
+		observe_stats_us(path_stats_quantile_ns(stats, 990000)), "p99_9",
+		observe_stats_us(path_stats_quantile_ns(stats, 999000)), "max",
+		observe_stats_us(stats->max_ns));
 	json_t *states = json_object();
 	json_t *whole = counters_json(&path_stats_counter_table, stats);
 
@@ -328,7 +330,7 @@ json_t *stats_document(const struct server_view *view, int *code)
 	return document;
 }
 
-static void describe(json_t *all, const struct counter_table *table)
+static void observe_stats_describe(json_t *all, const struct counter_table *table)
 {
 	static const char *const units[] = { "", "bytes", "nanoseconds" };
 	static const char *const kinds[] = { "total", "now" };
@@ -353,11 +355,11 @@ json_t *stats_counters(void)
 	json_t *all = json_array();
 
 	for (size_t i = 0; i < ARRAY_COUNT(tables); i++) {
-		describe(all, tables[i]);
+		observe_stats_describe(all, tables[i]);
 	}
 	for (uint32_t i = 0; (kind = store_kind_at(i)) != NULL; i++) {
 		if (kind->ops->counters != NULL) {
-			describe(all, kind->ops->counters);
+			observe_stats_describe(all, kind->ops->counters);
 		}
 	}
 	return json_pack("{s:o}", "counters", all);

@@ -16,7 +16,7 @@ static void *sum_of(struct summary *summary, void *sum, size_t bytes)
 	return sum;
 }
 
-static void add_operations(
+static void summary_add_operations(
 	struct summary *summary, struct path_export *sum, const struct path_export *measured)
 {
 	for (int op = 0; op < STORE_OP_COUNT; op++) {
@@ -60,7 +60,7 @@ static void add_layers(
 	}
 }
 
-static void add_export(
+static void summary_add_export(
 	struct summary *summary, const struct engine_export *entry, struct summary_export *sum)
 {
 	const struct path_export *measured = &entry->path;
@@ -68,7 +68,7 @@ static void add_export(
 	counter_table_add(&rate_counter_table, &sum->rate, &entry->rate.counters);
 	counter_table_add(&path_quota_counter_table, &sum->memory, &entry->memory);
 	counter_table_add(&path_export_counter_table, &sum->path, measured);
-	add_operations(summary, &sum->path, measured);
+	summary_add_operations(summary, &sum->path, measured);
 	add_layers(summary, sum, measured->queue);
 	keep_fastest(&sum->path.reads, &sum->read_rate, &measured->reads,
 		store_rate(measured->queue, STORE_READ));
@@ -133,7 +133,7 @@ static void inspect(struct engine *engine, void *context)
 			engine_export_entry(engine, summary->view->exports[i], &hint);
 
 		if (entry != NULL) {
-			add_export(summary, entry, &summary->exports[i]);
+			summary_add_export(summary, entry, &summary->exports[i]);
 		}
 	}
 	list_for_each(node, &engine->clients)
@@ -144,7 +144,7 @@ static void inspect(struct engine *engine, void *context)
 }
 
 /* What needs no reactor. */
-static void look_at(struct summary_export *sum, const struct export *export)
+static void summary_look_at(struct summary_export *sum, const struct export *export)
 {
 	struct rate_limits limits;
 
@@ -173,7 +173,7 @@ int summary_collect(const struct server_view *view, struct summary *summary)
 		}
 	}
 	for (uint32_t i = 0; i < view->export_count; i++) {
-		look_at(&summary->exports[i], view->exports[i]);
+		summary_look_at(&summary->exports[i], view->exports[i]);
 	}
 	summary->at_ns = clock_now_ns();
 	return summary->short_of_memory ? -ENOMEM : 0;

@@ -82,7 +82,7 @@ static int take_operations(const json_t *value, uint32_t *ops, struct error *err
 	return *ops == 0 ? bad_argument(error, "operations") : 0;
 }
 
-static int take_export(const struct tracing *tracing, const json_t *value,
+static int tracing_take_export(const struct tracing *tracing, const json_t *value,
 	struct path_trace_name *export, struct error *error)
 {
 	const char *name = json_string_value(value);
@@ -124,7 +124,7 @@ static int take_arguments(const struct tracing *tracing, const json_t *arguments
 		} else if (strcmp(key, "operations") == 0) {
 			rc = take_operations(value, &options->ops, error);
 		} else if (strcmp(key, "export") == 0) {
-			rc = take_export(tracing, value, &options->export, error);
+			rc = tracing_take_export(tracing, value, &options->export, error);
 		} else {
 			rc = error_set(error, -EINVAL, "unknown argument \"%s\"",
 				log_escape(shown, sizeof(shown), key, strlen(key)));
@@ -153,7 +153,7 @@ static void count_ended(void *context)
 }
 
 /* On a reactor's thread, while the main thread waits. */
-static void arm(struct engine *engine, void *context)
+static void tracing_arm(struct engine *engine, void *context)
 {
 	path_set_trace(engine->path, context);
 }
@@ -162,7 +162,7 @@ static void arm(struct engine *engine, void *context)
 static void disarm(struct tracing *tracing, uint32_t count)
 {
 	for (uint32_t i = 0; i < count; i++) {
-		if (reactor_call(tracing->view->reactors[i], arm, NULL) < 0) {
+		if (reactor_call(tracing->view->reactors[i], tracing_arm, NULL) < 0) {
 			tracing->recorders[i] = NULL; /* the reactor still uses it: it stays */
 		}
 	}
@@ -171,7 +171,7 @@ static void disarm(struct tracing *tracing, uint32_t count)
 }
 
 /* Arms the recorders. */
-static int begin(struct tracing *tracing, const json_t *arguments, struct error *error)
+static int tracing_begin(struct tracing *tracing, const json_t *arguments, struct error *error)
 {
 	struct path_trace_options options = {
 		.ops = BIT(STORE_OP_COUNT) - 1,
@@ -199,7 +199,8 @@ static int begin(struct tracing *tracing, const json_t *arguments, struct error 
 	tracing->wanted = options.request_max;
 	atomic_store_explicit(&tracing->ended_count, 0, memory_order_relaxed);
 	while (armed < tracing->view->reactor_count && rc == 0) {
-		rc = reactor_call(tracing->view->reactors[armed], arm, tracing->recorders[armed]);
+		rc = reactor_call(
+			tracing->view->reactors[armed], tracing_arm, tracing->recorders[armed]);
 		armed += rc == 0;
 	}
 	if (rc < 0) {
@@ -279,7 +280,7 @@ static json_t *request_json(const struct path_trace_request *record)
 		(json_int_t)record->parts_more);
 }
 
-static int compare_times(uint64_t a, uint64_t b)
+static int tracing_compare_times(uint64_t a, uint64_t b)
 {
 	return a < b ? -1 : a > b;
 }
@@ -289,7 +290,8 @@ static int compare_ends(const void *a, const void *b)
 	const struct path_trace_request *const *left = a;
 	const struct path_trace_request *const *right = b;
 
-	return compare_times((*left)->edge_ns[PATH_STATE_FIN], (*right)->edge_ns[PATH_STATE_FIN]);
+	return tracing_compare_times(
+		(*left)->edge_ns[PATH_STATE_FIN], (*right)->edge_ns[PATH_STATE_FIN]);
 }
 
 static int compare_begins(const void *a, const void *b)
@@ -297,12 +299,14 @@ static int compare_begins(const void *a, const void *b)
 	const struct path_trace_request *const *left = a;
 	const struct path_trace_request *const *right = b;
 
-	return compare_times((*left)->edge_ns[PATH_STATE_INIT], (*right)->edge_ns[PATH_STATE_INIT]);
+	return tracing_compare_times(
+		(*left)->edge_ns[PATH_STATE_INIT], (*right)->edge_ns[PATH_STATE_INIT]);
 }
 
 /* The first that ended over all reactors, at most as many as are wanted, in the order in which they
  * began. NULL: no memory. */
-static const struct path_trace_request **collect(const struct tracing *tracing, size_t *count_out)
+static const struct path_trace_request **tracing_collect(
+	const struct tracing *tracing, size_t *count_out)
 {
 	size_t room = (size_t)tracing->wanted * tracing->view->reactor_count;
 	const struct path_trace_request **records = calloc(MAX(room, (size_t)1), sizeof(*records));
@@ -332,7 +336,7 @@ static void reply(struct tracing *tracing, const char *ended)
 {
 	struct control_client *client = tracing->client;
 	size_t count = 0;
-	const struct path_trace_request **records = collect(tracing, &count);
+	const struct path_trace_request **records = tracing_collect(tracing, &count);
 	json_t *requests = records != NULL ? json_array() : NULL;
 
 	for (size_t i = 0; i < count; i++) {
@@ -352,7 +356,7 @@ static void begin_trace(void *context, struct control_client *client, const json
 {
 	struct tracing *tracing = context;
 	struct error error;
-	int rc = begin(tracing, arguments, &error);
+	int rc = tracing_begin(tracing, arguments, &error);
 
 	if (rc < 0) {
 		control_fail(client, rc, error.text);

@@ -10,7 +10,7 @@ static const char origin[] = "gmblock export add";
 /* --- writing --------------------------------------------------------------------------------- */
 
 /* Appends both as one string; false: there is no room. */
-static bool put(
+static bool added_put(
 	char out[UPGRADE_STRINGS_BYTES_MAX], size_t *used, const char *prefix, const char *text)
 {
 	size_t prefix_bytes = strlen(prefix);
@@ -29,13 +29,14 @@ int upgrade_added_write(const struct server_export *about, char out[UPGRADE_STRI
 {
 	size_t used = 0;
 	bool fits = about->settings.count <= UPGRADE_SETTINGS_MAX &&
-		    put(out, &used, "", about->name) && put(out, &used, "", about->path);
+		    added_put(out, &used, "", about->name) &&
+		    added_put(out, &used, "", about->path);
 
 	for (uint32_t i = 0; fits && i < about->settings.count; i++) {
 		const struct server_setting *setting = &about->settings.list[i];
 
-		fits = put(out, &used, "", setting->key) &&
-		       put(out, &used, setting->value != NULL ? "=" : "",
+		fits = added_put(out, &used, "", setting->key) &&
+		       added_put(out, &used, setting->value != NULL ? "=" : "",
 			       setting->value != NULL ? setting->value : "");
 	}
 	return fits ? (int)used : -E2BIG;

@@ -10,7 +10,7 @@
 
 enum { LIST_BYTES = 200 };
 
-static void foresee(struct engine *engine, void *context)
+static void fate_foresee(struct engine *engine, void *context)
 {
 	engine_foresee(engine, context);
 }
@@ -20,7 +20,7 @@ int upgrade_foresee(struct reactor *const *reactors, uint32_t reactor_count,
 {
 	*fate = (struct engine_fate){ 0 };
 	for (uint32_t i = 0; i < reactor_count; i++) {
-		int rc = reactor_call(reactors[i], foresee, fate);
+		int rc = reactor_call(reactors[i], fate_foresee, fate);
 
 		if (rc < 0) {
 			return error_set(error, rc, "%s", server_call_error(rc));
@@ -39,7 +39,7 @@ uint32_t upgrade_fate_ends(const struct engine_fate *fate, bool in_handshake)
 	return count;
 }
 
-static void add(char list[LIST_BYTES], const char *what, uint32_t count)
+static void fate_add(char list[LIST_BYTES], const char *what, uint32_t count)
 {
 	size_t used = strlen(list);
 
@@ -57,11 +57,11 @@ static void list_ends(const struct engine_fate *fate, bool in_handshake, char li
 		const struct session_kind *kind = fate->end[i].kind;
 
 		/* Of a kind that can be passed, only sessions with such a layer cannot. */
-		add(list,
+		fate_add(list,
 			kind->can_pass != NULL ? "TLS whose records the server makes" : kind->name,
 			fate->end[i].count);
 	}
-	add(list, "no export chosen yet", in_handshake ? fate->handshakes : 0);
+	fate_add(list, "no export chosen yet", in_handshake ? fate->handshakes : 0);
 }
 
 json_t *upgrade_fate_json(const struct engine_fate *fate)

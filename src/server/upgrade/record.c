@@ -24,7 +24,7 @@ enum {
 static const char magic[] = "gmblock start 1";
 
 /* All of a small file, with a zero behind it; to be freed. -EFBIG: it is longer. */
-static int read_file(int fd, size_t bytes_max, char **text_out, size_t *bytes_out)
+static int record_read_file(int fd, size_t bytes_max, char **text_out, size_t *bytes_out)
 {
 	char *text = malloc(bytes_max + 1);
 	size_t used = 0;
@@ -49,7 +49,7 @@ static int read_file(int fd, size_t bytes_max, char **text_out, size_t *bytes_ou
 static int read_path(const char *path, size_t bytes_max, char **text_out, size_t *bytes_out)
 {
 	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-	int rc = fd < 0 ? -errno : read_file(fd, bytes_max, text_out, bytes_out);
+	int rc = fd < 0 ? -errno : record_read_file(fd, bytes_max, text_out, bytes_out);
 
 	if (fd >= 0) {
 		close(fd);

@@ -102,7 +102,7 @@ static void take_free(struct upgrade_take *take)
 }
 
 /* One more of so many elements, all zero; the room doubles with powers of two. NULL: no memory. */
-static void *grow(void **array, uint32_t *count, size_t element_bytes)
+static void *take_grow(void **array, uint32_t *count, size_t element_bytes)
 {
 	uint32_t room = *count == 0 ? 1 : 2 * *count;
 	void *grown = *array;
@@ -136,7 +136,7 @@ static int keep_socket(
 
 	if ((message->flags & UPGRADE_IS_CONTROL) == 0) {
 		socket = take->socket_count < SOCKETS_MAX
-				 ? grow(&sockets, &take->socket_count, sizeof(*take->sockets))
+				 ? take_grow(&sockets, &take->socket_count, sizeof(*take->sockets))
 				 : NULL;
 		take->sockets = sockets;
 	} else if (take->control.fd >= 0) {
@@ -167,7 +167,7 @@ static int keep_export(
 			strerror(-rc));
 	}
 	if (take->export_count < SERVER_EXPORTS_MAX) {
-		entry = grow(&exports, &take->export_count, sizeof(*take->exports));
+		entry = take_grow(&exports, &take->export_count, sizeof(*take->exports));
 		take->exports = exports;
 	}
 	if (entry != NULL) {
@@ -191,7 +191,8 @@ static int keep_export(
 }
 
 /* The next message; FAILED is an error. */
-static int receive(struct upgrade_take *take, struct upgrade_message *message, struct error *error)
+static int take_receive(
+	struct upgrade_take *take, struct upgrade_message *message, struct error *error)
 {
 	int rc = upgrade_receive(take->channel, ANSWER_MS, take->bytes, message, error);
 
@@ -232,7 +233,7 @@ static int receive_all(struct upgrade_take *take, struct server_config *config, 
 	int rc;
 
 	for (;;) {
-		rc = receive(take, &message, error);
+		rc = take_receive(take, &message, error);
 		if (rc < 0 || message.type == UPGRADE_PREPARE) {
 			return rc;
 		}
@@ -318,7 +319,7 @@ int upgrade_take_find(
 
 /* The user of the process that has made the connection: nobody gets more rights by an upgrade, and
  * what the old process says is read without the rights that it does not have. */
-static int check_user(const struct upgrade_take *take, struct error *error)
+static int take_check_user(const struct upgrade_take *take, struct error *error)
 {
 	struct ucred peer;
 	socklen_t bytes = sizeof(peer);
@@ -340,7 +341,7 @@ int upgrade_take_begin(struct upgrade_take *take, struct server_config *config, 
 	const struct upgrade_message hello = {
 		.type = UPGRADE_HELLO, .fd = -1, .pid = (uint32_t)getpid()
 	};
-	int rc = check_user(take, error);
+	int rc = take_check_user(take, error);
 
 	if (rc < 0) {
 		return rc;
@@ -402,7 +403,7 @@ const struct store_claim *upgrade_take_disk(
 	return NULL;
 }
 
-static const struct served *find(
+static const struct served *take_find(
 	const struct upgrade_taker *taker, const char *name, uint32_t name_bytes, uint32_t index)
 {
 	uint32_t count = taker->exports->count;
@@ -418,7 +419,7 @@ static const struct served *find(
 	return NULL;
 }
 
-static bool is_same_disk(const struct export *export, const struct before *before)
+static bool take_is_same_disk(const struct export *export, const struct before *before)
 {
 	struct store_claim claim;
 
@@ -435,8 +436,8 @@ static int refuse_disk(const struct upgrade_taker *taker, const char *name, uint
 	return error_set(error, -EBUSY,
 		"the export \"%s\" has connections (%u), and the new process %s",
 		log_escape(shown, sizeof(shown), name, name_bytes), session_count,
-		find(taker, name, name_bytes, 0) == NULL ? "does not serve it"
-							 : "serves another disk by that name");
+		take_find(taker, name, name_bytes, 0) == NULL ? "does not serve it"
+							      : "serves another disk by that name");
 }
 
 static int check_exports(
@@ -444,9 +445,9 @@ static int check_exports(
 {
 	for (uint32_t i = 0; i < take->export_count; i++) {
 		struct before *before = &take->exports[i];
-		const struct served *served = find(taker, before->name, before->name_bytes, i);
+		const struct served *served = take_find(taker, before->name, before->name_bytes, i);
 
-		before->same = served != NULL && is_same_disk(served->export, before)
+		before->same = served != NULL && take_is_same_disk(served->export, before)
 				       ? served->export
 				       : NULL;
 		if (before->same == NULL && before->session_count > 0) {
@@ -486,16 +487,16 @@ static void keep_epochs(const struct upgrade_take *take)
 
 /* --- sessions -------------------------------------------------------------------------------- */
 
-static void pause_engine(struct engine *engine, void *context)
+static void take_pause_engine(struct engine *engine, void *context)
 {
 	GMB_UNUSED(context);
 	(void)engine_pause(engine);
 }
 
-static int pause_all(const struct upgrade_taker *taker, struct error *error)
+static int take_pause_all(const struct upgrade_taker *taker, struct error *error)
 {
 	for (uint32_t i = 0; i < taker->reactor_count; i++) {
-		int rc = reactor_call(taker->reactors[i], pause_engine, NULL);
+		int rc = reactor_call(taker->reactors[i], take_pause_engine, NULL);
 
 		if (rc < 0) {
 			return error_set(error, rc, "%s", server_call_error(rc));
@@ -504,7 +505,7 @@ static int pause_all(const struct upgrade_taker *taker, struct error *error)
 	return 0;
 }
 
-static const struct session_kind *find_kind(
+static const struct session_kind *take_find_kind(
 	const struct upgrade_taker *taker, const struct session_record *record)
 {
 	for (uint32_t i = 0; i < taker->kind_count; i++) {
@@ -518,7 +519,7 @@ static const struct session_kind *find_kind(
 	return NULL;
 }
 
-static void *append(uint8_t **at, const void *bytes, size_t count)
+static void *take_append(uint8_t **at, const void *bytes, size_t count)
 {
 	void *copy = *at;
 
@@ -540,7 +541,7 @@ static int keep_late(struct upgrade_take *take, const struct session_kind *kind,
 	void *list = take->late;
 	uint8_t *bytes = malloc(MAX(byte_count, (size_t)1));
 	struct late_session *late =
-		bytes != NULL ? grow(&list, &take->late_count, sizeof(*take->late)) : NULL;
+		bytes != NULL ? take_grow(&list, &take->late_count, sizeof(*take->late)) : NULL;
 
 	take->late = list;
 	if (late == NULL) {
@@ -552,10 +553,10 @@ static int keep_late(struct upgrade_take *take, const struct session_kind *kind,
 		.fd = message->fd,
 		.byte_count = byte_count,
 		.bytes = bytes };
-	late->record.export = append(&bytes, record->export, record->export_bytes);
-	late->record.token = append(&bytes, record->token, record->token_bytes);
-	late->record.bytes = append(&bytes, record->bytes, record->byte_count);
-	late->record.later[0].bytes = append(&bytes, later->bytes, later->count);
+	late->record.export = take_append(&bytes, record->export, record->export_bytes);
+	late->record.token = take_append(&bytes, record->token, record->token_bytes);
+	late->record.bytes = take_append(&bytes, record->bytes, record->byte_count);
+	late->record.later[0].bytes = take_append(&bytes, later->bytes, later->count);
 	return 0;
 }
 
@@ -592,7 +593,8 @@ static int adopt_late(
 	for (uint32_t i = 0; i < take->late_count; i++) {
 		struct late_session *late = &take->late[i];
 		const struct session_record *record = &late->record;
-		const struct served *served = find(taker, record->export, record->export_bytes, 0);
+		const struct served *served =
+			take_find(taker, record->export, record->export_bytes, 0);
 
 		if (served != NULL ? !is_same_snapshot(take, served) : !has_disk_of(take, record)) {
 			return refuse_disk(taker, record->export, record->export_bytes, 1, error);
@@ -610,7 +612,7 @@ static int take_session(struct upgrade_take *take, const struct upgrade_taker *t
 {
 	const struct session_record *record = &message->record;
 	const struct before *before = find_before(take, record);
-	const struct session_kind *kind = find_kind(taker, record);
+	const struct session_kind *kind = take_find_kind(taker, record);
 
 	if (before != NULL && before->same == NULL) {
 		return refuse_disk(taker, before->name, before->name_bytes, 1, error);
@@ -657,7 +659,7 @@ static int receive_sessions(struct upgrade_take *take, const struct upgrade_take
 	int rc;
 
 	for (;;) {
-		rc = receive(take, message, error);
+		rc = take_receive(take, message, error);
 		if (rc < 0) {
 			return rc;
 		}
@@ -686,7 +688,7 @@ static int receive_sessions(struct upgrade_take *take, const struct upgrade_take
 	}
 }
 
-static void count_kept(struct engine *engine, void *context)
+static void take_count_kept(struct engine *engine, void *context)
 {
 	uint64_t *count = context;
 
@@ -700,7 +702,7 @@ static int check_kept(const struct upgrade_taker *taker, uint32_t count, struct 
 	int rc = 0;
 
 	for (uint32_t i = 0; rc == 0 && i < taker->reactor_count; i++) {
-		rc = reactor_call(taker->reactors[i], count_kept, &kept);
+		rc = reactor_call(taker->reactors[i], take_count_kept, &kept);
 	}
 	if (rc < 0) {
 		return error_set(error, rc, "%s", server_call_error(rc));
@@ -720,7 +722,7 @@ static int take_sessions(struct upgrade_take *take, const struct upgrade_taker *
 {
 	const struct upgrade_message ready = { .type = UPGRADE_READY, .fd = -1 };
 	const struct upgrade_message started = { .type = UPGRADE_STARTED, .fd = -1 };
-	int rc = pause_all(taker, error);
+	int rc = take_pause_all(taker, error);
 
 	if (rc < 0) {
 		return rc;

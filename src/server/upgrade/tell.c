@@ -121,7 +121,7 @@ int upgrade_tell_all(struct upgrade_tell *tell, const struct upgrade_sockets *so
 /* --- sessions -------------------------------------------------------------------------------- */
 
 /* The next packet of what a session has received. */
-static int send_piece(struct upgrade_tell *tell, const struct session_piece *pieces)
+static int tell_send_piece(struct upgrade_tell *tell, const struct session_piece *pieces)
 {
 	struct upgrade_message message = {
 		.type = UPGRADE_RECEIVED, .fd = -1, .offset = tell->later_told
@@ -165,7 +165,7 @@ static int send_received(struct upgrade_tell *tell, const struct session_record 
 		tell->telling_id = record->id;
 	}
 	while (rc == 0 && tell->later_told < bytes) {
-		rc = send_piece(tell, record->later);
+		rc = tell_send_piece(tell, record->later);
 	}
 	return rc;
 }

@@ -91,7 +91,7 @@ struct upgrade {
 	uint32_t ended_count;	/* that stood still */
 };
 
-static void set_state(struct upgrade *upgrade, enum upgrade_state state, uint64_t limit_ns)
+static void upgrade_set_state(struct upgrade *upgrade, enum upgrade_state state, uint64_t limit_ns)
 {
 	GMB_ASSERT((upgrade_edges[upgrade->state] & BIT(state)) != 0);
 	upgrade->state = state;
@@ -103,11 +103,11 @@ static void set_state_only(struct upgrade *upgrade, enum upgrade_state state)
 {
 	uint64_t deadline_ns = upgrade->deadline_ns;
 
-	set_state(upgrade, state, 0);
+	upgrade_set_state(upgrade, state, 0);
 	upgrade->deadline_ns = deadline_ns;
 }
 
-static bool is_late(const struct upgrade *upgrade)
+static bool upgrade_is_late(const struct upgrade *upgrade)
 {
 	return clock_now_ns() >= upgrade->deadline_ns;
 }
@@ -137,7 +137,7 @@ static void accept_again(const struct upgrade *upgrade)
 static void stop_accepting(struct upgrade *upgrade)
 {
 	acceptor_stop(upgrade->acceptor);
-	set_state(upgrade, UPGRADE_SETTLING, SETTLE_NS);
+	upgrade_set_state(upgrade, UPGRADE_SETTLING, SETTLE_NS);
 }
 
 /* --- giving up ------------------------------------------------------------------------------- */
@@ -162,7 +162,7 @@ static bool revoke_offer(struct upgrade *upgrade)
 	return true;
 }
 
-static void forget(struct upgrade *upgrade)
+static void upgrade_forget(struct upgrade *upgrade)
 {
 	close(upgrade->tell.channel);
 	upgrade_tell_init(&upgrade->tell, -1);
@@ -197,7 +197,7 @@ static void take_back_listeners(const struct upgrade *upgrade)
 }
 
 /* False: the new process serves already. */
-static bool give_up(struct upgrade *upgrade, int code, const char *reason)
+static bool upgrade_give_up(struct upgrade *upgrade, int code, const char *reason)
 {
 	bool accepted = accepts(upgrade);
 	struct error error;
@@ -209,12 +209,12 @@ static bool give_up(struct upgrade *upgrade, int code, const char *reason)
 	for (uint32_t i = 0; i < upgrade->paused_count; i++) {
 		reactor_resume(upgrade->options.reactors[i]);
 	}
-	set_state(upgrade, UPGRADE_IDLE, 0);
+	upgrade_set_state(upgrade, UPGRADE_IDLE, 0);
 	if (!accepted && !upgrade->stopping) {
 		accept_again(upgrade);
 	}
 	take_back_listeners(upgrade);
-	forget(upgrade);
+	upgrade_forget(upgrade);
 	reload_begin(upgrade->options.reload);
 	error_set(&error, code, "the upgrade failed, and this server goes on: %s", reason);
 	log_error("%s", error.text);
@@ -242,7 +242,7 @@ static void count_handshakes(struct engine *engine, void *context)
 }
 
 /* Unless a connection would end that must not, which is looked at within the same call. */
-static void pause_engine(struct engine *engine, void *context)
+static void upgrade_pause_engine(struct engine *engine, void *context)
 {
 	struct look *look = context;
 	struct engine_fate fate = { 0 };
@@ -316,10 +316,10 @@ static bool give_up_ending(struct upgrade *upgrade)
 	if (rc == 0) {
 		rc = upgrade_fate_refuse(&fate, true, &error);
 	}
-	return !give_up(upgrade, rc, error.text);
+	return !upgrade_give_up(upgrade, rc, error.text);
 }
 
-static bool pause_all(struct upgrade *upgrade)
+static bool upgrade_pause_all(struct upgrade *upgrade)
 {
 	struct look look = { .upgrade = upgrade };
 
@@ -327,12 +327,12 @@ static bool pause_all(struct upgrade *upgrade)
 	if (upgrade->wait_deadline_ns == 0) {
 		upgrade->wait_deadline_ns = upgrade->pause_begin_ns + WAIT_NS;
 	}
-	set_state(upgrade, UPGRADE_PAUSING, PAUSE_NS);
+	upgrade_set_state(upgrade, UPGRADE_PAUSING, PAUSE_NS);
 	for (uint32_t i = 0; i < upgrade->options.reactor_count; i++) {
-		int rc = reactor_call(upgrade->options.reactors[i], pause_engine, &look);
+		int rc = reactor_call(upgrade->options.reactors[i], upgrade_pause_engine, &look);
 
 		if (rc < 0) {
-			return !give_up(upgrade, rc, server_call_error(rc));
+			return !upgrade_give_up(upgrade, rc, server_call_error(rc));
 		}
 		if (look.rc < 0) {
 			return give_up_ending(upgrade);
@@ -357,22 +357,22 @@ static bool serve_others(struct upgrade *upgrade)
 
 	upgrade->pause_longest_ns = longest_pause_ns(upgrade);
 	upgrade->serve_begin_ns = clock_now_ns();
-	set_state(upgrade, UPGRADE_SERVING, 0);
+	upgrade_set_state(upgrade, UPGRADE_SERVING, 0);
 	accept_again(upgrade);
-	return rc < 0 && !give_up(upgrade, (int)rc, server_call_error((int)rc));
+	return rc < 0 && !upgrade_give_up(upgrade, (int)rc, server_call_error((int)rc));
 }
 
 /* --- the other process serves ------------------------------------------------------------------
  */
 
-static void leave(struct upgrade *upgrade)
+static void upgrade_leave(struct upgrade *upgrade)
 {
 	const struct upgrade_options *options = &upgrade->options;
 	uint64_t pause_ns = longest_pause_ns(upgrade);
 	struct listener *control = own_control(upgrade);
 	struct listener *metrics = scrape_listener(upgrade->scrape);
 
-	set_state(upgrade, UPGRADE_GONE, 0);
+	upgrade_set_state(upgrade, UPGRADE_GONE, 0);
 	manager_tell("MAINPID=%u", upgrade->pid);
 	for (uint32_t i = 0; i < options->exports->count; i++) {
 		store_let_go(options->exports->exports[i]->store);
@@ -410,23 +410,23 @@ static void leave(struct upgrade *upgrade)
 void upgrade_goodbye(struct upgrade *upgrade)
 {
 	if (upgrade->state == UPGRADE_GONE && upgrade->tell.channel >= 0) {
-		forget(upgrade);
+		upgrade_forget(upgrade);
 	}
 }
 
 /* --- steps ----------------------------------------------------------------------------------- */
 
-static bool receive(struct upgrade *upgrade);
+static bool server_upgrade_receive(struct upgrade *upgrade);
 
 /* Nothing is expected of the new process, but it may end, or give up, and says why. False: that is
  * over. */
 static bool is_there(struct upgrade *upgrade)
 {
-	return !receive(upgrade) && upgrade->state != UPGRADE_IDLE;
+	return !server_upgrade_receive(upgrade) && upgrade->state != UPGRADE_IDLE;
 }
 
 /* What the new process has not been told, as far as there is room. */
-static void tell_all(struct upgrade *upgrade)
+static void server_upgrade_tell_all(struct upgrade *upgrade)
 {
 	struct error error;
 	const struct upgrade_sockets sockets = {
@@ -442,14 +442,15 @@ static void tell_all(struct upgrade *upgrade)
 	}
 	if (rc < 0) {
 		if (is_there(upgrade)) {
-			(void)give_up(upgrade, rc, "the sockets and disks cannot be passed");
+			(void)upgrade_give_up(
+				upgrade, rc, "the sockets and disks cannot be passed");
 		}
 		return;
 	}
 	/* Most of what there is to flush, while clients work and the new process opens all. */
 	rc = settle_begin(upgrade->settle, upgrade->options.exports, false, &error);
 	if (rc < 0) {
-		(void)give_up(upgrade, rc, error.text);
+		(void)upgrade_give_up(upgrade, rc, error.text);
 	} else {
 		set_state_only(upgrade, UPGRADE_PREPARING);
 	}
@@ -465,7 +466,7 @@ static enum upgrade_type expected(const struct upgrade *upgrade)
 }
 
 /* True: it serves. */
-static bool take_message(struct upgrade *upgrade, const struct upgrade_message *message)
+static bool upgrade_take_message(struct upgrade *upgrade, const struct upgrade_message *message)
 {
 	char text[ERROR_TEXT_BYTES];
 	char reason[ERROR_TEXT_BYTES];
@@ -473,23 +474,23 @@ static bool take_message(struct upgrade *upgrade, const struct upgrade_message *
 	if (message->type == UPGRADE_FAILED) {
 		snprintf(text, sizeof(text), "%.*s", (int)message->text_bytes, message->text);
 		log_escape_sentence(reason, sizeof(reason), text);
-		return !give_up(upgrade, -ECANCELED, reason);
+		return !upgrade_give_up(upgrade, -ECANCELED, reason);
 	}
 	if (message->type != expected(upgrade)) {
-		return !give_up(upgrade, -EPROTO, "the new process does not speak in turn");
+		return !upgrade_give_up(upgrade, -EPROTO, "the new process does not speak in turn");
 	}
 	if (message->type == UPGRADE_HELLO) {
 		upgrade->pid = message->pid;
 		set_state_only(upgrade, UPGRADE_TELLING);
-		tell_all(upgrade);
+		server_upgrade_tell_all(upgrade);
 	} else if (message->type == UPGRADE_READY) {
-		set_state(upgrade, UPGRADE_FLUSHING, FLUSH_NS);
+		upgrade_set_state(upgrade, UPGRADE_FLUSHING, FLUSH_NS);
 	}
 	return message->type == UPGRADE_STARTED;
 }
 
 /* True: the new process serves. */
-static bool receive(struct upgrade *upgrade)
+static bool server_upgrade_receive(struct upgrade *upgrade)
 {
 	uint8_t bytes[UPGRADE_PACKET_BYTES_MAX];
 	struct upgrade_message message;
@@ -500,14 +501,14 @@ static bool receive(struct upgrade *upgrade)
 		return false;
 	}
 	if (rc < 0) {
-		return !give_up(upgrade, rc,
+		return !upgrade_give_up(upgrade, rc,
 			rc == -ECONNRESET ? "the new process has ended before it could serve"
 					  : error.text);
 	}
 	if (message.fd >= 0) {
 		close(message.fd); /* none is expected from there */
 	}
-	return take_message(upgrade, &message);
+	return upgrade_take_message(upgrade, &message);
 }
 
 static bool give_up_late(struct upgrade *upgrade)
@@ -522,7 +523,7 @@ static bool give_up_late(struct upgrade *upgrade)
 		[UPGRADE_PASSED] = "the new process did not begin to serve within 5 seconds",
 	};
 
-	return !give_up(upgrade, -ETIMEDOUT,
+	return !upgrade_give_up(upgrade, -ETIMEDOUT,
 		upgrade->state == UPGRADE_PAUSING && upgrade->flushes_last
 			? "the disks were not flushed within 5 seconds"
 			: reasons[upgrade->state]);
@@ -536,15 +537,15 @@ static bool has_flushed(struct upgrade *upgrade, bool *serves_out)
 	int rc;
 
 	if (!settle_is_over(upgrade->settle)) {
-		*serves_out = is_late(upgrade) && give_up_late(upgrade);
+		*serves_out = upgrade_is_late(upgrade) && give_up_late(upgrade);
 		return false;
 	}
 	rc = settle_result(upgrade->settle, &error);
-	*serves_out = rc < 0 && !give_up(upgrade, rc, error.text);
+	*serves_out = rc < 0 && !upgrade_give_up(upgrade, rc, error.text);
 	return rc == 0;
 }
 
-static bool flush(struct upgrade *upgrade)
+static bool upgrade_flush(struct upgrade *upgrade)
 {
 	bool serves;
 
@@ -559,9 +560,10 @@ static bool settle(struct upgrade *upgrade)
 	int64_t handshakes = ask_all(upgrade, count_handshakes);
 
 	if (handshakes < 0) {
-		return !give_up(upgrade, (int)handshakes, server_call_error((int)handshakes));
+		return !upgrade_give_up(
+			upgrade, (int)handshakes, server_call_error((int)handshakes));
 	}
-	return (handshakes == 0 || is_late(upgrade)) && pause_all(upgrade);
+	return (handshakes == 0 || upgrade_is_late(upgrade)) && upgrade_pause_all(upgrade);
 }
 
 /* All sessions, as far as there is room for them. */
@@ -574,11 +576,12 @@ static bool pass_all(struct upgrade *upgrade)
 			&upgrade->tell, upgrade->drained_count + upgrade->ended_count);
 	}
 	if (upgrade_tell_waits(&upgrade->tell, rc)) {
-		return is_late(upgrade) && give_up_late(upgrade);
+		return upgrade_is_late(upgrade) && give_up_late(upgrade);
 	}
 	if (rc < 0) {
 		return is_there(upgrade) &&
-		       !give_up(upgrade, rc, "the connections cannot be sent to the new process");
+		       !upgrade_give_up(
+			       upgrade, rc, "the connections cannot be sent to the new process");
 	}
 	set_state_only(upgrade, UPGRADE_PASSED);
 	return false;
@@ -592,7 +595,7 @@ static bool give_up_waiting(struct upgrade *upgrade)
 	snprintf(reason, sizeof(reason),
 		"client %s has not received its answers within 20 seconds; end it, or try again",
 		upgrade->peer);
-	return !give_up(upgrade, -ETIMEDOUT, reason);
+	return !upgrade_give_up(upgrade, -ETIMEDOUT, reason);
 }
 
 /* It may be served when the time is over, and is named all the same. */
@@ -604,14 +607,14 @@ static void note_peer(struct upgrade *upgrade, const struct engine_rest *rest)
 }
 
 /* Until everybody who was waited for has received. */
-static bool serve(struct upgrade *upgrade)
+static bool upgrade_serve(struct upgrade *upgrade)
 {
 	uint64_t now_ns = clock_now_ns();
 	struct look look;
 	int rc = look_at_all(upgrade, look_at_rest, &look);
 
 	if (rc < 0) {
-		return !give_up(upgrade, rc, server_call_error(rc));
+		return !upgrade_give_up(upgrade, rc, server_call_error(rc));
 	}
 	note_peer(upgrade, &look.rest);
 	upgrade->ended_count += look.rest.ended;
@@ -631,26 +634,26 @@ static bool wait_for_rest(struct upgrade *upgrade)
 	bool serves;
 
 	if (rc < 0) {
-		return !give_up(upgrade, rc, server_call_error(rc));
+		return !upgrade_give_up(upgrade, rc, server_call_error(rc));
 	}
 	note_peer(upgrade, &look.rest);
 	if (look.rest.waiting > 0 && clock_now_ns() - upgrade->pause_begin_ns >= RECEIVE_NS) {
 		return serve_others(upgrade);
 	}
 	if (look.rest.busy > 0 || look.rest.waiting > 0) {
-		return is_late(upgrade) && give_up_late(upgrade);
+		return upgrade_is_late(upgrade) && give_up_late(upgrade);
 	}
 	if (!upgrade->flushes_last) {
 		rc = settle_begin(upgrade->settle, upgrade->options.exports, true, &error);
 		if (rc < 0) {
-			return !give_up(upgrade, rc, error.text);
+			return !upgrade_give_up(upgrade, rc, error.text);
 		}
 		upgrade->flushes_last = true;
 	}
 	if (!has_flushed(upgrade, &serves)) {
 		return serves;
 	}
-	set_state(upgrade, UPGRADE_PASSING, START_NS);
+	upgrade_set_state(upgrade, UPGRADE_PASSING, START_NS);
 	return pass_all(upgrade);
 }
 
@@ -664,21 +667,21 @@ bool upgrade_run(struct upgrade *upgrade)
 	case UPGRADE_STATE_COUNT:
 		break;
 	case UPGRADE_TELLING:
-		tell_all(upgrade);
-		if (upgrade->state == UPGRADE_TELLING && is_late(upgrade)) {
+		server_upgrade_tell_all(upgrade);
+		if (upgrade->state == UPGRADE_TELLING && upgrade_is_late(upgrade)) {
 			serves = give_up_late(upgrade);
 		}
 		break;
 	case UPGRADE_OFFERED:
 	case UPGRADE_PREPARING:
 	case UPGRADE_PASSED:
-		serves = receive(upgrade);
-		if (!serves && upgrade->state != UPGRADE_IDLE && is_late(upgrade)) {
+		serves = server_upgrade_receive(upgrade);
+		if (!serves && upgrade->state != UPGRADE_IDLE && upgrade_is_late(upgrade)) {
 			serves = give_up_late(upgrade);
 		}
 		break;
 	case UPGRADE_FLUSHING:
-		serves = is_there(upgrade) && flush(upgrade);
+		serves = is_there(upgrade) && upgrade_flush(upgrade);
 		break;
 	case UPGRADE_SETTLING:
 		serves = has_stopped_accepting(upgrade) && is_there(upgrade) && settle(upgrade);
@@ -687,14 +690,14 @@ bool upgrade_run(struct upgrade *upgrade)
 		serves = is_there(upgrade) && wait_for_rest(upgrade);
 		break;
 	case UPGRADE_SERVING:
-		serves = is_there(upgrade) && serve(upgrade);
+		serves = is_there(upgrade) && upgrade_serve(upgrade);
 		break;
 	case UPGRADE_PASSING:
 		serves = pass_all(upgrade);
 		break;
 	}
 	if (serves) {
-		leave(upgrade);
+		upgrade_leave(upgrade);
 	}
 	return serves;
 }
@@ -757,7 +760,7 @@ static int check_possible(const struct upgrade *upgrade, struct error *error)
 }
 
 /* What would become of the connections; an error: one would end that must not. */
-static int foresee(
+static int server_upgrade_foresee(
 	struct upgrade *upgrade, bool keeps_all, struct engine_fate *fate, struct error *error)
 {
 	const struct upgrade_options *options = &upgrade->options;
@@ -779,7 +782,7 @@ static void begin_upgrade(void *context, struct control_client *client, const js
 	int rc = check_possible(upgrade, &error);
 
 	if (rc == 0) {
-		rc = foresee(upgrade, keeps_all, &fate, &error);
+		rc = server_upgrade_foresee(upgrade, keeps_all, &fate, &error);
 	}
 	if (rc == 0 && is_dry) {
 		control_reply(client, upgrade_fate_json(&fate));
@@ -803,7 +806,7 @@ static void begin_upgrade(void *context, struct control_client *client, const js
 	}
 	upgrade->client = client;
 	upgrade->keeps_all = keeps_all;
-	set_state(upgrade, UPGRADE_OFFERED, PREPARE_NS);
+	upgrade_set_state(upgrade, UPGRADE_OFFERED, PREPARE_NS);
 }
 
 /* It has started the new process and need not wait for it; or it has not, which shows soon. */
@@ -867,8 +870,8 @@ bool upgrade_stop(struct upgrade *upgrade)
 	upgrade->stopping = true;
 	upgrade->acceptor = NULL; /* no other one */
 	if (upgrade->state != UPGRADE_IDLE && upgrade->state != UPGRADE_GONE &&
-		!give_up(upgrade, -ESHUTDOWN, "the server is stopping")) {
-		leave(upgrade);
+		!upgrade_give_up(upgrade, -ESHUTDOWN, "the server is stopping")) {
+		upgrade_leave(upgrade);
 	}
 	return was_told;
 }

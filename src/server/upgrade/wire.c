@@ -92,7 +92,7 @@ struct reader {
 };
 
 /* The next bytes; NULL: there are not so many. */
-static const uint8_t *take(struct reader *reader, size_t count)
+static const uint8_t *upgrade_wire_take(struct reader *reader, size_t count)
 {
 	const uint8_t *at = reader->at;
 
@@ -107,7 +107,7 @@ static const uint8_t *take(struct reader *reader, size_t count)
 /* The same of a length that has a limit. */
 static bool take_bounded(struct reader *reader, uint32_t count, uint32_t max, const uint8_t **out)
 {
-	*out = count <= max ? take(reader, count) : NULL;
+	*out = count <= max ? upgrade_wire_take(reader, count) : NULL;
 	return *out != NULL;
 }
 
@@ -169,7 +169,7 @@ static bool parse_session(const uint8_t *fixed, struct reader *rest, struct sess
 static bool parse_strings(struct reader *rest, struct upgrade_message *message)
 {
 	size_t bytes = rest->left;
-	const char *strings = (const char *)take(rest, bytes);
+	const char *strings = (const char *)upgrade_wire_take(rest, bytes);
 	size_t at = 0;
 	uint32_t count = 0;
 
@@ -211,7 +211,7 @@ static bool parse_rest(const uint8_t *fixed, struct reader *rest, struct upgrade
 	case UPGRADE_FAILED:
 		message->text = (const char *)rest->at;
 		message->text_bytes = (uint32_t)MIN(rest->left, (size_t)ERROR_TEXT_BYTES);
-		return take(rest, message->text_bytes) != NULL;
+		return upgrade_wire_take(rest, message->text_bytes) != NULL;
 	case UPGRADE_ADDED:
 	case UPGRADE_SNAPSHOT:
 		return parse_strings(rest, message);
@@ -219,7 +219,7 @@ static bool parse_rest(const uint8_t *fixed, struct reader *rest, struct upgrade
 		message->offset = be32_load(fixed);
 		message->received.count =
 			(uint32_t)MIN(rest->left, (size_t)UPGRADE_RECEIVED_BYTES_MAX);
-		message->received.bytes = take(rest, message->received.count);
+		message->received.bytes = upgrade_wire_take(rest, message->received.count);
 		return true;
 	case UPGRADE_PREPARE:
 	case UPGRADE_READY:
@@ -235,7 +235,7 @@ int upgrade_parse(const uint8_t *bytes, size_t count, uint32_t fd_count,
 	struct upgrade_message *message, struct error *error)
 {
 	struct reader rest = { bytes, count };
-	const uint8_t *head_bytes = take(&rest, sizeof(struct wire_head));
+	const uint8_t *head_bytes = upgrade_wire_take(&rest, sizeof(struct wire_head));
 	const uint8_t *fixed = NULL;
 	struct wire_head head;
 	uint32_t type;
@@ -259,7 +259,7 @@ int upgrade_parse(const uint8_t *bytes, size_t count, uint32_t fd_count,
 		return error_set(error, -EPROTO, "a message of the unknown type %u", type);
 	}
 	message->type = (enum upgrade_type)type;
-	fixed = take(&rest, types[type].fixed_bytes);
+	fixed = upgrade_wire_take(&rest, types[type].fixed_bytes);
 	if (fixed == NULL || !parse_rest(fixed, &rest, message) || rest.left > 0) {
 		return error_set(error, -EPROTO, "a message %s of %zu bytes that makes no sense",
 			types[type].name, count);
@@ -357,7 +357,7 @@ struct writer {
 	size_t count;
 };
 
-static void put(struct writer *writer, const void *bytes, size_t count)
+static void upgrade_wire_put(struct writer *writer, const void *bytes, size_t count)
 {
 	GMB_ASSERT(count <= sizeof(writer->bytes) - writer->count);
 	if (count > 0) {
@@ -376,8 +376,8 @@ static void put_export(struct writer *writer, const struct upgrade_message *mess
 		.name_bytes = be32_make(message->record.export_bytes),
 	};
 
-	put(writer, &wire, sizeof(wire));
-	put(writer, message->record.export, message->record.export_bytes);
+	upgrade_wire_put(writer, &wire, sizeof(wire));
+	upgrade_wire_put(writer, message->record.export, message->record.export_bytes);
 }
 
 static void put_session(struct writer *writer, const struct session_record *record)
@@ -389,11 +389,11 @@ static void put_session(struct writer *writer, const struct session_record *reco
 		.byte_count = be32_make(record->byte_count),
 	};
 
-	put(writer, &wire, sizeof(wire));
-	put(writer, record->kind, record->kind_bytes);
-	put(writer, record->export, record->export_bytes);
-	put(writer, record->token, record->token_bytes);
-	put(writer, record->bytes, record->byte_count);
+	upgrade_wire_put(writer, &wire, sizeof(wire));
+	upgrade_wire_put(writer, record->kind, record->kind_bytes);
+	upgrade_wire_put(writer, record->export, record->export_bytes);
+	upgrade_wire_put(writer, record->token, record->token_bytes);
+	upgrade_wire_put(writer, record->bytes, record->byte_count);
 }
 
 static void put_message(struct writer *writer, const struct upgrade_message *message)
@@ -415,13 +415,13 @@ static void put_message(struct writer *writer, const struct upgrade_message *mes
 	};
 	struct wire_received received = { .offset = be32_make(message->offset) };
 
-	put(writer, &head, sizeof(head));
+	upgrade_wire_put(writer, &head, sizeof(head));
 	switch (message->type) {
 	case UPGRADE_HELLO:
-		put(writer, &hello, sizeof(hello));
+		upgrade_wire_put(writer, &hello, sizeof(hello));
 		break;
 	case UPGRADE_LISTENER:
-		put(writer, &listener, sizeof(listener));
+		upgrade_wire_put(writer, &listener, sizeof(listener));
 		break;
 	case UPGRADE_EXPORT:
 		put_export(writer, message);
@@ -430,18 +430,18 @@ static void put_message(struct writer *writer, const struct upgrade_message *mes
 		put_session(writer, &message->record);
 		break;
 	case UPGRADE_SESSIONS_END:
-		put(writer, &end, sizeof(end));
+		upgrade_wire_put(writer, &end, sizeof(end));
 		break;
 	case UPGRADE_FAILED:
-		put(writer, message->text, message->text_bytes);
+		upgrade_wire_put(writer, message->text, message->text_bytes);
 		break;
 	case UPGRADE_ADDED:
 	case UPGRADE_SNAPSHOT:
-		put(writer, message->strings, message->strings_bytes);
+		upgrade_wire_put(writer, message->strings, message->strings_bytes);
 		break;
 	case UPGRADE_RECEIVED:
-		put(writer, &received, sizeof(received));
-		put(writer, message->received.bytes, message->received.count);
+		upgrade_wire_put(writer, &received, sizeof(received));
+		upgrade_wire_put(writer, message->received.bytes, message->received.count);
 		break;
 	case UPGRADE_PREPARE:
 	case UPGRADE_READY:
