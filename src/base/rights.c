@@ -30,6 +30,17 @@ bool rights_may_come(int fd)
 	return getsockopt(fd, SOL_SOCKET, SO_PASSRIGHTS, &passes, &bytes) != 0 || passes != 0;
 }
 
+bool rights_guard(int fd)
+{
+	const int on = 1;
+
+	if (!rights_may_come(fd)) {
+		return false;
+	}
+	(void)setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &on, sizeof(on));
+	return true;
+}
+
 uid_t rights_owner(int fd)
 {
 	struct ucred peer = { .uid = (uid_t)-1 };

@@ -25,6 +25,9 @@ enum {
 void rights_refuse(int fd);
 /* Whether something may come: a Unix socket that has not refused it since it was connected. */
 bool rights_may_come(int fd);
+/* The same, of a socket that will be received from: what comes with an urgent byte (MSG_OOB) is
+ * received then, too. The kernel would skip that byte, and close what came with it. */
+bool rights_guard(int fd);
 /* The user at the other end; -1: not known. */
 uid_t rights_owner(int fd);
 /* Another user than root and our own, who cannot harm us more than by its memory and descriptors.

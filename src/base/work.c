@@ -362,6 +362,7 @@ static void work_drain(int fd)
 	if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &kind, &length) != 0 || kind != 0) {
 		return; /* a listening one: what was not accepted goes with it */
 	}
+	(void)rights_guard(fd);
 	for (int i = 0; i < DRAINS_MAX; i++) {
 		struct iovec iov = { .iov_base = bytes, .iov_len = sizeof(bytes) };
 		struct msghdr message = {

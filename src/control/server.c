@@ -555,7 +555,7 @@ static void client_open(struct control_server *server, int fd)
 	}
 	client_set_state(client, CLIENT_READING);
 	client->fd = fd;
-	client->is_guarded = rights_may_come(fd);
+	client->is_guarded = rights_guard(fd);
 	client->peer = peer;
 	client->id = ++server->next_id;
 	server->client_count++;

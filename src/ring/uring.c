@@ -597,7 +597,7 @@ void ring_stop(struct ring *ring)
 
 struct ring_file ring_file_add(struct ring *ring, int fd)
 {
-	struct ring_file file = { .fd = fd, .slot = -1, .is_guarded = rights_may_come(fd) };
+	struct ring_file file = { .fd = fd, .slot = -1, .is_guarded = rights_guard(fd) };
 
 	if (ring->file_slots_free_count > 0) {
 		int slot = ring->file_slots_free[ring->file_slots_free_count - 1];

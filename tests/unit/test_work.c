@@ -249,7 +249,7 @@ static void sockets_that_linger_are_closed(void **state)
 	}
 }
 
-static void pass(int socket, int fd, const char *text)
+static void pass(int socket, int fd, const char *text, int flags)
 {
 	_Alignas(struct cmsghdr) uint8_t control[CMSG_SPACE(sizeof(int))] = { 0 };
 	struct iovec iov = { .iov_base = (void *)(uintptr_t)text, .iov_len = strlen(text) };
@@ -265,10 +265,10 @@ static void pass(int socket, int fd, const char *text)
 	part->cmsg_type = SCM_RIGHTS;
 	part->cmsg_len = CMSG_LEN(sizeof(int));
 	memcpy(CMSG_DATA(part), &fd, sizeof(int));
-	assert_int_equal(sendmsg(socket, &message, 0), (int)iov.iov_len);
+	assert_int_equal(sendmsg(socket, &message, flags), (int)iov.iov_len);
 }
 
-static void what_was_not_received_is_closed(int type)
+static void what_was_not_received_is_closed(int type, int flags)
 {
 	int peers[WORKERS_OF_OWNER_MAX][2];
 
@@ -279,7 +279,7 @@ static void what_was_not_received_is_closed(int type)
 		for (int j = 0; j < 2; j++) {
 			int fd = lingering_socket(&peers[i][j]);
 
-			pass(ends[0], fd, j == 0 ? "one" : "another");
+			pass(ends[0], fd, j == 0 ? "one" : "2", j == 0 ? 0 : flags);
 			close(fd); /* not the last of it */
 		}
 		dispose_socket(ends[1], CAROL, false);
@@ -294,8 +294,9 @@ static void what_was_not_received_is_closed(int type)
 
 static void what_a_socket_holds_is_closed(void **state)
 {
-	what_was_not_received_is_closed(SOCK_SEQPACKET);
-	what_was_not_received_is_closed(SOCK_STREAM);
+	what_was_not_received_is_closed(SOCK_SEQPACKET, 0);
+	what_was_not_received_is_closed(SOCK_STREAM, 0);
+	what_was_not_received_is_closed(SOCK_STREAM, MSG_OOB);
 }
 
 /* An end that holds no descriptors is closed at once, whatever messages it holds; others wait. */
@@ -314,7 +315,7 @@ static void ends_do_not_count(void **state)
 			assert_int_equal(send(ends[kind][0], "", 0, 0), 0);
 		}
 		if (kind == HOLDS_FILES) {
-			pass(ends[kind][0], STDERR_FILENO, "a file");
+			pass(ends[kind][0], STDERR_FILENO, "a file", 0);
 		}
 		dispose_socket(ends[kind][1], ALICE, false);
 		assert_int_equal(is_open(ends[kind][1]), kind == HOLDS_FILES);
