@@ -1,5 +1,10 @@
 #!/usr/bin/python3
-"""Open files that clients send along over Unix sockets: others are served all the same."""
+"""Open files that clients send along over Unix sockets: others are served all the same.
+
+    serve-descriptors.py GMBLOCK [NO_PASSRIGHTS] [unittest argument]...
+
+NO_PASSRIGHTS: what is preloaded into servers, so that they find no SO_PASSRIGHTS, as before Linux 6.16.
+"""
 import array
 import contextlib
 import json
@@ -14,6 +19,8 @@ import unittest
 import nbdmini
 import support
 
+NO_PASSRIGHTS = os.path.realpath(sys.argv.pop(2)) if sys.argv[2:] and sys.argv[2].endswith(".so") else None
+SO_PASSRIGHTS = 83
 NOBODY = 65534
 FLOODS, MESSAGES, FILES = 40, 16, 253
 OPEN_FILES = 2048  # of the server: fewer than the flood
@@ -36,15 +43,32 @@ def lingering(peers):
     return sock
 
 
-def give(sock, data, peers, more=()):
-    """Sends a socket that lingers along, if it can be sent, and keeps none."""
+def give(sock, data, peers, more=(), flags=0):
+    """Sends a socket that lingers along, if it can be sent, and keeps none. Whether it was sent."""
     slow = lingering(peers)
     files = array.array("i", [slow.fileno(), *more])
+    was_sent = True
     try:
-        sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)])
+        sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)], flags)
     except OSError:  # SO_PASSRIGHTS, no room, or the connection has ended
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 0, 0))
+        was_sent = False
     slow.close()
+    return was_sent
+
+
+def are_refused():
+    """Whether servers refuse files."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, 1)
+        except OSError:
+            return False
+    return NO_PASSRIGHTS is None
+
+
+def server_environment():
+    return dict(os.environ, LD_PRELOAD=NO_PASSRIGHTS) if NO_PASSRIGHTS else dict(os.environ)
 
 
 def flood(path):
@@ -78,6 +102,7 @@ class Descriptors(support.Case):
                 "memory:1M", "--listen", f"{scheme}:///?socket={self.path(scheme)}",
                 "--listen", f"gmb+unix:///?socket={self.path('own-' + scheme)}",
                 "--listen", self.socket_uri("nbd-" + scheme), "--threads", "1", uri_count=3,
+                env=server_environment(),
                 preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE,
                                                       (OPEN_FILES, OPEN_FILES)))
             os.chmod(self.path(scheme), 0o777)
@@ -97,11 +122,12 @@ class Descriptors(support.Case):
             self.assertEqual(code, 0)
             self.assertNotIn("cannot accept connections", errors)
 
-    def check_nobody_waits(self, sender, uri, control):
+    def check_nobody_waits(self, path, uri, control, flags):
         """A file that takes an hour to close is sent, and a client of the same reactor is served."""
         peers = []
-        with nbdmini.open_export(uri) as honest:
-            give(sender, bytes(4), peers)
+        with nbdmini.open_export(uri) as honest, socket.socket(socket.AF_UNIX) as sender:
+            sender.connect(path)
+            self.assertEqual(give(sender, b"x", peers, flags=flags), not are_refused())
             with contextlib.suppress(OSError):
                 sender.sendall(bytes(64))
             self.assertEqual(honest.read(0, 512), bytes(512))
@@ -111,18 +137,15 @@ class Descriptors(support.Case):
         for peer in peers:
             peer.close()
 
-    def start_all(self, *arguments, **options):
-        control, metrics = self.path("control"), self.path("metrics")
-        return self.start("memory:1M", "--listen", self.socket_uri(), "--control", control,
-                          "--metrics", f"http+unix:///?socket={metrics}", "--threads", "1",
-                          *arguments, **options), control, metrics
-
     def test_files_are_refused_or_received(self):
-        server, control, metrics = self.start_all()
+        control, metrics = self.path("control"), self.path("metrics")
+        server = self.start("memory:1M", "--listen", self.socket_uri(), "--control", control,
+                            "--metrics", f"http+unix:///?socket={metrics}", "--threads", "1",
+                            env=server_environment())
         for path in (self.path("s"), control, metrics):
-            with socket.socket(socket.AF_UNIX) as sender:
-                sender.connect(path)
-                self.check_nobody_waits(sender, server.uri, control)
+            for flags in (0, socket.MSG_OOB):
+                with self.subTest(path=path, flags=flags):
+                    self.check_nobody_waits(path, server.uri, control, flags)
         self.assertEqual(server.stop()[0], 0)
 
     def test_files_of_who_connected_before(self):
@@ -132,13 +155,17 @@ class Descriptors(support.Case):
         listener.bind(self.path("early"))
         listener.listen(8)
         peers, senders = [], []
-        for count in range(3):  # as the first bytes, behind some, and never received
+        for count in range(4):  # as the first bytes, behind some, never received, and out of band
             sender = socket.socket(socket.AF_UNIX)
             self.addCleanup(sender.close)
             sender.connect(self.path("early"))
             if count == 1:
                 sender.sendall(struct.pack(">I", 3))
-            give(sender, bytes(4), peers)
+            if count < 3:
+                give(sender, bytes(4), peers)
+            else:  # a receive skips it, which would close the file
+                give(sender, b"x", peers, flags=socket.MSG_OOB)
+                sender.sendall(bytes(64))
             if count == 2:
                 sender.shutdown(socket.SHUT_RDWR)
             senders.append(sender)
@@ -151,12 +178,12 @@ class Descriptors(support.Case):
              str(listener.fileno()), support.program(), "serve", "memory:1M", "--threads", "1",
              "--control", control],
             pass_fds=[listener.fileno(), 3], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True)
+            stderr=subprocess.PIPE, text=True, env=server_environment())
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
         uri = process.stdout.readline().rstrip("\n")
         with nbdmini.open_export(uri) as honest:
-            for sender in senders[:2]:
+            for sender in (*senders[:2], senders[3]):
                 sender.setblocking(True)
                 with contextlib.suppress(ConnectionError):
                     while sender.recv(4096):
