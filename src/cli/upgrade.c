@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/work.h"
 #include "cli/cli.h"
 #include "control/control.h"
 #include "server/upgrade/record.h"
@@ -423,7 +424,7 @@ static int take_offer(struct control_connection *connection, struct running *run
 	}
 	json_decref(offer);
 	for (int i = 0; i < OFFER_FILES; i++) {
-		close(files[i]);
+		dispose_fd(files[i], control_connection_peer(connection).uid, false);
 	}
 	return rc;
 }
@@ -529,7 +530,7 @@ static int upgrade(const char *path, const struct wish *wish, struct error *erro
 	struct running running = { .pidfd = -1 };
 	struct said said = { .pipe = { -1, -1 }, .errors = -1 };
 	int status = CLI_OK;
-	int rc = control_connect(path, "upgrade",
+	int rc = (wish->is_dry ? control_connect : control_connect_for_files)(path, "upgrade",
 		json_pack("{s:b, s:b}", "dry_run", wish->is_dry, "all_or_nothing", wish->keeps_all),
 		CONTROL_TIMEOUT_MS, &connection, error);
 

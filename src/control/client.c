@@ -13,6 +13,8 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/rights.h"
+#include "base/work.h"
 #include "control/control.h"
 
 #define NS_PER_MS UINT64_C(1000000)
@@ -26,6 +28,8 @@ struct control_connection {
 	size_t input_bytes;
 	size_t input_room;
 	size_t line_bytes; /* of the line at the beginning of input that was taken already */
+	uid_t owner;	   /* of the process at the other end */
+	bool takes_files;
 	int files[CONTROL_FILES_MAX];
 	uint32_t file_count; /* of files, that have come and are not the caller's yet */
 };
@@ -129,7 +133,7 @@ static bool is_right_peer(int fd, const char *path)
 }
 
 /* A descriptor, or a negative errno. */
-static int control_client_connect_to(const char *path, uint64_t deadline_ns)
+static int control_client_connect_to(const char *path, bool takes_files, uint64_t deadline_ns)
 {
 	struct sockaddr_un address;
 	int folder_fd;
@@ -138,6 +142,12 @@ static int control_client_connect_to(const char *path, uint64_t deadline_ns)
 
 	if (rc == 0 && fd < 0) {
 		rc = -errno;
+	}
+	if (rc == 0 && !takes_files) {
+		rights_refuse(fd);
+	}
+	if (rc == 0) {
+		(void)rights_guard(fd);
 	}
 	if (rc == 0) {
 		(void)control_client_set_limit(fd, deadline_ns);
@@ -224,35 +234,51 @@ static int control_client_send_command(int fd, const char *command, json_t *argu
 
 /* --- receiving ----------------------------------------------------------------------------- */
 
-static void close_files(struct control_connection *connection)
+/* Closing what a stranger has sent can take as long as it likes: workers do it. */
+static void dispose_files(
+	const struct control_connection *connection, const int *fds, uint32_t count)
 {
-	while (connection->file_count > 0) {
-		close(connection->files[--connection->file_count]);
+	if (count > 0) {
+		dispose(&(struct disposal){
+			.fds = fds,
+			.fd_count = count,
+			.of_peer = true,
+			.owner = connection->owner,
+		});
 	}
 }
 
-/* recv(), and open files that come along: perhaps in front of the line they belong to. */
+/* Keeps the files that are expected: once, in front of their line or with it. */
+static bool keep_files(struct control_connection *connection, const int *fds, uint32_t count)
+{
+	if (count == 0) {
+		return true;
+	}
+	if (!connection->takes_files || connection->file_count > 0 || count > CONTROL_FILES_MAX) {
+		dispose_files(connection, fds, count);
+		return false;
+	}
+	memcpy(connection->files, fds, count * sizeof(int));
+	connection->file_count = count;
+	return true;
+}
+
+/* recv(), and open files that come along. A negative errno; -EPERM: files that nobody expects. */
 static ssize_t receive_with_files(struct control_connection *connection, void *into, size_t room)
 {
-	union {
-		struct cmsghdr header; /* aligns it */
-		char bytes[CMSG_SPACE(CONTROL_FILES_MAX * sizeof(int))];
-	} control;
+	_Alignas(struct cmsghdr) uint8_t control[RIGHTS_CONTROL_BYTES];
 	struct iovec iov = { .iov_base = into, .iov_len = room };
 	struct msghdr message = { .msg_iov = &iov,
 		.msg_iovlen = 1,
-		.msg_control = &control,
+		.msg_control = control,
 		.msg_controllen = sizeof(control) };
 	ssize_t got = recvmsg(connection->fd, &message, MSG_CMSG_CLOEXEC);
-	const struct cmsghdr *header = got > 0 ? CMSG_FIRSTHDR(&message) : NULL;
+	int fds[RIGHTS_MAX];
 
-	if (header != NULL && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
-		close_files(connection); /* one note's at a time */
-		connection->file_count = (uint32_t)((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-		GMB_ASSERT(connection->file_count <= CONTROL_FILES_MAX);
-		memcpy(connection->files, CMSG_DATA(header), connection->file_count * sizeof(int));
+	if (got < 0) {
+		return -errno;
 	}
-	return got;
+	return keep_files(connection, fds, rights_collect(&message, fds)) ? got : -EPERM;
 }
 
 /* Reads more input: how many bytes, 0 at the end, or a negative errno; -EAGAIN: the time is over.
@@ -279,9 +305,9 @@ static ssize_t control_client_read_more(struct control_connection *connection, u
 			return -EAGAIN;
 		}
 		got = receive_with_files(connection, into, left);
-	} while (got < 0 && errno == EINTR);
+	} while (got == -EINTR);
 	if (got <= 0) {
-		return got < 0 && errno != ECONNRESET ? -errno : 0;
+		return got != -ECONNRESET ? got : 0;
 	}
 	connection->input_bytes += (size_t)got;
 	return got;
@@ -303,6 +329,11 @@ static int explain_read(
 	if (code == -EAGAIN) {
 		return error_set(error, -ETIMEDOUT, "%s: no answer for %d seconds",
 			connection->path, timeout_ms / 1000);
+	}
+	if (code == -EPERM) {
+		return error_set(error, -EPROTO,
+			"%s: this is not the control socket of gmblock: it sends open files",
+			connection->path);
 	}
 	if (code == 0 && connection->input_bytes > 0) {
 		return error_set(error, -EPROTO,
@@ -377,13 +408,14 @@ static int check_hello(
 	return 0;
 }
 
-int control_connect(const char *path, const char *command, json_t *arguments, int timeout_ms,
-	struct control_connection **connection_out, struct error *error)
+static int connect_and_ask(const char *path, const char *command, json_t *arguments,
+	bool takes_files, int timeout_ms, struct control_connection **connection_out,
+	struct error *error)
 {
 	struct control_connection *connection = calloc(1, sizeof(*connection));
 	uint64_t deadline_ns = deadline_after(timeout_ms);
 	json_t *hello = NULL;
-	int fd = control_client_connect_to(path, deadline_ns);
+	int fd = control_client_connect_to(path, takes_files, deadline_ns);
 	int rc;
 
 	if (fd < 0) {
@@ -401,6 +433,8 @@ int control_connect(const char *path, const char *command, json_t *arguments, in
 		return error_set(error, -ENOMEM, "out of memory for a connection");
 	}
 	connection->fd = fd;
+	connection->owner = rights_owner(fd);
+	connection->takes_files = takes_files;
 	rc = receive_object(connection, deadline_ns, timeout_ms, &hello, error);
 	if (rc == 0) {
 		rc = check_hello(connection, hello, error);
@@ -419,13 +453,29 @@ int control_connect(const char *path, const char *command, json_t *arguments, in
 	return 0;
 }
 
+int control_connect(const char *path, const char *command, json_t *arguments, int timeout_ms,
+	struct control_connection **connection_out, struct error *error)
+{
+	return connect_and_ask(path, command, arguments, false, timeout_ms, connection_out, error);
+}
+
+int control_connect_for_files(const char *path, const char *command, json_t *arguments,
+	int timeout_ms, struct control_connection **connection_out, struct error *error)
+{
+	return connect_and_ask(path, command, arguments, true, timeout_ms, connection_out, error);
+}
+
 void control_disconnect(struct control_connection *connection)
 {
 	if (connection == NULL) {
 		return;
 	}
-	close_files(connection);
-	close(connection->fd);
+	dispose_files(connection, connection->files, connection->file_count);
+	if (rights_may_come(connection->fd)) {
+		dispose_socket(connection->fd, connection->owner, false);
+	} else {
+		close(connection->fd);
+	}
 	free(connection->path);
 	free(connection->input);
 	free(connection);
@@ -529,7 +579,6 @@ int control_receive_files(struct control_connection *connection, int timeout_ms,
 			error, -EPROTO, "%s: an answer that is not understood", connection->path);
 	}
 	if (rc < 0) {
-		close_files(connection);
 		return rc;
 	}
 	memcpy(fds, connection->files, count * sizeof(int));

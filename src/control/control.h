@@ -133,6 +133,11 @@ enum { CONTROL_TIMEOUT_MS = 10000 };
  */
 GMB_MUST_CHECK int control_connect(const char *path, const char *command, json_t *arguments,
 	int timeout_ms, struct control_connection **connection_out, struct error *error);
+/* The same for a command that control_receive_files() follows. With others open files are an error
+ * (-EPROTO): whoever answers could make this process wait for their end. */
+GMB_MUST_CHECK int control_connect_for_files(const char *path, const char *command,
+	json_t *arguments, int timeout_ms, struct control_connection **connection_out,
+	struct error *error);
 /* NULL is a no-op. */
 void control_disconnect(struct control_connection *connection);
 /* To poll for the answer after a note: readable when it comes, and when the server closes. */

@@ -1,7 +1,13 @@
 #!/usr/bin/python3
 """What a hostile server says, whatever command shows it, never steers the terminal, nor hides there: every
 string of an answer has each character that could. One that pretends to be another server is not believed,
-and one that never ends its answer is left."""
+and one that never ends its answer is left.
+
+    hostile-text.py GMBLOCK [NO_PASSRIGHTS] [unittest argument]...
+
+NO_PASSRIGHTS: what is preloaded into the commands that are sent files, so that they find no SO_PASSRIGHTS,
+as before Linux 6.16.
+"""
 import contextlib
 import json
 import os
@@ -15,6 +21,7 @@ import tempfile
 import threading
 
 import fake_server as fake
+import lingering_socket
 import nbdmini
 import support
 
@@ -22,6 +29,7 @@ import support
 EVIL = "\x1b[31m\u009b31m\x7f\u202e\u2066\u200b\u200d\u00ad\ufeff\u2028\U000e0041"
 FORBIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
                        "\U000e0000-\U000e0fff]")
+NO_PASSRIGHTS = os.path.realpath(sys.argv.pop(2)) if sys.argv[2:] and sys.argv[2].endswith(".so") else None
 # What decides how an answer is read.
 KEPT = {"service", "version", "kind"}
 # Values that the poison keeps at their beginning, as a command looks at them.
@@ -186,6 +194,55 @@ class Control(support.Case):
             # Only what never ends fails here.
             self.assertIn("no answer for 10 seconds", process.communicate(timeout=support.WAIT_SECONDS)[1])
             self.assertEqual(process.returncode, 1)
+
+
+class Files(support.Case):
+    """Open files that take an hour to close come with the answer."""
+
+    def answer(self, listener, with_hello, flags, kept):
+        """Files come with the hello or with the answer."""
+        hello = {"service": "gmblock control", "protocol": 1, "version": "0", "pid": 1}
+        client = listener.accept()[0]
+        kept.append(client)
+        with contextlib.suppress(OSError):
+            if with_hello:
+                self.give(client, flags, kept)
+            client.sendall(json.dumps(hello).encode() + b"\n")
+            client.recv(4096)
+            if not with_hello:
+                self.give(client, flags, kept)
+            client.sendall(json.dumps({"result": {"exports": []}}).encode() + b"\n")
+            client.recv(4096)
+
+    @staticmethod
+    def give(client, flags, kept):
+        slow = lingering_socket.make(kept)
+        try:
+            socket.send_fds(client, [b" "], [slow.fileno()], flags)
+        except OSError:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 0, 0))
+        slow.close()
+
+    def test_no_command_waits_for_their_end(self):
+        environment = {"LD_PRELOAD": NO_PASSRIGHTS} if NO_PASSRIGHTS else {}
+        for command in (["stats"], ["rate", "1M", "--rule", "1"], ["upgrade"]):
+            for with_hello in (False, True):
+                for flags in (0, socket.MSG_OOB):
+                    with self.subTest(command=command, with_hello=with_hello, flags=flags):
+                        path, kept = self.path("files"), []
+                        with socket.socket(socket.AF_UNIX) as listener:
+                            listener.bind(path)
+                            listener.listen()
+                            thread = threading.Thread(target=self.answer, args=(listener, with_hello, flags, kept))
+                            thread.start()
+                            # Only what waits for an hour fails here.
+                            subprocess.run([support.program(), *command, "--server", path], capture_output=True,
+                                           check=False, timeout=support.WAIT_SECONDS,
+                                           env=dict(os.environ, **environment))
+                            thread.join()
+                        os.unlink(path)
+                        for peer in kept:
+                            peer.close()
 
 
 class Impostor(support.Case):

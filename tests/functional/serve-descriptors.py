@@ -16,6 +16,7 @@ import subprocess
 import sys
 import unittest
 
+import lingering_socket
 import nbdmini
 import support
 
@@ -26,26 +27,9 @@ FLOODS, MESSAGES, FILES = 40, 16, 253
 OPEN_FILES = 2048  # of the server: fewer than the flood
 
 
-def lingering(peers):
-    """A socket that is not closed for an hour: so long it waits for its peer, which reads nothing."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    sock = socket.socket()
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    sock.connect(listener.getsockname())
-    peers.append(listener.accept()[0])
-    listener.close()
-    sock.setblocking(False)
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            sock.send(bytes(4096))
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
-    return sock
-
-
 def give(sock, data, peers, more=(), flags=0):
     """Sends a socket that lingers along, if it can be sent, and keeps none. Whether it was sent."""
-    slow = lingering(peers)
+    slow = lingering_socket.make(peers)
     files = array.array("i", [slow.fileno(), *more])
     was_sent = True
     try:
