@@ -4,12 +4,14 @@
 #include <getopt.h>
 #include <limits.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -67,7 +69,7 @@ enum offer { OFFER_CHANNEL, OFFER_ERRORS, OFFER_FOLDER };
 struct running {
 	pid_t pid;
 	uid_t user;
-	int pidfd;		     /* -1: not known */
+	int pidfd;		     /* -1: it has ended */
 	struct server_record record; /* how it was started; empty without one */
 };
 
@@ -117,7 +119,10 @@ static int runs_another(pid_t pid, struct error *error)
 
 /* --- who it is ------------------------------------------------------------------------------- */
 
-/* The process at the other end, which cannot become another one; or -1. */
+/* The process at the other end, which cannot become another one; or -1: it has ended. Another
+ * process may have its number then, so only kernels that do not know it otherwise are asked by
+ * that.
+ */
 static int open_process(int socket, pid_t pid)
 {
 	int fd = -1;
@@ -126,14 +131,14 @@ static int open_process(int socket, pid_t pid)
 	if (getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &fd, &bytes) == 0) {
 		return fd;
 	}
-	return (int)syscall(SYS_pidfd_open, pid, 0);
+	return errno == ENOPROTOOPT ? (int)syscall(SYS_pidfd_open, pid, 0) : -1;
 }
 
 static bool cli_upgrade_has_ended(const struct running *running)
 {
 	struct pollfd ends = { .fd = running->pidfd, .events = POLLIN };
 
-	return running->pidfd >= 0 && poll(&ends, 1, 0) != 0;
+	return running->pidfd < 0 || poll(&ends, 1, 0) != 0;
 }
 
 /* Of the peer of a socket, as the kernel says. */
@@ -345,6 +350,29 @@ static int listen_to_it(struct said *said, int errors, struct error *error)
 	return 0;
 }
 
+static void upgrade_wake(int number)
+{
+	GMB_UNUSED(number);
+}
+
+/* Who reads what the server writes may have stopped, or be the server itself: a signal ends the
+ * wait, and comes again if it came before. */
+static void write_for_a_second(int fd, const char *text, size_t bytes)
+{
+	const struct sigaction action = { .sa_handler = upgrade_wake }; /* without SA_RESTART */
+	const struct itimerval second = { .it_value.tv_sec = 1, .it_interval.tv_sec = 1 };
+	const struct itimerval never = { 0 };
+	sigset_t alarm;
+
+	sigemptyset(&alarm);
+	sigaddset(&alarm, SIGALRM);
+	if (sigaction(SIGALRM, &action, NULL) == 0 && sigprocmask(SIG_UNBLOCK, &alarm, NULL) == 0 &&
+		setitimer(ITIMER_REAL, &second, NULL) == 0) {
+		(void)!write(fd, text, bytes);
+		(void)setitimer(ITIMER_REAL, &never, NULL);
+	}
+}
+
 /* Passes on what it has said to where the server writes, and shows it when it has failed. */
 static void pass_on(struct said *said, bool has_failed)
 {
@@ -361,7 +389,7 @@ static void pass_on(struct said *said, bool has_failed)
 	}
 	text[used] = '\0';
 	if (used > 0 && said->errors >= 0) {
-		(void)!write(said->errors, text, used);
+		write_for_a_second(said->errors, text, used);
 	}
 	for (int i = 0; has_failed && i < SAID_LINES_MAX && (line = strsep(&rest, "\n")) != NULL;) {
 		if (line[0] != '\0') {
@@ -375,9 +403,7 @@ static void pass_on(struct said *said, bool has_failed)
 			close(said->pipe[i]);
 		}
 	}
-	if (said->errors >= 0) {
-		close(said->errors);
-	}
+	dispose_fd(said->errors, (uid_t)-1, false); /* it came from the server */
 }
 
 static int start_new(const int files[OFFER_FILES], const json_t *offer,

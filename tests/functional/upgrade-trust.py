@@ -45,20 +45,23 @@ def overwrite_arguments(pid, *arguments):
         memory.write(text)
 
 
-def stand_in(path, pid, said):
-    """The protocol of a server that is upgraded, by a process of nobody with root's listening socket."""
+def stand_in(path, pid, said, has_ended):
+    """The protocol of a server that is upgraded, by a process of nobody with root's listening socket; has_ended: by
+    another one, to which it has left all."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen()
         os.setgroups([])
         os.setgid(NOBODY.pw_gid)
         os.setuid(NOBODY.pw_uid)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if has_ended and os.fork() != 0:
+            os._exit(0)
         print("ready", flush=True)
         client = listener.accept()[0]
     hello = {"service": "gmblock control", "protocol": 1, "version": "0", "pid": pid}
     client.sendall(json.dumps(hello).encode() + b"\n")
     client.recv(65536)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     folder = os.open("/", os.O_PATH)
     socket.send_fds(client, [b'{"note": {"offer": "upgrade"}}\n'], [theirs.fileno(), 2, folder])
     theirs.close()
@@ -137,6 +140,39 @@ class Trust(support.Case):
                 fake.kill()
             self.assertFalse(os.path.exists(self.pwned))
             self.assertFalse(os.path.exists(said) and os.path.getsize(said) > 0)
+
+    def test_a_process_that_has_ended(self):
+        """Another one, which has its sockets, answers: its number may be anybody's meanwhile."""
+        control, said = self.path("control"), self.path("said")
+        fake = subprocess.Popen([sys.executable, __file__, "--stand-in", control, "1", said, "has ended"],
+                                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self.addCleanup(fake.stdout.close)
+        os.chmod(self.folder, 0o777)
+        self.assertEqual(fake.stdout.readline(), "ready\n")
+        self.assertEqual(fake.wait(), 0)
+        code, errors = self.upgrade(control)
+        self.assertEqual(code, 1)
+        self.assertIn(f"process {fake.pid} has ended", errors)
+        fake.stdout.read()  # the other one has ended, too
+
+    def test_nobody_reads_what_the_server_writes(self):
+        """What the new process says is passed on there, but not waited for."""
+        reads, writes = os.pipe()
+        with open(reads, "rb", buffering=0) as reader, open(writes, "wb", buffering=0) as errors:
+            server = subprocess.Popen([support.program(), "serve", "memory:1M", "--listen", self.socket_uri()],
+                                      stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors)
+            self.addCleanup(server.stdout.close)
+            self.addCleanup(server.wait)
+            self.addCleanup(server.kill)
+            server.stdout.readline()
+            os.set_blocking(writes, False)
+            while errors.write(bytes(4096)):
+                pass
+            os.set_blocking(writes, True)
+            reader.read(4096)  # room for what the server says itself
+            code, said = self.upgrade(str(server.pid), "--", "/bin/sh", "-c", "printf %04000d 0 >&2; exit 1")
+            self.assertEqual(code, 1)
+            self.assertIn("the new process said: 0000", said)
 
     def test_a_socket_that_another_process_answers(self):
         """The listening socket is of one process, and another one offers the connection."""
@@ -295,7 +331,7 @@ def relay(path, target):
 
 if __name__ == "__main__":
     if sys.argv[1] == "--stand-in":
-        stand_in(sys.argv[2], int(sys.argv[3]), sys.argv[4])
+        stand_in(sys.argv[2], int(sys.argv[3]), sys.argv[4], len(sys.argv) > 5)
     elif sys.argv[1] == "--relay":
         relay(*sys.argv[2:])
     else:
