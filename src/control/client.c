@@ -149,8 +149,10 @@ static int control_client_connect_to(const char *path, bool takes_files, uint64_
 	if (rc == 0) {
 		(void)rights_guard(fd);
 	}
+	if (rc == 0 && !control_client_set_limit(fd, deadline_ns)) {
+		rc = -ETIMEDOUT;
+	}
 	if (rc == 0) {
-		(void)control_client_set_limit(fd, deadline_ns);
 		rc = connect(fd, (const struct sockaddr *)&address, sizeof(address)) < 0 ? -errno
 											 : 0;
 	}

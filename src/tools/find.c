@@ -17,7 +17,8 @@
 #include "server/control.h"
 #include "tools/show.h"
 
-#define LIST_NS UINT64_C(10000000000) /* for all servers of a list */
+#define LIST_NS	  UINT64_C(10000000000) /* for all servers of a list */
+#define SEARCH_NS UINT64_C(20000000000) /* for all among which one is looked for */
 
 enum {
 	LIST_ONE_MS = 2000, /* for one of them */
@@ -136,6 +137,7 @@ static enum fit fit_server(const json_t *document, const char *uri)
 
 /* What was found among the servers of this machine. */
 struct search {
+	uint64_t end_ns;	     /* when there is no more time to ask them */
 	char path[STATS_PATH_BYTES]; /* of the last match */
 	char matched[MATCHED_BYTES]; /* all matches; cut when there are many */
 	bool cut;
@@ -195,20 +197,32 @@ static void add_uris(struct search *search, const json_t *document)
 
 /* How much a server that fits is worth; 0: it does not fit. What a server says of its URIs is
  * believed for want of anything better, but for root one whose process is not root's has no chance
- * against one of root's, in whatever spelling. */
+ * against one of root's, nor, by the spelling, against another one that is not root's. */
 static uint32_t rank_of(const json_t *document, const struct ucred *peer, const char *uri)
 {
 	enum fit fit = uri == NULL ? FIT_EXACT : fit_server(document, uri);
-	bool is_trusted = uri != NULL && geteuid() == 0 && peer->uid == 0;
+	bool is_root = uri != NULL && geteuid() == 0;
 
-	return fit == FIT_NOT ? 0 : (uint32_t)fit + (is_trusted ? FIT_EXACT : 0);
+	if (fit == FIT_NOT || !is_root) {
+		return fit;
+	}
+	return peer->uid == 0 ? FIT_EXACT + (uint32_t)fit : FIT_OTHER_SPELLING;
+}
+
+/* How long the next server may take, of the time that is left for all. */
+static int limit_of_next(uint64_t end_ns, int one_ms)
+{
+	uint64_t left_ns = end_ns - MIN(clock_now_ns(), end_ns);
+
+	return (int)MIN(clock_milliseconds(left_ns), (uint32_t)one_ms);
 }
 
 static void find_look_at(struct search *search, const char *path, const char *uri)
 {
 	struct error error = { 0 };
 	struct ucred peer;
-	json_t *document = stats_ask_within(path, CONTROL_TIMEOUT_MS, &peer, &error);
+	json_t *document = stats_ask_within(
+		path, limit_of_next(search->end_ns, CONTROL_TIMEOUT_MS), &peer, &error);
 	uint32_t rank;
 
 	if (document == NULL) {
@@ -300,7 +314,7 @@ static int find_server(const char *uri, char path[STATS_PATH_BYTES], struct erro
 {
 	char folder[STATS_PATH_BYTES];
 	char other[STATS_PATH_BYTES];
-	struct search search = { 0 };
+	struct search search = { .end_ns = clock_now_ns() + SEARCH_NS };
 	char shown[URIS_BYTES];
 
 	if (server_control_folder(0, folder, sizeof(folder)) != 0) {
@@ -408,11 +422,10 @@ static json_t *exports_of(const json_t *document)
 static void see_server(void *context, const char *path)
 {
 	struct listing *listing = context;
-	uint64_t left_ns = listing->end_ns - MIN(clock_now_ns(), listing->end_ns);
 	struct ucred peer = { .uid = (uid_t)-1 };
 	struct error error = { 0 };
-	json_t *document = stats_ask_within(
-		path, (int)MIN(clock_milliseconds(left_ns), (uint32_t)LIST_ONE_MS), &peer, &error);
+	json_t *document =
+		stats_ask_within(path, limit_of_next(listing->end_ns, LIST_ONE_MS), &peer, &error);
 	json_t *server;
 
 	if (document == NULL && (error.code == -ECONNREFUSED || error.code == -ENOENT)) {

@@ -296,6 +296,17 @@ while True:
             self.assertEqual(code, 0, errors)
             self.assertEqual(json.loads(output)["pid"], server.process.pid, uri)
 
+    def test_spelling_does_not_decide_among_others(self):
+        """A server that has given up root, and one that claims its URI as it is asked for."""
+        server = self.start_unix("memory:1M", "--user", "nobody")
+        other = server.uri.replace(self.folder, self.folder.replace("/tmp/", "/tmp//"))
+        taken_over = "/run/gmblock-serve/gmblock-test-spelling.sock"
+        self.addCleanup(lambda: os.path.exists(taken_over) and os.unlink(taken_over))
+        self.impostor(taken_over, other, 65534, True)
+        code, _, errors = self.run_gmblock("stats", "--json", other)
+        self.assertEqual(code, 1)
+        self.assertIn("2 servers fit", errors)
+
     def test_a_uri_that_only_a_user_claims(self):
         self.impostor(self.user + "/gmblock/serve/1.sock", "nbd://localhost/nobody-serves-this", self.uid)
         code, _, errors = self.run_gmblock("rate", "1M", "--rule", "1", "--server", "nbd://localhost/nobody-serves-this")
@@ -318,6 +329,36 @@ while True:
 
 
 class Local(support.Case):
+    def test_servers_that_accept_nobody(self):
+        """There is a limit for all of them, and their queues are full, so it is for connecting, too."""
+        folder = self.path("gmblock/serve")
+        os.makedirs(folder)
+        os.chmod(self.folder, 0o755)
+        for name in range(7):
+            listener = socket.socket(socket.AF_UNIX)
+            self.addCleanup(listener.close)
+            listener.bind(f"{folder}/{name}.sock")
+            listener.listen(0)
+            os.chmod(f"{folder}/{name}.sock", 0o777)
+            waits = socket.socket(socket.AF_UNIX)
+            self.addCleanup(waits.close)
+            waits.connect(f"{folder}/{name}.sock")
+        options = {"env": dict(os.environ, XDG_RUNTIME_DIR=self.folder)}
+        if os.geteuid() == 0:
+            options.update(user=65534, group=65534, extra_groups=[])
+        try:
+            running = [subprocess.Popen([support.program(), *command], stdout=subprocess.PIPE,
+                                        stderr=subprocess.STDOUT, text=True, **options)
+                       for command in (["list", "--local"], ["stats"])]
+        except PermissionError:
+            self.skipTest("others may not run the program")
+        for process in running:
+            self.addCleanup(process.kill)
+        # Only what never ends fails here.
+        outputs = [process.communicate(timeout=support.WAIT_SECONDS)[0] for process in running]
+        self.assertEqual(outputs[0].count("cannot connect: Connection timed out"), 7, outputs[0])
+        self.assertIn("no server is known to fit, and one could not be asked", outputs[1])
+
     def test_servers_are_listed(self):
         folder = tempfile.mkdtemp(prefix="gmblock-list-")
         self.addCleanup(shutil.rmtree, folder, ignore_errors=True)
