@@ -1,9 +1,9 @@
 #!/usr/bin/python3
-"""Open files that clients send along over Unix sockets: others are served all the same.
+"""Open files that are sent along over Unix sockets hold nobody up: a server's other clients, or a client.
 
     serve-descriptors.py GMBLOCK [NO_PASSRIGHTS] [unittest argument]...
 
-NO_PASSRIGHTS: what is preloaded into servers, so that they find no SO_PASSRIGHTS, as before Linux 6.16.
+NO_PASSRIGHTS: what is preloaded into programs, so that they find no SO_PASSRIGHTS, as before Linux 6.16.
 """
 import array
 import contextlib
@@ -14,6 +14,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import unittest
 
 import lingering_socket
@@ -51,7 +52,7 @@ def are_refused():
     return NO_PASSRIGHTS is None
 
 
-def server_environment():
+def program_environment():
     return dict(os.environ, LD_PRELOAD=NO_PASSRIGHTS) if NO_PASSRIGHTS else dict(os.environ)
 
 
@@ -86,7 +87,7 @@ class Descriptors(support.Case):
                 "memory:1M", "--listen", f"{scheme}:///?socket={self.path(scheme)}",
                 "--listen", f"gmb+unix:///?socket={self.path('own-' + scheme)}",
                 "--listen", self.socket_uri("nbd-" + scheme), "--threads", "1", uri_count=3,
-                env=server_environment(),
+                env=program_environment(),
                 preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE,
                                                       (OPEN_FILES, OPEN_FILES)))
             os.chmod(self.path(scheme), 0o777)
@@ -125,12 +126,33 @@ class Descriptors(support.Case):
         control, metrics = self.path("control"), self.path("metrics")
         server = self.start("memory:1M", "--listen", self.socket_uri(), "--control", control,
                             "--metrics", f"http+unix:///?socket={metrics}", "--threads", "1",
-                            env=server_environment())
+                            env=program_environment())
         for path in (self.path("s"), control, metrics):
             for flags in (0, socket.MSG_OOB):
                 with self.subTest(path=path, flags=flags):
                     self.check_nobody_waits(path, server.uri, control, flags)
         self.assertEqual(server.stop()[0], 0)
+
+    def test_a_server_sends_files(self):
+        peers, sent = [], []
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self.path("fake"))
+            listener.listen()
+
+            def serve():
+                with listener.accept()[0] as client:
+                    sent.append(give(client, b"N", peers))
+
+            thread = threading.Thread(target=serve)
+            thread.start()
+            # Only what waits for an hour fails here.
+            done = subprocess.run([support.program(), "info", "nbd+unix:///?socket=" + self.path("fake")],
+                                  stderr=subprocess.PIPE, check=False, timeout=support.WAIT_SECONDS,
+                                  env=program_environment())
+            thread.join()
+        self.assertEqual((done.returncode, sent), (1, [not are_refused()]))
+        for peer in peers:
+            peer.close()
 
     def test_files_of_who_connected_before(self):
         """To a socket of the service manager, which refuses nothing."""
@@ -162,7 +184,7 @@ class Descriptors(support.Case):
              str(listener.fileno()), support.program(), "serve", "memory:1M", "--threads", "1",
              "--control", control],
             pass_fds=[listener.fileno(), 3], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, env=server_environment())
+            stderr=subprocess.PIPE, text=True, env=program_environment())
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
         uri = process.stdout.readline().rstrip("\n")

@@ -15,6 +15,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "base/rights.h"
 #include "base/uri.h"
 
 enum { LOOKUP_STACK_BYTES = 256 << 10 };
@@ -234,6 +235,7 @@ static int try_address(struct connector *connector, int family, const struct soc
 	if (connector->fd < 0) {
 		return -errno;
 	}
+	rights_refuse(connector->fd);
 	return connect(connector->fd, address, address_bytes) == 0 ? 0 : -errno;
 }
 
