@@ -180,9 +180,10 @@ static void retire(struct flash *flash, struct flash_buffer *buffer)
 	if (flash->failed != 0) {
 		forget(flash, buffer);
 	} else {
-		apply(flash, buffer);
+		/* First the position: when slots are free, it says that the record was written. */
 		log->written_seq = buffer->at.seq + 1;
 		flash_cache_follow(flash);
+		apply(flash, buffer);
 		if (buffer->io.is_durable && log->durable_seq == buffer->at.seq) {
 			log->durable_seq = log->written_seq;
 			flash_log_tell(flash);

@@ -41,6 +41,9 @@ MUTANTS = {
     "nothing-told": ("log.c", "log->untold_blocks >= UNTOLD_BLOCKS", "false"),
     "nothing-told-by-a-checkpoint": (
         "checkpoint.c", "flash_log_tell(flash);", "if (!MUTANT) { flash_log_tell(flash); }"),
+    "slots-free-before-the-position": (
+        "log.c", "flash_cache_follow(flash);\n\t\tapply(flash, buffer);",
+        "if (MUTANT) { apply(flash, buffer); }\nflash_cache_follow(flash);\nif (!MUTANT) { apply(flash, buffer); }"),
     "in-flight-taken-as-durable": ("io.c", "flash->log.written_seq", "flash->log.head.seq"),
     "flush-without-sync": ("flash.c", "flash->log.durable_seq == flash->log.written_seq", "true"),
     "erased-before-anchor": (
@@ -195,7 +198,8 @@ FOUND_BY = {
     "zones": ["taken-zone-stays-active", "taken-zone-finished-at-once", "anchor-places-not-read-again"],
     "cache": [
         "slot-header-before-data", "crc-of-slot-not-checked", "old-boot-accepted", "other-store-accepted",
-        "later-pages-accepted", "flush-forgets-superseded", "page-over-newer-record"],
+        "later-pages-accepted", "flush-forgets-superseded", "page-over-newer-record",
+        "slots-free-before-the-position"],
     "views": [
         "snapshot-of-several-moments", "snapshot-of-a-job-stays", "old-page-changed-first", "counts-of-the-end",
         "first-checkpoint-lets-changes-through", "snapshot-has-counts-of-the-end"],

@@ -24,6 +24,7 @@ enum {
 	NEW = 1001,  /* of what is in the cache */
 	SLOTS = 32,
 	SNAPSHOTS_MAX = 8,
+	FILE_BYTES_MAX = 64 * FLASH_BLOCK_BYTES,
 };
 
 static struct world world; /* whose server is killed */
@@ -309,7 +310,7 @@ static void test_a_loss_is_remembered(void **state)
  * other. */
 static void test_changes_of_a_copy_stay(void **state)
 {
-	static uint8_t before[64 * FLASH_BLOCK_BYTES];
+	static uint8_t before[FILE_BYTES_MAX];
 	struct world copy;
 	uint64_t size;
 	uint8_t *file;
@@ -539,7 +540,7 @@ static void test_a_table_that_does_not_fit_the_map_ends_writes(void **state)
 /* The server is killed when a record is written, and the slots of its blocks are not yet freed. */
 static void test_a_newer_record_counts_more_than_a_page(void **state)
 {
-	static uint8_t before[64 * FLASH_BLOCK_BYTES];
+	static uint8_t before[FILE_BYTES_MAX];
 	struct world copy;
 	uint64_t size;
 
@@ -640,7 +641,7 @@ static void copy_disk(void)
 /* is_its: the copy stands for the disk. */
 static uint8_t *copy_file(bool is_its)
 {
-	static uint8_t before[64 * FLASH_BLOCK_BYTES];
+	static uint8_t before[FILE_BYTES_MAX];
 	uint64_t size;
 
 	sim_shared_copy("/disk/", cache_path);
@@ -675,7 +676,7 @@ static void expect_refused(const char *told, bool read_only)
 	store_options_fini(&options);
 }
 
-static void expect_not_started(const char *told)
+static void expect_not_started(int result, const char *told)
 {
 	struct world copy;
 
@@ -683,7 +684,7 @@ static void expect_not_started(const char *told)
 	while (!copy.started) {
 		assert_true(sim_step());
 	}
-	assert_int_equal(copy.start.result, -ESTALE);
+	assert_int_equal(copy.start.result, result);
 	assert_non_null(strstr(copy.start.error.text, told));
 	world_discard(&copy);
 }
@@ -702,7 +703,7 @@ static void test_pages_of_a_later_history_are_refused(void **state)
 	}
 	transfer(&world, STORE_WRITE, 0, NEW, 0);
 	before = copy_file(true);
-	expect_not_started("an earlier copy was put back");
+	expect_not_started(-ESTALE, "an earlier copy was put back");
 	expect_file(before);
 	/* The remedies. */
 	sim_shared_remove(cache_path);
@@ -861,7 +862,7 @@ static void test_a_name_of_before_the_restart_is_nothing(void **state)
 
 static uint8_t *watched;
 static uint64_t watched_size;
-static uint8_t *snapshots[SNAPSHOTS_MAX];
+static uint8_t snapshots[SNAPSHOTS_MAX][FILE_BYTES_MAX];
 static uint32_t snapshot_count;
 
 /* A page of the file is about to be written for the first time: a kill could come here. */
@@ -880,37 +881,59 @@ static void touched(int number, siginfo_t *info, void *context)
 	}
 }
 
-/* Changes a block that is cached, and looks what a kill at each of these moments leaves. */
-static void test_a_kill_in_a_write_leaves_the_old_or_the_new(void **state)
+/* Writes a block that is cached; snapshots are what a kill at each of these moments leaves. */
+static void watch_write(uint64_t tag, uint32_t flags)
 {
 	struct sigaction action = { .sa_sigaction = touched, .sa_flags = SA_SIGINFO };
 	struct sigaction before;
 
-	GMB_UNUSED(state);
-	setup();
 	watched = sim_shared_find("/disk/", &watched_size);
-	for (int i = 0; i < SNAPSHOTS_MAX; i++) {
-		snapshots[i] = malloc(watched_size);
-		assert_non_null(snapshots[i]);
-	}
+	snapshot_count = 0;
+	assert_in_range(watched_size, 1, FILE_BYTES_MAX);
 	assert_int_equal(sigaction(SIGSEGV, &action, &before), 0);
 	assert_int_equal(mprotect(watched, watched_size, PROT_READ), 0);
-	transfer(&world, STORE_WRITE, 0, OLD, 0);
+	transfer(&world, STORE_WRITE, 0, tag, flags);
 	assert_int_equal(mprotect(watched, watched_size, PROT_READ | PROT_WRITE), 0);
 	assert_int_equal(sigaction(SIGSEGV, &before, NULL), 0);
+}
+
+static void test_a_kill_in_a_write_leaves_the_old_or_the_new(void **state)
+{
+	GMB_UNUSED(state);
+	setup();
+	watch_write(OLD, 0);
 	assert_true(snapshot_count >= 2); /* its slot, and the entries */
 	for (uint32_t i = 0; i < snapshot_count; i++) {
-		uint64_t size;
-
-		memcpy(take(&size), snapshots[i], watched_size);
+		memcpy(take(&(uint64_t){ 0 }), snapshots[i], watched_size);
 		world_give_cache("copy");
 		expect(0, true);
 	}
 	(void)take(&(uint64_t){ 0 });
 	expect(1, true);
-	for (int i = 0; i < SNAPSHOTS_MAX; i++) {
-		free(snapshots[i]);
-	}
+	teardown();
+}
+
+/* Between the position and the entry of its page, and what it has written cannot be read. */
+static void test_a_kill_behind_a_record_does_not_hide_it(void **state)
+{
+	const struct flash *flash;
+	uint32_t at;
+
+	GMB_UNUSED(state);
+	setup();
+	flash = container_of(world.store, struct flash, base);
+	submit(0, STORE_FLUSH, 0, 0, 0);
+	wait_for(0);
+	transfer(&world, STORE_WRITE, 0, NEW, 0);
+	at = flash_segment_at(&flash->anchor.geometry, flash->log.head.segment);
+	at += flash->log.head.block;
+	watch_write(NEW + 500, STORE_FUA);
+	assert_int_equal(snapshot_count, 2);
+	memcpy(take(&(uint64_t){ 0 }), snapshots[1], watched_size);
+	world_give_cache("copy");
+	sim_disk_set_bad(sim_disk_find("copy"), flash_block_offset(flash, at), FLASH_BLOCK_BYTES,
+		true, false);
+	expect_not_started(-EUCLEAN, "cannot be read");
 	teardown();
 }
 
@@ -967,6 +990,7 @@ int main(void)
 		cmocka_unit_test(test_a_copy_of_a_disk_that_is_served),
 		cmocka_unit_test(test_a_name_of_before_the_restart_is_nothing),
 		cmocka_unit_test(test_a_kill_in_a_write_leaves_the_old_or_the_new),
+		cmocka_unit_test(test_a_kill_behind_a_record_does_not_hide_it),
 		cmocka_unit_test(test_a_slot_is_not_used_again_while_it_is_written),
 	};
 
