@@ -230,10 +230,11 @@ struct flash_views {
 	struct store_view_request *request; /* at hand, or NULL */
 	struct list_node waiting;	    /* requests behind it */
 	struct ring_op turn;		    /* on its way to be done */
-	bool holds;   /* changes wait: what came before is written, and a view made of it */
-	bool is_done; /* the request is, but for transfers in flight */
-	bool refuses; /* on-full=refuse, else drop */
-	bool is_full; /* refuses: changes fail that need space */
+	bool is_prepared; /* what was answered before it is in the log, or on the way there */
+	bool holds;	  /* changes wait: what came before is written, and a view made of it */
+	bool is_done;	  /* the request is, but for transfers in flight */
+	bool refuses;	  /* on-full=refuse, else drop */
+	bool is_full;	  /* refuses: changes fail that need space */
 	/* Refuses: the collector wins nothing any more. All changes fail, and flushes of what is in
 	 * the cache, until a view goes. */
 	bool is_stuck;

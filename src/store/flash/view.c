@@ -236,6 +236,7 @@ static void complete(struct flash *flash, int result)
 
 	views->request->result = result;
 	views->is_done = true;
+	views->is_prepared = false;
 	views->holds = false;
 	flash->io_count++;
 	ring_defer(flash->ring, &views->turn, 0, turn_done);
@@ -309,7 +310,6 @@ static void request_begin(struct flash *flash, struct store_view_request *reques
 
 	flash->views.request = request;
 	flash_views_look(flash);
-	flash_cache_want_written(flash);
 	result = check_request(flash, request);
 	if (result < 0) {
 		complete(flash, result);
@@ -351,6 +351,18 @@ bool flash_views_relieve(struct flash *flash)
 	return true;
 }
 
+/* What was answered before is written while clients go on. Not yet beside another checkpoint: when
+ * changes wait for the one of the view, they would wait for the end of that one as well. */
+static bool prepare(struct flash *flash)
+{
+	if (flash_checkpoint_runs(flash) || flash->checkpoint.is_asked || is_going(flash)) {
+		return false;
+	}
+	flash->views.is_prepared = true;
+	flash_cache_want_written(flash);
+	return true;
+}
+
 bool flash_views_step(struct flash *flash)
 {
 	struct flash_views *views = &flash->views;
@@ -360,8 +372,13 @@ bool flash_views_step(struct flash *flash)
 					     struct store_view_request, node));
 		return true;
 	}
-	if (views->holds || !is_creating(flash) || is_begun(flash) ||
-		!flash_cache_has_written(flash)) {
+	if (views->holds || !is_creating(flash) || is_begun(flash)) {
+		return false;
+	}
+	if (!views->is_prepared) {
+		return prepare(flash);
+	}
+	if (!flash_cache_has_written(flash)) {
 		return false;
 	}
 	/* Pages that came meanwhile are written as well, and nothing comes any more: without that

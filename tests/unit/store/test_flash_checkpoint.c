@@ -257,6 +257,37 @@ static void test_changes_are_answered_while_a_checkpoint_is_written(void **state
 	sim_stop();
 }
 
+/* Changes go on while it is written: they wait for the snapshot's own checkpoint only. */
+static void test_a_snapshot_waits_for_the_checkpoint_before_it(void **state)
+{
+	static struct world world;
+	struct store_part settle = {
+		.op = STORE_FLUSH, .flags = STORE_SETTLE, .done = world_part_done
+	};
+	uint32_t answered = 0;
+
+	GMB_UNUSED(state);
+	begin(&world);
+	store_submit(world.queues[0], &settle);
+	while (store_of(&world)->checkpoint.state < FLASH_CHECKPOINT_LEVEL_0) {
+		assert_true(sim_step());
+	}
+	ask(&world);
+	while (settle.op != STORE_OP_COUNT) {
+		write_next(&world);
+		answered += settle.op != STORE_OP_COUNT;
+	}
+	print_message("%u writes were answered before a snapshot was begun\n", answered);
+	assert_true(answered >= ANSWERED_MIN && !is_written());
+	while (!is_written()) {
+		write_next(&world);
+	}
+	check(&world, true);
+	crash(&world, true);
+	world_close(&world);
+	sim_stop();
+}
+
 /* --- what has become empty ------------------------------------------------------------------- */
 
 /* Segments that were filled since the checkpoint at hand began, and have nothing any more. */
@@ -756,6 +787,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_changes_are_answered_while_a_checkpoint_is_written),
+		cmocka_unit_test(test_a_snapshot_waits_for_the_checkpoint_before_it),
 		cmocka_unit_test(test_what_was_filled_and_emptied_meanwhile_is_not_erased),
 		cmocka_unit_test(test_what_was_overwritten_meanwhile_is_not_erased),
 		cmocka_unit_test(test_damage_to_what_came_meanwhile_is_told),
