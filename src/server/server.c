@@ -387,7 +387,7 @@ static void server_release(struct server *server)
 	listener_close(&server->metrics_listener);
 	acceptor_destroy(server->acceptor);
 	close_listeners(server);
-	if (exports_left(&server->exports) && server->exit_status == 0) {
+	if (!exports_end(&server->exports) && server->exit_status == 0) {
 		server->exit_status = 1;
 	}
 	if (!reload_destroy(server->reload)) {

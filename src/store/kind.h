@@ -64,8 +64,8 @@ struct store_ops {
 	bool (*place)(struct store *store, struct store_place *place_out);
 	/* See store_settles(): the flush has its flag, and close changes nothing when is_let_go. */
 	bool settles;
-	/* Optional: see store_left(). */
-	uint64_t (*left)(struct store *store);
+	/* Optional: see store_end(); not called when is_let_go. */
+	uint64_t (*end)(struct store *store);
 	/* Optional, with settles and without start: see store_take(). */
 	int (*take)(struct store *store, struct error *error);
 	/* Kinds with an owner, optional, all three or none: see store_view_open() and its

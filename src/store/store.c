@@ -175,10 +175,10 @@ int store_open(const struct store_options *options, struct store **store_out, st
 	return 0;
 }
 
-uint64_t store_left(struct store *store)
+uint64_t store_end(struct store *store)
 {
 	store = innermost(store);
-	return store->ops->left != NULL ? store->ops->left(store) : 0;
+	return store->ops->end != NULL && !store->is_let_go ? store->ops->end(store) : 0;
 }
 
 void store_close(struct store *store)

@@ -477,9 +477,10 @@ GMB_MUST_CHECK int store_create(
  * do is an error that says so, never a silent fallback. */
 GMB_MUST_CHECK int store_open(
 	const struct store_options *options, struct store **store_out, struct error *error);
-/* Bytes of changes that were answered and that will be in memory only when the store is closed,
- * because it has failed. All parts are done. */
-uint64_t store_left(struct store *store);
+/* Writes what the store has in memory only, as store_close() does otherwise. Returns bytes of
+ * changes that were answered and stay in memory: it has failed, or finds no room for them. All
+ * queues are destroyed. Blocks. */
+uint64_t store_end(struct store *store);
 /* All queues must be destroyed. NULL is a no-op. */
 void store_close(struct store *store);
 

@@ -403,6 +403,34 @@ class Flash(support.Case):
         self.assertEqual(server.stop()[0], 0)
         self.check()
 
+    def test_changes_that_the_end_of_the_server_cannot_write_are_told(self):
+        small = self.mount_small()
+        self.file = os.path.join(small, "disk.flash")
+        self.assertEqual(self.gmblock("create", f"--size={FILE}", "--segment=256K",
+                                      f"flash:{self.file}").returncode, 0)
+        self.uuid = self.check()["uuid"]
+        server = self.serve("cache=4M")
+        cache, = self.caches()
+        data = [self.random.randbytes(BLOCK) for _ in range(500)]
+        with nbdmini.open_export(server.uri, b"") as client:
+            for number, block in enumerate(data):
+                client.write(number * BLOCK, block)
+        filler = os.path.join(small, "filler")
+        with open(filler, "wb", buffering=0) as file, self.assertRaises(OSError) as full:
+            while True:
+                file.write(bytes(BLOCK))
+        self.assertEqual(full.exception.errno, errno.ENOSPC)
+        status, errors = server.stop()
+        self.assertEqual(status, 1, errors)
+        self.assertRegex(errors, rf"\d+ changed blocks are only in its cache file '{cache}', in memory")
+        os.remove(filler)
+        server = self.serve()
+        with nbdmini.open_export(server.uri, b"") as client:
+            for number, block in enumerate(data):
+                self.assertEqual(client.read(number * BLOCK, BLOCK), block)
+        self.assertEqual(server.stop()[0], 0)
+        self.check()
+
     def test_a_full_filesystem_can_be_read_and_recovers_with_room(self):
         small = self.mount_small()
         self.file = os.path.join(small, "disk.flash")

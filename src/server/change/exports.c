@@ -311,14 +311,14 @@ void exports_free(struct exports *exports)
 	*exports = (struct exports){ 0 };
 }
 
-bool exports_left(const struct exports *exports)
+bool exports_end(const struct exports *exports)
 {
+	uint64_t left = 0;
+
 	for (uint32_t i = 0; i < exports->count; i++) {
-		if (store_left(exports->exports[i]->store) > 0) {
-			return true;
-		}
+		left += store_end(exports->exports[i]->store);
 	}
-	return false;
+	return left == 0;
 }
 
 int gone_create(const struct served *served, struct gone **gone_out, struct error *error)

@@ -57,8 +57,8 @@ void exports_close(struct exports *exports);
 GMB_MUST_CHECK int exports_create(uint32_t room, struct exports *exports, struct error *error);
 /* Takes the entry; there is room. */
 void exports_append(struct exports *exports, struct served *served);
-/* A disk whose store has failed has changes that are in memory only. */
-bool exports_left(const struct exports *exports);
+/* Writes what disks have in memory only. False: changes of one stay there. No reactor is left. */
+bool exports_end(const struct exports *exports);
 /* Frees the table without its entries. */
 void exports_free(struct exports *exports);
 /* An entry about to be removed, which its successors at the same path will wait for. -ENOMEM. */

@@ -616,55 +616,63 @@ void flash_settle(struct flash *flash, struct store_part *part)
 	flash_checkpoint_ask(flash);
 }
 
-/* Writes what is in the cache. What finds no room beside snapshots stays in the file. */
-static void drain(struct flash *flash)
+/* Goes on until there is nothing to be done. */
+static void work(struct flash *flash)
 {
-	flash->cache.is_draining = true;
 	do {
 		flash_pump(flash);
 	} while (flash_io_block(flash));
+}
+
+/* What is in the cache first. */
+static void write_all(struct flash *flash)
+{
+	flash->is_closing = true;
+	flash->cache.is_draining = true;
+	work(flash);
 	flash->cache.is_draining = false;
-	if (flash->failed == 0 && flash_cache_is_dirty(&flash->cache)) {
+	flash_checkpoint_ask(flash);
+	work(flash);
+}
+
+/* Changes in the cache file, of which nothing can be written after an error, and what finds no room
+ * beside snapshots stays. */
+static void tell_left(const struct flash *flash, uint32_t left)
+{
+	if (flash->failed == 0) {
 		log_warning(
 			"flash store '%s' has no room for what is in its cache: it stays in the "
 			"cache file until the store is served again",
 			flash->path);
-	}
-}
-
-/* After an error nothing of the cache can be written. */
-static void tell_left(const struct flash *flash)
-{
-	uint64_t left = flash_left((struct store *)(uintptr_t)&flash->base);
-
-	if (left > 0) {
-		log_error("flash store '%s': %llu changed blocks are only in its cache file '%s', "
-			  "in memory, since its log has failed: %s; serve the store again, with "
+	} else {
+		log_error("flash store '%s': %u changed blocks are only in its cache file '%s', in "
+			  "memory, since its log has failed: %s; serve the store again, with "
 			  "that put right, before the machine stops",
-			flash->path, (unsigned long long)(left >> FLASH_BLOCK_SHIFT),
-			flash->cache.file.path, strerror(-flash->failed));
+			flash->path, left, flash->cache.file.path, strerror(-flash->failed));
 	}
 }
 
-uint64_t flash_left(struct store *store)
+static bool has_to_write(const struct flash *flash)
 {
-	const struct flash *flash = container_of(store, struct flash, base);
-
-	return flash->failed == 0 ? 0 : (uint64_t)flash_cache_left(flash) << FLASH_BLOCK_SHIFT;
+	return !flash->is_read_only && flash->failed == 0 && flash->counters.checkpoints > 0 &&
+	       (flash->log.since_checkpoint > 0 || flash->anchor.cache_tag != 0 ||
+		       flash_checkpoint_runs(flash));
 }
 
-void flash_checkpoint_last(struct flash *flash)
+uint64_t flash_end(struct store *store)
 {
-	tell_left(flash);
-	if (flash->is_read_only || flash->failed != 0 || flash->counters.checkpoints == 0 ||
-		(flash->log.since_checkpoint == 0 && flash->anchor.cache_tag == 0 &&
-			!flash_checkpoint_runs(flash))) {
-		return;
+	struct flash *flash = container_of(store, struct flash, base);
+	uint32_t left = 0;
+
+	if (!flash->has_ended && has_to_write(flash)) {
+		write_all(flash);
 	}
-	flash->is_closing = true;
-	drain(flash);
-	flash_checkpoint_ask(flash);
-	do {
-		flash_pump(flash);
-	} while (flash_io_block(flash));
+	if (flash->failed != 0 || flash->counters.checkpoints > 0) { /* else it was not served */
+		left = flash_cache_left(flash);
+	}
+	if (!flash->has_ended && left > 0) {
+		tell_left(flash, left);
+	}
+	flash->has_ended = true;
+	return (uint64_t)left << FLASH_BLOCK_SHIFT;
 }

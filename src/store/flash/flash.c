@@ -423,7 +423,7 @@ static void flash_close(struct store *base)
 	if (base->is_let_go) {
 		store_let_go(flash->below);
 	} else {
-		flash_checkpoint_last(flash);
+		(void)flash_end(base);
 	}
 	flash_cache_close(flash);
 	release(flash);
@@ -740,7 +740,7 @@ static const struct store_ops flash_ops = {
 	.view_ask = flash_view_ask,
 	.views = flash_views_list,
 	.settles = true,
-	.left = flash_left,
+	.end = flash_end,
 };
 
 const struct store_kind flash_store_kind = {

@@ -425,6 +425,7 @@ struct flash {
 	/* Started, and nothing is written before the first part, as struct store_start says. */
 	bool is_quiet;
 	bool is_closing;	   /* there is no ring any more */
+	bool has_ended;		   /* flash_end() */
 	struct list_node blocking; /* transfers of the end */
 	bool start_has_ended;	   /* but for transfers in flight */
 
@@ -706,10 +707,8 @@ bool flash_checkpoint_step(struct flash *flash);
 void flash_checkpoint_synced(struct flash *flash, int result);
 /* The part, a flush, is done when all is in a checkpoint, as after a close. */
 void flash_settle(struct flash *flash, struct store_part *part);
-/* See store_left(). */
-uint64_t flash_left(struct store *store);
-/* The last one, when the store is closed and all parts are done. Blocks; without a ring. */
-void flash_checkpoint_last(struct flash *flash);
+/* See store_end(): the last one, when all parts are done. Blocks; without a ring. */
+uint64_t flash_end(struct store *store);
 static inline bool flash_checkpoint_runs(const struct flash *flash)
 {
 	return flash->checkpoint.state != FLASH_CHECKPOINT_NONE;
