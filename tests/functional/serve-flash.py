@@ -533,6 +533,17 @@ class Flash(support.Case):
                 self.assertEqual(client.read(number * MIB, BLOCK),
                                  (bytes([65 + number]) if number < 3 else bytes(1)) * BLOCK)
         self.assertEqual(server.stop()[0], 0)
+        self.assertEqual(self.gmblock("check", "--rebuild", self.file).returncode, 1)  # gives up no data
+        result = self.gmblock("check", "--accept-loss", self.file)
+        self.assertEqual((result.returncode, "wrong" in result.stdout), (0, False), result)
+        self.assertIn("the log goes on without them, as was asked for", result.stderr)
+        server = self.serve()
+        with nbdmini.open_export(server.uri, b"") as client:
+            client.write(3 * MIB, b"D" * BLOCK)
+            for number in range(4):
+                self.assertEqual(client.read(number * MIB, BLOCK), bytes([65 + number]) * BLOCK)
+        self.assertEqual(server.stop()[0], 0)
+        self.check()
 
     def refused(self, *words, keys=()):
         result = self.gmblock("serve", "--export", ",".join(["=flash:" + self.file, *keys]),
