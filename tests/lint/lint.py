@@ -4,7 +4,8 @@
     lint.py CHECK [--root DIR] [--cc COMPILER] [--format CLANG_FORMAT] [--mandoc MANDOC]
 
 Exit status 0: clean. 1: at least one finding, each printed as "file:line: text". 77: the tool
-the check needs is not installed. lint.py --list prints the names of the checks.
+the check needs is not installed. lint.py --list prints the names of the checks. lint.py --lower lowers
+the numbers in limits.txt to those of today; limits.py has the checks that use it.
 selftest.py shows for every check that it can fail.
 """
 import argparse
@@ -15,6 +16,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+
+sys.dont_write_bytecode = True
+import limits  # noqa: E402 (no folder of compiled modules in the source tree)
+from tree import SOURCES, blank, files, read  # noqa: E402
 
 # The floors of the house, lowest first; the floors of one row are siblings and do not know each
 # other. attach builds on client, so it stands above it. docs/design/0001 has the reasons.
@@ -72,34 +77,16 @@ STRANGERS = [
 ]
 
 LINES_MAX = 1000
-SOURCES = (".c", ".h", ".cc", ".hh")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
-NOT_SOURCE = {".git", ".ci-cache", "__pycache__"}
 
 
 class MissingTool(Exception):
     """The external tool of a check is not installed."""
 
 
-def files(root, tops, suffixes):
-    """Paths relative to root, sorted, below the given folders, with one of the suffixes."""
-    found = []
-    for top in tops:
-        for folder, names, entries in os.walk(os.path.join(root, top)):
-            names[:] = [n for n in names if n not in NOT_SOURCE and not n.startswith("build")]
-            found.extend(os.path.relpath(os.path.join(folder, entry), root)
-                         for entry in entries if entry.endswith(suffixes))
-    return sorted(found)
-
-
 def c_files(root):
     """The transport of omniORB is the one part in C++: .cc and .hh."""
     return files(root, ["src", "include", "tests", "bench", "examples"], SOURCES)
-
-
-def read(root, path):
-    with open(os.path.join(root, path), encoding="utf-8", errors="replace") as source:
-        return source.read()
 
 
 def without_comments_and_strings(text):
@@ -235,10 +222,6 @@ def check_braces(options):
             yield path, text.count("\n", 0, match.start()) + 1, f"{word} without braces"
 
 
-def blank(match):
-    return re.sub(r"[^\n]", " ", match.group())
-
-
 def past_parentheses(text, start):
     """The place behind the parenthesis that closes the one which opens next."""
     depth = 0
@@ -339,6 +322,7 @@ CHECKS = {
     "manuals": check_manuals,
     "listed": check_listed,
     "scripts": check_scripts,
+    **limits.CHECKS,
 }
 
 
@@ -346,6 +330,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("check", nargs="?", choices=sorted(CHECKS))
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--lower", action="store_true")
     parser.add_argument("--root", default=os.path.join(os.path.dirname(__file__), "..", ".."))
     parser.add_argument("--cc", default="cc")
     parser.add_argument("--format", default="clang-format-14")
@@ -354,6 +339,9 @@ def main():
     options.root = os.path.realpath(options.root)
     if options.list:
         print("\n".join(CHECKS))
+        return 0
+    if options.lower:
+        limits.lower(options.root)
         return 0
     if options.check is None:
         parser.error("which check?")

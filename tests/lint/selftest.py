@@ -26,7 +26,31 @@ PAGE = """.Dd November 21, 2026
 .Op Ar path
 .Sh DESCRIPTION
 It serves.
+.Bl -tag -width Ds
+.It Fl -fast Ar n
+Faster.
+.It Cm color Ns = Ns Ar name
+A color.
+.El
 """
+
+# Of the clean tree below.
+LIMITS = """# A limit and its reason.
+code src 0 the start
+code src/base 50 bytes
+code src/cli 0 commands
+code src/memory 1 an arena
+code src/nbd 1 messages
+code src/ring 0 the loop
+code src/store 2 files
+code src/tools 0 what commands do
+keys src 0 there is one table
+shared-names src 0 none
+short-header src/base/bytes.h one noun
+short-header src/memory/arena.h one noun
+short-header src/nbd/wire.h one noun
+"""
+STATIC = "static int %s(void)\n{\n\treturn 1;\n}\n"
 
 CLEAN = {
     "src/meson.build": "sources = files('base/bytes.c', 'store/file.c', 'cli/serve.c', "
@@ -40,7 +64,7 @@ CLEAN = {
                         "\t\treturn 2;\n\t}\n"
                         "\treturn text != 0;\n}\n",
     "src/ring/linux.c": "#include <liburing.h>\n#include <sys/socket.h>\n",
-    "src/store/file.c": "#include <stdio.h>\n\n#include \"base/bytes.h\"\n",
+    "src/store/file.c": "#include <stdio.h>\n\n#include \"base/bytes.h\"\n\n" + STATIC % "file_bytes",
     "src/memory/arena.h": "#pragma once\n",
     "src/nbd/wire.h": "#pragma once\n",
     "src/main.c": "#include \"nbd/wire.h\"\n",
@@ -49,6 +73,7 @@ CLEAN = {
     "tests/unit/test_bytes.c": "\n",
     "src/tools/serve_parse.c": "#include \"nbd/wire.h\"\n",
     "docs/man/gmblock-serve.1": PAGE,
+    "tests/lint/limits.txt": LIMITS,
     "scripts/run": "#!/bin/bash\necho \"$1\"\n",
 }
 
@@ -92,6 +117,20 @@ BAD = [
     ("banned", "src/engine/bad.c", "/* as NBD has it */\n", "knows no protocol"),
     ("banned", "src/engine/bad.c", "int gmb_bad;\n", "knows no protocol"),
     ("banned", "src/server/bad.c", "int nbd_bad;\n", "no protocol"),
+    # The number of a folder is in limits.txt, so that is where it is found to be wrong.
+    ("code", "src/base/more.c", "int more;\n" * 39, "code src/base: 51, more than 50"),
+    ("code", "src/fresh/new.c", "int fresh;\n", "code src/fresh: 1, and no limit"),
+    ("code", "tests/lint/limits.txt", LIMITS + "code src/gone 5 was here\n", "there is none any more"),
+    ("code", "tests/lint/limits.txt", LIMITS + "code src/bare 5\n", "a limit has a reason"),
+    ("code", "tests/lint/limits.txt", LIMITS + "code src/none few lines\n", "few: not a number"),
+    ("code", "tests/lint/limits.txt", LIMITS + "walks src 5 typing mistake\n", "no such kind"),
+    ("code", "tests/lint/limits.txt", LIMITS + "code src/nbd 2 again\n", "stands twice"),
+    ("keys", "src/cli/twice.c", 'const char *a[] = { "fast", "--fast" };\n', "keys src: 1, more than 0"),
+    ("keys", "src/cli/twice.c", 'const char *a[] = { "color", "color=red" };\n', "color 2"),
+    ("names", "src/nbd/twin.c", STATIC % "file_bytes", "file_bytes in src/nbd/twin.c, src/store/file.c"),
+    ("sizes", "src/base/tiny.h", "#pragma once\n", "fewer than 40"),
+    ("sizes", "src/base/big.c", "\n" * 901, "more than 900"),
+    ("sizes", "tests/lint/limits.txt", LIMITS + "long-file src/base/bytes.c one noun\n", "there is none any more"),
     ("scripts", "scripts/oops", "#!/bin/bash\ncd nowhere\nrm -rf $x/*\n", "SC2115"),
 ]
 for call in ("strcpy", "strncpy", "strcat", "sprintf", "vsprintf", "strtok", "atoi", "atol",
@@ -123,6 +162,16 @@ def with_tree(extra, check, tools):
         return lint(root, check, tools)
 
 
+def lowered(tools):
+    """What --lower makes of limits that are too high."""
+    with tempfile.TemporaryDirectory() as root:
+        plant(root, CLEAN)
+        plant(root, {"tests/lint/limits.txt": LIMITS.replace("base 50", "base 70").replace("keys src 0", "keys src 7")})
+        lint(root, "--lower", tools)
+        with open(os.path.join(root, "tests/lint/limits.txt"), encoding="utf-8") as changed:
+            return changed.read()
+
+
 def main(tools):
     names = subprocess.run([sys.executable, LINT, "--list"], capture_output=True, text=True,
                            check=True).stdout.split()
@@ -147,8 +196,9 @@ def main(tools):
         if check in skipped:
             continue
         status, output = with_tree({path: text}, check, tools)
-        report(status == 1 and words in output and path in output,
+        report(status == 1 and words in output and (path in output or "limits.txt:" in output),
                f"{check} missed {path} ({words!r}), status {status}", output)
+    report(lowered(tools) == LIMITS, "--lower does not write the numbers of the clean tree", lowered(tools))
     status, _ = lint(HERE, "nonsense", tools)
     report(status == 2, "an unknown check is refused", "")
     print(f"{len(BAD)} bad samples, {failures} failures")
