@@ -625,7 +625,7 @@ static void work(struct flash *flash)
 }
 
 /* What is in the cache first. */
-static void write_all(struct flash *flash)
+static void write_at_end(struct flash *flash)
 {
 	flash->is_closing = true;
 	flash->cache.is_draining = true;
@@ -665,7 +665,7 @@ uint64_t flash_end(struct store *store)
 	uint32_t left = 0;
 
 	if (!flash->has_ended && has_to_write(flash)) {
-		write_all(flash);
+		write_at_end(flash);
 	}
 	if (flash->failed != 0 || flash->counters.checkpoints > 0) { /* else it was not served */
 		left = flash_cache_left(flash);
