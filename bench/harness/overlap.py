@@ -18,7 +18,7 @@ import sys
 from . import against, daemons, measure, session, spellings
 
 CLIENT_TIMEOUT_S = 120
-STATES = ("init", "read", "send_init", "send")
+STATES = ("wait", "disk", "overlap", "network")
 # How a way is called, the keys of its export, and what its client asks for.
 WAYS = {
     "off": ("overlap=off", "any"),

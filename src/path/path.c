@@ -103,10 +103,10 @@ bool path_is_slow(const struct path *path)
 
 static void path_set_state(struct path_request *request, enum path_state state)
 {
-	GMB_ASSERT(state > request->state || state == PATH_STATE_INIT);
+	GMB_ASSERT(state > request->state || state == PATH_STATE_WAIT);
 	request->state = state;
 	/* The first two edges belong to the batch in which the request was taken. */
-	request->edge_ns[state] = state <= PATH_STATE_READ ? ring_batch_ns(request->path->ring)
+	request->edge_ns[state] = state <= PATH_STATE_DISK ? ring_batch_ns(request->path->ring)
 							   : ring_now_ns(request->path->ring);
 }
 
@@ -471,8 +471,8 @@ static void path_part_done(struct store_part *part, int result)
 		}
 		stream->valid = stream->length;
 		ready_insert(request, stream);
-		if (request->state < PATH_STATE_SEND_INIT && !request->whole) {
-			path_set_state(request, PATH_STATE_SEND_INIT);
+		if (request->state < PATH_STATE_OVERLAP && !request->whole) {
+			path_set_state(request, PATH_STATE_OVERLAP);
 		}
 	} else if (request->op == STORE_EXTENTS && result == 0 && !request->abandoned) {
 		request->extents = part->extents; /* until path_finish() */
@@ -481,7 +481,7 @@ static void path_part_done(struct store_part *part, int result)
 		stream_drop(stream);
 	}
 	if (path_status(request) != PATH_PENDING) {
-		path_set_state(request, PATH_STATE_SEND);
+		path_set_state(request, PATH_STATE_NETWORK);
 	} else if ((request->op == STORE_READ || request->placement != NULL) &&
 		   request->error == 0 && !request->abandoned) {
 		pump(request);
@@ -504,8 +504,8 @@ static void part_progressed(struct store_part *part, uint64_t bytes)
 	}
 	stream->valid = (uint32_t)bytes;
 	ready_insert(request, stream);
-	if (request->state < PATH_STATE_SEND_INIT) {
-		path_set_state(request, PATH_STATE_SEND_INIT);
+	if (request->state < PATH_STATE_OVERLAP) {
+		path_set_state(request, PATH_STATE_OVERLAP);
 	}
 	request->progress(request);
 }
@@ -522,7 +522,7 @@ static void trace_submitted(struct path_stream *stream, uint64_t length, bool be
 	}
 	path_trace_submitted(stream->traced, now_ns);
 	if (begins) {
-		request->edge_ns[PATH_STATE_READ] = now_ns;
+		request->edge_ns[PATH_STATE_DISK] = now_ns;
 	}
 }
 
@@ -533,7 +533,7 @@ static bool path_part_submit(struct path_stream *stream, uint64_t length, bool p
 	struct path_request *request = stream->request;
 	struct store_part *part = &stream->part;
 	struct late_writes *late = request->export->late_port.late;
-	bool begins = request->state == PATH_STATE_INIT;
+	bool begins = request->state == PATH_STATE_WAIT;
 
 	part->op = request->op;
 	part->flags = request->flags | (page_cache ? 0 : request->part_flags);
@@ -561,7 +561,7 @@ static bool path_part_submit(struct path_stream *stream, uint64_t length, bool p
 		return true; /* path_resume() goes on */
 	}
 	if (begins) {
-		path_set_state(request, PATH_STATE_READ);
+		path_set_state(request, PATH_STATE_DISK);
 	}
 	if (unlikely(request->record != NULL)) {
 		trace_submitted(stream, length, begins);
@@ -593,7 +593,7 @@ void path_resume(struct path_stream *stream)
 	}
 	stream_drop(stream);
 	if (path_status(request) != PATH_PENDING) {
-		path_set_state(request, PATH_STATE_SEND);
+		path_set_state(request, PATH_STATE_NETWORK);
 	}
 	request->progress(request);
 }
@@ -774,7 +774,7 @@ void path_start(struct path *path, struct path_request *request)
 	}
 	list_init(&request->ready);
 	list_init(&request->stalled_node);
-	path_set_state(request, PATH_STATE_INIT);
+	path_set_state(request, PATH_STATE_WAIT);
 	request->record = NULL;
 	if (unlikely(path->trace != NULL)) {
 		const struct path_trace_name name = { request->export->name,
@@ -976,7 +976,7 @@ void path_finish(struct path_request *request)
 	}
 	request->path->slow_count -= request->slow;
 	if (!request->abandoned) {
-		path_set_state(request, PATH_STATE_FIN);
+		path_set_state(request, PATH_STATE_DONE);
 		path_account(request);
 	}
 	if (unlikely(request->record != NULL)) {

@@ -53,10 +53,10 @@ static uint32_t latency_bucket(uint64_t ns)
 void path_stats_add(struct path_stats *stats, const uint64_t edge_ns[PATH_STATE_COUNT],
 	uint64_t bytes, bool failed)
 {
-	uint64_t end_ns = edge_ns[PATH_STATE_FIN];
-	uint64_t total_ns = end_ns - edge_ns[PATH_STATE_INIT];
+	uint64_t end_ns = edge_ns[PATH_STATE_DONE];
+	uint64_t total_ns = end_ns - edge_ns[PATH_STATE_WAIT];
 
-	for (int state = PATH_STATE_SEND; state >= PATH_STATE_INIT; state--) {
+	for (int state = PATH_STATE_NETWORK; state >= PATH_STATE_WAIT; state--) {
 		if (edge_ns[state] != 0) {
 			stats->state_ns[state] += end_ns - edge_ns[state];
 			end_ns = edge_ns[state];
@@ -73,10 +73,10 @@ void path_stats_add(struct path_stats *stats, const uint64_t edge_ns[PATH_STATE_
 void path_operation_add(struct path_operation *operation, const uint64_t edge_ns[PATH_STATE_COUNT],
 	uint64_t length, bool failed)
 {
-	uint64_t end_ns = edge_ns[PATH_STATE_FIN];
+	uint64_t end_ns = edge_ns[PATH_STATE_DONE];
 
 	path_stats_add(&operation->classes[path_size_class(length)], edge_ns, length, failed);
-	for (int state = PATH_STATE_SEND; state >= PATH_STATE_INIT; state--) {
+	for (int state = PATH_STATE_NETWORK; state >= PATH_STATE_WAIT; state--) {
 		if (edge_ns[state] != 0) {
 			operation->phases[state][latency_bucket(end_ns - edge_ns[state])]++;
 			end_ns = edge_ns[state];
@@ -118,7 +118,7 @@ void path_operation_merge(struct path_operation *into, const struct path_operati
 	for (int size_class = 0; size_class < PATH_SIZE_CLASS_COUNT; size_class++) {
 		path_stats_merge(&into->classes[size_class], &from->classes[size_class]);
 	}
-	for (int state = 0; state < PATH_STATE_FIN; state++) {
+	for (int state = 0; state < PATH_STATE_DONE; state++) {
 		for (int bucket = 0; bucket < PATH_LATENCY_BUCKETS; bucket++) {
 			into->phases[state][bucket] += from->phases[state][bucket];
 		}
@@ -168,13 +168,13 @@ static const struct counter path_stats_counter_list[] = {
 	PATH_COUNTER(errors, COUNTER_ITEMS, "errors", "Requests of them that failed"),
 	PATH_COUNTER(bytes, COUNTER_BYTES, "bytes", "Bytes of those that did not fail"),
 	PATH_COUNTER(total_ns, COUNTER_NS, "total_ns", "Sum of the latencies"),
-	PATH_COUNTER(state_ns[PATH_STATE_INIT], COUNTER_NS, "init_ns",
+	PATH_COUNTER(state_ns[PATH_STATE_WAIT], COUNTER_NS, "wait_ns",
 		"Waiting for memory, or for the first bytes of the payload of a write"),
-	PATH_COUNTER(state_ns[PATH_STATE_READ], COUNTER_NS, "read_ns",
+	PATH_COUNTER(state_ns[PATH_STATE_DISK], COUNTER_NS, "disk_ns",
 		"The disk works and nothing can be sent yet"),
-	PATH_COUNTER(state_ns[PATH_STATE_SEND_INIT], COUNTER_NS, "send_init_ns",
+	PATH_COUNTER(state_ns[PATH_STATE_OVERLAP], COUNTER_NS, "overlap_ns",
 		"Data is sent while the disk still works on the rest"),
-	PATH_COUNTER(state_ns[PATH_STATE_SEND], COUNTER_NS, "send_ns",
+	PATH_COUNTER(state_ns[PATH_STATE_NETWORK], COUNTER_NS, "network_ns",
 		"The disk is done and data is still being sent"),
 };
 
@@ -183,8 +183,8 @@ const struct counter_table path_stats_counter_table = { "operation", "export,ope
 
 const char *path_state_name(enum path_state state)
 {
-	static const char *const names[PATH_STATE_COUNT] = { "init", "read", "send_init", "send",
-		"fin" };
+	static const char *const names[PATH_STATE_COUNT] = { "wait", "disk", "overlap", "network",
+		"done" };
 
 	return names[state];
 }

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "control/control.h"
+#include "path/stats.h"
 #include "store/store.h"
 
 enum { QUOTE_BYTES = 256 };
@@ -224,7 +225,6 @@ static const char *operation_text(char out[QUOTE_BYTES], const json_t *operation
 static void show_operation(const json_t *operation)
 {
 	static const char *const latencies[] = { "mean", "p50", "p90", "p99", "p99_9", "max" };
-	static const char *const states[] = { "init", "read", "send_init", "send" };
 	char text[PRINT_US_BYTES];
 	char gb[GB_BYTES];
 	char shown[QUOTE_BYTES];
@@ -237,9 +237,9 @@ static void show_operation(const json_t *operation)
 		printf(" %10s",
 			print_us(text, tools_stats_number(operation, "latency_us", latencies[i])));
 	}
-	for (size_t i = 0; i < ARRAY_COUNT(states); i++) {
-		printf(" %10s",
-			print_us(text, tools_stats_number(operation, "state_us", states[i])));
+	for (int i = 0; i < PATH_STATE_DONE; i++) {
+		printf(" %10s", print_us(text, tools_stats_number(operation, "state_us",
+						       path_state_name((enum path_state)i))));
 	}
 	printf("\n");
 }
@@ -465,7 +465,7 @@ void stats_show(const json_t *document)
 		printf("  %-8s %-8s %10s %7s %9s %10s %10s %10s %10s %10s %10s %10s %10s %10s "
 		       "%10s\n",
 			"", "size", "requests", "errors", "GB", "mean", "p50", "p90", "p99",
-			"p99.9", "max", "init", "read", "send_init", "send");
+			"p99.9", "max", "wait", "disk", "overlap", "network");
 		for (size_t k = 0; k < json_array_size(operations); k++) {
 			show_operation(json_array_get(operations, k));
 		}
@@ -549,8 +549,8 @@ static double mean_since(
 static const struct {
 	const char *name;
 	bool is_wide;
-} watched_states[] = { { "init", true }, { "read", false }, { "send_init", true },
-	{ "send", false } };
+} watched_states[] = { { "wait", true }, { "disk", false }, { "overlap", true },
+	{ "network", false } };
 
 static void show_change(const json_t *operation, const json_t *before, double seconds, bool is_wide)
 {

@@ -192,8 +192,6 @@ static int compare_offsets(const void *a, const void *b)
 
 static int parse_request(const json_t *object, struct trace_request *request)
 {
-	static const char *const states[TRACE_REQUEST_STATES] = { "init", "read", "send_init",
-		"send" };
 	const json_t *state_us = json_object_get(object, "state_us");
 	const json_t *parts = json_object_get(object, "parts");
 	const char *export = trace_request_text_of(object, "export");
@@ -205,8 +203,8 @@ static int parse_request(const json_t *object, struct trace_request *request)
 	request->error = trace_request_text_of(object, "error");
 	request->total_us = time_us(object, "total_us");
 	request->parts_more = (uint32_t)trace_request_bytes_of(object, "parts_more");
-	for (int i = 0; i < TRACE_REQUEST_STATES; i++) {
-		request->state_us[i] = time_us(state_us, states[i]);
+	for (int i = 0; i < PATH_STATE_DONE; i++) {
+		request->state_us[i] = time_us(state_us, path_state_name((enum path_state)i));
 	}
 	if (request->operation == NULL || !json_is_array(parts) || request->total_us < 0) {
 		return -EPROTO;

@@ -123,15 +123,15 @@ static void draw_panel(const struct panel *panel, double begin)
 	const struct trace_request *request = panel->request;
 	char title[TRACE_REQUEST_TITLE_BYTES];
 	char figures[LABEL_BYTES];
-	char times[TRACE_REQUEST_STATES + 1][PRINT_US_BYTES];
+	char times[PATH_STATE_DONE + 1][PRINT_US_BYTES];
 
-	for (int i = 0; i < TRACE_REQUEST_STATES; i++) {
+	for (int i = 0; i < PATH_STATE_DONE; i++) {
 		print_us(times[i], request->state_us[i]);
 	}
-	snprintf(figures, sizeof(figures), "%s in %s: init %s, disk %s, overlap %s, network %s",
+	snprintf(figures, sizeof(figures), "%s in %s: wait %s, disk %s, overlap %s, network %s",
 		request->error != NULL ? "failed" : "done",
-		print_us(times[TRACE_REQUEST_STATES], request->total_us), times[0], times[1],
-		times[2], times[3]);
+		print_us(times[PATH_STATE_DONE], request->total_us), times[0], times[1], times[2],
+		times[3]);
 	svg_label(panel->out, LEFT, begin + 14, "sub", trace_request_title(title, request));
 	svg_label(panel->out, LEFT, begin + 31, "sub", figures);
 	trace_request_plot_draw_axes(panel);

@@ -115,8 +115,8 @@ class Terminal(support.Case):
 
     def check_watch(self, columns):
         self.open(columns, "stats", "--watch=0.2", self.control)
-        head = self.wait_for_line("requests", "rate", "mean", " send")
-        self.assertEqual(any("send_init" in line for line in head), columns == 120)
+        head = self.wait_for_line("requests", "rate", "mean", " network")
+        self.assertEqual(any("overlap" in line for line in head), columns == 120)
         self.wait_for_line("read", "<=", "/s")
         first = self.screen()
         self.wait_for(lambda: self.screen() != first)

@@ -557,7 +557,6 @@ static void write_export_family(const struct writer *w, const struct family *fam
 
 static void write_phases(const struct writer *w)
 {
-	static const char *const names[PATH_STATE_FIN] = { "wait", "disk", "overlap", "network" };
 	static const char name[] = "request_phase_seconds";
 
 	metrics_write_head(w, name, METRIC_HISTOGRAM, "seconds",
@@ -570,13 +569,14 @@ static void write_phases(const struct writer *w)
 			struct path_stats sum;
 			bool has_any = add_sizes(operation, &sum);
 
-			for (int state = 0; has_any && state < PATH_STATE_FIN; state++) {
+			for (int state = 0; has_any && state < PATH_STATE_DONE; state++) {
 				char labels[2 * LABELS_BYTES];
 				const struct subject subject =
 					of_export(w->summary->view->exports[i], labels);
 
 				snprintf(labels, sizeof(labels), "operation=\"%s\",phase=\"%s\"",
-					store_op_name((enum store_op)op), names[state]);
+					store_op_name((enum store_op)op),
+					path_state_name((enum path_state)state));
 				write_histogram(w, name, &subject, operation->phases[state],
 					sum.state_ns[state]);
 			}

@@ -69,7 +69,7 @@ static json_t *operation_json(const struct path_stats *stats, int op)
 	json_t *states = json_object();
 	json_t *whole = counters_json(&path_stats_counter_table, stats);
 
-	for (int state = 0; state < PATH_STATE_FIN; state++) {
+	for (int state = 0; state < PATH_STATE_DONE; state++) {
 		json_object_set_new(states, path_state_name((enum path_state)state),
 			per_request_us(stats->state_ns[state], stats->count));
 	}

@@ -258,14 +258,14 @@ static json_t *export_name(const struct path_trace_request *record)
 
 static json_t *request_json(const struct path_trace_request *record)
 {
-	uint64_t begin_ns = record->edge_ns[PATH_STATE_INIT];
+	uint64_t begin_ns = record->edge_ns[PATH_STATE_WAIT];
 	struct path_stats stats = { 0 };
 	json_t *parts = json_array();
 	json_t *states;
 
 	path_stats_add(&stats, record->edge_ns, record->length, record->error != 0);
 	states = json_object();
-	for (int state = 0; state < PATH_STATE_FIN; state++) {
+	for (int state = 0; state < PATH_STATE_DONE; state++) {
 		json_object_set_new(states, path_state_name((enum path_state)state),
 			json_real((double)stats.state_ns[state] / 1000));
 	}
@@ -291,7 +291,7 @@ static int compare_ends(const void *a, const void *b)
 	const struct path_trace_request *const *right = b;
 
 	return tracing_compare_times(
-		(*left)->edge_ns[PATH_STATE_FIN], (*right)->edge_ns[PATH_STATE_FIN]);
+		(*left)->edge_ns[PATH_STATE_DONE], (*right)->edge_ns[PATH_STATE_DONE]);
 }
 
 static int compare_begins(const void *a, const void *b)
@@ -300,7 +300,7 @@ static int compare_begins(const void *a, const void *b)
 	const struct path_trace_request *const *right = b;
 
 	return tracing_compare_times(
-		(*left)->edge_ns[PATH_STATE_INIT], (*right)->edge_ns[PATH_STATE_INIT]);
+		(*left)->edge_ns[PATH_STATE_WAIT], (*right)->edge_ns[PATH_STATE_WAIT]);
 }
 
 /* The first that ended over all reactors, at most as many as are wanted, in the order in which they
