@@ -319,6 +319,7 @@ static void no_attributes(void)
 
 static void no_processes(void)
 {
+	static const char *const traced_only[] = { "environ", "maps", "mem" };
 	const struct sched_param param = { .sched_priority = 0 };
 	const pid_t other = server.other_process;
 	struct rlimit limit;
@@ -340,6 +341,12 @@ static void no_processes(void)
 	REFUSED(sched_setscheduler(other, SCHED_OTHER, &param));
 	REFUSED(sched_setparam(other, &param));
 	REFUSED(fcntl(server.pair[0], F_SETOWN, other));
+	for (size_t i = 0; i < ARRAY_COUNT(traced_only); i++) {
+		char path[PATH_BYTES];
+
+		snprintf(path, sizeof(path), "/proc/%d/%s", (int)other, traced_only[i]);
+		REFUSED(open(path, O_RDONLY | O_CLOEXEC));
+	}
 #if !defined(__SANITIZE_ADDRESS__)
 	REFUSED(prctl(PR_SET_PTRACER, other, 0, 0, 0));
 #endif
