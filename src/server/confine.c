@@ -5,6 +5,7 @@
 #include <libgen.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -28,6 +29,16 @@ static int give_socket(
 	return 0;
 }
 
+/* Who connects learns from the kernel which user has called listen() last. */
+static void show_user(const struct listener *listener)
+{
+	for (uint32_t i = 0; listener->uri.is_unix && i < listener->fd_count; i++) {
+		if (!listener->of_manager) {
+			(void)listen(listener->fds[i], SOMAXCONN);
+		}
+	}
+}
+
 int confine_user(const struct server_config *config, const struct listener *listeners,
 	uint32_t listener_count, const struct listener *control, const struct listener *metrics,
 	struct error *error)
@@ -46,7 +57,15 @@ int confine_user(const struct server_config *config, const struct listener *list
 		rc = rc == 0 ? give_socket(control, &user, error) : rc;
 		rc = rc == 0 ? give_socket(metrics, &user, error) : rc;
 	}
-	return rc == 0 ? sandbox_become(&user, error) : rc;
+	rc = rc == 0 ? sandbox_become(&user, error) : rc;
+	for (uint32_t i = 0; rc == 0 && i < listener_count; i++) {
+		show_user(&listeners[i]);
+	}
+	if (rc == 0) {
+		show_user(control);
+		show_user(metrics);
+	}
+	return rc;
 }
 
 /* --- files and system calls ------------------------------------------------------------------ */

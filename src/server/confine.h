@@ -13,7 +13,7 @@
 #include "server/listen/credentials.h"
 
 /* Becomes the user of the configuration, if it names one, to whom the sockets of the listeners are
- * given. */
+ * given: the kernel names this user to those who connect. */
 GMB_MUST_CHECK int confine_user(const struct server_config *config,
 	const struct listener *listeners, uint32_t listener_count, const struct listener *control,
 	const struct listener *metrics, struct error *error);

@@ -448,8 +448,6 @@ int server_control_open(struct listener *listener, const struct server_view *vie
 	if (listener->fd_count == 0) {
 		return 0;
 	}
-	/* From here on the socket says the user that this process has become. */
-	(void)listen(listener->fds[0], SOMAXCONN);
 	sweep();
 	control = calloc(1, sizeof(*control));
 	if (control == NULL) {

@@ -55,6 +55,24 @@ class Push(push_tool.Case):
     def test_network(self):
         self.check_whole(True, "")
 
+    @unittest.skipIf(os.geteuid() != 0, "another user is needed")
+    def test_shared_memory_of_another_user(self):
+        """Helper threads copy the pieces, at the end that would wait for holes of the other one."""
+        os.chmod(self.folder, 0o777)
+        size = 12 * MIB + 512
+        for users in (("--user", "nobody"), ()), ((), ("--user", "nobody")):
+            source = self.image("source", size, (0, 5 * MIB), (9 * MIB, size - 9 * MIB))
+            target = self.image("target", size, (0, size))
+            for path in source, target:
+                os.chmod(path, 0o666)
+            first, second = (self.serve("disk=" + path, arguments=user)
+                             for path, user in zip((source, target), users))
+            os.chmod(self.path(f"s{self.count}"), 0o777)
+            self.push(first.push("disk"), second.push("disk"), "--verify=read")
+            self.assertEqual(digest(source), digest(target))
+            for server in first, second:
+                self.assertEqual(server.stop()[0], 0)
+
     @unittest.skipUnless(support.has_libfabric(), "no libfabric")
     def test_libfabric(self):
         self.check_whole("ofi-tcp", "")
