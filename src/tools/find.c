@@ -432,12 +432,13 @@ static void see_server(void *context, const char *path)
 		return; /* it has ended */
 	}
 	if (document == NULL) {
-		server = json_pack("{s:s, s:s}", "socket", path, "error", error.text);
+		server = json_pack("{s:o, s:o}", "socket", print_json_text(path), "error",
+			print_json_text(error.text));
 	} else {
-		server = json_pack("{s:O?, s:I, s:s, s:O?, s:O?, s:o}", "pid",
+		server = json_pack("{s:O?, s:I, s:o, s:O?, s:O?, s:o}", "pid",
 			json_object_get(document, "pid"), "uid", (json_int_t)peer.uid, "socket",
-			path, "version", json_object_get(document, "version"), "uris",
-			json_object_get(document, "uris"), "exports", exports_of(document));
+			print_json_text(path), "version", json_object_get(document, "version"),
+			"uris", json_object_get(document, "uris"), "exports", exports_of(document));
 	}
 	json_array_append_new(listing->servers, server);
 	json_decref(document);
@@ -501,11 +502,12 @@ void servers_print(const json_t *servers)
 			printf("\n");
 			continue;
 		}
-		printf("Server %lld, user %u%s%s%s, %s\n",
+		printf("Server %lld, user %u%s%s%s, ",
 			(long long)json_integer_value(json_object_get(server, "pid")),
 			(unsigned int)uid, user != NULL ? " (" : "",
-			user != NULL ? user->pw_name : "", user != NULL ? ")" : "",
-			json_string_value(json_object_get(server, "socket")));
+			user != NULL ? user->pw_name : "", user != NULL ? ")" : "");
+		print_peer_text(json_string_value(json_object_get(server, "socket")));
+		printf("\n");
 		if (json_array_size(uris) > 0) {
 			print_texts(uris, NULL);
 		} else { /* it serves no address whose URI has the exports */

@@ -312,6 +312,17 @@ while True:
         code, _, errors = self.run_gmblock("rate", "1M", "--rule", "1", "--server", "nbd://localhost/nobody-serves-this")
         self.assertEqual(code, 1, errors)
 
+    def test_names_of_sockets(self):
+        """In the folder of a user; at one of them somebody else listens."""
+        for name, uid in ((EVIL, self.uid), ("\udcff\x1b[31m", self.uid), (EVIL + "x", 65534)):
+            self.impostor(f"{self.user}/gmblock/serve/{name}.sock", "nbd://h", uid, True)
+        code, output, errors = self.run_gmblock("list", "--local")
+        self.assertEqual((code, FORBIDDEN.search(output + errors)), (0, None), repr(output + errors))
+        for name in (r"\x1b[31m\xc2\x9b31m\x7f", r"\xff\x1b[31m"):
+            self.assertIn(f", {self.user}/gmblock/serve/{name}", output)
+        listed = json.loads(self.run_gmblock("list", "--local", "--json")[1])["servers"]
+        self.assertEqual([entry.get("uid") for entry in listed if "31m" in entry["socket"]].count(self.uid), 2)
+
     def test_the_id_of_another_process(self):
         server = self.start_unix("memory:1M", "--control", "none")
         pid = server.process.pid
