@@ -369,14 +369,18 @@ static void put_summary(struct top *top)
 	char line[COLUMNS_MAX * 2];
 	double connections = number(counters, "connections");
 	double tls = number(counters, "tls_connections");
-	int used = snprintf(line, sizeof(line),
+	size_t used;
+
+	snprintf(line, sizeof(line),
 		"gmblock %s, server %.0f, up %.0f s: %.0f connection%s, %.0f in flight",
 		log_escape(shown, sizeof(shown), version, strlen(version)), number(top->now, "pid"),
 		number(top->now, "uptime_seconds"), connections, connections == 1 ? "" : "s",
 		number(counters, "inflight"));
 
+	/* The numbers are what the server says: they may have hundreds of digits. */
+	used = strlen(line);
 	if (tls > 0) {
-		snprintf(line + used, sizeof(line) - (size_t)used, ", TLS %.0f (kernel %.0f)", tls,
+		snprintf(line + used, sizeof(line) - used, ", TLS %.0f (kernel %.0f)", tls,
 			number(counters, "tls_connections_kernel"));
 	}
 	put_line(top, "\033[1m", line);

@@ -1,8 +1,11 @@
 #!/usr/bin/python3
 """`gmblock top` and `gmblock stats --watch` in a real terminal, of 80 and of 120 columns."""
+import contextlib
+import json
 import os
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -104,6 +107,36 @@ class Terminal(support.Case):
 
     def test_120_columns(self):
         self.check_top(120)
+
+    def test_a_server_with_absurd_numbers(self):
+        """What they take is cut like all lines."""
+        huge = 1e308
+        hello = {"service": "gmblock control", "protocol": 1, "version": "0", "pid": 1}
+        result = {"exports": [], "version": 80 * "v", "uptime_seconds": -huge, "counters": {
+            name: -huge for name in ("connections", "inflight")} | {
+            name: huge for name in ("tls_connections", "tls_connections_kernel")}}
+        listener = socket.socket(socket.AF_UNIX)
+        self.addCleanup(listener.close)
+        listener.bind(self.path("absurd"))
+        listener.listen()
+
+        def answer():
+            with contextlib.suppress(OSError):
+                while True:
+                    with listener.accept()[0] as client:
+                        client.sendall(json.dumps(hello).encode() + b"\n")
+                        client.recv(4096)
+                        client.sendall(json.dumps({"result": result}).encode() + b"\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        self.addCleanup(thread.join)
+        self.addCleanup(listener.shutdown, socket.SHUT_RDWR)
+        self.open(120, "top", "--interval=0.2", self.path("absurd"))
+        screen = self.wait_for_line("gmblock vvvv")
+        self.assertLessEqual(max(map(len, screen)), 120)
+        self.tmux("send-keys", "q")
+        self.wait_for_line("status 0")
 
     def test_narrower_than_the_numbers(self):
         self.open(64, "top", "--interval=0.2", self.control)
