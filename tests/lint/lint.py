@@ -22,7 +22,8 @@ import limits  # noqa: E402 (no folder of compiled modules in the source tree)
 from tree import SOURCES, blank, files, read  # noqa: E402
 
 # The floors of the house, lowest first; the floors of one row are siblings and do not know each
-# other. attach builds on client, so it stands above it. docs/design/0001 has the reasons.
+# other. attach builds on client, so it stands above it. A folder inside a floor that is named here is
+# a floor of its own. docs/design/0001 has the reasons.
 FLOORS = [
     ["base"],
     ["ring", "disk", "clan", "sandbox"],
@@ -31,7 +32,8 @@ FLOORS = [
     ["path", "stream"],
     ["tls"],
     ["engine", "client"],
-    ["nbd", "gmb", "push"],
+    ["nbd", "gmb"],
+    ["nbd/server", "nbd/client", "gmb/server", "gmb/client", "push"],
     ["attach"],
     ["server"],
     ["lab"],
@@ -41,6 +43,16 @@ FLOORS = [
     ["main", "sim"],
 ]
 HEIGHT = {floor: height for height, row in enumerate(FLOORS) for floor in row}
+
+# What serves requests and what sends them do not know each other, and a wire format knows neither:
+# libgmblock is linked without what a server needs.
+CLIENT_SIDE = {"client", "nbd/client", "gmb/client"}
+SERVER_SIDE = {"engine", "nbd/server", "gmb/server"}
+WIRE = {"nbd", "gmb"}
+NOT_OF_CLIENTS = SERVER_SIDE | {"path", "store", "memory"}
+APART = {**{floor: NOT_OF_CLIENTS for floor in CLIENT_SIDE},
+         **{floor: CLIENT_SIDE for floor in SERVER_SIDE},
+         **{floor: CLIENT_SIDE | NOT_OF_CLIENTS for floor in WIRE}}
 
 # System headers that belong to some floors only: store never sees a socket, and whoever is not
 # the event loop asks the event loop.
@@ -53,8 +65,8 @@ SYSTEM_RULES = [
 ]
 
 # The installed headers are for those who use the library.
-PUBLIC_INCLUDERS = {"client", "attach", "tools", "clan", "gmb", "push", "fi", "omniorb",
-                    "sockets"}
+PUBLIC_INCLUDERS = {"client", "attach", "tools", "clan", "gmb", "gmb/server", "gmb/client", "push",
+                    "fi", "omniorb", "sockets"}
 
 BANNED = {
     "strcpy": "copy with a length that was checked",
@@ -99,7 +111,12 @@ def floor_of(path):
     parts = path.split(os.sep)
     if parts == ["src", "main.c"]:
         return "main"
-    return parts[1] if parts[0] == "src" and len(parts) > 2 else None
+    return floor_named(parts[1:]) if parts[0] == "src" and len(parts) > 2 else None
+
+
+def floor_named(parts):
+    inner = "/".join(parts[:2])
+    return inner if inner in HEIGHT else parts[0]
 
 
 def check_includes(options):
@@ -126,13 +143,15 @@ def include_problem(root, floor, bracket, name):
             if pattern.match(name) and floor not in allowed:
                 return reason
         return None
-    target = name.split("/")[0]
+    target = floor_named(name.split("/"))
     if "/" not in name or target not in HEIGHT:
         return 'includes are written "floor/file.h"'
     if not os.path.exists(os.path.join(root, "src", name)):
         return "no such file below src/"
     if target != floor and HEIGHT[target] == HEIGHT[floor]:
         return f"{floor} and {target} are siblings and do not know each other"
+    if target in APART.get(floor, ()):
+        return f"{floor} does without {target}: a server and a client have the wire in common, no more"
     if HEIGHT[target] > HEIGHT[floor]:
         return f"{target} is above {floor}: includes point downwards"
     return None

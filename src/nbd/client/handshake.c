@@ -19,7 +19,6 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "engine/takeover.h"
 #include "nbd/client/client.h"
 
 enum {
@@ -41,7 +40,7 @@ _Static_assert(TAKEOVER_QUERIES_MAX *(
 	"output");
 _Static_assert(TAKEOVER_QUERIES_MAX <= (int)NBD_CONTEXT_QUERIES_MAX, "number of queries");
 _Static_assert(NBD_HANDSHAKE_OPTION_BYTES_MAX <= (int)NBD_OPTION_BYTES_MAX, "length of an option");
-_Static_assert(NBD_HANDSHAKE_TOKEN_BYTES_MAX <= (int)TAKEOVER_TOKEN_BYTES_MAX, "length of a token");
+_Static_assert(NBD_HANDSHAKE_TOKEN_BYTES_MAX <= (int)NBD_TOKEN_BYTES_MAX, "length of a token");
 _Static_assert(
 	sizeof(struct nbd_wire_old_reply) + NBD_OLD_REPLY_ZEROES <= REPLY_BYTES_MAX, "input");
 

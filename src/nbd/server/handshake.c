@@ -386,7 +386,7 @@ static bool take_token(struct option_string query, const char *kind, struct opti
 {
 	uint32_t skip = (uint32_t)strlen(kind);
 
-	if (!string_begins(query, kind) || query.length - skip > TAKEOVER_TOKEN_BYTES_MAX) {
+	if (!string_begins(query, kind) || query.length - skip > NBD_TOKEN_BYTES_MAX) {
 		return false;
 	}
 	*token = (struct option_string){ .bytes = query.bytes + skip,
