@@ -195,7 +195,7 @@ class CiTests(Scratch):
 
     PROJECT = """
         project('sample', 'c')
-        test('everywhere', find_program('true'), suite : 'unit')
+        test('everywhere', find_program('true'), suite : ['unit', 'threads'])
         test('sanitized', find_program('true'), suite : 'functional')
         test('long', find_program('true'), suite : 'soak')
         if get_option('b_sanitize') == 'none'
@@ -300,7 +300,8 @@ class CiTests(Scratch):
     def test_each_test_runs_somewhere(self):
         done = self.check("['functional', 'plain']")
         self.assertEqual((done.returncode, done.stdout.splitlines()),
-                         (0, ["everywhere: gcc, clang, asan", "long: test-long", "sanitized: asan", "unmarked: gcc"]),
+                         (0, ["everywhere: gcc, clang, asan", "long: test-long", "sanitized: asan",
+                               "unmarked: gcc"]),
                          done.stderr)
 
     def test_a_test_that_runs_nowhere_is_an_error(self):

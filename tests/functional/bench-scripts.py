@@ -83,6 +83,13 @@ class Scripts(support.Case):
         self.refuse("overlap", "--seconds", "inf", "not a time")
         self.refuse("overlap", "--rate", "7", "at least 8")
 
+    def test_a_walk_has_a_limit(self):
+        for fewest, is_above in ((1, False), (10 ** 6, True)):
+            with contextlib.redirect_stdout(io.StringIO()) as output:
+                walk = {"range": {"functions": [fewest, 10 ** 6]}}
+                self.assertEqual(self.modules["walk"].is_above_limit(walk), is_above)
+            self.assertEqual("limits.txt" in output.getvalue(), is_above)
+
     def test_options_that_are_none(self):
         for script in SCRIPTS:
             done = subprocess.run([sys.executable, os.path.join(BENCH, script), "--colour"],
