@@ -25,6 +25,10 @@ NO_CODE = re.compile(r"[\s{}();,]*")
 STATIC = re.compile(r"^static\s+(?:inline\s+)?(?:const\s+)?[A-Za-z_][\w\s*]*?[\s*]([A-Za-z_]\w*)\s*\(", re.M)
 # Options and keys, as the manual page has them: `.It Fl l , -listen Ar uri`, `.It Cm rate Ns = ...`.
 OPTION = re.compile(r"^\.It Fl (?:\w , )?-([\w-]+)|^\.It Cm ([\w-]+) Ns (?:=|Op =)|^\.It Cm ([\w-]+)=", re.M)
+# What does not count as an option's key.
+REPORTS = tuple(os.path.join("src", *folder) + os.sep for folder in (
+    ("server", "observe"), ("tools",), ("lab",), ("sim",), ("sockets",), ("clan",), ("fi",), ("omniorb",)))
+JSON_LINE = re.compile(r"^.*\bjson_.*$", re.M)
 
 
 class Mistake(Exception):
@@ -85,13 +89,16 @@ def shared_names(root):
 
 def key_places(root):
     """For each option and key of the manual page of `gmblock serve` the string literals that are it, or
-    begin with it and a `=`, each as file and line."""
+    begin with it and a `=`, each as file and line. Members of JSON documents have the same names, so
+    folders that only report or read reports do not count, nor do lines that make or read JSON."""
     page = os.path.join(root, PAGE)
     keys = {next(filter(None, found)) for found in OPTION.findall(read(root, PAGE))} if os.path.exists(page) else set()
     literal = re.compile(r'"(?:--)?([a-z][a-z0-9-]*)(?:=[^"\n]*)?"')
     found = {key: [] for key in keys}
     for path in files(root, ["src"], SOURCES):
-        text = COMMENT.sub(blank, read(root, path))
+        if path.startswith(REPORTS):
+            continue
+        text = JSON_LINE.sub(blank, COMMENT.sub(blank, read(root, path)))
         for match in literal.finditer(text):
             if match.group(1) in found:
                 found[match.group(1)].append((path, text.count("\n", 0, match.start()) + 1))
