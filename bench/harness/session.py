@@ -13,7 +13,7 @@ import shlex
 import signal
 import sys
 
-from . import measure, report, rig, servers
+from . import measure, report, rig, samples, servers
 from .cmdline import TOP
 
 SKIP = 77
@@ -80,9 +80,12 @@ def write_text(path, text):
 
 
 def publish(options, record, text):
-    """The record to --json if given; the text to --table or else to standard output."""
+    """The record to --json if given; the text to --table or else to standard output. With both, the
+    medians go beside the table, as .csv."""
     if options.json:
-        write_text(options.json, json.dumps(record, indent=1))
+        samples.write(options.json, record)
+        if options.table:
+            write_text(os.path.splitext(options.table)[0] + ".csv", samples.medians(record))
     if options.table:
         write_text(options.table, text)
     else:
@@ -93,8 +96,7 @@ def kept(options):
     """The record that --keep continues, or None."""
     if not options.keep:
         return None
-    with open(options.json, encoding="utf-8") as older:
-        return json.load(older)
+    return samples.read(options.json)
 
 
 def run(work, options):
