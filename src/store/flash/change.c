@@ -52,7 +52,7 @@ static void change_failed(struct flash *flash, struct store_part *part, int erro
 
 /* --- pages of the map ------------------------------------------------------------------------ */
 
-static void page_ready(struct flash_wait *wait, int result)
+static void change_page_ready(struct flash_wait *wait, int result)
 {
 	struct flash *flash = container_of(wait, struct flash, change_wait);
 
@@ -70,7 +70,7 @@ static void ahead_ready(struct flash_wait *wait, int result)
 }
 
 /* Has the first pages of the changes that wait read. */
-static void look_ahead(struct flash *flash)
+static void change_look_ahead(struct flash *flash)
 {
 	uint32_t count = 0;
 
@@ -101,7 +101,7 @@ static struct flash_slot *page_for_change(struct flash *flash, uint32_t page)
 	slot = flash_map_get(flash, page, &flash->change_wait, &full);
 	if (slot == NULL && !full) {
 		flash->change_waits = true;
-		look_ahead(flash);
+		change_look_ahead(flash);
 	} else if (slot == NULL || !flash_map_dirty(flash, slot)) {
 		flash_checkpoint_await(flash);
 		slot = NULL;
@@ -124,7 +124,7 @@ static void edge_done(struct flash_io *io, int result)
 		result = -EIO;
 	}
 	edge->is_ready = result == 0;
-	page_ready(&flash->change_wait, result);
+	change_page_ready(&flash->change_wait, result);
 }
 
 /* The block as it is now, of which a part will be written. */
@@ -298,7 +298,7 @@ static enum step cached_edge(struct flash *flash, struct flash_edge *edge, uint6
 			flash_checkpoint_await(flash);
 		} else {
 			flash->change_waits = true;
-			look_ahead(flash);
+			change_look_ahead(flash);
 		}
 		return STEP_WAIT;
 	}
@@ -394,7 +394,7 @@ static enum step clear_page(struct flash *flash, uint64_t first, uint64_t end)
 	return STEP_DONE;
 }
 
-static void turn_done(struct ring_op *op, int result)
+static void change_turn_done(struct ring_op *op, int result)
 {
 	struct flash *flash = container_of(op, struct flash, turn);
 
@@ -421,7 +421,7 @@ static enum step clear_step(struct flash *flash, struct store_part *part)
 			if (++empty == EMPTY_PAGES_MAX) {
 				if (!flash->turn.in_flight) {
 					flash->io_count++;
-					ring_defer(flash->ring, &flash->turn, 0, turn_done);
+					ring_defer(flash->ring, &flash->turn, 0, change_turn_done);
 				}
 				return STEP_WAIT;
 			}
@@ -480,5 +480,5 @@ bool flash_changes_step(struct flash *flash)
 void flash_changes_init(struct flash *flash)
 {
 	list_init(&flash->changes);
-	flash->change_wait.ready = page_ready;
+	flash->change_wait.ready = change_page_ready;
 }

@@ -147,7 +147,7 @@ static void flash_submit(struct store_queue *queue, struct store_part *part)
 
 /* --- starting -------------------------------------------------------------------------------- */
 
-static uint64_t carve(struct flash *flash, uint8_t *memory)
+static uint64_t flash_carve(struct flash *flash, uint8_t *memory)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
 	uint64_t at = 0;
@@ -191,7 +191,7 @@ static uint64_t carve(struct flash *flash, uint8_t *memory)
 
 uint64_t flash_budget(struct flash *flash)
 {
-	return carve(flash, NULL);
+	return flash_carve(flash, NULL);
 }
 
 void flash_init(struct flash *flash, uint8_t *memory)
@@ -204,7 +204,7 @@ void flash_init(struct flash *flash, uint8_t *memory)
 	list_init(&flash->zones.writes);
 	list_init(&flash->sync.now);
 	list_init(&flash->sync.next);
-	(void)carve(flash, memory);
+	(void)flash_carve(flash, memory);
 	flash_changes_init(flash);
 	flash_views_init(flash);
 	flash_gc_init(flash);
@@ -409,7 +409,7 @@ static int open_below(struct flash *flash, const struct store_options *options, 
 	return 0;
 }
 
-static void release(struct flash *flash)
+static void flash_release(struct flash *flash)
 {
 	store_close(flash->below);
 	free(flash->path);
@@ -426,7 +426,7 @@ static void flash_close(struct store *base)
 		(void)flash_end(base);
 	}
 	flash_cache_close(flash);
-	release(flash);
+	flash_release(flash);
 }
 
 static void fill_info(struct flash *flash)
@@ -507,13 +507,13 @@ static int flash_open(struct store *base, const struct store_options *options,
 		result = flash_anchors_read(flash, error);
 	}
 	if (result < 0) {
-		release(flash);
+		flash_release(flash);
 		return result;
 	}
 	flash->slot_count = flash_slot_count(&flash->anchor.geometry, config->map_memory);
 	result = open_cache(flash, config, options->passed, error);
 	if (result < 0) {
-		release(flash);
+		flash_release(flash);
 		return result;
 	}
 	fill_info(flash);

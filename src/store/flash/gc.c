@@ -32,7 +32,7 @@ static const uint32_t gc_edges[FLASH_GC_STATE_COUNT] = {
 	[FLASH_GC_COPY] = BIT(FLASH_GC_HEADER) | BIT(FLASH_GC_IDLE),
 };
 
-static void set_state(struct flash_gc *gc, enum flash_gc_state state)
+static void walk_set_state(struct flash_gc *gc, enum flash_gc_state state)
 {
 	GMB_ASSERT((gc_edges[gc->state] & BIT(state)) != 0);
 	gc->state = state;
@@ -86,10 +86,10 @@ static uint32_t victim_block(const struct flash *flash, uint32_t block)
 static void walk_end(struct flash *flash)
 {
 	flash->segments[flash->gc.victim].readers--;
-	set_state(&flash->gc, FLASH_GC_IDLE);
+	walk_set_state(&flash->gc, FLASH_GC_IDLE);
 }
 
-static void next_record(struct flash *flash)
+static void gc_next_record(struct flash *flash)
 {
 	struct flash_gc *gc = &flash->gc;
 
@@ -98,7 +98,7 @@ static void next_record(struct flash *flash)
 		flash->anchor.geometry.segment_blocks - gc->block < 2) {
 		walk_end(flash);
 	} else {
-		set_state(gc, FLASH_GC_HEADER);
+		walk_set_state(gc, FLASH_GC_HEADER);
 	}
 }
 
@@ -110,7 +110,7 @@ static uint32_t victims_max(const struct flash *flash)
 }
 
 /* Clients wait, and nothing can be won for them. True: something was done about it. */
-static bool give_up(struct flash *flash)
+static bool gc_give_up(struct flash *flash)
 {
 	if (flash_views_relieve(flash)) {
 		return true;
@@ -123,7 +123,7 @@ static bool give_up(struct flash *flash)
 	return false;
 }
 
-static bool choose(struct flash *flash)
+static bool gc_choose(struct flash *flash)
 {
 	struct flash_gc *gc = &flash->gc;
 	uint32_t free_count = flash_free_soon(flash);
@@ -136,7 +136,7 @@ static bool choose(struct flash *flash)
 		return false;
 	}
 	if (urgent && gc->vain_count / VAIN_TURNS >= flash->anchor.geometry.segment_count) {
-		return give_up(flash);
+		return gc_give_up(flash);
 	}
 	if (victims > 0 && (free_count + victims >= gc->enough_segments ||
 				   (urgent && victims >= victims_max(flash)))) {
@@ -153,14 +153,14 @@ static bool choose(struct flash *flash)
 			flash_checkpoint_ask(flash);
 			return true;
 		}
-		return urgent && give_up(flash);
+		return urgent && gc_give_up(flash);
 	}
 	gc->vain_count++;
 	gc_set_state(&flash->table, gc->victim, GC_VICTIM);
 	if (!flash_segment_is_empty(flash, gc->victim)) {
 		flash->segments[gc->victim].readers++;
 		gc->block = 0;
-		set_state(gc, FLASH_GC_HEADER);
+		walk_set_state(gc, FLASH_GC_HEADER);
 	}
 	return true;
 }
@@ -176,7 +176,7 @@ static void read_done(struct flash_io *io, int result)
 		flash->segments[gc->victim].is_bad = true;
 		walk_end(flash);
 	} else if (gc->reads_blocks) {
-		set_state(gc, FLASH_GC_COPY);
+		walk_set_state(gc, FLASH_GC_COPY);
 	} else if (!flash_record_look(gc->bytes, &flash->anchor, &gc->record) ||
 		   gc->record.block_count > flash->anchor.geometry.segment_blocks - gc->block) {
 		walk_end(flash); /* a crash has cut off the log here */
@@ -184,7 +184,7 @@ static void read_done(struct flash_io *io, int result)
 		gc->first = UINT32_MAX;
 		gc->end = 0;
 		memset(gc->is_moved, 0, sizeof(gc->is_moved));
-		set_state(gc, FLASH_GC_SCAN);
+		walk_set_state(gc, FLASH_GC_SCAN);
 	}
 }
 
@@ -193,12 +193,12 @@ static void read_blocks(struct flash *flash, uint32_t first, uint32_t end, bool 
 	struct flash_gc *gc = &flash->gc;
 
 	gc->reads_blocks = reads_blocks;
-	set_state(gc, FLASH_GC_READING);
+	walk_set_state(gc, FLASH_GC_READING);
 	flash_io_start(flash, &gc->io, false, mem_of(gc->bytes + (size_t)first * FLASH_BLOCK_BYTES),
 		victim_block(flash, first), (size_t)(end - first) * FLASH_BLOCK_BYTES, read_done);
 }
 
-static void page_ready(struct flash_wait *wait, int result)
+static void gc_page_ready(struct flash_wait *wait, int result)
 {
 	struct flash_gc *gc = container_of(wait, struct flash_gc, wait);
 	struct flash *flash = container_of(gc, struct flash, gc);
@@ -218,7 +218,7 @@ static void page_ready(struct flash_wait *wait, int result)
 }
 
 /* The page, or NULL: the walk goes on later. */
-static struct flash_slot *page_get(struct flash *flash, uint32_t page)
+static struct flash_slot *gc_page_get(struct flash *flash, uint32_t page)
 {
 	bool full;
 	struct flash_slot *slot = flash_map_get(flash, page, &flash->gc.wait, &full);
@@ -234,7 +234,7 @@ static struct flash_slot *page_get(struct flash *flash, uint32_t page)
 /* The same, to be changed. */
 static struct flash_slot *page_dirty(struct flash *flash, uint32_t page)
 {
-	struct flash_slot *slot = page_get(flash, page);
+	struct flash_slot *slot = gc_page_get(flash, page);
 
 	if (slot != NULL && !flash_map_dirty(flash, slot)) {
 		flash_checkpoint_ask(flash);
@@ -286,7 +286,7 @@ static bool find_users(struct flash *flash, uint64_t lpn, uint32_t block, bool d
 		if (!flash_tree_is_live(flash, tree)) {
 			continue;
 		}
-		slot = page_get(flash, page);
+		slot = gc_page_get(flash, page);
 		if (slot == NULL) {
 			return false;
 		}
@@ -453,7 +453,7 @@ bool flash_gc_step(struct flash *flash)
 	}
 	switch (gc->state) {
 	case FLASH_GC_IDLE:
-		return choose(flash);
+		return gc_choose(flash);
 	case FLASH_GC_HEADER:
 		read_blocks(flash, 0, 1, false);
 		return true;
@@ -466,14 +466,14 @@ bool flash_gc_step(struct flash *flash)
 		if (gc->end > 0) {
 			read_blocks(flash, gc->first, gc->end, true);
 		} else {
-			next_record(flash);
+			gc_next_record(flash);
 		}
 		return true;
 	case FLASH_GC_COPY:
 		if (!copy(flash)) {
 			return false;
 		}
-		next_record(flash);
+		gc_next_record(flash);
 		return true;
 	case FLASH_GC_STATE_COUNT:
 		break;
@@ -487,7 +487,7 @@ void flash_gc_init(struct flash *flash)
 	struct flash_gc *gc = &flash->gc;
 	uint32_t waits = geometry->reserve_segments + FLASH_RECORD_SEGMENTS;
 
-	gc->wait.ready = page_ready;
+	gc->wait.ready = gc_page_ready;
 	/* Not below waits: clients would wait, and nothing be collected. */
 	gc->begin_segments = gc_begin_segments(&flash->table, waits);
 	gc->enough_segments = gc->begin_segments + ENOUGH_SEGMENTS;

@@ -46,7 +46,7 @@ bool flash_reads_resume(struct flash *flash)
 	return true;
 }
 
-static void page_ready(struct flash_wait *wait, int result)
+static void read_page_ready(struct flash_wait *wait, int result)
 {
 	struct flash_scratch *scratch = container_of(wait, struct flash_scratch, wait);
 	struct store_part *part = container_of(
@@ -64,13 +64,13 @@ static void page_ready(struct flash_wait *wait, int result)
 }
 
 /* The page, or NULL: the part goes on later. */
-static struct flash_slot *page_get(struct flash *flash, struct store_part *part, uint32_t page)
+static struct flash_slot *read_page_get(struct flash *flash, struct store_part *part, uint32_t page)
 {
 	struct flash_scratch *scratch = flash_scratch_of(part);
 	struct flash_slot *slot;
 	bool full;
 
-	scratch->wait.ready = page_ready;
+	scratch->wait.ready = read_page_ready;
 	slot = flash_map_get(flash, page, &scratch->wait, &full);
 	if (slot == NULL && full) {
 		hope(flash, part);
@@ -262,7 +262,7 @@ void flash_read_step(struct store_part *part)
 			break;
 		}
 		if (!flash_map_is_empty(flash, page_of(flash, part))) {
-			slot = page_get(flash, part, page_of(flash, part));
+			slot = read_page_get(flash, part, page_of(flash, part));
 			if (slot == NULL) {
 				return;
 			}
@@ -326,7 +326,7 @@ void flash_extents_step(struct store_part *part)
 			break; /* who wants to know more asks again */
 		}
 		if (!is_cached && !flash_map_is_empty(flash, page_of(flash, part))) {
-			slot = page_get(flash, part, page_of(flash, part));
+			slot = read_page_get(flash, part, page_of(flash, part));
 			if (slot == NULL) {
 				return;
 			}

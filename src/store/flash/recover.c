@@ -394,7 +394,7 @@ static int search_later(struct replay *replay)
 
 /* Finds what the records from this one on say of each other: what those before say is not more than
  * their own numbers. */
-static int look_ahead(struct replay *replay)
+static int replay_look_ahead(struct replay *replay)
 {
 	struct replay other = *replay;
 	int result;
@@ -417,7 +417,7 @@ static int look_ahead(struct replay *replay)
 
 /* 1: the record is part of the log; 0: the log ends before it. What later records say is looked for
  * only where it matters: when its blocks are not what they should be, or are many. */
-static int is_whole(struct replay *replay)
+static int replay_is_whole(struct replay *replay)
 {
 	int result = 0;
 
@@ -428,7 +428,7 @@ static int is_whole(struct replay *replay)
 		}
 	}
 	if (!replay->has_looked) {
-		result = look_ahead(replay);
+		result = replay_look_ahead(replay);
 		if (result < 0) {
 			return result;
 		}
@@ -462,7 +462,7 @@ static int replay_records(struct replay *replay)
 	int result;
 
 	while ((result = read_record(replay)) > 0) {
-		result = is_whole(replay);
+		result = replay_is_whole(replay);
 		if (result <= 0) {
 			return result;
 		}
@@ -498,7 +498,7 @@ static int replay_log(struct replay *replay)
 		flash->lost_error = result;
 		result = 0;
 	}
-	return result < 0 || replay->has_looked ? result : look_ahead(replay);
+	return result < 0 || replay->has_looked ? result : replay_look_ahead(replay);
 }
 
 /* The log has ended: was there more? A block that cannot be read may have been written and

@@ -129,7 +129,7 @@ static bool may_have_holes(const struct flash *flash)
 
 /* What is below the node is lost: entries that refer to the node itself with another checksum than
  * it has, so that whoever reads one of them finds damage, whatever can be read there now. */
-static void lose(struct flash *flash, uint32_t level, uint32_t index)
+static void tree_lose(struct flash *flash, uint32_t level, uint32_t index)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
 	struct flash_tree *tree = &flash->map.trees[0];
@@ -173,7 +173,7 @@ static int read_upper(
 	if (!may_have_holes(flash)) {
 		return -EUCLEAN;
 	}
-	lose(flash, level, index);
+	tree_lose(flash, level, index);
 	return 0;
 }
 

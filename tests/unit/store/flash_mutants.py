@@ -52,7 +52,7 @@ MUTANTS = {
     "anchor-before-nodes": (
         "checkpoint.c", "checkpoint->is_waiting = true;\n\t\tflash_sync_checkpoint(flash);",
         "checkpoint->is_waiting = !MUTANT;\n"
-        "if (MUTANT) { set_state(checkpoint, FLASH_CHECKPOINT_ANCHOR_FIRST); }\n"
+        "if (MUTANT) { checkpoint_set_state(checkpoint, FLASH_CHECKPOINT_ANCHOR_FIRST); }\n"
         "else { flash_sync_checkpoint(flash); }"),
     "old-page-changed-first": (
         "map.c", "!flash_checkpoint_append(flash, slot)",
@@ -142,7 +142,7 @@ MUTANTS = {
         "memcpy(bytes, data, FLASH_BLOCK_BYTES);\n\tentry->lpn"),
     "slot-freed-before-direct-write": (
         "cache.c", "/* Nobody may write it behind that record; the slot is freed when it is written. */",
-        "if (MUTANT && slot != CACHE_NO_SLOT) { release(cache, slot); continue; }"),
+        "if (MUTANT && slot != CACHE_NO_SLOT) { cache_release(cache, slot); continue; }"),
     "superseded-page-evicted": ("cache.c", "slot != CACHE_NO_SLOT && is_dirty(cache, slot)) {\n\t\t\torder",
         "!MUTANT && slot != CACHE_NO_SLOT && is_dirty(cache, slot)) {\n\t\t\torder"),
     "clean-before-written": (
