@@ -238,7 +238,7 @@ bool flash_cache_takes(struct flash *flash, struct store_part *part)
 	if (cache->slot_count == 0 || cache->is_leaving || cache->is_tight ||
 		part->op != STORE_WRITE || (part->flags & STORE_FUA) != 0 ||
 		part->length >= DIRECT_BYTES || flash_scratch_of(part)->is_logged ||
-		!list_is_empty(&flash->settling)) {
+		!list_is_empty(&flash->checkpoint.settling)) {
 		return false;
 	}
 	/* Else who opens the store next would not look for the file. */

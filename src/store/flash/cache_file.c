@@ -468,7 +468,7 @@ uint64_t flash_cache_tag(const struct flash *flash)
 	const struct flash_cache *cache = &flash->cache;
 
 	/* Who has the store next needs the file no more. */
-	return (flash->is_closing || !list_is_empty(&flash->settling)) &&
+	return (flash->is_closing || !list_is_empty(&flash->checkpoint.settling)) &&
 			       !flash_cache_is_dirty(cache)
 		       ? 0
 		       : cache->tag;

@@ -110,7 +110,7 @@ static void checkpoint_begin(struct flash *flash)
 	checkpoint->step_dirty = 0;
 	checkpoint->is_asked = false;
 	checkpoint->settle_count = 0;
-	list_for_each(node, &flash->settling)
+	list_for_each(node, &flash->checkpoint.settling)
 	{
 		checkpoint->settle_count++;
 	}
@@ -399,7 +399,7 @@ static void free_segments(struct flash *flash)
 		struct flash_segment *segment = &flash->segments[i];
 		bool was_empty = segment->was_closed && segment->begin_valid == 0;
 		bool is_empty = flash_segment_is_empty(flash, i);
-		bool is_walked = flash->gc.state == FLASH_GC_IDLE || flash->gc.victim != i;
+		bool is_walked = !flash_gc_walks(flash, i);
 
 		/* A rebuild takes it that what is moved was there when the checkpoint began, or it
 		 * is nodes. A bad zone cannot be used again, other places can. */
@@ -459,8 +459,8 @@ static void start_ended(struct flash *flash, int result)
 /* The first of those that have come. */
 static void settled(struct flash *flash, uint32_t count, int result)
 {
-	for (; count > 0 && !list_is_empty(&flash->settling); count--) {
-		struct list_node *node = list_pop_front(&flash->settling);
+	for (; count > 0 && !list_is_empty(&flash->checkpoint.settling); count--) {
+		struct list_node *node = list_pop_front(&flash->checkpoint.settling);
 
 		flash_finish(list_entry(node, struct store_part, node), result);
 	}
@@ -485,7 +485,7 @@ static void end(struct flash *flash, int result)
 	if (result < 0 || flash->anchor.cache_tag == 0) {
 		settled(flash, result < 0 ? UINT32_MAX : flash->checkpoint.settle_count, result);
 	}
-	if (!list_is_empty(&flash->settling)) {
+	if (!list_is_empty(&flash->checkpoint.settling)) {
 		flash_checkpoint_ask(flash); /* this one was begun before they came */
 	}
 	if (flash->is_starting) {
@@ -614,7 +614,7 @@ bool flash_checkpoint_step(struct flash *flash)
 
 void flash_settle(struct flash *flash, struct store_part *part)
 {
-	list_push_back(&flash->settling, &part->node);
+	list_push_back(&flash->checkpoint.settling, &part->node);
 	flash_checkpoint_ask(flash);
 }
 

@@ -14,6 +14,7 @@
 
 enum {
 	MAP_MEMORY_DEFAULT = 64 << 20,
+	MAP_SLOTS_MIN = 64, /* of the map, beside what a replay may change */
 	CACHE_DEFAULT = 64 << 20,
 	CACHE_DEFAULT_DIVISOR = 8, /* of the disk, at most this part */
 	CONFIG_PATH_BYTES = 3072,
@@ -40,6 +41,73 @@ static const struct flash_config flash_defaults = {
 
 /* --- parts ----------------------------------------------------------------------------------- */
 
+void flash_io_ended(struct flash *flash)
+{
+	struct list_node *node;
+
+	GMB_ASSERT(flash->io_count > 0);
+	flash->io_count--;
+	if (flash->start_has_ended && flash->io_count == 0) {
+		flash->start_has_ended = false;
+		flash->is_starting = false;
+		store_started(&flash->base, flash->start_result);
+		return;
+	}
+	if (flash->io_count == 0 && flash->is_out) {
+		flash_pump(flash);
+	}
+	flash_views_io_ended(flash);
+	if (flash->io_count > 0 && !flash_may_work(flash)) {
+		return;
+	}
+	while ((node = list_pop_front(&flash->held)) != NULL) {
+		struct store_part *part = list_entry(node, struct store_part, node);
+
+		flash->held_count--;
+		flash->part_count--;
+		store_finish_later(part, flash_scratch_of(part)->result);
+	}
+}
+
+void flash_finish(struct store_part *part, int result)
+{
+	struct flash *flash = flash_of(part);
+
+	if (flash->io_count > 0 && flash->part_count == flash->held_count + 1) {
+		flash_scratch_of(part)->result = result;
+		flash->held_count++;
+		list_push_back(&flash->held, &part->node);
+		return;
+	}
+	flash->part_count--;
+	store_finish_later(part, result);
+}
+
+/*
+ * Does the first thing that can be done. True: there was one, and all are looked at again, from the
+ * first on. The order is a rule:
+ *
+ *   move        does not wait for a part: after a kill the place that failed would be the end of
+ *               the log, and perhaps could not be read. All that follows waits for parts, see
+ *               flash_may_work().
+ *   views       a snapshot holds changes back, and says what the checkpoint is to have, before one
+ *               begins.
+ *   erase       a segment that is free early is one that nobody has to wait for.
+ *   checkpoint  has its nodes in the log before what comes meanwhile: it ends, and segments become
+ *               free by it alone.
+ *   cache       pages that flushes and evictions wait for are older than the changes that follow.
+ *   changes     of clients, before
+ *   gc          the collector, which has the rest: what they have written is its credit.
+ */
+static bool pump_one(struct flash *flash)
+{
+	return flash_move_step(flash) ||
+	       (flash_may_work(flash) &&
+		       (flash_views_step(flash) || flash_erase_step(flash) ||
+			       flash_checkpoint_step(flash) || flash_cache_step(flash) ||
+			       flash_changes_step(flash) || flash_gc_step(flash)));
+}
+
 void flash_pump(struct flash *flash)
 {
 	if (flash->is_pumping) {
@@ -49,14 +117,9 @@ void flash_pump(struct flash *flash)
 	flash->is_pumping = true;
 	do {
 		flash->pump_again = false;
-		/* A move does not wait for a part: after a kill the place that failed would be the
-		 * end of the log, and perhaps could not be read. */
-		while (flash_move_step(flash) ||
-			(flash_may_work(flash) &&
-				(flash_views_step(flash) || flash_erase_step(flash) ||
-					flash_checkpoint_step(flash) || flash_cache_step(flash) ||
-					flash_changes_step(flash) || flash_gc_step(flash)))) {
+		while (pump_one(flash)) {
 		}
+		/* Last: small changes have gathered in the record, and helpers are idle again. */
 		if (flash_may_work(flash)) {
 			flash_log_kick(flash);
 			(void)flash_reads_resume(flash);
@@ -147,67 +210,64 @@ static void flash_submit(struct store_queue *queue, struct store_part *part)
 
 /* --- starting -------------------------------------------------------------------------------- */
 
-static uint64_t flash_carve(struct flash *flash, uint8_t *memory)
+/* The next part of the budget; NULL without memory, which only counts. */
+static void *budget_take(uint8_t *memory, uint64_t *at, uint64_t bytes)
+{
+	void *taken = memory != NULL ? memory + *at : NULL;
+
+	*at += align_up(bytes, FLASH_BLOCK_BYTES);
+	return taken;
+}
+
+static uint64_t budget_divide(struct flash *flash, uint8_t *memory)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
+	uint32_t count = geometry->segment_count;
 	uint64_t at = 0;
-	uint64_t segments_at = at;
-	uint64_t gc_at;
-	uint64_t log_at;
+	struct flash_segment *segments = budget_take(memory, &at, count * sizeof(*segments));
+	struct gc_segment *table = budget_take(memory, &at, count * sizeof(*table));
+	uint8_t *log = budget_take(memory, &at, flash_log_bytes());
+	uint8_t *record =
+		budget_take(memory, &at, (uint64_t)(FLASH_RECORD_ENTRIES + 1) * FLASH_BLOCK_BYTES);
+	uint8_t *checkpoint = budget_take(memory, &at, FLASH_BLOCK_BYTES);
+	uint8_t *move = budget_take(memory, &at, FLASH_BLOCK_BYTES);
+	uint8_t *io = budget_take(memory, &at, flash_io_bytes());
+	uint8_t *gc = budget_take(memory, &at, flash_gc_bytes());
+	uint8_t *changes = budget_take(memory, &at, flash_changes_bytes());
+	uint8_t *reads = budget_take(memory, &at, flash_reads_bytes());
+	uint8_t *map = budget_take(memory, &at, flash_map_bytes(geometry, flash->slot_count));
+	uint8_t *cache = budget_take(memory, &at, flash_cache_bytes(flash));
 
-	at += align_up((uint64_t)geometry->segment_count * sizeof(struct flash_segment), 4096);
-	gc_at = at;
-	at += align_up((uint64_t)geometry->segment_count * sizeof(struct gc_segment), 4096);
-	log_at = at;
-	at += flash_log_bytes();
-	if (memory != NULL) {
-		flash->segments = (void *)(memory + segments_at);
-		gc_init(&flash->table, flash->policy, (void *)(memory + gc_at),
-			geometry->segment_count, geometry->segment_blocks);
-		flash_log_init(flash, memory + log_at);
-		flash->gc.bytes = memory + at;
-		flash->checkpoint.block =
-			flash->gc.bytes + (size_t)(FLASH_RECORD_ENTRIES + 1) * FLASH_BLOCK_BYTES;
-		flash->log.move.block = flash->checkpoint.block + FLASH_BLOCK_BYTES;
-		flash->edges[0].bytes = flash->log.move.block + FLASH_BLOCK_BYTES;
-		flash->edges[1].bytes = flash->edges[0].bytes + FLASH_BLOCK_BYTES;
-		for (uint32_t i = 0; i < FLASH_HELPERS; i++) {
-			flash->helpers[i].flash = flash;
-			flash->helpers[i].bounce =
-				flash->edges[1].bytes + (size_t)(i + 1) * FLASH_BLOCK_BYTES;
-			list_push_back(&flash->helpers_idle, &flash->helpers[i].node);
-		}
+	if (memory == NULL) {
+		return at;
 	}
-	at += (uint64_t)(FLASH_RECORD_ENTRIES + 5 + FLASH_HELPERS) * FLASH_BLOCK_BYTES;
-	if (memory != NULL) {
-		flash_map_init(flash, memory + at);
-	}
-	at += flash_map_bytes(geometry, flash->slot_count);
-	if (memory != NULL) {
-		flash_cache_init(flash, memory + at);
-	}
-	return at + flash_cache_bytes(flash);
+	flash->segments = segments;
+	flash->record_bytes = record;
+	flash->checkpoint.block = checkpoint;
+	flash->log.move.block = move;
+	gc_init(&flash->table, flash->policy, table, count, geometry->segment_blocks);
+	flash_log_init(flash, log);
+	flash_io_init(flash, io);
+	flash_gc_init(flash, gc);
+	flash_changes_init(flash, changes);
+	flash_reads_init(flash, reads);
+	flash_map_init(flash, map);
+	flash_cache_init(flash, cache);
+	return at;
 }
 
 uint64_t flash_budget(struct flash *flash)
 {
-	return flash_carve(flash, NULL);
+	return budget_divide(flash, NULL);
 }
 
 void flash_init(struct flash *flash, uint8_t *memory)
 {
-	list_init(&flash->helpers_idle);
-	list_init(&flash->hoping);
 	list_init(&flash->held);
-	list_init(&flash->blocking);
-	list_init(&flash->settling);
+	list_init(&flash->checkpoint.settling);
 	list_init(&flash->zones.writes);
-	list_init(&flash->sync.now);
-	list_init(&flash->sync.next);
-	(void)flash_carve(flash, memory);
-	flash_changes_init(flash);
 	flash_views_init(flash);
-	flash_gc_init(flash);
+	(void)budget_divide(flash, memory);
 }
 
 /* The anchors as another process has left them since the store was opened. */
@@ -333,8 +393,8 @@ uint32_t flash_slot_count(const struct flash_geometry *geometry, uint64_t map_me
 {
 	uint64_t slots = (map_memory > 0 ? map_memory : MAP_MEMORY_DEFAULT) / FLASH_BLOCK_BYTES;
 
-	slots = MIN(slots, (uint64_t)geometry->leaf_count + FLASH_SLOTS_MIN);
-	return (uint32_t)MAX(slots, (uint64_t)geometry->replay_max + FLASH_SLOTS_MIN);
+	slots = MIN(slots, (uint64_t)geometry->leaf_count + MAP_SLOTS_MIN);
+	return (uint32_t)MAX(slots, (uint64_t)geometry->replay_max + MAP_SLOTS_MIN);
 }
 
 static int open_below(struct flash *flash, const struct store_options *options, struct error *error)
@@ -476,7 +536,8 @@ static int open_cache(struct flash *flash, const struct flash_config *config,
 		.others = config->others,
 	};
 
-	if (flash->repairs != 0) { /* what a cache file has is written, and no new one made */
+	if (flash->damage.repairs !=
+		0) { /* what a cache file has is written, and no new one made */
 		options.bytes = 0;
 		options.directory = flash->anchor.cache_folder[0] != '\0'
 					    ? flash->anchor.cache_folder
@@ -497,7 +558,7 @@ static int flash_open(struct store *base, const struct store_options *options,
 	flash->is_read_only = options->read_only;
 	flash->policy = config->policy;
 	flash->views.refuses = config->refuses;
-	flash->repairs = options->repairs;
+	flash->damage.repairs = options->repairs;
 	if (flash->path == NULL) {
 		return error_set(error, -ENOMEM, "not enough memory to open '%s'", options->path);
 	}

@@ -417,7 +417,7 @@ bool flash_log_room(struct flash *flash, uint32_t entries, bool is_own)
 		return false;
 	}
 	if (!is_own) {
-		flash_gc_hope(flash);
+		flash->has_hope = true;
 	}
 	return true;
 }

@@ -13,6 +13,8 @@
 #include "base/log.h"
 #include "store/flash/flash.h"
 
+enum { MAP_NO_SLOT = -1 };
+
 /* --- memory ---------------------------------------------------------------------------------- */
 
 static uint32_t map_bucket_count(uint32_t slot_count)
@@ -87,7 +89,7 @@ void flash_map_init(struct flash *flash, uint8_t *memory)
 	map->slot_count = flash->slot_count;
 	map->bucket_mask = map_bucket_count(flash->slot_count) - 1;
 	for (uint32_t i = 0; i <= map->bucket_mask; i++) {
-		map->buckets[i] = FLASH_NO_SLOT;
+		map->buckets[i] = MAP_NO_SLOT;
 	}
 	list_init(&map->lru);
 	for (uint32_t i = 0; i < map->slot_count; i++) {
@@ -107,7 +109,7 @@ struct flash_slot *flash_map_find(struct flash *flash, uint32_t page)
 {
 	struct flash_map *map = &flash->map;
 
-	for (int32_t i = *map_bucket_of(map, page); i != FLASH_NO_SLOT; i = map->slots[i].chain) {
+	for (int32_t i = *map_bucket_of(map, page); i != MAP_NO_SLOT; i = map->slots[i].chain) {
 		if (map->slots[i].page == page) {
 			return &map->slots[i];
 		}

@@ -338,7 +338,7 @@ static int put_together(
 	flash->map.trees[0].levels[0][lost->page] = (struct flash_entry){ 0 };
 	if (!rebuild_is_whole(lost)) { /* what the last image had may be missing */
 		drop_stale(flash, slot->node, seqs, image);
-		flash_hole_add(&flash->patched, lost->page);
+		flash_hole_add(&flash->damage.patched, lost->page);
 	}
 	return 0;
 }
@@ -395,12 +395,12 @@ static int fill(struct rebuild *rebuild)
 		tree->dirty[1][lost->page / FLASH_NODE_ENTRIES] = true;
 		if (rebuild_is_whole(lost) && at == first) {
 			tree->levels[0][lost->page] = lost->whole;
-			flash->linked_pages++;
+			flash->damage.linked_pages++;
 		} else if (lost->whole_seq > 0 || at > first) {
 			result = put_together(rebuild, i, rebuild->changes + first, at - first);
 		} else { /* nothing was ever written there, or nothing of it is left */
 			tree->levels[0][lost->page] = (struct flash_entry){ 0 };
-			flash_hole_add(&flash->emptied, lost->page);
+			flash_hole_add(&flash->damage.emptied, lost->page);
 		}
 		if (result < 0) {
 			return result;
@@ -425,7 +425,7 @@ int flash_rebuild(struct flash *flash)
 	}
 	if (result == 0) {
 		result = fill(&rebuild);
-		flash->holes = (struct flash_holes){ 0 };
+		flash->damage.holes = (struct flash_holes){ 0 };
 	}
 	free(rebuild.changes);
 	free(rebuild.runs);

@@ -545,7 +545,7 @@ static void view_forget(struct flash *flash, struct flash_view *view)
 		limit_kept(flash, i);
 	}
 	flash->views.is_stuck = false;
-	flash_gc_hope(flash);
+	flash->has_hope = true;
 	if (view->is_damaged) {
 		view->is_damaged = false;
 		keep_rest(flash);
