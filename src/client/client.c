@@ -922,6 +922,13 @@ const char *client_trouble(const struct gmb_client *client)
 	return client->state == CLIENT_OPEN ? "" : client->trouble.text;
 }
 
+_Static_assert((int)CLIENT_NAME_BYTES == (int)CARRIER_TOKEN_BYTES_MAX, "one name");
+
+void client_name(const struct gmb_client *client, char out[CLIENT_NAME_BYTES])
+{
+	connection_name(client->connections[0], out);
+}
+
 void client_end(struct gmb_client *client)
 {
 	uint64_t before = client->queue->completed;

@@ -203,6 +203,8 @@ int connection_create(struct gmb_client *client, struct connection **connection_
 void connection_destroy(struct connection *connection);
 /* Connects now, or after a delay. */
 void connection_start(struct connection *connection, uint64_t delay_ns);
+/* The name by which it has introduced itself. */
+void connection_name(const struct connection *connection, char out[CARRIER_TOKEN_BYTES_MAX]);
 /* Sends what its carrier has, and watches over its silence. */
 void connection_flush(struct connection *connection);
 /* Ends it because of an error; it is dialed again as the client decides. */

@@ -372,6 +372,17 @@ void carrier_ready(struct carrier *carrier)
 	}
 }
 
+static void name_of(
+	const struct gmb_client *client, uint32_t number, char out[CARRIER_TOKEN_BYTES_MAX])
+{
+	snprintf(out, CARRIER_TOKEN_BYTES_MAX, "%s.%u", client->token, number);
+}
+
+void connection_name(const struct connection *connection, char out[CARRIER_TOKEN_BYTES_MAX])
+{
+	name_of(connection->client, connection->number, out);
+}
+
 /* Introduces the connection: which one it is, and which it replaces. */
 static void client_connection_start(struct connection *connection)
 {
@@ -391,11 +402,11 @@ static void client_connection_start(struct connection *connection)
 		options.alive_ms = 0; /* it would come too late */
 	}
 	connection->number = client->number_next++;
-	snprintf(names[0], sizeof(names[0]), "%s.%u", client->token, connection->number);
+	connection_name(connection, names[0]);
 	connection->replaces_count = client->lost_count;
 	for (uint32_t i = 0; i < client->lost_count; i++) {
 		connection->replaces[i] = client->lost[i];
-		snprintf(names[1 + i], sizeof(names[0]), "%s.%u", client->token, client->lost[i]);
+		name_of(client, client->lost[i], names[1 + i]);
 		replaces[i] = names[1 + i];
 	}
 	connection_set_state(connection, CONNECTION_STARTING);

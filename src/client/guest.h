@@ -21,6 +21,8 @@
 
 struct tls_client;
 
+enum { CLIENT_NAME_BYTES = 48 };
+
 /* NULL: no memory. */
 struct gmb_queue *queue_create_on(struct ring *ring);
 /* gmb_open_start() with credentials for TLS apart from the URI, which comes from elsewhere: see
@@ -40,3 +42,6 @@ void client_end(struct gmb_client *client);
 bool client_is_gone(struct gmb_client *client);
 /* Why an open client has no connection any more; "": it has. Valid as long as the client. */
 const char *client_trouble(const struct gmb_client *client);
+/* By which name servers of ours know the connection of an open client that has one, and lets none
+ * be made again: takeover_has(). */
+void client_name(const struct gmb_client *client, char out[CLIENT_NAME_BYTES]);

@@ -92,6 +92,20 @@ enum takeover_found takeover_replace(struct takeover *takeover, struct takeover_
 	return found;
 }
 
+bool takeover_has(struct takeover *takeover, const char *token, uint32_t bytes)
+{
+	const struct takeover_member *member;
+
+	pthread_mutex_lock(&takeover->lock);
+	member = takeover->members;
+	while (member != NULL &&
+		(member->token_bytes != bytes || memcmp(member->token, token, bytes) != 0)) {
+		member = member->next;
+	}
+	pthread_mutex_unlock(&takeover->lock);
+	return member != NULL;
+}
+
 void takeover_give_up(struct takeover_member *member)
 {
 	if (member->takeover == NULL) {

@@ -83,6 +83,9 @@ enum takeover_found {
 GMB_MUST_CHECK enum takeover_found takeover_replace(struct takeover *takeover,
 	struct takeover_member *member, const uint8_t *token, uint32_t bytes);
 
+/* Whether there is a connection of that name, of whomever. */
+bool takeover_has(struct takeover *takeover, const char *token, uint32_t bytes);
+
 /* The session ends: it waits for nobody any more. */
 void takeover_give_up(struct takeover_member *member);
 /* Its last request has ended, or its name does not count any more. */

@@ -299,6 +299,48 @@ void push_nbd_flush(struct push_source *source, const struct push_wire_flush *fl
 
 /* --- the beginning --------------------------------------------------------------------------- */
 
+/* Whether the range that is written, in that export, is also read. */
+static bool meets(const struct push_nbd *nbd, const struct export *target)
+{
+	const struct push_source *source = nbd->source;
+	uint64_t distance = source->source_offset > nbd->target_offset
+				    ? source->source_offset - nbd->target_offset
+				    : nbd->target_offset - source->source_offset;
+	struct store_place from = { .at = source->use.at };
+	struct store_place to;
+
+	if (target == source->session->base.export) {
+		return distance < source->length;
+	}
+	if (!store_place(target->store, &to)) {
+		return false;
+	}
+	memcpy(from.machine, source->use.machine, sizeof(from.machine));
+	memcpy(from.disk, source->use.disk, sizeof(from.disk));
+	to.at += nbd->target_offset;
+	return store_places_meet(&from, &to, source->length);
+}
+
+/* Where the destination is this server, an export of it has our own connection. Another server does
+ * not say which disk it has. */
+static bool is_onto_itself(const struct push_nbd *nbd)
+{
+	struct engine *engine = nbd->source->session->service->engine;
+	struct engine_export *entry = engine_export_from(engine, 0);
+	char name[CLIENT_NAME_BYTES];
+	bool found = false;
+
+	client_name(nbd->client, name);
+	while (entry != NULL && !found) {
+		struct export *export = entry->export;
+
+		found = takeover_has(&export->takeover, name, (uint32_t)strlen(name)) &&
+			meets(nbd, export);
+		entry = engine_export_from(engine, entry->serial + 1);
+	}
+	return found;
+}
+
 /* Why that export is none for this job; 0: it is one. */
 static int nbd_look(const struct push_nbd *nbd, char text[PUSH_TEXT_BYTES_MAX])
 {
@@ -331,6 +373,11 @@ static int nbd_look(const struct push_nbd *nbd, char text[PUSH_TEXT_BYTES_MAX])
 			"the destination takes whole blocks of %" PRIu32 " bytes, and the push "
 			"does not begin and end with one",
 			info.block_minimum);
+		return -EINVAL;
+	}
+	if (is_onto_itself(nbd)) {
+		snprintf(text, PUSH_TEXT_BYTES_MAX,
+			"source and destination are one disk, and the ranges overlap");
 		return -EINVAL;
 	}
 	return 0;

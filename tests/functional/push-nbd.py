@@ -92,6 +92,28 @@ class PushNbd(push_tool.Case):
         job = self.push(self.serve(f"disk={source}").push("disk"), uri, "--verify=read")
         self.assertEqual((digest(source), job["bytes_zeroed"]), (digest(target), 0))
 
+    def test_one_disk_under_two_names(self):
+        """The destination is the source's own server."""
+        source = self.image("source", 4 * MIB, (0, 4 * MIB))
+        link = self.path("link")
+        os.link(source, link)
+        before = digest(source)
+        uris = self.start("--listen", self.socket_uri("p").replace("nbd", "push", 1), "--listen", self.socket_uri("n"),
+                          "--listen", "nbd://127.0.0.1:0", "--push-to", "nbd:127.0.0.1,port=any",
+                          "--export", f"disk={source},readonly", "--export", f"same={link}", "--export", "more=memory:4M",
+                          uri_count=9).uris
+        disk, same, more = uris[:3]
+        for target in uris[4], uris[7]:
+            for uri in disk, same:
+                for arguments in ([], ["--range", "0+2M", "--to-offset", "1M"]):
+                    self.check_refused(["push", *arguments, uri, target], 1, "are one disk, and the ranges overlap")
+            self.assertEqual(digest(source), before)
+            self.push(disk, target, "--range", "0+1M", "--to-offset", "2M")
+            self.assertEqual(digest(source, 0, MIB), digest(source, 2 * MIB, MIB))
+            before = digest(source)
+        self.check_refused(["push", more, uris[5]], 1, "are one disk, and the ranges overlap")
+        self.push(disk, uris[5])
+
     def test_network(self):
         """The destination is found by its name, the sandbox lets the source go there and nowhere else, and the
         coordinator carries nothing."""
