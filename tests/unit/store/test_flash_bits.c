@@ -24,11 +24,14 @@ enum {
 	RUN_MAX = 12,	 /* blocks */
 	TOLD_BLOCKS = 72,
 	CONTROLS_MAX = 4096,
+	FLYING = 8,
+	STEPS_MAX = 60,
 };
 
 static uint64_t expected[BLOCKS_MAX];
 static uint64_t now;
 static uint32_t blocks;
+static uint32_t changed_from; /* the first one that is changed */
 
 static uint32_t stores = 3;
 static uint64_t first_seed = 1;
@@ -57,7 +60,7 @@ static void change(struct world *world, uint32_t count)
 		bool zeroes = sim_between(0, 9) == 0;
 
 		submit(world, zeroes ? STORE_ZERO : STORE_WRITE,
-			(uint32_t)sim_between(0, blocks - run), run);
+			(uint32_t)sim_between(changed_from, blocks - run), run);
 	}
 	submit(world, STORE_FLUSH, 0, 0);
 }
@@ -143,6 +146,83 @@ static void make_with_snapshot(uint64_t seed)
 	change(&world, WRITES);
 	world_close(&world);
 	(void)sim_disk_kill_copy(sim_disk_find("disk"), "rot");
+}
+
+/* As many writes as may be on their way when a server crashes. */
+static void submit_some(struct world *world, struct store_part parts[FLYING])
+{
+	static uint8_t bytes[FLYING][RUN_MAX * FLASH_BLOCK_BYTES];
+
+	now++;
+	for (uint32_t i = 0; i < FLYING; i++) {
+		uint32_t run = (uint32_t)sim_between(1, RUN_MAX);
+
+		parts[i] = (struct store_part){ .done = world_part_done,
+			.op = STORE_WRITE,
+			.offset = sim_between(changed_from, blocks - run) * FLASH_BLOCK_BYTES,
+			.length = (uint64_t)run * FLASH_BLOCK_BYTES,
+			.memory = mem_of(bytes[i]) };
+		for (uint32_t k = 0; k < run * BLOCK_SECTORS; k++) {
+			sector_fill(bytes[i] + (size_t)k * SECTOR, now);
+		}
+		store_submit(world->queues[0], &parts[i]);
+	}
+}
+
+/* What there is of them in a crash is what the disk has from then on. */
+static void learn(struct world *world)
+{
+	static uint8_t bytes[FLASH_BLOCK_BYTES];
+
+	for (uint32_t i = 0; i < blocks; i++) {
+		struct store_part part = { .done = world_part_done,
+			.op = STORE_READ,
+			.offset = (uint64_t)i * FLASH_BLOCK_BYTES,
+			.length = sizeof(bytes),
+			.memory = mem_of(bytes) };
+
+		world_submit(world, &part);
+		expected[i] = sector_tag(bytes);
+	}
+}
+
+/* Its server has crashed several times, at any moment. Most changes behind a crash are those of a
+ * single page, so that what the crash has cut off stays where it is, and not the headers of the run
+ * behind it. */
+static void make_crashed(uint64_t seed)
+{
+	static const char *const names[] = { "disk", "one", "two", "three", "four", "five" };
+	static struct world world;
+
+	sim_start(&(struct sim_options){ .seed = seed, .faults = { .jitter = true } });
+	memset(expected, 0, sizeof(expected));
+	world_disk = (enum world_disk)(seed % 2);
+	world_make_disk();
+	world_open(&world, "disk", false, NULL);
+	blocks = (uint32_t)(store_size(world.store) / FLASH_BLOCK_BYTES);
+	for (size_t i = 1; i < ARRAY_COUNT(names); i++) {
+		struct store_part parts[FLYING];
+
+		changed_from = i % 3 == 1 ? 0 : FLASH_NODE_ENTRIES;
+		change(&world, (uint32_t)sim_between(0, i % 3 == 2 ? 3 : WRITES));
+		submit_some(&world, parts);
+		for (uint64_t steps = sim_between(0, STEPS_MAX); steps > 0; steps--) {
+			(void)sim_step();
+		}
+		(void)sim_disk_crash_copy(sim_disk_find(names[i - 1]), names[i]);
+		for (uint32_t k = 0; k < FLYING; k++) {
+			while (parts[k].op != STORE_OP_COUNT) {
+				assert_true(sim_step());
+			}
+		}
+		world_close(&world);
+		sim_disk_destroy(sim_disk_find(names[i - 1]));
+		world_open(&world, names[i], false, NULL);
+		learn(&world);
+	}
+	changed_from = 0;
+	world_close(&world);
+	(void)sim_disk_kill_copy(sim_disk_find(names[ARRAY_COUNT(names) - 1]), "rot");
 }
 
 /* --- its metadata ---------------------------------------------------------------------------- */
@@ -527,6 +607,24 @@ static void test_lost_nodes_are_found_by_headers(void **state)
 	}
 }
 
+/* What its crashes have cut off is in headers, too. */
+static void test_what_crashes_have_cut_off_stays_void(void **state)
+{
+	GMB_UNUSED(state);
+	for (uint64_t seed = first_seed; seed < first_seed + 20 * stores; seed++) {
+		make_crashed(seed);
+		find_controls();
+		try_again();
+		for (uint32_t i = 0; i < control_count; i++) {
+			if (controls[i].kind == UPPER || controls[i].kind == TWIN) {
+				flip("try", controls[i].block);
+			}
+		}
+		expect_repair("all nodes", (uint32_t)seed);
+		sim_stop();
+	}
+}
+
 /* A page of the map in place of the top node, with its checksum: it is no page of what is below. */
 static void test_a_node_of_another_level_is_lost(void **state)
 {
@@ -672,6 +770,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_a_repair_takes_nothing_from_snapshots),
 		cmocka_unit_test(test_a_log_that_was_moved_is_followed),
 		cmocka_unit_test(test_lost_nodes_are_found_by_headers),
+		cmocka_unit_test(test_what_crashes_have_cut_off_stays_void),
 		cmocka_unit_test(test_a_node_of_another_level_is_lost),
 		cmocka_unit_test(test_a_repaired_store_goes_on),
 		cmocka_unit_test(test_a_device_that_lied),
