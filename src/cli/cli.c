@@ -138,6 +138,18 @@ const char *cli_habit(const char *command, const char *word)
 
 /* --- options ------------------------------------------------------------------------------- */
 
+const struct field *cli_field(const struct cli_command *command, uint32_t idx)
+{
+	const struct field *field;
+
+	for (uint32_t i = 0; command->fields != NULL && (field = command->fields(i)) != NULL; i++) {
+		if ((field->flags & FIELD_HIDDEN) == 0 && idx-- == 0) {
+			return field;
+		}
+	}
+	return NULL;
+}
+
 int cli_usage_error(const char *command, const char *format, ...)
 {
 	va_list args;
@@ -216,12 +228,20 @@ static const char *help_line(const char *usage, const char *name)
 	return NULL;
 }
 
-void cli_help_of(const char *usage, const char *name, struct cli_help *help)
+void cli_help_of(const struct cli_command *command, const char *name, struct cli_help *help)
 {
-	const char *rest = help_line(usage, name);
+	const struct field *field =
+		command->fields != NULL ? field_find(command->fields, name) : NULL;
+	const char *rest = field == NULL ? help_line(command->usage, name) : NULL;
+	char form[FIELD_FORM_BYTES];
 	size_t len;
 
 	*help = (struct cli_help){ 0 };
+	if (field != NULL) {
+		snprintf(help->value, sizeof(help->value), "%s", field_form(field, form));
+		field_summary(field, help->text, sizeof(help->text));
+		return;
+	}
 	if (rest == NULL) {
 		return;
 	}
@@ -247,7 +267,7 @@ static int value_missing(
 	for (size_t i = 0; table[i].name != NULL; i++) {
 		if (table[i].val == optopt) {
 			name = table[i].name;
-			cli_help_of(command->usage, name, &help);
+			cli_help_of(command, name, &help);
 		}
 	}
 	if (help.value[0] == '\0') {
@@ -325,10 +345,30 @@ static int cli_take_value(const struct cli_option *option, const char *text, str
 	return err;
 }
 
-static int take(const struct cli_command *command, const struct cli_option *option)
+static int set(const struct cli_command *command, const struct field *field)
 {
 	struct error error;
+	int rc = command->set != NULL ? command->set(command->arguments, field, optarg, &error)
+				      : field_set(field, command->arguments, optarg, &error);
 
+	if (rc == 0) {
+		return CLI_GO_ON;
+	}
+	if (command->set == NULL) {
+		error_prefix(&error, "--%s", field->key);
+	}
+	return cli_usage_error(command->name, "%s", error.text);
+}
+
+static int take(const struct cli_command *command, size_t idx)
+{
+	const struct field *field = cli_field(command, (uint32_t)idx);
+	const struct cli_option *option = &command->options[idx];
+	struct error error;
+
+	if (field != NULL) {
+		return set(command, field);
+	}
 	if (option->take != NULL) {
 		return option->take(command->arguments, option->name, optarg);
 	}
@@ -361,10 +401,25 @@ static int table_make(const struct cli_command *command, struct option table[OPT
 		[CLI_NO_VALUE] = no_argument,
 	};
 	size_t count = command->option_count;
+	const struct field *field;
 
-	GMB_ASSERT(count <= OPTIONS_MAX);
 	*letters++ = ':'; /* so that a missing value is told apart */
-	for (size_t i = 0; i < count; i++) {
+	for (; (field = cli_field(command, (uint32_t)count)) != NULL; count++) {
+		bool has_value = field->form != NULL || field->words != NULL;
+
+		GMB_ASSERT(count < OPTIONS_MAX && field->letter != 'h');
+		table[count] = (struct option){ field->key,
+			(field->flags & FIELD_BARE) != 0 ? optional_argument
+			: has_value			 ? required_argument
+							 : no_argument,
+			NULL, field->letter != 0 ? field->letter : OPTION_FIRST + (int)count };
+		if (field->letter != 0) {
+			*letters++ = field->letter;
+			*letters++ = ':';
+		}
+	}
+	GMB_ASSERT(count <= OPTIONS_MAX);
+	for (size_t i = 0; i < command->option_count; i++) {
 		const struct cli_option *option = &command->options[i];
 		int has_argument =
 			option->flag != NULL ? no_argument : has_arguments[option->value];
@@ -397,6 +452,33 @@ void cli_watch(cli_see *see, void *context)
 	watcher.context = context;
 }
 
+static int print_help(const struct cli_command *command)
+{
+	const struct field *field;
+
+	if (command->fields == NULL) {
+		return cli_print(command->usage);
+	}
+	fputs(command->usage, stdout);
+	for (uint32_t i = 0; (field = cli_field(command, i)) != NULL; i++) {
+		if (field->heading != NULL) {
+			printf("\n%s\n", field->heading);
+		}
+		field_help_option(stdout, field);
+	}
+	if (command->keys != NULL) {
+		printf("\nKeys of --%s:\n", command->keys_option);
+	}
+	for (uint32_t i = 0; command->keys != NULL && (field = command->keys(i)) != NULL; i++) {
+		field_help_key(stdout, field);
+	}
+	printf("\n");
+	field_help_line(stdout, "      --log-level LEVEL",
+		"messages to print: error, warning, info (default) or debug");
+	field_help_line(stdout, "  -h, --help", "print this help");
+	return cli_print(command->notes);
+}
+
 int cli_parse(const struct cli_command *command, int argc, char **argv)
 {
 	struct option table[OPTIONS_MAX + 3];
@@ -416,7 +498,7 @@ int cli_parse(const struct cli_command *command, int argc, char **argv)
 		if (code == '?' || code == ':') {
 			status = option_error(command, code, argv, table);
 		} else if (code == help || code == 'h') {
-			status = cli_print(command->usage);
+			status = print_help(command);
 		} else if (code == help + 1) {
 			status = take_log_level(command, optarg);
 		} else {
@@ -425,7 +507,7 @@ int cli_parse(const struct cli_command *command, int argc, char **argv)
 			while (table[i].val != code) {
 				i++;
 			}
-			status = take(command, &command->options[i]);
+			status = take(command, i);
 		}
 	}
 	return status;

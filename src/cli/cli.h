@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/export_uri.h"
+#include "base/schema.h"
 
 enum {
 	CLI_GO_ON = -1, /* no exit status: nothing is wrong so far */
@@ -46,10 +47,18 @@ struct cli_option {
  * usage, and --log-level. */
 struct cli_command {
 	const char *name;
-	const char *usage;
+	const char *usage; /* with fields: what stands before them in the help text */
 	const struct cli_option *options;
 	size_t option_count;
-	void *arguments; /* for take */
+	void *arguments;   /* for take; with fields: what they are set in */
+	field_at *fields;  /* in place of options */
+	const char *notes; /* behind the fields in the help text */
+	/* Optional: sets a field, in place of field_set(). Its sentence names the option. */
+	int (*set)(
+		void *arguments, const struct field *field, const char *text, struct error *error);
+	/* Optional: what the value of the option keys_option, or the operands, can have. */
+	field_at *keys;
+	const char *keys_option;
 };
 
 /* Parses the options. CLI_GO_ON: optind is the index of the first operand. Otherwise an exit
@@ -62,7 +71,10 @@ struct cli_help {
 	char value[80];
 	char text[80];
 };
-void cli_help_of(const char *usage, const char *name, struct cli_help *help);
+void cli_help_of(const struct cli_command *command, const char *name, struct cli_help *help);
+
+/* The idx-th of the command's fields that is an option; NULL behind the last. */
+const struct field *cli_field(const struct cli_command *command, uint32_t idx);
 
 /* From now on cli_parse() shows a command to see() and returns CLI_OK, in place of parsing; NULL:
  * no more. */

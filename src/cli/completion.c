@@ -186,11 +186,15 @@ static void write_option(
 
 static void begin_command(const struct writer *writer, const struct cli_command *command)
 {
+	const struct field *field;
 	bool files = operands_are_files(command->usage);
 
 	switch (writer->shell) {
 	case SHELL_BASH:
 		printf("\t%s)\n\t\toptions=\"", command->name);
+		for (uint32_t i = 0; (field = cli_field(command, i)) != NULL; i++) {
+			printf("--%s ", field->key);
+		}
 		for (size_t i = 0; i < command->option_count; i++) {
 			printf("--%s ", command->options[i].name);
 		}
@@ -233,12 +237,20 @@ static void write_command(const struct cli_command *command, void *context)
 		{ "", "print this help" },
 	};
 	struct writer *writer = context;
+	const struct field *field;
 	struct cli_help help;
 
 	writer->command = command->name;
 	begin_command(writer, command);
+	for (uint32_t i = 0; (field = cli_field(command, i)) != NULL; i++) {
+		struct cli_option option = { field->key, .letter = field->letter };
+
+		option.value = (field->flags & FIELD_BARE) != 0 ? CLI_VALUE_OPTIONAL : CLI_VALUE;
+		cli_help_of(command, field->key, &help);
+		write_option(writer, &option, &help);
+	}
 	for (size_t i = 0; i < command->option_count; i++) {
-		cli_help_of(command->usage, command->options[i].name, &help);
+		cli_help_of(command, command->options[i].name, &help);
 		write_option(writer, &command->options[i], &help);
 	}
 	for (size_t i = 0; i < ARRAY_COUNT(common); i++) {

@@ -63,8 +63,7 @@ static struct engine_limits reactor_limits(const struct server_limits *limits)
 	out.sessions_max = limits->connections_max;
 	out.handshakes_max = share_of(limits->handshakes_max, limits->threads);
 	out.handshake_timeout_ns = limits->handshake_timeout_ns;
-	out.idle_timeout_ns =
-		limits->idle_timeout_ns != SERVER_IDLE_OFF ? limits->idle_timeout_ns : 0;
+	out.idle_timeout_ns = limits->idle_timeout_ns;
 	out.inflight_per_session_max = limits->inflight_max;
 	out.inflight_max = share_of(limits->inflight_total_max, limits->threads);
 	out.memory_bytes_max = limits->memory_bytes / limits->threads;

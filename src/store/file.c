@@ -44,10 +44,9 @@ static int set_format(void *config, const char *value, struct error *error)
 				 log_escape(shown, sizeof(shown), value, strlen(value)));
 }
 
-static const struct store_option file_options[] = {
-	{ "format", "raw",
-		"serve a file that looks like an image of another\nformat, such as qcow2", "raw",
-		.set = set_format, .value = STORE_VALUE(struct file_config, is_raw, is_raw) },
+static const struct field file_options[] = {
+	{ "format", "raw", "serve a file that looks like an image of another format, such as qcow2",
+		"raw", .set = set_format, FIELD_AT(struct file_config, is_raw, is_raw) },
 };
 
 /* --- results ------------------------------------------------------------------------------- */

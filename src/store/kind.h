@@ -109,7 +109,7 @@ struct store_kind {
 	int (*create_check)(const struct store_create *create, struct error *error);
 	/* Optional: see store_create(). path is what follows the name of the kind and a colon. */
 	int (*create)(const char *path, const struct store_create *create, struct error *error);
-	const struct store_option *options;
+	const struct field *options;
 	uint32_t option_count;
 	size_t config_bytes;  /* of what the options set */
 	const void *defaults; /* what it is before the first is set; NULL: zeroes */

@@ -822,13 +822,11 @@ static const char *config_file(const void *config_bytes)
 	return strcmp(config->path, discard_word) == 0 ? NULL : config->path;
 }
 
-static const struct store_option options[] = {
+static const struct field options[] = {
 	{ "overlay", "FILE|discard",
-		"write changes to FILE, which is made if it does not\n"
-		"exist, or to memory that is lost at the end, and\n"
-		"never to PATH, which many exports can share",
-		"discard", .set = set_overlay,
-		.value = STORE_VALUE(struct overlay_config, path, path) },
+		"write changes to FILE, which is made if it does not exist, or to memory that is "
+		"lost at the end, and never to PATH, which many exports can share",
+		"discard", .set = set_overlay, FIELD_AT(struct overlay_config, path, path) },
 };
 
 const struct store_kind overlay_store_kind = {

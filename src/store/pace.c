@@ -199,11 +199,11 @@ static int set_pace(void *config, const char *value, struct error *error)
 	return store_pace_parse(value, config, error);
 }
 
-static const struct store_option pace_options[] = {
+static const struct field pace_options[] = {
 	{ "pace", "RATE[:latency=TIME][:members=N][:chunk=SIZE]",
-		"slow down to a disk of RATE bytes per second, or to\n"
-		"a stripe of N of them with chunks of SIZE",
-		"100M", .set = set_pace, .value = STORE_VALUE(struct store_pace, rate, chunk) },
+		"slow down to a disk of RATE bytes per second, or to a stripe of N of them with "
+		"chunks of SIZE",
+		"100M", .set = set_pace, FIELD_AT(struct store_pace, rate, chunk) },
 };
 
 static struct pace_store *store_of(const struct pace_queue *queue)

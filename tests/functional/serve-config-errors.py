@@ -64,7 +64,7 @@ class ConfigErrors(support.Case):
         self.check("limits:\n  threads: 1\n  colour: red\n", "3:3", "limits: ",
                    "unknown key 'colour'", "memory, threads")
         self.check("exports:\n  - name: a\n    path: null:1M\n  - name: b\n    path: null:1M\n"
-                   "    colour: red\n", "6:5", "exports entry 2: ", "'colour'", "name, path, mode")
+                   "    colour: red\n", "6:5", "exports entry 2: ", "'colour'", "name, path, access, mode")
 
     def test_keys_that_are_nearly_known(self):
         self.check("exprots: []\n", "1:1",
@@ -127,8 +127,8 @@ class ConfigErrors(support.Case):
         self.check("listen:\n  - {uri: nbd://a, tls: maybe}\n", "2:25", "listen entry 1, tls: ",
                    "'maybe' is not one of off, on, require")
         self.check("listen:\n  - {uri: nbd://a, tls-verify-peer: 1}\n", "2:37",
-                   "listen entry 1, tls-verify-peer: ", "'1' is not one of false, true")
-        self.check("listen:\n  - {uri: nbd://a, tls-psk: ''}\n", "2:29", "tls-psk: the value is empty")
+                   "listen entry 1, tls-verify-peer: ", "'1' is neither yes nor no")
+        self.check("listen:\n  - {uri: nbd://a, tls-psk: ''}\n", "2:29", "tls-psk: the path is empty")
 
     def test_wrong_values_are_told_in_the_same_words_everywhere(self):
         """Each key is named once, whether a file or the command line has the value."""

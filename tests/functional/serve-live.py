@@ -96,7 +96,7 @@ class Commands(Live):
         before = self.served()
         for arguments, fragment in ((("add", "a", one), 'there is already an export "a"'),
                                     (("add", "b", self.path("absent")), "create it first"),
-                                    (("add", "b", one, "colour=red"), "colour: unknown key"),
+                                    (("add", "b", one, "colour=red"), "unknown key 'colour'"),
                                     (("add", "b", one, "mode=fast"), "mode: 'fast' is not a mode"),
                                     (("add", "b", one, "rate=1M", "rate=2M"), "rate: "),
                                     (("add", "b", one, "mode=device"), "started without --arena"),
@@ -104,7 +104,7 @@ class Commands(Live):
                                     (("add", "b", one, "write-mode=direct"), "which is used through the page cache"),
                                     (("set", "b", "rate=1M"), 'there is no export "b"'),
                                     (("set", "a", "rate=much"), "rate: "),
-                                    (("set", "a", "colour=default"), "colour: unknown key"),
+                                    (("set", "a", "colour=default"), "unknown key 'colour'"),
                                     (("set", "a", "path=" + self.path("absent")), "create it first"),
                                     (("remove", "b"), 'there is no export "b"')):
             with self.subTest(arguments=arguments):
@@ -326,7 +326,7 @@ class Commands(Live):
             os.truncate(one, 1 << 20)
             self.assertIn("has become smaller, 1M (was 2M)", self.export("set", "a", "size=auto", status=1))
         for arguments, fragment in ((("b", "size=auto"), 'no export "b"'), (("a", "size=big"), "size: "),
-                                    (("a", "size=auto", "rate=1M"), "size: unknown key")):
+                                    (("a", "size=auto", "rate=1M"), "unknown key 'size'")):
             self.assertIn(fragment, self.export("set", *arguments, status=1))
 
     def test_asked_for_the_size(self):
@@ -497,7 +497,7 @@ class Configuration(Live):
             lines = ['export "changes": readonly=yes (was default); its clients are disconnected',
                      'export "slower": rate=500M (was 1G)', 'export "comes": added, null:1M',
                      'export "goes": removed; its clients are disconnected',
-                     "limits: changed, which takes effect at the next restart"]
+                     "threads: changed, which takes effect at the next restart"]
             self.assertEqual(self.reload("--dry-run").splitlines(), lines)
             for client in (stays, goes, changes, slower):
                 client.read(0, 512)

@@ -197,7 +197,7 @@ exports:
 
         refused(["--tls=yes"], "--tls: 'yes' is not one of off, on, require")
         refused(["--tls-records=both"], "--tls-records: 'both' is not one of auto, kernel, user")
-        refused(["--tls-certificates="], "--tls-certificates: the value is empty")
+        refused(["--tls-certificates="], "--tls-certificates: the path is empty")
         for option in (f"--tls-certificates={good}", "--tls-psk=x", "--tls-verify-peer",
                        "--tls-priority=NORMAL", "--tls-records=user"):
             refused([option], "no address uses TLS", "--tls=require")

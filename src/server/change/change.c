@@ -137,18 +137,18 @@ static enum change_action change_compare(const struct server_export *before,
 	const struct server_export *after, char line[LINE_BYTES])
 {
 	enum change_action action = CHANGE_STAY;
-	const struct store_option *option;
+	const struct field *field;
 
 	line[0] = '\0';
 	if (!store_path_same(before->path, after->path)) {
 		say_path(line, before, after);
 		action = CHANGE_REPLACE;
 	}
-	for (uint32_t i = 0; (option = server_export_option(i)) != NULL; i++) {
-		if (!server_export_same(before, after, option)) {
-			bool is_live = (option->flags & STORE_OPTION_LIVE) != 0;
+	for (uint32_t i = 0; (field = server_export_field(i)) != NULL; i++) {
+		if (!server_export_same(before, after, field)) {
+			bool is_live = (field->flags & FIELD_LIVE) != 0;
 
-			say_key(line, option->key, before, after);
+			say_key(line, field->key, before, after);
 			action = is_live && action != CHANGE_REPLACE ? CHANGE_UPDATE
 								     : CHANGE_REPLACE;
 		}
@@ -244,7 +244,7 @@ static int remove_snapshots(struct change *change, const struct served *parent, 
 static int check_contents(const struct server_export *before, const struct server_export *after,
 	const char *line, struct error *error)
 {
-	const struct store_option *overlay = server_export_option_named("overlay");
+	const struct field *overlay = field_find(server_export_field, "overlay");
 	char text[CHANGE_LABEL_BYTES];
 	char shown[CHANGE_LABEL_BYTES];
 	bool is_flash = strncmp(before->path, "flash:", strlen("flash:")) == 0;
@@ -699,17 +699,18 @@ static void compare_rates(struct change *change, const struct server_config *con
 /* What is not an export's. */
 static void compare_rest(struct change *change, const struct server_config *config)
 {
-	const char *key;
+	const struct server_config *running = change->options.running;
+	const struct field *field;
 
-	for (uint32_t i = 0; (key = server_config_key(i)) != NULL; i++) {
-		bool same = server_config_same(change->options.running, config, i);
-
-		if (!same) {
-			change_add_line(
-				change, "%s: changed, which takes effect at the next restart", key);
-		} else if (strcmp(key, "rates") == 0) {
-			compare_rates(change, config);
+	for (uint32_t i = 0; (field = server_config_field(i)) != NULL; i++) {
+		if ((field->flags & FIELD_RESTART) != 0 &&
+			!server_config_same(running, config, field)) {
+			change_add_line(change,
+				"%s: changed, which takes effect at the next restart", field->key);
 		}
+	}
+	if (server_rates_same(&running->rates, &config->rates)) {
+		compare_rates(change, config);
 	}
 }
 

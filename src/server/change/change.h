@@ -9,7 +9,7 @@
  * are opened, and each engine gets its queues. Then every reactor shows and hides exports in one
  * message. Exports that are not named by the change are not touched, nor are their clients.
  *
- * An export of which a key without STORE_OPTION_LIVE changes is replaced: its clients finish what
+ * An export of which a key without FIELD_LIVE changes is replaced: its clients finish what
  * they have begun, are told that it is not served any more, and who asks for the name meanwhile
  * waits until they are gone (export_replaces()).
  *

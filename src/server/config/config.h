@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * What the server was asked to do, checked: exports, listening addresses, limits and commands. It
- * is filled by the command line and by configuration files through the same setters, so that a
- * value is checked in one place whichever way it came.
+ * is filled by the command line and by configuration files through the same tables of fields
+ * (base/schema.h), so that a value is checked in one place whichever way it came.
  *
  *   command line ──┐
- *                  ├─▶ setters ─▶ struct server_config ─▶ server_config_finish() ─▶ server_run()
+ *                  ├─▶ fields ─▶ struct server_config ─▶ server_config_finish() ─▶ server_run()
  *   file (YAML) ───┘
  *
  * Threading: the main thread, before the server runs; read-only afterwards.
@@ -16,6 +16,7 @@
 
 #include "base/error.h"
 #include "base/place.h"
+#include "base/schema.h"
 #include "engine/access.h"
 #include "engine/rate_identity.h"
 #include "memory/p2pmem.h"
@@ -30,8 +31,7 @@ enum {
 	SERVER_LISTENS_MAX = 64,
 	SERVER_THREADS_MAX = 64,
 	SERVER_PEER_DIVISOR = 2, /* a peer may have that part of the connections */
-	SERVER_ACCESS_KEYS = 10, /* of a rule */
-	SERVER_RATE_KEYS = 12,	 /* the same: rate, connections, memory, and conditions */
+	SERVER_RULE_BYTES = 400,
 };
 
 /* Rules of access, in order. */
@@ -105,25 +105,23 @@ struct server_tls {
 	char *certificates; /* or NULL, as the next two */
 	char *psk;
 	char *priority;
-	uint32_t given; /* private: bit per key that was set */
 };
 
 struct server_listen {
+	struct server_tls tls; /* first, see server_listen_field() */
+	char *text;	       /* the URI as it was written */
+	uint32_t given;	       /* a bit for each field that was set */
 	struct export_uri uri;
-	char *text; /* as it was written */
 	char *origin;
-	struct server_tls tls;
 };
 
-#define SERVER_IDLE_OFF UINT64_MAX
+enum server_spin { SERVER_SPIN_AUTO, SERVER_SPIN_OFF };
 
-enum server_spin { SERVER_SPIN_UNSET, SERVER_SPIN_AUTO, SERVER_SPIN_OFF };
-
-/* Of the whole server; 0 = not given. server_config_finish() fills in the defaults. */
+/* Of the whole server. server_config_finish() fills in the defaults. */
 struct server_limits {
 	uint64_t memory_bytes;
 	uint64_t handshake_timeout_ns;
-	uint64_t idle_timeout_ns; /* or SERVER_IDLE_OFF */
+	uint64_t idle_timeout_ns; /* 0: none */
 	uint32_t threads;
 	uint32_t connections_max;
 	uint32_t connections_per_peer_max;
@@ -160,8 +158,12 @@ struct server_config {
 	uint32_t export_folder_count;
 	struct place *push_places; /* where anybody may have this server push to */
 	uint32_t push_place_count;
-	struct server_settings options; /* of the command line, in order */
+	char *config_path;		/* of --config, or NULL */
+	char *check_path;		/* of --check, or NULL */
 	bool path_read_only;		/* the export that PATH becomes */
+	uint64_t given;			/* private: a bit for each field that was set */
+	const char *origin;		/* private: where the value that is being set stands */
+	struct server_settings options; /* of the command line, in order */
 	/* Snapshots that another process has served whose place this one takes: their keys. */
 	struct server_export *snapshots;
 	uint32_t snapshot_count;
@@ -175,12 +177,11 @@ void server_config_fini(struct server_config *config);
 void server_export_init(struct server_export *entry);
 void server_export_fini(struct server_export *entry);
 
-/* The idx-th key that an export can have, in the order of the help text, from the store and from
- * the server itself; NULL behind the last. */
-const struct store_option *server_export_option(uint32_t idx);
+/* The keys that an export can have, from the store and from the server itself. */
+const struct field *server_export_field(uint32_t idx);
 
-/* Sets one key. value is NULL when none was written (only readonly may be without). The sentence
- * does not name the key: the caller says where it stands. */
+/* Sets one key. value is NULL when none was written. The sentence does not name the key, which the
+ * caller does by where it stands; -ENOENT, with a sentence that does: there is no such key. */
 GMB_MUST_CHECK int server_export_set(
 	struct server_export *entry, const char *key, const char *value, struct error *error);
 
@@ -195,11 +196,9 @@ GMB_MUST_CHECK int server_export_set_path(
  * are not copied. Errors name the key. */
 GMB_MUST_CHECK int server_export_copy(const struct server_export *entry,
 	const struct server_settings *settings, struct server_export *out, struct error *error);
-/* The one with that key, or NULL. */
-const struct store_option *server_export_option_named(const char *key);
-/* Whether both have the same value for that key, however it was written; a default is a value. */
-bool server_export_same(const struct server_export *a, const struct server_export *b,
-	const struct store_option *option);
+/* Whether both have the same value for that field, however it was written; a default is a value. */
+bool server_export_same(
+	const struct server_export *a, const struct server_export *b, const struct field *field);
 
 /* Appends a setting; both are copied. */
 GMB_MUST_CHECK int server_settings_add(
@@ -217,16 +216,29 @@ bool server_settings_same_text(
 GMB_MUST_CHECK int server_export_parse(
 	struct server_export *entry, const char *text, struct error *error);
 
-/* --- rules of access (access.c) -------------------------------------------------------- */
+/* --- rules of access and of rates (rules.c) --------------------------------------------------- */
 
-/* The idx-th key of a rule; the first one, rights, is needed. NULL behind the last. */
-const char *server_access_key(uint32_t idx);
-/* Adds a rule by the values of its keys, NULL for those it has not. origin is copied. When that
- * fails, *failed_out is the key to blame, or SERVER_ACCESS_KEYS: the rule as a whole. */
-GMB_MUST_CHECK int server_access_add(struct server_access *access,
-	const char *const values[SERVER_ACCESS_KEYS], const char *origin, uint32_t *failed_out,
-	struct error *error);
+/* A rule while it is written: of access, or of rates. */
+struct server_rule {
+	struct access_rule access; /* conditions and rights */
+	struct rate_rule rate;
+	char text[SERVER_RULE_BYTES]; /* the conditions, as --access has them */
+};
+
+/* The keys of a rule; the first one, rights or rate, is needed. */
+const struct field *server_access_field(uint32_t idx);
+const struct field *server_rate_field(uint32_t idx);
+/* Sets one of them. */
+GMB_MUST_CHECK int server_rule_set(struct server_rule *rule, const struct field *field,
+	const char *value, struct error *error);
+/* Adds a rule that has all its keys; taken, also on failure. origin is copied. */
+GMB_MUST_CHECK int server_access_add(struct server_access *access, struct server_rule *rule,
+	const char *origin, struct error *error);
+GMB_MUST_CHECK int server_rate_add(struct server_rates *rates, struct server_rule *rule,
+	const char *origin, struct error *error);
+void server_rule_fini(struct server_rule *rule);
 void server_access_fini(struct server_access *access);
+void server_rates_fini(struct server_rates *rates);
 
 /* Reads "[NAME:] KEY=VALUE ... rights=RIGHTS". In NAME "\:", "\=" and "\\", in a value "\ " and
  * "\\" stand for the character itself; any other backslash is an ordinary one. */
@@ -246,77 +258,101 @@ GMB_MUST_CHECK int server_access_common(
 	const struct server_config *config, struct access **access_out, struct error *error);
 void server_access_drop(struct access **sets, uint32_t count);
 
-/* --- TLS of a listener (tls.c) -------------------------------------------------------- */
+/* NULL in *rules_out: there are none. */
+GMB_MUST_CHECK int server_rates_build(
+	const struct server_rates *rates, struct rate_rules **rules_out, struct error *error);
+/* Whether both have the same rules but for rates and memory, which change under their clients. */
+bool server_rates_same(const struct server_rates *a, const struct server_rates *b);
 
-/* The idx-th key, which is also the name of the option; NULL behind the last. */
-const char *server_tls_key(uint32_t idx);
-/* Sets one of them. value is NULL when none was written (only tls-verify-peer may be without). */
-GMB_MUST_CHECK int server_tls_set(
-	struct server_tls *tls, const char *key, const char *value, struct error *error);
+/* --- addresses, and their TLS (tls.c) ----------------------------------------------------------
+ */
+
+/* The keys of an address in a file, uri first; the others are of struct server_tls as well. */
+const struct field *server_listen_field(uint32_t idx);
+
+extern const char *const server_tls_modes[];
+extern const char *const server_tls_records[];
+
+/* The rows of what has a struct server_tls at that offset. */
+#define SERVER_TLS_FIELDS(at)                                                                      \
+	{ "tls", .help = "no TLS (default), for clients that ask for it, or nothing without it",   \
+		.type = FIELD_WORD, .words = server_tls_modes,                                     \
+		.offset = (at) + offsetof(struct server_tls, mode),                                \
+		.heading = "TLS of nbd addresses that have no keys of their own in the "           \
+			   "configuration file:" },                                                \
+		{ "tls-certificates", "DIR",                                                       \
+			"the folder with ca-cert.pem, server-cert.pem, server-key.pem and "        \
+			"perhaps ca-crl.pem",                                                      \
+			.type = FIELD_TEXT,                                                        \
+			.offset = (at) + offsetof(struct server_tls, certificates) },              \
+		{ "tls-psk", "FILE", "pre-shared keys, as psktool writes them",                    \
+			.type = FIELD_TEXT, .offset = (at) + offsetof(struct server_tls, psk) },   \
+		{ "tls-verify-peer", .help = "demand a certificate of clients, and verify it",     \
+			.type = FIELD_FLAG,                                                        \
+			.offset = (at) + offsetof(struct server_tls, verify_peer) },               \
+		{ "tls-priority", "STRING", "of GnuTLS, in place of ours", .type = FIELD_TEXT,     \
+			.flags = FIELD_NOT_EMPTY,                                                  \
+			.offset = (at) + offsetof(struct server_tls, priority) },                  \
+	{                                                                                          \
+		"tls-records", .help = "who encrypts after the handshake (auto)",                  \
+			       .type = FIELD_WORD, .words = server_tls_records,                    \
+			       .offset = (at) + offsetof(struct server_tls, records)               \
+	}
+
+void server_listen_fini(struct server_listen *entry);
 void server_tls_fini(struct server_tls *tls);
 /* Whether both say the same. */
 bool server_tls_equal(const struct server_tls *a, const struct server_tls *b);
 /* Fits the settings of the addresses together: with their URIs, the common ones and each other. */
 GMB_MUST_CHECK int server_tls_finish(struct server_config *config, struct error *error);
 
-/* --- rates of identities (rate.c) ------------------------------------------------------ */
+/* --- options of the whole server (options.c) ---------------------------------------------------
+ */
 
-/* The idx-th key of a rule; the first one, rate, is needed. NULL behind the last. */
-const char *server_rate_key(uint32_t idx);
-/* As server_access_add(). */
-GMB_MUST_CHECK int server_rate_add(struct server_rates *rates,
-	const char *const values[SERVER_RATE_KEYS], const char *origin, uint32_t *failed_out,
-	struct error *error);
-/* NULL in *rules_out: there are none. */
-GMB_MUST_CHECK int server_rates_build(
-	const struct server_rates *rates, struct rate_rules **rules_out, struct error *error);
-void server_rates_fini(struct server_rates *rates);
-
-/* --- the whole ------------------------------------------------------------------------------- */
-
-/* Takes *entry, also on failure, and leaves it empty. origin is copied. */
-GMB_MUST_CHECK int server_config_add_export(struct server_config *config,
-	struct server_export *entry, const char *origin, struct error *error);
-/* tls: of this address alone; taken, also on failure, and left empty. */
-GMB_MUST_CHECK int server_config_add_listen(struct server_config *config, const char *text,
-	struct server_tls *tls, const char *origin, struct error *error);
-/* Sets an option of the command line (its name is without the dashes), and remembers it for
- * server_config_again(). "read-only" and "path" are those that belong together, in this order. text
- * is NULL where there is none. The sentence names the option. */
+/* Options of the command line, and what is compared beside them. */
+const struct field *server_config_field(uint32_t idx);
+/* Whether it was given, by the command line or the file. */
+bool server_config_has(const struct server_config *config, const struct field *field);
+/* Whether two finished configurations have the same value for it. */
+bool server_config_same(
+	const struct server_config *a, const struct server_config *b, const struct field *field);
+/* Sets an option of the command line, and remembers it for server_config_again(). "path" is the
+ * operand, and behind the options. text is NULL where there is none. The sentence names the
+ * option. */
 GMB_MUST_CHECK int server_config_option(
-	struct server_config *config, const char *name, const char *text, struct error *error);
-/* The idx-th of those that are keys of the file, too; NULL behind the last. repeats: there it has a
- * list of values. */
-const char *server_config_file_key(uint32_t idx, bool *repeats);
-/* Sets one of these, unless the command line has it; folders are added to those from there. The
- * sentence does not name it. */
-GMB_MUST_CHECK int server_config_file_option(
-	struct server_config *config, const char *name, const char *text, struct error *error);
-
-/* The idx-th limit, as the options and the keys of the file are called; NULL behind the last. */
-const char *server_limits_key(uint32_t idx);
-GMB_MUST_CHECK int server_limits_set(
-	struct server_limits *limits, const char *key, const char *value, struct error *error);
-/* Remembers where the memory limit came from, for messages. origin is copied. */
-GMB_MUST_CHECK int server_config_set_memory_origin(
-	struct server_config *config, const char *origin, struct error *error);
-/* Fills what is not given in *limits from *fallback. */
-void server_limits_merge(struct server_limits *limits, const struct server_limits *fallback);
-
-/* Reads a configuration file (gmblock.conf(5)): adds its exports and addresses, and its limits
- * where config has none yet. Errors begin with FILE:LINE:COLUMN. */
-GMB_MUST_CHECK int server_config_load(
-	struct server_config *config, const char *path, struct error *error);
+	struct server_config *config, const char *key, const char *text, struct error *error);
+/* Sets a field of the file, unless the command line has it; what repeats is added to that from
+ * there. origin: where it stands. The sentence does not name it. */
+GMB_MUST_CHECK int server_config_file_option(struct server_config *config,
+	const struct field *field, const char *text, const char *origin, struct error *error);
+/* Fills in the limits that are not given. */
+GMB_MUST_CHECK int server_config_set_defaults(
+	struct server_config *config, const struct server_limits *limits, struct error *error);
+/* Frees what the fields hold. */
+void server_config_clear_fields(struct server_config *config);
 
 /* Makes *again what the options and the file of config say now, finished. config is only read; on
  * any thread. */
 GMB_MUST_CHECK int server_config_again(
 	const struct server_config *config, struct server_config *again, struct error *error);
 
-/* The idx-th key of what only a restart changes; NULL behind the last. (same.c) */
-const char *server_config_key(uint32_t idx);
-/* Whether two finished configurations have the same values for it. */
-bool server_config_same(const struct server_config *a, const struct server_config *b, uint32_t idx);
+/* --- the whole ------------------------------------------------------------------------------- */
+
+/* Takes *entry, also on failure, and leaves it empty. origin is copied. */
+GMB_MUST_CHECK int server_config_add_export(struct server_config *config,
+	struct server_export *entry, const char *origin, struct error *error);
+/* Adds the address of entry->text. The same. */
+GMB_MUST_CHECK int server_config_add_listen(struct server_config *config,
+	struct server_listen *entry, const char *origin, struct error *error);
+/* Whether it is a mode for a Unix socket. */
+GMB_MUST_CHECK int server_config_check_mode(const char *text, struct error *error);
+/* Makes room for one more element of an array. */
+GMB_MUST_CHECK int server_config_grow(void *array_inout, uint32_t count, size_t element_bytes);
+
+/* Reads a configuration file (gmblock.conf(5)): adds its exports and addresses, and its limits
+ * where config has none yet. Errors begin with FILE:LINE:COLUMN. (file.c) */
+GMB_MUST_CHECK int server_config_load(
+	struct server_config *config, const char *path, struct error *error);
 
 /* Checks the whole (something to serve, no name or address twice) and fills in the defaults. The
  * default address is not added here: socket activation decides about it. */

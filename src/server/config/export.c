@@ -9,24 +9,7 @@
 #include "base/log.h"
 #include "base/text.h"
 
-enum { SHOWN_BYTES = 120, KEYS_BYTES = 400 };
-
-void server_export_init(struct server_export *entry)
-{
-	*entry = (struct server_export){ 0 };
-}
-
-void server_export_fini(struct server_export *entry)
-{
-	free(entry->name);
-	free(entry->path);
-	free(entry->description);
-	free(entry->origin);
-	store_options_fini(&entry->store);
-	server_access_fini(&entry->access);
-	server_settings_fini(&entry->settings);
-	server_export_init(entry);
-}
+enum { SHOWN_BYTES = 120 };
 
 /* --- settings -------------------------------------------------------------------------------- */
 
@@ -151,23 +134,10 @@ int server_export_set_path(struct server_export *entry, const char *path, struct
 	return replace_text(&entry->path, path, error);
 }
 
-static int set_description(void *config, const char *value, struct error *error)
+static int check_description(void *object, const char *value, struct error *error)
 {
-	struct server_export *entry = config;
-	int rc = check_wire_text(value, "text", error);
-
-	if (rc == 0 && value[0] == '\0') { /* as without the key */
-		free(entry->description);
-		entry->description = NULL;
-		return 0;
-	}
-	return rc < 0 ? rc : replace_text(&entry->description, value, error);
-}
-
-static int set_max_connections(void *config, const char *value, struct error *error)
-{
-	struct server_export *entry = config;
-	return units_parse_count(value, 1, 1000000, &entry->connections_max, error);
+	GMB_UNUSED(object);
+	return check_wire_text(value, "text", error);
 }
 
 static int set_max_memory(void *config, const char *value, struct error *error)
@@ -209,139 +179,136 @@ static int set_rate(void *config, const char *value, struct error *error)
 	return rate_parse(value, &entry->rate, error);
 }
 
-#define VALUE(field) STORE_VALUE(struct server_export, field, field)
+#define AT(member) FIELD_AT(struct server_export, member, member)
 
-static const struct store_option own_options[] = {
+static const struct field own_fields[] = {
 	{ "description", "TEXT", "shown to clients that list the exports", "TEXT",
-		STORE_OPTION_LIVE | STORE_OPTION_TEXT, set_description, VALUE(description) },
-	{ "max-connections", "N", "maximum clients of this export", "4", STORE_OPTION_LIVE,
-		set_max_connections, VALUE(connections_max) },
+		.type = FIELD_TEXT, .flags = FIELD_LIVE, AT(description),
+		.check = check_description },
+	{ "max-connections", "N", "maximum clients of this export", "4", .type = FIELD_COUNT,
+		.flags = FIELD_LIVE, .min = 1, .max = 1000000, AT(connections_max) },
 	{ "max-memory", "SIZE", "maximum memory for data of all clients of this export", "64M",
-		STORE_OPTION_LIVE, set_max_memory, VALUE(memory_max) },
+		.flags = FIELD_LIVE, .set = set_max_memory, AT(memory_max) },
 	{ "overlap", "auto|off|SIZE",
-		"reply to large reads before the disk has finished,\n"
-		"in parts of an automatic size (default), never, or\n"
-		"in parts of SIZE (4K to 1M)",
-		"64K", .set = set_overlap, .value = VALUE(overlap) },
+		"reply to large reads before the disk has finished, in parts of an automatic size "
+		"(default), never, or in parts of SIZE (4K to 1M)",
+		"64K", .set = set_overlap, AT(overlap) },
 	{ "rate", "RATE[:requests=N][:burst=TIME]",
-		"serve at most RATE bytes and N requests a second to\n"
-		"all clients together, and at once what a pause of\n"
-		"TIME (default: 100ms) has left",
-		"100M:requests=5000", STORE_OPTION_LIVE, set_rate, VALUE(rate) },
+		"serve at most RATE bytes and N requests a second to all clients together, and at "
+		"once what a pause of TIME (default: 100ms) has left",
+		"100M:requests=5000", .flags = FIELD_LIVE, .set = set_rate, AT(rate) },
 };
 
-const struct store_option *server_export_option(uint32_t idx)
+/* How many come from the store; they are registered before there is an export. */
+static uint32_t store_field_count(void)
 {
-	const struct store_option *option = store_option_at(idx);
 	uint32_t count = 0;
 
-	while (option == NULL && store_option_at(count) != NULL) {
+	while (store_option_at(count) != NULL) {
 		count++;
 	}
-	return option != NULL				? option
-	       : idx - count < ARRAY_COUNT(own_options) ? &own_options[idx - count]
-							: NULL;
+	return count;
 }
 
-const struct store_option *server_export_option_named(const char *key)
+const struct field *server_export_field(uint32_t idx)
 {
-	const struct store_option *option = NULL;
-	uint32_t idx = 0;
+	const struct field *field = store_option_at(idx);
+	uint32_t own = field == NULL ? idx - store_field_count() : 0;
 
-	do {
-		option = server_export_option(idx++);
-	} while (option != NULL && strcmp(option->key, key) != 0);
-	return option;
+	return field != NULL ? field : own < ARRAY_COUNT(own_fields) ? &own_fields[own] : NULL;
 }
 
-bool server_export_same(const struct server_export *a, const struct server_export *b,
-	const struct store_option *option)
+static bool is_own(const struct field *field)
 {
-	bool is_own = option >= own_options && option < own_options + ARRAY_COUNT(own_options);
-
-	return is_own ? store_value_same(option, a, b)
-		      : store_options_same(&a->store, &b->store, option);
+	return field >= own_fields && field < own_fields + ARRAY_COUNT(own_fields);
 }
 
-static int config_export_unknown_key(const char *key, struct error *error)
+bool server_export_same(
+	const struct server_export *a, const struct server_export *b, const struct field *field)
 {
-	const struct store_option *option;
-	char meant[NEAR_TEXT_BYTES];
-	char keys[KEYS_BYTES];
-	size_t used = 0;
-	struct near near;
-
-	near_begin(&near, key);
-	for (uint32_t i = 0; (option = server_export_option(i)) != NULL; i++) {
-		const char *between = server_export_option(i + 1) == NULL ? " and " : ", ";
-
-		near_try(&near, option->key);
-		if (used < sizeof(keys)) {
-			used += (size_t)snprintf(keys + used, sizeof(keys) - used, "%s%s",
-				i == 0 ? "" : between, option->key);
-		}
-	}
-	if (near.name != NULL) {
-		return error_set(error, -EINVAL, "unknown key%s", near_text(&near, "", meant));
-	}
-	return error_set(error, -EINVAL,
-		"unknown key; an export can have %s (a comma inside a value or path is "
-		"written \\,)",
-		keys);
+	return is_own(field) ? field_same(field, a, b)
+			     : store_options_same(&a->store, &b->store, field);
 }
 
-static int set_key(
-	struct server_export *entry, const char *key, const char *value, struct error *error)
+void server_export_init(struct server_export *entry)
 {
-	int rc;
+	*entry = (struct server_export){ 0 };
+}
 
-	if (key[0] == '\0') {
-		return error_set(error, -EINVAL,
-			"a key is missing behind a comma (a comma inside a value or path is "
-			"written \\,)");
+void server_export_fini(struct server_export *entry)
+{
+	free(entry->name);
+	free(entry->path);
+	free(entry->origin);
+	store_options_fini(&entry->store);
+	server_access_fini(&entry->access);
+	server_settings_fini(&entry->settings);
+	for (uint32_t i = 0; i < ARRAY_COUNT(own_fields); i++) {
+		field_clear(&own_fields[i], entry);
 	}
-	for (uint32_t i = 0; i < ARRAY_COUNT(own_options); i++) {
-		bool given = (entry->keys_given & BIT(i)) != 0;
+	server_export_init(entry);
+}
 
-		if (strcmp(key, own_options[i].key) != 0) {
-			continue;
-		}
-		entry->keys_given |= BIT(i);
-		rc = store_option_check(&own_options[i], given, value, error);
-		return rc < 0 ? rc : own_options[i].set(entry, value, error);
-	}
-	rc = store_options_set(&entry->store, key, value, error);
-	return rc == -ENOENT ? config_export_unknown_key(key, error) : rc;
+static int set_own(struct server_export *entry, const struct field *field, const char *value,
+	struct error *error)
+{
+	uint32_t bit = BIT(field - own_fields);
+	int rc = field_check(field, (entry->keys_given & bit) != 0, value, error);
+
+	entry->keys_given |= bit;
+	return rc < 0 ? rc : field_set(field, entry, value, error);
 }
 
 int server_export_set(
 	struct server_export *entry, const char *key, const char *value, struct error *error)
 {
-	int rc = set_key(entry, key, value, error);
+	const struct field *field = field_find(server_export_field, key);
+	int rc;
 
+	if (field == NULL) {
+		field_unknown(server_export_field, key, error);
+		return -ENOENT;
+	}
+	rc = is_own(field) ? set_own(entry, field, value, error)
+			   : store_options_set(&entry->store, key, value, error);
 	return rc < 0 ? rc : server_settings_add(&entry->settings, key, value, error);
+}
+
+/* The same; an error names the key. */
+static int set_named(
+	struct server_export *entry, const char *key, const char *value, struct error *error)
+{
+	int rc = server_export_set(entry, key, value, error);
+
+	if (rc == -ENOENT) {
+		return -EINVAL;
+	}
+	if (rc < 0) {
+		error_prefix(error, "%s", key);
+	}
+	return rc;
 }
 
 /* Sets a key of a copy; an error names it. */
 static int copy_setting(
 	struct server_export *out, const struct server_setting *setting, struct error *error)
 {
-	char shown[SHOWN_BYTES];
-	int rc = 0;
+	int rc;
 
 	if (strcmp(setting->key, "path") == 0) {
 		rc = setting->value != NULL ? server_export_set_path(out, setting->value, error)
 					    : error_set(error, -EINVAL, "needs a value");
-	} else if (setting->value == NULL || strcmp(setting->value, "default") != 0) {
-		rc = server_export_set(out, setting->key, setting->value, error);
-	} else if (server_export_option_named(setting->key) == NULL) {
-		rc = config_export_unknown_key(setting->key, error);
+		if (rc < 0) {
+			error_prefix(error, "path");
+		}
+		return rc;
 	}
-	if (rc < 0) {
-		error_prefix(error, "%s",
-			log_escape(shown, sizeof(shown), setting->key, strlen(setting->key)));
+	if (setting->value == NULL || strcmp(setting->value, "default") != 0) {
+		return set_named(out, setting->key, setting->value, error);
 	}
-	return rc;
+	return field_find(server_export_field, setting->key) != NULL
+		       ? 0
+		       : field_unknown(server_export_field, setting->key, error);
 }
 
 int server_export_copy(const struct server_export *entry, const struct server_settings *settings,
@@ -392,27 +359,24 @@ static const char *unescape_until(const char *from, char stop, char *out)
 static int parse_keys(
 	struct server_export *entry, const char *cursor, char *scratch, struct error *error)
 {
-	char shown[SHOWN_BYTES];
+	int rc = 0;
 
-	while (*cursor == ',') {
+	while (*cursor == ',' && rc == 0) {
 		char *value;
-		int rc;
 
 		cursor = unescape_until(cursor + 1, ',', scratch);
 		value = strchr(scratch, '=');
 		if (value != NULL) {
 			*value++ = '\0';
 		}
-		rc = server_export_set(entry, scratch, value, error);
-		if (rc < 0 && scratch[0] != '\0') {
-			error_prefix(error, "%s",
-				log_escape(shown, sizeof(shown), scratch, strlen(scratch)));
-		}
-		if (rc < 0) {
-			return rc;
+		rc = scratch[0] == '\0'
+			     ? error_set(error, -EINVAL, "a key is missing behind a comma")
+			     : set_named(entry, scratch, value, error);
+		if (rc < 0 && field_find(server_export_field, scratch) == NULL) {
+			error_add(error, " (a comma inside a value or path is written \\,)");
 		}
 	}
-	return 0;
+	return rc;
 }
 
 static int parse_with_scratch(

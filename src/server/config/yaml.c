@@ -3,30 +3,19 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <yaml.h>
 
 #include "base/log.h"
-#include "base/text.h"
 
 enum {
 	FILE_BYTES_MAX = 16 << 20,
 	PATH_SHOWN_BYTES = 256,
-	LOG_LINE_BYTES = 512,
-	STEPS_MAX = 6,
 	DEPTH_MAX = 16,
-	NAME_BYTES = 96,
-};
-
-/* One line of libcyaml's way to an error, innermost first. */
-struct step {
-	char key[NAME_BYTES]; /* "" for an entry of a list */
-	int entry;
+	NAME_BYTES = 384,
 };
 
 struct config_yaml {
@@ -36,13 +25,7 @@ struct config_yaml {
 	yaml_document_t document;
 	bool has_document;
 	bool has_content;
-	const struct cyaml_schema_value *schema;
-	void *data;
-
-	/* Collected from libcyaml's log while it loads. */
-	char complaint[LOG_LINE_BYTES];
-	struct step steps[STEPS_MAX];
-	int step_count;
+	bool has_blamed; /* the error names its place already */
 };
 
 /* --- the file's bytes ------------------------------------------------------------------------ */
@@ -124,7 +107,7 @@ static int syntax_error(struct config_yaml *yaml, const yaml_parser_t *parser, s
 		parser->context != NULL ? parser->context : "");
 }
 
-/* libcyaml takes strings by their terminator, so a zero byte would cut one silently. */
+/* Values are taken by their terminator, so a zero byte would cut one silently. */
 static int check_scalars(struct config_yaml *yaml, struct error *error)
 {
 	const yaml_node_t *end = yaml->document.nodes.top;
@@ -253,487 +236,176 @@ static int parse_tree(struct config_yaml *yaml, struct error *error)
 	return rc < 0 ? rc : parse_pass(yaml, parse_document, error);
 }
 
-static yaml_node_t *node_at(const struct config_yaml *yaml, int index)
+static const yaml_node_t *node_at(const struct config_yaml *yaml, int index)
 {
 	/* libyaml's reader functions take a pointer that they do not write through. */
 	return yaml_document_get_node((yaml_document_t *)(uintptr_t)&yaml->document, index);
 }
 
-/* The nth pair (from 0) with that key in a mapping, or NULL. */
-static const yaml_node_pair_t *find_pair(
-	const struct config_yaml *yaml, const yaml_node_t *mapping, const char *key, int nth)
+static const char *key_text(const yaml_node_t *key)
 {
-	const yaml_node_pair_t *pair;
-
-	if (mapping == NULL || mapping->type != YAML_MAPPING_NODE) {
-		return NULL;
-	}
-	for (pair = mapping->data.mapping.pairs.start; pair < mapping->data.mapping.pairs.top;
-		pair++) {
-		const yaml_node_t *node = node_at(yaml, pair->key);
-
-		if (node->type == YAML_SCALAR_NODE &&
-			strcmp((const char *)node->data.scalar.value, key) == 0 && nth-- == 0) {
-			return pair;
-		}
-	}
-	return NULL;
+	return key->type == YAML_SCALAR_NODE ? (const char *)key->data.scalar.value : "";
 }
 
-static const yaml_node_t *yaml_find_entry(
-	const struct config_yaml *yaml, const yaml_node_t *list, int entry)
+/* --- places ---------------------------------------------------------------------------------- */
+
+/* Where the node is: the key for a missing or grouped value, else the value. */
+static const yaml_mark_t *mark_of(const struct config_node *node)
 {
-	if (list == NULL || list->type != YAML_SEQUENCE_NODE ||
-		list->data.sequence.items.start + entry >= list->data.sequence.items.top) {
-		return NULL;
-	}
-	return node_at(yaml, list->data.sequence.items.start[entry]);
+	return node->key == NULL || node->value->type == YAML_SCALAR_NODE ? &node->value->start_mark
+									  : &node->key->start_mark;
 }
 
-/* Where the place is: the key itself for a missing or grouped value, else the value. */
-static yaml_mark_t find_mark(const struct config_yaml *yaml, const struct config_place *place)
+/* "exports entry 2, access entry 1, psk"; "" for the file. */
+static void node_name(const struct config_node *node, char out[NAME_BYTES])
 {
-	const char *keys[] = { place->key, place->inner_key, place->leaf_key };
-	const int entries[] = { place->entry, place->inner_entry, -1 };
-	const yaml_node_t *node = node_at(yaml, 1);
-	yaml_mark_t mark = { 0 };
+	size_t used;
 
-	for (int i = 0; i < 3 && keys[i] != NULL; i++) {
-		const yaml_node_pair_t *pair = find_pair(yaml, node, keys[i], 0);
-
-		if (pair == NULL) {
-			break;
-		}
-		mark = node_at(yaml, pair->key)->start_mark;
-		node = node_at(yaml, pair->value);
-		if (entries[i] >= 0) {
-			node = yaml_find_entry(yaml, node, entries[i]);
-		}
-		if (node == NULL) {
-			break;
-		}
-		if (node->type == YAML_SCALAR_NODE || entries[i] >= 0) {
-			mark = node->start_mark;
-		}
+	out[0] = '\0';
+	if (node->outer == NULL) {
+		return;
 	}
-	return mark;
+	node_name(node->outer, out);
+	used = strlen(out);
+	if (node->key == NULL) {
+		snprintf(out + used, NAME_BYTES - used, " entry %u", node->entry + 1);
+	} else {
+		snprintf(out + used, NAME_BYTES - used, "%s%s", used > 0 ? ", " : "",
+			key_text(node->key));
+	}
 }
 
-/* "exports entry 2, access entry 1, psk". */
-static void name_place(const struct config_place *place, char *out, size_t out_bytes)
+/* Puts "FILE:LINE:COLUMN: NODE: " in front of the error, once. */
+static int blame(const struct config_node *node, const yaml_mark_t *mark, struct error *error)
 {
-	char entry[32] = "";
-	char inner_entry[32] = "";
-	bool has_inner = place->inner_key != NULL;
+	char name[NAME_BYTES];
 
-	if (place->entry >= 0) {
-		snprintf(entry, sizeof(entry), " entry %d", place->entry + 1);
+	if (!node->yaml->has_blamed) {
+		node_name(node, name);
+		if (name[0] != '\0') {
+			error_prefix(error, "%s", name);
+		}
+		error_prefix(
+			error, "%s:%zu:%zu", node->yaml->path, mark->line + 1, mark->column + 1);
+		node->yaml->has_blamed = true;
 	}
-	if (has_inner && place->inner_entry >= 0) {
-		snprintf(inner_entry, sizeof(inner_entry), " entry %d", place->inner_entry + 1);
-	}
-	snprintf(out, out_bytes, "%s%s%s%s%s%s%s", place->key, entry, has_inner ? ", " : "",
-		has_inner ? place->inner_key : "", inner_entry, place->leaf_key != NULL ? ", " : "",
-		place->leaf_key != NULL ? place->leaf_key : "");
+	return error->code;
 }
 
-void config_yaml_blame(
-	const struct config_yaml *yaml, const struct config_place *place, struct error *error)
+const char *config_yaml_origin(const struct config_node *node, char out[CONFIG_ORIGIN_BYTES])
 {
-	yaml_mark_t mark = find_mark(yaml, place);
-	char name[4 * NAME_BYTES];
-
-	name_place(place, name, sizeof(name));
-	error_prefix(error, "%s:%zu:%zu: %s", yaml->path, mark.line + 1, mark.column + 1, name);
-}
-
-const char *config_yaml_origin(const struct config_yaml *yaml, const struct config_place *place,
-	char out[CONFIG_ORIGIN_BYTES])
-{
-	yaml_mark_t mark = find_mark(yaml, place);
-
-	snprintf(out, CONFIG_ORIGIN_BYTES, "%s:%zu", yaml->path, mark.line + 1);
+	snprintf(out, CONFIG_ORIGIN_BYTES, "%s:%zu", node->yaml->path, mark_of(node)->line + 1);
 	return out;
 }
 
-/* --- the schema ------------------------------------------------------------------------------ */
+/* --- reading --------------------------------------------------------------------------------- */
 
-/* Takes libcyaml's report apart: first the complaint, then the way to it. */
-static void collect_log(cyaml_log_t level, void *context, const char *format, va_list args)
+/* Refuses a key that is not known, or that one of the pairs from first on has, too. */
+static int check_key(const struct config_node *group, field_at *at, const yaml_node_pair_t *first,
+	const yaml_node_t *key, struct error *error)
 {
-	struct config_yaml *yaml = context;
-	char line[LOG_LINE_BYTES];
-	struct step step = { .entry = -1 };
-	unsigned int entry;
-
-	GMB_UNUSED(level);
-	vsnprintf(line, sizeof(line), format, args);
-	line[strcspn(line, "\n")] = '\0';
-	if (sscanf(line, " in sequence entry '%u'", &entry) == 1) {
-		step.entry = (int)entry - 1;
-	} else if (sscanf(line, " in mapping field '%95[^']'", step.key) != 1) {
-		if (yaml->complaint[0] == '\0' && strstr(line, "Backtrace") == NULL) {
-			const char *text = strstr(line, "Load: ");
-
-			snprintf(yaml->complaint, sizeof(yaml->complaint), "%s",
-				text != NULL ? text + 6 : line);
+	if (field_find(at, key_text(key)) == NULL) {
+		field_unknown(at, key_text(key), error);
+		return blame(group, &key->start_mark, error);
+	}
+	for (; node_at(group->yaml, first->key) != key; first++) {
+		if (strcmp(key_text(node_at(group->yaml, first->key)), key_text(key)) == 0) {
+			error_set(error, -EINVAL, "the key '%s' is given twice", key_text(key));
+			return blame(group, &key->start_mark, error);
 		}
-		return;
-	}
-	if (yaml->step_count < STEPS_MAX) {
-		yaml->steps[yaml->step_count++] = step;
-	}
-}
-
-/* The steps, outermost first, as a place; *drop innermost steps are left out. */
-static struct config_place steps_to_place(const struct config_yaml *yaml, int drop)
-{
-	struct config_place place = { .entry = -1, .inner_entry = -1 };
-
-	for (int i = yaml->step_count - 1; i >= drop; i--) {
-		const struct step *step = &yaml->steps[i];
-
-		if (step->key[0] != '\0' && place.key == NULL) {
-			place.key = step->key;
-		} else if (step->key[0] != '\0') {
-			place.inner_key = step->key;
-		} else if (place.inner_key == NULL) {
-			place.entry = step->entry;
-		} else {
-			place.inner_entry = step->entry;
-		}
-	}
-	return place;
-}
-
-/* The mapping that the place leads to: the root, a group, or an entry of a list of groups, which
- * may lie inside of one. */
-static const yaml_node_t *yaml_find_mapping(
-	const struct config_yaml *yaml, const struct config_place *place)
-{
-	const yaml_node_t *node = node_at(yaml, 1);
-	const yaml_node_pair_t *pair;
-
-	if (place->key == NULL) {
-		return node;
-	}
-	pair = find_pair(yaml, node, place->key, 0);
-	node = pair != NULL ? node_at(yaml, pair->value) : NULL;
-	node = place->entry >= 0 ? yaml_find_entry(yaml, node, place->entry) : node;
-	if (place->inner_key != NULL && place->inner_entry >= 0) {
-		pair = find_pair(yaml, node, place->inner_key, 0);
-		node = pair != NULL ? yaml_find_entry(
-					      yaml, node_at(yaml, pair->value), place->inner_entry)
-				    : NULL;
-	}
-	return node;
-}
-
-/* The keys that the schema knows at the place. */
-static const cyaml_schema_field_t *known_keys(
-	const struct config_yaml *yaml, const struct config_place *place)
-{
-	const cyaml_schema_field_t *field = yaml->schema->mapping.fields;
-
-	if (place->key == NULL) {
-		return field;
-	}
-	while (field->key != NULL && strcmp(field->key, place->key) != 0) {
-		field++;
-	}
-	return field->value.type == CYAML_SEQUENCE ? field->value.sequence.entry->mapping.fields
-						   : field->value.mapping.fields;
-}
-
-/* Those keys as "a, b, c". */
-static void list_keys(const cyaml_schema_field_t *field, char *out, size_t out_bytes)
-{
-	size_t used = 0;
-
-	out[0] = '\0';
-	for (; field->key != NULL && used < out_bytes; field++) {
-		used += (size_t)snprintf(
-			out + used, out_bytes - used, "%s%s", used > 0 ? ", " : "", field->key);
-	}
-}
-
-/* Blames one key of the mapping at the place: its nth occurrence. */
-static int blame_key(struct config_yaml *yaml, const struct config_place *place, const char *key,
-	int nth, struct error *error)
-{
-	const yaml_node_pair_t *pair = find_pair(yaml, yaml_find_mapping(yaml, place), key, nth);
-	yaml_mark_t mark =
-		pair != NULL ? node_at(yaml, pair->key)->start_mark : find_mark(yaml, place);
-	char where[4 * NAME_BYTES] = "";
-
-	if (place->key != NULL) {
-		name_place(place, where, sizeof(where));
-		error_prefix(error, "%s", where);
-	}
-	error_prefix(error, "%s:%zu:%zu", yaml->path, mark.line + 1, mark.column + 1);
-	return -EINVAL;
-}
-
-/* known: the keys are what counts of it. */
-static void set_unknown_key(const char *key, const cyaml_schema_field_t *known, struct error *error)
-{
-	char meant[NEAR_TEXT_BYTES];
-	char names[256];
-	char shown[NAME_BYTES];
-	struct near near;
-
-	log_escape(shown, sizeof(shown), key, strlen(key));
-	near_begin(&near, key);
-	for (const cyaml_schema_field_t *field = known; field->key != NULL; field++) {
-		near_try(&near, field->key);
-	}
-	if (near.name != NULL) {
-		error_set(error, -EINVAL, "unknown key '%s'%s", shown, near_text(&near, "", meant));
-	} else {
-		list_keys(known, names, sizeof(names));
-		error_set(error, -EINVAL, "unknown key '%s'; it can be one of %s", shown, names);
-	}
-}
-
-static int yaml_unknown_key(struct config_yaml *yaml, const char *key, struct error *error)
-{
-	struct config_place place = steps_to_place(yaml, 0);
-	const cyaml_schema_field_t *known = known_keys(yaml, &place);
-
-	set_unknown_key(key, known, error);
-	return blame_key(yaml, &place, key, 0, error);
-}
-
-static int repeated_key(struct config_yaml *yaml, struct error *error)
-{
-	struct config_place place = steps_to_place(yaml, 1);
-	const char *key = yaml->steps[0].key;
-
-	error_set(error, -EINVAL, "the key '%s' is given twice", key);
-	return blame_key(yaml, &place, key, 1, error);
-}
-
-static int missing_key(struct config_yaml *yaml, const char *key, struct error *error)
-{
-	int drop = 0;
-	struct config_place place;
-
-	/* libcyaml names the last field it saw as the innermost step. */
-	while (drop < yaml->step_count && yaml->steps[drop].key[0] != '\0') {
-		drop++;
-	}
-	place = steps_to_place(yaml, drop);
-	error_set(error, -EINVAL, "the key '%s' is missing", key);
-	config_yaml_blame(yaml, &place, error);
-	return -EINVAL;
-}
-
-static int wrong_value(struct config_yaml *yaml, cyaml_err_t code, struct error *error)
-{
-	static const struct {
-		const char *start;
-		const char *sentence;
-	} known[] = {
-		{ "Expecting STRING", "this must be a single value, not a list or a group" },
-		{ "Expecting SEQUENCE",
-			"this must be a list: [ONE, TWO], or one line each after '- '" },
-		{ "Expecting MAPPING", "this must be a group of keys, such as 'name: value'" },
-	};
-	struct config_place place = steps_to_place(yaml, 0);
-	const char *sentence = yaml->complaint[0] != '\0' ? yaml->complaint : cyaml_strerror(code);
-	char shown[LOG_LINE_BYTES];
-
-	for (size_t i = 0; i < ARRAY_COUNT(known); i++) {
-		if (strncmp(yaml->complaint, known[i].start, strlen(known[i].start)) == 0) {
-			sentence = known[i].sentence;
-		}
-	}
-	error_set(
-		error, -EINVAL, "%s", log_escape(shown, sizeof(shown), sentence, strlen(sentence)));
-	if (place.key == NULL) {
-		error_prefix(error, "%s", yaml->path);
-	} else {
-		config_yaml_blame(yaml, &place, error);
-	}
-	return -EINVAL;
-}
-
-static int schema_error(struct config_yaml *yaml, cyaml_err_t code, struct error *error)
-{
-	static const char unexpected[] = "Unexpected key: ";
-	static const char missing[] = "Missing required mapping field: ";
-	static const char repeated[] = "Mapping field already seen: ";
-	const char *complaint = yaml->complaint;
-
-	if (code == CYAML_ERR_OOM) {
-		return error_set(error, -ENOMEM, "%s: no memory to load it", yaml->path);
-	}
-	if (strncmp(complaint, unexpected, sizeof(unexpected) - 1) == 0) {
-		return yaml_unknown_key(yaml, complaint + sizeof(unexpected) - 1, error);
-	}
-	if (strncmp(complaint, missing, sizeof(missing) - 1) == 0) {
-		return missing_key(yaml, complaint + sizeof(missing) - 1, error);
-	}
-	if (strncmp(complaint, repeated, sizeof(repeated) - 1) == 0 && yaml->step_count > 0) {
-		return repeated_key(yaml, error);
-	}
-	return wrong_value(yaml, code, error);
-}
-
-/* --- lists that have no schema --------------------------------------------------------------- */
-
-static int yaml_take_value(struct config_yaml *yaml, const struct config_place *place,
-	const yaml_node_t *node, const char **value_out, struct error *error)
-{
-	if (node->type != YAML_SCALAR_NODE) {
-		error_set(error, -EINVAL, "this must be a single value, not a list or a group");
-		config_yaml_blame(yaml, place, error);
-		return -EINVAL;
-	}
-	*value_out = (const char *)node->data.scalar.value;
-	return 0;
-}
-
-static int take_pair(struct config_yaml *yaml, struct config_place *place,
-	const yaml_node_pair_t *pair, const cyaml_schema_field_t *keys, const char **values,
-	struct error *error)
-{
-	const yaml_node_t *name = node_at(yaml, pair->key);
-	const char *key =
-		name->type == YAML_SCALAR_NODE ? (const char *)name->data.scalar.value : "";
-	uint32_t idx = 0;
-
-	while (keys[idx].key != NULL && strcmp(keys[idx].key, key) != 0) {
-		idx++;
-	}
-	if (keys[idx].key == NULL) {
-		set_unknown_key(key, keys, error);
-		return blame_key(yaml, place, key, 0, error);
-	}
-	if (values[idx] != NULL) {
-		error_set(error, -EINVAL, "the key '%s' is given twice", key);
-		return blame_key(yaml, place, key, 1, error);
-	}
-	*(place->inner_key == NULL ? &place->inner_key : &place->leaf_key) = keys[idx].key;
-	return yaml_take_value(yaml, place, node_at(yaml, pair->value), &values[idx], error);
-}
-
-static int take_group(struct config_yaml *yaml, const struct config_place *group_place,
-	const yaml_node_t *group, const cyaml_schema_field_t *keys, const char **values,
-	struct error *error)
-{
-	const yaml_node_pair_t *end = group->data.mapping.pairs.top;
-
-	for (const yaml_node_pair_t *pair = group->data.mapping.pairs.start; pair < end; pair++) {
-		struct config_place place = *group_place;
-		int rc = take_pair(yaml, &place, pair, keys, values, error);
-
-		if (rc < 0) {
-			return rc;
-		}
-	}
-	if (values[0] == NULL) {
-		error_set(error, -EINVAL, "the key '%s' is missing", keys->key);
-		config_yaml_blame(yaml, group_place, error);
-		return -EINVAL;
 	}
 	return 0;
 }
 
-int config_yaml_groups(struct config_yaml *yaml, const struct config_place *list,
-	const struct cyaml_schema_field *keys,
-	int (*take)(void *context, int entry, const char *const *values), void *context,
-	struct error *error)
+int config_yaml_group(const struct config_node *group, field_at *at, config_read *read,
+	void *context, struct error *error)
 {
-	bool is_inner = list->inner_key != NULL;
-	const struct config_place outer = { is_inner ? list->key : NULL,
-		is_inner ? list->entry : -1, NULL, -1, NULL };
-	const char *key = is_inner ? list->inner_key : list->key;
-	const yaml_node_t *mapping = yaml_find_mapping(yaml, &outer);
-	const yaml_node_pair_t *pair = find_pair(yaml, mapping, key, 0);
-	const yaml_node_t *entries = pair != NULL ? node_at(yaml, pair->value) : NULL;
-	const yaml_node_t *entry;
+	const yaml_node_pair_t *first = group->value->data.mapping.pairs.start;
+	const yaml_node_pair_t *end = group->value->data.mapping.pairs.top;
 	int rc = 0;
 
-	if (find_pair(yaml, mapping, key, 1) != NULL) {
-		error_set(error, -EINVAL, "the key '%s' is given twice", key);
-		return blame_key(yaml, &outer, key, 1, error);
+	if (group->value->type != YAML_MAPPING_NODE) {
+		error_set(error, -EINVAL, "this must be a group of keys, such as 'name: value'");
+		return blame(group, mark_of(group), error);
 	}
-	if (entries != NULL && entries->type != YAML_SEQUENCE_NODE) {
+	for (const yaml_node_pair_t *pair = first; pair < end && rc == 0; pair++) {
+		struct config_node node = { group->yaml, group, node_at(group->yaml, pair->key),
+			node_at(group->yaml, pair->value), 0 };
+
+		rc = check_key(group, at, first, node.key, error);
+		if (rc == 0) {
+			rc = read(context, &node, field_find(at, key_text(node.key)), error);
+		}
+		rc = rc < 0 ? blame(&node, mark_of(&node), error) : 0;
+	}
+	return rc;
+}
+
+int config_yaml_list(
+	const struct config_node *list, config_read *read, void *context, struct error *error)
+{
+	const yaml_node_item_t *first = list->value->data.sequence.items.start;
+	const yaml_node_item_t *end = list->value->data.sequence.items.top;
+	int rc = 0;
+
+	if (list->value->type != YAML_SEQUENCE_NODE) {
 		error_set(error, -EINVAL,
 			"this must be a list: [ONE, TWO], or one line each after '- '");
-		config_yaml_blame(yaml, list, error);
-		return -EINVAL;
+		return blame(list, mark_of(list), error);
 	}
-	for (int i = 0; rc >= 0 && (entry = yaml_find_entry(yaml, entries, i)) != NULL; i++) {
-		const char *values[CONFIG_KEYS_MAX] = { NULL };
-		struct config_place place = *list;
+	for (const yaml_node_item_t *item = first; item < end && rc == 0; item++) {
+		struct config_node node = { list->yaml, list, NULL, node_at(list->yaml, *item),
+			(uint32_t)(item - first) };
 
-		*(is_inner ? &place.inner_entry : &place.entry) = i;
-		rc = entry->type == YAML_MAPPING_NODE
-			     ? take_group(yaml, &place, entry, keys, values, error)
-			     : yaml_take_value(yaml, &place, entry, &values[0], error);
-		if (rc == 0) {
-			rc = take(context, i, values);
-		}
+		rc = read(context, &node, NULL, error);
+		rc = rc < 0 ? blame(&node, mark_of(&node), error) : 0;
 	}
-	return rc < 0 ? rc : entries != NULL;
+	return rc;
 }
 
-static cyaml_config_t loader_config(struct config_yaml *yaml)
+int config_yaml_text(const struct config_node *node, const char **text_out, struct error *error)
 {
-	return (cyaml_config_t){
-		.log_fn = collect_log,
-		.log_ctx = yaml,
-		.log_level = CYAML_LOG_ERROR,
-		.mem_fn = cyaml_mem,
-		.flags = CYAML_CFG_NO_ALIAS,
-	};
+	if (node->value->type != YAML_SCALAR_NODE) {
+		error_set(error, -EINVAL, "this must be a single value, not a list or a group");
+		return blame(node, mark_of(node), error);
+	}
+	*text_out = (const char *)node->value->data.scalar.value;
+	return 0;
 }
 
-int config_yaml_open(const char *path, const struct cyaml_schema_value *schema,
-	struct config_yaml **yaml_out, void **data_out, struct error *error)
+bool config_yaml_is_group(const struct config_node *node)
+{
+	return node->value->type == YAML_MAPPING_NODE;
+}
+
+int config_yaml_open(const char *path, struct config_yaml **yaml_out, struct config_node *root_out,
+	struct error *error)
 {
 	struct config_yaml *yaml = calloc(1, sizeof(*yaml));
-	cyaml_config_t config;
-	cyaml_err_t code;
 	int rc;
 
 	if (yaml == NULL) {
 		return error_set(error, -ENOMEM, "no memory for the configuration file");
 	}
 	log_escape(yaml->path, sizeof(yaml->path), path, strlen(path));
-	yaml->schema = schema;
 	rc = yaml_read_file(yaml, path, error);
 	if (rc == 0) {
 		rc = parse_tree(yaml, error);
-	}
-	if (rc == 0 && yaml->has_content) {
-		config = loader_config(yaml);
-		code = cyaml_load_data(
-			yaml->text, yaml->text_bytes, &config, schema, &yaml->data, NULL);
-		rc = code == CYAML_OK ? 0 : schema_error(yaml, code, error);
 	}
 	if (rc < 0) {
 		config_yaml_close(yaml);
 		return rc;
 	}
-	*data_out = yaml->data;
+	*root_out = (struct config_node){ .yaml = yaml };
+	if (yaml->has_content) {
+		root_out->value = node_at(yaml, 1);
+	}
 	*yaml_out = yaml;
 	return 0;
 }
 
 void config_yaml_close(struct config_yaml *yaml)
 {
-	cyaml_config_t config;
-
-	if (yaml == NULL) {
-		return;
-	}
-	if (yaml->data != NULL) {
-		config = loader_config(yaml);
-		cyaml_free(&config, yaml->schema, yaml->data, 0);
-	}
 	if (yaml->has_document) {
 		yaml_document_delete(&yaml->document);
 	}

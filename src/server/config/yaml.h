@@ -1,57 +1,54 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A YAML file read by a schema, whose errors name file, line, column and key. The text is parsed
- * twice: once into a tree that knows where everything stands, once by libcyaml into the caller's
- * structs.
+ * A YAML file as a tree that knows where everything stands. Its readers walk it by tables of fields
+ * (base/schema.h), and errors name file, line, column and the way to the value:
  *
- * Threading: one thread. Ownership: config_yaml_open() gives, config_yaml_close() frees, the loaded
- * structs included. Errors: -EINVAL, or what opening and reading the file gave; the sentence starts
- * with the file's name.
+ *	FILE:5:9: exports entry 1, delay entry 2: 'soon' is not a time
+ *
+ * Threading: one thread. Ownership: config_yaml_open() gives, config_yaml_close() frees, with all
+ * texts; a node lies on the stack of whoever has called its reader. Errors: -EINVAL, or what
+ * opening and reading the file gave; the sentence starts with the file's name.
  */
 #pragma once
 
-#include <cyaml/cyaml.h>
+#include <yaml.h>
 
 #include "base/error.h"
+#include "base/schema.h"
 
 struct config_yaml;
 
-/* Loads path by the schema, whose top is a mapping. *data gets NULL when the file has no content.
- */
-GMB_MUST_CHECK int config_yaml_open(const char *path, const struct cyaml_schema_value *schema,
-	struct config_yaml **yaml_out, void **data_out, struct error *error);
-void config_yaml_close(struct config_yaml *yaml);
-
-/* One thing in the file: top-level key, entry of the list there (from 0, or -1 for none), key
- * inside (or NULL), entry of the list there (or -1), key inside that (or NULL). */
-struct config_place {
-	const char *key;
-	int entry;
-	const char *inner_key;
-	int inner_entry;
-	const char *leaf_key;
+/* A value, and the way to it. */
+struct config_node {
+	struct config_yaml *yaml;
+	const struct config_node *outer; /* the group or list that it is in; NULL: the file */
+	const yaml_node_t *key;		 /* NULL: an entry of a list */
+	const yaml_node_t *value;
+	uint32_t entry; /* from 0 */
 };
 
-/* Puts "FILE:LINE:COLUMN: KEY: " of the place (or of what encloses it) in front of *error. */
-void config_yaml_blame(
-	const struct config_yaml *yaml, const struct config_place *place, struct error *error);
+/* The root has no value (NULL) when the file has no content; else it is a group. */
+GMB_MUST_CHECK int config_yaml_open(const char *path, struct config_yaml **yaml_out,
+	struct config_node *root_out, struct error *error);
+void config_yaml_close(struct config_yaml *yaml);
 
-enum { CONFIG_KEYS_MAX = 16 };
-
-/*
- * A list of groups of single values, whose entries may also be a single value alone, which stands
- * for a group of the first key: libcyaml has no schema for that (give it CYAML_FIELD_IGNORE). list:
- * its place, a top-level key or one inside of an entry. Calls take for each entry with the values
- * of its keys, NULL for those that it has not; it always has the first one. Of keys only the names
- * count. What take returns below 0 ends it. 1: the list is there; 0: it is not.
- */
-GMB_MUST_CHECK int config_yaml_groups(struct config_yaml *yaml, const struct config_place *list,
-	const struct cyaml_schema_field *keys,
-	int (*take)(void *context, int entry, const char *const *values), void *context,
+/* Reads what a node has for a field; field is NULL for entries of a list. Its errors do not name
+ * the place. */
+typedef int config_read(void *context, const struct config_node *node, const struct field *field,
 	struct error *error);
+
+/* Reads each key of a group: one of those at hand, and each once. */
+GMB_MUST_CHECK int config_yaml_group(const struct config_node *group, field_at *at,
+	config_read *read, void *context, struct error *error);
+/* Reads each entry of a list. */
+GMB_MUST_CHECK int config_yaml_list(
+	const struct config_node *list, config_read *read, void *context, struct error *error);
+/* A single value. */
+GMB_MUST_CHECK int config_yaml_text(
+	const struct config_node *node, const char **text_out, struct error *error);
+bool config_yaml_is_group(const struct config_node *node);
 
 enum { CONFIG_ORIGIN_BYTES = 512 };
 
-/* Writes "FILE:LINE" of the place. Returns out. */
-const char *config_yaml_origin(const struct config_yaml *yaml, const struct config_place *place,
-	char out[CONFIG_ORIGIN_BYTES]);
+/* Writes "FILE:LINE" of the node. Returns out. */
+const char *config_yaml_origin(const struct config_node *node, char out[CONFIG_ORIGIN_BYTES]);

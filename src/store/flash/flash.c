@@ -594,18 +594,6 @@ static enum store_barrier flash_barrier(struct store *base, bool look)
 
 /* --- options --------------------------------------------------------------------------------- */
 
-static int set_map_memory(void *config_bytes, const char *value, struct error *error)
-{
-	struct flash_config *config = config_bytes;
-	int result = units_parse_bytes(value, &config->map_memory, error);
-
-	if (result == 0 && (config->map_memory < FLASH_BLOCK_BYTES ||
-				   config->map_memory > UINT64_C(1) << 40)) {
-		result = error_set(error, -ERANGE, "'%s' is not between 4K and 1T", value);
-	}
-	return result;
-}
-
 static int set_gc(void *config_bytes, const char *value, struct error *error)
 {
 	struct flash_config *config = config_bytes;
@@ -661,21 +649,10 @@ static int set_cache_directory(void *config_bytes, const char *value, struct err
 	return 0;
 }
 
-static int set_cache_file(void *config_bytes, const char *value, struct error *error)
-{
-	static const char *const words[] = { [FLASH_OTHERS_REFUSE] = "refuse",
-		[FLASH_OTHERS_TAKE] = "take",
-		[FLASH_OTHERS_LEAVE] = "leave" };
-	struct flash_config *config = config_bytes;
-
-	for (size_t i = 0; i < ARRAY_COUNT(words); i++) {
-		if (strcmp(value, words[i]) == 0) {
-			config->others = (enum flash_others)i;
-			return 0;
-		}
-	}
-	return error_set(error, -EINVAL, "it is none of refuse, take and leave");
-}
+static const char *const others_words[] = { [FLASH_OTHERS_REFUSE] = "refuse",
+	[FLASH_OTHERS_TAKE] = "take",
+	[FLASH_OTHERS_LEAVE] = "leave",
+	NULL };
 
 static int set_cold(void *config_bytes, const char *value, struct error *error)
 {
@@ -694,38 +671,37 @@ static const char *flash_memory_folder(const void *config_bytes)
 					     : config->cache_directory);
 }
 
-#define VALUE(first, last) .value = STORE_VALUE(struct flash_config, first, last)
+#define AT(first, last) FIELD_AT(struct flash_config, first, last)
 
-static const struct store_option flash_options[] = {
+static const struct field flash_options[] = {
 	{ "map-memory", "SIZE",
-		"flash: memory for the map of a flash store: 64M,\n"
-		"the default, covers 32 GiB of the disk",
-		"64M", .set = set_map_memory, VALUE(map_memory, map_memory) },
+		"flash: memory for the map of a flash store: 64M, the default, covers 32 GiB of "
+		"the disk",
+		"64M", .type = FIELD_BYTES, .min = FLASH_BLOCK_BYTES, .max = UINT64_C(1) << 40,
+		.offset = offsetof(struct flash_config, map_memory) },
 	{ "gc", "auto|plain|paper|greedy",
-		"flash: by which rule segments are collected\n"
-		"(default auto); the others are for comparison",
-		"auto", .set = set_gc, VALUE(policy, policy) },
+		"flash: by which rule segments are collected (default auto); the others are for "
+		"comparison",
+		"auto", .set = set_gc, AT(policy, policy) },
 	{ "on-full", "drop|refuse",
-		"flash: when a snapshot leaves no room for writes:\n"
-		"drop it (the default), or let writes fail",
-		"refuse", .set = set_on_full, VALUE(refuses, refuses) },
+		"flash: when a snapshot leaves no room for writes: drop it (the default), or let "
+		"writes fail",
+		"refuse", .set = set_on_full, AT(refuses, refuses) },
 	{ "cache", "SIZE",
-		"flash: memory for changes that are answered and\n"
-		"not yet written; default 64M, or an eighth of the\n"
-		"disk; 0: none",
-		"64M", .set = set_cache, VALUE(cache_bytes, has_cache_bytes) },
+		"flash: memory for changes that are answered and not yet written; default 64M, or "
+		"an eighth of the disk; 0: none",
+		"64M", .set = set_cache, AT(cache_bytes, has_cache_bytes) },
 	{ "cache-dir", "FOLDER",
-		"flash: where the file of that cache is, on a\n"
-		"tmpfs (default /dev/shm)",
-		"/dev/shm", .set = set_cache_directory, VALUE(cache_directory, cache_directory) },
-	{ "cache-file", "refuse|take|leave",
-		"flash: when the cache file has changes of the\n"
-		"disk that this one was copied or moved from",
-		"take", .set = set_cache_file, VALUE(others, others) },
+		"flash: where the file of that cache is, on a tmpfs (default /dev/shm)", "/dev/shm",
+		.set = set_cache_directory, AT(cache_directory, cache_directory) },
+	{ "cache-file", NULL,
+		"flash: when the cache file has changes of the disk that this one was copied or "
+		"moved from",
+		"take", .type = FIELD_WORD, .words = others_words,
+		.offset = offsetof(struct flash_config, others) },
 	{ "cold", "PERCENT",
-		"flash: the part of the changed pages that is cold\n"
-		"(default 80, with gc=paper 30)",
-		"80", .set = set_cold, VALUE(cold_percent, cold_percent) },
+		"flash: the part of the changed pages that is cold (default 80, with gc=paper 30)",
+		"80", .set = set_cold, AT(cold_percent, cold_percent) },
 };
 
 static const struct counter counter_list[] = {

@@ -56,11 +56,11 @@ static int set_colour(void *config, const char *value, struct error *error)
 	return 0;
 }
 
-static const struct store_option ones_options[] = {
+static const struct field ones_options[] = {
 	{ "value", "CHARACTER", "what all bytes are", "x", .set = set_value,
-		.value = STORE_VALUE(struct ones_config, value, value) },
-	{ "colour", "NAME", "nothing", "red", STORE_OPTION_BARE | STORE_OPTION_REPEATS, set_colour,
-		STORE_VALUE(struct ones_config, value, value) },
+		FIELD_AT(struct ones_config, value, value) },
+	{ "colour", "NAME", "nothing", "red", .flags = FIELD_BARE | FIELD_REPEATS,
+		.set = set_colour, FIELD_AT(struct ones_config, value, value) },
 };
 
 static int ones_open(struct store *base, const struct store_options *options, const void *config,
@@ -157,8 +157,8 @@ static void flip_done(struct store_part *part, int result)
 	store_finish(part, result);
 }
 
-static const struct store_option flip_options[] = {
-	{ "flip", "yes", "flips all bits", "yes", .set = set_colour, .value = { 0, 1 } },
+static const struct field flip_options[] = {
+	{ "flip", "yes", "flips all bits", "yes", .set = set_colour, .bytes = 1 },
 };
 
 static const struct store_ops flip_ops = {
@@ -238,14 +238,15 @@ static void test_wrong_options_say_why(void **state)
 
 static void test_every_option_is_listed_once_and_documented(void **state)
 {
-	const struct store_option *option;
+	const struct field *option;
 	uint32_t count = 0;
 	uint32_t found = 0;
 
 	GMB_UNUSED(state);
 	for (; (option = store_option_at(count)) != NULL; count++) {
 		assert_true(option->key[0] != '\0' && option->help[0] != '\0');
-		assert_true(option->example[0] != '\0' && option->set != NULL);
+		assert_true(option->example[0] != '\0');
+		assert_true(option->type != FIELD_OWN || option->set != NULL);
 		found += strcmp(option->key, "value") == 0 || strcmp(option->key, "flip") == 0;
 		for (uint32_t i = 0; i < count; i++) {
 			assert_string_not_equal(store_option_at(i)->key, option->key);
@@ -283,7 +284,7 @@ static void set_one(struct store_options *options, const char *key, const char *
 
 static bool is_same(const char *key, const char *a, const char *b)
 {
-	const struct store_option *option;
+	const struct field *option;
 	struct store_options one;
 	struct store_options other;
 	uint32_t idx = 0;
@@ -343,7 +344,7 @@ static void test_a_value_that_follows_from_another_key_is_compared_too(void **st
 {
 	struct store_options one = { .path = "x" };
 	struct store_options other = { .path = "x" };
-	const struct store_option *option;
+	const struct field *option;
 
 	GMB_UNUSED(state);
 	stores_set(&one, "mode", "direct");

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Rules of access and of rates: conditions about who connects, and what holds for them then. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,32 +10,44 @@
 #include "base/text.h"
 #include "server/config/config.h"
 
-enum { SHOWN_BYTES = 120, ORIGIN_BYTES = 160, TEXT_BYTES = 400 };
+enum { SHOWN_BYTES = 120, ORIGIN_BYTES = 160 };
 
 /* --- the values of conditions ------------------------------------------------------------------
  */
 
-static int config_access_add(struct access_rule *rule, uint32_t kind, const void *data,
-	uint32_t bytes, struct error *error)
+static int add_condition(
+	void *object, uint32_t kind, const void *data, uint32_t bytes, struct error *error)
 {
-	int rc = access_rule_add(rule, kind, data, bytes);
+	int rc = access_rule_add(&((struct server_rule *)object)->access, kind, data, bytes);
 
 	return rc == -ENOMEM   ? error_set(error, rc, "no memory for a rule of access")
 	       : rc == -EEXIST ? error_set(error, -EINVAL, "it is given twice")
 			       : 0;
 }
 
-static int add_name(
-	struct access_rule *rule, enum identity_kind kind, const char *value, struct error *error)
+static int add_identity(
+	void *object, enum identity_kind kind, const char *value, struct error *error)
 {
 	uint8_t bytes[IDENTITY_VALUE_BYTES_MAX];
 	uint32_t count = 0;
 	int rc = identity_value_parse(kind, value, bytes, &count, error);
 
-	return rc < 0 ? rc : config_access_add(rule, kind, bytes, count, error);
+	return rc < 0 ? rc : add_condition(object, kind, bytes, count, error);
 }
 
-static int add_san(struct access_rule *rule, const char *value, struct error *error)
+#define IDENTITY_CONDITION(function, kind)                                                         \
+	static int function(void *object, const char *value, struct error *error)                  \
+	{                                                                                          \
+		return add_identity(object, kind, value, error);                                   \
+	}
+
+IDENTITY_CONDITION(add_psk, IDENTITY_PSK)
+IDENTITY_CONDITION(add_cert_cn, IDENTITY_CERT_CN)
+IDENTITY_CONDITION(add_cert_dn, IDENTITY_CERT_DN)
+IDENTITY_CONDITION(add_cert_fingerprint, IDENTITY_CERT_FINGERPRINT)
+IDENTITY_CONDITION(add_key_fingerprint, IDENTITY_KEY_FINGERPRINT)
+
+static int add_san(void *object, const char *value, struct error *error)
 {
 	static const struct {
 		const char *prefix;
@@ -51,7 +64,7 @@ static int add_san(struct access_rule *rule, const char *value, struct error *er
 		size_t len = strlen(types[i].prefix);
 
 		if (strncmp(value, types[i].prefix, len) == 0) {
-			return add_name(rule, types[i].kind, value + len, error);
+			return add_identity(object, types[i].kind, value + len, error);
 		}
 	}
 	return error_set(error, -EINVAL,
@@ -60,25 +73,24 @@ static int add_san(struct access_rule *rule, const char *value, struct error *er
 		log_escape(shown, sizeof(shown), value, strlen(value)));
 }
 
-static int add_network(struct access_rule *rule, const char *value, struct error *error)
+static int add_network(void *object, const char *value, struct error *error)
 {
 	uint8_t network[NETWORK_BYTES];
 	int rc = network_parse(value, network, error);
 
 	_Static_assert((int)NETWORK_BYTES == (int)ACCESS_NETWORK_BYTES, "they are the same");
-	return rc < 0 ? rc
-		      : config_access_add(rule, ACCESS_NETWORK, network, sizeof(network), error);
+	return rc < 0 ? rc : add_condition(object, ACCESS_NETWORK, network, sizeof(network), error);
 }
 
-static int add_uid(struct access_rule *rule, const char *value, struct error *error)
+static int add_uid(void *object, const char *value, struct error *error)
 {
 	uint32_t uid;
 	int rc = units_parse_count(value, 0, UINT32_MAX - 1, &uid, error);
 
-	return rc < 0 ? rc : config_access_add(rule, ACCESS_UID, &uid, sizeof(uid), error);
+	return rc < 0 ? rc : add_condition(object, ACCESS_UID, &uid, sizeof(uid), error);
 }
 
-static int add_tls(struct access_rule *rule, const char *value, struct error *error)
+static int add_tls(void *object, const char *value, struct error *error)
 {
 	uint8_t tls = strcmp(value, "true") == 0;
 	char shown[SHOWN_BYTES];
@@ -87,61 +99,112 @@ static int add_tls(struct access_rule *rule, const char *value, struct error *er
 		return error_set(error, -EINVAL, "'%s' is neither true nor false",
 			log_escape(shown, sizeof(shown), value, strlen(value)));
 	}
-	return config_access_add(rule, ACCESS_TLS, &tls, sizeof(tls), error);
+	return add_condition(object, ACCESS_TLS, &tls, sizeof(tls), error);
 }
 
-static int config_access_set_rights(
-	struct access_rule *rule, const char *value, struct error *error)
+/* --- what holds then ---------------------------------------------------------------------------
+ */
+
+static const struct {
+	const char *word;
+	uint32_t rights;
+} rights_words[] = {
+	{ "rw", ENGINE_RIGHT_READ | ENGINE_RIGHT_WRITE },
+	{ "ro", ENGINE_RIGHT_READ },
+	{ "none", 0 },
+};
+
+static int set_rights(void *object, const char *value, struct error *error)
 {
+	struct server_rule *rule = object;
 	char shown[SHOWN_BYTES];
 
-	if (strcmp(value, "rw") == 0) {
-		rule->rights = ENGINE_RIGHT_READ | ENGINE_RIGHT_WRITE;
-	} else if (strcmp(value, "ro") == 0) {
-		rule->rights = ENGINE_RIGHT_READ;
-	} else if (strcmp(value, "none") == 0) {
-		rule->rights = 0;
-	} else {
-		return error_set(error, -EINVAL, "'%s' is not one of rw, ro, none",
-			log_escape(shown, sizeof(shown), value, strlen(value)));
+	for (size_t i = 0; i < ARRAY_COUNT(rights_words); i++) {
+		if (strcmp(value, rights_words[i].word) == 0) {
+			rule->access.rights = rights_words[i].rights;
+			return 0;
+		}
 	}
-	return 0;
+	return error_set(error, -EINVAL, "'%s' is not one of rw, ro, none",
+		log_escape(shown, sizeof(shown), value, strlen(value)));
+}
+
+static int set_rule_rate(void *object, const char *value, struct error *error)
+{
+	return rate_parse(value, &((struct server_rule *)object)->rate.limits, error);
+}
+
+static int set_rule_memory(void *object, const char *value, struct error *error)
+{
+	return rate_parse_memory(value, &((struct server_rule *)object)->rate.memory_max, error);
 }
 
 /* --- a rule ------------------------------------------------------------------------------------
  */
 
-/* A rule needs the first one. */
-static const struct {
-	const char *key;
-	int (*set)(struct access_rule *rule, const char *value, struct error *error);
-	enum identity_kind kind; /* where set is NULL */
-} keys[SERVER_ACCESS_KEYS] = {
-	{ "rights", .set = config_access_set_rights },
-	{ "psk", .kind = IDENTITY_PSK },
-	{ "cert-cn", .kind = IDENTITY_CERT_CN },
-	{ "cert-dn", .kind = IDENTITY_CERT_DN },
-	{ "cert-san", .set = add_san },
-	{ "cert-fingerprint", .kind = IDENTITY_CERT_FINGERPRINT },
-	{ "key-fingerprint", .kind = IDENTITY_KEY_FINGERPRINT },
-	{ "uid", .set = add_uid },
-	{ "address", .set = add_network },
-	{ "tls", .set = add_tls },
+enum { OF_RATES = 3 };
+
+/* Those of rates, those of access, and the conditions of both. */
+static const struct field fields[] = {
+	{ "rate", "RATE[:requests=N][:burst=TIME]", .set = set_rule_rate },
+	{ "connections", "N", .type = FIELD_COUNT, .min = 1, .max = 1000000,
+		.offset = offsetof(struct server_rule, rate.connections_max) },
+	{ "memory", "SIZE", .set = set_rule_memory },
+	[OF_RATES] = { "rights", "rw|ro|none", .set = set_rights },
+	{ "psk", "NAME", .set = add_psk },
+	{ "cert-cn", "NAME", .set = add_cert_cn },
+	{ "cert-dn", "DN", .set = add_cert_dn },
+	{ "cert-san", "TYPE:VALUE", .set = add_san },
+	{ "cert-fingerprint", "HASH", .set = add_cert_fingerprint },
+	{ "key-fingerprint", "HASH", .set = add_key_fingerprint },
+	{ "uid", "N", .set = add_uid },
+	{ "address", "NETWORK", .set = add_network },
+	{ "tls", "true|false", .set = add_tls },
 };
 
-const char *server_access_key(uint32_t idx)
+const struct field *server_access_field(uint32_t idx)
 {
-	return idx < SERVER_ACCESS_KEYS ? keys[idx].key : NULL;
+	return OF_RATES + idx < ARRAY_COUNT(fields) ? &fields[OF_RATES + idx] : NULL;
 }
 
-static int set(struct access_rule *rule, uint32_t idx, const char *value, struct error *error)
+const struct field *server_rate_field(uint32_t idx)
 {
-	return keys[idx].set != NULL ? keys[idx].set(rule, value, error)
-				     : add_name(rule, keys[idx].kind, value, error);
+	return idx < OF_RATES ? &fields[idx] : server_access_field(idx - OF_RATES + 1);
 }
 
-static const struct access_condition *config_access_condition_of(
-	const struct access_rule *rule, uint32_t kind)
+/* Adds " KEY=VALUE" as --access has it; what is too long is left out at the end. */
+static void add_word(char text[SERVER_RULE_BYTES], const char *key, const char *value)
+{
+	size_t used = strlen(text);
+
+	used += (size_t)snprintf(
+		text + used, SERVER_RULE_BYTES - used, "%s%s=", used > 0 ? " " : "", key);
+	for (; *value != '\0' && used < SERVER_RULE_BYTES - 2; value++) {
+		if (*value == ' ' || *value == '\\') {
+			text[used++] = '\\';
+		}
+		text[used++] = *value;
+		text[used] = '\0';
+	}
+}
+
+int server_rule_set(
+	struct server_rule *rule, const struct field *field, const char *value, struct error *error)
+{
+	int rc = field_set(field, rule, value, error);
+
+	if (rc == 0 && field > &fields[OF_RATES]) {
+		add_word(rule->text, field->key, value);
+	}
+	return rc;
+}
+
+void server_rule_fini(struct server_rule *rule)
+{
+	access_rule_fini(&rule->access);
+}
+
+static const struct access_condition *condition_of(const struct access_rule *rule, uint32_t kind)
 {
 	for (uint32_t i = 0; i < rule->condition_count; i++) {
 		if (rule->conditions[i].kind == kind) {
@@ -166,8 +229,8 @@ static bool asks_for_certificate(const struct access_rule *rule)
 /* A rule that can never hold is a mistake. */
 static int check_rule(const struct access_rule *rule, struct error *error)
 {
-	const struct access_condition *tls = config_access_condition_of(rule, ACCESS_TLS);
-	bool psk = config_access_condition_of(rule, IDENTITY_PSK) != NULL;
+	const struct access_condition *tls = condition_of(rule, ACCESS_TLS);
+	bool psk = condition_of(rule, IDENTITY_PSK) != NULL;
 	bool certificate = asks_for_certificate(rule);
 
 	if (psk && certificate) {
@@ -180,8 +243,7 @@ static int check_rule(const struct access_rule *rule, struct error *error)
 			"nobody proves a %s without TLS; leave tls: false out",
 			psk ? "pre-shared key" : "certificate");
 	}
-	if (config_access_condition_of(rule, ACCESS_UID) != NULL &&
-		config_access_condition_of(rule, ACCESS_NETWORK) != NULL) {
+	if (condition_of(rule, ACCESS_UID) != NULL && condition_of(rule, ACCESS_NETWORK) != NULL) {
 		return error_set(error, -EINVAL,
 			"a user is known on Unix sockets only, which have no address; make two "
 			"rules of it");
@@ -190,8 +252,8 @@ static int check_rule(const struct access_rule *rule, struct error *error)
 }
 
 /* Takes the rule, also on failure. */
-static int config_access_append(struct server_access *access, struct access_rule *rule,
-	const char *origin, const char *text, struct error *error)
+static int append_rule(struct server_access *access, struct access_rule *rule, const char *origin,
+	const char *text, struct error *error)
 {
 	uint32_t count = access->rule_count;
 	void *bigger = access->rules;
@@ -220,44 +282,16 @@ static int config_access_append(struct server_access *access, struct access_rule
 	return 0;
 }
 
-/* Adds " KEY=VALUE" as --access has it; what is too long is left out at the end. */
-static void add_word(char text[TEXT_BYTES], const char *key, const char *value)
+int server_access_add(struct server_access *access, struct server_rule *rule, const char *origin,
+	struct error *error)
 {
-	size_t used = strlen(text);
+	size_t word = 0;
 
-	used += (size_t)snprintf(text + used, TEXT_BYTES - used, "%s%s=", used > 0 ? " " : "", key);
-	for (; *value != '\0' && used < TEXT_BYTES - 2; value++) {
-		if (*value == ' ' || *value == '\\') {
-			text[used++] = '\\';
-		}
-		text[used++] = *value;
-		text[used] = '\0';
+	while (rights_words[word].rights != rule->access.rights) {
+		word++;
 	}
-}
-
-int server_access_add(struct server_access *access, const char *const values[SERVER_ACCESS_KEYS],
-	const char *origin, uint32_t *failed_out, struct error *error)
-{
-	struct access_rule rule = { 0 };
-	char text[TEXT_BYTES] = "";
-
-	*failed_out = SERVER_ACCESS_KEYS;
-	for (uint32_t i = 0; i < SERVER_ACCESS_KEYS; i++) {
-		int rc = values[i] != NULL ? set(&rule, i, values[i], error) : 0;
-
-		if (rc < 0) {
-			*failed_out = i;
-			access_rule_fini(&rule);
-			return rc;
-		}
-	}
-	for (uint32_t i = 1; i < SERVER_ACCESS_KEYS; i++) {
-		if (values[i] != NULL) {
-			add_word(text, keys[i].key, values[i]);
-		}
-	}
-	add_word(text, keys[0].key, values[0]);
-	return config_access_append(access, &rule, origin, text, error);
+	add_word(rule->text, fields[OF_RATES].key, rights_words[word].word);
+	return append_rule(access, &rule->access, origin, rule->text, error);
 }
 
 void server_access_fini(struct server_access *access)
@@ -288,12 +322,13 @@ static const char *copy_until(const char *from, const char *stops, char *out)
 }
 
 /* One word of a rule, KEY=VALUE. */
-static int parse_word(struct access_rule *rule, char *word, bool *has_rights, struct error *error)
+static int parse_rule_word(
+	struct server_rule *rule, char *word, bool *has_rights, struct error *error)
 {
+	const struct field *field;
 	char *value = strchr(word, '=');
 	char shown[SHOWN_BYTES];
-	char meant[NEAR_TEXT_BYTES];
-	struct near near;
+	bool is_rights;
 	int rc;
 
 	if (value == NULL) {
@@ -302,29 +337,18 @@ static int parse_word(struct access_rule *rule, char *word, bool *has_rights, st
 			log_escape(shown, sizeof(shown), word, strlen(word)));
 	}
 	*value++ = '\0';
-	near_begin(&near, word);
-	for (uint32_t i = 0; i < SERVER_ACCESS_KEYS; i++) {
-		near_try(&near, keys[i].key);
-		if (strcmp(word, keys[i].key) != 0) {
-			continue;
-		}
-		rc = i == 0 && *has_rights ? error_set(error, -EINVAL, "it is given twice")
-					   : set(rule, i, value, error);
-		*has_rights |= i == 0;
-		if (rc < 0) {
-			error_prefix(error, "%s", keys[i].key);
-		}
-		return rc;
+	field = field_find(server_access_field, word);
+	if (field == NULL) {
+		return field_unknown(server_access_field, word, error);
 	}
-	log_escape(shown, sizeof(shown), word, strlen(word));
-	return near.name != NULL
-		       ? error_set(error, -EINVAL, "unknown key '%s'%s", shown,
-				 near_text(&near, "", meant))
-		       : error_set(error, -EINVAL,
-				 "unknown key '%s'; a rule has rights and any of psk, cert-cn, "
-				 "cert-dn, cert-san, cert-fingerprint, key-fingerprint, uid, "
-				 "address and tls",
-				 shown);
+	is_rights = field == &fields[OF_RATES];
+	rc = is_rights && *has_rights ? error_set(error, -EINVAL, "it is given twice")
+				      : server_rule_set(rule, field, value, error);
+	*has_rights |= is_rights;
+	if (rc < 0) {
+		error_prefix(error, "%s", field->key);
+	}
+	return rc;
 }
 
 /* The name of the export, when the text begins with one: what stands before the first ": ", unless
@@ -339,7 +363,7 @@ static const char *parse_name(const char *text, char *scratch, const char **name
 }
 
 static int parse_rule(
-	struct access_rule *rule, const char *text, char *scratch, struct error *error)
+	struct server_rule *rule, const char *text, char *scratch, struct error *error)
 {
 	bool has_rights = false;
 
@@ -351,7 +375,7 @@ static int parse_rule(
 			continue;
 		}
 		text = copy_until(text, " ", scratch);
-		rc = parse_word(rule, scratch, &has_rights, error);
+		rc = parse_rule_word(rule, scratch, &has_rights, error);
 		if (rc < 0) {
 			return rc;
 		}
@@ -397,7 +421,7 @@ static int add_option(
 	struct server_config *config, const char *text, char *scratch, struct error *error)
 {
 	struct server_access_option *option;
-	struct access_rule rule = { 0 };
+	struct server_rule rule = { 0 };
 	char origin[ORIGIN_BYTES];
 	char shown[SHOWN_BYTES];
 	const char *name;
@@ -412,11 +436,10 @@ static int add_option(
 	}
 	rc = parse_rule(&rule, text, scratch, error);
 	if (rc < 0) {
-		access_rule_fini(&rule);
+		server_rule_fini(&rule);
 		return rc;
 	}
-	return config_access_append(
-		&option->access, &rule, origin, text + strspn(text, " "), error);
+	return append_rule(&option->access, &rule.access, origin, text + strspn(text, " "), error);
 }
 
 int server_config_add_access(struct server_config *config, const char *text, struct error *error)
@@ -598,4 +621,61 @@ void server_access_drop(struct access **sets, uint32_t count)
 		access_put(sets[i]);
 		sets[i] = NULL;
 	}
+}
+
+/* --- rules of rates ----------------------------------------------------------------------------
+ */
+
+int server_rate_add(struct server_rates *rates, struct server_rule *rule, const char *origin,
+	struct error *error)
+{
+	uint32_t count = rates->conditions.rule_count;
+	void *bigger = reallocarray(rates->rules, (size_t)count + 1, sizeof(*rates->rules));
+	int rc;
+
+	rates->rules = bigger != NULL ? bigger : rates->rules;
+	if (bigger == NULL || count == RATE_RULES_MAX) {
+		server_rule_fini(rule);
+		return bigger == NULL ? error_set(error, -ENOMEM, "no memory for a rule of rates")
+				      : error_set(error, -EINVAL, "more than %d rules of rates",
+						RATE_RULES_MAX);
+	}
+	rc = append_rule(&rates->conditions, &rule->access, origin, rule->text, error);
+	if (rc == 0) {
+		rates->rules[count] = rule->rate;
+		rates->rules[count].origin = rates->conditions.rules[count].origin; /* whose it
+										     * stays */
+	}
+	return rc;
+}
+
+int server_rates_build(
+	const struct server_rates *rates, struct rate_rules **rules_out, struct error *error)
+{
+	int rc = 0;
+
+	*rules_out = NULL;
+	if (rates->conditions.rule_count > 0) {
+		rc = rate_rules_create(rates->conditions.rules, rates->rules,
+			rates->conditions.rule_count, rules_out);
+	}
+	return rc < 0 ? error_set(error, rc, "no memory for rates of identities") : 0;
+}
+
+bool server_rates_same(const struct server_rates *a, const struct server_rates *b)
+{
+	bool same = a->conditions.rule_count == b->conditions.rule_count;
+
+	for (uint32_t i = 0; same && i < a->conditions.rule_count; i++) {
+		same = access_rule_same(&a->conditions.rules[i], &b->conditions.rules[i]) &&
+		       a->rules[i].connections_max == b->rules[i].connections_max;
+	}
+	return same;
+}
+
+void server_rates_fini(struct server_rates *rates)
+{
+	server_access_fini(&rates->conditions);
+	free(rates->rules);
+	rates->rules = NULL;
 }
