@@ -17,18 +17,22 @@ build=${FUZZ_BUILD:-$root/build-fuzz}
 CC=${CC:-clang-14}
 export CC
 
-if [ $# -eq 0 ]; then
-	for corpus in "$root"/tests/fuzz/corpus/*; do
-		set -- "$@" "$(basename "$corpus")"
-	done
-fi
-
 if [ ! -f "$build/build.ninja" ]; then
 	meson setup -Dtests=true -Db_sanitize=address,undefined -Db_lundef=false \
 		"-Dc_args=['-fsanitize=fuzzer-no-link','-fno-omit-frame-pointer','-fno-sanitize-recover=all']" \
 		"$build" "$root"
 fi
 # The name of a target within the build is its path.
+ninja -C "$build" tests/fuzz/seeds
+if [ $# -eq 0 ]; then
+	# Each target has seeds, inputs in the corpus, or both.
+	for inputs in "$build"/tests/fuzz/seeds/* "$root"/tests/fuzz/corpus/*; do
+		case " $* " in
+		*" $(basename "$inputs") "*) ;;
+		*) set -- "$@" "$(basename "$inputs")" ;;
+		esac
+	done
+fi
 for target in "$@"; do
 	ninja -C "$build" "tests/fuzz/fuzz_$target"
 done
@@ -69,8 +73,13 @@ for target in "$@"; do
 		set -- "$@" -dict="$words"
 	fi
 	printf '%-12s ' "$target"
-	if run_for "$seconds" "$build/tests/fuzz/fuzz_$target" "$@" "$finds" \
-		"$root/tests/fuzz/corpus/$target" >"$log" 2>&1; then
+	set -- "$@" "$finds"
+	for inputs in "$build/tests/fuzz/seeds/$target" "$root/tests/fuzz/corpus/$target"; do
+		if [ -d "$inputs" ]; then
+			set -- "$@" "$inputs"
+		fi
+	done
+	if run_for "$seconds" "$build/tests/fuzz/fuzz_$target" "$@" >"$log" 2>&1; then
 		awk '/^stat::number_of_executed_units/ { runs = $2 }
 			match($0, /cov: [0-9]+/) { cov = substr($0, RSTART + 5, RLENGTH - 5) }
 			match($0, /corp: [0-9]+/) { corp = substr($0, RSTART + 6, RLENGTH - 6) }
