@@ -110,26 +110,25 @@ def keys_beyond_table(root):
     return sum(len(places) - 1 for places in key_places(root).values() if places)
 
 
-def measured(root):
-    """The numbers of today, but for those that a program has to run for."""
-    return {
-        "code": dict(code_of(root)),
-        "keys": {"src": keys_beyond_table(root)},
-        "shared-names": {"src": len(shared_names(root))},
-    }
+# The numbers of today, but for those that a program has to run for.
+MEASURED = {
+    "code": code_of,
+    "keys": lambda root: {"src": keys_beyond_table(root)},
+    "shared-names": lambda root: {"src": len(shared_names(root))},
+}
 
 
 def higher(root, kind, explain):
     """The numbers of a kind that are above their limits, or have none."""
-    known = limits(root)[kind]
-    for name, number in sorted(measured(root)[kind].items()):
+    known, today = limits(root)[kind], MEASURED[kind](root)
+    for name, number in sorted(today.items()):
         limit, line = known.get(name, (None, 1))
         if limit is None:
             yield FILE, 1, f"{kind} {name}: {number}, and no limit: add a line with the reason"
         elif number > limit:
             yield FILE, line, f"{kind} {name}: {number}, more than {limit}: {explain(name)}"
     for name, (_, line) in sorted(known.items()):
-        if name not in measured(root)[kind]:
+        if name not in today:
             yield FILE, line, f"{kind} {name}: there is none any more"
 
 
@@ -191,7 +190,7 @@ CHECKS = {"code": check_code, "keys": check_keys, "names": check_names, "sizes":
 
 def lower(root):
     """Writes the numbers of today over those that are higher; of code, the next multiple of CODE_STEP."""
-    today, known = measured(root), limits(root)
+    today, known = {kind: measure(root) for kind, measure in MEASURED.items()}, limits(root)
     today["code"] = {name: -(-number // CODE_STEP) * CODE_STEP for name, number in today["code"].items()}
     lines = read(root, FILE).splitlines(keepends=True)
     for kind, numbers in today.items():
