@@ -136,12 +136,15 @@ static void resume_blocked(struct engine *engine)
 	engine->limits_released |= engine_turn_is_full(engine);
 }
 
+/* Sessions that are still dirty afterwards have their turn first next time. */
 static void flush_dirty(struct engine *engine)
 {
 	bool alone = engine->dirty.next == engine->dirty.prev;
 	struct list_node *node;
 
-	while ((node = list_pop_front(&engine->dirty)) != NULL) {
+	engine->turn_bytes = 0;
+	while (engine->turn_bytes < ENGINE_TURN_BYTES &&
+		(node = list_pop_front(&engine->dirty)) != NULL) {
 		struct session *session = list_entry(node, struct session, dirty_node);
 
 		session->kind->flush(session, alone);
@@ -283,7 +286,9 @@ static void engine_go_on(struct engine *engine, bool joined)
 {
 	bool can_resume = engine->limits_released && !turns_are_empty(&engine->blocked);
 
-	if ((joined || can_resume || path_is_to_serve(engine->path)) && !engine->again.in_flight) {
+	if ((joined || can_resume || path_is_to_serve(engine->path) ||
+		    !list_is_empty(&engine->dirty)) &&
+		!engine->again.in_flight) {
 		ring_defer(engine->ring, &engine->again, 0, engine_again_done);
 	}
 }

@@ -194,7 +194,8 @@ struct session_kind {
 	 * its turn by a rate (engine_request_may_move()), the end of a connection that it replaces,
 	 * or an export whose barrier has opened. */
 	void (*resume)(struct session *session);
-	/* The end of a batch, after session_mark_dirty(). alone: no other session is dirty. */
+	/* The end of a batch, after session_mark_dirty(). alone: no other session is dirty. Adds
+	 * the bytes of replies that the kernel has to copy to engine->turn_bytes. */
 	void (*flush)(struct session *session, bool alone);
 	/* session->stopping was set: finish what is in flight, refuse what comes later, linger. */
 	void (*drain)(struct session *session);
@@ -527,6 +528,7 @@ struct engine {
 	enum wait_way wait_way;	    /* as the ring was told */
 	uint64_t turn_requests;	    /* counters.requests at the end of the last turn */
 	uint64_t turn_requests_max; /* no more requests begin in this part of a turn */
+	uint64_t turn_bytes;	    /* of replies, sent since the last turn began to send */
 	struct ring_op again; /* another turn, without waiting, for what one had no time for */
 	struct ring_op timer;
 	uint64_t timer_due_ns; /* of the timer in flight */

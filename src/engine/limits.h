@@ -17,6 +17,9 @@ enum {
 	/* So many requests begin before replies are sent and completions taken again. Each session
 	 * without one can begin one more. */
 	ENGINE_TURN_REQUESTS = 64,
+	/* Sessions send until so many bytes of replies were handed to the kernel, which copies them
+	 * before it returns; the others send in the next turn. About half a millisecond. */
+	ENGINE_TURN_BYTES = 2 << 20,
 	ENGINE_PAYLOAD_BYTES_MAX = 64 << 20,
 	ENGINE_MEMORY_BYTES_MAX = 128 << 20,
 	/* At most this part of the memory is kept back, a block for each session. */

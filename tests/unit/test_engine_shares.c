@@ -365,12 +365,14 @@ static void test_places_of_a_client_that_is_going(void **state)
 	world_end(&world);
 }
 
-/* Counts the requests that begin in each turn of the ring. */
+/* Counts the requests that begin, and the bytes of replies that are sent, in each turn of the ring.
+ */
 struct turn_watch {
 	struct ring_batch_end end;
 	const struct engine *engine;
 	uint64_t requests; /* up to the last turn */
 	uint64_t most;	   /* in one */
+	uint64_t most_bytes;
 };
 
 static void watch_turn(struct ring_batch_end *end)
@@ -380,6 +382,7 @@ static void watch_turn(struct ring_batch_end *end)
 
 	watch->most = MAX(watch->most, requests - watch->requests);
 	watch->requests = requests;
+	watch->most_bytes = MAX(watch->most_bytes, watch->engine->turn_bytes);
 }
 
 /* However much clients ask for at once, and may have in flight: completions are taken and replies
@@ -417,6 +420,35 @@ static void test_the_work_of_a_turn_is_bounded(void **state)
 	world_end(&world);
 }
 
+/* Replies of many sessions that become ready together are sent in several turns. */
+static void test_the_bytes_of_a_turn_are_bounded(void **state)
+{
+	enum { CLIENTS = 16, WANTED = 4, LENGTH = DISK_BYTES, ONE = WANTED * LENGTH };
+	struct client clients[CLIENTS];
+	struct turn_watch watch = { .end = { .call = watch_turn } };
+	struct world world;
+
+	(void)state;
+	world_begin(&world, WANTED, CLIENTS * WANTED * ENGINE_EXPORT_FACTOR);
+	watch.engine = world.engine;
+	ring_batch_end_add(world.ring, &watch.end);
+	for (int i = 0; i < CLIENTS; i++) {
+		client_open(&world, &clients[i], "");
+	}
+	for (int i = 0; i < CLIENTS * WANTED; i++) {
+		client_ask(&clients[i % CLIENTS], NBD_CMD_READ, 0, LENGTH);
+	}
+	for (int i = 0; i < CLIENTS; i++) {
+		wait_for(&clients[i],
+			WANTED * (sizeof(struct nbd_wire_simple_reply) + (uint64_t)LENGTH));
+		sim_socket_close(clients[i].fd);
+	}
+	assert_in_range(watch.most_bytes, ENGINE_TURN_BYTES,
+		ENGINE_TURN_BYTES + ONE + WANTED * sizeof(struct nbd_wire_simple_reply));
+	ring_batch_end_remove(&watch.end);
+	world_end(&world);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -428,6 +460,7 @@ int main(void)
 		cmocka_unit_test(test_the_idle_timeout),
 		cmocka_unit_test(test_places_of_a_client_that_is_going),
 		cmocka_unit_test(test_the_work_of_a_turn_is_bounded),
+		cmocka_unit_test(test_the_bytes_of_a_turn_are_bounded),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -587,6 +587,7 @@ void reply_flush(struct session *base, bool alone)
 	if (!send->is_alive) {
 		session->base.progress_ns = ring_batch_ns(service->ring); /* its turn begins */
 	}
+	session->base.engine->turn_bytes += send->bytes;
 	if (alone && session->base.inflight_count == 1 && send->bytes <= SEND_NOW_BYTES_MAX) {
 		send_now(session);
 	} else {
