@@ -202,7 +202,7 @@ class CiTests(Scratch):
           test('unmarked', find_program('true'), suite : SUITE)
         endif
     """
-    PARTS = {"guests-6.12", "guests-7.2", "mutants-and-models"}
+    PARTS = {"guests-6.12", "guests-7.2", "mutants-and-models", "sanitized-sockets"}
 
     def setUp(self):
         super().setUp()
@@ -260,6 +260,8 @@ class CiTests(Scratch):
             due, steps, _ = self.plan()
             turns.append(due)
             self.assertIn("--no-suite mutants --no-suite models", steps["gcc"])
+            self.assertNotIn("sockets", steps["gcc"])
+            self.assertIn("--no-suite sockets", steps["asan"])
             self.assertIn("--no-suite kernel-" + ("7.2" if due == {"guests-6.12"} else "6.12"), steps["guests"])
         self.assertEqual(turns, [{"guests-7.2"}, {"guests-6.12"}, {"guests-7.2"}])
 
