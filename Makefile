@@ -44,7 +44,7 @@ test-vm: deps-test $(BUILD)/.gmblock-tests ## run the tests that need kernels of
 
 test-long: deps-test $(BUILD)/.gmblock-tests ## hours: simulation seeds, killed servers, keys of TLS that change by themselves, then fuzzing; SOAK_PERCENT shortens it
 	@SOAK_PERCENT=$(SOAK_PERCENT) $(RUN_TESTS) -C $(BUILD) --setup soak --suite soak $(TEST_ARGS)
-	$(if $(TEST_ARGS),,CC=$(CLANG) FUZZ_SECONDS=$${FUZZ_SECONDS:-$$((3 * $(SOAK_PERCENT)))} tests/fuzz/run.sh)
+	$(if $(TEST_ARGS),,CC=$(CLANG) FUZZ_JOBS=$(JOBS) FUZZ_SECONDS=$${FUZZ_SECONDS:-$$((3 * $(SOAK_PERCENT)))} tests/fuzz/run.sh)
 
 deb: deps-deb ## build the Debian packages in build-deb/
 	@JOBS=$(JOBS) scripts/make-deb
@@ -97,7 +97,7 @@ clang: deps-test ## build with the second compiler, warnings as errors, and run 
 	@$(RUN_TESTS) -C build-clang $(TEST_ARGS)
 
 fuzz: deps-test ## run every fuzz target for FUZZ_SECONDS (60) of processor time (build-fuzz/)
-	CC=$(CLANG) tests/fuzz/run.sh
+	CC=$(CLANG) FUZZ_JOBS=$(JOBS) tests/fuzz/run.sh
 
 bench: deps-test ## compare with nbdkit, qemu-nbd and nbd-server on this machine (as root)
 	@$(MAKE) --no-print-directory compile
