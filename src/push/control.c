@@ -89,7 +89,7 @@ static bool push_control_is_onto_itself(
 	uint64_t distance = head->offset > head->source_offset ? head->offset - head->source_offset
 							       : head->source_offset - head->offset;
 
-	return memcmp(head->instance, session->service->engine->options.instance,
+	return memcmp(head->instance, session->base.engine->options.instance,
 		       sizeof(head->instance)) == 0 &&
 	       grant->name.length == grant->source_name.length &&
 	       memcmp(grant->name.bytes, grant->source_name.bytes, grant->name.length) == 0 &&
@@ -119,7 +119,7 @@ static bool bind_ticket(const struct push_session *session, const struct push_wi
 static void take_grant(struct push_session *session, const struct push_grant *grant)
 {
 	const struct push_wire_grant *head = &grant->head;
-	struct engine *engine = session->service->engine;
+	struct engine *engine = session->base.engine;
 	uint32_t rights = ENGINE_RIGHT_WRITE | (head->flags != 0 ? ENGINE_RIGHT_READ : 0);
 	struct engine_export *entry = push_control_find(session, &grant->name, rights);
 	struct push_answer answer = { .has_ticket = true };
@@ -176,7 +176,7 @@ static void take_grant(struct push_session *session, const struct push_grant *gr
 /* Without room nothing is sent: -EAGAIN. */
 static int send_job(struct push_session *session, const struct push_job *job)
 {
-	uint64_t now_ns = ring_now_ns(session->service->engine->ring);
+	uint64_t now_ns = ring_now_ns(session->base.engine->ring);
 	bool ended = job->state == PUSH_JOB_DONE || job->state == PUSH_JOB_FAILED;
 	struct push_wire_job head = {
 		.job = job->id,

@@ -430,7 +430,7 @@ static void nbd_opened(void *context, struct gmb_client *client, const struct gm
 	struct push_source *source = nbd->source;
 	struct push_session *session = source->session;
 	struct push_answer answer = { .head.value = source->use.ticket.job };
-	uint64_t silence_ns = session->service->engine->limits.handshake_timeout_ns;
+	uint64_t silence_ns = session->base.engine->limits.handshake_timeout_ns;
 	char text[PUSH_TEXT_BYTES_MAX];
 	struct gmb_info info = { .size = sizeof(info) };
 	void *base;
@@ -473,7 +473,7 @@ int push_nbd_begin(struct push_source *source, const char *uri, bool detach, con
 {
 	struct push_session *session = source->session;
 	struct push_service *service = session->service;
-	uint64_t timeout_ms = service->engine->limits.handshake_timeout_ns / NS_PER_MS;
+	uint64_t timeout_ms = service->base.engine->limits.handshake_timeout_ns / NS_PER_MS;
 	struct push_nbd *nbd = calloc(1, sizeof(*nbd));
 	const struct gmb_options options = {
 		.size = sizeof(options),
@@ -489,7 +489,7 @@ int push_nbd_begin(struct push_source *source, const char *uri, bool detach, con
 
 	*text = "the server is out of memory";
 	if (service->nbd == NULL) {
-		service->nbd = hub_create(service->engine->ring);
+		service->nbd = hub_create(service->base.engine->ring);
 	}
 	if (nbd == NULL || service->nbd == NULL) {
 		free(nbd);

@@ -233,7 +233,7 @@ static void sink_piece_done(struct work *work)
 {
 	struct push_sink *sink = work->sink;
 
-	sink->session->service->engine->counters.bytes_written += work->length;
+	sink->session->base.engine->counters.bytes_written += work->length;
 	count(sink, work->length, push_digest(work->offset, (uint32_t)work->length, work->crc));
 	answer_add(work);
 }
@@ -361,7 +361,7 @@ static void work_progress(struct path_request *request)
 	}
 	error = request->error;
 	path_ended(work);
-	sink->session->base.progress_ns = ring_batch_ns(sink->session->service->engine->ring);
+	sink->session->base.progress_ns = ring_batch_ns(sink->session->base.engine->ring);
 	work_done(work, error);
 	if (!sink_is_over(sink)) {
 		push_sink_advance(sink->session);
@@ -612,7 +612,7 @@ void push_sink_take(
 static void region_shared(struct push_sink *sink, const struct clan_event *event)
 {
 	struct push_session *session = sink->session;
-	uint64_t handshake_ns = session->service->engine->limits.handshake_timeout_ns;
+	uint64_t handshake_ns = session->base.engine->limits.handshake_timeout_ns;
 	uint64_t silence_ms =
 		MIN(PUSH_ALIVE_DIVISOR * handshake_ns / 1000000, (uint64_t)PUSH_SILENCE_MS_MAX);
 	const struct push_wire_used used = {
@@ -671,7 +671,7 @@ static int sink_stage(struct push_sink *sink, const char **text)
 	}
 	bytes = (uint64_t)sink->slot_count * PUSH_SLOT_BYTES;
 	*text = "the destination has no memory to lend";
-	result = clan_region_create(session->service->clan, bytes, 0, &sink->region, &base);
+	result = clan_region_create(session->service->base.queue, bytes, 0, &sink->region, &base);
 	if (result != 0) {
 		return result;
 	}
@@ -687,7 +687,7 @@ static int sink_stage(struct push_sink *sink, const char **text)
 		.rights = sink->fetched != NULL ? MEM_RAM : MEM_RAM & ~MEM_STABLE,
 	};
 	/* Faster with it, and not worse without. */
-	(void)!ring_memory_add(session->service->engine->ring, &sink->memory);
+	(void)!ring_memory_add(session->base.engine->ring, &sink->memory);
 	return clan_region_share(session->in.conn, sink->region, CLAN_READ | CLAN_WRITE);
 }
 
@@ -707,7 +707,7 @@ static bool sink_is_onto_itself(struct push_sink *sink)
 static void sink_take_place(struct push_sink *sink, const struct push_wire_use *use)
 {
 	static const uint8_t nowhere[PUSH_MACHINE_BYTES];
-	const uint8_t *own = sink->session->service->engine->options.instance;
+	const uint8_t *own = sink->session->base.engine->options.instance;
 
 	if (memcmp(use->machine, nowhere, sizeof(nowhere)) != 0 ||
 		memcmp(use->instance, own, sizeof(use->instance)) == 0) {
@@ -803,7 +803,7 @@ static struct push_shower shower_of(const struct peer *peer, const struct push_w
 
 void push_sink_begin(struct push_session *session, const uint8_t *bytes, uint32_t len)
 {
-	struct engine *engine = session->service->engine;
+	struct engine *engine = session->base.engine;
 	struct push_shower shower;
 	struct push_wire_use use;
 	struct push_sink *sink;
@@ -878,7 +878,7 @@ bool push_sink_join(struct push_session *session)
 		}
 	}
 	if (sink->memory.base != NULL) {
-		ring_memory_remove(session->service->engine->ring, &sink->memory);
+		ring_memory_remove(session->base.engine->ring, &sink->memory);
 		sink->memory.base = NULL;
 	}
 	return true;

@@ -257,7 +257,7 @@ static void source_read_progress(struct path_request *request)
 					 : strerror(-error));
 		return;
 	}
-	session->service->engine->counters.bytes_read += slot->length;
+	session->base.engine->counters.bytes_read += slot->length;
 	piece_read(slot);
 	push_source_advance(session);
 }
@@ -405,7 +405,7 @@ static void source_flush(struct push_source *source, bool finish)
 	source->flushing = true;
 	source->finishing = finish;
 	source->flush_mark = message.mark;
-	source->flush_ns = ring_now_ns(session->service->engine->ring);
+	source->flush_ns = ring_now_ns(session->base.engine->ring);
 	session->job_state = finish ? PUSH_JOB_FINISHES : PUSH_JOB_MOVES;
 }
 
@@ -421,7 +421,7 @@ static void flush_if_due(struct push_source *source)
 		source_flush(source, true);
 	} else if (now - session->progress.durable >= FLUSH_BYTES ||
 		   (now > session->progress.durable &&
-			   ring_now_ns(session->service->engine->ring) - source->flush_ns >=
+			   ring_now_ns(session->base.engine->ring) - source->flush_ns >=
 				   FLUSH_NS)) {
 		source_flush(source, false);
 	}
@@ -439,7 +439,7 @@ static uint64_t rate_time_ns(const struct push_source *source, uint64_t bytes)
  */
 static bool rate_is_open(struct push_source *source, uint64_t bytes)
 {
-	uint64_t now_ns = ring_now_ns(source->session->service->engine->ring);
+	uint64_t now_ns = ring_now_ns(source->session->base.engine->ring);
 	uint64_t time_ns = rate_time_ns(source, bytes);
 	uint64_t back_ns = MIN(now_ns, time_ns + RATE_BACK_NS);
 
@@ -552,7 +552,7 @@ void push_source_advance(struct push_session *session)
 
 void push_source_tick(struct push_session *session)
 {
-	uint64_t now_ns = ring_batch_ns(session->service->engine->ring);
+	uint64_t now_ns = ring_batch_ns(session->base.engine->ring);
 
 	if (session->source->rate > 0 || session->source->nbd != NULL) {
 		session->base.progress_ns = now_ns; /* it waits, and is not idle */
@@ -574,7 +574,7 @@ int push_source_own_slots(
 	if (source->staged_slots == 0) {
 		return -EBUSY;
 	}
-	return clan_region_create(source->session->service->clan,
+	return clan_region_create(source->session->service->base.queue,
 		(uint64_t)source->staged_slots * PUSH_SLOT_BYTES, 0, &source->region, base_out);
 }
 
@@ -604,8 +604,8 @@ void push_source_lent(struct push_source *source, void *base, uint32_t silence_m
 		.rights = source->maps ? MEM_RAM & ~MEM_STABLE : MEM_RAM,
 	};
 	/* Faster with it, and not worse without. */
-	(void)!ring_memory_add(session->service->engine->ring, &source->memory);
-	source->flush_ns = ring_now_ns(session->service->engine->ring);
+	(void)!ring_memory_add(session->base.engine->ring, &source->memory);
+	source->flush_ns = ring_now_ns(session->base.engine->ring);
 	source->rate_ns = source->flush_ns;
 	for (uint32_t i = 0; source->nbd != NULL && i < source->slot_count; i++) {
 		source_set_state(&source->slots[i], SLOT_FREE);
@@ -767,7 +767,7 @@ static void source_take_messages(struct push_source *source)
 				sizeof(session->service->message)) != 0) {
 			return;
 		}
-		session->base.progress_ns = ring_batch_ns(session->service->engine->ring);
+		session->base.progress_ns = ring_batch_ns(session->base.engine->ring);
 		session->heard_ns = session->base.progress_ns;
 		source_take_message(source, &message, session->service->message);
 	}
@@ -869,7 +869,7 @@ bool push_source_join(struct push_session *session)
 		return false;
 	}
 	if (source->memory.base != NULL) {
-		ring_memory_remove(session->service->engine->ring, &source->memory);
+		ring_memory_remove(session->base.engine->ring, &source->memory);
 		source->memory.base = NULL;
 		if (source->maps) {
 			clan_peer_region_put(session->out.conn, source->region_number);

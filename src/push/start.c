@@ -13,7 +13,7 @@
 static const struct place *find_place(
 	const struct push_session *session, const struct export_uri *uri)
 {
-	const struct engine_options *options = &session->service->engine->options;
+	const struct engine_options *options = &session->base.engine->options;
 
 	for (uint32_t i = 0; i < options->place_count; i++) {
 		if (place_holds(&options->places[i], uri)) {
@@ -121,8 +121,8 @@ static int dial_push(struct push_session *session, const struct export_uri *uri,
 	if (address == NULL) {
 		return -ENOMEM;
 	}
-	result = clan_connect(session->service->clan, address, &options, &hello, sizeof(hello),
-		&session->out.conn, NULL);
+	result = clan_connect(session->service->base.queue, address, &options, &hello,
+		sizeof(hello), &session->out.conn, NULL);
 	free(address);
 	if (result != 0) {
 		session->out.conn = NULL;
@@ -164,7 +164,7 @@ static void start_dial(struct push_session *session)
 	int result = export_uri_parse(address, &uri, NULL);
 
 	source->uri = NULL;
-	session->heard_ns = ring_now_ns(session->service->engine->ring);
+	session->heard_ns = ring_now_ns(session->base.engine->ring);
 	if (result == 0) {
 		result = has_push ? dial_push(session, &uri, &text)
 				  : push_nbd_begin(source, address, detach, &text);
@@ -251,7 +251,7 @@ static int start_create(struct push_session *session, struct engine_export *entr
 	session->source = source; /* freed with it, whatever becomes of it */
 	source->session = session;
 	source->use.ticket = start->ticket;
-	memcpy(source->use.instance, session->service->engine->options.instance,
+	memcpy(source->use.instance, session->base.engine->options.instance,
 		sizeof(source->use.instance));
 	tell_place(source, entry->export->store, start->head.source_offset);
 	source->source_offset = start->head.source_offset;
@@ -325,8 +325,8 @@ void push_source_begin(struct push_session *session, const uint8_t *bytes, uint3
 		result = start_admit(session, &start, &text);
 	}
 	if (result == 0 && (start.head.flags & PUSH_NBD) != 0 &&
-		!ring_secret(session->service->engine->ring, &start.ticket.job,
-			sizeof(start.ticket.job))) {
+		!ring_secret(
+			session->base.engine->ring, &start.ticket.job, sizeof(start.ticket.job))) {
 		text = "the server has no random numbers";
 		result = -EIO;
 	}

@@ -69,7 +69,7 @@ static void slab_use(struct native_service *service, struct mem_region *memory)
 		service->slabs = slabs;
 		slab->memory = memory;
 		if (clan_region_register(
-			    service->clan, memory->base, memory->bytes, &slab->region) == 0) {
+			    service->base.queue, memory->base, memory->bytes, &slab->region) == 0) {
 			memory->rights |= MEM_NIC;
 			service->slab_count++;
 			return;
@@ -240,7 +240,7 @@ void native_move_done(struct native_session *session, struct native_move *move, 
 		gmb_move_fail(session, status);
 		return;
 	}
-	session->base.progress_ns = ring_batch_ns(session->service->engine->ring);
+	session->base.progress_ns = ring_batch_ns(session->base.engine->ring);
 	if (--move->pending > 0) {
 		return;
 	}

@@ -250,7 +250,7 @@ static void gmb_request_start(struct native_request *request)
 	path->placement = path->placement_count > 0 ? request->segments : NULL;
 	path->progress = gmb_request_progress;
 	request->started = true;
-	path_start(session->service->engine->path, path);
+	path_start(session->base.engine->path, path);
 	GMB_ASSERT(path->placement_count == 0 || path->placement != NULL); /* it is RAM */
 	if (request->moved && path->op == STORE_WRITE) {
 		native_request_move(request); /* a read waits for the disk */
@@ -495,7 +495,7 @@ static uint32_t gmb_request_answer(const struct native_request *request, uint8_t
 
 static void gmb_request_count(const struct native_request *request)
 {
-	struct engine_counters *counters = &request->session->service->engine->counters;
+	struct engine_counters *counters = &request->session->base.engine->counters;
 	const struct path_request *path = &request->path;
 	uint64_t first;
 
@@ -520,7 +520,7 @@ bool native_requests_answer(struct native_session *session)
 			    gmb_request_answer(request, message)) != 0) {
 			return false; /* no room; or the connection is lost, as an event will say */
 		}
-		session->base.progress_ns = ring_batch_ns(session->service->engine->ring);
+		session->base.progress_ns = ring_batch_ns(session->base.engine->ring);
 		session->has_sent = true;
 		gmb_request_count(request);
 		native_request_end(request);

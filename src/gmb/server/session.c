@@ -8,7 +8,7 @@
 #include "gmb/server/session.h"
 
 /* Messages of a client in a row before others have their turn. */
-enum { MESSAGES_MAX = 256, NS_PER_MS = 1000000 };
+enum { MESSAGES_MAX = 256 };
 
 static struct native_session *gmb_session_of(struct session *base)
 {
@@ -62,7 +62,7 @@ void native_region_add(struct native_session *session, uint32_t number, uint32_t
 	service->region_bytes += info.bytes;
 	/* Faster with it, and not worse without: the limit on locked memory may forbid it. */
 	if (info.bytes <= NATIVE_FIXED_BYTES_MAX) {
-		(void)!ring_memory_add(service->engine->ring, &region->memory);
+		(void)!ring_memory_add(service->base.engine->ring, &region->memory);
 	}
 	if (service->region_bytes > NATIVE_SERVICE_REGION_BYTES_MAX) {
 		session_terminate(&session->base,
@@ -78,7 +78,7 @@ void native_region_unused(struct native_session *session, uint32_t number)
 	if (region->memory.base == NULL || region->users > 0 || wanted) {
 		return;
 	}
-	ring_memory_remove(session->service->engine->ring, &region->memory);
+	ring_memory_remove(session->base.engine->ring, &region->memory);
 	session->service->region_bytes -= region->memory.bytes;
 	*region = (struct native_region){ 0 };
 	clan_peer_region_put(session->conn, number);
@@ -185,7 +185,7 @@ static uint32_t export_flags(const struct session *session, const struct export 
 static void answer_export(struct native_session *session, const struct engine_export *entry)
 {
 	const struct export *export = entry->export;
-	uint32_t payload_max = session->service->engine->limits.payload_bytes_max;
+	uint32_t payload_max = session->base.engine->limits.payload_bytes_max;
 	struct native_wire_export head = {
 		.flags = export_flags(&session->base, export),
 		.bytes = session->base.export != NULL ? session->base.export_bytes
@@ -376,13 +376,13 @@ void native_session_take(struct native_session *session)
 				sizeof(service->message)) != 0) {
 			return; /* an event tells of more, or of the end */
 		}
-		session->base.progress_ns = ring_batch_ns(service->engine->ring);
+		session->base.progress_ns = ring_batch_ns(service->base.engine->ring);
 		if (session->base.state == SESSION_NEGOTIATING) {
 			session_has_spoken(&session->base);
 		}
 		gmb_session_take_message(session, &message, service->message);
 	}
-	list_push_back(&service->hungry, &session->hungry_node);
+	list_push_back(&service->base.hungry, &session->hungry_node);
 }
 
 void native_session_resume(struct session *base)
@@ -425,14 +425,14 @@ static void gmb_session_alive_done(struct ring_op *op, int result)
 		(void)!clan_send(session->conn, CLAN_BULK, NATIVE_ALIVE, NULL, 0);
 	}
 	session->has_sent = false;
-	ring_timer(session->service->engine->ring, op, session->alive_ns, gmb_session_alive_done);
+	ring_timer(session->base.engine->ring, op, session->alive_ns, gmb_session_alive_done);
 }
 
 void native_session_watch(struct native_session *session)
 {
 	if (session->alive_ns != 0 && !session->alive_op.in_flight) {
 		session->has_sent = false;
-		ring_timer(session->service->engine->ring, &session->alive_op, session->alive_ns,
+		ring_timer(session->base.engine->ring, &session->alive_op, session->alive_ns,
 			gmb_session_alive_done);
 	}
 }
@@ -469,30 +469,13 @@ void native_session_flush(struct session *base, bool alone)
 
 /* --- life ------------------------------------------------------------------------------------ */
 
-/* Of what is accepted. Who may connect is decided there. */
-struct clan_conn_options native_conn_options(const struct native_service *service)
-{
-	uint64_t handshake_ms = service->engine->limits.handshake_timeout_ns / NS_PER_MS;
-
-	return (struct clan_conn_options){
-		.size = sizeof(struct clan_conn_options),
-		.access = CLAN_ACCESS_WARY,
-		.cookies = 1,
-		.tripwires = 1,
-		.handshake_timeout_ms = (uint32_t)MIN(handshake_ms + 1, (uint64_t)UINT32_MAX),
-		.peer_regions_max = NATIVE_REGIONS_MAX,
-		.peer_region_bytes_max = NATIVE_REGION_BYTES_MAX,
-	};
-}
-
 int native_session_accept(void *context, const struct endpoint *endpoint)
 {
 	struct native_service *service = context;
-	struct clan_conn_options options = native_conn_options(service);
 	struct native_session *session;
 	struct clan_error reason;
 	struct error error;
-	int result = native_service_start(service, &error);
+	int result = clan_service_start(&service->base, &error);
 
 	if (result < 0) {
 		return result;
@@ -513,14 +496,8 @@ int native_session_accept(void *context, const struct endpoint *endpoint)
 	list_init(&session->hungry_node);
 	list_init(&session->requests);
 	list_init(&session->done);
-	session_init(&session->base, service->engine, endpoint);
-	if (endpoint->fd < 0) {
-		session->conn = service->offered;
-		service->offered = NULL;
-		result = 0;
-	} else {
-		result = clan_adopt(service->clan, endpoint->fd, &options, &session->conn, &reason);
-	}
+	session_init(&session->base, service->base.engine, endpoint);
+	result = clan_service_accept(&service->base, endpoint, &session->conn, &reason);
 	if (result < 0) {
 		session->is_closed = true;
 		session_terminate(&session->base, reason.text);
@@ -548,22 +525,13 @@ static void gmb_session_take_hello(struct native_session *session)
 		welcome.head.flags = NATIVE_WELCOME_MOVES;
 		rule = native_mover_create(session) != 0 ? "the server has no memory" : NULL;
 	}
-	if (session->base.state == SESSION_NEGOTIATING) {
-		session_has_spoken(&session->base);
-	}
 	session->version = version;
 	welcome.head.version = version;
-	memcpy(welcome.instance.bytes, session->service->engine->options.instance,
+	memcpy(welcome.instance.bytes, session->base.engine->options.instance,
 		sizeof(welcome.instance.bytes));
-	if (rule != NULL) {
-		session->is_closing = true;
-		clan_reject(session->conn, rule);
-		session_terminate(&session->base, rule);
-	} else if (clan_accept(session->conn, &welcome,
-			   version >= NATIVE_VERSION_COPY ? sizeof(welcome)
-							  : sizeof(welcome.head)) != 0) {
-		session_terminate(&session->base, NULL);
-	} else {
+	session->is_closing = rule != NULL;
+	if (clan_service_welcome(&session->base, session->conn, rule, &welcome,
+		    version >= NATIVE_VERSION_COPY ? sizeof(welcome) : sizeof(welcome.head))) {
 		native_session_take(session);
 	}
 }
@@ -645,7 +613,7 @@ void native_session_abort(struct session *base)
 	{
 		native_request_abandon(list_entry(node, struct native_request, node));
 	}
-	ring_cancel(session->service->engine->ring, &session->alive_op);
+	ring_cancel(session->base.engine->ring, &session->alive_op);
 	if (session->conn != NULL && !session->is_closing) {
 		session->is_closing = true;
 		clan_close(session->conn);

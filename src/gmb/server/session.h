@@ -3,15 +3,15 @@
  * Private to the server's side of src/gmb: one connection of a client, and what the connections of
  * an engine share. The states of a session are the engine's: engine/engine.h.
  *
- *   clan queue ─▶ service.c: events ─▶ session.c: hello, LIST, OPEN, regions, the end
- *                                   └▶ request.c: REQUEST ─▶ path ─▶ REPLY, at the end of a batch
+ *   clan_service ─▶ event ─▶ session.c: hello, LIST, OPEN, regions, the end
+ *                                 └▶ request.c: REQUEST ─▶ path ─▶ REPLY, at the end of a batch
  *
  * Where regions are mapped, a request's segments become the placement of its path request: the disk
  * reads and writes the client's memory itself. Where they are reached by put and get, it has memory
  * of ours, and move.c carries the bytes; see native_session.mover, the seam between the two.
  * Replies and events wait in the session while the client's ring is full.
  *
- * Threading: the ring's thread. Ownership: the service owns requests and the clan queue; a session
+ * Threading: the ring's thread. Ownership: the service owns requests; a session
  * owns its connection, and a hold on each region of its client from REGION until the last request
  * that uses it has ended. Errors: native_session_fail() ends a session that broke a rule.
  */
@@ -19,6 +19,7 @@
 
 #include <gmblock/clan.h>
 
+#include "clan_service/clan_service.h"
 #include "engine/copy.h"
 #include "gmb/server/server.h"
 #include "gmb/wire.h"
@@ -119,7 +120,7 @@ struct native_session {
 	struct native_handshake *handshake;
 	struct native_held *held;     /* or NULL */
 	struct native_mover *mover;   /* NULL: regions are mapped */
-	struct list_node hungry_node; /* in service->hungry */
+	struct list_node hungry_node; /* in service->base.hungry */
 	struct list_node requests;    /* all that are in flight */
 	struct list_node done;	      /* those to be answered, in order */
 	struct native_region regions[NATIVE_REGIONS_MAX];
@@ -132,17 +133,9 @@ struct native_slab {
 };
 
 struct native_service {
-	struct engine *engine;
-	/* Of connections that we accept by ourselves; NULL: of none, or of none any more. */
-	const struct engine_door *door;
-	uint32_t listener_count;   /* those with that door */
-	struct clan_conn *offered; /* one of them, until a session has it */
-	struct clan_queue *clan;   /* NULL before the first connection */
-	struct ring_source source;
-	bool is_removed; /* the source, from the ring */
+	struct clan_service base;
 	struct native_request *requests;
 	struct list_node requests_free;
-	struct list_node hungry;   /* sessions that have not taken all that is there */
 	uint64_t region_bytes;	   /* of all sessions */
 	struct native_slab *slabs; /* that moves have used */
 	uint32_t slab_count;
@@ -151,11 +144,7 @@ struct native_service {
 	uint8_t message[NATIVE_MESSAGE_BYTES_MAX];
 };
 
-/* service.c */
-GMB_MUST_CHECK int native_service_start(struct native_service *service, struct error *error);
-
 /* session.c */
-struct clan_conn_options native_conn_options(const struct native_service *service);
 int native_session_accept(void *service, const struct endpoint *endpoint);
 void native_session_event(struct native_session *session, const struct clan_event *event);
 /* Takes what its client has sent, as far as it may. */
