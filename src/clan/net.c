@@ -31,7 +31,9 @@ struct net_resolve {
 
 static const struct net_transport *const transports[NET_TRANSPORT_COUNT] = {
 	[NET_TCP] = &net_transport_tcp,
+#ifdef CLAN_FABRIC
 	[NET_OFI] = &net_transport_ofi,
+#endif
 };
 
 /* --- addresses -------------------------------------------------------------------------------- */
@@ -87,7 +89,11 @@ static int clan_net_parse_place(const char *address, struct net_place *parsed, s
 	if (port >= end || port[-1] != ':') {
 		return clan_net_address_error(error, address);
 	}
-	parsed->transport = is_ofi ? &net_transport_ofi : &net_transport_tcp;
+	parsed->transport = transports[is_ofi ? NET_OFI : NET_TCP];
+	if (parsed->transport == NULL) {
+		return error_set(error, -EPROTONOSUPPORT,
+			"\"%s\": this libclan was built without libfabric", address);
+	}
 	if (is_ofi) {
 		parsed->provider = option != NULL ? clan_net_find_provider(option) : "tcp";
 	}
