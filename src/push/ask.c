@@ -58,11 +58,6 @@ static int ask_broken(const char *rule, struct error *error)
 
 static int ask_dial(struct push_ask *ask, const struct export_uri *uri, struct error *error)
 {
-	static const struct push_wire_hello hello = {
-		.magic = PUSH_MAGIC,
-		.version_min = PUSH_VERSION,
-		.version_max = PUSH_VERSION,
-	};
 	const struct clan_conn_options options = {
 		.size = sizeof(options),
 		.handshake_timeout_ms =
@@ -83,7 +78,7 @@ static int ask_dial(struct push_ask *ask, const struct export_uri *uri, struct e
 		return error_set(error, -ENOMEM, "out of memory for an address");
 	}
 	result = clan_connect(
-		ask->queue, address, &options, &hello, sizeof(hello), &ask->conn, NULL);
+		ask->queue, address, &options, &push_hello, sizeof(push_hello), &ask->conn, NULL);
 	free(address);
 	if (result != 0) {
 		ask->conn = NULL;
@@ -195,7 +190,7 @@ static int ask_hear(
 	}
 }
 
-const char *push_ask_show(char out[ERROR_TEXT_BYTES], const struct push_text *text)
+const char *push_ask_show(char out[ERROR_TEXT_BYTES], const struct message_text *text)
 {
 	char sentence[ERROR_TEXT_BYTES];
 
@@ -243,7 +238,7 @@ int push_ask(struct push_ask *ask, uint32_t type, const struct iovec *parts, uin
 		return result;
 	}
 	rule = head.type != PUSH_ANSWER ? "H2: a message that does not belong here"
-					: push_answer_parse(ask->message, head.bytes, answer);
+					: push_parse(PUSH_ANSWER, ask->message, head.bytes, answer);
 	if (rule != NULL) {
 		return ask_broken(rule, error);
 	}
@@ -261,7 +256,7 @@ int push_ask_hear(
 		return result;
 	}
 	rule = head.type != PUSH_JOB ? "H2: a message that does not belong here"
-				     : push_job_parse(ask->message, head.bytes, job);
+				     : push_parse(PUSH_JOB, ask->message, head.bytes, job);
 	return rule != NULL ? ask_broken(rule, error) : 1;
 }
 
@@ -279,13 +274,13 @@ int push_ask_job(
 		return result;
 	}
 	if (head.type == PUSH_ANSWER) {
-		rule = push_answer_parse(ask->message, head.bytes, &answer);
+		rule = push_parse(PUSH_ANSWER, ask->message, head.bytes, &answer);
 		return rule != NULL		      ? ask_broken(rule, error)
 		       : answer.head.status == ENOENT ? 0
 						      : ask_refused(&answer, error);
 	}
 	rule = head.type != PUSH_JOB ? "H2: a message that does not belong here"
-				     : push_job_parse(ask->message, head.bytes, job);
+				     : push_parse(PUSH_JOB, ask->message, head.bytes, job);
 	if (rule == NULL && job->head.cursor <= cursor) {
 		rule = "H7: a cursor that does not grow";
 	}

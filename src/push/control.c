@@ -49,7 +49,7 @@ static const char *refusal(const struct export *export, uint32_t rights)
 
 /* The export as the peer sees it, if it has the rights; else the answer is sent. */
 static struct engine_export *push_control_find(
-	struct push_session *session, const struct push_text *name, uint32_t rights)
+	struct push_session *session, const struct message_text *name, uint32_t rights)
 {
 	struct engine_export *entry =
 		session_export_find(&session->base, name->bytes, name->length);
@@ -64,7 +64,7 @@ static struct engine_export *push_control_find(
 	return entry;
 }
 
-static void take_look(struct push_session *session, const struct push_text *name)
+static void take_look(struct push_session *session, const struct message_text *name)
 {
 	struct engine_export *entry = push_control_find(session, name, 0);
 	struct push_answer answer = { 0 };
@@ -252,30 +252,30 @@ void push_control_take(
 	struct push_session *session, uint32_t type, const uint8_t *bytes, uint32_t len)
 {
 	const char *rule = "H2: a message that does not belong here";
+	struct push_wire_job_number number;
+	struct push_look look;
 	struct push_grant grant;
-	struct push_text name;
-	uint64_t number;
 
 	if (session->base.stopping) {
 		push_control_answer(session, -ESHUTDOWN, session_stop_text(&session->base));
 		return;
 	}
 	if (type == PUSH_LOOK) {
-		rule = push_look_parse(bytes, len, &name);
+		rule = push_parse(PUSH_LOOK, bytes, len, &look);
 		if (rule == NULL) {
-			take_look(session, &name);
+			take_look(session, &look.name);
 		}
 	} else if (type == PUSH_GRANT) {
-		rule = push_grant_parse(bytes, len, &grant);
+		rule = push_parse(PUSH_GRANT, bytes, len, &grant);
 		if (rule == NULL) {
 			take_grant(session, &grant);
 		}
 	} else if (type == PUSH_JOBS || type == PUSH_CANCEL) {
-		rule = push_number_parse(bytes, len, &number);
+		rule = push_parse(type, bytes, len, &number);
 		if (rule == NULL && type == PUSH_JOBS) {
-			take_jobs(session, number);
+			take_jobs(session, number.job);
 		} else if (rule == NULL) {
-			push_control_take_cancel(session, number);
+			push_control_take_cancel(session, number.job);
 		}
 	}
 	if (rule != NULL) {

@@ -536,8 +536,11 @@ static const char *take_zero(struct push_sink *sink, const uint8_t *bytes, uint3
 {
 	struct work *work = work_idle(sink, FIRST_ZERO, PUSH_ZEROES_MAX);
 	struct push_wire_range zero;
-	const char *rule = push_zero_parse(bytes, len, sink->claim.ticket.length, &zero);
+	const char *rule = push_parse(PUSH_ZERO, bytes, len, &zero);
 
+	if (rule == NULL) {
+		rule = push_zero_check(&zero, sink->claim.ticket.length);
+	}
 	if (rule == NULL && work == NULL) {
 		rule = "H9: more ZEROs than may be under way";
 	}
@@ -554,8 +557,11 @@ static const char *take_check(struct push_sink *sink, const uint8_t *bytes, uint
 {
 	struct work *work = work_idle(sink, FIRST_CHECK, PUSH_SLOTS);
 	struct push_wire_check check;
-	const char *rule = push_check_parse(bytes, len, sink->claim.ticket.length, &check);
+	const char *rule = push_parse(PUSH_CHECK, bytes, len, &check);
 
+	if (rule == NULL) {
+		rule = push_check_check(&check, sink->claim.ticket.length);
+	}
 	if (rule == NULL && (work == NULL || (sink->claim.ticket.flags & PUSH_COMPARE) == 0)) {
 		rule = "H9: a CHECK that the ticket does not allow, or too many";
 	}
@@ -572,7 +578,7 @@ static const char *take_flush(struct push_sink *sink, const uint8_t *bytes, uint
 {
 	struct work *work = &sink->works[FIRST_FLUSH];
 	struct push_wire_flush flush;
-	const char *rule = push_flush_parse(bytes, len, &flush);
+	const char *rule = push_parse(PUSH_FLUSH, bytes, len, &flush);
 
 	if (rule == NULL &&
 		(work->state != WORK_IDLE || flush.mark > push_pieces_low(&sink->pieces))) {
@@ -808,7 +814,7 @@ void push_sink_begin(struct push_session *session, const uint8_t *bytes, uint32_
 	struct push_wire_use use;
 	struct push_sink *sink;
 	const char *why;
-	const char *rule = push_use_parse(bytes, len, &use);
+	const char *rule = push_parse(PUSH_USE, bytes, len, &use);
 
 	if (rule != NULL) {
 		push_session_fail(session, rule);

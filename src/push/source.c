@@ -699,60 +699,50 @@ void push_source_flushed(struct push_source *source, const struct push_wire_flus
 	}
 }
 
-static void take_failed(
-	struct push_source *source, const struct push_wire_failed *failed, struct push_text text)
+static void take_failed(struct push_source *source, const struct push_failed *failed)
 {
 	char shown[PUSH_TEXT_BYTES_MAX - 32];
+	uint32_t status = failed->head.status;
 
-	log_escape(shown, sizeof(shown), text.bytes, text.length);
-	push_source_fail(source, failed->status <= INT16_MAX ? -(int)failed->status : -EIO,
-		"the destination: %s", shown);
+	log_escape(shown, sizeof(shown), failed->text.bytes, failed->text.length);
+	push_source_fail(
+		source, status <= INT16_MAX ? -(int)status : -EIO, "the destination: %s", shown);
 }
 
 static void source_take_message(
 	struct push_source *source, const struct clan_message *message, const uint8_t *bytes)
 {
-	const char *rule = "H2: a message that does not belong here";
-	uint32_t len = message->bytes;
-	struct push_wire_used used;
-	struct push_wire_range zeroed;
-	struct push_wire_checked checked;
-	struct push_wire_flush flushed;
-	struct push_wire_failed failed;
-	struct push_text text;
+	const char *rule = NULL;
+	uint32_t type = message->type;
+	union {
+		struct push_wire_used used;
+		struct push_wire_range zeroed;
+		struct push_wire_checked checked;
+		struct push_wire_flush flushed;
+		struct push_failed failed;
+	} parsed;
 
 	if (message->cls != CLAN_BULK) {
 		rule = "H2: a message of the wrong class";
-	} else if (message->type == PUSH_USED) {
-		rule = push_used_parse(bytes, len, &used);
-		if (rule == NULL) {
-			take_used(source, &used);
-		}
-	} else if (message->type == PUSH_ALIVE) {
-		rule = push_alive_parse(len);
-	} else if (message->type == PUSH_ZEROED) {
-		rule = push_zeroed_parse(bytes, len, &zeroed);
-		if (rule == NULL) {
-			push_source_zeroed(source, &zeroed);
-		}
-	} else if (message->type == PUSH_CHECKED) {
-		rule = push_checked_parse(bytes, len, &checked);
-		if (rule == NULL) {
-			push_source_checked(source, &checked);
-		}
-	} else if (message->type == PUSH_FLUSHED) {
-		rule = push_flush_parse(bytes, len, &flushed);
-		if (rule == NULL) {
-			push_source_flushed(source, &flushed);
-		}
-	} else if (message->type == PUSH_FAILED) {
-		rule = push_failed_parse(bytes, len, &failed, &text);
-		if (rule == NULL) {
-			take_failed(source, &failed, text);
-		}
+	} else if (type == PUSH_ALIVE) {
+		rule = push_alive_parse(message->bytes);
+	} else if (type < PUSH_USED || type > PUSH_FAILED) {
+		rule = "H2: a message that does not belong here";
+	} else {
+		rule = push_parse(type, bytes, message->bytes, &parsed);
 	}
 	if (rule != NULL) {
 		fail_rule(source, rule);
+	} else if (type == PUSH_USED) {
+		take_used(source, &parsed.used);
+	} else if (type == PUSH_ZEROED) {
+		push_source_zeroed(source, &parsed.zeroed);
+	} else if (type == PUSH_CHECKED) {
+		push_source_checked(source, &parsed.checked);
+	} else if (type == PUSH_FLUSHED) {
+		push_source_flushed(source, &parsed.flushed);
+	} else if (type == PUSH_FAILED) {
+		take_failed(source, &parsed.failed);
 	}
 }
 

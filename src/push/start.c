@@ -102,11 +102,6 @@ static const char *may_reach(const struct push_session *session, const struct ex
 
 static int dial_push(struct push_session *session, const struct export_uri *uri, const char **text)
 {
-	static const struct push_wire_hello hello = {
-		.magic = PUSH_MAGIC,
-		.version_min = PUSH_VERSION,
-		.version_max = PUSH_VERSION,
-	};
 	const struct clan_conn_options options = {
 		.size = sizeof(options),
 		.access = CLAN_ACCESS_WARY,
@@ -121,8 +116,8 @@ static int dial_push(struct push_session *session, const struct export_uri *uri,
 	if (address == NULL) {
 		return -ENOMEM;
 	}
-	result = clan_connect(session->service->base.queue, address, &options, &hello,
-		sizeof(hello), &session->out.conn, NULL);
+	result = clan_connect(session->service->base.queue, address, &options, &push_hello,
+		sizeof(push_hello), &session->out.conn, NULL);
 	free(address);
 	if (result != 0) {
 		session->out.conn = NULL;
@@ -303,7 +298,7 @@ void push_source_begin(struct push_session *session, const uint8_t *bytes, uint3
 	struct engine_export *entry;
 	struct push_start start;
 	const char *text = NULL;
-	const char *rule = push_start_parse(bytes, len, &start);
+	const char *rule = push_parse(PUSH_START, bytes, len, &start);
 	int result;
 
 	if (rule != NULL) {

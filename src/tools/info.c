@@ -611,7 +611,7 @@ int info_show_json(const char *uri, const struct nbd_offers *offers, bool list, 
 /* --- over gmb ------------------------------------------------------------------------------ */
 
 #ifdef GMBLOCK_CLAN
-static struct nbd_text tools_info_text_of(struct native_text text)
+static struct nbd_text tools_info_text_of(struct message_text text)
 {
 	return (struct nbd_text){ .bytes = (const char *)text.bytes, .length = text.length };
 }

@@ -76,7 +76,7 @@ static int probe_hear(struct probe *probe, struct native_export *export, struct 
 	}
 	rule = head.cls != CLAN_BULK || head.type != NATIVE_EXPORT
 		       ? "G2: a message that does not belong here"
-		       : native_export_parse(probe->message, head.bytes, export);
+		       : native_parse(NATIVE_EXPORT, probe->message, head.bytes, export);
 	return rule != NULL ? probe_broken(rule, error) : 0;
 }
 

@@ -94,7 +94,7 @@ static const char *gmb_receive_take_reply(struct native_carrier *carrier, uint32
 static const char *gmb_receive_take_event(struct native_carrier *carrier, uint32_t len)
 {
 	struct native_wire_event event;
-	const char *rule = native_event_parse(carrier->message, len, &event);
+	const char *rule = native_parse(NATIVE_EVENT, carrier->message, len, &event);
 
 	if (rule == NULL && event.bytes != carrier->base.facts.bytes) {
 		carrier->base.facts.bytes = event.bytes;
@@ -117,7 +117,7 @@ static uint32_t gmb_receive_capabilities_of(uint32_t flags, const struct carrier
 	       ((flags & NATIVE_EXPORT_ROTATIONAL) != 0 ? (uint32_t)GMB_IS_ROTATIONAL : 0);
 }
 
-static void put_text(char out[CARRIER_NAME_BYTES_MAX], struct native_text text)
+static void put_text(char out[CARRIER_NAME_BYTES_MAX], struct message_text text)
 {
 	memcpy(out, text.bytes, text.length);
 	out[text.length] = '\0';
@@ -127,7 +127,7 @@ static const char *gmb_receive_take_export(struct native_carrier *carrier, uint3
 {
 	struct carrier_facts *facts = &carrier->base.facts;
 	struct native_export export;
-	const char *rule = native_export_parse(carrier->message, len, &export);
+	const char *rule = native_parse(NATIVE_EXPORT, carrier->message, len, &export);
 	char text[CARRIER_TEXT_BYTES_MAX];
 
 	if (rule != NULL) {

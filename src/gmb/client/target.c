@@ -14,13 +14,8 @@ _Static_assert((int)CARRIER_LABEL_BYTES_MAX >= (int)EXPORT_URI_LABEL_BYTES, "lab
 int native_connect(struct clan_queue *queue, const struct native_target *target,
 	const struct clan_conn_options *options, struct clan_conn **conn_out, struct error *error)
 {
-	static const struct native_wire_hello hello = {
-		.magic = NATIVE_MAGIC,
-		.version_min = NATIVE_VERSION_MIN,
-		.version_max = NATIVE_VERSION,
-	};
-	int result = clan_connect(
-		queue, target->address, options, &hello, sizeof(hello), conn_out, NULL);
+	int result = clan_connect(queue, target->address, options, &native_hello,
+		sizeof(native_hello), conn_out, NULL);
 	const char *advice =
 		target->socket_path != NULL ? uri_unix_advice(target->socket_path, result) : NULL;
 

@@ -367,7 +367,7 @@ static void take_copy(struct native_session *session, const uint8_t *bytes, uint
 {
 	struct native_copy_message message;
 	struct native_request *request;
-	const char *rule = native_copy_parse(bytes, len, &message);
+	const char *rule = native_parse(NATIVE_COPY, bytes, len, &message);
 
 	if (rule != NULL) {
 		native_session_fail(session, rule);

@@ -94,7 +94,7 @@ static void region_ending(struct native_session *session, uint32_t number)
 static void take_region(struct native_session *session, const uint8_t *bytes, uint32_t len)
 {
 	struct clan_cookie cookie;
-	const char *rule = native_region_parse(bytes, len, &cookie);
+	const char *rule = native_parse(NATIVE_REGION, bytes, len, &cookie);
 
 	if (rule == NULL && session->regions[cookie.region].users > 0) {
 		rule = "G18: REGION for a region that requests use";
@@ -158,7 +158,7 @@ static void answer_error(struct native_session *session, int code, const char *t
 	answer_text(session, &head, text);
 }
 
-static void answer_unknown(struct native_session *session, struct native_text name)
+static void answer_unknown(struct native_session *session, struct message_text name)
 {
 	char shown[NATIVE_TEXT_BYTES_MAX - 32];
 	char text[NATIVE_TEXT_BYTES_MAX];
@@ -208,18 +208,18 @@ static void answer_export(struct native_session *session, const struct engine_ex
 static void take_list(struct native_session *session, const uint8_t *bytes, uint32_t len)
 {
 	const struct engine_export *entry;
-	uint64_t cursor;
-	const char *rule = native_list_parse(bytes, len, &cursor);
+	struct native_wire_list list;
+	const char *rule = native_parse(NATIVE_LIST, bytes, len, &list);
 
 	if (rule != NULL) {
 		native_session_fail(session, rule);
 		return;
 	}
-	if (cursor != 0 && cursor != session->handshake->cursor) {
+	if (list.cursor != 0 && list.cursor != session->handshake->cursor) {
 		native_session_fail(session, "G4: the cursor of LIST");
 		return;
 	}
-	if (cursor == 0) {
+	if (list.cursor == 0) {
 		session->handshake->cursor = 0;
 		session->handshake->serial = 0;
 	}
@@ -237,14 +237,14 @@ static void take_list(struct native_session *session, const uint8_t *bytes, uint
 static bool gmb_session_take_over(
 	struct native_session *session, struct export *export, const struct native_open *open)
 {
-	const uint8_t *replaces = open->replaces;
+	const uint8_t *replaces = open->tokens.bytes;
 
 	if (open->token.length > 0) {
 		session_takeover_join(
 			&session->base, export, open->token.bytes, open->token.length);
 	}
-	for (uint32_t i = 0; i < open->replaces_count; i++) {
-		struct native_text token = native_open_next(&replaces);
+	for (uint32_t i = 0; i < open->head.replaces_count; i++) {
+		struct message_text token = native_open_next(&replaces);
 
 		if (session_takeover_replace(&session->base, export, token.bytes, token.length)) {
 			return false;
@@ -270,7 +270,7 @@ static bool gmb_session_choose(
 		answer_error(session, -EBUSY, session_choose_text(result));
 		return true;
 	}
-	session->alive_ns = open->alive_ms * UINT64_C(1000000);
+	session->alive_ns = (uint64_t)open->head.alive_units * NATIVE_ALIVE_UNIT_MS * 1000000;
 	session_set_state(&session->base, SESSION_READY);
 	log_debug("gmb: connection %llu: %s opened", (unsigned long long)session->base.peer.id,
 		session->base.peer.text);
@@ -283,7 +283,7 @@ static void take_open(struct native_session *session, const uint8_t *bytes, uint
 	struct native_handshake *handshake = session->handshake;
 	struct engine_export *entry;
 	struct native_open open;
-	const char *rule = native_open_parse(bytes, len, &open);
+	const char *rule = native_parse(NATIVE_OPEN, bytes, len, &open);
 
 	if (rule != NULL) {
 		native_session_fail(session, rule);
@@ -294,7 +294,7 @@ static void take_open(struct native_session *session, const uint8_t *bytes, uint
 		answer_error(session, -ESHUTDOWN, session_stop_text(&session->base));
 	} else if (entry == NULL) {
 		answer_unknown(session, open.name);
-	} else if (open.look) {
+	} else if ((open.head.flags & NATIVE_OPEN_LOOK) != 0) {
 		answer_export(session, entry);
 	} else if (!gmb_session_take_over(session, entry->export, &open) ||
 		   !gmb_session_choose(session, entry, &open)) {
