@@ -468,7 +468,7 @@ static int export_accepted(struct nbd_handshake *talk)
 	}
 	nbd_offers_review(&talk->offers, offer);
 	if (offer->size == 0) {
-		/* nbd-server, for one, opens the export only for GO and answers INFO with 0. */
+		/* Some servers open the export for GO only, and answer INFO with 0. */
 		nbd_offers_note(&talk->offers,
 			"%s: some servers say 0 bytes in a list; to be sure, ask for it alone",
 			export_label(label, offer->name));

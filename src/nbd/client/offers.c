@@ -338,35 +338,9 @@ void nbd_offers_note(struct nbd_offers *offers, const char *format, ...)
 	}
 }
 
-static void review_sizes(struct nbd_offers *offers, const struct nbd_offer *offer, const char *name)
-{
-	if (!offer->sizes_known) {
-		return;
-	}
-	if (!is_aligned(offer->size, offer->sizes.minimum)) {
-		nbd_offers_note(offers,
-			"export \"%s\": the size is not a multiple of the minimum block size, so "
-			"the last bytes cannot be reached (rule P58)",
-			name);
-	}
-	if (offer->sizes.payload_max < 1u << 20 && offer->size >= 1u << 20) {
-		nbd_offers_note(offers,
-			"export \"%s\": the maximum payload is below 1 MiB (rule P60)", name);
-	}
-}
-
 static bool text_is_good(const char *text)
 {
 	return text == NULL || utf8_valid(text, strlen(text));
-}
-
-static void review_texts(struct nbd_offers *offers, const struct nbd_offer *offer, const char *name)
-{
-	if (!text_is_good(offer->name) || !text_is_good(offer->canonical_name) ||
-		!text_is_good(offer->description)) {
-		nbd_offers_note(offers,
-			"export \"%s\": its name or description is not UTF-8 (rule P1)", name);
-	}
 }
 
 void nbd_offers_review(struct nbd_offers *offers, const struct nbd_offer *offer)
@@ -374,30 +348,24 @@ void nbd_offers_review(struct nbd_offers *offers, const struct nbd_offer *offer)
 	char name[NBD_QUOTE_BYTES];
 
 	log_escape(name, sizeof(name), offer->name, strlen(offer->name));
-	review_texts(offers, offer, name);
-	if (!offer->known) {
-		return;
-	}
-	if ((offer->flags & NBD_FLAG_HAS_FLAGS) == 0) {
+	if (!text_is_good(offer->name) || !text_is_good(offer->canonical_name) ||
+		!text_is_good(offer->description)) {
 		nbd_offers_note(offers,
-			"export \"%s\": the server does not mark its flags as valid, so none of "
-			"them counts (rule P33)",
+			"export \"%s\": its name or description is not UTF-8 (rule P1)", name);
+	}
+	if (offer->known && (offer->flags & NBD_FLAG_HAS_FLAGS) == 0) {
+		nbd_offers_note(offers,
+			"export \"%s\": none of its flags counts, because the server does not mark "
+			"them as valid (rule P33)",
 			name);
 	}
-	if ((offer->flags & NBD_FLAG_SEND_DF) != 0 && offers->style == NBD_REPLIES_SIMPLE) {
+	if (offer->known && offer->sizes_known && !is_aligned(offer->size, offer->sizes.minimum)) {
 		nbd_offers_note(offers,
-			"export \"%s\": the server offers \"do not fragment\" without structured "
-			"replies (rule P33)",
+			"export \"%s\": its last bytes cannot be reached, because its size is not "
+			"a "
+			"multiple of the minimum block size (rule P58)",
 			name);
 	}
-	if ((offer->flags & NBD_FLAG_BLOCK_STATUS_PAYLOAD) != 0 &&
-		offers->style != NBD_REPLIES_EXTENDED) {
-		nbd_offers_note(offers,
-			"export \"%s\": the server offers block status payloads without extended "
-			"headers (rule P115)",
-			name);
-	}
-	review_sizes(offers, offer, name);
 }
 
 /* --- facts --------------------------------------------------------------------------------- */

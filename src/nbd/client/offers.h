@@ -6,7 +6,7 @@
  *   facts: what was agreed for the transmission phase of one export
  *   offers ── list[] ── offer: name, description, size, flags, block sizes
  *     │                   └── contexts[]
- *     └── notes[]         what the server should do differently, one sentence each
+ *     └── notes[]         what a user of an export should know, one sentence each
  *
  * Threading: the caller's object. Ownership: everything inside belongs to the offers and is freed
  * by nbd_offers_fini(); texts passed in are copied. Errors: -E2BIG with a sentence when the server
@@ -117,7 +117,7 @@ void nbd_offers_drop_contexts(struct nbd_offers *offers, struct nbd_offer *offer
 /* Remembers a sentence; from NBD_NOTES_MAX on it is dropped. */
 void nbd_offers_note(struct nbd_offers *offers, const char *format, ...) GMB_PRINTF(2, 3);
 
-/* Adds the notes on one export: what its server should (not) have said. */
+/* Adds the notes on one export. */
 void nbd_offers_review(struct nbd_offers *offers, const struct nbd_offer *offer);
 
 /* --- facts --------------------------------------------------------------------------------- */
