@@ -17,19 +17,15 @@ struct rate_group {
 	uint32_t member_count;
 };
 
-#define RATE_COUNTER(field, unit, name, help)                                                      \
-	{                                                                                          \
-		name, help, COUNTER_TOTAL, unit, offsetof(struct rate_counters, field)             \
-	}
-
 static const struct counter rate_counter_list[] = {
-	RATE_COUNTER(delayed, COUNTER_ITEMS, "requests_delayed",
-		"Requests that began later because of the rate"),
-	RATE_COUNTER(delayed_ns, COUNTER_NS, "delay_ns", "By how much, all of them together"),
+	COUNTER(struct rate_counters, delayed, TOTAL, ITEMS, "requests_delayed",
+		"Requests delayed by the rate limit", .metric = "export_rate_delayed_requests"),
+	COUNTER(struct rate_counters, delayed_ns, TOTAL, NS, "delay_ns",
+		"Sum of the delays by the rate limit"),
 };
 
-const struct counter_table rate_counter_table = { "rate", "export", rate_counter_list,
-	ARRAY_COUNT(rate_counter_list) };
+const struct counter_table rate_counter_table = { "rate", "export", "export_rate_",
+	rate_counter_list, ARRAY_COUNT(rate_counter_list) };
 
 /* --- time lines ------------------------------------------------------------------------------ */
 

@@ -106,6 +106,9 @@ struct path_export {
 	struct path_operation *operations[STORE_OP_COUNT];
 };
 
+/* The metric of the counters of payload by where it lay. */
+#define PATH_PLACEMENT_METRIC "export_placement_bytes"
+
 extern const struct counter_table path_export_counter_table; /* of struct path_export */
 
 /* Sets all but the store, its queue and its name. late: shared with the other reactors, held until

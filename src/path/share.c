@@ -15,30 +15,28 @@ enum {
 };
 
 static const struct counter path_quota_counter_list[] = {
-	{ "held_bytes", "Payload memory that the clients hold together", COUNTER_NOW, COUNTER_BYTES,
-		offsetof(struct path_quota, held_bytes) },
-	{ "waits", "Times that a client began to wait because all together held what they may",
-		COUNTER_TOTAL, COUNTER_ITEMS, offsetof(struct path_quota, waits) },
+	COUNTER(struct path_quota, held_bytes, NOW, BYTES, "held_bytes",
+		"Payload memory held by the clients of the export",
+		.metric = "export_memory_bytes"),
+	COUNTER(struct path_quota, waits, TOTAL, ITEMS, "waits",
+		"Times a client waited for the limit on payload memory of the export"),
 };
 
-const struct counter_table path_quota_counter_table = { "memory", "export", path_quota_counter_list,
-	ARRAY_COUNT(path_quota_counter_list) };
+const struct counter_table path_quota_counter_table = { "memory", "export", "export_memory_",
+	path_quota_counter_list, ARRAY_COUNT(path_quota_counter_list) };
+
+#define ARENA(field, kind, unit, help) COUNTER(struct path_arena, field, kind, unit, #field, help)
 
 static const struct counter path_arena_counter_list[] = {
-	{ "limit_bytes", "Payload memory of this kind that there may be", COUNTER_NOW,
-		COUNTER_BYTES, offsetof(struct path_arena, limit_bytes) },
-	{ "mapped_bytes", "Memory of it that the server has", COUNTER_NOW, COUNTER_BYTES,
-		offsetof(struct path_arena, mapped_bytes) },
-	{ "used_bytes", "Memory of it that holds payload", COUNTER_NOW, COUNTER_BYTES,
-		offsetof(struct path_arena, used_bytes) },
-	{ "waits", "Times that a client began to wait because others held too much of it",
-		COUNTER_TOTAL, COUNTER_ITEMS, offsetof(struct path_arena, waits) },
-	{ "spills", "Parts of requests that had RAM because there was no room in it", COUNTER_TOTAL,
-		COUNTER_ITEMS, offsetof(struct path_arena, spills) },
+	ARENA(limit_bytes, NOW, BYTES, "Upper limit of payload memory of this kind"),
+	ARENA(mapped_bytes, NOW, BYTES, "Payload memory of this kind that is allocated"),
+	ARENA(used_bytes, NOW, BYTES, "Payload memory of this kind that is in use"),
+	ARENA(waits, TOTAL, ITEMS, "Times a client had to wait for memory held by others"),
+	ARENA(spills, TOTAL, ITEMS, "Parts of requests staged in RAM because this memory was full"),
 };
 
-const struct counter_table path_arena_counter_table = { "arena", "kind", path_arena_counter_list,
-	ARRAY_COUNT(path_arena_counter_list) };
+const struct counter_table path_arena_counter_table = { "arena", "kind", "arena_",
+	path_arena_counter_list, ARRAY_COUNT(path_arena_counter_list) };
 
 /* idle_bytes: in a buffer without payload. */
 static void add_arena(const struct arena *arena, const struct path_arena *counts,

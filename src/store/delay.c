@@ -125,10 +125,10 @@ static int delay_open(struct store *base, const struct store_options *store_opti
 }
 
 static const struct counter counter_list[] = {
-	STORE_COUNTER(struct delay_queue, delayed, COUNTER_ITEMS, "Requests that were delayed"),
+	STORE_COUNTER(struct delay_queue, delayed, ITEMS, "Requests that were delayed"),
 };
 
-static const struct counter_table counters = { "delay", "export", counter_list,
+static const struct counter_table counters = { "delay", "export", "store_delay_", counter_list,
 	ARRAY_COUNT(counter_list) };
 
 static const struct store_ops delay_ops = {

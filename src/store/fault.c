@@ -236,10 +236,10 @@ static int fault_open(struct store *base, const struct store_options *store_opti
 }
 
 static const struct counter counter_list[] = {
-	STORE_COUNTER(struct fault_queue, failed, COUNTER_ITEMS, "Requests that failed on purpose"),
+	STORE_COUNTER(struct fault_queue, failed, ITEMS, "Requests that failed because of a rule"),
 };
 
-static const struct counter_table counters = { "fault", "export", counter_list,
+static const struct counter_table counters = { "fault", "export", "store_fault_", counter_list,
 	ARRAY_COUNT(counter_list) };
 
 static const struct store_ops fault_ops = {

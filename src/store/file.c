@@ -731,25 +731,22 @@ static int store_file_open(struct store *base, const struct store_options *optio
 }
 
 static const struct counter file_counter_list[] = {
-	STORE_COUNTER(struct file_queue, direct_transfers, COUNTER_ITEMS,
-		"Reads and writes around the page cache"),
-	{ "auto_direct_bytes", "mode=auto: bytes of large reads that went around the page cache",
-		COUNTER_TOTAL, COUNTER_BYTES,
-		offsetof(struct file_queue, auto_bytes[FILE_WAY_DIRECT]) },
-	{ "auto_cached_bytes",
+	STORE_COUNTER(
+		struct file_queue, direct_transfers, ITEMS, "Reads and writes with direct I/O"),
+	COUNTER(struct file_queue, auto_bytes[FILE_WAY_DIRECT], TOTAL, BYTES, "auto_direct_bytes",
+		"mode=auto: bytes of large reads with direct I/O"),
+	COUNTER(struct file_queue, auto_bytes[FILE_WAY_CACHED], TOTAL, BYTES, "auto_cached_bytes",
 		"mode=auto: bytes of large reads through the page cache, because that is faster or "
-		"to measure it",
-		COUNTER_TOTAL, COUNTER_BYTES,
-		offsetof(struct file_queue, auto_bytes[FILE_WAY_CACHED]) },
-	STORE_COUNTER(struct file_queue, auto_again_bytes, COUNTER_BYTES,
+		"to measure it"),
+	STORE_COUNTER(struct file_queue, auto_again_bytes, BYTES,
 		"mode=auto: bytes of large reads through the page cache, because they were read "
 		"before"),
-	STORE_COUNTER(struct file_queue, blocked_writes, COUNTER_ITEMS,
+	STORE_COUNTER(struct file_queue, blocked_writes, ITEMS,
 		"Writes to the page cache that blocked a thread for more than 1 ms"),
 };
 
-static const struct counter_table file_counters = { "file", "export", file_counter_list,
-	ARRAY_COUNT(file_counter_list) };
+static const struct counter_table file_counters = { "file", "export", "store_file_",
+	file_counter_list, ARRAY_COUNT(file_counter_list) };
 
 static enum store_barrier file_barrier(struct store *base, bool look)
 {

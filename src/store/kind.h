@@ -77,10 +77,7 @@ struct store_ops {
 };
 
 /* A member of that struct, for the table. */
-#define STORE_COUNTER(type, field, unit, help)                                                     \
-	{                                                                                          \
-#field, help, COUNTER_TOTAL, unit, offsetof(type, field)                           \
-	}
+#define STORE_COUNTER(type, field, unit, help) COUNTER(type, field, TOTAL, unit, #field, help)
 
 struct store_kind {
 	const char *name;

@@ -747,15 +747,15 @@ static enum store_barrier overlay_barrier(struct store *base, bool look)
 }
 
 static const struct counter counter_list[] = {
-	STORE_COUNTER(struct overlay_queue, split_reads, COUNTER_ITEMS,
-		"Reads of which some blocks were changed and others not"),
-	STORE_COUNTER(struct overlay_queue, copied_blocks, COUNTER_ITEMS,
-		"Blocks copied from the base because a part of them was written"),
-	STORE_COUNTER(struct overlay_queue, commits, COUNTER_ITEMS,
-		"Flushes that also wrote which blocks are changed"),
+	STORE_COUNTER(struct overlay_queue, split_reads, ITEMS,
+		"Reads of changed and unchanged blocks at once"),
+	STORE_COUNTER(struct overlay_queue, copied_blocks, ITEMS,
+		"Blocks copied from the base because a part of each was written"),
+	STORE_COUNTER(struct overlay_queue, commits, ITEMS,
+		"Flushes that also wrote the map of changed blocks"),
 };
 
-static const struct counter_table counters = { "overlay", "export", counter_list,
+static const struct counter_table counters = { "overlay", "export", "store_overlay_", counter_list,
 	ARRAY_COUNT(counter_list) };
 
 /* The base is only read. */

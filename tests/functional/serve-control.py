@@ -3,6 +3,7 @@
 others or from stopping."""
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import nbdmini
 import support
 
 STATS = b'{"command": "stats"}\n'
+METRICS = b'{"command": "metrics"}\n'
 TRACE = b'{"command": "trace", "arguments": %s}\n'
 
 
@@ -93,6 +95,7 @@ class Control(support.Case):
         shown = {"server": document["counters"], "export": export,
                  "operation": export["operations"][0], "rate": export["rate"],
                  "memory": export["memory"], "arena": document["arenas"][0],
+                 "direction": export["reads"], "client": document["clients"][0],
                  **golden["store"], **export["store"], **log["store"]}
         described = self.ask(b'{"command": "counters"}\n')["result"]["counters"]
         names = {of: {entry["name"] for entry in described if entry["of"] == of} for of in shown}
@@ -107,8 +110,12 @@ class Control(support.Case):
             self.assertIn(entry["name"], shown[entry["of"]])
             self.assertIn(entry["name"], words)
             self.assertIn(entry["kind"], ("total", "now"))
-            self.assertIn(entry["unit"], ("", "bytes", "nanoseconds"))
+            self.assertIn(entry["unit"], ("", "bytes", "nanoseconds", "bytes per second", "ratio", "boolean"))
             self.assertNotEqual(entry["help"], "")
+        series = [(entry["metric"], entry["metric_labels"]) for entry in described if entry["metric"]]
+        self.assertEqual(len(series), len(set(series)))
+        families = set(re.findall(r"# TYPE gmblock_(\w+?)(?:_total)? ", self.ask(METRICS)["result"]["text"]))
+        self.assertLessEqual({metric for metric, _ in series}, families)
 
     def test_a_client_that_sends_no_command_is_closed(self):
         self.serve("memory:1M")

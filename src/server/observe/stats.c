@@ -26,14 +26,46 @@ static json_t *per_request_us(uint64_t sum_ns, uint64_t count)
 	return json_real(count > 0 ? (double)sum_ns / (double)count / 1000 : 0);
 }
 
+static json_t *counter_json(const struct counter *counter, uint64_t value)
+{
+	if (value == COUNTER_NONE) {
+		return json_null();
+	}
+	if (counter->unit == COUNTER_BOOL) {
+		return json_boolean(value != 0);
+	}
+	return counter->unit == COUNTER_PERMILLE ? json_real((double)value / 1000)
+						 : json_integer((json_int_t)value);
+}
+
+uint64_t stats_counter_value(const struct counter *counter, const json_t *object)
+{
+	const json_t *value = json_object_get(object, counter->name);
+
+	if (json_is_boolean(value)) {
+		return json_is_true(value);
+	}
+	if (counter->unit == COUNTER_PERMILLE && json_is_number(value)) {
+		return (uint64_t)(json_number_value(value) * 1000 + 0.5);
+	}
+	return json_is_null(value) ? COUNTER_NONE : (uint64_t)json_integer_value(value);
+}
+
+static void counters_add(json_t *object, const struct counter_table *table, const void *values)
+{
+	for (size_t i = 0; i < table->count; i++) {
+		const struct counter *counter = &table->counters[i];
+
+		json_object_set_new(object, counter->name,
+			counter_json(counter, counter_value(counter, values)));
+	}
+}
+
 static json_t *counters_json(const struct counter_table *table, const void *values)
 {
 	json_t *object = json_object();
 
-	for (size_t i = 0; i < table->count; i++) {
-		json_object_set_new(object, table->counters[i].name,
-			json_integer((json_int_t)counter_value(&table->counters[i], values)));
-	}
+	counters_add(object, table, values);
 	return object;
 }
 
@@ -104,8 +136,10 @@ static json_t *client_json(const struct summary_client *client)
 				operations, operation_json(client->operations[op], op));
 		}
 	}
-	return json_pack("{s:s, s:I, s:o}", "name", client->name, "connections",
-		(json_int_t)client->session_count, "operations", operations);
+	json_t *whole = json_pack("{s:s, s:o}", "name", client->name, "operations", operations);
+
+	counters_add(whole, &summary_client_table, client);
+	return whole;
 }
 
 static json_t *known(uint64_t value)
@@ -118,17 +152,6 @@ static json_t *text_or_null(const char *text)
 	return text != NULL ? json_string(text) : json_null();
 }
 
-static json_t *overlap_stats_json(const struct overlap *overlap, uint64_t disk_rate)
-{
-	json_t *early = overlap->early_measured
-				? json_real((double)overlap->early / OVERLAP_EARLY_ONE)
-				: json_null();
-
-	return json_pack("{s:o, s:o, s:o, s:o}", "part_size", known(overlap->chosen),
-		"disk_bytes_per_second", known(disk_rate), "network_bytes_per_second",
-		known(overlap->network_rate), "early", early);
-}
-
 static json_t *overlap_json(uint32_t overlap)
 {
 	if (overlap == PATH_OVERLAP_AUTO) {
@@ -137,31 +160,9 @@ static json_t *overlap_json(uint32_t overlap)
 	return overlap == PATH_OVERLAP_OFF ? json_string("off") : json_integer((json_int_t)overlap);
 }
 
-static json_t *limits_json(const struct rate_limits *limits)
+static json_t *burst_json(const struct rate_limits *limits)
 {
-	return json_pack("{s:o, s:o, s:f}", "bytes_per_second",
-		known(limits->per_second[RATE_BYTES]), "requests_per_second",
-		known(limits->per_second[RATE_REQUESTS]), "burst_seconds",
-		(double)limits->burst_ns / 1e9);
-}
-
-static json_t *rate_json(const struct export *entry, const struct rate_counters *counters)
-{
-	json_t *whole = counters_json(&rate_counter_table, counters);
-	struct rate_limits limits;
-
-	rate_get(&entry->rate, &limits);
-	json_object_update_new(whole, limits_json(&limits));
-	return whole;
-}
-
-static json_t *memory_json(const struct export *entry, const struct path_quota *counters)
-{
-	json_t *whole = counters_json(&path_quota_counter_table, counters);
-
-	json_object_set_new(whole, "max_bytes",
-		known(atomic_load_explicit(&entry->memory_max, memory_order_relaxed)));
-	return whole;
+	return json_real((double)limits->burst_ns / 1e9);
 }
 
 static void arena_json(json_t *all, const struct path_arena *arena)
@@ -196,16 +197,16 @@ static json_t *rules_json(struct rate_rules *rules)
 		char shown[PATH_SHOWN_BYTES];
 		struct rate_rule rule;
 		uint32_t identities;
-		json_t *whole;
 
 		rate_rules_look(rules, i, &rule, &identities);
-		whole = limits_json(&rule.limits);
-		json_object_update_new(whole,
-			json_pack("{s:s, s:o, s:o, s:I}", "origin",
+		json_array_append_new(all,
+			json_pack("{s:o, s:o, s:o, s:s, s:o, s:o, s:I}", "bytes_per_second",
+				known(rule.limits.per_second[RATE_BYTES]), "requests_per_second",
+				known(rule.limits.per_second[RATE_REQUESTS]), "burst_seconds",
+				burst_json(&rule.limits), "origin",
 				log_escape(shown, sizeof(shown), rule.origin, strlen(rule.origin)),
 				"connections_max", known(rule.connections_max), "memory_max_bytes",
 				known(rule.memory_max), "identities", (json_int_t)identities));
-		json_array_append_new(all, whole);
 	}
 	return all;
 }
@@ -232,15 +233,34 @@ static json_t *layers_json(const struct summary_export *about, const struct stor
 	return all;
 }
 
+/* Adds the counters of an export, some of them in objects of their own. */
+static void parts_add(json_t *whole, const struct summary_export *about)
+{
+	for (size_t i = 0; i < SUMMARY_PARTS; i++) {
+		const struct summary_part *part = &summary_parts[i];
+		json_t *object = whole;
+
+		if (part->member != NULL) {
+			object = json_object_get(whole, part->member);
+			if (object == NULL) {
+				object = json_object();
+				json_object_set_new(whole, part->member, object);
+			}
+		}
+		counters_add(object, part->table, (const char *)about + part->offset);
+	}
+}
+
 static json_t *export_json(const struct summary *summary, uint32_t export_index)
 {
 	const struct export *entry = summary->view->exports[export_index];
 	const struct summary_export *about = &summary->exports[export_index];
 	const struct path_export *sum = &about->path;
 	const char *path = summary->view->paths[export_index];
-	json_t *whole = counters_json(&path_export_counter_table, sum);
 	json_t *operations = json_array();
 	char shown[PATH_SHOWN_BYTES];
+	struct rate_limits limits;
+	json_t *whole;
 
 	for (int op = 0; op < STORE_OP_COUNT; op++) {
 		const struct path_operation *operation = sum->operations[op];
@@ -252,21 +272,14 @@ static json_t *export_json(const struct summary *summary, uint32_t export_index)
 			}
 		}
 	}
+	/* A path may be any bytes, JSON is UTF-8. */
+	whole = json_pack("{s:s%, s:s}", "name", entry->name, (size_t)entry->name_bytes, "path",
+		log_escape(shown, sizeof(shown), path, strlen(path)));
+	parts_add(whole, about);
+	rate_get(&entry->rate, &limits);
+	json_object_set_new(json_object_get(whole, "rate"), "burst_seconds", burst_json(&limits));
 	json_object_update_new(whole,
-		json_pack("{s:s%, s:s, s:I, s:f, s:b, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:s, s:o, "
-			  "s:o}",
-			"name", entry->name, (size_t)entry->name_bytes, "path",
-			/* A path may be any bytes, JSON is UTF-8. */
-			log_escape(shown, sizeof(shown), path, strlen(path)), "size",
-			(json_int_t)store_size(entry->store), "started",
-			store_start_permille(entry->store) / 1000.0, "read_only",
-			atomic_load_explicit(&entry->read_only, memory_order_relaxed),
-			"connections",
-			(json_int_t)atomic_load_explicit(&entry->connections, memory_order_relaxed),
-			"rate", rate_json(entry, &about->rate), "memory",
-			memory_json(entry, &about->memory), "overlap", overlap_json(entry->overlap),
-			"reads", overlap_stats_json(&sum->reads, about->read_rate), "writes",
-			overlap_stats_json(&sum->writes, about->write_rate),
+		json_pack("{s:o, s:o, s:s, s:o, s:o}", "overlap", overlap_json(entry->overlap),
 			"page_cache_send_refusal", text_or_null(export_page_cache_refusal(entry)),
 			"barrier", store_barrier_name(store_barrier(entry->store, false)), "store",
 			layers_json(about, entry->store), "operations", operations));
@@ -332,35 +345,43 @@ json_t *stats_document(const struct server_view *view, int *code)
 
 static void observe_stats_describe(json_t *all, const struct counter_table *table)
 {
-	static const char *const units[] = { "", "bytes", "nanoseconds" };
+	static const char *const units[] = { "", "bytes", "nanoseconds", "bytes per second",
+		"ratio", "boolean" };
 	static const char *const kinds[] = { "total", "now" };
+	char metric[COUNTER_METRIC_BYTES];
 
 	for (size_t k = 0; k < table->count; k++) {
 		const struct counter *counter = &table->counters[k];
 
-		json_array_append_new(
-			all, json_pack("{s:s, s:s, s:s, s:s, s:s, s:s}", "of", table->name, "name",
-				     counter->name, "labels", table->labels, "unit",
-				     units[counter->unit], "kind", kinds[counter->kind], "help",
-				     counter->help));
+		json_array_append_new(all,
+			json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:o}", "of", table->name,
+				"name", counter->name, "labels", table->labels, "unit",
+				units[counter->unit], "kind", kinds[counter->kind], "help",
+				counter->help, "metric", counter_metric(metric, table, counter),
+				"metric_labels", text_or_null(counter->labels)));
 	}
 }
 
 json_t *stats_counters(void)
 {
-	static const struct counter_table *const tables[] = { &engine_counter_table,
-		&path_export_counter_table, &path_stats_counter_table, &rate_counter_table,
-		&path_quota_counter_table, &path_arena_counter_table };
+	const struct counter_table *before = NULL;
 	const struct store_kind *kind;
 	json_t *all = json_array();
 
-	for (size_t i = 0; i < ARRAY_COUNT(tables); i++) {
-		observe_stats_describe(all, tables[i]);
+	observe_stats_describe(all, &engine_counter_table);
+	observe_stats_describe(all, &path_arena_counter_table);
+	for (size_t i = 0; i < SUMMARY_PARTS; i++) {
+		if (summary_parts[i].table != before) {
+			observe_stats_describe(all, summary_parts[i].table);
+		}
+		before = summary_parts[i].table;
 	}
+	observe_stats_describe(all, &path_stats_counter_table);
 	for (uint32_t i = 0; (kind = store_kind_at(i)) != NULL; i++) {
 		if (kind->ops->counters != NULL) {
 			observe_stats_describe(all, kind->ops->counters);
 		}
 	}
+	observe_stats_describe(all, &summary_client_table);
 	return json_pack("{s:o}", "counters", all);
 }

@@ -15,5 +15,9 @@
 /* NULL and *code: -ETIMEDOUT when a reactor does not answer, -ENOMEM. */
 json_t *stats_document(const struct server_view *view, int *code);
 /* All counters of that document, described: an array "counters" of objects with the members of,
- * name, labels, unit, kind and help. */
+ * name, labels, unit, kind, help, metric (without "gmblock_" and "_total"; empty: none) and
+ * metric_labels. */
 json_t *stats_counters(void);
+
+/* The value of a counter in an object of that document: 0 if it is missing. */
+uint64_t stats_counter_value(const struct counter *counter, const json_t *object);

@@ -8,6 +8,82 @@
 #include "base/clock.h"
 #include "store/kind.h"
 
+/* --- tables ---------------------------------------------------------------------------------- */
+
+#define EXPORT(field, unit, name, help, ...)                                                       \
+	COUNTER(struct summary_export, field, NOW, unit, name, help, __VA_ARGS__)
+
+static const struct counter export_list[] = {
+	EXPORT(size_bytes, BYTES, "size", "Size", .metric = "export_size_bytes"),
+	EXPORT(connections, ITEMS, "connections", "Connections that use the export"),
+	EXPORT(read_only, BOOL, "read_only", "No client can write to the export"),
+	EXPORT(started_permille, PERMILLE, "started", "Part of the store's start that is done",
+		.metric = "export_started_ratio"),
+};
+
+static const struct counter_table export_table = { "export", "export", "export_", export_list,
+	ARRAY_COUNT(export_list) };
+
+static const struct counter rate_list[] = {
+	EXPORT(rate_bytes_max, BYTES_PER_SECOND, "bytes_per_second", "Limit on the data rate",
+		.metric = "export_rate_limit_bytes_per_second"),
+	EXPORT(rate_requests_max, ITEMS, "requests_per_second", "Limit on requests per second",
+		.metric = "export_rate_limit_requests_per_second"),
+};
+
+static const struct counter_table rate_table = { "rate", "export", "export_rate_", rate_list,
+	ARRAY_COUNT(rate_list) };
+
+static const struct counter memory_list[] = {
+	EXPORT(memory_max, BYTES, "max_bytes",
+		"Limit on payload memory held by the clients of the export",
+		.metric = "export_memory_limit_bytes"),
+};
+
+static const struct counter_table memory_table = { "memory", "export", "export_memory_",
+	memory_list, ARRAY_COUNT(memory_list) };
+
+#define DIRECTION(field, unit, name, help, ...)                                                    \
+	COUNTER(struct summary_direction, field, NOW, unit, name, help, __VA_ARGS__)
+
+static const struct counter direction_list[] = {
+	DIRECTION(part_bytes, BYTES, "part_size", "Size of the parts of large requests",
+		.metric = COUNTER_NO_METRIC),
+	DIRECTION(disk_rate, BYTES_PER_SECOND, "disk_bytes_per_second",
+		"Measured data rate of the disk, on the fastest thread"),
+	DIRECTION(network_rate, BYTES_PER_SECOND, "network_bytes_per_second",
+		"Measured data rate of the network while large requests were split"),
+	DIRECTION(early_permille, PERMILLE, "early",
+		"How early the parts of a request complete: 0 all at its end, 0.5 evenly",
+		.metric = "export_overlap_early_ratio"),
+};
+
+static const struct counter_table direction_table = { "direction", "export,direction", "export_",
+	direction_list, ARRAY_COUNT(direction_list) };
+
+#define PART(field) offsetof(struct summary_export, field)
+
+const struct summary_part summary_parts[SUMMARY_PARTS] = {
+	{ &export_table, 0, NULL, NULL },
+	{ &path_export_counter_table, PART(path), NULL, NULL },
+	{ &rate_table, 0, "rate", NULL },
+	{ &rate_counter_table, PART(rate), "rate", NULL },
+	{ &memory_table, 0, "memory", NULL },
+	{ &path_quota_counter_table, PART(memory), "memory", NULL },
+	{ &direction_table, PART(reads), "reads", "read" },
+	{ &direction_table, PART(writes), "writes", "write" },
+};
+
+static const struct counter client_list[] = {
+	COUNTER(struct summary_client, session_count, NOW, ITEMS, "connections",
+		"Connections of the client"),
+};
+
+const struct counter_table summary_client_table = { "client", "client", "client_", client_list,
+	ARRAY_COUNT(client_list) };
+
+/* --- sums ------------------------------------------------------------------------------------ */
+
 /* Room for one more sum; NULL: no memory, which is remembered. */
 static void *sum_of(struct summary *summary, void *sum, size_t bytes)
 {
@@ -34,12 +110,25 @@ static void summary_add_operations(
 	}
 }
 
-static void keep_fastest(struct overlap *kept, uint64_t *kept_rate, const struct overlap *measured,
+/* A rate or a limit; 0: there is none. */
+static uint64_t known(uint64_t value)
+{
+	return value > 0 ? value : COUNTER_NONE;
+}
+
+static void keep_fastest(struct summary_direction *kept, const struct overlap *measured,
 	const struct store_rate *rate)
 {
-	if (rate->bytes_per_second >= *kept_rate) {
-		*kept = *measured;
-		*kept_rate = rate->bytes_per_second;
+	if (kept->disk_rate == COUNTER_NONE || rate->bytes_per_second >= kept->disk_rate) {
+		*kept = (struct summary_direction){
+			.part_bytes = known(measured->chosen),
+			.disk_rate = known(rate->bytes_per_second),
+			.network_rate = known(measured->network_rate),
+			.early_permille =
+				measured->early_measured
+					? (uint64_t)measured->early * 1000 / OVERLAP_EARLY_ONE
+					: COUNTER_NONE,
+		};
 	}
 }
 
@@ -70,10 +159,8 @@ static void summary_add_export(
 	counter_table_add(&path_export_counter_table, &sum->path, measured);
 	summary_add_operations(summary, &sum->path, measured);
 	add_layers(summary, sum, measured->queue);
-	keep_fastest(&sum->path.reads, &sum->read_rate, &measured->reads,
-		store_rate(measured->queue, STORE_READ));
-	keep_fastest(&sum->path.writes, &sum->write_rate, &measured->writes,
-		store_rate(measured->queue, STORE_WRITE));
+	keep_fastest(&sum->reads, &measured->reads, store_rate(measured->queue, STORE_READ));
+	keep_fastest(&sum->writes, &measured->writes, store_rate(measured->queue, STORE_WRITE));
 }
 
 /* The client of that name, perhaps a new one. NULL: no memory. */
@@ -153,17 +240,24 @@ static void summary_look_at(struct summary_export *sum, const struct export *exp
 	sum->connections = atomic_load_explicit(&export->connections, memory_order_relaxed);
 	sum->read_only = atomic_load_explicit(&export->read_only, memory_order_relaxed);
 	sum->started_permille = store_start_permille(export->store);
-	sum->memory_max = atomic_load_explicit(&export->memory_max, memory_order_relaxed);
-	sum->rate_bytes_max = limits.per_second[RATE_BYTES];
-	sum->rate_requests_max = limits.per_second[RATE_REQUESTS];
+	sum->memory_max = known(atomic_load_explicit(&export->memory_max, memory_order_relaxed));
+	sum->rate_bytes_max = known(limits.per_second[RATE_BYTES]);
+	sum->rate_requests_max = known(limits.per_second[RATE_REQUESTS]);
 }
 
 int summary_collect(const struct server_view *view, struct summary *summary)
 {
+	static const struct summary_direction nothing_measured = { COUNTER_NONE, COUNTER_NONE,
+		COUNTER_NONE, COUNTER_NONE };
+
 	*summary = (struct summary){ .view = view };
 	summary->exports = calloc(MAX(view->export_count, 1U), sizeof(*summary->exports));
 	if (summary->exports == NULL) {
 		return -ENOMEM;
+	}
+	for (uint32_t i = 0; i < view->export_count; i++) {
+		summary->exports[i].reads = nothing_measured;
+		summary->exports[i].writes = nothing_measured;
 	}
 	for (uint32_t i = 0; i < view->reactor_count; i++) {
 		int rc = reactor_call(view->reactors[i], inspect, summary);

@@ -10,13 +10,20 @@
 
 #include "server/control.h"
 
+/* What the splitting of large reads or writes goes by, on the reactor with the fastest disk; each
+ * may be COUNTER_NONE. */
+struct summary_direction {
+	uint64_t part_bytes;
+	uint64_t disk_rate; /* bytes per second */
+	uint64_t network_rate;
+	uint64_t early_permille;
+};
+
 /* An export over all reactors. */
 struct summary_export {
-	/* Its counters, operations where there were requests, and overlaps of the reactor on which
-	 * the disk was fastest. */
-	struct path_export path;
-	uint64_t read_rate; /* of the disk, there; bytes per second, 0 = not known */
-	uint64_t write_rate;
+	struct path_export path; /* its counters, and operations where there were requests */
+	struct summary_direction reads;
+	struct summary_direction writes;
 	struct rate_counters rate;
 	struct path_quota memory;
 	/* Of the export itself. */
@@ -24,7 +31,7 @@ struct summary_export {
 	uint64_t connections;
 	uint64_t read_only; /* 0 or 1 */
 	uint64_t started_permille;
-	uint64_t memory_max;	    /* 0 = no limit, as below */
+	uint64_t memory_max;	    /* or COUNTER_NONE, as below */
 	uint64_t rate_bytes_max;    /* per second */
 	uint64_t rate_requests_max; /* per second */
 	/* Of each layer of its store, from the outermost: as many as its table has counters. */
@@ -34,7 +41,7 @@ struct summary_export {
 /* A client over all reactors; see struct engine_client. */
 struct summary_client {
 	char name[ENGINE_CLIENT_NAME_BYTES];
-	uint32_t session_count;
+	uint64_t session_count;
 	struct path_stats *operations[STORE_OP_COUNT]; /* NULL: it had none */
 };
 
@@ -52,6 +59,20 @@ struct summary {
 	uint32_t client_room;
 	bool short_of_memory;
 };
+
+/* The tables that describe struct summary_export: a part of it each. Those with one table follow
+ * each other. */
+struct summary_part {
+	const struct counter_table *table;
+	size_t offset;	       /* of the struct of the table */
+	const char *member;    /* the JSON object of the part; NULL: the export's own */
+	const char *direction; /* a label, or NULL */
+};
+
+enum { SUMMARY_PARTS = 8 };
+extern const struct summary_part summary_parts[SUMMARY_PARTS];
+
+extern const struct counter_table summary_client_table; /* of struct summary_client */
 
 /* -ETIMEDOUT when a reactor does not answer, -ENOMEM. summary_fini() in any case. */
 GMB_MUST_CHECK int summary_collect(const struct server_view *view, struct summary *summary);
