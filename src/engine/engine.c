@@ -24,7 +24,7 @@ void engine_limits_default(struct engine_limits *limits)
 #define SERVER(field, ...) COUNTER(struct engine_counters, field, __VA_ARGS__)
 
 static const struct counter engine_counter_list[] = {
-	SERVER(sessions, NOW, ITEMS, "connections", "Connections"),
+	SERVER(sessions, NOW, ITEMS, "connections", "Open connections"),
 	SERVER(handshakes, NOW, ITEMS, "handshakes",
 		"Connections that have not chosen an export yet"),
 	SERVER(inflight, NOW, ITEMS, "inflight", "Requests in flight",

@@ -325,7 +325,7 @@ static bool meets(const struct push_nbd *nbd, const struct export *target)
  * not say which disk it has. */
 static bool is_onto_itself(const struct push_nbd *nbd)
 {
-	struct engine *engine = nbd->source->session->service->engine;
+	struct engine *engine = nbd->source->session->service->base.engine;
 	struct engine_export *entry = engine_export_from(engine, 0);
 	char name[CLIENT_NAME_BYTES];
 	bool found = false;

@@ -241,8 +241,8 @@ class Synchro(support.Case):
         self.assertIsNone(told["exports"][1]["writes"]["part_size"])
         code, output, _ = self.run_gmblock("stats", control)
         self.assertEqual(code, 0)
-        self.assertIn("reads in parts of ", output)
-        self.assertIn("before the end", output)
+        self.assertRegex(output, r"  large reads:\n    Size of the parts of large requests: \d")
+        self.assertIn("Measured data rate of the disk", output)
         code, metrics, _ = self.run_gmblock("stats", "--prometheus", control)
         self.assertEqual(code, 0)
         early, = re.findall(r'\ngmblock_export_overlap_early_ratio{export="auto",'
@@ -263,8 +263,8 @@ class Synchro(support.Case):
         self.assertIsNone(reads["early"])
         code, output, _ = self.run_gmblock("stats", control)
         self.assertEqual(code, 0)
-        self.assertIn("reads in parts of ", output)
-        self.assertNotIn("before the end", output)
+        self.assertRegex(output, r"  large reads:\n    Size of the parts of large requests: \d")
+        self.assertNotIn("How early", output)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,9 @@ uint64_t stats_counter_value(const struct counter *counter, const json_t *object
 		return json_is_true(value);
 	}
 	if (counter->unit == COUNTER_PERMILLE && json_is_number(value)) {
-		return (uint64_t)(json_number_value(value) * 1000 + 0.5);
+		double ratio = json_number_value(value);
+
+		return ratio >= 0 && ratio <= 1 ? (uint64_t)(ratio * 1000 + 0.5) : COUNTER_NONE;
 	}
 	return json_is_null(value) ? COUNTER_NONE : (uint64_t)json_integer_value(value);
 }

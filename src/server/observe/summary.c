@@ -14,7 +14,7 @@
 	COUNTER(struct summary_export, field, NOW, unit, name, help, __VA_ARGS__)
 
 static const struct counter export_list[] = {
-	EXPORT(size_bytes, BYTES, "size", "Size", .metric = "export_size_bytes"),
+	EXPORT(size_bytes, BYTES, "size", "Size of the export", .metric = "export_size_bytes"),
 	EXPORT(connections, ITEMS, "connections", "Connections that use the export"),
 	EXPORT(read_only, BOOL, "read_only", "No client can write to the export"),
 	EXPORT(started_permille, PERMILLE, "started", "Part of the store's start that is done",
@@ -64,14 +64,14 @@ static const struct counter_table direction_table = { "direction", "export,direc
 #define PART(field) offsetof(struct summary_export, field)
 
 const struct summary_part summary_parts[SUMMARY_PARTS] = {
-	{ &export_table, 0, NULL, NULL },
-	{ &path_export_counter_table, PART(path), NULL, NULL },
-	{ &rate_table, 0, "rate", NULL },
-	{ &rate_counter_table, PART(rate), "rate", NULL },
-	{ &memory_table, 0, "memory", NULL },
-	{ &path_quota_counter_table, PART(memory), "memory", NULL },
-	{ &direction_table, PART(reads), "reads", "read" },
-	{ &direction_table, PART(writes), "writes", "write" },
+	{ &export_table, 0, NULL, NULL, NULL },
+	{ &path_export_counter_table, PART(path), NULL, NULL, NULL },
+	{ &rate_table, 0, "rate", NULL, NULL },
+	{ &rate_counter_table, PART(rate), "rate", NULL, NULL },
+	{ &memory_table, 0, "memory", NULL, NULL },
+	{ &path_quota_counter_table, PART(memory), "memory", NULL, NULL },
+	{ &direction_table, PART(reads), "reads", "large reads", "read" },
+	{ &direction_table, PART(writes), "writes", "large writes", "write" },
 };
 
 static const struct counter client_list[] = {

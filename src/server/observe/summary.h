@@ -66,6 +66,7 @@ struct summary_part {
 	const struct counter_table *table;
 	size_t offset;	       /* of the struct of the table */
 	const char *member;    /* the JSON object of the part; NULL: the export's own */
+	const char *title;     /* of its text for people, or NULL */
 	const char *direction; /* a label, or NULL */
 };
 
