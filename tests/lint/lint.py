@@ -18,7 +18,8 @@ import sys
 import tempfile
 
 sys.dont_write_bytecode = True
-import limits  # noqa: E402 (no folder of compiled modules in the source tree)
+import counters  # noqa: E402 (no folder of compiled modules in the source tree)
+import limits  # noqa: E402
 from tree import SOURCES, blank, files, read  # noqa: E402
 
 # The floors of the house, lowest first; the floors of one row are siblings and do not know each
@@ -342,6 +343,7 @@ CHECKS = {
     "listed": check_listed,
     "scripts": check_scripts,
     **limits.CHECKS,
+    **counters.CHECKS,
 }
 
 
