@@ -49,12 +49,15 @@ static const struct store_kind *const store_kinds[] = {
 	&null_store_kind,
 	&flash_store_kind,
 	&overlay_store_kind,
-#ifdef GMBLOCK_MARKER
+#ifdef GMBLOCK_LAB
 	&marker_store_kind,
 #endif
 	&pace_store_kind,
 	&delay_store_kind,
 	&fault_store_kind,
+#ifdef GMBLOCK_LAB
+	&knobs_store_kind,
+#endif
 };
 
 static void print_usage(FILE *out)

@@ -10,6 +10,7 @@ import datetime
 import json
 import os
 import shlex
+import subprocess
 import signal
 import sys
 
@@ -39,6 +40,15 @@ def need_programs(*paths):
         if not os.access(path, os.X_OK):
             raise rig.Unavailable("%s is not built (looked for %s); see bench/README.md"
                                   % (os.path.basename(path), path))
+
+
+def need_lab(gmblock):
+    """For scripts that need keys which only a build with lab has."""
+    need_programs(gmblock)
+    done = subprocess.run([gmblock, "serve", "--help"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                          check=False)
+    if "parts=SIZE" not in done.stdout:
+        raise rig.Unavailable("%s has no lab, which this measurement needs; build it with -Dlab=true" % gmblock)
 
 
 def without_paths(words):

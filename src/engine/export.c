@@ -122,6 +122,9 @@ int export_create(
 		export_get(export->parent);
 	}
 	export->overlap = options->overlap;
+	if (export->overlap == PATH_OVERLAP_AUTO && store_info(export->store)->part_bytes > 0) {
+		export->overlap = store_info(export->store)->part_bytes;
+	}
 	export_set_read_only(export, options->read_only);
 	atomic_init(&export->connections_max, options->connections_max);
 	rate_set(&export->rate, &options->rate, 0); /* with its whole burst */
@@ -665,13 +668,4 @@ const struct engine_export *engine_export_entry(
 	}
 	*hint_inout = index + 1;
 	return engine->exports[index];
-}
-
-const char *export_page_cache_refusal(const struct export *export)
-{
-	const char *refusal = store_page_cache_refusal(export->store);
-	bool cuts = export->overlap != PATH_OVERLAP_AUTO && export->overlap != PATH_OVERLAP_OFF &&
-		    export->overlap < PATH_PART_SIZE_MAX;
-
-	return refusal == NULL && cuts ? "overlap" : refusal;
 }

@@ -165,7 +165,7 @@ static void switch_off(struct marker_store *store, const struct store_part *part
 		return;
 	}
 	log_error("'%s' wrote bytes of a read (%llu bytes at %llu) again after they had been sent: "
-		  "progress=marker must not be used with this disk; that read fails, and the "
+		  "marker must not be used with this disk; that read fails, and the "
 		  "source is off until the disk is opened anew",
 		log_escape(shown, sizeof(shown), store->path, strlen(store->path)),
 		(unsigned long long)part->length, (unsigned long long)part->offset);
@@ -263,7 +263,7 @@ static int marker_queue_init(struct store_queue *base, struct error *error)
 	list_init(&queue->busy);
 	if (marker_memory_acquire(queue, &base->store->info) < 0) {
 		return error_set(error, -ENOMEM,
-			"not enough memory for progress=marker: %d MiB for each thread",
+			"not enough memory for marker: %d MiB for each thread",
 			SLOT_COUNT * SLOT_BYTES >> 20);
 	}
 	queue->region = (struct mem_region){
@@ -326,9 +326,9 @@ static int check_disk(struct store *inner, const struct store_options *options, 
 
 	if (strcmp(inner->ops->name, file_store_kind.name) == 0 && fd < 0) {
 		return error_set(error, -ENOTSUP,
-			"progress=marker does not work with '%s' in mode=cached: only around the "
+			"marker does not work with '%s' in mode=cached: only around the "
 			"page cache a disk fills the memory that is watched; add mode=direct, or "
-			"use progress=auto",
+			"leave it out",
 			options->path);
 	}
 	if (fd >= 0) {
@@ -336,13 +336,13 @@ static int check_disk(struct store *inner, const struct store_options *options, 
 	}
 	if (reason != NULL) {
 		return error_set(error, -ENOTSUP,
-			"progress=marker does not work with '%s': %s; give a raw NVMe or virtio "
-			"disk or a partition of one, or use progress=auto",
+			"marker does not work with '%s': %s; give a raw NVMe or virtio "
+			"disk or a partition of one, or leave it out",
 			options->path, reason);
 	}
 	if (store_options_has(options, &pace_store_kind)) {
 		return error_set(error, -ENOTSUP,
-			"'%s' cannot have progress=marker and a pace: a disk with a pace counts by "
+			"'%s' cannot have marker and a pace: a disk with a pace counts by "
 			"itself how far a read has come",
 			options->path);
 	}
@@ -383,10 +383,31 @@ static const struct store_ops marker_ops = {
 	.pass = store_pass_nothing,
 };
 
+struct marker_config {
+	bool is_wanted;
+};
+
+static int set_marker(void *config, const char *value, struct error *error)
+{
+	struct marker_config *marker = config;
+
+	marker->is_wanted = true;
+	return value == NULL || strcmp(value, "yes") == 0
+		       ? 0
+		       : error_set(error, -EINVAL, "it can only be yes");
+}
+
+static const struct field marker_options[] = {
+	{ "marker", NULL, "lab: watch the memory that a raw disk fills", "yes", .flags = FIELD_BARE,
+		.set = set_marker, FIELD_AT(struct marker_config, is_wanted, is_wanted) },
+};
+
 const struct store_kind marker_store_kind = {
 	.name = "marker",
 	.is_filter = true,
-	.progress_word = "marker",
+	.options = marker_options,
+	.option_count = ARRAY_COUNT(marker_options),
+	.config_bytes = sizeof(struct marker_config),
 	.store_bytes = sizeof(struct marker_store),
 	.ops = &marker_ops,
 	.open = marker_open,

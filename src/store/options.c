@@ -15,7 +15,6 @@
 
 enum {
 	SHOWN_BYTES = 120,
-	WORDS_BYTES = 200,
 	STRIPE_STEP = 4096,
 	STRIPE_CHUNK_MAX = 1 << 30,
 	STRIPE_MEMBERS_MAX = 1024,
@@ -50,7 +49,7 @@ static int parse_mode(const char *value, bool read, enum store_mode *mode, struc
 	return 0;
 }
 
-enum { OPTION_MODE, OPTION_WRITE_MODE, OPTION_DEVICE_CPU, OPTION_PROGRESS = 6 };
+enum { OPTION_MODE, OPTION_WRITE_MODE };
 
 static enum store_mode write_mode_of(enum store_mode mode)
 {
@@ -119,59 +118,6 @@ static int set_stripe(void *config, const char *value, struct error *error)
 	return 0;
 }
 
-static const char *const progress_words[] = {
-	[STORE_PROGRESS_AUTO] = "auto",
-	[STORE_PROGRESS_COMPLETION] = "completion",
-	[STORE_PROGRESS_COUNTER] = "counter",
-};
-
-/* The words that progress= can have, as in "auto, completion or counter". */
-static void list_progress_words(char out[WORDS_BYTES])
-{
-	const char *words[ARRAY_COUNT(progress_words) + STORE_KINDS_MAX];
-	uint32_t count = 0;
-	size_t used = 0;
-
-	for (; count < ARRAY_COUNT(progress_words); count++) {
-		words[count] = progress_words[count];
-	}
-	for (uint32_t i = 0; i < kind_count; i++) {
-		if (kinds[i]->progress_word != NULL) {
-			words[count++] = kinds[i]->progress_word;
-		}
-	}
-	for (uint32_t i = 0; i < count && used < WORDS_BYTES; i++) {
-		used += (size_t)snprintf(out + used, WORDS_BYTES - used, "%s%s",
-			i == 0 ? "" : (i + 1 < count ? ", " : " or "), words[i]);
-	}
-}
-
-static int set_progress(void *config, const char *value, struct error *error)
-{
-	struct store_options *options = config;
-	char words[WORDS_BYTES];
-	char shown[SHOWN_BYTES];
-
-	for (size_t i = 0; i < ARRAY_COUNT(progress_words); i++) {
-		if (strcmp(value, progress_words[i]) == 0) {
-			options->progress = (enum store_progress_source)i;
-			return 0;
-		}
-	}
-	for (uint32_t i = 0; i < kind_count; i++) {
-		const char *word = kinds[i]->progress_word;
-
-		if (word != NULL && strcmp(value, word) == 0) {
-			options->progress = STORE_PROGRESS_FILTER;
-			options->progress_filter = kinds[i];
-			return 0;
-		}
-	}
-	list_progress_words(words);
-	return error_set(error, -EINVAL, "'%s' is not a source of progress; it can be %s",
-		log_escape(shown, sizeof(shown), value, strlen(value)), words);
-}
-
 #define AT(first, last) FIELD_AT(struct store_options, first, last)
 
 static const struct field common_options[] = {
@@ -182,19 +128,12 @@ static const struct field common_options[] = {
 	[OPTION_WRITE_MODE] = { "write-mode", "cached|direct|device",
 		"the same for writes (default: mode; with auto, cached)", "direct",
 		.set = set_write_mode, AT(write_mode, write_mode) },
-	[OPTION_DEVICE_CPU] = { "device-cpu", "yes|no",
-		"with mode=device: the processor moves payload between device memory and sockets "
-		"(default: no, it has RAM then)",
-		"yes", .type = FIELD_FLAG, AT(device_cpu, device_cpu) },
 	{ "readonly", NULL, "refuse writes", "yes", .type = FIELD_FLAG, .flags = FIELD_BARE,
 		AT(read_only, read_only) },
 	{ "page-cache-send", "auto|off", "send large cached reads from the page cache itself",
 		"off", .set = set_page_cache_send, AT(page_cache_send_off, page_cache_send_off) },
 	{ "stripe", "CHUNK:MEMBERS", "the disk is striped like this, such as 64K:4", "64K:4",
 		.set = set_stripe, AT(stripe_chunk, stripe_members) },
-	[OPTION_PROGRESS] = { "progress", "auto|completion|counter|marker",
-		"how the server learns which bytes have been read", "completion",
-		.set = set_progress, AT(progress_filter, progress) },
 };
 
 /* --- the registry ---------------------------------------------------------------------------- */
@@ -374,20 +313,11 @@ static bool is_useless(const struct store_kind *kind, const char *key)
 static const char *useless_reason(const struct store_options *options,
 	const struct store_kind *kind, const struct field *option)
 {
-	const struct field *progress = &common_options[OPTION_PROGRESS];
 	bool is_mode = option == &common_options[OPTION_MODE] ||
 		       option == &common_options[OPTION_WRITE_MODE];
-	bool has_device =
-		options->read_mode == STORE_MODE_DEVICE || options->write_mode == STORE_MODE_DEVICE;
 
-	bool is_refused = options->progress == STORE_PROGRESS_COUNTER ||
-			  options->progress == STORE_PROGRESS_FILTER; /* by itself */
-
-	if (is_useless(kind, option->key) && !(option == progress && is_refused)) {
+	if (is_useless(kind, option->key)) {
 		return kind->useless_reason;
-	}
-	if (option == &common_options[OPTION_DEVICE_CPU] && !has_device) {
-		return "neither mode nor write-mode is device";
 	}
 	return is_mode && kind->names_size && !store_mode_is_direct(options->read_mode) &&
 			       !store_mode_is_direct(options->write_mode)

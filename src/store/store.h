@@ -124,6 +124,7 @@ struct store_info {
 	bool read_device;
 	bool write_device;
 	bool device_cpu;       /* the processor may move it to and from sockets there */
+	uint32_t part_bytes;   /* requests are cut into parts of this size; 0: as the path does */
 	uint64_t io_max;       /* largest single device command, 0 = unknown */
 	uint32_t stripe_chunk; /* bytes per member, 0 = not striped */
 	uint32_t stripe_members;
@@ -318,13 +319,6 @@ static inline bool store_mode_is_direct(enum store_mode mode)
 	return mode == STORE_MODE_DIRECT || mode == STORE_MODE_DEVICE;
 }
 
-enum store_progress_source {
-	STORE_PROGRESS_AUTO,	   /* counters, where that pays */
-	STORE_PROGRESS_COMPLETION, /* done and nothing else */
-	STORE_PROGRESS_COUNTER,	   /* counters; a store without is refused */
-	STORE_PROGRESS_FILTER,	   /* a filter that was registered for it */
-};
-
 enum { STORE_KINDS_MAX = 16 };
 
 /*
@@ -350,11 +344,8 @@ struct store_options {
 	bool page_cache_send_off; /* store_page_cache_ref() is always false */
 	enum store_mode read_mode;
 	enum store_mode write_mode; /* never STORE_MODE_CACHED: AUTO says that for writes */
-	bool device_cpu;	    /* see store_info.device_cpu */
 	uint32_t stripe_chunk;	    /* overrides what the disk says; 0 = it does not */
 	uint32_t stripe_members;
-	const struct store_kind *progress_filter; /* with STORE_PROGRESS_FILTER */
-	enum store_progress_source progress;
 	/* What another process had of this disk, for kinds whose disk is the memory of a process;
 	 * borrowed for the call of store_open(). NULL: nothing. */
 	const struct store_claim *passed;

@@ -282,11 +282,9 @@ static const char *refusal_sentence(const char *refusal)
 		{ "address-space", "there is too little address space to map the file" },
 		{ "empty", "the file was empty when the server was started" },
 		{ "null", "there is nothing to send but zeroes" },
-		{ "overlap", "overlap= cuts them into parts" },
 		{ "fault", "fault= is given" },
 		{ "delay", "delay= is given" },
 		{ "pace", "pace= is given" },
-		{ "marker", "progress=marker goes around the page cache" },
 	};
 
 	for (size_t i = 0; i < ARRAY_COUNT(known); i++) {

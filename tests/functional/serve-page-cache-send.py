@@ -105,7 +105,6 @@ class PageCacheSend(support.Case):
                 (("page-cache-send=off",), "page-cache-send=off", "page-cache-send=off"),
                 (("mode=direct",), "mode=direct", "mode=direct goes around the page cache"),
                 (("write-mode=direct",), "write-mode=direct", "write-mode=direct goes around"),
-                (("overlap=64K",), "overlap", "overlap= cuts them into parts"),
                 (("delay=read:1us",), "delay", "delay= is given"),
                 (("fault=write:EIO",), "fault", "fault= is given"),
                 (("pace=100G",), "pace", "pace= is given")):

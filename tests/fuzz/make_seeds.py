@@ -194,7 +194,7 @@ TEXTS = {
                r"we\=ird=pa\,th,description=a\,b\\c", "x=y,fault=read:EIO:nth=2,delay=any:1ms",
                "x=y,fault=read:EIO,fault=write:EIO", "x=y,readonly=yes", "x=y,mode=fast", "x", "=",
                "x=y,", "x=y,,", "x=y,what=ever", "\xe9=y", "x=y,readonly,readonly",
-               "x=y,overlap=64K,stripe=128K:4,progress=completion", "x=y,overlap=off,page-cache-send=off",
+               "x=y,overlap=auto,stripe=128K:4", "x=y,overlap=off,page-cache-send=off",
                "x=y,pace=100M:latency=1ms:members=4:chunk=128K"],
 }
 
@@ -289,9 +289,8 @@ exports:
     readonly: true
     description: "A disk, with a comma"
     max-connections: 5
-    overlap: 64K
+    overlap: auto
     stripe: "128K:4"
-    progress: auto
   - name: ""
     path: memory:64M
     fault: [ "read:EIO:nth=3", "flush:EIO" ]

@@ -640,7 +640,7 @@ static void nbd_handshake_log_ready(const struct nbd_session *session)
 {
 	const struct export *export = session->base.export;
 	const struct store_info *info = store_info(export->store);
-	const char *refusal = export_page_cache_refusal(export);
+	const char *refusal = store_page_cache_refusal(export->store);
 	char name[128];
 	char overlap[UNITS_TEXT_BYTES] = "auto";
 

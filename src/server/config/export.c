@@ -150,25 +150,13 @@ static int set_max_memory(void *config, const char *value, struct error *error)
 static int set_overlap(void *config, const char *value, struct error *error)
 {
 	struct server_export *entry = config;
-	uint64_t bytes;
+	char shown[SHOWN_BYTES];
 
-	if (strcmp(value, "auto") == 0) {
-		entry->overlap = PATH_OVERLAP_AUTO;
-		return 0;
-	}
-	if (strcmp(value, "off") == 0) {
-		entry->overlap = PATH_OVERLAP_OFF;
-		return 0;
-	}
-	if (units_parse_bytes(value, &bytes, NULL) < 0 || bytes < PATH_PART_SIZE_MIN ||
-		bytes > PATH_PART_SIZE_MAX || bytes % PATH_PART_SIZE_MIN != 0) {
-		char shown[SHOWN_BYTES];
-
-		return error_set(error, -EINVAL,
-			"'%s' is neither auto nor off, nor a size from 4K to 1M in steps of 4K",
+	if (strcmp(value, "auto") != 0 && strcmp(value, "off") != 0) {
+		return error_set(error, -EINVAL, "'%s' is neither auto nor off",
 			log_escape(shown, sizeof(shown), value, strlen(value)));
 	}
-	entry->overlap = (uint32_t)bytes;
+	entry->overlap = value[0] == 'o' ? PATH_OVERLAP_OFF : PATH_OVERLAP_AUTO;
 	return 0;
 }
 
@@ -189,10 +177,10 @@ static const struct field own_fields[] = {
 		.flags = FIELD_LIVE, .min = 1, .max = 1000000, AT(connections_max) },
 	{ "max-memory", "SIZE", "maximum memory for data of all clients of this export", "64M",
 		.flags = FIELD_LIVE, .set = set_max_memory, AT(memory_max) },
-	{ "overlap", "auto|off|SIZE",
+	{ "overlap", "auto|off",
 		"reply to large reads before the disk has finished, in parts of an automatic size "
-		"(default), never, or in parts of SIZE (4K to 1M)",
-		"64K", .set = set_overlap, AT(overlap) },
+		"(default), or never",
+		"off", .set = set_overlap, AT(overlap) },
 	{ "rate", "RATE[:requests=N][:burst=TIME]",
 		"serve at most RATE bytes and N requests a second to all clients together, and at "
 		"once what a pause of TIME (default: 100ms) has left",

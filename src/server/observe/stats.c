@@ -282,7 +282,7 @@ static json_t *export_json(const struct summary *summary, uint32_t export_index)
 	json_object_set_new(json_object_get(whole, "rate"), "burst_seconds", burst_json(&limits));
 	json_object_update_new(whole,
 		json_pack("{s:o, s:o, s:s, s:o, s:o}", "overlap", overlap_json(entry->overlap),
-			"page_cache_send_refusal", text_or_null(export_page_cache_refusal(entry)),
+			"page_cache_send_refusal", text_or_null(store_page_cache_refusal(entry->store)),
 			"barrier", store_barrier_name(store_barrier(entry->store, false)), "store",
 			layers_json(about, entry->store), "operations", operations));
 	return whole;

@@ -23,12 +23,9 @@ enum {
 
 struct flash_config {
 	uint64_t map_memory;
-	enum gc_policy policy;
 	bool refuses; /* on-full=refuse */
 	uint64_t cache_bytes;
 	bool has_cache_bytes; /* else the default */
-	uint32_t cold_percent;
-	bool has_cold_percent; /* else that of the rule */
 	/* "": the default, see flash_cache_directory() */
 	char cache_directory[CONFIG_PATH_BYTES];
 	enum flash_others others;
@@ -36,7 +33,6 @@ struct flash_config {
 
 static const struct flash_config flash_defaults = {
 	.map_memory = MAP_MEMORY_DEFAULT,
-	.cold_percent = GC_COLD_PERCENT,
 };
 
 /* --- parts ----------------------------------------------------------------------------------- */
@@ -245,7 +241,8 @@ static uint64_t budget_divide(struct flash *flash, uint8_t *memory)
 	flash->record_bytes = record;
 	flash->checkpoint.block = checkpoint;
 	flash->log.move.block = move;
-	gc_init(&flash->table, flash->policy, table, count, geometry->segment_blocks);
+	gc_init(&flash->table, flash->rule != NULL ? flash->rule : &gc_rule_auto, table, count,
+		geometry->segment_blocks);
 	flash_log_init(flash, log);
 	flash_io_init(flash, io);
 	flash_gc_init(flash, gc);
@@ -543,7 +540,7 @@ static int open_cache(struct flash *flash, const struct flash_config *config,
 					    ? flash->anchor.cache_folder
 					    : options.directory;
 	}
-	flash->cache.cold_percent = config->cold_percent;
+	flash->cache.cold_percent = gc_rule_auto.cold_percent;
 	return flash_cache_open(flash, &options, error);
 }
 
@@ -556,7 +553,6 @@ static int flash_open(struct store *base, const struct store_options *options,
 
 	flash->path = strdup(store_path_file(options->path));
 	flash->is_read_only = options->read_only;
-	flash->policy = config->policy;
 	flash->views.refuses = config->refuses;
 	flash->damage.repairs = options->repairs;
 	if (flash->path == NULL) {
@@ -593,21 +589,6 @@ static enum store_barrier flash_barrier(struct store *base, bool look)
 }
 
 /* --- options --------------------------------------------------------------------------------- */
-
-static int set_gc(void *config_bytes, const char *value, struct error *error)
-{
-	struct flash_config *config = config_bytes;
-
-	for (int i = 0; i < GC_POLICY_COUNT; i++) {
-		if (strcmp(value, gc_policy_names[i]) == 0) {
-			config->policy = (enum gc_policy)i;
-			config->cold_percent = config->has_cold_percent ? config->cold_percent
-									: gc_rules[i].cold_percent;
-			return 0;
-		}
-	}
-	return error_set(error, -EINVAL, "it is none of auto, paper, plain and greedy");
-}
 
 static int set_on_full(void *config_bytes, const char *value, struct error *error)
 {
@@ -654,14 +635,6 @@ static const char *const others_words[] = { [FLASH_OTHERS_REFUSE] = "refuse",
 	[FLASH_OTHERS_LEAVE] = "leave",
 	NULL };
 
-static int set_cold(void *config_bytes, const char *value, struct error *error)
-{
-	struct flash_config *config = config_bytes;
-
-	config->has_cold_percent = true;
-	return units_parse_count(value, 0, 100, &config->cold_percent, error);
-}
-
 static const char *flash_memory_folder(const void *config_bytes)
 {
 	const struct flash_config *config = config_bytes;
@@ -679,10 +652,6 @@ static const struct field flash_options[] = {
 		"the disk",
 		"64M", .type = FIELD_BYTES, .min = FLASH_BLOCK_BYTES, .max = UINT64_C(1) << 40,
 		.offset = offsetof(struct flash_config, map_memory) },
-	{ "gc", "auto|plain|paper|greedy",
-		"flash: by which rule segments are collected (default auto); the others are for "
-		"comparison",
-		"auto", .set = set_gc, AT(policy, policy) },
 	{ "on-full", "drop|refuse",
 		"flash: when a snapshot leaves no room for writes: drop it (the default), or let "
 		"writes fail",
@@ -699,9 +668,6 @@ static const struct field flash_options[] = {
 		"moved from",
 		"take", .type = FIELD_WORD, .words = others_words,
 		.offset = offsetof(struct flash_config, others) },
-	{ "cold", "PERCENT",
-		"flash: the part of the changed pages that is cold (default 80, with gc=paper 30)",
-		"80", .set = set_cold, AT(cold_percent, cold_percent) },
 };
 
 #define FLASH(field, kind, help) COUNTER(struct flash, counters.field, kind, ITEMS, #field, help)
@@ -779,3 +745,17 @@ const struct store_kind flash_store_kind = {
 	.ops = &flash_ops,
 	.open = flash_open,
 };
+
+bool flash_store_set_rule(struct store *store, const struct gc_rule *rule, uint32_t cold_percent)
+{
+	struct flash *flash;
+
+	if (store->ops != &flash_ops) {
+		return false;
+	}
+	flash = container_of(store, struct flash, base);
+	GMB_ASSERT(flash->start == NULL);
+	flash->rule = rule;
+	flash->cache.cold_percent = cold_percent;
+	return true;
+}

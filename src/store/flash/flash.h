@@ -79,7 +79,7 @@ struct flash {
 	struct flash_anchor anchor;
 	uint32_t good_anchor; /* the one that it was read from */
 	uint32_t slot_count;
-	enum gc_policy policy;
+	const struct gc_rule *rule; /* NULL: gc_rule_auto */
 
 	/* Of the start. */
 	struct store_start *start;

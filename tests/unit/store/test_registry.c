@@ -120,8 +120,7 @@ static const struct store_kind ones_kind = {
 	.open = ones_open,
 };
 
-/* --- two filters: one by an option, one by a word of progress= ----------------------------------
- */
+/* --- two filters ------------------------------------------------------------------------------ */
 
 struct flip_scratch {
 	uint64_t length;
@@ -190,17 +189,23 @@ static int guess_open(struct store *store, const struct store_options *options, 
 	struct error *error)
 {
 	if (strcmp(store->inner->info.kind, "ones") != 0) {
-		return error_set(error, -ENOTSUP, "progress=guess is for ones");
+		return error_set(error, -ENOTSUP, "guess is for ones");
 	}
 	return filter_open(store, options, config, error);
 }
+
+static const struct field guess_options[] = {
+	{ "guess", "yes", "guesses", "yes", .set = set_colour, .bytes = 1 },
+};
 
 static const struct store_ops guess_ops = { .name = "guess", .submit = guess_submit };
 
 static const struct store_kind guess_kind = {
 	.name = "guess",
 	.is_filter = true,
-	.progress_word = "guess",
+	.options = guess_options,
+	.option_count = ARRAY_COUNT(guess_options),
+	.config_bytes = 1,
 	.store_bytes = sizeof(struct store),
 	.ops = &guess_ops,
 	.open = guess_open,
@@ -225,8 +230,6 @@ static void test_wrong_options_say_why(void **state)
 	check_set(&options, "vlaue", "x", -ENOENT, "unknown key");
 	check_set(&options, "value", NULL, -EINVAL, "this key needs a value, such as value=x");
 	check_set(&options, "value", "xy", -EINVAL, "'xy' is not one character");
-	check_set(&options, "progress", "x", -EINVAL,
-		"'x' is not a source of progress; it can be auto, completion, counter or guess");
 	store_options_fini(&options);
 	options = (struct store_options){ .path = "ones:" };
 	stores_set(&options, "value", "x");
@@ -311,12 +314,9 @@ static void test_values_are_compared_and_not_their_text(void **state)
 	} cases[] = {
 		{ "mode", "auto", NULL, "cached" },
 		{ "write-mode", "cached", NULL, "direct" },
-		{ "device-cpu", "no", NULL, "on" },
 		{ "readonly", "yes", "true", "off" },
 		{ "page-cache-send", "auto", NULL, "off" },
 		{ "stripe", "64K:4", "65536:4", "64K:5" },
-		{ "progress", "auto", NULL, "completion" },
-		{ "progress", "guess", "guess", "counter" },
 		{ "format", "raw", "raw", NULL },
 		{ "overlay", "discard", "discard", "/x" },
 		{ "fault", "read:EIO:nth=3:range=4K+1K", "read:EIO:range=4096+1024:nth=3",
@@ -324,11 +324,9 @@ static void test_values_are_compared_and_not_their_text(void **state)
 		{ "delay", "any:1ms", "any:1000us", "any:1us" },
 		{ "pace", "1M", "1024K:members=1", "1M:members=2" },
 		{ "map-memory", "64M", NULL, "65M" },
-		{ "gc", "auto", NULL, "greedy" },
 		{ "on-full", "drop", NULL, "refuse" },
 		{ "cache", "1M", "1024K", NULL },
 		{ "cache", "0", "0", NULL },
-		{ "cold", "80", NULL, "30" },
 		{ "value", "x", "x", "y" },
 	};
 
@@ -348,9 +346,6 @@ static void test_a_value_that_follows_from_another_key_is_compared_too(void **st
 
 	GMB_UNUSED(state);
 	stores_set(&one, "mode", "direct");
-	stores_set(&one, "gc", "paper");
-	stores_set(&other, "cold", "30");
-	stores_set(&other, "gc", "paper");
 	stores_set(&other, "write-mode", "direct");
 	stores_set(&other, "mode", "direct");
 	for (uint32_t i = 0; (option = store_option_at(i)) != NULL; i++) {
@@ -381,7 +376,7 @@ static void test_filters_wrap_in_the_order_of_registration(void **state)
 
 	GMB_UNUSED(state);
 	stores_set(&options, "flip", "yes");
-	stores_set(&options, "progress", "guess");
+	stores_set(&options, "guess", "yes");
 	stores_set(&options, "value", "\xf0");
 	bench_open(&bench, &options);
 	store_options_fini(&options);
@@ -428,9 +423,9 @@ static void test_a_filter_that_cannot_be_opened_closes_what_is_below(void **stat
 	struct error error = { 0 };
 
 	GMB_UNUSED(state);
-	stores_set(&options, "progress", "guess");
+	stores_set(&options, "guess", "yes");
 	assert_int_equal(store_open(&options, &store, &error), -ENOTSUP);
-	assert_string_equal(error.text, "progress=guess is for ones");
+	assert_string_equal(error.text, "guess is for ones");
 	assert_null(store);
 }
 
