@@ -8,7 +8,13 @@
 #include "base/log.h"
 #include "base/text.h"
 
-enum { SHOWN_BYTES = 120, LIST_BYTES = 400, HELP_COLUMN = 30, HELP_COLUMNS = 80 };
+enum {
+	SHOWN_BYTES = 120,
+	LIST_BYTES = 400,
+	HELP_BYTES = 1000,
+	HELP_COLUMN = 30,
+	HELP_COLUMNS = 80,
+};
 
 const struct field *field_find(field_at *at, const char *key)
 {
@@ -23,11 +29,6 @@ const struct field *field_find(field_at *at, const char *key)
 
 /* --- values ---------------------------------------------------------------------------------- */
 
-static void *field_value(const struct field *field, void *object)
-{
-	return (char *)object + field->offset;
-}
-
 static size_t field_bytes(const struct field *field)
 {
 	static const uint8_t bytes[] = {
@@ -40,7 +41,14 @@ static size_t field_bytes(const struct field *field)
 		[FIELD_ARGUMENT] = sizeof(char *),
 	};
 
-	return field->type == FIELD_OWN ? field->bytes : bytes[field->type];
+	GMB_ASSERT(field->type == FIELD_OWN || field->bytes == bytes[field->type]);
+	return field->bytes;
+}
+
+static void *field_value(const struct field *field, void *object)
+{
+	(void)field_bytes(field); /* is as many as its type has */
+	return (char *)object + field->offset;
 }
 
 static const char *field_text(const struct field *field, const void *object)
@@ -343,9 +351,12 @@ void field_help_key(FILE *out, const struct field *field)
 {
 	char form[FIELD_FORM_BYTES];
 	char name[2 * FIELD_FORM_BYTES];
+	char help[HELP_BYTES];
 
 	field_form(field, form);
 	snprintf(
 		name, sizeof(name), "        %s%s%s", field->key, form[0] != '\0' ? "=" : "", form);
-	field_help_line(out, name, field->help);
+	snprintf(help, sizeof(help), "%s%s", field->help,
+		(field->flags & FIELD_LIVE) != 0 ? " (live)" : "");
+	field_help_line(out, name, help);
 }

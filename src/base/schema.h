@@ -43,7 +43,7 @@ enum field_flag {
 	FIELD_RESTART = 1 << 5,	  /* a change of it takes a restart */
 	FIELD_IN_FILE = 1 << 6,	  /* is a key of the configuration file as well */
 	FIELD_LIMIT = 1 << 7,	  /* the same, in the group "limits" */
-	FIELD_HIDDEN = 1 << 8,	  /* is no option, and not in help texts */
+	FIELD_HIDDEN = 1 << 8,	  /* is no option; behind those that are */
 };
 
 struct field {
@@ -55,7 +55,7 @@ struct field {
 	uint32_t flags; /* enum field_flag */
 	char letter;	/* its short form as an option, or 0 */
 	uint32_t offset;
-	uint32_t bytes; /* with FIELD_OWN: two values are equal when that many bytes are */
+	uint32_t bytes; /* from there; two values of a type of its own are equal when they are */
 	uint64_t min;
 	uint64_t max;
 	const char *low; /* why it is refused when less than min; NULL: the common sentence */
@@ -69,11 +69,14 @@ struct field {
 	bool (*same)(const void *a, const void *b);
 };
 
-/* Where a field of a type of its own has its value: the members of object from first to last,
- * which are neighbours without padding. */
+/* Where a field has its value: the members of object from first to last, which are neighbours
+ * without padding; of the types but FIELD_OWN it is one. */
 #define FIELD_AT(object, first, last)                                                              \
 	.offset = offsetof(object, first),                                                         \
 	.bytes = offsetof(object, last) + sizeof(((object *)0)->last) - offsetof(object, first)
+
+/* Where the value of any type lies. */
+#define FIELD_IN(object, member) FIELD_AT(object, member, member)
 
 /* The idx-th field of what may be more than one table; NULL behind the last. */
 typedef const struct field *field_at(uint32_t idx);
@@ -111,6 +114,7 @@ int field_unknown(field_at *at, const char *key, struct error *error);
 const char *field_summary(const struct field *field, char *out, size_t out_bytes);
 /* Prints a line of help: name, and help beside or below it, in lines of at most 80 columns. */
 void field_help_line(FILE *out, const char *name, const char *help);
-/* Prints the help of an option, "-x, --key FORM", or of a key, "key=FORM". */
+/* Prints the help of an option, "-x, --key FORM", or of a key, "key=FORM", which says "(live)" of a
+ * field that may change while it is used. */
 void field_help_option(FILE *out, const struct field *field);
 void field_help_key(FILE *out, const struct field *field);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Completion scripts for shells, from the tables of options: each command is run once with
- * cli_watch(), which shows its table instead of parsing. What an option takes, and what it is for,
- * is read from the command's help text.
+ * cli_watch(), which shows its table instead of parsing.
  */
 #include <stdio.h>
 #include <string.h>
@@ -12,7 +11,7 @@
 
 enum shell { SHELL_BASH, SHELL_ZSH, SHELL_FISH, SHELL_COUNT };
 
-enum { LINE_BYTES = 400, WORDS_BYTES = 120 };
+enum { LINE_BYTES = 400, SUMMARY_BYTES = 64 };
 
 /* What is written after an option, or as an operand. */
 enum kind { KIND_NONE, KIND_ANYTHING, KIND_FILE, KIND_WORDS };
@@ -25,23 +24,24 @@ struct writer {
 /* --- what is known of an option -------------------------------------------------------------- */
 
 /* Words with bars between are a choice; names of places are files; the rest is anybody's guess. */
-static enum kind completion_kind_of(const char *value)
+static enum kind completion_kind_of(const struct field *field)
 {
-	static const char *const files[] = { "FILE", "PATH", "DIR" };
+	char form[FIELD_FORM_BYTES];
 
-	if (value[0] == '\0') {
+	field_form(field, form);
+	if (form[0] == '\0') {
 		return KIND_NONE;
 	}
-	for (size_t i = 0; i < ARRAY_COUNT(files); i++) {
-		if (strcmp(value, files[i]) == 0) {
-			return KIND_FILE;
-		}
+	if (field_is_path(field)) {
+		return KIND_FILE;
 	}
-	if (strchr(value, '|') != NULL &&
-		strspn(value, "abcdefghijklmnopqrstuvwxyz|-") == strlen(value)) {
-		return KIND_WORDS;
-	}
-	return KIND_ANYTHING;
+	return strspn(form, "abcdefghijklmnopqrstuvwxyz|-") == strlen(form) ? KIND_WORDS
+									    : KIND_ANYTHING;
+}
+
+static bool may_be_bare(const struct field *field)
+{
+	return (field->flags & FIELD_BARE) != 0;
 }
 
 /* Operands that can be files: "Usage: gmblock serve [OPTION]... [PATH]". */
@@ -55,9 +55,9 @@ static bool operands_are_files(const char *usage)
 }
 
 /* The words of a choice, with spaces between. */
-static const char *words_of(const char *value, char out[WORDS_BYTES])
+static const char *words_of(const struct field *field, char out[FIELD_FORM_BYTES])
 {
-	snprintf(out, WORDS_BYTES, "%s", value);
+	field_form(field, out);
 	for (char *bar = out; (bar = strchr(bar, '|')) != NULL;) {
 		*bar = ' ';
 	}
@@ -76,130 +76,157 @@ static void print_escaped(const char *text, const char *special)
 
 /* --- one option ------------------------------------------------------------------------------- */
 
-static void bash_option(const struct cli_option *option, const struct cli_help *help)
+static void bash_option(const struct field *field)
 {
-	char words[WORDS_BYTES];
+	enum kind kind = completion_kind_of(field);
+	char words[FIELD_FORM_BYTES];
 
-	if (completion_kind_of(help->value) == KIND_NONE || option->value == CLI_VALUE_OPTIONAL) {
+	if (kind == KIND_NONE || may_be_bare(field)) {
 		return;
 	}
-	printf("\t\t--%s", option->name);
-	if (option->letter != 0) {
-		printf(" | -%c", option->letter);
+	printf("\t\t--%s", field->key);
+	if (field->letter != 0) {
+		printf(" | -%c", field->letter);
 	}
-	switch (completion_kind_of(help->value)) {
-	case KIND_FILE:
-		printf(") kind=files ;;\n");
-		break;
-	case KIND_WORDS:
-		printf(") kind=words words=\"%s\" ;;\n", words_of(help->value, words));
-		break;
-	case KIND_NONE:
-	case KIND_ANYTHING:
-		printf(") kind=anything ;;\n");
-		break;
+	if (kind == KIND_WORDS) {
+		printf(") kind=words words=\"%s\" ;;\n", words_of(field, words));
+	} else {
+		printf(") kind=%s ;;\n", kind == KIND_FILE ? "files" : "anything");
 	}
 }
 
-static void zsh_option(const struct cli_option *option, const struct cli_help *help)
+static void zsh_option(const struct field *field)
 {
 	static const char special[] = "[]:\\";
-	bool has_value = completion_kind_of(help->value) != KIND_NONE;
-	char words[WORDS_BYTES];
+	enum kind kind = completion_kind_of(field);
+	char text[FIELD_FORM_BYTES];
+	char summary[SUMMARY_BYTES];
 
-	for (int letter = 0; letter <= (option->letter != 0); letter++) {
+	field_summary(field, summary, sizeof(summary));
+	for (int letter = 0; letter <= (field->letter != 0); letter++) {
 		printf("\t\t\t$'*");
 		if (letter != 0) {
-			printf("-%c+[", option->letter);
+			printf("-%c+[", field->letter);
 		} else {
-			printf("--%s%s[", option->name,
-				!has_value			      ? ""
-				: option->value == CLI_VALUE_OPTIONAL ? "=-"
-								      : "=");
+			printf("--%s%s[", field->key,
+				kind == KIND_NONE    ? ""
+				: may_be_bare(field) ? "=-"
+						     : "=");
 		}
 		/* In $'...' quotes and backslashes are escaped once more. */
-		for (const char *c = help->text; *c != '\0'; c++) {
+		for (const char *c = summary; *c != '\0'; c++) {
 			printf("%s%s%c", strchr(special, *c) != NULL ? "\\\\" : "",
 				*c == '\'' || *c == '\\' ? "\\" : "", *c);
 		}
 		printf("]");
-		if (has_value) {
-			printf(":%s", option->value == CLI_VALUE_OPTIONAL ? ":" : "");
-			for (const char *c = help->value; *c != '\0'; c++) {
+		if (kind != KIND_NONE) {
+			printf(":%s", may_be_bare(field) ? ":" : "");
+			for (const char *c = field_form(field, text); *c != '\0'; c++) {
 				printf("%s%c", strchr(special, *c) != NULL ? "\\\\" : "", *c);
 			}
-			printf(":%s", completion_kind_of(help->value) == KIND_FILE ? "_files" : "");
-			if (completion_kind_of(help->value) == KIND_WORDS) {
-				printf("(%s)", words_of(help->value, words));
+			printf(":%s", kind == KIND_FILE ? "_files" : "");
+			if (kind == KIND_WORDS) {
+				printf("(%s)", words_of(field, text));
 			}
 		}
 		printf("' \\\n");
 	}
 }
 
-static void fish_option(
-	const char *command, const struct cli_option *option, const struct cli_help *help)
+static void fish_option(const char *command, const struct field *field)
 {
-	char words[WORDS_BYTES];
+	char words[FIELD_FORM_BYTES];
+	char summary[SUMMARY_BYTES];
 
 	printf("complete -c gmblock -n '__fish_seen_subcommand_from %s' -l %s", command,
-		option->name);
-	if (option->letter != 0) {
-		printf(" -s %c", option->letter);
+		field->key);
+	if (field->letter != 0) {
+		printf(" -s %c", field->letter);
 	}
-	switch (completion_kind_of(help->value)) {
+	switch (completion_kind_of(field)) {
 	case KIND_NONE:
 		break;
 	case KIND_FILE:
 		printf(" -r -F");
 		break;
 	case KIND_WORDS:
-		printf(" -x -a '%s'", words_of(help->value, words));
+		printf(" -x -a '%s'", words_of(field, words));
 		break;
 	case KIND_ANYTHING:
-		printf("%s", option->value == CLI_VALUE_OPTIONAL ? "" : " -x");
+		printf("%s", may_be_bare(field) ? "" : " -x");
 		break;
 	}
 	printf(" -d '");
-	print_escaped(help->text, "'\\");
+	print_escaped(field_summary(field, summary, sizeof(summary)), "'\\");
 	printf("'\n");
 }
 
-static void write_option(
-	const struct writer *writer, const struct cli_option *option, const struct cli_help *help)
+static void write_option(const struct writer *writer, const struct field *field)
 {
 	switch (writer->shell) {
 	case SHELL_BASH:
-		bash_option(option, help);
+		bash_option(field);
 		break;
 	case SHELL_ZSH:
-		zsh_option(option, help);
+		zsh_option(field);
 		break;
 	case SHELL_FISH:
 	case SHELL_COUNT:
-		fish_option(writer->command, option, help);
+		fish_option(writer->command, field);
 		break;
 	}
 }
 
 /* --- one command ------------------------------------------------------------------------------ */
 
-static void begin_command(const struct writer *writer, const struct cli_command *command)
+/* What the operands are: keys, as "key=", with spaces between. */
+static void print_keys(const struct cli_command *command)
 {
 	const struct field *field;
+	char form[FIELD_FORM_BYTES];
+
+	for (uint32_t i = 0; command->keys != NULL && (field = command->keys(i)) != NULL; i++) {
+		printf("%s%s%s", i > 0 ? " " : "", field->key,
+			field_form(field, form)[0] != '\0' ? "=" : "");
+	}
+}
+
+static void print_actions(const struct cli_command *command)
+{
+	for (size_t i = 0; command->actions != NULL && command->actions[i] != NULL; i++) {
+		printf("%s ", command->actions[i]);
+	}
+}
+
+static bool has_keys(const struct cli_command *command)
+{
+	return command->keys != NULL && command->keys_option == NULL;
+}
+
+static void begin_command(const struct writer *writer, const struct cli_command *command)
+{
 	bool files = operands_are_files(command->usage);
 
 	switch (writer->shell) {
 	case SHELL_BASH:
 		printf("\t%s)\n\t\toptions=\"", command->name);
-		for (uint32_t i = 0; (field = cli_field(command, i)) != NULL; i++) {
-			printf("--%s ", field->key);
+		for (size_t i = 0; i < command->field_count; i++) {
+			printf("--%s ", command->fields[i].key);
 		}
-		for (size_t i = 0; i < command->option_count; i++) {
-			printf("--%s ", command->options[i].name);
+		printf("--log-level --help\"%s\n", files ? "\n\t\tkind=files" : "");
+		if (command->actions != NULL) {
+			printf("\t\t[ \"$COMP_CWORD\" -ne 2 ] || kind=words words=\"");
+			print_actions(command);
+			printf("\"\n");
 		}
-		printf("--log-level --help\"%s\n\t\tcase $before in\n",
-			files ? "\n\t\tkind=files" : "");
+		if (has_keys(command)) {
+			/* Behind set NAME, and add NAME PATH. */
+			printf("\t\t[[ ${COMP_WORDS[2]}$COMP_CWORD != @(set[4-9]|add[5-9]) ]] || "
+			       "kind=keys words=\"");
+			print_keys(command);
+			printf("\"\n");
+		}
+		printf("\t\tcase $before in\n");
 		break;
 	case SHELL_ZSH:
 		printf("\t%s)\n\t\t_arguments -s \\\n", command->name);
@@ -209,6 +236,13 @@ static void begin_command(const struct writer *writer, const struct cli_command 
 		if (files) {
 			printf("complete -c gmblock -n '__fish_seen_subcommand_from %s' -F\n",
 				command->name);
+		}
+		if (command->actions != NULL || has_keys(command)) {
+			printf("complete -c gmblock -n '__fish_seen_subcommand_from %s' -a '",
+				command->name);
+			print_actions(command);
+			print_keys(command);
+			printf("'\n");
 		}
 		break;
 	}
@@ -220,6 +254,12 @@ static void completion_end_command(const struct writer *writer, const struct cli
 
 	if (writer->shell == SHELL_BASH) {
 		printf("\t\tesac\n\t\t;;\n");
+	} else if (writer->shell == SHELL_ZSH && command->actions != NULL) {
+		printf("\t\t\t'1:action:(");
+		print_actions(command);
+		printf(")' \\\n\t\t\t'2:name:' '*:operand:(");
+		print_keys(command);
+		printf(")'\n\t\t;;\n");
 	} else if (writer->shell == SHELL_ZSH) {
 		printf("\t\t\t'*:operand:%s'\n\t\t;;\n", files ? "_files" : "");
 	}
@@ -228,33 +268,19 @@ static void completion_end_command(const struct writer *writer, const struct cli
 /* Called with the table of each command. */
 static void write_command(const struct cli_command *command, void *context)
 {
-	static const struct cli_option common[] = {
-		{ "log-level", .value = CLI_VALUE },
-		{ "help", .value = CLI_NO_VALUE },
-	};
-	static const struct cli_help common_help[] = {
-		{ "error|warning|info|debug", "messages to print" },
-		{ "", "print this help" },
+	static const struct field common[] = {
+		{ "log-level", "error|warning|info|debug", "messages to print" },
+		{ "help", NULL, "print this help" },
 	};
 	struct writer *writer = context;
-	const struct field *field;
-	struct cli_help help;
 
 	writer->command = command->name;
 	begin_command(writer, command);
-	for (uint32_t i = 0; (field = cli_field(command, i)) != NULL; i++) {
-		struct cli_option option = { field->key, .letter = field->letter };
-
-		option.value = (field->flags & FIELD_BARE) != 0 ? CLI_VALUE_OPTIONAL : CLI_VALUE;
-		cli_help_of(command, field->key, &help);
-		write_option(writer, &option, &help);
-	}
-	for (size_t i = 0; i < command->option_count; i++) {
-		cli_help_of(command, command->options[i].name, &help);
-		write_option(writer, &command->options[i], &help);
+	for (size_t i = 0; i < command->field_count; i++) {
+		write_option(writer, &command->fields[i]);
 	}
 	for (size_t i = 0; i < ARRAY_COUNT(common); i++) {
-		write_option(writer, &common[i], &common_help[i]);
+		write_option(writer, &common[i]);
 	}
 	completion_end_command(writer, command);
 }
@@ -332,6 +358,7 @@ static void completion_write_end(enum shell shell)
 			       "\t\tkind=words words=$options\n"
 			       "\tfi\n"
 			       "\tcase $kind in\n"
+			       "\tkeys) compopt -o nospace ;&\n"
 			       "\twords) mapfile -t COMPREPLY < <(compgen -W \"$words\" -- "
 			       "\"$current\") ;;\n"
 			       "\tfiles)\n"

@@ -36,18 +36,13 @@ static const char usage_text[] =
 	"  URI             nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH,\n"
 	"                  gmb+unix:///EXPORT?socket=PATH or gmb://HOST[:PORT]/EXPORT;\n"
 	"                  with TLS nbds or nbds+unix (see gmblock(1))\n"
-	"  --list          show every export of the server\n"
-	"  --map           show which ranges of the export are data, holes or zeroes\n"
-	"  --timeout TIME  give up after this time (default 10s; 10min for a whole map)\n"
-	"  --local         show which kernel features were found and which are used\n"
-	"  --path PATH     with --local: also show what a file or block device supports\n"
-	"  --json          print JSON\n"
-	"  -h, --help      print this help\n"
-	"\n"
-	"Examples:\n"
-	"  gmblock info nbd://storage/data\n"
-	"  gmblock info --map nbd://storage/data\n"
-	"  gmblock info --local\n";
+	"\n";
+
+static const char notes[] = "\n"
+			    "Examples:\n"
+			    "  gmblock info nbd://storage/data\n"
+			    "  gmblock info --map nbd://storage/data\n"
+			    "  gmblock info --local\n";
 
 /* What makes no sense together. */
 static int cli_info_arguments_check(const struct info_arguments *arguments)
@@ -71,18 +66,28 @@ static int cli_info_arguments_check(const struct info_arguments *arguments)
 	return CLI_GO_ON;
 }
 
+#define AT(member) FIELD_IN(struct info_arguments, member)
+
+static const struct field fields[] = {
+	{ "json", NULL, "print JSON", .type = FIELD_FLAG, AT(json) },
+	{ "list", NULL, "show every export of the server", .type = FIELD_FLAG, AT(list) },
+	{ "local", NULL, "show which kernel features were found and which are used",
+		.type = FIELD_FLAG, AT(local) },
+	{ "map", NULL, "show which ranges of the export are data, holes or zeroes",
+		.type = FIELD_FLAG, AT(map) },
+	{ "path", "PATH", "with --local: also show what a file or block device supports",
+		.type = FIELD_ARGUMENT, AT(path) },
+	{ "timeout", "TIME", "give up after this time (default 10s; 10min for a whole map)",
+		.type = FIELD_TIME, .min = 1, AT(timeout_ns) },
+};
+
 static int cli_info_arguments_parse(int argc, char **argv, struct info_arguments *arguments)
 {
-	const struct cli_option options[] = {
-		{ "json", .flag = &arguments->json },
-		{ "list", .flag = &arguments->list },
-		{ "local", .flag = &arguments->local },
-		{ "map", .flag = &arguments->map },
-		{ "path", .path = &arguments->path },
-		{ "timeout", .time_ns = &arguments->timeout_ns },
-	};
-	const struct cli_command command = { "info", usage_text, options, ARRAY_COUNT(options),
-		arguments };
+	const struct cli_command command = { .name = "info",
+		.usage = usage_text,
+		.notes = notes,
+		CLI_FIELDS(fields),
+		.arguments = arguments };
 	int status = cli_parse(&command, argc, argv);
 
 	if (status == CLI_GO_ON) {

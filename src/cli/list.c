@@ -41,28 +41,33 @@ static const char usage_text[] =
 	"  URI             nbd://HOST[:PORT], nbd+unix:///?socket=PATH,\n"
 	"                  gmb+unix:///?socket=PATH or gmb://HOST[:PORT];\n"
 	"                  with TLS nbds or nbds+unix (see gmblock(1))\n"
-	"  --local         list servers\n"
-	"  --long          also print size, access and description\n"
-	"  --uri           print the URI of each export instead of its name\n"
-	"  --json          print JSON\n"
-	"  --timeout TIME  give up after this time (default 10s)\n"
-	"  -h, --help      print this help\n"
-	"\n"
-	"Examples:\n"
-	"  gmblock list nbd://storage\n"
-	"  gmblock list --long 'nbd+unix:///?socket=/run/gmblock.sock'\n";
+	"\n";
+
+static const char notes[] = "\n"
+			    "Examples:\n"
+			    "  gmblock list nbd://storage\n"
+			    "  gmblock list --long 'nbd+unix:///?socket=/run/gmblock.sock'\n";
+
+#define AT(member) FIELD_IN(struct list_arguments, member)
+
+static const struct field fields[] = {
+	{ "local", NULL, "list servers", .type = FIELD_FLAG, AT(local) },
+	{ "long", NULL, "also print size, access and description", .type = FIELD_FLAG,
+		AT(as_table) },
+	{ "uri", NULL, "print the URI of each export instead of its name", .type = FIELD_FLAG,
+		AT(as_uris) },
+	{ "json", NULL, "print JSON", .type = FIELD_FLAG, AT(as_json) },
+	{ "timeout", "TIME", "give up after this time (default 10s)", .type = FIELD_TIME, .min = 1,
+		AT(timeout_ns) },
+};
 
 static int cli_list_arguments_parse(int argc, char **argv, struct list_arguments *arguments)
 {
-	const struct cli_option options[] = {
-		{ "local", .flag = &arguments->local },
-		{ "long", .flag = &arguments->as_table },
-		{ "uri", .flag = &arguments->as_uris },
-		{ "json", .flag = &arguments->as_json },
-		{ "timeout", .time_ns = &arguments->timeout_ns },
-	};
-	const struct cli_command command = { "list", usage_text, options, ARRAY_COUNT(options),
-		arguments };
+	const struct cli_command command = { .name = "list",
+		.usage = usage_text,
+		.notes = notes,
+		CLI_FIELDS(fields),
+		.arguments = arguments };
 	int status = cli_parse(&command, argc, argv);
 
 	if (status == CLI_GO_ON) {

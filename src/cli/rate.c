@@ -23,16 +23,13 @@ static const char help[] =
 	"  RATE           BYTES[:requests=N][:burst=TIME], requests=N[:burst=TIME] or off;\n"
 	"                 BYTES and N are for each second\n"
 	"  memory=SIZE    maximum memory for data, as the key max-memory of an export\n"
-	"  --server SERVER  one of its URIs, its control socket, or its process id;\n"
-	"                 optional if there is only one server; SERVER alone as the last\n"
-	"                 word is the same\n"
-	"  --rule=N       the N-th of the rules of rates in its configuration file\n"
-	"  -h, --help     print this help\n"
-	"\n"
-	"Examples:\n"
-	"  gmblock rate data 100M:requests=5000\n"
-	"  gmblock rate data off\n"
-	"  gmblock rate data memory=64M\n";
+	"\n";
+
+static const char notes[] = "\n"
+			    "Examples:\n"
+			    "  gmblock rate data 100M:requests=5000\n"
+			    "  gmblock rate data off\n"
+			    "  gmblock rate data memory=64M\n";
 
 enum { TIMEOUT_MS = 60000 };
 
@@ -112,14 +109,22 @@ static int cli_rate_check(const struct rate_arguments *arguments, struct error *
 				    : rate_parse(arguments->value, &rate, error);
 }
 
+#define AT(member) FIELD_IN(struct rate_arguments, member)
+
+static const struct field fields[] = {
+	{ "rule", "N", "the N-th of the rules of rates in its configuration file",
+		.type = FIELD_COUNT, .min = 1, .max = RATE_RULES_MAX, AT(rule) },
+	CLI_SERVER_OR_OPERAND(struct rate_arguments),
+};
+
 int cmd_rate(int argc, char **argv)
 {
 	struct rate_arguments arguments = { 0 };
-	const struct cli_option options[] = {
-		{ "rule", .count = &arguments.rule, .min = 1, .max = RATE_RULES_MAX },
-		{ "server", .text = &arguments.server },
-	};
-	const struct cli_command command = { name, help, options, ARRAY_COUNT(options), NULL };
+	const struct cli_command command = { .name = name,
+		.usage = help,
+		.notes = notes,
+		CLI_FIELDS(fields),
+		.arguments = &arguments };
 	static const char memory_key[] = "memory=";
 	struct error error = { 0 };
 	int status = cli_parse(&command, argc, argv);

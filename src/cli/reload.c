@@ -17,18 +17,14 @@ static const char help[] =
 	"connections use what was read; those of clients that are not believed any more are\n"
 	"ended. What has changed is printed. If anything is wrong, nothing changes, and a\n"
 	"message says what and where.\n"
-	"\n"
-	"  --server SERVER  one of its URIs, its control socket, or its process id;\n"
-	"                 optional if there is only one server; SERVER alone as the last\n"
-	"                 word is the same\n"
-	"  --dry-run      read and compare, print what would change, and change nothing\n"
-	"  -h, --help     print this help\n"
-	"\n"
-	"Examples:\n"
-	"  gmblock reload\n"
-	"  gmblock reload nbd://localhost/data\n"
-	"\n"
-	"Exit status: 1 failure, 2 usage error.\n";
+	"\n";
+
+static const char notes[] = "\n"
+			    "Examples:\n"
+			    "  gmblock reload\n"
+			    "  gmblock reload nbd://localhost/data\n"
+			    "\n"
+			    "Exit status: 1 failure, 2 usage error.\n";
 
 enum { TIMEOUT_MS = 60000 };
 
@@ -81,15 +77,27 @@ static int cli_reload_show(const json_t *result, bool dry_run, struct error *err
 	return cli_reload_finish(result, error);
 }
 
+struct reload_arguments {
+	bool dry_run;
+	const char *server;
+};
+
+#define AT(member) FIELD_IN(struct reload_arguments, member)
+
+static const struct field fields[] = {
+	{ "dry-run", NULL, "read and compare, print what would change, and change nothing",
+		.type = FIELD_FLAG, AT(dry_run) },
+	CLI_SERVER_OR_OPERAND(struct reload_arguments),
+};
+
 int cmd_reload(int argc, char **argv)
 {
-	bool dry_run = false;
-	const char *server = NULL;
-	const struct cli_option options[] = {
-		{ "dry-run", .flag = &dry_run },
-		{ "server", .text = &server },
-	};
-	const struct cli_command command = { name, help, options, ARRAY_COUNT(options), NULL };
+	struct reload_arguments arguments = { 0 };
+	const struct cli_command command = { .name = name,
+		.usage = help,
+		.notes = notes,
+		CLI_FIELDS(fields),
+		.arguments = &arguments };
 	struct error error = { 0 };
 	char path[STATS_PATH_BYTES];
 	json_t *result;
@@ -97,17 +105,17 @@ int cmd_reload(int argc, char **argv)
 	int rc;
 
 	if (status == CLI_GO_ON) {
-		status = cli_server(name, argc, argv, &server);
+		status = cli_server(name, argc, argv, &arguments.server);
 	}
 	if (status != CLI_GO_ON) {
 		return status;
 	}
-	if (stats_find(server, path, &error) != 0 ||
-		control_ask(path, "reload", json_pack("{s:b}", "dry_run", dry_run), TIMEOUT_MS,
-			&result, &error) != 0) {
+	if (stats_find(arguments.server, path, &error) != 0 ||
+		control_ask(path, "reload", json_pack("{s:b}", "dry_run", arguments.dry_run),
+			TIMEOUT_MS, &result, &error) != 0) {
 		return cli_failure(name, &error);
 	}
-	rc = cli_reload_show(result, dry_run, &error);
+	rc = cli_reload_show(result, arguments.dry_run, &error);
 	json_decref(result);
 	return rc < 0 ? cli_failure(name, &error) : CLI_OK;
 }

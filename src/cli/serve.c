@@ -54,9 +54,10 @@ static int serve_parse_arguments(struct server_config *config, int argc, char **
 {
 	const struct cli_command command = { .name = name,
 		.usage = help_head,
-		.arguments = config,
-		.fields = server_config_field,
 		.notes = help_notes,
+		.fields = server_config_field(0), /* they are one table */
+		.field_count = server_config_option_count(),
+		.arguments = config,
 		.set = set_option,
 		.keys = server_export_field,
 		.keys_option = "export" };

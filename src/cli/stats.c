@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
 #include <getopt.h>
 #include <poll.h>
 #include <stdio.h>
@@ -27,36 +28,28 @@ static const char usage_text[] =
 	"       gmblock stats --describe\n"
 	"\n"
 	"Shows what a server on this machine has done, and where the time of its requests went.\n"
-	"\n"
-	"  --server SERVER  one of its URIs, its control socket, or its process id;\n"
-	"                 optional if there is only one server; SERVER alone as the last\n"
-	"                 word is the same\n"
-	"  --json         print JSON\n"
-	"  --watch[=TIME] with --json: print a document again and again, one per line\n"
-	"                 (default: every second); gmblock top shows it on a terminal\n"
-	"  --prometheus   print metrics in the Prometheus text format\n"
-	"  --describe     describe all counters as JSON, without a server\n"
-	"  -h, --help     print this help\n"
-	"\n"
-	"Examples:\n"
-	"  gmblock stats\n"
-	"  gmblock stats --json --watch nbd://localhost/data\n"
-	"  gmblock stats --json | jq '.exports[].operations'\n";
+	"\n";
 
-static int take_watch(void *context, const char *name, const char *text)
+static const char notes[] = "\n"
+			    "Examples:\n"
+			    "  gmblock stats\n"
+			    "  gmblock stats --json --watch nbd://localhost/data\n"
+			    "  gmblock stats --json | jq '.exports[].operations'\n";
+
+static int take_watch(void *context, const char *text, struct error *error)
 {
 	struct stats_arguments *arguments = context;
-	struct error error;
+	int rc = 0;
 
 	arguments->watch_ns = NS_PER_S;
 	arguments->watch_is_bare = text == NULL;
-	if (text != NULL && units_parse_seconds(text, &arguments->watch_ns, &error) != 0) {
-		return cli_usage_error("stats", "--%s: %s", name, error.text);
+	if (text != NULL) {
+		rc = units_parse_seconds(text, &arguments->watch_ns, error);
 	}
-	if (arguments->watch_ns < WATCH_NS_MIN || arguments->watch_ns > WATCH_NS_MAX) {
-		return cli_usage_error("stats", "--%s: from 100ms to 24h", name);
+	if (rc == 0 && (arguments->watch_ns < WATCH_NS_MIN || arguments->watch_ns > WATCH_NS_MAX)) {
+		rc = error_set(error, -ERANGE, "from 100ms to 24h");
 	}
-	return CLI_GO_ON;
+	return rc;
 }
 
 /* True for what was probably meant to be the time of a --watch that has none. */
@@ -67,17 +60,28 @@ static bool is_watch_time(const struct stats_arguments *arguments, const char *o
 	return arguments->watch_is_bare && units_parse_seconds(operand, &ignored, NULL) == 0;
 }
 
+#define AT(member) FIELD_IN(struct stats_arguments, member)
+
+static const struct field fields[] = {
+	{ "json", NULL, "print JSON", .type = FIELD_FLAG, AT(json) },
+	{ "watch", "TIME",
+		"with --json: print a document again and again, one per line (default: every "
+		"second); gmblock top shows it on a terminal",
+		.set = take_watch, .flags = FIELD_BARE },
+	{ "prometheus", NULL, "print metrics in the Prometheus text format", .type = FIELD_FLAG,
+		AT(prometheus) },
+	{ "describe", NULL, "describe all counters as JSON, without a server", .type = FIELD_FLAG,
+		AT(describe) },
+	CLI_SERVER_OR_OPERAND(struct stats_arguments),
+};
+
 static int cli_stats_arguments_parse(int argc, char **argv, struct stats_arguments *arguments)
 {
-	const struct cli_option options[] = {
-		{ "watch", .take = take_watch, .value = CLI_VALUE_OPTIONAL },
-		{ "json", .flag = &arguments->json },
-		{ "prometheus", .flag = &arguments->prometheus },
-		{ "describe", .flag = &arguments->describe },
-		{ "server", .text = &arguments->server },
-	};
-	const struct cli_command command = { "stats", usage_text, options, ARRAY_COUNT(options),
-		arguments };
+	const struct cli_command command = { .name = "stats",
+		.usage = usage_text,
+		.notes = notes,
+		CLI_FIELDS(fields),
+		.arguments = arguments };
 	int status = cli_parse(&command, argc, argv);
 
 	for (int i = optind; status == CLI_GO_ON && argc - optind > 1 && i < argc; i++) {

@@ -36,22 +36,15 @@ static const char help[] =
 	"clients: connections, disks and addresses go on where they are. The new process runs\n"
 	"the program file of this command with the arguments of the old one, or PROGRAM.\n"
 	"If it is not ready within 10 seconds, or ends, the old one goes on.\n"
-	"\n"
-	"  --server SERVER  one of its URIs, its control socket, or its process id;\n"
-	"                 optional if there is only one server; SERVER alone as the last\n"
-	"                 word is the same\n"
-	"  --if-replaced  do nothing if the server runs the program file of this command\n"
-	"  --dry-run      print which connections would go on and which would end, and why, or\n"
-	"                 that the server cannot be upgraded; change nothing\n"
-	"  --all-or-nothing  no upgrade if a connection would end\n"
-	"  -h, --help     print this help\n"
-	"\n"
-	"Examples:\n"
-	"  gmblock upgrade\n"
-	"  gmblock upgrade --dry-run\n"
-	"  gmblock upgrade --if-replaced nbd://localhost/\n"
-	"\n"
-	"Exit status: 1 failure, 2 usage error.\n";
+	"\n";
+
+static const char notes[] = "\n"
+			    "Examples:\n"
+			    "  gmblock upgrade\n"
+			    "  gmblock upgrade --dry-run\n"
+			    "  gmblock upgrade --if-replaced nbd://localhost/\n"
+			    "\n"
+			    "Exit status: 1 failure, 2 usage error.\n";
 
 enum {
 	ANSWER_MS = 60000,
@@ -580,45 +573,62 @@ static int upgrade(const char *path, const struct wish *wish, struct error *erro
 	return status;
 }
 
+struct upgrade_arguments {
+	struct wish wish;
+	bool if_replaced;
+	const char *server;
+};
+
+#define AT(member) FIELD_IN(struct upgrade_arguments, member)
+
+static const struct field fields[] = {
+	{ "dry-run", NULL,
+		"print which connections would go on and which would end, and why, or that the "
+		"server cannot be upgraded; change nothing",
+		.type = FIELD_FLAG, AT(wish.is_dry) },
+	{ "all-or-nothing", NULL, "no upgrade if a connection would end", .type = FIELD_FLAG,
+		AT(wish.keeps_all) },
+	{ "if-replaced", NULL, "do nothing if the server runs the program file of this command",
+		.type = FIELD_FLAG, AT(if_replaced) },
+	CLI_SERVER_OR_OPERAND(struct upgrade_arguments),
+};
+
 int cmd_upgrade(int argc, char **argv)
 {
-	struct wish wish = { 0 };
-	bool if_replaced = false;
-	const char *server = NULL;
-	const struct cli_option options[] = {
-		{ "dry-run", .flag = &wish.is_dry },
-		{ "all-or-nothing", .flag = &wish.keeps_all },
-		{ "if-replaced", .flag = &if_replaced },
-		{ "server", .text = &server },
-	};
-	const struct cli_command parser = { name, help, options, ARRAY_COUNT(options), NULL };
+	struct upgrade_arguments arguments = { 0 };
+	struct wish *wish = &arguments.wish;
+	const struct cli_command command = { .name = name,
+		.usage = help,
+		.notes = notes,
+		CLI_FIELDS(fields),
+		.arguments = &arguments };
 	char path[STATS_PATH_BYTES];
 	struct error error = { 0 };
 	int operands = argc;
 	int status;
 
-	for (int i = 1; i < argc && wish.command == NULL; i++) {
+	for (int i = 1; i < argc && wish->command == NULL; i++) {
 		if (strcmp(argv[i], "--") == 0) {
 			operands = i;
-			wish.command = &argv[i + 1];
+			wish->command = &argv[i + 1];
 		}
 	}
-	if (wish.command != NULL && wish.command[0] == NULL) {
+	if (wish->command != NULL && wish->command[0] == NULL) {
 		return cli_usage_error(name, "a program is needed behind --");
 	}
-	status = cli_parse(&parser, operands, argv);
+	status = cli_parse(&command, operands, argv);
 	if (status == CLI_GO_ON) {
-		status = cli_server(name, operands, argv, &server);
+		status = cli_server(name, operands, argv, &arguments.server);
 	}
 	if (status != CLI_GO_ON) {
 		return status;
 	}
-	status = stats_find(server, path, &error);
+	status = stats_find(arguments.server, path, &error);
 	if (status == 0) {
-		status = if_replaced ? cli_upgrade_is_replaced(path, &error) : 1;
+		status = arguments.if_replaced ? cli_upgrade_is_replaced(path, &error) : 1;
 	}
 	if (status < 0) {
 		return cli_failure(name, &error);
 	}
-	return status > 0 ? upgrade(path, &wish, &error) : CLI_OK;
+	return status > 0 ? upgrade(path, wish, &error) : CLI_OK;
 }

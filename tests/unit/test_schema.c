@@ -48,7 +48,7 @@ static bool same_count(const void *a, const void *b)
 	return ((const struct object *)a)->count / 10 == ((const struct object *)b)->count / 10;
 }
 
-#define AT(member) .offset = offsetof(struct object, member)
+#define AT(member) FIELD_IN(struct object, member)
 
 static const struct field *field_of(uint32_t idx)
 {
@@ -73,8 +73,8 @@ static const struct field *field_of(uint32_t idx)
 			"x", .type = FIELD_TEXT, AT(text), .letter = 'f' },
 		{ "argument", "TEXT", "a text", "x", .type = FIELD_ARGUMENT,
 			.flags = FIELD_NOT_EMPTY, AT(argument) },
-		{ "own", "TEXT", "a text", "x", .flags = FIELD_BARE | FIELD_REPEATS, .set = set_own,
-			FIELD_AT(struct object, own, own) },
+		{ "own", "TEXT", "a text", "x", .flags = FIELD_BARE | FIELD_REPEATS | FIELD_LIVE,
+			.set = set_own, AT(own) },
 	};
 
 	return idx < sizeof(fields) / sizeof(fields[0]) ? &fields[idx] : NULL;
@@ -231,6 +231,7 @@ static void help(void **state)
 	field_help_option(out, named("file"));
 	field_help_option(out, named("own"));
 	field_help_key(out, named("colour"));
+	field_help_key(out, named("own"));
 	field_help_line(out, "a name that is as long as its column", "b");
 	fclose(out);
 	assert_string_equal(text,
@@ -238,6 +239,7 @@ static void help(void **state)
 		"                              fit one line\n"
 		"      --own[=TEXT]            a text\n"
 		"        colour=red|green|blue a colour\n"
+		"        own=TEXT              a text (live)\n"
 		"a name that is as long as its column\n"
 		"                              b\n");
 	free(text);

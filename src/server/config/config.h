@@ -273,30 +273,29 @@ const struct field *server_listen_field(uint32_t idx);
 extern const char *const server_tls_modes[];
 extern const char *const server_tls_records[];
 
+#define SERVER_TLS_AT(at, member)                                                                  \
+	.offset = (at) + offsetof(struct server_tls, member),                                      \
+	.bytes = sizeof(((struct server_tls *)0)->member)
 /* The rows of what has a struct server_tls at that offset. */
 #define SERVER_TLS_FIELDS(at)                                                                      \
 	{ "tls", .help = "no TLS (default), for clients that ask for it, or nothing without it",   \
-		.type = FIELD_WORD, .words = server_tls_modes,                                     \
-		.offset = (at) + offsetof(struct server_tls, mode),                                \
+		.type = FIELD_WORD, .words = server_tls_modes, SERVER_TLS_AT(at, mode),            \
 		.heading = "TLS of nbd addresses that have no keys of their own in the "           \
 			   "configuration file:" },                                                \
 		{ "tls-certificates", "DIR",                                                       \
 			"the folder with ca-cert.pem, server-cert.pem, server-key.pem and "        \
 			"perhaps ca-crl.pem",                                                      \
-			.type = FIELD_TEXT,                                                        \
-			.offset = (at) + offsetof(struct server_tls, certificates) },              \
+			.type = FIELD_TEXT, SERVER_TLS_AT(at, certificates) },                     \
 		{ "tls-psk", "FILE", "pre-shared keys, as psktool writes them",                    \
-			.type = FIELD_TEXT, .offset = (at) + offsetof(struct server_tls, psk) },   \
+			.type = FIELD_TEXT, SERVER_TLS_AT(at, psk) },                              \
 		{ "tls-verify-peer", .help = "demand a certificate of clients, and verify it",     \
-			.type = FIELD_FLAG,                                                        \
-			.offset = (at) + offsetof(struct server_tls, verify_peer) },               \
+			.type = FIELD_FLAG, SERVER_TLS_AT(at, verify_peer) },                      \
 		{ "tls-priority", "STRING", "of GnuTLS, in place of ours", .type = FIELD_TEXT,     \
-			.flags = FIELD_NOT_EMPTY,                                                  \
-			.offset = (at) + offsetof(struct server_tls, priority) },                  \
+			.flags = FIELD_NOT_EMPTY, SERVER_TLS_AT(at, priority) },                   \
 	{                                                                                          \
 		"tls-records", .help = "who encrypts after the handshake (auto)",                  \
 			       .type = FIELD_WORD, .words = server_tls_records,                    \
-			       .offset = (at) + offsetof(struct server_tls, records)               \
+			       SERVER_TLS_AT(at, records)                                          \
 	}
 
 void server_listen_fini(struct server_listen *entry);
@@ -309,8 +308,9 @@ GMB_MUST_CHECK int server_tls_finish(struct server_config *config, struct error 
 /* --- options of the whole server (options.c) ---------------------------------------------------
  */
 
-/* Options of the command line, and what is compared beside them. */
+/* Options of the command line, and behind them the operand, and what is compared beside them. */
 const struct field *server_config_field(uint32_t idx);
+uint32_t server_config_option_count(void);
 /* Whether it was given, by the command line or the file. */
 bool server_config_has(const struct server_config *config, const struct field *field);
 /* Whether two finished configurations have the same value for it. */

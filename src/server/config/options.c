@@ -412,8 +412,8 @@ static const char *const spin_words[] = {
 	[SERVER_SPIN_AUTO] = "auto", [SERVER_SPIN_OFF] = "off", NULL
 };
 
-#define AT(member)    .offset = offsetof(struct server_config, member)
-#define LIMIT(member) .offset = offsetof(struct server_config, limits.member)
+#define AT(member)    FIELD_IN(struct server_config, member)
+#define LIMIT(member) FIELD_IN(struct server_config, limits.member)
 
 static const struct field fields[] = {
 	{ "export", "NAME=PATH[,KEY=VALUE]...",
@@ -514,7 +514,7 @@ static const struct field fields[] = {
 		LIMIT(handshake_timeout_ns) },
 	{ "idle-timeout", "TIME|off", "end connections that ask nothing for so long (off)",
 		.flags = FIELD_LIMIT | FIELD_RESTART, .set = set_idle_timeout,
-		FIELD_AT(struct server_config, limits.idle_timeout_ns, limits.idle_timeout_ns) },
+		LIMIT(idle_timeout_ns) },
 	{ "max-inflight", "N", "maximum requests in flight per connection (128)",
 		.type = FIELD_COUNT, .flags = FIELD_LIMIT | FIELD_RESTART, .min = 1, .max = 65536,
 		LIMIT(inflight_max) },
@@ -534,6 +534,16 @@ _Static_assert(ARRAY_COUNT(fields) <= 64, "each has a bit of server_config.given
 const struct field *server_config_field(uint32_t idx)
 {
 	return idx < ARRAY_COUNT(fields) ? &fields[idx] : NULL;
+}
+
+uint32_t server_config_option_count(void)
+{
+	uint32_t count = 0;
+
+	while ((fields[count].flags & FIELD_HIDDEN) == 0) {
+		count++;
+	}
+	return count;
 }
 
 static uint64_t bit_of(const struct field *field)

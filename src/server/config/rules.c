@@ -148,7 +148,7 @@ enum { OF_RATES = 3 };
 static const struct field fields[] = {
 	{ "rate", "RATE[:requests=N][:burst=TIME]", .set = set_rule_rate },
 	{ "connections", "N", .type = FIELD_COUNT, .min = 1, .max = 1000000,
-		.offset = offsetof(struct server_rule, rate.connections_max) },
+		FIELD_IN(struct server_rule, rate.connections_max) },
 	{ "memory", "SIZE", .set = set_rule_memory },
 	[OF_RATES] = { "rights", "rw|ro|none", .set = set_rights },
 	{ "psk", "NAME", .set = add_psk },

@@ -17,8 +17,7 @@ enum { KEY_URI, KEY_MODE, KEY_TLS_FIRST = KEY_MODE };
 
 /* Those of TLS are fields of struct server_tls as well, the first member. */
 static const struct field fields[] = {
-	[KEY_URI] = { "uri", "URI", .type = FIELD_TEXT,
-		.offset = offsetof(struct server_listen, text) },
+	[KEY_URI] = { "uri", "URI", .type = FIELD_TEXT, FIELD_IN(struct server_listen, text) },
 	SERVER_TLS_FIELDS(0),
 };
 _Static_assert(offsetof(struct server_listen, tls) == 0, "so that they are");

@@ -651,7 +651,7 @@ static const struct field flash_options[] = {
 		"flash: memory for the map of a flash store: 64M, the default, covers 32 GiB of "
 		"the disk",
 		"64M", .type = FIELD_BYTES, .min = FLASH_BLOCK_BYTES, .max = UINT64_C(1) << 40,
-		.offset = offsetof(struct flash_config, map_memory) },
+		FIELD_IN(struct flash_config, map_memory) },
 	{ "on-full", "drop|refuse",
 		"flash: when a snapshot leaves no room for writes: drop it (the default), or let "
 		"writes fail",
@@ -667,7 +667,7 @@ static const struct field flash_options[] = {
 		"flash: when the cache file has changes of the disk that this one was copied or "
 		"moved from",
 		"take", .type = FIELD_WORD, .words = others_words,
-		.offset = offsetof(struct flash_config, others) },
+		FIELD_IN(struct flash_config, others) },
 };
 
 #define FLASH(field, kind, help) COUNTER(struct flash, counters.field, kind, ITEMS, #field, help)
