@@ -188,7 +188,7 @@ static const char *class_text(char out[48], const json_t *operation)
 	return out;
 }
 
-static void show_server(const json_t *document)
+static void stats_show_server(const json_t *document)
 {
 	const char *version = tools_stats_text_of(document, "version");
 	char shown[QUOTE_BYTES];
@@ -387,7 +387,7 @@ void stats_show(const json_t *document)
 {
 	const json_t *exports = json_object_get(document, "exports");
 
-	show_server(document);
+	stats_show_server(document);
 	show_arenas(json_object_get(document, "arenas"));
 	show_rules(json_object_get(document, "rates"));
 	for (size_t i = 0; i < json_array_size(exports); i++) {

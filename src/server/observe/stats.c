@@ -144,7 +144,7 @@ static json_t *client_json(const struct summary_client *client)
 	return whole;
 }
 
-static json_t *known(uint64_t value)
+static json_t *stats_known(uint64_t value)
 {
 	return value > 0 ? json_integer((json_int_t)value) : json_null();
 }
@@ -203,12 +203,14 @@ static json_t *rules_json(struct rate_rules *rules)
 		rate_rules_look(rules, i, &rule, &identities);
 		json_array_append_new(all,
 			json_pack("{s:o, s:o, s:o, s:s, s:o, s:o, s:I}", "bytes_per_second",
-				known(rule.limits.per_second[RATE_BYTES]), "requests_per_second",
-				known(rule.limits.per_second[RATE_REQUESTS]), "burst_seconds",
+				stats_known(rule.limits.per_second[RATE_BYTES]),
+				"requests_per_second",
+				stats_known(rule.limits.per_second[RATE_REQUESTS]), "burst_seconds",
 				burst_json(&rule.limits), "origin",
 				log_escape(shown, sizeof(shown), rule.origin, strlen(rule.origin)),
-				"connections_max", known(rule.connections_max), "memory_max_bytes",
-				known(rule.memory_max), "identities", (json_int_t)identities));
+				"connections_max", stats_known(rule.connections_max),
+				"memory_max_bytes", stats_known(rule.memory_max), "identities",
+				(json_int_t)identities));
 	}
 	return all;
 }
@@ -280,11 +282,12 @@ static json_t *export_json(const struct summary *summary, uint32_t export_index)
 	parts_add(whole, about);
 	rate_get(&entry->rate, &limits);
 	json_object_set_new(json_object_get(whole, "rate"), "burst_seconds", burst_json(&limits));
-	json_object_update_new(whole,
-		json_pack("{s:o, s:o, s:s, s:o, s:o}", "overlap", overlap_json(entry->overlap),
-			"page_cache_send_refusal", text_or_null(store_page_cache_refusal(entry->store)),
-			"barrier", store_barrier_name(store_barrier(entry->store, false)), "store",
-			layers_json(about, entry->store), "operations", operations));
+	json_object_update_new(
+		whole, json_pack("{s:o, s:o, s:s, s:o, s:o}", "overlap",
+			       overlap_json(entry->overlap), "page_cache_send_refusal",
+			       text_or_null(store_page_cache_refusal(entry->store)), "barrier",
+			       store_barrier_name(store_barrier(entry->store, false)), "store",
+			       layers_json(about, entry->store), "operations", operations));
 	return whole;
 }
 

@@ -111,7 +111,7 @@ static void summary_add_operations(
 }
 
 /* A rate or a limit; 0: there is none. */
-static uint64_t known(uint64_t value)
+static uint64_t summary_known(uint64_t value)
 {
 	return value > 0 ? value : COUNTER_NONE;
 }
@@ -121,9 +121,9 @@ static void keep_fastest(struct summary_direction *kept, const struct overlap *m
 {
 	if (kept->disk_rate == COUNTER_NONE || rate->bytes_per_second >= kept->disk_rate) {
 		*kept = (struct summary_direction){
-			.part_bytes = known(measured->chosen),
-			.disk_rate = known(rate->bytes_per_second),
-			.network_rate = known(measured->network_rate),
+			.part_bytes = summary_known(measured->chosen),
+			.disk_rate = summary_known(rate->bytes_per_second),
+			.network_rate = summary_known(measured->network_rate),
 			.early_permille =
 				measured->early_measured
 					? (uint64_t)measured->early * 1000 / OVERLAP_EARLY_ONE
@@ -240,9 +240,10 @@ static void summary_look_at(struct summary_export *sum, const struct export *exp
 	sum->connections = atomic_load_explicit(&export->connections, memory_order_relaxed);
 	sum->read_only = atomic_load_explicit(&export->read_only, memory_order_relaxed);
 	sum->started_permille = store_start_permille(export->store);
-	sum->memory_max = known(atomic_load_explicit(&export->memory_max, memory_order_relaxed));
-	sum->rate_bytes_max = known(limits.per_second[RATE_BYTES]);
-	sum->rate_requests_max = known(limits.per_second[RATE_REQUESTS]);
+	sum->memory_max =
+		summary_known(atomic_load_explicit(&export->memory_max, memory_order_relaxed));
+	sum->rate_bytes_max = summary_known(limits.per_second[RATE_BYTES]);
+	sum->rate_requests_max = summary_known(limits.per_second[RATE_REQUESTS]);
 }
 
 int summary_collect(const struct server_view *view, struct summary *summary)
