@@ -135,7 +135,6 @@ void export_put(struct export *export);
  */
 GMB_MUST_CHECK int export_start(struct export *export, struct engine *engine);
 
-
 /* Private to src/engine. */
 /* export_put() without blocking, on the thread of the engine's ring. */
 void export_put_async(struct export *export, struct engine *engine);
