@@ -88,8 +88,10 @@ static bool same_socket(
 static bool same_place(
 	const struct export_uri *served, long long pid, const struct export_uri *asked)
 {
+	/* Without an export the address is enough. */
 	if (served->is_unix != asked->is_unix ||
-		strcmp(served->export_name, asked->export_name) != 0) {
+		(asked->export_name[0] != '\0' &&
+			strcmp(served->export_name, asked->export_name) != 0)) {
 		return false;
 	}
 	if (served->is_unix) {

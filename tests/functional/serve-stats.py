@@ -436,13 +436,17 @@ class Stats(support.Case):
         server = self.start("--export", "disk=memory:1M", "--listen", "nbd://127.0.0.1:0",
                             **options)
         base = server.uri.removesuffix("/disk")
-        for uri in (base, base + "/dusk", "nbd://127.0.0.2/disk", "nbd+unix:///disk?socket=s"):
+        for uri in (base, base + "/"):  # the address is enough
+            code, output, errors = self.run_gmblock("stats", "--json", uri, **options)
+            self.assertEqual((code, errors), (0, ""), uri)
+            self.assertEqual(json.loads(output)["pid"], server.process.pid)
+        for uri in (base + "/dusk", "nbd://127.0.0.2/disk", "nbd+unix:///disk?socket=s"):
             code, _, errors = self.run_gmblock("stats", uri, **options)
             self.assertEqual(code, 1)
             self.assertIn(f"serves {uri}; what is served here is {server.uri}; a server is asked", errors)
         exports = [f"--export=disk-{index}=null:1M" for index in range(20)]
         self.start(*exports, "--listen", self.socket_uri(), uri_count=20, **options)
-        code, _, errors = self.run_gmblock("stats", base, **options)
+        code, _, errors = self.run_gmblock("stats", base + "/dusk", **options)
         self.assertEqual(code, 1)
         self.assertRegex(errors, r"what is served here is nbd.*, \.\.\.; a server is asked .* there\n")
 
