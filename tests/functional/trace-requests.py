@@ -59,7 +59,10 @@ class Case(support.Case):
             [support.program(), "trace", "--request", *arguments, self.control],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.addCleanup(self.end_tracer, tracer)
-        line = tracer.stderr.readline()
+        # Not more than this line: communicate() does not see what is in the buffer of a reader.
+        line = ""
+        while not line.endswith("\n") and (byte := os.read(tracer.stderr.fileno(), 1)):
+            line += byte.decode()
         self.assertRegex(line, r"^gmblock trace: waiting for \d+ requests?$")
         return tracer
 
