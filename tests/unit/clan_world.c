@@ -13,7 +13,7 @@
 
 static void take_events(struct world *world, int side, int timeout_ms)
 {
-	uint32_t room = 64 - world->kept_count[side];
+	uint32_t room = WORLD_EVENTS_MAX - world->kept_count[side];
 	int count;
 
 	assert_true(room > 0);

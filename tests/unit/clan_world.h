@@ -20,6 +20,8 @@
 enum { WORLD_DIALER, WORLD_SERVER, WORLD_SIDES };
 
 /* It ends what hangs, and is far more than anything takes on a busy machine. */
+/* Events that nobody has asked for yet; more than one batch of a test, if its worker is late. */
+#define WORLD_EVENTS_MAX 1024U
 #define WORLD_TIMEOUT_NS UINT64_C(60000000000)
 
 /* How the queues of the tests wait; tests run for each. */
@@ -37,7 +39,7 @@ struct world {
 	struct clan_conn *conns[WORLD_SIDES];
 	char address[CLAN_ADDRESS_BYTES];
 	/* Events that came and were not asked for yet. */
-	struct clan_event kept[WORLD_SIDES][64];
+	struct clan_event kept[WORLD_SIDES][WORLD_EVENTS_MAX];
 	uint32_t kept_count[WORLD_SIDES];
 };
 
