@@ -19,9 +19,9 @@
 
 enum { WORLD_DIALER, WORLD_SERVER, WORLD_SIDES };
 
-/* It ends what hangs, and is far more than anything takes on a busy machine. */
-/* Events that nobody has asked for yet; more than one batch of a test, if its worker is late. */
+/* Events that no test has asked for yet: those of several batches, if a worker is late. */
 #define WORLD_EVENTS_MAX 1024U
+/* It ends what hangs, and is far more than anything takes on a busy machine. */
 #define WORLD_TIMEOUT_NS UINT64_C(60000000000)
 
 /* How the queues of the tests wait; tests run for each. */
