@@ -18,6 +18,10 @@ RUN_TESTS = scripts/run-tests -j $(JOBS)
 # interop suite mostly exercises other people's: both run in the normal build.
 SANITIZED = --suite unit --suite sim --suite fuzz --suite conformance --suite functional
 
+# Queues, workers and recovery, under ThreadSanitizer in the long suite. It does not see what processes share.
+TSAN_LONG = clan clan_rpc clan_tcp clan_handshake push ring_contract_uring ring_contract_confined work tls_workers \
+	serve-flash serve-flash-cache
+
 FORMATTED = $(shell find src include tests bench examples -name '*.[ch]' -o -name '*.cc' -o -name '*.hh' 2>/dev/null)
 
 .DEFAULT_GOAL := help
@@ -44,7 +48,8 @@ test-vm: deps-test $(BUILD)/.gmblock-tests ## run the tests that need kernels of
 
 test-long: deps-test $(BUILD)/.gmblock-tests ## hours: simulation seeds, killed servers, keys of TLS that change by themselves, then fuzzing; SOAK_PERCENT shortens it
 	@SOAK_PERCENT=$(SOAK_PERCENT) $(RUN_TESTS) -C $(BUILD) --setup soak --suite soak $(TEST_ARGS)
-	$(if $(TEST_ARGS),,CC=$(CLANG) FUZZ_SECONDS=$${FUZZ_SECONDS:-$$((3 * $(SOAK_PERCENT)))} tests/fuzz/run.sh)
+	$(if $(TEST_ARGS),,@$(MAKE) --no-print-directory tsan SANITIZED='$(TSAN_LONG)')
+	$(if $(TEST_ARGS),,CC=$(CLANG) FUZZ_JOBS=$(JOBS) FUZZ_SECONDS=$${FUZZ_SECONDS:-$$((3 * $(SOAK_PERCENT)))} tests/fuzz/run.sh)
 
 deb: deps-deb ## build the Debian packages in build-deb/
 	@JOBS=$(JOBS) scripts/make-deb
@@ -97,7 +102,7 @@ clang: deps-test ## build with the second compiler, warnings as errors, and run 
 	@$(RUN_TESTS) -C build-clang $(TEST_ARGS)
 
 fuzz: deps-test ## run every fuzz target for FUZZ_SECONDS (60) of processor time (build-fuzz/)
-	CC=$(CLANG) tests/fuzz/run.sh
+	CC=$(CLANG) FUZZ_JOBS=$(JOBS) tests/fuzz/run.sh
 
 bench: deps-test ## compare with nbdkit, qemu-nbd and nbd-server on this machine (as root)
 	@$(MAKE) --no-print-directory compile

@@ -435,7 +435,8 @@ static bool model_init(struct model *model)
 			MIN(config->leaf_count, leaf_total(config)), leaf_total(config))) {
 		return false;
 	}
-	gc_init(&model->table, config->policy, model->segments, segments, config->segment_blocks);
+	gc_init(&model->table, gc_rules[config->policy], model->segments, segments,
+		config->segment_blocks);
 	if (config->begin_segments == 0) {
 		model->config.begin_segments =
 			gc_begin_segments(&model->table, GC_RESERVE_SEGMENTS);

@@ -16,6 +16,7 @@
  */
 #pragma once
 
+#include "lab/gc_rules.h"
 #include "store/flash/cache_lru.h"
 
 enum {

@@ -91,8 +91,8 @@ static int parse_policies(const char *text, uint32_t *policies, struct error *er
 		uint32_t policy = 0;
 
 		while (policy < GC_POLICY_COUNT &&
-			(strlen(gc_policy_names[policy]) != len ||
-				strncmp(at, gc_policy_names[policy], len) != 0)) {
+			(strlen(gc_rules[policy]->name) != len ||
+				strncmp(at, gc_rules[policy]->name, len) != 0)) {
 			policy++;
 		}
 		if (policy == GC_POLICY_COUNT) {
@@ -337,7 +337,7 @@ static void print_json(const struct options *options, enum gc_policy policy,
 	memcpy(values, counts, sizeof(values));
 	printf("{\"policy\": \"%s\", \"cold_percent\": %" PRIu32 ", \"blocks\": %" PRIu32
 	       ", \"segments\": %" PRIu32,
-		gc_policy_names[policy], options->model.cold_percent, options->model.blocks,
+		gc_rules[policy]->name, options->model.cold_percent, options->model.blocks,
 		model_segment_count(model));
 	for (uint32_t i = 0; i < ARRAY_COUNT(values); i++) {
 		printf(", \"%s\": %" PRIu64, count_names[i], values[i]);
@@ -351,7 +351,7 @@ static void print_line(enum gc_policy policy, const struct model_counts *counts)
 	double user = (double)counts->user / 100;
 
 	printf("%-8s %6.3f %6.3f %8.1f %8.1f %8.1f %8.1f %8.1f %7.1f %7.1f\n",
-		gc_policy_names[policy], amplification(counts), amplification_of_all(counts),
+		gc_rules[policy]->name, amplification(counts), amplification_of_all(counts),
 		(double)(counts->evicted + counts->flushed) / user, (double)counts->direct / user,
 		(double)counts->moved / user, (double)counts->moved_from_cache / user,
 		(double)counts->written_back / user, (double)counts->leaf / user,
@@ -378,7 +378,7 @@ static int play(
 
 	options->model.policy = policy;
 	options->model.cold_percent = options->cold_percent == COLD_OF_POLICY
-					      ? gc_rules[policy].cold_percent
+					      ? gc_rules[policy]->cold_percent
 					      : options->cold_percent;
 	options->model.spare = options->spare_percent / 100.0;
 	options->model.cache_blocks = (uint32_t)(disk * options->cache_per_mille / 1000);

@@ -49,12 +49,15 @@ static const struct store_kind *const store_kinds[] = {
 	&null_store_kind,
 	&flash_store_kind,
 	&overlay_store_kind,
-#ifdef GMBLOCK_MARKER
+#ifdef GMBLOCK_LAB
 	&marker_store_kind,
 #endif
 	&pace_store_kind,
 	&delay_store_kind,
 	&fault_store_kind,
+#ifdef GMBLOCK_LAB
+	&knobs_store_kind,
+#endif
 };
 
 static void print_usage(FILE *out)
@@ -76,7 +79,7 @@ static void print_usage(FILE *out)
 		"help", "describe a command");
 }
 
-static const struct cli_subcommand *find_command(const char *name)
+static const struct cli_subcommand *main_find_command(const char *name)
 {
 	for (size_t i = 0; i < ARRAY_COUNT(commands); i++) {
 		if (strcmp(name, commands[i].name) == 0) {
@@ -152,7 +155,7 @@ static int run_help(int argc, char **argv)
 	if (strcmp(wanted, self.name) == 0) {
 		return cli_print(help_usage);
 	}
-	command = find_command(wanted);
+	command = main_find_command(wanted);
 	arguments[0] = argv[optind];
 	return command != NULL ? command->run(2, arguments) : unknown_command(wanted);
 }
@@ -197,6 +200,6 @@ int main(int argc, char **argv)
 	if (strcmp(argv[1], "--completion") == 0) {
 		return cli_completion(argc > 2 ? argv[2] : "", commands, ARRAY_COUNT(commands));
 	}
-	command = find_command(argv[1]);
+	command = main_find_command(argv[1]);
 	return command != NULL ? command->run(argc - 1, argv + 1) : unknown_command(argv[1]);
 }

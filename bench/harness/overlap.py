@@ -18,12 +18,12 @@ import sys
 from . import against, daemons, measure, session, spellings
 
 CLIENT_TIMEOUT_S = 120
-STATES = ("init", "read", "send_init", "send")
+STATES = ("wait", "disk", "overlap", "network")
 # How a way is called, the keys of its export, and what its client asks for.
 WAYS = {
     "off": ("overlap=off", "any"),
     # With auto a client that wants one chunk is answered when the whole read is done; a size overrides that.
-    "single": ("overlap=64K", "df"),
+    "single": ("parts=64K", "df"),
     "multi": ("overlap=auto", "any"),
     "again": ("overlap=off", "any"),  # off once more: any difference is the machine's noise
 }
@@ -47,7 +47,7 @@ class Tools:
 
 def way_of(name):
     """One of WAYS, or a part size such as 64K."""
-    return WAYS.get(name) or ("overlap=" + name, "any")
+    return WAYS.get(name) or ("parts=" + name, "any")
 
 
 def run_tool(command):

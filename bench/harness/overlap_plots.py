@@ -26,9 +26,9 @@ LINES = [  # key, title, colour, dashes
     ("single", "overlap, single stream", "#c2521a", ""),
     ("multi", "overlap, many streams", "#1d5fa8", ""),
 ]
-STATE_LINES = [("read", "disk only (READ)", "#c2521a"),
-               ("send_init", "disk and network (SEND_INIT)", "#2e8540"),
-               ("send", "network only (SEND)", "#1d5fa8"),
+STATE_LINES = [("disk", "disk only", "#c2521a"),
+               ("overlap", "disk and network", "#2e8540"),
+               ("network", "network only", "#1d5fa8"),
                ("underway", "in socket buffers and on the network", "#9fc0e4")]
 
 

@@ -288,7 +288,7 @@ def depth_table(record):
 def state_table(record):
     """Mean µs a request spends in each state. The server has sent when the kernel took the bytes;
     what the client waits beyond that they spend in the socket's buffer and on the way."""
-    lines = ["| request | way | disk (READ) | both (SEND_INIT) | network alone (SEND) | "
+    lines = ["| request | way | disk | disk and network | network | "
              "on the way |", "|" + "---|" * 6]
     sizes = sorted({int(size) for by_size in record["states_us"].values() for size in by_size})
     for size in sizes:
@@ -296,8 +296,8 @@ def state_table(record):
             state = record["states_us"].get(way, {}).get(str(size))
             if state:
                 lines.append("| %s | %s | %.0f | %.0f | %.0f | %.0f |" % (
-                    size_text(size), WAY_TITLES[way], state["read"], state["send_init"],
-                    state["send"], overlap.underway_us(record, way, size)))
+                    size_text(size), WAY_TITLES[way], state["disk"], state["overlap"],
+                    state["network"], overlap.underway_us(record, way, size)))
     return lines
 
 

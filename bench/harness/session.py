@@ -10,10 +10,11 @@ import datetime
 import json
 import os
 import shlex
+import subprocess
 import signal
 import sys
 
-from . import measure, report, rig, servers
+from . import measure, report, rig, samples, servers
 from .cmdline import TOP
 
 SKIP = 77
@@ -39,6 +40,15 @@ def need_programs(*paths):
         if not os.access(path, os.X_OK):
             raise rig.Unavailable("%s is not built (looked for %s); see bench/README.md"
                                   % (os.path.basename(path), path))
+
+
+def need_lab(gmblock):
+    """For scripts that need keys which only a build with lab has."""
+    need_programs(gmblock)
+    done = subprocess.run([gmblock, "serve", "--help"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                          check=False)
+    if "parts=SIZE" not in done.stdout:
+        raise rig.Unavailable("%s has no lab, which this measurement needs; build it with -Dlab=true" % gmblock)
 
 
 def without_paths(words):
@@ -80,9 +90,12 @@ def write_text(path, text):
 
 
 def publish(options, record, text):
-    """The record to --json if given; the text to --table or else to standard output."""
+    """The record to --json if given; the text to --table or else to standard output. With both, the
+    medians go beside the table, as .csv."""
     if options.json:
-        write_text(options.json, json.dumps(record, indent=1))
+        samples.write(options.json, record)
+        if options.table:
+            write_text(os.path.splitext(options.table)[0] + ".csv", samples.medians(record))
     if options.table:
         write_text(options.table, text)
     else:
@@ -93,8 +106,7 @@ def kept(options):
     """The record that --keep continues, or None."""
     if not options.keep:
         return None
-    with open(options.json, encoding="utf-8") as older:
-        return json.load(older)
+    return samples.read(options.json)
 
 
 def run(work, options):

@@ -16,6 +16,8 @@ SPELLINGS = [
     ("mode=direct", "mode=ram"),
     ("write-mode=direct", "write-mode=ram"),
     ("overlap=", "synchro="),
+    ("parts=", "overlap="),
+    ("parts=", "synchro="),
     ("page-cache-send=", "mmap="),
 ]
 
@@ -41,5 +43,6 @@ def _spelled(program, key):
     for today, older in SPELLINGS:
         if key.startswith(today):
             former = older + key[len(today):]
-            return former if not knows(program, key) and knows(program, former) else key
+            if not knows(program, key) and knows(program, former):
+                return former
     return key

@@ -158,7 +158,7 @@ static void stop_start(struct daemon *daemon, bool force)
 	}
 }
 
-static void flush_start(struct daemon *daemon)
+static void attach_flush_start(struct daemon *daemon)
 {
 	struct error error = { 0 };
 
@@ -210,7 +210,7 @@ static uint64_t note_due_ns(const struct daemon *daemon)
 	return daemon->wait_since_ns + NOTE_AFTER_NS;
 }
 
-static void fail(const struct detach *detach, int code, const char *text)
+static void attach_fail(const struct detach *detach, int code, const char *text)
 {
 	if (detach->client != NULL) {
 		control_fail(detach->client, code, text);
@@ -219,7 +219,7 @@ static void fail(const struct detach *detach, int code, const char *text)
 	}
 }
 
-static void answer(const struct daemon *daemon, const struct detach *detach, int result)
+static void attach_answer(const struct daemon *daemon, const struct detach *detach, int result)
 {
 	char text[ERROR_TEXT_BYTES];
 
@@ -252,7 +252,7 @@ static bool refuse_gentle(struct daemon *daemon)
 		if (detach.force && !daemon->force) {
 			daemon->detaches[kept++] = detach;
 		} else {
-			fail(&detach, -EBUSY, daemon->stop_error.text);
+			attach_fail(&detach, -EBUSY, daemon->stop_error.text);
 		}
 	}
 	daemon->detach_count = kept;
@@ -316,7 +316,7 @@ static bool stop_finish(struct daemon *daemon)
 		log_info("%s is detached", device->path);
 	}
 	for (uint32_t i = 0; i < daemon->detach_count; i++) {
-		answer(daemon, &daemon->detaches[i], daemon->stop_result);
+		attach_answer(daemon, &daemon->detaches[i], daemon->stop_result);
 	}
 	daemon->detach_count = 0;
 	return true;
@@ -336,7 +336,7 @@ static uint64_t usual_limit_ns(const struct daemon *daemon)
 }
 
 /* The limit is over: true if nobody waits any more for this one. */
-static bool expire(struct daemon *daemon, struct detach *detach)
+static bool attach_expire(struct daemon *daemon, struct detach *detach)
 {
 	const char *path = daemon->device->path;
 	double seconds = (double)detach->limit_ns / 1e9;
@@ -361,7 +361,7 @@ static bool expire(struct daemon *daemon, struct detach *detach)
 			"%d) waits for it; gmblock attach --list shows the disk until it is gone",
 			path, seconds, (int)getpid());
 	}
-	fail(detach, -ETIMEDOUT, text);
+	attach_fail(detach, -ETIMEDOUT, text);
 	return true;
 }
 
@@ -373,7 +373,7 @@ static void expire_all(struct daemon *daemon)
 	for (uint32_t i = 0; i < daemon->detach_count; i++) {
 		struct detach *detach = &daemon->detaches[i];
 
-		if (now_ns < detach->deadline_ns || !expire(daemon, detach)) {
+		if (now_ns < detach->deadline_ns || !attach_expire(daemon, detach)) {
 			daemon->detaches[kept++] = *detach;
 		}
 	}
@@ -381,7 +381,7 @@ static void expire_all(struct daemon *daemon)
 }
 
 /* Nobody wants the disk gone any more, and nothing of it is. */
-static void give_up(struct daemon *daemon)
+static void attach_give_up(struct daemon *daemon)
 {
 	if (daemon->phase == PHASE_FLUSHING && daemon->detach_count == 0) {
 		daemon->phase = PHASE_WORKING;
@@ -409,7 +409,7 @@ static void look_at_time(struct daemon *daemon)
 		note_all(daemon);
 	}
 	expire_all(daemon);
-	give_up(daemon);
+	attach_give_up(daemon);
 }
 
 /* --- commands ------------------------------------------------------------------------------ */
@@ -451,7 +451,7 @@ static void want_gone(
 		if (force) {
 			stop_start(daemon, true);
 		} else {
-			flush_start(daemon);
+			attach_flush_start(daemon);
 		}
 	} else if (force && !daemon->force && !daemon->hurried) {
 		daemon->hurried = true;
@@ -492,7 +492,7 @@ static void end_detach(void *context, struct control_client *client)
 		}
 	}
 	daemon->detach_count = kept;
-	give_up(daemon);
+	attach_give_up(daemon);
 	control_fail(client, -ECANCELED, "the client did not wait for the end of the disk");
 }
 
@@ -508,7 +508,7 @@ static const struct control_command commands[] = {
 
 /* --- starting the daemon ------------------------------------------------------------------- */
 
-static int listen_at(const char *path, struct error *error)
+static int attach_listen_at(const char *path, struct error *error)
 {
 	struct sockaddr_un address;
 	int folder_fd;
@@ -531,13 +531,13 @@ static int listen_at(const char *path, struct error *error)
 	return rc == 0 ? fd : error_set(error, rc, "cannot listen at %s: %s", path, strerror(-rc));
 }
 
-static int start_control(struct daemon *daemon, struct error *error)
+static int attach_start_control(struct daemon *daemon, struct error *error)
 {
 	char path[PATH_MAX];
 	int rc = state_path(path, daemon->device->name, "sock", error);
 
 	if (rc == 0) {
-		rc = daemon->listen_fd = listen_at(path, error);
+		rc = daemon->listen_fd = attach_listen_at(path, error);
 	}
 	if (rc >= 0) {
 		rc = control_server_create(daemon->listen_fd, &daemon->control, error);
@@ -586,7 +586,7 @@ static int write_state(struct daemon *daemon, struct error *error)
 }
 
 /* Before there are threads: they inherit the mask. */
-static int take_signals(struct daemon *daemon, struct error *error)
+static int attach_take_signals(struct daemon *daemon, struct error *error)
 {
 	sigset_t signals;
 
@@ -606,7 +606,7 @@ static int take_signals(struct daemon *daemon, struct error *error)
 static int daemon_start(struct daemon *daemon, struct error *error)
 {
 	const char *refused = NULL;
-	int rc = take_signals(daemon, error);
+	int rc = attach_take_signals(daemon, error);
 
 	if (rc == 0) {
 		refused = process_protect();
@@ -616,7 +616,7 @@ static int daemon_start(struct daemon *daemon, struct error *error)
 	if (rc == 0) {
 		rc = write_state(daemon, error);
 		if (rc == 0) {
-			rc = start_control(daemon, error);
+			rc = attach_start_control(daemon, error);
 		}
 		timings_mark(daemon->options->timings, TIMINGS_STATE);
 		if (rc != 0 && daemon->device->ops->stop(daemon->device, true, NULL) != 0) {
@@ -643,7 +643,7 @@ static void serve_signal(struct daemon *daemon)
 	}
 }
 
-static void grow(struct daemon *daemon, uint64_t bytes)
+static void attach_grow(struct daemon *daemon, uint64_t bytes)
 {
 	struct device *device = daemon->device;
 	uint64_t before = device->bytes;
@@ -674,7 +674,7 @@ static void follow_export(struct daemon *daemon)
 	eventfd_read(device->resized_fd, &ignored);
 	bytes = align_down(atomic_load(&device->export_bytes), device->block_bytes);
 	if (bytes > device->bytes) {
-		grow(daemon, bytes);
+		attach_grow(daemon, bytes);
 	} else if (bytes < device->bytes) {
 		log_warning("%s: the export has only %llu bytes now, and the disk %llu: what lies "
 			    "behind cannot be read or written",
@@ -766,7 +766,7 @@ static void daemon_end(struct daemon *daemon)
 }
 
 /* The daemon's whole life. */
-static int keep(const struct attach_options *options, int report_fd, struct error *error)
+static int attach_keep(const struct attach_options *options, int report_fd, struct error *error)
 {
 	struct daemon daemon = {
 		.options = options,
@@ -803,7 +803,7 @@ int attach_run(
 	int rc;
 
 	if (options->foreground) {
-		return keep(options, -1, error);
+		return attach_keep(options, -1, error);
 	}
 	rc = process_split(&report_fd, &report, error);
 	if (rc < 0) {
@@ -811,7 +811,7 @@ int attach_run(
 	}
 	if (rc == 0) {
 		timings_mark(options->timings, TIMINGS_FORK);
-		rc = keep(options, report_fd, error);
+		rc = attach_keep(options, report_fd, error);
 		_exit(rc == 0 ? 0 : 1);
 	}
 	if (report.code != 0) {

@@ -119,7 +119,7 @@ static const char *const names[TIMINGS_STEPS] = {
 	[TIMINGS_TELL] = "tell",
 };
 
-static void keep(struct timings *timings, enum timings_step step, uint64_t ns)
+static void attach_device_keep(struct timings *timings, enum timings_step step, uint64_t ns)
 {
 	if (timings->count < TIMINGS_MAX) {
 		timings->steps[timings->count].step = step;
@@ -134,7 +134,7 @@ void timings_begin(struct timings *timings)
 
 	*timings = (struct timings){ .last_ns = clock_now_ns() };
 	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
-	keep(timings, TIMINGS_START,
+	attach_device_keep(timings, TIMINGS_START,
 		(uint64_t)used.tv_sec * UINT64_C(1000000000) + (uint64_t)used.tv_nsec);
 }
 
@@ -144,7 +144,7 @@ void timings_mark(struct timings *timings, enum timings_step step)
 
 	if (timings != NULL) {
 		now = clock_now_ns();
-		keep(timings, step, now - timings->last_ns);
+		attach_device_keep(timings, step, now - timings->last_ns);
 		timings->last_ns = now;
 	}
 }
@@ -166,7 +166,7 @@ static uint64_t sum_ns(const struct timings *timings)
 	return sum;
 }
 
-static int print_lines(const struct timings *timings)
+static int attach_device_print_lines(const struct timings *timings)
 {
 	for (uint32_t i = 0; i < timings->count; i++) {
 		fprintf(stderr, "%-10s %10.1f us\n", name_of(timings->steps[i].step),
@@ -176,7 +176,7 @@ static int print_lines(const struct timings *timings)
 											      : 0;
 }
 
-static int print_json(const struct timings *timings, const char *path)
+static int attach_device_print_json(const struct timings *timings, const char *path)
 {
 	json_t *steps = json_array();
 	json_t *root = json_pack("{s:s, s:f, s:o}", "device", path, "us",
@@ -202,7 +202,8 @@ static int print_json(const struct timings *timings, const char *path)
 
 int timings_print(const struct timings *timings, const char *path, bool json, struct error *error)
 {
-	int rc = json ? print_json(timings, path) : print_lines(timings);
+	int rc =
+		json ? attach_device_print_json(timings, path) : attach_device_print_lines(timings);
 
 	if (rc == -ENOMEM) {
 		return error_set(error, rc, "out of memory");

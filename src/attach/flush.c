@@ -21,7 +21,7 @@ struct disk_flush {
 	int result;
 };
 
-static void put(struct disk_flush *flush)
+static void flush_put(struct disk_flush *flush)
 {
 	if (atomic_fetch_sub(&flush->holders, 1) == 1) {
 		close(flush->over_fd);
@@ -70,7 +70,7 @@ static int flush_path(const char *path, struct error *error)
 		path, strerror(abs(status)));
 }
 
-static void *run(void *argument)
+static void *flush_run(void *argument)
 {
 	struct disk_flush *flush = argument;
 
@@ -81,7 +81,7 @@ static void *run(void *argument)
 		flush->result = flush_path(flush->path, &flush->error);
 	}
 	eventfd_write(flush->over_fd, 1);
-	put(flush);
+	flush_put(flush);
 	return NULL;
 }
 
@@ -98,7 +98,7 @@ int disk_flush_begin(const char *path, int (*check)(const char *path, struct err
 	snprintf(flush->path, sizeof(flush->path), "%s", path);
 	atomic_init(&flush->holders, 2);
 	flush->over_fd = eventfd(0, EFD_CLOEXEC);
-	rc = flush->over_fd >= 0 ? thread_start(&flush->thread, run, flush, error)
+	rc = flush->over_fd >= 0 ? thread_start(&flush->thread, flush_run, flush, error)
 				 : error_set(error, -errno, "no descriptor is left");
 	if (rc != 0) {
 		if (flush->over_fd >= 0) {
@@ -122,7 +122,7 @@ int disk_flush_end(struct disk_flush *flush, struct error *error)
 
 	pthread_join(flush->thread, NULL);
 	rc = flush->result == 0 ? 0 : error_set(error, flush->result, "%s", flush->error.text);
-	put(flush);
+	flush_put(flush);
 	return rc;
 }
 
@@ -130,6 +130,6 @@ void disk_flush_leave(struct disk_flush *flush)
 {
 	if (flush != NULL) {
 		pthread_detach(flush->thread);
-		put(flush);
+		flush_put(flush);
 	}
 }

@@ -21,7 +21,7 @@
 
 static const struct device_ops fuse_device_ops;
 
-static struct fuse_file *file_of(struct device *device)
+static struct fuse_file *fuse_device_file_of(struct device *device)
 {
 	return container_of(device, struct fuse_file, device);
 }
@@ -41,7 +41,7 @@ static struct fuse_inlet *inlet_get(struct fuse_file *file)
 }
 
 /* Takes one request from the kernel: 1, 0 when there is none, or -1 when the file is unmounted. */
-static int take_request(struct fuse_file *file)
+static int fuse_device_take_request(struct fuse_file *file)
 {
 	int count;
 
@@ -68,7 +68,7 @@ static int take_request(struct fuse_file *file)
 /* Requests that are taken between two looks at the network. */
 enum { FUSE_BATCH = 32 };
 
-static void serve(struct fuse_file *file)
+static void fuse_device_serve(struct fuse_file *file)
 {
 	struct pollfd entries[2] = {
 		{ .fd = fuse.session_fd(file->session), .events = POLLIN },
@@ -79,7 +79,7 @@ static void serve(struct fuse_file *file)
 		int rc = 1;
 
 		for (int i = 0; i < FUSE_BATCH && rc > 0 && fuse_file_has_room(file); i++) {
-			rc = take_request(file);
+			rc = fuse_device_take_request(file);
 		}
 		if (rc < 0) {
 			break;
@@ -171,7 +171,7 @@ static void *file_thread(void *argument)
 	if (rc != 0) {
 		return NULL;
 	}
-	serve(file);
+	fuse_device_serve(file);
 	fuse_buffers_free(file);
 	file->close_result = remote_close(&file->remote, false, &file->close_error);
 	eventfd_write(file->device.ended_fd, 1);
@@ -385,7 +385,7 @@ static bool join_unless_hurried(struct fuse_file *file, int timeout_ms)
 
 static int fuse_device_stop(struct device *device, bool force, struct error *error)
 {
-	struct fuse_file *file = file_of(device);
+	struct fuse_file *file = fuse_device_file_of(device);
 	int rc;
 
 	/* A forced detach does not wait for a server that does not answer. */
@@ -420,14 +420,14 @@ static int fuse_device_stop(struct device *device, bool force, struct error *err
 
 static void fuse_device_hurry(struct device *device)
 {
-	eventfd_write(file_of(device)->hurry_fd, 1);
+	eventfd_write(fuse_device_file_of(device)->hurry_fd, 1);
 }
 
 /* The kernel asks for the size once more; what it has of a page in which the file ended ends in
  * zeroes that are not the server's. */
 static int fuse_device_grow(struct device *device, uint64_t bytes, struct error *error)
 {
-	struct fuse_file *file = file_of(device);
+	struct fuse_file *file = fuse_device_file_of(device);
 	bool ends_page = file->bytes % (uint64_t)sysconf(_SC_PAGESIZE) == 0;
 	off_t from = ends_page ? -1 : (off_t)file->bytes;
 
@@ -443,7 +443,7 @@ static int fuse_device_grow(struct device *device, uint64_t bytes, struct error 
 
 static void fuse_device_destroy(struct device *device)
 {
-	struct fuse_file *file = file_of(device);
+	struct fuse_file *file = fuse_device_file_of(device);
 
 	if (!file->abandoned) {
 		file_free(file);
@@ -478,7 +478,7 @@ static const struct device_ops fuse_device_ops = {
  * byte can be written (a smallest block of 1) nothing of this happens.
  */
 
-static bool overlaps(const struct fuse_slot *a, const struct fuse_slot *b)
+static bool fuse_device_overlaps(const struct fuse_slot *a, const struct fuse_slot *b)
 {
 	return a->begin < b->end && b->begin < a->end && (a->exclusive || b->exclusive);
 }
@@ -490,12 +490,12 @@ static bool must_wait(struct fuse_slot *slot, const struct list_node *waiting_en
 
 	list_for_each(node, &file->ranges)
 	{
-		if (overlaps(slot, list_entry(node, struct fuse_slot, range_node))) {
+		if (fuse_device_overlaps(slot, list_entry(node, struct fuse_slot, range_node))) {
 			return true;
 		}
 	}
 	for (struct list_node *node = file->waiting.next; node != waiting_end; node = node->next) {
-		if (overlaps(slot, list_entry(node, struct fuse_slot, node))) {
+		if (fuse_device_overlaps(slot, list_entry(node, struct fuse_slot, node))) {
 			return true;
 		}
 	}
@@ -522,7 +522,7 @@ static void release_range(struct fuse_slot *slot)
 	}
 }
 
-static void answer(struct fuse_slot *slot)
+static void fuse_device_answer(struct fuse_slot *slot)
 {
 	int result = slot->request.result;
 
@@ -547,7 +547,7 @@ static void step_done(struct gmb_request *request)
 	struct fuse_slot *slot = request->context;
 
 	if (request->result < 0 || slot->step == FUSE_STEP_PLAIN || slot->step == FUSE_STEP_BODY) {
-		answer(slot);
+		fuse_device_answer(slot);
 		return;
 	}
 	slot->step++;
@@ -592,7 +592,7 @@ static void submit_step(struct fuse_slot *slot)
 	gmb_submit(slot->file->remote.client, request);
 }
 
-static void start(struct fuse_slot *slot)
+static void attach_fuse_device_start(struct fuse_slot *slot)
 {
 	struct fuse_file *file = slot->file;
 
@@ -617,7 +617,7 @@ static void start(struct fuse_slot *slot)
 void fuse_write_start(struct fuse_slot *slot)
 {
 	GMB_ASSERT(slot->payload != NULL && slot->length > 0);
-	start(slot);
+	attach_fuse_device_start(slot);
 }
 
 void fuse_zero_start(struct fuse_slot *slot, uint32_t flags)
@@ -626,5 +626,5 @@ void fuse_zero_start(struct fuse_slot *slot, uint32_t flags)
 	slot->payload = NULL;
 	gmb_prepare(&slot->request, GMB_ZERO, slot->offset, slot->length);
 	slot->request.flags = flags;
-	start(slot);
+	attach_fuse_device_start(slot);
 }

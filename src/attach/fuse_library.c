@@ -9,7 +9,7 @@ struct fuse_calls fuse;
 
 #if FUSE_VERSION < FUSE_MAKE_VERSION(3, 17)
 
-static int find(void *library, const char *name, void *call, struct error *error)
+static int fuse_library_find(void *library, const char *name, void *call, struct error *error)
 {
 	void *found = dlsym(library, name);
 
@@ -31,7 +31,7 @@ int fuse_library_load(struct error *error)
 	}
 #define CALL_FIND(name)                                                                            \
 	if (rc == 0) {                                                                             \
-		rc = find(library, "fuse_" #name, &fuse.name, error);                              \
+		rc = fuse_library_find(library, "fuse_" #name, &fuse.name, error);                 \
 	}
 	FUSE_CALLS(CALL_FIND)
 #undef CALL_FIND

@@ -196,7 +196,7 @@ static void on_statfs(fuse_req_t req, fuse_ino_t node)
 
 /* --- reading and writing ------------------------------------------------------------------- */
 
-static void read_done(struct gmb_request *request)
+static void fuse_ops_read_done(struct gmb_request *request)
 {
 	struct fuse_slot *slot = request->context;
 
@@ -238,7 +238,7 @@ static void on_read(
 	begin = align_down(slot->offset, file->block);
 	end = align_up(slot->offset + bytes, file->block);
 	gmb_prepare_read(&slot->request, slot->buffer, end - begin, begin);
-	slot->request.done = read_done;
+	slot->request.done = fuse_ops_read_done;
 	gmb_submit(file->remote.client, &slot->request);
 }
 
@@ -287,7 +287,7 @@ static void on_write(fuse_req_t req, fuse_ino_t node, const char *payload, size_
 	fuse_write_start(slot);
 }
 
-static void flush_done(struct gmb_request *request)
+static void fuse_ops_flush_done(struct gmb_request *request)
 {
 	struct fuse_slot *slot = request->context;
 
@@ -314,7 +314,7 @@ static void on_fsync(fuse_req_t req, fuse_ino_t node, int data_only, struct fuse
 	}
 	slot = fuse_slot_get(file, req);
 	gmb_prepare(&slot->request, GMB_FLUSH, 0, 0);
-	slot->request.done = flush_done;
+	slot->request.done = fuse_ops_flush_done;
 	gmb_submit(file->remote.client, &slot->request);
 }
 

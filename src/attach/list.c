@@ -50,7 +50,7 @@ static void ask_status(const struct state_entry *entry, struct status *status)
 }
 
 /* For people, who see the reason in the state while it lasts. */
-static const char *describe(const struct status *status, char out[DESCRIBED_BYTES])
+static const char *attach_list_describe(const struct status *status, char out[DESCRIBED_BYTES])
 {
 	bool is_past = strcmp(status->state, "connected") == 0 && status->last_reason[0] != '\0';
 
@@ -69,7 +69,7 @@ struct table {
 };
 
 /* On a terminal: bytes that go on with a character of UTF-8 take no place. */
-static size_t columns_of(const char *text)
+static size_t attach_list_columns_of(const char *text)
 {
 	size_t columns = 0;
 
@@ -97,7 +97,7 @@ static int table_add(struct table *table, const char *const texts[COLUMN_COUNT])
 			return -ENOMEM;
 		}
 		rows[table->row_count - 1][i] = cell;
-		table->widths[i] = MAX(table->widths[i], columns_of(cell));
+		table->widths[i] = MAX(table->widths[i], attach_list_columns_of(cell));
 	}
 	return 0;
 }
@@ -125,7 +125,7 @@ static int add_row(const struct state_entry *entry, void *context)
 	int rc = table->row_count == 0 ? table_add(table, headings) : 0;
 
 	ask_status(entry, &status);
-	log_escape_sentence(state, sizeof(state), describe(&status, text));
+	log_escape_sentence(state, sizeof(state), attach_list_describe(&status, text));
 	snprintf(pid, sizeof(pid), "%d", (int)entry->pid);
 	return rc == 0 ? table_add(table, texts) : rc;
 }
@@ -133,7 +133,7 @@ static int add_row(const struct state_entry *entry, void *context)
 static void print_cell(const struct table *table, size_t row, int column)
 {
 	const char *text = table->rows[row][column];
-	int missing = (int)(table->widths[column] - columns_of(text));
+	int missing = (int)(table->widths[column] - attach_list_columns_of(text));
 
 	if (column == COLUMN_COUNT - 1) {
 		printf("%s\n", text);
@@ -186,7 +186,7 @@ static int add_object(const struct state_entry *entry, void *context)
 	return json_array_append_new(list, object) == 0 ? 0 : -ENOMEM;
 }
 
-static int print_json(struct error *error)
+static int attach_list_print_json(struct error *error)
 {
 	json_t *list = json_array();
 	int rc = list != NULL ? state_for_each(add_object, list, error) : -ENOMEM;
@@ -203,7 +203,7 @@ static int print_json(struct error *error)
 
 int attach_list(bool json, struct error *error)
 {
-	int rc = json ? print_json(error) : print_table(error);
+	int rc = json ? attach_list_print_json(error) : print_table(error);
 
 	if (rc == 0 && fflush(stdout) != 0) {
 		rc = -errno;
@@ -227,7 +227,7 @@ struct wish {
 	struct error *error;
 };
 
-static bool is_meant(const struct state_entry *entry, const struct wish *wish)
+static bool attach_list_is_meant(const struct state_entry *entry, const struct wish *wish)
 {
 	char shown[SHOWN_BYTES];
 
@@ -243,7 +243,7 @@ static bool is_meant(const struct state_entry *entry, const struct wish *wish)
 }
 
 /* Does what a daemon that has died cannot. */
-static int remove_stale(const struct state_entry *entry, const struct wish *wish)
+static int attach_list_remove_stale(const struct state_entry *entry, const struct wish *wish)
 {
 	int rc;
 
@@ -344,12 +344,12 @@ static int detach_entry(const struct state_entry *entry, void *context)
 {
 	struct wish *wish = context;
 
-	if (!is_meant(entry, wish)) {
+	if (!attach_list_is_meant(entry, wish)) {
 		return 0;
 	}
 	wish->found = true;
 	if (!entry->alive) {
-		return remove_stale(entry, wish);
+		return attach_list_remove_stale(entry, wish);
 	}
 	return detach_living(entry, wish);
 }
@@ -361,7 +361,7 @@ static int note_uri(const struct state_entry *entry, void *context)
 	char shown[SHOWN_BYTES];
 	size_t used = strlen(wish->paths);
 
-	if (is_meant(entry, wish)) {
+	if (attach_list_is_meant(entry, wish)) {
 		log_escape(shown, sizeof(shown), entry->path, strlen(entry->path));
 		snprintf(wish->paths + used, sizeof(wish->paths) - used, "%s%s",
 			wish->uri_count > 0 ? ", " : "", shown);
@@ -391,7 +391,7 @@ static int detach_uri(struct wish *wish, struct error *error)
 
 /* The path without links. Nobody is asked for the file itself: a daemon that has died, or does not
  * answer, could not be detached. NULL: there is none. */
-static char *resolve(const char *name)
+static char *attach_list_resolve(const char *name)
 {
 	int fd = open(name, O_PATH | O_CLOEXEC);
 	char link[32];
@@ -411,7 +411,7 @@ int attach_detach(const char *name, bool force, uint64_t limit_ns, struct error 
 	struct wish wish = { .name = name, .force = force, .limit_ns = limit_ns, .error = error };
 	int rc;
 
-	wish.real = resolve(name);
+	wish.real = attach_list_resolve(name);
 	rc = state_for_each(detach_entry, &wish, error);
 	free(wish.real);
 	if (rc == 0 && !wish.found) {

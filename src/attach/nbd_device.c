@@ -34,7 +34,7 @@
 #include "attach/remote.h"
 #include "base/clock.h"
 #include "base/log.h"
-#include "nbd/client_dial.h"
+#include "nbd/client/dial.h"
 #include "tls/kernel.h"
 
 enum {
@@ -90,12 +90,12 @@ struct connection {
 
 static const struct device_ops nbd_device_ops;
 
-static struct nbd_disk *disk_of(struct device *device)
+static struct nbd_disk *nbd_device_disk_of(struct device *device)
 {
 	return container_of(device, struct nbd_disk, device);
 }
 
-static uint64_t seconds(uint64_t ns)
+static uint64_t nbd_device_seconds(uint64_t ns)
 {
 	return MAX((ns + NS_PER_S - 1) / NS_PER_S, UINT64_C(1));
 }
@@ -319,7 +319,7 @@ static void take_news(struct nbd_disk *disk)
 }
 
 /* What is not there any more is another disk's: see check_facts(). */
-static void take_size(struct nbd_disk *disk, uint64_t bytes)
+static void nbd_device_take_size(struct nbd_disk *disk, uint64_t bytes)
 {
 	disk->facts.size = MAX(disk->facts.size, bytes);
 }
@@ -335,7 +335,7 @@ static bool watch_once(struct nbd_disk *disk, int timeout_ms)
 
 	if (disk->size.queue != NULL) {
 		gmb_queue_wait(disk->size.queue, 0);
-		take_size(disk, atomic_load(&disk->device.export_bytes));
+		nbd_device_take_size(disk, atomic_load(&disk->device.export_bytes));
 		entries[2].fd = gmb_queue_fd(disk->size.queue);
 	}
 	for (uint32_t i = 0; i < disk->socket_count; i++) {
@@ -397,7 +397,7 @@ static int replace_socket(struct nbd_disk *disk, uint32_t idx, struct error *err
 	}
 	note_epoch(disk, &facts);
 	if (facts.size > disk->facts.size) {
-		take_size(disk, facts.size);
+		nbd_device_take_size(disk, facts.size);
 		device_export_resized(&disk->device, facts.size);
 	}
 	keep_connection(disk, idx, &connection);
@@ -446,7 +446,7 @@ static bool reconnect(struct nbd_disk *disk)
 	return true;
 }
 
-static void *watch(void *argument)
+static void *nbd_device_watch(void *argument)
 {
 	struct nbd_disk *disk = argument;
 	struct error error;
@@ -473,7 +473,7 @@ static void *watch(void *argument)
 
 /* --- starting ------------------------------------------------------------------------------ */
 
-static int check_blocks(struct nbd_disk *disk, struct error *error)
+static int nbd_device_check_blocks(struct nbd_disk *disk, struct error *error)
 {
 	int rc = device_fit(&disk->device, disk->facts.size, disk->facts.sizes.minimum, error);
 
@@ -539,9 +539,9 @@ static int connect_device(struct nbd_disk *disk, struct error *error)
 
 	disk->kernel.index = disk->options->number;
 	/* The driver has one limit for requests of all kinds, so it is that of the slow ones. */
-	disk->kernel.timeout_s =
-		seconds(MAX(disk->options->slow_timeout_ns, disk->options->request_timeout_ns));
-	disk->kernel.dead_timeout_s = seconds(disk->options->reconnect_timeout_ns);
+	disk->kernel.timeout_s = nbd_device_seconds(
+		MAX(disk->options->slow_timeout_ns, disk->options->request_timeout_ns));
+	disk->kernel.dead_timeout_s = nbd_device_seconds(disk->options->reconnect_timeout_ns);
 	disk->kernel.backend = disk->options->uri;
 	if (disk->kernel.index >= 0) {
 		/* The driver makes it if it is not there, and then it is ours to remove. */
@@ -592,7 +592,7 @@ static void limit_requests(const struct nbd_disk *disk)
 
 static int start_watching(struct nbd_disk *disk, struct error *error)
 {
-	int rc = thread_start(&disk->thread, watch, disk, error);
+	int rc = thread_start(&disk->thread, nbd_device_watch, disk, error);
 
 	disk->watching = rc == 0;
 	return rc;
@@ -621,7 +621,7 @@ static int prepare_tls(struct nbd_disk *disk, struct error *error)
 }
 
 /* Before the device exists: news of its first second count as well. */
-static int prepare(struct nbd_disk *disk, struct error *error)
+static int nbd_device_prepare(struct nbd_disk *disk, struct error *error)
 {
 	int rc = export_uri_parse(disk->options->uri, &disk->uri, error);
 
@@ -653,7 +653,7 @@ static int prepare(struct nbd_disk *disk, struct error *error)
 	return rc;
 }
 
-static void disk_free(struct nbd_disk *disk)
+static void nbd_device_disk_free(struct nbd_disk *disk)
 {
 	for (uint32_t i = 0; i < disk->socket_count; i++) {
 		nbd_relay_leave(disk->relays[i]);
@@ -676,7 +676,7 @@ static void disk_free(struct nbd_disk *disk)
 	free(disk);
 }
 
-static struct nbd_disk *disk_allocate(const struct attach_options *options)
+static struct nbd_disk *nbd_device_disk_allocate(const struct attach_options *options)
 {
 	struct nbd_disk *disk = calloc(1, sizeof(*disk));
 	int rc;
@@ -690,7 +690,7 @@ static struct nbd_disk *disk_allocate(const struct attach_options *options)
 	disk->news.fd = -1;
 	disk->stop_fd = eventfd(0, EFD_CLOEXEC);
 	if (rc != 0 || disk->stop_fd < 0) {
-		disk_free(disk);
+		nbd_device_disk_free(disk);
 		return NULL;
 	}
 	return disk;
@@ -699,20 +699,20 @@ static struct nbd_disk *disk_allocate(const struct attach_options *options)
 int nbd_device_start(
 	const struct attach_options *options, struct device **device_out, struct error *error)
 {
-	struct nbd_disk *disk = disk_allocate(options);
+	struct nbd_disk *disk = nbd_device_disk_allocate(options);
 	int rc;
 
 	if (disk == NULL) {
 		return error_set(error, -ENOMEM, "out of memory");
 	}
-	rc = prepare(disk, error);
+	rc = nbd_device_prepare(disk, error);
 	if (rc == 0) {
 		timings_mark(options->timings, TIMINGS_DRIVER);
 		rc = dial_all(disk, error);
 		timings_mark(options->timings, TIMINGS_CONNECT);
 	}
 	if (rc == 0) {
-		rc = check_blocks(disk, error);
+		rc = nbd_device_check_blocks(disk, error);
 	}
 	if (rc == 0) {
 		rc = connect_device(disk, error);
@@ -728,7 +728,7 @@ int nbd_device_start(
 		}
 	}
 	if (rc != 0) {
-		disk_free(disk);
+		nbd_device_disk_free(disk);
 		return rc;
 	}
 	*device_out = &disk->device;
@@ -789,7 +789,7 @@ static int flush_device(const char *path, int timeout_ms, struct error *error)
 /* A disk in use stays as it is. */
 static int nbd_device_stop(struct device *device, bool force, struct error *error)
 {
-	struct nbd_disk *disk = disk_of(device);
+	struct nbd_disk *disk = nbd_device_disk_of(device);
 	int lost = 0;
 	int rc;
 
@@ -822,7 +822,7 @@ static int nbd_device_stop(struct device *device, bool force, struct error *erro
 /* The driver fails the flush that stop() waits in. */
 static void nbd_device_hurry(struct device *device)
 {
-	struct nbd_disk *disk = disk_of(device);
+	struct nbd_disk *disk = nbd_device_disk_of(device);
 	struct error error = { 0 };
 	struct netlink netlink; /* the other one may be in use */
 	int rc;
@@ -857,7 +857,7 @@ static uint64_t size_of_disk(const struct nbd_disk *disk)
 
 static int nbd_device_grow(struct device *device, uint64_t bytes, struct error *error)
 {
-	struct nbd_disk *disk = disk_of(device);
+	struct nbd_disk *disk = nbd_device_disk_of(device);
 	struct netlink netlink; /* the other ones are the watcher's */
 	int rc = nbd_kernel_open(&netlink, error);
 
@@ -880,13 +880,13 @@ static int nbd_device_grow(struct device *device, uint64_t bytes, struct error *
 
 static void nbd_device_destroy(struct device *device)
 {
-	struct nbd_disk *disk = disk_of(device);
+	struct nbd_disk *disk = nbd_device_disk_of(device);
 
 	if (disk->watching) {
 		eventfd_write(disk->stop_fd, 1);
 		pthread_join(disk->thread, NULL);
 	}
-	disk_free(disk);
+	nbd_device_disk_free(disk);
 }
 
 /* The kernel's connections work without their daemon, as long as they last. */

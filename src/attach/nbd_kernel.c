@@ -200,7 +200,8 @@ void netlink_begin(struct netlink_message *message, uint8_t command)
 	message->overflow = false;
 }
 
-static void put(struct netlink_message *message, uint16_t type, const void *payload, size_t bytes)
+static void nbd_kernel_put(
+	struct netlink_message *message, uint16_t type, const void *payload, size_t bytes)
 {
 	struct nlattr attribute = { .nla_len = (uint16_t)(NLA_HDRLEN + bytes), .nla_type = type };
 	size_t padded = NLA_ALIGN(NLA_HDRLEN + bytes);
@@ -220,24 +221,24 @@ static void put(struct netlink_message *message, uint16_t type, const void *payl
 
 void netlink_put_u32(struct netlink_message *message, uint16_t type, uint32_t value)
 {
-	put(message, type, &value, sizeof(value));
+	nbd_kernel_put(message, type, &value, sizeof(value));
 }
 
 void netlink_put_u64(struct netlink_message *message, uint16_t type, uint64_t value)
 {
-	put(message, type, &value, sizeof(value));
+	nbd_kernel_put(message, type, &value, sizeof(value));
 }
 
 void netlink_put_text(struct netlink_message *message, uint16_t type, const char *text)
 {
-	put(message, type, text, strlen(text) + 1);
+	nbd_kernel_put(message, type, text, strlen(text) + 1);
 }
 
 uint32_t netlink_nest(struct netlink_message *message, uint16_t type)
 {
 	uint32_t start = message->used;
 
-	put(message, type | NLA_F_NESTED, NULL, 0);
+	nbd_kernel_put(message, type | NLA_F_NESTED, NULL, 0);
 	return start;
 }
 
@@ -342,7 +343,7 @@ static int take_packet(struct netlink *netlink, const uint8_t *packet, size_t le
 	return 1;
 }
 
-static int send_message(struct netlink *netlink, struct netlink_message *message)
+static int nbd_kernel_send_message(struct netlink *netlink, struct netlink_message *message)
 {
 	struct sockaddr_nl kernel = { .nl_family = AF_NETLINK };
 	struct nlmsghdr header = {
@@ -367,7 +368,7 @@ static int send_message(struct netlink *netlink, struct netlink_message *message
 int netlink_ask(struct netlink *netlink, struct netlink_message *message)
 {
 	uint8_t packet[NETLINK_MESSAGE_BYTES] __attribute__((aligned(4)));
-	int rc = send_message(netlink, message);
+	int rc = nbd_kernel_send_message(netlink, message);
 
 	message->used = 0;
 	if (rc != 0) {

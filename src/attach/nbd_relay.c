@@ -65,14 +65,14 @@ static void stop_waiting(struct nbd_relay *relay)
 	ring_cancel(relay->ring, &relay->timer_op);
 }
 
-static void end(struct nbd_relay *relay)
+static void attach_nbd_relay_end(struct nbd_relay *relay)
 {
 	stop_waiting(relay);
 	stream_shutdown(&relay->dial.stream);
 	stream_shutdown(&relay->driver);
 }
 
-static void fail(struct nbd_relay *relay, const struct stream *stream, int err)
+static void nbd_relay_fail(struct nbd_relay *relay, const struct stream *stream, int err)
 {
 	const struct error *error = &(const struct error){ 0 };
 
@@ -84,13 +84,13 @@ static void fail(struct nbd_relay *relay, const struct stream *stream, int err)
 		log_warning(
 			"%s: %s", relay->label, error->code != 0 ? error->text : strerror(-err));
 	}
-	end(relay);
+	attach_nbd_relay_end(relay);
 }
 
 static void farewell_over(struct ring_op *op, int result)
 {
 	if (result == 0) {
-		end(container_of(op, struct nbd_relay, timer_op));
+		attach_nbd_relay_end(container_of(op, struct nbd_relay, timer_op));
 	}
 }
 
@@ -110,7 +110,7 @@ static void flow_end(struct flow *flow)
 		return;
 	}
 	if (flow->from == &relay->dial.stream) {
-		end(relay); /* what it had said was carried over */
+		attach_nbd_relay_end(relay); /* what it had said was carried over */
 	} else {
 		stream_shutdown_send(flow->to);
 		limit_farewell(relay);
@@ -125,7 +125,7 @@ static void flow_sent(struct ring_op *op, int result)
 	struct flow *flow = container_of(op, struct flow, send_op);
 
 	if (result < 0 && result != -EINTR && result != -EAGAIN) {
-		fail(flow->relay, flow->to, result);
+		nbd_relay_fail(flow->relay, flow->to, result);
 		return;
 	}
 	flow->iov.iov_base = (uint8_t *)flow->iov.iov_base + MAX(result, 0);
@@ -155,7 +155,7 @@ static void flow_received(struct ring_op *op, int result)
 	} else if (result == -EINTR || result == -EAGAIN) {
 		flow_receive(flow);
 	} else {
-		fail(flow->relay, flow->from, result);
+		nbd_relay_fail(flow->relay, flow->from, result);
 	}
 }
 
@@ -178,11 +178,11 @@ static void stop_asked(struct ring_op *op, int result)
 		stream_shutdown(&relay->driver); /* what it has said is still received */
 		limit_farewell(relay);
 	} else {
-		end(relay);
+		attach_nbd_relay_end(relay);
 	}
 }
 
-static bool is_busy(const struct nbd_relay *relay)
+static bool nbd_relay_is_busy(const struct nbd_relay *relay)
 {
 	for (size_t i = 0; i < ARRAY_COUNT(relay->flows); i++) {
 		if (relay->flows[i].receive_op.in_flight || relay->flows[i].send_op.in_flight) {
@@ -193,7 +193,7 @@ static bool is_busy(const struct nbd_relay *relay)
 	       !stream_is_idle(&relay->dial.stream) || !stream_is_idle(&relay->driver);
 }
 
-static void carry(struct nbd_relay *relay)
+static void nbd_relay_carry(struct nbd_relay *relay)
 {
 	struct stream *ends[] = { &relay->driver, &relay->dial.stream };
 
@@ -204,7 +204,7 @@ static void carry(struct nbd_relay *relay)
 		relay->flows[i].to = ends[!i];
 		flow_receive(&relay->flows[i]);
 	}
-	while (is_busy(relay)) {
+	while (nbd_relay_is_busy(relay)) {
 		(void)ring_turn(relay->ring, true);
 	}
 	stream_close(&relay->driver);
@@ -281,7 +281,7 @@ static int dial(struct nbd_relay *relay)
 	return rc;
 }
 
-static void *run(void *argument)
+static void *nbd_relay_run(void *argument)
 {
 	struct ring_options ring_options = { .entries = 16, .files_max = 2, .buffers_max = 1 };
 	struct nbd_relay *relay = argument;
@@ -294,7 +294,7 @@ static void *run(void *argument)
 	carries = relay->result == 0 && !relay->is_handed_over;
 	sem_post(&relay->dialled); /* the options are gone */
 	if (carries) {
-		carry(relay);
+		nbd_relay_carry(relay);
 	}
 	if (relay->ring != NULL) {
 		tls_pool_settle(tls_client_pool(relay->dial.tls)); /* it stays for others */
@@ -328,7 +328,7 @@ int nbd_relay_dial(const struct nbd_relay_options *options, int *fd_out,
 	sem_init(&relay->dialled, 0, 0);
 	relay->stop_fd = eventfd(0, EFD_CLOEXEC);
 	rc = relay->stop_fd < 0 ? error_set(error, -errno, "no descriptor is left")
-				: thread_start(&relay->thread, run, relay, error);
+				: thread_start(&relay->thread, nbd_relay_run, relay, error);
 	if (rc != 0) {
 		relay_free(relay);
 		return rc;

@@ -12,12 +12,12 @@
  * PR_SET_IO_FLUSHER (process_protect()).
  *
  * Threading: one thread at a time for each relay. Ownership: see each. Errors: those of
- * nbd/client_dial.h.
+ * nbd/client/dial.h.
  */
 #pragma once
 
 #include "attach/attach.h"
-#include "nbd/client_dial.h"
+#include "nbd/client/dial.h"
 
 struct nbd_relay;
 

@@ -191,7 +191,7 @@ static void lock_all(void)
 	(void)!mlockall(MCL_CURRENT | MCL_FUTURE);
 }
 
-static void *settle(void *argument)
+static void *attach_process_settle(void *argument)
 {
 	/* A processor's whole time slice of this before the parent gets its turn would be seen as a
 	 * disk that is ready that much later. */
@@ -209,10 +209,11 @@ void process_settle(pid_t parent)
 	if (geteuid() != 0) {
 		return;
 	}
-	if (thread_start(&thread, settle, argument, NULL) == 0) {
+	if (thread_start(&thread, attach_process_settle, argument, NULL) == 0) {
 		pthread_detach(thread);
 	} else {
-		/* Not settle(): this thread has other things to do, and keeps its priority. */
+		/* Not attach_process_settle(): this thread has other things to do, and keeps its
+		 * priority. */
 		lock_all();
 	}
 }

@@ -8,7 +8,7 @@
 #include "base/clock.h"
 
 /* The sentences of the library are complete; the daemon's log only adds how bad it is. */
-static void remote_event(void *context, enum gmb_event event, const char *text)
+static void remote_remote_event(void *context, enum gmb_event event, const char *text)
 {
 	struct remote *remote = context;
 	struct gmb_info info = { .size = sizeof(info) };
@@ -54,7 +54,7 @@ static int open_client(
 		.request_timeout_ms = clock_milliseconds(options->request_timeout_ns),
 		.slow_timeout_ms = clock_milliseconds(options->slow_timeout_ns),
 		.reconnect_timeout_ms = clock_milliseconds(options->reconnect_timeout_ns),
-		.event = remote_event,
+		.event = remote_remote_event,
 		.context = remote,
 	};
 	struct gmb_error failure = { 0 };

@@ -88,7 +88,7 @@ static int make_folder(struct error *error)
 /* --- writing ------------------------------------------------------------------------------- */
 
 /* A path is any bytes and JSON is UTF-8, so it is written with \xNN, also for each backslash of
- * its own: unescape() gives back exactly what was there. */
+ * its own: state_unescape() gives back exactly what was there. */
 static int write_json(int fd, const struct state_entry *entry)
 {
 	char device[ESCAPED_PATH_BYTES];
@@ -175,7 +175,7 @@ static int digit_of(char c)
 }
 
 /* What log_escape() has made of a path. False: it is no path of a disk. */
-static bool unescape(char out[ATTACH_PATH_BYTES], const char *text)
+static bool state_unescape(char out[ATTACH_PATH_BYTES], const char *text)
 {
 	size_t used = 0;
 
@@ -212,7 +212,7 @@ static int read_entry(int fd, struct state_entry *entry)
 			"device", &device, "uri", &uri, "number", &entry->number, "pid",
 			&entry->pid, "bytes", &bytes, "read_only", &read_only, "made_file",
 			&made_file) == 0 &&
-		unescape(entry->path, device)) {
+		state_unescape(entry->path, device)) {
 		snprintf(entry->kind, sizeof(entry->kind), "%s", kind);
 		entry->uri = strdup(uri);
 		entry->bytes = (uint64_t)bytes;

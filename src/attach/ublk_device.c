@@ -44,12 +44,12 @@ struct ublk_disk {
 
 static const struct device_ops ublk_device_ops;
 
-static struct ublk_disk *disk_of(struct device *device)
+static struct ublk_disk *ublk_device_disk_of(struct device *device)
 {
 	return container_of(device, struct ublk_disk, device);
 }
 
-static uint32_t number_of(const struct ublk_disk *disk)
+static uint32_t ublk_device_number_of(const struct ublk_disk *disk)
 {
 	return disk->info.dev_id;
 }
@@ -61,7 +61,7 @@ static uint8_t shift_of(uint64_t power_of_two)
 	return (uint8_t)__builtin_ctzll(power_of_two);
 }
 
-static int check_blocks(struct ublk_disk *disk, struct error *error)
+static int ublk_device_check_blocks(struct ublk_disk *disk, struct error *error)
 {
 	const struct gmb_info *remote = &disk->queues[0].remote.info;
 
@@ -124,7 +124,7 @@ static int command(
 	struct ublk_disk *disk, enum ublk_command order, void *buffer, size_t bytes, uint64_t data)
 {
 	return ublk_control_command(
-		&disk->control, order, number_of(disk), buffer, (uint16_t)bytes, data);
+		&disk->control, order, ublk_device_number_of(disk), buffer, (uint16_t)bytes, data);
 }
 
 static uint32_t queues_wanted(const struct ublk_disk *disk)
@@ -179,12 +179,13 @@ static int start_recovery(struct ublk_disk *disk, struct error *error)
 		}
 	}
 	if (rc == 0) {
-		log_info("taking over /dev/ublkb%u, whose daemon has died", number_of(disk));
+		log_info("taking over /dev/ublkb%u, whose daemon has died",
+			ublk_device_number_of(disk));
 	}
 	return rc < 0 ? error_set(error, rc,
 				"/dev/ublkb%u cannot be taken over: %s; gmblock detach "
 				"--force removes it",
-				number_of(disk), strerror(-rc))
+				ublk_device_number_of(disk), strerror(-rc))
 		      : 0;
 }
 
@@ -194,7 +195,7 @@ static int open_char_device(struct ublk_disk *disk, struct error *error)
 	char path[64];
 	int rc = -ENOENT;
 
-	snprintf(path, sizeof(path), "/dev/ublkc%u", number_of(disk));
+	snprintf(path, sizeof(path), "/dev/ublkc%u", ublk_device_number_of(disk));
 	/* Where udev gives it its rights or makes it, that may take a moment. */
 	for (int i = 0; i < 5000 && (rc == -ENOENT || rc == -EACCES); i++) {
 		disk->char_fd = open(path, O_RDWR | O_CLOEXEC);
@@ -333,15 +334,16 @@ static void delete_device(struct ublk_disk *disk)
 		disk->char_fd = -1;
 	}
 	if (disk->exists) {
-		rc = delete_number(&disk->control, number_of(disk));
+		rc = delete_number(&disk->control, ublk_device_number_of(disk));
 		if (rc < 0) {
-			log_error("/dev/ublkc%u stays behind: %s", number_of(disk), strerror(-rc));
+			log_error("/dev/ublkc%u stays behind: %s", ublk_device_number_of(disk),
+				strerror(-rc));
 		}
 		disk->exists = false;
 	}
 }
 
-static void disk_free(struct ublk_disk *disk)
+static void ublk_device_disk_free(struct ublk_disk *disk)
 {
 	device_fini(&disk->device);
 	free(disk->queues);
@@ -361,14 +363,14 @@ static void undo(struct ublk_disk *disk)
 		/* Queues that serve end with this. */
 		rc = command(disk, UBLK_STOP, NULL, 0, 0);
 		if (rc < 0) {
-			log_error("/dev/ublkb%u cannot be stopped: %s", number_of(disk),
+			log_error("/dev/ublkb%u cannot be stopped: %s", ublk_device_number_of(disk),
 				strerror(-rc));
 		}
 	}
 	(void)end_queues(disk, false, NULL);
 	delete_device(disk);
 	ublk_control_close(&disk->control);
-	disk_free(disk);
+	ublk_device_disk_free(disk);
 }
 
 /* --- starting ------------------------------------------------------------------------------ */
@@ -396,7 +398,7 @@ static int find_orphan(const struct state_entry *entry, void *context)
 	return 1;
 }
 
-static struct ublk_disk *disk_allocate(const struct attach_options *options)
+static struct ublk_disk *ublk_device_disk_allocate(const struct attach_options *options)
 {
 	struct ublk_disk *disk = calloc(1, sizeof(*disk));
 	int rc;
@@ -409,7 +411,7 @@ static struct ublk_disk *disk_allocate(const struct attach_options *options)
 	disk->char_fd = -1;
 	disk->queues = calloc(UBLK_QUEUES_MAX, sizeof(*disk->queues));
 	if (disk->queues == NULL || rc != 0) {
-		disk_free(disk);
+		ublk_device_disk_free(disk);
 		return NULL;
 	}
 	return disk;
@@ -418,7 +420,7 @@ static struct ublk_disk *disk_allocate(const struct attach_options *options)
 int ublk_device_start(
 	const struct attach_options *options, struct device **device_out, struct error *error)
 {
-	struct ublk_disk *disk = disk_allocate(options);
+	struct ublk_disk *disk = ublk_device_disk_allocate(options);
 	int rc;
 
 	if (disk == NULL) {
@@ -426,14 +428,14 @@ int ublk_device_start(
 	}
 	rc = ublk_control_open(&disk->control, error);
 	if (rc != 0) {
-		disk_free(disk);
+		ublk_device_disk_free(disk);
 		return rc;
 	}
 	timings_mark(options->timings, TIMINGS_DRIVER);
 	rc = start_queue(disk, 0, error);
 	timings_mark(options->timings, TIMINGS_CONNECT);
 	if (rc == 0) {
-		rc = check_blocks(disk, error);
+		rc = ublk_device_check_blocks(disk, error);
 	}
 	if (rc == 0) {
 		rc = MIN(state_for_each(find_orphan, disk, error), 0);
@@ -446,9 +448,11 @@ int ublk_device_start(
 		undo(disk);
 		return rc;
 	}
-	disk->device.number = (int32_t)number_of(disk);
-	snprintf(disk->device.name, sizeof(disk->device.name), "ublkb%u", number_of(disk));
-	snprintf(disk->device.path, sizeof(disk->device.path), "/dev/ublkb%u", number_of(disk));
+	disk->device.number = (int32_t)ublk_device_number_of(disk);
+	snprintf(disk->device.name, sizeof(disk->device.name), "ublkb%u",
+		ublk_device_number_of(disk));
+	snprintf(disk->device.path, sizeof(disk->device.path), "/dev/ublkb%u",
+		ublk_device_number_of(disk));
 	*device_out = &disk->device;
 	return 0;
 }
@@ -505,15 +509,15 @@ static int stop_by_force(struct ublk_disk *disk, struct error *error)
 		rc = ublk_control_wait(&disk->control);
 	}
 	disk->control.patience_ms = 0;
-	return stop_answer(number_of(disk), rc, error);
+	return stop_answer(ublk_device_number_of(disk), rc, error);
 }
 
 static int ublk_device_stop(struct device *device, bool force, struct error *error)
 {
-	struct ublk_disk *disk = disk_of(device);
+	struct ublk_disk *disk = ublk_device_disk_of(device);
 	struct error lost = { 0 };
 	int rc = force ? stop_by_force(disk, error)
-		       : stop_gently(&disk->control, number_of(disk), error);
+		       : stop_gently(&disk->control, ublk_device_number_of(disk), error);
 
 	if (rc != 0) {
 		return rc;
@@ -527,12 +531,12 @@ static int ublk_device_stop(struct device *device, bool force, struct error *err
 
 static void ublk_device_hurry(struct device *device)
 {
-	abandon(disk_of(device));
+	abandon(ublk_device_disk_of(device));
 }
 
 static int ublk_device_grow(struct device *device, uint64_t bytes, struct error *error)
 {
-	struct ublk_disk *disk = disk_of(device);
+	struct ublk_disk *disk = ublk_device_disk_of(device);
 	int rc = -EOPNOTSUPP;
 
 	if ((disk->control.features & UBLK_F_UPDATE_SIZE) != 0) {
@@ -548,13 +552,13 @@ static int ublk_device_grow(struct device *device, uint64_t bytes, struct error 
 
 static void ublk_device_destroy(struct device *device)
 {
-	struct ublk_disk *disk = disk_of(device);
+	struct ublk_disk *disk = ublk_device_disk_of(device);
 
 	(void)end_queues(disk, false, NULL);
 	delete_device(disk);
 	ublk_control_close(&disk->control);
 	if (!disk->abandoned) {
-		disk_free(disk);
+		ublk_device_disk_free(disk);
 	}
 }
 
@@ -641,7 +645,7 @@ int ublk_control_wait(struct ublk_control *control)
 }
 
 /* Sends one command and waits for its result. */
-static int run(
+static int ublk_device_run(
 	struct ublk_control *control, uint32_t opcode, const struct ublksrv_ctrl_cmd *command)
 {
 	struct io_uring_sqe *sqe = io_uring_get_sqe(&control->ring);
@@ -671,8 +675,8 @@ int ublk_control_command(struct ublk_control *control, enum ublk_command command
 	};
 
 	memcpy((char *)&argument + offsetof(struct ublksrv_ctrl_cmd, data), &data, sizeof(data));
-	return run(control, control->encoded ? opcodes[command].encoded : opcodes[command].legacy,
-		&argument);
+	return ublk_device_run(control,
+		control->encoded ? opcodes[command].encoded : opcodes[command].legacy, &argument);
 }
 
 static void probe_features(struct ublk_control *control)
@@ -685,7 +689,7 @@ static void probe_features(struct ublk_control *control)
 		.addr = (uintptr_t)&features,
 	};
 
-	control->encoded = run(control, UBLK_U_CMD_GET_FEATURES, &argument) == 0;
+	control->encoded = ublk_device_run(control, UBLK_U_CMD_GET_FEATURES, &argument) == 0;
 	control->features = control->encoded ? features : 0;
 }
 

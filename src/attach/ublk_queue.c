@@ -21,7 +21,7 @@ static char *buffer_of(const struct ublk_queue *queue, uint32_t tag)
 
 /* --- between the threads ------------------------------------------------------------------- */
 
-static void set_phase(struct ublk_queue *queue, enum ublk_phase phase)
+static void ublk_queue_set_phase(struct ublk_queue *queue, enum ublk_phase phase)
 {
 	pthread_mutex_lock(&queue->lock);
 	queue->phase = phase;
@@ -50,7 +50,7 @@ static bool is_abandoned(struct ublk_queue *queue)
 
 /* --- commands to the driver ---------------------------------------------------------------- */
 
-static struct io_uring_sqe *get_sqe(struct ublk_queue *queue)
+static struct io_uring_sqe *ublk_queue_get_sqe(struct ublk_queue *queue)
 {
 	struct io_uring_sqe *sqe = io_uring_get_sqe(&queue->ring);
 
@@ -60,9 +60,9 @@ static struct io_uring_sqe *get_sqe(struct ublk_queue *queue)
 	return sqe;
 }
 
-static void send_command(struct ublk_queue *queue, uint32_t tag, bool commit, int result)
+static void ublk_queue_send_command(struct ublk_queue *queue, uint32_t tag, bool commit, int result)
 {
-	struct io_uring_sqe *sqe = get_sqe(queue);
+	struct io_uring_sqe *sqe = ublk_queue_get_sqe(queue);
 	struct ublksrv_io_cmd command = {
 		.q_id = queue->number,
 		.tag = (uint16_t)tag,
@@ -87,7 +87,7 @@ static void arm_poll(struct ublk_queue *queue)
 	struct io_uring_sqe *sqe;
 
 	if (!queue->poll_armed) {
-		sqe = get_sqe(queue);
+		sqe = ublk_queue_get_sqe(queue);
 		io_uring_prep_poll_add(sqe, gmb_queue_fd(queue->remote.queue), POLLIN);
 		sqe->user_data = POLL_TAG;
 		queue->poll_armed = true;
@@ -101,7 +101,7 @@ static uint32_t tag_of(const struct ublk_slot *slot)
 	return (uint32_t)(slot - slot->queue->slots);
 }
 
-static void request_done(struct gmb_request *request)
+static void ublk_queue_request_done(struct gmb_request *request)
 {
 	struct ublk_slot *slot = container_of(request, struct ublk_slot, request);
 	int result = request->result;
@@ -119,11 +119,11 @@ static void request_done(struct gmb_request *request)
 	} else if (request->operation == GMB_READ || request->operation == GMB_WRITE) {
 		result = (int)request->length;
 	}
-	send_command(slot->queue, tag_of(slot), true, result);
+	ublk_queue_send_command(slot->queue, tag_of(slot), true, result);
 }
 
 /* Fills the request from the kernel's descriptor; false: there is no such operation here. */
-static bool prepare(struct ublk_queue *queue, uint32_t tag)
+static bool ublk_queue_prepare(struct ublk_queue *queue, uint32_t tag)
 {
 	/* The kernel's memory, which it does not touch between FETCH and COMMIT. */
 	const struct ublksrv_io_desc *descriptor = &queue->descriptors[tag];
@@ -161,17 +161,17 @@ static bool prepare(struct ublk_queue *queue, uint32_t tag)
 	return true;
 }
 
-static void take_request(struct ublk_queue *queue, uint32_t tag, bool abandon)
+static void ublk_queue_take_request(struct ublk_queue *queue, uint32_t tag, bool abandon)
 {
 	struct ublk_slot *slot = &queue->slots[tag];
 
 	if (abandon || slot->orphan) {
-		send_command(queue, tag, true, -EIO);
-	} else if (prepare(queue, tag)) {
-		slot->request.done = request_done;
+		ublk_queue_send_command(queue, tag, true, -EIO);
+	} else if (ublk_queue_prepare(queue, tag)) {
+		slot->request.done = ublk_queue_request_done;
 		gmb_submit(queue->remote.client, &slot->request);
 	} else {
-		send_command(queue, tag, true, -EOPNOTSUPP);
+		ublk_queue_send_command(queue, tag, true, -EOPNOTSUPP);
 	}
 }
 
@@ -183,12 +183,12 @@ static void orphan_all(struct ublk_queue *queue)
 
 		if (slot->request.in_flight != 0 && !slot->orphan) {
 			slot->orphan = true;
-			send_command(queue, tag, true, -EIO);
+			ublk_queue_send_command(queue, tag, true, -EIO);
 		}
 	}
 }
 
-static void take_completions(struct ublk_queue *queue, bool abandon)
+static void ublk_queue_take_completions(struct ublk_queue *queue, bool abandon)
 {
 	struct io_uring_cqe *cqe;
 	unsigned head;
@@ -200,7 +200,7 @@ static void take_completions(struct ublk_queue *queue, bool abandon)
 		if (cqe->user_data == POLL_TAG) {
 			queue->poll_armed = false;
 		} else if (cqe->res == UBLK_IO_RES_OK) {
-			take_request(queue, (uint32_t)cqe->user_data, abandon);
+			ublk_queue_take_request(queue, (uint32_t)cqe->user_data, abandon);
 		} else {
 			/* UBLK_IO_RES_ABORT: the device stops. Any other refusal ends the tag as
 			 * well: it cannot be fetched again. */
@@ -215,7 +215,7 @@ static void take_completions(struct ublk_queue *queue, bool abandon)
 	io_uring_cq_advance(&queue->ring, count);
 }
 
-static void serve(struct ublk_queue *queue)
+static void ublk_queue_serve(struct ublk_queue *queue)
 {
 	bool abandoned = false;
 
@@ -230,13 +230,13 @@ static void serve(struct ublk_queue *queue)
 		arm_poll(queue);
 		rc = io_uring_submit_and_wait(&queue->ring, 1);
 		GMB_ASSERT(rc >= 0 || rc == -EINTR || rc == -EAGAIN || rc == -EBUSY);
-		take_completions(queue, abandoned);
+		ublk_queue_take_completions(queue, abandoned);
 	}
 }
 
 /* --- the thread ---------------------------------------------------------------------------- */
 
-static int map_memory(struct ublk_queue *queue, struct error *error)
+static int ublk_queue_map_memory(struct ublk_queue *queue, struct error *error)
 {
 	size_t page = (size_t)sysconf(_SC_PAGESIZE);
 	size_t all = align_up(UBLK_MAX_QUEUE_DEPTH * sizeof(struct ublksrv_io_desc), page);
@@ -255,7 +255,7 @@ static int map_memory(struct ublk_queue *queue, struct error *error)
 	return queue->buffers != NULL ? 0 : error_set(error, -ENOMEM, "no memory for requests");
 }
 
-static int make_ring(struct ublk_queue *queue, struct error *error)
+static int ublk_queue_make_ring(struct ublk_queue *queue, struct error *error)
 {
 	/* The second needs Linux 6.1, the first always works. */
 	static const unsigned flags[] = {
@@ -287,10 +287,10 @@ static void unmap_memory(struct ublk_queue *queue)
 /* From the order to serve until the device is stopped. */
 static int serve_device(struct ublk_queue *queue, struct error *error)
 {
-	int rc = map_memory(queue, error);
+	int rc = ublk_queue_map_memory(queue, error);
 
 	if (rc == 0) {
-		rc = make_ring(queue, error);
+		rc = ublk_queue_make_ring(queue, error);
 	}
 	if (rc != 0) {
 		unmap_memory(queue);
@@ -298,13 +298,13 @@ static int serve_device(struct ublk_queue *queue, struct error *error)
 	}
 	for (uint32_t tag = 0; tag < queue->depth; tag++) {
 		queue->slots[tag].queue = queue;
-		send_command(queue, tag, false, 0);
+		ublk_queue_send_command(queue, tag, false, 0);
 	}
 	queue->fetching = queue->depth;
 	rc = io_uring_submit(&queue->ring);
 	if (rc == queue->depth) {
-		set_phase(queue, UBLK_PHASE_SERVING);
-		serve(queue);
+		ublk_queue_set_phase(queue, UBLK_PHASE_SERVING);
+		ublk_queue_serve(queue);
 		rc = 0;
 	} else {
 		rc = error_set(error, rc < 0 ? rc : -EIO, "ublk takes no requests");
@@ -324,13 +324,13 @@ static void *queue_thread(void *argument)
 	bool served = false;
 
 	if (rc == 0) {
-		set_phase(queue, UBLK_PHASE_OPEN);
+		ublk_queue_set_phase(queue, UBLK_PHASE_OPEN);
 		if (wait_phase(queue, UBLK_PHASE_OPEN) == UBLK_PHASE_GO) {
 			rc = serve_device(queue, &queue->error);
 			served = rc == 0;
 		}
 		if (served) {
-			set_phase(queue, UBLK_PHASE_LEAVING);
+			ublk_queue_set_phase(queue, UBLK_PHASE_LEAVING);
 		}
 		if (!is_abandoned(queue)) {
 			int flushed = remote_close(
@@ -340,7 +340,7 @@ static void *queue_thread(void *argument)
 		}
 	}
 	queue->result = rc;
-	set_phase(queue, UBLK_PHASE_ENDED);
+	ublk_queue_set_phase(queue, UBLK_PHASE_ENDED);
 	if (served) {
 		eventfd_write(queue->device->ended_fd, 1);
 	}
@@ -396,7 +396,7 @@ int ublk_queue_wait_open(struct ublk_queue *queue, struct error *error)
 
 int ublk_queue_go(struct ublk_queue *queue, struct error *error)
 {
-	set_phase(queue, UBLK_PHASE_GO);
+	ublk_queue_set_phase(queue, UBLK_PHASE_GO);
 	if (wait_phase(queue, UBLK_PHASE_GO) == UBLK_PHASE_SERVING) {
 		return 0;
 	}

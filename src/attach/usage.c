@@ -36,7 +36,7 @@ static bool disks_have(const struct disks *disks, dev_t number)
 	return false;
 }
 
-static int read_text(const char *path, char *text, size_t text_bytes)
+static int usage_read_text(const char *path, char *text, size_t text_bytes)
 {
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
 	ssize_t count = fd >= 0 ? read(fd, text, text_bytes - 1) : -1;
@@ -57,7 +57,7 @@ static void disks_add(struct disks *disks, const char *folder)
 
 	if (disks->count < DISKS_MAX &&
 		snprintf(path, sizeof(path), "%s/dev", folder) < (int)sizeof(path) &&
-		read_text(path, text, sizeof(text)) == 0 &&
+		usage_read_text(path, text, sizeof(text)) == 0 &&
 		sscanf(text, "%u:%u", &major_number, &minor_number) == 2) {
 		disks->list[disks->count++] = makedev(major_number, minor_number);
 	}
@@ -246,7 +246,7 @@ static int check_processes(const char *what, const struct wanted *wanted, struct
 			continue;
 		}
 		snprintf(path, sizeof(path), "/proc/%s/comm", entry->d_name);
-		if (read_text(path, name, sizeof(name)) != 0) {
+		if (usage_read_text(path, name, sizeof(name)) != 0) {
 			continue;
 		}
 		name[strcspn(name, "\n")] = '\0';
@@ -296,7 +296,7 @@ static void names_add(struct names *names, const char *path)
 }
 
 /* The kernel writes white space and backslashes as three octal digits. */
-static void unescape(char *text)
+static void usage_unescape(char *text)
 {
 	char *out = text;
 
@@ -324,7 +324,7 @@ static bool next_mount(FILE *file, dev_t *number, char where[PATH_MAX])
 		where[0] = '\0';
 	}
 	*number = makedev(major_number, minor_number);
-	unescape(where);
+	usage_unescape(where);
 	free(line);
 	return any;
 }
@@ -391,7 +391,7 @@ static int check_loops(const char *path, const struct names *names, struct error
 		}
 		snprintf(attribute, sizeof(attribute), "/sys/block/%s/loop/backing_file",
 			entry->d_name);
-		if (read_text(attribute, backing, sizeof(backing)) != 0) {
+		if (usage_read_text(attribute, backing, sizeof(backing)) != 0) {
 			continue;
 		}
 		backing[strcspn(backing, "\n")] = '\0';

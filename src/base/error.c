@@ -11,7 +11,8 @@ static void mark_if_cut(char *text, int wanted)
 	}
 }
 
-static int set(struct error *error, int code, const char *key, const char *format, va_list args)
+static int base_error_set(
+	struct error *error, int code, const char *key, const char *format, va_list args)
 {
 	GMB_ASSERT(code < 0);
 	if (error == NULL) {
@@ -28,7 +29,7 @@ int error_set(struct error *error, int code, const char *format, ...)
 	va_list args;
 
 	va_start(args, format);
-	set(error, code, NULL, format, args);
+	base_error_set(error, code, NULL, format, args);
 	va_end(args);
 	return code;
 }
@@ -38,7 +39,7 @@ int error_advise(struct error *error, int code, const char *key, const char *for
 	va_list args;
 
 	va_start(args, format);
-	set(error, code, key, format, args);
+	base_error_set(error, code, key, format, args);
 	va_end(args);
 	return code;
 }

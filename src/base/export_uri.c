@@ -97,7 +97,7 @@ static int check_export_name(const struct uri *parts, struct error *error)
 }
 
 /* Moves the text to where it is kept. */
-static void take(char **field, char **text)
+static void export_uri_take(char **field, char **text)
 {
 	*field = *text;
 	*text = NULL;
@@ -133,7 +133,7 @@ static bool is_about_tls(const char *name)
 	return strncasecmp(name, "tls", 3) == 0 || strncasecmp(name, "ssl", 3) == 0;
 }
 
-static int take_parameter(
+static int export_uri_take_parameter(
 	struct export_uri *uri, struct uri_parameter *parameter, struct error *error)
 {
 	const struct {
@@ -181,7 +181,7 @@ static int take_parameter(
 		}
 		rc = check_value(parameter, known[i].values, error);
 		if (rc == 0) {
-			take(known[i].field, &parameter->value);
+			export_uri_take(known[i].field, &parameter->value);
 		}
 		return rc;
 	}
@@ -193,12 +193,12 @@ static int take_parameter(
 			parameter->name);
 	}
 	if (uri->unknown_parameter == NULL) {
-		take(&uri->unknown_parameter, &parameter->name);
+		export_uri_take(&uri->unknown_parameter, &parameter->name);
 	}
 	return 0;
 }
 
-static int take_parts(struct export_uri *uri, struct uri *parts, struct error *error)
+static int export_uri_take_parts(struct export_uri *uri, struct uri *parts, struct error *error)
 {
 	struct uri_parameter parameter;
 	int rc = check_scheme(parts->scheme, uri, error);
@@ -208,7 +208,7 @@ static int take_parts(struct export_uri *uri, struct uri *parts, struct error *e
 		rc = check_export_name(parts, error);
 	}
 	while (rc == 0 && (rc = uri_next_parameter(&parts->query, &parameter, error)) > 0) {
-		rc = take_parameter(uri, &parameter, error);
+		rc = export_uri_take_parameter(uri, &parameter, error);
 		uri_parameter_fini(&parameter);
 	}
 	if (rc < 0) {
@@ -219,10 +219,10 @@ static int take_parts(struct export_uri *uri, struct uri *parts, struct error *e
 		    : strcmp(uri->protocol, "push") == 0 ? PUSH_PORT_DEFAULT
 							 : NBD_PORT_DEFAULT;
 	uri->socket_path_bytes = parts->socket_path_bytes;
-	take(&uri->user, &parts->user);
-	take(&uri->host, &parts->host);
-	take(&uri->socket_path, &parts->socket_path);
-	take(&uri->export_name, &parts->path);
+	export_uri_take(&uri->user, &parts->user);
+	export_uri_take(&uri->host, &parts->host);
+	export_uri_take(&uri->socket_path, &parts->socket_path);
+	export_uri_take(&uri->export_name, &parts->path);
 	return 0;
 }
 
@@ -256,7 +256,7 @@ int export_uri_parse(const char *text, struct export_uri *uri, struct error *err
 	}
 	rc = strstr(text, "://") == NULL ? no_scheme(text, error) : uri_parse(text, &parts, error);
 	if (rc == 0) {
-		rc = take_parts(&parsed, &parts, error);
+		rc = export_uri_take_parts(&parsed, &parts, error);
 	}
 	uri_fini(&parts);
 	if (rc < 0) {

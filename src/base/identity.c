@@ -77,7 +77,7 @@ enum { ATTRIBUTE_BYTES_MAX = 1 + IDENTITY_OID_BYTES_MAX + 2 + IDENTITY_STRING_BY
 
 _Static_assert(IDENTITY_OID_BYTES_MAX <= UINT8_MAX, "a length of an OID is one byte");
 
-static uint32_t attribute_bytes(const uint8_t *at)
+static uint32_t identity_attribute_bytes(const uint8_t *at)
 {
 	uint32_t oid = 1 + (uint32_t)at[0];
 
@@ -91,7 +91,7 @@ static uint32_t attribute_place(
 	uint32_t at = dn->rdn_at + 1;
 
 	for (uint32_t i = 0; i < dn->bytes[dn->rdn_at]; i++) {
-		uint32_t other = attribute_bytes(dn->bytes + at);
+		uint32_t other = identity_attribute_bytes(dn->bytes + at);
 		int order = memcmp(dn->bytes + at, attribute, MIN(other, bytes));
 
 		if (order > 0 || (order == 0 && other > bytes)) {
@@ -169,7 +169,7 @@ static const struct {
 	{ "emailAddress", "1.2.840.113549.1.9.1" },
 };
 
-static int hex_digit(char c)
+static int identity_hex_digit(char c)
 {
 	if (c >= '0' && c <= '9') {
 		return c - '0';
@@ -181,8 +181,8 @@ static int hex_digit(char c)
 /* Two digits at text, or -1. Reads no further than a terminator. */
 static int hex_byte(const char *text)
 {
-	int high = hex_digit(text[0]);
-	int low = high < 0 ? -1 : hex_digit(text[1]);
+	int high = identity_hex_digit(text[0]);
+	int low = high < 0 ? -1 : identity_hex_digit(text[1]);
 
 	return low < 0 ? -1 : high << 4 | low;
 }

@@ -207,7 +207,7 @@ static void tell_suppressed(struct log_limit *limit, enum log_level level)
 }
 
 /* Whether a line may pass now. */
-static bool may_pass(
+static bool base_log_may_pass(
 	struct log_limit *limit, uint64_t now_ns, enum log_level level, const char *reason)
 {
 	if (!log_enabled(level)) {
@@ -241,7 +241,7 @@ void log_limited(
 {
 	va_list args;
 
-	if (may_pass(limit, now_ns, level, NULL)) {
+	if (base_log_may_pass(limit, now_ns, level, NULL)) {
 		va_start(args, format);
 		write_line(level, &nothing, format, args);
 		va_end(args);
@@ -253,7 +253,7 @@ void log_limited_about(struct log_limit *limit, uint64_t now_ns, enum log_level 
 {
 	va_list args;
 
-	if (may_pass(limit, now_ns, level, about->reason)) {
+	if (base_log_may_pass(limit, now_ns, level, about->reason)) {
 		va_start(args, format);
 		write_line(level, about, format, args);
 		va_end(args);

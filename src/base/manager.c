@@ -44,7 +44,7 @@ static int read_address(const char *text, struct sockaddr_un *address)
 static int kept_fd = -1;
 
 /* A connected socket, or a negative errno. */
-static int dial(const char *where)
+static int manager_dial(const char *where)
 {
 	struct sockaddr_un address;
 	int bytes = read_address(where, &address);
@@ -67,7 +67,7 @@ static int send_to(int fd, const char *text)
 	return send(fd, text, strlen(text), MSG_NOSIGNAL) < 0 ? -errno : 0;
 }
 
-static int send_text(const char *where, const char *text)
+static int manager_send_text(const char *where, const char *text)
 {
 	int fd;
 	int rc;
@@ -75,7 +75,7 @@ static int send_text(const char *where, const char *text)
 	if (kept_fd >= 0 && send_to(kept_fd, text) == 0) {
 		return 0;
 	}
-	fd = dial(where); /* the manager may have made its socket anew */
+	fd = manager_dial(where); /* the manager may have made its socket anew */
 	if (fd < 0) {
 		return fd;
 	}
@@ -94,7 +94,7 @@ void manager_open(void)
 	const char *where = getenv("NOTIFY_SOCKET");
 
 	if (where != NULL && kept_fd < 0) {
-		kept_fd = dial(where);
+		kept_fd = manager_dial(where);
 	}
 }
 
@@ -111,7 +111,7 @@ void manager_tell(const char *format, ...)
 	va_start(args, format);
 	vsnprintf(text, sizeof(text), format, args);
 	va_end(args);
-	rc = send_text(where, text);
+	rc = manager_send_text(where, text);
 	if (rc < 0) {
 		log_debug("the service manager at %s is not told: %s", where, strerror(-rc));
 	}
@@ -132,7 +132,7 @@ static int read_variable(const char *name)
 	return (int)value;
 }
 
-static int take(void)
+static int manager_take(void)
 {
 	int pid = read_variable("LISTEN_PID");
 	int count;
@@ -151,7 +151,7 @@ static int take(void)
 
 int manager_take_sockets(void)
 {
-	int rc = take();
+	int rc = manager_take();
 
 	unsetenv("LISTEN_PID");
 	unsetenv("LISTEN_PIDFDID");

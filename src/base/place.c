@@ -114,7 +114,7 @@ static bool network_holds(
 
 /* --- places ---------------------------------------------------------------------------------- */
 
-static int parse_port(const char *text, uint16_t *port, struct error *error)
+static int base_place_parse_port(const char *text, uint16_t *port, struct error *error)
 {
 	uint32_t number = 0;
 	int rc = 0;
@@ -140,7 +140,7 @@ static int parse_network_place(char *text, struct place *place, struct error *er
 	place->port = is_nbd(place) ? NBD_PORT_DEFAULT : PUSH_PORT_DEFAULT;
 	if (port != NULL) {
 		*port = '\0';
-		rc = parse_port(port + strlen(key), &place->port, error);
+		rc = base_place_parse_port(port + strlen(key), &place->port, error);
 	}
 	return rc == 0 ? network_parse(text, place->network, error) : rc;
 }
@@ -296,17 +296,17 @@ void place_fini(struct place *place)
 	*place = (struct place){ 0 };
 }
 
-static bool same_text(const char *a, const char *b)
+static bool base_place_same_text(const char *a, const char *b)
 {
 	return a == NULL || b == NULL ? a == b : strcmp(a, b) == 0;
 }
 
 static bool same_credentials(const struct place *a, const struct place *b)
 {
-	return a->tls == b->tls && same_text(a->tls_certificates, b->tls_certificates) &&
-	       same_text(a->tls_psk_file, b->tls_psk_file) &&
-	       same_text(a->tls_username, b->tls_username) &&
-	       same_text(a->tls_hostname, b->tls_hostname);
+	return a->tls == b->tls && base_place_same_text(a->tls_certificates, b->tls_certificates) &&
+	       base_place_same_text(a->tls_psk_file, b->tls_psk_file) &&
+	       base_place_same_text(a->tls_username, b->tls_username) &&
+	       base_place_same_text(a->tls_hostname, b->tls_hostname);
 }
 
 bool place_same(const struct place *a, const struct place *b)

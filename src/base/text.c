@@ -30,7 +30,7 @@ struct shown {
 	char text[96];
 };
 
-static const char *show(struct shown *shown, const char *text)
+static const char *text_show(struct shown *shown, const char *text)
 {
 	return log_escape(shown->text, sizeof(shown->text), text, strlen(text));
 }
@@ -83,10 +83,11 @@ int units_parse_bytes(const char *text, uint64_t *bytes, struct error *error)
 		return error_set(error, -EINVAL,
 			"'%s' is not a size; write bytes or a number with K, M, G, T, P or E, such "
 			"as 64M",
-			show(&shown, text));
+			text_show(&shown, text));
 	}
 	if (rc < 0 || !checked_mul_u64(value, UINT64_C(1) << shift, &value)) {
-		return error_set(error, -ERANGE, "the size '%s' is too large", show(&shown, text));
+		return error_set(
+			error, -ERANGE, "the size '%s' is too large", text_show(&shown, text));
 	}
 	*bytes = value;
 	return 0;
@@ -115,11 +116,12 @@ int units_parse_time(const char *text, uint64_t *time_ns, struct error *error)
 		return 0;
 	}
 	if (rc == -ERANGE) {
-		return error_set(error, -ERANGE, "the time '%s' is too long", show(&shown, text));
+		return error_set(
+			error, -ERANGE, "the time '%s' is too long", text_show(&shown, text));
 	}
 	return error_set(error, -EINVAL,
 		"'%s' is not a time; write a number with ns, us, ms, s, min or h, such as 10ms",
-		show(&shown, text));
+		text_show(&shown, text));
 }
 
 int units_parse_seconds(const char *text, uint64_t *time_ns, struct error *error)
@@ -137,10 +139,11 @@ int units_parse_seconds(const char *text, uint64_t *time_ns, struct error *error
 	if (text[0] == '\0' || strspn(text, "0123456789.") != strlen(text) || *end != '\0') {
 		return error_set(error, -EINVAL,
 			"'%s' is not a number of seconds, nor a time such as 500ms",
-			show(&shown, text));
+			text_show(&shown, text));
 	}
 	if (seconds * 1e9 >= (double)INT64_MAX) {
-		return error_set(error, -ERANGE, "the time '%s' is too long", show(&shown, text));
+		return error_set(
+			error, -ERANGE, "the time '%s' is too long", text_show(&shown, text));
 	}
 	*time_ns = (uint64_t)(seconds * 1e9 + 0.5);
 	return 0;
@@ -156,11 +159,11 @@ int units_parse_count(
 
 	if (rc == -EINVAL || (rc == 0 && *rest != '\0')) {
 		return error_set(error, -EINVAL, "'%s' is not a whole number from %u to %u",
-			show(&shown, text), min, max);
+			text_show(&shown, text), min, max);
 	}
 	if (rc < 0 || value < min || value > max) {
 		return error_set(error, -ERANGE, "%s is out of range; it can be from %u to %u",
-			show(&shown, text), min, max);
+			text_show(&shown, text), min, max);
 	}
 	*count = (uint32_t)value;
 	return 0;

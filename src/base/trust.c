@@ -21,7 +21,7 @@ struct walk {
 	uint32_t links;
 };
 
-static int refuse(const char *path, const char *reason, struct error *error)
+static int trust_refuse(const char *path, const char *reason, struct error *error)
 {
 	char shown[SHOWN_BYTES];
 
@@ -37,7 +37,7 @@ static bool others_write(const struct stat *status)
 	return (status->st_mode & S_IWOTH) != 0 || ((status->st_mode & S_IWGRP) != 0 && !own_group);
 }
 
-static int check(const char *path, const struct stat *status, struct error *error)
+static int trust_check(const char *path, const struct stat *status, struct error *error)
 {
 	bool is_sticky = S_ISDIR(status->st_mode) && (status->st_mode & S_ISVTX) != 0;
 	char reason[64];
@@ -45,17 +45,17 @@ static int check(const char *path, const struct stat *status, struct error *erro
 	if (status->st_uid != 0 && status->st_uid != geteuid()) {
 		snprintf(
 			reason, sizeof(reason), "belongs to user %u", (unsigned int)status->st_uid);
-		return refuse(path, reason, error);
+		return trust_refuse(path, reason, error);
 	}
 	if (!S_ISLNK(status->st_mode) && !is_sticky && others_write(status)) {
 		snprintf(reason, sizeof(reason), "can be written by others (mode %04o)",
 			(unsigned int)status->st_mode & 07777);
-		return refuse(path, reason, error);
+		return trust_refuse(path, reason, error);
 	}
 	return 0;
 }
 
-static int fail(const char *path, int code, struct error *error)
+static int trust_fail(const char *path, int code, struct error *error)
 {
 	char shown[SHOWN_BYTES];
 
@@ -73,20 +73,20 @@ static void leave_folder(struct walk *walk)
 }
 
 /* The link at the end of done: what it says comes before the rest. */
-static int follow(struct walk *walk, struct error *error)
+static int trust_follow(struct walk *walk, struct error *error)
 {
 	char target[PATH_MAX];
 	char rest[PATH_MAX];
 	ssize_t len = readlink(walk->done, target, sizeof(target) - 1);
 
 	if (len < 0) {
-		return fail(walk->done, -errno, error);
+		return trust_fail(walk->done, -errno, error);
 	}
 	target[len] = '\0';
 	memcpy(rest, walk->rest, strlen(walk->rest) + 1);
 	if (++walk->links > LINKS_MAX || snprintf(walk->rest, sizeof(walk->rest), "%s/%s", target,
 						 rest) >= (int)sizeof(walk->rest)) {
-		return fail(walk->done, -ELOOP, error);
+		return trust_fail(walk->done, -ELOOP, error);
 	}
 	if (target[0] == '/') {
 		walk->done[0] = '\0';
@@ -97,7 +97,7 @@ static int follow(struct walk *walk, struct error *error)
 }
 
 /* Checks the entry of that name in the folder that was reached. */
-static int enter(struct walk *walk, const char *name, struct error *error)
+static int trust_enter(struct walk *walk, const char *name, struct error *error)
 {
 	size_t used = strlen(walk->done);
 	struct stat status;
@@ -105,23 +105,23 @@ static int enter(struct walk *walk, const char *name, struct error *error)
 
 	if (snprintf(walk->done + used, sizeof(walk->done) - used, "/%s", name) >=
 		(int)(sizeof(walk->done) - used)) {
-		return fail(walk->done, -ENAMETOOLONG, error);
+		return trust_fail(walk->done, -ENAMETOOLONG, error);
 	}
 	if (lstat(walk->done, &status) < 0) {
-		return fail(walk->done, -errno, error);
+		return trust_fail(walk->done, -errno, error);
 	}
-	rc = check(walk->done, &status, error);
-	return rc == 0 && S_ISLNK(status.st_mode) ? follow(walk, error) : rc;
+	rc = trust_check(walk->done, &status, error);
+	return rc == 0 && S_ISLNK(status.st_mode) ? trust_follow(walk, error) : rc;
 }
 
-static int step(struct walk *walk, struct error *error)
+static int trust_step(struct walk *walk, struct error *error)
 {
 	const char *at = walk->rest + strspn(walk->rest, "/");
 	size_t len = strcspn(at, "/");
 	char name[NAME_MAX + 1];
 
 	if (len >= sizeof(name)) {
-		return fail(walk->rest, -ENAMETOOLONG, error);
+		return trust_fail(walk->rest, -ENAMETOOLONG, error);
 	}
 	memcpy(name, at, len);
 	name[len] = '\0';
@@ -131,7 +131,7 @@ static int step(struct walk *walk, struct error *error)
 	}
 	return name[0] == '\0' || strcmp(name, ".") == 0 || strcmp(name, "..") == 0
 		       ? 0
-		       : enter(walk, name, error);
+		       : trust_enter(walk, name, error);
 }
 
 int trust_path(const char *path, struct error *error)
@@ -143,17 +143,18 @@ int trust_path(const char *path, struct error *error)
 
 	if (path[0] != '/') {
 		if (getcwd(walk.rest, sizeof(walk.rest)) == NULL) {
-			return fail(path, -errno, error);
+			return trust_fail(path, -errno, error);
 		}
 		used = strlen(walk.rest);
 	}
 	if (snprintf(walk.rest + used, sizeof(walk.rest) - used, "/%s", path) >=
 		(int)(sizeof(walk.rest) - used)) {
-		return fail(path, -ENAMETOOLONG, error);
+		return trust_fail(path, -ENAMETOOLONG, error);
 	}
-	rc = lstat("/", &status) < 0 ? fail("/", -errno, error) : check("/", &status, error);
+	rc = lstat("/", &status) < 0 ? trust_fail("/", -errno, error)
+				     : trust_check("/", &status, error);
 	while (rc == 0 && walk.rest[0] != '\0') {
-		rc = step(&walk, error);
+		rc = trust_step(&walk, error);
 	}
 	return rc;
 }

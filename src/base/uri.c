@@ -23,7 +23,7 @@ static struct span span_until(const char *from, const char *stops)
 	return (struct span){ from, strcspn(from, stops) };
 }
 
-static int hex_digit(char c)
+static int uri_hex_digit(char c)
 {
 	if (c >= '0' && c <= '9') {
 		return c - '0';
@@ -58,8 +58,8 @@ static int decode(struct span in, const char *what, bool zero_at_start, char **o
 			text[n++] = in.at[i];
 			continue;
 		}
-		high = i + 1 < in.len ? hex_digit(in.at[i + 1]) : -1;
-		low = i + 2 < in.len ? hex_digit(in.at[i + 2]) : -1;
+		high = i + 1 < in.len ? uri_hex_digit(in.at[i + 1]) : -1;
+		low = i + 2 < in.len ? uri_hex_digit(in.at[i + 2]) : -1;
 		if (high < 0 || low < 0) {
 			free(text);
 			return error_set(error, -EINVAL,
@@ -87,7 +87,7 @@ static int decode(struct span in, const char *what, bool zero_at_start, char **o
 	return 0;
 }
 
-static int parse_port(struct span text, struct uri *uri, struct error *error)
+static int uri_parse_port(struct span text, struct uri *uri, struct error *error)
 {
 	char shown[SHOWN_BYTES];
 	uint32_t value = 0;
@@ -142,7 +142,7 @@ static int parse_host_port(
 		*host = (struct span){ text.at, (size_t)(after - text.at) };
 	}
 	if (after < end) {
-		return parse_port(
+		return uri_parse_port(
 			(struct span){ after + 1, (size_t)(end - after - 1) }, uri, error);
 	}
 	return 0;

@@ -132,19 +132,19 @@ static void doubt_ended(struct owner *owner)
 
 /* --- forks ------------------------------------------------------------------------------------ */
 
-static void before_fork(void)
+static void work_before_fork(void)
 {
 	pthread_mutex_lock(&workers.lock);
 }
 
-static void after_fork_in_parent(void)
+static void work_after_fork_in_parent(void)
 {
 	pthread_mutex_unlock(&workers.lock);
 }
 
 /* The threads are the parent's, and so is the work: a descriptor that one of them was about to
  * close stays open in the child until it executes a program. */
-static void after_fork_in_child(void)
+static void work_after_fork_in_child(void)
 {
 	list_init(&workers.waiting);
 	list_for_each(node, &workers.owners)
@@ -191,7 +191,7 @@ static void run_one(struct work *work)
 }
 
 /* The next work; doubtful when *owner_out is set. NULL: there is none that may run. */
-static struct work *take(struct owner **owner_out)
+static struct work *work_take(struct owner **owner_out)
 {
 	struct list_node *node = list_pop_front(&workers.waiting);
 	struct work *work = node != NULL ? list_entry(node, struct work, node) : NULL;
@@ -235,7 +235,7 @@ static void *worker(void *unused)
 	do {
 		struct work *work;
 
-		while ((work = take(&owner)) != NULL) {
+		while ((work = work_take(&owner)) != NULL) {
 			pthread_mutex_unlock(&workers.lock);
 			run_one(work);
 			pthread_mutex_lock(&workers.lock);
@@ -259,8 +259,8 @@ static bool start_worker(void)
 	int result;
 
 	if (!workers.fork_watched) {
-		workers.fork_watched =
-			pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0;
+		workers.fork_watched = pthread_atfork(work_before_fork, work_after_fork_in_parent,
+					       work_after_fork_in_child) == 0;
 	}
 	if (!workers.fork_watched || pthread_attr_init(&attributes) != 0) {
 		return false;
@@ -351,7 +351,7 @@ static void close_of_peer(int fd)
 
 /* Receives what is left in a socket that was shut down, for the descriptors in it: the kernel would
  * close them with the socket, and wait as their sender likes. */
-static void drain(int fd)
+static void work_drain(int fd)
 {
 	_Alignas(struct cmsghdr) uint8_t control[RIGHTS_CONTROL_BYTES];
 	uint8_t bytes[4096];
@@ -425,7 +425,7 @@ static void dispose_now(const struct disposal *disposal)
 		munmap(disposal->base, disposal->bytes);
 	}
 	if (disposal->is_shut) {
-		drain(disposal->fds[0]);
+		work_drain(disposal->fds[0]);
 	}
 	for (uint32_t i = 0; i < disposal->fd_count; i++) {
 		if (disposal->of_peer && !disposal->is_end) {

@@ -20,7 +20,7 @@ const struct clan_provider *const clan_providers[CLAN_PROVIDER_COUNT] = {
 	[CLAN_NET] = &clan_provider_net,
 };
 
-static const struct clan_provider *find_provider(const char *address, struct error *error)
+static const struct clan_provider *clan_conn_find_provider(const char *address, struct error *error)
 {
 	for (size_t i = 0; i < CLAN_PROVIDER_COUNT; i++) {
 		for (size_t j = 0; j < ARRAY_COUNT(clan_providers[i]->schemes); j++) {
@@ -186,14 +186,14 @@ void clan_conn_fire_ready(struct clan_conn *conn, uint32_t ready)
 
 /* --- set-up ----------------------------------------------------------------------------------- */
 
-static uint32_t or_default(uint32_t value, uint32_t standard)
+static uint32_t clan_conn_or_default(uint32_t value, uint32_t standard)
 {
 	return value == 0 ? standard : value;
 }
 
 /* Fills in the defaults, and checks. */
-static int check_options(const struct clan_conn_options *given, struct clan_conn_options *options,
-	struct error *error)
+static int clan_conn_check_options(const struct clan_conn_options *given,
+	struct clan_conn_options *options, struct error *error)
 {
 	*options = (struct clan_conn_options){ .size = sizeof(*options) };
 	if (given != NULL) {
@@ -202,14 +202,16 @@ static int check_options(const struct clan_conn_options *given, struct clan_conn
 		}
 		*options = *given;
 	}
-	options->bulk_slots = or_default(options->bulk_slots, CLAN_BULK_SLOTS_MIN);
-	options->cookies = or_default(options->cookies, 64);
-	options->tripwires = or_default(options->tripwires, 32);
-	options->handshake_timeout_ms = or_default(options->handshake_timeout_ms, 10000);
-	options->peer_slots_max = or_default(options->peer_slots_max, CLAN_BULK_SLOTS_MAX);
-	options->peer_regions_max = or_default(options->peer_regions_max, 16);
-	options->conns_max = or_default(options->conns_max, CLAN_CONNS_DEFAULT);
-	options->handshakes_max = or_default(options->handshakes_max, CLAN_HANDSHAKES_DEFAULT);
+	options->bulk_slots = clan_conn_or_default(options->bulk_slots, CLAN_BULK_SLOTS_MIN);
+	options->cookies = clan_conn_or_default(options->cookies, 64);
+	options->tripwires = clan_conn_or_default(options->tripwires, 32);
+	options->handshake_timeout_ms = clan_conn_or_default(options->handshake_timeout_ms, 10000);
+	options->peer_slots_max =
+		clan_conn_or_default(options->peer_slots_max, CLAN_BULK_SLOTS_MAX);
+	options->peer_regions_max = clan_conn_or_default(options->peer_regions_max, 16);
+	options->conns_max = clan_conn_or_default(options->conns_max, CLAN_CONNS_DEFAULT);
+	options->handshakes_max =
+		clan_conn_or_default(options->handshakes_max, CLAN_HANDSHAKES_DEFAULT);
 	if (options->peer_region_bytes_max == 0) {
 		options->peer_region_bytes_max = UINT64_C(64) << 20;
 	}
@@ -233,8 +235,8 @@ int clan_listen(struct clan_queue *queue, const char *address,
 	struct clan_listener *listener;
 	struct error error = { 0 };
 
-	if (check_options(given, &options, &error) == 0) {
-		provider = find_provider(address, &error);
+	if (clan_conn_check_options(given, &options, &error) == 0) {
+		provider = clan_conn_find_provider(address, &error);
 	}
 	if (provider == NULL ||
 		provider->listen(queue, address, &options, &listener, &error) != 0) {
@@ -271,7 +273,7 @@ int clan_adopt(struct clan_queue *queue, int fd, const struct clan_conn_options 
 	struct clan_conn_options options;
 	struct error error = { 0 };
 
-	if (check_options(given, &options, &error) != 0 ||
+	if (clan_conn_check_options(given, &options, &error) != 0 ||
 		clan_providers[CLAN_SHM]->adopt(queue, fd, &options, conn_out, &error) != 0) {
 		dispose_socket(fd, rights_owner(fd), clan_queue_is_passive(queue));
 	} else {
@@ -290,8 +292,8 @@ int clan_connect(struct clan_queue *queue, const char *address,
 
 	if (hello_bytes > CLAN_HELLO_BYTES_MAX) {
 		error_set(&error, -EINVAL, "a hello of more than %d bytes", CLAN_HELLO_BYTES_MAX);
-	} else if (check_options(given, &options, &error) == 0) {
-		provider = find_provider(address, &error);
+	} else if (clan_conn_check_options(given, &options, &error) == 0) {
+		provider = clan_conn_find_provider(address, &error);
 	}
 	if (provider != NULL) {
 		provider->connect(queue, address, &options, hello, hello_bytes, conn_out, &error);

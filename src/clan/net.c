@@ -31,12 +31,14 @@ struct net_resolve {
 
 static const struct net_transport *const transports[NET_TRANSPORT_COUNT] = {
 	[NET_TCP] = &net_transport_tcp,
+#ifdef CLAN_FABRIC
 	[NET_OFI] = &net_transport_ofi,
+#endif
 };
 
 /* --- addresses -------------------------------------------------------------------------------- */
 
-static int address_error(struct error *error, const char *address)
+static int clan_net_address_error(struct error *error, const char *address)
 {
 	return error_set(error, -EINVAL,
 		"\"%s\": the address is tcp:HOST:PORT, or ofi:HOST:PORT and ?provider=verbs or "
@@ -44,7 +46,7 @@ static int address_error(struct error *error, const char *address)
 		address);
 }
 
-static bool copy_part(char *to, size_t room, const char *from, size_t length)
+static bool clan_net_copy_part(char *to, size_t room, const char *from, size_t length)
 {
 	if (length == 0 || length >= room) {
 		return false;
@@ -55,7 +57,7 @@ static bool copy_part(char *to, size_t room, const char *from, size_t length)
 }
 
 /* The provider of libfabric that an address asks for: NULL when there is none of that name. */
-static const char *find_provider(const char *option)
+static const char *clan_net_find_provider(const char *option)
 {
 	static const char *const providers[] = { "tcp", "verbs" };
 
@@ -68,7 +70,7 @@ static const char *find_provider(const char *option)
 	return NULL;
 }
 
-static int parse_place(const char *address, struct net_place *parsed, struct error *error)
+static int clan_net_parse_place(const char *address, struct net_place *parsed, struct error *error)
 {
 	const char *place = clan_place(address);
 	const char *option = strchr(place, '?');
@@ -81,24 +83,30 @@ static int parse_place(const char *address, struct net_place *parsed, struct err
 	char *digits_end;
 
 	if (host_end == NULL) {
-		return address_error(error, address);
+		return clan_net_address_error(error, address);
 	}
 	port = host_end + (place[0] == '[') + 1;
 	if (port >= end || port[-1] != ':') {
-		return address_error(error, address);
+		return clan_net_address_error(error, address);
 	}
-	parsed->transport = is_ofi ? &net_transport_ofi : &net_transport_tcp;
+	parsed->transport = transports[is_ofi ? NET_OFI : NET_TCP];
+	if (parsed->transport == NULL) {
+		return error_set(error, -EPROTONOSUPPORT,
+			"\"%s\": this libclan was built without libfabric", address);
+	}
 	if (is_ofi) {
-		parsed->provider = option != NULL ? find_provider(option) : "tcp";
+		parsed->provider = option != NULL ? clan_net_find_provider(option) : "tcp";
 	}
 	if (is_ofi ? parsed->provider == NULL : option != NULL) {
-		return address_error(error, address);
+		return clan_net_address_error(error, address);
 	}
-	if (!copy_part(parsed->host, sizeof(parsed->host), host, (size_t)(host_end - host)) ||
-		!copy_part(parsed->port, sizeof(parsed->port), port, (size_t)(end - port)) ||
+	if (!clan_net_copy_part(
+		    parsed->host, sizeof(parsed->host), host, (size_t)(host_end - host)) ||
+		!clan_net_copy_part(
+			parsed->port, sizeof(parsed->port), port, (size_t)(end - port)) ||
 		strspn(parsed->port, "0123456789") != strlen(parsed->port) ||
 		strtoul(parsed->port, &digits_end, 10) > UINT16_MAX) {
-		return address_error(error, address);
+		return clan_net_address_error(error, address);
 	}
 	return 0;
 }
@@ -128,7 +136,7 @@ static void format_address(const struct sockaddr *address, char *text, size_t te
 	}
 }
 
-static int queue_use(struct clan_queue *queue)
+static int clan_net_queue_use(struct clan_queue *queue)
 {
 	struct net_queue *net;
 
@@ -148,17 +156,17 @@ static int queue_use(struct clan_queue *queue)
 	return 0;
 }
 
-static bool uses(const struct net_queue *net, size_t transport)
+static bool clan_net_uses(const struct net_queue *net, size_t transport)
 {
 	return net->transports[transport] != NULL;
 }
 
-static void queue_destroy(struct clan_queue *queue)
+static void clan_net_queue_destroy(struct clan_queue *queue)
 {
 	struct net_queue *net = net_queue(queue);
 
 	for (size_t i = 0; i < NET_TRANSPORT_COUNT; i++) {
-		if (uses(net, i)) {
+		if (clan_net_uses(net, i)) {
 			transports[i]->queue_destroy(net);
 		}
 	}
@@ -175,7 +183,7 @@ static const uint32_t phase_edges[NET_PHASE_COUNT] = {
 	[NET_TALKING] = BIT(NET_GONE),
 };
 
-static void set_phase(struct net_conn *conn, enum net_phase phase)
+static void clan_net_set_phase(struct net_conn *conn, enum net_phase phase)
 {
 	GMB_ASSERT((phase_edges[conn->phase] & BIT(phase)) != 0);
 	conn->phase = phase;
@@ -193,8 +201,9 @@ static void deadline_passed(struct clan_deadline *deadline)
 	}
 }
 
-static struct net_conn *conn_create(struct clan_queue *queue, const struct net_transport *transport,
-	const struct clan_conn_options *options, enum clan_state state, struct error *error)
+static struct net_conn *clan_net_conn_create(struct clan_queue *queue,
+	const struct net_transport *transport, const struct clan_conn_options *options,
+	enum clan_state state, struct error *error)
 {
 	struct net_conn *conn;
 
@@ -203,7 +212,7 @@ static struct net_conn *conn_create(struct clan_queue *queue, const struct net_t
 			queue->options.conns_max);
 		return NULL;
 	}
-	conn = queue_use(queue) == 0 ? calloc(1, transport->conn_bytes) : NULL;
+	conn = clan_net_queue_use(queue) == 0 ? calloc(1, transport->conn_bytes) : NULL;
 	if (conn != NULL) {
 		conn->transport = transport;
 		if (net_frames_start(conn) != 0) {
@@ -258,7 +267,7 @@ static void listener_leave(struct net_conn *conn)
 	}
 }
 
-static void conn_destroy(struct clan_conn *base)
+static void clan_net_conn_destroy(struct clan_conn *base)
 {
 	struct net_conn *conn = net_conn(base);
 
@@ -304,7 +313,7 @@ void net_bury(struct clan_queue *queue)
 		struct net_conn *conn =
 			list_entry(list_pop_front(&net->dying), struct net_conn, dying_node);
 
-		set_phase(conn, NET_GONE);
+		clan_net_set_phase(conn, NET_GONE);
 		conn->transport->close(conn);
 		gone(conn);
 	}
@@ -380,7 +389,7 @@ int net_broken(struct net_conn *conn, uint32_t rule, const char *what)
 
 /* --- the end ---------------------------------------------------------------------------------- */
 
-static void write_end(struct net_conn *conn, struct net_owed *owed)
+static void clan_net_write_end(struct net_conn *conn, struct net_owed *owed)
 {
 	struct net_refused record = { 0 };
 
@@ -398,7 +407,7 @@ void net_conn_drained(struct net_conn *conn)
 	}
 }
 
-static void conn_close(struct clan_conn *base)
+static void clan_net_conn_close(struct clan_conn *base)
 {
 	struct net_conn *conn = net_conn(base);
 	bool has_spoken = base->hello != NULL || base->connector || conn->is_refused;
@@ -418,7 +427,7 @@ static void conn_close(struct clan_conn *base)
 		return;
 	}
 	conn->ending = true;
-	net_owe(conn, &conn->end_owed, write_end);
+	net_owe(conn, &conn->end_owed, clan_net_write_end);
 	net_publish_conn(conn);
 	clan_deadline_set(base->queue, &base->deadline, LINGER_MS * NS_PER_MS);
 }
@@ -467,7 +476,7 @@ void net_connected(struct net_conn *conn, const struct sockaddr *peer)
 	if (conn->phase != NET_DIALING || list_is_linked(&conn->dying_node)) {
 		return;
 	}
-	set_phase(conn, NET_TALKING);
+	clan_net_set_phase(conn, NET_TALKING);
 	if (peer != NULL) {
 		format_address(peer, conn->conn.peer.address, sizeof(conn->conn.peer.address));
 	}
@@ -481,7 +490,7 @@ void net_connected(struct net_conn *conn, const struct sockaddr *peer)
 	}
 }
 
-static void opened(struct net_conn *conn)
+static void clan_net_opened(struct net_conn *conn)
 {
 	handshake_ended(conn);
 	clan_conn_set_state(&conn->conn, CLAN_OPEN);
@@ -489,7 +498,7 @@ static void opened(struct net_conn *conn)
 }
 
 /* HELLO or WELCOME. */
-static int hello_arrived(struct net_conn *conn, const uint8_t *data, uint32_t bytes)
+static int clan_net_hello_arrived(struct net_conn *conn, const uint8_t *data, uint32_t bytes)
 {
 	bool connector = conn->conn.connector;
 	struct net_hello head;
@@ -514,7 +523,7 @@ static int hello_arrived(struct net_conn *conn, const uint8_t *data, uint32_t by
 		return -EPROTO;
 	}
 	if (connector) {
-		opened(conn);
+		clan_net_opened(conn);
 	} else {
 		clan_conn_set_state(&conn->conn, CLAN_OFFERED);
 		conn->conn.known = true;
@@ -524,7 +533,7 @@ static int hello_arrived(struct net_conn *conn, const uint8_t *data, uint32_t by
 	return 0;
 }
 
-static int refused_arrived(struct net_conn *conn, const uint8_t *data, uint32_t bytes)
+static int clan_net_refused_arrived(struct net_conn *conn, const uint8_t *data, uint32_t bytes)
 {
 	char reason[CLAN_REASON_BYTES];
 	struct net_refused head;
@@ -561,12 +570,12 @@ int net_setup_arrived(
 		return -EPROTO;
 	}
 	if (type == NET_REFUSED) {
-		return refused_arrived(conn, data, bytes);
+		return clan_net_refused_arrived(conn, data, bytes);
 	}
 	if ((type == NET_WELCOME) != conn->conn.connector) {
 		return net_broken(conn, 8, "it says what the other side should");
 	}
-	return hello_arrived(conn, data, bytes);
+	return clan_net_hello_arrived(conn, data, bytes);
 }
 
 /* --- connecting and accepting ----------------------------------------------------------------- */
@@ -593,7 +602,7 @@ static void looked_up(struct work *work)
 		die(conn);
 	} else {
 		if (result == 0) {
-			set_phase(conn, NET_DIALING);
+			clan_net_set_phase(conn, NET_DIALING);
 			result = conn->transport->dial(conn, resolve->found);
 			resolve->found = NULL;
 			if (result != 0) {
@@ -621,9 +630,9 @@ static int net_connect(struct clan_queue *queue, const char *address,
 	if (resolve == NULL) {
 		return error_set(error, -ENOMEM, "not enough memory for a connection");
 	}
-	result = parse_place(address, &resolve->place, error);
-	conn = result == 0 ? conn_create(queue, resolve->place.transport, options, CLAN_CONNECTING,
-				     error)
+	result = clan_net_parse_place(address, &resolve->place, error);
+	conn = result == 0 ? clan_net_conn_create(queue, resolve->place.transport, options,
+				     CLAN_CONNECTING, error)
 			   : NULL;
 	if (conn == NULL) {
 		free(resolve);
@@ -635,8 +644,8 @@ static int net_connect(struct clan_queue *queue, const char *address,
 		free(resolve);
 		clan_conn_set_state(&conn->conn, CLAN_CLOSING);
 		clan_conn_set_state(&conn->conn, CLAN_CLOSED);
-		set_phase(conn, NET_GONE);
-		conn_destroy(&conn->conn);
+		clan_net_set_phase(conn, NET_GONE);
+		clan_net_conn_destroy(&conn->conn);
 		return error_set(error, -ENOMEM, "not enough memory for a connection");
 	}
 	conn->resolve = resolve;
@@ -659,7 +668,7 @@ static int net_accept(struct clan_conn *base, const void *hello, size_t hello_by
 	if (base->state == CLAN_LOST) {
 		return -ECONNRESET;
 	}
-	opened(conn);
+	clan_net_opened(conn);
 	return 0;
 }
 
@@ -699,7 +708,7 @@ struct net_conn *net_arrived(struct net_listener *listener)
 
 	if (listener->conn_count < options->conns_max &&
 		listener->handshake_count < handshakes_max) {
-		conn = conn_create(listener->listener.queue, listener->transport, options,
+		conn = clan_net_conn_create(listener->listener.queue, listener->transport, options,
 			CLAN_OPENING, &ignored);
 	}
 	if (conn != NULL) {
@@ -707,7 +716,7 @@ struct net_conn *net_arrived(struct net_listener *listener)
 		conn->handshake_counted = true;
 		listener->conn_count++;
 		listener->handshake_count++;
-		set_phase(conn, NET_DIALING);
+		clan_net_set_phase(conn, NET_DIALING);
 	}
 	return conn;
 }
@@ -732,7 +741,7 @@ static int listener_open(struct clan_queue *queue, const struct net_place *place
 {
 	struct sockaddr_storage address = { 0 };
 	struct net_listener *listener =
-		queue_use(queue) == 0 ? calloc(1, place->transport->listener_bytes) : NULL;
+		clan_net_queue_use(queue) == 0 ? calloc(1, place->transport->listener_bytes) : NULL;
 	int result;
 
 	if (listener == NULL) {
@@ -758,7 +767,7 @@ static int net_listen(struct clan_queue *queue, const char *address,
 	struct net_place parsed = { 0 };
 	struct error reason = { 0 };
 	void *found;
-	int result = parse_place(address, &parsed, error);
+	int result = clan_net_parse_place(address, &parsed, error);
 
 	if (result != 0) {
 		return result;
@@ -786,7 +795,7 @@ static int net_listen(struct clan_queue *queue, const char *address,
 	return 0;
 }
 
-static void listener_close(struct clan_listener *base)
+static void clan_net_listener_close(struct clan_listener *base)
 {
 	struct net_listener *listener = container_of(base, struct net_listener, listener);
 
@@ -808,7 +817,7 @@ static void listener_close(struct clan_listener *base)
 
 /* --- queues ----------------------------------------------------------------------------------- */
 
-static void publish(struct clan_queue *queue)
+static void clan_net_publish(struct clan_queue *queue)
 {
 	struct net_queue *net = net_queue(queue);
 	struct list_node todo;
@@ -824,31 +833,31 @@ static void publish(struct clan_queue *queue)
 	net_bury(queue);
 }
 
-static bool progress(struct clan_queue *queue)
+static bool clan_net_progress(struct clan_queue *queue)
 {
 	struct net_queue *net = net_queue(queue);
 	bool any = false;
 
 	for (size_t i = 0; i < NET_TRANSPORT_COUNT; i++) {
-		any = (uses(net, i) && transports[i]->progress(net)) || any;
+		any = (clan_net_uses(net, i) && transports[i]->progress(net)) || any;
 	}
-	publish(queue);
+	clan_net_publish(queue);
 	while (!list_is_empty(&net->dead)) {
 		struct net_conn *conn =
 			list_entry(list_pop_front(&net->dead), struct net_conn, dead_node);
 
-		conn_destroy(&conn->conn);
+		clan_net_conn_destroy(&conn->conn);
 	}
 	return any;
 }
 
-static bool arm(struct clan_queue *queue)
+static bool clan_net_arm(struct clan_queue *queue)
 {
 	struct net_queue *net = net_queue(queue);
 	bool found = !list_is_empty(&net->dirty);
 
 	for (size_t i = 0; i < NET_TRANSPORT_COUNT; i++) {
-		found = (uses(net, i) && transports[i]->arm(net)) || found;
+		found = (clan_net_uses(net, i) && transports[i]->arm(net)) || found;
 	}
 	return found;
 }
@@ -858,7 +867,7 @@ static void net_flush(struct clan_conn *base)
 	net_publish_conn(net_conn(base));
 }
 
-static void get_stats(const struct clan_conn *base, struct clan_conn_stats *stats)
+static void clan_net_get_stats(const struct clan_conn *base, struct clan_conn_stats *stats)
 {
 	stats->bell = base->queue->options.bell;
 	stats->peer_bell = CLAN_BELL_SOCKET;
@@ -874,8 +883,8 @@ static int fetch(struct clan_conn *base, const struct clan_region *region, uint6
 	return 1;
 }
 
-static int peer_get(struct clan_conn *base, uint32_t number, uint32_t generation, uint32_t rights,
-	uint64_t offset, uint64_t bytes, void **address_out)
+static int clan_net_peer_get(struct clan_conn *base, uint32_t number, uint32_t generation,
+	uint32_t rights, uint64_t offset, uint64_t bytes, void **address_out)
 {
 	GMB_UNUSED(base);
 	GMB_UNUSED(number);
@@ -887,7 +896,7 @@ static int peer_get(struct clan_conn *base, uint32_t number, uint32_t generation
 	return -EOPNOTSUPP;
 }
 
-static void peer_put(struct clan_conn *base, uint32_t number)
+static void clan_net_peer_put(struct clan_conn *base, uint32_t number)
 {
 	GMB_UNUSED(base);
 	GMB_UNUSED(number);
@@ -895,7 +904,7 @@ static void peer_put(struct clan_conn *base, uint32_t number)
 }
 
 /* The memory stays until the child ends: what a transport keeps in it may be the parent's, too. */
-static void after_fork(
+static void clan_net_after_fork(
 	struct clan_queue *queue, struct clan_conn *base, struct clan_listener *base_listener)
 {
 	GMB_UNUSED(queue);
@@ -912,24 +921,24 @@ static void after_fork(
 const struct clan_provider clan_provider_net = {
 	.schemes = { "tcp", "ofi" },
 	.listen = net_listen,
-	.listener_close = listener_close,
+	.listener_close = clan_net_listener_close,
 	.adopt = net_adopt,
 	.connect = net_connect,
 	.accept = net_accept,
 	.reject = net_reject,
-	.close = conn_close,
-	.destroy = conn_destroy,
-	.after_fork = after_fork,
+	.close = clan_net_conn_close,
+	.destroy = clan_net_conn_destroy,
+	.after_fork = clan_net_after_fork,
 	.send = net_send,
 	.flush = net_flush,
 	.recv = net_recv,
 	.readv = net_readv,
-	.get_stats = get_stats,
+	.get_stats = clan_net_get_stats,
 	.share = net_share,
 	.unshare = net_unshare,
 	.peer_info = net_peer_info,
-	.peer_get = peer_get,
-	.peer_put = peer_put,
+	.peer_get = clan_net_peer_get,
+	.peer_put = clan_net_peer_put,
 	.grant = net_grant,
 	.revoke = net_revoke,
 	.void_cookies = net_void_cookies,
@@ -941,8 +950,8 @@ const struct clan_provider clan_provider_net = {
 	.tripwire_remove = net_tripwire_remove,
 	.cookie_push = net_cookie_push,
 	.cookie_pop = net_cookie_pop,
-	.progress = progress,
-	.publish = publish,
-	.arm = arm,
-	.queue_destroy = queue_destroy,
+	.progress = clan_net_progress,
+	.publish = clan_net_publish,
+	.arm = clan_net_arm,
+	.queue_destroy = clan_net_queue_destroy,
 };

@@ -24,7 +24,7 @@ static const uint32_t ready_send[NET_RING_COUNT] = {
 	CLAN_READY_SEND_BULK,
 };
 
-static uint32_t slots_of(size_t bytes)
+static uint32_t net_frame_slots_of(size_t bytes)
 {
 	return (uint32_t)((bytes + NET_SLOT_BYTES - 1) / NET_SLOT_BYTES);
 }
@@ -121,14 +121,14 @@ static uint8_t *record_place(struct net_conn *conn, size_t bytes)
 }
 
 /* Could record_place() find a place now? */
-static bool has_place(const struct net_conn *conn, size_t bytes)
+static bool net_frame_has_place(const struct net_conn *conn, size_t bytes)
 {
 	return !list_is_empty(&conn->free_sends) ||
 	       (conn->open != NULL && conn->open->bytes + bytes <= NET_FRAME_BYTES);
 }
 
 /* Copies the next bytes of a vector, from a place in it. */
-static void gather(
+static void net_frame_gather(
 	uint8_t *to, size_t bytes, const struct iovec *iov, uint32_t *index, size_t *skip)
 {
 	while (bytes > 0) {
@@ -148,8 +148,8 @@ static void gather(
 }
 
 /* Appends a record with the next bytes of a vector; false when there is no buffer. */
-static bool append(struct net_conn *conn, enum net_class class, uint8_t type, size_t bytes,
-	const struct iovec *iov, uint32_t *index, size_t *skip)
+static bool net_frame_append(struct net_conn *conn, enum net_class class, uint8_t type,
+	size_t bytes, const struct iovec *iov, uint32_t *index, size_t *skip)
 {
 	struct net_record_head head = { .bytes = (uint16_t)(sizeof(head) + bytes),
 		.type = type,
@@ -160,7 +160,7 @@ static bool append(struct net_conn *conn, enum net_class class, uint8_t type, si
 		return false;
 	}
 	memcpy(place, &head, sizeof(head));
-	gather(place + sizeof(head), bytes, iov, index, skip);
+	net_frame_gather(place + sizeof(head), bytes, iov, index, skip);
 	memset(place + head.bytes, 0, align_up(head.bytes, NET_RECORD_ALIGN) - head.bytes);
 	net_changed(conn);
 	return true;
@@ -172,7 +172,7 @@ bool net_append(struct net_conn *conn, enum net_class class, uint8_t type, const
 	uint32_t index = 0;
 	size_t skip = 0;
 
-	return append(conn, class, type, bytes, iov, &index, &skip);
+	return net_frame_append(conn, class, type, bytes, iov, &index, &skip);
 }
 
 void net_append_system(
@@ -199,7 +199,7 @@ void net_owe(struct net_conn *conn, struct net_owed *owed,
 bool net_write_owed(struct net_conn *conn)
 {
 	while (!list_is_empty(&conn->owed) &&
-		has_place(conn, sizeof(struct net_record_head) + NET_SYSTEM_BYTES_MAX)) {
+		net_frame_has_place(conn, sizeof(struct net_record_head) + NET_SYSTEM_BYTES_MAX)) {
 		struct net_owed *owed =
 			list_entry(list_pop_front(&conn->owed), struct net_owed, node);
 
@@ -315,8 +315,8 @@ static bool room_now(struct net_conn *conn, enum net_class class, size_t bytes)
 {
 	size_t with_head = sizeof(struct net_record_head) + bytes;
 
-	return ring_has_room(conn, class, slots_of(with_head)) && net_write_owed(conn) &&
-	       has_place(conn, align_up(with_head, NET_RECORD_ALIGN));
+	return ring_has_room(conn, class, net_frame_slots_of(with_head)) && net_write_owed(conn) &&
+	       net_frame_has_place(conn, align_up(with_head, NET_RECORD_ALIGN));
 }
 
 bool net_room(struct net_conn *conn, enum net_class class, size_t bytes)
@@ -336,7 +336,7 @@ int net_no_room(struct net_conn *conn, enum net_class class, size_t bytes)
 	if (conn->conn.state != CLAN_OPEN) {
 		return -ENOTCONN;
 	}
-	conn->out[class].needed = slots_of(sizeof(struct net_record_head) + bytes);
+	conn->out[class].needed = net_frame_slots_of(sizeof(struct net_record_head) + bytes);
 	conn->conn.enabled |= ready_send[class];
 	net_changed(conn); /* what is there must go, or room never comes */
 	return -EAGAIN;
@@ -362,13 +362,13 @@ void net_look_room(struct net_conn *conn)
 
 static void message_sent(struct net_conn *conn, enum net_class class, size_t bytes)
 {
-	conn->out[class].write += slots_of(sizeof(struct net_record_head) + bytes);
+	conn->out[class].write += net_frame_slots_of(sizeof(struct net_record_head) + bytes);
 	conn->conn.stats.messages_sent++;
 	conn->conn.stats.bytes_sent += bytes;
 }
 
 /* A stream takes what there is room for. */
-static ssize_t send_stream(struct net_conn *conn, const struct iovec *iov, size_t bytes)
+static ssize_t net_frame_send_stream(struct net_conn *conn, const struct iovec *iov, size_t bytes)
 {
 	const size_t head_bytes = sizeof(struct net_record_head);
 	struct net_out *out = &conn->out[NET_BULK];
@@ -384,7 +384,7 @@ static ssize_t send_stream(struct net_conn *conn, const struct iovec *iov, size_
 		if (conn->open != NULL && list_is_empty(&conn->free_sends)) {
 			piece = MIN(piece, NET_FRAME_BYTES - conn->open->bytes - head_bytes);
 		}
-		append(conn, NET_BULK, CLAN_TYPE_STREAM, piece, iov, &index, &skip);
+		net_frame_append(conn, NET_BULK, CLAN_TYPE_STREAM, piece, iov, &index, &skip);
 		message_sent(conn, NET_BULK, piece);
 		taken += piece;
 	}
@@ -399,7 +399,7 @@ int net_send(struct clan_conn *base, uint32_t cls, uint32_t type, const struct i
 
 	GMB_UNUSED(iov_count); /* the sum is known */
 	if (type == CLAN_TYPE_STREAM) {
-		return (int)send_stream(conn, iov, bytes);
+		return (int)net_frame_send_stream(conn, iov, bytes);
 	}
 	if (!net_room(conn, class, bytes)) {
 		return net_no_room(conn, class, bytes);
@@ -420,7 +420,8 @@ void net_notify(struct net_conn *conn, uint32_t value)
 /* --- receiving -------------------------------------------------------------------------------- */
 
 /* What the head of a frame says about our side. */
-static bool head_is_valid(struct net_conn *conn, const struct net_frame_head *head, size_t bytes)
+static bool net_frame_head_is_valid(
+	struct net_conn *conn, const struct net_frame_head *head, size_t bytes)
 {
 	if (bytes < sizeof(*head) || head->bytes != bytes || !is_aligned(bytes, NET_RECORD_ALIGN)) {
 		net_broken(conn, 1, "a frame has not the length that it says");
@@ -450,11 +451,11 @@ static bool head_is_valid(struct net_conn *conn, const struct net_frame_head *he
 	return true;
 }
 
-static int message_arrived(
+static int net_frame_message_arrived(
 	struct net_conn *conn, const struct net_record_head *head, const uint8_t *record)
 {
 	struct net_ring *ring = &conn->in[head->class];
-	uint32_t slots = slots_of(head->bytes);
+	uint32_t slots = net_frame_slots_of(head->bytes);
 	uint32_t value;
 
 	if (conn->conn.state != CLAN_OPEN && conn->conn.state != CLAN_CLOSING) {
@@ -528,7 +529,7 @@ static int system_arrived(
 }
 
 /* Walks the records of a frame. */
-static int take_records(struct net_conn *conn, const uint8_t *data, size_t bytes)
+static int net_frame_take_records(struct net_conn *conn, const uint8_t *data, size_t bytes)
 {
 	size_t at = sizeof(struct net_frame_head);
 	int result = 0;
@@ -543,7 +544,7 @@ static int take_records(struct net_conn *conn, const uint8_t *data, size_t bytes
 		}
 		result = head.class == NET_SYSTEM
 				 ? system_arrived(conn, &head, data + at + sizeof(head))
-				 : message_arrived(conn, &head, data + at);
+				 : net_frame_message_arrived(conn, &head, data + at);
 		at += align_up(head.bytes, NET_RECORD_ALIGN);
 	}
 	return result;
@@ -558,14 +559,14 @@ int net_frame_received(struct net_conn *conn, const uint8_t *data, size_t bytes)
 		return -EPROTO;
 	}
 	memcpy(&head, data, sizeof(head));
-	if (!head_is_valid(conn, &head, bytes)) {
+	if (!net_frame_head_is_valid(conn, &head, bytes)) {
 		return -EPROTO;
 	}
 	conn->credits += head.credits;
 	conn->out[NET_CONTROL].taken = head.taken[NET_CONTROL];
 	conn->out[NET_BULK].taken = head.taken[NET_BULK];
 	conn->peer_popped = head.popped;
-	if (take_records(conn, data, bytes) != 0) {
+	if (net_frame_take_records(conn, data, bytes) != 0) {
 		return -EPROTO;
 	}
 	conn->owed_credits += counts_frames(conn);
@@ -577,7 +578,7 @@ int net_frame_received(struct net_conn *conn, const uint8_t *data, size_t bytes)
 /* --- taking messages -------------------------------------------------------------------------- */
 
 /* The head of the next message; NULL when there is none. It lies in one piece, and is ours. */
-static const struct net_record_head *next_message(const struct net_ring *ring)
+static const struct net_record_head *net_frame_next_message(const struct net_ring *ring)
 {
 	return ring->read == ring->write
 		       ? NULL
@@ -590,7 +591,7 @@ static void message_taken(struct net_conn *conn, enum net_class class)
 {
 	struct net_ring *ring = &conn->in[class];
 
-	ring->read += slots_of(next_message(ring)->bytes);
+	ring->read += net_frame_slots_of(net_frame_next_message(ring)->bytes);
 	ring->stream_at = 0;
 	conn->conn.stats.messages_received++;
 	if (ring->read - ring->told >= ring->slots / 2 && conn->phase == NET_TALKING) {
@@ -599,11 +600,11 @@ static void message_taken(struct net_conn *conn, enum net_class class)
 	}
 }
 
-static int take_message(struct net_conn *conn, enum net_class class, struct clan_message *message,
-	void *buffer, uint32_t bytes)
+static int net_frame_take_message(struct net_conn *conn, enum net_class class,
+	struct clan_message *message, void *buffer, uint32_t bytes)
 {
 	struct net_ring *ring = &conn->in[class];
-	const struct net_record_head *head = next_message(ring);
+	const struct net_record_head *head = net_frame_next_message(ring);
 	const uint8_t *payload;
 
 	if (head == NULL) {
@@ -630,7 +631,7 @@ static int take_message(struct net_conn *conn, enum net_class class, struct clan
 	return 0;
 }
 
-static int nothing_left(struct net_conn *conn, uint32_t classes)
+static int net_frame_nothing_left(struct net_conn *conn, uint32_t classes)
 {
 	if (conn->conn.state != CLAN_OPEN) {
 		return -ENOTCONN;
@@ -648,15 +649,15 @@ int net_recv(struct clan_conn *base, uint32_t classes, struct clan_message *mess
 
 	if ((classes & CLAN_CONTROL) != 0 &&
 		(conn->controls_in_row < CONTROL_IN_ROW_MAX || (classes & CLAN_BULK) == 0 ||
-			next_message(&conn->in[NET_BULK]) == NULL)) {
-		result = take_message(conn, NET_CONTROL, message, buffer, bytes);
+			net_frame_next_message(&conn->in[NET_BULK]) == NULL)) {
+		result = net_frame_take_message(conn, NET_CONTROL, message, buffer, bytes);
 		conn->controls_in_row += result == 0;
 	}
 	if (result == -EAGAIN && (classes & CLAN_BULK) != 0) {
-		result = take_message(conn, NET_BULK, message, buffer, bytes);
+		result = net_frame_take_message(conn, NET_BULK, message, buffer, bytes);
 		conn->controls_in_row = 0;
 	}
-	return result == -EAGAIN ? nothing_left(conn, classes) : result;
+	return result == -EAGAIN ? net_frame_nothing_left(conn, classes) : result;
 }
 
 ssize_t net_readv(struct clan_conn *base, const struct iovec *iov, uint32_t iov_count, bool peek)
@@ -668,7 +669,7 @@ ssize_t net_readv(struct clan_conn *base, const struct iovec *iov, uint32_t iov_
 	size_t skip = 0;
 	size_t copied = 0;
 
-	while (index < iov_count && (head = next_message(ring)) != NULL &&
+	while (index < iov_count && (head = net_frame_next_message(ring)) != NULL &&
 		head->type == CLAN_TYPE_STREAM) {
 		size_t left = (size_t)head->bytes - sizeof(*head) - ring->stream_at;
 		size_t part = clan_scatter(iov, iov_count, &index, &skip,
@@ -687,5 +688,6 @@ ssize_t net_readv(struct clan_conn *base, const struct iovec *iov, uint32_t iov_
 	if (copied > 0) {
 		return (ssize_t)copied;
 	}
-	return next_message(ring) != NULL ? -EBADMSG : nothing_left(conn, CLAN_BULK);
+	return net_frame_next_message(ring) != NULL ? -EBADMSG
+						    : net_frame_nothing_left(conn, CLAN_BULK);
 }

@@ -179,7 +179,8 @@ static const uint32_t region_edges[NET_REGION_STATE_COUNT] = {
 	[NET_REGION_LIVE] = BIT(NET_REGION_LEAVING),
 };
 
-static void set_region_state(struct net_peer_region *region, enum net_peer_region_state state)
+static void net_memory_set_region_state(
+	struct net_peer_region *region, enum net_peer_region_state state)
 {
 	GMB_ASSERT((region_edges[region->state] & BIT(state)) != 0);
 	region->state = state;
@@ -237,7 +238,7 @@ static void region_look(struct net_peer_region *region)
 	}
 }
 
-static bool give_region_event(struct clan_source *source, struct clan_event *event)
+static bool net_memory_give_region_event(struct clan_source *source, struct clan_event *event)
 {
 	struct net_peer_region *region = container_of(source, struct net_peer_region, source);
 
@@ -258,7 +259,7 @@ static bool give_region_event(struct clan_source *source, struct clan_event *eve
 	return false;
 }
 
-static struct net_peer_region *find_region(const struct net_conn *conn, uint32_t number)
+static struct net_peer_region *net_memory_find_region(const struct net_conn *conn, uint32_t number)
 {
 	return conn->region_table != NULL && number < CLAN_TABLE_MAX ? conn->region_table[number]
 								     : NULL;
@@ -282,7 +283,7 @@ static int region_offered(struct net_conn *conn, const struct net_region *record
 	if (record->region >= CLAN_TABLE_MAX || record->generation == 0 || record->rights == 0 ||
 		record->rights > (CLAN_READ | CLAN_WRITE) || record->bytes == 0 ||
 		record->base > UINT64_MAX - record->bytes || conn->region_count >= CLAN_TABLE_MAX ||
-		find_region(conn, record->region) != NULL) {
+		net_memory_find_region(conn, record->region) != NULL) {
 		return net_broken(conn, 9, "the region that it offers is impossible");
 	}
 	if (conn->region_table == NULL) {
@@ -296,7 +297,7 @@ static int region_offered(struct net_conn *conn, const struct net_region *record
 	conn->region_table[record->region] = region;
 	region->conn = conn;
 	list_init(&region->owed.node);
-	clan_source_init(&region->source, give_region_event);
+	clan_source_init(&region->source, net_memory_give_region_event);
 	region->number = record->region;
 	region->generation = record->generation;
 	region->rights = record->rights;
@@ -316,16 +317,16 @@ static int region_offered(struct net_conn *conn, const struct net_region *record
 	return 0;
 }
 
-static void region_leaves(struct net_peer_region *region)
+static void net_memory_region_leaves(struct net_peer_region *region)
 {
-	set_region_state(region, NET_REGION_LEAVING);
+	net_memory_set_region_state(region, NET_REGION_LEAVING);
 	region->give_leaving = true;
 	clan_fire(region->conn->conn.queue, &region->source);
 }
 
 static int region_asked_back(struct net_conn *conn, const struct net_region_answer *record)
 {
-	struct net_peer_region *region = find_region(conn, record->region);
+	struct net_peer_region *region = net_memory_find_region(conn, record->region);
 
 	if (region == NULL || region->generation != record->generation ||
 		region->state != NET_REGION_LIVE || list_is_linked(&region->owed.node)) {
@@ -338,14 +339,14 @@ static int region_asked_back(struct net_conn *conn, const struct net_region_answ
 		}
 	}
 	region->asked_back = true;
-	region_leaves(region);
+	net_memory_region_leaves(region);
 	return 0;
 }
 
 int net_peer_info(const struct clan_conn *base, uint32_t number, struct clan_peer_region *info)
 {
 	const struct net_conn *conn = (const struct net_conn *)base;
-	const struct net_peer_region *region = find_region(conn, number);
+	const struct net_peer_region *region = net_memory_find_region(conn, number);
 
 	if (region == NULL || region->state == NET_REGION_REFUSED) {
 		return -ENOENT;
@@ -453,7 +454,7 @@ bool net_access_find(struct net_conn *conn, struct net_access *access)
 
 /* --- revoking --------------------------------------------------------------------------------- */
 
-static void strict_ended(struct net_revocation *revocation)
+static void net_memory_strict_ended(struct net_revocation *revocation)
 {
 	if (revocation->region != NULL) {
 		revocation->region->strict_count--;
@@ -463,14 +464,14 @@ static void strict_ended(struct net_revocation *revocation)
 
 static void revocation_free(struct net_revocation *revocation)
 {
-	strict_ended(revocation);
+	net_memory_strict_ended(revocation);
 	clan_deadline_clear(&revocation->deadline);
 	list_remove(&revocation->source.node);
 	list_remove(&revocation->node);
 	free(revocation);
 }
 
-static bool give_revoked(struct clan_source *source, struct clan_event *event)
+static bool net_memory_give_revoked(struct clan_source *source, struct clan_event *event)
 {
 	struct net_revocation *revocation = container_of(source, struct net_revocation, source);
 
@@ -484,7 +485,7 @@ static bool give_revoked(struct clan_source *source, struct clan_event *event)
 	return false;
 }
 
-static void revocation_end(struct net_revocation *revocation, int status)
+static void net_memory_revocation_end(struct net_revocation *revocation, int status)
 {
 	struct net_conn *conn = revocation->conn;
 
@@ -492,12 +493,12 @@ static void revocation_end(struct net_revocation *revocation, int status)
 	revocation->ended = true;
 	revocation->status = status;
 	conn->grants[revocation->slot].state = GRANT_FREE;
-	strict_ended(revocation);
+	net_memory_strict_ended(revocation);
 	clan_fire(conn->conn.queue, &revocation->source);
 }
 
 /* The end of the connection is the end of everything that it could write. */
-static void strict_passed(struct clan_deadline *deadline)
+static void net_memory_strict_passed(struct clan_deadline *deadline)
 {
 	struct net_revocation *revocation = container_of(deadline, struct net_revocation, deadline);
 
@@ -517,9 +518,9 @@ int net_revoke(struct clan_conn *base, const struct clan_cookie *cookie, bool st
 	if (revocation == NULL) {
 		return -ENOMEM;
 	}
-	clan_source_init(&revocation->source, give_revoked);
+	clan_source_init(&revocation->source, net_memory_give_revoked);
 	list_init(&revocation->deadline.node);
-	revocation->deadline.passed = strict_passed;
+	revocation->deadline.passed = net_memory_strict_passed;
 	revocation->conn = conn;
 	revocation->slot = cookie->slot;
 	revocation->op = op;
@@ -550,7 +551,7 @@ static int revoked_arrived(struct net_conn *conn, const struct net_revoke *recor
 		struct net_revocation *revocation = list_entry(node, struct net_revocation, node);
 
 		if (revocation->slot == record->slot && !revocation->ended) {
-			revocation_end(revocation, 0);
+			net_memory_revocation_end(revocation, 0);
 			break;
 		}
 	}
@@ -577,7 +578,7 @@ static int make_tickets(struct net_conn *conn)
 
 static int granted(struct net_conn *conn, const struct clan_cookie *cookie)
 {
-	struct net_peer_region *region = find_region(conn, cookie->region);
+	struct net_peer_region *region = net_memory_find_region(conn, cookie->region);
 	struct net_ticket *ticket;
 
 	if (make_tickets(conn) != 0) {
@@ -665,7 +666,7 @@ int net_ticket_find(struct net_conn *conn, const struct clan_cookie *cookie, uin
 
 /* --- tripwires -------------------------------------------------------------------------------- */
 
-static bool give_tripped(struct clan_source *source, struct clan_event *event)
+static bool net_memory_give_tripped(struct clan_source *source, struct clan_event *event)
 {
 	struct net_watch *watch = container_of(source, struct net_watch, source);
 
@@ -721,7 +722,7 @@ int net_tripwire(struct clan_conn *base, const struct clan_share *share, uint64_
 		.region = share->number,
 		.used = true,
 		.armed = true };
-	clan_source_init(&watch->source, give_tripped);
+	clan_source_init(&watch->source, net_memory_give_tripped);
 	*number_out = number;
 	return 0;
 }
@@ -762,7 +763,7 @@ int net_tripwire_remove(struct clan_conn *base, uint32_t number)
 
 /* --- cookie queues ---------------------------------------------------------------------------- */
 
-static int make_fifo(struct net_conn *conn)
+static int net_memory_make_fifo(struct net_conn *conn)
 {
 	conn->fifo = calloc(conn->ticket_count, sizeof(*conn->fifo));
 	if (conn->fifo == NULL) {
@@ -777,14 +778,14 @@ static int make_fifo(struct net_conn *conn)
 	return 0;
 }
 
-static int cookie_arrived(struct net_conn *conn, const struct net_cookie_record *record)
+static int net_memory_cookie_arrived(struct net_conn *conn, const struct net_cookie_record *record)
 {
 	uint32_t entry;
 
 	if (record->queue >= CLAN_COOKIE_QUEUES || conn->fifo_count == conn->ticket_count) {
 		return net_broken(conn, 13, "it sent more cookies than it has");
 	}
-	if (conn->fifo == NULL && make_fifo(conn) != 0) {
+	if (conn->fifo == NULL && net_memory_make_fifo(conn) != 0) {
 		net_conn_end(conn, -ENOMEM, "no memory for cookies that the peer sent");
 		return -EPROTO;
 	}
@@ -904,7 +905,7 @@ int net_memory_record(struct net_conn *conn, enum net_system_type type, const ui
 	case NET_REVOKED:
 		return revoked_arrived(conn, &record.revoke);
 	case NET_COOKIE:
-		return cookie_arrived(conn, &record.cookie);
+		return net_memory_cookie_arrived(conn, &record.cookie);
 	case NET_PUT: /* the peer's library says where the peer has put something */
 		if (conn->transport->sees_puts) {
 			break;
@@ -933,7 +934,8 @@ void net_memory_end(struct net_conn *conn)
 		struct net_revocation *revocation = list_entry(node, struct net_revocation, node);
 
 		if (!revocation->ended) {
-			revocation_end(revocation, revocation->region == NULL ? -ENOTCONN : 0);
+			net_memory_revocation_end(
+				revocation, revocation->region == NULL ? -ENOTCONN : 0);
 		}
 	}
 	list_for_each(node, &conn->regions)
@@ -942,7 +944,7 @@ void net_memory_end(struct net_conn *conn)
 
 		list_remove(&region->owed.node);
 		if (region->state == NET_REGION_LIVE && conn->conn.state == CLAN_LOST) {
-			region_leaves(region);
+			net_memory_region_leaves(region);
 		}
 	}
 }

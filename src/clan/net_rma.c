@@ -8,7 +8,7 @@
 #include "base/bytes.h"
 #include "clan/net.h"
 
-static struct net_queue *queue_of(const struct net_rma *rma)
+static struct net_queue *net_rma_queue_of(const struct net_rma *rma)
 {
 	return net_queue(rma->op.conn->conn.queue);
 }
@@ -17,14 +17,14 @@ static struct net_queue *queue_of(const struct net_rma *rma)
 static void rma_put_back(struct net_rma *rma)
 {
 	if (rma->given && rma->released && !list_is_linked(&rma->owed.node)) {
-		struct net_queue *net = queue_of(rma);
+		struct net_queue *net = net_rma_queue_of(rma);
 
 		list_remove(&rma->node);
 		list_push_back(&net->rmas, &rma->node);
 	}
 }
 
-static bool give_done(struct clan_source *source, struct clan_event *event)
+static bool net_rma_give_done(struct clan_source *source, struct clan_event *event)
 {
 	struct net_rma *rma = container_of(source, struct net_rma, source);
 	struct clan_conn *conn = &rma->op.conn->conn;
@@ -77,7 +77,7 @@ static struct net_rma *rma_get(struct net_conn *conn)
 		rma->op = (struct net_op){ .kind = NET_OP_RMA, .conn = conn };
 		list_init(&rma->node);
 		list_init(&rma->owed.node);
-		clan_source_init(&rma->source, give_done);
+		clan_source_init(&rma->source, net_rma_give_done);
 		rma->status = 0;
 		rma->released = false;
 		rma->given = false;
@@ -211,7 +211,7 @@ struct transfer {
 	bool put;
 };
 
-static int begin(
+static int net_rma_begin(
 	struct net_conn *conn, const struct clan_cookie *cookie, const struct transfer *transfer)
 {
 	struct net_ticket *ticket;
@@ -236,7 +236,7 @@ static int begin(
 	}
 	result = conn->transport->rma_hold(rma);
 	if (result != 0) {
-		list_push_back(&queue_of(rma)->rmas, &rma->node);
+		list_push_back(&net_rma_queue_of(rma)->rmas, &rma->node);
 		return result;
 	}
 	rma->context = transfer->op;
@@ -267,7 +267,7 @@ static int begin(
 	return 0;
 }
 
-static bool sum_bytes(const struct iovec *iov, uint32_t iov_count, uint64_t *bytes_out)
+static bool net_rma_sum_bytes(const struct iovec *iov, uint32_t iov_count, uint64_t *bytes_out)
 {
 	uint64_t bytes = 0;
 
@@ -291,7 +291,7 @@ int net_put(struct clan_conn *base, const struct iovec *from, uint32_t from_coun
 	struct net_ticket *ticket;
 	int result;
 
-	if (!sum_bytes(from, from_count, &transfer.bytes)) {
+	if (!net_rma_sum_bytes(from, from_count, &transfer.bytes)) {
 		return -ERANGE;
 	}
 	if (notify && !net_room(conn, NET_BULK, sizeof(value))) {
@@ -301,7 +301,7 @@ int net_put(struct clan_conn *base, const struct iovec *from, uint32_t from_coun
 		result = net_ticket_find(conn, cookie, CLAN_WRITE, offset, 0, &ticket);
 		result = result == 0 ? 1 : result;
 	} else {
-		result = begin(conn, cookie, &transfer);
+		result = net_rma_begin(conn, cookie, &transfer);
 	}
 	if (result < 0) {
 		return result;
@@ -321,14 +321,14 @@ int net_get(struct clan_conn *base, const struct iovec *to, uint32_t to_count,
 	struct net_ticket *ticket;
 	int result;
 
-	if (!sum_bytes(to, to_count, &transfer.bytes)) {
+	if (!net_rma_sum_bytes(to, to_count, &transfer.bytes)) {
 		return -ERANGE;
 	}
 	if (transfer.bytes == 0) {
 		result = net_ticket_find(net_conn(base), cookie, CLAN_READ, offset, 0, &ticket);
 		result = result == 0 ? 1 : result;
 	} else {
-		result = begin(net_conn(base), cookie, &transfer);
+		result = net_rma_begin(net_conn(base), cookie, &transfer);
 	}
 	if (result >= 0) {
 		base->stats.gets++;

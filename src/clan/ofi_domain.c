@@ -32,7 +32,7 @@ static struct {
 	char problem[256];
 } api = { .once = PTHREAD_ONCE_INIT };
 
-static void load(void)
+static void ofi_domain_load(void)
 {
 	/* It is never unloaded: its providers leave threads and handlers behind. */
 	void *library = dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -77,7 +77,7 @@ int ofi_look_up(const struct net_place *place, bool listen, void **found_out, st
 	struct fi_info *info;
 	int result;
 
-	pthread_once(&api.once, load);
+	pthread_once(&api.once, ofi_domain_load);
 	if (!api.loaded) {
 		return error_set(error, -EPROTONOSUPPORT,
 			"libfabric cannot be loaded: %s; install it (libfabric1)", api.problem);
@@ -155,7 +155,7 @@ void ofi_domain_destroy(struct ofi_domain *domain)
 	free(domain);
 }
 
-static int watch(struct ofi_domain *domain, struct waiter_file *file, struct fid *fid)
+static int ofi_domain_watch(struct ofi_domain *domain, struct waiter_file *file, struct fid *fid)
 {
 	int fd = -1;
 	int result = ofi_errno(fi_control(fid, FI_GETWAIT, &fd));
@@ -184,17 +184,17 @@ static int domain_open(struct ofi_domain *domain)
 	if (result != 0) {
 		return ofi_errno(result);
 	}
-	result = watch(domain, &domain->cq_file, &domain->cq->fid);
-	return result != 0 ? result : watch(domain, &domain->eq_file, &domain->eq->fid);
+	result = ofi_domain_watch(domain, &domain->cq_file, &domain->cq->fid);
+	return result != 0 ? result : ofi_domain_watch(domain, &domain->eq_file, &domain->eq->fid);
 }
 
-static bool same_name(const char *left, const char *right)
+static bool ofi_domain_same_name(const char *left, const char *right)
 {
 	return left == right || (left != NULL && right != NULL && strcmp(left, right) == 0);
 }
 
 /* What it keeps of the queue. */
-static struct ofi_queue *queue_use(struct net_queue *net)
+static struct ofi_queue *ofi_domain_queue_use(struct net_queue *net)
 {
 	struct ofi_queue *ofi = net->transports[NET_OFI];
 
@@ -211,7 +211,7 @@ static struct ofi_queue *queue_use(struct net_queue *net)
 int ofi_domain_get(
 	struct net_queue *net, const struct fi_info *info, struct ofi_domain **domain_out)
 {
-	struct ofi_queue *ofi = queue_use(net);
+	struct ofi_queue *ofi = ofi_domain_queue_use(net);
 	struct ofi_domain *domain;
 	int result;
 
@@ -222,10 +222,12 @@ int ofi_domain_get(
 	{
 		domain = list_entry(node, struct ofi_domain, node);
 		if (domain->conn_count < OFI_DOMAIN_CONNS &&
-			same_name(domain->info->fabric_attr->prov_name,
+			ofi_domain_same_name(domain->info->fabric_attr->prov_name,
 				info->fabric_attr->prov_name) &&
-			same_name(domain->info->fabric_attr->name, info->fabric_attr->name) &&
-			same_name(domain->info->domain_attr->name, info->domain_attr->name)) {
+			ofi_domain_same_name(
+				domain->info->fabric_attr->name, info->fabric_attr->name) &&
+			ofi_domain_same_name(
+				domain->info->domain_attr->name, info->domain_attr->name)) {
 			*domain_out = domain;
 			return 0;
 		}

@@ -46,24 +46,24 @@ int clan_error_give(struct clan_error *error_out, const struct error *error)
 
 /* --- providers ------------------------------------------------------------------------------ */
 
-static bool uses(const struct clan_queue *queue, size_t provider)
+static bool clan_queue_uses(const struct clan_queue *queue, size_t provider)
 {
 	return queue->carriers[provider] != NULL;
 }
 
-static void publish(struct clan_queue *queue)
+static void clan_queue_publish(struct clan_queue *queue)
 {
 	for (size_t i = 0; i < CLAN_PROVIDER_COUNT; i++) {
-		if (uses(queue, i)) {
+		if (clan_queue_uses(queue, i)) {
 			clan_providers[i]->publish(queue);
 		}
 	}
 }
 
-static void progress(struct clan_queue *queue)
+static void clan_queue_progress(struct clan_queue *queue)
 {
 	for (size_t i = 0; i < CLAN_PROVIDER_COUNT; i++) {
-		if (uses(queue, i)) {
+		if (clan_queue_uses(queue, i)) {
 			clan_providers[i]->progress(queue);
 		}
 	}
@@ -74,7 +74,7 @@ static bool arm(struct clan_queue *queue)
 	bool found = false;
 
 	for (size_t i = 0; i < CLAN_PROVIDER_COUNT; i++) {
-		found = (uses(queue, i) && clan_providers[i]->arm(queue)) || found;
+		found = (clan_queue_uses(queue, i) && clan_providers[i]->arm(queue)) || found;
 	}
 	return found;
 }
@@ -204,7 +204,7 @@ static int make_waiter(struct clan_queue *queue, struct error *error)
 	return 0;
 }
 
-static int check_options(
+static int clan_queue_check_options(
 	struct clan_queue *queue, const struct clan_queue_options *options, struct error *error)
 {
 	struct clan_queue_options *own = &queue->options;
@@ -267,7 +267,7 @@ int clan_queue_create(const struct clan_queue_options *options, struct clan_queu
 	list_init(&queue->regions);
 	list_init(&queue->results.list);
 	pthread_mutex_init(&queue->results.lock, NULL);
-	result = check_options(queue, options, &error);
+	result = clan_queue_check_options(queue, options, &error);
 	if (result == 0) {
 		result = make_waiter(queue, &error);
 	}
@@ -299,7 +299,7 @@ int clan_queue_destroy(struct clan_queue *queue)
 		return -EBUSY;
 	}
 	for (size_t i = 0; i < CLAN_PROVIDER_COUNT; i++) {
-		if (uses(queue, i)) {
+		if (clan_queue_uses(queue, i)) {
 			clan_providers[i]->queue_destroy(queue);
 		}
 	}
@@ -336,7 +336,7 @@ void clan_queue_after_fork(struct clan_queue *queue)
 		free(region);
 	}
 	for (size_t i = 0; i < CLAN_PROVIDER_COUNT; i++) {
-		if (uses(queue, i)) {
+		if (clan_queue_uses(queue, i)) {
 			clan_providers[i]->after_fork(queue, NULL, NULL);
 		}
 	}
@@ -364,7 +364,7 @@ int clan_queue_fd(const struct clan_queue *queue)
  * is not yet submitted. */
 static bool ask_for_wake_ups(struct clan_queue *queue)
 {
-	publish(queue);
+	clan_queue_publish(queue);
 	if (arm(queue) || !list_is_empty(&queue->events) ||
 		atomic_load_explicit(&queue->woken, memory_order_acquire)) {
 		return false;
@@ -409,10 +409,10 @@ static uint32_t give_events(struct clan_queue *queue, struct clan_event *events,
 }
 
 /* One look at everything, without sleeping. all: also at descriptors. */
-static void look(struct clan_queue *queue, bool all)
+static void clan_queue_look(struct clan_queue *queue, bool all)
 {
-	publish(queue);
-	progress(queue);
+	clan_queue_publish(queue);
+	clan_queue_progress(queue);
 	/* Also while a peer keeps the queue busy: others must be accepted, and deadlines hold. */
 	if (!all && ++queue->looks % LOOKS_BETWEEN_DESCRIPTORS == 0) {
 		all = true;
@@ -421,15 +421,15 @@ static void look(struct clan_queue *queue, bool all)
 		set_timer(queue);
 	}
 	waiter_wait(queue->waiter, 0, all);
-	progress(queue);
+	clan_queue_progress(queue);
 }
 
 /* Looks until there is something to give, or a wake-up. The peer may need this very processor. */
-static void spin(struct clan_queue *queue, uint64_t until_ns)
+static void clan_queue_spin(struct clan_queue *queue, uint64_t until_ns)
 {
 	do {
 		for (int looks = 0; looks < LOOKS_BETWEEN_YIELDS; looks++) {
-			look(queue, false);
+			clan_queue_look(queue, false);
 			if (!list_is_empty(&queue->events) ||
 				atomic_load_explicit(&queue->woken, memory_order_acquire)) {
 				return;
@@ -459,7 +459,7 @@ static void sleep_until(struct clan_queue *queue, uint64_t until_ns)
 	if (left_ns > 0 && ask_for_wake_ups(queue)) {
 		waiter_wait(queue->waiter, left_ns, true);
 	}
-	progress(queue);
+	clan_queue_progress(queue);
 }
 
 int clan_queue_wait(
@@ -471,7 +471,7 @@ int clan_queue_wait(
 	if (max == 0 || timeout_ms < -1) {
 		return -EINVAL;
 	}
-	look(queue, queue->armed);
+	clan_queue_look(queue, queue->armed);
 	queue->armed = false;
 	count = give_events(queue, events, max);
 	if (count > 0 || timeout_ms == 0) {
@@ -482,7 +482,7 @@ int clan_queue_wait(
 		until_ns = clock_now_ns() + (uint64_t)timeout_ms * NS_PER_MS;
 	}
 	if (queue->options.spin_us > 0) {
-		spin(queue,
+		clan_queue_spin(queue,
 			MIN(until_ns, clock_now_ns() + queue->options.spin_us * UINT64_C(1000)));
 	}
 	do {

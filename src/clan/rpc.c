@@ -34,13 +34,13 @@ _Static_assert(VALUE_BYTES_SHIFT + VALUE_BYTES_BITS == 31, "values have 31 bits"
 /* --- puts --------------------------------------------------------------------------------------
  */
 
-static uint32_t value_of(bool is_reply, uint32_t slot, uint32_t type, uint32_t bytes)
+static uint32_t rpc_value_of(bool is_reply, uint32_t slot, uint32_t type, uint32_t bytes)
 {
 	return slot | (uint32_t)is_reply << VALUE_REPLY_SHIFT | type << VALUE_TYPE_SHIFT |
 	       bytes << VALUE_BYTES_SHIFT;
 }
 
-static uint32_t slot_of(uint32_t value)
+static uint32_t rpc_slot_of(uint32_t value)
 {
 	return value & (CLAN_RPC_CALLS_MAX - 1);
 }
@@ -50,7 +50,7 @@ static bool is_reply_of(uint32_t value)
 	return (value >> VALUE_REPLY_SHIFT & 1) != 0;
 }
 
-static uint32_t bytes_of(uint32_t value)
+static uint32_t rpc_bytes_of(uint32_t value)
 {
 	return value >> VALUE_BYTES_SHIFT;
 }
@@ -66,12 +66,12 @@ static uint8_t *outgoing(const struct rpc_link *link, bool is_reply, uint32_t sl
 }
 
 /* -EAGAIN when there is no room. */
-static int put(struct rpc_link *link, uint32_t value)
+static int rpc_put(struct rpc_link *link, uint32_t value)
 {
 	bool is_reply = is_reply_of(value);
-	struct iovec from = { .iov_base = outgoing(link, is_reply, slot_of(value)),
-		.iov_len = bytes_of(value) };
-	uint64_t slot = slot_of(value) + (is_reply ? link->peer.calls : 0);
+	struct iovec from = { .iov_base = outgoing(link, is_reply, rpc_slot_of(value)),
+		.iov_len = rpc_bytes_of(value) };
+	uint64_t slot = rpc_slot_of(value) + (is_reply ? link->peer.calls : 0);
 	int result = clan_put(link->conn, &from, 1, &link->peer.cookie,
 		slot * rpc_stride(link->peer.bytes_max), CLAN_NOTIFY, value, NULL);
 
@@ -81,7 +81,7 @@ static int put(struct rpc_link *link, uint32_t value)
 /* Other errors are those of a peer that takes back what it has offered, or that is lost. */
 static void put_or_wait(struct rpc_link *link, uint32_t value)
 {
-	int result = link->waiting_count > 0 ? -EAGAIN : put(link, value);
+	int result = link->waiting_count > 0 ? -EAGAIN : rpc_put(link, value);
 	uint32_t room = 2 * link->node->rpc->options.calls;
 
 	if (result == -EAGAIN && link->waiting_count == room) {
@@ -99,7 +99,7 @@ static void put_waiting(struct rpc_link *link)
 	uint32_t room = 2 * link->node->rpc->options.calls;
 
 	while (link->waiting_count > 0) {
-		int result = put(link, link->waiting[link->waiting_first]);
+		int result = rpc_put(link, link->waiting[link->waiting_first]);
 
 		if (result == -EAGAIN) {
 			return;
@@ -153,7 +153,7 @@ int clan_rpc_call(struct clan_rpc *rpc, uint32_t number, uint32_t type, const vo
 	if (bytes > 0) {
 		memcpy(outgoing(link, false, slot), data, bytes);
 	}
-	put_or_wait(link, value_of(false, slot, type, bytes));
+	put_or_wait(link, rpc_value_of(false, slot, type, bytes));
 	return 0;
 }
 
@@ -181,7 +181,7 @@ int clan_rpc_reply(struct clan_rpc *rpc, const struct clan_rpc_request *request,
 	if (bytes > 0) {
 		memcpy(outgoing(link, true, request->slot), data, bytes);
 	}
-	put_or_wait(link, value_of(true, request->slot, type, bytes));
+	put_or_wait(link, rpc_value_of(true, request->slot, type, bytes));
 	return 0;
 }
 
@@ -239,15 +239,16 @@ static bool take_notification(
 {
 	struct clan_rpc *rpc = link->node->rpc;
 	bool is_reply = is_reply_of(value);
-	uint32_t slot = slot_of(value);
+	uint32_t slot = rpc_slot_of(value);
 
-	if (link->state != LINK_UP || slot >= link->calls || bytes_of(value) > link->bytes_max ||
+	if (link->state != LINK_UP || slot >= link->calls ||
+		rpc_bytes_of(value) > link->bytes_max ||
 		(is_reply ? !link->busy[slot] : link->requests[slot] != 0)) {
 		return false;
 	}
 	event->node = link->node->number;
 	event->kind = value >> VALUE_TYPE_SHIFT & CLAN_RPC_TYPE_MAX;
-	event->bytes = bytes_of(value);
+	event->bytes = rpc_bytes_of(value);
 	memcpy(buffer,
 		link->area + (size_t)(slot + (is_reply ? rpc->options.calls : 0)) *
 				     rpc_stride(rpc->options.bytes_max),
@@ -270,7 +271,7 @@ static bool take_notification(
 }
 
 /* Takes one message of a link; true: it made an event. */
-static bool take_message(struct rpc_link *link, struct clan_rpc_event *event, uint8_t *buffer)
+static bool rpc_take_message(struct rpc_link *link, struct clan_rpc_event *event, uint8_t *buffer)
 {
 	struct clan_message message;
 	struct rpc_setup setup;
@@ -306,7 +307,7 @@ static bool give_message(struct clan_rpc *rpc, struct clan_rpc_event *event, uin
 
 		list_push_back(&rpc->ready, &link->ready_node);
 		put_waiting(link);
-		if (link->node->state != NODE_ENDING && take_message(link, event, buffer)) {
+		if (link->node->state != NODE_ENDING && rpc_take_message(link, event, buffer)) {
 			return true;
 		}
 	}
@@ -364,7 +365,7 @@ static bool give_change(struct clan_rpc *rpc, struct clan_rpc_event *event)
 	return false;
 }
 
-static void take_events(struct clan_rpc *rpc, int timeout_ms, int *count_out)
+static void rpc_take_events(struct clan_rpc *rpc, int timeout_ms, int *count_out)
 {
 	struct clan_event events[RPC_EVENTS];
 
@@ -396,7 +397,7 @@ int clan_rpc_next(struct clan_rpc *rpc, struct clan_rpc_event *event, void *buff
 		if (!list_is_empty(&rpc->changed)) {
 			continue;
 		}
-		take_events(rpc, timeout_ms, &count);
+		rpc_take_events(rpc, timeout_ms, &count);
 		if (count <= 0) {
 			return count;
 		}
@@ -511,12 +512,12 @@ void clan_rpc_destroy(struct clan_rpc *rpc)
 	clan_listener_close(rpc->listener);
 	for_each_node(rpc, end_node);
 	while (has_open_nodes(rpc)) {
-		take_events(rpc, -1, &count);
+		rpc_take_events(rpc, -1, &count);
 	}
 	for_each_node(rpc, rpc_node_free);
 	/* Those that were rejected, and those that never said hello. */
 	while (clan_queue_destroy(rpc->queue) == -EBUSY) {
-		take_events(rpc, RPC_LOOK_MS, &count);
+		rpc_take_events(rpc, RPC_LOOK_MS, &count);
 	}
 	free(rpc);
 }

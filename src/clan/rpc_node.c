@@ -273,7 +273,7 @@ struct clan_conn_options rpc_conn_options(const struct clan_rpc *rpc)
 	};
 }
 
-static void attach(struct rpc_link *link, struct clan_conn *conn)
+static void rpc_node_attach(struct rpc_link *link, struct clan_conn *conn)
 {
 	link->conn = conn;
 	link->node->open_count++;
@@ -324,7 +324,7 @@ int clan_rpc_dial(
 		result = clan_connect(
 			rpc->queue, address, &options, &hello, sizeof(hello), &conn, error);
 		if (result == 0) {
-			attach(&node->links[i], conn);
+			rpc_node_attach(&node->links[i], conn);
 		}
 	}
 	if (result == 0) {
@@ -399,7 +399,7 @@ void rpc_node_offered(struct clan_rpc *rpc, struct clan_conn *conn)
 		rpc_node_end(node, -ENOMEM);
 		return;
 	}
-	attach(link, conn);
+	rpc_node_attach(link, conn);
 	result = clan_accept(conn, NULL, 0);
 	if (result == 0) {
 		rpc_link_greeted(link);

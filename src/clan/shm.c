@@ -49,7 +49,7 @@ int shm_queue_use(struct clan_queue *queue)
 	return 0;
 }
 
-static void queue_destroy(struct clan_queue *queue)
+static void shm_queue_destroy(struct clan_queue *queue)
 {
 	free(queue->carriers[CLAN_SHM]);
 	queue->carriers[CLAN_SHM] = NULL;
@@ -102,7 +102,7 @@ int shm_conn_make_segment(struct shm_conn *conn)
 	return 0;
 }
 
-static bool head_is_valid(const struct shm_conn *conn, const struct shm_conn_head *head)
+static bool shm_head_is_valid(const struct shm_conn *conn, const struct shm_conn_head *head)
 {
 	return head->magic == SHM_MAGIC_CONN && head->version == SHM_VERSION &&
 	       head->slots[SHM_SYSTEM] == SHM_SYSTEM_SLOTS &&
@@ -143,7 +143,7 @@ int shm_conn_map_peer(struct shm_conn *conn, int fd)
 	conn->peer = (const struct shm_conn_head *)(const void *)base;
 	conn->peer_bytes = identity.bytes;
 	memcpy(&head, base, offsetof(struct shm_conn_head, want));
-	if (!head_is_valid(conn, &head)) {
+	if (!shm_head_is_valid(conn, &head)) {
 		return shm_broken(conn, 4, "the head of its segment is invalid");
 	}
 	memcpy(shape.slots, head.slots, sizeof(shape.slots));
@@ -178,7 +178,7 @@ static void handshake_too_long(struct clan_deadline *deadline)
 	}
 }
 
-static struct shm_conn *conn_create(struct clan_queue *queue,
+static struct shm_conn *shm_conn_create(struct clan_queue *queue,
 	const struct clan_conn_options *options, enum clan_state state, struct error *error)
 {
 	struct shm_conn *conn;
@@ -220,7 +220,7 @@ static void close_fd(int *fd)
 	}
 }
 
-static void conn_destroy(struct clan_conn *base)
+static void shm_conn_destroy(struct clan_conn *base)
 {
 	struct shm_conn *conn = shm_conn(base);
 
@@ -361,7 +361,7 @@ int shm_broken(struct shm_conn *conn, uint32_t rule, const char *what)
 	return -EPROTO;
 }
 
-static void conn_close(struct clan_conn *base)
+static void shm_conn_close(struct clan_conn *base)
 {
 	struct shm_conn *conn = shm_conn(base);
 
@@ -393,7 +393,7 @@ static void shm_flush(struct clan_conn *base)
 	shm_publish_conn(shm_conn(base));
 }
 
-static void get_stats(const struct clan_conn *base, struct clan_conn_stats *stats)
+static void shm_get_stats(const struct clan_conn *base, struct clan_conn_stats *stats)
 {
 	const struct shm_conn *conn = shm_conn_const(base);
 
@@ -453,14 +453,14 @@ static int make_address(const char *place, struct sockaddr_un *address, socklen_
 	return 0;
 }
 
-static int address_error(struct error *error, const char *place)
+static int shm_address_error(struct error *error, const char *place)
 {
 	return error_set(error, -EINVAL,
 		"\"shm:%s\": the address is shm:PATH or shm:@NAME of at most 107 bytes", place);
 }
 
 /* Takes fd, when it returns 0. */
-static int conn_start(struct shm_conn *conn, int fd)
+static int shm_conn_start(struct shm_conn *conn, int fd)
 {
 	int result = read_credentials(conn, fd);
 
@@ -476,7 +476,7 @@ static void conn_abandon(struct shm_conn *conn)
 {
 	clan_conn_set_state(&conn->conn, CLAN_CLOSING);
 	clan_conn_set_state(&conn->conn, CLAN_CLOSED);
-	conn_destroy(&conn->conn);
+	shm_conn_destroy(&conn->conn);
 }
 
 static int shm_connect(struct clan_queue *queue, const char *where,
@@ -492,7 +492,7 @@ static int shm_connect(struct clan_queue *queue, const char *where,
 	int fd;
 
 	if (result != 0) {
-		return address_error(error, place);
+		return shm_address_error(error, place);
 	}
 	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0) {
@@ -504,14 +504,14 @@ static int shm_connect(struct clan_queue *queue, const char *where,
 		close(fd);
 		return result;
 	}
-	conn = conn_create(queue, options, CLAN_CONNECTING, error);
+	conn = shm_conn_create(queue, options, CLAN_CONNECTING, error);
 	if (conn == NULL) {
 		close(fd);
 		return error->code;
 	}
 	conn->conn.connector = true;
 	conn->conn.known = true;
-	result = conn_start(conn, fd);
+	result = shm_conn_start(conn, fd);
 	if (result != 0) {
 		close(fd);
 	} else {
@@ -573,11 +573,11 @@ static int shm_adopt(struct clan_queue *queue, int fd, const struct clan_conn_op
 		type != SOCK_SEQPACKET) {
 		return error_set(error, -EINVAL, "not a Unix socket of the type SOCK_SEQPACKET");
 	}
-	conn = conn_create(queue, options, CLAN_OPENING, error);
+	conn = shm_conn_create(queue, options, CLAN_OPENING, error);
 	if (conn == NULL) {
 		return error->code;
 	}
-	result = conn_start(conn, fd);
+	result = shm_conn_start(conn, fd);
 	if (result == 0) {
 		result = !may_connect(conn) ? -EACCES
 			 : rights_is_stranger(conn->conn.peer.uid) &&
@@ -621,7 +621,7 @@ static bool stranger_has_too_many(const struct shm_listener *listener, uid_t uid
 	return count >= MAX(listener->listener.options.handshakes_max / 2, 1u);
 }
 
-static void accept_one(struct shm_listener *listener, int fd)
+static void shm_accept_one(struct shm_listener *listener, int fd)
 {
 	const struct clan_conn_options *options = &listener->listener.options;
 	struct clan_queue *queue = listener->listener.queue;
@@ -644,7 +644,7 @@ static void accept_one(struct shm_listener *listener, int fd)
 	listener->handshake_count++;
 }
 
-static void listener_happened(struct waiter_file *file, uint32_t events)
+static void shm_listener_happened(struct waiter_file *file, uint32_t events)
 {
 	struct shm_listener *listener = container_of(file, struct shm_listener, file);
 
@@ -658,7 +658,7 @@ static void listener_happened(struct waiter_file *file, uint32_t events)
 			fd = accept4(file->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 		}
 		if (fd >= 0) {
-			accept_one(listener, fd);
+			shm_accept_one(listener, fd);
 		} else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS ||
 			   errno == ENOMEM) {
 			/* It stays readable: look again when descriptors may be free. */
@@ -672,7 +672,7 @@ static void listener_happened(struct waiter_file *file, uint32_t events)
 	}
 }
 
-static void listen_again(struct clan_deadline *deadline)
+static void shm_listen_again(struct clan_deadline *deadline)
 {
 	struct shm_listener *listener = container_of(deadline, struct shm_listener, retry);
 
@@ -700,7 +700,7 @@ static bool is_left_over(const struct sockaddr_un *address, socklen_t length)
 }
 
 /* A listening socket at the address, or a negative errno. */
-static int open_listener(const struct sockaddr_un *address, socklen_t length, uint32_t access)
+static int shm_open_listener(const struct sockaddr_un *address, socklen_t length, uint32_t access)
 {
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	int result = 0;
@@ -742,9 +742,9 @@ static int shm_listen(struct clan_queue *queue, const char *where,
 	int fd;
 
 	if (result != 0) {
-		return address_error(error, place);
+		return shm_address_error(error, place);
 	}
-	fd = open_listener(&address, length, options->access);
+	fd = shm_open_listener(&address, length, options->access);
 	if (fd < 0) {
 		return error_set(
 			error, fd, "cannot listen at \"shm:%s\": %s", place, strerror(-fd));
@@ -759,7 +759,7 @@ static int shm_listen(struct clan_queue *queue, const char *where,
 	}
 	result = listener == NULL || (listener->path == NULL && place[0] != '@') ? -ENOMEM : 0;
 	if (result == 0) {
-		listener->file.happened = listener_happened;
+		listener->file.happened = shm_listener_happened;
 		result = waiter_file_add(queue->waiter, &listener->file, fd, EPOLLIN);
 	}
 	if (result != 0) {
@@ -771,14 +771,14 @@ static int shm_listen(struct clan_queue *queue, const char *where,
 		return error_set(
 			error, result, "cannot listen at \"shm:%s\": %s", place, strerror(-result));
 	}
-	listener->retry.passed = listen_again;
+	listener->retry.passed = shm_listen_again;
 	list_init(&listener->retry.node);
 	listener->listener.options = *options;
 	*listener_out = &listener->listener;
 	return 0;
 }
 
-static void listener_close(struct clan_listener *base)
+static void shm_listener_close(struct clan_listener *base)
 {
 	struct shm_listener *listener = container_of(base, struct shm_listener, listener);
 	struct stat status;
@@ -811,11 +811,11 @@ static void listener_close(struct clan_listener *base)
 
 /* --- after fork() ----------------------------------------------------------------------------- */
 
-static void after_fork(
+static void shm_after_fork(
 	struct clan_queue *queue, struct clan_conn *base, struct clan_listener *base_listener)
 {
 	if (base == NULL && base_listener == NULL) {
-		queue_destroy(queue);
+		shm_queue_destroy(queue);
 		return;
 	}
 	if (base_listener != NULL) {
@@ -857,19 +857,19 @@ const struct clan_provider clan_provider_shm = {
 	.schemes = { "shm" },
 	.caps = CLAN_CAN_MAP,
 	.listen = shm_listen,
-	.listener_close = listener_close,
+	.listener_close = shm_listener_close,
 	.adopt = shm_adopt,
 	.connect = shm_connect,
 	.accept = shm_accept,
 	.reject = shm_reject,
-	.close = conn_close,
-	.destroy = conn_destroy,
-	.after_fork = after_fork,
+	.close = shm_conn_close,
+	.destroy = shm_conn_destroy,
+	.after_fork = shm_after_fork,
 	.send = shm_send,
 	.flush = shm_flush,
 	.recv = shm_recv,
 	.readv = shm_readv,
-	.get_stats = get_stats,
+	.get_stats = shm_get_stats,
 	.share = shm_share,
 	.unshare = shm_unshare,
 	.peer_info = shm_peer_info,
@@ -889,5 +889,5 @@ const struct clan_provider clan_provider_shm = {
 	.progress = shm_progress,
 	.publish = shm_publish,
 	.arm = shm_arm,
-	.queue_destroy = queue_destroy,
+	.queue_destroy = shm_queue_destroy,
 };

@@ -6,7 +6,8 @@
  * end of that, which can take seconds. So puts and gets of a wary connection, and what is fetched
  * from memory of ours that its peer may write, are copied by workers, and end by CLAN_EVENT_DONE.
  *
- *   shm_copy_begin() ─▶ worker: run_copy() ─▶ copied() ─▶ notification, when there is room ─▶ DONE
+ *   shm_copy_begin() ─▶ worker: run_copy() ─▶ shm_copy_copied() ─▶ notification, when there is room
+ * ─▶ DONE
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -38,7 +39,7 @@ static void copy_free(struct shm_copy *copy)
 	free(copy);
 }
 
-static bool give_done(struct clan_source *source, struct clan_event *event)
+static bool shm_copy_give_done(struct clan_source *source, struct clan_event *event)
 {
 	struct shm_copy *copy = container_of(source, struct shm_copy, source);
 
@@ -52,7 +53,7 @@ static bool give_done(struct clan_source *source, struct clan_event *event)
 }
 
 /* On a worker: as many bytes as the connection lives to see. */
-static void copy_part(const struct shm_copy *copy, uint8_t *shared, const struct iovec *part)
+static void shm_copy_part(const struct shm_copy *copy, uint8_t *shared, const struct iovec *part)
 {
 	uint8_t *own = part->iov_base;
 
@@ -77,13 +78,13 @@ static void run_copy(struct work *work)
 	uint8_t *shared = copy->order.shared;
 
 	for (uint32_t i = 0; i < copy->iov_count; i++) {
-		copy_part(copy, shared, &copy->iov[i]);
+		shm_copy_part(copy, shared, &copy->iov[i]);
 		shared += copy->iov[i].iov_len;
 	}
 }
 
 /* The notification of a put follows its bytes. */
-static void copy_end(struct shm_copy *copy)
+static void shm_copy_end(struct shm_copy *copy)
 {
 	struct iovec iov = { .iov_base = &copy->order.value, .iov_len = sizeof(uint32_t) };
 	struct shm_conn *conn = copy->conn;
@@ -105,7 +106,7 @@ static void copy_end(struct shm_copy *copy)
 	clan_fire(conn->conn.queue, &copy->source);
 }
 
-static void copied(struct work *work)
+static void shm_copy_copied(struct work *work)
 {
 	struct shm_copy *copy = container_of(work, struct shm_copy, work);
 	struct shm_conn *conn = copy->conn;
@@ -122,7 +123,7 @@ static void copied(struct work *work)
 	if (conn->conn.state >= CLAN_CLOSING) {
 		copy_free(copy);
 	} else {
-		copy_end(copy);
+		shm_copy_end(copy);
 	}
 	shm_conn_join(conn);
 }
@@ -135,7 +136,7 @@ int shm_copy_begin(struct shm_conn *conn, const struct shm_copy_order *order,
 	if (copy == NULL) {
 		return -ENOMEM;
 	}
-	clan_source_init(&copy->source, give_done);
+	clan_source_init(&copy->source, shm_copy_give_done);
 	list_init(&copy->node);
 	copy->conn = conn;
 	copy->order = *order;
@@ -146,7 +147,7 @@ int shm_copy_begin(struct shm_conn *conn, const struct shm_copy_order *order,
 	list_push_back(&conn->copies, &copy->node);
 	conn->copies_running++;
 	copy->work.run = run_copy;
-	copy->work.done = copied;
+	copy->work.done = shm_copy_copied;
 	copy->work.in_doubt = true;
 	copy->work.owner = conn->conn.peer.uid;
 	work_start(&copy->work, &conn->conn.queue->results);
@@ -160,7 +161,7 @@ void shm_copies_look(struct shm_conn *conn)
 		struct shm_copy *copy = list_entry(node, struct shm_copy, node);
 
 		if (copy->owes_message) {
-			copy_end(copy);
+			shm_copy_end(copy);
 			if (copy->owes_message) {
 				return;
 			}

@@ -30,7 +30,7 @@ enum {
 _Static_assert(SHM_READY_SLOTS <= (SHM_SEGMENT_ALIGN - SHM_HEADER_BYTES) / sizeof(uint32_t),
 	"our heads have one page");
 
-static size_t head_bytes(uint32_t ready_slots)
+static size_t shm_group_head_bytes(uint32_t ready_slots)
 {
 	return align_up(SHM_HEADER_BYTES + ready_slots * sizeof(uint32_t), SHM_SEGMENT_ALIGN);
 }
@@ -57,7 +57,7 @@ int shm_group_create(
 	list_init(&group->publish_node);
 	list_init(&group->unmute.node);
 	group->unmute.passed = unmute;
-	group->own_bytes = head_bytes(SHM_READY_SLOTS);
+	group->own_bytes = shm_group_head_bytes(SHM_READY_SLOTS);
 	result = segment_create("clan-group", group->own_bytes, &base, fd_out);
 	if (result != 0) {
 		free(group);
@@ -103,7 +103,7 @@ int shm_group_map_peer(struct shm_group *group, int fd, uint32_t *rule_out)
 	}
 	*rule_out = 3;
 	if (identity.bytes < SHM_SEGMENT_ALIGN ||
-		identity.bytes > head_bytes(SHM_READY_SLOTS_MAX) ||
+		identity.bytes > shm_group_head_bytes(SHM_READY_SLOTS_MAX) ||
 		!is_aligned(identity.bytes, SHM_SEGMENT_ALIGN)) {
 		return -EPROTO;
 	}
@@ -116,7 +116,7 @@ int shm_group_map_peer(struct shm_group *group, int fd, uint32_t *rule_out)
 	if (head.magic != SHM_MAGIC_GROUP || head.version != SHM_VERSION ||
 		!is_power_of_two(head.ready_slots) || head.ready_slots < SHM_READY_SLOTS_MIN ||
 		head.ready_slots > SHM_READY_SLOTS_MAX || head.bytes != identity.bytes ||
-		head_bytes(head.ready_slots) != identity.bytes) {
+		shm_group_head_bytes(head.ready_slots) != identity.bytes) {
 		munmap(base, identity.bytes);
 		return -EPROTO;
 	}
@@ -470,7 +470,7 @@ static void group_broken(struct shm_group *group, uint32_t rule, const char *wha
 }
 
 /* Takes the entries of the peer's ready ring. True: one had something. */
-static bool take_ready(struct shm_group *group)
+static bool shm_group_take_ready(struct shm_group *group)
 {
 	uint32_t write = atomic_load_explicit(&group->peer->ready_write, memory_order_acquire);
 	bool found = false;
@@ -508,7 +508,7 @@ static bool take_ready(struct shm_group *group)
 /* A look that was caused by a bell, or not. */
 static bool look_at_group(struct shm_group *group)
 {
-	bool found = take_ready(group);
+	bool found = shm_group_take_ready(group);
 
 	if (found) {
 		group->idle_in_row = 0;
@@ -577,7 +577,7 @@ void shm_group_bell(struct shm_group *group)
 {
 	group->bells_heard++;
 	shm_group_activate(group);
-	if (take_ready(group)) {
+	if (shm_group_take_ready(group)) {
 		group->idle_in_row = 0;
 		return;
 	}

@@ -62,7 +62,7 @@ bool shm_is_granted(const struct shm_conn *conn, const struct clan_cookie *cooki
 
 /* --- revoking --------------------------------------------------------------------------------- */
 
-static bool give_revoked(struct clan_source *source, struct clan_event *event)
+static bool shm_memory_give_revoked(struct clan_source *source, struct clan_event *event)
 {
 	struct shm_revocation *revocation = container_of(source, struct shm_revocation, source);
 
@@ -77,7 +77,7 @@ static bool give_revoked(struct clan_source *source, struct clan_event *event)
 	return false;
 }
 
-static void strict_ended(struct shm_revocation *revocation)
+static void shm_memory_strict_ended(struct shm_revocation *revocation)
 {
 	if (revocation->region != NULL) {
 		revocation->region->strict_count--;
@@ -85,7 +85,7 @@ static void strict_ended(struct shm_revocation *revocation)
 	}
 }
 
-static void revocation_end(struct shm_revocation *revocation, int status)
+static void shm_memory_revocation_end(struct shm_revocation *revocation, int status)
 {
 	struct shm_conn *conn = revocation->conn;
 
@@ -93,7 +93,7 @@ static void revocation_end(struct shm_revocation *revocation, int status)
 	revocation->ended = true;
 	revocation->status = status;
 	conn->grants[revocation->slot].state = SHM_GRANT_FREE;
-	strict_ended(revocation);
+	shm_memory_strict_ended(revocation);
 	clan_fire(conn->conn.queue, &revocation->source);
 }
 
@@ -111,7 +111,7 @@ bool shm_look_quiet(struct shm_conn *conn)
 		struct shm_revocation *revocation = list_entry(node, struct shm_revocation, node);
 
 		if (!revocation->ended && peer_busy(conn) != revocation->busy) {
-			revocation_end(revocation, 0);
+			shm_memory_revocation_end(revocation, 0);
 			any = true;
 		}
 	}
@@ -130,7 +130,7 @@ bool shm_waits_for_quiet(const struct shm_conn *conn)
 }
 
 /* The peer has not become quiet in time. */
-static void strict_passed(struct clan_deadline *deadline)
+static void shm_memory_strict_passed(struct clan_deadline *deadline)
 {
 	struct shm_revocation *revocation = container_of(deadline, struct shm_revocation, deadline);
 	struct shm_conn *conn = revocation->conn;
@@ -148,8 +148,8 @@ void shm_revocations_end(struct shm_conn *conn)
 		struct shm_revocation *revocation = list_entry(node, struct shm_revocation, node);
 
 		if (!revocation->ended) {
-			revocation_end(revocation, revocation->region == NULL
-							   ? -ENOTCONN
+			shm_memory_revocation_end(revocation,
+				revocation->region == NULL ? -ENOTCONN
 							   : clan_region_replace(revocation->region,
 								     &revocation->range, 1));
 		}
@@ -162,10 +162,10 @@ static struct shm_revocation *revocation_create(
 	struct shm_revocation *revocation = calloc(1, sizeof(*revocation));
 
 	if (revocation != NULL) {
-		clan_source_init(&revocation->source, give_revoked);
+		clan_source_init(&revocation->source, shm_memory_give_revoked);
 		list_init(&revocation->node);
 		list_init(&revocation->deadline.node);
-		revocation->deadline.passed = strict_passed;
+		revocation->deadline.passed = shm_memory_strict_passed;
 		revocation->conn = conn;
 		revocation->slot = cookie->slot;
 		revocation->op = op;
@@ -357,7 +357,7 @@ static int copy_by_cookie(struct shm_conn *conn, const struct clan_cookie *cooki
 	return result;
 }
 
-static bool sum_bytes(const struct iovec *iov, uint32_t iov_count, size_t *bytes_out)
+static bool shm_memory_sum_bytes(const struct iovec *iov, uint32_t iov_count, size_t *bytes_out)
 {
 	size_t bytes = 0;
 
@@ -398,7 +398,7 @@ int shm_put(struct clan_conn *base, const struct iovec *from, uint32_t from_coun
 	};
 	int result;
 
-	if (!sum_bytes(from, from_count, &copy.bytes)) {
+	if (!shm_memory_sum_bytes(from, from_count, &copy.bytes)) {
 		return -ERANGE;
 	}
 	if (notify && !shm_room(conn, SHM_BULK, sizeof(value))) {
@@ -432,7 +432,7 @@ int shm_get(struct clan_conn *base, const struct iovec *to, uint32_t to_count,
 	struct shm_copy_order order = { .peers = true, .op = op };
 	int result;
 
-	if (!sum_bytes(to, to_count, &copy.bytes)) {
+	if (!shm_memory_sum_bytes(to, to_count, &copy.bytes)) {
 		return -ERANGE;
 	}
 	result = copy_by_cookie(shm_conn(base), cookie, &copy, &order);
@@ -445,7 +445,7 @@ int shm_get(struct clan_conn *base, const struct iovec *to, uint32_t to_count,
 
 /* --- tripwires of ours ------------------------------------------------------------------------ */
 
-static bool give_tripped(struct clan_source *source, struct clan_event *event)
+static bool shm_memory_give_tripped(struct clan_source *source, struct clan_event *event)
 {
 	struct shm_watch *watch = container_of(source, struct shm_watch, source);
 
@@ -497,7 +497,7 @@ int shm_tripwire(struct clan_conn *base, const struct clan_share *share, uint64_
 	atomic_store_explicit(&entry->region, share->number, memory_order_relaxed);
 	conn->watches[number].used = true;
 	conn->watches[number].conn = conn;
-	clan_source_init(&conn->watches[number].source, give_tripped);
+	clan_source_init(&conn->watches[number].source, shm_memory_give_tripped);
 	arm_watch(conn, number);
 	*number_out = number;
 	return 0;
@@ -634,7 +634,7 @@ static void drop_revocations(struct shm_conn *conn)
 	{
 		struct shm_revocation *revocation = list_entry(node, struct shm_revocation, node);
 
-		strict_ended(revocation);
+		shm_memory_strict_ended(revocation);
 		clan_deadline_clear(&revocation->deadline);
 		list_remove(&revocation->source.node);
 		list_remove(&revocation->node);

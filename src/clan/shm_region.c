@@ -18,7 +18,8 @@ static const uint32_t region_edges[SHM_REGION_STATE_COUNT] = {
 	[SHM_REGION_LEAVING] = BIT(SHM_REGION_GONE),
 };
 
-static void set_region_state(struct shm_peer_region *region, enum shm_peer_region_state state)
+static void shm_region_set_region_state(
+	struct shm_peer_region *region, enum shm_peer_region_state state)
 {
 	GMB_ASSERT((region_edges[region->state] & BIT(state)) != 0);
 	region->state = state;
@@ -26,7 +27,7 @@ static void set_region_state(struct shm_peer_region *region, enum shm_peer_regio
 
 /* --- mappings --------------------------------------------------------------------------------- */
 
-static struct shm_mapping *find_mapping(const struct shm_peer_region *region)
+static struct shm_mapping *shm_region_find_mapping(const struct shm_peer_region *region)
 {
 	list_for_each(node, &region->conn->group->mappings)
 	{
@@ -76,7 +77,7 @@ static void region_finish(struct shm_peer_region *region)
 	}
 }
 
-static bool give_region_event(struct clan_source *source, struct clan_event *event)
+static bool shm_region_give_region_event(struct clan_source *source, struct clan_event *event)
 {
 	struct shm_peer_region *region = container_of(source, struct shm_peer_region, source);
 
@@ -104,7 +105,7 @@ static void region_gone(struct shm_peer_region *region)
 {
 	struct shm_conn *conn = region->conn;
 
-	set_region_state(region, SHM_REGION_GONE);
+	shm_region_set_region_state(region, SHM_REGION_GONE);
 	conn->region_bytes -= region->bytes;
 	conn->regions_held--;
 	if (region->mapping != NULL) {
@@ -118,9 +119,9 @@ static void region_gone(struct shm_peer_region *region)
 }
 
 /* No new holds. */
-static void region_leaves(struct shm_peer_region *region)
+static void shm_region_leaves(struct shm_peer_region *region)
 {
-	set_region_state(region, SHM_REGION_LEAVING);
+	shm_region_set_region_state(region, SHM_REGION_LEAVING);
 	if (region->conn->conn.state != CLAN_CLOSING) {
 		region->give_leaving = true;
 		clan_fire(region->conn->conn.queue, &region->source);
@@ -146,7 +147,7 @@ static void region_live(struct shm_peer_region *region)
 	struct shm_conn *conn = region->conn;
 
 	region->mapping->references++;
-	set_region_state(region, SHM_REGION_LIVE);
+	shm_region_set_region_state(region, SHM_REGION_LIVE);
 	region->give_live = true;
 	clan_fire(conn->conn.queue, &region->source);
 	if (shm_send_region_answer(conn, SHM_REGION_OK, region->number, region->generation, 0) !=
@@ -229,7 +230,7 @@ static struct shm_peer_region *region_create(
 	if (region == NULL) {
 		return NULL;
 	}
-	clan_source_init(&region->source, give_region_event);
+	clan_source_init(&region->source, shm_region_give_region_event);
 	region->conn = conn;
 	region->number = message->region;
 	region->generation = message->generation;
@@ -277,7 +278,7 @@ int shm_region_arrived(struct shm_conn *conn, const struct shm_region *message, 
 	}
 	region->identity = identity;
 	region->fd = fd;
-	region->mapping = find_mapping(region);
+	region->mapping = shm_region_find_mapping(region);
 	if (region->mapping != NULL) {
 		dispose_fd(fd, conn->conn.peer.uid, passive);
 		region_live(region);
@@ -307,7 +308,7 @@ int shm_region_asked_back(struct shm_conn *conn, uint32_t number, uint32_t gener
 		return shm_broken(conn, 9, "it asks for a region that it does not share");
 	}
 	region->asked_back = true;
-	region_leaves(region);
+	shm_region_leaves(region);
 	return conn->conn.state == CLAN_OPEN ? 0 : -ENOTCONN;
 }
 
@@ -323,7 +324,7 @@ void shm_regions_leave(struct shm_conn *conn)
 			region->give_leaving = false;
 		}
 		if (region->state == SHM_REGION_LIVE) {
-			region_leaves(region);
+			shm_region_leaves(region);
 		} else if (region->state == SHM_REGION_GONE && !region->give_live &&
 			   !region->give_leaving) {
 			region_finish(region);
@@ -333,7 +334,7 @@ void shm_regions_leave(struct shm_conn *conn)
 
 /* --- use -------------------------------------------------------------------------------------- */
 
-static struct shm_peer_region *find_region(const struct shm_conn *conn, uint32_t number)
+static struct shm_peer_region *shm_region_find_region(const struct shm_conn *conn, uint32_t number)
 {
 	if (number >= conn->conn.options.peer_regions_max || conn->regions == NULL) {
 		return NULL;
@@ -344,7 +345,7 @@ static struct shm_peer_region *find_region(const struct shm_conn *conn, uint32_t
 int shm_peer_info(const struct clan_conn *base, uint32_t number, struct clan_peer_region *info)
 {
 	const struct shm_conn *conn = shm_conn_const(base);
-	const struct shm_peer_region *region = find_region(conn, number);
+	const struct shm_peer_region *region = shm_region_find_region(conn, number);
 
 	if (region == NULL || region->mapping == NULL || region->state == SHM_REGION_MAPPING) {
 		return -ENOENT;
@@ -360,7 +361,7 @@ int shm_peer_info(const struct clan_conn *base, uint32_t number, struct clan_pee
 int shm_peer_get(struct clan_conn *base, uint32_t number, uint32_t generation, uint32_t rights,
 	uint64_t offset, uint64_t bytes, void **address_out)
 {
-	struct shm_peer_region *region = find_region(shm_conn(base), number);
+	struct shm_peer_region *region = shm_region_find_region(shm_conn(base), number);
 
 	if (base->is_wary) {
 		return -EOPNOTSUPP;
@@ -384,7 +385,7 @@ int shm_peer_get(struct clan_conn *base, uint32_t number, uint32_t generation, u
 
 void shm_peer_put(struct clan_conn *base, uint32_t number)
 {
-	struct shm_peer_region *region = find_region(shm_conn(base), number);
+	struct shm_peer_region *region = shm_region_find_region(shm_conn(base), number);
 
 	GMB_ASSERT(region != NULL && region->holds > 0);
 	if (--region->holds == 0 && region->state == SHM_REGION_LEAVING) {
@@ -395,7 +396,7 @@ void shm_peer_put(struct clan_conn *base, uint32_t number)
 int shm_region_place(struct shm_conn *conn, uint32_t number, uint32_t right, uint64_t offset,
 	uint64_t bytes, uint8_t **address_out)
 {
-	struct shm_peer_region *region = find_region(conn, number);
+	struct shm_peer_region *region = shm_region_find_region(conn, number);
 
 	if (region == NULL || region->state != SHM_REGION_LIVE) {
 		return -ENOENT;

@@ -19,7 +19,7 @@ static const uint16_t message_max[SHM_CLASS_COUNT] = {
 	[SHM_BULK] = SHM_BULK_MESSAGE_MAX,
 };
 
-static uint32_t slots_of(size_t bytes)
+static uint32_t shm_ring_slots_of(size_t bytes)
 {
 	return (uint32_t)((bytes + SHM_SLOT_BYTES - 1) / SHM_SLOT_BYTES);
 }
@@ -45,7 +45,7 @@ bool shm_room(struct shm_conn *conn, enum shm_class class, size_t bytes)
 	struct shm_out *out = &conn->out[class];
 	uint32_t size = out->mask + 1;
 	uint32_t left = size - (out->write & out->mask);
-	uint32_t needed = slots_of(bytes + SHM_HEAD_BYTES);
+	uint32_t needed = shm_ring_slots_of(bytes + SHM_HEAD_BYTES);
 
 	needed += needed > left ? left : 0;
 	if (size - (out->write - out->read_seen) >= needed) {
@@ -54,7 +54,7 @@ bool shm_room(struct shm_conn *conn, enum shm_class class, size_t bytes)
 	return load_read(conn, class) && size - (out->write - out->read_seen) >= needed;
 }
 
-static void write_head(struct shm_out *out, uint32_t bytes, uint8_t type)
+static void shm_ring_write_head(struct shm_out *out, uint32_t bytes, uint8_t type)
 {
 	struct shm_message_head head = {
 		.bytes = (uint16_t)bytes,
@@ -70,14 +70,14 @@ void shm_put_message(struct shm_conn *conn, enum shm_class class, uint8_t type,
 {
 	struct shm_out *out = &conn->out[class];
 	uint32_t left = out->mask + 1 - (out->write & out->mask);
-	uint32_t needed = slots_of(bytes + SHM_HEAD_BYTES);
+	uint32_t needed = shm_ring_slots_of(bytes + SHM_HEAD_BYTES);
 	uint8_t *at;
 
 	if (needed > left) {
-		write_head(out, left * SHM_SLOT_BYTES, SHM_TYPE_PAD);
+		shm_ring_write_head(out, left * SHM_SLOT_BYTES, SHM_TYPE_PAD);
 		out->write += left;
 	}
-	write_head(out, (uint32_t)bytes + SHM_HEAD_BYTES, type);
+	shm_ring_write_head(out, (uint32_t)bytes + SHM_HEAD_BYTES, type);
 	at = out->slots + (size_t)(out->write & out->mask) * SHM_SLOT_BYTES + SHM_HEAD_BYTES;
 	for (uint32_t i = 0; i < iov_count; i++) {
 		if (iov[i].iov_len > 0) {
@@ -146,7 +146,7 @@ static size_t stream_room(struct shm_conn *conn)
 	return MIN((size_t)slots * SHM_SLOT_BYTES, (size_t)SHM_BULK_MESSAGE_MAX) - SHM_HEAD_BYTES;
 }
 
-static int send_stream(
+static int shm_ring_send_stream(
 	struct shm_conn *conn, const struct iovec *iov, uint32_t iov_count, size_t bytes)
 {
 	struct stream_piece piece;
@@ -175,7 +175,7 @@ int shm_send(struct clan_conn *base, uint32_t cls, uint32_t type, const struct i
 	enum shm_class class = cls == CLAN_CONTROL ? SHM_CONTROL : SHM_BULK;
 
 	if (type == SHM_TYPE_STREAM) {
-		return send_stream(conn, iov, iov_count, bytes);
+		return shm_ring_send_stream(conn, iov, iov_count, bytes);
 	}
 	if (!shm_room(conn, class, bytes)) {
 		return shm_no_room(conn, class, bytes,
@@ -230,7 +230,7 @@ static int check_head(
 {
 	const struct shm_in *in = &conn->in[class];
 	uint32_t left = in->mask + 1 - (in->read & in->mask);
-	uint32_t slots = slots_of(head->bytes);
+	uint32_t slots = shm_ring_slots_of(head->bytes);
 	bool fits = head->type == SHM_TYPE_PAD ? head->bytes == left * SHM_SLOT_BYTES
 					       : head->bytes >= SHM_HEAD_BYTES && slots <= left;
 
@@ -246,7 +246,7 @@ static int check_head(
 	return 0;
 }
 
-static const uint8_t *slot_at(const struct shm_in *in)
+static const uint8_t *shm_ring_slot_at(const struct shm_in *in)
 {
 	return in->slots + (size_t)(in->read & in->mask) * SHM_SLOT_BYTES;
 }
@@ -272,13 +272,13 @@ static int next_head(struct shm_conn *conn, enum shm_class class, struct shm_mes
 			return conn->conn.status == -EPROTO ? -EPROTO : -EAGAIN;
 		}
 		word = atomic_load_explicit(
-			(const shm_u64 *)(const void *)slot_at(in), memory_order_relaxed);
+			(const shm_u64 *)(const void *)shm_ring_slot_at(in), memory_order_relaxed);
 		memcpy(head, &word, sizeof(*head));
 		result = check_head(conn, class, head);
 		if (result != 0 || head->type != SHM_TYPE_PAD) {
 			return result;
 		}
-		in->read += slots_of(head->bytes);
+		in->read += shm_ring_slots_of(head->bytes);
 		in->sequence++;
 	}
 }
@@ -300,12 +300,12 @@ void shm_publish_read(struct shm_conn *conn, enum shm_class class)
 }
 
 /* The message at hand has been taken. */
-static void next_message(
+static void shm_ring_next_message(
 	struct shm_conn *conn, enum shm_class class, const struct shm_message_head *head)
 {
 	struct shm_in *in = &conn->in[class];
 
-	in->read += slots_of(head->bytes);
+	in->read += shm_ring_slots_of(head->bytes);
 	in->sequence++;
 	in->stream_at = 0;
 	if (in->read - in->read_published > in->mask / 2) {
@@ -314,8 +314,8 @@ static void next_message(
 	conn->conn.stats.messages_received++;
 }
 
-static int take_message(struct shm_conn *conn, enum shm_class class, struct clan_message *message,
-	void *buffer, uint32_t bytes)
+static int shm_ring_take_message(struct shm_conn *conn, enum shm_class class,
+	struct clan_message *message, void *buffer, uint32_t bytes)
 {
 	struct shm_in *in = &conn->in[class];
 	struct shm_message_head head;
@@ -325,7 +325,7 @@ static int take_message(struct shm_conn *conn, enum shm_class class, struct clan
 	if (result != 0) {
 		return result;
 	}
-	payload = slot_at(in) + SHM_HEAD_BYTES + in->stream_at;
+	payload = shm_ring_slot_at(in) + SHM_HEAD_BYTES + in->stream_at;
 	*message = (struct clan_message){
 		.cls = class == SHM_CONTROL ? CLAN_CONTROL : CLAN_BULK,
 		.type = head.type,
@@ -344,12 +344,12 @@ static int take_message(struct shm_conn *conn, enum shm_class class, struct clan
 		memcpy(buffer, payload, message->bytes);
 	}
 	conn->conn.stats.bytes_received += message->bytes;
-	next_message(conn, class, &head);
+	shm_ring_next_message(conn, class, &head);
 	return 0;
 }
 
 /* Nothing is left: gives all room back, and asks the peer to tell when more comes. */
-static int nothing_left(struct shm_conn *conn, uint32_t classes)
+static int shm_ring_nothing_left(struct shm_conn *conn, uint32_t classes)
 {
 	if (conn->conn.state != CLAN_OPEN) {
 		return -ENOTCONN;
@@ -375,15 +375,15 @@ int shm_recv(struct clan_conn *base, uint32_t classes, struct clan_message *mess
 	if ((classes & CLAN_CONTROL) != 0 &&
 		(conn->control_in_row < CONTROL_IN_ROW_MAX || (classes & CLAN_BULK) == 0 ||
 			!shm_has_message(conn, SHM_BULK))) {
-		result = take_message(conn, SHM_CONTROL, message, buffer, bytes);
+		result = shm_ring_take_message(conn, SHM_CONTROL, message, buffer, bytes);
 		conn->control_in_row += result == 0;
 	}
 	if (result == -EAGAIN && (classes & CLAN_BULK) != 0) {
-		result = take_message(conn, SHM_BULK, message, buffer, bytes);
+		result = shm_ring_take_message(conn, SHM_BULK, message, buffer, bytes);
 		conn->control_in_row = 0;
 	}
 	if (result == -EAGAIN) {
-		return nothing_left(conn, classes);
+		return shm_ring_nothing_left(conn, classes);
 	}
 	return result == -EPROTO ? -ENOTCONN : result;
 }
@@ -401,7 +401,7 @@ ssize_t shm_readv(struct clan_conn *base, const struct iovec *iov, uint32_t iov_
 	while ((result = next_head(conn, SHM_BULK, &head)) == 0 && head.type == SHM_TYPE_STREAM) {
 		size_t left = (size_t)head.bytes - SHM_HEAD_BYTES - in->stream_at;
 		size_t part = clan_scatter(iov, iov_count, &index, &skip,
-			slot_at(in) + SHM_HEAD_BYTES + in->stream_at, left);
+			shm_ring_slot_at(in) + SHM_HEAD_BYTES + in->stream_at, left);
 
 		copied += part;
 		if (peek) { /* of the message at hand */
@@ -413,7 +413,7 @@ ssize_t shm_readv(struct clan_conn *base, const struct iovec *iov, uint32_t iov_
 		if (part < left) {
 			return (ssize_t)copied;
 		}
-		next_message(conn, SHM_BULK, &head);
+		shm_ring_next_message(conn, SHM_BULK, &head);
 		if (index == iov_count) {
 			return (ssize_t)copied;
 		}
@@ -424,12 +424,12 @@ ssize_t shm_readv(struct clan_conn *base, const struct iovec *iov, uint32_t iov_
 	if (result == 0) {
 		return -EBADMSG;
 	}
-	return result == -EAGAIN ? nothing_left(conn, CLAN_BULK) : -ENOTCONN;
+	return result == -EAGAIN ? shm_ring_nothing_left(conn, CLAN_BULK) : -ENOTCONN;
 }
 
 /* --- system records, cookie queues ------------------------------------------------------------ */
 
-static int make_fifo(struct shm_conn *conn)
+static int shm_ring_make_fifo(struct shm_conn *conn)
 {
 	conn->fifo = calloc(conn->peer_cookie_count, sizeof(*conn->fifo));
 	if (conn->fifo == NULL) {
@@ -444,14 +444,15 @@ static int make_fifo(struct shm_conn *conn)
 	return 0;
 }
 
-static int cookie_arrived(struct shm_conn *conn, uint32_t number, const struct clan_cookie *cookie)
+static int shm_ring_cookie_arrived(
+	struct shm_conn *conn, uint32_t number, const struct clan_cookie *cookie)
 {
 	uint32_t entry;
 
 	if (number >= CLAN_COOKIE_QUEUES || conn->fifo_count == conn->peer_cookie_count) {
 		return shm_broken(conn, 21, "it sent more cookies than it has");
 	}
-	if (conn->fifo == NULL && make_fifo(conn) != 0) {
+	if (conn->fifo == NULL && shm_ring_make_fifo(conn) != 0) {
 		shm_conn_end(conn, -ENOMEM, "no memory for cookies that it sent");
 		return -EPROTO;
 	}
@@ -478,9 +479,9 @@ bool shm_take_system(struct shm_conn *conn)
 	while (taken < 2 * SHM_SYSTEM_SLOTS && next_head(conn, SHM_SYSTEM, &head) == 0) {
 		uint8_t copy[SHM_SLOT_BYTES];
 
-		memcpy(copy, slot_at(&conn->in[SHM_SYSTEM]) + SHM_HEAD_BYTES,
+		memcpy(copy, shm_ring_slot_at(&conn->in[SHM_SYSTEM]) + SHM_HEAD_BYTES,
 			SHM_SLOT_BYTES - SHM_HEAD_BYTES);
-		next_message(conn, SHM_SYSTEM, &head);
+		shm_ring_next_message(conn, SHM_SYSTEM, &head);
 		taken++;
 		if (head.type == SHM_TYPE_TRIPPED) {
 			struct shm_tripped record;
@@ -493,7 +494,7 @@ bool shm_take_system(struct shm_conn *conn)
 
 			memcpy(&number, copy, sizeof(number));
 			memcpy(&cookie, copy + 8, sizeof(cookie));
-			if (cookie_arrived(conn, number, &cookie) != 0) {
+			if (shm_ring_cookie_arrived(conn, number, &cookie) != 0) {
 				break;
 			}
 		}

@@ -50,8 +50,8 @@ struct unsent {
 };
 
 /* 0, -EAGAIN, or another negative errno. */
-static int transmit(const struct shm_conn *conn, const struct iovec *iov, uint32_t iov_count,
-	const int *fds, uint32_t fd_count)
+static int shm_socket_transmit(const struct shm_conn *conn, const struct iovec *iov,
+	uint32_t iov_count, const int *fds, uint32_t fd_count)
 {
 	_Alignas(struct cmsghdr)
 		uint8_t control[CMSG_SPACE(DESCRIPTORS_SENT_MAX * sizeof(int))] = { 0 };
@@ -73,8 +73,8 @@ static int transmit(const struct shm_conn *conn, const struct iovec *iov, uint32
 }
 
 /* The message waits for its turn, behind those that wait already. */
-static int keep(struct shm_conn *conn, const struct iovec *iov, uint32_t iov_count, const int *fds,
-	uint32_t fd_count)
+static int shm_socket_keep(struct shm_conn *conn, const struct iovec *iov, uint32_t iov_count,
+	const int *fds, uint32_t fd_count)
 {
 	uint64_t patience_ns = conn->conn.options.handshake_timeout_ms * NS_PER_MS / 2;
 	struct unsent *unsent;
@@ -129,7 +129,7 @@ void shm_send_again(struct clan_deadline *deadline)
 	while ((node = list_first(&conn->unsent)) != NULL) {
 		struct unsent *unsent = list_entry(node, struct unsent, node);
 		struct iovec iov = { .iov_base = unsent->message, .iov_len = unsent->bytes };
-		int result = transmit(conn, &iov, 1, unsent->fds, unsent->fd_count);
+		int result = shm_socket_transmit(conn, &iov, 1, unsent->fds, unsent->fd_count);
 
 		if (result == -ETOOMANYREFS || result == -EAGAIN) {
 			if (clock_now_ns() < conn->unsent_until_ns) {
@@ -152,7 +152,7 @@ void shm_send_again(struct clan_deadline *deadline)
 }
 
 /* Sends a message of up to two parts. */
-static int send_message(struct shm_conn *conn, enum shm_socket_type type, void *first,
+static int shm_socket_send_message(struct shm_conn *conn, enum shm_socket_type type, void *first,
 	size_t first_bytes, const void *second, size_t second_bytes, const int *fds,
 	uint32_t fd_count)
 {
@@ -172,10 +172,11 @@ static int send_message(struct shm_conn *conn, enum shm_socket_type type, void *
 		return -ENOTCONN;
 	}
 	if (fd_count > 0 && !list_is_empty(&conn->unsent)) {
-		return keep(conn, iov, iov_count, fds, fd_count);
+		return shm_socket_keep(conn, iov, iov_count, fds, fd_count);
 	}
-	result = transmit(conn, iov, iov_count, fds, fd_count);
-	return result == -ETOOMANYREFS ? keep(conn, iov, iov_count, fds, fd_count) : result;
+	result = shm_socket_transmit(conn, iov, iov_count, fds, fd_count);
+	return result == -ETOOMANYREFS ? shm_socket_keep(conn, iov, iov_count, fds, fd_count)
+				       : result;
 }
 
 /* The segment, and the group head if the peer does not know it. */
@@ -200,7 +201,7 @@ int shm_send_hello(struct shm_conn *conn)
 	int fds[DESCRIPTORS_SENT_MAX];
 	uint32_t fd_count = set_up_fds(conn, fds);
 
-	return send_message(conn, SHM_HELLO, &hello, sizeof(hello), conn->conn.hello,
+	return shm_socket_send_message(conn, SHM_HELLO, &hello, sizeof(hello), conn->conn.hello,
 		conn->conn.hello_bytes, fds, fd_count);
 }
 
@@ -216,7 +217,7 @@ int shm_send_welcome(struct shm_conn *conn, const void *hello, size_t hello_byte
 	int fds[DESCRIPTORS_SENT_MAX];
 	uint32_t fd_count = set_up_fds(conn, fds);
 
-	return send_message(
+	return shm_socket_send_message(
 		conn, SHM_WELCOME, &welcome, sizeof(welcome), hello, hello_bytes, fds, fd_count);
 }
 
@@ -229,7 +230,8 @@ void shm_send_refused(struct shm_conn *conn, int status, const char *text)
 	};
 
 	/* It goes, or the end of the socket says the same. */
-	(void)send_message(conn, SHM_REFUSED, &refused, sizeof(refused), text, text_bytes, NULL, 0);
+	(void)shm_socket_send_message(
+		conn, SHM_REFUSED, &refused, sizeof(refused), text, text_bytes, NULL, 0);
 }
 
 int shm_send_region(struct shm_conn *conn, const struct clan_share *share)
@@ -243,7 +245,8 @@ int shm_send_region(struct shm_conn *conn, const struct clan_share *share)
 		.bytes = region->bytes,
 	};
 
-	return send_message(conn, SHM_REGION, &message, sizeof(message), NULL, 0, &region->fd, 1);
+	return shm_socket_send_message(
+		conn, SHM_REGION, &message, sizeof(message), NULL, 0, &region->fd, 1);
 }
 
 int shm_send_region_answer(struct shm_conn *conn, enum shm_socket_type type, uint32_t number,
@@ -255,7 +258,7 @@ int shm_send_region_answer(struct shm_conn *conn, enum shm_socket_type type, uin
 		.generation = generation,
 	};
 
-	return send_message(conn, type, &answer, sizeof(answer), NULL, 0, NULL, 0);
+	return shm_socket_send_message(conn, type, &answer, sizeof(answer), NULL, 0, NULL, 0);
 }
 
 void shm_socket_close(struct shm_conn *conn)
@@ -292,7 +295,7 @@ static void drop_fds(struct shm_conn *conn, struct arrival *arrival)
 	}
 }
 
-static int wrong_length(struct shm_conn *conn)
+static int shm_socket_wrong_length(struct shm_conn *conn)
 {
 	return shm_broken(conn, 5, "a message of the socket has a wrong length or reserved bytes");
 }
@@ -368,7 +371,7 @@ static int join_group(struct shm_conn *conn, const struct shm_hello *hello)
 	return group == NULL ? -ENOENT : shm_group_join(group, conn);
 }
 
-static int hello_arrived(struct shm_conn *conn, struct arrival *arrival)
+static int shm_socket_hello_arrived(struct shm_conn *conn, struct arrival *arrival)
 {
 	struct shm_hello hello;
 	int result;
@@ -377,12 +380,12 @@ static int hello_arrived(struct shm_conn *conn, struct arrival *arrival)
 		return wrong_state(conn);
 	}
 	if (arrival->length < sizeof(hello)) {
-		return wrong_length(conn);
+		return shm_socket_wrong_length(conn);
 	}
 	memcpy(&hello, arrival->bytes, sizeof(hello));
 	if (hello.magic != SHM_MAGIC_HELLO || hello.hello_bytes > CLAN_HELLO_BYTES_MAX ||
 		arrival->length != sizeof(hello) + hello.hello_bytes) {
-		return wrong_length(conn);
+		return shm_socket_wrong_length(conn);
 	}
 	if (arrival->fd_count != (hello.group == 0 ? 2 : 1)) {
 		return wrong_fds(conn);
@@ -400,7 +403,7 @@ static int hello_arrived(struct shm_conn *conn, struct arrival *arrival)
 		struct shm_socket_head regroup;
 
 		conn->regrouped = true;
-		result = send_message(
+		result = shm_socket_send_message(
 			conn, SHM_REGROUP, &regroup, sizeof(regroup), NULL, 0, NULL, 0);
 		if (result != 0) {
 			shm_conn_end(conn, -ECONNRESET, "the peer has gone");
@@ -440,13 +443,13 @@ static int welcome_arrived(struct shm_conn *conn, struct arrival *arrival)
 		return wrong_state(conn);
 	}
 	if (arrival->length < sizeof(welcome)) {
-		return wrong_length(conn);
+		return shm_socket_wrong_length(conn);
 	}
 	memcpy(&welcome, arrival->bytes, sizeof(welcome));
 	if (welcome.version != SHM_VERSION || welcome.reserved != 0 ||
 		welcome.hello_bytes > CLAN_HELLO_BYTES_MAX || welcome.group == 0 ||
 		arrival->length != sizeof(welcome) + welcome.hello_bytes) {
-		return wrong_length(conn);
+		return shm_socket_wrong_length(conn);
 	}
 	if (arrival->fd_count != (new_group ? 2 : 1)) {
 		return wrong_fds(conn);
@@ -470,7 +473,7 @@ static int welcome_arrived(struct shm_conn *conn, struct arrival *arrival)
 	return 0;
 }
 
-static int refused_arrived(struct shm_conn *conn, struct arrival *arrival)
+static int shm_socket_refused_arrived(struct shm_conn *conn, struct arrival *arrival)
 {
 	struct shm_refused refused;
 	char reason[CLAN_REASON_BYTES];
@@ -479,12 +482,12 @@ static int refused_arrived(struct shm_conn *conn, struct arrival *arrival)
 		return wrong_state(conn);
 	}
 	if (arrival->length < sizeof(refused)) {
-		return wrong_length(conn);
+		return shm_socket_wrong_length(conn);
 	}
 	memcpy(&refused, arrival->bytes, sizeof(refused));
 	if (refused.text_bytes > CLAN_HELLO_BYTES_MAX ||
 		arrival->length != sizeof(refused) + refused.text_bytes) {
-		return wrong_length(conn);
+		return shm_socket_wrong_length(conn);
 	}
 	clan_conn_refused(
 		&conn->conn, arrival->bytes + sizeof(refused), refused.text_bytes, reason);
@@ -502,7 +505,7 @@ static int regroup_arrived(struct shm_conn *conn, struct arrival *arrival)
 		return wrong_state(conn);
 	}
 	if (arrival->length != sizeof(struct shm_socket_head)) {
-		return wrong_length(conn);
+		return shm_socket_wrong_length(conn);
 	}
 	conn->regrouped = true;
 	result = shm_conn_new_group(conn, 0);
@@ -515,7 +518,7 @@ static int regroup_arrived(struct shm_conn *conn, struct arrival *arrival)
 	return result;
 }
 
-static int answer_arrived(
+static int shm_socket_answer_arrived(
 	struct shm_conn *conn, enum shm_socket_type type, const struct arrival *arrival)
 {
 	struct shm_region_answer answer;
@@ -525,11 +528,11 @@ static int answer_arrived(
 		return wrong_state(conn);
 	}
 	if (arrival->length != sizeof(answer)) {
-		return wrong_length(conn);
+		return shm_socket_wrong_length(conn);
 	}
 	memcpy(&answer, arrival->bytes, sizeof(answer));
 	if (type != SHM_REGION_OK && answer.error != 0) {
-		return wrong_length(conn);
+		return shm_socket_wrong_length(conn);
 	}
 	if (type == SHM_REGION_END) {
 		return shm_region_asked_back(conn, answer.region, answer.generation);
@@ -556,7 +559,7 @@ static int region_arrived(struct shm_conn *conn, struct arrival *arrival)
 		return wrong_state(conn);
 	}
 	if (arrival->length != sizeof(message)) {
-		return wrong_length(conn);
+		return shm_socket_wrong_length(conn);
 	}
 	memcpy(&message, arrival->bytes, sizeof(message));
 	fd = arrival->fds[0];
@@ -565,7 +568,7 @@ static int region_arrived(struct shm_conn *conn, struct arrival *arrival)
 }
 
 /* Nonzero: the connection takes no more messages. */
-static int message_arrived(struct shm_conn *conn, struct arrival *arrival)
+static int shm_socket_message_arrived(struct shm_conn *conn, struct arrival *arrival)
 {
 	struct shm_socket_head head;
 
@@ -581,11 +584,11 @@ static int message_arrived(struct shm_conn *conn, struct arrival *arrival)
 		return conn->conn.state == CLAN_OPEN ? 0 : -ENOTCONN;
 	}
 	if (arrival->length < sizeof(head)) {
-		return wrong_length(conn);
+		return shm_socket_wrong_length(conn);
 	}
 	memcpy(&head, arrival->bytes, sizeof(head));
 	if (head.bytes != arrival->length || head.reserved != 0 || head.reserved2 != 0) {
-		return wrong_length(conn);
+		return shm_socket_wrong_length(conn);
 	}
 	if (head.type != SHM_HELLO && head.type != SHM_WELCOME &&
 		arrival->fd_count != (head.type == SHM_REGION ? 1 : 0)) {
@@ -593,11 +596,11 @@ static int message_arrived(struct shm_conn *conn, struct arrival *arrival)
 	}
 	switch (head.type) {
 	case SHM_HELLO:
-		return hello_arrived(conn, arrival);
+		return shm_socket_hello_arrived(conn, arrival);
 	case SHM_WELCOME:
 		return welcome_arrived(conn, arrival);
 	case SHM_REFUSED:
-		return refused_arrived(conn, arrival);
+		return shm_socket_refused_arrived(conn, arrival);
 	case SHM_REGROUP:
 		return regroup_arrived(conn, arrival);
 	case SHM_REGION:
@@ -605,14 +608,14 @@ static int message_arrived(struct shm_conn *conn, struct arrival *arrival)
 	case SHM_REGION_OK:
 	case SHM_REGION_END:
 	case SHM_REGION_ENDED:
-		return answer_arrived(conn, head.type, arrival);
+		return shm_socket_answer_arrived(conn, head.type, arrival);
 	default:
-		return wrong_length(conn);
+		return shm_socket_wrong_length(conn);
 	}
 }
 
 /* One message: 0, -EAGAIN, or the connection has ended. */
-static int receive(struct shm_conn *conn, struct arrival *arrival)
+static int shm_socket_receive(struct shm_conn *conn, struct arrival *arrival)
 {
 	/* Room for every descriptor that a message can have: none is discarded by the kernel in our
 	 * name, which could block. */
@@ -643,9 +646,9 @@ static int receive(struct shm_conn *conn, struct arrival *arrival)
 		result = wrong_fds(conn);
 	} else if ((message.msg_flags & MSG_TRUNC) != 0 ||
 		   arrival->length > SHM_SOCKET_MESSAGE_MAX) {
-		result = wrong_length(conn);
+		result = shm_socket_wrong_length(conn);
 	} else {
-		result = message_arrived(conn, arrival);
+		result = shm_socket_message_arrived(conn, arrival);
 	}
 	drop_fds(conn, arrival);
 	return result;
@@ -691,7 +694,7 @@ void shm_socket_happened(struct waiter_file *file, uint32_t events)
 			receive_later(conn, events);
 			break;
 		}
-		if (receive(conn, &arrival) != 0) {
+		if (shm_socket_receive(conn, &arrival) != 0) {
 			break;
 		}
 	}

@@ -25,13 +25,13 @@ enum {
 	ACCEPT_RETRY_MS = 100,
 };
 
-static struct tcp_queue *queue_of(const struct net_conn *conn)
+static struct tcp_queue *tcp_queue_of(const struct net_conn *conn)
 {
 	return net_queue(conn->conn.queue)->transports[NET_TCP];
 }
 
 /* What it keeps of the queue; NULL when there is no memory. */
-static struct tcp_queue *queue_use(struct clan_queue *queue)
+static struct tcp_queue *tcp_queue_use(struct clan_queue *queue)
 {
 	struct net_queue *net = net_queue(queue);
 	struct tcp_queue *tcp = net->transports[NET_TCP];
@@ -80,7 +80,7 @@ static void tcp_found_free(void *found)
 void tcp_ready(struct tcp_conn *conn)
 {
 	if (!list_is_linked(&conn->ready_node)) {
-		list_push_back(&queue_of(&conn->net)->ready, &conn->ready_node);
+		list_push_back(&tcp_queue_of(&conn->net)->ready, &conn->ready_node);
 	}
 }
 
@@ -125,12 +125,12 @@ static void socket_close(struct tcp_conn *conn)
 	}
 }
 
-static int conn_start(struct tcp_conn *conn)
+static int tcp_conn_start(struct tcp_conn *conn)
 {
 	conn->file.fd = -1;
 	list_init(&conn->ready_node);
 	conn->in = malloc(TCP_IN_BYTES);
-	return conn->in == NULL || queue_use(conn->net.conn.queue) == NULL ? -ENOMEM : 0;
+	return conn->in == NULL || tcp_queue_use(conn->net.conn.queue) == NULL ? -ENOMEM : 0;
 }
 
 static void tcp_close(struct net_conn *base)
@@ -182,7 +182,7 @@ static int tcp_dial(struct net_conn *base, void *found)
 
 	conn->addresses = found;
 	conn->next = found;
-	if (conn_start(conn) != 0) {
+	if (tcp_conn_start(conn) != 0) {
 		return -ENOMEM;
 	}
 	conn->error = dial_next(conn, -EADDRNOTAVAIL);
@@ -220,7 +220,7 @@ static void dial_look(struct tcp_conn *conn)
 
 /* --- listeners -------------------------------------------------------------------------------- */
 
-static void accept_one(struct tcp_listener *listener, int fd, const struct sockaddr *peer)
+static void tcp_accept_one(struct tcp_listener *listener, int fd, const struct sockaddr *peer)
 {
 	struct net_conn *base = net_arrived(&listener->net);
 	int result;
@@ -229,7 +229,7 @@ static void accept_one(struct tcp_listener *listener, int fd, const struct socka
 		close(fd);
 		return;
 	}
-	result = conn_start(tcp_conn(base));
+	result = tcp_conn_start(tcp_conn(base));
 	if (result == 0) {
 		result = socket_add(tcp_conn(base), fd);
 	} else {
@@ -242,7 +242,7 @@ static void accept_one(struct tcp_listener *listener, int fd, const struct socka
 	}
 }
 
-static void listener_happened(struct waiter_file *file, uint32_t events)
+static void tcp_listener_happened(struct waiter_file *file, uint32_t events)
 {
 	struct tcp_listener *listener = container_of(file, struct tcp_listener, file);
 	struct clan_queue *queue = listener->net.listener.queue;
@@ -255,7 +255,7 @@ static void listener_happened(struct waiter_file *file, uint32_t events)
 			file->fd, (struct sockaddr *)&peer, &length, SOCK_CLOEXEC | SOCK_NONBLOCK);
 
 		if (fd >= 0) {
-			accept_one(listener, fd, (struct sockaddr *)&peer);
+			tcp_accept_one(listener, fd, (struct sockaddr *)&peer);
 		} else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS ||
 			   errno == ENOMEM) {
 			/* It stays readable: look again when descriptors may be free. */
@@ -268,14 +268,14 @@ static void listener_happened(struct waiter_file *file, uint32_t events)
 	}
 }
 
-static void listen_again(struct clan_deadline *deadline)
+static void tcp_listen_again(struct clan_deadline *deadline)
 {
 	struct tcp_listener *listener = container_of(deadline, struct tcp_listener, retry);
 
 	waiter_file_events(listener->net.listener.queue->waiter, &listener->file, EPOLLIN);
 }
 
-static int open_listener(const struct addrinfo *entry, struct sockaddr_storage *address)
+static int tcp_open_listener(const struct addrinfo *entry, struct sockaddr_storage *address)
 {
 	int fd = socket(entry->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	socklen_t length = sizeof(*address);
@@ -299,16 +299,16 @@ static int open_listener(const struct addrinfo *entry, struct sockaddr_storage *
 static int tcp_listen(struct net_listener *base, void *found, struct sockaddr_storage *address)
 {
 	struct tcp_listener *listener = container_of(base, struct tcp_listener, net);
-	int fd = open_listener(found, address);
+	int fd = tcp_open_listener(found, address);
 	int result;
 
 	if (fd < 0) {
 		return fd;
 	}
-	listener->retry.passed = listen_again;
+	listener->retry.passed = tcp_listen_again;
 	list_init(&listener->retry.node);
-	listener->file.happened = listener_happened;
-	result = queue_use(base->listener.queue) == NULL
+	listener->file.happened = tcp_listener_happened;
+	result = tcp_queue_use(base->listener.queue) == NULL
 			 ? -ENOMEM
 			 : waiter_file_add(
 				   base->listener.queue->waiter, &listener->file, fd, EPOLLIN);

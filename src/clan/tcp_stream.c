@@ -18,7 +18,7 @@ enum {
 };
 
 /* Nothing more is to be done for it. */
-static bool is_over(const struct tcp_conn *conn)
+static bool tcp_stream_is_over(const struct tcp_conn *conn)
 {
 	return conn->net.phase != NET_TALKING || list_is_linked(&conn->net.dying_node);
 }
@@ -127,7 +127,7 @@ static void out_sent(struct tcp_conn *conn, struct tcp_out *out)
 }
 
 /* Bytes that the socket took. */
-static void sent(struct tcp_conn *conn, size_t bytes)
+static void tcp_stream_sent(struct tcp_conn *conn, size_t bytes)
 {
 	while (bytes > 0) {
 		struct tcp_out *out = &conn->out[conn->out_read % TCP_OUT_COUNT];
@@ -187,7 +187,7 @@ static size_t send_some(struct tcp_conn *conn)
 		return 0;
 	}
 	conn->writable = (size_t)result == bytes;
-	sent(conn, (size_t)result);
+	tcp_stream_sent(conn, (size_t)result);
 	return (size_t)result;
 }
 
@@ -196,7 +196,7 @@ void tcp_flush(struct net_conn *base)
 	struct tcp_conn *conn = tcp_conn(base);
 	size_t turn = 0;
 
-	while (conn->writable && conn->out_read != conn->out_write && !is_over(conn)) {
+	while (conn->writable && conn->out_read != conn->out_write && !tcp_stream_is_over(conn)) {
 		if (turn >= TURN_BYTES) {
 			tcp_ready(conn);
 			return;
@@ -255,7 +255,7 @@ static size_t payload_parts(const struct tcp_conn *conn, struct iovec *iov, size
 }
 
 /* What came to in[] with the head. */
-static void take_payload(struct tcp_conn *conn)
+static void tcp_stream_take_payload(struct tcp_conn *conn)
 {
 	size_t bytes = MIN(conn->payload_left, (uint64_t)(conn->in_end - conn->in_at));
 	const uint8_t *from = conn->in + conn->in_at;
@@ -317,7 +317,7 @@ static int access_arrived(struct tcp_conn *conn, const struct tcp_access_head *h
 	return 0;
 }
 
-static int answer_arrived(struct tcp_conn *conn, const struct tcp_head *head)
+static int tcp_stream_answer_arrived(struct tcp_conn *conn, const struct tcp_head *head)
 {
 	if (conn->gets_read == conn->gets_write ||
 		conn->gets[conn->gets_read % TCP_READS]->record.bytes != head->bytes) {
@@ -341,7 +341,7 @@ static int bad_head(struct tcp_conn *conn)
 
 /* Takes the next message's head from in[], and a frame: false when it is not there yet, or the
  * connection is over. */
-static bool take_head(struct tcp_conn *conn)
+static bool tcp_stream_take_head(struct tcp_conn *conn)
 {
 	size_t there = conn->in_end - conn->in_at;
 	const uint8_t *from = conn->in + conn->in_at;
@@ -368,7 +368,7 @@ static bool take_head(struct tcp_conn *conn)
 	}
 	if (head.head.kind == TCP_ANSWER) {
 		conn->in_at += sizeof(head.head);
-		return answer_arrived(conn, &head.head) == 0;
+		return tcp_stream_answer_arrived(conn, &head.head) == 0;
 	}
 	if (there < sizeof(head.head) + head.head.bytes) {
 		return false;
@@ -378,16 +378,16 @@ static bool take_head(struct tcp_conn *conn)
 }
 
 /* Everything that is complete in in[]. */
-static void take_messages(struct tcp_conn *conn)
+static void tcp_stream_take_messages(struct tcp_conn *conn)
 {
 	bool more = true;
 
-	while (more && !is_over(conn)) {
+	while (more && !tcp_stream_is_over(conn)) {
 		if (conn->payload_left > 0) {
-			take_payload(conn);
+			tcp_stream_take_payload(conn);
 			more = conn->payload_left == 0;
 		} else {
-			more = take_head(conn);
+			more = tcp_stream_take_head(conn);
 		}
 	}
 	conn->in_end -= conn->in_at;
@@ -440,7 +440,7 @@ static size_t receive_some(struct tcp_conn *conn)
 	}
 	if ((size_t)result > payload) {
 		conn->in_end += (uint32_t)((size_t)result - payload);
-		take_messages(conn);
+		tcp_stream_take_messages(conn);
 	}
 	return (size_t)result;
 }
@@ -449,7 +449,7 @@ void tcp_receive(struct tcp_conn *conn)
 {
 	size_t turn = 0;
 
-	for (int calls = 0; conn->readable && !is_over(conn); calls++) {
+	for (int calls = 0; conn->readable && !tcp_stream_is_over(conn); calls++) {
 		if (turn >= TURN_BYTES || calls == TURN_CALLS) {
 			tcp_ready(conn);
 			return;

@@ -31,7 +31,7 @@ struct waiter {
 /* What a completion is about, in user_data beside pointers. */
 enum { ABOUT_SET = 1, ABOUT_CANCEL = 2 };
 
-static struct io_uring_sqe *get_sqe(struct waiter *waiter)
+static struct io_uring_sqe *waiter_get_sqe(struct waiter *waiter)
 {
 	struct io_uring_sqe *sqe = io_uring_get_sqe(&waiter->ring);
 
@@ -62,7 +62,7 @@ static bool futex_works(struct waiter *waiter)
 	struct io_uring_cqe *cqe;
 	int result;
 
-	put_futex_wait(get_sqe(waiter), &word, 2, NULL);
+	put_futex_wait(waiter_get_sqe(waiter), &word, 2, NULL);
 	result = io_uring_submit_and_wait(&waiter->ring, 1);
 	if (result < 0 || io_uring_peek_cqe(&waiter->ring, &cqe) != 0) {
 		return false;
@@ -72,7 +72,7 @@ static bool futex_works(struct waiter *waiter)
 	return result == -EAGAIN;
 }
 
-static int make_ring(struct waiter *waiter)
+static int waiter_make_ring(struct waiter *waiter)
 {
 	struct io_uring_params parameters = {
 		.flags = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_COOP_TASKRUN |
@@ -100,7 +100,7 @@ int waiter_create(enum waiter_kind kind, struct waiter **waiter_out)
 	if (waiter->epoll_fd < 0) {
 		result = -errno;
 	} else if (kind == WAITER_URING) {
-		result = make_ring(waiter);
+		result = waiter_make_ring(waiter);
 		waiter->poll_wanted = true;
 	}
 	if (result != 0) {
@@ -211,7 +211,7 @@ void waiter_futex_start(struct waiter *waiter, struct waiter_futex *futex,
 	futex->word = word;
 	futex->expected = expected;
 	futex->in_flight = true;
-	put_futex_wait(get_sqe(waiter), word, expected, futex);
+	put_futex_wait(waiter_get_sqe(waiter), word, expected, futex);
 }
 
 void waiter_futex_destroy(struct waiter *waiter, struct waiter_futex *futex)
@@ -228,7 +228,7 @@ void waiter_futex_destroy(struct waiter *waiter, struct waiter_futex *futex)
 	/* The kernel keeps a reference to the word's page itself: the word may be unmapped. */
 	futex->orphaned = true;
 	waiter->cancels++;
-	sqe = get_sqe(waiter);
+	sqe = waiter_get_sqe(waiter);
 	sqe->opcode = IORING_OP_ASYNC_CANCEL;
 	sqe->fd = -1;
 	sqe->addr = (uint64_t)(uintptr_t)futex;
@@ -288,7 +288,7 @@ static void take_completion(struct waiter *waiter, const struct io_uring_cqe *cq
 	}
 }
 
-static bool take_completions(struct waiter *waiter)
+static bool waiter_take_completions(struct waiter *waiter)
 {
 	struct io_uring_cqe *cqe;
 	bool any = false;
@@ -311,7 +311,7 @@ static void wait_on_ring(struct waiter *waiter, uint64_t timeout_ns, bool all)
 	};
 	struct io_uring_cqe *cqe;
 
-	if (take_completions(waiter)) {
+	if (waiter_take_completions(waiter)) {
 		return;
 	}
 	if (timeout_ns > 0) {
@@ -321,7 +321,7 @@ static void wait_on_ring(struct waiter *waiter, uint64_t timeout_ns, bool all)
 	} else if (all) {
 		waiter_submit(waiter);
 	}
-	take_completions(waiter);
+	waiter_take_completions(waiter);
 }
 
 static int milliseconds_up(uint64_t ns)

@@ -17,39 +17,15 @@ static const char help[] =
 	"       gmblock attach --list [--json]\n"
 	"Attaches an export of a server as a local disk and prints its path. A daemon\n"
 	"serves the disk until gmblock detach, and reconnects when the server is lost.\n"
-	"\n"
-	"      --ublk                  a block device through the ublk driver (/dev/ublkbN)\n"
-	"      --nbd                   a block device through the nbd driver (/dev/nbdN)\n"
-	"      --fuse FILE             a file, through FUSE, for losetup and others\n"
-	"                              (default: ublk, or nbd where the kernel has no ublk)\n"
-	"      --force                 with --fuse: also use a FILE with contents, which are\n"
-	"                              hidden until gmblock detach\n"
-	"      --device N              use the device with this number (default: any free one)\n"
-	"      --read-only             refuse writes, whatever the server allows\n"
-	"      --connections N         connections to the server, 1 to 16 (default: automatic)\n"
-	"      --queues N              ublk: threads with their own connections, 1 to 16 (1)\n"
-	"      --connect-timeout TIME  limit for the first connection (10s)\n"
-	"      --request-timeout TIME  silence that counts as a lost connection (30s)\n"
-	"      --slow-timeout TIME     the same for flushing, trimming and zeroing (10min)\n"
-	"      --reconnect-timeout TIME  how long requests wait for a lost server\n"
-	"                              before they fail (10min)\n"
-	"      --tls-records WHERE     nbd with TLS: what the driver is given. kernel: the\n"
-	"                              connection, encrypted by the kernel; user: a relay of\n"
-	"                              the daemon; auto (default): the first that works\n"
-	"      --foreground            do not start a daemon; for service managers\n"
-	"      --list                  list the attached disks\n"
-	"      --timings               report on standard error where the time went\n"
-	"      --json                  with --list or --timings: as JSON\n"
-	"      --log-level LEVEL       messages to print: error, warning, info (default) or\n"
-	"                              debug\n"
-	"  -h, --help                  print this help\n"
-	"\n"
-	"Examples:\n"
-	"  gmblock attach nbd://storage/data\n"
-	"  gmblock attach --fuse disk.raw nbd://storage/data\n"
-	"  gmblock attach --list\n"
-	"\n"
-	"Exit status: 1 failure, 2 usage error.\n";
+	"\n";
+
+static const char notes[] = "\n"
+			    "Examples:\n"
+			    "  gmblock attach nbd://storage/data\n"
+			    "  gmblock attach --fuse disk.raw nbd://storage/data\n"
+			    "  gmblock attach --list\n"
+			    "\n"
+			    "Exit status: 1 failure, 2 usage error.\n";
 
 enum { CONNECTIONS_MAX = 16, DEVICE_MAX = (1 << 20) - 1, QUOTE_BYTES = 256 };
 
@@ -63,36 +39,20 @@ struct arguments {
 	struct timings timings;
 };
 
-static int take_device(void *context, const char *option, const char *text)
+static int take_device(void *context, const char *text, struct error *error)
 {
 	struct arguments *arguments = context;
-	struct error error;
-	uint32_t number;
+	uint32_t number = 0;
+	int rc = units_parse_count(text, 0, DEVICE_MAX, &number, error);
 
-	if (units_parse_count(text, 0, DEVICE_MAX, &number, &error) != 0) {
-		return cli_usage_error(name, "--%s: %s", option, error.text);
-	}
 	arguments->attach.number = (int32_t)number;
-	return CLI_GO_ON;
+	return rc;
 }
 
-static int take_records(void *context, const char *option, const char *text)
-{
-	static const char *const names[] = {
-		[TLS_RECORDS_AUTO] = "auto",
-		[TLS_RECORDS_KERNEL] = "kernel",
-		[TLS_RECORDS_USER] = "user",
-	};
-	struct arguments *arguments = context;
-
-	for (size_t i = 0; i < ARRAY_COUNT(names); i++) {
-		if (strcmp(text, names[i]) == 0) {
-			arguments->attach.tls_records = (enum tls_records)i;
-			return CLI_GO_ON;
-		}
-	}
-	return cli_usage_error(name, "--%s is auto, kernel or user", option);
-}
+static const char *const records_words[] = { [TLS_RECORDS_AUTO] = "auto",
+	[TLS_RECORDS_KERNEL] = "kernel",
+	[TLS_RECORDS_USER] = "user",
+	NULL };
 
 static int set_kind(struct arguments *arguments)
 {
@@ -192,29 +152,58 @@ static int check_arguments(const struct arguments *arguments, int argc)
 	return status;
 }
 
-static int parse_arguments(struct arguments *arguments, int argc, char **argv)
+#define AT(member) FIELD_IN(struct arguments, member)
+
+static const struct field fields[] = {
+	{ "ublk", NULL, "a block device through the ublk driver (/dev/ublkbN)", .type = FIELD_FLAG,
+		AT(ublk) },
+	{ "nbd", NULL, "a block device through the nbd driver (/dev/nbdN)", .type = FIELD_FLAG,
+		AT(nbd) },
+	{ "fuse", "FILE",
+		"a file, through FUSE, for losetup and others (default: ublk, or nbd where the "
+		"kernel has no ublk)",
+		.type = FIELD_ARGUMENT, AT(attach.file) },
+	{ "force", NULL,
+		"with --fuse: also use a FILE with contents, which are hidden until gmblock "
+		"detach",
+		.type = FIELD_FLAG, AT(attach.cover) },
+	{ "device", "N", "use the device with this number (default: any free one)",
+		.set = take_device },
+	{ "read-only", NULL, "refuse writes, whatever the server allows", .type = FIELD_FLAG,
+		AT(attach.read_only) },
+	{ "connections", "N", "connections to the server, 1 to 16 (default: automatic)",
+		.type = FIELD_COUNT, .min = 1, .max = CONNECTIONS_MAX, AT(attach.connections) },
+	{ "queues", "N", "ublk: threads with their own connections, 1 to 16 (1)",
+		.type = FIELD_COUNT, .min = 1, .max = CONNECTIONS_MAX, AT(attach.queues) },
+	{ "connect-timeout", "TIME", "limit for the first connection (10s)", .type = FIELD_TIME,
+		.min = 1, AT(attach.connect_timeout_ns) },
+	{ "request-timeout", "TIME", "silence that counts as a lost connection (30s)",
+		.type = FIELD_TIME, .min = 1, AT(attach.request_timeout_ns) },
+	{ "slow-timeout", "TIME", "the same for flushing, trimming and zeroing (10min)",
+		.type = FIELD_TIME, .min = 1, AT(attach.slow_timeout_ns) },
+	{ "reconnect-timeout", "TIME",
+		"how long requests wait for a lost server before they fail (10min)",
+		.type = FIELD_TIME, .min = 1, AT(attach.reconnect_timeout_ns) },
+	{ "tls-records", NULL,
+		"nbd with TLS: what the driver is given. kernel: the connection, encrypted by "
+		"the kernel; user: a relay of the daemon; auto (default): the first that works",
+		.type = FIELD_WORD, .words = records_words, AT(attach.tls_records) },
+	{ "foreground", NULL, "do not start a daemon; for service managers", .type = FIELD_FLAG,
+		AT(attach.foreground) },
+	{ "list", NULL, "list the attached disks", .type = FIELD_FLAG, AT(list) },
+	{ "json", NULL, "with --list or --timings: as JSON", .type = FIELD_FLAG, AT(json) },
+	{ "timings", NULL, "report on standard error where the time went", .type = FIELD_FLAG,
+		AT(measure) },
+};
+
+static int cli_attach_parse_arguments(struct arguments *arguments, int argc, char **argv)
 {
 	struct attach_options *attach = &arguments->attach;
-	const struct cli_option options[] = {
-		{ "ublk", .flag = &arguments->ublk },
-		{ "nbd", .flag = &arguments->nbd },
-		{ "fuse", .path = &attach->file },
-		{ "force", .flag = &attach->cover },
-		{ "device", .take = take_device },
-		{ "read-only", .flag = &attach->read_only },
-		{ "connections", .count = &attach->connections, .min = 1, .max = CONNECTIONS_MAX },
-		{ "queues", .count = &attach->queues, .min = 1, .max = CONNECTIONS_MAX },
-		{ "connect-timeout", .time_ns = &attach->connect_timeout_ns },
-		{ "request-timeout", .time_ns = &attach->request_timeout_ns },
-		{ "slow-timeout", .time_ns = &attach->slow_timeout_ns },
-		{ "reconnect-timeout", .time_ns = &attach->reconnect_timeout_ns },
-		{ "tls-records", .take = take_records },
-		{ "foreground", .flag = &attach->foreground },
-		{ "list", .flag = &arguments->list },
-		{ "json", .flag = &arguments->json },
-		{ "timings", .flag = &arguments->measure },
-	};
-	const struct cli_command command = { name, help, options, ARRAY_COUNT(options), arguments };
+	const struct cli_command command = { .name = name,
+		.usage = help,
+		.notes = notes,
+		CLI_FIELDS(fields),
+		.arguments = arguments };
 	int status;
 
 	attach_options_init(attach);
@@ -263,7 +252,7 @@ int cmd_attach(int argc, char **argv)
 		return attach_flush(argv[2]);
 	}
 	timings_begin(&arguments.timings);
-	status = parse_arguments(&arguments, argc, argv);
+	status = cli_attach_parse_arguments(&arguments, argc, argv);
 	if (status != CLI_GO_ON) {
 		return status;
 	}

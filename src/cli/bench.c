@@ -41,27 +41,9 @@ static const char usage_text[] =
 	"  URI               nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH,\n"
 	"                    gmb+unix:///EXPORT?socket=PATH or gmb://HOST[:PORT]/EXPORT;\n"
 	"                    with TLS nbds or nbds+unix (see gmblock(1))\n"
-	"  --rw PATTERN      read, write, randread, randwrite, rw or randrw (default randread)\n"
-	"  --read-percent N  percentage of reads with rw and randrw (default 50)\n"
-	"  --bs SIZE         request size (default 4K)\n"
-	"  --depth N         requests in flight per connection (default 64)\n"
-	"  --connections N   connections (default 1); auto: chosen by the library\n"
-	"  --threads N       threads that share the connections (default 1)\n"
-	"  --seconds T       duration, in seconds or with a unit (default 10)\n"
-	"  --warmup T        time before that, which is not counted (default 0)\n"
-	"  --requests N      stop after N requests\n"
-	"  --rate RATE       send so much a second, whatever the server does:\n"
-	"                    bytes, such as 100M, or requests=N (default: as much as possible)\n"
-	"  --once            use no block twice, and stop after the last one\n"
-	"  --offset SIZE     start of the range (default 0)\n"
-	"  --size SIZE       length of the range (default: up to the end)\n"
-	"  --seed N          seed of random offsets and contents (default: random)\n"
-	"  --fua             make each write durable before it completes\n"
-	"  --force           also overwrite an export that has contents\n"
-	"  --timeout TIME    give up on a server that is silent this long (default 30s)\n"
-	"  --plot FILE       draw the latencies as SVG\n"
-	"  --json            print JSON\n"
-	"  -h, --help        print this help\n"
+	"\n";
+
+static const char notes[] =
 	"\n"
 	"Examples:\n"
 	"  gmblock bench nbd://storage/data\n"
@@ -70,7 +52,7 @@ static const char usage_text[] =
 
 /* --- values -------------------------------------------------------------------------------- */
 
-static int take_pattern(void *context, const char *name, const char *text)
+static int take_pattern(void *context, const char *text, struct error *error)
 {
 	static const struct {
 		const char *name;
@@ -92,59 +74,55 @@ static int take_pattern(void *context, const char *name, const char *text)
 			arguments->work.rw = patterns[i].name;
 			arguments->work.random = patterns[i].random;
 			arguments->work.read_percent = patterns[i].read_percent;
-			return CLI_GO_ON;
+			return 0;
 		}
 	}
-	return cli_usage_error("bench",
-		"--%s: unknown pattern '%s'; the patterns are read, write, randread, randwrite, rw "
+	return error_set(error, -EINVAL,
+		"unknown pattern '%s'; the patterns are read, write, randread, randwrite, rw "
 		"and randrw",
-		name, log_escape(quoted, sizeof(quoted), text, strlen(text)));
+		log_escape(quoted, sizeof(quoted), text, strlen(text)));
 }
 
-static int take_connections(void *context, const char *name, const char *text)
+static int take_connections(void *context, const char *text, struct error *error)
 {
 	struct bench_arguments *arguments = context;
 	uint32_t *connections = &arguments->work.connections;
-	struct error error;
 
 	arguments->connections_set = true;
 	if (strcmp(text, "auto") == 0) {
 		*connections = 0;
-	} else if (units_parse_count(text, 1, BENCH_CONNECTIONS_MAX, connections, &error) != 0) {
-		return cli_usage_error("bench", "--%s: %s", name, error.text);
+		return 0;
 	}
-	return CLI_GO_ON;
+	return units_parse_count(text, 1, BENCH_CONNECTIONS_MAX, connections, error);
 }
 
-static int take_seconds(const char *name, const char *text, bool zero_allowed, uint64_t *ns)
+static int take_seconds(const char *text, bool zero_allowed, uint64_t *ns, struct error *error)
 {
-	struct error error;
+	int rc = units_parse_seconds(text, ns, error);
 
-	if (units_parse_seconds(text, ns, &error) != 0) {
-		return cli_usage_error("bench", "--%s: %s", name, error.text);
-	}
-	if (*ns > SECONDS_MAX * NS_PER_S || (*ns < NS_PER_US && !(zero_allowed && *ns == 0))) {
-		return cli_usage_error("bench", "--%s: from 0.000001 to %llu seconds", name,
+	if (rc == 0 && (*ns > SECONDS_MAX * NS_PER_S ||
+			       (*ns < NS_PER_US && !(zero_allowed && *ns == 0)))) {
+		rc = error_set(error, -ERANGE, "from 0.000001 to %llu seconds",
 			(unsigned long long)SECONDS_MAX);
 	}
-	return CLI_GO_ON;
+	return rc;
 }
 
-static int take_duration(void *context, const char *name, const char *text)
+static int take_duration(void *context, const char *text, struct error *error)
 {
 	struct bench_arguments *arguments = context;
 
-	return take_seconds(name, text, false, &arguments->work.duration_ns);
+	return take_seconds(text, false, &arguments->work.duration_ns, error);
 }
 
-static int take_warmup(void *context, const char *name, const char *text)
+static int take_warmup(void *context, const char *text, struct error *error)
 {
 	struct bench_arguments *arguments = context;
 
-	return take_seconds(name, text, true, &arguments->work.warmup_ns);
+	return take_seconds(text, true, &arguments->work.warmup_ns, error);
 }
 
-static int take_number(const char *name, const char *text, uint64_t *number)
+static int take_number(const char *text, uint64_t *number, struct error *error)
 {
 	char quoted[QUOTE_BYTES];
 	char *end;
@@ -153,52 +131,50 @@ static int take_number(const char *name, const char *text, uint64_t *number)
 	*number = strtoull(text, &end, 10);
 	if (text[0] == '\0' || strspn(text, "0123456789") != strlen(text) || errno != 0 ||
 		*number > INT64_MAX) {
-		return cli_usage_error("bench", "--%s: '%s' is not a number from 0 to 2^63 - 1",
-			name, log_escape(quoted, sizeof(quoted), text, strlen(text)));
+		return error_set(error, -EINVAL, "'%s' is not a number from 0 to 2^63 - 1",
+			log_escape(quoted, sizeof(quoted), text, strlen(text)));
 	}
-	return CLI_GO_ON;
+	return 0;
 }
 
-static int take_seed(void *context, const char *name, const char *text)
+static int take_seed(void *context, const char *text, struct error *error)
 {
 	struct bench_arguments *arguments = context;
 
-	return take_number(name, text, &arguments->work.seed);
+	return take_number(text, &arguments->work.seed, error);
 }
 
-static int take_requests(void *context, const char *name, const char *text)
+static int take_requests(void *context, const char *text, struct error *error)
 {
 	struct bench_arguments *arguments = context;
-	int status = take_number(name, text, &arguments->work.requests_max);
+	int rc = take_number(text, &arguments->work.requests_max, error);
 
-	if (status == CLI_GO_ON && arguments->work.requests_max == 0) {
-		return cli_usage_error("bench", "--%s: at least 1", name);
-	}
-	return status;
+	return rc == 0 && arguments->work.requests_max == 0
+		       ? error_set(error, -ERANGE, "at least 1")
+		       : rc;
 }
 
 /* "100M" or "requests=5000" */
-static int take_rate(void *context, const char *name, const char *text)
+static int take_rate(void *context, const char *text, struct error *error)
 {
 	static const char prefix[] = "requests=";
 	struct bench_arguments *arguments = context;
 	struct bench_work *work = &arguments->work;
-	struct error error;
 	uint32_t requests = 0;
 	int err;
 
 	work->rate_bytes = 0;
 	if (strncmp(text, prefix, sizeof(prefix) - 1) == 0) {
 		err = units_parse_count(
-			text + sizeof(prefix) - 1, 1, REQUESTS_PER_S_MAX, &requests, &error);
+			text + sizeof(prefix) - 1, 1, REQUESTS_PER_S_MAX, &requests, error);
 	} else {
-		err = units_parse_bytes(text, &work->rate_bytes, &error);
+		err = units_parse_bytes(text, &work->rate_bytes, error);
 		if (err == 0 && (work->rate_bytes == 0 || work->rate_bytes > RATE_BYTES_MAX)) {
-			err = error_set(&error, -EINVAL, "from 1 byte to 1T a second");
+			err = error_set(error, -EINVAL, "from 1 byte to 1T a second");
 		}
 	}
 	work->rate_requests = requests;
-	return err == 0 ? CLI_GO_ON : cli_usage_error("bench", "--%s: %s", name, error.text);
+	return err;
 }
 
 /* --- the command line ---------------------------------------------------------------------- */
@@ -219,7 +195,7 @@ static int buffers_check(const struct bench_work *work)
 }
 
 /* What only makes sense together. */
-static int arguments_check(struct bench_arguments *arguments)
+static int bench_arguments_check(struct bench_arguments *arguments)
 {
 	struct bench_work *work = &arguments->work;
 	char most[UNITS_TEXT_BYTES];
@@ -252,43 +228,65 @@ static int arguments_check(struct bench_arguments *arguments)
 	return buffers_check(work);
 }
 
-static int arguments_parse(int argc, char **argv, struct bench_arguments *arguments)
+#define AT(member) FIELD_IN(struct bench_arguments, member)
+
+static const struct field fields[] = {
+	{ "rw", "PATTERN", "read, write, randread, randwrite, rw or randrw (default randread)",
+		.set = take_pattern },
+	{ "read-percent", "N", "percentage of reads with rw and randrw (default 50)",
+		.type = FIELD_COUNT, .max = 100, AT(read_percent) },
+	{ "bs", "SIZE", "request size (default 4K)", .type = FIELD_BYTES, .min = 1,
+		AT(block_bytes) },
+	{ "depth", "N", "requests in flight per connection (default 64)", .type = FIELD_COUNT,
+		.min = 1, .max = BENCH_DEPTH_MAX, AT(work.depth) },
+	{ "connections", "N", "connections (default 1); auto: chosen by the library",
+		.set = take_connections },
+	{ "threads", "N", "threads that share the connections (default 1)", .type = FIELD_COUNT,
+		.min = 1, .max = BENCH_THREADS_MAX, AT(work.threads) },
+	{ "seconds", "T", "duration, in seconds or with a unit (default 10)",
+		.set = take_duration },
+	{ "warmup", "T", "time before that, which is not counted (default 0)", .set = take_warmup },
+	{ "requests", "N", "stop after N requests", .set = take_requests },
+	{ "rate", "RATE",
+		"send so much a second, whatever the server does: bytes, such as 100M, or "
+		"requests=N (default: as much as possible)",
+		.set = take_rate },
+	{ "once", NULL, "use no block twice, and stop after the last one", .type = FIELD_FLAG,
+		AT(work.once) },
+	{ "offset", "SIZE", "start of the range (default 0)", .type = FIELD_BYTES,
+		AT(work.offset) },
+	{ "size", "SIZE", "length of the range (default: up to the end)", .type = FIELD_BYTES,
+		.min = 1, AT(work.size) },
+	{ "seed", "N", "seed of random offsets and contents (default: random)", .set = take_seed },
+	{ "fua", NULL, "make each write durable before it completes", .type = FIELD_FLAG,
+		AT(work.fua) },
+	{ "force", NULL, "also overwrite an export that has contents", .type = FIELD_FLAG,
+		AT(work.force) },
+	{ "timeout", "TIME", "give up on a server that is silent this long (default 30s)",
+		.type = FIELD_TIME, .min = 1, AT(work.timeout_ns) },
+	{ "plot", "FILE", "draw the latencies as SVG", .type = FIELD_ARGUMENT, AT(plot_path) },
+	{ "json", NULL, "print JSON", .type = FIELD_FLAG, AT(json) },
+};
+
+static int bench_arguments_parse(int argc, char **argv, struct bench_arguments *arguments)
 {
 	struct bench_work *work = &arguments->work;
-	const struct cli_option options[] = {
-		{ "rw", .take = take_pattern },
-		{ "read-percent", .count = &arguments->read_percent, .max = 100 },
-		{ "bs", .bytes = &arguments->block_bytes, .min = 1 },
-		{ "depth", .count = &work->depth, .min = 1, .max = BENCH_DEPTH_MAX },
-		{ "connections", .take = take_connections },
-		{ "threads", .count = &work->threads, .min = 1, .max = BENCH_THREADS_MAX },
-		{ "seconds", .take = take_duration },
-		{ "warmup", .take = take_warmup },
-		{ "requests", .take = take_requests },
-		{ "rate", .take = take_rate },
-		{ "once", .flag = &work->once },
-		{ "offset", .bytes = &work->offset },
-		{ "size", .bytes = &work->size, .min = 1 },
-		{ "seed", .take = take_seed },
-		{ "fua", .flag = &work->fua },
-		{ "force", .flag = &work->force },
-		{ "timeout", .time_ns = &work->timeout_ns },
-		{ "plot", .path = &arguments->plot_path },
-		{ "json", .flag = &arguments->json },
-	};
-	const struct cli_command command = { "bench", usage_text, options, ARRAY_COUNT(options),
-		arguments };
+	const struct cli_command command = { .name = "bench",
+		.usage = usage_text,
+		.notes = notes,
+		CLI_FIELDS(fields),
+		.arguments = arguments };
 	int status = cli_parse(&command, argc, argv);
 
 	if (status == CLI_GO_ON) {
 		status = cli_operand("bench", "URI", argc, argv, &work->uri);
 	}
-	return status == CLI_GO_ON ? arguments_check(arguments) : status;
+	return status == CLI_GO_ON ? bench_arguments_check(arguments) : status;
 }
 
 /* --- the drawing --------------------------------------------------------------------------- */
 
-static int draw_plot(FILE *out, const void *context, struct error *error)
+static int bench_draw_plot(FILE *out, const void *context, struct error *error)
 {
 	return bench_plot_write(out, context, error);
 }
@@ -310,7 +308,7 @@ static int plot_write(
 			plot.series_count++;
 		}
 	}
-	return svg_file_write(&arguments->plot, draw_plot, &plot, error);
+	return svg_file_write(&arguments->plot, bench_draw_plot, &plot, error);
 }
 
 /* --- the command --------------------------------------------------------------------------- */
@@ -364,7 +362,7 @@ int cmd_bench(int argc, char **argv)
 	struct bench_result *result;
 	struct export_uri uri;
 	struct error error;
-	int status = arguments_parse(argc, argv, &arguments);
+	int status = bench_arguments_parse(argc, argv, &arguments);
 
 	if (status == CLI_GO_ON) {
 		status = cli_uri("bench", arguments.work.uri, &uri);

@@ -14,13 +14,9 @@ static const char help[] =
 	"Reads a file of a format of gmblock, an overlay or a flash store, and says what is in\n"
 	"it and whether something is wrong. Without --rebuild and --accept-loss nothing is\n"
 	"changed.\n"
-	"\n"
-	"  --base PATH    where the base of the overlay is now (default: where it was)\n"
-	"  --rebuild      repair the map of a flash store from its log before the check\n"
-	"  --accept-loss  let the log of a flash store end where it is damaged, and lose\n"
-	"                 flushed changes behind that, before the check\n"
-	"  --json         print JSON\n"
-	"  -h, --help     print this help\n"
+	"\n";
+
+static const char notes[] =
 	"\n"
 	"Exit status: 0 nothing is wrong, 1 something is, or it cannot be read, 2 usage error.\n"
 	"\n"
@@ -29,20 +25,36 @@ static const char help[] =
 	"  gmblock check --base=/srv/golden.img vm1.overlay\n"
 	"  gmblock check --rebuild disk1.flash\n";
 
+struct check_arguments {
+	const char *base;
+	bool json;
+	bool rebuilds;
+	bool accepts_loss;
+};
+
+#define AT(member) FIELD_IN(struct check_arguments, member)
+
+static const struct field fields[] = {
+	{ "base", "PATH", "where the base of the overlay is now (default: where it was)",
+		.type = FIELD_ARGUMENT, AT(base) },
+	{ "rebuild", NULL, "repair the map of a flash store from its log before the check",
+		.type = FIELD_FLAG, AT(rebuilds) },
+	{ "accept-loss", NULL,
+		"let the log of a flash store end where it is damaged, and lose flushed changes "
+		"behind that, before the check",
+		.type = FIELD_FLAG, AT(accepts_loss) },
+	{ "json", NULL, "print JSON", .type = FIELD_FLAG, AT(json) },
+};
+
 int cmd_check(int argc, char **argv)
 {
-	const char *base = NULL;
-	bool json = false;
-	bool rebuilds = false;
-	bool accepts_loss = false;
+	struct check_arguments arguments = { 0 };
 	uint32_t repairs;
-	const struct cli_option options[] = {
-		{ "base", .path = &base },
-		{ "rebuild", .flag = &rebuilds },
-		{ "accept-loss", .flag = &accepts_loss },
-		{ "json", .flag = &json },
-	};
-	const struct cli_command command = { name, help, options, ARRAY_COUNT(options), NULL };
+	const struct cli_command command = { .name = name,
+		.usage = help,
+		.notes = notes,
+		CLI_FIELDS(fields),
+		.arguments = &arguments };
 	const char *path = NULL;
 	struct error error;
 	json_t *found;
@@ -59,16 +71,17 @@ int cmd_check(int argc, char **argv)
 	if (path == NULL) {
 		return cli_usage_error(name, "give the FILE to check");
 	}
-	repairs = (rebuilds ? STORE_REPAIR_MAP : 0U) | (accepts_loss ? STORE_REPAIR_LOSS : 0U);
+	repairs = (arguments.rebuilds ? STORE_REPAIR_MAP : 0U) |
+		  (arguments.accepts_loss ? STORE_REPAIR_LOSS : 0U);
 	if (repairs != 0 && check_repair(path, repairs, &error) < 0) {
 		return cli_failure(name, &error);
 	}
-	found = check_file(path, base, &error);
+	found = check_file(path, arguments.base, &error);
 	if (found == NULL) {
 		return cli_failure(name, &error);
 	}
 	is_faulty = json_array_size(json_object_get(found, "faults")) > 0;
-	if (json) {
+	if (arguments.json) {
 		rc = print_json(found, &error);
 	} else {
 		check_print(found, NAME_COLUMNS);

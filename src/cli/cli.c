@@ -194,67 +194,21 @@ static const char *meant(
 	return near_text(&near, "--", out);
 }
 
-/* The rest of the line that describes the option, behind its name; NULL: there is none. */
-static const char *help_line(const char *usage, const char *name)
-{
-	size_t len = strlen(name);
-
-	for (const char *line = usage; line != NULL; line = strchr(line, '\n')) {
-		line += line[0] == '\n';
-		if (line[0] != ' ') {
-			continue;
-		}
-		line += strspn(line, " ");
-		if (line[0] == '-' && line[1] != '-' && line[2] == ',') {
-			line += 4; /* "-x, " */
-		}
-		if (strncmp(line, "--", 2) == 0 && strncmp(line + 2, name, len) == 0 &&
-			strchr(" =[\n", line[2 + len]) != NULL) {
-			return line + 2 + len;
-		}
-	}
-	return NULL;
-}
-
-void cli_help_of(const char *usage, const char *name, struct cli_help *help)
-{
-	const char *rest = help_line(usage, name);
-	size_t len;
-
-	*help = (struct cli_help){ 0 };
-	if (rest == NULL) {
-		return;
-	}
-	/* "--name VALUE  text", "--name=VALUE  text", "--name[=VALUE] text" or "--name  text" */
-	rest += rest[0] == '[';
-	if (rest[0] != '\n' && rest[1] != ' ') {
-		rest++;
-		len = strcspn(rest, " []\n");
-		snprintf(help->value, sizeof(help->value), "%.*s", (int)len, rest);
-		rest += strcspn(rest, " \n");
-	}
-	rest += strspn(rest, " \n");
-	snprintf(help->text, sizeof(help->text), "%.*s", (int)strcspn(rest, "\n"), rest);
-}
-
 /* An option without its value; optopt is its code. */
 static int value_missing(
 	const struct cli_command *command, const char *shown, const struct option *table)
 {
-	struct cli_help help = { 0 };
-	const char *name = "";
+	char form[FIELD_FORM_BYTES];
+	size_t idx = 0;
 
-	for (size_t i = 0; table[i].name != NULL; i++) {
-		if (table[i].val == optopt) {
-			name = table[i].name;
-			cli_help_of(command->usage, name, &help);
-		}
+	while (table[idx].val != optopt) {
+		idx++;
 	}
-	if (help.value[0] == '\0') {
+	if (idx >= command->field_count) {
 		return cli_usage_error(command->name, "the option %s needs a value", shown);
 	}
-	return cli_usage_error(
-		command->name, "the option %s needs a value: --%s %s", shown, name, help.value);
+	return cli_usage_error(command->name, "the option %s needs a value: --%s %s", shown,
+		table[idx].name, field_form(&command->fields[idx], form));
 }
 
 /* What getopt_long() returned: '?' (unknown or ambiguous) or ':' (value missing). */
@@ -292,50 +246,19 @@ static int option_error(
 		command, "unknown option %s%s", shown, meant(word, argv, table, near));
 }
 
-static int take_value(const struct cli_option *option, const char *text, struct error *error)
-{
-	char least[UNITS_TEXT_BYTES];
-	int err = 0;
-
-	if (option->flag != NULL) {
-		*option->flag = true;
-	} else if (option->text != NULL) {
-		*option->text = text;
-	} else if (option->path != NULL) {
-		*option->path = text;
-		if (text[0] == '\0') {
-			err = error_set(error, -EINVAL, "the path is empty");
-		}
-	} else if (option->count != NULL) {
-		err = units_parse_count(text, option->min, option->max, option->count, error);
-	} else if (option->bytes != NULL) {
-		err = units_parse_bytes(text, option->bytes, error);
-		if (err == 0 && *option->bytes < option->min) {
-			err = option->min == 1 ? error_set(error, -ERANGE, "it must not be 0")
-					       : error_set(error, -ERANGE, "it must be at least %s",
-							 units_format_bytes(least, option->min));
-		}
-	} else {
-		GMB_ASSERT(option->time_ns != NULL);
-		err = units_parse_time(text, option->time_ns, error);
-		if (err == 0 && *option->time_ns == 0) {
-			err = error_set(error, -ERANGE, "it must not be 0");
-		}
-	}
-	return err;
-}
-
-static int take(const struct cli_command *command, const struct cli_option *option)
+static int cli_set(const struct cli_command *command, const struct field *field)
 {
 	struct error error;
+	int rc = command->set != NULL ? command->set(command->arguments, field, optarg, &error)
+				      : field_set(field, command->arguments, optarg, &error);
 
-	if (option->take != NULL) {
-		return option->take(command->arguments, option->name, optarg);
+	if (rc == 0) {
+		return CLI_GO_ON;
 	}
-	if (take_value(option, optarg, &error) != 0) {
-		return cli_usage_error(command->name, "--%s: %s", option->name, error.text);
+	if (command->set == NULL) {
+		error_prefix(&error, "--%s", field->key);
 	}
-	return CLI_GO_ON;
+	return cli_usage_error(command->name, "%s", error.text);
 }
 
 static int take_log_level(const struct cli_command *command, const char *level)
@@ -355,25 +278,21 @@ static int take_log_level(const struct cli_command *command, const char *level)
 static int table_make(const struct cli_command *command, struct option table[OPTIONS_MAX + 3],
 	char letters[2 * OPTIONS_MAX + 3])
 {
-	static const int has_arguments[] = {
-		[CLI_VALUE] = required_argument,
-		[CLI_VALUE_OPTIONAL] = optional_argument,
-		[CLI_NO_VALUE] = no_argument,
-	};
-	size_t count = command->option_count;
+	size_t count = 0;
 
-	GMB_ASSERT(count <= OPTIONS_MAX);
 	*letters++ = ':'; /* so that a missing value is told apart */
-	for (size_t i = 0; i < count; i++) {
-		const struct cli_option *option = &command->options[i];
-		int has_argument =
-			option->flag != NULL ? no_argument : has_arguments[option->value];
+	for (; count < command->field_count; count++) {
+		const struct field *field = &command->fields[count];
+		bool has_value = field->form != NULL || field->words != NULL;
+		int has_argument = (field->flags & FIELD_BARE) != 0 ? optional_argument
+				   : has_value			    ? required_argument
+								    : no_argument;
 
-		table[i] = (struct option){ option->name, has_argument, NULL,
-			option->letter != 0 ? option->letter : OPTION_FIRST + (int)i };
-		GMB_ASSERT(option->letter != 'h');
-		if (option->letter != 0) {
-			*letters++ = option->letter;
+		GMB_ASSERT(count < OPTIONS_MAX && field->letter != 'h');
+		table[count] = (struct option){ field->key, has_argument, NULL,
+			field->letter != 0 ? field->letter : OPTION_FIRST + (int)count };
+		if (field->letter != 0) {
+			*letters++ = field->letter;
 			*letters++ = ':';
 		}
 	}
@@ -397,6 +316,34 @@ void cli_watch(cli_see *see, void *context)
 	watcher.context = context;
 }
 
+static int print_help(const struct cli_command *command)
+{
+	const struct field *field = command->fields;
+	size_t count = command->notes != NULL ? command->field_count : 0;
+
+	fputs(command->usage, stdout);
+	for (; field < command->fields + count; field++) {
+		if (field->heading != NULL) {
+			printf("\n%s\n", field->heading);
+		}
+		field_help_option(stdout, field);
+	}
+	if (command->keys != NULL) {
+		printf("\nKeys%s%s:\n", command->keys_option != NULL ? " of --" : "",
+			command->keys_option != NULL ? command->keys_option : "");
+	}
+	for (uint32_t i = 0; command->keys != NULL && (field = command->keys(i)) != NULL; i++) {
+		field_help_key(stdout, field);
+	}
+	if (command->notes != NULL) {
+		fputs(command->keys != NULL ? "\n" : "", stdout);
+		field_help_line(stdout, "      --log-level LEVEL",
+			"messages to print: error, warning, info (default) or debug");
+		field_help_line(stdout, "  -h, --help", "print this help");
+	}
+	return cli_print(command->notes != NULL ? command->notes : "");
+}
+
 int cli_parse(const struct cli_command *command, int argc, char **argv)
 {
 	struct option table[OPTIONS_MAX + 3];
@@ -416,7 +363,7 @@ int cli_parse(const struct cli_command *command, int argc, char **argv)
 		if (code == '?' || code == ':') {
 			status = option_error(command, code, argv, table);
 		} else if (code == help || code == 'h') {
-			status = cli_print(command->usage);
+			status = print_help(command);
 		} else if (code == help + 1) {
 			status = take_log_level(command, optarg);
 		} else {
@@ -425,7 +372,7 @@ int cli_parse(const struct cli_command *command, int argc, char **argv)
 			while (table[i].val != code) {
 				i++;
 			}
-			status = take(command, &command->options[i]);
+			status = cli_set(command, &command->fields[i]);
 		}
 	}
 	return status;

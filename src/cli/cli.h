@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/export_uri.h"
+#include "base/schema.h"
 
 enum {
 	CLI_GO_ON = -1, /* no exit status: nothing is wrong so far */
@@ -20,49 +21,44 @@ enum {
 	CLI_USAGE = 2,
 };
 
-/* Takes the value of the option --name into the command's arguments (text: NULL where there is
- * none). Returns CLI_GO_ON or an exit status. */
-typedef int cli_take(void *arguments, const char *name, const char *text);
-
-enum cli_value { CLI_VALUE, CLI_VALUE_OPTIONAL, CLI_NO_VALUE };
-
-/* One option of a command, and where its value goes: exactly one of the pointers is set. */
-struct cli_option {
-	const char *name;     /* without the dashes */
-	char letter;	      /* its short form, which has a value too; not h; or 0 */
-	bool *flag;	      /* has no value: becomes true */
-	const char **text;    /* any value */
-	const char **path;    /* of a file: any value but an empty one */
-	uint32_t *count;      /* a number from min to max */
-	uint64_t *bytes;      /* a size of at least min */
-	uint64_t *time_ns;    /* a time longer than nothing */
-	cli_take *take;	      /* what the command makes of it */
-	enum cli_value value; /* with take */
-	uint32_t min;
-	uint32_t max;
-};
-
-/* A command's name and its options, beside those of every command: -h and --help, which print
- * usage, and --log-level. */
+/* A command's name and its options, beside those of every command: -h and --help, which print the
+ * help text, and --log-level. */
 struct cli_command {
 	const char *name;
-	const char *usage;
-	const struct cli_option *options;
-	size_t option_count;
-	void *arguments; /* for take */
+	const char *usage;	    /* what stands before the options in the help text */
+	const char *notes;	    /* what stands behind them; NULL: usage is the whole text */
+	const struct field *fields; /* an option each */
+	size_t field_count;
+	void *arguments; /* in which they are set */
+	/* Optional: sets a field, in place of field_set(). Its sentence names the option. */
+	int (*set)(
+		void *arguments, const struct field *field, const char *text, struct error *error);
+	const char *const *actions; /* optional: of which the first operand is one; NULL behind */
+	/* Optional: the keys that the option keys_option has in its value, or that are operands
+	 * (NULL). */
+	field_at *keys;
+	const char *keys_option;
 };
+
+/* For a command's table, and for its field "server". */
+#define CLI_FIELDS(table) .fields = (table), .field_count = ARRAY_COUNT(table)
+#define CLI_SERVER_HELP                                                                            \
+	"one of its URIs, its control socket, or its process id; optional if there is only one "   \
+	"server"
+#define CLI_SERVER(object)                                                                         \
+	{                                                                                          \
+		"server", "SERVER", CLI_SERVER_HELP, .type = FIELD_ARGUMENT,                       \
+						     FIELD_IN(object, server)                      \
+	}
+#define CLI_SERVER_OR_OPERAND(object)                                                              \
+	{                                                                                          \
+		"server", "SERVER", CLI_SERVER_HELP "; SERVER alone as the last word is the same", \
+			.type = FIELD_ARGUMENT, FIELD_IN(object, server)                           \
+	}
 
 /* Parses the options. CLI_GO_ON: optind is the index of the first operand. Otherwise an exit
  * status, also after -h or --help. */
 GMB_MUST_CHECK int cli_parse(const struct cli_command *command, int argc, char **argv);
-
-/* What the help text says of an option: how its value is written, "" for none, and the first line
- * of what it is for. Both are "" where the text does not have the option. */
-struct cli_help {
-	char value[80];
-	char text[80];
-};
-void cli_help_of(const char *usage, const char *name, struct cli_help *help);
 
 /* From now on cli_parse() shows a command to see() and returns CLI_OK, in place of parsing; NULL:
  * no more. */
@@ -109,20 +105,6 @@ int cli_completion(const char *shell, const struct cli_subcommand *commands, siz
 
 /* Each parses its arguments (argv[0] is its name), calls the floors below and prints. Returns the
  * exit status: 0 success, 1 failure, 2 wrong usage; the message is on standard error already. */
-/* The part of its usage that the lab's command of the same name shows as well. */
-#define CLI_TRACE_REQUEST_USAGE                                                                    \
-	"waits for requests to a server on this machine, and shows where the time of\n"            \
-	"each went.\n"                                                                             \
-	"\n"                                                                                       \
-	"  --count N          number of requests (default 1)\n"                                    \
-	"  --min-size SIZE    only requests of at least this size\n"                               \
-	"  --operation OP     only read, write, flush, trim, zero, cache or extents;\n"            \
-	"                     repeat for more\n"                                                   \
-	"  --export NAME      only requests for this export; \"\" is the default\n"                \
-	"  --timeout TIME     stop waiting after this time\n"                                      \
-	"  --server SERVER    one of its URIs, its control socket, or its process id;\n"           \
-	"                     optional if there is only one server; SERVER alone as the last\n"    \
-	"                     word is the same\n"
 
 /* Prints the lines that a server has answered with after a change; none: what to print if there are
  * none, or NULL. -ETIMEDOUT and the server's sentence when the change holds, but something of it

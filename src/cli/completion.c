@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Completion scripts for shells, from the tables of options: each command is run once with
- * cli_watch(), which shows its table instead of parsing. What an option takes, and what it is for,
- * is read from the command's help text.
+ * cli_watch(), which shows its table instead of parsing.
  */
 #include <stdio.h>
 #include <string.h>
@@ -12,7 +11,7 @@
 
 enum shell { SHELL_BASH, SHELL_ZSH, SHELL_FISH, SHELL_COUNT };
 
-enum { LINE_BYTES = 400, WORDS_BYTES = 120 };
+enum { LINE_BYTES = 400, SUMMARY_BYTES = 64 };
 
 /* What is written after an option, or as an operand. */
 enum kind { KIND_NONE, KIND_ANYTHING, KIND_FILE, KIND_WORDS };
@@ -25,23 +24,24 @@ struct writer {
 /* --- what is known of an option -------------------------------------------------------------- */
 
 /* Words with bars between are a choice; names of places are files; the rest is anybody's guess. */
-static enum kind kind_of(const char *value)
+static enum kind completion_kind_of(const struct field *field)
 {
-	static const char *const files[] = { "FILE", "PATH", "DIR" };
+	char form[FIELD_FORM_BYTES];
 
-	if (value[0] == '\0') {
+	field_form(field, form);
+	if (form[0] == '\0') {
 		return KIND_NONE;
 	}
-	for (size_t i = 0; i < ARRAY_COUNT(files); i++) {
-		if (strcmp(value, files[i]) == 0) {
-			return KIND_FILE;
-		}
+	if (field_is_path(field)) {
+		return KIND_FILE;
 	}
-	if (strchr(value, '|') != NULL &&
-		strspn(value, "abcdefghijklmnopqrstuvwxyz|-") == strlen(value)) {
-		return KIND_WORDS;
-	}
-	return KIND_ANYTHING;
+	return strspn(form, "abcdefghijklmnopqrstuvwxyz|-") == strlen(form) ? KIND_WORDS
+									    : KIND_ANYTHING;
+}
+
+static bool may_be_bare(const struct field *field)
+{
+	return (field->flags & FIELD_BARE) != 0;
 }
 
 /* Operands that can be files: "Usage: gmblock serve [OPTION]... [PATH]". */
@@ -55,9 +55,9 @@ static bool operands_are_files(const char *usage)
 }
 
 /* The words of a choice, with spaces between. */
-static const char *words_of(const char *value, char out[WORDS_BYTES])
+static const char *words_of(const struct field *field, char out[FIELD_FORM_BYTES])
 {
-	snprintf(out, WORDS_BYTES, "%s", value);
+	field_form(field, out);
 	for (char *bar = out; (bar = strchr(bar, '|')) != NULL;) {
 		*bar = ' ';
 	}
@@ -76,113 +76,132 @@ static void print_escaped(const char *text, const char *special)
 
 /* --- one option ------------------------------------------------------------------------------- */
 
-static void bash_option(const struct cli_option *option, const struct cli_help *help)
+static void bash_option(const struct field *field)
 {
-	char words[WORDS_BYTES];
+	enum kind kind = completion_kind_of(field);
+	char words[FIELD_FORM_BYTES];
 
-	if (kind_of(help->value) == KIND_NONE || option->value == CLI_VALUE_OPTIONAL) {
+	if (kind == KIND_NONE || may_be_bare(field)) {
 		return;
 	}
-	printf("\t\t--%s", option->name);
-	if (option->letter != 0) {
-		printf(" | -%c", option->letter);
+	printf("\t\t--%s", field->key);
+	if (field->letter != 0) {
+		printf(" | -%c", field->letter);
 	}
-	switch (kind_of(help->value)) {
-	case KIND_FILE:
-		printf(") kind=files ;;\n");
-		break;
-	case KIND_WORDS:
-		printf(") kind=words words=\"%s\" ;;\n", words_of(help->value, words));
-		break;
-	case KIND_NONE:
-	case KIND_ANYTHING:
-		printf(") kind=anything ;;\n");
-		break;
+	if (kind == KIND_WORDS) {
+		printf(") kind=words words=\"%s\" ;;\n", words_of(field, words));
+	} else {
+		printf(") kind=%s ;;\n", kind == KIND_FILE ? "files" : "anything");
 	}
 }
 
-static void zsh_option(const struct cli_option *option, const struct cli_help *help)
+static void zsh_option(const struct field *field)
 {
 	static const char special[] = "[]:\\";
-	bool has_value = kind_of(help->value) != KIND_NONE;
-	char words[WORDS_BYTES];
+	enum kind kind = completion_kind_of(field);
+	char text[FIELD_FORM_BYTES];
+	char summary[SUMMARY_BYTES];
 
-	for (int letter = 0; letter <= (option->letter != 0); letter++) {
+	field_summary(field, summary, sizeof(summary));
+	for (int letter = 0; letter <= (field->letter != 0); letter++) {
 		printf("\t\t\t$'*");
 		if (letter != 0) {
-			printf("-%c+[", option->letter);
+			printf("-%c+[", field->letter);
 		} else {
-			printf("--%s%s[", option->name,
-				!has_value			      ? ""
-				: option->value == CLI_VALUE_OPTIONAL ? "=-"
-								      : "=");
+			printf("--%s%s[", field->key,
+				kind == KIND_NONE    ? ""
+				: may_be_bare(field) ? "=-"
+						     : "=");
 		}
 		/* In $'...' quotes and backslashes are escaped once more. */
-		for (const char *c = help->text; *c != '\0'; c++) {
+		for (const char *c = summary; *c != '\0'; c++) {
 			printf("%s%s%c", strchr(special, *c) != NULL ? "\\\\" : "",
 				*c == '\'' || *c == '\\' ? "\\" : "", *c);
 		}
 		printf("]");
-		if (has_value) {
-			printf(":%s", option->value == CLI_VALUE_OPTIONAL ? ":" : "");
-			for (const char *c = help->value; *c != '\0'; c++) {
+		if (kind != KIND_NONE) {
+			printf(":%s", may_be_bare(field) ? ":" : "");
+			for (const char *c = field_form(field, text); *c != '\0'; c++) {
 				printf("%s%c", strchr(special, *c) != NULL ? "\\\\" : "", *c);
 			}
-			printf(":%s", kind_of(help->value) == KIND_FILE ? "_files" : "");
-			if (kind_of(help->value) == KIND_WORDS) {
-				printf("(%s)", words_of(help->value, words));
+			printf(":%s", kind == KIND_FILE ? "_files" : "");
+			if (kind == KIND_WORDS) {
+				printf("(%s)", words_of(field, text));
 			}
 		}
 		printf("' \\\n");
 	}
 }
 
-static void fish_option(
-	const char *command, const struct cli_option *option, const struct cli_help *help)
+static void fish_option(const char *command, const struct field *field)
 {
-	char words[WORDS_BYTES];
+	char words[FIELD_FORM_BYTES];
+	char summary[SUMMARY_BYTES];
 
 	printf("complete -c gmblock -n '__fish_seen_subcommand_from %s' -l %s", command,
-		option->name);
-	if (option->letter != 0) {
-		printf(" -s %c", option->letter);
+		field->key);
+	if (field->letter != 0) {
+		printf(" -s %c", field->letter);
 	}
-	switch (kind_of(help->value)) {
+	switch (completion_kind_of(field)) {
 	case KIND_NONE:
 		break;
 	case KIND_FILE:
 		printf(" -r -F");
 		break;
 	case KIND_WORDS:
-		printf(" -x -a '%s'", words_of(help->value, words));
+		printf(" -x -a '%s'", words_of(field, words));
 		break;
 	case KIND_ANYTHING:
-		printf("%s", option->value == CLI_VALUE_OPTIONAL ? "" : " -x");
+		printf("%s", may_be_bare(field) ? "" : " -x");
 		break;
 	}
 	printf(" -d '");
-	print_escaped(help->text, "'\\");
+	print_escaped(field_summary(field, summary, sizeof(summary)), "'\\");
 	printf("'\n");
 }
 
-static void write_option(
-	const struct writer *writer, const struct cli_option *option, const struct cli_help *help)
+static void write_option(const struct writer *writer, const struct field *field)
 {
 	switch (writer->shell) {
 	case SHELL_BASH:
-		bash_option(option, help);
+		bash_option(field);
 		break;
 	case SHELL_ZSH:
-		zsh_option(option, help);
+		zsh_option(field);
 		break;
 	case SHELL_FISH:
 	case SHELL_COUNT:
-		fish_option(writer->command, option, help);
+		fish_option(writer->command, field);
 		break;
 	}
 }
 
 /* --- one command ------------------------------------------------------------------------------ */
+
+/* What the operands are: keys, as "key=", with spaces between. */
+static void print_keys(const struct cli_command *command)
+{
+	const struct field *field;
+	char form[FIELD_FORM_BYTES];
+
+	for (uint32_t i = 0; command->keys != NULL && (field = command->keys(i)) != NULL; i++) {
+		printf("%s%s%s", i > 0 ? " " : "", field->key,
+			field_form(field, form)[0] != '\0' ? "=" : "");
+	}
+}
+
+static void print_actions(const struct cli_command *command)
+{
+	for (size_t i = 0; command->actions != NULL && command->actions[i] != NULL; i++) {
+		printf("%s ", command->actions[i]);
+	}
+}
+
+static bool has_keys(const struct cli_command *command)
+{
+	return command->keys != NULL && command->keys_option == NULL;
+}
 
 static void begin_command(const struct writer *writer, const struct cli_command *command)
 {
@@ -191,11 +210,23 @@ static void begin_command(const struct writer *writer, const struct cli_command 
 	switch (writer->shell) {
 	case SHELL_BASH:
 		printf("\t%s)\n\t\toptions=\"", command->name);
-		for (size_t i = 0; i < command->option_count; i++) {
-			printf("--%s ", command->options[i].name);
+		for (size_t i = 0; i < command->field_count; i++) {
+			printf("--%s ", command->fields[i].key);
 		}
-		printf("--log-level --help\"%s\n\t\tcase $before in\n",
-			files ? "\n\t\tkind=files" : "");
+		printf("--log-level --help\"%s\n", files ? "\n\t\tkind=files" : "");
+		if (command->actions != NULL) {
+			printf("\t\t[ \"$COMP_CWORD\" -ne 2 ] || kind=words words=\"");
+			print_actions(command);
+			printf("\"\n");
+		}
+		if (has_keys(command)) {
+			/* Behind set NAME, and add NAME PATH. */
+			printf("\t\t[[ ${COMP_WORDS[2]}$COMP_CWORD != @(set[4-9]|add[5-9]) ]] || "
+			       "kind=keys words=\"");
+			print_keys(command);
+			printf("\"\n");
+		}
+		printf("\t\tcase $before in\n");
 		break;
 	case SHELL_ZSH:
 		printf("\t%s)\n\t\t_arguments -s \\\n", command->name);
@@ -206,16 +237,29 @@ static void begin_command(const struct writer *writer, const struct cli_command 
 			printf("complete -c gmblock -n '__fish_seen_subcommand_from %s' -F\n",
 				command->name);
 		}
+		if (command->actions != NULL || has_keys(command)) {
+			printf("complete -c gmblock -n '__fish_seen_subcommand_from %s' -a '",
+				command->name);
+			print_actions(command);
+			print_keys(command);
+			printf("'\n");
+		}
 		break;
 	}
 }
 
-static void end_command(const struct writer *writer, const struct cli_command *command)
+static void completion_end_command(const struct writer *writer, const struct cli_command *command)
 {
 	bool files = operands_are_files(command->usage);
 
 	if (writer->shell == SHELL_BASH) {
 		printf("\t\tesac\n\t\t;;\n");
+	} else if (writer->shell == SHELL_ZSH && command->actions != NULL) {
+		printf("\t\t\t'1:action:(");
+		print_actions(command);
+		printf(")' \\\n\t\t\t'2:name:' '*:operand:(");
+		print_keys(command);
+		printf(")'\n\t\t;;\n");
 	} else if (writer->shell == SHELL_ZSH) {
 		printf("\t\t\t'*:operand:%s'\n\t\t;;\n", files ? "_files" : "");
 	}
@@ -224,32 +268,27 @@ static void end_command(const struct writer *writer, const struct cli_command *c
 /* Called with the table of each command. */
 static void write_command(const struct cli_command *command, void *context)
 {
-	static const struct cli_option common[] = {
-		{ "log-level", .value = CLI_VALUE },
-		{ "help", .value = CLI_NO_VALUE },
-	};
-	static const struct cli_help common_help[] = {
-		{ "error|warning|info|debug", "messages to print" },
-		{ "", "print this help" },
+	static const struct field common[] = {
+		{ "log-level", "error|warning|info|debug", "messages to print" },
+		{ "help", NULL, "print this help" },
 	};
 	struct writer *writer = context;
-	struct cli_help help;
 
 	writer->command = command->name;
 	begin_command(writer, command);
-	for (size_t i = 0; i < command->option_count; i++) {
-		cli_help_of(command->usage, command->options[i].name, &help);
-		write_option(writer, &command->options[i], &help);
+	for (size_t i = 0; i < command->field_count; i++) {
+		write_option(writer, &command->fields[i]);
 	}
 	for (size_t i = 0; i < ARRAY_COUNT(common); i++) {
-		write_option(writer, &common[i], &common_help[i]);
+		write_option(writer, &common[i]);
 	}
-	end_command(writer, command);
+	completion_end_command(writer, command);
 }
 
 /* --- the whole ------------------------------------------------------------------------------- */
 
-static void write_head(enum shell shell, const struct cli_subcommand *commands, size_t count)
+static void completion_write_head(
+	enum shell shell, const struct cli_subcommand *commands, size_t count)
 {
 	static const char *const heads[SHELL_COUNT] = {
 		[SHELL_BASH] =
@@ -309,7 +348,7 @@ static void write_middle(enum shell shell)
 	fputs(middles[shell], stdout);
 }
 
-static void write_end(enum shell shell)
+static void completion_write_end(enum shell shell)
 {
 	static const char *const ends[SHELL_COUNT] = {
 		[SHELL_BASH] = "\tesac\n"
@@ -319,6 +358,7 @@ static void write_end(enum shell shell)
 			       "\t\tkind=words words=$options\n"
 			       "\tfi\n"
 			       "\tcase $kind in\n"
+			       "\tkeys) compopt -o nospace ;&\n"
 			       "\twords) mapfile -t COMPREPLY < <(compgen -W \"$words\" -- "
 			       "\"$current\") ;;\n"
 			       "\tfiles)\n"
@@ -353,7 +393,7 @@ int cli_completion(const char *name, const struct cli_subcommand *commands, size
 				"Try 'gmblock --help'.\n");
 		return CLI_USAGE;
 	}
-	write_head(writer.shell, commands, count);
+	completion_write_head(writer.shell, commands, count);
 	write_middle(writer.shell);
 	cli_watch(write_command, &writer);
 	for (size_t i = 0; i < count && status == CLI_OK; i++) {
@@ -362,6 +402,6 @@ int cli_completion(const char *name, const struct cli_subcommand *commands, size
 		status = commands[i].run(1, arguments);
 	}
 	cli_watch(NULL, NULL);
-	write_end(writer.shell);
+	completion_write_end(writer.shell);
 	return status == CLI_OK ? cli_print("") : status;
 }

@@ -74,24 +74,9 @@ static const char usage_text[] =
 	"\n"
 	"Copies a disk. SOURCE and TARGET are each an NBD URI, a file, a block device, or - for\n"
 	"standard input or output. A target file is created or truncated.\n"
-	"\n"
-	"  --allocate             allocate every block of the target, also for zeroes\n"
-	"  --checkpoint SIZE      with --resume: flush and record after SIZE bytes (default 1G)\n"
-	"  --connections N        connections to each server (default: 4)\n"
-	"  --destination-is-zero  the target reads as zeroes: skip zeroes\n"
-	"  --direct               use direct I/O for files and devices\n"
-	"  --json                 print a summary as JSON\n"
-	"  --no-progress          do not show progress on a terminal\n"
-	"  --no-sparse            do not search data for zeroes\n"
-	"  --progress             show progress even without a terminal\n"
-	"  --rate BYTES           at most so many bytes a second\n"
-	"  --request-size SIZE    request size, a power of two (default 512K)\n"
-	"  --requests N           requests in flight (default: by latency, 6 to 128)\n"
-	"  --resume FILE          keep a journal in FILE, and continue from it\n"
-	"  --skip-errors MAPFILE  go on after read errors, and list them in MAPFILE\n"
-	"  --sparse SIZE          search for zeroes in blocks of SIZE (default 4K)\n"
-	"  --verify               read both sides again at the end and compare them\n"
-	"  -h, --help             print this help\n"
+	"\n";
+
+static const char notes[] =
 	"\n"
 	"Examples:\n"
 	"  gmblock copy nbd://storage/data backup.img\n"
@@ -101,36 +86,32 @@ static const char usage_text[] =
 /* --- the command line ---------------------------------------------------------------------- */
 
 static int take_power(
-	const char *name, const char *text, uint64_t min, uint64_t max, uint64_t *bytes)
+	const char *text, uint64_t min, uint64_t max, uint64_t *bytes, struct error *error)
 {
 	char low[UNITS_TEXT_BYTES];
 	char high[UNITS_TEXT_BYTES];
-	struct error error;
+	int rc = units_parse_bytes(text, bytes, error);
 
-	if (units_parse_bytes(text, bytes, &error) != 0) {
-		return cli_usage_error("copy", "--%s: %s", name, error.text);
-	}
-	if (!is_power_of_two(*bytes) || *bytes < min || *bytes > max) {
-		return cli_usage_error("copy", "--%s: it has to be a power of two from %s to %s",
-			name, units_format_bytes(low, min), units_format_bytes(high, max));
-	}
-	return CLI_GO_ON;
+	return rc == 0 && (!is_power_of_two(*bytes) || *bytes < min || *bytes > max)
+		       ? error_set(error, -ERANGE, "it has to be a power of two from %s to %s",
+				 units_format_bytes(low, min), units_format_bytes(high, max))
+		       : rc;
 }
 
-static int take_request_size(void *context, const char *name, const char *text)
+static int take_request_size(void *context, const char *text, struct error *error)
 {
 	struct copy_arguments *arguments = context;
 
 	return take_power(
-		name, text, REQUEST_BYTES_MIN, REQUEST_BYTES_MAX, &arguments->request_bytes);
+		text, REQUEST_BYTES_MIN, REQUEST_BYTES_MAX, &arguments->request_bytes, error);
 }
 
-static int take_sparse(void *context, const char *name, const char *text)
+static int take_sparse(void *context, const char *text, struct error *error)
 {
 	struct copy_arguments *arguments = context;
 
 	return take_power(
-		name, text, SPARSE_BYTES_MIN, REQUEST_BYTES_MAX, &arguments->sparse_bytes);
+		text, SPARSE_BYTES_MIN, REQUEST_BYTES_MAX, &arguments->sparse_bytes, error);
 }
 
 /* Where it adapts, larger requests are fewer: no more memory than with those of the usual size. */
@@ -272,7 +253,7 @@ static int ends_fit_options(const struct copy_arguments *arguments)
 }
 
 /* The sizes, and what they are where they are not given. */
-static int sizes_check(struct copy_arguments *arguments)
+static int cli_copy_sizes_check(struct copy_arguments *arguments)
 {
 	char sparse[UNITS_TEXT_BYTES];
 	char request[UNITS_TEXT_BYTES];
@@ -297,7 +278,7 @@ static int sizes_check(struct copy_arguments *arguments)
 	return CLI_GO_ON;
 }
 
-static int arguments_check(int argc, char **argv, struct copy_arguments *arguments)
+static int cli_copy_arguments_check(int argc, char **argv, struct copy_arguments *arguments)
 {
 	int status;
 
@@ -321,38 +302,56 @@ static int arguments_check(int argc, char **argv, struct copy_arguments *argumen
 	if (status == CLI_GO_ON) {
 		status = ends_fit_options(arguments);
 	}
-	return status == CLI_GO_ON ? sizes_check(arguments) : status;
+	return status == CLI_GO_ON ? cli_copy_sizes_check(arguments) : status;
 }
 
-static int arguments_parse(int argc, char **argv, struct copy_arguments *arguments)
+#define AT(member) FIELD_IN(struct copy_arguments, member)
+
+static const struct field fields[] = {
+	{ "allocate", NULL, "allocate every block of the target, also for zeroes",
+		.type = FIELD_FLAG, AT(allocate) },
+	{ "checkpoint", "SIZE", "with --resume: flush and record after SIZE bytes (default 1G)",
+		.type = FIELD_BYTES, .min = 1, AT(checkpoint_bytes) },
+	{ "connections", "N", "connections to each server (default: 4)", .type = FIELD_COUNT,
+		.min = 1, .max = CONNECTIONS_MAX, AT(connections) },
+	{ "destination-is-zero", NULL, "the target reads as zeroes: skip zeroes",
+		.type = FIELD_FLAG, AT(target_is_zero) },
+	{ "direct", NULL, "use direct I/O for files and devices", .type = FIELD_FLAG, AT(direct) },
+	{ "rate", "BYTES", "at most so many bytes a second", .type = FIELD_BYTES, .min = 1,
+		AT(rate) },
+	{ "json", NULL, "print a summary as JSON", .type = FIELD_FLAG, AT(json) },
+	{ "no-progress", NULL, "do not show progress on a terminal", .type = FIELD_FLAG,
+		AT(no_progress) },
+	{ "no-sparse", NULL, "do not search data for zeroes", .type = FIELD_FLAG, AT(no_sparse) },
+	{ "progress", NULL, "show progress even without a terminal", .type = FIELD_FLAG,
+		AT(progress) },
+	{ "request-size", "SIZE", "request size, a power of two (default 512K)",
+		.set = take_request_size },
+	{ "requests", "N", "requests in flight (default: by latency, 6 to 128)",
+		.type = FIELD_COUNT, .min = 1, .max = REQUESTS_MAX, AT(requests) },
+	{ "resume", "FILE", "keep a journal in FILE, and continue from it", .type = FIELD_ARGUMENT,
+		AT(journal) },
+	{ "skip-errors", "FILE", "go on after read errors, and list them in FILE",
+		.type = FIELD_ARGUMENT, AT(map) },
+	{ "sparse", "SIZE", "search for zeroes in blocks of SIZE (default 4K)",
+		.set = take_sparse },
+	{ "verify", NULL, "read both sides again at the end and compare them", .type = FIELD_FLAG,
+		AT(verify) },
+};
+
+static int cli_copy_arguments_parse(int argc, char **argv, struct copy_arguments *arguments)
 {
-	const struct cli_option options[] = {
-		{ "allocate", .flag = &arguments->allocate },
-		{ "checkpoint", .bytes = &arguments->checkpoint_bytes, .min = 1 },
-		{ "connections", .count = &arguments->connections, .min = 1,
-			.max = CONNECTIONS_MAX },
-		{ "destination-is-zero", .flag = &arguments->target_is_zero },
-		{ "direct", .flag = &arguments->direct },
-		{ "rate", .bytes = &arguments->rate, .min = 1 },
-		{ "json", .flag = &arguments->json },
-		{ "no-progress", .flag = &arguments->no_progress },
-		{ "no-sparse", .flag = &arguments->no_sparse },
-		{ "progress", .flag = &arguments->progress },
-		{ "request-size", .take = take_request_size },
-		{ "requests", .count = &arguments->requests, .min = 1, .max = REQUESTS_MAX },
-		{ "resume", .path = &arguments->journal },
-		{ "skip-errors", .path = &arguments->map },
-		{ "sparse", .take = take_sparse },
-		{ "verify", .flag = &arguments->verify },
-	};
-	const struct cli_command command = { "copy", usage_text, options, ARRAY_COUNT(options),
-		arguments };
+	const struct cli_command command = { .name = "copy",
+		.usage = usage_text,
+		.notes = notes,
+		CLI_FIELDS(fields),
+		.arguments = arguments };
 	int status = cli_parse(&command, argc, argv);
 
 	if (status != CLI_GO_ON) {
 		return status;
 	}
-	return arguments_check(argc, argv, arguments);
+	return cli_copy_arguments_check(argc, argv, arguments);
 }
 
 /* --- the copy ------------------------------------------------------------------------------ */
@@ -407,14 +406,14 @@ static int ends_check(const struct job *job, struct error *error)
 	return 0;
 }
 
-static void flushed(struct copy_io *io)
+static void cli_copy_flushed(struct copy_io *io)
 {
 	GMB_UNUSED(io);
 }
 
 static int target_flush(struct job *job, struct error *error)
 {
-	struct copy_io io = { .operation = COPY_FLUSH, .done = flushed };
+	struct copy_io io = { .operation = COPY_FLUSH, .done = cli_copy_flushed };
 
 	copy_end_submit(job->target, &io);
 	while (io.in_flight) {
@@ -640,7 +639,7 @@ int cmd_copy(int argc, char **argv)
 	struct error error = { 0 };
 	uint64_t began_ns;
 	int stop_signal;
-	int status = arguments_parse(argc, argv, &arguments);
+	int status = cli_copy_arguments_parse(argc, argv, &arguments);
 
 	if (status != CLI_GO_ON) {
 		return status;

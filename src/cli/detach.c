@@ -10,29 +10,40 @@ static const char help[] =
 	"Usage: gmblock detach [--force] [--timeout TIME] DEVICE|FILE|URI\n"
 	"Removes a disk that gmblock attach created: flushes it to the server and stops the\n"
 	"daemon. A disk in use is refused, and so is a URI of several disks.\n"
-	"\n"
-	"      --force                 even if it is in use or the server does not answer:\n"
-	"                              unflushed data is lost\n"
-	"      --timeout TIME          how long the server has to flush what was written; then\n"
-	"                              the disk stays attached, and nothing is lost (default:\n"
-	"                              the time limits of gmblock attach)\n"
-	"  -h, --help                  print this help\n"
-	"\n"
-	"Examples:\n"
-	"  gmblock detach /dev/ublkb0\n"
-	"  gmblock detach disk.raw\n"
-	"\n"
-	"Exit status: 1 failure, 2 usage error.\n";
+	"\n";
+
+static const char notes[] = "\n"
+			    "Examples:\n"
+			    "  gmblock detach /dev/ublkb0\n"
+			    "  gmblock detach disk.raw\n"
+			    "\n"
+			    "Exit status: 1 failure, 2 usage error.\n";
+
+struct detach_arguments {
+	bool force;
+	uint64_t limit_ns;
+};
+
+#define AT(member) FIELD_IN(struct detach_arguments, member)
+
+static const struct field fields[] = {
+	{ "force", NULL,
+		"even if it is in use or the server does not answer: unflushed data is lost",
+		.type = FIELD_FLAG, AT(force) },
+	{ "timeout", "TIME",
+		"how long the server has to flush what was written; then the disk stays "
+		"attached, and nothing is lost (default: the time limits of gmblock attach)",
+		.type = FIELD_TIME, .min = 1, AT(limit_ns) },
+};
 
 int cmd_detach(int argc, char **argv)
 {
-	bool force = false;
-	uint64_t limit_ns = 0;
-	const struct cli_option options[] = {
-		{ "force", .flag = &force },
-		{ "timeout", .time_ns = &limit_ns },
-	};
-	const struct cli_command command = { name, help, options, ARRAY_COUNT(options), NULL };
+	struct detach_arguments arguments = { 0 };
+	const struct cli_command command = { .name = name,
+		.usage = help,
+		.notes = notes,
+		CLI_FIELDS(fields),
+		.arguments = &arguments };
 	struct error error = { 0 };
 	int status = cli_parse(&command, argc, argv);
 
@@ -42,7 +53,7 @@ int cmd_detach(int argc, char **argv)
 	if (argc - optind != 1) {
 		return cli_usage_error(name, "give one device, file or URI");
 	}
-	return attach_detach(argv[optind], force, limit_ns, &error) == 0
+	return attach_detach(argv[optind], arguments.force, arguments.limit_ns, &error) == 0
 		       ? CLI_OK
 		       : cli_failure(name, &error);
 }

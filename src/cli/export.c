@@ -10,6 +10,7 @@
 #include "base/text.h"
 #include "cli/cli.h"
 #include "control/control.h"
+#include "server/config/config.h"
 #include "tools/show.h"
 
 static const char name[] = "export";
@@ -24,19 +25,15 @@ static const char help[] =
 	"\n"
 	"  add            serve PATH as NAME; the keys are those of serve --export\n"
 	"  set            change keys of an export; KEY=default is the default again.\n"
-	"                 Clients stay connected when only description, max-connections,\n"
-	"                 max-memory and rate change, and are disconnected in order otherwise,\n"
-	"                 also by path=PATH. size=auto alone tells clients that the disk has\n"
-	"                 grown; size=SIZE also checks that it has that size\n"
+	"                 Clients stay connected when only keys with (live) change, and are\n"
+	"                 disconnected in order otherwise, also by path=PATH. size=auto alone\n"
+	"                 tells clients that the disk has grown; size=SIZE also checks that it\n"
+	"                 has that size\n"
 	"  remove         serve it no more: its clients finish what they have begun\n"
 	"  list           show what is served, with the keys that were set\n"
-	"\n"
-	"  --now          do not wait for what clients have begun\n"
-	"  --deadline TIME  wait so long for it (default: 10s)\n"
-	"  --server SERVER  one of its URIs, its control socket, or its process id; optional\n"
-	"                 if there is only one server\n"
-	"  --json         print what the server says\n"
-	"  -h, --help     print this help\n"
+	"\n";
+
+static const char notes[] =
 	"\n"
 	"Examples:\n"
 	"  gmblock export add scratch /srv/scratch.img readonly max-connections=4\n"
@@ -57,21 +54,20 @@ struct export_arguments {
 };
 
 /* 0 is a time as well, that of --now. */
-static int take_deadline(void *context, const char *option, const char *text)
+static int take_deadline(void *context, const char *text, struct error *error)
 {
 	struct export_arguments *arguments = context;
-	struct error error;
-	int rc = units_parse_time(text, &arguments->deadline_ns, &error);
+	int rc = units_parse_time(text, &arguments->deadline_ns, error);
 
 	arguments->has_deadline = true;
 	if (rc == 0 && arguments->deadline_ns > DEADLINE_NS_MAX) {
-		rc = error_set(&error, -ERANGE, "at most one hour");
+		rc = error_set(error, -ERANGE, "at most one hour");
 	}
-	return rc == 0 ? CLI_GO_ON : cli_usage_error(name, "--%s: %s", option, error.text);
+	return rc;
 }
 
 /* A path as the server can open it; to be freed. */
-static char *absolute(const char *path)
+static char *cli_export_absolute(const char *path)
 {
 	char *real;
 
@@ -90,7 +86,7 @@ static json_t *pairs(char **words, int count)
 		const char *value = strchr(words[i], '=');
 		bool is_path = strncmp(words[i], "path=", 5) == 0;
 		size_t key_bytes = strcspn(words[i], "=");
-		char *real = is_path ? absolute(value + 1) : NULL;
+		char *real = is_path ? cli_export_absolute(value + 1) : NULL;
 
 		json_array_append_new(all, json_pack("[s%, s?]", words[i], key_bytes,
 						   is_path	   ? real
@@ -102,8 +98,8 @@ static json_t *pairs(char **words, int count)
 }
 
 /* What follows the action, as the control command wants it; NULL: wrong usage, said. */
-static json_t *make(const char *action, const struct export_arguments *arguments, char **words,
-	int count, int *status)
+static json_t *cli_export_make(const char *action, const struct export_arguments *arguments,
+	char **words, int count, int *status)
 {
 	bool adds = strcmp(action, "add") == 0;
 	bool sets = strcmp(action, "set") == 0;
@@ -127,7 +123,7 @@ static json_t *make(const char *action, const struct export_arguments *arguments
 	all = json_pack("{s:s, s:s, s:o}", "action", action, "name", words[0], "settings",
 		pairs(words + needed, count - needed));
 	if (adds) {
-		char *path = absolute(words[1]);
+		char *path = cli_export_absolute(words[1]);
 
 		json_object_set_new(all, "path", json_string(path));
 		free(path);
@@ -140,7 +136,7 @@ static json_t *make(const char *action, const struct export_arguments *arguments
 	return all;
 }
 
-static int print_list(json_t *result, bool json, struct error *error)
+static int cli_export_print_list(json_t *result, bool json, struct error *error)
 {
 	json_t *entry;
 	size_t i;
@@ -171,7 +167,7 @@ static int print_list(json_t *result, bool json, struct error *error)
 }
 
 /* Takes wire. */
-static int ask(const struct export_arguments *arguments, bool lists, json_t *wire)
+static int cli_export_ask(const struct export_arguments *arguments, bool lists, json_t *wire)
 {
 	int timeout_ms = ANSWER_MS + (int)(arguments->deadline_ns / 1000000);
 	char path[STATS_PATH_BYTES];
@@ -185,25 +181,33 @@ static int ask(const struct export_arguments *arguments, bool lists, json_t *wir
 	}
 	rc = control_ask(path, "export", wire, timeout_ms, &result, &error);
 	if (rc == 0) {
-		rc = lists ? print_list(result, arguments->json, &error)
+		rc = lists ? cli_export_print_list(result, arguments->json, &error)
 			   : cli_print_changes(result, "nothing has changed", &error);
 		json_decref(result);
 	}
 	return rc < 0 ? cli_failure(name, &error) : CLI_OK;
 }
 
+#define AT(member) FIELD_IN(struct export_arguments, member)
+
+static const struct field fields[] = {
+	CLI_SERVER(struct export_arguments),
+	{ "deadline", "TIME", "wait so long for it (default: 10s)", .set = take_deadline },
+	{ "now", NULL, "do not wait for what clients have begun", .type = FIELD_FLAG, AT(now) },
+	{ "json", NULL, "print what the server says", .type = FIELD_FLAG, AT(json) },
+};
+
 int cmd_export(int argc, char **argv)
 {
-	static const char *const actions[] = { "add", "set", "remove", "list" };
+	static const char *const actions[] = { "add", "set", "remove", "list", NULL };
 	struct export_arguments arguments = { 0 };
-	const struct cli_option options[] = {
-		{ "server", .text = &arguments.server },
-		{ "deadline", .take = take_deadline },
-		{ "now", .flag = &arguments.now },
-		{ "json", .flag = &arguments.json },
-	};
-	const struct cli_command command = { name, help, options, ARRAY_COUNT(options),
-		&arguments };
+	const struct cli_command command = { .name = name,
+		.usage = help,
+		.notes = notes,
+		CLI_FIELDS(fields),
+		.actions = actions,
+		.keys = server_export_field,
+		.arguments = &arguments };
 	const char *action = NULL;
 	bool lists;
 	json_t *wire;
@@ -212,7 +216,7 @@ int cmd_export(int argc, char **argv)
 	if (status != CLI_GO_ON) {
 		return status;
 	}
-	for (size_t i = 0; optind < argc && i < ARRAY_COUNT(actions); i++) {
+	for (size_t i = 0; optind < argc && actions[i] != NULL; i++) {
 		action = strcmp(argv[optind], actions[i]) == 0 ? actions[i] : action;
 	}
 	if (action == NULL) {
@@ -229,6 +233,6 @@ int cmd_export(int argc, char **argv)
 		return cli_usage_error(name, "give either --now or a --deadline");
 	}
 	wire = lists ? json_pack("{s:s}", "action", action)
-		     : make(action, &arguments, argv + optind, argc - optind, &status);
-	return wire == NULL ? status : ask(&arguments, lists, wire);
+		     : cli_export_make(action, &arguments, argv + optind, argc - optind, &status);
+	return wire == NULL ? status : cli_export_ask(&arguments, lists, wire);
 }

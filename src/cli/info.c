@@ -9,7 +9,7 @@
 
 #include "base/log.h"
 #include "cli/cli.h"
-#include "nbd/client_dial.h"
+#include "nbd/client/dial.h"
 
 #define TIMEOUT_DEFAULT_NS UINT64_C(10000000000)
 #define MAP_DEFAULT_NS	   UINT64_C(600000000000)
@@ -36,21 +36,16 @@ static const char usage_text[] =
 	"  URI             nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH,\n"
 	"                  gmb+unix:///EXPORT?socket=PATH or gmb://HOST[:PORT]/EXPORT;\n"
 	"                  with TLS nbds or nbds+unix (see gmblock(1))\n"
-	"  --list          show every export of the server\n"
-	"  --map           show which ranges of the export are data, holes or zeroes\n"
-	"  --timeout TIME  give up after this time (default 10s; 10min for a whole map)\n"
-	"  --local         show which kernel features were found and which are used\n"
-	"  --path PATH     with --local: also show what a file or block device supports\n"
-	"  --json          print JSON\n"
-	"  -h, --help      print this help\n"
-	"\n"
-	"Examples:\n"
-	"  gmblock info nbd://storage/data\n"
-	"  gmblock info --map nbd://storage/data\n"
-	"  gmblock info --local\n";
+	"\n";
+
+static const char notes[] = "\n"
+			    "Examples:\n"
+			    "  gmblock info nbd://storage/data\n"
+			    "  gmblock info --map nbd://storage/data\n"
+			    "  gmblock info --local\n";
 
 /* What makes no sense together. */
-static int arguments_check(const struct info_arguments *arguments)
+static int cli_info_arguments_check(const struct info_arguments *arguments)
 {
 	if (arguments->local && (arguments->uri != NULL || arguments->list || arguments->map)) {
 		return cli_usage_error(
@@ -71,25 +66,35 @@ static int arguments_check(const struct info_arguments *arguments)
 	return CLI_GO_ON;
 }
 
-static int arguments_parse(int argc, char **argv, struct info_arguments *arguments)
+#define AT(member) FIELD_IN(struct info_arguments, member)
+
+static const struct field fields[] = {
+	{ "json", NULL, "print JSON", .type = FIELD_FLAG, AT(json) },
+	{ "list", NULL, "show every export of the server", .type = FIELD_FLAG, AT(list) },
+	{ "local", NULL, "show which kernel features were found and which are used",
+		.type = FIELD_FLAG, AT(local) },
+	{ "map", NULL, "show which ranges of the export are data, holes or zeroes",
+		.type = FIELD_FLAG, AT(map) },
+	{ "path", "PATH", "with --local: also show what a file or block device supports",
+		.type = FIELD_ARGUMENT, AT(path) },
+	{ "timeout", "TIME", "give up after this time (default 10s; 10min for a whole map)",
+		.type = FIELD_TIME, .min = 1, AT(timeout_ns) },
+};
+
+static int cli_info_arguments_parse(int argc, char **argv, struct info_arguments *arguments)
 {
-	const struct cli_option options[] = {
-		{ "json", .flag = &arguments->json },
-		{ "list", .flag = &arguments->list },
-		{ "local", .flag = &arguments->local },
-		{ "map", .flag = &arguments->map },
-		{ "path", .path = &arguments->path },
-		{ "timeout", .time_ns = &arguments->timeout_ns },
-	};
-	const struct cli_command command = { "info", usage_text, options, ARRAY_COUNT(options),
-		arguments };
+	const struct cli_command command = { .name = "info",
+		.usage = usage_text,
+		.notes = notes,
+		CLI_FIELDS(fields),
+		.arguments = arguments };
 	int status = cli_parse(&command, argc, argv);
 
 	if (status == CLI_GO_ON) {
 		status = cli_operand("info", "URI", argc, argv, &arguments->uri);
 	}
 	if (status == CLI_GO_ON) {
-		status = arguments_check(arguments);
+		status = cli_info_arguments_check(arguments);
 	}
 	arguments->map_ns = arguments->timeout_ns > 0 ? arguments->timeout_ns : MAP_DEFAULT_NS;
 	if (arguments->timeout_ns == 0) {
@@ -121,7 +126,7 @@ static void others_log(const struct nbd_offers *offers)
 	}
 }
 
-static int refused(const struct info_arguments *arguments, const struct nbd_offers *offers,
+static int cli_info_refused(const struct info_arguments *arguments, const struct nbd_offers *offers,
 	const struct error *refusal)
 {
 	struct error error;
@@ -162,7 +167,7 @@ static int show_server(const struct info_arguments *arguments, const struct expo
 
 	offers = answers != NULL ? nbd_handshake_offers(answers) : NULL;
 	if (err != 0) {
-		status = refused(arguments, offers, &error);
+		status = cli_info_refused(arguments, offers, &error);
 	} else if (arguments->json) {
 		err = info_show_json(arguments->uri, offers, arguments->list, NULL, &error);
 	} else {
@@ -172,7 +177,7 @@ static int show_server(const struct info_arguments *arguments, const struct expo
 	return status == CLI_OK && err != 0 ? cli_failure("info", &error) : status;
 }
 
-static int show_gmb(const struct info_arguments *arguments)
+static int cli_info_show_gmb(const struct info_arguments *arguments)
 {
 	struct nbd_offers offers;
 	struct error error;
@@ -194,7 +199,7 @@ int cmd_info(int argc, char **argv)
 	struct info_arguments arguments = { .uri = NULL };
 	struct export_uri uri;
 	struct error error;
-	int status = arguments_parse(argc, argv, &arguments);
+	int status = cli_info_arguments_parse(argc, argv, &arguments);
 
 	if (status != CLI_GO_ON) {
 		return status;
@@ -207,7 +212,7 @@ int cmd_info(int argc, char **argv)
 	status = cli_uri("info", arguments.uri, &uri);
 	if (status == CLI_GO_ON) {
 		status = arguments.map			    ? show_map(&arguments)
-			 : strcmp(uri.protocol, "gmb") == 0 ? show_gmb(&arguments)
+			 : strcmp(uri.protocol, "gmb") == 0 ? cli_info_show_gmb(&arguments)
 							    : show_server(&arguments, &uri);
 		export_uri_fini(&uri);
 	}

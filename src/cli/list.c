@@ -8,7 +8,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "cli/cli.h"
-#include "nbd/client_dial.h"
+#include "nbd/client/dial.h"
 #include "nbd/wire.h"
 #include "tools/show.h"
 
@@ -41,28 +41,33 @@ static const char usage_text[] =
 	"  URI             nbd://HOST[:PORT], nbd+unix:///?socket=PATH,\n"
 	"                  gmb+unix:///?socket=PATH or gmb://HOST[:PORT];\n"
 	"                  with TLS nbds or nbds+unix (see gmblock(1))\n"
-	"  --local         list servers\n"
-	"  --long          also print size, access and description\n"
-	"  --uri           print the URI of each export instead of its name\n"
-	"  --json          print JSON\n"
-	"  --timeout TIME  give up after this time (default 10s)\n"
-	"  -h, --help      print this help\n"
-	"\n"
-	"Examples:\n"
-	"  gmblock list nbd://storage\n"
-	"  gmblock list --long 'nbd+unix:///?socket=/run/gmblock.sock'\n";
+	"\n";
 
-static int arguments_parse(int argc, char **argv, struct list_arguments *arguments)
+static const char notes[] = "\n"
+			    "Examples:\n"
+			    "  gmblock list nbd://storage\n"
+			    "  gmblock list --long 'nbd+unix:///?socket=/run/gmblock.sock'\n";
+
+#define AT(member) FIELD_IN(struct list_arguments, member)
+
+static const struct field fields[] = {
+	{ "local", NULL, "list servers", .type = FIELD_FLAG, AT(local) },
+	{ "long", NULL, "also print size, access and description", .type = FIELD_FLAG,
+		AT(as_table) },
+	{ "uri", NULL, "print the URI of each export instead of its name", .type = FIELD_FLAG,
+		AT(as_uris) },
+	{ "json", NULL, "print JSON", .type = FIELD_FLAG, AT(as_json) },
+	{ "timeout", "TIME", "give up after this time (default 10s)", .type = FIELD_TIME, .min = 1,
+		AT(timeout_ns) },
+};
+
+static int cli_list_arguments_parse(int argc, char **argv, struct list_arguments *arguments)
 {
-	const struct cli_option options[] = {
-		{ "local", .flag = &arguments->local },
-		{ "long", .flag = &arguments->as_table },
-		{ "uri", .flag = &arguments->as_uris },
-		{ "json", .flag = &arguments->as_json },
-		{ "timeout", .time_ns = &arguments->timeout_ns },
-	};
-	const struct cli_command command = { "list", usage_text, options, ARRAY_COUNT(options),
-		arguments };
+	const struct cli_command command = { .name = "list",
+		.usage = usage_text,
+		.notes = notes,
+		CLI_FIELDS(fields),
+		.arguments = arguments };
 	int status = cli_parse(&command, argc, argv);
 
 	if (status == CLI_GO_ON) {
@@ -143,7 +148,7 @@ static void print_long(const struct nbd_offer *offer)
 	putchar('\n');
 }
 
-static int show_text(const struct list_arguments *arguments, const struct export_uri *uri,
+static int cli_list_show_text(const struct list_arguments *arguments, const struct export_uri *uri,
 	const struct nbd_offers *offers, struct error *error)
 {
 	for (uint32_t i = 0; i < offers->count; i++) {
@@ -179,7 +184,7 @@ static json_t *json_export(const struct export_uri *server, const struct nbd_off
 	return object;
 }
 
-static int show_json(const char *text, const struct export_uri *uri,
+static int cli_list_show_json(const char *text, const struct export_uri *uri,
 	const struct nbd_offers *offers, struct error *error)
 {
 	json_t *root = json_object();
@@ -199,11 +204,11 @@ static int show_json(const char *text, const struct export_uri *uri,
 static int print(const struct list_arguments *arguments, const struct export_uri *uri,
 	const struct nbd_offers *offers, struct error *error)
 {
-	return arguments->as_json ? show_json(arguments->uri, uri, offers, error)
-				  : show_text(arguments, uri, offers, error);
+	return arguments->as_json ? cli_list_show_json(arguments->uri, uri, offers, error)
+				  : cli_list_show_text(arguments, uri, offers, error);
 }
 
-static int show_gmb(const struct list_arguments *arguments, const struct export_uri *uri)
+static int cli_list_show_gmb(const struct list_arguments *arguments, const struct export_uri *uri)
 {
 	struct nbd_offers offers;
 	struct error error;
@@ -255,7 +260,7 @@ int cmd_list(int argc, char **argv)
 {
 	struct list_arguments arguments = { .timeout_ns = TIMEOUT_DEFAULT_NS };
 	struct export_uri uri;
-	int status = arguments_parse(argc, argv, &arguments);
+	int status = cli_list_arguments_parse(argc, argv, &arguments);
 
 	if (status == CLI_GO_ON && arguments.local) {
 		return list_servers(&arguments);
@@ -264,7 +269,7 @@ int cmd_list(int argc, char **argv)
 		status = cli_uri("list", arguments.uri, &uri);
 	}
 	if (status == CLI_GO_ON) {
-		status = strcmp(uri.protocol, "gmb") == 0 ? show_gmb(&arguments, &uri)
+		status = strcmp(uri.protocol, "gmb") == 0 ? cli_list_show_gmb(&arguments, &uri)
 							  : show_nbd(&arguments, &uri);
 		export_uri_fini(&uri);
 	}

@@ -22,27 +22,12 @@ static const char help[] =
 	"                         push://HOST[:PORT]/EXPORT; a DESTINATION without push:\n"
 	"                         nbd://HOST/EXPORT or nbd+unix:///EXPORT?socket=PATH, and\n"
 	"                         over TLS nbds://... or nbds+unix://...\n"
-	"  --range OFFSET+LENGTH  push this part of the source (default: all of it)\n"
-	"  --to-offset OFFSET     where it goes in the destination (default: the offset in\n"
-	"                         the source)\n"
-	"  --rate BYTES           at most so many bytes a second\n"
-	"  --resume               leave out what the destination has already, as an\n"
-	"                         interrupted push has left it\n"
-	"  --live                 of a flash store, push what clients write meanwhile as it\n"
-	"                         comes, without a snapshot\n"
-	"  --verify[=read]        read the destination back at the end, and compare\n"
-	"  --detach               print the number of the job, and do not wait for it\n"
-	"  --progress=WHEN        auto (on a terminal), on or off\n"
-	"  --list                 show the jobs of a server\n"
-	"  --status JOB           show one\n"
-	"  --cancel JOB           end one\n"
-	"  --json                 print JSON\n"
-	"  --timeout TIME         give up when a server does not answer (default 10s)\n"
-	"  -h, --help             print this help\n"
-	"\n"
-	"Examples:\n"
-	"  gmblock push 'push+unix:///disk?socket=a.sock' push://backup/disk\n"
-	"  gmblock push --list push://backup\n";
+	"\n";
+
+static const char notes[] = "\n"
+			    "Examples:\n"
+			    "  gmblock push 'push+unix:///disk?socket=a.sock' push://backup/disk\n"
+			    "  gmblock push --list push://backup\n";
 
 struct push_arguments {
 	struct push_options options;
@@ -52,87 +37,70 @@ struct push_arguments {
 	uint64_t cancel;
 };
 
-static int take_range(void *context, const char *option, const char *text)
+static int cli_push_take_range(void *context, const char *text, struct error *error)
 {
 	struct push_arguments *arguments = context;
 	const char *plus = strchr(text, '+');
 	char offset[64];
-	struct error error;
+	int rc;
 
 	if (plus == NULL || (size_t)(plus - text) >= sizeof(offset)) {
-		return cli_usage_error(name, "--%s: write OFFSET+LENGTH, such as 0+64M", option);
+		return error_set(error, -EINVAL, "write OFFSET+LENGTH, such as 0+64M");
 	}
 	memcpy(offset, text, (size_t)(plus - text));
 	offset[plus - text] = '\0';
-	if (units_parse_bytes(offset, &arguments->options.offset, &error) < 0 ||
-		units_parse_bytes(plus + 1, &arguments->options.length, &error) < 0) {
-		return cli_usage_error(name, "--%s: %s", option, error.text);
+	rc = units_parse_bytes(offset, &arguments->options.offset, error);
+	if (rc == 0) {
+		rc = units_parse_bytes(plus + 1, &arguments->options.length, error);
 	}
-	return arguments->options.length > 0
-		       ? CLI_GO_ON
-		       : cli_usage_error(name, "--%s: the length is 0", option);
+	return rc == 0 && arguments->options.length == 0
+		       ? error_set(error, -EINVAL, "the length is 0")
+		       : rc;
 }
 
-static int take_to(void *context, const char *option, const char *text)
+static int take_to(void *context, const char *text, struct error *error)
 {
 	struct push_arguments *arguments = context;
-	struct error error;
 
-	if (units_parse_bytes(text, &arguments->options.target_offset, &error) < 0) {
-		return cli_usage_error(name, "--%s: %s", option, error.text);
-	}
 	arguments->has_to = true;
-	return CLI_GO_ON;
+	return units_parse_bytes(text, &arguments->options.target_offset, error);
 }
 
-static int take_verify(void *context, const char *option, const char *text)
+static int take_verify(void *context, const char *text, struct error *error)
 {
 	struct push_arguments *arguments = context;
 
-	if (text != NULL && strcmp(text, "read") != 0) {
-		return cli_usage_error(name,
-			"--%s: '%s' is unknown; write --verify or --verify=read", option, text);
-	}
 	arguments->options.read_back = true;
-	return CLI_GO_ON;
+	return text == NULL || strcmp(text, "read") == 0
+		       ? 0
+		       : error_set(error, -EINVAL,
+				 "'%s' is unknown; write --verify or --verify=read", text);
 }
 
-static int take_progress(void *context, const char *option, const char *text)
-{
-	static const char *const modes[] = { [COPY_PROGRESS_AUTO] = "auto",
-		[COPY_PROGRESS_ON] = "on",
-		[COPY_PROGRESS_OFF] = "off" };
-	struct push_arguments *arguments = context;
+static const char *const progress_words[] = {
+	[COPY_PROGRESS_AUTO] = "auto", [COPY_PROGRESS_ON] = "on", [COPY_PROGRESS_OFF] = "off", NULL
+};
 
-	for (size_t i = 0; i < ARRAY_COUNT(modes); i++) {
-		if (strcmp(text, modes[i]) == 0) {
-			arguments->options.progress = (enum copy_progress_mode)i;
-			return CLI_GO_ON;
-		}
-	}
-	return cli_usage_error(name, "--%s can be auto, on or off", option);
-}
-
-static int take_job(uint64_t *job, const char *option, const char *text)
+static int take_job(uint64_t *job, const char *text, struct error *error)
 {
 	char *end;
 
 	errno = 0;
 	*job = strtoull(text, &end, 16);
 	if (errno != 0 || *end != '\0' || *job == 0 || strspn(text, "0123456789abcdef") == 0) {
-		return cli_usage_error(name, "--%s: '%s' is not the number of a job", option, text);
+		return error_set(error, -EINVAL, "'%s' is not the number of a job", text);
 	}
-	return CLI_GO_ON;
+	return 0;
 }
 
-static int take_status(void *context, const char *option, const char *text)
+static int cli_push_take_status(void *context, const char *text, struct error *error)
 {
-	return take_job(&((struct push_arguments *)context)->status, option, text);
+	return take_job(&((struct push_arguments *)context)->status, text, error);
 }
 
-static int take_cancel(void *context, const char *option, const char *text)
+static int cli_push_take_cancel(void *context, const char *text, struct error *error)
 {
-	return take_job(&((struct push_arguments *)context)->cancel, option, text);
+	return take_job(&((struct push_arguments *)context)->cancel, text, error);
 }
 
 static int run_jobs(const struct push_arguments *arguments, int argc, char **argv)
@@ -156,26 +124,45 @@ static int run_jobs(const struct push_arguments *arguments, int argc, char **arg
 	return result == 0 ? CLI_OK : cli_failure(name, &error);
 }
 
+#define AT(member) FIELD_IN(struct push_arguments, member)
+
+static const struct field fields[] = {
+	{ "range", "OFFSET+LENGTH", "push this part of the source (default: all of it)",
+		.set = cli_push_take_range },
+	{ "to-offset", "OFFSET",
+		"where it goes in the destination (default: the offset in the source)",
+		.set = take_to },
+	{ "rate", "BYTES", "at most so many bytes a second", .type = FIELD_BYTES, .min = 1,
+		AT(options.rate) },
+	{ "resume", NULL,
+		"leave out what the destination has already, as an interrupted push has left it",
+		.type = FIELD_FLAG, AT(options.resume) },
+	{ "live", NULL,
+		"of a flash store, push what clients write meanwhile as it comes, without a "
+		"snapshot",
+		.type = FIELD_FLAG, AT(options.live) },
+	{ "verify", "read", "read the destination back at the end, and compare", .set = take_verify,
+		.flags = FIELD_BARE },
+	{ "detach", NULL, "print the number of the job, and do not wait for it", .type = FIELD_FLAG,
+		AT(options.detach) },
+	{ "progress", NULL, "auto (on a terminal), on or off", .type = FIELD_WORD,
+		.words = progress_words, AT(options.progress) },
+	{ "list", NULL, "show the jobs of a server", .type = FIELD_FLAG, AT(list) },
+	{ "status", "JOB", "show one", .set = cli_push_take_status },
+	{ "cancel", "JOB", "end one", .set = cli_push_take_cancel },
+	{ "json", NULL, "print JSON", .type = FIELD_FLAG, AT(options.json) },
+	{ "timeout", "TIME", "give up when a server does not answer (default 10s)",
+		.type = FIELD_TIME, .min = 1, AT(options.timeout_ns) },
+};
+
 int cmd_push(int argc, char **argv)
 {
 	struct push_arguments arguments = { .options.timeout_ns = TIMEOUT_DEFAULT_NS };
-	const struct cli_option options[] = {
-		{ "range", .take = take_range },
-		{ "to-offset", .take = take_to },
-		{ "rate", .bytes = &arguments.options.rate, .min = 1 },
-		{ "resume", .flag = &arguments.options.resume },
-		{ "live", .flag = &arguments.options.live },
-		{ "verify", .take = take_verify, .value = CLI_VALUE_OPTIONAL },
-		{ "detach", .flag = &arguments.options.detach },
-		{ "progress", .take = take_progress },
-		{ "list", .flag = &arguments.list },
-		{ "status", .take = take_status },
-		{ "cancel", .take = take_cancel },
-		{ "json", .flag = &arguments.options.json },
-		{ "timeout", .time_ns = &arguments.options.timeout_ns },
-	};
-	const struct cli_command command = { name, help, options, ARRAY_COUNT(options),
-		&arguments };
+	const struct cli_command command = { .name = name,
+		.usage = help,
+		.notes = notes,
+		CLI_FIELDS(fields),
+		.arguments = &arguments };
 	struct error error = { 0 };
 	int status = cli_parse(&command, argc, argv);
 

@@ -23,16 +23,13 @@ static const char help[] =
 	"  RATE           BYTES[:requests=N][:burst=TIME], requests=N[:burst=TIME] or off;\n"
 	"                 BYTES and N are for each second\n"
 	"  memory=SIZE    maximum memory for data, as the key max-memory of an export\n"
-	"  --server SERVER  one of its URIs, its control socket, or its process id;\n"
-	"                 optional if there is only one server; SERVER alone as the last\n"
-	"                 word is the same\n"
-	"  --rule=N       the N-th of the rules of rates in its configuration file\n"
-	"  -h, --help     print this help\n"
-	"\n"
-	"Examples:\n"
-	"  gmblock rate data 100M:requests=5000\n"
-	"  gmblock rate data off\n"
-	"  gmblock rate data memory=64M\n";
+	"\n";
+
+static const char notes[] = "\n"
+			    "Examples:\n"
+			    "  gmblock rate data 100M:requests=5000\n"
+			    "  gmblock rate data off\n"
+			    "  gmblock rate data memory=64M\n";
 
 enum { TIMEOUT_MS = 60000 };
 
@@ -45,8 +42,8 @@ struct rate_arguments {
 };
 
 /* An export is changed as by gmblock export set. */
-static int ask_export(const struct rate_arguments *arguments, const char *path, json_t **result,
-	struct error *error)
+static int cli_rate_ask_export(const struct rate_arguments *arguments, const char *path,
+	json_t **result, struct error *error)
 {
 	return control_ask(path, "export",
 		json_pack("{s:s, s:s, s:[[s, s]]}", "action", "set", "name", arguments->export,
@@ -54,11 +51,11 @@ static int ask_export(const struct rate_arguments *arguments, const char *path, 
 		TIMEOUT_MS, result, error);
 }
 
-static int change_export(
+static int cli_rate_change_export(
 	const struct rate_arguments *arguments, const char *path, struct error *error)
 {
 	json_t *result = NULL;
-	int rc = ask_export(arguments, path, &result, error);
+	int rc = cli_rate_ask_export(arguments, path, &result, error);
 
 	if (rc == 0) {
 		rc = cli_print_changes(result, "nothing has changed", error);
@@ -68,7 +65,7 @@ static int change_export(
 }
 
 /* Prints the limit as the server has taken it. */
-static int change_rule(
+static int cli_rate_change_rule(
 	const struct rate_arguments *arguments, const char *path, struct error *error)
 {
 	const char *limit = arguments->is_memory ? "memory" : "rate";
@@ -95,11 +92,11 @@ static int change(const struct rate_arguments *arguments, struct error *error)
 	if (rc < 0) {
 		return rc;
 	}
-	return arguments->export != NULL ? change_export(arguments, path, error)
-					 : change_rule(arguments, path, error);
+	return arguments->export != NULL ? cli_rate_change_export(arguments, path, error)
+					 : cli_rate_change_rule(arguments, path, error);
 }
 
-static int check(const struct rate_arguments *arguments, struct error *error)
+static int cli_rate_check(const struct rate_arguments *arguments, struct error *error)
 {
 	struct rate_limits rate;
 	uint64_t bytes;
@@ -112,14 +109,22 @@ static int check(const struct rate_arguments *arguments, struct error *error)
 				    : rate_parse(arguments->value, &rate, error);
 }
 
+#define AT(member) FIELD_IN(struct rate_arguments, member)
+
+static const struct field fields[] = {
+	{ "rule", "N", "the N-th of the rules of rates in its configuration file",
+		.type = FIELD_COUNT, .min = 1, .max = RATE_RULES_MAX, AT(rule) },
+	CLI_SERVER_OR_OPERAND(struct rate_arguments),
+};
+
 int cmd_rate(int argc, char **argv)
 {
 	struct rate_arguments arguments = { 0 };
-	const struct cli_option options[] = {
-		{ "rule", .count = &arguments.rule, .min = 1, .max = RATE_RULES_MAX },
-		{ "server", .text = &arguments.server },
-	};
-	const struct cli_command command = { name, help, options, ARRAY_COUNT(options), NULL };
+	const struct cli_command command = { .name = name,
+		.usage = help,
+		.notes = notes,
+		CLI_FIELDS(fields),
+		.arguments = &arguments };
 	static const char memory_key[] = "memory=";
 	struct error error = { 0 };
 	int status = cli_parse(&command, argc, argv);
@@ -135,7 +140,7 @@ int cmd_rate(int argc, char **argv)
 	arguments.export = arguments.rule > 0 ? NULL : argv[optind++];
 	arguments.is_memory = strncmp(argv[optind], memory_key, strlen(memory_key)) == 0;
 	arguments.value = argv[optind++] + (arguments.is_memory ? strlen(memory_key) : 0);
-	if (check(&arguments, &error) < 0) {
+	if (cli_rate_check(&arguments, &error) < 0) {
 		return cli_usage_error(name, "%s%s", error.text,
 			arguments.rule > 0 && optind < argc
 				? "; with --rule, give the rate without an export"

@@ -17,27 +17,23 @@ static const char help[] =
 	"connections use what was read; those of clients that are not believed any more are\n"
 	"ended. What has changed is printed. If anything is wrong, nothing changes, and a\n"
 	"message says what and where.\n"
-	"\n"
-	"  --server SERVER  one of its URIs, its control socket, or its process id;\n"
-	"                 optional if there is only one server; SERVER alone as the last\n"
-	"                 word is the same\n"
-	"  --dry-run      read and compare, print what would change, and change nothing\n"
-	"  -h, --help     print this help\n"
-	"\n"
-	"Examples:\n"
-	"  gmblock reload\n"
-	"  gmblock reload nbd://localhost/data\n"
-	"\n"
-	"Exit status: 1 failure, 2 usage error.\n";
+	"\n";
+
+static const char notes[] = "\n"
+			    "Examples:\n"
+			    "  gmblock reload\n"
+			    "  gmblock reload nbd://localhost/data\n"
+			    "\n"
+			    "Exit status: 1 failure, 2 usage error.\n";
 
 enum { TIMEOUT_MS = 60000 };
 
-static long long count_of(const json_t *result, const char *key)
+static long long cli_reload_count_of(const json_t *result, const char *key)
 {
 	return (long long)json_integer_value(json_object_get(result, key));
 }
 
-static int finish(const json_t *result, struct error *error)
+static int cli_reload_finish(const json_t *result, struct error *error)
 {
 	const char *text = json_string_value(json_object_get(result, "unfinished"));
 	int rc = print_end(error);
@@ -45,7 +41,7 @@ static int finish(const json_t *result, struct error *error)
 	return rc < 0 || text == NULL ? rc : error_set(error, -ETIMEDOUT, "%s", text);
 }
 
-static void print_lines(const json_t *result, const char *none)
+static void cli_reload_print_lines(const json_t *result, const char *none)
 {
 	json_t *line;
 	size_t i;
@@ -62,33 +58,46 @@ static void print_lines(const json_t *result, const char *none)
 
 int cli_print_changes(const json_t *result, const char *none, struct error *error)
 {
-	print_lines(result, none);
-	return finish(result, error);
+	cli_reload_print_lines(result, none);
+	return cli_reload_finish(result, error);
 }
 
-static int show(const json_t *result, bool dry_run, struct error *error)
+static int cli_reload_show(const json_t *result, bool dry_run, struct error *error)
 {
-	long long addresses = count_of(result, "addresses");
-	long long ended = count_of(result, "connections_ended");
+	long long addresses = cli_reload_count_of(result, "addresses");
+	long long ended = cli_reload_count_of(result, "connections_ended");
 
-	print_lines(result, dry_run ? "nothing would change" : "the configuration has not changed");
+	cli_reload_print_lines(
+		result, dry_run ? "nothing would change" : "the configuration has not changed");
 	if (!dry_run && addresses > 0) {
 		printf("addresses with TLS: %lld, connections ended: %lld\n", addresses, ended);
 	} else if (!dry_run && ended > 0) {
 		printf("connections ended: %lld\n", ended);
 	}
-	return finish(result, error);
+	return cli_reload_finish(result, error);
 }
+
+struct reload_arguments {
+	bool dry_run;
+	const char *server;
+};
+
+#define AT(member) FIELD_IN(struct reload_arguments, member)
+
+static const struct field fields[] = {
+	{ "dry-run", NULL, "read and compare, print what would change, and change nothing",
+		.type = FIELD_FLAG, AT(dry_run) },
+	CLI_SERVER_OR_OPERAND(struct reload_arguments),
+};
 
 int cmd_reload(int argc, char **argv)
 {
-	bool dry_run = false;
-	const char *server = NULL;
-	const struct cli_option options[] = {
-		{ "dry-run", .flag = &dry_run },
-		{ "server", .text = &server },
-	};
-	const struct cli_command command = { name, help, options, ARRAY_COUNT(options), NULL };
+	struct reload_arguments arguments = { 0 };
+	const struct cli_command command = { .name = name,
+		.usage = help,
+		.notes = notes,
+		CLI_FIELDS(fields),
+		.arguments = &arguments };
 	struct error error = { 0 };
 	char path[STATS_PATH_BYTES];
 	json_t *result;
@@ -96,17 +105,17 @@ int cmd_reload(int argc, char **argv)
 	int rc;
 
 	if (status == CLI_GO_ON) {
-		status = cli_server(name, argc, argv, &server);
+		status = cli_server(name, argc, argv, &arguments.server);
 	}
 	if (status != CLI_GO_ON) {
 		return status;
 	}
-	if (stats_find(server, path, &error) != 0 ||
-		control_ask(path, "reload", json_pack("{s:b}", "dry_run", dry_run), TIMEOUT_MS,
-			&result, &error) != 0) {
+	if (stats_find(arguments.server, path, &error) != 0 ||
+		control_ask(path, "reload", json_pack("{s:b}", "dry_run", arguments.dry_run),
+			TIMEOUT_MS, &result, &error) != 0) {
 		return cli_failure(name, &error);
 	}
-	rc = show(result, dry_run, &error);
+	rc = cli_reload_show(result, arguments.dry_run, &error);
 	json_decref(result);
 	return rc < 0 ? cli_failure(name, &error) : CLI_OK;
 }

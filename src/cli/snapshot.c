@@ -25,24 +25,20 @@ static const char help[] =
 	"  create         keep what was written until now, also over a restart and a crash\n"
 	"  list           show what there is, when it was made and how many use it\n"
 	"  delete         forget it; what only it needed is free again\n"
-	"\n"
-	"  --now          delete it also while it is used; its clients are disconnected\n"
-	"  --server SERVER  one of its URIs, its control socket, or its process id; optional\n"
-	"                 if there is only one server\n"
-	"  --json         print what the server says\n"
-	"  -h, --help     print this help\n"
-	"\n"
-	"Examples:\n"
-	"  gmblock snapshot create disk monday\n"
-	"  gmblock snapshot list disk\n"
-	"  gmblock snapshot delete disk monday\n"
-	"\n"
-	"Exit status: 1 failure, 2 usage error.\n";
+	"\n";
+
+static const char notes[] = "\n"
+			    "Examples:\n"
+			    "  gmblock snapshot create disk monday\n"
+			    "  gmblock snapshot list disk\n"
+			    "  gmblock snapshot delete disk monday\n"
+			    "\n"
+			    "Exit status: 1 failure, 2 usage error.\n";
 
 enum { ANSWER_MS = 120000, TIME_BYTES = 32 }; /* a checkpoint, on a slow disk */
 
 /* In local time, as "2026-11-23 08:15:00". */
-static const char *time_text(const json_t *entry, char out[TIME_BYTES])
+static const char *cli_snapshot_time_text(const json_t *entry, char out[TIME_BYTES])
 {
 	time_t created = (time_t)json_integer_value(json_object_get(entry, "created"));
 	struct tm parts;
@@ -54,7 +50,7 @@ static const char *time_text(const json_t *entry, char out[TIME_BYTES])
 	return out;
 }
 
-static int print_list(const json_t *result, bool json, struct error *error)
+static int cli_snapshot_print_list(const json_t *result, bool json, struct error *error)
 {
 	json_t *all = json_object_get(result, "snapshots");
 	json_t *entry;
@@ -70,14 +66,15 @@ static int print_list(const json_t *result, bool json, struct error *error)
 		print_export_name(json_string_value(json_object_get(entry, "export")));
 		printf("\t");
 		print_peer_text(json_string_value(json_object_get(entry, "name")));
-		printf("\t%s\t%lld\n", time_text(entry, text),
+		printf("\t%s\t%lld\n", cli_snapshot_time_text(entry, text),
 			(long long)json_integer_value(json_object_get(entry, "connections")));
 	}
 	return print_end(error);
 }
 
 /* Takes wire. listed: of list, the export or NULL. */
-static int ask(const char *server, json_t *wire, bool lists, const char *listed, bool json)
+static int cli_snapshot_ask(
+	const char *server, json_t *wire, bool lists, const char *listed, bool json)
 {
 	char path[STATS_PATH_BYTES];
 	struct error error = { 0 };
@@ -95,25 +92,38 @@ static int ask(const char *server, json_t *wire, bool lists, const char *listed,
 			"server");
 	}
 	if (rc == 0) {
-		rc = lists ? print_list(result, json, &error)
+		rc = lists ? cli_snapshot_print_list(result, json, &error)
 			   : cli_print_changes(result, NULL, &error);
 		json_decref(result);
 	}
 	return rc < 0 ? cli_failure(name, &error) : CLI_OK;
 }
 
+struct snapshot_arguments {
+	const char *server;
+	bool now;
+	bool json;
+};
+
+#define AT(member) FIELD_IN(struct snapshot_arguments, member)
+
+static const struct field fields[] = {
+	CLI_SERVER(struct snapshot_arguments),
+	{ "now", NULL, "delete it also while it is used; its clients are disconnected",
+		.type = FIELD_FLAG, AT(now) },
+	{ "json", NULL, "print what the server says", .type = FIELD_FLAG, AT(json) },
+};
+
 int cmd_snapshot(int argc, char **argv)
 {
-	static const char *const actions[] = { "create", "list", "delete" };
-	const char *server = NULL;
-	bool now = false;
-	bool json = false;
-	const struct cli_option options[] = {
-		{ "server", .text = &server },
-		{ "now", .flag = &now },
-		{ "json", .flag = &json },
-	};
-	const struct cli_command command = { name, help, options, ARRAY_COUNT(options), NULL };
+	static const char *const actions[] = { "create", "list", "delete", NULL };
+	struct snapshot_arguments arguments = { 0 };
+	const struct cli_command command = { .name = name,
+		.usage = help,
+		.notes = notes,
+		CLI_FIELDS(fields),
+		.actions = actions,
+		.arguments = &arguments };
 	const char *action = NULL;
 	bool lists;
 	json_t *wire;
@@ -123,7 +133,7 @@ int cmd_snapshot(int argc, char **argv)
 	if (status != CLI_GO_ON) {
 		return status;
 	}
-	for (size_t i = 0; optind < argc && i < ARRAY_COUNT(actions); i++) {
+	for (size_t i = 0; optind < argc && actions[i] != NULL; i++) {
 		action = strcmp(argv[optind], actions[i]) == 0 ? actions[i] : action;
 	}
 	if (action == NULL) {
@@ -138,10 +148,10 @@ int cmd_snapshot(int argc, char **argv)
 			      : "%s needs an EXPORT and a NAME, as two words",
 			action);
 	}
-	if (json && !lists) {
+	if (arguments.json && !lists) {
 		return cli_usage_error(name, "--json is for list only");
 	}
-	if (now && strcmp(action, "delete") != 0) {
+	if (arguments.now && strcmp(action, "delete") != 0) {
 		return cli_usage_error(name, "--now is for delete only");
 	}
 	for (int i = 0; i < count; i++) {
@@ -155,7 +165,8 @@ int cmd_snapshot(int argc, char **argv)
 	}
 	if (!lists) {
 		json_object_set_new(wire, "name", json_string(argv[1]));
-		json_object_set_new(wire, "now", json_boolean(now));
+		json_object_set_new(wire, "now", json_boolean(arguments.now));
 	}
-	return ask(server, wire, lists, lists && count > 0 ? argv[0] : NULL, json);
+	return cli_snapshot_ask(
+		arguments.server, wire, lists, lists && count > 0 ? argv[0] : NULL, arguments.json);
 }

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
 #include <getopt.h>
 
 #include "base/text.h"
@@ -13,54 +14,57 @@ static const char help[] =
 	"Usage: gmblock top [--interval=TIME] [--server SERVER]\n"
 	"Shows what a server on this machine does, on the whole terminal: exports and clients\n"
 	"with their rates, latencies and the path that data takes.\n"
-	"\n"
-	"  --server SERVER  one of its URIs, its control socket, or its process id;\n"
-	"                 optional if there is only one server; SERVER alone as the last\n"
-	"                 word is the same\n"
-	"  --interval=TIME how often to look (default: 1s)\n"
-	"  -h, --help      print this help\n"
-	"\n"
-	"Keys: q quits, s changes the order, p pauses.\n"
-	"\n"
-	"Examples:\n"
-	"  gmblock top\n"
-	"  gmblock top --interval=5 nbd://localhost/data\n";
+	"\n";
 
-static int take_interval(void *context, const char *name, const char *text)
+static const char notes[] = "\n"
+			    "Keys: q quits, s changes the order, p pauses.\n"
+			    "\n"
+			    "Examples:\n"
+			    "  gmblock top\n"
+			    "  gmblock top --interval=5 nbd://localhost/data\n";
+
+struct top_arguments {
+	uint64_t interval_ns;
+	const char *server;
+};
+
+static int take_interval(void *context, const char *text, struct error *error)
 {
-	uint64_t *interval_ns = context;
-	struct error error;
+	uint64_t *interval_ns = &((struct top_arguments *)context)->interval_ns;
+	int rc = units_parse_seconds(text, interval_ns, error);
 
-	if (units_parse_seconds(text, interval_ns, &error) != 0) {
-		return cli_usage_error("top", "--%s: %s", name, error.text);
-	}
-	if (*interval_ns < INTERVAL_NS_MIN || *interval_ns > INTERVAL_NS_MAX) {
-		return cli_usage_error("top", "--%s: from 100ms to 1h", name);
-	}
-	return CLI_GO_ON;
+	return rc == 0 && (*interval_ns < INTERVAL_NS_MIN || *interval_ns > INTERVAL_NS_MAX)
+		       ? error_set(error, -ERANGE, "from 100ms to 1h")
+		       : rc;
 }
+
+#define AT(member) FIELD_IN(struct top_arguments, member)
+
+static const struct field fields[] = {
+	{ "interval", "TIME", "how often to look (default: 1s)", .set = take_interval },
+	CLI_SERVER_OR_OPERAND(struct top_arguments),
+};
 
 int cmd_top(int argc, char **argv)
 {
-	uint64_t interval_ns = NS_PER_S;
-	const char *server = NULL;
-	const struct cli_option options[] = {
-		{ "interval", .take = take_interval },
-		{ "server", .text = &server },
-	};
-	const struct cli_command command = { "top", help, options, ARRAY_COUNT(options),
-		&interval_ns };
+	struct top_arguments arguments = { .interval_ns = NS_PER_S };
+	const struct cli_command command = { .name = "top",
+		.usage = help,
+		.notes = notes,
+		CLI_FIELDS(fields),
+		.arguments = &arguments };
 	char path[STATS_PATH_BYTES];
 	struct error error = { 0 };
 	int status = cli_parse(&command, argc, argv);
 
 	if (status == CLI_GO_ON) {
-		status = cli_server("top", argc, argv, &server);
+		status = cli_server("top", argc, argv, &arguments.server);
 	}
 	if (status != CLI_GO_ON) {
 		return status;
 	}
-	if (stats_find(server, path, &error) != 0 || top_show(path, interval_ns, &error) != 0) {
+	if (stats_find(arguments.server, path, &error) != 0 ||
+		top_show(path, arguments.interval_ns, &error) != 0) {
 		return cli_failure("top", &error);
 	}
 	return CLI_OK;

@@ -22,19 +22,16 @@ struct trace_arguments {
 	bool json;
 };
 
-static const char usage_text[] =
-	"Usage: gmblock trace --request [OPTION]... [--server SERVER]\n"
-	"\n"
-	"  --request          " CLI_TRACE_REQUEST_USAGE
-	"  --svg FILE         draw the first requests\n"
-	"  --json             print JSON\n"
-	"  -h, --help         print this help\n"
+static const char usage_text[] = "Usage: gmblock trace --request [OPTION]... [--server SERVER]\n"
+				 "\n";
+
+static const char notes[] =
 	"\n"
 	"Examples:\n"
 	"  gmblock trace --request --min-size 256K --timeout 10s nbd://localhost/data\n"
 	"  gmblock trace --request --operation write --svg write.svg\n";
 
-static int take_operation(void *context, const char *name, const char *text)
+static int take_operation(void *context, const char *text, struct error *error)
 {
 	static const char *const names[] = { "read", "write", "flush", "trim", "zero", "cache",
 		"extents" };
@@ -47,30 +44,45 @@ static int take_operation(void *context, const char *name, const char *text)
 				question->operations = json_array();
 			}
 			json_array_append_new(question->operations, json_string(text));
-			return CLI_GO_ON;
+			return 0;
 		}
 	}
-	return cli_usage_error("trace",
-		"--%s: '%s' is none of read, write, flush, trim, zero, cache, extents", name,
+	return error_set(error, -EINVAL,
+		"'%s' is none of read, write, flush, trim, zero, cache, extents",
 		log_escape(quoted, sizeof(quoted), text, strlen(text)));
 }
 
-static int arguments_parse(int argc, char **argv, struct trace_arguments *arguments)
+#define AT(member) FIELD_IN(struct trace_arguments, member)
+
+static const struct field fields[] = {
+	{ "request", NULL,
+		"wait for requests to a server on this machine, and show where the time of each "
+		"went",
+		.type = FIELD_FLAG, AT(request) },
+	{ "count", "N", "number of requests (default 1)", .type = FIELD_COUNT, .min = 1,
+		.max = TRACE_REQUEST_COUNT_MAX, AT(count) },
+	{ "min-size", "SIZE", "only requests of at least this size", .type = FIELD_BYTES,
+		AT(question.min_size) },
+	{ "operation", "OP",
+		"only read, write, flush, trim, zero, cache or extents; repeat for more",
+		.set = take_operation },
+	{ "export", "NAME", "only requests for this export; \"\" is the default",
+		.type = FIELD_ARGUMENT, AT(question.export) },
+	{ "timeout", "TIME", "stop waiting after this time", .type = FIELD_TIME, .min = 1,
+		AT(timeout_ns) },
+	CLI_SERVER_OR_OPERAND(struct trace_arguments),
+	{ "svg", "FILE", "draw the first requests", .type = FIELD_ARGUMENT, AT(svg_path) },
+	{ "json", NULL, "print JSON", .type = FIELD_FLAG, AT(json) },
+};
+
+static int cli_trace_arguments_parse(int argc, char **argv, struct trace_arguments *arguments)
 {
 	struct trace_question *question = &arguments->question;
-	const struct cli_option options[] = {
-		{ "request", .flag = &arguments->request },
-		{ "count", .count = &arguments->count, .min = 1, .max = TRACE_REQUEST_COUNT_MAX },
-		{ "min-size", .bytes = &question->min_size },
-		{ "operation", .take = take_operation },
-		{ "export", .text = &question->export },
-		{ "timeout", .time_ns = &arguments->timeout_ns },
-		{ "server", .text = &arguments->server },
-		{ "svg", .path = &arguments->svg_path },
-		{ "json", .flag = &arguments->json },
-	};
-	const struct cli_command command = { "trace", usage_text, options, ARRAY_COUNT(options),
-		arguments };
+	const struct cli_command command = { .name = "trace",
+		.usage = usage_text,
+		.notes = notes,
+		CLI_FIELDS(fields),
+		.arguments = arguments };
 	int status = cli_parse(&command, argc, argv);
 
 	if (status == CLI_GO_ON && !arguments->request) {
@@ -153,7 +165,7 @@ static int trace_requests(const struct trace_arguments *arguments, struct svg_fi
 	return err != 0 ? cli_failure("trace", &error) : CLI_OK;
 }
 
-static int run(struct trace_arguments *arguments)
+static int cli_trace_run(struct trace_arguments *arguments)
 {
 	struct svg_file svg = { .fd = -1 };
 	struct error error;
@@ -170,10 +182,10 @@ static int run(struct trace_arguments *arguments)
 int cmd_trace(int argc, char **argv)
 {
 	struct trace_arguments arguments = { .request = false };
-	int status = arguments_parse(argc, argv, &arguments);
+	int status = cli_trace_arguments_parse(argc, argv, &arguments);
 
 	if (status == CLI_GO_ON) {
-		status = run(&arguments);
+		status = cli_trace_run(&arguments);
 	}
 	json_decref(arguments.question.operations);
 	return status;

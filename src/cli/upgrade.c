@@ -19,7 +19,7 @@
 #include "base/work.h"
 #include "cli/cli.h"
 #include "control/control.h"
-#include "server/record.h"
+#include "server/upgrade/record.h"
 #include "tools/show.h"
 
 /* Linux 6.5: the process that is at the other end of a socket. */
@@ -36,22 +36,15 @@ static const char help[] =
 	"clients: connections, disks and addresses go on where they are. The new process runs\n"
 	"the program file of this command with the arguments of the old one, or PROGRAM.\n"
 	"If it is not ready within 10 seconds, or ends, the old one goes on.\n"
-	"\n"
-	"  --server SERVER  one of its URIs, its control socket, or its process id;\n"
-	"                 optional if there is only one server; SERVER alone as the last\n"
-	"                 word is the same\n"
-	"  --if-replaced  do nothing if the server runs the program file of this command\n"
-	"  --dry-run      print which connections would go on and which would end, and why, or\n"
-	"                 that the server cannot be upgraded; change nothing\n"
-	"  --all-or-nothing  no upgrade if a connection would end\n"
-	"  -h, --help     print this help\n"
-	"\n"
-	"Examples:\n"
-	"  gmblock upgrade\n"
-	"  gmblock upgrade --dry-run\n"
-	"  gmblock upgrade --if-replaced nbd://localhost/\n"
-	"\n"
-	"Exit status: 1 failure, 2 usage error.\n";
+	"\n";
+
+static const char notes[] = "\n"
+			    "Examples:\n"
+			    "  gmblock upgrade\n"
+			    "  gmblock upgrade --dry-run\n"
+			    "  gmblock upgrade --if-replaced nbd://localhost/\n"
+			    "\n"
+			    "Exit status: 1 failure, 2 usage error.\n";
 
 enum {
 	ANSWER_MS = 60000,
@@ -134,7 +127,7 @@ static int open_process(int socket, pid_t pid)
 	return errno == ENOPROTOOPT ? (int)syscall(SYS_pidfd_open, pid, 0) : -1;
 }
 
-static bool has_ended(const struct running *running)
+static bool cli_upgrade_has_ended(const struct running *running)
 {
 	struct pollfd ends = { .fd = running->pidfd, .events = POLLIN };
 
@@ -157,7 +150,7 @@ static int take_identity(
 }
 
 /* The process that has made the channel is the one that listens on the control socket. */
-static int identify(const struct control_connection *connection, int channel,
+static int cli_upgrade_identify(const struct control_connection *connection, int channel,
 	struct running *running, struct error *error)
 {
 	pid_t listener = control_connection_peer(connection).pid;
@@ -177,7 +170,7 @@ static int identify(const struct control_connection *connection, int channel,
 }
 
 /* Servers of root may have become another user (--user), as their new process does. */
-static int check_user(const struct running *running, struct error *error)
+static int cli_upgrade_check_user(const struct running *running, struct error *error)
 {
 	bool is_of_root = geteuid() == 0 && running->record.text != NULL;
 
@@ -194,9 +187,9 @@ static int find_record(struct running *running, bool has_command, struct error *
 {
 	struct error reason;
 	int code = server_record_read(running->pid, &running->record, &reason);
-	int rc = check_user(running, error);
+	int rc = cli_upgrade_check_user(running, error);
 
-	if (has_ended(running)) {
+	if (cli_upgrade_has_ended(running)) {
 		return error_set(error, -ESRCH, "process %ld has ended", (long)running->pid);
 	}
 	return rc < 0 || code == 0 || has_command
@@ -210,7 +203,7 @@ static int find_record(struct running *running, bool has_command, struct error *
 /* --- units ----------------------------------------------------------------------------------- */
 
 /* The control group of a process, as the service manager sees it; "": it has none. */
-static void find_group(pid_t pid, char *out, size_t out_bytes)
+static void cli_upgrade_find_group(pid_t pid, char *out, size_t out_bytes)
 {
 	char path[64];
 	char line[PATH_MAX];
@@ -243,8 +236,8 @@ static int check_unit(const struct control_connection *connection, struct error 
 	char ours[PATH_MAX];
 	const char *unit;
 
-	find_group(pid, theirs, sizeof(theirs));
-	find_group(getpid(), ours, sizeof(ours));
+	cli_upgrade_find_group(pid, theirs, sizeof(theirs));
+	cli_upgrade_find_group(getpid(), ours, sizeof(ours));
 	unit = strrchr(theirs, '/');
 	if (unit == NULL || strcmp(theirs, ours) == 0 || strlen(unit) <= strlen("/.service") ||
 		strcmp(unit + strlen(unit) - strlen(".service"), ".service") != 0) {
@@ -275,7 +268,7 @@ struct start {
 
 /* In the new process, with what the server has offered. Returns only when it cannot be started,
  * with the reason. */
-static int become(
+static int cli_upgrade_become(
 	const int files[OFFER_FILES], const json_t *offer, int errors, const struct start *start)
 {
 	/* Which stream of the journal its standard error is; that of this process is another. */
@@ -313,7 +306,7 @@ static int start_process(const int files[OFFER_FILES], const json_t *offer, int 
 	if (pid == 0) {
 		(void)setsid();
 		if (fork() == 0) {
-			code = become(files, offer, errors, start);
+			code = cli_upgrade_become(files, offer, errors, start);
 			(void)!write(report[1], &code, sizeof(code));
 		}
 		_exit(0);
@@ -441,7 +434,7 @@ static int take_offer(struct control_connection *connection, struct running *run
 	if (rc < 0) {
 		return rc;
 	}
-	rc = identify(connection, files[OFFER_CHANNEL], running, error);
+	rc = cli_upgrade_identify(connection, files[OFFER_CHANNEL], running, error);
 	if (rc == 0) {
 		rc = find_record(running, wish->command != NULL, error);
 	}
@@ -478,7 +471,7 @@ static int print_result(const json_t *result)
 }
 
 /* Whether the server runs another program file than this command. 0 or 1, or a negative errno. */
-static int is_replaced(const char *path, struct error *error)
+static int cli_upgrade_is_replaced(const char *path, struct error *error)
 {
 	struct control_connection *connection;
 	/* Any command that changes nothing: it is the process that is looked at. */
@@ -534,7 +527,7 @@ static int forecast(struct control_connection *connection, struct running *runni
 	return rc;
 }
 
-static int replace(struct control_connection *connection, struct running *running,
+static int cli_upgrade_replace(struct control_connection *connection, struct running *running,
 	const struct wish *wish, struct said *said, int *status_out, struct error *error)
 {
 	json_t *result;
@@ -565,7 +558,8 @@ static int upgrade(const char *path, const struct wish *wish, struct error *erro
 	}
 	if (rc == 0) {
 		rc = wish->is_dry ? forecast(connection, &running, wish, &status, error)
-				  : replace(connection, &running, wish, &said, &status, error);
+				  : cli_upgrade_replace(
+					    connection, &running, wish, &said, &status, error);
 	}
 	control_disconnect(connection);
 	server_record_fini(&running.record);
@@ -579,45 +573,62 @@ static int upgrade(const char *path, const struct wish *wish, struct error *erro
 	return status;
 }
 
+struct upgrade_arguments {
+	struct wish wish;
+	bool if_replaced;
+	const char *server;
+};
+
+#define AT(member) FIELD_IN(struct upgrade_arguments, member)
+
+static const struct field fields[] = {
+	{ "dry-run", NULL,
+		"print which connections would go on and which would end, and why, or that the "
+		"server cannot be upgraded; change nothing",
+		.type = FIELD_FLAG, AT(wish.is_dry) },
+	{ "all-or-nothing", NULL, "no upgrade if a connection would end", .type = FIELD_FLAG,
+		AT(wish.keeps_all) },
+	{ "if-replaced", NULL, "do nothing if the server runs the program file of this command",
+		.type = FIELD_FLAG, AT(if_replaced) },
+	CLI_SERVER_OR_OPERAND(struct upgrade_arguments),
+};
+
 int cmd_upgrade(int argc, char **argv)
 {
-	struct wish wish = { 0 };
-	bool if_replaced = false;
-	const char *server = NULL;
-	const struct cli_option options[] = {
-		{ "dry-run", .flag = &wish.is_dry },
-		{ "all-or-nothing", .flag = &wish.keeps_all },
-		{ "if-replaced", .flag = &if_replaced },
-		{ "server", .text = &server },
-	};
-	const struct cli_command parser = { name, help, options, ARRAY_COUNT(options), NULL };
+	struct upgrade_arguments arguments = { 0 };
+	struct wish *wish = &arguments.wish;
+	const struct cli_command command = { .name = name,
+		.usage = help,
+		.notes = notes,
+		CLI_FIELDS(fields),
+		.arguments = &arguments };
 	char path[STATS_PATH_BYTES];
 	struct error error = { 0 };
 	int operands = argc;
 	int status;
 
-	for (int i = 1; i < argc && wish.command == NULL; i++) {
+	for (int i = 1; i < argc && wish->command == NULL; i++) {
 		if (strcmp(argv[i], "--") == 0) {
 			operands = i;
-			wish.command = &argv[i + 1];
+			wish->command = &argv[i + 1];
 		}
 	}
-	if (wish.command != NULL && wish.command[0] == NULL) {
+	if (wish->command != NULL && wish->command[0] == NULL) {
 		return cli_usage_error(name, "a program is needed behind --");
 	}
-	status = cli_parse(&parser, operands, argv);
+	status = cli_parse(&command, operands, argv);
 	if (status == CLI_GO_ON) {
-		status = cli_server(name, operands, argv, &server);
+		status = cli_server(name, operands, argv, &arguments.server);
 	}
 	if (status != CLI_GO_ON) {
 		return status;
 	}
-	status = stats_find(server, path, &error);
+	status = stats_find(arguments.server, path, &error);
 	if (status == 0) {
-		status = if_replaced ? is_replaced(path, &error) : 1;
+		status = arguments.if_replaced ? cli_upgrade_is_replaced(path, &error) : 1;
 	}
 	if (status < 0) {
 		return cli_failure(name, &error);
 	}
-	return status > 0 ? upgrade(path, &wish, &error) : CLI_OK;
+	return status > 0 ? upgrade(path, wish, &error) : CLI_OK;
 }

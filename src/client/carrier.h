@@ -181,5 +181,5 @@ void error_export(struct gmb_error *out, const struct error *error);
 
 /* --- the protocols -------------------------------------------------------------------------- */
 
-extern const struct carrier_ops nbd_carrier;	/* nbd/client_carrier.c */
-extern const struct carrier_ops native_carrier; /* gmb/client_carrier.c */
+extern const struct carrier_ops nbd_carrier;	/* nbd/client/carrier.c */
+extern const struct carrier_ops native_carrier; /* gmb/client/carrier.c */

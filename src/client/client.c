@@ -287,7 +287,7 @@ static void open_failed(struct gmb_client *client)
 	fail_all(client, -ENOTCONN);
 }
 
-static void give_up(struct gmb_client *client)
+static void client_give_up(struct gmb_client *client)
 {
 	set_state(client, CLIENT_DEAD);
 	client_event(client, GMB_EVENT_GAVE_UP, client->trouble.text);
@@ -309,7 +309,7 @@ static int give_up_forgotten(
 			client->uri_text, (unsigned long long)(client->changes - client->flushed));
 	}
 	client->trouble = *error;
-	give_up(client);
+	client_give_up(client);
 	return error->code;
 }
 
@@ -574,7 +574,7 @@ void client_check_deadline(struct gmb_client *client)
 		error_set(&client->trouble, -ENOTCONN,
 			"gave up after %u s without a connection: %s",
 			client->options.reconnect_timeout_ms / 1000, reason);
-		give_up(client);
+		client_give_up(client);
 	}
 }
 
@@ -623,7 +623,7 @@ void client_connection_lost(struct gmb_client *client, struct connection *connec
 			fail_replays(client,
 				-ENOTCONN); /* without takeover they must not be sent again */
 		} else {
-			give_up(client);
+			client_give_up(client);
 		}
 		return;
 	}
@@ -640,7 +640,7 @@ void client_connection_lost(struct gmb_client *client, struct connection *connec
 
 /* --- opening and closing --------------------------------------------------------------------- */
 
-static void client_free(struct gmb_client *client)
+static void client_client_free(struct gmb_client *client)
 {
 	if (client == NULL) {
 		return;
@@ -659,7 +659,7 @@ static void client_free(struct gmb_client *client)
 	free(client);
 }
 
-static uint32_t or_default(uint32_t value, uint32_t standard)
+static uint32_t client_or_default(uint32_t value, uint32_t standard)
 {
 	return value != 0 ? value : standard;
 }
@@ -679,7 +679,7 @@ static uint32_t connections_chosen(void)
 	return (uint32_t)MIN(processors, (long)CONNECTIONS_CHOSEN_MAX);
 }
 
-static int take_options(
+static int client_take_options(
 	struct gmb_client *client, const struct gmb_options *options, struct error *error)
 {
 	struct gmb_options *own = &client->options;
@@ -697,12 +697,13 @@ static int take_options(
 				GMB_OPEN_SIMPLE | GMB_OPEN_URI_FILES)) != 0) {
 		return error_set(error, -EINVAL, "unknown flags to open with: 0x%x", own->flags);
 	}
-	own->connect_timeout_ms = or_default(own->connect_timeout_ms, CONNECT_TIMEOUT_MS);
-	own->request_timeout_ms = or_default(own->request_timeout_ms, REQUEST_TIMEOUT_MS);
-	own->slow_timeout_ms =
-		MAX(or_default(own->slow_timeout_ms, SLOW_TIMEOUT_MS), own->request_timeout_ms);
-	own->reconnect_timeout_ms = or_default(own->reconnect_timeout_ms, RECONNECT_TIMEOUT_MS);
-	own->depth = or_default(own->depth, CLIENT_DEPTH_DEFAULT);
+	own->connect_timeout_ms = client_or_default(own->connect_timeout_ms, CONNECT_TIMEOUT_MS);
+	own->request_timeout_ms = client_or_default(own->request_timeout_ms, REQUEST_TIMEOUT_MS);
+	own->slow_timeout_ms = MAX(
+		client_or_default(own->slow_timeout_ms, SLOW_TIMEOUT_MS), own->request_timeout_ms);
+	own->reconnect_timeout_ms =
+		client_or_default(own->reconnect_timeout_ms, RECONNECT_TIMEOUT_MS);
+	own->depth = client_or_default(own->depth, CLIENT_DEPTH_DEFAULT);
 	return 0;
 }
 
@@ -727,11 +728,11 @@ static int client_create(struct gmb_queue *queue, const char *uri, struct tls_cl
 		client->range_bytes[i] = CLIENT_RANGE_BYTES_FIRST;
 	}
 	list_init(&client->free_commands);
-	err = take_options(client, options, error);
+	err = client_take_options(client, options, error);
 	if (err == 0) {
 		client->ops = find_carrier(uri);
-		client->connections_wanted = or_default(client->options.connections,
-			or_default(client->ops->connections, connections_chosen()));
+		client->connections_wanted = client_or_default(client->options.connections,
+			client_or_default(client->ops->connections, connections_chosen()));
 		err = client->ops->target_create(
 			uri, client->options.flags, tls, client->label, &client->target, error);
 	}
@@ -739,7 +740,7 @@ static int client_create(struct gmb_queue *queue, const char *uri, struct tls_cl
 		err = error_set(error, -EIO, "the system gives no random numbers");
 	}
 	if (err != 0) {
-		client_free(client);
+		client_client_free(client);
 		return err;
 	}
 	command_count = client->options.depth * client->connections_wanted;
@@ -750,7 +751,7 @@ static int client_create(struct gmb_queue *queue, const char *uri, struct tls_cl
 	client->commands = calloc(command_count, command_bytes);
 	if (client->uri_text == NULL || client->commands == NULL ||
 		connection_create(client, &client->connections[0]) != 0) {
-		client_free(client);
+		client_client_free(client);
 		return error_set(error, -ENOMEM, "out of memory");
 	}
 	for (uint32_t i = 0; i < command_count; i++) {
@@ -880,7 +881,7 @@ int gmb_open(struct gmb_queue *queue, const char *uri, const struct gmb_options 
 		err = client->trouble.code;
 		error_export(error, &client->trouble);
 		close_connections(client);
-		client_free(client);
+		client_client_free(client);
 		return err;
 	}
 	*client_out = client;
@@ -910,7 +911,7 @@ int gmb_close(struct gmb_client *client)
 	while (!list_is_empty(&client->queue->ended)) {
 		queue_round(client->queue, 0); /* from callbacks of other clients */
 	}
-	client_free(client);
+	client_client_free(client);
 	return 0;
 }
 
@@ -939,7 +940,7 @@ void client_end(struct gmb_client *client)
 		open_failed(client);
 	} else if (client->state == CLIENT_OPEN) {
 		client->trouble = error;
-		give_up(client);
+		client_give_up(client);
 	}
 	for (uint32_t i = 0; i < CLIENT_CONNECTIONS_MAX; i++) {
 		struct connection *connection = client->connections[i];
@@ -960,6 +961,6 @@ bool client_is_gone(struct gmb_client *client)
 		!list_is_empty(&client->queue->ended)) {
 		return false;
 	}
-	client_free(client);
+	client_client_free(client);
 	return true;
 }

@@ -29,7 +29,7 @@ static const uint32_t connection_edges[] = {
 	[CONNECTION_CLOSING] = BIT(CONNECTION_IDLE),
 };
 
-static void set_state(struct connection *connection, enum connection_state state)
+static void connection_set_state(struct connection *connection, enum connection_state state)
 {
 	GMB_ASSERT((connection_edges[connection->state] & BIT(state)) != 0);
 	connection->state = state;
@@ -130,14 +130,14 @@ static void give_back_commands(struct connection *connection)
 }
 
 /* The last step of CLOSING. */
-static void closing_step(struct connection *connection)
+static void connection_closing_step(struct connection *connection)
 {
 	if (!connection->is_stopped || connection->timer_op.in_flight) {
 		return;
 	}
 	give_back_commands(connection);
 	connection->draining = false;
-	set_state(connection, CONNECTION_IDLE);
+	connection_set_state(connection, CONNECTION_IDLE);
 	if (!connection->leaving) {
 		client_connection_lost(connection->client, connection);
 	}
@@ -150,7 +150,7 @@ void carrier_stopped(struct carrier *carrier)
 
 	GMB_ASSERT(connection->state == CONNECTION_CLOSING);
 	connection->is_stopped = true;
-	closing_step(connection);
+	connection_closing_step(connection);
 }
 
 /* Ends whatever goes on; connection->reason says why. */
@@ -165,7 +165,7 @@ static void begin_closing(struct connection *connection)
 		log_debug("client: connection %u: lost: %s", connection->number,
 			connection->reason.text);
 	}
-	set_state(connection, CONNECTION_CLOSING);
+	connection_set_state(connection, CONNECTION_CLOSING);
 	connection->is_stopped = false;
 	ring_cancel(carrier->ring, &connection->timer_op);
 	if (connection->leaving) {
@@ -191,7 +191,7 @@ void connection_lose(struct connection *connection, const struct error *error)
 	carrier_failed(connection->carrier, &reason);
 }
 
-static void lose(struct connection *connection, int err, const char *why)
+static void client_connection_lose(struct connection *connection, int err, const char *why)
 {
 	struct error error;
 
@@ -201,11 +201,12 @@ static void lose(struct connection *connection, int err, const char *why)
 
 /* --- time limits --------------------------------------------------------------------------- */
 
-static void timer_done(struct ring_op *op, int result);
+static void connection_timer_done(struct ring_op *op, int result);
 
 static void timer_set(struct connection *connection, uint64_t delay_ns)
 {
-	ring_timer(connection->carrier->ring, &connection->timer_op, delay_ns, timer_done);
+	ring_timer(
+		connection->carrier->ring, &connection->timer_op, delay_ns, connection_timer_done);
 }
 
 /*
@@ -249,9 +250,10 @@ static void silence_check(struct connection *connection)
 	find_deadlines(connection, &silent_ns, &unanswered_ns);
 	next_ns = MIN(silent_ns, unanswered_ns);
 	if (now_ns >= silent_ns) {
-		lose(connection, -ETIMEDOUT, "the server has not answered for too long");
+		client_connection_lose(
+			connection, -ETIMEDOUT, "the server has not answered for too long");
 	} else if (now_ns >= unanswered_ns) {
-		lose(connection, -ETIMEDOUT,
+		client_connection_lose(connection, -ETIMEDOUT,
 			"the server says that it lives, but has answered nothing for too long");
 	} else {
 		/* What is sent meanwhile may be due earlier, but not before this. */
@@ -261,19 +263,19 @@ static void silence_check(struct connection *connection)
 	}
 }
 
-static void start(struct connection *connection);
+static void client_connection_start(struct connection *connection);
 
-static void timer_done(struct ring_op *op, int result)
+static void connection_timer_done(struct ring_op *op, int result)
 {
 	struct connection *connection = container_of(op, struct connection, timer_op);
 
 	GMB_UNUSED(result);
 	switch (connection->state) {
 	case CONNECTION_CLOSING:
-		closing_step(connection);
+		connection_closing_step(connection);
 		break;
 	case CONNECTION_BACKOFF:
-		start(connection);
+		client_connection_start(connection);
 		break;
 	case CONNECTION_READY:
 		silence_check(connection);
@@ -299,7 +301,7 @@ void connection_flush(struct connection *connection)
 	carrier->ops->flush(carrier);
 	/* Here, because the last answer may have come before its request was sent. */
 	if (connection->draining && carrier->command_count == 0) {
-		lose(connection, -ESHUTDOWN, "the server is shutting down");
+		client_connection_lose(connection, -ESHUTDOWN, "the server is shutting down");
 	}
 }
 
@@ -336,7 +338,8 @@ void carrier_resized(struct carrier *carrier)
 
 /* --- the beginning ------------------------------------------------------------------------- */
 
-static void log_ready(const struct connection *connection, const struct carrier_facts *facts)
+static void connection_log_ready(
+	const struct connection *connection, const struct carrier_facts *facts)
 {
 	static const char *const replies[] = { "simple", "structured", "extended", "placed" };
 	char name[128];
@@ -361,9 +364,9 @@ void carrier_ready(struct carrier *carrier)
 	struct connection *connection = carrier->connection;
 	struct error error = { 0 };
 
-	set_state(connection, CONNECTION_READY);
+	connection_set_state(connection, CONNECTION_READY);
 	connection->was_ready = true;
-	log_ready(connection, &carrier->facts);
+	connection_log_ready(connection, &carrier->facts);
 	if (client_connection_ready(connection->client, connection, &error) != 0) {
 		connection_lose(connection, &error);
 	}
@@ -381,7 +384,7 @@ void connection_name(const struct connection *connection, char out[CARRIER_TOKEN
 }
 
 /* Introduces the connection: which one it is, and which it replaces. */
-static void start(struct connection *connection)
+static void client_connection_start(struct connection *connection)
 {
 	struct gmb_client *client = connection->client;
 	char names[1 + CLIENT_LOST_MAX][CARRIER_TOKEN_BYTES_MAX];
@@ -406,7 +409,7 @@ static void start(struct connection *connection)
 		name_of(client, client->lost[i], names[1 + i]);
 		replaces[i] = names[1 + i];
 	}
-	set_state(connection, CONNECTION_STARTING);
+	connection_set_state(connection, CONNECTION_STARTING);
 	connection->carrier->ops->start(connection->carrier, &options);
 }
 
@@ -415,9 +418,9 @@ void connection_start(struct connection *connection, uint64_t delay_ns)
 	GMB_ASSERT(connection->state == CONNECTION_IDLE);
 	connection->leaving = false;
 	if (delay_ns == 0) {
-		start(connection);
+		client_connection_start(connection);
 	} else {
-		set_state(connection, CONNECTION_BACKOFF);
+		connection_set_state(connection, CONNECTION_BACKOFF);
 		timer_set(connection, delay_ns);
 	}
 }

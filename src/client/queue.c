@@ -118,7 +118,7 @@ struct ring *queue_ring(struct gmb_queue *queue)
 
 /* --- the loop ------------------------------------------------------------------------------ */
 
-static void wake_deliver(struct ring *ring, struct ring_message *message)
+static void client_queue_wake_deliver(struct ring *ring, struct ring_message *message)
 {
 	struct gmb_queue *queue = container_of(message, struct gmb_queue, wake);
 
@@ -130,7 +130,7 @@ static void wake_deliver(struct ring *ring, struct ring_message *message)
 void gmb_queue_wake(struct gmb_queue *queue)
 {
 	if (!atomic_exchange(&queue->wake_posted, true)) {
-		queue->wake.deliver = wake_deliver;
+		queue->wake.deliver = client_queue_wake_deliver;
 		ring_post(queue->ring, &queue->wake);
 	}
 }
@@ -185,7 +185,7 @@ static void tell_ended(struct gmb_queue *queue)
 	}
 }
 
-static void flush(struct gmb_queue *queue)
+static void client_queue_flush(struct gmb_queue *queue)
 {
 	list_for_each(node, &queue->clients)
 	{
@@ -204,7 +204,7 @@ bool queue_pump(struct gmb_queue *queue)
 {
 	uint64_t before = queue->completed;
 
-	flush(queue);
+	client_queue_flush(queue);
 	tell_ended(queue);
 	return queue->completed != before;
 }
@@ -227,7 +227,7 @@ static void get_ready_to_poll(struct gmb_queue *queue, bool more)
 {
 	uint64_t before = queue->completed;
 
-	flush(queue);
+	client_queue_flush(queue);
 	ring_flush(queue->ring);
 	if (more || queue->completed != before || !list_is_empty(&queue->ended)) {
 		ring_poll_again(queue->ring);

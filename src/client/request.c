@@ -140,7 +140,7 @@ int gmb_can_copy(const struct gmb_client *target, const struct gmb_client *sourc
 	return target->queue == source->queue && is_same_server(target, source) ? 0 : -EXDEV;
 }
 
-static bool overlaps(const struct gmb_request *request)
+static bool client_request_overlaps(const struct gmb_request *request)
 {
 	uint64_t distance = request->offset > request->source_offset
 				    ? request->offset - request->source_offset
@@ -168,8 +168,10 @@ static int check_source(const struct gmb_client *client, const struct gmb_reques
 		return -EINVAL;
 	}
 	/* Of a long copy the server sees one part after the other. */
-	return strcmp(client->facts.name, source->facts.name) == 0 && overlaps(request) ? -EINVAL
-											: 0;
+	return strcmp(client->facts.name, source->facts.name) == 0 &&
+			       client_request_overlaps(request)
+		       ? -EINVAL
+		       : 0;
 }
 
 static int check_range(const struct gmb_client *client, const struct gmb_request *request)
@@ -204,7 +206,8 @@ static int check_range(const struct gmb_client *client, const struct gmb_request
 	return sum == request->length ? 0 : -EINVAL;
 }
 
-static int check_request(const struct gmb_client *client, const struct gmb_request *request)
+static int client_request_check_request(
+	const struct gmb_client *client, const struct gmb_request *request)
 {
 	int err;
 
@@ -246,7 +249,7 @@ static void end_now(struct gmb_client *client, struct gmb_request *request, int 
 
 void request_admit(struct gmb_client *client, struct gmb_request *request)
 {
-	int err = check_request(client, request);
+	int err = client_request_check_request(client, request);
 
 	if (err != 0 || (request->length == 0 && request->operation != GMB_FLUSH)) {
 		end_now(client, request, err);
@@ -288,7 +291,7 @@ void gmb_submit(struct gmb_client *client, struct gmb_request *request)
 /* --- long ranges --------------------------------------------------------------------------- */
 
 /* A server that must do it fast does it as a whole. */
-static bool is_cut(const struct gmb_request *request)
+static bool client_request_is_cut(const struct gmb_request *request)
 {
 	return (request->operation == GMB_TRIM || request->operation == GMB_ZERO ||
 		       request->operation == GMB_CACHE || request->operation == GMB_COPY) &&
@@ -303,7 +306,7 @@ static uint64_t range_bytes(const struct gmb_client *client, const struct gmb_re
 
 bool request_is_range(const struct gmb_client *client, struct gmb_request *request)
 {
-	return is_cut(request) && !request_state(request)->flushing &&
+	return client_request_is_cut(request) && !request_state(request)->flushing &&
 	       request->length > range_bytes(client, request);
 }
 
@@ -345,7 +348,7 @@ static uint64_t part_max(
 	if (request->operation == GMB_READ || request->operation == GMB_WRITE) {
 		return align_down(payload_max, align);
 	}
-	if (is_cut(request)) {
+	if (client_request_is_cut(request)) {
 		return MIN(facts->range_max, range_part(client, request, offset));
 	}
 	return facts->range_max == UINT64_MAX ? UINT64_MAX : align_down(facts->range_max, align);
@@ -392,7 +395,7 @@ bool request_split(struct gmb_client *client, struct gmb_request *request, struc
 /* --- results ------------------------------------------------------------------------------- */
 
 /* All commands of the request are back and nothing more will be split. */
-static void request_end(struct gmb_client *client, struct gmb_request *request)
+static void client_request_end(struct gmb_client *client, struct gmb_request *request)
 {
 	struct request_state *state = request_state(request);
 
@@ -432,7 +435,7 @@ void request_fail(struct gmb_client *client, struct gmb_request *request, int er
 		list_remove(&state->node); /* from waiting or ranges */
 	}
 	if (state->parts == 0) {
-		request_end(client, request);
+		client_request_end(client, request);
 	}
 }
 
@@ -501,14 +504,15 @@ void request_command_done(struct gmb_client *client, struct command *command, co
 	}
 	note_durability(client, command);
 	if (state->parts == 0 && state->whole) {
-		request_end(client, request);
+		client_request_end(client, request);
 	}
 }
 
 /* --- extents ------------------------------------------------------------------------------- */
 
 /* An extent belongs to one command, so that request_command_again() can take just its own back. */
-static void extent_add(struct command *command, uint64_t offset, uint64_t length, uint32_t flags)
+static void client_request_extent_add(
+	struct command *command, uint64_t offset, uint64_t length, uint32_t flags)
 {
 	struct gmb_request *request = command->request;
 	struct gmb_extent *last =
@@ -528,7 +532,7 @@ static void extent_add(struct command *command, uint64_t offset, uint64_t length
 
 void command_hole(struct command *command, uint64_t offset, uint64_t length)
 {
-	extent_add(command, offset, length, GMB_EXTENT_HOLE | GMB_EXTENT_ZERO);
+	client_request_extent_add(command, offset, length, GMB_EXTENT_HOLE | GMB_EXTENT_ZERO);
 }
 
 void command_extent(struct command *command, uint64_t described, uint64_t length, uint32_t flags)
@@ -544,7 +548,7 @@ void command_extent(struct command *command, uint64_t described, uint64_t length
 			return;
 		}
 	}
-	extent_add(command, offset, length, flags);
+	client_request_extent_add(command, offset, length, flags);
 }
 
 void request_command_again(struct command *command)

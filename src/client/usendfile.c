@@ -28,7 +28,7 @@ struct sending {
 	struct gmb_request requests[PIECES];
 };
 
-static void written(struct gmb_request *request)
+static void usendfile_written(struct gmb_request *request)
 {
 	struct sending *sending = request->context;
 
@@ -38,7 +38,7 @@ static void written(struct gmb_request *request)
 
 /* All of it, or a negative errno: -ENODATA where the file ends before. The buffer has room up to a
  * multiple of READ_ALIGN. */
-static int read_all(int fd, uint8_t *buffer, size_t bytes, uint64_t offset)
+static int usendfile_read_all(int fd, uint8_t *buffer, size_t bytes, uint64_t offset)
 {
 	size_t room = align_up(bytes, READ_ALIGN);
 	size_t done = 0;
@@ -91,7 +91,7 @@ int gmb_usendfile(struct gmb_client *client, int fd, uint64_t fd_offset, uint64_
 		uint8_t *piece = sending.memory + (size_t)i * PIECE_BYTES;
 		size_t length = (size_t)MIN(bytes - done, (uint64_t)PIECE_BYTES);
 
-		sending.err = read_all(fd, piece, length, fd_offset + done);
+		sending.err = usendfile_read_all(fd, piece, length, fd_offset + done);
 		if (sending.err != 0) {
 			break;
 		}
@@ -99,7 +99,7 @@ int gmb_usendfile(struct gmb_client *client, int fd, uint64_t fd_offset, uint64_
 			crc = crc32c(crc, piece, length);
 		}
 		gmb_prepare_write(&sending.requests[i], piece, length, offset + done);
-		sending.requests[i].done = written;
+		sending.requests[i].done = usendfile_written;
 		sending.requests[i].context = &sending;
 		sending.idle &= ~BIT(i);
 		gmb_submit(client, &sending.requests[i]);

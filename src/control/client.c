@@ -76,7 +76,7 @@ static uint64_t deadline_after(int timeout_ms)
 
 /* Lets the next call wait until then: also connect(), while the server's queue is full. False: the
  * time is over. A peer that sends a byte now and then does not prolong it. */
-static bool set_limit(int fd, uint64_t deadline_ns)
+static bool control_client_set_limit(int fd, uint64_t deadline_ns)
 {
 	uint64_t now_ns = clock_now_ns();
 	uint64_t left_us =
@@ -133,7 +133,7 @@ static bool is_right_peer(int fd, const char *path)
 }
 
 /* A descriptor, or a negative errno. */
-static int connect_to(const char *path, bool takes_files, uint64_t deadline_ns)
+static int control_client_connect_to(const char *path, bool takes_files, uint64_t deadline_ns)
 {
 	struct sockaddr_un address;
 	int folder_fd;
@@ -149,7 +149,7 @@ static int connect_to(const char *path, bool takes_files, uint64_t deadline_ns)
 	if (rc == 0) {
 		(void)rights_guard(fd);
 	}
-	if (rc == 0 && !set_limit(fd, deadline_ns)) {
+	if (rc == 0 && !control_client_set_limit(fd, deadline_ns)) {
 		rc = -ETIMEDOUT;
 	}
 	if (rc == 0) {
@@ -195,11 +195,11 @@ static int explain_connect(const char *path, int code, struct error *error)
 }
 
 /* Sends a text. An error shows when the answer is read. */
-static void send_text(int fd, const char *text, uint64_t deadline_ns)
+static void control_client_send_text(int fd, const char *text, uint64_t deadline_ns)
 {
 	size_t left = strlen(text);
 
-	while (left > 0 && set_limit(fd, deadline_ns)) {
+	while (left > 0 && control_client_set_limit(fd, deadline_ns)) {
 		ssize_t sent = send(fd, text, left, MSG_NOSIGNAL);
 
 		if (sent < 0 && errno == EINTR) {
@@ -214,8 +214,8 @@ static void send_text(int fd, const char *text, uint64_t deadline_ns)
 }
 
 /* Takes arguments. */
-static int send_command(int fd, const char *command, json_t *arguments, const char *path,
-	uint64_t deadline_ns, struct error *error)
+static int control_client_send_command(int fd, const char *command, json_t *arguments,
+	const char *path, uint64_t deadline_ns, struct error *error)
 {
 	json_t *line = json_pack("{s:s, s:o*}", "command", command, "arguments", arguments);
 	char *text = line != NULL ? json_dumps(line, JSON_COMPACT) : NULL;
@@ -228,8 +228,8 @@ static int send_command(int fd, const char *command, json_t *arguments, const ch
 		free(text);
 		return error_set(error, -EMSGSIZE, "%s: the command is too long", path);
 	}
-	send_text(fd, text, deadline_ns);
-	send_text(fd, "\n", deadline_ns);
+	control_client_send_text(fd, text, deadline_ns);
+	control_client_send_text(fd, "\n", deadline_ns);
 	free(text);
 	return 0;
 }
@@ -285,7 +285,7 @@ static ssize_t receive_with_files(struct control_connection *connection, void *i
 
 /* Reads more input: how many bytes, 0 at the end, or a negative errno; -EAGAIN: the time is over.
  */
-static ssize_t read_more(struct control_connection *connection, uint64_t deadline_ns)
+static ssize_t control_client_read_more(struct control_connection *connection, uint64_t deadline_ns)
 {
 	size_t room = MAX(connection->input_room * 2, (size_t)INPUT_BYTES_FIRST);
 	char *input;
@@ -303,7 +303,7 @@ static ssize_t read_more(struct control_connection *connection, uint64_t deadlin
 		char *into = connection->input + connection->input_bytes;
 		size_t left = connection->input_room - connection->input_bytes;
 
-		if (!set_limit(connection->fd, deadline_ns)) {
+		if (!control_client_set_limit(connection->fd, deadline_ns)) {
 			return -EAGAIN;
 		}
 		got = receive_with_files(connection, into, left);
@@ -371,7 +371,7 @@ static int receive_object(struct control_connection *connection, uint64_t deadli
 			break;
 		}
 		searched = connection->input_bytes;
-		got = read_more(connection, deadline_ns);
+		got = control_client_read_more(connection, deadline_ns);
 	}
 	if (end == NULL) {
 		return explain_read(connection, (int)got, timeout_ms, error);
@@ -417,7 +417,7 @@ static int connect_and_ask(const char *path, const char *command, json_t *argume
 	struct control_connection *connection = calloc(1, sizeof(*connection));
 	uint64_t deadline_ns = deadline_after(timeout_ms);
 	json_t *hello = NULL;
-	int fd = connect_to(path, takes_files, deadline_ns);
+	int fd = control_client_connect_to(path, takes_files, deadline_ns);
 	int rc;
 
 	if (fd < 0) {
@@ -443,7 +443,7 @@ static int connect_and_ask(const char *path, const char *command, json_t *argume
 		json_decref(hello);
 	}
 	if (rc == 0) {
-		rc = send_command(fd, command, arguments, path, deadline_ns, error);
+		rc = control_client_send_command(fd, command, arguments, path, deadline_ns, error);
 	} else {
 		json_decref(arguments);
 	}
@@ -510,7 +510,7 @@ static int errno_of(const char *name)
 	return EIO;
 }
 
-static int take_error(const json_t *object, struct error *error)
+static int control_client_take_error(const json_t *object, struct error *error)
 {
 	const char *text = json_string_value(json_object_get(object, "text"));
 	char shown[ERROR_TEXT_BYTES];
@@ -520,8 +520,8 @@ static int take_error(const json_t *object, struct error *error)
 			     : "the server gave no reason");
 }
 
-static int receive(struct control_connection *connection, uint64_t deadline_ns, int timeout_ms,
-	json_t **value_out, struct error *error)
+static int control_client_receive(struct control_connection *connection, uint64_t deadline_ns,
+	int timeout_ms, json_t **value_out, struct error *error)
 {
 	json_t *line = NULL;
 	json_t *value;
@@ -536,7 +536,7 @@ static int receive(struct control_connection *connection, uint64_t deadline_ns, 
 	} else if ((value = json_object_get(line, "result")) != NULL) {
 		*value_out = json_incref(value);
 	} else if ((value = json_object_get(line, "error")) != NULL) {
-		rc = take_error(value, error);
+		rc = control_client_take_error(value, error);
 	} else {
 		rc = error_set(
 			error, -EPROTO, "%s: an answer that is not understood", connection->path);
@@ -548,7 +548,8 @@ static int receive(struct control_connection *connection, uint64_t deadline_ns, 
 int control_receive(struct control_connection *connection, int timeout_ms, json_t **value_out,
 	struct error *error)
 {
-	return receive(connection, deadline_after(timeout_ms), timeout_ms, value_out, error);
+	return control_client_receive(
+		connection, deadline_after(timeout_ms), timeout_ms, value_out, error);
 }
 
 int control_receive_result(struct control_connection *connection, int timeout_ms,
@@ -558,7 +559,8 @@ int control_receive_result(struct control_connection *connection, int timeout_ms
 	json_t *value = NULL;
 	int rc;
 
-	while ((rc = receive(connection, deadline_ns, timeout_ms, &value, error)) > 0) {
+	while ((rc = control_client_receive(connection, deadline_ns, timeout_ms, &value, error)) >
+		0) {
 		json_decref(value);
 	}
 	if (rc == 0) {
@@ -605,7 +607,7 @@ bool control_wait_closed(struct control_connection *connection, int timeout_ms)
 	ssize_t got;
 
 	do {
-		if (!set_limit(connection->fd, deadline_ns)) {
+		if (!control_client_set_limit(connection->fd, deadline_ns)) {
 			return false;
 		}
 		got = read(connection->fd, ignored, sizeof(ignored));

@@ -32,7 +32,7 @@ size_t http_request_end(const char *bytes, size_t count)
 }
 
 /* Takes what comes before the delimiter off the rest; all of it when there is none. */
-static struct span take(struct span *rest, char delimiter)
+static struct span http_take(struct span *rest, char delimiter)
 {
 	const char *found = memchr(rest->at, delimiter, rest->bytes);
 	struct span taken = *rest;
@@ -96,14 +96,14 @@ static uint32_t parse_weight(struct span text)
 }
 
 /* One of the media ranges of an Accept field, with its parameters. */
-static void take_range(struct http_request *request, struct span range)
+static void http_take_range(struct http_request *request, struct span range)
 {
-	struct span type = trim(take(&range, ';'));
+	struct span type = trim(http_take(&range, ';'));
 	uint32_t weight = WEIGHT_ONE;
 
 	while (range.bytes > 0) {
-		struct span value = trim(take(&range, ';'));
-		struct span name = trim(take(&value, '='));
+		struct span value = trim(http_take(&range, ';'));
+		struct span name = trim(http_take(&value, '='));
 
 		if (is_named(name, "q")) {
 			weight = parse_weight(trim(value));
@@ -121,7 +121,7 @@ static void take_range(struct http_request *request, struct span range)
 static bool take_field(struct http_request *request, struct span line, bool *accept_seen)
 {
 	struct span value = line;
-	struct span name = take(&value, ':');
+	struct span name = http_take(&value, ':');
 
 	if (name.bytes == 0 || name.bytes == line.bytes || is_space(name.at[0]) ||
 		is_space(name.at[name.bytes - 1])) {
@@ -130,7 +130,7 @@ static bool take_field(struct http_request *request, struct span line, bool *acc
 	if (is_named(name, "accept")) {
 		*accept_seen = true;
 		while (value.bytes > 0) {
-			take_range(request, take(&value, ','));
+			http_take_range(request, http_take(&value, ','));
 		}
 	}
 	return true;
@@ -140,8 +140,8 @@ static bool take_field(struct http_request *request, struct span line, bool *acc
 static int take_first_line(struct http_request *request, struct span line)
 {
 	struct span rest = line;
-	struct span method = take(&rest, ' ');
-	struct span target = take(&rest, ' ');
+	struct span method = http_take(&rest, ' ');
+	struct span target = http_take(&rest, ' ');
 	bool is_get = is(method, "GET");
 
 	request->head = is(method, "HEAD");
@@ -167,9 +167,9 @@ int http_parse(const char *bytes, size_t count, struct http_request *request)
 	if (memchr(bytes, '\0', count) != NULL) {
 		return 400;
 	}
-	status = take_first_line(request, trim(take(&rest, '\n')));
+	status = take_first_line(request, trim(http_take(&rest, '\n')));
 	while (rest.bytes > 0) {
-		struct span line = take(&rest, '\n');
+		struct span line = http_take(&rest, '\n');
 
 		if (trim(line).bytes == 0) {
 			break;

@@ -12,8 +12,8 @@ enum { SENTENCE_BYTES = 4 * ERROR_TEXT_BYTES + 64 };
 static const char text_type[] = "text/plain; charset=utf-8";
 
 /* A client for whose answer there is no memory gets none. */
-static void answer(struct control_client *client, int status, const char *type, const char *content,
-	size_t bytes, bool head_only)
+static void page_answer(struct control_client *client, int status, const char *type,
+	const char *content, size_t bytes, bool head_only)
 {
 	char head[HTTP_HEAD_BYTES];
 	size_t head_bytes = http_head(head, status, type, bytes);
@@ -29,7 +29,7 @@ static void answer(struct control_client *client, int status, const char *type, 
 	control_client_answered(client);
 }
 
-static void refuse(struct control_client *client, int status, const char *why, bool head_only)
+static void page_refuse(struct control_client *client, int status, const char *why, bool head_only)
 {
 	char sentence[SENTENCE_BYTES];
 	int bytes = snprintf(sentence, sizeof(sentence), "%s%s%s\n", http_status_text(status),
@@ -37,7 +37,7 @@ static void refuse(struct control_client *client, int status, const char *why, b
 
 	log_debug("metrics: client %llu: refused: %s", (unsigned long long)client->id,
 		http_status_text(status));
-	answer(client, status, text_type, sentence, (size_t)bytes, head_only);
+	page_answer(client, status, text_type, sentence, (size_t)bytes, head_only);
 }
 
 /* Without a query: there is nothing to ask for. */
@@ -49,7 +49,7 @@ static bool is_page(const struct control_page *page, const struct http_request *
 	       (request->target_bytes == bytes || request->target[bytes] == '?');
 }
 
-static void take_request(struct control_client *client, const char *bytes, size_t count)
+static void page_take_request(struct control_client *client, const char *bytes, size_t count)
 {
 	const struct control_page *page = client->server->page;
 	struct http_request request;
@@ -68,23 +68,23 @@ static void take_request(struct control_client *client, const char *bytes, size_
 		status = 503;
 	}
 	if (status == HTTP_OK) {
-		answer(client, status, openmetrics ? page->openmetrics_type : page->type, content,
-			content_bytes, request.head);
+		page_answer(client, status, openmetrics ? page->openmetrics_type : page->type,
+			content, content_bytes, request.head);
 	} else {
-		refuse(client, status, error.text, request.head);
+		page_refuse(client, status, error.text, request.head);
 	}
 }
 
 static void refuse_long(struct control_client *client)
 {
-	refuse(client, 431, "", false);
+	page_refuse(client, 431, "", false);
 }
 
 static const struct control_protocol page_protocol = {
 	.request_bytes_max = HTTP_REQUEST_BYTES,
 	.is_public = true,
 	.request_end = http_request_end,
-	.take = take_request,
+	.take = page_take_request,
 	.too_long = refuse_long,
 };
 

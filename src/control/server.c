@@ -47,8 +47,8 @@ static const uint32_t client_edges[CLIENT_STATE_COUNT] = {
 	[CLIENT_CLOSING] = BIT(CLIENT_FREE),
 };
 
-static void accept_done(struct ring_op *op, int result);
-static void timer_done(struct ring_op *op, int result);
+static void control_server_accept_done(struct ring_op *op, int result);
+static void control_server_timer_done(struct ring_op *op, int result);
 static void input_done(struct ring_op *op, int result);
 static void output_done(struct ring_op *op, int result);
 
@@ -72,7 +72,8 @@ static void watch_listeners(struct control_server *server)
 		if (!door->accept.in_flight && !server->stopped &&
 			server->resume_ns == UINT64_MAX &&
 			server->client_count < CONTROL_CLIENTS_MAX) {
-			ring_accept(server->ring, &door->accept, door->file, accept_done);
+			ring_accept(server->ring, &door->accept, door->file,
+				control_server_accept_done);
 		}
 	}
 }
@@ -100,8 +101,8 @@ static void wake_at(struct control_server *server, uint64_t when_ns)
 
 	if (!server->timer.in_flight) {
 		server->timer_ns = when_ns;
-		ring_timer(
-			server->ring, &server->timer, when_ns - MIN(now_ns, when_ns), timer_done);
+		ring_timer(server->ring, &server->timer, when_ns - MIN(now_ns, when_ns),
+			control_server_timer_done);
 	} else if (when_ns < server->timer_ns) {
 		server->timer_ns = when_ns;
 		ring_cancel(server->ring, &server->timer);
@@ -117,7 +118,7 @@ static void set_deadline(struct control_client *client, uint64_t delay_ns)
 /* --- output -------------------------------------------------------------------------------- */
 
 /* Its place is free once nothing is in flight. */
-static void client_free(struct control_client *client)
+static void control_server_client_free(struct control_client *client)
 {
 	struct control_server *server = client->server;
 
@@ -139,22 +140,23 @@ static void client_close(struct control_client *client)
 	client->deadline_ns = UINT64_MAX;
 	ring_cancel(client->server->ring, &client->input);
 	ring_cancel(client->server->ring, &client->output);
-	client_free(client);
+	control_server_client_free(client);
 }
 
-static struct ring_file file_of(const struct control_client *client)
+static struct ring_file control_server_file_of(const struct control_client *client)
 {
 	return (struct ring_file){ .fd = client->fd, .slot = -1, .is_guarded = client->is_guarded };
 }
 
 /* Sends what can be sent. Closes nothing: the caller may be below a handler. */
-static void push(struct control_client *client)
+static void control_server_push(struct control_client *client)
 {
 	while (client->output_sent < client->output_count) {
 		struct iovec iov = { .iov_base = client->output_bytes + client->output_sent,
 			.iov_len = client->output_count - client->output_sent };
 		const struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1 };
-		ssize_t sent = ring_sendmsg_now(client->server->ring, file_of(client), &message);
+		ssize_t sent = ring_sendmsg_now(
+			client->server->ring, control_server_file_of(client), &message);
 
 		if (sent == -EINTR) {
 			continue;
@@ -176,7 +178,7 @@ static void push(struct control_client *client)
 /* The caller may be outside a turn. */
 static void push_now(struct control_client *client)
 {
-	push(client);
+	control_server_push(client);
 	watch_output(client);
 	ring_flush(client->server->ring);
 }
@@ -200,7 +202,7 @@ char *control_client_extend(struct control_client *client, size_t bytes)
 }
 
 /* Adds one line; takes value. False: out of memory. */
-static bool add_line(struct control_client *client, json_t *value)
+static bool control_server_add_line(struct control_client *client, json_t *value)
 {
 	size_t bytes = value != NULL ? json_dumpb(value, NULL, 0, JSON_COMPACT) : 0;
 	char *line = bytes > 0 ? control_client_extend(client, bytes + 1) : NULL;
@@ -218,7 +220,7 @@ void control_note(struct control_client *client, json_t *note)
 	GMB_ASSERT(client->state == CLIENT_RUNNING);
 	if (client->output_count - client->output_sent > NOTES_BYTES_MAX) {
 		json_decref(note);
-	} else if (add_line(client, json_pack("{s:o}", "note", note))) {
+	} else if (control_server_add_line(client, json_pack("{s:o}", "note", note))) {
 		push_now(client);
 	}
 }
@@ -252,7 +254,7 @@ int control_note_files(struct control_client *client, json_t *note, const int *f
 		.cmsg_type = SCM_RIGHTS,
 		.cmsg_len = CMSG_LEN(count * sizeof(int)) };
 	memcpy(CMSG_DATA(&control.header), fds, count * sizeof(int));
-	sent = ring_sendmsg_now(client->server->ring, file_of(client), &message);
+	sent = ring_sendmsg_now(client->server->ring, control_server_file_of(client), &message);
 	free(line);
 	return sent == (ssize_t)iov.iov_len ? 0 : sent < 0 ? (int)sent : -EAGAIN;
 }
@@ -265,9 +267,9 @@ void control_client_answered(struct control_client *client)
 }
 
 /* A client for whose answer there is no memory gets none. */
-static void answer(struct control_client *client, json_t *line)
+static void control_server_answer(struct control_client *client, json_t *line)
 {
-	(void)add_line(client, line);
+	(void)control_server_add_line(client, line);
 	control_client_answered(client);
 }
 
@@ -277,8 +279,9 @@ void control_fail(struct control_client *client, int code, const char *sentence)
 	const char *name = strerrorname_np(-code);
 
 	log_debug("control: client %llu: refused: %s", (unsigned long long)client->id, sentence);
-	answer(client, json_pack("{s:{s:s, s:s}}", "error", "code", name != NULL ? name : "EIO",
-			       "text", log_escape_sentence(shown, sizeof(shown), sentence)));
+	control_server_answer(
+		client, json_pack("{s:{s:s, s:s}}", "error", "code", name != NULL ? name : "EIO",
+				"text", log_escape_sentence(shown, sizeof(shown), sentence)));
 }
 
 void control_reply(struct control_client *client, json_t *result)
@@ -286,7 +289,7 @@ void control_reply(struct control_client *client, json_t *result)
 	if (result == NULL) {
 		control_fail(client, -ENOMEM, "out of memory for the answer");
 	} else {
-		answer(client, json_pack("{s:o}", "result", result));
+		control_server_answer(client, json_pack("{s:o}", "result", result));
 	}
 }
 
@@ -297,7 +300,7 @@ static bool may(const struct control_client *client)
 	return client->peer.uid == 0 || client->peer.uid == geteuid();
 }
 
-static const struct registration *find_command(
+static const struct registration *control_server_find_command(
 	const struct control_server *server, const char *name)
 {
 	for (uint32_t i = 0; name != NULL && i < server->command_count; i++) {
@@ -312,7 +315,7 @@ static void run_command(struct control_client *client, const json_t *line)
 {
 	static const char *const rights[] = { "read", "change" };
 	const char *name = json_string_value(json_object_get(line, "command"));
-	const struct registration *found = find_command(client->server, name);
+	const struct registration *found = control_server_find_command(client->server, name);
 	json_t *arguments = json_object_get(line, "arguments");
 	json_t *none = NULL;
 
@@ -369,7 +372,7 @@ static void refuse_long_line(struct control_client *client)
 
 static void greet(struct control_client *client)
 {
-	(void)add_line(client,
+	(void)control_server_add_line(client,
 		json_pack("{s:s, s:i, s:s, s:i}", "service", "gmblock control", "protocol",
 			CONTROL_PROTOCOL, "version", GMBLOCK_VERSION, "pid", (int)getpid()));
 }
@@ -382,7 +385,7 @@ static const struct control_protocol lines_protocol = {
 	.too_long = refuse_long_line,
 };
 
-static bool has_room(struct control_client *client)
+static bool control_server_has_room(struct control_client *client)
 {
 	size_t room = MAX(client->request_room * 2, (size_t)INPUT_BYTES_FIRST);
 	char *input;
@@ -399,12 +402,13 @@ static bool has_room(struct control_client *client)
 	return true;
 }
 
-static ssize_t receive(const struct control_client *client, char *buffer, size_t bytes)
+static ssize_t control_server_receive(
+	const struct control_client *client, char *buffer, size_t bytes)
 {
 	struct iovec iov = { .iov_base = buffer, .iov_len = bytes };
 	struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1 };
 
-	return ring_recvmsg_now(client->server->ring, file_of(client), &message);
+	return ring_recvmsg_now(client->server->ring, control_server_file_of(client), &message);
 }
 
 static void read_request(struct control_client *client)
@@ -417,11 +421,11 @@ static void read_request(struct control_client *client)
 		protocol->too_long(client);
 		return;
 	}
-	if (!has_room(client)) {
+	if (!control_server_has_room(client)) {
 		client_close(client);
 		return;
 	}
-	got = receive(client, client->request + client->request_bytes,
+	got = control_server_receive(client, client->request + client->request_bytes,
 		client->request_room - client->request_bytes);
 	if (got == -EAGAIN || got == -EINTR) {
 		return;
@@ -445,22 +449,22 @@ static void read_request(struct control_client *client)
 }
 
 /* Input after the request means nothing; only its end does. */
-static bool has_ended(const struct control_client *client)
+static bool control_server_has_ended(const struct control_client *client)
 {
 	char ignored[4096];
-	ssize_t got = receive(client, ignored, sizeof(ignored));
+	ssize_t got = control_server_receive(client, ignored, sizeof(ignored));
 
 	return got <= 0 && got != -EAGAIN && got != -EINTR;
 }
 
-static void end_command(struct control_client *client)
+static void control_server_end_command(struct control_client *client)
 {
 	GMB_ASSERT(client->running->command->end != NULL);
 	client->running->command->end(client->running->context, client);
 	GMB_ASSERT(client->state == CLIENT_ANSWERED);
 }
 
-static void finish_answer(struct control_client *client)
+static void control_server_finish_answer(struct control_client *client)
 {
 	struct control_server *server = client->server;
 	bool stays_open = client->running != NULL && client->running->command->stays_open;
@@ -472,7 +476,7 @@ static void finish_answer(struct control_client *client)
 	client_set_state(client, CLIENT_HELD);
 	client->deadline_ns = UINT64_MAX;
 	if (server->protocol->is_public) {
-		ring_socket_shutdown_send(server->ring, file_of(client));
+		ring_socket_shutdown_send(server->ring, control_server_file_of(client));
 		set_deadline(client, LINGER_NS);
 	}
 	watch_input(client);
@@ -484,12 +488,12 @@ static void input_done(struct ring_op *op, int result)
 
 	GMB_UNUSED(result);
 	if (client->state == CLIENT_CLOSING) {
-		client_free(client);
+		control_server_client_free(client);
 	} else if (client->state == CLIENT_READING) {
 		read_request(client);
-	} else if (client->state == CLIENT_RUNNING && has_ended(client)) {
-		end_command(client);
-	} else if (client->state == CLIENT_HELD && has_ended(client)) {
+	} else if (client->state == CLIENT_RUNNING && control_server_has_ended(client)) {
+		control_server_end_command(client);
+	} else if (client->state == CLIENT_HELD && control_server_has_ended(client)) {
 		client_close(client);
 	}
 	watch_input(client);
@@ -501,12 +505,12 @@ static void output_done(struct ring_op *op, int result)
 
 	GMB_UNUSED(result);
 	if (client->state == CLIENT_CLOSING) {
-		client_free(client);
+		control_server_client_free(client);
 		return;
 	}
-	push(client);
+	control_server_push(client);
 	if (client->state == CLIENT_ANSWERED && client->output_sent == client->output_count) {
-		finish_answer(client);
+		control_server_finish_answer(client);
 	} else {
 		watch_output(client);
 	}
@@ -515,7 +519,8 @@ static void output_done(struct ring_op *op, int result)
 /* --- all clients --------------------------------------------------------------------------- */
 
 /* All places are taken: the connection that has to end first ends now, but for the newest. */
-static void make_room(struct control_server *server, const struct control_client *newest)
+static void control_server_make_room(
+	struct control_server *server, const struct control_client *newest)
 {
 	struct control_client *first = NULL;
 
@@ -557,16 +562,16 @@ static void client_open(struct control_server *server, int fd)
 	set_deadline(client, SILENCE_NS);
 	if (server->protocol->greet != NULL) {
 		server->protocol->greet(client);
-		push(client);
+		control_server_push(client);
 	}
 	watch_output(client);
 	watch_input(client);
 	if (server->protocol->is_public && server->client_count == CONTROL_CLIENTS_MAX) {
-		make_room(server, client);
+		control_server_make_room(server, client);
 	}
 }
 
-static void accept_done(struct ring_op *op, int result)
+static void control_server_accept_done(struct ring_op *op, int result)
 {
 	struct control_server *server = container_of(op, struct control_door, accept)->server;
 
@@ -581,7 +586,7 @@ static void accept_done(struct ring_op *op, int result)
 	watch_listeners(server);
 }
 
-static void timer_done(struct ring_op *op, int result)
+static void control_server_timer_done(struct ring_op *op, int result)
 {
 	struct control_server *server = container_of(op, struct control_server, timer);
 	uint64_t now_ns = ring_now_ns(server->ring);

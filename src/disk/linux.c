@@ -205,7 +205,7 @@ int disk_sync(int fd)
 }
 
 /* The name of a new file is durable when its folder is. */
-static int sync_folder(const char *path)
+static int linux_sync_folder(const char *path)
 {
 	char *copy = strdup(path);
 	int fd = copy != NULL ? open(dirname(copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
@@ -233,7 +233,7 @@ static int create_filled(int fd, const char *draft, const char *path, uint64_t s
 	if (result == 0 && link(draft, path) != 0) {
 		result = -errno;
 	}
-	return result == 0 ? sync_folder(path) : result;
+	return result == 0 ? linux_sync_folder(path) : result;
 }
 
 int disk_create(
@@ -779,7 +779,7 @@ int disk_extent(
 
 /* --- giving space back and zeroing --------------------------------------------------------- */
 
-static int allocate(int fd, int mode, uint64_t offset, uint64_t length)
+static int linux_allocate(int fd, int mode, uint64_t offset, uint64_t length)
 {
 	int result;
 
@@ -811,7 +811,7 @@ int disk_discard(int fd, bool is_block, uint64_t offset, uint64_t length)
 	if (is_block) {
 		return range_ioctl(fd, BLKDISCARD, offset, length);
 	}
-	return allocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length);
+	return linux_allocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length);
 }
 
 /* True when the device zeroes by a command of its own: else the kernel would write zero pages. */
@@ -828,13 +828,15 @@ int disk_zero(int fd, bool is_block, uint64_t offset, uint64_t length, bool may_
 
 	/* On a device PUNCH_HOLE is "zero, unmap if you like, never by writing" (4.9). */
 	if (may_unmap) {
-		result = allocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length);
+		result = linux_allocate(
+			fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length);
 	}
 	if (result != -EOPNOTSUPP) {
 		return result;
 	}
 	if (!is_block) {
-		return allocate(fd, FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE, offset, length);
+		return linux_allocate(
+			fd, FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE, offset, length);
 	}
 	if (fast && !device_zeroes_itself(fd)) {
 		return -EOPNOTSUPP;

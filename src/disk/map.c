@@ -140,7 +140,7 @@ void disk_map_destroy(struct disk_map *map)
 
 /* Forgets the page tables. A kernel that cannot may have taken the mapping away all the same, and
  * something else could come to lie there, and would be sent. */
-static void forget(struct disk_map *map, uint32_t idx)
+static void disk_map_forget(struct disk_map *map, uint32_t idx)
 {
 	uint64_t begin = (uint64_t)idx * WINDOW_BYTES;
 	uint64_t bytes = MIN((uint64_t)WINDOW_BYTES, map->size - begin);
@@ -169,7 +169,7 @@ static void enter_window(struct disk_map *map, uint32_t idx)
 			slot = windows.oldest;
 			windows.oldest = (windows.oldest + 1) % WINDOWS_MAX;
 			if (windows.slots[slot].map != NULL) {
-				forget(windows.slots[slot].map, windows.slots[slot].idx);
+				disk_map_forget(windows.slots[slot].map, windows.slots[slot].idx);
 			}
 		}
 		windows.slots[slot].map = map;
@@ -181,7 +181,7 @@ static void enter_window(struct disk_map *map, uint32_t idx)
 
 /* --- views --------------------------------------------------------------------------------- */
 
-static bool is_resident(const struct disk_map *map, uint64_t begin, uint64_t end)
+static bool disk_map_is_resident(const struct disk_map *map, uint64_t begin, uint64_t end)
 {
 	unsigned char pages[RESIDENT_PAGES];
 	uint64_t step = (uint64_t)RESIDENT_PAGES * map->page_bytes;
@@ -209,7 +209,7 @@ const void *disk_map_view(struct disk_map *map, uint64_t offset, uint64_t length
 	if (end > map->size || end < offset) {
 		return NULL;
 	}
-	if (!is_resident(map, align_down(offset, map->page_bytes), end)) {
+	if (!disk_map_is_resident(map, align_down(offset, map->page_bytes), end)) {
 		return NULL;
 	}
 	for (uint64_t at = offset / WINDOW_BYTES; at <= (end - 1) / WINDOW_BYTES; at++) {
@@ -221,7 +221,7 @@ const void *disk_map_view(struct disk_map *map, uint64_t offset, uint64_t length
 bool disk_map_has(const struct disk_map *map, uint64_t offset)
 {
 	return offset < map->size &&
-	       is_resident(map, align_down(offset, map->page_bytes), offset + 1);
+	       disk_map_is_resident(map, align_down(offset, map->page_bytes), offset + 1);
 }
 
 bool disk_map_peek(struct disk_map *map, uint64_t offset, void *bytes, size_t count)

@@ -17,7 +17,7 @@
 
 enum { LOCK_TRIES_MAX = 100, LOCK_PAUSE_NS = 10000000 };
 
-static int refuse(const char *path, int result, const char *what, struct error *error)
+static int disk_shared_refuse(const char *path, int result, const char *what, struct error *error)
 {
 	return error_set(error, result, "'%s' %s", path, what);
 }
@@ -32,16 +32,18 @@ static int examine(const char *path, int fd, uint64_t *size_out, struct error *e
 		return error_set(error, -errno, "cannot examine '%s': %s", path, strerror(errno));
 	}
 	if (!S_ISREG(status.st_mode) || status.st_nlink > 1) {
-		return refuse(path, -EPERM, "is not a file with that name alone", error);
+		return disk_shared_refuse(
+			path, -EPERM, "is not a file with that name alone", error);
 	}
 	if (status.st_uid != geteuid()) {
-		return refuse(path, -EPERM, "belongs to another user", error);
+		return disk_shared_refuse(path, -EPERM, "belongs to another user", error);
 	}
 	if ((status.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
-		return refuse(path, -EPERM, "can be used by other users", error);
+		return disk_shared_refuse(path, -EPERM, "can be used by other users", error);
 	}
 	if (system.f_type != TMPFS_MAGIC) {
-		return refuse(path, -ENOTSUP, "is not on a tmpfs, such as /dev/shm", error);
+		return disk_shared_refuse(
+			path, -ENOTSUP, "is not on a tmpfs, such as /dev/shm", error);
 	}
 	*size_out = (uint64_t)status.st_size;
 	return 0;
@@ -97,7 +99,7 @@ static int lock_once(int fd, uint32_t flags)
 }
 
 /* The process that has the file may be about to end, and to remove it. */
-static int lock(const char *path, int fd, uint32_t flags, struct error *error)
+static int disk_shared_lock(const char *path, int fd, uint32_t flags, struct error *error)
 {
 	const struct timespec pause = { .tv_nsec = LOCK_PAUSE_NS };
 	int tries_max = (flags & DISK_SHARED_WAIT) != 0 ? LOCK_TRIES_MAX : 0;
@@ -110,7 +112,7 @@ static int lock(const char *path, int fd, uint32_t flags, struct error *error)
 		result = lock_once(fd, flags);
 	}
 	if (result < 0) {
-		return refuse(path, result,
+		return disk_shared_refuse(path, result,
 			result == -EAGAIN ? "is being read by another process; try again"
 					  : "is used by another process",
 			error);
@@ -121,7 +123,8 @@ static int lock(const char *path, int fd, uint32_t flags, struct error *error)
 	return ours.st_ino == named.st_ino && ours.st_dev == named.st_dev ? 0 : -ESTALE;
 }
 
-static int map(struct disk_shared *shared, uint64_t size, uint32_t flags, struct error *error)
+static int disk_shared_map(
+	struct disk_shared *shared, uint64_t size, uint32_t flags, struct error *error)
 {
 	int protection = PROT_READ | ((flags & DISK_SHARED_READ) != 0 ? 0 : PROT_WRITE);
 	void *bytes = mmap(NULL, size, protection, MAP_SHARED | MAP_POPULATE, shared->fd, 0);
@@ -136,7 +139,8 @@ static int map(struct disk_shared *shared, uint64_t size, uint32_t flags, struct
 }
 
 /* A write to a page that there is no room for would end the process. */
-static int allocate(const struct disk_shared *shared, uint64_t size, struct error *error)
+static int disk_shared_allocate(
+	const struct disk_shared *shared, uint64_t size, struct error *error)
 {
 	int result;
 
@@ -149,7 +153,7 @@ static int allocate(const struct disk_shared *shared, uint64_t size, struct erro
 }
 
 /* The descriptor, or a negative errno with a sentence. */
-static int open_file(const char *path, uint32_t flags, struct error *error)
+static int disk_shared_open_file(const char *path, uint32_t flags, struct error *error)
 {
 	int access = (flags & DISK_SHARED_READ) != 0 ? O_RDONLY : O_RDWR;
 	int create = (flags & DISK_SHARED_CREATE) != 0 ? O_CREAT | O_EXCL : 0;
@@ -161,29 +165,29 @@ static int open_file(const char *path, uint32_t flags, struct error *error)
 				 errno == ELOOP ? "it is a symbolic link" : strerror(errno));
 }
 
-static int open_once(
+static int disk_shared_open_once(
 	const char *path, uint32_t flags, struct disk_shared *shared, struct error *error)
 {
 	uint64_t size = 0;
 	int result;
 
-	shared->fd = open_file(path, flags, error);
+	shared->fd = disk_shared_open_file(path, flags, error);
 	if (shared->fd < 0) {
 		return shared->fd;
 	}
 	result = examine(path, shared->fd, &size, error);
 	if (result == 0) {
-		result = lock(path, shared->fd, flags, error);
+		result = disk_shared_lock(path, shared->fd, flags, error);
 	}
 	/* It may have been changed until it was locked. */
 	if (result == 0) {
 		result = examine(path, shared->fd, &size, error);
 	}
 	if (result == 0 && size > 0 && (flags & DISK_SHARED_READ) == 0) {
-		result = allocate(shared, size, error);
+		result = disk_shared_allocate(shared, size, error);
 	}
 	if (result == 0 && size > 0) {
-		result = map(shared, size, flags, error);
+		result = disk_shared_map(shared, size, flags, error);
 	}
 	if (result < 0) {
 		close(shared->fd);
@@ -195,7 +199,7 @@ static int open_once(
 int disk_shared_peek(
 	const char *path, void *bytes, size_t count, uint64_t *size_out, struct error *error)
 {
-	int fd = open_file(path, DISK_SHARED_READ, error);
+	int fd = disk_shared_open_file(path, DISK_SHARED_READ, error);
 	int result;
 
 	memset(bytes, 0, count);
@@ -244,11 +248,12 @@ int disk_shared_open(
 		result = looked < 0 ? looked : result;
 	}
 	for (int tries = 0; result == -ESTALE && tries < LOCK_TRIES_MAX; tries++) {
-		result = open_once(path, flags, shared, error);
+		result = disk_shared_open_once(path, flags, shared, error);
 	}
 	if (result < 0) {
 		if (result == -ESTALE) {
-			result = refuse(path, -EBUSY, "is used by another process", error);
+			result = disk_shared_refuse(
+				path, -EBUSY, "is used by another process", error);
 		}
 		free(shared->path);
 		shared->path = NULL;
@@ -269,14 +274,14 @@ int disk_shared_resize(struct disk_shared *shared, uint64_t size, struct error *
 		return error_set(
 			error, -errno, "cannot write to '%s': %s", shared->path, strerror(errno));
 	}
-	result = allocate(shared, size, error);
+	result = disk_shared_allocate(shared, size, error);
 	if (result < 0) {
 		int emptied = ftruncate(shared->fd, 0);
 
 		GMB_UNUSED(emptied); /* the error above is the one to tell */
 		return result;
 	}
-	return map(shared, size, 0, error);
+	return disk_shared_map(shared, size, 0, error);
 }
 
 void disk_shared_close(struct disk_shared *shared, bool remove)

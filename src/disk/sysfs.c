@@ -34,7 +34,7 @@ static void device_path(dev_t device, char *path, size_t path_bytes)
 }
 
 /* The first line of an attribute, without its newline. False when there is none. */
-static bool read_text(const char *device, const char *name, char *text, size_t text_bytes)
+static bool sysfs_read_text(const char *device, const char *name, char *text, size_t text_bytes)
 {
 	char path[2 * ATTRIBUTE_PATH_BYTES];
 	ssize_t count;
@@ -57,11 +57,11 @@ static bool read_text(const char *device, const char *name, char *text, size_t t
 	return true;
 }
 
-static uint64_t read_number(const char *device, const char *name)
+static uint64_t sysfs_read_number(const char *device, const char *name)
 {
 	char text[ATTRIBUTE_TEXT_BYTES];
 
-	return read_text(device, name, text, sizeof(text)) ? strtoull(text, NULL, 10) : 0;
+	return sysfs_read_text(device, name, text, sizeof(text)) ? strtoull(text, NULL, 10) : 0;
 }
 
 static uint32_t count_members(const char *device)
@@ -86,7 +86,7 @@ static uint32_t count_members(const char *device)
 /* md: how many members of the array hold different data at one time, by level. */
 static uint32_t md_data_members(const char *device, const char *level)
 {
-	uint32_t disks = (uint32_t)read_number(device, "md/raid_disks");
+	uint32_t disks = (uint32_t)sysfs_read_number(device, "md/raid_disks");
 
 	if (strcmp(level, "raid0") == 0) {
 		return disks;
@@ -99,7 +99,7 @@ static uint32_t md_data_members(const char *device, const char *level)
 	}
 	if (strcmp(level, "raid10") == 0) {
 		/* The layout's low byte counts near copies, the next one far copies. */
-		uint64_t layout = read_number(device, "md/layout");
+		uint64_t layout = sysfs_read_number(device, "md/layout");
 		uint64_t copies = (layout & 0xff) * ((layout >> 8) & 0xff);
 
 		return copies > 0 ? (uint32_t)(disks / copies) : 0;
@@ -117,13 +117,13 @@ static void read_stripes(const char *device, struct disk_sysfs *facts)
 	uint64_t chunk;
 	uint32_t members;
 
-	if (read_text(device, "md/level", text, sizeof(text))) {
+	if (sysfs_read_text(device, "md/level", text, sizeof(text))) {
 		members = md_data_members(device, text);
-		chunk = read_number(device, "md/chunk_size");
-	} else if (read_text(device, "dm/name", text, sizeof(text))) {
-		uint64_t whole = read_number(device, "queue/optimal_io_size");
+		chunk = sysfs_read_number(device, "md/chunk_size");
+	} else if (sysfs_read_text(device, "dm/name", text, sizeof(text))) {
+		uint64_t whole = sysfs_read_number(device, "queue/optimal_io_size");
 
-		chunk = read_number(device, "queue/minimum_io_size");
+		chunk = sysfs_read_number(device, "queue/minimum_io_size");
 		members = count_members(device);
 		if (chunk == 0 || whole != chunk * members) {
 			return;
@@ -147,16 +147,17 @@ void disk_sysfs_read(dev_t device, struct disk_sysfs *facts)
 		return;
 	}
 	device_path(device, path, sizeof(path));
-	facts->rotational = read_number(path, "queue/rotational") != 0;
-	facts->zoned = read_text(path, "queue/zoned", text, sizeof(text)) &&
+	facts->rotational = sysfs_read_number(path, "queue/rotational") != 0;
+	facts->zoned = sysfs_read_text(path, "queue/zoned", text, sizeof(text)) &&
 		       strcmp(text, "host-managed") == 0;
 	if (facts->zoned) {
-		facts->zone_bytes = read_number(path, "queue/chunk_sectors") * 512;
-		facts->active_zones_max = (uint32_t)read_number(path, "queue/max_active_zones");
+		facts->zone_bytes = sysfs_read_number(path, "queue/chunk_sectors") * 512;
+		facts->active_zones_max =
+			(uint32_t)sysfs_read_number(path, "queue/max_active_zones");
 	}
-	facts->discards = read_number(path, "queue/discard_max_bytes") != 0;
-	facts->io_max = read_number(path, "queue/max_sectors_kb") * 1024;
-	facts->discard_granularity = read_number(path, "queue/discard_granularity");
+	facts->discards = sysfs_read_number(path, "queue/discard_max_bytes") != 0;
+	facts->io_max = sysfs_read_number(path, "queue/max_sectors_kb") * 1024;
+	facts->discard_granularity = sysfs_read_number(path, "queue/discard_granularity");
 	read_stripes(path, facts);
 }
 
@@ -165,7 +166,7 @@ bool disk_sysfs_write_zeroes(dev_t device)
 	char path[ATTRIBUTE_PATH_BYTES];
 
 	device_path(device, path, sizeof(path));
-	return read_number(path, "queue/write_zeroes_max_bytes") != 0;
+	return sysfs_read_number(path, "queue/write_zeroes_max_bytes") != 0;
 }
 
 /* --- who writes into a read's memory -------------------------------------------------------- */
@@ -210,7 +211,7 @@ static bool is_local_nvme(const char *device, const char *name)
 	int end = 0;
 
 	return sscanf(name, "nvme%un%u%n", &controller, &space, &end) == 2 && name[end] == '\0' &&
-	       read_text(device, "device/transport", text, sizeof(text)) &&
+	       sysfs_read_text(device, "device/transport", text, sizeof(text)) &&
 	       strcmp(text, "pcie") == 0;
 }
 
@@ -251,11 +252,11 @@ const char *disk_sysfs_marker_refusal(const char *root, dev_t device)
 	if (strstr(real, "/virtual/") != NULL ||
 		(!is_virtio_disk(real, name) && !is_local_nvme(real, name))) {
 		reason = explain_kind(real);
-	} else if (read_text(real, "integrity/format", text, sizeof(text)) &&
+	} else if (sysfs_read_text(real, "integrity/format", text, sizeof(text)) &&
 		   strcmp(text, "none") != 0) {
 		reason = "it has an integrity profile, so that a read can be found bad after its "
 			 "data came";
-	} else if (read_number(real, "queue/logical_block_size") > MARKER_CHUNK_BYTES) {
+	} else if (sysfs_read_number(real, "queue/logical_block_size") > MARKER_CHUNK_BYTES) {
 		reason = "its blocks are larger than 4 KiB";
 	}
 	free(real);

@@ -57,7 +57,8 @@ struct access {
 /* --- rules that are being read -----------------------------------------------------------------
  */
 
-static const struct access_condition *condition_of(const struct access_rule *rule, uint32_t kind)
+static const struct access_condition *engine_access_condition_of(
+	const struct access_rule *rule, uint32_t kind)
 {
 	for (uint32_t i = 0; i < rule->condition_count; i++) {
 		if (rule->conditions[i].kind == kind) {
@@ -72,7 +73,7 @@ int access_rule_add(struct access_rule *rule, uint32_t kind, const void *data, u
 	struct access_condition *condition = &rule->conditions[rule->condition_count];
 
 	GMB_ASSERT(kind < ACCESS_KIND_COUNT);
-	if (condition_of(rule, kind) != NULL) {
+	if (engine_access_condition_of(rule, kind) != NULL) {
 		return -EEXIST;
 	}
 	condition->data = malloc(MAX(bytes, 1U));
@@ -94,7 +95,7 @@ bool access_rule_same(const struct access_rule *a, const struct access_rule *b)
 
 	for (uint32_t i = 0; same && i < a->condition_count; i++) {
 		const struct access_condition *one = &a->conditions[i];
-		const struct access_condition *other = condition_of(b, one->kind);
+		const struct access_condition *other = engine_access_condition_of(b, one->kind);
 
 		same = other != NULL && one->bytes == other->bytes &&
 		       memcmp(one->data, other->data, one->bytes) == 0;
@@ -127,7 +128,7 @@ static uint64_t hash_of(uint32_t kind, const uint8_t *data, uint32_t bytes)
 }
 
 /* The slot of that value, or the free one where it belongs. */
-static uint32_t *slot_of(
+static uint32_t *engine_access_slot_of(
 	const struct access *access, uint32_t kind, const uint8_t *data, uint32_t bytes)
 {
 	uint32_t at = (uint32_t)hash_of(kind, data, bytes) & access->table_mask;
@@ -148,7 +149,8 @@ static uint32_t *slot_of(
 static int intern(
 	struct access *access, const struct access_condition *condition, uint32_t *index_out)
 {
-	uint32_t *slot = slot_of(access, condition->kind, condition->data, condition->bytes);
+	uint32_t *slot =
+		engine_access_slot_of(access, condition->kind, condition->data, condition->bytes);
 	struct value *value = &access->values[access->value_count];
 
 	if (*slot == 0) {
@@ -252,7 +254,8 @@ static void access_free(struct access *access)
 }
 
 /* Room for all conditions, were they all different; the table is at most half full. */
-static int make_room(struct access *access, const struct access_rule *rules, uint32_t count)
+static int engine_access_make_room(
+	struct access *access, const struct access_rule *rules, uint32_t count)
 {
 	uint32_t condition_count = 0;
 	uint32_t slots = 2;
@@ -282,7 +285,7 @@ int access_create(const struct access_rule *rules, uint32_t count, struct access
 	}
 	access->references = 1;
 	access->any_rule = NO_RULE;
-	rc = make_room(access, rules, count);
+	rc = engine_access_make_room(access, rules, count);
 	for (uint32_t i = 0; i < count && rc == 0; i++) {
 		rc = copy_rule(access, &rules[i]);
 	}
@@ -377,10 +380,10 @@ struct found {
 	uint32_t count;
 };
 
-static void find(const struct access *access, struct found *found, uint32_t kind, const void *data,
-	uint32_t bytes)
+static void engine_access_find(const struct access *access, struct found *found, uint32_t kind,
+	const void *data, uint32_t bytes)
 {
-	uint32_t index = *slot_of(access, kind, data, bytes);
+	uint32_t index = *engine_access_slot_of(access, kind, data, bytes);
 
 	if (index != 0) {
 		GMB_ASSERT(found->count < FOUND_MAX);
@@ -408,11 +411,11 @@ static void find_networks(const struct access *access, struct found *found, cons
 			network[whole] = (uint8_t)(address[whole] & (0xff00U >> bits % 8));
 		}
 		network[ACCESS_ADDRESS_BYTES] = (uint8_t)bits;
-		find(access, found, ACCESS_NETWORK, network, sizeof(network));
+		engine_access_find(access, found, ACCESS_NETWORK, network, sizeof(network));
 	}
 }
 
-static bool holds(const struct rule *rule, const struct found *found)
+static bool engine_access_holds(const struct rule *rule, const struct found *found)
 {
 	for (uint32_t i = 0; i < rule->value_count; i++) {
 		uint32_t at = 0;
@@ -434,14 +437,14 @@ struct access_verdict access_look(const struct access *access, const struct acce
 	struct found found;
 
 	found.count = 0;
-	find(access, &found, ACCESS_TLS, &tls, sizeof(tls));
+	engine_access_find(access, &found, ACCESS_TLS, &tls, sizeof(tls));
 	for (uint32_t i = 0; tls && i < subject->proved->value_count; i++) {
 		const struct identity_value *value = &subject->proved->values[i];
 
-		find(access, &found, value->kind, value->data, value->bytes);
+		engine_access_find(access, &found, value->kind, value->data, value->bytes);
 	}
 	if (subject->uid != NULL) {
-		find(access, &found, ACCESS_UID, subject->uid, sizeof(*subject->uid));
+		engine_access_find(access, &found, ACCESS_UID, subject->uid, sizeof(*subject->uid));
 	}
 	if (subject->address != NULL) {
 		find_networks(access, &found, subject->address);
@@ -449,7 +452,7 @@ struct access_verdict access_look(const struct access *access, const struct acce
 	for (uint32_t i = 0; i < found.count; i++) {
 		uint32_t rule = access->values[found.values[i]].first_rule;
 
-		while (rule < best && !holds(&access->rules[rule], &found)) {
+		while (rule < best && !engine_access_holds(&access->rules[rule], &found)) {
 			rule = access->rules[rule].next;
 		}
 		best = MIN(best, rule);

@@ -7,7 +7,7 @@
 #include "engine/engine.h"
 
 /* The one with sessions, or without any one that has been without for the longest time. */
-static struct engine_client *find(
+static struct engine_client *clients_find(
 	struct engine *engine, const struct takeover_principal *principal, bool *is_known)
 {
 	struct engine_client *idle = NULL;
@@ -27,7 +27,7 @@ static struct engine_client *find(
 	return idle;
 }
 
-static struct engine_client *add(struct engine *engine)
+static struct engine_client *clients_add(struct engine *engine)
 {
 	uint32_t share = ENGINE_CLIENTS_MAX / engine->limits.engine_count;
 	uint32_t least = MAX(share, (uint32_t)ENGINE_CLIENTS_EACH_MIN);
@@ -80,10 +80,10 @@ void engine_client_join(struct session *session, const struct takeover_principal
 {
 	struct engine *engine = session->engine;
 	bool is_known = false;
-	struct engine_client *client = find(engine, principal, &is_known);
+	struct engine_client *client = clients_find(engine, principal, &is_known);
 
 	if (!is_known) {
-		struct engine_client *added = add(engine);
+		struct engine_client *added = clients_add(engine);
 
 		client = added != NULL ? added : client;
 		if (client != NULL) {

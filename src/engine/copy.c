@@ -101,9 +101,9 @@ struct session_copy {
 	struct store_extent few[EXTENTS_FEW];
 };
 
-static void advance(struct session_copy *copy);
+static void engine_copy_advance(struct session_copy *copy);
 
-static void set_state(struct piece *piece, enum piece_state state)
+static void engine_copy_set_state(struct piece *piece, enum piece_state state)
 {
 	GMB_ASSERT((piece_edges[piece->state] & BIT(state)) != 0);
 	piece->state = state;
@@ -122,7 +122,7 @@ bool session_copy_is_idle(const struct session_copy *copy)
 /* --- the end of a piece ------------------------------------------------------------------------
  */
 
-static void fail(struct session_copy *copy, int error, uint64_t at)
+static void engine_copy_fail(struct session_copy *copy, int error, uint64_t at)
 {
 	if (copy->error == 0) {
 		copy->error = error;
@@ -132,7 +132,7 @@ static void fail(struct session_copy *copy, int error, uint64_t at)
 	rate_give_up(&copy->writes);
 }
 
-static void count(struct session_copy *copy, const struct piece *piece)
+static void engine_copy_count(struct session_copy *copy, const struct piece *piece)
 {
 	copy->bytes[piece->method] += piece->step.bytes;
 	copy->session->engine->counters.bytes_copied[piece->method] += piece->step.bytes;
@@ -142,7 +142,7 @@ static void piece_end(struct piece *piece, int error)
 {
 	struct session_copy *copy = piece->copy;
 
-	set_state(piece, PIECE_IDLE);
+	engine_copy_set_state(piece, PIECE_IDLE);
 	list_remove(&piece->node);
 	list_push_front(&copy->idle, &piece->node);
 	if (copy->serial == piece) {
@@ -152,9 +152,9 @@ static void piece_end(struct piece *piece, int error)
 		copy->ways &= ~(uint32_t)piece->step.way;
 		copy->at = piece->step.begin; /* once more, in another way */
 	} else if (error != 0) {
-		fail(copy, error, piece->step.begin);
+		engine_copy_fail(copy, error, piece->step.begin);
 	} else {
-		count(copy, piece);
+		engine_copy_count(copy, piece);
 	}
 }
 
@@ -176,7 +176,7 @@ static uint32_t memory_rights(const struct session_copy *copy, const struct step
 	return store_rights(target->store, STORE_WRITE) | (direct ? 0 : (uint32_t)MEM_CPU_READ);
 }
 
-static void request_begin(const struct session_copy *copy, struct path_request *request,
+static void engine_copy_request_begin(const struct session_copy *copy, struct path_request *request,
 	struct path_export *export, enum store_op op)
 {
 	request->client = &copy->session->client;
@@ -197,7 +197,7 @@ static void request_begin(const struct session_copy *copy, struct path_request *
 /* The memory of what was being written goes back. */
 static void written(struct piece *piece)
 {
-	set_state(piece, PIECE_READING);
+	engine_copy_set_state(piece, PIECE_READING);
 	piece->written += piece->fragment.length;
 	if (is_stopped(piece->copy)) {
 		(void)path_abandon(&piece->read); /* nothing more is to be read */
@@ -223,13 +223,13 @@ static void write_progress(struct path_request *request)
 	path_finish(request);
 	if (piece->state == PIECE_WRITING) {
 		if (error != 0) {
-			fail(copy, error, piece->step.begin);
+			engine_copy_fail(copy, error, piece->step.begin);
 		}
 		written(piece);
 	} else {
 		piece_end(piece, error != 0 || !request->abandoned ? error : -ECANCELED);
 	}
-	advance(copy);
+	engine_copy_advance(copy);
 }
 
 /* Writes what was read, from where it lies. */
@@ -247,7 +247,7 @@ static void write_fragment(struct piece *piece)
 		.memory = mem_limit(piece->fragment.memory, rights),
 		.bytes = piece->fragment.length,
 	};
-	request_begin(copy, change, target, STORE_WRITE);
+	engine_copy_request_begin(copy, change, target, STORE_WRITE);
 	change->flags = copy->options.flags;
 	change->offset =
 		copy->options.offset + (piece->fragment.offset - copy->options.source_offset);
@@ -255,7 +255,7 @@ static void write_fragment(struct piece *piece)
 	change->placement = &piece->segment;
 	change->placement_count = 1;
 	change->progress = write_progress;
-	set_state(piece, PIECE_WRITING);
+	engine_copy_set_state(piece, PIECE_WRITING);
 	path_start(copy->session->engine->path, change);
 	GMB_ASSERT(change->placement != NULL); /* memory_rights() has asked for it */
 }
@@ -284,21 +284,21 @@ static void piece_look(struct piece *piece)
 	}
 }
 
-static void read_progress(struct path_request *request)
+static void engine_copy_read_progress(struct path_request *request)
 {
 	struct piece *piece = container_of(request, struct piece, read);
 	struct session_copy *copy = piece->copy;
 
 	if (piece->state == PIECE_READING) { /* else when what is being written has been */
 		piece_look(piece);
-		advance(copy);
+		engine_copy_advance(copy);
 	}
 }
 
 /* --- the map of the source ----------------------------------------------------------------------
  */
 
-static void map_progress(struct path_request *map)
+static void engine_copy_map_progress(struct path_request *map)
 {
 	struct session_copy *copy = container_of(map, struct session_copy, map);
 
@@ -318,17 +318,17 @@ static void map_progress(struct path_request *map)
 		}
 	}
 	path_finish(map);
-	advance(copy);
+	engine_copy_advance(copy);
 }
 
-static void map_ask(struct session_copy *copy)
+static void engine_copy_map_ask(struct session_copy *copy)
 {
 	struct path_request *map = &copy->map;
 
-	request_begin(copy, map, &copy->source->path, STORE_EXTENTS);
+	engine_copy_request_begin(copy, map, &copy->source->path, STORE_EXTENTS);
 	map->offset = copy->options.source_offset + copy->at;
 	map->length = MIN(copy->options.length - copy->at, MAP_BYTES_MAX);
-	map->progress = map_progress;
+	map->progress = engine_copy_map_progress;
 	copy->mapping = true;
 	path_start(copy->session->engine->path, map);
 }
@@ -344,7 +344,7 @@ static bool map_look(struct session_copy *copy, bool *zeroes, uint64_t *bytes)
 		return true;
 	}
 	if (copy->at < copy->map_begin || copy->at >= copy->map_end) {
-		map_ask(copy);
+		engine_copy_map_ask(copy);
 		return false;
 	}
 	for (uint32_t i = 0; i < copy->extent_count; i++) {
@@ -378,7 +378,7 @@ static uint64_t step_bytes_max(const struct session_copy *copy)
 }
 
 /* False: the map is being asked for. */
-static bool choose(struct session_copy *copy, struct step *step)
+static bool engine_copy_choose(struct session_copy *copy, struct step *step)
 {
 	bool zeroes;
 	uint64_t left;
@@ -423,7 +423,8 @@ static bool may_move(struct rate_member *member, uint64_t bytes)
 	return true;
 }
 
-/* Whether the step may begin, by the rates. False: advance() is called when it is its turn. */
+/* Whether the step may begin, by the rates. False: engine_copy_advance() is called when it is its
+ * turn. */
 static bool has_turn(struct session_copy *copy, const struct step *step)
 {
 	bool moves =
@@ -456,19 +457,19 @@ static void begin(struct session_copy *copy, const struct step *step)
 	piece->written = 0;
 	copy->at = step->begin + step->bytes;
 	if (step->op == STORE_READ) {
-		request_begin(copy, &piece->read, &copy->source->path, STORE_READ);
+		engine_copy_request_begin(copy, &piece->read, &copy->source->path, STORE_READ);
 		piece->read.memory_rights = memory_rights(copy, step);
 		/* One part at a time where memory is short; and never a reference to the page
 		 * cache, which takes no more than its window. */
 		piece->read.window_bytes = 1;
 		piece->read.offset = copy->options.source_offset + step->begin;
 		piece->read.length = step->bytes;
-		piece->read.progress = read_progress;
-		set_state(piece, PIECE_READING);
+		piece->read.progress = engine_copy_read_progress;
+		engine_copy_set_state(piece, PIECE_READING);
 		path_start(path, &piece->read);
 		return;
 	}
-	request_begin(copy, change, copy->session->path_export, step->op);
+	engine_copy_request_begin(copy, change, copy->session->path_export, step->op);
 	change->flags = copy->options.flags;
 	change->offset = copy->options.offset + step->begin;
 	change->length = step->bytes;
@@ -481,7 +482,7 @@ static void begin(struct session_copy *copy, const struct step *step)
 		piece->method = step->way == STORE_COPY_CLONE ? COPY_REFLINK : COPY_RANGE;
 		copy->serial = piece;
 	}
-	set_state(piece, PIECE_CHANGING);
+	engine_copy_set_state(piece, PIECE_CHANGING);
 	path_start(path, change);
 }
 
@@ -522,7 +523,7 @@ static int may_go_on(struct session_copy *copy)
 }
 
 /* Begins all pieces that may begin, or tells that it is over. */
-static void advance(struct session_copy *copy)
+static void engine_copy_advance(struct session_copy *copy)
 {
 	struct step step;
 
@@ -530,7 +531,7 @@ static void advance(struct session_copy *copy)
 		int error = may_go_on(copy);
 
 		if (error != 0) {
-			fail(copy, error, copy->at);
+			engine_copy_fail(copy, error, copy->at);
 		}
 	}
 	if (is_stopped(copy)) {
@@ -539,7 +540,7 @@ static void advance(struct session_copy *copy)
 	while (!is_stopped(copy) && copy->at < copy->options.length && copy->serial == NULL &&
 		!copy->mapping && !list_is_empty(&copy->idle) && !rate_waits(&copy->reads) &&
 		!rate_waits(&copy->writes)) {
-		if (!choose(copy, &step) || !has_turn(copy, &step)) {
+		if (!engine_copy_choose(copy, &step) || !has_turn(copy, &step)) {
 			break;
 		}
 		begin(copy, &step);
@@ -553,18 +554,18 @@ static void advance(struct session_copy *copy)
 
 static void reads_ready(struct rate_member *member)
 {
-	advance(container_of(member, struct session_copy, reads));
+	engine_copy_advance(container_of(member, struct session_copy, reads));
 }
 
 static void writes_ready(struct rate_member *member)
 {
-	advance(container_of(member, struct session_copy, writes));
+	engine_copy_advance(container_of(member, struct session_copy, writes));
 }
 
 /* --- life --------------------------------------------------------------------------------------
  */
 
-static int join_rates(struct session_copy *copy)
+static int engine_copy_join_rates(struct session_copy *copy)
 {
 	struct session *session = copy->session;
 	struct engine_identity *identity = session->of_identity;
@@ -605,7 +606,7 @@ static void take_room(struct session_copy *copy)
 	}
 }
 
-static bool overlaps(struct session *session, struct engine_export *source,
+static bool engine_copy_overlaps(struct session *session, struct engine_export *source,
 	const struct session_copy_options *options)
 {
 	struct store_place from;
@@ -626,7 +627,7 @@ static bool overlaps(struct session *session, struct engine_export *source,
 	return store_places_meet(&from, &to, options->length);
 }
 
-static int check(struct session *session, const struct session_copy_options *options,
+static int engine_copy_check(struct session *session, const struct session_copy_options *options,
 	struct engine_export **source_out, const char **text)
 {
 	struct engine_export *source =
@@ -645,7 +646,7 @@ static int check(struct session *session, const struct session_copy_options *opt
 		*text = "the range runs past the end of the export to copy from";
 		return -EINVAL;
 	}
-	if (overlaps(session, source, options)) {
+	if (engine_copy_overlaps(session, source, options)) {
 		*text = "the ranges are of one disk, and overlap";
 		return -EINVAL;
 	}
@@ -658,7 +659,7 @@ int session_copy_start(struct session *session, const struct session_copy_option
 {
 	struct engine_export *source;
 	struct session_copy *copy;
-	int rc = check(session, options, &source, text);
+	int rc = engine_copy_check(session, options, &source, text);
 
 	if (rc != 0) {
 		return rc;
@@ -682,13 +683,13 @@ int session_copy_start(struct session *session, const struct session_copy_option
 	rate_member_init(&copy->reads, reads_ready);
 	rate_member_init(&copy->writes, writes_ready);
 	source->session_count++;
-	if (join_rates(copy) != 0) {
+	if (engine_copy_join_rates(copy) != 0) {
 		session_copy_end(copy);
 		*text = "the server is out of memory";
 		return -ENOMEM;
 	}
 	*copy_out = copy;
-	advance(copy);
+	engine_copy_advance(copy);
 	return 0;
 }
 
@@ -705,7 +706,7 @@ const uint64_t *session_copy_bytes(const struct session_copy *copy)
 
 void session_copy_drain(struct session_copy *copy)
 {
-	advance(copy);
+	engine_copy_advance(copy);
 }
 
 bool session_copy_abandon(struct session_copy *copy)

@@ -21,84 +21,103 @@ void engine_limits_default(struct engine_limits *limits)
 	};
 }
 
-#define ENGINE_COUNTER(field, kind, unit, name, help)                                              \
-	{                                                                                          \
-		name, help, kind, unit, offsetof(struct engine_counters, field)                    \
-	}
+#define SERVER(field, ...) COUNTER(struct engine_counters, field, __VA_ARGS__)
 
 static const struct counter engine_counter_list[] = {
-	ENGINE_COUNTER(sessions, COUNTER_NOW, COUNTER_ITEMS, "connections", "Connections now"),
-	ENGINE_COUNTER(handshakes, COUNTER_NOW, COUNTER_ITEMS, "handshakes",
+	SERVER(sessions, NOW, ITEMS, "connections", "Open connections"),
+	SERVER(handshakes, NOW, ITEMS, "handshakes",
 		"Connections that have not chosen an export yet"),
-	ENGINE_COUNTER(inflight, COUNTER_NOW, COUNTER_ITEMS, "inflight", "Requests in flight"),
-	ENGINE_COUNTER(place_waits, COUNTER_TOTAL, COUNTER_ITEMS, "place_waits",
-		"Requests that waited because as many were in flight as may be"),
-	ENGINE_COUNTER(identity_memory_waits, COUNTER_TOTAL, COUNTER_ITEMS, "identity_memory_waits",
-		"How often a client began to wait because its identity held as much payload memory "
-		"as it may"),
-	ENGINE_COUNTER(sessions_accepted, COUNTER_TOTAL, COUNTER_ITEMS, "connections_accepted",
-		"Connections accepted"),
-	ENGINE_COUNTER(sessions_refused, COUNTER_TOTAL, COUNTER_ITEMS, "connections_refused",
+	SERVER(inflight, NOW, ITEMS, "inflight", "Requests in flight",
+		.metric = "requests_in_flight"),
+	SERVER(sessions_accepted, TOTAL, ITEMS, "connections_accepted", "Connections accepted"),
+	SERVER(sessions_refused, TOTAL, ITEMS, "connections_refused",
 		"Connections closed at once because of a limit"),
-	ENGINE_COUNTER(sessions_failed, COUNTER_TOTAL, COUNTER_ITEMS, "connections_failed",
-		"Connections ended by an error of the network or of the client"),
-	ENGINE_COUNTER(sessions_idle, COUNTER_TOTAL, COUNTER_ITEMS, "connections_idle",
-		"Connections ended by the idle timeout"),
-	ENGINE_COUNTER(sessions_adopted, COUNTER_TOTAL, COUNTER_ITEMS, "connections_taken_over",
-		"Connections taken over from the server before this one"),
-	ENGINE_COUNTER(requests, COUNTER_TOTAL, COUNTER_ITEMS, "requests", "Requests received"),
-	ENGINE_COUNTER(
-		errors, COUNTER_TOTAL, COUNTER_ITEMS, "errors", "Requests answered with an error"),
-	ENGINE_COUNTER(
-		bytes_read, COUNTER_TOTAL, COUNTER_BYTES, "bytes_read", "Data sent to clients"),
-	ENGINE_COUNTER(bytes_written, COUNTER_TOTAL, COUNTER_BYTES, "bytes_written",
-		"Data received from clients and written"),
-	ENGINE_COUNTER(bytes_copied[COPY_REFLINK], COUNTER_TOTAL, COUNTER_BYTES,
-		"bytes_copied_reflink", "Data copied within the server by sharing blocks of files"),
-	ENGINE_COUNTER(bytes_copied[COPY_RANGE], COUNTER_TOTAL, COUNTER_BYTES, "bytes_copied_range",
-		"The same by the kernel"),
-	ENGINE_COUNTER(bytes_copied[COPY_DEVICE], COUNTER_TOTAL, COUNTER_BYTES,
-		"bytes_copied_device", "The same through memory of a device"),
-	ENGINE_COUNTER(bytes_copied[COPY_RAM], COUNTER_TOTAL, COUNTER_BYTES, "bytes_copied_ram",
-		"The same through the server's memory"),
-	ENGINE_COUNTER(bytes_copied[COPY_ZEROES], COUNTER_TOTAL, COUNTER_BYTES,
-		"bytes_copied_zeroes", "Holes copied within the server"),
-	ENGINE_COUNTER(push_tickets, COUNTER_TOTAL, COUNTER_ITEMS, "push_tickets",
-		"Tickets made for sources of a push"),
-	ENGINE_COUNTER(push_refusals, COUNTER_TOTAL, COUNTER_ITEMS, "push_tickets_refused",
-		"Tickets that were shown and were not valid"),
-	ENGINE_COUNTER(pushes_done, COUNTER_TOTAL, COUNTER_ITEMS, "pushes_done",
-		"Pushes that were complete, as source or destination"),
-	ENGINE_COUNTER(pushes_failed, COUNTER_TOTAL, COUNTER_ITEMS, "pushes_failed",
-		"Pushes that failed or were cancelled, as source or destination"),
-	ENGINE_COUNTER(tls_sessions, COUNTER_NOW, COUNTER_ITEMS, "tls_connections",
-		"Connections with TLS"),
-	ENGINE_COUNTER(tls_sessions_1_2, COUNTER_NOW, COUNTER_ITEMS, "tls_connections_1_2",
-		"Those of them with TLS 1.2"),
-	ENGINE_COUNTER(tls_sessions_kernel, COUNTER_NOW, COUNTER_ITEMS, "tls_connections_kernel",
-		"Those of them whose records the kernel handles"),
-	ENGINE_COUNTER(tls_upgrading, COUNTER_NOW, COUNTER_ITEMS, "tls_handshakes_waiting",
-		"TLS handshakes under way, or waiting for a place"),
-	ENGINE_COUNTER(tls_handshakes, COUNTER_TOTAL, COUNTER_ITEMS, "tls_handshakes",
-		"TLS handshakes that succeeded"),
-	ENGINE_COUNTER(tls_failed, COUNTER_TOTAL, COUNTER_ITEMS, "tls_handshakes_failed",
-		"TLS handshakes that failed"),
-	ENGINE_COUNTER(tls_failures[ENGINE_TLS_CLIENT_REFUSED], COUNTER_TOTAL, COUNTER_ITEMS,
-		"tls_failures_client_refused",
-		"Those of them in which the client's certificate or key was not accepted"),
-	ENGINE_COUNTER(tls_failures[ENGINE_TLS_SERVER_REFUSED], COUNTER_TOTAL, COUNTER_ITEMS,
-		"tls_failures_server_refused", "In which the client did not accept the server's"),
-	ENGINE_COUNTER(tls_failures[ENGINE_TLS_PROTOCOL], COUNTER_TOTAL, COUNTER_ITEMS,
-		"tls_failures_protocol", "In which both had nothing in common, or TLS was broken"),
-	ENGINE_COUNTER(tls_failures[ENGINE_TLS_CONNECTION], COUNTER_TOTAL, COUNTER_ITEMS,
-		"tls_failures_connection", "In which the connection ended, or the time was over"),
-	ENGINE_COUNTER(tls_failures[ENGINE_TLS_OTHER], COUNTER_TOTAL, COUNTER_ITEMS,
-		"tls_failures_other", "That failed for want of memory or threads"),
-	ENGINE_COUNTER(tls_refused, COUNTER_TOTAL, COUNTER_ITEMS, "tls_handshakes_refused",
-		"TLS handshakes for which there was no place"),
+	SERVER(sessions_failed, TOTAL, ITEMS, "connections_failed",
+		"Connections ended by an error of the network or the client",
+		.metric = "connections_broken", .labels = "reason=\"error\"",
+		.family = "Connections that the server ended, by reason"),
+	SERVER(sessions_idle, TOTAL, ITEMS, "connections_idle",
+		"Connections ended by the idle timeout", .metric = "connections_broken",
+		.labels = "reason=\"idle\""),
+	SERVER(sessions_adopted, TOTAL, ITEMS, "connections_taken_over",
+		"Connections taken over from the previous process in an upgrade"),
+	SERVER(requests, TOTAL, ITEMS, "requests", "Requests received",
+		.metric = "requests_received"),
+	SERVER(errors, TOTAL, ITEMS, "errors",
+		"Requests answered with an error, including those refused before they reached a "
+		"disk",
+		.metric = "error_replies"),
+	SERVER(place_waits, TOTAL, ITEMS, "place_waits",
+		"Requests that waited for the limit on requests in flight"),
+	SERVER(identity_memory_waits, TOTAL, ITEMS, "identity_memory_waits",
+		"Times a client waited for the limit on payload memory of its identity"),
+	SERVER(bytes_read, TOTAL, BYTES, "bytes_read", "Data sent to clients",
+		.metric = "payload_bytes", .labels = "direction=\"sent\"",
+		.family = "Payload sent to and received from clients"),
+	SERVER(bytes_written, TOTAL, BYTES, "bytes_written",
+		"Data received from clients and written", .metric = "payload_bytes",
+		.labels = "direction=\"received\""),
+	SERVER(bytes_copied[COPY_REFLINK], TOTAL, BYTES, "bytes_copied_reflink",
+		"Data copied within the server by sharing blocks of files",
+		.metric = "copied_bytes", .labels = "method=\"reflink\"",
+		.family = "Data copied within the server, by method"),
+	SERVER(bytes_copied[COPY_RANGE], TOTAL, BYTES, "bytes_copied_range",
+		"Data copied within the server by the kernel", .metric = "copied_bytes",
+		.labels = "method=\"range\""),
+	SERVER(bytes_copied[COPY_DEVICE], TOTAL, BYTES, "bytes_copied_device",
+		"Data copied within the server through the memory of a device",
+		.metric = "copied_bytes", .labels = "method=\"device\""),
+	SERVER(bytes_copied[COPY_RAM], TOTAL, BYTES, "bytes_copied_ram",
+		"Data copied within the server through its memory", .metric = "copied_bytes",
+		.labels = "method=\"ram\""),
+	SERVER(bytes_copied[COPY_ZEROES], TOTAL, BYTES, "bytes_copied_zeroes",
+		"Holes copied within the server", .metric = "copied_bytes",
+		.labels = "method=\"zeroes\""),
+	SERVER(push_tickets, TOTAL, ITEMS, "push_tickets", "Push tickets made",
+		.labels = "result=\"made\"",
+		.family = "Push tickets, by whether they were made here, or shown and refused"),
+	SERVER(push_refusals, TOTAL, ITEMS, "push_tickets_refused",
+		"Push tickets shown that were not valid", .metric = "push_tickets",
+		.labels = "result=\"refused\""),
+	SERVER(pushes_done, TOTAL, ITEMS, "pushes_done",
+		"Pushes completed, as source or destination", .metric = "pushes",
+		.labels = "result=\"done\"",
+		.family = "Finished pushes, as source or destination, by result"),
+	SERVER(pushes_failed, TOTAL, ITEMS, "pushes_failed",
+		"Pushes that failed or were cancelled, as source or destination",
+		.metric = "pushes", .labels = "result=\"failed\""),
+	SERVER(tls_sessions, NOW, ITEMS, "tls_connections", "Connections with TLS"),
+	SERVER(tls_sessions_kernel, NOW, ITEMS, "tls_connections_kernel",
+		"Connections whose TLS records are handled by the kernel"),
+	SERVER(tls_sessions_1_2, NOW, ITEMS, "tls_connections_1_2", "Connections with TLS 1.2"),
+	SERVER(tls_upgrading, NOW, ITEMS, "tls_handshakes_waiting",
+		"TLS handshakes under way, or waiting for a free slot"),
+	SERVER(tls_handshakes, TOTAL, ITEMS, "tls_handshakes", "TLS handshakes that succeeded",
+		.labels = "result=\"done\"", .family = "TLS handshakes, by result"),
+	SERVER(tls_failed, TOTAL, ITEMS, "tls_handshakes_failed", "TLS handshakes that failed",
+		.metric = "tls_handshakes", .labels = "result=\"failed\""),
+	SERVER(tls_refused, TOTAL, ITEMS, "tls_handshakes_refused",
+		"TLS handshakes rejected at the handshake limit", .metric = "tls_handshakes",
+		.labels = "result=\"refused\""),
+	SERVER(tls_failures[ENGINE_TLS_CLIENT_REFUSED], TOTAL, ITEMS, "tls_failures_client_refused",
+		"Failed TLS handshakes: the client's certificate or key was not accepted",
+		.metric = "tls_failures", .labels = "reason=\"client_refused\"",
+		.family = "Failed TLS handshakes, by reason"),
+	SERVER(tls_failures[ENGINE_TLS_SERVER_REFUSED], TOTAL, ITEMS, "tls_failures_server_refused",
+		"Failed TLS handshakes: the client did not accept the server's credentials",
+		.metric = "tls_failures", .labels = "reason=\"server_refused\""),
+	SERVER(tls_failures[ENGINE_TLS_PROTOCOL], TOTAL, ITEMS, "tls_failures_protocol",
+		"Failed TLS handshakes: no TLS, or nothing in common", .metric = "tls_failures",
+		.labels = "reason=\"protocol\""),
+	SERVER(tls_failures[ENGINE_TLS_CONNECTION], TOTAL, ITEMS, "tls_failures_connection",
+		"Failed TLS handshakes: the connection ended, or the time limit expired",
+		.metric = "tls_failures", .labels = "reason=\"connection\""),
+	SERVER(tls_failures[ENGINE_TLS_OTHER], TOTAL, ITEMS, "tls_failures_other",
+		"Failed TLS handshakes: no memory or no thread", .metric = "tls_failures",
+		.labels = "reason=\"other\""),
 };
 
-const struct counter_table engine_counter_table = { "server", "", engine_counter_list,
+const struct counter_table engine_counter_table = { "server", "", "", engine_counter_list,
 	ARRAY_COUNT(engine_counter_list) };
 
 /* --- the end of a batch: everything that was put off while callbacks ran ------------------- */
@@ -164,7 +183,8 @@ static void finish_drain(struct engine *engine)
 }
 
 /* Counts the caller as one of its sessions. NULL: no memory. */
-static struct engine_peer *peer_get(struct engine *engine, const struct peer_identity *identity)
+static struct engine_peer *engine_peer_get(
+	struct engine *engine, const struct peer_identity *identity)
 {
 	struct engine_peer *peer;
 
@@ -190,7 +210,7 @@ static struct engine_peer *peer_get(struct engine *engine, const struct peer_ide
 	return peer;
 }
 
-static void peer_put(struct engine_peer *peer)
+static void engine_peer_put(struct engine_peer *peer)
 {
 	if (--peer->session_count == 0) {
 		list_remove(&peer->node);
@@ -200,7 +220,7 @@ static void peer_put(struct engine_peer *peer)
 
 /* Closes and frees a session once nothing of it is in flight. Only the end of a batch calls it, so
  * that a session never disappears under a callback. */
-static bool join(struct session *session)
+static bool engine_join(struct session *session)
 {
 	struct engine *engine = session->engine;
 	struct engine_export *chosen = session->chosen;
@@ -226,7 +246,7 @@ static bool join(struct session *session)
 	path_client_fini(&session->client);
 	engine_client_leave(session);
 	session_rates_leave(session);
-	peer_put(session->of_peer);
+	engine_peer_put(session->of_peer);
 	session->kind->close(session);
 	if (chosen != NULL) {
 		atomic_fetch_sub_explicit(&chosen->export->connections, 1, memory_order_relaxed);
@@ -250,7 +270,7 @@ static bool join_ending(struct engine *engine)
 
 	list_for_each(node, &engine->ending)
 	{
-		joined |= join(list_entry(node, struct session, ending_node));
+		joined |= engine_join(list_entry(node, struct session, ending_node));
 	}
 	return joined;
 }
@@ -272,7 +292,7 @@ static void choose_wait(struct engine *engine)
 	}
 }
 
-static void again_done(struct ring_op *op, int result)
+static void engine_again_done(struct ring_op *op, int result)
 {
 	GMB_UNUSED(op); /* the end of this batch goes on */
 	GMB_UNUSED(result);
@@ -281,18 +301,18 @@ static void again_done(struct ring_op *op, int result)
 /* What a session releases as it goes, or one of its requests, may be what another waits for, and
  * nothing else may ever happen on this ring. It goes on in another turn, so that completions and
  * the sessions that they belong to do not wait for all of it. */
-static void go_on(struct engine *engine, bool joined)
+static void engine_go_on(struct engine *engine, bool joined)
 {
 	bool can_resume = engine->limits_released && !turns_are_empty(&engine->blocked);
 
 	if ((joined || can_resume || path_is_to_serve(engine->path) ||
 		    !list_is_empty(&engine->dirty)) &&
 		!engine->again.in_flight) {
-		ring_defer(engine->ring, &engine->again, 0, again_done);
+		ring_defer(engine->ring, &engine->again, 0, engine_again_done);
 	}
 }
 
-static void batch_end(struct ring_batch_end *end)
+static void engine_batch_end(struct ring_batch_end *end)
 {
 	struct engine *engine = container_of(end, struct engine, batch_end);
 	bool released = engine->limits_released;
@@ -305,7 +325,7 @@ static void batch_end(struct ring_batch_end *end)
 	}
 	flush_dirty(engine);
 	joined = !list_is_empty(&engine->ending) && join_ending(engine);
-	go_on(engine, joined);
+	engine_go_on(engine, joined);
 	engine_turn_part(engine);
 	if (path_is_short(engine->path)) {
 		engine_timer_arm(engine);
@@ -319,7 +339,7 @@ static void batch_end(struct ring_batch_end *end)
 /* --- deadlines ----------------------------------------------------------------------------- */
 
 /* Ends the sessions of a list, oldest first, whose deadline has passed. reason NULL: no news. */
-static void expire(struct list_node *sessions, uint64_t now_ns, const char *reason)
+static void engine_expire(struct list_node *sessions, uint64_t now_ns, const char *reason)
 {
 	struct list_node *node;
 
@@ -429,14 +449,15 @@ static void expire_idle(struct engine *engine, uint64_t now_ns)
 	engine->idle_due_ns = MAX(due_ns, now_ns + timeout_ns / ENGINE_IDLE_LOOKS);
 }
 
-static void timer_done(struct ring_op *op, int result)
+static void engine_timer_done(struct ring_op *op, int result)
 {
 	struct engine *engine = container_of(op, struct engine, timer);
 	uint64_t now_ns = ring_now_ns(engine->ring);
 
 	GMB_UNUSED(result); /* passed or cancelled: look again either way */
-	expire(&engine->handshakes, now_ns, "no export was chosen within the handshake timeout");
-	expire(&engine->lingering, now_ns, NULL);
+	engine_expire(
+		&engine->handshakes, now_ns, "no export was chosen within the handshake timeout");
+	engine_expire(&engine->lingering, now_ns, NULL);
 	expire_stalls(engine, now_ns);
 	expire_stopping(engine, now_ns);
 	expire_idle(engine, now_ns);
@@ -470,13 +491,13 @@ void engine_timer_arm(struct engine *engine)
 		return;
 	}
 	engine->timer_due_ns = when_ns;
-	ring_timer(
-		engine->ring, &engine->timer, when_ns > now_ns ? when_ns - now_ns : 1, timer_done);
+	ring_timer(engine->ring, &engine->timer, when_ns > now_ns ? when_ns - now_ns : 1,
+		engine_timer_done);
 }
 
 /* --- sessions ------------------------------------------------------------------------------ */
 
-static void refuse(struct engine *engine, const struct endpoint *endpoint)
+static void engine_refuse(struct engine *engine, const struct endpoint *endpoint)
 {
 	engine->counters.sessions_refused++;
 	if (endpoint->fd >= 0) {
@@ -547,10 +568,10 @@ static void begin_session(
 	int rc = -ENOMEM;
 
 	if (engine->draining || engine->counters.sessions >= engine->limits.sessions_max) {
-		refuse(engine, endpoint);
+		engine_refuse(engine, endpoint);
 		return;
 	}
-	engine->accepted_peer = peer_get(engine, &endpoint->peer.identity);
+	engine->accepted_peer = engine_peer_get(engine, &endpoint->peer.identity);
 	/* A flood of connections that say nothing must not lock out those who do. One of another
 	 * process is none of it. */
 	if (record == NULL && engine->counters.handshakes >= engine->limits.handshakes_max) {
@@ -562,11 +583,11 @@ static void begin_session(
 				    : kind->accept(service, endpoint);
 	}
 	if (engine->accepted_peer != NULL) {
-		peer_put(engine->accepted_peer);
+		engine_peer_put(engine->accepted_peer);
 	}
 	if (rc < 0) {
 		log_error("client %s: connection closed: %s", endpoint->peer.text, strerror(-rc));
-		refuse(engine, endpoint);
+		engine_refuse(engine, endpoint);
 		return;
 	}
 	engine->counters.sessions_adopted += record != NULL;
@@ -781,7 +802,7 @@ int engine_create(
 	list_init(&engine->ending);
 	list_init(&engine->to_review);
 	engine->review_message.deliver = review_deliver;
-	engine->batch_end.call = batch_end;
+	engine->batch_end.call = engine_batch_end;
 	ring_batch_end_add(engine->ring, &engine->batch_end);
 	rc = create_memory(engine, error);
 	if (rc == 0) {

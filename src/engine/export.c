@@ -122,6 +122,9 @@ int export_create(
 		export_get(export->parent);
 	}
 	export->overlap = options->overlap;
+	if (export->overlap == PATH_OVERLAP_AUTO && store_info(export->store)->part_bytes > 0) {
+		export->overlap = store_info(export->store)->part_bytes;
+	}
 	export_set_read_only(export, options->read_only);
 	atomic_init(&export->connections_max, options->connections_max);
 	rate_set(&export->rate, &options->rate, 0); /* with its whole burst */
@@ -262,7 +265,7 @@ void export_put_async(struct export *export, struct engine *engine)
 
 /* --- the exports of an engine -------------------------------------------------------------- */
 
-static int make_room(struct engine *engine, struct error *error)
+static int engine_export_make_room(struct engine *engine, struct error *error)
 {
 	uint32_t room = MAX(engine->export_room * 2, 8U);
 	struct engine_export **grown;
@@ -303,7 +306,7 @@ static uint64_t export_quota_bytes(const struct engine *engine, const struct exp
 		engine, atomic_load_explicit(&export->memory_max, memory_order_relaxed));
 }
 
-static uint32_t index_of(const struct engine *engine, const struct export *export)
+static uint32_t engine_export_index_of(const struct engine *engine, const struct export *export)
 {
 	uint32_t index = 0;
 
@@ -329,7 +332,7 @@ static void join_path(struct engine *engine, struct export *export, struct path_
 int engine_export_prepare(struct engine *engine, struct export *export, struct error *error)
 {
 	struct engine_export *entry;
-	int rc = make_room(engine, error);
+	int rc = engine_export_make_room(engine, error);
 
 	if (rc < 0) {
 		return rc;
@@ -369,7 +372,7 @@ int engine_export_prepare(struct engine *engine, struct export *export, struct e
 
 void engine_export_show(struct engine *engine, const struct export *export)
 {
-	uint32_t index = index_of(engine, export);
+	uint32_t index = engine_export_index_of(engine, export);
 
 	GMB_ASSERT(index < engine->export_count && engine->exports[index]->prepared);
 	engine->exports[index]->prepared = false;
@@ -491,7 +494,7 @@ int engine_export_barrier(struct engine_export *entry, struct session *session)
 	return -EAGAIN;
 }
 
-static void tell(struct session *session, enum export_change change)
+static void engine_export_tell(struct session *session, enum export_change change)
 {
 	if (session->kind->export_changed != NULL) {
 		session->kind->export_changed(session, change);
@@ -500,7 +503,7 @@ static void tell(struct session *session, enum export_change change)
 
 void engine_export_remove(struct engine *engine, struct export *export, uint64_t deadline_ns)
 {
-	uint32_t index = index_of(engine, export);
+	uint32_t index = engine_export_index_of(engine, export);
 	struct engine_export *entry;
 
 	GMB_ASSERT(index < engine->export_count);
@@ -518,7 +521,7 @@ void engine_export_remove(struct engine *engine, struct export *export, uint64_t
 		struct session *session = list_entry(node, struct session, node);
 
 		if (session->chosen == entry && session->state != SESSION_TERMINATING) {
-			tell(session, EXPORT_REMOVED);
+			engine_export_tell(session, EXPORT_REMOVED);
 			engine_stop_session(session, deadline_ns);
 		}
 	}
@@ -544,14 +547,14 @@ void engine_export_resized(struct engine *engine, const struct export *export)
 			 * off: the store answers EIO. */
 			session->export_bytes =
 				MAX(session->export_bytes, store_size(export->store));
-			tell(session, EXPORT_RESIZED);
+			engine_export_tell(session, EXPORT_RESIZED);
 		}
 	}
 }
 
 void engine_export_limits_changed(struct engine *engine, const struct export *export)
 {
-	uint32_t index = index_of(engine, export);
+	uint32_t index = engine_export_index_of(engine, export);
 
 	if (index < engine->export_count) {
 		rate_queue_changed(&engine->exports[index]->rate);
@@ -592,7 +595,7 @@ uint32_t engine_export_rights(struct engine *engine, const struct export *export
 			engine_stop_session(session, ENGINE_RIGHTS_STOP_NS);
 		} else {
 			session_log(session, "has other rights on");
-			tell(session, EXPORT_RIGHTS);
+			engine_export_tell(session, EXPORT_RIGHTS);
 		}
 	}
 	return ended;
@@ -647,7 +650,7 @@ struct engine_export *engine_export_from(struct engine *engine, uint64_t serial)
 const struct path_export *engine_export_measured(
 	const struct engine *engine, const struct export *export)
 {
-	uint32_t index = index_of(engine, export);
+	uint32_t index = engine_export_index_of(engine, export);
 
 	return index < engine->export_count ? &engine->exports[index]->path : NULL;
 }
@@ -658,20 +661,11 @@ const struct engine_export *engine_export_entry(
 	uint32_t index = *hint_inout;
 
 	if (index >= engine->export_count || engine->exports[index]->export != export) {
-		index = index_of(engine, export);
+		index = engine_export_index_of(engine, export);
 	}
 	if (index == engine->export_count) {
 		return NULL;
 	}
 	*hint_inout = index + 1;
 	return engine->exports[index];
-}
-
-const char *export_page_cache_refusal(const struct export *export)
-{
-	const char *refusal = store_page_cache_refusal(export->store);
-	bool cuts = export->overlap != PATH_OVERLAP_AUTO && export->overlap != PATH_OVERLAP_OFF &&
-		    export->overlap < PATH_PART_SIZE_MAX;
-
-	return refusal == NULL && cuts ? "overlap" : refusal;
 }

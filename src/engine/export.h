@@ -135,10 +135,6 @@ void export_put(struct export *export);
  */
 GMB_MUST_CHECK int export_start(struct export *export, struct engine *engine);
 
-/* Why no read of the export is sent from the page cache; NULL: nothing prevents it. Static text:
- * see store_page_cache_refusal(), and "overlap" (reads are cut into parts of a fixed size). */
-const char *export_page_cache_refusal(const struct export *export);
-
 /* Private to src/engine. */
 /* export_put() without blocking, on the thread of the engine's ring. */
 void export_put_async(struct export *export, struct engine *engine);

@@ -15,7 +15,7 @@ static bool can_be_passed(const struct session *session)
 }
 
 /* Unless it has begun to end since it was paused: then it goes on doing so. */
-static bool is_passing(const struct session *session)
+static bool engine_pass_is_passing(const struct session *session)
 {
 	return session->passing && session->state == SESSION_READY;
 }
@@ -104,7 +104,7 @@ static enum session_rest rest_of_ending(const struct session *session)
 
 static enum session_rest rest_of(struct session *session)
 {
-	if (is_passing(session)) {
+	if (engine_pass_is_passing(session)) {
 		return session->paused ? session->kind->rest(session) : SESSION_RESTS;
 	}
 	/* One that has come while others were served goes on as they do. */
@@ -136,7 +136,7 @@ void engine_look(struct engine *engine, struct engine_rest *sum, bool may_end)
 	}
 }
 
-static void go_on(struct session *session)
+static void engine_pass_go_on(struct session *session)
 {
 	session->paused = false;
 	session->kind->resume(session);
@@ -149,9 +149,9 @@ void engine_serve(struct engine *engine)
 	{
 		struct session *session = list_entry(node, struct session, node);
 
-		if (is_passing(session) && session->paused &&
+		if (engine_pass_is_passing(session) && session->paused &&
 			session->kind->rest(session) != SESSION_WAITS_FOR_PEER) {
-			go_on(session);
+			engine_pass_go_on(session);
 		}
 	}
 }
@@ -164,8 +164,8 @@ void engine_resume(struct engine *engine)
 	{
 		struct session *session = list_entry(node, struct session, node);
 
-		if (is_passing(session) && session->paused) {
-			go_on(session);
+		if (engine_pass_is_passing(session) && session->paused) {
+			engine_pass_go_on(session);
 		}
 		session->passing = false;
 		session->paused = false;
@@ -197,7 +197,7 @@ int engine_pass(struct engine *engine,
 		struct session *session = list_entry(node, struct session, node);
 		struct session_record record;
 
-		if (rc < 0 || !is_passing(session) || session->was_told) {
+		if (rc < 0 || !engine_pass_is_passing(session) || session->was_told) {
 			continue;
 		}
 		record = record_of(session);
@@ -210,7 +210,7 @@ int engine_pass(struct engine *engine,
 	return rc;
 }
 
-static void settled(struct store_part *part, int result)
+static void engine_pass_settled(struct store_part *part, int result)
 {
 	struct engine_settle *settle = container_of(part, struct engine_settle, part);
 	struct engine_export *entry = settle->entry;
@@ -231,7 +231,7 @@ int engine_settle(struct engine *engine, struct engine_settle *settle, bool last
 	settle->part = (struct store_part){
 		.op = STORE_FLUSH,
 		.flags = last ? STORE_SETTLE : 0,
-		.done = settled,
+		.done = engine_pass_settled,
 	};
 	settle->entry->session_count++;
 	engine->closing_count++;
@@ -245,7 +245,7 @@ void engine_let_go(struct engine *engine)
 	{
 		struct session *session = list_entry(node, struct session, node);
 
-		if (is_passing(session)) {
+		if (engine_pass_is_passing(session)) {
 			session->passed = true;
 			session_terminate(session, NULL);
 		}

@@ -17,19 +17,15 @@ struct rate_group {
 	uint32_t member_count;
 };
 
-#define RATE_COUNTER(field, unit, name, help)                                                      \
-	{                                                                                          \
-		name, help, COUNTER_TOTAL, unit, offsetof(struct rate_counters, field)             \
-	}
-
 static const struct counter rate_counter_list[] = {
-	RATE_COUNTER(delayed, COUNTER_ITEMS, "requests_delayed",
-		"Requests that began later because of the rate"),
-	RATE_COUNTER(delayed_ns, COUNTER_NS, "delay_ns", "By how much, all of them together"),
+	COUNTER(struct rate_counters, delayed, TOTAL, ITEMS, "requests_delayed",
+		"Requests delayed by the rate limit", .metric = "export_rate_delayed_requests"),
+	COUNTER(struct rate_counters, delayed_ns, TOTAL, NS, "delay_ns",
+		"Sum of the delays by the rate limit"),
 };
 
-const struct counter_table rate_counter_table = { "rate", "export", rate_counter_list,
-	ARRAY_COUNT(rate_counter_list) };
+const struct counter_table rate_counter_table = { "rate", "export", "export_rate_",
+	rate_counter_list, ARRAY_COUNT(rate_counter_list) };
 
 /* --- time lines ------------------------------------------------------------------------------ */
 
@@ -153,7 +149,7 @@ static bool book(struct rate_queue *queue, enum rate_unit unit, uint64_t needed,
 	return true;
 }
 
-static void give_back(struct rate_queue *queue)
+static void engine_rate_give_back(struct rate_queue *queue)
 {
 	if (renew(queue)) {
 		return;
@@ -187,7 +183,7 @@ static uint64_t needed_of(const struct rate_queue *queue, enum rate_unit unit, u
 }
 
 /* Takes what a request needs, or books it: then queue->ready_ns says when to come again. */
-static bool take(struct rate_queue *queue, uint64_t bytes, uint64_t now_ns)
+static bool engine_rate_take(struct rate_queue *queue, uint64_t bytes, uint64_t now_ns)
 {
 	enum rate_unit unit = 0;
 
@@ -210,10 +206,10 @@ static bool take(struct rate_queue *queue, uint64_t bytes, uint64_t now_ns)
 	return true;
 }
 
-static void timer_done(struct ring_op *op, int result);
+static void engine_rate_timer_done(struct ring_op *op, int result);
 
 /* One look for all queues, and not before what has come meanwhile is worth it. */
-static void arm(struct rate_room *room)
+static void engine_rate_arm(struct rate_room *room)
 {
 	uint64_t now_ns = ring_batch_ns(room->ring);
 	uint64_t due_ns = UINT64_MAX;
@@ -228,7 +224,7 @@ static void arm(struct rate_room *room)
 	due_ns = MAX(due_ns, now_ns + RATE_PAUSE_NS);
 	if (!room->timer.in_flight) {
 		room->due_ns = due_ns;
-		ring_timer(room->ring, &room->timer, due_ns - now_ns, timer_done);
+		ring_timer(room->ring, &room->timer, due_ns - now_ns, engine_rate_timer_done);
 	} else if (due_ns < room->due_ns) {
 		room->due_ns = due_ns;
 		ring_cancel(room->ring, &room->timer); /* comes back and looks */
@@ -237,7 +233,7 @@ static void arm(struct rate_room *room)
 
 /* The member has what it needs of the queues before: goes on as far as it can. True: the request
  * may begin. */
-static bool advance(struct rate_member *member, uint64_t now_ns)
+static bool engine_rate_advance(struct rate_member *member, uint64_t now_ns)
 {
 	for (; member->stage < RATE_QUEUES; member->stage++) {
 		struct rate_queue *queue = member->queues[member->stage];
@@ -249,9 +245,9 @@ static bool advance(struct rate_member *member, uint64_t now_ns)
 			/* What was booked long ago, and not used. */
 			if (now_ns - MIN(now_ns, queue->ready_ns) >
 				queue->limits.burst_ns / RATE_HOLD_PART) {
-				give_back(queue);
+				engine_rate_give_back(queue);
 			}
-			if (take(queue, member->bytes, now_ns)) {
+			if (engine_rate_take(queue, member->bytes, now_ns)) {
 				continue;
 			}
 			list_push_back(&queue->room->waited_for, &queue->node);
@@ -263,7 +259,7 @@ static bool advance(struct rate_member *member, uint64_t now_ns)
 	return true;
 }
 
-static void pass(struct rate_member *member, struct rate_queue *queue, uint64_t now_ns)
+static void engine_rate_pass(struct rate_member *member, struct rate_queue *queue, uint64_t now_ns)
 {
 	turns_remove(&member->turn);
 	if (turns_are_empty(&queue->waiting)) {
@@ -274,27 +270,28 @@ static void pass(struct rate_member *member, struct rate_queue *queue, uint64_t 
 	queue->counters.delayed_ns += now_ns - MIN(now_ns, member->since_ns);
 	member->since_ns = now_ns;
 	member->stage++;
-	if (advance(member, now_ns)) {
+	if (engine_rate_advance(member, now_ns)) {
 		member->ready(member);
 	}
 }
 
 /* Lets those begin whose time has come. Who begins may wait again, behind the others. */
-static void serve(struct rate_queue *queue, uint64_t now_ns)
+static void engine_rate_serve(struct rate_queue *queue, uint64_t now_ns)
 {
 	struct turn *turn;
 
 	while ((turn = turns_first(&queue->waiting)) != NULL) {
 		struct rate_member *member = container_of(turn, struct rate_member, turn);
 
-		if (!rate_limits_are_off(&queue->limits) && !take(queue, member->bytes, now_ns)) {
+		if (!rate_limits_are_off(&queue->limits) &&
+			!engine_rate_take(queue, member->bytes, now_ns)) {
 			return;
 		}
-		pass(member, queue, now_ns);
+		engine_rate_pass(member, queue, now_ns);
 	}
 }
 
-static void timer_done(struct ring_op *op, int result)
+static void engine_rate_timer_done(struct ring_op *op, int result)
 {
 	struct rate_room *room = container_of(op, struct rate_room, timer);
 	uint64_t now_ns = ring_now_ns(room->ring);
@@ -309,9 +306,9 @@ static void timer_done(struct ring_op *op, int result)
 	}
 	while ((node = list_pop_front(&queues)) != NULL) {
 		list_push_back(&room->waited_for, node);
-		serve(list_entry(node, struct rate_queue, node), now_ns);
+		engine_rate_serve(list_entry(node, struct rate_queue, node), now_ns);
 	}
-	arm(room);
+	engine_rate_arm(room);
 }
 
 void rate_room_init(struct rate_room *room, struct ring *ring)
@@ -341,14 +338,15 @@ void rate_queue_init(struct rate_queue *queue, struct rate_room *room, struct ra
 void rate_queue_fini(struct rate_queue *queue)
 {
 	GMB_ASSERT(list_is_empty(&queue->groups));
-	give_back(queue);
+	engine_rate_give_back(queue);
 	atomic_fetch_sub_explicit(&queue->rate->queue_count, 1, memory_order_relaxed);
 }
 
 void rate_queue_changed(struct rate_queue *queue)
 {
-	give_back(queue); /* it may have found out by itself, in the middle of rate_set() */
-	arm(queue->room);
+	engine_rate_give_back(
+		queue); /* it may have found out by itself, in the middle of rate_set() */
+	engine_rate_arm(queue->room);
 }
 
 /* --- members --------------------------------------------------------------------------------- */
@@ -395,7 +393,7 @@ static void refund(struct rate_queue *queue, uint64_t bytes)
 		}
 	}
 	if (turns_are_empty(&queue->waiting)) {
-		give_back(queue);
+		engine_rate_give_back(queue);
 	}
 }
 
@@ -417,13 +415,13 @@ void rate_give_up(struct rate_member *member)
 	}
 	/* What is booked is for the first one: the next may need much less. */
 	if (turns_first(&waits_in->waiting) == &member->turn) {
-		give_back(waits_in);
+		engine_rate_give_back(waits_in);
 	}
 	turns_remove(&member->turn);
 	if (turns_are_empty(&waits_in->waiting)) {
 		list_remove(&waits_in->node);
 	}
-	arm(waits_in->room);
+	engine_rate_arm(waits_in->room);
 }
 
 void rate_leave(struct rate_member *member)
@@ -453,9 +451,9 @@ bool rate_ask(struct rate_member *member, uint64_t bytes)
 	member->bytes = bytes;
 	member->stage = 0;
 	member->since_ns = ring_batch_ns(queue->room->ring);
-	if (advance(member, member->since_ns)) {
+	if (engine_rate_advance(member, member->since_ns)) {
 		return true;
 	}
-	arm(queue->room);
+	engine_rate_arm(queue->room);
 	return false;
 }

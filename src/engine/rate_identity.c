@@ -71,7 +71,7 @@ int rate_rules_create(const struct access_rule *conditions, const struct rate_ru
 	return 0;
 }
 
-static void forget(struct rate_identity *identity)
+static void rate_identity_forget(struct rate_identity *identity)
 {
 	list_remove(&identity->idle_node);
 	list_remove(&identity->node);
@@ -86,7 +86,7 @@ void rate_rules_destroy(struct rate_rules *rules)
 		return;
 	}
 	while ((node = list_first(&rules->idle)) != NULL) {
-		forget(list_entry(node, struct rate_identity, idle_node));
+		rate_identity_forget(list_entry(node, struct rate_identity, idle_node));
 	}
 	for (int i = 0; i < BUCKETS; i++) {
 		GMB_ASSERT(list_is_empty(&rules->identities[i]));
@@ -102,7 +102,7 @@ void rate_rules_destroy(struct rate_rules *rules)
 }
 
 /* FNV-1a: whoever could choose principals that collide has many already. */
-static struct list_node *bucket_of(
+static struct list_node *rate_identity_bucket_of(
 	struct rate_rules *rules, const struct takeover_principal *principal)
 {
 	uint32_t hash = 2166136261U;
@@ -114,10 +114,10 @@ static struct list_node *bucket_of(
 }
 
 /* Under the lock. */
-static struct rate_identity *find(
+static struct rate_identity *rate_identity_find(
 	struct rate_rules *rules, const struct takeover_principal *principal, uint32_t rule)
 {
-	list_for_each(node, bucket_of(rules, principal))
+	list_for_each(node, rate_identity_bucket_of(rules, principal))
 	{
 		struct rate_identity *identity = list_entry(node, struct rate_identity, node);
 
@@ -130,7 +130,7 @@ static struct rate_identity *find(
 }
 
 /* Under the lock. NULL: no memory. */
-static struct rate_identity *add(
+static struct rate_identity *rate_identity_add(
 	struct rate_rules *rules, const struct takeover_principal *principal, uint32_t rule)
 {
 	struct rate_identity *identity = calloc(1, sizeof(*identity));
@@ -141,7 +141,7 @@ static struct rate_identity *add(
 		list_init(&identity->idle_node);
 		rate_set(&identity->rate, &rules->rules[rule].limits, 0);
 		atomic_init(&identity->memory_max, rules->rules[rule].memory_max);
-		list_push_front(bucket_of(rules, principal), &identity->node);
+		list_push_front(rate_identity_bucket_of(rules, principal), &identity->node);
 	}
 	return identity;
 }
@@ -161,9 +161,9 @@ int rate_identity_get(struct rate_rules *rules, const struct access_subject *sub
 	}
 	pthread_mutex_lock(&rules->lock);
 	connections_max = rules->rules[rule - 1].connections_max;
-	identity = find(rules, principal, rule - 1);
+	identity = rate_identity_find(rules, principal, rule - 1);
 	if (identity == NULL) {
-		identity = add(rules, principal, rule - 1);
+		identity = rate_identity_add(rules, principal, rule - 1);
 	}
 	if (identity == NULL) {
 		rc = -ENOMEM;
@@ -187,7 +187,7 @@ static void forget_some(struct rate_rules *rules, uint64_t now_ns)
 			list_entry(list_first(&rules->idle), struct rate_identity, idle_node);
 
 		if (rate_has_rested(&identity->rate, now_ns)) {
-			forget(identity);
+			rate_identity_forget(identity);
 		} else {
 			list_remove(&identity->idle_node);
 			list_push_back(&rules->idle, &identity->idle_node);
@@ -226,7 +226,7 @@ void rate_rules_look(struct rate_rules *rules, uint32_t index, struct rate_rule 
 }
 
 /* Under the lock: a rule has changed. limits NULL: but for its rate, whose lines stay. */
-static void tell_identities(
+static void rate_identity_tell_identities(
 	struct rate_rules *rules, uint32_t index, const struct rate_limits *limits, uint64_t now_ns)
 {
 	for (int i = 0; i < BUCKETS; i++) {
@@ -253,7 +253,7 @@ void rate_rules_set(
 	GMB_ASSERT(index < rules->count);
 	pthread_mutex_lock(&rules->lock);
 	rules->rules[index].limits = *limits;
-	tell_identities(rules, index, limits, now_ns);
+	rate_identity_tell_identities(rules, index, limits, now_ns);
 	pthread_mutex_unlock(&rules->lock);
 }
 
@@ -262,6 +262,6 @@ void rate_rules_set_memory(struct rate_rules *rules, uint32_t index, uint64_t me
 	GMB_ASSERT(index < rules->count);
 	pthread_mutex_lock(&rules->lock);
 	rules->rules[index].memory_max = memory_max;
-	tell_identities(rules, index, NULL, 0);
+	rate_identity_tell_identities(rules, index, NULL, 0);
 	pthread_mutex_unlock(&rules->lock);
 }

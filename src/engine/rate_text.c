@@ -48,7 +48,7 @@ static int parse_burst(struct rate_limits *limits, const char *text, struct erro
 	return rc;
 }
 
-static int parse_part(
+static int rate_text_parse_part(
 	struct rate_limits *limits, const char *part, uint32_t *given, struct error *error)
 {
 	static const struct {
@@ -97,7 +97,7 @@ int rate_parse(const char *text, struct rate_limits *limits, struct error *error
 	}
 	memcpy(copy, text, strlen(text) + 1);
 	while ((part = strsep(&rest, ":")) != NULL) {
-		int rc = parse_part(&parsed, part, &given, error);
+		int rc = rate_text_parse_part(&parsed, part, &given, error);
 
 		if (rc < 0) {
 			return rc;

@@ -239,7 +239,7 @@ static uint32_t decide(const struct session *session, const struct export *expor
 }
 
 /* The same with the rules of the export. */
-static uint32_t look_up(
+static uint32_t engine_session_look_up(
 	const struct session *session, const struct export *export, struct decision *origin)
 {
 	struct access *access = access_slot_get(export->access);
@@ -257,7 +257,7 @@ uint32_t engine_rights_with(
 
 uint32_t engine_rights(const struct session *session, const struct export *export)
 {
-	return look_up(session, export, NULL);
+	return engine_session_look_up(session, export, NULL);
 }
 
 struct engine_export *session_export_find(struct session *session, const void *name, uint32_t bytes)
@@ -268,7 +268,7 @@ struct engine_export *session_export_find(struct session *session, const void *n
 	char peer[WHO_BYTES];
 	struct log_about about = { .message_id = LOG_ID_HIDDEN, .export = shown, .client = peer };
 
-	if (entry == NULL || look_up(session, entry->export, &origin) != 0) {
+	if (entry == NULL || engine_session_look_up(session, entry->export, &origin) != 0) {
 		return entry;
 	}
 	about.reason = origin.reason;
@@ -367,7 +367,7 @@ void engine_counters_add(const struct engine *engine, struct engine_counters *su
 	}
 }
 
-static int join_rates(struct session *session, struct engine_export *entry,
+static int engine_session_join_rates(struct session *session, struct engine_export *entry,
 	const struct takeover_principal *principal)
 {
 	struct engine *engine = session->engine;
@@ -453,7 +453,7 @@ int session_choose(struct session *session, struct engine_export *entry)
 		atomic_fetch_sub_explicit(&export->connections, 1, memory_order_relaxed);
 		return -EBUSY;
 	}
-	rc = join_rates(session, entry, &principal);
+	rc = engine_session_join_rates(session, entry, &principal);
 	if (rc < 0) {
 		atomic_fetch_sub_explicit(&export->connections, 1, memory_order_relaxed);
 		return rc;

@@ -14,7 +14,7 @@ static void end_deliver(struct ring *ring, struct ring_message *message)
 	member->end(member);
 }
 
-static void wake_deliver(struct ring *ring, struct ring_message *message)
+static void takeover_wake_deliver(struct ring *ring, struct ring_message *message)
 {
 	struct takeover_member *member =
 		container_of(message, struct takeover_member, wake_message);
@@ -27,7 +27,7 @@ static void wake_deliver(struct ring *ring, struct ring_message *message)
 }
 
 /* Another member of that name and the same principal, or NULL. */
-static struct takeover_member *find(const struct takeover *takeover,
+static struct takeover_member *takeover_find(const struct takeover *takeover,
 	const struct takeover_member *self, const uint8_t *token, uint32_t bytes,
 	enum takeover_found *found_out)
 {
@@ -76,7 +76,7 @@ enum takeover_found takeover_replace(struct takeover *takeover, struct takeover_
 		return TAKEOVER_NOBODY;
 	}
 	pthread_mutex_lock(&takeover->lock);
-	old = find(takeover, member, token, bytes, &found);
+	old = takeover_find(takeover, member, token, bytes, &found);
 	if (old != NULL) {
 		member->takeover = takeover;
 		member->waits_for = old;
@@ -144,7 +144,7 @@ void takeover_leave(struct takeover_member *member)
 		member->waiters = waiter->next_waiter;
 		waiter->waits_for = NULL;
 		waiter->wake_posted = true;
-		waiter->wake_message.deliver = wake_deliver;
+		waiter->wake_message.deliver = takeover_wake_deliver;
 		ring_post(waiter->ring, &waiter->wake_message);
 	}
 	pthread_mutex_unlock(&member->takeover->lock);

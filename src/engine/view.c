@@ -16,14 +16,14 @@ static const uint32_t view_edges[ENGINE_VIEW_STATE_COUNT] = {
 	[ENGINE_VIEW_DELETED] = BIT(ENGINE_VIEW_NONE),
 };
 
-static void set_state(struct engine_view *view, enum engine_view_state state)
+static void engine_view_set_state(struct engine_view *view, enum engine_view_state state)
 {
 	GMB_ASSERT((view_edges[view->state] & BIT(state)) != 0);
 	view->state = state;
 }
 
 /* "export \"x\"". */
-static const char *label(const struct engine_view *view, char out[SHOWN_BYTES])
+static const char *engine_view_label(const struct engine_view *view, char out[SHOWN_BYTES])
 {
 	const struct export *export = view->of->export;
 	char shown[SHOWN_BYTES - 16];
@@ -34,20 +34,20 @@ static const char *label(const struct engine_view *view, char out[SHOWN_BYTES])
 }
 
 /* On the ring of the store's start, which may be another one. */
-static void answered(struct store_view_request *request)
+static void engine_view_answered(struct store_view_request *request)
 {
 	struct engine_view *view = container_of(request, struct engine_view, request);
 
 	ring_post(view->of->engine->ring, &view->answer);
 }
 
-static void ask(struct engine_view *view, enum store_view_action action,
+static void engine_view_ask(struct engine_view *view, enum store_view_action action,
 	void (*deliver)(struct ring *ring, struct ring_message *message))
 {
 	view->of->engine->counters.inflight++; /* see engine_busy() */
 	view->answer.deliver = deliver;
 	view->request.action = action;
-	view->request.done = answered;
+	view->request.done = engine_view_answered;
 	store_view_ask(view->of->export->store, &view->request);
 }
 
@@ -62,9 +62,9 @@ static void deleted(struct ring *ring, struct ring_message *message)
 	if (request->result < 0 && request->result != -ENOENT) {
 		log_warning("the snapshot '%s' of a job stays until the disk is opened again: %s "
 			    "%s",
-			request->view.name, label(view, shown), request->error.text);
+			request->view.name, engine_view_label(view, shown), request->error.text);
 	}
-	set_state(view, ENGINE_VIEW_DELETED);
+	engine_view_set_state(view, ENGINE_VIEW_DELETED);
 }
 
 void engine_view_delete(struct engine_view *view)
@@ -72,8 +72,8 @@ void engine_view_delete(struct engine_view *view)
 	if (view->state == ENGINE_VIEW_MAKING) {
 		view->is_unwanted = true;
 	} else if (view->state == ENGINE_VIEW_MADE) {
-		set_state(view, ENGINE_VIEW_DELETING);
-		ask(view, STORE_VIEW_DELETE, deleted);
+		engine_view_set_state(view, ENGINE_VIEW_DELETING);
+		engine_view_ask(view, STORE_VIEW_DELETE, deleted);
 	}
 }
 
@@ -90,7 +90,7 @@ bool engine_view_join(struct engine_view *view)
 			export_put_async(view->export, engine);
 			view->export = NULL;
 		}
-		set_state(view, ENGINE_VIEW_NONE);
+		engine_view_set_state(view, ENGINE_VIEW_NONE);
 	}
 	return view->state == ENGINE_VIEW_NONE;
 }
@@ -121,7 +121,7 @@ static int open_view(struct engine_view *view, struct error *error)
 	return rc;
 }
 
-static void made(struct ring *ring, struct ring_message *message)
+static void engine_view_made(struct ring *ring, struct ring_message *message)
 {
 	struct engine_view *view = container_of(message, struct engine_view, answer);
 	struct error error = view->request.error;
@@ -129,7 +129,7 @@ static void made(struct ring *ring, struct ring_message *message)
 
 	GMB_UNUSED(ring);
 	view->of->engine->counters.inflight--;
-	set_state(view, result == 0 ? ENGINE_VIEW_MADE : ENGINE_VIEW_NONE);
+	engine_view_set_state(view, result == 0 ? ENGINE_VIEW_MADE : ENGINE_VIEW_NONE);
 	if (result == 0 && !view->is_unwanted) {
 		result = open_view(view, &error);
 		if (result < 0 && result != -ENOENT) { /* else it was dropped already */
@@ -155,11 +155,11 @@ void engine_view_make(struct engine_view *view, struct engine_export *of, const 
 	void (*made_cb)(struct engine_view *view, int result, const char *text))
 {
 	GMB_ASSERT(strlen(name) < sizeof(view->request.view.name));
-	set_state(view, ENGINE_VIEW_MAKING);
+	engine_view_set_state(view, ENGINE_VIEW_MAKING);
 	view->of = of;
 	view->made = made_cb;
 	view->request.view.created_s = (uint64_t)time(NULL); /* for people, as in lists */
 	view->request.view.is_temporary = true;
 	memcpy(view->request.view.name, name, strlen(name) + 1);
-	ask(view, STORE_VIEW_CREATE, made);
+	engine_view_ask(view, STORE_VIEW_CREATE, engine_view_made);
 }

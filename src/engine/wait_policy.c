@@ -21,7 +21,8 @@ static const uint64_t window_ns_min = 5000000;
 /* A pause in the traffic says nothing about the rate. */
 static const uint64_t window_ns_max = 200000000;
 
-static void become(struct wait_policy *policy, enum wait_policy_state state, uint32_t windows)
+static void wait_policy_become(
+	struct wait_policy *policy, enum wait_policy_state state, uint32_t windows)
 {
 	bool batches = state != WAIT_POLICY_BLOCKING && policy->way == WAIT_BATCH;
 
@@ -36,7 +37,7 @@ void wait_policy_init(struct wait_policy *policy, bool may_spin)
 {
 	*policy = (struct wait_policy){ .may_spin = may_spin,
 		.backoff_windows = WAIT_BACKOFF_WINDOWS_MIN };
-	become(policy, WAIT_POLICY_BLOCKING, 0);
+	wait_policy_become(policy, WAIT_POLICY_BLOCKING, 0);
 }
 
 static bool fills_batches(const struct wait_policy *policy)
@@ -56,7 +57,7 @@ static void sleep_on(struct wait_policy *policy)
 {
 	policy->way = WAIT_BLOCK;
 	policy->lost_ns = 0;
-	become(policy, WAIT_POLICY_BLOCKING, WAIT_BACKOFF_WINDOWS_MIN);
+	wait_policy_become(policy, WAIT_POLICY_BLOCKING, WAIT_BACKOFF_WINDOWS_MIN);
 }
 
 static void try_way(struct wait_policy *policy, enum wait_way way)
@@ -66,7 +67,7 @@ static void try_way(struct wait_policy *policy, enum wait_way way)
 		policy->trial_ns[i] = 0;
 		policy->trial_requests[i] = 0;
 	}
-	become(policy, WAIT_POLICY_TRYING,
+	wait_policy_become(policy, WAIT_POLICY_TRYING,
 		way == WAIT_BATCH ? WAIT_TRIAL_WINDOWS_BATCH : WAIT_TRIAL_WINDOWS);
 }
 
@@ -78,11 +79,11 @@ static void judge_trial(struct wait_policy *policy)
 
 	if (with * 100 <= without * trial_percent_max[policy->way]) {
 		policy->backoff_windows = WAIT_BACKOFF_WINDOWS_MIN;
-		become(policy, WAIT_POLICY_HOLDING,
+		wait_policy_become(policy, WAIT_POLICY_HOLDING,
 			policy->way == WAIT_BATCH ? WAIT_HOLD_WINDOWS_BATCH : WAIT_HOLD_WINDOWS);
 	} else {
 		policy->lost_ns = without;
-		become(policy, WAIT_POLICY_BLOCKING, policy->backoff_windows);
+		wait_policy_become(policy, WAIT_POLICY_BLOCKING, policy->backoff_windows);
 		policy->backoff_windows =
 			MIN(policy->backoff_windows * 2, (uint32_t)WAIT_BACKOFF_WINDOWS_MAX);
 	}
@@ -154,7 +155,7 @@ enum wait_way wait_policy_turn(struct wait_policy *policy, uint64_t now_ns, uint
 	policy->window_turns++;
 	if (elapsed_ns > window_ns_max) {
 		policy->lost_ns = 0;
-		become(policy, WAIT_POLICY_BLOCKING, 1);
+		wait_policy_become(policy, WAIT_POLICY_BLOCKING, 1);
 	} else if (policy->window_requests >= policy->window_requests_full ||
 		   (elapsed_ns >= window_ns_min &&
 			   policy->window_requests >= policy->window_requests_min)) {

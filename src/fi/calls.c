@@ -75,7 +75,7 @@ static bool flags_are_known(const struct request *request)
 	return (request->flags & ~known) == 0;
 }
 
-static ssize_t begin(struct prov_ep *ep, const struct request *request)
+static ssize_t fi_calls_begin(struct prov_ep *ep, const struct request *request)
 {
 	bool inject = request->inject ||
 		      ((request->flags & FI_INJECT) != 0 && request->kind != PROV_RECORD_READ);
@@ -107,13 +107,13 @@ static ssize_t begin(struct prov_ep *ep, const struct request *request)
 	return 0;
 }
 
-static ssize_t submit(struct fid_ep *fid, const struct request *request)
+static ssize_t fi_calls_submit(struct fid_ep *fid, const struct request *request)
 {
 	struct prov_ep *ep = container_of(fid, struct prov_ep, ep);
 	ssize_t result;
 
 	prov_lock(ep->fabric);
-	result = begin(ep, request);
+	result = fi_calls_begin(ep, request);
 	prov_leave(ep->fabric);
 	return result;
 }
@@ -126,7 +126,7 @@ static ssize_t submit_buffer(
 
 	request.iov = &iov;
 	request.iov_count = 1;
-	return submit(fid, &request);
+	return fi_calls_submit(fid, &request);
 }
 
 /* Flags of calls that have none of their own. */
@@ -148,7 +148,7 @@ static ssize_t msg_sendv(struct fid_ep *fid, const struct iovec *iov, void **des
 
 	GMB_UNUSED(desc);
 	GMB_UNUSED(dest);
-	return submit(fid, &request);
+	return fi_calls_submit(fid, &request);
 }
 
 static ssize_t msg_send(struct fid_ep *fid, const void *buffer, size_t bytes, void *desc,
@@ -171,7 +171,7 @@ static ssize_t msg_sendmsg(struct fid_ep *fid, const struct fi_msg *msg, uint64_
 		.flags = flags,
 	};
 
-	return submit(fid, &request);
+	return fi_calls_submit(fid, &request);
 }
 
 static ssize_t msg_senddata(struct fid_ep *fid, const void *buffer, size_t bytes, void *desc,
@@ -305,7 +305,7 @@ static ssize_t rma_vector(struct fid_ep *fid, enum prov_record_kind kind, const 
 		.flags = tx_flags(fid, 0),
 	};
 
-	return submit(fid, &request);
+	return fi_calls_submit(fid, &request);
 }
 
 static ssize_t rma_message(struct fid_ep *fid, enum prov_record_kind kind,
@@ -327,7 +327,7 @@ static ssize_t rma_message(struct fid_ep *fid, enum prov_record_kind kind,
 	}
 	request.address = msg->rma_iov[0].addr;
 	request.key = msg->rma_iov[0].key;
-	return submit(fid, &request);
+	return fi_calls_submit(fid, &request);
 }
 
 static ssize_t rma_readv(struct fid_ep *fid, const struct iovec *iov, void **desc, size_t count,

@@ -53,7 +53,7 @@ static void ep_set_state(struct prov_ep *ep, enum prov_ep_state state)
 	ep->state = state;
 }
 
-static void conn_options(struct clan_conn_options *options)
+static void endpoint_conn_options(struct clan_conn_options *options)
 {
 	*options = (struct clan_conn_options){
 		.size = sizeof(*options),
@@ -261,7 +261,7 @@ void prov_request_drop(struct fid *handle)
 /* --- passive endpoints -------------------------------------------------------------------------
  */
 
-static int listen_at(struct prov_pep *pep, uint16_t port)
+static int endpoint_listen_at(struct prov_pep *pep, uint16_t port)
 {
 	char address[ADDRESS_BYTES];
 	struct clan_conn_options options;
@@ -269,7 +269,7 @@ static int listen_at(struct prov_pep *pep, uint16_t port)
 	int result;
 
 	clan_address(address, port);
-	conn_options(&options);
+	endpoint_conn_options(&options);
 	result = clan_listen(pep->fabric->queue, address, &options, &pep->listener, &error);
 	if (result == 0) {
 		prov_address_set_port(&pep->address, port);
@@ -292,13 +292,13 @@ static int pep_listen(struct fid_pep *fid)
 		return pep->eq == NULL ? -FI_ENOEQ : -FI_EOPBADSTATE;
 	}
 	if (port != 0) {
-		result = listen_at(pep, port);
+		result = endpoint_listen_at(pep, port);
 	} else if (getrandom(&start, sizeof(start), 0) != sizeof(start)) {
 		result = -FI_EIO;
 	} else {
 		result = -EADDRINUSE;
 		for (uint32_t i = 0; result == -EADDRINUSE && i < PORT_COUNT; i++) {
-			result = listen_at(pep,
+			result = endpoint_listen_at(pep,
 				(uint16_t)(PORT_FIRST + (start % PORT_COUNT + i) % PORT_COUNT));
 		}
 	}
@@ -604,7 +604,7 @@ static int try_to_connect(struct prov_ep *ep)
 	struct clan_error error;
 	int result;
 
-	conn_options(&options);
+	endpoint_conn_options(&options);
 	clan_address(address, prov_address_port(&ep->peer));
 	result = clan_connect(ep->fabric->queue, address, &options, ep->hello, ep->hello_bytes,
 		&ep->conn, &error);
@@ -678,7 +678,7 @@ static int ep_connect(struct fid_ep *fid, const void *address, const void *param
 }
 
 /* The listener has accepted. Whose process it is was not known before. */
-static int connected(struct prov_ep *ep, const uint8_t **data_out, size_t *bytes_out)
+static int endpoint_connected(struct prov_ep *ep, const uint8_t **data_out, size_t *bytes_out)
 {
 	struct clan_peer peer;
 	struct hello hello;
@@ -702,7 +702,7 @@ void prov_ep_connected(struct prov_ep *ep)
 {
 	const uint8_t *data = NULL;
 	size_t bytes = 0;
-	int result = connected(ep, &data, &bytes);
+	int result = endpoint_connected(ep, &data, &bytes);
 
 	if (result != 0) {
 		connect_failed(ep, -result, NULL, 0);
@@ -910,7 +910,7 @@ static struct fi_ops ep_fid_ops = {
 };
 
 /* Takes over what somebody asked for. */
-static int take_request(struct prov_ep *ep, struct prov_request *request)
+static int endpoint_take_request(struct prov_ep *ep, struct prov_request *request)
 {
 	int result = prov_stream_init_answers(ep, request->peer_ops);
 
@@ -935,7 +935,7 @@ static int take_handle(struct prov_ep *ep, struct fid *handle)
 		return 0;
 	}
 	if (handle->fclass == FI_CLASS_CONNREQ) {
-		return take_request(ep, container_of(handle, struct prov_request, fid));
+		return endpoint_take_request(ep, container_of(handle, struct prov_request, fid));
 	}
 	if (handle->fclass != FI_CLASS_PEP || pep->fabric != ep->fabric || pep->listener != NULL) {
 		return -FI_EINVAL;

@@ -109,7 +109,7 @@ static int64_t now_ms(void)
 
 /* Looks, sleeps and looks again until look() gives something or the time (ms; negative: none) is
  * over. Takes the lock. */
-static ssize_t wait_for(struct prov_wait *wait, int timeout_ms,
+static ssize_t events_wait_for(struct prov_wait *wait, int timeout_ms,
 	ssize_t (*look)(void *object, const void *arguments), void *object, const void *arguments)
 {
 	struct pollfd file = { .fd = wait->set_fd, .events = POLLIN };
@@ -294,7 +294,7 @@ static ssize_t eq_sread(
 	struct prov_eq *eq = container_of(fid, struct prov_eq, eq);
 	const struct eq_read read = { type, buffer, bytes, flags };
 
-	return wait_for(&eq->wait, timeout, eq_take, eq, &read);
+	return events_wait_for(&eq->wait, timeout, eq_take, eq, &read);
 }
 
 static ssize_t eq_readerr(struct fid_eq *fid, struct fi_eq_err_entry *entry, uint64_t flags)
@@ -348,7 +348,7 @@ static ssize_t eq_write(
 	return result != 0 ? result : (ssize_t)bytes;
 }
 
-static const char *describe(int error, char *buffer, size_t bytes)
+static const char *events_describe(int error, char *buffer, size_t bytes)
 {
 	const char *text = fi_strerror(error);
 
@@ -363,7 +363,7 @@ static const char *eq_strerror(
 {
 	GMB_UNUSED(fid);
 	GMB_UNUSED(data);
-	return describe(error, buffer, bytes);
+	return events_describe(error, buffer, bytes);
 }
 
 static int eq_close(struct fid *fid)
@@ -498,7 +498,7 @@ void prov_cq_release_remote(struct prov_cq *cq)
 	prov_cq_release(cq);
 }
 
-static void give(
+static void events_give(
 	const struct prov_cq *cq, void *buffer, size_t index, const struct prov_entry *entry)
 {
 	switch (cq->format) {
@@ -556,7 +556,7 @@ static ssize_t cq_take(void *object, const void *arguments)
 	size_t count = 0;
 
 	while (count < read->count && cq->count > 0 && cq->entries[cq->first].error == 0) {
-		give(cq, read->buffer, count, &cq->entries[cq->first]);
+		events_give(cq, read->buffer, count, &cq->entries[cq->first]);
 		if (read->addresses != NULL) {
 			read->addresses[count] = FI_ADDR_NOTAVAIL;
 		}
@@ -598,7 +598,7 @@ static ssize_t cq_sreadfrom(struct fid_cq *fid, void *buffer, size_t count, fi_a
 	const struct cq_read read = { buffer, count, addresses };
 
 	GMB_UNUSED(condition);
-	return wait_for(&cq->wait, timeout, cq_take, cq, &read);
+	return events_wait_for(&cq->wait, timeout, cq_take, cq, &read);
 }
 
 static ssize_t cq_sread(
@@ -652,7 +652,7 @@ static const char *cq_strerror(
 {
 	GMB_UNUSED(fid);
 	GMB_UNUSED(data);
-	return describe(error, buffer, bytes);
+	return events_describe(error, buffer, bytes);
 }
 
 static int cq_close(struct fid *fid)

@@ -70,7 +70,7 @@ static void happened(struct prov_fabric *fabric, const struct clan_event *event)
 	}
 }
 
-static bool take_events(struct prov_fabric *fabric)
+static bool fabric_take_events(struct prov_fabric *fabric)
 {
 	struct clan_event events[EVENTS_BATCH];
 	int count = clan_queue_wait(fabric->queue, events, EVENTS_BATCH, 0);
@@ -97,7 +97,7 @@ void prov_progress(struct prov_fabric *fabric)
 		prov_ep_again(list_entry(list_pop_front(&again), struct prov_ep, again_node));
 	}
 	do {
-		while (take_events(fabric) && ++rounds < ROUNDS_MAX) {
+		while (fabric_take_events(fabric) && ++rounds < ROUNDS_MAX) {
 		}
 		if (fabric->armed == 0 ||
 			(clan_queue_arm(fabric->queue) == 0 && list_is_empty(&fabric->again))) {
@@ -190,7 +190,7 @@ static struct fi_ops_fabric fabric_ops = {
 };
 
 /* Nobody is inside a fabric while the process forks. */
-static void before_fork(void)
+static void fabric_before_fork(void)
 {
 	pthread_mutex_lock(&fabrics_lock);
 	list_for_each(node, &fabrics)
@@ -199,7 +199,7 @@ static void before_fork(void)
 	}
 }
 
-static void after_fork_in_parent(void)
+static void fabric_after_fork_in_parent(void)
 {
 	list_for_each(node, &fabrics)
 	{
@@ -210,7 +210,7 @@ static void after_fork_in_parent(void)
 
 /* The parent has the connections. Nothing of a fabric works in the child: its calls find no queue.
  */
-static void after_fork_in_child(void)
+static void fabric_after_fork_in_child(void)
 {
 	list_for_each(node, &fabrics)
 	{
@@ -227,7 +227,8 @@ static void after_fork_in_child(void)
 
 static void watch_forks(void)
 {
-	if (pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) != 0) {
+	if (pthread_atfork(fabric_before_fork, fabric_after_fork_in_parent,
+		    fabric_after_fork_in_child) != 0) {
 		PROV_WARN(FI_LOG_FABRIC, "no memory to notice fork(): do not fork\n");
 	}
 }

@@ -66,7 +66,7 @@ bool prov_address_copy(union prov_address *address, const void *from, size_t byt
 	return prov_address_bytes(address) != 0 && bytes >= prov_address_bytes(address);
 }
 
-static bool same_host(const union prov_address *left, const union prov_address *right)
+static bool fi_info_same_host(const union prov_address *left, const union prov_address *right)
 {
 	if (left->sa.sa_family != right->sa.sa_family) {
 		return false;
@@ -93,7 +93,7 @@ bool prov_address_of(union prov_address *address, const void *from)
 }
 
 /* All of 127/8 is this machine, whatever the interface says. */
-static bool is_loopback(const union prov_address *address)
+static bool fi_info_is_loopback(const union prov_address *address)
 {
 	return address->sa.sa_family == AF_INET
 		       ? ntohl(address->in.sin_addr.s_addr) >> 24 == IN_LOOPBACKNET
@@ -103,7 +103,7 @@ static bool is_loopback(const union prov_address *address)
 bool prov_address_is_local(const union prov_address *address)
 {
 	struct ifaddrs *all;
-	bool found = is_unspecified(address) || is_loopback(address);
+	bool found = is_unspecified(address) || fi_info_is_loopback(address);
 
 	if (found || getifaddrs(&all) != 0) {
 		return found;
@@ -111,7 +111,7 @@ bool prov_address_is_local(const union prov_address *address)
 	for (const struct ifaddrs *one = all; one != NULL && !found; one = one->ifa_next) {
 		union prov_address own;
 
-		found = prov_address_of(&own, one->ifa_addr) && same_host(&own, address);
+		found = prov_address_of(&own, one->ifa_addr) && fi_info_same_host(&own, address);
 	}
 	freeifaddrs(all);
 	return found;
@@ -169,7 +169,7 @@ static bool format_fits(uint32_t format, const union prov_address *address)
 	}
 }
 
-static int look_up(const char *node, const char *service, uint64_t flags, uint32_t format,
+static int fi_info_look_up(const char *node, const char *service, uint64_t flags, uint32_t format,
 	union prov_address *address)
 {
 	struct addrinfo hints = {
@@ -284,7 +284,8 @@ static int mr_mode(uint32_t version, const struct fi_info *hints)
 	return asked & MR_MODE;
 }
 
-static bool set_address(void **place, size_t *bytes_place, const union prov_address *address)
+static bool fi_info_set_address(
+	void **place, size_t *bytes_place, const union prov_address *address)
 {
 	size_t bytes = address == NULL ? 0 : prov_address_bytes(address);
 
@@ -307,8 +308,9 @@ struct fi_info *prov_info_with(
 {
 	struct fi_info *copy = fi_dupinfo(info);
 
-	if (copy != NULL && (!set_address(&copy->src_addr, &copy->src_addrlen, src) ||
-				    !set_address(&copy->dest_addr, &copy->dest_addrlen, dest))) {
+	if (copy != NULL &&
+		(!fi_info_set_address(&copy->src_addr, &copy->src_addrlen, src) ||
+			!fi_info_set_address(&copy->dest_addr, &copy->dest_addrlen, dest))) {
 		fi_freeinfo(copy);
 		return NULL;
 	}
@@ -419,13 +421,13 @@ static int find_addresses(const char *node, const char *service, uint64_t flags,
 	if (node == NULL && service != NULL && here) {
 		union prov_address port;
 
-		result = look_up(NULL, service, flags, format, &port);
+		result = fi_info_look_up(NULL, service, flags, format, &port);
 		if (result == 0) {
 			own_address(src, format);
 			prov_address_set_port(src, prov_address_port(&port));
 		}
 	} else if (named) {
-		result = look_up(node, service, flags, format, here ? src : dest);
+		result = fi_info_look_up(node, service, flags, format, here ? src : dest);
 	}
 	if (result == 0 && src->sa.sa_family == AF_UNSPEC) {
 		if (dest->sa.sa_family != AF_UNSPEC) {
@@ -438,7 +440,7 @@ static int find_addresses(const char *node, const char *service, uint64_t flags,
 	return result;
 }
 
-static bool is_here(const char *what, const union prov_address *address)
+static bool fi_info_is_here(const char *what, const union prov_address *address)
 {
 	char text[INET6_ADDRSTRLEN] = "?";
 
@@ -470,8 +472,8 @@ int prov_getinfo(uint32_t version, const char *node, const char *service, uint64
 		return result;
 	}
 	if (!format_fits(hints == NULL ? FI_FORMAT_UNSPEC : hints->addr_format, &src) ||
-		!is_here("source", &src) ||
-		(dest.sa.sa_family != AF_UNSPEC && !is_here("destination", &dest))) {
+		!fi_info_is_here("source", &src) ||
+		(dest.sa.sa_family != AF_UNSPEC && !fi_info_is_here("destination", &dest))) {
 		return -FI_ENODATA;
 	}
 	info = offer(version, hints);

@@ -37,7 +37,7 @@ enum {
 
 _Static_assert(SHORT_BYTES == 24 && LONG_BYTES == 40, "records have no padding");
 
-static size_t head_bytes(uint8_t kind)
+static size_t fi_stream_head_bytes(uint8_t kind)
 {
 	return kind == PROV_RECORD_WRITE || kind == PROV_RECORD_READ ? LONG_BYTES : SHORT_BYTES;
 }
@@ -50,8 +50,8 @@ static uint64_t payload_bytes(const struct prov_record *record)
 }
 
 /* The part of a vector that begins at skip, of at most bytes_max bytes. Returns its entries. */
-static uint32_t cut(struct iovec *part, const struct iovec *iov, uint32_t count, uint64_t skip,
-	uint64_t bytes_max)
+static uint32_t fi_stream_cut(struct iovec *part, const struct iovec *iov, uint32_t count,
+	uint64_t skip, uint64_t bytes_max)
 {
 	uint32_t parts = 0;
 
@@ -74,7 +74,7 @@ static uint32_t cut(struct iovec *part, const struct iovec *iov, uint32_t count,
 }
 
 /* Looks at the endpoint with the next progress. */
-static void look_again(struct prov_ep *ep)
+static void fi_stream_look_again(struct prov_ep *ep)
 {
 	if (!list_is_linked(&ep->again_node)) {
 		list_push_back(&ep->fabric->again, &ep->again_node);
@@ -166,7 +166,7 @@ static void complete_receive(struct prov_ep *ep, struct prov_entry *entry)
 	ep->receive_count--;
 }
 
-static void finish_answer(struct prov_ep *ep, struct prov_answer *answer)
+static void fi_stream_finish_answer(struct prov_ep *ep, struct prov_answer *answer)
 {
 	prov_use_end(&answer->use);
 	list_remove(&answer->node);
@@ -177,12 +177,12 @@ void prov_stream_flush(struct prov_ep *ep, int error)
 {
 	prov_stream_flush_ops(ep, error);
 	while (!list_is_empty(&ep->out.answers)) {
-		finish_answer(
+		fi_stream_finish_answer(
 			ep, list_entry(list_first(&ep->out.answers), struct prov_answer, node));
 	}
 	ep->out.answer = NULL;
 	if (ep->in.answer != NULL) {
-		finish_answer(ep, ep->in.answer);
+		fi_stream_finish_answer(ep, ep->in.answer);
 	}
 	if (ep->in.promised) {
 		prov_cq_release_remote(ep->rx_cq);
@@ -230,7 +230,7 @@ static void prepare_answer(struct prov_out *out, struct prov_answer *answer)
 }
 
 /* Chooses what is sent next, in turn. False: nothing. */
-static bool choose(struct prov_out *out)
+static bool fi_stream_choose(struct prov_out *out)
 {
 	bool answers = !list_is_empty(&out->answers);
 
@@ -252,7 +252,7 @@ static bool choose(struct prov_out *out)
 static uint32_t rest_of_head(
 	const struct prov_out *out, struct prov_record *record, struct iovec *iov)
 {
-	size_t bytes = head_bytes(record->kind);
+	size_t bytes = fi_stream_head_bytes(record->kind);
 
 	if (out->head_done == bytes) {
 		return 0;
@@ -288,7 +288,7 @@ static ssize_t send_op(struct prov_ep *ep)
 	ssize_t written;
 
 	if (payload > 0) {
-		count += cut(iov + heads, op->iov, op->iov_count, op->done, COPY_BYTES);
+		count += fi_stream_cut(iov + heads, op->iov, op->iov_count, op->done, COPY_BYTES);
 	}
 	written = write_some(ep, iov, count, heads > 0 ? iov[0].iov_len : 0);
 	if (written < 0) {
@@ -297,7 +297,7 @@ static ssize_t send_op(struct prov_ep *ep)
 	if (payload > 0) {
 		op->done += (uint64_t)written;
 	}
-	if (out->head_done == head_bytes(op->record.kind) && op->done == payload) {
+	if (out->head_done == fi_stream_head_bytes(op->record.kind) && op->done == payload) {
 		out->op = NULL;
 		if (op->record.kind == PROV_RECORD_SEND) {
 			complete_op(ep, op, 0);
@@ -337,13 +337,13 @@ static ssize_t send_answer(struct prov_ep *ep)
 		return written;
 	}
 	out->piece_done += (uint64_t)written;
-	if (out->head_done < head_bytes(out->record.kind) || out->piece_done < payload) {
+	if (out->head_done < fi_stream_head_bytes(out->record.kind) || out->piece_done < payload) {
 		return written;
 	}
 	out->answer = NULL;
 	answer->done += payload;
 	if (payload == 0) {
-		finish_answer(ep, answer);
+		fi_stream_finish_answer(ep, answer);
 	}
 	return written;
 }
@@ -356,11 +356,11 @@ void prov_stream_send(struct prov_ep *ep)
 	if (ep->state != PROV_EP_CONNECTED) {
 		return;
 	}
-	while (out->op != NULL || out->answer != NULL || choose(out)) {
+	while (out->op != NULL || out->answer != NULL || fi_stream_choose(out)) {
 		ssize_t written;
 
 		if (sent >= SEND_BYTES_MAX) {
-			look_again(ep);
+			fi_stream_look_again(ep);
 			break;
 		}
 		written = out->op != NULL ? send_op(ep) : send_answer(ep);
@@ -377,7 +377,7 @@ void prov_stream_send(struct prov_ep *ep)
 
 /* --- receiving -------------------------------------------------------------------------------- */
 
-static int broken(struct prov_ep *ep, const char *rule)
+static int fi_stream_broken(struct prov_ep *ep, const char *rule)
 {
 	struct clan_peer peer;
 
@@ -409,7 +409,7 @@ static int read_arrived(struct prov_ep *ep)
 	struct prov_answer *answer = new_answer(ep);
 
 	if (answer == NULL) {
-		return broken(ep, "F2: more reads than it announced");
+		return fi_stream_broken(ep, "F2: more reads than it announced");
 	}
 	answer->status = -prov_use_begin(&answer->use, ep->domain, record->key, record->address,
 		record->bytes, FI_REMOTE_READ);
@@ -424,13 +424,13 @@ static int write_arrived(struct prov_ep *ep)
 	const struct prov_record *record = &in->record;
 
 	if ((record->flags & PROV_RECORD_HAS_DATA) != 0 && !prov_cq_promise_remote(ep->rx_cq)) {
-		look_again(ep);
+		fi_stream_look_again(ep);
 		return 0;
 	}
 	in->promised = (record->flags & PROV_RECORD_HAS_DATA) != 0;
 	in->answer = new_answer(ep);
 	if (in->answer == NULL) {
-		return broken(ep, "F2: more writes than it announced");
+		return fi_stream_broken(ep, "F2: more writes than it announced");
 	}
 	in->answer->status = -prov_use_begin(
 		&in->use, ep->domain, record->key, record->address, record->bytes, FI_REMOTE_WRITE);
@@ -456,16 +456,16 @@ static int piece_arrived(struct prov_ep *ep)
 		return 1; /* it has failed with the connection */
 	}
 	if (op == NULL || op->record.kind != PROV_RECORD_READ) {
-		return broken(ep, "F3: a piece of nothing that was read");
+		return fi_stream_broken(ep, "F3: a piece of nothing that was read");
 	}
 	if (record->data != op->done || record->bytes == 0 ||
 		record->bytes > op->bytes - op->done) {
-		return broken(ep, "F4: a piece in the wrong place");
+		return fi_stream_broken(ep, "F4: a piece in the wrong place");
 	}
 	return 1;
 }
 
-static int answer_arrived(struct prov_ep *ep)
+static int fi_stream_answer_arrived(struct prov_ep *ep)
 {
 	const struct prov_record *record = &ep->in.record;
 	struct prov_op *op = op_of(ep);
@@ -474,11 +474,11 @@ static int answer_arrived(struct prov_ep *ep)
 		return 1;
 	}
 	if (op == NULL) {
-		return broken(ep, "F3: an answer to nothing");
+		return fi_stream_broken(ep, "F3: an answer to nothing");
 	}
 	if (record->data > ERRNO_MAX || (record->data == 0 && op->record.kind == PROV_RECORD_READ &&
 						op->done != op->bytes)) {
-		return broken(ep, "F5: an impossible answer");
+		return fi_stream_broken(ep, "F5: an impossible answer");
 	}
 	complete_op(ep, op, (int)record->data);
 	return 1;
@@ -493,7 +493,7 @@ static int record_arrived(struct prov_ep *ep)
 				: 0;
 
 	if (record->reserved != 0 || (record->flags & ~flags) != 0) {
-		return broken(ep, "F1: reserved bits");
+		return fi_stream_broken(ep, "F1: reserved bits");
 	}
 	switch (record->kind) {
 	case PROV_RECORD_SEND:
@@ -505,14 +505,14 @@ static int record_arrived(struct prov_ep *ep)
 	case PROV_RECORD_PIECE:
 		return piece_arrived(ep);
 	case PROV_RECORD_ANSWER:
-		return answer_arrived(ep);
+		return fi_stream_answer_arrived(ep);
 	default:
-		return broken(ep, "F1: an unknown kind of record");
+		return fi_stream_broken(ep, "F1: an unknown kind of record");
 	}
 }
 
 /* Where the next bytes of the payload go: entries of a vector; 0: nowhere, they are thrown away. */
-static uint32_t place(struct prov_ep *ep, struct iovec *iov, uint64_t bytes)
+static uint32_t fi_stream_place(struct prov_ep *ep, struct iovec *iov, uint64_t bytes)
 {
 	struct prov_in *in = &ep->in;
 	const struct prov_receive *receive;
@@ -521,23 +521,24 @@ static uint32_t place(struct prov_ep *ep, struct iovec *iov, uint64_t bytes)
 	switch (in->record.kind) {
 	case PROV_RECORD_SEND:
 		receive = &ep->receives[ep->receive_first];
-		return cut(iov, receive->iov, receive->iov_count, in->done, bytes);
+		return fi_stream_cut(iov, receive->iov, receive->iov_count, in->done, bytes);
 	case PROV_RECORD_WRITE:
 		iov[0] = (struct iovec){ .iov_base = in->write_to + in->done, .iov_len = bytes };
 		return in->use.mr != NULL;
 	default:
 		op = op_of(ep);
 		return op == NULL ? 0
-				  : cut(iov, op->iov, op->iov_count, op->done + in->done, bytes);
+				  : fi_stream_cut(iov, op->iov, op->iov_count, op->done + in->done,
+					    bytes);
 	}
 }
 
-static ssize_t take_payload(struct prov_ep *ep)
+static ssize_t fi_stream_take_payload(struct prov_ep *ep)
 {
 	uint8_t nowhere[4096];
 	uint64_t left = payload_bytes(&ep->in.record) - ep->in.done;
 	struct iovec iov[PROV_IOV_MAX];
-	uint32_t count = place(ep, iov, MIN(left, (uint64_t)COPY_BYTES));
+	uint32_t count = fi_stream_place(ep, iov, MIN(left, (uint64_t)COPY_BYTES));
 
 	if (count == 0) {
 		iov[0] = (struct iovec){ nowhere, MIN(left, sizeof(nowhere)) };
@@ -619,11 +620,11 @@ static void record_is_complete(struct prov_ep *ep)
 }
 
 /* 1: go on, 0: not now, or a negative errno. */
-static int receive_step(struct prov_ep *ep)
+static int fi_stream_receive_step(struct prov_ep *ep)
 {
 	struct prov_in *in = &ep->in;
-	size_t head =
-		in->head_bytes < SHORT_BYTES ? (size_t)SHORT_BYTES : head_bytes(in->record.kind);
+	size_t head = in->head_bytes < SHORT_BYTES ? (size_t)SHORT_BYTES
+						   : fi_stream_head_bytes(in->record.kind);
 	ssize_t count;
 
 	if (in->head_bytes < head) {
@@ -637,7 +638,8 @@ static int receive_step(struct prov_ep *ep)
 			return (int)count;
 		}
 		in->head_bytes += (uint8_t)count;
-		if (in->head_bytes < SHORT_BYTES || in->head_bytes < head_bytes(in->record.kind)) {
+		if (in->head_bytes < SHORT_BYTES ||
+			in->head_bytes < fi_stream_head_bytes(in->record.kind)) {
 			return 1;
 		}
 	}
@@ -650,7 +652,7 @@ static int receive_step(struct prov_ep *ep)
 		in->open = true;
 	}
 	if (in->done < payload_bytes(&in->record)) {
-		count = take_payload(ep);
+		count = fi_stream_take_payload(ep);
 		if (count < 0) {
 			return (int)count;
 		}
@@ -674,12 +676,12 @@ void prov_stream_receive(struct prov_ep *ep)
 		return;
 	}
 	while (result == 1 && steps++ < STEPS_MAX) {
-		result = receive_step(ep);
+		result = fi_stream_receive_step(ep);
 	}
 	if (result == 1) {
-		look_again(ep);
+		fi_stream_look_again(ep);
 	} else if (result == -EBADMSG) {
-		result = broken(ep, "F6: a message that is no stream");
+		result = fi_stream_broken(ep, "F6: a message that is no stream");
 	}
 	if (result < 0 && result != -EAGAIN) {
 		prov_ep_end(ep, FI_ECONNRESET);

@@ -6,114 +6,113 @@
 #include <string.h>
 
 #include "base/bytes.h"
-#include "base/text.h"
 
-static bool is_text(const uint8_t *bytes, uint32_t length)
+const struct message_hello native_hello = {
+	.magic = NATIVE_MAGIC,
+	.version_min = NATIVE_VERSION_MIN,
+	.version_max = NATIVE_VERSION,
+};
+
+/* --- messages that their layout describes ---------------------------------------------------- */
+
+static const char *native_check_open(void *object)
 {
-	return utf8_valid((const char *)bytes, length) && memchr(bytes, 0, length) == NULL;
+	const struct native_open *open = object;
+	const uint8_t *at = open->tokens.bytes;
+	uint32_t left = open->tokens.length;
+
+	if ((open->head.flags & ~NATIVE_OPEN_LOOK) != 0 ||
+		open->head.replaces_count > NATIVE_REPLACES_MAX) {
+		return "G4: unknown flags, or too many tokens, in OPEN";
+	}
+	for (uint32_t i = 0; i < open->head.replaces_count; i++) {
+		if (left == 0 || at[0] == 0 || at[0] > NATIVE_TOKEN_BYTES_MAX ||
+			left < 1 + (uint32_t)at[0]) {
+			return "G4: a token in OPEN";
+		}
+		left -= 1 + (uint32_t)at[0];
+		at += 1 + (size_t)at[0];
+	}
+	return left == 0 ? NULL : "G3: the length of OPEN";
+}
+
+static const char *native_check_export(void *object)
+{
+	const struct native_wire_export *head = object;
+
+	return head->status == 0 && (head->bytes > INT64_MAX ||
+					    !is_power_of_two(head->block_preferred) ||
+					    head->block_preferred < 512 ||
+					    head->block_preferred > head->payload_max ||
+					    head->atomic_bytes > head->payload_max)
+		       ? "G15: the size or the block sizes in EXPORT"
+		       : NULL;
+}
+
+static const char *native_check_event(void *object)
+{
+	const struct native_wire_event *event = object;
+
+	return event->bytes <= INT64_MAX ? NULL : "G15: the size in EVENT";
+}
+
+static const char *native_check_region(void *object)
+{
+	const struct clan_cookie *cookie = object;
+
+	return cookie->region >= NATIVE_REGIONS_MAX || cookie->generation == 0 ||
+			       cookie->bytes == 0 || cookie->rights == 0 ||
+			       (cookie->rights & ~(uint32_t)(CLAN_READ | CLAN_WRITE)) != 0
+		       ? "G18: the cookie in REGION"
+		       : NULL;
+}
+
+static const struct message_layout native_layouts[] = {
+	[NATIVE_LIST] = { MESSAGE_HEAD(native_wire_list, "G3", "G3", "LIST") },
+	[NATIVE_OPEN] = { MESSAGE_HEAD(native_wire_open, "G3", "G4", "OPEN"),
+		.parts = { MESSAGE_PART(NAME, native_open, name, name_bytes, NATIVE_NAME_BYTES_MAX),
+			MESSAGE_PART(
+				BYTES, native_open, token, token_bytes, NATIVE_TOKEN_BYTES_MAX),
+			MESSAGE_PART(REST, native_open, tokens, flags, UINT32_MAX) },
+		.check = native_check_open },
+	[NATIVE_EXPORT] = { MESSAGE_HEAD(native_wire_export, "G3", "G15", "EXPORT"),
+		.parts = { MESSAGE_PART(
+				   NAME, native_export, name, name_bytes, NATIVE_NAME_BYTES_MAX),
+			MESSAGE_PART(
+				NAME, native_export, text, text_bytes, NATIVE_NAME_BYTES_MAX) },
+		.check = native_check_export },
+	[NATIVE_EVENT] = { MESSAGE_HEAD(native_wire_event, "G3", "G3", "EVENT"),
+		.reserved = { MESSAGE_RESERVED(native_wire_event, zero) },
+		.check = native_check_event },
+	[NATIVE_REGION] = { MESSAGE_HEAD(clan_cookie, "G3", "G3", "REGION"),
+		.reserved = { MESSAGE_RESERVED(clan_cookie, reserved),
+			MESSAGE_RESERVED(clan_cookie, flags) },
+		.check = native_check_region },
+	[NATIVE_COPY] = { MESSAGE_HEAD(native_wire_copy, "G3", "G19", "COPY"),
+		.parts = { MESSAGE_PART(
+			NAME, native_copy_message, name, name_bytes, NATIVE_NAME_BYTES_MAX) } },
+};
+
+const char *native_parse(enum native_message type, const void *bytes, size_t len, void *object)
+{
+	return message_parse(&native_layouts[type], bytes, len, object);
 }
 
 /* --- the server's --------------------------------------------------------------------------- */
 
 const char *native_hello_parse(const void *bytes, size_t len, uint16_t *version_out)
 {
-	struct native_wire_hello hello;
-
-	*version_out = 0;
-	if (len != sizeof(hello)) {
-		return "G1: the length of the hello";
-	}
-	memcpy(&hello, bytes, sizeof(hello));
-	if (hello.magic != NATIVE_MAGIC || hello.zero != 0 ||
-		hello.version_min > hello.version_max) {
-		return "G1: it is not a hello of gmb";
-	}
-	if (hello.version_min <= NATIVE_VERSION && hello.version_max >= NATIVE_VERSION_MIN) {
-		*version_out = MIN(hello.version_max, (uint16_t)NATIVE_VERSION);
-	}
-	return NULL;
+	return message_hello_parse(bytes, len, &native_hello, version_out)
+		       ? NULL
+		       : "G1: it is not a hello of gmb";
 }
 
-const char *native_list_parse(const void *bytes, size_t len, uint64_t *cursor_out)
+struct message_text native_open_next(const uint8_t **tokens)
 {
-	struct native_wire_list list;
+	struct message_text token = { .bytes = *tokens + 1, .length = (*tokens)[0] };
 
-	if (len != sizeof(list)) {
-		return "G3: the length of LIST";
-	}
-	memcpy(&list, bytes, sizeof(list));
-	*cursor_out = list.cursor;
-	return NULL;
-}
-
-const char *native_open_parse(const void *bytes, size_t len, struct native_open *open)
-{
-	struct native_wire_open head;
-	const uint8_t *at = (const uint8_t *)bytes + sizeof(head);
-	size_t left;
-
-	if (len < sizeof(head)) {
-		return "G3: the length of OPEN";
-	}
-	memcpy(&head, bytes, sizeof(head));
-	left = len - sizeof(head);
-	if ((head.flags & ~NATIVE_OPEN_LOOK) != 0) {
-		return "G4: unknown flags in OPEN";
-	}
-	if (head.name_bytes > NATIVE_NAME_BYTES_MAX || head.token_bytes > NATIVE_TOKEN_BYTES_MAX ||
-		head.replaces_count > NATIVE_REPLACES_MAX) {
-		return "G4: a name, a token or the number of tokens in OPEN is too large";
-	}
-	if (left < (size_t)head.name_bytes + head.token_bytes) {
-		return "G3: the length of OPEN";
-	}
-	if (!is_text(at, head.name_bytes)) {
-		return "G4: the name in OPEN is no text";
-	}
-	*open = (struct native_open){
-		.look = (head.flags & NATIVE_OPEN_LOOK) != 0,
-		.alive_ms = (uint32_t)head.alive_units * NATIVE_ALIVE_UNIT_MS,
-		.name = { .bytes = at, .length = head.name_bytes },
-		.token = { .bytes = at + head.name_bytes, .length = head.token_bytes },
-		.replaces_count = head.replaces_count,
-		.replaces = at + head.name_bytes + head.token_bytes,
-	};
-	at = open->replaces;
-	left -= (size_t)head.name_bytes + head.token_bytes;
-	for (uint32_t i = 0; i < head.replaces_count; i++) {
-		if (left == 0 || at[0] == 0 || at[0] > NATIVE_TOKEN_BYTES_MAX ||
-			left < 1 + (size_t)at[0]) {
-			return "G4: a token in OPEN";
-		}
-		left -= 1 + (size_t)at[0];
-		at += 1 + (size_t)at[0];
-	}
-	return left == 0 ? NULL : "G3: the length of OPEN";
-}
-
-struct native_text native_open_next(const uint8_t **replaces)
-{
-	struct native_text token = { .bytes = *replaces + 1, .length = (*replaces)[0] };
-
-	*replaces += 1 + token.length;
+	*tokens += 1 + token.length;
 	return token;
-}
-
-const char *native_region_parse(const void *bytes, size_t len, struct clan_cookie *cookie_out)
-{
-	if (len != sizeof(*cookie_out)) {
-		return "G3: the length of REGION";
-	}
-	memcpy(cookie_out, bytes, sizeof(*cookie_out));
-	if (cookie_out->reserved != 0 || cookie_out->flags != 0) {
-		return "G3: a reserved field or a flag of the cookie in REGION";
-	}
-	if (cookie_out->region >= NATIVE_REGIONS_MAX || cookie_out->generation == 0 ||
-		cookie_out->bytes == 0 || cookie_out->rights == 0 ||
-		(cookie_out->rights & ~(uint32_t)(CLAN_READ | CLAN_WRITE)) != 0) {
-		return "G18: the cookie in REGION";
-	}
-	return NULL;
 }
 
 static const char *check_carried(const struct native_request_message *request)
@@ -176,26 +175,6 @@ struct native_wire_segment native_segment_at(
 	return segment;
 }
 
-const char *native_copy_parse(const void *bytes, size_t len, struct native_copy_message *message)
-{
-	struct native_wire_copy *head = &message->head;
-
-	if (len < sizeof(*head)) {
-		return "G3: the length of COPY";
-	}
-	memcpy(head, bytes, sizeof(*head));
-	if (len != sizeof(*head) + head->name_bytes) {
-		return "G3: the length of COPY";
-	}
-	message->name = (struct native_text){ .bytes = (const uint8_t *)bytes + sizeof(*head),
-		.length = head->name_bytes };
-	if (head->name_bytes > NATIVE_NAME_BYTES_MAX ||
-		!is_text(message->name.bytes, message->name.length)) {
-		return "G19: the name in COPY";
-	}
-	return NULL;
-}
-
 /* --- the client's --------------------------------------------------------------------------- */
 
 const char *native_version_name(uint16_t version)
@@ -227,35 +206,6 @@ const char *native_welcome_parse(const void *bytes, size_t len, struct native_we
 	}
 	*welcome = (struct native_welcome){ .version = head.version, .flags = head.flags };
 	memcpy(welcome->instance, (const uint8_t *)bytes + sizeof(head), more);
-	return NULL;
-}
-
-const char *native_export_parse(const void *bytes, size_t len, struct native_export *export)
-{
-	struct native_wire_export *head = &export->head;
-	const uint8_t *texts = (const uint8_t *)bytes + sizeof(*head);
-
-	if (len < sizeof(*head)) {
-		return "G3: the length of EXPORT";
-	}
-	memcpy(head, bytes, sizeof(*head));
-	if (len != sizeof(*head) + head->name_bytes + head->text_bytes) {
-		return "G3: the length of EXPORT";
-	}
-	export->name = (struct native_text){ .bytes = texts, .length = head->name_bytes };
-	export->text = (struct native_text){ .bytes = texts + head->name_bytes,
-		.length = head->text_bytes };
-	if (head->name_bytes > NATIVE_NAME_BYTES_MAX || head->text_bytes > NATIVE_NAME_BYTES_MAX ||
-		!is_text(texts, head->name_bytes) ||
-		!is_text(export->text.bytes, head->text_bytes)) {
-		return "G15: a text in EXPORT";
-	}
-	if (head->status == 0 &&
-		(head->bytes > INT64_MAX || !is_power_of_two(head->block_preferred) ||
-			head->block_preferred < 512 || head->block_preferred > head->payload_max ||
-			head->atomic_bytes > head->payload_max)) {
-		return "G15: the size or the block sizes in EXPORT";
-	}
 	return NULL;
 }
 
@@ -311,7 +261,7 @@ const char *native_reply_parse(const void *bytes, size_t len, enum native_reply_
 	memcpy(head, bytes, sizeof(*head));
 	reply->extents = rest;
 	reply->copied = (struct native_wire_copied){ 0 };
-	reply->text = (struct native_text){ .bytes = rest, .length = 0 };
+	reply->text = (struct message_text){ .bytes = rest, .length = 0 };
 	if (head->status != 0) {
 		reply->text.length = (uint32_t)left;
 		return left <= NATIVE_TEXT_BYTES_MAX ? NULL : "G3: the length of REPLY";
@@ -338,18 +288,6 @@ struct native_wire_extent native_extent_at(const struct native_reply *reply, uin
 
 	memcpy(&extent, reply->extents + idx * sizeof(extent), sizeof(extent));
 	return extent;
-}
-
-const char *native_event_parse(const void *bytes, size_t len, struct native_wire_event *event)
-{
-	if (len != sizeof(*event)) {
-		return "G3: the length of EVENT";
-	}
-	memcpy(event, bytes, sizeof(*event));
-	if (event->zero != 0) {
-		return "G3: a reserved field of EVENT";
-	}
-	return event->bytes <= INT64_MAX ? NULL : "G15: the size in EVENT";
 }
 
 /* --- status --------------------------------------------------------------------------------- */

@@ -13,7 +13,7 @@
 #include <endian.h>
 #include <gmblock/clan.h>
 
-#include "base/compiler.h"
+#include "base/message.h"
 
 _Static_assert(__BYTE_ORDER == __LITTLE_ENDIAN, "layouts are used as they are");
 
@@ -71,12 +71,8 @@ enum native_export_flag {
 
 /* --- layouts --------------------------------------------------------------------------------- */
 
-struct native_wire_hello {
-	uint64_t magic;
-	uint16_t version_min;
-	uint16_t version_max;
-	uint32_t zero;
-};
+/* What we say: struct message_hello. */
+extern const struct message_hello native_hello;
 
 struct native_wire_welcome {
 	uint64_t magic;
@@ -169,7 +165,7 @@ struct native_wire_event {
 	uint64_t bytes;
 };
 
-_Static_assert(sizeof(struct native_wire_hello) == 16, "layout");
+_Static_assert(sizeof(struct message_hello) == 16, "layout");
 _Static_assert(sizeof(struct native_wire_welcome) == 16, "layout");
 _Static_assert(sizeof(struct native_wire_open) == 8, "layout");
 _Static_assert(sizeof(struct native_wire_export) == 48, "layout");
@@ -204,18 +200,11 @@ _Static_assert(
 
 /* --- what the server parses ------------------------------------------------------------------ */
 
-struct native_text {
-	const uint8_t *bytes;
-	uint32_t length;
-};
-
 struct native_open {
-	bool look;
-	uint32_t alive_ms; /* 0: no signs of life are wanted */
-	struct native_text name;
-	struct native_text token; /* length 0: none */
-	uint32_t replaces_count;
-	const uint8_t *replaces; /* for native_open_next() */
+	struct native_wire_open head;
+	struct message_text name;
+	struct message_text token;  /* length 0: none */
+	struct message_text tokens; /* head.replaces_count, for native_open_next() */
 };
 
 struct native_request_message {
@@ -226,22 +215,19 @@ struct native_request_message {
 
 struct native_copy_message {
 	struct native_wire_copy head;
-	struct native_text name; /* of the source */
+	struct message_text name; /* of the source */
 };
 
 /* G1: NULL and the version to speak, or 0 when there is none. */
 const char *native_hello_parse(const void *bytes, size_t len, uint16_t *version_out);
-const char *native_list_parse(const void *bytes, size_t len, uint64_t *cursor_out);
-/* G3, G4. */
-const char *native_open_parse(const void *bytes, size_t len, struct native_open *open);
-struct native_text native_open_next(const uint8_t **replaces);
-/* G3, G18 as far as the message alone tells. */
-const char *native_region_parse(const void *bytes, size_t len, struct clan_cookie *cookie_out);
+/* LIST, OPEN, EXPORT, EVENT, REGION and COPY, as far as the message alone tells: G3, G4, G15, G18,
+ * G19. object: a struct native_wire_ without parts, clan_cookie, or of this header. Of an EXPORT
+ * with another status than 0 only that and the text count. */
+const char *native_parse(enum native_message type, const void *bytes, size_t len, void *object);
+struct message_text native_open_next(const uint8_t **tokens);
 /* G3, G5, G6, G7 as far as the message alone tells. */
 const char *native_request_parse(
 	const void *bytes, size_t len, struct native_request_message *message);
-/* G3, G19 as far as the message alone tells. */
-const char *native_copy_parse(const void *bytes, size_t len, struct native_copy_message *message);
 struct native_wire_segment native_segment_at(
 	const struct native_request_message *message, uint32_t idx);
 
@@ -249,8 +235,8 @@ struct native_wire_segment native_segment_at(
 
 struct native_export {
 	struct native_wire_export head;
-	struct native_text name;
-	struct native_text text; /* the description; or why status is not 0 */
+	struct message_text name;
+	struct message_text text; /* the description; or why status is not 0 */
 };
 
 /* "gmb, version 1", of a version that there is. Static. */
@@ -260,7 +246,7 @@ struct native_reply {
 	struct native_wire_reply head;
 	const uint8_t *extents; /* head.value of them, for native_extent_at(); of a STATUS only */
 	struct native_wire_copied copied; /* of a COPY only */
-	struct native_text text;	  /* with an error */
+	struct message_text text;	  /* with an error */
 };
 
 struct native_welcome {
@@ -274,15 +260,12 @@ enum native_reply_kind { NATIVE_REPLY_BARE, NATIVE_REPLY_EXTENTS, NATIVE_REPLY_C
 
 /* G1. */
 const char *native_welcome_parse(const void *bytes, size_t len, struct native_welcome *welcome);
-/* G15; of another status than 0 only that and the text count. */
-const char *native_export_parse(const void *bytes, size_t len, struct native_export *export);
 /* Of the request with its tag: what it asked for, extents_max and length (G14). */
 const char *native_reply_parse(const void *bytes, size_t len, enum native_reply_kind kind,
 	uint32_t extents_max, uint64_t length, struct native_reply *reply);
 /* The tag, before anything else is known; false: too short. */
 bool native_reply_tag(const void *bytes, size_t len, uint32_t *tag_out);
 struct native_wire_extent native_extent_at(const struct native_reply *reply, uint32_t idx);
-const char *native_event_parse(const void *bytes, size_t len, struct native_wire_event *event);
 
 /* Status numbers; both ways what is not in the list is EIO. */
 uint32_t native_status_from_errno(int code);

@@ -211,9 +211,8 @@ GMB_MUST_CHECK int trace_plot_write(FILE *out, const struct trace_plot *plot, st
 
 /* --- the marker source of progress ---------------------------------------------------------------
  *
- * A filter that is put in place by progress=marker. A program whose main() does not register it has
- * no such source. Threading, ownership and errors: see store/kind.h; -ENOTSUP for all but raw
- * disks.
+ * A filter that is put in place by the key marker. Threading, ownership and errors: see
+ * store/kind.h; -ENOTSUP for all but raw disks.
  */
 
 enum {
@@ -225,3 +224,19 @@ enum {
 extern const struct store_kind marker_store_kind;
 /* For tests: does not look whether the store below is a disk it can work with. */
 extern const struct store_kind marker_unchecked_kind;
+
+/* --- knobs ---------------------------------------------------------------------------------------
+ *
+ * A filter that passes everything on, and changes what the store below says of itself, so that
+ * figures can compare what gmblock chooses with something else:
+ *
+ *   parts=SIZE                    requests are cut into parts of this size
+ *   progress=completion|counter   reads report no progress, or those of a memory store do
+ *   device-cpu=yes|no             with mode=device: the processor moves payload between device
+ *                                 memory and sockets
+ *   gc=RULE, cold=PERCENT         flash: see lab/gc_rules.h
+ *
+ * It is the outermost layer. Threading, ownership and errors: see store/kind.h.
+ */
+
+extern const struct store_kind knobs_store_kind;

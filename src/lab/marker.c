@@ -86,7 +86,7 @@ static uint64_t *marker_of(const struct marker_slot *slot, uint64_t chunk_end)
 	return (uint64_t *)(void *)(slot->data + chunk_end - sizeof(slot->marker));
 }
 
-static void prepare(struct marker_slot *slot, uint64_t length, uint64_t marker)
+static void marker_prepare(struct marker_slot *slot, uint64_t length, uint64_t marker)
 {
 	slot->marker = marker;
 	slot->reported = 0;
@@ -100,7 +100,7 @@ static void prepare(struct marker_slot *slot, uint64_t length, uint64_t marker)
 
 /* How far the device has come, by the markers. Acquire: what comes before a marker is read after
  * it, which is all that a reader can do; the rest is up to the device. */
-static uint64_t look(const struct marker_slot *slot)
+static uint64_t marker_look(const struct marker_slot *slot)
 {
 	uint64_t limit = slot->part.length - MARKER_CHUNK_BYTES;
 	uint64_t valid = slot->reported;
@@ -112,10 +112,10 @@ static uint64_t look(const struct marker_slot *slot)
 	return valid;
 }
 
-static void tell(struct marker_slot *slot)
+static void marker_tell(struct marker_slot *slot)
 {
 	struct store_part *outer = slot->outer;
-	uint64_t valid = look(slot);
+	uint64_t valid = marker_look(slot);
 	uint64_t fresh = valid - slot->reported;
 
 	if (fresh == 0 || fresh < outer->progress_step) {
@@ -126,9 +126,9 @@ static void tell(struct marker_slot *slot)
 	store_progress(outer, valid);
 }
 
-static void arm(struct marker_queue *queue);
+static void marker_arm(struct marker_queue *queue);
 
-static void look_again(struct ring_op *op, int result)
+static void marker_look_again(struct ring_op *op, int result)
 {
 	struct marker_queue *queue = container_of(op, struct marker_queue, timer);
 	struct marker_store *store = marker_store_of(queue->base.store);
@@ -140,17 +140,17 @@ static void look_again(struct ring_op *op, int result)
 	}
 	list_for_each(node, &queue->busy)
 	{
-		tell(list_entry(node, struct marker_slot, node));
+		marker_tell(list_entry(node, struct marker_slot, node));
 	}
 	if (!list_is_empty(&queue->busy)) {
-		arm(queue);
+		marker_arm(queue);
 	}
 }
 
-static void arm(struct marker_queue *queue)
+static void marker_arm(struct marker_queue *queue)
 {
 	if (!queue->timer.in_flight) {
-		ring_timer(queue->base.ring, &queue->timer, MARKER_LOOK_NS, look_again);
+		ring_timer(queue->base.ring, &queue->timer, MARKER_LOOK_NS, marker_look_again);
 	}
 }
 
@@ -165,7 +165,7 @@ static void switch_off(struct marker_store *store, const struct store_part *part
 		return;
 	}
 	log_error("'%s' wrote bytes of a read (%llu bytes at %llu) again after they had been sent: "
-		  "progress=marker must not be used with this disk; that read fails, and the "
+		  "marker must not be used with this disk; that read fails, and the "
 		  "source is off until the disk is opened anew",
 		log_escape(shown, sizeof(shown), store->path, strlen(store->path)),
 		(unsigned long long)part->length, (unsigned long long)part->offset);
@@ -187,7 +187,7 @@ static int finalize(struct marker_store *store, const struct marker_slot *slot)
 	return 0;
 }
 
-static void slot_done(struct store_part *part, int result)
+static void marker_slot_done(struct store_part *part, int result)
 {
 	struct marker_slot *slot = container_of(part, struct marker_slot, part);
 	struct store_part *outer = slot->outer;
@@ -223,7 +223,7 @@ static void marker_submit(struct store_queue *base, struct store_part *part)
 	}
 	slot = list_entry(list_pop_front(&queue->free), struct marker_slot, node);
 	list_push_back(&queue->busy, &slot->node);
-	prepare(slot, part->length, ring_random(base->ring));
+	marker_prepare(slot, part->length, ring_random(base->ring));
 	slot->outer = part;
 	slot->part = (struct store_part){
 		.op = STORE_READ,
@@ -231,15 +231,15 @@ static void marker_submit(struct store_queue *base, struct store_part *part)
 		.offset = part->offset,
 		.length = part->length,
 		.memory = mem_at(&queue->region, (uint64_t)(slot->data - queue->memory)),
-		.done = slot_done,
+		.done = marker_slot_done,
 	};
 	store_submit(queue->base.inner, &slot->part);
-	arm(queue);
+	marker_arm(queue);
 }
 
 /* --- queues -------------------------------------------------------------------------------- */
 
-static int memory_acquire(struct marker_queue *queue, const struct store_info *info)
+static int marker_memory_acquire(struct marker_queue *queue, const struct store_info *info)
 {
 	queue->memory = aligned_alloc(MAX((size_t)info->memory_align, (size_t)HUGE_BYTES),
 		(size_t)SLOT_COUNT * SLOT_BYTES);
@@ -261,9 +261,9 @@ static int marker_queue_init(struct store_queue *base, struct error *error)
 
 	list_init(&queue->free);
 	list_init(&queue->busy);
-	if (memory_acquire(queue, &base->store->info) < 0) {
+	if (marker_memory_acquire(queue, &base->store->info) < 0) {
 		return error_set(error, -ENOMEM,
-			"not enough memory for progress=marker: %d MiB for each thread",
+			"not enough memory for marker: %d MiB for each thread",
 			SLOT_COUNT * SLOT_BYTES >> 20);
 	}
 	queue->region = (struct mem_region){
@@ -326,9 +326,9 @@ static int check_disk(struct store *inner, const struct store_options *options, 
 
 	if (strcmp(inner->ops->name, file_store_kind.name) == 0 && fd < 0) {
 		return error_set(error, -ENOTSUP,
-			"progress=marker does not work with '%s' in mode=cached: only around the "
+			"marker does not work with '%s' in mode=cached: only around the "
 			"page cache a disk fills the memory that is watched; add mode=direct, or "
-			"use progress=auto",
+			"leave it out",
 			options->path);
 	}
 	if (fd >= 0) {
@@ -336,13 +336,13 @@ static int check_disk(struct store *inner, const struct store_options *options, 
 	}
 	if (reason != NULL) {
 		return error_set(error, -ENOTSUP,
-			"progress=marker does not work with '%s': %s; give a raw NVMe or virtio "
-			"disk or a partition of one, or use progress=auto",
+			"marker does not work with '%s': %s; give a raw NVMe or virtio "
+			"disk or a partition of one, or leave it out",
 			options->path, reason);
 	}
 	if (store_options_has(options, &pace_store_kind)) {
 		return error_set(error, -ENOTSUP,
-			"'%s' cannot have progress=marker and a pace: a disk with a pace counts by "
+			"'%s' cannot have marker and a pace: a disk with a pace counts by "
 			"itself how far a read has come",
 			options->path);
 	}
@@ -383,10 +383,31 @@ static const struct store_ops marker_ops = {
 	.pass = store_pass_nothing,
 };
 
+struct marker_config {
+	bool is_wanted;
+};
+
+static int set_marker(void *config, const char *value, struct error *error)
+{
+	struct marker_config *marker = config;
+
+	marker->is_wanted = true;
+	return value == NULL || strcmp(value, "yes") == 0
+		       ? 0
+		       : error_set(error, -EINVAL, "it can only be yes");
+}
+
+static const struct field marker_options[] = {
+	{ "marker", NULL, "lab: watch the memory that a raw disk fills", "yes", .flags = FIELD_BARE,
+		.set = set_marker, FIELD_AT(struct marker_config, is_wanted, is_wanted) },
+};
+
 const struct store_kind marker_store_kind = {
 	.name = "marker",
 	.is_filter = true,
-	.progress_word = "marker",
+	.options = marker_options,
+	.option_count = ARRAY_COUNT(marker_options),
+	.config_bytes = sizeof(struct marker_config),
 	.store_bytes = sizeof(struct marker_store),
 	.ops = &marker_ops,
 	.open = marker_open,

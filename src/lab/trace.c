@@ -37,21 +37,10 @@ static const char usage_text[] =
 	"places fill at a time, in which order, and how early a sender could start. Never writes\n"
 	"to the disk. Keeps one processor busy while it reads.\n"
 	"\n"
-	"  --size SIZE    size of a read, a multiple of 512 (default 1M); may be repeated\n"
-	"  --count N      reads of each size (default 8)\n"
-	"  --offset SIZE  offset of the first read (default 0)\n"
-	"  --random       read at random offsets after that, not sequentially\n"
-	"  --chunk SIZE   size of a watched chunk, a multiple of 512 (default 4K)\n"
-	"  --parts SIZE   split each read into parts, submitted one by one as the server does\n"
-	"  --together     submit the parts with one system call: the kernel may merge them\n"
-	"  --cached       read through the page cache instead of directly\n"
-	"  --marker HEX   the marker in the memory (default: random)\n"
-	"\n"
-	"With --request: " CLI_TRACE_REQUEST_USAGE "\n"
-	"Both:\n"
-	"  --svg FILE     draw the typical read of each size, or the first requests\n"
-	"  --json         print JSON\n"
-	"  -h, --help     print this help\n"
+	"With --request, waits for requests to a server on this machine, and shows where the\n"
+	"time of each went.\n";
+
+static const char notes[] =
 	"\n"
 	"Examples:\n"
 	"  gmblock trace --size 1M --count 4 --svg arrivals.svg /dev/nvme0n1\n"
@@ -59,69 +48,61 @@ static const char usage_text[] =
 
 /* --- values -------------------------------------------------------------------------------- */
 
-static int take_bytes(const char *name, const char *text, uint64_t max, uint64_t *bytes)
+static int take_bytes(const char *text, uint64_t max, uint64_t *bytes, struct error *error)
 {
-	struct error error;
 	char most[UNITS_TEXT_BYTES];
+	int rc = units_parse_bytes(text, bytes, error);
 
-	if (units_parse_bytes(text, bytes, &error) != 0) {
-		return cli_usage_error("trace", "--%s: %s", name, error.text);
+	if (rc == 0 && *bytes > max) {
+		rc = error_set(error, -ERANGE, "at most %s", units_format_bytes(most, max));
 	}
-	if (*bytes > max) {
-		return cli_usage_error(
-			"trace", "--%s: at most %s", name, units_format_bytes(most, max));
-	}
-	if (*bytes % TRACE_UNIT_BYTES != 0) {
-		return cli_usage_error("trace", "--%s: %s is not a multiple of %d", name,
+	if (rc == 0 && *bytes % TRACE_UNIT_BYTES != 0) {
+		rc = error_set(error, -EINVAL, "%s is not a multiple of %d",
 			units_format_bytes(most, *bytes), TRACE_UNIT_BYTES);
 	}
-	return CLI_GO_ON;
+	return rc;
 }
 
-static int take_length(const char *name, const char *text, uint32_t *length)
+static int take_length(const char *text, uint32_t *length, struct error *error)
 {
 	uint64_t bytes = 0;
-	int status = take_bytes(name, text, TRACE_BYTES_MAX, &bytes);
+	int rc = take_bytes(text, TRACE_BYTES_MAX, &bytes, error);
 
-	if (status == CLI_GO_ON && bytes == 0) {
-		return cli_usage_error("trace", "--%s: it must not be 0", name);
-	}
 	*length = (uint32_t)bytes;
-	return status;
+	return rc == 0 && bytes == 0 ? error_set(error, -ERANGE, "it must not be 0") : rc;
 }
 
-static int take_size(void *context, const char *name, const char *text)
+static int lab_trace_take_size(void *context, const char *text, struct error *error)
 {
 	struct trace_work *work = &((struct trace_arguments *)context)->work;
 
-	if (work->size_count == TRACE_SIZES_MAX) {
-		return cli_usage_error("trace", "--%s: at most %d of them", name, TRACE_SIZES_MAX);
-	}
-	return take_length(name, text, &work->sizes[work->size_count++]);
+	return work->size_count == TRACE_SIZES_MAX
+		       ? error_set(error, -EINVAL, "at most %d of them", TRACE_SIZES_MAX)
+		       : take_length(text, &work->sizes[work->size_count++], error);
 }
 
-static int take_offset(void *context, const char *name, const char *text)
+static int take_offset(void *context, const char *text, struct error *error)
 {
 	struct trace_arguments *arguments = context;
 
-	return take_bytes(name, text, INT64_MAX, &arguments->work.offset);
+	return take_bytes(text, INT64_MAX, &arguments->work.offset, error);
 }
 
-static int take_chunk(void *context, const char *name, const char *text)
+static int lab_trace_take_chunk(void *context, const char *text, struct error *error)
 {
 	struct trace_arguments *arguments = context;
 
-	return take_length(name, text, &arguments->work.chunk_bytes);
+	return take_length(text, &arguments->work.chunk_bytes, error);
 }
 
-static int take_parts(void *context, const char *name, const char *text)
+static int lab_trace_take_parts(void *context, const char *text, struct error *error)
 {
 	struct trace_arguments *arguments = context;
 
-	return take_length(name, text, &arguments->work.part_bytes);
+	return take_length(text, &arguments->work.part_bytes, error);
 }
 
-static int take_marker(void *context, const char *name, const char *text)
+static int take_marker(void *context, const char *text, struct error *error)
 {
 	struct trace_arguments *arguments = context;
 	char quoted[QUOTE_BYTES];
@@ -129,29 +110,17 @@ static int take_marker(void *context, const char *name, const char *text)
 
 	if (length == 0 || length > MARKER_DIGITS_MAX ||
 		strspn(text, "0123456789abcdefABCDEF") != length) {
-		return cli_usage_error("trace", "--%s: '%s' is not a number of 1 to %d hex digits",
-			name, log_escape(quoted, sizeof(quoted), text, length), MARKER_DIGITS_MAX);
+		return error_set(error, -EINVAL, "'%s' is not a number of 1 to %d hex digits",
+			log_escape(quoted, sizeof(quoted), text, length), MARKER_DIGITS_MAX);
 	}
 	arguments->work.marker = strtoull(text, NULL, 16);
 	arguments->marker_set = true;
-	return CLI_GO_ON;
-}
-
-/* cmd_trace() looks at the value. */
-static int take_for_request(void *context, const char *name, const char *text)
-{
-	struct trace_arguments *arguments = context;
-
-	GMB_UNUSED(text);
-	if (arguments->for_request == NULL) {
-		arguments->for_request = name;
-	}
-	return CLI_GO_ON;
+	return 0;
 }
 
 /* --- the command line ---------------------------------------------------------------------- */
 
-static int sizes_check(const struct trace_work *work)
+static int lab_trace_sizes_check(const struct trace_work *work)
 {
 	uint64_t chunks = 0;
 	char part_text[UNITS_TEXT_BYTES];
@@ -184,7 +153,7 @@ static int sizes_check(const struct trace_work *work)
 }
 
 /* What only makes sense together. */
-static int disk_check(struct trace_arguments *arguments, const char *path)
+static int lab_trace_disk_check(struct trace_arguments *arguments, const char *path)
 {
 	struct trace_work *work = &arguments->work;
 	char quoted[QUOTE_BYTES];
@@ -222,7 +191,7 @@ static int disk_check(struct trace_arguments *arguments, const char *path)
 		work->chunk_bytes = CHUNK_BYTES_DEFAULT;
 	}
 	work->count = arguments->count > 0 ? arguments->count : COUNT_DEFAULT;
-	return sizes_check(work);
+	return lab_trace_sizes_check(work);
 }
 
 /* The first option given that is only for disks, or NULL. */
@@ -251,30 +220,74 @@ static const char *disk_option(const struct trace_arguments *arguments)
 	return NULL;
 }
 
-static int arguments_parse(int argc, char **argv, struct trace_arguments *arguments)
+#define AT(member) FIELD_IN(struct trace_arguments, member)
+
+static const struct field fields[] = {
+	{ "size", "SIZE", "size of a read, a multiple of 512 (default 1M); may be repeated",
+		.heading = "Of disks:", .set = lab_trace_take_size },
+	{ "offset", "SIZE", "offset of the first read (default 0)", .set = take_offset },
+	{ "random", NULL, "read at random offsets after that, not sequentially", .type = FIELD_FLAG,
+		AT(work.random) },
+	{ "chunk", "SIZE", "size of a watched chunk, a multiple of 512 (default 4K)",
+		.set = lab_trace_take_chunk },
+	{ "parts", "SIZE", "split each read into parts, submitted one by one as the server does",
+		.set = lab_trace_take_parts },
+	{ "together", NULL, "submit the parts with one system call: the kernel may merge them",
+		.type = FIELD_FLAG, AT(work.together) },
+	{ "cached", NULL, "read through the page cache instead of directly", .type = FIELD_FLAG,
+		AT(work.cached) },
+	{ "marker", "HEX", "the marker in the memory (default: random)", .set = take_marker },
+	/* cmd_trace() looks at the values. */
+	{ "request", NULL, "trace requests", .heading = "Of requests:", .type = FIELD_FLAG,
+		AT(request) },
+	{ "min-size", "SIZE", "only requests of at least this size", .type = FIELD_ARGUMENT,
+		AT(for_request) },
+	{ "operation", "OP",
+		"only read, write, flush, trim, zero, cache or extents; repeat for more",
+		.type = FIELD_ARGUMENT, AT(for_request) },
+	{ "export", "NAME", "only requests for this export; \"\" is the default",
+		.type = FIELD_ARGUMENT, AT(for_request) },
+	{ "timeout", "TIME", "stop waiting after this time", .type = FIELD_ARGUMENT,
+		AT(for_request) },
+	{ "server", "SERVER", CLI_SERVER_HELP "; SERVER alone as the last word is the same",
+		.type = FIELD_ARGUMENT, AT(for_request) },
+	{ "count", "N", "reads of each size (default 8), or requests (default 1)",
+		.heading = "Of both:", .type = FIELD_COUNT, .min = 1, .max = TRACE_COUNT_MAX,
+		AT(count) },
+	{ "svg", "FILE", "draw the typical read of each size, or the first requests",
+		.type = FIELD_ARGUMENT, AT(svg_path) },
+	{ "json", NULL, "print JSON", .type = FIELD_FLAG, AT(json) },
+};
+
+/* Of options that are only for requests, the name of the first is kept. */
+static int set_field(
+	void *context, const struct field *field, const char *text, struct error *error)
 {
-	struct trace_work *work = &arguments->work;
-	const struct cli_option options[] = {
-		{ "size", .take = take_size },
-		{ "count", .count = &arguments->count, .min = 1, .max = TRACE_COUNT_MAX },
-		{ "offset", .take = take_offset },
-		{ "random", .flag = &work->random },
-		{ "chunk", .take = take_chunk },
-		{ "parts", .take = take_parts },
-		{ "together", .flag = &work->together },
-		{ "cached", .flag = &work->cached },
-		{ "marker", .take = take_marker },
-		{ "request", .flag = &arguments->request },
-		{ "min-size", .take = take_for_request },
-		{ "operation", .take = take_for_request },
-		{ "export", .take = take_for_request },
-		{ "timeout", .take = take_for_request },
-		{ "server", .take = take_for_request },
-		{ "svg", .path = &arguments->svg_path },
-		{ "json", .flag = &arguments->json },
-	};
-	const struct cli_command command = { "trace", usage_text, options, ARRAY_COUNT(options),
-		arguments };
+	struct trace_arguments *arguments = context;
+	bool is_for_request = field->offset == offsetof(struct trace_arguments, for_request) &&
+			      field->type == FIELD_ARGUMENT;
+	int rc = 0;
+
+	if (is_for_request && arguments->for_request == NULL) {
+		arguments->for_request = field->key;
+	}
+	if (!is_for_request) {
+		rc = field_set(field, context, text, error);
+	}
+	if (rc < 0) {
+		error_prefix(error, "--%s", field->key);
+	}
+	return rc;
+}
+
+static int lab_trace_arguments_parse(int argc, char **argv, struct trace_arguments *arguments)
+{
+	const struct cli_command command = { .name = "trace",
+		.usage = usage_text,
+		.notes = notes,
+		CLI_FIELDS(fields),
+		.arguments = arguments,
+		.set = set_field };
 	const char *path = NULL;
 	int status = cli_parse(&command, argc, argv);
 
@@ -292,7 +305,7 @@ static int arguments_parse(int argc, char **argv, struct trace_arguments *argume
 		return cli_usage_error("trace", "--%s needs --request", arguments->for_request);
 	}
 	status = cli_operand("trace", "disk", argc, argv, &path);
-	return status == CLI_GO_ON ? disk_check(arguments, path) : status;
+	return status == CLI_GO_ON ? lab_trace_disk_check(arguments, path) : status;
 }
 
 /* --- the command --------------------------------------------------------------------------- */
@@ -306,7 +319,7 @@ static int choose_marker(struct trace_work *work, struct error *error)
 	return 0;
 }
 
-static int draw_plot(FILE *out, const void *context, struct error *error)
+static int lab_trace_draw_plot(FILE *out, const void *context, struct error *error)
 {
 	return trace_plot_write(out, context, error);
 }
@@ -328,7 +341,7 @@ static int write_svg(struct svg_file *file, const struct trace_work *work,
 		plot.panels[i].title = titles[i];
 		plot.panels[i].read = &group->reads[group->typical];
 	}
-	return svg_file_write(file, draw_plot, &plot, error);
+	return svg_file_write(file, lab_trace_draw_plot, &plot, error);
 }
 
 static int trace(const struct trace_arguments *arguments, struct svg_file *svg)
@@ -353,7 +366,7 @@ static int trace(const struct trace_arguments *arguments, struct svg_file *svg)
 	return err != 0 ? cli_failure("trace", &error) : CLI_OK;
 }
 
-static int run(struct trace_arguments *arguments)
+static int lab_trace_run(struct trace_arguments *arguments)
 {
 	struct svg_file svg = { .fd = -1 };
 	struct error error;
@@ -373,7 +386,7 @@ static int run(struct trace_arguments *arguments)
 int lab_trace(int argc, char **argv)
 {
 	struct trace_arguments arguments = { .request = false };
-	int status = arguments_parse(argc, argv, &arguments);
+	int status = lab_trace_arguments_parse(argc, argv, &arguments);
 
 	if (status != CLI_GO_ON) {
 		return status;
@@ -382,5 +395,5 @@ int lab_trace(int argc, char **argv)
 		optind = 0; /* getopt begins again */
 		return cmd_trace(argc, argv);
 	}
-	return run(&arguments);
+	return lab_trace_run(&arguments);
 }

@@ -31,7 +31,7 @@ const char *trace_title(char out[TRACE_TITLE_BYTES], const struct trace_work *wo
 	return out;
 }
 
-static double us(uint64_t ns)
+static double trace_report_us(uint64_t ns)
 {
 	return (double)ns / 1000;
 }
@@ -42,12 +42,12 @@ typedef double value_fn(const struct trace_read *read, const struct trace_analys
 
 static double value_time(const struct trace_read *read, const struct trace_analysis *analysis)
 {
-	return us(read->total_ns);
+	return trace_report_us(read->total_ns);
 }
 
 static double value_first(const struct trace_read *read, const struct trace_analysis *analysis)
 {
-	return us(analysis->first_ns);
+	return trace_report_us(analysis->first_ns);
 }
 
 static double value_arrived_25(const struct trace_read *read, const struct trace_analysis *analysis)
@@ -107,7 +107,7 @@ static double value_parts(const struct trace_read *read, const struct trace_anal
 
 static double value_gap(const struct trace_read *read, const struct trace_analysis *analysis)
 {
-	return us(read->gap_max_ns);
+	return trace_report_us(read->gap_max_ns);
 }
 
 static const struct row {
@@ -233,13 +233,13 @@ void trace_chart(FILE *out, const struct trace_read *read)
 	for (uint32_t i = 0; i < CHART_COLUMNS; i++) {
 		putc('-', out);
 	}
-	snprintf(end, sizeof(end), "%.1f us", us(read->total_ns));
+	snprintf(end, sizeof(end), "%.1f us", trace_report_us(read->total_ns));
 	fprintf(out, "\n%10s 0%*s\n", "", CHART_COLUMNS - 1, end);
 }
 
 /* --- text ---------------------------------------------------------------------------------- */
 
-static void print_head(const struct trace_work *work, const struct disk_info *disk)
+static void trace_report_print_head(const struct trace_work *work, const struct disk_info *disk)
 {
 	char path[PATH_SHOWN_BYTES];
 	char human[UNITS_TEXT_BYTES];
@@ -317,7 +317,7 @@ static void print_group(
 int trace_show_text(
 	const struct trace_work *work, const struct trace_result *result, struct error *error)
 {
-	print_head(work, &result->disk);
+	trace_report_print_head(work, &result->disk);
 	for (uint32_t i = 0; i < result->group_count; i++) {
 		print_group(work, &result->groups[i],
 			result->interrupted && i + 1 == result->group_count);
@@ -340,8 +340,10 @@ static json_t *json_parts(const struct trace_read *read)
 
 		json_object_set_new(object, "offset", json_integer(part->offset));
 		json_object_set_new(object, "bytes", json_integer(part->bytes));
-		json_object_set_new(object, "submitted_us", json_real(us(part->submitted_ns)));
-		json_object_set_new(object, "completed_us", json_real(us(part->completed_ns)));
+		json_object_set_new(
+			object, "submitted_us", json_real(trace_report_us(part->submitted_ns)));
+		json_object_set_new(
+			object, "completed_us", json_real(trace_report_us(part->completed_ns)));
 		json_array_append_new(array, object);
 	}
 	return array;
@@ -355,7 +357,7 @@ static json_t *json_arrivals(const struct trace_read *read)
 		const struct trace_arrival *arrival = &read->arrivals[i];
 
 		json_array_append_new(array, arrival->how == TRACE_EARLY
-						     ? json_real(us(arrival->time_ns))
+						     ? json_real(trace_report_us(arrival->time_ns))
 						     : json_null());
 	}
 	return array;
@@ -464,12 +466,12 @@ struct panel {
 	double bottom;
 };
 
-static double x_of(const struct panel *panel, uint64_t time_ns)
+static double trace_report_x_of(const struct panel *panel, uint64_t time_ns)
 {
 	return LEFT + (double)(RIGHT - LEFT) * (double)time_ns / (double)panel->read->total_ns;
 }
 
-static double y_of(const struct panel *panel, double offset)
+static double trace_report_y_of(const struct panel *panel, double offset)
 {
 	return panel->bottom - (panel->bottom - panel->top) * offset / panel->read->bytes;
 }
@@ -479,7 +481,7 @@ static uint32_t colour_of(const struct trace_arrival *arrival)
 	return MIN((uint32_t)arrival->stream, (uint32_t)ARRAY_COUNT(colours)) - 1;
 }
 
-static void draw_axes(const struct panel *panel)
+static void trace_report_draw_axes(const struct panel *panel)
 {
 	const struct svg_panel axes = {
 		.left = LEFT,
@@ -510,8 +512,8 @@ static void draw_dots(const struct panel *panel, uint32_t colour)
 		if (arrival->how != TRACE_EARLY || colour_of(arrival) != colour) {
 			continue;
 		}
-		x = x_of(panel, arrival->time_ns);
-		y = y_of(panel, middle);
+		x = trace_report_x_of(panel, arrival->time_ns);
+		y = trace_report_y_of(panel, middle);
 		if (x_last < 0) {
 			fprintf(panel->out, "<path class=\"dots\" stroke=\"%s\" d=\"",
 				colours[colour]);
@@ -554,13 +556,13 @@ static void draw_parts(const struct panel *panel)
 
 	for (uint32_t i = 0; i < read->part_count; i++) {
 		const struct trace_part *part = &read->parts[i];
-		double x = x_of(panel, part->completed_ns);
-		double from = y_of(panel, part->offset);
-		double to = y_of(panel, (double)part->offset + part->bytes);
+		double x = trace_report_x_of(panel, part->completed_ns);
+		double from = trace_report_y_of(panel, part->offset);
+		double to = trace_report_y_of(panel, (double)part->offset + part->bytes);
 
 		fprintf(panel->out, "<path class=\"part\" d=\"M%.1f %.1fh%.1fM%.1f %.1fV%.1f\"/>\n",
-			x_of(panel, part->submitted_ns), from, x - x_of(panel, part->submitted_ns),
-			x, from, to);
+			trace_report_x_of(panel, part->submitted_ns), from,
+			x - trace_report_x_of(panel, part->submitted_ns), x, from, to);
 	}
 }
 
@@ -590,7 +592,7 @@ int trace_plot_write(FILE *out, const struct trace_plot *plot, struct error *err
 		};
 
 		svg_label(out, LEFT, begin + 14, "sub", plot->panels[i].title);
-		draw_axes(&panel);
+		trace_report_draw_axes(&panel);
 		draw_parts(&panel);
 		draw_chunks(&panel);
 	}

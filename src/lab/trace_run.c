@@ -56,7 +56,8 @@ struct tracer {
 	uint32_t *missing;
 	uint32_t *found;
 	atomic_bool watching; /* set by the watcher when it looks */
-	atomic_bool complete; /* set when the read is complete; pairs with watch()'s acquire */
+	atomic_bool complete; /* set when the read is complete; pairs with trace_run_watch()'s
+				 acquire */
 };
 
 /* --- watching ------------------------------------------------------------------------------ */
@@ -101,7 +102,7 @@ static void note(
 }
 
 /* Looks until the read is complete, and then once more. */
-static void *watch(void *context)
+static void *trace_run_watch(void *context)
 {
 	struct tracer *tracer = context;
 	uint32_t missing = tracer->read->chunk_count;
@@ -155,7 +156,7 @@ static void settle_times(struct tracer *tracer)
 
 /* --- reading ------------------------------------------------------------------------------- */
 
-static void part_submit(struct tracer *tracer, uint32_t index);
+static void trace_run_part_submit(struct tracer *tracer, uint32_t index);
 
 static void part_failed(struct tracer *tracer, const struct trace_part *part, int code)
 {
@@ -177,10 +178,10 @@ static void part_again(struct ring_op *op, int result)
 
 	GMB_UNUSED(result); /* nobody cancels it */
 	part_op->tracer->in_flight--;
-	part_submit(part_op->tracer, part_op->index);
+	trace_run_part_submit(part_op->tracer, part_op->index);
 }
 
-static void part_done(struct ring_op *op, int result)
+static void trace_run_part_done(struct ring_op *op, int result)
 {
 	struct part_op *part_op = container_of(op, struct part_op, op);
 	struct tracer *tracer = part_op->tracer;
@@ -194,13 +195,13 @@ static void part_done(struct ring_op *op, int result)
 		ring_timer(tracer->ring, op, result == -EAGAIN ? RETRY_NS : 0, part_again);
 	} else if (result > 0 && part_op->done_bytes + (uint32_t)result < part->bytes) {
 		part_op->done_bytes += (uint32_t)result;
-		part_submit(tracer, part_op->index);
+		trace_run_part_submit(tracer, part_op->index);
 	} else if (result <= 0) {
 		part_failed(tracer, part, result);
 	}
 }
 
-static void part_submit(struct tracer *tracer, uint32_t index)
+static void trace_run_part_submit(struct tracer *tracer, uint32_t index)
 {
 	struct part_op *part_op = &tracer->ops[index];
 	const struct trace_part *part = &tracer->read->parts[index];
@@ -208,10 +209,11 @@ static void part_submit(struct tracer *tracer, uint32_t index)
 
 	tracer->in_flight++;
 	ring_read(tracer->ring, &part_op->op, tracer->file, mem_at(&tracer->region, begin),
-		part->bytes - part_op->done_bytes, tracer->read->offset + begin, part_done);
+		part->bytes - part_op->done_bytes, tracer->read->offset + begin,
+		trace_run_part_done);
 }
 
-static void read_all(struct tracer *tracer)
+static void trace_run_read_all(struct tracer *tracer)
 {
 	struct trace_read *read = tracer->read;
 
@@ -219,7 +221,7 @@ static void read_all(struct tracer *tracer)
 	for (uint32_t i = 0; i < read->part_count; i++) {
 		tracer->ops[i] = (struct part_op){ .tracer = tracer, .index = i };
 		read->parts[i].submitted_ns = clock_now_ns() - tracer->start_ns;
-		part_submit(tracer, i);
+		trace_run_part_submit(tracer, i);
 		if (!tracer->work->together) {
 			/* A system call of its own, so that the kernel cannot merge it with its
 			 * neighbours: as the server does. */
@@ -247,14 +249,14 @@ static int trace_one(struct tracer *tracer, struct trace_read *read, struct erro
 	}
 	atomic_store_explicit(&tracer->watching, false, memory_order_relaxed);
 	atomic_store_explicit(&tracer->complete, false, memory_order_relaxed);
-	result = pthread_create(&watcher, NULL, watch, tracer);
+	result = pthread_create(&watcher, NULL, trace_run_watch, tracer);
 	if (result != 0) {
 		return error_set(error, -result, "cannot start a thread: %s", strerror(result));
 	}
 	while (!atomic_load_explicit(&tracer->watching, memory_order_acquire)) {
 		sched_yield();
 	}
-	read_all(tracer);
+	trace_run_read_all(tracer);
 	atomic_store_explicit(&tracer->complete, true, memory_order_release);
 	pthread_join(watcher, NULL);
 	settle_times(tracer);
@@ -286,7 +288,7 @@ static int read_init(
 }
 
 /* One place after the other, from the first again at the end of the disk. */
-static uint64_t place(const struct tracer *tracer, uint32_t bytes, uint32_t index)
+static uint64_t trace_run_place(const struct tracer *tracer, uint32_t bytes, uint32_t index)
 {
 	const struct trace_work *work = tracer->work;
 	uint64_t places = (tracer->disk->size - work->offset) / bytes;
@@ -295,7 +297,7 @@ static uint64_t place(const struct tracer *tracer, uint32_t bytes, uint32_t inde
 	return work->offset + number % places * bytes;
 }
 
-static int compare_times(const void *a, const void *b, void *context)
+static int trace_run_compare_times(const void *a, const void *b, void *context)
 {
 	const struct trace_read *reads = context;
 	uint64_t left = reads[*(const uint32_t *)a].total_ns;
@@ -314,7 +316,7 @@ static int find_typical(struct trace_group *group, struct error *error)
 	for (uint32_t i = 0; i < group->count; i++) {
 		order[i] = i;
 	}
-	qsort_r(order, group->count, sizeof(*order), compare_times, group->reads);
+	qsort_r(order, group->count, sizeof(*order), trace_run_compare_times, group->reads);
 	group->typical = order[(group->count - 1) / 2];
 	free(order);
 	return 0;
@@ -341,7 +343,7 @@ static int trace_group(
 		if (err != 0) {
 			break;
 		}
-		read->offset = place(tracer, bytes, i);
+		read->offset = trace_run_place(tracer, bytes, i);
 		err = trace_one(tracer, read, error);
 		if (err == 0 && trace_analyse(read, &group->analyses[i]) != 0) {
 			err = error_set(error, -ENOMEM, "out of memory");
@@ -354,7 +356,7 @@ static int trace_group(
 
 static const int stop_signals[] = { SIGINT, SIGTERM };
 
-static void signal_caught(int number)
+static void trace_run_signal_caught(int number)
 {
 	/* Whoever asks again does not want to wait: this comes as soon as the handler is left. */
 	if (asked_to_stop) {
@@ -364,9 +366,9 @@ static void signal_caught(int number)
 	asked_to_stop = 1;
 }
 
-static void signals_take(struct sigaction before[ARRAY_COUNT(stop_signals)])
+static void trace_run_signals_take(struct sigaction before[ARRAY_COUNT(stop_signals)])
 {
-	const struct sigaction catch = { .sa_handler = signal_caught };
+	const struct sigaction catch = { .sa_handler = trace_run_signal_caught };
 
 	asked_to_stop = 0;
 	for (size_t i = 0; i < ARRAY_COUNT(stop_signals); i++) {
@@ -438,7 +440,7 @@ static int check_aligned(const struct trace_work *work, const struct disk_info *
 		option, units_format_bytes(text, value), align);
 }
 
-static int disk_check(
+static int trace_run_disk_check(
 	const struct trace_work *work, const struct disk_info *disk, struct error *error)
 {
 	int err = check_aligned(work, disk, "--offset", work->offset, error);
@@ -461,7 +463,7 @@ static int disk_check(
 }
 
 /* Memory like the server's: aligned, in huge pages where the kernel has them, registered. */
-static int memory_acquire(struct tracer *tracer, struct error *error)
+static int trace_run_memory_acquire(struct tracer *tracer, struct error *error)
 {
 	uint32_t bytes = 0;
 	uint32_t chunks;
@@ -496,13 +498,13 @@ static int tracer_init(struct tracer *tracer, struct disk_info *disk, struct err
 	int err = disk_acquire(tracer, disk, error);
 
 	if (err == 0) {
-		err = disk_check(tracer->work, disk, error);
+		err = trace_run_disk_check(tracer->work, disk, error);
 	}
 	if (err == 0) {
 		err = ring_create(&options, &tracer->ring, error);
 	}
 	if (err == 0) {
-		err = memory_acquire(tracer, error);
+		err = trace_run_memory_acquire(tracer, error);
 	}
 	if (err != 0) {
 		return err;
@@ -530,7 +532,7 @@ int trace_run(const struct trace_work *work, struct trace_result *result, struct
 	struct sigaction before[ARRAY_COUNT(stop_signals)];
 	int err;
 
-	signals_take(before);
+	trace_run_signals_take(before);
 	err = tracer_init(&tracer, &result->disk, error);
 	for (uint32_t i = 0; i < work->size_count && err == 0 && !asked_to_stop; i++) {
 		result->group_count = i + 1;

@@ -307,7 +307,7 @@ static const struct arena_source ram_source = {
 
 /* --- life ---------------------------------------------------------------------------------- */
 
-static int create(struct ring *ring, const struct arena_source *source, uint64_t limit_bytes,
+static int arena_create(struct ring *ring, const struct arena_source *source, uint64_t limit_bytes,
 	struct arena **arena_out, struct error *error)
 {
 	uint64_t slab_count_max = align_up(limit_bytes, ARENA_SLAB_BYTES) / ARENA_SLAB_BYTES;
@@ -356,8 +356,8 @@ int arena_ram_create(
 	int result = check_limit(limit_bytes, ARENA_SLAB_BYTES, error);
 
 	return result < 0 ? result
-			  : create(ring, &ram_source, align_down(limit_bytes, ARENA_SLAB_BYTES),
-				    arena_out, error);
+			  : arena_create(ring, &ram_source,
+				    align_down(limit_bytes, ARENA_SLAB_BYTES), arena_out, error);
 }
 
 int arena_device_create(struct ring *ring, const struct arena_source *source, uint64_t bytes,
@@ -367,7 +367,7 @@ int arena_device_create(struct ring *ring, const struct arena_source *source, ui
 	int result = check_limit(bytes, ARENA_DEVICE_BYTES_MIN, error);
 
 	if (result == 0) {
-		result = create(
+		result = arena_create(
 			ring, source, align_down(bytes, ARENA_BLOCK_BYTES_MIN), &arena, error);
 	}
 	while (result == 0 && arena->info.mapped_bytes < arena->info.limit_bytes) {
@@ -390,7 +390,7 @@ int arena_device_create(struct ring *ring, const struct arena_source *source, ui
 /* --- buffers --------------------------------------------------------------------------------- */
 
 /* The largest block that is given for so many bytes. */
-static uint32_t block_bytes(uint32_t bytes)
+static uint32_t arena_block_bytes(uint32_t bytes)
 {
 	return UINT32_C(1) << (order_idx_for(bytes) + ORDER_MIN);
 }
@@ -430,7 +430,7 @@ void arena_reserve(struct arena *arena, uint64_t bytes)
 	info->reserve_bytes = bytes;
 }
 
-static int get(struct arena *arena, uint32_t bytes, struct arena_buf *buf)
+static int memory_arena_get(struct arena *arena, uint32_t bytes, struct arena_buf *buf)
 {
 	struct arena_info *info = &arena->info;
 	int result = info->condemned != 0 ? -EAGAIN : block_get(arena, bytes, buf);
@@ -450,12 +450,12 @@ int arena_get(struct arena *arena, uint32_t bytes, struct arena_buf *buf)
 	int result;
 
 	GMB_ASSERT(bytes > 0 && bytes <= ARENA_BLOCK_BYTES_MAX);
-	if (unlikely(arena_free_bytes(arena) < block_bytes(bytes))) {
+	if (unlikely(arena_free_bytes(arena) < arena_block_bytes(bytes))) {
 		arena->info.refusals++;
 		return -EAGAIN;
 	}
-	result = get(arena, bytes, buf);
-	GMB_ASSERT(result < 0 || buf->bytes <= block_bytes(bytes));
+	result = memory_arena_get(arena, bytes, buf);
+	GMB_ASSERT(result < 0 || buf->bytes <= arena_block_bytes(bytes));
 	return result;
 }
 
@@ -469,7 +469,7 @@ int arena_get_reserved(struct arena *arena, struct arena_buf *buf)
 	if (info->reserve_used_bytes == info->reserve_bytes) {
 		return -EAGAIN;
 	}
-	result = get(arena, ARENA_BLOCK_BYTES_MIN, buf);
+	result = memory_arena_get(arena, ARENA_BLOCK_BYTES_MIN, buf);
 	if (result == 0) {
 		GMB_ASSERT(buf->bytes == ARENA_BLOCK_BYTES_MIN);
 		buf->reserved = true;

@@ -47,7 +47,7 @@ static void path_of(const char *bdf, const char *name, char path[PATH_BYTES])
 }
 
 /* A number from sysfs; 0 when there is none. */
-static uint64_t read_number(const char *bdf, const char *name)
+static uint64_t p2pmem_read_number(const char *bdf, const char *name)
 {
 	char path[PATH_BYTES];
 	char text[TEXT_BYTES] = "";
@@ -81,7 +81,7 @@ int p2pmem_open(const char *bdf, struct p2pmem *memory, struct error *error)
 			"its driver does not offer it, or this kernel cannot (CONFIG_PCI_P2PDMA)",
 			bdf);
 	}
-	if (read_number(bdf, "p2pmem/published") == 0) {
+	if (p2pmem_read_number(bdf, "p2pmem/published") == 0) {
 		return error_set(error, -EOPNOTSUPP,
 			"the driver of PCI device %s keeps its memory to itself (p2pmem/published "
 			"is "
@@ -98,8 +98,8 @@ int p2pmem_open(const char *bdf, struct p2pmem *memory, struct error *error)
 	}
 	*memory = (struct p2pmem){
 		.fd = fd,
-		.bytes = read_number(bdf, "p2pmem/size"),
-		.free_bytes = read_number(bdf, "p2pmem/available"),
+		.bytes = p2pmem_read_number(bdf, "p2pmem/size"),
+		.free_bytes = p2pmem_read_number(bdf, "p2pmem/available"),
 	};
 	snprintf(memory->bdf, sizeof(memory->bdf), "%s", bdf);
 	return 0;
@@ -115,7 +115,7 @@ void p2pmem_close(struct p2pmem *memory)
 
 /* --- mapping ---------------------------------------------------------------------------------- */
 
-static int map(void *context, uint64_t bytes, uint8_t **base_out)
+static int p2pmem_map(void *context, uint64_t bytes, uint8_t **base_out)
 {
 	const struct p2pmem *memory = context;
 	void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory->fd, 0);
@@ -140,7 +140,7 @@ struct arena_source p2pmem_source(struct p2pmem *memory)
 		/* The ring's table of fixed buffers takes no such memory, nor do sends without a
 		 * copy. */
 		.rights = MEM_ADDRESS | MEM_SOCKET,
-		.map = map,
+		.map = p2pmem_map,
 		.unmap = unmap,
 		.context = memory,
 	};
@@ -202,7 +202,7 @@ int p2pmem_examine(struct p2pmem *memory, char answer[P2PMEM_ANSWER_BYTES])
 	uint64_t begin = 0;
 	uint64_t last = 0;
 	uint8_t *page = NULL;
-	int result = map(memory, page_bytes, &page);
+	int result = p2pmem_map(memory, page_bytes, &page);
 	int bar;
 
 	if (result < 0) {
@@ -236,7 +236,7 @@ int p2pmem_reach(struct p2pmem *memory, int direct_fd, uint32_t bytes)
 	uint64_t mapped = align_up((uint64_t)bytes, page_bytes);
 	uint8_t *base = NULL;
 	ssize_t count;
-	int result = map(memory, mapped, &base);
+	int result = p2pmem_map(memory, mapped, &base);
 
 	if (result < 0) {
 		return result;

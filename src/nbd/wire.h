@@ -45,6 +45,7 @@ enum {
 	NBD_PAYLOAD_BYTES_MAX = 64 << 20, /* ours; READ and WRITE */
 	NBD_DF_BYTES_MIN = 65536,	  /* P93: DF must work up to here */
 	NBD_CONTEXT_QUERIES_MAX = 64,	  /* P41: ours; more get ERR_TOO_BIG */
+	NBD_TOKEN_BYTES_MAX = 64,	  /* ours: behind NBD_CONTEXT_CONNECTION and _REPLACES */
 	NBD_SIZE_EXTENTS = 2,		  /* of NBD_CONTEXT_ID_SIZE, without extended headers */
 };
 

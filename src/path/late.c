@@ -55,7 +55,7 @@ void late_publish(struct late_writes *late, struct late_range *range)
 }
 
 /* Under the lock. The message finds its port alive: the part that it carries is not done. */
-static void grant(struct path_stream *stream)
+static void late_grant(struct path_stream *stream)
 {
 	struct late_port *port = &stream->request->export->late_port;
 
@@ -75,14 +75,14 @@ void late_withdraw(struct late_writes *late, struct late_range *range)
 	list_remove(&range->node);
 	atomic_fetch_sub_explicit(&late->count, 1, memory_order_relaxed);
 	while ((node = list_pop_front(&range->waiting)) != NULL) {
-		grant(list_entry(node, struct path_stream, node));
+		late_grant(list_entry(node, struct path_stream, node));
 	}
 	pthread_mutex_unlock(&late->lock);
 	range->serial = 0;
 }
 
 /* The first range that the part must not overtake; those behind its own come later than itself. */
-static struct late_range *find(struct late_writes *late, const struct path_stream *stream)
+static struct late_range *late_find(struct late_writes *late, const struct path_stream *stream)
 {
 	uint64_t offset = stream->part.offset;
 	uint64_t end = offset + stream->part.length;
@@ -107,7 +107,7 @@ bool late_wait(struct late_writes *late, struct path_stream *stream)
 	struct late_range *range;
 
 	pthread_mutex_lock(&late->lock);
-	range = find(late, stream);
+	range = late_find(late, stream);
 	if (range != NULL) {
 		list_push_back(&range->waiting, &stream->node);
 	}

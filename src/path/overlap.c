@@ -238,7 +238,7 @@ void cut_handed(struct path_request *request)
 
 void cut_end(struct path_request *request, uint64_t now_ns)
 {
-	uint64_t took_ns = now_ns - request->edge_ns[PATH_STATE_INIT];
+	uint64_t took_ns = now_ns - request->edge_ns[PATH_STATE_WAIT];
 
 	cut_handed(request);
 	if (request->alone && request->error == 0 && !request->abandoned) {
@@ -255,7 +255,7 @@ static uint32_t parallel_parts(const struct path_request *request)
 
 void cut_part_end(struct path_request *request, uint64_t bytes, uint64_t now_ns)
 {
-	uint64_t took_ns = now_ns - request->edge_ns[PATH_STATE_READ];
+	uint64_t took_ns = now_ns - request->edge_ns[PATH_STATE_DISK];
 
 	/* In units of 1 KiB and 1024 ns, so that the sum fits. */
 	request->parts_time += (bytes >> 10) * (took_ns >> 10);

@@ -101,12 +101,12 @@ bool path_is_slow(const struct path *path)
 
 /* --- states -------------------------------------------------------------------------------- */
 
-static void set_state(struct path_request *request, enum path_state state)
+static void path_set_state(struct path_request *request, enum path_state state)
 {
-	GMB_ASSERT(state > request->state || state == PATH_STATE_INIT);
+	GMB_ASSERT(state > request->state || state == PATH_STATE_WAIT);
 	request->state = state;
 	/* The first two edges belong to the batch in which the request was taken. */
-	request->edge_ns[state] = state <= PATH_STATE_READ ? ring_batch_ns(request->path->ring)
+	request->edge_ns[state] = state <= PATH_STATE_DISK ? ring_batch_ns(request->path->ring)
 							   : ring_now_ns(request->path->ring);
 }
 
@@ -194,7 +194,7 @@ static void stream_put(struct path_stream *stream)
 static void stream_drop(struct path_stream *stream)
 {
 	if (stream->in_store) {
-		return; /* part_done() ends it */
+		return; /* path_part_done() ends it */
 	}
 	if (stream->done == stream->sent) {
 		stream_put(stream);
@@ -390,7 +390,7 @@ static void late_end(struct path_request *request)
 }
 
 /* The first error decides the request; nothing more of it is started or sent. */
-static void fail(struct path_request *request, int error, uint64_t offset)
+static void path_fail(struct path_request *request, int error, uint64_t offset)
 {
 	if (request->error == 0) {
 		request->error = error;
@@ -439,7 +439,7 @@ static void log_failure(struct path_request *request, const struct store_part *p
 		strerror(-result));
 }
 
-static void part_done(struct store_part *part, int result)
+static void path_part_done(struct store_part *part, int result)
 {
 	struct path_stream *stream = container_of(part, struct path_stream, part);
 	struct path_request *request = stream->request;
@@ -455,7 +455,7 @@ static void part_done(struct store_part *part, int result)
 	}
 	if (result < 0) {
 		log_failure(request, part, result);
-		fail(request, result, part->offset); /* leaves this stream alone: */
+		path_fail(request, result, part->offset); /* leaves this stream alone: */
 	}
 	stream->in_store = false;
 	if (unlikely(request->costly == PATH_COSTLY_BUSY)) {
@@ -471,8 +471,8 @@ static void part_done(struct store_part *part, int result)
 		}
 		stream->valid = stream->length;
 		ready_insert(request, stream);
-		if (request->state < PATH_STATE_SEND_INIT && !request->whole) {
-			set_state(request, PATH_STATE_SEND_INIT);
+		if (request->state < PATH_STATE_OVERLAP && !request->whole) {
+			path_set_state(request, PATH_STATE_OVERLAP);
 		}
 	} else if (request->op == STORE_EXTENTS && result == 0 && !request->abandoned) {
 		request->extents = part->extents; /* until path_finish() */
@@ -481,7 +481,7 @@ static void part_done(struct store_part *part, int result)
 		stream_drop(stream);
 	}
 	if (path_status(request) != PATH_PENDING) {
-		set_state(request, PATH_STATE_SEND);
+		path_set_state(request, PATH_STATE_NETWORK);
 	} else if ((request->op == STORE_READ || request->placement != NULL) &&
 		   request->error == 0 && !request->abandoned) {
 		pump(request);
@@ -504,8 +504,8 @@ static void part_progressed(struct store_part *part, uint64_t bytes)
 	}
 	stream->valid = (uint32_t)bytes;
 	ready_insert(request, stream);
-	if (request->state < PATH_STATE_SEND_INIT) {
-		set_state(request, PATH_STATE_SEND_INIT);
+	if (request->state < PATH_STATE_OVERLAP) {
+		path_set_state(request, PATH_STATE_OVERLAP);
 	}
 	request->progress(request);
 }
@@ -522,18 +522,18 @@ static void trace_submitted(struct path_stream *stream, uint64_t length, bool be
 	}
 	path_trace_submitted(stream->traced, now_ns);
 	if (begins) {
-		request->edge_ns[PATH_STATE_READ] = now_ns;
+		request->edge_ns[PATH_STATE_DISK] = now_ns;
 	}
 }
 
 /* Gives a part to the store, or lets it wait for a late write. page_cache: it is to be sent from
  * memory of the store's own, and nothing has happened when that is refused: false. */
-static bool part_submit(struct path_stream *stream, uint64_t length, bool page_cache)
+static bool path_part_submit(struct path_stream *stream, uint64_t length, bool page_cache)
 {
 	struct path_request *request = stream->request;
 	struct store_part *part = &stream->part;
 	struct late_writes *late = request->export->late_port.late;
-	bool begins = request->state == PATH_STATE_INIT;
+	bool begins = request->state == PATH_STATE_WAIT;
 
 	part->op = request->op;
 	part->flags = request->flags | (page_cache ? 0 : request->part_flags);
@@ -541,7 +541,7 @@ static bool part_submit(struct path_stream *stream, uint64_t length, bool page_c
 	part->length = length;
 	part->memory = stream->memory;
 	part->hints = request->hints;
-	part->done = part_done;
+	part->done = path_part_done;
 	part->progressed = request->progress_step > 0 && !stream->copied ? part_progressed : NULL;
 	part->progress_step = request->progress_step;
 	part->extents = request->op == STORE_EXTENTS ? (void *)mem_cpu_write(stream->memory) : NULL;
@@ -561,7 +561,7 @@ static bool part_submit(struct path_stream *stream, uint64_t length, bool page_c
 		return true; /* path_resume() goes on */
 	}
 	if (begins) {
-		set_state(request, PATH_STATE_READ);
+		path_set_state(request, PATH_STATE_DISK);
 	}
 	if (unlikely(request->record != NULL)) {
 		trace_submitted(stream, length, begins);
@@ -583,7 +583,7 @@ void path_resume(struct path_stream *stream)
 	request->parts_waiting--;
 	if (request->error == 0 && !request->abandoned) {
 		if (request->op == STORE_WRITE) {
-			(void)part_submit(stream, stream->part.length, false);
+			(void)path_part_submit(stream, stream->part.length, false);
 		} else { /* from the beginning: it may have to wait for a place */
 			stream_put(stream);
 			request->first_used = false;
@@ -593,7 +593,7 @@ void path_resume(struct path_stream *stream)
 	}
 	stream_drop(stream);
 	if (path_status(request) != PATH_PENDING) {
-		set_state(request, PATH_STATE_SEND);
+		path_set_state(request, PATH_STATE_NETWORK);
 	}
 	request->progress(request);
 }
@@ -614,7 +614,7 @@ static bool start_page_cache(struct path_request *request)
 	stream->offset = request->offset;
 	stream->length = (uint32_t)request->length;
 	stream->part.progress_first = 0;
-	if (!part_submit(stream, request->length, true)) {
+	if (!path_part_submit(stream, request->length, true)) {
 		request->export->page_cache_send_misses++;
 		request->page_cache_missed = true;
 		request->first_used = false;
@@ -656,7 +656,7 @@ static void pump(struct path_request *request)
 		if (unlikely(stream->copied) && request->op == STORE_WRITE) {
 			placement_copy(stream);
 		}
-		(void)part_submit(stream, stream->length, false);
+		(void)path_part_submit(stream, stream->length, false);
 	}
 	share_wait_end(request);
 }
@@ -687,7 +687,7 @@ static void start_extents(struct path_request *request)
 	request->extent_max = (uint32_t)(bytes / sizeof(struct store_extent));
 	stream->offset = request->offset;
 	request->started_bytes = request->length;
-	(void)part_submit(stream, request->length, false);
+	(void)path_part_submit(stream, request->length, false);
 }
 
 /* All but reads and writes. */
@@ -710,11 +710,11 @@ static void start_plain(struct path_request *request)
 	stream->offset = request->offset;
 	stream->length = 0;
 	request->started_bytes = request->length;
-	(void)part_submit(stream, request->length, false);
+	(void)path_part_submit(stream, request->length, false);
 }
 
 /* A read or write. */
-static void begin(struct path *path, struct path_request *request)
+static void path_begin(struct path *path, struct path_request *request)
 {
 	const struct store_info *info = store_info(request->export->store);
 
@@ -774,7 +774,7 @@ void path_start(struct path *path, struct path_request *request)
 	}
 	list_init(&request->ready);
 	list_init(&request->stalled_node);
-	set_state(request, PATH_STATE_INIT);
+	path_set_state(request, PATH_STATE_WAIT);
 	request->record = NULL;
 	if (unlikely(path->trace != NULL)) {
 		const struct path_trace_name name = { request->export->name,
@@ -785,11 +785,11 @@ void path_start(struct path *path, struct path_request *request)
 	}
 	switch (request->op) {
 	case STORE_READ:
-		begin(path, request);
+		path_begin(path, request);
 		pump(request);
 		break;
 	case STORE_WRITE:
-		begin(path, request);
+		path_begin(path, request);
 		if (request->placement != NULL) {
 			pump(request);
 		}
@@ -916,7 +916,7 @@ struct path_stream *path_write_open(struct path_request *request)
 	GMB_ASSERT(request->error == 0);
 	GMB_ASSERT(request->started_bytes < request->length);
 	if (window_is_full(request)) {
-		return NULL; /* part_done() reports progress when a stream is free again */
+		return NULL; /* path_part_done() reports progress when a stream is free again */
 	}
 	stream = part_open(path, request);
 	if (stream == NULL) {
@@ -933,7 +933,7 @@ struct path_stream *path_write_open(struct path_request *request)
 
 void path_write_submit(struct path_stream *stream)
 {
-	(void)part_submit(stream, stream->length, false);
+	(void)path_part_submit(stream, stream->length, false);
 }
 
 void path_write_drop(struct path_stream *stream)
@@ -976,7 +976,7 @@ void path_finish(struct path_request *request)
 	}
 	request->path->slow_count -= request->slow;
 	if (!request->abandoned) {
-		set_state(request, PATH_STATE_FIN);
+		path_set_state(request, PATH_STATE_DONE);
 		path_account(request);
 	}
 	if (unlikely(request->record != NULL)) {

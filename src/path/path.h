@@ -4,13 +4,13 @@
  * (which moves blocks), and the memory in between.
  *
  *   session                     path                                   store         arena
- *   path_start(request) ─────▶ INIT
- *                              READ       parts, each of part size ───▶ submit ◀── buffer
- *   progress(request) ◀─────── SEND_INIT  first stream has valid bytes ◀── done
+ *   path_start(request) ─────▶ WAIT
+ *                              DISK       parts, each of part size ───▶ submit ◀── buffer
+ *   progress(request) ◀─────── OVERLAP    first stream has valid bytes ◀── done
  *   path_next_fragment() ◀───  ...        any stream, in any order
  *   path_fragment_sent() ─────▶           buffer back, next part ──────────────────▶ buffer
- *   path_status() == COMMITTED  SEND      every part is done: only now is the request a success
- *   path_finish(request) ─────▶ FIN
+ *   path_status() == COMMITTED  NETWORK   every part is done: only now is the request a success
+ *   path_finish(request) ─────▶ DONE
  *
  * A read is a transfer of several streams {offset, length, valid, sent}, each with its own buffer;
  * the store only ever raises valid (at the end of a part, or as it reports progress), the session
@@ -105,6 +105,9 @@ struct path_export {
 	/* Made with the first request, NULL before. */
 	struct path_operation *operations[STORE_OP_COUNT];
 };
+
+/* The metric of the counters of payload by where it lay. */
+#define PATH_PLACEMENT_METRIC "export_placement_bytes"
 
 extern const struct counter_table path_export_counter_table; /* of struct path_export */
 

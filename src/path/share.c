@@ -15,30 +15,28 @@ enum {
 };
 
 static const struct counter path_quota_counter_list[] = {
-	{ "held_bytes", "Payload memory that the clients hold together", COUNTER_NOW, COUNTER_BYTES,
-		offsetof(struct path_quota, held_bytes) },
-	{ "waits", "Times that a client began to wait because all together held what they may",
-		COUNTER_TOTAL, COUNTER_ITEMS, offsetof(struct path_quota, waits) },
+	COUNTER(struct path_quota, held_bytes, NOW, BYTES, "held_bytes",
+		"Payload memory held by the clients of the export",
+		.metric = "export_memory_bytes"),
+	COUNTER(struct path_quota, waits, TOTAL, ITEMS, "waits",
+		"Times a client waited for the limit on payload memory of the export"),
 };
 
-const struct counter_table path_quota_counter_table = { "memory", "export", path_quota_counter_list,
-	ARRAY_COUNT(path_quota_counter_list) };
+const struct counter_table path_quota_counter_table = { "memory", "export", "export_memory_",
+	path_quota_counter_list, ARRAY_COUNT(path_quota_counter_list) };
+
+#define ARENA(field, kind, unit, help) COUNTER(struct path_arena, field, kind, unit, #field, help)
 
 static const struct counter path_arena_counter_list[] = {
-	{ "limit_bytes", "Payload memory of this kind that there may be", COUNTER_NOW,
-		COUNTER_BYTES, offsetof(struct path_arena, limit_bytes) },
-	{ "mapped_bytes", "Memory of it that the server has", COUNTER_NOW, COUNTER_BYTES,
-		offsetof(struct path_arena, mapped_bytes) },
-	{ "used_bytes", "Memory of it that holds payload", COUNTER_NOW, COUNTER_BYTES,
-		offsetof(struct path_arena, used_bytes) },
-	{ "waits", "Times that a client began to wait because others held too much of it",
-		COUNTER_TOTAL, COUNTER_ITEMS, offsetof(struct path_arena, waits) },
-	{ "spills", "Parts of requests that had RAM because there was no room in it", COUNTER_TOTAL,
-		COUNTER_ITEMS, offsetof(struct path_arena, spills) },
+	ARENA(limit_bytes, NOW, BYTES, "Upper limit of payload memory of this kind"),
+	ARENA(mapped_bytes, NOW, BYTES, "Payload memory of this kind that is allocated"),
+	ARENA(used_bytes, NOW, BYTES, "Payload memory of this kind that is in use"),
+	ARENA(waits, TOTAL, ITEMS, "Times a client had to wait for memory held by others"),
+	ARENA(spills, TOTAL, ITEMS, "Parts of requests staged in RAM because this memory was full"),
 };
 
-const struct counter_table path_arena_counter_table = { "arena", "kind", path_arena_counter_list,
-	ARRAY_COUNT(path_arena_counter_list) };
+const struct counter_table path_arena_counter_table = { "arena", "kind", "arena_",
+	path_arena_counter_list, ARRAY_COUNT(path_arena_counter_list) };
 
 /* idle_bytes: in a buffer without payload. */
 static void add_arena(const struct arena *arena, const struct path_arena *counts,
@@ -77,7 +75,7 @@ static bool is_below_thresholds(
 }
 
 /* The size of a block that has room for so many bytes. */
-static uint64_t block_bytes(uint64_t bytes)
+static uint64_t path_share_block_bytes(uint64_t bytes)
 {
 	uint64_t block = ARENA_BLOCK_BYTES_MIN;
 
@@ -95,7 +93,7 @@ static struct path_quota *quota_without_room(const struct path_client *client, u
 		struct path_quota *quota = client->quotas[i];
 
 		if (quota != NULL && unlikely(quota->max_bytes != PATH_QUOTA_NONE) &&
-			quota->held_bytes + client->held_bytes + 2 * block_bytes(bytes) >
+			quota->held_bytes + client->held_bytes + 2 * path_share_block_bytes(bytes) >
 				quota->max_bytes) {
 			return quota;
 		}
@@ -103,7 +101,7 @@ static struct path_quota *quota_without_room(const struct path_client *client, u
 	return NULL;
 }
 
-static void hold(struct path_client *client, uint64_t bytes)
+static void path_share_hold(struct path_client *client, uint64_t bytes)
 {
 	client->held_bytes += bytes;
 	for (int i = 0; i < PATH_QUOTAS; i++) {
@@ -169,7 +167,7 @@ uint32_t path_atomic_bytes(struct path *path, const struct store *store)
 	const struct arena_info *info = arena_info(share->ram);
 	uint64_t memory = info->limit_bytes - info->reserve_bytes;
 	uint64_t promised = store_info(store)->atomic_bytes;
-	uint64_t block = promised > 0 ? block_bytes(promised) : 0;
+	uint64_t block = promised > 0 ? path_share_block_bytes(promised) : 0;
 
 	while (block > PATH_RESERVE_BYTES &&
 		(block > memory / PATH_ATOMIC_DIVISOR || block > ARENA_BLOCK_BYTES_MAX ||
@@ -247,7 +245,7 @@ void path_export_join(struct path *path, struct path_export *path_export, uint32
 	GMB_ASSERT(atomic_bytes <= store_info(path_export->store)->atomic_bytes);
 	path_export->atomic_bytes = atomic_bytes;
 	if (needs_block(path_export)) {
-		share->atomic_bytes += block_bytes(atomic_bytes);
+		share->atomic_bytes += path_share_block_bytes(atomic_bytes);
 		list_push_back(&share->atomic_lacking, &path_export->atomic_node);
 		keep_atomic(share);
 	}
@@ -259,7 +257,7 @@ void path_export_leave(struct path *path, struct path_export *path_export)
 
 	GMB_ASSERT(!path_export->atomic_used);
 	share->atomic_bytes -=
-		needs_block(path_export) ? block_bytes(path_export->atomic_bytes) : 0;
+		needs_block(path_export) ? path_share_block_bytes(path_export->atomic_bytes) : 0;
 	list_remove(&path_export->atomic_node);
 	if (path_export->atomic.memory.rights != 0) {
 		share->atomic_idle_bytes -= path_export->atomic.bytes;
@@ -311,7 +309,7 @@ static bool get_from(struct path_request *request, struct arena *arena, uint64_t
 		client->device_held_bytes += buf->bytes;
 		export->device_held_bytes += buf->bytes;
 	} else {
-		hold(client, buf->bytes);
+		path_share_hold(client, buf->bytes);
 		export->held_bytes += buf->bytes;
 	}
 	return true;
@@ -372,7 +370,7 @@ int path_client_get(struct path_client *client, uint32_t bytes, struct arena_buf
 		arena_get(client->share->ram, bytes, buf) < 0) {
 		return -EAGAIN;
 	}
-	hold(client, buf->bytes);
+	path_share_hold(client, buf->bytes);
 	return 0;
 }
 
@@ -395,7 +393,7 @@ bool share_fits_window(const struct path_request *request, uint64_t bytes)
 }
 
 /* One of the client's own that waits may be able to go on. */
-static void look_again(struct path_client *client)
+static void path_share_look_again(struct path_client *client)
 {
 	if (!list_is_empty(&client->stalled)) {
 		turns_add(&client->share->waiting, &client->turn);
@@ -412,7 +410,7 @@ void share_end_unsent(struct path_request *request, uint64_t bytes)
 {
 	GMB_ASSERT(request->client->unsent_bytes >= bytes);
 	request->client->unsent_bytes -= bytes;
-	look_again(request->client);
+	path_share_look_again(request->client);
 }
 
 void path_client_sent(struct path_client *client, uint64_t bytes, bool filled)
@@ -504,7 +502,7 @@ void share_wait_end(struct path_request *request)
 	if (list_is_empty(&client->stalled)) {
 		turns_remove(&client->turn);
 	}
-	look_again(client);
+	path_share_look_again(client);
 }
 
 bool share_must_wait(const struct path_request *request)

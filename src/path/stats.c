@@ -53,10 +53,10 @@ static uint32_t latency_bucket(uint64_t ns)
 void path_stats_add(struct path_stats *stats, const uint64_t edge_ns[PATH_STATE_COUNT],
 	uint64_t bytes, bool failed)
 {
-	uint64_t end_ns = edge_ns[PATH_STATE_FIN];
-	uint64_t total_ns = end_ns - edge_ns[PATH_STATE_INIT];
+	uint64_t end_ns = edge_ns[PATH_STATE_DONE];
+	uint64_t total_ns = end_ns - edge_ns[PATH_STATE_WAIT];
 
-	for (int state = PATH_STATE_SEND; state >= PATH_STATE_INIT; state--) {
+	for (int state = PATH_STATE_NETWORK; state >= PATH_STATE_WAIT; state--) {
 		if (edge_ns[state] != 0) {
 			stats->state_ns[state] += end_ns - edge_ns[state];
 			end_ns = edge_ns[state];
@@ -73,10 +73,10 @@ void path_stats_add(struct path_stats *stats, const uint64_t edge_ns[PATH_STATE_
 void path_operation_add(struct path_operation *operation, const uint64_t edge_ns[PATH_STATE_COUNT],
 	uint64_t length, bool failed)
 {
-	uint64_t end_ns = edge_ns[PATH_STATE_FIN];
+	uint64_t end_ns = edge_ns[PATH_STATE_DONE];
 
 	path_stats_add(&operation->classes[path_size_class(length)], edge_ns, length, failed);
-	for (int state = PATH_STATE_SEND; state >= PATH_STATE_INIT; state--) {
+	for (int state = PATH_STATE_NETWORK; state >= PATH_STATE_WAIT; state--) {
 		if (edge_ns[state] != 0) {
 			operation->phases[state][latency_bucket(end_ns - edge_ns[state])]++;
 			end_ns = edge_ns[state];
@@ -118,7 +118,7 @@ void path_operation_merge(struct path_operation *into, const struct path_operati
 	for (int size_class = 0; size_class < PATH_SIZE_CLASS_COUNT; size_class++) {
 		path_stats_merge(&into->classes[size_class], &from->classes[size_class]);
 	}
-	for (int state = 0; state < PATH_STATE_FIN; state++) {
+	for (int state = 0; state < PATH_STATE_DONE; state++) {
 		for (int bucket = 0; bucket < PATH_LATENCY_BUCKETS; bucket++) {
 			into->phases[state][bucket] += from->phases[state][bucket];
 		}
@@ -158,33 +158,37 @@ const char *path_error_name(uint32_t slot)
 
 /* --- sums and quantiles ---------------------------------------------------------------------- */
 
-#define PATH_COUNTER(field, unit, name, help)                                                      \
-	{                                                                                          \
-		name, help, COUNTER_TOTAL, unit, offsetof(struct path_stats, field)                \
-	}
+#define REQUESTS(field, unit, name, ...)                                                           \
+	COUNTER(struct path_stats, field, TOTAL, unit, name, __VA_ARGS__)
 
+/* The sums of times are part of the histograms. */
 static const struct counter path_stats_counter_list[] = {
-	PATH_COUNTER(count, COUNTER_ITEMS, "count", "Requests that have ended"),
-	PATH_COUNTER(errors, COUNTER_ITEMS, "errors", "Requests of them that failed"),
-	PATH_COUNTER(bytes, COUNTER_BYTES, "bytes", "Bytes of those that did not fail"),
-	PATH_COUNTER(total_ns, COUNTER_NS, "total_ns", "Sum of the latencies"),
-	PATH_COUNTER(state_ns[PATH_STATE_INIT], COUNTER_NS, "init_ns",
-		"Waiting for memory, or for the first bytes of the payload of a write"),
-	PATH_COUNTER(state_ns[PATH_STATE_READ], COUNTER_NS, "read_ns",
-		"The disk works and nothing can be sent yet"),
-	PATH_COUNTER(state_ns[PATH_STATE_SEND_INIT], COUNTER_NS, "send_init_ns",
-		"Data is sent while the disk still works on the rest"),
-	PATH_COUNTER(state_ns[PATH_STATE_SEND], COUNTER_NS, "send_ns",
-		"The disk is done and data is still being sent"),
+	REQUESTS(count, ITEMS, "count", "Completed requests, including failed ones",
+		.metric = "requests"),
+	REQUESTS(errors, ITEMS, "errors", "Failed requests"),
+	REQUESTS(bytes, BYTES, "bytes", "Bytes of successful requests"),
+	REQUESTS(total_ns, NS, "total_ns", "Sum of the latencies", .metric = COUNTER_NO_METRIC),
+	REQUESTS(state_ns[PATH_STATE_WAIT], NS, "wait_ns",
+		"Time spent waiting for memory, or for the first bytes of the payload of a write",
+		.metric = COUNTER_NO_METRIC),
+	REQUESTS(state_ns[PATH_STATE_DISK], NS, "disk_ns",
+		"Time in which the disk worked and nothing could be sent yet",
+		.metric = COUNTER_NO_METRIC),
+	REQUESTS(state_ns[PATH_STATE_OVERLAP], NS, "overlap_ns",
+		"Time in which data was sent while the disk still worked",
+		.metric = COUNTER_NO_METRIC),
+	REQUESTS(state_ns[PATH_STATE_NETWORK], NS, "network_ns",
+		"Time in which the disk was done and data was still being sent",
+		.metric = COUNTER_NO_METRIC),
 };
 
 const struct counter_table path_stats_counter_table = { "operation", "export,operation,size",
-	path_stats_counter_list, ARRAY_COUNT(path_stats_counter_list) };
+	"request_", path_stats_counter_list, ARRAY_COUNT(path_stats_counter_list) };
 
 const char *path_state_name(enum path_state state)
 {
-	static const char *const names[PATH_STATE_COUNT] = { "init", "read", "send_init", "send",
-		"fin" };
+	static const char *const names[PATH_STATE_COUNT] = { "wait", "disk", "overlap", "network",
+		"done" };
 
 	return names[state];
 }
@@ -248,7 +252,7 @@ struct path_trace {
 	_Atomic uint32_t ended_count;
 };
 
-static bool same_name(struct path_trace_name a, struct path_trace_name b)
+static bool path_stats_same_name(struct path_trace_name a, struct path_trace_name b)
 {
 	return a.bytes == b.bytes && (a.bytes == 0 || memcmp(a.text, b.text, a.bytes) == 0);
 }
@@ -262,7 +266,7 @@ static struct path_trace_name name_keep(struct path_trace *trace, struct path_tr
 		return name;
 	}
 	while (kept != NULL &&
-		!same_name((struct path_trace_name){ kept->text, kept->bytes }, name)) {
+		!path_stats_same_name((struct path_trace_name){ kept->text, kept->bytes }, name)) {
 		kept = kept->next;
 	}
 	if (kept == NULL) {
@@ -399,7 +403,7 @@ void path_trace_begin(struct path_trace *trace, enum store_op op, struct path_tr
 	struct path_trace_request *record = NULL;
 
 	if ((options->ops & BIT(op)) != 0 && length >= options->length_min &&
-		(options->export.text == NULL || same_name(options->export, export))) {
+		(options->export.text == NULL || path_stats_same_name(options->export, export))) {
 		record = request_get(trace);
 	}
 	*handle = record;
@@ -581,37 +585,48 @@ const struct path_trace_piece *path_trace_pieces(const struct path_trace_part *p
 /* --- of an export ------------------------------------------------------------------------------
  */
 
+#define EXPORT(field, unit, name, ...)                                                             \
+	COUNTER(struct path_export, field, TOTAL, unit, name, __VA_ARGS__)
+
 static const struct counter path_export_counter_list[] = {
-	{ "page_cache_send_bytes", "Bytes of reads sent from the page cache itself", COUNTER_TOTAL,
-		COUNTER_BYTES, offsetof(struct path_export, page_cache_send_bytes) },
-	{ "page_cache_send_misses", "Large reads that were copied instead", COUNTER_TOTAL,
-		COUNTER_ITEMS, offsetof(struct path_export, page_cache_send_misses) },
-	{ "ram_bytes", "Bytes of reads and writes in memory of the server", COUNTER_TOTAL,
-		COUNTER_BYTES, offsetof(struct path_export, ram_bytes) },
-	{ "placed_bytes",
-		"Bytes in memory that came with the request: shared memory of a client, or the "
-		"buffer in which a small write was received",
-		COUNTER_TOTAL, COUNTER_BYTES, offsetof(struct path_export, placed_bytes) },
-	{ "device_bytes", "Bytes in memory of a PCI device", COUNTER_TOTAL, COUNTER_BYTES,
-		offsetof(struct path_export, device_bytes) },
-	{ "device_refused_cpu",
-		"Parts in RAM despite mode=device: the processor would read or write device memory",
-		COUNTER_TOTAL, COUNTER_ITEMS, offsetof(struct path_export, ram_for_session) },
-	{ "device_refused_store",
-		"Requests in RAM despite mode=device: the store cannot do them with direct I/O",
-		COUNTER_TOTAL, COUNTER_ITEMS, offsetof(struct path_export, ram_for_store) },
-	{ "device_refused_room", "Parts in RAM despite mode=device: the device memory was full",
-		COUNTER_TOTAL, COUNTER_ITEMS, offsetof(struct path_export, ram_for_room) },
-	{ "device_refused_trouble",
-		"Requests in RAM despite mode=device: no device memory, or the disk cannot reach "
-		"it",
-		COUNTER_TOTAL, COUNTER_ITEMS, offsetof(struct path_export, ram_for_trouble) },
-	{ "late_waits",
-		"Writes that waited for one of a connection that had ended before it was done",
-		COUNTER_TOTAL, COUNTER_ITEMS, offsetof(struct path_export, late_waits) },
+	EXPORT(ram_bytes, BYTES, "ram_bytes", "Bytes of reads and writes in memory of the server",
+		.metric = PATH_PLACEMENT_METRIC, .labels = "placement=\"ram\"",
+		.family = "Payload of reads and writes, by where it lay"),
+	EXPORT(placed_bytes, BYTES, "placed_bytes",
+		"Bytes of reads and writes in memory that came with the request: shared memory of "
+		"a "
+		"client, or the buffer in which a small write was received",
+		.metric = PATH_PLACEMENT_METRIC, .labels = "placement=\"requester\""),
+	EXPORT(device_bytes, BYTES, "device_bytes",
+		"Bytes of reads and writes in memory of a PCI device",
+		.metric = PATH_PLACEMENT_METRIC, .labels = "placement=\"device\""),
+	EXPORT(page_cache_send_bytes, BYTES, "page_cache_send_bytes",
+		"Bytes of reads sent directly from the page cache, without a copy by the server",
+		.metric = PATH_PLACEMENT_METRIC, .labels = "placement=\"page_cache\""),
+	EXPORT(page_cache_send_misses, ITEMS, "page_cache_send_misses",
+		"Large reads copied because not all data was in the page cache, or it began with "
+		"zeroes",
+		.metric = "export_page_cache_misses"),
+	EXPORT(ram_for_session, ITEMS, "device_refused_cpu",
+		"Parts staged in RAM despite mode=device: the processor would access device memory",
+		.metric = "export_device_refusals", .labels = "reason=\"cpu\"",
+		.family = "Requests or parts staged in RAM despite mode=device, by reason"),
+	EXPORT(ram_for_store, ITEMS, "device_refused_store",
+		"Requests staged in RAM despite mode=device: they are not whole blocks of the disk",
+		.metric = "export_device_refusals", .labels = "reason=\"store\""),
+	EXPORT(ram_for_room, ITEMS, "device_refused_room",
+		"Parts staged in RAM despite mode=device: the device memory was full",
+		.metric = "export_device_refusals", .labels = "reason=\"room\""),
+	EXPORT(ram_for_trouble, ITEMS, "device_refused_trouble",
+		"Requests staged in RAM despite mode=device: there is no device memory that the "
+		"disk "
+		"can reach",
+		.metric = "export_device_refusals", .labels = "reason=\"trouble\""),
+	EXPORT(late_waits, ITEMS, "late_waits",
+		"Writes that waited for a write of a connection that had ended"),
 };
 
-const struct counter_table path_export_counter_table = { "export", "export",
+const struct counter_table path_export_counter_table = { "export", "export", "export_",
 	path_export_counter_list, ARRAY_COUNT(path_export_counter_list) };
 
 void path_export_init(struct path_export *path_export, uint32_t overlap, struct late_writes *late,

@@ -19,11 +19,11 @@
 
 /* The five states of the thesis; one timestamp per edge. */
 enum path_state {
-	PATH_STATE_INIT,      /* decoded; waits for memory or for its turn */
-	PATH_STATE_READ,      /* the disk works, nothing can be sent yet */
-	PATH_STATE_SEND_INIT, /* some bytes are valid; disk and network overlap */
-	PATH_STATE_SEND,      /* the disk is done; network time that it did not hide */
-	PATH_STATE_FIN,	      /* everything is sent, resources are back */
+	PATH_STATE_WAIT,    /* decoded; waits for memory or for its turn */
+	PATH_STATE_DISK,    /* the disk works, nothing can be sent yet */
+	PATH_STATE_OVERLAP, /* some bytes are valid; disk and network overlap */
+	PATH_STATE_NETWORK, /* the disk is done; network time that it did not hide */
+	PATH_STATE_DONE,    /* everything is sent, resources are back */
 	PATH_STATE_COUNT
 };
 
@@ -51,10 +51,10 @@ extern const struct counter_table path_stats_counter_table; /* of struct path_st
 struct path_operation {
 	struct path_stats classes[PATH_SIZE_CLASS_COUNT];
 	/* How long those that were in a state were in it. */
-	uint64_t phases[PATH_STATE_FIN][PATH_LATENCY_BUCKETS];
+	uint64_t phases[PATH_STATE_DONE][PATH_LATENCY_BUCKETS];
 };
 
-/* "init", "read", "send_init", "send", "fin". */
+/* "wait", "disk", "overlap", "network", "done": in statistics, metrics, traces and plots. */
 const char *path_state_name(enum path_state state);
 
 /* The size class of a request. */
@@ -62,7 +62,7 @@ uint32_t path_size_class(uint64_t length);
 /* The longest request of a class; UINT64_MAX for the last. */
 uint64_t path_size_class_limit(uint32_t size_class);
 
-/* Counts one request. edge_ns: when each state was entered, 0 = it was skipped; FIN is set. */
+/* Counts one request. edge_ns: when each state was entered, 0 = it was skipped; DONE is set. */
 void path_stats_add(struct path_stats *stats, const uint64_t edge_ns[PATH_STATE_COUNT],
 	uint64_t bytes, bool failed);
 

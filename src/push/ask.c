@@ -24,7 +24,7 @@ struct push_ask {
 };
 
 /* 0 also when there was no event. */
-static int turn(struct push_ask *ask, int timeout_ms, struct error *error)
+static int ask_turn(struct push_ask *ask, int timeout_ms, struct error *error)
 {
 	struct clan_event events[EVENTS_MAX];
 	int count = clan_queue_wait(ask->queue, events, EVENTS_MAX, timeout_ms);
@@ -42,7 +42,7 @@ static int turn(struct push_ask *ask, int timeout_ms, struct error *error)
 	return result;
 }
 
-static int left_ms(uint64_t until_ns)
+static int ask_left_ms(uint64_t until_ns)
 {
 	uint64_t now_ns = clock_now_ns();
 
@@ -51,18 +51,13 @@ static int left_ms(uint64_t until_ns)
 		       : (int)MIN((until_ns - now_ns) / NS_PER_MS + 1, UINT64_C(1000000));
 }
 
-static int broken(const char *rule, struct error *error)
+static int ask_broken(const char *rule, struct error *error)
 {
 	return error_set(error, -EPROTO, "the server broke a rule of push: %s", rule);
 }
 
-static int dial(struct push_ask *ask, const struct export_uri *uri, struct error *error)
+static int ask_dial(struct push_ask *ask, const struct export_uri *uri, struct error *error)
 {
-	static const struct push_wire_hello hello = {
-		.magic = PUSH_MAGIC,
-		.version_min = PUSH_VERSION,
-		.version_max = PUSH_VERSION,
-	};
 	const struct clan_conn_options options = {
 		.size = sizeof(options),
 		.handshake_timeout_ms =
@@ -83,7 +78,7 @@ static int dial(struct push_ask *ask, const struct export_uri *uri, struct error
 		return error_set(error, -ENOMEM, "out of memory for an address");
 	}
 	result = clan_connect(
-		ask->queue, address, &options, &hello, sizeof(hello), &ask->conn, NULL);
+		ask->queue, address, &options, &push_hello, sizeof(push_hello), &ask->conn, NULL);
 	free(address);
 	if (result != 0) {
 		ask->conn = NULL;
@@ -92,18 +87,18 @@ static int dial(struct push_ask *ask, const struct export_uri *uri, struct error
 			advice != NULL ? "; " : "", advice != NULL ? advice : "");
 	}
 	while (result == 0 && !ask->connected) {
-		int timeout_ms = left_ms(until_ns);
+		int timeout_ms = ask_left_ms(until_ns);
 
 		result = timeout_ms == 0
 				 ? error_set(error, -ETIMEDOUT, "the server did not answer in time")
-				 : turn(ask, timeout_ms, error);
+				 : ask_turn(ask, timeout_ms, error);
 	}
 	if (result != 0) {
 		return result;
 	}
 	welcome = clan_conn_hello(ask->conn, &bytes);
 	rule = push_welcome_parse(welcome, bytes, &ask->welcome);
-	return rule != NULL ? broken(rule, error) : 0;
+	return rule != NULL ? ask_broken(rule, error) : 0;
 }
 
 int push_ask_open(const struct export_uri *uri, uint64_t timeout_ns, struct push_ask **ask_out,
@@ -123,7 +118,7 @@ int push_ask_open(const struct export_uri *uri, uint64_t timeout_ns, struct push
 		free(ask);
 		return error_set(error, result, "%s", reason.text);
 	}
-	result = dial(ask, uri, error);
+	result = ask_dial(ask, uri, error);
 	if (result != 0) {
 		error_prefix(error, "%s", export_uri_label(label, uri));
 		push_ask_close(ask);
@@ -144,7 +139,7 @@ void push_ask_close(struct push_ask *ask)
 		clan_close(ask->conn);
 	}
 	while (ask->conn != NULL && !ask->closed) {
-		(void)!turn(ask, -1, NULL);
+		(void)!ask_turn(ask, -1, NULL);
 	}
 	result = clan_queue_destroy(ask->queue);
 	GMB_ASSERT(result == 0);
@@ -162,7 +157,7 @@ void push_ask_peer(const struct push_ask *ask, struct clan_peer *peer)
 }
 
 /* The connection knows why it has ended before LOST is given. */
-static int ended(const struct push_ask *ask, int code, struct error *error)
+static int ask_ended(const struct push_ask *ask, int code, struct error *error)
 {
 	const char *reason = clan_conn_reason(ask->conn);
 
@@ -171,7 +166,7 @@ static int ended(const struct push_ask *ask, int code, struct error *error)
 }
 
 /* The next message: 1, 0: there was none in time. */
-static int hear(
+static int ask_hear(
 	struct push_ask *ask, int timeout_ms, struct clan_message *head, struct error *error)
 {
 	uint64_t until_ns = clock_now_ns() + (uint64_t)timeout_ms * NS_PER_MS;
@@ -184,18 +179,18 @@ static int hear(
 			return 1;
 		}
 		if (result != -EAGAIN || ask->lost) {
-			return ended(ask, why.code, error);
+			return ask_ended(ask, why.code, error);
 		}
-		timeout_ms = left_ms(until_ns);
+		timeout_ms = ask_left_ms(until_ns);
 		if (timeout_ms == 0) {
 			return 0;
 		}
 		/* What came before the end can still be taken. */
-		(void)!turn(ask, timeout_ms, &why);
+		(void)!ask_turn(ask, timeout_ms, &why);
 	}
 }
 
-const char *push_ask_show(char out[ERROR_TEXT_BYTES], const struct push_text *text)
+const char *push_ask_show(char out[ERROR_TEXT_BYTES], const struct message_text *text)
 {
 	char sentence[ERROR_TEXT_BYTES];
 
@@ -204,7 +199,7 @@ const char *push_ask_show(char out[ERROR_TEXT_BYTES], const struct push_text *te
 	return log_escape_sentence(out, ERROR_TEXT_BYTES, sentence);
 }
 
-static int refused(const struct push_answer *answer, struct error *error)
+static int ask_refused(const struct push_answer *answer, struct error *error)
 {
 	char text[ERROR_TEXT_BYTES];
 	int code = answer->head.status <= INT16_MAX ? -(int)answer->head.status : -EIO;
@@ -220,13 +215,13 @@ static int exchange(struct push_ask *ask, uint32_t type, const struct iovec *par
 	int result = clan_sendv(ask->conn, CLAN_BULK, type, parts, part_count);
 
 	if (result == -ENOTCONN) {
-		return ended(ask, 0, error);
+		return ask_ended(ask, 0, error);
 	}
 	if (result != 0) {
 		return error_set(
 			error, result, "the server cannot be asked: %s", strerror(-result));
 	}
-	result = hear(
+	result = ask_hear(
 		ask, (int)MIN(ask->timeout_ns / NS_PER_MS + 1, UINT64_C(1000000)), head, error);
 	return result == 0 ? error_set(error, -ETIMEDOUT, "the server did not answer in time")
 			   : result;
@@ -243,26 +238,26 @@ int push_ask(struct push_ask *ask, uint32_t type, const struct iovec *parts, uin
 		return result;
 	}
 	rule = head.type != PUSH_ANSWER ? "H2: a message that does not belong here"
-					: push_answer_parse(ask->message, head.bytes, answer);
+					: push_parse(PUSH_ANSWER, ask->message, head.bytes, answer);
 	if (rule != NULL) {
-		return broken(rule, error);
+		return ask_broken(rule, error);
 	}
-	return answer->head.status != 0 ? refused(answer, error) : 0;
+	return answer->head.status != 0 ? ask_refused(answer, error) : 0;
 }
 
 int push_ask_hear(
 	struct push_ask *ask, int timeout_ms, struct push_job_message *job, struct error *error)
 {
 	struct clan_message head;
-	int result = hear(ask, timeout_ms, &head, error);
+	int result = ask_hear(ask, timeout_ms, &head, error);
 	const char *rule;
 
 	if (result <= 0) {
 		return result;
 	}
 	rule = head.type != PUSH_JOB ? "H2: a message that does not belong here"
-				     : push_job_parse(ask->message, head.bytes, job);
-	return rule != NULL ? broken(rule, error) : 1;
+				     : push_parse(PUSH_JOB, ask->message, head.bytes, job);
+	return rule != NULL ? ask_broken(rule, error) : 1;
 }
 
 int push_ask_job(
@@ -279,15 +274,15 @@ int push_ask_job(
 		return result;
 	}
 	if (head.type == PUSH_ANSWER) {
-		rule = push_answer_parse(ask->message, head.bytes, &answer);
-		return rule != NULL		      ? broken(rule, error)
+		rule = push_parse(PUSH_ANSWER, ask->message, head.bytes, &answer);
+		return rule != NULL		      ? ask_broken(rule, error)
 		       : answer.head.status == ENOENT ? 0
-						      : refused(&answer, error);
+						      : ask_refused(&answer, error);
 	}
 	rule = head.type != PUSH_JOB ? "H2: a message that does not belong here"
-				     : push_job_parse(ask->message, head.bytes, job);
+				     : push_parse(PUSH_JOB, ask->message, head.bytes, job);
 	if (rule == NULL && job->head.cursor <= cursor) {
 		rule = "H7: a cursor that does not grow";
 	}
-	return rule != NULL ? broken(rule, error) : 1;
+	return rule != NULL ? ask_broken(rule, error) : 1;
 }

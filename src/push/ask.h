@@ -28,7 +28,7 @@ void push_ask_peer(const struct push_ask *ask, struct clan_peer *peer);
 GMB_MUST_CHECK int push_ask(struct push_ask *ask, uint32_t type, const struct iovec *parts,
 	uint32_t part_count, struct push_answer *answer, struct error *error);
 /* A sentence of the server as a terminal may show it, cut to what fits. Returns out. */
-const char *push_ask_show(char out[ERROR_TEXT_BYTES], const struct push_text *text);
+const char *push_ask_show(char out[ERROR_TEXT_BYTES], const struct message_text *text);
 /* Waits for the next JOB: 1. 0: there was none within timeout_ms. */
 GMB_MUST_CHECK int push_ask_hear(
 	struct push_ask *ask, int timeout_ms, struct push_job_message *job, struct error *error);

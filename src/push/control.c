@@ -48,8 +48,8 @@ static const char *refusal(const struct export *export, uint32_t rights)
 }
 
 /* The export as the peer sees it, if it has the rights; else the answer is sent. */
-static struct engine_export *find(
-	struct push_session *session, const struct push_text *name, uint32_t rights)
+static struct engine_export *push_control_find(
+	struct push_session *session, const struct message_text *name, uint32_t rights)
 {
 	struct engine_export *entry =
 		session_export_find(&session->base, name->bytes, name->length);
@@ -64,9 +64,9 @@ static struct engine_export *find(
 	return entry;
 }
 
-static void take_look(struct push_session *session, const struct push_text *name)
+static void take_look(struct push_session *session, const struct message_text *name)
 {
-	struct engine_export *entry = find(session, name, 0);
+	struct engine_export *entry = push_control_find(session, name, 0);
 	struct push_answer answer = { 0 };
 	uint32_t rights;
 
@@ -82,13 +82,14 @@ static void take_look(struct push_session *session, const struct push_text *name
 
 /* --- tickets --------------------------------------------------------------------------------- */
 
-static bool is_onto_itself(const struct push_session *session, const struct push_grant *grant)
+static bool push_control_is_onto_itself(
+	const struct push_session *session, const struct push_grant *grant)
 {
 	const struct push_wire_grant *head = &grant->head;
 	uint64_t distance = head->offset > head->source_offset ? head->offset - head->source_offset
 							       : head->source_offset - head->offset;
 
-	return memcmp(head->instance, session->service->engine->options.instance,
+	return memcmp(head->instance, session->base.engine->options.instance,
 		       sizeof(head->instance)) == 0 &&
 	       grant->name.length == grant->source_name.length &&
 	       memcmp(grant->name.bytes, grant->source_name.bytes, grant->name.length) == 0 &&
@@ -118,9 +119,9 @@ static bool bind_ticket(const struct push_session *session, const struct push_wi
 static void take_grant(struct push_session *session, const struct push_grant *grant)
 {
 	const struct push_wire_grant *head = &grant->head;
-	struct engine *engine = session->service->engine;
+	struct engine *engine = session->base.engine;
 	uint32_t rights = ENGINE_RIGHT_WRITE | (head->flags != 0 ? ENGINE_RIGHT_READ : 0);
-	struct engine_export *entry = find(session, &grant->name, rights);
+	struct engine_export *entry = push_control_find(session, &grant->name, rights);
 	struct push_answer answer = { .has_ticket = true };
 	struct push_claim claim = {
 		.ticket = {
@@ -147,7 +148,7 @@ static void take_grant(struct push_session *session, const struct push_grant *gr
 			"ends at %" PRIu64,
 			bytes, head->offset + head->length);
 		text = sizes;
-	} else if (is_onto_itself(session, grant)) {
+	} else if (push_control_is_onto_itself(session, grant)) {
 		result = -EINVAL;
 		text = "source and destination are the same, or overlap";
 	} else if (!bind_ticket(session, head, &claim.ticket)) {
@@ -175,7 +176,7 @@ static void take_grant(struct push_session *session, const struct push_grant *gr
 /* Without room nothing is sent: -EAGAIN. */
 static int send_job(struct push_session *session, const struct push_job *job)
 {
-	uint64_t now_ns = ring_now_ns(session->service->engine->ring);
+	uint64_t now_ns = ring_now_ns(session->base.engine->ring);
 	bool ended = job->state == PUSH_JOB_DONE || job->state == PUSH_JOB_FAILED;
 	struct push_wire_job head = {
 		.job = job->id,
@@ -217,7 +218,7 @@ static void take_jobs(struct push_session *session, uint64_t cursor)
 	}
 }
 
-static void take_cancel(struct push_session *session, uint64_t id)
+static void push_control_take_cancel(struct push_session *session, uint64_t id)
 {
 	struct push_viewer viewer = push_viewer_of(session);
 	int result = push_job_cancel(id, &viewer);
@@ -251,30 +252,30 @@ void push_control_take(
 	struct push_session *session, uint32_t type, const uint8_t *bytes, uint32_t len)
 {
 	const char *rule = "H2: a message that does not belong here";
+	struct push_wire_job_number number;
+	struct push_look look;
 	struct push_grant grant;
-	struct push_text name;
-	uint64_t number;
 
 	if (session->base.stopping) {
 		push_control_answer(session, -ESHUTDOWN, session_stop_text(&session->base));
 		return;
 	}
 	if (type == PUSH_LOOK) {
-		rule = push_look_parse(bytes, len, &name);
+		rule = push_parse(PUSH_LOOK, bytes, len, &look);
 		if (rule == NULL) {
-			take_look(session, &name);
+			take_look(session, &look.name);
 		}
 	} else if (type == PUSH_GRANT) {
-		rule = push_grant_parse(bytes, len, &grant);
+		rule = push_parse(PUSH_GRANT, bytes, len, &grant);
 		if (rule == NULL) {
 			take_grant(session, &grant);
 		}
 	} else if (type == PUSH_JOBS || type == PUSH_CANCEL) {
-		rule = push_number_parse(bytes, len, &number);
+		rule = push_parse(type, bytes, len, &number);
 		if (rule == NULL && type == PUSH_JOBS) {
-			take_jobs(session, number);
+			take_jobs(session, number.job);
 		} else if (rule == NULL) {
-			take_cancel(session, number);
+			push_control_take_cancel(session, number.job);
 		}
 	}
 	if (rule != NULL) {

@@ -58,7 +58,7 @@ struct push_nbd {
 
 /* --- the hub --------------------------------------------------------------------------------- */
 
-static void again_done(struct ring_op *op, int result)
+static void nbd_again_done(struct ring_op *op, int result)
 {
 	GMB_UNUSED(op);
 	GMB_UNUSED(result);
@@ -85,7 +85,7 @@ static void batch_end(struct ring_batch_end *end)
 		}
 	}
 	if (again && !hub->again.in_flight) {
-		ring_defer(hub->ring, &hub->again, 0, again_done);
+		ring_defer(hub->ring, &hub->again, 0, nbd_again_done);
 	}
 }
 
@@ -144,7 +144,7 @@ static bool goes_on(struct push_nbd *nbd, const struct gmb_request *request, con
 	return request->result == 0;
 }
 
-static struct push_slot *slot_of(const struct gmb_request *request)
+static struct push_slot *nbd_slot_of(const struct gmb_request *request)
 {
 	struct push_nbd *nbd = request->context;
 
@@ -156,7 +156,7 @@ static void piece_written(struct gmb_request *request)
 	struct push_nbd *nbd = request->context;
 
 	if (goes_on(nbd, request, "the destination cannot be written: %s")) {
-		push_source_written(slot_of(request));
+		push_source_written(nbd_slot_of(request));
 		push_source_advance(nbd->source->session);
 	}
 }
@@ -169,7 +169,7 @@ static uint8_t *beside_of(const struct push_nbd *nbd, const struct push_slot *sl
 static void piece_compared(struct gmb_request *request)
 {
 	struct push_nbd *nbd = request->context;
-	struct push_slot *slot = slot_of(request);
+	struct push_slot *slot = nbd_slot_of(request);
 
 	if (goes_on(nbd, request, "the destination cannot be read to compare: %s")) {
 		const uint8_t *data = push_slot_data(nbd->source, slot);
@@ -183,7 +183,7 @@ static void piece_compared(struct gmb_request *request)
 	}
 }
 
-static void submit(struct push_nbd *nbd, struct gmb_request *request, gmb_done *done)
+static void nbd_submit(struct push_nbd *nbd, struct gmb_request *request, gmb_done *done)
 {
 	request->done = done;
 	request->context = nbd;
@@ -198,15 +198,15 @@ void push_nbd_send(struct push_slot *slot)
 
 	if (slot->asks) {
 		gmb_prepare_read(request, beside_of(nbd, slot), slot->length, offset);
-		submit(nbd, request, piece_compared);
+		nbd_submit(nbd, request, piece_compared);
 	} else {
 		gmb_prepare_write(
 			request, push_slot_data(slot->source, slot), slot->length, offset);
-		submit(nbd, request, piece_written);
+		nbd_submit(nbd, request, piece_written);
 	}
 }
 
-static void zero_done(struct gmb_request *request)
+static void nbd_zero_done(struct gmb_request *request)
 {
 	struct push_nbd *nbd = request->context;
 
@@ -225,7 +225,7 @@ void push_nbd_zero(struct push_source *source, uint32_t number, const struct pus
 	struct gmb_request *request = &nbd->zeroes[number];
 
 	gmb_prepare(request, GMB_ZERO, nbd->target_offset + zero->offset, zero->length);
-	submit(nbd, request, zero_done);
+	nbd_submit(nbd, request, nbd_zero_done);
 }
 
 /* --- the end of the range ----------------------------------------------------------------------
@@ -237,7 +237,7 @@ static void piece_read_back(struct gmb_request *request)
 {
 	struct push_nbd *nbd = request->context;
 	struct push_source *source = nbd->source;
-	const uint8_t *data = push_slot_data(source, slot_of(request));
+	const uint8_t *data = push_slot_data(source, nbd_slot_of(request));
 	uint32_t length = (uint32_t)request->length;
 
 	if (!goes_on(nbd, request, "the destination cannot be read back: %s")) {
@@ -262,14 +262,14 @@ static void read_back(struct push_nbd *nbd, struct gmb_request *request)
 		return;
 	}
 	request->context = nbd;
-	gmb_prepare_read(request, push_slot_data(source, slot_of(request)), length,
+	gmb_prepare_read(request, push_slot_data(source, nbd_slot_of(request)), length,
 		nbd->target_offset + nbd->read_at);
 	nbd->read_at += length;
 	nbd->reads++;
-	submit(nbd, request, piece_read_back);
+	nbd_submit(nbd, request, piece_read_back);
 }
 
-static void flush_done(struct gmb_request *request)
+static void nbd_flush_done(struct gmb_request *request)
 {
 	struct push_nbd *nbd = request->context;
 	struct push_source *source = nbd->source;
@@ -294,7 +294,7 @@ void push_nbd_flush(struct push_source *source, const struct push_wire_flush *fl
 
 	nbd->flushed = *flush;
 	gmb_prepare(&nbd->flush, GMB_FLUSH, 0, 0);
-	submit(nbd, &nbd->flush, flush_done);
+	nbd_submit(nbd, &nbd->flush, nbd_flush_done);
 }
 
 /* --- the beginning --------------------------------------------------------------------------- */
@@ -325,7 +325,7 @@ static bool meets(const struct push_nbd *nbd, const struct export *target)
  * not say which disk it has. */
 static bool is_onto_itself(const struct push_nbd *nbd)
 {
-	struct engine *engine = nbd->source->session->service->engine;
+	struct engine *engine = nbd->source->session->service->base.engine;
 	struct engine_export *entry = engine_export_from(engine, 0);
 	char name[CLIENT_NAME_BYTES];
 	bool found = false;
@@ -342,7 +342,7 @@ static bool is_onto_itself(const struct push_nbd *nbd)
 }
 
 /* Why that export is none for this job; 0: it is one. */
-static int look(const struct push_nbd *nbd, char text[PUSH_TEXT_BYTES_MAX])
+static int nbd_look(const struct push_nbd *nbd, char text[PUSH_TEXT_BYTES_MAX])
 {
 	const struct push_source *source = nbd->source;
 	uint64_t end = nbd->target_offset + source->length; /* each is below 2^63 */
@@ -424,13 +424,13 @@ static void tls_advise(const struct push_source *source, int result, char advice
 	}
 }
 
-static void opened(void *context, struct gmb_client *client, const struct gmb_error *error)
+static void nbd_opened(void *context, struct gmb_client *client, const struct gmb_error *error)
 {
 	struct push_nbd *nbd = context;
 	struct push_source *source = nbd->source;
 	struct push_session *session = source->session;
 	struct push_answer answer = { .head.value = source->use.ticket.job };
-	uint64_t silence_ns = session->service->engine->limits.handshake_timeout_ns;
+	uint64_t silence_ns = session->base.engine->limits.handshake_timeout_ns;
 	char text[PUSH_TEXT_BYTES_MAX];
 	struct gmb_info info = { .size = sizeof(info) };
 	void *base;
@@ -446,7 +446,7 @@ static void opened(void *context, struct gmb_client *client, const struct gmb_er
 		snprintf(text, sizeof(text), "the destination: %.*s%s",
 			(int)(sizeof(text) - 32 - strlen(advice)), error->text, advice);
 	} else {
-		result = look(nbd, text);
+		result = nbd_look(nbd, text);
 	}
 	if (result == 0) {
 		result = take_memory(nbd, &base);
@@ -473,7 +473,7 @@ int push_nbd_begin(struct push_source *source, const char *uri, bool detach, con
 {
 	struct push_session *session = source->session;
 	struct push_service *service = session->service;
-	uint64_t timeout_ms = service->engine->limits.handshake_timeout_ns / NS_PER_MS;
+	uint64_t timeout_ms = service->base.engine->limits.handshake_timeout_ns / NS_PER_MS;
 	struct push_nbd *nbd = calloc(1, sizeof(*nbd));
 	const struct gmb_options options = {
 		.size = sizeof(options),
@@ -483,13 +483,13 @@ int push_nbd_begin(struct push_source *source, const char *uri, bool detach, con
 		/* The coordinator waits for the answer about as long. */
 		.connect_timeout_ms = (uint32_t)MIN(timeout_ms / 2 + 1, (uint64_t)UINT32_MAX),
 		.context = nbd,
-		.opened = opened,
+		.opened = nbd_opened,
 	};
 	int result;
 
 	*text = "the server is out of memory";
 	if (service->nbd == NULL) {
-		service->nbd = hub_create(service->engine->ring);
+		service->nbd = hub_create(service->base.engine->ring);
 	}
 	if (nbd == NULL || service->nbd == NULL) {
 		free(nbd);

@@ -10,10 +10,8 @@
 #include "push/session.h"
 
 enum {
-	EVENTS_MAX = 64,
 	/* Before it breaks a rule: a source has fewer under way, and a coordinator one. */
 	MESSAGES_MAX = 64,
-	NS_PER_MS = 1000000,
 };
 
 _Static_assert((int)MESSAGES_MAX > 2 * (int)PUSH_SLOTS + (int)PUSH_ZEROES_MAX + 1,
@@ -21,7 +19,7 @@ _Static_assert((int)MESSAGES_MAX > 2 * (int)PUSH_SLOTS + (int)PUSH_ZEROES_MAX + 
 
 static _Atomic uint32_t staged_slots;
 
-static struct push_session *of(struct session *base)
+static struct push_session *push_service_of(struct session *base)
 {
 	return container_of(base, struct push_session, base);
 }
@@ -87,7 +85,7 @@ static void say_alive(struct push_session *session, uint64_t now_ns)
 static void tick_done(struct ring_op *op, int result)
 {
 	struct push_session *session = container_of(op, struct push_session, tick);
-	uint64_t now_ns = ring_now_ns(session->service->engine->ring);
+	uint64_t now_ns = ring_now_ns(session->base.engine->ring);
 
 	GMB_UNUSED(result);
 	if (session->base.state == SESSION_TERMINATING) {
@@ -107,7 +105,7 @@ static void tick_done(struct ring_op *op, int result)
 		end_silent(session);
 		return;
 	}
-	ring_timer(session->service->engine->ring, op, PUSH_TICK_NS, tick_done);
+	ring_timer(session->base.engine->ring, op, PUSH_TICK_NS, tick_done);
 	if (session->job != 0) {
 		say_alive(session, now_ns);
 		if (session->source != NULL) {
@@ -125,7 +123,7 @@ void push_session_begun(struct push_session *session, uint32_t silence_ms)
 
 int push_session_job(struct push_session *session, struct push_job *job, const char **text)
 {
-	struct ring *ring = session->service->engine->ring;
+	struct ring *ring = session->base.engine->ring;
 	int result = push_job_add(job, ring_now_ns(ring), text);
 
 	if (result == 0) {
@@ -133,7 +131,7 @@ int push_session_job(struct push_session *session, struct push_job *job, const c
 		session->job_state = PUSH_JOB_BEGINS;
 		session->heard_ns = ring_now_ns(ring);
 		session->ticked_ns = session->heard_ns;
-		session->silence_ns = session->service->engine->limits.handshake_timeout_ns;
+		session->silence_ns = session->base.engine->limits.handshake_timeout_ns;
 		session_set_state(&session->base, SESSION_READY);
 		ring_timer(ring, &session->tick, PUSH_TICK_NS, tick_done);
 	}
@@ -142,7 +140,7 @@ int push_session_job(struct push_session *session, struct push_job *job, const c
 
 void push_session_job_end(struct push_session *session, int status, const char *text)
 {
-	struct engine *engine = session->service->engine;
+	struct engine *engine = session->base.engine;
 
 	if (session->job == 0) {
 		return;
@@ -201,7 +199,7 @@ void push_link_close(struct push_link *link)
 	}
 }
 
-static void take_message(
+static void push_service_take_message(
 	struct push_session *session, const struct clan_message *message, const uint8_t *bytes)
 {
 	if (session->sink != NULL && session->base.state == SESSION_READY) {
@@ -219,7 +217,7 @@ static void take_message(
 	}
 }
 
-static void take_messages(struct push_session *session)
+static void push_service_take_messages(struct push_session *session)
 {
 	struct push_service *service = session->service;
 	struct clan_message message;
@@ -231,17 +229,17 @@ static void take_messages(struct push_session *session)
 				sizeof(service->message)) != 0) {
 			return; /* an event tells of more, or of the end */
 		}
-		session->base.progress_ns = ring_batch_ns(service->engine->ring);
+		session->base.progress_ns = ring_batch_ns(service->base.engine->ring);
 		session->heard_ns = session->base.progress_ns;
 		if (session->base.state == SESSION_NEGOTIATING) {
 			session_has_spoken(&session->base);
 		}
-		take_message(session, &message, service->message);
+		push_service_take_message(session, &message, service->message);
 	}
 	push_session_fail(session, "H2: more messages than may be on the way");
 }
 
-static void take_hello(struct push_session *session)
+static void push_service_take_hello(struct push_session *session)
 {
 	struct push_wire_welcome welcome = { .magic = PUSH_MAGIC, .version = PUSH_VERSION };
 	bool known = false;
@@ -252,19 +250,11 @@ static void take_hello(struct push_session *session)
 	if (rule == NULL && !known) {
 		rule = "this server speaks version 1 of push";
 	}
-	if (session->base.state == SESSION_NEGOTIATING) {
-		session_has_spoken(&session->base);
-	}
-	memcpy(welcome.instance, session->service->engine->options.instance,
-		sizeof(welcome.instance));
-	if (rule != NULL) {
-		session->in.is_closing = true;
-		clan_reject(session->in.conn, rule);
-		session_terminate(&session->base, rule);
-	} else if (clan_accept(session->in.conn, &welcome, sizeof(welcome)) != 0) {
-		session_terminate(&session->base, NULL);
-	} else {
-		take_messages(session);
+	memcpy(welcome.instance, session->base.engine->options.instance, sizeof(welcome.instance));
+	session->in.is_closing = rule != NULL;
+	if (clan_service_welcome(
+		    &session->base, session->in.conn, rule, &welcome, sizeof(welcome))) {
+		push_service_take_messages(session);
 	}
 }
 
@@ -287,15 +277,15 @@ static void peer_lost(struct push_session *session, const struct clan_event *eve
 static void in_event(struct push_session *session, const struct clan_event *event)
 {
 	if (event->type == CLAN_EVENT_CONNECT) {
-		take_hello(session);
+		push_service_take_hello(session);
 	} else if (event->type == CLAN_EVENT_LOST) {
-		take_messages(session); /* what it has said before */
+		push_service_take_messages(session); /* what it has said before */
 		if (session->base.state != SESSION_TERMINATING) {
 			peer_lost(session, event);
 		}
 	} else if (event->type == CLAN_EVENT_READY) {
 		push_control_note(session, false);
-		take_messages(session);
+		push_service_take_messages(session);
 		if (session->sink != NULL && session->base.state == SESSION_READY) {
 			push_sink_advance(session);
 		}
@@ -304,8 +294,9 @@ static void in_event(struct push_session *session, const struct clan_event *even
 	}
 }
 
-static void link_event(struct push_link *link, const struct clan_event *event)
+static void push_service_event(void *context, const struct clan_event *event)
 {
+	struct push_link *link = context;
 	struct push_session *session = link->session;
 
 	if (event->type == CLAN_EVENT_CLOSED) {
@@ -322,108 +313,15 @@ static void link_event(struct push_link *link, const struct clan_event *event)
 	}
 }
 
-static void take_offered(struct push_service *service, const struct clan_event *event)
-{
-	struct clan_peer peer;
-
-	if (event->type != CLAN_EVENT_ARRIVED) {
-		return; /* the end of one that was refused */
-	}
-	clan_conn_peer(event->conn, &peer);
-	service->offered = event->conn;
-	if (service->door == NULL ||
-		!service->door->take(service->door->context, &push_session_kind, peer.address) ||
-		service->offered != NULL) {
-		service->offered = NULL;
-		clan_reject(event->conn,
-			"the server takes no more connections, of this address or of all; its "
-			"--max-connections-per-peer and --max-connections limit them");
-	}
-}
-
-static void take_event(struct push_service *service, const struct clan_event *event)
-{
-	if (event->context != NULL) {
-		link_event(event->context, event);
-	} else {
-		take_offered(service, event);
-	}
-}
-
-static int source_poll(struct ring_source *source)
-{
-	struct push_service *service = container_of(source, struct push_service, source);
-	struct clan_event events[EVENTS_MAX];
-	int count = clan_queue_wait(service->clan, events, EVENTS_MAX, 0);
-
-	GMB_ASSERT(count >= 0);
-	for (int i = 0; i < count; i++) {
-		take_event(service, &events[i]);
-	}
-	return count;
-}
-
-static bool source_arm(struct ring_source *source)
-{
-	return clan_queue_arm(container_of(source, struct push_service, source)->clan) == 0;
-}
-
-static void source_removed(struct ring_source *source)
-{
-	container_of(source, struct push_service, source)->is_removed = true;
-}
-
-/* A server without push has nothing of this. */
-static int start(struct push_service *service, struct error *error)
-{
-	struct clan_error reason;
-	int result;
-
-	if (service->clan != NULL) {
-		return 0;
-	}
-	result = push_table_init(service->engine->ring);
-	if (result != 0) {
-		return error_set(error, result, "push needs secrets, and the system has none");
-	}
-	result = clan_queue_create(NULL, &service->clan, &reason);
-	if (result != 0) {
-		return error_set(error, result, "%s", reason.text);
-	}
-	service->source = (struct ring_source){
-		.poll = source_poll,
-		.arm = source_arm,
-		.fd = clan_queue_fd(service->clan),
-	};
-	ring_source_add(service->engine->ring, &service->source);
-	return 0;
-}
-
 /* --- the life of a session -------------------------------------------------------------------- */
-
-static struct clan_conn_options conn_options(const struct push_service *service)
-{
-	uint64_t handshake_ms = service->engine->limits.handshake_timeout_ns / NS_PER_MS;
-
-	return (struct clan_conn_options){
-		.size = sizeof(struct clan_conn_options),
-		.access = CLAN_ACCESS_WARY,
-		.cookies = PUSH_SLOTS,
-		.tripwires = 1,
-		.handshake_timeout_ms = (uint32_t)MIN(handshake_ms + 1, (uint64_t)UINT32_MAX),
-		.peer_regions_max = 1,
-		.peer_region_bytes_max = 4096, /* nobody shares anything with a destination */
-	};
-}
 
 static int session_accept(void *context, const struct endpoint *endpoint)
 {
 	struct push_service *service = context;
-	struct clan_conn_options options = conn_options(service);
 	struct push_session *session;
 	struct clan_error reason;
 	struct error error;
-	int result = start(service, &error);
+	int result = clan_service_start(&service->base, &error);
 
 	if (result < 0) {
 		return result;
@@ -435,14 +333,8 @@ static int session_accept(void *context, const struct endpoint *endpoint)
 	session->service = service;
 	session->in.session = session;
 	session->out.session = session;
-	session_init(&session->base, service->engine, endpoint);
-	if (endpoint->fd < 0) {
-		session->in.conn = service->offered;
-		service->offered = NULL;
-	} else {
-		result = clan_adopt(
-			service->clan, endpoint->fd, &options, &session->in.conn, &reason);
-	}
+	session_init(&session->base, service->base.engine, endpoint);
+	result = clan_service_accept(&service->base, endpoint, &session->in.conn, &reason);
 	if (result < 0) {
 		session->in.conn = NULL;
 		session_terminate(&session->base, reason.text);
@@ -454,7 +346,7 @@ static int session_accept(void *context, const struct endpoint *endpoint)
 
 static void session_resume(struct session *base)
 {
-	struct push_session *session = of(base);
+	struct push_session *session = push_service_of(base);
 	uint32_t type = session->held_type;
 
 	if (type != 0) {
@@ -484,12 +376,12 @@ static void session_flush(struct session *base, bool alone)
 
 static void session_drain(struct session *base)
 {
-	push_session_job_fail(of(base), -ESHUTDOWN, session_stop_text(base));
+	push_session_job_fail(push_service_of(base), -ESHUTDOWN, session_stop_text(base));
 }
 
 static void session_export_changed(struct session *base, enum export_change change)
 {
-	struct push_session *session = of(base);
+	struct push_session *session = push_service_of(base);
 
 	if (change == EXPORT_RIGHTS && (base->rights & session->rights) != session->rights) {
 		push_session_job_fail(
@@ -507,10 +399,10 @@ static bool session_stalled(struct session *base)
 
 static void session_abort(struct session *base)
 {
-	struct push_session *session = of(base);
+	struct push_session *session = push_service_of(base);
 
 	push_session_job_end(session, -ECONNABORTED, "its connection was ended");
-	ring_cancel(session->service->engine->ring, &session->tick);
+	ring_cancel(session->base.engine->ring, &session->tick);
 	if (session->source != NULL) {
 		push_source_abort(session);
 	}
@@ -523,7 +415,7 @@ static void session_abort(struct session *base)
 
 static bool session_join(struct session *base)
 {
-	struct push_session *session = of(base);
+	struct push_session *session = push_service_of(base);
 	bool idle = session->source == NULL || push_source_join(session);
 
 	idle &= session->sink == NULL || push_sink_join(session);
@@ -533,7 +425,7 @@ static bool session_join(struct session *base)
 
 static void session_close(struct session *base)
 {
-	struct push_session *session = of(base);
+	struct push_session *session = push_service_of(base);
 
 	push_source_free(session);
 	push_sink_free(session);
@@ -541,43 +433,43 @@ static void session_close(struct session *base)
 	free(session);
 }
 
-/* --- the session kind ------------------------------------------------------------------------ */
+/* --- the service ----------------------------------------------------------------------------- */
 
-static int service_create(struct engine *engine, void **service_out, struct error *error)
+/* A server without push has nothing of this. */
+static int push_service_start(struct clan_service *service, struct error *error)
+{
+	int result = push_table_init(service->engine->ring);
+
+	return result != 0 ? error_set(error, result, "push needs secrets, and the system has none")
+			   : 0;
+}
+
+static const struct clan_service_ops push_service_ops = {
+	.kind = &push_session_kind,
+	.cookies = PUSH_SLOTS,
+	.peer_regions_max = 1,
+	.peer_region_bytes_max = 4096, /* nobody shares anything with a destination */
+	.start = push_service_start,
+	.event = push_service_event,
+};
+
+static int push_service_create(struct engine *engine, void **service_out, struct error *error)
 {
 	struct push_service *service = calloc(1, sizeof(*service));
 
 	if (service == NULL) {
 		return error_set(error, -ENOMEM, "out of memory for push");
 	}
-	service->engine = engine;
+	clan_service_init(&service->base, &push_service_ops, engine);
 	*service_out = service;
 	return 0;
 }
 
-static void service_destroy(void *context)
+static void push_service_destroy(void *context)
 {
 	struct push_service *service = context;
 
-	if (service->clan != NULL) {
-		int result;
-
-		ring_source_remove(service->engine->ring, &service->source, source_removed);
-		while (!service->is_removed) {
-			ring_turn(service->engine->ring, true);
-		}
-		service->door = NULL;
-		/* As for gmb: what was refused may still be on its way out. */
-		while ((result = clan_queue_destroy(service->clan)) == -EBUSY) {
-			struct clan_event events[EVENTS_MAX];
-			int count = clan_queue_wait(service->clan, events, EVENTS_MAX, 10);
-
-			for (int i = 0; i < count; i++) {
-				take_event(service, &events[i]);
-			}
-		}
-		GMB_ASSERT(result == 0);
-	}
+	clan_service_fini(&service->base);
 	push_nbd_hub_destroy(service->nbd);
 	free(service);
 }
@@ -587,46 +479,16 @@ static bool is_yes(const char *text)
 	return text != NULL && strcmp(text, "yes") == 0;
 }
 
-static int service_listen(void *context, struct export_uri *uri, const struct engine_door *door,
-	void **listener_out, struct error *error)
+static int push_service_listen(void *service, struct export_uri *uri,
+	const struct engine_door *door, void **listener_out, struct error *error)
 {
-	struct push_service *service = context;
-	struct clan_conn_options options = conn_options(service);
-	struct clan_listener *listener;
-	struct clan_error reason;
-	char *address;
-	int result = start(service, error);
+	int result = clan_service_listen(service, uri, door, listener_out, error);
 
-	if (result < 0) {
-		return result;
+	if (result == 0) {
+		push_reach_set(
+			is_yes(uri->insecure_network) ? PUSH_REACH_NETWORK : PUSH_REACH_LOOPBACK);
 	}
-	address = export_uri_clan_address(uri);
-	if (address == NULL) {
-		return error_set(error, -ENOMEM, "out of memory for a listening address");
-	}
-	options.handshakes_max = CLAN_HANDSHAKES_OWN; /* the engine limits them, as all others */
-	result = clan_listen(service->clan, address, &options, &listener, &reason);
-	free(address);
-	if (result < 0) {
-		return error_set(error, result, "cannot listen on push://%s:%u: %s", uri->host,
-			uri->port, reason.text);
-	}
-	uri->port = export_uri_clan_port(clan_listener_address(listener));
-	push_reach_set(is_yes(uri->insecure_network) ? PUSH_REACH_NETWORK : PUSH_REACH_LOOPBACK);
-	service->door = door;
-	service->listener_count++;
-	*listener_out = listener;
-	return 0;
-}
-
-static void service_listen_end(void *context, void *listener)
-{
-	struct push_service *service = context;
-
-	clan_listener_close(listener);
-	if (--service->listener_count == 0) {
-		service->door = NULL; /* what has come is refused: the door may be gone */
-	}
+	return result;
 }
 
 static const char *const schemes[] = { "push", "push+unix", NULL };
@@ -636,10 +498,10 @@ const struct session_kind push_session_kind = {
 	.schemes = schemes,
 	.keeps_messages = true,
 	.maps_memory = true,
-	.create = service_create,
-	.destroy = service_destroy,
-	.listen = service_listen,
-	.listen_end = service_listen_end,
+	.create = push_service_create,
+	.destroy = push_service_destroy,
+	.listen = push_service_listen,
+	.listen_end = clan_service_listen_end,
 	.accept = session_accept,
 	.resume = session_resume,
 	.flush = session_flush,

@@ -2,7 +2,7 @@
 /*
  * Private to the server's side of src/push: one connection, and what those of an engine share.
  *
- *   clan queue ─▶ service.c: events ─┬▶ control.c  what a coordinator asks for; tickets
+ * clan_service ─▶ service.c: events ─┬▶ control.c  what a coordinator asks for; tickets
  *                                    ├▶ source.c   START (start.c): reads pieces, puts them to
  *                                    │             the other server by a connection of its own;
  *                                    │             nbd.c: to one that has no push
@@ -13,14 +13,15 @@
  * for it. A session that shows a ticket becomes a destination's, with the rights of who has asked
  * for the ticket. The states of a session are the engine's: engine/engine.h.
  *
- * Threading: the ring's thread. Ownership: the service owns the clan queue; a session owns its
- * connections, slots and requests. Errors: push_session_fail() ends a session whose peer broke a
+ * Threading: the ring's thread. Ownership: a session owns its connections, slots and
+ * requests. Errors: push_session_fail() ends a session whose peer broke a
  * rule; a job that fails says so in the table of jobs.
  */
 #pragma once
 
 #include <gmblock/clan.h>
 
+#include "clan_service/clan_service.h"
 #include "engine/engine.h"
 #include "push/server.h"
 #include "push/table.h"
@@ -74,15 +75,8 @@ struct push_session {
 struct push_nbd_hub;
 
 struct push_service {
-	struct engine *engine;
+	struct clan_service base;
 	struct push_nbd_hub *nbd; /* NULL before the first destination without push */
-	/* Of connections that we accept by ourselves; NULL: of none, or of none any more. */
-	const struct engine_door *door;
-	uint32_t listener_count;   /* those with that door */
-	struct clan_conn *offered; /* one of them, until a session has it */
-	struct clan_queue *clan;   /* NULL before the first connection */
-	struct ring_source source;
-	bool is_removed; /* the source, from the ring */
 	uint8_t message[PUSH_MESSAGE_BYTES_MAX];
 };
 

@@ -96,18 +96,18 @@ static const enum store_op operations[] = {
 	[WORK_READ_BACK] = STORE_READ,
 };
 
-static void set_state(struct work *work, enum work_state state)
+static void sink_set_state(struct work *work, enum work_state state)
 {
 	GMB_ASSERT((work_edges[work->state] & BIT(state)) != 0);
 	work->state = state;
 }
 
-static bool is_over(const struct push_sink *sink)
+static bool sink_is_over(const struct push_sink *sink)
 {
 	return sink->session->base.state == SESSION_TERMINATING;
 }
 
-static void fail(struct push_sink *sink, int status, const char *what)
+static void sink_fail(struct push_sink *sink, int status, const char *what)
 {
 	char text[PUSH_TEXT_BYTES_MAX];
 
@@ -133,7 +133,7 @@ void push_sink_failed(struct push_session *session, int status, const char *text
 }
 
 /* False: there is no room, and an event will tell of it, or of the end. */
-static bool tell(struct push_sink *sink, uint32_t type, const void *bytes, uint32_t len)
+static bool sink_tell(struct push_sink *sink, uint32_t type, const void *bytes, uint32_t len)
 {
 	return clan_send(sink->session->in.conn, CLAN_BULK, type, bytes, len) == 0;
 }
@@ -144,7 +144,7 @@ static bool lend(struct push_sink *sink, uint32_t slot)
 
 	sink->lent[slot] = result == 0;
 	if (result != 0 && result != -EAGAIN && result != -ENOTCONN) {
-		fail(sink, result, "a slot cannot be lent");
+		sink_fail(sink, result, "a slot cannot be lent");
 	}
 	return result == 0;
 }
@@ -160,7 +160,7 @@ static bool tell_flushed(struct push_sink *sink, const struct push_wire_flush *f
 		flushed.flags = 0;
 		flushed.digest = sink->session->progress.digest;
 	}
-	if (!tell(sink, PUSH_FLUSHED, &flushed, sizeof(flushed))) {
+	if (!sink_tell(sink, PUSH_FLUSHED, &flushed, sizeof(flushed))) {
 		return false;
 	}
 	if (finished) {
@@ -170,7 +170,7 @@ static bool tell_flushed(struct push_sink *sink, const struct push_wire_flush *f
 }
 
 /* False: it has to wait for room, or something has ended the session. */
-static bool answer(struct work *work)
+static bool sink_answer(struct work *work)
 {
 	struct push_sink *sink = work->sink;
 	const struct push_wire_range zeroed = { work->offset, work->length };
@@ -183,9 +183,9 @@ static bool answer(struct work *work)
 	case WORK_PIECE:
 		return lend(sink, (uint32_t)(work - sink->works));
 	case WORK_CHECK:
-		return tell(sink, PUSH_CHECKED, &checked, sizeof(checked));
+		return sink_tell(sink, PUSH_CHECKED, &checked, sizeof(checked));
 	case WORK_ZERO:
-		return tell(sink, PUSH_ZEROED, &zeroed, sizeof(zeroed));
+		return sink_tell(sink, PUSH_ZEROED, &zeroed, sizeof(zeroed));
 	case WORK_FLUSH:
 		return tell_flushed(sink, &work->flush);
 	case WORK_READ_BACK:
@@ -199,21 +199,21 @@ static void send_answers(struct push_sink *sink)
 {
 	struct list_node *node;
 
-	while (!is_over(sink) && (node = list_first(&sink->answers)) != NULL) {
+	while (!sink_is_over(sink) && (node = list_first(&sink->answers)) != NULL) {
 		struct work *work = list_entry(node, struct work, node);
 
-		if (!answer(work)) {
+		if (!sink_answer(work)) {
 			return;
 		}
 		list_remove(&work->node);
-		set_state(work, WORK_IDLE);
+		sink_set_state(work, WORK_IDLE);
 	}
 }
 
 /* The source is told of it, when there is room. */
 static void answer_add(struct work *work)
 {
-	set_state(work, WORK_ANSWERS);
+	sink_set_state(work, WORK_ANSWERS);
 	list_push_back(&work->sink->answers, &work->node);
 	send_answers(work->sink);
 }
@@ -229,11 +229,11 @@ static void count(struct push_sink *sink, uint64_t length, uint64_t digest)
 	sink->session->progress.digest += digest;
 }
 
-static void piece_done(struct work *work)
+static void sink_piece_done(struct work *work)
 {
 	struct push_sink *sink = work->sink;
 
-	sink->session->service->engine->counters.bytes_written += work->length;
+	sink->session->base.engine->counters.bytes_written += work->length;
 	count(sink, work->length, push_digest(work->offset, (uint32_t)work->length, work->crc));
 	answer_add(work);
 }
@@ -256,7 +256,7 @@ static void check_done(struct work *work)
 	answer_add(work);
 }
 
-static void zero_done(struct work *work)
+static void sink_zero_done(struct work *work)
 {
 	struct push_sink *sink = work->sink;
 
@@ -265,7 +265,7 @@ static void zero_done(struct work *work)
 	answer_add(work);
 }
 
-static void flush_done(struct work *work)
+static void sink_flush_done(struct work *work)
 {
 	struct push_sink *sink = work->sink;
 	struct push_progress *progress = &sink->session->progress;
@@ -307,10 +307,10 @@ static void read_back_done(struct work *work)
 static void work_done(struct work *work, int error)
 {
 	static void (*const done[])(struct work * work) = {
-		[WORK_PIECE] = piece_done,
+		[WORK_PIECE] = sink_piece_done,
 		[WORK_CHECK] = check_done,
-		[WORK_ZERO] = zero_done,
-		[WORK_FLUSH] = flush_done,
+		[WORK_ZERO] = sink_zero_done,
+		[WORK_FLUSH] = sink_flush_done,
 		[WORK_READ_BACK] = read_back_done,
 	};
 	static const char *const failed[] = {
@@ -322,7 +322,7 @@ static void work_done(struct work *work, int error)
 	};
 
 	if (error != 0) {
-		fail(work->sink, error, failed[work->kind]);
+		sink_fail(work->sink, error, failed[work->kind]);
 	} else {
 		done[work->kind](work);
 	}
@@ -335,7 +335,7 @@ static void path_ended(struct work *work)
 {
 	path_finish(&work->path);
 	engine_request_end(&work->sink->session->base);
-	set_state(work, WORK_IDLE);
+	sink_set_state(work, WORK_IDLE);
 }
 
 static void work_progress(struct path_request *request)
@@ -345,7 +345,7 @@ static void work_progress(struct path_request *request)
 	struct path_fragment fragment;
 	int error;
 
-	if (is_over(sink)) { /* it was abandoned */
+	if (sink_is_over(sink)) { /* it was abandoned */
 		if (path_is_idle(request)) {
 			path_ended(work);
 		}
@@ -361,9 +361,9 @@ static void work_progress(struct path_request *request)
 	}
 	error = request->error;
 	path_ended(work);
-	sink->session->base.progress_ns = ring_batch_ns(sink->session->service->engine->ring);
+	sink->session->base.progress_ns = ring_batch_ns(sink->session->base.engine->ring);
 	work_done(work, error);
-	if (!is_over(sink)) {
+	if (!sink_is_over(sink)) {
 		push_sink_advance(sink->session);
 	}
 }
@@ -376,7 +376,7 @@ static void work_begin(struct work *work)
 
 	engine_request_begin(base);
 	list_remove(&work->node);
-	set_state(work, WORK_BUSY);
+	sink_set_state(work, WORK_BUSY);
 	*request = (struct path_request){
 		.client = &base->client,
 		.op = operations[work->kind],
@@ -414,7 +414,7 @@ void push_sink_advance(struct push_session *session)
 
 	turns_remove(&base->blocked_turn);
 	send_answers(sink);
-	while (!is_over(sink) && (node = list_first(&sink->waiting)) != NULL &&
+	while (!sink_is_over(sink) && (node = list_first(&sink->waiting)) != NULL &&
 		!rate_waits(&base->rate)) {
 		struct work *work = list_entry(node, struct work, node);
 		uint64_t bytes =
@@ -437,7 +437,7 @@ static void work_add(struct work *work, uint64_t offset, uint64_t length, uint32
 	work->length = length;
 	work->crc = crc;
 	work->found_crc = 0;
-	set_state(work, WORK_WAITS);
+	sink_set_state(work, WORK_WAITS);
 	list_push_back(&work->sink->waiting, &work->node);
 }
 
@@ -509,9 +509,9 @@ static const char *take_piece(struct push_sink *sink, uint32_t value)
 			sink->fetched + at, PUSH_SLOT_BYTES, &sink->works[slot]);
 	}
 	if (result == 0) {
-		set_state(&sink->works[slot], WORK_COMES);
+		sink_set_state(&sink->works[slot], WORK_COMES);
 	} else if (result < 0) {
-		fail(sink, result, "a piece cannot be fetched");
+		sink_fail(sink, result, "a piece cannot be fetched");
 	}
 	return result == 1 ? piece_came(sink, slot) : NULL;
 }
@@ -520,14 +520,14 @@ static void fetched(struct push_sink *sink, struct work *work)
 {
 	const char *rule;
 
-	set_state(work, WORK_IDLE);
+	sink_set_state(work, WORK_IDLE);
 	if (sink->session->job == 0) {
 		return; /* it has ended meanwhile */
 	}
 	rule = piece_came(sink, (uint32_t)(work - sink->works));
 	if (rule != NULL) {
 		push_session_fail(sink->session, rule);
-	} else if (!is_over(sink)) {
+	} else if (!sink_is_over(sink)) {
 		push_sink_advance(sink->session);
 	}
 }
@@ -536,8 +536,11 @@ static const char *take_zero(struct push_sink *sink, const uint8_t *bytes, uint3
 {
 	struct work *work = work_idle(sink, FIRST_ZERO, PUSH_ZEROES_MAX);
 	struct push_wire_range zero;
-	const char *rule = push_zero_parse(bytes, len, sink->claim.ticket.length, &zero);
+	const char *rule = push_parse(PUSH_ZERO, bytes, len, &zero);
 
+	if (rule == NULL) {
+		rule = push_zero_check(&zero, sink->claim.ticket.length);
+	}
 	if (rule == NULL && work == NULL) {
 		rule = "H9: more ZEROs than may be under way";
 	}
@@ -554,8 +557,11 @@ static const char *take_check(struct push_sink *sink, const uint8_t *bytes, uint
 {
 	struct work *work = work_idle(sink, FIRST_CHECK, PUSH_SLOTS);
 	struct push_wire_check check;
-	const char *rule = push_check_parse(bytes, len, sink->claim.ticket.length, &check);
+	const char *rule = push_parse(PUSH_CHECK, bytes, len, &check);
 
+	if (rule == NULL) {
+		rule = push_check_check(&check, sink->claim.ticket.length);
+	}
 	if (rule == NULL && (work == NULL || (sink->claim.ticket.flags & PUSH_COMPARE) == 0)) {
 		rule = "H9: a CHECK that the ticket does not allow, or too many";
 	}
@@ -572,7 +578,7 @@ static const char *take_flush(struct push_sink *sink, const uint8_t *bytes, uint
 {
 	struct work *work = &sink->works[FIRST_FLUSH];
 	struct push_wire_flush flush;
-	const char *rule = push_flush_parse(bytes, len, &flush);
+	const char *rule = push_parse(PUSH_FLUSH, bytes, len, &flush);
 
 	if (rule == NULL &&
 		(work->state != WORK_IDLE || flush.mark > push_pieces_low(&sink->pieces))) {
@@ -612,7 +618,7 @@ void push_sink_take(
 static void region_shared(struct push_sink *sink, const struct clan_event *event)
 {
 	struct push_session *session = sink->session;
-	uint64_t handshake_ns = session->service->engine->limits.handshake_timeout_ns;
+	uint64_t handshake_ns = session->base.engine->limits.handshake_timeout_ns;
 	uint64_t silence_ms =
 		MIN(PUSH_ALIVE_DIVISOR * handshake_ns / 1000000, (uint64_t)PUSH_SILENCE_MS_MAX);
 	const struct push_wire_used used = {
@@ -631,17 +637,17 @@ static void region_shared(struct push_sink *sink, const struct clan_event *event
 			&sink->cookies[i]);
 	}
 	if (result != 0) {
-		fail(sink, result, "the source does not take staging memory");
+		sink_fail(sink, result, "the source does not take staging memory");
 		return;
 	}
 	sink->is_shared = true;
 	sink->is_mapped = (clan_conn_caps(session->in.conn) & CLAN_CAN_MAP) != 0;
 	push_session_begun(session, used.silence_ms);
-	if (!tell(sink, PUSH_USED, &used, sizeof(used))) {
+	if (!sink_tell(sink, PUSH_USED, &used, sizeof(used))) {
 		push_session_fail(session, "H2: it takes no message at all");
 		return;
 	}
-	for (uint32_t i = 0; i < sink->slot_count && !is_over(sink); i++) {
+	for (uint32_t i = 0; i < sink->slot_count && !sink_is_over(sink); i++) {
 		answer_add(&sink->works[i]); /* with its cookie, as when a piece was written */
 	}
 }
@@ -657,7 +663,7 @@ void push_sink_event(struct push_session *session, const struct clan_event *even
 	}
 }
 
-static int stage(struct push_sink *sink, const char **text)
+static int sink_stage(struct push_sink *sink, const char **text)
 {
 	struct push_session *session = sink->session;
 	uint64_t bytes;
@@ -671,7 +677,7 @@ static int stage(struct push_sink *sink, const char **text)
 	}
 	bytes = (uint64_t)sink->slot_count * PUSH_SLOT_BYTES;
 	*text = "the destination has no memory to lend";
-	result = clan_region_create(session->service->clan, bytes, 0, &sink->region, &base);
+	result = clan_region_create(session->service->base.queue, bytes, 0, &sink->region, &base);
 	if (result != 0) {
 		return result;
 	}
@@ -687,11 +693,11 @@ static int stage(struct push_sink *sink, const char **text)
 		.rights = sink->fetched != NULL ? MEM_RAM : MEM_RAM & ~MEM_STABLE,
 	};
 	/* Faster with it, and not worse without. */
-	(void)!ring_memory_add(session->service->engine->ring, &sink->memory);
+	(void)!ring_memory_add(session->base.engine->ring, &sink->memory);
 	return clan_region_share(session->in.conn, sink->region, CLAN_READ | CLAN_WRITE);
 }
 
-static bool is_onto_itself(struct push_sink *sink)
+static bool sink_is_onto_itself(struct push_sink *sink)
 {
 	const struct push_wire_ticket *ticket = &sink->claim.ticket;
 	struct store_place to;
@@ -704,10 +710,10 @@ static bool is_onto_itself(struct push_sink *sink)
 }
 
 /* Numbers of disks say nothing between machines, nor between servers that do not know theirs. */
-static void take_place(struct push_sink *sink, const struct push_wire_use *use)
+static void sink_take_place(struct push_sink *sink, const struct push_wire_use *use)
 {
 	static const uint8_t nowhere[PUSH_MACHINE_BYTES];
-	const uint8_t *own = sink->session->service->engine->options.instance;
+	const uint8_t *own = sink->session->base.engine->options.instance;
 
 	if (memcmp(use->machine, nowhere, sizeof(nowhere)) != 0 ||
 		memcmp(use->instance, own, sizeof(use->instance)) == 0) {
@@ -718,7 +724,7 @@ static void take_place(struct push_sink *sink, const struct push_wire_use *use)
 }
 
 /* The export is chosen: whether the job may begin. */
-static int admit(struct push_sink *sink, const char **text)
+static int sink_admit(struct push_sink *sink, const char **text)
 {
 	struct push_session *session = sink->session;
 	const struct push_wire_ticket *ticket = &sink->claim.ticket;
@@ -742,7 +748,7 @@ static int admit(struct push_sink *sink, const char **text)
 		*text = "the destination is too small";
 		return -ENOSPC;
 	}
-	if (is_onto_itself(sink)) {
+	if (sink_is_onto_itself(sink)) {
 		*text = "source and destination are one disk under two names, and the ranges "
 			"overlap";
 		return -EINVAL;
@@ -750,7 +756,7 @@ static int admit(struct push_sink *sink, const char **text)
 	memcpy(job.name, sink->claim.name, sink->claim.name_bytes);
 	snprintf(job.peer, sizeof(job.peer), "%s", session->base.peer.text);
 	result = push_session_job(session, &job, text);
-	return result == 0 ? stage(sink, text) : result;
+	return result == 0 ? sink_stage(sink, text) : result;
 }
 
 void push_sink_choose(struct push_session *session)
@@ -771,7 +777,7 @@ void push_sink_choose(struct push_session *session)
 		text = session->base.stopping ? session_stop_text(&session->base)
 					      : session_choose_text(result);
 	} else {
-		result = admit(sink, &text);
+		result = sink_admit(sink, &text);
 	}
 	if (result != 0) {
 		push_session_job_fail(session, result, text);
@@ -803,12 +809,12 @@ static struct push_shower shower_of(const struct peer *peer, const struct push_w
 
 void push_sink_begin(struct push_session *session, const uint8_t *bytes, uint32_t len)
 {
-	struct engine *engine = session->service->engine;
+	struct engine *engine = session->base.engine;
 	struct push_shower shower;
 	struct push_wire_use use;
 	struct push_sink *sink;
 	const char *why;
-	const char *rule = push_use_parse(bytes, len, &use);
+	const char *rule = push_parse(PUSH_USE, bytes, len, &use);
 
 	if (rule != NULL) {
 		push_session_fail(session, rule);
@@ -834,7 +840,7 @@ void push_sink_begin(struct push_session *session, const uint8_t *bytes, uint32_
 						  : WORK_PIECE;
 	}
 	session->sink = sink;
-	take_place(sink, &use);
+	sink_take_place(sink, &use);
 	shower = shower_of(&session->base.peer, &use);
 	why = push_ticket_use(&use.ticket, &shower, ring_now_ns(engine->ring), &sink->claim);
 	if (why != NULL) {
@@ -858,10 +864,10 @@ void push_sink_abort(struct push_session *session)
 		struct work *work = &sink->works[i];
 
 		if (work->state == WORK_COMES) { /* its connection ends first */
-			set_state(work, WORK_IDLE);
+			sink_set_state(work, WORK_IDLE);
 		} else if (work->state == WORK_WAITS || work->state == WORK_ANSWERS) {
 			list_remove(&work->node);
-			set_state(work, WORK_IDLE);
+			sink_set_state(work, WORK_IDLE);
 		} else if (work->state == WORK_BUSY && path_abandon(&work->path)) {
 			path_ended(work);
 		}
@@ -878,7 +884,7 @@ bool push_sink_join(struct push_session *session)
 		}
 	}
 	if (sink->memory.base != NULL) {
-		ring_memory_remove(session->service->engine->ring, &sink->memory);
+		ring_memory_remove(session->base.engine->ring, &sink->memory);
 		sink->memory.base = NULL;
 	}
 	return true;

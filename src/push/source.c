@@ -49,7 +49,7 @@ static const uint32_t slot_edges[SLOT_STATE_COUNT] = {
 	[SLOT_SENT] = BIT(SLOT_FREE),
 };
 
-static void set_state(struct push_slot *slot, enum push_slot_state state)
+static void source_set_state(struct push_slot *slot, enum push_slot_state state)
 {
 	GMB_ASSERT((slot_edges[slot->state] & BIT(state)) != 0);
 	slot->state = state;
@@ -74,7 +74,7 @@ bool push_source_is_over(const struct push_source *source)
 }
 
 /* False: there is no room, and an event will tell of it, or of the end. */
-static bool tell(struct push_source *source, uint32_t type, const void *bytes, uint32_t len)
+static bool source_tell(struct push_source *source, uint32_t type, const void *bytes, uint32_t len)
 {
 	return clan_send(source->session->out.conn, CLAN_BULK, type, bytes, len) == 0;
 }
@@ -92,22 +92,22 @@ uint8_t *push_slot_data(const struct push_source *source, const struct push_slot
 /* --- pieces ---------------------------------------------------------------------------------- */
 
 /* The destination has it. */
-static void piece_done(struct push_slot *slot, bool skipped)
+static void source_piece_done(struct push_slot *slot, bool skipped)
 {
 	struct push_progress *progress = &slot->source->session->progress;
 
 	progress->done += slot->length;
 	progress->skipped += skipped ? slot->length : 0;
 	progress->digest += push_digest(slot->offset, slot->length, slot->crc);
-	set_state(slot, SLOT_FREE);
+	source_set_state(slot, SLOT_FREE);
 }
 
 static void put_ended(struct push_slot *slot)
 {
-	set_state(slot, SLOT_SENT);
+	source_set_state(slot, SLOT_SENT);
 	if (slot->is_back) {
 		slot->is_back = false;
-		piece_done(slot, false);
+		source_piece_done(slot, false);
 	}
 }
 
@@ -118,7 +118,7 @@ void push_source_written(struct push_slot *slot)
 }
 
 /* False: there is no room. */
-static bool put(struct push_slot *slot)
+static bool source_put(struct push_slot *slot)
 {
 	struct push_source *source = slot->source;
 	struct push_session *session = source->session;
@@ -143,7 +143,7 @@ static bool put(struct push_slot *slot)
 	result = clan_put(session->out.conn, &from, 1, &slot->cookie,
 		PUSH_SLOT_HEAD_BYTES - sizeof(head), CLAN_NOTIFY, value, slot);
 	if (result >= 0) {
-		set_state(slot, SLOT_PUTTING);
+		source_set_state(slot, SLOT_PUTTING);
 		if (result == 1) {
 			put_ended(slot);
 		}
@@ -163,16 +163,16 @@ static bool piece_send(struct push_slot *slot)
 
 	if (slot->source->nbd != NULL) {
 		push_nbd_send(slot);
-		set_state(slot, slot->asks ? SLOT_CHECKING : SLOT_PUTTING);
+		source_set_state(slot, slot->asks ? SLOT_CHECKING : SLOT_PUTTING);
 		return true;
 	}
 	if (!slot->asks) {
-		return put(slot);
+		return source_put(slot);
 	}
-	if (!tell(slot->source, PUSH_CHECK, &check, sizeof(check))) {
+	if (!source_tell(slot->source, PUSH_CHECK, &check, sizeof(check))) {
 		return false;
 	}
-	set_state(slot, SLOT_CHECKING);
+	source_set_state(slot, SLOT_CHECKING);
 	return true;
 }
 
@@ -185,7 +185,7 @@ static void send_what_was_read(struct push_source *source)
 	}
 }
 
-static bool is_zero(const uint8_t *bytes, uint32_t len)
+static bool source_is_zero(const uint8_t *bytes, uint32_t len)
 {
 	return bytes[0] == 0 && memcmp(bytes, bytes + 1, len - 1) == 0;
 }
@@ -199,7 +199,7 @@ static bool send_zeroes(struct push_source *source, uint64_t offset, uint64_t le
 		if (source->zeroes[i].length == 0) {
 			if (source->nbd != NULL) {
 				push_nbd_zero(source, i, &zeroes);
-			} else if (!tell(source, PUSH_ZERO, &zeroes, sizeof(zeroes))) {
+			} else if (!source_tell(source, PUSH_ZERO, &zeroes, sizeof(zeroes))) {
 				return false;
 			}
 			source->zeroes[i] = zeroes;
@@ -214,17 +214,17 @@ static void piece_read(struct push_slot *slot)
 	struct push_source *source = slot->source;
 	const uint8_t *data = push_slot_data(source, slot);
 
-	if (!source->no_zeroes && is_zero(data, slot->length) &&
+	if (!source->no_zeroes && source_is_zero(data, slot->length) &&
 		send_zeroes(source, slot->offset, slot->length)) {
-		set_state(slot, SLOT_FREE);
+		source_set_state(slot, SLOT_FREE);
 		return;
 	}
 	slot->crc = crc32c(0, data, slot->length);
 	slot->asks = (source->flags & PUSH_COMPARE) != 0 && source->differ_count < DIFFER_MAX;
-	set_state(slot, SLOT_READ);
+	source_set_state(slot, SLOT_READ);
 }
 
-static void read_progress(struct path_request *request)
+static void source_read_progress(struct path_request *request)
 {
 	struct push_slot *slot = container_of(request, struct push_slot, read);
 	struct push_source *source = slot->source;
@@ -236,7 +236,7 @@ static void read_progress(struct path_request *request)
 		if (path_is_idle(request)) {
 			path_finish(request);
 			engine_request_end(&session->base);
-			set_state(slot, SLOT_FREE);
+			source_set_state(slot, SLOT_FREE);
 		}
 		return;
 	}
@@ -250,14 +250,14 @@ static void read_progress(struct path_request *request)
 	path_finish(request);
 	engine_request_end(&session->base);
 	if (error != 0) {
-		set_state(slot, SLOT_FREE);
+		source_set_state(slot, SLOT_FREE);
 		push_source_fail(source, error, "the source cannot be read: %s",
 			error == -ESTALE ? "its snapshot was dropped, since there was no room for "
 					   "it, or was deleted"
 					 : strerror(-error));
 		return;
 	}
-	session->service->engine->counters.bytes_read += slot->length;
+	session->base.engine->counters.bytes_read += slot->length;
 	piece_read(slot);
 	push_source_advance(session);
 }
@@ -288,7 +288,7 @@ static void read_begin(struct push_slot *slot, uint32_t length)
 	struct path_request *request = &slot->read;
 
 	engine_request_begin(base);
-	set_state(slot, SLOT_READING);
+	source_set_state(slot, SLOT_READING);
 	slot->offset = source->at;
 	slot->length = length;
 	slot->segment = (struct mem_segment){
@@ -302,14 +302,14 @@ static void read_begin(struct push_slot *slot, uint32_t length)
 	request->length = length;
 	request->placement = &slot->segment;
 	request->placement_count = 1;
-	request->progress = read_progress;
+	request->progress = source_read_progress;
 	path_start(base->engine->path, request);
 	GMB_ASSERT(request->placement != NULL); /* it is RAM */
 }
 
 /* --- the map --------------------------------------------------------------------------------- */
 
-static void map_progress(struct path_request *map)
+static void source_map_progress(struct path_request *map)
 {
 	struct push_source *source = container_of(map, struct push_source, map);
 
@@ -335,14 +335,14 @@ static void map_progress(struct path_request *map)
 	}
 }
 
-static void map_ask(struct push_source *source)
+static void source_map_ask(struct push_source *source)
 {
 	struct path_request *map = &source->map;
 
 	request_init(source, map, STORE_EXTENTS);
 	map->offset = source->source_offset + source->at;
 	map->length = MIN(source->length - source->at, MAP_BYTES_MAX);
-	map->progress = map_progress;
+	map->progress = source_map_progress;
 	source->mapping = true;
 	path_start(source->session->base.engine->path, map);
 }
@@ -371,7 +371,7 @@ static uint64_t zeroes_at(const struct push_source *source)
 /* --- going on -------------------------------------------------------------------------------- */
 
 /* Everything below has been written. */
-static uint64_t mark(const struct push_source *source)
+static uint64_t source_mark(const struct push_source *source)
 {
 	uint64_t lowest = source->at;
 
@@ -388,42 +388,42 @@ static uint64_t mark(const struct push_source *source)
 	return lowest;
 }
 
-static void flush(struct push_source *source, bool finish)
+static void source_flush(struct push_source *source, bool finish)
 {
 	struct push_session *session = source->session;
 	const struct push_wire_flush message = {
-		.mark = mark(source),
+		.mark = source_mark(source),
 		.digest = session->progress.digest,
 		.flags = finish ? (uint32_t)PUSH_FLUSH_FINISH : 0,
 	};
 
 	if (source->nbd != NULL) {
 		push_nbd_flush(source, &message);
-	} else if (!tell(source, PUSH_FLUSH, &message, sizeof(message))) {
+	} else if (!source_tell(source, PUSH_FLUSH, &message, sizeof(message))) {
 		return;
 	}
 	source->flushing = true;
 	source->finishing = finish;
 	source->flush_mark = message.mark;
-	source->flush_ns = ring_now_ns(session->service->engine->ring);
+	source->flush_ns = ring_now_ns(session->base.engine->ring);
 	session->job_state = finish ? PUSH_JOB_FINISHES : PUSH_JOB_MOVES;
 }
 
 static void flush_if_due(struct push_source *source)
 {
 	struct push_session *session = source->session;
-	uint64_t now = mark(source);
+	uint64_t now = source_mark(source);
 
 	if (source->slot_count == 0 || source->flushing) {
 		return;
 	}
 	if (now == source->length) {
-		flush(source, true);
+		source_flush(source, true);
 	} else if (now - session->progress.durable >= FLUSH_BYTES ||
 		   (now > session->progress.durable &&
-			   ring_now_ns(session->service->engine->ring) - source->flush_ns >=
+			   ring_now_ns(session->base.engine->ring) - source->flush_ns >=
 				   FLUSH_NS)) {
-		flush(source, false);
+		source_flush(source, false);
 	}
 }
 
@@ -439,7 +439,7 @@ static uint64_t rate_time_ns(const struct push_source *source, uint64_t bytes)
  */
 static bool rate_is_open(struct push_source *source, uint64_t bytes)
 {
-	uint64_t now_ns = ring_now_ns(source->session->service->engine->ring);
+	uint64_t now_ns = ring_now_ns(source->session->base.engine->ring);
 	uint64_t time_ns = rate_time_ns(source, bytes);
 	uint64_t back_ns = MIN(now_ns, time_ns + RATE_BACK_NS);
 
@@ -467,7 +467,7 @@ static bool begin_next(struct push_source *source)
 	uint64_t zeroes;
 
 	if (!source->no_map && (source->at < source->map_begin || source->at >= source->map_end)) {
-		map_ask(source);
+		source_map_ask(source);
 		return false;
 	}
 	zeroes = source->no_map ? 0 : MIN(zeroes_at(source), left);
@@ -506,9 +506,9 @@ static bool take_cookie(struct push_source *source, const struct clan_cookie *co
 	}
 	slot->cookie = *cookie;
 	if (slot->state == SLOT_AWAY) {
-		set_state(slot, SLOT_FREE);
+		source_set_state(slot, SLOT_FREE);
 	} else if (slot->state == SLOT_SENT) {
-		piece_done(slot, false);
+		source_piece_done(slot, false);
 	} else if (slot->state == SLOT_PUTTING && !slot->is_back) {
 		slot->is_back = true;
 	} else {
@@ -552,7 +552,7 @@ void push_source_advance(struct push_session *session)
 
 void push_source_tick(struct push_session *session)
 {
-	uint64_t now_ns = ring_batch_ns(session->service->engine->ring);
+	uint64_t now_ns = ring_batch_ns(session->base.engine->ring);
 
 	if (session->source->rate > 0 || session->source->nbd != NULL) {
 		session->base.progress_ns = now_ns; /* it waits, and is not idle */
@@ -574,7 +574,7 @@ int push_source_own_slots(
 	if (source->staged_slots == 0) {
 		return -EBUSY;
 	}
-	return clan_region_create(source->session->service->clan,
+	return clan_region_create(source->session->service->base.queue,
 		(uint64_t)source->staged_slots * PUSH_SLOT_BYTES, 0, &source->region, base_out);
 }
 
@@ -604,11 +604,11 @@ void push_source_lent(struct push_source *source, void *base, uint32_t silence_m
 		.rights = source->maps ? MEM_RAM & ~MEM_STABLE : MEM_RAM,
 	};
 	/* Faster with it, and not worse without. */
-	(void)!ring_memory_add(session->service->engine->ring, &source->memory);
-	source->flush_ns = ring_now_ns(session->service->engine->ring);
+	(void)!ring_memory_add(session->base.engine->ring, &source->memory);
+	source->flush_ns = ring_now_ns(session->base.engine->ring);
 	source->rate_ns = source->flush_ns;
 	for (uint32_t i = 0; source->nbd != NULL && i < source->slot_count; i++) {
-		set_state(&source->slots[i], SLOT_FREE);
+		source_set_state(&source->slots[i], SLOT_FREE);
 	}
 	push_session_begun(session, silence_ms);
 	push_source_advance(session);
@@ -670,11 +670,11 @@ void push_source_checked(struct push_source *source, const struct push_wire_chec
 		}
 		if (checked->same != 0) {
 			source->differ_count = 0;
-			piece_done(slot, true);
+			source_piece_done(slot, true);
 		} else {
 			source->differ_count++;
 			slot->asks = false;
-			set_state(slot, SLOT_READ);
+			source_set_state(slot, SLOT_READ);
 		}
 		return;
 	}
@@ -699,64 +699,54 @@ void push_source_flushed(struct push_source *source, const struct push_wire_flus
 	}
 }
 
-static void take_failed(
-	struct push_source *source, const struct push_wire_failed *failed, struct push_text text)
+static void take_failed(struct push_source *source, const struct push_failed *failed)
 {
 	char shown[PUSH_TEXT_BYTES_MAX - 32];
+	uint32_t status = failed->head.status;
 
-	log_escape(shown, sizeof(shown), text.bytes, text.length);
-	push_source_fail(source, failed->status <= INT16_MAX ? -(int)failed->status : -EIO,
-		"the destination: %s", shown);
+	log_escape(shown, sizeof(shown), failed->text.bytes, failed->text.length);
+	push_source_fail(
+		source, status <= INT16_MAX ? -(int)status : -EIO, "the destination: %s", shown);
 }
 
-static void take_message(
+static void source_take_message(
 	struct push_source *source, const struct clan_message *message, const uint8_t *bytes)
 {
-	const char *rule = "H2: a message that does not belong here";
-	uint32_t len = message->bytes;
-	struct push_wire_used used;
-	struct push_wire_range zeroed;
-	struct push_wire_checked checked;
-	struct push_wire_flush flushed;
-	struct push_wire_failed failed;
-	struct push_text text;
+	const char *rule = NULL;
+	uint32_t type = message->type;
+	union {
+		struct push_wire_used used;
+		struct push_wire_range zeroed;
+		struct push_wire_checked checked;
+		struct push_wire_flush flushed;
+		struct push_failed failed;
+	} parsed;
 
 	if (message->cls != CLAN_BULK) {
 		rule = "H2: a message of the wrong class";
-	} else if (message->type == PUSH_USED) {
-		rule = push_used_parse(bytes, len, &used);
-		if (rule == NULL) {
-			take_used(source, &used);
-		}
-	} else if (message->type == PUSH_ALIVE) {
-		rule = push_alive_parse(len);
-	} else if (message->type == PUSH_ZEROED) {
-		rule = push_zeroed_parse(bytes, len, &zeroed);
-		if (rule == NULL) {
-			push_source_zeroed(source, &zeroed);
-		}
-	} else if (message->type == PUSH_CHECKED) {
-		rule = push_checked_parse(bytes, len, &checked);
-		if (rule == NULL) {
-			push_source_checked(source, &checked);
-		}
-	} else if (message->type == PUSH_FLUSHED) {
-		rule = push_flush_parse(bytes, len, &flushed);
-		if (rule == NULL) {
-			push_source_flushed(source, &flushed);
-		}
-	} else if (message->type == PUSH_FAILED) {
-		rule = push_failed_parse(bytes, len, &failed, &text);
-		if (rule == NULL) {
-			take_failed(source, &failed, text);
-		}
+	} else if (type == PUSH_ALIVE) {
+		rule = push_alive_parse(message->bytes);
+	} else if (type < PUSH_USED || type > PUSH_FAILED) {
+		rule = "H2: a message that does not belong here";
+	} else {
+		rule = push_parse(type, bytes, message->bytes, &parsed);
 	}
 	if (rule != NULL) {
 		fail_rule(source, rule);
+	} else if (type == PUSH_USED) {
+		take_used(source, &parsed.used);
+	} else if (type == PUSH_ZEROED) {
+		push_source_zeroed(source, &parsed.zeroed);
+	} else if (type == PUSH_CHECKED) {
+		push_source_checked(source, &parsed.checked);
+	} else if (type == PUSH_FLUSHED) {
+		push_source_flushed(source, &parsed.flushed);
+	} else if (type == PUSH_FAILED) {
+		take_failed(source, &parsed.failed);
 	}
 }
 
-static void take_messages(struct push_source *source)
+static void source_take_messages(struct push_source *source)
 {
 	struct push_session *session = source->session;
 	struct clan_message message;
@@ -767,16 +757,16 @@ static void take_messages(struct push_source *source)
 				sizeof(session->service->message)) != 0) {
 			return;
 		}
-		session->base.progress_ns = ring_batch_ns(session->service->engine->ring);
+		session->base.progress_ns = ring_batch_ns(session->base.engine->ring);
 		session->heard_ns = session->base.progress_ns;
-		take_message(source, &message, session->service->message);
+		source_take_message(source, &message, session->service->message);
 	}
 	fail_rule(source, "H2: more messages than may be on the way");
 }
 
 /* --- the connection to it --------------------------------------------------------------------- */
 
-static void connected(struct push_source *source)
+static void source_connected(struct push_source *source)
 {
 	struct push_session *session = source->session;
 	struct push_wire_welcome welcome;
@@ -795,7 +785,7 @@ static void connected(struct push_source *source)
 			"where the destination should be, there is a process of another user");
 		return;
 	}
-	if (!tell(source, PUSH_USE, &source->use, sizeof(source->use))) {
+	if (!source_tell(source, PUSH_USE, &source->use, sizeof(source->use))) {
 		fail_rule(source, "H2: it takes no message at all");
 	}
 }
@@ -805,12 +795,12 @@ void push_source_event(struct push_session *session, const struct clan_event *ev
 	struct push_source *source = session->source;
 
 	if (event->type == CLAN_EVENT_CONNECTED) {
-		connected(source);
+		source_connected(source);
 	} else if (event->type == CLAN_EVENT_READY) {
-		take_messages(source);
+		source_take_messages(source);
 		push_source_advance(session);
 	} else if (event->type == CLAN_EVENT_LOST) {
-		take_messages(source); /* what it has said before */
+		source_take_messages(source); /* what it has said before */
 		if (!push_source_is_over(source)) {
 			push_source_fail(source, event->status, "the destination is lost: %s",
 				clan_conn_reason(session->out.conn));
@@ -846,7 +836,7 @@ void push_source_abort(struct push_session *session)
 		if (slot->state == SLOT_READING && path_abandon(&slot->read)) {
 			path_finish(&slot->read);
 			engine_request_end(&session->base);
-			set_state(slot, SLOT_FREE);
+			source_set_state(slot, SLOT_FREE);
 		}
 	}
 }
@@ -869,7 +859,7 @@ bool push_source_join(struct push_session *session)
 		return false;
 	}
 	if (source->memory.base != NULL) {
-		ring_memory_remove(session->service->engine->ring, &source->memory);
+		ring_memory_remove(session->base.engine->ring, &source->memory);
 		source->memory.base = NULL;
 		if (source->maps) {
 			clan_peer_region_put(session->out.conn, source->region_number);

@@ -13,7 +13,7 @@
 static const struct place *find_place(
 	const struct push_session *session, const struct export_uri *uri)
 {
-	const struct engine_options *options = &session->service->engine->options;
+	const struct engine_options *options = &session->base.engine->options;
 
 	for (uint32_t i = 0; i < options->place_count; i++) {
 		if (place_holds(&options->places[i], uri)) {
@@ -102,11 +102,6 @@ static const char *may_reach(const struct push_session *session, const struct ex
 
 static int dial_push(struct push_session *session, const struct export_uri *uri, const char **text)
 {
-	static const struct push_wire_hello hello = {
-		.magic = PUSH_MAGIC,
-		.version_min = PUSH_VERSION,
-		.version_max = PUSH_VERSION,
-	};
 	const struct clan_conn_options options = {
 		.size = sizeof(options),
 		.access = CLAN_ACCESS_WARY,
@@ -121,8 +116,8 @@ static int dial_push(struct push_session *session, const struct export_uri *uri,
 	if (address == NULL) {
 		return -ENOMEM;
 	}
-	result = clan_connect(session->service->clan, address, &options, &hello, sizeof(hello),
-		&session->out.conn, NULL);
+	result = clan_connect(session->service->base.queue, address, &options, &push_hello,
+		sizeof(push_hello), &session->out.conn, NULL);
 	free(address);
 	if (result != 0) {
 		session->out.conn = NULL;
@@ -134,7 +129,7 @@ static int dial_push(struct push_session *session, const struct export_uri *uri,
 }
 
 /* Whether the source may connect there; peer: a word for it. */
-static int look_up(const struct push_session *session, struct push_source *source,
+static int start_look_up(const struct push_session *session, struct push_source *source,
 	char peer[PUSH_PEER_BYTES_MAX], const char **text)
 {
 	char label[EXPORT_URI_LABEL_BYTES];
@@ -152,7 +147,7 @@ static int look_up(const struct push_session *session, struct push_source *sourc
 }
 
 /* What it is to read is there. The job fails if it cannot connect. */
-static void dial(struct push_session *session)
+static void start_dial(struct push_session *session)
 {
 	struct push_source *source = session->source;
 	struct push_answer answer = { .head.value = source->use.ticket.job };
@@ -164,7 +159,7 @@ static void dial(struct push_session *session)
 	int result = export_uri_parse(address, &uri, NULL);
 
 	source->uri = NULL;
-	session->heard_ns = ring_now_ns(session->service->engine->ring);
+	session->heard_ns = ring_now_ns(session->base.engine->ring);
 	if (result == 0) {
 		result = has_push ? dial_push(session, &uri, &text)
 				  : push_nbd_begin(source, address, detach, &text);
@@ -186,7 +181,7 @@ static void view_made(struct engine_view *view, int result, const char *text)
 	char sentence[PUSH_TEXT_BYTES_MAX];
 
 	if (result == 0) {
-		dial(session);
+		start_dial(session);
 		return;
 	}
 	snprintf(sentence, sizeof(sentence),
@@ -194,7 +189,8 @@ static void view_made(struct engine_view *view, int result, const char *text)
 	push_session_job_fail(session, result, sentence);
 }
 
-static int admit(struct push_session *session, const struct push_start *start, const char **text)
+static int start_admit(
+	struct push_session *session, const struct push_start *start, const char **text)
 {
 	const struct push_wire_start *head = &start->head;
 
@@ -228,7 +224,7 @@ static void tell_place(struct push_source *source, struct store *store, uint64_t
 }
 
 /* A job, which begins with a view of what it reads if that may change. */
-static int create(struct push_session *session, struct engine_export *entry,
+static int start_create(struct push_session *session, struct engine_export *entry,
 	const struct push_start *start, const char **text)
 {
 	struct push_source *source = calloc(1, sizeof(*source));
@@ -250,7 +246,7 @@ static int create(struct push_session *session, struct engine_export *entry,
 	session->source = source; /* freed with it, whatever becomes of it */
 	source->session = session;
 	source->use.ticket = start->ticket;
-	memcpy(source->use.instance, session->service->engine->options.instance,
+	memcpy(source->use.instance, session->base.engine->options.instance,
 		sizeof(source->use.instance));
 	tell_place(source, entry->export->store, start->head.source_offset);
 	source->source_offset = start->head.source_offset;
@@ -268,7 +264,7 @@ static int create(struct push_session *session, struct engine_export *entry,
 		return -ENOMEM;
 	}
 	memcpy(job.name, start->name.bytes, start->name.length);
-	result = look_up(session, source, job.peer, text);
+	result = start_look_up(session, source, job.peer, text);
 	if (result == 0) {
 		result = push_session_job(session, &job, text);
 	}
@@ -277,7 +273,7 @@ static int create(struct push_session *session, struct engine_export *entry,
 	}
 	session->is_opening = true;
 	if ((start->head.flags & PUSH_LIVE) != 0 || !engine_view_is_useful(entry)) {
-		dial(session);
+		start_dial(session);
 	} else {
 		snprintf(view_name, sizeof(view_name), "push-%016" PRIx64, job.id);
 		engine_view_make(&source->view, entry, view_name, view_made);
@@ -285,7 +281,7 @@ static int create(struct push_session *session, struct engine_export *entry,
 	return 0;
 }
 
-static void hold(struct push_session *session, const uint8_t *bytes, uint32_t len)
+static void start_hold(struct push_session *session, const uint8_t *bytes, uint32_t len)
 {
 	session->held = malloc(len);
 	if (session->held == NULL) {
@@ -302,7 +298,7 @@ void push_source_begin(struct push_session *session, const uint8_t *bytes, uint3
 	struct engine_export *entry;
 	struct push_start start;
 	const char *text = NULL;
-	const char *rule = push_start_parse(bytes, len, &start);
+	const char *rule = push_parse(PUSH_START, bytes, len, &start);
 	int result;
 
 	if (rule != NULL) {
@@ -314,23 +310,23 @@ void push_source_begin(struct push_session *session, const uint8_t *bytes, uint3
 		 : entry == NULL	? -ENOENT
 					: session_choose(&session->base, entry);
 	if (result == -EAGAIN) {
-		hold(session, bytes, len);
+		start_hold(session, bytes, len);
 		return;
 	}
 	if (result != 0) {
 		text = session->base.stopping ? session_stop_text(&session->base)
 					      : session_choose_text(result);
 	} else {
-		result = admit(session, &start, &text);
+		result = start_admit(session, &start, &text);
 	}
 	if (result == 0 && (start.head.flags & PUSH_NBD) != 0 &&
-		!ring_secret(session->service->engine->ring, &start.ticket.job,
-			sizeof(start.ticket.job))) {
+		!ring_secret(
+			session->base.engine->ring, &start.ticket.job, sizeof(start.ticket.job))) {
 		text = "the server has no random numbers";
 		result = -EIO;
 	}
 	if (result == 0) {
-		result = create(session, entry, &start, &text);
+		result = start_create(session, entry, &start, &text);
 	}
 	if (result != 0) {
 		push_control_answer(session, result, text);

@@ -34,7 +34,7 @@ static void lock(void)
 	GMB_ASSERT(result == 0);
 }
 
-static void unlock(void)
+static void table_unlock(void)
 {
 	int result = pthread_mutex_unlock(&table.lock);
 
@@ -50,7 +50,7 @@ int push_table_init(struct ring *ring)
 		table.has_key = ring_secret(ring, table.key, sizeof(table.key));
 	}
 	ready = table.has_key;
-	unlock();
+	table_unlock();
 	return ready ? 0 : -EIO;
 }
 
@@ -58,7 +58,7 @@ void push_reach_set(enum push_reach reach)
 {
 	lock();
 	table.reach = MAX(table.reach, reach);
-	unlock();
+	table_unlock();
 }
 
 enum push_reach push_reach(void)
@@ -67,7 +67,7 @@ enum push_reach push_reach(void)
 
 	lock();
 	reach = table.reach;
-	unlock();
+	table_unlock();
 	return reach;
 }
 
@@ -132,7 +132,7 @@ int push_ticket_make(struct push_claim *claim, uint64_t now_ns, const char **tex
 	} else {
 		free(kept);
 	}
-	unlock();
+	table_unlock();
 	return result;
 }
 
@@ -163,18 +163,18 @@ const char *push_ticket_use(const struct push_wire_ticket *ticket, const struct 
 		free(*claim);
 		*claim = NULL;
 	}
-	unlock();
+	table_unlock();
 	return why;
 }
 
 /* --- jobs ------------------------------------------------------------------------------------- */
 
-static bool has_ended(const struct push_job *job)
+static bool table_has_ended(const struct push_job *job)
 {
 	return job->state == PUSH_JOB_DONE || job->state == PUSH_JOB_FAILED;
 }
 
-static void set_state(struct push_job *job, enum push_job_state state)
+static void table_set_state(struct push_job *job, enum push_job_state state)
 {
 	if (job->state != state) {
 		GMB_ASSERT((state_edges[job->state] & BIT(state)) != 0);
@@ -192,7 +192,8 @@ static bool is_in_the_way(const struct push_job *job, const struct push_job *oth
 }
 
 /* Where it can be kept; NULL: why not is in *result and *text. */
-static struct push_job **find_entry(const struct push_job *job, int *result, const char **text)
+static struct push_job **table_find_entry(
+	const struct push_job *job, int *result, const char **text)
 {
 	struct push_job **room = NULL;
 	struct push_job **oldest = NULL;
@@ -203,7 +204,7 @@ static struct push_job **find_entry(const struct push_job *job, int *result, con
 
 		if (*entry == NULL) {
 			room = entry;
-		} else if (has_ended(*entry)) {
+		} else if (table_has_ended(*entry)) {
 			bool older = oldest == NULL || (*entry)->ended_ns < (*oldest)->ended_ns;
 
 			oldest = older ? entry : oldest;
@@ -238,7 +239,7 @@ int push_job_add(struct push_job *job, uint64_t now_ns, const char **text)
 		return -ENOMEM;
 	}
 	lock();
-	entry = find_entry(job, &result, text);
+	entry = table_find_entry(job, &result, text);
 	if (entry != NULL) {
 		job->serial = ++table.serial;
 		job->state = PUSH_JOB_BEGINS;
@@ -249,7 +250,7 @@ int push_job_add(struct push_job *job, uint64_t now_ns, const char **text)
 	} else {
 		free(kept);
 	}
-	unlock();
+	table_unlock();
 	return result;
 }
 
@@ -271,10 +272,10 @@ bool push_job_tell(uint64_t serial, enum push_job_state state, const struct push
 	lock();
 	job = find_job(serial);
 	GMB_ASSERT(job != NULL); /* it stays until it has ended */
-	set_state(job, state);
+	table_set_state(job, state);
 	job->progress = *progress;
 	goes_on = !job->cancelled;
-	unlock();
+	table_unlock();
 	return goes_on;
 }
 
@@ -285,15 +286,15 @@ void push_job_end(uint64_t serial, const struct push_progress *progress, int sta
 
 	lock();
 	job = find_job(serial);
-	GMB_ASSERT(job != NULL && !has_ended(job));
-	set_state(job, status == 0 ? PUSH_JOB_DONE : PUSH_JOB_FAILED);
+	GMB_ASSERT(job != NULL && !table_has_ended(job));
+	table_set_state(job, status == 0 ? PUSH_JOB_DONE : PUSH_JOB_FAILED);
 	job->progress = *progress;
 	job->ended_ns = now_ns;
 	job->status = status;
 	if (text != NULL) {
 		strncat(job->text, text, sizeof(job->text) - 1);
 	}
-	unlock();
+	table_unlock();
 }
 
 static bool may_see(const struct push_viewer *viewer, const struct push_job *job)
@@ -317,7 +318,7 @@ bool push_job_next(uint64_t serial, const struct push_viewer *viewer, struct pus
 	if (found != NULL) {
 		*job_out = *found;
 	}
-	unlock();
+	table_unlock();
 	return found != NULL;
 }
 
@@ -330,7 +331,7 @@ bool push_job_of(uint64_t serial, struct push_job *job_out)
 	if (job != NULL) {
 		*job_out = *job;
 	}
-	unlock();
+	table_unlock();
 	return job != NULL;
 }
 
@@ -342,11 +343,11 @@ int push_job_cancel(uint64_t id, const struct push_viewer *viewer)
 	for (uint32_t i = 0; i < PUSH_JOBS_KEPT_MAX; i++) {
 		struct push_job *job = table.jobs[i];
 
-		if (job != NULL && job->id == id && may_see(viewer, job) && !has_ended(job)) {
+		if (job != NULL && job->id == id && may_see(viewer, job) && !table_has_ended(job)) {
 			job->cancelled = true;
 			result = 0;
 		}
 	}
-	unlock();
+	table_unlock();
 	return result;
 }

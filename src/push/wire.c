@@ -6,113 +6,44 @@
 
 #include "base/bytes.h"
 #include "base/crc32c.h"
-#include "base/text.h"
 #include "tls/mac.h"
 
-/* A message that is a head and nothing else. */
-static bool take_head(const uint8_t *bytes, size_t len, void *head, size_t head_bytes)
-{
-	if (len != head_bytes) {
-		return false;
-	}
-	memcpy(head, bytes, head_bytes);
-	return true;
-}
-
-/* A head, and what follows it: false when the message has not that many bytes. */
-static bool take_long(const uint8_t *bytes, size_t len, void *head, size_t head_bytes)
-{
-	if (len < head_bytes) {
-		return false;
-	}
-	memcpy(head, bytes, head_bytes);
-	return true;
-}
-
-static bool is_name(const struct push_text *text)
-{
-	return utf8_valid(text->bytes, text->length) &&
-	       memchr(text->bytes, 0, text->length) == NULL;
-}
-
-static bool is_zero(const void *bytes, size_t len)
-{
-	const uint8_t *at = bytes;
-	uint8_t any = 0;
-
-	for (size_t i = 0; i < len; i++) {
-		any |= at[i];
-	}
-	return any == 0;
-}
+const struct message_hello push_hello = {
+	.magic = PUSH_MAGIC,
+	.version_min = PUSH_VERSION,
+	.version_max = PUSH_VERSION,
+};
 
 /* --- hello ----------------------------------------------------------------------------------- */
 
 const char *push_hello_parse(const void *bytes, size_t len, bool *known_out)
 {
-	struct push_wire_hello hello;
+	uint16_t version;
+	bool good = message_hello_parse(bytes, len, &push_hello, &version);
 
-	if (!take_head(bytes, len, &hello, sizeof(hello)) || hello.magic != PUSH_MAGIC ||
-		hello.zero != 0 || hello.version_min > hello.version_max) {
-		return "H1: it is not a hello of push";
-	}
-	*known_out = hello.version_min <= PUSH_VERSION && PUSH_VERSION <= hello.version_max;
-	return NULL;
+	*known_out = version != 0;
+	return good ? NULL : "H1: it is not a hello of push";
 }
 
 const char *push_welcome_parse(const void *bytes, size_t len, struct push_wire_welcome *welcome)
 {
-	if (!take_head(bytes, len, welcome, sizeof(*welcome)) || welcome->magic != PUSH_MAGIC ||
-		welcome->version != PUSH_VERSION || welcome->zero != 0 || welcome->zero_2 != 0) {
+	if (len != sizeof(*welcome)) {
+		return "H1: it is not a welcome of push";
+	}
+	memcpy(welcome, bytes, sizeof(*welcome));
+	if (welcome->magic != PUSH_MAGIC || welcome->version != PUSH_VERSION ||
+		welcome->zero != 0 || welcome->zero_2 != 0) {
 		return "H1: it is not a welcome of push";
 	}
 	return NULL;
 }
 
-/* --- of coordinators --------------------------------------------------------------------------
- */
+/* --- of coordinators -------------------------------------------------------------------------- */
 
-const char *push_look_parse(const uint8_t *bytes, size_t len, struct push_text *name)
+static const char *check_grant(void *object)
 {
-	struct push_wire_look head;
+	const struct push_wire_grant *head = object;
 
-	if (!take_long(bytes, len, &head, sizeof(head)) || len - sizeof(head) != head.name_bytes) {
-		return "H3: the length of LOOK";
-	}
-	*name = (struct push_text){ (const char *)bytes + sizeof(head), head.name_bytes };
-	if (head.name_bytes > PUSH_NAME_BYTES_MAX || !is_name(name)) {
-		return "H4: the name in LOOK";
-	}
-	return head.zero == 0 && head.zero_2 == 0 ? NULL : "H3: reserved fields of LOOK";
-}
-
-const char *push_number_parse(const uint8_t *bytes, size_t len, uint64_t *job_out)
-{
-	struct push_wire_job_number head;
-
-	if (!take_head(bytes, len, &head, sizeof(head))) {
-		return "H3: the length of a message that names a job";
-	}
-	*job_out = head.job;
-	return NULL;
-}
-
-const char *push_grant_parse(const uint8_t *bytes, size_t len, struct push_grant *grant)
-{
-	const struct push_wire_grant *head = &grant->head;
-
-	if (!take_long(bytes, len, &grant->head, sizeof(grant->head)) ||
-		len - sizeof(*head) != (size_t)head->name_bytes + head->source_name_bytes) {
-		return "H3: the length of GRANT";
-	}
-	grant->name = (struct push_text){ (const char *)bytes + sizeof(*head), head->name_bytes };
-	grant->source_name =
-		(struct push_text){ grant->name.bytes + head->name_bytes, head->source_name_bytes };
-	if (head->name_bytes > PUSH_NAME_BYTES_MAX ||
-		head->source_name_bytes > PUSH_NAME_BYTES_MAX || !is_name(&grant->name) ||
-		!is_name(&grant->source_name)) {
-		return "H4: a name in GRANT";
-	}
 	if (head->length == 0 || head->length > INT64_MAX || head->offset > INT64_MAX ||
 		head->source_offset > INT64_MAX) {
 		return "H5: the range in GRANT";
@@ -121,7 +52,7 @@ const char *push_grant_parse(const uint8_t *bytes, size_t len, struct push_grant
 		head->binding < PUSH_BOUND_UID || head->binding > PUSH_BOUND_ASKER ||
 		(head->binding != PUSH_BOUND_UID && head->uid != 0) ||
 		(head->binding != PUSH_BOUND_ADDRESS &&
-			!is_zero(head->address, sizeof(head->address)))) {
+			!message_is_zero(head->address, sizeof(head->address)))) {
 		return "H6: flags of GRANT, or who may use the ticket";
 	}
 	return NULL;
@@ -137,7 +68,7 @@ static const char *check_no_ticket(const struct push_start *start)
 	rest.offset = 0;
 	rest.length = 0;
 	if ((ticket->flags & ~(PUSH_COMPARE | PUSH_READ_BACK)) != 0 ||
-		start->head.uid != PUSH_UID_UNKNOWN || !is_zero(&rest, sizeof(rest))) {
+		start->head.uid != PUSH_UID_UNKNOWN || !message_is_zero(&rest, sizeof(rest))) {
 		return "H6: a ticket in START, or of whom, where there is none";
 	}
 	return ticket->length == start->head.length && ticket->offset <= INT64_MAX
@@ -145,97 +76,84 @@ static const char *check_no_ticket(const struct push_start *start)
 		       : "H5: the range in START";
 }
 
-const char *push_start_parse(const uint8_t *bytes, size_t len, struct push_start *start)
+static const char *check_start(void *object)
 {
+	struct push_start *start = object;
 	const struct push_wire_start *head = &start->head;
-	size_t texts;
 
-	if (!take_long(bytes, len, &start->head, sizeof(start->head))) {
+	if (start->rest.length != sizeof(start->ticket)) {
 		return "H3: the length of START";
 	}
-	texts = (size_t)head->name_bytes + head->uri_bytes;
-	if (len - sizeof(*head) != texts + sizeof(start->ticket)) {
-		return "H3: the length of START";
-	}
-	start->name = (struct push_text){ (const char *)bytes + sizeof(*head), head->name_bytes };
-	start->uri = (struct push_text){ start->name.bytes + head->name_bytes, head->uri_bytes };
-	memcpy(&start->ticket, start->uri.bytes + head->uri_bytes, sizeof(start->ticket));
-	if (head->name_bytes > PUSH_NAME_BYTES_MAX || head->uri_bytes > PUSH_URI_BYTES_MAX ||
-		!is_name(&start->name) || !is_name(&start->uri)) {
-		return "H4: a name in START";
-	}
+	memcpy(&start->ticket, start->rest.bytes, sizeof(start->ticket));
 	if (head->length == 0 || head->length > INT64_MAX || head->source_offset > INT64_MAX) {
 		return "H5: the range in START";
 	}
-	if ((head->flags & ~(uint32_t)PUSH_FLAGS) != 0 || head->zero != 0) {
+	if ((head->flags & ~(uint32_t)PUSH_FLAGS) != 0) {
 		return "H6: flags of START";
 	}
 	return (head->flags & (uint32_t)PUSH_NBD) != 0 ? check_no_ticket(start) : NULL;
 }
 
-const char *push_answer_parse(const uint8_t *bytes, size_t len, struct push_answer *answer)
+static const char *check_answer(void *object)
 {
-	const struct push_wire_answer *head = &answer->head;
+	struct push_answer *answer = object;
 
-	if (!take_long(bytes, len, &answer->head, sizeof(answer->head)) ||
-		len - sizeof(*head) != (size_t)head->text_bytes + head->ticket_bytes ||
-		(head->ticket_bytes != 0 && head->ticket_bytes != sizeof(answer->ticket)) ||
-		head->zero != 0 || head->text_bytes > PUSH_TEXT_BYTES_MAX) {
+	answer->has_ticket = answer->rest.length != 0;
+	if (answer->has_ticket && answer->rest.length != sizeof(answer->ticket)) {
 		return "H3: the length of ANSWER";
 	}
-	answer->text = (struct push_text){ (const char *)bytes + sizeof(*head), head->text_bytes };
-	answer->has_ticket = head->ticket_bytes != 0;
-	if (answer->has_ticket) {
-		memcpy(&answer->ticket, answer->text.bytes + head->text_bytes,
-			sizeof(answer->ticket));
-	}
+	memcpy(&answer->ticket, answer->rest.bytes, answer->rest.length);
 	return NULL;
 }
 
-const char *push_job_parse(const uint8_t *bytes, size_t len, struct push_job_message *job)
+static const char *check_job(void *object)
 {
-	const struct push_wire_job *head = &job->head;
+	const struct push_wire_job *head = object;
 
-	if (!take_long(bytes, len, &job->head, sizeof(job->head)) ||
-		len - sizeof(*head) !=
-			(size_t)head->name_bytes + head->peer_bytes + head->text_bytes) {
-		return "H3: the length of JOB";
-	}
-	job->name = (struct push_text){ (const char *)bytes + sizeof(*head), head->name_bytes };
-	job->peer = (struct push_text){ job->name.bytes + head->name_bytes, head->peer_bytes };
-	job->text = (struct push_text){ job->peer.bytes + head->peer_bytes, head->text_bytes };
-	if (head->role < PUSH_SOURCE || head->role > PUSH_SINK || head->state < PUSH_JOB_BEGINS ||
-		head->state >= PUSH_JOB_STATE_END || head->done > head->length ||
-		head->zeroes > head->done || head->skipped > head->done - head->zeroes ||
-		head->durable > head->length || head->zero != 0 ||
-		(head->state == PUSH_JOB_FAILED) != (head->status != 0)) {
-		return "H7: a number in JOB";
-	}
-	return NULL;
+	return head->role < PUSH_SOURCE || head->role > PUSH_SINK ||
+			       head->state < PUSH_JOB_BEGINS || head->state >= PUSH_JOB_STATE_END ||
+			       head->done > head->length || head->zeroes > head->done ||
+			       head->skipped > head->done - head->zeroes ||
+			       head->durable > head->length ||
+			       (head->state == PUSH_JOB_FAILED) != (head->status != 0)
+		       ? "H7: a number in JOB"
+		       : NULL;
 }
 
 /* --- of source and destination ---------------------------------------------------------------- */
-
-const char *push_use_parse(const uint8_t *bytes, size_t len, struct push_wire_use *use)
-{
-	return take_head(bytes, len, use, sizeof(*use)) ? NULL : "H3: the length of USE";
-}
 
 const char *push_alive_parse(size_t len)
 {
 	return len == 0 ? NULL : "H3: the length of ALIVE";
 }
 
-const char *push_used_parse(const uint8_t *bytes, size_t len, struct push_wire_used *used)
+static const char *check_used(void *object)
 {
-	if (!take_head(bytes, len, used, sizeof(*used))) {
-		return "H3: the length of USED";
-	}
-	return used->slots >= 1 && used->slots <= PUSH_SLOTS && used->zero == 0 &&
+	const struct push_wire_used *used = object;
+
+	return used->slots >= 1 && used->slots <= PUSH_SLOTS &&
 			       used->silence_ms >= PUSH_SILENCE_MS_MIN &&
 			       used->silence_ms <= PUSH_SILENCE_MS_MAX
 		       ? NULL
 		       : "H8: the slots in USED, or the silence";
+}
+
+static const char *check_checked(void *object)
+{
+	return ((struct push_wire_checked *)object)->same <= 1 ? NULL : "H3: a number in CHECKED";
+}
+
+static const char *check_flush(void *object)
+{
+	return (((struct push_wire_flush *)object)->flags & ~(uint32_t)PUSH_FLUSH_FINISH) == 0
+		       ? NULL
+		       : "H3: flags of FLUSH or FLUSHED";
+}
+
+static const char *check_failed(void *object)
+{
+	return ((struct push_failed *)object)->head.status != 0 ? NULL
+								: "H3: FAILED without a status";
 }
 
 /* Whole pieces of the range, or up to its end. */
@@ -246,71 +164,83 @@ static bool are_pieces(uint64_t offset, uint64_t length, uint64_t total, uint64_
 	       (is_aligned(length, PUSH_PIECE_BYTES) || offset + length == total);
 }
 
-const char *push_zeroed_parse(const uint8_t *bytes, size_t len, struct push_wire_range *zero)
-{
-	return take_head(bytes, len, zero, sizeof(*zero)) ? NULL : "H3: the length of ZEROED";
-}
-
-const char *push_zero_parse(
-	const uint8_t *bytes, size_t len, uint64_t total, struct push_wire_range *zero)
-{
-	if (!take_head(bytes, len, zero, sizeof(*zero))) {
-		return "H3: the length of ZERO";
-	}
-	return are_pieces(zero->offset, zero->length, total, PUSH_ZERO_BYTES_MAX)
-		       ? NULL
-		       : "H9: the pieces in ZERO";
-}
-
 /* Exactly one piece. */
 static bool is_piece(uint64_t offset, uint64_t length, uint64_t total)
 {
 	return are_pieces(offset, length, total, PUSH_PIECE_BYTES);
 }
 
-const char *push_check_parse(
-	const uint8_t *bytes, size_t len, uint64_t total, struct push_wire_check *check)
+const char *push_zero_check(const struct push_wire_range *zero, uint64_t total)
 {
-	if (!take_head(bytes, len, check, sizeof(*check))) {
-		return "H3: the length of CHECK";
-	}
+	return are_pieces(zero->offset, zero->length, total, PUSH_ZERO_BYTES_MAX)
+		       ? NULL
+		       : "H9: the pieces in ZERO";
+}
+
+const char *push_check_check(const struct push_wire_check *check, uint64_t total)
+{
 	return is_piece(check->offset, check->length, total) ? NULL : "H9: the piece in CHECK";
-}
-
-const char *push_checked_parse(const uint8_t *bytes, size_t len, struct push_wire_checked *checked)
-{
-	return take_head(bytes, len, checked, sizeof(*checked)) && checked->same <= 1 &&
-			       checked->zero == 0
-		       ? NULL
-		       : "H3: CHECKED";
-}
-
-const char *push_flush_parse(const uint8_t *bytes, size_t len, struct push_wire_flush *flush)
-{
-	return take_head(bytes, len, flush, sizeof(*flush)) && flush->zero == 0 &&
-			       (flush->flags & ~(uint32_t)PUSH_FLUSH_FINISH) == 0
-		       ? NULL
-		       : "H3: FLUSH or FLUSHED";
-}
-
-const char *push_failed_parse(
-	const uint8_t *bytes, size_t len, struct push_wire_failed *failed, struct push_text *text)
-{
-	if (!take_long(bytes, len, failed, sizeof(*failed)) ||
-		len - sizeof(*failed) != failed->text_bytes || failed->zero != 0 ||
-		failed->text_bytes > PUSH_TEXT_BYTES_MAX || failed->status == 0) {
-		return "H3: FAILED";
-	}
-	*text = (struct push_text){ (const char *)bytes + sizeof(*failed), failed->text_bytes };
-	return NULL;
 }
 
 const char *push_piece_check(const struct push_wire_piece *piece, uint64_t total)
 {
-	return piece->magic == PUSH_PIECE_MAGIC && is_zero(piece->zero, sizeof(piece->zero)) &&
+	return piece->magic == PUSH_PIECE_MAGIC &&
+			       message_is_zero(piece->zero, sizeof(piece->zero)) &&
 			       is_piece(piece->offset, piece->length, total)
 		       ? NULL
 		       : "H10: the head of a piece";
+}
+
+/* --- layouts --------------------------------------------------------------------------------- */
+
+#define HEAD(type, part, name) MESSAGE_HEAD(push_wire_##type, "H3", part, name)
+#define ZERO(type, member)     MESSAGE_RESERVED(push_wire_##type, member)
+
+static const struct message_layout push_layouts[] = {
+	[PUSH_LOOK] = { HEAD(look, "H4", "LOOK"),
+		.reserved = { ZERO(look, zero), ZERO(look, zero_2) },
+		.parts = { MESSAGE_PART(NAME, push_look, name, name_bytes, PUSH_NAME_BYTES_MAX) } },
+	[PUSH_GRANT] = { HEAD(grant, "H4", "GRANT"), .check = check_grant,
+		.parts = { MESSAGE_PART(NAME, push_grant, name, name_bytes, PUSH_NAME_BYTES_MAX),
+			MESSAGE_PART(NAME, push_grant, source_name, source_name_bytes,
+				PUSH_NAME_BYTES_MAX) } },
+	[PUSH_START] = { HEAD(start, "H4", "START"), .reserved = { ZERO(start, zero) },
+		.parts = { MESSAGE_PART(NAME, push_start, name, name_bytes, PUSH_NAME_BYTES_MAX),
+			MESSAGE_PART(NAME, push_start, uri, uri_bytes, PUSH_URI_BYTES_MAX),
+			MESSAGE_PART(REST, push_start, rest, flags, UINT32_MAX) },
+		.check = check_start },
+	[PUSH_JOBS] = { HEAD(job_number, "H3", "JOBS") },
+	[PUSH_CANCEL] = { HEAD(job_number, "H3", "CANCEL") },
+	[PUSH_ANSWER] = { HEAD(answer, "H3", "ANSWER"), .reserved = { ZERO(answer, zero) },
+		.parts = { MESSAGE_PART(BYTES, push_answer, text, text_bytes, PUSH_TEXT_BYTES_MAX),
+			MESSAGE_PART(BYTES, push_answer, rest, ticket_bytes, UINT16_MAX) },
+		.check = check_answer },
+	[PUSH_JOB] = { HEAD(job, "H3", "JOB"), .reserved = { ZERO(job, zero) },
+		.parts = { MESSAGE_PART(BYTES, push_job_message, name, name_bytes, UINT16_MAX),
+			MESSAGE_PART(BYTES, push_job_message, peer, peer_bytes, UINT16_MAX),
+			MESSAGE_PART(BYTES, push_job_message, text, text_bytes, UINT16_MAX) },
+		.check = check_job },
+	[PUSH_USE] = { HEAD(use, "H3", "USE") },
+	[PUSH_ZERO] = { HEAD(range, "H3", "ZERO") },
+	[PUSH_CHECK] = { HEAD(check, "H3", "CHECK") },
+	[PUSH_FLUSH] = { HEAD(flush, "H3", "FLUSH"), .reserved = { ZERO(flush, zero) },
+		.check = check_flush },
+	[PUSH_USED] = { HEAD(used, "H3", "USED"), .reserved = { ZERO(used, zero) },
+		.check = check_used },
+	[PUSH_ZEROED] = { HEAD(range, "H3", "ZEROED") },
+	[PUSH_CHECKED] = { HEAD(checked, "H3", "CHECKED"), .reserved = { ZERO(checked, zero) },
+		.check = check_checked },
+	[PUSH_FLUSHED] = { HEAD(flush, "H3", "FLUSHED"), .reserved = { ZERO(flush, zero) },
+		.check = check_flush },
+	[PUSH_FAILED] = { HEAD(failed, "H3", "FAILED"), .reserved = { ZERO(failed, zero) },
+		.parts = { MESSAGE_PART(
+			BYTES, push_failed, text, text_bytes, PUSH_TEXT_BYTES_MAX) },
+		.check = check_failed },
+};
+
+const char *push_parse(enum push_message type, const void *bytes, size_t len, void *object)
+{
+	return message_parse(&push_layouts[type], bytes, len, object);
 }
 
 /* --- tickets --------------------------------------------------------------------------------- */

@@ -12,7 +12,7 @@
 #include <endian.h>
 #include <gmblock/clan.h>
 
-#include "base/compiler.h"
+#include "base/message.h"
 
 _Static_assert(__BYTE_ORDER == __LITTLE_ENDIAN, "layouts are used as they are");
 
@@ -107,12 +107,8 @@ enum push_job_state {
 
 /* --- layouts --------------------------------------------------------------------------------- */
 
-struct push_wire_hello {
-	uint64_t magic;
-	uint16_t version_min;
-	uint16_t version_max;
-	uint32_t zero;
-};
+/* What we say: struct message_hello. */
+extern const struct message_hello push_hello;
 
 struct push_wire_welcome {
 	uint64_t magic;
@@ -283,59 +279,48 @@ _Static_assert((int)PUSH_NAME_BYTES_MAX + (int)PUSH_URI_BYTES_MAX +
 
 /* --- parsers --------------------------------------------------------------------------------- */
 
-/* Text in a message, without a terminator; names are UTF-8 without zero bytes. */
-struct push_text {
-	const char *bytes;
-	uint32_t length;
+struct push_look {
+	struct push_wire_look head;
+	struct message_text name;
+};
+
+struct push_failed {
+	struct push_wire_failed head;
+	struct message_text text; /* not checked */
 };
 
 struct push_grant {
 	struct push_wire_grant head;
-	struct push_text name, source_name;
+	struct message_text name, source_name;
 };
 
 struct push_start {
 	struct push_wire_start head;
-	struct push_text name, uri;
+	struct message_text name, uri, rest;
 	struct push_wire_ticket ticket;
 };
 
 struct push_answer {
 	struct push_wire_answer head;
-	struct push_text text; /* not checked */
+	struct message_text text, rest; /* not checked */
 	bool has_ticket;
 	struct push_wire_ticket ticket;
 };
 
 struct push_job_message {
 	struct push_wire_job head;
-	struct push_text name, peer, text; /* not checked */
+	struct message_text name, peer, text; /* not checked */
 };
 
+/* object: a struct push_wire_ without parts, or of this header. */
+const char *push_parse(enum push_message type, const void *bytes, size_t len, void *object);
 /* *known_out: whether it asks for a version that we know. */
 const char *push_hello_parse(const void *bytes, size_t len, bool *known_out);
 const char *push_welcome_parse(const void *bytes, size_t len, struct push_wire_welcome *welcome);
-const char *push_look_parse(const uint8_t *bytes, size_t len, struct push_text *name);
-const char *push_number_parse(const uint8_t *bytes, size_t len, uint64_t *job_out);
-const char *push_grant_parse(const uint8_t *bytes, size_t len, struct push_grant *grant);
-const char *push_start_parse(const uint8_t *bytes, size_t len, struct push_start *start);
-const char *push_answer_parse(const uint8_t *bytes, size_t len, struct push_answer *answer);
-const char *push_job_parse(const uint8_t *bytes, size_t len, struct push_job_message *job);
-const char *push_use_parse(const uint8_t *bytes, size_t len, struct push_wire_use *use);
 const char *push_alive_parse(size_t len);
-const char *push_used_parse(const uint8_t *bytes, size_t len, struct push_wire_used *used);
-/* ZERO: a run of pieces in a range of total bytes. */
-const char *push_zero_parse(
-	const uint8_t *bytes, size_t len, uint64_t total, struct push_wire_range *zero);
-/* ZEROED: any. */
-const char *push_zeroed_parse(const uint8_t *bytes, size_t len, struct push_wire_range *zero);
-const char *push_check_parse(
-	const uint8_t *bytes, size_t len, uint64_t total, struct push_wire_check *check);
-const char *push_checked_parse(const uint8_t *bytes, size_t len, struct push_wire_checked *checked);
-/* FLUSH and FLUSHED. */
-const char *push_flush_parse(const uint8_t *bytes, size_t len, struct push_wire_flush *flush);
-const char *push_failed_parse(
-	const uint8_t *bytes, size_t len, struct push_wire_failed *failed, struct push_text *text);
+/* A ZERO is a run of pieces in a range of total bytes, a CHECK is one. NULL: yes. */
+const char *push_zero_check(const struct push_wire_range *zero, uint64_t total);
+const char *push_check_check(const struct push_wire_check *check, uint64_t total);
 /* The head of a piece, which was copied from the slot. */
 const char *push_piece_check(const struct push_wire_piece *piece, uint64_t total);
 

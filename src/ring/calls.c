@@ -44,7 +44,7 @@ void ring_mailbox_fini(struct ring_mailbox *mailbox)
 	}
 }
 
-static void tell(int fd)
+static void ring_calls_tell(int fd)
 {
 	uint64_t one = 1;
 	ssize_t written;
@@ -63,12 +63,12 @@ static void wake(struct ring_mailbox *mailbox)
 {
 	int poll_fd;
 
-	tell(mailbox->wake_fd);
+	ring_calls_tell(mailbox->wake_fd);
 	/* Pairs with the store in ring_poll_fd(): who does not see it there yet wakes a thread that
 	 * has not looked at its work since. */
 	poll_fd = atomic_load_explicit(&mailbox->poll_fd, memory_order_acquire);
 	if (poll_fd >= 0) {
-		tell(poll_fd);
+		ring_calls_tell(poll_fd);
 	}
 }
 
@@ -106,7 +106,7 @@ struct ring_message *ring_mailbox_take(struct ring_mailbox *mailbox)
 
 /* --- calls --------------------------------------------------------------------------------- */
 
-static void give_back(struct ring_mailbox *mailbox, struct ring_op *op)
+static void ring_calls_give_back(struct ring_mailbox *mailbox, struct ring_op *op)
 {
 	struct ring_op *head = atomic_load_explicit(&mailbox->returned, memory_order_relaxed);
 
@@ -141,7 +141,7 @@ static void *call_thread(void *argument)
 		mailbox->waiting_count--;
 		pthread_mutex_unlock(&mailbox->lock);
 		op->result = op->call(op);
-		give_back(mailbox, op);
+		ring_calls_give_back(mailbox, op);
 		pthread_mutex_lock(&mailbox->lock);
 	}
 	pthread_mutex_unlock(&mailbox->lock);

@@ -6,7 +6,7 @@
 
 #include "base/work.h"
 
-static void make_room(struct ring_guard *guard)
+static void guard_make_room(struct ring_guard *guard)
 {
 	guard->message = (struct msghdr){
 		.msg_iov = &guard->iov,
@@ -31,7 +31,7 @@ struct ring_guard *ring_guard_get(
 		guard->iov = (struct iovec){ .iov_base = buf, .iov_len = len };
 		guard->done = 0;
 		guard->wait_all = wait_all;
-		make_room(guard);
+		guard_make_room(guard);
 	}
 	return guard;
 }
@@ -82,7 +82,7 @@ bool ring_guard_take(struct ring_guard *guard, int *result_inout)
 		guard->iov.iov_base = (uint8_t *)guard->iov.iov_base + result;
 		guard->iov.iov_len -= (size_t)result;
 		if (guard->wait_all && guard->iov.iov_len > 0) {
-			make_room(guard);
+			guard_make_room(guard);
 			return false;
 		}
 	}

@@ -28,7 +28,7 @@ struct ring_thread {
 	struct ring_message stop_message;
 };
 
-static void wait_for(sem_t *semaphore)
+static void thread_wait_for(sem_t *semaphore)
 {
 	while (sem_wait(semaphore) < 0) {
 		GMB_ASSERT(errno == EINTR);
@@ -49,12 +49,12 @@ static void *thread_main(void *context)
 	sem_post(&thread->started);
 	ring_run(thread->ring);
 	/* The stop message can arrive while ring_post() still looks at the ring. */
-	wait_for(&thread->stop_posted);
+	thread_wait_for(&thread->stop_posted);
 	thread->options.end(thread->options.context);
 	return NULL;
 }
 
-static void release(struct ring_thread *thread)
+static void thread_release(struct ring_thread *thread)
 {
 	sem_destroy(&thread->started);
 	sem_destroy(&thread->stop_posted);
@@ -78,7 +78,7 @@ int ring_thread_start(const struct ring_thread_options *options, struct ring_thr
 	if (rc < 0) {
 		error_set(error, rc, "cannot start the thread %s: %s", thread->name, strerror(-rc));
 	} else {
-		wait_for(&thread->started);
+		thread_wait_for(&thread->started);
 		rc = thread->code;
 		if (rc < 0) {
 			*error = thread->error;
@@ -86,14 +86,14 @@ int ring_thread_start(const struct ring_thread_options *options, struct ring_thr
 		}
 	}
 	if (rc < 0) {
-		release(thread);
+		thread_release(thread);
 		return rc;
 	}
 	*thread_out = thread;
 	return 0;
 }
 
-static void deliver_stop(struct ring *ring, struct ring_message *message)
+static void thread_deliver_stop(struct ring *ring, struct ring_message *message)
 {
 	GMB_UNUSED(message);
 	ring_stop(ring);
@@ -101,11 +101,11 @@ static void deliver_stop(struct ring *ring, struct ring_message *message)
 
 void ring_thread_stop(struct ring_thread *thread)
 {
-	thread->stop_message.deliver = deliver_stop;
+	thread->stop_message.deliver = thread_deliver_stop;
 	ring_post(thread->ring, &thread->stop_message);
 	sem_post(&thread->stop_posted);
 	pthread_join(thread->thread, NULL);
-	release(thread);
+	thread_release(thread);
 }
 
 /* A call on the thread. The second one to set `decided` finds it true: the thread then only frees
@@ -115,6 +115,8 @@ struct thread_call {
 	void (*call)(void *context);
 	void *context;
 	_Atomic bool decided;
+	_Atomic bool ended; /* puts call() before what its caller does next, as the semaphore does:
+			     * ThreadSanitizer does not know sem_clockwait() */
 	sem_t over;
 };
 
@@ -124,7 +126,7 @@ static void call_destroy(struct thread_call *call)
 	free(call);
 }
 
-static void deliver_call(struct ring *ring, struct ring_message *message)
+static void thread_deliver_call(struct ring *ring, struct ring_message *message)
 {
 	struct thread_call *call = container_of(message, struct thread_call, message);
 
@@ -135,6 +137,7 @@ static void deliver_call(struct ring *ring, struct ring_message *message)
 		return;
 	}
 	call->call(call->context);
+	atomic_store_explicit(&call->ended, true, memory_order_release);
 	sem_post(&call->over);
 }
 
@@ -160,7 +163,7 @@ int ring_thread_call(struct ring_thread *thread, void (*call)(void *context), vo
 	if (posted == NULL) {
 		return -ENOMEM;
 	}
-	posted->message.deliver = deliver_call;
+	posted->message.deliver = thread_deliver_call;
 	posted->call = call;
 	posted->context = context;
 	sem_init(&posted->over, 0, 0);
@@ -169,8 +172,9 @@ int ring_thread_call(struct ring_thread *thread, void (*call)(void *context), vo
 		if (!atomic_exchange_explicit(&posted->decided, true, memory_order_acq_rel)) {
 			return -ETIMEDOUT; /* the thread frees it */
 		}
-		wait_for(&posted->over);
+		thread_wait_for(&posted->over);
 	}
+	GMB_ASSERT(atomic_load_explicit(&posted->ended, memory_order_acquire));
 	call_destroy(posted);
 	return 0;
 }

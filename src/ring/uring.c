@@ -93,7 +93,7 @@ static void wake_arm(struct ring *ring)
 		mem_of(&ring->wake_value), sizeof(ring->wake_value), 0, wake_done);
 }
 
-static struct ring_options complete(const struct ring_options *options)
+static struct ring_options uring_complete(const struct ring_options *options)
 {
 	struct ring_options out = *options;
 
@@ -105,7 +105,7 @@ static struct ring_options complete(const struct ring_options *options)
 
 static int ring_init(struct ring *ring, const struct ring_options *given, struct error *error)
 {
-	const struct ring_options options = complete(given);
+	const struct ring_options options = uring_complete(given);
 	int result = ring_setup(&ring->uring, &options, &ring->features);
 
 	if (result < 0) {
@@ -334,7 +334,7 @@ static void collect_completions(struct ring *ring)
 }
 
 /* Seen without a system call: a completion, or work that will make one once we enter the kernel. */
-static bool has_news(const struct ring *ring)
+static bool uring_has_news(const struct ring *ring)
 {
 	unsigned flags = __atomic_load_n(ring->uring.sq.kflags, __ATOMIC_RELAXED);
 
@@ -352,7 +352,8 @@ void ring_flush(struct ring *ring)
 	GMB_ASSERT(result >= 0 || result == -EINTR || result == -EBUSY || result == -EAGAIN);
 	/* The kernel signals what is new. The next turn may have other work, too: what was deferred
 	 * here, and task work beyond what one call of the kernel runs. */
-	if (ring->poll_fd >= 0 && (pending || ring->deferred.head != NULL || has_news(ring))) {
+	if (ring->poll_fd >= 0 &&
+		(pending || ring->deferred.head != NULL || uring_has_news(ring))) {
 		ring_poll_again(ring);
 	}
 }
@@ -409,20 +410,20 @@ static bool sources_had_news(struct ring *ring)
 
 /* Looks for completions and events for up to spin_ns, letting others run now and then. True when
  * some came. */
-static bool spin(struct ring *ring)
+static bool uring_spin(struct ring *ring)
 {
 	uint64_t now_ns = ring_now_ns(ring);
 	uint64_t end_ns = now_ns + ring->spin_ns;
 
 	while (now_ns < end_ns) {
 		ring->batch_ns = now_ns; /* for events */
-		for (int looks = 0; looks < SPIN_LOOKS && !has_news(ring); looks++) {
+		for (int looks = 0; looks < SPIN_LOOKS && !uring_has_news(ring); looks++) {
 			if (sources_had_news(ring)) {
 				return true;
 			}
 			cpu_relax();
 		}
-		if (!has_news(ring)) {
+		if (!uring_has_news(ring)) {
 			sched_yield();
 		} else if (io_uring_cq_ready(&ring->uring) == 0) {
 			ring->counters.enters++;
@@ -440,11 +441,11 @@ static int enter_spinning(struct ring *ring)
 {
 	int result = 0;
 
-	if (io_uring_sq_ready(&ring->uring) > 0 || has_news(ring)) {
+	if (io_uring_sq_ready(&ring->uring) > 0 || uring_has_news(ring)) {
 		ring->counters.enters++;
 		result = io_uring_submit_and_get_events(&ring->uring);
 	}
-	if (result < 0 || io_uring_cq_ready(&ring->uring) > 0 || spin(ring)) {
+	if (result < 0 || io_uring_cq_ready(&ring->uring) > 0 || uring_spin(ring)) {
 		return result;
 	}
 	if (!list_is_empty(&ring->sources.list) && !sources_arm(ring, &ring->sources)) {
@@ -455,7 +456,7 @@ static int enter_spinning(struct ring *ring)
 	return io_uring_submit_and_wait(&ring->uring, 1);
 }
 
-static void enter(struct ring *ring, bool wait, uint64_t limit_ns)
+static void uring_enter(struct ring *ring, bool wait, uint64_t limit_ns)
 {
 	bool spins = wait && limit_ns == UINT64_MAX && ring->spin_ns > 0;
 	int result;
@@ -486,7 +487,7 @@ static void enter(struct ring *ring, bool wait, uint64_t limit_ns)
 		   result == -ETIME);
 }
 
-static int run_sources(struct ring *ring)
+static int uring_run_sources(struct ring *ring)
 {
 	int count = ring->source_events + sources_poll(&ring->sources);
 
@@ -495,7 +496,7 @@ static int run_sources(struct ring *ring)
 	return count;
 }
 
-static int turn(struct ring *ring, bool wait, uint64_t limit_ns)
+static int uring_turn(struct ring *ring, bool wait, uint64_t limit_ns)
 {
 	struct ring_op *op;
 	int count = 0;
@@ -506,7 +507,7 @@ static int turn(struct ring *ring, bool wait, uint64_t limit_ns)
 		ring->skipped++;
 	} else {
 		ring->skipped = 0;
-		enter(ring, wait && ring->deferred.head == NULL, limit_ns);
+		uring_enter(ring, wait && ring->deferred.head == NULL, limit_ns);
 	}
 	collect_completions(ring);
 	ring->batch_ns = ring_now_ns(ring);
@@ -525,7 +526,7 @@ static int turn(struct ring *ring, bool wait, uint64_t limit_ns)
 	}
 	ring->counters.completions += (uint64_t)count;
 	if (ring->source_events > 0 || !list_is_empty(&ring->sources.list)) {
-		count += run_sources(ring);
+		count += uring_run_sources(ring);
 	}
 	list_for_each(node, &ring->batch_ends)
 	{
@@ -538,11 +539,11 @@ static int turn(struct ring *ring, bool wait, uint64_t limit_ns)
 
 int ring_turn(struct ring *ring, bool wait)
 {
-	return turn(ring, wait, UINT64_MAX);
+	return uring_turn(ring, wait, UINT64_MAX);
 }
 int ring_turn_limited(struct ring *ring, uint64_t limit_ns)
 {
-	return turn(ring, limit_ns > 0, limit_ns);
+	return uring_turn(ring, limit_ns > 0, limit_ns);
 }
 
 /* With deferred task work the ring's own descriptor does not wake pollers: the kernel only marks
@@ -583,7 +584,7 @@ void ring_run(struct ring *ring)
 {
 	ring->stopping = false;
 	while (!ring->stopping) {
-		(void)turn(ring, true, UINT64_MAX);
+		(void)uring_turn(ring, true, UINT64_MAX);
 	}
 }
 

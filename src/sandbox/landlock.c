@@ -38,7 +38,7 @@ struct port_attributes {
 	uint64_t port;
 };
 
-static size_t attribute_bytes(uint32_t version)
+static size_t landlock_attribute_bytes(uint32_t version)
 {
 	return version >= 6   ? sizeof(struct ruleset_attributes)
 	       : version >= 4 ? offsetof(struct ruleset_attributes, scoped)
@@ -82,7 +82,7 @@ static uint64_t rights_of(uint32_t access)
 }
 
 /* What cannot be opened any more needs no rule. */
-static int add_rule(int ruleset, const struct sandbox_rule *rule, uint64_t files)
+static int landlock_add_rule(int ruleset, const struct sandbox_rule *rule, uint64_t files)
 {
 	struct landlock_path_beneath_attr attributes = { .parent_fd = -1 };
 	struct stat status;
@@ -120,12 +120,12 @@ int landlock_enter(const struct sandbox *sandbox)
 		return -EOPNOTSUPP;
 	}
 	ruleset = (int)syscall(
-		SYS_landlock_create_ruleset, &attributes, attribute_bytes(version), 0U);
+		SYS_landlock_create_ruleset, &attributes, landlock_attribute_bytes(version), 0U);
 	if (ruleset < 0) {
 		return -errno;
 	}
 	for (uint32_t i = 0; rc == 0 && i < sandbox->rule_count; i++) {
-		rc = add_rule(ruleset, &sandbox->rules[i], attributes.files);
+		rc = landlock_add_rule(ruleset, &sandbox->rules[i], attributes.files);
 	}
 	for (uint32_t i = 0; rc == 0 && attributes.net != 0 && i < sandbox->port_count; i++) {
 		const struct port_attributes port = { NET_CONNECT, sandbox->ports[i] };

@@ -25,7 +25,7 @@ static int unknown(const char *kind, const char *name, struct error *error)
 		log_escape(shown, sizeof(shown), name, strlen(name)));
 }
 
-static bool is_number(const char *text, uint32_t *number_out)
+static bool privileges_is_number(const char *text, uint32_t *number_out)
 {
 	return units_parse_count(text, 0, UINT32_MAX - 1, number_out, NULL) == 0;
 }
@@ -35,7 +35,7 @@ static int find_user(const char *name, struct sandbox_user *out, struct error *e
 	uint32_t number;
 	const struct passwd *entry = getpwnam(name);
 
-	if (entry == NULL && is_number(name, &number)) {
+	if (entry == NULL && privileges_is_number(name, &number)) {
 		entry = getpwuid(number);
 		if (entry == NULL) {
 			out->uid = number;
@@ -52,7 +52,7 @@ static int find_user(const char *name, struct sandbox_user *out, struct error *e
 	return 0;
 }
 
-static int find_group(const char *name, struct sandbox_user *out, struct error *error)
+static int privileges_find_group(const char *name, struct sandbox_user *out, struct error *error)
 {
 	uint32_t number;
 	const struct group *entry = getgrnam(name);
@@ -61,7 +61,7 @@ static int find_group(const char *name, struct sandbox_user *out, struct error *
 		out->gid = entry->gr_gid;
 		return 0;
 	}
-	if (!is_number(name, &number)) {
+	if (!privileges_is_number(name, &number)) {
 		return unknown("group", name, error);
 	}
 	out->gid = number;
@@ -85,7 +85,7 @@ int sandbox_find_user(const char *text, struct sandbox_user *out, struct error *
 	*out = (struct sandbox_user){ .name = "" };
 	rc = find_user(name, out, error);
 	if (rc == 0 && colon != NULL) {
-		rc = find_group(colon + 1, out, error);
+		rc = privileges_find_group(colon + 1, out, error);
 	}
 	if (rc == 0 && out->gid == (gid_t)-1) {
 		rc = error_set(error, -EINVAL,
@@ -111,7 +111,7 @@ static void keep_memory_limit(void)
 }
 
 /* The capabilities go with the last identity of root. */
-static int become(const struct sandbox_user *who)
+static int privileges_become(const struct sandbox_user *who)
 {
 	if ((who->name[0] != '\0' ? initgroups(who->name, who->gid) : setgroups(0, NULL)) < 0 ||
 		setresgid(who->gid, who->gid, who->gid) < 0 ||
@@ -135,7 +135,7 @@ int sandbox_become(const struct sandbox_user *user, struct error *error)
 			"as that user without the option");
 	}
 	keep_memory_limit();
-	rc = become(user);
+	rc = privileges_become(user);
 	return rc < 0 ? error_set(error, rc, "--user: cannot become user %u: %s", user->uid,
 				strerror(-rc))
 		      : 0;
@@ -144,8 +144,8 @@ int sandbox_become(const struct sandbox_user *user, struct error *error)
 /* What serving as root can need: disks of others, and memory beyond the limit. */
 static const uint32_t kept_capabilities[] = { CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_IPC_LOCK };
 
-static void keep(struct __user_cap_data_struct *kept, const struct __user_cap_data_struct *data,
-	uint32_t capability)
+static void privileges_keep(struct __user_cap_data_struct *kept,
+	const struct __user_cap_data_struct *data, uint32_t capability)
 {
 	uint32_t word = CAP_TO_INDEX(capability);
 
@@ -163,10 +163,10 @@ int capabilities_drop(const struct sandbox *sandbox)
 		return -errno;
 	}
 	for (size_t i = 0; i < ARRAY_COUNT(kept_capabilities); i++) {
-		keep(kept, data, kept_capabilities[i]);
+		privileges_keep(kept, data, kept_capabilities[i]);
 	}
 	if (sandbox->binds_low_port) {
-		keep(kept, data, CAP_NET_BIND_SERVICE);
+		privileges_keep(kept, data, CAP_NET_BIND_SERVICE);
 	}
 	if (memcmp(kept, data, sizeof(kept)) == 0) {
 		return 0;

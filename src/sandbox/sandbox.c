@@ -36,8 +36,8 @@ void sandbox_fini(struct sandbox *sandbox)
 }
 
 /* Takes the path. */
-static int add_rule(struct sandbox *sandbox, char *path, uint32_t access, const char *alone_of,
-	struct error *error)
+static int sandbox_add_rule(struct sandbox *sandbox, char *path, uint32_t access,
+	const char *alone_of, struct error *error)
 {
 	struct sandbox_rule *rules = sandbox->rules;
 
@@ -61,7 +61,7 @@ static int add_rule(struct sandbox *sandbox, char *path, uint32_t access, const 
 }
 
 /* 0 and NULL: there is nothing of that name. */
-static int resolve(const char *path, char **real_out, struct error *error)
+static int sandbox_resolve(const char *path, char **real_out, struct error *error)
 {
 	*real_out = realpath(path, NULL);
 	if (*real_out == NULL && errno == ENOENT && access(path, F_OK) == 0) {
@@ -75,9 +75,9 @@ static int resolve(const char *path, char **real_out, struct error *error)
 int sandbox_allow(struct sandbox *sandbox, const char *path, uint32_t access, struct error *error)
 {
 	char *real;
-	int rc = resolve(path, &real, error);
+	int rc = sandbox_resolve(path, &real, error);
 
-	return rc < 0 || real == NULL ? rc : add_rule(sandbox, real, access, NULL, error);
+	return rc < 0 || real == NULL ? rc : sandbox_add_rule(sandbox, real, access, NULL, error);
 }
 
 void sandbox_allow_port(struct sandbox *sandbox, uint16_t port)
@@ -178,7 +178,7 @@ int sandbox_allow_beside(struct sandbox *sandbox, const char *path, uint32_t acc
 	struct stat status;
 	char *real;
 	char *slash;
-	int rc = resolve(path, &real, error);
+	int rc = sandbox_resolve(path, &real, error);
 
 	if (rc < 0 || real == NULL) {
 		return rc;
@@ -191,7 +191,7 @@ int sandbox_allow_beside(struct sandbox *sandbox, const char *path, uint32_t acc
 			alone_of = option;
 		}
 	}
-	return add_rule(sandbox, real, access, alone_of, error);
+	return sandbox_add_rule(sandbox, real, access, alone_of, error);
 }
 
 static size_t folder_bytes(const char *path)
@@ -231,7 +231,7 @@ void sandbox_probe(struct sandbox_support *support)
 }
 
 /* One of the two is missing, or failed with rc < 0. */
-static int judge(enum sandbox_mode mode, const char *what, int rc, struct error *error)
+static int sandbox_judge(enum sandbox_mode mode, const char *what, int rc, struct error *error)
 {
 	if (rc == 0) {
 		return 0;
@@ -259,17 +259,17 @@ int sandbox_enter(struct sandbox *sandbox, enum sandbox_mode mode, struct error 
 	}
 	/* Both layers ask for it, and no program that could gain something is started any more. */
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0) {
-		return judge(mode, "no_new_privs", -errno, error);
+		return sandbox_judge(mode, "no_new_privs", -errno, error);
 	}
-	rc = judge(mode, "giving up capabilities", capabilities_drop(sandbox), error);
+	rc = sandbox_judge(mode, "giving up capabilities", capabilities_drop(sandbox), error);
 	if (rc < 0) {
 		return rc;
 	}
 	files = landlock_enter(sandbox);
-	rc = judge(mode, "Landlock", files, error);
+	rc = sandbox_judge(mode, "Landlock", files, error);
 	calls = rc == 0 ? seccomp_enter(sandbox) : 0;
 	if (rc == 0) {
-		rc = judge(mode, "seccomp", calls, error);
+		rc = sandbox_judge(mode, "seccomp", calls, error);
 	}
 	if (rc == 0 && files == 0) {
 		warn_of_files_alone(sandbox);
@@ -291,7 +291,7 @@ int sandbox_seal(enum sandbox_mode mode, struct error *error)
 		return 0;
 	}
 	to_seal.is_due = false;
-	return judge(mode, "the second filter of seccomp",
+	return sandbox_judge(mode, "the second filter of seccomp",
 		seccomp_seal(to_seal.connects, to_seal.loads_code), error);
 }
 

@@ -283,7 +283,7 @@ struct filter {
 	int code;
 };
 
-static void add(struct filter *filter, uint32_t action, int call, uint32_t count,
+static void seccomp_add(struct filter *filter, uint32_t action, int call, uint32_t count,
 	const struct scmp_arg_cmp *arguments)
 {
 	if (filter->code == 0 && call >= 0) {
@@ -294,7 +294,7 @@ static void add(struct filter *filter, uint32_t action, int call, uint32_t count
 
 static void allow(struct filter *filter, int call)
 {
-	add(filter, SCMP_ACT_ALLOW, call, 0, NULL);
+	seccomp_add(filter, SCMP_ACT_ALLOW, call, 0, NULL);
 }
 
 static void allow_choices(struct filter *filter, const struct choice *list, size_t count)
@@ -303,7 +303,7 @@ static void allow_choices(struct filter *filter, const struct choice *list, size
 		const struct scmp_arg_cmp is_it = SCMP_CMP(list[i].argument_idx, SCMP_CMP_MASKED_EQ,
 			list[i].mask, list[i].value & list[i].mask);
 
-		add(filter, SCMP_ACT_ALLOW, list[i].call, 1, &is_it);
+		seccomp_add(filter, SCMP_ACT_ALLOW, list[i].call, 1, &is_it);
 	}
 }
 
@@ -317,7 +317,7 @@ static void allow_socket(struct filter *filter, int call, int family, int type, 
 		SCMP_A2(SCMP_CMP_EQ, (scmp_datum_t)protocol),
 	};
 
-	add(filter, SCMP_ACT_ALLOW, call, ARRAY_COUNT(is_it), is_it);
+	seccomp_add(filter, SCMP_ACT_ALLOW, call, ARRAY_COUNT(is_it), is_it);
 }
 
 static void allow_sockets(struct filter *filter, bool loads_code)
@@ -341,7 +341,7 @@ static void allow_sockets(struct filter *filter, bool loads_code)
 		const struct scmp_arg_cmp is_netlink =
 			SCMP_A0(SCMP_CMP_EQ, (scmp_datum_t)AF_NETLINK);
 
-		add(filter, SCMP_ACT_ALLOW, SCMP_SYS(socket), 1, &is_netlink);
+		seccomp_add(filter, SCMP_ACT_ALLOW, SCMP_SYS(socket), 1, &is_netlink);
 		allow_socket(filter, SCMP_SYS(socketpair), AF_UNIX, SOCK_STREAM, 0);
 	}
 }
@@ -359,10 +359,12 @@ static void allow_processes(struct filter *filter)
 		SCMP_A1(SCMP_CMP_EQ, 0),
 	};
 
-	add(filter, SCMP_ACT_ALLOW, SCMP_SYS(kill), 1, &is_ours);
-	add(filter, SCMP_ACT_ALLOW, SCMP_SYS(tgkill), 1, &is_ours);
-	add(filter, SCMP_ACT_ALLOW, SCMP_SYS(prlimit64), ARRAY_COUNT(reads_limit), reads_limit);
-	add(filter, SCMP_ACT_ALLOW, SCMP_SYS(setpriority), ARRAY_COUNT(is_thread), is_thread);
+	seccomp_add(filter, SCMP_ACT_ALLOW, SCMP_SYS(kill), 1, &is_ours);
+	seccomp_add(filter, SCMP_ACT_ALLOW, SCMP_SYS(tgkill), 1, &is_ours);
+	seccomp_add(
+		filter, SCMP_ACT_ALLOW, SCMP_SYS(prlimit64), ARRAY_COUNT(reads_limit), reads_limit);
+	seccomp_add(
+		filter, SCMP_ACT_ALLOW, SCMP_SYS(setpriority), ARRAY_COUNT(is_thread), is_thread);
 }
 
 /* The leak check of a sanitizer, at the end, is a process that stops and reads ours. */
@@ -374,7 +376,7 @@ static void allow_threads(struct filter *filter)
 	const struct scmp_arg_cmp flags =
 		SCMP_A0(SCMP_CMP_MASKED_EQ, namespaces | is_thread, is_thread);
 
-	add(filter, SCMP_ACT_ALLOW, SCMP_SYS(clone), 1, &flags);
+	seccomp_add(filter, SCMP_ACT_ALLOW, SCMP_SYS(clone), 1, &flags);
 	if (HAVE_SANITIZER) {
 		allow(filter, SCMP_SYS(personality));
 		allow(filter, SCMP_SYS(prctl));
@@ -382,13 +384,13 @@ static void allow_threads(struct filter *filter)
 	}
 }
 
-static void allow_memory(struct filter *filter, bool loads_code)
+static void seccomp_allow_memory(struct filter *filter, bool loads_code)
 {
 	const struct scmp_arg_cmp is_data = SCMP_A2(SCMP_CMP_MASKED_EQ, PROT_EXEC, 0);
 	const uint32_t count = loads_code ? 0 : 1;
 
-	add(filter, SCMP_ACT_ALLOW, SCMP_SYS(mmap), count, &is_data);
-	add(filter, SCMP_ACT_ALLOW, SCMP_SYS(mprotect), count, &is_data);
+	seccomp_add(filter, SCMP_ACT_ALLOW, SCMP_SYS(mmap), count, &is_data);
+	seccomp_add(filter, SCMP_ACT_ALLOW, SCMP_SYS(mprotect), count, &is_data);
 }
 
 static void write_list(struct filter *filter, bool loads_code)
@@ -410,11 +412,11 @@ static void write_list(struct filter *filter, bool loads_code)
 	allow_sockets(filter, loads_code);
 	allow_processes(filter);
 	allow_threads(filter);
-	allow_memory(filter, loads_code);
+	seccomp_allow_memory(filter, loads_code);
 	if (loads_code) {
 		allow_choices(filter, network_choices, ARRAY_COUNT(network_choices));
 	} else {
-		add(filter, SCMP_ACT_ALLOW, SCMP_SYS(sendto), ARRAY_COUNT(has_no_address),
+		seccomp_add(filter, SCMP_ACT_ALLOW, SCMP_SYS(sendto), ARRAY_COUNT(has_no_address),
 			has_no_address);
 	}
 }
@@ -425,19 +427,19 @@ static void write_seal(struct filter *filter, bool connects, bool loads_code)
 {
 	const uint32_t refused = SCMP_ACT_ERRNO(EPERM);
 
-	add(filter, refused, SCMP_SYS(fchmod), 0, NULL);
-	add(filter, refused, SCMP_SYS(io_uring_setup), 0, NULL);
-	add(filter, refused, SCMP_SYS(seccomp), 0, NULL);
+	seccomp_add(filter, refused, SCMP_SYS(fchmod), 0, NULL);
+	seccomp_add(filter, refused, SCMP_SYS(io_uring_setup), 0, NULL);
+	seccomp_add(filter, refused, SCMP_SYS(seccomp), 0, NULL);
 	if (!connects && !loads_code) {
-		add(filter, refused, SCMP_SYS(connect), 0, NULL);
-		add(filter, refused, SCMP_SYS(socket), 0, NULL);
+		seccomp_add(filter, refused, SCMP_SYS(connect), 0, NULL);
+		seccomp_add(filter, refused, SCMP_SYS(socket), 0, NULL);
 	}
 	if (!loads_code) {
-		add(filter, refused, SCMP_SYS(bind), 0, NULL);
+		seccomp_add(filter, refused, SCMP_SYS(bind), 0, NULL);
 	}
 }
 
-static void set(struct filter *filter, enum scmp_filter_attr attribute, uint32_t value)
+static void seccomp_set(struct filter *filter, enum scmp_filter_attr attribute, uint32_t value)
 {
 	if (filter->code == 0) {
 		filter->code = seccomp_attr_set(filter->context, attribute, value);
@@ -451,10 +453,10 @@ static int filter_begin(struct filter *filter, uint32_t rest)
 	if (filter->context == NULL) {
 		return -ENOMEM;
 	}
-	set(filter, SCMP_FLTATR_ACT_BADARCH, SCMP_ACT_KILL_PROCESS);
-	set(filter, SCMP_FLTATR_API_SYSRAWRC, 1);
-	set(filter, SCMP_FLTATR_CTL_NNP, 0);	  /* is set, and prctl() is gone */
-	set(filter, SCMP_FLTATR_CTL_OPTIMIZE, 2); /* a search, not a list */
+	seccomp_set(filter, SCMP_FLTATR_ACT_BADARCH, SCMP_ACT_KILL_PROCESS);
+	seccomp_set(filter, SCMP_FLTATR_API_SYSRAWRC, 1);
+	seccomp_set(filter, SCMP_FLTATR_CTL_NNP, 0);	  /* is set, and prctl() is gone */
+	seccomp_set(filter, SCMP_FLTATR_CTL_OPTIMIZE, 2); /* a search, not a list */
 	return filter->code;
 }
 
@@ -487,7 +489,8 @@ int seccomp_seal(bool connects, bool loads_code)
 	struct filter filter;
 
 	if (filter_begin(&filter, SCMP_ACT_ALLOW) == 0) {
-		set(&filter, SCMP_FLTATR_CTL_TSYNC, 1); /* the threads that are there, too */
+		seccomp_set(
+			&filter, SCMP_FLTATR_CTL_TSYNC, 1); /* the threads that are there, too */
 		write_seal(&filter, connects, loads_code);
 	}
 	return filter_end(&filter);

@@ -102,7 +102,7 @@ static int allow_system(struct sandbox *sandbox, struct error *error)
 }
 
 /* The file is removed at the end. */
-static int allow_memory(
+static int confine_allow_memory(
 	struct sandbox *sandbox, const struct server_export *entry, struct error *error)
 {
 	struct store_options options = entry->store;
@@ -138,7 +138,7 @@ static int allow_exports(
 				SANDBOX_READ | (entry->store.read_only ? 0 : SANDBOX_WRITE), NULL,
 				error);
 		}
-		rc = rc == 0 ? allow_memory(sandbox, entry, error) : rc;
+		rc = rc == 0 ? confine_allow_memory(sandbox, entry, error) : rc;
 	}
 	return rc;
 }

@@ -9,8 +9,8 @@
  */
 #pragma once
 
-#include "server/config.h"
-#include "server/credentials.h"
+#include "server/config/config.h"
+#include "server/listen/credentials.h"
 
 /* Becomes the user of the configuration, if it names one, to whom the sockets of the listeners are
  * given: the kernel names this user to those who connect. */

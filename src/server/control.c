@@ -16,12 +16,12 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "control/control.h"
-#include "server/metrics.h"
-#include "server/reload.h"
-#include "server/stats.h"
-#include "server/tracing.h"
-#include "server/upgrade.h"
-#include "server/upgrade_take.h"
+#include "server/change/reload.h"
+#include "server/observe/metrics.h"
+#include "server/observe/stats.h"
+#include "server/observe/tracing.h"
+#include "server/upgrade/take.h"
+#include "server/upgrade/upgrade.h"
 
 enum {
 	PATH_BYTES = 256,
@@ -114,7 +114,8 @@ int server_control_make_folder(void)
 	return mkdir(folder, 0755) < 0 && errno != EEXIST ? -errno : 0;
 }
 
-static int listen_at(struct listener *listener, const char *path, struct error *error)
+static int server_control_listen_at(
+	struct listener *listener, const char *path, struct error *error)
 {
 	char socket_path[PATH_BYTES];
 	struct export_uri uri = { .protocol = "nbd", .is_unix = true, .socket_path = socket_path };
@@ -238,7 +239,7 @@ static int listen_as_usual(struct listener *listener, struct error *error)
 		return rc;
 	}
 	snprintf(path, sizeof(path), "%s/%ld.sock", folder, (long)getpid());
-	return listen_at(listener, path, error);
+	return server_control_listen_at(listener, path, error);
 }
 
 int server_control_listen(
@@ -255,7 +256,7 @@ int server_control_listen(
 		(void)listen_as_usual(listener, error);
 		return 0;
 	}
-	rc = strcmp(path, "none") != 0 ? listen_at(listener, path, error) : 0;
+	rc = strcmp(path, "none") != 0 ? server_control_listen_at(listener, path, error) : 0;
 	if (rc < 0) {
 		error_prefix(error, "--control");
 	}
@@ -327,19 +328,19 @@ static const struct control_command stats_command = {
 
 /* --- rates and memory ---------------------------------------------------------------------- */
 
-static void tell_identities(struct engine *engine, void *context)
+static void server_control_tell_identities(struct engine *engine, void *context)
 {
 	GMB_UNUSED(context);
 	engine_identity_limits_changed(engine);
 }
 
 /* Every reactor hears of it, also when another one does not answer. */
-static int tell_all(const struct server_view *view)
+static int server_control_tell_all(const struct server_view *view)
 {
 	int rc = 0;
 
 	for (uint32_t i = 0; i < view->reactor_count; i++) {
-		int told = reactor_call(view->reactors[i], tell_identities, NULL);
+		int told = reactor_call(view->reactors[i], server_control_tell_identities, NULL);
 
 		rc = told < 0 ? told : rc;
 	}
@@ -373,7 +374,7 @@ static int parse_change(
 	return rc;
 }
 
-static int change_rule(const struct server_view *view, json_int_t rule,
+static int server_control_change_rule(const struct server_view *view, json_int_t rule,
 	const struct limit_change *change, struct error *error)
 {
 	int rc;
@@ -388,7 +389,7 @@ static int change_rule(const struct server_view *view, json_int_t rule,
 	} else {
 		rate_rules_set(view->rate_rules, (uint32_t)rule - 1, &change->rate, clock_now_ns());
 	}
-	rc = tell_all(view);
+	rc = server_control_tell_all(view);
 	if (rc < 0) {
 		return error_set(error, rc, "%s", server_call_error(rc));
 	}
@@ -413,7 +414,8 @@ static void begin_rate(void *context, struct control_client *client, const json_
 	}
 	rc = parse_change(&change, rate, memory, &error);
 	if (rc == 0) {
-		rc = change_rule(&control->view, json_integer_value(rule), &change, &error);
+		rc = server_control_change_rule(
+			&control->view, json_integer_value(rule), &change, &error);
 	}
 	if (rc < 0) {
 		control_fail(client, rc, error.text);

@@ -15,7 +15,7 @@
  */
 #pragma once
 
-#include "server/listen.h"
+#include "server/listen/listen.h"
 #include "server/reactor.h"
 
 struct reload;

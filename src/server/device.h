@@ -10,7 +10,7 @@
 
 #include "engine/export.h"
 #include "memory/p2pmem.h"
-#include "server/config.h"
+#include "server/config/config.h"
 
 struct device;
 

@@ -88,7 +88,7 @@ static int create_device(struct reactor *reactor, struct error *error)
 }
 
 /* On the reactor's thread. */
-static int begin(void *context, struct ring **ring_out, struct error *error)
+static int reactor_begin(void *context, struct ring **ring_out, struct error *error)
 {
 	const struct ring_options ring_options = { .is_confined = true };
 	struct reactor *reactor = context;
@@ -110,7 +110,7 @@ static int begin(void *context, struct ring **ring_out, struct error *error)
 	return 0;
 }
 
-static void end(void *context)
+static void reactor_end(void *context)
 {
 	struct reactor *reactor = context;
 
@@ -125,7 +125,7 @@ int reactor_create(
 	struct reactor *reactor = calloc(1, sizeof(*reactor));
 	char name[32];
 	const struct ring_thread_options thread = {
-		.name = name, .begin = begin, .end = end, .context = reactor
+		.name = name, .begin = reactor_begin, .end = reactor_end, .context = reactor
 	};
 	int rc;
 
@@ -200,7 +200,7 @@ struct adoption {
 	const struct session_record *record;
 };
 
-static void adopt(struct engine *engine, void *context)
+static void server_reactor_adopt(struct engine *engine, void *context)
 {
 	const struct adoption *adoption = context;
 
@@ -213,7 +213,7 @@ void reactor_adopt(struct reactor *reactor, const struct endpoint *endpoint,
 	struct adoption adoption = { endpoint, record };
 
 	atomic_fetch_add_explicit(&reactor->session_count, 1, memory_order_relaxed);
-	if (reactor_call(reactor, adopt, &adoption) < 0) {
+	if (reactor_call(reactor, server_reactor_adopt, &adoption) < 0) {
 		log_error("the connection from %s is closed: its thread does not answer",
 			endpoint->peer.text);
 		ring_socket_close(reactor->ring, endpoint->fd);

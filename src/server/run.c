@@ -40,7 +40,7 @@ void runner_init(struct runner *runner, const struct runner_options *options)
 	*runner = (struct runner){ .options = *options };
 }
 
-static bool is_replaced(const char *entry)
+static bool server_run_is_replaced(const char *entry)
 {
 	for (size_t i = 0; i < ARRAY_COUNT(replaced_variables); i++) {
 		size_t len = strlen(replaced_variables[i]);
@@ -78,7 +78,7 @@ static int build_environment(
 		return -ENOMEM;
 	}
 	for (size_t i = 0; i < count; i++) {
-		if (!is_replaced(environ[i])) {
+		if (!server_run_is_replaced(environ[i])) {
 			list[used++] = environ[i];
 		}
 	}

@@ -14,16 +14,16 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/manager.h"
-#include "server/accept.h"
+#include "server/change/reload.h"
 #include "server/control.h"
-#include "server/credentials.h"
 #include "server/device.h"
-#include "server/reach.h"
-#include "server/reload.h"
-#include "server/scrape.h"
+#include "server/listen/accept.h"
+#include "server/listen/credentials.h"
+#include "server/listen/reach.h"
+#include "server/observe/scrape.h"
 #include "server/server_state.h"
-#include "server/upgrade.h"
-#include "server/upgrade_take.h"
+#include "server/upgrade/take.h"
+#include "server/upgrade/upgrade.h"
 
 /* A stop takes no longer, as the manual says: a request that hangs inside the kernel cannot be
  * taken back, so then the process ends without its reactors. */
@@ -319,7 +319,7 @@ static bool admits_all(const struct server *server)
 	return admits;
 }
 
-static void serve(struct server *server)
+static void server_serve(struct server *server)
 {
 	const struct server_config *config = server->config;
 	char uri[URI_BYTES_MAX];
@@ -374,7 +374,7 @@ static void settle_reactors(struct server *server)
 	}
 }
 
-static void release(struct server *server)
+static void server_release(struct server *server)
 {
 	settle_reactors(server);
 	for (uint32_t i = 0; i < server->reactor_count; i++) {
@@ -433,9 +433,9 @@ int server_run(struct server_config *config, const struct session_kind *const *k
 			error);
 	}
 	if (rc == 0 && server.phase == SERVER_SERVING) {
-		serve(&server);
+		server_serve(&server);
 	}
-	release(&server);
+	server_release(&server);
 	*exit_status = server.exit_status;
 	return rc;
 }

@@ -15,7 +15,7 @@
 #pragma once
 
 #include "engine/engine.h"
-#include "server/config.h"
+#include "server/config/config.h"
 
 /* kinds: the protocols it can speak. In the place of another process, what commands have added
  * there is appended to config. Returns 0 after a clean stop; *exit_status is then 0, or that of the

@@ -11,17 +11,17 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/manager.h"
-#include "server/accept.h"
+#include "server/change/reload.h"
+#include "server/change/snapshot.h"
 #include "server/confine.h"
 #include "server/control.h"
-#include "server/credentials.h"
 #include "server/device.h"
-#include "server/reload.h"
-#include "server/scrape.h"
+#include "server/listen/accept.h"
+#include "server/listen/credentials.h"
+#include "server/observe/scrape.h"
 #include "server/server_state.h"
-#include "server/snapshot.h"
-#include "server/upgrade.h"
-#include "server/upgrade_take.h"
+#include "server/upgrade/take.h"
+#include "server/upgrade/upgrade.h"
 
 enum {
 	START_REPORT_MS = 1000, /* how often it is said how far the stores have started */
@@ -63,8 +63,7 @@ static struct engine_limits reactor_limits(const struct server_limits *limits)
 	out.sessions_max = limits->connections_max;
 	out.handshakes_max = share_of(limits->handshakes_max, limits->threads);
 	out.handshake_timeout_ns = limits->handshake_timeout_ns;
-	out.idle_timeout_ns =
-		limits->idle_timeout_ns != SERVER_IDLE_OFF ? limits->idle_timeout_ns : 0;
+	out.idle_timeout_ns = limits->idle_timeout_ns;
 	out.inflight_per_session_max = limits->inflight_max;
 	out.inflight_max = share_of(limits->inflight_total_max, limits->threads);
 	out.memory_bytes_max = limits->memory_bytes / limits->threads;
@@ -155,7 +154,7 @@ static int start_accepting(struct server *server, struct error *error)
 	return rc;
 }
 
-static void has_news(void *context)
+static void server_start_has_news(void *context)
 {
 	server_wake(context);
 }
@@ -198,7 +197,7 @@ static int start_reload(struct server *server, struct error *error)
 		.credentials = server->credentials,
 		.reactors = server->reactors,
 		.reactor_count = server->reactor_count,
-		.wake = has_news,
+		.wake = server_start_has_news,
 		.changed = exports_have_changed,
 		.context = server,
 	};
@@ -231,7 +230,7 @@ static void begin_control(struct server *server)
 /* The rings are made before the sandbox is sealed. The sockets of an upgrade are the other
  * process's until this one serves: of two that wait there, a client may wake the one that leaves.
  */
-static int start_control(struct server *server, struct error *error)
+static int server_start_control(struct server *server, struct error *error)
 {
 	struct server_view view;
 	int rc;
@@ -259,7 +258,7 @@ static bool is_ignored(int signal_number)
 }
 
 /* Blocks our signals before any thread starts, so that only signal_fd sees them. */
-static int take_signals(struct server *server, struct error *error)
+static int server_start_take_signals(struct server *server, struct error *error)
 {
 	sigset_t ours;
 
@@ -362,7 +361,7 @@ static int start_first_stores(struct server *server, struct error *error)
 		.reactors = server->reactors,
 		.reactor_count = server->reactor_count,
 		.is_taking = server->take != NULL,
-		.wake = has_news,
+		.wake = server_start_has_news,
 		.context = server,
 	};
 	return start_stores(server, false, error);
@@ -400,7 +399,7 @@ static void finish_take(struct server *server)
 }
 
 /* The sockets of clients, the control socket and that of metrics, and the memory of a device. */
-static int open_places(struct server *server, struct error *error)
+static int server_start_open_places(struct server *server, struct error *error)
 {
 	const struct server_config *config = server->config;
 	int rc = listeners_open(config, server->take, server->kinds, server->kind_count,
@@ -430,7 +429,7 @@ static int become_user(struct server *server, struct error *error)
 /* What is open is given to the user. */
 static int start_alone(struct server *server, struct error *error)
 {
-	int rc = open_places(server, error);
+	int rc = server_start_open_places(server, error);
 
 	return rc == 0 ? become_user(server, error) : rc;
 }
@@ -450,7 +449,7 @@ static int start_taking(struct server *server, struct server_config *config, str
 	if (rc == 0) {
 		rc = upgrade_take_begin(server->take, config, error);
 	}
-	return rc == 0 ? open_places(server, error) : rc;
+	return rc == 0 ? server_start_open_places(server, error) : rc;
 }
 
 static bool has_control(const struct server_config *config)
@@ -463,7 +462,7 @@ int server_start(struct server *server, struct server_config *config, struct err
 	int rc;
 
 	runner_raise_file_limit(server->file_limit);
-	rc = take_signals(server, error);
+	rc = server_start_take_signals(server, error);
 	if (rc == 0) {
 		rc = upgrade_take_find(config, &server->take, error);
 	}
@@ -505,7 +504,7 @@ int server_start(struct server *server, struct server_config *config, struct err
 		rc = start_upgrade(server, error);
 	}
 	if (rc == 0) {
-		rc = start_control(server, error);
+		rc = server_start_control(server, error);
 	}
 	if (rc == 0) {
 		rc = start_first_stores(server, error);

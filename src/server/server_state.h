@@ -12,11 +12,11 @@
 
 #include "base/error.h"
 #include "engine/engine.h"
-#include "server/exports.h"
-#include "server/listen.h"
-#include "server/record.h"
+#include "server/change/exports.h"
+#include "server/listen/listen.h"
 #include "server/run.h"
 #include "server/starts.h"
+#include "server/upgrade/record.h"
 
 enum server_phase {
 	SERVER_STARTING, /* waits for stores that have to be started */

@@ -6,7 +6,7 @@
 #include "server/control.h"
 
 /* Whether what is on the disk is the other process's until it has settled. */
-static bool is_late(const struct starts *starts, const struct export *export)
+static bool starts_is_late(const struct starts *starts, const struct export *export)
 {
 	return starts->is_taking && store_settles(export->store);
 }
@@ -43,7 +43,7 @@ static int begin_store(struct starts *starts, uint32_t index, struct error *erro
 
 	export->start.done = has_started;
 	export->start.context = starts;
-	export->start.is_quiet = is_late(starts, export);
+	export->start.is_quiet = starts_is_late(starts, export);
 	rc = reactor_call(starts->reactors[index % starts->reactor_count], start_store, export);
 	return rc < 0 ? error_set(error, rc, "%s", server_call_error(rc)) : 0;
 }
@@ -57,7 +57,7 @@ int starts_begin(struct starts *starts, bool late, struct error *error)
 	for (uint32_t i = 0; rc == 0 && i < starts->exports->count; i++) {
 		const struct export *export = starts->exports->exports[i];
 
-		if (store_needs_start(export->store) && is_late(starts, export) == late) {
+		if (store_needs_start(export->store) && starts_is_late(starts, export) == late) {
 			rc = begin_store(starts, i, error);
 			starts->begun_count += rc == 0;
 		}
@@ -108,7 +108,7 @@ int starts_end(const struct starts *starts, bool late, struct error *error)
 		}
 	}
 	for (uint32_t i = 0; i < starts->exports->count; i++) {
-		if (is_late(starts, starts->exports->exports[i]) == late) {
+		if (starts_is_late(starts, starts->exports->exports[i]) == late) {
 			served_choose_epoch(starts->exports->list[i], NULL);
 		}
 	}

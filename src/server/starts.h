@@ -9,7 +9,7 @@
  */
 #pragma once
 
-#include "server/exports.h"
+#include "server/change/exports.h"
 #include "server/reactor.h"
 
 struct starts {

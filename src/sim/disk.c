@@ -283,7 +283,7 @@ void sim_disk_lose(struct sim_disk *disk)
 	}
 }
 
-static bool is_zero(const uint8_t *bytes, size_t len)
+static bool disk_is_zero(const uint8_t *bytes, size_t len)
 {
 	for (size_t i = 0; i < len; i++) {
 		if (bytes[i] != 0) {
@@ -319,7 +319,7 @@ void sim_disk_crash(struct sim_disk *disk)
 		memcpy(page->current, page->durable, SIM_PAGE_BYTES);
 		memset(page->since, 0, sizeof(page->since));
 		page->dirty = 0;
-		page->hole = page->hole && is_zero(page->current, SIM_PAGE_BYTES);
+		page->hole = page->hole && disk_is_zero(page->current, SIM_PAGE_BYTES);
 	}
 }
 
@@ -351,7 +351,7 @@ struct sim_disk *sim_disk_crash_copy(struct sim_disk *disk, const char *name)
 			}
 		}
 		memcpy(to->current, to->durable, SIM_PAGE_BYTES);
-		to->hole = page->hole && is_zero(to->current, SIM_PAGE_BYTES);
+		to->hole = page->hole && disk_is_zero(to->current, SIM_PAGE_BYTES);
 	}
 	sim_zones_crash_copy(disk, copy);
 	return copy;

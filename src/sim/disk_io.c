@@ -62,7 +62,8 @@ struct sim_file *sim_disk_file(int fd)
 
 /* --- stalling ------------------------------------------------------------------------------ */
 
-static bool park(struct sim_disk *disk, struct sim_op *sop, void (*step)(struct sim_op *sop))
+static bool disk_io_park(
+	struct sim_disk *disk, struct sim_op *sop, void (*step)(struct sim_op *sop))
 {
 	if (disk->stalled) {
 		sop->step = step;
@@ -155,7 +156,7 @@ static void transfer_step(struct sim_op *sop)
 	size_t room;
 	size_t piece;
 
-	if (park(disk, sop, transfer_step)) {
+	if (disk_io_park(disk, sop, transfer_step)) {
 		return;
 	}
 	room = transfer_room(disk, sop, &error);
@@ -271,7 +272,7 @@ static void fsync_step(struct sim_op *sop)
 	struct sim_file *file = sim_disk_file(sop->fd);
 	struct sim_disk *disk = file->disk;
 
-	if (park(disk, sop, fsync_step)) {
+	if (disk_io_park(disk, sop, fsync_step)) {
 		return;
 	}
 	if (sop->planned_error == -EIO) {
@@ -313,7 +314,7 @@ static void allocate_step(struct sim_op *sop)
 	struct sim_disk *disk = sim_disk_file(sop->fd)->disk;
 	int result = sop->planned_error;
 
-	if (park(disk, sop, allocate_step)) {
+	if (disk_io_park(disk, sop, allocate_step)) {
 		return;
 	}
 	if (result != 0) {

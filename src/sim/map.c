@@ -48,7 +48,7 @@ void disk_map_destroy(struct disk_map *map)
 	}
 }
 
-static bool is_resident(const struct disk_map *map, uint64_t offset, uint64_t end)
+static bool sim_map_is_resident(const struct disk_map *map, uint64_t offset, uint64_t end)
 {
 	for (uint64_t at = align_down(offset, SIM_PAGE_BYTES); at < end; at += SIM_PAGE_BYTES) {
 		const struct sim_page *page = sim_page_find(map->disk, at / SIM_PAGE_BYTES);
@@ -63,7 +63,7 @@ static bool is_resident(const struct disk_map *map, uint64_t offset, uint64_t en
 const void *disk_map_view(struct disk_map *map, uint64_t offset, uint64_t length)
 {
 	if (!range_inside(offset, length, MIN(map->size, map->disk->size)) ||
-		!is_resident(map, offset, offset + length)) {
+		!sim_map_is_resident(map, offset, offset + length)) {
 		return NULL;
 	}
 	sim_cache_read(map->disk, offset, map->area + offset, length);
@@ -72,7 +72,7 @@ const void *disk_map_view(struct disk_map *map, uint64_t offset, uint64_t length
 
 bool disk_map_has(const struct disk_map *map, uint64_t offset)
 {
-	return offset < map->size && is_resident(map, offset, offset + 1);
+	return offset < map->size && sim_map_is_resident(map, offset, offset + 1);
 }
 
 size_t sim_map_readable(const void *at, size_t len)

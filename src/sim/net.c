@@ -381,7 +381,7 @@ static int send_fault(const struct sim_socket *socket)
 }
 
 /* Copies the next piece of the send into the pipe; returns how much went. */
-static size_t send_piece(struct sim_socket *socket, size_t left)
+static size_t sim_net_send_piece(struct sim_socket *socket, size_t left)
 {
 	struct sim_op *sop = socket->send;
 	struct sim_pipe *pipe = &socket->peer->in;
@@ -429,7 +429,7 @@ static void send_pump(void *arg, uint64_t value)
 		return;
 	}
 	pipe_reserve(pipe, pipe->capacity);
-	send_piece(socket, sim_partial(room));
+	sim_net_send_piece(socket, sim_partial(room));
 	send_finish(socket, (int)sop->moved);
 }
 

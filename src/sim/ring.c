@@ -201,7 +201,7 @@ static void op_release(struct sim_op *sop)
 	op->result = sop->result;
 }
 
-static bool has_news(const struct ring *ring)
+static bool ring_has_news(const struct ring *ring)
 {
 	return !list_is_empty(&ring->ready) || ring->messages_due;
 }
@@ -237,7 +237,7 @@ static bool ring_has_work(struct ring *ring)
 	if (sources_have_work(ring)) {
 		return true;
 	}
-	if (!has_news(ring)) {
+	if (!ring_has_news(ring)) {
 		return false;
 	}
 	return ring->limited || ring->urgent_count > 0 || ring->spin_ns > 0 ||
@@ -259,7 +259,7 @@ static void time_passed(void *arg, uint64_t value)
 
 static bool is_readable(const struct ring *ring)
 {
-	return ring->woken || has_news(ring);
+	return ring->woken || ring_has_news(ring);
 }
 
 /* Something has become ready: wakes who polls, and makes sure that a wait for a batch ends. */
@@ -289,7 +289,7 @@ static void ring_idle(struct ring *ring)
 	if (ring->spin_ns > 0 && !list_is_empty(&ring->sources.list)) {
 		sim_event_add(ring->spin_ns, time_passed, NULL, 0); /* then it arms them */
 	}
-	if (has_news(ring)) {
+	if (ring_has_news(ring)) {
 		ring_kick(ring);
 	}
 }
@@ -322,7 +322,7 @@ static int run_messages(struct ring *ring)
 	return count;
 }
 
-static int run_sources(struct ring *ring)
+static int ring_run_sources(struct ring *ring)
 {
 	int count = ring->source_events + sources_poll(&ring->sources);
 
@@ -368,7 +368,7 @@ static int ring_batch(struct ring *ring)
 	}
 	count += run_messages(ring);
 	if (ring->source_events > 0 || !list_is_empty(&ring->sources.list)) {
-		count += run_sources(ring);
+		count += ring_run_sources(ring);
 	}
 	list_for_each(node, &ring->batch_ends)
 	{

@@ -36,12 +36,12 @@ static struct shared_file *find(const char *name)
 }
 
 /* As for a file that belongs to another user. */
-static int refuse(const char *path, struct error *error)
+static int sim_shared_refuse(const char *path, struct error *error)
 {
 	return error_set(error, -EPERM, "'%s' belongs to another user", path);
 }
 
-static struct shared_file *make(const char *name)
+static struct shared_file *sim_shared_make(const char *name)
 {
 	struct shared_file *file = calloc(1, sizeof(*file));
 
@@ -73,7 +73,7 @@ static void destroy(struct shared_file *file)
 	free(file);
 }
 
-static struct shared_file *find_in(const char *folder)
+static struct shared_file *sim_shared_find_in(const char *folder)
 {
 	list_for_each(node, &files)
 	{
@@ -88,16 +88,16 @@ static struct shared_file *find_in(const char *folder)
 
 void sim_shared_copy(const char *from, const char *to)
 {
-	const struct shared_file *source = find_in(from);
+	const struct shared_file *source = sim_shared_find_in(from);
 	struct shared_file *file;
 	char name[256];
 
-	GMB_ASSERT(find_in(to) == NULL);
+	GMB_ASSERT(sim_shared_find_in(to) == NULL);
 	if (source == NULL) {
 		return;
 	}
 	snprintf(name, sizeof(name), "%s%s", to, source->name + strlen(from));
-	file = make(name);
+	file = sim_shared_make(name);
 	resize(file, source->size);
 	if (source->size > 0) {
 		memcpy(file->bytes, source->bytes, source->size);
@@ -106,7 +106,7 @@ void sim_shared_copy(const char *from, const char *to)
 
 uint8_t *sim_shared_find(const char *folder, uint64_t *size_out)
 {
-	const struct shared_file *file = find_in(folder);
+	const struct shared_file *file = sim_shared_find_in(folder);
 
 	*size_out = file == NULL ? 0 : file->size;
 	return file == NULL ? NULL : file->bytes;
@@ -114,17 +114,17 @@ uint8_t *sim_shared_find(const char *folder, uint64_t *size_out)
 
 void sim_shared_remove(const char *folder)
 {
-	destroy(find_in(folder));
+	destroy(sim_shared_find_in(folder));
 }
 
 bool sim_shared_is_open(const char *folder)
 {
-	return find_in(folder)->is_open;
+	return sim_shared_find_in(folder)->is_open;
 }
 
 void sim_shared_give_away(const char *folder)
 {
-	find_in(folder)->is_foreign = true;
+	sim_shared_find_in(folder)->is_foreign = true;
 }
 
 void sim_shared_reboot(void)
@@ -158,10 +158,10 @@ int disk_shared_open(
 		return error_set(error, result, "cannot open '%s': %s", path, strerror(-result));
 	}
 	if (file == NULL) {
-		file = make(path);
+		file = sim_shared_make(path);
 	}
 	if (file->is_foreign) {
-		return refuse(path, error);
+		return sim_shared_refuse(path, error);
 	}
 	if (file->is_open) {
 		return error_set(error, -EBUSY, "another process uses '%s'", path);
@@ -183,7 +183,7 @@ int disk_shared_peek(
 		return error_set(error, -ENOENT, "cannot open '%s': %s", path, strerror(ENOENT));
 	}
 	if (file->is_foreign) {
-		return refuse(path, error);
+		return sim_shared_refuse(path, error);
 	}
 	if (file->bytes != NULL) {
 		memcpy(bytes, file->bytes, MIN((uint64_t)count, file->size));

@@ -362,7 +362,7 @@ struct thread_call {
 	bool over;
 };
 
-static void deliver_call(struct ring *ring, struct ring_message *message)
+static void world_deliver_call(struct ring *ring, struct ring_message *message)
 {
 	struct thread_call *call = container_of(message, struct thread_call, message);
 
@@ -383,7 +383,7 @@ int ring_thread_call(struct ring_thread *thread, void (*call)(void *context), vo
 
 	GMB_ASSERT(posted != NULL);
 	*posted = (struct thread_call){
-		.message.deliver = deliver_call, .call = call, .context = context
+		.message.deliver = world_deliver_call, .call = call, .context = context
 	};
 	ring_post(thread->ring, &posted->message);
 	while (!posted->over && sim_world.now_ns < end_ns && sim_step()) {

@@ -130,7 +130,8 @@ static void conn_free(struct conn *conn)
 
 /* --- what the libraries say to each other ----------------------------------------------------- */
 
-static void say(struct conn *conn, enum switch_type type, struct switch_message message)
+static void sockets_conn_say(
+	struct conn *conn, enum switch_type type, struct switch_message message)
 {
 	if (conn->clan != NULL) {
 		/* The control ring has room for many more than a connection says in its life. Who
@@ -144,7 +145,7 @@ void conn_go(struct conn *conn)
 {
 	if (switch_can_go(&conn->side) && conn->clan != NULL &&
 		atomic_load(&conn->plain_writers) == 0) {
-		say(conn, SWITCH_GO, switch_go(&conn->side));
+		sockets_conn_say(conn, SWITCH_GO, switch_go(&conn->side));
 	}
 }
 
@@ -153,17 +154,17 @@ void conn_say_may(struct conn *conn)
 	if (conn_is_carried(conn) && !conn->side.may_said && conn->clan != NULL &&
 		atomic_load(&conn->plain_readers) == 0) {
 		conn->side.may_said = true;
-		say(conn, SWITCH_MAY, (struct switch_message){ 0 });
+		sockets_conn_say(conn, SWITCH_MAY, (struct switch_message){ 0 });
 	}
 }
 
-static void leave(struct conn *conn)
+static void sockets_conn_leave(struct conn *conn)
 {
 	struct switch_message message;
 
 	if (switch_leave(&conn->side, &message)) {
 		stats->back++;
-		say(conn, SWITCH_BACK, message);
+		sockets_conn_say(conn, SWITCH_BACK, message);
 		conn_touch(conn, TOUCH_OUT);
 	}
 }
@@ -197,7 +198,7 @@ static void conn_closes(struct conn *conn, int fd)
 		(void)REAL(setsockopt)(conn->fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
 	}
 	unwatch_tcp(conn);
-	leave(conn);
+	sockets_conn_leave(conn);
 }
 
 void object_remove(int fd)
@@ -341,7 +342,7 @@ void conn_leave(struct conn *conn, enum sockets_reason reason)
 		stats->reasons[reason]++;
 		stats_log(false, "descriptor %d goes back to TCP: %s", conn->fd,
 			stats_reason_names[reason]);
-		leave(conn);
+		sockets_conn_leave(conn);
 		conn_settle(conn);
 	}
 }
@@ -428,7 +429,7 @@ void conn_take_messages(struct conn *conn)
 		}
 		if (result == 1) {
 			stats->reasons[REASON_PEER]++;
-			leave(conn);
+			sockets_conn_leave(conn);
 			conn_settle(conn);
 		}
 	}

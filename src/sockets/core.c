@@ -108,7 +108,7 @@ bool core_lock(void)
 	return true;
 }
 
-static void unlock(void)
+static void sockets_core_unlock(void)
 {
 	int old = cancel_state;
 
@@ -143,7 +143,7 @@ void core_unlock(void)
 		}
 	}
 	core.news = false;
-	unlock();
+	sockets_core_unlock();
 }
 
 /* --- the queue -------------------------------------------------------------------------------- */
@@ -264,7 +264,7 @@ static int wait_until_seen(uint32_t left)
 	long result;
 
 	core.kick_waiters++;
-	unlock();
+	sockets_core_unlock();
 	result = syscall(SYS_futex, &core.kick_left, FUTEX_WAIT_PRIVATE, left, &limit, NULL, 0);
 	result = result < 0 ? -errno : 0;
 	GMB_ASSERT(core_lock()); /* it was ours before */
@@ -296,7 +296,7 @@ int core_sleep(uint64_t *epoch_out)
 	}
 	*epoch_out = core.kick_epoch;
 	atomic_fetch_add(&core.sleepers, 1);
-	unlock();
+	sockets_core_unlock();
 	return 0;
 }
 

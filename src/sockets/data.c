@@ -43,7 +43,7 @@ struct part {
 static struct part rest;   /* of what a call has not done yet */
 static struct part ranged; /* of it, what is in one place */
 
-static void cut(
+static void data_cut(
 	struct part *part, const struct iovec *iov, int iov_count, size_t skip, size_t bytes)
 {
 	part->count = 0;
@@ -86,7 +86,7 @@ static ssize_t ring_read(struct conn *conn, const struct iovec *iov, int iov_cou
 		return -EPIPE;
 	}
 	if (limit < iov_bytes(iov, iov_count)) {
-		cut(&ranged, iov, iov_count, 0, (size_t)limit);
+		data_cut(&ranged, iov, iov_count, 0, (size_t)limit);
 		got = clan_readv(conn->clan, ranged.iov, (uint32_t)ranged.count, 0);
 	} else {
 		got = clan_readv(conn->clan, iov, (uint32_t)iov_count, 0);
@@ -116,7 +116,7 @@ static ssize_t tcp_receive(
 	struct msghdr message = { .msg_iov = ranged.iov };
 	ssize_t got;
 
-	cut(&ranged, iov, iov_count, 0, limit);
+	data_cut(&ranged, iov, iov_count, 0, limit);
 	message.msg_iovlen = (size_t)ranged.count;
 	got = REAL(recvmsg)(conn->fd, &message, MSG_DONTWAIT | (peek ? MSG_PEEK : 0));
 	if (got < 0) {
@@ -273,7 +273,7 @@ static ssize_t peek_all(struct conn *conn, const struct iovec *iov, int iov_coun
 		tcp_has_bytes(conn)) {
 		struct msghdr message = { .msg_iov = ranged.iov };
 
-		cut(&ranged, iov, iov_count, done, total - done);
+		data_cut(&ranged, iov, iov_count, done, total - done);
 		message.msg_iovlen = (size_t)ranged.count;
 		got = REAL(recvmsg)(conn->fd, &message, MSG_DONTWAIT | MSG_PEEK);
 	}
@@ -556,7 +556,7 @@ static uint64_t deadline_of(uint64_t limit_ns)
 
 /* A blocking call has nothing to do. *deadline_ns: UINT64_MAX until it is known. 0, or -EAGAIN or
  * -EINTR: the call ends. */
-static int wait_for(struct conn *conn, short events, uint64_t limit_ns, uint64_t *deadline_ns)
+static int data_wait_for(struct conn *conn, short events, uint64_t limit_ns, uint64_t *deadline_ns)
 {
 	int result;
 
@@ -634,7 +634,7 @@ ssize_t data_recv(
 		} else if (done == 0 || peek) {
 			got = data_receive(conn, iov, iov_count, flags);
 		} else {
-			cut(&rest, iov, iov_count, done, total - done);
+			data_cut(&rest, iov, iov_count, done, total - done);
 			got = data_receive(conn, rest.iov, rest.count, flags);
 		}
 		if (got > 0) {
@@ -664,7 +664,7 @@ ssize_t data_recv(
 			break;
 		}
 		/* Bytes that are peeked at stay: the socket is ready, but not for more. */
-		got = wait_for(conn, peek && done > 0 ? 0 : in_events(conn), conn->in_limit_ns,
+		got = data_wait_for(conn, peek && done > 0 ? 0 : in_events(conn), conn->in_limit_ns,
 			&deadline_ns);
 		if (got != 0) {
 			break;
@@ -692,7 +692,7 @@ static int send_locked(
 		if (done == 0) {
 			sent = data_send(conn, iov, iov_count);
 		} else {
-			cut(&rest, iov, iov_count, done, total - done);
+			data_cut(&rest, iov, iov_count, done, total - done);
 			sent = data_send(conn, rest.iov, rest.count);
 		}
 		if (sent >= 0) {
@@ -716,7 +716,7 @@ static int send_locked(
 				sent = 0;
 			}
 		} else {
-			sent = wait_for(conn, POLLOUT, conn->out_limit_ns, &deadline_ns);
+			sent = data_wait_for(conn, POLLOUT, conn->out_limit_ns, &deadline_ns);
 		}
 		if (sent == -EINTR && data_restarts()) {
 			sent = 0;
@@ -730,7 +730,7 @@ static int send_locked(
 }
 
 /* The end of a call that sends. */
-static ssize_t sent_all(size_t done, int result, int flags)
+static ssize_t data_sent_all(size_t done, int result, int flags)
 {
 	if (done > 0) {
 		return (ssize_t)done;
@@ -758,5 +758,5 @@ ssize_t data_sendv(
 	}
 	*plain_out = done == 0 && result == 0;
 	core_unlock();
-	return sent_all(done, result, flags);
+	return data_sent_all(done, result, flags);
 }

@@ -150,7 +150,7 @@ static void add_core(struct set *set)
 }
 
 /* To be looked at in the next epoll_wait(). */
-static void make_ready(struct member *member)
+static void epoll_make_ready(struct member *member)
 {
 	member->edge_in = true;
 	member->edge_out = true;
@@ -164,7 +164,7 @@ static void manage(struct member *member)
 	member->managed = true;
 	member->set->managed++;
 	add_core(member->set);
-	make_ready(member);
+	epoll_make_ready(member);
 	core.news = true;
 }
 
@@ -282,7 +282,7 @@ static int control_managed(
 		}
 		member->event = *event;
 		member->disabled = false;
-		make_ready(member);
+		epoll_make_ready(member);
 		/* Another thread may sleep in the set, and has not looked for this. */
 		core.news = core.news || is_ready(member);
 		return 0;
@@ -395,7 +395,7 @@ static void spread_touches(void)
 }
 
 /* Takes ready members, each at most once and in turn. */
-static int take_ready(struct set *set, struct epoll_event *events, int max)
+static int epoll_take_ready(struct set *set, struct epoll_event *events, int max)
 {
 	struct list_node again;
 	int count = 0;
@@ -451,7 +451,7 @@ bool epoll_set_is_ready(struct set *set)
 
 /* Removes the events of our own descriptor, and of our parent's in a set that both use. True: there
  * were some. */
-static bool remove_own(struct epoll_event *events, int *count)
+static bool epoll_remove_own(struct epoll_event *events, int *count)
 {
 	bool found = false;
 
@@ -470,7 +470,7 @@ static int look_at_kernel(struct set *set, struct epoll_event *events, int max)
 	int count = REAL(epoll_wait)(set->fd, events, max, 0);
 
 	set->looks = 0;
-	if (count > 0 && remove_own(events, &count)) {
+	if (count > 0 && epoll_remove_own(events, &count)) {
 		core_look(true);
 	}
 	return MAX(count, 0);
@@ -524,20 +524,20 @@ static int sleep_in_kernel(struct set *set, struct epoll_event *events, int max,
 		set->fd, events, max, deadline_ns != UINT64_MAX ? &left : NULL, mask);
 	pthread_cleanup_pop(0);
 	core_slept(sleep.epoch);
-	if (count > 0 && remove_own(events, &count)) {
+	if (count > 0 && epoll_remove_own(events, &count)) {
 		core_look(true);
 	}
 	return count;
 }
 
-static int take_locked(struct set *set, struct epoll_event *events, int max, uint64_t deadline_ns,
-	const sigset_t *mask)
+static int epoll_take_locked(struct set *set, struct epoll_event *events, int max,
+	uint64_t deadline_ns, const sigset_t *mask)
 {
 	for (;;) {
 		int count;
 
 		core_look(false);
-		count = take_ready(set, events, max);
+		count = epoll_take_ready(set, events, max);
 		if (count > 0) {
 			if (count < max && kernel_is_due(set)) {
 				count += look_at_kernel(set, events + count, max - count);
@@ -546,7 +546,7 @@ static int take_locked(struct set *set, struct epoll_event *events, int max, uin
 		}
 		if (deadline_ns == 0) {
 			count = look_at_kernel(set, events, max);
-			return count > 0 ? count : take_ready(set, events, max);
+			return count > 0 ? count : epoll_take_ready(set, events, max);
 		}
 		count = sleep_in_kernel(set, events, max, deadline_ns, mask);
 		if (count != 0) {
@@ -613,7 +613,7 @@ int epoll_take(struct set *set, struct epoll_event *events, int max, const struc
 		if (count == -EAGAIN) {
 			continue;
 		}
-		if (count <= 0 || !remove_own(events, &count) || count > 0) {
+		if (count <= 0 || !epoll_remove_own(events, &count) || count > 0) {
 			return count;
 		}
 		if (!set_has_core(set)) {
@@ -628,7 +628,7 @@ int epoll_take(struct set *set, struct epoll_event *events, int max, const struc
 	if (!core_lock()) {
 		return -EINTR;
 	}
-	count = take_locked(set, events, max, deadline_ns, mask);
+	count = epoll_take_locked(set, events, max, deadline_ns, mask);
 	core_unlock();
 	return count;
 }

@@ -27,7 +27,7 @@ enum {
 };
 
 /* Negative errno as the C library gives it. */
-static ssize_t give(ssize_t result)
+static ssize_t hooks_data_give(ssize_t result)
 {
 	if (result < 0) {
 		errno = (int)-result;
@@ -87,7 +87,7 @@ static ssize_t receive_ours(
 
 /* The one way in of all calls that read. file: read() and readv(), which take no flags. Returns
  * false when the kernel is to do it, before *call ends. */
-static bool receive(int fd, const struct iovec *iov, int iov_count, int flags,
+static bool hooks_data_receive(int fd, const struct iovec *iov, int iov_count, int flags,
 	struct plain_call *call, ssize_t *result)
 {
 	for (;;) {
@@ -108,14 +108,14 @@ static bool receive(int fd, const struct iovec *iov, int iov_count, int flags,
 		}
 		*result = receive_ours(call->conn, iov, iov_count, flags, &plain);
 		if (!plain) {
-			*result = give(*result);
+			*result = hooks_data_give(*result);
 			return true;
 		}
 	}
 }
 
 /* After the kernel did it. */
-static ssize_t received(struct plain_call *call, ssize_t got, int flags)
+static ssize_t hooks_data_received(struct plain_call *call, ssize_t got, int flags)
 {
 	call->bytes = (flags & MSG_PEEK) != 0 ? 0 : got;
 	return got;
@@ -130,10 +130,10 @@ EXPORT ssize_t read(int fd, void *buffer, size_t bytes)
 	if (object_at(fd) == NULL || bytes == 0) {
 		return REAL(read)(fd, buffer, bytes);
 	}
-	if (receive(fd, &iov, 1, 0, &call, &got)) {
+	if (hooks_data_receive(fd, &iov, 1, 0, &call, &got)) {
 		return got;
 	}
-	return received(&call, REAL(read)(fd, buffer, bytes), 0);
+	return hooks_data_received(&call, REAL(read)(fd, buffer, bytes), 0);
 }
 
 static bool is_empty(const struct iovec *iov, int iov_count)
@@ -154,10 +154,10 @@ EXPORT ssize_t readv(int fd, const struct iovec *iov, int iov_count)
 	if (object_at(fd) == NULL || is_empty(iov, iov_count)) {
 		return REAL(readv)(fd, iov, iov_count);
 	}
-	if (receive(fd, iov, iov_count, 0, &call, &got)) {
+	if (hooks_data_receive(fd, iov, iov_count, 0, &call, &got)) {
 		return got;
 	}
-	return received(&call, REAL(readv)(fd, iov, iov_count), 0);
+	return hooks_data_received(&call, REAL(readv)(fd, iov, iov_count), 0);
 }
 
 EXPORT ssize_t recvfrom(
@@ -170,13 +170,14 @@ EXPORT ssize_t recvfrom(
 	if (object_at(fd) == NULL) {
 		return REAL(recvfrom)(fd, buffer, bytes, flags, address, length);
 	}
-	if (receive(fd, &iov, 1, flags, &call, &got)) {
+	if (hooks_data_receive(fd, &iov, 1, flags, &call, &got)) {
 		if (got >= 0 && address != NULL && length != NULL) {
 			*length = 0; /* as TCP does */
 		}
 		return got;
 	}
-	return received(&call, REAL(recvfrom)(fd, buffer, bytes, flags, address, length), flags);
+	return hooks_data_received(
+		&call, REAL(recvfrom)(fd, buffer, bytes, flags, address, length), flags);
 }
 
 EXPORT ssize_t recv(int fd, void *buffer, size_t bytes, int flags)
@@ -188,10 +189,10 @@ EXPORT ssize_t recv(int fd, void *buffer, size_t bytes, int flags)
 	if (object_at(fd) == NULL) {
 		return REAL(recv)(fd, buffer, bytes, flags);
 	}
-	if (receive(fd, &iov, 1, flags, &call, &got)) {
+	if (hooks_data_receive(fd, &iov, 1, flags, &call, &got)) {
 		return got;
 	}
-	return received(&call, REAL(recv)(fd, buffer, bytes, flags), flags);
+	return hooks_data_received(&call, REAL(recv)(fd, buffer, bytes, flags), flags);
 }
 
 EXPORT ssize_t recvmsg(int fd, struct msghdr *message, int flags)
@@ -202,8 +203,8 @@ EXPORT ssize_t recvmsg(int fd, struct msghdr *message, int flags)
 	if (object_at(fd) == NULL) {
 		return REAL(recvmsg)(fd, message, flags);
 	}
-	if (receive(fd, message->msg_iov, (int)MIN(message->msg_iovlen, (size_t)INT32_MAX), flags,
-		    &call, &got)) {
+	if (hooks_data_receive(fd, message->msg_iov,
+		    (int)MIN(message->msg_iovlen, (size_t)INT32_MAX), flags, &call, &got)) {
 		if (got >= 0) {
 			message->msg_namelen = 0;
 			message->msg_controllen = 0;
@@ -211,7 +212,7 @@ EXPORT ssize_t recvmsg(int fd, struct msghdr *message, int flags)
 		}
 		return got;
 	}
-	return received(&call, REAL(recvmsg)(fd, message, flags), flags);
+	return hooks_data_received(&call, REAL(recvmsg)(fd, message, flags), flags);
 }
 
 EXPORT int recvmmsg(
@@ -259,8 +260,8 @@ EXPORT ssize_t __recvfrom_chk(int fd, void *buffer, size_t bytes, size_t room, i
 
 /* --- writing ---------------------------------------------------------------------------------- */
 
-/* As receive(). */
-static bool transmit(int fd, const struct iovec *iov, int iov_count, int flags,
+/* As hooks_data_receive(). */
+static bool hooks_data_transmit(int fd, const struct iovec *iov, int iov_count, int flags,
 	struct plain_call *call, ssize_t *result)
 {
 	for (;;) {
@@ -286,7 +287,7 @@ static bool transmit(int fd, const struct iovec *iov, int iov_count, int flags,
 				  ? -EFAULT
 				  : data_sendv(call->conn, iov, iov_count, flags, &plain);
 		if (!plain) {
-			*result = give(*result);
+			*result = hooks_data_give(*result);
 			return true;
 		}
 	}
@@ -307,7 +308,7 @@ EXPORT ssize_t write(int fd, const void *buffer, size_t bytes)
 	if (object_at(fd) == NULL) {
 		return REAL(write)(fd, buffer, bytes);
 	}
-	if (transmit(fd, &iov, 1, 0, &call, &sent)) {
+	if (hooks_data_transmit(fd, &iov, 1, 0, &call, &sent)) {
 		return sent;
 	}
 	return transmitted(&call, REAL(write)(fd, buffer, bytes));
@@ -321,7 +322,7 @@ EXPORT ssize_t writev(int fd, const struct iovec *iov, int iov_count)
 	if (object_at(fd) == NULL) {
 		return REAL(writev)(fd, iov, iov_count);
 	}
-	if (transmit(fd, iov, iov_count, 0, &call, &sent)) {
+	if (hooks_data_transmit(fd, iov, iov_count, 0, &call, &sent)) {
 		return sent;
 	}
 	return transmitted(&call, REAL(writev)(fd, iov, iov_count));
@@ -341,7 +342,7 @@ EXPORT ssize_t sendto(int fd, const void *buffer, size_t bytes, int flags,
 		}
 		return sent;
 	}
-	if (transmit(fd, &iov, 1, flags, &call, &sent)) {
+	if (hooks_data_transmit(fd, &iov, 1, flags, &call, &sent)) {
 		return sent;
 	}
 	return transmitted(&call, REAL(sendto)(fd, buffer, bytes, flags, address, length));
@@ -356,14 +357,14 @@ EXPORT ssize_t send(int fd, const void *buffer, size_t bytes, int flags)
 	if (object_at(fd) == NULL) {
 		return REAL(send)(fd, buffer, bytes, flags);
 	}
-	if (transmit(fd, &iov, 1, flags, &call, &sent)) {
+	if (hooks_data_transmit(fd, &iov, 1, flags, &call, &sent)) {
 		return sent;
 	}
 	return transmitted(&call, REAL(send)(fd, buffer, bytes, flags));
 }
 
 /* False, with errno: the message would pass a descriptor without what came for it. */
-static bool may_pass(const struct msghdr *message)
+static bool hooks_data_may_pass(const struct msghdr *message)
 {
 	if (message->msg_controllen == 0 || !atomic_load(&core.active) || process_passes(message)) {
 		return true;
@@ -377,14 +378,15 @@ EXPORT ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 	PLAIN_CALL call = { 0 };
 	ssize_t sent;
 
-	if (message != NULL && !may_pass(message)) {
+	if (message != NULL && !hooks_data_may_pass(message)) {
 		return -1;
 	}
 	if (object_at(fd) == NULL) {
 		return REAL(sendmsg)(fd, message, flags);
 	}
 	/* Ancillary data is for the kernel: MSG_OOB is a flag that is not stood for. */
-	if (transmit(fd, message->msg_iov, (int)MIN(message->msg_iovlen, (size_t)INT32_MAX),
+	if (hooks_data_transmit(fd, message->msg_iov,
+		    (int)MIN(message->msg_iovlen, (size_t)INT32_MAX),
 		    message->msg_controllen > 0 ? flags | MSG_OOB : flags, &call, &sent)) {
 		return sent;
 	}
@@ -396,7 +398,7 @@ EXPORT int sendmmsg(int fd, struct mmsghdr *messages, unsigned int count, int fl
 	unsigned int done = 0;
 
 	if (object_at(fd) == NULL) {
-		while (done < count && may_pass(&messages[done].msg_hdr)) {
+		while (done < count && hooks_data_may_pass(&messages[done].msg_hdr)) {
 			done++;
 		}
 		return done > 0 || count == 0 ? REAL(sendmmsg)(fd, messages, done, flags) : -1;
@@ -465,7 +467,7 @@ EXPORT ssize_t sendfile64(int out_fd, int in_fd, off_t *offset, size_t count)
 			done > 0 ? MSG_NOSIGNAL : 0, &plain);
 		done += (size_t)MAX(sent, 0);
 	} while (plain || (done < count && sent == SCRATCH_BYTES));
-	return done > 0 ? (ssize_t)done : give(sent);
+	return done > 0 ? (ssize_t)done : hooks_data_give(sent);
 }
 
 EXPORT ssize_t sendfile(int out_fd, int in_fd, off_t *offset, size_t count)

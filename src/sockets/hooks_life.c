@@ -37,7 +37,7 @@ static bool is_active(void)
 }
 
 /* A new descriptor: libclan's, or the program's, whose number may have been closed unseen. */
-static int made(int fd)
+static int hooks_life_made(int fd)
 {
 	if (fd >= 0 && core_calls()) {
 		return core_own(fd);
@@ -66,17 +66,17 @@ static bool ends(int fd)
 
 EXPORT int socket(int domain, int type, int protocol)
 {
-	return made(REAL(socket)(domain, type, protocol));
+	return hooks_life_made(REAL(socket)(domain, type, protocol));
 }
 
 EXPORT int eventfd(unsigned int value, int flags)
 {
-	return made(REAL(eventfd)(value, flags));
+	return hooks_life_made(REAL(eventfd)(value, flags));
 }
 
 EXPORT int timerfd_create(int clock, int flags)
 {
-	return made(REAL(timerfd_create)(clock, flags));
+	return hooks_life_made(REAL(timerfd_create)(clock, flags));
 }
 
 EXPORT int pipe2(int fds[2], int flags)
@@ -84,15 +84,15 @@ EXPORT int pipe2(int fds[2], int flags)
 	int result = REAL(pipe2)(fds, flags);
 
 	if (result == 0) {
-		fds[0] = made(fds[0]);
-		fds[1] = made(fds[1]);
+		fds[0] = hooks_life_made(fds[0]);
+		fds[1] = hooks_life_made(fds[1]);
 	}
 	return result;
 }
 
 EXPORT int memfd_create(const char *name, unsigned int flags)
 {
-	return made(REAL(memfd_create)(name, flags));
+	return hooks_life_made(REAL(memfd_create)(name, flags));
 }
 
 static bool is_stream(int fd)
@@ -136,7 +136,7 @@ static int accepted(int listener, int fd)
 	if (fd < 0) {
 		return fd;
 	}
-	made(fd);
+	hooks_life_made(fd);
 	if (is_listener(listener) && name_matches(fd, false)) {
 		conn_track(fd, false);
 	}
@@ -316,11 +316,11 @@ EXPORT int ioctl(int fd, unsigned long request, ...)
 
 /* --- copies ----------------------------------------------------------------------------------- */
 
-static int copied(int from, int fd)
+static int hooks_life_copied(int from, int fd)
 {
 	struct object *object;
 
-	fd = made(fd);
+	fd = hooks_life_made(fd);
 	object = object_at(from);
 	if (fd >= 0 && object != NULL && !core_calls()) {
 		if (!core_lock()) { /* unknown, its bytes would go by TCP */
@@ -348,7 +348,7 @@ EXPORT int fcntl64(int fd, int command, ...)
 		return result;
 	}
 	if (command == F_DUPFD || command == F_DUPFD_CLOEXEC) {
-		return copied(fd, result);
+		return hooks_life_copied(fd, result);
 	}
 	if (command == F_SETFL) {
 		flags_changed(fd, (int)(intptr_t)argument);
@@ -369,11 +369,11 @@ EXPORT int fcntl(int fd, int command, ...)
 
 EXPORT int dup(int fd)
 {
-	return copied(fd, REAL(dup)(fd));
+	return hooks_life_copied(fd, REAL(dup)(fd));
 }
 
 /* What dup2() closes. False: it is ours. */
-static bool make_room(int from, int to)
+static bool hooks_life_make_room(int from, int to)
 {
 	if (!core_calls() && core_owns(to)) {
 		errno = EBUSY;
@@ -390,16 +390,17 @@ EXPORT int dup2(int from, int to)
 {
 	int fd;
 
-	if (!make_room(from, to)) {
+	if (!hooks_life_make_room(from, to)) {
 		return -1;
 	}
 	fd = REAL(dup2)(from, to);
-	return from == to ? fd : copied(from, fd);
+	return from == to ? fd : hooks_life_copied(from, fd);
 }
 
 EXPORT int dup3(int from, int to, int flags)
 {
-	return make_room(from, to) ? copied(from, REAL(dup3)(from, to, flags)) : -1;
+	return hooks_life_make_room(from, to) ? hooks_life_copied(from, REAL(dup3)(from, to, flags))
+					      : -1;
 }
 
 /* --- ends ------------------------------------------------------------------------------------- */
@@ -532,7 +533,7 @@ EXPORT int execveat(
 }
 
 /* The arguments of execl() and its kin, up to NULL. False: too many. */
-static bool collect(char **list, const char *first, va_list arguments)
+static bool hooks_life_collect(char **list, const char *first, va_list arguments)
 {
 	size_t count = 0;
 
@@ -554,7 +555,7 @@ EXPORT int execl(const char *path, const char *first, ...)
 	bool fits;
 
 	va_start(arguments, first);
-	fits = collect(list, first, arguments);
+	fits = hooks_life_collect(list, first, arguments);
 	va_end(arguments);
 	return fits ? execve(path, list, environ) : -1;
 }
@@ -566,7 +567,7 @@ EXPORT int execlp(const char *file, const char *first, ...)
 	bool fits;
 
 	va_start(arguments, first);
-	fits = collect(list, first, arguments);
+	fits = hooks_life_collect(list, first, arguments);
 	va_end(arguments);
 	return fits ? execvpe(file, list, environ) : -1;
 }
@@ -579,7 +580,7 @@ EXPORT int execle(const char *path, const char *first, ...)
 	bool fits;
 
 	va_start(arguments, first);
-	fits = collect(list, first, arguments);
+	fits = hooks_life_collect(list, first, arguments);
 	if (fits) {
 		environment = va_arg(arguments, char *const *);
 	}

@@ -43,7 +43,7 @@ bool signals_is_crash(int number)
 
 /* --- when a signal comes ---------------------------------------------------------------------- */
 
-static void run(int number, siginfo_t *info, void *context)
+static void hooks_signal_run(int number, siginfo_t *info, void *context)
 {
 	handler *call = atomic_load(&installed[number].handler);
 	bool inside = core_depth > 0;
@@ -80,7 +80,7 @@ static void interrupted(int number, siginfo_t *info, void *context)
 	int saved = errno;
 
 	if (!core_calls() || signals_is_crash(number) || !defer(number, info, context)) {
-		run(number, info, context);
+		hooks_signal_run(number, info, context);
 	}
 	errno = saved;
 }
@@ -114,7 +114,7 @@ static bool is_handler(const struct sigaction *action)
 	return action->sa_handler != SIG_DFL && action->sa_handler != SIG_IGN;
 }
 
-static int install(int number, const struct sigaction *action, struct sigaction *old)
+static int hooks_signal_install(int number, const struct sigaction *action, struct sigaction *old)
 {
 	handler *handler_before = atomic_load(&installed[number].handler);
 	int flags_before = atomic_load(&installed[number].flags);
@@ -142,7 +142,7 @@ static int install(int number, const struct sigaction *action, struct sigaction 
 
 EXPORT int sigaction(int number, const struct sigaction *action, struct sigaction *old)
 {
-	return is_ours(number) ? install(number, action, old)
+	return is_ours(number) ? hooks_signal_install(number, action, old)
 			       : REAL(sigaction)(number, action, old);
 }
 
@@ -160,7 +160,7 @@ static sighandler_t install_simple(int number, sighandler_t new, int flags, bool
 	if (masks_itself) {
 		sigaddset(&action.sa_mask, number);
 	}
-	return install(number, &action, &old) == 0 ? old.sa_handler : SIG_ERR;
+	return hooks_signal_install(number, &action, &old) == 0 ? old.sa_handler : SIG_ERR;
 }
 
 EXPORT sighandler_t signal(int number, sighandler_t new)
@@ -240,7 +240,7 @@ void signals_init(void)
 		struct sigaction action;
 
 		if (REAL(sigaction)(number, NULL, &action) == 0 && is_handler(&action)) {
-			(void)install(number, &action, NULL);
+			(void)hooks_signal_install(number, &action, NULL);
 		}
 	}
 }

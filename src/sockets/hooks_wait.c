@@ -17,7 +17,7 @@
 
 enum { FDS_ON_STACK = 64 };
 
-static int give(int result)
+static int hooks_wait_give(int result)
 {
 	if (result < 0) {
 		errno = -result;
@@ -106,7 +106,7 @@ EXPORT int ppoll(
 	if (!ours) {
 		result = poll_plain(fds, count, timeout, mask, &ours);
 	}
-	return ours ? give(wait_poll(fds, count, timeout, mask)) : result;
+	return ours ? hooks_wait_give(wait_poll(fds, count, timeout, mask)) : result;
 }
 
 EXPORT int poll(struct pollfd *fds, nfds_t count, int timeout_ms)
@@ -138,7 +138,7 @@ enum {
 
 /* A set of the program's own making may be longer than an fd_set. Others ask for as many as there
  * may be, and rely on the kernel, which looks no farther than its table goes: ours are in it. */
-static int reach(int count)
+static int hooks_wait_reach(int count)
 {
 	if (count > FD_SETSIZE && atomic_load_explicit(&core.active, memory_order_relaxed)) {
 		count = MIN(count, kernel_table_end());
@@ -254,11 +254,11 @@ static int select_ours(int count, fd_set *in, fd_set *out, fd_set *except,
 EXPORT int pselect(int count, fd_set *in, fd_set *out, fd_set *except,
 	const struct timespec *timeout, const sigset_t *mask)
 {
-	count = reach(count);
+	count = hooks_wait_reach(count);
 	if (!select_is_ours(count, in, out, except)) {
 		return REAL(pselect)(count, in, out, except, timeout, mask);
 	}
-	return give(select_ours(count, in, out, except, timeout, mask));
+	return hooks_wait_give(select_ours(count, in, out, except, timeout, mask));
 }
 
 EXPORT int select(int count, fd_set *in, fd_set *out, fd_set *except, struct timeval *timeout)
@@ -269,15 +269,15 @@ EXPORT int select(int count, fd_set *in, fd_set *out, fd_set *except, struct tim
 	uint64_t left_us;
 	int result;
 
-	count = reach(count);
+	count = hooks_wait_reach(count);
 	if (!select_is_ours(count, in, out, except)) {
 		return REAL(select)(count, in, out, except, timeout);
 	}
 	if (timeout == NULL) {
-		return give(select_ours(count, in, out, except, NULL, NULL));
+		return hooks_wait_give(select_ours(count, in, out, except, NULL, NULL));
 	}
 	if (timeout->tv_sec < 0 || timeout->tv_usec < 0) {
-		return give(-EINVAL);
+		return hooks_wait_give(-EINVAL);
 	}
 	left = (struct timespec){ .tv_sec = timeout->tv_sec + timeout->tv_usec / 1000000,
 		.tv_nsec = timeout->tv_usec % 1000000 * 1000 };
@@ -289,7 +289,7 @@ EXPORT int select(int count, fd_set *in, fd_set *out, fd_set *except, struct tim
 	left_us = left_us > spent_us ? left_us - spent_us : 0;
 	timeout->tv_sec = (time_t)(left_us / 1000000);
 	timeout->tv_usec = (suseconds_t)(left_us % 1000000);
-	return give(result);
+	return hooks_wait_give(result);
 }
 
 /* --- epoll ------------------------------------------------------------------------------------ */
@@ -329,7 +329,7 @@ EXPORT int epoll_ctl(int set_fd, int op, int fd, struct epoll_event *event)
 	if (set == NULL) {
 		return REAL(epoll_ctl)(set_fd, op, fd, event);
 	}
-	return give(epoll_control(set, op, fd, event));
+	return hooks_wait_give(epoll_control(set, op, fd, event));
 }
 
 EXPORT int epoll_pwait2(int set_fd, struct epoll_event *events, int max,
@@ -340,7 +340,7 @@ EXPORT int epoll_pwait2(int set_fd, struct epoll_event *events, int max,
 	if (set == NULL) {
 		return REAL(epoll_pwait2)(set_fd, events, max, timeout, mask);
 	}
-	return give(epoll_take(set, events, max, timeout, mask));
+	return hooks_wait_give(epoll_take(set, events, max, timeout, mask));
 }
 
 EXPORT int epoll_pwait(
@@ -352,7 +352,7 @@ EXPORT int epoll_pwait(
 	if (set == NULL) {
 		return REAL(epoll_pwait)(set_fd, events, max, timeout_ms, mask);
 	}
-	return give(epoll_take(set, events, max, of_ms(timeout_ms, &timeout), mask));
+	return hooks_wait_give(epoll_take(set, events, max, of_ms(timeout_ms, &timeout), mask));
 }
 
 EXPORT int epoll_wait(int set_fd, struct epoll_event *events, int max, int timeout_ms)
@@ -363,5 +363,5 @@ EXPORT int epoll_wait(int set_fd, struct epoll_event *events, int max, int timeo
 	if (set == NULL) {
 		return REAL(epoll_wait)(set_fd, events, max, timeout_ms);
 	}
-	return give(epoll_take(set, events, max, of_ms(timeout_ms, &timeout), NULL));
+	return hooks_wait_give(epoll_take(set, events, max, of_ms(timeout_ms, &timeout), NULL));
 }

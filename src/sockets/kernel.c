@@ -115,7 +115,7 @@ bool kernel_options_fit(int fd)
 static const uint8_t mapped[12] = { [10] = 0xff, [11] = 0xff };
 
 /* The kernel files a connection under the family of the socket that has it. */
-static int ask(int netlink, int family, const struct rules_address *local,
+static int sockets_kernel_ask(int netlink, int family, const struct rules_address *local,
 	const struct rules_address *remote, uid_t *uid_out)
 {
 	struct {
@@ -178,10 +178,10 @@ int kernel_peer_uid(
 		result = -errno;
 	} else {
 		if (ipv4) {
-			result = ask(netlink, AF_INET, local, remote, uid_out);
+			result = sockets_kernel_ask(netlink, AF_INET, local, remote, uid_out);
 		}
 		if (result == -ENOENT) {
-			result = ask(netlink, AF_INET6, local, remote, uid_out);
+			result = sockets_kernel_ask(netlink, AF_INET6, local, remote, uid_out);
 		}
 	}
 	close(netlink);

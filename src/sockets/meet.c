@@ -158,7 +158,7 @@ static struct clan_conn_options clan_options(const struct conn *conn)
 }
 
 /* Somebody has connected to our name. */
-static void adopt(struct conn *conn, int fd)
+static void meet_adopt(struct conn *conn, int fd)
 {
 	struct clan_conn_options options = clan_options(conn);
 	struct ucred who;
@@ -187,7 +187,7 @@ static void try_accept(struct conn *conn)
 	int fd = REAL(accept4)(conn->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 
 	if (fd >= 0) {
-		adopt(conn, core_own(fd));
+		meet_adopt(conn, core_own(fd));
 	} else if (atomic_load(&conn->calls) / (conn->bulk.on ? LISTENS_BULK : LISTENS) >=
 		   conn->after) {
 		conn_forget(conn, REASON_NOBODY);
@@ -305,7 +305,7 @@ void conn_learn_limits(struct conn *conn)
 	conn->out_limit_ns = limit_of(conn, SO_SNDTIMEO);
 }
 
-static void begin(struct conn *conn)
+static void meet_begin(struct conn *conn)
 {
 	int flags = REAL(fcntl64)(conn->fd, F_GETFL);
 
@@ -364,7 +364,7 @@ void conn_meet(struct conn *conn)
 			return;
 		}
 	}
-	begin(conn);
+	meet_begin(conn);
 }
 
 void conn_advance(struct conn *conn)

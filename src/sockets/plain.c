@@ -7,7 +7,7 @@
 #include "sockets/sockets.h"
 
 /* False: this call does not decide. */
-static bool is_due(struct conn *conn, enum conn_state state, bool writes)
+static bool plain_is_due(struct conn *conn, enum conn_state state, bool writes)
 {
 	uint32_t next = atomic_load_explicit(&conn->next_look, memory_order_relaxed);
 
@@ -35,7 +35,7 @@ enum way plain_enter(int fd, bool writes, struct plain_call *call)
 		if (state == CONN_CARRIED) {
 			return WAY_OURS;
 		}
-		if (!tried && is_due(conn, state, writes)) {
+		if (!tried && plain_is_due(conn, state, writes)) {
 			tried = true;
 			if (core_lock()) {
 				if (conn_at(fd) == conn) {

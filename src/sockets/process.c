@@ -52,7 +52,7 @@ static void name_self(void)
 }
 
 /* Replaces one name by another. False: it is not there. */
-static bool replace(struct holders *holders, uint64_t old, uint64_t new)
+static bool sockets_process_replace(struct holders *holders, uint64_t old, uint64_t new)
 {
 	for (int i = 0; i < HOLDERS_MAX; i++) {
 		uint64_t expected = old;
@@ -74,7 +74,7 @@ static bool lives(uint64_t name)
 
 static bool has(struct holders *holders, uint64_t name)
 {
-	return replace(holders, name, name);
+	return sockets_process_replace(holders, name, name);
 }
 
 /* A program that this process has become, and that has the connection. It may hand it on to
@@ -133,7 +133,7 @@ static struct holders *take_holders(void)
 	for (int i = 0; i < HOLDERS_LOOKS && chunk != NULL; i++) {
 		holders = &chunk[chunk_at++ % HOLDERS_CHUNK];
 		if (is_free(holders)) {
-			GMB_ASSERT(replace(holders, 0, own_name));
+			GMB_ASSERT(sockets_process_replace(holders, 0, own_name));
 			return holders;
 		}
 	}
@@ -182,7 +182,7 @@ bool process_may_carry(struct conn *conn)
 void process_closes(struct conn *conn)
 {
 	if (conn->holders != NULL) {
-		(void)replace(conn->holders, own_name, 0);
+		(void)sockets_process_replace(conn->holders, own_name, 0);
 		conn->holders = NULL;
 		conn->buffer_shared = false;
 	}
@@ -195,7 +195,7 @@ static void rename_held(uint64_t old, uint64_t new)
 		struct conn *conn = conn_at(fd);
 
 		if (conn != NULL && conn->holders != NULL) {
-			(void)replace(conn->holders, old, new);
+			(void)sockets_process_replace(conn->holders, old, new);
 		}
 	}
 }
@@ -240,10 +240,10 @@ static void share(struct conn *conn)
 	if (conn->holders == NULL) {
 		conn->holders = take_holders();
 	}
-	counted = conn->holders != NULL && replace(conn->holders, 0, fork_name);
+	counted = conn->holders != NULL && sockets_process_replace(conn->holders, 0, fork_name);
 	if (!counted && conn->holders != NULL) {
 		(void)is_sole(conn->holders); /* the dead make room */
-		counted = replace(conn->holders, 0, fork_name);
+		counted = sockets_process_replace(conn->holders, 0, fork_name);
 	}
 	if (!counted) {
 		conn_unfit(conn, REASON_FORK);
@@ -267,7 +267,7 @@ static bool is_any(struct conn *conn)
 
 /* The connections of both processes are plain TCP at the moment of the fork, so that each can use
  * what it keeps. While their peers are waited for, other threads go on. */
-static void before_fork(void)
+static void sockets_process_before_fork(void)
 {
 	if (!core_lock()) {
 		nested_forks++;
@@ -313,7 +313,7 @@ static void child_after_fork(void)
 			continue;
 		}
 		if (conn->holders != NULL) {
-			(void)replace(conn->holders, fork_name, own_name);
+			(void)sockets_process_replace(conn->holders, fork_name, own_name);
 		}
 		if (conn_is_carried(conn) && !conn->stranded && core_start() == 0) {
 			/* Another process may read what is in its buffer: then TCP has the rest. */
@@ -341,7 +341,7 @@ void process_init(void)
 {
 	name_self();
 	/* Without memory for it a child must not use what is carried; nothing is carried then. */
-	if (pthread_atfork(before_fork, parent_after_fork, child_after_fork) != 0) {
+	if (pthread_atfork(sockets_process_before_fork, parent_after_fork, child_after_fork) != 0) {
 		atomic_store(&core.active, false);
 	}
 }
@@ -350,7 +350,7 @@ void process_init(void)
 
 /* What the descriptor stands for, kept out of reach; the peer gets a reset when this program is
  * gone. False: cannot be had. */
-static bool keep(struct conn *conn)
+static bool sockets_process_keep(struct conn *conn)
 {
 	const struct linger reset = { .l_onoff = 1 };
 	socklen_t length = sizeof(conn->kept_linger);
@@ -370,7 +370,7 @@ static void withhold(struct conn *conn, int fd)
 {
 	int blank = REAL(socket)(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
-	if (blank >= 0 && (conn->kept_fd >= 0 || keep(conn))) {
+	if (blank >= 0 && (conn->kept_fd >= 0 || sockets_process_keep(conn))) {
 		stats_log(true,
 			"descriptor %d is not for the next program: what came by clan has not been "
 			"read",
@@ -409,7 +409,7 @@ bool process_before_exec(void)
 		conn_settle(conn); /* others may have read what was in its buffer */
 		if (!survives_exec(conn)) {
 			if (conn->holders != NULL) {
-				(void)replace(conn->holders, own_name, 0);
+				(void)sockets_process_replace(conn->holders, own_name, 0);
 			}
 		} else if (conn_is_carried(conn) && stays_open(fd) && !conn->passed &&
 			   process_is_sole(conn)) {
@@ -468,7 +468,7 @@ void process_after_spawn(const bool *began)
 	errno = saved;
 }
 
-static void give_back(struct conn *conn)
+static void sockets_process_give_back(struct conn *conn)
 {
 	(void)REAL(setsockopt)(conn->kept_fd, SOL_SOCKET, SO_LINGER, &conn->kept_linger,
 		sizeof(conn->kept_linger));
@@ -490,7 +490,8 @@ void process_exec_failed(bool began)
 		struct conn *conn = conn_at(fd);
 
 		if (conn != NULL && conn->holders != NULL && !has(conn->holders, own_name)) {
-			(void)replace(conn->holders, 0, own_name); /* its place is free */
+			(void)sockets_process_replace(
+				conn->holders, 0, own_name); /* its place is free */
 		}
 		if (conn != NULL && conn->kept_fd >= 0 && stays_open(fd)) {
 			GMB_ASSERT(REAL(dup2)(conn->kept_fd, fd) == fd);
@@ -498,7 +499,7 @@ void process_exec_failed(bool began)
 	}
 	for (int fd = 0; fd < core.fds_end; fd++) {
 		if (conn_at(fd) != NULL && conn_at(fd)->kept_fd >= 0) {
-			give_back(conn_at(fd));
+			sockets_process_give_back(conn_at(fd));
 		}
 	}
 	core_unlock();
@@ -508,7 +509,7 @@ void process_exec_failed(bool began)
 /* --- passing ---------------------------------------------------------------------------------- */
 
 /* False: who gets the descriptor would not get all bytes. */
-static bool pass(int fd)
+static bool sockets_process_pass(int fd)
 {
 	struct conn *conn = conn_at(fd);
 	bool fits = true;
@@ -551,7 +552,7 @@ bool process_passes(const struct msghdr *message)
 			int fd;
 
 			memcpy(&fd, (uint8_t *)part + at, sizeof(fd));
-			fits = pass(fd) && fits;
+			fits = sockets_process_pass(fd) && fits;
 		}
 	}
 	return fits;

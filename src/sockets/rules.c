@@ -59,7 +59,7 @@ static bool parse_network(char *text, struct rules_rule *rule)
 }
 
 /* NETWORK:PORT, [NETWORK]:PORT, *:PORT, and * for the port. */
-static bool parse_place(char *text, struct rules_rule *rule)
+static bool rules_parse_place(char *text, struct rules_rule *rule)
 {
 	char *colon = strrchr(text, ':');
 	uint32_t port = 0;
@@ -81,7 +81,7 @@ static bool parse_place(char *text, struct rules_rule *rule)
 	return parse_network(text, rule);
 }
 
-static int add_rule(
+static int rules_add_rule(
 	struct rules *rules, enum rules_kind kind, const char *word, struct error *error)
 {
 	struct rules_rule rule = { .kind = kind };
@@ -91,7 +91,7 @@ static int add_rule(
 		return error_set(error, -E2BIG, "there are more than %d rules", RULES_MAX);
 	}
 	snprintf(copy, sizeof(copy), "%s", word);
-	if (!parse_place(copy, &rule)) {
+	if (!rules_parse_place(copy, &rule)) {
 		return error_set(error, -EINVAL,
 			"\"%s\" is no place: write ADDRESS:PORT, ADDRESS/BITS:PORT or "
 			"[ADDRESS]:PORT, with * for any address or port",
@@ -117,10 +117,10 @@ static int parse_statement(struct rules *rules, const char *key, const char *wor
 	int result;
 
 	if (strcmp(key, "connect") == 0) {
-		return add_rule(rules, RULES_CONNECT, word, error);
+		return rules_add_rule(rules, RULES_CONNECT, word, error);
 	}
 	if (strcmp(key, "listen") == 0) {
-		return add_rule(rules, RULES_LISTEN, word, error);
+		return rules_add_rule(rules, RULES_LISTEN, word, error);
 	}
 	if (strcmp(key, "program") == 0) {
 		rules->program_named = true;
@@ -145,7 +145,8 @@ static int parse_statement(struct rules *rules, const char *key, const char *wor
 }
 
 /* One line: words between blanks, up to a hash. */
-static int parse_line(struct rules *rules, char *line, const char *program, struct error *error)
+static int rules_parse_line(
+	struct rules *rules, char *line, const char *program, struct error *error)
 {
 	static const char blanks[] = " \t\r";
 	char *rest = line;
@@ -195,7 +196,7 @@ int rules_parse(struct rules *rules, const char *text, const char *program, stru
 		char *line = strsep(&rest, "\n;");
 
 		number++;
-		result = parse_line(rules, line, program, error);
+		result = rules_parse_line(rules, line, program, error);
 	}
 	free(copy);
 	if (result != 0) {

@@ -122,7 +122,7 @@ static bool show_process(int pid)
 	return found;
 }
 
-static bool is_number(const char *text, int *number_out)
+static bool sockets_run_is_number(const char *text, int *number_out)
 {
 	char *end;
 	long number = strtol(text, &end, 10);
@@ -131,14 +131,14 @@ static bool is_number(const char *text, int *number_out)
 	return text[0] >= '0' && text[0] <= '9' && *end == '\0' && number <= INT_MAX;
 }
 
-static int show(const char *which)
+static int sockets_run_show(const char *which)
 {
 	struct dirent *entry;
 	DIR *folder;
 	int pid;
 
 	if (which != NULL) {
-		if (!is_number(which, &pid)) {
+		if (!sockets_run_is_number(which, &pid)) {
 			fprintf(stderr, "clan-run: \"%s\" is not a process number\n", which);
 			return STATUS_USAGE;
 		}
@@ -153,7 +153,7 @@ static int show(const char *which)
 	}
 	folder = opendir("/proc");
 	while (folder != NULL && (entry = readdir(folder)) != NULL) {
-		if (is_number(entry->d_name, &pid)) {
+		if (sockets_run_is_number(entry->d_name, &pid)) {
 			show_process(pid);
 		}
 	}
@@ -186,7 +186,7 @@ static bool find_library(char path[PATH_MAX])
 }
 
 /* The rules are read once here, so that a mistake is told before the program runs. */
-static int check_rules(const char *text, const char *config)
+static int sockets_run_check_rules(const char *text, const char *config)
 {
 	struct rules *rules = malloc(sizeof(*rules));
 	struct error error = { 0 };
@@ -228,7 +228,8 @@ static void set_preload(const char *library)
 	}
 }
 
-static int run(char **arguments, const char *text, const char *config, const char *stats_file)
+static int sockets_run_run(
+	char **arguments, const char *text, const char *config, const char *stats_file)
 {
 	char library[PATH_MAX];
 	char path[PATH_MAX];
@@ -243,7 +244,7 @@ static int run(char **arguments, const char *text, const char *config, const cha
 			strerror(errno));
 		return STATUS_FAILED;
 	}
-	status = check_rules(text, path);
+	status = sockets_run_check_rules(text, path);
 	if (status != 0) {
 		return status;
 	}
@@ -309,11 +310,11 @@ int main(int argc, char **argv)
 		}
 	}
 	if (shows) {
-		return show(argv[optind]);
+		return sockets_run_show(argv[optind]);
 	}
 	if (argv[optind] == NULL) {
 		fputs("clan-run: no program is given\nTry 'clan-run --help'.\n", stderr);
 		return STATUS_USAGE;
 	}
-	return run(argv + optind, text, config, stats_file);
+	return sockets_run_run(argv + optind, text, config, stats_file);
 }

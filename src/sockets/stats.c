@@ -20,7 +20,7 @@ static bool verbose;
 static int stats_fd = -1;
 
 /* Shared with who looks by /proc/PID/fd; without a memfd nobody can. */
-static void make(void)
+static void sockets_stats_make(void)
 {
 	void *base = MAP_FAILED;
 	int fd = REAL(memfd_create)("clan-sockets", MFD_CLOEXEC);
@@ -63,7 +63,7 @@ void stats_init(const char *program)
 void stats_start(void)
 {
 	if (stats->magic == 0) {
-		make();
+		sockets_stats_make();
 	}
 }
 

@@ -126,7 +126,7 @@ bool wait_is_ours(struct pollfd *fds, nfds_t count)
 }
 
 /* What of the conditions poll() tells of without being asked. */
-static short asked(const struct pollfd *fd)
+static short sockets_wait_asked(const struct pollfd *fd)
 {
 	return (short)(fd->events | POLLHUP | POLLERR | POLLNVAL);
 }
@@ -151,7 +151,7 @@ static int look_at_ours(struct pollfd *fds, struct pollfd *rest, nfds_t count, b
 			/* POLLRDNORM and POLLWRNORM are the same conditions. */
 			all = (short)(all | ((all & POLLIN) != 0 ? POLLRDNORM : 0) |
 				      ((all & POLLOUT) != 0 ? POLLWRNORM : 0));
-			fds[i].revents = (short)(all & asked(&fds[i]));
+			fds[i].revents = (short)(all & sockets_wait_asked(&fds[i]));
 			/* The look may have brought it back to TCP. */
 			rest[i].fd = conn_is_carried(conn) ? -1 : fds[i].fd;
 		} else if (set != NULL && set_has_core(set) && epoll_set_is_ready(set)) {

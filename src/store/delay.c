@@ -82,10 +82,11 @@ static int set_delay(void *config, const char *value, struct error *error)
 	return result;
 }
 
-static const struct store_option options[] = {
+static const struct field options[] = {
 	{ "delay", "OP:TIME[:range=OFF+LEN]",
-		"delay requests, for tests; OP as for fault; may be\nrepeated", "read:10ms",
-		STORE_OPTION_REPEATS, set_delay, STORE_VALUE(struct store_rules, rules, count) },
+		"delay requests, for tests; OP as for fault; may be repeated", "read:10ms",
+		.flags = FIELD_REPEATS, .set = set_delay,
+		FIELD_AT(struct store_rules, rules, count) },
 };
 
 static void waited_done(struct ring_op *op, int result)
@@ -124,10 +125,10 @@ static int delay_open(struct store *base, const struct store_options *store_opti
 }
 
 static const struct counter counter_list[] = {
-	STORE_COUNTER(struct delay_queue, delayed, COUNTER_ITEMS, "Requests that were delayed"),
+	STORE_COUNTER(struct delay_queue, delayed, ITEMS, "Requests that were delayed"),
 };
 
-static const struct counter_table counters = { "delay", "export", counter_list,
+static const struct counter_table counters = { "delay", "export", "store_delay_", counter_list,
 	ARRAY_COUNT(counter_list) };
 
 static const struct store_ops delay_ops = {

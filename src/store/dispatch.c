@@ -212,7 +212,7 @@ bool store_result_breaks(const struct store_part *part, int result)
 }
 
 /* The result of a part that promises, in the light of all that happened to the store. */
-static int judge(struct store *store, const struct store_part *part, int result)
+static int dispatch_judge(struct store *store, const struct store_part *part, int result)
 {
 	int broken = 0;
 
@@ -245,7 +245,7 @@ static void queue_submit(struct store_queue *queue, struct store_part *part)
 }
 
 /* The error of a part that need not be tried, or 0. */
-static int refuse(struct store *store, const struct store_part *part)
+static int dispatch_refuse(struct store *store, const struct store_part *part)
 {
 	if ((BIT(part->op) & STORE_CHANGES) != 0 && (store->info.caps & STORE_CAP_WRITE) == 0) {
 		return -EPERM;
@@ -282,7 +282,7 @@ void store_submit(struct store_queue *queue, struct store_part *part)
 	if ((part->flags & STORE_MEASURED) != 0) {
 		store_rate_begin(store_rate(queue, part->op), ring_batch_ns(queue->ring));
 	}
-	error = part->op == STORE_READ ? 0 : refuse(queue->store, part);
+	error = part->op == STORE_READ ? 0 : dispatch_refuse(queue->store, part);
 	if (error != 0) {
 		part->queue = queue;
 		queue->inflight_count++;
@@ -372,7 +372,8 @@ void store_finish(struct store_part *part, int result)
 	if (part->progress_broken && result == 0) {
 		result = -EIO;
 	}
-	part->done(part, part->op == STORE_READ ? result : judge(queue->store, part, result));
+	part->done(
+		part, part->op == STORE_READ ? result : dispatch_judge(queue->store, part, result));
 }
 
 void store_progress(struct store_part *part, uint64_t bytes)

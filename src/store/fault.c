@@ -173,13 +173,12 @@ static int set_fault(void *config, const char *value, struct error *error)
 	return result;
 }
 
-static const struct store_option options[] = {
+static const struct field options[] = {
 	{ "fault", "OP:ERRNO[:nth=N|every=N|prob=P][:range=OFF+LEN]",
-		"fail requests, for tests; OP is read, write,\n"
-		"flush, trim, zero, cache, extents or any; may be\n"
-		"repeated",
-		"read:EIO", STORE_OPTION_REPEATS, set_fault,
-		STORE_VALUE(struct store_rules, rules, count) },
+		"fail requests, for tests; OP is read, write, flush, trim, zero, cache, extents or "
+		"any; may be repeated",
+		"read:EIO", .flags = FIELD_REPEATS, .set = set_fault,
+		FIELD_AT(struct store_rules, rules, count) },
 };
 
 /* --- parts --------------------------------------------------------------------------------- */
@@ -237,10 +236,10 @@ static int fault_open(struct store *base, const struct store_options *store_opti
 }
 
 static const struct counter counter_list[] = {
-	STORE_COUNTER(struct fault_queue, failed, COUNTER_ITEMS, "Requests that failed on purpose"),
+	STORE_COUNTER(struct fault_queue, failed, ITEMS, "Requests that failed because of a rule"),
 };
 
-static const struct counter_table counters = { "fault", "export", counter_list,
+static const struct counter_table counters = { "fault", "export", "store_fault_", counter_list,
 	ARRAY_COUNT(counter_list) };
 
 static const struct store_ops fault_ops = {

@@ -44,17 +44,16 @@ static int set_format(void *config, const char *value, struct error *error)
 				 log_escape(shown, sizeof(shown), value, strlen(value)));
 }
 
-static const struct store_option file_options[] = {
-	{ "format", "raw",
-		"serve a file that looks like an image of another\nformat, such as qcow2", "raw",
-		.set = set_format, .value = STORE_VALUE(struct file_config, is_raw, is_raw) },
+static const struct field file_options[] = {
+	{ "format", "raw", "serve a file that looks like an image of another format, such as qcow2",
+		"raw", .set = set_format, FIELD_AT(struct file_config, is_raw, is_raw) },
 };
 
 /* --- results ------------------------------------------------------------------------------- */
 
 /* What a submitter may see of an error. The wrapper has checked the arguments, so the kernel's
  * "invalid" only says that the disk is not what it was when it was opened. */
-static int legal_result(int result)
+static int store_file_legal_result(int result)
 {
 	switch (result) {
 	case -EINVAL:
@@ -73,10 +72,10 @@ void file_finish(struct store_part *part, int result)
 	if (file_scratch_of(part)->gate != FILE_GATE_NONE) {
 		file_gate_leave(file_store_of(part)->gate, part);
 	}
-	store_finish(part, result < 0 ? legal_result(result) : 0);
+	store_finish(part, result < 0 ? store_file_legal_result(result) : 0);
 }
 
-static void retry_done(struct ring_op *op, int result)
+static void store_file_retry_done(struct ring_op *op, int result)
 {
 	struct store_part *part = file_part_of(op);
 
@@ -150,7 +149,7 @@ bool file_fits_direct(
 	       mem_is_aligned(memory, store->memory_align);
 }
 
-static void read_done(struct ring_op *op, int result)
+static void store_file_read_done(struct ring_op *op, int result)
 {
 	struct store_part *part = file_part_of(op);
 	struct file_scratch *scratch = file_scratch_of(part);
@@ -176,7 +175,7 @@ static void read_done(struct ring_op *op, int result)
 		read_next(part);
 	} else if (try_by_copy(part, result)) {
 		read_next(part);
-	} else if (!file_retry(part, result, retry_done)) {
+	} else if (!file_retry(part, result, store_file_retry_done)) {
 		file_finish(part, result);
 	}
 }
@@ -200,7 +199,7 @@ static void read_next(struct store_part *part)
 		   !file_gate_enter(store->gate, part, FILE_GATE_BUFFERED)) {
 		return;
 	}
-	ring_read(queue->base.ring, &part->io, file, memory, left, offset, read_done);
+	ring_read(queue->base.ring, &part->io, file, memory, left, offset, store_file_read_done);
 }
 
 /* --- writing ------------------------------------------------------------------------------- */
@@ -230,7 +229,7 @@ static void write_failed(struct store_part *part, int result)
 		result = -EIO; /* not full: the device has become smaller */
 	}
 	if (store_result_breaks(part, result)) {
-		file_gate_fail(store->gate, legal_result(result));
+		file_gate_fail(store->gate, store_file_legal_result(result));
 	}
 	file_finish(part, result);
 }
@@ -242,7 +241,7 @@ static void write_done(struct ring_op *op, int result)
 	if (result <= 0) {
 		if (try_by_copy(part, result)) {
 			write_next(part);
-		} else if (!file_retry(part, result, retry_done)) {
+		} else if (!file_retry(part, result, store_file_retry_done)) {
 			write_failed(part, result == 0 ? -EIO : result);
 		}
 		return;
@@ -352,7 +351,7 @@ void file_resume(struct store_part *part)
 	}
 }
 
-static void file_submit(struct store_queue *queue, struct store_part *part)
+static void store_file_submit(struct store_queue *queue, struct store_part *part)
 {
 	struct file_store *store = container_of(queue->store, struct file_store, base);
 	uint64_t end = part->offset + part->length; /* of a flush: 0 */
@@ -463,7 +462,7 @@ static void file_queue_fini(struct store_queue *base)
 	file_auto_fini(queue);
 	queue->retired->fd = sync_fd;
 	queue->retired->next = atomic_load_explicit(&store->retired, memory_order_relaxed);
-	/* Release: release(), which reads with acquire, sees the whole entry. */
+	/* Release: store_file_release(), which reads with acquire, sees the whole entry. */
 	while (!atomic_compare_exchange_weak_explicit(&store->retired, &queue->retired->next,
 		queue->retired, memory_order_release, memory_order_relaxed)) {
 	}
@@ -472,7 +471,7 @@ static void file_queue_fini(struct store_queue *base)
 /* --- opening and closing ------------------------------------------------------------------- */
 
 /* Of what open has got so far. */
-static void release(struct file_store *store)
+static void store_file_release(struct file_store *store)
 {
 	struct file_retired *retired = atomic_load_explicit(&store->retired, memory_order_acquire);
 
@@ -503,12 +502,12 @@ static void release(struct file_store *store)
 	free(store->path);
 }
 
-static void file_close(struct store *base)
+static void store_file_close(struct store *base)
 {
 	struct file_store *store = container_of(base, struct file_store, base);
 
 	file_gate_leave_member(store->gate, &store->member);
-	release(store);
+	store_file_release(store);
 }
 
 static uint64_t file_size(struct store *base)
@@ -625,7 +624,7 @@ static void open_auto(struct file_store *store, const struct store_options *opti
 	store->read_auto = true;
 }
 
-static void fill_info(struct file_store *store, const struct store_options *options)
+static void store_file_fill_info(struct file_store *store, const struct store_options *options)
 {
 	struct store_info *info = &store->base.info;
 	const struct disk_info *disk = &store->disk;
@@ -667,8 +666,8 @@ static int join_gate(
 	return result;
 }
 
-static int open_all(struct file_store *store, const struct store_options *options, bool is_raw,
-	struct error *error)
+static int store_file_open_all(struct file_store *store, const struct store_options *options,
+	bool is_raw, struct error *error)
 {
 	/* What is frozen many exports read: each would go around the page cache once. */
 	bool is_auto = options->read_mode == STORE_MODE_AUTO && !options->frozen;
@@ -697,7 +696,7 @@ static int open_all(struct file_store *store, const struct store_options *option
 	if (store->path == NULL) {
 		return error_set(error, -ENOMEM, "not enough memory to open '%s'", options->path);
 	}
-	fill_info(store, options);
+	store_file_fill_info(store, options);
 	store->unit = MAX((uint64_t)store->disk.block_preferred, (uint64_t)store->offset_align);
 	store->unit = MAX(store->unit, (uint64_t)sysconf(_SC_PAGESIZE));
 	atomic_init(&store->size, store->disk.size);
@@ -711,8 +710,8 @@ static int open_all(struct file_store *store, const struct store_options *option
 	return 0;
 }
 
-static int file_open(struct store *base, const struct store_options *options, const void *config,
-	struct error *error)
+static int store_file_open(struct store *base, const struct store_options *options,
+	const void *config, struct error *error)
 {
 	struct file_store *store = container_of(base, struct file_store, base);
 	const struct file_config *own = config;
@@ -723,34 +722,31 @@ static int file_open(struct store *base, const struct store_options *options, co
 	store->read_claim_fd = -1;
 	store->offset_align = 1;
 	store->memory_align = 1;
-	result = open_all(
+	result = store_file_open_all(
 		store, options, options->any_format || (own != NULL && own->is_raw), error);
 	if (result < 0) {
-		release(store);
+		store_file_release(store);
 	}
 	return result;
 }
 
 static const struct counter file_counter_list[] = {
-	STORE_COUNTER(struct file_queue, direct_transfers, COUNTER_ITEMS,
-		"Reads and writes around the page cache"),
-	{ "auto_direct_bytes", "mode=auto: bytes of large reads that went around the page cache",
-		COUNTER_TOTAL, COUNTER_BYTES,
-		offsetof(struct file_queue, auto_bytes[FILE_WAY_DIRECT]) },
-	{ "auto_cached_bytes",
+	STORE_COUNTER(
+		struct file_queue, direct_transfers, ITEMS, "Reads and writes with direct I/O"),
+	COUNTER(struct file_queue, auto_bytes[FILE_WAY_DIRECT], TOTAL, BYTES, "auto_direct_bytes",
+		"mode=auto: bytes of large reads with direct I/O"),
+	COUNTER(struct file_queue, auto_bytes[FILE_WAY_CACHED], TOTAL, BYTES, "auto_cached_bytes",
 		"mode=auto: bytes of large reads through the page cache, because that is faster or "
-		"to measure it",
-		COUNTER_TOTAL, COUNTER_BYTES,
-		offsetof(struct file_queue, auto_bytes[FILE_WAY_CACHED]) },
-	STORE_COUNTER(struct file_queue, auto_again_bytes, COUNTER_BYTES,
+		"to measure it"),
+	STORE_COUNTER(struct file_queue, auto_again_bytes, BYTES,
 		"mode=auto: bytes of large reads through the page cache, because they were read "
 		"before"),
-	STORE_COUNTER(struct file_queue, blocked_writes, COUNTER_ITEMS,
+	STORE_COUNTER(struct file_queue, blocked_writes, ITEMS,
 		"Writes to the page cache that blocked a thread for more than 1 ms"),
 };
 
-static const struct counter_table file_counters = { "file", "export", file_counter_list,
-	ARRAY_COUNT(file_counter_list) };
+static const struct counter_table file_counters = { "file", "export", "store_file_",
+	file_counter_list, ARRAY_COUNT(file_counter_list) };
 
 static enum store_barrier file_barrier(struct store *base, bool look)
 {
@@ -789,10 +785,10 @@ static const struct store_ops file_ops = {
 	.name = "file",
 	.queue_bytes = sizeof(struct file_queue),
 	.scratch_bytes = sizeof(struct file_scratch),
-	.close = file_close,
+	.close = store_file_close,
 	.queue_init = file_queue_init,
 	.queue_fini = file_queue_fini,
-	.submit = file_submit,
+	.submit = store_file_submit,
 	.page_cache_ref = file_page_cache_ref,
 	.page_cache_refusal = file_page_cache_refusal,
 	.size = file_size,
@@ -810,7 +806,7 @@ const struct store_kind file_store_kind = {
 	.config_bytes = sizeof(struct file_config),
 	.store_bytes = sizeof(struct file_store),
 	.ops = &file_ops,
-	.open = file_open,
+	.open = store_file_open,
 };
 
 int file_store_direct_fd(struct store *base)

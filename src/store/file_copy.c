@@ -40,7 +40,7 @@ static void copy_retry(struct ring_op *op, int result)
 	file_copy(file_part_of(op));
 }
 
-static void copy_done(struct ring_op *op, int result)
+static void file_copy_done(struct ring_op *op, int result)
 {
 	struct store_part *part = file_part_of(op);
 	struct file_scratch *scratch = file_scratch_of(part);
@@ -97,5 +97,5 @@ void file_copy(struct store_part *part)
 		return;
 	}
 	scratch->piece = MIN(part->length - scratch->done_bytes, PIECE_BYTES);
-	ring_call(part->queue->ring, &part->io, copy_call, copy_done);
+	ring_call(part->queue->ring, &part->io, copy_call, file_copy_done);
 }

@@ -61,7 +61,7 @@ void file_cache(struct store_part *part)
 /* --- extents ------------------------------------------------------------------------------- */
 
 /* False when there is no room for one more. */
-static bool extent_add(struct store_part *part, uint64_t length, uint32_t flags)
+static bool file_extents_extent_add(struct store_part *part, uint64_t length, uint32_t flags)
 {
 	if (part->extent_count > 0 && part->extents[part->extent_count - 1].flags == flags) {
 		part->extents[part->extent_count - 1].length += length;
@@ -95,7 +95,7 @@ static int extents_call(struct ring_op *op)
 		}
 		GMB_ASSERT(length > 0);
 		GMB_ASSERT(length <= part->length - done);
-		if (!extent_add(part, length,
+		if (!file_extents_extent_add(part, length,
 			    kind == DISK_HOLE ? STORE_EXTENT_HOLE | STORE_EXTENT_ZERO : 0)) {
 			break;
 		}
@@ -104,7 +104,7 @@ static int extents_call(struct ring_op *op)
 	return 0;
 }
 
-static void extents_done(struct ring_op *op, int result)
+static void file_extents_done(struct ring_op *op, int result)
 {
 	struct store_part *part = file_part_of(op);
 
@@ -118,9 +118,9 @@ static void extents_done(struct ring_op *op, int result)
 void file_extents(struct store_part *part)
 {
 	if (file_store_of(part)->disk.is_block) {
-		extent_add(part, part->length, 0);
+		file_extents_extent_add(part, part->length, 0);
 		store_finish_later(part, 0);
 		return;
 	}
-	ring_call(part->queue->ring, &part->io, extents_call, extents_done);
+	ring_call(part->queue->ring, &part->io, extents_call, file_extents_done);
 }

@@ -354,7 +354,7 @@ bool file_gate_has_direct_writers(const struct file_gate *gate)
 
 /* --- carrying parts to their rings --------------------------------------------------------- */
 
-static void port_deliver(struct ring *ring, struct ring_message *message)
+static void file_gate_port_deliver(struct ring *ring, struct ring_message *message)
 {
 	struct file_gate_port *port = container_of(message, struct file_gate_port, message);
 	struct list_node parts;
@@ -377,12 +377,12 @@ void file_gate_port_init(struct file_gate_port *port, struct file_gate *gate, st
 {
 	port->ring = ring;
 	port->gate = gate;
-	port->message.deliver = port_deliver;
+	port->message.deliver = file_gate_port_deliver;
 	port->posted = false;
 	list_init(&port->granted);
 }
 
-static void grant(struct store_part *part, enum file_gate_class class)
+static void file_gate_grant(struct store_part *part, enum file_gate_class class)
 {
 	struct file_gate_port *port = &file_queue_of(part)->port;
 
@@ -402,7 +402,7 @@ static void admit_buffered(struct file_gate *gate)
 
 	while ((node = list_pop_front(&gate->waiting_buffered)) != NULL) {
 		gate->buffered_count++;
-		grant(list_entry(node, struct store_part, node), FILE_GATE_BUFFERED);
+		file_gate_grant(list_entry(node, struct store_part, node), FILE_GATE_BUFFERED);
 	}
 }
 
@@ -413,7 +413,7 @@ static void admit_direct(struct file_gate *gate)
 	/* Counted before they are let in, as they may leave at once. */
 	while ((node = list_pop_front(&gate->waiting_direct)) != NULL) {
 		atomic_fetch_add_explicit(&gate->direct, 1, memory_order_acq_rel);
-		grant(list_entry(node, struct store_part, node), FILE_GATE_DIRECT);
+		file_gate_grant(list_entry(node, struct store_part, node), FILE_GATE_DIRECT);
 	}
 	if (list_is_empty(&gate->waiting_buffered)) {
 		atomic_fetch_and_explicit(&gate->direct, ~GATE_CLOSED, memory_order_acq_rel);
@@ -423,7 +423,7 @@ static void admit_direct(struct file_gate *gate)
 }
 
 /* Lets the next in when nobody is inside. Called under the lock after every change. */
-static void serve(struct file_gate *gate)
+static void file_gate_serve(struct file_gate *gate)
 {
 	/*
 	 * Anything but exactly "closed, nobody direct" has nothing to decide: open, or parts are
@@ -444,7 +444,7 @@ static void serve(struct file_gate *gate)
 
 static bool enter_direct(struct file_gate *gate, struct store_part *part)
 {
-	/* Acquire pairs with the release in leave_direct() and serve(). */
+	/* Acquire pairs with the release in leave_direct() and file_gate_serve(). */
 	uint64_t before = atomic_fetch_add_explicit(&gate->direct, 1, memory_order_acq_rel);
 	bool inside;
 
@@ -460,7 +460,7 @@ static bool enter_direct(struct file_gate *gate, struct store_part *part)
 	} else {
 		atomic_fetch_sub_explicit(&gate->direct, 1, memory_order_acq_rel);
 		list_push_back(&gate->waiting_direct, &part->node);
-		serve(gate);
+		file_gate_serve(gate);
 	}
 	pthread_mutex_unlock(&gate->lock);
 	return inside;
@@ -487,7 +487,7 @@ static bool enter_buffered(struct file_gate *gate, struct store_part *part)
 		file_scratch_of(part)->gate = FILE_GATE_BUFFERED;
 	} else {
 		list_push_back(&gate->waiting_buffered, &part->node);
-		serve(gate);
+		file_gate_serve(gate);
 	}
 	pthread_mutex_unlock(&gate->lock);
 	return inside;
@@ -507,7 +507,7 @@ static void leave_direct(struct file_gate *gate)
 	GMB_ASSERT((before & ~GATE_CLOSED) > 0);
 	if (unlikely(before == (GATE_CLOSED | 1))) {
 		pthread_mutex_lock(&gate->lock);
-		serve(gate);
+		file_gate_serve(gate);
 		pthread_mutex_unlock(&gate->lock);
 	}
 }
@@ -519,7 +519,7 @@ static void leave_buffered(struct file_gate *gate)
 	gate->buffered_count--;
 	if (gate->buffered_count == 0) {
 		gate->buffered_turn = false;
-		serve(gate);
+		file_gate_serve(gate);
 	}
 	pthread_mutex_unlock(&gate->lock);
 }

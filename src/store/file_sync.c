@@ -26,7 +26,7 @@ static void take_all(struct list_node *from, struct list_node *to)
 	}
 }
 
-static void sync_done(struct ring_op *op, int result)
+static void file_sync_done(struct ring_op *op, int result)
 {
 	struct file_queue *queue = container_of(op, struct file_queue, sync_op);
 	struct file_gate *gate = container_of(queue->base.store, struct file_store, base)->gate;
@@ -55,10 +55,10 @@ static void sync_done(struct ring_op *op, int result)
 static void sync_start(struct file_queue *queue)
 {
 	take_all(&queue->sync_waiting, &queue->sync_riding);
-	ring_fsync(queue->base.ring, &queue->sync_op, queue->sync, sync_done);
+	ring_fsync(queue->base.ring, &queue->sync_op, queue->sync, file_sync_done);
 }
 
-static void join(struct store_part *part)
+static void file_sync_join(struct store_part *part)
 {
 	struct file_queue *queue = file_queue_of(part);
 
@@ -78,7 +78,7 @@ void file_flush(struct store_part *part)
 	} else if ((store->base.info.caps & STORE_CAP_WRITE) == 0) {
 		store_finish_later(part, 0); /* nothing of ours to make durable */
 	} else {
-		join(part);
+		file_sync_join(part);
 	}
 }
 
@@ -88,6 +88,6 @@ void file_finish_durable(struct store_part *part)
 	if ((part->flags & STORE_FUA) == 0) {
 		store_finish(part, 0);
 	} else {
-		join(part);
+		file_sync_join(part);
 	}
 }

@@ -236,7 +236,7 @@ static void zero_retry(struct ring_op *op, int result)
 	zero_next(file_part_of(op));
 }
 
-static void zero_done(struct ring_op *op, int result)
+static void file_zero_done(struct ring_op *op, int result)
 {
 	struct store_part *part = file_part_of(op);
 	enum zero_way way = way_of(part);
@@ -286,13 +286,13 @@ void file_zero_resume(struct store_part *part)
 	}
 	ring_write(queue->base.ring, &part->io, direct ? queue->direct : queue->file,
 		mem_of_const(zero_buffer), file_scratch_of(part)->piece, start,
-		writes_direct && !direct, zero_done);
+		writes_direct && !direct, file_zero_done);
 }
 
 static void zero_allocate(struct store_part *part, int mode, uint64_t start)
 {
 	ring_allocate(part->queue->ring, &part->io, file_queue_of(part)->file,
-		mode | FALLOC_FL_KEEP_SIZE, start, file_scratch_of(part)->piece, zero_done);
+		mode | FALLOC_FL_KEEP_SIZE, start, file_scratch_of(part)->piece, file_zero_done);
 }
 
 static void zero_piece(struct store_part *part, enum zero_way way, struct span left)
@@ -311,7 +311,7 @@ static void zero_piece(struct store_part *part, enum zero_way way, struct span l
 		break;
 	case ZERO_DEVICE:
 		file_scratch_of(part)->piece = MIN(bytes, PIECE_DEVICE_BYTES);
-		ring_call(part->queue->ring, &part->io, zero_device_call, zero_done);
+		ring_call(part->queue->ring, &part->io, zero_device_call, file_zero_done);
 		break;
 	case ZERO_WRITE:
 		file_scratch_of(part)->piece = MIN(bytes, (uint64_t)ZERO_BUFFER_BYTES);
@@ -346,7 +346,7 @@ static void zero_next(struct store_part *part)
 }
 
 /* True when a fast zero is known to be impossible, without looking at the disk. */
-static bool is_refused(const struct store_part *part)
+static bool file_zero_is_refused(const struct store_part *part)
 {
 	return (part->flags & STORE_FAST_ZERO) != 0 && middle_way(part) == ZERO_WRITE;
 }
@@ -355,7 +355,7 @@ void file_zero(struct store_part *part)
 {
 	int error = durable_error(part);
 
-	if (error == 0 && is_refused(part)) {
+	if (error == 0 && file_zero_is_refused(part)) {
 		error = -EOPNOTSUPP;
 	}
 	if (error != 0) {

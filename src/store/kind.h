@@ -20,6 +20,8 @@
 
 #include "store/store.h"
 
+struct gc_rule;
+
 struct store_ops {
 	const char *name;
 	size_t queue_bytes;	/* of its own queue; 0: a struct store_queue */
@@ -77,10 +79,7 @@ struct store_ops {
 };
 
 /* A member of that struct, for the table. */
-#define STORE_COUNTER(type, field, unit, help)                                                     \
-	{                                                                                          \
-#field, help, COUNTER_TOTAL, unit, offsetof(type, field)                           \
-	}
+#define STORE_COUNTER(type, field, unit, help) COUNTER(type, field, TOTAL, unit, #field, help)
 
 struct store_kind {
 	const char *name;
@@ -91,11 +90,9 @@ struct store_kind {
 	/* Optional: keys of all kinds that do nothing here, NULL behind the last, and why. */
 	const char *const *useless;
 	const char *useless_reason;
-	bool is_on_file; /* what follows the prefix is the path of a file or a block device */
-	bool is_filter;	 /* else a kind of store */
-	bool can_repair; /* kinds: knows store_options.repairs */
-	/* Filters, optional: progress=WORD puts it in place. Else one of its options does. */
-	const char *progress_word;
+	bool is_on_file;    /* what follows the prefix is the path of a file or a block device */
+	bool is_filter;	    /* else a kind of store */
+	bool can_repair;    /* kinds: knows store_options.repairs */
 	bool freezes_inner; /* filters: what is below is never written while it is there */
 	/* Filters, optional: the file that is opened for what config says, or NULL. */
 	const char *(*file)(const void *config);
@@ -109,7 +106,7 @@ struct store_kind {
 	int (*create_check)(const struct store_create *create, struct error *error);
 	/* Optional: see store_create(). path is what follows the name of the kind and a colon. */
 	int (*create)(const char *path, const struct store_create *create, struct error *error);
-	const struct store_option *options;
+	const struct field *options;
 	uint32_t option_count;
 	size_t config_bytes;  /* of what the options set */
 	const void *defaults; /* what it is before the first is set; NULL: zeroes */
@@ -159,6 +156,10 @@ int file_store_direct_fd(struct store *store);
 
 /* The memory of a memory store, whose first byte is that of the disk. Zeroes at first. */
 uint8_t *memory_store_bytes(struct store *store);
+
+/* Before the start of a flash store: it collects segments by this rule, which it borrows, and so
+ * much of its changed pages is cold (store/flash/gc_policy.h). False: it is another store. */
+bool flash_store_set_rule(struct store *store, const struct gc_rule *rule, uint32_t cold_percent);
 
 /* How much of the start is done, 0 to 999. */
 void store_start_progress(struct store *store, uint32_t permille);

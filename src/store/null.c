@@ -64,7 +64,7 @@ static const struct store_ops null_ops = {
 	.pass = store_pass_nothing,
 };
 
-static const char *const useless[] = { "page-cache-send", "progress", NULL };
+static const char *const useless[] = { "page-cache-send", NULL };
 
 const struct store_kind null_store_kind = {
 	.name = "null",

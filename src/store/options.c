@@ -15,7 +15,6 @@
 
 enum {
 	SHOWN_BYTES = 120,
-	WORDS_BYTES = 200,
 	STRIPE_STEP = 4096,
 	STRIPE_CHUNK_MAX = 1 << 30,
 	STRIPE_MEMBERS_MAX = 1024,
@@ -50,7 +49,7 @@ static int parse_mode(const char *value, bool read, enum store_mode *mode, struc
 	return 0;
 }
 
-enum { OPTION_MODE, OPTION_WRITE_MODE, OPTION_DEVICE_CPU, OPTION_PROGRESS = 6 };
+enum { OPTION_MODE, OPTION_WRITE_MODE };
 
 static enum store_mode write_mode_of(enum store_mode mode)
 {
@@ -76,39 +75,6 @@ static int set_write_mode(void *config, const char *value, struct error *error)
 
 	options->write_mode = write_mode_of(options->write_mode);
 	return result;
-}
-
-static int parse_yes(const char *value, bool *yes, struct error *error)
-{
-	static const struct {
-		const char *text;
-		bool value;
-	} words[] = { { "yes", true }, { "true", true }, { "on", true }, { "no", false },
-		{ "false", false }, { "off", false } };
-	char shown[SHOWN_BYTES];
-
-	for (size_t i = 0; i < ARRAY_COUNT(words); i++) {
-		if (strcmp(value, words[i].text) == 0) {
-			*yes = words[i].value;
-			return 0;
-		}
-	}
-	return error_set(error, -EINVAL, "'%s' is neither yes nor no",
-		log_escape(shown, sizeof(shown), value, strlen(value)));
-}
-
-static int set_readonly(void *config, const char *value, struct error *error)
-{
-	struct store_options *options = config;
-
-	return parse_yes(value != NULL ? value : "yes", &options->read_only, error);
-}
-
-static int set_device_cpu(void *config, const char *value, struct error *error)
-{
-	struct store_options *options = config;
-
-	return parse_yes(value, &options->device_cpu, error);
 }
 
 static int set_page_cache_send(void *config, const char *value, struct error *error)
@@ -152,86 +118,22 @@ static int set_stripe(void *config, const char *value, struct error *error)
 	return 0;
 }
 
-static const char *const progress_words[] = {
-	[STORE_PROGRESS_AUTO] = "auto",
-	[STORE_PROGRESS_COMPLETION] = "completion",
-	[STORE_PROGRESS_COUNTER] = "counter",
-};
+#define AT(first, last) FIELD_AT(struct store_options, first, last)
 
-/* The words that progress= can have, as in "auto, completion or counter". */
-static void list_progress_words(char out[WORDS_BYTES])
-{
-	const char *words[ARRAY_COUNT(progress_words) + STORE_KINDS_MAX];
-	uint32_t count = 0;
-	size_t used = 0;
-
-	for (; count < ARRAY_COUNT(progress_words); count++) {
-		words[count] = progress_words[count];
-	}
-	for (uint32_t i = 0; i < kind_count; i++) {
-		if (kinds[i]->progress_word != NULL) {
-			words[count++] = kinds[i]->progress_word;
-		}
-	}
-	for (uint32_t i = 0; i < count && used < WORDS_BYTES; i++) {
-		used += (size_t)snprintf(out + used, WORDS_BYTES - used, "%s%s",
-			i == 0 ? "" : (i + 1 < count ? ", " : " or "), words[i]);
-	}
-}
-
-static int set_progress(void *config, const char *value, struct error *error)
-{
-	struct store_options *options = config;
-	char words[WORDS_BYTES];
-	char shown[SHOWN_BYTES];
-
-	for (size_t i = 0; i < ARRAY_COUNT(progress_words); i++) {
-		if (strcmp(value, progress_words[i]) == 0) {
-			options->progress = (enum store_progress_source)i;
-			return 0;
-		}
-	}
-	for (uint32_t i = 0; i < kind_count; i++) {
-		const char *word = kinds[i]->progress_word;
-
-		if (word != NULL && strcmp(value, word) == 0) {
-			options->progress = STORE_PROGRESS_FILTER;
-			options->progress_filter = kinds[i];
-			return 0;
-		}
-	}
-	list_progress_words(words);
-	return error_set(error, -EINVAL, "'%s' is not a source of progress; it can be %s",
-		log_escape(shown, sizeof(shown), value, strlen(value)), words);
-}
-
-#define VALUE(first, last) .value = STORE_VALUE(struct store_options, first, last)
-
-static const struct store_option common_options[] = {
+static const struct field common_options[] = {
 	[OPTION_MODE] = { "mode", "auto|cached|direct|device",
-		"for each read the way that suits it (auto, the\n"
-		"default), through the page cache, direct I/O, or\n"
-		"direct I/O with payload in memory of a PCI device\n"
-		"(see --arena)",
-		"cached", .set = set_mode, VALUE(read_mode, read_mode) },
+		"for each read the way that suits it (auto, the default), through the page cache, "
+		"direct I/O, or direct I/O with payload in memory of a PCI device (see --arena)",
+		"cached", .set = set_mode, AT(read_mode, read_mode) },
 	[OPTION_WRITE_MODE] = { "write-mode", "cached|direct|device",
 		"the same for writes (default: mode; with auto, cached)", "direct",
-		.set = set_write_mode, VALUE(write_mode, write_mode) },
-	[OPTION_DEVICE_CPU] = { "device-cpu", "yes|no",
-		"with mode=device: the processor moves payload\n"
-		"between device memory and sockets (default: no,\n"
-		"it has RAM then)",
-		"yes", .set = set_device_cpu, VALUE(device_cpu, device_cpu) },
-	{ "readonly", NULL, "refuse writes", "yes", STORE_OPTION_BARE, set_readonly,
-		VALUE(read_only, read_only) },
+		.set = set_write_mode, AT(write_mode, write_mode) },
+	{ "readonly", NULL, "refuse writes", "yes", .type = FIELD_FLAG, .flags = FIELD_BARE,
+		AT(read_only, read_only) },
 	{ "page-cache-send", "auto|off", "send large cached reads from the page cache itself",
-		"off", .set = set_page_cache_send,
-		VALUE(page_cache_send_off, page_cache_send_off) },
+		"off", .set = set_page_cache_send, AT(page_cache_send_off, page_cache_send_off) },
 	{ "stripe", "CHUNK:MEMBERS", "the disk is striped like this, such as 64K:4", "64K:4",
-		.set = set_stripe, VALUE(stripe_chunk, stripe_members) },
-	[OPTION_PROGRESS] = { "progress", "auto|completion|counter|marker",
-		"how the server learns which bytes have been read", "completion",
-		.set = set_progress, VALUE(progress_filter, progress) },
+		.set = set_stripe, AT(stripe_chunk, stripe_members) },
 };
 
 /* --- the registry ---------------------------------------------------------------------------- */
@@ -259,7 +161,7 @@ uint32_t store_kind_of_path(const char *path)
 }
 
 /* The idx-th option and whose it is: a kind, or STORE_KINDS_MAX for those of all kinds. */
-static const struct store_option *option_find(uint32_t idx, uint32_t *kind_idx)
+static const struct field *option_find(uint32_t idx, uint32_t *kind_idx)
 {
 	*kind_idx = STORE_KINDS_MAX;
 	if (idx < ARRAY_COUNT(common_options)) {
@@ -276,7 +178,7 @@ static const struct store_option *option_find(uint32_t idx, uint32_t *kind_idx)
 	return NULL;
 }
 
-const struct store_option *store_option_at(uint32_t idx)
+const struct field *store_option_at(uint32_t idx)
 {
 	uint32_t kind_idx;
 
@@ -285,7 +187,7 @@ const struct store_option *store_option_at(uint32_t idx)
 
 void store_register(const struct store_kind *kind)
 {
-	const struct store_option *option;
+	const struct field *option;
 	uint32_t count = 0;
 
 	GMB_ASSERT(kind_count < STORE_KINDS_MAX);
@@ -306,28 +208,17 @@ void store_register(const struct store_kind *kind)
 		}
 	}
 	for (uint32_t i = 0; i < kind->option_count; i++) {
-		const struct store_value *value = &kind->options[i].value;
+		const struct field *field = &kind->options[i];
 
-		GMB_ASSERT(value->bytes > 0 && value->offset + value->bytes <= kind->config_bytes);
+		GMB_ASSERT(field->type != FIELD_OWN || field->bytes > 0);
+		GMB_ASSERT(field->type < FIELD_TEXT); /* nobody would free it */
+		GMB_ASSERT(field->offset + field->bytes <= kind->config_bytes);
 	}
 	GMB_ASSERT(count + kind->option_count <= OPTIONS_MAX);
 	kinds[kind_count++] = kind;
 }
 
 /* --- setting options ------------------------------------------------------------------------- */
-
-int store_option_check(
-	const struct store_option *option, bool given, const char *value, struct error *error)
-{
-	if (value == NULL && (option->flags & STORE_OPTION_BARE) == 0) {
-		return error_set(error, -EINVAL, "this key needs a value, such as %s=%s",
-			option->key, option->example);
-	}
-	if (given && (option->flags & STORE_OPTION_REPEATS) == 0) {
-		return error_set(error, -EINVAL, "this key is given twice");
-	}
-	return 0;
-}
 
 /* What the option's set gets: made on first need. NULL: no memory. */
 static void *config_of(struct store_options *options, uint32_t kind_idx)
@@ -348,7 +239,7 @@ static void *config_of(struct store_options *options, uint32_t kind_idx)
 int store_options_set(
 	struct store_options *options, const char *key, const char *value, struct error *error)
 {
-	const struct store_option *option;
+	const struct field *option;
 	uint32_t kind_idx;
 	void *config;
 	int result;
@@ -359,7 +250,7 @@ int store_options_set(
 		if (strcmp(option->key, key) != 0) {
 			continue;
 		}
-		result = store_option_check(option, given, value, error);
+		result = field_check(option, given, value, error);
 		if (result < 0) {
 			return result;
 		}
@@ -368,41 +259,12 @@ int store_options_set(
 		if (config == NULL) {
 			return error_set(error, -ENOMEM, "not enough memory for an option");
 		}
-		return option->set(config, value, error);
+		return field_set(option, config, value, error);
 	}
 	return error_set(error, -ENOENT, "unknown key");
 }
 
 /* --- comparing ------------------------------------------------------------------------------- */
-
-static bool same_text(const struct store_option *option, const void *a, const void *b)
-{
-	const char *const texts[] = {
-		a != NULL ? *(char *const *)((const char *)a + option->value.offset) : NULL,
-		b != NULL ? *(char *const *)((const char *)b + option->value.offset) : NULL,
-	};
-
-	return texts[0] == NULL || texts[1] == NULL ? texts[0] == texts[1]
-						    : strcmp(texts[0], texts[1]) == 0;
-}
-
-bool store_value_same(const struct store_option *option, const void *a, const void *b)
-{
-	GMB_ASSERT(option->value.bytes > 0);
-	if ((option->flags & STORE_OPTION_TEXT) != 0) {
-		return same_text(option, a, b);
-	}
-	for (uint32_t i = option->value.offset; i < option->value.offset + option->value.bytes;
-		i++) {
-		uint8_t byte_a = a != NULL ? ((const uint8_t *)a)[i] : 0;
-		uint8_t byte_b = b != NULL ? ((const uint8_t *)b)[i] : 0;
-
-		if (byte_a != byte_b) {
-			return false;
-		}
-	}
-	return true;
-}
 
 /* What the options of a kind have set, or would have. */
 static const void *values_of(const struct store_options *options, uint32_t kind_idx)
@@ -411,16 +273,16 @@ static const void *values_of(const struct store_options *options, uint32_t kind_
 						  : kinds[kind_idx]->defaults;
 }
 
-bool store_options_same(const struct store_options *a, const struct store_options *b,
-	const struct store_option *option)
+bool store_options_same(
+	const struct store_options *a, const struct store_options *b, const struct field *option)
 {
 	for (uint32_t i = 0; i < kind_count; i++) {
 		if (option >= kinds[i]->options &&
 			option < kinds[i]->options + kinds[i]->option_count) {
-			return store_value_same(option, values_of(a, i), values_of(b, i));
+			return field_same(option, values_of(a, i), values_of(b, i));
 		}
 	}
-	return store_value_same(option, a, b);
+	return field_same(option, a, b);
 }
 
 bool store_path_same(const char *a, const char *b)
@@ -449,22 +311,13 @@ static bool is_useless(const struct store_kind *kind, const char *key)
 
 /* Why a key of all kinds that was given does nothing; NULL: it does something. */
 static const char *useless_reason(const struct store_options *options,
-	const struct store_kind *kind, const struct store_option *option)
+	const struct store_kind *kind, const struct field *option)
 {
-	const struct store_option *progress = &common_options[OPTION_PROGRESS];
 	bool is_mode = option == &common_options[OPTION_MODE] ||
 		       option == &common_options[OPTION_WRITE_MODE];
-	bool has_device =
-		options->read_mode == STORE_MODE_DEVICE || options->write_mode == STORE_MODE_DEVICE;
 
-	bool is_refused = options->progress == STORE_PROGRESS_COUNTER ||
-			  options->progress == STORE_PROGRESS_FILTER; /* by itself */
-
-	if (is_useless(kind, option->key) && !(option == progress && is_refused)) {
+	if (is_useless(kind, option->key)) {
 		return kind->useless_reason;
-	}
-	if (option == &common_options[OPTION_DEVICE_CPU] && !has_device) {
-		return "neither mode nor write-mode is device";
 	}
 	return is_mode && kind->names_size && !store_mode_is_direct(options->read_mode) &&
 			       !store_mode_is_direct(options->write_mode)
@@ -492,7 +345,7 @@ static int check_common(
 int store_options_fit(
 	const struct store_options *options, const struct store_kind *kind, struct error *error)
 {
-	const struct store_option *option;
+	const struct field *option;
 	uint32_t owner;
 	int rc = check_common(options, kind, error);
 

@@ -61,7 +61,7 @@ uint64_t overlay_run(const struct overlay_store *store, uint64_t first, uint64_t
 }
 
 /* Where the run that begins at offset ends, in bytes, and at most at end. */
-static uint64_t run_bytes(
+static uint64_t overlay_run_bytes(
 	const struct overlay_store *store, uint64_t offset, uint64_t end, bool *present)
 {
 	uint64_t stop = overlay_run(store, overlay_first(offset), overlay_end(end), present);
@@ -148,7 +148,7 @@ void overlay_helper_give(struct overlay_helper *helper)
 	}
 }
 
-static void port_deliver(struct ring *ring, struct ring_message *message)
+static void overlay_port_deliver(struct ring *ring, struct ring_message *message)
 {
 	struct overlay_port *port = container_of(message, struct overlay_port, message);
 	struct overlay_queue *queue = container_of(port, struct overlay_queue, port);
@@ -220,7 +220,7 @@ static void split_next(struct store_part *part, struct overlay_helper *helper)
 	while (helper != NULL) {
 		uint64_t offset = part->offset + scratch->done_bytes;
 		bool present;
-		uint64_t stop = run_bytes(
+		uint64_t stop = overlay_run_bytes(
 			overlay_of(part->queue), offset, part->offset + part->length, &present);
 		struct mem_ref memory = mem_add(part->memory, scratch->done_bytes);
 
@@ -240,7 +240,7 @@ static void overlay_read(struct store_part *part)
 	uint64_t end = part->offset + part->length;
 	bool present;
 
-	if (run_bytes(overlay_of(part->queue), part->offset, end, &present) == end) {
+	if (overlay_run_bytes(overlay_of(part->queue), part->offset, end, &present) == end) {
 		overlay_forward(part, present);
 		return;
 	}
@@ -259,7 +259,7 @@ static bool overlay_page_cache_ref(struct store_queue *base, struct store_part *
 	bool present;
 	bool done;
 
-	if (end > store->layout.size || run_bytes(store, offset, end, &present) != end) {
+	if (end > store->layout.size || overlay_run_bytes(store, offset, end, &present) != end) {
 		return false;
 	}
 	lower = present ? queue->upper : base->inner;
@@ -316,7 +316,7 @@ static void extents_next(struct store_part *part)
 	struct overlay_scratch *scratch = overlay_scratch_of(part);
 	uint64_t offset = scratch->offset + scratch->done_bytes;
 	bool present;
-	uint64_t stop = run_bytes(
+	uint64_t stop = overlay_run_bytes(
 		overlay_of(part->queue), offset, scratch->offset + scratch->length, &present);
 
 	part->offset = offset;
@@ -327,7 +327,7 @@ static void extents_next(struct store_part *part)
 	overlay_forward(part, present);
 }
 
-static void extents_done(struct store_part *part, int result)
+static void overlay_extents_done(struct store_part *part, int result)
 {
 	struct overlay_scratch *scratch = overlay_scratch_of(part);
 	uint64_t run = part->length;
@@ -350,7 +350,7 @@ static void extents_done(struct store_part *part, int result)
 static void overlay_inner_done(struct store_part *part, int result)
 {
 	if (part->op == STORE_EXTENTS) {
-		extents_done(part, result);
+		overlay_extents_done(part, result);
 		return;
 	}
 	part->offset = overlay_scratch_of(part)->offset;
@@ -423,7 +423,7 @@ static int overlay_queue_init(struct store_queue *base, struct error *error)
 	}
 	queue->buffers = buffers;
 	queue->upper->outer = base;
-	queue->port.message.deliver = port_deliver;
+	queue->port.message.deliver = overlay_port_deliver;
 	list_init(&queue->port.parts);
 	list_init(&queue->idle);
 	list_init(&queue->hoping);
@@ -459,7 +459,7 @@ static uint64_t maps_bytes(const struct overlay_store *store)
 }
 
 /* Of what open has got so far. */
-static void release(struct overlay_store *store)
+static void overlay_release(struct overlay_store *store)
 {
 	if (store->fd >= 0) {
 		disk_close(store->fd);
@@ -485,7 +485,7 @@ static void overlay_close(struct store *base)
 			log_escape(shown, sizeof(shown), store->path, strlen(store->path)),
 			strerror(-result));
 	}
-	release(store);
+	overlay_release(store);
 }
 
 static int open_maps(struct overlay_store *store, struct error *error)
@@ -580,7 +580,7 @@ static int fill_if_empty(
 }
 
 /* The claim on the file is had before its contents are believed. */
-static int open_file(struct overlay_store *store, const struct store_options *options,
+static int overlay_open_file(struct overlay_store *store, const struct store_options *options,
 	const char *path, struct error *error)
 {
 	struct overlay_base recorded;
@@ -671,7 +671,7 @@ static int open_memory(
 }
 
 /* Of both stores what is worse. */
-static void fill_info(struct overlay_store *store)
+static void overlay_fill_info(struct overlay_store *store)
 {
 	const struct store_info *upper = store_info(store->upper);
 	struct store_info *info = &store->base.info;
@@ -723,13 +723,13 @@ static int overlay_open(struct store *base, const struct store_options *options,
 		result = error_set(error, -ENOMEM, "not enough memory for an overlay");
 	} else {
 		result = discards ? open_memory(store, options, error)
-				  : open_file(store, options, config->path, error);
+				  : overlay_open_file(store, options, config->path, error);
 	}
 	if (result < 0) {
-		release(store);
+		overlay_release(store);
 		return result;
 	}
-	fill_info(store);
+	overlay_fill_info(store);
 	/* Its part of the scratch begins where both stores below have theirs behind them. */
 	base->scratch_offset = MAX(base->scratch_offset,
 		store->upper->scratch_offset + store->upper->ops->scratch_bytes);
@@ -747,15 +747,15 @@ static enum store_barrier overlay_barrier(struct store *base, bool look)
 }
 
 static const struct counter counter_list[] = {
-	STORE_COUNTER(struct overlay_queue, split_reads, COUNTER_ITEMS,
-		"Reads of which some blocks were changed and others not"),
-	STORE_COUNTER(struct overlay_queue, copied_blocks, COUNTER_ITEMS,
-		"Blocks copied from the base because a part of them was written"),
-	STORE_COUNTER(struct overlay_queue, commits, COUNTER_ITEMS,
-		"Flushes that also wrote which blocks are changed"),
+	STORE_COUNTER(struct overlay_queue, split_reads, ITEMS,
+		"Reads of changed and unchanged blocks at once"),
+	STORE_COUNTER(struct overlay_queue, copied_blocks, ITEMS,
+		"Blocks copied from the base because a part of each was written"),
+	STORE_COUNTER(struct overlay_queue, commits, ITEMS,
+		"Flushes that also wrote the map of changed blocks"),
 };
 
-static const struct counter_table counters = { "overlay", "export", counter_list,
+static const struct counter_table counters = { "overlay", "export", "store_overlay_", counter_list,
 	ARRAY_COUNT(counter_list) };
 
 /* The base is only read. */
@@ -822,13 +822,11 @@ static const char *config_file(const void *config_bytes)
 	return strcmp(config->path, discard_word) == 0 ? NULL : config->path;
 }
 
-static const struct store_option options[] = {
+static const struct field options[] = {
 	{ "overlay", "FILE|discard",
-		"write changes to FILE, which is made if it does not\n"
-		"exist, or to memory that is lost at the end, and\n"
-		"never to PATH, which many exports can share",
-		"discard", .set = set_overlay,
-		.value = STORE_VALUE(struct overlay_config, path, path) },
+		"write changes to FILE, which is made if it does not exist, or to memory that is "
+		"lost at the end, and never to PATH, which many exports can share",
+		"discard", .set = set_overlay, FIELD_AT(struct overlay_config, path, path) },
 };
 
 const struct store_kind overlay_store_kind = {

@@ -60,7 +60,7 @@ static uint64_t word_next(uint64_t block)
 
 /* All under the lock. */
 
-static bool is_busy(const struct overlay_store *store, uint64_t first, uint64_t end)
+static bool overlay_change_is_busy(const struct overlay_store *store, uint64_t first, uint64_t end)
 {
 	for (uint64_t at = first; at < end; at = word_next(at)) {
 		if ((store->busy[at / OVERLAY_WORD_BLOCKS] & word_mask(at, end)) != 0) {
@@ -77,7 +77,7 @@ static bool blocks_take(struct overlay_store *store, struct store_part *part)
 	uint64_t first = overlay_first(range.start);
 	uint64_t end = overlay_end(range.end);
 
-	if (is_busy(store, first, end)) {
+	if (overlay_change_is_busy(store, first, end)) {
 		return false;
 	}
 	for (uint64_t at = first; at < end; at = word_next(at)) {
@@ -158,7 +158,7 @@ static struct range edge_range(struct store_part *part)
 }
 
 /* The helper is not needed any more. */
-static void copy_end(struct overlay_helper *helper, int result)
+static void overlay_change_copy_end(struct overlay_helper *helper, int result)
 {
 	struct store_part *part = helper->owner;
 
@@ -175,7 +175,7 @@ static void copy_end(struct overlay_helper *helper, int result)
 
 static void copy_written(struct store_part *helper_part, int result)
 {
-	copy_end(container_of(helper_part, struct overlay_helper, part), result);
+	overlay_change_copy_end(container_of(helper_part, struct overlay_helper, part), result);
 }
 
 static void copy_read(struct store_part *helper_part, int result)
@@ -184,14 +184,14 @@ static void copy_read(struct store_part *helper_part, int result)
 	struct range block = edge_range(helper->owner);
 
 	if (result < 0) {
-		copy_end(helper, result);
+		overlay_change_copy_end(helper, result);
 		return;
 	}
 	overlay_helper_submit(helper, true, STORE_WRITE, block.start, block.end - block.start,
 		mem_of(helper->buffer), copy_written);
 }
 
-static void copy_begin(struct store_part *part)
+static void overlay_change_copy_begin(struct store_part *part)
 {
 	struct overlay_helper *helper = overlay_helper_take(part, OVERLAY_STEP_COPY);
 	struct range block = edge_range(part);
@@ -225,7 +225,7 @@ static void change_forward(struct store_part *part)
 static void change_next(struct store_part *part)
 {
 	if (overlay_scratch_of(part)->edges != 0) {
-		copy_begin(part);
+		overlay_change_copy_begin(part);
 	} else {
 		change_forward(part);
 	}
@@ -242,7 +242,7 @@ void overlay_change_resume(struct store_part *part, enum overlay_step step)
 	if (step == OVERLAY_STEP_CHANGE) {
 		change_owned(part);
 	} else {
-		copy_begin(part);
+		overlay_change_copy_begin(part);
 	}
 }
 

@@ -340,7 +340,7 @@ int overlay_bitmap_read(int fd, const char *path, const struct overlay_layout *l
 
 /* --- making ---------------------------------------------------------------------------------- */
 
-static bool is_zero(const uint8_t *bytes, size_t count)
+static bool overlay_file_is_zero(const uint8_t *bytes, size_t count)
 {
 	return bytes[0] == 0 && memcmp(bytes, bytes + 1, count - 1) == 0;
 }
@@ -354,7 +354,7 @@ static int is_half_made(int fd, uint64_t data_offset, bool *is_made)
 	uint64_t rest = data_offset - OVERLAY_HEAD_BYTES;
 	int result = disk_read(fd, head, sizeof(head), 0);
 
-	if (result == 0 && is_zero(head, sizeof(head))) {
+	if (result == 0 && overlay_file_is_zero(head, sizeof(head))) {
 		result = disk_extent(fd, OVERLAY_HEAD_BYTES, rest, &kind, &length);
 	}
 	*is_made = kind == DISK_HOLE && length >= rest;

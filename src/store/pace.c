@@ -199,11 +199,11 @@ static int set_pace(void *config, const char *value, struct error *error)
 	return store_pace_parse(value, config, error);
 }
 
-static const struct store_option pace_options[] = {
+static const struct field pace_options[] = {
 	{ "pace", "RATE[:latency=TIME][:members=N][:chunk=SIZE]",
-		"slow down to a disk of RATE bytes per second, or to\n"
-		"a stripe of N of them with chunks of SIZE",
-		"100M", .set = set_pace, .value = STORE_VALUE(struct store_pace, rate, chunk) },
+		"slow down to a disk of RATE bytes per second, or to a stripe of N of them with "
+		"chunks of SIZE",
+		"100M", .set = set_pace, FIELD_AT(struct store_pace, rate, chunk) },
 };
 
 static struct pace_store *store_of(const struct pace_queue *queue)
@@ -319,7 +319,7 @@ static void set_next(const struct pace_store *store, struct slot *slot)
 
 /* Gives the part its turn at each of its members, from when it arrived: what the store below needed
  * is not added. There is a free slot. */
-static void admit(struct pace_queue *queue, struct store_part *part)
+static void pace_admit(struct pace_queue *queue, struct store_part *part)
 {
 	struct pace_store *store = store_of(queue);
 	uint64_t arrived_ns = ((struct pace_scratch *)store_scratch(part))->arrived_ns;
@@ -343,10 +343,10 @@ static void admit(struct pace_queue *queue, struct store_part *part)
 
 /* --- time passes --------------------------------------------------------------------------- */
 
-static void timer_done(struct ring_op *op, int result);
+static void pace_timer_done(struct ring_op *op, int result);
 
 /* Sets the timer for what is next. */
-static void arm(struct pace_queue *queue)
+static void pace_arm(struct pace_queue *queue)
 {
 	struct ring *ring = queue->base.ring;
 	struct list_node *first = list_first(&queue->busy);
@@ -366,7 +366,7 @@ static void arm(struct pace_queue *queue)
 	}
 	now_ns = ring_now_ns(ring);
 	queue->timer_ns = next_ns;
-	ring_timer(ring, &queue->timer, next_ns > now_ns ? next_ns - now_ns : 0, timer_done);
+	ring_timer(ring, &queue->timer, next_ns > now_ns ? next_ns - now_ns : 0, pace_timer_done);
 }
 
 /* One slot whose time has come: its part goes into the list, with what is to be said. */
@@ -395,7 +395,7 @@ static void slot_due(
 	slot_insert(queue, slot);
 }
 
-static void timer_done(struct ring_op *op, int result)
+static void pace_timer_done(struct ring_op *op, int result)
 {
 	struct pace_queue *queue = container_of(op, struct pace_queue, timer);
 	uint64_t now_ns = ring_now_ns(queue->base.ring);
@@ -413,9 +413,10 @@ static void timer_done(struct ring_op *op, int result)
 		slot_due(queue, slot, now_ns, &due);
 	}
 	while (!list_is_empty(&queue->waiting) && !list_is_empty(&queue->slots_free)) {
-		admit(queue, list_entry(list_pop_front(&queue->waiting), struct store_part, node));
+		pace_admit(queue,
+			list_entry(list_pop_front(&queue->waiting), struct store_part, node));
 	}
-	arm(queue);
+	pace_arm(queue);
 	/* The last part's owner may destroy the queue. */
 	while ((node = list_pop_front(&due)) != NULL) {
 		struct store_part *part = list_entry(node, struct store_part, node);
@@ -456,8 +457,8 @@ static void worked_done(struct store_part *part, int result)
 		list_push_back(&queue->waiting, &part->node);
 		return;
 	}
-	admit(queue, part);
-	arm(queue);
+	pace_admit(queue, part);
+	pace_arm(queue);
 }
 
 static void pace_submit(struct store_queue *queue, struct store_part *part)

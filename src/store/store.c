@@ -99,13 +99,9 @@ static void override_info(struct store_info *info, const struct store_options *o
 	info->read_device = options->read_mode == STORE_MODE_DEVICE;
 	info->write_device =
 		options->write_mode == STORE_MODE_DEVICE && (info->caps & STORE_CAP_WRITE) != 0;
-	info->device_cpu = options->device_cpu;
 	if (options->stripe_chunk > 0) {
 		info->stripe_chunk = options->stripe_chunk;
 		info->stripe_members = options->stripe_members;
-	}
-	if (options->progress == STORE_PROGRESS_COMPLETION) {
-		info->has_progress = false;
 	}
 }
 
@@ -118,8 +114,7 @@ static int wrap_all(
 	for (uint32_t i = 0; i < STORE_KINDS_MAX && result == 0; i++) {
 		const struct store_kind *kind = store_kind_at(i);
 
-		if (kind != NULL && kind->is_filter &&
-			(options->configs[i] != NULL || options->progress_filter == kind)) {
+		if (kind != NULL && kind->is_filter && options->configs[i] != NULL) {
 			result = store_wrap(kind, options, options->configs[i], *store_inout,
 				store_inout, error);
 		}
@@ -156,14 +151,6 @@ int store_open(const struct store_options *options, struct store **store_out, st
 	}
 	if (result == 0) {
 		result = wrap_all(options, &store, error);
-	}
-	if (result == 0 && options->progress == STORE_PROGRESS_COUNTER &&
-		!store->info.has_progress) {
-		store_close(store);
-		result = error_set(error, -EOPNOTSUPP,
-			"'%s' cannot count how far a read has come: progress=counter is for "
-			"memory:SIZE and for disks with a pace; use progress=auto",
-			options->path);
 	}
 	if (result < 0) {
 		return result;

@@ -35,6 +35,7 @@
 #include "base/counter.h"
 #include "base/error.h"
 #include "base/list.h"
+#include "base/schema.h"
 #include "ring/ring.h"
 
 enum store_op {
@@ -123,6 +124,7 @@ struct store_info {
 	bool read_device;
 	bool write_device;
 	bool device_cpu;       /* the processor may move it to and from sockets there */
+	uint32_t part_bytes;   /* requests are cut into parts of this size; 0: as the path does */
 	uint64_t io_max;       /* largest single device command, 0 = unknown */
 	uint32_t stripe_chunk; /* bytes per member, 0 = not striped */
 	uint32_t stripe_members;
@@ -317,47 +319,6 @@ static inline bool store_mode_is_direct(enum store_mode mode)
 	return mode == STORE_MODE_DIRECT || mode == STORE_MODE_DEVICE;
 }
 
-enum store_progress_source {
-	STORE_PROGRESS_AUTO,	   /* counters, where that pays */
-	STORE_PROGRESS_COMPLETION, /* done and nothing else */
-	STORE_PROGRESS_COUNTER,	   /* counters; a store without is refused */
-	STORE_PROGRESS_FILTER,	   /* a filter that was registered for it */
-};
-
-enum store_option_flag {
-	STORE_OPTION_REPEATS = 1 << 0, /* can be given more than once */
-	STORE_OPTION_BARE = 1 << 1,    /* the value can be left out: then it is NULL */
-	STORE_OPTION_LIVE = 1 << 2,    /* may change while the export is used */
-	STORE_OPTION_TEXT = 1 << 3,    /* the value is a char *; NULL: none */
-};
-
-/* Where an option's set puts its value in the configuration. Two values are equal when these bytes
- * are: so they have no padding, and no second way to say the same. */
-struct store_value {
-	uint32_t offset;
-	uint32_t bytes;
-};
-
-/* The members of type from first to last, which are neighbours. */
-#define STORE_VALUE(type, first, last)                                                             \
-	{                                                                                          \
-		offsetof(type, first),                                                             \
-			offsetof(type, last) + sizeof(((type *)0)->last) - offsetof(type, first)   \
-	}
-
-/* A key of an export: for --export, configuration files and the help text. Static. */
-struct store_option {
-	const char *key;
-	const char *form;    /* what values look like: "cached|direct" */
-	const char *help;    /* lines of at most 50 characters with '\n' between */
-	const char *example; /* a valid value */
-	uint32_t flags;	     /* enum store_option_flag */
-	/* Sets the value in the configuration of the kind the option belongs to. -EINVAL or -ERANGE
-	 * with a sentence that does not name the key. */
-	int (*set)(void *config, const char *value, struct error *error);
-	struct store_value value;
-};
-
 enum { STORE_KINDS_MAX = 16 };
 
 /*
@@ -383,11 +344,8 @@ struct store_options {
 	bool page_cache_send_off; /* store_page_cache_ref() is always false */
 	enum store_mode read_mode;
 	enum store_mode write_mode; /* never STORE_MODE_CACHED: AUTO says that for writes */
-	bool device_cpu;	    /* see store_info.device_cpu */
 	uint32_t stripe_chunk;	    /* overrides what the disk says; 0 = it does not */
 	uint32_t stripe_members;
-	const struct store_kind *progress_filter; /* with STORE_PROGRESS_FILTER */
-	enum store_progress_source progress;
 	/* What another process had of this disk, for kinds whose disk is the memory of a process;
 	 * borrowed for the call of store_open(). NULL: nothing. */
 	const struct store_claim *passed;
@@ -403,25 +361,17 @@ struct store_options {
  */
 void store_register(const struct store_kind *kind);
 
-/* The idx-th option, in the order of registration and those of all kinds first; NULL behind the
- * last. */
-const struct store_option *store_option_at(uint32_t idx);
-/* -EINVAL with a sentence when the value is missing, or the option was given before and cannot be
- * repeated. */
-GMB_MUST_CHECK int store_option_check(
-	const struct store_option *option, bool given, const char *value, struct error *error);
+/* The keys of an export, in the order of registration and those of all kinds first. */
+const struct field *store_option_at(uint32_t idx);
 /* Sets one key. value is copied or parsed; NULL: none was written. -EINVAL or -ERANGE with a
  * sentence that does not name the key; -ENOENT when there is no such key; -ENOMEM. */
 GMB_MUST_CHECK int store_options_set(
 	struct store_options *options, const char *key, const char *value, struct error *error);
 void store_options_fini(struct store_options *options);
-/* Whether the option has the same value in two configurations that its set can fill; NULL: zeroes.
- */
-bool store_value_same(const struct store_option *option, const void *a, const void *b);
 /* Whether the option, one of store_option_at(), has the same value in both: the one that was set,
  * or the default. */
-bool store_options_same(const struct store_options *a, const struct store_options *b,
-	const struct store_option *option);
+bool store_options_same(
+	const struct store_options *a, const struct store_options *b, const struct field *option);
 /* Whether two paths name the same disk as far as their text can tell: the same file, or sizes that
  * are equal as numbers. */
 bool store_path_same(const char *a, const char *b);

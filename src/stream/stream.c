@@ -17,7 +17,7 @@ static const uint32_t stream_edges[] = {
 	[STREAM_LAYERED] = BIT(STREAM_CLOSED),
 };
 
-static void set_state(struct stream *stream, enum stream_state state)
+static void stream_set_state(struct stream *stream, enum stream_state state)
 {
 	GMB_ASSERT((stream_edges[stream->state] & BIT(state)) != 0);
 	stream->state = state;
@@ -57,7 +57,7 @@ void stream_open(struct stream *stream, struct ring *ring, int fd,
 		set_up_tcp(fd, keep_alive);
 	}
 	stream->file = ring_file_add(ring, fd);
-	set_state(stream, STREAM_PLAIN);
+	stream_set_state(stream, STREAM_PLAIN);
 }
 
 bool stream_peer_credentials(int fd, struct stream_credentials *credentials)
@@ -81,7 +81,7 @@ static void upgrade_done(struct ring_op *op, int result)
 
 	GMB_ASSERT(result <= 0);
 	if (result == 0) {
-		set_state(stream, STREAM_LAYERED);
+		stream_set_state(stream, STREAM_LAYERED);
 	}
 	stream->upgraded(stream, result);
 }
@@ -89,7 +89,7 @@ static void upgrade_done(struct ring_op *op, int result)
 void stream_upgrade(struct stream *stream, const struct stream_ops *ops, void *layer,
 	void (*upgraded)(struct stream *stream, int result))
 {
-	set_state(stream, STREAM_UPGRADING);
+	stream_set_state(stream, STREAM_UPGRADING);
 	stream->ops = ops;
 	stream->memory_rights = ops->memory_rights;
 	stream->layer = layer;
@@ -101,7 +101,7 @@ void stream_upgrade(struct stream *stream, const struct stream_ops *ops, void *l
 void stream_adopt(
 	struct stream *stream, const struct stream_ops *ops, void *layer, uint32_t memory_rights)
 {
-	set_state(stream, STREAM_LAYERED);
+	stream_set_state(stream, STREAM_LAYERED);
 	stream->ops = ops;
 	stream->memory_rights = memory_rights;
 	stream->layer = layer;
@@ -156,5 +156,5 @@ void stream_close(struct stream *stream)
 	}
 	ring_file_remove(stream->ring, &stream->file);
 	ring_socket_close(stream->ring, fd);
-	set_state(stream, STREAM_CLOSED);
+	stream_set_state(stream, STREAM_CLOSED);
 }

@@ -74,7 +74,7 @@ static int choose_name(struct tls_client *tls, const struct export_uri *uri, boo
 
 /* The process may be in another folder when the file is read again. Links are not followed, because
  * renewed files may come with a new link. NULL: no path, or -ENOMEM in *err. */
-static char *absolute(const char *path, int *err)
+static char *tls_client_absolute(const char *path, int *err)
 {
 	char folder[PATH_MAX];
 	char *out = NULL;
@@ -113,8 +113,8 @@ int tls_client_create(
 		err = choose_name(tls, uri, use_psk, verify, error);
 	}
 	if (err == 0) {
-		tls->certificates = absolute(uri->tls_certificates, &err);
-		tls->psk_file = absolute(uri->tls_psk_file, &err);
+		tls->certificates = tls_client_absolute(uri->tls_certificates, &err);
+		tls->psk_file = tls_client_absolute(uri->tls_psk_file, &err);
 		tls->user = uri->user != NULL ? strdup(uri->user) : NULL;
 		if (err != 0 || (tls->user == NULL) != (uri->user == NULL)) {
 			err = error_set(error, -ENOMEM, "out of memory");
@@ -212,7 +212,7 @@ static void warn_of(const struct tls_client *tls)
 }
 
 /* With the lock. */
-static int load(struct tls_client *tls, struct error *error)
+static int tls_client_load(struct tls_client *tls, struct error *error)
 {
 	struct tls_context *fresh;
 	int err = tls_context_load(&tls->options, &fresh, error);
@@ -246,7 +246,7 @@ int tls_client_context(
 
 	pthread_mutex_lock(&tls->lock);
 	if (tls->context == NULL || tls_context_is_stale(tls->context)) {
-		err = load(tls, error);
+		err = tls_client_load(tls, error);
 	}
 	if (err == 0) {
 		tls_context_get(tls->context);

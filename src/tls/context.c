@@ -179,7 +179,7 @@ static int load_certificates(
 	return rc;
 }
 
-static int unknown_key(gnutls_datum_t *key)
+static int context_unknown_key(gnutls_datum_t *key)
 {
 	key->size = IDENTITY_DIGEST_BYTES;
 	key->data = gnutls_malloc(key->size);
@@ -209,7 +209,7 @@ static int server_key(gnutls_session_t session, const gnutls_datum_t *name, gnut
 	check->is_psk_known = psk != NULL;
 	/* With a key of chance an unknown name fails like a wrong key, at the same place and with
 	 * the same alert: nobody finds out which names there are. */
-	return psk == NULL ? unknown_key(key) : copy_datum(key, psk->key, psk->key_bytes);
+	return psk == NULL ? context_unknown_key(key) : copy_datum(key, psk->key, psk->key_bytes);
 }
 
 static int client_key(gnutls_session_t session, gnutls_datum_t *name, gnutls_datum_t *key)
@@ -297,7 +297,8 @@ static int load_priority(struct tls_context *context, const char *wanted, struct
 		gnutls_strerror(result));
 }
 
-static int load(struct tls_context *context, const struct tls_options *options, struct error *error)
+static int context_load(
+	struct tls_context *context, const struct tls_options *options, struct error *error)
 {
 	/* A client uses one or the other; a server without options looks into its default folder.
 	 */
@@ -338,7 +339,7 @@ int tls_context_load(
 	context->role = options->role;
 	context->records = options->records;
 	context->verify_peer = options->verify_peer;
-	rc = load(context, options, error);
+	rc = context_load(context, options, error);
 	if (rc == 0) {
 		rc = tls_kernel_look(options->records, error);
 	}

@@ -26,7 +26,7 @@ const char *tls_time_text(time_t at, char out[TLS_TIME_TEXT_BYTES])
 }
 
 /* A file that is cut within a block parses as a shorter list. */
-static bool is_cut(const struct tls_bytes *bytes)
+static bool context_certs_is_cut(const struct tls_bytes *bytes)
 {
 	const char *at = bytes->data;
 	uint32_t rules = 0; /* of five dashes: two around BEGIN, two around END */
@@ -60,7 +60,7 @@ static int read_certs(struct tls_context *context, const char *folder, const cha
 		return rc;
 	}
 	path = tls_context_path(context);
-	if (is_cut(&bytes)) {
+	if (context_certs_is_cut(&bytes)) {
 		rc = error_set(
 			error, -EINVAL, "%s ends within a certificate; is it being written?", path);
 	} else {
@@ -249,7 +249,7 @@ static int read_key(struct tls_context *context, const char *folder, const char 
 		return rc;
 	}
 	path = tls_context_path(context);
-	if (is_cut(&bytes)) {
+	if (context_certs_is_cut(&bytes)) {
 		rc = error_set(
 			error, -EINVAL, "%s ends within the key; is it being written?", path);
 	} else if (is_encrypted(bytes.data)) {
@@ -432,7 +432,7 @@ static int load_crls(struct tls_context *context, const char *folder,
 		return rc;
 	}
 	path = tls_context_path(context);
-	if (is_cut(&bytes)) {
+	if (context_certs_is_cut(&bytes)) {
 		rc = error_set(error, -EINVAL,
 			"%s ends within a revocation list; is it being written?", path);
 	} else {

@@ -29,7 +29,7 @@ void tls_bytes_free(struct tls_bytes *bytes)
 /* Whether others than the owner, and those whom an access list names one by one, may read or write
  * the file. With a list the group's bits of the mode are its mask (acl(5)): a service manager that
  * hands a key to a user of its own shows up there. */
-static bool is_shared(int fd, mode_t mode)
+static bool context_files_is_shared(int fd, mode_t mode)
 {
 	union {
 		struct posix_acl_xattr_header header;
@@ -88,7 +88,7 @@ static int read_whole(int fd, size_t size, struct tls_bytes *out)
 	return 0;
 }
 
-static int read_file(
+static int context_files_read_file(
 	const char *path, enum tls_file_kind kind, struct tls_bytes *out, struct error *error)
 {
 	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
@@ -106,7 +106,7 @@ static int read_file(
 	} else if (st.st_size > TLS_FILE_BYTES_MAX) {
 		rc = error_set(
 			error, -EFBIG, "%s is larger than %d MiB", path, TLS_FILE_BYTES_MAX >> 20);
-	} else if (kind == TLS_FILE_SECRET && is_shared(fd, st.st_mode)) {
+	} else if (kind == TLS_FILE_SECRET && context_files_is_shared(fd, st.st_mode)) {
 		rc = error_set(error, -EACCES,
 			"%s holds a key, and others than its owner may read or write it; use "
 			"'chmod 600 %s'",
@@ -144,7 +144,7 @@ int tls_context_read(struct tls_context *context, const char *folder, const char
 		return error_set(error, -ENOMEM, "no memory");
 	}
 	context->file_count++;
-	rc = read_file(file->path, kind, out, error);
+	rc = context_files_read_file(file->path, kind, out, error);
 	if (rc == -ENOENT && is_optional) {
 		return 0;
 	}
@@ -169,7 +169,7 @@ bool tls_file_is_stale(const struct tls_file *file)
 	uint8_t now[IDENTITY_DIGEST_BYTES];
 	struct tls_bytes bytes;
 	/* Rights are a matter of loading: who opened them too far should read it in an error. */
-	int rc = read_file(file->path, TLS_FILE_PUBLIC, &bytes, NULL);
+	int rc = context_files_read_file(file->path, TLS_FILE_PUBLIC, &bytes, NULL);
 	bool is_same = rc == 0 ? file->is_there && digest(&bytes, now) == 0 &&
 					 memcmp(now, file->digest, sizeof(now)) == 0
 			       : rc == -ENOENT && !file->is_there;
@@ -181,7 +181,8 @@ bool tls_file_is_stale(const struct tls_file *file)
 /* --- pre-shared keys --------------------------------------------------------------------------
  * Lines NAME:HEX, as psktool writes them; '#' begins a comment. The keys are decoded in place. */
 
-static int compare_names(const struct tls_psk *psk, const void *name, size_t name_bytes)
+static int context_files_compare_names(
+	const struct tls_psk *psk, const void *name, size_t name_bytes)
 {
 	if (psk->name_bytes != name_bytes) {
 		return psk->name_bytes < name_bytes ? -1 : 1;
@@ -193,10 +194,10 @@ static int compare_psks(const void *a, const void *b)
 {
 	const struct tls_psk *other = b;
 
-	return compare_names(a, other->name, other->name_bytes);
+	return context_files_compare_names(a, other->name, other->name_bytes);
 }
 
-static int hex_digit(char c)
+static int context_files_hex_digit(char c)
 {
 	if (c >= '0' && c <= '9') {
 		return c - '0';
@@ -206,7 +207,7 @@ static int hex_digit(char c)
 }
 
 /* NULL, or what is wrong with the line from begin to end. */
-static const char *parse_line(char *begin, char *end, struct tls_psk *psk)
+static const char *context_files_parse_line(char *begin, char *end, struct tls_psk *psk)
 {
 	char *colon = memchr(begin, ':', (size_t)(end - begin));
 	char *hex;
@@ -236,7 +237,7 @@ static const char *parse_line(char *begin, char *end, struct tls_psk *psk)
 	}
 	key = (uint8_t *)hex;
 	for (char *at = hex; at < end; at += 2) {
-		int high = hex_digit(at[0]), low = hex_digit(at[1]);
+		int high = context_files_hex_digit(at[0]), low = context_files_hex_digit(at[1]);
 
 		if (high < 0 || low < 0) {
 			return "a key that is not hexadecimal";
@@ -260,7 +261,7 @@ static bool looks_like_hex_name(const char *begin, const char *end)
 {
 	const char *at = begin + 1;
 
-	while (at < end && hex_digit(*at) >= 0) {
+	while (at < end && context_files_hex_digit(*at) >= 0) {
 		at++;
 	}
 	return at < end && *at == ':' && at > begin + 1;
@@ -296,7 +297,7 @@ static int parse_psks(struct tls_context *context, const char *path, struct erro
 			}
 			continue;
 		}
-		problem = parse_line(begin, end, psk);
+		problem = context_files_parse_line(begin, end, psk);
 		if (problem != NULL) {
 			return error_set(error, -EINVAL, "%s:%u: %s", path, line, problem);
 		}
@@ -351,7 +352,7 @@ const struct tls_psk *tls_psk_find(
 
 	while (low < high) {
 		uint32_t middle = low + (high - low) / 2;
-		int order = compare_names(&context->psks[middle], name, name_bytes);
+		int order = context_files_compare_names(&context->psks[middle], name, name_bytes);
 
 		if (order == 0) {
 			return &context->psks[middle];

@@ -350,8 +350,8 @@ uint32_t tls_identity_chain(const struct identity *identity, struct tls_trust *t
 
 /* --- identities ------------------------------------------------------------------------------- */
 
-static int collect(struct collection *all, const struct tls_chain *chain, const gnutls_datum_t *der,
-	struct error *error)
+static int context_identity_collect(struct collection *all, const struct tls_chain *chain,
+	const gnutls_datum_t *der, struct error *error)
 {
 	int rc = collect_names(all, chain->certs[0], error);
 
@@ -370,7 +370,7 @@ static int create_of_chain(struct collection *all, const struct tls_trust *trust
 		.is_proved = true, .principal = principal, .values = all->values
 	};
 	gnutls_datum_t text = { NULL, 0 };
-	int rc = collect(all, chain, &ders[0], error);
+	int rc = context_identity_collect(all, chain, &ders[0], error);
 	struct tls_trust narrowed = *trust;
 	uint8_t *proof = NULL;
 

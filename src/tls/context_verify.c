@@ -77,8 +77,8 @@ static const struct {
 	{ GNUTLS_CERT_SIGNATURE_FAILURE, GNUTLS_A_BAD_CERTIFICATE, "its signature is wrong" },
 };
 
-static int refuse(const struct tls_chain *chain, int alert, const char *why, int *alert_out,
-	struct error *error)
+static int context_verify_refuse(const struct tls_chain *chain, int alert, const char *why,
+	int *alert_out, struct error *error)
 {
 	char text[IDENTITY_TEXT_BYTES];
 
@@ -140,27 +140,28 @@ static int verify_chain(const struct tls_context *context, const struct tls_chai
 	result = gnutls_x509_trust_list_verify_crt2(context->trust, certs, chain->count, &data, 1,
 		GNUTLS_PROFILE_TO_VFLAGS(GNUTLS_PROFILE_MEDIUM), &status, NULL);
 	if (result < 0) {
-		return refuse(
+		return context_verify_refuse(
 			chain, GNUTLS_A_BAD_CERTIFICATE, gnutls_strerror(result), alert, error);
 	}
 	if ((status & GNUTLS_CERT_SIGNER_NOT_FOUND) != 0 && context->trusts_system) {
-		return refuse(chain, GNUTLS_A_UNKNOWN_CA,
+		return context_verify_refuse(chain, GNUTLS_A_UNKNOWN_CA,
 			"no trusted authority has signed it, and without a folder of certificates "
 			"(tls-certificates) only those of the system are trusted",
 			alert, error);
 	}
 	for (size_t i = 0; i < ARRAY_COUNT(checks); i++) {
 		if ((status & checks[i].status) != 0) {
-			return refuse(chain, checks[i].alert, checks[i].text, alert, error);
+			return context_verify_refuse(
+				chain, checks[i].alert, checks[i].text, alert, error);
 		}
 	}
 	if (status != 0) {
-		return refuse(
+		return context_verify_refuse(
 			chain, GNUTLS_A_BAD_CERTIFICATE, "its chain is not valid", alert, error);
 	}
 	for (uint32_t i = 0; i < chain->count; i++) {
 		if (is_crl_expired(context, chain->certs[i])) {
-			return refuse(chain, GNUTLS_A_BAD_CERTIFICATE,
+			return context_verify_refuse(chain, GNUTLS_A_BAD_CERTIFICATE,
 				"the revocation list of its authority has expired; get a new "
 				"ca-crl.pem",
 				alert, error);

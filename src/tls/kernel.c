@@ -108,7 +108,7 @@ static void say_alert(struct tls_kernel *kernel, bool is_fatal, enum tls_alert a
 /* --- failing ---------------------------------------------------------------------------------- */
 
 /* Ends both directions: what is in flight completes. */
-static void lose(struct tls_kernel *kernel, int err)
+static void tls_kernel_lose(struct tls_kernel *kernel, int err)
 {
 	if (kernel->failed == 0) {
 		kernel->failed = err;
@@ -116,12 +116,12 @@ static void lose(struct tls_kernel *kernel, int err)
 	}
 }
 
-static void refuse(struct tls_kernel *kernel, int err, enum tls_alert alert)
+static void tls_kernel_refuse(struct tls_kernel *kernel, int err, enum tls_alert alert)
 {
 	if (!kernel->send_op.in_flight && kernel->failed == 0) {
 		say_alert(kernel, true, alert);
 	}
-	lose(kernel, err);
+	tls_kernel_lose(kernel, err);
 }
 
 /* What a receive has met, for the one who asked: the end, or an error; those of records in a
@@ -135,9 +135,10 @@ static int failure(struct tls_kernel *kernel, int err)
 	case -EBADMSG:
 	case -EMSGSIZE: /* the header of a record is wrong */
 	case -EINVAL:
-		lose(kernel, error_set(kernel->error, -EBADMSG,
-				     "a record cannot be authenticated: bytes were changed on "
-				     "their way"));
+		tls_kernel_lose(
+			kernel, error_set(kernel->error, -EBADMSG,
+					"a record cannot be authenticated: bytes were changed on "
+					"their way"));
 		return kernel->failed;
 	default:
 		return err;
@@ -147,7 +148,7 @@ static int failure(struct tls_kernel *kernel, int err)
 /* --- changing keys ---------------------------------------------------------------------------- */
 
 /* What the kernel has now is not needed here. */
-static void forget(struct tls_key *key)
+static void tls_kernel_forget(struct tls_key *key)
 {
 	explicit_bzero(key->key, sizeof(key->key));
 	explicit_bzero(key->iv, sizeof(key->iv));
@@ -159,7 +160,7 @@ static int next_key(struct tls_kernel *kernel, struct tls_key *key, int directio
 
 	if (rc == 0) {
 		rc = tls_key_install(key, kernel->stream->file.fd, direction);
-		forget(key);
+		tls_kernel_forget(key);
 	}
 	if (rc == -EBUSY) {
 		return error_set(kernel->error, -EOPNOTSUPP,
@@ -171,7 +172,7 @@ static int next_key(struct tls_kernel *kernel, struct tls_key *key, int directio
 				 strerror(-rc));
 }
 
-static void send_step(struct tls_kernel *kernel);
+static void tls_kernel_send_step(struct tls_kernel *kernel);
 
 static uint64_t blocks_max(const struct tls_kernel *kernel)
 {
@@ -195,9 +196,9 @@ static void update_sent(struct ring_op *op, int result)
 	}
 	if (rc != 0) {
 		/* No byte more under the old key, which the peer has dropped. */
-		lose(kernel, rc);
+		tls_kernel_lose(kernel, rc);
 	}
-	send_step(kernel);
+	tls_kernel_send_step(kernel);
 	stream_became_idle(kernel->stream);
 }
 
@@ -253,11 +254,11 @@ static void sent(struct ring_op *op, int result)
 	count_sent(kernel, result);
 	kernel->sender = NULL;
 	ring_op_complete(kernel->stream->ring, sender, result);
-	send_step(kernel);
+	tls_kernel_send_step(kernel);
 }
 
 /* Nothing of ours is in flight: what is next? */
-static void send_step(struct tls_kernel *kernel)
+static void tls_kernel_send_step(struct tls_kernel *kernel)
 {
 	struct stream *stream = kernel->stream;
 	struct ring_op *sender = kernel->sender;
@@ -282,7 +283,7 @@ void tls_kernel_send(struct tls_kernel *kernel, struct ring_op *op, const struct
 	kernel->sender = op;
 	kernel->from = message;
 	if (!kernel->send_op.in_flight) {
-		send_step(kernel);
+		tls_kernel_send_step(kernel);
 	}
 }
 
@@ -306,7 +307,7 @@ void tls_kernel_shutdown_send(struct tls_kernel *kernel)
 {
 	kernel->is_leaving = true;
 	if (!kernel->send_op.in_flight) {
-		send_step(kernel);
+		tls_kernel_send_step(kernel);
 	}
 }
 
@@ -328,13 +329,13 @@ static void on_event(struct tls_kernel *kernel, enum tls_event event)
 	}
 	rc = next_key(kernel, &kernel->keys.receive, TLS_RX);
 	if (rc != 0) {
-		refuse(kernel, rc, TLS_ALERT_INTERNAL_ERROR);
+		tls_kernel_refuse(kernel, rc, TLS_ALERT_INTERNAL_ERROR);
 		return;
 	}
 	if (event == TLS_EVENT_UPDATE_BOTH && !kernel->is_leaving) {
 		kernel->is_update_due = true;
 		if (!kernel->send_op.in_flight) {
-			send_step(kernel);
+			tls_kernel_send_step(kernel);
 		}
 	}
 }
@@ -356,9 +357,9 @@ static void take_control(struct tls_kernel *kernel, size_t count)
 		ring_now_ns(kernel->stream->ring), &event, &alert, kernel->error);
 	explicit_bzero(kernel->heard_bytes, count); /* a ticket */
 	if (rc == -EPROTO) {
-		refuse(kernel, rc, alert);
+		tls_kernel_refuse(kernel, rc, alert);
 	} else if (rc != 0) {
-		lose(kernel, rc);
+		tls_kernel_lose(kernel, rc);
 	} else if (event != TLS_EVENT_NONE) {
 		on_event(kernel, event);
 	}
@@ -398,7 +399,7 @@ static struct msghdr *room_left(struct tls_kernel *kernel)
 	return count > 0 ? &kernel->rest : NULL;
 }
 
-static void receive_step(struct tls_kernel *kernel);
+static void tls_kernel_receive_step(struct tls_kernel *kernel);
 
 static void control_received(struct ring_op *op, int result)
 {
@@ -407,25 +408,25 @@ static void control_received(struct ring_op *op, int result)
 	kernel->is_control = false;
 	if (result > 0) {
 		take_control(kernel, (size_t)result);
-		receive_step(kernel);
+		tls_kernel_receive_step(kernel);
 	} else {
 		kernel->is_control = result != 0;
 		receive_end(kernel, failure(kernel, result));
 	}
 }
 
-static void received(struct ring_op *op, int result)
+static void tls_kernel_received(struct ring_op *op, int result)
 {
 	struct tls_kernel *kernel = container_of(op, struct tls_kernel, receive_op);
 
 	if (result == -EIO) {
 		/* The record in front is not data. */
 		kernel->is_control = true;
-		receive_step(kernel);
+		tls_kernel_receive_step(kernel);
 	} else if (result > 0) {
 		kernel->got += (size_t)result;
 		if (kernel->whole && room_left(kernel) != NULL) {
-			receive_step(kernel);
+			tls_kernel_receive_step(kernel);
 		} else {
 			receive_end(kernel, 0);
 		}
@@ -434,7 +435,7 @@ static void received(struct ring_op *op, int result)
 	}
 }
 
-static void receive_step(struct tls_kernel *kernel)
+static void tls_kernel_receive_step(struct tls_kernel *kernel)
 {
 	struct stream *stream = kernel->stream;
 	struct msghdr *room;
@@ -449,8 +450,8 @@ static void receive_step(struct tls_kernel *kernel)
 	} else {
 		room = room_left(kernel);
 		GMB_ASSERT(room != NULL);
-		ring_recvmsg(
-			stream->ring, &kernel->receive_op, stream->file, room, false, received);
+		ring_recvmsg(stream->ring, &kernel->receive_op, stream->file, room, false,
+			tls_kernel_received);
 	}
 }
 
@@ -462,7 +463,7 @@ void tls_kernel_receive(
 	kernel->into = message;
 	kernel->whole = whole;
 	kernel->got = 0;
-	receive_step(kernel);
+	tls_kernel_receive_step(kernel);
 }
 
 ssize_t tls_kernel_receive_now(struct tls_kernel *kernel, struct msghdr *message)
@@ -513,7 +514,7 @@ static bool is_suitable(enum tls_records records, const struct tls_key *key)
 
 /* Until TLS_TX is taken nothing has changed but that the socket knows of TLS: it carries bytes as
  * they are. */
-static int install(int fd, const struct tls_keys *keys, struct error *error)
+static int tls_kernel_install(int fd, const struct tls_keys *keys, struct error *error)
 {
 	const int on = 1;
 	int rc;
@@ -536,7 +537,7 @@ static int install(int fd, const struct tls_keys *keys, struct error *error)
 }
 
 /* The socket has the keys. */
-static void begin(struct tls_kernel *kernel, struct stream *stream, enum tls_role role,
+static void tls_kernel_begin(struct tls_kernel *kernel, struct stream *stream, enum tls_role role,
 	const struct tls_keys *keys, struct error *error)
 {
 	kernel->stream = stream;
@@ -545,8 +546,8 @@ static void begin(struct tls_kernel *kernel, struct stream *stream, enum tls_rol
 	kernel->control.role = role;
 	kernel->control.version = keys->send.version;
 	kernel->keys = *keys;
-	forget(&kernel->keys.receive);
-	forget(&kernel->keys.send);
+	tls_kernel_forget(&kernel->keys.receive);
+	tls_kernel_forget(&kernel->keys.send);
 	kernel->blocks_left = blocks_max(kernel);
 }
 
@@ -558,11 +559,12 @@ int tls_kernel_take(struct stream *stream, enum tls_role role, enum tls_records 
 	int rc = kernel == NULL ? -EOPNOTSUPP : tls_keys_of_session(keys, session);
 
 	if (rc == 0) {
-		rc = is_suitable(records, &keys->send) ? install(stream->file.fd, keys, error)
-						       : -EOPNOTSUPP;
+		rc = is_suitable(records, &keys->send)
+			     ? tls_kernel_install(stream->file.fd, keys, error)
+			     : -EOPNOTSUPP;
 	}
 	if (rc == 0) {
-		begin(kernel, stream, role, keys, error);
+		tls_kernel_begin(kernel, stream, role, keys, error);
 		*kernel_out = kernel;
 	} else {
 		free(kernel);
@@ -599,7 +601,7 @@ int tls_kernel_adopt(struct stream *stream, enum tls_role role, enum tls_records
 	if (kernel == NULL) {
 		return error_set(error, -ENOMEM, "no memory for TLS");
 	}
-	begin(kernel, stream, role, keys, error);
+	tls_kernel_begin(kernel, stream, role, keys, error);
 	tls_key_adopt_secret(&kernel->keys.receive);
 	tls_key_adopt_secret(&kernel->keys.send);
 	kernel->blocks_left = MIN(state->blocks_left, kernel->blocks_left);

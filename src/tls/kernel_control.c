@@ -12,7 +12,7 @@ enum { ALERT_WARNING = 1 };
 
 #define NS_PER_S UINT64_C(1000000000)
 
-static int refuse(
+static int kernel_control_refuse(
 	enum tls_alert *alert_out, enum tls_alert alert, struct error *error, const char *what)
 {
 	*alert_out = alert;
@@ -28,7 +28,8 @@ static int take_alert(struct tls_control *control, const uint8_t *bytes, size_t 
 	const char *name;
 
 	if (count != 2) {
-		return refuse(alert_out, TLS_ALERT_DECODE_ERROR, error, "an alert is not 2 bytes");
+		return kernel_control_refuse(
+			alert_out, TLS_ALERT_DECODE_ERROR, error, "an alert is not 2 bytes");
 	}
 	if (bytes[1] == TLS_ALERT_CLOSE_NOTIFY) {
 		*event_out = TLS_EVENT_CLOSED;
@@ -38,8 +39,8 @@ static int take_alert(struct tls_control *control, const uint8_t *bytes, size_t 
 		(control->version == TLS_1_2 && bytes[0] == ALERT_WARNING)) {
 		return ++control->warnings <= TLS_WARNING_ALERTS_MAX
 			       ? 0
-			       : refuse(alert_out, TLS_ALERT_UNEXPECTED_MESSAGE, error,
-					 "it warns without end");
+			       : kernel_control_refuse(alert_out, TLS_ALERT_UNEXPECTED_MESSAGE,
+					 error, "it warns without end");
 	}
 	name = gnutls_alert_get_name((gnutls_alert_description_t)bytes[1]);
 	return error_set(error, -ECONNABORTED, "the peer ends the connection with alert %u (%s)",
@@ -54,14 +55,15 @@ static int take_update(struct tls_control *control, const uint8_t *bytes, size_t
 	/* The next record has another key, so nothing follows in this one (RFC 8446, 5.1). */
 	if (count != KEY_UPDATE_BYTES || bytes[1] != 0 || bytes[2] != 0 || bytes[3] != 1 ||
 		bytes[4] > 1) {
-		return refuse(alert_out, TLS_ALERT_DECODE_ERROR, error, "a malformed KeyUpdate");
+		return kernel_control_refuse(
+			alert_out, TLS_ALERT_DECODE_ERROR, error, "a malformed KeyUpdate");
 	}
 	if (now_ns - control->updates_since_ns >= NS_PER_S || control->updates == 0) {
 		control->updates_since_ns = now_ns;
 		control->updates = 0;
 	}
 	if (++control->updates > TLS_UPDATES_PER_S_MAX) {
-		return refuse(alert_out, TLS_ALERT_UNEXPECTED_MESSAGE, error,
+		return kernel_control_refuse(alert_out, TLS_ALERT_UNEXPECTED_MESSAGE, error,
 			"it changes its key more than 8 times in a second");
 	}
 	*event_out = bytes[4] == 1 ? TLS_EVENT_UPDATE_BOTH : TLS_EVENT_UPDATE;
@@ -76,11 +78,11 @@ static int take_header(struct tls_control *control, enum tls_alert *alert_out, s
 	control->header_bytes = 0;
 	control->skip_bytes = (uint32_t)header[1] << 16 | (uint32_t)header[2] << 8 | header[3];
 	if (header[0] != NEW_SESSION_TICKET || control->role != TLS_CLIENT) {
-		return refuse(alert_out, TLS_ALERT_UNEXPECTED_MESSAGE, error,
+		return kernel_control_refuse(alert_out, TLS_ALERT_UNEXPECTED_MESSAGE, error,
 			"a handshake message after the handshake");
 	}
 	if (++control->tickets > TLS_TICKETS_MAX || control->skip_bytes > TLS_TICKET_BYTES_MAX) {
-		return refuse(alert_out, TLS_ALERT_UNEXPECTED_MESSAGE, error,
+		return kernel_control_refuse(alert_out, TLS_ALERT_UNEXPECTED_MESSAGE, error,
 			"too many or too long session tickets");
 	}
 	return 0;
@@ -117,14 +119,14 @@ int tls_control_input(struct tls_control *control, uint8_t content, const uint8_
 
 	*event_out = TLS_EVENT_NONE;
 	if (count == 0 || (content != TLS_HANDSHAKE && !is_between)) {
-		return refuse(alert_out, TLS_ALERT_UNEXPECTED_MESSAGE, error,
+		return kernel_control_refuse(alert_out, TLS_ALERT_UNEXPECTED_MESSAGE, error,
 			"a control message that is empty or interrupted");
 	}
 	if (content == TLS_ALERT) {
 		return take_alert(control, bytes, count, event_out, alert_out, error);
 	}
 	if (content != TLS_HANDSHAKE || control->version != TLS_1_3) {
-		return refuse(alert_out, TLS_ALERT_UNEXPECTED_MESSAGE, error,
+		return kernel_control_refuse(alert_out, TLS_ALERT_UNEXPECTED_MESSAGE, error,
 			"a record that is neither data nor an alert");
 	}
 	if (is_between && bytes[0] == KEY_UPDATE) {

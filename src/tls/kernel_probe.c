@@ -85,7 +85,7 @@ static int pair_install(const struct pair *pair, const struct tls_key *key)
 	return rc == 0 ? tls_key_install(key, pair->to, TLS_RX) : rc;
 }
 
-static int pair_start(struct pair *pair, const struct tls_key *key)
+static int kernel_probe_pair_start(struct pair *pair, const struct tls_key *key)
 {
 	int rc = pair_connect(pair);
 
@@ -160,7 +160,7 @@ static int try(enum tls_version version, enum tls_cipher cipher)
 {
 	struct tls_key key = some_key(version, cipher);
 	struct pair pair;
-	int rc = pair_start(&pair, &key);
+	int rc = kernel_probe_pair_start(&pair, &key);
 
 	if (rc == 0) {
 		rc = pair_talk(&pair);
@@ -180,7 +180,7 @@ static int try(enum tls_version version, enum tls_cipher cipher)
 	return rc;
 }
 
-static void look(void)
+static void kernel_probe_look(void)
 {
 	int rc = try(TLS_1_3, TLS_AES_128_GCM);
 
@@ -210,7 +210,7 @@ static void look(void)
 
 const struct tls_kernel_features *tls_kernel_features(void)
 {
-	pthread_once(&once, look);
+	pthread_once(&once, kernel_probe_look);
 	return &features;
 }
 

@@ -22,7 +22,7 @@ static const uint32_t layer_edges[TLS_LAYER_STATE_COUNT] = {
 	[TLS_LAYER_REFUSING] = BIT(TLS_LAYER_ENDED),
 };
 
-static void set_state(struct tls_layer *layer, enum tls_layer_state state)
+static void layer_set_state(struct tls_layer *layer, enum tls_layer_state state)
 {
 	GMB_ASSERT((layer_edges[layer->state] & BIT(state)) != 0);
 	layer->state = state;
@@ -54,9 +54,9 @@ static void start_step(struct tls_layer *layer)
 	ring_op_complete(layer->stream->ring, op, layer->start_result);
 }
 
-static void end(struct tls_layer *layer, int err)
+static void layer_end(struct tls_layer *layer, int err)
 {
-	set_state(layer, err == 0 ? TLS_LAYER_OPEN : TLS_LAYER_ENDED);
+	layer_set_state(layer, err == 0 ? TLS_LAYER_OPEN : TLS_LAYER_ENDED);
 	layer->start_result = err;
 	tls_place_give(&layer->place, err != 0 && layer->was_at_work);
 	ring_cancel(layer->stream->ring, &layer->timer_op);
@@ -64,24 +64,24 @@ static void end(struct tls_layer *layer, int err)
 	start_step(layer);
 }
 
-static void fail(struct tls_layer *layer, int err, const char *why)
+static void layer_fail(struct tls_layer *layer, int err, const char *why)
 {
 	if (layer->error.code == 0) {
 		error_set(&layer->error, err, "the TLS handshake failed: %s", why);
 	}
-	end(layer, err);
+	layer_end(layer, err);
 }
 
 static void socket_failed(struct tls_layer *layer, int result)
 {
 	if (atomic_load_explicit(&layer->is_stopped, memory_order_relaxed)) {
-		fail(layer, -ECANCELED, "the connection is closed");
+		layer_fail(layer, -ECANCELED, "the connection is closed");
 	} else if (layer->gives_way) {
-		fail(layer, -EAGAIN, "the peer was silent, and others waited");
+		layer_fail(layer, -EAGAIN, "the peer was silent, and others waited");
 	} else if (result == 0) {
-		fail(layer, -ECONNRESET, "the peer closed the connection");
+		layer_fail(layer, -ECONNRESET, "the peer closed the connection");
 	} else {
-		fail(layer, result, strerror(-result));
+		layer_fail(layer, result, strerror(-result));
 	}
 }
 
@@ -124,9 +124,9 @@ static void open_layer(struct tls_layer *layer)
 	handshake_free(layer);
 	err = choose_records(layer);
 	if (err != 0) {
-		fail(layer, err, strerror(-err));
+		layer_fail(layer, err, strerror(-err));
 	} else {
-		end(layer, 0);
+		layer_end(layer, 0);
 	}
 }
 
@@ -271,7 +271,7 @@ static enum tls_outcome work_out(struct tls_layer *layer)
 	return TLS_OUTCOME_FAILED;
 }
 
-static void work(struct tls_job *job)
+static void layer_work(struct tls_job *job)
 {
 	struct tls_layer *layer = container_of(job, struct tls_layer, job);
 
@@ -285,22 +285,22 @@ static void work(struct tls_job *job)
 
 static void receive_header(struct tls_layer *layer);
 static void receive_body(struct tls_layer *layer);
-static void take_place(struct tls_layer *layer);
-static void sent(struct ring_op *op, int result);
+static void layer_take_place(struct tls_layer *layer);
+static void layer_sent(struct ring_op *op, int result);
 
 static void send_out(struct tls_layer *layer)
 {
 	tls_place_is_silent(&layer->place, true);
 	ring_send(layer->stream->ring, &layer->out_op, layer->stream->file,
-		layer->out.data + layer->out.at, layer->out.end - layer->out.at, sent);
+		layer->out.data + layer->out.at, layer->out.end - layer->out.at, layer_sent);
 }
 
-static void sent_all(struct tls_layer *layer)
+static void layer_sent_all(struct tls_layer *layer)
 {
 	layer->out.at = 0;
 	layer->out.end = 0;
 	if (layer->state == TLS_LAYER_REFUSING) {
-		end(layer, layer->handshake->result);
+		layer_end(layer, layer->handshake->result);
 	} else if (layer->handshake->outcome == TLS_OUTCOME_DONE) {
 		open_layer(layer);
 	} else {
@@ -308,13 +308,13 @@ static void sent_all(struct tls_layer *layer)
 	}
 }
 
-static void sent(struct ring_op *op, int result)
+static void layer_sent(struct ring_op *op, int result)
 {
 	struct tls_layer *layer = container_of(op, struct tls_layer, out_op);
 
 	tls_place_is_silent(&layer->place, false);
 	if (layer->state == TLS_LAYER_REFUSING && result <= 0 && result != -EINTR) {
-		end(layer, layer->handshake->result); /* what happened before says more */
+		layer_end(layer, layer->handshake->result); /* what happened before says more */
 		return;
 	}
 	if (result <= 0 && result != -EINTR) {
@@ -325,7 +325,7 @@ static void sent(struct ring_op *op, int result)
 	if (layer->out.at < layer->out.end) {
 		send_out(layer);
 	} else {
-		sent_all(layer);
+		layer_sent_all(layer);
 	}
 }
 
@@ -338,10 +338,11 @@ static void worked(struct tls_job *job)
 	if (atomic_load_explicit(&layer->is_stopped, memory_order_relaxed)) {
 		socket_failed(layer, -ECANCELED);
 	} else if (handshake->outcome == TLS_OUTCOME_FAILED && !has_output) {
-		end(layer, handshake->result);
+		layer_end(layer, handshake->result);
 	} else if (has_output) {
-		set_state(layer, handshake->outcome == TLS_OUTCOME_FAILED ? TLS_LAYER_REFUSING
-									  : TLS_LAYER_SENDING);
+		layer_set_state(layer, handshake->outcome == TLS_OUTCOME_FAILED
+					       ? TLS_LAYER_REFUSING
+					       : TLS_LAYER_SENDING);
 		send_out(layer);
 	} else if (handshake->outcome == TLS_OUTCOME_DONE) {
 		open_layer(layer);
@@ -354,17 +355,17 @@ static void go_to_work(struct tls_layer *layer)
 {
 	int err;
 
-	set_state(layer, TLS_LAYER_WORKER);
+	layer_set_state(layer, TLS_LAYER_WORKER);
 	tls_place_is_silent(&layer->place, false);
 	layer->gives_way = false; /* it has just spoken */
 	layer->was_at_work = true;
 	layer->job.ring = layer->stream->ring;
 	layer->job.is_urgent = !layer->is_server;
-	layer->job.run = work;
+	layer->job.run = layer_work;
 	layer->job.done = worked;
 	err = tls_workers_submit(tls_pool_workers(layer->pool), &layer->job);
 	if (err != 0) {
-		fail(layer, err, "no thread is to be had");
+		layer_fail(layer, err, "no thread is to be had");
 	}
 }
 
@@ -395,7 +396,7 @@ static const char *check_header(const struct tls_layer *layer, const uint8_t *he
 
 /* The kernel is asked for no byte beyond the record: what follows the handshake belongs to whoever
  * does the records then. */
-static void received(struct ring_op *op, int result)
+static void layer_received(struct ring_op *op, int result)
 {
 	struct tls_layer *layer = container_of(op, struct tls_layer, in_op);
 
@@ -421,7 +422,7 @@ static void receive_rest(struct tls_layer *layer, uint32_t want)
 		tls_place_is_silent(&layer->place, true);
 	}
 	ring_recv(layer->stream->ring, &layer->in_op, layer->stream->file,
-		layer->in.data + layer->in.end, want - layer->in.end, false, received);
+		layer->in.data + layer->in.end, want - layer->in.end, false, layer_received);
 }
 
 static uint32_t record_bytes(const uint8_t *header)
@@ -436,12 +437,12 @@ static void receive_body(struct tls_layer *layer)
 
 	if (layer->in.end < bytes) {
 		if (layer->state != TLS_LAYER_BODY) {
-			set_state(layer, TLS_LAYER_BODY);
+			layer_set_state(layer, TLS_LAYER_BODY);
 		}
 		receive_rest(layer, bytes);
 	} else if (handshake == NULL) {
-		set_state(layer, TLS_LAYER_PLACE);
-		take_place(layer);
+		layer_set_state(layer, TLS_LAYER_PLACE);
+		layer_take_place(layer);
 	} else {
 		handshake->records++;
 		handshake->bytes += bytes - TLS_HEADER_BYTES;
@@ -455,13 +456,13 @@ static void begin_hello(struct tls_layer *layer)
 {
 	if (record_bytes(layer->head) > TLS_IN_BYTES) {
 		layer->place.is_slow = true;
-		set_state(layer, TLS_LAYER_PLACE);
-		take_place(layer);
+		layer_set_state(layer, TLS_LAYER_PLACE);
+		layer_take_place(layer);
 		return;
 	}
 	layer->in_small = malloc(TLS_IN_BYTES);
 	if (layer->in_small == NULL) {
-		fail(layer, -ENOMEM, "out of memory");
+		layer_fail(layer, -ENOMEM, "out of memory");
 		return;
 	}
 	memcpy(layer->in_small, layer->head, TLS_HEADER_BYTES);
@@ -473,7 +474,7 @@ static void begin_hello(struct tls_layer *layer)
 
 /* --- a place ---------------------------------------------------------------------------------- */
 
-static void look(struct ring_op *op, int result);
+static void layer_look(struct ring_op *op, int result);
 
 static void have_place(struct tls_layer *layer)
 {
@@ -481,7 +482,7 @@ static void have_place(struct tls_layer *layer)
 	layer->out.data = malloc(TLS_HANDSHAKE_OUT_BYTES);
 	layer->out.capacity = TLS_HANDSHAKE_OUT_BYTES;
 	if (layer->handshake == NULL || layer->out.data == NULL) {
-		fail(layer, -ENOMEM, "out of memory");
+		layer_fail(layer, -ENOMEM, "out of memory");
 		return;
 	}
 	if (layer->is_server) {
@@ -510,7 +511,7 @@ static void place_done(struct tls_place *place, int result)
 			ring_socket_abort(layer->stream->ring, layer->stream->file);
 		}
 	} else if (result != 0) {
-		fail(layer, result, "too many others wait");
+		layer_fail(layer, result, "too many others wait");
 	} else {
 		ring_cancel(layer->stream->ring, &layer->timer_op);
 		have_place(layer);
@@ -519,12 +520,12 @@ static void place_done(struct tls_place *place, int result)
 
 static void wait_a_while(struct tls_layer *layer, uint64_t wait_ns)
 {
-	ring_timer(layer->stream->ring, &layer->timer_op, wait_ns, look);
+	ring_timer(layer->stream->ring, &layer->timer_op, wait_ns, layer_look);
 }
 
 /* After a while: one that must wait for its source's sake asks again, the others see to it that
  * nobody sits on a place. */
-static void look(struct ring_op *op, int result)
+static void layer_look(struct ring_op *op, int result)
 {
 	struct tls_layer *layer = container_of(op, struct tls_layer, timer_op);
 
@@ -533,7 +534,7 @@ static void look(struct ring_op *op, int result)
 		start_step(layer);
 	} else if (layer->state == TLS_LAYER_PLACE) {
 		if (tls_place_is_idle(&layer->place)) {
-			take_place(layer);
+			layer_take_place(layer);
 		} else {
 			tls_pool_make_room(layer->pool, ring_now_ns(layer->stream->ring));
 			wait_a_while(layer, LOOK_MS * NS_PER_MS);
@@ -541,7 +542,7 @@ static void look(struct ring_op *op, int result)
 	}
 }
 
-static void take_place(struct tls_layer *layer)
+static void layer_take_place(struct tls_layer *layer)
 {
 	uint64_t wait_ns = LOOK_MS * NS_PER_MS;
 	int err = tls_place_take(layer->pool, &layer->place, &wait_ns);
@@ -551,7 +552,7 @@ static void take_place(struct tls_layer *layer)
 	} else if (err == -EINPROGRESS || err == -EBUSY) {
 		wait_a_while(layer, wait_ns);
 	} else {
-		fail(layer, err, err == -EAGAIN ? "too many others wait" : strerror(-err));
+		layer_fail(layer, err, err == -EAGAIN ? "too many others wait" : strerror(-err));
 	}
 }
 
@@ -562,7 +563,7 @@ static void receive_header(struct tls_layer *layer)
 	if (layer->state != TLS_LAYER_HEADER) {
 		layer->in.at = 0;
 		layer->in.end = 0;
-		set_state(layer, TLS_LAYER_HEADER);
+		layer_set_state(layer, TLS_LAYER_HEADER);
 	}
 	if (layer->in.end < TLS_HEADER_BYTES) {
 		receive_rest(layer, TLS_HEADER_BYTES);
@@ -570,7 +571,7 @@ static void receive_header(struct tls_layer *layer)
 	}
 	problem = check_header(layer, layer->in.data);
 	if (problem != NULL) {
-		fail(layer, -EPROTO, problem);
+		layer_fail(layer, -EPROTO, problem);
 	} else if (layer->handshake == NULL) {
 		begin_hello(layer);
 	} else {
@@ -592,8 +593,8 @@ static void layer_start(struct stream *stream, struct ring_op *op)
 			(struct tls_bytes){ .data = layer->head, .capacity = sizeof(layer->head) };
 		receive_header(layer);
 	} else {
-		set_state(layer, TLS_LAYER_PLACE);
-		take_place(layer);
+		layer_set_state(layer, TLS_LAYER_PLACE);
+		layer_take_place(layer);
 	}
 }
 
@@ -609,7 +610,7 @@ static void layer_shutdown(struct stream *stream)
 	}
 	/* Everywhere else the socket's end or the worker's answer is what comes next. */
 	if (layer->state == TLS_LAYER_PLACE) {
-		fail(layer, -ECANCELED, "the connection is closed");
+		layer_fail(layer, -ECANCELED, "the connection is closed");
 	}
 }
 

@@ -23,7 +23,7 @@ struct wire_state {
 	uint8_t send_secret[TLS_SECRET_BYTES_MAX];
 } __attribute__((packed));
 
-static int malformed(struct error *error)
+static int tls_pass_malformed(struct error *error)
 {
 	return error_set(error, -EPROTO, "what the other process tells of its TLS makes no sense");
 }
@@ -73,7 +73,7 @@ static int take_kernel(
 	if (be16_get(wire.form) != FORM || cipher == 0 || cipher > TLS_CIPHER_COUNT ||
 		(be16_get(wire.protocol) != PROTOCOL_1_2 &&
 			be16_get(wire.protocol) != PROTOCOL_1_3)) {
-		rc = malformed(error);
+		rc = tls_pass_malformed(error);
 	} else {
 		state.blocks_left = be64_get(wire.blocks_left);
 		state.keys.send.cipher = (enum tls_cipher)(cipher - 1);
@@ -105,7 +105,7 @@ int tls_layer_adopt(const struct tls_layer_options *options, struct stream *stre
 	int rc;
 
 	if (count < sizeof(struct wire_state)) {
-		return malformed(error);
+		return tls_pass_malformed(error);
 	}
 	rc = tls_layer_create(options, &layer);
 	if (rc < 0) {

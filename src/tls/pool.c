@@ -103,7 +103,7 @@ struct tls_workers *tls_pool_workers(struct tls_pool *pool)
 
 /* --- sources ---------------------------------------------------------------------------------- */
 
-static struct list_node *bucket_of(struct tls_pool *pool, const uint8_t *key)
+static struct list_node *pool_bucket_of(struct tls_pool *pool, const uint8_t *key)
 {
 	uint32_t hash = pool->hash_key;
 
@@ -126,7 +126,7 @@ static void source_counted(struct tls_pool *pool, struct tls_source *source)
 /* NULL: out of memory. An idle one may be forgotten by the next call. */
 static struct tls_source *source_get(struct tls_pool *pool, const uint8_t *key)
 {
-	struct list_node *bucket = bucket_of(pool, key);
+	struct list_node *bucket = pool_bucket_of(pool, key);
 	struct tls_source *source = NULL;
 
 	list_for_each(node, bucket)
@@ -285,7 +285,7 @@ static void refuse_one(struct tls_pool *pool)
 	}
 }
 
-static int take_locked(struct tls_pool *pool, struct tls_place *place, uint64_t *wait_ns_out)
+static int pool_take_locked(struct tls_pool *pool, struct tls_place *place, uint64_t *wait_ns_out)
 {
 	if (place->source != NULL) {
 		place->of = source_get(pool, place->source);
@@ -319,7 +319,7 @@ int tls_place_take(struct tls_pool *pool, struct tls_place *place, uint64_t *wai
 	place->pool = pool;
 	place->of = NULL;
 	pthread_mutex_lock(&pool->lock);
-	err = take_locked(pool, place, wait_ns_out);
+	err = pool_take_locked(pool, place, wait_ns_out);
 	pthread_mutex_unlock(&pool->lock);
 	return err;
 }

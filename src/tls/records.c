@@ -35,7 +35,7 @@ static bool is_possible(const struct tls_layer *layer)
 }
 
 /* Follows the records that GnuTLS takes. False: one that cannot be. */
-static bool follow(struct tls_layer *layer, const uint8_t *bytes, size_t count)
+static bool records_follow(struct tls_layer *layer, const uint8_t *bytes, size_t count)
 {
 	while (count > 0) {
 		size_t passed = MIN(count, (size_t)layer->body_left);
@@ -69,7 +69,8 @@ static ssize_t pull(gnutls_transport_ptr_t context, void *buf, size_t len)
 		gnutls_transport_set_errno(layer->session, EAGAIN);
 		return -1;
 	}
-	if (layer->handshake == NULL && !follow(layer, layer->in.data + layer->in.at, bytes)) {
+	if (layer->handshake == NULL &&
+		!records_follow(layer, layer->in.data + layer->in.at, bytes)) {
 		gnutls_transport_set_errno(layer->session, EPROTO);
 		return -1;
 	}
@@ -88,7 +89,7 @@ static int pull_timeout(gnutls_transport_ptr_t context, unsigned ms)
 
 /* Only a handshake's output may grow, for a long chain of certificates; records have the room that
  * they need. */
-static bool make_room(struct tls_layer *layer, size_t bytes)
+static bool records_make_room(struct tls_layer *layer, size_t bytes)
 {
 	struct tls_bytes *out = &layer->out;
 	uint8_t *data;
@@ -108,7 +109,7 @@ static bool make_room(struct tls_layer *layer, size_t bytes)
 	return true;
 }
 
-static ssize_t push(gnutls_transport_ptr_t context, const giovec_t *pieces, int count)
+static ssize_t records_push(gnutls_transport_ptr_t context, const giovec_t *pieces, int count)
 {
 	struct tls_layer *layer = context;
 	size_t bytes = 0;
@@ -116,7 +117,7 @@ static ssize_t push(gnutls_transport_ptr_t context, const giovec_t *pieces, int 
 	for (int i = 0; i < count; i++) {
 		bytes += pieces[i].iov_len;
 	}
-	if (!make_room(layer, bytes)) {
+	if (!records_make_room(layer, bytes)) {
 		gnutls_transport_set_errno(layer->session, ENOBUFS);
 		return -1;
 	}
@@ -132,7 +133,7 @@ void tls_records_attach(struct tls_layer *layer)
 	gnutls_transport_set_ptr(layer->session, layer);
 	gnutls_transport_set_pull_function(layer->session, pull);
 	gnutls_transport_set_pull_timeout_function(layer->session, pull_timeout);
-	gnutls_transport_set_vec_push_function(layer->session, push);
+	gnutls_transport_set_vec_push_function(layer->session, records_push);
 }
 
 /* --- memory ----------------------------------------------------------------------------------- */
@@ -220,7 +221,7 @@ void tls_records_close(struct tls_layer *layer)
 
 /* --- the end ---------------------------------------------------------------------------------- */
 
-static int describe(struct tls_layer *layer, int result)
+static int records_describe(struct tls_layer *layer, int result)
 {
 	struct error *error = &layer->error;
 
@@ -246,7 +247,7 @@ static void break_off(struct tls_layer *layer, int result)
 {
 	struct ring *ring = layer->stream->ring;
 
-	layer->broken = describe(layer, result);
+	layer->broken = records_describe(layer, result);
 	if (!layer->out_op.in_flight && result != GNUTLS_E_FATAL_ALERT_RECEIVED &&
 		(layer->out.data != NULL || out_take(layer))) {
 		struct iovec iov;
@@ -403,7 +404,7 @@ static ssize_t fill_now(struct tls_layer *layer)
 
 static void filled(struct ring_op *op, int result);
 
-static void fill(struct tls_layer *layer)
+static void records_fill(struct tls_layer *layer)
 {
 	in_release(layer);
 	if (into_is_large(layer)) {
@@ -413,10 +414,10 @@ static void fill(struct tls_layer *layer)
 		layer->in.capacity, false, filled);
 }
 
-static void receive_step(struct tls_layer *layer, enum opened opened)
+static void records_receive_step(struct tls_layer *layer, enum opened opened)
 {
 	if (opened == OPENED_DRY && (layer->got == 0 || layer->whole)) {
-		fill(layer);
+		records_fill(layer);
 	} else {
 		receive_complete(layer, (int)received_bytes(layer));
 	}
@@ -444,7 +445,7 @@ static void filled(struct ring_op *op, int result)
 	if (opened == OPENED_DRY && result == TLS_IN_BYTES && fill_now(layer) > 0) {
 		opened = open_records(layer);
 	}
-	receive_step(layer, opened);
+	records_receive_step(layer, opened);
 }
 
 void tls_records_receive(
@@ -453,7 +454,7 @@ void tls_records_receive(
 	GMB_ASSERT(layer->receiving == NULL);
 	layer->receiving = op;
 	into_begin(layer, message, whole);
-	receive_step(layer, open_records(layer));
+	records_receive_step(layer, open_records(layer));
 }
 
 ssize_t tls_records_receive_now(struct tls_layer *layer, struct msghdr *message)
@@ -617,7 +618,7 @@ static bool push_out_now(struct tls_layer *layer)
 	return false;
 }
 
-static void finish(struct tls_layer *layer)
+static void records_finish(struct tls_layer *layer)
 {
 	layer->is_finishing = false;
 	if (layer->broken == 0 && layer->send_error == 0 && out_take(layer)) {
@@ -631,7 +632,7 @@ static void finish(struct tls_layer *layer)
 	ring_socket_shutdown_send(layer->stream->ring, layer->stream->file);
 }
 
-static void send_step(struct tls_layer *layer)
+static void records_send_step(struct tls_layer *layer)
 {
 	ssize_t taken = seal(layer, layer->message);
 
@@ -665,10 +666,10 @@ static void pushed(struct ring_op *op, int result)
 	} else if (layer->sending != NULL && taken > 0) {
 		send_complete(layer, (int)taken);
 	} else if (layer->sending != NULL) {
-		send_step(layer); /* it waited for what was taken before */
+		records_send_step(layer); /* it waited for what was taken before */
 	}
 	if (!layer->out_op.in_flight && layer->is_finishing) {
-		finish(layer);
+		records_finish(layer);
 	} else if (!layer->out_op.in_flight && layer->is_closing) {
 		ring_socket_shutdown_send(layer->stream->ring, layer->stream->file);
 	}
@@ -681,7 +682,7 @@ void tls_records_send(struct tls_layer *layer, struct ring_op *op, const struct 
 	layer->sending = op;
 	layer->message = message;
 	if (!layer->out_op.in_flight) {
-		send_step(layer);
+		records_send_step(layer);
 	}
 }
 
@@ -720,6 +721,6 @@ void tls_records_shutdown_send(struct tls_layer *layer)
 {
 	layer->is_finishing = true;
 	if (!layer->out_op.in_flight) {
-		finish(layer);
+		records_finish(layer);
 	}
 }

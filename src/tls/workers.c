@@ -239,7 +239,7 @@ static void *helper_thread(void *argument)
 /* --- jobs ------------------------------------------------------------------------------------- */
 
 /* Signals are for the program's own threads. */
-static bool start(pthread_t *thread, void *(*run)(void *), struct tls_workers *workers)
+static bool workers_start(pthread_t *thread, void *(*run)(void *), struct tls_workers *workers)
 {
 	pthread_attr_t attributes;
 	sigset_t all, before;
@@ -259,13 +259,13 @@ static bool start(pthread_t *thread, void *(*run)(void *), struct tls_workers *w
 static bool have_threads(struct tls_workers *workers, bool urgent)
 {
 	if (!workers->has_helper) {
-		workers->has_helper = start(&workers->helper, helper_thread, workers);
+		workers->has_helper = workers_start(&workers->helper, helper_thread, workers);
 	}
 	if (urgent) {
 		return workers->has_helper;
 	}
 	if (workers->idle_count == 0 && workers->thread_count < workers->thread_max &&
-		start(&workers->threads[workers->thread_count], nice_thread, workers)) {
+		workers_start(&workers->threads[workers->thread_count], nice_thread, workers)) {
 		workers->thread_count++;
 	}
 	return workers->thread_count > 0;

@@ -78,8 +78,8 @@ static int data_find(struct gmb_client *client, uint64_t offset, uint64_t end, u
 	return err;
 }
 
-static int look_at(struct gmb_client *client, const struct bench_work *work, uint8_t *buffer,
-	uint64_t offset, uint64_t bytes, struct error *error)
+static int bench_range_look_at(struct gmb_client *client, const struct bench_work *work,
+	uint8_t *buffer, uint64_t offset, uint64_t bytes, struct error *error)
 {
 	int err = gmb_pread(client, buffer, bytes, offset);
 
@@ -127,9 +127,10 @@ int bench_contents_check(const struct bench_work *work, struct gmb_client *clien
 		return error_set(error, -ENOMEM, "out of memory");
 	}
 	last = end - MIN(end - first, (uint64_t)LOOK_BYTES);
-	err = look_at(client, work, buffer, first, MIN(end - first, (uint64_t)LOOK_BYTES), error);
+	err = bench_range_look_at(
+		client, work, buffer, first, MIN(end - first, (uint64_t)LOOK_BYTES), error);
 	if (err == 0 && last > first) {
-		err = look_at(client, work, buffer, last, end - last, error);
+		err = bench_range_look_at(client, work, buffer, last, end - last, error);
 	}
 	free(buffer);
 	return err;

@@ -34,19 +34,19 @@ static const struct percentile {
 	{ "p99_99", "p99.99", 999900 },
 };
 
-static double us(uint64_t ns)
+static double bench_report_us(uint64_t ns)
 {
 	return (double)ns / 1000;
 }
 
-static double seconds(const struct bench_result *result)
+static double bench_report_seconds(const struct bench_result *result)
 {
 	return (double)result->elapsed_ns / 1e9;
 }
 
 static double per_second(const struct bench_result *result, uint64_t count)
 {
-	return (double)count / seconds(result);
+	return (double)count / bench_report_seconds(result);
 }
 
 static double per_request(const struct bench_result *result, uint64_t count)
@@ -97,7 +97,8 @@ static const char *rate_text(char out[RATE_BYTES], double bytes_per_second)
 	return out;
 }
 
-static void print_head(const struct bench_work *work, const struct bench_result *result)
+static void bench_report_print_head(
+	const struct bench_work *work, const struct bench_result *result)
 {
 	char title[BENCH_TITLE_BYTES];
 	char uri[URI_SHOWN_BYTES];
@@ -113,7 +114,7 @@ static void print_head(const struct bench_work *work, const struct bench_result 
 		units_human_bytes(human, result->range.blocks * work->block_bytes),
 		result->range.offset);
 	print_label("Measured");
-	printf("%.3f s", seconds(result));
+	printf("%.3f s", bench_report_seconds(result));
 	if (work->warmup_ns > 0) {
 		printf(" after %.3f s of warm-up", (double)work->warmup_ns / 1e9);
 	}
@@ -212,11 +213,12 @@ static void print_latency(const char *name, const struct histogram *latency)
 	}
 	print_label(name);
 	print_time(histogram_mean(latency) / 1000);
-	print_time(us(latency->minimum));
+	print_time(bench_report_us(latency->minimum));
 	for (size_t i = 0; i < ARRAY_COUNT(percentiles); i++) {
-		print_time(us(histogram_quantile(latency, percentiles[i].parts_per_million)));
+		print_time(bench_report_us(
+			histogram_quantile(latency, percentiles[i].parts_per_million)));
 	}
-	print_time(us(latency->maximum));
+	print_time(bench_report_us(latency->maximum));
 	putchar('\n');
 }
 
@@ -246,9 +248,9 @@ static void print_costs(const struct bench_result *result)
 	print_label("This process");
 	printf("%.2f us of processor time a request (%.2f user, %.2f system), %.0f %% of one "
 	       "processor\n",
-		us(cpu_ns) / (double)bench_requests(result),
-		us(cpu->user_ns) / (double)bench_requests(result),
-		us(cpu->system_ns) / (double)bench_requests(result),
+		bench_report_us(cpu_ns) / (double)bench_requests(result),
+		bench_report_us(cpu->user_ns) / (double)bench_requests(result),
+		bench_report_us(cpu->system_ns) / (double)bench_requests(result),
 		100.0 * (double)cpu_ns / (double)result->elapsed_ns);
 	print_label("");
 	printf("%.3f system calls and %.3f context switches a request\n",
@@ -258,7 +260,7 @@ static void print_costs(const struct bench_result *result)
 		units_human_bytes(human, result->stats.bytes_moved));
 }
 
-static const char *time_text(char out[RATE_BYTES], uint64_t ns)
+static const char *bench_report_time_text(char out[RATE_BYTES], uint64_t ns)
 {
 	if (ns < UINT64_C(1000000)) {
 		snprintf(out, RATE_BYTES, "%g us", (double)ns / 1e3);
@@ -316,8 +318,9 @@ static void print_bar(void *context, uint64_t low, uint64_t high, uint64_t count
 	char to[RATE_BYTES];
 	int bar = (int)(share * BAR_COLUMNS + 0.5);
 
-	printf("%10s - %-10s %8.4f %%  %.*s\n", time_text(from, low), time_text(to, high),
-		100 * share, bar, "########################################");
+	printf("%10s - %-10s %8.4f %%  %.*s\n", bench_report_time_text(from, low),
+		bench_report_time_text(to, high), 100 * share, bar,
+		"########################################");
 }
 
 static void print_distributions(const struct bench_result *result)
@@ -335,7 +338,7 @@ static void print_distributions(const struct bench_result *result)
 int bench_show_text(
 	const struct bench_work *work, const struct bench_result *result, struct error *error)
 {
-	print_head(work, result);
+	bench_report_print_head(work, result);
 	print_rates(work, result);
 	print_holes(result);
 	print_lost(result);
@@ -353,14 +356,14 @@ static json_t *json_latency(const struct histogram *latency)
 
 	json_object_set_new(object, "mean", json_real(histogram_mean(latency) / 1000));
 	json_object_set_new(object, "deviation", json_real(histogram_deviation(latency) / 1000));
-	json_object_set_new(
-		object, "min", json_real(us(latency->count > 0 ? latency->minimum : 0)));
+	json_object_set_new(object, "min",
+		json_real(bench_report_us(latency->count > 0 ? latency->minimum : 0)));
 	for (size_t i = 0; i < ARRAY_COUNT(percentiles); i++) {
 		uint64_t value = histogram_quantile(latency, percentiles[i].parts_per_million);
 
-		json_object_set_new(object, percentiles[i].key, json_real(us(value)));
+		json_object_set_new(object, percentiles[i].key, json_real(bench_report_us(value)));
 	}
-	json_object_set_new(object, "max", json_real(us(latency->maximum)));
+	json_object_set_new(object, "max", json_real(bench_report_us(latency->maximum)));
 	return object;
 }
 
@@ -368,8 +371,8 @@ static void json_bar(void *context, uint64_t low, uint64_t high, uint64_t count)
 {
 	json_t *object = json_object();
 
-	json_object_set_new(object, "from_us", json_real(us(low)));
-	json_object_set_new(object, "below_us", json_real(us(high)));
+	json_object_set_new(object, "from_us", json_real(bench_report_us(low)));
+	json_object_set_new(object, "below_us", json_real(bench_report_us(high)));
 	json_object_set_new(object, "requests", json_integer((json_int_t)count));
 	json_array_append_new(context, object);
 }
@@ -485,13 +488,13 @@ int bench_show_json(
 	json_object_set_new(root, "iops", json_real(iops));
 	json_object_set_new(root, "bytes_per_second", json_real(iops * work->block_bytes));
 	json_object_set_new(root, "latency_us", json_latency(both(result)));
-	json_object_set_new(
-		root, "cpu_us_per_request", json_real(us(cpu_ns) / (double)bench_requests(result)));
+	json_object_set_new(root, "cpu_us_per_request",
+		json_real(bench_report_us(cpu_ns) / (double)bench_requests(result)));
 	json_object_set_new(root, "requests", json_integer((json_int_t)bench_requests(result)));
 	json_object_set_new(root, "hole_reads", json_integer((json_int_t)result->hole_reads));
 	json_object_set_new(
 		root, "connections_lost", json_integer((json_int_t)result->stats.connections_lost));
-	json_object_set_new(root, "seconds", json_real(seconds(result)));
+	json_object_set_new(root, "seconds", json_real(bench_report_seconds(result)));
 	json_object_set_new(root, "interrupted", json_boolean(result->interrupted));
 	json_object_set_new(root, "covered", json_boolean(bench_covered(work, result)));
 	json_object_set_new(root, "rate", json_rate(work, result));

@@ -336,7 +336,7 @@ static void slot_failed(struct bench_slot *slot)
 	phase_drain(worker, clock_now_ns());
 }
 
-static void slot_done(struct gmb_request *request)
+static void bench_run_slot_done(struct gmb_request *request)
 {
 	struct bench_slot *slot = request->context;
 	struct bench_worker *worker = slot->link->worker;
@@ -395,7 +395,7 @@ static int buffers_make(struct bench_worker *worker, struct error *error)
 
 			slot->link = &worker->links[i];
 			slot->buffer = next;
-			slot->request.done = slot_done;
+			slot->request.done = bench_run_slot_done;
 			slot->request.context = slot;
 			next += stride;
 		}
@@ -679,7 +679,7 @@ struct bench {
 /* --- starting and ending ------------------------------------------------------------------- */
 
 /* Signals arrive at a descriptor; the threads inherit that they are blocked. */
-static int signals_take(struct bench *bench, struct error *error)
+static int bench_run_signals_take(struct bench *bench, struct error *error)
 {
 	int err;
 
@@ -750,7 +750,7 @@ static int bench_init(struct bench *bench, const struct bench_work *work, struct
 	bench->worker_count = work->threads;
 	pthread_mutex_init(&bench->shared.gate_lock, NULL);
 	pthread_cond_init(&bench->shared.gate_changed, NULL);
-	err = signals_take(bench, error);
+	err = bench_run_signals_take(bench, error);
 	if (err != 0) {
 		return err;
 	}
@@ -920,7 +920,7 @@ static void add_time(const struct bench *bench, struct bench_result *result)
 	}
 }
 
-static int collect(struct bench *bench, struct bench_result *result, struct error *error)
+static int bench_run_collect(struct bench *bench, struct bench_result *result, struct error *error)
 {
 	for (uint32_t i = 0; i < bench->worker_count; i++) {
 		const struct bench_worker *worker = &bench->workers[i];
@@ -965,7 +965,7 @@ int bench_run(const struct bench_work *work, bool progress, struct bench_result 
 	} else {
 		wait_for_workers(&bench, progress);
 		join_all(&bench);
-		err = collect(&bench, result, error);
+		err = bench_run_collect(&bench, result, error);
 	}
 	bench_fini(&bench);
 	return err;

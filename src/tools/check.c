@@ -104,7 +104,7 @@ static void print_text(const char *name, int columns, const json_t *text)
 		log_escape_sentence(shown, sizeof(shown), json_string_value(text)));
 }
 
-static void print_list(const char *name, int columns, const json_t *list)
+static void tools_check_print_list(const char *name, int columns, const json_t *list)
 {
 	json_t *text;
 	size_t i;
@@ -136,7 +136,8 @@ void check_print(const json_t *found, int columns)
 		} else if (json_is_string(value)) {
 			print_text(key, columns, value);
 		} else {
-			print_list(strcmp(key, "faults") == 0 ? "wrong" : key, columns, value);
+			tools_check_print_list(
+				strcmp(key, "faults") == 0 ? "wrong" : key, columns, value);
 		}
 	}
 }

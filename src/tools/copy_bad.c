@@ -35,7 +35,7 @@ bool copy_bad_takes(const struct copy_bad *bad, int result)
 	       (result == -EIO || result == -ENODATA || result == -EILSEQ || result == -EBADMSG);
 }
 
-static int make_room(struct copy_bad *bad, struct error *error)
+static int copy_bad_make_room(struct copy_bad *bad, struct error *error)
 {
 	size_t room = bad->room == 0 ? (size_t)RANGES_FIRST : 2 * bad->room;
 	struct copy_bad_range *ranges;
@@ -61,7 +61,7 @@ int copy_bad_add(struct copy_bad *bad, uint64_t start, uint64_t end, const struc
 {
 	struct copy_bad_range *ranges;
 	size_t at = bad->count;
-	int err = make_room(bad, error);
+	int err = copy_bad_make_room(bad, error);
 
 	if (err < 0) {
 		return err;
@@ -167,7 +167,7 @@ void copy_rescue_begin(struct copy_rescue *rescue, const struct copy_io *failed)
 
 /* --- the map ------------------------------------------------------------------------------- */
 
-static const char *shown_path(const struct copy_bad *bad, char out[PATH_BYTES])
+static const char *copy_bad_shown_path(const struct copy_bad *bad, char out[PATH_BYTES])
 {
 	return log_escape(out, PATH_BYTES, bad->path, strlen(bad->path));
 }
@@ -176,12 +176,12 @@ static int map_error(const struct copy_bad *bad, int code, const char *what, str
 {
 	char shown[PATH_BYTES];
 
-	return error_set(error, code, "cannot %s the map '%s': %s", what, shown_path(bad, shown),
-		strerror(-code));
+	return error_set(error, code, "cannot %s the map '%s': %s", what,
+		copy_bad_shown_path(bad, shown), strerror(-code));
 }
 
 /* A disk that was given here by mistake stays as it is. */
-static int map_check(const struct copy_bad *bad, int fd, struct error *error)
+static int copy_bad_map_check(const struct copy_bad *bad, int fd, struct error *error)
 {
 	char shown[PATH_BYTES];
 	struct stat status;
@@ -193,7 +193,7 @@ static int map_check(const struct copy_bad *bad, int fd, struct error *error)
 		return error_set(error, -EEXIST,
 			"the map '%s' exists already, and is not overwritten; name a new file, or "
 			"remove this one",
-			shown_path(bad, shown));
+			copy_bad_shown_path(bad, shown));
 	}
 	return 0;
 }
@@ -216,9 +216,9 @@ int copy_bad_open(struct copy_bad *bad, const char *path, const struct copy_end 
 	if (copy_end_is_open(source, fd) || copy_end_is_open(target, fd)) {
 		err = error_set(error, -EINVAL,
 			"the map '%s' has to be another file than the source and the target",
-			shown_path(bad, shown));
+			copy_bad_shown_path(bad, shown));
 	} else {
-		err = map_check(bad, fd, error);
+		err = copy_bad_map_check(bad, fd, error);
 	}
 	if (err == 0) {
 		bad->file = fdopen(fd, "w");

@@ -228,7 +228,7 @@ static volatile sig_atomic_t caught_signal;
 static volatile sig_atomic_t caught_fd;
 static _Atomic uint64_t caught_ns;
 
-static void signal_caught(int number)
+static void copy_end_signal_caught(int number)
 {
 	static const uint64_t one = 1;
 	int saved_errno = errno;
@@ -263,7 +263,7 @@ static void turn_ends(struct ring_op *op, int result)
 
 int copy_loop_watch_signals(struct copy_loop *loop, struct error *error)
 {
-	struct sigaction catch = { .sa_handler = signal_caught };
+	struct sigaction catch = { .sa_handler = copy_end_signal_caught };
 
 	GMB_ASSERT(loop->signal_fd < 0);
 	loop->signal_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -283,7 +283,7 @@ int copy_loop_watch_signals(struct copy_loop *loop, struct error *error)
 	return 0;
 }
 
-static void arm(struct copy_loop *loop)
+static void copy_end_arm(struct copy_loop *loop)
 {
 	if (loop->queue != NULL && !loop->queue_op.in_flight) {
 		ring_poll(
@@ -323,7 +323,7 @@ void copy_loop_turn(struct copy_loop *loop)
 	if (loop->queue != NULL) {
 		finished = gmb_queue_wait(loop->queue, 0);
 	}
-	arm(loop);
+	copy_end_arm(loop);
 	(void)ring_turn(loop->ring, finished <= 0);
 }
 
@@ -388,7 +388,7 @@ struct remote_end {
 	struct gmb_client *client;
 };
 
-static void request_done(struct gmb_request *request)
+static void copy_end_request_done(struct gmb_request *request)
 {
 	struct copy_io *io = container_of(request, struct copy_io, request);
 	struct remote_end *remote = container_of(io->end, struct remote_end, end);
@@ -434,7 +434,7 @@ static void remote_submit(struct copy_end *end, struct copy_io *io)
 		gmb_prepare_status(request, io->extents, io->extents_max, io->offset, io->length);
 		break;
 	}
-	request->done = request_done;
+	request->done = copy_end_request_done;
 	gmb_submit(remote->client, request);
 }
 
@@ -467,7 +467,7 @@ static const struct copy_end_ops remote_ops = {
 	.close = remote_close,
 };
 
-static void remote_event(void *context, enum gmb_event event, const char *text)
+static void copy_end_remote_event(void *context, enum gmb_event event, const char *text)
 {
 	struct remote_end *remote = context;
 	struct copy_end *end = &remote->end;
@@ -516,7 +516,7 @@ int copy_remote_open(struct copy_loop *loop, const struct copy_end_options *opti
 			options->connections != 0 ? options->connections : CONNECTIONS_DEFAULT,
 		.reconnect_timeout_ms = RECONNECT_MS_MAX,
 		.slow_timeout_ms = SLOW_MS_MAX,
-		.event = remote_event,
+		.event = copy_end_remote_event,
 		.context = remote,
 	};
 	struct gmb_error reason;

@@ -217,7 +217,7 @@ static void task_progress(struct task *task, uint64_t bytes)
 	task->engine->counters->done += bytes;
 }
 
-static void written(struct copy_io *io)
+static void copy_engine_written(struct copy_io *io)
 {
 	struct task *task = container_of(io, struct task, io);
 	struct engine *engine = task->engine;
@@ -259,7 +259,7 @@ static void task_write(struct task *task, uint8_t *buffer, uint64_t bytes, uint6
 	task->io.offset = task->offset + task->cursor;
 	task->io.length = bytes;
 	task->io.buffer = buffer;
-	task->io.done = written;
+	task->io.done = copy_engine_written;
 	task->asked_ns = copy_loop_now_ns(task->engine->options->loop);
 	copy_end_submit(task->engine->target, &task->io);
 }
@@ -422,7 +422,7 @@ static void source_read(struct copy_io *io)
 /* --- copies that the server makes ------------------------------------------------------------- */
 
 /* It cannot, or not any more; reading and writing may do it, or will tell what is wrong. */
-static bool is_refused(int result)
+static bool copy_engine_is_refused(int result)
 {
 	return result == -EOPNOTSUPP || result == -EXDEV || result == -ENOENT ||
 	       result == -ESTALE || result == -EPERM;
@@ -438,7 +438,7 @@ static void server_copied(struct copy_io *io)
 		engine->counters->copied += task->length;
 		task_progress(task, task->length);
 		task_end(task);
-	} else if (is_refused(io->result) && !engine->stopping) {
+	} else if (copy_engine_is_refused(io->result) && !engine->stopping) {
 		log_info("the server does not copy by itself any more: %s",
 			engine->target->failure.text);
 		engine->copies = false;
@@ -473,7 +473,7 @@ struct piece {
 };
 
 /* What comes at engine->position: 1, or 0 when that is not known yet, or when there is no more. */
-static int piece_next(struct engine *engine, struct piece *piece)
+static int copy_engine_piece_next(struct engine *engine, struct piece *piece)
 {
 	const struct copy_engine_options *options = engine->options;
 	uint64_t request = options->request_bytes;
@@ -573,7 +573,8 @@ static void engine_fill(struct engine *engine)
 		engine->begins_again = false;
 	}
 	while (!engine->stopping && engine->copying == NULL && engine->active < engine->window &&
-		copy_loop_may_move(engine->options->loop) && piece_next(engine, &piece) > 0) {
+		copy_loop_may_move(engine->options->loop) &&
+		copy_engine_piece_next(engine, &piece) > 0) {
 		if (piece.zero && engine->target->known_zero && !engine->options->allocate &&
 			!in_order(engine)) {
 			engine->counters->skipped += piece.length;
@@ -616,7 +617,7 @@ static void checkpoint_flushed(struct copy_io *io)
 }
 
 /* Makes everything below mark durable, and notes it. */
-static void flush_start(struct engine *engine, uint64_t mark)
+static void copy_engine_flush_start(struct engine *engine, uint64_t mark)
 {
 	engine->flush_mark = mark;
 	engine->flush.operation = COPY_FLUSH;
@@ -636,7 +637,7 @@ static void checkpoint(struct engine *engine)
 	}
 	engine->checkpoint_ns = copy_loop_now_ns(engine->options->loop);
 	engine->checkpoint_end = engine->counters->done + engine->options->checkpoint_bytes;
-	flush_start(engine, mark);
+	copy_engine_flush_start(engine, mark);
 }
 
 static void checkpoint_when_due(struct engine *engine)
@@ -652,7 +653,7 @@ static void checkpoint_when_due(struct engine *engine)
 
 /* --- the run ------------------------------------------------------------------------------- */
 
-static bool is_busy(const struct engine *engine)
+static bool copy_engine_is_busy(const struct engine *engine)
 {
 	return !list_is_empty(&engine->tasks) || !copy_map_is_idle(&engine->map) ||
 	       engine->flush.in_flight;
@@ -686,7 +687,8 @@ static void engine_loop(struct engine *engine)
 		engine_fill(engine);
 		take_turns(engine);
 		checkpoint_when_due(engine);
-		if (!is_busy(engine) && (engine->stopping || engine->position >= engine->end)) {
+		if (!copy_engine_is_busy(engine) &&
+			(engine->stopping || engine->position >= engine->end)) {
 			return;
 		}
 		copy_loop_turn(engine->options->loop);
@@ -702,7 +704,7 @@ static void engine_flush(struct engine *engine)
 	if (engine->options->journal->fd >= 0 && engine->stopping) {
 		checkpoint(engine); /* also after an error: the next run need not do this again */
 	} else if (!engine->stopping) {
-		flush_start(engine, engine->end);
+		copy_engine_flush_start(engine, engine->end);
 	}
 	while (engine->flush.in_flight) {
 		engine->options->tick(engine->options->tick_context);

@@ -39,7 +39,7 @@ struct file_end {
 	bool absent; /* a target that has to be created */
 };
 
-static struct file_end *file_of(struct copy_io *io)
+static struct file_end *copy_file_of(struct copy_io *io)
 {
 	return container_of(io->end, struct file_end, end);
 }
@@ -56,7 +56,7 @@ static void transfer_done(struct ring_op *op, int result);
 
 static void transfer(struct copy_io *io)
 {
-	struct file_end *file = file_of(io);
+	struct file_end *file = copy_file_of(io);
 	struct ring *ring = io->end->loop->ring;
 	struct ring_file target = is_direct(file, io, io->moved) ? file->direct_file : file->file;
 	struct mem_ref memory = mem_of(io->buffer + io->moved);
@@ -106,7 +106,7 @@ static void transfer_done(struct ring_op *op, int result)
 static int call_zero(struct ring_op *op)
 {
 	struct copy_io *io = container_of(op, struct copy_io, ring_op);
-	const struct file_end *file = file_of(io);
+	const struct file_end *file = copy_file_of(io);
 	/* While a device is claimed, only the claim may discard. */
 	int fd = file->is_block && file->claim_fd >= 0 ? file->claim_fd : file->fd;
 
@@ -116,7 +116,7 @@ static int call_zero(struct ring_op *op)
 static int call_map(struct ring_op *op)
 {
 	struct copy_io *io = container_of(op, struct copy_io, ring_op);
-	const struct file_end *file = file_of(io);
+	const struct file_end *file = copy_file_of(io);
 	uint64_t offset = io->offset;
 	uint64_t end = io->offset + io->length;
 	uint32_t count = 0;
@@ -139,7 +139,7 @@ static int call_map(struct ring_op *op)
 	return (int)count;
 }
 
-static void call_done(struct ring_op *op, int result)
+static void copy_file_call_done(struct ring_op *op, int result)
 {
 	struct copy_io *io = container_of(op, struct copy_io, ring_op);
 
@@ -151,7 +151,7 @@ static void call_done(struct ring_op *op, int result)
 	copy_io_end(io, 0);
 }
 
-static void file_submit(struct copy_end *end, struct copy_io *io)
+static void copy_file_submit(struct copy_end *end, struct copy_io *io)
 {
 	struct file_end *file = container_of(end, struct file_end, end);
 	struct ring *ring = end->loop->ring;
@@ -163,13 +163,13 @@ static void file_submit(struct copy_end *end, struct copy_io *io)
 		transfer(io);
 		break;
 	case COPY_ZERO:
-		ring_call(ring, &io->ring_op, call_zero, call_done);
+		ring_call(ring, &io->ring_op, call_zero, copy_file_call_done);
 		break;
 	case COPY_MAP:
-		ring_call(ring, &io->ring_op, call_map, call_done);
+		ring_call(ring, &io->ring_op, call_map, copy_file_call_done);
 		break;
 	case COPY_FLUSH:
-		ring_fsync(ring, &io->ring_op, file->file, call_done);
+		ring_fsync(ring, &io->ring_op, file->file, copy_file_call_done);
 		break;
 	case COPY_FROM: /* copy_end_can_copy() */
 		GMB_ASSERT(false);
@@ -185,7 +185,7 @@ static void file_forget(struct copy_end *end)
 
 /* --- life ---------------------------------------------------------------------------------- */
 
-static int file_close(struct copy_end *end, struct error *error)
+static int copy_file_close(struct copy_end *end, struct error *error)
 {
 	struct file_end *file = container_of(end, struct file_end, end);
 	int result = 0;
@@ -373,7 +373,7 @@ static int file_go_direct(struct file_end *file, struct error *error)
 	return 0;
 }
 
-static int file_open(struct file_end *file, struct error *error)
+static int copy_file_file_open(struct file_end *file, struct error *error)
 {
 	int flags = (file->end.target ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOCTTY;
 	int err;
@@ -403,7 +403,7 @@ static int file_open(struct file_end *file, struct error *error)
 }
 
 /* The name of a file that was just created is durable when its folder is. */
-static int sync_folder(struct file_end *file, struct error *error)
+static int copy_file_sync_folder(struct file_end *file, struct error *error)
 {
 	char *copy = strdup(file->path);
 	int result = 0;
@@ -448,7 +448,7 @@ static int file_create(struct file_end *file, struct error *error)
 		err = file_go_direct(file, error);
 	}
 	if (err == 0) {
-		err = sync_folder(file, error);
+		err = copy_file_sync_folder(file, error);
 	}
 	if (err < 0) {
 		(void)unlink(file->path); /* as if it had not been tried */
@@ -540,10 +540,10 @@ static int file_finish(struct copy_end *end, uint64_t bytes, struct error *error
 
 static const struct copy_end_ops file_ops = {
 	.prepare = file_prepare,
-	.submit = file_submit,
+	.submit = copy_file_submit,
 	.finish = file_finish,
 	.forget = file_forget,
-	.close = file_close,
+	.close = copy_file_close,
 };
 
 int copy_file_open(struct copy_loop *loop, const struct copy_end_options *options,
@@ -567,10 +567,10 @@ int copy_file_open(struct copy_loop *loop, const struct copy_end_options *option
 		err = error_set(error, -ENOMEM, "out of memory");
 	}
 	if (err == 0) {
-		err = file_open(file, error);
+		err = copy_file_file_open(file, error);
 	}
 	if (err < 0) {
-		(void)file_close(&file->end, NULL);
+		(void)copy_file_close(&file->end, NULL);
 		return err;
 	}
 	*end_out = &file->end;

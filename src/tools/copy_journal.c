@@ -44,7 +44,7 @@ static uint32_t checksum(const char *text, size_t bytes)
 	return ~crc;
 }
 
-static const char *shown_path(const struct copy_journal *journal, char out[PATH_BYTES])
+static const char *copy_journal_shown_path(const struct copy_journal *journal, char out[PATH_BYTES])
 {
 	return log_escape(out, PATH_BYTES, journal->path, strlen(journal->path));
 }
@@ -55,7 +55,7 @@ static int journal_error(
 	char shown[PATH_BYTES];
 
 	return error_set(error, code, "cannot %s the journal '%s': %s", what,
-		shown_path(journal, shown), strerror(-code));
+		copy_journal_shown_path(journal, shown), strerror(-code));
 }
 
 static int damaged(const struct reader *reader, struct error *error)
@@ -65,7 +65,7 @@ static int damaged(const struct reader *reader, struct error *error)
 	return error_set(error, -EINVAL,
 		"the journal '%s' is damaged in line %u and cannot be trusted; remove it to copy "
 		"from the beginning",
-		shown_path(reader->journal, shown), reader->line);
+		copy_journal_shown_path(reader->journal, shown), reader->line);
 }
 
 /* --- reading ------------------------------------------------------------------------------- */
@@ -144,7 +144,8 @@ static int head_check(struct reader *reader, const struct copy_end *source,
 				"the journal '%s' is of another copy: %s %s is not the one it was "
 				"begun with, or has changed since; remove the journal to copy from "
 				"the beginning",
-				shown_path(reader->journal, shown), ends[i]->role, ends[i]->name);
+				copy_journal_shown_path(reader->journal, shown), ends[i]->role,
+				ends[i]->name);
 		}
 	}
 	return 0;
@@ -165,7 +166,8 @@ static int options_check(
 	if ((was_allocate != 0) != allocate) {
 		return error_set(error, -ESTALE,
 			"the copy that the journal '%s' speaks of was begun %s --allocate",
-			shown_path(journal, shown), was_allocate != 0 ? "with" : "without");
+			copy_journal_shown_path(journal, shown),
+			was_allocate != 0 ? "with" : "without");
 	}
 	journal->target_zero = was_zero != 0;
 	return 0;
@@ -204,7 +206,7 @@ static int journal_parse(struct copy_journal *journal, char *text, const struct 
 		return error_set(error, -EINVAL,
 			"'%s' is not a journal of gmblock copy, or of a version this one does not "
 			"know; it is left as it is",
-			shown_path(journal, shown));
+			copy_journal_shown_path(journal, shown));
 	}
 	err = head_check(&reader, source, target, error);
 	if (err == 0) {
@@ -272,14 +274,14 @@ int copy_journal_open(struct copy_journal *journal, const char *path, const stru
 	if (copy_end_is_open(source, journal->fd) || copy_end_is_open(target, journal->fd)) {
 		return error_set(error, -EINVAL,
 			"the journal '%s' has to be another file than the source and the target",
-			shown_path(journal, shown));
+			copy_journal_shown_path(journal, shown));
 	}
 	if (flock(journal->fd, LOCK_EX | LOCK_NB) != 0) {
 		err = -errno;
 		return err == -EWOULDBLOCK
 			       ? error_set(error, -EBUSY,
 					 "the journal '%s' is in use by another gmblock copy",
-					 shown_path(journal, shown))
+					 copy_journal_shown_path(journal, shown))
 			       : journal_error(journal, err, "lock", error);
 	}
 	err = journal_read(journal, &text, error);

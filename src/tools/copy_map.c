@@ -56,7 +56,7 @@ static void zeroes_end(struct copy_map *map, uint64_t end)
 	}
 }
 
-static void extent_add(struct copy_map *map, uint64_t end, bool zero)
+static void copy_map_extent_add(struct copy_map *map, uint64_t end, bool zero)
 {
 	if (!zero) {
 		zeroes_end(map, map->asked);
@@ -71,7 +71,7 @@ static void extent_add(struct copy_map *map, uint64_t end, bool zero)
 	}
 }
 
-static void answered(struct copy_io *io)
+static void copy_map_answered(struct copy_io *io)
 {
 	struct copy_map *map = container_of(io, struct copy_map, io);
 	uint64_t asked = map->asked;
@@ -81,7 +81,7 @@ static void answered(struct copy_io *io)
 		return;
 	}
 	if (map->bad != NULL && copy_bad_takes(map->bad, io->result)) {
-		extent_add(map, MIN(io->offset + io->length, map->limit), false);
+		copy_map_extent_add(map, MIN(io->offset + io->length, map->limit), false);
 		return;
 	}
 	if (io->result < 0) {
@@ -93,18 +93,19 @@ static void answered(struct copy_io *io)
 		uint64_t end = MIN(extent->offset + extent->bytes, map->limit);
 
 		if (end > map->asked) {
-			extent_add(map, end, (extent->flags & GMB_EXTENT_ZERO) != 0);
+			copy_map_extent_add(map, end, (extent->flags & GMB_EXTENT_ZERO) != 0);
 		}
 	}
 	if (map->asked == asked) {
 		/* Less than a block was told, of which the rest cannot be asked about: it would be
 		 * the same answer for ever. */
-		extent_add(map, MIN(align_up(asked + 1, map->end->block_min), map->limit), false);
+		copy_map_extent_add(
+			map, MIN(align_up(asked + 1, map->end->block_min), map->limit), false);
 	}
 }
 
 /* Asks for more while there is room for a whole answer: one extent gives two runs at most. */
-static void ask(struct copy_map *map)
+static void copy_map_ask(struct copy_map *map)
 {
 	struct copy_io *io = &map->io;
 
@@ -117,7 +118,7 @@ static void ask(struct copy_map *map)
 	io->length = MIN(map->limit - io->offset, ASK_BYTES_MAX);
 	io->extents = map->extents;
 	io->extents_max = COPY_MAP_EXTENTS;
-	io->done = answered;
+	io->done = copy_map_answered;
 	copy_end_submit(map->end, io);
 }
 
@@ -128,7 +129,7 @@ int copy_map_peek(struct copy_map *map, uint64_t offset, uint64_t *length, bool 
 		map->run_first = (map->run_first + 1) % COPY_MAP_RUNS;
 		map->run_count--;
 	}
-	ask(map);
+	copy_map_ask(map);
 	if (map->run_count > 0) {
 		*length = map->runs[map->run_first].end - offset;
 		*zero = map->runs[map->run_first].zero;

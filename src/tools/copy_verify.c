@@ -119,7 +119,8 @@ static void pair_read(struct copy_io *io)
 	pair_end(pair);
 }
 
-static void pair_start(struct verify *verify, uint64_t length, const bool zero[SIDE_COUNT])
+static void copy_verify_pair_start(
+	struct verify *verify, uint64_t length, const bool zero[SIDE_COUNT])
 {
 	struct pair *pair = list_entry(list_pop_front(&verify->free), struct pair, node);
 
@@ -150,7 +151,7 @@ static void pair_start(struct verify *verify, uint64_t length, const bool zero[S
 }
 
 /* The next piece of which both maps know what it is; false: it has to be waited for. */
-static bool piece_next(struct verify *verify, uint64_t *length, bool zero[SIDE_COUNT])
+static bool copy_verify_piece_next(struct verify *verify, uint64_t *length, bool zero[SIDE_COUNT])
 {
 	uint64_t request = verify->options->request_bytes;
 
@@ -181,12 +182,12 @@ static void verify_fill(struct verify *verify)
 
 	while (!verify->stopping && verify->position < verify->end &&
 		!list_is_empty(&verify->free) && copy_loop_may_move(verify->options->loop) &&
-		piece_next(verify, &length, zero)) {
+		copy_verify_piece_next(verify, &length, zero)) {
 		if (zero[SIDE_SOURCE] && zero[SIDE_TARGET]) {
 			verify->position += length;
 			verify->options->counters->compared += length;
 		} else {
-			pair_start(verify, length, zero);
+			copy_verify_pair_start(verify, length, zero);
 			copy_loop_moves(verify->options->loop, length);
 		}
 	}

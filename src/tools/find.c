@@ -38,7 +38,7 @@ enum fit {
 };
 
 /* A URI with or without the slash of the default export. */
-static bool same_text(const char *a, const char *b)
+static bool find_same_text(const char *a, const char *b)
 {
 	size_t a_bytes = strlen(a);
 	size_t b_bytes = strlen(b);
@@ -49,7 +49,7 @@ static bool same_text(const char *a, const char *b)
 }
 
 /* This machine, from its own point of view. */
-static bool is_here(const char *host)
+static bool find_is_here(const char *host)
 {
 	static const char *const names[] = { "localhost", "127.0.0.1", "::1", "0.0.0.0", "::" };
 
@@ -88,8 +88,10 @@ static bool same_socket(
 static bool same_place(
 	const struct export_uri *served, long long pid, const struct export_uri *asked)
 {
+	/* Without an export the address is enough. */
 	if (served->is_unix != asked->is_unix ||
-		strcmp(served->export_name, asked->export_name) != 0) {
+		(asked->export_name[0] != '\0' &&
+			strcmp(served->export_name, asked->export_name) != 0)) {
 		return false;
 	}
 	if (served->is_unix) {
@@ -97,7 +99,7 @@ static bool same_place(
 	}
 	return served->port == asked->port &&
 	       (strcasecmp(served->host, asked->host) == 0 ||
-		       (is_here(served->host) && is_here(asked->host)));
+		       (find_is_here(served->host) && find_is_here(asked->host)));
 }
 
 static enum fit fit_uri(const char *served_text, long long pid, const char *asked_text)
@@ -107,7 +109,7 @@ static enum fit fit_uri(const char *served_text, long long pid, const char *aske
 	struct error error;
 	enum fit fit = FIT_NOT;
 
-	if (same_text(served_text, asked_text)) {
+	if (find_same_text(served_text, asked_text)) {
 		return FIT_EXACT;
 	}
 	if (export_uri_parse(served_text, &served, &error) == 0 &&
@@ -217,7 +219,7 @@ static int limit_of_next(uint64_t end_ns, int one_ms)
 	return (int)MIN(clock_milliseconds(left_ns), (uint32_t)one_ms);
 }
 
-static void look_at(struct search *search, const char *path, const char *uri)
+static void find_look_at(struct search *search, const char *path, const char *uri)
 {
 	struct error error = { 0 };
 	struct ucred peer;
@@ -283,7 +285,7 @@ static void see_match(void *context, const char *path)
 {
 	const struct wish *wish = context;
 
-	look_at(wish->search, path, wish->uri);
+	find_look_at(wish->search, path, wish->uri);
 }
 
 static void search_folder(struct search *search, const char *folder, const char *uri)

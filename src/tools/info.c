@@ -16,7 +16,7 @@
 #include "client/guest.h"
 #include "control/control.h"
 #ifdef GMBLOCK_CLAN
-#include "gmb/probe.h"
+#include "gmb/client/probe.h"
 #endif
 #include "nbd/wire.h"
 
@@ -48,14 +48,14 @@ struct map {
 	bool first;
 };
 
-static uint32_t kind_of(const struct gmb_extent *extent)
+static uint32_t tools_info_kind_of(const struct gmb_extent *extent)
 {
 	return extent->flags & (GMB_EXTENT_HOLE | GMB_EXTENT_ZERO);
 }
 
 static void show_extent(struct map *map, const struct gmb_extent *extent)
 {
-	uint32_t kind = kind_of(extent);
+	uint32_t kind = tools_info_kind_of(extent);
 
 	map->bytes[kind] += extent->bytes;
 	map->counts[kind]++;
@@ -73,9 +73,9 @@ static void show_extent(struct map *map, const struct gmb_extent *extent)
 	map->first = false;
 }
 
-static void take_extent(struct map *map, const struct gmb_extent *extent)
+static void tools_info_take_extent(struct map *map, const struct gmb_extent *extent)
 {
-	if (map->last.bytes > 0 && kind_of(&map->last) == kind_of(extent)) {
+	if (map->last.bytes > 0 && tools_info_kind_of(&map->last) == tools_info_kind_of(extent)) {
 		map->last.bytes += extent->bytes;
 		return;
 	}
@@ -85,13 +85,13 @@ static void take_extent(struct map *map, const struct gmb_extent *extent)
 	map->last = *extent;
 }
 
-static void has_ended(struct gmb_request *request)
+static void tools_info_has_ended(struct gmb_request *request)
 {
 	*(bool *)request->context = true;
 }
 
 /* Runs a request, but not beyond the limit of the map. */
-static int run(struct map *map, struct gmb_request *request)
+static int tools_info_run(struct map *map, struct gmb_request *request)
 {
 	bool ended = false;
 	bool late = false;
@@ -99,7 +99,7 @@ static int run(struct map *map, struct gmb_request *request)
 	if (clock_now_ns() >= map->end_ns) {
 		return -ETIMEDOUT;
 	}
-	request->done = has_ended;
+	request->done = tools_info_has_ended;
 	request->context = &ended;
 	gmb_submit(map->client, request);
 	while (!ended) {
@@ -115,7 +115,7 @@ static int run(struct map *map, struct gmb_request *request)
 	return late ? -ETIMEDOUT : request->result;
 }
 
-static int ask(
+static int tools_info_ask(
 	struct map *map, uint64_t offset, uint64_t bytes, uint32_t *count, struct error *error)
 {
 	struct gmb_request request = { 0 };
@@ -123,7 +123,7 @@ static int ask(
 	int err;
 
 	gmb_prepare_status(&request, map->extents, EXTENTS_MAX, offset, bytes);
-	err = run(map, &request);
+	err = tools_info_run(map, &request);
 	if (err == -ETIMEDOUT && clock_now_ns() >= map->end_ns) {
 		return error_set(error, err,
 			"the map was not complete in time, up to offset %" PRIu64
@@ -146,13 +146,13 @@ static int walk(struct map *map, struct error *error)
 	while (offset < map->size) {
 		uint64_t bytes = MIN(step, map->size - offset);
 		uint32_t count = 0;
-		int err = ask(map, offset, bytes, &count, error);
+		int err = tools_info_ask(map, offset, bytes, &count, error);
 
 		if (err != 0) {
 			return err;
 		}
 		for (uint32_t i = 0; i < count; i++) {
-			take_extent(map, &map->extents[i]);
+			tools_info_take_extent(map, &map->extents[i]);
 			offset += map->extents[i].bytes;
 		}
 		if (count <= 2 && step <= UINT64_MAX / 4) {
@@ -180,7 +180,7 @@ static void dump_text(const char *text)
 	json_decref(value);
 }
 
-static void print_head(const struct map *map, const char *uri)
+static void tools_info_print_head(const struct map *map, const char *uri)
 {
 	if (!map->json) {
 		printf("%20s %20s  type\n", "offset", "length");
@@ -224,7 +224,7 @@ static int map_show(struct map *map, const char *uri, struct error *error)
 {
 	int err;
 
-	print_head(map, uri);
+	tools_info_print_head(map, uri);
 	err = walk(map, error);
 	if (map->last.bytes > 0) {
 		show_extent(map, &map->last);
@@ -242,7 +242,7 @@ static int map_show(struct map *map, const char *uri, struct error *error)
 	return print_end(error);
 }
 
-static int map_check(const struct gmb_info *info, struct error *error)
+static int tools_info_map_check(const struct gmb_info *info, struct error *error)
 {
 	if ((info->capabilities & GMB_CAN_STATUS) != 0) {
 		return 0;
@@ -287,7 +287,7 @@ int info_map(
 	gmb_get_info(map.client, &info);
 	map.queue = queue;
 	map.size = info.bytes;
-	err = map_check(&info, error);
+	err = tools_info_map_check(&info, error);
 	if (err != 0) {
 		goto out;
 	}
@@ -611,13 +611,13 @@ int info_show_json(const char *uri, const struct nbd_offers *offers, bool list, 
 /* --- over gmb ------------------------------------------------------------------------------ */
 
 #ifdef GMBLOCK_CLAN
-static struct nbd_text text_of(struct native_text text)
+static struct nbd_text tools_info_text_of(struct message_text text)
 {
 	return (struct nbd_text){ .bytes = (const char *)text.bytes, .length = text.length };
 }
 
 /* In NBD's words: it can do what NBD can. */
-static int take_export(
+static int tools_info_take_export(
 	void *context, uint16_t version, const struct native_export *export, struct error *error)
 {
 	static const char allocation[] = "base:allocation";
@@ -630,7 +630,8 @@ static int take_export(
 	bool rotates = (export->head.flags & NATIVE_EXPORT_ROTATIONAL) != 0;
 	struct nbd_offers *offers = context;
 	struct nbd_offer *offer;
-	int err = nbd_offers_add(offers, text_of(export->name), text_of(export->text), error);
+	int err = nbd_offers_add(
+		offers, tools_info_text_of(export->name), tools_info_text_of(export->text), error);
 
 	offers->protocol = native_version_name(version);
 	if (err != 0) {
@@ -655,7 +656,7 @@ int info_probe_gmb(const char *uri, bool list, uint64_t timeout_ns, struct nbd_o
 	struct error *error)
 {
 	*offers = (struct nbd_offers){ .protocol = "gmb", .listed = list };
-	return native_probe(uri, list, timeout_ns, take_export, offers, error);
+	return native_probe(uri, list, timeout_ns, tools_info_take_export, offers, error);
 }
 #else
 int info_probe_gmb(const char *uri, bool list, uint64_t timeout_ns, struct nbd_offers *offers,

@@ -54,7 +54,7 @@ static bool find_bridge(const char *a, const char *b, char bdf[P2PMEM_BDF_BYTES]
 }
 
 /* Reads the first block of the disk into the memory. */
-static int reach(struct p2pmem *memory, const char *disk)
+static int info_devices_reach(struct p2pmem *memory, const char *disk)
 {
 	char path[DEVICE_PATH_BYTES];
 	struct disk_info info;
@@ -76,7 +76,8 @@ static int reach(struct p2pmem *memory, const char *disk)
 	return result;
 }
 
-static json_t *disk_of(struct p2pmem *memory, const char *memory_path, const char *disk)
+static json_t *info_devices_disk_of(
+	struct p2pmem *memory, const char *memory_path, const char *disk)
 {
 	char name[DEVICE_PATH_BYTES];
 	char path[PATH_MAX];
@@ -89,7 +90,7 @@ static json_t *disk_of(struct p2pmem *memory, const char *memory_path, const cha
 	if (realpath(name, path) == NULL || !last_device(path, strlen(path), bdf)) {
 		return NULL; /* it is no disk of a PCI device */
 	}
-	result = reach(memory, disk);
+	result = info_devices_reach(memory, disk);
 	object = json_object();
 	json_object_set_new(object, "disk", json_string(disk));
 	json_object_set_new(object, "device", json_string(bdf));
@@ -107,7 +108,7 @@ static json_t *disks_of(struct p2pmem *memory, const char *memory_path)
 	const struct dirent *entry;
 
 	while (folder != NULL && (entry = readdir(folder)) != NULL) {
-		json_t *disk = disk_of(memory, memory_path, entry->d_name);
+		json_t *disk = info_devices_disk_of(memory, memory_path, entry->d_name);
 
 		if (disk != NULL) {
 			json_array_append_new(array, disk);
@@ -179,7 +180,7 @@ json_t *info_devices(void)
 	return array;
 }
 
-static const char *text_of(const json_t *object, const char *key)
+static const char *info_devices_text_of(const json_t *object, const char *key)
 {
 	return json_string_value(json_object_get(object, key));
 }
@@ -195,15 +196,17 @@ void info_devices_print(const json_t *devices)
 		const json_t *disk;
 		size_t k;
 
-		printf("  %s: %s\n", text_of(device, "device"), text_of(device, "verdict"));
+		printf("  %s: %s\n", info_devices_text_of(device, "device"),
+			info_devices_text_of(device, "verdict"));
 		json_array_foreach(json_object_get(device, "disks"), k, disk)
 		{
-			const char *bridge = text_of(disk, "bridge");
+			const char *bridge = info_devices_text_of(disk, "bridge");
 
-			printf("    from %s (%s, %s%s): %s\n", text_of(disk, "disk"),
-				text_of(disk, "device"),
+			printf("    from %s (%s, %s%s): %s\n", info_devices_text_of(disk, "disk"),
+				info_devices_text_of(disk, "device"),
 				bridge != NULL ? "both below " : "no bridge in common",
-				bridge != NULL ? bridge : "", text_of(disk, "verdict"));
+				bridge != NULL ? bridge : "",
+				info_devices_text_of(disk, "verdict"));
 		}
 	}
 	if (json_array_size(devices) == 0) {

@@ -172,7 +172,8 @@ static void feature_set(struct local_feature *feature, const char *key, const ch
 		available ? with : without);
 }
 
-static void judge(const struct ring_features *ring, struct local_feature out[FEATURES_COUNT])
+static void info_local_judge(
+	const struct ring_features *ring, struct local_feature out[FEATURES_COUNT])
 {
 	const struct tls_kernel_features *tls = tls_kernel_features();
 	char without_buffers[TEXT_BYTES];
@@ -272,7 +273,7 @@ static void print_path(const struct local_path *look)
 	}
 }
 
-static int show_text(const struct local_machine *machine, const struct local_path *look,
+static int info_local_show_text(const struct local_machine *machine, const struct local_path *look,
 	const struct local_feature features[FEATURES_COUNT], struct error *error)
 {
 	char human[UNITS_TEXT_BYTES];
@@ -363,7 +364,7 @@ static json_t *json_path(const struct local_path *look)
 	return object;
 }
 
-static int show_json(const struct local_machine *machine, const struct local_path *look,
+static int info_local_show_json(const struct local_machine *machine, const struct local_path *look,
 	const struct local_feature features[FEATURES_COUNT], struct error *error)
 {
 	json_t *root = json_object();
@@ -397,8 +398,8 @@ int info_local(const char *path, bool json, struct error *error)
 
 	if (err == 0) {
 		look_machine(&machine);
-		judge(&machine.ring, features);
-		err = (json ? show_json : show_text)(
+		info_local_judge(&machine.ring, features);
+		err = (json ? info_local_show_json : info_local_show_text)(
 			&machine, path != NULL ? &look : NULL, features, error);
 	}
 	json_decref(look.overlay);

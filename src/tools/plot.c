@@ -140,7 +140,7 @@ int svg_end(FILE *out, struct error *error)
 	return error_set(error, err, "%s", strerror(-err));
 }
 
-static int explain(const struct svg_file *file, int err, struct error *error)
+static int plot_explain(const struct svg_file *file, int err, struct error *error)
 {
 	char quoted[QUOTE_BYTES];
 
@@ -156,7 +156,7 @@ int svg_file_open(struct svg_file *file, const char *path, struct error *error)
 	if (file->fd < 0 && errno == EEXIST) {
 		file->fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
 	}
-	return file->fd < 0 ? explain(file, -errno, error) : 0;
+	return file->fd < 0 ? plot_explain(file, -errno, error) : 0;
 }
 
 int svg_file_write(
@@ -167,7 +167,7 @@ int svg_file_write(
 	int err;
 
 	if (out == NULL) {
-		return explain(file, -errno, error);
+		return plot_explain(file, -errno, error);
 	}
 	/* A pipe or a terminal has no length. */
 	if (fstat(file->fd, &stat) == 0 && S_ISREG(stat.st_mode) && ftruncate(file->fd, 0) != 0) {
@@ -180,7 +180,7 @@ int svg_file_write(
 		err = -errno;
 	}
 	if (err != 0) {
-		return explain(file, err, error);
+		return plot_explain(file, err, error);
 	}
 	file->is_new = false;
 	return 0;

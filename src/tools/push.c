@@ -111,7 +111,7 @@ static bool address_of(const char *text, uint8_t out[PUSH_ADDRESS_BYTES])
 }
 
 /* Whether the source is on this machine. address: its own, where it has one. */
-static bool is_here(const struct end *source, uint8_t address[PUSH_ADDRESS_BYTES])
+static bool tools_push_is_here(const struct end *source, uint8_t address[PUSH_ADDRESS_BYTES])
 {
 	struct clan_peer peer;
 
@@ -136,7 +136,7 @@ static int bind_to_source(const struct end *source, const struct end *target,
 	uint8_t other[PUSH_ADDRESS_BYTES] = { 0 };
 	struct clan_peer source_peer;
 	struct clan_peer target_peer;
-	bool is_near = is_here(source, address);
+	bool is_near = tools_push_is_here(source, address);
 	bool is_there;
 
 	push_ask_peer(source->ask, &source_peer);
@@ -171,7 +171,8 @@ static bool cut_host(const char *text, char *host, size_t host_bytes)
 }
 
 /* What the name of the host stands for, as this machine looks it up. */
-static int look_up(struct end *target, char *host, size_t host_bytes, struct error *error)
+static int tools_push_look_up(
+	struct end *target, char *host, size_t host_bytes, struct error *error)
 {
 	const struct addrinfo hints = { .ai_socktype = SOCK_STREAM };
 	const struct addrinfo *entry;
@@ -220,7 +221,7 @@ static int target_text(const struct end *source, struct end *target, char out[PU
 		}
 		uri.host = host;
 	} else if (!uri.is_unix) {
-		result = look_up(target, host, sizeof(host), error);
+		result = tools_push_look_up(target, host, sizeof(host), error);
 		if (result != 0) {
 			return result;
 		}
@@ -238,7 +239,7 @@ static int target_text(const struct end *source, struct end *target, char out[PU
 		uri.socket_path = path;
 		uri.socket_path_bytes = (uint32_t)strlen(path);
 	}
-	if (target->ask == NULL && is_local && !is_here(source, other)) {
+	if (target->ask == NULL && is_local && !tools_push_is_here(source, other)) {
 		return out_of_reach(error);
 	}
 	return export_uri_format(&uri, name, name_bytes, out, PUSH_URI_BYTES_MAX) == 0
@@ -292,8 +293,8 @@ static int get_ticket(const struct push_options *options, const struct end *sour
 	return 0;
 }
 
-static int start(const struct push_options *options, const struct end *source, struct end *target,
-	uint64_t length, struct push_wire_ticket *ticket, struct error *error)
+static int tools_push_start(const struct push_options *options, const struct end *source,
+	struct end *target, uint64_t length, struct push_wire_ticket *ticket, struct error *error)
 {
 	bool has_push = target->ask != NULL;
 	char text[PUSH_URI_BYTES_MAX];
@@ -417,7 +418,8 @@ static int report(
 	return print_end(error);
 }
 
-static int watch(const struct push_options *options, struct push_ask *ask, struct error *error)
+static int tools_push_watch(
+	const struct push_options *options, struct push_ask *ask, struct error *error)
 {
 	struct copy_counters counters = { .total = UINT64_MAX };
 	struct copy_progress progress;
@@ -472,8 +474,8 @@ static int target_open(struct end *target, const struct push_options *options, s
 	return end_open(target, options->target, options->timeout_ns, error);
 }
 
-static int run(const struct push_options *options, struct end *source, struct end *target,
-	struct error *error)
+static int tools_push_run(const struct push_options *options, struct end *source,
+	struct end *target, struct error *error)
 {
 	struct push_wire_ticket ticket = {
 		.flags = (uint16_t)flags_of(options),
@@ -505,7 +507,7 @@ static int run(const struct push_options *options, struct end *source, struct en
 		return result;
 	}
 	do {
-		result = start(options, source, target, length, &ticket, error);
+		result = tools_push_start(options, source, target, length, &ticket, error);
 	} while (result != 0 && try_next(options, source, target, result, error));
 	if (result != 0) {
 		return result;
@@ -514,14 +516,14 @@ static int run(const struct push_options *options, struct end *source, struct en
 		printf("%016" PRIx64 "\n", ticket.job);
 		return print_end(error);
 	}
-	return watch(options, source->ask, error);
+	return tools_push_watch(options, source->ask, error);
 }
 
 int push_run(const struct push_options *options, struct error *error)
 {
 	struct end source = { 0 };
 	struct end target = { 0 };
-	int result = run(options, &source, &target, error);
+	int result = tools_push_run(options, &source, &target, error);
 
 	end_fini(&source);
 	end_fini(&target);

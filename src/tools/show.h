@@ -12,8 +12,9 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include "base/counter.h"
 #include "base/error.h"
-#include "nbd/client_offers.h"
+#include "nbd/client/offers.h"
 
 /* --- print.c: times for people, JSON for programs, and the end of the output, which may be a full
  * disk or a closed pipe ------------------------------------------------------------------------ */
@@ -117,15 +118,8 @@ GMB_MUST_CHECK int stats_print_metrics(const char *path, struct error *error);
 
 /* Prints all there is since the server's start. */
 void stats_show(const json_t *document);
-/* Prints what happened between two documents of one server. A terminal of less than 99 columns is
- * not shown how long requests were in the states of setting up. */
-void stats_show_changes(const json_t *document, const json_t *before, uint32_t columns);
-
-/* What an entry of a list ("exports", "clients") was in an earlier document, by its name; borrowed.
- * NULL: it was not there, or its counters began at 0 again, because the server is another process
- * or the export was removed and added. */
-const json_t *stats_entry_before(
-	const json_t *document, const json_t *before, const char *list, const json_t *entry);
+/* Sets the counters of a struct to those of an object in a document. */
+void stats_read(const struct counter_table *table, void *values, const json_t *object);
 
 /* --- top.c ----------------------------------------------------------------------------------- */
 

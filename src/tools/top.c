@@ -15,7 +15,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/text.h"
-#include "path/stats.h"
+#include "server/observe/stats.h"
 
 enum {
 	NAME_BYTES = 256,
@@ -69,7 +69,7 @@ static void end_on_signal(int number)
 
 /* --- what happened ------------------------------------------------------------------------- */
 
-static const char *text_of(const json_t *object, const char *key)
+static const char *tools_top_text_of(const json_t *object, const char *key)
 {
 	const char *text = json_string_value(json_object_get(object, key));
 
@@ -81,13 +81,15 @@ static double number(const json_t *object, const char *key)
 	return json_number_value(json_object_get(object, key));
 }
 
+enum { SUM_READS, SUM_WRITES, SUM_OTHERS, SUM_COUNT };
+
+/* The requests of an entry since the start. */
 struct sums {
-	double reads, writes, others, bytes, errors;
-	double buckets[PATH_LATENCY_BUCKETS];
-	double count;
+	struct path_stats of[SUM_COUNT];
 };
 
-static void add_buckets(struct sums *sums, const json_t *list, double sign)
+/* Buckets are pairs of an upper limit in microseconds and a number. */
+static void read_buckets(struct path_stats *stats, const json_t *list)
 {
 	uint32_t bucket = 0;
 
@@ -100,73 +102,118 @@ static void add_buckets(struct sums *sums, const json_t *list, double sign)
 			(double)path_latency_limit_ns(bucket) < ns - 0.5) {
 			bucket++;
 		}
-		sums->buckets[bucket] += sign * json_number_value(json_array_get(pair, 1));
+		stats->latency[bucket] += (uint64_t)json_integer_value(json_array_get(pair, 1));
 	}
 }
 
-/* Payload is what reads and writes move. */
-static void add_operations(struct sums *sums, const json_t *entry, double sign)
+static void add_entry(struct sums *sums, const json_t *entry)
 {
 	const json_t *list = json_object_get(entry, "operations");
 
 	for (size_t i = 0; i < json_array_size(list); i++) {
 		const json_t *operation = json_array_get(list, i);
-		const char *name = text_of(operation, "operation");
-		double count = sign * number(operation, "count");
-		bool reads = strcmp(name, "read") == 0;
-		bool writes = strcmp(name, "write") == 0;
+		const char *name = tools_top_text_of(operation, "operation");
+		struct path_stats stats = { 0 };
 
-		*(reads ? &sums->reads : writes ? &sums->writes : &sums->others) += count;
-		sums->count += count;
-		sums->errors += sign * number(operation, "errors");
-		if (reads || writes) {
-			sums->bytes += sign * number(operation, "bytes");
-		}
-		add_buckets(sums, json_object_get(operation, "latency_buckets"), sign);
+		stats_read(&path_stats_counter_table, &stats, operation);
+		read_buckets(&stats, json_object_get(operation, "latency_buckets"));
+		path_stats_merge(&sums->of[strcmp(name, "read") == 0	? SUM_READS
+					   : strcmp(name, "write") == 0 ? SUM_WRITES
+									: SUM_OTHERS],
+			&stats);
 	}
 }
 
-static double quantile_us(const struct sums *sums, double share)
+/* Of one counter; 0 also if it fell. */
+static double since(uint64_t now, uint64_t before)
 {
-	double seen = 0;
-
-	for (uint32_t i = 0; i < PATH_LATENCY_BUCKETS && sums->count > 0; i++) {
-		seen += sums->buckets[i];
-		if (seen >= share * sums->count) {
-			return (double)path_latency_limit_ns(i) / 1000;
-		}
-	}
-	return 0;
+	return now > before ? (double)(now - before) : 0;
 }
 
-/* Where most of the payload lay, and how much of it. */
+static const json_t *entry_named(const json_t *list, const char *name)
+{
+	for (size_t i = 0; i < json_array_size(list); i++) {
+		const json_t *entry = json_array_get(list, i);
+
+		if (strcmp(tools_top_text_of(entry, "name"), name) == 0) {
+			return entry;
+		}
+	}
+	return NULL;
+}
+
+/* What an entry of a list was in the document before. NULL: it was not there, or its counters began
+ * at 0 again, because the server is another process or the export was removed and added. */
+static const json_t *entry_before(const struct top *top, const char *list, const json_t *entry)
+{
+	const json_t *was =
+		entry_named(json_object_get(top->before, list), tools_top_text_of(entry, "name"));
+	bool is_same_server = json_equal(
+		json_object_get(top->now, "instance"), json_object_get(top->before, "instance"));
+	struct sums now = { 0 };
+	struct sums before = { 0 };
+
+	add_entry(&now, entry);
+	add_entry(&before, was);
+	for (int i = 0; i < SUM_COUNT; i++) {
+		is_same_server = is_same_server && now.of[i].count >= before.of[i].count;
+	}
+	return is_same_server ? was : NULL;
+}
+
+/* Where most of the payload lay, by the label of the metric, and how much of it. */
 static void find_path(struct row *row, const json_t *entry, const json_t *before)
 {
-	static const struct {
-		const char *key;
-		const char *name;
-	} ways[] = {
-		{ "ram_bytes", "copy" },
-		{ "page_cache_send_bytes", "page cache" },
-		{ "placed_bytes", "in place" },
-		{ "device_bytes", "device" },
-	};
+	const struct counter *found = NULL;
 	double most = 0;
 	double all = 0;
 
-	for (size_t i = 0; i < ARRAY_COUNT(ways); i++) {
-		double bytes = number(entry, ways[i].key) - number(before, ways[i].key);
+	for (size_t i = 0; i < path_export_counter_table.count; i++) {
+		const struct counter *counter = &path_export_counter_table.counters[i];
 
-		all += MAX(bytes, 0.0);
-		if (bytes > most) {
-			most = bytes;
-			snprintf(row->path, sizeof(row->path), "%s", ways[i].name);
+		if (counter->metric != NULL &&
+			strcmp(counter->metric, PATH_PLACEMENT_METRIC) == 0) {
+			double bytes = since(stats_counter_value(counter, entry),
+				stats_counter_value(counter, before));
+
+			all += bytes;
+			found = bytes > most ? counter : found;
+			most = MAX(bytes, most);
 		}
 	}
-	if (all > 0) {
-		size_t used = strlen(row->path);
+	if (found != NULL) {
+		const char *value = strchr(found->labels, '"') + 1;
 
-		snprintf(row->path + used, sizeof(row->path) - used, " %.0f%%", 100 * most / all);
+		snprintf(row->path, sizeof(row->path), "%.*s %.0f%%", (int)strcspn(value, "\""),
+			value, 100 * most / all);
+	}
+}
+
+static void find_rates(
+	const struct top *top, struct row *row, const struct sums *now, const struct sums *before)
+{
+	double *const rates[SUM_COUNT] = { &row->reads, &row->writes, &row->others };
+	struct path_stats all = { .max_ns = UINT64_MAX };
+
+	for (int i = 0; i < SUM_COUNT; i++) {
+		const struct path_stats *is = &now->of[i];
+		const struct path_stats *was = &before->of[i];
+
+		*rates[i] = since(is->count, was->count) / top->seconds;
+		row->errors += since(is->errors, was->errors) / top->seconds;
+		if (i != SUM_OTHERS) { /* payload is what reads and writes move */
+			row->bytes += since(is->bytes, was->bytes) / top->seconds;
+		}
+		for (uint32_t k = 0; k < PATH_LATENCY_BUCKETS; k++) {
+			uint64_t count = (uint64_t)since(is->latency[k], was->latency[k]);
+
+			all.latency[k] += count;
+			all.count += count;
+		}
+	}
+	if (all.count > 0) {
+		row->p50_us = (double)path_stats_quantile_ns(&all, 500000) / 1000;
+		row->p99_us = (double)path_stats_quantile_ns(&all, 990000) / 1000;
 	}
 }
 
@@ -174,8 +221,9 @@ static void find_path(struct row *row, const json_t *entry, const json_t *before
 static void make_row(const struct top *top, struct row *row, const json_t *entry,
 	const json_t *before, bool is_escaped)
 {
-	const char *name = text_of(entry, "name");
+	const char *name = tools_top_text_of(entry, "name");
 	struct sums sums = { 0 };
+	struct sums sums_before = { 0 };
 
 	*row = (struct row){ .connections = number(entry, "connections") };
 	if (is_escaped) {
@@ -186,16 +234,10 @@ static void make_row(const struct top *top, struct row *row, const json_t *entry
 	if (row->name[0] == '\0') {
 		snprintf(row->name, sizeof(row->name), "\"\"");
 	}
-	add_operations(&sums, entry, 1);
-	add_operations(&sums, before, -1);
+	add_entry(&sums, entry);
+	add_entry(&sums_before, before);
 	if (top->seconds > 0) {
-		row->reads = MAX(sums.reads, 0.0) / top->seconds;
-		row->writes = MAX(sums.writes, 0.0) / top->seconds;
-		row->others = MAX(sums.others, 0.0) / top->seconds;
-		row->bytes = MAX(sums.bytes, 0.0) / top->seconds;
-		row->errors = MAX(sums.errors, 0.0) / top->seconds;
-		row->p50_us = quantile_us(&sums, 0.5);
-		row->p99_us = quantile_us(&sums, 0.99);
+		find_rates(top, row, &sums, &sums_before);
 		find_path(row, entry, before);
 	}
 }
@@ -340,8 +382,7 @@ static void put_list(
 	for (size_t i = 0; rows != NULL && i < count; i++) {
 		const json_t *entry = json_array_get(list, i);
 
-		make_row(top, &rows[i], entry,
-			stats_entry_before(top->now, top->before, key, entry), !is_exports);
+		make_row(top, &rows[i], entry, entry_before(top, key, entry), !is_exports);
 	}
 	if (rows != NULL) {
 		sort_order = top->order;
@@ -363,25 +404,24 @@ static void put_list(
 
 static void put_summary(struct top *top)
 {
-	const json_t *counters = json_object_get(top->now, "counters");
-	const char *version = text_of(top->now, "version");
+	const char *version = tools_top_text_of(top->now, "version");
+	struct engine_counters counters = { 0 };
 	char shown[64];
 	char line[COLUMNS_MAX * 2];
-	double connections = number(counters, "connections");
-	double tls = number(counters, "tls_connections");
 	size_t used;
 
+	stats_read(&engine_counter_table, &counters, json_object_get(top->now, "counters"));
 	snprintf(line, sizeof(line),
-		"gmblock %s, server %.0f, up %.0f s: %.0f connection%s, %.0f in flight",
+		"gmblock %s, server %.0f, up %.0f s: %llu connection%s, %llu in flight",
 		log_escape(shown, sizeof(shown), version, strlen(version)), number(top->now, "pid"),
-		number(top->now, "uptime_seconds"), connections, connections == 1 ? "" : "s",
-		number(counters, "inflight"));
-
+		number(top->now, "uptime_seconds"), (unsigned long long)counters.sessions,
+		counters.sessions == 1 ? "" : "s", (unsigned long long)counters.inflight);
 	/* The numbers are what the server says: they may have hundreds of digits. */
 	used = strlen(line);
-	if (tls > 0) {
-		snprintf(line + used, sizeof(line) - used, ", TLS %.0f (kernel %.0f)", tls,
-			number(counters, "tls_connections_kernel"));
+	if (counters.tls_sessions > 0) {
+		snprintf(line + used, sizeof(line) - used, ", TLS %llu (kernel %llu)",
+			(unsigned long long)counters.tls_sessions,
+			(unsigned long long)counters.tls_sessions_kernel);
 	}
 	put_line(top, "\033[1m", line);
 }
@@ -438,7 +478,7 @@ static int draw(struct top *top, struct error *error)
 
 /* --- the loop ------------------------------------------------------------------------------ */
 
-static int look(struct top *top, const char *path, struct error *error)
+static int tools_top_look(struct top *top, const char *path, struct error *error)
 {
 	json_t *now = stats_ask(path, error);
 
@@ -474,9 +514,10 @@ static void take_keys(struct top *top)
 	}
 }
 
-static int run(struct top *top, const char *path, uint64_t interval_ns, struct error *error)
+static int tools_top_run(
+	struct top *top, const char *path, uint64_t interval_ns, struct error *error)
 {
-	int rc = look(top, path, error);
+	int rc = tools_top_look(top, path, error);
 	uint64_t due_ns = clock_now_ns() + MIN(interval_ns, (uint64_t)200 * NS_PER_MS);
 
 	while (rc == 0 && !ended) {
@@ -485,7 +526,7 @@ static int run(struct top *top, const char *path, uint64_t interval_ns, struct e
 
 		if (now_ns >= due_ns) {
 			due_ns = now_ns + interval_ns;
-			rc = top->paused ? 0 : look(top, path, error);
+			rc = top->paused ? 0 : tools_top_look(top, path, error);
 		}
 		if (rc == 0) {
 			rc = draw(top, error);
@@ -513,8 +554,8 @@ int top_show(const char *path, uint64_t interval_ns, struct error *error)
 
 	if (!isatty(STDOUT_FILENO) || tcgetattr(STDIN_FILENO, &before) < 0) {
 		return error_set(error, -ENOTTY,
-			"this needs a terminal; elsewhere, \"gmblock stats --watch\" prints the "
-			"same line by line");
+			"this needs a terminal; elsewhere, \"gmblock stats --json --watch\" prints "
+			"documents line by line");
 	}
 	for (size_t i = 0; i < ARRAY_COUNT(signals); i++) {
 		(void)sigaction(signals[i], &end, NULL);
@@ -523,7 +564,7 @@ int top_show(const char *path, uint64_t interval_ns, struct error *error)
 	raw.c_lflag &= ~(tcflag_t)(ICANON | ECHO);
 	(void)tcsetattr(STDIN_FILENO, TCSANOW, &raw);
 	(void)fwrite(enter, 1, sizeof(enter) - 1, stdout);
-	rc = run(&top, path, interval_ns, error);
+	rc = tools_top_run(&top, path, interval_ns, error);
 	(void)fwrite(leave, 1, sizeof(leave) - 1, stdout);
 	(void)fflush(stdout);
 	(void)tcsetattr(STDIN_FILENO, TCSANOW, &before);

@@ -61,7 +61,7 @@ int trace_request_arm(const char *path, const struct trace_question *question,
 
 /* --- waiting ------------------------------------------------------------------------------- */
 
-static int left_ms(uint64_t end_ns)
+static int trace_request_left_ms(uint64_t end_ns)
 {
 	uint64_t now = clock_now_ns();
 
@@ -80,7 +80,7 @@ static bool wait_for_answer(int fd, int signal_fd, uint64_t end_ns)
 	};
 
 	do {
-		int ready = poll(fds, ARRAY_COUNT(fds), left_ms(end_ns));
+		int ready = poll(fds, ARRAY_COUNT(fds), trace_request_left_ms(end_ns));
 
 		if (ready < 0 && errno != EINTR) {
 			return false;
@@ -133,29 +133,29 @@ static double time_us(const json_t *object, const char *key)
 	return json_is_number(value) ? json_number_value(value) : -1;
 }
 
-static uint64_t bytes_of(const json_t *object, const char *key)
+static uint64_t trace_request_bytes_of(const json_t *object, const char *key)
 {
 	json_int_t value = json_integer_value(json_object_get(object, key));
 
 	return value > 0 ? (uint64_t)value : 0;
 }
 
-static const char *text_of(const json_t *object, const char *key)
+static const char *trace_request_text_of(const json_t *object, const char *key)
 {
 	return json_string_value(json_object_get(object, key));
 }
 
-static int parse_part(const json_t *object, struct trace_request_part *part)
+static int trace_request_parse_part(const json_t *object, struct trace_request_part *part)
 {
 	const json_t *marks = json_object_get(object, "progress");
 	const json_t *pieces = json_object_get(object, "sent");
 
-	part->offset = bytes_of(object, "offset");
-	part->length = bytes_of(object, "length");
+	part->offset = trace_request_bytes_of(object, "offset");
+	part->length = trace_request_bytes_of(object, "length");
 	part->opened_us = time_us(object, "opened_us");
 	part->submitted_us = time_us(object, "submitted_us");
 	part->done_us = time_us(object, "done_us");
-	part->error = text_of(object, "error");
+	part->error = trace_request_text_of(object, "error");
 	part->marks = calloc(json_array_size(marks) + 1, sizeof(*part->marks));
 	part->pieces = calloc(json_array_size(pieces) + 1, sizeof(*part->pieces));
 	if (part->marks == NULL || part->pieces == NULL) {
@@ -166,15 +166,15 @@ static int parse_part(const json_t *object, struct trace_request_part *part)
 
 		part->marks[part->mark_count++] = (struct trace_request_mark){
 			.progress_us = time_us(mark, "progress_us"),
-			.bytes = bytes_of(mark, "bytes"),
+			.bytes = trace_request_bytes_of(mark, "bytes"),
 		};
 	}
 	for (size_t i = 0; i < json_array_size(pieces); i++) {
 		const json_t *piece = json_array_get(pieces, i);
 
 		part->pieces[part->piece_count++] = (struct trace_request_piece){
-			.offset = bytes_of(piece, "offset"),
-			.length = bytes_of(piece, "length"),
+			.offset = trace_request_bytes_of(piece, "offset"),
+			.length = trace_request_bytes_of(piece, "length"),
 			.handed_us = time_us(piece, "handed_us"),
 			.back_us = time_us(piece, "back_us"),
 		};
@@ -192,21 +192,19 @@ static int compare_offsets(const void *a, const void *b)
 
 static int parse_request(const json_t *object, struct trace_request *request)
 {
-	static const char *const states[TRACE_REQUEST_STATES] = { "init", "read", "send_init",
-		"send" };
 	const json_t *state_us = json_object_get(object, "state_us");
 	const json_t *parts = json_object_get(object, "parts");
-	const char *export = text_of(object, "export");
+	const char *export = trace_request_text_of(object, "export");
 
-	request->operation = text_of(object, "operation");
+	request->operation = trace_request_text_of(object, "operation");
 	request->export = export != NULL ? export : "";
-	request->offset = bytes_of(object, "offset");
-	request->length = bytes_of(object, "length");
-	request->error = text_of(object, "error");
+	request->offset = trace_request_bytes_of(object, "offset");
+	request->length = trace_request_bytes_of(object, "length");
+	request->error = trace_request_text_of(object, "error");
 	request->total_us = time_us(object, "total_us");
-	request->parts_more = (uint32_t)bytes_of(object, "parts_more");
-	for (int i = 0; i < TRACE_REQUEST_STATES; i++) {
-		request->state_us[i] = time_us(state_us, states[i]);
+	request->parts_more = (uint32_t)trace_request_bytes_of(object, "parts_more");
+	for (int i = 0; i < PATH_STATE_DONE; i++) {
+		request->state_us[i] = time_us(state_us, path_state_name((enum path_state)i));
 	}
 	if (request->operation == NULL || !json_is_array(parts) || request->total_us < 0) {
 		return -EPROTO;
@@ -216,7 +214,7 @@ static int parse_request(const json_t *object, struct trace_request *request)
 		return -ENOMEM;
 	}
 	for (size_t i = 0; i < json_array_size(parts); i++) {
-		int err = parse_part(
+		int err = trace_request_parse_part(
 			json_array_get(parts, i), &request->parts[request->part_count++]);
 
 		if (err < 0) {
@@ -234,8 +232,8 @@ int trace_request_parse(
 	int err = 0;
 
 	*requests = (struct trace_requests){
-		.wanted = (uint32_t)bytes_of(document, "wanted"),
-		.ended = text_of(document, "ended"),
+		.wanted = (uint32_t)trace_request_bytes_of(document, "wanted"),
+		.ended = trace_request_text_of(document, "ended"),
 	};
 	if (!json_is_array(array) || requests->ended == NULL) {
 		return error_set(error, -EPROTO, "the server's answer is not understood");

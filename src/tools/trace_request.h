@@ -13,6 +13,7 @@
 #include <stdio.h>
 
 #include "control/control.h"
+#include "path/stats.h"
 
 /* Which requests. */
 struct trace_question {
@@ -46,8 +47,6 @@ struct trace_request_part {
 	} * pieces;
 };
 
-enum { TRACE_REQUEST_STATES = 4 };
-
 struct trace_request {
 	const char *operation;
 	const char *export; /* "" is the default one */
@@ -55,8 +54,8 @@ struct trace_request {
 	uint64_t length;
 	const char *error; /* or NULL */
 	double total_us;
-	double state_us[TRACE_REQUEST_STATES]; /* init, read, send_init, send */
-	struct trace_request_part *parts;      /* by offset */
+	double state_us[PATH_STATE_DONE]; /* by enum path_state */
+	struct trace_request_part *parts; /* by offset */
 	uint32_t part_count;
 	uint32_t parts_more; /* were not recorded */
 };

@@ -24,14 +24,14 @@ struct panel {
 	double bottom;
 };
 
-static double x_of(const struct panel *panel, double us)
+static double trace_request_plot_x_of(const struct panel *panel, double us)
 {
 	double total = panel->request->total_us > 0 ? panel->request->total_us : 1;
 
 	return LEFT + (double)(RIGHT - LEFT) * us / total;
 }
 
-static double y_of(const struct panel *panel, uint64_t offset)
+static double trace_request_plot_y_of(const struct panel *panel, uint64_t offset)
 {
 	uint64_t length = MAX(panel->request->length, UINT64_C(1));
 	uint64_t inside = offset - panel->request->offset;
@@ -39,7 +39,7 @@ static double y_of(const struct panel *panel, uint64_t offset)
 	return panel->bottom - (panel->bottom - panel->top) * (double)inside / (double)length;
 }
 
-static void draw_axes(const struct panel *panel)
+static void trace_request_plot_draw_axes(const struct panel *panel)
 {
 	const struct svg_panel axes = {
 		.left = LEFT,
@@ -58,14 +58,14 @@ static void draw_axes(const struct panel *panel)
 static void draw_bar(const struct panel *panel, const char *class_name, double from_us,
 	double to_us, uint64_t offset, uint64_t length)
 {
-	double left = x_of(panel, from_us);
-	double right = x_of(panel, to_us);
+	double left = trace_request_plot_x_of(panel, from_us);
+	double right = trace_request_plot_x_of(panel, to_us);
 	double low = panel->bottom;
 	double high = panel->top;
 
 	if (panel->request->length > 0) {
-		low = y_of(panel, offset);
-		high = y_of(panel, offset + length);
+		low = trace_request_plot_y_of(panel, offset);
+		high = trace_request_plot_y_of(panel, offset + length);
 	}
 	right = MAX(right, left + 1);
 	fprintf(panel->out,
@@ -79,13 +79,14 @@ static void draw_marks(const struct panel *panel, const struct trace_request_par
 	if (part->mark_count == 0) {
 		return;
 	}
-	fprintf(panel->out, "<path class=\"marks\" d=\"M%.1f %.2f", x_of(panel, part->submitted_us),
-		y_of(panel, part->offset));
+	fprintf(panel->out, "<path class=\"marks\" d=\"M%.1f %.2f",
+		trace_request_plot_x_of(panel, part->submitted_us),
+		trace_request_plot_y_of(panel, part->offset));
 	for (uint32_t i = 0; i < part->mark_count; i++) {
 		const struct trace_request_mark *mark = &part->marks[i];
 
-		fprintf(panel->out, "L%.1f %.2f", x_of(panel, mark->progress_us),
-			y_of(panel, part->offset + mark->bytes));
+		fprintf(panel->out, "L%.1f %.2f", trace_request_plot_x_of(panel, mark->progress_us),
+			trace_request_plot_y_of(panel, part->offset + mark->bytes));
 	}
 	fputs("\"/>\n", panel->out);
 }
@@ -122,18 +123,18 @@ static void draw_panel(const struct panel *panel, double begin)
 	const struct trace_request *request = panel->request;
 	char title[TRACE_REQUEST_TITLE_BYTES];
 	char figures[LABEL_BYTES];
-	char times[TRACE_REQUEST_STATES + 1][PRINT_US_BYTES];
+	char times[PATH_STATE_DONE + 1][PRINT_US_BYTES];
 
-	for (int i = 0; i < TRACE_REQUEST_STATES; i++) {
+	for (int i = 0; i < PATH_STATE_DONE; i++) {
 		print_us(times[i], request->state_us[i]);
 	}
-	snprintf(figures, sizeof(figures), "%s in %s: init %s, disk %s, overlap %s, network %s",
+	snprintf(figures, sizeof(figures), "%s in %s: wait %s, disk %s, overlap %s, network %s",
 		request->error != NULL ? "failed" : "done",
-		print_us(times[TRACE_REQUEST_STATES], request->total_us), times[0], times[1],
-		times[2], times[3]);
+		print_us(times[PATH_STATE_DONE], request->total_us), times[0], times[1], times[2],
+		times[3]);
 	svg_label(panel->out, LEFT, begin + 14, "sub", trace_request_title(title, request));
 	svg_label(panel->out, LEFT, begin + 31, "sub", figures);
-	draw_axes(panel);
+	trace_request_plot_draw_axes(panel);
 	for (uint32_t i = 0; i < request->part_count; i++) {
 		draw_part(panel, &request->parts[i]);
 	}

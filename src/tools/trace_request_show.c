@@ -231,8 +231,6 @@ static void show_table(const struct trace_request *request)
 
 static void show_request(const struct trace_request *request)
 {
-	static const char *const states[TRACE_REQUEST_STATES] = { "init", "read", "send_init",
-		"send" };
 	char title[TRACE_REQUEST_TITLE_BYTES];
 	char shown_title[TRACE_REQUEST_TITLE_BYTES];
 	char text[PRINT_US_BYTES];
@@ -240,9 +238,9 @@ static void show_request(const struct trace_request *request)
 	trace_request_title(title, request);
 	printf("%s: %s in %s\n ", log_escape_sentence(shown_title, sizeof(shown_title), title),
 		request->error != NULL ? "failed" : "done", print_us(text, request->total_us));
-	for (int i = 0; i < TRACE_REQUEST_STATES; i++) {
-		printf(" %s %s%s", states[i], print_us(text, request->state_us[i]),
-			i + 1 < TRACE_REQUEST_STATES ? "," : "\n");
+	for (int i = 0; i < PATH_STATE_DONE; i++) {
+		printf(" %s %s%s", path_state_name((enum path_state)i),
+			print_us(text, request->state_us[i]), i + 1 < PATH_STATE_DONE ? "," : "\n");
 	}
 	if (request->error != NULL) {
 		char shown[QUOTE_BYTES];

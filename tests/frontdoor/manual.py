@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """The manual pages and the example configuration say what the program does.
 
-    manual.py SOURCE_ROOT GMBLOCK
+    manual.py SOURCE_ROOT GMBLOCK GMBLOCK_WITH_LAB
 """
 import os
 import re
@@ -13,6 +13,7 @@ import unittest
 
 ROOT = ""
 GMBLOCK = ""
+LAB = ""
 
 
 def page(name):
@@ -28,7 +29,8 @@ def documented(text):
 
 def offered(*command):
     """The long options that --help shows."""
-    done = subprocess.run([GMBLOCK, *command, "--help"], capture_output=True, text=True,
+    program = LAB if command == ("trace",) else GMBLOCK  # the page describes all of it
+    done = subprocess.run([program, *command, "--help"], capture_output=True, text=True,
                           check=True)
     return set(re.findall(r"(?<![\w-])--[a-z-]+", done.stdout))
 
@@ -135,27 +137,20 @@ class Configuration(unittest.TestCase):
         self.assertRegex(done.stderr, r"gmblock\.conf:4:\d+: .*colour")
 
     def test_every_key_is_documented(self):
-        keys = ["uri"]  # of an address; the others are in tables
-        for name, pattern in (("file", r'_FIELD(?:_\w+)?\(\s*"([a-z-]+)"'),
-                              ("options", r'^\t\{ "([a-z-]+)", (?:set_limit|\w+, OF_FILE_TOO)'),
-                              ("tls", r'\[KEY_\w+\] = "([a-z-]+)"'),
-                              ("access", r'^\t\{ "([a-z-]+)",')):
-            name = f"config_{name}.c" if name != "options" else "config.c"
-            with open(f"{ROOT}/src/server/{name}", encoding="utf-8") as file:
-                keys += re.findall(pattern, file.read(), re.M)
-        self.assertGreater(len(keys), 10)
-        # Those of an export are registered by stores and filters; --help lists them.
-        text = subprocess.run([GMBLOCK, "serve", "--help"], capture_output=True, text=True,
-                              check=True).stdout
-        text = text[text.index("Keys:"):text.index("  -l, --listen")]
-        registered = re.findall(r"^ {8}([a-z-]+)", text, re.M)
-        self.assertGreater(len(registered), 10)
-        keys += registered
-        items = re.findall(r"^\.It Cm (.*)", page("gmblock.conf.5"), re.M)
-        self.assertEqual({key for item in items for key in item.split(" , ")}, set(keys))
+        keys = set()
+        for group in ("colour: 1", "limits: {colour: 1}", "listen: [{colour: 1}]", "access: [{colour: 1}]",
+                      "rates: [{colour: 1}]", "exports: [{colour: 1}]"):
+            found = re.search("unknown key 'colour'; it can be one of (.*)", self.serve(group + "\n").stderr)
+            keys.update(found[1].split(", "))
+        text = page("gmblock.conf.5")
+        items = {key for item in re.findall(r"^\.It Cm (.*)", text, re.M) for key in item.split(" , ")}
+        # Those of a rate are in the text of rates.
+        rates = text[text.index(".It Cm rates\n"):text.index(".It Cm access\n")]
+        self.assertEqual(items | set(re.findall(r"^\.Cm ((?:connections|memory|rate))$", rates, re.M)), keys)
 
 
 if __name__ == "__main__":
+    LAB = os.path.realpath(sys.argv.pop(3))
     GMBLOCK = os.path.realpath(sys.argv.pop(2))
     ROOT = os.path.realpath(sys.argv.pop(1))
     sys.path.append(f"{ROOT}/tests/functional")

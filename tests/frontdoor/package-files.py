@@ -125,8 +125,8 @@ class PackageFiles(unittest.TestCase):
         self.assertEqual(re.findall(r"nbd://\S+", done.stdout), ["nbd://0.0.0.0:10809"])
 
     def test_symbols(self):
-        for library, package in (("libgmblock", "libgmblock0"), ("libclan", "libclan0")):
-            path = f"{BUILD}/src/{library}.so.0"
+        for place, package in (("libgmblock", "libgmblock0"), ("clan/libclan", "libclan0")):
+            path = f"{BUILD}/src/{place}.so.0"
             if not os.path.exists(path):
                 self.skipTest("libclan is not built for this processor")
             done = subprocess.run(["nm", "-D", "--defined-only", path], capture_output=True,

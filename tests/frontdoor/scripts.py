@@ -195,14 +195,14 @@ class CiTests(Scratch):
 
     PROJECT = """
         project('sample', 'c')
-        test('everywhere', find_program('true'), suite : 'unit')
+        test('everywhere', find_program('true'), suite : ['unit', 'threads'])
         test('sanitized', find_program('true'), suite : 'functional')
         test('long', find_program('true'), suite : 'soak')
         if get_option('b_sanitize') == 'none'
           test('unmarked', find_program('true'), suite : SUITE)
         endif
     """
-    PARTS = {"guests-6.12", "guests-7.2", "mutants-and-models"}
+    PARTS = {"guests-6.12", "guests-7.2", "mutants-and-models", "sanitized-sockets"}
 
     def setUp(self):
         super().setUp()
@@ -260,6 +260,8 @@ class CiTests(Scratch):
             due, steps, _ = self.plan()
             turns.append(due)
             self.assertIn("--no-suite mutants --no-suite models", steps["gcc"])
+            self.assertNotIn("sockets", steps["gcc"])
+            self.assertIn("--no-suite sockets", steps["asan"])
             self.assertIn("--no-suite kernel-" + ("7.2" if due == {"guests-6.12"} else "6.12"), steps["guests"])
         self.assertEqual(turns, [{"guests-7.2"}, {"guests-6.12"}, {"guests-7.2"}])
 
@@ -300,7 +302,8 @@ class CiTests(Scratch):
     def test_each_test_runs_somewhere(self):
         done = self.check("['functional', 'plain']")
         self.assertEqual((done.returncode, done.stdout.splitlines()),
-                         (0, ["everywhere: gcc, clang, asan", "long: test-long", "sanitized: asan", "unmarked: gcc"]),
+                         (0, ["everywhere: gcc, clang, asan", "long: test-long", "sanitized: asan",
+                               "unmarked: gcc"]),
                          done.stderr)
 
     def test_a_test_that_runs_nowhere_is_an_error(self):

@@ -90,7 +90,7 @@ class Verdicts(support.Case):
 
 class Spellings(support.Case):
     def test_todays_program_is_asked_with_todays_words(self):
-        keys = "readonly,mode=direct,overlap=64K"
+        keys = "readonly,mode=direct,parts=64K"
         self.assertEqual(spellings.spelled(support.program(), keys), keys)
 
     def test_an_older_program_is_asked_with_its_own(self):

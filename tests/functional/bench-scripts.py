@@ -10,6 +10,9 @@ import sys
 
 import support
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "..", "bench"))
+from harness import samples  # noqa: E402 (the path has to be set first)
+
 BENCH = os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "..", "bench")
 
 
@@ -82,6 +85,40 @@ class Scripts(support.Case):
         self.refuse("overlap", "--sizes", "4,40000", "--size", "32", "40000 KiB are more than")
         self.refuse("overlap", "--seconds", "inf", "not a time")
         self.refuse("overlap", "--rate", "7", "at least 8")
+
+    def test_a_walk_has_a_limit(self):
+        for fewest, is_above in ((1, False), (10 ** 6, True)):
+            with contextlib.redirect_stdout(io.StringIO()) as output:
+                walk = {"range": {"functions": [fewest, 10 ** 6]}}
+                self.assertEqual(self.modules["walk"].is_above_limit(walk), is_above)
+            self.assertEqual("limits.txt" in output.getvalue(), is_above)
+
+    def test_samples_compressed_or_not(self):
+        record = {"facts": {}, "rows": [{"row": "one", "samples": [{"iops": 1.5}]}]}
+        for name in ("plain.json", "small.json.xz"):
+            path = os.path.join(self.folder, name)
+            samples.write(path, record)
+            self.assertEqual(samples.read(path), record)
+        with open(path, "wb") as out:
+            out.write(b"{}")
+        self.assertRaisesRegex(ValueError, "small.json.xz: ", samples.read, path)
+
+    def test_medians(self):
+        found = samples.medians({"facts": {"load": 7.0}, "alone": [4, 1, 2], "rows": [
+            {"row": "read", "ratio": 1.25, "samples": {"new": [{"s": 3, "cpu": {"user": 1}}, {"s": 9}], "old": []}},
+            {"bytes": 4096, "samples": [{"s": 5.0}, {"s": 6.0}, {"s": 70.0}]}]})
+        self.assertEqual(found.splitlines(), [
+            "median of,samples,value,ratio,s,cpu.user", "alone,3,2,,,", "read,1,,1.25,,", "read / new,2,,,6,1",
+            "bytes=4096,3,,,6,"])
+
+    def test_results_have_their_medians(self):
+        names = os.listdir(os.path.join(BENCH, "results", "raw"))
+        self.assertGreater(len(names), 20)
+        for name in names:
+            stem = name.removesuffix(".json.xz")
+            with open(os.path.join(BENCH, "results", stem + ".csv"), encoding="utf-8") as file:
+                self.assertEqual(file.read(), samples.medians(samples.read(os.path.join(BENCH, "results/raw", name))),
+                                 stem)
 
     def test_options_that_are_none(self):
         for script in SCRIPTS:

@@ -79,6 +79,13 @@ class Bash(Completion):
         self.assertEqual(self.complete("serve", "--tls", "=", "re"), {"require"})
         self.assertEqual(self.complete("serve", "--tls", "="), {"off", "on", "require"})
 
+    def test_actions_and_keys(self):
+        self.assertEqual(self.complete("export", ""), {"add", "set", "remove", "list"})
+        self.assertEqual(self.complete("snapshot", "d"), {"delete"})
+        self.assertEqual(self.complete("export", "set", "disk", "max-m"), {"max-memory="})
+        self.assertIn("disk.img", self.complete("export", "add", "disk", ""))
+        self.assertEqual(self.complete("export", "add", "disk", "disk.img", "read"), {"readonly"})
+
 
 class Fish(Completion):
     shell = "fish"

@@ -291,7 +291,7 @@ class Copies(support.Case):
         """Overlap with a network has no part in a copy, and learns nothing from it."""
         size = 16 * MIB
         files = [self.image(name, (0, size), size=size) for name in ("source", "target")]
-        keys = ",mode=direct,overlap=16K"
+        keys = ",mode=direct,parts=16K"
         server = self.serve("a=" + files[0] + keys, "b=" + files[1] + keys)
         results, _ = self.results(server.uris, f"b 0 {size} 0 a 0")
         self.assertEqual(results, [(0, size)])

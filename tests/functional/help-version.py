@@ -145,7 +145,7 @@ class HelpAndVersion(support.Case):
         for arguments, fragment in (
                 (["attach", "nbd://h/d", "--fuse"], "the option --fuse needs a value: --fuse FILE"),
                 (["serve", "-l"], "the option -l needs a value: --listen URI"),
-                (["serve", "--export"], "needs a value: --export NAME=PATH\n"),
+                (["serve", "--export"], "needs a value: --export NAME=PATH[,KEY=VALUE]...\n"),
                 (["info", "nbd://h", "--timeout"], "needs a value: --timeout TIME\n"),
                 (["bench", "nbd://h", "--log-level"], "the option --log-level needs a value")):
             with self.subTest(arguments):

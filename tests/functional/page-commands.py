@@ -311,7 +311,7 @@ BEFORE = {
 SHORTER = (
     ("build/gmblock", "gmblock"),
     ("gmblock bench ", "gmblock bench --requests 64 --warmup 0 "),
-    ("gmblock stats --watch", "timeout 1 gmblock stats --watch || [ $? = 124 ]"),
+    ("gmblock stats --json --watch", "timeout 1 gmblock stats --json --watch || [ $? = 124 ]"),
     ("gmblock upgrade 4711", "gmblock upgrade $(pgrep -n -x gmblock)"),
     *((f"/dev/{name}", f"/srv/{name}") for name in ("sdb", "nvme0n1", "md0")),
 )

@@ -82,10 +82,10 @@ class Push(push_tool.Case):
         source = self.image("source", size, (0, size))
         target = self.image("target", size, (0, size))
         server = self.serve(f"a={source}", f"b={target}")
-        self.assertNotIn("Push:", self.run_gmblock("stats", server.control)[1])
+        self.assertNotIn("Push", self.run_gmblock("stats", server.control)[1])
         self.push(server.push("a"), server.push("b"))
         self.assertEqual(digest(source), digest(target))
-        self.assertIn("Push: 1 ticket made, 0 refused; 2 pushes done, 0 failed\n",
+        self.assertIn("  Push tickets made: 1\n  Pushes completed, as source or destination: 2\n",
                       self.run_gmblock("stats", server.control)[1])
         self.assertRegex(self.run_gmblock("stats", "--prometheus", server.control)[1], "(?s)" + ".*".join((
             r'\ngmblock_push_tickets_total\{result="made"\} 1\n', r'_total\{result="refused"\} 0\n',

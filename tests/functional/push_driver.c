@@ -131,14 +131,13 @@ static uint32_t hear(struct source *source, uint32_t *len_out)
 
 static void tell_end(struct source *source, uint32_t type, uint32_t len)
 {
-	struct push_wire_failed failed;
+	struct push_failed failed;
 	struct push_wire_used used;
-	struct push_text text;
 
-	if (type == PUSH_FAILED &&
-		push_failed_parse(source->message, len, &failed, &text) == NULL) {
-		printf("%.*s\n", (int)text.length, text.bytes);
-	} else if (type == PUSH_USED && push_used_parse(source->message, len, &used) == NULL) {
+	if (type == PUSH_FAILED && push_parse(PUSH_FAILED, source->message, len, &failed) == NULL) {
+		printf("%.*s\n", (int)failed.text.length, (const char *)failed.text.bytes);
+	} else if (type == PUSH_USED &&
+		   push_parse(PUSH_USED, source->message, len, &used) == NULL) {
 		printf("slots %u\n", used.slots);
 	} else {
 		printf(type == 0 ? "closed\n" : "message %u\n", type);
@@ -247,11 +246,6 @@ static void do_deed(struct source *source, enum deed deed)
 
 static void show(const char *name, const struct push_wire_use *use, enum deed deed)
 {
-	static const struct push_wire_hello hello = {
-		.magic = PUSH_MAGIC,
-		.version_min = PUSH_VERSION,
-		.version_max = PUSH_VERSION,
-	};
 	const struct clan_conn_options options = {
 		.size = sizeof(options),
 		.peer_region_bytes_max = (uint64_t)PUSH_SLOTS * PUSH_SLOT_BYTES,
@@ -262,8 +256,8 @@ static void show(const char *name, const struct push_wire_use *use, enum deed de
 	uint32_t type;
 
 	if (clan_queue_create(NULL, &source.queue, NULL) != 0 ||
-		clan_connect(source.queue, address, &options, &hello, sizeof(hello), &source.conn,
-			NULL) != 0) {
+		clan_connect(source.queue, address, &options, &push_hello, sizeof(push_hello),
+			&source.conn, NULL) != 0) {
 		stop("cannot connect");
 	}
 	free(address);
@@ -332,7 +326,7 @@ static bool tell_job(const char *name, struct push_ask *coordinator, int timeout
 		stop(error.text);
 	}
 	if (result == 1) {
-		printf("%s: %.*s\n", name, (int)job.text.length, job.text.bytes);
+		printf("%s: %.*s\n", name, (int)job.text.length, (const char *)job.text.bytes);
 		push_ask_close(coordinator);
 	}
 	return result == 1;

@@ -26,7 +26,7 @@ STORES = {
     "file, direct": "{image},mode=direct",
     "memory": "memory:64M",
     "file, delayed": "{image},delay=any:200us",
-    "file, parts of 64 KiB": "{image},overlap=64K",
+    "file, parts of 64 KiB": "{image},parts=64K",
 }
 
 # Cases that need nothing of the export but that it can be written, and is at least 64 MiB long.

@@ -577,7 +577,7 @@ class Usage(Access):
              self.make_file("conf", "rates: [{cert-cn: a, rate: 1M}]\n")], 2,
             "add --tls-verify-peer")
         self.assertIn("/conf:1", errors)
-        check("access: [psk=alice]\n", "4:10", "access entry 1, rights: ", "not one of rw, ro, none")
+        check("access: [psk=alice]\n", "4:10", "access entry 1: rights: ", "not one of rw, ro, none")
 
 
 if __name__ == "__main__":

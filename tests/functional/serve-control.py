@@ -3,6 +3,7 @@
 others or from stopping."""
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import nbdmini
 import support
 
 STATS = b'{"command": "stats"}\n'
+METRICS = b'{"command": "metrics"}\n'
 TRACE = b'{"command": "trace", "arguments": %s}\n'
 
 
@@ -79,7 +81,8 @@ class Control(support.Case):
             self.assertEqual(answer["result"]["version"], hello["version"])
 
     def test_every_counter_is_described_and_documented(self):
-        """What "counters" lists is what "stats" shows, and gmblock-stats(1) names all of it."""
+        """What "counters" lists is what "stats" shows, what the manual pages list, and what the metrics are; and the
+        dashboard asks for metrics that there are."""
         disk = self.make_file("disk", bytes(4096))
         store = "flash:" + self.path("log")
         self.assertEqual(self.run_gmblock("create", "--size=1G", store)[0], 0)
@@ -93,22 +96,46 @@ class Control(support.Case):
         shown = {"server": document["counters"], "export": export,
                  "operation": export["operations"][0], "rate": export["rate"],
                  "memory": export["memory"], "arena": document["arenas"][0],
+                 "direction": export["reads"], "client": document["clients"][0],
                  **golden["store"], **export["store"], **log["store"]}
         described = self.ask(b'{"command": "counters"}\n')["result"]["counters"]
         names = {of: {entry["name"] for entry in described if entry["of"] == of} for of in shown}
         self.assertEqual(names["server"], set(shown["server"]))
         numbers = {key for key, value in shown["operation"].items() if type(value) is int}
         self.assertEqual(names["operation"], numbers - {"size_above", "size_max"})
-        manual = os.path.join(os.path.dirname(os.path.realpath(__file__)),
-                              "../../docs/man/gmblock-stats.1")
-        with open(manual, encoding="utf-8") as file:
-            words = set(file.read().replace(",", " ").split())
+        self.assertEqual(json.loads(self.run_gmblock("stats", "--describe")[1])["counters"], described)
+        listed = set(self.page("gmblock-stats.1").replace(",", " ").split())
         for entry in described:
             self.assertIn(entry["name"], shown[entry["of"]])
-            self.assertIn(entry["name"], words)
+            store = entry["of"] in document["exports"][0]["store"] or entry["of"] in ("overlay", "flash")
+            self.assertIn(f"{entry['of']}.{entry['name']}" if store else entry["name"], listed)
             self.assertIn(entry["kind"], ("total", "now"))
-            self.assertIn(entry["unit"], ("", "bytes", "nanoseconds"))
+            self.assertIn(entry["unit"], ("", "bytes", "nanoseconds", "bytes per second", "ratio", "boolean"))
             self.assertNotEqual(entry["help"], "")
+        series = [(entry["metric"], entry["metric_labels"]) for entry in described if entry["metric"]]
+        self.assertEqual(len(series), len(set(series)))
+        families = set(re.findall(r"# TYPE (gmblock_\w+)", self.ask(METRICS)["result"]["text"]))
+        bare = {family.removesuffix("_total") for family in families}
+        self.assertLessEqual({"gmblock_" + metric for metric, _ in series}, bare)
+        page = self.page("gmblock-metrics.7")
+        self.assertEqual({family for family in families if not re.search(rf"\b{family}\b", page)}, set())
+        self.assertEqual({name for name in re.findall(r"\.It Li (gmblock_\w+)", page)} - families,
+                         {"gmblock_rule_identities"})  # there is no rule
+        with open(self.source("packaging/grafana/gmblock.json"), encoding="utf-8") as file:
+            asked = set(re.findall(r"\bgmblock_\w+", file.read()))
+        self.assertLessEqual({re.sub("_(total|bucket|sum|count)$", "", name) for name in asked}, bare)
+
+    @staticmethod
+    def source(path):
+        return os.path.join(os.path.dirname(os.path.realpath(__file__)), "../..", path)
+
+    def page(self, name):
+        """A manual page with its lists of counters."""
+        output = self.path(name)
+        subprocess.run([self.source("scripts/manual-counters"), support.program(),
+                        self.source("docs/man/" + name), output], check=True)
+        with open(output, encoding="utf-8") as file:
+            return file.read()
 
     def test_a_client_that_sends_no_command_is_closed(self):
         self.serve("memory:1M")

@@ -158,7 +158,7 @@ class FlashCache(support.Case):
         self.expect(server.uri, 2)
         self.stop(server)
         self.assertEqual(self.caches(), [])
-        self.check_refused(["serve", "--export", f"=flash:{moved},cache-file=steal"], 2, "it is none of refuse, take")
+        self.check_refused(["serve", "--export", f"=flash:{moved},cache-file=steal"], 2, "'steal' is not one of refuse, take")
 
     def test_files_of_other_users_stop_nothing(self):
         """Their names could be guessed once."""

@@ -74,8 +74,8 @@ class Flash(support.Case):
     def test_what_was_answered_survives_a_killed_server(self):
         image = bytearray(self.size)
         for number in range(4):
-            server = self.serve("mode=direct" if number == 2 else "gc=greedy",
-                                ["cache=1M", "cold=50", "cache=0", "cache=0"][number])
+            server = self.serve("mode=direct" if number == 2 else "mode=cached",
+                                ["cache=1M", "cache=2M", "cache=0", "cache=0"][number])
             with nbdmini.open_export(server.uri, b"") as client:
                 self.check_all(client, image)
                 self.scribble(client, image, 60)
@@ -291,7 +291,7 @@ class Flash(support.Case):
 
     def test_keys_of_flash_stores_are_refused_for_other_disks(self):
         plain = self.make_file("plain", bytes(MIB))
-        for key in ("map-memory=64M", "cache=1M", "cache-dir=/dev/shm", "cold=50", "gc=auto", "on-full=refuse"):
+        for key in ("map-memory=64M", "cache=1M", "cache-dir=/dev/shm", "on-full=refuse"):
             for path in (plain, "memory:1M"):
                 self.check_refused(["serve", "--export", f"={path},{key}", "--listen", self.socket_uri("t")], 1, path,
                                    f"the key {key[:key.index('=')]} is for disks whose path begins with flash:")

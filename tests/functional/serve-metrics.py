@@ -289,7 +289,7 @@ class Metrics(support.Case):
                 ("http://127.0.0.1:1?insecure-network=maybe", "yes or no")):
             self.check_refused(["serve", "memory:1M", "--metrics", uri], 2, "--metrics", reason)
         self.check_refused(["serve", "memory:1M", "--metrics", "http://127.0.0.1:1", "--metrics",
-                            "http://127.0.0.1:2"], 2, "one address")
+                            "http://127.0.0.1:2"], 2, "only once")
 
     def test_the_key_of_the_configuration(self):
         path = self.path("metrics")

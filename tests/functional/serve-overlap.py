@@ -57,7 +57,7 @@ class Synchro(support.Case):
         self.assertEqual(b"".join(piece.data for piece in pieces), self.content)
 
     def test_a_late_part_comes_last(self):
-        client = self.open("overlap=64K", HOLD_UP)
+        client = self.open("parts=64K", HOLD_UP)
         client.send_request(nbdmini.CMD_READ, 7, 0, SIZE)
         chunks = client.chunks(7)
         self.check_whole(chunks)
@@ -65,7 +65,7 @@ class Synchro(support.Case):
         self.assertGreaterEqual(len(chunks), 3)
 
     def test_a_late_part_does_not_hold_up_others(self):
-        client = self.open("overlap=64K", HOLD_UP)
+        client = self.open("parts=64K", HOLD_UP)
         client.send_request(nbdmini.CMD_READ, 1, 0, SIZE)
         while client.chunk().offset != SIZE - PART:
             pass  # what is before the late part and behind it is there
@@ -93,7 +93,7 @@ class Synchro(support.Case):
         self.check_whole(client.chunks(1))
 
     def test_a_late_error_ends_the_reply(self):
-        client = self.open("overlap=64K", HOLD_UP_LONG)
+        client = self.open("parts=64K", HOLD_UP_LONG)
         client.send_request(nbdmini.CMD_READ, 3, 0, SIZE)
         chunks = [client.chunk()]
         os.truncate(self.image, LATE)
@@ -115,14 +115,14 @@ class Synchro(support.Case):
 
     def test_one_piece_begins_early_with_a_fixed_grain(self):
         """DF: one chunk, in order; padded and followed by the error when the disk fails late."""
-        client = self.open("overlap=64K", HOLD_UP)
+        client = self.open("parts=64K", HOLD_UP)
         client.send_request(nbdmini.CMD_READ, 1, 0, SIZE, flags=nbdmini.CMD_FLAG_DF)
         chunks = client.chunks(1)
         self.assertEqual(sum(chunk.data is not None for chunk in chunks), 1)
         self.check_whole(chunks)
 
     def test_one_piece_is_padded_when_the_disk_fails_late(self):
-        client = self.open("overlap=64K", HOLD_UP_LONG)
+        client = self.open("parts=64K", HOLD_UP_LONG)
         client.send_request(nbdmini.CMD_READ, 1, 0, SIZE, flags=nbdmini.CMD_FLAG_DF)
         head = client.sock.recv(64, socket.MSG_PEEK)
         self.assertTrue(head)
@@ -138,7 +138,7 @@ class Synchro(support.Case):
     def test_one_piece_that_has_begun_is_not_starved_by_small_parts(self):
         """What waits behind it has many, and cannot be sent before its end."""
         length = 65 * 4 * KIB
-        client = self.open("overlap=4K", f"delay=read:300ms:range=0+{length}",
+        client = self.open("parts=4K", f"delay=read:300ms:range=0+{length}",
                            options=["--threads", "1", "--memory", "4M"])
         client.sock.settimeout(100)
         client.send_request(nbdmini.CMD_READ, 1, 0, length)
@@ -150,7 +150,7 @@ class Synchro(support.Case):
 
     def test_a_limit_far_above_what_the_machine_has(self):
         """It is one, and nothing that is taken."""
-        client = self.open("overlap=4K", options=["--threads", "1", "--memory", "1T"])
+        client = self.open("parts=4K", options=["--threads", "1", "--memory", "1T"])
         client.send_request(nbdmini.CMD_READ, 1, 0, SIZE)
         self.check_whole(client.chunks(1))
 
@@ -162,8 +162,8 @@ class Synchro(support.Case):
         self.check_whole(client.chunks(1))
 
     def test_simple_replies_never_begin_with_bytes_that_may_fail(self):
-        for overlap in ("auto", "64K", "off"):
-            client = self.open(f"overlap={overlap}", HOLD_UP, FAILURE, structured=False)
+        for key in ("overlap=auto", "parts=64K", "overlap=off"):
+            client = self.open(key, HOLD_UP, FAILURE, structured=False)
             client.send_request(nbdmini.CMD_READ, 1, 0, SIZE)
             self.assertEqual(client.reply(), (1, errno.EIO))
             client.send_request(nbdmini.CMD_READ, 2, 0, 4096)
@@ -179,7 +179,7 @@ class Synchro(support.Case):
 
     def test_a_write_reaches_the_disk_while_it_arrives(self):
         for mode in ("cached", "direct"):
-            client = self.open("overlap=64K", f"mode={mode}")
+            client = self.open("parts=64K", f"mode={mode}")
             data = self.begin_write(client, SIZE - 1)
             with nbdmini.open_export(self.server.uri) as other:
                 while other.read(0, SIZE - PART) != data[:SIZE - PART]:
@@ -191,7 +191,7 @@ class Synchro(support.Case):
                 self.assertEqual(image.read(), data)
 
     def test_a_write_that_fails_early_is_answered_at_its_end(self):
-        client = self.open("overlap=64K", "fault=write:ENOSPC:range=0+64K")
+        client = self.open("parts=64K", "fault=write:ENOSPC:range=0+64K")
         data = self.begin_write(client, SIZE - 1)
         with nbdmini.open_export(self.server.uri) as other:
             for _ in range(10):
@@ -205,9 +205,9 @@ class Synchro(support.Case):
 
     def test_any_piece_of_a_striped_disk(self):
         """Odd borders, chunks smaller and larger than a part, more rows than one."""
-        for stripe, overlap in (("4K:3", "64K"), ("64K:3", "64K"), ("128K:2", "4K"),
+        for stripe, parts in (("4K:3", "64K"), ("64K:3", "64K"), ("128K:2", "4K"),
                                 ("256K:5", "64K"), ("96K:4", "32K"), ("1M:2", "128K")):
-            client = self.open(f"overlap={overlap}", f"stripe={stripe}", "mode=direct")
+            client = self.open(f"parts={parts}", f"stripe={stripe}", "mode=direct")
             for offset, length in ((0, SIZE), (1, SIZE - 2), (100000, 500001), (SIZE - 1, 1),
                                    (262143, 262145), (65536, 65536), (131071, 2)):
                 client.send_request(nbdmini.CMD_READ, 5, offset, length)
@@ -225,7 +225,7 @@ class Synchro(support.Case):
     def test_what_was_chosen_is_told(self):
         control = self.path("control")
         server = self.start_unix("--control", control, "--export",
-                                 f"={self.image},overlap=64K,mode=direct", "--export",
+                                 f"={self.image},parts=64K,mode=direct", "--export",
                                  f"auto={self.image},mode=direct,readonly", uri_count=2)
         with nbdmini.open_export(server.uri, b"auto", structured=True) as client:
             for cookie in range(4):
@@ -241,8 +241,8 @@ class Synchro(support.Case):
         self.assertIsNone(told["exports"][1]["writes"]["part_size"])
         code, output, _ = self.run_gmblock("stats", control)
         self.assertEqual(code, 0)
-        self.assertIn("reads in parts of ", output)
-        self.assertIn("before the end", output)
+        self.assertRegex(output, r"  large reads:\n    Size of the parts of large requests: \d")
+        self.assertIn("Measured data rate of the disk", output)
         code, metrics, _ = self.run_gmblock("stats", "--prometheus", control)
         self.assertEqual(code, 0)
         early, = re.findall(r'\ngmblock_export_overlap_early_ratio{export="auto",'
@@ -263,8 +263,8 @@ class Synchro(support.Case):
         self.assertIsNone(reads["early"])
         code, output, _ = self.run_gmblock("stats", control)
         self.assertEqual(code, 0)
-        self.assertIn("reads in parts of ", output)
-        self.assertNotIn("before the end", output)
+        self.assertRegex(output, r"  large reads:\n    Size of the parts of large requests: \d")
+        self.assertNotIn("How early", output)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ class Pace(support.Case):
         self.check(f"={self.image},pace=30M:members=4:chunk=16K")
 
     def test_with_parts_of_a_grain(self):
-        self.check(f"={self.image},pace=100M:members=2,overlap=16K")
+        self.check(f"={self.image},pace=100M:members=2,parts=16K")
 
     def test_with_all_other_keys(self):
         self.check(f"={self.image},delay=write:1ms,pace=1G:latency=1ms,stripe=128K:3,"

@@ -70,7 +70,8 @@ class Rate(support.Case):
         self.assertRegex(self.change("4M:burst=50ms"), r'^export "": rate=4M:burst=50ms \(was .*\)\n$')
         self.check_work(server.uri, moved=4 * MIB)
         _, output, _ = self.run_gmblock("stats", self.control)
-        self.assertRegex(output, r"rate: at most 4\.194 MB/s\n  rate: [0-9]+ requests were delayed")
+        self.assertRegex(output, r"Limit on the data rate: 4\.194 MB/s\n  Requests delayed by the rate limit: [0-9]+\n"
+                                 r"  Sum of the delays by the rate limit: ")
         self.assertEqual(server.stop()[0], 0)
 
     def test_gmb(self):
@@ -182,8 +183,8 @@ class Rate(support.Case):
             with nbdmini.open_export(server.uri, name) as client:
                 client.read(0, MIB)
         _, output, _ = self.run_gmblock("stats", self.control)
-        self.assertRegex(output, r"  data: at most 4\.194 MB in memory\n"
-                                 r"  data: clients waited [0-9]+ times")
+        self.assertRegex(output, r"  Limit on payload memory held by the clients of the export: 4\.194 MB\n"
+                                 r"(.*\n)?  Times a client waited for the limit on payload memory of the export: [0-9]+\n")
         self.assertEqual(self.change("memory=8M", "small"), 'export "small": max-memory=8M (was 4M)\n')
         self.wait_for(lambda: self.memory()["held_bytes"] > 4 * MIB)
         self.assertLessEqual(self.memory()["held_bytes"], 8 * MIB)

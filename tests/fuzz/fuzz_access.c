@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The value of --access, and what the rule says of some peers. */
 #include "fuzz.h"
-#include "server/config.h"
+#include "server/config/config.h"
 
 static void check_network(const struct access_condition *condition)
 {

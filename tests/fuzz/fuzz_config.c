@@ -6,7 +6,7 @@
 
 #include "base/log.h"
 #include "fuzz.h"
-#include "server/config.h"
+#include "server/config/config.h"
 #include "stores.h"
 
 static void load(const char *path)

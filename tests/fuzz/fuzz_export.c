@@ -2,7 +2,7 @@
 /* The value of --export. */
 #include "base/text.h"
 #include "fuzz.h"
-#include "server/config.h"
+#include "server/config/config.h"
 #include "stores.h"
 
 static void check_export(const struct server_export *entry)

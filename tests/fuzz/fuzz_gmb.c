@@ -27,15 +27,15 @@ static const char *hello(void)
 
 static const char *list(void)
 {
-	uint64_t cursor;
+	struct native_wire_list list;
 
-	return native_list_parse(message, message_bytes, &cursor);
+	return native_parse(NATIVE_LIST, message, message_bytes, &list);
 }
 
 static const char *open(void)
 {
 	struct native_open open;
-	const char *rule = native_open_parse(message, message_bytes, &open);
+	const char *rule = native_parse(NATIVE_OPEN, message, message_bytes, &open);
 	const uint8_t *at;
 
 	if (rule != NULL) {
@@ -45,10 +45,10 @@ static const char *open(void)
 	check_inside(open.token.bytes, open.token.length);
 	GMB_ASSERT(open.name.length <= NATIVE_NAME_BYTES_MAX);
 	GMB_ASSERT(open.token.length <= NATIVE_TOKEN_BYTES_MAX);
-	GMB_ASSERT(open.replaces_count <= NATIVE_REPLACES_MAX);
-	at = open.replaces;
-	for (uint32_t i = 0; i < open.replaces_count; i++) {
-		struct native_text token = native_open_next(&at);
+	GMB_ASSERT(open.head.replaces_count <= NATIVE_REPLACES_MAX);
+	at = open.tokens.bytes;
+	for (uint32_t i = 0; i < open.head.replaces_count; i++) {
+		struct message_text token = native_open_next(&at);
 
 		check_inside(token.bytes, token.length);
 		GMB_ASSERT(token.length > 0 && token.length <= NATIVE_TOKEN_BYTES_MAX);
@@ -60,7 +60,7 @@ static const char *open(void)
 static const char *region(void)
 {
 	struct clan_cookie cookie;
-	const char *rule = native_region_parse(message, message_bytes, &cookie);
+	const char *rule = native_parse(NATIVE_REGION, message, message_bytes, &cookie);
 
 	GMB_ASSERT(rule != NULL || (cookie.region < NATIVE_REGIONS_MAX && cookie.bytes > 0));
 	return rule;
@@ -96,7 +96,7 @@ static const char *request(void)
 static const char *copy(void)
 {
 	struct native_copy_message parsed;
-	const char *rule = native_copy_parse(message, message_bytes, &parsed);
+	const char *rule = native_parse(NATIVE_COPY, message, message_bytes, &parsed);
 
 	if (rule == NULL) {
 		check_inside(parsed.name.bytes, parsed.name.length);
@@ -119,7 +119,7 @@ static const char *welcome(void)
 static const char *export(void)
 {
 	struct native_export parsed;
-	const char *rule = native_export_parse(message, message_bytes, &parsed);
+	const char *rule = native_parse(NATIVE_EXPORT, message, message_bytes, &parsed);
 
 	if (rule == NULL) {
 		check_inside(parsed.name.bytes, parsed.name.length);
@@ -181,7 +181,7 @@ static const char *reply(void)
 static const char *event(void)
 {
 	struct native_wire_event event;
-	const char *rule = native_event_parse(message, message_bytes, &event);
+	const char *rule = native_parse(NATIVE_EVENT, message, message_bytes, &event);
 
 	GMB_ASSERT(rule != NULL || event.bytes <= INT64_MAX);
 	return rule;

@@ -7,7 +7,7 @@
  * through must be possible ones.
  */
 #include "fuzz.h"
-#include "nbd/client_handshake.h"
+#include "nbd/client/handshake.h"
 
 struct result {
 	int code;

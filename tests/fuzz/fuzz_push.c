@@ -9,7 +9,7 @@
 static const uint8_t *message;
 static size_t message_bytes;
 
-static void check_inside(const struct push_text *text, size_t max)
+static void check_inside(const struct message_text *text, size_t max)
 {
 	const uint8_t *at = (const uint8_t *)text->bytes;
 
@@ -26,26 +26,26 @@ static void check_pieces(uint64_t offset, uint64_t length, uint64_t total, uint6
 
 static void coordinators(uint8_t kind)
 {
-	struct push_text name;
 	struct push_grant grant;
 	struct push_start start;
-	uint64_t job;
+	struct push_wire_job_number job;
+	struct push_look look;
 	bool known;
 
-	if (kind == 0 && push_look_parse(message, message_bytes, &name) == NULL) {
-		check_inside(&name, PUSH_NAME_BYTES_MAX);
-	} else if (kind == 1 && push_grant_parse(message, message_bytes, &grant) == NULL) {
+	if (kind == 0 && push_parse(PUSH_LOOK, message, message_bytes, &look) == NULL) {
+		check_inside(&look.name, PUSH_NAME_BYTES_MAX);
+	} else if (kind == 1 && push_parse(PUSH_GRANT, message, message_bytes, &grant) == NULL) {
 		check_inside(&grant.name, PUSH_NAME_BYTES_MAX);
 		check_inside(&grant.source_name, PUSH_NAME_BYTES_MAX);
 		GMB_ASSERT(grant.head.length > 0 && grant.head.offset + grant.head.length > 0);
-	} else if (kind == 2 && push_start_parse(message, message_bytes, &start) == NULL) {
+	} else if (kind == 2 && push_parse(PUSH_START, message, message_bytes, &start) == NULL) {
 		check_inside(&start.name, PUSH_NAME_BYTES_MAX);
 		check_inside(&start.uri, PUSH_URI_BYTES_MAX);
 		GMB_ASSERT(start.head.length > 0);
 		GMB_ASSERT((start.head.flags & PUSH_NBD) == 0 ||
 			   (start.ticket.length == start.head.length && start.ticket.job == 0));
 	} else if (kind == 3) {
-		(void)!push_number_parse(message, message_bytes, &job);
+		(void)!push_parse(PUSH_JOBS, message, message_bytes, &job);
 		(void)!push_hello_parse(message, message_bytes, &known);
 	}
 }
@@ -56,9 +56,9 @@ static void servers(uint8_t kind)
 	struct push_job_message job;
 	struct push_wire_welcome welcome;
 
-	if (kind == 4 && push_answer_parse(message, message_bytes, &answer) == NULL) {
+	if (kind == 4 && push_parse(PUSH_ANSWER, message, message_bytes, &answer) == NULL) {
 		check_inside(&answer.text, PUSH_TEXT_BYTES_MAX);
-	} else if (kind == 5 && push_job_parse(message, message_bytes, &job) == NULL) {
+	} else if (kind == 5 && push_parse(PUSH_JOB, message, message_bytes, &job) == NULL) {
 		check_inside(&job.name, UINT16_MAX);
 		check_inside(&job.peer, UINT16_MAX);
 		check_inside(&job.text, UINT16_MAX);
@@ -77,12 +77,14 @@ static void sources(uint8_t kind, uint64_t total)
 	struct push_wire_flush flush;
 	struct push_wire_piece piece;
 
-	if (kind == 7 && push_zero_parse(message, message_bytes, total, &zero) == NULL) {
+	if (kind == 7 && push_parse(PUSH_ZERO, message, message_bytes, &zero) == NULL &&
+		push_zero_check(&zero, total) == NULL) {
 		check_pieces(zero.offset, zero.length, total, PUSH_ZERO_BYTES_MAX);
-	} else if (kind == 8 && push_check_parse(message, message_bytes, total, &check) == NULL) {
+	} else if (kind == 8 && push_parse(PUSH_CHECK, message, message_bytes, &check) == NULL &&
+		   push_check_check(&check, total) == NULL) {
 		check_pieces(check.offset, check.length, total, PUSH_PIECE_BYTES);
 	} else if (kind == 9) {
-		(void)!push_flush_parse(message, message_bytes, &flush);
+		(void)!push_parse(PUSH_FLUSH, message, message_bytes, &flush);
 	} else if (kind == 10 && message_bytes >= sizeof(piece)) {
 		memcpy(&piece, message, sizeof(piece));
 		if (push_piece_check(&piece, total) == NULL) {
@@ -96,19 +98,18 @@ static void destinations(uint8_t kind)
 	struct push_wire_used used;
 	struct push_wire_range zeroed;
 	struct push_wire_checked checked;
-	struct push_wire_failed failed;
-	struct push_text text;
+	struct push_failed failed;
 
-	if (kind == 11 && push_used_parse(message, message_bytes, &used) == NULL) {
+	if (kind == 11 && push_parse(PUSH_USED, message, message_bytes, &used) == NULL) {
 		GMB_ASSERT(used.slots >= 1 && used.slots <= PUSH_SLOTS);
 	} else if (kind == 12) {
-		(void)!push_zeroed_parse(message, message_bytes, &zeroed);
-	} else if (kind == 13 && push_checked_parse(message, message_bytes, &checked) == NULL) {
+		(void)!push_parse(PUSH_ZEROED, message, message_bytes, &zeroed);
+	} else if (kind == 13 &&
+		   push_parse(PUSH_CHECKED, message, message_bytes, &checked) == NULL) {
 		GMB_ASSERT(checked.same <= 1);
-	} else if (kind == 14 &&
-		   push_failed_parse(message, message_bytes, &failed, &text) == NULL) {
-		check_inside(&text, PUSH_TEXT_BYTES_MAX);
-		GMB_ASSERT(failed.status != 0);
+	} else if (kind == 14 && push_parse(PUSH_FAILED, message, message_bytes, &failed) == NULL) {
+		check_inside(&failed.text, PUSH_TEXT_BYTES_MAX);
+		GMB_ASSERT(failed.head.status != 0);
 	}
 }
 
@@ -119,7 +120,7 @@ static void tickets(uint8_t kind)
 	struct push_shower shower = { .has_uid = true, .has_address = true };
 	struct push_wire_use use;
 
-	if (kind == 15 && push_use_parse(message, message_bytes, &use) == NULL) {
+	if (kind == 15 && push_parse(PUSH_USE, message, message_bytes, &use) == NULL) {
 		shower.uid = use.ticket.uid;
 		memcpy(shower.address, use.ticket.address, sizeof(shower.address));
 		memcpy(shower.instance, use.ticket.instance, sizeof(shower.instance));

@@ -18,7 +18,7 @@
 #include "fake_tls.h"
 #include "fuzz.h"
 #include "memory/arena.h"
-#include "nbd/server.h"
+#include "nbd/server/server.h"
 #include "nbd/wire.h"
 #include "sim/sim.h"
 #include "stores.h"

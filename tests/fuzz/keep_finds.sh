@@ -15,14 +15,18 @@ for target in "$@"; do
 	merged=$build/merged/$target
 	rm -rf "$merged"
 	mkdir -p "$merged"
-	cp "$corpus"/* "$merged"
+	mkdir -p "$corpus"
+	for inputs in "$build/tests/fuzz/seeds/$target" "$corpus"; do
+		find "$inputs" -type f -exec cp -t "$merged" {} + 2>/dev/null || true
+	done
+	seeds=$(ls "$merged")
 	# -merge keeps of the finds only those that add coverage to what is there.
 	"$build/tests/fuzz/fuzz_$target" -merge=1 -max_len=$bytes_max "$merged" \
 		"$build/finds/$target" >"$build/merge-$target.log" 2>&1
 	count=0
 	for file in "$merged"/*; do
 		name=$(basename "$file")
-		if [ -e "$corpus/$name" ] || [ "$count" -ge "$files_max" ]; then
+		if printf '%s\n' "$seeds" | grep -qxF -- "$name" || [ "$count" -ge "$files_max" ]; then
 			continue
 		fi
 		cp "$file" "$corpus/found-$(printf %s "$name" | cut -c 1-12)"

@@ -74,13 +74,13 @@ def test_a_stripe_that_tells_progress(folder):
 
 
 def test_a_stripe_in_parts(folder):
-    counts = check_reads(folder, ",pace=50M:members=4:chunk=64K,overlap=16K,progress=completion")
+    counts = check_reads(folder, ",pace=50M:members=4:chunk=64K,parts=16K,progress=completion")
     # A piece for each part; in the first row three of the four members begin with a shorter one.
     assert len(counts[0]) == 64 + 3, len(counts[0])
 
 
 def test_parts_of_a_fixed_size(folder):
-    counts = check_reads(folder, ",overlap=64K")
+    counts = check_reads(folder, ",parts=64K")
     assert len(counts[0]) == 16, len(counts[0])
 
 
@@ -95,7 +95,7 @@ def test_off_is_one_piece(folder):
 
 def test_df_is_one_piece_of_content(folder):
     nbd = require_libnbd()
-    counts = check_reads(folder, ",pace=100M:members=2,overlap=16K", nbd.CMD_FLAG_DF)
+    counts = check_reads(folder, ",pace=100M:members=2,parts=16K", nbd.CMD_FLAG_DF)
     assert [len(count) for count in counts] == [1] * len(READS), counts
 
 
@@ -118,7 +118,7 @@ def check_failure(folder, keys, flags=0):
 
 
 def test_an_error_in_the_middle(folder):
-    check_failure(folder, ",pace=100M:members=2,overlap=16K")
+    check_failure(folder, ",pace=100M:members=2,parts=16K")
 
 
 def test_an_error_in_the_middle_of_what_tells_progress(folder):
@@ -126,13 +126,13 @@ def test_an_error_in_the_middle_of_what_tells_progress(folder):
 
 
 def test_an_error_in_the_middle_with_df(folder):
-    check_failure(folder, ",pace=100M:members=2,overlap=16K", require_libnbd().CMD_FLAG_DF)
+    check_failure(folder, ",pace=100M:members=2,parts=16K", require_libnbd().CMD_FLAG_DF)
 
 
 def test_writes_in_parts(folder):
     content = bytearray(pattern(0, SIZE))
     image = make_file(os.path.join(folder, "disk"), SIZE, bytes(content))
-    with Gmblock(folder, {"": image + ",pace=100M:members=3:chunk=32K,overlap=16K"}) as server:
+    with Gmblock(folder, {"": image + ",pace=100M:members=3:chunk=32K,parts=16K"}) as server:
         handle = connect(server.uri())
         for offset, count in READS:
             data = pattern(offset + 99, count)

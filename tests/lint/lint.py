@@ -4,7 +4,8 @@
     lint.py CHECK [--root DIR] [--cc COMPILER] [--format CLANG_FORMAT] [--mandoc MANDOC]
 
 Exit status 0: clean. 1: at least one finding, each printed as "file:line: text". 77: the tool
-the check needs is not installed. lint.py --list prints the names of the checks.
+the check needs is not installed. lint.py --list prints the names of the checks. lint.py --lower lowers
+the numbers in limits.txt to those of today; limits.py has the checks that use it.
 selftest.py shows for every check that it can fail.
 """
 import argparse
@@ -16,8 +17,14 @@ import subprocess
 import sys
 import tempfile
 
+sys.dont_write_bytecode = True
+import counters  # noqa: E402 (no folder of compiled modules in the source tree)
+import limits  # noqa: E402
+from tree import SOURCES, blank, files, read  # noqa: E402
+
 # The floors of the house, lowest first; the floors of one row are siblings and do not know each
-# other. attach builds on client, so it stands above it. docs/design/0001 has the reasons.
+# other. attach builds on client, so it stands above it. A folder inside a floor that is named here is
+# a floor of its own. docs/design/0001 has the reasons.
 FLOORS = [
     ["base"],
     ["ring", "disk", "clan", "sandbox"],
@@ -26,7 +33,8 @@ FLOORS = [
     ["path", "stream"],
     ["tls"],
     ["engine", "client"],
-    ["nbd", "gmb", "push"],
+    ["nbd", "gmb", "clan_service"],
+    ["nbd/server", "nbd/client", "gmb/server", "gmb/client", "push"],
     ["attach"],
     ["server"],
     ["lab"],
@@ -36,6 +44,16 @@ FLOORS = [
     ["main", "sim"],
 ]
 HEIGHT = {floor: height for height, row in enumerate(FLOORS) for floor in row}
+
+# What serves requests and what sends them do not know each other, and a wire format knows neither:
+# libgmblock is linked without what a server needs.
+CLIENT_SIDE = {"client", "nbd/client", "gmb/client"}
+SERVER_SIDE = {"engine", "clan_service", "nbd/server", "gmb/server"}
+WIRE = {"nbd", "gmb"}
+NOT_OF_CLIENTS = SERVER_SIDE | {"path", "store", "memory"}
+APART = {**{floor: NOT_OF_CLIENTS for floor in CLIENT_SIDE},
+         **{floor: CLIENT_SIDE for floor in SERVER_SIDE},
+         **{floor: CLIENT_SIDE | NOT_OF_CLIENTS for floor in WIRE}}
 
 # System headers that belong to some floors only: store never sees a socket, and whoever is not
 # the event loop asks the event loop.
@@ -48,8 +66,8 @@ SYSTEM_RULES = [
 ]
 
 # The installed headers are for those who use the library.
-PUBLIC_INCLUDERS = {"client", "attach", "tools", "clan", "gmb", "push", "fi", "omniorb",
-                    "sockets"}
+PUBLIC_INCLUDERS = {"client", "attach", "tools", "clan", "clan_service", "gmb", "gmb/server",
+                    "gmb/client", "push", "fi", "omniorb", "sockets"}
 
 BANNED = {
     "strcpy": "copy with a length that was checked",
@@ -72,34 +90,16 @@ STRANGERS = [
 ]
 
 LINES_MAX = 1000
-SOURCES = (".c", ".h", ".cc", ".hh")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
-NOT_SOURCE = {".git", ".ci-cache", "__pycache__"}
 
 
 class MissingTool(Exception):
     """The external tool of a check is not installed."""
 
 
-def files(root, tops, suffixes):
-    """Paths relative to root, sorted, below the given folders, with one of the suffixes."""
-    found = []
-    for top in tops:
-        for folder, names, entries in os.walk(os.path.join(root, top)):
-            names[:] = [n for n in names if n not in NOT_SOURCE and not n.startswith("build")]
-            found.extend(os.path.relpath(os.path.join(folder, entry), root)
-                         for entry in entries if entry.endswith(suffixes))
-    return sorted(found)
-
-
 def c_files(root):
     """The transport of omniORB is the one part in C++: .cc and .hh."""
     return files(root, ["src", "include", "tests", "bench", "examples"], SOURCES)
-
-
-def read(root, path):
-    with open(os.path.join(root, path), encoding="utf-8", errors="replace") as source:
-        return source.read()
 
 
 def without_comments_and_strings(text):
@@ -112,7 +112,12 @@ def floor_of(path):
     parts = path.split(os.sep)
     if parts == ["src", "main.c"]:
         return "main"
-    return parts[1] if parts[0] == "src" and len(parts) > 2 else None
+    return floor_named(parts[1:]) if parts[0] == "src" and len(parts) > 2 else None
+
+
+def floor_named(parts):
+    inner = "/".join(parts[:2])
+    return inner if inner in HEIGHT else parts[0]
 
 
 def check_includes(options):
@@ -133,19 +138,21 @@ def check_includes(options):
 def include_problem(root, floor, bracket, name):
     if bracket == "<" or name.startswith("gmblock/"):
         if name.startswith("gmblock/") and floor not in PUBLIC_INCLUDERS:
-            return ("installed headers are for client, attach, tools, clan, gmb, push, fi, omniorb, "
-                    "tests and users")
+            return ("installed headers are for client, attach, tools, clan and what uses it, tests "
+                    "and users")
         for pattern, allowed, reason in SYSTEM_RULES:
             if pattern.match(name) and floor not in allowed:
                 return reason
         return None
-    target = name.split("/")[0]
+    target = floor_named(name.split("/"))
     if "/" not in name or target not in HEIGHT:
         return 'includes are written "floor/file.h"'
     if not os.path.exists(os.path.join(root, "src", name)):
         return "no such file below src/"
     if target != floor and HEIGHT[target] == HEIGHT[floor]:
         return f"{floor} and {target} are siblings and do not know each other"
+    if target in APART.get(floor, ()):
+        return f"{floor} does without {target}: a server and a client have the wire in common, no more"
     if HEIGHT[target] > HEIGHT[floor]:
         return f"{target} is above {floor}: includes point downwards"
     return None
@@ -233,10 +240,6 @@ def check_braces(options):
             if word == "while" and rest.startswith(";") and closes_do(text, match.start()):
                 continue
             yield path, text.count("\n", 0, match.start()) + 1, f"{word} without braces"
-
-
-def blank(match):
-    return re.sub(r"[^\n]", " ", match.group())
 
 
 def past_parentheses(text, start):
@@ -339,6 +342,8 @@ CHECKS = {
     "manuals": check_manuals,
     "listed": check_listed,
     "scripts": check_scripts,
+    **limits.CHECKS,
+    **counters.CHECKS,
 }
 
 
@@ -346,6 +351,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("check", nargs="?", choices=sorted(CHECKS))
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--lower", action="store_true")
     parser.add_argument("--root", default=os.path.join(os.path.dirname(__file__), "..", ".."))
     parser.add_argument("--cc", default="cc")
     parser.add_argument("--format", default="clang-format-14")
@@ -354,6 +360,9 @@ def main():
     options.root = os.path.realpath(options.root)
     if options.list:
         print("\n".join(CHECKS))
+        return 0
+    if options.lower:
+        limits.lower(options.root)
         return 0
     if options.check is None:
         parser.error("which check?")

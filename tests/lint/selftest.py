@@ -7,10 +7,14 @@ bad sample, planted alone in that tree, is found by its check with the words it 
 Exit status 0: all as expected. 1: a check missed its sample, or complained about the clean tree.
 77: nothing failed, but a tool was missing.
 """
+import collections
 import os
 import subprocess
 import sys
 import tempfile
+
+sys.dont_write_bytecode = True
+import limits  # noqa: E402 (no folder of compiled modules in the source tree)
 
 HERE = os.path.dirname(os.path.realpath(__file__))
 LINT = os.path.join(HERE, "lint.py")
@@ -26,7 +30,15 @@ PAGE = """.Dd November 21, 2026
 .Op Ar path
 .Sh DESCRIPTION
 It serves.
+.Bl -tag -width Ds
+.It Fl -fast Ar n
+Faster.
+.It Cm color Ns = Ns Ar name
+A color.
+.El
 """
+
+STATIC = "static int %s(void)\n{\n\treturn 1;\n}\n"
 
 CLEAN = {
     "src/meson.build": "sources = files('base/bytes.c', 'store/file.c', 'cli/serve.c', "
@@ -40,9 +52,14 @@ CLEAN = {
                         "\t\treturn 2;\n\t}\n"
                         "\treturn text != 0;\n}\n",
     "src/ring/linux.c": "#include <liburing.h>\n#include <sys/socket.h>\n",
-    "src/store/file.c": "#include <stdio.h>\n\n#include \"base/bytes.h\"\n",
+    "src/store/file.c": "#include <stdio.h>\n\n#include \"base/bytes.h\"\n\n" + STATIC % "file_bytes",
     "src/memory/arena.h": "#pragma once\n",
     "src/nbd/wire.h": "#pragma once\n",
+    "src/nbd/client/dial.h": "#pragma once\n\n#include \"client/carrier.h\"\n"
+                             "#include \"nbd/wire.h\"\n",
+    "src/client/carrier.h": "#pragma once\n",
+    "src/engine/engine.h": "#pragma once\n",
+    "src/store/store.h": "#pragma once\n",
     "src/main.c": "#include \"nbd/wire.h\"\n",
     "src/cli/serve.c": "#include \"memory/arena.h\"\n#include \"nbd/wire.h\"\n",
     "tests/unit/meson.build": "foreach name : ['bytes']\n",
@@ -52,13 +69,40 @@ CLEAN = {
     "scripts/run": "#!/bin/bash\necho \"$1\"\n",
 }
 
+
+
+def limits_of(tree):
+    """Limits for a tree of short headers in which nothing else is remarkable."""
+    code = collections.Counter()
+    for path in tree:
+        if path.startswith("src/") and path.endswith((".c", ".h")):
+            code[os.path.dirname(path)] += limits.code_lines(tree[path])
+    code["src/base"] = 50
+    return "# Each with its reason.\nkeys src 0 there is one table\nshared-names src 0 none\n" + "".join(
+        [f"code {folder} {number} a sample\n" for folder, number in sorted(code.items())]
+        + [f"short-header {path} a sample\n" for path in sorted(tree)
+           if path.startswith("src/") and path.endswith(".h")])
+
+
+LIMITS = CLEAN["tests/lint/limits.txt"] = limits_of(CLEAN)
+
 # check, planted file, its text, words the finding must have
+TABLE = ('static const struct counter counter_list[] = {\n\tCOUNTER(struct disk, reads, TOTAL, ITEMS, "disk_reads",\n'
+         '\t\t"Reads", .metric = "reads_done"),\n};\n')
+
 BAD = [
+    ("counters", "src/tools/top.c", TABLE + 'const char *key = "disk_reads";\n', "disk_reads: a counter"),
+    ("counters", "src/server/observe/metrics.c", TABLE + 'const char *key = "reads_done";\n', "reads_done: a counter"),
     ("includes", "src/store/up.c", '#include "nbd/wire.h"\n', "nbd is above store"),
     ("includes", "src/engine/up.c", '#include "nbd/wire.h"\n', "nbd is above engine"),
     ("includes", "src/ring/up.c", '#include "memory/arena.h"\n', "memory is above ring"),
     ("includes", "src/store/side.c", '#include "memory/arena.h"\n', "siblings"),
     ("includes", "src/gmb/side.c", '#include "nbd/wire.h"\n', "siblings"),
+    ("includes", "src/nbd/server/up.c", '#include "nbd/client/dial.h"\n', "siblings"),
+    ("includes", "src/nbd/client/up.c", '#include "engine/engine.h"\n', "does without engine"),
+    ("includes", "src/gmb/client/up.c", '#include "store/store.h"\n', "does without store"),
+    ("includes", "src/gmb/server/up.c", '#include "client/carrier.h"\n', "does without client"),
+    ("includes", "src/nbd/up.c", '#include "engine/engine.h"\n', "does without engine"),
     ("includes", "src/base/near.c", '#include "bytes.h"\n', 'written "floor/file.h"'),
     ("includes", "src/base/far.c", '#include "../base/bytes.h"\n', 'written "floor/file.h"'),
     ("includes", "src/base/none.c", '  #  include "base/none.h"\n', "no such file"),
@@ -92,6 +136,20 @@ BAD = [
     ("banned", "src/engine/bad.c", "/* as NBD has it */\n", "knows no protocol"),
     ("banned", "src/engine/bad.c", "int gmb_bad;\n", "knows no protocol"),
     ("banned", "src/server/bad.c", "int nbd_bad;\n", "no protocol"),
+    # The number of a folder is in limits.txt, so that is where it is found to be wrong.
+    ("code", "src/base/more.c", "int more;\n" * 39, "code src/base: 51, more than 50"),
+    ("code", "src/fresh/new.c", "int fresh;\n", "code src/fresh: 1, and no limit"),
+    ("code", "tests/lint/limits.txt", LIMITS + "code src/gone 5 was here\n", "there is none any more"),
+    ("code", "tests/lint/limits.txt", LIMITS + "code src/bare 5\n", "a limit has a reason"),
+    ("code", "tests/lint/limits.txt", LIMITS + "code src/none few lines\n", "few: not a number"),
+    ("code", "tests/lint/limits.txt", LIMITS + "walks src 5 typing mistake\n", "no such kind"),
+    ("code", "tests/lint/limits.txt", LIMITS + "code src/nbd 2 again\n", "stands twice"),
+    ("keys", "src/cli/twice.c", 'const char *a[] = { "fast", "--fast" };\n', "keys src: 1, more than 0"),
+    ("keys", "src/cli/twice.c", 'const char *a[] = { "color", "color=red" };\n', "color 2"),
+    ("names", "src/nbd/twin.c", STATIC % "file_bytes", "file_bytes in src/nbd/twin.c, src/store/file.c"),
+    ("sizes", "src/base/tiny.h", "#pragma once\n", "fewer than 40"),
+    ("sizes", "src/base/big.c", "\n" * 901, "more than 900"),
+    ("sizes", "tests/lint/limits.txt", LIMITS + "long-file src/base/bytes.c one noun\n", "there is none any more"),
     ("scripts", "scripts/oops", "#!/bin/bash\ncd nowhere\nrm -rf $x/*\n", "SC2115"),
 ]
 for call in ("strcpy", "strncpy", "strcat", "sprintf", "vsprintf", "strtok", "atoi", "atol",
@@ -123,6 +181,16 @@ def with_tree(extra, check, tools):
         return lint(root, check, tools)
 
 
+def lowered(tools):
+    """What --lower makes of limits that are too high."""
+    with tempfile.TemporaryDirectory() as root:
+        plant(root, CLEAN)
+        plant(root, {"tests/lint/limits.txt": LIMITS.replace("base 50", "base 70").replace("keys src 0", "keys src 7")})
+        lint(root, "--lower", tools)
+        with open(os.path.join(root, "tests/lint/limits.txt"), encoding="utf-8") as changed:
+            return changed.read()
+
+
 def main(tools):
     names = subprocess.run([sys.executable, LINT, "--list"], capture_output=True, text=True,
                            check=True).stdout.split()
@@ -147,8 +215,9 @@ def main(tools):
         if check in skipped:
             continue
         status, output = with_tree({path: text}, check, tools)
-        report(status == 1 and words in output and path in output,
+        report(status == 1 and words in output and (path in output or "limits.txt:" in output),
                f"{check} missed {path} ({words!r}), status {status}", output)
+    report(lowered(tools) == LIMITS, "--lower does not write the numbers of the clean tree", lowered(tools))
     status, _ = lint(HERE, "nonsense", tools)
     report(status == 2, "an unknown check is refused", "")
     print(f"{len(BAD)} bad samples, {failures} failures")

@@ -16,10 +16,10 @@
 
 #include "../unit/stores.h"
 #include "base/log.h"
-#include "nbd/server.h"
+#include "nbd/server/server.h"
 #include "nbd/wire.h"
 #include "runner.h"
-#include "server/accept.h"
+#include "server/listen/accept.h"
 #include "sim/sim.h"
 
 enum {

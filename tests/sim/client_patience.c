@@ -23,7 +23,7 @@
 #include "../unit/stores.h"
 #include "base/log.h"
 #include "connector_sim.h"
-#include "nbd/server.h"
+#include "nbd/server/server.h"
 #include "sim/sim.h"
 
 #define SECOND_NS UINT64_C(1000000000)

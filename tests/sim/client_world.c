@@ -9,12 +9,12 @@
 #include <string.h>
 
 #include "connector_sim.h"
-#include "nbd/server.h"
+#include "nbd/server/server.h"
 #include "runner.h"
 #include "store/store.h"
 #ifdef GMBLOCK_CLAN
 #include "clan_sim.h"
-#include "gmb/server.h"
+#include "gmb/server/server.h"
 #endif
 
 #define MS_NS	  UINT64_C(1000000)

@@ -4,7 +4,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "nbd/client_connect.h"
+#include "nbd/client/connect.h"
 #include "sim/sim.h"
 
 static const struct connector_network *network;

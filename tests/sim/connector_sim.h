@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The simulated twin of src/nbd/client_connect.c, chosen at link time: connections lead into the
+ * The simulated twin of src/nbd/client/connect.c, chosen at link time: connections lead into the
  * simulated world, where the test decides what becomes of each attempt.
  *
  * Threading: one. Ownership: the descriptor that connect() gives is the library's to close. Errors:

@@ -135,8 +135,12 @@ static void choose_export(struct scenario *scenario, uint32_t idx)
 	contents_begin(export);
 }
 
+/* What the lab filter of knobs makes of a store (src/lab). */
+enum progress { PROGRESS_AS_IT_IS, PROGRESS_NONE, PROGRESS_COUNTED };
+
 /* Whether replies begin before the disk has finished, and how it is known what has come. */
-static void choose_synchro(const struct scenario_export *export, struct store_options *options)
+static enum progress choose_synchro(
+	const struct scenario_export *export, struct store_options *options)
 {
 	static const uint32_t chunks[] = { 4096, 16384, 65536, 65536, 1 << 20 };
 
@@ -159,10 +163,9 @@ static void choose_synchro(const struct scenario_export *export, struct store_op
 		options->stripe_members = 2 + (uint32_t)below(4);
 	}
 	if (percent(20)) {
-		options->progress = STORE_PROGRESS_COMPLETION;
-	} else if (export->disk == NULL && percent(60)) {
-		options->progress = STORE_PROGRESS_COUNTER;
+		return PROGRESS_NONE;
 	}
+	return export->disk == NULL && percent(60) ? PROGRESS_COUNTED : PROGRESS_AS_IT_IS;
 }
 
 static uint32_t choose_part_size(void)
@@ -183,9 +186,9 @@ static enum store_mode choose_mode(const struct scenario *scenario)
 
 static void open_export(struct scenario *scenario, struct scenario_export *export)
 {
-	struct store_options options = { .path = export->path,
-		.read_only = export->read_only,
-		.device_cpu = scenario->twin_bytes > 0 && percent(80) };
+	struct store_options options = { .path = export->path, .read_only = export->read_only };
+	bool device_cpu = scenario->twin_bytes > 0 && percent(80);
+	enum progress progress = PROGRESS_AS_IT_IS;
 	struct disk_info info;
 	struct error error;
 	int fd;
@@ -209,12 +212,16 @@ static void open_export(struct scenario *scenario, struct scenario_export *expor
 		stores_set(&options, "delay", "any:3ms");
 	}
 	if (!export->warm && !export->is_flash) {
-		choose_synchro(export, &options);
+		progress = choose_synchro(export, &options);
 	}
 	if (store_open(&options, &export->store, &error) != 0) {
 		model_fail("cannot open %s: %s", export->path, error.text);
 	}
 	store_options_fini(&options);
+	export->store->info.device_cpu = device_cpu;
+	if (progress != PROGRESS_AS_IT_IS) {
+		export->store->info.has_progress = progress == PROGRESS_COUNTED;
+	}
 	contents_check_epoch(export);
 	if (!export->warm && !export->is_flash && percent(25)) {
 		export->store = producer_open(scenario, export, export->store, percent(50));

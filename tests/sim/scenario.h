@@ -15,7 +15,7 @@
 #pragma once
 
 #include "model_client.h"
-#include "nbd/server.h"
+#include "nbd/server/server.h"
 #include "oracle.h"
 #include "path/path.h"
 #include "runner.h"

@@ -11,7 +11,7 @@
 #include "base/log.h"
 #include "engine_talk.h"
 #include "memory/arena.h"
-#include "nbd/server.h"
+#include "nbd/server/server.h"
 #include "sim/sim.h"
 
 enum {

@@ -150,7 +150,7 @@ static const struct counter counter_list[] = {
 		offsetof(struct keeper, counters.sent) },
 };
 
-static const struct counter_table counters = { "keeper", "export", counter_list,
+static const struct counter_table counters = { "keeper", "export", "store_keeper_", counter_list,
 	ARRAY_COUNT(counter_list) };
 
 static const struct store_ops ops = {

@@ -15,7 +15,7 @@
  */
 #pragma once
 
-#include "nbd/client.h"
+#include "nbd/client/client.h"
 #include "nbd_client_model.h"
 
 enum {

@@ -11,7 +11,7 @@
 #include <semaphore.h>
 
 #include "engine_talk.h"
-#include "server/accept.h"
+#include "server/listen/accept.h"
 
 enum {
 	REACTORS = 2,

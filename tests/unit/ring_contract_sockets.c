@@ -576,6 +576,8 @@ static void its_descriptor_wakes_another_loop(struct ring *ring)
 		wait_readable(outer, ring);
 		drain(ring);
 	}
+	world_join(); /* it may have to wake the ring yet */
+	drain(ring);
 	check_not_readable(outer, ring);
 	ring_defer(ring, &waiter.op, 0, waiter_done);
 	ring_flush(ring);

@@ -8,7 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "gmb/server.h"
+#include "gmb/server/server.h"
 #include "push/server.h"
 #include "reactor_world.h"
 #include "stores.h"

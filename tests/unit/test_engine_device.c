@@ -19,16 +19,16 @@ static struct export *add(struct world *world, const char *name)
 {
 	const struct sim_disk_options disk = { .size = WRITES * WRITE_BYTES,
 		.direct_offset_align = BLOCK_BYTES };
-	struct store_options options = { .path = name,
-		.read_mode = STORE_MODE_DEVICE,
-		.write_mode = STORE_MODE_DEVICE,
-		.device_cpu = true };
+	struct store_options options = {
+		.path = name, .read_mode = STORE_MODE_DEVICE, .write_mode = STORE_MODE_DEVICE
+	};
 	struct export_options about = { .name = name, .name_bytes = (uint32_t)strlen(name) };
 	struct export *export;
 	struct error error;
 
 	(void)sim_disk_create(name, &disk);
 	assert_int_equal(store_open(&options, &about.store, &error), 0);
+	about.store->info.device_cpu = true;
 	assert_int_equal(export_create(&about, &export, &error), 0);
 	assert_int_equal(engine_export_add(world->engine, export, &error), 0);
 	return export;

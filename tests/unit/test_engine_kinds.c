@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "echo_kind.h"
-#include "nbd/server.h"
+#include "nbd/server/server.h"
 #include "reactor_world.h"
 #include "stores.h"
 

@@ -21,9 +21,9 @@
 
 #include "base/log.h"
 #include "clan_hostile.h"
-#include "gmb/server.h"
+#include "gmb/server/server.h"
 #include "gmb/wire.h"
-#include "server/accept.h"
+#include "server/listen/accept.h"
 #include "stores.h"
 
 enum {
@@ -188,7 +188,7 @@ static struct client *dial(const struct server *server, const void *hello, size_
 
 static struct client *dial_well(const struct server *server)
 {
-	const struct native_wire_hello hello = { NATIVE_MAGIC, 1, NATIVE_VERSION, 0 };
+	const struct message_hello hello = { NATIVE_MAGIC, 1, NATIVE_VERSION, 0 };
 	struct client *client = dial(server, &hello, sizeof(hello));
 
 	assert_true(client->connected);
@@ -239,7 +239,7 @@ static void open_disk(struct client *client, uint8_t alive_units)
 	say(client, NATIVE_OPEN, message, sizeof(message));
 	assert_true(hear(client));
 	assert_int_equal(client->head.type, NATIVE_EXPORT);
-	assert_null(native_export_parse(client->message, client->head.bytes, &export));
+	assert_null(native_parse(NATIVE_EXPORT, client->message, client->head.bytes, &export));
 	assert_int_equal(export.head.status, 0);
 	assert_int_equal(export.head.bytes, EXPORT_BYTES);
 	assert_int_equal(export.head.epoch, 7);
@@ -347,7 +347,7 @@ static void test_segments_are_filled_and_nothing_else(void **state)
 static void test_the_welcome(void **state)
 {
 	for (uint16_t version = 1; version <= NATIVE_VERSION; version++) {
-		struct native_wire_hello hello = { NATIVE_MAGIC, 1, version, 0 };
+		struct message_hello hello = { NATIVE_MAGIC, 1, version, 0 };
 		struct client *client = dial(*state, &hello, sizeof(hello));
 		const struct native_wire_list list = { .cursor = 0 };
 		struct native_welcome parsed;
@@ -361,7 +361,8 @@ static void test_the_welcome(void **state)
 		assert_int_equal(parsed.instance[0], version == 1 ? 0 : 0x1d);
 		say(client, NATIVE_LIST, &list, sizeof(list));
 		assert_true(hear(client));
-		assert_null(native_export_parse(client->message, client->head.bytes, &export));
+		assert_null(
+			native_parse(NATIVE_EXPORT, client->message, client->head.bytes, &export));
 		assert_int_equal(export.head.atomic_bytes, version < 3 ? 0 : ATOMIC_BYTES);
 		hang_up(client);
 	}
@@ -369,8 +370,8 @@ static void test_the_welcome(void **state)
 
 static void test_G1_hellos(void **state)
 {
-	const struct native_wire_hello good = { NATIVE_MAGIC, 1, 1, 0 };
-	struct native_wire_hello bad[] = { good, good, good, good };
+	const struct message_hello good = { NATIVE_MAGIC, 1, 1, 0 };
+	struct message_hello bad[] = { good, good, good, good };
 
 	bad[0].magic++;
 	bad[1].version_min = NATIVE_VERSION + 1;
@@ -623,20 +624,20 @@ static void test_lists_and_looks(void **state)
 
 	say(client, NATIVE_LIST, &list, sizeof(list));
 	assert_true(hear(client));
-	assert_null(native_export_parse(client->message, client->head.bytes, &export));
+	assert_null(native_parse(NATIVE_EXPORT, client->message, client->head.bytes, &export));
 	assert_int_equal(export.head.status, 0);
 	list.cursor = export.head.cursor;
 	say(client, NATIVE_LIST, &list, sizeof(list));
 	assert_true(hear(client));
-	assert_null(native_export_parse(client->message, client->head.bytes, &export));
+	assert_null(native_parse(NATIVE_EXPORT, client->message, client->head.bytes, &export));
 	assert_int_equal(export.head.status, 2);
 	say(client, NATIVE_OPEN, unknown, sizeof(unknown));
 	assert_true(hear(client));
-	assert_null(native_export_parse(client->message, client->head.bytes, &export));
+	assert_null(native_parse(NATIVE_EXPORT, client->message, client->head.bytes, &export));
 	assert_int_equal(export.head.status, 2);
 	say(client, NATIVE_OPEN, look, sizeof(look));
 	assert_true(hear(client));
-	assert_null(native_export_parse(client->message, client->head.bytes, &export));
+	assert_null(native_parse(NATIVE_EXPORT, client->message, client->head.bytes, &export));
 	assert_int_equal(export.head.bytes, EXPORT_BYTES);
 	open_disk(client, 0); /* looking has not chosen it */
 	hang_up(client);
@@ -861,7 +862,7 @@ static void test_events(void **state)
 	/* Behind EXPORT, also where nobody has received that yet. */
 	assert_int_equal(client->head.cls, CLAN_BULK);
 	assert_int_equal(client->head.type, NATIVE_EVENT);
-	assert_null(native_event_parse(client->message, client->head.bytes, &event));
+	assert_null(native_parse(NATIVE_EVENT, client->message, client->head.bytes, &event));
 	assert_int_equal(event.bytes, EXPORT_BYTES);
 	assert_int_equal(event.flags & NATIVE_EXPORT_WRITABLE, NATIVE_EXPORT_WRITABLE);
 	check_good(client);

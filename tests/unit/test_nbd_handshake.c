@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "nbd/client_handshake.h"
+#include "nbd/client/handshake.h"
 
 enum {
 	REPLIES_MAX = 20,

@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "nbd/client_handshake.h"
+#include "nbd/client/handshake.h"
 
 /* Allocations until one fails; the linker sends the handshake's calls here. */
 static int allocations_left = -1;

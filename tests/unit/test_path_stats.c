@@ -24,7 +24,7 @@ static void add(struct path_stats *stats, const int64_t times_ns[4], bool failed
 			now += (uint64_t)times_ns[state];
 		}
 	}
-	edges[PATH_STATE_FIN] = now;
+	edges[PATH_STATE_DONE] = now;
 	path_stats_add(stats, edges, 4096, failed);
 }
 
@@ -38,10 +38,10 @@ static void states_are_summed(void **state)
 	assert_int_equal(stats.count, 2);
 	assert_int_equal(stats.errors, 1);
 	assert_int_equal(stats.bytes, 4096);
-	assert_int_equal(stats.state_ns[PATH_STATE_INIT], 11);
-	assert_int_equal(stats.state_ns[PATH_STATE_READ], 22);
-	assert_int_equal(stats.state_ns[PATH_STATE_SEND_INIT], 30);
-	assert_int_equal(stats.state_ns[PATH_STATE_SEND], 44);
+	assert_int_equal(stats.state_ns[PATH_STATE_WAIT], 11);
+	assert_int_equal(stats.state_ns[PATH_STATE_DISK], 22);
+	assert_int_equal(stats.state_ns[PATH_STATE_OVERLAP], 30);
+	assert_int_equal(stats.state_ns[PATH_STATE_NETWORK], 44);
 	assert_int_equal(stats.total_ns, 107);
 	assert_int_equal(stats.max_ns, 100);
 }
@@ -87,19 +87,19 @@ static void phases_are_counted_apart(void **state)
 	(void)state;
 	path_operation_add(&operation, edges, 5000, false);
 	assert_int_equal(operation.classes[1].count, 1);
-	assert_int_equal(operation.phases[PATH_STATE_INIT][0], 1); /* 1024 ns */
-	assert_int_equal(operation.phases[PATH_STATE_READ][2], 1); /* 2049 ns */
+	assert_int_equal(operation.phases[PATH_STATE_WAIT][0], 1); /* 1024 ns */
+	assert_int_equal(operation.phases[PATH_STATE_DISK][2], 1); /* 2049 ns */
 	while (path_latency_limit_ns(slow) < 1000000) {
 		slow++;
 	}
-	assert_int_equal(operation.phases[PATH_STATE_SEND][slow], 1);
+	assert_int_equal(operation.phases[PATH_STATE_NETWORK][slow], 1);
 	for (uint32_t i = 0; i < PATH_LATENCY_BUCKETS; i++) {
-		assert_int_equal(operation.phases[PATH_STATE_SEND_INIT][i], 0);
+		assert_int_equal(operation.phases[PATH_STATE_OVERLAP][i], 0);
 	}
 	path_operation_merge(&twice, &operation);
 	path_operation_merge(&twice, &operation);
 	assert_int_equal(twice.classes[1].count, 2);
-	assert_int_equal(twice.phases[PATH_STATE_SEND][slow], 2);
+	assert_int_equal(twice.phases[PATH_STATE_NETWORK][slow], 2);
 }
 
 static void limits_grow(void **state)

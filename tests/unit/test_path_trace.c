@@ -38,7 +38,7 @@ static void end(struct path_trace_request *record, int error)
 {
 	path_trace_end(record, error,
 		(const uint64_t[PATH_STATE_COUNT]){
-			[PATH_STATE_INIT] = 100, [PATH_STATE_FIN] = 900 });
+			[PATH_STATE_WAIT] = 100, [PATH_STATE_DONE] = 900 });
 }
 
 static void a_read_in_two_parts(void **state)
@@ -73,7 +73,7 @@ static void a_read_in_two_parts(void **state)
 	assert_int_equal(record->offset, 4096);
 	assert_int_equal(record->length, 8192);
 	assert_int_equal(record->error, -5);
-	assert_int_equal(record->edge_ns[PATH_STATE_FIN], 900);
+	assert_int_equal(record->edge_ns[PATH_STATE_DONE], 900);
 	assert_int_equal(record->part_count, 2);
 	assert_int_equal(record->parts_more, 0);
 	assert_ptr_equal(record->parts, one);

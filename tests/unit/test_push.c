@@ -179,13 +179,13 @@ static void a_job_has_a_status_if_it_has_failed(void **state)
 	struct push_job_message job;
 
 	(void)state;
-	assert_non_null(push_job_parse((const uint8_t *)&head, sizeof(head), &job));
+	assert_non_null(push_parse(PUSH_JOB, &head, sizeof(head), &job));
 	head.status = EIO;
-	assert_null(push_job_parse((const uint8_t *)&head, sizeof(head), &job));
+	assert_null(push_parse(PUSH_JOB, &head, sizeof(head), &job));
 	head.state = PUSH_JOB_DONE;
-	assert_non_null(push_job_parse((const uint8_t *)&head, sizeof(head), &job));
+	assert_non_null(push_parse(PUSH_JOB, &head, sizeof(head), &job));
 	head.status = 0;
-	assert_null(push_job_parse((const uint8_t *)&head, sizeof(head), &job));
+	assert_null(push_parse(PUSH_JOB, &head, sizeof(head), &job));
 }
 
 static void jobs_are_not_in_each_others_way(void **state)
@@ -392,8 +392,8 @@ static void a_job_adds_up(void **state)
 		head.done = jobs[i].done;
 		head.zeroes = jobs[i].zeroes;
 		head.skipped = jobs[i].skipped;
-		assert_int_equal(push_job_parse((const uint8_t *)&head, sizeof(head), &job) == NULL,
-			jobs[i].good);
+		assert_int_equal(
+			push_parse(PUSH_JOB, &head, sizeof(head), &job) == NULL, jobs[i].good);
 	}
 }
 
@@ -427,7 +427,7 @@ static const char *parse_start(const struct push_start *start, uint32_t bytes)
 	memcpy(message + sizeof(start->head), text, sizeof(text) - 1);
 	memcpy(message + sizeof(start->head) + sizeof(text) - 1, &start->ticket,
 		sizeof(start->ticket));
-	return push_start_parse(message, MIN(bytes, sizeof(message)), &parsed);
+	return push_parse(PUSH_START, message, MIN(bytes, sizeof(message)), &parsed);
 }
 
 static void a_start_without_a_ticket(void **state)

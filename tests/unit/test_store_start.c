@@ -17,7 +17,7 @@
 #include "base/log.h"
 #include "control/control.h"
 #include "keeper_kind.h"
-#include "nbd/server.h"
+#include "nbd/server/server.h"
 #include "reactor_world.h"
 #include "server/server.h"
 #include "stores.h"
@@ -43,7 +43,6 @@ static void daemon_main(const struct daemon *daemon)
 {
 	struct server_config config;
 	struct server_export entry;
-	struct server_tls tls = { 0 };
 	struct error error;
 	int status = 0;
 	int rc = 0;
@@ -57,7 +56,7 @@ static void daemon_main(const struct daemon *daemon)
 		}
 	}
 	config.limits.threads = REACTORS;
-	if (rc < 0 || server_config_add_listen(&config, daemon->uri, &tls, "test", &error) < 0 ||
+	if (rc < 0 || server_config_option(&config, "listen", daemon->uri, &error) < 0 ||
 		server_config_option(&config, "control", daemon->control, &error) < 0 ||
 		server_config_finish(&config, &error) < 0 ||
 		server_run(&config, kinds, ARRAY_COUNT(kinds), &status, &error) < 0) {

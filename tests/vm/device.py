@@ -128,7 +128,7 @@ def check_addresses(server):
     assert pages > 0
     print(f"{pages} pages in the BARs", flush=True)
 
-MODES = {"device": ["mode=device", "device-cpu=yes", "overlap=64K"], "direct": ["mode=direct"],
+MODES = {"device": ["mode=device", "device-cpu=yes", "parts=64K"], "direct": ["mode=direct"],
          "cached": ["mode=cached"]}
 
 def check_modes():

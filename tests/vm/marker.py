@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""marker.py GMBLOCK KERNEL: progress=marker is refused on everything that may write a read's memory
+"""marker.py GMBLOCK KERNEL: marker is refused on everything that may write a read's memory
 twice (dm-crypt, device mapper, RAID, btrfs, a loop device, multipath NVMe), and serves what a raw
 virtio disk and a raw NVMe disk hold."""
 import os
@@ -18,15 +18,15 @@ PACKAGES = ["liblzo2-2", "libdevmapper1.02.1", "dmsetup", "btrfs-progs", "mdadm"
 SCRIPT = r"""
 refused() # WORDS PATH
 {
-	! gmblock serve --export "=$2,mode=direct,progress=marker" --listen "$uri" >/tmp/out 2>/tmp/err
+	! gmblock serve --export "=$2,mode=direct,marker" --listen "$uri" >/tmp/out 2>/tmp/err
 	grep -q "$1" /tmp/err || { cat /tmp/err; exit 1; }
-	grep -q "progress=marker does not work with '$2'" /tmp/err
+	grep -q "marker does not work with '$2'" /tmp/err
 	test ! -s /tmp/out
 	echo "$2: refused" >>/results/refused
 }
 served() # PATH NAME
 {
-	gmblock serve --log-level info --export "=$1,readonly,mode=direct,progress=marker" --listen "$uri" \
+	gmblock serve --log-level info --export "=$1,readonly,mode=direct,marker" --listen "$uri" \
 		--run 'gmblock copy --no-progress --requests 2 --connections 1 "$uri" /tmp/copy' 2>/results/$2
 	cmp /tmp/copy $1
 	rm /tmp/copy

@@ -22,7 +22,7 @@ struct flash_cache_load {
 
 /* --- memory ---------------------------------------------------------------------------------- */
 
-static uint32_t bucket_count(uint32_t slot_count)
+static uint32_t cache_bucket_count(uint32_t slot_count)
 {
 	uint32_t count = 64;
 
@@ -32,7 +32,7 @@ static uint32_t bucket_count(uint32_t slot_count)
 	return count;
 }
 
-static uint8_t *carve(uint8_t **memory, uint64_t bytes)
+static uint8_t *cache_carve(uint8_t **memory, uint64_t bytes)
 {
 	uint8_t *taken = *memory;
 
@@ -40,7 +40,7 @@ static uint8_t *carve(uint8_t **memory, uint64_t bytes)
 	return taken;
 }
 
-static uint64_t lay_out(const struct flash *flash, struct flash_cache *cache, uint8_t *memory)
+static uint64_t cache_lay_out(const struct flash *flash, struct flash_cache *cache, uint8_t *memory)
 {
 	uint32_t count = cache->slot_count;
 	uint8_t *at = memory;
@@ -48,13 +48,14 @@ static uint64_t lay_out(const struct flash *flash, struct flash_cache *cache, ui
 	if (count == 0) {
 		return 0;
 	}
-	cache->lru_slots = (void *)carve(&at, (uint64_t)count * sizeof(*cache->lru_slots));
-	cache->slots = (void *)carve(&at, (uint64_t)count * sizeof(*cache->slots));
-	cache->page_counts = (void *)carve(
+	cache->lru_slots = (void *)cache_carve(&at, (uint64_t)count * sizeof(*cache->lru_slots));
+	cache->slots = (void *)cache_carve(&at, (uint64_t)count * sizeof(*cache->slots));
+	cache->page_counts = (void *)cache_carve(
 		&at, (uint64_t)flash->anchor.geometry.leaf_count * sizeof(*cache->page_counts));
-	cache->buckets = (void *)carve(&at, (uint64_t)bucket_count(count) * sizeof(uint32_t));
-	cache->picks = (void *)carve(&at, PICKS_MAX * sizeof(*cache->picks));
-	cache->loads = (void *)carve(&at, LOADS_MAX * sizeof(*cache->loads));
+	cache->buckets =
+		(void *)cache_carve(&at, (uint64_t)cache_bucket_count(count) * sizeof(uint32_t));
+	cache->picks = (void *)cache_carve(&at, PICKS_MAX * sizeof(*cache->picks));
+	cache->loads = (void *)cache_carve(&at, LOADS_MAX * sizeof(*cache->loads));
 	return (uint64_t)(at - memory);
 }
 
@@ -62,7 +63,7 @@ uint64_t flash_cache_bytes(const struct flash *flash)
 {
 	struct flash_cache cache = { .slot_count = flash->cache.slot_count };
 
-	return lay_out(flash, &cache, NULL);
+	return cache_lay_out(flash, &cache, NULL);
 }
 
 static void load_ready(struct flash_wait *wait, int result);
@@ -75,10 +76,10 @@ void flash_cache_init(struct flash *flash, uint8_t *memory)
 	if (cache->slot_count == 0) {
 		return;
 	}
-	(void)lay_out(flash, cache, memory);
+	(void)cache_lay_out(flash, cache, memory);
 	cache->entries = (void *)(cache->file.bytes + FLASH_BLOCK_BYTES);
 	cache->pages = cache->file.bytes + flash_cache_slots_at(cache->slot_count);
-	cache->bucket_mask = bucket_count(cache->slot_count) - 1;
+	cache->bucket_mask = cache_bucket_count(cache->slot_count) - 1;
 	for (uint32_t i = 0; i <= cache->bucket_mask; i++) {
 		cache->buckets[i] = CACHE_NO_SLOT;
 	}
@@ -98,7 +99,7 @@ void flash_cache_init(struct flash *flash, uint8_t *memory)
 
 /* --- which slot has a block ------------------------------------------------------------------ */
 
-static uint32_t *bucket_of(const struct flash_cache *cache, uint64_t lpn)
+static uint32_t *cache_bucket_of(const struct flash_cache *cache, uint64_t lpn)
 {
 	return &cache->buckets[(lpn * UINT64_C(0x9e3779b97f4a7c15) >> 32) & cache->bucket_mask];
 }
@@ -111,7 +112,7 @@ uint32_t flash_cache_find(const struct flash *flash, uint64_t lpn)
 	if (!flash_cache_has_page(cache, lpn / FLASH_NODE_ENTRIES)) {
 		return CACHE_NO_SLOT;
 	}
-	slot = *bucket_of(cache, lpn);
+	slot = *cache_bucket_of(cache, lpn);
 	while (slot != CACHE_NO_SLOT && cache->slots[slot].lpn != lpn) {
 		slot = cache->slots[slot].chain;
 	}
@@ -156,7 +157,7 @@ static void order_leave(struct flash_cache *cache, uint32_t slot)
 
 static void enter(struct flash_cache *cache, uint32_t slot, const struct flash_cache_page *page)
 {
-	uint32_t *bucket = bucket_of(cache, page->lpn);
+	uint32_t *bucket = cache_bucket_of(cache, page->lpn);
 
 	cache->slots[slot] = (struct flash_cache_slot){
 		.lpn = page->lpn, .counter = page->counter, .stamp = page->stamp, .chain = *bucket
@@ -168,7 +169,7 @@ static void enter(struct flash_cache *cache, uint32_t slot, const struct flash_c
 static void leave(struct flash_cache *cache, uint32_t slot)
 {
 	uint64_t lpn = cache->slots[slot].lpn;
-	uint32_t *link = bucket_of(cache, lpn);
+	uint32_t *link = cache_bucket_of(cache, lpn);
 
 	while (*link != slot) {
 		link = &cache->slots[*link].chain;
@@ -193,7 +194,7 @@ static bool is_dirty(const struct flash_cache *cache, uint32_t slot)
 	       cache->lru_slots[slot].state == CACHE_COLD;
 }
 
-static void release(struct flash_cache *cache, uint32_t slot)
+static void cache_release(struct flash_cache *cache, uint32_t slot)
 {
 	struct flash_cache_slot *found = &cache->slots[slot];
 	uint64_t held_by = found->is_superseded ? 0 : found->writing;
@@ -212,7 +213,7 @@ static void release(struct flash_cache *cache, uint32_t slot)
 	}
 }
 
-static void count_dirty(struct flash *flash)
+static void cache_count_dirty(struct flash *flash)
 {
 	flash->counters.dirty_pages =
 		cache_lru_dirty_count(&flash->cache.lru) + flash->cache.writing_count;
@@ -225,7 +226,7 @@ static void set_writing(struct flash *flash, uint32_t slot)
 
 	cache->slots[slot].writing = flash->log.filling->at.seq;
 	cache->writing_count++;
-	count_dirty(flash);
+	cache_count_dirty(flash);
 }
 
 /* --- new pages ------------------------------------------------------------------------------- */
@@ -237,7 +238,7 @@ bool flash_cache_takes(struct flash *flash, struct store_part *part)
 	if (cache->slot_count == 0 || cache->is_leaving || cache->is_tight ||
 		part->op != STORE_WRITE || (part->flags & STORE_FUA) != 0 ||
 		part->length >= DIRECT_BYTES || flash_scratch_of(part)->is_logged ||
-		!list_is_empty(&flash->settling)) {
+		!list_is_empty(&flash->checkpoint.settling)) {
 		return false;
 	}
 	/* Else who opens the store next would not look for the file. */
@@ -247,7 +248,7 @@ bool flash_cache_takes(struct flash *flash, struct store_part *part)
 	return cache->is_recorded;
 }
 
-static uint32_t room_of(const struct flash_cache *cache)
+static uint32_t cache_room_of(const struct flash_cache *cache)
 {
 	return cache->lru.lists[CACHE_FREE].count + cache->lru.lists[CACHE_CLEAN].count;
 }
@@ -256,7 +257,7 @@ bool flash_cache_has_room(struct flash *flash)
 {
 	struct flash_cache *cache = &flash->cache;
 
-	if (room_of(cache) > 0) {
+	if (cache_room_of(cache) > 0) {
 		return true;
 	}
 	/* What the collector has taken may stand in a record that nobody else waits for. */
@@ -313,7 +314,7 @@ static void replace(struct flash_cache *cache, uint32_t old, uint32_t slot,
 			before = cache->slots[old].before;
 			behind = cache->slots[old].behind;
 		}
-		release(cache, old);
+		cache_release(cache, old);
 		before = behind == CACHE_NO_SLOT ? cache->last : before;
 	}
 	enter(cache, slot, page);
@@ -351,7 +352,7 @@ void flash_cache_put(struct flash *flash, uint64_t lpn, const uint8_t *data)
 		home = home == GC_NO_SEGMENT ? cache->lru_slots[old].home : home;
 	}
 	replace(cache, old, slot, &page, home);
-	count_dirty(flash);
+	cache_count_dirty(flash);
 }
 
 void flash_cache_restore(struct flash *flash, uint32_t slot, const struct flash_cache_page *page)
@@ -362,7 +363,7 @@ void flash_cache_restore(struct flash *flash, uint32_t slot, const struct flash_
 	cache_lru_take_slot(&cache->lru, slot);
 	replace(cache, old, slot, page, GC_NO_SEGMENT);
 	cache->counter = MAX(cache->counter, page->counter);
-	count_dirty(flash);
+	cache_count_dirty(flash);
 }
 
 /* --- records with newer contents ------------------------------------------------------------- */
@@ -384,7 +385,7 @@ void flash_cache_supersede(struct flash *flash, uint64_t lpn, uint32_t count)
 		}
 	}
 	if (cache->slot_count > 0) {
-		count_dirty(flash);
+		cache_count_dirty(flash);
 	}
 }
 
@@ -397,11 +398,11 @@ void flash_cache_drop(struct flash *flash, uint64_t lpn, uint32_t count)
 		uint32_t slot = flash_cache_find(flash, lpn);
 
 		if (slot != CACHE_NO_SLOT) {
-			release(cache, slot);
+			cache_release(cache, slot);
 		}
 	}
 	if (cache->slot_count > 0) {
-		count_dirty(flash);
+		cache_count_dirty(flash);
 	}
 }
 
@@ -421,7 +422,7 @@ void flash_cache_written(struct flash *flash, const struct flash_record_entry *e
 			continue;
 		}
 		if (cache->slots[slot].writing != seq || cache->slots[slot].is_superseded) {
-			release(cache, slot);
+			cache_release(cache, slot);
 			continue;
 		}
 		commit(cache, slot, 0);
@@ -430,7 +431,7 @@ void flash_cache_written(struct flash *flash, const struct flash_record_entry *e
 		cache_lru_set_clean(&cache->lru, slot);
 	}
 	if (cache->slot_count > 0) {
-		count_dirty(flash);
+		cache_count_dirty(flash);
 	}
 }
 
@@ -460,8 +461,8 @@ void flash_cache_replayed(struct flash *flash, uint64_t lpn, uint32_t count, uin
 		uint32_t slot = flash_cache_find(flash, lpn);
 
 		if (slot != CACHE_NO_SLOT && cache->slots[slot].stamp <= seq) {
-			release(cache, slot);
-			count_dirty(flash);
+			cache_release(cache, slot);
+			cache_count_dirty(flash);
 		}
 	}
 }
@@ -713,7 +714,7 @@ static bool flush_step(struct flash *flash)
 
 /* --- steps ----------------------------------------------------------------------------------- */
 
-static bool choose(struct flash *flash)
+static bool cache_choose(struct flash *flash)
 {
 	struct flash_cache *cache = &flash->cache;
 	uint32_t room = MIN(cache->slot_count / ROOM_DIVISOR, (uint32_t)PICKS_MAX);
@@ -726,7 +727,7 @@ static bool choose(struct flash *flash)
 		pick_all(cache, cache->wanted);
 	} else if (cache->is_draining || cache->is_leaving || cache->is_tight) {
 		pick_all(cache, UINT64_MAX);
-	} else if (room_of(cache) + cache->lru.lists[CACHE_BUSY].count < room) {
+	} else if (cache_room_of(cache) + cache->lru.lists[CACHE_BUSY].count < room) {
 		pick_cold(cache, MIN(room * 2, (uint32_t)PICKS_MAX));
 	}
 	return cache->pick_count > 0;
@@ -746,7 +747,7 @@ bool flash_cache_step(struct flash *flash)
 		flash_log_close(flash); /* it may have pages that the collector has taken */
 	}
 	if (flash->failed != 0 || flash_checkpoint_blocks(flash) ||
-		(cache->pick_count == 0 && !choose(flash))) {
+		(cache->pick_count == 0 && !cache_choose(flash))) {
 		return false;
 	}
 	return write_picks(flash);

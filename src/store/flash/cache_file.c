@@ -87,7 +87,7 @@ static const struct flash_cache_entry *entries_of(const struct disk_shared *file
 	return (const void *)(file->bytes + FLASH_BLOCK_BYTES);
 }
 
-static uint32_t count_dirty(const struct disk_shared *file, uint32_t slot_count)
+static uint32_t cache_file_count_dirty(const struct disk_shared *file, uint32_t slot_count)
 {
 	uint32_t count = 0;
 
@@ -99,7 +99,7 @@ static uint32_t count_dirty(const struct disk_shared *file, uint32_t slot_count)
 
 uint32_t flash_cache_left(const struct flash *flash)
 {
-	return count_dirty(&flash->cache.file, flash->cache.slot_count);
+	return cache_file_count_dirty(&flash->cache.file, flash->cache.slot_count);
 }
 
 /* A search for the file to which an anchor refers. */
@@ -149,7 +149,7 @@ static int find_in(struct search *search, const char *folder, struct error *erro
 		disk_shared_close(&search->file, false);
 		return -ENOENT;
 	}
-	search->dirty = count_dirty(&search->file, search->head.slot_count);
+	search->dirty = cache_file_count_dirty(&search->file, search->head.slot_count);
 	return 0;
 }
 
@@ -173,7 +173,7 @@ static void count_loss(struct flash *flash)
 }
 
 /* A loss that the anchor is to tell, and the reason. */
-static int lose(struct flash *flash, const char *reason, const char *path)
+static int cache_file_lose(struct flash *flash, const char *reason, const char *path)
 {
 	log_warning("flash store '%s': what was written and not flushed before its server ended is "
 		    "lost: %s '%s'",
@@ -201,7 +201,7 @@ static int look_at_folder(const struct flash *flash, const char *folder, struct 
 }
 
 /* In the folder that was given, and where the anchor says. *elsewhere: it is there, or may be. */
-static int find(const struct flash *flash, const char *folder, struct search *search,
+static int cache_file_find(const struct flash *flash, const char *folder, struct search *search,
 	bool *elsewhere, struct error *error)
 {
 	const char *before = flash->anchor.cache_folder;
@@ -230,7 +230,7 @@ static int judge_others(struct flash *flash, const struct flash_cache_options *o
 		return -ENOENT;
 	}
 	if (options->others == FLASH_OTHERS_LEAVE) {
-		return lose(flash, "as the store is a copy, they stay in", search->path);
+		return cache_file_lose(flash, "as the store is a copy, they stay in", search->path);
 	}
 	return error_set(error, -EEXIST,
 		"'%s' is a copy or was moved: its cache file '%s' has %u changed blocks of '%s'; "
@@ -261,17 +261,19 @@ static int refuse_elsewhere(const struct flash *flash, const struct search *sear
 		flash->path, folder, reason->text, folder);
 }
 
-/* What a find() has come to. 0: the file is to be used. -ENOENT: the store is opened without it. */
+/* What a cache_file_find() has come to. 0: the file is to be used. -ENOENT: the store is opened
+ * without it. */
 static int judge(struct flash *flash, const struct flash_cache_options *options, int result,
 	bool elsewhere, struct search *search, struct error *error)
 {
 	struct error reason = *error;
 
 	if (result == -ENOENT) {
-		return lose(flash, "there is no cache file", search->path);
+		return cache_file_lose(flash, "there is no cache file", search->path);
 	}
 	if (result == -EBUSY && search->is_others) {
-		return lose(flash, "the store was copied while a server had them in its cache file",
+		return cache_file_lose(flash,
+			"the store was copied while a server had them in its cache file",
 			search->path);
 	}
 	if (result == 0 && search->is_others) {
@@ -315,7 +317,7 @@ static int open_found(struct flash *flash, const struct flash_cache_options *opt
 	make_path(&flash->anchor, flash->anchor.cache_tag, folder, search->path);
 	/* Whatever has its name now is not what was there. */
 	if (memcmp(boot_id, flash->anchor.cache_boot_id, sizeof(boot_id)) != 0) {
-		return lose(flash,
+		return cache_file_lose(flash,
 			"the machine has been restarted, and with it went the cache file",
 			search->path);
 	}
@@ -327,7 +329,7 @@ static int open_found(struct flash *flash, const struct flash_cache_options *opt
 	search->disk = flash->identity;
 	search->is_wanted = !flash->is_read_only;
 	search->takes = options->others == FLASH_OTHERS_TAKE;
-	result = find(flash, folder, search, &elsewhere, error);
+	result = cache_file_find(flash, folder, search, &elsewhere, error);
 	result = judge(flash, options, result, elsewhere, search, error);
 	if (result < 0) {
 		disk_shared_close(&search->file, false);
@@ -373,8 +375,8 @@ static void fill_head(
 }
 
 /* A new file, of which the anchor knows nothing yet. */
-static int make(struct flash *flash, const struct flash_cache_options *options, char *path,
-	struct error *error)
+static int cache_file_make(struct flash *flash, const struct flash_cache_options *options,
+	char *path, struct error *error)
 {
 	struct flash_cache *cache = &flash->cache;
 	struct flash_cache_head *head = &cache->head;
@@ -403,7 +405,7 @@ static int make(struct flash *flash, const struct flash_cache_options *options, 
 	return result;
 }
 
-static void take(struct flash *flash, const struct search *search, uint64_t bytes)
+static void cache_file_take(struct flash *flash, const struct search *search, uint64_t bytes)
 {
 	struct flash_cache *cache = &flash->cache;
 
@@ -431,7 +433,7 @@ static int open_to_write(struct flash *flash, const struct flash_cache_options *
 		result = open_found(flash, options, search, error);
 	}
 	if (result == 0) {
-		take(flash, search, options->bytes);
+		cache_file_take(flash, search, options->bytes);
 	}
 	if (result != -ENOENT) {
 		return result;
@@ -439,7 +441,7 @@ static int open_to_write(struct flash *flash, const struct flash_cache_options *
 	if (!options->is_passed) {
 		tidy(flash, flash_cache_directory(options->directory));
 	}
-	if (options->bytes > 0 && make(flash, options, search->path, error) < 0) {
+	if (options->bytes > 0 && cache_file_make(flash, options, search->path, error) < 0) {
 		disk_shared_close(&cache->file, true);
 		log_warning("flash store '%s' has no write cache: %s", flash->path, error->text);
 	}
@@ -466,7 +468,7 @@ uint64_t flash_cache_tag(const struct flash *flash)
 	const struct flash_cache *cache = &flash->cache;
 
 	/* Who has the store next needs the file no more. */
-	return (flash->is_closing || !list_is_empty(&flash->settling)) &&
+	return (flash->is_closing || !list_is_empty(&flash->checkpoint.settling)) &&
 			       !flash_cache_is_dirty(cache)
 		       ? 0
 		       : cache->tag;
@@ -516,7 +518,7 @@ static void tidy_file(void *context, const char *path)
 		disk_shared_close(&file, true);
 	} else if (head.tag == anchor->cache_tag || !is_of_disk(&head, flash->identity)) {
 		disk_shared_close(&file, false);
-	} else if (count_dirty(&file, head.slot_count) == 0) {
+	} else if (cache_file_count_dirty(&file, head.slot_count) == 0) {
 		disk_shared_close(&file, true);
 	} else {
 		log_warning("flash store '%s': the changes in '%s' belong to another state of the "
@@ -560,7 +562,7 @@ struct found {
 	uint32_t slot;
 };
 
-static int compare(const void *a, const void *b)
+static int cache_file_compare(const void *a, const void *b)
 {
 	uint64_t one = ((const struct found *)a)->page.counter;
 	uint64_t other = ((const struct found *)b)->page.counter;
@@ -643,7 +645,7 @@ int flash_cache_load(struct flash *flash)
 			bad++;
 		}
 	}
-	qsort(all, count, sizeof(*all), compare);
+	qsort(all, count, sizeof(*all), cache_file_compare);
 	for (uint32_t i = 0; i < count; i++) {
 		flash_cache_restore(flash, all[i].slot, &all[i].page);
 	}

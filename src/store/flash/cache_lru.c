@@ -66,7 +66,7 @@ static void count_home(struct cache_lru *lru, struct cache_slot *slot)
 
 /* The only place where a state changes: at the newest end of the list of its new state, or at the
  * oldest one. */
-static void set_state(struct cache_lru *lru, uint32_t slot, enum cache_state state, bool newest)
+static void lru_set_state(struct cache_lru *lru, uint32_t slot, enum cache_state state, bool newest)
 {
 	struct cache_slot *found = slot_at(lru, slot);
 	struct cache_list *list = &lru->lists[state];
@@ -92,9 +92,9 @@ static void keep_boundary(struct cache_lru *lru)
 	uint32_t cold = (uint32_t)((uint64_t)dirty * lru->cold_percent / 100);
 
 	if (lru->lists[CACHE_COLD].count < cold) {
-		set_state(lru, lru->lists[CACHE_HOT].oldest, CACHE_COLD, true);
+		lru_set_state(lru, lru->lists[CACHE_HOT].oldest, CACHE_COLD, true);
 	} else if (lru->lists[CACHE_COLD].count > cold) {
-		set_state(lru, lru->lists[CACHE_COLD].newest, CACHE_HOT, false);
+		lru_set_state(lru, lru->lists[CACHE_COLD].newest, CACHE_HOT, false);
 	}
 	GMB_ASSERT(lru->lists[CACHE_COLD].count == cold);
 }
@@ -142,7 +142,7 @@ uint32_t cache_lru_take(struct cache_lru *lru)
 		slot = lru->lists[CACHE_CLEAN].oldest;
 	}
 	if (slot != CACHE_NO_SLOT) {
-		set_state(lru, slot, CACHE_BUSY, true);
+		lru_set_state(lru, slot, CACHE_BUSY, true);
 	}
 	return slot;
 }
@@ -150,26 +150,26 @@ uint32_t cache_lru_take(struct cache_lru *lru)
 void cache_lru_take_slot(struct cache_lru *lru, uint32_t slot)
 {
 	GMB_ASSERT(slot_at(lru, slot)->state == CACHE_FREE);
-	set_state(lru, slot, CACHE_BUSY, true);
+	lru_set_state(lru, slot, CACHE_BUSY, true);
 }
 
 void cache_lru_set_dirty(struct cache_lru *lru, uint32_t slot, uint32_t home)
 {
 	slot_at(lru, slot)->home = home;
-	set_state(lru, slot, CACHE_HOT, true);
+	lru_set_state(lru, slot, CACHE_HOT, true);
 	keep_boundary(lru);
 }
 
 void cache_lru_touch(struct cache_lru *lru, uint32_t slot)
 {
 	count_cold(lru, slot, &lru->cold_rewritten);
-	set_state(lru, slot, CACHE_HOT, true);
+	lru_set_state(lru, slot, CACHE_HOT, true);
 	keep_boundary(lru);
 }
 
 void cache_lru_write_back(struct cache_lru *lru, uint32_t slot)
 {
-	set_state(lru, slot, CACHE_BUSY, true);
+	lru_set_state(lru, slot, CACHE_BUSY, true);
 	keep_boundary(lru);
 }
 
@@ -181,13 +181,13 @@ void cache_lru_set_busy(struct cache_lru *lru, uint32_t slot)
 
 void cache_lru_set_clean(struct cache_lru *lru, uint32_t slot)
 {
-	set_state(lru, slot, CACHE_CLEAN, true);
+	lru_set_state(lru, slot, CACHE_CLEAN, true);
 }
 
 void cache_lru_set_free(struct cache_lru *lru, uint32_t slot)
 {
 	count_cold(lru, slot, &lru->cold_rewritten);
-	set_state(lru, slot, CACHE_FREE, true);
+	lru_set_state(lru, slot, CACHE_FREE, true);
 	keep_boundary(lru);
 }
 

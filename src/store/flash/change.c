@@ -14,14 +14,33 @@
 #include "store/flash/flash.h"
 
 enum {
-	LOOKAHEAD = 16,	       /* changes whose pages are read ahead */
-	EMPTY_PAGES_MAX = 4096 /* looked at in one turn */
+	HELD_BYTES_MIN = 32 << 10, /* of a part whose memory is written without a copy */
+	LOOKAHEAD = 16,		   /* changes whose pages are read ahead */
+	EMPTY_PAGES_MAX = 4096	   /* looked at in one turn */
 };
 
 /* What became of a step of the first change. */
 enum step {
 	STEP_WAIT, /* something will call flash_pump() */
 	STEP_DONE, /* the next one follows */
+};
+
+/* A block of which the change at hand writes a part. */
+struct flash_edge {
+	uint8_t *bytes;
+	uint32_t crc;
+	uint32_t segment;
+	bool is_ready;
+	struct flash_io io;
+};
+
+struct flash_changes {
+	struct flash *flash;
+	struct flash_edge edges[2];
+	struct flash_wait wait;
+	bool waits;	     /* for a page, or an edge */
+	uint64_t seq;	     /* all that changes have appended is in records before it */
+	struct ring_op turn; /* to go on with a change that is long */
 };
 
 static uint64_t block_of(uint64_t offset)
@@ -38,8 +57,8 @@ static void change_ended(struct flash *flash, struct store_part *part)
 {
 	list_remove(&part->node);
 	list_remove(&flash_scratch_of(part)->wait.node);
-	flash->edges[0].is_ready = false;
-	flash->edges[1].is_ready = false;
+	flash->change->edges[0].is_ready = false;
+	flash->change->edges[1].is_ready = false;
 }
 
 static void change_failed(struct flash *flash, struct store_part *part, int error)
@@ -52,11 +71,11 @@ static void change_failed(struct flash *flash, struct store_part *part, int erro
 
 /* --- pages of the map ------------------------------------------------------------------------ */
 
-static void page_ready(struct flash_wait *wait, int result)
+static void change_page_ready(struct flash_wait *wait, int result)
 {
-	struct flash *flash = container_of(wait, struct flash, change_wait);
+	struct flash *flash = container_of(wait, struct flash_changes, wait)->flash;
 
-	flash->change_waits = false;
+	flash->change->waits = false;
 	if (result < 0 && !list_is_empty(&flash->changes)) {
 		change_failed(flash,
 			list_entry(list_first(&flash->changes), struct store_part, node), result);
@@ -70,7 +89,7 @@ static void ahead_ready(struct flash_wait *wait, int result)
 }
 
 /* Has the first pages of the changes that wait read. */
-static void look_ahead(struct flash *flash)
+static void change_look_ahead(struct flash *flash)
 {
 	uint32_t count = 0;
 
@@ -98,10 +117,10 @@ static struct flash_slot *page_for_change(struct flash *flash, uint32_t page)
 	bool full;
 	struct flash_slot *slot;
 
-	slot = flash_map_get(flash, page, &flash->change_wait, &full);
+	slot = flash_map_get(flash, page, &flash->change->wait, &full);
 	if (slot == NULL && !full) {
-		flash->change_waits = true;
-		look_ahead(flash);
+		flash->change->waits = true;
+		change_look_ahead(flash);
 	} else if (slot == NULL || !flash_map_dirty(flash, slot)) {
 		flash_checkpoint_await(flash);
 		slot = NULL;
@@ -124,7 +143,7 @@ static void edge_done(struct flash_io *io, int result)
 		result = -EIO;
 	}
 	edge->is_ready = result == 0;
-	page_ready(&flash->change_wait, result);
+	change_page_ready(&flash->change->wait, result);
 }
 
 /* The block as it is now, of which a part will be written. */
@@ -139,8 +158,8 @@ static enum step edge_get(struct flash *flash, struct flash_edge *edge, uint64_t
 		return STEP_DONE;
 	}
 	/* What was written before must have taken effect. */
-	if (log->written_seq < flash->changed_seq) {
-		if (log->filling != NULL && log->filling->at.seq < flash->changed_seq) {
+	if (log->written_seq < flash->change->seq) {
+		if (log->filling != NULL && log->filling->at.seq < flash->change->seq) {
 			flash_log_close(flash);
 		}
 		return STEP_WAIT;
@@ -161,7 +180,7 @@ static enum step edge_get(struct flash *flash, struct flash_edge *edge, uint64_t
 	edge->crc = le32toh(entry.crc);
 	edge->segment = flash_segment_of(&flash->anchor.geometry, le32toh(entry.block));
 	flash->segments[edge->segment].readers++;
-	flash->change_waits = true;
+	flash->change->waits = true;
 	flash_io_start(flash, &edge->io, false, mem_of(edge->bytes), le32toh(entry.block),
 		FLASH_BLOCK_BYTES, edge_done);
 	return STEP_WAIT;
@@ -186,9 +205,9 @@ static void edge_patch(const struct store_part *part, uint64_t lpn, uint8_t *byt
 static struct flash_edge *edge_of(struct flash *flash, const struct store_part *part, uint64_t lpn)
 {
 	if (lpn << FLASH_BLOCK_SHIFT < part->offset) {
-		return &flash->edges[0];
+		return &flash->change->edges[0];
 	}
-	return (lpn + 1) << FLASH_BLOCK_SHIFT > end_of(part) ? &flash->edges[1] : NULL;
+	return (lpn + 1) << FLASH_BLOCK_SHIFT > end_of(part) ? &flash->change->edges[1] : NULL;
 }
 
 /* --- blocks ---------------------------------------------------------------------------------- */
@@ -219,7 +238,7 @@ static bool is_held(const struct flash *flash, const struct store_part *part)
 {
 	uint64_t skip = (FLASH_BLOCK_BYTES - part->offset % FLASH_BLOCK_BYTES) % FLASH_BLOCK_BYTES;
 
-	return part->op == STORE_WRITE && part->length >= FLASH_HELD_BYTES_MIN &&
+	return part->op == STORE_WRITE && part->length >= HELD_BYTES_MIN &&
 	       mem_may(part->memory, MEM_STABLE) &&
 	       mem_is_aligned(mem_add(part->memory, skip), flash->memory_align);
 }
@@ -246,7 +265,7 @@ static void blocks_append(
 	flash_cache_supersede(flash, first, count);
 	flash->counters.written_blocks += count;
 	flash_gc_credit(flash, count);
-	flash->changed_seq = flash->log.filling->at.seq + 1;
+	flash->change->seq = flash->log.filling->at.seq + 1;
 }
 
 /* --- writes ---------------------------------------------------------------------------------- */
@@ -292,13 +311,13 @@ static enum step cached_edge(struct flash *flash, struct flash_edge *edge, uint6
 	bool full;
 
 	if (flash_cache_find(flash, lpn) == CACHE_NO_SLOT && !edge->is_ready &&
-		flash_map_get(flash, (uint32_t)(lpn / FLASH_NODE_ENTRIES), &flash->change_wait,
+		flash_map_get(flash, (uint32_t)(lpn / FLASH_NODE_ENTRIES), &flash->change->wait,
 			&full) == NULL) {
 		if (full) {
 			flash_checkpoint_await(flash);
 		} else {
-			flash->change_waits = true;
-			look_ahead(flash);
+			flash->change->waits = true;
+			change_look_ahead(flash);
 		}
 		return STEP_WAIT;
 	}
@@ -390,13 +409,13 @@ static enum step clear_page(struct flash *flash, uint64_t first, uint64_t end)
 	}
 	flash_log_append(flash, &entry, NULL, false);
 	flash_cache_supersede(flash, first, (uint32_t)(end - first));
-	flash->changed_seq = flash->log.filling->at.seq + 1;
+	flash->change->seq = flash->log.filling->at.seq + 1;
 	return STEP_DONE;
 }
 
-static void turn_done(struct ring_op *op, int result)
+static void change_turn_done(struct ring_op *op, int result)
 {
-	struct flash *flash = container_of(op, struct flash, turn);
+	struct flash *flash = container_of(op, struct flash_changes, turn)->flash;
 
 	GMB_UNUSED(result);
 	flash_pump(flash);
@@ -419,9 +438,10 @@ static enum step clear_step(struct flash *flash, struct store_part *part)
 			!flash_cache_has_page(&flash->cache, page)) {
 			stop = MIN(end, ((page + 1) * FLASH_NODE_ENTRIES) << FLASH_BLOCK_SHIFT);
 			if (++empty == EMPTY_PAGES_MAX) {
-				if (!flash->turn.in_flight) {
+				if (!flash->change->turn.in_flight) {
 					flash->io_count++;
-					ring_defer(flash->ring, &flash->turn, 0, turn_done);
+					ring_defer(flash->ring, &flash->change->turn, 0,
+						change_turn_done);
 				}
 				return STEP_WAIT;
 			}
@@ -460,7 +480,7 @@ bool flash_changes_step(struct flash *flash)
 {
 	bool progress = false;
 
-	while (!list_is_empty(&flash->changes) && !flash->change_waits && !flash->views.holds) {
+	while (!list_is_empty(&flash->changes) && !flash->change->waits && !flash->views.holds) {
 		struct store_part *part =
 			list_entry(list_first(&flash->changes), struct store_part, node);
 		uint64_t done_bytes = flash_scratch_of(part)->done_bytes;
@@ -477,8 +497,20 @@ bool flash_changes_step(struct flash *flash)
 	return progress;
 }
 
-void flash_changes_init(struct flash *flash)
+uint64_t flash_changes_bytes(void)
 {
+	return align_up(sizeof(struct flash_changes), FLASH_BLOCK_BYTES) +
+	       UINT64_C(2) * FLASH_BLOCK_BYTES;
+}
+
+void flash_changes_init(struct flash *flash, uint8_t *memory)
+{
+	struct flash_changes *change = (void *)memory;
+
+	*change = (struct flash_changes){ .flash = flash, .wait.ready = change_page_ready };
+	change->edges[0].bytes = memory + align_up(sizeof(*change), FLASH_BLOCK_BYTES);
+	change->edges[1].bytes = change->edges[0].bytes + FLASH_BLOCK_BYTES;
+	list_init(&change->wait.node);
 	list_init(&flash->changes);
-	flash->change_wait.ready = page_ready;
+	flash->change = change;
 }

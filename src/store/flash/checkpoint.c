@@ -40,7 +40,8 @@ static const uint32_t checkpoint_edges[FLASH_CHECKPOINT_STATE_COUNT] = {
 	[FLASH_CHECKPOINT_ANCHOR_SECOND] = BIT(FLASH_CHECKPOINT_NONE),
 };
 
-static void set_state(struct flash_checkpoint *checkpoint, enum flash_checkpoint_state state)
+static void checkpoint_set_state(
+	struct flash_checkpoint *checkpoint, enum flash_checkpoint_state state)
 {
 	GMB_ASSERT((checkpoint_edges[checkpoint->state] & BIT(state)) != 0);
 	checkpoint->state = state;
@@ -61,7 +62,7 @@ void flash_checkpoint_await(struct flash *flash)
 	}
 }
 
-static bool is_zero(const void *block)
+static bool checkpoint_page_is_zero(const void *block)
 {
 	static const uint8_t zeroes[FLASH_BLOCK_BYTES];
 
@@ -99,7 +100,7 @@ static void freeze_tables(struct flash *flash)
 }
 
 /* Nothing is in flight, and from here on the log is behind the checkpoint. */
-static void begin(struct flash *flash)
+static void checkpoint_begin(struct flash *flash)
 {
 	struct flash_checkpoint *checkpoint = &flash->checkpoint;
 
@@ -109,7 +110,7 @@ static void begin(struct flash *flash)
 	checkpoint->step_dirty = 0;
 	checkpoint->is_asked = false;
 	checkpoint->settle_count = 0;
-	list_for_each(node, &flash->settling)
+	list_for_each(node, &flash->checkpoint.settling)
 	{
 		checkpoint->settle_count++;
 	}
@@ -119,7 +120,7 @@ static void begin(struct flash *flash)
 	flash->map.dirty_count = 0;
 	freeze_segments(flash);
 	freeze_tables(flash);
-	set_state(checkpoint, FLASH_CHECKPOINT_LEVEL_0);
+	checkpoint_set_state(checkpoint, FLASH_CHECKPOINT_LEVEL_0);
 }
 
 /* --- nodes ----------------------------------------------------------------------------------- */
@@ -172,7 +173,7 @@ bool flash_checkpoint_append(struct flash *flash, struct flash_slot *slot)
 	uint32_t tree = slot->page / page_count;
 	uint32_t index = slot->page % page_count;
 
-	if (is_zero(slot->node)) {
+	if (checkpoint_page_is_zero(slot->node)) {
 		flash_map_set_node(flash, tree, 0, index, (struct flash_entry){ 0 });
 		flash_map_clean(flash, slot);
 		return true;
@@ -284,7 +285,7 @@ static bool write_level(struct flash *flash, uint32_t level, uint32_t *blocks)
 		for (; number < end && count < max; number++) {
 			struct upper upper = upper_at(flash, level, number);
 
-			if (upper.is_dirty && is_zero(upper.node)) {
+			if (upper.is_dirty && checkpoint_page_is_zero(upper.node)) {
 				flash_map_set_node(flash, upper.tree, level, upper.index,
 					(struct flash_entry){ 0 });
 				flash->map.trees[upper.tree].dirty[level][upper.index] = false;
@@ -339,7 +340,7 @@ static bool is_step_written(const struct flash *flash)
 	return flash->log.written_seq >= flash->checkpoint.step_end;
 }
 
-static void step(struct flash *flash, uint32_t level)
+static void checkpoint_write_step(struct flash *flash, uint32_t level)
 {
 	struct flash_checkpoint *checkpoint = &flash->checkpoint;
 	uint32_t blocks = step_blocks(flash);
@@ -359,12 +360,12 @@ static bool level_step(struct flash *flash, uint32_t level, enum flash_checkpoin
 	struct flash_checkpoint *checkpoint = &flash->checkpoint;
 
 	if (!checkpoint->is_appended && (is_step_written(flash) || !may_share(flash))) {
-		step(flash, level);
+		checkpoint_write_step(flash, level);
 	}
 	if (!checkpoint->is_appended || !is_step_written(flash)) {
 		return false;
 	}
-	set_state(checkpoint, next);
+	checkpoint_set_state(checkpoint, next);
 	return true;
 }
 
@@ -374,7 +375,7 @@ static bool drain_log(struct flash *flash)
 	if (!flash_log_is_idle(flash)) {
 		return false;
 	}
-	begin(flash);
+	checkpoint_begin(flash);
 	return true;
 }
 
@@ -398,7 +399,7 @@ static void free_segments(struct flash *flash)
 		struct flash_segment *segment = &flash->segments[i];
 		bool was_empty = segment->was_closed && segment->begin_valid == 0;
 		bool is_empty = flash_segment_is_empty(flash, i);
-		bool is_walked = flash->gc.state == FLASH_GC_IDLE || flash->gc.victim != i;
+		bool is_walked = !flash_gc_walks(flash, i);
 
 		/* A rebuild takes it that what is moved was there when the checkpoint began, or it
 		 * is nodes. A bad zone cannot be used again, other places can. */
@@ -458,8 +459,8 @@ static void start_ended(struct flash *flash, int result)
 /* The first of those that have come. */
 static void settled(struct flash *flash, uint32_t count, int result)
 {
-	for (; count > 0 && !list_is_empty(&flash->settling); count--) {
-		struct list_node *node = list_pop_front(&flash->settling);
+	for (; count > 0 && !list_is_empty(&flash->checkpoint.settling); count--) {
+		struct list_node *node = list_pop_front(&flash->checkpoint.settling);
 
 		flash_finish(list_entry(node, struct store_part, node), result);
 	}
@@ -467,7 +468,7 @@ static void settled(struct flash *flash, uint32_t count, int result)
 
 static void end(struct flash *flash, int result)
 {
-	set_state(&flash->checkpoint, FLASH_CHECKPOINT_NONE);
+	checkpoint_set_state(&flash->checkpoint, FLASH_CHECKPOINT_NONE);
 	flash->checkpoint.is_waiting = false;
 	flash_views_checkpointed(flash, result);
 	if (result == 0) {
@@ -484,7 +485,7 @@ static void end(struct flash *flash, int result)
 	if (result < 0 || flash->anchor.cache_tag == 0) {
 		settled(flash, result < 0 ? UINT32_MAX : flash->checkpoint.settle_count, result);
 	}
-	if (!list_is_empty(&flash->settling)) {
+	if (!list_is_empty(&flash->checkpoint.settling)) {
 		flash_checkpoint_ask(flash); /* this one was begun before they came */
 	}
 	if (flash->is_starting) {
@@ -492,7 +493,7 @@ static void end(struct flash *flash, int result)
 	}
 }
 
-static void anchor_written(struct flash_io *io, int result)
+static void checkpoint_anchor_written(struct flash_io *io, int result)
 {
 	struct flash *flash = io->flash;
 
@@ -514,7 +515,7 @@ static struct flash_position log_behind(const struct flash *flash)
 	return has_more ? flash->checkpoint.begin : flash->log.head;
 }
 
-static void write_anchor(struct flash *flash)
+static void checkpoint_write_anchor(struct flash *flash)
 {
 	struct flash_checkpoint *checkpoint = &flash->checkpoint;
 	bool is_first = checkpoint->state == FLASH_CHECKPOINT_ANCHOR_FIRST;
@@ -533,7 +534,8 @@ static void write_anchor(struct flash *flash)
 		flash_anchor_encode(&flash->anchor, checkpoint->block);
 	}
 	checkpoint->is_waiting = true;
-	flash_anchor_write(flash, &checkpoint->io, checkpoint->block, is_first, anchor_written);
+	flash_anchor_write(
+		flash, &checkpoint->io, checkpoint->block, is_first, checkpoint_anchor_written);
 }
 
 void flash_checkpoint_synced(struct flash *flash, int result)
@@ -544,9 +546,9 @@ void flash_checkpoint_synced(struct flash *flash, int result)
 	if (result < 0) {
 		end(flash, result);
 	} else if (checkpoint->state == FLASH_CHECKPOINT_SYNC) {
-		set_state(checkpoint, FLASH_CHECKPOINT_ANCHOR_FIRST);
+		checkpoint_set_state(checkpoint, FLASH_CHECKPOINT_ANCHOR_FIRST);
 	} else if (checkpoint->state == FLASH_CHECKPOINT_ANCHOR_FIRST) {
-		set_state(checkpoint, FLASH_CHECKPOINT_ANCHOR_SECOND);
+		checkpoint_set_state(checkpoint, FLASH_CHECKPOINT_ANCHOR_SECOND);
 	} else {
 		end(flash, 0);
 	}
@@ -583,7 +585,7 @@ bool flash_checkpoint_step(struct flash *flash)
 			return false;
 		}
 		flash_views_begin(flash);
-		set_state(checkpoint, FLASH_CHECKPOINT_DRAIN);
+		checkpoint_set_state(checkpoint, FLASH_CHECKPOINT_DRAIN);
 		return true;
 	case FLASH_CHECKPOINT_DRAIN:
 		return drain_log(flash);
@@ -602,7 +604,7 @@ bool flash_checkpoint_step(struct flash *flash)
 		if (flash_move_anchors(flash)) {
 			return false;
 		}
-		write_anchor(flash);
+		checkpoint_write_anchor(flash);
 		return true;
 	case FLASH_CHECKPOINT_STATE_COUNT:
 		break;
@@ -612,7 +614,7 @@ bool flash_checkpoint_step(struct flash *flash)
 
 void flash_settle(struct flash *flash, struct store_part *part)
 {
-	list_push_back(&flash->settling, &part->node);
+	list_push_back(&flash->checkpoint.settling, &part->node);
 	flash_checkpoint_ask(flash);
 }
 
@@ -625,7 +627,7 @@ static void work(struct flash *flash)
 }
 
 /* What is in the cache first. */
-static void write_all(struct flash *flash)
+static void write_at_end(struct flash *flash)
 {
 	flash->is_closing = true;
 	flash->cache.is_draining = true;
@@ -665,7 +667,7 @@ uint64_t flash_end(struct store *store)
 	uint32_t left = 0;
 
 	if (!flash->has_ended && has_to_write(flash)) {
-		write_all(flash);
+		write_at_end(flash);
 	}
 	if (flash->failed != 0 || flash->counters.checkpoints > 0) { /* else it was not served */
 		left = flash_cache_left(flash);

@@ -327,7 +327,7 @@ static uint32_t *found_valid(const struct checking *checking, uint32_t tree, uin
 static void check_block(struct checking *checking, const struct flash_entry *entry)
 {
 	struct flash *flash = checking->flash;
-	uint8_t *bytes = flash->gc.bytes;
+	uint8_t *bytes = flash->record_bytes;
 
 	if (flash_read(flash, le32toh(entry->block), 1, bytes) < 0 ||
 		crc32c(0, bytes, FLASH_BLOCK_BYTES) != le32toh(entry->crc)) {
@@ -442,7 +442,7 @@ static void check_spare(const struct checking *checking)
 			single);
 		check->fault(check, text);
 	}
-	if (flash->is_table_damaged) {
+	if (flash->damage.is_table_damaged) {
 		check->fault(check,
 			"the table of segments is damaged; whoever serves the store, or --rebuild, "
 			"counts it from the map");
@@ -483,7 +483,7 @@ static void check_found(struct checking *checking)
 		check->fault(check, text);
 	}
 	if (wrong > 0 && checking->damaged.count == 0 && checking->damaged_views == 0 &&
-		!flash->is_table_damaged) {
+		!flash->damage.is_table_damaged) {
 		snprintf(text, sizeof(text),
 			"%u segments have another count of blocks in use; --rebuild counts anew",
 			wrong);

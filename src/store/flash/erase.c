@@ -17,7 +17,10 @@
 #include "disk/disk.h"
 #include "store/flash/flash.h"
 
-enum { WEAR_ERASES = 32 }; /* fewer than the mean: such a segment is moved */
+enum {
+	WEAR_ERASES = 32,    /* fewer than the mean: such a segment is moved */
+	WEAR_SEGMENTS = 128, /* that are written for each one that is moved: less than 1 % */
+};
 
 static uint64_t segment_offset(const struct flash *flash, uint32_t segment)
 {
@@ -169,7 +172,7 @@ uint32_t flash_wear_victim(struct flash *flash)
 	uint32_t fewest = GC_NO_SEGMENT;
 
 	/* Zoned devices see to that themselves. */
-	if (flash_has_zones(flash) || flash->erase.taken < FLASH_WEAR_SEGMENTS) {
+	if (flash_has_zones(flash) || flash->erase.taken < WEAR_SEGMENTS) {
 		return GC_NO_SEGMENT;
 	}
 	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {

@@ -14,6 +14,7 @@
 
 enum {
 	MAP_MEMORY_DEFAULT = 64 << 20,
+	MAP_SLOTS_MIN = 64, /* of the map, beside what a replay may change */
 	CACHE_DEFAULT = 64 << 20,
 	CACHE_DEFAULT_DIVISOR = 8, /* of the disk, at most this part */
 	CONFIG_PATH_BYTES = 3072,
@@ -22,12 +23,9 @@ enum {
 
 struct flash_config {
 	uint64_t map_memory;
-	enum gc_policy policy;
 	bool refuses; /* on-full=refuse */
 	uint64_t cache_bytes;
 	bool has_cache_bytes; /* else the default */
-	uint32_t cold_percent;
-	bool has_cold_percent; /* else that of the rule */
 	/* "": the default, see flash_cache_directory() */
 	char cache_directory[CONFIG_PATH_BYTES];
 	enum flash_others others;
@@ -35,10 +33,76 @@ struct flash_config {
 
 static const struct flash_config flash_defaults = {
 	.map_memory = MAP_MEMORY_DEFAULT,
-	.cold_percent = GC_COLD_PERCENT,
 };
 
 /* --- parts ----------------------------------------------------------------------------------- */
+
+void flash_io_ended(struct flash *flash)
+{
+	struct list_node *node;
+
+	GMB_ASSERT(flash->io_count > 0);
+	flash->io_count--;
+	if (flash->start_has_ended && flash->io_count == 0) {
+		flash->start_has_ended = false;
+		flash->is_starting = false;
+		store_started(&flash->base, flash->start_result);
+		return;
+	}
+	if (flash->io_count == 0 && flash->is_out) {
+		flash_pump(flash);
+	}
+	flash_views_io_ended(flash);
+	if (flash->io_count > 0 && !flash_may_work(flash)) {
+		return;
+	}
+	while ((node = list_pop_front(&flash->held)) != NULL) {
+		struct store_part *part = list_entry(node, struct store_part, node);
+
+		flash->held_count--;
+		flash->part_count--;
+		store_finish_later(part, flash_scratch_of(part)->result);
+	}
+}
+
+void flash_finish(struct store_part *part, int result)
+{
+	struct flash *flash = flash_of(part);
+
+	if (flash->io_count > 0 && flash->part_count == flash->held_count + 1) {
+		flash_scratch_of(part)->result = result;
+		flash->held_count++;
+		list_push_back(&flash->held, &part->node);
+		return;
+	}
+	flash->part_count--;
+	store_finish_later(part, result);
+}
+
+/*
+ * Does the first thing that can be done. True: there was one, and all are looked at again, from the
+ * first on. The order is a rule:
+ *
+ *   move        does not wait for a part: after a kill the place that failed would be the end of
+ *               the log, and perhaps could not be read. All that follows waits for parts, see
+ *               flash_may_work().
+ *   views       a snapshot holds changes back, and says what the checkpoint is to have, before one
+ *               begins.
+ *   erase       a segment that is free early is one that nobody has to wait for.
+ *   checkpoint  has its nodes in the log before what comes meanwhile: it ends, and segments become
+ *               free by it alone.
+ *   cache       pages that flushes and evictions wait for are older than the changes that follow.
+ *   changes     of clients, before
+ *   gc          the collector, which has the rest: what they have written is its credit.
+ */
+static bool pump_one(struct flash *flash)
+{
+	return flash_move_step(flash) ||
+	       (flash_may_work(flash) &&
+		       (flash_views_step(flash) || flash_erase_step(flash) ||
+			       flash_checkpoint_step(flash) || flash_cache_step(flash) ||
+			       flash_changes_step(flash) || flash_gc_step(flash)));
+}
 
 void flash_pump(struct flash *flash)
 {
@@ -49,14 +113,9 @@ void flash_pump(struct flash *flash)
 	flash->is_pumping = true;
 	do {
 		flash->pump_again = false;
-		/* A move does not wait for a part: after a kill the place that failed would be the
-		 * end of the log, and perhaps could not be read. */
-		while (flash_move_step(flash) ||
-			(flash_may_work(flash) &&
-				(flash_views_step(flash) || flash_erase_step(flash) ||
-					flash_checkpoint_step(flash) || flash_cache_step(flash) ||
-					flash_changes_step(flash) || flash_gc_step(flash)))) {
+		while (pump_one(flash)) {
 		}
+		/* Last: small changes have gathered in the record, and helpers are idle again. */
 		if (flash_may_work(flash)) {
 			flash_log_kick(flash);
 			(void)flash_reads_resume(flash);
@@ -147,67 +206,65 @@ static void flash_submit(struct store_queue *queue, struct store_part *part)
 
 /* --- starting -------------------------------------------------------------------------------- */
 
-static uint64_t carve(struct flash *flash, uint8_t *memory)
+/* The next part of the budget; NULL without memory, which only counts. */
+static void *budget_take(uint8_t *memory, uint64_t *at, uint64_t bytes)
+{
+	void *taken = memory != NULL ? memory + *at : NULL;
+
+	*at += align_up(bytes, FLASH_BLOCK_BYTES);
+	return taken;
+}
+
+static uint64_t budget_divide(struct flash *flash, uint8_t *memory)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
+	uint32_t count = geometry->segment_count;
 	uint64_t at = 0;
-	uint64_t segments_at = at;
-	uint64_t gc_at;
-	uint64_t log_at;
+	struct flash_segment *segments = budget_take(memory, &at, count * sizeof(*segments));
+	struct gc_segment *table = budget_take(memory, &at, count * sizeof(*table));
+	uint8_t *log = budget_take(memory, &at, flash_log_bytes());
+	uint8_t *record =
+		budget_take(memory, &at, (uint64_t)(FLASH_RECORD_ENTRIES + 1) * FLASH_BLOCK_BYTES);
+	uint8_t *checkpoint = budget_take(memory, &at, FLASH_BLOCK_BYTES);
+	uint8_t *move = budget_take(memory, &at, FLASH_BLOCK_BYTES);
+	uint8_t *io = budget_take(memory, &at, flash_io_bytes());
+	uint8_t *gc = budget_take(memory, &at, flash_gc_bytes());
+	uint8_t *changes = budget_take(memory, &at, flash_changes_bytes());
+	uint8_t *reads = budget_take(memory, &at, flash_reads_bytes());
+	uint8_t *map = budget_take(memory, &at, flash_map_bytes(geometry, flash->slot_count));
+	uint8_t *cache = budget_take(memory, &at, flash_cache_bytes(flash));
 
-	at += align_up((uint64_t)geometry->segment_count * sizeof(struct flash_segment), 4096);
-	gc_at = at;
-	at += align_up((uint64_t)geometry->segment_count * sizeof(struct gc_segment), 4096);
-	log_at = at;
-	at += flash_log_bytes();
-	if (memory != NULL) {
-		flash->segments = (void *)(memory + segments_at);
-		gc_init(&flash->table, flash->policy, (void *)(memory + gc_at),
-			geometry->segment_count, geometry->segment_blocks);
-		flash_log_init(flash, memory + log_at);
-		flash->gc.bytes = memory + at;
-		flash->checkpoint.block =
-			flash->gc.bytes + (size_t)(FLASH_RECORD_ENTRIES + 1) * FLASH_BLOCK_BYTES;
-		flash->log.move.block = flash->checkpoint.block + FLASH_BLOCK_BYTES;
-		flash->edges[0].bytes = flash->log.move.block + FLASH_BLOCK_BYTES;
-		flash->edges[1].bytes = flash->edges[0].bytes + FLASH_BLOCK_BYTES;
-		for (uint32_t i = 0; i < FLASH_HELPERS; i++) {
-			flash->helpers[i].flash = flash;
-			flash->helpers[i].bounce =
-				flash->edges[1].bytes + (size_t)(i + 1) * FLASH_BLOCK_BYTES;
-			list_push_back(&flash->helpers_idle, &flash->helpers[i].node);
-		}
+	if (memory == NULL) {
+		return at;
 	}
-	at += (uint64_t)(FLASH_RECORD_ENTRIES + 5 + FLASH_HELPERS) * FLASH_BLOCK_BYTES;
-	if (memory != NULL) {
-		flash_map_init(flash, memory + at);
-	}
-	at += flash_map_bytes(geometry, flash->slot_count);
-	if (memory != NULL) {
-		flash_cache_init(flash, memory + at);
-	}
-	return at + flash_cache_bytes(flash);
+	flash->segments = segments;
+	flash->record_bytes = record;
+	flash->checkpoint.block = checkpoint;
+	flash->log.move.block = move;
+	gc_init(&flash->table, flash->rule != NULL ? flash->rule : &gc_rule_auto, table, count,
+		geometry->segment_blocks);
+	flash_log_init(flash, log);
+	flash_io_init(flash, io);
+	flash_gc_init(flash, gc);
+	flash_changes_init(flash, changes);
+	flash_reads_init(flash, reads);
+	flash_map_init(flash, map);
+	flash_cache_init(flash, cache);
+	return at;
 }
 
 uint64_t flash_budget(struct flash *flash)
 {
-	return carve(flash, NULL);
+	return budget_divide(flash, NULL);
 }
 
 void flash_init(struct flash *flash, uint8_t *memory)
 {
-	list_init(&flash->helpers_idle);
-	list_init(&flash->hoping);
 	list_init(&flash->held);
-	list_init(&flash->blocking);
-	list_init(&flash->settling);
+	list_init(&flash->checkpoint.settling);
 	list_init(&flash->zones.writes);
-	list_init(&flash->sync.now);
-	list_init(&flash->sync.next);
-	(void)carve(flash, memory);
-	flash_changes_init(flash);
 	flash_views_init(flash);
-	flash_gc_init(flash);
+	(void)budget_divide(flash, memory);
 }
 
 /* The anchors as another process has left them since the store was opened. */
@@ -333,8 +390,8 @@ uint32_t flash_slot_count(const struct flash_geometry *geometry, uint64_t map_me
 {
 	uint64_t slots = (map_memory > 0 ? map_memory : MAP_MEMORY_DEFAULT) / FLASH_BLOCK_BYTES;
 
-	slots = MIN(slots, (uint64_t)geometry->leaf_count + FLASH_SLOTS_MIN);
-	return (uint32_t)MAX(slots, (uint64_t)geometry->replay_max + FLASH_SLOTS_MIN);
+	slots = MIN(slots, (uint64_t)geometry->leaf_count + MAP_SLOTS_MIN);
+	return (uint32_t)MAX(slots, (uint64_t)geometry->replay_max + MAP_SLOTS_MIN);
 }
 
 static int open_below(struct flash *flash, const struct store_options *options, struct error *error)
@@ -409,7 +466,7 @@ static int open_below(struct flash *flash, const struct store_options *options, 
 	return 0;
 }
 
-static void release(struct flash *flash)
+static void flash_release(struct flash *flash)
 {
 	store_close(flash->below);
 	free(flash->path);
@@ -426,7 +483,7 @@ static void flash_close(struct store *base)
 		(void)flash_end(base);
 	}
 	flash_cache_close(flash);
-	release(flash);
+	flash_release(flash);
 }
 
 static void fill_info(struct flash *flash)
@@ -476,13 +533,14 @@ static int open_cache(struct flash *flash, const struct flash_config *config,
 		.others = config->others,
 	};
 
-	if (flash->repairs != 0) { /* what a cache file has is written, and no new one made */
+	if (flash->damage.repairs !=
+		0) { /* what a cache file has is written, and no new one made */
 		options.bytes = 0;
 		options.directory = flash->anchor.cache_folder[0] != '\0'
 					    ? flash->anchor.cache_folder
 					    : options.directory;
 	}
-	flash->cache.cold_percent = config->cold_percent;
+	flash->cache.cold_percent = gc_rule_auto.cold_percent;
 	return flash_cache_open(flash, &options, error);
 }
 
@@ -495,9 +553,8 @@ static int flash_open(struct store *base, const struct store_options *options,
 
 	flash->path = strdup(store_path_file(options->path));
 	flash->is_read_only = options->read_only;
-	flash->policy = config->policy;
 	flash->views.refuses = config->refuses;
-	flash->repairs = options->repairs;
+	flash->damage.repairs = options->repairs;
 	if (flash->path == NULL) {
 		return error_set(error, -ENOMEM, "not enough memory to open '%s'", options->path);
 	}
@@ -507,13 +564,13 @@ static int flash_open(struct store *base, const struct store_options *options,
 		result = flash_anchors_read(flash, error);
 	}
 	if (result < 0) {
-		release(flash);
+		flash_release(flash);
 		return result;
 	}
 	flash->slot_count = flash_slot_count(&flash->anchor.geometry, config->map_memory);
 	result = open_cache(flash, config, options->passed, error);
 	if (result < 0) {
-		release(flash);
+		flash_release(flash);
 		return result;
 	}
 	fill_info(flash);
@@ -532,33 +589,6 @@ static enum store_barrier flash_barrier(struct store *base, bool look)
 }
 
 /* --- options --------------------------------------------------------------------------------- */
-
-static int set_map_memory(void *config_bytes, const char *value, struct error *error)
-{
-	struct flash_config *config = config_bytes;
-	int result = units_parse_bytes(value, &config->map_memory, error);
-
-	if (result == 0 && (config->map_memory < FLASH_BLOCK_BYTES ||
-				   config->map_memory > UINT64_C(1) << 40)) {
-		result = error_set(error, -ERANGE, "'%s' is not between 4K and 1T", value);
-	}
-	return result;
-}
-
-static int set_gc(void *config_bytes, const char *value, struct error *error)
-{
-	struct flash_config *config = config_bytes;
-
-	for (int i = 0; i < GC_POLICY_COUNT; i++) {
-		if (strcmp(value, gc_policy_names[i]) == 0) {
-			config->policy = (enum gc_policy)i;
-			config->cold_percent = config->has_cold_percent ? config->cold_percent
-									: gc_rules[i].cold_percent;
-			return 0;
-		}
-	}
-	return error_set(error, -EINVAL, "it is none of auto, paper, plain and greedy");
-}
 
 static int set_on_full(void *config_bytes, const char *value, struct error *error)
 {
@@ -600,29 +630,10 @@ static int set_cache_directory(void *config_bytes, const char *value, struct err
 	return 0;
 }
 
-static int set_cache_file(void *config_bytes, const char *value, struct error *error)
-{
-	static const char *const words[] = { [FLASH_OTHERS_REFUSE] = "refuse",
-		[FLASH_OTHERS_TAKE] = "take",
-		[FLASH_OTHERS_LEAVE] = "leave" };
-	struct flash_config *config = config_bytes;
-
-	for (size_t i = 0; i < ARRAY_COUNT(words); i++) {
-		if (strcmp(value, words[i]) == 0) {
-			config->others = (enum flash_others)i;
-			return 0;
-		}
-	}
-	return error_set(error, -EINVAL, "it is none of refuse, take and leave");
-}
-
-static int set_cold(void *config_bytes, const char *value, struct error *error)
-{
-	struct flash_config *config = config_bytes;
-
-	config->has_cold_percent = true;
-	return units_parse_count(value, 0, 100, &config->cold_percent, error);
-}
+static const char *const others_words[] = { [FLASH_OTHERS_REFUSE] = "refuse",
+	[FLASH_OTHERS_TAKE] = "take",
+	[FLASH_OTHERS_LEAVE] = "leave",
+	NULL };
 
 static const char *flash_memory_folder(const void *config_bytes)
 {
@@ -633,92 +644,66 @@ static const char *flash_memory_folder(const void *config_bytes)
 					     : config->cache_directory);
 }
 
-#define VALUE(first, last) .value = STORE_VALUE(struct flash_config, first, last)
+#define AT(first, last) FIELD_AT(struct flash_config, first, last)
 
-static const struct store_option flash_options[] = {
+static const struct field flash_options[] = {
 	{ "map-memory", "SIZE",
-		"flash: memory for the map of a flash store: 64M,\n"
-		"the default, covers 32 GiB of the disk",
-		"64M", .set = set_map_memory, VALUE(map_memory, map_memory) },
-	{ "gc", "auto|plain|paper|greedy",
-		"flash: by which rule segments are collected\n"
-		"(default auto); the others are for comparison",
-		"auto", .set = set_gc, VALUE(policy, policy) },
+		"flash: memory for the map of a flash store: 64M, the default, covers 32 GiB of "
+		"the disk",
+		"64M", .type = FIELD_BYTES, .min = FLASH_BLOCK_BYTES, .max = UINT64_C(1) << 40,
+		FIELD_IN(struct flash_config, map_memory) },
 	{ "on-full", "drop|refuse",
-		"flash: when a snapshot leaves no room for writes:\n"
-		"drop it (the default), or let writes fail",
-		"refuse", .set = set_on_full, VALUE(refuses, refuses) },
+		"flash: when a snapshot leaves no room for writes: drop it (the default), or let "
+		"writes fail",
+		"refuse", .set = set_on_full, AT(refuses, refuses) },
 	{ "cache", "SIZE",
-		"flash: memory for changes that are answered and\n"
-		"not yet written; default 64M, or an eighth of the\n"
-		"disk; 0: none",
-		"64M", .set = set_cache, VALUE(cache_bytes, has_cache_bytes) },
+		"flash: memory for changes that are answered and not yet written; default 64M, or "
+		"an eighth of the disk; 0: none",
+		"64M", .set = set_cache, AT(cache_bytes, has_cache_bytes) },
 	{ "cache-dir", "FOLDER",
-		"flash: where the file of that cache is, on a\n"
-		"tmpfs (default /dev/shm)",
-		"/dev/shm", .set = set_cache_directory, VALUE(cache_directory, cache_directory) },
-	{ "cache-file", "refuse|take|leave",
-		"flash: when the cache file has changes of the\n"
-		"disk that this one was copied or moved from",
-		"take", .set = set_cache_file, VALUE(others, others) },
-	{ "cold", "PERCENT",
-		"flash: the part of the changed pages that is cold\n"
-		"(default 80, with gc=paper 30)",
-		"80", .set = set_cold, VALUE(cold_percent, cold_percent) },
+		"flash: where the file of that cache is, on a tmpfs (default /dev/shm)", "/dev/shm",
+		.set = set_cache_directory, AT(cache_directory, cache_directory) },
+	{ "cache-file", NULL,
+		"flash: when the cache file has changes of the disk that this one was copied or "
+		"moved from",
+		"take", .type = FIELD_WORD, .words = others_words,
+		FIELD_IN(struct flash_config, others) },
 };
+
+#define FLASH(field, kind, help) COUNTER(struct flash, counters.field, kind, ITEMS, #field, help)
 
 static const struct counter counter_list[] = {
-	{ "written_blocks", "Blocks of 4 KiB that clients have written", COUNTER_TOTAL,
-		COUNTER_ITEMS, offsetof(struct flash, counters.written_blocks) },
-	{ "cached_blocks", "Those of them that went to the write cache", COUNTER_TOTAL,
-		COUNTER_ITEMS, offsetof(struct flash, counters.cached_blocks) },
-	{ "evicted_blocks", "Blocks that were written because the cache needed room", COUNTER_TOTAL,
-		COUNTER_ITEMS, offsetof(struct flash, counters.evicted_blocks) },
-	{ "flushed_blocks", "Blocks of the cache that flushes have written", COUNTER_TOTAL,
-		COUNTER_ITEMS, offsetof(struct flash, counters.flushed_blocks) },
-	{ "dirty_pages", "Blocks of the cache that are not yet written", COUNTER_NOW, COUNTER_ITEMS,
-		offsetof(struct flash, counters.dirty_pages) },
-	{ "moved_blocks", "Blocks that the collector has read and moved", COUNTER_TOTAL,
-		COUNTER_ITEMS, offsetof(struct flash, counters.moved_blocks) },
-	{ "cache_moved_blocks", "Blocks that it has moved from the cache, unchanged", COUNTER_TOTAL,
-		COUNTER_ITEMS, offsetof(struct flash, counters.cache_moved_blocks) },
-	{ "written_back_blocks", "Changed blocks that it has written from the cache instead",
-		COUNTER_TOTAL, COUNTER_ITEMS,
-		offsetof(struct flash, counters.written_back_blocks) },
-	{ "node_blocks", "Blocks of the map that checkpoints have written", COUNTER_TOTAL,
-		COUNTER_ITEMS, offsetof(struct flash, counters.node_blocks) },
-	{ "header_blocks", "Headers of records", COUNTER_TOTAL, COUNTER_ITEMS,
-		offsetof(struct flash, counters.header_blocks) },
-	{ "checkpoints", "Checkpoints", COUNTER_TOTAL, COUNTER_ITEMS,
-		offsetof(struct flash, counters.checkpoints) },
-	{ "map_misses", "Pages of the map that had to be read", COUNTER_TOTAL, COUNTER_ITEMS,
-		offsetof(struct flash, counters.map_misses) },
-	{ "checksum_errors", "Blocks and pages that did not have their checksum", COUNTER_TOTAL,
-		COUNTER_ITEMS, offsetof(struct flash, counters.checksum_errors) },
-	{ "erased_segments", "Segments that were discarded before they became free", COUNTER_TOTAL,
-		COUNTER_ITEMS, offsetof(struct flash, counters.erased_segments) },
-	{ "erases_min", "Erasures of the segment that has the fewest", COUNTER_NOW, COUNTER_ITEMS,
-		offsetof(struct flash, counters.erases_min) },
-	{ "erases_mean", "Erasures of a segment, on average", COUNTER_NOW, COUNTER_ITEMS,
-		offsetof(struct flash, counters.erases_mean) },
-	{ "erases_max", "Erasures of the segment that has the most", COUNTER_NOW, COUNTER_ITEMS,
-		offsetof(struct flash, counters.erases_max) },
-	{ "free_segments", "Segments that are free, as of the last checkpoint", COUNTER_NOW,
-		COUNTER_ITEMS, offsetof(struct flash, counters.free_segments) },
-	{ "log_moves", "Times that a write to the log failed and it went on in another segment",
-		COUNTER_TOTAL, COUNTER_ITEMS, offsetof(struct flash, counters.log_moves) },
-	{ "avoided_segments",
-		"Segments that are used last because a write to them has failed, as of the last "
-		"checkpoint",
-		COUNTER_NOW, COUNTER_ITEMS, offsetof(struct flash, counters.avoided_segments) },
-	{ "snapshot_blocks", "Blocks that only snapshots need, about, as of the last checkpoint",
-		COUNTER_NOW, COUNTER_ITEMS, offsetof(struct flash, counters.snapshot_blocks) },
-	{ "snapshots_dropped", "Snapshots that were dropped to make room for writes", COUNTER_TOTAL,
-		COUNTER_ITEMS, offsetof(struct flash, counters.snapshots_dropped) },
+	FLASH(written_blocks, TOTAL, "Blocks of 4 KiB written by clients"),
+	FLASH(cached_blocks, TOTAL, "Blocks written to the write cache"),
+	FLASH(evicted_blocks, TOTAL, "Blocks written to the disk to make room in the cache"),
+	FLASH(flushed_blocks, TOTAL, "Blocks of the cache written to the disk by flushes"),
+	FLASH(dirty_pages, NOW, "Blocks of the cache that are not written to the disk yet"),
+	FLASH(moved_blocks, TOTAL, "Blocks read and moved by garbage collection"),
+	FLASH(cache_moved_blocks, TOTAL,
+		"Unchanged blocks moved by garbage collection from the cache"),
+	FLASH(written_back_blocks, TOTAL,
+		"Changed blocks written from the cache instead of moving what they replace"),
+	FLASH(node_blocks, TOTAL, "Blocks of the map written by checkpoints"),
+	FLASH(header_blocks, TOTAL, "Record headers written"),
+	FLASH(checkpoints, TOTAL, "Checkpoints"),
+	FLASH(map_misses, TOTAL, "Pages of the map that had to be read"),
+	FLASH(checksum_errors, TOTAL, "Blocks and pages whose checksum did not match"),
+	FLASH(erased_segments, TOTAL, "Segments discarded before they became free"),
+	FLASH(erases_min, NOW, "Erasures of the least worn segment"),
+	FLASH(erases_mean, NOW, "Erasures of a segment on average"),
+	FLASH(erases_max, NOW, "Erasures of the most worn segment"),
+	FLASH(free_segments, NOW, "Free segments, as of the last checkpoint"),
+	FLASH(log_moves, TOTAL,
+		"Failed writes to the log, after which it continued in another segment"),
+	FLASH(avoided_segments, NOW,
+		"Segments used last because a write to them has failed, as of the last checkpoint"),
+	FLASH(snapshot_blocks, NOW,
+		"Blocks that only snapshots need, approximately, as of the last checkpoint"),
+	FLASH(snapshots_dropped, TOTAL, "Snapshots dropped to make room for writes"),
 };
 
-static const struct counter_table flash_counter_table = { "flash", "export", counter_list,
-	ARRAY_COUNT(counter_list) };
+static const struct counter_table flash_counter_table = { "flash", "export", "store_flash_",
+	counter_list, ARRAY_COUNT(counter_list) };
 
 static const char *flash_pass(struct store *store, struct store_claim *claim_out)
 {
@@ -760,3 +745,17 @@ const struct store_kind flash_store_kind = {
 	.ops = &flash_ops,
 	.open = flash_open,
 };
+
+bool flash_store_set_rule(struct store *store, const struct gc_rule *rule, uint32_t cold_percent)
+{
+	struct flash *flash;
+
+	if (store->ops != &flash_ops) {
+		return false;
+	}
+	flash = container_of(store, struct flash, base);
+	GMB_ASSERT(flash->start == NULL);
+	flash->rule = rule;
+	flash->cache.cold_percent = cold_percent;
+	return true;
+}

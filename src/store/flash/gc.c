@@ -24,6 +24,42 @@ enum {
 	VAIN_TURNS = 2,
 };
 
+enum flash_gc_state {
+	FLASH_GC_IDLE,
+	FLASH_GC_HEADER,  /* the next header of the victim is to be read */
+	FLASH_GC_READING, /* it, or blocks */
+	FLASH_GC_SCAN,	  /* which of its blocks are valid */
+	FLASH_GC_COPY,	  /* those that are have been read */
+	FLASH_GC_STATE_COUNT
+};
+
+struct flash_gc {
+	struct flash *flash;
+	enum flash_gc_state state;
+	uint32_t victim;
+	uint32_t block; /* of the victim: of the record at hand */
+	uint32_t entry; /* of the record: to look at next */
+	uint32_t entry_block;
+	uint32_t first; /* blocks of the record that are read: from here on */
+	uint32_t end;
+	bool is_waiting; /* for a page of the map, of this tree: */
+	uint32_t wait_tree;
+	bool reads_blocks;
+	uint32_t begin_segments; /* with fewer free ones it begins */
+	uint32_t enough_segments;
+	uint32_t floor_segments; /* that it leaves to checkpoints */
+	bool is_pressed;	 /* the last checkpoint has left fewer */
+	bool is_short;		 /* it has left fewer than clients need */
+	uint64_t credit;	 /* blocks that it may look at before clients have written more */
+	/* Since clients last had room in the log: */
+	uint32_t most_free;  /* segments behind a checkpoint */
+	uint32_t vain_count; /* victims since there were as many */
+	struct flash_record record;
+	bool is_moved[FLASH_RECORD_ENTRIES]; /* from the cache */
+	struct flash_wait wait;
+	struct flash_io io;
+};
+
 static const uint32_t gc_edges[FLASH_GC_STATE_COUNT] = {
 	[FLASH_GC_IDLE] = BIT(FLASH_GC_HEADER),
 	[FLASH_GC_HEADER] = BIT(FLASH_GC_READING) | BIT(FLASH_GC_IDLE),
@@ -32,7 +68,7 @@ static const uint32_t gc_edges[FLASH_GC_STATE_COUNT] = {
 	[FLASH_GC_COPY] = BIT(FLASH_GC_HEADER) | BIT(FLASH_GC_IDLE),
 };
 
-static void set_state(struct flash_gc *gc, enum flash_gc_state state)
+static void walk_set_state(struct flash_gc *gc, enum flash_gc_state state)
 {
 	GMB_ASSERT((gc_edges[gc->state] & BIT(state)) != 0);
 	gc->state = state;
@@ -49,7 +85,7 @@ static bool clients_wait(const struct flash *flash)
 
 void flash_gc_credit(struct flash *flash, uint32_t blocks)
 {
-	struct flash_gc *gc = &flash->gc;
+	struct flash_gc *gc = flash->gc;
 	uint32_t free_count = flash_free_soon(flash);
 	uint32_t reserve = flash->anchor.geometry.reserve_segments;
 
@@ -62,11 +98,22 @@ void flash_gc_credit(struct flash *flash, uint32_t blocks)
 	}
 }
 
+/* What was in vain before there was hope does not count. */
+static void gc_hope(struct flash *flash)
+{
+	if (flash->has_hope) {
+		flash->has_hope = false;
+		flash->gc->most_free = 0;
+		flash->gc->vain_count = 0;
+	}
+}
+
 void flash_gc_checkpointed(struct flash *flash)
 {
-	struct flash_gc *gc = &flash->gc;
+	struct flash_gc *gc = flash->gc;
 	uint32_t free_count = flash_free_soon(flash);
 
+	gc_hope(flash);
 	gc->is_short = free_count < flash->anchor.geometry.reserve_segments + FLASH_RECORD_SEGMENTS;
 	gc->is_pressed = free_count < gc->floor_segments;
 	if (free_count > gc->most_free) {
@@ -79,26 +126,26 @@ void flash_gc_checkpointed(struct flash *flash)
 
 static uint32_t victim_block(const struct flash *flash, uint32_t block)
 {
-	return flash_segment_at(&flash->anchor.geometry, flash->gc.victim) + flash->gc.block +
+	return flash_segment_at(&flash->anchor.geometry, flash->gc->victim) + flash->gc->block +
 	       block;
 }
 
 static void walk_end(struct flash *flash)
 {
-	flash->segments[flash->gc.victim].readers--;
-	set_state(&flash->gc, FLASH_GC_IDLE);
+	flash->segments[flash->gc->victim].readers--;
+	walk_set_state(flash->gc, FLASH_GC_IDLE);
 }
 
-static void next_record(struct flash *flash)
+static void gc_next_record(struct flash *flash)
 {
-	struct flash_gc *gc = &flash->gc;
+	struct flash_gc *gc = flash->gc;
 
 	gc->block += gc->record.block_count;
 	if (gc->record.next_segment != FLASH_NO_SEGMENT ||
 		flash->anchor.geometry.segment_blocks - gc->block < 2) {
 		walk_end(flash);
 	} else {
-		set_state(gc, FLASH_GC_HEADER);
+		walk_set_state(gc, FLASH_GC_HEADER);
 	}
 }
 
@@ -110,33 +157,34 @@ static uint32_t victims_max(const struct flash *flash)
 }
 
 /* Clients wait, and nothing can be won for them. True: something was done about it. */
-static bool give_up(struct flash *flash)
+static bool gc_give_up(struct flash *flash)
 {
 	if (flash_views_relieve(flash)) {
 		return true;
 	}
 	/* What is in flight may win some, and is counted until all that it leads to is done. */
-	flash->gc.is_out = true;
+	flash->is_out = true;
 	if (flash->io_count == 0) {
 		flash_fail(flash, -ENOSPC, "is full");
 	}
 	return false;
 }
 
-static bool choose(struct flash *flash)
+static bool gc_choose(struct flash *flash)
 {
-	struct flash_gc *gc = &flash->gc;
+	struct flash_gc *gc = flash->gc;
 	uint32_t free_count = flash_free_soon(flash);
 	uint32_t victims = flash->table.state_counts[GC_VICTIM];
 	bool urgent = clients_wait(flash);
 
-	gc->is_out = false;
+	gc_hope(flash);
+	flash->is_out = false;
 	if (free_count >= gc->begin_segments || (!urgent && gc->credit == 0) ||
 		flash->views.is_stuck) {
 		return false;
 	}
 	if (urgent && gc->vain_count / VAIN_TURNS >= flash->anchor.geometry.segment_count) {
-		return give_up(flash);
+		return gc_give_up(flash);
 	}
 	if (victims > 0 && (free_count + victims >= gc->enough_segments ||
 				   (urgent && victims >= victims_max(flash)))) {
@@ -153,14 +201,14 @@ static bool choose(struct flash *flash)
 			flash_checkpoint_ask(flash);
 			return true;
 		}
-		return urgent && give_up(flash);
+		return urgent && gc_give_up(flash);
 	}
 	gc->vain_count++;
 	gc_set_state(&flash->table, gc->victim, GC_VICTIM);
 	if (!flash_segment_is_empty(flash, gc->victim)) {
 		flash->segments[gc->victim].readers++;
 		gc->block = 0;
-		set_state(gc, FLASH_GC_HEADER);
+		walk_set_state(gc, FLASH_GC_HEADER);
 	}
 	return true;
 }
@@ -170,38 +218,39 @@ static bool choose(struct flash *flash)
 static void read_done(struct flash_io *io, int result)
 {
 	struct flash *flash = io->flash;
-	struct flash_gc *gc = &flash->gc;
+	struct flash_gc *gc = flash->gc;
 
 	if (result < 0) {
 		flash->segments[gc->victim].is_bad = true;
 		walk_end(flash);
 	} else if (gc->reads_blocks) {
-		set_state(gc, FLASH_GC_COPY);
-	} else if (!flash_record_look(gc->bytes, &flash->anchor, &gc->record) ||
+		walk_set_state(gc, FLASH_GC_COPY);
+	} else if (!flash_record_look(flash->record_bytes, &flash->anchor, &gc->record) ||
 		   gc->record.block_count > flash->anchor.geometry.segment_blocks - gc->block) {
 		walk_end(flash); /* a crash has cut off the log here */
 	} else {
 		gc->first = UINT32_MAX;
 		gc->end = 0;
 		memset(gc->is_moved, 0, sizeof(gc->is_moved));
-		set_state(gc, FLASH_GC_SCAN);
+		walk_set_state(gc, FLASH_GC_SCAN);
 	}
 }
 
 static void read_blocks(struct flash *flash, uint32_t first, uint32_t end, bool reads_blocks)
 {
-	struct flash_gc *gc = &flash->gc;
+	struct flash_gc *gc = flash->gc;
 
 	gc->reads_blocks = reads_blocks;
-	set_state(gc, FLASH_GC_READING);
-	flash_io_start(flash, &gc->io, false, mem_of(gc->bytes + (size_t)first * FLASH_BLOCK_BYTES),
+	walk_set_state(gc, FLASH_GC_READING);
+	flash_io_start(flash, &gc->io, false,
+		mem_of(flash->record_bytes + (size_t)first * FLASH_BLOCK_BYTES),
 		victim_block(flash, first), (size_t)(end - first) * FLASH_BLOCK_BYTES, read_done);
 }
 
-static void page_ready(struct flash_wait *wait, int result)
+static void gc_page_ready(struct flash_wait *wait, int result)
 {
 	struct flash_gc *gc = container_of(wait, struct flash_gc, wait);
-	struct flash *flash = container_of(gc, struct flash, gc);
+	struct flash *flash = gc->flash;
 
 	gc->is_waiting = false;
 	if (result >= 0 || result == -ESTALE) {
@@ -218,23 +267,23 @@ static void page_ready(struct flash_wait *wait, int result)
 }
 
 /* The page, or NULL: the walk goes on later. */
-static struct flash_slot *page_get(struct flash *flash, uint32_t page)
+static struct flash_slot *gc_page_get(struct flash *flash, uint32_t page)
 {
 	bool full;
-	struct flash_slot *slot = flash_map_get(flash, page, &flash->gc.wait, &full);
+	struct flash_slot *slot = flash_map_get(flash, page, &flash->gc->wait, &full);
 
 	if (slot == NULL && full) {
 		flash_checkpoint_ask(flash);
 	}
-	flash->gc.is_waiting = slot == NULL && !full;
-	flash->gc.wait_tree = page / flash->anchor.geometry.page_count;
+	flash->gc->is_waiting = slot == NULL && !full;
+	flash->gc->wait_tree = page / flash->anchor.geometry.page_count;
 	return slot;
 }
 
 /* The same, to be changed. */
 static struct flash_slot *page_dirty(struct flash *flash, uint32_t page)
 {
-	struct flash_slot *slot = page_get(flash, page);
+	struct flash_slot *slot = gc_page_get(flash, page);
 
 	if (slot != NULL && !flash_map_dirty(flash, slot)) {
 		flash_checkpoint_ask(flash);
@@ -286,7 +335,7 @@ static bool find_users(struct flash *flash, uint64_t lpn, uint32_t block, bool d
 		if (!flash_tree_is_live(flash, tree)) {
 			continue;
 		}
-		slot = page_get(flash, page);
+		slot = gc_page_get(flash, page);
 		if (slot == NULL) {
 			return false;
 		}
@@ -311,7 +360,7 @@ static bool make_room(struct flash *flash, uint64_t lpn)
 		return false;
 	}
 	/* After crashes there may be less than that: then what a recovery would need is used. */
-	floor = flash->gc.is_pressed ? flash->gc.floor_segments / 2 : flash->gc.floor_segments;
+	floor = flash->gc->is_pressed ? flash->gc->floor_segments / 2 : flash->gc->floor_segments;
 	if (flash_free_soon(flash) < floor) {
 		flash_checkpoint_ask(flash);
 		return false;
@@ -323,7 +372,7 @@ static bool make_room(struct flash *flash, uint64_t lpn)
 static bool scan_one(struct flash *flash, const struct flash_record_entry *from, uint32_t block,
 	uint32_t users, uint32_t crc)
 {
-	struct flash_gc *gc = &flash->gc;
+	struct flash_gc *gc = flash->gc;
 	struct flash_record_entry entry = { .lpn = from->lpn, .source = block, .kind = FLASH_COPY };
 	enum gc_way way = GC_FROM_FLASH;
 
@@ -363,7 +412,7 @@ static bool is_data(uint8_t kind)
 /* Which blocks of the record are to be read. False: not all could be looked at. */
 static bool scan(struct flash *flash)
 {
-	struct flash_gc *gc = &flash->gc;
+	struct flash_gc *gc = flash->gc;
 
 	for (; gc->entry < gc->record.entry_count; gc->entry++) {
 		const struct flash_record_entry *entry = &gc->record.entries[gc->entry];
@@ -407,7 +456,7 @@ static bool copy_one(struct flash *flash, const struct flash_record_entry *from,
 	if (crc32c(0, data, FLASH_BLOCK_BYTES) != crc) {
 		/* A copy would have a checksum that fits what is wrong. */
 		flash->counters.checksum_errors++;
-		flash->segments[flash->gc.victim].is_bad = true;
+		flash->segments[flash->gc->victim].is_bad = true;
 		log_error("flash store '%s': block %llu of the disk is damaged; reads of it fail",
 			flash->path, (unsigned long long)from->lpn);
 		return true;
@@ -425,7 +474,7 @@ static bool copy_one(struct flash *flash, const struct flash_record_entry *from,
 
 static bool copy(struct flash *flash)
 {
-	struct flash_gc *gc = &flash->gc;
+	struct flash_gc *gc = flash->gc;
 
 	for (; gc->entry < gc->record.entry_count; gc->entry++) {
 		const struct flash_record_entry *entry = &gc->record.entries[gc->entry];
@@ -433,7 +482,8 @@ static bool copy(struct flash *flash)
 		if (gc->entry_block >= gc->first && gc->entry_block < gc->end &&
 			is_data(entry->kind) && !gc->is_moved[gc->entry] &&
 			!copy_one(flash, entry, victim_block(flash, gc->entry_block),
-				gc->bytes + (size_t)gc->entry_block * FLASH_BLOCK_BYTES)) {
+				flash->record_bytes +
+					(size_t)gc->entry_block * FLASH_BLOCK_BYTES)) {
 			return false;
 		}
 		gc->entry_block += flash_kind_has_block(entry->kind);
@@ -443,7 +493,7 @@ static bool copy(struct flash *flash)
 
 bool flash_gc_step(struct flash *flash)
 {
-	struct flash_gc *gc = &flash->gc;
+	struct flash_gc *gc = flash->gc;
 
 	if (flash->is_read_only || flash->is_starting || flash->failed != 0 ||
 		(flash->is_closing &&
@@ -453,7 +503,7 @@ bool flash_gc_step(struct flash *flash)
 	}
 	switch (gc->state) {
 	case FLASH_GC_IDLE:
-		return choose(flash);
+		return gc_choose(flash);
 	case FLASH_GC_HEADER:
 		read_blocks(flash, 0, 1, false);
 		return true;
@@ -466,14 +516,14 @@ bool flash_gc_step(struct flash *flash)
 		if (gc->end > 0) {
 			read_blocks(flash, gc->first, gc->end, true);
 		} else {
-			next_record(flash);
+			gc_next_record(flash);
 		}
 		return true;
 	case FLASH_GC_COPY:
 		if (!copy(flash)) {
 			return false;
 		}
-		next_record(flash);
+		gc_next_record(flash);
 		return true;
 	case FLASH_GC_STATE_COUNT:
 		break;
@@ -481,13 +531,26 @@ bool flash_gc_step(struct flash *flash)
 	return false;
 }
 
-void flash_gc_init(struct flash *flash)
+bool flash_gc_walks(const struct flash *flash, uint32_t segment)
+{
+	return flash->gc->state != FLASH_GC_IDLE && flash->gc->victim == segment;
+}
+
+uint64_t flash_gc_bytes(void)
+{
+	return sizeof(struct flash_gc);
+}
+
+void flash_gc_init(struct flash *flash, uint8_t *memory)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
-	struct flash_gc *gc = &flash->gc;
+	struct flash_gc *gc = (void *)memory;
 	uint32_t waits = geometry->reserve_segments + FLASH_RECORD_SEGMENTS;
 
-	gc->wait.ready = page_ready;
+	memset(gc, 0, sizeof(*gc));
+	gc->flash = flash;
+	flash->gc = gc;
+	gc->wait.ready = gc_page_ready;
 	/* Not below waits: clients would wait, and nothing be collected. */
 	gc->begin_segments = gc_begin_segments(&flash->table, waits);
 	gc->enough_segments = gc->begin_segments + ENOUGH_SEGMENTS;

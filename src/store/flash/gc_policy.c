@@ -3,25 +3,12 @@
 
 #include <math.h>
 
-const char *const gc_policy_names[GC_POLICY_COUNT] = {
-	[GC_AUTO] = "auto",
-	[GC_PAPER] = "paper",
-	[GC_PLAIN] = "plain",
-	[GC_GREEDY] = "greedy",
-};
-
-const struct gc_rule gc_rules[GC_POLICY_COUNT] = {
-	[GC_AUTO] = { .knows_cache = true,
-		.cost_benefit = true,
-		.weighs_cold = true,
-		.cold_percent = GC_COLD_PERCENT },
-	[GC_PAPER] = { .knows_cache = true, .cost_benefit = false, .cold_percent = 30 },
-	[GC_PLAIN] = { .knows_cache = false,
-		.cost_benefit = true,
-		.cold_percent = GC_COLD_PERCENT },
-	[GC_GREEDY] = { .knows_cache = false,
-		.cost_benefit = false,
-		.cold_percent = GC_COLD_PERCENT },
+const struct gc_rule gc_rule_auto = {
+	.name = "auto",
+	.knows_cache = true,
+	.cost_benefit = true,
+	.weighs_cold = true,
+	.cold_percent = 80,
 };
 
 static const uint32_t state_edges[GC_STATE_COUNT] = {
@@ -53,11 +40,11 @@ double gc_score(const struct gc_rule *rule, uint32_t blocks, uint32_t net, uint6
 	return net == 0 ? HUGE_VAL : (double)(blocks - net) * (double)age / (2.0 * net);
 }
 
-void gc_init(struct gc_table *table, enum gc_policy policy, struct gc_segment *segments,
+void gc_init(struct gc_table *table, const struct gc_rule *rule, struct gc_segment *segments,
 	uint32_t segment_count, uint32_t segment_blocks)
 {
 	*table = (struct gc_table){
-		.rule = &gc_rules[policy],
+		.rule = rule,
 		.segments = segments,
 		.segment_count = segment_count,
 		.segment_blocks = segment_blocks,

@@ -13,16 +13,11 @@
  * seen it lately age          blocks that users appended to the log since the segment's data was
  * new
  *
- *   policy   score                                      knows the cache   cold part
- *   auto     (blocks - net) * age / (2 * net)           yes               80 %
- *   paper    -(valid - cold_dirty)                      yes               30 %
- *   plain    (blocks - valid) * age / (2 * valid)       no                -
- *   greedy   -valid                                     no                -
- *
- * auto is the cost-benefit rule of Rosenblum and Ousterhout (LFS, SOSP 1991, section 3.6) on net
- * cost, paper the rule of uSendfile's garbage collector (IEEE CLOUD 2019). plain and greedy are
- * there to compare with. Without its weight, auto programs more than plain where the cache holds
- * all that is dirty: nothing is evicted then, and cold pages are written back in vain.
+ * The rule is gc_rule_auto: the cost-benefit rule of Rosenblum and Ousterhout (LFS, SOSP 1991,
+ * section 3.6), (blocks - net) * age / (2 * net), on net cost. Others, to compare with, are in
+ * lab/gc_rules.h. Without its weight, it programs more than a rule that does not know the cache
+ * where that holds all that is dirty: nothing is evicted then, and cold pages are written back in
+ * vain.
  *
  *   GC_FREE -> GC_OPEN -> GC_CLOSED <-> GC_CANDIDATE <-> GC_VICTIM -> GC_FREE
  *                                                            or -> GC_ERASING -> GC_FREE
@@ -40,27 +35,15 @@
 
 #include "base/compiler.h"
 
-enum gc_policy {
-	GC_AUTO,
-	GC_PAPER,
-	GC_PLAIN,
-	GC_GREEDY,
-	GC_POLICY_COUNT,
-};
-
-/* "auto", "paper", "plain", "greedy". */
-extern const char *const gc_policy_names[GC_POLICY_COUNT];
-
-enum { GC_COLD_PERCENT = 80 }; /* of the default policy */
-
 struct gc_rule {
+	const char *name;
 	bool knows_cache;
 	bool cost_benefit;
 	bool weighs_cold;     /* cold_dirty counts as much as the cache has seen, else fully */
 	uint8_t cold_percent; /* the default size of the cold part */
 };
 
-extern const struct gc_rule gc_rules[GC_POLICY_COUNT];
+extern const struct gc_rule gc_rule_auto;
 
 enum gc_state {
 	GC_FREE,      /* has no data */
@@ -96,8 +79,8 @@ struct gc_table {
  * with age. HUGE_VAL when collecting it costs nothing. */
 double gc_score(const struct gc_rule *rule, uint32_t blocks, uint32_t net, uint64_t age);
 
-/* All segments are free. Holds segments, an array of segment_count. */
-void gc_init(struct gc_table *table, enum gc_policy policy, struct gc_segment *segments,
+/* All segments are free. Holds rule and segments, an array of segment_count. */
+void gc_init(struct gc_table *table, const struct gc_rule *rule, struct gc_segment *segments,
 	uint32_t segment_count, uint32_t segment_blocks);
 
 /* The only place where a state changes. A segment that becomes free, or is erased, must

@@ -8,46 +8,34 @@
 enum { RETRIES_MAX = 1000 };
 #define RETRY_NS UINT64_C(1000000)
 
-void flash_io_ended(struct flash *flash)
+/* Who waits for what is written to become durable: now those for whom a sync is under way. */
+struct flash_sync {
+	struct flash *flash;
+	struct ring_op op;
+	struct list_node now; /* parts */
+	struct list_node next;
+	uint64_t seq;
+	uint32_t retries;
+	bool is_busy;
+	bool checkpoint_now;
+	bool checkpoint_next;
+	bool move_now;
+	bool move_next;
+	struct list_node blocking; /* transfers of the end */
+};
+
+uint64_t flash_io_bytes(void)
 {
-	struct list_node *node;
-
-	GMB_ASSERT(flash->io_count > 0);
-	flash->io_count--;
-	if (flash->start_has_ended && flash->io_count == 0) {
-		flash->start_has_ended = false;
-		flash->is_starting = false;
-		store_started(&flash->base, flash->start_result);
-		return;
-	}
-	if (flash->io_count == 0 && flash->gc.is_out) {
-		flash_pump(flash);
-	}
-	flash_views_io_ended(flash);
-	if (flash->io_count > 0 && !flash_may_work(flash)) {
-		return;
-	}
-	while ((node = list_pop_front(&flash->held)) != NULL) {
-		struct store_part *part = list_entry(node, struct store_part, node);
-
-		flash->held_count--;
-		flash->part_count--;
-		store_finish_later(part, flash_scratch_of(part)->result);
-	}
+	return sizeof(struct flash_sync);
 }
 
-void flash_finish(struct store_part *part, int result)
+void flash_io_init(struct flash *flash, uint8_t *memory)
 {
-	struct flash *flash = flash_of(part);
-
-	if (flash->io_count > 0 && flash->part_count == flash->held_count + 1) {
-		flash_scratch_of(part)->result = result;
-		flash->held_count++;
-		list_push_back(&flash->held, &part->node);
-		return;
-	}
-	flash->part_count--;
-	store_finish_later(part, result);
+	flash->sync = (void *)memory;
+	*flash->sync = (struct flash_sync){ .flash = flash };
+	list_init(&flash->sync->now);
+	list_init(&flash->sync->next);
+	list_init(&flash->sync->blocking);
 }
 
 /* --- transfers ------------------------------------------------------------------------------- */
@@ -164,7 +152,7 @@ static void io_begin(struct flash *flash, struct flash_io *io, uint64_t block, s
 	io->done = done;
 	flash->io_count++;
 	if (flash->is_closing) {
-		list_push_back(&flash->blocking, &io->node);
+		list_push_back(&flash->sync->blocking, &io->node);
 	} else if (io->is_write && flash_has_zones(flash)) {
 		flash_zone_write(flash, io);
 	} else {
@@ -218,7 +206,7 @@ static void sync_begin(struct flash *flash);
 static void sync_done(struct ring_op *op, int result)
 {
 	struct flash_sync *sync = container_of(op, struct flash_sync, op);
-	struct flash *flash = container_of(sync, struct flash, sync);
+	struct flash *flash = sync->flash;
 	struct list_node *node;
 	bool for_checkpoint = sync->checkpoint_now;
 	bool for_move = sync->move_now;
@@ -254,7 +242,7 @@ static void sync_done(struct ring_op *op, int result)
 
 static void sync_begin(struct flash *flash)
 {
-	struct flash_sync *sync = &flash->sync;
+	struct flash_sync *sync = flash->sync;
 	struct list_node *node;
 
 	while ((node = list_pop_front(&sync->next)) != NULL) {
@@ -275,24 +263,24 @@ static void sync_begin(struct flash *flash)
 
 void flash_sync_part(struct flash *flash, struct store_part *part)
 {
-	list_push_back(&flash->sync.next, &part->node);
-	if (!flash->sync.is_busy) {
+	list_push_back(&flash->sync->next, &part->node);
+	if (!flash->sync->is_busy) {
 		sync_begin(flash);
 	}
 }
 
 void flash_sync_checkpoint(struct flash *flash)
 {
-	flash->sync.checkpoint_next = true;
-	if (!flash->sync.is_busy) {
+	flash->sync->checkpoint_next = true;
+	if (!flash->sync->is_busy) {
 		sync_begin(flash);
 	}
 }
 
 void flash_sync_move(struct flash *flash)
 {
-	flash->sync.move_next = true;
-	if (!flash->sync.is_busy) {
+	flash->sync->move_next = true;
+	if (!flash->sync->is_busy) {
 		sync_begin(flash);
 	}
 }
@@ -332,7 +320,7 @@ static int write_blocking(struct flash *flash, struct flash_io *io)
 
 bool flash_io_block(struct flash *flash)
 {
-	struct list_node *node = list_pop_front(&flash->blocking);
+	struct list_node *node = list_pop_front(&flash->sync->blocking);
 
 	if (node != NULL) {
 		struct flash_io *io = list_entry(node, struct flash_io, node);
@@ -341,8 +329,8 @@ bool flash_io_block(struct flash *flash)
 		io_end(io, io->is_write ? write_blocking(flash, io)
 					: disk_read(flash->fd, mem_cpu_write(io->memory), io->bytes,
 						  flash_block_offset(flash, io->block)));
-	} else if (flash->sync.is_busy) {
-		sync_done(&flash->sync.op, disk_sync(flash->fd));
+	} else if (flash->sync->is_busy) {
+		sync_done(&flash->sync->op, disk_sync(flash->fd));
 	} else {
 		return false;
 	}

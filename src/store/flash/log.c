@@ -118,7 +118,7 @@ static void apply_node(struct flash *flash, const struct flash_record_entry *ent
 		(struct flash_entry){ htole32(block), htole32(entry->crc) });
 }
 
-static void apply(struct flash *flash, const struct flash_buffer *buffer)
+static void record_apply(struct flash *flash, const struct flash_buffer *buffer)
 {
 	uint32_t block = flash_segment_at(&flash->anchor.geometry, buffer->at.segment) +
 			 buffer->at.block + 1;
@@ -142,7 +142,7 @@ static void apply(struct flash *flash, const struct flash_buffer *buffer)
 	}
 }
 
-static void forget(struct flash *flash, const struct flash_buffer *buffer)
+static void record_forget(struct flash *flash, const struct flash_buffer *buffer)
 {
 	for (uint32_t i = 0; i < buffer->record.entry_count; i++) {
 		struct flash_slot *slot = slot_of(flash, &buffer->record.entries[i]);
@@ -178,12 +178,12 @@ static void retire(struct flash *flash, struct flash_buffer *buffer)
 	struct list_node *node;
 
 	if (flash->failed != 0) {
-		forget(flash, buffer);
+		record_forget(flash, buffer);
 	} else {
 		/* First the position: when slots are free, it says that the record was written. */
 		log->written_seq = buffer->at.seq + 1;
 		flash_cache_follow(flash);
-		apply(flash, buffer);
+		record_apply(flash, buffer);
 		if (buffer->io.is_durable && log->durable_seq == buffer->at.seq) {
 			log->durable_seq = log->written_seq;
 			flash_log_tell(flash);
@@ -251,7 +251,7 @@ void flash_log_write(struct flash *flash, struct flash_buffer *buffer)
 
 /* --- filling --------------------------------------------------------------------------------- */
 
-static bool begin(struct flash *flash)
+static bool record_begin(struct flash *flash)
 {
 	struct flash_log *log = &flash->log;
 	struct list_node *node = list_pop_front(&log->idle);
@@ -378,7 +378,7 @@ static bool has_segments(const struct flash *flash, uint32_t entries, uint32_t k
 }
 
 /* Begins a record with room for so many entries, beside segments that are kept. */
-static bool next_record(struct flash *flash, uint32_t entries, uint32_t kept, bool is_own)
+static bool record_next(struct flash *flash, uint32_t entries, uint32_t kept, bool is_own)
 {
 	if (!has_segments(flash, entries, kept)) {
 		/* A client that waits leaves the collector's record open: it would get nothing by
@@ -393,12 +393,12 @@ static bool next_record(struct flash *flash, uint32_t entries, uint32_t kept, bo
 		return false;
 	}
 	flash_log_close(flash);
-	if (!begin(flash)) {
+	if (!record_begin(flash)) {
 		return false;
 	}
 	if (!fits(flash, entries)) {
 		close_record(flash, true);
-		return begin(flash);
+		return record_begin(flash);
 	}
 	return true;
 }
@@ -413,11 +413,11 @@ bool flash_log_room(struct flash *flash, uint32_t entries, bool is_own)
 		if (flash->table.state_counts[GC_FREE] <= kept && !is_own) {
 			return false;
 		}
-	} else if (!next_record(flash, entries, kept, is_own)) {
+	} else if (!record_next(flash, entries, kept, is_own)) {
 		return false;
 	}
 	if (!is_own) {
-		flash_gc_hope(flash);
+		flash->has_hope = true;
 	}
 	return true;
 }

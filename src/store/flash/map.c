@@ -13,9 +13,11 @@
 #include "base/log.h"
 #include "store/flash/flash.h"
 
+enum { MAP_NO_SLOT = -1 };
+
 /* --- memory ---------------------------------------------------------------------------------- */
 
-static uint32_t bucket_count(uint32_t slot_count)
+static uint32_t map_bucket_count(uint32_t slot_count)
 {
 	uint32_t count = 64;
 
@@ -33,7 +35,7 @@ static uint64_t level_bytes(const struct flash_geometry *geometry, int level)
 	return above * FLASH_BLOCK_BYTES;
 }
 
-static uint8_t *carve(uint8_t **memory, uint64_t bytes)
+static uint8_t *map_carve(uint8_t **memory, uint64_t bytes)
 {
 	uint8_t *taken = *memory;
 
@@ -45,15 +47,15 @@ static void lay_out_tree(
 	const struct flash_geometry *geometry, struct flash_tree *tree, uint8_t **memory)
 {
 	for (int level = 0; level < FLASH_LEVELS; level++) {
-		tree->levels[level] = (void *)carve(memory, level_bytes(geometry, level));
+		tree->levels[level] = (void *)map_carve(memory, level_bytes(geometry, level));
 		tree->dirty[level] =
-			level > 0 ? (void *)carve(memory, geometry->node_counts[level]) : NULL;
+			level > 0 ? (void *)map_carve(memory, geometry->node_counts[level]) : NULL;
 	}
-	tree->table_dirty = (void *)carve(memory, geometry->page_count - geometry->leaf_count);
-	tree->table_begun = (void *)carve(memory, geometry->page_count - geometry->leaf_count);
+	tree->table_dirty = (void *)map_carve(memory, geometry->page_count - geometry->leaf_count);
+	tree->table_begun = (void *)map_carve(memory, geometry->page_count - geometry->leaf_count);
 }
 
-static uint64_t lay_out(const struct flash_geometry *geometry, uint32_t slot_count,
+static uint64_t map_lay_out(const struct flash_geometry *geometry, uint32_t slot_count,
 	struct flash_map *map, uint8_t *memory)
 {
 	uint8_t *at = memory;
@@ -62,9 +64,10 @@ static uint64_t lay_out(const struct flash_geometry *geometry, uint32_t slot_cou
 	for (uint32_t tree = 0; tree < FLASH_TREES; tree++) {
 		lay_out_tree(geometry, &map->trees[tree], &at);
 	}
-	map->buckets = (void *)carve(&at, (uint64_t)bucket_count(slot_count) * sizeof(int32_t));
-	map->slots = (void *)carve(&at, (uint64_t)slot_count * sizeof(struct flash_slot));
-	nodes = carve(&at, (uint64_t)slot_count * FLASH_BLOCK_BYTES);
+	map->buckets =
+		(void *)map_carve(&at, (uint64_t)map_bucket_count(slot_count) * sizeof(int32_t));
+	map->slots = (void *)map_carve(&at, (uint64_t)slot_count * sizeof(struct flash_slot));
+	nodes = map_carve(&at, (uint64_t)slot_count * FLASH_BLOCK_BYTES);
 	for (uint32_t i = 0; memory != NULL && i < slot_count; i++) {
 		map->slots[i].node = (void *)(nodes + (uint64_t)i * FLASH_BLOCK_BYTES);
 	}
@@ -75,18 +78,18 @@ uint64_t flash_map_bytes(const struct flash_geometry *geometry, uint32_t slot_co
 {
 	struct flash_map map;
 
-	return lay_out(geometry, slot_count, &map, NULL);
+	return map_lay_out(geometry, slot_count, &map, NULL);
 }
 
 void flash_map_init(struct flash *flash, uint8_t *memory)
 {
 	struct flash_map *map = &flash->map;
 
-	(void)lay_out(&flash->anchor.geometry, flash->slot_count, map, memory);
+	(void)map_lay_out(&flash->anchor.geometry, flash->slot_count, map, memory);
 	map->slot_count = flash->slot_count;
-	map->bucket_mask = bucket_count(flash->slot_count) - 1;
+	map->bucket_mask = map_bucket_count(flash->slot_count) - 1;
 	for (uint32_t i = 0; i <= map->bucket_mask; i++) {
-		map->buckets[i] = FLASH_NO_SLOT;
+		map->buckets[i] = MAP_NO_SLOT;
 	}
 	list_init(&map->lru);
 	for (uint32_t i = 0; i < map->slot_count; i++) {
@@ -97,7 +100,7 @@ void flash_map_init(struct flash *flash, uint8_t *memory)
 
 /* --- slots ----------------------------------------------------------------------------------- */
 
-static int32_t *bucket_of(struct flash_map *map, uint32_t page)
+static int32_t *map_bucket_of(struct flash_map *map, uint32_t page)
 {
 	return &map->buckets[(page * UINT32_C(2654435761) >> 8) & map->bucket_mask];
 }
@@ -106,7 +109,7 @@ struct flash_slot *flash_map_find(struct flash *flash, uint32_t page)
 {
 	struct flash_map *map = &flash->map;
 
-	for (int32_t i = *bucket_of(map, page); i != FLASH_NO_SLOT; i = map->slots[i].chain) {
+	for (int32_t i = *map_bucket_of(map, page); i != MAP_NO_SLOT; i = map->slots[i].chain) {
 		if (map->slots[i].page == page) {
 			return &map->slots[i];
 		}
@@ -116,7 +119,7 @@ struct flash_slot *flash_map_find(struct flash *flash, uint32_t page)
 
 static void unchain(struct flash_map *map, struct flash_slot *slot)
 {
-	int32_t *link = bucket_of(map, slot->page);
+	int32_t *link = map_bucket_of(map, slot->page);
 
 	while (&map->slots[*link] != slot) {
 		link = &map->slots[*link].chain;
@@ -129,7 +132,7 @@ struct flash_slot *flash_map_take(struct flash *flash, uint32_t page)
 	struct flash_map *map = &flash->map;
 	struct list_node *node = list_pop_front(&map->lru);
 	struct flash_slot *slot;
-	int32_t *bucket = bucket_of(map, page);
+	int32_t *bucket = map_bucket_of(map, page);
 
 	if (node == NULL) {
 		return NULL;

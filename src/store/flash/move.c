@@ -35,7 +35,7 @@ static const uint32_t move_edges[FLASH_MOVE_STATE_COUNT] = {
 	[FLASH_MOVE_ANCHOR_SECOND] = BIT(FLASH_MOVE_NONE),
 };
 
-static void set_state(struct flash_move *move, enum flash_move_state state)
+static void move_set_state(struct flash_move *move, enum flash_move_state state)
 {
 	GMB_ASSERT((move_edges[move->state] & BIT(state)) != 0);
 	move->state = state;
@@ -65,7 +65,7 @@ bool flash_move_begin(struct flash *flash, const struct flash_buffer *buffer, in
 	}
 	move->error = error;
 	if (move->state == FLASH_MOVE_NONE) {
-		set_state(move, FLASH_MOVE_DRAIN);
+		move_set_state(move, FLASH_MOVE_DRAIN);
 	}
 	return true;
 }
@@ -86,7 +86,7 @@ static void avoid(struct flash *flash, uint32_t segment)
 }
 
 /* What would have been behind the position from is at the beginning of segment to. */
-static void place(struct flash_position *at, const struct flash_position *from, uint32_t to,
+static void move_place(struct flash_position *at, const struct flash_position *from, uint32_t to,
 	uint32_t prev_crc)
 {
 	if (at->segment == from->segment) {
@@ -108,14 +108,14 @@ static void place_records(struct flash *flash, const struct flash_position *from
 		struct flash_buffer *buffer = list_entry(node, struct flash_buffer, node);
 		struct flash_record *record = &buffer->record;
 
-		place(&buffer->at, from, log->move.to, prev_crc);
+		move_place(&buffer->at, from, log->move.to, prev_crc);
 		record->at = flash_segment_at(geometry, buffer->at.segment) + buffer->at.block;
 		record->prev_crc = prev_crc;
 		record->moves = log->move.count;
 		prev_crc = flash_record_encode(record, flash->anchor.uuid, buffer->bytes);
 		buffer->is_written = false;
 	}
-	place(&log->head, from, log->move.to, prev_crc);
+	move_place(&log->head, from, log->move.to, prev_crc);
 	if (log->filling != NULL) {
 		log->filling->at = log->head;
 	}
@@ -130,7 +130,7 @@ static void relocate(struct flash *flash)
 	flash->counters.log_moves++;
 	place_records(flash, &from);
 	avoid(flash, from.segment);
-	set_state(&log->move, FLASH_MOVE_NONE);
+	move_set_state(&log->move, FLASH_MOVE_NONE);
 	list_for_each(node, &log->flying)
 	{
 		flash_log_write(flash, list_entry(node, struct flash_buffer, node));
@@ -140,7 +140,7 @@ static void relocate(struct flash *flash)
 
 /* --- the detour ------------------------------------------------------------------------------ */
 
-static void anchor_written(struct flash_io *io, int result)
+static void move_anchor_written(struct flash_io *io, int result)
 {
 	struct flash *flash = io->flash;
 
@@ -152,13 +152,13 @@ static void anchor_written(struct flash_io *io, int result)
 	}
 }
 
-static void write_anchor(struct flash *flash)
+static void move_write_anchor(struct flash *flash)
 {
 	struct flash_move *move = &flash->log.move;
 	bool is_first = move->state == FLASH_MOVE_ANCHOR_FIRST;
 
 	move->is_waiting = true;
-	flash_anchor_write(flash, &move->io, move->block, is_first, anchor_written);
+	flash_anchor_write(flash, &move->io, move->block, is_first, move_anchor_written);
 }
 
 void flash_move_synced(struct flash *flash, int result)
@@ -170,7 +170,7 @@ void flash_move_synced(struct flash *flash, int result)
 		return; /* the log has failed */
 	}
 	if (move->state == FLASH_MOVE_ANCHOR_FIRST) {
-		set_state(move, FLASH_MOVE_ANCHOR_SECOND);
+		move_set_state(move, FLASH_MOVE_ANCHOR_SECOND);
 	} else {
 		relocate(flash);
 	}
@@ -183,7 +183,7 @@ static bool is_anchored(const struct flash *flash)
 }
 
 /* All that were in flight have ended. */
-static void choose(struct flash *flash)
+static void move_choose(struct flash *flash)
 {
 	struct flash_move *move = &flash->log.move;
 	struct flash_anchor *anchor = &flash->anchor;
@@ -208,7 +208,7 @@ static void choose(struct flash *flash)
 	}
 	anchor->serial++;
 	flash_anchor_encode(anchor, move->block);
-	set_state(move, FLASH_MOVE_ANCHOR_FIRST);
+	move_set_state(move, FLASH_MOVE_ANCHOR_FIRST);
 }
 
 bool flash_move_step(struct flash *flash)
@@ -219,7 +219,7 @@ bool flash_move_step(struct flash *flash)
 		return false;
 	}
 	if (flash->failed != 0) {
-		set_state(move, FLASH_MOVE_NONE);
+		move_set_state(move, FLASH_MOVE_NONE);
 		flash_log_abandon(flash);
 		return true;
 	}
@@ -229,9 +229,9 @@ bool flash_move_step(struct flash *flash)
 		if (flash->checkpoint.state >= FLASH_CHECKPOINT_ANCHOR_FIRST) {
 			return flash_checkpoint_step(flash);
 		}
-		choose(flash);
+		move_choose(flash);
 		return true;
 	}
-	write_anchor(flash);
+	move_write_anchor(flash);
 	return false;
 }

@@ -10,27 +10,73 @@
 #include "store/flash/flash.h"
 
 enum {
+	FLASH_HELPERS = 64,
+	FLASH_RUN_BLOCKS = 256,
 	EXTENT_LOADS_MAX = 256,	    /* pages read for one part */
 	EXTENT_PAGES_MAX = 1 << 16, /* looked at for one part */
 };
 
+/* Reads one run of blocks for a part, or one block of which the part wants some. */
+struct flash_helper {
+	struct flash_io io;
+	struct flash *flash;
+	struct store_part *part;
+	struct list_node node;
+	uint32_t segment;
+	uint32_t count;	 /* blocks */
+	uint32_t skip;	 /* bytes of the only block that the part does not want */
+	uint32_t bytes;	 /* that it wants of it */
+	uint64_t at;	 /* in the part; with the bounce buffer */
+	uint64_t block;	 /* of the disk, the first one */
+	uint8_t *bounce; /* a block; used when bytes > 0 */
+	uint32_t crcs[FLASH_RUN_BLOCKS];
+};
+
+struct flash_reads {
+	struct flash_helper helpers[FLASH_HELPERS];
+	struct list_node idle;	 /* helpers */
+	struct list_node hoping; /* parts for which none was idle, or no page free */
+};
+
+uint64_t flash_reads_bytes(void)
+{
+	return align_up(sizeof(struct flash_reads), FLASH_BLOCK_BYTES) +
+	       (uint64_t)FLASH_HELPERS * FLASH_BLOCK_BYTES;
+}
+
+void flash_reads_init(struct flash *flash, uint8_t *memory)
+{
+	struct flash_reads *reads = (void *)memory;
+
+	memset(reads, 0, sizeof(*reads));
+	list_init(&reads->idle);
+	list_init(&reads->hoping);
+	memory += align_up(sizeof(*reads), FLASH_BLOCK_BYTES);
+	for (uint32_t i = 0; i < FLASH_HELPERS; i++) {
+		reads->helpers[i].flash = flash;
+		reads->helpers[i].bounce = memory + (size_t)i * FLASH_BLOCK_BYTES;
+		list_push_back(&reads->idle, &reads->helpers[i].node);
+	}
+	flash->reads = reads;
+}
+
 static void hope(struct flash *flash, struct store_part *part)
 {
 	flash_scratch_of(part)->is_waiting = true;
-	list_push_back(&flash->hoping, &part->node);
+	list_push_back(&flash->reads->hoping, &part->node);
 }
 
 bool flash_reads_resume(struct flash *flash)
 {
 	struct list_node parts;
 	struct list_node *node;
-	bool any = !list_is_empty(&flash->hoping) && !list_is_empty(&flash->helpers_idle);
+	bool any = !list_is_empty(&flash->reads->hoping) && !list_is_empty(&flash->reads->idle);
 
 	if (!any) {
 		return false;
 	}
 	list_init(&parts);
-	while ((node = list_pop_front(&flash->hoping)) != NULL) {
+	while ((node = list_pop_front(&flash->reads->hoping)) != NULL) {
 		list_push_back(&parts, node);
 	}
 	while ((node = list_pop_front(&parts)) != NULL) {
@@ -46,7 +92,7 @@ bool flash_reads_resume(struct flash *flash)
 	return true;
 }
 
-static void page_ready(struct flash_wait *wait, int result)
+static void read_page_ready(struct flash_wait *wait, int result)
 {
 	struct flash_scratch *scratch = container_of(wait, struct flash_scratch, wait);
 	struct store_part *part = container_of(
@@ -64,13 +110,13 @@ static void page_ready(struct flash_wait *wait, int result)
 }
 
 /* The page, or NULL: the part goes on later. */
-static struct flash_slot *page_get(struct flash *flash, struct store_part *part, uint32_t page)
+static struct flash_slot *read_page_get(struct flash *flash, struct store_part *part, uint32_t page)
 {
 	struct flash_scratch *scratch = flash_scratch_of(part);
 	struct flash_slot *slot;
 	bool full;
 
-	scratch->wait.ready = page_ready;
+	scratch->wait.ready = read_page_ready;
 	slot = flash_map_get(flash, page, &scratch->wait, &full);
 	if (slot == NULL && full) {
 		hope(flash, part);
@@ -126,7 +172,7 @@ static void helper_done(struct flash_io *io, int result)
 	if (result < 0 && scratch->result == 0) {
 		scratch->result = result;
 	}
-	list_push_back(&flash->helpers_idle, &helper->node);
+	list_push_back(&flash->reads->idle, &helper->node);
 	scratch->pending--;
 	read_end(part);
 }
@@ -262,7 +308,7 @@ void flash_read_step(struct store_part *part)
 			break;
 		}
 		if (!flash_map_is_empty(flash, page_of(flash, part))) {
-			slot = page_get(flash, part, page_of(flash, part));
+			slot = read_page_get(flash, part, page_of(flash, part));
 			if (slot == NULL) {
 				return;
 			}
@@ -274,7 +320,7 @@ void flash_read_step(struct store_part *part)
 			scratch->done_bytes += hole;
 			continue;
 		}
-		node = list_pop_front(&flash->helpers_idle);
+		node = list_pop_front(&flash->reads->idle);
 		if (node == NULL) {
 			hope(flash, part);
 			return;
@@ -326,7 +372,7 @@ void flash_extents_step(struct store_part *part)
 			break; /* who wants to know more asks again */
 		}
 		if (!is_cached && !flash_map_is_empty(flash, page_of(flash, part))) {
-			slot = page_get(flash, part, page_of(flash, part));
+			slot = read_page_get(flash, part, page_of(flash, part));
 			if (slot == NULL) {
 				return;
 			}

@@ -199,7 +199,7 @@ static int find_images(struct rebuild *rebuild)
 /* --- changes --------------------------------------------------------------------------------- */
 
 /* The last image is not damaged. */
-static bool is_whole(const struct lost *lost)
+static bool rebuild_is_whole(const struct lost *lost)
 {
 	return lost->newest_seq > 0 && lost->whole_seq == lost->newest_seq;
 }
@@ -255,7 +255,7 @@ static int find_changes(struct rebuild *rebuild)
 	return 0;
 }
 
-static int compare(const void *a, const void *b)
+static int rebuild_compare(const void *a, const void *b)
 {
 	const struct change *one = a;
 	const struct change *other = b;
@@ -274,7 +274,7 @@ static int compare(const void *a, const void *b)
 
 /* A block that was moved is the newest if nothing has changed since the checkpoint before: what was
  * moved was there at that checkpoint, and whatever was there before is older. */
-static void apply(
+static void rebuild_apply(
 	struct flash_node *node, uint64_t seqs[FLASH_NODE_ENTRIES], const struct change *change)
 {
 	uint32_t first = (uint32_t)(change->lpn % FLASH_NODE_ENTRIES);
@@ -332,13 +332,13 @@ static int put_together(
 			record = &changes[i];
 		}
 		if (changes[i].moves == record->moves) {
-			apply(slot->node, seqs, &changes[i]);
+			rebuild_apply(slot->node, seqs, &changes[i]);
 		}
 	}
 	flash->map.trees[0].levels[0][lost->page] = (struct flash_entry){ 0 };
-	if (!is_whole(lost)) { /* what the last image had may be missing */
+	if (!rebuild_is_whole(lost)) { /* what the last image had may be missing */
 		drop_stale(flash, slot->node, seqs, image);
-		flash_hole_add(&flash->patched, lost->page);
+		flash_hole_add(&flash->damage.patched, lost->page);
 	}
 	return 0;
 }
@@ -381,7 +381,8 @@ static int fill(struct rebuild *rebuild)
 	size_t at = 0;
 
 	if (rebuild->change_count > 0) { /* else there is no list */
-		qsort(rebuild->changes, rebuild->change_count, sizeof(*rebuild->changes), compare);
+		qsort(rebuild->changes, rebuild->change_count, sizeof(*rebuild->changes),
+			rebuild_compare);
 	}
 	for (uint32_t i = 0; i < rebuild->lost_count; i++) {
 		const struct lost *lost = &rebuild->lost[i];
@@ -392,14 +393,14 @@ static int fill(struct rebuild *rebuild)
 			at++;
 		}
 		tree->dirty[1][lost->page / FLASH_NODE_ENTRIES] = true;
-		if (is_whole(lost) && at == first) {
+		if (rebuild_is_whole(lost) && at == first) {
 			tree->levels[0][lost->page] = lost->whole;
-			flash->linked_pages++;
+			flash->damage.linked_pages++;
 		} else if (lost->whole_seq > 0 || at > first) {
 			result = put_together(rebuild, i, rebuild->changes + first, at - first);
 		} else { /* nothing was ever written there, or nothing of it is left */
 			tree->levels[0][lost->page] = (struct flash_entry){ 0 };
-			flash_hole_add(&flash->emptied, lost->page);
+			flash_hole_add(&flash->damage.emptied, lost->page);
 		}
 		if (result < 0) {
 			return result;
@@ -424,7 +425,7 @@ int flash_rebuild(struct flash *flash)
 	}
 	if (result == 0) {
 		result = fill(&rebuild);
-		flash->holes = (struct flash_holes){ 0 };
+		flash->damage.holes = (struct flash_holes){ 0 };
 	}
 	free(rebuild.changes);
 	free(rebuild.runs);

@@ -21,7 +21,7 @@ enum {
 	SPARSE_PART = 4,
 	LOG_BLOCKS = 2 * FLASH_LOG_BLOCKS, /* about the most: of an unfinished checkpoint, too */
 	TELL_BLOCKS = 1 << 15,		   /* from message to message */
-	AHEAD_BLOCKS = FLASH_RECORD_ENTRIES + 1, /* what flash->gc.bytes has room for */
+	AHEAD_BLOCKS = FLASH_RECORD_ENTRIES + 1, /* what flash->record_bytes has room for */
 };
 
 /* --- anchors --------------------------------------------------------------------------------- */
@@ -126,7 +126,7 @@ struct replay {
 	uint64_t durable; /* the largest that a record tells, of those looked at */
 	bool has_looked;  /* at all of them */
 	uint64_t clock;
-	/* The blocks of the device that flash->gc.bytes has, none at first. */
+	/* The blocks of the device that flash->record_bytes has, none at first. */
 	uint32_t first;
 	uint32_t count;
 	uint32_t usual;	   /* blocks of the last records; the largest counts for some time */
@@ -152,7 +152,7 @@ static uint32_t replay_block(const struct replay *replay)
 static int read_log(struct replay *replay, uint32_t block, uint32_t count, uint32_t ahead_count,
 	const uint8_t **bytes_out)
 {
-	uint8_t *bytes = replay->flash->gc.bytes;
+	uint8_t *bytes = replay->flash->record_bytes;
 	uint32_t end = replay->first + replay->count;
 	uint32_t kept = block >= replay->first && block < end ? end - block : 0;
 	uint8_t *at = bytes + (kept == 0 ? 0 : (size_t)(block - replay->first) * FLASH_BLOCK_BYTES);
@@ -263,7 +263,7 @@ static int load_page(struct flash *flash, uint32_t page, struct flash_slot **slo
 		result = flash_node_read(flash, flash_page_entry(flash, page), slot->node);
 		if (result < 0 || !flash_page_is_sound(flash, page, slot->node)) {
 			flash_map_release(flash, slot);
-			flash_hole_add(&flash->holes, page);
+			flash_hole_add(&flash->damage.holes, page);
 			return -ENODATA;
 		}
 	}
@@ -394,7 +394,7 @@ static int search_later(struct replay *replay)
 
 /* Finds what the records from this one on say of each other: what those before say is not more than
  * their own numbers. */
-static int look_ahead(struct replay *replay)
+static int replay_look_ahead(struct replay *replay)
 {
 	struct replay other = *replay;
 	int result;
@@ -417,7 +417,7 @@ static int look_ahead(struct replay *replay)
 
 /* 1: the record is part of the log; 0: the log ends before it. What later records say is looked for
  * only where it matters: when its blocks are not what they should be, or are many. */
-static int is_whole(struct replay *replay)
+static int replay_is_whole(struct replay *replay)
 {
 	int result = 0;
 
@@ -428,7 +428,7 @@ static int is_whole(struct replay *replay)
 		}
 	}
 	if (!replay->has_looked) {
-		result = look_ahead(replay);
+		result = replay_look_ahead(replay);
 		if (result < 0) {
 			return result;
 		}
@@ -462,7 +462,7 @@ static int replay_records(struct replay *replay)
 	int result;
 
 	while ((result = read_record(replay)) > 0) {
-		result = is_whole(replay);
+		result = replay_is_whole(replay);
 		if (result <= 0) {
 			return result;
 		}
@@ -495,10 +495,10 @@ static int replay_log(struct replay *replay)
 	replay->seen[replay->at.segment].in_log = true;
 	result = replay_records(replay);
 	if (flash_is_of_medium(result)) {
-		flash->lost_error = result;
+		flash->damage.lost_error = result;
 		result = 0;
 	}
-	return result < 0 || replay->has_looked ? result : look_ahead(replay);
+	return result < 0 || replay->has_looked ? result : replay_look_ahead(replay);
 }
 
 /* The log has ended: was there more? A block that cannot be read may have been written and
@@ -507,12 +507,12 @@ static void judge_end(struct replay *replay)
 {
 	struct flash *flash = replay->flash;
 
-	flash->lost_at = flash_block_offset(flash, replay_block(replay));
+	flash->damage.lost_at = flash_block_offset(flash, replay_block(replay));
 	if (replay->durable > replay->at.seq) {
-		flash->lost_records = replay->durable - replay->at.seq;
+		flash->damage.lost_records = replay->durable - replay->at.seq;
 	} else if (replay->at.seq > flash->anchor.next.seq &&
 		   flash_cache_knows_end(flash, replay->at.seq)) {
-		flash->lost_error = 0;
+		flash->damage.lost_error = 0;
 	}
 }
 
@@ -546,7 +546,7 @@ static int read_tree(
 	bool damaged = false;
 	int result = flash_tree_read(flash, tree, top, &damaged);
 
-	if (result == 0 && tree == 0 && (flash->repairs & STORE_REPAIR_MAP) != 0) {
+	if (result == 0 && tree == 0 && (flash->damage.repairs & STORE_REPAIR_MAP) != 0) {
 		result = flash_rebuild(flash);
 	}
 	if (result == 0) {
@@ -586,7 +586,8 @@ static int recover(struct flash *flash, struct replay *replay, struct error *err
 		flash->table.clock = replay->clock;
 		result = restore_segments(flash, replay->seen);
 	}
-	if (result == 0 && (!flash_has_loss(flash) || (flash->repairs & STORE_REPAIR_LOSS) != 0)) {
+	if (result == 0 &&
+		(!flash_has_loss(flash) || (flash->damage.repairs & STORE_REPAIR_LOSS) != 0)) {
 		result = flash_cache_compare(flash, replay->at.seq, error);
 	}
 	if (result == 0) {
@@ -604,13 +605,13 @@ static int recover(struct flash *flash, struct replay *replay, struct error *err
 static int refuse_map(const struct flash *flash, struct error *error)
 {
 	char hole[FLASH_HOLE_TEXT_BYTES];
-	bool is_known = flash_hole_text(flash, &flash->holes, 0, hole, sizeof(hole));
+	bool is_known = flash_hole_text(flash, &flash->damage.holes, 0, hole, sizeof(hole));
 
 	return error_advise(error, -EUCLEAN, "readonly",
 		"the map of the flash store on '%s' is damaged%s%s%s; 'gmblock check --rebuild' "
 		"puts it together from the log, and what is left can be read",
 		flash->path, is_known ? ": it has lost " : "", is_known ? hole : "",
-		is_known && flash->holes.count > 1 ? " and more" : "");
+		is_known && flash->damage.holes.count > 1 ? " and more" : "");
 }
 
 static int refuse_loss(const struct flash *flash, struct error *error)
@@ -622,7 +623,7 @@ static int refuse_loss(const struct flash *flash, struct error *error)
 		"the log of the flash store on '%s' %s; %sput back a copy of the store, read it as "
 		"it was before them, or go on from there after 'gmblock check --accept-loss'",
 		flash->path, loss,
-		flash->lost_error < 0 ? "try again, in case the error passes, " : "");
+		flash->damage.lost_error < 0 ? "try again, in case the error passes, " : "");
 }
 
 int flash_recover(struct flash *flash, struct error *error)
@@ -670,7 +671,7 @@ int flash_recover(struct flash *flash, struct error *error)
 			error, result, "cannot read '%s': %s", flash->path, strerror(-result));
 	}
 	return flash_has_loss(flash) && !flash->is_read_only &&
-			       (flash->repairs & STORE_REPAIR_LOSS) == 0
+			       (flash->damage.repairs & STORE_REPAIR_LOSS) == 0
 		       ? refuse_loss(flash, error)
 		       : 0;
 }

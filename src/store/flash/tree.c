@@ -124,12 +124,12 @@ static bool is_sound(const struct flash *flash, uint32_t level, uint32_t index,
 /* Holes may be left, for the store is not written, or they will be filled. */
 static bool may_have_holes(const struct flash *flash)
 {
-	return flash->is_read_only || (flash->repairs & STORE_REPAIR_MAP) != 0;
+	return flash->is_read_only || (flash->damage.repairs & STORE_REPAIR_MAP) != 0;
 }
 
 /* What is below the node is lost: entries that refer to the node itself with another checksum than
  * it has, so that whoever reads one of them finds damage, whatever can be read there now. */
-static void lose(struct flash *flash, uint32_t level, uint32_t index)
+static void tree_lose(struct flash *flash, uint32_t level, uint32_t index)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
 	struct flash_tree *tree = &flash->map.trees[0];
@@ -141,7 +141,7 @@ static void lose(struct flash *flash, uint32_t level, uint32_t index)
 	for (uint32_t i = first; i < end; i++) {
 		tree->levels[level - 1][i] = nothing;
 		if (level == 1 && i < geometry->leaf_count) {
-			flash_hole_add(&flash->holes, i);
+			flash_hole_add(&flash->damage.holes, i);
 		}
 	}
 	tree->dirty[level][index] = true;
@@ -158,7 +158,7 @@ static int read_upper(
 
 	if (result < 0) {
 		result = flash_twin_read(flash, at, entries);
-		flash->twins_used += result == 0;
+		flash->damage.twins_used += result == 0;
 		tree->dirty[level][index] = true; /* both are written anew */
 	}
 	if (result == 0 && is_sound(flash, level, index, entries)) {
@@ -173,7 +173,7 @@ static int read_upper(
 	if (!may_have_holes(flash)) {
 		return -EUCLEAN;
 	}
-	lose(flash, level, index);
+	tree_lose(flash, level, index);
 	return 0;
 }
 
@@ -275,7 +275,7 @@ static int count_table(struct flash *flash, uint32_t tree, struct flash_seen *se
 		if (result < 0 || !flash_page_is_sound(flash, i, &node)) {
 			all = -EUCLEAN;
 			if (tree == 0) {
-				flash_hole_add(&flash->holes, i);
+				flash_hole_add(&flash->damage.holes, i);
 			}
 			continue;
 		}
@@ -310,7 +310,7 @@ bool flash_page_is_sound(const struct flash *flash, uint32_t index, const struct
 int flash_table_read(struct flash *flash, uint32_t tree, struct flash_seen *seen)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
-	bool is_counted = tree == 0 && (flash->repairs & STORE_REPAIR_MAP) != 0;
+	bool is_counted = tree == 0 && (flash->damage.repairs & STORE_REPAIR_MAP) != 0;
 
 	for (uint32_t first = 0; first < geometry->segment_count; first += FLASH_TABLE_ENTRIES) {
 		struct flash_table_entry entries[FLASH_TABLE_ENTRIES];
@@ -321,7 +321,7 @@ int flash_table_read(struct flash *flash, uint32_t tree, struct flash_seen *seen
 			take_table(flash, tree, seen, first, entries);
 			continue;
 		}
-		flash->is_table_damaged = true;
+		flash->damage.is_table_damaged = true;
 		is_counted = true;
 		if (tree == 0) {
 			guess_table(flash, seen, first);
@@ -368,7 +368,7 @@ static void tell_holes(const struct flash *flash, const struct flash_holes *hole
 
 bool flash_has_loss(const struct flash *flash)
 {
-	return flash->lost_records > 0 || flash->lost_error < 0;
+	return flash->damage.lost_records > 0 || flash->damage.lost_error < 0;
 }
 
 void flash_loss_text(const struct flash *flash, char *text, size_t bytes)
@@ -376,14 +376,14 @@ void flash_loss_text(const struct flash *flash, char *text, size_t bytes)
 	char where[FLASH_LOSS_TEXT_BYTES / 2];
 
 	snprintf(where, sizeof(where), "%s at byte %llu%s%s%s",
-		flash->lost_error < 0 ? "cannot be read" : "is damaged",
-		(unsigned long long)flash->lost_at, flash->lost_error < 0 ? " (" : "",
-		flash->lost_error < 0 ? strerror(-flash->lost_error) : "",
-		flash->lost_error < 0 ? ")" : "");
-	if (flash->lost_records > 0) {
+		flash->damage.lost_error < 0 ? "cannot be read" : "is damaged",
+		(unsigned long long)flash->damage.lost_at, flash->damage.lost_error < 0 ? " (" : "",
+		flash->damage.lost_error < 0 ? strerror(-flash->damage.lost_error) : "",
+		flash->damage.lost_error < 0 ? ")" : "");
+	if (flash->damage.lost_records > 0) {
 		snprintf(text, bytes,
 			"%s: %llu records from there on, which were flushed, are lost", where,
-			(unsigned long long)flash->lost_records);
+			(unsigned long long)flash->damage.lost_records);
 	} else {
 		snprintf(text, bytes,
 			"%s: unless its server ended before it wrote there, the records from there "
@@ -396,13 +396,13 @@ void flash_damage_tell(const struct flash *flash)
 {
 	char loss[FLASH_LOSS_TEXT_BYTES];
 
-	if (flash->twins_used > 0) {
+	if (flash->damage.twins_used > 0) {
 		log_warning("flash store '%s': %u nodes of its map are damaged; their second "
 			    "copies are used%s",
-			flash->path, flash->twins_used,
+			flash->path, flash->damage.twins_used,
 			flash->is_read_only ? "" : ", and both are written anew");
 	}
-	if (flash->is_table_damaged) {
+	if (flash->damage.is_table_damaged) {
 		log_warning("flash store '%s': its table of segments is damaged%s", flash->path,
 			flash->is_read_only ? "" : "; it has been counted from the map");
 	}
@@ -412,16 +412,16 @@ void flash_damage_tell(const struct flash *flash)
 			flash->is_read_only ? "it is served as it was before"
 					    : "the log goes on without them, as was asked for");
 	}
-	tell_holes(flash, &flash->holes,
+	tell_holes(flash, &flash->damage.holes,
 		"cannot be read, since the map has lost them; 'gmblock check --rebuild' puts it "
 		"together from the log");
-	if (flash->linked_pages > 0) {
+	if (flash->damage.linked_pages > 0) {
 		log_info("flash store '%s': %u pages of its map that were lost are found again; "
 			 "one that was trimmed or zeroed as a whole since may have older contents",
-			flash->path, flash->linked_pages);
+			flash->path, flash->damage.linked_pages);
 	}
-	tell_holes(flash, &flash->patched,
+	tell_holes(flash, &flash->damage.patched,
 		"have been put together from changes: what was trimmed or zeroed there since may "
 		"have older contents");
-	tell_holes(flash, &flash->emptied, "have no trace in the log: they read as zeroes");
+	tell_holes(flash, &flash->damage.emptied, "have no trace in the log: they read as zeroes");
 }

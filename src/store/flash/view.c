@@ -32,7 +32,8 @@ static const uint32_t view_edges[FLASH_VIEW_STATE_COUNT] = {
 };
 
 /* Under the lock: other threads list the views. */
-static void set_state(struct flash *flash, struct flash_view *view, enum flash_view_state state)
+static void view_set_state(
+	struct flash *flash, struct flash_view *view, enum flash_view_state state)
 {
 	GMB_ASSERT((view_edges[view->state] & BIT(state)) != 0);
 	pthread_mutex_lock(&flash->base.watch_lock);
@@ -45,7 +46,7 @@ static uint32_t index_of(const struct flash *flash, const struct flash_view *vie
 	return (uint32_t)(view - flash->views.list);
 }
 
-static struct flash_view *find(struct flash *flash, const char *name)
+static struct flash_view *view_find(struct flash *flash, const char *name)
 {
 	for (uint32_t i = 0; i < FLASH_VIEWS; i++) {
 		struct flash_view *view = &flash->views.list[i];
@@ -79,7 +80,7 @@ uint32_t flash_views_list(struct store *store, struct store_view list[STORE_VIEW
 /* --- space ----------------------------------------------------------------------------------- */
 
 /* Blocks that a segment can have beside its headers, as format.c reckons. */
-static uint64_t usable_blocks(const struct flash *flash)
+static uint64_t view_usable_blocks(const struct flash *flash)
 {
 	uint32_t blocks = flash->anchor.geometry.segment_blocks;
 
@@ -88,10 +89,10 @@ static uint64_t usable_blocks(const struct flash *flash)
 
 /* Blocks that could be written, after all garbage is collected, beyond those that must be left;
  * negative: so many are missing. */
-static int64_t room_of(const struct flash *flash)
+static int64_t view_room_of(const struct flash *flash)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
-	int64_t usable = (int64_t)usable_blocks(flash);
+	int64_t usable = (int64_t)view_usable_blocks(flash);
 	int64_t left = (geometry->segment_count - geometry->reserve_segments) * usable *
 		       ROOM_MIN_PERCENT / 100;
 	int64_t room = 0;
@@ -157,7 +158,7 @@ static void drop_oldest(struct flash *flash)
 	pthread_mutex_lock(&flash->base.watch_lock);
 	memcpy(flash->views.dropped, view->about.name, sizeof(flash->views.dropped));
 	pthread_mutex_unlock(&flash->base.watch_lock);
-	set_state(flash, view, FLASH_VIEW_DELETING);
+	view_set_state(flash, view, FLASH_VIEW_DELETING);
 	flash->pump_again = true;
 	if (flash->base.view_dropped != NULL && !flash->is_closing) {
 		flash->base.view_dropped(flash->base.view_context);
@@ -184,7 +185,7 @@ void flash_views_look(struct flash *flash)
 		flash->cache.is_tight = false;
 		return;
 	}
-	room = room_of(flash);
+	room = view_room_of(flash);
 	/* Writes that were answered cannot be refused any more. */
 	flash->cache.is_tight = views->refuses && room < (int64_t)flash->cache.slot_count;
 	is_low = oldest(flash) != NULL && !is_going(flash) && room < 0;
@@ -222,7 +223,7 @@ void flash_views_io_ended(struct flash *flash)
 	}
 }
 
-static void turn_done(struct ring_op *op, int result)
+static void view_turn_done(struct ring_op *op, int result)
 {
 	struct flash *flash = container_of(op, struct flash, views.turn);
 
@@ -239,7 +240,7 @@ static void complete(struct flash *flash, int result)
 	views->is_prepared = false;
 	views->holds = false;
 	flash->io_count++;
-	ring_defer(flash->ring, &views->turn, 0, turn_done);
+	ring_defer(flash->ring, &views->turn, 0, view_turn_done);
 }
 
 static bool has_place(const struct flash *flash)
@@ -263,19 +264,19 @@ static int check_create(struct flash *flash, const char *name, struct error *err
 			"and '-', of which the first is a letter or a digit",
 			FLASH_VIEW_NAME_BYTES - 1);
 	}
-	if (find(flash, name) != NULL) {
+	if (view_find(flash, name) != NULL) {
 		return error_set(error, -EEXIST, "has a snapshot '%s' already", name);
 	}
 	if (!has_place(flash) && !is_going(flash)) {
 		return error_set(error, -EMLINK, "has %d snapshots, which is the most; delete one",
 			FLASH_VIEWS);
 	}
-	return room_of(flash) < 0 || flash->views.is_stuck ? refuse_create(error) : 0;
+	return view_room_of(flash) < 0 || flash->views.is_stuck ? refuse_create(error) : 0;
 }
 
 static int check_request(struct flash *flash, struct store_view_request *request)
 {
-	struct flash_view *view = find(flash, request->view.name);
+	struct flash_view *view = view_find(flash, request->view.name);
 
 	if (flash->is_read_only) {
 		return error_set(&request->error, -EROFS, "is served with 'readonly'");
@@ -291,7 +292,7 @@ static int check_request(struct flash *flash, struct store_view_request *request
 		return error_set(
 			&request->error, -ENOENT, "has no snapshot '%s'", request->view.name);
 	}
-	set_state(flash, view, FLASH_VIEW_DELETING);
+	view_set_state(flash, view, FLASH_VIEW_DELETING);
 	return 0;
 }
 
@@ -304,7 +305,7 @@ void flash_view_ask(struct store *store, struct store_view_request *request)
 	flash_pump(flash);
 }
 
-static void request_begin(struct flash *flash, struct store_view_request *request)
+static void view_request_begin(struct flash *flash, struct store_view_request *request)
 {
 	int result;
 
@@ -368,8 +369,8 @@ bool flash_views_step(struct flash *flash)
 	struct flash_views *views = &flash->views;
 
 	if (views->request == NULL && !list_is_empty(&views->waiting)) {
-		request_begin(flash, list_entry(list_pop_front(&views->waiting),
-					     struct store_view_request, node));
+		view_request_begin(flash, list_entry(list_pop_front(&views->waiting),
+						  struct store_view_request, node));
 		return true;
 	}
 	if (views->holds || !is_creating(flash) || is_begun(flash)) {
@@ -393,21 +394,21 @@ bool flash_views_step(struct flash *flash)
 
 /* The one that the request at hand is about is still to be made, and can be: the log has all that
  * it is to have. */
-static bool is_wanted(const struct flash *flash)
+static bool view_is_wanted(const struct flash *flash)
 {
 	return flash->views.holds && has_place(flash) && flash_cache_has_written(flash);
 }
 
 bool flash_views_want_checkpoint(const struct flash *flash)
 {
-	return is_wanted(flash) || is_going(flash);
+	return view_is_wanted(flash) || is_going(flash);
 }
 
 void flash_views_begin(struct flash *flash)
 {
 	struct flash_view *view = &flash->views.list[0];
 
-	if (!is_wanted(flash)) {
+	if (!view_is_wanted(flash)) {
 		return;
 	}
 	view += view->state != FLASH_VIEW_NONE;
@@ -416,7 +417,7 @@ void flash_views_begin(struct flash *flash)
 		.is_temporary = flash->views.request->view.is_temporary,
 	};
 	memcpy(view->about.name, flash->views.request->view.name, sizeof(view->about.name));
-	set_state(flash, view, FLASH_VIEW_CREATING);
+	view_set_state(flash, view, FLASH_VIEW_CREATING);
 	flash->views.holds = false; /* what comes now is behind the checkpoint */
 }
 
@@ -440,7 +441,7 @@ void flash_views_encode(struct flash *flash)
 }
 
 /* Its tree is that of the disk. */
-static void make(struct flash *flash, struct flash_view *view)
+static void view_make(struct flash *flash, struct flash_view *view)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
 	uint32_t index = index_of(flash, view);
@@ -456,7 +457,7 @@ static void make(struct flash *flash, struct flash_view *view)
 		flash->segments[i].view_valid[index] = flash->segments[i].begin_valid;
 		flash_views_block_dies(flash, i); /* some may have, since it began */
 	}
-	set_state(flash, view, FLASH_VIEW_LIVE);
+	view_set_state(flash, view, FLASH_VIEW_LIVE);
 }
 
 /* All that is known of a damaged view stays where it is. */
@@ -522,7 +523,7 @@ static void limit_kept(struct flash *flash, uint32_t segment)
 	entry->kept = MIN(entry->kept, valid[0] + valid[1]);
 }
 
-static void forget(struct flash *flash, struct flash_view *view)
+static void view_forget(struct flash *flash, struct flash_view *view)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
 	uint32_t index = index_of(flash, view);
@@ -544,12 +545,12 @@ static void forget(struct flash *flash, struct flash_view *view)
 		limit_kept(flash, i);
 	}
 	flash->views.is_stuck = false;
-	flash_gc_hope(flash);
+	flash->has_hope = true;
 	if (view->is_damaged) {
 		view->is_damaged = false;
 		keep_rest(flash);
 	}
-	set_state(flash, view, FLASH_VIEW_NONE);
+	view_set_state(flash, view, FLASH_VIEW_NONE);
 }
 
 static void count_kept(struct flash *flash)
@@ -570,18 +571,19 @@ void flash_views_checkpointed(struct flash *flash, int result)
 
 		if (view->state == FLASH_VIEW_CREATING) {
 			if (result == 0) {
-				make(flash, view);
+				view_make(flash, view);
 			} else {
-				set_state(flash, view, FLASH_VIEW_NONE);
+				view_set_state(flash, view, FLASH_VIEW_NONE);
 			}
 			has_ended = true;
 		} else if (view->state == FLASH_VIEW_DELETING && result == 0 &&
 			   flash->anchor.views[i].name[0] == '\0') {
 			has_ended |= request != NULL && request->action == STORE_VIEW_DELETE &&
 				     strcmp(request->view.name, view->about.name) == 0;
-			forget(flash, view);
+			view_forget(flash, view);
 		} else if (view->state == FLASH_VIEW_DELETING && result < 0) {
-			set_state(flash, view, FLASH_VIEW_LIVE); /* and can only be read, as all */
+			view_set_state(
+				flash, view, FLASH_VIEW_LIVE); /* and can only be read, as all */
 		}
 	}
 	if (request != NULL && !flash->views.is_done && (has_ended || result < 0)) {
@@ -672,7 +674,7 @@ void flash_views_drop_temporary(struct flash *flash)
 		struct flash_view *view = &flash->views.list[i];
 
 		if (view->state == FLASH_VIEW_LIVE && view->about.is_temporary) {
-			set_state(flash, view, FLASH_VIEW_DELETING);
+			view_set_state(flash, view, FLASH_VIEW_DELETING);
 		}
 	}
 }
@@ -682,7 +684,7 @@ void flash_views_recovered(struct flash *flash)
 	for (uint32_t i = 0; i < FLASH_VIEWS; i++) {
 		flash->views.list[i].about = flash->anchor.views[i];
 		if (flash->anchor.views[i].name[0] != '\0') {
-			set_state(flash, &flash->views.list[i], FLASH_VIEW_LIVE);
+			view_set_state(flash, &flash->views.list[i], FLASH_VIEW_LIVE);
 		}
 	}
 }
@@ -757,7 +759,7 @@ static int view_open(struct store *base, const struct store_options *options, co
 	bool is_dropped;
 
 	pthread_mutex_lock(&flash->base.watch_lock);
-	found = find(flash, options->path);
+	found = view_find(flash, options->path);
 	is_dropped = strcmp(flash->views.dropped, options->path) == 0;
 	if (found != NULL) {
 		view->flash = flash;

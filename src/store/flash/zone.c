@@ -208,7 +208,7 @@ int flash_zones_load(struct flash *flash)
 /* --- making it ready ------------------------------------------------------------------------- */
 
 /* What has failed is not used any more. */
-static void give_up(struct flash *flash, uint32_t i)
+static void zone_give_up(struct flash *flash, uint32_t i)
 {
 	flash->segments[i].is_bad = true;
 	if (flash->table.segments[i].state == GC_FREE) {
@@ -222,7 +222,7 @@ static int prepare_segment(struct flash *flash, uint32_t i, uint32_t *kept)
 	uint64_t offset = flash_zone_offset(flash, i);
 
 	if (state == DISK_ZONE_BROKEN) {
-		give_up(flash, i);
+		zone_give_up(flash, i);
 		return 0;
 	}
 	if (flash->table.segments[i].state != GC_FREE) {
@@ -266,7 +266,7 @@ int flash_zones_take(struct flash *flash, struct error *error)
 		bool is_free = flash->table.segments[i].state == GC_FREE;
 
 		if (segment->zone == DISK_ZONE_BROKEN) {
-			give_up(flash, i);
+			zone_give_up(flash, i);
 		} else if (segment->zone == DISK_ZONE_FULL && is_free) {
 			gc_set_state(&flash->table, i, GC_ERASING);
 		} else if (segment->zone == DISK_ZONE_ACTIVE) {
@@ -290,7 +290,7 @@ int flash_zones_take(struct flash *flash, struct error *error)
 /* --- writes ---------------------------------------------------------------------------------- */
 
 /* Gives the write its place. True: a zone must be finished or reset before, or both were done. */
-static bool place(struct flash *flash, struct flash_io *io)
+static bool zone_place(struct flash *flash, struct flash_io *io)
 {
 	struct flash_zones *zones = &flash->zones;
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
@@ -360,7 +360,7 @@ void flash_zone_next(struct flash *flash)
 	zones->writing = list_entry(node, struct flash_io, node);
 	if (flash->failed != 0) {
 		flash_io_issue(flash, zones->writing, flash->failed);
-	} else if (place(flash, zones->writing)) {
+	} else if (zone_place(flash, zones->writing)) {
 		flash->io_count++;
 		ring_call(flash->ring, &zones->op, end_zone_call, end_zone_done);
 	} else {
@@ -376,7 +376,7 @@ void flash_zone_write(struct flash *flash, struct flash_io *io)
 
 int flash_zone_write_now(struct flash *flash, struct flash_io *io)
 {
-	return place(flash, io) ? end_zone(flash) : 0;
+	return zone_place(flash, io) ? end_zone(flash) : 0;
 }
 
 void flash_zone_written(struct flash *flash, const struct flash_io *io)

@@ -33,7 +33,7 @@ MUTANTS = {
     "bad-block-ends-the-log": (
         "recover.c", "result < 0 && ahead_count > count", "!MUTANT && result < 0 && ahead_count > count"),
     "unreadable-end-accepted": (
-        "recover.c", "flash->lost_error = result;", "if (!MUTANT) { flash->lost_error = result; }"),
+        "recover.c", "flash->damage.lost_error = result;", "if (!MUTANT) { flash->damage.lost_error = result; }"),
     "look-ahead-forgotten": ("recover.c", "replay->count = 0;", "replay->count = MUTANT ? replay->count : 0;"),
     "durable-write-not-durable": (
         "log.c", "flash->log.durable_seq < flash->log.written_seq", "false"),
@@ -42,8 +42,8 @@ MUTANTS = {
     "nothing-told-by-a-checkpoint": (
         "checkpoint.c", "flash_log_tell(flash);", "if (!MUTANT) { flash_log_tell(flash); }"),
     "slots-free-before-the-position": (
-        "log.c", "flash_cache_follow(flash);\n\t\tapply(flash, buffer);",
-        "if (MUTANT) { apply(flash, buffer); }\nflash_cache_follow(flash);\nif (!MUTANT) { apply(flash, buffer); }"),
+        "log.c", "flash_cache_follow(flash);\n\t\trecord_apply(flash, buffer);",
+        "if (MUTANT) { record_apply(flash, buffer); }\nflash_cache_follow(flash);\nif (!MUTANT) { record_apply(flash, buffer); }"),
     "in-flight-taken-as-durable": ("io.c", "flash->log.written_seq", "flash->log.head.seq"),
     "flush-without-sync": ("flash.c", "flash->log.durable_seq == flash->log.written_seq", "true"),
     "erased-before-anchor": (
@@ -52,7 +52,7 @@ MUTANTS = {
     "anchor-before-nodes": (
         "checkpoint.c", "checkpoint->is_waiting = true;\n\t\tflash_sync_checkpoint(flash);",
         "checkpoint->is_waiting = !MUTANT;\n"
-        "if (MUTANT) { set_state(checkpoint, FLASH_CHECKPOINT_ANCHOR_FIRST); }\n"
+        "if (MUTANT) { checkpoint_set_state(checkpoint, FLASH_CHECKPOINT_ANCHOR_FIRST); }\n"
         "else { flash_sync_checkpoint(flash); }"),
     "old-page-changed-first": (
         "map.c", "!flash_checkpoint_append(flash, slot)",
@@ -88,12 +88,12 @@ MUTANTS = {
         "if (MUTANT) { flash_checkpoint_synced(flash, 0); }\n"
         "else { flash_sync_checkpoint(flash); }\n}"),
     "free-before-checkpoint": (
-        "gc.c", "flash->segments[flash->gc.victim].readers--;",
-        "struct flash_segment *segment = &flash->segments[flash->gc.victim];\n"
+        "gc.c", "flash->segments[flash->gc->victim].readers--;",
+        "struct flash_segment *segment = &flash->segments[flash->gc->victim];\n"
         "segment->readers--;\n"
-        "if (MUTANT && flash->table.segments[flash->gc.victim].valid == 0 &&\n"
+        "if (MUTANT && flash->table.segments[flash->gc->victim].valid == 0 &&\n"
         "segment->nodes == 0 && segment->readers == 0) {\n"
-        "gc_set_state(&flash->table, flash->gc.victim, GC_FREE); }"),
+        "gc_set_state(&flash->table, flash->gc->victim, GC_FREE); }"),
     "quiet-start-writes": (
         "flash.c", "if (flash->start->is_quiet) {", "if (flash->start->is_quiet && !MUTANT) {"),
     "anchors-not-read-again": (
@@ -142,7 +142,7 @@ MUTANTS = {
         "memcpy(bytes, data, FLASH_BLOCK_BYTES);\n\tentry->lpn"),
     "slot-freed-before-direct-write": (
         "cache.c", "/* Nobody may write it behind that record; the slot is freed when it is written. */",
-        "if (MUTANT && slot != CACHE_NO_SLOT) { release(cache, slot); continue; }"),
+        "if (MUTANT && slot != CACHE_NO_SLOT) { cache_release(cache, slot); continue; }"),
     "superseded-page-evicted": ("cache.c", "slot != CACHE_NO_SLOT && is_dirty(cache, slot)) {\n\t\t\torder",
         "!MUTANT && slot != CACHE_NO_SLOT && is_dirty(cache, slot)) {\n\t\t\torder"),
     "clean-before-written": (

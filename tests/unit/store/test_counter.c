@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "../stores.h"
+#include "lab/lab.h"
 #include "sim/sim.h"
 #include "store/store.h"
 
@@ -117,12 +118,14 @@ static void fill(struct world *world)
 
 static void test_steps_are_told_and_right(void **state)
 {
-	struct store_options options = { .path = "memory:4M", .progress = STORE_PROGRESS_COUNTER };
+	struct store_options options = { .path = "memory:4M" };
 	struct world world;
 	struct counted counted;
 
 	GMB_UNUSED(state);
+	stores_set(&options, "progress", "counter");
 	world_open(&world, &options);
+	store_options_fini(&options);
 	assert_true(store_info(world.store)->has_progress);
 	fill(&world);
 	memset(memory, 0xee, sizeof(memory));
@@ -137,12 +140,14 @@ static void test_steps_are_told_and_right(void **state)
 
 static void test_others_can_work_between_the_steps(void **state)
 {
-	struct store_options options = { .path = "memory:4M", .progress = STORE_PROGRESS_COUNTER };
+	struct store_options options = { .path = "memory:4M" };
 	struct world world;
 	struct counted counted;
 
 	GMB_UNUSED(state);
+	stores_set(&options, "progress", "counter");
 	world_open(&world, &options);
+	store_options_fini(&options);
 	assert_true(run(&world, &counted, STORE_READ, 0, STORE_BYTES, true) > 16);
 	/* Who does not want to know gets all of it in one go, and so does a write. */
 	assert_int_equal(run(&world, &counted, STORE_READ, 0, STORE_BYTES, false), 1);
@@ -154,12 +159,14 @@ static void test_others_can_work_between_the_steps(void **state)
 
 static void test_an_impossible_read_is_told_nothing_of(void **state)
 {
-	struct store_options options = { .path = "memory:4M", .progress = STORE_PROGRESS_COUNTER };
+	struct store_options options = { .path = "memory:4M" };
 	struct world world;
 	struct counted counted;
 
 	GMB_UNUSED(state);
+	stores_set(&options, "progress", "counter");
 	world_open(&world, &options);
+	store_options_fini(&options);
 	run(&world, &counted, STORE_READ, 1, STORE_BYTES, true);
 	assert_int_equal(counted.result, -EIO);
 	assert_int_equal(counted.progress_count, 0);
@@ -169,13 +176,14 @@ static void test_an_impossible_read_is_told_nothing_of(void **state)
 /* What is in memory already has not come from the disk that the pace stands for. */
 static void test_a_pace_hides_the_counter_below(void **state)
 {
-	struct store_options options = { .path = "memory:4M", .progress = STORE_PROGRESS_COUNTER };
+	struct store_options options = { .path = "memory:4M" };
 	struct world world;
 	struct counted counted;
 	uint64_t begin_ns;
 
 	GMB_UNUSED(state);
 	stores_set(&options, "pace", "1M");
+	stores_set(&options, "progress", "counter");
 	world_open(&world, &options);
 	store_options_fini(&options);
 	begin_ns = sim_now_ns();
@@ -188,21 +196,16 @@ static void test_a_pace_hides_the_counter_below(void **state)
 
 static void test_only_who_is_asked_counts(void **state)
 {
-	static const enum store_progress_source sources[] = { STORE_PROGRESS_AUTO,
-		STORE_PROGRESS_COMPLETION };
 	struct store_options options = { .path = "memory:4M" };
 	struct store *store = NULL;
 	struct error error;
 
 	GMB_UNUSED(state);
-	for (size_t i = 0; i < ARRAY_COUNT(sources); i++) {
-		options.progress = sources[i];
-		assert_int_equal(store_open(&options, &store, &error), 0);
-		assert_false(store_info(store)->has_progress);
-		store_close(store);
-	}
+	assert_int_equal(store_open(&options, &store, &error), 0);
+	assert_false(store_info(store)->has_progress);
+	store_close(store);
 	store = NULL;
-	options.progress = STORE_PROGRESS_COUNTER;
+	stores_set(&options, "progress", "counter");
 	options.path = "null:4M";
 	assert_int_equal(store_open(&options, &store, &error), -EOPNOTSUPP);
 	assert_null(store);
@@ -214,6 +217,27 @@ static void test_only_who_is_asked_counts(void **state)
 	store_close(store);
 }
 
+/* Also of a store that counts by itself. */
+static void test_nothing_is_told_when_that_is_wanted(void **state)
+{
+	static const char *const paces[] = { NULL, "1M" };
+	struct store *store;
+
+	GMB_UNUSED(state);
+	for (size_t i = 0; i < ARRAY_COUNT(paces); i++) {
+		struct store_options options = { .path = "memory:4M" };
+
+		stores_set(&options, "progress", "completion");
+		if (paces[i] != NULL) {
+			stores_set(&options, "pace", paces[i]);
+		}
+		assert_int_equal(store_open(&options, &store, NULL), 0);
+		assert_false(store_info(store)->has_progress);
+		store_options_fini(&options);
+		store_close(store);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -222,8 +246,10 @@ int main(void)
 		cmocka_unit_test(test_an_impossible_read_is_told_nothing_of),
 		cmocka_unit_test(test_a_pace_hides_the_counter_below),
 		cmocka_unit_test(test_only_who_is_asked_counts),
+		cmocka_unit_test(test_nothing_is_told_when_that_is_wanted),
 	};
 
 	stores_register();
+	store_register(&knobs_store_kind);
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

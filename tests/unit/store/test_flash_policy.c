@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "lab/gc_rules.h"
 #include "store/flash/cache_lru.h"
 
 enum { BLOCKS = 64, SEGMENTS = 24, SLOTS = 40, ROUNDS = 2000, STEPS = 20000 };
@@ -30,7 +31,7 @@ static void table_fill(
 	static const enum gc_state states[] = { GC_FREE, GC_OPEN, GC_CLOSED, GC_CANDIDATE,
 		GC_CANDIDATE, GC_CANDIDATE };
 
-	gc_init(table, policy, segments, SEGMENTS, BLOCKS);
+	gc_init(table, gc_rules[policy], segments, SEGMENTS, BLOCKS);
 	table->clock = 1000;
 	table->cold_weight = random_below(GC_WEIGHT_ONE + 1);
 	for (uint32_t i = 0; i < SEGMENTS; i++) {
@@ -107,7 +108,7 @@ static void who_waits_for_space_gets_some(void **state)
 	struct gc_table table;
 
 	(void)state;
-	gc_init(&table, GC_AUTO, segments, 2, BLOCKS);
+	gc_init(&table, &gc_rule_auto, segments, 2, BLOCKS);
 	gc_restore(&table, 0, BLOCKS, 10);
 	gc_restore(&table, 1, BLOCKS - 1, 90);
 	table.clock = 100;
@@ -127,7 +128,7 @@ static void a_moved_block_keeps_its_age(void **state)
 	struct gc_table table;
 
 	(void)state;
-	gc_init(&table, GC_AUTO, segments, 3, BLOCKS);
+	gc_init(&table, &gc_rule_auto, segments, 3, BLOCKS);
 	for (uint32_t i = 0; i < 3; i++) {
 		gc_set_state(&table, i, GC_OPEN);
 	}
@@ -269,7 +270,7 @@ static void the_cold_part_is_the_end_of_the_list(void **state)
 		struct oracle oracle = { .dirty_count = 0 };
 		uint32_t seen = 0;
 
-		gc_init(&table, GC_AUTO, segments, SEGMENTS, BLOCKS);
+		gc_init(&table, &gc_rule_auto, segments, SEGMENTS, BLOCKS);
 		for (uint32_t i = 0; i < SEGMENTS; i++) {
 			gc_restore(&table, i, BLOCKS, i);
 		}
@@ -291,7 +292,7 @@ static void cold_pages_weigh_what_they_saved(void **state)
 	struct cache_lru lru;
 
 	(void)state;
-	gc_init(&table, GC_AUTO, segments, 1, BLOCKS);
+	gc_init(&table, &gc_rule_auto, segments, 1, BLOCKS);
 	cache_lru_init(&lru, &table, 100, slots, SLOTS);
 	assert_int_equal(table.cold_weight, GC_WEIGHT_ONE);
 	for (uint32_t i = 0; i < 4; i++) {
@@ -344,7 +345,7 @@ static void the_rule_never_costs_a_program(void **state)
 		enum gc_way ways[GC_POLICY_COUNT];
 
 		for (enum gc_policy policy = 0; policy < GC_POLICY_COUNT; policy++) {
-			struct gc_table table = { .rule = &gc_rules[policy] };
+			struct gc_table table = { .rule = gc_rules[policy] };
 			struct cache_lru lru = { .table = &table, .slots = slots, .slot_count = 1 };
 
 			ways[policy] = cache_lru_gc_way(&lru, slot);

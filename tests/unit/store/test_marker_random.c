@@ -231,12 +231,7 @@ static struct store *open_disk(void)
 	const struct sim_disk_options disk_options = {
 		.size = DISK_BYTES, .direct_offset_align = 512, .is_block = true
 	};
-	const struct store_options options = {
-		.path = "disk",
-		.read_mode = STORE_MODE_DIRECT,
-		.progress = STORE_PROGRESS_FILTER,
-		.progress_filter = &marker_store_kind,
-	};
+	struct store_options options = { .path = "disk", .read_mode = STORE_MODE_DIRECT };
 	struct sim_disk *disk = sim_disk_create("disk", &disk_options);
 	struct store *store;
 	struct error error;
@@ -245,7 +240,9 @@ static struct store *open_disk(void)
 		disk_bytes[i] = device_byte(1, i);
 	}
 	sim_disk_poke(disk, 0, disk_bytes, DISK_BYTES);
+	stores_set(&options, "marker", "yes");
 	assert_int_equal(store_open(&options, &store, &error), 0);
+	store_options_fini(&options);
 	assert_true(store_info(store)->has_progress);
 	return store;
 }

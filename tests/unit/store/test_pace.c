@@ -551,16 +551,14 @@ static void test_the_store_tells_what_it_is(void **state)
 	assert_int_equal(store_info(paced.store)->stripe_chunk, 8 * KIB);
 	assert_int_equal(store_info(paced.store)->stripe_members, 3);
 	paced_close(&paced);
-	/* A stripe that is given explicitly goes over it, as does the wish for no progress. */
+	/* A stripe that is given explicitly goes over it. */
 	stores_set(&options, "pace", "1M:members=3");
 	options.stripe_chunk = 128 * KIB;
 	options.stripe_members = 5;
-	options.progress = STORE_PROGRESS_COMPLETION;
 	assert_int_equal(store_open(&options, &paced.store, &error), 0);
 	store_options_fini(&options);
 	assert_int_equal(store_info(paced.store)->stripe_chunk, 128 * KIB);
 	assert_int_equal(store_info(paced.store)->stripe_members, 5);
-	assert_false(store_info(paced.store)->has_progress);
 	store_close(paced.store);
 }
 

@@ -1,0 +1,410 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <gmblock/gmblock.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/bytes.h"
+#include "gmb/client/client.h"
+
+enum { EVENTS_MAX = 64 };
+
+/* Fresh pages could not be had. */
+#define RETRY_NS UINT64_C(100000000)
+
+_Static_assert((int)GMB_BUFFERS_MAX == (int)HUB_BUFFERS_MAX - 1, "all but the pool");
+_Static_assert((int)HUB_COMMAND_BYTES_MAX <= (int)HUB_POOL_BYTES, "every command can be staged");
+
+static struct hub *hub_of(struct queue_part *part)
+{
+	return container_of(part, struct hub, part);
+}
+
+/* --- the clan queue on the queue's ring ------------------------------------------------------ */
+
+static int hub_source_poll(struct ring_source *source)
+{
+	struct hub *hub = container_of(source, struct hub, source);
+	struct clan_event events[EVENTS_MAX];
+	struct list_node hungry;
+	struct list_node *node;
+	int count = clan_queue_wait(hub->clan, events, EVENTS_MAX, 0);
+
+	GMB_ASSERT(count >= 0);
+	list_init(&hungry);
+	while ((node = list_pop_front(&hub->hungry)) != NULL) {
+		list_push_back(&hungry, node); /* what gets hungry again waits for the next turn */
+	}
+	for (int i = 0; i < count; i++) {
+		native_carrier_event(events[i].context, &events[i]);
+	}
+	while ((node = list_pop_front(&hungry)) != NULL) {
+		native_carrier_take(list_entry(node, struct native_carrier, hungry_node));
+		count++;
+	}
+	if (hub->unsettled) {
+		hub_settle(hub);
+	}
+	return count;
+}
+
+static bool hub_source_arm(struct ring_source *source)
+{
+	struct hub *hub = container_of(source, struct hub, source);
+
+	return list_is_empty(&hub->hungry) && clan_queue_arm(hub->clan) == 0;
+}
+
+static void hub_source_removed(struct ring_source *source)
+{
+	container_of(source, struct hub, source)->is_removed = true;
+}
+
+void hub_start(struct hub *hub)
+{
+	if (!hub->is_polled) {
+		hub->is_polled = true;
+		hub->source.poll = hub_source_poll;
+		hub->source.arm = hub_source_arm;
+		hub->source.fd = clan_queue_fd(hub->clan);
+		ring_source_add(hub->ring, &hub->source);
+	}
+}
+
+static void hub_destroy(struct queue_part *part)
+{
+	struct hub *hub = hub_of(part);
+	int result;
+
+	GMB_ASSERT(list_is_empty(&hub->carriers));
+	if (hub->is_polled) {
+		ring_source_remove(hub->ring, &hub->source, hub_source_removed);
+	}
+	ring_cancel(hub->ring, &hub->retry_op);
+	while ((hub->is_polled && !hub->is_removed) || hub->retry_op.in_flight) {
+		(void)ring_turn(hub->ring, true);
+	}
+	for (uint32_t i = 0; i < HUB_BUFFERS_MAX; i++) {
+		result = clan_region_destroy(hub->buffers[i].region);
+		GMB_ASSERT(result == 0);
+	}
+	result = clan_queue_destroy(hub->clan);
+	GMB_ASSERT(result == 0);
+	free(hub);
+}
+
+int hub_get(struct gmb_queue *queue, struct hub **hub_out, struct error *error)
+{
+	struct queue_part **part = queue_part(queue);
+	struct clan_error reason;
+	struct hub *hub;
+	int result;
+
+	if (*part != NULL) {
+		*hub_out = hub_of(*part);
+		return 0;
+	}
+	hub = calloc(1, sizeof(*hub));
+	if (hub == NULL) {
+		return error_set(error, -ENOMEM, "out of memory");
+	}
+	result = clan_queue_create(NULL, &hub->clan, &reason);
+	if (result != 0) {
+		free(hub);
+		return error_set(error, result, "%s", reason.text);
+	}
+	hub->part.destroy = hub_destroy;
+	hub->ring = queue_ring(queue);
+	list_init(&hub->carriers);
+	list_init(&hub->hungry);
+	*part = &hub->part;
+	*hub_out = hub;
+	return 0;
+}
+
+/* --- buffers --------------------------------------------------------------------------------- */
+
+static int buffer_make(struct hub *hub, uint32_t number, size_t bytes, uint32_t flags)
+{
+	struct clan_region *region;
+	void *base;
+	int result = clan_region_create(hub->clan, bytes, flags, &region, &base);
+
+	if (result == 0) {
+		hub->buffers[number] =
+			(struct hub_buffer){ .region = region, .base = base, .bytes = bytes };
+	}
+	return result;
+}
+
+/* The same with memory that is there already. */
+static int buffer_import(struct hub *hub, uint32_t number, int memfd, uint64_t offset, size_t bytes)
+{
+	struct clan_region *region;
+	void *base;
+	int result = clan_region_import(hub->clan, memfd, offset, bytes, &region, &base);
+
+	if (result == 0) {
+		hub->buffers[number] = (struct hub_buffer){
+			.region = region, .base = base, .bytes = bytes, .imported = true
+		};
+	}
+	return result;
+}
+
+static bool hub_holds(const struct hub_buffer *buffer, const void *address, size_t bytes)
+{
+	uintptr_t offset = (uintptr_t)address - (uintptr_t)buffer->base;
+
+	return buffer->region != NULL && !buffer->freeing &&
+	       (uintptr_t)address >= (uintptr_t)buffer->base &&
+	       range_inside(offset, bytes, buffer->bytes);
+}
+
+struct hub_buffer *hub_find(struct hub *hub, const void *address, size_t bytes)
+{
+	struct hub_buffer *last = &hub->buffers[hub->last_found];
+
+	if (hub_holds(last, address, bytes)) {
+		return last;
+	}
+	for (uint32_t i = HUB_POOL + 1; i < HUB_BUFFERS_MAX; i++) {
+		if (hub_holds(&hub->buffers[i], address, bytes)) {
+			hub->last_found = i;
+			return &hub->buffers[i];
+		}
+	}
+	return NULL;
+}
+
+/* The queue's hub, and the number of a buffer that is to be made. */
+static int buffer_slot(
+	struct gmb_queue *queue, struct hub **hub_out, uint32_t *number_out, struct error *error)
+{
+	uint32_t number = HUB_POOL + 1;
+	int result = hub_get(queue, hub_out, error);
+
+	while (result == 0 && number < HUB_BUFFERS_MAX &&
+		(*hub_out)->buffers[number].region != NULL) {
+		number++;
+	}
+	if (number == HUB_BUFFERS_MAX) {
+		return error_set(
+			error, -ENOSPC, "a queue has at most %d buffers", HUB_BUFFERS_MAX - 1);
+	}
+	*number_out = number;
+	return result;
+}
+
+int gmb_buffer_alloc(struct gmb_queue *queue, size_t bytes, uint32_t flags, void **base_out,
+	struct gmb_error *error_out)
+{
+	size_t page_bytes = (size_t)sysconf(_SC_PAGESIZE);
+	struct error error = { 0 };
+	struct hub *hub;
+	uint32_t number;
+	int result;
+
+	if (bytes == 0 || bytes > SIZE_MAX - page_bytes ||
+		(flags & ~(uint32_t)GMB_BUFFER_HUGE) != 0) {
+		result = error_set(&error, -EINVAL,
+			"a buffer needs at least one byte, and flags of 0 or GMB_BUFFER_HUGE");
+		goto out;
+	}
+	result = buffer_slot(queue, &hub, &number, &error);
+	if (result != 0) {
+		goto out;
+	}
+	result = buffer_make(hub, number, align_up(bytes, page_bytes),
+		(flags & GMB_BUFFER_HUGE) != 0 ? CLAN_REGION_HUGE : 0);
+	if (result != 0) {
+		error_set(&error, result, "no memory for a buffer of %zu bytes: %s", bytes,
+			strerror(-result));
+		goto out;
+	}
+	*base_out = hub->buffers[number].base;
+out:
+	if (result != 0) {
+		error_export(error_out, &error);
+	}
+	return result;
+}
+
+int gmb_buffer_import(struct gmb_queue *queue, int memfd, uint64_t offset, size_t bytes,
+	void **base_out, struct gmb_error *error_out)
+{
+	struct error error = { 0 };
+	struct hub *hub;
+	uint32_t number;
+	int result = buffer_slot(queue, &hub, &number, &error);
+
+	if (result == 0) {
+		result = buffer_import(hub, number, memfd, offset, bytes);
+		if (result == 0) {
+			*base_out = hub->buffers[number].base;
+			return 0;
+		}
+		error_set(&error, result, "%s",
+			result == -EPERM
+				? "the descriptor cannot be imported: it has to be a memfd that "
+				  "is sealed with F_SEAL_SHRINK and F_SEAL_GROW"
+			: result == -EINVAL
+				? "offset and bytes have to be whole pages inside the memfd"
+				: strerror(-result));
+	}
+	error_export(error_out, &error);
+	return result;
+}
+
+void gmb_buffer_free(struct gmb_queue *queue, void *base)
+{
+	struct queue_part *part = *queue_part(queue);
+	struct hub_buffer *buffer = NULL;
+
+	if (base == NULL) {
+		return;
+	}
+	GMB_ASSERT(part != NULL);
+	buffer = hub_find(hub_of(part), base, 1);
+	GMB_ASSERT(buffer != NULL && buffer->base == base);
+	buffer->freeing = true;
+	hub_settle(hub_of(part));
+}
+
+/* --- the pool -------------------------------------------------------------------------------- */
+
+int hub_pool_make(struct hub *hub)
+{
+	return hub->buffers[HUB_POOL].region != NULL
+		       ? 0
+		       : buffer_make(hub, HUB_POOL, HUB_POOL_BYTES, 0);
+}
+
+static bool page_is_used(const struct hub *hub, uint32_t page)
+{
+	return (hub->pool_used[page / 64] >> (page % 64) & 1) != 0;
+}
+
+static void hub_mark(struct hub *hub, const struct hub_run *run)
+{
+	for (uint32_t page = run->page; page < run->page + run->pages; page++) {
+		hub->pool_used[page / 64] ^= UINT64_C(1) << (page % 64);
+	}
+}
+
+bool hub_pool_get(struct hub *hub, size_t bytes, struct hub_run *run)
+{
+	uint32_t wanted = (uint32_t)((bytes + HUB_PAGE_BYTES - 1) / HUB_PAGE_BYTES);
+	uint32_t page_count = HUB_POOL_BYTES / HUB_PAGE_BYTES;
+
+	run->page = 0;
+	run->pages = 0;
+	for (uint32_t page = 0; page < page_count && run->pages < wanted; page++) {
+		if (page % 64 == 0 && hub->pool_used[page / 64] == UINT64_MAX) {
+			page += 63;
+			run->pages = 0;
+		} else if (page_is_used(hub, page)) {
+			run->pages = 0;
+		} else {
+			run->page = run->pages == 0 ? page : run->page;
+			run->pages++;
+		}
+	}
+	if (run->pages < wanted) {
+		run->pages = 0;
+		return false;
+	}
+	hub_mark(hub, run);
+	return true;
+}
+
+void hub_pool_put(struct hub *hub, struct hub_run *run)
+{
+	hub_mark(hub, run);
+	run->pages = 0;
+}
+
+/* --- what waits until nobody shares it ------------------------------------------------------- */
+
+static void hub_retry_done(struct ring_op *op, int result)
+{
+	GMB_UNUSED(result);
+	hub_settle(container_of(op, struct hub, retry_op));
+}
+
+/* Calls for every connection that shares it; true: there are some. */
+static bool hub_is_shared(struct hub *hub, uint32_t number)
+{
+	bool shared = false;
+
+	list_for_each(node, &hub->carriers)
+	{
+		struct native_carrier *carrier = list_entry(node, struct native_carrier, node);
+
+		shared |= native_carrier_shares(carrier, number, hub->buffers[number].tainted);
+		if (hub->buffers[number].freeing) {
+			native_carrier_unshare(carrier, number);
+		}
+	}
+	return shared;
+}
+
+/* True when there is nothing left to do. */
+static bool gmb_hub_settle(struct hub *hub, uint32_t number)
+{
+	struct hub_buffer *buffer = &hub->buffers[number];
+	/* What is in the pool is copied there anew when its command is sent again. */
+	const struct clan_range all = { .bytes = buffer->bytes };
+	int result;
+
+	if (buffer->region == NULL || (!buffer->tainted && !buffer->freeing)) {
+		return true;
+	}
+	if (hub_is_shared(hub, number)) {
+		return false;
+	}
+	if (buffer->freeing) {
+		result = clan_region_destroy(buffer->region);
+		GMB_ASSERT(result == 0);
+		buffer->region = NULL;
+		return true;
+	}
+	result = clan_region_replace(buffer->region, &all, number == HUB_POOL ? 1 : 0);
+	if (result != 0) {
+		/* No memory, maybe for a while. The commands must wait, or what is still written
+		 * for the old ones would be found in the new ones. */
+		if (!hub->retry_op.in_flight) {
+			ring_timer(hub->ring, &hub->retry_op, RETRY_NS, hub_retry_done);
+		}
+		return false;
+	}
+	buffer->tainted = false;
+	return true;
+}
+
+static void settle_all(struct hub *hub)
+{
+	bool settled = true;
+
+	for (uint32_t i = 0; i < HUB_BUFFERS_MAX; i++) {
+		settled &= gmb_hub_settle(hub, i);
+	}
+	hub->unsettled = !settled;
+	list_for_each(node, &hub->carriers)
+	{
+		native_carrier_step(list_entry(node, struct native_carrier, node));
+	}
+}
+
+void hub_settle(struct hub *hub)
+{
+	hub->unsettled = true;
+	if (hub->settling) {
+		return; /* from a callback of a step: the next poll goes on */
+	}
+	hub->settling = true;
+	settle_all(hub);
+	hub->settling = false;
+}

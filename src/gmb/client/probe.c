@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gmb/client/probe.h"
+
+#include <errno.h>
+#include <gmblock/clan.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "gmb/client/client.h"
+
+enum { EVENTS_MAX = 8, NS_PER_MS = 1000000 };
+
+struct probe {
+	struct clan_queue *queue;
+	struct clan_conn *conn;
+	bool connected;
+	bool lost;
+	bool closed;
+	uint64_t until_ns;
+	uint16_t version; /* of gmb, once connected */
+	uint8_t message[NATIVE_MESSAGE_BYTES_MAX];
+};
+
+static int probe_turn(struct probe *probe, struct error *error)
+{
+	struct clan_event events[EVENTS_MAX];
+	uint64_t now_ns = clock_now_ns();
+	uint64_t left_ns = now_ns < probe->until_ns ? probe->until_ns - now_ns : 0;
+	int count = clan_queue_wait(
+		probe->queue, events, EVENTS_MAX, (int)MIN(left_ns / NS_PER_MS + 1, 1000000U));
+
+	for (int i = 0; i < count; i++) {
+		probe->connected |= events[i].type == CLAN_EVENT_CONNECTED;
+		probe->closed |= events[i].type == CLAN_EVENT_CLOSED;
+		if (events[i].type == CLAN_EVENT_LOST) {
+			probe->lost = true;
+			return error_set(
+				error, events[i].status, "%s", clan_conn_reason(probe->conn));
+		}
+	}
+	return count == 0 && left_ns == 0
+		       ? error_set(error, -ETIMEDOUT, "the server did not answer in time")
+		       : 0;
+}
+
+static int probe_broken(const char *rule, struct error *error)
+{
+	return error_set(error, -EPROTO, "the server broke a rule of gmb: %s", rule);
+}
+
+/* The connection knows why it has ended before LOST is given. */
+static int probe_ended(const struct probe *probe, int code, struct error *error)
+{
+	const char *reason = clan_conn_reason(probe->conn);
+
+	return error_set(error, code, "the server closed the connection%s%s",
+		reason[0] != '\0' ? ": " : "", reason);
+}
+
+static int probe_hear(struct probe *probe, struct native_export *export, struct error *error)
+{
+	struct clan_message head;
+	const char *rule;
+	int result;
+
+	while ((result = clan_recv(probe->conn, CLAN_ANY, &head, probe->message,
+			sizeof(probe->message))) == -EAGAIN) {
+		result = probe_turn(probe, error);
+		if (result != 0) {
+			return result;
+		}
+	}
+	if (result != 0) {
+		return probe_ended(probe, result, error);
+	}
+	rule = head.cls != CLAN_BULK || head.type != NATIVE_EXPORT
+		       ? "G2: a message that does not belong here"
+		       : native_parse(NATIVE_EXPORT, probe->message, head.bytes, export);
+	return rule != NULL ? probe_broken(rule, error) : 0;
+}
+
+static int probe_connect_to(
+	struct probe *probe, const struct native_target *target, struct error *error)
+{
+	const void *welcome;
+	const char *rule;
+	struct native_welcome parsed;
+	size_t bytes;
+	uint64_t left_ms = (probe->until_ns - clock_now_ns()) / NS_PER_MS;
+	const struct clan_conn_options options = {
+		.size = sizeof(options),
+		.handshake_timeout_ms = (uint32_t)MIN(left_ms + 1, (uint64_t)UINT32_MAX),
+	};
+	int result = native_connect(probe->queue, target, &options, &probe->conn, error);
+
+	while (result == 0 && !probe->connected) {
+		result = probe_turn(probe, error);
+	}
+	if (result != 0) {
+		return result;
+	}
+	welcome = clan_conn_hello(probe->conn, &bytes);
+	rule = native_welcome_parse(welcome, bytes, &parsed);
+	probe->version = rule == NULL ? parsed.version : 0;
+	return rule != NULL ? probe_broken(rule, error) : 0;
+}
+
+static int ask_for_one(struct probe *probe, const struct native_target *target,
+	struct native_export *export, struct error *error)
+{
+	struct native_wire_open head = { .flags = NATIVE_OPEN_LOOK,
+		.name_bytes = (uint16_t)strlen(target->name) };
+	char text[CARRIER_TEXT_BYTES_MAX];
+	int result;
+
+	memcpy(probe->message, &head, sizeof(head));
+	memcpy(probe->message + sizeof(head), target->name, head.name_bytes);
+	result = clan_send(probe->conn, CLAN_BULK, NATIVE_OPEN, probe->message,
+		(uint32_t)sizeof(head) + head.name_bytes);
+	if (result != 0) {
+		return probe_ended(probe, result, error);
+	}
+	result = probe_hear(probe, export, error);
+	if (result == 0 && export->head.status != 0) {
+		log_escape(text, sizeof(text), export->text.bytes, export->text.length);
+		result = error_set(error, native_status_to_errno(export->head.status), "%s", text);
+	}
+	return result;
+}
+
+static int ask_for_next(
+	struct probe *probe, uint64_t cursor, struct native_export *export, struct error *error)
+{
+	const struct native_wire_list list = { .cursor = cursor };
+	int result = clan_send(probe->conn, CLAN_BULK, NATIVE_LIST, &list, sizeof(list));
+
+	if (result != 0) {
+		return probe_ended(probe, result, error);
+	}
+	result = probe_hear(probe, export, error);
+	if (result == 0 && export->head.status == 0 && export->head.cursor <= cursor) {
+		result = probe_broken("a cursor that does not grow", error);
+	}
+	return result;
+}
+
+static int probe_ask(struct probe *probe, const struct native_target *target, bool all,
+	int (*found)(void *context, uint16_t version, const struct native_export *export,
+		struct error *error),
+	void *context, struct error *error)
+{
+	struct native_export export = { .head.cursor = 0 };
+	int result;
+
+	if (!all) {
+		result = ask_for_one(probe, target, &export, error);
+		return result == 0 ? found(context, probe->version, &export, error) : result;
+	}
+	do {
+		result = ask_for_next(probe, export.head.cursor, &export, error);
+		if (result == 0 && export.head.status == 0) {
+			result = found(context, probe->version, &export, error);
+		}
+	} while (result == 0 && export.head.status == 0);
+	return result;
+}
+
+int native_probe(const char *uri, bool all, uint64_t timeout_ns,
+	int (*found)(void *context, uint16_t version, const struct native_export *export,
+		struct error *error),
+	void *context, struct error *error)
+{
+	struct probe probe = { .until_ns = clock_now_ns() + timeout_ns };
+	char label[CARRIER_LABEL_BYTES_MAX];
+	struct carrier_target *base;
+	struct clan_error reason;
+	int result = native_carrier.target_create(uri, 0, NULL, label, &base, error);
+
+	if (result != 0) {
+		return result;
+	}
+	result = clan_queue_create(NULL, &probe.queue, &reason);
+	if (result != 0) {
+		error_set(error, result, "%s", reason.text);
+	} else {
+		const struct native_target *target = (struct native_target *)(void *)base;
+
+		result = probe_connect_to(&probe, target, error);
+		if (result == 0) {
+			result = probe_ask(&probe, target, all, found, context, error);
+		}
+		if (result != 0) {
+			error_prefix(error, "%s", label);
+		}
+		if (probe.conn != NULL) {
+			clan_close(probe.conn);
+		}
+		probe.until_ns = UINT64_MAX; /* nothing of the server's is waited for */
+		while (probe.conn != NULL && !probe.closed) {
+			(void)!probe_turn(&probe, &(struct error){ 0 });
+		}
+		(void)!clan_queue_destroy(probe.queue);
+	}
+	native_carrier.target_destroy(base);
+	return result;
+}

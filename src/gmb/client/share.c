@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+/* A connection of a client: the buffers that its server reaches. */
+#include <errno.h>
+
+#include "gmb/client/client.h"
+
+bool native_carrier_shares(struct native_carrier *carrier, uint32_t buffer, bool end)
+{
+	enum share_state state = carrier->shares[buffer].state;
+
+	if (carrier->conn == NULL || state == SHARE_NONE || state == SHARE_REFUSED) {
+		return false;
+	}
+	if (end && carrier->state != NATIVE_CLOSING) {
+		native_carrier_fail(carrier, -ECONNRESET,
+			"ended, because another connection was lost that shares its memory");
+	}
+	return true;
+}
+
+void native_carrier_unshare(struct native_carrier *carrier, uint32_t buffer)
+{
+	enum share_state state = carrier->shares[buffer].state;
+
+	if (carrier->state == NATIVE_READY && (state == SHARE_LIVE || state == SHARE_GRANTED)) {
+		/* UNSHARED follows; asked again before, it says so. */
+		(void)!clan_region_unshare(carrier->conn, carrier->hub->buffers[buffer].region);
+	}
+}
+
+/* Tells the server how to reach a region. */
+static void gmb_share_tell(struct native_carrier *carrier, struct share *share)
+{
+	/* Else there is no room now, or an event tells of the end. */
+	if (clan_send(carrier->conn, CLAN_BULK, NATIVE_REGION, &share->cookie,
+		    sizeof(share->cookie)) == 0) {
+		share->state = SHARE_LIVE;
+	}
+}
+
+bool native_share(struct native_carrier *carrier, uint32_t number)
+{
+	struct hub_buffer *buffer = &carrier->hub->buffers[number];
+	struct share *share = &carrier->shares[number];
+	int result;
+
+	if (buffer->tainted) {
+		return false;
+	}
+	if (share->state == SHARE_NONE) {
+		result = clan_region_share(carrier->conn, buffer->region, CLAN_READ | CLAN_WRITE);
+		share->state = result == 0 ? SHARE_ASKED : SHARE_REFUSED;
+	}
+	if (share->state == SHARE_GRANTED) {
+		gmb_share_tell(carrier, share);
+	}
+	return share->state == SHARE_LIVE;
+}
+
+/* The server does not map regions: it gets a cookie for all of this one. */
+static void gmb_share_grant(struct native_carrier *carrier, uint32_t number)
+{
+	const struct hub_buffer *buffer = &carrier->hub->buffers[number];
+	struct share *share = &carrier->shares[number];
+	int result = -EFBIG;
+
+	if (buffer->bytes <= UINT32_MAX) {
+		result = clan_cookie_grant(carrier->conn, buffer->region, 0,
+			(uint32_t)buffer->bytes, CLAN_READ | CLAN_WRITE, 0, &share->cookie);
+	}
+	share->state = result == 0 ? SHARE_GRANTED : SHARE_REFUSED;
+	if (result == 0) {
+		share->generation = share->cookie.generation;
+		gmb_share_tell(carrier, share);
+	}
+}
+
+void native_shared(struct native_carrier *carrier, const struct clan_event *event)
+{
+	for (uint32_t i = 0; i < HUB_BUFFERS_MAX; i++) {
+		struct share *share = &carrier->shares[i];
+
+		if (share->state == SHARE_ASKED &&
+			carrier->hub->buffers[i].region == event->region) {
+			share->state = event->status == 0 ? SHARE_LIVE : SHARE_REFUSED;
+			share->number = event->number;
+			share->generation = event->generation;
+			if (event->status == 0 && carrier->needs_cookies) {
+				gmb_share_grant(carrier, i);
+			}
+		}
+	}
+}
+
+void native_unshared(struct native_carrier *carrier, const struct clan_event *event)
+{
+	for (uint32_t i = 0; i < HUB_BUFFERS_MAX; i++) {
+		if (carrier->hub->buffers[i].region == event->region) {
+			carrier->shares[i].state = SHARE_NONE;
+		}
+	}
+}

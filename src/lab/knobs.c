@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+/* See lab.h. */
+#include <errno.h>
+#include <string.h>
+
+#include "base/text.h"
+#include "lab/gc_rules.h"
+#include "lab/lab.h"
+
+enum { PARTS_STEP = 4096, PARTS_MAX = 1 << 20 };
+
+enum knobs_progress { KNOBS_AS_IT_IS, KNOBS_COMPLETION, KNOBS_COUNTER };
+
+struct knobs_config {
+	uint64_t part_bytes;
+	uint32_t progress; /* enum knobs_progress */
+	uint32_t policy;   /* enum gc_policy */
+	uint32_t cold_percent;
+	bool has_device_cpu;
+	bool device_cpu;
+	bool has_policy;
+	bool has_cold_percent;
+};
+
+static void knobs_submit(struct store_queue *queue, struct store_part *part)
+{
+	GMB_UNUSED(queue);
+	store_forward(part);
+}
+
+/* --- opening --------------------------------------------------------------------------------- */
+
+static int knobs_progress(struct store *base, const struct store_options *options,
+	enum knobs_progress progress, struct error *error)
+{
+	bool is_memory = true;
+
+	for (struct store *store = base->inner; store != NULL; store = store->inner) {
+		is_memory = store->ops == memory_store_kind.ops;
+	}
+	if (progress == KNOBS_COMPLETION) {
+		base->info.has_progress = false;
+	} else if (progress == KNOBS_COUNTER && !base->info.has_progress) {
+		if (!is_memory || strcmp(base->info.kind, "memory") != 0) {
+			return error_set(error, -EOPNOTSUPP,
+				"'%s' cannot count how far a read has come: progress=counter is "
+				"for memory:SIZE and for disks with a pace; leave it out",
+				options->path);
+		}
+		base->info.has_progress = true;
+	}
+	return 0;
+}
+
+static int knobs_gc(struct store *base, const struct store_options *options,
+	const struct knobs_config *config, struct error *error)
+{
+	const struct gc_rule *rule = gc_rules[config->policy];
+	struct store *store = base->inner;
+
+	if (!config->has_policy && !config->has_cold_percent) {
+		return 0;
+	}
+	while (store->inner != NULL) {
+		store = store->inner;
+	}
+	if (!flash_store_set_rule(store, rule,
+		    config->has_cold_percent ? config->cold_percent : rule->cold_percent)) {
+		return error_set(error, -EINVAL,
+			"'%s': the keys gc and cold are for disks whose path begins with flash:",
+			options->path);
+	}
+	return 0;
+}
+
+static int knobs_open(struct store *base, const struct store_options *options,
+	const void *config_bytes, struct error *error)
+{
+	const struct knobs_config *config = config_bytes;
+	bool has_device =
+		options->read_mode == STORE_MODE_DEVICE || options->write_mode == STORE_MODE_DEVICE;
+	int result = knobs_progress(base, options, (enum knobs_progress)config->progress, error);
+
+	if (result == 0) {
+		result = knobs_gc(base, options, config, error);
+	}
+	if (result == 0 && config->has_device_cpu && !has_device) {
+		result = error_set(error, -EINVAL,
+			"'%s': the key device-cpu does nothing here: neither mode nor write-mode "
+			"is device; leave it out",
+			options->path);
+	}
+	base->info.device_cpu = config->device_cpu;
+	base->info.part_bytes = (uint32_t)config->part_bytes;
+	return result;
+}
+
+/* --- options --------------------------------------------------------------------------------- */
+
+static int set_parts(void *config_bytes, const char *value, struct error *error)
+{
+	struct knobs_config *config = config_bytes;
+	int result = units_parse_bytes(value, &config->part_bytes, error);
+
+	if (result == 0 && (config->part_bytes == 0 || config->part_bytes > PARTS_MAX ||
+				   config->part_bytes % PARTS_STEP != 0)) {
+		result = error_set(
+			error, -ERANGE, "'%s' is not a size from 4K to 1M in steps of 4K", value);
+	}
+	return result;
+}
+
+static int set_progress(void *config_bytes, const char *value, struct error *error)
+{
+	struct knobs_config *config = config_bytes;
+
+	if (strcmp(value, "completion") != 0 && strcmp(value, "counter") != 0) {
+		return error_set(error, -EINVAL, "it is neither completion nor counter");
+	}
+	config->progress = strcmp(value, "counter") == 0 ? KNOBS_COUNTER : KNOBS_COMPLETION;
+	return 0;
+}
+
+static int set_device_cpu(void *config_bytes, const char *value, struct error *error)
+{
+	struct knobs_config *config = config_bytes;
+
+	config->has_device_cpu = true;
+	config->device_cpu = strcmp(value, "yes") == 0;
+	return config->device_cpu || strcmp(value, "no") == 0
+		       ? 0
+		       : error_set(error, -EINVAL, "it is neither yes nor no");
+}
+
+static int set_gc(void *config_bytes, const char *value, struct error *error)
+{
+	struct knobs_config *config = config_bytes;
+
+	for (uint32_t i = 0; i < GC_POLICY_COUNT; i++) {
+		if (strcmp(value, gc_rules[i]->name) == 0) {
+			config->policy = i;
+			config->has_policy = true;
+			return 0;
+		}
+	}
+	return error_set(error, -EINVAL, "it is none of auto, paper, plain and greedy");
+}
+
+static int set_cold(void *config_bytes, const char *value, struct error *error)
+{
+	struct knobs_config *config = config_bytes;
+
+	config->has_cold_percent = true;
+	return units_parse_count(value, 0, 100, &config->cold_percent, error);
+}
+
+#define AT(first, last) FIELD_AT(struct knobs_config, first, last)
+
+static const struct field knobs_options[] = {
+	{ "parts", "SIZE", "lab: cut reads and writes into parts of this size", "64K",
+		.set = set_parts, AT(part_bytes, part_bytes) },
+	{ "progress", "completion|counter",
+		"lab: reads report no progress, or those of a disk in memory do", "completion",
+		.set = set_progress, AT(progress, progress) },
+	{ "device-cpu", "yes|no",
+		"lab: with mode=device: the processor moves payload between device memory and "
+		"sockets",
+		"yes", .set = set_device_cpu, AT(has_device_cpu, device_cpu) },
+	{ "gc", "auto|plain|paper|greedy",
+		"lab: the rule by which a flash store collects segments (default auto)", "auto",
+		.set = set_gc, AT(policy, policy) },
+	{ "cold", "PERCENT",
+		"lab: the part of the changed pages that is cold (default 80, with gc=paper 30)",
+		"80", .set = set_cold, AT(cold_percent, cold_percent) },
+};
+
+static const struct store_ops knobs_ops = {
+	.name = "knobs",
+	.submit = knobs_submit,
+	.pass = store_pass_nothing,
+};
+
+const struct store_kind knobs_store_kind = {
+	.name = "knobs",
+	.is_filter = true,
+	.options = knobs_options,
+	.option_count = ARRAY_COUNT(knobs_options),
+	.config_bytes = sizeof(struct knobs_config),
+	.store_bytes = sizeof(struct store),
+	.ops = &knobs_ops,
+	.open = knobs_open,
+};

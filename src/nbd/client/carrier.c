@@ -1,0 +1,631 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * NBD as a carrier of libgmblock: one connection, from dialing to its end.
+ *
+ *   IDLE ─▶ DIALING ─▶ READY ─▶ CLOSING ─▶ IDLE
+ *
+ * CLOSING waits until the kernel holds no buffer any more: only then may commands go elsewhere.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/carrier.h"
+#include "nbd/client/client.h"
+#include "nbd/client/dial.h"
+
+/* Receives in a row before others have their turn. */
+enum { RECEIVES_MAX = 16 };
+
+_Static_assert(CARRIER_DEPTH_MAX <= (int)NBD_CLIENT_SLOTS_MAX, "commands");
+_Static_assert(CARRIER_REPLACES_MAX <= (int)NBD_HANDSHAKE_REPLACES_MAX, "replaced connections");
+_Static_assert(CARRIER_TOKEN_BYTES_MAX <= (int)NBD_HANDSHAKE_TOKEN_BYTES_MAX, "token");
+_Static_assert(CARRIER_TEXT_BYTES_MAX >= (int)NBD_CLIENT_TEXT_BYTES, "text");
+_Static_assert(CARRIER_NAME_BYTES_MAX > (int)NBD_STRING_BYTES_MAX, "name");
+_Static_assert(CARRIER_LABEL_BYTES_MAX >= (int)EXPORT_URI_LABEL_BYTES, "label");
+
+enum carrier_state { CARRIER_IDLE, CARRIER_DIALING, CARRIER_READY, CARRIER_CLOSING };
+
+struct nbd_target {
+	struct export_uri uri;
+	struct tls_client *tls; /* or NULL */
+	bool tls_is_lent;
+};
+
+struct nbd_carrier {
+	struct carrier base;
+	enum carrier_state state;
+	const struct nbd_target *target;
+	struct nbd_dial dial;	/* and its stream */
+	struct ring_op recv_op; /* receive, or poll while nothing is awaited */
+	struct ring_op send_op;
+	struct nbd_facts facts; /* once ready */
+	struct nbd_client nbd;
+	size_t in_bytes; /* laid out in the receive that is under way */
+	struct msghdr in;
+	struct msghdr out;
+	struct iovec out_iov[NBD_CLIENT_IOV_MAX];
+};
+
+static const uint32_t carrier_edges[] = {
+	[CARRIER_IDLE] = BIT(CARRIER_DIALING),
+	[CARRIER_DIALING] = BIT(CARRIER_READY) | BIT(CARRIER_CLOSING),
+	[CARRIER_READY] = BIT(CARRIER_CLOSING),
+	[CARRIER_CLOSING] = BIT(CARRIER_IDLE),
+};
+
+static void receive_next(struct nbd_carrier *carrier);
+
+static struct nbd_carrier *nbd_of(struct carrier *base)
+{
+	return container_of(base, struct nbd_carrier, base);
+}
+
+static struct nbd_call *call_of(struct command *command)
+{
+	return (struct nbd_call *)(void *)command->space;
+}
+
+static struct command *command_of(struct nbd_call *call)
+{
+	return container_of((void *)call, struct command, space);
+}
+
+static void nbd_carrier_set_state(struct nbd_carrier *carrier, enum carrier_state state)
+{
+	GMB_ASSERT((carrier_edges[carrier->state] & BIT(state)) != 0);
+	carrier->state = state;
+}
+
+/* --- the end ------------------------------------------------------------------------------- */
+
+static void nbd_carrier_closing_step(struct nbd_carrier *carrier)
+{
+	if (carrier->recv_op.in_flight || carrier->send_op.in_flight ||
+		carrier->dial.state != NBD_DIAL_IDLE || !stream_is_idle(&carrier->dial.stream)) {
+		return;
+	}
+	stream_close(&carrier->dial.stream);
+	nbd_carrier_set_state(carrier, CARRIER_IDLE);
+	carrier_stopped(&carrier->base);
+}
+
+static void nbd_carrier_stream_idle(struct stream *stream)
+{
+	struct nbd_carrier *carrier = container_of(stream, struct nbd_carrier, dial.stream);
+
+	if (carrier->state == CARRIER_CLOSING) {
+		nbd_carrier_closing_step(carrier);
+	}
+}
+
+static void nbd_lose(struct carrier *base)
+{
+	struct nbd_carrier *carrier = nbd_of(base);
+
+	if (carrier->state == CARRIER_READY) {
+		/* Commands that are not at the server yet must not get there any more. */
+		if (base->command_count > 0) {
+			stream_abort(&carrier->dial.stream);
+		} else {
+			stream_shutdown(&carrier->dial.stream);
+		}
+	}
+	if (carrier->state != CARRIER_IDLE) {
+		nbd_carrier_set_state(carrier, CARRIER_CLOSING);
+	}
+	if (carrier->recv_op.in_flight && carrier->recv_op.code == RING_POLL) {
+		ring_cancel(base->ring, &carrier->recv_op);
+	}
+	nbd_dial_cancel(&carrier->dial);
+	if (carrier->state == CARRIER_CLOSING) {
+		nbd_carrier_closing_step(carrier);
+	} else {
+		carrier_stopped(base);
+	}
+}
+
+static void nbd_leave(struct carrier *base)
+{
+	struct nbd_carrier *carrier = nbd_of(base);
+
+	/* In the middle of a request it would be taken for a part of it. */
+	if (carrier->state == CARRIER_READY && base->command_count == 0 &&
+		!carrier->send_op.in_flight && carrier->nbd.sent_of_first == 0) {
+		uint8_t bytes[NBD_CLIENT_FAREWELL_BYTES_MAX];
+		struct iovec iov = { .iov_base = bytes };
+		struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1 };
+
+		/* 32 bytes fit in the buffer of an idle connection, or it is not worth waiting. */
+		iov.iov_len = nbd_client_farewell(carrier->facts.style, bytes);
+		(void)!stream_send_now(&carrier->dial.stream, &message);
+		stream_shutdown_send(&carrier->dial.stream);
+	}
+	nbd_lose(base);
+}
+
+/* why: NULL for what the layer, or else the system, says about err. */
+static void nbd_carrier_fail(struct nbd_carrier *carrier, int err, const char *why)
+{
+	const struct stream *stream = &carrier->dial.stream;
+	char label[EXPORT_URI_LABEL_BYTES];
+	struct error error;
+
+	if (why == NULL && stream->state == STREAM_LAYERED && tls_layer_error(stream)->code != 0) {
+		why = tls_layer_error(stream)->text;
+	} else if (why == NULL) {
+		why = strerror(-err);
+	}
+	error_set(&error, err, "%s: %s", export_uri_label(label, &carrier->target->uri), why);
+	carrier_failed(&carrier->base, &error);
+}
+
+static struct command *nbd_take_back(struct carrier *base, bool *was_sent)
+{
+	struct nbd_carrier *carrier = nbd_of(base);
+	struct nbd_call *call = NULL;
+
+	if (carrier->nbd.handler != NULL) {
+		call = nbd_client_take_back(&carrier->nbd, was_sent);
+		if (call == NULL) {
+			nbd_client_fini(&carrier->nbd);
+			carrier->nbd.handler = NULL;
+			base->command_count = 0;
+		}
+	}
+	return call != NULL ? command_of(call) : NULL;
+}
+
+/* --- receiving ----------------------------------------------------------------------------- */
+
+static void poll_done(struct ring_op *op, int result)
+{
+	struct nbd_carrier *carrier = container_of(op, struct nbd_carrier, recv_op);
+
+	GMB_UNUSED(result);
+	if (carrier->state == CARRIER_CLOSING) {
+		nbd_carrier_closing_step(carrier);
+	} else {
+		receive_next(carrier);
+	}
+}
+
+/* Takes the result of a receive into the last layout. False when there is nothing more to do. */
+static bool nbd_carrier_received(struct nbd_carrier *carrier, ssize_t got)
+{
+	uint64_t steps = carrier->nbd.steps;
+	struct error error = { 0 };
+	int err;
+
+	if (got <= 0) {
+		nbd_client_input_drop(&carrier->nbd);
+		if (got != -EINTR && got != -EAGAIN) {
+			nbd_carrier_fail(carrier, got == 0 ? -ECONNRESET : (int)got,
+				got == 0 ? "the server closed the connection" : NULL);
+		}
+		return false;
+	}
+	carrier->base.heard_ns = ring_batch_ns(carrier->base.ring);
+	err = nbd_client_received(&carrier->nbd, (size_t)got, &error);
+	if (err != 0) {
+		nbd_carrier_fail(carrier, err, error.text);
+		return false;
+	}
+	if (carrier->nbd.steps != steps) {
+		carrier->base.answered_ns = carrier->base.heard_ns;
+	}
+	/* A full layout means that there may be more. What a layer holds of it, the poll of an idle
+	 * connection does not see. */
+	return (size_t)got == carrier->in_bytes &&
+	       (carrier->base.command_count > 0 || carrier->dial.stream.state == STREAM_LAYERED);
+}
+
+static bool nbd_carrier_lay_out(struct nbd_carrier *carrier)
+{
+	const struct iovec *iov;
+	uint32_t count;
+	bool whole;
+
+	iov = nbd_client_input(&carrier->nbd, &count, &carrier->in_bytes, &whole);
+	carrier->in = (struct msghdr){
+		.msg_iov = (struct iovec *)(uintptr_t)iov,
+		.msg_iovlen = count,
+	};
+	return whole;
+}
+
+/* Receives what is there, without waiting. */
+static void receive_next(struct nbd_carrier *carrier)
+{
+	for (int i = 0; i < RECEIVES_MAX; i++) {
+		(void)nbd_carrier_lay_out(carrier);
+		if (!nbd_carrier_received(
+			    carrier, stream_receive_now(&carrier->dial.stream, &carrier->in))) {
+			break;
+		}
+	}
+}
+
+static void recv_done(struct ring_op *op, int result)
+{
+	struct nbd_carrier *carrier = container_of(op, struct nbd_carrier, recv_op);
+
+	if (carrier->state == CARRIER_CLOSING) {
+		nbd_client_input_drop(&carrier->nbd);
+		nbd_carrier_closing_step(carrier);
+	} else if (nbd_carrier_received(carrier, result)) {
+		receive_next(carrier);
+	}
+}
+
+/* Sees to it that we hear of the next bytes. */
+static void receive_arm(struct nbd_carrier *carrier)
+{
+	if (carrier->recv_op.in_flight) {
+		return;
+	}
+	if (carrier->base.command_count == 0) {
+		/* Where the next payload goes is not known yet. */
+		ring_poll(carrier->base.ring, &carrier->recv_op, carrier->dial.stream.file.fd,
+			POLLIN, poll_done);
+	} else {
+		bool whole = nbd_carrier_lay_out(carrier);
+
+		stream_receive_message(
+			&carrier->dial.stream, &carrier->recv_op, &carrier->in, whole, recv_done);
+	}
+}
+
+/* --- sending ------------------------------------------------------------------------------- */
+
+static void nbd_carrier_sent(struct nbd_carrier *carrier, size_t bytes)
+{
+	nbd_client_sent(&carrier->nbd, bytes);
+	carrier->base.command_count = carrier->nbd.call_count;
+}
+
+static void nbd_carrier_send_done(struct ring_op *op, int result)
+{
+	struct nbd_carrier *carrier = container_of(op, struct nbd_carrier, send_op);
+
+	if (carrier->state == CARRIER_CLOSING) {
+		nbd_carrier_closing_step(carrier);
+	} else if (result >= 0) {
+		/* The socket was full and has taken bytes again: the server is not silent. */
+		carrier->base.heard_ns = ring_batch_ns(carrier->base.ring);
+		carrier->base.answered_ns = carrier->base.heard_ns;
+		nbd_carrier_sent(carrier, (size_t)result);
+	} else if (result != -EINTR && result != -EAGAIN) {
+		nbd_carrier_fail(carrier, result, NULL);
+	}
+}
+
+static void nbd_flush(struct carrier *base)
+{
+	struct nbd_carrier *carrier = nbd_of(base);
+
+	if (carrier->state == CARRIER_READY) {
+		nbd_client_watch_size(&carrier->nbd);
+	}
+	while (carrier->state == CARRIER_READY && !carrier->send_op.in_flight) {
+		uint32_t count =
+			nbd_client_output(&carrier->nbd, carrier->out_iov, NBD_CLIENT_IOV_MAX);
+		ssize_t done;
+
+		if (count == 0) {
+			break;
+		}
+		carrier->out = (struct msghdr){
+			.msg_iov = carrier->out_iov,
+			.msg_iovlen = count,
+		};
+		done = stream_send_now(&carrier->dial.stream, &carrier->out);
+		if (done >= 0) {
+			nbd_carrier_sent(carrier, (size_t)done);
+		} else if (done == -EAGAIN) {
+			stream_send(&carrier->dial.stream, &carrier->send_op, &carrier->out,
+				nbd_carrier_send_done);
+		} else if (done != -EINTR) {
+			nbd_carrier_fail(carrier, (int)done, NULL);
+		}
+	}
+	if (carrier->state == CARRIER_READY) {
+		receive_arm(carrier);
+	}
+}
+
+/* --- commands and replies ------------------------------------------------------------------ */
+
+static uint16_t wire_flags(uint32_t flags)
+{
+	uint32_t wire = 0;
+
+	wire |= (flags & GMB_FUA) != 0 ? NBD_CMD_FLAG_FUA : 0;
+	wire |= (flags & GMB_NO_HOLE) != 0 ? NBD_CMD_FLAG_NO_HOLE : 0;
+	wire |= (flags & GMB_DF) != 0 ? NBD_CMD_FLAG_DF : 0;
+	wire |= (flags & GMB_STATUS_ONE) != 0 ? NBD_CMD_FLAG_REQ_ONE : 0;
+	wire |= (flags & GMB_FAST_ZERO) != 0 ? NBD_CMD_FLAG_FAST_ZERO : 0;
+	return (uint16_t)wire;
+}
+
+static void nbd_add(struct carrier *base, struct command *command)
+{
+	static const uint16_t types[] = {
+		[GMB_READ] = NBD_CMD_READ,
+		[GMB_WRITE] = NBD_CMD_WRITE,
+		[GMB_FLUSH] = NBD_CMD_FLUSH,
+		[GMB_TRIM] = NBD_CMD_TRIM,
+		[GMB_ZERO] = NBD_CMD_WRITE_ZEROES,
+		[GMB_CACHE] = NBD_CMD_CACHE,
+		[GMB_STATUS] = NBD_CMD_BLOCK_STATUS,
+	};
+	struct nbd_call *call = call_of(command);
+
+	*call = (struct nbd_call){
+		.type = types[command->operation],
+		.flags = wire_flags(command->flags),
+		.offset = command->offset,
+		.length = command->length,
+		.iov = command->iov,
+		.iov_count = command->iov_count,
+		.iov_skip = command->iov_skip,
+	};
+	nbd_client_add(&nbd_of(base)->nbd, call);
+	base->command_count++;
+}
+
+static void nbd_carrier_call_done(struct nbd_client *nbd, struct nbd_call *call)
+{
+	struct nbd_carrier *carrier = container_of(nbd, struct nbd_carrier, nbd);
+	struct command *command = command_of(call);
+
+	carrier->base.command_count = nbd->call_count;
+	carrier->base.moved_bytes = nbd->moved_bytes;
+	command->result = call->result;
+	carrier_done(&carrier->base, command, nbd->text);
+}
+
+static void call_hole(
+	struct nbd_client *nbd, struct nbd_call *call, uint64_t offset, uint64_t length)
+{
+	GMB_UNUSED(nbd);
+	command_hole(command_of(call), offset, length);
+}
+
+static void call_extent(
+	struct nbd_client *nbd, struct nbd_call *call, uint64_t length, uint32_t flags)
+{
+	/* The flags of base:allocation are those of the library. */
+	GMB_UNUSED(nbd);
+	command_extent(command_of(call), call->covered, length,
+		flags & (GMB_EXTENT_HOLE | GMB_EXTENT_ZERO));
+}
+
+static void export_resized(struct nbd_client *nbd)
+{
+	struct nbd_carrier *carrier = container_of(nbd, struct nbd_carrier, nbd);
+
+	carrier->base.facts.bytes = nbd->size;
+	carrier_resized(&carrier->base);
+}
+
+static const struct nbd_client_handler call_handler = {
+	.done = nbd_carrier_call_done,
+	.hole = call_hole,
+	.extent = call_extent,
+	.resized = export_resized,
+};
+
+/* --- the beginning ------------------------------------------------------------------------- */
+
+static uint32_t nbd_carrier_capabilities_of(const struct nbd_facts *facts)
+{
+	static const struct {
+		uint16_t wire;
+		uint32_t capability;
+	} table[] = {
+		{ NBD_FLAG_SEND_FLUSH, GMB_CAN_FLUSH },
+		{ NBD_FLAG_SEND_FUA, GMB_CAN_FUA },
+		{ NBD_FLAG_SEND_TRIM, GMB_CAN_TRIM },
+		{ NBD_FLAG_SEND_WRITE_ZEROES, GMB_CAN_ZERO },
+		{ NBD_FLAG_SEND_FAST_ZERO, GMB_CAN_FAST_ZERO },
+		{ NBD_FLAG_SEND_CACHE, GMB_CAN_CACHE },
+		{ NBD_FLAG_SEND_DF, GMB_CAN_DF },
+		{ NBD_FLAG_CAN_MULTI_CONN, GMB_CAN_MULTI_CONN },
+		{ NBD_FLAG_ROTATIONAL, GMB_IS_ROTATIONAL },
+	};
+	uint32_t can = (facts->flags & NBD_FLAG_READ_ONLY) == 0 ? GMB_CAN_WRITE : 0;
+
+	for (size_t i = 0; i < ARRAY_COUNT(table); i++) {
+		can |= (facts->flags & table[i].wire) != 0 ? table[i].capability : 0;
+	}
+	if (facts->style == NBD_REPLIES_SIMPLE) {
+		can &= ~(uint32_t)GMB_CAN_DF;
+	}
+	return can | (facts->allocation ? GMB_CAN_STATUS : 0);
+}
+
+static void fill_facts(struct carrier_facts *out, const struct nbd_facts *facts,
+	const struct nbd_protection *protection)
+{
+	bool is_extended = facts->style == NBD_REPLIES_EXTENDED;
+
+	out->bytes = facts->size;
+	out->capabilities = nbd_carrier_capabilities_of(facts);
+	out->identity = facts->flags;
+	out->request_block = facts->sizes_known ? facts->sizes.minimum : 1;
+	out->block_minimum = facts->sizes.minimum;
+	out->block_preferred = facts->sizes.preferred;
+	out->payload_max = facts->sizes.payload_max;
+	out->range_max = is_extended ? UINT64_MAX : UINT32_MAX;
+	out->replies = (enum gmb_replies)facts->style;
+	out->can_take_over = facts->can_take_over;
+	out->is_volatile = facts->is_volatile;
+	out->epoch = facts->epoch;
+	out->says_alive = facts->says_alive;
+	if (protection->version != NULL) {
+		snprintf(out->tls, sizeof(out->tls), "%s, %s, %s", protection->version,
+			protection->cipher,
+			protection->verified ? "server verified" : "server not verified");
+	} else {
+		out->tls[0] = '\0';
+	}
+	memcpy(out->name, facts->name, strlen(facts->name) + 1);
+	memcpy(out->description, facts->description, strlen(facts->description) + 1);
+}
+
+static void dialed(struct nbd_dial *dial, int err)
+{
+	struct nbd_carrier *carrier = container_of(dial, struct nbd_carrier, dial);
+
+	if (err == 0) {
+		carrier->facts = *nbd_handshake_facts(dial->handshake);
+		fill_facts(&carrier->base.facts, &carrier->facts,
+			&nbd_handshake_offers(dial->handshake)->protection);
+		dial->stream.idle = nbd_carrier_stream_idle;
+	}
+	nbd_handshake_destroy(dial->handshake);
+	dial->handshake = NULL;
+	if (carrier->state == CARRIER_CLOSING) {
+		nbd_carrier_closing_step(carrier);
+	} else if (err != 0) {
+		carrier_failed(&carrier->base, &dial->error);
+	} else {
+		nbd_client_init(&carrier->nbd, &call_handler, &carrier->facts,
+			ring_random(carrier->base.ring) >> 16);
+		carrier->base.moved_bytes = 0;
+		nbd_carrier_set_state(carrier, CARRIER_READY);
+		carrier_ready(&carrier->base);
+	}
+}
+
+static void nbd_start(struct carrier *base, const struct carrier_start *start)
+{
+	struct nbd_carrier *carrier = nbd_of(base);
+	bool simple = (start->open_flags & GMB_OPEN_SIMPLE) != 0;
+	bool no_extended = (start->open_flags & GMB_OPEN_NO_EXTENDED) != 0;
+	struct nbd_dial_options options = {
+		.uri = &carrier->target->uri,
+		.tls = carrier->target->tls,
+		.timeout_ns = start->timeout_ns,
+		.handshake = {
+			.goal = NBD_GOAL_GO,
+			.style_max = simple	   ? NBD_REPLIES_SIMPLE
+				     : no_extended ? NBD_REPLIES_STRUCTURED
+						   : NBD_REPLIES_EXTENDED,
+			.token = start->token,
+			.replaces = start->replaces,
+			.replaces_count = start->replaces_count,
+			.alive_ms = start->alive_ms,
+		},
+	};
+
+	nbd_carrier_set_state(carrier, CARRIER_DIALING);
+	nbd_dial_start(&carrier->dial, base->ring, &options, dialed);
+}
+
+static void nbd_target_destroy(struct carrier_target *base)
+{
+	struct nbd_target *target = (struct nbd_target *)(void *)base;
+
+	if (target != NULL) {
+		if (!target->tls_is_lent) {
+			tls_client_destroy(target->tls);
+		}
+		export_uri_fini(&target->uri);
+		free(target);
+	}
+}
+
+/* Files of this machine are the user's to name: a URI that came from elsewhere could make a program
+ * open any. */
+static int check_files(const struct export_uri *uri, uint32_t open_flags, struct error *error)
+{
+	if (!export_uri_has_files(uri) || (open_flags & GMB_OPEN_URI_FILES) != 0) {
+		return 0;
+	}
+	return error_set(error, -EPERM,
+		"the URI names files of this machine (%s), which the program does not allow "
+		"(GMB_OPEN_URI_FILES)",
+		uri->tls_certificates != NULL ? "tls-certificates" : "tls-psk-file");
+}
+
+/* Credentials that are lent decide that there is TLS. */
+static int take_tls(struct nbd_target *target, struct tls_client *lent, struct error *error)
+{
+	if (lent != NULL && !target->uri.tls) {
+		return error_set(error, -EINVAL, "credentials for TLS need an nbds URI");
+	}
+	target->tls_is_lent = lent != NULL;
+	if (lent != NULL) {
+		target->tls = lent;
+		return 0;
+	}
+	return target->uri.tls ? tls_client_create(&target->uri, &target->tls, error) : 0;
+}
+
+static int nbd_target_create(const char *text, uint32_t open_flags, struct tls_client *tls,
+	char label[CARRIER_LABEL_BYTES_MAX], struct carrier_target **target_out,
+	struct error *error)
+{
+	struct nbd_target *target = calloc(1, sizeof(*target));
+	int err;
+
+	if (target == NULL) {
+		return error_set(error, -ENOMEM, "out of memory");
+	}
+	err = export_uri_parse(text, &target->uri, error);
+	if (err == 0) {
+		err = export_uri_check_client(&target->uri, error);
+	}
+	if (err == 0) {
+		export_uri_label(label, &target->uri);
+		err = check_files(&target->uri, open_flags, error);
+	}
+	if (err == 0) {
+		err = take_tls(target, tls, error);
+	}
+	if (err != 0) {
+		nbd_target_destroy((struct carrier_target *)(void *)target);
+		return err;
+	}
+	*target_out = (struct carrier_target *)(void *)target;
+	return 0;
+}
+
+static struct carrier *nbd_create(const struct carrier_target *target)
+{
+	struct nbd_carrier *carrier = calloc(1, sizeof(*carrier));
+
+	if (carrier == NULL) {
+		return NULL;
+	}
+	carrier->target = (const struct nbd_target *)(const void *)target;
+	return &carrier->base;
+}
+
+static void nbd_destroy(struct carrier *base)
+{
+	GMB_ASSERT(nbd_of(base)->state == CARRIER_IDLE);
+	free(nbd_of(base));
+}
+
+static const char *const schemes[] = { "nbd", "nbds", "nbd+unix", "nbds+unix", NULL };
+
+const struct carrier_ops nbd_carrier = {
+	.name = "nbd",
+	.schemes = schemes,
+	.command_bytes = sizeof(struct nbd_call),
+	.target_create = nbd_target_create,
+	.target_destroy = nbd_target_destroy,
+	.create = nbd_create,
+	.destroy = nbd_destroy,
+	.start = nbd_start,
+	.add = nbd_add,
+	.flush = nbd_flush,
+	.lose = nbd_lose,
+	.leave = nbd_leave,
+	.take_back = nbd_take_back,
+};

@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What a process that takes over a session in transmission must know of it: struct nbd_wire_state,
+ * what was received of the next requests, and the state of its TLS (docs/protocol/upgrade.md),
+ * which only a connection whose records the kernel makes has.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/pass.h"
+#include "nbd/server/session.h"
+#include "tls/layer.h"
+
+enum nbd_state_flag {
+	NBD_STATE_STRUCTURED = 1 << 0,
+	NBD_STATE_EXTENDED = 1 << 1, /* with NBD_STATE_STRUCTURED */
+	NBD_STATE_CONTEXT = 1 << 2, /* base:allocation is selected, as CONTEXT_ID_BASE_ALLOCATION */
+	NBD_STATE_SIZE = 1 << 3,    /* x-gmblock:size was listed; with NBD_STATE_STRUCTURED */
+	NBD_STATE_TLS = 1 << 4,	    /* the state of TLS follows what was received */
+	NBD_STATE_BEGUN = 1 << 5, /* struct nbd_wire_begun follows what was received, before TLS */
+	NBD_STATE_FLAGS = (1 << 6) - 1,
+};
+
+struct nbd_wire_state {
+	struct be32 flags;
+	struct be32 alive_ms;	    /* 0, or how often the peer wants to hear that we live */
+	struct be32 received_bytes; /* that follow; those of session_record.later are behind them */
+} __attribute__((packed));
+
+/* Of the request whose header is the first that was received. */
+struct nbd_wire_begun {
+	struct be64 taken_bytes; /* of its payload, which are not among those that follow */
+	struct be32 error;	 /* with which it has failed, or 0 */
+} __attribute__((packed));
+
+_Static_assert(sizeof(struct nbd_wire_state) + RX_SMALL_BYTES + sizeof(struct nbd_wire_begun) +
+			       TLS_PASS_BYTES_MAX <=
+		       ENGINE_PASS_BYTES_MAX,
+	"a session at rest can be told");
+
+static struct nbd_session *nbd_pass_of(struct session *base)
+{
+	return container_of(base, struct nbd_session, base);
+}
+
+static bool nbd_pass_has_tls(const struct nbd_session *session)
+{
+	return session->stream.state == STREAM_LAYERED;
+}
+
+bool nbd_session_can_pass(const struct session *base)
+{
+	const struct nbd_session *session = (const struct nbd_session *)base;
+
+	return !nbd_pass_has_tls(session) || tls_layer_can_pass(&session->stream);
+}
+
+void nbd_session_pause(struct session *base)
+{
+	struct nbd_session *session = nbd_pass_of(base);
+
+	receive_pause(session);
+	/* Answered, and asked again of the next process, it need not be told. */
+	if (session->size_asked) {
+		session->size_due = true;
+		session_mark_dirty(base);
+	}
+}
+
+/* The request whose payload has not all come, or NULL. */
+static const struct nbd_request *begun(const struct nbd_session *session)
+{
+	return session->rx_request != NULL ? session->rx_request : session->rx_discard_request;
+}
+
+/* Whether that one is all that is in flight, and the store has what it got of it. */
+static bool has_only_begun(const struct nbd_session *session)
+{
+	const struct nbd_request *request = begun(session);
+	uint32_t count = 0;
+
+	list_for_each(node, &session->requests)
+	{
+		count++;
+	}
+	return request == NULL
+		       ? count == 0
+		       : count == 1 && (!request->started || path_write_rests(&request->path));
+}
+
+enum session_rest nbd_session_rest(struct session *base)
+{
+	struct nbd_session *session = nbd_pass_of(base);
+
+	/* The stream says by itself that its key changes. */
+	if (session->send_op.in_flight ||
+		(!session->recv_op.in_flight && !stream_is_idle(&session->stream))) {
+		return SESSION_WAITS_FOR_PEER;
+	}
+	return session->recv_op.in_flight || session->size_asked || session->alive_due ||
+			       !has_only_begun(session)
+		       ? SESSION_IS_BUSY
+		       : SESSION_RESTS;
+}
+
+/* What is told of the request that has begun. Its header is told again. */
+static struct nbd_wire_begun begun_state(const struct nbd_session *session)
+{
+	const struct nbd_request *request = begun(session);
+	uint64_t left = session->rx_discard_left;
+	uint32_t error = NBD_SUCCESS;
+
+	if (request == NULL) { /* what was told of it here, and it waits */
+		return (struct nbd_wire_begun){ be64_make(session->told->taken_bytes),
+			be32_make(session->told->error) };
+	}
+	if (request->started && request->path.error != 0) {
+		error = request_disk_error(request);
+	} else if (request == session->rx_discard_request) {
+		error = request->error;
+	}
+	if (request == session->rx_request) {
+		left = session->rx_payload_left +
+		       (session->rx_stream != NULL ? session->rx_stream_got : 0);
+	}
+	return (struct nbd_wire_begun){ be64_make(request->length - left), be32_make(error) };
+}
+
+/* What was received and not taken: pieces, behind the header of the request that has begun. */
+static uint32_t received_pieces(
+	const struct nbd_session *session, struct session_piece pieces[ENGINE_PASS_LATER_PIECES])
+{
+	uint32_t bytes = 0;
+
+	_Static_assert((int)ENGINE_PASS_LATER_PIECES >= 2, "of a stream, and behind it");
+	_Static_assert((int)ARENA_BLOCK_BYTES_MAX + (int)RX_LARGE_BYTES + (int)RX_SMALL_BYTES <=
+			       (int)ENGINE_PASS_LATER_BYTES_MAX,
+		"both are passed");
+	if (session->rx_stream != NULL) {
+		pieces[0].bytes = mem_cpu_read(session->rx_stream->memory);
+		pieces[0].count = session->rx_stream_got;
+	}
+	pieces[1].bytes = session->rx_data + session->rx_start;
+	pieces[1].count = session->rx_end - session->rx_start;
+	for (int i = 0; i < ENGINE_PASS_LATER_PIECES; i++) {
+		bytes += pieces[i].count;
+	}
+	return bytes;
+}
+
+static void nbd_pass_put(uint8_t **at, const void *bytes, uint32_t count)
+{
+	memcpy(*at, bytes, count);
+	*at += count;
+}
+
+void nbd_session_pass(struct session *base, uint8_t *bytes, struct session_record *record)
+{
+	struct nbd_session *session = nbd_pass_of(base);
+	struct session_piece *pieces = record->later;
+	uint32_t received = received_pieces(session, pieces);
+	bool has_begun = begun(session) != NULL || session->told != NULL;
+	uint32_t flags = (nbd_pass_has_tls(session) ? NBD_STATE_TLS : 0U) |
+			 (has_begun ? NBD_STATE_BEGUN : 0U) |
+			 (session->structured ? NBD_STATE_STRUCTURED : 0U) |
+			 (session->extended ? NBD_STATE_EXTENDED : 0U) |
+			 (session->context_selected ? NBD_STATE_CONTEXT : 0U) |
+			 (session->says_size ? NBD_STATE_SIZE : 0U);
+	uint8_t *at = bytes + sizeof(struct nbd_wire_state);
+	uint8_t *head = at;
+	struct nbd_wire_state wire = {
+		.flags = be32_make(flags),
+		.alive_ms = be32_make((uint32_t)(session->alive_ns / 1000000)),
+	};
+
+	GMB_ASSERT(nbd_session_rest(base) == SESSION_RESTS);
+	if (begun(session) != NULL) {
+		at += request_head_write(begun(session), at);
+	}
+	if ((uint32_t)(at - head) + received <= RX_SMALL_BYTES) {
+		for (int i = 0; i < ENGINE_PASS_LATER_PIECES; i++) {
+			if (pieces[i].count > 0) {
+				nbd_pass_put(&at, pieces[i].bytes, pieces[i].count);
+			}
+			pieces[i].count = 0;
+		}
+	}
+	wire.received_bytes = be32_make((uint32_t)(at - head));
+	memcpy(bytes, &wire, sizeof(wire));
+	if (has_begun) {
+		struct nbd_wire_begun state = begun_state(session);
+
+		nbd_pass_put(&at, &state, sizeof(state));
+	}
+	if (nbd_pass_has_tls(session)) {
+		at += tls_layer_pass(&session->stream, at);
+	}
+	record->byte_count = (uint32_t)(at - bytes);
+	record->fd = session->stream.file.fd;
+}
+
+/* True when a session can be in that state. *told_bytes: without TLS. */
+static bool nbd_pass_check(const struct nbd_wire_state *wire, const struct session_record *record,
+	uint32_t *told_bytes)
+{
+	uint32_t flags = be32_get(wire->flags);
+	uint32_t alive_ms = be32_get(wire->alive_ms);
+	uint32_t received = be32_get(wire->received_bytes);
+	uint32_t later = record->later[0].count;
+	uint32_t others = (uint32_t)(NBD_STATE_TLS | NBD_STATE_BEGUN);
+	bool structured = (flags & NBD_STATE_STRUCTURED) != 0;
+	bool has_begun = (flags & NBD_STATE_BEGUN) != 0;
+
+	*told_bytes = (uint32_t)sizeof(*wire) + received +
+		      (has_begun ? (uint32_t)sizeof(struct nbd_wire_begun) : 0);
+	return (flags & ~(uint32_t)NBD_STATE_FLAGS) == 0 &&
+	       (structured || ((flags & ~others) == 0 && alive_ms == 0)) &&
+	       (alive_ms == 0 || (alive_ms >= ALIVE_MS_MIN && alive_ms <= ALIVE_MS_MAX)) &&
+	       received <= RX_SMALL_BYTES && later <= ENGINE_PASS_LATER_BYTES_MAX &&
+	       (!has_begun ||
+		       received + later >= request_head_bytes((flags & NBD_STATE_EXTENDED) != 0)) &&
+	       ((flags & NBD_STATE_TLS) != 0 ? record->byte_count > *told_bytes
+					     : record->byte_count == *told_bytes);
+}
+
+/* Takes what was received as its own. False: no memory. */
+static bool take_received(struct nbd_session *session, const struct session_record *record,
+	uint32_t received, bool has_begun)
+{
+	const uint8_t *at = record->bytes + sizeof(struct nbd_wire_state);
+	const struct session_piece *later = &record->later[0];
+	struct nbd_wire_begun begun;
+
+	if (has_begun) {
+		memcpy(&begun, at + received, sizeof(begun));
+		session->told = malloc(sizeof(*session->told));
+		if (session->told == NULL) {
+			return false;
+		}
+		*session->told = (struct told_payload){ .taken_bytes = be64_get(begun.taken_bytes),
+			.error = be32_get(begun.error) };
+	}
+	if (!receive_told(session, received + later->count)) {
+		return false;
+	}
+	memcpy(session->rx_data, at, received);
+	if (later->count > 0) {
+		memcpy(session->rx_data + received, later->bytes, later->count);
+	}
+	return true;
+}
+
+/* Ends it without a word to its peer: the connection is the other process's for so long. */
+static void nbd_pass_refuse(struct nbd_session *session, const char *reason)
+{
+	session->base.passed = true;
+	session_terminate(&session->base, reason);
+}
+
+/* What the next try needs, when the session cannot have its export yet. False: no memory. */
+static bool keep_choice(struct nbd_session *session, const struct session_record *record)
+{
+	struct told_choice *choice = malloc(
+		sizeof(*choice) + (size_t)record->export_bytes + (size_t)record->token_bytes);
+
+	if (choice == NULL) {
+		return false;
+	}
+	choice->export_bytes = record->export_bytes;
+	choice->token_bytes = record->token_bytes;
+	memcpy(choice->bytes, record->export, record->export_bytes);
+	if (record->token_bytes > 0) {
+		memcpy(choice->bytes + record->export_bytes, record->token, record->token_bytes);
+	}
+	session->told_choice = choice;
+	return true;
+}
+
+/* Until it has its export, it stays in the handshake, whose time limit holds, and receives nothing;
+ * should it end, its peer hears nothing, as the other process may have to go on. */
+static void choose_told(struct nbd_session *session, const struct session_record *record)
+{
+	int rc = session_adopt(&session->base, record);
+
+	session->base.passed = rc == -EAGAIN;
+	if (rc == -EAGAIN) {
+		session_has_spoken(&session->base);
+		rc = session->told_choice != NULL || keep_choice(session, record) ? 0 : -ENOMEM;
+	} else if (rc == 0) {
+		session_set_state(&session->base, SESSION_READY);
+	}
+	if (rc < 0) {
+		nbd_pass_refuse(session, session_choose_text(rc));
+	}
+}
+
+void nbd_session_choose_again(struct nbd_session *session)
+{
+	const struct told_choice *choice = session->told_choice;
+	const struct session_record record = {
+		.export = (const char *)choice->bytes,
+		.export_bytes = choice->export_bytes,
+		.token = choice->bytes + choice->export_bytes,
+		.token_bytes = choice->token_bytes,
+	};
+
+	choose_told(session, &record);
+	receive_continue(session);
+}
+
+int nbd_session_adopt(
+	void *service, const struct endpoint *endpoint, const struct session_record *record)
+{
+	struct nbd_session *session;
+	struct nbd_wire_state wire;
+	struct error error;
+	uint32_t told_bytes;
+	uint32_t flags;
+	int rc;
+
+	if (record->byte_count < sizeof(wire)) {
+		return -EPROTO;
+	}
+	memcpy(&wire, record->bytes, sizeof(wire));
+	if (!nbd_pass_check(&wire, record, &told_bytes)) {
+		return -EPROTO;
+	}
+	session = nbd_session_create(service, endpoint);
+	if (session == NULL) {
+		return -ENOMEM;
+	}
+	flags = be32_get(wire.flags);
+	session->structured = (flags & NBD_STATE_STRUCTURED) != 0;
+	session->extended = (flags & NBD_STATE_EXTENDED) != 0;
+	session->context_selected = (flags & NBD_STATE_CONTEXT) != 0;
+	session->says_size = (flags & NBD_STATE_SIZE) != 0;
+	session->alive_ns = be32_get(wire.alive_ms) * UINT64_C(1000000);
+	session->head_bytes = request_head_bytes(session->extended);
+	if (!take_received(session, record, be32_get(wire.received_bytes),
+		    (flags & NBD_STATE_BEGUN) != 0)) {
+		nbd_pass_refuse(session, session_choose_text(-ENOMEM));
+		return 0;
+	}
+	if ((flags & NBD_STATE_TLS) != 0) {
+		rc = handshake_adopt_tls(session, record->bytes + told_bytes,
+			record->byte_count - told_bytes, &error);
+		if (rc < 0) {
+			nbd_pass_refuse(session, error.text);
+			return 0;
+		}
+	}
+	if (handshake_needs_tls(session)) {
+		nbd_pass_refuse(session, "its address demands TLS now");
+		return 0;
+	}
+	choose_told(session, record);
+	return 0;
+}

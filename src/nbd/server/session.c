@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "nbd/server/session.h"
+
+/* The place of a client whose machine died is free again after two minutes. */
+static const struct stream_keep_alive keep_alive = { .idle_s = 60, .interval_s = 15, .probes = 4 };
+
+/* A layer says that nothing follows, which may take a moment if the socket is full. */
+static void nbd_session_stream_idle(struct stream *stream)
+{
+	struct nbd_session *session = container_of(stream, struct nbd_session, stream);
+
+	if (session->base.state == SESSION_LINGERING && session->end_of_stream) {
+		session_terminate(&session->base, NULL);
+	}
+}
+
+struct nbd_session *nbd_session_create(void *context, const struct endpoint *endpoint)
+{
+	struct nbd_service *service = context;
+	struct nbd_session *session = calloc(1, sizeof(*session));
+
+	if (session == NULL) {
+		return NULL;
+	}
+	session->service = service;
+	stream_open(&session->stream, service->ring, endpoint->fd, &keep_alive);
+	session->stream.idle = nbd_session_stream_idle;
+	session->unacked_bytes = UINT64_MAX;
+	session->rx_data = session->rx_small;
+	session->rx_bytes = RX_SMALL_BYTES;
+	list_init(&session->requests);
+	list_init(&session->sendable);
+	session_init(&session->base, service->engine, endpoint);
+	return session;
+}
+
+int nbd_session_accept(void *context, const struct endpoint *endpoint)
+{
+	struct nbd_session *session = nbd_session_create(context, endpoint);
+
+	if (session == NULL) {
+		return -ENOMEM;
+	}
+	if (handshake_begin(session) < 0) {
+		session_terminate(&session->base, "out of memory for the handshake");
+	}
+	return 0;
+}
+
+static struct nbd_session *nbd_session_of(struct session *base)
+{
+	return container_of(base, struct nbd_session, base);
+}
+
+void nbd_session_resume(struct session *base)
+{
+	struct nbd_session *session = nbd_session_of(base);
+
+	if (base->state != SESSION_NEGOTIATING) {
+		receive_continue(session);
+	} else if (session->told_choice != NULL) {
+		nbd_session_choose_again(session);
+	} else {
+		handshake_resume(session);
+	}
+}
+
+/* A peer that receives slowly makes room for what is in flight only after a long time: what it has
+ * acknowledged counts. */
+static bool peer_has_received(struct nbd_session *session)
+{
+	uint64_t before = session->unacked_bytes;
+
+	return stream_unacked(&session->stream, &session->unacked_bytes) &&
+	       session->unacked_bytes != before;
+}
+
+bool nbd_session_peer_receives(struct session *base)
+{
+	/* The first look after a send has nothing to compare with. */
+	return peer_has_received(nbd_session_of(base)) && nbd_session_of(base)->unacked_bytes > 0;
+}
+
+bool nbd_session_stalled(struct session *base)
+{
+	struct nbd_session *session = nbd_session_of(base);
+	bool sends = session->send_op.in_flight &&
+		     (session->sending == NULL || !session->sending->is_alive);
+	bool receives = session->recv_op.in_flight &&
+			(session->rx_stream != NULL || session->rx_large != NULL);
+
+	if (!path_client_holds(&base->client) || !(sends || receives)) {
+		return false;
+	}
+	if (receive_owes_nothing(session)) {
+		receive_interrupt(session);
+		return false;
+	}
+	if (sends && peer_has_received(session)) {
+		base->progress_ns = ring_batch_ns(session->service->ring);
+		return false;
+	}
+	if (receives && session->rx_raw_bytes != session->stream.raw_bytes) {
+		session->rx_raw_bytes = session->stream.raw_bytes;
+		base->progress_ns = ring_batch_ns(session->service->ring);
+		return false;
+	}
+	if (receives && !session->rx_probed) {
+		session->rx_probed = true;
+		receive_interrupt(session);
+		return false;
+	}
+	return true;
+}
+
+/* --- the ways to end ----------------------------------------------------------------------- */
+
+void nbd_session_abort(struct session *base)
+{
+	struct nbd_session *session = nbd_session_of(base);
+
+	/* Before the peer can see the end, and come again. */
+	list_for_each(node, &session->requests)
+	{
+		struct nbd_request *request = list_entry(node, struct nbd_request, session_node);
+
+		if (request->started) {
+			(void)path_abandon(&request->path);
+		}
+	}
+	if (!base->passed) {
+		stream_shutdown(&session->stream);
+	}
+	ring_cancel(session->service->ring, &session->alive_op);
+}
+
+void session_fail(struct nbd_session *session, const char *rule, const char *format, ...)
+{
+	char text[256];
+	char reason[sizeof(text) + 64];
+	va_list args;
+
+	if (session->base.state == SESSION_TERMINATING) {
+		return;
+	}
+	va_start(args, format);
+	vsnprintf(text, sizeof(text), format, args);
+	va_end(args);
+	snprintf(reason, sizeof(reason), "it broke NBD rule %s: %s", rule, text);
+	session_terminate(&session->base, reason);
+}
+
+void session_drain(struct nbd_session *session)
+{
+	GMB_ASSERT(session->base.state == SESSION_READY);
+	session_set_state(&session->base, SESSION_DRAINING);
+	session->size_asked = false; /* it asks for what comes later */
+	list_for_each(node, &session->requests)
+	{
+		struct nbd_request *request = list_entry(node, struct nbd_request, session_node);
+
+		if (request->started) {
+			path_orphan(&request->path);
+		}
+	}
+	session_drain_check(session);
+}
+
+void nbd_session_drain(struct session *base)
+{
+	/* Until the last reply is out, options are answered with ERR_SHUTDOWN (P18) and requests
+	 * with ESHUTDOWN (P126). */
+	if (nbd_session_of(base)->size_asked) {
+		session_mark_dirty(base);
+	}
+	if (base->state != SESSION_NEGOTIATING) {
+		session_drain_check(nbd_session_of(base));
+	} else if (nbd_session_of(base)->told_choice != NULL) { /* it speaks no options any more */
+		session_terminate(base, session_stop_text(base));
+	}
+}
+
+void nbd_session_export_changed(struct session *base, enum export_change change)
+{
+	GMB_UNUSED(change);
+	if (reply_size_is_due(nbd_session_of(base))) {
+		session_mark_dirty(base);
+	}
+}
+
+/*
+ * Everything is answered. Closing now, with something of the peer's unread, would make the kernel
+ * reset the connection, and a reset can overtake the last replies: so say that nothing more comes,
+ * and close when the peer has done the same, or has had time to.
+ */
+static void linger(struct nbd_session *session)
+{
+	stream_shutdown_send(&session->stream);
+	session_linger(&session->base);
+	if (session->end_of_stream) {
+		session_ended(session);
+	} else {
+		receive_discard(session);
+	}
+}
+
+void session_ended(struct nbd_session *session)
+{
+	session->end_of_stream = true;
+	if (stream_is_idle(&session->stream)) {
+		nbd_session_stream_idle(&session->stream);
+	}
+}
+
+static void nbd_session_flushed(struct ring_op *op, int result)
+{
+	struct nbd_session *session = container_of(op, struct nbd_session, send_op);
+
+	GMB_UNUSED(result); /* whoever uses the stream next is told */
+	if (session->base.state < SESSION_LINGERING) {
+		session_mark_dirty(&session->base); /* what came meanwhile is answered (P126) */
+		session_drain_check(session);
+	}
+}
+
+void session_drain_check(struct nbd_session *session)
+{
+	if (session->base.state < SESSION_LINGERING && list_is_empty(&session->requests) &&
+		!session->size_asked && !session->send_op.in_flight &&
+		!stream_flush(&session->stream, &session->send_op, nbd_session_flushed)) {
+		linger(session);
+	}
+}
+
+static bool join_requests(struct nbd_session *session)
+{
+	list_for_each(node, &session->requests)
+	{
+		struct nbd_request *request = list_entry(node, struct nbd_request, session_node);
+
+		if (!request->started || path_is_idle(&request->path)) {
+			request_end(request);
+		}
+	}
+	return list_is_empty(&session->requests);
+}
+
+bool nbd_session_join(struct session *base)
+{
+	struct nbd_session *session = nbd_session_of(base);
+
+	if (session->recv_op.in_flight || session->send_op.in_flight ||
+		session->alive_op.in_flight || !stream_is_idle(&session->stream)) {
+		return false;
+	}
+	GMB_ASSERT(session->sending == NULL);
+	receive_release(session);
+	return join_requests(session);
+}
+
+void nbd_session_close(struct session *base)
+{
+	struct nbd_session *session = nbd_session_of(base);
+
+	handshake_end(session);
+	handshake_tls_closed(session);
+	free(session->told_choice);
+	stream_close(&session->stream);
+	free(session);
+}

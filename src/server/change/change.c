@@ -1,0 +1,742 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/change/change_private.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "server/change/forecast.h"
+
+enum { LINE_BYTES = 1024 };
+
+int change_create(
+	const struct change_options *options, struct change **change_out, struct error *error)
+{
+	struct change *change =
+		calloc(1, sizeof(*change) + options->reactor_count * sizeof(change->tasks[0]));
+
+	if (change != NULL) {
+		change->options = *options;
+		change->lines = json_array();
+		change->references = 1;
+	}
+	if (change == NULL || change->lines == NULL) {
+		free(change);
+		return error_set(error, -ENOMEM, "no memory for a change");
+	}
+	for (uint32_t i = 0; i < options->exports->count; i++) {
+		options->exports->list[i]->item = 0;
+	}
+	*change_out = change;
+	return 0;
+}
+
+static void item_fini(struct change_item *item)
+{
+	served_free(item->after);
+	access_put(item->rules);
+	gone_free(item->gone);
+	free(item->description);
+	free(item->rules_text);
+}
+
+void change_put(struct change *change)
+{
+	/* Acquire and release: the last one sees all that the others have done. */
+	if (change == NULL ||
+		atomic_fetch_sub_explicit(&change->references, 1, memory_order_acq_rel) > 1) {
+		return;
+	}
+	for (uint32_t i = 0; i < change->item_count; i++) {
+		item_fini(&change->items[i]);
+	}
+	free(change->items);
+	exports_free(&change->next);
+	access_put(change->rules_before);
+	access_put(change->rules_after);
+	json_decref(change->lines);
+	free(change);
+}
+
+uint32_t change_closing(const struct change *change)
+{
+	return change->closing_count;
+}
+
+json_t *change_lines(const struct change *change)
+{
+	return json_incref(change->lines);
+}
+
+/* --- the difference -------------------------------------------------------------------------- */
+
+static void change_add_line(struct change *change, const char *format, ...) GMB_PRINTF(2, 3);
+
+static void change_add_line(struct change *change, const char *format, ...)
+{
+	char line[LINE_BYTES];
+	va_list args;
+
+	va_start(args, format);
+	(void)vsnprintf(line, sizeof(line), format, args);
+	va_end(args);
+	json_array_append_new(change->lines, json_string(line));
+}
+
+const char *change_label(const char *name, char out[CHANGE_LABEL_BYTES])
+{
+	char shown[CHANGE_LABEL_BYTES - 16];
+
+	snprintf(out, CHANGE_LABEL_BYTES, "export \"%s\"",
+		log_escape(shown, sizeof(shown), name, strlen(name)));
+	return out;
+}
+
+/* A value of a key as it was written, or "default". */
+static const char *change_value_of(
+	const struct server_export *entry, const char *key, char out[CHANGE_LABEL_BYTES])
+{
+	char text[CHANGE_LABEL_BYTES];
+
+	server_settings_text(&entry->settings, key, text, sizeof(text));
+	return text[0] == '\0' ? "default"
+			       : log_escape(out, CHANGE_LABEL_BYTES, text, strlen(text));
+}
+
+/* Adds "key=new (was old)" to a line, unless the text is the same: another key has changed what it
+ * means, as mode does for write-mode. Of long texts the beginnings are shown, which may be equal.
+ */
+static void say_key(char line[LINE_BYTES], const char *key, const struct server_export *before,
+	const struct server_export *after)
+{
+	size_t used = strlen(line);
+	char new[CHANGE_LABEL_BYTES];
+	char old[CHANGE_LABEL_BYTES];
+
+	if (!server_settings_same_text(&after->settings, &before->settings, key)) {
+		snprintf(line + used, LINE_BYTES - used, "%s%s=%s (was %s)", used > 0 ? ", " : "",
+			key, change_value_of(after, key, new), change_value_of(before, key, old));
+	}
+}
+
+static void say_path(char line[LINE_BYTES], const struct server_export *before,
+	const struct server_export *after)
+{
+	char new[CHANGE_LABEL_BYTES];
+	char old[CHANGE_LABEL_BYTES];
+
+	snprintf(line, LINE_BYTES, "path=%s (was %s)",
+		log_escape(new, sizeof(new), after->path, strlen(after->path)),
+		log_escape(old, sizeof(old), before->path, strlen(before->path)));
+}
+
+/* What has to be done to make one out of the other; line: the differences. */
+static enum change_action change_compare(const struct server_export *before,
+	const struct server_export *after, char line[LINE_BYTES])
+{
+	enum change_action action = CHANGE_STAY;
+	const struct field *field;
+
+	line[0] = '\0';
+	if (!store_path_same(before->path, after->path)) {
+		say_path(line, before, after);
+		action = CHANGE_REPLACE;
+	}
+	for (uint32_t i = 0; (field = server_export_field(i)) != NULL; i++) {
+		if (!server_export_same(before, after, field)) {
+			bool is_live = (field->flags & FIELD_LIVE) != 0;
+
+			say_key(line, field->key, before, after);
+			action = is_live && action != CHANGE_REPLACE ? CHANGE_UPDATE
+								     : CHANGE_REPLACE;
+		}
+	}
+	return action;
+}
+
+/* NULL: no memory. */
+static struct change_item *add_item(struct change *change, struct error *error)
+{
+	struct change_item *items = change->items;
+
+	if ((change->item_count & (change->item_count - 1)) == 0) {
+		items = reallocarray(
+			items, MAX(2 * (size_t)change->item_count, (size_t)1), sizeof(*items));
+		if (items == NULL) {
+			error_set(error, -ENOMEM, "no memory for a change");
+			return NULL;
+		}
+		change->items = items;
+	}
+	items[change->item_count] = (struct change_item){ 0 };
+	return &items[change->item_count++];
+}
+
+static int change_add_export(struct change *change, const struct server_export *about,
+	bool is_added, struct access *rules, struct error *error)
+{
+	static const struct server_settings none;
+	struct change_item *item = add_item(change, error);
+	char shown[CHANGE_LABEL_BYTES];
+	char path[CHANGE_LABEL_BYTES];
+	int rc;
+
+	if (item == NULL) {
+		access_put(rules);
+		return -ENOMEM;
+	}
+	item->action = CHANGE_ADD;
+	item->rules = rules;
+	rc = served_create(about, &none, &item->after, error);
+	if (rc == 0) {
+		item->after->is_added = is_added;
+		change_add_line(change, "%s: added, %s", change_label(about->name, shown),
+			log_escape(path, sizeof(path), about->path, strlen(about->path)));
+	}
+	return rc;
+}
+
+static int remove_snapshots(
+	struct change *change, const struct served *parent, struct error *error);
+
+/* Relaxed: one that connects now is disconnected, too. */
+static const char *its_clients(const struct served *served)
+{
+	return atomic_load_explicit(&served->export->connections, memory_order_relaxed) > 0
+		       ? "; its clients are disconnected"
+		       : "";
+}
+
+/* With its snapshots. */
+static int remove_export(struct change *change, struct served *before, struct error *error)
+{
+	struct change_item *item = add_item(change, error);
+	char shown[CHANGE_LABEL_BYTES];
+
+	if (item == NULL) {
+		return -ENOMEM;
+	}
+	item->action = CHANGE_REMOVE;
+	item->before = before;
+	before->item = change->item_count;
+	change_add_line(change, "%s: removed%s", change_label(before->about.name, shown),
+		its_clients(before));
+	return remove_snapshots(change, before, error);
+}
+
+static int remove_snapshots(struct change *change, const struct served *parent, struct error *error)
+{
+	const struct exports *exports = change->options.exports;
+	int rc = 0;
+
+	for (uint32_t i = 0; rc == 0 && i < exports->count; i++) {
+		if (exports->list[i]->parent == parent->export) {
+			rc = remove_export(change, exports->list[i], error);
+		}
+	}
+	return rc;
+}
+
+/* An overlay and a flash store have one writer at a time, and an overlay that is discarded at the
+ * end would be empty again, as would a disk in memory. */
+static int check_contents(const struct server_export *before, const struct server_export *after,
+	const char *line, struct error *error)
+{
+	const struct field *overlay = field_find(server_export_field, "overlay");
+	char text[CHANGE_LABEL_BYTES];
+	char shown[CHANGE_LABEL_BYTES];
+	bool is_flash = strncmp(before->path, "flash:", strlen("flash:")) == 0;
+
+	if (!store_path_same(before->path, after->path)) {
+		return 0;
+	}
+	if (strncmp(before->path, "memory:", strlen("memory:")) == 0) {
+		return error_set(error, -EBUSY,
+			"%s: %s would open its disk anew, and what is in memory would be lost; "
+			"remove the export, and add it again",
+			change_label(after->name, shown), line);
+	}
+	server_settings_text(&before->settings, overlay->key, text, sizeof(text));
+	if (text[0] != '\0' ? !server_export_same(before, after, overlay)
+			    : !is_flash || (before->store.read_only && after->store.read_only)) {
+		return 0;
+	}
+	return error_set(error, -EBUSY,
+		"%s: %s would open its disk anew, which %s does not allow while it is served; %s",
+		change_label(after->name, shown), line, is_flash ? "a flash store" : "an overlay",
+		is_flash ? "change it in the configuration, and restart the server or run 'gmblock "
+			   "upgrade'"
+			 : "remove the export, and add it again");
+}
+
+/* --- rules of access ------------------------------------------------------------------------- */
+
+static void rules_words(char *out, size_t bytes, const char *text, uint32_t count)
+{
+	char shown[CHANGE_LABEL_BYTES];
+
+	text = text != NULL ? text : "";
+	snprintf(out, bytes, "\"%s\"", log_escape(shown, sizeof(shown), text, strlen(text)));
+	if (count > 1) {
+		size_t used = strlen(out);
+
+		snprintf(out + used, bytes - used, " and %u more", count - 1);
+	}
+}
+
+/* In change->rules_text; the sets stay those that were compared last. */
+static void compare_rules(struct change *change, struct access *before, struct access *after)
+{
+	struct access_difference difference;
+	char added[CHANGE_LABEL_BYTES + 40];
+	char removed[CHANGE_LABEL_BYTES + 40];
+	char *text = change->rules_text;
+
+	if (before == change->rules_before && after == change->rules_after) {
+		return;
+	}
+	access_put(change->rules_before);
+	access_put(change->rules_after);
+	change->rules_before = before;
+	change->rules_after = after;
+	if (before != NULL) {
+		access_get(before);
+	}
+	if (after != NULL) {
+		access_get(after);
+	}
+	text[0] = '\0';
+	if (!access_differ(before, after, &difference)) {
+		return;
+	}
+	rules_words(added, sizeof(added), difference.added, difference.added_count);
+	rules_words(removed, sizeof(removed), difference.removed, difference.removed_count);
+	if (difference.removed_count == 0) {
+		snprintf(text, CHANGE_RULES_BYTES, "%s added", added);
+	} else if (difference.added_count == 0) {
+		snprintf(text, CHANGE_RULES_BYTES, "%s removed", removed);
+	} else {
+		snprintf(text, CHANGE_RULES_BYTES, "%s (was %s)", added, removed);
+	}
+}
+
+/* Notes what is other about the rules of an export that stays or is replaced. */
+static int note_rules(struct change *change, struct change_item *item, struct error *error)
+{
+	struct access *before = access_slot_get(item->before->export->access);
+
+	compare_rules(change, before, item->rules);
+	access_put(before);
+	if (change->rules_text[0] == '\0') {
+		return 0;
+	}
+	item->rules_text = strdup(change->rules_text);
+	return item->rules_text != NULL ? 0 : error_set(error, -ENOMEM, "no memory for a change");
+}
+
+int change_foresee(const struct change *change, struct forecast *forecast, struct error *error)
+{
+	int rc = 0;
+
+	for (uint32_t i = 0; rc == 0 && i < change->item_count; i++) {
+		const struct change_item *item = &change->items[i];
+
+		if (item->rules_text != NULL && item->action < CHANGE_REPLACE) {
+			rc = forecast_rules(forecast, item->before->export, item->rules);
+		}
+	}
+	return rc < 0 ? error_set(error, rc, "no memory for a change") : 0;
+}
+
+void change_tell(struct change *change, const struct forecast *forecast)
+{
+	for (uint32_t i = 0; i < change->item_count; i++) {
+		const struct change_item *item = &change->items[i];
+		char shown[CHANGE_LABEL_BYTES];
+		char text[FORECAST_TEXT_BYTES];
+		struct forecast_counts counts;
+
+		if (item->rules_text == NULL) {
+			continue;
+		}
+		counts = forecast_of_export(forecast, item->before->export);
+		change_add_line(change, "%s: access: %s%s%s",
+			change_label(item->before->about.name, shown), item->rules_text,
+			item->action < CHANGE_REPLACE ? "; " : "",
+			item->action < CHANGE_REPLACE ? forecast_text(&counts, text) : "");
+	}
+}
+
+/* --- keys ------------------------------------------------------------------------------------ */
+
+/* rules: taken, also on failure; with has_rules they take the place of those that it has. */
+static int change_change_export(struct change *change, struct served *before,
+	const struct server_export *about, const struct server_settings *settings,
+	struct access *rules, bool has_rules, struct error *error)
+{
+	struct change_item *item = add_item(change, error);
+	char line[LINE_BYTES];
+	char shown[CHANGE_LABEL_BYTES];
+	int rc;
+
+	if (item == NULL) {
+		access_put(rules);
+		return -ENOMEM;
+	}
+	item->before = before;
+	before->item = change->item_count;
+	item->rules = rules;
+	item->has_rules = has_rules;
+	rc = served_create(about, settings, &item->after, error);
+	if (rc < 0) {
+		return rc;
+	}
+	rc = has_rules ? note_rules(change, item, error) : 0;
+	if (rc < 0) {
+		return rc;
+	}
+	item->action = change_compare(&before->about, &item->after->about, line);
+	item->after->parent = before->parent;
+	if (item->action == CHANGE_REPLACE && before->parent != NULL) {
+		rc = error_set(error, -EINVAL,
+			"%s is a snapshot: description, max-connections, max-memory and rate are "
+			"what can be changed",
+			change_label(about->name, shown));
+	} else if (item->action == CHANGE_REPLACE) {
+		rc = check_contents(&before->about, &item->after->about, line, error);
+	}
+	if (rc < 0) {
+		return rc;
+	}
+	item->after->is_added = before->is_added && !has_rules;
+	if (item->action == CHANGE_UPDATE && item->after->about.description != NULL) {
+		item->description = strdup(item->after->about.description);
+		if (item->description == NULL) {
+			return error_set(error, -ENOMEM, "no memory for a change");
+		}
+	}
+	if (item->action != CHANGE_STAY) {
+		change_add_line(change, "%s: %s%s", change_label(about->name, shown), line,
+			item->action == CHANGE_REPLACE ? its_clients(before) : "");
+	}
+	if (item->action == CHANGE_REPLACE && !has_rules) {
+		item->rules = access_slot_get(before->export->access);
+	}
+	return item->action == CHANGE_REPLACE ? remove_snapshots(change, before, error) : 0;
+}
+
+/* --- by name --------------------------------------------------------------------------------- */
+
+static int change_compare_names(const void *left, const void *right)
+{
+	const struct served *const *a = left;
+	const struct served *const *b = right;
+
+	return strcmp((*a)->about.name, (*b)->about.name);
+}
+
+static int compare_name(const void *name, const void *entry)
+{
+	const struct served *const *served = entry;
+
+	return strcmp(name, (*served)->about.name);
+}
+
+static struct served *change_find(const struct change *change, const char *name)
+{
+	const struct exports *exports = change->options.exports;
+
+	for (uint32_t i = 0; i < exports->count; i++) {
+		if (strcmp(exports->list[i]->about.name, name) == 0) {
+			return exports->list[i];
+		}
+	}
+	return NULL;
+}
+
+static int find_needed(const struct change *change, const char *name, struct served **served_out,
+	struct error *error)
+{
+	char shown[CHANGE_LABEL_BYTES];
+
+	*served_out = change_find(change, name);
+	return *served_out != NULL
+		       ? 0
+		       : error_set(error, -ENOENT, "there is no %s", change_label(name, shown));
+}
+
+/* --- one export ------------------------------------------------------------------------------ */
+
+/* For one more export, of that name. */
+static int check_room(const struct change *change, const char *name, struct error *error)
+{
+	char shown[CHANGE_LABEL_BYTES];
+
+	if (change_find(change, name) != NULL) {
+		return error_set(
+			error, -EEXIST, "there is already an %s", change_label(name, shown));
+	}
+	return change->options.exports->count < SERVER_EXPORTS_MAX
+		       ? 0
+		       : error_set(error, -EINVAL, "more than %d exports", SERVER_EXPORTS_MAX);
+}
+
+int change_add(struct change *change, const struct server_export *about, struct error *error)
+{
+	struct access *rules;
+	int rc = check_room(change, about->name, error);
+
+	if (rc < 0) {
+		return rc;
+	}
+	rc = server_access_common(change->options.configured, &rules, error);
+	return rc < 0 ? rc : change_add_export(change, about, true, rules, error);
+}
+
+int change_add_view(struct change *change, const struct served *parent, const char *view,
+	const struct server_export *keys, struct error *error)
+{
+	static const char origin[] = "a snapshot";
+	char name[EXPORT_NAME_BYTES_MAX + 1];
+	char path[2 * EXPORT_NAME_BYTES_MAX];
+	struct server_export about = {
+		.name = name, .path = path, .origin = (char *)(uintptr_t)origin
+	};
+	char shown[CHANGE_LABEL_BYTES];
+	int rc;
+
+	if (snprintf(name, sizeof(name), "%s@%s", parent->about.name, view) >= (int)sizeof(name) ||
+		snprintf(path, sizeof(path), "%s@%s", parent->about.path, view) >=
+			(int)sizeof(path)) {
+		return error_set(error, -ENAMETOOLONG,
+			"the name of %s is too long for one of a snapshot",
+			change_label(parent->about.name, shown));
+	}
+	if (keys != NULL) { /* copied from */
+		about.settings = keys->settings;
+		about.syntax = SERVER_SYNTAX_SET;
+	}
+	rc = check_room(change, name, error);
+	if (rc == 0) {
+		rc = change_add_export(
+			change, &about, true, access_slot_get(parent->export->access), error);
+	}
+	if (rc == 0) {
+		change->items[change->item_count - 1].after->parent = parent->export;
+	}
+	return rc;
+}
+
+int change_set(struct change *change, const char *name, const struct server_settings *settings,
+	struct error *error)
+{
+	static const char origin[] = "gmblock export set";
+	struct served *served;
+	struct server_export about;
+	int rc = find_needed(change, name, &served, error);
+
+	if (rc < 0) {
+		return rc;
+	}
+	about = served->about; /* copied from */
+	about.origin = (char *)(uintptr_t)origin;
+	about.syntax = SERVER_SYNTAX_SET;
+	return change_change_export(change, served, &about, settings, NULL, false, error);
+}
+
+int change_remove(struct change *change, const char *name, struct error *error)
+{
+	struct served *served;
+	int rc = find_needed(change, name, &served, error);
+
+	return rc < 0 ? rc : remove_export(change, served, error);
+}
+
+/* --- the configuration ----------------------------------------------------------------------- */
+
+/* A line that is gone, or a file that is being written, lets nobody in. */
+static int change_check_rules(const struct server_config *config, const struct served *before,
+	const struct access *rules, struct error *error)
+{
+	struct access *had = access_slot_get(before->export->access);
+	bool are_gone = had != NULL && rules == NULL;
+	char shown[CHANGE_LABEL_BYTES];
+
+	access_put(had);
+	return are_gone ? error_set(error, -EINVAL,
+				  "%s: the %s has rules of access, and here are none for it any "
+				  "more; write access: [rw] if everybody may use it",
+				  config->file_path, change_label(before->about.name, shown))
+			: 0;
+}
+
+/* sorted: the table by name; seen: for each of them. */
+static int configure_export(struct change *change, const struct server_config *config,
+	uint32_t index, struct access *rules, struct served **sorted, bool *seen,
+	struct error *error)
+{
+	static const struct server_settings none;
+	const struct server_export *about = &config->exports[index];
+	uint32_t count = change->options.exports->count;
+	struct served **found = bsearch(about->name, sorted, count, sizeof(*sorted), compare_name);
+	char shown[CHANGE_LABEL_BYTES];
+	int rc;
+
+	if (found == NULL) {
+		return change_add_export(change, about, false, rules, error);
+	}
+	if ((*found)->parent != NULL) {
+		access_put(rules);
+		return error_set(error, -EEXIST,
+			"%s: the %s is a snapshot that is served; give the export another name",
+			config->file_path, change_label(about->name, shown));
+	}
+	seen[found - sorted] = true;
+	rc = change_check_rules(config, *found, rules, error);
+	if (rc < 0) {
+		access_put(rules);
+		return rc;
+	}
+	return change_change_export(change, *found, about, &none, rules, true, error);
+}
+
+/* Those of a snapshot are those of the export that it is one of. */
+static int added_rules(const struct change *change, const struct server_config *config,
+	const struct served *served, struct access **rules_out, struct error *error)
+{
+	const struct exports *exports = change->options.exports;
+
+	if (served->parent == NULL) {
+		return server_access_common(config, rules_out, error);
+	}
+	*rules_out = access_slot_get(served->parent->access);
+	for (uint32_t i = 0; i < exports->count; i++) {
+		const struct served *parent = exports->list[i];
+
+		if (parent->export == served->parent && parent->item > 0 &&
+			change->items[parent->item - 1].has_rules) {
+			access_put(*rules_out);
+			*rules_out = change->items[parent->item - 1].rules;
+			if (*rules_out != NULL) {
+				access_get(*rules_out);
+			}
+		}
+	}
+	return 0;
+}
+
+/* One that a command has added: the configuration knows only who may use it. */
+static int configure_added(struct change *change, const struct server_config *config,
+	struct served *served, struct error *error)
+{
+	static const struct server_settings none;
+	struct access *rules;
+	int rc = added_rules(change, config, served, &rules, error);
+
+	if (rc < 0) {
+		return rc;
+	}
+	rc = change_check_rules(config, served, rules, error);
+	if (rc < 0) {
+		access_put(rules);
+		return rc;
+	}
+	rc = change_change_export(change, served, &served->about, &none, rules, true, error);
+	if (rc == 0) {
+		change->items[served->item - 1].after->is_added = true;
+	}
+	return rc;
+}
+
+static int configure_exports(struct change *change, const struct server_config *config,
+	struct access **sets, struct served **sorted, bool *seen, struct error *error)
+{
+	uint32_t count = change->options.exports->count;
+	int rc = server_access_build(config, sets, error);
+
+	for (uint32_t i = 0; rc == 0 && i < config->export_count; i++) {
+		rc = configure_export(change, config, i, sets[i], sorted, seen, error);
+		sets[i] = NULL;
+	}
+	for (uint32_t i = 0; rc == 0 && i < count; i++) {
+		if (!seen[i] && sorted[i]->item == 0) {
+			rc = sorted[i]->is_added ? configure_added(change, config, sorted[i], error)
+						 : remove_export(change, sorted[i], error);
+		}
+	}
+	return rc;
+}
+
+/* Rates of identities change under their clients, when it is the same rules that have them. */
+static void compare_rates(struct change *change, const struct server_config *config)
+{
+	struct rate_rules *rules = change->options.rate_rules;
+
+	for (uint32_t i = 0; i < config->rates.conditions.rule_count; i++) {
+		const struct rate_rule *rule = &config->rates.rules[i];
+		struct rate_rule now;
+		uint32_t identities;
+		char new[RATE_TEXT_BYTES];
+		char old[RATE_TEXT_BYTES];
+
+		rate_rules_look(rules, i, &now, &identities);
+		if (memcmp(&now.limits, &rule->limits, sizeof(now.limits)) != 0) {
+			change_add_line(change, "rule %u of rates: rate=%s (was %s)", i + 1,
+				rate_format(&rule->limits, new), rate_format(&now.limits, old));
+			change->rates = &config->rates;
+		}
+		if (now.memory_max != rule->memory_max) {
+			change_add_line(change, "rule %u of rates: memory=%s (was %s)", i + 1,
+				rate_format_memory(rule->memory_max, new),
+				rate_format_memory(now.memory_max, old));
+			change->rates = &config->rates;
+		}
+	}
+}
+
+/* What is not an export's. */
+static void compare_rest(struct change *change, const struct server_config *config)
+{
+	const struct server_config *running = change->options.running;
+	const struct field *field;
+
+	for (uint32_t i = 0; (field = server_config_field(i)) != NULL; i++) {
+		if ((field->flags & FIELD_RESTART) != 0 &&
+			!server_config_same(running, config, field)) {
+			change_add_line(change,
+				"%s: changed, which takes effect at the next restart", field->key);
+		}
+	}
+	if (server_rates_same(&running->rates, &config->rates)) {
+		compare_rates(change, config);
+	}
+}
+
+int change_configure(struct change *change, const struct server_config *config, struct error *error)
+{
+	const struct exports *exports = change->options.exports;
+	struct served **sorted = calloc(MAX(exports->count, 1U), sizeof(struct served *));
+	bool *seen = calloc(MAX(exports->count, 1U), sizeof(*seen));
+	struct access **sets = calloc(MAX(config->export_count, 1U), sizeof(struct access *));
+	int rc;
+
+	if (sorted == NULL || seen == NULL || sets == NULL) {
+		rc = error_set(error, -ENOMEM, "no memory for a change");
+	} else {
+		memcpy(sorted, exports->list, exports->count * sizeof(struct served *));
+		qsort(sorted, exports->count, sizeof(struct served *), change_compare_names);
+		rc = configure_exports(change, config, sets, sorted, seen, error);
+	}
+	if (rc == 0) {
+		compare_rest(change, config);
+	}
+	if (sets != NULL) {
+		server_access_drop(sets, config->export_count);
+	}
+	free(sets);
+	free(seen);
+	free(sorted);
+	return rc;
+}

@@ -1,0 +1,473 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/change/exports.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "base/bytes.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "disk/disk.h"
+#include "server/upgrade/take.h"
+
+/* --- one disk -------------------------------------------------------------------------------- */
+
+/* "flash:FILE@SNAPSHOT", where there is FILE. */
+static bool is_snapshot_of_file(const char *path)
+{
+	const char *at = strrchr(path, '@');
+	char *file = at != NULL ? strndup(path, (size_t)(at - path)) : NULL;
+	bool is_there = file != NULL && access(store_path_file(file), F_OK) == 0;
+
+	free(file);
+	return is_there;
+}
+
+/* What to do about a disk that does not exist. A file is not to be made in place of a device, nor
+ * of what was to be only read. */
+static const char *advice_for_absent(const struct server_export *entry)
+{
+	if (strstr(entry->path, "://") != NULL) {
+		return "a path is needed here: it is copy and attach that take the URI of a server";
+	}
+	if (strcmp(entry->path, "memory") == 0 || strcmp(entry->path, "null") == 0) {
+		return "a disk without a file is written with its size, memory:SIZE or null:SIZE";
+	}
+	if (entry->syntax == SERVER_SYNTAX_PATH && strchr(entry->path, ',') != NULL) {
+		return "keys behind a comma need --export =PATH,KEY[=VALUE]";
+	}
+	if (entry->syntax == SERVER_SYNTAX_ADD && strchr(entry->path, ',') != NULL) {
+		return "keys are words of their own here: NAME PATH KEY[=VALUE]";
+	}
+	if (strncmp(entry->path, "flash:", strlen("flash:")) == 0 &&
+		is_snapshot_of_file(entry->path)) {
+		return "serve the flash store, without what follows the '@'; its snapshots are "
+		       "served with it, as EXPORT@NAME";
+	}
+	if (entry->store.read_only || strncmp(entry->path, "/dev/", strlen("/dev/")) == 0) {
+		return NULL;
+	}
+	if (strncmp(entry->path, "flash:", strlen("flash:")) == 0) {
+		return "create it first, for example with 'gmblock create --size=SIZE flash:FILE'";
+	}
+	return "create it first, for example with 'truncate -s SIZE FILE'";
+}
+
+static void exports_advise(const struct server_export *entry, struct error *error)
+{
+	const char *advice = advice_for_absent(entry);
+	struct error plain;
+
+	if (error == NULL || error->code != -ENOENT || advice == NULL) {
+		return;
+	}
+	plain = *error;
+	error_set(error, plain.code, "%s; %s", plain.text, advice);
+}
+
+/* Adds the key that helps, as it is written where the export was described. */
+static void show_key(const struct server_export *entry, struct error *error)
+{
+	struct error plain;
+	const char *key;
+	size_t name_bytes;
+	bool is_bare;
+	bool is_read_only;
+	char shown[120];
+
+	if (error == NULL || error->key == NULL) {
+		return;
+	}
+	plain = *error;
+	key = plain.key;
+	name_bytes = strcspn(key, "=");
+	is_bare = key[name_bytes] == '\0';
+	is_read_only = strcmp(key, "readonly") == 0;
+	switch (entry->syntax) {
+	case SERVER_SYNTAX_EXPORT:
+		snprintf(shown, sizeof(shown), "--export %s=PATH,%s",
+			entry->name[0] == '\0' ? "" : "NAME", key);
+		break;
+	case SERVER_SYNTAX_PATH:
+		snprintf(shown, sizeof(shown), "%s%s",
+			is_read_only ? "--read-only" : "--export =PATH,", is_read_only ? "" : key);
+		break;
+	case SERVER_SYNTAX_FILE:
+		snprintf(shown, sizeof(shown), "%.*s: %s", (int)name_bytes, key,
+			is_bare ? "yes" : key + name_bytes + 1);
+		break;
+	case SERVER_SYNTAX_ADD:
+		snprintf(shown, sizeof(shown), "gmblock export add NAME PATH %s", key);
+		break;
+	case SERVER_SYNTAX_SET:
+		snprintf(shown, sizeof(shown), "gmblock export set NAME %s%s", key,
+			is_bare ? "=yes" : "");
+		break;
+	}
+	error_set(error, plain.code, "%s%s with %s (%s)", plain.text,
+		strncmp(key, "overlay=", strlen("overlay=")) == 0 ? ": export that"
+		: strchr(plain.text, ';') != NULL		  ? ", or export it"
+								  : "; export it",
+		key, shown);
+}
+
+/* The machine's boot; 0 when it is not known. */
+static uint64_t boot_epoch(void)
+{
+	uint8_t id[DISK_BOOT_ID_BYTES];
+	struct be64 first;
+
+	if (disk_boot_id(id) < 0) {
+		return 0;
+	}
+	memcpy(&first, id, sizeof(first));
+	return be64_get(first);
+}
+
+/* What was answered and not flushed outlives the server, but not the machine; memory does not
+ * outlive the server, and another disk has never had it. */
+void served_choose_epoch(struct served *served, const struct served *replaces)
+{
+	struct export *export = served->export;
+	bool is_other = replaces != NULL && strcmp(served->about.path, replaces->about.path) != 0;
+
+	export->epoch = store_epoch(export->store);
+	if (export->epoch == 0 && !export->is_volatile && !is_other) {
+		export->epoch = boot_epoch();
+	} else if (export->epoch == 0 &&
+		   getrandom(&export->epoch, sizeof(export->epoch), 0) != sizeof(export->epoch)) {
+		export->epoch = 0;
+	}
+}
+
+void served_blame(const struct server_export *entry, struct error *error)
+{
+	bool says_more = strcmp(entry->origin, entry->path) != 0;
+	char shown[120];
+
+	show_key(entry, error);
+	error_prefix(error, "cannot serve the export \"%s\"%s%s%s",
+		log_escape(shown, sizeof(shown), entry->name, strlen(entry->name)),
+		says_more ? " (" : "", says_more ? entry->origin : "", says_more ? ")" : "");
+}
+
+/* Completes the sentence if it is for the sandbox that the disk, or a file beside it, cannot be
+ * opened. */
+static bool exports_explain(const struct server_export *entry, struct error *error)
+{
+	static const char remedy[] = "name its folder with --export-folder when the server starts";
+	/* The base of an overlay is only read, and files beside a disk are written with it. */
+	bool writes = !entry->store.read_only;
+	bool is_explained = sandbox_explain(
+		entry->path, !store_options_reads_only(&entry->store), remedy, error);
+	const char *file;
+
+	for (uint32_t i = 0; !is_explained && (file = store_options_file(&entry->store, i)) != NULL;
+		i++) {
+		is_explained = sandbox_explain(file, writes, remedy, error);
+	}
+	return is_explained;
+}
+
+int served_open(struct served *served, struct access *rules, struct error *error)
+{
+	const struct server_export *entry = &served->about;
+	struct store_options options = entry->store;
+	struct export_options about = {
+		.name = entry->name,
+		.name_bytes = (uint32_t)strlen(entry->name),
+		.description = entry->description,
+		.read_only = entry->store.read_only,
+		.access = rules,
+		.connections_max = entry->connections_max,
+		.overlap = entry->overlap,
+		.rate = entry->rate,
+		.memory_max = entry->memory_max,
+	};
+	int rc;
+
+	options.path = entry->path;
+	options.passed = served->passed;
+	if (served->parent != NULL) {
+		about.parent = served->parent;
+		rc = store_view_open(
+			served->parent->store, strrchr(entry->name, '@') + 1, &about.store, error);
+	} else {
+		rc = store_open(&options, &about.store, error);
+	}
+	if (rc < 0) {
+		access_put(rules);
+		if (!exports_explain(entry, error)) {
+			exports_advise(entry, error);
+		}
+		served_blame(entry, error);
+		return rc;
+	}
+	about.is_volatile = store_info(about.store)->is_volatile;
+	rc = export_create(&about, &served->export, error);
+	served->size = rc == 0 ? store_size(served->export->store) : 0;
+	return rc;
+}
+
+int served_look(struct served *served, const uint64_t *wanted, char line[SERVED_LINE_BYTES],
+	struct error *error)
+{
+	const char *name = served->about.name;
+	uint64_t before = served->size;
+	uint64_t size = store_size(served->export->store);
+	char old[UNITS_TEXT_BYTES];
+	char new[UNITS_TEXT_BYTES];
+	char shown[120];
+
+	units_format_bytes(old, before);
+	units_format_bytes(new, size);
+	log_escape(shown, sizeof(shown), name, strlen(name));
+	if (wanted != NULL && *wanted < size) {
+		return error_set(error, -EINVAL,
+			"the disk of export \"%s\" has %s: an export is not made smaller while it "
+			"is served; remove it first",
+			shown, new);
+	}
+	if (wanted != NULL && *wanted > size) {
+		return error_set(error, -EINVAL,
+			"the disk of export \"%s\" has only %s; make it larger first, for example "
+			"with 'truncate -s SIZE FILE'",
+			shown, new);
+	}
+	served->size = size;
+	if (size < before) {
+		return error_set(error, -EINVAL,
+			"the disk of export \"%s\" has become smaller, %s (was %s): clients that "
+			"are "
+			"connected get errors behind its end",
+			shown, new, old);
+	}
+	snprintf(line, SERVED_LINE_BYTES, "export \"%s\": size=%s (was %s)", shown, new, old);
+	return size > before;
+}
+
+int served_create(const struct server_export *entry, const struct server_settings *settings,
+	struct served **served_out, struct error *error)
+{
+	struct served *served = calloc(1, sizeof(*served));
+	int rc;
+
+	if (served == NULL) {
+		return error_set(error, -ENOMEM, "no memory for an export");
+	}
+	server_export_init(&served->about);
+	rc = server_export_copy(entry, settings, &served->about, error);
+	if (rc < 0) {
+		free(served);
+		return rc;
+	}
+	*served_out = served;
+	return 0;
+}
+
+void served_free(struct served *served)
+{
+	if (served != NULL) {
+		export_put(served->export);
+		server_export_fini(&served->about);
+		free(served);
+	}
+}
+
+/* --- the table ------------------------------------------------------------------------------- */
+
+int exports_create(uint32_t room, struct exports *exports, struct error *error)
+{
+	*exports = (struct exports){
+		.list = calloc(MAX(room, 1U), sizeof(struct served *)),
+		.exports = calloc(MAX(room, 1U), sizeof(struct export *)),
+		.paths = calloc(MAX(room, 1U), sizeof(char *)),
+	};
+	if (exports->list == NULL || exports->exports == NULL || exports->paths == NULL) {
+		exports_free(exports);
+		return error_set(error, -ENOMEM, "no memory for %u exports", room);
+	}
+	return 0;
+}
+
+void exports_append(struct exports *exports, struct served *served)
+{
+	exports->list[exports->count] = served;
+	exports->exports[exports->count] = served->export;
+	exports->paths[exports->count] = served->about.path;
+	exports->count++;
+}
+
+void exports_free(struct exports *exports)
+{
+	free(exports->list);
+	free(exports->exports);
+	free(exports->paths);
+	*exports = (struct exports){ 0 };
+}
+
+bool exports_end(const struct exports *exports)
+{
+	uint64_t left = 0;
+
+	for (uint32_t i = 0; i < exports->count; i++) {
+		left += store_end(exports->exports[i]->store);
+	}
+	return left == 0;
+}
+
+int gone_create(const struct served *served, struct gone **gone_out, struct error *error)
+{
+	size_t path_bytes = strlen(served->about.path) + 1;
+	struct gone *gone = malloc(sizeof(*gone) + path_bytes);
+
+	if (gone == NULL) {
+		return error_set(error, -ENOMEM, "no memory for a change");
+	}
+	*gone = (struct gone){ .use = export_use_get(served->export) };
+	memcpy(gone->path, served->about.path, path_bytes);
+	*gone_out = gone;
+	return 0;
+}
+
+void gone_free(struct gone *gone)
+{
+	if (gone != NULL) {
+		export_use_put(gone->use);
+		free(gone);
+	}
+}
+
+void exports_remember(struct exports *exports, struct gone *gone)
+{
+	struct gone **link = &exports->gone;
+
+	while (*link != NULL) {
+		struct gone *old = *link;
+
+		if (export_use_is_over(old->use)) {
+			*link = old->next;
+			gone_free(old);
+		} else {
+			link = &old->next;
+		}
+	}
+	*link = gone;
+}
+
+static json_t *settings_json(const struct server_settings *settings)
+{
+	json_t *all = json_array();
+
+	for (uint32_t i = 0; i < settings->count; i++) {
+		json_array_append_new(
+			all, json_pack("[s, s?]", settings->list[i].key, settings->list[i].value));
+	}
+	return all;
+}
+
+json_t *exports_json(const struct exports *exports)
+{
+	json_t *all = json_array();
+
+	for (uint32_t i = 0; i < exports->count; i++) {
+		const struct served *served = exports->list[i];
+		const struct server_export *about = &served->about;
+		char path[4 * PATH_MAX];
+
+		/* Relaxed: numbers, nothing hangs on them. The disk itself might take its time. */
+		json_array_append_new(all,
+			json_pack("{s:s, s:s, s:s, s:I, s:I, s:o}", "name", about->name, "path",
+				log_escape(path, sizeof(path), about->path, strlen(about->path)),
+				"from",
+				served->parent != NULL ? "snapshot"
+				: served->is_added     ? "command"
+						       : "configuration",
+				"size",
+				(json_int_t)atomic_load_explicit(
+					&served->size, memory_order_relaxed),
+				"connections",
+				(json_int_t)atomic_load_explicit(
+					&served->export->connections, memory_order_relaxed),
+				"settings", settings_json(&about->settings)));
+	}
+	return all;
+}
+
+void exports_close(struct exports *exports)
+{
+	struct gone *gone;
+
+	while ((gone = exports->gone) != NULL) {
+		exports->gone = gone->next;
+		gone_free(gone);
+	}
+	for (uint32_t i = 0; i < exports->count; i++) {
+		served_free(exports->list[i]);
+	}
+	exports_free(exports);
+}
+
+static int open_next(const struct server_export *entry, struct access *rules,
+	const struct upgrade_take *take, struct exports *exports, struct error *error)
+{
+	static const struct server_settings none;
+	struct served *served;
+	int rc = served_create(entry, &none, &served, error);
+
+	if (rc < 0) {
+		access_put(rules);
+		return rc;
+	}
+	served->is_added = entry->is_added;
+	served->passed = upgrade_take_disk(take, entry->name, exports->count);
+	rc = served_open(served, rules, error);
+	served->passed = NULL;
+	if (rc < 0) {
+		served_free(served);
+	} else {
+		exports_append(exports, served);
+	}
+	return rc;
+}
+
+static int exports_open_all(const struct server_config *config, bool added,
+	const struct upgrade_take *take, struct exports *exports, struct error *error)
+{
+	uint32_t count = config->export_count;
+	struct access **sets = calloc(MAX(count, 1U), sizeof(*sets));
+	int rc;
+
+	if (sets == NULL) {
+		return error_set(error, -ENOMEM, "no memory for %u exports", count);
+	}
+	rc = server_access_build(config, sets, error);
+	for (uint32_t i = 0; rc == 0 && i < count; i++) {
+		if (config->exports[i].is_added == added) {
+			rc = open_next(&config->exports[i], sets[i], take, exports, error);
+			sets[i] = NULL;
+		}
+	}
+	server_access_drop(sets, count);
+	free(sets);
+	return rc;
+}
+
+int exports_open(const struct server_config *config, const struct upgrade_take *take,
+	struct exports *exports, struct error *error)
+{
+	int rc = exports_create(config->export_count, exports, error);
+
+	return rc == 0 ? exports_open_all(config, false, take, exports, error) : rc;
+}
+
+int exports_open_added(const struct server_config *config, const struct upgrade_take *take,
+	struct exports *exports, struct error *error)
+{
+	return take != NULL ? exports_open_all(config, true, take, exports, error) : 0;
+}

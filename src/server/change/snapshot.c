@@ -1,0 +1,408 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/change/snapshot.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/log.h"
+
+enum { SHOWN_BYTES = 120 };
+
+/* "export \"x\"" */
+static const char *change_snapshot_label(const struct served *served, char out[SHOWN_BYTES])
+{
+	const char *name = served->about.name;
+	char shown[SHOWN_BYTES - 16];
+
+	snprintf(out, SHOWN_BYTES, "export \"%s\"",
+		log_escape(shown, sizeof(shown), name, strlen(name)));
+	return out;
+}
+
+static struct served *change_snapshot_find(const struct exports *exports, const char *name)
+{
+	for (uint32_t i = 0; i < exports->count; i++) {
+		if (strcmp(exports->list[i]->about.name, name) == 0) {
+			return exports->list[i];
+		}
+	}
+	return NULL;
+}
+
+/* The export that serves the snapshot, or NULL. */
+static struct served *find_view(
+	const struct exports *exports, const struct served *parent, const char *view)
+{
+	for (uint32_t i = 0; i < exports->count; i++) {
+		struct served *served = exports->list[i];
+
+		if (served->parent == parent->export &&
+			strcmp(strrchr(served->about.name, '@') + 1, view) == 0) {
+			return served;
+		}
+	}
+	return NULL;
+}
+
+/* about_out: NULL, or for what the store says of it. */
+static bool has_view(const struct served *parent, const char *view, struct store_view *about_out)
+{
+	struct store_view list[STORE_VIEWS_MAX];
+	uint32_t count = store_views(parent->export->store, list);
+
+	for (uint32_t i = 0; i < count; i++) {
+		if (strcmp(list[i].name, view) == 0) {
+			if (about_out != NULL) {
+				*about_out = list[i];
+			}
+			return true;
+		}
+	}
+	return false;
+}
+
+/* --- the store ------------------------------------------------------------------------------- */
+
+/* One request, for which a thread waits. */
+struct ask {
+	struct reactor_task task;
+	struct store_view_request request;
+	struct store *store;
+	struct engine *engine;
+	pthread_mutex_t lock;
+	pthread_cond_t changed;
+	bool is_done; /* under the lock */
+};
+
+static void change_snapshot_asked(struct store_view_request *request)
+{
+	struct ask *ask = container_of(request, struct ask, request);
+
+	engine_release(ask->engine);
+	pthread_mutex_lock(&ask->lock);
+	ask->is_done = true;
+	pthread_cond_signal(&ask->changed);
+	pthread_mutex_unlock(&ask->lock);
+}
+
+static void change_snapshot_begin(struct engine *engine, void *context)
+{
+	struct ask *ask = context;
+
+	ask->engine = engine;
+	engine_hold(engine);
+	store_view_ask(ask->store, &ask->request);
+}
+
+/* Where the store was started. */
+static struct reactor *reactor_of(const struct reload_options *options, const struct export *export)
+{
+	for (uint32_t i = 0; i < options->reactor_count; i++) {
+		if (reactor_ring(options->reactors[i]) == export->start.ring) {
+			return options->reactors[i];
+		}
+	}
+	return NULL;
+}
+
+static int ask_store(const struct reload_options *options, struct reload *reload,
+	const struct served *parent, enum store_view_action action, const char *view,
+	struct error *error)
+{
+	struct ask ask = {
+		.task = { .run = change_snapshot_begin },
+		.request = { .action = action, .done = change_snapshot_asked },
+		.store = parent->export->store,
+		.lock = PTHREAD_MUTEX_INITIALIZER,
+		.changed = PTHREAD_COND_INITIALIZER,
+	};
+	char shown[SHOWN_BYTES];
+
+	if (strlen(view) >= sizeof(ask.request.view.name)) {
+		return error_set(error, -EINVAL, "a name of a snapshot has at most %d bytes",
+			STORE_VIEW_NAME_BYTES - 1);
+	}
+	memcpy(ask.request.view.name, view, strlen(view) + 1);
+	ask.request.view.created_s = (uint64_t)time(NULL);
+	ask.task.context = &ask;
+	if (!reload_post(reload, reactor_of(options, parent->export), &ask.task)) {
+		return error_set(error, -ESHUTDOWN, "the server is stopping");
+	}
+	pthread_mutex_lock(&ask.lock);
+	while (!ask.is_done) {
+		pthread_cond_wait(&ask.changed, &ask.lock);
+	}
+	pthread_mutex_unlock(&ask.lock);
+	return ask.request.result == 0
+		       ? 0
+		       : error_set(error, ask.request.result, "%s %s",
+				 change_snapshot_label(parent, shown), ask.request.error.text);
+}
+
+/* --- changes --------------------------------------------------------------------------------- */
+
+static int no_export(const char *name, struct error *error)
+{
+	char shown[SHOWN_BYTES];
+
+	return error_set(error, -ENOENT, "there is no export \"%s\"",
+		log_escape(shown, sizeof(shown), name, strlen(name)));
+}
+
+static int find_parent(const struct exports *exports, const char *name,
+	const struct served **parent_out, struct error *error)
+{
+	const struct served *parent = change_snapshot_find(exports, name);
+	char shown[SHOWN_BYTES];
+
+	if (parent == NULL) {
+		return no_export(name, error);
+	}
+	if (!store_has_views(parent->export->store)) {
+		return error_set(error, -EOPNOTSUPP,
+			"%s has no snapshots: only a flash store can, and its path begins with "
+			"flash:",
+			change_snapshot_label(parent, shown));
+	}
+	*parent_out = parent;
+	return 0;
+}
+
+static int change_snapshot_create(const struct reload_options *options,
+	struct reload_request *request, const struct served *parent, struct change *change,
+	struct error *error)
+{
+	const struct served *gone = find_view(options->exports, parent, request->view);
+	char shown[SHOWN_BYTES];
+	int rc;
+
+	if (gone != NULL && !has_view(parent, request->view, NULL)) {
+		return error_set(error, -EEXIST,
+			"the snapshot of %s was dropped, and its clients are being disconnected; "
+			"try again",
+			change_snapshot_label(gone, shown));
+	}
+	rc = ask_store(options, request->reload, parent, STORE_VIEW_CREATE, request->view, error);
+	if (rc == 0) {
+		rc = change_add_view(change, parent, request->view, NULL, error);
+		if (rc < 0) {
+			snapshot_undo(options, request);
+		}
+	}
+	return rc;
+}
+
+static int delete_one(const struct reload_options *options, struct reload_request *request,
+	const struct served *parent, struct change *change, struct error *error)
+{
+	const struct served *served = find_view(options->exports, parent, request->view);
+	/* Relaxed: one that connects now gets errors. */
+	uint32_t clients = served == NULL ? 0
+					  : atomic_load_explicit(&served->export->connections,
+						    memory_order_relaxed);
+	struct store_view about = { 0 };
+	bool is_there = has_view(parent, request->view, &about);
+	char shown[SHOWN_BYTES];
+	int rc = 0;
+
+	if (about.is_temporary && request->deadline_ns > 0) {
+		return error_set(error, -EBUSY,
+			"a push uses the snapshot '%s' of %s; --now ends the push, and so does "
+			"'gmblock push --cancel'",
+			request->view, change_snapshot_label(parent, shown));
+	}
+	if (clients > 0 && request->deadline_ns > 0) {
+		return error_set(error, -EBUSY,
+			"%s is used by %u connection%s, which 'gmblock stats' shows; --now ends "
+			"them",
+			change_snapshot_label(served, shown), clients, clients == 1 ? "" : "s");
+	}
+	if (served == NULL || is_there) {
+		rc = ask_store(
+			options, request->reload, parent, STORE_VIEW_DELETE, request->view, error);
+	}
+	return rc == 0 && served != NULL ? change_remove(change, served->about.name, error) : rc;
+}
+
+int snapshot_change(const struct reload_options *options, struct reload_request *request,
+	struct change *change, struct error *error)
+{
+	const struct served *parent = NULL;
+	int rc = find_parent(options->exports, request->name, &parent, error);
+
+	if (rc < 0) {
+		return rc;
+	}
+	return request->action == REQUEST_SNAPSHOT_CREATE
+		       ? change_snapshot_create(options, request, parent, change, error)
+		       : delete_one(options, request, parent, change, error);
+}
+
+void snapshot_undo(const struct reload_options *options, struct reload_request *request)
+{
+	const struct served *parent = change_snapshot_find(options->exports, request->name);
+	struct error error;
+
+	if (ask_store(options, request->reload, parent, STORE_VIEW_DELETE, request->view, &error) <
+		0) {
+		log_warning("%s: the snapshot '%s' stays, and is not served: %s", request->name,
+			request->view, error.text);
+	}
+}
+
+/* --- those that were dropped ----------------------------------------------------------------- */
+
+/* The next export from *index_inout on of a snapshot that its store does not have any more, or
+ * NULL.
+ */
+static const struct served *next_gone(const struct exports *exports, uint32_t *index_inout)
+{
+	while (*index_inout < exports->count) {
+		const struct served *served = exports->list[(*index_inout)++];
+		const char *view = strrchr(served->about.name, '@');
+		struct store_view list[STORE_VIEWS_MAX];
+		uint32_t count;
+		bool is_there = served->parent == NULL;
+
+		count = is_there ? 0 : store_views(served->parent->store, list);
+		for (uint32_t i = 0; i < count; i++) {
+			is_there |= strcmp(list[i].name, view + 1) == 0;
+		}
+		if (!is_there) {
+			return served;
+		}
+	}
+	return NULL;
+}
+
+bool snapshots_have_gone(const struct exports *exports)
+{
+	uint32_t index = 0;
+
+	return next_gone(exports, &index) != NULL;
+}
+
+int snapshots_remove_gone(const struct exports *exports, struct change *change, struct error *error)
+{
+	const struct served *gone;
+	uint32_t index = 0;
+	int rc = 0;
+
+	while (rc == 0 && (gone = next_gone(exports, &index)) != NULL) {
+		rc = change_remove(change, gone->about.name, error);
+	}
+	return rc;
+}
+
+/* --- all of them ----------------------------------------------------------------------------- */
+
+static json_t *view_json(
+	const struct exports *exports, const struct served *parent, const struct store_view *view)
+{
+	const struct served *served = find_view(exports, parent, view->name);
+	json_int_t clients = served == NULL
+				     ? view->is_temporary /* its job */
+				     : (json_int_t)atomic_load_explicit(
+					       &served->export->connections, memory_order_relaxed);
+
+	return json_pack("{s:s, s:s, s:I, s:s?, s:I}", "export", parent->about.name, "name",
+		view->name, "created", (json_int_t)view->created_s, "served_as",
+		served != NULL ? served->about.name : NULL, "connections", clients);
+}
+
+int snapshots_json(
+	const struct exports *exports, const char *name, json_t **all_out, struct error *error)
+{
+	const struct served *only = name != NULL ? change_snapshot_find(exports, name) : NULL;
+	char shown[SHOWN_BYTES];
+	json_t *all;
+
+	if (name != NULL && only == NULL) {
+		return no_export(name, error);
+	}
+	if (only != NULL && only->parent != NULL) {
+		return error_set(error, -EOPNOTSUPP, "%s is a snapshot, and has none itself",
+			change_snapshot_label(only, shown));
+	}
+	all = json_array();
+	for (uint32_t i = 0; i < exports->count; i++) {
+		const struct served *served = exports->list[i];
+		struct store_view list[STORE_VIEWS_MAX];
+		uint32_t count = only == NULL || served == only
+					 ? store_views(served->export->store, list)
+					 : 0;
+
+		for (uint32_t k = 0; k < count; k++) {
+			json_array_append_new(all, view_json(exports, served, &list[k]));
+		}
+	}
+	*all_out = all;
+	return 0;
+}
+
+/* Those of the process whose place this one has taken, or NULL. */
+static const struct server_export *find_keys(
+	const struct change_options *options, const struct served *parent, const char *view)
+{
+	const struct server_config *config = options->running;
+	size_t bytes = strlen(parent->about.name);
+
+	for (uint32_t i = 0; i < config->snapshot_count; i++) {
+		const char *name = config->snapshots[i].name;
+
+		if (strncmp(name, parent->about.name, bytes) == 0 && name[bytes] == '@' &&
+			strcmp(name + bytes + 1, view) == 0) {
+			return &config->snapshots[i];
+		}
+	}
+	return NULL;
+}
+
+static void serve_view(const struct change_options *options, const struct served *parent,
+	const char *view, struct exports *exports)
+{
+	struct change *change = NULL;
+	struct error error;
+	char shown[SHOWN_BYTES];
+	int rc = change_create(options, &change, &error);
+
+	if (rc == 0) {
+		rc = change_add_view(
+			change, parent, view, find_keys(options, parent, view), &error);
+	}
+	if (rc == 0) {
+		rc = change_open(change, &error);
+	}
+	if (rc == 0) {
+		rc = change_prepare(change, &error);
+	}
+	if (rc == 0) {
+		change_commit(change, exports);
+	} else {
+		log_warning("the snapshot '%s' of %s is not served: %s", view,
+			change_snapshot_label(parent, shown), error.text);
+	}
+	change_put(change);
+}
+
+bool snapshots_serve(const struct change_options *options, struct exports *exports)
+{
+	uint32_t before = exports->count;
+
+	for (uint32_t i = 0; i < before; i++) {
+		const struct served *parent = exports->list[i];
+		struct store_view list[STORE_VIEWS_MAX];
+		uint32_t count = store_views(parent->export->store, list);
+
+		for (uint32_t k = 0; k < count; k++) {
+			if (!list[k].is_temporary &&
+				find_view(exports, parent, list[k].name) == NULL) {
+				serve_view(options, parent, list[k].name, exports);
+			}
+		}
+	}
+	return exports->count > before;
+}

@@ -1,0 +1,408 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/config/config.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/text.h"
+
+enum { SHOWN_BYTES = 120 };
+
+/* --- settings -------------------------------------------------------------------------------- */
+
+int server_settings_add(
+	struct server_settings *settings, const char *key, const char *value, struct error *error)
+{
+	struct server_setting *list =
+		reallocarray(settings->list, (size_t)settings->count + 1, sizeof(*list));
+	struct server_setting setting = { strdup(key), value != NULL ? strdup(value) : NULL };
+
+	if (list != NULL) {
+		settings->list = list;
+	}
+	if (list == NULL || setting.key == NULL || (value != NULL && setting.value == NULL)) {
+		free(setting.key);
+		free(setting.value);
+		return error_set(error, -ENOMEM, "no memory for a setting");
+	}
+	list[settings->count++] = setting;
+	return 0;
+}
+
+void server_settings_fini(struct server_settings *settings)
+{
+	for (uint32_t i = 0; i < settings->count; i++) {
+		free(settings->list[i].key);
+		free(settings->list[i].value);
+	}
+	free(settings->list);
+	*settings = (struct server_settings){ 0 };
+}
+
+const char *server_settings_text(
+	const struct server_settings *settings, const char *key, char *out, size_t out_bytes)
+{
+	size_t used = 0;
+
+	out[0] = '\0';
+	for (uint32_t i = 0; i < settings->count && used < out_bytes; i++) {
+		const struct server_setting *setting = &settings->list[i];
+
+		if (strcmp(setting->key, key) == 0) {
+			used += (size_t)snprintf(out + used, out_bytes - used, "%s%s",
+				used > 0 ? "," : "",
+				setting->value != NULL ? setting->value : "yes");
+		}
+	}
+	return out;
+}
+
+/* The next value of the key at or behind *at, NULL at the end; "yes" where none was written. */
+static const char *next_value(const struct server_settings *settings, const char *key, uint32_t *at)
+{
+	while (*at < settings->count) {
+		const struct server_setting *setting = &settings->list[(*at)++];
+
+		if (strcmp(setting->key, key) == 0) {
+			return setting->value != NULL ? setting->value : "yes";
+		}
+	}
+	return NULL;
+}
+
+bool server_settings_same_text(
+	const struct server_settings *a, const struct server_settings *b, const char *key)
+{
+	uint32_t at_a = 0;
+	uint32_t at_b = 0;
+	const char *one;
+	const char *other;
+
+	do {
+		one = next_value(a, key, &at_a);
+		other = next_value(b, key, &at_b);
+	} while (one != NULL && other != NULL && strcmp(one, other) == 0);
+	return one == NULL && other == NULL;
+}
+
+static int replace_text(char **field, const char *text, struct error *error)
+{
+	char *copy = strdup(text);
+
+	if (copy == NULL) {
+		return error_set(error, -ENOMEM, "no memory for an export");
+	}
+	free(*field);
+	*field = copy;
+	return 0;
+}
+
+/* What the protocol asks of every string that goes over the wire. */
+static int check_wire_text(const char *text, const char *what, struct error *error)
+{
+	size_t len = strlen(text);
+	char shown[SHOWN_BYTES];
+
+	if (len > SERVER_NAME_BYTES_MAX) {
+		return error_set(error, -EINVAL, "the %s is %zu bytes long; the protocol allows %d",
+			what, len, SERVER_NAME_BYTES_MAX);
+	}
+	if (!utf8_valid(text, len)) {
+		return error_set(error, -EINVAL,
+			"the %s \"%s\" is not valid UTF-8, which the protocol demands", what,
+			log_escape(shown, sizeof(shown), text, len));
+	}
+	return 0;
+}
+
+int server_export_set_name(struct server_export *entry, const char *name, struct error *error)
+{
+	int rc = check_wire_text(name, "export name", error);
+
+	return rc < 0 ? rc : replace_text(&entry->name, name, error);
+}
+
+int server_export_set_path(struct server_export *entry, const char *path, struct error *error)
+{
+	if (path[0] == '\0') {
+		return error_set(error, -EINVAL,
+			"the path is empty; name a file, a block device, memory:SIZE or null:SIZE");
+	}
+	return replace_text(&entry->path, path, error);
+}
+
+static int check_description(void *object, const char *value, struct error *error)
+{
+	GMB_UNUSED(object);
+	return check_wire_text(value, "text", error);
+}
+
+static int set_max_memory(void *config, const char *value, struct error *error)
+{
+	struct server_export *entry = config;
+
+	return rate_parse_memory(value, &entry->memory_max, error);
+}
+
+static int set_overlap(void *config, const char *value, struct error *error)
+{
+	struct server_export *entry = config;
+	char shown[SHOWN_BYTES];
+
+	if (strcmp(value, "auto") != 0 && strcmp(value, "off") != 0) {
+		return error_set(error, -EINVAL, "'%s' is neither auto nor off",
+			log_escape(shown, sizeof(shown), value, strlen(value)));
+	}
+	entry->overlap = value[0] == 'o' ? PATH_OVERLAP_OFF : PATH_OVERLAP_AUTO;
+	return 0;
+}
+
+static int set_rate(void *config, const char *value, struct error *error)
+{
+	struct server_export *entry = config;
+
+	return rate_parse(value, &entry->rate, error);
+}
+
+#define AT(member) FIELD_AT(struct server_export, member, member)
+
+static const struct field own_fields[] = {
+	{ "description", "TEXT", "shown to clients that list the exports", "TEXT",
+		.type = FIELD_TEXT, .flags = FIELD_LIVE, AT(description),
+		.check = check_description },
+	{ "max-connections", "N", "maximum clients of this export", "4", .type = FIELD_COUNT,
+		.flags = FIELD_LIVE, .min = 1, .max = 1000000, AT(connections_max) },
+	{ "max-memory", "SIZE", "maximum memory for data of all clients of this export", "64M",
+		.flags = FIELD_LIVE, .set = set_max_memory, AT(memory_max) },
+	{ "overlap", "auto|off",
+		"reply to large reads before the disk has finished, in parts of an automatic size "
+		"(default), or never",
+		"off", .set = set_overlap, AT(overlap) },
+	{ "rate", "RATE[:requests=N][:burst=TIME]",
+		"serve at most RATE bytes and N requests a second to all clients together, and at "
+		"once what a pause of TIME (default: 100ms) has left",
+		"100M:requests=5000", .flags = FIELD_LIVE, .set = set_rate, AT(rate) },
+};
+
+/* How many come from the store; they are registered before there is an export. */
+static uint32_t store_field_count(void)
+{
+	uint32_t count = 0;
+
+	while (store_option_at(count) != NULL) {
+		count++;
+	}
+	return count;
+}
+
+const struct field *server_export_field(uint32_t idx)
+{
+	const struct field *field = store_option_at(idx);
+	uint32_t own = field == NULL ? idx - store_field_count() : 0;
+
+	return field != NULL ? field : own < ARRAY_COUNT(own_fields) ? &own_fields[own] : NULL;
+}
+
+static bool is_own(const struct field *field)
+{
+	return field >= own_fields && field < own_fields + ARRAY_COUNT(own_fields);
+}
+
+bool server_export_same(
+	const struct server_export *a, const struct server_export *b, const struct field *field)
+{
+	return is_own(field) ? field_same(field, a, b)
+			     : store_options_same(&a->store, &b->store, field);
+}
+
+void server_export_init(struct server_export *entry)
+{
+	*entry = (struct server_export){ 0 };
+}
+
+void server_export_fini(struct server_export *entry)
+{
+	free(entry->name);
+	free(entry->path);
+	free(entry->origin);
+	store_options_fini(&entry->store);
+	server_access_fini(&entry->access);
+	server_settings_fini(&entry->settings);
+	for (uint32_t i = 0; i < ARRAY_COUNT(own_fields); i++) {
+		field_clear(&own_fields[i], entry);
+	}
+	server_export_init(entry);
+}
+
+static int set_own(struct server_export *entry, const struct field *field, const char *value,
+	struct error *error)
+{
+	uint32_t bit = BIT(field - own_fields);
+	int rc = field_check(field, (entry->keys_given & bit) != 0, value, error);
+
+	entry->keys_given |= bit;
+	return rc < 0 ? rc : field_set(field, entry, value, error);
+}
+
+int server_export_set(
+	struct server_export *entry, const char *key, const char *value, struct error *error)
+{
+	const struct field *field = field_find(server_export_field, key);
+	int rc;
+
+	if (field == NULL) {
+		field_unknown(server_export_field, key, error);
+		return -ENOENT;
+	}
+	rc = is_own(field) ? set_own(entry, field, value, error)
+			   : store_options_set(&entry->store, key, value, error);
+	return rc < 0 ? rc : server_settings_add(&entry->settings, key, value, error);
+}
+
+/* The same; an error names the key. */
+static int set_named(
+	struct server_export *entry, const char *key, const char *value, struct error *error)
+{
+	int rc = server_export_set(entry, key, value, error);
+
+	if (rc == -ENOENT) {
+		return -EINVAL;
+	}
+	if (rc < 0) {
+		error_prefix(error, "%s", key);
+	}
+	return rc;
+}
+
+/* Sets a key of a copy; an error names it. */
+static int copy_setting(
+	struct server_export *out, const struct server_setting *setting, struct error *error)
+{
+	int rc;
+
+	if (strcmp(setting->key, "path") == 0) {
+		rc = setting->value != NULL ? server_export_set_path(out, setting->value, error)
+					    : error_set(error, -EINVAL, "needs a value");
+		if (rc < 0) {
+			error_prefix(error, "path");
+		}
+		return rc;
+	}
+	if (setting->value == NULL || strcmp(setting->value, "default") != 0) {
+		return set_named(out, setting->key, setting->value, error);
+	}
+	return field_find(server_export_field, setting->key) != NULL
+		       ? 0
+		       : field_unknown(server_export_field, setting->key, error);
+}
+
+int server_export_copy(const struct server_export *entry, const struct server_settings *settings,
+	struct server_export *out, struct error *error)
+{
+	int rc = server_export_set_name(out, entry->name, error);
+
+	if (rc == 0) {
+		rc = server_export_set_path(out, entry->path, error);
+	}
+	if (rc == 0) {
+		rc = replace_text(&out->origin, entry->origin, error);
+	}
+	out->syntax = entry->syntax;
+	for (uint32_t i = 0; rc == 0 && i < entry->settings.count; i++) {
+		const struct server_setting *setting = &entry->settings.list[i];
+		uint32_t at = 0;
+
+		if (next_value(settings, setting->key, &at) == NULL) {
+			rc = server_export_set(out, setting->key, setting->value, error);
+		}
+	}
+	for (uint32_t i = 0; rc == 0 && i < settings->count; i++) {
+		rc = copy_setting(out, &settings->list[i], error);
+	}
+	if (rc < 0) {
+		server_export_fini(out);
+	}
+	return rc;
+}
+
+/*
+ * Copies up to the first stop character that has no backslash before it; the backslash goes away
+ * where it hides stop or another backslash. Returns where it stopped.
+ */
+static const char *unescape_until(const char *from, char stop, char *out)
+{
+	while (*from != '\0' && *from != stop) {
+		if (from[0] == '\\' && from[1] != '\0' && (from[1] == stop || from[1] == '\\')) {
+			from++;
+		}
+		*out++ = *from++;
+	}
+	*out = '\0';
+	return from;
+}
+
+static int parse_keys(
+	struct server_export *entry, const char *cursor, char *scratch, struct error *error)
+{
+	int rc = 0;
+
+	while (*cursor == ',' && rc == 0) {
+		char *value;
+
+		cursor = unescape_until(cursor + 1, ',', scratch);
+		value = strchr(scratch, '=');
+		if (value != NULL) {
+			*value++ = '\0';
+		}
+		rc = scratch[0] == '\0'
+			     ? error_set(error, -EINVAL, "a key is missing behind a comma")
+			     : set_named(entry, scratch, value, error);
+		if (rc < 0 && field_find(server_export_field, scratch) == NULL) {
+			error_add(error, " (a comma inside a value or path is written \\,)");
+		}
+	}
+	return rc;
+}
+
+static int parse_with_scratch(
+	struct server_export *entry, const char *text, char *scratch, struct error *error)
+{
+	const char *cursor = unescape_until(text, '=', scratch);
+	int rc;
+
+	if (*cursor != '=') {
+		return error_set(error, -EINVAL,
+			"it has no '=': write NAME=PATH, or =PATH for the export \"\"");
+	}
+	rc = server_export_set_name(entry, scratch, error);
+	if (rc < 0) {
+		return rc;
+	}
+	cursor = unescape_until(cursor + 1, ',', scratch);
+	rc = server_export_set_path(entry, scratch, error);
+	if (rc < 0) {
+		return rc;
+	}
+	return parse_keys(entry, cursor, scratch, error);
+}
+
+int server_export_parse(struct server_export *entry, const char *text, struct error *error)
+{
+	char *scratch = malloc(strlen(text) + 1);
+	char shown[SHOWN_BYTES];
+	int rc;
+
+	if (scratch == NULL) {
+		return error_set(error, -ENOMEM, "no memory for an export");
+	}
+	rc = parse_with_scratch(entry, text, scratch, error);
+	free(scratch);
+	if (rc < 0) {
+		error_prefix(error, "\"%s\"", log_escape(shown, sizeof(shown), text, strlen(text)));
+		server_export_fini(entry);
+	}
+	return rc;
+}

@@ -1,0 +1,660 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The options of the whole server, as a table; some are keys of the configuration file, too. */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "base/log.h"
+#include "base/text.h"
+#include "engine/engine.h"
+#include "memory/arena.h"
+#include "server/config/config.h"
+#include "server/observe/scrape.h"
+
+enum { SHOWN_BYTES = 120, CONNECTIONS_MAX = 1000000 };
+
+/* --- setting --------------------------------------------------------------------------------- */
+
+static int add_export(void *object, const char *text, struct error *error)
+{
+	struct server_config *config = object;
+	struct server_export entry;
+	char shown[100];
+	char origin[128];
+	int rc;
+
+	server_export_init(&entry);
+	rc = server_export_parse(&entry, text, error);
+	if (rc < 0) {
+		return rc;
+	}
+	snprintf(origin, sizeof(origin), "%s %s", config->origin,
+		log_escape(shown, sizeof(shown), text, strlen(text)));
+	return server_config_add_export(config, &entry, origin, error);
+}
+
+static int add_path(void *object, const char *path, struct error *error)
+{
+	struct server_config *config = object;
+	struct server_export entry;
+	char shown[100];
+	int rc;
+
+	server_export_init(&entry);
+	rc = server_export_set_name(&entry, "", error);
+	if (rc == 0) {
+		rc = server_export_set_path(&entry, path, error);
+	}
+	entry.syntax = SERVER_SYNTAX_PATH;
+	if (rc == 0 && config->path_read_only) {
+		rc = server_export_set(&entry, "readonly", NULL, error);
+	}
+	if (rc < 0) {
+		server_export_fini(&entry);
+		return rc;
+	}
+	return server_config_add_export(
+		config, &entry, log_escape(shown, sizeof(shown), path, strlen(path)), error);
+}
+
+static int add_listen(void *object, const char *text, struct error *error)
+{
+	struct server_config *config = object;
+	struct server_listen entry = { .text = strdup(text) };
+
+	return entry.text == NULL ? error_set(error, -ENOMEM, "no memory for an address")
+				  : server_config_add_listen(config, &entry, config->origin, error);
+}
+
+static int add_access(void *object, const char *text, struct error *error)
+{
+	return server_config_add_access(object, text, error);
+}
+
+/* Appends what add copies from the text. */
+static int add_command(void *object, const char *command, struct error *error)
+{
+	struct server_config *config = object;
+	char *copy;
+
+	if (command[0] == '\0') {
+		return error_set(error, -EINVAL,
+			"the command is empty; give one such as 'nbdinfo \"$uri\"'");
+	}
+	copy = strdup(command);
+	if (copy == NULL || server_config_grow(&config->commands, config->command_count,
+				    sizeof(*config->commands)) < 0) {
+		free(copy);
+		return error_set(error, -ENOMEM, "no memory for another command");
+	}
+	config->commands[config->command_count++] = copy;
+	return 0;
+}
+
+/* Of a folder that does not exist nothing could be added later, and the sandbox is entered once. */
+static int add_export_folder(void *object, const char *path, struct error *error)
+{
+	struct server_config *config = object;
+	char *real = realpath(path, NULL);
+
+	if (real == NULL) {
+		char shown[SHOWN_BYTES];
+
+		return error_set(error, -errno, "%s: %s",
+			log_escape(shown, sizeof(shown), path, strlen(path)), strerror(errno));
+	}
+	if (server_config_grow(&config->export_folders, config->export_folder_count,
+		    sizeof(*config->export_folders)) < 0) {
+		free(real);
+		return error_set(error, -ENOMEM, "no memory for a folder");
+	}
+	config->export_folders[config->export_folder_count++] = real;
+	return 0;
+}
+
+static int add_push_place(void *object, const char *text, struct error *error)
+{
+	struct server_config *config = object;
+	struct place place;
+	int rc = place_parse(text, &place, error);
+
+	if (rc == 0 && server_config_grow(&config->push_places, config->push_place_count,
+			       sizeof(*config->push_places)) < 0) {
+		place_fini(&place);
+		rc = error_set(error, -ENOMEM, "no memory for a place");
+	}
+	if (rc == 0) {
+		config->push_places[config->push_place_count++] = place;
+	}
+	return rc;
+}
+
+static int set_arena_key(struct server_arena *arena, const char *text, struct error *error)
+{
+	char shown[SHOWN_BYTES];
+
+	if (strncmp(text, "size=", 5) == 0) {
+		int rc = units_parse_bytes(text + 5, &arena->bytes, error);
+
+		return rc == 0 && arena->bytes < ARENA_DEVICE_BYTES_MIN
+			       ? error_set(error, -ERANGE, "a size of less than 256K is too little")
+			       : rc;
+	}
+	if (strcmp(text, "spill=ram") == 0 || strcmp(text, "spill=wait") == 0) {
+		arena->waits = strcmp(text, "spill=wait") == 0;
+		return 0;
+	}
+	return error_set(error, -EINVAL, "'%s' is neither size=SIZE, nor spill=ram, nor spill=wait",
+		log_escape(shown, sizeof(shown), text, strlen(text)));
+}
+
+static int set_arena(void *object, const char *text, struct error *error)
+{
+	static const char prefix[] = "p2pmem:";
+	struct server_config *config = object;
+	struct server_arena arena = { .given = true };
+	char shown[SHOWN_BYTES];
+	char *copy;
+	char *rest;
+	char *word;
+	int rc;
+
+	if (strncmp(text, prefix, strlen(prefix)) != 0) {
+		return error_set(error, -EINVAL,
+			"'%s' is not an arena; it is written "
+			"p2pmem:BDF[,size=SIZE][,spill=ram|wait], "
+			"with the address of a PCI device. Memory of network cards (dma-buf) "
+			"cannot be "
+			"used: disks take no such memory",
+			log_escape(shown, sizeof(shown), text, strlen(text)));
+	}
+	copy = strdup(text + strlen(prefix));
+	if (copy == NULL) {
+		return error_set(error, -ENOMEM, "no memory for an arena");
+	}
+	rest = copy;
+	word = strsep(&rest, ",");
+	rc = p2pmem_parse_bdf(word, arena.bdf, error);
+	while (rc == 0 && (word = strsep(&rest, ",")) != NULL) {
+		rc = set_arena_key(&arena, word, error);
+	}
+	free(copy);
+	if (rc == 0) {
+		config->arena = arena;
+	}
+	return rc;
+}
+
+static int set_idle_timeout(void *object, const char *value, struct error *error)
+{
+	uint64_t *idle_timeout_ns = &((struct server_config *)object)->limits.idle_timeout_ns;
+	int rc;
+
+	if (strcmp(value, "off") == 0) {
+		*idle_timeout_ns = 0;
+		return 0;
+	}
+	rc = units_parse_time(value, idle_timeout_ns, error);
+	if (rc == 0 && *idle_timeout_ns < ENGINE_IDLE_TIMEOUT_NS_MIN) {
+		rc = error_set(error, -ERANGE,
+			"a connection needs 100ms at least; \"off\" is for no limit");
+	}
+	return rc;
+}
+
+/* --- checks of texts ------------------------------------------------------------------------- */
+
+static int check_metrics(void *object, const char *text, struct error *error)
+{
+	struct export_uri uri;
+	int rc = scrape_uri_parse(text, &uri, error);
+
+	GMB_UNUSED(object);
+	if (rc == 0) {
+		export_uri_fini(&uri);
+	}
+	return rc;
+}
+
+static int check_socket_mode(void *object, const char *text, struct error *error)
+{
+	GMB_UNUSED(object);
+	return server_config_check_mode(text, error);
+}
+
+/* Whether the memory suffices is known at the end. */
+static int note_memory_origin(void *object, const char *text, struct error *error)
+{
+	struct server_config *config = object;
+	char *copy = strdup(config->origin);
+
+	GMB_UNUSED(text);
+	if (copy == NULL) {
+		return error_set(error, -ENOMEM, "no memory for a limit");
+	}
+	free(config->memory_origin);
+	config->memory_origin = copy;
+	return 0;
+}
+
+/* --- comparing: "660" and "0660" are one mode, and the order of addresses does not matter ------
+ */
+
+/* Text of which a value is the default. */
+static bool same_or_default(const char *a, const char *b, const char *standard)
+{
+	return strcmp(a != NULL ? a : standard, b != NULL ? b : standard) == 0;
+}
+
+static bool same_mode(const char *a, const char *b)
+{
+	return a == NULL || b == NULL ? a == b : strtoul(a, NULL, 8) == strtoul(b, NULL, 8);
+}
+
+/* Names, or addresses, of which one of IPv6 is written in many ways. */
+static bool same_name(const char *a, const char *b)
+{
+	struct in6_addr one;
+	struct in6_addr other;
+
+	return strcasecmp(a, b) == 0 ||
+	       (inet_pton(AF_INET6, a, &one) == 1 && inet_pton(AF_INET6, b, &other) == 1 &&
+		       memcmp(&one, &other, sizeof(one)) == 0);
+}
+
+static bool same_host(const struct export_uri *a, const struct export_uri *b)
+{
+	if (a->is_unix || b->is_unix) {
+		return a->is_unix == b->is_unix && a->socket_path_bytes == b->socket_path_bytes &&
+		       memcmp(a->socket_path, b->socket_path, a->socket_path_bytes) == 0;
+	}
+	return a->port == b->port && same_name(a->host, b->host);
+}
+
+static bool same_uri(const struct export_uri *a, const struct export_uri *b)
+{
+	return same_or_default(a->protocol, b->protocol, "") && a->tls == b->tls &&
+	       same_host(a, b) && same_or_default(a->provider, b->provider, "tcp") &&
+	       same_or_default(a->insecure_network, b->insecure_network, "no") &&
+	       same_mode(a->socket_mode, b->socket_mode) &&
+	       same_or_default(a->socket_group, b->socket_group, "");
+}
+
+static bool has_listen(const void *object, const void *element)
+{
+	const struct server_config *config = object;
+	const struct server_listen *entry = element;
+	bool found = false;
+
+	for (uint32_t i = 0; i < config->listen_count && !found; i++) {
+		found = same_uri(&config->listens[i].uri, &entry->uri) &&
+			server_tls_equal(&config->listens[i].tls, &entry->tls);
+	}
+	return found;
+}
+
+static bool same_listens(const void *one, const void *other)
+{
+	const struct server_config *a = one;
+	const struct server_config *b = other;
+	bool same = a->listen_count == b->listen_count;
+
+	for (uint32_t i = 0; same && i < a->listen_count; i++) {
+		same = has_listen(b, &a->listens[i]);
+	}
+	return same;
+}
+
+static bool same_arena(const void *one, const void *other)
+{
+	const struct server_arena *a = &((const struct server_config *)one)->arena;
+	const struct server_arena *b = &((const struct server_config *)other)->arena;
+
+	return a->given == b->given && a->waits == b->waits && a->bytes == b->bytes &&
+	       strcmp(a->bdf, b->bdf) == 0;
+}
+
+static bool same_metrics(const void *one, const void *other)
+{
+	const char *a = ((const struct server_config *)one)->metrics;
+	const char *b = ((const struct server_config *)other)->metrics;
+	struct export_uri a_uri = { 0 };
+	struct export_uri b_uri = { 0 };
+	bool same = a == NULL || b == NULL ? a == b
+					   : scrape_uri_parse(a, &a_uri, NULL) == 0 &&
+						     scrape_uri_parse(b, &b_uri, NULL) == 0 &&
+						     same_uri(&a_uri, &b_uri);
+
+	export_uri_fini(&a_uri);
+	export_uri_fini(&b_uri);
+	return same;
+}
+
+static bool has_folders(const struct server_config *config, const struct server_config *other)
+{
+	bool found = true;
+
+	for (uint32_t i = 0; i < other->export_folder_count && found; i++) {
+		found = false;
+		for (uint32_t k = 0; k < config->export_folder_count && !found; k++) {
+			found = strcmp(config->export_folders[k], other->export_folders[i]) == 0;
+		}
+	}
+	return found;
+}
+
+static bool same_folders(const void *a, const void *b)
+{
+	return has_folders(a, b) && has_folders(b, a);
+}
+
+static bool has_places(const struct server_config *config, const struct server_config *other)
+{
+	bool found = true;
+
+	for (uint32_t i = 0; i < other->push_place_count && found; i++) {
+		found = false;
+		for (uint32_t k = 0; k < config->push_place_count && !found; k++) {
+			found = place_same(&config->push_places[k], &other->push_places[i]);
+		}
+	}
+	return found;
+}
+
+/* The next place with credentials from *idx on, which is behind it then; NULL: there is none. */
+static const struct place *next_tls_place(const struct server_config *config, uint32_t *idx)
+{
+	while (*idx < config->push_place_count) {
+		const struct place *place = &config->push_places[(*idx)++];
+
+		if (place->tls) {
+			return place;
+		}
+	}
+	return NULL;
+}
+
+/* The first one that contains a destination has its credentials, so their order matters. */
+static bool same_tls_places(const struct server_config *a, const struct server_config *b)
+{
+	uint32_t a_idx = 0;
+	uint32_t b_idx = 0;
+	const struct place *one;
+	const struct place *other;
+
+	do {
+		one = next_tls_place(a, &a_idx);
+		other = next_tls_place(b, &b_idx);
+	} while (one != NULL && other != NULL && place_same(one, other));
+	return one == NULL && other == NULL;
+}
+
+static bool same_places(const void *a, const void *b)
+{
+	return has_places(a, b) && has_places(b, a) && same_tls_places(a, b);
+}
+
+static bool same_rates(const void *a, const void *b)
+{
+	return server_rates_same(&((const struct server_config *)a)->rates,
+		&((const struct server_config *)b)->rates);
+}
+
+/* --- the table ------------------------------------------------------------------------------- */
+
+static const char *const sandbox_words[] = {
+	[SANDBOX_AUTO] = "auto", [SANDBOX_ON] = "on", [SANDBOX_OFF] = "off", NULL
+};
+static const char *const spin_words[] = {
+	[SERVER_SPIN_AUTO] = "auto", [SERVER_SPIN_OFF] = "off", NULL
+};
+
+#define AT(member)    FIELD_IN(struct server_config, member)
+#define LIMIT(member) FIELD_IN(struct server_config, limits.member)
+
+static const struct field fields[] = {
+	{ "export", "NAME=PATH[,KEY=VALUE]...",
+		"serve PATH as NAME; =PATH is the default export. Write \\= for = in NAME and \\, "
+		"for a comma in PATH or a value. The keys are below",
+		.letter = 'e', .flags = FIELD_REPEATS, .set = add_export },
+	{ "listen", "URI",
+		"nbd://HOST[:PORT], nbd+unix:///?socket=PATH, with nbds for require (see TLS "
+		"below), gmb+unix:///?socket=PATH or gmb://HOST[:PORT][?provider=tcp|verbs|ofi-tcp]"
+		", with insecure-network=yes beyond loopback, or push+unix and push in the same "
+		"form, for gmblock push; port 0 picks a free one; may be repeated (default: "
+		"nbd://127.0.0.1:10809)",
+		.letter = 'l', .flags = FIELD_REPEATS | FIELD_RESTART, .set = add_listen,
+		.same = same_listens },
+	{ "access", "RULE",
+		"who may use which export: [NAME:] [CONDITION]... rights=rw|ro|none, of which the "
+		"first that holds decides; conditions are psk=NAME, cert-cn=NAME, cert-dn=DN, "
+		"cert-san=TYPE:VALUE, cert-fingerprint=HASH, key-fingerprint=HASH, uid=N, "
+		"address=NETWORK and tls=true|false; may be repeated (default: everybody who can "
+		"connect)",
+		.flags = FIELD_REPEATS, .set = add_access },
+	{ "config", "FILE",
+		"read exports, addresses, rules of access and limits from a YAML file; \"gmblock "
+		"reload\" reads it again",
+		.letter = 'c', .type = FIELD_TEXT, .flags = FIELD_ONCE, AT(config_path) },
+	{ "check", "FILE", "check such a file, and serve nothing", .type = FIELD_TEXT,
+		.flags = FIELD_ONCE, AT(check_path) },
+	{ "export-folder", "DIR",
+		"where exports that are added while the server runs may lie, beside the folders "
+		"of those at the start; may be repeated",
+		.flags = FIELD_REPEATS | FIELD_RESTART | FIELD_IN_FILE, .set = add_export_folder,
+		.same = same_folders },
+	{ "push-to", "PLACE",
+		"where anybody may have this server push to, as for root and its own user: the "
+		"path of a Unix socket, a folder of them (with / at its end), or "
+		"ADDRESS[/BITS][,port=N|any]; nbd:PLACE, if servers there speak only NBD, and "
+		"over TLS nbds:PLACE,CREDENTIALS: tls-certificates=DIR[,tls-hostname=NAME] or "
+		"tls-psk-file=FILE,tls-username=NAME; may be repeated",
+		.flags = FIELD_REPEATS | FIELD_RESTART | FIELD_IN_FILE, .set = add_push_place,
+		.same = same_places },
+	{ "arena", "p2pmem:BDF[,size=SIZE][,spill=ram|wait]",
+		"memory of a PCI device for payload of exports with mode=device; when it is full, "
+		"requests have RAM or wait",
+		.flags = FIELD_ONCE | FIELD_RESTART | FIELD_IN_FILE, .set = set_arena,
+		.same = same_arena },
+	{ "control", "PATH",
+		"control socket for \"gmblock stats\", \"trace\", \"rate\", \"export\" and "
+		"\"reload\", or none (default: in /run/gmblock-serve or $XDG_RUNTIME_DIR)",
+		.type = FIELD_TEXT, .flags = FIELD_ONCE | FIELD_RESTART | FIELD_IN_FILE,
+		AT(control_path) },
+	{ "metrics", "URI",
+		"serve metrics for Prometheus at http://HOST:PORT, with insecure-network=yes "
+		"beyond loopback, or at http+unix:///?socket=PATH",
+		.type = FIELD_TEXT, .flags = FIELD_ONCE | FIELD_RESTART | FIELD_IN_FILE,
+		AT(metrics), .check = check_metrics, .same = same_metrics },
+	{ "run", "COMMAND",
+		"serve while a shell command runs, with $uri (and $unixsocket) set; may be "
+		"repeated, until one fails; the exit status is that of the command",
+		.flags = FIELD_REPEATS, .set = add_command },
+	{ "socket-mode", "MODE",
+		"rights on Unix sockets, such as 0660 (also socket-mode= in the URI of one)",
+		.type = FIELD_TEXT, .flags = FIELD_ONCE | FIELD_IN_FILE, AT(socket_mode),
+		.check = check_socket_mode },
+	{ "socket-group", "GROUP", "whose group rights these are (also socket-group=)",
+		.type = FIELD_TEXT, .flags = FIELD_ONCE | FIELD_NOT_EMPTY | FIELD_IN_FILE,
+		AT(socket_group) },
+	{ "read-only", .help = "refuse writes to PATH", .type = FIELD_FLAG, AT(path_read_only) },
+	{ "user", "USER[:GROUP]", "listen as root, then become this user, who opens the disks",
+		.type = FIELD_TEXT,
+		.flags = FIELD_ONCE | FIELD_NOT_EMPTY | FIELD_RESTART | FIELD_IN_FILE, AT(user) },
+	{ "sandbox",
+		.help = "after the start, give up other files and system calls (auto: as far as "
+			"the kernel can, and not with --run)",
+		.type = FIELD_WORD, .flags = FIELD_RESTART | FIELD_IN_FILE, .words = sandbox_words,
+		AT(sandbox) },
+	SERVER_TLS_FIELDS(offsetof(struct server_config, tls)),
+	{ "memory", "SIZE", "memory for payload (default: 128M per thread)", .type = FIELD_BYTES,
+		.flags = FIELD_LIMIT | FIELD_RESTART, .min = 1,
+		.low = "a server cannot work without memory", .check = note_memory_origin,
+		.heading = "Limits:", LIMIT(memory_bytes) },
+	{ "threads", "N", "threads (default: one per available CPU)", .type = FIELD_COUNT,
+		.flags = FIELD_LIMIT | FIELD_RESTART, .min = 1, .max = SERVER_THREADS_MAX,
+		LIMIT(threads) },
+	{ "max-connections", "N", "maximum connections (1024 per thread)", .type = FIELD_COUNT,
+		.flags = FIELD_LIMIT | FIELD_RESTART, .min = 1, .max = CONNECTIONS_MAX,
+		LIMIT(connections_max) },
+	{ "max-connections-per-peer", "N", "the same for each address or Unix user (half of that)",
+		.type = FIELD_COUNT, .flags = FIELD_LIMIT | FIELD_RESTART, .min = 1,
+		.max = CONNECTIONS_MAX, LIMIT(connections_per_peer_max) },
+	{ "max-handshakes", "N",
+		"maximum connections that have not chosen an export yet (128 per thread)",
+		.type = FIELD_COUNT, .flags = FIELD_LIMIT | FIELD_RESTART, .min = 1,
+		.max = CONNECTIONS_MAX, LIMIT(handshakes_max) },
+	{ "handshake-timeout", "TIME", "time limit for choosing an export (10s)",
+		.type = FIELD_TIME, .flags = FIELD_LIMIT | FIELD_RESTART, .min = 1,
+		.low = "the handshake deadline cannot be turned off: silent connections would "
+		       "never go away",
+		LIMIT(handshake_timeout_ns) },
+	{ "idle-timeout", "TIME|off", "end connections that ask nothing for so long (off)",
+		.flags = FIELD_LIMIT | FIELD_RESTART, .set = set_idle_timeout,
+		LIMIT(idle_timeout_ns) },
+	{ "max-inflight", "N", "maximum requests in flight per connection (128)",
+		.type = FIELD_COUNT, .flags = FIELD_LIMIT | FIELD_RESTART, .min = 1, .max = 65536,
+		LIMIT(inflight_max) },
+	{ "max-inflight-total", "N", "maximum requests in flight in all (1024 per thread)",
+		.type = FIELD_COUNT, .flags = FIELD_LIMIT | FIELD_RESTART, .min = 1,
+		.max = 16777216, LIMIT(inflight_total_max) },
+	{ "spin",
+		.help = "poll for requests for up to 50 us before sleeping, where that pays "
+			"(auto, the default), or never",
+		.type = FIELD_WORD, .flags = FIELD_LIMIT | FIELD_RESTART, .words = spin_words,
+		LIMIT(spin) },
+	{ "path", .flags = FIELD_HIDDEN, .set = add_path }, /* the operand, behind the options */
+	{ "rates", .flags = FIELD_HIDDEN | FIELD_RESTART, .same = same_rates },
+};
+_Static_assert(ARRAY_COUNT(fields) <= 64, "each has a bit of server_config.given");
+
+const struct field *server_config_field(uint32_t idx)
+{
+	return idx < ARRAY_COUNT(fields) ? &fields[idx] : NULL;
+}
+
+uint32_t server_config_option_count(void)
+{
+	uint32_t count = 0;
+
+	while ((fields[count].flags & FIELD_HIDDEN) == 0) {
+		count++;
+	}
+	return count;
+}
+
+static uint64_t bit_of(const struct field *field)
+{
+	return UINT64_C(1) << (field - fields);
+}
+
+bool server_config_has(const struct server_config *config, const struct field *field)
+{
+	return (config->given & bit_of(field)) != 0;
+}
+
+bool server_config_same(
+	const struct server_config *a, const struct server_config *b, const struct field *field)
+{
+	/* A default may follow from another option, which is told apart. */
+	bool is_default = (field->flags & FIELD_LIMIT) != 0 && !server_config_has(a, field) &&
+			  !server_config_has(b, field);
+
+	return is_default || field_same(field, a, b);
+}
+
+void server_config_clear_fields(struct server_config *config)
+{
+	for (uint32_t i = 0; i < ARRAY_COUNT(fields); i++) {
+		field_clear(&fields[i], config);
+	}
+}
+
+int server_config_set_defaults(
+	struct server_config *config, const struct server_limits *limits, struct error *error)
+{
+	const struct server_config defaults = { .limits = *limits };
+	int rc = 0;
+
+	for (uint32_t i = 0; i < ARRAY_COUNT(fields) && rc == 0; i++) {
+		bool has = (fields[i].flags & FIELD_LIMIT) == 0 ||
+			   server_config_has(config, &fields[i]);
+
+		if (!has && fields[i].type != FIELD_OWN) {
+			rc = field_copy(&fields[i], config, &defaults, error);
+		}
+	}
+	return rc;
+}
+
+int server_config_option(
+	struct server_config *config, const char *key, const char *text, struct error *error)
+{
+	const struct field *field = field_find(server_config_field, key);
+	char origin[SHOWN_BYTES];
+	int rc = 0;
+
+	GMB_ASSERT(field != NULL);
+	snprintf(origin, sizeof(origin), "--%s", key);
+	config->origin = origin;
+	if ((field->flags & FIELD_ONCE) != 0 && server_config_has(config, field)) {
+		rc = error_set(error, -EINVAL, "it may be given only once");
+	}
+	if (rc == 0) {
+		rc = field_set(field, config, text, error);
+	}
+	config->origin = NULL;
+	if (rc < 0) {
+		if ((field->flags & FIELD_HIDDEN) == 0) {
+			error_prefix(error, "%s", origin);
+		}
+		return rc;
+	}
+	config->given |= bit_of(field);
+	return server_settings_add(&config->options, key, text, error);
+}
+
+int server_config_file_option(struct server_config *config, const struct field *field,
+	const char *text, const char *origin, struct error *error)
+{
+	struct server_config unused;
+	bool repeats = (field->flags & FIELD_REPEATS) != 0;
+	bool has = server_config_has(config, field) && !repeats;
+	struct server_config *into = has ? &unused : config;
+	int rc;
+
+	/* It is checked even if the command line has another. */
+	server_config_init(&unused);
+	into->origin = origin;
+	rc = field_set(field, into, text, error);
+	into->origin = NULL;
+	server_config_fini(&unused);
+	config->given |= rc == 0 && !has ? bit_of(field) : 0;
+	return rc;
+}
+
+int server_config_again(
+	const struct server_config *config, struct server_config *again, struct error *error)
+{
+	int rc = 0;
+
+	server_config_init(again);
+	for (uint32_t i = 0; rc == 0 && i < config->options.count; i++) {
+		const struct server_setting *option = &config->options.list[i];
+
+		rc = server_config_option(again, option->key, option->value, error);
+	}
+	if (rc == 0 && config->file_path != NULL) {
+		rc = server_config_load(again, config->file_path, error);
+	}
+	if (rc == 0) {
+		rc = server_config_finish(again, error);
+	}
+	if (rc < 0) {
+		server_config_fini(again);
+	}
+	return rc;
+}

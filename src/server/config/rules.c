@@ -1,0 +1,681 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Rules of access and of rates: conditions about who connects, and what holds for them then. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/place.h"
+#include "base/text.h"
+#include "server/config/config.h"
+
+enum { SHOWN_BYTES = 120, ORIGIN_BYTES = 160 };
+
+/* --- the values of conditions ------------------------------------------------------------------
+ */
+
+static int add_condition(
+	void *object, uint32_t kind, const void *data, uint32_t bytes, struct error *error)
+{
+	int rc = access_rule_add(&((struct server_rule *)object)->access, kind, data, bytes);
+
+	return rc == -ENOMEM   ? error_set(error, rc, "no memory for a rule of access")
+	       : rc == -EEXIST ? error_set(error, -EINVAL, "it is given twice")
+			       : 0;
+}
+
+static int add_identity(
+	void *object, enum identity_kind kind, const char *value, struct error *error)
+{
+	uint8_t bytes[IDENTITY_VALUE_BYTES_MAX];
+	uint32_t count = 0;
+	int rc = identity_value_parse(kind, value, bytes, &count, error);
+
+	return rc < 0 ? rc : add_condition(object, kind, bytes, count, error);
+}
+
+#define IDENTITY_CONDITION(function, kind)                                                         \
+	static int function(void *object, const char *value, struct error *error)                  \
+	{                                                                                          \
+		return add_identity(object, kind, value, error);                                   \
+	}
+
+IDENTITY_CONDITION(add_psk, IDENTITY_PSK)
+IDENTITY_CONDITION(add_cert_cn, IDENTITY_CERT_CN)
+IDENTITY_CONDITION(add_cert_dn, IDENTITY_CERT_DN)
+IDENTITY_CONDITION(add_cert_fingerprint, IDENTITY_CERT_FINGERPRINT)
+IDENTITY_CONDITION(add_key_fingerprint, IDENTITY_KEY_FINGERPRINT)
+
+static int add_san(void *object, const char *value, struct error *error)
+{
+	static const struct {
+		const char *prefix;
+		enum identity_kind kind;
+	} types[] = {
+		{ "dns:", IDENTITY_CERT_DNS },
+		{ "email:", IDENTITY_CERT_EMAIL },
+		{ "uri:", IDENTITY_CERT_URI },
+		{ "ip:", IDENTITY_CERT_IP },
+	};
+	char shown[SHOWN_BYTES];
+
+	for (size_t i = 0; i < ARRAY_COUNT(types); i++) {
+		size_t len = strlen(types[i].prefix);
+
+		if (strncmp(value, types[i].prefix, len) == 0) {
+			return add_identity(object, types[i].kind, value + len, error);
+		}
+	}
+	return error_set(error, -EINVAL,
+		"'%s' does not say of which type it is; write dns:NAME, email:ADDRESS, uri:URI or "
+		"ip:ADDRESS",
+		log_escape(shown, sizeof(shown), value, strlen(value)));
+}
+
+static int add_network(void *object, const char *value, struct error *error)
+{
+	uint8_t network[NETWORK_BYTES];
+	int rc = network_parse(value, network, error);
+
+	_Static_assert((int)NETWORK_BYTES == (int)ACCESS_NETWORK_BYTES, "they are the same");
+	return rc < 0 ? rc : add_condition(object, ACCESS_NETWORK, network, sizeof(network), error);
+}
+
+static int add_uid(void *object, const char *value, struct error *error)
+{
+	uint32_t uid;
+	int rc = units_parse_count(value, 0, UINT32_MAX - 1, &uid, error);
+
+	return rc < 0 ? rc : add_condition(object, ACCESS_UID, &uid, sizeof(uid), error);
+}
+
+static int add_tls(void *object, const char *value, struct error *error)
+{
+	uint8_t tls = strcmp(value, "true") == 0;
+	char shown[SHOWN_BYTES];
+
+	if (!tls && strcmp(value, "false") != 0) {
+		return error_set(error, -EINVAL, "'%s' is neither true nor false",
+			log_escape(shown, sizeof(shown), value, strlen(value)));
+	}
+	return add_condition(object, ACCESS_TLS, &tls, sizeof(tls), error);
+}
+
+/* --- what holds then ---------------------------------------------------------------------------
+ */
+
+static const struct {
+	const char *word;
+	uint32_t rights;
+} rights_words[] = {
+	{ "rw", ENGINE_RIGHT_READ | ENGINE_RIGHT_WRITE },
+	{ "ro", ENGINE_RIGHT_READ },
+	{ "none", 0 },
+};
+
+static int set_rights(void *object, const char *value, struct error *error)
+{
+	struct server_rule *rule = object;
+	char shown[SHOWN_BYTES];
+
+	for (size_t i = 0; i < ARRAY_COUNT(rights_words); i++) {
+		if (strcmp(value, rights_words[i].word) == 0) {
+			rule->access.rights = rights_words[i].rights;
+			return 0;
+		}
+	}
+	return error_set(error, -EINVAL, "'%s' is not one of rw, ro, none",
+		log_escape(shown, sizeof(shown), value, strlen(value)));
+}
+
+static int set_rule_rate(void *object, const char *value, struct error *error)
+{
+	return rate_parse(value, &((struct server_rule *)object)->rate.limits, error);
+}
+
+static int set_rule_memory(void *object, const char *value, struct error *error)
+{
+	return rate_parse_memory(value, &((struct server_rule *)object)->rate.memory_max, error);
+}
+
+/* --- a rule ------------------------------------------------------------------------------------
+ */
+
+enum { OF_RATES = 3 };
+
+/* Those of rates, those of access, and the conditions of both. */
+static const struct field fields[] = {
+	{ "rate", "RATE[:requests=N][:burst=TIME]", .set = set_rule_rate },
+	{ "connections", "N", .type = FIELD_COUNT, .min = 1, .max = 1000000,
+		FIELD_IN(struct server_rule, rate.connections_max) },
+	{ "memory", "SIZE", .set = set_rule_memory },
+	[OF_RATES] = { "rights", "rw|ro|none", .set = set_rights },
+	{ "psk", "NAME", .set = add_psk },
+	{ "cert-cn", "NAME", .set = add_cert_cn },
+	{ "cert-dn", "DN", .set = add_cert_dn },
+	{ "cert-san", "TYPE:VALUE", .set = add_san },
+	{ "cert-fingerprint", "HASH", .set = add_cert_fingerprint },
+	{ "key-fingerprint", "HASH", .set = add_key_fingerprint },
+	{ "uid", "N", .set = add_uid },
+	{ "address", "NETWORK", .set = add_network },
+	{ "tls", "true|false", .set = add_tls },
+};
+
+const struct field *server_access_field(uint32_t idx)
+{
+	return OF_RATES + idx < ARRAY_COUNT(fields) ? &fields[OF_RATES + idx] : NULL;
+}
+
+const struct field *server_rate_field(uint32_t idx)
+{
+	return idx < OF_RATES ? &fields[idx] : server_access_field(idx - OF_RATES + 1);
+}
+
+/* Adds " KEY=VALUE" as --access has it; what is too long is left out at the end. */
+static void add_word(char text[SERVER_RULE_BYTES], const char *key, const char *value)
+{
+	size_t used = strlen(text);
+
+	used += (size_t)snprintf(
+		text + used, SERVER_RULE_BYTES - used, "%s%s=", used > 0 ? " " : "", key);
+	for (; *value != '\0' && used < SERVER_RULE_BYTES - 2; value++) {
+		if (*value == ' ' || *value == '\\') {
+			text[used++] = '\\';
+		}
+		text[used++] = *value;
+		text[used] = '\0';
+	}
+}
+
+int server_rule_set(
+	struct server_rule *rule, const struct field *field, const char *value, struct error *error)
+{
+	int rc = field_set(field, rule, value, error);
+
+	if (rc == 0 && field > &fields[OF_RATES]) {
+		add_word(rule->text, field->key, value);
+	}
+	return rc;
+}
+
+void server_rule_fini(struct server_rule *rule)
+{
+	access_rule_fini(&rule->access);
+}
+
+static const struct access_condition *condition_of(const struct access_rule *rule, uint32_t kind)
+{
+	for (uint32_t i = 0; i < rule->condition_count; i++) {
+		if (rule->conditions[i].kind == kind) {
+			return &rule->conditions[i];
+		}
+	}
+	return NULL;
+}
+
+static bool asks_for_certificate(const struct access_rule *rule)
+{
+	for (uint32_t i = 0; i < rule->condition_count; i++) {
+		uint32_t kind = rule->conditions[i].kind;
+
+		if (kind < IDENTITY_KIND_COUNT && kind != IDENTITY_PSK) {
+			return true;
+		}
+	}
+	return false;
+}
+
+/* A rule that can never hold is a mistake. */
+static int check_rule(const struct access_rule *rule, struct error *error)
+{
+	const struct access_condition *tls = condition_of(rule, ACCESS_TLS);
+	bool psk = condition_of(rule, IDENTITY_PSK) != NULL;
+	bool certificate = asks_for_certificate(rule);
+
+	if (psk && certificate) {
+		return error_set(error, -EINVAL,
+			"nobody proves both a pre-shared key and a certificate; make two rules of "
+			"it");
+	}
+	if ((psk || certificate) && tls != NULL && tls->data[0] == 0) {
+		return error_set(error, -EINVAL,
+			"nobody proves a %s without TLS; leave tls: false out",
+			psk ? "pre-shared key" : "certificate");
+	}
+	if (condition_of(rule, ACCESS_UID) != NULL && condition_of(rule, ACCESS_NETWORK) != NULL) {
+		return error_set(error, -EINVAL,
+			"a user is known on Unix sockets only, which have no address; make two "
+			"rules of it");
+	}
+	return 0;
+}
+
+/* Takes the rule, also on failure. */
+static int append_rule(struct server_access *access, struct access_rule *rule, const char *origin,
+	const char *text, struct error *error)
+{
+	uint32_t count = access->rule_count;
+	void *bigger = access->rules;
+	int rc = check_rule(rule, error);
+
+	if (rc == 0 && count == ACCESS_RULES_MAX) {
+		rc = error_set(error, -EINVAL, "more than %d rules of access", ACCESS_RULES_MAX);
+	}
+	if (rc == 0 && (count & (count - 1)) == 0) { /* capacities are the powers of two */
+		bigger = reallocarray(
+			access->rules, MAX(2 * (size_t)count, (size_t)1), sizeof(*rule));
+	}
+	if (rc == 0) {
+		access->rules = bigger != NULL ? bigger : access->rules;
+		rule->origin = strdup(origin);
+		rule->text = strdup(text);
+	}
+	if (rc == 0 && (bigger == NULL || rule->origin == NULL || rule->text == NULL)) {
+		rc = error_set(error, -ENOMEM, "no memory for a rule of access");
+	}
+	if (rc < 0) {
+		access_rule_fini(rule);
+		return rc;
+	}
+	access->rules[access->rule_count++] = *rule;
+	return 0;
+}
+
+int server_access_add(struct server_access *access, struct server_rule *rule, const char *origin,
+	struct error *error)
+{
+	size_t word = 0;
+
+	while (rights_words[word].rights != rule->access.rights) {
+		word++;
+	}
+	add_word(rule->text, fields[OF_RATES].key, rights_words[word].word);
+	return append_rule(access, &rule->access, origin, rule->text, error);
+}
+
+void server_access_fini(struct server_access *access)
+{
+	for (uint32_t i = 0; i < access->rule_count; i++) {
+		access_rule_fini(&access->rules[i]);
+	}
+	free(access->rules);
+	*access = (struct server_access){ 0 };
+}
+
+/* --- the command line --------------------------------------------------------------------------
+ */
+
+/* Copies up to one of the stop characters that has no backslash before it; the backslash goes away
+ * where it hides one of them or another backslash. Returns where it stopped. */
+static const char *copy_until(const char *from, const char *stops, char *out)
+{
+	while (*from != '\0' && strchr(stops, *from) == NULL) {
+		if (from[0] == '\\' && from[1] != '\0' &&
+			(strchr(stops, from[1]) != NULL || from[1] == '\\')) {
+			from++;
+		}
+		*out++ = *from++;
+	}
+	*out = '\0';
+	return from;
+}
+
+/* One word of a rule, KEY=VALUE. */
+static int parse_rule_word(
+	struct server_rule *rule, char *word, bool *has_rights, struct error *error)
+{
+	const struct field *field;
+	char *value = strchr(word, '=');
+	char shown[SHOWN_BYTES];
+	bool is_rights;
+	int rc;
+
+	if (value == NULL) {
+		return error_set(error, -EINVAL,
+			"'%s' has no '='; write KEY=VALUE, and \"\\ \" for a space inside a value",
+			log_escape(shown, sizeof(shown), word, strlen(word)));
+	}
+	*value++ = '\0';
+	field = field_find(server_access_field, word);
+	if (field == NULL) {
+		return field_unknown(server_access_field, word, error);
+	}
+	is_rights = field == &fields[OF_RATES];
+	rc = is_rights && *has_rights ? error_set(error, -EINVAL, "it is given twice")
+				      : server_rule_set(rule, field, value, error);
+	*has_rights |= is_rights;
+	if (rc < 0) {
+		error_prefix(error, "%s", field->key);
+	}
+	return rc;
+}
+
+/* The name of the export, when the text begins with one: what stands before the first ": ", unless
+ * a key comes first. NULL in *name_out: none. Returns where the rule begins. */
+static const char *parse_name(const char *text, char *scratch, const char **name_out)
+{
+	const char *end = copy_until(text, ":=", scratch);
+	bool has_name = end[0] == ':' && (end[1] == ' ' || end[1] == '\0');
+
+	*name_out = has_name ? scratch : NULL;
+	return has_name ? end + 1 : text;
+}
+
+static int parse_rule(
+	struct server_rule *rule, const char *text, char *scratch, struct error *error)
+{
+	bool has_rights = false;
+
+	while (*text != '\0') {
+		int rc;
+
+		if (*text == ' ') {
+			text++;
+			continue;
+		}
+		text = copy_until(text, " ", scratch);
+		rc = parse_rule_word(rule, scratch, &has_rights, error);
+		if (rc < 0) {
+			return rc;
+		}
+	}
+	return has_rights ? 0
+			  : error_set(error, -EINVAL,
+				    "it has no rights; end it with rights=rw, rights=ro or "
+				    "rights=none");
+}
+
+/* The rules of the command line for that export; NULL: for those without their own. NULL: no
+ * memory. */
+static struct server_access_option *option_for(struct server_config *config, const char *name)
+{
+	struct server_access_option *options;
+	struct server_access_option *option;
+
+	for (uint32_t i = 0; i < config->access_option_count; i++) {
+		option = &config->access_options[i];
+		if (name == NULL || option->export_name == NULL
+				? name == option->export_name
+				: strcmp(name, option->export_name) == 0) {
+			return option;
+		}
+	}
+	options = reallocarray(
+		config->access_options, config->access_option_count + 1, sizeof(*options));
+	if (options == NULL) {
+		return NULL;
+	}
+	config->access_options = options;
+	option = &options[config->access_option_count];
+	*option =
+		(struct server_access_option){ .export_name = name != NULL ? strdup(name) : NULL };
+	if (name != NULL && option->export_name == NULL) {
+		return NULL;
+	}
+	config->access_option_count++;
+	return option;
+}
+
+static int add_option(
+	struct server_config *config, const char *text, char *scratch, struct error *error)
+{
+	struct server_access_option *option;
+	struct server_rule rule = { 0 };
+	char origin[ORIGIN_BYTES];
+	char shown[SHOWN_BYTES];
+	const char *name;
+	int rc;
+
+	snprintf(origin, sizeof(origin), "--access: \"%s\"",
+		log_escape(shown, sizeof(shown), text, strlen(text)));
+	text = parse_name(text, scratch, &name);
+	option = option_for(config, name);
+	if (option == NULL) {
+		return error_set(error, -ENOMEM, "no memory for a rule of access");
+	}
+	rc = parse_rule(&rule, text, scratch, error);
+	if (rc < 0) {
+		server_rule_fini(&rule);
+		return rc;
+	}
+	return append_rule(&option->access, &rule.access, origin, text + strspn(text, " "), error);
+}
+
+int server_config_add_access(struct server_config *config, const char *text, struct error *error)
+{
+	char *scratch = malloc(strlen(text) + 1);
+	char shown[SHOWN_BYTES];
+	int rc;
+
+	if (scratch == NULL) {
+		return error_set(error, -ENOMEM, "no memory for a rule of access");
+	}
+	rc = add_option(config, text, scratch, error);
+	free(scratch);
+	if (rc < 0) {
+		error_prefix(error, "\"%s\"", log_escape(shown, sizeof(shown), text, strlen(text)));
+	}
+	return rc;
+}
+
+void server_access_options_fini(struct server_config *config)
+{
+	for (uint32_t i = 0; i < config->access_option_count; i++) {
+		free(config->access_options[i].export_name);
+		server_access_fini(&config->access_options[i].access);
+	}
+	free(config->access_options);
+}
+
+/* --- all rules together ------------------------------------------------------------------------
+ */
+
+static const struct server_export *export_of(const struct server_config *config, const char *name)
+{
+	for (uint32_t i = 0; i < config->export_count; i++) {
+		if (strcmp(config->exports[i].name, name) == 0) {
+			return &config->exports[i];
+		}
+	}
+	return NULL;
+}
+
+/* In *rule_out, a rule that asks for a certificate, if the list has one. */
+static void find_certificate(
+	const struct server_access *access, const struct access_rule **rule_out)
+{
+	for (uint32_t i = 0; i < access->rule_count && *rule_out == NULL; i++) {
+		if (asks_for_certificate(&access->rules[i])) {
+			*rule_out = &access->rules[i];
+		}
+	}
+}
+
+static int check_certificates(const struct server_config *config, struct error *error)
+{
+	const struct access_rule *rule = NULL;
+	bool verifies =
+		config->listen_count == 0 && config->tls.mode != TLS_OFF && config->tls.verify_peer;
+
+	for (uint32_t i = 0; i < config->listen_count; i++) {
+		const struct server_tls *tls = &config->listens[i].tls;
+
+		verifies |= tls->mode != TLS_OFF && tls->verify_peer;
+	}
+	find_certificate(&config->access, &rule);
+	find_certificate(&config->rates.conditions, &rule);
+	for (uint32_t i = 0; i < config->access_option_count; i++) {
+		find_certificate(&config->access_options[i].access, &rule);
+	}
+	for (uint32_t i = 0; i < config->export_count; i++) {
+		find_certificate(&config->exports[i].access, &rule);
+	}
+	return rule == NULL || verifies
+		       ? 0
+		       : error_set(error, -EINVAL,
+				 "%s: the rule asks for a certificate, and no address asks its "
+				 "clients for one; add --tls-verify-peer, or tls-verify-peer: true "
+				 "to "
+				 "an address with TLS",
+				 rule->origin);
+}
+
+int server_access_finish(const struct server_config *config, struct error *error)
+{
+	char shown[SHOWN_BYTES];
+
+	for (uint32_t i = 0; i < config->access_option_count; i++) {
+		const struct server_access_option *option = &config->access_options[i];
+
+		if (option->export_name != NULL && export_of(config, option->export_name) == NULL) {
+			return error_set(error, -EINVAL,
+				"%s: there is no export named \"%s\"; write \\: for a colon that "
+				"does not end a name",
+				option->access.rules[0].origin,
+				log_escape(shown, sizeof(shown), option->export_name,
+					strlen(option->export_name)));
+		}
+	}
+	return check_certificates(config, error);
+}
+
+static const struct server_access *option_of(const struct server_config *config, const char *name)
+{
+	for (uint32_t i = 0; i < config->access_option_count; i++) {
+		const char *other = config->access_options[i].export_name;
+
+		if (name == NULL || other == NULL ? name == other : strcmp(name, other) == 0) {
+			return &config->access_options[i].access;
+		}
+	}
+	return NULL;
+}
+
+/* The rules of the command line, then those of the file. NULL: there are none in either. */
+static int build(const struct server_access *option, const struct server_access *file,
+	struct access **access_out, struct error *error)
+{
+	uint32_t option_count = option != NULL ? option->rule_count : 0;
+	uint64_t count = (uint64_t)option_count + file->rule_count;
+	struct access_rule *rules;
+	int rc = 0;
+
+	*access_out = NULL;
+	if (count == 0) {
+		return 0;
+	}
+	if (count > ACCESS_RULES_MAX) {
+		return error_set(error, -EINVAL, "more than %d rules of access", ACCESS_RULES_MAX);
+	}
+	rules = malloc(count * sizeof(*rules));
+	if (rules != NULL) {
+		if (option_count > 0) {
+			memcpy(rules, option->rules, option_count * sizeof(*rules));
+		}
+		if (file->rule_count > 0) {
+			memcpy(rules + option_count, file->rules,
+				file->rule_count * sizeof(*rules));
+		}
+		rc = access_create(rules, (uint32_t)count, access_out);
+	}
+	free(rules);
+	return rules == NULL || rc < 0
+		       ? error_set(error, -ENOMEM, "no memory for %u rules of access",
+				 (uint32_t)count)
+		       : 0;
+}
+
+int server_access_common(
+	const struct server_config *config, struct access **access_out, struct error *error)
+{
+	return build(option_of(config, NULL), &config->access, access_out, error);
+}
+
+int server_access_build(
+	const struct server_config *config, struct access **sets, struct error *error)
+{
+	struct access *common;
+	int rc = server_access_common(config, &common, error);
+
+	memset(sets, 0, config->export_count * sizeof(*sets));
+	for (uint32_t i = 0; i < config->export_count && rc == 0; i++) {
+		const struct server_export *entry = &config->exports[i];
+
+		rc = build(option_of(config, entry->name), &entry->access, &sets[i], error);
+		if (rc == 0 && sets[i] == NULL && common != NULL) {
+			access_get(common);
+			sets[i] = common;
+		}
+	}
+	access_put(common);
+	if (rc < 0) {
+		server_access_drop(sets, config->export_count);
+	}
+	return rc;
+}
+
+void server_access_drop(struct access **sets, uint32_t count)
+{
+	for (uint32_t i = 0; i < count; i++) {
+		access_put(sets[i]);
+		sets[i] = NULL;
+	}
+}
+
+/* --- rules of rates ----------------------------------------------------------------------------
+ */
+
+int server_rate_add(struct server_rates *rates, struct server_rule *rule, const char *origin,
+	struct error *error)
+{
+	uint32_t count = rates->conditions.rule_count;
+	void *bigger = reallocarray(rates->rules, (size_t)count + 1, sizeof(*rates->rules));
+	int rc;
+
+	rates->rules = bigger != NULL ? bigger : rates->rules;
+	if (bigger == NULL || count == RATE_RULES_MAX) {
+		server_rule_fini(rule);
+		return bigger == NULL ? error_set(error, -ENOMEM, "no memory for a rule of rates")
+				      : error_set(error, -EINVAL, "more than %d rules of rates",
+						RATE_RULES_MAX);
+	}
+	rc = append_rule(&rates->conditions, &rule->access, origin, rule->text, error);
+	if (rc == 0) {
+		rates->rules[count] = rule->rate;
+		rates->rules[count].origin = rates->conditions.rules[count].origin; /* whose it
+										     * stays */
+	}
+	return rc;
+}
+
+int server_rates_build(
+	const struct server_rates *rates, struct rate_rules **rules_out, struct error *error)
+{
+	int rc = 0;
+
+	*rules_out = NULL;
+	if (rates->conditions.rule_count > 0) {
+		rc = rate_rules_create(rates->conditions.rules, rates->rules,
+			rates->conditions.rule_count, rules_out);
+	}
+	return rc < 0 ? error_set(error, rc, "no memory for rates of identities") : 0;
+}
+
+bool server_rates_same(const struct server_rates *a, const struct server_rates *b)
+{
+	bool same = a->conditions.rule_count == b->conditions.rule_count;
+
+	for (uint32_t i = 0; same && i < a->conditions.rule_count; i++) {
+		same = access_rule_same(&a->conditions.rules[i], &b->conditions.rules[i]) &&
+		       a->rules[i].connections_max == b->rules[i].connections_max;
+	}
+	return same;
+}
+
+void server_rates_fini(struct server_rates *rates)
+{
+	server_access_fini(&rates->conditions);
+	free(rates->rules);
+	rates->rules = NULL;
+}

@@ -1,0 +1,464 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/listen/accept.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/rights.h"
+#include "base/work.h"
+#include "server/listen/reach.h"
+
+#define ACCEPT_PAUSE_NS UINT64_C(100000000)
+
+/* The connections of one peer. */
+struct peer_count {
+	struct list_node node;
+	struct peer_identity identity;
+	_Atomic uint32_t connections; /* reactors count down */
+};
+
+/* One listening socket. Its op waits either for a connection or for a pause to end. */
+struct door {
+	struct acceptor *acceptor;
+	const struct session_kind *kind;
+	struct tls_policy *tls;
+	int fd;		   /* the listener's */
+	uint32_t listener; /* its number */
+	bool takes_files;  /* clients can send some along */
+	struct ring_file file;
+	struct ring_op op;
+};
+
+/* A listener of a session kind's own, on the first reactor. */
+struct inner_listener {
+	const struct session_kind *kind;
+	void *listener;
+	uint32_t number;
+};
+
+/* In struct peer. The service manager and the process before this one may have given more sockets
+ * than a configuration can have addresses: then some share their limits of lines. */
+static uint32_t listen_accept_number_of(uint32_t listener)
+{
+	return listener % ENGINE_LISTENERS_MAX;
+}
+
+struct acceptor {
+	struct acceptor_options options;
+	struct engine *engine; /* the first reactor's, once there are inner listeners */
+	struct engine_door inner_door;
+	struct inner_listener inner[SERVER_LISTENS_MAX];
+	uint32_t inner_count;
+	struct ring *ring;
+	struct log_limit failures;
+	struct log_limit refusals[ENGINE_LISTENERS_MAX];
+	uint64_t accepted;
+	struct list_node peers; /* those without connections are freed at the next look */
+	bool stopping;
+	uint32_t active_count; /* doors with an operation in flight */
+	uint32_t door_count;
+	struct ring_message start_message;
+	struct ring_message stop_message;
+	struct door doors[];
+};
+
+static void listen_accept_done(struct ring_op *op, int result);
+
+void acceptor_destroy(struct acceptor *acceptor)
+{
+	struct list_node *node;
+
+	if (acceptor == NULL) {
+		return;
+	}
+	while ((node = list_pop_front(&acceptor->peers)) != NULL) {
+		free(list_entry(node, struct peer_count, node));
+	}
+	free(acceptor);
+}
+
+static void pause_done(struct ring_op *op, int result);
+
+/* A connection in which files were sent is closed by workers that others hold up, also when it was
+ * refused. */
+static void open_door(struct door *door)
+{
+	struct acceptor *acceptor = door->acceptor;
+
+	if (!door->takes_files || dispose_ends_have_room()) {
+		ring_accept(acceptor->ring, &door->op, door->file, listen_accept_done);
+		return;
+	}
+	log_limited(&acceptor->failures, ring_batch_ns(acceptor->ring), LOG_LEVEL_WARNING, "%s",
+		"accept no connections on Unix sockets for a moment: clients have sent too many "
+		"open files that take long to close");
+	ring_timer(acceptor->ring, &door->op, ACCEPT_PAUSE_NS, pause_done);
+}
+
+/* The door stays shut; the last one to shut ends the acceptor. */
+static void shut_door(struct door *door)
+{
+	struct acceptor *acceptor = door->acceptor;
+
+	ring_file_remove(acceptor->ring, &door->file);
+	acceptor->active_count--;
+	if (acceptor->active_count == 0) {
+		acceptor->options.stopped(acceptor->options.context);
+	}
+}
+
+static void pause_done(struct ring_op *op, int result)
+{
+	struct door *door = container_of(op, struct door, op);
+
+	GMB_UNUSED(result);
+	if (door->acceptor->stopping) {
+		shut_door(door);
+	} else {
+		open_door(door);
+	}
+}
+
+static struct reactor *emptiest_reactor(const struct acceptor *acceptor)
+{
+	struct reactor *best = acceptor->options.reactors[0];
+	uint32_t best_count = reactor_session_count(best);
+
+	for (uint32_t i = 1; i < acceptor->options.reactor_count && best_count > 0; i++) {
+		uint32_t count = reactor_session_count(acceptor->options.reactors[i]);
+
+		if (count < best_count) {
+			best = acceptor->options.reactors[i];
+			best_count = count;
+		}
+	}
+	return best;
+}
+
+/* Forgets the peers that have no connection any more on the way. NULL: no memory. */
+static struct peer_count *listen_accept_count_of(
+	struct acceptor *acceptor, const struct peer_identity *identity)
+{
+	struct peer_count *found = NULL;
+
+	list_for_each(node, &acceptor->peers)
+	{
+		struct peer_count *peer = list_entry(node, struct peer_count, node);
+
+		if (memcmp(&peer->identity, identity, sizeof(*identity)) == 0) {
+			found = peer;
+		} else if (atomic_load_explicit(&peer->connections, memory_order_acquire) == 0) {
+			list_remove(&peer->node);
+			free(peer);
+		}
+	}
+	if (found == NULL) {
+		found = calloc(1, sizeof(*found));
+		if (found != NULL) {
+			found->identity = *identity;
+			list_push_front(&acceptor->peers, &found->node);
+		}
+	}
+	return found;
+}
+
+static bool listen_accept_refuse(
+	struct acceptor *acceptor, const struct peer *peer, uint32_t limit, const char *of_what)
+{
+	log_limited(&acceptor->refusals[peer->listener], ring_batch_ns(acceptor->ring),
+		LOG_LEVEL_WARNING,
+		"refused a connection from %s: the limit of %u connections%s is reached",
+		peer->text, limit, of_what);
+	return false;
+}
+
+static void count_connection(struct acceptor *acceptor, struct peer_count *count, struct peer *peer)
+{
+	atomic_fetch_add_explicit(acceptor->options.connection_total, 1, memory_order_relaxed);
+	atomic_fetch_add_explicit(&count->connections, 1, memory_order_relaxed);
+	peer->connections = &count->connections;
+}
+
+/* Counts a connection, if there may be one more. */
+static bool listen_accept_admit(struct acceptor *acceptor, struct peer *peer)
+{
+	const struct acceptor_options *options = &acceptor->options;
+	struct peer_count *count;
+
+	peer->id = ++acceptor->accepted;
+	/* Only this thread counts up, so the limits cannot be overrun. */
+	if (atomic_load_explicit(options->connection_total, memory_order_relaxed) >=
+		options->connections_max) {
+		return listen_accept_refuse(acceptor, peer, options->connections_max, "");
+	}
+	count = listen_accept_count_of(acceptor, &peer->identity);
+	if (count == NULL) {
+		log_error("no memory for the connection from %s: closed it", peer->text);
+		return false;
+	}
+	if (atomic_load_explicit(&count->connections, memory_order_relaxed) >=
+		options->connections_per_peer_max) {
+		return listen_accept_refuse(acceptor, peer, options->connections_per_peer_max,
+			" for each address or user");
+	}
+	count_connection(acceptor, count, peer);
+	return true;
+}
+
+static void place_connection(const struct door *door, int fd)
+{
+	struct acceptor *acceptor = door->acceptor;
+	struct endpoint endpoint = { .kind = door->kind, .fd = fd, .tls = door->tls };
+
+	listener_peer(fd, &endpoint.peer);
+	endpoint.peer.listener = door->listener;
+	if (listen_accept_admit(acceptor, &endpoint.peer)) {
+		reactor_hand_over(emptiest_reactor(acceptor), &endpoint);
+	} else {
+		ring_socket_close(acceptor->ring, fd);
+	}
+}
+
+void acceptor_adopt(struct acceptor *acceptor, const struct session_kind *kind,
+	const struct session_record *record, int fd)
+{
+	const struct listener *listener =
+		reach_of_socket(acceptor->options.listeners, acceptor->options.listener_count, fd);
+	struct endpoint endpoint = { .kind = kind, .fd = fd };
+	struct peer_count *count;
+
+	listener_peer(fd, &endpoint.peer);
+	if (listener != NULL) {
+		endpoint.tls = listener->tls;
+		endpoint.peer.listener =
+			listen_accept_number_of((uint32_t)(listener - acceptor->options.listeners));
+	}
+	endpoint.peer.id = ++acceptor->accepted;
+	count = listen_accept_count_of(acceptor, &endpoint.peer.identity);
+	if (count == NULL) {
+		log_error("no memory for the connection from %s: closed it", endpoint.peer.text);
+		close(fd);
+		return;
+	}
+	count_connection(acceptor, count, &endpoint.peer);
+	reactor_adopt(emptiest_reactor(acceptor), &endpoint, record);
+}
+
+/* Of an inner listener. */
+static bool listen_accept_take(void *context, const struct session_kind *kind, const char *address)
+{
+	struct acceptor *acceptor = context;
+	struct endpoint endpoint = { .kind = kind, .fd = -1 };
+
+	listener_peer_at(address, &endpoint.peer);
+	for (uint32_t i = 0; i < acceptor->inner_count; i++) {
+		if (acceptor->inner[i].kind == kind) {
+			endpoint.peer.listener = acceptor->inner[i].number;
+			break;
+		}
+	}
+	if (acceptor->stopping || !listen_accept_admit(acceptor, &endpoint.peer)) {
+		return false;
+	}
+	reactor_accept(acceptor->options.reactors[0], &endpoint);
+	return true;
+}
+
+static bool peer_went_away(int result)
+{
+	/* Linux hands pending network errors of the new connection to accept. */
+	return result == -ECONNABORTED || result == -EINTR || result == -EPROTO ||
+	       result == -ENETDOWN || result == -ENETUNREACH || result == -EHOSTDOWN ||
+	       result == -EHOSTUNREACH || result == -ENONET || result == -EOPNOTSUPP ||
+	       result == -ENOPROTOOPT;
+}
+
+/* Out of descriptors or memory, or something unknown: the connection stays queued in the kernel, so
+ * trying again at once would spin. */
+static void pause_door(struct door *door, int result)
+{
+	struct acceptor *acceptor = door->acceptor;
+
+	log_limited(&acceptor->failures, ring_batch_ns(acceptor->ring), LOG_LEVEL_ERROR,
+		"cannot accept connections for a moment: %s%s", strerror(-result),
+		result == -EMFILE || result == -ENFILE
+			? "; raise the limit on open files (LimitNOFILE=, ulimit -n)"
+			: "");
+	ring_timer(acceptor->ring, &door->op, ACCEPT_PAUSE_NS, pause_done);
+}
+
+static void listen_accept_done(struct ring_op *op, int result)
+{
+	struct door *door = container_of(op, struct door, op);
+	struct acceptor *acceptor = door->acceptor;
+
+	if (result >= 0) {
+		place_connection(door, result);
+	}
+	if (acceptor->stopping) {
+		shut_door(door);
+	} else if (result >= 0) {
+		open_door(door);
+	} else if (peer_went_away(result)) {
+		open_door(door);
+	} else {
+		pause_door(door, result);
+	}
+}
+
+struct opening {
+	struct acceptor *acceptor;
+	struct listener *listener;
+	int result;
+	struct error *error;
+};
+
+/* On the first reactor's thread. */
+static void open_inner(struct engine *engine, void *context)
+{
+	struct opening *opening = context;
+	struct acceptor *acceptor = opening->acceptor;
+	struct inner_listener *inner = &acceptor->inner[acceptor->inner_count];
+
+	acceptor->engine = engine;
+	inner->kind = opening->listener->kind;
+	inner->number = listen_accept_number_of(
+		(uint32_t)(opening->listener - acceptor->options.listeners));
+	opening->result = engine_listen(engine, inner->kind, &opening->listener->uri,
+		&acceptor->inner_door, &inner->listener, opening->error);
+	acceptor->inner_count += opening->result == 0;
+	if (opening->result == -EADDRINUSE || opening->result == -EADDRNOTAVAIL ||
+		opening->result == -EACCES) {
+		(void)listener_tcp_error(&opening->listener->uri, opening->result, opening->error);
+	}
+}
+
+static void close_inner(struct engine *engine, void *context)
+{
+	struct acceptor *acceptor = context;
+
+	while (acceptor->inner_count > 0) {
+		struct inner_listener *inner = &acceptor->inner[--acceptor->inner_count];
+
+		engine_listen_end(engine, inner->kind, inner->listener);
+	}
+}
+
+static int open_all_inner(
+	struct acceptor *acceptor, const struct acceptor_options *options, struct error *error)
+{
+	int rc = 0;
+
+	for (uint32_t i = 0; rc == 0 && i < options->listener_count; i++) {
+		struct opening opening = { acceptor, &options->listeners[i], 0, error };
+
+		if (options->listeners[i].fd_count > 0) {
+			continue;
+		}
+		rc = reactor_call(options->reactors[0], open_inner, &opening);
+		if (rc != 0) {
+			error_set(error, rc, "the first reactor does not answer");
+		} else if (opening.result != 0) {
+			rc = opening.result;
+		} else {
+			listener_is_bound(&options->listeners[i]);
+		}
+	}
+	if (rc != 0 && acceptor->inner_count > 0 &&
+		reactor_call(options->reactors[0], close_inner, acceptor) != 0) {
+		log_error("%s", "listeners stay open: the first reactor does not answer");
+	}
+	return rc;
+}
+
+int acceptor_create(
+	const struct acceptor_options *options, struct acceptor **acceptor_out, struct error *error)
+{
+	uint32_t door_count = 0;
+	struct acceptor *acceptor;
+	int rc;
+
+	for (uint32_t i = 0; i < options->listener_count; i++) {
+		door_count += options->listeners[i].fd_count;
+	}
+	acceptor = calloc(1, sizeof(*acceptor) + door_count * sizeof(acceptor->doors[0]));
+	if (acceptor == NULL) {
+		return error_set(error, -ENOMEM, "no memory to accept connections");
+	}
+	acceptor->options = *options;
+	acceptor->inner_door =
+		(struct engine_door){ .take = listen_accept_take, .context = acceptor };
+	list_init(&acceptor->peers);
+	acceptor->ring = reactor_ring(options->reactors[0]);
+	for (uint32_t i = 0; i < options->listener_count; i++) {
+		const struct listener *listener = &options->listeners[i];
+
+		for (uint32_t k = 0; k < listener->fd_count; k++) {
+			acceptor->doors[acceptor->door_count++] = (struct door){
+				.acceptor = acceptor,
+				.kind = listener->kind,
+				.tls = listener->tls,
+				.fd = listener->fds[k],
+				.listener = listen_accept_number_of(i),
+			};
+		}
+	}
+	rc = open_all_inner(acceptor, options, error);
+	if (rc != 0) {
+		free(acceptor);
+		return rc;
+	}
+	*acceptor_out = acceptor;
+	return 0;
+}
+
+static void deliver_start(struct ring *ring, struct ring_message *message)
+{
+	struct acceptor *acceptor = container_of(message, struct acceptor, start_message);
+
+	acceptor->stopping = false;
+	for (uint32_t i = 0; i < acceptor->door_count; i++) {
+		struct door *door = &acceptor->doors[i];
+
+		door->file = ring_file_add(ring, door->fd);
+		if (!door->kind->keeps_messages) { /* others need the client's memory */
+			rights_refuse(door->fd);
+		}
+		door->takes_files = rights_may_come(door->fd);
+		acceptor->active_count++;
+		open_door(door);
+	}
+}
+
+void acceptor_start(struct acceptor *acceptor)
+{
+	acceptor->start_message.deliver = deliver_start;
+	ring_post(acceptor->ring, &acceptor->start_message);
+}
+
+static void listen_accept_deliver_stop(struct ring *ring, struct ring_message *message)
+{
+	struct acceptor *acceptor = container_of(message, struct acceptor, stop_message);
+
+	acceptor->stopping = true;
+	if (acceptor->inner_count > 0) {
+		close_inner(acceptor->engine, acceptor);
+	}
+	if (acceptor->active_count == 0) {
+		acceptor->options.stopped(acceptor->options.context);
+	}
+	for (uint32_t i = 0; i < acceptor->door_count; i++) {
+		if (acceptor->doors[i].op.in_flight) {
+			ring_cancel(ring, &acceptor->doors[i].op);
+		}
+	}
+}
+
+void acceptor_stop(struct acceptor *acceptor)
+{
+	acceptor->stop_message.deliver = listen_accept_deliver_stop;
+	ring_post(acceptor->ring, &acceptor->stop_message);
+}

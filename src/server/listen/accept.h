@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Accepts connections of all listeners on one ring and hands each over to the reactor with the
+ * fewest; those that a session kind accepts by itself stay with the first reactor, whose kind
+ * listens. Keeps the server's limits on connections: of all, and of each peer.
+ *
+ * Threading: create and destroy on the main thread; start and stop on any (they post); everything
+ * else runs on the first reactor's thread. Ownership: borrows the reactors, and the listeners
+ * inside acceptor_create(), which fills in ports; their descriptors must stay open until stopped()
+ * was called. Errors: a failed accept is logged, limited in rate; lack of descriptors or memory
+ * pauses that socket for a moment.
+ */
+#pragma once
+
+#include "server/listen/listen.h"
+#include "server/reactor.h"
+
+struct acceptor;
+
+struct acceptor_options {
+	struct listener *listeners;
+	uint32_t listener_count;
+	struct reactor *const *reactors; /* the first one runs the acceptor */
+	uint32_t reactor_count;
+	uint32_t connections_max;
+	uint32_t connections_per_peer_max;
+	_Atomic uint32_t *connection_total;
+	/* Called once on the first reactor's thread, after acceptor_stop(). */
+	void (*stopped)(void *context);
+	void *context;
+};
+
+GMB_MUST_CHECK int acceptor_create(const struct acceptor_options *options,
+	struct acceptor **acceptor_out, struct error *error);
+/* Never started, or stopped; and no connection of its is left. NULL is a no-op. */
+void acceptor_destroy(struct acceptor *acceptor);
+
+/* Takes a connection of another process (engine/pass.h), whatever the limits say: it was
+ * established before. Not started; the reactors are paused. */
+void acceptor_adopt(struct acceptor *acceptor, const struct session_kind *kind,
+	const struct session_record *record, int fd);
+
+/* Also again after stopped(), unless a session kind listens by itself. */
+void acceptor_start(struct acceptor *acceptor);
+/* A connection that has come is handed over all the same. */
+void acceptor_stop(struct acceptor *acceptor);

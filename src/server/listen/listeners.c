@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/manager.h"
+#include "server/listen/listen.h"
+#include "server/listen/reach.h"
+#include "server/upgrade/take.h"
+
+static const char listen_default[] = "nbd://127.0.0.1:10809";
+
+/* The listeners so far. */
+struct opening {
+	const struct server_config *config;
+	const struct session_kind *const *kinds;
+	uint32_t kind_count;
+	struct listener *listeners;
+	uint32_t count;
+};
+
+/* The scheme of a URI says which protocol is spoken on its listener. */
+static int listeners_find_kind(const struct opening *opening, const struct export_uri *uri,
+	const struct session_kind **kind_out, struct error *error)
+{
+	char scheme[16];
+
+	snprintf(scheme, sizeof(scheme), "%s%s", uri->protocol, uri->is_unix ? "+unix" : "");
+	for (uint32_t i = 0; i < opening->kind_count; i++) {
+		for (const char *const *at = opening->kinds[i]->schemes; *at != NULL; at++) {
+			if (strcmp(*at, scheme) == 0) {
+				*kind_out = opening->kinds[i];
+				return 0;
+			}
+		}
+	}
+	return error_set(
+		error, -EPROTONOSUPPORT, "no protocol of this server serves %s://", scheme);
+}
+
+/* What the listener does about TLS; its URI says so. */
+static void listeners_set_tls(struct listener *listener, const struct server_tls *settings)
+{
+	static const struct server_tls none;
+
+	listener->settings = strcmp(listener->uri.protocol, "nbd") == 0 ? settings : &none;
+	listener->uri.tls = listener->settings->mode == TLS_REQUIRE;
+}
+
+/* Opens the next listener. */
+static int listeners_open_listener(struct opening *opening, const struct export_uri *uri,
+	const struct server_tls *tls, struct error *error)
+{
+	struct listener *listener = &opening->listeners[opening->count];
+	const struct session_kind *kind;
+	int rc = listeners_find_kind(opening, uri, &kind, error);
+
+	if (rc == 0) {
+		rc = listener_open(uri, kind, listener, error);
+	}
+	if (rc == 0) {
+		listeners_set_tls(listener, tls);
+		opening->count++;
+	}
+	return rc;
+}
+
+/* The next listener is a socket that was open before. */
+static int adopted(struct opening *opening, struct error *error)
+{
+	struct listener *listener = &opening->listeners[opening->count++];
+
+	listeners_set_tls(listener, &opening->config->tls);
+	return listeners_find_kind(opening, &listener->uri, &listener->kind, error);
+}
+
+static int adopt_sockets(struct opening *opening, int count, struct error *error)
+{
+	int rc = 0;
+
+	for (int i = 0; rc == 0 && i < count; i++) {
+		struct listener *listener = &opening->listeners[opening->count];
+
+		rc = listener_adopt(MANAGER_FD_FIRST + i, listener, error);
+		if (rc == 0) {
+			listener->of_manager = true;
+			rc = adopted(opening, error);
+		}
+	}
+	return rc;
+}
+
+/* The type of a socket that keeps messages does not say whether gmb or push is spoken there. */
+static bool is_of_type(const struct export_uri *uri, const struct listener *listener)
+{
+	return (strcmp(uri->protocol, "nbd") == 0) == (strcmp(listener->uri.protocol, "nbd") == 0);
+}
+
+/* A socket of the server before this one is wanted when the configuration has its address, which
+ * says the protocol; one of the service manager always. */
+static bool is_wanted(const struct opening *opening, struct listener *listener)
+{
+	bool is_wanted = listener->of_manager || opening->config->listen_count == 0;
+
+	for (uint32_t i = 0; !is_wanted && i < opening->config->listen_count; i++) {
+		struct export_uri uri = reach_with_port(&opening->config->listens[i].uri, listener);
+
+		is_wanted = is_of_type(&uri, listener) && reach_meets(listener, &uri);
+		if (is_wanted) {
+			listener->uri.protocol = uri.protocol;
+		}
+	}
+	return is_wanted;
+}
+
+static int listeners_adopt_passed(
+	struct opening *opening, struct upgrade_take *take, struct error *error)
+{
+	struct upgrade_socket socket;
+	int rc = 0;
+
+	while (rc == 0 && upgrade_take_socket(take, false, &socket)) {
+		struct listener *listener = &opening->listeners[opening->count];
+
+		rc = listener_adopt_passed(&socket, listener, error);
+		if (rc == 0 && is_wanted(opening, listener)) {
+			rc = adopted(opening, error);
+		} else if (rc == 0) {
+			listener_forget_path(listener); /* the other one may go on with it */
+			listener_close(listener);
+		}
+	}
+	return rc;
+}
+
+/* Whether the listeners that were there before serve the address. */
+static bool is_served(
+	const struct opening *opening, uint32_t adopted_count, const struct export_uri *uri)
+{
+	bool is_served = reach_covers(opening->listeners, adopted_count, uri);
+
+	for (uint32_t i = 0; !is_served && uri->port == 0 && i < adopted_count; i++) {
+		struct export_uri found = reach_with_port(uri, &opening->listeners[i]);
+
+		is_served = !uri->is_unix && opening->listeners[i].was_passed &&
+			    reach_covers(opening->listeners, adopted_count, &found);
+	}
+	return is_served;
+}
+
+static int open_default_listener(struct opening *opening, struct error *error)
+{
+	struct export_uri uri;
+	int rc = export_uri_parse(listen_default, &uri, error);
+
+	if (rc < 0) {
+		return rc;
+	}
+	rc = listeners_open_listener(opening, &uri, &opening->config->tls, error);
+	export_uri_fini(&uri);
+	return rc;
+}
+
+/* An address of the configuration is one of the service manager's sockets: they have its TLS. Two
+ * addresses may share a socket, but not say different things about it. */
+static int adopt_settings(struct opening *opening, uint32_t adopted_count,
+	const struct server_listen *entry, struct error *error)
+{
+	for (uint32_t i = 0; i < adopted_count; i++) {
+		struct listener *listener = &opening->listeners[i];
+		bool is_set = listener->settings != &opening->config->tls;
+
+		if (strcmp(listener->uri.protocol, entry->uri.protocol) != 0 ||
+			!reach_meets(listener, &entry->uri)) {
+			continue;
+		}
+		if (is_set && !server_tls_equal(listener->settings, &entry->tls)) {
+			return error_set(error, -EINVAL,
+				"%s and another address are one socket of the service manager, and "
+				"their TLS differs",
+				entry->text);
+		}
+		listeners_set_tls(listener, &entry->tls);
+	}
+	return 0;
+}
+
+/* What the service manager listens on already is not opened again: so one configuration works with
+ * and without a socket unit. */
+static int open_configured(struct opening *opening, struct error *error)
+{
+	const struct server_config *config = opening->config;
+	uint32_t adopted_count = opening->count;
+
+	for (uint32_t i = 0; i < config->listen_count; i++) {
+		const struct server_listen *entry = &config->listens[i];
+		int rc = adopt_settings(opening, adopted_count, entry, error);
+
+		if (rc == 0 && !is_served(opening, adopted_count, &entry->uri)) {
+			rc = listeners_open_listener(opening, &entry->uri, &entry->tls, error);
+		}
+		if (rc < 0) {
+			error_prefix(error, "%s", entry->origin);
+			return rc;
+		}
+	}
+	return 0;
+}
+
+int listeners_open(const struct server_config *config, struct upgrade_take *take,
+	const struct session_kind *const *kinds, uint32_t kind_count,
+	struct listener **listeners_out, uint32_t *count_out, struct error *error)
+{
+	struct opening opening = { .config = config, .kinds = kinds, .kind_count = kind_count };
+	int adopted_count = manager_take_sockets();
+	int rc;
+
+	if (adopted_count < 0) {
+		return error_set(error, adopted_count,
+			"cannot read the sockets of the service manager: %s",
+			strerror(-adopted_count));
+	}
+	opening.listeners = calloc(
+		(size_t)adopted_count + upgrade_take_socket_count(take) + config->listen_count + 1,
+		sizeof(*opening.listeners));
+	if (opening.listeners == NULL) {
+		return error_set(error, -ENOMEM, "no memory for listening addresses");
+	}
+	rc = adopt_sockets(&opening, adopted_count, error);
+	if (rc == 0) {
+		rc = listeners_adopt_passed(&opening, take, error);
+	}
+	if (rc == 0) {
+		rc = open_configured(&opening, error);
+	}
+	if (rc == 0 && opening.count == 0) {
+		rc = open_default_listener(&opening, error);
+	}
+	*listeners_out = opening.listeners;
+	*count_out = opening.count;
+	return rc;
+}

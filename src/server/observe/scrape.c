@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/observe/scrape.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/uri.h"
+#include "control/control.h"
+#include "server/listen/reach.h"
+#include "server/observe/metrics.h"
+#include "server/upgrade/take.h"
+
+enum { SHOWN_BYTES = 256, FORMATS = 2 };
+
+static const char page_name[] = "metrics";
+
+struct scrape {
+	struct server_view view;
+	struct listener listener;
+	struct control_server *server;
+	bool stopped;
+	/* What was given last in each format. */
+	struct {
+		char *text;
+		size_t bytes;
+		uint64_t made_ns;
+	} last[FORMATS];
+};
+
+/* --- the address --------------------------------------------------------------------------- */
+
+static int scrape_take_parameter(
+	struct export_uri *uri, struct uri_parameter *parameter, struct error *error)
+{
+	char shown[SHOWN_BYTES];
+
+	if (strcmp(parameter->name, "socket") == 0) {
+		return 0; /* uri_parse() has it */
+	}
+	if (strcmp(parameter->name, "insecure-network") != 0 || uri->is_unix) {
+		return error_set(error, -EINVAL, "it has no parameter \"%s\"",
+			log_escape(shown, sizeof(shown), parameter->name, strlen(parameter->name)));
+	}
+	if (strcmp(parameter->value, "yes") != 0 && strcmp(parameter->value, "no") != 0) {
+		return error_set(error, -EINVAL, "insecure-network is yes or no");
+	}
+	free(uri->insecure_network);
+	uri->insecure_network = parameter->value;
+	parameter->value = NULL;
+	return 0;
+}
+
+static int scrape_take_parts(struct export_uri *uri, struct uri *parts, struct error *error)
+{
+	struct uri_parameter parameter;
+	int rc;
+
+	uri->protocol = "http";
+	uri->is_unix = parts->is_unix;
+	if (strcmp(parts->scheme, parts->is_unix ? "http+unix" : "http") != 0) {
+		return error_set(
+			error, -EINVAL, "write http://HOST:PORT or http+unix:///?socket=PATH");
+	}
+	if (parts->user != NULL) {
+		return error_set(error, -EINVAL, "it has no users");
+	}
+	if (parts->path_bytes != 0 && strcmp(parts->path, page_name) != 0) {
+		return error_set(error, -EINVAL, "the path of metrics is always /%s", page_name);
+	}
+	if (!parts->is_unix && !parts->has_port) {
+		return error_set(error, -EINVAL, "a port is needed, as in http://127.0.0.1:9464");
+	}
+	while ((rc = uri_next_parameter(&parts->query, &parameter, error)) == 1) {
+		rc = scrape_take_parameter(uri, &parameter, error);
+		uri_parameter_fini(&parameter);
+		if (rc < 0) {
+			break;
+		}
+	}
+	uri->host = parts->host;
+	uri->port = parts->port;
+	uri->socket_path = parts->socket_path;
+	uri->socket_path_bytes = parts->socket_path_bytes;
+	parts->host = NULL;
+	parts->socket_path = NULL;
+	return rc;
+}
+
+int scrape_uri_parse(const char *text, struct export_uri *uri, struct error *error)
+{
+	struct export_uri parsed = { 0 };
+	struct uri parts = { 0 };
+	int rc = strstr(text, "://") != NULL
+			 ? uri_parse(text, &parts, error)
+			 : error_set(error, -EINVAL,
+				   "write http://HOST:PORT or http+unix:///?socket=PATH");
+
+	if (rc == 0) {
+		rc = scrape_take_parts(&parsed, &parts, error);
+	}
+	uri_fini(&parts);
+	if (rc < 0) {
+		export_uri_fini(&parsed);
+		return rc;
+	}
+	*uri = parsed;
+	return 0;
+}
+
+static bool scrape_is_loopback(int fd)
+{
+	struct sockaddr_storage address = { 0 };
+	struct sockaddr_in ipv4;
+	struct sockaddr_in6 ipv6;
+	socklen_t bytes = sizeof(address);
+
+	if (getsockname(fd, (struct sockaddr *)&address, &bytes) < 0) {
+		return false;
+	}
+	if (address.ss_family == AF_INET) {
+		memcpy(&ipv4, &address, sizeof(ipv4));
+		return ntohl(ipv4.sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+	}
+	memcpy(&ipv6, &address, sizeof(ipv6));
+	return address.ss_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&ipv6.sin6_addr);
+}
+
+/* Metrics name exports and clients, and there is neither encryption nor a password. */
+static int check_reach(
+	const struct export_uri *uri, const struct listener *listener, struct error *error)
+{
+	bool may_be_seen =
+		uri->insecure_network != NULL && strcmp(uri->insecure_network, "yes") == 0;
+	bool is_here = true;
+
+	for (uint32_t i = 0; i < listener->fd_count && !uri->is_unix; i++) {
+		is_here = is_here && scrape_is_loopback(listener->fds[i]);
+	}
+	if (!is_here && !may_be_seen) {
+		return error_set(error, -EACCES,
+			"whoever reaches that address could read the names of exports and "
+			"clients; listen on 127.0.0.1 or a Unix socket, or add "
+			"?insecure-network=yes to the URI where the network is trusted");
+	}
+	return 0;
+}
+
+/* The sockets of the process before this one that are of the address; others are closed. */
+static int scrape_adopt_passed(const struct export_uri *uri, struct upgrade_take *take,
+	struct listener *listener, struct error *error)
+{
+	struct upgrade_socket socket;
+	struct listener passed;
+	int rc = 0;
+
+	while (rc == 0 && upgrade_take_socket(take, true, &socket)) {
+		struct export_uri wanted;
+
+		rc = listener_adopt_passed(&socket, &passed, error);
+		if (rc < 0) {
+			break;
+		}
+		passed.uri.protocol = uri->protocol;
+		wanted = reach_with_port(uri, &passed);
+		if (reach_meets(&passed, &wanted) && listener->fd_count == 0) {
+			*listener = passed;
+			continue;
+		}
+		if (reach_meets(&passed, &wanted) && listener->fd_count < LISTENER_SOCKETS_MAX) {
+			listener->fds[listener->fd_count++] = passed.fds[0];
+			passed.fd_count = 0;
+		}
+		listener_forget_path(&passed); /* the other one may go on with it */
+		listener_close(&passed);
+	}
+	return rc;
+}
+
+/* No socket: they do not make up the address. */
+static int scrape_take_over(const struct export_uri *uri, struct upgrade_take *take,
+	struct listener *listener, struct error *error)
+{
+	int rc = scrape_adopt_passed(uri, take, listener, error);
+	struct export_uri wanted = reach_with_port(uri, listener);
+
+	if (rc == 0 && listener->fd_count > 0 && !reach_covers(listener, 1, &wanted)) {
+		listener_forget_path(listener);
+		listener_close(listener);
+	}
+	return rc;
+}
+
+int scrape_listen(
+	const char *text, struct upgrade_take *take, struct listener *listener, struct error *error)
+{
+	struct export_uri uri = { 0 };
+	int rc;
+
+	*listener = (struct listener){ 0 };
+	if (text == NULL) {
+		return 0;
+	}
+	rc = scrape_uri_parse(text, &uri, error);
+	if (rc == 0) {
+		rc = scrape_take_over(&uri, take, listener, error);
+	}
+	if (rc == 0 && listener->fd_count == 0) {
+		rc = listener_open(&uri, NULL, listener, error);
+	}
+	if (rc == 0) {
+		rc = check_reach(&uri, listener, error);
+		if (rc < 0) {
+			listener_close(listener);
+		}
+	}
+	export_uri_fini(&uri);
+	if (rc < 0) {
+		error_prefix(error, "--metrics");
+	}
+	return rc;
+}
+
+/* --- the page ------------------------------------------------------------------------------ */
+
+static int make_text(struct scrape *scrape, bool openmetrics, struct error *error)
+{
+	struct summary summary;
+	char *text;
+	size_t bytes;
+	int rc = summary_collect(&scrape->view, &summary);
+
+	if (rc == 0) {
+		rc = metrics_format(&summary, openmetrics, &text, &bytes);
+	}
+	summary_fini(&summary);
+	if (rc < 0) {
+		return error_set(error, rc, "%s", server_call_error(rc));
+	}
+	free(scrape->last[openmetrics].text);
+	scrape->last[openmetrics].text = text;
+	scrape->last[openmetrics].bytes = bytes;
+	scrape->last[openmetrics].made_ns = clock_now_ns();
+	return 0;
+}
+
+static int scrape_get(void *context, bool openmetrics, const char **text_out, size_t *bytes_out,
+	struct error *error)
+{
+	struct scrape *scrape = context;
+	uint64_t age_ns = clock_now_ns() - scrape->last[openmetrics].made_ns;
+
+	if (scrape->last[openmetrics].text == NULL || age_ns >= SCRAPE_NS) {
+		int rc = make_text(scrape, openmetrics, error);
+
+		if (rc < 0) {
+			return rc;
+		}
+	}
+	*text_out = scrape->last[openmetrics].text;
+	*bytes_out = scrape->last[openmetrics].bytes;
+	return 0;
+}
+
+static const struct control_page page = {
+	.path = "/metrics",
+	.type = METRICS_TEXT_TYPE,
+	.openmetrics_type = METRICS_OPENMETRICS_TYPE,
+	.get = scrape_get,
+};
+
+/* --- life ---------------------------------------------------------------------------------- */
+
+_Static_assert((int)CONTROL_SOCKETS_MAX >= (int)LISTENER_SOCKETS_MAX, "all sockets of an address");
+
+int scrape_open(struct listener *listener, const struct server_view *view,
+	struct scrape **scrape_out, struct error *error)
+{
+	char shown[SHOWN_BYTES];
+	struct scrape *scrape;
+	int rc;
+
+	*scrape_out = NULL;
+	if (listener->fd_count == 0) {
+		return 0;
+	}
+	scrape = calloc(1, sizeof(*scrape));
+	if (scrape == NULL) {
+		listener_close(listener);
+		return error_set(error, -ENOMEM, "no memory for metrics");
+	}
+	scrape->view = *view;
+	scrape->listener = *listener;
+	*listener = (struct listener){ 0 };
+	rc = control_page_serve(&page, scrape, scrape->listener.fds, scrape->listener.fd_count,
+		&scrape->server, error);
+	if (rc < 0) {
+		if (scrape->listener.was_passed) { /* the other process goes on with it */
+			listener_forget_path(&scrape->listener);
+		}
+		scrape_close(scrape);
+		return rc;
+	}
+	if (export_uri_format(&scrape->listener.uri, page_name, sizeof(page_name) - 1, shown,
+		    sizeof(shown)) == 0) {
+		log_info("metrics: %s", shown);
+	}
+	*scrape_out = scrape;
+	return 0;
+}
+
+void scrape_begin(struct scrape *scrape)
+{
+	if (scrape != NULL) {
+		control_server_begin(scrape->server);
+	}
+}
+
+void scrape_look(struct scrape *scrape, const struct server_view *view)
+{
+	if (scrape != NULL) {
+		scrape->view = *view;
+	}
+}
+
+void scrape_stop(struct scrape *scrape)
+{
+	if (scrape == NULL || scrape->stopped) {
+		return;
+	}
+	scrape->stopped = true;
+	if (scrape->server != NULL) {
+		control_server_stop(scrape->server);
+	}
+	listener_close(&scrape->listener);
+}
+
+void scrape_close(struct scrape *scrape)
+{
+	if (scrape == NULL) {
+		return;
+	}
+	scrape_stop(scrape);
+	control_server_destroy(scrape->server);
+	for (int i = 0; i < FORMATS; i++) {
+		free(scrape->last[i].text);
+	}
+	free(scrape);
+}
+
+struct listener *scrape_listener(struct scrape *scrape)
+{
+	return scrape != NULL ? &scrape->listener : NULL;
+}
+
+int scrape_fd(const struct scrape *scrape)
+{
+	return scrape != NULL ? control_server_fd(scrape->server) : -1;
+}
+
+void scrape_run(struct scrape *scrape)
+{
+	control_server_run(scrape->server);
+}

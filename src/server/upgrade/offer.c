@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/upgrade/offer.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "server/upgrade/added.h"
+#include "server/upgrade/tell.h"
+
+enum {
+	SEND_SECONDS = 2, /* that a message of the new process may wait for room */
+	NAME_SHOWN_BYTES = 120,
+	OFFER_FILES = 3, /* the socket, standard error, the working directory */
+};
+
+_Static_assert((int)OFFER_FILES <= (int)CONTROL_FILES_MAX, "the offer is one note");
+
+int upgrade_offer_check(const struct upgrade_options *options, struct error *error)
+{
+	char shown[NAME_SHOWN_BYTES];
+	char strings[UPGRADE_STRINGS_BYTES_MAX];
+	struct store_claim claim;
+
+	if (options->config->command_count > 0) {
+		return error_set(error, -EOPNOTSUPP,
+			"the server belongs to its --run commands and ends with them");
+	}
+	if (options->config->arena.given) {
+		return error_set(error, -EOPNOTSUPP,
+			"memory of a device (--arena) cannot be passed to another process; restart "
+			"the server");
+	}
+	for (uint32_t i = 0; i < options->listener_count; i++) {
+		if (options->listeners[i].fd_count == 0) {
+			return error_set(error, -EOPNOTSUPP,
+				"the network address of %s:// cannot be passed to another process; "
+				"restart the server",
+				options->listeners[i].uri.protocol);
+		}
+	}
+	for (uint32_t i = 0; i < options->exports->count; i++) {
+		const struct served *served = options->exports->list[i];
+		const struct export *export = served->export;
+		const char *reason = store_pass(export->store, &claim);
+
+		if (served->is_added && upgrade_added_write(&served->about, strings) < 0) {
+			return error_set(error, -EOPNOTSUPP,
+				"the keys of export \"%s\", which was added by a command, are too "
+				"long "
+				"to be told to another process; write it into the configuration "
+				"file, or remove it",
+				log_escape(shown, sizeof(shown), export->name, export->name_bytes));
+		}
+		if (reason != NULL) {
+			return error_set(error, -EOPNOTSUPP, "the disk of export \"%s\" %s",
+				log_escape(shown, sizeof(shown), export->name, export->name_bytes),
+				reason);
+		}
+	}
+	return 0;
+}
+
+static int make_channel(int pair[2])
+{
+	const struct timeval limit = { .tv_sec = SEND_SECONDS };
+
+	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0) {
+		return -errno;
+	}
+	(void)setsockopt(pair[1], SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+	return 0;
+}
+
+int upgrade_offer(struct control_client *client, int *channel_out)
+{
+	int folder = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+	int pair[2] = { -1, -1 };
+	int rc = folder < 0 ? -errno : make_channel(pair);
+	const int files[OFFER_FILES] = { pair[1], STDERR_FILENO, folder };
+	uint32_t tries = 0;
+
+	if (rc == 0) {
+		do {
+			rc = control_note_files(client,
+				json_pack("{s:s, s:s*}", "offer", "upgrade", "journal",
+					getenv("JOURNAL_STREAM")),
+				files, OFFER_FILES);
+		} while (upgrade_wait_for_descriptors(rc, &tries));
+	}
+	if (folder >= 0) {
+		close(folder);
+	}
+	if (pair[1] >= 0) {
+		close(pair[1]);
+	}
+	if (rc < 0 && pair[0] >= 0) {
+		close(pair[0]);
+	}
+	*channel_out = rc == 0 ? pair[0] : -1;
+	return rc;
+}

@@ -1,0 +1,808 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/upgrade/take.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/text.h"
+#include "base/trust.h"
+#include "server/control.h"
+#include "server/upgrade/added.h"
+
+enum {
+	ANSWER_MS = 60000, /* longer than any time limit of the other end */
+	GOODBYE_MS = 2000, /* for it to tell the service manager of this process */
+	NAME_SHOWN_BYTES = 120,
+	/* Of clients, and of metrics. */
+	SOCKETS_MAX = (SERVER_LISTENS_MAX + 1) * LISTENER_SOCKETS_MAX,
+};
+
+static const char variable[] = "GMBLOCK_UPGRADE_FD";
+static const char errors_variable[] = "GMBLOCK_UPGRADE_STDERR";
+static const char journal_variable[] = "GMBLOCK_UPGRADE_JOURNAL";
+static const char all_variable[] = "GMBLOCK_UPGRADE_ALL";
+
+/* An export of the old process. */
+struct before {
+	char *name;
+	uint32_t name_bytes;
+	uint32_t session_count;
+	struct store_claim passed; /* with the descriptor of memory, which is its own, or -1 */
+	uint64_t epoch;
+	struct export *same; /* of this process, on the same disk; NULL: there is none */
+};
+
+/* A connection to a snapshot, which is served only when its disk has been read. */
+struct late_session {
+	const struct session_kind *kind;
+	struct session_record record; /* in bytes */
+	int fd;			      /* -1: somebody has taken it */
+	size_t byte_count;
+	uint8_t *bytes;
+};
+
+struct upgrade_take {
+	int channel;
+	bool keeps_all;			/* no upgrade if a connection is not let in */
+	struct upgrade_socket *sockets; /* fd -1: somebody has taken it */
+	uint32_t socket_count;
+	struct upgrade_socket control; /* fd -1: there is none, or the same */
+	struct before *exports;
+	uint32_t export_count;
+	struct late_session *late;
+	uint32_t late_count;
+	uint8_t *received; /* of the session that comes next, or NULL */
+	uint32_t received_count;
+	uint8_t bytes[UPGRADE_PACKET_BYTES_MAX]; /* of the last message */
+};
+
+/* --- what there is --------------------------------------------------------------------------- */
+
+static void take_free(struct upgrade_take *take)
+{
+	for (uint32_t i = 0; i < take->socket_count; i++) {
+		if (take->sockets[i].fd >= 0) {
+			close(take->sockets[i].fd);
+		}
+	}
+	if (take->control.fd >= 0) {
+		close(take->control.fd);
+	}
+	for (uint32_t i = 0; i < take->export_count; i++) {
+		if (take->exports[i].passed.fd >= 0) {
+			close(take->exports[i].passed.fd);
+		}
+		free(take->exports[i].name);
+	}
+	for (uint32_t i = 0; i < take->late_count; i++) {
+		struct late_session *late = &take->late[i];
+
+		if (late->fd >= 0) {
+			close(late->fd);
+		}
+		explicit_bzero(late->bytes, late->byte_count);
+		free(late->bytes);
+	}
+	if (take->channel >= 0) {
+		close(take->channel);
+	}
+	free(take->sockets);
+	free(take->exports);
+	free(take->late);
+	free(take->received);
+	explicit_bzero(take->bytes, sizeof(take->bytes));
+	free(take);
+}
+
+/* One more of so many elements, all zero; the room doubles with powers of two. NULL: no memory. */
+static void *take_grow(void **array, uint32_t *count, size_t element_bytes)
+{
+	uint32_t room = *count == 0 ? 1 : 2 * *count;
+	void *grown = *array;
+
+	if ((*count & (*count - 1)) == 0) {
+		grown = reallocarray(*array, room, element_bytes);
+		if (grown == NULL) {
+			return NULL;
+		}
+		*array = grown;
+	}
+	grown = (char *)grown + *count * element_bytes;
+	memset(grown, 0, element_bytes);
+	*count += 1;
+	return grown;
+}
+
+static int keep_socket(
+	struct upgrade_take *take, const struct upgrade_message *message, struct error *error)
+{
+	const struct upgrade_socket found = {
+		.fd = message->fd,
+		.of_manager = (message->flags & UPGRADE_OF_MANAGER) != 0,
+		.of_metrics = (message->flags & UPGRADE_IS_METRICS) != 0,
+		.has_path = (message->flags & UPGRADE_HAS_PATH) != 0,
+		.device = message->device,
+		.inode = message->inode,
+	};
+	void *sockets = take->sockets;
+	struct upgrade_socket *socket = &take->control;
+
+	if ((message->flags & UPGRADE_IS_CONTROL) == 0) {
+		socket = take->socket_count < SOCKETS_MAX
+				 ? take_grow(&sockets, &take->socket_count, sizeof(*take->sockets))
+				 : NULL;
+		take->sockets = sockets;
+	} else if (take->control.fd >= 0) {
+		socket = NULL;
+	}
+	if (socket == NULL) {
+		close(message->fd);
+		return error_set(error, -ENOMEM, "there are too many listening sockets");
+	}
+	*socket = found;
+	return 0;
+}
+
+static int keep_export(
+	struct upgrade_take *take, const struct upgrade_message *message, struct error *error)
+{
+	struct store_claim claim = {
+		.identity = { message->identity[0], message->identity[1] },
+		.fd = message->fd,
+		.hold = message->hold,
+	};
+	int rc = claim.hold == STORE_HOLD_CLAIM ? store_adopt(&claim) : 0;
+	void *exports = take->exports;
+	struct before *entry = NULL;
+
+	if (rc < 0) {
+		return error_set(error, rc, "a disk of the old process cannot be claimed: %s",
+			strerror(-rc));
+	}
+	if (take->export_count < SERVER_EXPORTS_MAX) {
+		entry = take_grow(&exports, &take->export_count, sizeof(*take->exports));
+		take->exports = exports;
+	}
+	if (entry != NULL) {
+		entry->name = strndup(message->record.export, message->record.export_bytes);
+	}
+	if (claim.hold != STORE_HOLD_MEMORY) {
+		claim.fd = -1;
+	}
+	if (entry != NULL) {
+		entry->passed = claim;
+	} else if (claim.fd >= 0) {
+		close(claim.fd);
+	}
+	if (entry == NULL || entry->name == NULL) {
+		return error_set(error, -ENOMEM, "no memory for the exports of the old process");
+	}
+	entry->name_bytes = message->record.export_bytes;
+	entry->session_count = message->session_count;
+	entry->epoch = message->epoch;
+	return 0;
+}
+
+/* The next message; FAILED is an error. */
+static int take_receive(
+	struct upgrade_take *take, struct upgrade_message *message, struct error *error)
+{
+	int rc = upgrade_receive(take->channel, ANSWER_MS, take->bytes, message, error);
+
+	if (rc == 0 && message->type == UPGRADE_FAILED) {
+		rc = error_set(error, -ECANCELED, "%.*s", (int)message->text_bytes, message->text);
+	}
+	if (rc < 0) {
+		error_prefix(error, "the server that runs has not handed over");
+	}
+	return rc;
+}
+
+static int out_of_turn(const struct upgrade_message *message, struct error *error)
+{
+	if (message->fd >= 0) {
+		close(message->fd);
+	}
+	return error_set(error, -EPROTO, "a message %s of the old process out of turn",
+		upgrade_type_name(message->type));
+}
+
+static int keep_added(
+	struct server_config *config, const struct upgrade_message *message, struct error *error)
+{
+	struct server_export about;
+	int rc = upgrade_added_read(message, &about, error);
+
+	if (rc < 0) {
+		return rc;
+	}
+	return message->type == UPGRADE_ADDED ? upgrade_added_keep(config, &about, error)
+					      : upgrade_added_keep_snapshot(config, &about, error);
+}
+
+static int receive_all(struct upgrade_take *take, struct server_config *config, struct error *error)
+{
+	struct upgrade_message message;
+	int rc;
+
+	for (;;) {
+		rc = take_receive(take, &message, error);
+		if (rc < 0 || message.type == UPGRADE_PREPARE) {
+			return rc;
+		}
+		if (message.type == UPGRADE_LISTENER) {
+			rc = keep_socket(take, &message, error);
+		} else if (message.type == UPGRADE_EXPORT) {
+			rc = keep_export(take, &message, error);
+		} else if (message.type == UPGRADE_ADDED || message.type == UPGRADE_SNAPSHOT) {
+			rc = keep_added(config, &message, error);
+		} else {
+			rc = out_of_turn(&message, error);
+		}
+		if (rc < 0) {
+			return rc;
+		}
+	}
+}
+
+/* -1: the environment names none. */
+static int channel_of_environment(struct error *error)
+{
+	const char *text = getenv(variable);
+	uint32_t fd = 0;
+	int type = 0;
+	socklen_t bytes = sizeof(type);
+
+	if (text == NULL) {
+		return -1;
+	}
+	if (units_parse_count(text, 1, INT_MAX, &fd, NULL) < 0 ||
+		getsockopt((int)fd, SOL_SOCKET, SO_TYPE, &type, &bytes) < 0 ||
+		type != SOCK_SEQPACKET || fcntl((int)fd, F_SETFD, FD_CLOEXEC) < 0) {
+		return error_set(error, -EINVAL,
+			"$%s is not a connection to a server that runs; it is set by \"gmblock "
+			"upgrade\"",
+			variable);
+	}
+	(void)unsetenv(variable);
+	return (int)fd;
+}
+
+/* Until here who has started this process reads what it says; from here on it goes where that of
+ * the old process goes. */
+static void take_standard_error(void)
+{
+	const char *text = getenv(errors_variable);
+	const char *journal = getenv(journal_variable);
+	uint32_t fd = 0;
+
+	if (text != NULL && units_parse_count(text, STDERR_FILENO + 1, INT_MAX, &fd, NULL) == 0 &&
+		dup2((int)fd, STDERR_FILENO) == STDERR_FILENO) {
+		close((int)fd);
+		if (journal != NULL && setenv("JOURNAL_STREAM", journal, 1) == 0) {
+			log_open_journal();
+		}
+	}
+	(void)unsetenv(errors_variable);
+	(void)unsetenv(journal_variable);
+	(void)unsetenv(all_variable);
+}
+
+int upgrade_take_find(
+	const struct server_config *config, struct upgrade_take **take_out, struct error *error)
+{
+	struct upgrade_take *take;
+	int channel = channel_of_environment(error);
+
+	*take_out = NULL;
+	if (channel < 0) {
+		return channel == -1 ? 0 : channel;
+	}
+	take = calloc(1, sizeof(*take));
+	if (take == NULL) {
+		close(channel);
+		return error_set(error, -ENOMEM, "no memory to take over from another process");
+	}
+	take->channel = channel;
+	take->control.fd = -1;
+	take->keeps_all = getenv(all_variable) != NULL;
+	*take_out = take;
+	return config->file_path != NULL ? trust_path(config->file_path, error) : 0;
+}
+
+/* The user of the process that has made the connection: nobody gets more rights by an upgrade, and
+ * what the old process says is read without the rights that it does not have. */
+static int take_check_user(const struct upgrade_take *take, struct error *error)
+{
+	struct ucred peer;
+	socklen_t bytes = sizeof(peer);
+
+	if (getsockopt(take->channel, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) < 0) {
+		return error_set(error, -errno, "the user of the old process is not known: %s",
+			strerror(errno));
+	}
+	return peer.uid == geteuid() ? 0
+				     : error_set(error, -EPERM,
+					       "the server runs as user %u, and the new process "
+					       "would run as user "
+					       "%u; restart the server to change its user",
+					       (unsigned int)peer.uid, (unsigned int)geteuid());
+}
+
+int upgrade_take_begin(struct upgrade_take *take, struct server_config *config, struct error *error)
+{
+	const struct upgrade_message hello = {
+		.type = UPGRADE_HELLO, .fd = -1, .pid = (uint32_t)getpid()
+	};
+	int rc = take_check_user(take, error);
+
+	if (rc < 0) {
+		return rc;
+	}
+	take_standard_error();
+	rc = upgrade_send(take->channel, &hello);
+	return rc < 0 ? error_set(error, rc, "the server that runs is gone: %s", strerror(-rc))
+		      : receive_all(take, config, error);
+}
+
+/* --- sockets --------------------------------------------------------------------------------- */
+
+bool upgrade_take_socket(struct upgrade_take *take, bool of_metrics, struct upgrade_socket *out)
+{
+	for (uint32_t i = 0; take != NULL && i < take->socket_count; i++) {
+		if (take->sockets[i].fd >= 0 && take->sockets[i].of_metrics == of_metrics) {
+			*out = take->sockets[i];
+			take->sockets[i].fd = -1;
+			return true;
+		}
+	}
+	return false;
+}
+
+bool upgrade_take_control(struct upgrade_take *take, const char *path, struct upgrade_socket *out)
+{
+	struct stat st;
+
+	if (take == NULL || take->control.fd < 0 || stat(path, &st) < 0 ||
+		st.st_dev != take->control.device || st.st_ino != take->control.inode) {
+		return false;
+	}
+	*out = take->control;
+	take->control.fd = -1;
+	return true;
+}
+
+uint32_t upgrade_take_socket_count(const struct upgrade_take *take)
+{
+	return take != NULL ? take->socket_count : 0;
+}
+
+/* --- exports --------------------------------------------------------------------------------- */
+
+/* index: where it is if both processes have the same exports in the same order, as nearly always.
+ */
+const struct store_claim *upgrade_take_disk(
+	const struct upgrade_take *take, const char *name, uint32_t index)
+{
+	uint32_t count = take != NULL ? take->export_count : 0;
+
+	for (uint32_t i = 0; i < count; i++) {
+		const struct before *before = &take->exports[(index + i) % count];
+
+		if (strcmp(before->name, name) == 0) {
+			return &before->passed;
+		}
+	}
+	return NULL;
+}
+
+static const struct served *take_find(
+	const struct upgrade_taker *taker, const char *name, uint32_t name_bytes, uint32_t index)
+{
+	uint32_t count = taker->exports->count;
+
+	for (uint32_t i = 0; i < count; i++) {
+		const struct served *served = taker->exports->list[(index + i) % count];
+
+		if (served->export->name_bytes == name_bytes &&
+			memcmp(served->export->name, name, name_bytes) == 0) {
+			return served;
+		}
+	}
+	return NULL;
+}
+
+static bool take_is_same_disk(const struct export *export, const struct before *before)
+{
+	struct store_claim claim;
+
+	return store_pass(export->store, &claim) == NULL &&
+	       memcmp(claim.identity, before->passed.identity, sizeof(claim.identity)) == 0;
+}
+
+/* So many connections would go on with another disk, or none. */
+static int refuse_disk(const struct upgrade_taker *taker, const char *name, uint32_t name_bytes,
+	uint32_t session_count, struct error *error)
+{
+	char shown[NAME_SHOWN_BYTES];
+
+	return error_set(error, -EBUSY,
+		"the export \"%s\" has connections (%u), and the new process %s",
+		log_escape(shown, sizeof(shown), name, name_bytes), session_count,
+		take_find(taker, name, name_bytes, 0) == NULL ? "does not serve it"
+							      : "serves another disk by that name");
+}
+
+static int check_exports(
+	struct upgrade_take *take, const struct upgrade_taker *taker, struct error *error)
+{
+	for (uint32_t i = 0; i < take->export_count; i++) {
+		struct before *before = &take->exports[i];
+		const struct served *served = take_find(taker, before->name, before->name_bytes, i);
+
+		before->same = served != NULL && take_is_same_disk(served->export, before)
+				       ? served->export
+				       : NULL;
+		if (before->same == NULL && before->session_count > 0) {
+			return refuse_disk(taker, before->name, before->name_bytes,
+				before->session_count, error);
+		}
+	}
+	return 0;
+}
+
+/* The export of the old process, or NULL: then it is a snapshot of one. */
+static const struct before *find_before(
+	const struct upgrade_take *take, const struct session_record *record)
+{
+	for (uint32_t i = 0; i < take->export_count; i++) {
+		const struct before *before = &take->exports[i];
+
+		if (before->name_bytes == record->export_bytes &&
+			memcmp(before->name, record->export, record->export_bytes) == 0) {
+			return before;
+		}
+	}
+	return NULL;
+}
+
+/* Nothing of what clients know of these disks is lost. */
+static void keep_epochs(const struct upgrade_take *take)
+{
+	for (uint32_t i = 0; i < take->export_count; i++) {
+		const struct before *before = &take->exports[i];
+
+		if (before->epoch != 0 && before->same != NULL) {
+			before->same->epoch = before->epoch;
+		}
+	}
+}
+
+/* --- sessions -------------------------------------------------------------------------------- */
+
+static void take_pause_engine(struct engine *engine, void *context)
+{
+	GMB_UNUSED(context);
+	(void)engine_pause(engine);
+}
+
+static int take_pause_all(const struct upgrade_taker *taker, struct error *error)
+{
+	for (uint32_t i = 0; i < taker->reactor_count; i++) {
+		int rc = reactor_call(taker->reactors[i], take_pause_engine, NULL);
+
+		if (rc < 0) {
+			return error_set(error, rc, "%s", server_call_error(rc));
+		}
+	}
+	return 0;
+}
+
+static const struct session_kind *take_find_kind(
+	const struct upgrade_taker *taker, const struct session_record *record)
+{
+	for (uint32_t i = 0; i < taker->kind_count; i++) {
+		const struct session_kind *kind = taker->kinds[i];
+
+		if (kind->adopt != NULL && strlen(kind->name) == record->kind_bytes &&
+			memcmp(kind->name, record->kind, record->kind_bytes) == 0) {
+			return kind;
+		}
+	}
+	return NULL;
+}
+
+static void *take_append(uint8_t **at, const void *bytes, size_t count)
+{
+	void *copy = *at;
+
+	if (count > 0) {
+		memcpy(copy, bytes, count);
+	}
+	*at += count;
+	return copy;
+}
+
+/* Takes the descriptor when it succeeds. */
+static int keep_late(struct upgrade_take *take, const struct session_kind *kind,
+	const struct upgrade_message *message, struct error *error)
+{
+	const struct session_record *record = &message->record;
+	const struct session_piece *later = &record->later[0];
+	size_t byte_count = (size_t)record->export_bytes + record->token_bytes +
+			    record->byte_count + later->count;
+	void *list = take->late;
+	uint8_t *bytes = malloc(MAX(byte_count, (size_t)1));
+	struct late_session *late =
+		bytes != NULL ? take_grow(&list, &take->late_count, sizeof(*take->late)) : NULL;
+
+	take->late = list;
+	if (late == NULL) {
+		free(bytes);
+		return error_set(error, -ENOMEM, "no memory for a connection");
+	}
+	*late = (struct late_session){ .kind = kind,
+		.record = *record,
+		.fd = message->fd,
+		.byte_count = byte_count,
+		.bytes = bytes };
+	late->record.export = take_append(&bytes, record->export, record->export_bytes);
+	late->record.token = take_append(&bytes, record->token, record->token_bytes);
+	late->record.bytes = take_append(&bytes, record->bytes, record->byte_count);
+	late->record.later[0].bytes = take_append(&bytes, later->bytes, later->count);
+	return 0;
+}
+
+/* Whether it is a snapshot of a disk that is that of the old process. */
+static bool is_same_snapshot(const struct upgrade_take *take, const struct served *served)
+{
+	for (uint32_t i = 0; i < take->export_count; i++) {
+		if (served->parent != NULL && take->exports[i].same == served->parent) {
+			return true;
+		}
+	}
+	return false;
+}
+
+/* Whether the disk, which the name says before the last '@', is that of the old process. */
+static bool has_disk_of(const struct upgrade_take *take, const struct session_record *record)
+{
+	const char *end = memrchr(record->export, '@', record->export_bytes);
+	struct session_record disk = { .export = record->export };
+	const struct before *before = NULL;
+
+	if (end != NULL) {
+		disk.export_bytes = (uint32_t)(end - record->export);
+		before = find_before(take, &disk);
+	}
+	return before != NULL && before->same != NULL;
+}
+
+/* The disks are read. A snapshot that is not on its disk was dropped: its connections are closed.
+ */
+static int adopt_late(
+	struct upgrade_take *take, const struct upgrade_taker *taker, struct error *error)
+{
+	for (uint32_t i = 0; i < take->late_count; i++) {
+		struct late_session *late = &take->late[i];
+		const struct session_record *record = &late->record;
+		const struct served *served =
+			take_find(taker, record->export, record->export_bytes, 0);
+
+		if (served != NULL ? !is_same_snapshot(take, served) : !has_disk_of(take, record)) {
+			return refuse_disk(taker, record->export, record->export_bytes, 1, error);
+		}
+		acceptor_adopt(taker->acceptor, late->kind, record, late->fd);
+		late->fd = -1;
+	}
+	return 0;
+}
+
+/* Clients connect to the old process until it pauses, also to disks that had nobody before. Takes
+ * the descriptor when it succeeds. */
+static int take_session(struct upgrade_take *take, const struct upgrade_taker *taker,
+	const struct upgrade_message *message, struct error *error)
+{
+	const struct session_record *record = &message->record;
+	const struct before *before = find_before(take, record);
+	const struct session_kind *kind = take_find_kind(taker, record);
+
+	if (before != NULL && before->same == NULL) {
+		return refuse_disk(taker, before->name, before->name_bytes, 1, error);
+	}
+	if (kind == NULL) {
+		return error_set(error, -EPROTONOSUPPORT,
+			"a connection speaks a protocol that cannot be taken over here");
+	}
+	if (before == NULL) {
+		return keep_late(take, kind, message, error);
+	}
+	acceptor_adopt(taker->acceptor, kind, record, message->fd);
+	return 0;
+}
+
+/* Of the session that comes next. */
+static int keep_received(
+	struct upgrade_take *take, const struct upgrade_message *message, struct error *error)
+{
+	if (take->received == NULL) {
+		take->received = malloc(ENGINE_PASS_LATER_BYTES_MAX);
+	}
+	if (take->received == NULL) {
+		return error_set(error, -ENOMEM, "no memory for what a connection has received");
+	}
+	if (message->offset == 0) {
+		take->received_count = 0;
+	}
+	if (message->offset != take->received_count ||
+		message->received.count > ENGINE_PASS_LATER_BYTES_MAX - take->received_count) {
+		return out_of_turn(message, error);
+	}
+	memcpy(take->received + take->received_count, message->received.bytes,
+		message->received.count);
+	take->received_count += message->received.count;
+	return 0;
+}
+
+/* Until SESSIONS_END, whose count must be that of what came. */
+static int receive_sessions(struct upgrade_take *take, const struct upgrade_taker *taker,
+	struct upgrade_message *message, struct error *error)
+{
+	uint32_t count = 0;
+	int rc;
+
+	for (;;) {
+		rc = take_receive(take, message, error);
+		if (rc < 0) {
+			return rc;
+		}
+		if (message->type == UPGRADE_RECEIVED) {
+			rc = keep_received(take, message, error);
+			if (rc < 0) {
+				return rc;
+			}
+			continue;
+		}
+		if (message->type == UPGRADE_SESSIONS_END && message->passed_count == count) {
+			return 0;
+		}
+		if (message->type != UPGRADE_SESSION) {
+			return out_of_turn(message, error);
+		}
+		message->record.later[0] =
+			(struct session_piece){ take->received, take->received_count };
+		rc = take_session(take, taker, message, error);
+		if (rc < 0) {
+			close(message->fd);
+			return rc;
+		}
+		take->received_count = 0;
+		count++;
+	}
+}
+
+static void take_count_kept(struct engine *engine, void *context)
+{
+	uint64_t *count = context;
+
+	*count += engine->counters.sessions_adopted - engine->counters.sessions_failed;
+}
+
+/* Nothing but adopted sessions was there so far. */
+static int check_kept(const struct upgrade_taker *taker, uint32_t count, struct error *error)
+{
+	uint64_t kept = 0;
+	int rc = 0;
+
+	for (uint32_t i = 0; rc == 0 && i < taker->reactor_count; i++) {
+		rc = reactor_call(taker->reactors[i], take_count_kept, &kept);
+	}
+	if (rc < 0) {
+		return error_set(error, rc, "%s", server_call_error(rc));
+	}
+	return kept == count
+		       ? 0
+		       : error_set(error, -ECONNABORTED,
+				 "connections that the new process does not let in would end: "
+				 "%llu; its log says why; end them first, or upgrade without "
+				 "--all-or-nothing",
+				 (unsigned long long)(count - kept));
+}
+
+/* What fails has changed nothing for the other process. */
+static int take_sessions(struct upgrade_take *take, const struct upgrade_taker *taker,
+	struct upgrade_message *message, struct error *error)
+{
+	const struct upgrade_message ready = { .type = UPGRADE_READY, .fd = -1 };
+	const struct upgrade_message started = { .type = UPGRADE_STARTED, .fd = -1 };
+	int rc = take_pause_all(taker, error);
+
+	if (rc < 0) {
+		return rc;
+	}
+	rc = upgrade_send(take->channel, &ready);
+	if (rc == 0) {
+		rc = receive_sessions(take, taker, message, error);
+		if (rc == 0) {
+			rc = taker->settled(taker->context, error);
+		}
+		if (rc == 0) {
+			rc = adopt_late(take, taker, error);
+		}
+		if (rc == 0 && take->keeps_all) {
+			rc = check_kept(taker, message->passed_count, error);
+		}
+		if (rc < 0) {
+			return rc;
+		}
+		keep_epochs(take);
+		/* The other process gives up what it has when this is said, and only then. */
+		rc = upgrade_send(take->channel, &started);
+	}
+	return rc == 0 ? 0
+		       : error_set(error, rc,
+				 "the server that runs does not wait for this one any more: %s",
+				 strerror(-rc));
+}
+
+int upgrade_take_over(
+	struct upgrade_take *take, const struct upgrade_taker *taker, struct error *error)
+{
+	struct upgrade_message message;
+	int rc = check_exports(take, taker, error);
+
+	if (rc < 0) {
+		return rc;
+	}
+	rc = take_sessions(take, taker, &message, error);
+	if (rc < 0) {
+		/* Sessions that were taken must not say a word to their peers. */
+		log_error("%s", error->text);
+		upgrade_send_failure(take->channel, error->text);
+		_exit(1);
+	}
+	for (uint32_t i = 0; i < taker->reactor_count; i++) {
+		reactor_resume(taker->reactors[i]);
+	}
+	log_info("took over from another process: connections: %u, could not be passed: %u",
+		message.passed_count, message.ended_count);
+	return 0;
+}
+
+void upgrade_take_finish(struct upgrade_take *take)
+{
+	struct upgrade_message message;
+	struct error error;
+
+	/* It closes the connection. */
+	(void)!upgrade_receive(take->channel, GOODBYE_MS, take->bytes, &message, &error);
+	store_adopt_end();
+	take_free(take);
+}
+
+void upgrade_take_abandon(struct upgrade_take *take, struct listener *listeners,
+	uint32_t listener_count, struct listener *control, struct listener *metrics,
+	const struct error *failure)
+{
+	for (uint32_t i = 0; i < listener_count; i++) {
+		if (listeners[i].was_passed) {
+			listener_forget_path(&listeners[i]);
+		}
+	}
+	if (control->was_passed) {
+		listener_forget_path(control);
+	}
+	if (metrics->was_passed) {
+		listener_forget_path(metrics);
+	}
+	upgrade_send_failure(take->channel, failure->text);
+	store_adopt_end();
+	take_free(take);
+}

@@ -1,0 +1,877 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/upgrade/upgrade.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/manager.h"
+#include "control/control.h"
+#include "server/change/reload.h"
+#include "server/observe/scrape.h"
+#include "server/upgrade/fate.h"
+#include "server/upgrade/offer.h"
+#include "server/upgrade/settle.h"
+#include "server/upgrade/tell.h"
+
+#define MS_NS	   UINT64_C(1000000)
+#define PREPARE_NS (10000 * MS_NS) /* from the offer to READY */
+#define FLUSH_NS   (10000 * MS_NS) /* of disks that settle; clients work meanwhile */
+#define SETTLE_NS  (1000 * MS_NS)  /* for handshakes; the same */
+#define PAUSE_NS   (5000 * MS_NS)  /* for what is in flight */
+/* For peers that receive: in a pause, then while the others are served, at least and in all. */
+#define RECEIVE_NS (20 * MS_NS)
+#define SERVE_NS   (50 * MS_NS)
+#define WAIT_NS	   (20000 * MS_NS)
+#define START_NS   (5000 * MS_NS) /* from the last session to STARTED */
+
+enum {
+	TELL_LOOK_MS = 10,
+	FLUSH_LOOK_MS = 5,
+	SETTLE_LOOK_MS = 2,
+	PAUSE_LOOK_MS = 1,
+};
+
+enum upgrade_state {
+	UPGRADE_IDLE,
+	UPGRADE_OFFERED,
+	UPGRADE_TELLING,
+	UPGRADE_PREPARING,
+	UPGRADE_FLUSHING,
+	UPGRADE_SETTLING,
+	UPGRADE_PAUSING,
+	UPGRADE_SERVING,
+	UPGRADE_PASSING,
+	UPGRADE_PASSED,
+	UPGRADE_GONE,
+	UPGRADE_STATE_COUNT
+};
+
+static const uint32_t upgrade_edges[UPGRADE_STATE_COUNT] = {
+	[UPGRADE_IDLE] = BIT(UPGRADE_OFFERED),
+	[UPGRADE_OFFERED] = BIT(UPGRADE_TELLING) | BIT(UPGRADE_IDLE),
+	[UPGRADE_TELLING] = BIT(UPGRADE_PREPARING) | BIT(UPGRADE_IDLE),
+	[UPGRADE_PREPARING] = BIT(UPGRADE_FLUSHING) | BIT(UPGRADE_IDLE),
+	[UPGRADE_FLUSHING] = BIT(UPGRADE_SETTLING) | BIT(UPGRADE_IDLE),
+	[UPGRADE_SETTLING] = BIT(UPGRADE_PAUSING) | BIT(UPGRADE_IDLE),
+	[UPGRADE_PAUSING] = BIT(UPGRADE_SERVING) | BIT(UPGRADE_PASSING) | BIT(UPGRADE_IDLE),
+	[UPGRADE_SERVING] = BIT(UPGRADE_SETTLING) | BIT(UPGRADE_IDLE),
+	[UPGRADE_PASSING] = BIT(UPGRADE_PASSED) | BIT(UPGRADE_IDLE),
+	[UPGRADE_PASSED] = BIT(UPGRADE_GONE) | BIT(UPGRADE_IDLE),
+	[UPGRADE_GONE] = 0,
+};
+
+struct upgrade {
+	struct upgrade_options options;
+	struct acceptor *acceptor;	/* NULL: the server does not serve */
+	struct server_control *control; /* or NULL */
+	struct scrape *scrape;		/* or NULL */
+	enum upgrade_state state;
+	bool stopping;		       /* the server does */
+	bool keeps_all;		       /* no connection may end for it */
+	struct control_client *client; /* to be answered; NULL unless one waits */
+	struct upgrade_tell tell;      /* with the channel to the new process */
+	uint64_t deadline_ns;	       /* of the state */
+	uint64_t pause_begin_ns;
+	uint64_t pause_longest_ns; /* of those that have ended */
+	uint64_t serve_begin_ns;
+	uint64_t wait_deadline_ns;  /* for peers; 0: nothing was paused yet */
+	char peer[PEER_TEXT_BYTES]; /* that was waited for last */
+	uint32_t pid;
+	struct settle *settle;
+	bool flushes_last;	/* PAUSING: nothing is in flight but that */
+	uint32_t paused_count;	/* the first so many reactors */
+	uint32_t drained_count; /* that could not be passed */
+	uint32_t ended_count;	/* that stood still */
+};
+
+static void upgrade_set_state(struct upgrade *upgrade, enum upgrade_state state, uint64_t limit_ns)
+{
+	GMB_ASSERT((upgrade_edges[upgrade->state] & BIT(state)) != 0);
+	upgrade->state = state;
+	upgrade->deadline_ns = clock_now_ns() + limit_ns;
+}
+
+/* The same, with the time limit that it has. */
+static void set_state_only(struct upgrade *upgrade, enum upgrade_state state)
+{
+	uint64_t deadline_ns = upgrade->deadline_ns;
+
+	upgrade_set_state(upgrade, state, 0);
+	upgrade->deadline_ns = deadline_ns;
+}
+
+static bool upgrade_is_late(const struct upgrade *upgrade)
+{
+	return clock_now_ns() >= upgrade->deadline_ns;
+}
+
+/* --- the acceptor ---------------------------------------------------------------------------- */
+
+/* Whether it takes connections, or has been told to. */
+static bool accepts(const struct upgrade *upgrade)
+{
+	return upgrade->state <= UPGRADE_FLUSHING || upgrade->state == UPGRADE_SERVING;
+}
+
+/* Acquire pairs with the release of acceptor_has_stopped(): no connection is given after this. */
+static bool has_stopped_accepting(const struct upgrade *upgrade)
+{
+	return atomic_load_explicit(upgrade->options.acceptor_stopped, memory_order_acquire);
+}
+
+/* Again, once it has stopped: it cannot be told both at once. */
+static void accept_again(const struct upgrade *upgrade)
+{
+	GMB_ASSERT(has_stopped_accepting(upgrade));
+	atomic_store_explicit(upgrade->options.acceptor_stopped, false, memory_order_relaxed);
+	acceptor_start(upgrade->acceptor);
+}
+
+static void stop_accepting(struct upgrade *upgrade)
+{
+	acceptor_stop(upgrade->acceptor);
+	upgrade_set_state(upgrade, UPGRADE_SETTLING, SETTLE_NS);
+}
+
+/* --- giving up ------------------------------------------------------------------------------- */
+
+/* The new process owns nothing and can do nothing any more. False: it has said STARTED. */
+static bool revoke_offer(struct upgrade *upgrade)
+{
+	uint8_t bytes[UPGRADE_PACKET_BYTES_MAX];
+	struct upgrade_message message;
+	struct error error;
+
+	/* From here on its STARTED fails; one that is there already counts. */
+	(void)shutdown(upgrade->tell.channel, SHUT_RD);
+	while (upgrade_receive(upgrade->tell.channel, 0, bytes, &message, &error) == 0) {
+		if (message.fd >= 0) {
+			close(message.fd);
+		}
+		if (upgrade->state == UPGRADE_PASSED && message.type == UPGRADE_STARTED) {
+			return false;
+		}
+	}
+	return true;
+}
+
+static void upgrade_forget(struct upgrade *upgrade)
+{
+	close(upgrade->tell.channel);
+	upgrade_tell_init(&upgrade->tell, -1);
+	upgrade->pid = 0;
+	upgrade->flushes_last = false;
+	upgrade->paused_count = 0;
+	upgrade->drained_count = 0;
+	upgrade->ended_count = 0;
+	upgrade->pause_longest_ns = 0;
+	upgrade->wait_deadline_ns = 0;
+	upgrade->peer[0] = '\0';
+}
+
+/* The control socket, if the new process is to have the same path; else NULL. */
+static struct listener *own_control(const struct upgrade *upgrade)
+{
+	return upgrade->options.config->control_path != NULL
+		       ? server_control_listener(upgrade->control)
+		       : NULL;
+}
+
+static void take_back_listeners(const struct upgrade *upgrade)
+{
+	struct listener *control = own_control(upgrade);
+
+	for (uint32_t i = 0; i < upgrade->options.listener_count; i++) {
+		listener_take_back(&upgrade->options.listeners[i]);
+	}
+	if (control != NULL) {
+		listener_take_back(control);
+	}
+}
+
+/* False: the new process serves already. */
+static bool upgrade_give_up(struct upgrade *upgrade, int code, const char *reason)
+{
+	bool accepted = accepts(upgrade);
+	struct error error;
+
+	if (!revoke_offer(upgrade)) {
+		return false;
+	}
+	upgrade_send_failure(upgrade->tell.channel, reason);
+	for (uint32_t i = 0; i < upgrade->paused_count; i++) {
+		reactor_resume(upgrade->options.reactors[i]);
+	}
+	upgrade_set_state(upgrade, UPGRADE_IDLE, 0);
+	if (!accepted && !upgrade->stopping) {
+		accept_again(upgrade);
+	}
+	take_back_listeners(upgrade);
+	upgrade_forget(upgrade);
+	reload_begin(upgrade->options.reload);
+	error_set(&error, code, "the upgrade failed, and this server goes on: %s", reason);
+	log_error("%s", error.text);
+	if (upgrade->client != NULL) {
+		control_fail(upgrade->client, code, error.text);
+		upgrade->client = NULL;
+	}
+	return true;
+}
+
+/* --- sessions -------------------------------------------------------------------------------- */
+
+struct look {
+	struct upgrade *upgrade;
+	uint64_t count;
+	struct engine_rest rest;
+	int rc;
+};
+
+static void count_handshakes(struct engine *engine, void *context)
+{
+	struct look *look = context;
+
+	look->count += engine->counters.handshakes;
+}
+
+/* Unless a connection would end that must not, which is looked at within the same call. */
+static void upgrade_pause_engine(struct engine *engine, void *context)
+{
+	struct look *look = context;
+	struct engine_fate fate = { 0 };
+
+	engine_foresee(engine, &fate);
+	if (look->upgrade->keeps_all && upgrade_fate_ends(&fate, true) > 0) {
+		look->rc = -ECONNABORTED;
+	} else {
+		look->upgrade->drained_count += engine_pause(engine);
+	}
+}
+
+static void look_at_rest(struct engine *engine, void *context)
+{
+	struct look *look = context;
+
+	engine_look(engine, &look->rest,
+		look->upgrade->state == UPGRADE_SERVING && !look->upgrade->keeps_all);
+}
+
+static void serve_engine(struct engine *engine, void *context)
+{
+	GMB_UNUSED(context);
+	engine_serve(engine);
+}
+
+static void pass_engine(struct engine *engine, void *context)
+{
+	struct look *look = context;
+
+	look->rc = engine_pass(engine, upgrade_tell_session, &look->upgrade->tell);
+}
+
+static void let_engine_go(struct engine *engine, void *context)
+{
+	GMB_UNUSED(context);
+	engine_let_go(engine);
+}
+
+/* Asks all reactors: 0, or a negative errno. */
+static int look_at_all(struct upgrade *upgrade, void (*ask)(struct engine *engine, void *context),
+	struct look *look)
+{
+	int rc = 0;
+
+	*look = (struct look){ .upgrade = upgrade };
+	for (uint32_t i = 0; rc == 0 && i < upgrade->options.reactor_count; i++) {
+		rc = reactor_call(upgrade->options.reactors[i], ask, look);
+		rc = rc == 0 ? look->rc : rc;
+	}
+	return rc;
+}
+
+/* The same: a sum, or a negative errno. */
+static int64_t ask_all(struct upgrade *upgrade, void (*ask)(struct engine *engine, void *context))
+{
+	struct look look;
+	int rc = look_at_all(upgrade, ask, &look);
+
+	return rc < 0 ? rc : (int64_t)look.count;
+}
+
+/* Some connection would end. True: the new process serves all the same. */
+static bool give_up_ending(struct upgrade *upgrade)
+{
+	const struct upgrade_options *options = &upgrade->options;
+	struct engine_fate fate;
+	struct error error;
+	int rc = upgrade_foresee(options->reactors, options->reactor_count, &fate, &error);
+
+	if (rc == 0) {
+		rc = upgrade_fate_refuse(&fate, true, &error);
+	}
+	return !upgrade_give_up(upgrade, rc, error.text);
+}
+
+static bool upgrade_pause_all(struct upgrade *upgrade)
+{
+	struct look look = { .upgrade = upgrade };
+
+	upgrade->pause_begin_ns = clock_now_ns();
+	if (upgrade->wait_deadline_ns == 0) {
+		upgrade->wait_deadline_ns = upgrade->pause_begin_ns + WAIT_NS;
+	}
+	upgrade_set_state(upgrade, UPGRADE_PAUSING, PAUSE_NS);
+	for (uint32_t i = 0; i < upgrade->options.reactor_count; i++) {
+		int rc = reactor_call(upgrade->options.reactors[i], upgrade_pause_engine, &look);
+
+		if (rc < 0) {
+			return !upgrade_give_up(upgrade, rc, server_call_error(rc));
+		}
+		if (look.rc < 0) {
+			return give_up_ending(upgrade);
+		}
+		upgrade->paused_count = MAX(upgrade->paused_count, i + 1);
+	}
+	return false;
+}
+
+static uint64_t longest_pause_ns(const struct upgrade *upgrade)
+{
+	uint64_t pause_ns = clock_now_ns() - upgrade->pause_begin_ns;
+
+	return MAX(pause_ns, upgrade->pause_longest_ns);
+}
+
+/* Somebody does not receive, perhaps because its process waits for another connection, which may
+ * be one that it has just begun. */
+static bool serve_others(struct upgrade *upgrade)
+{
+	int64_t rc = ask_all(upgrade, serve_engine);
+
+	upgrade->pause_longest_ns = longest_pause_ns(upgrade);
+	upgrade->serve_begin_ns = clock_now_ns();
+	upgrade_set_state(upgrade, UPGRADE_SERVING, 0);
+	accept_again(upgrade);
+	return rc < 0 && !upgrade_give_up(upgrade, (int)rc, server_call_error((int)rc));
+}
+
+/* --- the other process serves ------------------------------------------------------------------
+ */
+
+static void upgrade_leave(struct upgrade *upgrade)
+{
+	const struct upgrade_options *options = &upgrade->options;
+	uint64_t pause_ns = longest_pause_ns(upgrade);
+	struct listener *control = own_control(upgrade);
+	struct listener *metrics = scrape_listener(upgrade->scrape);
+
+	upgrade_set_state(upgrade, UPGRADE_GONE, 0);
+	manager_tell("MAINPID=%u", upgrade->pid);
+	for (uint32_t i = 0; i < options->exports->count; i++) {
+		store_let_go(options->exports->exports[i]->store);
+	}
+	for (uint32_t i = 0; i < options->listener_count; i++) {
+		listener_forget_path(&options->listeners[i]);
+	}
+	if (control != NULL) {
+		listener_forget_path(control);
+	}
+	if (metrics != NULL) {
+		listener_forget_path(metrics);
+	}
+	/* Before the answer, after which somebody may ask again. */
+	server_control_let_go(upgrade->control);
+	log_info("process %u serves now: connections passed within %.1f ms: %u, ended: %u",
+		upgrade->pid, (double)pause_ns / 1e6, upgrade->tell.passed_count,
+		upgrade->drained_count + upgrade->ended_count);
+	if (upgrade->client != NULL) {
+		control_reply(upgrade->client,
+			json_pack("{s:I, s:I, s:I, s:I}", "pid", (json_int_t)upgrade->pid,
+				"connections", (json_int_t)upgrade->tell.passed_count,
+				"connections_ended",
+				(json_int_t)(upgrade->drained_count + upgrade->ended_count),
+				"pause_us", (json_int_t)(pause_ns / 1000)));
+		upgrade->client = NULL;
+	}
+	if (ask_all(upgrade, let_engine_go) < 0) {
+		/* It would say goodbye on connections of the new process. */
+		log_error("a thread does not answer any more: ended at once");
+		_exit(1);
+	}
+}
+
+void upgrade_goodbye(struct upgrade *upgrade)
+{
+	if (upgrade->state == UPGRADE_GONE && upgrade->tell.channel >= 0) {
+		upgrade_forget(upgrade);
+	}
+}
+
+/* --- steps ----------------------------------------------------------------------------------- */
+
+static bool server_upgrade_receive(struct upgrade *upgrade);
+
+/* Nothing is expected of the new process, but it may end, or give up, and says why. False: that is
+ * over. */
+static bool is_there(struct upgrade *upgrade)
+{
+	return !server_upgrade_receive(upgrade) && upgrade->state != UPGRADE_IDLE;
+}
+
+/* What the new process has not been told, as far as there is room. */
+static void server_upgrade_tell_all(struct upgrade *upgrade)
+{
+	struct error error;
+	const struct upgrade_sockets sockets = {
+		.listeners = upgrade->options.listeners,
+		.listener_count = upgrade->options.listener_count,
+		.control = own_control(upgrade),
+		.metrics = scrape_listener(upgrade->scrape),
+	};
+	int rc = upgrade_tell_all(&upgrade->tell, &sockets, upgrade->options.exports);
+
+	if (upgrade_tell_waits(&upgrade->tell, rc)) {
+		return;
+	}
+	if (rc < 0) {
+		if (is_there(upgrade)) {
+			(void)upgrade_give_up(
+				upgrade, rc, "the sockets and disks cannot be passed");
+		}
+		return;
+	}
+	/* Most of what there is to flush, while clients work and the new process opens all. */
+	rc = settle_begin(upgrade->settle, upgrade->options.exports, false, &error);
+	if (rc < 0) {
+		(void)upgrade_give_up(upgrade, rc, error.text);
+	} else {
+		set_state_only(upgrade, UPGRADE_PREPARING);
+	}
+}
+
+/* What is expected next; UPGRADE_TYPE_END: nothing. */
+static enum upgrade_type expected(const struct upgrade *upgrade)
+{
+	return upgrade->state == UPGRADE_OFFERED     ? UPGRADE_HELLO
+	       : upgrade->state == UPGRADE_PREPARING ? UPGRADE_READY
+	       : upgrade->state == UPGRADE_PASSED    ? UPGRADE_STARTED
+						     : UPGRADE_TYPE_END;
+}
+
+/* True: it serves. */
+static bool upgrade_take_message(struct upgrade *upgrade, const struct upgrade_message *message)
+{
+	char text[ERROR_TEXT_BYTES];
+	char reason[ERROR_TEXT_BYTES];
+
+	if (message->type == UPGRADE_FAILED) {
+		snprintf(text, sizeof(text), "%.*s", (int)message->text_bytes, message->text);
+		log_escape_sentence(reason, sizeof(reason), text);
+		return !upgrade_give_up(upgrade, -ECANCELED, reason);
+	}
+	if (message->type != expected(upgrade)) {
+		return !upgrade_give_up(upgrade, -EPROTO, "the new process does not speak in turn");
+	}
+	if (message->type == UPGRADE_HELLO) {
+		upgrade->pid = message->pid;
+		set_state_only(upgrade, UPGRADE_TELLING);
+		server_upgrade_tell_all(upgrade);
+	} else if (message->type == UPGRADE_READY) {
+		upgrade_set_state(upgrade, UPGRADE_FLUSHING, FLUSH_NS);
+	}
+	return message->type == UPGRADE_STARTED;
+}
+
+/* True: the new process serves. */
+static bool server_upgrade_receive(struct upgrade *upgrade)
+{
+	uint8_t bytes[UPGRADE_PACKET_BYTES_MAX];
+	struct upgrade_message message;
+	struct error error;
+	int rc = upgrade_receive(upgrade->tell.channel, 0, bytes, &message, &error);
+
+	if (rc == -EAGAIN) {
+		return false;
+	}
+	if (rc < 0) {
+		return !upgrade_give_up(upgrade, rc,
+			rc == -ECONNRESET ? "the new process has ended before it could serve"
+					  : error.text);
+	}
+	if (message.fd >= 0) {
+		close(message.fd); /* none is expected from there */
+	}
+	return upgrade_take_message(upgrade, &message);
+}
+
+static bool give_up_late(struct upgrade *upgrade)
+{
+	static const char *const reasons[UPGRADE_STATE_COUNT] = {
+		[UPGRADE_OFFERED] = "the new process has not come within 10 seconds",
+		[UPGRADE_TELLING] = "the new process does not receive",
+		[UPGRADE_PREPARING] = "the new process was not ready within 10 seconds",
+		[UPGRADE_FLUSHING] = "the disks were not flushed within 10 seconds",
+		[UPGRADE_PAUSING] = "requests in flight were not done within 5 seconds",
+		[UPGRADE_PASSING] = "the new process does not receive",
+		[UPGRADE_PASSED] = "the new process did not begin to serve within 5 seconds",
+	};
+
+	return !upgrade_give_up(upgrade, -ETIMEDOUT,
+		upgrade->state == UPGRADE_PAUSING && upgrade->flushes_last
+			? "the disks were not flushed within 5 seconds"
+			: reasons[upgrade->state]);
+}
+
+/* Whether the flushes are over; when they have failed, gives up, and *serves_out is what comes of
+ * that. */
+static bool has_flushed(struct upgrade *upgrade, bool *serves_out)
+{
+	struct error error;
+	int rc;
+
+	if (!settle_is_over(upgrade->settle)) {
+		*serves_out = upgrade_is_late(upgrade) && give_up_late(upgrade);
+		return false;
+	}
+	rc = settle_result(upgrade->settle, &error);
+	*serves_out = rc < 0 && !upgrade_give_up(upgrade, rc, error.text);
+	return rc == 0;
+}
+
+static bool upgrade_flush(struct upgrade *upgrade)
+{
+	bool serves;
+
+	if (has_flushed(upgrade, &serves)) {
+		stop_accepting(upgrade);
+	}
+	return serves;
+}
+
+static bool settle(struct upgrade *upgrade)
+{
+	int64_t handshakes = ask_all(upgrade, count_handshakes);
+
+	if (handshakes < 0) {
+		return !upgrade_give_up(
+			upgrade, (int)handshakes, server_call_error((int)handshakes));
+	}
+	return (handshakes == 0 || upgrade_is_late(upgrade)) && upgrade_pause_all(upgrade);
+}
+
+/* All sessions, as far as there is room for them. */
+static bool pass_all(struct upgrade *upgrade)
+{
+	int rc = (int)ask_all(upgrade, pass_engine);
+
+	if (rc == 0) {
+		rc = upgrade_tell_end(
+			&upgrade->tell, upgrade->drained_count + upgrade->ended_count);
+	}
+	if (upgrade_tell_waits(&upgrade->tell, rc)) {
+		return upgrade_is_late(upgrade) && give_up_late(upgrade);
+	}
+	if (rc < 0) {
+		return is_there(upgrade) &&
+		       !upgrade_give_up(
+			       upgrade, rc, "the connections cannot be sent to the new process");
+	}
+	set_state_only(upgrade, UPGRADE_PASSED);
+	return false;
+}
+
+/* True: the new process serves all the same. */
+static bool give_up_waiting(struct upgrade *upgrade)
+{
+	char reason[ERROR_TEXT_BYTES];
+
+	snprintf(reason, sizeof(reason),
+		"client %s has not received its answers within 20 seconds; end it, or try again",
+		upgrade->peer);
+	return !upgrade_give_up(upgrade, -ETIMEDOUT, reason);
+}
+
+/* It may be served when the time is over, and is named all the same. */
+static void note_peer(struct upgrade *upgrade, const struct engine_rest *rest)
+{
+	if (rest->waiting > 0 && rest->peer[0] != '\0') {
+		memcpy(upgrade->peer, rest->peer, sizeof(upgrade->peer));
+	}
+}
+
+/* Until everybody who was waited for has received. */
+static bool upgrade_serve(struct upgrade *upgrade)
+{
+	uint64_t now_ns = clock_now_ns();
+	struct look look;
+	int rc = look_at_all(upgrade, look_at_rest, &look);
+
+	if (rc < 0) {
+		return !upgrade_give_up(upgrade, rc, server_call_error(rc));
+	}
+	note_peer(upgrade, &look.rest);
+	upgrade->ended_count += look.rest.ended;
+	if (look.rest.busy == 0 && look.rest.waiting == 0 &&
+		now_ns - upgrade->serve_begin_ns >= SERVE_NS) {
+		stop_accepting(upgrade);
+		return false;
+	}
+	return now_ns >= upgrade->wait_deadline_ns && give_up_waiting(upgrade);
+}
+
+static bool wait_for_rest(struct upgrade *upgrade)
+{
+	struct look look = { 0 };
+	int rc = upgrade->flushes_last ? 0 : look_at_all(upgrade, look_at_rest, &look);
+	struct error error;
+	bool serves;
+
+	if (rc < 0) {
+		return !upgrade_give_up(upgrade, rc, server_call_error(rc));
+	}
+	note_peer(upgrade, &look.rest);
+	if (look.rest.waiting > 0 && clock_now_ns() - upgrade->pause_begin_ns >= RECEIVE_NS) {
+		return serve_others(upgrade);
+	}
+	if (look.rest.busy > 0 || look.rest.waiting > 0) {
+		return upgrade_is_late(upgrade) && give_up_late(upgrade);
+	}
+	if (!upgrade->flushes_last) {
+		rc = settle_begin(upgrade->settle, upgrade->options.exports, true, &error);
+		if (rc < 0) {
+			return !upgrade_give_up(upgrade, rc, error.text);
+		}
+		upgrade->flushes_last = true;
+	}
+	if (!has_flushed(upgrade, &serves)) {
+		return serves;
+	}
+	upgrade_set_state(upgrade, UPGRADE_PASSING, START_NS);
+	return pass_all(upgrade);
+}
+
+bool upgrade_run(struct upgrade *upgrade)
+{
+	bool serves = false;
+
+	switch (upgrade->state) {
+	case UPGRADE_IDLE:
+	case UPGRADE_GONE:
+	case UPGRADE_STATE_COUNT:
+		break;
+	case UPGRADE_TELLING:
+		server_upgrade_tell_all(upgrade);
+		if (upgrade->state == UPGRADE_TELLING && upgrade_is_late(upgrade)) {
+			serves = give_up_late(upgrade);
+		}
+		break;
+	case UPGRADE_OFFERED:
+	case UPGRADE_PREPARING:
+	case UPGRADE_PASSED:
+		serves = server_upgrade_receive(upgrade);
+		if (!serves && upgrade->state != UPGRADE_IDLE && upgrade_is_late(upgrade)) {
+			serves = give_up_late(upgrade);
+		}
+		break;
+	case UPGRADE_FLUSHING:
+		serves = is_there(upgrade) && upgrade_flush(upgrade);
+		break;
+	case UPGRADE_SETTLING:
+		serves = has_stopped_accepting(upgrade) && is_there(upgrade) && settle(upgrade);
+		break;
+	case UPGRADE_PAUSING:
+		serves = is_there(upgrade) && wait_for_rest(upgrade);
+		break;
+	case UPGRADE_SERVING:
+		serves = is_there(upgrade) && upgrade_serve(upgrade);
+		break;
+	case UPGRADE_PASSING:
+		serves = pass_all(upgrade);
+		break;
+	}
+	if (serves) {
+		upgrade_leave(upgrade);
+	}
+	return serves;
+}
+
+int upgrade_fd(const struct upgrade *upgrade)
+{
+	return upgrade->tell.needs_room || expected(upgrade) != UPGRADE_TYPE_END
+		       ? upgrade->tell.channel
+		       : -1;
+}
+
+short upgrade_events(const struct upgrade *upgrade)
+{
+	return upgrade->tell.needs_room ? POLLOUT : POLLIN;
+}
+
+int upgrade_timeout_ms(const struct upgrade *upgrade)
+{
+	uint64_t now_ns = clock_now_ns();
+
+	switch (upgrade->state) {
+	case UPGRADE_TELLING:
+	case UPGRADE_PASSING:
+		return TELL_LOOK_MS; /* other programs may have too many descriptors on their way */
+	case UPGRADE_FLUSHING:
+		return FLUSH_LOOK_MS;
+	case UPGRADE_SETTLING:
+		return SETTLE_LOOK_MS;
+	case UPGRADE_PAUSING:
+	case UPGRADE_SERVING:
+		return PAUSE_LOOK_MS;
+	case UPGRADE_OFFERED:
+	case UPGRADE_PREPARING:
+	case UPGRADE_PASSED:
+		return (int)((MAX(upgrade->deadline_ns, now_ns) - now_ns) / MS_NS + 1);
+	case UPGRADE_IDLE:
+	case UPGRADE_GONE:
+	case UPGRADE_STATE_COUNT:
+		break;
+	}
+	return -1;
+}
+
+/* --- the command ----------------------------------------------------------------------------- */
+
+/* Why there can be no upgrade, as a sentence. */
+static int check_possible(const struct upgrade *upgrade, struct error *error)
+{
+	if (upgrade->state != UPGRADE_IDLE) {
+		return error_set(error, -EBUSY, "an upgrade is under way already");
+	}
+	if (upgrade->acceptor == NULL) {
+		return error_set(error, -EAGAIN, "the server does not serve yet; try again");
+	}
+	if (!settle_is_over(upgrade->settle)) {
+		return error_set(error, -EBUSY,
+			"the disks are still being flushed for the upgrade before; try again");
+	}
+	return upgrade_offer_check(&upgrade->options, error);
+}
+
+/* What would become of the connections; an error: one would end that must not. */
+static int server_upgrade_foresee(
+	struct upgrade *upgrade, bool keeps_all, struct engine_fate *fate, struct error *error)
+{
+	const struct upgrade_options *options = &upgrade->options;
+	int rc = upgrade_foresee(options->reactors, options->reactor_count, fate, error);
+
+	return rc == 0 && keeps_all && upgrade_fate_ends(fate, false) > 0
+		       ? upgrade_fate_refuse(fate, false, error)
+		       : rc;
+}
+
+static void begin_upgrade(void *context, struct control_client *client, const json_t *arguments)
+{
+	struct upgrade *upgrade = context;
+	bool keeps_all = json_is_true(json_object_get(arguments, "all_or_nothing"));
+	bool is_dry = json_is_true(json_object_get(arguments, "dry_run"));
+	struct engine_fate fate;
+	struct error error;
+	int channel;
+	int rc = check_possible(upgrade, &error);
+
+	if (rc == 0) {
+		rc = server_upgrade_foresee(upgrade, keeps_all, &fate, &error);
+	}
+	if (rc == 0 && is_dry) {
+		control_reply(client, upgrade_fate_json(&fate));
+		return;
+	}
+	if (rc == 0 && !reload_hold(upgrade->options.reload)) {
+		rc = error_set(&error, -EBUSY, "the configuration is being changed; try again");
+	}
+	if (rc == 0) {
+		rc = upgrade_offer(client, &channel);
+		upgrade_tell_init(&upgrade->tell, channel);
+		if (rc < 0) {
+			error_set(&error, rc, "the new process cannot be offered a connection: %s",
+				strerror(-rc));
+			reload_begin(upgrade->options.reload);
+		}
+	}
+	if (rc < 0) {
+		control_fail(client, rc, error.text);
+		return;
+	}
+	upgrade->client = client;
+	upgrade->keeps_all = keeps_all;
+	upgrade_set_state(upgrade, UPGRADE_OFFERED, PREPARE_NS);
+}
+
+/* It has started the new process and need not wait for it; or it has not, which shows soon. */
+static void end_upgrade(void *context, struct control_client *client)
+{
+	struct upgrade *upgrade = context;
+
+	GMB_ASSERT(upgrade->client == client);
+	upgrade->client = NULL;
+	control_fail(client, -ECANCELED, "nobody waits for the answer");
+}
+
+const struct control_command upgrade_command = {
+	.name = "upgrade",
+	.right = CONTROL_CHANGE,
+	.begin = begin_upgrade,
+	.end = end_upgrade,
+};
+
+/* --- life ------------------------------------------------------------------------------------ */
+
+int upgrade_create(
+	const struct upgrade_options *options, struct upgrade **upgrade_out, struct error *error)
+{
+	struct upgrade *upgrade = calloc(1, sizeof(*upgrade));
+
+	if (upgrade != NULL) {
+		upgrade->settle = settle_create(options->reactors, options->reactor_count);
+	}
+	if (upgrade == NULL || upgrade->settle == NULL) {
+		free(upgrade);
+		return error_set(error, -ENOMEM, "no memory for upgrades");
+	}
+	upgrade->options = *options;
+	upgrade_tell_init(&upgrade->tell, -1);
+	*upgrade_out = upgrade;
+	return 0;
+}
+
+void upgrade_destroy(struct upgrade *upgrade)
+{
+	if (upgrade != NULL) {
+		GMB_ASSERT(upgrade->tell.channel < 0);
+		settle_destroy(upgrade->settle);
+		free(upgrade);
+	}
+}
+
+void upgrade_enable(struct upgrade *upgrade, struct acceptor *acceptor,
+	struct server_control *control, struct scrape *scrape)
+{
+	upgrade->acceptor = acceptor;
+	upgrade->control = control;
+	upgrade->scrape = scrape;
+}
+
+bool upgrade_stop(struct upgrade *upgrade)
+{
+	bool was_told = !accepts(upgrade);
+
+	upgrade->stopping = true;
+	upgrade->acceptor = NULL; /* no other one */
+	if (upgrade->state != UPGRADE_IDLE && upgrade->state != UPGRADE_GONE &&
+		!upgrade_give_up(upgrade, -ESHUTDOWN, "the server is stopping")) {
+		upgrade_leave(upgrade);
+	}
+	return was_told;
+}
