@@ -210,7 +210,7 @@ class Copies(support.Case):
                 file.write("exports:\n")
                 for name, right in zip("ab", rights):
                     file.write(f"- {{name: {name}, path: 'memory:64M', access: [{right}],"
-                               " delay: ['read:20ms']}\n")
+                               " delay: ['read:1s']}\n")
         write("rw", "rw")
         server = self.start("--listen", self.listen, "--config", config, "--control", control,
                             uri_count=2)
