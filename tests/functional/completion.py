@@ -118,7 +118,7 @@ class Zsh(Completion):
                 os.unlink(path)
         self.make_file(".zshrc", (
             "PS1='READY> '\nsetopt no_beep\nunset zle_bracketed_paste\n"
-            f"fpath=({self.folder} $fpath)\nautoload -Uz compinit\ncompinit -D -u\n"
+            f"fpath=({self.folder} $fpath)\nautoload -Uz compinit\ncompinit -u -d {self.path('dump')}\n"
             "compadd() {\n"
             "  local -a found\n"
             "  if [[ ${@[1,(i)(-|--)]} != *-(O|A|D)\\ * ]]; then\n"
