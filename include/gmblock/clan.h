@@ -1,38 +1,41 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * libclan: a user-level network. Two processes exchange messages and move data directly between
- * each other's memory; the kernel is asked only to connect them and to wake a sleeper.
+ * each other's memory. The kernel is used only to connect them and to wake a sleeping process.
  *
- *   struct clan_queue *queue;  clan_queue_create(NULL, &queue, &error);
- *   struct clan_conn *conn;    clan_connect(queue, "shm:/run/service", NULL, NULL, 0, &conn,
- * &error); clan_queue_wait(queue, events, 16, -1);        CLAN_EVENT_CONNECTED, CLAN_EVENT_READY,
- * ... clan_send(conn, CLAN_BULK, type, data, bytes); not seen by the peer before it is flushed
+ *   struct clan_queue *queue;
+ *   struct clan_conn *conn;
+ *   clan_queue_create(NULL, &queue, &error);
+ *   clan_connect(queue, "shm:/run/service", NULL, NULL, 0, &conn, &error);
+ *   clan_queue_wait(queue, events, 16, -1);        CLAN_EVENT_CONNECTED, CLAN_EVENT_READY, ...
+ *   clan_send(conn, CLAN_BULK, type, data, bytes); the peer sees it after the next flush
  *   clan_recv(conn, CLAN_ANY, &message, buffer, sizeof(buffer));
  *   clan_close(conn);                              CLAN_EVENT_CLOSED, then it is freed
  *   clan_queue_destroy(queue);
  *
  * Objects: a queue is the event queue of one thread. Connections, listeners and regions belong to a
- * queue. A region is memory that can be shared with peers. A cookie names a range of a region, and
- * holding it is the right to put or get there until it is revoked. Memory, state machines and what
- * a side trusts are described in clan(7) and docs/protocol/clan.md.
+ * queue. A region is memory that can be shared with peers. A cookie names a range of a region; its
+ * holder has the right to put or get there until the cookie is revoked. clan(7) and
+ * docs/protocol/clan.md describe the memory model, the state machines and the trust between the two
+ * sides.
  *
- * Threads: a queue and everything on it belong to the thread that created the queue; only
- * clan_queue_wake() may be called from other threads. Queues are independent of each other. After
- * fork() only the parent may use a queue; the child calls clan_queue_after_fork().
+ * Threads: a queue and all of its objects belong to the thread that created the queue. Only
+ * clan_queue_wake() can be called from other threads. Queues are independent of each other. After
+ * fork() only the parent may use a queue; the child must call clan_queue_after_fork().
  *
- * Calls: nothing here calls the program back, and nothing but clan_queue_wait() blocks (queues with
- * CLAN_QUEUE_PASSIVE: see there; clan_listen() may look up a name). Calls that start something
- * return 0 when an event will report its end, 1 when it has ended already, and a negative errno
- * when nothing was started. -EAGAIN always means "not now": an event comes when it can be tried
- * again.
+ * Calls: the library never calls back into the program, and only clan_queue_wait() blocks
+ * (exceptions: queues with CLAN_QUEUE_PASSIVE, see there, and clan_listen(), which might look up a
+ * name). A call that starts an operation returns 0 if an event will report its end, 1 if the
+ * operation has already ended, and a negative errno if it was not started. -EAGAIN always means
+ * "not now": an event reports when to try again.
  *
  * Ownership: structs, vectors and buffers passed to a call are borrowed until it returns, unless
- * its comment says otherwise. Structs that begin with a member "size" must have it set to their
- * sizeof, and every other member zero unless set on purpose.
+ * its comment says otherwise. In structs that begin with a member "size", set it to the sizeof of
+ * the struct and set every unused member to zero.
  *
- * Errors: functions that can fail return a negative errno; those that take a struct clan_error also
- * fill it with a message for people (NULL: no message). -EINVAL always means that an argument
- * breaks the rules given here.
+ * Errors: functions that can fail return a negative errno. Functions that take a struct clan_error
+ * also fill in a human-readable message (NULL: no message). -EINVAL always means that an argument
+ * breaks a rule given in this header.
  */
 #ifndef GMBLOCK_CLAN_H
 #define GMBLOCK_CLAN_H
@@ -52,27 +55,26 @@ struct clan_listener;
 struct clan_conn;
 struct clan_region;
 
-/* An error with a message for people. */
+/* An error with a human-readable message. */
 struct clan_error {
-	int code;	/* the negative errno that was returned */
-	char text[508]; /* one sentence without a final full stop, terminated, UTF-8 or escaped */
+	int code;	/* the negative errno that the call returned */
+	char text[508]; /* one sentence, no final full stop; NUL-terminated, UTF-8 or escaped */
 };
 
-/* ---- queues: the asynchronous event queue (CLAN paper, "asynchronous event queue") -------------
- */
+/* ---- queues: the asynchronous event queue of the CLAN paper --------------------------------- */
 
 enum clan_queue_flags {
-	/* No io_uring and no threads: progress is made only inside calls, and all wake-ups come
-	 * through sockets. For programs whose loop, sandbox or fork() forbids the others. Calls may
-	 * then block for as long as the kernel takes to close a descriptor that a peer sent, so use
-	 * it with peers that are trusted that far. */
+	/* No io_uring and no threads: the queue makes progress only inside calls, and all wake-ups
+	 * come through sockets. For programs whose event loop, sandbox or fork() rules out io_uring
+	 * or threads. A call can then block while the kernel closes a descriptor that a peer sent,
+	 * so use it only with peers that are trusted not to exploit this. */
 	CLAN_QUEUE_PASSIVE = 1 << 0,
 };
 
-/* How peers wake this queue. The peer obeys what the waiting side asked for. */
+/* How peers wake this queue. The side that waits chooses, and the peer complies. */
 enum clan_bell {
-	CLAN_BELL_AUTO,	  /* futex where the kernel can (Linux 6.7, probed), else socket */
-	CLAN_BELL_FUTEX,  /* a futex word in the peer's memory, waited for by io_uring */
+	CLAN_BELL_AUTO,	  /* futex if the kernel supports it (Linux 6.7, probed), else socket */
+	CLAN_BELL_FUTEX,  /* a futex word in the peer's memory, waited for with io_uring */
 	CLAN_BELL_SOCKET, /* one byte on the connection's socket */
 };
 
@@ -80,60 +82,64 @@ struct clan_queue_options {
 	size_t size;
 	uint32_t flags;	    /* enum clan_queue_flags */
 	uint32_t bell;	    /* enum clan_bell */
-	uint32_t spin_us;   /* clan_queue_wait() looks this long before it sleeps, letting other
-			       threads run; 0 = not at all */
-	uint32_t conns_max; /* connections; 0 = 4096; at most 65536 */
+	uint32_t spin_us;   /* time that clan_queue_wait() polls before it sleeps, yielding to other
+			       threads; 0 = none */
+	uint32_t conns_max; /* limit on connections; 0 = 4096; at most 65536 */
 };
 
 /* Creates a queue that belongs to the calling thread. options may be NULL. Errors: -EINVAL,
- * -ENOMEM, -EMFILE, -EOPNOTSUPP (CLAN_BELL_FUTEX was demanded and the kernel has none). */
+ * -ENOMEM, -EMFILE, -EOPNOTSUPP (CLAN_BELL_FUTEX was requested and the kernel does not support
+ * it). */
 int clan_queue_create(const struct clan_queue_options *options, struct clan_queue **queue_out,
 	struct clan_error *error);
 
-/* Frees the queue. -EBUSY, and nothing happens, while it has connections, listeners or regions.
- * NULL is a no-op. */
+/* Frees the queue. Fails with -EBUSY, without any effect, while the queue has connections,
+ * listeners or regions. NULL is a no-op. */
 int clan_queue_destroy(struct clan_queue *queue);
 
 enum clan_event_type {
-	/* A peer wants to connect: answer with clan_accept(), clan_reject() or clan_close(), before
-	 * the handshake deadline. clan_conn_peer() and clan_conn_hello() say who and what. */
+	/* A peer wants to connect. Answer with clan_accept(), clan_reject() or clan_close() before
+	 * the handshake deadline. clan_conn_peer() identifies the peer; clan_conn_hello() returns
+	 * its message. */
 	CLAN_EVENT_CONNECT = 1,
-	/* clan_connect() succeeded; clan_conn_hello() has what the acceptor sent. */
+	/* clan_connect() succeeded. clan_conn_hello() returns the acceptor's message. */
 	CLAN_EVENT_CONNECTED,
-	/* Something that returned -EAGAIN can be tried again; .ready says what. */
+	/* A call that returned -EAGAIN can be tried again; .ready names the calls. */
 	CLAN_EVENT_READY,
-	/* The connection is over: .status is -ECONNREFUSED (rejected; clan_conn_hello() has the
-	 * text), -ECONNRESET (the peer ended or closed), -EPROTO (it broke a rule; see
-	 * clan_conn_reason()), -ETIMEDOUT (no answer to the handshake, or a strict revocation was
-	 * not obeyed), -ETOOMANYREFS (the process's user had more descriptors in flight than the
-	 * limit on open files for too long), or another errno of connecting. What the peer had
-	 * published can still be received. Call clan_close(). */
+	/* The connection has ended. .status is -ECONNREFUSED (rejected; clan_conn_hello() returns
+	 * the text), -ECONNRESET (the peer ended or closed it), -EPROTO (the peer broke a rule; see
+	 * clan_conn_reason()), -ETIMEDOUT (the handshake was not answered, or a strict revocation
+	 * was not obeyed), -ETOOMANYREFS (the user of this process had more descriptors in flight
+	 * than the limit on open files for too long), or another errno of connecting. Data that the
+	 * peer had already published can still be received. Call clan_close(). */
 	CLAN_EVENT_LOST,
-	/* After clan_close(): nothing of the connection runs any more, the peer's memory cannot be
-	 * reached through it, and the handle in .conn is invalid from here on (compare it only). */
+	/* clan_close() has completed: the library no longer uses the connection and cannot reach
+	 * the peer's memory through it. The handle in .conn is invalid from here on; it can only be
+	 * compared. */
 	CLAN_EVENT_CLOSED,
-	/* clan_region_share() has ended. .status 0: .number and .generation name the region to the
-	 * peer. Otherwise the peer refused it with that errno. */
+	/* clan_region_share() has ended. If .status is 0, .number and .generation identify the
+	 * region to the peer. Otherwise .status is the errno with which the peer refused it. */
 	CLAN_EVENT_SHARED,
-	/* clan_region_unshare() has ended: the peer's library uses the region no more. */
+	/* clan_region_unshare() has ended: the peer's library no longer uses the region. */
 	CLAN_EVENT_UNSHARED,
-	/* The peer has shared a region: .number, .generation; see clan_peer_region_info(). The peer
-	 * knows that it is taken, so a message that names it can be received before this event; the
-	 * region can be used then. */
+	/* The peer has shared a region, identified by .number and .generation; see
+	 * clan_peer_region_info(). The peer has already been informed that the region was accepted,
+	 * so a message that names the region can arrive before this event. The region is usable at
+	 * that time. */
 	CLAN_EVENT_REGION,
-	/* The peer wants its region .number back: no new holds are granted, and it is returned when
-	 * the last one is put. Also when the connection is lost. */
+	/* The peer wants its region .number back. No new holds are granted, and the region is
+	 * returned when the last hold is put. Also given when the connection is lost. */
 	CLAN_EVENT_REGION_ENDING,
-	/* clan_cookie_revoke() has ended; .op is its argument, .number the cookie's slot. .status
-	 * 0: nothing can arrive by the cookie any more. */
+	/* clan_cookie_revoke() has ended; .op is its argument and .number the cookie's slot.
+	 * .status 0: no more data can arrive through the cookie. */
 	CLAN_EVENT_REVOKED,
-	/* Tripwire .number was touched; it is off until clan_rearm(). */
+	/* A put touched tripwire .number. It is off until clan_rearm(). */
 	CLAN_EVENT_TRIPPED,
 	/* A put, get or fetch that returned 0 has ended with .status; .op is its argument. */
 	CLAN_EVENT_DONE,
-	/* Only with CLAN_HANDSHAKES_OWN: somebody has connected, and has not said who it is.
-	 * clan_conn_peer() has the address. CLAN_EVENT_CONNECT follows, or CLAN_EVENT_LOST.
-	 * clan_reject() and clan_close() may be called at any time. */
+	/* Only with CLAN_HANDSHAKES_OWN: a peer has connected and has not introduced itself yet.
+	 * clan_conn_peer() returns its address. CLAN_EVENT_CONNECT or CLAN_EVENT_LOST follows.
+	 * clan_reject() and clan_close() can be called at any time. */
 	CLAN_EVENT_ARRIVED,
 };
 
@@ -149,9 +155,9 @@ enum clan_ready {
 struct clan_event {
 	uint32_t type;		    /* enum clan_event_type */
 	int32_t status;		    /* 0 or a negative errno */
-	struct clan_conn *conn;	    /* NULL in no event of this version */
-	void *context;		    /* the connection's, see clan_conn_set_context() */
-	void *op;		    /* REVOKED, DONE: argument of the call */
+	struct clan_conn *conn;	    /* always set in this version */
+	void *context;		    /* of the connection, see clan_conn_set_context() */
+	void *op;		    /* REVOKED, DONE: argument op of the call */
 	struct clan_region *region; /* SHARED, UNSHARED */
 	uint32_t ready;		    /* READY: enum clan_ready */
 	uint32_t number;	    /* region, cookie slot or tripwire */
@@ -160,89 +166,97 @@ struct clan_event {
 };
 
 /*
- * Publishes what was submitted, makes progress, and gives at most max events (at least 1). Waits
- * until there is one, clan_queue_wake() was called, or timeout_ms have passed: 0 = does not wait,
- * -1 = no limit. Returns the number of events (0 after a timeout or a wake-up).
+ * Publishes submitted messages, makes progress, and returns up to max events (max is at least 1).
+ * Waits until there is an event, clan_queue_wake() is called, or timeout_ms have passed (0 = does
+ * not wait, -1 = no limit). Returns the number of events, which is 0 after a timeout or a wake-up.
  *
- * An event is queued at most once until the call that can raise it again, so the queue cannot
- * overflow, and its cost does not depend on the number of connections. An idle queue costs nothing.
- * A wait gives at most one of ARRIVED, CONNECT, CONNECTED, READY and LOST of a connection, in this
- * order: clan_recv() may say that the connection is over before LOST is given. Errors: -EINVAL.
+ * An event is queued at most once until the call that can raise it again. So the queue cannot
+ * overflow, and its cost does not depend on the number of connections. An idle queue uses no CPU.
+ * One wait returns at most one of ARRIVED, CONNECT, CONNECTED, READY and LOST for a connection, in
+ * this order. So clan_recv() can report the end of the connection before LOST is given. Errors:
+ * -EINVAL.
  */
 int clan_queue_wait(
 	struct clan_queue *queue, struct clan_event *events, uint32_t max, int timeout_ms);
 
-/* Makes the current wait return, or else the next one. Any thread, and signal handlers. */
+/* Makes the current wait return, or else the next one. Safe in any thread and in signal
+ * handlers. */
 void clan_queue_wake(struct clan_queue *queue);
 
 /*
- * For loops of other makers. The descriptor belongs to the queue and polls readable when
- * clan_queue_wait(queue, events, max, 0) has work, provided that clan_queue_arm() returned 0 after
- * the last call on the queue. It stays the same for the life of the queue.
+ * For programs with their own event loop. The descriptor belongs to the queue and polls readable
+ * when clan_queue_wait(queue, events, max, 0) has work to do, provided that clan_queue_arm()
+ * returned 0 after the last other call on the queue. The descriptor stays the same for the life of
+ * the queue.
  */
 int clan_queue_fd(const struct clan_queue *queue);
 
-/* Publishes what was submitted and asks every peer for a wake-up. Returns 1 when there is work
- * already (do not sleep), 0 when the descriptor will tell. Before every sleep of a foreign loop;
- * clan_queue_wait() does it by itself. Costs O(peers that were active), not O(connections). */
+/* Publishes submitted messages and requests a wake-up from every peer. Returns 1 if there is work
+ * already (do not sleep), or 0 if the descriptor will become readable when there is. A program with
+ * its own event loop calls it before every sleep; clan_queue_wait() does so internally. Costs
+ * O(peers that were active), not O(connections). */
 int clan_queue_arm(struct clan_queue *queue);
 
-/* In the child after fork(): closes the child's copies of descriptors, unmaps what is mapped, and
- * frees every object of the queue, without any effect on the parent or on peers. Regions stay
- * mapped in the child, at the same addresses, as memory shared with the parent. The child must call
- * it early: until then a peer cannot notice that the parent died. */
+/* Call this in the child after fork(). It closes the child's copies of descriptors, unmaps shared
+ * memory, and frees every object of the queue, without any effect on the parent or on peers.
+ * Regions stay mapped in the child, at the same addresses, as memory shared with the parent. Call
+ * it early: until then peers cannot detect the death of the parent. */
 void clan_queue_after_fork(struct clan_queue *queue);
 
-/* ---- connections -------------------------------------------------------------------------------
- */
+/* ---- connections ---------------------------------------------------------------------------- */
 
 enum clan_access {
-	CLAN_ACCESS_OWNER, /* the process's own user, and root */
-	CLAN_ACCESS_ANY,   /* everybody who can reach the address; the program decides by
-			      clan_conn_peer() */
-	/* The same, and on shm memory that another user than root and our own may write is touched
-	 * by helper threads only: whoever may write it can punch holes, which a thread that touches
-	 * it waits for. Such a connection has no CLAN_CAN_MAP here; its puts and gets end by
-	 * CLAN_EVENT_DONE, and what is sent before that event can overtake a put. Not with
-	 * CLAN_QUEUE_PASSIVE. */
+	CLAN_ACCESS_OWNER, /* the user of this process, and root */
+	CLAN_ACCESS_ANY,   /* every user who can reach the address; check clan_conn_peer() */
+	/* Like ANY, but on shm only helper threads touch memory that can be written by users other
+	 * than root and our own. A user with write access can punch holes into the memory, which
+	 * stalls any thread that touches it. This side of such a connection has no CLAN_CAN_MAP.
+	 * Its puts and gets end with CLAN_EVENT_DONE, and a message sent before that event can
+	 * overtake a put. Cannot be combined with CLAN_QUEUE_PASSIVE. */
 	CLAN_ACCESS_WARY,
 };
 
-/* What one side of a connection offers and accepts. NULL and 0 mean the default. */
+/* Parameters of one side of a connection. A NULL pointer and zero members select the defaults. */
 struct clan_conn_options {
 	size_t size;
-	uint32_t access;     /* enum clan_access; clan_connect(): only whether it is WARY */
-	uint32_t bulk_slots; /* our bulk ring in slots of 64 bytes: a power of two, 256 to 65536;
-				0 = 256. The memory we use per connection is 8 KiB + 64 times it;
-				on a network: 72 KiB (ofi: 115) + 64 times it, and it is what
-				we receive in;
-				what the peer shares and grants takes up to 1.1 MiB more */
-	uint32_t cookies;    /* cookies that can be granted at once; 0 = 64; at most 4096 */
-	uint32_t tripwires;  /* 0 = 32; at most 4096 */
-	uint32_t handshake_timeout_ms;	/* from the connection's start to its end; 0 = 10 s */
-	uint32_t peer_slots_max;	/* bulk slots that a peer may have; 0 = 65536. Not on a
-					   network, where they take none of our memory */
-	uint32_t peer_regions_max;	/* regions that a peer may share; 0 = 16; at most 4096 */
-	uint64_t peer_region_bytes_max; /* and their sizes altogether; 0 = 64 MiB */
-	uint32_t conns_max;		/* listeners: connections at once; 0 = 4096 */
-	uint32_t handshakes_max;	/* listeners: of them, before clan_accept(); 0 = 64; on
-					   shm half of them for one user, on a network one
-					   address can have all. CLAN_HANDSHAKES_OWN: networks
-					   only, see there */
+	uint32_t access; /* enum clan_access; clan_connect() only checks for WARY */
+	/* Size of our bulk ring in slots of 64 bytes: a power of two, 256 to 65536; 0 = 256. We use
+	 * 8 KiB + 64 bytes per slot for each connection. On a network it is 72 KiB (ofi: 115 KiB) +
+	 * 64 bytes per slot, and this is the memory that we receive into. Regions and cookies of
+	 * the peer take up to 1.1 MiB more. */
+	uint32_t bulk_slots;
+	uint32_t cookies;	       /* limit on granted cookies; 0 = 64; at most 4096 */
+	uint32_t tripwires;	       /* limit; 0 = 32; at most 4096 */
+	uint32_t handshake_timeout_ms; /* for the complete handshake; 0 = 10 s */
+	uint32_t peer_slots_max; /* limit on the peer's bulk slots; 0 = 65536. Ignored on networks,
+				    where they use no memory of ours */
+	uint32_t peer_regions_max;	/* limit on regions the peer shares; 0 = 16; at most 4096 */
+	uint64_t peer_region_bytes_max; /* limit on their total size; 0 = 64 MiB */
+	uint32_t conns_max;		/* listeners: limit on connections; 0 = 4096 */
+	/* Listeners: limit on connections before clan_accept(); 0 = 64. On shm one user can have
+	 * half of them; on a network one address can have all. CLAN_HANDSHAKES_OWN: networks only,
+	 * see there. */
+	uint32_t handshakes_max;
 };
 
-/* The program limits handshakes itself, so that one peer cannot have all of them: it is told of
- * each connection by CLAN_EVENT_ARRIVED. */
+/* The program limits handshakes itself, so that a single peer cannot occupy all of them.
+ * CLAN_EVENT_ARRIVED reports each new connection. */
 #define CLAN_HANDSHAKES_OWN UINT32_MAX
 
 /*
- * Listens at an address: "shm:PATH" (a Unix socket, replaced when nobody listens there; mode
- * 0600, or 0666 with CLAN_ACCESS_ANY), "shm:@NAME" (abstract), "tcp:HOST:PORT" (a network; IPv6
- * addresses in brackets; port 0: one that is free), or "ofi:HOST:PORT", which uses libfabric, with
- * "?provider=tcp" (default) or "?provider=verbs" (RDMA) behind the port. A network knows no users,
- * so it demands CLAN_ACCESS_ANY, and encrypts nothing. Peers come as CLAN_EVENT_CONNECT. Errors:
- * -EINVAL, -EADDRINUSE, -EACCES, -EMFILE, -ENOMEM, -EPROTONOSUPPORT (the scheme of the address, or
- * libfabric is not installed), and those of bind(2).
+ * Listens at an address:
+ *
+ * - "shm:PATH": a Unix socket with mode 0600, or 0666 with CLAN_ACCESS_ANY; a stale socket file on
+ *   which no process listens is replaced
+ * - "shm:@NAME": an abstract Unix socket
+ * - "tcp:HOST:PORT": a network; IPv6 addresses in brackets; port 0 picks a free one
+ * - "ofi:HOST:PORT": libfabric, with "?provider=tcp" (default) or "?provider=verbs" (RDMA) after
+ *   the port
+ *
+ * Networks do not identify users, so they require CLAN_ACCESS_ANY. They are not encrypted. New
+ * peers are reported by CLAN_EVENT_CONNECT. Errors: -EINVAL, -EADDRINUSE, -EACCES, -EMFILE,
+ * -ENOMEM, -EPROTONOSUPPORT (unknown scheme, or libfabric is not installed), and the errors of
+ * bind(2).
  */
 int clan_listen(struct clan_queue *queue, const char *address,
 	const struct clan_conn_options *options, struct clan_listener **listener_out,
@@ -250,18 +264,19 @@ int clan_listen(struct clan_queue *queue, const char *address,
 
 enum { CLAN_ADDRESS_BYTES = 160 };
 
-/* Where it listens, as clan_connect() takes it: with the port that was found for port 0. Valid
- * until the listener is closed. */
+/* Returns the address of the listener in the form that clan_connect() takes, with the actual port
+ * if port 0 was requested. Valid until the listener is closed. */
 const char *clan_listener_address(const struct clan_listener *listener);
 
-/* Stops listening. Its connections stay, but for those without CLAN_EVENT_CONNECT; of some that
- * event may still be given. Removes the socket file. NULL is a no-op. */
+/* Stops listening and removes the socket file. Connections stay, except those for which
+ * CLAN_EVENT_CONNECT has not been raised; if it is already queued, it is still given. NULL is a
+ * no-op. */
 void clan_listener_close(struct clan_listener *listener);
 
-/* Takes a connected Unix SOCK_SEQPACKET socket that the program accepted by itself, for programs
- * that spread connections over several queues. The descriptor is taken, also on failure. The first
- * event is CLAN_EVENT_CONNECT when the peer has introduced itself, or CLAN_EVENT_LOST; clan_close()
- * must be called in either case, and may be called at any time. Errors: -EINVAL (also: not such a
+/* Adopts a connected Unix SOCK_SEQPACKET socket that the program has accepted, for programs that
+ * distribute connections over several queues. The call owns fd, even if it fails. The first event
+ * is CLAN_EVENT_CONNECT when the peer has introduced itself, or CLAN_EVENT_LOST. In either case the
+ * program must call clan_close(), which is permitted at any time. Errors: -EINVAL (also: not such a
  * socket), -EACCES (options->access), -ENOMEM, -EMFILE, -EUSERS (conns_max of the queue). */
 int clan_adopt(struct clan_queue *queue, int fd, const struct clan_conn_options *options,
 	struct clan_conn **conn_out, struct clan_error *error);
@@ -269,39 +284,39 @@ int clan_adopt(struct clan_queue *queue, int fd, const struct clan_conn_options 
 enum { CLAN_HELLO_BYTES_MAX = 4096 };
 
 /*
- * Starts to connect. hello (at most CLAN_HELLO_BYTES_MAX bytes) is given to the acceptor. The
- * result is CLAN_EVENT_CONNECTED or CLAN_EVENT_LOST; clan_close() must be called in either case.
- * Messages can be sent after CONNECTED only. On a network that nobody listens comes as LOST, since
- * the answer takes its time. Errors, when nothing was started: -EINVAL, -EPROTONOSUPPORT, -ENOENT,
- * -ECONNREFUSED (nobody listens), -EACCES, -EAGAIN (the listener's backlog is full; no event
- * comes), -ENOMEM, -EMFILE, -EUSERS.
+ * Starts to connect. The acceptor receives hello (at most CLAN_HELLO_BYTES_MAX bytes). The result
+ * is CLAN_EVENT_CONNECTED or CLAN_EVENT_LOST; the program must call clan_close() in either case.
+ * Messages can be sent only after CONNECTED. On a network the absence of a listener is reported by
+ * LOST, because the answer takes time. Errors, if the connection was not started: -EINVAL,
+ * -EPROTONOSUPPORT, -ENOENT, -ECONNREFUSED (no listener), -EACCES, -EAGAIN (the listener's backlog
+ * is full; no event follows), -ENOMEM, -EMFILE, -EUSERS.
  */
 int clan_connect(struct clan_queue *queue, const char *address,
 	const struct clan_conn_options *options, const void *hello, size_t hello_bytes,
 	struct clan_conn **conn_out, struct clan_error *error);
 
-/* Accepts the connection of a CLAN_EVENT_CONNECT; usable at once. hello is given to the peer. If
- * the peer has gone, CLAN_EVENT_LOST follows. Errors: -EINVAL, -EMFILE, -ENOMEM, -ECONNRESET. The
- * connection still has to be closed after an error. */
+/* Accepts the connection of a CLAN_EVENT_CONNECT, which is then immediately usable. The peer
+ * receives hello. If the peer has already ended, CLAN_EVENT_LOST follows. Errors: -EINVAL, -EMFILE,
+ * -ENOMEM, -ECONNRESET. The connection must be closed even after an error. */
 int clan_accept(struct clan_conn *conn, const void *hello, size_t hello_bytes);
 
-/* Refuses it with a text for people of at most CLAN_HELLO_BYTES_MAX bytes, and closes it as
- * clan_close() does. */
+/* Rejects the connection with a human-readable text of at most CLAN_HELLO_BYTES_MAX bytes, and
+ * closes it like clan_close(). */
 void clan_reject(struct clan_conn *conn, const char *text);
 
-/* Publishes what was sent, tells the peer, and gives the connection up. CLAN_EVENT_CLOSED follows
- * when nothing of it runs any more: after the last clan_peer_region_put(), and on a network when
- * the peer has got everything or has not taken it for 2 s; until then regions stay shared. In
- * between only clan_peer_region_put() may be called on it. Events that were not yet given are
- * dropped. */
+/* Publishes submitted messages, notifies the peer, and closes the connection. CLAN_EVENT_CLOSED
+ * follows when the library no longer uses it: after the last clan_peer_region_put(), and on a
+ * network when the peer has received everything or has not read for 2 s. Regions stay shared until
+ * then. Between the two, clan_peer_region_put() is the only permitted call on the connection.
+ * Events that have not been given are dropped. */
 void clan_close(struct clan_conn *conn);
 
-/* A pointer of the program's, repeated in every event. */
+/* A pointer that the program sets and every event returns. */
 void clan_conn_set_context(struct clan_conn *conn, void *context);
 void *clan_conn_context(const struct clan_conn *conn);
 
-/* The process at the other end as the kernel knows it, from the time it connected (or listened). On
- * a network only its address is known: pid is 0, and uid and gid are -1. */
+/* The process at the other end, as reported by the kernel for the time when it connected (or
+ * started to listen). On a network only the address is known: pid is 0, and uid and gid are -1. */
 struct clan_peer {
 	pid_t pid;
 	uid_t uid;
@@ -310,28 +325,30 @@ struct clan_peer {
 };
 void clan_conn_peer(const struct clan_conn *conn, struct clan_peer *peer);
 
-/* What the peer said when it connected, accepted or rejected: hostile bytes, valid until the
- * connection is closed. */
+/* Returns the message that the peer sent when it connected, accepted or rejected. These bytes are
+ * untrusted. Valid until the connection is closed. */
 const void *clan_conn_hello(const struct clan_conn *conn, size_t *bytes_out);
 
-/* Why the connection was lost, for people; "" while it is not. Valid until it is closed. */
+/* Returns the human-readable reason why the connection was lost, "" while it is not. Valid until
+ * the connection is closed. */
 const char *clan_conn_reason(const struct clan_conn *conn);
 
 enum clan_conn_caps {
-	/* Who is told of a region maps it: clan_peer_region_get() works, and what a lost peer has
-	 * under way in ours goes on until clan_region_replace(). Without it regions are reached by
-	 * put and get only, and nothing of the connection arrives after CLAN_EVENT_CLOSED. */
+	/* Each side maps the regions that the other shares: clan_peer_region_get() works, and
+	 * operations of a lost peer on our regions can continue until clan_region_replace().
+	 * Without it regions are accessible by put and get only, and no data of the connection
+	 * arrives after CLAN_EVENT_CLOSED. */
 	CLAN_CAN_MAP = 1 << 0,
 };
 
-/* What kind of network carries the connection: a set of enum clan_conn_caps. The same from the
- * beginning, and at both ends where none is CLAN_ACCESS_WARY. */
+/* Returns the capabilities of the connection, a set of enum clan_conn_caps. They never change, and
+ * are the same at both ends unless one is CLAN_ACCESS_WARY. */
 uint32_t clan_conn_caps(const struct clan_conn *conn);
 
-/* Counters since the connection was made. stats->size must be set. */
+/* Counters since the connection was created. Set stats->size before the call. */
 struct clan_conn_stats {
 	size_t size;
-	uint64_t messages_sent; /* also notifications and pieces of a stream */
+	uint64_t messages_sent; /* including notifications and segments of streams */
 	uint64_t messages_received;
 	uint64_t bytes_sent; /* of messages and streams */
 	uint64_t bytes_received;
@@ -339,37 +356,35 @@ struct clan_conn_stats {
 	uint64_t gets;
 	uint64_t bytes_put;
 	uint64_t bytes_got;
-	uint64_t refused;     /* puts and gets by cookies that did not allow them */
-	uint64_t bells_rung;  /* system calls that woke the peer */
-	uint64_t bells_heard; /* wake-ups by the peer's queue, of all connections to it */
-	uint64_t bells_idle;  /* of those, the ones that brought nothing */
+	uint64_t refused;     /* puts and gets rejected because the cookie did not allow them */
+	uint64_t bells_rung;  /* system calls to wake the peer */
+	uint64_t bells_heard; /* wake-ups by the peer's queue, on all connections to it */
+	uint64_t bells_idle;  /* the part of bells_heard after which there was no work */
 	uint32_t bell;	      /* enum clan_bell: how the peer wakes us */
 	uint32_t peer_bell;   /* enum clan_bell: how we wake the peer */
 };
 void clan_conn_get_stats(const struct clan_conn *conn, struct clan_conn_stats *stats);
 
-/* ---- messages: distributed message queues (CLAN paper)
- * -------------------------------------------
- */
+/* ---- messages: the distributed message queues of the CLAN paper ----------------------------- */
 
-/* Classes have rings and credits of their own: control is never behind bulk. The order of messages
- * is kept within a class. */
+/* Each class has its own ring and credits, so a control message never waits behind bulk messages.
+ * Messages stay in order within a class. */
 enum clan_class {
 	CLAN_CONTROL = 1 << 0,
 	CLAN_BULK = 1 << 1,
-	CLAN_ANY = CLAN_CONTROL | CLAN_BULK, /* receiving: control first, at most 64 in a row */
+	CLAN_ANY = CLAN_CONTROL | CLAN_BULK, /* for receiving: control first, at most 64 in a row */
 };
 
 enum {
 	CLAN_CONTROL_BYTES_MAX = 1016, /* payload of a message */
 	CLAN_BULK_BYTES_MAX = 8184,
-	CLAN_VALUE_MAX = 0x7fffffff, /* values of notifications have 31 bits */
+	CLAN_VALUE_MAX = 0x7fffffff, /* the value of a notification has 31 bits */
 };
 
-/* Types 0x01 to 0xef are the program's; the library makes these. */
+/* The program can use types 0x01 to 0xef; the library generates the following ones. */
 enum clan_message_type {
 	CLAN_TYPE_STREAM = 0xf0, /* bytes of clan_writev(): use clan_readv() */
-	CLAN_TYPE_NOTIFY = 0xf1, /* a put with CLAN_NOTIFY has arrived; clan_message.value */
+	CLAN_TYPE_NOTIFY = 0xf1, /* a put with CLAN_NOTIFY has arrived; see clan_message.value */
 };
 
 struct clan_message {
@@ -380,99 +395,102 @@ struct clan_message {
 };
 
 /*
- * Copies a message into the ring of its class. It never blocks. The peer sees it after clan_flush()
- * or the next clan_queue_wait() or clan_queue_arm(), so that one wake-up serves many.
- * Returns 0. Errors: -EAGAIN no room (CLAN_EVENT_READY with CLAN_READY_SEND_... follows),
+ * Copies a message into the ring of its class. It never blocks. The peer sees the message after
+ * clan_flush() or the next clan_queue_wait() or clan_queue_arm(), so one wake-up covers many
+ * messages. Returns 0. Errors: -EAGAIN no room (CLAN_EVENT_READY with CLAN_READY_SEND_... follows),
  * -EMSGSIZE, -EINVAL type or class, -ENOTCONN not connected, or lost.
  */
 int clan_send(
 	struct clan_conn *conn, uint32_t cls, uint32_t type, const void *data, uint32_t bytes);
-/* The same from a vector of at most 64 entries. */
+/* Like clan_send(), from a vector of at most 64 entries. */
 int clan_sendv(struct clan_conn *conn, uint32_t cls, uint32_t type, const struct iovec *iov,
 	uint32_t iov_count);
 
-/* Publishes what was sent on this connection, and wakes the peer if it asked for that. */
+/* Publishes the messages sent on this connection, and wakes the peer if it has requested that. */
 void clan_flush(struct clan_conn *conn);
 
 /*
- * Takes the next message of the classes given (enum clan_class). The payload is copied to buffer
- * once; the peer cannot change it afterwards. Returns 0 and fills *message.
- * Errors: -EAGAIN none (CLAN_EVENT_READY with CLAN_READY_... follows when one comes), -EMSGSIZE it
- * is longer than bytes: *message is filled, and it stays; -ENOTCONN nothing is left and the
- * connection is over.
+ * Receives the next message of the given classes (enum clan_class). The payload is copied to buffer
+ * once; the peer cannot change it afterwards. Returns 0 and fills in *message. Errors: -EAGAIN no
+ * message (CLAN_EVENT_READY with CLAN_READY_... follows when one arrives), -EMSGSIZE the message is
+ * longer than bytes (*message is filled in and the message stays queued), -ENOTCONN the connection
+ * has ended and all messages have been received.
  */
 int clan_recv(struct clan_conn *conn, uint32_t classes, struct clan_message *message, void *buffer,
 	uint32_t bytes);
 
 enum clan_read_flags {
-	CLAN_READ_PEEK = 1 << 0, /* the bytes stay; the peer may change them before they are read
-				    again */
+	CLAN_READ_PEEK = 1 << 0, /* do not consume the bytes; the peer can change them before they
+				    are read again */
 };
 
 /*
- * A stream of bytes in the bulk class, without boundaries and without a copy of the library's own.
- * clan_writev() cuts what it gets into messages and returns how many bytes were taken, at least 1;
- * published as by clan_send(). clan_readv() returns how many bytes were copied, at least 1.
- * Vectors have at most 1024 entries. Errors: as clan_send() and clan_recv(); -EBADMSG: the next
- * bulk message is not part of a stream.
+ * A byte stream in the bulk class, without message boundaries and without an extra copy in the
+ * library. clan_writev() splits the data into messages and returns the number of bytes taken, at
+ * least 1. They are published as by clan_send(). clan_readv() returns the number of bytes copied,
+ * at least 1. Vectors have at most 1024 entries. Errors: those of clan_send() and clan_recv(), and
+ * -EBADMSG if the next bulk message is not part of a stream.
  */
 ssize_t clan_writev(struct clan_conn *conn, const struct iovec *iov, uint32_t iov_count);
 ssize_t clan_readv(
 	struct clan_conn *conn, const struct iovec *iov, uint32_t iov_count, uint32_t flags);
 
-/* ---- regions
- * -------------------------------------------------------------------------------------
- */
+/* ---- regions -------------------------------------------------------------------------------- */
 
 enum clan_region_flags {
-	CLAN_REGION_HUGE = 1 << 0, /* ask for transparent huge pages */
+	CLAN_REGION_HUGE = 1 << 0, /* request transparent huge pages */
 };
 
-/* Memory of our own that can be shared: zeroed, populated, a multiple of the page size, at most
- * 1 TiB. *base_out is its address, the same until clan_region_destroy(). Errors: -EINVAL, -ENOMEM,
- * -EMFILE. */
+/* Allocates memory that can be shared: zeroed, populated, a multiple of the page size, at most 1
+ * TiB. *base_out is its address, which stays the same until clan_region_destroy(). Errors: -EINVAL,
+ * -ENOMEM, -EMFILE. */
 int clan_region_create(struct clan_queue *queue, size_t bytes, uint32_t flags,
 	struct clan_region **region_out, void **base_out);
 
-/* The same over a memfd of the program's (memfd_create(2)), which must be sealed against growing
- * and shrinking (F_SEAL_GROW, F_SEAL_SHRINK). offset and bytes are multiples of the page size. The
- * descriptor is borrowed. Pages of such a region cannot be replaced. Errors: also -EPERM (seals).
- */
+/* Creates a region from a memfd of the program (memfd_create(2)), which must be sealed with
+ * F_SEAL_GROW and F_SEAL_SHRINK. offset and bytes are multiples of the page size. The descriptor is
+ * borrowed. The pages of such a region cannot be replaced. Errors: as clan_region_create(), and
+ * -EPERM (missing seals). */
 int clan_region_import(struct clan_queue *queue, int memfd, uint64_t offset, size_t bytes,
 	struct clan_region **region_out, void **base_out);
 
-/* The same over memory of the program's, of any kind, place and size. It can be shared on networks
- * only (elsewhere sharing it fails with -EOPNOTSUPP), and its pages cannot be replaced. Puts from
- * such memory and gets to it cost no registration of their own. The memory must stay mapped until
- * the region is destroyed. Errors: -EINVAL, -ENOMEM. */
+/* Creates a region over memory of the program, of any kind, address and size. It can be shared on
+ * networks only (elsewhere sharing fails with -EOPNOTSUPP), and its pages cannot be replaced. Puts
+ * from such memory and gets to it need no additional registration. The memory must stay mapped
+ * until the region is destroyed. Errors: -EINVAL, -ENOMEM. */
 int clan_region_register(
 	struct clan_queue *queue, void *base, size_t bytes, struct clan_region **region_out);
 
-/* Frees it, and unmaps it unless it is registered. -EBUSY while it is shared. NULL is a no-op. */
+/* Frees the region, and unmaps it unless it is registered memory. Fails with -EBUSY while it is
+ * shared. NULL is a no-op. */
 int clan_region_destroy(struct clan_region *region);
 
 enum clan_rights {
-	CLAN_READ = 1 << 0,  /* the peer may get from it */
-	CLAN_WRITE = 1 << 1, /* the peer may put to it */
+	CLAN_READ = 1 << 0,  /* the peer can get from it */
+	CLAN_WRITE = 1 << 1, /* the peer can put to it */
 };
 
 /*
- * Offers the region to the peer; CLAN_EVENT_SHARED follows. On shm the peer's process can from then
- * on see and change all of it (with CLAN_READ only: see all of it), whatever cookies say: a region
- * is the boundary of trust, and cookies order peers that keep the rules (docs/protocol/clan.md,
- * "What each side trusts"). On shm, regions shared read-only must be created by
- * clan_region_create(), and the first share decides whether all are read-only, until
- * clan_region_replace(). On a network the peer's machine can do so until it has returned the region
- * or the connection has ended, and, if it breaks the rules, by other connections that it has to the
- * queue. Errors: -EINVAL, -EALREADY, -ENOTCONN, -EUSERS (regions of the connection), -EAGAIN (the
- * socket is full; no event comes), -EPERM, -EOPNOTSUPP (registered memory), -ENOMEM.
+ * Offers the region to the peer; CLAN_EVENT_SHARED follows.
+ *
+ * On shm the peer's process can from then on read and change all of the region (with CLAN_READ
+ * only: read all of it), regardless of cookies. The region is the boundary of trust; cookies
+ * coordinate peers that follow the rules (docs/protocol/clan.md, "Trust"). A region that is shared
+ * read-only must come from clan_region_create(), and its first share decides whether all later ones
+ * are read-only, until clan_region_replace().
+ *
+ * On a network the peer's machine has this access until it has returned the region or the
+ * connection has ended. If it breaks the rules, it can also use its other connections to the queue.
+ *
+ * Errors: -EINVAL, -EALREADY, -ENOTCONN, -EUSERS (regions of the connection), -EAGAIN (the socket
+ * is full; no event follows), -EPERM, -EOPNOTSUPP (registered memory), -ENOMEM.
  */
 int clan_region_share(struct clan_conn *conn, struct clan_region *region, uint32_t rights);
 
-/* Asks for it back; cookies on it are void at once. CLAN_EVENT_UNSHARED follows when the peer's
- * holds are put, or the connection is closed. Errors: -ENOENT not shared, -EALREADY, -EBUSY
- * CLAN_EVENT_SHARED is still to come, or a strict revocation on it is under way, -EAGAIN (no event
- * comes). */
+/* Requests the region back; cookies on it are void immediately. CLAN_EVENT_UNSHARED follows when
+ * the peer has put its holds, or when the connection is closed. Errors: -ENOENT not shared,
+ * -EALREADY, -EBUSY CLAN_EVENT_SHARED is outstanding or a strict revocation on the region is in
+ * progress, -EAGAIN (no event follows). */
 int clan_region_unshare(struct clan_conn *conn, struct clan_region *region);
 
 struct clan_range {
@@ -481,57 +499,56 @@ struct clan_range {
 };
 
 /*
- * Puts fresh pages under the region's addresses, so that nothing that a peer or its unfinished disk
- * operations still write can arrive: strict revocation. Contents are kept, except within the
- * scratch ranges (undefined afterwards; unaligned ends are kept to the page). The region is no
- * longer shared with connections that are lost. Pointers stay valid; mappings made by fork() and
- * registrations with the kernel (io_uring buffers) keep the old pages and must be renewed.
- * On a network there is no need: nothing of a connection arrives any more once it is lost.
- * Errors, when nothing was changed: -EBUSY it is shared with a connection that is not lost,
- * -EOPNOTSUPP imported or registered, or a network adapter knows its pages, -ENOMEM (memory, or the
- * limit of mappings), -EINVAL, -EMFILE.
+ * Replaces the pages under the region's addresses, so that writes by a lost peer or by its
+ * unfinished disk operations can no longer arrive: strict revocation. The contents are preserved,
+ * except within the scratch ranges, which are undefined afterwards (partial pages at their ends are
+ * preserved). The region is no longer shared with connections that are lost. Pointers stay valid.
+ * Mappings inherited by fork() and registrations with the kernel (io_uring buffers) keep the old
+ * pages and must be renewed. On a network this call is unnecessary, because no data of a connection
+ * arrives once it is lost. Errors, with nothing changed: -EBUSY the region is shared with a
+ * connection that is not lost, -EOPNOTSUPP it is imported or registered, or a network adapter has
+ * its pages registered, -ENOMEM (memory, or the limit of mappings), -EINVAL, -EMFILE.
  */
 int clan_region_replace(
 	struct clan_region *region, const struct clan_range *scratch, uint32_t scratch_count);
 
-/* ---- regions of the peer
- * ---------------------------------------------------------------------------
- */
+/* ---- regions of the peer -------------------------------------------------------------------- */
 
 struct clan_peer_region {
 	size_t size;
-	void *base; /* where it is mapped here, until it is returned; hostile memory: bytes may
-		       change between two looks. NULL without CLAN_CAN_MAP */
+	/* Address of the mapping here, valid until the region is returned. The memory is untrusted:
+	 * its bytes can change between two reads. NULL without CLAN_CAN_MAP. */
+	void *base;
 	uint64_t bytes;
-	uint32_t rights; /* enum clan_rights: what we may do */
+	uint32_t rights; /* enum clan_rights: our rights */
 	uint32_t generation;
 	uint32_t holds;
 };
 
-/* Information about a region that the peer shares. region->size must be set. -ENOENT. */
+/* Fills in information about a region that the peer shares. Set region->size before the call.
+ * Error: -ENOENT. */
 int clan_peer_region_info(
 	const struct clan_conn *conn, uint32_t number, struct clan_peer_region *region);
 
 /*
- * Checks that a range which the peer named lies in a region that it shares, with that generation
- * and with the rights needed, and holds the region: it stays mapped, and is not returned to the
- * peer, until clan_peer_region_put(). *address_out is where the range begins. Errors: -EOPNOTSUPP
- * without CLAN_CAN_MAP, -ENOENT no such region, -ESTALE its generation, or the peer wants it
+ * Checks that a range named by the peer lies in a region that it shares, with that generation and
+ * the required rights, and holds the region: until clan_peer_region_put() it stays mapped and is
+ * not returned to the peer. *address_out is the address of the range. Errors: -EOPNOTSUPP without
+ * CLAN_CAN_MAP, -ENOENT no such region, -ESTALE wrong generation, or the peer wants the region
  * back, -EACCES rights, -ERANGE the range, -ENOTCONN lost.
  */
 int clan_peer_region_get(struct clan_conn *conn, uint32_t number, uint32_t generation,
 	uint32_t rights, uint64_t offset, uint64_t bytes, void **address_out);
 void clan_peer_region_put(struct clan_conn *conn, uint32_t number);
 
-/* ---- cookies, put and get (CLAN paper, "RDMA cookies", with revocation)
- * ------------------------------
- */
+/* ---- cookies, put and get: the RDMA cookies of the CLAN paper, with revocation -------------- */
 
 enum clan_cookie_flags {
 	CLAN_COOKIE_ONCE = 1 << 0, /* void after one put or get */
 };
 
-/* A range of a region, as it is sent to the peer in a message. Little-endian, 32 bytes. */
+/* A range of a region, in the form that is sent to the peer in a message. Little-endian, 32
+ * bytes. */
 struct clan_cookie {
 	uint64_t offset; /* in the region */
 	uint32_t bytes;
@@ -543,45 +560,50 @@ struct clan_cookie {
 	uint64_t reserved;
 };
 
-/* Grants the peer a range of a region that is shared with it. Errors: -EINVAL, -ENOENT not shared,
- * -EACCES more than the region's rights, -ERANGE, -ENOSPC all cookies are granted (see
- * clan_conn_options.cookies), -ENOTCONN. */
+/* Grants the peer access to a range of a region that is shared with it. Errors: -EINVAL, -ENOENT
+ * not shared, -EACCES exceeds the rights of the region, -ERANGE, -ENOSPC all cookies are granted
+ * (see clan_conn_options.cookies), -ENOTCONN. */
 int clan_cookie_grant(struct clan_conn *conn, struct clan_region *region, uint64_t offset,
 	uint32_t bytes, uint32_t rights, uint32_t flags, struct clan_cookie *cookie_out);
 
 enum clan_revoke_flags {
-	/* Do not rely on the peer: when it has not answered after 10 ms, the connection is lost
+	/* Do not rely on the peer: if it has not answered after 10 ms, the connection is lost
 	 * (-ETIMEDOUT) and the region's pages are replaced as by clan_region_replace(), with the
-	 * cookie's range as scratch. .status of the event is that call's result. On a network it is
-	 * 1 s, and the end of the connection is enough: .status is 0. */
+	 * cookie's range as scratch. .status of the event is the result of that replacement. On a
+	 * network the time is 1 s, and ending the connection is sufficient: .status is 0. */
 	CLAN_REVOKE_STRICT = 1 << 0,
 };
 
 /*
- * Takes a cookie back. Returns 1 when nothing can arrive by it any more, or 0 when the peer is in
- * the middle of a put or get: CLAN_EVENT_REVOKED follows. Without STRICT it follows when the peer
- * is through. Errors: -ESTALE not granted (any more), -EALREADY, -ENOTCONN lost: only
- * clan_region_replace() helps.
+ * Revokes a cookie. Returns 1 if no more data can arrive through it. Returns 0 if the peer is in
+ * the middle of a put or get; CLAN_EVENT_REVOKED follows, without STRICT when the peer has
+ * finished. Errors: -ESTALE not granted (any more), -EALREADY, -ENOTCONN lost: only
+ * clan_region_replace() can stop the peer.
  */
 int clan_cookie_revoke(
 	struct clan_conn *conn, const struct clan_cookie *cookie, uint32_t flags, void *op);
 
 enum clan_put_flags {
-	/* The peer gets a message CLAN_TYPE_NOTIFY with a value, in order with bulk messages, after
-	 * the bytes. Published as by clan_send(). */
+	/* After the bytes, the peer receives a message CLAN_TYPE_NOTIFY with a value, in order with
+	 * bulk messages. Published as by clan_send(). */
 	CLAN_NOTIFY = 1 << 0,
 };
 
 /*
- * Writes to, or reads from, the range that a cookie of the peer names, at offset within the cookie.
- * Vectors have at most 64 entries. Bytes of different puts may arrive in any order; messages sent
- * after a put arrive after its bytes. Returns 1 when it has ended, 0 when CLAN_EVENT_DONE with op
- * will tell; from and to are held until then. value: at most CLAN_VALUE_MAX; 0 without CLAN_NOTIFY.
- * Errors: -ESTALE revoked, or used with ONCE, -EACCES, -ERANGE, -ENOENT the region is gone, -EAGAIN
- * (with CLAN_NOTIFY: no room, as clan_send()), -ENOTCONN, -EINVAL, -ENOMEM. After an error nothing
- * arrived. shm ends every one at once, but with CLAN_ACCESS_WARY; networks end later. When the
- * connection is lost, each ends with an error, and nobody knows whether it has arrived; after
- * clan_close() no CLAN_EVENT_DONE comes, and CLAN_EVENT_CLOSED ends all.
+ * Writes to (put) or reads from (get) the range named by a cookie of the peer, at offset within the
+ * cookie. Vectors have at most 64 entries. Bytes of different puts can arrive in any order;
+ * messages sent after a put arrive after its bytes.
+ *
+ * Returns 1 if the operation has ended, or 0 if CLAN_EVENT_DONE with op will report its end; the
+ * memory of from and to must stay valid until then. value is at most CLAN_VALUE_MAX, and 0 without
+ * CLAN_NOTIFY. Errors: -ESTALE revoked, or used with ONCE, -EACCES, -ERANGE, -ENOENT the region is
+ * gone, -EAGAIN (with CLAN_NOTIFY: no room, as clan_send()), -ENOTCONN, -EINVAL, -ENOMEM. After an
+ * error no byte has arrived.
+ *
+ * On shm each operation ends within the call, except with CLAN_ACCESS_WARY; on networks it ends
+ * later. If the connection is lost, each operation ends with an error, and it is unknown whether
+ * the bytes have arrived. After clan_close() no CLAN_EVENT_DONE is given; CLAN_EVENT_CLOSED ends
+ * all operations.
  */
 int clan_put(struct clan_conn *conn, const struct iovec *from, uint32_t from_count,
 	const struct clan_cookie *cookie, uint64_t offset, uint32_t flags, uint32_t value,
@@ -590,44 +612,40 @@ int clan_get(struct clan_conn *conn, const struct iovec *to, uint32_t to_count,
 	const struct clan_cookie *cookie, uint64_t offset, void *op);
 
 /*
- * Copies from a region of ours that the peer may write, for those who are CLAN_ACCESS_WARY. Returns
- * 1 when it has ended, 0 when CLAN_EVENT_DONE with op will tell: to is held until then, or until
- * CLAN_EVENT_CLOSED, and the region must not be destroyed. Errors: -EINVAL another queue, -ERANGE,
- * -ENOTCONN, -ENOMEM.
+ * Copies from a region of ours that the peer can write, for connections with CLAN_ACCESS_WARY.
+ * Returns 1 if the copy has ended, or 0 if CLAN_EVENT_DONE with op will report its end. Until then,
+ * or until CLAN_EVENT_CLOSED, the memory of to must stay valid and the region must not be
+ * destroyed. Errors: -EINVAL another queue, -ERANGE, -ENOTCONN, -ENOMEM.
  */
 int clan_region_fetch(struct clan_conn *conn, const struct clan_region *region, uint64_t offset,
 	void *to, size_t bytes, void *op);
 
-/* ---- tripwires
- * ---------------------------------------------------------------------------------------
- */
+/* ---- tripwires ------------------------------------------------------------------------------ */
 
 /*
- * Watches a range of a region shared with the peer: the first put of this peer that touches it
- * raises CLAN_EVENT_TRIPPED, whatever cookie it used and without its program knowing. Errors:
- * -EINVAL, -ENOENT, -ERANGE, -ENOSPC (clan_conn_options.tripwires), -ENOTCONN.
+ * Watches a range of a region shared with the peer: the first put of this peer that touches the
+ * range raises CLAN_EVENT_TRIPPED, whichever cookie it uses. The peer's program is not involved.
+ * Errors: -EINVAL, -ENOENT, -ERANGE, -ENOSPC (clan_conn_options.tripwires), -ENOTCONN.
  */
 int clan_tripwire(struct clan_conn *conn, struct clan_region *region, uint64_t offset,
 	uint32_t bytes, uint32_t *number_out);
 
-/* Switches it on again after CLAN_EVENT_TRIPPED (before: no effect). Then look at the memory: what
- * was put earlier is visible, what is put later raises the event. -ENOENT, -ENOTCONN. */
+/* Rearms a tripwire after CLAN_EVENT_TRIPPED (before it: no effect). Read the memory after this
+ * call: earlier puts are visible, and later ones raise the event. Errors: -ENOENT, -ENOTCONN. */
 int clan_rearm(struct clan_conn *conn, uint32_t number);
 
-/* Removes it; no event of it follows. -ENOENT. */
+/* Removes a tripwire; no event of it follows. Error: -ENOENT. */
 int clan_tripwire_remove(struct clan_conn *conn, uint32_t number);
 
-/* ---- cookie queues
- * -----------------------------------------------------------------------------------
- */
+/* ---- cookie queues -------------------------------------------------------------------------- */
 
 enum { CLAN_COOKIE_QUEUES = 16 };
 
 /*
- * Sends cookies ahead of need: what is pushed here, the peer pops, first in, first out. number: 0
- * to CLAN_COOKIE_QUEUES - 1. Published as by clan_send(). An empty queue is flow control. Popping
- * does not validate a cookie; put and get do. Errors: -EAGAIN no room, or empty (CLAN_EVENT_READY
- * follows), -EINVAL, -ESTALE (push) it is not granted, -ENOTCONN.
+ * Sends cookies ahead of their use: the peer pops the cookies that are pushed here, first in, first
+ * out. number: 0 to CLAN_COOKIE_QUEUES - 1. Published as by clan_send(). An empty queue serves as
+ * flow control. Popping does not validate a cookie; put and get do. Errors: -EAGAIN no room, or
+ * empty (CLAN_EVENT_READY follows), -EINVAL, -ESTALE (push) it is not granted, -ENOTCONN.
  */
 int clan_cookie_queue_push(
 	struct clan_conn *conn, uint32_t number, const struct clan_cookie *cookie);

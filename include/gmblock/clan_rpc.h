@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Remote procedure calls on libclan, as the uSendfile and DSFR papers build them on RDMA: a message
- * is put into a fixed slot of the receiver's memory, and the notification of the put says which
- * slot it is, its type and its length. A reply frees the slot of its request, so nothing is
- * acknowledged.
+ * Remote procedure calls on libclan, as the uSendfile and DSFR papers build them on RDMA. A message
+ * is put into a fixed slot of the receiver's memory, and the notification of the put carries the
+ * slot, the type and the length. A reply frees the slot of its request, so no acknowledgements are
+ * needed.
  *
- *   struct clan_rpc *rpc;  clan_rpc_create(NULL, NULL, &rpc, &error);
+ *   struct clan_rpc *rpc;
+ *   clan_rpc_create(NULL, NULL, &rpc, &error);
  *   clan_rpc_dial(rpc, 1, "shm:/run/service", &error);
  *   clan_rpc_next(rpc, &event, buffer, sizeof(buffer), -1);       CLAN_RPC_UP, event.node 1
  *   clan_rpc_call(rpc, 1, type, data, bytes, op);
@@ -13,12 +14,12 @@
  *   clan_rpc_destroy(rpc);
  *
  * A node is a process, or a thread, with one struct clan_rpc. Nodes have numbers, and both ends of
- * a connection can call. Between two nodes there are one or more connections (N_bw in the papers),
- * which calls take in turn. It uses nothing but <gmblock/clan.h>, so it works over every carrier of
+ * a connection can call. Two nodes have one or more connections (N_bw in the papers), which calls
+ * use in turn. The implementation uses only <gmblock/clan.h>, so it works over every transport of
  * libclan.
  *
- * Threads, errors and ownership: as <gmblock/clan.h>. What is passed to a call is borrowed until it
- * returns. Bytes that come from a peer are copied once, to the buffer given, and may be anything.
+ * Threads, errors and ownership: as in <gmblock/clan.h>. Arguments are borrowed until the call
+ * returns. Bytes from a peer are copied once, to the given buffer, and are untrusted.
  */
 #ifndef GMBLOCK_CLAN_RPC_H
 #define GMBLOCK_CLAN_RPC_H
@@ -39,71 +40,75 @@ enum {
 	CLAN_RPC_TYPE_MAX = 255,
 };
 
-/* The number of a node that has none; peers of such a node number it themselves. */
+/* The number of a node without a number. Each peer of such a node assigns it a number locally. */
 #define CLAN_RPC_NO_NODE UINT32_MAX
-/* Numbers that programs may give are below this; those that are given to others begin here. */
+/* Numbers chosen by programs are below this; locally assigned numbers start here. */
 #define CLAN_RPC_NODES_MAX UINT32_C(0x80000000)
 
-/* NULL and 0 mean the default. A connection takes 4 * calls * (bytes_max + 64) bytes of
- * memory. */
+/* A NULL pointer and zero members select the defaults. A connection takes 4 * calls * (bytes_max +
+ * 64) bytes of memory. */
 struct clan_rpc_options {
 	size_t size;
-	uint32_t node;	/* our number, below CLAN_RPC_NODES_MAX, or CLAN_RPC_NO_NODE */
-	uint32_t calls; /* on one connection at once: ours, and as many of the peer's; the smaller
-			   number of both sides counts; 0 = 32; at most CLAN_RPC_CALLS_MAX */
-	uint32_t bytes_max; /* of a request or reply: a multiple of 64; 0 = 4096; at most
-			       CLAN_RPC_BYTES_MAX; the smaller number of both sides counts */
-	uint32_t conns;	    /* that we make to a node; 0 = 1; at most CLAN_RPC_CONNS_MAX */
+	uint32_t node; /* our number, below CLAN_RPC_NODES_MAX, or CLAN_RPC_NO_NODE */
+	/* Limit on our calls in flight on one connection, and on the peer's. The smaller number of
+	 * both sides counts. 0 = 32; at most CLAN_RPC_CALLS_MAX. */
+	uint32_t calls;
+	/* Limit on the bytes of a request or reply: a multiple of 64. The smaller number of both
+	 * sides counts. 0 = 4096; at most CLAN_RPC_BYTES_MAX. */
+	uint32_t bytes_max;
+	uint32_t conns;	    /* that we open to a node; 0 = 1; at most CLAN_RPC_CONNS_MAX */
 	uint32_t access;    /* enum clan_access, of listeners */
-	uint32_t conns_max; /* connections from others; 0 = 256 */
+	uint32_t conns_max; /* limit on connections from other nodes; 0 = 256 */
 };
 
-/* Creates a node, with a queue of its own that belongs to the calling thread. Both options may be
- * NULL; the node has no number then. Errors: -EINVAL, -ENOMEM, and those of clan_queue_create(). */
+/* Creates a node with its own queue, which belongs to the calling thread. Both options may be NULL;
+ * the node then has no number. Errors: -EINVAL, -ENOMEM, and those of clan_queue_create(). */
 int clan_rpc_create(const struct clan_queue_options *queue_options,
 	const struct clan_rpc_options *options, struct clan_rpc **rpc_out,
 	struct clan_error *error);
 
-/* Ends everything and frees it. It waits until libclan has closed the connections: as long as
- * CLAN_EVENT_CLOSED takes. NULL is a no-op. */
+/* Closes all connections and frees the node. It waits until libclan has closed the connections,
+ * which takes as long as CLAN_EVENT_CLOSED. NULL is a no-op. */
 void clan_rpc_destroy(struct clan_rpc *rpc);
 
-/* The queue, for clan_queue_wake(), clan_queue_fd() and clan_queue_arm() only; before a sleep,
- * clan_rpc_next() must have returned 0. */
+/* Returns the queue, for clan_queue_wake(), clan_queue_fd() and clan_queue_arm() only.
+ * clan_rpc_next() must have returned 0 before a sleep. */
 struct clan_queue *clan_rpc_queue(struct clan_rpc *rpc);
 
-/* Takes connections of other nodes at an address, as clan_listen(). Once. -EALREADY. */
+/* Accepts connections of other nodes at an address, as clan_listen(). A node can listen once; the
+ * second call fails with -EALREADY. */
 int clan_rpc_listen(struct clan_rpc *rpc, const char *address, struct clan_error *error);
 
-/* Where it listens, as clan_listener_address(). NULL: nowhere. */
+/* Returns the address of the listener, as clan_listener_address(); NULL if the node does not
+ * listen. */
 const char *clan_rpc_address(const struct clan_rpc *rpc);
 
-/* Starts to connect to a node, which gets that number here. CLAN_RPC_UP or CLAN_RPC_DOWN follows.
- * Errors: -EINVAL, -EALREADY the number is in use, and those of clan_connect(). */
+/* Starts to connect to a node and assigns it that number here. CLAN_RPC_UP or CLAN_RPC_DOWN
+ * follows. Errors: -EINVAL, -EALREADY the number is in use, and those of clan_connect(). */
 int clan_rpc_dial(
 	struct clan_rpc *rpc, uint32_t node, const char *address, struct clan_error *error);
 
 /*
- * Connects all nodes with all others: node i listens at addresses[i], and dials those with lower
- * numbers. Our number is that of the options. CLAN_RPC_UP tells of each node. Returns how many of
- * the lower nodes do not listen yet: call it again later, and only they are dialled. Errors: as
+ * Connects all nodes with each other: node i listens at addresses[i] and dials the nodes with lower
+ * numbers. Our number is the one in the options. CLAN_RPC_UP reports each node. Returns the number
+ * of lower nodes that do not listen yet; call it again later to dial only those. Errors: as
  * clan_rpc_listen() and clan_rpc_dial().
  */
 int clan_rpc_mesh(struct clan_rpc *rpc, const char *const *addresses, uint32_t count,
 	struct clan_error *error);
 
-/* Ends the connections to a node; CLAN_RPC_DOWN follows. -ENOENT. */
+/* Closes the connections to a node; CLAN_RPC_DOWN follows. Error: -ENOENT. */
 int clan_rpc_hang_up(struct clan_rpc *rpc, uint32_t node);
 
 /*
- * Calls a node: copies the request, which is published by the next clan_rpc_next(). type: at most
+ * Calls a node: copies the request, which the next clan_rpc_next() publishes. type: at most
  * CLAN_RPC_TYPE_MAX. Exactly one CLAN_RPC_REPLY with op follows. Errors: -EAGAIN all calls of all
- * connections are under way (a reply of the node makes room), -EMSGSIZE, -ENOTCONN not up, -EINVAL.
+ * connections are in flight (a reply of the node makes room), -EMSGSIZE, -ENOTCONN not up, -EINVAL.
  */
 int clan_rpc_call(struct clan_rpc *rpc, uint32_t node, uint32_t type, const void *data,
 	uint32_t bytes, void *op);
 
-/* Names a request until it is replied to. */
+/* Identifies a request until it is replied to. */
 struct clan_rpc_request {
 	uint32_t node;
 	uint16_t conn;
@@ -112,14 +117,15 @@ struct clan_rpc_request {
 };
 
 enum clan_rpc_event_type {
-	CLAN_RPC_UP = 1, /* .node can be called, and may call */
-	/* Answer it with clan_rpc_reply(): .request, .kind and .bytes. A node can call as soon as
-	 * it knows that it may, which can be before CLAN_RPC_UP is given here. */
+	CLAN_RPC_UP = 1, /* .node can be called, and can call us */
+	/* Answer it with clan_rpc_reply(); .request, .kind and .bytes are set. A node can call as
+	 * soon as it is up on its side, which can be before CLAN_RPC_UP is given here. */
 	CLAN_RPC_REQUEST,
-	CLAN_RPC_REPLY, /* .op has ended: .status 0, .kind and .bytes; or -ECONNRESET and so on */
-	/* All connections to .node have ended, with .status: 0 after clan_rpc_hang_up(), -EPROTO it
-	 * broke a rule, or as CLAN_EVENT_LOST. Its calls have ended before, and its requests cannot
-	 * be replied to. The number can be dialled again. */
+	CLAN_RPC_REPLY, /* the call .op has ended: .status 0 with .kind and .bytes, or an error such
+			   as -ECONNRESET */
+	/* All connections to .node have ended with .status: 0 after clan_rpc_hang_up(), -EPROTO if
+	 * it broke a rule, or as in CLAN_EVENT_LOST. Its calls have ended before, and its requests
+	 * can no longer be replied to. The number can be dialled again. */
 	CLAN_RPC_DOWN,
 };
 
@@ -135,15 +141,15 @@ struct clan_rpc_event {
 };
 
 /*
- * Gives the next event, with the message in buffer, which has room for bytes_max of the options.
- * Returns 1; or 0 after timeout_ms (0 = does not wait, -1 = no limit) or clan_queue_wake(). What
- * was called and replied is published before it waits. Errors: -EINVAL.
+ * Returns the next event, with the message in buffer, which must have room for bytes_max of the
+ * options. Returns 1, or 0 after timeout_ms (0 = does not wait, -1 = no limit) or
+ * clan_queue_wake(). Pending calls and replies are published before it waits. Errors: -EINVAL.
  */
 int clan_rpc_next(struct clan_rpc *rpc, struct clan_rpc_event *event, void *buffer, uint32_t bytes,
 	int timeout_ms);
 
-/* Replies to a request. Errors: -ENOENT it was replied to, or its connection is gone; -EMSGSIZE,
- * -EINVAL. */
+/* Replies to a request. Errors: -ENOENT it was replied to already, or its connection is gone;
+ * -EMSGSIZE, -EINVAL. */
 int clan_rpc_reply(struct clan_rpc *rpc, const struct clan_rpc_request *request, uint32_t type,
 	const void *data, uint32_t bytes);
 
