@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Inside libclan: queues, their events, and what a provider is. A provider carries connections over
- * one kind of transport; the table of them is in conn.c. The calls of <gmblock/clan.h> check their
- * arguments and the state of the connection (conn.c), and then ask its provider.
+ * Private interface of libclan: queues, their event sources, and the table of functions that a
+ * provider implements. A provider carries connections over one kind of transport; conn.c has the
+ * table of providers. The calls of <gmblock/clan.h> check their arguments and the state of the
+ * connection (conn.c), and then call its provider.
  *
  *   conn.c region.c (calls) ──▶ provider: shm_*.c, net*.c
  *         │                        │ clan_fire()
- *         └──────▶ queue.c ◀───────┘        waiter.c: sleeping     base/work.c: what may block
+ *         └──────▶ queue.c ◀───────┘        waiter.c: sleeping     base/work.c: blocking work
  *
- * Threading: as <gmblock/clan.h>. Ownership: a connection is created by its provider and freed by
- * the queue, through the provider, when CLAN_EVENT_CLOSED has been given.
- * Errors: negative errno.
+ * Threading: as in <gmblock/clan.h>. Ownership: a provider creates a connection; the queue frees
+ * it, through the provider, when it gives CLAN_EVENT_CLOSED. Errors: negative errno.
  */
 #pragma once
 
@@ -24,7 +24,7 @@
 #include "base/work.h"
 #include "clan/waiter.h"
 
-/* The limits that <gmblock/clan.h> gives. */
+/* The limits documented in <gmblock/clan.h>. */
 enum {
 	CLAN_CONNS_MAX = 65536,
 	CLAN_CONNS_DEFAULT = 4096,
@@ -40,22 +40,23 @@ enum {
 
 /* --- the event queue (docs/protocol/clan.md §7) ---------------------------------------------- */
 
-/* Something that can raise events; linked exactly while it has one to give. */
+/* An object that can raise events. It is linked in queue->events if and only if it has an event to
+ * give, so the queue cannot overflow. */
 struct clan_source {
 	struct list_node node;
-	/* Fills in what happened. True: there is more, so it goes to the end of the queue again.
-	 * The source may be freed. */
+	/* Fills in the event. Returns true if the source has another one; it then returns to the
+	 * end of the queue. The call may free the source unless it returns true. */
 	bool (*give)(struct clan_source *source, struct clan_event *event);
 };
 
-/* A point in time at which something has to be done. */
+/* A function to call at a point in time. */
 struct clan_deadline {
 	struct list_node node;
 	uint64_t due_ns;
-	void (*passed)(struct clan_deadline *deadline); /* it is unlinked before */
+	void (*passed)(struct clan_deadline *deadline); /* called after the deadline is unlinked */
 };
 
-/* Places in the table of providers, in conn.c. */
+/* Indices of the table of providers, in conn.c. */
 enum { CLAN_SHM, CLAN_NET, CLAN_PROVIDER_COUNT };
 
 struct clan_queue {
@@ -63,12 +64,14 @@ struct clan_queue {
 	struct clan_queue_options options;
 	struct list_node events; /* struct clan_source */
 	struct list_node deadlines;
-	uint64_t timer_ns; /* what the timer is set to; 0 = off */
+	uint64_t timer_ns; /* the value that the timer is set to; 0 = off */
 	struct waiter_file wake_file;
 	struct waiter_file timer_file;
 	struct work_results results;
 	_Atomic(bool) woken;
-	uint32_t looks; /* without a look at descriptors */
+	/* Calls of clan_queue_look(); every 16th of them checks the descriptors. */
+	uint32_t looks;
+	/* clan_queue_arm() returned 0, so the next wait checks the descriptors */
 	bool armed;
 	uint32_t conn_count;
 	uint32_t listener_count;
@@ -76,7 +79,7 @@ struct clan_queue {
 	struct list_node conns;
 	struct list_node listeners;
 	struct list_node regions;
-	void *carriers[CLAN_PROVIDER_COUNT]; /* what each provider keeps; NULL until it is used */
+	void *carriers[CLAN_PROVIDER_COUNT]; /* provider state; NULL until the queue uses it */
 };
 
 void clan_source_init(struct clan_source *source,
@@ -87,7 +90,7 @@ static inline void clan_deadline_clear(struct clan_deadline *deadline)
 {
 	list_remove(&deadline->node);
 }
-/* Hands an error to the program, which may not want it. Returns its code. */
+/* Copies an error to the caller's struct, which can be NULL. Returns the code of the error. */
 int clan_error_give(struct clan_error *error_out, const struct error *error);
 static inline bool clan_queue_is_passive(const struct clan_queue *queue)
 {
@@ -96,15 +99,15 @@ static inline bool clan_queue_is_passive(const struct clan_queue *queue)
 
 /* --- connections ------------------------------------------------------------------------------ */
 
-/* Named for what they wait for; docs/protocol/clan.md §3.2. */
+/* Each state is named for the event that it waits for; docs/protocol/clan.md §3.2. */
 enum clan_state {
-	CLAN_CONNECTING, /* the acceptor's answer */
+	CLAN_CONNECTING, /* WELCOME or a rejection by the acceptor */
 	CLAN_OPENING,	 /* HELLO */
-	CLAN_OFFERED,	 /* the program's answer */
-	CLAN_OPEN,	 /* nothing */
+	CLAN_OFFERED,	 /* clan_accept() or clan_reject() */
+	CLAN_OPEN,	 /* no event */
 	CLAN_LOST,	 /* clan_close() */
-	CLAN_CLOSING,	 /* holds and workers */
-	CLAN_CLOSED,	 /* CLAN_EVENT_CLOSED to be given */
+	CLAN_CLOSING,	 /* the last hold and workers */
+	CLAN_CLOSED,	 /* delivery of CLAN_EVENT_CLOSED */
 	CLAN_STATE_COUNT
 };
 
@@ -114,15 +117,15 @@ struct clan_conn {
 	struct list_node node; /* in queue->conns */
 	struct clan_source source;
 	enum clan_state state;
-	bool was_open;	      /* it has been OPEN */
-	int status;	      /* why it was lost */
-	uint32_t ready;	      /* enum clan_ready: to be given */
-	uint32_t enabled;     /* enum clan_ready: what returned -EAGAIN since it was given */
-	bool arrived_pending; /* CLAN_EVENT_ARRIVED is to be given */
-	bool connect_pending; /* CLAN_EVENT_CONNECT or CONNECTED is to be given */
-	bool is_wary;	      /* memory that the peer may write is for helper threads only */
+	bool was_open;	  /* the connection has been OPEN */
+	int status;	  /* the reason of the loss, a negative errno */
+	uint32_t ready;	  /* enum clan_ready: bits to report in the next READY */
+	uint32_t enabled; /* enum clan_ready: calls that returned -EAGAIN since their last READY */
+	bool arrived_pending; /* CLAN_EVENT_ARRIVED is pending */
+	bool connect_pending; /* CLAN_EVENT_CONNECT or CLAN_EVENT_CONNECTED is pending */
+	bool is_wary;	      /* only helper threads touch memory that the peer can write */
 	bool connector;
-	bool known; /* to the program: it gets events, and closes it */
+	bool known; /* the program has the handle: it gets events and must close the connection */
 	bool lost_pending;
 	void *context;
 	struct clan_peer peer;
@@ -130,8 +133,8 @@ struct clan_conn {
 	size_t hello_bytes;
 	struct clan_conn_options options; /* with the defaults filled in */
 	struct clan_conn_stats stats;
-	struct list_node shares;       /* struct clan_share: our regions that it knows */
-	uint32_t share_generation;     /* of the last one */
+	struct list_node shares;       /* struct clan_share: our regions that the peer knows */
+	uint32_t share_generation;     /* generation of the last share */
 	struct clan_deadline deadline; /* of the handshake */
 	char reason[CLAN_REASON_BYTES];
 };
@@ -143,33 +146,37 @@ struct clan_listener {
 	struct clan_queue *queue;
 	struct list_node node;
 	struct clan_conn_options options;
-	char address[CLAN_ADDRESS_BYTES]; /* by the provider, when it found a part of it */
+	char address[CLAN_ADDRESS_BYTES]; /* set by the provider if it resolved a part of it, such
+					     as port 0 */
 };
 
-/* A provider: how connections are carried. All members are required. Arguments were checked; what
- * works on a connection is called only while it is OPEN unless it says otherwise. */
+/* A provider carries connections over one kind of transport. All members are required. The caller
+ * has checked the arguments. Calls on a connection are made only while it is OPEN, unless noted
+ * otherwise. */
 struct clan_provider {
-	const char *schemes[2]; /* of addresses, without the colon; unused ones are NULL */
+	const char *schemes[2]; /* of addresses, without the colon; unused entries are NULL */
 	uint32_t caps;		/* enum clan_conn_caps */
 
 	int (*listen)(struct clan_queue *queue, const char *address,
 		const struct clan_conn_options *options, struct clan_listener **listener_out,
 		struct error *error);
 	void (*listener_close)(struct clan_listener *listener);
-	/* Takes fd when it returns 0. */
+	/* Owns fd if it returns 0. */
 	int (*adopt)(struct clan_queue *queue, int fd, const struct clan_conn_options *options,
 		struct clan_conn **conn_out, struct error *error);
 	int (*connect)(struct clan_queue *queue, const char *address,
 		const struct clan_conn_options *options, const void *hello, size_t hello_bytes,
 		struct clan_conn **conn_out, struct error *error);
 	int (*accept)(struct clan_conn *conn, const void *hello, size_t hello_bytes); /* OFFERED */
-	/* OFFERED, or OPENING and known to the program. */
+	/* In OFFERED, or in OPENING if the program knows the connection. */
 	void (*reject)(struct clan_conn *conn, const char *text);
-	/* Any state before CLOSING, which it has now: gives up what it has, drops the shares as
-	 * soon as the peer cannot reach them, and sets CLOSED when nothing is in use any more. */
+	/* Called after the transition to CLOSING from any earlier state. Releases the resources of
+	 * the connection, drops each share as soon as the peer cannot reach it, and sets CLOSED
+	 * when nothing of the connection is in use any more. */
 	void (*close)(struct clan_conn *conn);
-	void (*destroy)(struct clan_conn *conn); /* CLOSED */
-	/* Frees the connection or the listener, or what is in carriers when both are NULL. */
+	void (*destroy)(struct clan_conn *conn); /* in CLOSED */
+	/* In the child after fork(). Frees the connection or the listener, or the provider's state
+	 * of the queue if both are NULL. */
 	void (*after_fork)(
 		struct clan_queue *queue, struct clan_conn *conn, struct clan_listener *listener);
 
@@ -177,11 +184,11 @@ struct clan_provider {
 		uint32_t iov_count, size_t bytes);
 	void (*flush)(struct clan_conn *conn);
 	int (*recv)(struct clan_conn *conn, uint32_t classes, struct clan_message *message,
-		void *buffer, uint32_t bytes); /* also LOST */
+		void *buffer, uint32_t bytes); /* also in LOST */
 	ssize_t (*readv)(struct clan_conn *conn, const struct iovec *iov, uint32_t iov_count,
-		bool peek); /* also LOST */
+		bool peek); /* also in LOST */
 
-	/* Adds what the connection's own counters do not have. */
+	/* Adds the counters that the provider keeps itself. */
 	void (*get_stats)(const struct clan_conn *conn, struct clan_conn_stats *stats);
 	int (*share)(struct clan_conn *conn, struct clan_share *share);
 	int (*unshare)(struct clan_conn *conn, struct clan_share *share);
@@ -189,12 +196,12 @@ struct clan_provider {
 		const struct clan_conn *conn, uint32_t number, struct clan_peer_region *region);
 	int (*peer_get)(struct clan_conn *conn, uint32_t number, uint32_t generation,
 		uint32_t rights, uint64_t offset, uint64_t bytes, void **address_out);
-	void (*peer_put)(struct clan_conn *conn, uint32_t number); /* any state */
+	void (*peer_put)(struct clan_conn *conn, uint32_t number); /* in any state */
 
 	int (*grant)(struct clan_conn *conn, struct clan_share *share, struct clan_cookie *cookie);
 	int (*revoke)(
 		struct clan_conn *conn, const struct clan_cookie *cookie, bool strict, void *op);
-	/* Cookies of a share, all at once. */
+	/* Revokes all cookies of a share immediately. */
 	void (*void_cookies)(struct clan_conn *conn, const struct clan_share *share);
 	int (*put)(struct clan_conn *conn, const struct iovec *from, uint32_t from_count,
 		const struct clan_cookie *cookie, uint64_t offset, bool notify, uint32_t value,
@@ -211,49 +218,49 @@ struct clan_provider {
 		struct clan_conn *conn, uint32_t number, const struct clan_cookie *cookie);
 	int (*cookie_pop)(struct clan_conn *conn, uint32_t number, struct clan_cookie *cookie_out);
 
-	/* Of a queue that uses the provider: its place in carriers is not NULL. progress: looks for
-	 * what peers have done; looks at everything, or only where that is cheap. True: something
-	 * was found. */
+	/* These functions are called only for queues that use the provider (its entry in carriers
+	 * is not NULL). progress: checks what peers have done. Returns true if it found work. */
 	bool (*progress)(struct clan_queue *queue);
 	void (*publish)(struct clan_queue *queue);
-	/* Asks all peers for a wake-up; true: there is something already. */
+	/* Requests a wake-up from all peers. Returns true if there is work already. */
 	bool (*arm)(struct clan_queue *queue);
-	void (*queue_destroy)(struct clan_queue *queue); /* frees what is in carriers */
+	void (*queue_destroy)(struct clan_queue *queue); /* frees the entry in carriers */
 };
 
 extern const struct clan_provider clan_provider_shm;
 extern const struct clan_provider clan_provider_net;
 extern const struct clan_provider *const clan_providers[CLAN_PROVIDER_COUNT];
 
-/* An address without its scheme. */
+/* Returns the part of an address after the scheme. */
 static inline const char *clan_place(const char *address)
 {
 	return strchr(address, ':') + 1;
 }
-/* A provider's new connection: enters it in the queue. */
+/* Initializes a connection that the provider has created, and enters it in the queue. */
 void clan_conn_init(struct clan_conn *conn, const struct clan_provider *provider,
 	struct clan_queue *queue, const struct clan_conn_options *options, enum clan_state state);
-/* The one place where a connection's state is assigned. */
+/* The only function that assigns a connection's state; it asserts that the transition is
+ * permitted. */
 void clan_conn_set_state(struct clan_conn *conn, enum clan_state state);
-/* Ends a connection that the program knows: LOST, with a reason for people. Not once it is LOST or
- * closed. */
+/* Moves a connection that the program knows to LOST, with a human-readable reason. Must not be
+ * called in LOST or later. */
 void clan_conn_lose(struct clan_conn *conn, int status, const char *format, ...) GMB_PRINTF(3, 4);
-/* Removes the connection from the queue; nothing of it is left but its own memory. */
+/* Removes the connection from the queue. Only its own memory is left to free. */
 void clan_conn_fini(struct clan_conn *conn);
 GMB_MUST_CHECK int clan_conn_set_hello(struct clan_conn *conn, const void *hello, size_t bytes);
-/* The peer has refused the connection, with a text for people: keeps it as its hello, and says so
- * in a reason of CLAN_REASON_BYTES. */
+/* The peer has rejected the connection with a human-readable text. Stores the text as the peer's
+ * hello, and writes a reason of at most CLAN_REASON_BYTES. */
 void clan_conn_refused(struct clan_conn *conn, const void *text, size_t bytes, char *reason);
-/* Copies bytes to a vector, from byte *skip of its part *index on, both of which go on; returns how
- * many there was room for. */
+/* Copies bytes to a vector, from byte *skip of its part *index on, and advances both. Returns the
+ * number of bytes that the vector had room for. */
 size_t clan_scatter(const struct iovec *iov, uint32_t iov_count, uint32_t *index, size_t *skip,
 	const uint8_t *from, size_t bytes);
-/* Raises CLAN_EVENT_READY for those of the bits that are enabled. */
+/* Raises CLAN_EVENT_READY for those bits of ready that are enabled. */
 void clan_conn_fire_ready(struct clan_conn *conn, uint32_t ready);
 
 /* --- regions ---------------------------------------------------------------------------------- */
 
-/* What a provider keeps of a region until it is destroyed. */
+/* State that a provider keeps for a region until the region is destroyed. */
 struct clan_registration {
 	struct list_node node; /* in region->registrations */
 	void (*drop)(struct clan_registration *registration);
@@ -266,24 +273,24 @@ struct clan_region {
 	struct list_node registrations; /* struct clan_registration */
 	uint8_t *base;
 	uint64_t bytes;
-	uint64_t offset;       /* in the memfd */
-	int fd;		       /* -1: memory of the program's, which is not a memfd */
-	uint32_t strict_count; /* strict revocations under way, which will replace its pages */
+	uint64_t offset;       /* offset of the region in the memfd */
+	int fd;		       /* -1: registered memory of the program, which has no memfd */
+	uint32_t strict_count; /* strict revocations in progress, which will replace its pages */
 	bool imported;
-	bool read_only; /* sealed, so that nobody else can map it for writing */
-	bool sealed;	/* what else it is shared for must be the same */
+	bool read_only; /* sealed, so that no other process can map it for writing */
+	bool sealed;	/* sealed at its first share; later shares must have the same kind */
 	bool huge;
 };
 
 enum clan_share_state {
 	CLAN_SHARE_ASKED,  /* the peer's answer */
-	CLAN_SHARE_LIVE,   /* nothing */
-	CLAN_SHARE_ENDING, /* the peer to return it */
-	CLAN_SHARE_ENDED,  /* UNSHARED, or a SHARED that failed, to be given */
+	CLAN_SHARE_LIVE,   /* no event */
+	CLAN_SHARE_ENDING, /* the return by the peer */
+	CLAN_SHARE_ENDED,  /* delivery of UNSHARED, or of a SHARED with an error */
 	CLAN_SHARE_STATE_COUNT
 };
 
-/* A region that a peer knows. */
+/* One region as shared with one peer. */
 struct clan_share {
 	struct clan_conn *conn;
 	struct clan_region *region;
@@ -291,16 +298,17 @@ struct clan_share {
 	struct list_node region_node;
 	struct clan_source source;
 	enum clan_share_state state;
-	int status; /* of the event to be given */
+	int status; /* status of the pending event */
 	uint32_t number;
 	uint32_t generation;
 	uint32_t rights;
-	void *carrier; /* what the provider keeps; NULL when the peer cannot reach it any more */
+	void *carrier; /* the provider's state; NULL if the peer cannot reach the region any more */
 };
 
-/* What the peer said about a share: taken (0) or refused, or returned. */
+/* Called by the provider: the peer has accepted the share (status 0) or refused it, or has returned
+ * it. */
 void clan_share_answered(struct clan_share *share, int status);
 void clan_share_returned(struct clan_share *share);
-/* The connection is being closed: it has no shares any more. */
+/* Drops all shares of a connection that is being closed, without events. */
 void clan_shares_drop(struct clan_conn *conn);
 struct clan_share *clan_share_find(const struct clan_conn *conn, uint32_t number);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Memory that two processes share: memfds, made by one and mapped by both.
+ * Memory shared by two processes: memfds that one process creates and both map. Used for the
+ * segments of the shm provider and for regions.
  *
- * Threading: any; nothing here has state. Ownership: the caller's. Descriptors passed in are
- * borrowed. Errors: negative errno.
+ * Threading: any thread; the functions have no state. Ownership: mappings and new descriptors
+ * belong to the caller. Descriptors passed in are borrowed. Errors: negative errno.
  */
 #pragma once
 
@@ -11,25 +12,26 @@
 
 #include "base/compiler.h"
 
-/* The kernel's seals of a file (F_SEAL_...). */
+/* Sets of seals, as the kernel numbers them (F_SEAL_...). */
 enum {
-	SEGMENT_SEALED_SIZE = 0x0002 | 0x0004,			 /* it neither shrinks nor grows */
-	SEGMENT_SEALED_READ_ONLY = SEGMENT_SEALED_SIZE | 0x0010, /* and nobody new writes */
-	SEGMENT_SEALED_WRITER = 0x0010 | 0x0001, /* nobody new writes, and nothing is unsealed */
+	SEGMENT_SEALED_SIZE = 0x0002 | 0x0004,			 /* the size is fixed */
+	SEGMENT_SEALED_READ_ONLY = SEGMENT_SEALED_SIZE | 0x0010, /* and no new writable mappings */
+	SEGMENT_SEALED_WRITER = 0x0010 | 0x0001, /* no new writable mappings, and no more seals */
 };
 
-/* The size of a page. */
+/* Returns the size of a page in bytes. */
 size_t segment_page_bytes(void);
 
-/* A memfd of that size that may be sealed. */
+/* Returns a memfd of that size that can be sealed, or a negative errno. */
 GMB_MUST_CHECK int segment_memfd(const char *name, size_t bytes);
 
-/* One that only this process can write from now on: maps it, zeroed and populated, seals
- * everything, and sets *fd_out for passing it on. The mapping is not inherited by fork(). */
+/* Creates a segment that only this process can write: maps it, zeroed and populated, seals it
+ * completely, and returns in *fd_out a descriptor to pass to the peer. fork() does not inherit the
+ * mapping. */
 GMB_MUST_CHECK int segment_create(const char *name, size_t bytes, uint8_t **base_out, int *fd_out);
 
-/* What a stranger's descriptor is: 0 and its identity, or -EPERM (not a memfd with these seals,
- * F_SEAL_..., or on hugetlbfs). Never blocks. */
+/* Identifies a descriptor from an untrusted process. Returns 0, or -EPERM if it is not a memfd with
+ * these seals (F_SEAL_...) or is on hugetlbfs. Never blocks. */
 struct segment_identity {
 	dev_t device;
 	ino_t inode;
@@ -37,7 +39,7 @@ struct segment_identity {
 };
 GMB_MUST_CHECK int segment_check(int fd, int seals, struct segment_identity *identity);
 
-/* Maps a range of it, populated, not inherited by fork(). offset and bytes are multiples of the
- * page size. */
+/* Maps a range of a memfd, populated; fork() does not inherit the mapping. offset and bytes are
+ * multiples of the page size. */
 GMB_MUST_CHECK int segment_map(
 	int fd, uint64_t offset, size_t bytes, bool writable, uint8_t **base_out);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The shared memory and the socket messages of docs/protocol/clan.md §2 to §4, as structs. The
- * names are those of that document. Little-endian, as is every machine that this provider is built
- * for.
+ * The shared memory and the socket messages of docs/protocol/clan.md §2 to §4, as structs with the
+ * names of that document. Little-endian, like every machine that this provider is built for.
  *
  * Threading: each word is written by one side only. Ownership: none. Errors: none.
  */
@@ -15,7 +14,7 @@
 #define SHM_MAGIC_GROUP UINT64_C(0x317072676e616c63) /* "clangrp1" */
 #define SHM_MAGIC_CONN	UINT64_C(0x316e6f636e616c63) /* "clancon1" */
 #define SHM_MAGIC_HELLO UINT64_C(0x6d68732d6e616c63) /* "clan-shm" */
-#define SHM_LINE	128			     /* two cache lines: processors fetch pairs */
+#define SHM_LINE	128 /* two cache lines, because processors fetch lines in pairs */
 
 enum {
 	SHM_VERSION = 1,
@@ -24,7 +23,7 @@ enum {
 	SHM_HEADER_BYTES = 0x400,
 	SHM_SEGMENT_ALIGN = 4096,
 
-	SHM_READY_SLOTS = 512, /* of ours */
+	SHM_READY_SLOTS = 512, /* of our ready rings */
 	SHM_READY_SLOTS_MIN = 16,
 	SHM_READY_SLOTS_MAX = 8192,
 	SHM_NUMBERS_MAX = 4096, /* of connections in a group */
@@ -37,10 +36,10 @@ enum {
 
 enum shm_class { SHM_SYSTEM, SHM_CONTROL, SHM_BULK, SHM_CLASS_COUNT };
 
-/* A message and the padding before it fit into an empty ring. */
+/* A message and the padding before it always fit into an empty ring. */
 _Static_assert(2 * SHM_CONTROL_MESSAGE_MAX <= SHM_CONTROL_SLOTS * SHM_SLOT_BYTES, "control ring");
 
-/* Why a reader wants to be told, the low byte of want. */
+/* The changes for which a reader requests notification: the low byte of want. */
 enum shm_reason {
 	SHM_REASON_SYSTEM = 1,
 	SHM_REASON_CONTROL = 2,
@@ -52,7 +51,7 @@ enum shm_reason {
 };
 enum { SHM_WANT_NUMBER_SHIFT = 8 };
 
-/* Types of messages beside the program's, in rings. */
+/* Message types of the library in rings. The program has 0x01 to 0xef. */
 enum shm_type {
 	SHM_TYPE_PAD = 0x00,
 	SHM_TYPE_STREAM = 0xf0,
@@ -81,8 +80,8 @@ _Static_assert(offsetof(struct shm_group_head, ready_write) == 0x180, "docs/prot
 _Static_assert(offsetof(struct shm_group_head, ready_read) == 0x200, "docs/protocol/clan.md 2.1");
 _Static_assert(offsetof(struct shm_group_head, ready) == 0x400, "docs/protocol/clan.md 2.1");
 
-/* An entry of the cookie table. Offset and generation are read as words of their own; the rest is
- * packed into one. */
+/* An entry of the cookie table. offset, bytes and generation are separate words; the other fields
+ * are packed into one, so that every load is atomic. */
 struct shm_cookie {
 	shm_u64 offset;
 	shm_u32 bytes;
@@ -126,7 +125,7 @@ _Static_assert(offsetof(struct shm_conn_head, busy) == 0x200, "docs/protocol/cla
 _Static_assert(offsetof(struct shm_conn_head, end) == 0x280, "docs/protocol/clan.md 2.2");
 _Static_assert(offsetof(struct shm_conn_head, tables) == 0x400, "docs/protocol/clan.md 2.2");
 
-/* The head of a message in a ring, loaded as one word. */
+/* The head of a message in a ring, loaded as one 8-byte word. */
 struct shm_message_head {
 	uint16_t bytes;
 	uint8_t type;
@@ -199,7 +198,7 @@ struct shm_region {
 	uint64_t bytes;
 };
 
-/* REGION_OK (with an errno), REGION_END, REGION_ENDED. */
+/* REGION_OK (with an errno), REGION_END and REGION_ENDED. */
 struct shm_region_answer {
 	struct shm_socket_head head;
 	uint16_t region;
