@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The transport ofi: libfabric (FI_EP_MSG), by its providers tcp and verbs, docs/protocol/clan.md
+ * The transport ofi: libfabric (FI_EP_MSG) with its providers tcp and verbs, docs/protocol/clan.md
  * §12.10.
  *
- *   ofi.c         the table of calls: endpoints, registrations, what is posted
- *   ofi_domain.c  libfabric itself, loaded when it is needed; its queues, and waiting for them
+ *   ofi.c         the transport's table: endpoints, registrations, posted operations
+ *   ofi_domain.c  libfabric itself, loaded on demand; its queues, and waiting for them
  *
- * Libfabric makes progress only inside its calls. Completions are taken in ofi_domain_reap(), and
- * only there.
+ * Invariant: libfabric makes progress only inside its calls, and only ofi_domain_reap() takes
+ * completions.
  *
- * Threading, ownership, errors: as clan/net.h.
+ * Threading, ownership, errors: as in clan/net.h.
  */
 #pragma once
 
@@ -31,17 +31,17 @@ enum {
 	OFI_PIECE_IOV = 4,	/* parts of a write or read */
 };
 
-/* What it keeps of a queue. */
+/* State of the transport for a queue. */
 struct ofi_queue {
 	struct list_node domains;
 };
 
-/* A domain of libfabric with one completion queue and one event queue. It is kept as long as the
- * queue: another connection will use it. */
+/* A domain of libfabric with one completion queue and one event queue. It is kept until the queue
+ * is destroyed, for reuse by later connections. */
 struct ofi_domain {
 	struct list_node node;
 	struct net_queue *net;
-	struct fi_info *info; /* a connection's or a listener's, for its names */
+	struct fi_info *info; /* of a connection or a listener, for the names in it */
 	struct fid_fabric *fabric;
 	struct fid_domain *domain;
 	struct fid_cq *cq;
@@ -49,7 +49,7 @@ struct ofi_domain {
 	struct waiter_file cq_file;
 	struct waiter_file eq_file;
 	uint32_t conn_count;
-	bool registers_local; /* FI_MR_LOCAL: libfabric wants to know the buffers of our own */
+	bool registers_local; /* FI_MR_LOCAL: local buffers must be registered as well */
 };
 
 struct ofi_conn {
@@ -60,7 +60,7 @@ struct ofi_conn {
 	struct net_buffer receives[NET_RECEIVES];
 	struct fid_mr *receive_mr;
 	struct fid_mr *send_mr;
-	uint64_t piece_bytes_max; /* what the endpoint can do at once */
+	uint64_t piece_bytes_max; /* limit of the endpoint for one operation */
 	size_t piece_iov_max;
 };
 
@@ -80,26 +80,28 @@ _Static_assert(offsetof(struct ofi_conn, net) == 0 && offsetof(struct ofi_listen
 
 /* --- ofi.c ------------------------------------------------------------------------------------ */
 
-/* A request to connect came to a listener. Takes info. */
+/* Called when a listener receives a connection request. Owns info. */
 void ofi_connection_requested(struct ofi_listener *listener, struct fi_info *info);
-/* The endpoint of a connection is connected. Nothing, once that is known. */
+/* Called when the endpoint of a connection is connected. Further calls have no effect. */
 void ofi_connected(struct ofi_conn *conn);
-/* A frame came to a buffer. */
+/* Called when a frame has been received into a buffer. */
 void ofi_received(struct ofi_conn *conn, struct net_buffer *buffer, size_t bytes);
 
 /* --- ofi_domain.c ----------------------------------------------------------------------------- */
 
-/* Looks an address up. May block. */
+/* Resolves an address. Can block. */
 GMB_MUST_CHECK int ofi_look_up(
 	const struct net_place *place, bool listen, void **found_out, struct error *error);
 void ofi_info_free(void *info);
-/* The domain for an endpoint with that info. */
+/* Returns in *domain_out a domain with room for an endpoint with that info, creating one if
+ * necessary. */
 GMB_MUST_CHECK int ofi_domain_get(
 	struct net_queue *net, const struct fi_info *info, struct ofi_domain **domain_out);
-/* Takes everything that libfabric has to tell. True: there was something. */
+/* Processes all completions and events of libfabric. Returns true if there were any. */
 bool ofi_domain_reap(struct ofi_domain *domain);
-/* Can the caller sleep on the domain's descriptors? Otherwise there is something to take. */
+/* Returns true if the caller can sleep on the domain's descriptors. False: there are completions or
+ * events to process. */
 bool ofi_domain_may_sleep(struct ofi_domain *domain);
 void ofi_domain_destroy(struct ofi_domain *domain);
-/* An error of libfabric as a negative errno. */
+/* Converts a result of libfabric to a negative errno. */
 int ofi_errno(int64_t result);

@@ -2,17 +2,16 @@
 /*
  * The transport tcp: plain sockets, docs/protocol/clan.md §12.9.
  *
- *   tcp.c         the table of calls: addresses, listeners, when a socket is looked at
- *   tcp_stream.c  what goes over a socket
+ *   tcp.c         the transport's table: addresses, listeners, when a socket is read
+ *   tcp_stream.c  the stream of a socket
  *
- * Bytes that belong to memory of a put or get go from there and to there; heads and frames are
- * gathered, and received, many at a time:
+ * The payload of puts and gets is sent directly from its source and received directly into its
+ * destination. Heads and frames are gathered for sending and received in batches:
  *
  *   out[]  frames, WRITE, READ, ANSWER ──▶ sendmsg() ─ ─ ─▶ recvmsg() ──▶ payload of the last head
- *                                                                 └─────▶ in[], then heads from
- * there
+ *                                                                 └─────▶ in[]: the next heads
  *
- * Threading, ownership, errors: as clan/net.h.
+ * Threading, ownership, errors: as in clan/net.h.
  */
 #pragma once
 
@@ -25,18 +24,18 @@
 enum {
 	TCP_IN_BYTES = 16 << 10,
 	TCP_OUT_COUNT = 128,
-	TCP_READS = NET_RMA_PIECES, /* of one side, unanswered */
+	TCP_READS = NET_RMA_PIECES, /* limit on unanswered READs of one side */
 };
 
-/* --- what goes over the wire ------------------------------------------------------------------ */
+/* --- the wire format -------------------------------------------------------------------------- */
 
 enum tcp_kind { TCP_FRAME = 1, TCP_WRITE, TCP_READ, TCP_ANSWER };
 
 struct tcp_head {
 	uint8_t kind;
 	uint8_t reserved;
-	uint16_t slot;	/* WRITE, READ: the cookie's */
-	uint32_t bytes; /* that follow the head; READ: that are wanted */
+	uint16_t slot;	/* WRITE, READ: slot of the cookie */
+	uint32_t bytes; /* after the head; READ: requested bytes */
 };
 
 struct tcp_access_head { /* WRITE and READ */
@@ -53,14 +52,14 @@ _Static_assert(sizeof(struct tcp_head) + NET_FRAME_BYTES <= TCP_IN_BYTES,
 
 /* --- connections ------------------------------------------------------------------------------ */
 
-/* Something to be sent. */
+/* An entry of the send queue. */
 struct tcp_out {
 	enum tcp_kind kind;
 	uint32_t head_left;
 	uint32_t head_bytes;
-	struct tcp_access_head head; /* its first head_bytes bytes */
+	struct tcp_access_head head; /* its first head_bytes bytes are sent */
 	uint64_t left;		     /* of the payload */
-	const uint8_t *from;	     /* FRAME, ANSWER: the rest of it */
+	const uint8_t *from;	     /* FRAME, ANSWER: the unsent payload */
 	struct net_op *op;	     /* FRAME, WRITE, READ */
 	struct net_grant *grant;     /* ANSWER */
 };
@@ -73,25 +72,25 @@ struct tcp_conn {
 	struct list_node ready_node;
 	bool readable;
 	bool writable;
-	bool hung_up; /* the end, or an error, can be received behind the rest */
-	int error;    /* of the last address, or of sending */
+	bool hung_up; /* recv() will report an end or an error after the remaining data */
+	int error;    /* of the last address tried, or of sending */
 
 	struct addrinfo *addresses; /* of the connector */
 	struct addrinfo *next;
 
-	/* Sending. Counts run freely. */
+	/* Sending. out_write and out_read are free-running counts. */
 	struct tcp_out out[TCP_OUT_COUNT];
 	uint32_t out_write;
 	uint32_t out_read;
 
 	/* Receiving. */
-	uint8_t *in; /* TCP_IN_BYTES; NULL: not started */
+	uint8_t *in; /* TCP_IN_BYTES; NULL: receiving has not started */
 	uint32_t in_at;
 	uint32_t in_end;
 	uint64_t payload_left;
-	uint8_t *target;      /* of a WRITE's payload; NULL: it is an ANSWER's */
-	struct net_put write; /* which */
-	uint32_t answers;     /* in out[] */
+	uint8_t *target; /* destination of a WRITE's payload; NULL: the payload is an ANSWER's */
+	struct net_put write; /* the WRITE whose payload is being received */
+	uint32_t answers;     /* ANSWERs in out[] */
 	struct net_rma *gets[TCP_READS];
 	uint32_t gets_write;
 	uint32_t gets_read;
@@ -103,9 +102,9 @@ struct tcp_listener {
 	struct clan_deadline retry;
 };
 
-/* What it keeps of a queue. */
+/* State of the transport for a queue. */
 struct tcp_queue {
-	struct list_node ready; /* connections with something to do */
+	struct list_node ready; /* connections to process in the next turn */
 };
 
 static inline struct tcp_conn *tcp_conn(struct net_conn *conn)
@@ -116,14 +115,14 @@ static inline struct tcp_conn *tcp_conn(struct net_conn *conn)
 _Static_assert(offsetof(struct tcp_conn, net) == 0 && offsetof(struct tcp_listener, net) == 0,
 	"tcp_conn()");
 
-/* The connection is looked at in the next turn. */
+/* Schedules the connection for the next turn. */
 void tcp_ready(struct tcp_conn *conn);
 
 /* --- tcp_stream.c ----------------------------------------------------------------------------- */
 
 int tcp_post_frame(struct net_conn *base, struct net_buffer *buffer);
 int tcp_post_rma(struct net_conn *base, struct net_rma *rma);
-/* Sends what the socket takes; the rest follows when it takes more. */
+/* Sends as much as the socket accepts. The rest follows when it is writable again. */
 void tcp_flush(struct net_conn *base);
-/* Takes what the socket has, up to the share of one turn. */
+/* Receives and processes data, up to the limit per turn. */
 void tcp_receive(struct tcp_conn *conn);
