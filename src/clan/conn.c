@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The calls of <gmblock/clan.h> on connections: they check arguments and the state, and ask the
- * connection's provider.
+ * The calls of <gmblock/clan.h> on connections. They check the arguments and the state of the
+ * connection, and then call its provider.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -14,7 +14,7 @@
 #include "base/rights.h"
 #include "clan/clan.h"
 
-/* The table of providers; addresses begin with the name of one and a colon. */
+/* The table of providers. An address begins with a scheme of a provider and a colon. */
 const struct clan_provider *const clan_providers[CLAN_PROVIDER_COUNT] = {
 	[CLAN_SHM] = &clan_provider_shm,
 	[CLAN_NET] = &clan_provider_net,
@@ -40,6 +40,7 @@ static const struct clan_provider *clan_conn_find_provider(const char *address, 
 
 /* --- states ----------------------------------------------------------------------------------- */
 
+/* The permitted transitions; docs/protocol/clan.md §3.2. */
 static const uint32_t conn_edges[CLAN_STATE_COUNT] = {
 	[CLAN_CONNECTING] = BIT(CLAN_OPEN) | BIT(CLAN_LOST) | BIT(CLAN_CLOSING),
 	[CLAN_OPENING] = BIT(CLAN_OFFERED) | BIT(CLAN_LOST) | BIT(CLAN_CLOSING),
@@ -67,6 +68,8 @@ static bool give_conn_event(struct clan_source *source, struct clan_event *event
 		conn->provider->destroy(conn);
 		return false;
 	}
+	/* In this order, because the program learns of the connection by the first two and closes
+	 * it after LOST. */
 	if (conn->arrived_pending) {
 		conn->arrived_pending = false;
 		event->type = CLAN_EVENT_ARRIVED;
@@ -144,7 +147,7 @@ void clan_conn_refused(struct clan_conn *conn, const void *text, size_t bytes, c
 {
 	char shown[CLAN_REASON_BYTES];
 
-	/* Without memory for the text the refusal still stands. */
+	/* Without memory for the text, the rejection is still reported. */
 	if (clan_conn_set_hello(conn, text, bytes) != 0) {
 		conn->hello_bytes = 0;
 	}
@@ -191,7 +194,7 @@ static uint32_t clan_conn_or_default(uint32_t value, uint32_t standard)
 	return value == 0 ? standard : value;
 }
 
-/* Fills in the defaults, and checks. */
+/* Fills in the defaults, and checks the values. */
 static int clan_conn_check_options(const struct clan_conn_options *given,
 	struct clan_conn_options *options, struct error *error)
 {
@@ -273,6 +276,8 @@ int clan_adopt(struct clan_queue *queue, int fd, const struct clan_conn_options 
 	struct clan_conn_options options;
 	struct error error = { 0 };
 
+	/* Disposing of the socket can block if its owner is another user, so a worker does it,
+	 * except for passive queues. */
 	if (clan_conn_check_options(given, &options, &error) != 0 ||
 		clan_providers[CLAN_SHM]->adopt(queue, fd, &options, conn_out, &error) != 0) {
 		dispose_socket(fd, rights_owner(fd), clan_queue_is_passive(queue));
@@ -328,6 +333,8 @@ void clan_close(struct clan_conn *conn)
 	conn->arrived_pending = false;
 	conn->connect_pending = false;
 	conn->lost_pending = false;
+	/* The program's handle ends here: pending events of the connection and of its shares are
+	 * dropped. Only CLAN_EVENT_CLOSED follows. */
 	list_remove(&conn->source.node);
 	list_for_each(node, &conn->shares)
 	{
@@ -381,7 +388,7 @@ void clan_conn_get_stats(const struct clan_conn *conn, struct clan_conn_stats *s
 
 /* --- messages --------------------------------------------------------------------------------- */
 
-/* The sum of a vector; false when it is more than max. */
+/* Adds up the lengths of a vector. Returns false if the sum exceeds max. */
 static bool sum_iov(const struct iovec *iov, uint32_t iov_count, size_t max, size_t *bytes_out)
 {
 	size_t bytes = 0;
@@ -443,7 +450,8 @@ void clan_flush(struct clan_conn *conn)
 	}
 }
 
-/* What a lost connection had published can still be received. */
+/* Returns true if the program can receive. Messages that the peer had published can also be
+ * received after its end, but not after it broke a rule. */
 static bool can_receive(const struct clan_conn *conn)
 {
 	return conn->state == CLAN_OPEN ||
@@ -473,8 +481,7 @@ ssize_t clan_readv(
 				 : -ENOTCONN;
 }
 
-/* --- the peer's regions, puts and gets, tripwires, cookie queues -------------------------------
- */
+/* --- the peer's regions, puts and gets, tripwires, cookie queues ------------------------------ */
 
 int clan_peer_region_info(
 	const struct clan_conn *conn, uint32_t number, struct clan_peer_region *region)

@@ -167,7 +167,7 @@ struct net_queue {
 	struct list_node dead;		       /* connections to free that the program never knew */
 	struct list_node rmas;		       /* free struct net_rma */
 	void *transports[NET_TRANSPORT_COUNT]; /* state of each transport; NULL until it is used */
-	bool reaping;			       /* a transport is in look(), progress() or flush() */
+	bool reaping;			       /* ofi_domain_reap() is running */
 };
 
 enum net_op_kind { NET_OP_RECEIVE, NET_OP_FRAME, NET_OP_RMA };

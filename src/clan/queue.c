@@ -1,4 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * The event queue of <gmblock/clan.h>: events, deadlines, waking and sleeping;
+ * docs/protocol/clan.md §7.
+ *
+ * Invariant: a source is linked in queue->events if and only if it has an event to give. So the
+ * queue needs no memory for events, and its length is bounded by the number of objects.
+ *
+ * Called by the program; the providers call clan_fire() and clan_deadline_set().
+ */
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -15,9 +24,9 @@
 #define NS_PER_MS UINT64_C(1000000)
 
 enum {
-	LOOKS_BETWEEN_DESCRIPTORS = 16, /* a look at them costs a system call, or may */
-	/* While spinning: longer than most answers take from another processor. Who yields where a
-	 * third program is busy is back after some milliseconds. */
+	LOOKS_BETWEEN_DESCRIPTORS = 16, /* a check might cost a system call */
+	/* While spinning. Longer than most answers take from another processor, because a yield to
+	 * a busy third program can take some milliseconds. */
 	LOOKS_BETWEEN_YIELDS = 64,
 };
 
@@ -88,8 +97,8 @@ void clan_deadline_set(struct clan_queue *queue, struct clan_deadline *deadline,
 	list_push_back(&queue->deadlines, &deadline->node);
 }
 
-/* Sets the timer to the next deadline. Handshakes, strict revocations and muted peers have some, so
- * that there are none most of the time. */
+/* Sets the timer to the next deadline. The linear search is acceptable because only handshakes,
+ * strict revocations and muted peers have deadlines, so the list is empty most of the time. */
 static void set_timer(struct clan_queue *queue)
 {
 	struct itimerspec setting = { 0 };
@@ -124,6 +133,8 @@ static void timer_happened(struct waiter_file *file, uint32_t events)
 	list_init(&passed);
 	list_for_each(node, &queue->deadlines)
 	{
+		/* Collected first: passed() can set and clear deadlines, also those in this
+		 * list. */
 		if (list_entry(node, struct clan_deadline, node)->due_ns <= now_ns) {
 			list_remove(node);
 			list_push_back(&passed, node);
@@ -143,7 +154,8 @@ static void wake_happened(struct waiter_file *file, uint32_t events)
 {
 	struct clan_queue *queue = container_of(file, struct clan_queue, wake_file);
 	char bytes[64];
-	ssize_t got = read(file->fd, bytes, sizeof(bytes)); /* what it leaves comes back here */
+	/* unread bytes make the pipe readable again */
+	ssize_t got = read(file->fd, bytes, sizeof(bytes));
 
 	GMB_UNUSED(events);
 	GMB_UNUSED(got);
@@ -164,9 +176,9 @@ static int add_own_file(struct clan_queue *queue, struct waiter_file *file, int 
 	return result;
 }
 
-/* Threads wake the queue by a pipe. Who waits for clan_queue_fd() with a ring, and for that by an
- * eventfd of its own, would miss writes to an eventfd: from inside one the kernel signals no other
- * reliably (src/ring/calls.c). */
+/* Other threads wake the queue through a pipe. An eventfd would not work for programs that wait for
+ * clan_queue_fd() with an io_uring that itself signals an eventfd: the kernel does not reliably
+ * signal one eventfd from inside another (src/ring/calls.c). */
 static int add_wake_file(struct clan_queue *queue)
 {
 	int fds[2];
@@ -351,6 +363,9 @@ void clan_queue_after_fork(struct clan_queue *queue)
 
 void clan_queue_wake(struct clan_queue *queue)
 {
+	/* Release: clan_queue_wait() loads woken with acquire, so the caller's earlier writes are
+	 * visible to the program that was woken. The store must come before work_wake(), because
+	 * the sleeper checks woken after the pipe has become readable. */
 	atomic_store_explicit(&queue->woken, true, memory_order_release);
 	work_wake(&queue->results);
 }
@@ -360,8 +375,8 @@ int clan_queue_fd(const struct clan_queue *queue)
 	return waiter_fd(queue->waiter);
 }
 
-/* Asks every peer for a wake-up; false: there is something already. What the ring is to wait for
- * is not yet submitted. */
+/* Requests a wake-up from every peer. Returns false if there is work already. Waits for the ring
+ * are prepared, but not submitted yet. */
 static bool ask_for_wake_ups(struct clan_queue *queue)
 {
 	clan_queue_publish(queue);
@@ -383,8 +398,9 @@ int clan_queue_arm(struct clan_queue *queue)
 	return 0;
 }
 
-/* One event of each source: what the program does about it, giving a connection its context above
- * all, comes before the next. */
+/* Gives one event of each source. The program can react to it, above all by setting a connection's
+ * context, before the next event of that source. Sources with another event go to the end of the
+ * queue. */
 static uint32_t give_events(struct clan_queue *queue, struct clan_event *events, uint32_t max)
 {
 	struct list_node again;
@@ -408,12 +424,12 @@ static uint32_t give_events(struct clan_queue *queue, struct clan_event *events,
 	return count;
 }
 
-/* One look at everything, without sleeping. all: also at descriptors. */
+/* Makes progress once, without sleeping. all: also checks the descriptors. */
 static void clan_queue_look(struct clan_queue *queue, bool all)
 {
 	clan_queue_publish(queue);
 	clan_queue_progress(queue);
-	/* Also while a peer keeps the queue busy: others must be accepted, and deadlines hold. */
+	/* A peer that keeps the queue busy must not prevent new connections and deadlines. */
 	if (!all && ++queue->looks % LOOKS_BETWEEN_DESCRIPTORS == 0) {
 		all = true;
 	}
@@ -424,7 +440,8 @@ static void clan_queue_look(struct clan_queue *queue, bool all)
 	clan_queue_progress(queue);
 }
 
-/* Looks until there is something to give, or a wake-up. The peer may need this very processor. */
+/* Makes progress until there is an event or a wake-up, or until until_ns. It yields from time to
+ * time, because the peer might need this very processor. */
 static void clan_queue_spin(struct clan_queue *queue, uint64_t until_ns)
 {
 	do {
@@ -440,7 +457,7 @@ static void clan_queue_spin(struct clan_queue *queue, uint64_t until_ns)
 	} while (clock_now_ns() < until_ns);
 }
 
-/* How long is left; 0 when the time has come. */
+/* Returns the remaining time, 0 when the time has come. */
 static uint64_t time_left_ns(uint64_t until_ns)
 {
 	uint64_t now_ns;

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Regions: memory of this process that can be shared with peers; docs/protocol/clan.md §8.
+ * Regions: memory of this process that can be shared with peers; docs/protocol/clan.md §8. Called
+ * by the program; the providers report the peer's answers with clan_share_answered() and
+ * clan_share_returned().
+ *
+ * Invariant: a region is one mapping of one memfd (registered memory: of none), and its address
+ * never changes, even if clan_region_replace() replaces the memfd.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -17,14 +22,14 @@
 
 /* --- life ------------------------------------------------------------------------------------- */
 
-/* Pages for a region of our own: populated, and inherited by fork() as other memory is. */
+/* Maps the pages of an own region: populated, and inherited by fork() like other memory. */
 static int map_own(int fd, uint64_t offset, size_t bytes, bool huge, uint8_t **base_out)
 {
 	int result = segment_map(fd, offset, bytes, true, base_out);
 
 	if (result == 0) {
 		if (huge) {
-			madvise(*base_out, bytes, MADV_HUGEPAGE); /* a wish */
+			madvise(*base_out, bytes, MADV_HUGEPAGE); /* a hint only */
 		}
 		madvise(*base_out, bytes, MADV_DOFORK);
 	}
@@ -40,7 +45,7 @@ static void region_link(struct clan_queue *queue, struct clan_region *region)
 	queue->region_count++;
 }
 
-/* Maps the region and enters it. The descriptor is the region's; without one it is closed. */
+/* Maps the region and enters it in the queue. Owns values->fd: closes it on failure. */
 static int region_enter(struct clan_queue *queue, const struct clan_region *values,
 	struct clan_region **region_out, void **base_out)
 {
@@ -151,7 +156,7 @@ int clan_region_destroy(struct clan_region *region)
 			.bytes = region->bytes,
 			.fds = &region->fd,
 			.fd_count = 1,
-			.in_caller = true, /* its addresses are free when this returns */
+			.in_caller = true, /* the addresses must be unmapped on return */
 		});
 	}
 	list_remove(&region->node);
@@ -162,6 +167,7 @@ int clan_region_destroy(struct clan_region *region)
 
 /* --- shares ----------------------------------------------------------------------------------- */
 
+/* The permitted transitions. */
 static const uint32_t share_edges[CLAN_SHARE_STATE_COUNT] = {
 	[CLAN_SHARE_ASKED] = BIT(CLAN_SHARE_LIVE) | BIT(CLAN_SHARE_ENDED),
 	[CLAN_SHARE_LIVE] = BIT(CLAN_SHARE_ENDING),
@@ -227,7 +233,8 @@ struct clan_share *clan_share_find(const struct clan_conn *conn, uint32_t number
 	return NULL;
 }
 
-/* The lowest number that is not in use. */
+/* Returns the lowest number that is not in use. The loop ends because a connection has at most
+ * CLAN_TABLE_MAX shares. */
 static uint32_t free_number(const struct clan_conn *conn)
 {
 	uint32_t number = 0;
@@ -285,6 +292,8 @@ int clan_region_unshare(struct clan_conn *conn, struct clan_region *region)
 	if (share->state == CLAN_SHARE_ENDING) {
 		return -EALREADY;
 	}
+	/* SHARED must be delivered first, and a strict revocation might still have to replace the
+	 * pages. */
 	if (share->state == CLAN_SHARE_ASKED || list_is_linked(&share->source.node) ||
 		region->strict_count > 0) {
 		return -EBUSY;
@@ -298,7 +307,7 @@ int clan_region_unshare(struct clan_conn *conn, struct clan_region *region)
 	}
 	set_share_state(share, CLAN_SHARE_ENDING);
 	if (conn->state != CLAN_OPEN) {
-		clan_share_returned(share); /* as far as it ever will be */
+		clan_share_returned(share); /* a peer that is lost cannot return it */
 	}
 	return 0;
 }
@@ -325,9 +334,10 @@ void clan_shares_drop(struct clan_conn *conn)
 	}
 }
 
-/* --- what needs a share ----------------------------------------------------------------------- */
+/* --- operations on a share -------------------------------------------------------------------- */
 
-/* The share that a range of a region may be used through. */
+/* Finds the live share of a region on a connection, and checks the range. Returns 0 or a negative
+ * errno. */
 static int live_share(struct clan_conn *conn, const struct clan_region *region, uint64_t offset,
 	uint64_t bytes, struct clan_share **share_out)
 {
@@ -395,7 +405,8 @@ int clan_tripwire(struct clan_conn *conn, struct clan_region *region, uint64_t o
 
 /* --- replacing pages -------------------------------------------------------------------------- */
 
-/* True when the page at offset lies wholly within a scratch range. */
+/* Returns the end of a scratch range that contains the page at offset completely, 0 if there is
+ * none. */
 static uint64_t scratch_end(const struct clan_range *scratch, uint32_t scratch_count,
 	uint64_t offset, uint64_t page_bytes)
 {
@@ -410,7 +421,7 @@ static uint64_t scratch_end(const struct clan_range *scratch, uint32_t scratch_c
 	return 0;
 }
 
-/* Where the next scratch page begins, or the end. */
+/* Returns the start of the next scratch page after offset, or end. */
 static uint64_t next_scratch(const struct clan_range *scratch, uint32_t scratch_count,
 	uint64_t offset, uint64_t page_bytes, uint64_t end)
 {
@@ -425,6 +436,7 @@ static uint64_t next_scratch(const struct clan_range *scratch, uint32_t scratch_
 	return end;
 }
 
+/* Copies all pages that are not within the scratch ranges. */
 static void copy_kept(const struct clan_region *region, uint8_t *fresh,
 	const struct clan_range *scratch, uint32_t scratch_count)
 {
@@ -459,6 +471,8 @@ int clan_region_replace(
 	}
 	list_for_each(node, &region->shares)
 	{
+		/* A connection that is not lost, or a provider that still gives the peer access,
+		 * would continue to use the old pages. */
 		const struct clan_share *share = list_entry(node, struct clan_share, region_node);
 
 		if (share->conn->state == CLAN_OPEN || share->carrier != NULL) {
@@ -475,7 +489,8 @@ int clan_region_replace(
 	}
 	if (result == 0) {
 		copy_kept(region, fresh, scratch, scratch_count);
-		/* In one step: the kernel checks its limits before it takes the old pages away. */
+		/* One step: the kernel checks its limits before it removes the old pages, so a
+		 * failure leaves them in place. */
 		if (mremap(fresh, region->bytes, region->bytes, MREMAP_MAYMOVE | MREMAP_FIXED,
 			    region->base) == MAP_FAILED) {
 			result = -errno;

@@ -30,7 +30,7 @@ int segment_memfd(const char *name, size_t bytes)
 {
 	int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
 
-	if (fd < 0 && errno == EINVAL) { /* a kernel before 6.3 */
+	if (fd < 0 && errno == EINVAL) { /* Linux before 6.3 */
 		fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	}
 	if (fd < 0) {
@@ -54,6 +54,8 @@ int segment_create(const char *name, size_t bytes, uint8_t **base_out, int *fd_o
 		return fd;
 	}
 	result = segment_map(fd, 0, bytes, true, base_out);
+	/* Sealed after our own mapping exists, because F_SEAL_FUTURE_WRITE forbids new writable
+	 * mappings, including ours. */
 	if (result == 0 &&
 		fcntl(fd, F_ADD_SEALS, SEGMENT_SEALED_SIZE | SEGMENT_SEALED_WRITER) != 0) {
 		result = -errno;
@@ -73,7 +75,8 @@ int segment_check(int fd, int seals, struct segment_identity *identity)
 	struct statfs filesystem;
 	struct stat status;
 
-	/* Only memfds answer; whatever else it is gets no further, since even fstat() can block. */
+	/* Only memfds have seals. All other descriptors are rejected here, because even fstat() can
+	 * block on them (FUSE). */
 	if (found < 0 || (found & seals) != seals) {
 		return -EPERM;
 	}
@@ -95,7 +98,7 @@ int segment_map(int fd, uint64_t offset, size_t bytes, bool writable, uint8_t **
 	if (base == MAP_FAILED) {
 		return -errno;
 	}
-	/* EINVAL: a kernel before 5.14 faults its pages in one by one. */
+	/* EINVAL: Linux before 5.14 populates the pages on first access. */
 	if ((madvise(base, bytes, writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ) != 0 &&
 		    errno != EINVAL) ||
 		madvise(base, bytes, MADV_DONTFORK) != 0) {

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Memory that a stranger can empty, touched by helper threads: docs/protocol/clan.md §8.5.
+ * Copies by helper threads, for memory that an untrusted peer can empty: docs/protocol/clan.md
+ * §8.5.
  *
- * Who may write a memfd may punch holes into it, and whoever touches a page meanwhile waits for the
- * end of that, which can take seconds. So puts and gets of a wary connection, and what is fetched
- * from memory of ours that its peer may write, are copied by workers, and end by CLAN_EVENT_DONE.
+ * A process that can write a memfd can punch holes into it. A thread that touches a page at that
+ * time waits until the hole is complete, which can take seconds. So workers make the copies for
+ * puts and gets of a wary connection and for clan_region_fetch(). Each ends with CLAN_EVENT_DONE.
  *
- *   shm_copy_begin() ─▶ worker: run_copy() ─▶ shm_copy_copied() ─▶ notification, when there is room
- * ─▶ DONE
+ *   shm_copy_begin() ─▶ worker: run_copy() ─▶ shm_copy_copied() ─▶ notification, if wanted ─▶ DONE
+ *                                             queue's thread      (waits for room)
+ *
+ * Ownership: a copy belongs to its connection. While its worker runs, the queue's thread only reads
+ * it; it is freed by shm_copy_copied() or later, never before.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -15,8 +19,8 @@
 
 #include "clan/shm.h"
 
-/* Between two looks whether the connection has ended: the kernel's largest wait is that for one
- * page. */
+/* Bytes between two checks whether the connection has ended: one page, because a thread can be
+ * stalled once per page. */
 enum { STEP_BYTES = 4096 };
 
 struct shm_copy {
@@ -26,8 +30,8 @@ struct shm_copy {
 	struct shm_conn *conn;
 	struct shm_copy_order order;
 	int status;
-	bool ended;	   /* DONE is to be given */
-	bool owes_message; /* the notification found no room */
+	bool ended;	   /* its DONE event is pending */
+	bool owes_message; /* the notification waits for room */
 	uint32_t iov_count;
 	struct iovec iov[];
 };
@@ -52,7 +56,7 @@ static bool shm_copy_give_done(struct clan_source *source, struct clan_event *ev
 	return false;
 }
 
-/* On a worker: as many bytes as the connection lives to see. */
+/* On a worker. Stops at the next page if the connection is closed. */
 static void shm_copy_part(const struct shm_copy *copy, uint8_t *shared, const struct iovec *part)
 {
 	uint8_t *own = part->iov_base;
@@ -60,7 +64,8 @@ static void shm_copy_part(const struct shm_copy *copy, uint8_t *shared, const st
 	for (size_t done = 0; done < part->iov_len; done += STEP_BYTES) {
 		size_t bytes = MIN(part->iov_len - done, (size_t)STEP_BYTES);
 
-		/* Relaxed: nothing was published with it. */
+		/* Relaxed: the flag only shortens the work. The copy is handed back through the
+		 * lock of the queue's results. */
 		if (atomic_load_explicit(&copy->conn->copies_dropped, memory_order_relaxed)) {
 			return;
 		}
@@ -83,7 +88,8 @@ static void run_copy(struct work *work)
 	}
 }
 
-/* The notification of a put follows its bytes. */
+/* Sends the notification of a put, which follows its bytes, and fires DONE. Without room it is
+ * tried again by shm_copies_look(). */
 static void shm_copy_end(struct shm_copy *copy)
 {
 	struct iovec iov = { .iov_base = &copy->order.value, .iov_len = sizeof(uint32_t) };
@@ -91,7 +97,7 @@ static void shm_copy_end(struct shm_copy *copy)
 	bool notifies = conn->conn.state == CLAN_OPEN && copy->order.notify;
 	bool has_room = notifies && shm_room(conn, SHM_BULK, sizeof(uint32_t));
 
-	/* Who looks for room may find that the peer broke a rule. */
+	/* shm_room() can detect that the peer broke a rule, and end the connection. */
 	copy->owes_message = notifies && !has_room && conn->conn.state == CLAN_OPEN;
 	if (copy->owes_message) {
 		(void)shm_no_room(conn, SHM_BULK, sizeof(uint32_t), CLAN_READY_SEND_BULK);

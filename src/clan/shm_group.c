@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Groups and waking: docs/protocol/clan.md §2.1 and §6. The order of stores, fences and loads here
- * is that of the document; each fence names its partner.
+ * Groups and waking: docs/protocol/clan.md §2.1 and §6.
+ *
+ * The order of stores, fences and loads here is that of the protocol, which proves it correct. Each
+ * side stores a word and then loads a word of the other; without a full fence in between, both
+ * could miss each other's store, and the sleeper would not be woken. Each fence names its partner.
  */
 #include <errno.h>
 #include <linux/futex.h>
@@ -21,7 +24,8 @@
 
 enum {
 	GROUP_CONNS_FIRST = 4,
-	IDLE_BELLS_MAX = 1000, /* of a group, within IDLE_WINDOW_MS: then it is muted */
+	/* consecutive idle bells of a group within IDLE_WINDOW_MS that mute it */
+	IDLE_BELLS_MAX = 1000,
 	IDLE_WINDOW_MS = 100,
 	MUTED_MS = 1000,
 	MUTED_LOOK_MS = 1,
@@ -128,7 +132,7 @@ int shm_group_map_peer(struct shm_group *group, int fd, uint32_t *rule_out)
 		}
 		group->futex->owner = group;
 	}
-	/* Others may join from here on. */
+	/* From here on other connections can join the group. */
 	group->peer = (const struct shm_group_head *)(const void *)base;
 	group->peer_bytes = identity.bytes;
 	group->peer_ready_slots = head.ready_slots;
@@ -197,7 +201,8 @@ struct shm_group *shm_group_find(struct clan_queue *queue, uint64_t id)
 	return NULL;
 }
 
-/* Its process listens at the same place, or elsewhere as well. */
+/* Returns true if the group's acceptor is the process that listens at the connection's address; it
+ * can listen at several addresses. */
 static bool has_peer(const struct shm_group *group, const struct shm_conn *conn)
 {
 	return group->pid != 0 && group->pid == conn->conn.peer.pid &&
@@ -212,7 +217,7 @@ struct shm_group *shm_group_find_place(const struct shm_conn *conn)
 	{
 		struct shm_group *group = list_entry(node, struct shm_group, node);
 
-		/* Of one that is still being set up, the acceptor's name is not known. */
+		/* A group that is being set up has no name from the acceptor yet. */
 		if (group->place == NULL || group->peer == NULL ||
 			group->conn_count >= group->conns_max) {
 			continue;
@@ -234,14 +239,16 @@ void shm_group_activate(struct shm_group *group)
 	}
 }
 
-/* --- telling the peer: §6.1 ------------------------------------------------------------------- */
+/* --- notifying the peer: §6.1 ----------------------------------------------------------------- */
 
-/* A byte on the socket of a connection. False: it ends, so that the peer may not hear it. */
+/* Sends a bell byte on the socket of a connection. Returns false if the peer might not receive it,
+ * because the connection is ending. */
 static bool ring_socket(const struct shm_conn *conn)
 {
 	static const uint8_t byte = SHM_BELL;
 
-	/* A peer that has not got WELCOME looks when it does. Full: it has enough to wake for. */
+	/* A peer without WELCOME checks the rings when it arrives. EAGAIN: the socket is full, so
+	 * the peer has unread bytes that wake it. */
 	return conn->conn.state == CLAN_OPEN && conn->own_fd < 0 &&
 	       (send(conn->file.fd, &byte, sizeof(byte), MSG_DONTWAIT | MSG_NOSIGNAL) >= 0 ||
 		       errno == EAGAIN);
@@ -251,6 +258,7 @@ static void ring_bell(struct shm_group *group, struct shm_conn *conn)
 {
 	uint64_t arm = atomic_load_explicit(&group->peer->arm, memory_order_acquire);
 
+	/* A bell is rung at most once per arming. */
 	if (arm == 0 || arm == group->rung) {
 		return;
 	}
@@ -261,8 +269,8 @@ static void ring_bell(struct shm_group *group, struct shm_conn *conn)
 		syscall(SYS_futex, &group->own->bell, FUTEX_WAKE, 1, NULL, NULL, 0);
 		return;
 	}
-	/* The bell is the group's, and it is rung once: when the peer has closed this connection,
-	 * another one must carry it. */
+	/* The bell belongs to the group and is rung only once per arming. If the peer has closed
+	 * this connection, another connection must carry the byte. */
 	for (uint32_t i = 0; !ring_socket(conn) && i < group->conns_slots; i++) {
 		if (group->conns[i] != NULL) {
 			conn = group->conns[i];
@@ -270,7 +278,8 @@ static void ring_bell(struct shm_group *group, struct shm_conn *conn)
 	}
 }
 
-/* Stores what was written since the last time. */
+/* Publishes the messages written and the cookies popped since the last publication. Release: the
+ * slots are visible before the index. */
 static void publish_words(struct shm_conn *conn)
 {
 	static const uint32_t reasons[SHM_CLASS_COUNT] = {
@@ -293,8 +302,8 @@ static void publish_words(struct shm_conn *conn)
 		&conn->own->cookies_popped, conn->cookies_popped, memory_order_release);
 }
 
-/* After the fence: puts the connection on the peer's ready ring if the peer wants to hear of what
- * changed. True: it was put there. */
+/* To be called after the fence that follows publish_words(). Pushes the connection on the peer's
+ * ready ring if the peer requested notification of the changes. Returns true if it did. */
 static bool push_ready(struct shm_conn *conn)
 {
 	struct shm_group *group = conn->group;
@@ -309,7 +318,8 @@ static bool push_ready(struct shm_conn *conn)
 	}
 	read = atomic_load_explicit(&group->peer->ready_read, memory_order_acquire);
 	if (group->pushed - read >= SHM_READY_SLOTS) {
-		return false; /* K17: it harms only itself */
+		/* K17: the peer did not consume its entries, which delays only the peer */
+		return false;
 	}
 	conn->answered = number;
 	atomic_store_explicit(&group->own->ready[group->pushed & (SHM_READY_SLOTS - 1)],
@@ -331,7 +341,8 @@ void shm_publish(struct clan_queue *queue)
 	{
 		publish_words(list_entry(node, struct shm_conn, dirty_node));
 	}
-	/* Partner: the fence of shm_want() between want and the look. */
+	/* Partner: the fence in shm_want(), between the store of want and the check. Either we see
+	 * want, or the peer sees our changes. */
 	atomic_thread_fence(memory_order_seq_cst);
 	while (!list_is_empty(&shm->dirty)) {
 		struct list_node *node = list_pop_front(&shm->dirty);
@@ -345,7 +356,8 @@ void shm_publish(struct clan_queue *queue)
 	if (list_is_empty(&told)) {
 		return;
 	}
-	/* Partner: the fence of shm_arm() between arm and the look. */
+	/* Partner: the fence in shm_arm(), between the store of arm and the check. Either we see
+	 * arm, or the peer sees the entry. */
 	atomic_thread_fence(memory_order_seq_cst);
 	while (!list_is_empty(&told)) {
 		struct shm_group *group =
@@ -362,14 +374,15 @@ void shm_publish_conn(struct shm_conn *conn)
 	}
 	list_remove(&conn->dirty_node);
 	publish_words(conn);
-	atomic_thread_fence(memory_order_seq_cst); /* as in shm_publish() */
+	/* The fences are as in shm_publish(). */
+	atomic_thread_fence(memory_order_seq_cst);
 	if (push_ready(conn)) {
 		atomic_thread_fence(memory_order_seq_cst);
 		ring_bell(conn->group, conn);
 	}
 }
 
-/* --- being told: §6.2 ------------------------------------------------------------------------- */
+/* --- notification by the peer: §6.2 ----------------------------------------------------------- */
 
 static uint32_t wanted_reasons(const struct shm_conn *conn)
 {
@@ -397,6 +410,7 @@ static uint32_t wanted_reasons(const struct shm_conn *conn)
 	return wanted;
 }
 
+/* Checks every change of the peer and fires what is enabled. Returns true if there was a change. */
 static bool look_now(struct shm_conn *conn)
 {
 	bool found = shm_take_system(conn);
@@ -436,14 +450,14 @@ void shm_want(struct shm_conn *conn)
 	while (conn->conn.state == CLAN_OPEN &&
 		((reasons = wanted_reasons(conn), conn->want_answered) ||
 			(reasons & ~conn->want_reasons) != 0)) {
-		/* A number that has no answer yet is kept when reasons are added: its answer will
-		 * be on the ready ring once, so that the ring cannot overflow. */
+		/* A request that has not been answered keeps its number when reasons are added. So
+		 * its answer is pushed on the ready ring once, and the ring cannot overflow. */
 		conn->want += conn->want_answered;
 		conn->want_answered = false;
 		conn->want_reasons = reasons;
 		atomic_store_explicit(&conn->own->want,
 			conn->want << SHM_WANT_NUMBER_SHIFT | reasons, memory_order_release);
-		/* Partner: the first fence of shm_publish(). */
+		/* Partner: the first fence in shm_publish(). */
 		atomic_thread_fence(memory_order_seq_cst);
 		if (!look_now(conn)) {
 			break;
@@ -459,7 +473,7 @@ bool shm_look(struct shm_conn *conn)
 	return found;
 }
 
-/* A group head that breaks a rule ends all its connections. */
+/* A violation in a group head ends all connections of the group. */
 static void group_broken(struct shm_group *group, uint32_t rule, const char *what)
 {
 	for (uint32_t i = 0; i < group->conns_slots; i++) {
@@ -469,7 +483,7 @@ static void group_broken(struct shm_group *group, uint32_t rule, const char *wha
 	}
 }
 
-/* Takes the entries of the peer's ready ring. True: one had something. */
+/* Processes the entries of the peer's ready ring. Returns true if an entry led to an event. */
 static bool shm_group_take_ready(struct shm_group *group)
 {
 	uint32_t write = atomic_load_explicit(&group->peer->ready_write, memory_order_acquire);
@@ -496,6 +510,8 @@ static bool shm_group_take_ready(struct shm_group *group)
 			struct shm_conn *conn = group->conns[number];
 
 			if (conn->conn.state == CLAN_OPEN) {
+				/* Set before the look, because shm_look() then publishes a request
+				 * with a new number. */
 				conn->want_answered = true;
 				found |= shm_look(conn);
 			}
@@ -505,7 +521,7 @@ static bool shm_group_take_ready(struct shm_group *group)
 	return found;
 }
 
-/* A look that was caused by a bell, or not. */
+/* Processes the ready ring, whether or not a bell was rung. */
 static bool look_at_group(struct shm_group *group)
 {
 	bool found = shm_group_take_ready(group);
@@ -563,7 +579,8 @@ static void unmute(struct clan_deadline *deadline)
 	}
 }
 
-/* Too many bells that bring nothing: their rate is the peer's choice no longer. */
+/* Mutes a group after too many idle bells, so that the peer can no longer determine how often we
+ * wake. */
 static void mute(struct shm_group *group)
 {
 	group->muted_until_ns = clock_now_ns() + MUTED_MS * NS_PER_MS;
@@ -598,7 +615,8 @@ static void futex_happened(struct waiter_futex *futex)
 	shm_group_bell(futex->owner);
 }
 
-/* A new arming, if the last one was used up. */
+/* Arms the group with a new number. bell_seen is loaded first, so a bell after the arming is not
+ * missed. */
 static void arm_group(struct shm_group *group)
 {
 	group->bell_seen = atomic_load_explicit(&group->peer->bell, memory_order_acquire);
@@ -614,7 +632,7 @@ bool shm_arm(struct clan_queue *queue)
 	{
 		arm_group(list_entry(node, struct shm_group, active_node));
 	}
-	/* Partner: the second fence of shm_publish(). */
+	/* Partner: the second fence in shm_publish(). */
 	atomic_thread_fence(memory_order_seq_cst);
 	list_for_each(node, &shm->active)
 	{
@@ -626,7 +644,7 @@ bool shm_arm(struct clan_queue *queue)
 			continue;
 		}
 		if (group->muted_until_ns != 0) {
-			continue; /* looked at by its deadline */
+			continue; /* its deadline checks it */
 		}
 		if (group->futex != NULL && !group->futex->in_flight) {
 			waiter_futex_start(
@@ -634,7 +652,7 @@ bool shm_arm(struct clan_queue *queue)
 		}
 		list_remove(&group->active_node);
 	}
-	/* Looking can have written something: room that was given back. */
+	/* The checks might have released ring space, which must be published before sleeping. */
 	shm_publish(queue);
 	return found;
 }

@@ -1,6 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Cookies, puts and gets, revocation, tripwires: docs/protocol/clan.md §8.2, §8.3 and §9.
+ *
+ * Invariant: our tables in shared memory are written here and never read back; decisions use the
+ * private copies in struct shm_conn. Words of the peer are loaded once.
+ *
+ * Two pairs of fences make the protocol correct, because each side stores a word and then loads a
+ * word of the other:
+ * - shm_revoke() clears the generation and then loads the peer's busy; busy_begins() stores busy
+ *   and then the generation is loaded.
+ * - arm_watch() stores arm and then the program reads the memory; touch_tripwires() runs after the
+ *   bytes were stored and then loads arm.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -33,6 +43,8 @@ int shm_grant(struct clan_conn *base, struct clan_share *share, struct clan_cook
 			return -ENOMEM;
 		}
 	}
+	/* A slot whose generation has reached its maximum is never used again, so a cookie is
+	 * unique for the life of the connection. */
 	while (conn->grants[slot].state != SHM_GRANT_FREE ||
 		conn->grants[slot].generation == UINT32_MAX) {
 		slot = slot + 1 < count ? slot + 1 : 0;
@@ -49,6 +61,7 @@ int shm_grant(struct clan_conn *base, struct clan_share *share, struct clan_cook
 	atomic_store_explicit(&entry->offset, cookie->offset, memory_order_relaxed);
 	atomic_store_explicit(&entry->bytes, cookie->bytes, memory_order_relaxed);
 	atomic_store_explicit(&entry->rest, pack_rest(cookie), memory_order_relaxed);
+	/* Release, and last: a peer that sees the generation also sees the rest of the entry. */
 	atomic_store_explicit(&entry->generation, cookie->generation, memory_order_release);
 	return 0;
 }
@@ -108,6 +121,8 @@ bool shm_look_quiet(struct shm_conn *conn)
 
 	list_for_each(node, &conn->revocations)
 	{
+		/* The word is odd for the copy that was running at the revocation. Any other value
+		 * shows that this copy has ended; a later one has seen the revocation. */
 		struct shm_revocation *revocation = list_entry(node, struct shm_revocation, node);
 
 		if (!revocation->ended && peer_busy(conn) != revocation->busy) {
@@ -129,7 +144,7 @@ bool shm_waits_for_quiet(const struct shm_conn *conn)
 	return false;
 }
 
-/* The peer has not become quiet in time. */
+/* The peer's busy word has not changed in time. */
 static void shm_memory_strict_passed(struct clan_deadline *deadline)
 {
 	struct shm_revocation *revocation = container_of(deadline, struct shm_revocation, deadline);
@@ -170,7 +185,8 @@ static struct shm_revocation *revocation_create(
 		revocation->slot = cookie->slot;
 		revocation->op = op;
 		if (strict) {
-			/* By our own record: the cookie can have been at the peer's. */
+			/* From our own record, because the cookie could have been modified by the
+			 * peer. */
 			revocation->region =
 				clan_share_find(&conn->conn, conn->grants[cookie->slot].region)
 					->region;
@@ -196,7 +212,8 @@ int shm_revoke(struct clan_conn *base, const struct clan_cookie *cookie, bool st
 		return leaving ? -EALREADY : -ESTALE;
 	}
 	atomic_store_explicit(&conn->own_cookies[cookie->slot].generation, 0, memory_order_release);
-	/* Partner: the fence of busy_begins(). */
+	/* Partner: the fence in busy_begins(). Either we see the peer busy, or the peer sees
+	 * generation 0. */
 	atomic_thread_fence(memory_order_seq_cst);
 	busy = peer_busy(conn);
 	if ((busy & 1) == 0) {
@@ -204,7 +221,7 @@ int shm_revoke(struct clan_conn *base, const struct clan_cookie *cookie, bool st
 		return 1;
 	}
 	revocation = revocation_create(conn, cookie, strict, op);
-	if (revocation == NULL) { /* as if it had not been asked for */
+	if (revocation == NULL) { /* undo: the cookie stays granted */
 		atomic_store_explicit(&conn->own_cookies[cookie->slot].generation,
 			cookie->generation, memory_order_release);
 		return -ENOMEM;
@@ -236,8 +253,10 @@ void shm_void_cookies(struct clan_conn *base, const struct clan_share *share)
 
 /* --- putting and getting ---------------------------------------------------------------------- */
 
-/* Where a cookie allows its holder to copy, by the granter's table: every word of it is loaded
- * once, and the range is checked against our own mapping. */
+/* Returns in order->shared the address that a cookie permits its holder to use, according to the
+ * granter's table. Every word of the entry is loaded once. The generation is loaded again after the
+ * others, because the granter could have reused the slot in between. The range is checked against
+ * our own mapping, so wrong entries affect only the granter's region. */
 static int cookie_place(struct shm_conn *conn, const struct clan_cookie *cookie, uint32_t right,
 	uint64_t offset, uint64_t bytes, struct shm_copy_order *order, bool *once_out)
 {
@@ -269,13 +288,15 @@ static bool used_already(struct shm_conn *conn, const struct clan_cookie *cookie
 	return conn->used_once != NULL && conn->used_once[cookie->slot] == cookie->generation;
 }
 
-/* Of copies by helper threads some can be under way at once. */
+/* Several copies can be in progress if helper threads make them. The word is odd while there is
+ * any. */
 static void busy_begins(struct shm_conn *conn)
 {
 	if (conn->busy_count++ == 0) {
 		atomic_store_explicit(&conn->own->busy, ++conn->busy, memory_order_relaxed);
 	}
-	/* Partner: the fence of shm_revoke(): it sees us busy, or we see that it revoked. */
+	/* Partner: the fence in shm_revoke(). Either the granter sees us busy, or we see the
+	 * revocation. */
 	atomic_thread_fence(memory_order_seq_cst);
 }
 
@@ -309,7 +330,7 @@ static void copy_now(uint8_t *at, const struct copy *copy)
 	}
 }
 
-/* The region stays until shm_busy_ends() was called for it. */
+/* Holds the region until the copy has ended; shm_copy_copied() puts it. */
 static int copy_by_helper(
 	struct shm_conn *conn, const struct shm_copy_order *order, const struct copy *copy)
 {
@@ -321,7 +342,7 @@ static int copy_by_helper(
 	return result;
 }
 
-/* 1: it has ended; 0: an event will tell. */
+/* Returns 1 if the copy has ended, 0 if an event will report its end, or a negative errno. */
 static int copy_by_cookie(struct shm_conn *conn, const struct clan_cookie *cookie,
 	const struct copy *copy, struct shm_copy_order *order)
 {
@@ -385,8 +406,8 @@ int shm_put(struct clan_conn *base, const struct iovec *from, uint32_t from_coun
 	struct copy copy = {
 		.iov = from, .iov_count = from_count, .offset = offset, .right = CLAN_WRITE
 	};
-	/* Where the bytes go, for the tripwires: as the cookie says, which is true while we copy.
-	 */
+	/* The range for tripwires, as the cookie says. It is the granted range, because the copy
+	 * checks the generation. */
 	struct shm_copy_order order = {
 		.peers = true,
 		.to_shared = true,
@@ -462,7 +483,8 @@ static void arm_watch(struct shm_conn *conn, uint32_t number)
 
 	watch->arm = ++watch->arm_last;
 	atomic_store_explicit(&conn->own_tripwires[number].arm, watch->arm, memory_order_release);
-	/* Partner: the fence of touch_tripwires(). */
+	/* Partner: the fence in touch_tripwires(). Either the program sees the bytes, or the peer
+	 * sees the tripwire armed. */
 	atomic_thread_fence(memory_order_seq_cst);
 }
 
@@ -567,7 +589,8 @@ static void owe_trip(struct shm_conn *conn, uint32_t number)
 	}
 }
 
-/* Not before one is armed: a stranger could ask for a large table. */
+/* Allocated when the first tripwire is armed, because an untrusted peer can request a large
+ * table. */
 static bool make_trips(struct shm_conn *conn)
 {
 	if (conn->trips == NULL) {
@@ -581,7 +604,8 @@ static bool make_trips(struct shm_conn *conn)
 
 static void touch_tripwires(struct shm_conn *conn, uint32_t region, uint64_t offset, size_t bytes)
 {
-	/* Partner: the fence of arm_watch(): it sees the bytes, or we see it armed. */
+	/* Partner: the fence in arm_watch(). Either the owner sees the bytes, or we see the
+	 * tripwire armed. */
 	atomic_thread_fence(memory_order_seq_cst);
 	for (uint32_t i = 0; i < conn->peer_tripwire_count; i++) {
 		const struct shm_tripwire *entry = &conn->peer_tripwires[i];

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Regions of the peer, mapped here: docs/protocol/clan.md §3 (rules K8 and K9) and §8.1.
+ *
+ *   REGION ─▶ MAPPING (worker) ─▶ LIVE ─▶ LEAVING (holds remain) ─▶ GONE (events remain) ─▶ freed
+ *
+ * Invariant: a mapping is never removed while the program or a copy holds its region.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -46,7 +50,8 @@ static struct shm_mapping *shm_region_find_mapping(const struct shm_peer_region 
 static void put_mapping(struct shm_mapping *mapping, bool in_caller)
 {
 	if (--mapping->references == 0) {
-		/* The last look at many pages takes its time. */
+		/* Unmapping many pages takes time, so a worker does it unless the queue is
+		 * passive. */
 		dispose(&(struct disposal){
 			.base = mapping->base,
 			.bytes = mapping->bytes,
@@ -59,8 +64,9 @@ static void put_mapping(struct shm_mapping *mapping, bool in_caller)
 
 /* --- life ------------------------------------------------------------------------------------- */
 
-/* Its number is free, and the peer is told. Not before the program knows: a peer could share and
- * ask back faster than the program takes events. */
+/* Frees the region and its number, and sends REGION_ENDED. This happens only after the program has
+ * received the events of the region, because otherwise a peer could share and unshare faster than
+ * the program takes events. */
 static void region_finish(struct shm_peer_region *region)
 {
 	struct shm_conn *conn = region->conn;
@@ -100,7 +106,7 @@ static bool shm_region_give_region_event(struct clan_source *source, struct clan
 	return false;
 }
 
-/* Nobody uses it any more. The region may be freed. */
+/* The region is not in use any more. This call can free it. */
 static void region_gone(struct shm_peer_region *region)
 {
 	struct shm_conn *conn = region->conn;
@@ -118,7 +124,7 @@ static void region_gone(struct shm_peer_region *region)
 	shm_conn_join(conn);
 }
 
-/* No new holds. */
+/* Refuses new holds. The region is gone immediately if there are no holds. */
 static void shm_region_leaves(struct shm_peer_region *region)
 {
 	shm_region_set_region_state(region, SHM_REGION_LEAVING);
@@ -156,7 +162,7 @@ static void region_live(struct shm_peer_region *region)
 	}
 }
 
-/* On a worker. */
+/* Runs on a worker. */
 static void map_region(struct work *work)
 {
 	struct shm_peer_region *region = container_of(work, struct shm_peer_region, work);
@@ -165,8 +171,9 @@ static void map_region(struct work *work)
 	region->status = segment_map(region->fd, region->offset, region->bytes,
 		(region->rights & CLAN_WRITE) != 0, &region->base);
 	fd = region->fd;
-	region->fd = -1; /* before its number can be another's in a child */
-	close(fd);	 /* a memfd, and the mapping keeps it */
+	/* cleared before the close: after fork(), a child must not dispose of a reused number */
+	region->fd = -1;
+	close(fd); /* does not block: it is a memfd, and the mapping keeps the file */
 }
 
 static void region_mapped(struct work *work)
@@ -190,6 +197,7 @@ static void region_mapped(struct work *work)
 			region_live(region);
 			return;
 		}
+		/* The mapping must exist for region_gone(), which removes it. */
 		mapping->references = 1;
 	} else if (region->status == 0) {
 		dispose(&(struct disposal){
@@ -259,7 +267,8 @@ int shm_region_arrived(struct shm_conn *conn, const struct shm_region *message, 
 		dispose_fd(fd, conn->conn.peer.uid, passive);
 		return answer(conn, message, -EDQUOT);
 	}
-	/* What the peer alone writes must keep its pages: a hole would make its reader wait. */
+	/* The peer must not be able to remove pages of memory that only it writes, because a hole
+	 * would stall the reader. */
 	if (segment_check(fd,
 		    (message->rights & CLAN_WRITE) != 0 ? SEGMENT_SEALED_SIZE
 							: SEGMENT_SEALED_READ_ONLY,
@@ -286,8 +295,8 @@ int shm_region_arrived(struct shm_conn *conn, const struct shm_region *message, 
 	}
 	region->work.run = map_region;
 	region->work.done = region_mapped;
-	region->work.in_doubt =
-		rights_is_stranger(conn->conn.peer.uid); /* holes, again and again */
+	/* the peer can punch holes repeatedly, which stalls the worker */
+	region->work.in_doubt = rights_is_stranger(conn->conn.peer.uid);
 	region->work.owner = conn->conn.peer.uid;
 	work_start(&region->work, &conn->conn.queue->results);
 	if (passive) {
@@ -413,8 +422,9 @@ int shm_region_place(struct shm_conn *conn, uint32_t number, uint32_t right, uin
 
 /* --- our regions ------------------------------------------------------------------------------ */
 
-/* Memory that is shared for reading only must not be mapped for writing by anybody new, and a peer
- * that may write must not seal it against the others. Imported memory is the program's to seal. */
+/* Seals a region at its first share. Read-only memory must get no new writable mappings, and a peer
+ * with write access must not be able to add seals that affect other peers. The program seals
+ * imported memory itself. */
 static int seal_for(struct clan_region *region, uint32_t rights)
 {
 	bool read_only = (rights & CLAN_WRITE) == 0;

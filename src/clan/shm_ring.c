@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Message rings (docs/protocol/clan.md §4) and cookie queues (§8.4).
+ *
+ * Invariants: a writer never reads its own ring or indices in shared memory. A reader copies a head
+ * once and checks the copy; it uses payload only after copying it. The indices are free-running
+ * counts, so differences of uint32_t are correct after a wrap.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -26,7 +30,8 @@ static uint32_t shm_ring_slots_of(size_t bytes)
 
 /* --- writing ---------------------------------------------------------------------------------- */
 
-/* Learns how far the peer has read. */
+/* Loads the peer's read index and checks K12. Returns false if the connection has been ended.
+ * Acquire: the peer has finished reading the slots before we overwrite them. */
 static bool load_read(struct shm_conn *conn, enum shm_class class)
 {
 	struct shm_out *out = &conn->out[class];
@@ -47,6 +52,7 @@ bool shm_room(struct shm_conn *conn, enum shm_class class, size_t bytes)
 	uint32_t left = size - (out->write & out->mask);
 	uint32_t needed = shm_ring_slots_of(bytes + SHM_HEAD_BYTES);
 
+	/* A message that does not fit before the end of the ring also needs the padding. */
 	needed += needed > left ? left : 0;
 	if (size - (out->write - out->read_seen) >= needed) {
 		return true;
@@ -99,7 +105,7 @@ int shm_no_room(struct shm_conn *conn, enum shm_class class, size_t bytes, uint3
 	return conn->conn.state == CLAN_OPEN ? -EAGAIN : -ENOTCONN;
 }
 
-/* The longest part of a vector, from a place in it, of at most bytes_max bytes. */
+/* The part of a vector for one stream message. */
 struct stream_piece {
 	struct iovec iov[CLAN_IOV_MAX];
 	uint32_t count;
@@ -130,8 +136,8 @@ static void cut_piece(struct stream_piece *piece, const struct iovec *iov, uint3
 	}
 }
 
-/* Payload of the longest message that fits without padding: pieces of a stream can have any length.
- */
+/* Returns the largest payload that fits without padding, 0 if there is no room. Stream messages can
+ * have any length, so padding is never needed for them. */
 static size_t stream_room(struct shm_conn *conn)
 {
 	struct shm_out *out = &conn->out[SHM_BULK];
@@ -195,6 +201,7 @@ bool shm_has_message(struct shm_conn *conn, enum shm_class class)
 	if (in->write_seen != in->read) {
 		return true;
 	}
+	/* Acquire: the slots were written before the index. */
 	write = atomic_load_explicit(&conn->peer->write[class], memory_order_acquire);
 	if (write - in->read > in->mask + 1) {
 		shm_broken(conn, 13, "it published more messages than fit its ring");
@@ -224,7 +231,7 @@ static bool type_allowed(enum shm_class class, const struct shm_message_head *he
 	}
 }
 
-/* Rules K14 to K16 on a copy of the head. */
+/* Checks K14 to K16 on the private copy of the head. */
 static int check_head(
 	struct shm_conn *conn, enum shm_class class, const struct shm_message_head *head)
 {
@@ -251,8 +258,9 @@ static const uint8_t *shm_ring_slot_at(const struct shm_in *in)
 	return in->slots + (size_t)(in->read & in->mask) * SHM_SLOT_BYTES;
 }
 
-/* The head of the next message that is not padding: 0, -EAGAIN, or -EPROTO. The peer may have
- * changed the head of a message that was taken in part: it is not looked at again. */
+/* Copies and checks the head of the next message that is not padding. Returns 0, -EAGAIN if there
+ * is none, or -EPROTO. The head of a partly consumed stream message is taken from our copy, because
+ * the peer could have changed it in the ring. */
 static int next_head(struct shm_conn *conn, enum shm_class class, struct shm_message_head *head)
 {
 	struct shm_in *in = &conn->in[class];
@@ -293,13 +301,16 @@ void shm_publish_read(struct shm_conn *conn, enum shm_class class)
 	struct shm_in *in = &conn->in[class];
 
 	if (in->read != in->read_published) {
+		/* Release: our reads of the slots come before the store, after which the peer can
+		 * overwrite them. */
 		atomic_store_explicit(&conn->own->read[class], in->read, memory_order_release);
 		in->read_published = in->read;
 		shm_changed(conn, reasons[class]);
 	}
 }
 
-/* The message at hand has been taken. */
+/* Advances past the current message. Publishes the read index when half the ring has been consumed
+ * since the last store, so that the peer does not wait for a full ring. */
 static void shm_ring_next_message(
 	struct shm_conn *conn, enum shm_class class, const struct shm_message_head *head)
 {
@@ -348,7 +359,7 @@ static int shm_ring_take_message(struct shm_conn *conn, enum shm_class class,
 	return 0;
 }
 
-/* Nothing is left: gives all room back, and asks the peer to tell when more comes. */
+/* No message is left: publishes the read indices, and requests notification by the peer. */
 static int shm_ring_nothing_left(struct shm_conn *conn, uint32_t classes)
 {
 	if (conn->conn.state != CLAN_OPEN) {
@@ -404,7 +415,7 @@ ssize_t shm_readv(struct clan_conn *base, const struct iovec *iov, uint32_t iov_
 			shm_ring_slot_at(in) + SHM_HEAD_BYTES + in->stream_at, left);
 
 		copied += part;
-		if (peek) { /* of the message at hand */
+		if (peek) { /* the current message only */
 			return (ssize_t)copied;
 		}
 		in->stream_at += (uint32_t)part;
@@ -475,10 +486,12 @@ bool shm_take_system(struct shm_conn *conn)
 	struct shm_message_head head;
 	uint32_t taken = 0;
 
-	/* More than a ring holds; a peer that goes on and on must not keep us here. */
+	/* The limit is more than a ring holds. A peer that writes continuously must not keep us
+	 * here. */
 	while (taken < 2 * SHM_SYSTEM_SLOTS && next_head(conn, SHM_SYSTEM, &head) == 0) {
 		uint8_t copy[SHM_SLOT_BYTES];
 
+		/* Copied before its slot is released to the peer. */
 		memcpy(copy, shm_ring_slot_at(&conn->in[SHM_SYSTEM]) + SHM_HEAD_BYTES,
 			SHM_SLOT_BYTES - SHM_HEAD_BYTES);
 		shm_ring_next_message(conn, SHM_SYSTEM, &head);
@@ -552,7 +565,7 @@ int shm_cookie_pop(struct clan_conn *base, uint32_t number, struct clan_cookie *
 
 	if (entry == FIFO_NONE) {
 		base->enabled |= CLAN_READY_COOKIES;
-		shm_look(conn); /* they may be in the ring */
+		shm_look(conn); /* they might be in the ring already */
 		if (base->state != CLAN_OPEN) {
 			return -ENOTCONN;
 		}

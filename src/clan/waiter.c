@@ -1,4 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * Sleeping of a queue; see waiter.h.
+ *
+ * With io_uring, the ring polls the epoll set. The poll is one-shot: its completion sets set_ready,
+ * the set is checked, and poll_wanted requests the next one. So at most one poll is in flight.
+ */
 #include <errno.h>
 #include <liburing.h>
 #include <poll.h>
@@ -9,26 +15,26 @@
 
 #include "clan/waiter.h"
 
-/* Newer than the headers of the oldest system that this is built on (io_uring.h, futex.h). */
+/* Missing in the headers of the oldest supported system (io_uring.h, futex.h). */
 enum { OP_FUTEX_WAIT = 51, FUTEX_SIZE_U32 = 2 };
 #define FUTEX_MATCH_ANY UINT64_C(0xffffffff)
 
 enum {
 	RING_ENTRIES = 64,
-	EVENTS_MAX = 32, /* descriptors looked at in one turn */
+	EVENTS_MAX = 32, /* descriptors processed in one turn */
 };
 
 struct waiter {
 	int epoll_fd;
 	bool uring;
-	bool poll_in_flight; /* the ring watches the epoll set */
+	bool poll_in_flight; /* the ring polls the epoll set */
 	bool poll_wanted;
-	bool set_ready;	  /* the epoll set has something, as the ring said */
-	uint32_t cancels; /* waits of orphans that have not ended */
+	bool set_ready;	  /* the poll has completed: the epoll set has events */
+	uint32_t cancels; /* waits of destroyed futexes that have not ended */
 	struct io_uring ring;
 };
 
-/* What a completion is about, in user_data beside pointers. */
+/* Values of user_data that are not pointers to a struct waiter_futex. */
 enum { ABOUT_SET = 1, ABOUT_CANCEL = 2 };
 
 static struct io_uring_sqe *waiter_get_sqe(struct waiter *waiter)
@@ -55,7 +61,8 @@ static void put_futex_wait(
 	sqe->user_data = (uint64_t)(uintptr_t)data;
 }
 
-/* A real wait, for a value that the word has not: EAGAIN where the operation exists. */
+/* Tests the operation with a real wait for a value that the word does not have. It ends with EAGAIN
+ * if the kernel supports it. */
 static bool futex_works(struct waiter *waiter)
 {
 	static const _Atomic(uint32_t) word = 1;
@@ -116,6 +123,8 @@ void waiter_destroy(struct waiter *waiter)
 	if (waiter == NULL) {
 		return;
 	}
+	/* The kernel still has the user_data of cancelled waits, so they must end before the ring
+	 * does. */
 	while (waiter->cancels > 0) {
 		waiter_wait(waiter, UINT64_MAX, true);
 	}
@@ -130,7 +139,7 @@ void waiter_destroy(struct waiter *waiter)
 
 void waiter_after_fork(struct waiter *waiter)
 {
-	/* The ring's memory is not mapped here, and its entries are the parent's. */
+	/* The ring's memory is not mapped in the child, and its entries belong to the parent. */
 	if (waiter->uring) {
 		close(waiter->ring.ring_fd);
 	}
@@ -186,7 +195,7 @@ static void look_at_set(struct waiter *waiter, int timeout_ms)
 	for (int i = 0; i < count; i++) {
 		struct waiter_file *file = events[i].data.ptr;
 
-		if (file->fd >= 0) { /* not removed by one before */
+		if (file->fd >= 0) { /* not removed by an earlier callback */
 			file->happened(file, events[i].events);
 		}
 	}
@@ -225,7 +234,9 @@ void waiter_futex_destroy(struct waiter *waiter, struct waiter_futex *futex)
 		free(futex);
 		return;
 	}
-	/* The kernel keeps a reference to the word's page itself: the word may be unmapped. */
+	/* The word can be unmapped immediately, because the kernel holds its own reference to the
+	 * page. The struct is freed by the completion of the wait; the cancellation has its own
+	 * completion, which is ignored. */
 	futex->orphaned = true;
 	waiter->cancels++;
 	sqe = waiter_get_sqe(waiter);
@@ -244,7 +255,7 @@ static void ask_for_set(struct waiter *waiter)
 
 	if (waiter->poll_wanted && !waiter->poll_in_flight) {
 		sqe = io_uring_get_sqe(&waiter->ring);
-		if (sqe != NULL) { /* else with the next submission */
+		if (sqe != NULL) { /* otherwise with the next submission */
 			memset(sqe, 0, sizeof(*sqe));
 			sqe->opcode = IORING_OP_POLL_ADD;
 			sqe->fd = waiter->epoll_fd;
@@ -294,6 +305,7 @@ static bool waiter_take_completions(struct waiter *waiter)
 	bool any = false;
 
 	while (io_uring_peek_cqe(&waiter->ring, &cqe) == 0) {
+		/* Copied first, because happened() can start a new wait, which uses the ring. */
 		struct io_uring_cqe copy = { .user_data = cqe->user_data, .res = cqe->res };
 
 		io_uring_cqe_seen(&waiter->ring, cqe);
