@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The provider's addresses and listeners, and the life of its connections: docs/protocol/clan.md
- * §12.1 and §12.2.
+ * The network provider's addresses and listeners, and the life of its connections:
+ * docs/protocol/clan.md §12.1 and §12.2.
+ *
+ * Invariant: an endpoint is closed only by net_bury(), which never runs inside a call of a
+ * transport. So functions of a transport can end a connection and still return through its code.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -17,10 +20,11 @@
 #define NS_PER_MS UINT64_C(1000000)
 
 enum {
-	LINGER_MS = 2000, /* for what was sent before clan_close() */
+	LINGER_MS = 2000, /* time limit for sending data after clan_close() */
 };
 
-/* A name that is looked up. It outlives its connection only as long as the worker has it. */
+/* A name that a worker resolves. It can outlive its connection's interest in it, but not the
+ * connection: clan_net_conn_destroy() is not reached before looked_up(). */
 struct net_resolve {
 	struct work work;
 	struct net_conn *conn;
@@ -56,7 +60,7 @@ static bool clan_net_copy_part(char *to, size_t room, const char *from, size_t l
 	return true;
 }
 
-/* The provider of libfabric that an address asks for: NULL when there is none of that name. */
+/* Returns the libfabric provider that an address selects; NULL if the name is unknown. */
 static const char *clan_net_find_provider(const char *option)
 {
 	static const char *const providers[] = { "tcp", "verbs" };
@@ -111,7 +115,8 @@ static int clan_net_parse_place(const char *address, struct net_place *parsed, s
 	return 0;
 }
 
-/* "HOST:PORT" of a socket address, numeric. An IPv4 peer of an IPv6 socket is an IPv4 peer. */
+/* Formats a socket address as "HOST:PORT", numeric. An IPv4-mapped IPv6 address is shown as
+ * IPv4. */
 static void format_address(const struct sockaddr *address, char *text, size_t text_bytes)
 {
 	char host[INET6_ADDRSTRLEN] = "?";
@@ -226,7 +231,7 @@ static struct net_conn *clan_net_conn_create(struct clan_queue *queue,
 	}
 	clan_conn_init(&conn->conn, &clan_provider_net, queue, options, state);
 	conn->conn.deadline.passed = deadline_passed;
-	conn->conn.peer.uid = (uid_t)-1; /* nobody knows */
+	conn->conn.peer.uid = (uid_t)-1; /* unknown */
 	conn->conn.peer.gid = (gid_t)-1;
 	list_init(&conn->dirty_node);
 	list_init(&conn->dying_node);
@@ -283,7 +288,8 @@ static void clan_net_conn_destroy(struct clan_conn *base)
 	free(conn);
 }
 
-/* Nothing of the connection is anywhere but in its own memory. */
+/* Called when the endpoint is closed: the connection exists in its own memory only. Ends all
+ * operations, and completes the close. */
 static void gone(struct net_conn *conn)
 {
 	struct clan_conn *base = &conn->conn;
@@ -319,7 +325,8 @@ void net_bury(struct clan_queue *queue)
 	}
 }
 
-/* The endpoint is to be closed, by net_bury(). */
+/* Schedules the endpoint for net_bury(). While a worker resolves the name, looked_up() does
+ * this. */
 static void die(struct net_conn *conn)
 {
 	if (conn->phase != NET_GONE && conn->resolve == NULL &&
@@ -347,8 +354,8 @@ void net_conn_end(struct net_conn *conn, int status, const char *reason)
 	die(conn);
 }
 
-/* What a connector that was not answered is told: it was connected, but to what? libfabric's tcp
- * reports much of that as errors of its own. */
+/* Returns true if a connector got no answer to HELLO: the port was open, but its service closed the
+ * connection. libfabric's tcp provider reports this with various errors of its own. */
 static bool is_no_answer(const struct net_conn *conn, int error)
 {
 	return conn->conn.state == CLAN_CONNECTING && conn->phase >= NET_DIALING &&
@@ -397,8 +404,8 @@ static void clan_net_write_end(struct net_conn *conn, struct net_owed *owed)
 	net_append_system(conn, NET_END, &record, sizeof(record));
 }
 
-/* The peer answers END by closing its end: then everything has arrived. So nothing is done here
- * but when it has ended first. */
+/* The peer normally answers END by closing its endpoint, which shows that everything has arrived.
+ * This function covers the case that the peer has sent END as well. */
 void net_conn_drained(struct net_conn *conn)
 {
 	if (conn->ending && conn->peer_ended && conn->sends_posted == 0) {
@@ -483,7 +490,7 @@ void net_connected(struct net_conn *conn, const struct sockaddr *peer)
 	if (conn->conn.connector) {
 		send_hello(conn, NET_HELLO, conn->conn.hello, conn->conn.hello_bytes);
 	} else if (conn->conn.options.handshakes_max == CLAN_HANDSHAKES_OWN) {
-		handshake_uncount(conn); /* the program does */
+		handshake_uncount(conn); /* the program counts them */
 		conn->conn.known = true;
 		conn->conn.arrived_pending = true;
 		clan_fire(conn->conn.queue, &conn->conn.source);
@@ -493,11 +500,12 @@ void net_connected(struct net_conn *conn, const struct sockaddr *peer)
 static void clan_net_opened(struct net_conn *conn)
 {
 	handshake_ended(conn);
+	/* All receive classes are enabled from the start, so the first message raises READY. */
 	clan_conn_set_state(&conn->conn, CLAN_OPEN);
 	conn->conn.enabled = CLAN_READY_CONTROL | CLAN_READY_BULK | CLAN_READY_COOKIES;
 }
 
-/* HELLO or WELCOME. */
+/* Processes HELLO or WELCOME. */
 static int clan_net_hello_arrived(struct net_conn *conn, const uint8_t *data, uint32_t bytes)
 {
 	bool connector = conn->conn.connector;
@@ -552,7 +560,7 @@ int net_setup_arrived(
 	struct net_conn *conn, enum net_system_type type, const uint8_t *data, uint32_t bytes)
 {
 	if (conn->conn.state == CLAN_CLOSING && type != NET_END) {
-		return 0; /* too late */
+		return 0; /* ignored */
 	}
 	if (type == NET_END) {
 		struct net_refused end;
@@ -680,7 +688,8 @@ static void net_reject(struct clan_conn *base, const char *text)
 		send_refused(conn, -ECONNREFUSED, text);
 	} else if (conn->phase == NET_TALKING && conn->listener != NULL &&
 		   conn->listener->refused_count < CLAN_HANDSHAKES_DEFAULT) {
-		/* Before it has said hello; of a flood some learn why. */
+		/* Before HELLO. Only a limited number of peers receive the reason, because each
+		 * needs a connection until its text is sent. */
 		conn->is_refused = true;
 		conn->listener->refused_count++;
 		send_refused(conn, -ECONNREFUSED, text);
@@ -723,7 +732,7 @@ struct net_conn *net_arrived(struct net_listener *listener)
 
 /* --- listeners -------------------------------------------------------------------------------- */
 
-/* With the port that was found free. */
+/* Sets the listener's address, with the actual port. */
 static void name_listener(struct net_listener *listener, const struct net_place *place,
 	const struct sockaddr_storage *address)
 {
@@ -822,7 +831,7 @@ static void clan_net_publish(struct clan_queue *queue)
 	struct net_queue *net = net_queue(queue);
 	struct list_node todo;
 
-	/* What finds no room again comes back to the list, for the next turn. */
+	/* A connection without room returns to the dirty list, for the next turn. */
 	list_init(&todo);
 	while (!list_is_empty(&net->dirty)) {
 		list_push_back(&todo, list_pop_front(&net->dirty));
@@ -873,7 +882,7 @@ static void clan_net_get_stats(const struct clan_conn *base, struct clan_conn_st
 	stats->peer_bell = CLAN_BELL_SOCKET;
 }
 
-/* What a peer puts there does not take pages away. */
+/* A network peer cannot remove pages, so the copy never stalls. */
 static int fetch(struct clan_conn *base, const struct clan_region *region, uint64_t offset,
 	void *to, size_t bytes, void *op)
 {
@@ -903,7 +912,8 @@ static void clan_net_peer_put(struct clan_conn *base, uint32_t number)
 	GMB_ASSERT(!"no region of the peer was held");
 }
 
-/* The memory stays until the child ends: what a transport keeps in it may be the parent's, too. */
+/* The connection's memory is not freed, because the transport's state in it can refer to objects of
+ * the parent. */
 static void clan_net_after_fork(
 	struct clan_queue *queue, struct clan_conn *base, struct clan_listener *base_listener)
 {

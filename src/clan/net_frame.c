@@ -1,6 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Frames, their credits, and the messages in them: docs/protocol/clan.md §12.3.
+ *
+ *   net_append() ─▶ open frame ─▶ frames ─▶ transport      system records first: net_write_owed()
+ *   transport ─▶ net_frame_received() ─▶ in[] rings ─▶ net_recv()
+ *
+ * Invariants: a message is sent only if the peer's ring has room for it, so the receiver never
+ * waits for its program. A frame is posted only after all puts and gets that were begun before it
+ * was closed, so messages do not overtake them.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -71,7 +78,8 @@ int net_rings_make(struct net_conn *conn, uint32_t peer_bulk_slots)
 	conn->out[NET_CONTROL].slots = NET_CONTROL_SLOTS;
 	conn->out[NET_BULK].slots = peer_bulk_slots;
 	for (int class = 0; class < NET_RING_COUNT; class ++) {
-		/* A message that begins before the end lies there in one piece. */
+		/* The buffer extends past the ring by one message, so a message that starts before
+		 * the end is contiguous. */
 		conn->in[class].data =
 			malloc((size_t)conn->in[class].slots * NET_SLOT_BYTES + message_max[class]);
 		if (conn->in[class].data == NULL) {
@@ -97,7 +105,8 @@ static void close_frame(struct net_conn *conn)
 	conn->open = NULL;
 }
 
-/* A place for a record in the frame that is open, or in another; NULL when there is no buffer. */
+/* Returns the address for a record in the open frame, or in a new one; NULL if no buffer is
+ * free. */
 static uint8_t *record_place(struct net_conn *conn, size_t bytes)
 {
 	uint8_t *place;
@@ -120,14 +129,14 @@ static uint8_t *record_place(struct net_conn *conn, size_t bytes)
 	return place;
 }
 
-/* Could record_place() find a place now? */
+/* Returns true if record_place() would succeed. */
 static bool net_frame_has_place(const struct net_conn *conn, size_t bytes)
 {
 	return !list_is_empty(&conn->free_sends) ||
 	       (conn->open != NULL && conn->open->bytes + bytes <= NET_FRAME_BYTES);
 }
 
-/* Copies the next bytes of a vector, from a place in it. */
+/* Copies the next bytes of a vector, from *index and *skip on, and advances both. */
 static void net_frame_gather(
 	uint8_t *to, size_t bytes, const struct iovec *iov, uint32_t *index, size_t *skip)
 {
@@ -147,7 +156,7 @@ static void net_frame_gather(
 	}
 }
 
-/* Appends a record with the next bytes of a vector; false when there is no buffer. */
+/* Appends a record with the next bytes of a vector. Returns false if no buffer is free. */
 static bool net_frame_append(struct net_conn *conn, enum net_class class, uint8_t type,
 	size_t bytes, const struct iovec *iov, uint32_t *index, size_t *skip)
 {
@@ -194,8 +203,8 @@ void net_owe(struct net_conn *conn, struct net_owed *owed,
 	net_changed(conn);
 }
 
-/* What the library owes goes before what the program says: a cookie is known when it is sent. True:
- * it is owed nothing any more. */
+/* Records of the library go before messages of the program, so that the peer knows a cookie when it
+ * receives it in a message. */
 bool net_write_owed(struct net_conn *conn)
 {
 	while (!list_is_empty(&conn->owed) &&
@@ -223,10 +232,11 @@ static bool post_frame(struct net_conn *conn, struct net_buffer *buffer)
 	};
 	int result;
 
+	/* The head is written last: credits and taken are current when the frame is posted. */
 	memcpy(buffer->data, &head, sizeof(head));
 	result = conn->transport->post_frame(conn, buffer);
 	if (result == -EAGAIN) {
-		net_changed(conn); /* again in the next turn */
+		net_changed(conn); /* retried in the next turn */
 		return false;
 	}
 	if (result != 0) {
@@ -243,8 +253,9 @@ static bool post_frame(struct net_conn *conn, struct net_buffer *buffer)
 	return true;
 }
 
-/* The peer's last receive is kept for frames that give it receives back: so there is always one of
- * the two that can send. */
+/* Posts closed frames, then a frame without records if credits or ring space must be returned. The
+ * last credit is reserved for such frames when they return at least 2 credits, so the two sides
+ * cannot block each other. */
 static void post_frames(struct net_conn *conn)
 {
 	bool counts = counts_frames(conn);
@@ -324,8 +335,8 @@ bool net_room(struct net_conn *conn, enum net_class class, size_t bytes)
 	if (room_now(conn, class, bytes)) {
 		return true;
 	}
-	/* What has been sent, and what the peer has taken, is not known before the transport is
-	 * asked. */
+	/* Frames that have been sent, and ring space that the peer has released, become known only
+	 * when the transport is checked. */
 	net_publish_conn(conn);
 	conn->transport->look(conn);
 	return conn->conn.state == CLAN_OPEN && room_now(conn, class, bytes);
@@ -338,7 +349,7 @@ int net_no_room(struct net_conn *conn, enum net_class class, size_t bytes)
 	}
 	conn->out[class].needed = net_frame_slots_of(sizeof(struct net_record_head) + bytes);
 	conn->conn.enabled |= ready_send[class];
-	net_changed(conn); /* what is there must go, or room never comes */
+	net_changed(conn); /* the queued data must be sent, or room never comes */
 	return -EAGAIN;
 }
 
@@ -367,7 +378,7 @@ static void message_sent(struct net_conn *conn, enum net_class class, size_t byt
 	conn->conn.stats.bytes_sent += bytes;
 }
 
-/* A stream takes what there is room for. */
+/* Sends as much of the stream as there is room for. */
 static ssize_t net_frame_send_stream(struct net_conn *conn, const struct iovec *iov, size_t bytes)
 {
 	const size_t head_bytes = sizeof(struct net_record_head);
@@ -419,7 +430,7 @@ void net_notify(struct net_conn *conn, uint32_t value)
 
 /* --- receiving -------------------------------------------------------------------------------- */
 
-/* What the head of a frame says about our side. */
+/* Checks O1 to O4: the fields of a frame's head that refer to our side. */
 static bool net_frame_head_is_valid(
 	struct net_conn *conn, const struct net_frame_head *head, size_t bytes)
 {
@@ -427,7 +438,7 @@ static bool net_frame_head_is_valid(
 		net_broken(conn, 1, "a frame has not the length that it says");
 		return false;
 	}
-	/* Every frame is counted until a frame of ours has given its receive back. */
+	/* A received frame counts until a frame of ours has returned its credit. */
 	if (conn->owed_credits == NET_RECEIVES) {
 		net_broken(conn, 2, "it sends more frames than there are receives for");
 		return false;
@@ -475,7 +486,7 @@ static int net_frame_message_arrived(
 		}
 	}
 	if (conn->conn.state != CLAN_OPEN) {
-		return 0; /* nobody will take it */
+		return 0; /* it will not be received */
 	}
 	if (slots > ring->slots - (ring->write - ring->read)) {
 		return net_broken(conn, 7, "it sends more messages than there is room for");
@@ -524,11 +535,11 @@ static int system_arrived(
 	if (conn->conn.state != CLAN_OPEN && conn->conn.state != CLAN_CLOSING) {
 		return net_broken(conn, 6, "a record before the connection is open");
 	}
-	/* Nothing that it asks for is done any more. */
+	/* In CLOSING, requests of the peer are ignored. */
 	return conn->conn.state == CLAN_OPEN ? net_memory_record(conn, head->type, data) : 0;
 }
 
-/* Walks the records of a frame. */
+/* Processes the records of a frame. Stops when a record has ended the connection. */
 static int net_frame_take_records(struct net_conn *conn, const uint8_t *data, size_t bytes)
 {
 	size_t at = sizeof(struct net_frame_head);
@@ -577,7 +588,8 @@ int net_frame_received(struct net_conn *conn, const uint8_t *data, size_t bytes)
 
 /* --- taking messages -------------------------------------------------------------------------- */
 
-/* The head of the next message; NULL when there is none. It lies in one piece, and is ours. */
+/* Returns the head of the next message, NULL if there is none. It is contiguous and in private
+ * memory. */
 static const struct net_record_head *net_frame_next_message(const struct net_ring *ring)
 {
 	return ring->read == ring->write
@@ -676,7 +688,7 @@ ssize_t net_readv(struct clan_conn *base, const struct iovec *iov, uint32_t iov_
 			(const uint8_t *)(head + 1) + ring->stream_at, left);
 
 		copied += part;
-		if (peek) { /* of the message at hand */
+		if (peek) { /* the current message only */
 			break;
 		}
 		ring->stream_at += (uint32_t)part;

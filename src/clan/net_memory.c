@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Regions, cookies, revocation, tripwires, cookie queues: docs/protocol/clan.md §12.4 to §12.6.
+ *
+ * Invariant: a record that must be sent is state of its object (struct net_owed), written when a
+ * frame has room. So a peer that does not read cannot make us queue memory.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -13,14 +16,14 @@
 #define FIFO_NONE UINT32_MAX
 
 enum {
-	STRICT_MS = 1000, /* a program that is busy must have had a turn */
+	STRICT_MS = 1000, /* allows a busy program to run its queue */
 };
 
 enum net_grant_state {
 	GRANT_FREE,
 	GRANT_GIVEN,
-	GRANT_LEAVING,	   /* REVOKED */
-	GRANT_WITH_REGION, /* REGION_ENDED */
+	GRANT_LEAVING,	   /* waits for REVOKED */
+	GRANT_WITH_REGION, /* waits for REGION_ENDED */
 };
 
 struct net_revocation {
@@ -30,12 +33,12 @@ struct net_revocation {
 	struct net_conn *conn;
 	struct clan_region *region; /* strict; else NULL */
 	uint32_t slot;
-	bool ended; /* its event is to be given */
+	bool ended; /* its event is pending */
 	int status;
 	void *op;
 };
 
-struct net_watch { /* a tripwire of ours */
+struct net_watch { /* one of our tripwires */
 	struct clan_source source;
 	struct net_conn *conn;
 	uint64_t offset;
@@ -45,14 +48,14 @@ struct net_watch { /* a tripwire of ours */
 	bool armed;
 };
 
-struct net_fifo { /* cookies that wait to be popped: lists in one array */
+struct net_fifo { /* cookies that have not been popped: linked lists in one array */
 	struct clan_cookie cookie;
 	uint32_t next;
 };
 
 /* --- regions of ours -------------------------------------------------------------------------- */
 
-/* What the peer has been told is worth nothing any more. */
+/* Invalidates the key that the peer received for the share, and frees it. */
 static void key_free(struct clan_share *share)
 {
 	struct net_key *key = share->carrier;
@@ -120,7 +123,8 @@ int net_unshare(struct clan_conn *base, struct clan_share *share)
 	return 0;
 }
 
-/* The peer has given the region back: its cookies can be granted anew. False: it still reads. */
+/* The peer has returned the region: its cookies' slots are free again. Returns false if a READ is
+ * unanswered. */
 static bool free_grants(struct net_conn *conn, const struct clan_share *share)
 {
 	for (uint32_t i = 0; conn->grants != NULL && i < conn->conn.options.cookies; i++) {
@@ -220,7 +224,8 @@ static void write_region_ended(struct net_conn *conn, struct net_owed *owed)
 	region_free(region);
 }
 
-/* LEAVING: nothing uses it, and the program knows. */
+/* In LEAVING: returns and frees the region if it is unused and the program has received its
+ * events. */
 static void region_look(struct net_peer_region *region)
 {
 	struct net_conn *conn = region->conn;
@@ -279,7 +284,7 @@ static int region_offered(struct net_conn *conn, const struct net_region *record
 {
 	struct net_peer_region *region;
 
-	/* More than there are numbers: answers that it does not take. */
+	/* The limit on region_count bounds the refusals that are waiting to be sent. */
 	if (record->region >= CLAN_TABLE_MAX || record->generation == 0 || record->rights == 0 ||
 		record->rights > (CLAN_READ | CLAN_WRITE) || record->bytes == 0 ||
 		record->base > UINT64_MAX - record->bytes || conn->region_count >= CLAN_TABLE_MAX ||
@@ -497,7 +502,7 @@ static void net_memory_revocation_end(struct net_revocation *revocation, int sta
 	clan_fire(conn->conn.queue, &revocation->source);
 }
 
-/* The end of the connection is the end of everything that it could write. */
+/* The end of the connection also ends all its operations. */
 static void net_memory_strict_passed(struct clan_deadline *deadline)
 {
 	struct net_revocation *revocation = container_of(deadline, struct net_revocation, deadline);
@@ -527,7 +532,7 @@ int net_revoke(struct clan_conn *base, const struct clan_cookie *cookie, bool st
 	list_push_back(&conn->revocations, &revocation->node);
 	grant->state = GRANT_LEAVING;
 	if (strict) {
-		/* By our own record: the cookie can have been at the peer's. */
+		/* From our own record, because the cookie could have been modified by the peer. */
 		revocation->region = clan_share_find(base, grant->cookie.region)->region;
 		revocation->region->strict_count++;
 		clan_deadline_set(base->queue, &revocation->deadline, STRICT_MS * NS_PER_MS);
@@ -618,7 +623,7 @@ static int revoke_arrived(struct net_conn *conn, const struct net_revoke *record
 	if (make_tickets(conn) != 0) {
 		return -EPROTO;
 	}
-	/* It may have been revoked before it was granted to us. */
+	/* The GRANT can be missing: the cookie was revoked before its GRANT was written. */
 	if (record->slot >= conn->ticket_count || record->generation == 0 ||
 		record->generation < conn->tickets[record->slot].generation ||
 		conn->tickets[record->slot].revoked) {
@@ -884,7 +889,7 @@ int net_memory_record(struct net_conn *conn, enum net_system_type type, const ui
 {
 	union memory_record record;
 
-	/* They lie in the frame's buffer one behind the other, so all of it is there. */
+	/* The caller has checked that the record has this length and lies within the frame. */
 	memcpy(&record, data, net_system_bytes(type));
 	if (!reserved_is_zero(type, &record)) {
 		return net_broken(conn, 5, "reserved bytes of a record are not 0");
@@ -906,7 +911,7 @@ int net_memory_record(struct net_conn *conn, enum net_system_type type, const ui
 		return revoked_arrived(conn, &record.revoke);
 	case NET_COOKIE:
 		return net_memory_cookie_arrived(conn, &record.cookie);
-	case NET_PUT: /* the peer's library says where the peer has put something */
+	case NET_PUT: /* from the peer's library, on ofi */
 		if (conn->transport->sees_puts) {
 			break;
 		}

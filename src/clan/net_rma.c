@@ -1,6 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Puts and gets: docs/protocol/clan.md §12.5. The bytes go from and to the program's own memory.
+ * Puts and gets: docs/protocol/clan.md §12.5. The transport copies directly from and to the
+ * program's memory.
+ *
+ *   net_rma_begin() ─▶ conn->rmas ─▶ net_rma_pump(): post_rma() ─▶ conn->running ─▶ DONE ─▶
+ * net->rmas
+ *
+ * Ownership: a net_rma belongs to its connection, and returns to the queue's free list when it is
+ * released (the transport no longer uses it), given (DONE was given or is not wanted), and its PUT
+ * record is written.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -13,7 +21,7 @@ static struct net_queue *net_rma_queue_of(const struct net_rma *rma)
 	return net_queue(rma->op.conn->conn.queue);
 }
 
-/* Back to the others, when nobody needs it any more. */
+/* Returns the rma to the free list, if it is not used any more. */
 static void rma_put_back(struct net_rma *rma)
 {
 	if (rma->given && rma->released && !list_is_linked(&rma->owed.node)) {
@@ -39,7 +47,8 @@ static bool net_rma_give_done(struct clan_source *source, struct clan_event *eve
 	return false;
 }
 
-/* Nothing of it is under way any more. */
+/* Called when the transport no longer uses the rma: releases its memory, ticket and region, and
+ * fires DONE. */
 static void rma_release(struct net_rma *rma)
 {
 	struct net_conn *conn = rma->op.conn;
@@ -104,6 +113,7 @@ void net_rma_advance(struct net_rma *rma, size_t bytes)
 	}
 }
 
+/* Posts in order, because messages and later operations must not overtake a put. */
 void net_rma_pump(struct net_conn *conn)
 {
 	while (conn->phase == NET_TALKING && !list_is_empty(&conn->rmas) &&
@@ -137,7 +147,7 @@ void net_rma_done(struct net_rma *rma, int error)
 		rma->status = -ENOTCONN;
 	}
 	if (conn->phase != NET_TALKING) {
-		return; /* net_rma_end() does the rest */
+		return; /* net_rma_end() ends it */
 	}
 	if (rma->pieces == 0 && rma->left == 0) {
 		rma_release(rma);
@@ -148,7 +158,7 @@ void net_rma_done(struct net_rma *rma, int error)
 	net_conn_drained(conn);
 }
 
-/* Ends one that was not ended by completions. */
+/* Ends all operations of a list that have not been ended by completions. */
 static void end_all(struct list_node *list)
 {
 	list_for_each(node, list)
@@ -174,6 +184,7 @@ void net_rma_end(struct net_conn *conn)
 	conn->pieces = 0;
 }
 
+/* Discards the events of all operations in a list. */
 static void quiet_all(struct list_node *list)
 {
 	list_for_each(node, list)
@@ -297,7 +308,7 @@ int net_put(struct clan_conn *base, const struct iovec *from, uint32_t from_coun
 	if (notify && !net_room(conn, NET_BULK, sizeof(value))) {
 		return net_no_room(conn, NET_BULK, sizeof(value));
 	}
-	if (transfer.bytes == 0) { /* only the right to do it is asked for */
+	if (transfer.bytes == 0) { /* an empty put only checks the right */
 		result = net_ticket_find(conn, cookie, CLAN_WRITE, offset, 0, &ticket);
 		result = result == 0 ? 1 : result;
 	} else {

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Endpoints of libfabric, what they are given to do, and registrations of memory:
- * docs/protocol/clan.md §12.10. A domain that wants to know our own memory gets registrations:
- * those of a region are kept with it, other memory is registered for as long as the put or get
- * runs. A share is a registration of its own, so that its key is worth nothing once it is closed.
+ * Endpoints of libfabric, posted operations, and registrations of memory: docs/protocol/clan.md
+ * §12.10.
+ *
+ * Some domains require local memory to be registered. The registration of a region is kept with the
+ * region; other memory is registered for the duration of the put or get. Each share has its own
+ * registration, so that closing it invalidates its key.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -17,17 +19,17 @@
 
 enum { KEY_TRIES = 8 };
 
-/* A registration of a region in a domain, for bytes that go from it or to it. */
+/* The registration of a region in a domain, as local memory of puts and gets. */
 struct ofi_local {
 	struct clan_registration registration;
 	struct ofi_domain *domain;
 	struct fid_mr *mr;
 };
 
-/* What a put or get needs where memory of our own is registered; rma->held. */
+/* State of a put or get whose local memory must be registered; rma->held. */
 struct ofi_held {
 	void *descs[CLAN_IOV_MAX];
-	struct fid_mr *mrs[CLAN_IOV_MAX]; /* made for this one only */
+	struct fid_mr *mrs[CLAN_IOV_MAX]; /* for this operation only */
 	void *copies[CLAN_IOV_MAX];	  /* of memory that cannot be registered */
 };
 
@@ -77,7 +79,7 @@ static int start_receiving(struct ofi_conn *conn)
 	return result;
 }
 
-/* Makes the endpoint that the info describes, and gives it receives. */
+/* Creates the endpoint that the info describes, and posts receives before the peer can send. */
 static int endpoint_open(struct ofi_conn *conn, struct fi_info *info)
 {
 	int result = ofi_domain_get(net_queue(conn->net.conn.queue), info, &conn->domain);
@@ -145,7 +147,8 @@ void ofi_connected(struct ofi_conn *conn)
 	net_connected(&conn->net, known ? (const struct sockaddr *)&address : NULL);
 }
 
-/* Closes the endpoint, and takes what it leaves in the completion queue. */
+/* Closes the endpoint, and processes its remaining completions, which refer to the connection's
+ * memory. */
 static void ofi_close(struct net_conn *base)
 {
 	struct ofi_conn *conn = ofi_conn(base);
@@ -222,19 +225,20 @@ void ofi_received(struct ofi_conn *conn, struct net_buffer *buffer, size_t bytes
 {
 	int result;
 
-	/* Adapters can deliver the first frame before the event that the endpoint is connected. */
+	/* Adapters can deliver the first frame before the event FI_CONNECTED. */
 	ofi_connected(conn);
 	if (net_frame_received(&conn->net, buffer->data, bytes) != 0) {
 		return;
 	}
-	/* No frame that gives the receive back can have gone since. */
+	/* The credit is returned by a later frame, so the peer cannot use the receive before it is
+	 * posted. */
 	result = post_receive(conn, buffer);
 	if (result != 0) {
 		net_conn_cut(&conn->net, result);
 	}
 }
 
-/* What was posted goes by itself. */
+/* libfabric transmits posted operations without a flush. */
 static void ofi_flush(struct net_conn *conn)
 {
 	GMB_UNUSED(conn);
@@ -289,7 +293,7 @@ static int register_memory(struct ofi_domain *domain, struct net_rma *rma, uint3
 		rma->put ? FI_WRITE : FI_READ, 0, 0, 0, &held->mrs[part], NULL));
 }
 
-/* The registration of one part: 0 or a negative errno. */
+/* Registers one part of the vector. Returns 0 or a negative errno. */
 static int register_part(struct ofi_domain *domain, struct net_rma *rma, uint32_t part)
 {
 	struct ofi_held *held = rma->held;
@@ -309,11 +313,11 @@ static int register_part(struct ofi_domain *domain, struct net_rma *rma, uint32_
 				held->descs[part] = fi_mr_desc(local->mr);
 				return 0;
 			}
-			break; /* it may be more than can be registered, or read-only */
+			break; /* too large to register, or read-only */
 		}
 	}
 	result = register_memory(domain, rma, part);
-	if (result == -EFAULT && rma->put) { /* read-only memory, which verbs does not take */
+	if (result == -EFAULT && rma->put) { /* verbs does not register read-only memory */
 		held->copies[part] = malloc(bytes);
 		if (held->copies[part] == NULL) {
 			return -ENOMEM;
@@ -339,7 +343,7 @@ static void ofi_rma_release(struct net_rma *rma)
 		}
 		free(held->copies[i]);
 		held->copies[i] = NULL;
-		held->descs[i] = NULL; /* another domain may use it next */
+		held->descs[i] = NULL; /* the next user can be another domain */
 	}
 }
 
@@ -368,7 +372,7 @@ static int ofi_rma_hold(struct net_rma *rma)
 
 /* --- puts and gets ---------------------------------------------------------------------------- */
 
-/* Posts the next piece. */
+/* Posts the next piece of a put or get. */
 static int ofi_post_rma(struct net_conn *base, struct net_rma *rma)
 {
 	struct ofi_conn *conn = ofi_conn(base);
@@ -415,8 +419,8 @@ static int ofi_post_rma(struct net_conn *base, struct net_rma *rma)
 
 /* --- shares ----------------------------------------------------------------------------------- */
 
-/* Registers the region for one peer. Where keys are ours to choose nobody can guess them: a key may
- * be good for every connection of the domain. */
+/* Registers the region for one peer. Keys are random if we can choose them, because a key can be
+ * valid for every connection of the domain. */
 static int ofi_share(struct net_conn *base, struct net_key *key)
 {
 	struct ofi_domain *domain = ofi_conn(base)->domain;
@@ -491,8 +495,8 @@ static void ofi_queue_destroy(struct net_queue *net)
 	free(ofi);
 }
 
-/* To close objects of libfabric in the child would shut the parent's connections down: they and
- * what they use stay until the child ends. */
+/* Closing libfabric objects in the child would shut down the parent's connections. So they stay
+ * open, with the memory that they use, until the child exits. */
 static void ofi_after_fork(struct net_conn *conn, struct net_listener *listener)
 {
 	GMB_UNUSED(conn);

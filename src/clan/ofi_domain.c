@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Libfabric, which is loaded when the first address needs it, and its queues.
+ * libfabric, loaded when the first address needs it, and its domains with their queues.
+ *
+ * Invariant: completions and events are taken only in ofi_domain_reap(), which sets net->reaping,
+ * so that no endpoint is closed while libfabric's data structures are in use.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -14,13 +17,13 @@
 
 enum {
 	REAP_BATCH = 32,
-	EQ_SILENT_MAX = 16,    /* events that were libfabric's own */
-	EQ_ENTRY_BYTES = 1024, /* with what a peer sends along when it connects: nothing, of ours */
-	/* Frames both ways, their heads, and puts and gets. */
+	EQ_SILENT_MAX = 16,    /* empty reads for internal events of libfabric */
+	EQ_ENTRY_BYTES = 1024, /* includes connection data of the peer; libclan sends none */
+	/* Frames in both directions, frames without records, and puts and gets. */
 	CQ_ENTRIES = OFI_DOMAIN_CONNS * (NET_RECEIVES + NET_SENDS + 1 + NET_RMA_PIECES),
 };
 
-/* The functions of libfabric that are symbols; the others are reached through its objects. */
+/* The functions of libfabric that are symbols; all others are called through its objects. */
 static struct {
 	pthread_once_t once;
 	int (*getinfo)(uint32_t version, const char *node, const char *service, uint64_t flags,
@@ -34,11 +37,12 @@ static struct {
 
 static void ofi_domain_load(void)
 {
-	/* It is never unloaded: its providers leave threads and handlers behind. */
+	/* The library is never unloaded, because its providers leave threads and handlers
+	 * behind. */
 	void *library = dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
 	const struct {
 		const char *name;
-		void *function; /* a pointer to one, as dlsym() has it */
+		void *function; /* address of a function pointer, as returned by dlsym() */
 	} functions[] = {
 		{ "fi_getinfo", &api.getinfo },
 		{ "fi_freeinfo", &api.freeinfo },
@@ -67,7 +71,7 @@ int ofi_errno(int64_t result)
 {
 	int64_t error = result < 0 ? -result : result;
 
-	/* Its own numbers begin behind those of errno. */
+	/* Error numbers of libfabric start above those of errno. */
 	return error == 0 ? 0 : error < FI_ERRNO_OFFSET ? -(int)error : -EIO;
 }
 
@@ -128,7 +132,8 @@ void ofi_info_free(void *info)
 
 /* --- domains ---------------------------------------------------------------------------------- */
 
-/* Its descriptor has something: progress(), which follows, takes it. */
+/* The descriptor is readable. There is nothing to do here, because ofi_progress() follows in the
+ * same turn. */
 static void domain_happened(struct waiter_file *file, uint32_t events)
 {
 	GMB_UNUSED(file);
@@ -193,7 +198,8 @@ static bool ofi_domain_same_name(const char *left, const char *right)
 	return left == right || (left != NULL && right != NULL && strcmp(left, right) == 0);
 }
 
-/* What it keeps of the queue. */
+/* Returns the transport's state of a queue, creating it if necessary; NULL if there is no
+ * memory. */
 static struct ofi_queue *ofi_domain_queue_use(struct net_queue *net)
 {
 	struct ofi_queue *ofi = net->transports[NET_OFI];
@@ -252,7 +258,7 @@ int ofi_domain_get(
 	return 0;
 }
 
-/* --- what libfabric tells --------------------------------------------------------------------- */
+/* --- completions and events ------------------------------------------------------------------- */
 
 static void completed(struct net_op *op, size_t bytes)
 {
@@ -285,7 +291,8 @@ static void failed(struct ofi_domain *domain)
 	} else if (op->kind == NET_OP_RMA) {
 		net_rma_done(container_of(op, struct net_rma, op), ofi_errno(entry.err));
 	}
-	/* What was cancelled has been: the endpoint is being closed. */
+	/* No effect on a connection that is being closed, whose operations fail with a
+	 * cancellation. */
 	net_conn_cut(conn, ofi_errno(entry.err));
 }
 
@@ -307,8 +314,8 @@ static bool reap_completions(struct ofi_domain *domain)
 		}
 		any = true;
 		for (ssize_t i = 0; i < count; i++) {
-			/* A peer can tell of a write of its own by immediate data. It need not, and
-			 * then there is nothing of ours in the completion. */
+			/* A peer can attach immediate data to a write of its own. Such a completion
+			 * has no operation of ours. */
 			if ((entries[i].flags & FI_REMOTE_WRITE) == 0 &&
 				entries[i].op_context != NULL) {
 				completed(entries[i].op_context, entries[i].len);
@@ -351,7 +358,7 @@ static void event_happened(
 		ofi_connected(entry->fid->context);
 		break;
 	case FI_SHUTDOWN:
-		/* What it had sent before comes first. */
+		/* Data that arrived before the shutdown is processed first. */
 		reap_completions(domain);
 		net_conn_cut(entry->fid->context, 0);
 		break;
@@ -362,7 +369,7 @@ static void event_happened(
 
 static bool reap_events(struct ofi_domain *domain)
 {
-	/* As large as the largest, and aligned. */
+	/* As large as the largest event, and aligned. */
 	uint64_t space[EQ_ENTRY_BYTES / sizeof(uint64_t)];
 	uint32_t silent = 0;
 	bool any = false;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The transport tcp: plain sockets, docs/protocol/clan.md §12.9. Here are its addresses, listeners,
- * and when a socket is looked at; what goes over it is in tcp_stream.c.
+ * The transport tcp: plain sockets, docs/protocol/clan.md §12.9. This file has its addresses and
+ * listeners, and schedules the sockets; tcp_stream.c sends and receives.
  *
- * A socket is in the queue's epoll set for edges: what it has told is kept (readable, writable)
- * until the kernel says otherwise, and the connection is on a list while there is something to do.
+ * Sockets are in the queue's epoll set with edge triggers. So readable and writable stay set until
+ * the kernel reports EAGAIN or a short transfer, and a connection with work to do is in the ready
+ * list. Invariant: a connection that is not in the list waits for an edge.
  */
 #include <errno.h>
 #include <netdb.h>
@@ -21,7 +22,7 @@
 
 enum {
 	LISTEN_BACKLOG = 128,
-	ACCEPT_MAX = 16, /* in one turn */
+	ACCEPT_MAX = 16, /* connections per turn */
 	ACCEPT_RETRY_MS = 100,
 };
 
@@ -30,7 +31,8 @@ static struct tcp_queue *tcp_queue_of(const struct net_conn *conn)
 	return net_queue(conn->conn.queue)->transports[NET_TCP];
 }
 
-/* What it keeps of the queue; NULL when there is no memory. */
+/* Returns the transport's state of a queue, creating it if necessary; NULL if there is no
+ * memory. */
 static struct tcp_queue *tcp_queue_use(struct clan_queue *queue)
 {
 	struct net_queue *net = net_queue(queue);
@@ -94,7 +96,7 @@ static void socket_happened(struct waiter_file *file, uint32_t events)
 	tcp_ready(conn);
 }
 
-/* Gives a connection its socket, which is taken. */
+/* Attaches a socket to a connection. Owns fd. */
 static int socket_add(struct tcp_conn *conn, int fd)
 {
 	const int on = 1;
@@ -104,7 +106,7 @@ static int socket_add(struct tcp_conn *conn, int fd)
 	conn->readable = false;
 	conn->writable = false;
 	conn->hung_up = false;
-	/* Frames are gathered before they are sent, and nothing follows them for a while. */
+	/* Frames are gathered before they are sent, so Nagle's algorithm would only delay them. */
 	result = setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) == 0
 			 ? waiter_file_add(conn->net.conn.queue->waiter, &conn->file, fd,
 				   EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET)
@@ -137,7 +139,7 @@ static void tcp_close(struct net_conn *base)
 {
 	struct tcp_conn *conn = tcp_conn(base);
 
-	if (conn->in != NULL) { /* it was started */
+	if (conn->in != NULL) { /* tcp_conn_start() was called */
 		list_remove(&conn->ready_node);
 		socket_close(conn);
 	}
@@ -153,7 +155,7 @@ static void tcp_conn_free(struct net_conn *base)
 
 /* --- connecting ------------------------------------------------------------------------------- */
 
-/* Begins to connect to the next address: 0, or why the last of them failed. */
+/* Starts to connect to the next address. Returns 0, or the error of the last address tried. */
 static int dial_next(struct tcp_conn *conn, int error)
 {
 	socket_close(conn);
@@ -175,7 +177,8 @@ static int dial_next(struct tcp_conn *conn, int error)
 	return error;
 }
 
-/* A failure is told in the next turn. */
+/* A failure is reported in the next turn, because net_conn_cut() must not be called within
+ * dial(). */
 static int tcp_dial(struct net_conn *base, void *found)
 {
 	struct tcp_conn *conn = tcp_conn(base);
@@ -192,7 +195,7 @@ static int tcp_dial(struct net_conn *base, void *found)
 	return 0;
 }
 
-/* DIALING: the socket has said something. */
+/* In DIALING, after an event of the socket: reports the connection, or tries the next address. */
 static void dial_look(struct tcp_conn *conn)
 {
 	struct sockaddr_storage address;
@@ -209,7 +212,7 @@ static void dial_look(struct tcp_conn *conn)
 			error = errno;
 		}
 		if (error == 0) {
-			return; /* not yet */
+			return; /* not decided yet */
 		}
 		conn->error = dial_next(conn, -error);
 	}
@@ -258,7 +261,8 @@ static void tcp_listener_happened(struct waiter_file *file, uint32_t events)
 			tcp_accept_one(listener, fd, (struct sockaddr *)&peer);
 		} else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS ||
 			   errno == ENOMEM) {
-			/* It stays readable: look again when descriptors may be free. */
+			/* The listener stays readable, which would cause a busy loop. Try again
+			 * later, when descriptors might be free. */
 			waiter_file_events(queue->waiter, file, 0);
 			clan_deadline_set(queue, &listener->retry, ACCEPT_RETRY_MS * NS_PER_MS);
 			return;
@@ -334,7 +338,7 @@ static void tcp_look(struct net_conn *base)
 {
 	struct tcp_conn *conn = tcp_conn(base);
 
-	conn->readable = true; /* edges come with turns only */
+	conn->readable = true; /* edges are reported only between turns */
 	tcp_receive(conn);
 }
 
@@ -344,7 +348,7 @@ static bool tcp_progress(struct net_queue *net)
 	struct list_node todo;
 	bool any = !list_is_empty(&tcp->ready);
 
-	/* What is not through with its turn comes back to the list. */
+	/* A connection that has used up its turn returns to the list. */
 	list_init(&todo);
 	while (!list_is_empty(&tcp->ready)) {
 		list_push_back(&todo, list_pop_front(&tcp->ready));
@@ -383,7 +387,7 @@ static void tcp_after_fork(struct net_conn *conn, struct net_listener *listener)
 	}
 }
 
-/* --- what libfabric needs, and sockets do not ------------------------------------------------- */
+/* --- members of the table that sockets do not need -------------------------------------------- */
 
 static int tcp_rma_hold(struct net_rma *rma)
 {

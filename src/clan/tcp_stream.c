@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What goes over a socket: docs/protocol/clan.md §12.9. A head says whose memory its payload
- * belongs to, and is checked before a byte of it is received.
+ * The stream of a socket: docs/protocol/clan.md §12.9.
+ *
+ * Invariant: a head determines the destination of its payload, and is checked before a byte of the
+ * payload is received. Payload that does not arrive together with its head is received directly
+ * into its destination.
  */
 #include <errno.h>
 #include <string.h>
@@ -13,11 +16,13 @@
 enum {
 	SEND_PARTS = 128,
 	RECEIVE_PARTS = 16,
-	TURN_BYTES = 4 << 20, /* each way: then it is another connection's turn, */
-	TURN_CALLS = 64,      /* sooner when heads and frames are small */
+	/* Limit per direction and turn, so that other connections get their turn. */
+	TURN_BYTES = 4 << 20,
+	/* Limit on receive calls per turn, for connections with small heads and frames. */
+	TURN_CALLS = 64,
 };
 
-/* Nothing more is to be done for it. */
+/* Returns true if the connection has ended, so no more of its data may be processed. */
 static bool tcp_stream_is_over(const struct tcp_conn *conn)
 {
 	return conn->net.phase != NET_TALKING || list_is_linked(&conn->net.dying_node);
@@ -45,7 +50,8 @@ int tcp_post_frame(struct net_conn *base, struct net_buffer *buffer)
 	return 0;
 }
 
-/* One message for all of it: the payload of a put is that of the message. */
+/* Queues one message for the complete put or get; the payload of a put is the payload of the
+ * message. */
 int tcp_post_rma(struct net_conn *base, struct net_rma *rma)
 {
 	enum tcp_kind kind = rma->put ? TCP_WRITE : TCP_READ;
@@ -73,7 +79,7 @@ static struct net_rma *rma_of(const struct tcp_out *out)
 	return container_of(out->op, struct net_rma, op);
 }
 
-/* Appends what is left of one to a vector; returns the number of bytes. */
+/* Appends the unsent part of an entry to a vector. Returns the number of bytes. */
 static size_t out_parts(struct tcp_out *out, struct iovec *iov, size_t *count, size_t bytes_max)
 {
 	size_t bytes = 0;
@@ -126,7 +132,7 @@ static void out_sent(struct tcp_conn *conn, struct tcp_out *out)
 	}
 }
 
-/* Bytes that the socket took. */
+/* Accounts for bytes that the socket has accepted, and completes entries. */
 static void tcp_stream_sent(struct tcp_conn *conn, size_t bytes)
 {
 	while (bytes > 0) {
@@ -143,6 +149,7 @@ static void tcp_stream_sent(struct tcp_conn *conn, size_t bytes)
 			out->from += part;
 		}
 		if (out->head_left == 0 && out->left == 0) {
+			/* Copied, because out_sent() can lead to new entries. */
 			struct tcp_out done = *out;
 
 			conn->out_read++;
@@ -151,7 +158,7 @@ static void tcp_stream_sent(struct tcp_conn *conn, size_t bytes)
 	}
 }
 
-/* Sends once: what the socket took, or 0. */
+/* Sends once. Returns the number of bytes that the socket accepted, possibly 0. */
 static size_t send_some(struct tcp_conn *conn)
 {
 	struct iovec iov[SEND_PARTS];
@@ -168,7 +175,7 @@ static size_t send_some(struct tcp_conn *conn)
 
 		bytes += part;
 		if (part < out->head_left + out->left) {
-			break; /* the rest of it comes before the next */
+			break; /* its rest must come before the next entry */
 		}
 	}
 	result = sendmsg(conn->file.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -178,7 +185,8 @@ static size_t send_some(struct tcp_conn *conn)
 		}
 		conn->writable = false;
 		if (errno != EAGAIN) {
-			/* What the peer said before it went can still be received. */
+			/* Data that the peer sent before it ended can still be received. The error
+			 * is reported when it has been read. */
 			conn->error = -errno;
 			conn->readable = true;
 			conn->hung_up = true;
@@ -207,7 +215,7 @@ void tcp_flush(struct net_conn *base)
 
 /* --- receiving -------------------------------------------------------------------------------- */
 
-/* The payload at hand has come. */
+/* The current payload is complete. */
 static void payload_done(struct tcp_conn *conn)
 {
 	if (conn->target != NULL) {
@@ -230,7 +238,8 @@ static void payload_received(struct tcp_conn *conn, size_t bytes)
 	}
 }
 
-/* Where the payload at hand goes to, as far as a vector has room; returns the number of bytes. */
+/* Describes the destination of the current payload, as far as the vector has room. Returns the
+ * number of bytes. */
 static size_t payload_parts(const struct tcp_conn *conn, struct iovec *iov, size_t *count)
 {
 	size_t left = MIN(conn->payload_left, (uint64_t)TURN_BYTES);
@@ -254,7 +263,7 @@ static size_t payload_parts(const struct tcp_conn *conn, struct iovec *iov, size
 	return bytes;
 }
 
-/* What came to in[] with the head. */
+/* Copies payload that was received into in[] together with its head. */
 static void tcp_stream_take_payload(struct tcp_conn *conn)
 {
 	size_t bytes = MIN(conn->payload_left, (uint64_t)(conn->in_end - conn->in_at));
@@ -273,7 +282,7 @@ static void tcp_stream_take_payload(struct tcp_conn *conn)
 	payload_received(conn, bytes);
 }
 
-/* WRITE or READ: 0, or -EPROTO. */
+/* Processes WRITE or READ. Returns 0 or -EPROTO. */
 static int access_arrived(struct tcp_conn *conn, const struct tcp_access_head *head)
 {
 	struct net_conn *net = &conn->net;
@@ -339,8 +348,8 @@ static int bad_head(struct tcp_conn *conn)
 	return net_broken(&conn->net, 14, "there is no such head");
 }
 
-/* Takes the next message's head from in[], and a frame: false when it is not there yet, or the
- * connection is over. */
+/* Processes the next head in in[], and a complete frame. Returns false if it is incomplete or the
+ * connection has ended. */
 static bool tcp_stream_take_head(struct tcp_conn *conn)
 {
 	size_t there = conn->in_end - conn->in_at;
@@ -377,7 +386,7 @@ static bool tcp_stream_take_head(struct tcp_conn *conn)
 	return net_frame_received(&conn->net, from + sizeof(head.head), head.head.bytes) == 0;
 }
 
-/* Everything that is complete in in[]. */
+/* Processes all complete messages in in[]. */
 static void tcp_stream_take_messages(struct tcp_conn *conn)
 {
 	bool more = true;
@@ -395,7 +404,7 @@ static void tcp_stream_take_messages(struct tcp_conn *conn)
 	conn->in_at = 0;
 }
 
-/* The socket has nothing more, or never will have. */
+/* The socket has no data now, or has reached its end. */
 static void nothing_received(struct tcp_conn *conn, ssize_t result)
 {
 	int error = result < 0 ? -errno : 0;
@@ -411,7 +420,7 @@ static void nothing_received(struct tcp_conn *conn, ssize_t result)
 	}
 }
 
-/* Receives once: the payload at hand, and into in[] what follows it. */
+/* Receives once: the rest of the current payload, and what follows it into in[]. */
 static size_t receive_some(struct tcp_conn *conn)
 {
 	struct iovec iov[RECEIVE_PARTS];
@@ -433,7 +442,8 @@ static size_t receive_some(struct tcp_conn *conn)
 		nothing_received(conn, result);
 		return 0;
 	}
-	/* An edge follows with what comes later; the end is asked for where it was announced. */
+	/* After a short read, an edge announces further data. If the end was announced already,
+	 * there is no other edge, so reading continues until it is received. */
 	conn->readable = (size_t)result == payload + room || conn->hung_up;
 	if (payload > 0) {
 		payload_received(conn, MIN((size_t)result, payload));
