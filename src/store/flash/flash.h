@@ -1,32 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The flash store: a disk kept as a log on a file or a block device, and a collector of what is no
- * longer used in it. The format is described in docs/protocol/flash.md, the design in
- * docs/design/0023-flash.md. This header has the store as a whole, and its parts; each of these has
- * what others need of one thing, and the rest is in the .c files:
+ * The flash store: a disk that is stored as a log in a file or on a block device, with garbage
+ * collection of the blocks that are no longer in use. docs/protocol/flash.md describes the format,
+ * docs/design/0023-flash.md the design.
  *
- *   format.h      what is on the device         cache.h    the write cache
- *   io.h          transfers, zones, syncs       gc.h       segments: collecting, erasing, wear
- *   log.h         records, and moves of them    view.h     snapshots
- *   map.h         where each block is           recover.h  opening, and damage
- *   checkpoint.h  the map goes to the log
+ * This header declares the store as a whole and includes its parts. The header of a part declares
+ * the functions and state that other files of this folder need; everything else is private to a .c
+ * file:
+ *
+ *   format.h      encoding of the disk       cache.h    write cache
+ *   io.h          transfers, zones, syncs    gc.h       garbage collection, erasing, wear
+ *   log.h         records, log moves         view.h     snapshots
+ *   map.h         position of each block     recover.h  opening, damage
+ *   checkpoint.h  writing the map to the log
  *
  *   write, trim ─▶ changes ─▶ record being filled ─▶ records in flight ─▶ map, done
  *   small write ─▶ changes ─▶ write cache, done
- *   read        ─▶ map ─▶ helpers, one for each run of blocks ─▶ checksums ─▶ done
- *   flush, FUA  ─▶ sync: one fdatasync for all that wait
- *   collector   ─▶ a victim's headers, its valid blocks ─▶ record being filled
+ *   read        ─▶ map ─▶ one helper for each run of blocks ─▶ checksums ─▶ done
+ *   flush, FUA  ─▶ sync: one fdatasync for all waiting parts
+ *   collector   ─▶ headers and live blocks of a victim ─▶ record being filled
  *   checkpoint  ─▶ changed nodes ─▶ records ─▶ sync ─▶ both anchors ─▶ erase ─▶ free segments
  *
- * Work goes on only while a part is in the store: the last one is held back until nothing is in
- * flight, so that queues and rings can end as soon as all parts are done. flash_pump() looks what
- * can go on, and is called after everything that happens.
+ * Invariant: the store works only while it has a part. The last part is held back until no I/O is
+ * in flight, because queues and rings may be destroyed as soon as all parts are done. flash_pump()
+ * runs the work that has become possible; call it after every event.
  *
- * Threading: all on the ring of the start, but for the recovery, which has the store for itself on
- * a worker thread. Ownership: the budget of the start holds all tables and buffers; the file store
- * below holds the descriptors and the claim. Errors: as store.h. After a write to the log has
- * failed, and could not be moved (move.c), all changes fail until the store is opened anew: what
- * follows in the log would be cut off.
+ * Threading: everything runs on the ring of the start, except recovery, which has the store to
+ * itself on a worker thread. Ownership: the start's budget holds all tables and buffers; the file
+ * store below holds the descriptors and the claim. Errors: as in store.h. If a write to the log
+ * fails and the log cannot be moved (move.c), all changes fail until the store is opened again,
+ * because recovery would discard everything after the gap in the log.
  */
 #pragma once
 
@@ -42,9 +45,9 @@
 #include "store/kind.h"
 
 struct flash_counters {
-	uint64_t written_blocks; /* by clients */
-	uint64_t cached_blocks;	 /* of those, to the cache */
-	uint64_t moved_blocks;	 /* read from the disk */
+	uint64_t written_blocks; /* written by clients */
+	uint64_t cached_blocks;	 /* the part of written_blocks that went to the cache */
+	uint64_t moved_blocks;	 /* read from the device, then moved */
 	uint64_t cache_moved_blocks;
 	uint64_t written_back_blocks;
 	uint64_t evicted_blocks;
@@ -56,7 +59,7 @@ struct flash_counters {
 	uint64_t map_misses;
 	uint64_t checksum_errors;
 	uint64_t erased_segments;
-	uint64_t erases_min; /* of all segments, as of the last checkpoint */
+	uint64_t erases_min; /* erase counts of all segments, as of the last checkpoint */
 	uint64_t erases_mean;
 	uint64_t erases_max;
 	uint64_t free_segments;
@@ -75,25 +78,25 @@ struct flash {
 	uint64_t identity[2]; /* of the disk, see struct disk_info */
 	uint32_t memory_align;
 	bool is_read_only;
-	bool ignores_dsync; /* as in struct disk_info */
+	bool ignores_dsync; /* see struct disk_info */
 	struct flash_anchor anchor;
-	uint32_t good_anchor; /* the one that it was read from */
+	uint32_t good_anchor; /* number of the anchor that was read; it is overwritten last */
 	uint32_t slot_count;
 	const struct gc_rule *rule; /* NULL: gc_rule_auto */
 
-	/* Of the start. */
+	/* State of the start, see store_start(). */
 	struct store_start *start;
 	struct ring *ring;
 	struct ring_op start_op;
 	int start_result;
 	bool is_starting;
-	/* Started, and nothing is written before the first part, as struct store_start says. */
+	/* The store has started and must not write before its first part (store_start.is_quiet). */
 	bool is_quiet;
-	bool is_closing;      /* there is no ring any more */
-	bool has_ended;	      /* flash_end() */
-	bool start_has_ended; /* but for transfers in flight */
+	bool is_closing;      /* flash_end() runs: there is no ring, all I/O blocks */
+	bool has_ended;	      /* flash_end() has run */
+	bool start_has_ended; /* the first checkpoint is complete, transfers may be in flight */
 
-	/* What the headers of these files show to others. */
+	/* State that the headers of other files describe. */
 	struct flash_map map;
 	struct flash_log log;
 	struct flash_checkpoint checkpoint;
@@ -104,37 +107,42 @@ struct flash {
 	struct flash_cache cache;
 	struct flash_views views;
 	struct flash_damage damage;
-	/* What no other file knows: of change.c, gc.c, io.c and read.c. */
+	/* State that is private to change.c, gc.c, io.c and read.c. */
 	struct flash_changes *change;
 	struct flash_gc *gc;
 	struct flash_sync *sync;
 	struct flash_reads *reads;
-	uint8_t *record_bytes; /* a header and its blocks: of the recovery, and of the collector */
+	/* Room for a header and its blocks; used by recovery, later by the collector. */
+	uint8_t *record_bytes;
 
-	struct list_node changes; /* parts, in the order of their arrival */
-	int failed;		  /* negative errno: changes fail */
-	bool has_hope; /* clients have room in the log, or there is more to win: what the collector
-			* has done in vain does not count */
-	bool is_out;   /* clients wait, and the collector finds no victim */
+	struct list_node changes; /* parts in order of arrival */
+	int failed;		  /* negative errno with which all changes fail; 0: none */
+	/* Clients got room in the log, or a snapshot was deleted: the collector forgets its count
+	 * of victims that freed no space. */
+	bool has_hope;
+	bool is_out; /* clients wait for space, and the collector finds no victim */
+	/* Parts in the store, including held ones; held parts; operations in flight: transfers,
+	 * syncs, calls on worker threads, deferred turns. */
 	uint32_t part_count;
 	uint32_t held_count;
 	uint32_t io_count;
+	/* Finished parts that wait until io_count is 0. */
 	struct list_node held;
 	bool is_pumping;
 	bool pump_again;
 	struct flash_counters counters;
 };
 
-/* Of a part. */
+/* The store's slice of a part. */
 struct flash_scratch {
 	uint64_t done_bytes;
-	uint64_t counter; /* flush: that of the last page that it is for */
+	uint64_t counter; /* flush: counter of the newest page that it covers */
 	struct flash_wait wait;
 	int result;
 	uint32_t tree;
-	uint32_t pending; /* helpers that read for it; pages that were read for its extents */
-	bool is_waiting;  /* for a page, a slot or a helper */
-	bool is_logged;	  /* a write: its first blocks are in records, which hold its memory */
+	uint32_t pending; /* helpers that read for it; extents: pages of the map requested for it */
+	bool is_waiting;  /* for a page of the map, a map slot or a helper */
+	bool is_logged;	  /* write: its first blocks are in records, which refer to its memory */
 };
 
 static inline struct flash_scratch *flash_scratch_of(struct store_part *part)
@@ -151,7 +159,8 @@ static inline struct flash *flash_of(const struct store_part *part)
 		       : container_of(store, struct flash, base);
 }
 
-/* Nothing refers to what is in it: neither a tree nor, as of the last checkpoint, the log. */
+/* True if no tree refers to a block of the segment: neither data nor nodes, of the disk or a
+ * snapshot. Such a segment may still be needed by the log since the last checkpoint. */
 static inline bool flash_segment_is_empty(const struct flash *flash, uint32_t index)
 {
 	const struct flash_segment *segment = &flash->segments[index];
@@ -167,36 +176,45 @@ static inline bool flash_is_avoided(const struct flash *flash, uint32_t index)
 
 /* --- flash.c --------------------------------------------------------------------------------- */
 
-/* Looks what can go on. Anywhere on the ring. */
+/* Runs every step that can make progress until none can. On the ring, after every event; a nested
+ * call makes the running one start over. */
 void flash_pump(struct flash *flash);
-/* A flush whose scratch is set. */
+/* Runs a flush whose scratch is initialized; it completes by flash_finish(). Called again for a
+ * STORE_SETTLE flush once the cache is clean. */
 void flash_flush(struct flash *flash, struct store_part *part);
-/* Before a part, or what else is asked of the store: from here on it writes. */
+/* Ends the quiet phase of a start, if it is still in effect: the log begins with a
+ * checkpoint. Called before the first request that is not a flush. Without a free segment the
+ * store fails with -ENOSPC. */
 void flash_wake(struct flash *flash);
-/* How many pages of the map are kept with so much memory; 0: the default. */
+/* Returns the number of map pages that map_memory bytes can hold, within the limits of the
+ * geometry. map_memory == 0: the default. */
 uint32_t flash_slot_count(const struct flash_geometry *geometry, uint64_t map_memory);
-/* Bytes of memory that flash_init() divides; anchor and slot_count are known. */
+/* Returns the bytes of memory that flash_init() divides. anchor and slot_count must be set. */
 uint64_t flash_budget(struct flash *flash);
 void flash_init(struct flash *flash, uint8_t *memory);
-/* The part is done, from the next batch on; perhaps it is held back. */
+/* Completes the part in the ring's next batch. The last part in the store is held back
+ * while I/O is in flight. */
 void flash_finish(struct store_part *part, int result);
-/* Something that was counted in io_count has ended: parts that were held back for it are done. */
+/* Ends one operation that was counted in io_count. Completes the start and the held parts once
+ * nothing is in flight. */
 void flash_io_ended(struct flash *flash);
-/* From now on changes fail. */
+/* Makes all later changes fail with error, the first one that is reported, and logs it. what: the
+ * rest of a sentence about the log. */
 void flash_fail(struct flash *flash, int error, const char *what);
 
 /* --- read.c, change.c ------------------------------------------------------------------------ */
 
 uint64_t flash_reads_bytes(void);
 void flash_reads_init(struct flash *flash, uint8_t *memory);
-/* Goes on with a read, or with extents, whose scratch is set. */
+/* Continues a read, or an extents part, whose scratch is initialized. */
 void flash_read_step(struct store_part *part);
 void flash_extents_step(struct store_part *part);
-/* Parts that waited for a helper or a slot try again. True: there was one. */
+/* Retries parts that waited for a helper or a map slot. Returns true if there were any
+ * and a helper is idle. */
 bool flash_reads_resume(struct flash *flash);
 uint64_t flash_changes_bytes(void);
 void flash_changes_init(struct flash *flash, uint8_t *memory);
-/* Goes on with changes. Returns true when something was done. */
+/* Continues the queued changes. Returns true if there was progress. */
 bool flash_changes_step(struct flash *flash);
 
 /* --- create.c -------------------------------------------------------------------------------- */
@@ -207,23 +225,24 @@ GMB_MUST_CHECK int flash_create(
 GMB_MUST_CHECK int flash_check(
 	const char *path, struct store_check *check, bool *recognized, struct error *error);
 
-/* --- short questions ------------------------------------------------------------------------- */
+/* --- predicates and lookups ------------------------------------------------------------------ */
 
-/* True while there is somebody to work for. */
+/* True while a part, a start, a shutdown or a snapshot request needs work. Otherwise
+ * nothing may be started. */
 static inline bool flash_may_work(const struct flash *flash)
 {
 	return flash->is_starting || flash->is_closing || flash->part_count > flash->held_count ||
 	       (flash->views.request != NULL ? !flash->views.is_done
 					     : !list_is_empty(&flash->views.waiting));
 }
-/* True while the view is there, and can be read and moved. */
+/* True while the snapshot exists and its blocks can be read and moved. */
 static inline bool flash_view_is_live(const struct flash *flash, uint32_t index)
 {
 	const struct flash_view *view = &flash->views.list[index];
 
 	return view->state == FLASH_VIEW_LIVE && !view->is_damaged;
 }
-/* The same of a tree; that of the disk is always there. */
+/* The same for a tree; the disk's tree is always live. */
 static inline bool flash_tree_is_live(const struct flash *flash, uint32_t tree)
 {
 	return tree == 0 || flash_view_is_live(flash, tree - 1);
@@ -232,12 +251,12 @@ static inline bool flash_has_zones(const struct flash *flash)
 {
 	return flash->zones.bytes > 0;
 }
-/* The number of the page that has this block of the disk. */
+/* Number of the map page that covers block lpn of the disk. */
 static inline uint32_t flash_page_of(const struct flash *flash, uint32_t tree, uint64_t lpn)
 {
 	return tree * flash->anchor.geometry.page_count + (uint32_t)(lpn / FLASH_NODE_ENTRIES);
 }
-/* Where the page is on the disk. */
+/* Address and checksum of the page's node on the device; zeroes: no node. */
 static inline struct flash_entry flash_page_entry(const struct flash *flash, uint32_t page)
 {
 	uint32_t count = flash->anchor.geometry.page_count;
@@ -245,22 +264,22 @@ static inline struct flash_entry flash_page_entry(const struct flash *flash, uin
 	return page < count ? flash->map.trees[0].levels[0][page]
 			    : flash->map.trees[page / count].levels[0][page % count];
 }
-/* Nothing of the page is on the disk, nor in memory. */
+/* True if the page is neither on the device nor in memory: its whole range reads as zeroes. */
 static inline bool flash_map_is_empty(struct flash *flash, uint32_t page)
 {
 	return flash_page_entry(flash, page).block == 0 && flash_map_find(flash, page) == NULL;
 }
-/* True when nothing is being filled or in flight. */
+/* True if no record is being filled or in flight. */
 static inline bool flash_log_is_idle(const struct flash *flash)
 {
 	return flash->log.filling == NULL && flash->log.flying_count == 0;
 }
-/* Records that are closed wait for the move. */
+/* True while the log is being moved: closed records are not written before the move is complete. */
 static inline bool flash_move_runs(const struct flash *flash)
 {
 	return flash->log.move.state != FLASH_MOVE_NONE;
 }
-/* It writes anchors. */
+/* True while the move writes its anchors; a checkpoint must not write its own at the same time. */
 static inline bool flash_move_anchors(const struct flash *flash)
 {
 	return flash->log.move.state == FLASH_MOVE_ANCHOR_FIRST ||
@@ -270,19 +289,21 @@ static inline bool flash_checkpoint_runs(const struct flash *flash)
 {
 	return flash->checkpoint.state != FLASH_CHECKPOINT_NONE;
 }
-/* Changes wait: for records before the checkpoint, or for the first one of a run, without which a
- * start would not find them. */
+/* True if changes must wait: for the records in flight when a checkpoint begins, or for
+ * the whole first checkpoint of a run, because recovery would not find their records
+ * before it is complete. */
 static inline bool flash_checkpoint_blocks(const struct flash *flash)
 {
 	return flash->checkpoint.state == FLASH_CHECKPOINT_DRAIN ||
 	       (flash_checkpoint_runs(flash) && flash->counters.checkpoints == 0);
 }
-/* The page was changed before the checkpoint at hand began, which has not appended it yet. */
+/* True if the page was changed before the checkpoint in progress began, and that checkpoint has
+ * not appended it yet. */
 static inline bool flash_slot_is_old(const struct flash *flash, const struct flash_slot *slot)
 {
 	return slot->state == FLASH_SLOT_DIRTY && slot->round != flash->map.round;
 }
-/* Segments that are free, or will be without anybody's doing. */
+/* Segments that are free, or will be as soon as their discard completes. */
 static inline uint32_t flash_free_soon(const struct flash *flash)
 {
 	return flash->table.state_counts[GC_FREE] + flash->table.state_counts[GC_ERASING];

@@ -1,23 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What a flash store has on its disk: docs/protocol/flash.md. Encoding and checking, and what
- * follows from the sizes; no I/O.
+ * The on-disk format of a flash store, which docs/protocol/flash.md describes: encoding, validation
+ * and sizes. No I/O.
  *
  *   disk     [anchor A][anchor B]...[segment 0][segment 1] ...
  *   segment  [record][record] ...
- *   record   [header][block] ...   up to FLASH_RECORD_ENTRIES entries, not all of which have a
- * block
+ *   record   [header][block] ...   up to FLASH_RECORD_ENTRIES entries, some without a block
  *
- *   cache    [head][entries of slots][slots]   a file of its own, in memory
+ *   cache    [head][slot entries][slots]   a separate file, in memory
  *
- *   anchor ─▶ level 2 ─▶ level 1 ─▶ level 0: pages of the map, and behind them those of the table
- *                                            of segments
+ *   anchor ─▶ level 2 ─▶ level 1 ─▶ level 0: pages of the map, then pages of the segment table
  *
- * Nodes of level 1 and 2 are written twice. That is a tree. Tree 0 is the disk; each view (users
- * call it a snapshot) has one of its own, which begins as a copy of what the anchor has for tree 0.
+ * The nodes of levels 2, 1 and 0 form a tree. Nodes of levels 1 and 2 are written twice. Tree 0 is
+ * the disk. Each snapshot (called a view in the code) has its own tree, which begins as a copy of
+ * tree 0 in the anchor.
  *
- * Threading: pure functions. Ownership: none. Errors: bytes may be anybody's; false or a sentence
- * says that they are not what they should be.
+ * Invariant: every decoder accepts arbitrary bytes, and a decoded value is within its limits: block
+ * and segment numbers, counts and names need no further check.
+ *
+ * Threading: pure functions; flash_cache_head_follow() stores atomically. Ownership: none. Errors:
+ * false, or a negative errno with a sentence.
  */
 #pragma once
 
@@ -28,22 +30,22 @@ enum {
 	FLASH_BLOCK_SHIFT = 12,
 	FLASH_BLOCK_BYTES = 1 << FLASH_BLOCK_SHIFT,
 	FLASH_ANCHORS = 2,
-	FLASH_SEGMENTS_AT = 256, /* block of the first one */
+	FLASH_SEGMENTS_AT = 256, /* first block of segment 0 */
 	FLASH_SEGMENT_BLOCKS_MIN = 16,
-	FLASH_SEGMENT_BLOCKS_MAX = 1 << 19, /* 2 GiB: a zone */
+	FLASH_SEGMENT_BLOCKS_MAX = 1 << 19, /* 2 GiB, the largest zone */
 	FLASH_SEGMENT_BLOCKS_DEFAULT = 16384,
 	FLASH_SEGMENTS_MIN = 16,
-	FLASH_SEGMENTS_MAX = 1 << 20, /* 64 bytes of memory each */
+	FLASH_SEGMENTS_MAX = 1 << 20, /* each takes 64 bytes of memory */
 	FLASH_RECORD_ENTRIES = 240,
 	FLASH_NODE_ENTRIES = 512,
 	FLASH_LEVELS = 3,
-	FLASH_TOP_ENTRIES = 64, /* of the anchor, for each tree */
-	FLASH_VIEWS = 2,	/* snapshots that there can be */
+	FLASH_TOP_ENTRIES = 64, /* in the anchor, for each tree */
+	FLASH_VIEWS = 2,	/* limit of snapshots */
 	FLASH_TREES = 1 + FLASH_VIEWS,
 	FLASH_DETOURS = 8,
-	FLASH_ANCHOR_VERSION = 5, /* from the first checkpoint on */
-	FLASH_DETOUR_VERSION = 4, /* the least with detours */
-	FLASH_OLDEST_VERSION = 3, /* that can be read */
+	FLASH_ANCHOR_VERSION = 5, /* written from the first checkpoint on */
+	FLASH_DETOUR_VERSION = 4, /* oldest version with detours */
+	FLASH_OLDEST_VERSION = 3, /* oldest version that can be read */
 	FLASH_TABLE_ENTRIES = 256,
 	FLASH_DIRTY_MAX = 8192,
 	FLASH_UUID_BYTES = 16,
@@ -63,47 +65,48 @@ enum {
 /* --- sizes ----------------------------------------------------------------------------------- */
 
 struct flash_geometry {
-	uint64_t disk_blocks; /* that clients see */
+	uint64_t disk_blocks; /* size of the disk, for clients */
 	uint32_t segment_count;
 	uint32_t segment_blocks;
 
-	/* What follows from them. */
+	/* Derived by flash_geometry_init(). */
 	uint32_t leaf_count; /* pages of the map */
-	uint32_t page_count; /* with those of the table: nodes of level 0 */
+	uint32_t page_count; /* nodes of level 0: pages of the map and of the segment table */
 	uint32_t node_counts[FLASH_LEVELS];
-	uint32_t dirty_max;	      /* pages that a checkpoint writes */
-	uint32_t replay_max;	      /* the same of the first one behind a replay of the log */
-	uint32_t checkpoint_segments; /* that a checkpoint may fill */
-	uint32_t replay_segments;     /* that the first one behind a replay may fill */
-	uint32_t reserve_segments;    /* that only the store itself writes to */
+	uint32_t dirty_max;	      /* limit of dirty pages, all of which one checkpoint writes */
+	uint32_t replay_max;	      /* the same limit for the first checkpoint after a replay */
+	uint32_t checkpoint_segments; /* that a checkpoint can fill */
+	uint32_t replay_segments;     /* that the first checkpoint after a replay can fill */
+	uint32_t reserve_segments;    /* that clients cannot use */
 };
 
-/* Fills in what follows. False: the sizes are out of range, or do not fit each other. */
+/* Derives the other members from the three sizes. Returns false if a size is out of range or the
+ * disk does not fit into the segments. */
 GMB_MUST_CHECK bool flash_geometry_init(struct flash_geometry *geometry);
-/* The largest disk for a device of so many blocks. -EINVAL with a sentence that does not name it.
- */
+/* Finds the largest disk for a device of device_blocks blocks. Returns -EINVAL, with a sentence in
+ * which "it" is the device, if the device is too small or too large. */
 GMB_MUST_CHECK int flash_geometry_make(struct flash_geometry *geometry, uint64_t device_blocks,
 	uint32_t segment_blocks, uint32_t spare_percent, struct error *error);
 
-/* A durable write of so many blocks is one record. */
+/* Limit in blocks for a durable write that is one record, and so atomic. */
 static inline uint32_t flash_atomic_blocks(const struct flash_geometry *geometry)
 {
 	return MIN((uint32_t)FLASH_RECORD_ENTRIES, geometry->segment_blocks - 1);
 }
 
-/* Blocks of a device that has all segments. */
+/* Blocks that a device needs for all segments. */
 static inline uint64_t flash_device_blocks(const struct flash_geometry *geometry)
 {
 	return FLASH_SEGMENTS_AT + (uint64_t)geometry->segment_count * geometry->segment_blocks;
 }
 
-/* The segment of a block of the device, which is in one. */
+/* Segment of a block of the device. The block must be in one. */
 static inline uint32_t flash_segment_of(const struct flash_geometry *geometry, uint32_t block)
 {
 	return (block - FLASH_SEGMENTS_AT) / geometry->segment_blocks;
 }
 
-/* The first block of a segment. */
+/* First block of a segment. */
 static inline uint32_t flash_segment_at(const struct flash_geometry *geometry, uint32_t segment)
 {
 	return FLASH_SEGMENTS_AT + segment * geometry->segment_blocks;
@@ -116,7 +119,8 @@ static inline bool flash_is_in_segment(const struct flash_geometry *geometry, ui
 
 /* --- nodes ----------------------------------------------------------------------------------- */
 
-/* Where a block is, and its checksum. As on disk: little-endian. Zeroes: there is none. */
+/* Position of a block on the device, and its checksum. Little-endian, as on disk. Zeroes: no
+ * block. */
 struct flash_entry {
 	uint32_t block;
 	uint32_t crc;
@@ -126,14 +130,14 @@ struct flash_node {
 	struct flash_entry entries[FLASH_NODE_ENTRIES];
 };
 
-/* In place of the erasures of a segment: a write to it has failed, and it is used last. */
+/* Stored instead of a segment's erase count after a write to it has failed: it is used last. */
 #define FLASH_AVOIDED UINT32_MAX
 
-/* Of the table of segments. As on disk: little-endian. */
+/* Entry of the segment table. Little-endian, as on disk. */
 struct flash_table_entry {
-	uint64_t stamp;	 /* see store/flash/gc_policy.h */
-	uint32_t valid;	 /* blocks of clients, not nodes */
-	uint32_t erases; /* how often it was written from its beginning, or FLASH_AVOIDED */
+	uint64_t stamp;	 /* age of the data, see gc_policy.h */
+	uint32_t valid;	 /* live blocks of data, without nodes */
+	uint32_t erases; /* times it was written from its beginning, or FLASH_AVOIDED */
 };
 
 _Static_assert(sizeof(struct flash_node) == FLASH_BLOCK_BYTES, "a block");
@@ -141,15 +145,15 @@ _Static_assert(FLASH_TABLE_ENTRIES * sizeof(struct flash_table_entry) == FLASH_B
 
 /* --- the anchor ------------------------------------------------------------------------------ */
 
-/* Where records go on. */
+/* Position in the log. */
 struct flash_position {
-	uint64_t seq;	   /* of the next record */
-	uint32_t segment;  /* that it is in */
-	uint32_t block;	   /* of that segment */
-	uint32_t prev_crc; /* of the header before it */
+	uint64_t seq;	   /* number of the next record */
+	uint32_t segment;  /* segment of the next record */
+	uint32_t block;	   /* its header's block within that segment */
+	uint32_t prev_crc; /* checksum of the previous record's header */
 };
 
-/* The numbers of the records of one run of the store begin with the same bits. */
+/* Record numbers of one run of the store have the same quotient by 2^FLASH_SEQ_SHIFT. */
 enum { FLASH_SEQ_SHIFT = 40 };
 
 static inline uint64_t flash_next_run(uint64_t seq)
@@ -157,16 +161,16 @@ static inline uint64_t flash_next_run(uint64_t seq)
 	return ((seq >> FLASH_SEQ_SHIFT) + 1) << FLASH_SEQ_SHIFT;
 }
 
-/* A view: tree 1 + its index. */
+/* A snapshot as the anchor describes it. Snapshot i has tree 1 + i. */
 struct flash_view_anchor {
-	char name[FLASH_VIEW_NAME_BYTES]; /* ends with a zero; empty: there is no view */
-	uint64_t serial;		  /* of the anchor that it was made with */
-	uint64_t created_s;		  /* since 1970 */
+	char name[FLASH_VIEW_NAME_BYTES]; /* zero-terminated; empty: unused slot */
+	uint64_t serial;		  /* of the anchor with which it was created */
+	uint64_t created_s;		  /* seconds since 1970 */
 	bool is_temporary;		  /* see struct store_view */
 	struct flash_entry top[FLASH_TOP_ENTRIES];
 };
 
-/* A write to the log has failed: from this record on the log goes on at the beginning of another
+/* After a failed write to the log: record seq and its successors are at the beginning of
  * segment. */
 struct flash_detour {
 	uint64_t seq;
@@ -174,77 +178,82 @@ struct flash_detour {
 };
 
 struct flash_anchor {
-	uint32_t version; /* of the format: FLASH_OLDEST_VERSION to FLASH_ANCHOR_VERSION */
+	uint32_t version; /* format, FLASH_OLDEST_VERSION to FLASH_ANCHOR_VERSION */
 	uint8_t uuid[FLASH_UUID_BYTES];
-	uint64_t serial; /* the greater is the newer */
+	uint64_t serial; /* the greater one is newer */
 	struct flash_geometry geometry;
-	struct flash_position next; /* behind the checkpoint */
-	uint64_t clock;		    /* see store/flash/gc_policy.h */
-	uint64_t cache_tag;	    /* of the cache file with what the log has not; 0: none */
-	uint64_t cache_losses;	    /* another random number after each one; 0: none yet */
-	/* Of the cache file; ends with a zero. Empty: there is none, or the name is too long. */
+	struct flash_position next; /* first record after the checkpoint's beginning */
+	uint64_t clock;		    /* blocks written by clients, see gc_policy.h */
+	/* Of the cache file with changes that are not in the log; 0: none. */
+	uint64_t cache_tag;
+	uint64_t cache_losses; /* new random number after each loss; 0: none yet */
+	/* Folder of the cache file, zero-terminated. Empty: no file, or the path is too long. */
 	char cache_folder[FLASH_FOLDER_BYTES];
-	uint8_t cache_boot_id[FLASH_BOOT_ID_BYTES]; /* of the machine that wrote it; 0: none */
+	uint8_t cache_boot_id[FLASH_BOOT_ID_BYTES]; /* of the machine that created it; 0: none */
 	uint32_t spare_percent;
-	char label[FLASH_LABEL_BYTES]; /* ends with a zero */
-	uint32_t zone_blocks;	       /* from zone to zone; 0: the device has none */
+	char label[FLASH_LABEL_BYTES]; /* zero-terminated */
+	uint32_t zone_blocks;	       /* distance of two zones; 0: a device without zones */
 	struct flash_entry top[FLASH_TOP_ENTRIES];
 	struct flash_view_anchor views[FLASH_VIEWS];
-	struct flash_detour detours[FLASH_DETOURS]; /* behind next, in the order of the log */
+	struct flash_detour detours[FLASH_DETOURS]; /* after next, in log order */
 	uint32_t detour_count;
 };
 
 void flash_anchor_encode(const struct flash_anchor *anchor, uint8_t block[FLASH_BLOCK_BYTES]);
-/* Adds a detour behind the others, or in place of the last one, if that has the same number. False:
- * there are as many as there can be. */
+/* Adds a detour, or replaces the last one if it has the same number. Returns false if all
+ * FLASH_DETOURS entries are in use. */
 GMB_MUST_CHECK bool flash_detour_add(struct flash_anchor *anchor, uint64_t seq, uint32_t segment);
-/* Leaves out those before the first record behind the checkpoint. */
+/* Removes detours of records before anchor->next. */
 void flash_detours_drop(struct flash_anchor *anchor);
-/* The position of a record becomes that of its detour, if it has one. */
+/* Moves the position to the detour of its record, if it has one. */
 void flash_detour_follow(const struct flash_anchor *anchor, struct flash_position *position);
-/* What a view may be called: 1 to 63 letters, digits, '.', '_' and '-', the first one a letter or a
- * digit. */
+/* True for a valid snapshot name: 1 to 63 letters, digits, '.', '_' and '-', starting with
+ * a letter or a digit. */
 bool flash_view_name_is_sound(const char *name);
-/* True when the block is meant to be an anchor, whatever is wrong with it. */
+/* True if the block begins like an anchor; it may be damaged. */
 bool flash_anchor_is_ours(const uint8_t block[FLASH_BLOCK_BYTES]);
-/* -EINVAL, or -ENOTSUP for another version; with the rest of a sentence about the anchor. */
+/* Returns -EINVAL, or -ENOTSUP for an unsupported version, with the predicate of a
+ * sentence about the anchor. */
 GMB_MUST_CHECK int flash_anchor_decode(
 	const uint8_t block[FLASH_BLOCK_BYTES], struct flash_anchor *anchor, struct error *error);
 
 /* --- records --------------------------------------------------------------------------------- */
 
 enum flash_entry_kind {
-	FLASH_DATA = 1, /* lpn: block of the disk; source: in whose stead the collector wrote it */
-	FLASH_COPY = 2, /* the same, moved from block source of the device */
-	FLASH_TRIM = 3, /* source blocks from lpn on, all of one page of the map; without a block */
-	FLASH_NODE = 4, /* node lpn of level source % FLASH_LEVELS, of tree source / FLASH_LEVELS */
-	FLASH_TWIN = 5, /* the second copy of a node of level 1 or 2, in the record of the first */
-	FLASH_KEPT = 6, /* as a copy, of what only views had */
+	/* lpn: block of the disk; source: 0, or the device block that a cached page replaces. */
+	FLASH_DATA = 1,
+	FLASH_COPY = 2, /* block lpn, moved by garbage collection from block source of the device */
+	FLASH_TRIM = 3, /* zeroes for source blocks from lpn on, all in one map page; no block */
+	FLASH_NODE = 4, /* node lpn of level source % FLASH_LEVELS in tree source / FLASH_LEVELS */
+	FLASH_TWIN = 5, /* second copy of a node of level 1 or 2, in the record of the first */
+	FLASH_KEPT = 6, /* like FLASH_COPY, for a block that only snapshots have */
 	FLASH_KIND_COUNT
 };
 
 struct flash_record_entry {
 	uint64_t lpn;
 	uint32_t source;
-	uint32_t crc; /* of the block */
+	uint32_t crc; /* of its block */
 	uint8_t kind; /* enum flash_entry_kind */
 };
 
 struct flash_record {
 	uint64_t seq;
-	uint64_t durable; /* all records before this one were durable when this one was made */
-	uint64_t base;	  /* of the first record behind the last checkpoint before this one */
-	uint64_t before; /* where the log of the run before ended: what it has from there on is void
-			  */
-	/* Its nodes are as of before this record, with which their checkpoint began. Also 0: it has
-	 * none. */
+	uint64_t durable; /* all records with smaller numbers were durable when this one was made */
+	uint64_t base;	  /* first record after the last checkpoint before this record */
+	/* End of the previous run's log: its records from this number on are invalid. */
+	uint64_t before;
+	/* Nodes in this record have the state before record nodes_at, with which their checkpoint
+	 * began. 0: no checkpoint was in progress. */
 	uint64_t nodes_at;
-	uint32_t at; /* block of the device that the header is in */
+	uint32_t at; /* position of its header on the device */
 	uint32_t prev_crc;
-	uint32_t next_segment; /* where the next record begins; FLASH_NO_SEGMENT: behind this one */
+	/* In which the next record begins; FLASH_NO_SEGMENT: right after this one. */
+	uint32_t next_segment;
 	uint32_t entry_count;
-	uint32_t moves;	      /* detours of its run when it was written: of two with one number the
-				 one with more counts */
+	/* Log moves of its run before it was written. Of two records with the same number, the one
+	 * with more moves is valid. */
+	uint32_t moves;
 	uint32_t block_count; /* with the header */
 	struct flash_record_entry entries[FLASH_RECORD_ENTRIES];
 };
@@ -264,14 +273,16 @@ static inline bool flash_kind_is_node(uint8_t kind)
 	return kind == FLASH_NODE || kind == FLASH_TWIN;
 }
 
-/* Returns the header's own checksum: the prev_crc of the next one. block_count is not looked at. */
+/* Encodes the header. Returns its checksum, which is prev_crc of the next record.
+ * Ignores block_count. */
 uint32_t flash_record_encode(const struct flash_record *record,
 	const uint8_t uuid[FLASH_UUID_BYTES], uint8_t block[FLASH_BLOCK_BYTES]);
-/* A record of the store, wherever it is in the log. */
+/* Decodes a record of this store at any position in the log. Returns false if the block is no valid
+ * header of this store. Does not compare the position, the number or prev_crc. */
 GMB_MUST_CHECK bool flash_record_look(const uint8_t block[FLASH_BLOCK_BYTES],
 	const struct flash_anchor *anchor, struct flash_record *record);
-/* The record at that position; *next becomes the position behind it. False: there is none, the log
- * ends here. */
+/* Decodes the record at position at, and sets *next to the position after it. Returns false if
+ * there is no such record: the log ends here. */
 GMB_MUST_CHECK bool flash_record_decode(const uint8_t block[FLASH_BLOCK_BYTES],
 	const struct flash_anchor *anchor, const struct flash_position *at,
 	struct flash_record *record, struct flash_position *next);
@@ -280,22 +291,24 @@ GMB_MUST_CHECK bool flash_record_decode(const uint8_t block[FLASH_BLOCK_BYTES],
 
 struct flash_cache_head {
 	uint8_t uuid[FLASH_UUID_BYTES];
-	uint8_t boot_id[FLASH_BOOT_ID_BYTES]; /* of the machine that wrote it */
-	uint64_t tag;			      /* random, not 0: of this file alone */
+	uint8_t boot_id[FLASH_BOOT_ID_BYTES]; /* boot ID of the machine that created the file */
+	uint64_t tag;			      /* random, not 0, unique to this file */
 	uint64_t disk_blocks;
 	uint32_t slot_count;
-	/* All records with smaller numbers were written when its newest page came, or before. */
+	/* All records with smaller numbers were written when the newest page was stored. */
 	uint64_t followed;
-	uint64_t disk[2]; /* the one that it is of: struct disk_info, identity */
-	char disk_path[FLASH_DISK_PATH_BYTES]; /* of that, for people; ends with a zero */
+	uint64_t disk[2]; /* identity of the file's disk, see struct disk_info */
+	char disk_path[FLASH_DISK_PATH_BYTES]; /* informative; zero-terminated */
 };
 
-/* Of a slot. As in the file: little-endian. A page counts from the moment when commit is stored. */
+/* Entry of a slot. Little-endian, as in the file. The slot's page is valid from the
+ * store to commit on. */
 struct flash_cache_entry {
 	uint64_t lpn;
-	uint64_t counter; /* of writes: of two pages of a block the one with the greater counts */
-	uint64_t stamp;	  /* records from this number on that write the block are newer */
-	uint64_t commit;  /* FLASH_CACHE_DIRTY << 32 | checksum; 0: the slot is free */
+	/* Of writes: of two pages of a block, the one with the greater counter is valid. */
+	uint64_t counter;
+	uint64_t stamp;	 /* records of the block from this number on supersede the page */
+	uint64_t commit; /* FLASH_CACHE_DIRTY << 32 | checksum; 0: free slot */
 };
 
 _Static_assert(sizeof(struct flash_cache_entry) == 32, "without gaps");
@@ -309,7 +322,7 @@ struct flash_cache_page {
 	uint64_t stamp;
 };
 
-/* Where the entries are, and where the slots; and how long the file is. */
+/* Offset of the first slot, and size of the file. The entries begin at FLASH_BLOCK_BYTES. */
 static inline uint64_t flash_cache_slots_at(uint32_t slot_count)
 {
 	uint64_t bytes = (uint64_t)slot_count * sizeof(struct flash_cache_entry);
@@ -324,15 +337,16 @@ static inline uint64_t flash_cache_file_bytes(uint32_t slot_count)
 }
 
 void flash_cache_head_encode(const struct flash_cache_head *head, uint8_t block[FLASH_BLOCK_BYTES]);
-/* The first block of a file of so many bytes. False: it is no head, or of a file of another length.
- */
+/* Decodes the first block of a file of file_bytes bytes. Returns false if it is no valid head, or
+ * of a file of another size. */
 GMB_MUST_CHECK bool flash_cache_head_decode(
 	const uint8_t block[FLASH_BLOCK_BYTES], uint64_t file_bytes, struct flash_cache_head *head);
-/* Changes one of its fields in a file that is in use. */
+/* Change one field of the head in a file that is in use: the position, with release
+ * order, or the disk. */
 void flash_cache_head_follow(uint8_t *block, uint64_t seq);
 void flash_cache_head_give(uint8_t *block, const uint64_t disk[2]);
-/* The checksum in commit: of the entry up to there, and of the page. */
+/* Checksum for commit: over the other fields of the entry, and the page. */
 uint32_t flash_cache_crc(const struct flash_cache_entry *entry, const uint8_t *page);
-/* False: the slot has no page of that store, or not the one that was written. */
+/* Returns false if the entry or its page is invalid for this store. */
 GMB_MUST_CHECK bool flash_cache_entry_decode(const struct flash_cache_entry *entry,
 	const uint8_t *page, const struct flash_anchor *anchor, struct flash_cache_page *found);

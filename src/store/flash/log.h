@@ -1,13 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The log: records that are filled and written, and what is done when a write to it fails.
+ * The log: filling and writing records, and moving the log when a write fails.
  *
  *   flash_log_room() ─▶ flash_log_append() ... ─▶ flash_log_close() ─▶ written ─▶ retired, in order
  *
- * Threading: on the ring of the start. Ownership: the budget of the start holds the buffers; a
- * record holds the memory that is appended as held until it is retired. Errors: after a write has
- * failed and could not be moved (flash_fail()), all changes fail until the store is opened anew:
- * what follows in the log would be cut off.
+ * Invariant: writes of several records are in flight at a time, but records take effect (are
+ * retired) in log order, each when all earlier records are written. So memory never has a change
+ * that a crash could undo while keeping a later one.
+ *
+ * Called by all producers of records: changes, cache, collector and checkpoint.
+ *
+ * Threading: on the ring of the start. Ownership: the start's budget holds the buffers. A record
+ * refers to memory that is appended with is_held until it is retired. Errors: after a write has
+ * failed and the log could not be moved, flash_fail(): all changes fail until the store is opened
+ * again, because recovery would discard everything after the gap.
  */
 #pragma once
 
@@ -15,32 +21,34 @@
 
 enum {
 	FLASH_RECORDS = 8,
-	FLASH_LOG_BLOCKS = 1 << 18, /* 1 GiB of log from checkpoint to checkpoint, and in one */
-	FLASH_RECORD_SEGMENTS = 2,  /* that a record of a client may need, see flash_log_room() */
+	/* 1 GiB: a checkpoint begins after so much log, and runs without pauses after as much
+	 * more. */
+	FLASH_LOG_BLOCKS = 1 << 18,
+	FLASH_RECORD_SEGMENTS = 2, /* free segments that a client's record can need */
 };
 
 struct flash_buffer {
 	struct flash_record record;
-	uint8_t *bytes;	      /* the header and FLASH_RECORD_ENTRIES blocks */
-	uint32_t block_count; /* of them that are used */
+	uint8_t *bytes;	      /* for the header and FLASH_RECORD_ENTRIES blocks */
+	uint32_t block_count; /* of bytes that are used */
 	uint32_t node_count;  /* entries that are nodes */
-	/* The record: runs of those blocks, and of blocks that are held. The same when it is
-	 * written as before. */
+	/* The record in order: runs of those blocks, and of held memory. A write leaves it
+	 * unchanged, so the record can be written again. */
 	struct iovec vector[FLASH_RECORD_ENTRIES + 1];
 	uint32_t vector_count;
 	struct flash_io io;
 	struct flash *flash;
-	struct list_node node;	/* idle or in flight, in the order of the log */
-	struct list_node parts; /* done when it is */
+	struct list_node node;	/* in idle, or in flying in log order */
+	struct list_node parts; /* completed when the record is retired */
 	struct flash_position at;
 	bool is_written;
-	bool wants_durable; /* one of its parts does */
+	bool wants_durable; /* at least one of its parts is FUA or a flush */
 };
 
-/* After a write to the log has failed, see move.c. */
+/* State of a log move after a failed write, see move.c. */
 enum flash_move_state {
 	FLASH_MOVE_NONE,
-	FLASH_MOVE_DRAIN,	 /* records in flight end */
+	FLASH_MOVE_DRAIN,	 /* records in flight complete */
 	FLASH_MOVE_ANCHOR_FIRST, /* the detour is written and made durable */
 	FLASH_MOVE_ANCHOR_SECOND,
 	FLASH_MOVE_STATE_COUNT
@@ -48,30 +56,31 @@ enum flash_move_state {
 
 struct flash_move {
 	enum flash_move_state state;
-	int error;	 /* of the write */
-	uint32_t to;	 /* segment */
-	uint32_t count;	 /* of this run */
-	bool is_waiting; /* for the anchor or the sync */
+	int error;	 /* of the failed write */
+	uint32_t to;	 /* destination segment */
+	uint32_t count;	 /* moves in this run */
+	bool is_waiting; /* for the anchor's write or its sync */
 	struct flash_io io;
 	uint8_t *block;
 };
 
 struct flash_log {
-	struct flash_position head;   /* where the record being filled will be */
+	struct flash_position head;   /* position of the record being filled */
 	struct flash_buffer *filling; /* or NULL */
 	struct list_node idle;
 	struct list_node flying; /* closed, oldest first */
-	uint32_t writing_count;	 /* of them whose writes have not ended */
+	uint32_t writing_count;	 /* closed records whose writes are in flight */
 	struct flash_move move;
 	struct flash_buffer buffers[FLASH_RECORDS];
 	uint32_t flying_count;
-	/* Since the last checkpoint began, but for its nodes: blocks, and records. */
+	/* Blocks and records since the beginning of the last checkpoint, without nodes:
+	 * what a replay reads. */
 	uint64_t since_checkpoint;
 	uint32_t records_since_checkpoint;
-	uint64_t written_seq; /* all before it are written */
-	uint64_t durable_seq; /* all before it are durable */
-	uint64_t before;      /* where the log of the run before ended */
-	/* Of records that no later one says to be durable, at most. */
+	uint64_t written_seq; /* all records with smaller numbers are written */
+	uint64_t durable_seq; /* all records with smaller numbers are durable */
+	uint64_t before;      /* number at which the previous run's log ended */
+	/* Upper bound on the blocks in records that no later record declares durable. */
 	uint32_t untold_blocks;
 };
 
@@ -79,39 +88,50 @@ struct flash_log {
 
 void flash_log_init(struct flash *flash, uint8_t *memory);
 uint64_t flash_log_bytes(void);
-/* True: so many entries, each with a block, can be appended now to one record. is_own: the store's
- * own, for which there is always room. May close the record being filled. */
+/* Reserves room for `entries` entries with a block each in one record. Returns true if
+ * flash_log_append() can follow. Returns false if there is no room now; flash_pump() tries again.
+ * is_own: the store's own record, which may use the reserve; if even that is used up, the store
+ * fails with -ENOSPC. May close the record being filled. */
 bool flash_log_room(struct flash *flash, uint32_t entries, bool is_own);
-/* data: a block; NULL: zeroes, or there is none. It is copied, or, if is_held, written from where
- * it is: then it is memory that the disk can be written from, and stays as it is until the record
- * has been retired, which flash_log_add_part() tells. The page of the map is dirty. */
+/* Appends an entry to the record being filled, after flash_log_room(). data: its block, or
+ * NULL: a block of zeroes, or a kind without a block. The block is copied unless is_held.
+ * Memory with is_held must be suitable for writes to the device and must not change until
+ * the record is retired; a part of flash_log_add_part() completes then. The map page of the
+ * entry must be dirty. */
 void flash_log_append(struct flash *flash, const struct flash_record_entry *entry,
 	const uint8_t *data, bool is_held);
-/* Entries with a block that go into the record being filled, or, without room there, into the next
- * one as long as it need not be in another segment than it would be. > 0. */
+/* Returns the number of entries with a block that fit into the record being filled, or, if it is
+ * full, into the next one within the same segment. Always > 0. */
 uint32_t flash_log_fit(const struct flash *flash);
-/* The part is done when all that was appended before is written, or never will be. Its result is
- * that of its scratch, unless writing fails. */
+/* Completes the part when everything that was appended before is written (for FUA and flush:
+ * durable), or never will be. Its result is the one in its scratch, or the error of the log. */
 void flash_log_add_part(struct flash *flash, struct store_part *part);
-/* Writes what is being filled. */
+/* Closes the record being filled, if there is one, and writes it. */
 void flash_log_close(struct flash *flash);
-/* The same, if a part waits for it and it is not better to let more gather in it. */
+/* The same if a part waits for the record, unless it is better to gather more small changes in
+ * it. */
 void flash_log_kick(struct flash *flash);
-/* More has become durable: says so in the log, if much depends on it and no other record will. */
+/* Called when durable_seq has grown: writes an empty record that declares it in the log, if many
+ * blocks depend on it and no other record is about to. */
 void flash_log_tell(struct flash *flash);
-/* A free segment, which is open then. FLASH_NO_SEGMENT: there is none. */
+/* Takes the free segment with the fewest erases, which becomes open. Returns
+ * FLASH_NO_SEGMENT if none is free. */
 uint32_t flash_take_segment(struct flash *flash);
-/* Writes a record that is closed and has its place. */
+/* Writes a closed record at its position. */
 void flash_log_write(struct flash *flash, struct flash_buffer *buffer);
-/* After flash_fail(): records that are not being written fail. */
+/* After flash_fail(): retires the records in flight, whose parts fail. No write may be in
+ * flight. */
 void flash_log_abandon(struct flash *flash);
 
 /* --- moves (move.c) -------------------------------------------------------------------------- */
 
-/* The medium has failed at a place, as far as the kernel says; other places may do. */
+/* True for the errors with which the kernel reports a bad place on the medium. Other places may
+ * work. */
 bool flash_is_of_medium(int error);
-/* True: it and all behind it will be written elsewhere. False: the log has failed. */
+/* Called when the write of a record has failed. Returns true if the record and its successors will
+ * be written elsewhere, false if the log has failed. */
 bool flash_move_begin(struct flash *flash, const struct flash_buffer *buffer, int error);
-/* Returns true when something was done. */
+/* Continues the move. Returns true if there was progress. */
 bool flash_move_step(struct flash *flash);
+/* Called when the sync that flash_sync_move() requested is complete. */
 void flash_move_synced(struct flash *flash, int result);

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The map: where each block of the disk, and of its views, is. Pages of it are in memory as far as
- * there is room; those above them always are.
+ * The map: the position of each block of the disk and of its snapshots. Pages (nodes of level 0)
+ * are cached in memory; the nodes above them are always in memory.
  *
- * Threading: on the ring of the start; the recovery has the map for itself on its thread.
- * Ownership: the budget of the start holds it all; a page may leave when its caller returns, unless
- * it is dirty or pinned. Errors: negative errno, to who waits for a page.
+ * Invariant: a dirty or pinned page stays in memory, and only checkpoints write pages. The limits
+ * in struct flash_geometry bound the dirty pages, so that one checkpoint can write them all.
+ *
+ * Threading: on the ring of the start; recovery has the map to itself on its worker thread.
+ * Ownership: the start's budget holds everything. A page that is neither dirty nor pinned may be
+ * evicted as soon as its user returns to the ring. Errors: negative errno to the waiters of a page.
  */
 #pragma once
 
@@ -13,7 +16,7 @@
 
 #define FLASH_NO_PAGE UINT32_MAX
 
-/* Somebody who waits for a page of the map. */
+/* Waits for a page of the map. ready is called once, on the ring. */
 struct flash_wait {
 	struct list_node node;
 	void (*ready)(struct flash_wait *wait, int result);
@@ -24,67 +27,77 @@ enum flash_slot_state {
 	FLASH_SLOT_LOADING,
 	FLASH_SLOT_CLEAN,
 	FLASH_SLOT_DIRTY,
-	FLASH_SLOT_WRITTEN, /* dirty, not changed since a checkpoint appended it, and clean soon */
+	/* Appended to a checkpoint and not changed since; clean once that record is retired. */
+	FLASH_SLOT_WRITTEN,
 };
 
-/* A page of the map in memory. A dirty one, and one with pins, stays. */
+/* A page of the map in memory. It stays while it is dirty or has pins. */
 struct flash_slot {
 	struct flash_node *node;
-	uint32_t page; /* FLASH_NO_PAGE: of a view that has gone while it was read */
-	int32_t chain; /* the next slot of the bucket */
+	uint32_t page; /* FLASH_NO_PAGE: its snapshot was deleted while it was being read */
+	int32_t chain; /* next slot in its bucket */
+	/* Records that refer to the page and are not retired. */
 	uint32_t pins;
-	uint32_t round; /* dirty: that of the map when it was changed first */
+	uint32_t round; /* dirty: checkpoint round in which it was first changed */
 	uint8_t state;
-	struct list_node lru; /* clean and not pinned: the oldest first; or free */
+	struct list_node lru; /* in the map's lru if free, or clean without pins: oldest first */
 	struct list_node waiting;
 	struct flash_io io;
 };
 
-/* The disk (tree 0), or a view (tree 1 + its index). */
+/* The tree of the disk (tree 0) or of a snapshot (tree 1 + its index). */
 struct flash_tree {
-	struct flash_entry *levels[FLASH_LEVELS]; /* [n]: where the nodes of level n are */
+	struct flash_entry *levels[FLASH_LEVELS]; /* [n]: addresses of the nodes of level n */
 	bool *dirty[FLASH_LEVELS];		  /* nodes to be written, from level 1 on */
-	bool *table_dirty;			  /* nodes of the table of segments */
-	bool *table_begun;			  /* those that the checkpoint at hand writes */
+	bool *table_dirty;			  /* the same for pages of the segment table */
+	/* Table pages that the checkpoint in progress writes. */
+	bool *table_begun;
 };
 
-/* Pages are numbered: page p of tree t has the number t * page_count + p. */
+/* Page p of tree t has the number t * page_count + p. */
 struct flash_map {
 	struct flash_tree trees[FLASH_TREES];
 	struct flash_slot *slots;
 	int32_t *buckets;
 	uint32_t slot_count;
 	uint32_t bucket_mask;
-	uint32_t round; /* checkpoints that were begun: what is dirty of an older one is old */
-	uint32_t dirty_count; /* of this round */
+	/* Number of the last checkpoint that has begun; dirty pages of earlier rounds are old. */
+	uint32_t round;
+	uint32_t dirty_count; /* dirty pages of the current round */
 	struct list_node lru;
 };
 
-/* Bytes that the map takes, and from where on. */
+/* Returns the size of the map in bytes. */
 uint64_t flash_map_bytes(const struct flash_geometry *geometry, uint32_t slot_count);
 void flash_map_init(struct flash *flash, uint8_t *memory);
-/* The page if it is in memory, or NULL. It stays until the caller returns. */
+/* Returns the page if it is in memory or being read, else NULL. It can be evicted after the caller
+ * returns to the ring. */
 struct flash_slot *flash_map_find(struct flash *flash, uint32_t page);
-/* The same, of a page that has nothing on the disk as well: then a slot of zeroes. NULL: it is
- * being read, and wait->ready is called once, later; or, without a free slot, a checkpoint must end
- * first: wait is not used and *full becomes true. */
+/* Returns the page. A page without a node on the device gets a slot of zeroes. Otherwise returns
+ * NULL: either the page is being read, and wait->ready is called once, later; or *full is set,
+ * because there is no free slot before a checkpoint has completed, and wait is not used. */
 struct flash_slot *flash_map_get(
 	struct flash *flash, uint32_t page, struct flash_wait *wait, bool *full);
-/* A free slot that now is this page's, with zeroes; NULL: there is none. */
+/* Takes a free slot, or the least recently used clean one, for the page and fills it with zeroes.
+ * Returns NULL if there is none. */
 struct flash_slot *flash_map_take(struct flash *flash, uint32_t page);
+/* Frees the slot of a page whose contents are not valid. */
 void flash_map_release(struct flash *flash, struct flash_slot *slot);
-/* The page will be changed. False: as many as can be are dirty, or what a checkpoint has to write
- * of it first finds no room in the log. */
+/* Marks the page dirty before it is changed. An old page is appended to the checkpoint in progress
+ * first. Returns false if the limit of dirty pages is reached, or the log has no room. */
 bool flash_map_dirty(struct flash *flash, struct flash_slot *slot);
+/* The checkpoint has written the page, or need not. */
 void flash_map_clean(struct flash *flash, struct flash_slot *slot);
+/* A record in flight refers to the page. */
 void flash_map_pin(struct flash_slot *slot);
 void flash_map_unpin(struct flash *flash, struct flash_slot *slot);
-/* What a record that is written changes. */
+/* Applies an entry of a written record to the map and to the segment counts. block: its
+ * position. */
 void flash_map_apply(struct flash *flash, const struct flash_record_entry *entry, uint32_t block);
-/* Where a node is now. */
+/* Sets the address of a node, and marks the node above it dirty. */
 void flash_map_set_node(struct flash *flash, uint32_t tree, uint32_t level, uint32_t index,
 	struct flash_entry entry);
-/* Adds the nodes of a tree, as its levels say, to those of their segments, or takes them away. */
+/* Adds each (1 or -1) to the node count of each segment for each node of the tree. */
 void flash_map_count_nodes(struct flash *flash, uint32_t tree, int32_t each);
-/* Forgets the pages of a tree, none of which is dirty. Who waits for one gets -ESTALE. */
+/* Drops all pages of a tree, none of which may be dirty. Waiters for a page get -ESTALE. */
 void flash_map_forget(struct flash *flash, uint32_t tree);
