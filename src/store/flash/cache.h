@@ -1,27 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The write cache of a flash store: pages in a file of a tmpfs, so that what was answered outlives
- * the server's process as what is in the page cache does (docs/design/0006). The file is described
- * in docs/protocol/flash.md, the reasons are in docs/design/0023-flash.md.
+ * The write cache of a flash store: pages in a file in a tmpfs, so that answered changes outlive
+ * the server's process like data in the page cache (docs/design/0006). docs/protocol/flash.md
+ * describes the file, docs/design/0023-flash.md the reasons.
  *
- *   small write ─▶ a new slot, answered; the slot of the page before is freed
+ *   small write ─▶ a new slot, answered; the slot of the older page is freed
  *   eviction    ─▶ the oldest dirty pages, sorted ─▶ records ─▶ clean
- *   flush       ─▶ all that were dirty at the time ─▶ records ─▶ sync ─▶ done
+ *   flush       ─▶ all pages that were dirty at its arrival ─▶ records ─▶ sync ─▶ done
  *   direct write, trim ─▶ record, which supersedes the page ─▶ its slot is freed
  *
- * A slot stays dirty in the file until its record is written: a kill loses nothing. Each page has a
- * stamp, the number of the record that was being filled when it came: records from there on that
- * write its block are newer, or have the page itself. So a kill between the end of a record and
- * the freeing of a slot brings back no old page.
+ * Invariants:
  *
- * Only dirty pages in the file count after a kill. Clean ones are what a slot still has, in this
- * process; they save reads of the collector, and of clients as long as they are there.
+ * A slot stays dirty in the file until its record is written, so a kill loses no answered change. A
+ * page has a stamp, the number of the record that was being filled when the page arrived. Records
+ * of its block from that number on are newer than the page, or contain it. So a kill between the
+ * completion of a record and the freeing of a slot does not restore an old page.
  *
- * Records are written from the slots themselves. One whose page is replaced meanwhile is used again
- * only when its record has been retired.
+ * A page never changes in its slot; new contents go to another slot, because records are written
+ * from the slots themselves. If the page is replaced while its record is in flight, the slot is
+ * reused only after the record has been retired.
  *
- * Threading: as flash.h; opening and loading have the store for themselves. Ownership: the budget
- * of the start holds the tables, the file the pages. Errors: negative errno and a sentence.
+ * Only the dirty pages in the file count after a kill. Clean pages are old contents of slots, valid
+ * within this process only. They save reads of the collector and of clients.
+ *
+ * Called by changes, reads, the collector and recovery.
+ *
+ * Threading: as in flash.h; opening and loading have the store to themselves. Ownership: the
+ * start's budget holds the tables, the file holds the pages. Errors: negative errno and a sentence.
  */
 #pragma once
 
@@ -33,184 +38,197 @@
 struct flash;
 struct flash_cache_load;
 
-/* Beside struct cache_slot. */
+/* State of a slot in addition to struct cache_slot. */
 struct flash_cache_slot {
-	uint64_t lpn; /* FLASH_CACHE_NONE: nothing */
+	uint64_t lpn; /* FLASH_CACHE_NONE: no page */
 	uint64_t counter;
 	uint64_t stamp;
-	uint64_t writing; /* number of the record that has the page, or newer contents, and is not
-			   * yet written; or 0. Without a page: of the one written from here */
-	uint64_t since;	  /* dirty: the counter of the first page that was not written before */
+	/* Number of the record in flight that contains the page or newer contents, or 0. In a slot
+	 * without a page: the record that is written from it. */
+	uint64_t writing;
+	/* dirty: counter of its block's first change since the last written version. */
+	uint64_t since;
+	/* Next slot in its bucket, or in the held list. */
 	uint32_t chain;
-	bool is_superseded; /* newer contents */
+	bool is_superseded; /* that record has newer contents */
 	uint32_t before;    /* dirty: neighbours in the order of since */
 	uint32_t behind;
 };
 #define FLASH_CACHE_NONE UINT64_MAX
 
-/* A block that is to be written. */
+/* A block that will be written. */
 struct flash_cache_pick {
 	uint64_t lpn;
-	uint64_t counter; /* of its page then: an eviction does not want a newer one */
+	uint64_t counter; /* of its page at that time; an eviction skips a newer page */
 };
 
 struct flash_cache {
-	/* Of the opening. */
-	struct disk_shared file;      /* bytes == NULL: there is no cache */
-	struct flash_cache_head head; /* as it was found, or made */
+	/* Set when the store is opened. */
+	struct disk_shared file;      /* bytes == NULL: no cache */
+	struct flash_cache_head head; /* as found, or as created */
 	uint64_t tag;
-	uint32_t slot_count; /* 0: there is no cache */
+	uint32_t slot_count; /* 0: no cache */
 	uint32_t cold_percent;
-	bool is_recorded;     /* the anchor has the tag */
-	bool is_busy;	      /* another process has the store, and a file of its own */
-	bool is_found;	      /* the file is that of a process that was killed */
-	bool is_leaving;      /* nothing goes in any more: it was found, and is not wanted */
-	bool is_tight;	      /* nothing goes in, all goes out: soon writes are to be refused */
-	bool is_draining;     /* the store is closed: all goes out */
-	uint32_t found_count; /* pages that the file had */
+	bool is_recorded; /* the anchor contains the tag */
+	bool is_busy;	  /* another process has the store, and its own file */
+	bool is_found;	  /* the file was left by a process that was killed */
+	bool is_leaving;  /* it takes no new pages: it was found, but no cache is configured */
+	/* It takes no new pages and is emptied: writes might soon be refused. */
+	bool is_tight;
+	bool is_draining;     /* the store is closed: all pages are written */
+	uint32_t found_count; /* pages found in the file */
 
 	struct cache_lru lru;
 	struct cache_slot *lru_slots;
 	struct flash_cache_slot *slots;
 	struct flash_cache_entry *entries; /* in the file */
 	uint8_t *pages;			   /* in the file */
-	uint16_t *page_counts;		   /* of cached blocks, by page of the map */
+	uint16_t *page_counts;		   /* cached blocks for each page of the map */
 	uint32_t *buckets;
 	uint32_t bucket_mask;
-	uint32_t first; /* dirty page, in the order of since */
+	uint32_t first; /* dirty pages, in the order of since */
 	uint32_t last;
+	/* Slots with a record in flight (writing != 0). */
 	uint32_t writing_count;
-	uint32_t held; /* a slot without a page from which a record is written; more by chain */
+	uint32_t held; /* list, by chain, of slots without a page from which a record is written */
+	/* Counter of the newest page. */
 	uint64_t counter;
 
 	struct flash_cache_pick *picks;
-	struct flash_cache_load *loads; /* of pages of the map */
+	struct flash_cache_load *loads; /* reads of map pages */
 	uint32_t pick_count;
-	bool picks_for_all;	   /* a flush, or the end: also what was changed since */
-	uint64_t wanted;	   /* pages up to this counter are to be written */
-	struct list_node flushing; /* parts, in the order of their arrival */
+	/* For a flush or the shutdown: newer versions of the picked blocks are written as well. */
+	bool picks_for_all;
+	uint64_t wanted;	   /* pages up to this counter must be written */
+	struct list_node flushing; /* parts in order of arrival */
 };
 
 /* --- cache_file.c ---------------------------------------------------------------------------- */
 
-#define FLASH_CACHE_DIRECTORY "/dev/shm" /* the default, without GMBLOCK_CACHE_DIR */
+#define FLASH_CACHE_DIRECTORY "/dev/shm" /* default without GMBLOCK_CACHE_DIR */
 
-/* What is done with changes in a file that is of another disk. */
+/* Treatment of changes in a cache file that belongs to another disk. */
 enum flash_others { FLASH_OTHERS_REFUSE, FLASH_OTHERS_TAKE, FLASH_OTHERS_LEAVE };
 
 struct flash_cache_options {
 	const char *directory; /* NULL: the default */
-	uint64_t bytes;	       /* 0: none is wanted */
-	bool is_passed;	       /* another process has the store, and settles before its start */
+	uint64_t bytes;	       /* 0: no cache */
+	/* Another process has the store, and will hand it over before the start. */
+	bool is_passed;
 	enum flash_others others;
 };
 
-/* The folder that is meant; NULL: the default. */
+/* Returns directory, or the default if it is NULL. */
 const char *flash_cache_directory(const char *directory);
 
-/* Opens or makes the file, after the anchor is known: decides slot_count. A file that has pages is
- * taken whatever its size. Without a file that could be used there is no cache, and a warning; but
- * if one was lost, the anchor says so from then on. Where the anchor refers to a file, a folder
- * that cannot be used is an error and not a loss, and so is another one than that in which it is,
- * and a file with pages that is of another disk, if options do not say what to do with it. A store
- * that is only read: -EBUSY when there are pages, which are not on the disk. -EPERM and
- * others: there is a file which may have pages and cannot be used. Blocks. */
+/* Opens or creates the cache file, and sets slot_count. The anchor must have been read. A file with
+ * pages is used whatever its size. If no file can be created, a warning is logged and there is no
+ * cache. If the file that the anchor refers to is lost, the loss is recorded in the anchor.
+ *
+ * If the anchor refers to a file, these are errors and not losses, because the pages would be gone
+ * for good: a folder that cannot be used, another folder than that of the file, and a file with
+ * pages of another disk, unless the options decide about it. A read-only store with pages returns
+ * -EBUSY, because the pages are not on the disk. -EPERM and other errors: a file exists that might
+ * contain pages and cannot be used. Blocks. */
 GMB_MUST_CHECK int flash_cache_open(
 	struct flash *flash, const struct flash_cache_options *options, struct error *error);
-/* The file goes, unless the anchor refers to it; and so do others of the store that nobody needs.
- * Blocks. */
+/* Closes the cache file and removes it, unless the anchor refers to it. Also removes other files of
+ * the store that are not in use. Blocks. */
 void flash_cache_close(struct flash *flash);
-/* Finds the dirty pages in the file. On the worker thread of the recovery, before the log is
- * replayed. -ENOMEM; -EBUSY: another process has the file. */
+/* Restores the dirty pages from the file. Runs on the recovery's worker thread, before the log is
+ * replayed. Returns -ENOMEM, or -EBUSY if another process uses the file. */
 GMB_MUST_CHECK int flash_cache_load(struct flash *flash);
-/* After the replay, which has found the end of the log: -ESTALE: the pages are newer than the disk
- * by more than themselves. */
+/* Checks the file's position against end, the end of the log that the replay has found. Returns
+ * -ESTALE if the file has pages and the log lacks records that were written before them. */
 GMB_MUST_CHECK int flash_cache_compare(struct flash *flash, uint64_t end, struct error *error);
-/* The server that was killed had written all records before this one, and no other. It counts only
- * if the log goes on behind the checkpoint: the file may follow an anchor late. */
+/* True if the killed server had written all records before `end`, and no others. Valid only if the
+ * log continues after the checkpoint, because the file's position can be older than the anchor. */
 bool flash_cache_knows_end(const struct flash *flash, uint64_t end);
-/* After a record has been written, or a checkpoint: what comes next follows it. */
+/* Stores the position in the file after a record has been written or a checkpoint has completed;
+ * pages that come later are newer. */
 void flash_cache_follow(struct flash *flash);
-/* The tag for the anchor that is written now. */
+/* The tag for the anchor that is about to be written; 0: the next process needs no file. */
 uint64_t flash_cache_tag(const struct flash *flash);
-/* Has the anchor say where the file is to which its tag refers, and since when. */
+/* Stores the folder and boot ID of the file with the anchor's tag in the anchor. */
 void flash_cache_tell_place(struct flash *flash);
-/* Pages that the file has and the log, as far as it is known, has not. */
+/* Number of pages that are only in the file. */
 uint32_t flash_cache_left(const struct flash *flash);
-/* For `gmblock check`: what there is to say of the cache. */
+/* Reports the cache file to `gmblock check`. */
 void flash_cache_check(const struct flash *flash, struct store_check *check);
 
 /* --- cache.c --------------------------------------------------------------------------------- */
 
-/* Bytes of memory for the tables, and from where on. */
+/* Returns the bytes of memory for the tables; flash_cache_init() places them there. */
 uint64_t flash_cache_bytes(const struct flash *flash);
 void flash_cache_init(struct flash *flash, uint8_t *memory);
-/* A page that was found: older ones first. */
+/* Enters a page that was found in the file. Older pages first. */
 void flash_cache_restore(struct flash *flash, uint32_t slot, const struct flash_cache_page *page);
 
-/* The slot with the newest contents of a block, CACHE_NO_SLOT: it is not cached. */
+/* Returns the slot with the newest contents of a block, or CACHE_NO_SLOT if it is not cached. */
 uint32_t flash_cache_find(const struct flash *flash, uint64_t lpn);
-/* Blocks of this page of the map that are cached. */
+/* True if blocks of this page of the map are cached. */
 static inline bool flash_cache_has_page(const struct flash_cache *cache, uint64_t page)
 {
 	return cache->slot_count > 0 && cache->page_counts[page] > 0;
 }
-/* How many of count blocks (all of one page of the map) from lpn on are as the first one: cached,
- * or not. */
+/* Returns the number of blocks, from lpn on and at most count, that are all cached or all not
+ * cached. All count blocks must be in one page of the map. */
 uint32_t flash_cache_run(
 	const struct flash *flash, uint64_t lpn, uint32_t count, bool *is_cached_out);
-/* What a slot has. */
+/* Contents of a slot. */
 static inline const uint8_t *flash_cache_page(const struct flash_cache *cache, uint32_t slot)
 {
 	return cache->pages + (size_t)slot * FLASH_BLOCK_BYTES;
 }
 
-/* True: records are written from the slots of dirty pages. Not where nobody can know whether writes
- * of a killed server are still under way when the next one uses the slots. */
+/* True if records may be written from the slots of dirty pages. False where the next server could
+ * not find out whether writes of this server, if it is killed, still read the slots. */
 bool flash_cache_holds(const struct flash *flash);
 
-/* Dirty pages, of which the log has no record yet that is written. */
+/* True if there are dirty pages, or pages whose record is not written. */
 static inline bool flash_cache_is_dirty(const struct flash_cache *cache)
 {
 	return cache->slot_count > 0 &&
 	       (cache_lru_dirty_count(&cache->lru) > 0 || cache->writing_count > 0);
 }
-/* True: this change goes into the cache. */
+/* True if this change goes to the cache. */
 bool flash_cache_takes(struct flash *flash, struct store_part *part);
-/* True: changes have to wait until all pages are in records. */
+/* True if changes must wait until all pages are in records. */
 static inline bool flash_cache_must_drain(const struct flash_cache *cache)
 {
 	return cache->is_tight && cache_lru_dirty_count(&cache->lru) > 0;
 }
-/* Room for one block. False: flash_pump() is called when there may be. */
+/* True if there is a slot for one block. Otherwise flash_pump() is called when a slot might be
+ * free. */
 bool flash_cache_has_room(struct flash *flash);
-/* With room: data (a block) is the newest contents of the block, and survives a kill. */
+/* Stores data, one block, as the newest contents of block lpn. They survive a kill. There must be
+ * room. */
 void flash_cache_put(struct flash *flash, uint64_t lpn, const uint8_t *data);
-/* A record that is being filled has newer contents of these blocks. */
+/* The record being filled has newer contents of these blocks. */
 void flash_cache_supersede(struct flash *flash, uint64_t lpn, uint32_t count);
-/* The blocks, all of one page of the map, are zeroes, and nothing of them is in the log. */
+/* The blocks are zeroes, and no record contains them. All must be in one page of the map. */
 void flash_cache_drop(struct flash *flash, uint64_t lpn, uint32_t count);
-/* The record is written, and the entry has taken effect. */
+/* The record is written, and the entry has been applied to the map. */
 void flash_cache_written(struct flash *flash, const struct flash_record_entry *entry, uint64_t seq);
-/* All of the record has: slots that were only held for it are free. */
+/* All entries of the record have been applied: frees the slots that were held for it. */
 void flash_cache_retired(struct flash *flash, uint64_t seq);
-/* The map says from now on that the block is in that segment, or (GC_NO_SEGMENT) nowhere. */
+/* The map refers to the block in that segment from now on, or (GC_NO_SEGMENT) no longer. */
 void flash_cache_moved(struct flash *flash, uint64_t lpn, uint32_t segment);
-/* The same in the recovery: a record has these blocks. */
+/* In recovery: a replayed record has these blocks, so pages with an older stamp are discarded. */
 void flash_cache_replayed(struct flash *flash, uint64_t lpn, uint32_t count, uint64_t seq);
 
-/* Evicts and flushes. Returns true when something was done. */
+/* Continues evictions and flushes. Returns true if there was progress. */
 bool flash_cache_step(struct flash *flash);
-/* Somebody waits until pages are in the log. */
+/* True if a client or the shutdown waits until pages are in the log. */
 bool flash_cache_wants_log(const struct flash *flash);
-/* The part is done when all that was answered is durable. */
+/* Completes the part when all changes answered before it are durable. */
 void flash_cache_flush(struct flash *flash, struct store_part *part);
-/* What was answered until now is to be written soon, for a snapshot. */
+/* Lets the changes that were answered until now be written soon, for a snapshot. */
 void flash_cache_want_written(struct flash *flash);
-/* True when it is, or in records that are not yet written. */
+/* True when they are in records, which need not be written yet. */
 bool flash_cache_has_written(const struct flash *flash);
 
-/* What the collector does with a block of a segment that is valid there, and has that checksum. */
+/* The way for the collector to move a live block of victim with checksum crc. */
 enum gc_way flash_cache_gc_way(struct flash *flash, uint64_t lpn, uint32_t victim, uint32_t crc);
 /* The collector has appended the dirty page of the block to the record being filled. */
 void flash_cache_written_back(struct flash *flash, uint64_t lpn);

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Checkpoints: the map goes to the log, and anchors refer to it, so that a start need not read what
- * the log had before.
+ * Checkpoints: write the map to the log and let the anchors refer to it, so that a start need not
+ * read the log before it.
  *
  *   DRAIN ─▶ LEVEL_0 ─▶ LEVEL_1 ─▶ LEVEL_2 ─▶ SYNC ─▶ ANCHOR_FIRST ─▶ ANCHOR_SECOND ─▶ NONE
  *
- * Threading: on the ring of the start; the last one when the store is closed. Ownership: the budget
- * of the start holds the block. Errors: flash_fail().
+ * Invariant: the first anchor is durable before the second one is written, and both before a
+ * segment becomes free.
+ *
+ * Threading: on the ring of the start; the last checkpoint runs without a ring when the store is
+ * closed. Ownership: the start's budget holds the block. Errors: flash_fail().
  */
 #pragma once
 
@@ -16,11 +19,11 @@ struct flash_slot;
 
 enum flash_checkpoint_state {
 	FLASH_CHECKPOINT_NONE,
-	FLASH_CHECKPOINT_DRAIN,	  /* records in flight end; no change is made */
-	FLASH_CHECKPOINT_LEVEL_0, /* changed nodes are appended in steps, and written */
+	FLASH_CHECKPOINT_DRAIN,	  /* records in flight complete; changes wait */
+	FLASH_CHECKPOINT_LEVEL_0, /* changed nodes are appended in steps and written */
 	FLASH_CHECKPOINT_LEVEL_1,
 	FLASH_CHECKPOINT_LEVEL_2,
-	FLASH_CHECKPOINT_SYNC,	       /* all that the anchor refers to */
+	FLASH_CHECKPOINT_SYNC,	       /* everything that the anchor refers to is made durable */
 	FLASH_CHECKPOINT_ANCHOR_FIRST, /* written and made durable */
 	FLASH_CHECKPOINT_ANCHOR_SECOND,
 	FLASH_CHECKPOINT_STATE_COUNT
@@ -28,29 +31,33 @@ enum flash_checkpoint_state {
 
 struct flash_checkpoint {
 	enum flash_checkpoint_state state;
-	uint32_t next;		     /* node or slot to look at */
-	bool is_appended;	     /* all of the level */
-	uint64_t step_end;	     /* the records of the last step are before that one */
-	uint32_t step_dirty;	     /* pages of this round that were dirty then */
-	struct flash_position begin; /* what it has is all that was before */
-	uint64_t clock;		     /* then */
-	uint32_t settle_count;	     /* parts of settling that came before */
-	struct list_node settling;   /* flushes that wait for one */
-	bool is_asked;		     /* another one is to begin */
-	bool is_waiting;	     /* for the anchor or the sync */
+	uint32_t next;		     /* map slot or node to examine next */
+	bool is_appended;	     /* all nodes of the level are appended */
+	uint64_t step_end;	     /* the last step's records have smaller numbers */
+	uint32_t step_dirty;	     /* dirty pages of this round at the last step */
+	struct flash_position begin; /* it contains the changes of all earlier records */
+	uint64_t clock;		     /* at its beginning */
+	uint32_t settle_count;	     /* flushes in settling that arrived before it began */
+	struct list_node settling;   /* STORE_SETTLE flushes that wait for a checkpoint */
+	bool is_asked;		     /* another one must begin */
+	bool is_waiting;	     /* for the write of an anchor, or for a sync */
 	struct flash_io io;
 	uint8_t *block;
 };
 
-/* One that begins from now on. */
+/* Requests a checkpoint that begins after this call. */
 void flash_checkpoint_ask(struct flash *flash);
-/* The end of one is waited for: asks, unless one runs. */
+/* For callers that wait until a checkpoint is complete: requests one unless one is in progress. */
 void flash_checkpoint_await(struct flash *flash);
+/* Continues the checkpoint. Returns true if there was progress. */
 bool flash_checkpoint_step(struct flash *flash);
+/* Called when the sync that flash_sync_checkpoint() requested is complete. */
 void flash_checkpoint_synced(struct flash *flash, int result);
-/* The part, a flush, is done when all is in a checkpoint, as after a close. */
+/* Completes a STORE_SETTLE flush when a checkpoint contains everything, as after a close. */
 void flash_settle(struct flash *flash, struct store_part *part);
-/* See store_end(): the last one, when all parts are done. Blocks; without a ring. */
+/* Implements store_end(): writes the cache and a last checkpoint. All parts must be done. Returns
+ * the bytes of changes that remain in the cache file. Blocks; uses no ring. */
 uint64_t flash_end(struct store *store);
-/* Appends a page that is flash_slot_is_old(). False: there is no room in the log at present. */
+/* Appends a page for which flash_slot_is_old() is true, or unlinks it if it is empty. Returns false
+ * if the log has no room at present. */
 bool flash_checkpoint_append(struct flash *flash, struct flash_slot *slot);

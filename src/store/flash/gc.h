@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Segments: which of them are collected, erased and written to next. What is decided by numbers
- * alone is in gc_policy.h.
+ * Segments: garbage collection, erasing, and the choice of the segment to write next. gc_policy.h
+ * contains the decisions that depend on numbers alone.
  *
- * Threading: on the ring of the start, where nothing else is said. Ownership: the budget of the
- * start holds tables and buffers. Errors: a device that erases nothing is not asked again; without
- * a segment that can be won, flash_fail().
+ * Invariant: a segment becomes free only by a checkpoint, so that neither the map nor the log of
+ * any crash refers to it.
+ *
+ * Threading: on the ring of the start unless stated otherwise. Ownership: the start's budget holds
+ * tables and buffers. Errors: a device that has refused a discard gets no more discards; if no
+ * segment can be freed, flash_fail().
  */
 #pragma once
 
@@ -16,55 +19,58 @@
 struct disk_info;
 struct flash;
 
-/* What is kept of a segment beside struct gc_segment. */
+/* State of a segment in addition to struct gc_segment. */
 struct flash_segment {
-	uint32_t nodes;			  /* that the levels above point at, for each tree */
-	uint32_t readers;		  /* of its blocks, in flight */
-	uint32_t view_valid[FLASH_VIEWS]; /* blocks that pages of the view point at */
-	uint32_t begin_valid;		  /* blocks of the disk when the checkpoint at hand began */
-	bool was_closed;		  /* then */
-	uint32_t erases;		  /* FLASH_AVOIDED: a write to it has failed */
-	bool is_bad;	  /* has blocks that cannot be read; not collected until it is empty */
-	bool is_kept;	  /* the same: a damaged view has, or may have, something there */
-	uint8_t zone;	  /* enum disk_zone_state, when it was opened */
-	uint32_t written; /* blocks of the zone, at that time */
+	uint32_t nodes;			  /* live nodes in it, summed over all trees */
+	uint32_t readers;		  /* reads of its blocks in flight */
+	uint32_t view_valid[FLASH_VIEWS]; /* live blocks of each snapshot */
+	/* Live blocks of the disk when the checkpoint in progress began. */
+	uint32_t begin_valid;
+	bool was_closed; /* at that time */
+	uint32_t erases; /* FLASH_AVOIDED: a write to it has failed */
+	/* A block of it cannot be read or moved; it is not collected until it is empty. */
+	bool is_bad;
+	bool is_kept;	  /* a damaged snapshot has, or might have, blocks in it; not collected */
+	uint8_t zone;	  /* enum disk_zone_state when the store was opened */
+	uint32_t written; /* blocks of the zone written at that time */
 };
 
 struct flash_erase {
 	struct ring_op op;
-	uint32_t segment; /* that is erased, or was the last one */
-	int fd;		  /* through which the device takes it */
+	uint32_t segment; /* being erased, or erased last */
+	int fd;		  /* for discards and zone resets */
 	bool is_block;
-	bool is_wanted; /* the device has, or may have, use for it */
-	uint32_t taken; /* segments begun since one was moved because it was seldom erased */
+	bool is_wanted; /* the device benefits from discards, or might */
+	uint32_t taken; /* segments taken since the last choice by wear */
 };
 
-/* --- the collector (gc.c) -------------------------------------------------------------------- */
+/* --- garbage collection (gc.c) --------------------------------------------------------------- */
 
 uint64_t flash_gc_bytes(void);
 void flash_gc_init(struct flash *flash, uint8_t *memory);
-/* Returns true when something was done. */
+/* Continues garbage collection. Returns true if there was progress. */
 bool flash_gc_step(struct flash *flash);
-/* Clients have written so many blocks. */
+/* Clients have written `blocks` blocks, which pay for the blocks that the collector examines. */
 void flash_gc_credit(struct flash *flash, uint32_t blocks);
-/* A checkpoint has ended, and segments have become free. */
+/* Called when a checkpoint is complete and has freed segments. */
 void flash_gc_checkpointed(struct flash *flash);
-/* It reads the segment. */
+/* True while the collector reads the segment. */
 bool flash_gc_walks(const struct flash *flash, uint32_t segment);
 
 /* --- erasing and wear (erase.c) -------------------------------------------------------------- */
 
-/* fd: what discards go through. is_read_only is known. */
+/* fd: descriptor for discards and zone resets. is_read_only must be set. */
 void flash_erase_init(struct flash *flash, const struct disk_info *disk, int fd);
-/* After recovery: has those of the free segments of a file erased that have something, but for its
- * spare space. Blocks. */
+/* After recovery, of a store in a file: queues the free segments that are allocated for a discard,
+ * except as many as the spare space has. Blocks. */
 void flash_erase_found(struct flash *flash);
-/* The victim is free, or will be when it is erased. Nothing durable refers to it. */
+/* Frees a victim at the end of a checkpoint, immediately or after a discard. No anchor may refer to
+ * it. */
 void flash_erase(struct flash *flash, uint32_t segment);
-/* Returns true when something was done. */
+/* Continues erasing. Returns true if there was progress. */
 bool flash_erase_step(struct flash *flash);
-/* A segment that was erased so much less often than the others that what is in it should be moved,
- * or GC_NO_SEGMENT. At most one of 128 that are written. */
+/* Returns a candidate with far fewer erases than the mean, whose data should be moved, or
+ * GC_NO_SEGMENT. Returns at most one for each 128 segments written. */
 uint32_t flash_wear_victim(struct flash *flash);
-/* After a checkpoint: how often segments were erased. */
+/* Updates the counters of erases after a checkpoint. */
 void flash_wear_count(struct flash *flash);

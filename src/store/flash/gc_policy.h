@@ -1,35 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Which segment of a log is collected next, and what happens to its blocks. Pure: no I/O, no clock,
- * no allocation after the start. The flash store and the trace tool (bench/flash_trace.c) both run
- * on this code.
+ * The choice of the next segment to collect, and of the way to move its blocks. Pure: no I/O, no
+ * clock, no allocation after the start. The flash store and the trace tool (bench/flash_trace.c)
+ * both use this code. docs/design/0025 has the reasons and the figures.
  *
- *   valid        blocks of the segment that the map points at
- *   cold_dirty   those of them whose newer version lies in the cold part of the write cache
- *                (store/flash/cache_lru.h). They are written once more anyway, unless users write
- *                them first, so that copying them costs nothing:
- *   net          valid + kept - weight * cold_dirty, kept: blocks that have to be moved for views;
- * weight: the part of cold pages that was written before users wrote them again, as the cache has
- * seen it lately age          blocks that users appended to the log since the segment's data was
- * new
+ *   valid        blocks of the segment that the map refers to
+ *   kept         further blocks that only snapshots refer to
+ *   cold_dirty   valid blocks with a newer version in the cold part of the write cache
+ *                (store/flash/cache_lru.h). The cache will write them in any case, unless users
+ *                overwrite them first, so writing them now costs nothing extra.
+ *   weight       recent share of cold pages that were written before users overwrote them
+ *   net          valid + kept - weight * cold_dirty
+ *   age          blocks that users have appended to the log since the segment's data was new
  *
  * The rule is gc_rule_auto: the cost-benefit rule of Rosenblum and Ousterhout (LFS, SOSP 1991,
- * section 3.6), (blocks - net) * age / (2 * net), on net cost. Others, to compare with, are in
- * lab/gc_rules.h. Without its weight, it programs more than a rule that does not know the cache
- * where that holds all that is dirty: nothing is evicted then, and cold pages are written back in
- * vain.
+ * section 3.6), (blocks - net) * age / (2 * net), on net cost. lab/gc_rules.h has other rules for
+ * comparison. Without the weight, auto programs more blocks than a rule without cache information
+ * if the cache holds all dirty data: nothing is evicted then, and writing cold pages back is
+ * wasted.
  *
  *   GC_FREE -> GC_OPEN -> GC_CLOSED <-> GC_CANDIDATE <-> GC_VICTIM -> GC_FREE
  *                                                            or -> GC_ERASING -> GC_FREE
  *
- * docs/design/0025 has the reasons and the figures.
+ * gc_victim() examines every segment: 16,384 of them (1 TiB of 64 MiB segments) take 0.1 ms, while
+ * moving the blocks of one takes tens of milliseconds. Buckets by valid count would be faster, but
+ * the score has three terms, and the age changes with every append.
  *
- * gc_victim() looks at every segment: 16,384 of them (1 TiB of 64 MiB segments) take 0.1 ms,
- * against the tens of milliseconds in which the blocks of one are moved. Buckets by valid count
- * would be faster, but the score has three terms, and one of them changes with every append.
- *
- * Threading: the owner's ring. Ownership: the caller's memory for the table of segments, held until
- * the end. Errors: none; a broken rule is an assertion.
+ * Threading: the owner's ring. Ownership: the caller's memory for the table of segments, until the
+ * end. Errors: none; a violated precondition is an assertion.
  */
 #pragma once
 
@@ -39,73 +37,75 @@ struct gc_rule {
 	const char *name;
 	bool knows_cache;
 	bool cost_benefit;
-	bool weighs_cold;     /* cold_dirty counts as much as the cache has seen, else fully */
+	bool weighs_cold;     /* weight cold_dirty by the cache's history, else fully */
 	uint8_t cold_percent; /* the default size of the cold part */
 };
 
 extern const struct gc_rule gc_rule_auto;
 
 enum gc_state {
-	GC_FREE,      /* has no data */
-	GC_OPEN,      /* is being appended to */
-	GC_CLOSED,    /* full, but must stay as it is: a checkpoint or a view needs it */
-	GC_CANDIDATE, /* may be collected */
-	GC_VICTIM,    /* is being collected; its last block may be gone, it is not free yet */
-	GC_ERASING,   /* has no data, and is free once the device has discarded it */
+	GC_FREE,      /* contains no data */
+	GC_OPEN,      /* is being written */
+	GC_CLOSED,    /* written, must stay as it is: a checkpoint or a snapshot needs it */
+	GC_CANDIDATE, /* can be collected */
+	GC_VICTIM,    /* being collected; not free yet, even without live blocks */
+	GC_ERASING,   /* contains no data; free when the discard is complete */
 	GC_STATE_COUNT,
 };
 
 enum { GC_NO_SEGMENT = UINT32_MAX, GC_WEIGHT_ONE = 1 << 16 };
 
 struct gc_segment {
-	uint64_t stamp; /* the table's clock when its data was new; a checkpoint may keep it */
+	uint64_t stamp; /* clock when its data was new; a checkpoint may store it */
 	uint32_t valid;
 	uint32_t cold_dirty; /* at most valid */
-	uint32_t kept;	     /* beside valid: blocks that only views point at, about */
-	uint8_t state;	     /* enum gc_state; gc_set_state() */
+	uint32_t kept;	     /* estimate of the blocks that only snapshots refer to */
+	uint8_t state;	     /* enum gc_state, changed by gc_set_state() only */
 };
 
 struct gc_table {
 	const struct gc_rule *rule;
 	struct gc_segment *segments;
 	uint32_t segment_count;
-	uint32_t segment_blocks; /* that a segment can hold */
-	uint64_t clock;		 /* blocks that users appended */
-	uint32_t cold_weight;	 /* of GC_WEIGHT_ONE; the cache keeps it */
+	uint32_t segment_blocks; /* capacity of a segment */
+	uint64_t clock;		 /* blocks that users have appended */
+	uint32_t cold_weight;	 /* in units of 1 / GC_WEIGHT_ONE; maintained by the cache */
 	uint32_t state_counts[GC_STATE_COUNT];
 };
 
-/* The higher, the better a victim. blocks: that it can hold; net <= blocks, for cost_benefit alone
- * with age. HUGE_VAL when collecting it costs nothing. */
+/* Returns the score of a segment with a capacity of `blocks`; the highest score is the best victim.
+ * net <= blocks. age is used by cost_benefit rules only. HUGE_VAL: collecting it costs nothing. */
 double gc_score(const struct gc_rule *rule, uint32_t blocks, uint32_t net, uint64_t age);
 
-/* All segments are free. Holds rule and segments, an array of segment_count. */
+/* Initializes the table with all segments free. Holds rule and segments, an array of
+ * segment_count. */
 void gc_init(struct gc_table *table, const struct gc_rule *rule, struct gc_segment *segments,
 	uint32_t segment_count, uint32_t segment_blocks);
 
-/* The only place where a state changes. A segment that becomes free, or is erased, must
- * have no valid block. */
+/* The only function that changes a state. A segment that becomes free, or is erased, must have no
+ * valid or kept block. */
 void gc_set_state(struct gc_table *table, uint32_t segment, enum gc_state state);
 
-/* The map points at one more block of this open segment. from is GC_NO_SEGMENT for a user's block,
- * which is new and lets the clock tick, else the victim it was moved from, whose age it has. */
+/* The map refers to one more block of this open segment. from: GC_NO_SEGMENT for a user's block,
+ * which is new and advances the clock; else the victim it was moved from, whose age the block
+ * keeps. */
 void gc_append(struct gc_table *table, uint32_t segment, uint32_t from);
 
-/* The map no longer points at a block of the segment: it was overwritten, trimmed, or moved. When
- * a cached page counts the block in cold_dirty, cache_lru_set_home() goes first. */
+/* The map no longer refers to a block of the segment, which was overwritten, trimmed or moved. If a
+ * cached page counts the block in cold_dirty, call cache_lru_set_home() first. */
 void gc_dead(struct gc_table *table, uint32_t segment);
 
-/* When a log is opened: what the map and the checkpoint say of a segment that is GC_FREE. */
+/* Sets the state of a free segment when a log is opened, from the map and the checkpoint. */
 void gc_restore(struct gc_table *table, uint32_t segment, uint32_t valid, uint64_t stamp);
 
-enum { GC_RESERVE_SEGMENTS = 3 }; /* of the model: one for each stream of its log */
+enum { GC_RESERVE_SEGMENTS = 3 }; /* used by the model: one for each stream of its log */
 
 /*
- * Collecting begins when fewer segments than that are free: the reserve, without which users wait,
- * one to write to, and some for bursts. More are no safety but a loss, for what is free is spare
- * space that the log does not use. With 15 % spare space 1.3 % more of the segments kept free cost
- * 5 % more programs, 6.5 % cost 37 %; with 7 % spare space that much is not even there
- * (bench/results/flash-policy.md).
+ * Collection begins when fewer segments than this are free: the reserve, without which users wait,
+ * one to write to, and some for bursts. A greater number is no safety but a loss, because a free
+ * segment is spare space that the log does not use. With 15 % spare space, keeping 1.3 % more
+ * segments free costs 5 % more programs, and 6.5 % costs 37 %; with 7 % spare space that many do
+ * not even exist (bench/results/flash-policy.md).
  */
 static inline uint32_t gc_begin_segments(const struct gc_table *table, uint32_t reserve)
 {
@@ -113,24 +113,24 @@ static inline uint32_t gc_begin_segments(const struct gc_table *table, uint32_t 
 }
 
 enum gc_need {
-	GC_CHEAP, /* the best score: programs are what counts */
-	GC_SPACE, /* the fewest valid blocks: somebody waits for free segments */
+	GC_CHEAP, /* the best score, for the fewest programs */
+	GC_SPACE, /* the fewest valid blocks, because a client waits for free segments */
 };
 
 /*
- * The best candidate, the older one of equals; GC_NO_SEGMENT when no candidate is worth it. With
- * GC_CHEAP a segment may be chosen whose blocks are all valid, if some of them are cold and dirty:
- * that saves writes and frees no space. GC_SPACE never chooses such a one.
+ * Returns the best candidate, the older one if two are equal, or GC_NO_SEGMENT if no candidate is
+ * worth collecting. GC_CHEAP can choose a segment whose blocks are all valid, if some of them are
+ * cold and dirty: that saves writes and frees no space. GC_SPACE never does.
  */
 uint32_t gc_victim(const struct gc_table *table, enum gc_need need);
 
 enum gc_way {
-	GC_FROM_FLASH,	     /* read it, append the copy */
-	GC_FROM_CLEAN_CACHE, /* append it from the cache, which has the same */
-	GC_WRITE_BACK, /* append the newer version from the cache as new data; it is clean then */
+	GC_FROM_FLASH,	     /* read it, append a copy */
+	GC_FROM_CLEAN_CACHE, /* append the identical page from the cache */
+	GC_WRITE_BACK, /* append the newer version from the cache as new data, and make it clean */
 };
 
-/* What is done with a valid block of a victim. */
+/* The way to move a valid block of a victim. */
 static inline enum gc_way gc_way_of(
 	const struct gc_rule *rule, bool in_cache, bool is_dirty, bool is_cold)
 {

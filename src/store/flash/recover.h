@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Opening: the anchors, the trees they refer to, the log behind them, and what is damaged of it.
+ * Opening a store: reading the anchors, the trees they refer to and the log after them, and finding
+ * damage.
  *
- * Threading: all of it blocks, on a worker thread that has the store for itself. Ownership: the
- * caller's. Errors: negative errno and a sentence; damage is in struct flash_damage.
+ * Called when a store is opened (flash.c), and by `gmblock check` (create.c).
+ *
+ * Threading: functions that block run on a thread that has the store to itself. Ownership: the
+ * caller's. Errors: negative errno and a sentence; struct flash_damage describes damage.
  */
 #pragma once
 
@@ -14,7 +17,7 @@ struct flash;
 
 enum { FLASH_HOLES_MAX = 16, FLASH_HOLE_TEXT_BYTES = 96, FLASH_LOSS_TEXT_BYTES = 192 };
 
-/* Pages of the disk, in ranges. */
+/* A range of map pages of the disk. */
 struct flash_hole {
 	uint32_t first;
 	uint32_t count;
@@ -26,71 +29,78 @@ struct flash_holes {
 	uint32_t more; /* pages that are in no range of the list */
 };
 
-/* What the recovery has found. */
+/* Results of recovery. */
 struct flash_damage {
-	/* From this byte on, where the log ends: so many records that were durable; or the error
-	 * with which it cannot be read. */
+	/* Byte at which the log ends; number of durable records lost from there on; or the error
+	 * with which the log cannot be read there. */
 	uint64_t lost_at;
 	uint64_t lost_records;
 	int lost_error;
-	uint32_t repairs;	  /* enum store_repair, what is wanted */
+	uint32_t repairs;	  /* enum store_repair, as requested */
 	uint32_t twins_used;	  /* nodes of which only the second copy could be read */
-	bool is_table_damaged;	  /* the table of segments was, and is counted anew */
-	struct flash_holes holes; /* pages of the disk that cannot be found or read */
-	/* What a repair has done: pages that are linked again as they were, those that were put
-	 * together from changes, and those of which there is nothing. */
+	bool is_table_damaged;	  /* the segment table was damaged and has been counted again */
+	struct flash_holes holes; /* pages of the disk that are lost or damaged */
+	/* Results of a repair: pages that were linked again unchanged, pages that were
+	 * reconstructed from changes, and pages of which no trace was found. */
 	uint32_t linked_pages;
 	struct flash_holes patched;
 	struct flash_holes emptied;
 };
 
-/* What the table says of a segment, while the store is opened. */
+/* State of a segment according to the segment table and the log, while the store is opened. */
 struct flash_seen {
 	uint64_t stamp;
 	uint32_t valid;
-	bool was_free; /* at the checkpoint */
-	bool in_log;   /* behind the checkpoint */
+	bool was_free; /* had no live block at the checkpoint */
+	bool in_log;   /* contains records after the checkpoint */
 };
 
 /* --- recover.c ------------------------------------------------------------------------------- */
 
-/* Reads the anchors of the disk whose fd and path are set. -EINVAL with a sentence. Blocks. */
+/* Reads the anchors of the device whose fd and path are set. Returns -EINVAL with a sentence if
+ * neither is valid. Blocks. */
 GMB_MUST_CHECK int flash_anchors_read(struct flash *flash, struct error *error);
-/* Restores map and tables; a view whose tree is damaged is marked. -EUCLEAN when the map of the
- * disk is damaged; and unless is_read_only, when flash_has_loss(): the map is that before the loss.
- * Blocks; on a worker thread. */
+/* Restores the map and all tables. A snapshot whose tree is damaged is marked. Returns -EUCLEAN if
+ * the map of the disk is damaged, or, unless is_read_only or a repair accepts the loss, if
+ * flash_has_loss(); the map is then the one before the loss. Blocks; on a worker thread. */
 GMB_MUST_CHECK int flash_recover(struct flash *flash, struct error *error);
 
-/* --- trees, and what is said of damage (tree.c) ---------------------------------------------- */
+/* --- trees, and messages about damage (tree.c) ----------------------------------------------- */
 
-/* A node; zeroes when there is none. -EUCLEAN: it does not have its checksum. Blocks. */
+/* Reads a node; zeroes if there is none. Returns -EUCLEAN if its checksum does not match.
+ * Blocks. */
 GMB_MUST_CHECK int flash_node_read(struct flash *flash, struct flash_entry at, void *node);
-/* The second copy of a node of level 1 or 2, which is somewhere behind the first in its record. */
+/* Reads the second copy of a node of level 1 or 2, which follows the first one in the same
+ * record. */
 GMB_MUST_CHECK int flash_twin_read(struct flash *flash, struct flash_entry at, void *node);
-/* Where all nodes of a tree are. -EUCLEAN: both copies of one of the disk are damaged, and holes
- * are of no use; for a view *damaged becomes true. */
+/* Reads the addresses of all nodes of a tree. If both copies of a node are damaged: returns
+ * -EUCLEAN for the disk, unless holes are accepted; sets *damaged for a snapshot. */
 GMB_MUST_CHECK int flash_tree_read(
 	struct flash *flash, uint32_t tree, const struct flash_entry *top, bool *damaged);
-/* Its table of segments. -EUCLEAN: it is damaged, and so is a page that was to be counted. */
+/* Reads the segment table of a tree, or counts it. Returns -EUCLEAN if it is damaged and a page
+ * that must be counted is damaged as well. */
 GMB_MUST_CHECK int flash_table_read(struct flash *flash, uint32_t tree, struct flash_seen *seen);
-/* Nodes of level 1 and 2 of which one copy is damaged; of a view: that the disk has not as well. */
+/* Returns the number of nodes of levels 1 and 2 with one damaged copy. For a snapshot, nodes that
+ * it shares with the disk are not counted. */
 uint32_t flash_tree_single(struct flash *flash, uint32_t tree);
-/* Its entries refer to blocks that there can be. index: of the page in its tree. */
+/* True if all entries of the page refer to valid blocks. index: number of the page in its tree. */
 bool flash_page_is_sound(const struct flash *flash, uint32_t index, const struct flash_node *node);
+/* Adds a page to the ranges, unless it is in one. */
 void flash_hole_add(struct flash_holes *holes, uint32_t page);
-/* Names the number-th range, in the plural. False: there is none. */
+/* Writes the name of the number-th range, a plural. Returns false if there is no such range. */
 bool flash_hole_text(const struct flash *flash, const struct flash_holes *holes, uint32_t number,
 	char *text, size_t bytes);
-/* Records that were durable are lost, or any may be, because the log cannot be read. */
+/* True if durable records are lost, or might be because the log cannot be read. */
 bool flash_has_loss(const struct flash *flash);
-/* Says it of the log, in a sentence without a subject that ends with the records. */
+/* Writes the loss as the predicate of a sentence about the log, which ends with the lost
+ * records. */
 void flash_loss_text(const struct flash *flash, char *text, size_t bytes);
-/* What was found, and what a repair has done. */
+/* Logs the damage that was found, and the results of a repair. */
 void flash_damage_tell(const struct flash *flash);
 
 /* --- rebuild.c ------------------------------------------------------------------------------- */
 
-/* After flash_tree_read() of the disk: finds pages that are lost from the headers of records, which
- * are linked again, or put together in memory. -EFBIG: they are more than can be changed between
- * two checkpoints. Blocks. */
+/* After flash_tree_read() of the disk: searches the record headers for lost pages, links them again
+ * or reconstructs them in memory. Returns -EFBIG if more pages must be reconstructed than can
+ * change between two checkpoints. Blocks. */
 GMB_MUST_CHECK int flash_rebuild(struct flash *flash);
