@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Writes, trims and zeroes: one after the other, in the order of their arrival, so that the order
- * of the log is that of the changes of each block. The first one that must wait lets the others
- * wait; the pages of the map that they will need are read meanwhile.
+ * Writes, trims and zeroes, in the order of their arrival. A change that must wait stops all later
+ * ones, so that the log has the changes of each block in that order. The map pages that later
+ * changes need are read in the meantime.
+ *
+ * Invariant: only the first change in the queue is processed, and only one read (of a page or an
+ * edge) is in flight for it. `seq` is past the last record that contains a change, so a partial
+ * block is read only after all earlier changes of it have taken effect in the map.
  */
 #include <endian.h>
 #include <errno.h>
@@ -14,18 +18,18 @@
 #include "store/flash/flash.h"
 
 enum {
-	HELD_BYTES_MIN = 32 << 10, /* of a part whose memory is written without a copy */
-	LOOKAHEAD = 16,		   /* changes whose pages are read ahead */
-	EMPTY_PAGES_MAX = 4096	   /* looked at in one turn */
+	HELD_BYTES_MIN = 32 << 10, /* smaller parts are always copied */
+	LOOKAHEAD = 16,		   /* queued changes whose pages are read ahead */
+	EMPTY_PAGES_MAX = 4096	   /* examined in one turn */
 };
 
-/* What became of a step of the first change. */
+/* Result of a step of the first change. */
 enum step {
-	STEP_WAIT, /* something will call flash_pump() */
-	STEP_DONE, /* the next one follows */
+	STEP_WAIT, /* waits; an event will call flash_pump() */
+	STEP_DONE, /* complete, or there was progress */
 };
 
-/* A block of which the change at hand writes a part. */
+/* The first or last block of the current change, which covers only a part of it. */
 struct flash_edge {
 	uint8_t *bytes;
 	uint32_t crc;
@@ -38,9 +42,9 @@ struct flash_changes {
 	struct flash *flash;
 	struct flash_edge edges[2];
 	struct flash_wait wait;
-	bool waits;	     /* for a page, or an edge */
-	uint64_t seq;	     /* all that changes have appended is in records before it */
-	struct ring_op turn; /* to go on with a change that is long */
+	bool waits;	     /* for a page or an edge */
+	uint64_t seq;	     /* records with the changes appended so far have smaller numbers */
+	struct ring_op turn; /* continues a long change in the ring's next batch */
 };
 
 static uint64_t block_of(uint64_t offset)
@@ -53,6 +57,7 @@ static uint64_t end_of(const struct store_part *part)
 	return part->offset + part->length;
 }
 
+/* Removes the part from the queue. Its edges must be read again for the next change. */
 static void change_ended(struct flash *flash, struct store_part *part)
 {
 	list_remove(&part->node);
@@ -64,13 +69,15 @@ static void change_ended(struct flash *flash, struct store_part *part)
 static void change_failed(struct flash *flash, struct store_part *part, int error)
 {
 	change_ended(flash, part);
-	/* Records may hold its memory. */
+	/* Not flash_finish(): records might refer to its memory, so it completes after them. */
 	flash_scratch_of(part)->result = error;
 	flash_log_add_part(flash, part);
 }
 
 /* --- pages of the map ------------------------------------------------------------------------ */
 
+/* If the page cannot be read, the first change fails. No other part can have taken its place in the
+ * queue, because a waiting change stays first. */
 static void change_page_ready(struct flash_wait *wait, int result)
 {
 	struct flash *flash = container_of(wait, struct flash_changes, wait)->flash;
@@ -85,10 +92,11 @@ static void change_page_ready(struct flash_wait *wait, int result)
 static void ahead_ready(struct flash_wait *wait, int result)
 {
 	GMB_UNUSED(wait);
-	GMB_UNUSED(result); /* whoever needs the page meets the error again */
+	GMB_UNUSED(result); /* the change that needs the page gets the error again */
 }
 
-/* Has the first pages of the changes that wait read. */
+/* Requests the first map page of each of the next LOOKAHEAD changes. Each part does so once,
+ * because ready marks it. */
 static void change_look_ahead(struct flash *flash)
 {
 	uint32_t count = 0;
@@ -111,7 +119,7 @@ static void change_look_ahead(struct flash *flash)
 	}
 }
 
-/* The page, ready to be changed; NULL: the change waits. */
+/* Returns the page, dirty, or NULL if the change must wait. */
 static struct flash_slot *page_for_change(struct flash *flash, uint32_t page)
 {
 	bool full;
@@ -128,7 +136,7 @@ static struct flash_slot *page_for_change(struct flash *flash, uint32_t page)
 	return slot;
 }
 
-/* --- blocks of which a part is written ------------------------------------------------------- */
+/* --- partial blocks -------------------------------------------------------------------------- */
 
 static void edge_done(struct flash_io *io, int result)
 {
@@ -146,7 +154,7 @@ static void edge_done(struct flash_io *io, int result)
 	change_page_ready(&flash->change->wait, result);
 }
 
-/* The block as it is now, of which a part will be written. */
+/* Gets the current contents of a block of which the change covers only a part. */
 static enum step edge_get(struct flash *flash, struct flash_edge *edge, uint64_t lpn)
 {
 	struct flash_log *log = &flash->log;
@@ -157,7 +165,8 @@ static enum step edge_get(struct flash *flash, struct flash_edge *edge, uint64_t
 	if (edge->is_ready) {
 		return STEP_DONE;
 	}
-	/* What was written before must have taken effect. */
+	/* Earlier changes of this block must have taken effect in the map, else an old
+	 * version would be read. */
 	if (log->written_seq < flash->change->seq) {
 		if (log->filling != NULL && log->filling->at.seq < flash->change->seq) {
 			flash_log_close(flash);
@@ -186,7 +195,7 @@ static enum step edge_get(struct flash *flash, struct flash_edge *edge, uint64_t
 	return STEP_WAIT;
 }
 
-/* Puts what the part has for the block over what is there. */
+/* Overwrites the part's range of block lpn in bytes. */
 static void edge_patch(const struct store_part *part, uint64_t lpn, uint8_t *bytes)
 {
 	uint64_t at = lpn << FLASH_BLOCK_SHIFT;
@@ -201,7 +210,7 @@ static void edge_patch(const struct store_part *part, uint64_t lpn, uint8_t *byt
 	}
 }
 
-/* The edge of the part that the block is, or NULL: all of the block is in the part. */
+/* Returns the edge for block lpn, or NULL if the part covers the whole block. */
 static struct flash_edge *edge_of(struct flash *flash, const struct store_part *part, uint64_t lpn)
 {
 	if (lpn << FLASH_BLOCK_SHIFT < part->offset) {
@@ -212,7 +221,8 @@ static struct flash_edge *edge_of(struct flash *flash, const struct store_part *
 
 /* --- blocks ---------------------------------------------------------------------------------- */
 
-/* All that is needed to write these blocks with one record. */
+/* Gets everything that is needed to append these blocks to one record: dirty pages, edges, room.
+ * Only the first and the last block can be edges. */
 static enum step blocks_prepare(
 	struct flash *flash, const struct store_part *part, uint64_t first, uint32_t count)
 {
@@ -232,8 +242,9 @@ static enum step blocks_prepare(
 	return flash_log_room(flash, count, false) ? STEP_DONE : STEP_WAIT;
 }
 
-/* It is written from where it is. Memory that others may change is copied: its checksums would not
- * fit, and a crash would cut off the log there, with what others have written behind it. */
+/* True if the part's blocks are written from its own memory. Memory that other processes can change
+ * is copied, because a change after the checksum was computed would leave a record that does not
+ * match: a crash would end the log there and lose later writes of other clients. */
 static bool is_held(const struct flash *flash, const struct store_part *part)
 {
 	uint64_t skip = (FLASH_BLOCK_BYTES - part->offset % FLASH_BLOCK_BYTES) % FLASH_BLOCK_BYTES;
@@ -270,8 +281,8 @@ static void blocks_append(
 
 /* --- writes ---------------------------------------------------------------------------------- */
 
-/* A durable write that is not too long goes into one record: a crash leaves all of it, or nothing.
- */
+/* A durable write of limited size goes into one record, so that a crash leaves all of it or
+ * none. */
 static bool is_atomic(const struct flash *flash, const struct store_part *part, uint64_t count)
 {
 	return (part->flags & STORE_FUA) != 0 &&
@@ -305,7 +316,8 @@ static enum step write_step(struct flash *flash, struct store_part *part)
 
 /* --- writes to the cache --------------------------------------------------------------------- */
 
-/* What the block has, of which the part writes a piece. */
+/* Gets the current contents of a partial block. Unlike edge_get(), it also gets the page of the
+ * map, unless the block is cached. */
 static enum step cached_edge(struct flash *flash, struct flash_edge *edge, uint64_t lpn)
 {
 	bool full;
@@ -324,6 +336,8 @@ static enum step cached_edge(struct flash *flash, struct flash_edge *edge, uint6
 	return edge_get(flash, edge, lpn);
 }
 
+/* Writes the part to the cache and answers it: each block goes to a slot of its own, so there is no
+ * record to wait for. */
 static enum step cache_step(struct flash *flash, struct store_part *part)
 {
 	struct flash_scratch *scratch = flash_scratch_of(part);
@@ -367,7 +381,8 @@ static bool has_blocks(const struct flash_slot *slot, uint64_t first, uint64_t e
 	return false;
 }
 
-/* A block that is zeroed in part. One that has nothing stays as it is. */
+/* Zeroes a part of a block. A block without data, and without a record in flight, stays as it
+ * is. */
 static enum step clear_edge(struct flash *flash, struct store_part *part, uint64_t lpn)
 {
 	const struct flash_slot *slot =
@@ -388,7 +403,8 @@ static enum step clear_edge(struct flash *flash, struct store_part *part, uint64
 	return step;
 }
 
-/* Whole blocks of one page. */
+/* Clears whole blocks of one page. If the page has no data there, and no record in flight, dropping
+ * them from the cache is enough. */
 static enum step clear_page(struct flash *flash, uint64_t first, uint64_t end)
 {
 	uint32_t page = (uint32_t)(first / FLASH_NODE_ENTRIES);
@@ -422,6 +438,8 @@ static void change_turn_done(struct ring_op *op, int result)
 	flash_io_ended(flash);
 }
 
+/* Trims or zeroes page by page. A page that is empty is skipped; after EMPTY_PAGES_MAX of them the
+ * change continues in the ring's next batch, so that a large trim does not block the ring. */
 static enum step clear_step(struct flash *flash, struct store_part *part)
 {
 	struct flash_scratch *scratch = flash_scratch_of(part);
@@ -446,7 +464,7 @@ static enum step clear_step(struct flash *flash, struct store_part *part)
 				return STEP_WAIT;
 			}
 		} else if (edge_of(flash, part, lpn) != NULL) {
-			/* What is trimmed in part may stay as it is. */
+			/* A partial block may stay as it is when it is trimmed. */
 			step = part->op == STORE_ZERO ? clear_edge(flash, part, lpn) : STEP_DONE;
 		} else {
 			stop = MIN(align_down(end, FLASH_BLOCK_BYTES),
@@ -463,7 +481,7 @@ static enum step clear_step(struct flash *flash, struct store_part *part)
 	return STEP_DONE;
 }
 
-/* --- the line -------------------------------------------------------------------------------- */
+/* --- the queue ------------------------------------------------------------------------------- */
 
 static enum step change_step(struct flash *flash, struct store_part *part)
 {
@@ -476,6 +494,8 @@ static enum step change_step(struct flash *flash, struct store_part *part)
 	return part->op == STORE_WRITE ? write_step(flash, part) : clear_step(flash, part);
 }
 
+/* The loop ends at the first change that waits. Progress includes blocks of a change that
+ * is not yet complete. */
 bool flash_changes_step(struct flash *flash)
 {
 	bool progress = false;

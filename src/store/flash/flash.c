@@ -1,5 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The flash store: its parts, starting, opening and options. */
+/*
+ * The flash store: submitting and completing parts, the order of work, starting, opening and
+ * options.
+ *
+ * Invariant: every operation that is counted in io_count ends with flash_io_ended(), and every
+ * event leads to flash_pump(). So a part that waits is retried, and the last part leaves the store
+ * only when nothing is in flight.
+ */
 #include "store/flash/flash.h"
 
 #include <errno.h>
@@ -14,19 +21,20 @@
 
 enum {
 	MAP_MEMORY_DEFAULT = 64 << 20,
-	MAP_SLOTS_MIN = 64, /* of the map, beside what a replay may change */
+	MAP_SLOTS_MIN = 64, /* beside the pages that a replay can change */
 	CACHE_DEFAULT = 64 << 20,
-	CACHE_DEFAULT_DIVISOR = 8, /* of the disk, at most this part */
+	CACHE_DEFAULT_DIVISOR = 8, /* of the disk: an upper limit for the default */
 	CONFIG_PATH_BYTES = 3072,
 };
+/* Time between two looks at a barrier that writes of a killed server keep closed. */
 #define BARRIER_PAUSE_NS UINT64_C(50000000)
 
 struct flash_config {
 	uint64_t map_memory;
 	bool refuses; /* on-full=refuse */
 	uint64_t cache_bytes;
-	bool has_cache_bytes; /* else the default */
-	/* "": the default, see flash_cache_directory() */
+	bool has_cache_bytes; /* else the default applies */
+	/* Empty: the default, see flash_cache_directory(). */
 	char cache_directory[CONFIG_PATH_BYTES];
 	enum flash_others others;
 };
@@ -37,6 +45,8 @@ static const struct flash_config flash_defaults = {
 
 /* --- parts ----------------------------------------------------------------------------------- */
 
+/* The start completes here rather than with its checkpoint, because transfers might still be in
+ * flight then, and a start that has completed may be closed. */
 void flash_io_ended(struct flash *flash)
 {
 	struct list_node *node;
@@ -49,10 +59,14 @@ void flash_io_ended(struct flash *flash)
 		store_started(&flash->base, flash->start_result);
 		return;
 	}
+	/* The collector has found no victim, but an operation in flight could have led to one. Now
+	 * none is left: gc_give_up() decides. */
 	if (flash->io_count == 0 && flash->is_out) {
 		flash_pump(flash);
 	}
 	flash_views_io_ended(flash);
+	/* Held parts wait for io_count 0. If another part or request has come in the meantime, that
+	 * one keeps the store alive, and the held ones can go. */
 	if (flash->io_count > 0 && !flash_may_work(flash)) {
 		return;
 	}
@@ -69,6 +83,7 @@ void flash_finish(struct store_part *part, int result)
 {
 	struct flash *flash = flash_of(part);
 
+	/* flash_io_ended() completes the last part. */
 	if (flash->io_count > 0 && flash->part_count == flash->held_count + 1) {
 		flash_scratch_of(part)->result = result;
 		flash->held_count++;
@@ -80,20 +95,20 @@ void flash_finish(struct store_part *part, int result)
 }
 
 /*
- * Does the first thing that can be done. True: there was one, and all are looked at again, from the
- * first on. The order is a rule:
+ * Performs the first step that can make progress. Returns true if there was one; all steps are then
+ * tried again from the first on. The order is a rule:
  *
- *   move        does not wait for a part: after a kill the place that failed would be the end of
- *               the log, and perhaps could not be read. All that follows waits for parts, see
+ *   move        runs even without a part, because after a kill the failed place would be the end
+ *               of the log, and might be unreadable. All other steps need a part, see
  *               flash_may_work().
- *   views       a snapshot holds changes back, and says what the checkpoint is to have, before one
- *               begins.
- *   erase       a segment that is free early is one that nobody has to wait for.
- *   checkpoint  has its nodes in the log before what comes meanwhile: it ends, and segments become
- *               free by it alone.
- *   cache       pages that flushes and evictions wait for are older than the changes that follow.
- *   changes     of clients, before
- *   gc          the collector, which has the rest: what they have written is its credit.
+ *   views       a snapshot request holds changes back and fixes the contents of the next
+ *               checkpoint, so it must come before that begins.
+ *   erase       a segment that is free early is one that no client has to wait for.
+ *   checkpoint  appends its nodes before new data, because only the end of a checkpoint frees
+ *               segments.
+ *   cache       pages that flushes and evictions wait for are older than the queued changes.
+ *   changes     queued changes of clients come before garbage collection,
+ *   gc          which gets the remaining capacity and is paid by the blocks that they write.
  */
 static bool pump_one(struct flash *flash)
 {
@@ -115,7 +130,8 @@ void flash_pump(struct flash *flash)
 		flash->pump_again = false;
 		while (pump_one(flash)) {
 		}
-		/* Last: small changes have gathered in the record, and helpers are idle again. */
+		/* Last, when small changes have gathered in the record and helpers are idle
+		 * again. */
 		if (flash_may_work(flash)) {
 			flash_log_kick(flash);
 			(void)flash_reads_resume(flash);
@@ -129,11 +145,15 @@ void flash_flush(struct flash *flash, struct store_part *part)
 	if (flash->failed != 0) {
 		flash_finish(part, flash->failed);
 	} else if (flash_cache_is_dirty(&flash->cache)) {
+		/* A flush covers the cached pages that are dirty now; cache.c completes it
+		 * when they are durable. */
 		flash_cache_flush(flash, part);
 	} else if ((part->flags & STORE_SETTLE) != 0 &&
 		   (flash->log.since_checkpoint > 0 || flash->anchor.cache_tag != 0 ||
 			   flash_checkpoint_runs(flash)) &&
 		   !flash->is_quiet && !flash->is_read_only) {
+		/* The next process must find everything in a checkpoint. No checkpoint is needed if
+		 * the last one contains everything and its anchor refers to no cache file. */
 		flash_settle(flash, part);
 	} else if (flash->log.durable_seq == flash->log.written_seq) {
 		flash_finish(part, 0);
@@ -142,8 +162,8 @@ void flash_flush(struct flash *flash, struct store_part *part)
 	}
 }
 
-/* The log goes on behind a checkpoint of its own, see docs/protocol/flash.md. False: there is no
- * segment for it. */
+/* Begins the log of this run in a free segment, with a checkpoint (docs/protocol/flash.md,
+ * "Replay"). Returns false if no segment is free. */
 static bool begin_log(struct flash *flash)
 {
 	flash->is_quiet = false;
@@ -197,7 +217,7 @@ static void flash_submit(struct store_queue *queue, struct store_part *part)
 	case STORE_CACHE: /* a hint */
 		flash_finish(part, 0);
 		break;
-	case STORE_COPY: /* it has no ways for it */
+	case STORE_COPY: /* a copy from another store is never offered */
 	case STORE_OP_COUNT:
 		GMB_ASSERT(false);
 	}
@@ -206,7 +226,7 @@ static void flash_submit(struct store_queue *queue, struct store_part *part)
 
 /* --- starting -------------------------------------------------------------------------------- */
 
-/* The next part of the budget; NULL without memory, which only counts. */
+/* Takes the next part of the budget. Without memory it returns NULL and only counts the bytes. */
 static void *budget_take(uint8_t *memory, uint64_t *at, uint64_t bytes)
 {
 	void *taken = memory != NULL ? memory + *at : NULL;
@@ -215,6 +235,8 @@ static void *budget_take(uint8_t *memory, uint64_t *at, uint64_t bytes)
 	return taken;
 }
 
+/* Divides the budget in a fixed order, or only adds up the sizes if memory is NULL. Both calls must
+ * see the same geometry and slot counts. */
 static uint64_t budget_divide(struct flash *flash, uint8_t *memory)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
@@ -267,7 +289,8 @@ void flash_init(struct flash *flash, uint8_t *memory)
 	(void)budget_divide(flash, memory);
 }
 
-/* The anchors as another process has left them since the store was opened. */
+/* Reads the anchors again after another process has written them since the store was opened. Copies
+ * only the members that a checkpoint changes, because other threads may read the sizes. */
 static int look_again(struct flash *flash, struct error *error)
 {
 	struct flash *now = calloc(1, sizeof(*now));
@@ -284,7 +307,7 @@ static int look_again(struct flash *flash, struct error *error)
 		result = error_set(error, -EINVAL, "'%s' has become another flash store meanwhile",
 			flash->path);
 	}
-	if (result == 0) { /* the sizes stay, which other threads may read */
+	if (result == 0) { /* not the sizes, which other threads read without a lock */
 		flash->anchor.version = now->anchor.version;
 		flash->anchor.serial = now->anchor.serial;
 		flash->anchor.next = now->anchor.next;
@@ -306,12 +329,13 @@ static int look_again(struct flash *flash, struct error *error)
 	return result;
 }
 
+/* Runs on a worker thread. Returns -EAGAIN while the barrier is closed. */
 static int recover_call(struct ring_op *op)
 {
 	struct flash *flash = container_of(op, struct flash, start_op);
 	int result;
 
-	/* Direct writes of a server that was killed may still change what is read here. */
+	/* Direct writes of a killed server could change what is read here. */
 	if (store_barrier(flash->below, true) == STORE_BARRIER_CLOSED) {
 		return -EAGAIN;
 	}
@@ -368,6 +392,8 @@ static void recovered(struct ring_op *op, int result)
 						    "'%s' has no free segment", flash->path));
 		return;
 	}
+	/* The start completes with the first checkpoint: only then would a recovery find later
+	 * records. The extra count in io_count keeps the start alive while the pump runs. */
 	flash->is_starting = true;
 	flash->io_count++;
 	flash_pump(flash);
@@ -394,6 +420,8 @@ uint32_t flash_slot_count(const struct flash_geometry *geometry, uint64_t map_me
 	return (uint32_t)MAX(slots, (uint64_t)geometry->replay_max + MAP_SLOTS_MIN);
 }
 
+/* Opens the file store below, and its zones, and decides how to do I/O. On failure the caller
+ * closes the store below. */
 static int open_below(struct flash *flash, const struct store_options *options, struct error *error)
 {
 	struct store_options below = {
@@ -443,7 +471,7 @@ static int open_below(struct flash *flash, const struct store_options *options, 
 	if (flash_has_zones(flash) && !reads_direct && !options->read_only) {
 		struct store_options direct = *options;
 
-		/* The page cache would write in any order. */
+		/* The page cache would write the blocks of a zone in any order. */
 		if (options->read_mode == STORE_MODE_CACHED) {
 			return error_set(error, -EINVAL,
 				"'%s' is a host-managed zoned block device, which is not written "
@@ -456,6 +484,7 @@ static int open_below(struct flash *flash, const struct store_options *options, 
 		flash->below = NULL;
 		return open_below(flash, &direct, error);
 	}
+	/* Discards go through the descriptor that holds the claim, if there is one. */
 	flash_erase_init(
 		flash, &file->disk, file->disk.is_block && claim_fd >= 0 ? claim_fd : flash->fd);
 	if (reads_direct && file->offset_align > FLASH_BLOCK_BYTES) {
@@ -466,6 +495,7 @@ static int open_below(struct flash *flash, const struct store_options *options, 
 	return 0;
 }
 
+/* Frees what flash_open() has acquired. */
 static void flash_release(struct flash *flash)
 {
 	store_close(flash->below);
@@ -477,6 +507,8 @@ static void flash_close(struct store *base)
 	struct flash *flash = container_of(base, struct flash, base);
 
 	GMB_ASSERT(flash->io_count == 0 && flash->part_count == 0);
+	/* After a handover (is_let_go) no byte of the disk may change, so there is no final
+	 * checkpoint. */
 	if (base->is_let_go) {
 		store_let_go(flash->below);
 	} else {
@@ -492,7 +524,7 @@ static void fill_info(struct flash *flash)
 
 	flash->base.info = (struct store_info){
 		.kind = "flash",
-		.epoch = flash->base.info.epoch, /* of the cache */
+		.epoch = flash->base.info.epoch, /* set by the cache */
 		.caps = STORE_CAP_EXTENTS | (below->caps & STORE_CAP_ROTATIONAL),
 		.block_min = FLASH_BLOCK_BYTES,
 		.block_preferred = FLASH_BLOCK_BYTES,
@@ -511,7 +543,7 @@ static void fill_info(struct flash *flash)
 	}
 }
 
-/* Whether the store is what another process has passed. */
+/* True if the store is the one that another process hands over with the claim `passed`. */
 static bool is_passed(const struct flash *flash, const struct store_claim *passed)
 {
 	struct store_claim claim;
@@ -533,8 +565,7 @@ static int open_cache(struct flash *flash, const struct flash_config *config,
 		.others = config->others,
 	};
 
-	if (flash->damage.repairs !=
-		0) { /* what a cache file has is written, and no new one made */
+	if (flash->damage.repairs != 0) { /* a cache file is emptied, and no new one is created */
 		options.bytes = 0;
 		options.directory = flash->anchor.cache_folder[0] != '\0'
 					    ? flash->anchor.cache_folder
@@ -558,7 +589,7 @@ static int flash_open(struct store *base, const struct store_options *options,
 	if (flash->path == NULL) {
 		return error_set(error, -ENOMEM, "not enough memory to open '%s'", options->path);
 	}
-	/* The claim is had before the contents are believed. */
+	/* The claim is taken before the contents are read. */
 	result = open_below(flash, options, error);
 	if (result == 0) {
 		result = flash_anchors_read(flash, error);
@@ -746,6 +777,7 @@ const struct store_kind flash_store_kind = {
 	.open = flash_open,
 };
 
+/* Before the start, as kind.h says. */
 bool flash_store_set_rule(struct store *store, const struct gc_rule *rule, uint32_t cold_percent)
 {
 	struct flash *flash;

@@ -1,5 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Reads, and what of the disk has data. */
+/*
+ * Reads and block status (extents). A read gets its data from the write cache, as zeroes from holes
+ * of the map, or by helpers from the device.
+ *
+ * Invariant: a part is complete when done_bytes has reached its length and no helper is pending.
+ * Helpers verify checksums, so the read of a damaged block fails. While a helper reads, `readers`
+ * keeps its segment from becoming free, so the block is not overwritten under the read.
+ */
 #include <endian.h>
 #include <errno.h>
 #include <string.h>
@@ -12,11 +19,11 @@
 enum {
 	FLASH_HELPERS = 64,
 	FLASH_RUN_BLOCKS = 256,
-	EXTENT_LOADS_MAX = 256,	    /* pages read for one part */
-	EXTENT_PAGES_MAX = 1 << 16, /* looked at for one part */
+	EXTENT_LOADS_MAX = 256,	    /* pages read for one extents part */
+	EXTENT_PAGES_MAX = 1 << 16, /* examined for one extents part */
 };
 
-/* Reads one run of blocks for a part, or one block of which the part wants some. */
+/* Reads a run of blocks for a part, or a single block of which the part needs a piece. */
 struct flash_helper {
 	struct flash_io io;
 	struct flash *flash;
@@ -24,18 +31,18 @@ struct flash_helper {
 	struct list_node node;
 	uint32_t segment;
 	uint32_t count;	 /* blocks */
-	uint32_t skip;	 /* bytes of the only block that the part does not want */
-	uint32_t bytes;	 /* that it wants of it */
-	uint64_t at;	 /* in the part; with the bounce buffer */
-	uint64_t block;	 /* of the disk, the first one */
-	uint8_t *bounce; /* a block; used when bytes > 0 */
+	uint32_t skip;	 /* bytes before the piece in a single block */
+	uint32_t bytes;	 /* length of the piece; 0: a run */
+	uint64_t at;	 /* position of the piece in the part */
+	uint64_t block;	 /* first block, of the disk */
+	uint8_t *bounce; /* a block; used with a piece */
 	uint32_t crcs[FLASH_RUN_BLOCKS];
 };
 
 struct flash_reads {
 	struct flash_helper helpers[FLASH_HELPERS];
 	struct list_node idle;	 /* helpers */
-	struct list_node hoping; /* parts for which none was idle, or no page free */
+	struct list_node hoping; /* parts that wait for a helper or a free map slot */
 };
 
 uint64_t flash_reads_bytes(void)
@@ -60,6 +67,7 @@ void flash_reads_init(struct flash *flash, uint8_t *memory)
 	flash->reads = reads;
 }
 
+/* Queues a part for flash_reads_resume(). */
 static void hope(struct flash *flash, struct store_part *part)
 {
 	flash_scratch_of(part)->is_waiting = true;
@@ -75,6 +83,7 @@ bool flash_reads_resume(struct flash *flash)
 	if (!any) {
 		return false;
 	}
+	/* The list is moved first, because a part that still finds no helper joins it again. */
 	list_init(&parts);
 	while ((node = list_pop_front(&flash->reads->hoping)) != NULL) {
 		list_push_back(&parts, node);
@@ -109,7 +118,7 @@ static void read_page_ready(struct flash_wait *wait, int result)
 	}
 }
 
-/* The page, or NULL: the part goes on later. */
+/* Returns the page, or NULL: the part continues later. */
 static struct flash_slot *read_page_get(struct flash *flash, struct store_part *part, uint32_t page)
 {
 	struct flash_scratch *scratch = flash_scratch_of(part);
@@ -127,6 +136,7 @@ static struct flash_slot *read_page_get(struct flash *flash, struct store_part *
 	return slot;
 }
 
+/* Completes the part if it has failed or is finished, and nothing is pending for it. */
 static void read_end(struct store_part *part)
 {
 	const struct flash_scratch *scratch = flash_scratch_of(part);
@@ -137,6 +147,8 @@ static void read_end(struct store_part *part)
 	}
 }
 
+/* Compares the checksums that the map had when the read began. The run may have been overwritten
+ * since, but its blocks stay as they were. */
 static int helper_check(const struct flash_helper *helper)
 {
 	const uint8_t *bytes = mem_cpu_read(helper->io.memory);
@@ -177,7 +189,9 @@ static void helper_done(struct flash_io *io, int result)
 	read_end(part);
 }
 
-/* Reads what lies together on the device, whole blocks into the part's own memory. */
+/* Starts a read of blocks that are adjacent on the device. Whole blocks go directly to the
+ * part's memory, a partial or unaligned block through the bounce buffer. Returns the bytes of
+ * the part that it covers. */
 static uint64_t helper_start(struct flash *flash, struct flash_helper *helper,
 	struct store_part *part, const struct flash_slot *slot)
 {
@@ -223,7 +237,7 @@ static uint64_t helper_start(struct flash *flash, struct flash_helper *helper,
 	return bytes;
 }
 
-/* Bytes from offset on that nothing was written to, in this page. slot: NULL, none of it. */
+/* Bytes from offset on, within one page, that have no block. slot == NULL: an empty page. */
 static uint64_t hole_bytes(const struct flash_slot *slot, uint64_t offset)
 {
 	uint64_t first = (offset >> FLASH_BLOCK_SHIFT) % FLASH_NODE_ENTRIES;
@@ -235,7 +249,7 @@ static uint64_t hole_bytes(const struct flash_slot *slot, uint64_t offset)
 	return end == first ? 0 : ((end - first) << FLASH_BLOCK_SHIFT) - offset % FLASH_BLOCK_BYTES;
 }
 
-/* The same of what was written. */
+/* Bytes from offset on, within one page, that have blocks. */
 static uint64_t data_bytes(const struct flash_slot *slot, uint64_t offset)
 {
 	uint64_t first = (offset >> FLASH_BLOCK_SHIFT) % FLASH_NODE_ENTRIES;
@@ -247,7 +261,7 @@ static uint64_t data_bytes(const struct flash_slot *slot, uint64_t offset)
 	return ((end - first) << FLASH_BLOCK_SHIFT) - offset % FLASH_BLOCK_BYTES;
 }
 
-/* The next one that the part needs. */
+/* The next page that the part needs. */
 static uint32_t page_of(const struct flash *flash, const struct store_part *part)
 {
 	const struct flash_scratch *scratch = (const void *)part->scratch;
@@ -256,8 +270,8 @@ static uint32_t page_of(const struct flash *flash, const struct store_part *part
 	return flash_page_of(flash, scratch->tree, offset >> FLASH_BLOCK_SHIFT);
 }
 
-/* Bytes from offset on, all of one page of the map and at most left, that are all cached or all
- * not. */
+/* Bytes from offset on, at most left and within one map page, that are all cached or all not
+ * cached. */
 static uint64_t run_bytes(
 	const struct flash *flash, uint64_t offset, uint64_t left, bool *is_cached_out)
 {
@@ -269,7 +283,8 @@ static uint64_t run_bytes(
 	return MIN(left, (run << FLASH_BLOCK_SHIFT) - offset % FLASH_BLOCK_BYTES);
 }
 
-/* True: the next bytes were cached. */
+/* Copies the next bytes from the cache. Returns false if they are not cached. The cache serves the
+ * disk only, not snapshots. */
 static bool read_cached(struct flash *flash, struct store_part *part)
 {
 	struct flash_scratch *scratch = flash_scratch_of(part);
@@ -333,7 +348,7 @@ void flash_read_step(struct store_part *part)
 
 /* --- extents --------------------------------------------------------------------------------- */
 
-/* False: there is no room for one more. */
+/* Adds bytes to the part's extents. Returns false if a new entry is needed and none is free. */
 static bool extents_add(struct store_part *part, uint64_t bytes, bool is_hole)
 {
 	uint32_t flags = is_hole ? STORE_EXTENT_HOLE | STORE_EXTENT_ZERO : 0;
@@ -369,7 +384,7 @@ void flash_extents_step(struct store_part *part)
 			break;
 		}
 		if (pages == EXTENT_PAGES_MAX || scratch->pending == EXTENT_LOADS_MAX) {
-			break; /* who wants to know more asks again */
+			break; /* the client asks again for the rest */
 		}
 		if (!is_cached && !flash_map_is_empty(flash, page_of(flash, part))) {
 			slot = read_page_get(flash, part, page_of(flash, part));
