@@ -1,7 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The log: records are filled, written side by side, and take effect in their order, each when all
- * before it are written. A record behind one that is not written would be cut off by a crash.
+ * The log: records are filled, written in parallel, and retired in log order.
+ *
+ * Invariant: a record takes effect in memory only when it and all earlier records are written.
+ * Recovery ends the log at the first missing record, so an earlier effect could be undone by a
+ * crash. head.seq numbers grow without gaps, and each header contains the checksum of the previous
+ * one. Only one record is filled at a time: it has the position and number of log->head when it is
+ * begun, and its header is completed when it is closed.
+ *
+ * Called by change.c, cache.c, gc.c and checkpoint.c to append, and by io.c on completions.
  */
 #include <errno.h>
 #include <string.h>
@@ -13,8 +20,10 @@
 
 enum {
 	BUFFER_BLOCKS = FLASH_RECORD_ENTRIES + 1,
-	FLYING_GATHER = 2, /* while so many are in flight, small changes gather in a record */
-	LINK_BLOCKS = 2,   /* with fewer left in a segment, the next record is in another one */
+	FLYING_GATHER = 2, /* with so many records in flight, small changes gather in one record */
+	/* With fewer blocks left in a segment, the next record begins in another one. */
+	LINK_BLOCKS = 2,
+	/* Blocks after which a marker record declares them durable (docs/protocol/flash.md). */
 	UNTOLD_BLOCKS = 64,
 };
 
@@ -39,6 +48,7 @@ void flash_log_init(struct flash *flash, uint8_t *memory)
 	}
 }
 
+/* True if a segment cannot be collected because a block in it cannot be read or moved. */
 static bool is_damaged(const struct flash *flash)
 {
 	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
@@ -70,6 +80,7 @@ uint32_t flash_take_segment(struct flash *flash)
 {
 	uint32_t best = FLASH_NO_SEGMENT;
 
+	/* A linear search, once for each segment of log. */
 	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
 		if (flash->table.segments[i].state == GC_FREE &&
 			(best == FLASH_NO_SEGMENT ||
@@ -78,6 +89,7 @@ uint32_t flash_take_segment(struct flash *flash)
 		}
 	}
 	if (best != FLASH_NO_SEGMENT) {
+		/* Checks whether snapshots leave enough space, once for each segment of log. */
 		flash_views_look(flash);
 		gc_set_state(&flash->table, best, GC_OPEN);
 		flash->segments[best].erases += !flash_is_avoided(flash, best);
@@ -87,8 +99,10 @@ uint32_t flash_take_segment(struct flash *flash)
 	return best;
 }
 
-/* --- what is written ------------------------------------------------------------------------- */
+/* --- retiring -------------------------------------------------------------------------------- */
 
+/* Returns the page that an entry changes, or NULL for a node. Its page is dirty or pinned,
+ * so it is in memory. */
 static struct flash_slot *slot_of(struct flash *flash, const struct flash_record_entry *entry)
 {
 	return flash_kind_is_node(entry->kind)
@@ -96,6 +110,8 @@ static struct flash_slot *slot_of(struct flash *flash, const struct flash_record
 		       : flash_map_find(flash, (uint32_t)(entry->lpn / FLASH_NODE_ENTRIES));
 }
 
+/* A node of a checkpoint is written: the level above refers to the new position from now on. Second
+ * copies are not referred to. */
 static void apply_node(struct flash *flash, const struct flash_record_entry *entry, uint32_t block)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
@@ -110,7 +126,7 @@ static void apply_node(struct flash *flash, const struct flash_record_entry *ent
 		struct flash_slot *slot =
 			flash_map_find(flash, tree * geometry->page_count + index);
 
-		if (slot->state == FLASH_SLOT_WRITTEN) { /* else it is to be changed again */
+		if (slot->state == FLASH_SLOT_WRITTEN) { /* else it was changed again since */
 			flash_map_clean(flash, slot);
 		}
 	}
@@ -118,6 +134,7 @@ static void apply_node(struct flash *flash, const struct flash_record_entry *ent
 		(struct flash_entry){ htole32(block), htole32(entry->crc) });
 }
 
+/* Applies the entries in their order. The blocks follow the header in the same order. */
 static void record_apply(struct flash *flash, const struct flash_buffer *buffer)
 {
 	uint32_t block = flash_segment_at(&flash->anchor.geometry, buffer->at.segment) +
@@ -142,6 +159,7 @@ static void record_apply(struct flash *flash, const struct flash_buffer *buffer)
 	}
 }
 
+/* Undoes the pins of a record that takes no effect. */
 static void record_forget(struct flash *flash, const struct flash_buffer *buffer)
 {
 	for (uint32_t i = 0; i < buffer->record.entry_count; i++) {
@@ -158,6 +176,7 @@ static bool is_durable(const struct store_part *part)
 	return (part->flags & STORE_FUA) != 0 || part->op == STORE_FLUSH;
 }
 
+/* Completes a part whose record is retired, or lets it wait for a sync if it must be durable. */
 static void part_written(struct flash *flash, struct store_part *part)
 {
 	int result = flash->failed != 0 ? flash->failed : flash_scratch_of(part)->result;
@@ -171,7 +190,8 @@ static void part_written(struct flash *flash, struct store_part *part)
 	}
 }
 
-/* It has taken effect, or never will: what it was written from is not held any more. */
+/* Ends a record: it has taken effect, or never will. Its memory is no longer referred to, so its
+ * parts complete afterwards. */
 static void retire(struct flash *flash, struct flash_buffer *buffer)
 {
 	struct flash_log *log = &flash->log;
@@ -180,22 +200,27 @@ static void retire(struct flash *flash, struct flash_buffer *buffer)
 	if (flash->failed != 0) {
 		record_forget(flash, buffer);
 	} else {
-		/* First the position: when slots are free, it says that the record was written. */
+		/* The position in the cache file is stored before slots are freed. So if a page is
+		 * gone from the file, the position covers its record, and a start detects a disk
+		 * that lacks the record. */
 		log->written_seq = buffer->at.seq + 1;
 		flash_cache_follow(flash);
 		record_apply(flash, buffer);
+		/* The write itself made this record durable, and all earlier ones were durable
+		 * already. */
 		if (buffer->io.is_durable && log->durable_seq == buffer->at.seq) {
 			log->durable_seq = log->written_seq;
 			flash_log_tell(flash);
 		}
 	}
-	list_push_front(&log->idle, &buffer->node); /* it is in the processor's cache */
+	/* In front, because it is in the processor's cache. */
+	list_push_front(&log->idle, &buffer->node);
 	while ((node = list_pop_front(&buffer->parts)) != NULL) {
 		part_written(flash, list_entry(node, struct store_part, node));
 	}
 }
 
-/* In the order of the log. */
+/* Retires written records in log order, up to the first one that is not written. */
 static void retire_written(struct flash *flash)
 {
 	struct flash_log *log = &flash->log;
@@ -224,6 +249,8 @@ void flash_log_abandon(struct flash *flash)
 
 /* --- writing --------------------------------------------------------------------------------- */
 
+/* A failed record is "written" as well once its error cannot be repaired by a move: it is
+ * retired with that error. */
 static void record_done(struct flash_io *io, int result)
 {
 	struct flash_buffer *buffer = container_of(io, struct flash_buffer, io);
@@ -239,7 +266,8 @@ static void record_done(struct flash_io *io, int result)
 
 void flash_log_write(struct flash *flash, struct flash_buffer *buffer)
 {
-	/* The record alone is durable with its write, so all before it must be already. */
+	/* FUA makes only this record durable, so it is used only if all earlier records are durable
+	 * already. */
 	buffer->io.is_durable = buffer->wants_durable && !flash->ignores_dsync &&
 				flash->log.durable_seq == buffer->at.seq;
 	buffer->io.vector = buffer->vector;
@@ -251,6 +279,7 @@ void flash_log_write(struct flash *flash, struct flash_buffer *buffer)
 
 /* --- filling --------------------------------------------------------------------------------- */
 
+/* Takes an idle buffer for the record at head. Returns false if all FLASH_RECORDS are in flight. */
 static bool record_begin(struct flash *flash)
 {
 	struct flash_log *log = &flash->log;
@@ -274,7 +303,8 @@ static bool record_begin(struct flash *flash)
 	return true;
 }
 
-/* What replay has to read of it: nodes belong to a checkpoint, and mean nothing without that. */
+/* Returns the number of blocks of the record that a replay reads. Nodes do not count, because they
+ * have no meaning without their checkpoint. */
 static uint32_t replayed_blocks(const struct flash_buffer *buffer)
 {
 	bool has_changes = buffer->record.entry_count > buffer->node_count;
@@ -282,7 +312,9 @@ static uint32_t replayed_blocks(const struct flash_buffer *buffer)
 	return has_changes ? buffer->record.block_count - buffer->node_count : 0;
 }
 
-/* The header gets its last words, and the record goes. */
+/* Completes the header and writes the record. From here on its position and number are fixed,
+ * except by a move. leaves_segment: the next record begins in a new segment although this one has
+ * room. */
 static void close_record(struct flash *flash, bool leaves_segment)
 {
 	struct flash_log *log = &flash->log;
@@ -295,6 +327,7 @@ static void close_record(struct flash *flash, bool leaves_segment)
 	list_push_back(&log->flying, &buffer->node);
 	log->flying_count++;
 	if (flash->failed != 0) {
+		/* Retired without a write, after the earlier records. */
 		buffer->is_written = true;
 		retire_written(flash);
 		return;
@@ -312,7 +345,7 @@ static void close_record(struct flash *flash, bool leaves_segment)
 	record->next_segment = FLASH_NO_SEGMENT;
 	if (leaves_segment || flash->anchor.geometry.segment_blocks - end < LINK_BLOCKS) {
 		record->next_segment = flash_take_segment(flash);
-		GMB_ASSERT(record->next_segment != FLASH_NO_SEGMENT); /* flash_log_room() */
+		GMB_ASSERT(record->next_segment != FLASH_NO_SEGMENT); /* by flash_log_room() */
 	}
 	log->head.seq++;
 	log->head.prev_crc = flash_record_encode(record, flash->anchor.uuid, buffer->bytes);
@@ -322,9 +355,11 @@ static void close_record(struct flash *flash, bool leaves_segment)
 		log->head.block = 0;
 	}
 	log->since_checkpoint += replayed;
+	/* A record whose durable equals its own number declares all earlier records durable. */
 	log->untold_blocks = replayed + (record->durable < record->seq ? log->untold_blocks : 0);
 	log->records_since_checkpoint += replayed > 0;
 	flash->counters.header_blocks++;
+	/* A move writes all closed records once its detour is durable. */
 	if (!flash_move_runs(flash)) {
 		flash_log_write(flash, buffer);
 	}
@@ -341,8 +376,9 @@ void flash_log_kick(struct flash *flash)
 {
 	const struct flash_buffer *buffer = flash->log.filling;
 
-	/* Nobody waits for what the collector moves. It must gather: a victim may be half headers,
-	 * and no space would be won if its copies had as many. */
+	/* A record of the collector without a waiting part is left open. It must fill up,
+	 * because a victim can consist of headers to one half, and copies with as many headers
+	 * would free no space. */
 	if (buffer != NULL && !list_is_empty(&buffer->parts) &&
 		flash->log.flying_count < FLYING_GATHER) {
 		flash_log_close(flash);
@@ -358,7 +394,8 @@ static bool fits(const struct flash *flash, uint32_t entries)
 		       flash->anchor.geometry.segment_blocks;
 }
 
-/* So many entries would find segments for their record once that being filled is closed. */
+/* True if there are segments for a record with so many entries after the one being filled has been
+ * closed. kept: segments that must stay free. */
 static bool has_segments(const struct flash *flash, uint32_t entries, uint32_t kept)
 {
 	const struct flash_buffer *buffer = flash->log.filling;
@@ -372,20 +409,22 @@ static bool has_segments(const struct flash *flash, uint32_t entries, uint32_t k
 			needed++;
 		}
 	}
-	/* Each record may be the last one of its segment. */
+	/* Each of the two records can be the last one in its segment. */
 	needed += entries < left ? 1 : 2;
 	return flash->table.state_counts[GC_FREE] >= needed;
 }
 
-/* Begins a record with room for so many entries, beside segments that are kept. */
+/* Closes the record being filled and begins one with room for so many entries. kept: segments
+ * that must stay free. */
 static bool record_next(struct flash *flash, uint32_t entries, uint32_t kept, bool is_own)
 {
 	if (!has_segments(flash, entries, kept)) {
-		/* A client that waits leaves the collector's record open: it would get nothing by
-		 * closing it, and records of one block win no space. */
+		/* A waiting client leaves the collector's record open, because closing it would not
+		 * give the client space, and records of one block free none. */
 		if (is_own) {
 			flash_log_close(flash);
 		}
+		/* The store's own record has nothing left to wait for. */
 		if (is_own && flash_log_is_idle(flash) &&
 			flash->table.state_counts[GC_ERASING] == 0) {
 			flash_fail(flash, -ENOSPC, "is full");
@@ -396,6 +435,8 @@ static bool record_next(struct flash *flash, uint32_t entries, uint32_t kept, bo
 	if (!record_begin(flash)) {
 		return false;
 	}
+	/* The entries do not fit into the rest of the segment: an empty record links to the next
+	 * one. */
 	if (!fits(flash, entries)) {
 		close_record(flash, true);
 		return record_begin(flash);
@@ -409,7 +450,8 @@ bool flash_log_room(struct flash *flash, uint32_t entries, bool is_own)
 
 	GMB_ASSERT(entries > 0 && entries <= FLASH_RECORD_ENTRIES);
 	if (flash->log.filling != NULL && fits(flash, entries)) {
-		/* The collector may have begun it in the reserve, which is not for clients. */
+		/* The collector may have begun this record in the reserve, which clients must not
+		 * use. */
 		if (flash->table.state_counts[GC_FREE] <= kept && !is_own) {
 			return false;
 		}
@@ -426,6 +468,8 @@ void flash_log_tell(struct flash *flash)
 {
 	struct flash_log *log = &flash->log;
 
+	/* Queued changes and a checkpoint write records in any case. Otherwise the record being
+	 * filled, or an empty one, is written. */
 	if (log->untold_blocks >= UNTOLD_BLOCKS && log->durable_seq == log->head.seq &&
 		flash->failed == 0 && list_is_empty(&flash->changes) &&
 		!flash_checkpoint_runs(flash) &&
@@ -434,7 +478,7 @@ void flash_log_tell(struct flash *flash)
 	}
 }
 
-/* One more block of the record. */
+/* Adds a block to the record's vector, as part of the last run if it is adjacent in memory. */
 static void add_block(struct flash_buffer *buffer, const uint8_t *block)
 {
 	struct iovec *last = &buffer->vector[buffer->vector_count - 1];
@@ -479,6 +523,8 @@ void flash_log_append(struct flash *flash, const struct flash_record_entry *entr
 	add_block(buffer, data);
 }
 
+/* A part whose data is in several records is added to the last of them. It completes after all of
+ * them, because records retire in order. */
 void flash_log_add_part(struct flash *flash, struct store_part *part)
 {
 	struct flash_log *log = &flash->log;

@@ -1,20 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Moving the end of the log after a write to it has failed: the record that failed and all behind
- * it, none of which has been answered, are written again with the same numbers. What would have
- * been in the segment of that record is at the beginning of a free one, all else stays where it is.
+ * Moving the end of the log after a failed write: the failed record and all later ones, none of
+ * which has been answered, are written again with the same numbers. The records that would have
+ * been in the failed record's segment go to the beginning of a free one; all others stay where they
+ * are.
  *
- *   error ─▶ writes in flight end ─▶ both anchors have the detour ─▶ the records are written
- *                                                                    └▶ a checkpoint: no detours
+ *   error ─▶ writes in flight complete ─▶ both anchors have the detour ─▶ the records are written
+ *                                                                      └▶ a checkpoint: no detours
  *
- * Also between the steps of a checkpoint: what it has came before, and its anchors keep the detours
- * of the log behind its beginning. The next one drops them.
+ * Invariant: nothing is written to the new position before both anchors refer to it. So a crash
+ * finds either the old end of the log, where no record was answered, or the new one, and recovery
+ * never has to choose.
  *
- * Nothing is written to the new place before both anchors refer to it. So a crash finds either the
- * old end of the log, of which nothing was answered, or the new one, and never has to choose.
+ * A move can come between the steps of a checkpoint. The checkpoint contains only earlier records,
+ * and its anchors keep the detours of the log after its beginning; the next checkpoint drops them.
  *
- * The segment with the error keeps what was written to it before. It is free again when that has
- * gone, and then the last one to be taken (FLASH_AVOIDED).
+ * The failed segment keeps its older blocks. When it has become empty it is free again, but is used
+ * last (FLASH_AVOIDED).
+ *
+ * Called by log.c when a write fails, and by flash_pump().
  */
 #include <errno.h>
 #include <string.h>
@@ -23,8 +27,8 @@
 #include "store/flash/flash.h"
 
 enum {
-	MOVES_MAX = 64, /* of one run: a device that fails more often cannot be relied on */
-	/* Free segments beside the new one: a record that is being filled may need them. */
+	MOVES_MAX = 64, /* in one run: a device that fails more often is not reliable */
+	/* Free segments that must remain in addition to the new one, for a record being filled. */
 	FREE_MIN = FLASH_RECORD_SEGMENTS + 1,
 };
 
@@ -41,14 +45,15 @@ static void move_set_state(struct flash_move *move, enum flash_move_state state)
 	move->state = state;
 }
 
-/* --- whether --------------------------------------------------------------------------------- */
+/* --- whether to move ------------------------------------------------------------------------- */
 
 bool flash_is_of_medium(int error)
 {
 	return error == -EIO || error == -ENODATA || error == -EREMOTEIO || error == -EILSEQ;
 }
 
-/* A durable write through the page cache may report what it could not write of earlier ones. */
+/* True if the error belongs to this record. A durable write through the page cache can report an
+ * error of earlier writes, which were answered. */
 static bool is_of_record(const struct flash *flash, const struct flash_buffer *buffer)
 {
 	return flash->memory_align > 1 || !buffer->io.is_durable;
@@ -58,7 +63,7 @@ bool flash_move_begin(struct flash *flash, const struct flash_buffer *buffer, in
 {
 	struct flash_move *move = &flash->log.move;
 
-	/* A zone that has failed cannot be written to, and the others are written in order. */
+	/* A zone that has failed cannot be written any more, and zones are written in order. */
 	if (flash->failed != 0 || flash_has_zones(flash) || !flash_is_of_medium(error) ||
 		!is_of_record(flash, buffer)) {
 		return false;
@@ -70,13 +75,16 @@ bool flash_move_begin(struct flash *flash, const struct flash_buffer *buffer, in
 	return true;
 }
 
-/* --- the new place --------------------------------------------------------------------------- */
+/* --- the new position ------------------------------------------------------------------------ */
 
+/* The failed record is the oldest one in flight, because earlier ones have been retired. */
 static struct flash_buffer *first_of(const struct flash *flash)
 {
 	return list_entry(list_first(&flash->log.flying), struct flash_buffer, node);
 }
 
+/* Closes the failed segment and marks it in the segment table. Its older blocks can be
+ * collected. */
 static void avoid(struct flash *flash, uint32_t segment)
 {
 	gc_set_state(&flash->table, segment, GC_CLOSED);
@@ -85,7 +93,8 @@ static void avoid(struct flash *flash, uint32_t segment)
 	flash->map.trees[0].table_dirty[segment / FLASH_TABLE_ENTRIES] = true;
 }
 
-/* What would have been behind the position from is at the beginning of segment to. */
+/* Moves a position after `from` in the same segment to the same distance from the beginning of
+ * segment `to`. */
 static void move_place(struct flash_position *at, const struct flash_position *from, uint32_t to,
 	uint32_t prev_crc)
 {
@@ -96,7 +105,8 @@ static void move_place(struct flash_position *at, const struct flash_position *f
 	at->prev_crc = prev_crc;
 }
 
-/* Their headers say where they are, and have the checksum of the one before. */
+/* Gives the records in flight their new positions and encodes their headers again, each with the
+ * checksum of the previous one. */
 static void place_records(struct flash *flash, const struct flash_position *from)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
@@ -117,10 +127,12 @@ static void place_records(struct flash *flash, const struct flash_position *from
 	}
 	move_place(&log->head, from, log->move.to, prev_crc);
 	if (log->filling != NULL) {
+		/* The record being filled has no header yet; only its position changes. */
 		log->filling->at = log->head;
 	}
 }
 
+/* Writes the records at their new positions. Requests a checkpoint, which removes the detour. */
 static void relocate(struct flash *flash)
 {
 	struct flash_log *log = &flash->log;
@@ -167,7 +179,7 @@ void flash_move_synced(struct flash *flash, int result)
 
 	move->is_waiting = false;
 	if (result < 0) {
-		return; /* the log has failed */
+		return; /* flash_fail() was called */
 	}
 	if (move->state == FLASH_MOVE_ANCHOR_FIRST) {
 		move_set_state(move, FLASH_MOVE_ANCHOR_SECOND);
@@ -176,13 +188,15 @@ void flash_move_synced(struct flash *flash, int result)
 	}
 }
 
-/* Before the first checkpoint of a run no anchor leads to its records. */
+/* True if an anchor leads to the records of this run. Before the first checkpoint of a run none
+ * does, so no detour is needed. */
 static bool is_anchored(const struct flash *flash)
 {
 	return flash->anchor.next.seq >> FLASH_SEQ_SHIFT == flash->log.head.seq >> FLASH_SEQ_SHIFT;
 }
 
-/* All that were in flight have ended. */
+/* Chooses the new segment when no write is in flight. The anchor gets the detour in memory, and
+ * is encoded with it. */
 static void move_choose(struct flash *flash)
 {
 	struct flash_move *move = &flash->log.move;
@@ -224,8 +238,8 @@ bool flash_move_step(struct flash *flash)
 		return true;
 	}
 	if (move->state == FLASH_MOVE_DRAIN) {
-		/* The checkpoint's own anchors are durable first: this one has the same. They do
-		 * not wait for a part either. */
+		/* The checkpoint's own anchors become durable first, since this move's anchor has
+		 * the same contents and the detour. They do not need a waiting part either. */
 		if (flash->checkpoint.state >= FLASH_CHECKPOINT_ANCHOR_FIRST) {
 			return flash_checkpoint_step(flash);
 		}
