@@ -212,7 +212,7 @@ enum clan_access {
 	 * than root and our own. A user with write access can punch holes into the memory, which
 	 * stalls any thread that touches it. This side of such a connection has no CLAN_CAN_MAP.
 	 * Its puts and gets end with CLAN_EVENT_DONE, and a message sent before that event can
-	 * overtake a put. Cannot be combined with CLAN_QUEUE_PASSIVE. */
+	 * overtake a put. The same as ANY on queues with CLAN_QUEUE_PASSIVE. */
 	CLAN_ACCESS_WARY,
 };
 
@@ -277,7 +277,8 @@ void clan_listener_close(struct clan_listener *listener);
  * distribute connections over several queues. The call owns fd, even if it fails. The first event
  * is CLAN_EVENT_CONNECT when the peer has introduced itself, or CLAN_EVENT_LOST. In either case the
  * program must call clan_close(), which is permitted at any time. Errors: -EINVAL (also: not such a
- * socket), -EACCES (options->access), -ENOMEM, -EMFILE, -EUSERS (conns_max of the queue). */
+ * socket), -EACCES (options->access), -EDQUOT (the peer's user has sent too many descriptors that
+ * are not closed yet), -ENOMEM, -EMFILE, -EUSERS (conns_max of the queue). */
 int clan_adopt(struct clan_queue *queue, int fd, const struct clan_conn_options *options,
 	struct clan_conn **conn_out, struct clan_error *error);
 

@@ -1,4 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * Calls, replies and events of <gmblock/clan_rpc.h>; docs/protocol/clan.md §13. rpc_node.c creates
+ * the nodes and their links.
+ *
+ * Invariant: only the notification of a put determines slot, type and length of a message. The peer
+ * can change the bytes in its slot at any time, so they are copied once, to the program's buffer.
+ */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,8 +20,8 @@ enum {
 	RPC_CALLS_DEFAULT = 32,
 	RPC_BYTES_DEFAULT = 4096,
 	RPC_CONNS_DEFAULT = 256,
-	RPC_EVENTS = 32,  /* taken at once */
-	RPC_LOOK_MS = 10, /* for connections that end without an event */
+	RPC_EVENTS = 32,  /* limit per wait */
+	RPC_LOOK_MS = 10, /* interval of checks for connections that end without an event */
 };
 
 #define RPC_NS_PER_MS UINT64_C(1000000)
@@ -31,8 +38,7 @@ _Static_assert(CLAN_RPC_TYPE_MAX < 1 << (VALUE_BYTES_SHIFT - VALUE_TYPE_SHIFT), 
 _Static_assert(CLAN_RPC_BYTES_MAX < 1 << VALUE_BYTES_BITS, "a length fits");
 _Static_assert(VALUE_BYTES_SHIFT + VALUE_BYTES_BITS == 31, "values have 31 bits");
 
-/* --- puts --------------------------------------------------------------------------------------
- */
+/* --- puts ------------------------------------------------------------------------------------- */
 
 static uint32_t rpc_value_of(bool is_reply, uint32_t slot, uint32_t type, uint32_t bytes)
 {
@@ -55,8 +61,9 @@ static uint32_t rpc_bytes_of(uint32_t value)
 	return value >> VALUE_BYTES_SHIFT;
 }
 
-/* Where our copy of what we put stands. It may be used again when the peer has answered a request,
- * or used the slot of a reply again: both tell that the put has ended, on every carrier. */
+/* Returns the address of our copy of a request or reply, from which it is put. The copy of a
+ * request can be reused when its reply has arrived, and the copy of a reply when the next request
+ * in that slot has arrived. Either shows that the put has ended, on every transport. */
 static uint8_t *outgoing(const struct rpc_link *link, bool is_reply, uint32_t slot)
 {
 	const struct clan_rpc_options *options = &link->node->rpc->options;
@@ -65,7 +72,7 @@ static uint8_t *outgoing(const struct rpc_link *link, bool is_reply, uint32_t sl
 				    rpc_stride(options->bytes_max);
 }
 
-/* -EAGAIN when there is no room. */
+/* Puts a message. Returns 0, -EAGAIN if there is no room, or another negative errno. */
 static int rpc_put(struct rpc_link *link, uint32_t value)
 {
 	bool is_reply = is_reply_of(value);
@@ -78,14 +85,16 @@ static int rpc_put(struct rpc_link *link, uint32_t value)
 	return MIN(result, 0);
 }
 
-/* Other errors are those of a peer that takes back what it has offered, or that is lost. */
+/* Puts a message, or queues it if there is no room. Messages stay in order, because the queue must
+ * be empty for a direct put. Other errors mean that the peer has revoked its cookie or is lost. */
 static void put_or_wait(struct rpc_link *link, uint32_t value)
 {
 	int result = link->waiting_count > 0 ? -EAGAIN : rpc_put(link, value);
 	uint32_t room = 2 * link->node->rpc->options.calls;
 
 	if (result == -EAGAIN && link->waiting_count == room) {
-		/* A peer that keeps the rules does not use a slot again before it has the reply. */
+		/* R4: a peer that follows the rules does not reuse a slot before it has received
+		 * the reply. */
 		rpc_node_end(link->node, -EPROTO);
 	} else if (result == -EAGAIN) {
 		link->waiting[(link->waiting_first + link->waiting_count++) % room] = value;
@@ -94,6 +103,7 @@ static void put_or_wait(struct rpc_link *link, uint32_t value)
 	}
 }
 
+/* Puts queued messages while there is room. */
 static void put_waiting(struct rpc_link *link)
 {
 	uint32_t room = 2 * link->node->rpc->options.calls;
@@ -113,7 +123,7 @@ static void put_waiting(struct rpc_link *link)
 	}
 }
 
-/* A link with a slot for one more call; the links take turns. */
+/* Returns a link with a free slot for a call, NULL if there is none. The links are used in turn. */
 static struct rpc_link *pick_link(struct rpc_node *node)
 {
 	for (uint32_t i = 0; i < node->conns; i++) {
@@ -185,8 +195,7 @@ int clan_rpc_reply(struct clan_rpc *rpc, const struct clan_rpc_request *request,
 	return 0;
 }
 
-/* --- events ------------------------------------------------------------------------------------
- */
+/* --- events ----------------------------------------------------------------------------------- */
 
 static void link_closed(struct rpc_link *link)
 {
@@ -209,7 +218,7 @@ static void handle(struct clan_rpc *rpc, const struct clan_event *event)
 		return;
 	}
 	if (link == NULL) {
-		return; /* one that was rejected */
+		return; /* a rejected connection */
 	}
 	if (event->type == CLAN_EVENT_CLOSED) {
 		link_closed(link);
@@ -226,14 +235,14 @@ static void handle(struct clan_rpc *rpc, const struct clan_event *event)
 		link->lost = true;
 		link->lost_status = event->status;
 	}
-	/* What a lost connection had published is still given. */
+	/* Messages that a lost connection had published are still received. */
 	if ((event->type == CLAN_EVENT_READY || event->type == CLAN_EVENT_LOST) &&
 		!list_is_linked(&link->ready_node)) {
 		list_push_back(&rpc->ready, &link->ready_node);
 	}
 }
 
-/* Fills in the event of a notification; false: a rule is broken. */
+/* Checks a notification and fills in its event. Returns false if it breaks rule R3, R4 or R5. */
 static bool take_notification(
 	struct rpc_link *link, uint32_t value, struct clan_rpc_event *event, uint8_t *buffer)
 {
@@ -270,7 +279,7 @@ static bool take_notification(
 	return true;
 }
 
-/* Takes one message of a link; true: it made an event. */
+/* Receives one message of a link. Returns true if it produced an event. */
 static bool rpc_take_message(struct rpc_link *link, struct clan_rpc_event *event, uint8_t *buffer)
 {
 	struct clan_message message;
@@ -284,7 +293,7 @@ static bool rpc_take_message(struct rpc_link *link, struct clan_rpc_event *event
 		if (link->lost) {
 			rpc_node_end(link->node, link->lost_status);
 		} else {
-			clan_flush(link->conn); /* what was replied to these */
+			clan_flush(link->conn); /* the replies to these messages */
 		}
 		return false;
 	}
@@ -314,7 +323,8 @@ static bool give_message(struct clan_rpc *rpc, struct clan_rpc_event *event, uin
 	return false;
 }
 
-/* A call of a node that has ended. */
+/* Returns the next outstanding call of an ended node as a reply with an error. Returns false if
+ * there is none. */
 static bool give_back_call(struct rpc_node *node, struct clan_rpc_event *event)
 {
 	for (uint32_t i = 0; i < node->conns; i++) {
@@ -333,6 +343,8 @@ static bool give_back_call(struct rpc_node *node, struct clan_rpc_event *event)
 	return false;
 }
 
+/* UP, outstanding calls of ended nodes, then DOWN. A node is freed when all its links are
+ * closed. */
 static bool give_change(struct clan_rpc *rpc, struct clan_rpc_event *event)
 {
 	while (!list_is_empty(&rpc->changed)) {
@@ -353,7 +365,7 @@ static bool give_change(struct clan_rpc *rpc, struct clan_rpc_event *event)
 		}
 		list_remove(&node->changed_node);
 		if (node->open_count > 0) {
-			continue; /* it comes again with CLAN_EVENT_CLOSED */
+			continue; /* CLAN_EVENT_CLOSED enters it again */
 		}
 		event->type = CLAN_RPC_DOWN;
 		event->status = node->status;
@@ -410,8 +422,7 @@ int clan_rpc_next(struct clan_rpc *rpc, struct clan_rpc_event *event, void *buff
 	}
 }
 
-/* --- life --------------------------------------------------------------------------------------
- */
+/* --- life ------------------------------------------------------------------------------------- */
 
 static bool options_are_valid(const struct clan_rpc_options *options)
 {
@@ -472,7 +483,7 @@ struct clan_queue *clan_rpc_queue(struct clan_rpc *rpc)
 	return rpc->queue;
 }
 
-/* Calls do for each node; it may free the node. */
+/* Calls do_it for each node; the function can free the node. */
 static void for_each_node(struct clan_rpc *rpc, void (*do_it)(struct rpc_node *node))
 {
 	for (uint32_t i = 0; i < RPC_BUCKETS; i++) {
@@ -508,14 +519,14 @@ void clan_rpc_destroy(struct clan_rpc *rpc)
 	if (rpc == NULL) {
 		return;
 	}
-	rpc->ending = true; /* hellos of those who came before may still arrive */
+	rpc->ending = true; /* HELLOs of earlier connections can still arrive */
 	clan_listener_close(rpc->listener);
 	for_each_node(rpc, end_node);
 	while (has_open_nodes(rpc)) {
 		rpc_take_events(rpc, -1, &count);
 	}
 	for_each_node(rpc, rpc_node_free);
-	/* Those that were rejected, and those that never said hello. */
+	/* Wait for rejected connections, and for those that never sent HELLO. */
 	while (clan_queue_destroy(rpc->queue) == -EBUSY) {
 		rpc_take_events(rpc, RPC_LOOK_MS, &count);
 	}

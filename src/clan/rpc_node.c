@@ -1,4 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * Nodes and links of the RPC: connecting, hellos, areas and their cookies; docs/protocol/clan.md
+ * §13.
+ *
+ * Invariant: links of one node have the same key and user, so a peer cannot add a connection to the
+ * node of another one.
+ */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,8 +19,8 @@
 enum {
 	RPC_VERSION = 1,
 	RPC_PAGE_BYTES = 4096,
-	/* Slots of the bulk ring: notifications that the peer has not taken, a request and a reply
-	 * for each call; and a ring says only when half of it was taken that there is room. */
+	/* Bulk ring slots per call. Both a request and a reply can be unreceived for each call, in
+	 * each direction, and a ring reports room only after half of it was consumed. */
 	RPC_RING_PER_CALL = 8,
 };
 
@@ -21,7 +28,7 @@ _Static_assert(CLAN_RPC_CALLS_MAX *RPC_RING_PER_CALL <= CLAN_BULK_SLOTS_MAX, "a 
 
 #define RPC_HELLO_MAGIC UINT64_C(0x316370726e616c63) /* "clanrpc1" */
 
-/* What a dialler says with CLAN_EVENT_CONNECT. Connections with one key are of one node. */
+/* Hello of a connection. Connections with the same key belong to one node. */
 struct rpc_hello {
 	uint64_t magic;
 	uint64_t key;
@@ -32,8 +39,7 @@ struct rpc_hello {
 	uint32_t reserved;
 };
 
-/* --- states ------------------------------------------------------------------------------------
- */
+/* --- states ----------------------------------------------------------------------------------- */
 
 static const uint32_t link_edges[LINK_STATE_COUNT] = {
 	[LINK_NEW] = BIT(LINK_GREETED) | BIT(LINK_CLOSING) | BIT(LINK_CLOSED),
@@ -59,8 +65,7 @@ static void set_node_state(struct rpc_node *node, enum node_state state)
 	node->state = state;
 }
 
-/* --- nodes -------------------------------------------------------------------------------------
- */
+/* --- nodes ------------------------------------------------------------------------------------ */
 
 struct rpc_node *rpc_node_find(struct clan_rpc *rpc, uint32_t number)
 {
@@ -86,7 +91,7 @@ static void link_fini(struct rpc_link *link)
 {
 	int result = clan_region_destroy(link->region);
 
-	GMB_ASSERT(result == 0); /* nothing shares it once its connection is closed */
+	GMB_ASSERT(result == 0); /* shares end with their connection */
 	free(link->requests);
 	free(link->ops);
 	free(link->waiting);
@@ -126,7 +131,7 @@ void rpc_node_end(struct rpc_node *node, int status)
 	rpc_node_changed(node);
 }
 
-/* What a link needs once there is a connection for it. */
+/* Allocates the tables and the area of a link, which needs them when it has a connection. */
 static bool link_init(struct rpc_link *link)
 {
 	struct clan_rpc *rpc = link->node->rpc;
@@ -173,8 +178,7 @@ static struct rpc_node *node_create(
 	return node;
 }
 
-/* --- setting up --------------------------------------------------------------------------------
- */
+/* --- set-up ----------------------------------------------------------------------------------- */
 
 static void link_check_up(struct rpc_link *link)
 {
@@ -332,12 +336,13 @@ int clan_rpc_dial(
 	} else if (node->open_count == 0) {
 		rpc_node_free(node);
 	} else {
-		rpc_node_end(node, result); /* goes without an event */
+		rpc_node_end(node, result); /* ends without an event */
 	}
 	return result;
 }
 
-/* The node that a hello belongs to; NULL, with the reason. */
+/* Returns the node of a hello, created if it is new. Returns NULL with the reason if rule R1 is
+ * broken or there is no memory. */
 static struct rpc_node *node_of_hello(struct clan_rpc *rpc, struct clan_conn *conn,
 	const struct rpc_hello *hello, const char **reason_out)
 {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The provider's listeners, and the life of its connections: docs/protocol/clan.md §2.2 and §3.
+ * The provider's listeners, and the life of its connections: docs/protocol/clan.md §2.2 and §3. A
+ * connection that has ended stays in its group until it is freed, because its mappings can be
+ * shared with other connections.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -26,7 +28,7 @@
 
 enum {
 	LISTEN_BACKLOG = 128,
-	ACCEPT_MAX = 16, /* in one turn */
+	ACCEPT_MAX = 16, /* connections per turn */
 	ACCEPT_RETRY_MS = 100,
 };
 
@@ -125,7 +127,7 @@ int shm_conn_map_peer(struct shm_conn *conn, int fd)
 	if (segment_check(fd, SEGMENT_SEALED_SIZE | SEGMENT_SEALED_WRITER, &identity) != 0) {
 		return shm_broken(conn, 1, "its segment is not a sealed memfd");
 	}
-	/* The largest that these limits allow. */
+	/* The largest segment within the limits. */
 	shape = (struct shm_shape){
 		.slots = { SHM_SYSTEM_SLOTS, SHM_CONTROL_SLOTS, conn->conn.options.peer_slots_max },
 		.cookies = CLAN_TABLE_MAX,
@@ -289,7 +291,7 @@ void shm_conn_settled(struct shm_conn *conn)
 
 void shm_conn_opened(struct shm_conn *conn)
 {
-	/* An acceptor goes on before the peer has its WELCOME: the rings keep what it sends. */
+	/* An acceptor is OPEN before its WELCOME is sent, because the rings keep its messages. */
 	if (list_is_empty(&conn->unsent)) {
 		shm_conn_settled(conn);
 	}
@@ -299,7 +301,7 @@ void shm_conn_opened(struct shm_conn *conn)
 	shm_want(conn);
 }
 
-/* What the peer said about its end, when it did. */
+/* Returns the reason that the peer gave for the end, or the default text. */
 static const char *peer_reason(const struct shm_conn *conn)
 {
 	uint64_t end;
@@ -320,7 +322,7 @@ void shm_conn_end(struct shm_conn *conn, int status, const char *reason)
 {
 	struct clan_conn *base = &conn->conn;
 
-	/* One that has ended already stays in its group until it is freed. */
+	/* Further errors of a connection that has ended are ignored. */
 	if (base->state >= CLAN_LOST) {
 		return;
 	}
@@ -334,9 +336,9 @@ void shm_conn_end(struct shm_conn *conn, int status, const char *reason)
 	}
 	if (base->state == CLAN_OPEN && status != -EPROTO) {
 		shm_publish_conn(conn);
-		shm_look(conn); /* what it had published can still be received */
+		shm_look(conn); /* processes published messages, which can still be received */
 		if (base->state != CLAN_OPEN) {
-			return; /* by what was found */
+			return; /* the look has ended the connection */
 		}
 	}
 	shm_conn_handshake_ended(conn);
@@ -420,7 +422,8 @@ static int read_credentials(struct shm_conn *conn, int fd)
 		.uid = credentials.uid,
 		.gid = credentials.gid,
 	};
-	/* Its memory is mapped, and not given to the program, which would wait for holes. */
+	/* A wary connection's memory is mapped, but never passed to the program, which could stall
+	 * on holes. */
 	conn->conn.is_wary = conn->conn.options.access == CLAN_ACCESS_WARY &&
 			     rights_is_stranger(credentials.uid) &&
 			     !clan_queue_is_passive(conn->conn.queue);
@@ -433,7 +436,7 @@ static bool may_connect(const struct shm_conn *conn)
 	       !rights_is_stranger(conn->conn.peer.uid);
 }
 
-/* Fills in a Unix address; "@NAME" is abstract. 0 or -EINVAL. */
+/* Fills in a Unix address; "@NAME" is abstract. Returns 0 or -EINVAL. */
 static int make_address(const char *place, struct sockaddr_un *address, socklen_t *length)
 {
 	size_t place_length = strlen(place);
@@ -459,7 +462,7 @@ static int shm_address_error(struct error *error, const char *place)
 		"\"shm:%s\": the address is shm:PATH or shm:@NAME of at most 107 bytes", place);
 }
 
-/* Takes fd, when it returns 0. */
+/* Attaches the socket and reads the peer's credentials. Owns fd if it returns 0. */
 static int shm_conn_start(struct shm_conn *conn, int fd)
 {
 	int result = read_credentials(conn, fd);
@@ -471,7 +474,7 @@ static int shm_conn_start(struct shm_conn *conn, int fd)
 	return result;
 }
 
-/* Gives up a connection that the program has not got. */
+/* Frees a connection that was not returned to the program. */
 static void conn_abandon(struct shm_conn *conn)
 {
 	clan_conn_set_state(&conn->conn, CLAN_CLOSING);
@@ -603,7 +606,7 @@ static int shm_adopt(struct clan_queue *queue, int fd, const struct clan_conn_op
 
 /* --- listeners -------------------------------------------------------------------------------- */
 
-/* Half of the handshakes at most may be those of one stranger. */
+/* One untrusted user may have at most half of the handshakes. */
 static bool stranger_has_too_many(const struct shm_listener *listener, uid_t uid)
 {
 	uint32_t count = 0;
@@ -652,7 +655,8 @@ static void shm_listener_happened(struct waiter_file *file, uint32_t events)
 	for (int i = 0; i < ACCEPT_MAX; i++) {
 		int fd = -1;
 
-		/* Whoever is refused may have sent descriptors. */
+		/* Rejected peers can also have sent descriptors, so there must be room to dispose
+		 * of the socket. */
 		errno = EMFILE;
 		if (dispose_ends_have_room()) {
 			fd = accept4(file->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -661,7 +665,8 @@ static void shm_listener_happened(struct waiter_file *file, uint32_t events)
 			shm_accept_one(listener, fd);
 		} else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS ||
 			   errno == ENOMEM) {
-			/* It stays readable: look again when descriptors may be free. */
+			/* The listener stays readable, which would cause a busy loop. Try again
+			 * later, when descriptors might be free. */
 			waiter_file_events(listener->listener.queue->waiter, file, 0);
 			clan_deadline_set(listener->listener.queue, &listener->retry,
 				ACCEPT_RETRY_MS * NS_PER_MS);
@@ -679,14 +684,14 @@ static void shm_listen_again(struct clan_deadline *deadline)
 	waiter_file_events(listener->listener.queue->waiter, &listener->file, EPOLLIN);
 }
 
-/* Nobody listens at the socket file any more: it is left over. */
+/* Returns true if no process listens at the socket file, so it is stale. */
 static bool is_left_over(const struct sockaddr_un *address, socklen_t length)
 {
 	struct stat status;
 	bool dead;
 	int fd;
 
-	/* connect() refuses files of other kinds in the same way. */
+	/* connect() would refuse files of other types with the same error. */
 	if (lstat(address->sun_path, &status) != 0 || !S_ISSOCK(status.st_mode)) {
 		return false;
 	}
@@ -699,7 +704,7 @@ static bool is_left_over(const struct sockaddr_un *address, socklen_t length)
 	return dead;
 }
 
-/* A listening socket at the address, or a negative errno. */
+/* Returns a listening socket, or a negative errno. */
 static int shm_open_listener(const struct sockaddr_un *address, socklen_t length, uint32_t access)
 {
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -708,7 +713,7 @@ static int shm_open_listener(const struct sockaddr_un *address, socklen_t length
 	if (fd < 0) {
 		return -errno;
 	}
-	/* The mode that the file gets, less the umask. */
+	/* Determines the mode of the file, less the umask. */
 	if (fchmod(fd, access == CLAN_ACCESS_OWNER ? 0600 : 0666) != 0) {
 		result = -errno;
 	} else if (bind(fd, (const struct sockaddr *)address, length) != 0) {
@@ -786,7 +791,7 @@ static void shm_listener_close(struct clan_listener *base)
 
 	waiter_file_remove(base->queue->waiter, &listener->file);
 	clan_deadline_clear(&listener->retry);
-	/* Connections that nobody accepted can hold descriptors of anything. */
+	/* Connections that were not accepted can contain descriptors of any kind. */
 	dispose_socket(fd, geteuid(), clan_queue_is_passive(base->queue));
 	if (listener->path != NULL && stat(listener->path, &status) == 0 &&
 		status.st_dev == listener->device && status.st_ino == listener->inode) {
@@ -827,7 +832,7 @@ static void shm_after_fork(
 		free(listener);
 		return;
 	}
-	/* Nothing of it is mapped here; its groups, descriptors and memory are. */
+	/* Segments are not mapped in the child; only descriptors and private memory are freed. */
 	struct shm_conn *conn = shm_conn(base);
 	struct shm_group *group = conn->group;
 

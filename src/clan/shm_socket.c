@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Messages on the socket of a connection: docs/protocol/clan.md §3.
+ *
+ * Invariant: every descriptor that arrives is either taken by a handler or passed to dispose(),
+ * because closing a descriptor of another user can block.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -17,7 +20,7 @@
 
 enum {
 	DESCRIPTORS_SENT_MAX = 2,
-	MESSAGES_MAX = 64, /* taken in one turn */
+	MESSAGES_MAX = 64, /* processed per turn */
 };
 
 #define NS_PER_MS UINT64_C(1000000)
@@ -30,7 +33,7 @@ enum {
 _Static_assert(sizeof(struct shm_hello) + CLAN_HELLO_BYTES_MAX <= SHM_SOCKET_MESSAGE_MAX,
 	"the largest message");
 
-/* A message that came, in private memory. */
+/* A received message, in private memory. */
 struct arrival {
 	_Alignas(8) uint8_t bytes[SHM_SOCKET_MESSAGE_MAX + 1];
 	size_t length;
@@ -40,7 +43,8 @@ struct arrival {
 
 /* --- sending ---------------------------------------------------------------------------------- */
 
-/* A message with descriptors, which belong to the connection or to a region that it shares. */
+/* A queued message with descriptors. It borrows the descriptors, which belong to the connection or
+ * to a region that it shares. */
 struct unsent {
 	struct list_node node; /* in conn->unsent */
 	int fds[DESCRIPTORS_SENT_MAX];
@@ -49,7 +53,7 @@ struct unsent {
 	uint8_t message[];
 };
 
-/* 0, -EAGAIN, or another negative errno. */
+/* Sends a message. Returns 0, -EAGAIN, -ETOOMANYREFS or another negative errno. */
 static int shm_socket_transmit(const struct shm_conn *conn, const struct iovec *iov,
 	uint32_t iov_count, const int *fds, uint32_t fd_count)
 {
@@ -72,7 +76,7 @@ static int shm_socket_transmit(const struct shm_conn *conn, const struct iovec *
 	return sendmsg(conn->file.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 ? -errno : 0;
 }
 
-/* The message waits for its turn, behind those that wait already. */
+/* Queues a message behind those that are queued already. */
 static int shm_socket_keep(struct shm_conn *conn, const struct iovec *iov, uint32_t iov_count,
 	const int *fds, uint32_t fd_count)
 {
@@ -151,7 +155,8 @@ void shm_send_again(struct clan_deadline *deadline)
 	}
 }
 
-/* Sends a message of up to two parts. */
+/* Sends a message of up to two parts, or queues it. A message with descriptors must not overtake a
+ * queued one. Messages without descriptors can, because they do not depend on them. */
 static int shm_socket_send_message(struct shm_conn *conn, enum shm_socket_type type, void *first,
 	size_t first_bytes, const void *second, size_t second_bytes, const int *fds,
 	uint32_t fd_count)
@@ -179,7 +184,7 @@ static int shm_socket_send_message(struct shm_conn *conn, enum shm_socket_type t
 				       : result;
 }
 
-/* The segment, and the group head if the peer does not know it. */
+/* The segment, and the group head unless the peer knows the group. */
 static uint32_t set_up_fds(const struct shm_conn *conn, int fds[DESCRIPTORS_SENT_MAX])
 {
 	fds[0] = conn->own_fd;
@@ -229,7 +234,7 @@ void shm_send_refused(struct shm_conn *conn, int status, const char *text)
 		.text_bytes = (uint32_t)text_bytes,
 	};
 
-	/* It goes, or the end of the socket says the same. */
+	/* Errors are ignored, because the end of the socket has the same effect. */
 	(void)shm_socket_send_message(
 		conn, SHM_REFUSED, &refused, sizeof(refused), text, text_bytes, NULL, 0);
 }
@@ -269,18 +274,18 @@ void shm_socket_close(struct shm_conn *conn)
 	clan_deadline_clear(&conn->reread);
 	if (fd >= 0) {
 		waiter_file_remove(conn->conn.queue->waiter, &conn->file);
-		/* A bell of the group may be lost in it. */
+		/* A bell of the group could have been among the unread messages. */
 		if (conn->group != NULL && conn->group->peer_ready_slots != 0) {
 			shm_group_activate(conn->group);
 		}
-		/* Messages in it can hold descriptors of anything. */
+		/* Unread messages can contain descriptors of any kind. */
 		dispose_socket(fd, conn->conn.peer.uid, clan_queue_is_passive(conn->conn.queue));
 	}
 }
 
 /* --- receiving -------------------------------------------------------------------------------- */
 
-/* Gets rid of the descriptors that nobody took. */
+/* Disposes of the descriptors that no handler has taken. */
 static void drop_fds(struct shm_conn *conn, struct arrival *arrival)
 {
 	if (arrival->fd_count > 0) {
@@ -310,7 +315,8 @@ static int wrong_state(struct shm_conn *conn)
 	return shm_broken(conn, 7, "a message of the socket came out of turn");
 }
 
-/* What HELLO and WELCOME have in common, once the connection is in its group. */
+/* The common part of HELLO and WELCOME, after the connection has joined its group: maps the peer's
+ * group head and segment. */
 static int meet_peer(struct shm_conn *conn, struct arrival *arrival, uint32_t bell, uint32_t number)
 {
 	int result = 0;
@@ -340,7 +346,8 @@ static int meet_peer(struct shm_conn *conn, struct arrival *arrival, uint32_t be
 	return result;
 }
 
-/* The group that HELLO names, if this connection may join it. */
+/* Returns the group that HELLO names if this connection may join it: it has room, and came from the
+ * same process and user. */
 static struct shm_group *known_group(const struct shm_conn *conn, const struct shm_hello *hello)
 {
 	struct shm_group *group = shm_group_find(conn->conn.queue, hello->group);
@@ -359,7 +366,8 @@ static int join_group(struct shm_conn *conn, const struct shm_hello *hello)
 	if (hello->group == 0) {
 		uint64_t id;
 
-		/* From the kernel: who knows one must not be able to tell the next. */
+		/* From the kernel, because a process that knows one number must not be able to
+		 * predict another. */
 		do {
 			if (getrandom(&id, sizeof(id), 0) != sizeof(id)) {
 				return -EIO;
@@ -496,7 +504,7 @@ static int shm_socket_refused_arrived(struct shm_conn *conn, struct arrival *arr
 	return -ECONNREFUSED;
 }
 
-/* The acceptor does not know the group: says HELLO again, with a new one. */
+/* The acceptor does not have the group: sends HELLO again with a new one. */
 static int regroup_arrived(struct shm_conn *conn, struct arrival *arrival)
 {
 	int result;
@@ -567,7 +575,7 @@ static int region_arrived(struct shm_conn *conn, struct arrival *arrival)
 	return shm_region_arrived(conn, &message, fd);
 }
 
-/* Nonzero: the connection takes no more messages. */
+/* Processes a message. Returns nonzero if no more messages of the connection may be processed. */
 static int shm_socket_message_arrived(struct shm_conn *conn, struct arrival *arrival)
 {
 	struct shm_socket_head head;
@@ -614,11 +622,12 @@ static int shm_socket_message_arrived(struct shm_conn *conn, struct arrival *arr
 	}
 }
 
-/* One message: 0, -EAGAIN, or the connection has ended. */
+/* Receives and processes one message. Returns 0, -EAGAIN, or another value if the connection has
+ * ended. */
 static int shm_socket_receive(struct shm_conn *conn, struct arrival *arrival)
 {
-	/* Room for every descriptor that a message can have: none is discarded by the kernel in our
-	 * name, which could block. */
+	/* The buffer has room for the maximum number of descriptors of a message. Otherwise the
+	 * kernel would close the excess descriptors within this call, which could block. */
 	_Alignas(struct cmsghdr) uint8_t control[RIGHTS_CONTROL_BYTES];
 	struct iovec iov = { .iov_base = arrival->bytes, .iov_len = sizeof(arrival->bytes) };
 	struct msghdr message = {
@@ -635,7 +644,7 @@ static int shm_socket_receive(struct shm_conn *conn, struct arrival *arrival)
 			return -EAGAIN;
 		}
 		length = 0;
-		message.msg_controllen = 0; /* the kernel has not touched it */
+		message.msg_controllen = 0; /* the kernel has not set it */
 	}
 	arrival->length = (size_t)length;
 	arrival->fd_count = rights_collect(&message, arrival->fds);
@@ -654,7 +663,8 @@ static int shm_socket_receive(struct shm_conn *conn, struct arrival *arrival)
 	return result;
 }
 
-/* Looks without taking it: descriptors that there is no room for stay in the message. */
+/* Peeks at the next message. The buffer has no room for descriptors, so they stay in the message,
+ * and MSG_CTRUNC shows that there are some. */
 static bool next_has_files(int fd)
 {
 	char byte;
@@ -665,11 +675,11 @@ static bool next_has_files(int fd)
 	       (message.msg_flags & MSG_CTRUNC) != 0;
 }
 
-/* So many descriptors are not closed yet that more of the peer's user stay in its socket, at the
- * expense of its own limit. */
+/* Stops receiving for REREAD_NS. The limit on descriptors that wait to be closed is reached, so
+ * further ones stay in the socket, where they count for the sender's user. */
 static void receive_later(struct shm_conn *conn, uint32_t events)
 {
-	if ((events & (EPOLLHUP | EPOLLERR)) != 0) { /* reported again and again */
+	if ((events & (EPOLLHUP | EPOLLERR)) != 0) { /* epoll cannot disable these */
 		shm_conn_end(conn, -ECONNRESET, NULL);
 		return;
 	}
