@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The file store: a regular file or a block device, through the page cache ("cached") or around it
- * ("direct", O_DIRECT), chosen per direction. This header is shared by file*.c only.
+ * The file store: a regular file or a block device, accessed through the page cache ("cached") or
+ * around it ("direct", O_DIRECT), chosen per direction. Only file*.c include this header.
  *
  *   file_store ─ fd          buffered: cached mode, everything unaligned, trim, zero, extents
  *              ├ direct_fd   O_DIRECT, only when a direction is "direct"
  *              └ file_gate   one per file and process: keeps unaligned and direct writes apart
  *   file_queue ─ the same descriptors in the ring's table, and one more, only for flushing
  *
- * What is guaranteed about size: no request reaches beyond the size last seen. The size is asked
- * again when a request does not fit, when a read meets the end of the file, and by store_size(). A
- * file that another program has cut and nobody has looked at since can grow again by a write into
- * the range that was there; every look from then on makes such writes fail with -EIO.
+ * Size: no request reaches beyond the size last seen. The size is checked again when a request does
+ * not fit, when a read meets the end of the file, and by store_size(). If another program truncates
+ * the file and the size has not been checked since, a write into the removed range can extend the
+ * file again. From the next check on, such writes fail with -EIO.
  *
- * Flushing uses a descriptor of its own in every queue, because the kernel reports a failed
- * write-back once to each open file: so no other operation, and no other reactor, can take the
- * report away from a flush. One failed flush or FUA stays an error for every later one (file_gate).
+ * Flushing: each queue flushes with a descriptor of its own, because the kernel reports a failed
+ * write-back once per open file. So no other operation and no other reactor can consume the report
+ * before a flush sees it. After a failed flush or FUA write, every later one fails (file_gate).
  *
- * Threading: as store.h. Ownership: the store owns descriptors and its share of the gate.
- * Errors: negative errno; -EIO when the disk ends early.
+ * Threading: as in store.h. Ownership: the store owns its descriptors and its reference to the
+ * gate. Errors: negative errno; -EIO if the disk ends early.
  */
 #pragma once
 
@@ -30,14 +30,15 @@
 
 enum file_unsupported {
 	FILE_NO_TRIM = 1 << 0,
-	FILE_NO_PUNCH = 1 << 1,	     /* zero by making a hole; devices: fast */
+	FILE_NO_PUNCH = 1 << 1,	     /* zero by punching a hole; devices: fast */
 	FILE_NO_ZERO_RANGE = 1 << 2, /* zero that stays provisioned; devices: fast */
 	FILE_NO_DEVICE_ZERO = 1 << 3,
 	FILE_NO_CLONE = 1 << 4,
 	FILE_NO_COPY_RANGE = 1 << 5,
 };
 
-/* A descriptor to be closed; allocated with its queue, so that destroying cannot fail. */
+/* A descriptor to be closed later. Allocated together with its queue, so that destroying a queue
+ * cannot fail. */
 struct file_retired {
 	struct file_retired *next;
 	int fd;
@@ -50,20 +51,20 @@ struct file_store {
 	uint8_t machine[DISK_BOOT_ID_BYTES]; /* zeroes: not known */
 	int fd;
 	int direct_fd;	       /* or -1 */
-	bool read_auto;	       /* there is a direct_fd, and a map */
+	bool read_auto;	       /* there is a direct_fd and a map */
 	uint32_t offset_align; /* of direct I/O */
 	uint32_t memory_align;
-	uint64_t unit;		 /* page or filesystem block: what trim and zero work in */
-	struct disk_map *map;	 /* NULL = it is not known what is in the page cache */
-	const char *map_refusal; /* why, see store_page_cache_refusal() */
+	uint64_t unit;		 /* page or filesystem block: granularity of trim and zero */
+	struct disk_map *map;	 /* NULL = the contents of the page cache are not known */
+	const char *map_refusal; /* reason for no map, see store_page_cache_refusal() */
 	struct file_gate *gate;
 	bool is_claimed;   /* through the gate, by a store that writes */
-	int read_claim_fd; /* of a store that only reads; -1 = nothing to hold */
+	int read_claim_fd; /* of a store that only reads; -1 = none needed */
 	struct file_gate_member member;
 	_Atomic uint64_t size;	      /* last seen */
-	_Atomic uint32_t unsupported; /* enum file_unsupported, found out by trying */
-	/* Descriptors of destroyed queues. They are closed together with the store: closing may
-	 * block, which a ring's thread must not. */
+	_Atomic uint32_t unsupported; /* enum file_unsupported, detected by trying */
+	/* Descriptors of destroyed queues. They are closed together with the store, because closing
+	 * may block, which a ring's thread must not. */
 	_Atomic(struct file_retired *) retired;
 };
 
@@ -71,18 +72,18 @@ struct file_store {
 enum file_way { FILE_WAY_DIRECT, FILE_WAY_CACHED, FILE_WAY_COUNT };
 
 struct file_auto {
-	uint64_t *seen[2]; /* bits of blocks, in two generations; NULL: not mode=auto */
+	uint64_t *seen[2]; /* bitmaps of blocks, in two generations; NULL: not mode=auto */
 	uint64_t block_count;
 	uint64_t young_count;	       /* bits set in the younger generation */
-	bool young;		       /* which one that is */
-	enum file_way way;	       /* of the reads of this window */
-	uint64_t rate[FILE_WAY_COUNT]; /* bytes a second; 0 = unknown */
+	bool young;		       /* index of the younger generation */
+	enum file_way way;	       /* of the reads in this window */
+	uint64_t rate[FILE_WAY_COUNT]; /* bytes per second; 0 = unknown */
 	uint64_t window_offset;
-	uint64_t window_bytes; /* 0: the next read begins one */
+	uint64_t window_bytes; /* 0: the next read begins a window */
 	uint64_t window_ns;    /* without pauses */
 	uint64_t last_ns;
 	uint64_t window_count;
-	uint64_t quiet_bytes; /* so many more go direct even when they are in the page cache */
+	uint64_t quiet_bytes; /* bytes still to read direct even if they are in the page cache */
 };
 
 struct file_queue {
@@ -91,11 +92,11 @@ struct file_queue {
 	struct ring_file direct; /* fd -1 = none */
 	struct ring_file sync;
 	struct file_gate_port port;
-	uint64_t inline_again_ns; /* until then, cached writes go to worker threads */
+	uint64_t inline_again_ns; /* until then, worker threads make cached writes */
 	uint32_t inline_slow_count;
 	struct ring_op sync_op;
 	struct list_node sync_waiting; /* for the flush after the one in flight */
-	struct list_node sync_riding;  /* on the flush in flight */
+	struct list_node sync_riding;  /* served by the flush in flight */
 	struct file_retired *retired;
 	uint64_t direct_transfers; /* counters */
 	uint64_t blocked_writes;
@@ -104,14 +105,14 @@ struct file_queue {
 	uint64_t auto_again_bytes;
 };
 
-/* A part's scratch; the store is the innermost layer, so it is at the beginning. */
+/* A part's scratch. The store is the innermost layer, so its slice is at the beginning. */
 struct file_scratch {
 	uint64_t done_bytes; /* by earlier transfers */
 	uint64_t piece;	     /* bytes of the transfer in flight */
-	uint32_t phase;	     /* of file_zero.c */
+	uint32_t phase;	     /* used by file_zero.c */
 	uint32_t retries;
-	uint32_t gate; /* enum file_gate_class: what the part holds */
-	bool around;   /* a read that goes around the page cache where it can */
+	uint32_t gate; /* enum file_gate_class: the part's class inside the gate */
+	bool around;   /* a read that bypasses the page cache where possible */
 };
 
 _Static_assert(sizeof(struct file_scratch) <= STORE_SCRATCH_BYTES, "fits a part");
@@ -140,27 +141,27 @@ static inline struct store_part *file_part_of(struct ring_op *op)
 
 /* Leaves the gate and ends the part with a result that the contract allows. */
 void file_finish(struct store_part *part, int result);
-/* Asks for the size again and remembers it. */
+/* Reads the size from the system and stores it. */
 uint64_t file_refresh_size(struct file_store *store);
 /*
- * True when the result only means "again": then again is called, at once or a little later.
- * Not for ever: a descriptor that answers nothing else is an error in the end.
+ * True if the result only asks for a retry (-EINTR, -EAGAIN): again is then called, immediately or
+ * a little later. The number of retries is limited; after that the result is an error.
  */
 bool file_retry(struct store_part *part, int result, ring_done_fn *again);
-/* True when the transfer can bypass the page cache. */
+/* True if the transfer can bypass the page cache. */
 bool file_fits_direct(
 	const struct file_store *store, uint64_t offset, struct mem_ref memory, uint64_t length);
-/* Enters the gate as a write of this kind must, leaving what is held. False: it waits, and
- * file_resume() is called when it is inside. */
+/* Enters the gate in the class that such a write requires, and leaves the class held before. False:
+ * the part waits, and file_resume() is called when it is inside. */
 bool file_write_enter(struct store_part *part, bool direct);
-/* Called by the gate on the part's ring: the part is inside now. */
+/* Called by the gate on the part's ring when the part is inside. */
 void file_resume(struct store_part *part);
 
 /* file_sync.c */
 
 void file_flush(struct store_part *part);
 void file_sync_init(struct file_queue *queue);
-/* Ends a change: at once, or durable first when it was asked with FUA. */
+/* Ends a change: immediately, or with FUA after making it durable. */
 void file_finish_durable(struct store_part *part);
 
 /* file_zero.c */
@@ -171,7 +172,7 @@ void file_zero_resume(struct store_part *part);
 
 /* file_page_cache.c */
 
-/* Prepares the store for it, where that can be, and for mode=auto. */
+/* Prepares the store for sending from the page cache, if possible, and for mode=auto. */
 void file_page_cache_init(struct file_store *store, const struct store_options *options);
 bool file_page_cache_ref(struct store_queue *queue, struct store_part *part);
 const char *file_page_cache_refusal(struct store *store);
@@ -179,21 +180,22 @@ const char *file_page_cache_refusal(struct store *store);
 /* file_copy.c */
 
 uint32_t file_copy_ways(struct store *target, struct store *source, uint64_t *clone_align);
-/* Also where a piece goes on that had to wait for the gate. */
+/* Also resumes a piece that waited for the gate. */
 void file_copy(struct store_part *part);
 
-/* file_auto.c: of a store with read_auto; else without effect */
+/* file_auto.c: for stores with read_auto; no effect on others */
 
-/* False: no memory. */
+/* False: not enough memory. */
 GMB_MUST_CHECK bool file_auto_init(struct file_queue *queue);
 void file_auto_fini(struct file_queue *queue);
-/* A read begins: true when it is to go around the page cache. Called once for each. */
+/* True if the read that begins should bypass the page cache. Called once for each read. */
 bool file_auto_goes_direct(struct store_part *part);
-/* True while a read like this one, a large one, leaves the page cache alone, whatever is in it. */
+/* True while a large read such as this one must bypass the page cache, whatever the cache
+ * contains. */
 bool file_auto_is_quiet(const struct file_queue *queue, const struct store_part *part);
-/* A read is sent from the page cache. */
+/* Records a read that is sent from the page cache. */
 void file_auto_resident(struct store_part *part);
-/* A client has said that it will read length bytes from there: they may be kept. */
+/* Records a hint that a client will read length bytes from the part's offset: they may be kept. */
 void file_auto_announced(struct store_part *part, uint64_t length);
 
 /* file_extents.c */

@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * For those who implement a kind of store, or a filter: one file each, which defines a struct
- * store_kind. The table of a program's main() registers it (store_register()).
+ * Interface for implementing a kind of store or a filter. Each is one file that defines a struct
+ * store_kind; the table of a program's main() registers it (store_register()).
  *
  *   store_submit ─▶ filter.submit ─▶ store_forward ─▶ inner.submit
  *   done ◀─ store_finish ◀─ filter.inner_done ◀─ store_finish ◀─┘
  *
- * A filter is a store whose inner is set: the size, closing and the inner queue are taken care of,
- * and its info is that of the inner store unless its open changes it. The smallest is delay.c.
+ * A filter is a store whose inner is set. The size, closing and the inner queue are handled for it,
+ * and its info is that of the inner store unless its open changes it. The smallest filter is
+ * delay.c.
  *
- * A part has STORE_SCRATCH_BYTES for the layers that work on it. Each has the scratch_bytes of its
- * table, not zeroed: store_scratch() in a filter; the kind itself is at the beginning.
+ * A part has STORE_SCRATCH_BYTES for the layers that work on it. Each layer has the scratch_bytes
+ * of its table, not zeroed. A filter finds its slice with store_scratch(); the slice of the kind is
+ * at the beginning.
  *
- * Threading: open and close as store_open(); the rest on the queue's ring unless stated otherwise.
- * Ownership: stores and queues are allocated and freed by store.c. Errors: negative errno and a
+ * Threading: open and close as for store_open(); the rest runs on the queue's ring unless stated
+ * otherwise. Ownership: store.c allocates and frees stores and queues. Errors: negative errno and a
  * sentence.
  */
 #pragma once
@@ -26,93 +28,99 @@ struct store_ops {
 	const char *name;
 	size_t queue_bytes;	/* of its own queue; 0: a struct store_queue */
 	uint32_t scratch_bytes; /* of each part, a multiple of 8 */
-	/* Optional: undoes open. The inner store is still there. */
+	/* Optional: undoes open. The inner store is still open. */
 	void (*close)(struct store *store);
-	/* Optional. queue is zeroed but for its base, whose inner queue exists. */
+	/* Optional. queue is zeroed except for its base, whose inner queue exists. */
 	int (*queue_init)(struct store_queue *queue, struct error *error);
 	/* Optional. Nothing is in flight. */
 	void (*queue_fini)(struct store_queue *queue);
 	void (*submit)(struct store_queue *queue, struct store_part *part);
-	/* Filters, optional: a part that was forwarded is done below. Must end in store_finish().
-	 */
+	/* Filters, optional: called when a part that was forwarded is done below. Must end in
+	 * store_finish(). */
 	store_done_fn *inner_done;
-	/* Optional. Sets part->memory when it can; store_page_cache_ref() does the rest. */
+	/* Optional. Sets part->memory and returns true if possible; store_page_cache_ref() does the
+	 * rest. */
 	bool (*page_cache_ref)(struct store_queue *queue, struct store_part *part);
 	/* Optional, see store_page_cache_refusal(). Any thread. */
 	const char *(*page_cache_refusal)(struct store *store);
-	/* Current size in bytes; asks the operating system again. Any thread. Filters: optional. */
+	/* Current size in bytes; asks the operating system each time. Any thread. Filters:
+	 * optional. */
 	uint64_t (*size)(struct store *store);
-	/* Optional: describes what a queue counts, in its own struct; with has_owner, what the
-	 * store counts. */
+	/* Optional: describes the counters in the kind's queue struct, or, with has_owner, in its
+	 * store struct. */
 	const struct counter_table *counters;
-	/* Kinds, optional: see store_start(). On start->ring; ends in store_started(), once, not
-	 * from inside start. Meanwhile store_start_progress() says how far it is, and it must look
-	 * at start->cancelled now and then. */
+	/* Kinds, optional: see store_start(). Runs on start->ring. Ends in store_started(), once,
+	 * not from inside start. Until then it reports its progress with store_start_progress() and
+	 * must check start->cancelled regularly. */
 	void (*start)(struct store *store, struct store_start *start);
-	/* With start, and in the kind of a view: all parts come on the ring of start. Their queue
-	 * says that ring, and has no state of its own (queue_bytes is 0); part->memory has no
-	 * MEM_FIXED when it is another's.
-	 */
+	/* With start, and in the kind of a snapshot: all parts arrive on the ring of start. The
+	 * queue of a part has that ring and no state of its own (queue_bytes is 0). part->memory
+	 * does not have MEM_FIXED if it belongs to another ring. */
 	bool has_owner;
-	/* Kinds, optional: see store_copy_ways(); both stores are of this kind. Any thread. */
+	/* Kinds, optional: see store_copy_ways(). Both stores are of this kind. Any thread. */
 	uint32_t (*copy_ways)(struct store *target, struct store *source, uint64_t *clone_align);
-	/* Optional: see store_barrier(). The outermost layer that has one is asked. Any thread. */
+	/* Optional: see store_barrier(). The outermost layer with this function is asked. Any
+	 * thread. */
 	enum store_barrier (*barrier)(struct store *store, bool look);
-	/* Optional: see store_pass(); a filter answers for itself alone. Without it the store keeps
-	 * what another process cannot find on the disk. */
+	/* Optional: see store_pass(); a filter answers only for itself. NULL: the store has state
+	 * that another process cannot find on the disk, so it cannot be handed over. */
 	const char *(*pass)(struct store *store, struct store_claim *claim_out);
-	/* Optional: see store_place(); filters that are not asked have their bytes where those
-	 * below have them. */
+	/* Optional: see store_place(). For a filter without it, the bytes are where the layer below
+	 * has them. */
 	bool (*place)(struct store *store, struct store_place *place_out);
-	/* See store_settles(): the flush has its flag, and close changes nothing when is_let_go. */
+	/* See store_settles(): flushes may have STORE_SETTLE, and close changes nothing if
+	 * is_let_go. */
 	bool settles;
-	/* Optional: see store_end(); not called when is_let_go. */
+	/* Optional: see store_end(); not called if is_let_go. */
 	uint64_t (*end)(struct store *store);
 	/* Optional, with settles and without start: see store_take(). */
 	int (*take)(struct store *store, struct error *error);
-	/* Kinds with an owner, optional, all three or none: see store_view_open() and its
-	 * neighbours. The kind's open gets the store as its config, and its parts come on the ring
-	 * of that store. view_ask is called there, views on any thread. */
+	/* Kinds with an owner; all three or none: see store_view_open() and its neighbours. The
+	 * snapshot kind's open receives the store as its config, and its parts arrive on the ring
+	 * of that store. view_ask is called on that ring, views on any thread. */
 	const struct store_kind *view_kind;
 	void (*view_ask)(struct store *store, struct store_view_request *request);
 	uint32_t (*views)(struct store *store, struct store_view list[STORE_VIEWS_MAX]);
 };
 
-/* A member of that struct, for the table. */
+/* An entry of a counter table, for a member of that struct. */
 #define STORE_COUNTER(type, field, unit, help) COUNTER(type, field, TOTAL, unit, #field, help)
 
 struct store_kind {
 	const char *name;
-	/* Kinds: paths that begin so are its own. NULL: every path that no other kind has. */
+	/* Kinds: paths with this prefix belong to it. NULL: all paths without the prefix of another
+	 * kind. */
 	const char *prefix;
-	bool names_size; /* what follows the prefix is a size, see parse_path_size(): no file, and
-			  * so no page cache */
-	/* Optional: keys of all kinds that do nothing here, NULL behind the last, and why. */
+	/* The text after the prefix is a size, see parse_path_size(). There is no file, and so no
+	 * page cache. */
+	bool names_size;
+	/* Optional: keys of all kinds that have no effect here, ending with NULL, and the
+	 * reason. */
 	const char *const *useless;
 	const char *useless_reason;
-	bool is_on_file;    /* what follows the prefix is the path of a file or a block device */
+	bool is_on_file;    /* the text after the prefix is the path of a file or block device */
 	bool is_filter;	    /* else a kind of store */
-	bool can_repair;    /* kinds: knows store_options.repairs */
-	bool freezes_inner; /* filters: what is below is never written while it is there */
-	/* Filters, optional: the file that is opened for what config says, or NULL. */
+	bool can_repair;    /* kinds: supports store_options.repairs */
+	bool freezes_inner; /* filters: the store below is never written while it is wrapped */
+	/* Filters, optional: the additional file that is opened for config, or NULL. */
 	const char *(*file)(const void *config);
 	/* Kinds, optional: see store_options_memory_folder(). config may be NULL. */
 	const char *(*memory_folder)(const void *config);
-	/* Optional, of a kind with files of a format of its own: see store_check(). *recognized
-	 * turns true when the file at path is one. */
+	/* Optional, for a kind with a file format of its own: see store_check(). *recognized is set
+	 * to true if the file at path has that format. */
 	int (*check)(
 		const char *path, struct store_check *check, bool *recognized, struct error *error);
 	/* Optional: see store_create_check(). With create. */
 	int (*create_check)(const struct store_create *create, struct error *error);
-	/* Optional: see store_create(). path is what follows the name of the kind and a colon. */
+	/* Optional: see store_create(). path is the text after the name of the kind and a colon. */
 	int (*create)(const char *path, const struct store_create *create, struct error *error);
 	const struct field *options;
 	uint32_t option_count;
-	size_t config_bytes;  /* of what the options set */
-	const void *defaults; /* what it is before the first is set; NULL: zeroes */
+	size_t config_bytes;  /* of the configuration that the options set */
+	const void *defaults; /* its initial contents; NULL: zeroes */
 	size_t store_bytes;
 	const struct store_ops *ops;
-	/* store is zeroed but for its base. config is NULL when no option was given. A kind sets
+	/* store is zeroed except for its base. config is NULL if no option was given. A kind sets
 	 * info. On failure it leaves nothing behind. */
 	int (*open)(struct store *store, const struct store_options *options, const void *config,
 		struct error *error);
@@ -128,9 +136,9 @@ extern const struct store_kind delay_store_kind;
 extern const struct store_kind fault_store_kind;
 
 enum {
-	/* Before data is sent from the page cache, a word in each piece of that size (as the path
-	 * would cut it) is checked: a piece that may be zeroes is read, to become a hole on the
-	 * wire. */
+	/* Before data is sent from the page cache, one word in each piece of this size (the size in
+	 * which path would cut it) is checked. If a piece may be all zeroes, it is read instead, so
+	 * that it can become a hole on the wire. */
 	STORE_PAGE_CACHE_LOOK_BYTES = 512 << 10,
 };
 
@@ -138,54 +146,57 @@ enum {
 GMB_MUST_CHECK int store_wrap(const struct store_kind *kind, const struct store_options *options,
 	const void *config, struct store *inner, struct store **store_out, struct error *error);
 
-/* The idx-th kind or filter that was registered; NULL behind the last. */
+/* The idx-th registered kind or filter; NULL after the last. */
 const struct store_kind *store_kind_at(uint32_t idx);
-/* Which of them a path belongs to. */
+/* Index of the kind to which a path belongs. */
 uint32_t store_kind_of_path(const char *path);
-/* -EINVAL, with a sentence, when an option of another kind than the path's was given, which would
- * do nothing. */
+/* -EINVAL with a sentence if an option of a kind other than the path's was given, because it would
+ * have no effect. */
 GMB_MUST_CHECK int store_options_fit(
 	const struct store_options *options, const struct store_kind *kind, struct error *error);
-/* True when one of the kind's options was given. */
+/* True if one of the kind's options was given. */
 bool store_options_has(const struct store_options *options, const struct store_kind *kind);
-/* True when a filter was asked for that freezes what is below. */
+/* True if a requested filter freezes the store below it. */
 bool store_options_freezes(const struct store_options *options);
 
-/* The descriptor of a file store that reads around the page cache; -1: it is not, or does not. */
+/* The O_DIRECT descriptor of a file store that reads around the page cache; -1 for any other
+ * store. */
 int file_store_direct_fd(struct store *store);
 
-/* The memory of a memory store, whose first byte is that of the disk. Zeroes at first. */
+/* The memory of a memory store, from the first byte of the disk on. Initially zeroes. */
 uint8_t *memory_store_bytes(struct store *store);
 
-/* Before the start of a flash store: it collects segments by this rule, which it borrows, and so
- * much of its changed pages is cold (store/flash/gc_policy.h). False: it is another store. */
+/* Sets the garbage collection rule of a flash store, and the share of its dirty pages that is
+ * treated as cold (store/flash/gc_policy.h). Called before the start; rule is borrowed. False: not
+ * a flash store. */
 bool flash_store_set_rule(struct store *store, const struct gc_rule *rule, uint32_t cold_percent);
 
-/* How much of the start is done, 0 to 999. */
+/* Reports the progress of the start, 0 to 999. */
 void store_start_progress(struct store *store, uint32_t permille);
-/* The start has ended: 0, or a negative errno with a sentence in start->error. */
+/* Ends the start with 0, or with a negative errno and a sentence in start->error. */
 void store_started(struct store *store, int result);
 
-/* Called by a kind that has found its size changed. Any thread; takes a lock. */
+/* Called by a kind that has detected a change of its size. Any thread; takes a lock. */
 void store_resized(struct store *store);
 
-/* For store_ops.pass: there is nothing to pass. */
+/* For store_ops.pass of layers with no state to hand over. */
 const char *store_pass_nothing(struct store *store, struct store_claim *claim_out);
 
-/* The slice of the layer that works on the part. */
+/* The slice of the layer that currently works on the part. */
 static inline void *store_scratch(struct store_part *part)
 {
 	return part->scratch + part->queue->store->scratch_offset;
 }
 
-/* Gives the part of a filter to its inner queue. It comes back to inner_done. */
+/* Passes the part of a filter to its inner queue. It comes back to inner_done. */
 void store_forward(struct store_part *part);
-/* The same with a queue on a store that the filter has besides, and whose outer it has set. */
+/* Passes the part to a queue on a second store that the filter has; the filter has set that queue's
+ * outer. */
 void store_forward_to(struct store_queue *lower, struct store_part *part);
 
-/* Finishes the part in the ring's next batch, so never from inside submit. part->io must be free.
- */
+/* Finishes the part in the ring's next batch, and so never from inside submit. part->io must be
+ * free. */
 void store_finish_later(struct store_part *part, int result);
 
-/* True when this result of a flush or durable part means that acknowledged bytes may be lost. */
+/* True if this result of a flush or durable part means that acknowledged bytes may be lost. */
 bool store_result_breaks(const struct store_part *part, int result);

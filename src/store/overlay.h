@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The overlay filter: what clients write goes to an upper store, the base below is only read. This
- * header is shared by overlay*.c. The file is described in docs/protocol/overlay.md, the order of
- * its writes in docs/design/0021-overlay.md.
+ * The overlay filter: clients' changes go to an upper store, and the base below is only read. Only
+ * overlay*.c include this header. The file format is described in docs/protocol/overlay.md, the
+ * order of its writes in docs/design/0021-overlay.md.
  *
  *   part ─▶ overlay ─┬─ every block in the upper store ──▶ upper: a file, or memory
  *                    └─ none of them ────────────────────▶ base
  *
- *   present   a bit per block: its contents are in the upper store. Set when they are, never
- * cleared. busy      a block that is being written for the first time: nobody else changes it
- * meanwhile. saved     the bits of present as they are in the file, or about to be. pages whether a
- * page of present and the file say the same.
+ *   present   a bit per block: its contents are in the upper store. Never cleared once set.
+ *   busy      a bit per block: it is being written for the first time, and no other part may
+ *             change it.
+ *   saved     the bits of present as they are in the file, or about to be.
+ *   pages     a state per page of present: whether it equals the page in the file.
  *
- * Threading: any reactor. Reads, and changes of blocks that are present, look at present and pages
- * only, which are atomics; the rest is under the lock. Every part goes on on its own ring: what
- * another ring has for it comes by a message (struct overlay_port).
- * Ownership: the store owns the upper store, its descriptor and the maps; a queue owns its queue on
- * the upper store, its helpers and their buffers. Errors: as store.h.
+ * Threading: any reactor. Reads, and changes of blocks that are present, use only present and
+ * pages, which are atomics; everything else is under the lock. Every part continues on its own
+ * ring: work that comes from another ring arrives by a message (struct overlay_port). Ownership:
+ * the store owns the upper store, its descriptor and the maps. A queue owns its queue on the upper
+ * store, its helpers and their buffers. Errors: as in store.h.
  */
 #pragma once
 
@@ -34,22 +35,22 @@ enum {
 	OVERLAY_BASE_PATH_MAX = 3968,
 	OVERLAY_HELPERS = 16,
 };
-/* 256 TiB: its bitmap has 8 GiB of address space. */
+/* 256 TiB: the bitmap then takes 8 GiB of address space. */
 #define OVERLAY_SIZE_MAX (UINT64_C(1) << 48)
 
 /* --- overlay_file.c: the file ---------------------------------------------------------------- */
 
-/* What follows from the size of the base. */
+/* Layout of the file, derived from the size of the base. */
 struct overlay_layout {
 	uint64_t size;
 	uint64_t block_count;
-	uint64_t page_count;  /* of the bitmap, which begins behind the header */
+	uint64_t page_count;  /* of the bitmap, which follows the header */
 	uint64_t data_offset; /* of the first byte of the disk */
 };
 
 struct overlay_layout overlay_layout_of(uint64_t size);
 
-/* By what the base is known again. */
+/* Properties that identify the base. */
 struct overlay_base {
 	uint64_t size;
 	int64_t changed_ns;   /* as in struct disk_info */
@@ -57,36 +58,36 @@ struct overlay_base {
 	char path[OVERLAY_BASE_PATH_MAX + 1];
 };
 
-/* Looks at a base. A negative errno and a sentence. */
+/* Reads these properties from a base. A negative errno and a sentence. */
 GMB_MUST_CHECK int overlay_base_look(
 	const char *path, struct overlay_base *base, struct error *error);
-/* -ESTALE with a sentence when found is not the base that was recorded for the overlay at path. */
+/* -ESTALE with a sentence if found is not the base recorded for the overlay at path. */
 GMB_MUST_CHECK int overlay_base_compare(const char *path, const struct overlay_base *recorded,
 	const struct overlay_base *found, struct error *error);
 
 void overlay_head_encode(const struct overlay_base *base, uint8_t head[OVERLAY_HEAD_BYTES]);
-/* The bytes may be anybody's. -EINVAL with a sentence. */
+/* Accepts untrusted bytes. -EINVAL with a sentence. */
 GMB_MUST_CHECK int overlay_head_decode(const uint8_t head[OVERLAY_HEAD_BYTES], const char *path,
 	struct overlay_base *base, struct error *error);
 
 /* Reads the header of an open file and checks that the rest of it is there. */
 GMB_MUST_CHECK int overlay_head_read(
 	int fd, const char *path, struct overlay_base *base, struct error *error);
-/* Where a bitmap is read to. */
+/* Destination of overlay_bitmap_read(). */
 struct overlay_bitmap {
-	uint64_t *words;	   /* as in the file; zeroes before */
-	_Atomic uint64_t *present; /* the same as numbers of this machine; or NULL */
-	uint64_t changed_bytes;	   /* of the disk: found */
+	uint64_t *words;	   /* as in the file; initially zeroes */
+	_Atomic uint64_t *present; /* in host byte order; or NULL */
+	uint64_t changed_bytes;	   /* of the disk: result */
 };
 
-/* -EINVAL: there is a block behind the end. */
+/* -EINVAL: a block after the end of the disk has a bit. */
 GMB_MUST_CHECK int overlay_bitmap_read(int fd, const char *path,
 	const struct overlay_layout *layout, struct overlay_bitmap *bitmap, struct error *error);
 
-/* Whether the file is a new overlay on that base: empty, or as a crash has left one that
- * overlay_file_fill() was to make. */
+/* Whether the file is to become a new overlay on that base: it is empty, or was left incomplete by
+ * a crash during overlay_file_fill(). */
 GMB_MUST_CHECK int overlay_file_is_empty(int fd, const struct overlay_base *base, bool *is_empty);
-/* Makes an overlay of such a file, as a whole or not at all. */
+/* Makes an overlay of such a file, atomically. */
 GMB_MUST_CHECK int overlay_file_fill(
 	int fd, const char *path, const struct overlay_base *base, struct error *error);
 /* See store_create_check(). */
@@ -98,7 +99,7 @@ GMB_MUST_CHECK int overlay_create(
 GMB_MUST_CHECK int overlay_check(
 	const char *path, struct store_check *check, bool *recognized, struct error *error);
 
-/* Where a page of the bitmap is in the file. */
+/* Offset in the file of a page of the bitmap. */
 static inline uint64_t overlay_page_offset(uint64_t page)
 {
 	return OVERLAY_HEAD_BYTES + page * OVERLAY_PAGE_BYTES;
@@ -106,12 +107,12 @@ static inline uint64_t overlay_page_offset(uint64_t page)
 
 /* --- the store ------------------------------------------------------------------------------- */
 
-/* A page of the bitmap. What is in the file may be older than what is in memory. */
+/* State of a page of the bitmap. The page in the file may be older than the page in memory. */
 enum overlay_page {
-	OVERLAY_PAGE_SAVED,	     /* both are the same */
-	OVERLAY_PAGE_CHANGED,	     /* bits were set since */
-	OVERLAY_PAGE_SAVING,	     /* a commit writes them */
-	OVERLAY_PAGE_SAVING_CHANGED, /* and more were set since it began */
+	OVERLAY_PAGE_SAVED,	     /* both are equal */
+	OVERLAY_PAGE_CHANGED,	     /* bits were set since the last commit */
+	OVERLAY_PAGE_SAVING,	     /* a commit is writing it */
+	OVERLAY_PAGE_SAVING_CHANGED, /* bits were set since that commit began */
 	OVERLAY_PAGE_STATE_COUNT,
 };
 
@@ -121,39 +122,42 @@ struct overlay_store {
 	struct overlay_layout layout;
 	uint64_t data_offset; /* of the disk in the upper store */
 	char *path;
-	int fd;	    /* header and bitmap; -1: nothing is kept, and no page is ever changed */
-	void *maps; /* the next four; present is in the memory of the upper store instead, when
-		     * nothing is kept: another process maps it, too */
+	/* Header and bitmap; -1: changes are discarded at the end, and no page ever becomes
+	 * changed. */
+	int fd;
+	/* Mapping of the next four. Exception: if changes are discarded, present is in the memory
+	 * of the upper store, so that another process can map it too. */
+	void *maps;
 	_Atomic uint64_t *present;
 	uint64_t *saved; /* little-endian, as in the file */
 	uint64_t *busy;
 	_Atomic uint8_t *pages; /* enum overlay_page */
 
-	/* Pages that are not saved. Written under the lock. */
+	/* Number of pages that are not saved. Written under the lock. */
 	_Atomic uint64_t unsaved_count;
-	/* Since the file was opened: before, what a killed server wrote there may be in a cache
-	 * only. Written under the lock. */
+	/* A commit has succeeded since the file was opened. Before that, bits written by a killed
+	 * server may be in a volatile cache only. Written under the lock. */
 	_Atomic bool has_committed;
 
-	pthread_mutex_t lock; /* for all below, and for what is said above */
+	pthread_mutex_t lock; /* for all below, and for the members that say so */
 	struct list_node blocked;
-	struct list_node committing_next; /* parts that wait for the commit after this one */
+	struct list_node committing_next; /* parts that wait for the next commit */
 	bool is_committing;
 };
 
-/* What carries parts to the ring of their queue. */
+/* Carries parts to the ring of their queue. */
 struct overlay_port {
 	struct ring_message message;
 	struct list_node parts; /* under the store's lock, as is posted */
 	bool posted;
 };
 
-/* For what is read or written on behalf of a part beside it. */
+/* A read or write on behalf of another part, the owner. */
 struct overlay_helper {
 	struct store_part part;
 	struct overlay_queue *queue;
 	struct store_part *owner;
-	uint8_t *buffer; /* of a block, aligned to one */
+	uint8_t *buffer; /* one block, aligned to its size */
 	struct list_node node;
 };
 
@@ -164,11 +168,11 @@ struct overlay_queue {
 	struct overlay_helper helpers[OVERLAY_HELPERS];
 	uint8_t *buffers;
 	struct list_node idle;	 /* helpers */
-	struct list_node hoping; /* parts for which none was idle */
+	struct list_node hoping; /* parts that wait for an idle helper */
 
-	/* While this queue commits. */
+	/* Used while this queue commits. */
 	struct store_part commit;
-	struct list_node committed; /* parts that will hear of it */
+	struct list_node committed; /* parts to finish when the commit ends */
 	uint64_t commit_page;
 	uint64_t commit_run; /* pages of the write in flight */
 
@@ -177,19 +181,19 @@ struct overlay_queue {
 	uint64_t commits;
 };
 
-/* What a part that comes back by a message, or finds a helper, goes on with. */
+/* Next step of a part that comes back by a message, or that finds a helper. */
 enum overlay_step {
-	OVERLAY_STEP_CHANGE, /* the blocks are its own */
-	OVERLAY_STEP_COPY,   /* of a block from the base */
-	OVERLAY_STEP_SPLIT,  /* of a read */
-	OVERLAY_STEP_LEAD,   /* the next commit */
-	OVERLAY_STEP_FINISH, /* with its result */
+	OVERLAY_STEP_CHANGE, /* it now owns the blocks */
+	OVERLAY_STEP_COPY,   /* copy a block from the base */
+	OVERLAY_STEP_SPLIT,  /* split a read */
+	OVERLAY_STEP_LEAD,   /* lead the next commit */
+	OVERLAY_STEP_FINISH, /* finish with its result */
 };
 
 enum overlay_edge { OVERLAY_EDGE_HEAD = 1 << 0, OVERLAY_EDGE_TAIL = 1 << 1 };
 
 struct overlay_scratch {
-	uint64_t offset; /* as it was submitted */
+	uint64_t offset; /* as submitted */
 	uint64_t length;
 	uint64_t done_bytes;
 	struct store_extent *extents; /* as submitted */
@@ -197,11 +201,11 @@ struct overlay_scratch {
 	uint32_t extent_count;
 	int result;
 	uint8_t step;	 /* enum overlay_step */
-	uint8_t edges;	 /* enum overlay_edge: blocks to copy before */
-	uint8_t pending; /* helpers that read for it */
-	uint16_t runs;	 /* of which extents were asked */
+	uint8_t edges;	 /* enum overlay_edge: blocks still to be copied */
+	uint8_t pending; /* helpers that read for this part */
+	uint16_t runs;	 /* runs whose extents were requested */
 	bool owns_blocks;
-	bool commits; /* it is durable, and that takes a commit */
+	bool commits; /* the part is durable and needs a commit */
 	bool zeroes;  /* a trim that is forwarded as a zero */
 };
 
@@ -220,12 +224,13 @@ static inline struct overlay_queue *overlay_queue_of(const struct store_part *pa
 	return container_of(part->queue, struct overlay_queue, base);
 }
 
-/* The block of the byte at offset, and the one behind that of the byte before it. */
+/* The block that contains the byte at offset. */
 static inline uint64_t overlay_first(uint64_t offset)
 {
 	return offset >> OVERLAY_BLOCK_SHIFT;
 }
 
+/* The block after the one that contains the byte before offset. */
 static inline uint64_t overlay_end(uint64_t offset)
 {
 	return (offset + OVERLAY_BLOCK_BYTES - 1) >> OVERLAY_BLOCK_SHIFT;
@@ -234,19 +239,20 @@ static inline uint64_t overlay_end(uint64_t offset)
 /* --- overlay.c ------------------------------------------------------------------------------- */
 
 bool overlay_has(const struct overlay_store *store, uint64_t block);
-/* Where the blocks from first on stop to be all present, or all not; at most end. */
+/* End of the run of blocks, from first on, that are either all present or all absent; at most
+ * end. */
 uint64_t overlay_run(
 	const struct overlay_store *store, uint64_t first, uint64_t end, bool *present);
 
-/* Gives the part, or what its fields say of it now, to the base or the upper store. */
+/* Forwards the part, with its current fields, to the base or the upper store. */
 void overlay_forward(struct store_part *part, bool upper);
 
-/* Under the lock: has the part go on on its ring. */
+/* Under the lock: lets the part continue with this step on its own ring. */
 void overlay_send(struct store_part *part, enum overlay_step step);
-/* An idle helper for the part; NULL: the part goes on with its step when there is one. */
+/* Returns an idle helper for the part; NULL: the part continues with this step when one is idle. */
 struct overlay_helper *overlay_helper_take(struct store_part *part, enum overlay_step step);
 void overlay_helper_give(struct overlay_helper *helper);
-/* The helper reads or writes for its owner; done gets its part. */
+/* Submits a read or write for the helper's owner; done receives the helper's part. */
 void overlay_helper_submit(struct overlay_helper *helper, bool upper, enum store_op op,
 	uint64_t offset, uint64_t length, struct mem_ref memory, store_done_fn *done);
 
@@ -254,19 +260,19 @@ void overlay_helper_submit(struct overlay_helper *helper, bool upper, enum store
 
 /* Write, trim and zero. */
 void overlay_change(struct store_part *part);
-/* The part was forwarded, and that is its result. */
+/* Called with the result of a forwarded part. */
 void overlay_change_done(struct store_part *part, int result);
 void overlay_change_resume(struct store_part *part, enum overlay_step step);
 
 /* --- overlay_commit.c ------------------------------------------------------------------------ */
 
-/* Under the lock: blocks have become present. */
+/* Under the lock: records that blocks become present. */
 void overlay_pages_changed(struct overlay_store *store, uint64_t first, uint64_t end);
-/* True when a crash would not lose that these blocks are present. */
+/* True if a crash could not lose the bits of these blocks. */
 bool overlay_is_saved(const struct overlay_store *store, uint64_t first, uint64_t end);
-/* Makes everything that was done before durable, then finishes the part. */
+/* Makes all changes completed before durable, then finishes the part. */
 void overlay_commit(struct store_part *part);
-/* The part was first in line when the last commit ended. */
+/* Called for the part that was first in the queue when the last commit ended. */
 void overlay_commit_lead(struct store_part *part);
-/* The same while no queue exists, blocking. */
+/* A blocking commit, for use while no queue exists. */
 GMB_MUST_CHECK int overlay_commit_all(struct overlay_store *store);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The byte stream between a connection and the ring: everything that is done to a connected socket
- * once it is accepted or connected goes through here.
+ * The byte stream between a connection and the ring. All operations on a socket after it is
+ * accepted or connected go through here.
  *
  *   session, carrier ──▶ stream ──▶ ring            a plain socket: inline, nothing in between
  *                           └─▶ layer ──▶ ring      kernel TLS, a record layer: struct stream_ops
@@ -10,15 +10,15 @@
  *        │                                     │ start() failed                         │
  *        └──────────────────────────▶ STREAM_CLOSED ◀───────────────────────────────────┘
  *
- * A layer that another process has passed is put on a plain stream at once: stream_adopt().
- * A stream is upgraded at most once, before its first request. While it is upgraded (a handshake,
- * partly on a worker thread) it is paused: nothing is sent or received. No edge leads back to
+ * A layer that another process has handed over is put on a plain stream directly: stream_adopt(). A
+ * stream is upgraded at most once, before its first request. During the upgrade (a handshake,
+ * partly on a worker thread) it is paused: no data is sent or received. No edge leads back to
  * STREAM_PLAIN.
  *
  * Threading: the ring's thread. Ownership: stream_open() takes the descriptor, stream_close()
- * closes it; the caller's operation, message, vector and buffers are held until done, as by the
- * ring. Errors: those of the ring: a count >= 0, or a negative errno; short counts and -EINTR are
- * the caller's to resume.
+ * closes it. The caller's operation, message, vector and buffers are held until done, as by the
+ * ring. Errors: those of the ring: a count >= 0, or a negative errno. Short counts and -EINTR are
+ * resumed by the caller.
  */
 #pragma once
 
@@ -30,128 +30,130 @@ struct stream;
  * ring_op_complete(), never from inside the call. */
 struct stream_ops {
 	const char *name;
-	uint32_t memory_rights; /* enum mem_right: what it needs of memory that it sends from and
-				 * receives into */
-	/* Makes the layer ready (a handshake); completes op with 0 or a negative errno. */
+	/* enum mem_right: rights that the layer needs on memory from which it sends and into which
+	 * it receives. */
+	uint32_t memory_rights;
+	/* Prepares the layer (a handshake); completes op with 0 or a negative errno. */
 	void (*start)(struct stream *stream, struct ring_op *op);
 	void (*receive)(
 		struct stream *stream, struct ring_op *op, struct msghdr *message, bool whole);
 	void (*send)(struct stream *stream, struct ring_op *op, const struct msghdr *message);
 	ssize_t (*receive_now)(struct stream *stream, struct msghdr *message);
 	ssize_t (*send_now)(struct stream *stream, const struct msghdr *message);
-	/* What send_now took may still be on its way to the socket: true, and op, which is begun
-	 * with done, completes when it is there, with 0 or a negative errno. False: nothing is. */
+	/* True if data accepted by send_now is still on its way to the socket: op then begins with
+	 * done, and completes with 0 or a negative errno when the data is in the socket. False: no
+	 * data is pending. */
 	bool (*flush)(struct stream *stream, struct ring_op *op, ring_done_fn *done);
-	/* A receive should end soon, with -ECANCELED or what happened first. */
+	/* Requests that a receive end soon, with -ECANCELED or with whatever result comes first. */
 	void (*cancel)(struct stream *stream, struct ring_op *op);
-	/* The socket is being shut down. What the layer waits for besides the socket ends soon,
-	 * too.
-	 */
+	/* The socket is being shut down. Other waits of the layer must end soon as well. */
 	void (*shutdown)(struct stream *stream);
-	/* Nothing more will be sent: the layer says so to its peer before the socket does. */
+	/* No more data will be sent: the layer announces this to its peer before the socket does. */
 	void (*shutdown_send)(struct stream *stream);
-	/* True when no operation of the layer's own is in flight. The socket was shut down. When it
-	 * has become true and the caller may not know, the layer calls stream_became_idle(). */
+	/* True if none of the layer's own operations is in flight. The socket was shut down. When
+	 * this becomes true without the caller's knowledge, the layer calls
+	 * stream_became_idle(). */
 	bool (*is_idle)(const struct stream *stream);
-	/* Frees the layer; it is idle. The socket is closed afterwards. */
+	/* Frees the layer, which is idle. The socket is closed afterwards. */
 	void (*close)(struct stream *stream);
 };
 
-/* The last two carry bytes. */
+/* Data can be transferred in the last two states. */
 enum stream_state { STREAM_CLOSED, STREAM_UPGRADING, STREAM_PLAIN, STREAM_LAYERED };
 
 /* All zero: closed. */
 struct stream {
 	struct ring *ring;
 	const struct stream_ops *ops; /* NULL: a plain socket */
-	void *layer;		      /* what ops keep */
+	void *layer;		      /* private to ops */
 	struct ring_file file;
 	enum stream_state state;
-	/* enum mem_right: what payload memory must allow, to be known before it is chosen: a socket
-	 * takes memory that the CPU may not use, a layer that encrypts does not. Changes with an
-	 * upgrade only. Read only. */
+	/* enum mem_right: rights that payload memory must have, needed when the memory is chosen: a
+	 * socket accepts memory that the CPU may not use, a layer that encrypts does not. Changes
+	 * only with an upgrade. Read only. */
 	uint32_t memory_rights;
-	/* What a layer has received of the socket: also a part of a record shows that the peer
-	 * lives. Read only. */
+	/* Bytes that a layer has received from the socket: even a partial record shows that the
+	 * peer is alive. Read only. */
 	uint64_t raw_bytes;
 	struct msghdr message; /* of a contiguous receive by a layer */
 	struct iovec iov;
 	struct ring_op upgrade_op;
 	void (*upgraded)(struct stream *stream, int result);
-	/* The owner's, set after stream_open(), or NULL: a layer's own operations have ended, so
-	 * that an owner that waits to close the stream may look again. It may close it. */
+	/* The owner's callback, set after stream_open(), or NULL: the layer's own operations have
+	 * ended, so an owner that waits to close the stream should check again. The callback may
+	 * close the stream. */
 	void (*idle)(struct stream *stream);
 };
 
-/* How long a peer that says nothing may be gone before the system ends the connection. A peer that
- * merely hangs is not gone: its system answers. */
+/* When the system closes the connection of a silent peer. A peer whose program merely hangs is not
+ * dead, because its system still answers. */
 struct stream_keep_alive {
-	int idle_s;	/* without a byte, until the first question */
-	int interval_s; /* between questions */
-	int probes;	/* questions without an answer that end it */
+	int idle_s;	/* seconds without a byte until the first probe */
+	int interval_s; /* seconds between probes */
+	int probes;	/* unanswered probes that close the connection */
 };
 
-/* Takes a connected stream socket (TCP or Unix) and sets it up: TCP sends at once (P2) and finds
- * out that its peer's machine is gone; a Unix socket gets room for a large reply. What the system
- * refuses keeps the system's defaults. */
+/* Takes a connected stream socket (TCP or Unix) and configures it: TCP sends immediately (P2) and
+ * detects that its peer's machine is gone; a Unix socket gets a buffer for a large reply. Settings
+ * that the system refuses keep the system's defaults. */
 void stream_open(struct stream *stream, struct ring *ring, int fd,
 	const struct stream_keep_alive *keep_alive);
 
 /*
- * Puts a layer on a plain stream on which nothing is in flight, and runs its start(). upgraded is
- * called later, from the ring, with 0 or a negative errno; after an error the stream can only be
- * shut down and closed. Not called if the stream is closed first.
+ * Puts a layer on a plain stream with nothing in flight, and runs its start(). upgraded is called
+ * later, from the ring, with 0 or a negative errno. After an error the stream can only be shut down
+ * and closed. It is not called if the stream is closed first.
  */
 void stream_upgrade(struct stream *stream, const struct stream_ops *ops, void *layer,
 	void (*upgraded)(struct stream *stream, int result));
 
-/* Puts a layer that is ready on a plain stream on which nothing is in flight. memory_rights: those
- * of the stream from now on. */
+/* Puts a layer that is ready on a plain stream with nothing in flight. memory_rights becomes that
+ * of the stream. */
 void stream_adopt(
 	struct stream *stream, const struct stream_ops *ops, void *layer, uint32_t memory_rights);
 
-/* Before a shutdown of a stream whose last bytes went by stream_send_now(): true, and done is
- * called when a layer has passed on to the socket what it took (0, or a negative errno). False:
- * there is nothing to wait for. No send is in flight. */
+/* To be called before shutting down a stream whose last bytes went through stream_send_now(). True:
+ * done is called when a layer has passed all accepted data to the socket (0, or a negative errno).
+ * False: no data is pending. No send may be in flight. */
 GMB_MUST_CHECK static inline bool stream_flush(
 	struct stream *stream, struct ring_op *op, ring_done_fn *done)
 {
 	return stream->ops != NULL && stream->ops->flush(stream, op, done);
 }
 
-/* Ends both directions now: operations in flight complete. */
+/* Ends both directions immediately: operations in flight complete. */
 void stream_shutdown(struct stream *stream);
-/* The same in a hurry: what was sent and has not left this machine never will. */
+/* Like stream_shutdown(), but discards data that was sent and has not left this machine. */
 void stream_abort(struct stream *stream);
-/* Says that nothing more will be sent; receiving goes on. */
+/* Ends the sending direction; receiving continues. */
 void stream_shutdown_send(struct stream *stream);
-/* True when the stream may be closed, as far as the stream itself goes: the caller's operations are
- * the caller's to wait for. After stream_shutdown() or stream_abort() it becomes true by itself. */
+/* True if the stream itself can be closed; the caller must wait for its own operations. Becomes
+ * true without further calls after stream_shutdown() or stream_abort(). */
 bool stream_is_idle(const struct stream *stream);
-/* For layers, as the last thing in the completion of an operation of their own that is not followed
- * by the caller's: the stream, and the layer, may be gone afterwards. */
+/* Called by layers as the last step in the completion of one of their own operations that no
+ * operation of the caller follows. The stream and the layer may be freed when it returns. */
 static inline void stream_became_idle(struct stream *stream)
 {
 	if (stream->idle != NULL && stream_is_idle(stream)) {
 		stream->idle(stream);
 	}
 }
-/* Closes an idle stream. A closed one: no-op. */
+/* Closes an idle stream. No-op on a closed stream. */
 void stream_close(struct stream *stream);
 
-/* What the connection has carried since it was opened; see ring_socket_traffic(). */
+/* Traffic of the connection since it was opened; see ring_socket_traffic(). */
 static inline bool stream_traffic(struct stream *stream, struct ring_traffic *traffic)
 {
 	return ring_socket_traffic(stream->ring, stream->file, traffic);
 }
 
-/* Bytes that were sent and that the peer has not taken yet; see ring_socket_unacked(). */
+/* Bytes sent that the peer has not acknowledged yet; see ring_socket_unacked(). */
 static inline bool stream_unacked(struct stream *stream, uint64_t *bytes_out)
 {
 	return ring_socket_unacked(stream->ring, stream->file, bytes_out);
 }
 
-/* The process at the other end of a Unix socket. False: not known, or not a Unix socket. */
+/* The process at the other end of a Unix socket. False: unknown, or not a Unix socket. */
 struct stream_credentials {
 	int pid;
 	uint32_t uid;
@@ -159,8 +161,8 @@ struct stream_credentials {
 };
 bool stream_peer_credentials(int fd, struct stream_credentials *credentials);
 
-/* result: bytes, 0 at end of stream. whole: fewer than len only at end of stream or error. One
- * receive in flight per stream. */
+/* result: bytes, 0 at end of stream. whole: fewer than len only at end of stream or error. At most
+ * one receive in flight per stream. */
 static inline void stream_receive(struct stream *stream, struct ring_op *op, void *buf, size_t len,
 	bool whole, ring_done_fn *done)
 {
@@ -175,7 +177,7 @@ static inline void stream_receive(struct stream *stream, struct ring_op *op, voi
 	stream->ops->receive(stream, op, &stream->message, whole);
 }
 
-/* The same into a scatter list. */
+/* Receives into a scatter list. */
 static inline void stream_receive_message(struct stream *stream, struct ring_op *op,
 	struct msghdr *message, bool whole, ring_done_fn *done)
 {
@@ -188,17 +190,18 @@ static inline void stream_receive_message(struct stream *stream, struct ring_op 
 	stream->ops->receive(stream, op, message, whole);
 }
 
-/* The one place that decides whether sends lend their memory to the network instead of being copied
- * (IORING_OP_SEND_ZC). They are copied: loopback and veth copy such sends as well, and no case has
- * been measured in which they gain. */
+/* The only place that decides whether sends lend their memory to the network instead of copying it
+ * (IORING_OP_SEND_ZC). They copy, because loopback and veth copy such sends as well and no measured
+ * case gains from it. */
 static inline bool stream_sends_zero_copy(void)
 {
 	return false;
 }
 
 /*
- * Sends some of the message: a short count is normal (the socket is full, memory of a page-cache
- * send went away) and the rest is sent by another call. One send in flight per stream.
+ * Sends some of the message. A short count is normal (the socket is full, or memory of a page-cache
+ * send went away); the caller sends the rest with another call. At most one send in flight per
+ * stream.
  */
 static inline void stream_send(
 	struct stream *stream, struct ring_op *op, const struct msghdr *message, ring_done_fn *done)
@@ -212,7 +215,7 @@ static inline void stream_send(
 	stream->ops->send(stream, op, message);
 }
 
-/* Try at once, without an operation; see ring_recvmsg_now(). */
+/* Tries immediately, without an operation; see ring_recvmsg_now(). */
 GMB_MUST_CHECK static inline ssize_t stream_receive_now(
 	struct stream *stream, struct msghdr *message)
 {
@@ -229,7 +232,7 @@ GMB_MUST_CHECK static inline ssize_t stream_send_now(
 				   : stream->ops->send_now(stream, message);
 }
 
-/* Asks a receive in flight to end soon. */
+/* Requests that a receive in flight end soon. */
 static inline void stream_cancel(struct stream *stream, struct ring_op *op)
 {
 	if (stream->ops == NULL) {
