@@ -48,7 +48,7 @@ struct stream_ops {
 	void (*cancel)(struct stream *stream, struct ring_op *op);
 	/* The socket is being shut down. Other waits of the layer must end soon as well. */
 	void (*shutdown)(struct stream *stream);
-	/* No more data will be sent: the layer announces this to its peer before the socket does. */
+	/* No more data will be sent: the layer announces it to its peer before the socket does. */
 	void (*shutdown_send)(struct stream *stream);
 	/* True if none of the layer's own operations is in flight. The socket was shut down. When
 	 * this becomes true without the caller's knowledge, the layer calls
