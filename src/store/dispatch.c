@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The dispatch point: every part passes here on its way to a store and back. */
+/* The dispatch point: every part passes through here on its way to a store and back. */
 #include <errno.h>
 
 #include "base/bytes.h"
@@ -7,11 +7,12 @@
 
 enum {
 	PART_BYTES_MAX = 1 << 30,
-	/* With more in one call the kernel holds them back to merge neighbours. */
+	/* With more in one call, the kernel holds requests back to merge neighbours. */
 	PARTS_PER_CALL = 2,
 };
 
-/* A flag that means nothing for an operation is ignored: protocols let FUA go with any command. */
+/* Flags without meaning for an operation are ignored, because protocols allow FUA on any
+ * command. */
 #define PART_FLAGS_KNOWN                                                                           \
 	((uint32_t)(STORE_FUA | STORE_NO_HOLE | STORE_FAST_ZERO | STORE_MEASURED | STORE_APART |   \
 		    STORE_SETTLE))
@@ -19,12 +20,12 @@ enum {
 /* --- the rate of the disk -------------------------------------------------------------------- */
 
 #define SECOND_NS UINT64_C(1000000000)
-/* A disk that is never idle is looked at after so long. */
+/* A disk that is never idle is sampled after this time. */
 #define BUSY_NS_MAX UINT64_C(10000000)
 
 enum {
-	RATE_SHIFT = 3,		   /* a new value counts an eighth */
-	BUSY_BYTES_MIN = 64 << 10, /* less says nothing about a rate */
+	RATE_SHIFT = 3,		   /* a new value has a weight of one eighth */
+	BUSY_BYTES_MIN = 64 << 10, /* too few bytes for a rate */
 };
 
 static void busy_end(struct store_rate *rate, uint64_t now_ns)
@@ -32,7 +33,7 @@ static void busy_end(struct store_rate *rate, uint64_t now_ns)
 	uint64_t busy_ns = now_ns - rate->busy_since_ns;
 
 	if (rate->busy_bytes >= BUSY_BYTES_MIN && busy_ns > 0) {
-		/* At most a few GiB in a hundredth of a second: in KiB it fits. */
+		/* At most a few GiB in 10 ms: counted in KiB, the product fits. */
 		uint64_t now = (rate->busy_bytes >> 10) * SECOND_NS / busy_ns << 10;
 		uint64_t before = rate->bytes_per_second;
 
@@ -62,7 +63,7 @@ void store_rate_end(struct store_rate *rate, uint64_t bytes, uint64_t now_ns)
 
 static void queue_submit(struct store_queue *queue, struct store_part *part);
 
-/* Asserts the contract and sets what is private to the stores. */
+/* Asserts the contract and sets the members that are private to the stores. */
 static void part_begin(struct store_queue *queue, struct store_part *part)
 {
 	GMB_ASSERT(part->op < STORE_OP_COUNT);
@@ -95,9 +96,9 @@ static void part_begin(struct store_queue *queue, struct store_part *part)
 /* --- parts of other rings ------------------------------------------------------------------ */
 
 /*
- * A queue's mailboxes outlive what is in them: a message is posted only by who has found its
- * mailbox empty, and until it is delivered and the mailbox is emptied, the part that was pushed
- * first is in flight, so that the queue must not be destroyed.
+ * A queue's mailboxes outlive their contents. A message is posted only by the thread that found the
+ * mailbox empty. Until the message is delivered and the mailbox is emptied, the part that was
+ * pushed first is in flight, so the queue must not be destroyed.
  */
 
 static void mailbox_push(struct store_mailbox *mailbox, struct store_part *part, struct ring *ring,
@@ -105,8 +106,8 @@ static void mailbox_push(struct store_mailbox *mailbox, struct store_part *part,
 {
 	struct list_node *before = atomic_load_explicit(&mailbox->parts, memory_order_relaxed);
 
-	/* Release: who takes it sees the part. Acquire: who has emptied the mailbox is done with
-	 * its message. */
+	/* Release: the thread that takes the part sees its contents. Acquire: if the mailbox is
+	 * empty, the thread that emptied it no longer uses its message. */
 	do {
 		part->node.next = before;
 	} while (!atomic_compare_exchange_weak_explicit(
@@ -117,8 +118,8 @@ static void mailbox_push(struct store_mailbox *mailbox, struct store_part *part,
 	}
 }
 
-/* All that is in it, in the order in which it was pushed. Its message is not touched any more: from
- * here on it may be posted again. */
+/* Takes all parts, in the order in which they were pushed. The message is not used after the
+ * exchange, because it may be posted again from then on. */
 static struct list_node *mailbox_take(struct store_mailbox *mailbox)
 {
 	struct list_node *node =
@@ -135,7 +136,7 @@ static struct list_node *mailbox_take(struct store_mailbox *mailbox)
 	return first;
 }
 
-/* The next part of what was taken. */
+/* Removes the first of the taken parts. */
 static struct store_part *taken_pop(struct list_node **taken)
 {
 	struct store_part *part = list_entry(*taken, struct store_part, node);
@@ -169,7 +170,7 @@ static void deliver_from_owner(struct ring *ring, struct ring_message *message)
 	struct list_node *taken = mailbox_take(&queue->from_owner);
 
 	GMB_UNUSED(ring);
-	/* The last part's owner may destroy the queue. */
+	/* The submitter of the last part may destroy the queue. */
 	while (taken != NULL) {
 		struct store_part *part = taken_pop(&taken);
 
@@ -177,7 +178,7 @@ static void deliver_from_owner(struct ring *ring, struct ring_message *message)
 	}
 }
 
-/* Back to the queue that sent it. */
+/* Returns the part to the queue that sent it. */
 static void send_from_owner(struct store_part *part, int result)
 {
 	const struct store *store = part->queue->store;
@@ -193,7 +194,7 @@ static void send_from_owner(struct store_part *part, int result)
 
 /* --- parts --------------------------------------------------------------------------------- */
 
-/* True when success is a promise that something will survive a crash. */
+/* True if success is a promise that data will survive a crash. */
 static bool promises(const struct store_part *part)
 {
 	return part->op == STORE_FLUSH ||
@@ -211,7 +212,8 @@ bool store_result_breaks(const struct store_part *part, int result)
 				 result != -EPERM && result != -EOPNOTSUPP);
 }
 
-/* The result of a part that promises, in the light of all that happened to the store. */
+/* The result of a part that promises durability. It fails if an earlier such part of the store
+ * failed. */
 static int dispatch_judge(struct store *store, const struct store_part *part, int result)
 {
 	int broken = 0;
@@ -244,7 +246,7 @@ static void queue_submit(struct store_queue *queue, struct store_part *part)
 	queue->submitting = NULL;
 }
 
-/* The error of a part that need not be tried, or 0. */
+/* The error of a part that must fail without being tried, or 0. */
 static int dispatch_refuse(struct store *store, const struct store_part *part)
 {
 	if ((BIT(part->op) & STORE_CHANGES) != 0 && (store->info.caps & STORE_CAP_WRITE) == 0) {
@@ -253,7 +255,8 @@ static int dispatch_refuse(struct store *store, const struct store_part *part)
 	return promises(part) ? atomic_load_explicit(&store->broken, memory_order_acquire) : 0;
 }
 
-/* Keeps the parts of this turn that are to complete one by one in calls of their own. */
+/* Splits this turn's STORE_APART parts over several kernel calls, so that they complete
+ * separately. */
 static void keep_apart(struct store_queue *queue)
 {
 	uint64_t turn_ns = ring_batch_ns(queue->ring);

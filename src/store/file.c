@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * The file store: opening, queues, reads and writes. file.h describes its structure and guarantees.
+ */
 #include "store/file.h"
 
 #include <errno.h>
@@ -11,13 +14,13 @@
 #include "store/kind.h"
 
 enum {
-	RETRIES_MAX = 1000, /* a second, at RETRY_NS each */
+	RETRIES_MAX = 1000, /* one second, at RETRY_NS each */
 	OFFSET_ALIGN_MAX = 65536,
 	PATH_SHOWN_BYTES = 120,
 	WRITE_INLINE_SLOW_MAX = 2,
 };
 #define RETRY_NS UINT64_C(1000000)
-/* A cached write that takes longer than this has blocked, or was preempted. */
+/* A cached write that takes longer has blocked, or was preempted. */
 #define WRITE_INLINE_NS_MAX   UINT64_C(1000000)
 #define WRITE_INLINE_PAUSE_NS UINT64_C(100000000)
 
@@ -27,7 +30,7 @@ static void write_next(struct store_part *part);
 /* --- options ------------------------------------------------------------------------------- */
 
 struct file_config {
-	bool is_raw; /* whatever it begins with */
+	bool is_raw; /* serve a file of any format as raw */
 };
 
 static int set_format(void *config, const char *value, struct error *error)
@@ -51,8 +54,8 @@ static const struct field file_options[] = {
 
 /* --- results ------------------------------------------------------------------------------- */
 
-/* What a submitter may see of an error. The wrapper has checked the arguments, so the kernel's
- * "invalid" only says that the disk is not what it was when it was opened. */
+/* Maps an error to one that the contract allows. The wrapper has checked the arguments, so an
+ * "invalid" from the kernel only means that the disk has changed since it was opened. */
 static int store_file_legal_result(int result)
 {
 	switch (result) {
@@ -79,7 +82,7 @@ static void store_file_retry_done(struct ring_op *op, int result)
 {
 	struct store_part *part = file_part_of(op);
 
-	GMB_UNUSED(result); /* nobody cancels it */
+	GMB_UNUSED(result); /* the timer is never cancelled */
 	if (part->op == STORE_READ) {
 		read_next(part);
 	} else {
@@ -100,16 +103,16 @@ bool file_retry(struct store_part *part, int result, ring_done_fn *again)
 	return true;
 }
 
-/* True when the disk cannot reach the memory of the part, and the transfer is to be tried again:
- * the kernel then copies to or from the page cache, which needs no other memory. (Newer
- * kernels say -EINVAL.) */
+/* True if the disk cannot reach the memory of the part and the transfer is to be retried without
+ * direct I/O: the kernel then copies from or to the page cache, which works with this memory.
+ * (Newer kernels return -EINVAL instead of -EREMOTEIO.) */
 static bool try_by_copy(struct store_part *part, int result)
 {
 	if ((result != -EREMOTEIO && result != -EINVAL && result != -EFAULT) ||
 		mem_may(part->memory, MEM_CPU_READ)) {
 		return false;
 	}
-	if (part->memory_error != 0) { /* it is not there at all */
+	if (part->memory_error != 0) { /* the memory is gone */
 		part->memory_error = -ENODEV;
 		return false;
 	}
@@ -127,7 +130,7 @@ uint64_t file_refresh_size(struct file_store *store)
 	if (disk_size(store->fd, &size) < 0) {
 		return atomic_load_explicit(&store->size, memory_order_relaxed);
 	}
-	/* Relaxed: a number on its own, nothing else hangs on it. */
+	/* Relaxed: no other data depends on this number. */
 	before = atomic_exchange_explicit(&store->size, size, memory_order_relaxed);
 	if (unlikely(size != before)) {
 		char shown[PATH_SHOWN_BYTES];
@@ -165,13 +168,14 @@ static void store_file_read_done(struct ring_op *op, int result)
 		}
 		return;
 	}
-	if (result == 0) { /* the file ends here: somebody has cut it */
+	if (result == 0) { /* the file ends here: it was truncated */
 		file_refresh_size(file_store_of(part));
 		file_finish(part, -EIO);
 		return;
 	}
 	if (result == -EINVAL && scratch->around && !file_store_of(part)->base.info.read_direct) {
-		scratch->around = false; /* the disk has changed: nobody has asked for this way */
+		/* the disk has changed; direct I/O was not required here */
+		scratch->around = false;
 		read_next(part);
 	} else if (try_by_copy(part, result)) {
 		read_next(part);
@@ -261,10 +265,10 @@ static void write_done(struct ring_op *op, int result)
 }
 
 /*
- * A copy into the page cache takes microseconds: less than handing it to a worker thread, which is
- * what the kernel does with an asynchronous one. When it blocks (too many dirty pages, or an
- * unaligned write that must first read), everybody on this reactor waits: so after one that took
- * long, writes go to worker threads for a while.
+ * A copy into the page cache takes microseconds, less than handing it to a worker thread, which is
+ * what the kernel does with an asynchronous write. If the copy blocks (too many dirty pages, or an
+ * unaligned write that must first read), all clients of this reactor wait. So after slow copies,
+ * writes go to worker threads for a while.
  */
 static void write_inline(
 	struct store_part *part, struct mem_ref memory, uint64_t length, uint64_t offset)
@@ -288,9 +292,9 @@ static void write_inline(
 }
 
 /*
- * An unaligned write of a direct writer is made durable before it leaves the gate: then its pages
- * are clean, and nothing is left in the cache that a later write-back could put over what direct
- * writes have done since, whatever the filesystem thinks of mixing both.
+ * An unaligned write of a direct writer is made durable before it leaves the gate. Its pages are
+ * then clean, so that no later write-back can overwrite data from direct writes, whatever the
+ * filesystem does when both are mixed.
  */
 static void write_next(struct store_part *part)
 {
@@ -354,7 +358,7 @@ void file_resume(struct store_part *part)
 static void store_file_submit(struct store_queue *queue, struct store_part *part)
 {
 	struct file_store *store = container_of(queue->store, struct file_store, base);
-	uint64_t end = part->offset + part->length; /* of a flush: 0 */
+	uint64_t end = part->offset + part->length; /* 0 for a flush */
 
 	*file_scratch_of(part) = (struct file_scratch){ 0 };
 	if (end > atomic_load_explicit(&store->size, memory_order_relaxed) &&
@@ -396,8 +400,8 @@ static void store_file_submit(struct store_queue *queue, struct store_part *part
 
 /* --- queues -------------------------------------------------------------------------------- */
 
-/* The flush descriptor must be of the same file, which may have got another name, or its name
- * another file, since the store was opened. */
+/* The flush descriptor must refer to the same file. Since the store was opened, the file may have
+ * been renamed, or its name may now belong to another file. */
 static int open_sync(const struct file_store *store, int *fd_out, struct error *error)
 {
 	bool read_only = (store->base.info.caps & STORE_CAP_WRITE) == 0;
@@ -462,7 +466,7 @@ static void file_queue_fini(struct store_queue *base)
 	file_auto_fini(queue);
 	queue->retired->fd = sync_fd;
 	queue->retired->next = atomic_load_explicit(&store->retired, memory_order_relaxed);
-	/* Release: store_file_release(), which reads with acquire, sees the whole entry. */
+	/* Release: store_file_release(), which loads with acquire, sees the whole entry. */
 	while (!atomic_compare_exchange_weak_explicit(&store->retired, &queue->retired->next,
 		queue->retired, memory_order_release, memory_order_relaxed)) {
 	}
@@ -470,7 +474,7 @@ static void file_queue_fini(struct store_queue *base)
 
 /* --- opening and closing ------------------------------------------------------------------- */
 
-/* Of what open has got so far. */
+/* Releases all that open has acquired so far. */
 static void store_file_release(struct file_store *store)
 {
 	struct file_retired *retired = atomic_load_explicit(&store->retired, memory_order_acquire);
@@ -489,7 +493,7 @@ static void store_file_release(struct file_store *store)
 	if (store->fd >= 0) {
 		disk_close(store->fd);
 	}
-	/* After the descriptors: whoever gets the disk next finds it in no one's hands. */
+	/* After the descriptors, so that the next claimant finds the disk unused. */
 	if (store->is_claimed) {
 		file_gate_unclaim(store->gate);
 	}
@@ -602,7 +606,7 @@ static int open_direct(
 	return 0;
 }
 
-/* mode=auto is a choice, not a demand: where one way is missing, the other one is taken. */
+/* mode=auto is a preference, not a requirement: if one method is unavailable, the other is used. */
 static void open_auto(struct file_store *store, const struct store_options *options)
 {
 	char shown[PATH_SHOWN_BYTES];
@@ -642,7 +646,7 @@ static void store_file_fill_info(struct file_store *store, const struct store_op
 	info->memory_align = store->memory_align;
 	info->offset_align = store->offset_align;
 	info->memory_rights = MEM_ADDRESS;
-	/* At least a sector already; direct I/O may want more. */
+	/* At least a sector already; direct I/O may require more. */
 	info->block_preferred = MAX(disk->block_preferred, info->block_min);
 	info->io_max = disk->io_max;
 	info->stripe_chunk = disk->stripe_chunk;
@@ -669,7 +673,7 @@ static int join_gate(
 static int store_file_open_all(struct file_store *store, const struct store_options *options,
 	bool is_raw, struct error *error)
 {
-	/* What is frozen many exports read: each would go around the page cache once. */
+	/* A frozen base is shared by many exports; each would read it once with O_DIRECT. */
 	bool is_auto = options->read_mode == STORE_MODE_AUTO && !options->frozen;
 	int result = open_buffered(store, options, is_raw, error);
 
@@ -753,7 +757,7 @@ static enum store_barrier file_barrier(struct store *base, bool look)
 	return file_gate_barrier(container_of(base, struct file_store, base)->gate, look);
 }
 
-/* Of a loop device, in what it is made of. */
+/* The location. A loop device has its bytes in its backing file or device. */
 static bool file_place(struct store *base, struct store_place *place_out)
 {
 	const struct file_store *store = container_of(base, struct file_store, base);

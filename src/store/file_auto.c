@@ -1,31 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * mode=auto: which large reads go around the page cache.
+ * mode=auto: decides which large reads bypass the page cache.
  *
  *   part ── small, or unaligned ──────────────────────────────▶ cached
  *        ── in the page cache ────────────────────────────────▶ cached
  *        ── read before, around the cache ────────────────────▶ cached, and stays there
- *        ── else: the way that is faster on this disk ────────▶ direct or cached
+ *        ── else: the method that is faster on this disk ─────▶ direct or cached
  *
  * A program that reads a disk once gains from direct I/O: no pages are allocated, the bytes are
- * copied once less, and what others have in the cache stays there. A program that comes back finds
- * the bytes in memory from its third read on. A bitmap of the queue remembers which blocks were
- * read. It has two generations; the older one is cleared when the younger has as many blocks as
- * half of the memory of this machine holds, or a little more. What was read longer ago would not
- * have stayed in the cache, either. Other queues do not see it: each reads once around the cache.
- * So the base of overlays, which many exports read, always goes through it.
+ * copied once less, and data that others have in the cache stays there. A program that reads the
+ * same data again finds it in memory from its third read on. A bitmap in the queue records the
+ * blocks that were read. It has two generations; the older one is cleared when the younger has
+ * about as many blocks as half of the machine's memory holds. Blocks read longer ago would have
+ * been evicted from the cache anyway. The bitmap is private to a queue, so each queue reads a block
+ * once around the cache. The base of overlays is read by many exports and therefore always goes
+ * through the cache.
  *
- * Which way is faster depends on the disk. Where every command takes long and few are in flight,
- * the kernel's readahead is worth more than the copy costs. So both are measured, in windows: the
+ * The faster method depends on the disk. If every command takes long and few are in flight, the
+ * kernel's readahead gains more than the copy costs. So both methods are measured, in windows: the
  * bytes of consecutive reads divided by their time, without pauses of the clients. Direct I/O is
- * first. Both ways get two windows, and after that the other one gets one in WAY_TRY_EVERY. Where
- * clients pause between all reads, no way is faster, and readahead can use the pauses.
+ * first. Each method gets two windows; after that, the slower one gets one window in WAY_TRY_EVERY.
+ * If clients pause between all reads, neither is faster, and readahead can use the pauses.
  *
- * The kernel keeps reading ahead as long as somebody reads what it has read ahead, through any
- * descriptor. So the first direct window after one through the page cache does not look there. This
- * ends the readahead; what is in the cache after that window is there for another reason.
+ * The kernel continues reading ahead as long as the data it has read ahead is read, through any
+ * descriptor. So the first direct window after a cached one does not look into the page cache. This
+ * ends the readahead; data in the cache after that window is there for another reason.
  *
- * Nothing here decides what a read returns: both ways show all that was written before (see
+ * None of this affects the contents that a read returns: both methods see all earlier writes (see
  * file_gate.h).
  */
 #include <string.h>
@@ -37,12 +38,12 @@
 #include "store/kind.h"
 
 enum {
-	AUTO_BYTES_MIN = 256 << 10, /* less costs more around the cache than through it */
+	AUTO_BYTES_MIN = 256 << 10, /* smaller reads are faster through the cache */
 	BLOCK_BYTES = AUTO_BYTES_MIN,
-	WINDOW_BYTES = 32 << 20, /* several times what is in flight at once */
+	WINDOW_BYTES = 32 << 20, /* several times the bytes in flight */
 	WAY_WINDOWS_FIRST = 2,
 	WAY_TRY_EVERY = 64,
-	RATE_SHIFT = 1, /* a new value counts a half */
+	RATE_SHIFT = 1, /* a new value has a weight of one half */
 	WORD_BITS = 64,
 };
 #define BLOCKS_MIN   (UINT64_C(1) << 15) /* 8 GiB */
@@ -55,7 +56,7 @@ _Static_assert(BLOCKS_MIN % WORD_BITS == 0, "a generation has whole words");
 
 /* --- what was read before -------------------------------------------------------------------- */
 
-/* A power of two: about as many blocks as the memory of this machine holds. */
+/* About as many blocks as the memory of this machine holds: a power of two. */
 static uint64_t blocks_of_memory(void)
 {
 	uint64_t bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
@@ -72,8 +73,8 @@ static uint64_t generation_bytes(const struct file_auto *ways)
 	return ways->block_count / 8;
 }
 
-/* Marks a block. True: it was marked already. Blocks that are block_count apart share a bit: then
- * one is taken for read before that was not. */
+/* Marks a block. True: it was already marked. Blocks at a distance of block_count share a bit, so a
+ * block may be taken for read although it was not. */
 static bool block_mark(struct file_auto *ways, uint64_t block)
 {
 	uint64_t bit = block % ways->block_count;
@@ -95,8 +96,8 @@ static void generation_end(struct file_auto *ways)
 	memset(ways->seen[ways->young], 0, generation_bytes(ways));
 }
 
-/* Marks the blocks that begin within the range: so those of reads that follow each other are never
- * the same. True: one was marked already. */
+/* Marks the blocks that begin within the range, so that consecutive reads never mark the same
+ * block. True: at least one was already marked. */
 static bool range_mark(struct file_auto *ways, uint64_t offset, uint64_t length)
 {
 	uint64_t first = (offset + BLOCK_BYTES - 1) / BLOCK_BYTES;
@@ -138,7 +139,7 @@ static void window_end(struct file_auto *ways)
 {
 	uint64_t *rate = &ways->rate[ways->way];
 	enum file_way next;
-	/* In KiB and 1024 ns, so that it fits. */
+	/* In KiB and units of 1024 ns, so that the product fits. */
 	uint64_t now = (ways->window_bytes >> 10) * (SECOND_NS >> 10) /
 			       MAX(ways->window_ns >> 10, UINT64_C(1))
 		       << 10;
@@ -153,7 +154,7 @@ static void window_end(struct file_auto *ways)
 	ways->way = next;
 }
 
-/* A read comes that belongs to the window: to a new one, when there is none. */
+/* Adds a read to the window, or to a new window if there is none. */
 static void window_add(struct file_auto *ways, uint64_t offset, uint64_t length, uint64_t now_ns)
 {
 	if (ways->window_bytes == 0) {
@@ -169,8 +170,8 @@ static void window_add(struct file_auto *ways, uint64_t offset, uint64_t length,
 	}
 }
 
-/* What the kernel has read ahead for a window belongs to it; what was in the cache anyway does not.
- */
+/* Data that the kernel has read ahead for a window counts for it; data that was in the cache
+ * already does not. */
 static void window_add_resident(
 	struct file_auto *ways, uint64_t offset, uint64_t length, uint64_t now_ns)
 {
@@ -247,7 +248,8 @@ bool file_auto_init(struct file_queue *queue)
 	uint64_t *bits;
 
 	ways->block_count = blocks_of_memory();
-	/* Address space: pages are taken as bits are set, one for 8 GiB of the disk. */
+	/* Only address space: a page of memory is used when a bit in it is set, one page per 8 GiB
+	 * of disk. */
 	bits = mmap(NULL, 2 * generation_bytes(ways), PROT_READ | PROT_WRITE,
 		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (bits == MAP_FAILED) {

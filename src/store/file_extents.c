@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Hints and questions: what will be read soon, and where the holes are.
+ * Cache hints, and queries for holes.
  */
 #include <errno.h>
 
@@ -10,8 +10,8 @@
 
 enum {
 	ADVISE_BYTES_MAX = 64 << 20,  /* a hint must not fill the page cache */
-	ADVISE_PIECE_BYTES = 2 << 20, /* others get their turn between two pieces */
-	LOOKUPS_MAX = 256,	      /* of one part: a worker thread is not kept for long */
+	ADVISE_PIECE_BYTES = 2 << 20, /* other parts run between two pieces */
+	LOOKUPS_MAX = 256,	      /* per part, to bound the time on a worker thread */
 };
 
 /* --- cache hint ---------------------------------------------------------------------------- */
@@ -24,7 +24,7 @@ static void advise_done(struct ring_op *op, int result)
 
 	file_scratch_of(part)->done_bytes += file_scratch_of(part)->piece;
 	if (result < 0) {
-		file_finish(part, 0); /* a hint that is not taken is no error */
+		file_finish(part, 0); /* a hint that cannot be used is not an error */
 	} else {
 		cache_next(part);
 	}
@@ -48,7 +48,8 @@ void file_cache(struct store_part *part)
 {
 	struct file_store *store = file_store_of(part);
 
-	/* Beside direct writers nothing may be read ahead there, see file_gate.h. */
+	/* While there are direct writers, reading ahead there would leave stale pages, see
+	 * file_gate.h. */
 	if (store->base.info.read_direct ||
 		(store->disk.keeps_stale && file_gate_has_direct_writers(store->gate))) {
 		store_finish_later(part, 0);
@@ -60,7 +61,7 @@ void file_cache(struct store_part *part)
 
 /* --- extents ------------------------------------------------------------------------------- */
 
-/* False when there is no room for one more. */
+/* Adds an extent, or extends the last one with the same flags. False if there is no free entry. */
 static bool file_extents_extent_add(struct store_part *part, uint64_t length, uint32_t flags)
 {
 	if (part->extent_count > 0 && part->extents[part->extent_count - 1].flags == flags) {
@@ -76,8 +77,8 @@ static bool file_extents_extent_add(struct store_part *part, uint64_t length, ui
 	return true;
 }
 
-/* On a worker thread. What is found when the file ends or fails on the way is kept: the asker comes
- * back for the rest and learns it then. */
+/* Runs on a worker thread. Extents found before the file ends or an error occurs are returned; the
+ * submitter asks for the rest and then gets the error. */
 static int extents_call(struct ring_op *op)
 {
 	struct store_part *part = file_part_of(op);
@@ -108,7 +109,7 @@ static void file_extents_done(struct ring_op *op, int result)
 {
 	struct store_part *part = file_part_of(op);
 
-	if (result == -ENXIO) { /* cut meanwhile */
+	if (result == -ENXIO) { /* truncated during the lookup */
 		file_refresh_size(file_store_of(part));
 		result = -EIO;
 	}

@@ -12,7 +12,8 @@
 #include "disk/disk.h"
 #include "store/file.h"
 
-/* In file_gate.direct: set while buffered parts are inside or wait. Below it: the direct count. */
+/* In file_gate.direct: set while buffered parts are inside or waiting. The bits below it count the
+ * direct parts. */
 #define GATE_CLOSED (UINT64_C(1) << 63)
 
 struct file_gate {
@@ -20,30 +21,30 @@ struct file_gate {
 	uint64_t identity[2];
 	uint32_t references;
 
-	_Atomic uint64_t direct; /* bit set only under the lock; counted by anyone */
+	_Atomic uint64_t direct; /* bit set only under the lock; counted by any thread */
 	_Atomic uint32_t direct_writers;
 	_Atomic int error;
 
 	pthread_mutex_t claim_lock; /* for the next four; held while claiming blocks */
 	uint32_t claim_count;
-	bool claim_is_sole;	/* of the one claim that there is */
-	int claim_fd;		/* -1 = none, or nothing to hold */
-	bool is_adopted;	/* claim_fd is that of another process, and waits for a claim */
-	bool has_adopter;	/* one reference is that of store_adopt() */
-	_Atomic int barrier;	/* enum store_barrier; read by anyone */
-	uint64_t barrier_since; /* when it was found closed */
+	bool claim_is_sole;	/* the only claim excludes others */
+	int claim_fd;		/* -1 = none, or the disk cannot be claimed */
+	bool is_adopted;	/* claim_fd came from another process; no store has used it yet */
+	bool has_adopter;	/* store_adopt() holds one of the references */
+	_Atomic int barrier;	/* enum store_barrier; read by any thread */
+	uint64_t barrier_since; /* time at which it was found closed */
 
-	pthread_mutex_t lock; /* for all below */
+	pthread_mutex_t lock; /* for all members below */
 	uint32_t buffered_count;
-	bool buffered_turn; /* whom to let in when nobody is inside and both wait */
+	bool buffered_turn; /* class to admit next when the gate is empty and both wait */
 	struct list_node waiting_direct;
 	struct list_node waiting_buffered;
 	struct list_node members;
 };
 
 /*
- * The one registry of the process: two stores on a file are opened by people who do not know of
- * each other, and only here can they meet. Touched when stores open and close, never by parts.
+ * The registry of the process. Two stores on one file are opened independently of each other, and
+ * find their common gate only here. It is used when stores open and close, never by parts.
  */
 static pthread_mutex_t registry_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct list_node registry = { .next = &registry, .prev = &registry };
@@ -131,11 +132,11 @@ static void barrier_set(struct file_gate *gate, enum store_barrier barrier)
 
 static enum store_barrier barrier_of(const struct file_gate *gate)
 {
-	/* Relaxed: who finds it open has nothing else to see. */
+	/* Relaxed: no other data depends on the barrier being open. */
 	return (enum store_barrier)atomic_load_explicit(&gate->barrier, memory_order_relaxed);
 }
 
-/* Under the claim lock, for the first claim: nobody of this process has marked a descriptor yet. */
+/* Under the claim lock, for the first claim: this process has not marked a descriptor yet. */
 static void barrier_begin(struct file_gate *gate, const char *path, int fd)
 {
 	int result = disk_check_writers(fd);
@@ -160,7 +161,8 @@ static void mark_member(struct file_gate *gate, const struct file_gate_member *m
 		result = disk_mark_writer(member->direct_fd);
 	}
 	if (result < 0) {
-		barrier_set(gate, STORE_BARRIER_UNKNOWN); /* the next server cannot know */
+		/* the next server cannot detect our writes */
+		barrier_set(gate, STORE_BARRIER_UNKNOWN);
 	}
 }
 
@@ -235,7 +237,7 @@ int file_gate_claim(
 
 int file_gate_claim_fd(const struct file_gate *gate)
 {
-	return gate->claim_fd; /* constant while somebody claims */
+	return gate->claim_fd; /* constant while any store has a claim */
 }
 
 void file_gate_unclaim(struct file_gate *gate)
@@ -250,8 +252,8 @@ void file_gate_unclaim(struct file_gate *gate)
 	pthread_mutex_unlock(&gate->claim_lock);
 }
 
-/* --- adopted claims -------------------------------------------------------------------------
- * A gate that was adopted has a reference of its own until store_adopt_end(). */
+/* --- adopted claims ------------------------------------------------------------------------- An
+ * adopted gate has an additional reference until store_adopt_end(). */
 
 int store_adopt(const struct store_claim *claim)
 {
@@ -305,7 +307,7 @@ void store_adopt_end(void)
 
 /* --- members ------------------------------------------------------------------------------- */
 
-/* Readahead may outlive the read that caused it, and so would escape the gate. */
+/* Readahead can outlive the read that started it, and would then run outside the gate. */
 static void stop_readahead(struct file_gate *gate)
 {
 	list_for_each(node, &gate->members)
@@ -410,7 +412,7 @@ static void admit_direct(struct file_gate *gate)
 {
 	struct list_node *node;
 
-	/* Counted before they are let in, as they may leave at once. */
+	/* Counted before they are admitted, because they may leave immediately. */
 	while ((node = list_pop_front(&gate->waiting_direct)) != NULL) {
 		atomic_fetch_add_explicit(&gate->direct, 1, memory_order_acq_rel);
 		file_gate_grant(list_entry(node, struct store_part, node), FILE_GATE_DIRECT);
@@ -422,13 +424,14 @@ static void admit_direct(struct file_gate *gate)
 	}
 }
 
-/* Lets the next in when nobody is inside. Called under the lock after every change. */
+/* Admits the next parts if the gate is empty. Called under the lock after every change. */
 static void file_gate_serve(struct file_gate *gate)
 {
 	/*
-	 * Anything but exactly "closed, nobody direct" has nothing to decide: open, or parts are
-	 * inside that will come here when they leave. A newcomer that has added itself and not yet
-	 * seen the closed gate also comes here, right after it has taken itself back.
+	 * There is a decision only if the value is exactly "closed, no direct part". If the gate is
+	 * open, nobody waits. If direct parts are inside, the last of them calls this function when
+	 * it leaves. A newcomer that has counted itself and not yet seen the closed gate also calls
+	 * it, right after it has subtracted itself.
 	 */
 	if (atomic_load_explicit(&gate->direct, memory_order_acquire) != GATE_CLOSED ||
 		gate->buffered_count > 0) {
@@ -453,7 +456,7 @@ static bool enter_direct(struct file_gate *gate, struct store_part *part)
 		return true;
 	}
 	pthread_mutex_lock(&gate->lock);
-	/* The bit changes only under the lock, so now the answer is certain. */
+	/* The bit changes only under the lock, so this value is final. */
 	inside = (atomic_load_explicit(&gate->direct, memory_order_acquire) & GATE_CLOSED) == 0;
 	if (inside) {
 		file_scratch_of(part)->gate = FILE_GATE_DIRECT;
@@ -505,6 +508,7 @@ static void leave_direct(struct file_gate *gate)
 	uint64_t before = atomic_fetch_sub_explicit(&gate->direct, 1, memory_order_acq_rel);
 
 	GMB_ASSERT((before & ~GATE_CLOSED) > 0);
+	/* The last direct part before a closed gate: only now can a buffered part be admitted. */
 	if (unlikely(before == (GATE_CLOSED | 1))) {
 		pthread_mutex_lock(&gate->lock);
 		file_gate_serve(gate);

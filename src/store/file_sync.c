@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Making things durable. Flushes of one queue share a system call when they can: those that arrive
- * while one is on its way wait, and ride on the next together. A flush never rides on a call that
- * was started before it was submitted.
+ * Making data durable. Flushes of one queue share a system call when possible: flushes that arrive
+ * while one is in flight wait, and share the next call. A flush never shares a call that was
+ * started before it was submitted.
  */
 #include <errno.h>
 
@@ -35,7 +35,7 @@ static void file_sync_done(struct ring_op *op, int result)
 
 	list_init(&finished);
 	if (result == -EINTR || result == -EAGAIN) {
-		/* Not an answer yet. Whoever waits may come along on the new call. */
+		/* Not a result yet. The flushes that wait now share the new call. */
 		sync_start(queue);
 		return;
 	}
@@ -46,6 +46,7 @@ static void file_sync_done(struct ring_op *op, int result)
 	if (!list_is_empty(&queue->sync_waiting)) {
 		sync_start(queue);
 	}
+	/* After a failure every flush gets the error, because the kernel reports it only once. */
 	result = file_gate_error(gate);
 	while ((node = list_pop_front(&finished)) != NULL) {
 		file_finish(list_entry(node, struct store_part, node), result);
@@ -76,7 +77,7 @@ void file_flush(struct store_part *part)
 	if (error != 0) {
 		store_finish_later(part, error);
 	} else if ((store->base.info.caps & STORE_CAP_WRITE) == 0) {
-		store_finish_later(part, 0); /* nothing of ours to make durable */
+		store_finish_later(part, 0); /* this store has written nothing */
 	} else {
 		file_sync_join(part);
 	}

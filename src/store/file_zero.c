@@ -5,9 +5,10 @@
  *   offset            head_end                  tail                end
  *     |-- edge, written --|---- middle, by the system ----|-- edge, written --|
  *
- * Trim leaves the edges alone. Zero does the middle first, because only there a fast zero can turn
- * out to be impossible, and then nothing has been changed yet; it writes the edges. A way that the
- * file turns out not to support is remembered and the next is taken; writing zeroes is the last.
+ * Trim leaves the edges unchanged; zero writes them. Zero handles the middle first, because a fast
+ * zero can turn out to be impossible only there, and then no byte has been changed yet. If the file
+ * does not support a method, this is remembered and the next method is used; the last one is
+ * writing zeroes.
  */
 #include <errno.h>
 #include <linux/falloc.h>
@@ -20,13 +21,14 @@
 enum {
 	ZERO_BUFFER_BYTES = 256 << 10,
 };
-/* What one system call is given: it cannot be interrupted, and others wait for its worker. */
+/* Size of one system call. It is limited because the call cannot be interrupted and others wait for
+ * its worker. */
 #define PIECE_FILE_BYTES   (UINT64_C(16) << 20)
 #define PIECE_DEVICE_BYTES (UINT64_C(64) << 20)
 
 static const alignas(4096) uint8_t zero_buffer[ZERO_BUFFER_BYTES];
 
-/* file_scratch_of(part)->phase: the stage in the low byte, how the piece in flight is done above
+/* file_scratch_of(part)->phase: the stage in the low byte, the method of the piece in flight above
  * it. */
 enum zero_stage { ZERO_MIDDLE, ZERO_HEAD, ZERO_TAIL, ZERO_STAGE_COUNT };
 enum zero_way { ZERO_PUNCH, ZERO_RANGE, ZERO_DEVICE, ZERO_WRITE };
@@ -53,7 +55,7 @@ static struct span middle_of(const struct store_part *part)
 
 static bool is_unsupported(const struct file_store *store, uint32_t what)
 {
-	/* Relaxed: a hint; who misses it tries once more. */
+	/* Relaxed: a hint; a thread that misses it makes one more attempt. */
 	return (atomic_load_explicit(&store->unsupported, memory_order_relaxed) & what) != 0;
 }
 
@@ -90,7 +92,8 @@ static void trim_done(struct ring_op *op, int result)
 	trim_next(part);
 }
 
-/* A claimed device is discarded and zeroed through its claim. */
+/* The descriptor for discard and zero: that of the claim, if there is one, see
+ * file_gate_claim_fd(). */
 static int device_fd(const struct store_part *part)
 {
 	const struct file_store *store = file_store_of(part);
@@ -139,7 +142,7 @@ static void start_later(struct ring_op *op, int result)
 	}
 }
 
-/* A durable operation after a failed flush cannot be promised any more. */
+/* A durable operation fails after a failed flush. */
 static int durable_error(const struct store_part *part)
 {
 	return (part->flags & STORE_FUA) != 0 ? file_gate_error(file_store_of(part)->gate) : 0;
@@ -160,7 +163,7 @@ void file_trim(struct store_part *part)
 
 /* --- zero: which bytes, and how ------------------------------------------------------------ */
 
-/* The span of a stage. Without a middle the head is everything. */
+/* The span of a stage. Without a middle, the head is the whole range. */
 static struct span stage_span(const struct store_part *part, enum zero_stage stage)
 {
 	uint64_t end = part->offset + part->length;
@@ -211,7 +214,7 @@ static void remember_refusal(struct store_part *part, enum zero_way way)
 	} else if (way == ZERO_RANGE) {
 		mark_unsupported(store, FILE_NO_ZERO_RANGE);
 	} else if ((part->flags & STORE_FAST_ZERO) != 0) {
-		/* The device cannot do it itself; the kernel can still write for it. */
+		/* The device has no command for it; the kernel can still write zeroes for it. */
 		mark_unsupported(store, may_unmap ? FILE_NO_PUNCH : FILE_NO_ZERO_RANGE);
 	} else {
 		mark_unsupported(store, FILE_NO_DEVICE_ZERO);
@@ -241,7 +244,7 @@ static void file_zero_done(struct ring_op *op, int result)
 	struct store_part *part = file_part_of(op);
 	enum zero_way way = way_of(part);
 
-	/* Others get their turn between two pieces. */
+	/* Other parts can enter the gate between two pieces. */
 	file_gate_leave(file_store_of(part)->gate, part);
 	if (way == ZERO_WRITE && result >= 0) {
 		file_scratch_of(part)->piece = (uint64_t)result;
@@ -271,7 +274,7 @@ static int zero_device_call(struct ring_op *op)
 		(part->flags & STORE_NO_HOLE) == 0, (part->flags & STORE_FAST_ZERO) != 0);
 }
 
-/* Also where a piece goes on that had to wait for the gate. */
+/* Also resumes a piece that waited for the gate. */
 void file_zero_resume(struct store_part *part)
 {
 	struct file_store *store = file_store_of(part);
@@ -345,7 +348,7 @@ static void zero_next(struct store_part *part)
 	zero_piece(part, way, left);
 }
 
-/* True when a fast zero is known to be impossible, without looking at the disk. */
+/* True if a fast zero is known to be impossible, without accessing the disk. */
 static bool file_zero_is_refused(const struct store_part *part)
 {
 	return (part->flags & STORE_FAST_ZERO) != 0 && middle_way(part) == ZERO_WRITE;

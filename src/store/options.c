@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The registry of kinds and filters, and their options. Options of all kinds are here, those of one
- * kind in its file.
+ * The registry of kinds and filters, and their options. Options that apply to all kinds are defined
+ * here, those of one kind in its own file.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -21,7 +21,7 @@ enum {
 	OPTIONS_MAX = 64, /* bits of keys_given */
 };
 
-/* The one registry of the process, filled before there are threads. */
+/* The registry of the process, filled before other threads exist. */
 static const struct store_kind *kinds[STORE_KINDS_MAX];
 static uint32_t kind_count;
 
@@ -160,7 +160,7 @@ uint32_t store_kind_of_path(const char *path)
 	return found;
 }
 
-/* The idx-th option and whose it is: a kind, or STORE_KINDS_MAX for those of all kinds. */
+/* The idx-th option and the index of its kind, or STORE_KINDS_MAX for options of all kinds. */
 static const struct field *option_find(uint32_t idx, uint32_t *kind_idx)
 {
 	*kind_idx = STORE_KINDS_MAX;
@@ -211,7 +211,7 @@ void store_register(const struct store_kind *kind)
 		const struct field *field = &kind->options[i];
 
 		GMB_ASSERT(field->type != FIELD_OWN || field->bytes > 0);
-		GMB_ASSERT(field->type < FIELD_TEXT); /* nobody would free it */
+		GMB_ASSERT(field->type < FIELD_TEXT); /* a FIELD_TEXT value would never be freed */
 		GMB_ASSERT(field->offset + field->bytes <= kind->config_bytes);
 	}
 	GMB_ASSERT(count + kind->option_count <= OPTIONS_MAX);
@@ -220,7 +220,8 @@ void store_register(const struct store_kind *kind)
 
 /* --- setting options ------------------------------------------------------------------------- */
 
-/* What the option's set gets: made on first need. NULL: no memory. */
+/* The struct that the option's set function receives, allocated when first needed. NULL: no
+ * memory. */
 static void *config_of(struct store_options *options, uint32_t kind_idx)
 {
 	if (kind_idx == STORE_KINDS_MAX) {
@@ -266,7 +267,7 @@ int store_options_set(
 
 /* --- comparing ------------------------------------------------------------------------------- */
 
-/* What the options of a kind have set, or would have. */
+/* The values set by the options of a kind, or its defaults. */
 static const void *values_of(const struct store_options *options, uint32_t kind_idx)
 {
 	return options->configs[kind_idx] != NULL ? options->configs[kind_idx]
@@ -309,7 +310,7 @@ static bool is_useless(const struct store_kind *kind, const char *key)
 	return false;
 }
 
-/* Why a key of all kinds that was given does nothing; NULL: it does something. */
+/* The reason for which a given key of all kinds has no effect; NULL: it has one. */
 static const char *useless_reason(const struct store_options *options,
 	const struct store_kind *kind, const struct field *option)
 {

@@ -1,4 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * Opening, starting, handing over and closing of stores, their snapshots and size watches, and the
+ * creation of queues. dispatch.c has the path of a part, options.c the registry.
+ *
+ * A store is a chain of layers linked by inner: filters outside, the kind innermost. Functions here
+ * either find the innermost layer, which has the owner, the start and the watches, or walk the
+ * chain to the first layer that implements an operation.
+ */
 #include "store/store.h"
 
 #include <errno.h>
@@ -27,7 +35,7 @@ const char *store_op_name(enum store_op op)
 
 enum { START_DONE = 1000 };
 
-/* The kind's own, below all filters. */
+/* The kind's own layer, below all filters. */
 static struct store *innermost(const struct store *store)
 {
 	while (store->inner != NULL) {
@@ -93,7 +101,7 @@ static void check_info(const struct store_info *info)
 	GMB_ASSERT(info->atomic_bytes == 0 || (info->memory_rights & MEM_CPU_READ) != 0);
 }
 
-/* What was asked for goes over what the disk says of itself. */
+/* Requested settings take precedence over the properties that the disk reports. */
 static void override_info(struct store_info *info, const struct store_options *options)
 {
 	info->read_device = options->read_mode == STORE_MODE_DEVICE;
@@ -105,7 +113,7 @@ static void override_info(struct store_info *info, const struct store_options *o
 	}
 }
 
-/* All filters that options ask for. Takes *store_inout on failure. */
+/* Wraps the store in all filters that options request. Takes *store_inout on failure. */
 static int wrap_all(
 	const struct store_options *options, struct store **store_inout, struct error *error)
 {
@@ -139,7 +147,7 @@ int store_open(const struct store_options *options, struct store **store_out, st
 	kind = store_kind_at(idx);
 	below.frozen = options->frozen || store_options_freezes(options);
 	below.read_only = store_options_reads_only(options);
-	/* Of an overlay it is the upper store's. */
+	/* With an overlay, the previous process's state belongs to the upper store. */
 	below.passed = store_options_freezes(options) ? NULL : options->passed;
 	result = store_options_fit(options, kind, error);
 	if (result == 0 && options->repairs != 0 && !kind->can_repair) {
@@ -203,7 +211,7 @@ int store_check(const char *path, struct store_check *check, struct error *error
 		path);
 }
 
-/* Of KIND:FILE, if its disks are made. */
+/* The kind of KIND:FILE, if disks of that kind can be created; else NULL. */
 static const struct store_kind *made_kind(const char *path)
 {
 	size_t name_bytes = strcspn(path, ":");
@@ -259,7 +267,7 @@ bool store_needs_start(const struct store *store)
 
 uint32_t store_start_permille(const struct store *store)
 {
-	/* Relaxed: only a number. Who submits parts has learnt by start->done that it may. */
+	/* Relaxed: only a number. Submitters learn from start->done that they may submit parts. */
 	return atomic_load_explicit(&innermost(store)->start_permille, memory_order_relaxed);
 }
 
@@ -346,7 +354,7 @@ const char *store_pass(struct store *store, struct store_claim *claim_out)
 		return "waits for the operations of a server that has ended";
 	}
 	for (const char *refusal; store != NULL; store = store->inner) {
-		/* Acquire pairs with the release where it is set. */
+		/* Acquire pairs with the release in dispatch_judge(). */
 		if (atomic_load_explicit(&store->broken, memory_order_acquire) != 0) {
 			return "has failed to flush, which another process would not know";
 		}
@@ -358,7 +366,7 @@ const char *store_pass(struct store *store, struct store_claim *claim_out)
 			return refusal;
 		}
 		if (claim_out->hold != STORE_HOLD_NONE || claim_out->identity[1] != 0) {
-			break; /* what is below an overlay is only read */
+			break; /* the base of an overlay is only read */
 		}
 	}
 	return NULL;
@@ -519,7 +527,7 @@ void store_watch_remove(struct store *store, struct store_watch *watch)
 void store_resized(struct store *store)
 {
 	pthread_mutex_lock(&store->watch_lock);
-	/* Posted under the lock: a watch that was removed has a ring that may be gone. */
+	/* Posted under the lock, because once a watch is removed, its ring may be destroyed. */
 	for (struct store_watch *watch = store->watches; watch != NULL; watch = watch->next) {
 		if (!watch->posted) {
 			watch->posted = true;
