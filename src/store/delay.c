@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The delay filter: chosen parts wait before they go to the store below. Times of all rules that
- * match a part add up.
+ * The delay filter: parts that match a rule wait before they go to the store below. If several
+ * rules match, their times add up.
  */
 #include <errno.h>
 #include <string.h>
@@ -91,7 +91,7 @@ static const struct field options[] = {
 
 static void waited_done(struct ring_op *op, int result)
 {
-	GMB_UNUSED(result); /* nobody cancels it */
+	GMB_UNUSED(result); /* the timer is never cancelled */
 	store_forward(container_of(op, struct store_part, io));
 }
 

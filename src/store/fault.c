@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The fault filter: chosen parts fail with a chosen error and never reach the store below. The
- * first rule that strikes decides; every rule counts every part that matches it. The counters are
- * shared by all reactors, so "the third write" is the third one of the store.
+ * The fault filter: parts that match a rule fail with the rule's error and never reach the store
+ * below. If several rules strike, the first one decides, but every rule counts all parts that match
+ * it. The counters are shared by all reactors, so nth=3 for writes is the third write to the store,
+ * whichever reactor it comes from.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -42,7 +43,7 @@ static int parse_errno(struct parse_field field, int *code, struct error *error)
 		(int)field.len, field.text);
 }
 
-/* "0.25", "1", ".5": digits and at most one point, more than 0 and at most 1. */
+/* "0.25", "1", ".5": digits and at most one point, greater than 0 and at most 1. */
 static bool parse_probability(struct parse_field value, double *probability)
 {
 	char text[PROBABILITY_TEXT_BYTES];
@@ -101,7 +102,7 @@ static int parse_choice(struct parse_field key, struct parse_field value, struct
 		(int)value.len, value.text, (int)key.len, key.text);
 }
 
-/* What follows OP:ERRNO. */
+/* Parses the conditions after OP:ERRNO. */
 static int parse_conditions(const char *rest, struct store_rule *rule, struct error *error)
 {
 	bool chosen = false;
@@ -183,7 +184,7 @@ static const struct field options[] = {
 
 /* --- parts --------------------------------------------------------------------------------- */
 
-/* 53 random bits make a double in [0, 1) without bias. */
+/* 53 random bits yield a double in [0, 1) without bias. */
 static double random_unit(struct ring *ring)
 {
 	return (double)(ring_random(ring) >> 11) * 0x1.0p-53;
@@ -192,7 +193,7 @@ static double random_unit(struct ring *ring)
 static bool strikes(struct fault_store *store, uint32_t idx, struct ring *ring)
 {
 	const struct store_rule *rule = &store->config.rules[idx];
-	/* Relaxed: only the number matters, not what else the reactors do. */
+	/* Relaxed: only the count matters, not its order with other memory accesses. */
 	uint64_t count =
 		atomic_fetch_add_explicit(&store->matches[idx], 1, memory_order_relaxed) + 1;
 

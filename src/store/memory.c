@@ -1,26 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The memory store: blocks in memory that is mapped at open and taken page by page as it is
- * written. A bit per chunk of 64 KiB tells whether it may hold anything but zeroes:
+ * The memory store: blocks in memory that is mapped when the store is opened. Its pages are
+ * allocated when they are first written. One bit per chunk of 64 KiB says whether the chunk may
+ * contain anything but zeroes:
  *
  *   bytes [data][    ][    ][data]   chunk i at i * 64 KiB
  *   map   [1][0][0][1] ...           0 = reads as zero, reported as a hole
  *
- * Both are one memory file (memfd), the map behind the bytes, so that another process that takes
- * over can map the same memory. Its size is sealed: who has it mapped is never killed because the
- * other one has cut it.
+ * Both are in one memory file (memfd), the map after the bytes, so that a process that takes over
+ * can map the same memory. Its size is sealed, so that no process can truncate it and thereby kill
+ * another that has it mapped.
  *
- * All reactors share both. Bytes are copied by the submitting thread; requests in flight together
- * that overlap give a mixture of both, as on a disk. A clear bit is a promise, so a writer sets it
- * before and once more after it copies, and a trimmer clears it before it gives the pages back:
- * whoever comes last, bytes that are not zero never hide behind a clear bit.
+ * All reactors share both. The submitting thread copies the bytes; overlapping requests in flight
+ * yield a mixture of their data, as on a disk. A clear bit guarantees that the chunk is zero. So a
+ * writer sets the bit both before and after it copies, and a trim clears it before it releases the
+ * pages. Whichever comes last, bytes other than zero never hide behind a clear bit.
  *
- * A request of a few bytes can ask for gigabytes to be zeroed, trimmed or looked at. Such parts
- * stand in their queue's line and do a step each in turn, and a turn of the loop has room for only
- * so many steps: parts slow down each other, but not what else the loop has to do.
+ * A request of a few bytes can ask to zero, trim or examine gigabytes. Such parts wait in their
+ * queue's run list, and each in turn does one step. The number of steps in one turn of the loop is
+ * limited, so such parts slow down each other but not the other work of the loop.
  *
  *   submit ──▶ line [part][part][part] ──▶ a step of the first ──▶ done
- *                └──────────── back in line, unless done ┘
+ *                └──────── back to the end, unless done ┘
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -43,14 +44,14 @@ enum {
 	CHUNK_SHIFT = 16,
 	CHUNK_BYTES = 1 << CHUNK_SHIFT,
 	WORD_BITS = 64,
-	/* Measured in bytes written, or what takes as long: what a part does before it is the next
-	 * one's turn, and what a queue does in a turn of the loop. 0.2 ms when pages are new. */
+	/* Costs are counted in bytes written, or in equivalent time: limits per step of a part and
+	 * per turn of the loop in a queue. A turn takes 0.2 ms when pages are new. */
 	STEP_COST = 64 << 10,
 	TURN_COST = 256 << 10,
-	LOOK_COST = 16,		 /* at a bit of the map */
-	RELEASE_COST = 16 << 10, /* of a chunk */
+	LOOK_COST = 16,		 /* of examining a bit of the map */
+	RELEASE_COST = 16 << 10, /* of releasing a chunk */
 	EXTENTS_CHUNKS_MAX = 1 << 20,
-	/* A read whose submitter wants progress is copied and reported in such steps. */
+	/* If the submitter wants progress, a read is copied and reported in steps of this size. */
 	STEP_BYTES = 128 << 10,
 	MAP_PAGE_BYTES = 4096,
 	SEALS = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW,
@@ -60,23 +61,24 @@ struct memory_store {
 	struct store base;
 	uint64_t size;
 	uint64_t data_bytes;   /* size rounded up to whole chunks */
-	uint64_t mapped_bytes; /* the same and the map */
+	uint64_t mapped_bytes; /* data and map */
 	uint64_t identity[2];  /* of the memory file: device and inode */
 	int fd;		       /* of the memory file */
 	uint8_t *bytes;
-	_Atomic uint64_t *map; /* behind the bytes */
+	_Atomic uint64_t *map; /* after the bytes */
 };
 
 struct memory_queue {
 	struct store_queue base;
-	struct list_node line; /* parts that do a step each in turn */
-	struct ring_op turn;   /* in flight while the line is not empty */
+	struct list_node line; /* parts that take turns, one step each */
+	struct ring_op turn;   /* in flight while the list is not empty */
 };
 
-/* A part's scratch; the store is the innermost layer, so it is at the beginning. */
+/* A part's scratch. The store is the innermost layer, so its slice is at the beginning. */
 struct memory_scratch {
-	uint64_t done_bytes; /* of the part */
-	uint64_t end_bytes;  /* where it ends: less than its length when there is no more room */
+	uint64_t done_bytes; /* processed bytes of the part */
+	/* Bytes to process: fewer than the part's length if there is no entry left for extents. */
+	uint64_t end_bytes;
 };
 
 static struct memory_scratch *scratch_of(struct store_part *part)
@@ -93,7 +95,7 @@ static uint64_t chunk_bit(uint64_t chunk)
 
 static bool chunk_used(struct memory_store *store, uint64_t chunk)
 {
-	/* Acquire pairs with the release in chunk_set(): what was copied before is seen. */
+	/* Acquire pairs with the release in chunk_set(): the bytes copied before are visible. */
 	return (atomic_load_explicit(&store->map[chunk / WORD_BITS], memory_order_acquire) &
 		       chunk_bit(chunk)) != 0;
 }
@@ -129,7 +131,7 @@ static void copy_out(struct memory_store *store, uint64_t offset, uint8_t *data,
 		if (chunk_used(store, offset >> CHUNK_SHIFT)) {
 			memcpy(data, store->bytes + offset, count);
 		} else {
-			memset(data, 0, count); /* without making the kernel map anything */
+			memset(data, 0, count); /* without making the kernel map pages */
 		}
 		offset += count;
 		data += count;
@@ -137,13 +139,13 @@ static void copy_out(struct memory_store *store, uint64_t offset, uint8_t *data,
 	}
 }
 
-/* Its pages come at once and not one by one, a third faster. Advisory. */
+/* Allocates the pages of a chunk together, which is a third faster than one by one. Advisory. */
 static void populate(struct memory_store *store, uint64_t chunk)
 {
 	(void)madvise(store->bytes + (chunk << CHUNK_SHIFT), CHUNK_BYTES, MADV_POPULATE_WRITE);
 }
 
-/* data NULL writes zeroes. */
+/* data NULL writes zeroes. Sets the bit before and after the copy, see the head of the file. */
 static void copy_in(
 	struct memory_store *store, uint64_t offset, const uint8_t *data, uint64_t length)
 {
@@ -167,10 +169,10 @@ static void copy_in(
 	}
 }
 
-/* --- the line ------------------------------------------------------------------------------ */
+/* --- the run list ---------------------------------------------------------------------------- */
 
-/* Makes up to the end of a chunk read as zeroes, and gives it back where that can be. Returns what
- * that cost. */
+/* Makes the range up to the end of the chunk read as zeroes, and releases the chunk if possible.
+ * Returns the cost. */
 static uint64_t clear_chunk(struct memory_store *store, struct store_part *part)
 {
 	bool provision = part->op == STORE_ZERO && (part->flags & STORE_NO_HOLE) != 0;
@@ -194,7 +196,7 @@ static uint64_t clear_chunk(struct memory_store *store, struct store_part *part)
 	return LOOK_COST + count;
 }
 
-/* Tells of a chunk; without room to do so, of nothing more. */
+/* Adds a chunk to the extents. If there is no free entry, ends the part there. Returns the cost. */
 static uint64_t look_chunk(struct memory_store *store, struct store_part *part)
 {
 	uint64_t offset = part->offset + scratch_of(part)->done_bytes;
@@ -251,7 +253,7 @@ static void take_turn(struct ring_op *op, int result)
 	if (!list_is_empty(&queue->line)) {
 		ring_defer(queue->base.ring, &queue->turn, 0, take_turn);
 	}
-	/* Who hears of the last one may destroy the queue. */
+	/* The submitter of the last part may destroy the queue. */
 	while ((node = list_pop_front(&finished)) != NULL) {
 		store_finish(list_entry(node, struct store_part, node), result);
 	}
@@ -287,7 +289,7 @@ static void read_step(struct memory_store *store, struct store_part *part)
 	ring_defer(part->queue->ring, &part->io, 0, store_memory_read_more);
 }
 
-/* Reports the step before, which is then on its way to the submitter's peer, and does the next. */
+/* Reports the previous step, whose bytes may now be sent, and copies the next. */
 static void store_memory_read_more(struct ring_op *op, int result)
 {
 	struct store_part *part = container_of(op, struct store_part, io);
@@ -300,7 +302,7 @@ static void store_memory_read_more(struct ring_op *op, int result)
 	read_step(container_of(part->queue->store, struct memory_store, base), part);
 }
 
-/* A chunk that is trimmed while it is on its way reads as zeroes there, or as it was. */
+/* A chunk that is trimmed while its bytes are being sent arrives as zeroes or as it was. */
 static bool memory_page_cache_ref(struct store_queue *queue, struct store_part *part)
 {
 	struct memory_store *store = container_of(queue->store, struct memory_store, base);
@@ -356,7 +358,7 @@ static void memory_submit(struct store_queue *queue, struct store_part *part)
 	case STORE_FLUSH:
 	case STORE_CACHE:
 		break;
-	case STORE_COPY: /* it has no ways for it */
+	case STORE_COPY: /* the store offers no copy methods */
 	case STORE_OP_COUNT:
 		GMB_ASSERT(false);
 	}
@@ -391,7 +393,7 @@ static uint64_t memory_size(struct store *store)
 	return container_of(store, struct memory_store, base)->size;
 }
 
-/* A memory file of mapped_bytes. */
+/* Creates a memory file of mapped_bytes. */
 static int make_file(struct memory_store *store, const char *spec, struct error *error)
 {
 	static const char name[] = "gmblock-disk";
@@ -420,7 +422,7 @@ static int make_file(struct memory_store *store, const char *spec, struct error 
 	return 0;
 }
 
-/* Whether that is a memory file of a store of this size, which nobody can cut. */
+/* True if fd is a memory file of a store of this size, sealed against truncation. */
 static bool is_file_of(const struct memory_store *store, int fd)
 {
 	int seals = fcntl(fd, F_GET_SEALS);
@@ -431,7 +433,7 @@ static bool is_file_of(const struct memory_store *store, int fd)
 	       (seals & SEALS) == SEALS;
 }
 
-/* The memory of another process, if it fits, else new one. */
+/* Uses the memory of the previous process if it fits, otherwise creates new memory. */
 static int choose_file(
 	struct memory_store *store, const struct store_options *options, struct error *error)
 {
@@ -495,7 +497,7 @@ static int memory_open(struct store *base, const struct store_options *options, 
 	if (result < 0) {
 		return result;
 	}
-	/* There is no page cache below, so "direct" is true without any effort. */
+	/* There is no page cache below, so "direct" needs no special handling. */
 	base->info = (struct store_info){
 		.kind = "memory",
 		.caps = STORE_CAP_TRIM | STORE_CAP_FAST_ZERO | STORE_CAP_EXTENTS |
@@ -508,8 +510,8 @@ static int memory_open(struct store *base, const struct store_options *options, 
 		.is_volatile = true,
 		.read_direct = store_mode_is_direct(options->read_mode),
 		.write_direct = store_mode_is_direct(options->write_mode),
-		/* Reads could report progress, but a copy is so quick that the steps cost more than
-		 * they gain (reads of 512 KiB over loopback: 20 % fewer a second). */
+		/* Reads could report progress, but a copy is so fast that the steps cost more than
+		 * they gain (20 % fewer reads per second with 512 KiB over loopback). */
 		.has_progress = false,
 	};
 	return store_memory_map_memory(store, options, error);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The null store: every byte reads as zero, writes are accepted and forgotten. It measures
- * everything above the store.
+ * The null store: reads return zeroes, writes are discarded. It is for measuring all layers above
+ * the store.
  */
 #include <errno.h>
 #include <string.h>

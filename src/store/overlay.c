@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The overlay filter: opening, and reads. Where blocks of both stores meet in one read, helpers
- * read the runs side by side.
+ * The overlay filter: opening, and reads. If a read covers blocks of both stores, helpers read its
+ * runs in parallel.
  */
 #include "store/overlay.h"
 
@@ -19,7 +19,7 @@
 enum {
 	SHOWN_BYTES = 120,
 	CONFIG_PATH_BYTES = 4096,
-	EXTENT_RUNS_MAX = 256, /* of one part */
+	EXTENT_RUNS_MAX = 256, /* per part */
 };
 
 static const char discard_word[] = "discard";
@@ -32,8 +32,8 @@ struct overlay_config {
 
 static uint64_t present_word(const struct overlay_store *store, uint64_t block)
 {
-	/* Acquire pairs with the release of who has set the bit: what he did to the page is seen.
-	 */
+	/* Acquire pairs with the release that set the bit: a thread that sees it also sees the
+	 * state of its page. */
 	return atomic_load_explicit(
 		&store->present[block / OVERLAY_WORD_BLOCKS], memory_order_acquire);
 }
@@ -60,7 +60,7 @@ uint64_t overlay_run(const struct overlay_store *store, uint64_t first, uint64_t
 	return end;
 }
 
-/* Where the run that begins at offset ends, in bytes, and at most at end. */
+/* The end of the run that begins at offset, in bytes; at most end. */
 static uint64_t overlay_run_bytes(
 	const struct overlay_store *store, uint64_t offset, uint64_t end, bool *present)
 {
@@ -164,7 +164,7 @@ static void overlay_port_deliver(struct ring *ring, struct ring_message *message
 	}
 	port->posted = false;
 	pthread_mutex_unlock(&store->lock);
-	/* Whoever hears of the last one may destroy the queue. */
+	/* The submitter of the last part may destroy the queue. */
 	while ((node = list_pop_front(&parts)) != NULL) {
 		resume(list_entry(node, struct store_part, node));
 	}
@@ -176,7 +176,8 @@ void overlay_send(struct store_part *part, enum overlay_step step)
 
 	overlay_scratch_of(part)->step = (uint8_t)step;
 	list_push_back(&queue->port.parts, &part->node);
-	/* While it is posted, a part of this queue waits for it, so that the queue stays. */
+	/* While the message is posted, a part of this queue waits for it, so the queue is not
+	 * destroyed. */
 	if (!queue->port.posted) {
 		queue->port.posted = true;
 		ring_post(queue->base.ring, &queue->port.message);
@@ -211,7 +212,7 @@ static void split_done(struct store_part *helper_part, int result)
 	store_finish(part, result);
 }
 
-/* Begins the next runs, with this helper and with all that are idle. */
+/* Begins the next runs, with this helper and all idle ones. */
 static void split_next(struct store_part *part, struct overlay_helper *helper)
 {
 	struct overlay_queue *queue = overlay_queue_of(part);
@@ -248,7 +249,7 @@ static void overlay_read(struct store_part *part)
 	split_next(part, overlay_helper_take(part, OVERLAY_STEP_SPLIT));
 }
 
-/* A range in which both stores have blocks is copied. */
+/* A range with blocks in both stores is refused and will be copied. */
 static bool overlay_page_cache_ref(struct store_queue *base, struct store_part *part)
 {
 	struct overlay_queue *queue = container_of(base, struct overlay_queue, base);
@@ -281,7 +282,7 @@ static const char *overlay_page_cache_refusal(struct store *base)
 
 /* --- extents --------------------------------------------------------------------------------- */
 
-/* Puts what was found of a run behind what was found before. Returns how many bytes it is. */
+/* Appends the extents found in one run to those found before. Returns how many bytes they cover. */
 static uint64_t extents_append(struct overlay_scratch *scratch, const struct store_part *part)
 {
 	uint64_t bytes = 0;
@@ -307,7 +308,7 @@ static void extents_finish(struct store_part *part, int result)
 	part->extents = scratch->extents;
 	part->extent_max = scratch->extent_max;
 	part->extent_count = scratch->extent_count;
-	/* Who comes back for the rest learns the error. */
+	/* After a partial success, the submitter asks for the rest and then gets the error. */
 	store_finish(part, scratch->extent_count > 0 ? 0 : result);
 }
 
@@ -386,8 +387,8 @@ static void overlay_submit(struct store_queue *base, struct store_part *part)
 		extents_next(part);
 		break;
 	case STORE_FLUSH:
-		/* Acquire pairs with the release of who changed a page: the flush is for what its
-		 * submitter knows to be done. */
+		/* Acquire pairs with the release in page_set(): the flush covers all changes that
+		 * its submitter knows to be complete. */
 		if (atomic_load_explicit(&store->unsaved_count, memory_order_acquire) > 0) {
 			overlay_commit(part);
 		} else {
@@ -399,7 +400,7 @@ static void overlay_submit(struct store_queue *base, struct store_part *part)
 	case STORE_ZERO:
 		overlay_change(part);
 		break;
-	case STORE_COPY: /* it has no ways for it */
+	case STORE_COPY: /* the overlay offers no copy methods */
 	case STORE_OP_COUNT:
 		GMB_ASSERT(false);
 	}
@@ -452,13 +453,13 @@ static uint64_t map_bytes(const struct overlay_store *store)
 	return store->layout.page_count * OVERLAY_PAGE_BYTES;
 }
 
-/* Address space: memory is taken as bits are set. */
+/* Only address space: memory is used as bits are set. */
 static uint64_t maps_bytes(const struct overlay_store *store)
 {
 	return 3 * map_bytes(store) + store->layout.page_count;
 }
 
-/* Of what open has got so far. */
+/* Releases all that open has acquired so far. */
 static void overlay_release(struct overlay_store *store)
 {
 	if (store->fd >= 0) {
@@ -517,7 +518,7 @@ static int open_upper(struct overlay_store *store, const struct store_options *o
 		.write_mode = options->write_mode,
 		.page_cache_send_off = options->page_cache_send_off,
 	};
-	/* Alone it is refused, as what it holds is no disk. */
+	/* Served directly, the file would be refused, because an overlay is not a raw disk. */
 	int result = store->path != NULL ? store_options_set(&upper, "format", "raw", error) : 0;
 
 	if (result == 0) {
@@ -537,7 +538,7 @@ static void log_made(const char *path, const struct overlay_base *base)
 		log_escape(base_shown, sizeof(base_shown), base->path, strlen(base->path)));
 }
 
-/* Makes the file if there is none. */
+/* Opens the file, creating it if it does not exist. */
 static int open_or_make(const char *path, bool read_only, const struct overlay_base *base, int *fd,
 	struct error *error)
 {
@@ -559,7 +560,7 @@ static int open_or_make(const char *path, bool read_only, const struct overlay_b
 	return disk_open(path, read_only, false, fd, error);
 }
 
-/* An empty file is a new overlay: a server in its sandbox makes no files. */
+/* An empty file becomes a new overlay, because a sandboxed server cannot create files. */
 static int fill_if_empty(
 	int fd, const char *path, const struct overlay_base *base, struct error *error)
 {
@@ -579,7 +580,7 @@ static int fill_if_empty(
 	return result;
 }
 
-/* The claim on the file is had before its contents are believed. */
+/* The file is claimed before its contents are trusted. */
 static int overlay_open_file(struct overlay_store *store, const struct store_options *options,
 	const char *path, struct error *error)
 {
@@ -625,8 +626,9 @@ static int overlay_open_file(struct overlay_store *store, const struct store_opt
 	return result;
 }
 
-/* Where the head of a file would be: on what the changes are, for a process that takes them over.
- * The identity of a base in memory is that of one process; such a base has nothing but zeroes. */
+/* With overlay=discard, the place of the file's header in the upper store has the identity of the
+ * base, for a process that takes over. A base in memory has an identity that is only valid in one
+ * process, but such a base contains only zeroes, so zeroes are recorded instead. */
 static bool is_on(const struct overlay_store *store, const uint64_t identity[2])
 {
 	return memcmp(memory_store_bytes(store->upper), identity, 2 * sizeof(*identity)) == 0;
@@ -642,7 +644,7 @@ static void find_base(struct overlay_store *store, uint64_t identity[2])
 	}
 }
 
-/* The upper store has the layout of a file. */
+/* The upper store has the layout of an overlay file. */
 static int open_memory(
 	struct overlay_store *store, const struct store_options *options, struct error *error)
 {
@@ -670,7 +672,7 @@ static int open_memory(
 	return result;
 }
 
-/* Of both stores what is worse. */
+/* Combines the properties of both stores: the more restrictive one counts. */
 static void overlay_fill_info(struct overlay_store *store)
 {
 	const struct store_info *upper = store_info(store->upper);
@@ -688,11 +690,12 @@ static void overlay_fill_info(struct overlay_store *store)
 	info->write_direct = upper->write_direct;
 	info->stripe_chunk = 0;
 	info->stripe_members = 0;
-	info->atomic_bytes = 0; /* each block that is new here is written, and then its bit */
+	info->atomic_bytes = 0; /* a new block takes two writes: its data, then its bit */
 	info->is_volatile = upper->is_volatile;
 	info->has_progress = false;
 	info->progress_off = NULL;
-	/* A server that is killed has not recorded where its last changes are. */
+	/* A new epoch for each start, because a killed server has not recorded where its last
+	 * changes are. */
 	if (getrandom(&info->epoch, sizeof(info->epoch), 0) != sizeof(info->epoch)) {
 		info->epoch = 0;
 	}
@@ -730,7 +733,7 @@ static int overlay_open(struct store *base, const struct store_options *options,
 		return result;
 	}
 	overlay_fill_info(store);
-	/* Its part of the scratch begins where both stores below have theirs behind them. */
+	/* The slice of this layer begins after the slices of both stores below. */
 	base->scratch_offset = MAX(base->scratch_offset,
 		store->upper->scratch_offset + store->upper->ops->scratch_bytes);
 	return 0;
@@ -758,13 +761,13 @@ static const struct counter counter_list[] = {
 static const struct counter_table counters = { "overlay", "export", "store_overlay_", counter_list,
 	ARRAY_COUNT(counter_list) };
 
-/* The base is only read. */
+/* Only the upper store is handed over, because the base is only read. */
 static const char *overlay_pass(struct store *base, struct store_claim *claim_out)
 {
 	return store_pass(container_of(base, struct overlay_store, base)->upper, claim_out);
 }
 
-/* A block is in one file or the other. */
+/* Blocks are spread over two files. */
 static bool overlay_place(struct store *base, struct store_place *place_out)
 {
 	GMB_UNUSED(base);
@@ -772,7 +775,7 @@ static bool overlay_place(struct store *base, struct store_place *place_out)
 	return false;
 }
 
-/* More blocks may have become present, and none less. */
+/* Adds blocks that have become present since the file was opened. Blocks never become absent. */
 static int overlay_take(struct store *base, struct error *error)
 {
 	struct overlay_store *store = container_of(base, struct overlay_store, base);

@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Writes, trims and zeroes. Blocks that are present are changed in the upper store, and that is
- * all:
+ * Writes, trims and zeroes. Changes of blocks that are present only go to the upper store:
  *
  *   all present ──────────────────────────────────────────────────▶ forward ─▶ done
  *   else: own the others ─▶ copy the rest of the edges ─▶ forward ─▶ present ─▶ done
- *              │  ▲ when he who has one of them is done
+ *              │  ▲ when the part that owns one of them is done
  *              └──┘
  *
- * A trim of blocks that are not all present is forwarded as a zero: a trim may leave bytes as they
- * are, and what the upper store has there may be what a killed server has written. If zeroes would
- * have to be written, nothing is done.
+ * A trim of blocks that are not all present is forwarded as a zero. A trim may leave bytes
+ * unchanged, and the upper store may contain bytes there that a killed server has written. If the
+ * zero would have to be written, the trim does nothing.
  *
- * A part that changes blocks for the first time owns them from before it looks at the base until
- * they are present. So no copy from the base ever comes over bytes of a client, and what is present
- * was written as a whole. What a part that failed has left in the upper store does not show: its
- * blocks are still those of the base.
+ * Invariant: a part that changes blocks for the first time owns them from before it reads the base
+ * until they are present. So a copy from the base never overwrites bytes of a client, and every
+ * present block was written completely. Data that a failed part has left in the upper store is
+ * invisible, because the blocks are still those of the base.
  */
 #include <errno.h>
 
@@ -27,7 +26,7 @@ struct range {
 	uint64_t end;
 };
 
-/* What is changed. A trim leaves parts of blocks alone, but for the last one of the disk. */
+/* The range to change. A trim skips partial blocks, except for the last block of the disk. */
 static struct range range_of(struct store_part *part)
 {
 	const struct overlay_scratch *scratch = overlay_scratch_of(part);
@@ -41,7 +40,7 @@ static struct range range_of(struct store_part *part)
 	return range;
 }
 
-/* The bits of a word that are blocks from first to end - 1. first is in the word. */
+/* Bits of one word for the blocks from first to end - 1. first is in the word. */
 static uint64_t word_mask(uint64_t first, uint64_t end)
 {
 	uint64_t from = first % OVERLAY_WORD_BLOCKS;
@@ -56,9 +55,9 @@ static uint64_t word_next(uint64_t block)
 	return (block / OVERLAY_WORD_BLOCKS + 1) * OVERLAY_WORD_BLOCKS;
 }
 
-/* --- blocks of its own ----------------------------------------------------------------------- */
+/* --- ownership of blocks --------------------------------------------------------------------- */
 
-/* All under the lock. */
+/* All functions here run under the lock. */
 
 static bool overlay_change_is_busy(const struct overlay_store *store, uint64_t first, uint64_t end)
 {
@@ -70,7 +69,7 @@ static bool overlay_change_is_busy(const struct overlay_store *store, uint64_t f
 	return false;
 }
 
-/* True when the part now owns the blocks that are not present; else somebody has one of them. */
+/* Makes the part the owner of all its absent blocks. False: another part owns one of them. */
 static bool blocks_take(struct overlay_store *store, struct store_part *part)
 {
 	struct range range = range_of(part);
@@ -81,7 +80,7 @@ static bool blocks_take(struct overlay_store *store, struct store_part *part)
 		return false;
 	}
 	for (uint64_t at = first; at < end; at = word_next(at)) {
-		/* Relaxed: bits are set under the lock. */
+		/* Relaxed: bits are only set under the lock. */
 		uint64_t present = atomic_load_explicit(
 			&store->present[at / OVERLAY_WORD_BLOCKS], memory_order_relaxed);
 
@@ -91,7 +90,9 @@ static bool blocks_take(struct overlay_store *store, struct store_part *part)
 	return true;
 }
 
-/* Busy blocks in its range are the part's own: nobody else's range may touch one. */
+/* Releases the part's blocks, and makes them present if it succeeded. All busy blocks in its range
+ * are its own, because ranges with a busy block cannot be taken by other parts. Then the blocked
+ * parts try again. */
 static void blocks_give(struct overlay_store *store, struct range range, bool done)
 {
 	uint64_t first = overlay_first(range.start);
@@ -127,7 +128,7 @@ static void blocks_give(struct overlay_store *store, struct range range, bool do
 static void change_next(struct store_part *part);
 static void change_end(struct store_part *part, int result);
 
-/* A block that is not changed as a whole has to have the rest of it in the upper store. */
+/* The edge blocks to copy: blocks that are changed only in part and absent from the upper store. */
 static uint8_t edges_of(struct store_part *part)
 {
 	const struct overlay_store *store = overlay_of(part->queue);
@@ -146,7 +147,7 @@ static uint8_t edges_of(struct store_part *part)
 	return edges;
 }
 
-/* The block that is being copied: the head is first. */
+/* The block to copy next: the head first. */
 static struct range edge_range(struct store_part *part)
 {
 	struct range range = range_of(part);
@@ -157,7 +158,7 @@ static struct range edge_range(struct store_part *part)
 	return (struct range){ start, MIN(start + OVERLAY_BLOCK_BYTES, size) };
 }
 
-/* The helper is not needed any more. */
+/* Ends one copy and gives the helper back. */
 static void overlay_change_copy_end(struct overlay_helper *helper, int result)
 {
 	struct store_part *part = helper->owner;
@@ -167,7 +168,7 @@ static void overlay_change_copy_end(struct overlay_helper *helper, int result)
 		change_end(part, result);
 		return;
 	}
-	/* The lowest bit is the edge that was copied. */
+	/* The lowest set bit is the edge that was copied. */
 	overlay_scratch_of(part)->edges &= (uint8_t)(overlay_scratch_of(part)->edges - 1);
 	overlay_helper_give(helper);
 	change_next(part);
@@ -211,7 +212,7 @@ static void change_forward(struct store_part *part)
 	struct range range = range_of(part);
 
 	if (overlay_scratch_of(part)->commits) {
-		part->flags &= ~(uint32_t)STORE_FUA; /* the commit does it */
+		part->flags &= ~(uint32_t)STORE_FUA; /* the commit makes it durable */
 	}
 	part->offset = range.start;
 	part->length = range.end - range.start;
@@ -246,12 +247,12 @@ void overlay_change_resume(struct store_part *part, enum overlay_step step)
 	}
 }
 
-/* The part has its own flags, offset and length again. */
+/* Called once the part has its original flags, offset and length again. */
 static void change_end(struct store_part *part, int result)
 {
 	struct overlay_store *store = overlay_of(part->queue);
 	struct overlay_scratch *scratch = overlay_scratch_of(part);
-	bool undone = scratch->zeroes && result == -EOPNOTSUPP; /* as a trim may be */
+	bool undone = scratch->zeroes && result == -EOPNOTSUPP; /* allowed for a trim */
 
 	if (scratch->owns_blocks) {
 		scratch->owns_blocks = false;
@@ -291,7 +292,7 @@ void overlay_change(struct store_part *part)
 	bool present;
 	bool taken;
 
-	if (range.start >= range.end) { /* a trim of no whole block */
+	if (range.start >= range.end) { /* a trim without a whole block */
 		store_finish_later(part, 0);
 		return;
 	}

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Making changes durable: the data first, then the bits that say where it is.
+ * Commits, which make changes durable: first the data, then the bits that say where the data is.
  *
- *   take the pages that are changed ─▶ flush ─▶ write those pages ─▶ flush ─▶ all that waited: done
+ *   take the changed pages ─▶ flush ─▶ write those pages ─▶ flush ─▶ finish all parts that waited
  *
- * The bits of a page are taken before the first flush begins, and each of them stands for data that
- * was written by then. So whatever a crash leaves of the pages' writes, every bit that is set has
- * its data, and a bit that is not stands for the base: contents that the client had before, since
- * it has heard of no flush since. Bits are only ever set. So a page that was written in part, down
- * to a single byte, is a page with some of the new bits, and needs no checksum or second copy.
+ * The bits of a page are taken before the first flush begins, and the data of each bit was written
+ * before the bit was set. So whatever subset of the page writes survives a crash, every set bit has
+ * its data. A clear bit stands for the base: contents that the client may still expect, because no
+ * flush has completed since. Bits are only ever set. So a page that was written in part, down to a
+ * single byte, just has some of the new bits, and needs no checksum or second copy.
  *
- * One commit runs at a time, on the ring of the part that began it. Those that come meanwhile wait
- * for the next one, which they share.
+ * One commit runs at a time, on the ring of the part that began it. Parts that arrive during a
+ * commit wait for the next one, which they share.
  */
 #include <endian.h>
 #include <errno.h>
@@ -44,12 +44,14 @@ static void page_set(struct overlay_store *store, uint64_t page, enum overlay_pa
 	uint64_t unsaved = atomic_load_explicit(&store->unsaved_count, memory_order_relaxed);
 
 	GMB_ASSERT((page_edges[before] & BIT(state)) != 0);
-	/* Relaxed: whose bits they are is seen by those who see the bits, see
-	 * overlay_pages_changed(); and a page that is found to be unsaved only costs a commit. */
+	/* Relaxed, because the release that sets a bit in present orders this store for all who see
+	 * that bit, see overlay_pages_changed(). A page that wrongly looks unsaved only costs an
+	 * additional commit. */
 	atomic_store_explicit(&store->pages[page], (uint8_t)state, memory_order_relaxed);
 	unsaved += before == OVERLAY_PAGE_SAVED;
 	unsaved -= state == OVERLAY_PAGE_SAVED;
-	/* Release: what was made durable is, for who finds nothing left to save. */
+	/* Release: a thread that finds no unsaved page also sees that the saved ones are
+	 * durable. */
 	atomic_store_explicit(&store->unsaved_count, unsaved, memory_order_release);
 }
 
@@ -58,7 +60,8 @@ void overlay_pages_changed(struct overlay_store *store, uint64_t first, uint64_t
 	if (store->fd < 0) {
 		return;
 	}
-	/* Before the bits are set, which is a release. */
+	/* The state of the page changes before the bits of present are set with release. So a
+	 * thread that sees a bit never finds its page in the older state OVERLAY_PAGE_SAVED. */
 	for (uint64_t page = first / OVERLAY_PAGE_BLOCKS; page <= (end - 1) / OVERLAY_PAGE_BLOCKS;
 		page++) {
 		switch (page_state(store, page)) {
@@ -108,7 +111,7 @@ static void pages_take(struct overlay_store *store)
 	}
 }
 
-/* Under the lock: the pages that were taken are in the file, or may not be. */
+/* Under the lock: the pages that were taken are in the file, or the commit failed. */
 static void pages_end(struct overlay_store *store, bool saved)
 {
 	for (uint64_t page = 0; page < store->layout.page_count; page++) {
@@ -120,7 +123,8 @@ static void pages_end(struct overlay_store *store, bool saved)
 	}
 }
 
-/* The next pages from page on that are to be written, in *count; where they begin. */
+/* Finds the next run of pages to write, from page on: returns its first page, and its length in
+ * *count. */
 static uint64_t pages_run(const struct overlay_store *store, uint64_t page, uint64_t *count)
 {
 	*count = 0;
@@ -136,7 +140,8 @@ static uint64_t pages_run(const struct overlay_store *store, uint64_t page, uint
 
 /* --- a commit -------------------------------------------------------------------------------- */
 
-/* Those of other rings hear of it there; the next commit goes to the first who waits for it. */
+/* Finishes the parts of this ring, sends those of other rings to them, and passes the lead of the
+ * next commit to the first part that waits for it. */
 static void commit_end(struct overlay_queue *queue, int result)
 {
 	struct overlay_store *store = overlay_of(&queue->base);
@@ -165,7 +170,7 @@ static void commit_end(struct overlay_queue *queue, int result)
 		overlay_send(list_entry(node, struct store_part, node), OVERLAY_STEP_LEAD);
 	}
 	pthread_mutex_unlock(&store->lock);
-	/* Whoever hears of the last one may destroy the queue. */
+	/* The submitter of the last part may destroy the queue. */
 	while ((node = list_pop_front(&own)) != NULL) {
 		store_finish(list_entry(node, struct store_part, node), result);
 	}
@@ -186,7 +191,7 @@ static void commit_saved(struct store_part *part, int result)
 	commit_end(container_of(part, struct overlay_queue, commit), result);
 }
 
-/* The data is durable, and so many pages are written. */
+/* Called when the data is durable and after each write of pages. */
 static void commit_written(struct store_part *part, int result)
 {
 	struct overlay_queue *queue = container_of(part, struct overlay_queue, commit);
@@ -200,7 +205,7 @@ static void commit_written(struct store_part *part, int result)
 	queue->commit_page =
 		pages_run(store, queue->commit_page + queue->commit_run, &queue->commit_run);
 	if (queue->commit_run == 0) {
-		if (before == 0) { /* the commit before has written all there was */
+		if (before == 0) { /* the previous commit wrote all pages */
 			commit_end(queue, 0);
 		} else {
 			commit_flush(queue, commit_saved);
@@ -257,7 +262,7 @@ void overlay_commit(struct store_part *part)
 	}
 }
 
-/* After a flush that failed, the data of the bits may be lost: they must not be written. */
+/* If a flush has failed, the bits must not be written, because their data may be lost. */
 int overlay_commit_all(struct overlay_store *store)
 {
 	uint64_t page = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The file of an overlay (docs/protocol/overlay.md), and by what its base is known again. */
+/* The file format of overlays (docs/protocol/overlay.md), and the identification of the base. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,7 +40,7 @@ _Static_assert(sizeof(struct head) == OVERLAY_HEAD_BYTES, "without gaps");
 _Static_assert(offsetof(struct head, checksum) == OVERLAY_HEAD_BYTES - 8, "the last");
 _Static_assert(OVERLAY_SIZE_MAX / OVERLAY_BLOCK_BYTES / 8 < INT64_MAX / 2, "the file has a size");
 
-/* FNV-1a, 64 bits: against accidents, not against people. */
+/* FNV-1a, 64 bits: detects accidents, not attacks. */
 static uint64_t hash_begin(void)
 {
 	return UINT64_C(0xcbf29ce484222325);
@@ -67,7 +67,8 @@ struct overlay_layout overlay_layout_of(uint64_t size)
 
 /* --- the base -------------------------------------------------------------------------------- */
 
-/* All of it would take too long; a base that has changed without its time is a rare accident. */
+/* Only samples: reading all of the base would take too long. Changed contents with an unchanged
+ * modification time are a rare accident. */
 static int take_fingerprint(int fd, uint64_t size, uint64_t *fingerprint)
 {
 	uint8_t sample[SAMPLE_BYTES];
@@ -87,7 +88,8 @@ static int take_fingerprint(int fd, uint64_t size, uint64_t *fingerprint)
 	return 0;
 }
 
-/* The absolute path, where there is one: what is recorded must not depend on a current folder. */
+/* The absolute path if there is one, because the record must not depend on the working
+ * directory. */
 static void take_path(const char *path, char out[OVERLAY_BASE_PATH_MAX + 1])
 {
 	char *absolute = realpath(path, NULL);
@@ -153,7 +155,7 @@ int overlay_base_compare(const char *path, const struct overlay_base *recorded,
 	if (recorded->fingerprint != found->fingerprint) {
 		return refuse_base(path, found, "the contents of the base have changed", "", error);
 	}
-	/* A device has no time, so nothing is said where one of both is one. */
+	/* A device has no modification time, so times are compared only if both have one. */
 	if (recorded->changed_ns != 0 && found->changed_ns != 0 &&
 		recorded->changed_ns != found->changed_ns) {
 		snprintf(text, sizeof(text),
@@ -183,7 +185,7 @@ void overlay_head_encode(const struct overlay_base *base, uint8_t bytes[OVERLAY_
 	memcpy(bytes, &head, sizeof(head));
 }
 
-/* True when the bytes begin as those of an overlay. */
+/* True if the bytes begin like an overlay. */
 static bool head_is_ours(const uint8_t bytes[OVERLAY_HEAD_BYTES])
 {
 	return memcmp(bytes, magic, sizeof(magic)) == 0;
@@ -238,7 +240,7 @@ int overlay_head_read(int fd, const char *path, struct overlay_base *base, struc
 	int result = disk_info(fd, &info);
 
 	if (result == 0 && (info.is_block || info.size < sizeof(head))) {
-		memset(head, 0, sizeof(head)); /* it is none */
+		memset(head, 0, sizeof(head)); /* not an overlay */
 	} else if (result == 0) {
 		result = disk_read(fd, head, sizeof(head), 0);
 	}
@@ -262,7 +264,7 @@ int overlay_head_read(int fd, const char *path, struct overlay_base *base, struc
 
 /* --- the bitmap ------------------------------------------------------------------------------ */
 
-/* Takes words that were read. Returns how many blocks they have. */
+/* Takes words that were read. Returns the number of blocks in them. */
 static uint64_t take_words(struct overlay_bitmap *bitmap, uint64_t first, uint64_t end)
 {
 	uint64_t blocks = 0;
@@ -278,7 +280,7 @@ static uint64_t take_words(struct overlay_bitmap *bitmap, uint64_t first, uint64
 	return blocks;
 }
 
-/* Holes are left out: the bitmap of a large disk is mostly one. */
+/* Skips holes, because most of the bitmap of a large disk is a hole. */
 static int read_words(int fd, const struct overlay_layout *layout, struct overlay_bitmap *bitmap,
 	uint64_t *blocks)
 {
@@ -345,7 +347,8 @@ static bool overlay_file_is_zero(const uint8_t *bytes, size_t count)
 	return bytes[0] == 0 && memcmp(bytes, bytes + 1, count - 1) == 0;
 }
 
-/* After a crash the size may be there, and the header not. Then the bitmap is a hole. */
+/* A crash can leave the file with its final size and without the header. The bitmap is then a
+ * hole. */
 static int is_half_made(int fd, uint64_t data_offset, bool *is_made)
 {
 	uint8_t head[OVERLAY_HEAD_BYTES];
@@ -374,8 +377,8 @@ int overlay_file_is_empty(int fd, const struct overlay_base *base, bool *is_empt
 	return result;
 }
 
-/* The size comes by a write: a sandbox may let a file that is open grow, but not be truncated. The
- * header is last, and nothing is an overlay without it. */
+/* Extends the file with a write, because a sandbox may allow an open file to grow but not
+ * ftruncate(). The header is written last: without it the file is not an overlay. */
 int overlay_file_fill(
 	int fd, const char *path, const struct overlay_base *base, struct error *error)
 {
@@ -399,7 +402,7 @@ int overlay_file_fill(
 				     strerror(-result));
 }
 
-/* Of an overlay that exists: its changes are lost. */
+/* Overwrites an existing overlay, whose changes are lost. */
 static int reset(const char *path, const struct overlay_base *base,
 	const struct store_create *create, struct error *error)
 {
@@ -417,7 +420,7 @@ static int reset(const char *path, const struct overlay_base *base,
 		is_empty = false;
 	}
 	if (result == 0 && !is_empty && overlay_head_read(fd, path, &recorded, error) < 0) {
-		result = -EINVAL; /* nothing else is overwritten */
+		result = -EINVAL; /* only an overlay is overwritten */
 	} else if (result == 0 && !is_empty && !create->force) {
 		result = error_set(error, -EEXIST,
 			"'%s' is an overlay; --force makes it a new one, without its changes",
@@ -437,7 +440,7 @@ static int reset(const char *path, const struct overlay_base *base,
 	return result;
 }
 
-/* What 'gmblock serve' refuses below an overlay, but for format=raw. */
+/* Refuses the bases that 'gmblock serve' refuses below an overlay without format=raw. */
 static int check_format(const char *path, struct error *error)
 {
 	struct disk_info info;
@@ -450,7 +453,7 @@ static int check_format(const char *path, struct error *error)
 	result = disk_info(fd, &info);
 	disk_close(fd);
 	if (result < 0 || info.format == NULL) {
-		return 0; /* overlay_base_look() says what is wrong */
+		return 0; /* overlay_base_look() will report the reason */
 	}
 	return error_set(error, -EMEDIUMTYPE,
 		"'%s' looks like a %s image, and an overlay needs a raw disk below it; %s", path,

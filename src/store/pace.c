@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The pace filter: makes the store below as slow as a disk of so many bytes a second, or as a
- * stripe of several. The store does its work first, at once; then the time passes that the disk
- * would have needed, and meanwhile the filter tells how much of a read has come.
+ * The pace filter: limits the store below to the speed of a disk, or of a stripe of several. The
+ * store processes a part first, without delay. The filter then holds the part for the time that the
+ * simulated disk would have needed, and reports the progress of reads during that time.
  *
  *   store   |chunk 0|chunk 1|chunk 2|chunk 3| ...     chunk c is on member c % members
  *   member 0  [latency|bytes of part A][latency|bytes of part C]
  *   member 1           [latency|bytes of part A][latency|bytes of part B]
  *                                 part A is done ──┘
  *
- * A member does one thing at a time, in order of arrival; a part is complete when its slowest
- * member is. What a part will take is known when it arrives, so a member is nothing but the time
- * at which it will be free: all reactors share it and reserve their turns with one atomic
- * operation. Everything is computed from those times, never from when a timer fired: being late
- * once does not slow down what follows.
+ * A member handles one part at a time, in order of arrival. A part is complete when its slowest
+ * member is. The duration of a part is known when it arrives, so the only state of a member is the
+ * time at which it becomes free. All reactors share these times, and reserve a member with one
+ * atomic operation. All later times are computed from these times, never from the time at which a
+ * timer fired, so that one late timer does not delay the following parts.
  *
- * A queue has so many slots for parts; more wait for one, as before a disk whose queue is full.
- * One timer a queue, in flight only while parts are, is set for what happens next in any slot.
+ * A queue has a fixed number of slots for parts; further parts wait, as for a disk whose queue is
+ * full. Each queue has one timer, which is in flight only while parts are and is set for the
+ * earliest event of any slot.
  */
 #include <errno.h>
 #include <stdatomic.h>
@@ -27,9 +28,9 @@
 #include "store/parse.h"
 
 enum {
-	SLOT_COUNT = 1024, /* parts at work in a queue */
-	/* Progress is reported after each so many bytes, or more when those take less than
-	 * STEP_NS_MIN: timers are not free. */
+	SLOT_COUNT = 1024, /* parts in progress in a queue */
+	/* Progress is reported at intervals of this many bytes, or of more if that would take less
+	 * than STEP_NS_MIN, because timers are not free. */
 	STEP_BYTES_MIN = 16 << 10,
 	STEP_BYTES_MAX = 1 << 30,
 	STEP_NS_MIN = 50000,
@@ -46,16 +47,16 @@ struct pace_store {
 	struct store base;
 	struct store_pace pace;
 	uint64_t step_bytes;
-	_Atomic uint64_t free_ns[STORE_PACE_MEMBERS_MAX]; /* when the member has nothing to do */
+	_Atomic uint64_t free_ns[STORE_PACE_MEMBERS_MAX]; /* when the member becomes free */
 };
 
 struct slot {
 	struct list_node node; /* in queue->busy by next_ns, or in queue->slots_free */
 	struct store_part *part;
-	uint64_t next_ns;  /* when something happens: a step, or the end */
-	uint64_t end_ns;   /* when all has come */
+	uint64_t next_ns;  /* next event: a progress report, or the end */
+	uint64_t end_ns;   /* when all bytes have arrived */
 	uint64_t reported; /* bytes */
-	uint64_t *data_ns; /* by member: when its first byte of this part begins to move */
+	uint64_t *data_ns; /* by member: when its first byte of this part arrives */
 };
 
 struct pace_queue {
@@ -63,19 +64,19 @@ struct pace_queue {
 	struct slot *slots;
 	uint64_t *times; /* the slots' data_ns */
 	struct list_node slots_free;
-	struct list_node busy;	  /* slots, the next to happen first */
+	struct list_node busy;	  /* slots, earliest event first */
 	struct list_node waiting; /* parts without a slot */
 	struct ring_op timer;
-	uint64_t timer_ns; /* when it fires; 0: it was cancelled and comes at once */
+	uint64_t timer_ns; /* when it fires; 0: cancelled, and about to complete */
 };
 
 enum pace_phase { PACE_STEP, PACE_END };
 
 /* A part's scratch. */
 struct pace_scratch {
-	store_progress_fn *progressed; /* the submitter's: progress is ours to report */
+	store_progress_fn *progressed; /* the submitter's: only this filter reports progress */
 	uint64_t arrived_ns;
-	uint64_t reported; /* bytes, when the phase is PACE_STEP */
+	uint64_t reported; /* bytes, if the phase is PACE_STEP */
 	uint64_t phase;	   /* enum pace_phase */
 };
 
@@ -211,7 +212,7 @@ static struct pace_store *store_of(const struct pace_queue *queue)
 	return container_of(queue->base.store, struct pace_store, base);
 }
 
-/* --- how long things take ------------------------------------------------------------------ */
+/* --- computing times ------------------------------------------------------------------------- */
 
 static uint64_t bytes_ns(const struct pace_store *store, uint64_t bytes)
 {
@@ -219,7 +220,7 @@ static uint64_t bytes_ns(const struct pace_store *store, uint64_t bytes)
 	return (bytes * SECOND_NS + store->pace.rate - 1) / store->pace.rate;
 }
 
-/* How many of the store's first bytes are on the member. */
+/* The share of the member in the first bytes of the store. */
 static uint64_t bytes_before(const struct store_pace *pace, uint64_t bytes, uint32_t member)
 {
 	uint64_t row_bytes = (uint64_t)pace->chunk * pace->members;
@@ -230,7 +231,7 @@ static uint64_t bytes_before(const struct store_pace *pace, uint64_t bytes, uint
 	return bytes / row_bytes * pace->chunk + in_row;
 }
 
-/* How many of the part's first bytes are on the member. */
+/* The share of the member in the first bytes of the part. */
 static uint64_t bytes_on(const struct store_pace *pace, const struct store_part *part,
 	uint64_t bytes, uint32_t member)
 {
@@ -241,7 +242,7 @@ static uint64_t bytes_on(const struct store_pace *pace, const struct store_part 
 	       bytes_before(pace, part->offset, member);
 }
 
-/* When the part's first bytes have come from all members. */
+/* When the first bytes of the part have arrived from all members. */
 static uint64_t came_ns(const struct pace_store *store, const struct slot *slot, uint64_t bytes)
 {
 	uint64_t latest = 0;
@@ -256,12 +257,12 @@ static uint64_t came_ns(const struct pace_store *store, const struct slot *slot,
 	return latest;
 }
 
-/* Books the member for so long; returns when that begins. */
+/* Reserves the member for this duration; returns the begin. */
 static uint64_t reserve(
 	struct pace_store *store, uint32_t member, uint64_t arrived_ns, uint64_t duration_ns)
 {
 	_Atomic uint64_t *free_ns = &store->free_ns[member];
-	/* Relaxed: nothing but the time itself is handed over. */
+	/* Relaxed: only the time itself is passed between threads. */
 	uint64_t seen = atomic_load_explicit(free_ns, memory_order_relaxed);
 	uint64_t start;
 
@@ -274,7 +275,8 @@ static uint64_t reserve(
 
 /* --- slots --------------------------------------------------------------------------------- */
 
-/* Sorts in from the front: what has begun goes on before what still waits for its members. */
+/* Inserts by time, searching from the front: slots in progress are due earlier than those that
+ * still wait for their members. */
 static void slot_insert(struct pace_queue *queue, struct slot *slot)
 {
 	struct list_node *position = queue->busy.next;
@@ -286,7 +288,7 @@ static void slot_insert(struct pace_queue *queue, struct slot *slot)
 	list_insert_before(position, &slot->node);
 }
 
-/* The same from the back, where newcomers belong. */
+/* Inserts by time, searching from the back, where new slots belong. */
 static void slot_append(struct pace_queue *queue, struct slot *slot)
 {
 	struct list_node *position = &queue->busy;
@@ -298,7 +300,7 @@ static void slot_append(struct pace_queue *queue, struct slot *slot)
 	list_insert_before(position, &slot->node);
 }
 
-/* The next progress to report after so many bytes. */
+/* Bytes at which to report progress next. */
 static uint64_t next_step(
 	const struct pace_store *store, const struct store_part *part, uint64_t reported)
 {
@@ -317,8 +319,8 @@ static void set_next(const struct pace_store *store, struct slot *slot)
 	slot->next_ns = reports ? came_ns(store, slot, bytes) : slot->end_ns;
 }
 
-/* Gives the part its turn at each of its members, from when it arrived: what the store below needed
- * is not added. There is a free slot. */
+/* Reserves the members of a part, beginning with its arrival, so that the time the store below
+ * needed is not added. There is a free slot. */
 static void pace_admit(struct pace_queue *queue, struct store_part *part)
 {
 	struct pace_store *store = store_of(queue);
@@ -341,11 +343,11 @@ static void pace_admit(struct pace_queue *queue, struct store_part *part)
 	slot_append(queue, slot);
 }
 
-/* --- time passes --------------------------------------------------------------------------- */
+/* --- the timer ------------------------------------------------------------------------------- */
 
 static void pace_timer_done(struct ring_op *op, int result);
 
-/* Sets the timer for what is next. */
+/* Sets the timer for the earliest event. */
 static void pace_arm(struct pace_queue *queue)
 {
 	struct ring *ring = queue->base.ring;
@@ -360,7 +362,7 @@ static void pace_arm(struct pace_queue *queue)
 	if (queue->timer.in_flight) {
 		if (next_ns < queue->timer_ns) {
 			queue->timer_ns = 0;
-			ring_cancel(ring, &queue->timer); /* comes back and looks */
+			ring_cancel(ring, &queue->timer); /* it completes and is set again */
 		}
 		return;
 	}
@@ -369,7 +371,7 @@ static void pace_arm(struct pace_queue *queue)
 	ring_timer(ring, &queue->timer, next_ns > now_ns ? next_ns - now_ns : 0, pace_timer_done);
 }
 
-/* One slot whose time has come: its part goes into the list, with what is to be said. */
+/* Handles a slot that is due: adds its part to the list, with the event in its scratch. */
 static void slot_due(
 	struct pace_queue *queue, struct slot *slot, uint64_t now_ns, struct list_node *due)
 {
@@ -402,7 +404,7 @@ static void pace_timer_done(struct ring_op *op, int result)
 	struct list_node due;
 	struct list_node *node;
 
-	GMB_UNUSED(result); /* cancelled: something earlier has come */
+	GMB_UNUSED(result); /* cancelled: an earlier event was added */
 	list_init(&due);
 	while ((node = list_first(&queue->busy)) != NULL) {
 		struct slot *slot = list_entry(node, struct slot, node);
@@ -417,7 +419,7 @@ static void pace_timer_done(struct ring_op *op, int result)
 			list_entry(list_pop_front(&queue->waiting), struct store_part, node));
 	}
 	pace_arm(queue);
-	/* The last part's owner may destroy the queue. */
+	/* The submitter of the last part may destroy the queue. */
 	while ((node = list_pop_front(&due)) != NULL) {
 		struct store_part *part = list_entry(node, struct store_part, node);
 		const struct pace_scratch *scratch = store_scratch(part);
@@ -437,7 +439,7 @@ static bool is_paced(const struct store_part *part)
 	return part->op == STORE_READ || part->op == STORE_WRITE;
 }
 
-/* The store has done its work; now the time passes. */
+/* The store below has finished; now the part is held. */
 static void worked_done(struct store_part *part, int result)
 {
 	struct pace_queue *queue = container_of(part->queue, struct pace_queue, base);
@@ -446,7 +448,8 @@ static void worked_done(struct store_part *part, int result)
 		store_finish(part, result);
 		return;
 	}
-	/* Progress of the store below is not reported: these bytes have not "come" yet. */
+	/* Progress of the store below is not passed on, because these bytes have not yet arrived in
+	 * simulated time. */
 	part->progressed = ((struct pace_scratch *)store_scratch(part))->progressed;
 	part->progress_bytes = 0;
 	if (result < 0) {
@@ -516,7 +519,7 @@ static int pace_open(struct store *base, const struct store_options *options, co
 	GMB_UNUSED(error);
 	memcpy(&store->pace, config, sizeof(store->pace));
 	base->info.has_progress = true;
-	base->info.progress_off = NULL; /* it counts by itself */
+	base->info.progress_off = NULL; /* it counts itself */
 	if (store->pace.members > 1) {
 		base->info.stripe_chunk = store->pace.chunk;
 		base->info.stripe_members = store->pace.members;

@@ -8,7 +8,7 @@
 #include "base/log.h"
 #include "base/text.h"
 
-enum { QUANTITY_BYTES = 32 }; /* longer ones do not fit 64 bits */
+enum { QUANTITY_BYTES = 32 }; /* longer numbers do not fit 64 bits */
 
 bool parse_count(const char *text, size_t len, uint64_t *value)
 {
@@ -30,7 +30,8 @@ bool parse_count(const char *text, size_t len, uint64_t *value)
 	return true;
 }
 
-/* A terminated copy for the parsers of base/text.h. False when no quantity has such bytes. */
+/* Makes a terminated copy for the parsers of base/text.h. False if the text cannot be a
+ * quantity. */
 static bool copy_quantity(char out[QUANTITY_BYTES], const char *text, size_t len)
 {
 	if (len >= QUANTITY_BYTES || memchr(text, '\0', len) != NULL) {
@@ -125,7 +126,7 @@ int parse_rule_op(struct parse_field field, uint32_t *ops, struct error *error)
 		*ops = (uint32_t)(BIT(STORE_OP_COUNT) - 1);
 		return 0;
 	}
-	for (uint32_t op = 0; op < STORE_COPY; op++) { /* which filters are never given */
+	for (uint32_t op = 0; op < STORE_COPY; op++) { /* filters never receive copies */
 		if (parse_field_is(field, store_op_name((enum store_op)op))) {
 			*ops = BIT(op);
 			return 0;
@@ -170,7 +171,7 @@ bool store_rule_matches(const struct store_rule *rule, const struct store_part *
 	uint32_t does = BIT(part->op);
 
 	if ((part->flags & STORE_FUA) != 0) {
-		does |= BIT(STORE_FLUSH); /* a part that must be durable flushes, too */
+		does |= BIT(STORE_FLUSH); /* a durable part also flushes */
 	}
 	if ((rule->ops & does) == 0) {
 		return false;
@@ -178,7 +179,8 @@ bool store_rule_matches(const struct store_rule *rule, const struct store_part *
 	if (rule->range_length == 0) {
 		return true;
 	}
-	/* Neither sum overflows: the wrapper and the parser saw to it. A flush touches no range. */
+	/* Neither sum overflows, because the wrapper and the parser have checked them. A flush has
+	 * no range. */
 	return part->length > 0 && part->offset < rule->range_offset + rule->range_length &&
 	       rule->range_offset < part->offset + part->length;
 }
