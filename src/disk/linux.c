@@ -25,19 +25,19 @@ enum {
 	SECTOR_BYTES = 512,
 	PROBE_BYTES_MAX = 65536,
 	PREFERRED_BYTES_MAX = 1 << 20,
-	CLAIM_TRIES_MAX = 40, /* one second in all */
+	CLAIM_TRIES_MAX = 40, /* one second in total */
 	CLAIM_PAUSE_NS = 25000000,
 };
 
 #define SECOND_NS INT64_C(1000000000)
 
-/* The byte that says "a gmblock server writes this file" when it is locked: the last that a file
- * can have, where no program looks for data or puts locks of its own. */
+/* The locked byte that means "a gmblock server writes this file": the last byte that a file can
+ * have, where programs neither look for data nor set locks. */
 #define CLAIM_OFFSET (INT64_MAX - 1)
-/* The one before it says, when it is locked for reading: "a gmblock server reads this file". Of a
- * block device these locks are on the node it was opened by. */
+/* The byte before it, locked for reading, means "a gmblock server reads this file". For a block
+ * device, these locks are on the device node through which it was opened. */
 #define READER_OFFSET (INT64_MAX - 2)
-/* And the one before that: "through this open file a gmblock server writes". */
+/* And the byte before that: "a gmblock server writes through this open file". */
 #define WRITER_OFFSET (INT64_MAX - 3)
 
 /* --- opening ------------------------------------------------------------------------------- */
@@ -103,7 +103,7 @@ static int explain_open(
 		return error_advise(error, -code, "readonly",
 			"cannot open '%s' for writing: it is on a read-only filesystem or device",
 			path);
-	case EBUSY: /* newer kernels can refuse every writer of a mounted device */
+	case EBUSY: /* newer kernels can refuse all writers of a mounted device */
 		return explain_busy(path, error);
 	case ETXTBSY:
 		return error_set(error, -code,
@@ -124,7 +124,8 @@ int disk_open(const char *path, bool read_only, bool direct, int *fd_out, struct
 	int result;
 	int fd;
 
-	/* Looked at before it is opened: opening a pipe blocks, opening a device may act on it. */
+	/* Checked before opening, because opening a pipe blocks, and opening a device may have side
+	 * effects. */
 	if (stat(path, &status) != 0) {
 		return explain_open(path, read_only, direct, errno, error);
 	}
@@ -204,7 +205,7 @@ int disk_sync(int fd)
 	return result == 0 ? 0 : -errno;
 }
 
-/* The name of a new file is durable when its folder is. */
+/* A new file's name is durable once its folder is synced. */
 static int linux_sync_folder(const char *path)
 {
 	char *copy = strdup(path);
@@ -218,7 +219,7 @@ static int linux_sync_folder(const char *path)
 	return result;
 }
 
-/* Fills the file that fd is of and gives it the name path. */
+/* Fills the draft file and links it to path. */
 static int create_filled(int fd, const char *draft, const char *path, uint64_t size,
 	const void *head, size_t head_bytes)
 {
@@ -260,8 +261,8 @@ int disk_create(
 
 /* --- claiming ------------------------------------------------------------------------------ */
 
-/* For writing both: a lock needs it, and so does discarding through the claim, which alone may
- * while it holds the device. */
+/* Opened for reading and writing: the lock requires it, and so does discarding, which the kernel
+ * permits only through the claim while it holds the device. */
 static int claim_flags(const struct stat *status)
 {
 	return O_CLOEXEC | O_NOCTTY | O_RDWR | (S_ISBLK(status->st_mode) ? O_EXCL : 0);
@@ -276,7 +277,7 @@ static bool is_same_file(const struct stat *a, const struct stat *b)
 				   : a->st_dev == b->st_dev && a->st_ino == b->st_ino;
 }
 
-/* fcntl() with a lock of one byte: what it returns, and what it makes of the lock. */
+/* Calls fcntl() with a lock of one byte. Returns its result; *lock is updated by it. */
 static int lock_ask(int fd, int order, off_t offset, struct flock *lock)
 {
 	int result;
@@ -290,8 +291,8 @@ static int lock_ask(int fd, int order, off_t offset, struct flock *lock)
 	return result;
 }
 
-/* 0, -EBUSY, or another errno when this filesystem has no such locks. The lock belongs to the
- * descriptor's open file, not to the process, so no other close() can lose it. */
+/* 0, -EBUSY, or another errno if this filesystem has no such locks. The lock belongs to the open
+ * file of the descriptor, not to the process, so that another close() cannot release it. */
 static int lock_byte(int fd, short type, off_t offset)
 {
 	struct flock lock = { .l_type = type };
@@ -303,7 +304,7 @@ static int lock_byte(int fd, short type, off_t offset)
 	return errno == EAGAIN || errno == EACCES ? -EBUSY : -errno;
 }
 
-/* A descriptor of the file that is wanted and of no other. */
+/* Opens path again, and checks that it is still the wanted file. */
 static int open_again(const char *path, int flags, const struct stat *wanted, int *fd_out)
 {
 	struct stat status;
@@ -329,7 +330,7 @@ static int open_again(const char *path, int flags, const struct stat *wanted, in
 	return 0;
 }
 
-/* One try: 0 with a descriptor or -1 in *claim_out, else a negative errno. */
+/* One attempt: 0 with a descriptor or -1 in *claim_out, otherwise a negative errno. */
 static int claim_once(const char *path, const struct stat *wanted, int *claim_out)
 {
 	int fd;
@@ -365,7 +366,8 @@ bool disk_is_frozen(int fd)
 	return lock_ask(fd, F_OFD_GETLK, CLAIM_OFFSET, &lock) == 0 && lock.l_type == F_RDLCK;
 }
 
-/* A server that was killed a moment ago may not have let go yet, and udev looks at devices. */
+/* Retries, because a server killed a moment ago may still hold the disk, and udev opens devices
+ * briefly. */
 int disk_claim(const char *path, int fd, int *claim_out, struct error *error)
 {
 	const struct timespec pause = { .tv_nsec = CLAIM_PAUSE_NS };
@@ -395,7 +397,7 @@ int disk_claim(const char *path, int fd, int *claim_out, struct error *error)
 	return result < 0 ? explain_claim(path, false, result, error) : 0;
 }
 
-/* Shares the byte that a claim for writing has alone. */
+/* Takes a shared lock on the byte that a claim for writing locks exclusively. */
 static int freeze(int claim)
 {
 	const struct timespec pause = { .tv_nsec = CLAIM_PAUSE_NS };
@@ -429,7 +431,8 @@ int disk_claim_reading(const char *path, int fd, bool frozen, int *claim_out, st
 			"that server, or export it there with readonly",
 			path);
 	}
-	/* No locks here, or somebody has locked the whole file: reading needs nobody's leave. */
+	/* There are no locks here, or another program has locked the whole file: reading is
+	 * permitted anyway. */
 	if (lock_byte(claim, F_RDLCK, READER_OFFSET) < 0 && !frozen) {
 		close(claim);
 		claim = -1;
@@ -438,7 +441,8 @@ int disk_claim_reading(const char *path, int fd, bool frozen, int *claim_out, st
 	return 0;
 }
 
-/* Asks and takes nothing, so that no server that starts now finds the byte locked. */
+/* Queries the lock without taking it, so that a server that starts now does not find the byte
+ * locked. */
 static bool has_readers(int fd)
 {
 	struct flock lock = { .l_type = F_WRLCK };
@@ -458,7 +462,8 @@ int disk_check_readers(int fd)
 	return found ? -EBUSY : 0;
 }
 
-/* Another machine's locks, or a user's program's, do not follow our kernel's operations. */
+/* Not on remote file systems: locks of another machine or of a user's program do not last as long
+ * as our kernel's operations. */
 int disk_mark_writer(int fd)
 {
 	return disk_is_remote(fd) ? -EOPNOTSUPP : lock_byte(fd, F_RDLCK, WRITER_OFFSET);
@@ -477,7 +482,8 @@ int disk_check_writers(int fd)
 	if (lock.l_type == F_UNLCK) {
 		return 0;
 	}
-	/* Somebody's lock on more than the byte is no mark, and hides whether there is one. */
+	/* A foreign lock on more than this byte is not a mark, and it hides whether there is
+	 * one. */
 	return lock.l_type == F_RDLCK && lock.l_start == WRITER_OFFSET && lock.l_len == 1
 		       ? -EBUSY
 		       : -EOPNOTSUPP;
@@ -485,8 +491,8 @@ int disk_check_writers(int fd)
 
 /* --- size ---------------------------------------------------------------------------------- */
 
-/* A device can end inside a logical block: a loop device with blocks of 4 KiB over any file. No
- * command reaches what is there, so that reads and writes of it fail. */
+/* A device can end inside a logical block, for example a loop device with blocks of 4 KiB over any
+ * file. Commands cannot address that last part, so reads and writes of it fail. */
 int disk_size(int fd, uint64_t *size)
 {
 	struct stat status;
@@ -522,16 +528,16 @@ void disk_set_random(int fd)
 	(void)posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
 }
 
-/* --- what direct I/O wants ----------------------------------------------------------------- */
+/* --- alignment of direct I/O --------------------------------------------------------------- */
 
-/* One read with the given alignment and no better. True when the kernel takes it: only -EINVAL
- * means misaligned, a bad sector is not what is asked here. */
+/* Tries one read with exactly the given alignment. True if the kernel accepts it: only -EINVAL
+ * means misaligned; a bad sector does not matter here. */
 static bool direct_read_works(int fd, uint8_t *memory, uint32_t align)
 {
 	ssize_t count;
 
-	/* memory is aligned to twice PROBE_BYTES_MAX, so memory + align is aligned to align only.
-	 */
+	/* memory is aligned to twice PROBE_BYTES_MAX, so memory + align is aligned to align
+	 * only. */
 	do {
 		count = pread(fd, memory + align, align, 0);
 	} while (count < 0 && errno == EINTR);
@@ -539,8 +545,8 @@ static bool direct_read_works(int fd, uint8_t *memory, uint32_t align)
 }
 
 /*
- * The smallest power of two from first on with which a real read works; 0 when none does.
- * An empty file accepts anything, so there the usual page is taken when nothing was told.
+ * The smallest power of two, from first on, with which a real read works; 0 if there is none. On an
+ * empty file every alignment works, so if the system reported none, at least 4096 is used.
  */
 static uint32_t direct_probe(int fd, uint32_t first, bool told, uint64_t size)
 {
@@ -564,9 +570,9 @@ static uint32_t direct_probe(int fd, uint32_t first, bool told, uint64_t size)
 }
 
 /*
- * statx tells the alignment since Linux 6.1, where the filesystem fills it in. Elsewhere a device's
- * logical block is right by definition, and for a file real reads decide between 512 and more.
- * Descriptors without O_DIRECT are not probed: they get what is told, or the best guess.
+ * statx() reports the alignment since Linux 6.1, if the filesystem supports that. Otherwise a
+ * device's logical block is correct by definition, and for a file real reads decide between 512 and
+ * more. Descriptors without O_DIRECT are not probed: they get the reported value or the best guess.
  */
 static void fill_direct(int fd, struct disk_info *info)
 {
@@ -590,7 +596,7 @@ static void fill_direct(int fd, struct disk_info *info)
 	}
 	if (!is_power_of_two(info->direct_offset_align) ||
 		!is_power_of_two(info->direct_memory_align)) {
-		info->direct_offset_align = 0; /* 0 is how statx says "not on this file" */
+		info->direct_offset_align = 0; /* statx() reports 0 for "not on this file" */
 		info->direct_memory_align = 0;
 		return;
 	}
@@ -614,7 +620,8 @@ static uint32_t preferred_block(uint64_t bytes)
 	return (uint32_t)MIN(bytes, (uint64_t)PREFERRED_BYTES_MAX);
 }
 
-/* What a disk image is called that is more than the bytes of a disk. */
+/* The name of an image format that is more than the raw bytes of a disk; NULL if none is
+ * recognized. */
 static const char *image_format(int fd)
 {
 	static const struct {
@@ -646,8 +653,8 @@ static const char *image_format(int fd)
 	return NULL;
 }
 
-/* Devices that cannot be loop devices are not asked: they would have to know what the question
- * means. */
+/* Finds the file or device below a loop device. Other drivers do not get this ioctl, because they
+ * might interpret its number differently. */
 static void find_backing(int fd, dev_t device, struct disk_info *info)
 {
 	unsigned int driver = major(device);
@@ -690,7 +697,7 @@ int disk_info(int fd, struct disk_info *info)
 			info->read_only = read_only != 0;
 		}
 		preferred = ioctl(fd, BLKPBSZGET, &physical) == 0 ? physical : SECTOR_BYTES;
-		preferred = MAX(preferred, UINT64_C(4096)); /* a page is what the cache works in */
+		preferred = MAX(preferred, UINT64_C(4096)); /* the cache works in pages */
 	} else {
 		info->format = image_format(fd);
 		info->has_holes = (uint64_t)status.st_blocks * SECTOR_BYTES < info->size;
@@ -698,9 +705,9 @@ int disk_info(int fd, struct disk_info *info)
 		info->identity[1] = (uint64_t)status.st_ino;
 		info->changed_ns =
 			(int64_t)status.st_mtim.tv_sec * SECOND_NS + status.st_mtim.tv_nsec;
-		/* FUSE forgets it in direct writes: in asynchronous ones, and in all where its
-		 * server asks for direct I/O (Linux 6.18 and before). Nobody has looked at the
-		 * others. */
+		/* FUSE ignores RWF_DSYNC in asynchronous direct writes, and in all direct writes if
+		 * its server requests direct I/O (Linux 6.18 and before). The other remote file
+		 * systems were not examined. */
 		info->ignores_dsync = disk_is_remote(fd);
 		info->keeps_stale = info->ignores_dsync;
 	}
@@ -733,7 +740,8 @@ const char *disk_marker_refusal(int fd)
 	return disk_sysfs_marker_refusal("/sys", status.st_rdev);
 }
 
-/* A file is asked with SEEK_DATA and SEEK_HOLE. A filesystem that cannot tell: one data extent. */
+/* Uses SEEK_DATA and SEEK_HOLE on files. If the filesystem does not support them, the range is one
+ * data extent. */
 int disk_extent(
 	int fd, uint64_t offset, uint64_t limit, enum disk_extent_kind *kind, uint64_t *length)
 {
@@ -777,7 +785,7 @@ int disk_extent(
 	return 0;
 }
 
-/* --- giving space back and zeroing --------------------------------------------------------- */
+/* --- freeing space and zeroing ------------------------------------------------------------- */
 
 static int linux_allocate(int fd, int mode, uint64_t offset, uint64_t length)
 {
@@ -814,7 +822,8 @@ int disk_discard(int fd, bool is_block, uint64_t offset, uint64_t length)
 	return linux_allocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length);
 }
 
-/* True when the device zeroes by a command of its own: else the kernel would write zero pages. */
+/* True if the device has a command for zeroing: otherwise the kernel would write pages of
+ * zeroes. */
 static bool device_zeroes_itself(int fd)
 {
 	struct stat status;
@@ -826,7 +835,8 @@ int disk_zero(int fd, bool is_block, uint64_t offset, uint64_t length, bool may_
 {
 	int result = -EOPNOTSUPP;
 
-	/* On a device PUNCH_HOLE is "zero, unmap if you like, never by writing" (4.9). */
+	/* On a device, PUNCH_HOLE means: zero, unmap if possible, and never write zeroes (Linux
+	 * 4.9). */
 	if (may_unmap) {
 		result = linux_allocate(
 			fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length);

@@ -15,9 +15,9 @@
 #include "base/bytes.h"
 
 /*
- * Page tables are given back only with the mapping. So it is looked at in windows, and when there
- * are too many, the mapping of the oldest is made anew over itself: at once, for everybody, and a
- * thread that is just sending from there only has to have its pages entered again.
+ * Page tables are freed only together with the mapping. So the map is used in windows. If there are
+ * too many windows, the oldest one is replaced by a new mapping at the same address. This is atomic
+ * for all threads: a thread that is currently sending from there only takes page faults again.
  */
 enum {
 	WINDOW_BYTES = 64 << 20, /* 128 KiB of page tables, and a fraction of a ms to forget */
@@ -32,27 +32,28 @@ struct disk_map {
 	uint8_t *base;
 	uint64_t size; /* whole pages */
 	uint32_t page_bytes;
-	_Atomic bool refuses_nowait; /* RWF_NOWAIT (tmpfs, which never waits) */
-	_Atomic uint8_t looked_at[]; /* by window; changed under the lock, read by anyone */
+	_Atomic bool refuses_nowait; /* RWF_NOWAIT is not supported (tmpfs, which never waits) */
+	_Atomic uint8_t looked_at[]; /* by window; changed under the lock, read by any thread */
 };
 
 /*
- * The windows of all maps of the process, since it is the process that has the memory. Touched when
- * one that was not looked at lately is, not by views.
+ * The windows of all maps of the process, because the limit is for the process. Used when a window
+ * is entered that was not used recently, not by each view.
  */
 static struct {
 	pthread_mutex_t lock;
 	uint32_t count;
 	uint32_t oldest;
 	struct {
-		struct disk_map *map; /* NULL: it is gone */
+		struct disk_map *map; /* NULL: the map was destroyed */
 		uint32_t idx;
 	} slots[WINDOWS_MAX];
 } windows = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
-/* Who neither owns a file nor may write to it is told that all of it is in the page cache. Who that
- * is depends on capabilities and user namespaces, so the kernel is asked about a page that cannot
- * be there: far behind the end, where no large page reaches. */
+/* True if the kernel reports truthfully which pages are cached. Users who neither own the file nor
+ * may write to it are told that all pages are. This also depends on capabilities and user
+ * namespaces, so the check queries a page that cannot be in the cache: far behind the end of the
+ * file, beyond the reach of any large page. */
 static bool is_told(int fd, uint64_t bytes, uint32_t page_bytes)
 {
 	void *page = mmap(NULL, page_bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd,
@@ -69,9 +70,9 @@ static bool is_told(int fd, uint64_t bytes, uint32_t page_bytes)
 	return (resident & 1) == 0;
 }
 
-/* A file of an overlay's lower layer that somebody opens for writing is copied to the upper one,
- * and from then on a read finds the copy, but a mapping stays with the old file. Who may write has
- * got the copy already. */
+/* A file in the lower layer of an overlay file system is copied to the upper layer when any process
+ * opens it for writing. Reads then see the copy, but a mapping stays on the old file. A descriptor
+ * open for writing already has the copy. */
 static bool may_be_copied_up(int fd)
 {
 	struct statfs status;
@@ -138,8 +139,9 @@ void disk_map_destroy(struct disk_map *map)
 
 /* --- windows ------------------------------------------------------------------------------- */
 
-/* Forgets the page tables. A kernel that cannot may have taken the mapping away all the same, and
- * something else could come to lie there, and would be sent. */
+/* Frees the page tables of a window. If mmap() fails, the old mapping may be gone nevertheless.
+ * Something else could then be mapped there and would be sent, so that this failure ends the
+ * process. */
 static void disk_map_forget(struct disk_map *map, uint32_t idx)
 {
 	uint64_t begin = (uint64_t)idx * WINDOW_BYTES;
@@ -157,7 +159,7 @@ static void enter_window(struct disk_map *map, uint32_t idx)
 {
 	uint32_t slot;
 
-	/* Relaxed: who does not see it yet takes the lock and looks again. */
+	/* Relaxed: a thread that does not see the flag yet takes the lock and checks again. */
 	if (atomic_load_explicit(&map->looked_at[idx], memory_order_relaxed) != 0) {
 		return;
 	}
@@ -229,7 +231,7 @@ bool disk_map_peek(struct disk_map *map, uint64_t offset, void *bytes, size_t co
 	struct iovec iov = { .iov_base = bytes, .iov_len = count };
 	ssize_t got;
 
-	/* Relaxed: who does not know it yet finds it out as well. */
+	/* Relaxed: a thread that does not see the flag yet makes the same attempt. */
 	if (!atomic_load_explicit(&map->refuses_nowait, memory_order_relaxed)) {
 		got = preadv2(map->fd, &iov, 1, (off_t)offset, RWF_NOWAIT);
 		if (got >= 0 || errno != EOPNOTSUPP) {

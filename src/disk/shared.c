@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * Memory that outlives the process: files in a tmpfs that are mapped as a whole. A file that
+ * another user could have prepared is refused. The claim is an flock(): exclusive, or shared for
+ * reading.
+ */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -22,7 +27,8 @@ static int disk_shared_refuse(const char *path, int result, const char *what, st
 	return error_set(error, result, "'%s' %s", path, what);
 }
 
-/* That nobody else has made it, can write it, or has another name for it. */
+/* Checks that the file was created by this user, that no other user can access it, and that it has
+ * only one name. */
 static int examine(const char *path, int fd, uint64_t *size_out, struct error *error)
 {
 	struct statfs system;
@@ -69,7 +75,7 @@ int disk_shared_look(const char *folder, struct error *error)
 				 "the folder '%s' is not on a tmpfs, as /dev/shm is", folder);
 }
 
-/* The same of the folder of a file that is to be made. */
+/* Checks the folder of a file that is to be created. */
 static int look_above(char *path, struct error *error)
 {
 	char *slash = strrchr(path, '/');
@@ -84,7 +90,7 @@ static int look_above(char *path, struct error *error)
 	return result;
 }
 
-/* -EAGAIN: others only read it. */
+/* -EAGAIN: other processes only read it. */
 static int lock_once(int fd, uint32_t flags)
 {
 	int kind = (flags & DISK_SHARED_READ) != 0 ? LOCK_SH : LOCK_EX;
@@ -98,7 +104,8 @@ static int lock_once(int fd, uint32_t flags)
 	return kind == LOCK_EX && flock(fd, LOCK_SH | LOCK_NB) == 0 ? -EAGAIN : -EBUSY;
 }
 
-/* The process that has the file may be about to end, and to remove it. */
+/* Locks the file, and waits for a process that may be about to end. -ESTALE: path now has another
+ * file or none, because that process has removed the file. */
 static int disk_shared_lock(const char *path, int fd, uint32_t flags, struct error *error)
 {
 	const struct timespec pause = { .tv_nsec = LOCK_PAUSE_NS };
@@ -138,7 +145,7 @@ static int disk_shared_map(
 	return 0;
 }
 
-/* A write to a page that there is no room for would end the process. */
+/* Allocates the pages now, because a write to a page without space would kill the process. */
 static int disk_shared_allocate(
 	const struct disk_shared *shared, uint64_t size, struct error *error)
 {
@@ -152,7 +159,7 @@ static int disk_shared_allocate(
 				     (unsigned long long)size, shared->path, strerror(result));
 }
 
-/* The descriptor, or a negative errno with a sentence. */
+/* Returns the descriptor, or a negative errno with a sentence. */
 static int disk_shared_open_file(const char *path, uint32_t flags, struct error *error)
 {
 	int access = (flags & DISK_SHARED_READ) != 0 ? O_RDONLY : O_RDWR;
@@ -179,7 +186,7 @@ static int disk_shared_open_once(
 	if (result == 0) {
 		result = disk_shared_lock(path, shared->fd, flags, error);
 	}
-	/* It may have been changed until it was locked. */
+	/* It may have changed before it was locked. */
 	if (result == 0) {
 		result = examine(path, shared->fd, &size, error);
 	}
@@ -278,7 +285,7 @@ int disk_shared_resize(struct disk_shared *shared, uint64_t size, struct error *
 	if (result < 0) {
 		int emptied = ftruncate(shared->fd, 0);
 
-		GMB_UNUSED(emptied); /* the error above is the one to tell */
+		GMB_UNUSED(emptied); /* the first error is reported */
 		return result;
 	}
 	return disk_shared_map(shared, size, 0, error);
@@ -292,7 +299,7 @@ void disk_shared_close(struct disk_shared *shared, bool remove)
 	if (shared->bytes != NULL) {
 		(void)munmap(shared->bytes, shared->size);
 	}
-	/* Where the folder lets nobody remove it, it is empty at least. */
+	/* If the folder does not permit removing the file, it is at least empty. */
 	if (remove && ftruncate(shared->fd, 0) == 0) {
 		(void)unlink(shared->path);
 	}

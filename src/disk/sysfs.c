@@ -14,8 +14,8 @@
 
 enum { ATTRIBUTE_PATH_BYTES = 256, ATTRIBUTE_TEXT_BYTES = 64, MARKER_CHUNK_BYTES = 4096 };
 
-/* The directory of the whole device. ROOT/dev/block/M:m is a link into the tree, where a partition
- * lies inside its parent's directory. */
+/* The sysfs folder of the whole device. ROOT/dev/block/M:m is a link into the tree, where the
+ * folder of a partition is inside that of its device. */
 static void device_path_in(const char *root, dev_t device, char *path, size_t path_bytes)
 {
 	char partition[2 * ATTRIBUTE_PATH_BYTES];
@@ -33,7 +33,7 @@ static void device_path(dev_t device, char *path, size_t path_bytes)
 	device_path_in("/sys", device, path, path_bytes);
 }
 
-/* The first line of an attribute, without its newline. False when there is none. */
+/* Reads the first line of an attribute, without its newline. False if it does not exist. */
 static bool sysfs_read_text(const char *device, const char *name, char *text, size_t text_bytes)
 {
 	char path[2 * ATTRIBUTE_PATH_BYTES];
@@ -83,7 +83,7 @@ static uint32_t count_members(const char *device)
 	return count;
 }
 
-/* md: how many members of the array hold different data at one time, by level. */
+/* md: the number of members that hold different data, by level. */
 static uint32_t md_data_members(const char *device, const char *level)
 {
 	uint32_t disks = (uint32_t)sysfs_read_number(device, "md/raid_disks");
@@ -98,7 +98,8 @@ static uint32_t md_data_members(const char *device, const char *level)
 		return disks > 2 ? disks - 2 : 0;
 	}
 	if (strcmp(level, "raid10") == 0) {
-		/* The layout's low byte counts near copies, the next one far copies. */
+		/* The low byte of the layout is the number of near copies, the next one of far
+		 * copies. */
 		uint64_t layout = sysfs_read_number(device, "md/layout");
 		uint64_t copies = (layout & 0xff) * ((layout >> 8) & 0xff);
 
@@ -108,8 +109,8 @@ static uint32_t md_data_members(const char *device, const char *level)
 }
 
 /*
- * md says it itself. dm says it only through its queue's hints, which a linear mapping inherits
- * from below, so they count only when the ratio matches the number of devices underneath.
+ * md reports its stripes. dm has only the I/O hints of its queue, which a linear mapping inherits
+ * from the device below, so they are used only if their ratio matches the number of devices below.
  */
 static void read_stripes(const char *device, struct disk_sysfs *facts)
 {
@@ -169,7 +170,7 @@ bool disk_sysfs_write_zeroes(dev_t device)
 	return sysfs_read_number(path, "queue/write_zeroes_max_bytes") != 0;
 }
 
-/* --- who writes into a read's memory -------------------------------------------------------- */
+/* --- how a read's memory is written --------------------------------------------------------- */
 
 static bool exists(const char *device, const char *name)
 {
@@ -179,7 +180,7 @@ static bool exists(const char *device, const char *name)
 	return access(path, F_OK) == 0;
 }
 
-/* True when the link ends in this name: how sysfs tells drivers. */
+/* True if the link's target has this name; sysfs identifies drivers like this. */
 static bool links_to(const char *device, const char *link, const char *name)
 {
 	char path[2 * ATTRIBUTE_PATH_BYTES];
@@ -202,7 +203,8 @@ static bool is_virtio_disk(const char *device, const char *name)
 	return strncmp(name, "vd", 2) == 0 && links_to(device, "device/driver", "virtio_blk");
 }
 
-/* A namespace whose controller is on PCI: others get their data through a network stack. */
+/* True for a namespace whose controller is on PCI. Others receive their data through a network
+ * stack. */
 static bool is_local_nvme(const char *device, const char *name)
 {
 	char text[ATTRIBUTE_TEXT_BYTES];
@@ -215,7 +217,7 @@ static bool is_local_nvme(const char *device, const char *name)
 	       strcmp(text, "pcie") == 0;
 }
 
-/* Devices that only look like disks, for their users to know what was found. */
+/* Names the kind of a device that is not a plain disk, for the message to the user. */
 static const char *explain_kind(const char *device)
 {
 	if (exists(device, "dm")) {

@@ -9,14 +9,15 @@
 #include "base/bytes.h"
 
 /*
- * Bookkeeping is beside the memory, never in it, in units of the smallest block:
+ * The bookkeeping is kept outside the memory, in units of the smallest block:
  *
  *   unit:   0 1 2 3 4 5 6 7 ...             state[0] = FREE | order of the block that starts here
  *   block: [  8 KiB ][4K][4K][ 16 KiB ...   state[1] = 0 (inside a block)
  *
- * Free blocks of one order form a list through links[]. Blocks that come back are first kept in a
- * small stack per order, unmerged: the next request of the same size takes the warmest one in a few
- * instructions. The stacks are merged into the buddy lists when an allocation would else fail.
+ * Free blocks of one order form a list through links[]. A returned block first goes, unmerged, to a
+ * small stack for its order, so that the next request of the same size takes the block most likely
+ * still in the CPU cache, in a few instructions. The stacks are merged into the buddy lists when an
+ * allocation would fail otherwise.
  */
 enum {
 	ORDER_MIN = 12,
@@ -86,7 +87,7 @@ static void free_list_remove(struct buddy_arena *arena, uint32_t unit, uint32_t 
 	}
 }
 
-/* Gives a block back to the buddy lists, joining it with its free neighbours. */
+/* Returns a block to the buddy lists, merging it with its free neighbours. */
 static void buddy_free(struct buddy_arena *arena, uint32_t unit, uint32_t order_idx)
 {
 	while (order_idx < ORDER_COUNT - 1) {
@@ -102,7 +103,7 @@ static void buddy_free(struct buddy_arena *arena, uint32_t unit, uint32_t order_
 	free_list_push(arena, unit, order_idx);
 }
 
-/* A block of exactly this order, or UNIT_NONE. */
+/* Takes a block of exactly this order; UNIT_NONE if there is none. */
 static uint32_t buddy_take(struct buddy_arena *arena, uint32_t order_idx)
 {
 	uint32_t found = order_idx;
@@ -138,8 +139,9 @@ static bool warm_stacks_merge(struct buddy_arena *arena)
 
 /* --- slabs ----------------------------------------------------------------------------------- */
 
-/* A slab that could not be registered is tried again with every new one: the limit may have been
- * raised, or others have given up theirs. References taken before go on without. */
+/* Slabs that could not be registered are tried again with each new slab, because the limit may have
+ * been raised or other memory unregistered. References taken earlier continue to work
+ * unregistered. */
 static void slabs_register(struct buddy_arena *arena)
 {
 	struct arena_info *info = &arena->base.info;
@@ -161,7 +163,8 @@ static void slabs_register(struct buddy_arena *arena)
 	}
 }
 
-/* The largest blocks that fit: the last slab of a device may be shorter than the others. */
+/* Frees the memory of a slab as the largest blocks that fit: the last slab of a device may be
+ * short. */
 static void slab_free_all(struct buddy_arena *arena, uint32_t slab_idx, uint64_t bytes)
 {
 	uint32_t units = (uint32_t)(bytes >> ORDER_MIN);
@@ -175,7 +178,8 @@ static void slab_free_all(struct buddy_arena *arena, uint32_t slab_idx, uint64_t
 	}
 }
 
-/* Maps and registers one more slab. 0; -EAGAIN: the arena has all its slabs; or why not. */
+/* Maps and registers one more slab. 0; -EAGAIN: the arena has all its slabs; or the error of the
+ * source. */
 static int slab_add(struct buddy_arena *arena)
 {
 	struct arena_info *info = &arena->base.info;
@@ -275,7 +279,8 @@ static int ram_map(void *context, uint64_t bytes, uint8_t **base_out)
 
 	GMB_UNUSED(context);
 	GMB_ASSERT(bytes == ARENA_SLAB_BYTES);
-	/* Twice the size and cut to measure, so that the kernel can use whole huge pages. */
+	/* Maps twice the size and trims it to an aligned slab, so that the kernel can use whole
+	 * huge pages. */
 	base = mmap(NULL, 2 * ARENA_SLAB_BYTES, PROT_READ | PROT_WRITE,
 		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (base == MAP_FAILED) {
@@ -286,7 +291,7 @@ static int ram_map(void *context, uint64_t bytes, uint8_t **base_out)
 		munmap(base, (size_t)(slab - base));
 	}
 	munmap(slab + ARENA_SLAB_BYTES, (size_t)(base + ARENA_SLAB_BYTES - slab));
-	(void)madvise(slab, ARENA_SLAB_BYTES, MADV_HUGEPAGE); /* a wish */
+	(void)madvise(slab, ARENA_SLAB_BYTES, MADV_HUGEPAGE); /* advisory */
 	*base_out = slab;
 	return 0;
 }
@@ -336,7 +341,7 @@ static int arena_create(struct ring *ring, const struct arena_source *source, ui
 	return 0;
 }
 
-/* Of so many bytes in whole steps, at least one. */
+/* Checks that bytes is at least one step, and not too large for the unit numbers. */
 static int check_limit(uint64_t bytes, uint64_t step, struct error *error)
 {
 	uint64_t slabs = bytes / ARENA_SLAB_BYTES;
@@ -389,7 +394,7 @@ int arena_device_create(struct ring *ring, const struct arena_source *source, ui
 
 /* --- buffers --------------------------------------------------------------------------------- */
 
-/* The largest block that is given for so many bytes. */
+/* The size of the block that a request for bytes receives. */
 static uint32_t arena_block_bytes(uint32_t bytes)
 {
 	return UINT32_C(1) << (order_idx_for(bytes) + ORDER_MIN);
@@ -459,8 +464,8 @@ int arena_get(struct arena *arena, uint32_t bytes, struct arena_buf *buf)
 	return result;
 }
 
-/* Blocks are powers of two, naturally aligned: while less than everything is used, there is a
- * smallest one, whatever the others look like. */
+/* Blocks are powers of two with natural alignment. So a smallest block is available whenever not
+ * all memory is in use, whatever the sizes of the blocks in use. */
 int arena_get_reserved(struct arena *arena, struct arena_buf *buf)
 {
 	struct arena_info *info = &arena->info;

@@ -46,7 +46,7 @@ static void path_of(const char *bdf, const char *name, char path[PATH_BYTES])
 		name);
 }
 
-/* A number from sysfs; 0 when there is none. */
+/* A number from sysfs; 0 if it does not exist. */
 static uint64_t p2pmem_read_number(const char *bdf, const char *name)
 {
 	char path[PATH_BYTES];
@@ -137,8 +137,8 @@ struct arena_source p2pmem_source(struct p2pmem *memory)
 {
 	return (struct arena_source){
 		.kind = memory->bdf,
-		/* The ring's table of fixed buffers takes no such memory, nor do sends without a
-		 * copy. */
+		/* This memory cannot be in the ring's table of fixed buffers, nor be used for
+		 * zero-copy sends. */
 		.rights = MEM_ADDRESS | MEM_SOCKET,
 		.map = p2pmem_map,
 		.unmap = unmap,
@@ -146,9 +146,9 @@ struct arena_source p2pmem_source(struct p2pmem *memory)
 	};
 }
 
-/* --- questions -------------------------------------------------------------------------------- */
+/* --- examination ------------------------------------------------------------------------------ */
 
-/* The physical address of a page that is mapped; 0: it is not told. */
+/* The physical address of a mapped page; 0: not visible to this user. */
 static uint64_t physical_address(const uint8_t *page)
 {
 	uint64_t page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
@@ -169,7 +169,7 @@ static uint64_t physical_address(const uint8_t *page)
 	return (entry & ((UINT64_C(1) << 55) - 1)) * page_bytes;
 }
 
-/* The BAR that the address lies in, and its range; -1: in none. */
+/* The number of the BAR that contains the address, and its range; -1: no BAR does. */
 static int find_bar(const char *bdf, uint64_t address, uint64_t *begin, uint64_t *last)
 {
 	char path[PATH_BYTES];
@@ -255,7 +255,7 @@ const char *p2pmem_reach_text(int result)
 	case 0:
 		return "can be reached";
 	case -EREMOTEIO:
-	case -EINVAL: /* the same, of newer kernels */
+	case -EINVAL: /* the same, from newer kernels */
 		return "cannot be reached: there is no way between the two devices that the kernel "
 		       "allows (they are not below the same PCIe switch, or not on a host bridge "
 		       "that is known to forward), or the disk's driver does not do it";
