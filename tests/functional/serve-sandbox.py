@@ -197,8 +197,9 @@ class Sandbox(support.Case):
         self.check_refused(
             ["serve", "--sandbox", "maybe", "null:1M"], 2, "--sandbox", "'maybe'", "auto")
         self.check_refused(["serve", "--user", "a", "--user", "b", "null:1M"], 2, "--user")
+        self.check_refused(["serve", "--user", "", "null:1M"], 2, "--user: the value is empty")
         for user, words in (("no-such-user", "no user"), ("nobody:no-such-group", "no group"),
-                            ("root", "another user"), ("", "no user")):
+                            ("root", "another user")):
             self.check_refused(
                 ["serve", "--listen", self.socket_uri(), "--user", user, "null:1M"], 1, words)
 
