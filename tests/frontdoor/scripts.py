@@ -226,7 +226,7 @@ class CiTests(Scratch):
         done = self.call("plan")
         self.assertEqual(done.returncode, 0, done.stderr)
         lines = [line.split(" ", 1) for line in done.stdout.splitlines()]
-        covered = [rest for step, rest in lines if step == "covered"]
+        covered = [rest.split(" ", 1)[1] for step, rest in lines if step == "covered"]
         return {line.split()[0] for line in covered}, dict(lines), covered
 
     def commit(self):
@@ -291,7 +291,7 @@ class CiTests(Scratch):
     def test_nothing_is_recorded_without_a_run(self):
         done = self.call("record")
         self.assertEqual(done.returncode, 1)
-        self.assertIn("there is none: .ci/run leaves it when all tests have passed", done.stderr)
+        self.assertIn("there is none: .ci/run leaves it", done.stderr)
 
     def check(self, suite):
         self.write("meson_options.txt", "option('tests', type : 'boolean')\n")
