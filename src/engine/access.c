@@ -11,8 +11,8 @@
 
 enum {
 	PREFIX_BITS_MAX = 8 * ACCESS_ADDRESS_BYTES,
-	/* A peer has so many values at most: its identity's, uid, TLS, and a network of each
-	 * length. */
+	/* Most values one peer can have: those of its identity, uid, TLS, and a network of each
+	 * prefix length. */
 	FOUND_MAX = IDENTITY_VALUES_MAX + 2 + PREFIX_BITS_MAX + 1,
 };
 
@@ -22,40 +22,39 @@ _Static_assert(FOUND_MAX <= 300, "what a look-up keeps is small enough for the s
 _Static_assert((uint64_t)ACCESS_RULES_MAX *ACCESS_KIND_COUNT * 4 <= UINT32_MAX,
 	"slots of the table are counted in 32 bits");
 
-/* Once for all conditions that compare with it. */
+/* A value, stored once for all conditions that compare with it. */
 struct value {
 	uint32_t kind;
 	uint32_t bytes;
 	uint8_t *data;
 	uint32_t use_count;
-	uint32_t first_rule; /* of those indexed by it, in order; NO_RULE: none */
+	uint32_t first_rule; /* first rule indexed by it, in list order; NO_RULE: none */
 	uint32_t last_rule;
 };
 
 struct rule {
 	uint32_t rights;
-	uint32_t next; /* indexed by the same value */
+	uint32_t next; /* next rule indexed by the same value */
 	uint32_t value_count;
 	uint32_t *values;
 	char *origin;
-	char *text; /* or NULL */
+	char *text; /* can be NULL */
 };
 
 struct access {
 	_Atomic uint32_t references;
 	struct rule *rules;
 	uint32_t rule_count;
-	uint32_t any_rule; /* the first one without conditions, or NO_RULE */
+	uint32_t any_rule; /* the first rule without conditions, or NO_RULE */
 	struct value *values;
 	uint32_t value_count;
 	uint32_t *table; /* 1 + index of a value, 0: free; linear probing */
 	uint32_t table_mask;
-	uint8_t prefixes[PREFIX_BITS_MAX + 1]; /* the lengths that occur, longest first */
+	uint8_t prefixes[PREFIX_BITS_MAX + 1]; /* prefix lengths that occur, longest first */
 	uint32_t prefix_count;
 };
 
-/* --- rules that are being read -----------------------------------------------------------------
- */
+/* --- building a rule ------------------------------------------------------------------------- */
 
 static const struct access_condition *engine_access_condition_of(
 	const struct access_rule *rule, uint32_t kind)
@@ -113,10 +112,9 @@ void access_rule_fini(struct access_rule *rule)
 	*rule = (struct access_rule){ 0 };
 }
 
-/* --- the table ---------------------------------------------------------------------------------
- */
+/* --- the table ------------------------------------------------------------------------------- */
 
-/* FNV-1a. The keys are the operator's own, so nobody else can make them collide. */
+/* FNV-1a. Only the operator chooses the keys, so no client can make them collide. */
 static uint64_t hash_of(uint32_t kind, const uint8_t *data, uint32_t bytes)
 {
 	uint64_t hash = (UINT64_C(0xcbf29ce484222325) ^ kind) * UINT64_C(0x100000001b3);
@@ -127,7 +125,7 @@ static uint64_t hash_of(uint32_t kind, const uint8_t *data, uint32_t bytes)
 	return hash ^ hash >> 32;
 }
 
-/* The slot of that value, or the free one where it belongs. */
+/* Returns the slot of the value, or the free slot where it belongs. */
 static uint32_t *engine_access_slot_of(
 	const struct access *access, uint32_t kind, const uint8_t *data, uint32_t bytes)
 {
@@ -145,7 +143,7 @@ static uint32_t *engine_access_slot_of(
 	return &access->table[at];
 }
 
-/* The index of the value, which is new or has occurred before. -ENOMEM. */
+/* Returns the index of the value in *index_out and adds it if it is new. -ENOMEM. */
 static int intern(
 	struct access *access, const struct access_condition *condition, uint32_t *index_out)
 {
@@ -194,7 +192,8 @@ static int copy_rule(struct access *access, const struct access_rule *from)
 	return 0;
 }
 
-/* Behind a rule that asks for this value alone, no other one that asks for it ever decides. */
+/* Appends the rule to the list of its rarest value. The list ends after a rule with this value as
+ * its only condition, because no later rule with the value can decide. */
 static void index_rule(struct access *access, uint32_t index)
 {
 	struct rule *rule = &access->rules[index];
@@ -234,8 +233,7 @@ static void find_prefixes(struct access *access)
 	}
 }
 
-/* --- life --------------------------------------------------------------------------------------
- */
+/* --- creation and references ----------------------------------------------------------------- */
 
 static void access_free(struct access *access)
 {
@@ -253,7 +251,8 @@ static void access_free(struct access *access)
 	free(access);
 }
 
-/* Room for all conditions, were they all different; the table is at most half full. */
+/* Allocates memory for all conditions, as if they were all different. The table is at most half
+ * full. */
 static int engine_access_make_room(
 	struct access *access, const struct access_rule *rules, uint32_t count)
 {
@@ -294,7 +293,8 @@ int access_create(const struct access_rule *rules, uint32_t count, struct access
 		return rc;
 	}
 	for (uint32_t i = 0; i < count; i++) {
-		index_rule(access, i); /* once it is known how rare each value is */
+		/* after all rules, when it is known how rare each value is */
+		index_rule(access, i);
 	}
 	find_prefixes(access);
 	*access_out = access;
@@ -309,15 +309,14 @@ void access_get(struct access *access)
 
 void access_put(struct access *access)
 {
-	/* Acquire and release: all use by others has ended. */
+	/* Acquire and release: the last one sees that all other uses have ended. */
 	if (access != NULL &&
 		atomic_fetch_sub_explicit(&access->references, 1, memory_order_acq_rel) == 1) {
 		access_free(access);
 	}
 }
 
-/* --- comparing ---------------------------------------------------------------------------------
- */
+/* --- comparing ------------------------------------------------------------------------------- */
 
 static bool has_value(
 	const struct access *access, const struct rule *rule, const struct value *value)
@@ -371,10 +370,9 @@ bool access_differ(const struct access *before, const struct access *after,
 	return before_count > first || after_count > first || (before == NULL) != (after == NULL);
 }
 
-/* --- a look-up ---------------------------------------------------------------------------------
- */
+/* --- lookup ---------------------------------------------------------------------------------- */
 
-/* The values of a peer that rules ask for. */
+/* The values of a peer that occur in rules. */
 struct found {
 	uint32_t values[FOUND_MAX];
 	uint32_t count;
@@ -391,7 +389,8 @@ static void engine_access_find(const struct access *access, struct found *found,
 	}
 }
 
-/* A network of IPv6 contains no IPv4 address, whatever the length of its prefix. */
+/* Adds each network of the rules that contains the address. An IPv6 network never contains an IPv4
+ * address, however short its prefix. */
 static void find_networks(const struct access *access, struct found *found, const uint8_t *address)
 {
 	static const uint8_t mapped[ACCESS_MAPPED_BITS / 8] = { [10] = 0xff, [11] = 0xff };
@@ -400,7 +399,7 @@ static void find_networks(const struct access *access, struct found *found, cons
 
 	memcpy(network, address, ACCESS_ADDRESS_BYTES);
 	for (uint32_t i = 0; i < access->prefix_count; i++) {
-		uint32_t bits = access->prefixes[i]; /* shorter each time */
+		uint32_t bits = access->prefixes[i]; /* shorter in each round */
 		uint32_t whole = bits / 8;
 
 		if (is_mapped && bits < ACCESS_MAPPED_BITS) {
@@ -462,8 +461,7 @@ struct access_verdict access_look(const struct access *access, const struct acce
 					 access->rules[best].origin };
 }
 
-/* --- a set that is replaced --------------------------------------------------------------------
- */
+/* --- a replaceable set ----------------------------------------------------------------------- */
 
 struct access_slot {
 	pthread_mutex_t lock;

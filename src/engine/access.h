@@ -1,34 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Rules of access: who may do what with an export. A set is a list of rules, each of which has
- * conditions and the rights of a peer for whom all of them hold. The first such rule decides; a
- * peer without one has no rights.
+ * Access rules: which peer has which rights on an export. A set is a list of rules. Each rule has
+ * conditions, and the rights of a peer that meets all of them. The first matching rule decides. A
+ * peer that matches no rule has no rights.
  *
  *   { psk: alice, address: 10.1.0.0/16 } -> rw         access_rule_add() ... access_create()
  *        │
  *        ▼
- *   table: (kind, canonical bytes) -> value -> the rules that are indexed by it, lowest first
+ *   table: (kind, canonical bytes) -> value -> rules indexed by it, in list order
  *
  * Values are compared as canonical bytes (base/identity.h), so a condition holds exactly when its
- * value is one of the peer's. Each rule is indexed by the rarest of its values. A look-up asks the
- * table for each value of the peer, and for its address with each length of a prefix that occurs:
- * what it costs depends on the peer, not on how many rules there are.
+ * value is one of the peer's. Each rule is indexed by the rarest of its values. A lookup searches
+ * the table for each value of the peer, and for its address with each prefix length that occurs.
+ * So its cost depends on the peer and not on the number of rules.
  *
- * Threading: a set never changes, and may be used on any thread. Ownership: counted references; a
- * rule owns its values, and a set has copies. Errors: a negative errno.
+ * Threading: a set never changes and can be used on any thread. Ownership: references are counted.
+ * A rule owns its values, and a set has copies. Errors: a negative errno.
  */
 #pragma once
 
 #include "base/identity.h"
 
-/* What a peer may do with an export: a set of these. */
+/* Rights of a peer on an export; a set of these. */
 enum engine_rights { ENGINE_RIGHT_READ = 1, ENGINE_RIGHT_WRITE = 2 };
 
 enum {
-	/* Kinds of conditions, beside those of enum identity_kind. */
-	ACCESS_UID = IDENTITY_KIND_COUNT, /* of a Unix socket's peer: uint32_t, as it is */
-	ACCESS_NETWORK,			  /* ACCESS_ADDRESS_BYTES, and a byte: length of prefix */
-	ACCESS_TLS,			  /* a byte: 1 encrypted, 0 not */
+	/* Kinds of conditions, in addition to enum identity_kind. */
+	ACCESS_UID = IDENTITY_KIND_COUNT, /* user of a Unix socket's peer: uint32_t in host order */
+	ACCESS_NETWORK,			  /* ACCESS_ADDRESS_BYTES, then a byte: prefix length */
+	ACCESS_TLS,			  /* a byte: 1 encrypted, 0 in clear */
 	ACCESS_KIND_COUNT,
 
 	ACCESS_ADDRESS_BYTES = 16, /* IPv6; IPv4 is mapped (::ffff:0:0/96) */
@@ -45,31 +45,32 @@ struct access_condition {
 
 struct access_rule {
 	uint32_t rights; /* enum engine_rights; 0: none */
-	char *origin;	 /* where it stands, for messages */
-	char *text;	 /* as --access would have it, for messages; or NULL */
+	char *origin;	 /* where it is defined, for messages */
+	char *text;	 /* in the syntax of --access, for messages; can be NULL */
 	uint32_t condition_count;
-	struct access_condition conditions[ACCESS_KIND_COUNT]; /* one of a kind at most */
+	struct access_condition conditions[ACCESS_KIND_COUNT]; /* at most one of each kind */
 };
 
-/* The value is copied. -EEXIST: the rule has such a condition; -ENOMEM. */
+/* Copies the value. -EEXIST: the rule already has a condition of that kind; -ENOMEM. */
 GMB_MUST_CHECK int access_rule_add(
 	struct access_rule *rule, uint32_t kind, const void *data, uint32_t bytes);
-/* Whether both have the same rights and conditions, in whatever order. */
+/* Returns whether both have the same rights and conditions, in any order. */
 bool access_rule_same(const struct access_rule *a, const struct access_rule *b);
-/* Frees what the rule owns, and empties it. */
+/* Frees the rule's memory and empties the rule. */
 void access_rule_fini(struct access_rule *rule);
 
 struct access;
 
-/* -ENOMEM. count: at most ACCESS_RULES_MAX; 0: nobody has any right. */
+/* count: at most ACCESS_RULES_MAX; 0: no peer has any rights. -ENOMEM. */
 GMB_MUST_CHECK int access_create(
 	const struct access_rule *rules, uint32_t count, struct access **access_out);
 void access_get(struct access *access);
 /* NULL is a no-op. */
 void access_put(struct access *access);
 
-/* Where two lists differ, between what both begin and end with. The texts are those of the first
- * rules there, which the sets own; NULL: there is none, or it has none. */
+/* Difference between two lists, between their common beginning and end. The texts are those of the
+ * first differing rules. They belong to the sets; NULL: there is no such rule, or it has no
+ * text. */
 struct access_difference {
 	const char *added;
 	const char *removed;
@@ -77,11 +78,11 @@ struct access_difference {
 	uint32_t removed_count;
 };
 
-/* Whether they differ. NULL: no rules. */
+/* Returns whether the lists differ. NULL: no rules. */
 bool access_differ(const struct access *before, const struct access *after,
 	struct access_difference *difference_out);
 
-/* Who asks. */
+/* The peer in a lookup. */
 struct access_subject {
 	const struct identity *proved; /* NULL: no TLS */
 	const uint32_t *uid;	       /* NULL: unknown */
@@ -90,20 +91,21 @@ struct access_subject {
 
 struct access_verdict {
 	uint32_t rights;
-	const char *origin; /* of the rule, as long as the set exists; NULL: none matches */
+	/* Where the rule is defined; valid while the set exists; NULL: no match. */
+	const char *origin;
 };
 
 struct access_verdict access_look(
 	const struct access *access, const struct access_subject *subject);
 
-/* A set that others look at while it is replaced. */
+/* A reference to a set that can be replaced while others use the set. */
 struct access_slot;
 
-/* Takes the set, also on failure; NULL: there are no rules. NULL: no memory. */
+/* Takes the set, also on failure; NULL: no rules. Returns NULL if out of memory. */
 struct access_slot *access_slot_create(struct access *access);
 /* NULL is a no-op. */
 void access_slot_destroy(struct access_slot *slot);
-/* With a reference for the caller, or NULL. Any thread. */
+/* Returns the set with a reference for the caller, or NULL. Can be called on any thread. */
 struct access *access_slot_get(struct access_slot *slot);
-/* Takes the set. Any thread. */
+/* Takes the set. Can be called on any thread. */
 void access_slot_replace(struct access_slot *slot, struct access *access);

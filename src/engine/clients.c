@@ -6,7 +6,8 @@
 
 #include "engine/engine.h"
 
-/* The one with sessions, or without any one that has been without for the longest time. */
+/* Returns the client with this principal. If it is not known, returns the client that has had no
+ * sessions for the longest time, or NULL. */
 static struct engine_client *clients_find(
 	struct engine *engine, const struct takeover_principal *principal, bool *is_known)
 {
@@ -68,7 +69,7 @@ static void name_client(struct engine_client *client, const struct peer *peer)
 	}
 	if (peer->has_address && peer->identity.bytes[0] == AF_INET) {
 		(void)inet_ntop(AF_INET, peer->address + 12, host, sizeof(host));
-	} else if (peer->has_address) { /* as many bytes as tell it from others */
+	} else if (peer->has_address) { /* the part of it that identifies the client */
 		memcpy(network, peer->identity.bytes + 1, sizeof(network));
 		is_network = memcmp(network, peer->address, sizeof(network)) != 0;
 		(void)inet_ntop(AF_INET6, network, host, sizeof(host));

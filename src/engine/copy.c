@@ -7,22 +7,22 @@
 
 #include "base/bytes.h"
 
-/* What one piece takes of a hole, or has the kernel copy: others have their turn in between. The
- * same where a rate holds: a longer one would book the rate for long in advance. */
+/* Longest zero or kernel copy of one piece, so that other sessions have their turn in between. It
+ * is shorter with a rate, because a long piece would book the rate far in advance. */
 #define STEP_BYTES_MAX	    (UINT64_C(64) << 20)
 #define STEP_BYTES_MAX_RATE (UINT64_C(2) << 20)
-/* What one question about the map of the source covers. */
+/* Longest range of the source for which the block map is requested at once. */
 #define MAP_BYTES_MAX (UINT64_C(1) << 30)
 
-/* Of a copy that has little memory. */
+/* Extents of a copy that has little memory. */
 enum { EXTENTS_FEW = 8 };
 
 _Static_assert(STEP_BYTES_MAX <= STORE_COPY_BYTES_MAX, "the store takes it in one part");
 
 enum piece_state {
 	PIECE_IDLE,
-	PIECE_READING,	/* the source is read, nothing of it is being written */
-	PIECE_WRITING,	/* what was read last is being written */
+	PIECE_READING,	/* the source is read, and nothing of it is being written */
+	PIECE_WRITING,	/* the data read last is being written */
 	PIECE_CHANGING, /* the target is changed in one step: zero, clone, range */
 	PIECE_STATE_COUNT
 };
@@ -34,9 +34,9 @@ static const uint32_t piece_edges[PIECE_STATE_COUNT] = {
 	[PIECE_CHANGING] = BIT(PIECE_IDLE),
 };
 
-/* What a piece does; offsets count from the beginning of the copy. */
+/* The work of one piece; offsets count from the beginning of the copy. */
 struct step {
-	enum store_op op; /* STORE_READ: moved */
+	enum store_op op; /* STORE_READ: read and write */
 	enum store_copy_way way;
 	uint64_t begin;
 	uint64_t bytes;
@@ -51,11 +51,11 @@ struct piece {
 	uint64_t written; /* of step.bytes */
 	struct path_request read;
 	struct path_request change;
-	struct path_fragment fragment; /* WRITING */
-	struct mem_segment segment;    /* its memory */
+	struct path_fragment fragment; /* valid while WRITING */
+	struct mem_segment segment;    /* memory of fragment */
 };
 
-/* What a copy has of the memory for payload, unless that is short. */
+/* Payload memory of a copy, if it is available. */
 struct copy_room {
 	struct store_extent extents[COPY_EXTENTS];
 	struct piece pieces[COPY_PIECES - 1];
@@ -65,38 +65,38 @@ _Static_assert(sizeof(struct copy_room) <= 16 << 10, "it fills its block");
 
 struct session_copy {
 	struct session *session;
-	struct engine_export *source; /* held */
+	struct engine_export *source; /* holds one use of the entry */
 	struct session_copy_options options;
-	uint64_t at;   /* up to here pieces have begun */
-	uint64_t held; /* the lowest byte that a piece has failed to copy; length: none */
+	uint64_t at;   /* end of the pieces that have started */
+	uint64_t held; /* lowest byte that was not copied; length: none */
 	int error;
 	bool abandoned;
 	bool is_done;		/* done was called */
-	uint32_t rights_serial; /* of the engine, when the rights were looked at last */
+	uint32_t rights_serial; /* the engine's, when rights were last checked */
 	uint32_t ways;
 	uint64_t clone_align;
 	uint64_t bytes[COPY_METHOD_COUNT];
 
-	/* The map of the source: extents one after the other, up to map_end. */
+	/* The source's block map: consecutive extents up to map_end. */
 	struct path_request map;
 	bool mapping;
-	bool no_map; /* all of it is data */
+	bool no_map; /* all of it counts as data */
 	uint64_t map_begin;
 	uint64_t map_end;
 	uint32_t extent_max;
 	uint32_t extent_count;
 	struct store_extent *extents;
 
-	/* One for each export, and both for the identity. */
+	/* One member per export, and both in the identity's queue. */
 	struct rate_member reads;
 	struct rate_member writes;
-	bool reads_granted; /* of the next piece */
+	bool reads_granted; /* for the next piece */
 
 	struct list_node idle;
 	struct list_node busy;
-	struct piece *serial; /* clone or range: nothing else begins meanwhile */
+	struct piece *serial; /* clone or range: no other piece starts until it ends */
 	struct arena_buf room;
-	/* Without room. */
+	/* Used without room. */
 	struct piece first;
 	struct store_extent few[EXTENTS_FEW];
 };
@@ -150,7 +150,7 @@ static void piece_end(struct piece *piece, int error)
 	}
 	if (error == -EOPNOTSUPP && piece->step.op == STORE_COPY) {
 		copy->ways &= ~(uint32_t)piece->step.way;
-		copy->at = piece->step.begin; /* once more, in another way */
+		copy->at = piece->step.begin; /* tried again with another method */
 	} else if (error != 0) {
 		engine_copy_fail(copy, error, piece->step.begin);
 	} else {
@@ -158,12 +158,12 @@ static void piece_end(struct piece *piece, int error)
 	}
 }
 
-/* --- moving --------------------------------------------------------------------------------- */
+/* --- read and write -------------------------------------------------------------------------- */
 
 static void piece_look(struct piece *piece);
 
-/* What is done on both sides of the memory: nothing touches it but the disks, if the target's can
- * write from there. */
+/* Returns the rights that the memory of a piece needs. Without MEM_CPU_READ, only the disks access
+ * it; this requires that the target's disk can write from there. */
 static uint32_t memory_rights(const struct session_copy *copy, const struct step *step)
 {
 	const struct path_export *target = copy->session->path_export;
@@ -194,13 +194,13 @@ static void engine_copy_request_begin(const struct session_copy *copy, struct pa
 	request->export = export;
 }
 
-/* The memory of what was being written goes back. */
+/* Releases the memory of the fragment that was written. */
 static void written(struct piece *piece)
 {
 	engine_copy_set_state(piece, PIECE_READING);
 	piece->written += piece->fragment.length;
 	if (is_stopped(piece->copy)) {
-		(void)path_abandon(&piece->read); /* nothing more is to be read */
+		(void)path_abandon(&piece->read); /* the rest need not be read */
 	}
 	path_fragment_sent(&piece->fragment);
 	piece_look(piece);
@@ -218,7 +218,7 @@ static void write_progress(struct path_request *request)
 	}
 	error = request->error;
 	if (error == -EOPNOTSUPP && request->op == STORE_COPY) {
-		(void)path_abandon(request); /* not a failure: it is done in another way */
+		(void)path_abandon(request); /* not a failure: another method is used */
 	}
 	path_finish(request);
 	if (piece->state == PIECE_WRITING) {
@@ -232,14 +232,14 @@ static void write_progress(struct path_request *request)
 	engine_copy_advance(copy);
 }
 
-/* Writes what was read, from where it lies. */
+/* Writes the fragment directly from its memory. */
 static void write_fragment(struct piece *piece)
 {
 	struct session_copy *copy = piece->copy;
 	struct path_request *change = &piece->change;
 	struct path_export *target = copy->session->path_export;
-	/* No block is copied on the way because its memory is not aligned: that would wait for
-	 * memory while this holds some. It goes through the page cache. */
+	/* A block whose memory is not aligned for the store is not copied first, because that
+	 * would wait for memory while this piece holds some. It goes through the page cache. */
 	uint32_t rights = store_rights(target->store, STORE_WRITE) | ~(uint32_t)MEM_CPU;
 
 	piece->method = mem_may(piece->fragment.memory, MEM_CPU_READ) ? COPY_RAM : COPY_DEVICE;
@@ -257,10 +257,10 @@ static void write_fragment(struct piece *piece)
 	change->progress = write_progress;
 	engine_copy_set_state(piece, PIECE_WRITING);
 	path_start(copy->session->engine->path, change);
-	GMB_ASSERT(change->placement != NULL); /* memory_rights() has asked for it */
+	GMB_ASSERT(change->placement != NULL); /* memory_rights() has requested this */
 }
 
-/* READING: writes what has come, or ends. */
+/* READING: writes the next fragment, or ends the piece. */
 static void piece_look(struct piece *piece)
 {
 	struct path_request *read = &piece->read;
@@ -289,14 +289,13 @@ static void engine_copy_read_progress(struct path_request *request)
 	struct piece *piece = container_of(request, struct piece, read);
 	struct session_copy *copy = piece->copy;
 
-	if (piece->state == PIECE_READING) { /* else when what is being written has been */
+	if (piece->state == PIECE_READING) { /* otherwise written() calls piece_look() later */
 		piece_look(piece);
 		engine_copy_advance(copy);
 	}
 }
 
-/* --- the map of the source ----------------------------------------------------------------------
- */
+/* --- block map of the source ----------------------------------------------------------------- */
 
 static void engine_copy_map_progress(struct path_request *map)
 {
@@ -307,7 +306,7 @@ static void engine_copy_map_progress(struct path_request *map)
 	}
 	copy->mapping = false;
 	if (map->error != 0) {
-		copy->no_map = true; /* reading will tell what is wrong */
+		copy->no_map = true; /* a read reports the error */
 	} else if (!map->abandoned) {
 		copy->extent_count = map->extent_count;
 		memcpy(copy->extents, map->extents, map->extent_count * sizeof(copy->extents[0]));
@@ -333,7 +332,7 @@ static void engine_copy_map_ask(struct session_copy *copy)
 	path_start(copy->session->engine->path, map);
 }
 
-/* What is at copy->at, and how much of it. False: it is being asked for. */
+/* Returns the kind of the data at copy->at, and its length. False: the map was requested. */
 static bool map_look(struct session_copy *copy, bool *zeroes, uint64_t *bytes)
 {
 	uint64_t end = copy->map_begin;
@@ -358,8 +357,7 @@ static bool map_look(struct session_copy *copy, bool *zeroes, uint64_t *bytes)
 	return true;
 }
 
-/* --- the next piece ----------------------------------------------------------------------------
- */
+/* --- the next piece -------------------------------------------------------------------------- */
 
 static bool may_clone(const struct session_copy *copy)
 {
@@ -377,7 +375,7 @@ static uint64_t step_bytes_max(const struct session_copy *copy)
 									       : STEP_BYTES_MAX;
 }
 
-/* False: the map is being asked for. */
+/* Chooses the next step. False: the map was requested. */
 static bool engine_copy_choose(struct session_copy *copy, struct step *step)
 {
 	bool zeroes;
@@ -423,8 +421,7 @@ static bool may_move(struct rate_member *member, uint64_t bytes)
 	return true;
 }
 
-/* Whether the step may begin, by the rates. False: engine_copy_advance() is called when it is its
- * turn. */
+/* Returns whether the rates admit the step. False: engine_copy_advance() is called at its turn. */
 static bool has_turn(struct session_copy *copy, const struct step *step)
 {
 	bool moves =
@@ -459,8 +456,8 @@ static void begin(struct session_copy *copy, const struct step *step)
 	if (step->op == STORE_READ) {
 		engine_copy_request_begin(copy, &piece->read, &copy->source->path, STORE_READ);
 		piece->read.memory_rights = memory_rights(copy, step);
-		/* One part at a time where memory is short; and never a reference to the page
-		 * cache, which takes no more than its window. */
+		/* Read one part at a time if memory is short. The read never gets a reference to
+		 * the page cache, because such a reference takes no more than its window. */
 		piece->read.window_bytes = 1;
 		piece->read.offset = copy->options.source_offset + step->begin;
 		piece->read.length = step->bytes;
@@ -486,7 +483,7 @@ static void begin(struct session_copy *copy, const struct step *step)
 	path_start(path, change);
 }
 
-/* What is only being read need not be. */
+/* Stops pieces that are only reading. */
 static void stop_reading(struct session_copy *copy)
 {
 	list_for_each(node, &copy->busy)
@@ -499,8 +496,8 @@ static void stop_reading(struct session_copy *copy)
 	}
 }
 
-/* Why no more pieces may begin, or 0. A copy may take as long as a disk is large: it does not
- * outlive the rights that it began with. */
+/* Returns 0 or the reason why no more pieces can start. A copy can take long, so it checks that it
+ * still has the rights it started with. */
 static int may_go_on(struct session_copy *copy)
 {
 	const struct session *session = copy->session;
@@ -522,7 +519,7 @@ static int may_go_on(struct session_copy *copy)
 	return (session->rights & ENGINE_RIGHT_WRITE) == 0 ? -EPERM : 0;
 }
 
-/* Begins all pieces that may begin, or tells that it is over. */
+/* Starts all pieces that can start, or calls done if the copy has ended. */
 static void engine_copy_advance(struct session_copy *copy)
 {
 	struct step step;
@@ -562,8 +559,7 @@ static void writes_ready(struct rate_member *member)
 	engine_copy_advance(container_of(member, struct session_copy, writes));
 }
 
-/* --- life --------------------------------------------------------------------------------------
- */
+/* --- creation and end ------------------------------------------------------------------------ */
 
 static int engine_copy_join_rates(struct session_copy *copy)
 {
@@ -584,7 +580,7 @@ static int engine_copy_join_rates(struct session_copy *copy)
 	return rc;
 }
 
-/* More pieces, and room for more of the map, if that may be had. */
+/* Gets memory for more pieces and a larger map, if it is available. */
 static void take_room(struct session_copy *copy)
 {
 	struct copy_room *room;
@@ -725,7 +721,7 @@ bool session_copy_abandon(struct session_copy *copy)
 		if (piece->state == PIECE_READING) {
 			piece_look(piece);
 		} else if (path_abandon(&piece->change)) {
-			/* It has not begun in the store. */
+			/* It has not started in the store. */
 			path_finish(&piece->change);
 			if (piece->state == PIECE_WRITING) {
 				written(piece);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Copies within the server: from an export, or a place of it, to the export that a session works
- * on. The bytes do not cross the client's connection.
+ * Copies within the server, from an export or a range of it to the export that a session uses. The
+ * data does not cross the client's connection.
  *
  *                        ┌─ clone   both files share the blocks (FICLONERANGE)
  *   copy ─▶ next piece ──┼─ zero    a hole of the source
@@ -9,18 +9,18 @@
  *    │                   └─ moved   path: read ─▶ arena ─▶ write, COPY_PIECES at a time
  *    └── a piece is done ◀── path
  *
- * Each piece takes the first way that is left: one that the stores refuse is not tried again by
- * this copy. Pieces that are moved use the memory that the engine has for payload: memory of a
- * device, where both stores go around the page cache and can use it, else RAM. Clone and range are
- * made by one worker thread at a time, and only between stores without filters.
+ * Each piece uses the first method that is left. A method that the stores reject is not tried
+ * again by this copy. Moved pieces use the engine's payload memory: device memory if both stores
+ * bypass the page cache and can use it, otherwise RAM. Clone and range run on one worker thread at
+ * a time, and only between stores without filters.
  *
- * A piece counts by the rates of the identity and of both exports as what it is: a read of the
- * source and a write of the target. It shares memory and turns as the session's requests do. The
- * copy as a whole has one place among the session's requests in flight.
+ * The rates of the identity and of both exports count a piece as a read of the source and a write
+ * of the target. It shares memory and turns like the session's requests. The whole copy uses one
+ * of the session's slots.
  *
- * Nothing is durable before a flush of the target, but for STORE_FUA. The source must not change
- * meanwhile: what is copied of a range that does is undefined.
- * docs/design/0016-copies-within-a-server.md has the reasons.
+ * Without STORE_FUA, the copy is durable only after a flush of the target. If a range of the
+ * source changes during the copy, the copied contents of that range are undefined. The reasons are
+ * in docs/design/0016-copies-within-a-server.md.
  *
  * Threading: the engine's. Ownership: the session's kind owns a copy from session_copy_start() to
  * session_copy_end(); the copy holds its source. Errors: a negative errno and a sentence.
@@ -35,37 +35,42 @@ struct session_copy;
 enum { COPY_PIECES = 8, COPY_PIECE_BYTES = 256 << 10, COPY_EXTENTS = 128 };
 
 struct session_copy_options {
-	const void *source_name; /* of an export; not kept */
+	const void *source_name; /* of an export; not retained */
 	uint32_t source_name_bytes;
-	/* Of the source, as whoever asks knows it: another one has lost writes, or all of it. */
+	/* Epoch of the source as the client knows it. In another epoch, the source might have lost
+	 * writes or all of its contents. */
 	uint64_t source_epoch;
 	uint64_t source_offset;
-	uint64_t offset; /* on the session's export; session_admit() was asked */
+	uint64_t offset; /* on the session's export; session_admit() has checked it */
 	uint64_t length; /* > 0 */
 	uint32_t flags;	 /* STORE_FUA or 0 */
-	/* It has ended, or after session_copy_abandon() it is idle. Called once, not from inside
-	 * the calls. */
+	/* Called once when the copy has ended, or after session_copy_abandon() when it is idle.
+	 * Never called from inside session_copy_start() or session_copy_abandon(). */
 	void (*done)(void *context);
 	void *context;
 };
 
 /*
- * Begins to copy. Otherwise nothing has begun: -ENOENT there is no such export, or it is hidden
- * from the session; -EINVAL the range runs past the end of the source, or both ranges overlap in
- * one export; -ESTALE another epoch; -ENOMEM.
+ * Starts to copy. On failure nothing was started:
+ * - -ENOENT: the export does not exist, or is hidden from the session.
+ * - -EINVAL: the range extends past the end of the source, or both ranges overlap in one export.
+ * - -ESTALE: the source has another epoch.
+ * - -ENOMEM.
  */
 GMB_MUST_CHECK int session_copy_start(struct session *session,
 	const struct session_copy_options *options, struct session_copy **copy_out,
 	const char **text);
-/* After done: 0 or a negative errno. *done_bytes: so many from the beginning were copied. */
+/* After done: returns 0 or a negative errno. *done_bytes: length of the copied part at the
+ * beginning. */
 int session_copy_result(const struct session_copy *copy, uint64_t *done_bytes);
-/* After done: bytes by enum copy_method. */
+/* After done: returns the bytes copied, by enum copy_method. */
 const uint64_t *session_copy_bytes(const struct session_copy *copy);
-/* session->stopping was set: a copy that is not nearly done ends with -ESHUTDOWN. done may be
+/* session->stopping was set: a copy with pieces left to start ends with -ESHUTDOWN. done can be
  * called from inside. */
 void session_copy_drain(struct session_copy *copy);
-/* The session ends: no more pieces. True when it is idle, else done is called when it is. */
+/* The session ends: starts no more pieces. Returns true if the copy is idle; otherwise done is
+ * called when it is. */
 bool session_copy_abandon(struct session_copy *copy);
 bool session_copy_is_idle(const struct session_copy *copy);
-/* Frees a copy that is idle. */
+/* Frees an idle copy. */
 void session_copy_end(struct session_copy *copy);

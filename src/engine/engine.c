@@ -120,9 +120,9 @@ static const struct counter engine_counter_list[] = {
 const struct counter_table engine_counter_table = { "server", "", "", engine_counter_list,
 	ARRAY_COUNT(engine_counter_list) };
 
-/* --- the end of a batch: everything that was put off while callbacks ran ------------------- */
+/* --- end of a batch: work that was put off while callbacks ran ------------------------------- */
 
-/* From here on, as many requests may begin as in any part of a turn. */
+/* Allows the next part of a turn to start its full number of requests. */
 static void engine_turn_part(struct engine *engine)
 {
 	engine->turn_requests_max = engine->counters.requests + ENGINE_TURN_REQUESTS;
@@ -138,7 +138,8 @@ static void resume_blocked(struct engine *engine)
 	while (!engine_turn_is_full(engine) && (turn = turns_next(&engine->blocked)) != NULL) {
 		struct session *session = container_of(turn, struct session, blocked_turn);
 
-		uint32_t before = MAX(session->inflight_count, 1U); /* its own place is no turn */
+		/* The session's own slot does not count as a turn. */
+		uint32_t before = MAX(session->inflight_count, 1U);
 		bool waits = true;
 
 		if (engine_has_place(session)) {
@@ -155,7 +156,7 @@ static void resume_blocked(struct engine *engine)
 	engine->limits_released |= engine_turn_is_full(engine);
 }
 
-/* Sessions that are still dirty afterwards have their turn first next time. */
+/* Sessions that stay dirty are first in the next batch. */
 static void flush_dirty(struct engine *engine)
 {
 	bool alone = engine->dirty.next == engine->dirty.prev;
@@ -182,7 +183,7 @@ static void finish_drain(struct engine *engine)
 	drained(engine->drained_context);
 }
 
-/* Counts the caller as one of its sessions. NULL: no memory. */
+/* Counts the caller as one of the peer's sessions. NULL: out of memory. */
 static struct engine_peer *engine_peer_get(
 	struct engine *engine, const struct peer_identity *identity)
 {
@@ -218,8 +219,8 @@ static void engine_peer_put(struct engine_peer *peer)
 	}
 }
 
-/* Closes and frees a session once nothing of it is in flight. Only the end of a batch calls it, so
- * that a session never disappears under a callback. */
+/* Closes and frees a session when none of its operations is in flight. Returns whether it did.
+ * Called only at the end of a batch, so that a callback never loses the session it works on. */
 static bool engine_join(struct session *session)
 {
 	struct engine *engine = session->engine;
@@ -263,7 +264,7 @@ static bool engine_join(struct session *session)
 	return true;
 }
 
-/* True when one is gone. */
+/* Returns true if a session was freed. */
 static bool join_ending(struct engine *engine)
 {
 	bool joined = false;
@@ -294,13 +295,16 @@ static void choose_wait(struct engine *engine)
 
 static void engine_again_done(struct ring_op *op, int result)
 {
-	GMB_UNUSED(op); /* the end of this batch goes on */
+	GMB_UNUSED(op); /* the end of this batch does the work */
 	GMB_UNUSED(result);
 }
 
-/* What a session releases as it goes, or one of its requests, may be what another waits for, and
- * nothing else may ever happen on this ring. It goes on in another turn, so that completions and
- * the sessions that they belong to do not wait for all of it. */
+/*
+ * Starts another turn if there is more work, because another session might wait for resources that
+ * a freed session or an ended request has just released, and no other event might ever occur on
+ * this ring. The rest of the work is done in a turn of its own, so that completions and their
+ * sessions do not wait for all of it.
+ */
 static void engine_go_on(struct engine *engine, bool joined)
 {
 	bool can_resume = engine->limits_released && !turns_are_empty(&engine->blocked);
@@ -338,7 +342,8 @@ static void engine_batch_end(struct ring_batch_end *end)
 
 /* --- deadlines ----------------------------------------------------------------------------- */
 
-/* Ends the sessions of a list, oldest first, whose deadline has passed. reason NULL: no news. */
+/* Ends the sessions of a list, oldest first, whose deadline has passed. reason NULL: not
+ * logged. */
 static void engine_expire(struct list_node *sessions, uint64_t now_ns, const char *reason)
 {
 	struct list_node *node;
@@ -353,7 +358,7 @@ static void engine_expire(struct list_node *sessions, uint64_t now_ns, const cha
 	}
 }
 
-/* When the first deadline of a list is due; UINT64_MAX for an empty one. */
+/* Returns the first deadline of a list; UINT64_MAX for an empty list. */
 static uint64_t first_deadline_ns(const struct list_node *sessions)
 {
 	struct list_node *oldest = list_first(sessions);
@@ -362,7 +367,8 @@ static uint64_t first_deadline_ns(const struct list_node *sessions)
 			      : list_entry(oldest, struct session, deadline_node)->deadline_ns;
 }
 
-/* A peer that takes or gives nothing must not keep from the others what they wait for. */
+/* Ends stalled sessions that hold resources others wait for. A peer that neither sends nor
+ * receives must not block other sessions. */
 static void expire_stalls(struct engine *engine, uint64_t now_ns)
 {
 	if (!path_is_short(engine->path)) {
@@ -382,7 +388,7 @@ static void expire_stalls(struct engine *engine, uint64_t now_ns)
 	}
 }
 
-/* Ends the sessions that were to drain and have not finished in time. */
+/* Ends the sessions that had to drain and have not finished in time. */
 static void expire_stopping(struct engine *engine, uint64_t now_ns)
 {
 	if (now_ns < engine->stop_due_ns) {
@@ -402,15 +408,16 @@ static void expire_stopping(struct engine *engine, uint64_t now_ns)
 				: session->chosen != NULL && session->chosen->removed
 					? "it did not finish before its export was removed"
 					: "it did not finish after it lost its rights");
-			/* Nothing but the kernel's own operations are waited for. */
+			/* From here on, the session waits only for the kernel to complete its
+			 * operations. */
 			session->stop_deadline_ns = now_ns + ENGINE_STOP_LOOK_NS;
 		}
 		engine->stop_due_ns = MIN(engine->stop_due_ns, session->stop_deadline_ns);
 	}
 }
 
-/* Ends the session if it was idle for the whole timeout; else *due_ns is lowered to when it may
- * have been. */
+/* Ends the session if it was idle for the whole timeout. Otherwise lowers *due_ns to the earliest
+ * time at which it could have been. */
 static void expire_if_idle(struct session *session, uint64_t now_ns, uint64_t *due_ns)
 {
 	struct engine *engine = session->engine;
@@ -418,7 +425,7 @@ static void expire_if_idle(struct session *session, uint64_t now_ns, uint64_t *d
 
 	if (session->state != SESSION_READY || session->inflight_count > 0 ||
 		rate_waits(&session->rate)) {
-		return; /* it moves after now */
+		return; /* it makes progress later than now */
 	}
 	if (idle_ns > now_ns) {
 		*due_ns = MIN(*due_ns, idle_ns);
@@ -433,7 +440,8 @@ static void expire_if_idle(struct session *session, uint64_t now_ns, uint64_t *d
 	session_terminate(session, NULL);
 }
 
-/* A session that becomes idle from now on is due a whole timeout later. */
+/* A session that becomes idle after this check is due a whole timeout later, so one check per
+ * timeout is enough for it. */
 static void expire_idle(struct engine *engine, uint64_t now_ns)
 {
 	uint64_t timeout_ns = engine->limits.idle_timeout_ns;
@@ -454,7 +462,7 @@ static void engine_timer_done(struct ring_op *op, int result)
 	struct engine *engine = container_of(op, struct engine, timer);
 	uint64_t now_ns = ring_now_ns(engine->ring);
 
-	GMB_UNUSED(result); /* passed or cancelled: look again either way */
+	GMB_UNUSED(result); /* expired or cancelled: check in both cases */
 	engine_expire(
 		&engine->handshakes, now_ns, "no export was chosen within the handshake timeout");
 	engine_expire(&engine->lingering, now_ns, NULL);
@@ -481,12 +489,13 @@ void engine_timer_arm(struct engine *engine)
 		}
 	}
 	if (when_ns == UINT64_MAX) {
-		return; /* an idle server sleeps */
+		return; /* no timer, so that an idle server sleeps */
 	}
 	if (engine->timer.in_flight) {
 		if (when_ns < engine->timer_due_ns) {
 			engine->timer_due_ns = when_ns;
-			ring_cancel(engine->ring, &engine->timer); /* comes back and looks */
+			/* completes now and arms the earlier deadline */
+			ring_cancel(engine->ring, &engine->timer);
 		}
 		return;
 	}
@@ -519,7 +528,7 @@ static void *service_of(const struct engine *engine, const struct session_kind *
 	return engine->services[i];
 }
 
-/* The oldest of those who have done least. */
+/* Returns the oldest of the sessions with the least progress. */
 static struct session *newcomer_to_end(const struct engine_peer *peer)
 {
 	struct list_node *oldest = NULL;
@@ -531,8 +540,9 @@ static struct session *newcomer_to_end(const struct engine_peer *peer)
 	return list_entry(oldest, struct session, handshake_node);
 }
 
-/* Whose handshake ends for another one: that of the peer with the most, the newcomer counted; and
- * of equal peers, of the one where somebody has done least. */
+/* Returns the handshake to end in favour of a new one: that of the peer with the most handshakes,
+ * counting the new one. Among equal peers, it is the one with the least progress, then the
+ * oldest. */
 static struct session *handshake_to_end(const struct engine *engine)
 {
 	struct session *found = NULL;
@@ -572,8 +582,8 @@ static void begin_session(
 		return;
 	}
 	engine->accepted_peer = engine_peer_get(engine, &endpoint->peer.identity);
-	/* A flood of connections that say nothing must not lock out those who do. One of another
-	 * process is none of it. */
+	/* A flood of silent connections must not lock out clients that complete the handshake. A
+	 * session from another process is not part of a flood. */
 	if (record == NULL && engine->counters.handshakes >= engine->limits.handshakes_max) {
 		session_terminate(
 			handshake_to_end(engine), "too many connections were in the handshake");
@@ -629,14 +639,14 @@ void engine_stop_session(struct session *session, uint64_t deadline_ns)
 					    ? MIN(session->stop_deadline_ns, now_ns + deadline_ns)
 					    : now_ns + deadline_ns;
 	engine->stop_due_ns = MIN(engine->stop_due_ns, session->stop_deadline_ns);
-	/* Only where it concerns all of them: the list is in order of the deadlines. */
+	/* Only if all sessions stop, because the list is sorted by deadline. */
 	if (engine->draining && session->state == SESSION_NEGOTIATING) {
 		session->deadline_ns =
 			MIN(session->deadline_ns, now_ns + ENGINE_HANDSHAKE_STOPPING_NS);
 	}
 	if (!session->stopping) {
 		session->stopping = true;
-		if (rate_waits(&session->rate)) { /* what it asks for is refused, not delayed */
+		if (rate_waits(&session->rate)) { /* its request is rejected, not delayed */
 			rate_give_up(&session->rate);
 			session->kind->resume(session);
 		}
@@ -657,11 +667,12 @@ void engine_drain(
 		engine_stop_session(list_entry(node, struct session, node), deadline_ns);
 	}
 	if (engine->timer.in_flight) {
-		ring_cancel(engine->ring, &engine->timer); /* comes back and looks */
+		/* completes now and checks the deadlines */
+		ring_cancel(engine->ring, &engine->timer);
 	}
 }
 
-/* --- those who need the ring ----------------------------------------------------------------- */
+/* --- use of the ring by others --------------------------------------------------------------- */
 
 void engine_hold(struct engine *engine)
 {

@@ -1,26 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What one reactor has once and all its sessions share: ring, payload memory, data path, a store
- * queue per export, the limits, the wait policy and the end of every batch.
+ * The state of one reactor that all its sessions share: ring, payload memory, data path, one store
+ * queue per export, limits, wait policy and the work at the end of each batch.
  *
  *   endpoint ─▶ engine_accept() ─▶ kind->accept() ─▶ session_init()
  *
- *                accept              the export is chosen       the peer asks nothing more
+ *                accept              export chosen             the peer sends no more requests
  *   (new) ──▶ NEGOTIATING ──────▶ READY ──────────────────────▶ DRAINING
- *                 │                 │ │ told to drain                │ nothing in flight
- *                 │                 │ └──────────▶ LINGERING ◀────────┘
- *                 │  peer violation, │                │ end of stream, deadline
- *                 │  socket error    ▼                ▼
- *                 └──────────────▶ TERMINATING ◀──────┘ ──▶ kind->abort()
- *                                                     │ kind->join(): nothing in flight
- *                                                     ▼ kind->close(): closed and freed
+ *                 │                 │ │ drain() called            │ nothing in flight
+ *                 │                 │ └──────────▶ LINGERING ◀────┘
+ *                 │  peer violation,│                │ end of stream, deadline
+ *                 │  socket error   ▼                ▼
+ *                 └─────────────▶ TERMINATING ◀──────┘ ──▶ kind->abort()
+ *                                                    │ kind->join(): nothing in flight
+ *                                                    ▼ kind->close(): closed and freed
  *
- * A session kind is one protocol: a table of functions, registered in engine_options. The engine
- * knows who waits, in which order, for how long, and ends sessions; the kind knows the wire format.
+ * A session kind implements one protocol. It is a table of functions, registered in
+ * engine_options. The engine decides which session waits, in which order and for how long, and
+ * ends sessions. The kind handles the wire format.
  *
- * Threading: the ring's thread. Ownership: the engine owns its memory, queues and services of the
- * kinds; a session belongs to its kind, which embeds struct session as its first member, and stays
- * until kind->close(). Errors: a negative errno and a sentence.
+ * Threading: the ring's thread. Ownership: the engine owns its memory, its queues and the services
+ * of the kinds. A session belongs to its kind, which embeds struct session as its first member; it
+ * exists until kind->close(). Errors: a negative errno and a sentence.
  */
 #pragma once
 
@@ -42,24 +43,24 @@ struct engine;
 struct session;
 struct session_record;
 
-/* --- what was accepted ----------------------------------------------------------------------- */
+/* --- accepted connections -------------------------------------------------------------------- */
 
 enum { PEER_TEXT_BYTES = 80 };
 
-/* Who is at the other end. */
+/* The remote end of a connection. */
 struct peer {
-	uint64_t id;		    /* of the connection, for messages; counted by the acceptor */
-	uint32_t listener;	    /* its number, below ENGINE_LISTENERS_MAX */
+	uint64_t id;	   /* number of the connection, for messages; assigned by the acceptor */
+	uint32_t listener; /* number of its listener, below ENGINE_LISTENERS_MAX */
 	char text[PEER_TEXT_BYTES]; /* for messages: "127.0.0.1:4711" */
 	int family;		    /* AF_INET, AF_INET6 or AF_UNIX; 0 = unknown */
 	struct peer_identity identity;
-	/* How many connections that identity has; who accepts counts. NULL: nobody does. */
+	/* Number of connections of that identity, counted by the acceptor. NULL: not counted. */
 	_Atomic uint32_t *connections;
-	bool has_address;		       /* of a network */
-	uint8_t address[ACCESS_ADDRESS_BYTES]; /* IPv6; IPv4 is mapped */
-	bool has_credentials; /* a Unix socket, whose other end the kernel vouches for */
+	bool has_address;		       /* it is connected over a network */
+	uint8_t address[ACCESS_ADDRESS_BYTES]; /* IPv6; an IPv4 address is mapped */
+	bool has_credentials; /* a Unix socket: the kernel vouches for the credentials */
 	struct stream_credentials credentials;
-	/* NULL: no TLS. Set by session_identify(). */
+	/* Identity from the TLS handshake, set by session_identify(). NULL: no TLS. */
 	struct identity *proved;
 };
 
@@ -67,95 +68,104 @@ struct session_kind;
 struct tls_policy;
 
 struct endpoint {
-	const struct session_kind *kind; /* which protocol is spoken there */
-	int fd; /* a connected socket; -1: the kind has accepted it by itself */
+	const struct session_kind *kind; /* protocol of the listener */
+	int fd; /* a connected socket; -1: the kind accepted the connection */
 	struct peer peer;
-	struct tls_policy *tls; /* of the listener, which outlives its connections; NULL: off */
+	struct tls_policy *tls; /* the listener's, which outlives its connections; NULL: off */
 };
 
 /*
- * What a session of that kind may do with an export: a set of enum engine_rights. The one place
- * that decides. 0: the export is hidden from it, see session_export_find(). Without rules,
- * everybody who gets here may do what the export allows; but kinds that map the memory of their
- * peers serve only root and our own user on Unix sockets.
+ * Returns the rights of a session on an export, a set of enum engine_rights. This is the only
+ * place that decides about rights. 0: the export is hidden from the session, see
+ * session_export_find(). An export without rules grants every session all that the export allows.
+ * The exception are kinds that map their peers' memory: on Unix sockets they serve only root and
+ * the server's own user.
  */
 uint32_t engine_rights(const struct session *session, const struct export *export);
-/* The same if the export had these rules; NULL: none. */
+/* As engine_rights(), as if the export had these rules; NULL: no rules. */
 uint32_t engine_rights_with(
 	const struct session *session, const struct export *export, struct access *access);
 
 /* --- exports --------------------------------------------------------------------------------- */
 
-/* An export as one engine sees it. */
+/* One engine's entry for an export. */
 struct engine_export {
 	struct path_export path;
 	struct export *export;
 	struct rate_queue rate;
 	struct path_quota memory;
-	uint64_t serial; /* grows with every addition */
+	uint64_t serial; /* increases with every export that is added */
 
 	/* Private. */
 	struct engine *engine;
 	struct store_watch watch;
 	uint32_t session_count;	 /* and one while the store is asked for its barrier */
-	uint32_t inflight_count; /* places of its sessions */
-	bool prepared;		 /* nobody can find it yet */
+	uint32_t inflight_count; /* slots that its sessions use */
+	bool prepared;		 /* not shown yet: no session can find it */
 	bool removed;
-	struct list_node barred; /* sessions that wait for that barrier */
+	struct list_node barred; /* sessions that wait for the store's barrier */
 	bool asking;
-	struct ring_op barrier_op; /* the next look at it, or the pause before */
+	struct ring_op barrier_op; /* the next check of the barrier, or the pause before it */
 	enum store_barrier barrier_found;
 	uint64_t barrier_pause_ns;
 };
 
 enum export_change {
 	EXPORT_REMOVED,
-	EXPORT_RESIZED, /* see store_size(); session->export_bytes has grown, or stays */
+	EXPORT_RESIZED, /* see store_size(); session->export_bytes has grown or is unchanged */
 	EXPORT_RIGHTS,	/* session->rights have changed */
 };
 
-/* Creates the engine's queue on the store, which may open its files on this thread, and takes a
- * reference. -EEXIST: the name is in use. */
+/* Creates the engine's queue on the store, which can open files on this thread, and takes a
+ * reference to the export. -EEXIST: the name is in use. */
 GMB_MUST_CHECK int engine_export_add(
 	struct engine *engine, struct export *export, struct error *error);
-/* The same in two steps, of which only the first can fail: until it is shown, nobody can find it,
- * and another one may have its name. */
+/* engine_export_add() in two steps, of which only the first can fail. No session can find the
+ * export before engine_export_show(), and another export can have its name until then. */
 GMB_MUST_CHECK int engine_export_prepare(
 	struct engine *engine, struct export *export, struct error *error);
 void engine_export_show(struct engine *engine, const struct export *export);
-/* New sessions cannot find it any more; its sessions learn it by kind->export_changed(), and are
- * ended when they have not finished after deadline_ns. Queue and reference go with the last one. */
+/* Removes the export: new sessions can no longer find it. Its sessions are notified by
+ * kind->export_changed(), and are ended if they have not finished after deadline_ns. The queue and
+ * the reference are released with the last session. */
 void engine_export_remove(struct engine *engine, struct export *export, uint64_t deadline_ns);
-/* The size of its store has changed: tells its sessions, also when it was removed meanwhile. Called
- * by itself when the store says so. */
+/* Notifies the sessions of an export that the size of its store has changed, even if the export
+ * has been removed since. The engine calls this itself when the store reports a new size. */
 void engine_export_resized(struct engine *engine, const struct export *export);
-/* engine_rights() may give another answer than before: asks again for each session of the export
- * (NULL: of all), and tells those whose rights have changed. Requests that have begun are finished,
- * but for copies, which end when they may not go on.
- * Sessions without any right are drained, and ended after ENGINE_RIGHTS_STOP_NS: so many. */
+/*
+ * Recomputes engine_rights() for each session of the export (NULL: of all exports), and notifies
+ * those whose rights have changed. Requests in flight are finished. A copy is the exception: it
+ * ends if its session lost the rights it needs. Sessions left without rights are drained, and
+ * ended after ENGINE_RIGHTS_STOP_NS. Returns the number of sessions that start to drain.
+ */
 uint32_t engine_export_rights(struct engine *engine, const struct export *export);
-/* Calls look for each session that is not about to end. */
+/* Calls look() for each session that is neither stopping nor terminating. */
 void engine_each_session(struct engine *engine,
 	void (*look)(void *context, const struct session *session), void *context);
-/* export->rate or ->memory_max was set: its sessions go by it, those that wait included. */
+/* Applies a change of export->rate or ->memory_max to its sessions, including those that wait. */
 void engine_export_limits_changed(struct engine *engine, const struct export *export);
-/* rate_rules_set() or rate_rules_set_memory() was called: the same for sessions of identities. */
+/* Applies a change by rate_rules_set() or rate_rules_set_memory() to the sessions of
+ * identities. */
 void engine_identity_limits_changed(struct engine *engine);
-/* NULL: no export has that name. */
+/* Returns NULL if no export has that name. */
 struct engine_export *engine_export_find(struct engine *engine, const void *name, uint32_t bytes);
-/* The first export whose serial is not lower, or NULL: to list them across other events. */
+/* Returns the first export whose serial is not lower, or NULL. For lists that are built across
+ * several events. */
 struct engine_export *engine_export_from(struct engine *engine, uint64_t serial);
-/* What this engine has measured on an export that was added; NULL: it was not. */
+/* Returns the engine's measurements of an export; NULL if the export was not added. */
 const struct path_export *engine_export_measured(
 	const struct engine *engine, const struct export *export);
-/* Its entry, or NULL. *hint_inout is 0 at first: who asks for all exports in the order in which
- * they were added finds each at once. */
+/* Returns the entry of an export, or NULL. *hint_inout starts at 0: a caller that asks for all
+ * exports in the order in which they were added then finds each one immediately. */
 const struct engine_export *engine_export_entry(
 	const struct engine *engine, const struct export *export, uint32_t *hint_inout);
 
-/* Where the connections go that a kind accepts by itself. take() counts and refuses them like all
- * others and gives them to the engine: false when it did not. address: of the peer, "HOST:PORT",
- * numeric, IPv6 in brackets. On the engine's thread. */
+/*
+ * Destination of the connections that a kind accepts itself. take() applies the acceptor's counts
+ * and limits, and passes the connection to the engine; it returns false if the connection was
+ * rejected. address: the peer's, numeric, "HOST:PORT", IPv6 in brackets. Called on the engine's
+ * thread.
+ */
 struct engine_door {
 	bool (*take)(void *context, const struct session_kind *kind, const char *address);
 	void *context;
@@ -163,94 +173,100 @@ struct engine_door {
 
 /* --- session kinds --------------------------------------------------------------------------- */
 
-/* See session_kind.rest(). */
+/* State of a paused session, see session_kind.rest(). */
 enum session_rest {
-	SESSION_RESTS,		/* nothing is in flight but what has come of one request */
-	SESSION_IS_BUSY,	/* a request is in the store, or on its way between both */
-	SESSION_WAITS_FOR_PEER, /* which has to receive */
+	SESSION_RESTS,		/* nothing in flight, except a partly received request */
+	SESSION_IS_BUSY,	/* a request is in the store, or between the store and the peer */
+	SESSION_WAITS_FOR_PEER, /* the peer has to receive replies */
 };
 
 struct session_kind {
 	const char *name;
-	const char *const *schemes; /* of URIs; ends with NULL */
+	const char *const *schemes; /* URI schemes; ends with NULL */
 	bool keeps_messages;	    /* its sockets are SOCK_SEQPACKET, not SOCK_STREAM */
 	bool maps_memory;	    /* of peers on Unix sockets, see engine_rights() */
 
-	/* What the kind needs once per engine. Optional, both: the service is the engine itself.
-	 */
+	/* Creates and destroys the kind's state per engine. Both are optional: without them, the
+	 * service is the engine itself. */
 	int (*create)(struct engine *engine, void **service_out, struct error *error);
-	void (*destroy)(void *service); /* no session exists */
+	void (*destroy)(void *service); /* called when no session exists */
 
-	/* For addresses of the network that the kind listens on by itself, since they are no
-	 * sockets of ours. Sets uri->port to the port that was chosen where it was 0. Optional,
-	 * both. */
+	/* Listens on network addresses that are not sockets of ours. If uri->port is 0, sets it to
+	 * the port that was chosen. Both are optional. */
 	int (*listen)(void *service, struct export_uri *uri, const struct engine_door *door,
 		void **listener_out, struct error *error);
 	void (*listen_end)(void *service, void *listener);
 
-	/* Begins a session, and calls session_init() for it. A negative errno: nothing was kept. */
+	/* Starts a session and calls session_init() for it. On a negative errno nothing was
+	 * retained. */
 	int (*accept)(void *service, const struct endpoint *endpoint);
-	/* What the session waited for may be there: a place for a request (engine_request_may()),
-	 * its turn by a rate (engine_request_may_move()), the end of a connection that it replaces,
-	 * or an export whose barrier has opened. */
+	/* Called when the session might be able to continue: a request slot is free
+	 * (engine_request_may()), a rate admits its request (engine_request_may_move()), the
+	 * connection that it replaces has ended, or the barrier of its export has opened. */
 	void (*resume)(struct session *session);
-	/* The end of a batch, after session_mark_dirty(). alone: no other session is dirty. Adds
-	 * the bytes of replies that the kernel has to copy to engine->turn_bytes. */
+	/* Sends replies at the end of a batch, after session_mark_dirty(). alone: no other session
+	 * is dirty. Adds the bytes of replies that the kernel has to copy to
+	 * engine->turn_bytes. */
 	void (*flush)(struct session *session, bool alone);
-	/* session->stopping was set: finish what is in flight, refuse what comes later, linger. */
+	/* session->stopping was set: finishes requests in flight, rejects later ones, then
+	 * lingers. */
 	void (*drain)(struct session *session);
-	/* Its export has changed. After EXPORT_REMOVED drain() is called, too. Optional. */
+	/* Called when the export has changed. EXPORT_REMOVED is followed by drain(). Optional. */
 	void (*export_changed)(struct session *session, enum export_change change);
-	/* Others wait for memory or places, and this session has made no progress for the stall
-	 * timeout. True: it holds some, and waits for its peer; it will be ended. False: it holds
-	 * none, or has just released what it need not keep. Optional: it never holds any. */
+	/*
+	 * Called when others wait for memory or slots and this session has made no progress for
+	 * the stall timeout. True: it holds some and waits for its peer, so it will be ended.
+	 * False: it holds none, or has just released all that it did not need. Optional: such a
+	 * kind never holds any.
+	 */
 	bool (*stalled)(struct session *session);
 
-	/* The engine has seen nothing move for a while: whether the peer has acknowledged more of
-	 * what was sent since the last call. Optional: what was sent has arrived. */
+	/* Returns whether the peer has acknowledged data since the last call. The engine calls it
+	 * when it has seen no progress for a while. Optional: without it, sent data counts as
+	 * received. */
 	bool (*peer_receives)(struct session *session);
 
-	/* For sessions that go to another process (pass.h); all five or none. Whether this one can
-	 * be passed. READY. */
+	/* The next five hand sessions over to another process (pass.h); a kind has all or none of
+	 * them. Returns whether this session, which is READY, can be handed over. */
 	bool (*can_pass)(const struct session *session);
-	/* session->paused was set: begins to come to rest, until resume(). */
+	/* session->paused was set: stops starting requests, until resume(). */
 	void (*pause)(struct session *session);
-	/* Paused: how far it is. */
+	/* Returns how close a paused session is to rest. */
 	enum session_rest (*rest)(struct session *session);
-	/* At rest: what the other process needs to know, in bytes, of ENGINE_PASS_BYTES_MAX; sets
-	 * byte_count, the connected socket, and what is longer, borrowed until the session moves.
-	 */
+	/* Called at rest. Writes the state that the other process needs into bytes, which has
+	 * ENGINE_PASS_BYTES_MAX bytes, and sets byte_count, the connected socket, and any longer
+	 * data in later, which is borrowed until the session is released. */
 	void (*pass)(struct session *session, uint8_t *bytes, struct session_record *record);
-	/* As accept(), for a paused engine. -EPROTO: the state makes no sense. */
+	/* As accept(), on a paused engine. -EPROTO: the state is invalid. */
 	int (*adopt)(void *service, const struct endpoint *endpoint,
 		const struct session_record *record);
 
-	/* The session has become TERMINATING: make all operations of its come back soon. After
-	 * session->passed, without touching its connection. */
+	/* The session has become TERMINATING: cancels all its operations, so that they complete
+	 * soon. If session->passed is set, it must not touch the connection. */
 	void (*abort)(struct session *session);
-	/* TERMINATING: true when nothing of it is in flight and no request is left. */
+	/* TERMINATING: returns true when no operation is in flight and no request is left. */
 	bool (*join)(struct session *session);
-	/* It has ended: closes the connection and frees the session. */
+	/* Closes the connection and frees the session, which has ended. */
 	void (*close)(struct session *session);
 };
 
 /* --- sessions -------------------------------------------------------------------------------- */
 
 enum session_state {
-	SESSION_NEGOTIATING, /* waits for the choice of an export */
+	SESSION_NEGOTIATING, /* waits for the peer to choose an export */
 	SESSION_READY,	     /* waits for requests */
-	SESSION_DRAINING,    /* reads no more; waits for what is in flight to be answered */
-	SESSION_LINGERING,   /* has said goodbye; waits for the peer's */
-	SESSION_TERMINATING, /* waits for operations to come back */
+	SESSION_DRAINING,    /* reads no more requests; waits for those in flight */
+	SESSION_LINGERING,   /* has shut down its sending side; waits for the peer to close */
+	SESSION_TERMINATING, /* waits for its operations to complete */
 	SESSION_STATE_COUNT
 };
 
-/* How far a session is that has not chosen an export. When places for handshakes are scarce, those
- * who have done less go first. */
+/* Progress of a session that has not chosen an export. When handshake slots are scarce, sessions
+ * with the least progress are ended first. */
 enum newcomer {
-	NEWCOMER_SILENT, /* not a byte has come from the peer */
+	NEWCOMER_SILENT, /* no byte received from the peer */
 	NEWCOMER_SPOKEN,
-	NEWCOMER_IDENTIFIED, /* by TLS, which has cost the peer as much as us */
+	NEWCOMER_IDENTIFIED, /* by TLS, which cost the peer as much as the server */
 	NEWCOMER_COUNT
 };
 
@@ -260,25 +276,26 @@ struct engine_peer {
 	struct peer_identity identity;
 	uint32_t session_count;
 	uint32_t handshake_count;
-	struct list_node newcomers[NEWCOMER_COUNT]; /* oldest first */
+	struct list_node newcomers[NEWCOMER_COUNT]; /* by progress, oldest first */
 	struct path_peer path;
 	struct turn_group blocked;
 };
 
 enum { ENGINE_CLIENT_NAME_BYTES = IDENTITY_TEXT_BYTES };
 
-/* The sessions of one client: what has proved to be the same, else the same user or host. Of those
- * that have none, the one that has been without for the longest time makes room for a new one. */
+/* The sessions of one client. Sessions belong to one client if they have the same proved identity,
+ * or without one the same user or host. When the table is full, a new client replaces the one that
+ * has had no sessions for the longest time. */
 struct engine_client {
 	struct list_node node; /* in engine->clients */
 	struct takeover_principal principal;
-	/* "psk alice", "CN=host-a,O=Example", "uid 1000", "10.1.0.7", "2001:db8::/64"; escaped. */
+	/* Escaped: "psk alice", "CN=host-a,O=Example", "uid 1000", "10.1.0.7", "2001:db8::/64". */
 	char name[ENGINE_CLIENT_NAME_BYTES];
 	uint32_t session_count;
 	struct path_stats *operations[STORE_OP_COUNT]; /* see path_client.stats */
 };
 
-/* The sessions of one identity that has limits. */
+/* This engine's sessions of one identity that has limits. */
 struct engine_identity {
 	struct list_node node; /* in engine->rate_identities */
 	struct rate_identity *identity;
@@ -292,31 +309,31 @@ struct session {
 	struct engine *engine;
 	struct peer peer;
 	struct tls_policy *tls;	  /* as in its endpoint */
-	enum session_state state; /* session_set_state() */
+	enum session_state state; /* changed by session_set_state() */
 	bool stopping;		  /* drain() was called */
-	bool passing;		  /* it goes to another process; see pass.h */
-	bool paused;		  /* begins and receives nothing */
-	bool was_told;		  /* to that process */
-	bool passed;		  /* its connection is another process's */
-	bool was_ready;		  /* the log says that its client uses the export */
+	bool passing;		  /* to be handed over to another process; see pass.h */
+	bool paused;		  /* starts no requests and receives nothing */
+	bool was_told;		  /* its state was sent to that process */
+	bool passed;		  /* the other process owns the connection */
+	bool was_ready;		  /* the log contains that the client uses the export */
 	struct export *export;	  /* NULL until session_choose() */
 	struct path_export *path_export;
-	struct path_client client; /* of its requests */
-	uint32_t rights;	   /* enum engine_rights; may change, see EXPORT_RIGHTS */
-	uint64_t export_bytes;	   /* its size; may change, see EXPORT_RESIZED */
-	uint32_t inflight_count;   /* engine_request_begin() */
-	uint64_t progress_ns;	   /* last time the network moved, or was first asked to; the kind's
-				    * to set */
+	struct path_client client; /* accounts for the memory of its requests */
+	uint32_t rights;	   /* enum engine_rights; can change, see EXPORT_RIGHTS */
+	uint64_t export_bytes;	   /* size of the export; can change, see EXPORT_RESIZED */
+	uint32_t inflight_count;   /* counted by engine_request_begin() and engine_request_end() */
+	/* Last time the network made progress, or was first asked to. Set by the kind. */
+	uint64_t progress_ns;
 	struct takeover_member member;
 	struct rate_member rate;
 
 	/* Private. */
 	struct engine_peer *of_peer;
 	struct engine_export *chosen;
-	uint32_t *export_inflight_count;     /* of chosen, or of the sessions without */
-	struct engine_identity *of_identity; /* NULL: no rule of rates holds for it */
+	uint32_t *export_inflight_count; /* of chosen, or the count of sessions without an export */
+	struct engine_identity *of_identity; /* NULL: no rate rule matches it */
 	struct engine_client *of_client;     /* NULL until session_choose() */
-	struct export *takeover_export;	     /* whose group member belongs to */
+	struct export *takeover_export;	     /* whose takeover group member belongs to */
 	uint64_t deadline_ns;		     /* of the handshake, or of lingering */
 	uint64_t stop_deadline_ns;
 	struct list_node node;		 /* in engine->sessions */
@@ -330,74 +347,82 @@ struct session {
 	struct list_node review_node; /* in engine->to_review */
 };
 
-/* From kind->accept(), for memory that is all zero. The state is NEGOTIATING. */
+/* Called by kind->accept(), for a zeroed session. The state becomes NEGOTIATING. */
 void session_init(struct session *session, struct engine *engine, const struct endpoint *endpoint);
-/* NEGOTIATING: TLS has told who the peer is; rights are asked for afterwards, and a name for
- * takeovers that was given before is forgotten. Takes a reference. */
+/* NEGOTIATING: sets the identity that TLS has proved, and takes a reference to it. Rights must be
+ * queried after this call. A takeover name given before it is discarded. */
 void session_identify(struct session *session, struct identity *identity);
-/*
- * The exports as this session sees them: one on which it has no right does not exist for it, and
- * kinds must give it no other answer, so they ask here and not the engine. NULL: there is none.
- * The first logs for the operator what it hides.
- */
+/* Returns an export as this session sees it, or NULL. An export on which the session has no right
+ * does not exist for it. Kinds call this instead of engine_export_find(), so that peers cannot
+ * distinguish hidden exports from missing ones. A hidden export is logged for the operator. */
 struct engine_export *session_export_find(
 	struct session *session, const void *name, uint32_t bytes);
-/* Of a name that was not found: a clause that says why, or "". */
+/* Returns a clause that explains why the name was not found, or "". */
 const char *session_export_lack(struct session *session, const void *name, uint32_t bytes);
-/* The first export whose serial is not lower, to list them across other events. Serials tell of
- * hidden exports: they are not for the peer. */
+/* Returns the first visible export whose serial is not lower, or NULL. For lists that are built
+ * across several events. Serials reveal hidden exports, so they must not be sent to the peer. */
 struct engine_export *session_export_from(struct session *session, uint64_t serial);
-/* NEGOTIATING: something has come from the peer. More than once does no harm. */
+/* NEGOTIATING: data has arrived from the peer. Further calls have no effect. */
 void session_has_spoken(struct session *session);
-/* Asserts the edge. TERMINATING and LINGERING have functions of their own. */
+/* Asserts that the edge is allowed. TERMINATING and LINGERING have their own functions. */
 void session_set_state(struct session *session, enum session_state state);
 /*
- * The session works on this export from now on. -ENOENT: it is hidden from it since it was found.
- * -EBUSY: the export's limit on connections; -EUSERS: that of the peer's identity; -ENOMEM. While
- * operations of a server that was killed may still land in its disk (store_barrier()), or the
- * export that it replaces is in use (export_replaces()): -EAGAIN, and
- * kind->resume() is called when it is worth to try again; or -ETIMEDOUT when the session has waited
- * for nearly as long as the handshake may take.
+ * Makes the session use this export from now on. Errors:
+ * - -ENOENT: the export has been hidden from the session since it was found.
+ * - -EBUSY: the export has reached its connection limit.
+ * - -EUSERS: the peer's identity has reached its connection limit.
+ * - -ENOMEM.
+ * - -EAGAIN: operations of a killed server might still reach the disk (store_barrier()), or the
+ *   export that this one replaces is still in use (export_replaces()). kind->resume() is called
+ *   when the caller should retry.
+ * - -ETIMEDOUT: as -EAGAIN, but the session has waited nearly as long as the handshake timeout.
  */
 #define ENGINE_BARRIER_TEXT "operations that were begun before are still under way on the disk"
 GMB_MUST_CHECK int session_choose(struct session *session, struct engine_export *entry);
-/* Why not, as a sentence for the peer without its full stop. */
+/* Returns the reason for such an error, for the peer: a sentence without its full stop. */
 const char *session_choose_text(int result);
-/* Why a session that is stopping takes nothing more: the same. */
+/* Returns why a stopping session accepts no requests, for the peer: a sentence without its full
+ * stop. */
 #define ENGINE_SNAPSHOT_GONE                                                                       \
 	"the snapshot was dropped, as writes needed its space (on-full=drop), or deleted"
 const char *session_stop_text(const struct session *session);
 /*
- * Whether a request may begin that has its op, flags, offset and length: 0, or -EPERM read-only,
- * -EOVERFLOW longer than one answer can be, -ENOSPC written, zeroed or copied past the end,
- * -EINVAL anything else past the end, or extents of no bytes. text: the same for people, a sentence
- * without a final full stop. What has no length, but for a flush and extents, has succeeded by this
- * alone. Past the end means the end as the disk says it just now.
+ * Checks whether a request with this op, flags, offset and length is permitted. 0: it is.
+ * Otherwise:
+ * - -EPERM: the export is read-only.
+ * - -EOVERFLOW: it is longer than one reply can be.
+ * - -ENOSPC: a write, zero or copy extends past the end.
+ * - -EINVAL: another request extends past the end, or block status of no bytes.
+ *
+ * *text is the reason, a sentence without its full stop. A request of length 0 that is neither a
+ * flush nor block status has succeeded with this check alone. The end is the current size of the
+ * disk.
  */
 GMB_MUST_CHECK int session_admit(
 	struct session *session, const struct path_request *request, const char **text);
 
-/* Why a TLS handshake failed. */
+/* Reason why a TLS handshake failed. */
 enum engine_tls_failure {
-	ENGINE_TLS_CLIENT_REFUSED, /* its certificate or key was not accepted */
-	ENGINE_TLS_SERVER_REFUSED, /* the client did not accept ours */
-	ENGINE_TLS_PROTOCOL,	   /* nothing in common, or no TLS */
-	ENGINE_TLS_CONNECTION,	   /* it ended, or the time was over */
-	ENGINE_TLS_OTHER,	   /* memory, threads */
+	ENGINE_TLS_CLIENT_REFUSED, /* the server rejected the client's certificate or key */
+	ENGINE_TLS_SERVER_REFUSED, /* the client rejected the server's credentials */
+	ENGINE_TLS_PROTOCOL,	   /* nothing in common, or not TLS */
+	ENGINE_TLS_CONNECTION,	   /* the connection ended, or the time limit expired */
+	ENGINE_TLS_OTHER,	   /* out of memory or threads */
 	ENGINE_TLS_FAILURE_COUNT
 };
 
-/* Ends the session. reason: for the log; NULL when it is no news. Safe anywhere, and more than
- * once: the session is freed later, at the end of a batch. */
+/* Ends the session. reason: for the log, or NULL for an expected end. It can be called anywhere
+ * and more than once, because the session is freed later, at the end of a batch. */
 void session_terminate(struct session *session, const char *reason);
-/* The same by a TLS handshake that has failed. */
+/* Ends the session because its TLS handshake failed. */
 void session_tls_failed(struct session *session, enum engine_tls_failure why, const char *reason);
-/* Everything is answered, and the sending side is shut down: waits for the peer for a while. */
+/* All requests are answered and the sending side is shut down: waits a limited time for the
+ * peer. */
 void session_linger(struct session *session);
-/* See takeover.h. The session holds the export until its end. */
+/* See takeover.h. The session holds the export until it ends. */
 void session_takeover_join(
 	struct session *session, struct export *export, const uint8_t *token, uint32_t bytes);
-/* True: kind->resume() is called when the connection of that name has ended. */
+/* Returns true if kind->resume() will be called when the connection of that name has ended. */
 GMB_MUST_CHECK bool session_takeover_replace(
 	struct session *session, struct export *export, const uint8_t *token, uint32_t bytes);
 
@@ -405,13 +430,13 @@ GMB_MUST_CHECK bool session_takeover_replace(
 
 enum { ENGINE_KINDS_MAX = 8, ENGINE_INSTANCE_BYTES = 16 };
 
-/* How bytes were copied within the server, see copy.h. */
+/* Method of a copy within the server, see copy.h. */
 enum copy_method {
-	COPY_REFLINK, /* both files share the blocks */
-	COPY_RANGE,   /* by the kernel */
-	COPY_DEVICE,  /* through memory of a device */
+	COPY_REFLINK, /* the files share the blocks */
+	COPY_RANGE,   /* copy_file_range() in the kernel */
+	COPY_DEVICE,  /* through device memory */
 	COPY_RAM,
-	COPY_ZEROES, /* holes of the source that became zeroes of the target */
+	COPY_ZEROES, /* holes of the source, written as zeroes to the target */
 	COPY_METHOD_COUNT
 };
 
@@ -420,44 +445,44 @@ struct engine_counters {
 	uint64_t sessions_refused;
 	uint64_t sessions_failed;  /* ended by a peer violation or a socket error */
 	uint64_t sessions_idle;	   /* ended by the idle timeout */
-	uint64_t sessions_adopted; /* of those accepted: from another process */
+	uint64_t sessions_adopted; /* the part of sessions_accepted from another process */
 	uint64_t requests;
-	uint64_t place_waits;		/* requests that had to wait for a place */
-	uint64_t identity_memory_waits; /* of identities without sessions; see
-					 * engine_counters_add() */
-	uint64_t errors;		/* requests answered with an error; counted by the kind */
-	uint64_t bytes_read;		/* the same */
-	uint64_t bytes_written;		/* the same */
+	uint64_t place_waits; /* requests that had to wait for a slot */
+	/* Of identities that have no sessions left; see engine_counters_add(). */
+	uint64_t identity_memory_waits;
+	uint64_t errors;	/* requests answered with an error; counted by the kind */
+	uint64_t bytes_read;	/* counted by the kind */
+	uint64_t bytes_written; /* counted by the kind */
 	uint64_t bytes_copied[COPY_METHOD_COUNT];
-	uint64_t push_tickets;	/* made; counted by the kind, like all of push */
-	uint64_t push_refusals; /* tickets that were shown and are not valid */
+	uint64_t push_tickets;	/* created; the kind counts these and all push counters */
+	uint64_t push_refusals; /* presented tickets that are not valid */
 	uint64_t pushes_done;
 	uint64_t pushes_failed;
-	uint64_t sessions;   /* now */
-	uint64_t handshakes; /* now */
-	uint64_t inflight;   /* now */
-	/* Counted by the kind. */
-	uint64_t tls_handshakes; /* done */
+	uint64_t sessions;   /* gauge */
+	uint64_t handshakes; /* gauge */
+	uint64_t inflight;   /* gauge */
+	/* The rest is counted by the kind. */
+	uint64_t tls_handshakes; /* succeeded */
 	uint64_t tls_failed;
-	uint64_t tls_failures[ENGINE_TLS_FAILURE_COUNT]; /* the same by why */
-	uint64_t tls_refused;				 /* there was no place for them */
-	uint64_t tls_upgrading;				 /* now: under way, or waiting */
-	uint64_t tls_sessions;				 /* now */
-	uint64_t tls_sessions_1_2;			 /* now, of those */
-	uint64_t tls_sessions_kernel;			 /* now, of those */
+	uint64_t tls_failures[ENGINE_TLS_FAILURE_COUNT]; /* the same, by reason */
+	uint64_t tls_refused;				 /* rejected because no slot was free */
+	uint64_t tls_upgrading;				 /* gauge: in progress or waiting */
+	uint64_t tls_sessions;				 /* gauge */
+	uint64_t tls_sessions_1_2;			 /* gauge: the part with TLS 1.2 */
+	uint64_t tls_sessions_kernel;			 /* gauge: the part with kernel TLS */
 };
 
 extern const struct counter_table engine_counter_table; /* of struct engine_counters */
 
 struct engine_review {
-	/* Whether a session with a proved identity may stay. */
+	/* Returns whether a session with a proved identity is still permitted. */
 	bool (*may_stay)(void *context, const struct session *session);
-	/* All were asked. ended: those that may not stay, and those that have lost all rights,
-	 * since done() was called last. */
+	/* Called when all sessions were checked. ended: sessions that are no longer permitted or
+	 * have lost all rights, since the last call of done(). */
 	void (*done)(void *context, uint64_t number, uint32_t ended);
 	void *context;
-	uint64_t number;      /* never less than that of the one before */
-	uint64_t deadline_ns; /* for what those that may not stay have begun */
+	uint64_t number;      /* not lower than that of the previous review */
+	uint64_t deadline_ns; /* for the requests in flight of rejected sessions */
 };
 
 struct engine_options {
@@ -465,20 +490,20 @@ struct engine_options {
 	const struct session_kind *const *kinds; /* borrowed while the engine exists */
 	uint32_t kind_count;			 /* 1 to ENGINE_KINDS_MAX */
 	struct engine_limits limits;
-	/* Memory of a device for the payload of exports that ask for it (store_info.read_device),
-	 * borrowed while the engine exists; NULL: there is none. */
+	/* Device memory for the payload of exports that request it (store_info.read_device).
+	 * Borrowed while the engine exists; NULL: none. */
 	struct arena *device;
 	bool device_waits; /* see path_options */
-	/* Of identities, borrowed while the engine exists; NULL: none. */
+	/* Limits of identities. Borrowed while the engine exists; NULL: none. */
 	struct rate_rules *rate_rules;
-	/* Where kinds may connect to because a peer asks for it; borrowed while the engine exists.
-	 */
+	/* Destinations that kinds may connect to on behalf of a peer. Borrowed while the engine
+	 * exists. */
 	const struct place *places;
 	uint32_t place_count;
-	/* Distinguishes this server's process from all others, for clients that have several
-	 * connections. Zeroes: unknown. */
+	/* Distinguishes this server process from all others, for clients with several connections.
+	 * Zeroes: unknown. */
 	uint8_t instance[ENGINE_INSTANCE_BYTES];
-	/* Called exactly once per engine_accept(), when the endpoint is closed; may be NULL. */
+	/* Called exactly once per engine_accept(), when the endpoint is closed; can be NULL. */
 	void (*endpoint_gone)(void *context, const struct peer *peer);
 	void *context;
 };
@@ -500,44 +525,47 @@ struct engine {
 	uint32_t export_count;
 	uint32_t export_room;
 	uint64_t export_serial;
-	/* Exports whose store is being closed, or asked for its barrier; and engine_hold(). */
+	/* Exports whose store is being closed or asked for its barrier, and engine_hold()
+	 * calls. */
 	uint32_t closing_count;
 	struct list_node sessions;
 	struct list_node handshakes;
 	struct list_node lingering;
 	struct list_node dirty;
 	struct list_node peers;
-	struct engine_peer *accepted_peer; /* of the session that begins */
+	struct engine_peer *accepted_peer; /* of the session that is being started */
 	uint32_t inflight_without_export;
-	struct turns blocked; /* those who wait for a place */
+	struct turns blocked; /* sessions that wait for a slot */
 	struct rate_room rates;
-	struct list_node rate_identities; /* struct engine_identity: those with sessions here */
-	struct list_node clients;	  /* struct engine_client: those without sessions last */
+	struct list_node rate_identities; /* struct engine_identity, those with sessions here */
+	struct list_node clients;	  /* struct engine_client, those without sessions last */
 	uint32_t client_count;
-	struct engine_client other_clients; /* all for which there was no room */
+	struct engine_client other_clients; /* all clients beyond the table's limit */
 	struct list_node ending;
-	struct engine_review review; /* the last one */
-	struct list_node to_review;  /* sessions that it has not asked */
+	struct engine_review review; /* the latest one */
+	struct list_node to_review;  /* sessions that it has not checked */
 	struct ring_message review_message;
 	bool review_posted;
-	bool reviewing; /* review.done() was not called */
+	bool reviewing; /* review.done() has not been called */
 	uint32_t review_ended;
-	bool limits_released; /* a request ended since the last look at blocked */
+	bool limits_released; /* a request ended since blocked was last examined */
 	struct ring_batch_end batch_end;
 	struct wait_policy wait_policy;
-	enum wait_way wait_way;	    /* as the ring was told */
+	enum wait_way wait_way;	    /* as set on the ring */
 	uint64_t turn_requests;	    /* counters.requests at the end of the last turn */
-	uint64_t turn_requests_max; /* no more requests begin in this part of a turn */
-	uint64_t turn_bytes;	    /* of replies, sent since the last turn began to send */
-	struct ring_op again; /* another turn, without waiting, for what one had no time for */
+	uint64_t turn_requests_max; /* limit of counters.requests in this part of the turn */
+	uint64_t turn_bytes;	    /* of replies, sent since the last turn started to send */
+	struct ring_op again;	    /* starts another turn for work that was put off */
 	struct ring_op timer;
 	uint64_t timer_due_ns; /* of the timer in flight */
-	uint64_t stop_due_ns;  /* the first deadline of a session that has to end */
-	uint64_t idle_due_ns;  /* the next look for idle sessions */
-	/* By listener: what strangers do at one address hides nothing of the others. */
+	uint64_t stop_due_ns;  /* the earliest deadline of a session that must end */
+	uint64_t idle_due_ns;  /* the next check for idle sessions */
+	/* One per listener, so that clients at one address cannot suppress lines about the
+	 * others. */
 	struct log_limit log_limits[ENGINE_LISTENERS_MAX];
-	struct log_limit connect_limits[ENGINE_LISTENERS_MAX]; /* connections come and go */
-	bool paused;					       /* see pass.h */
+	/* Lines about connects and disconnects. */
+	struct log_limit connect_limits[ENGINE_LISTENERS_MAX];
+	bool paused; /* see pass.h */
 	bool draining;
 	void (*drained)(void *context);
 	void *drained_context;
@@ -545,60 +573,63 @@ struct engine {
 
 GMB_MUST_CHECK int engine_create(
 	const struct engine_options *options, struct engine **engine_out, struct error *error);
-/* No session may exist any more (after drained()). Releases the exports. NULL is a no-op. */
+/* No session exists any more (after drained()). Releases the exports. NULL is a no-op. */
 void engine_destroy(struct engine *engine);
-/* The ring is needed until as many calls of engine_release() follow: engine_destroy() waits. */
+/* Keeps the ring in use: engine_destroy() waits until each call has been matched by one of
+ * engine_release(). */
 void engine_hold(struct engine *engine);
 void engine_release(struct engine *engine);
 
-/* Takes the endpoint on every path. When a limit refuses it, it is closed and counted. */
+/* Takes the endpoint on every path. An endpoint that exceeds a limit is closed and counted. */
 void engine_accept(struct engine *engine, const struct endpoint *endpoint);
 
-/* Adds what it has counted, up to now. */
+/* Adds the engine's current counters to sum. */
 void engine_counters_add(const struct engine *engine, struct engine_counters *sum);
 
-/* engine_export_rights() of all exports. Then asks of every session whether it may stay, and drains
- * those that may not: one in each turn of the ring, because an answer may take a millisecond. Who
- * has not identified its peer yet is not asked. A review that is not finished goes on as the new
- * one, and is done with it. */
+/*
+ * Calls engine_export_rights() for all exports. Then checks with may_stay() whether each session
+ * is still permitted, and drains those that are not: one session per turn of the ring, because a
+ * check can take a millisecond. A session whose peer is not identified yet is skipped. If a review
+ * is in progress, it continues as the new one, and finishes with it.
+ */
 void engine_review(struct engine *engine, const struct engine_review *review);
 
-/* kind->listen() and kind->listen_end(), for a kind that has them. The door is borrowed until the
- * end of the listener. */
+/* Calls kind->listen() and kind->listen_end(), of a kind that has them. The door is borrowed until
+ * engine_listen_end(). */
 GMB_MUST_CHECK int engine_listen(struct engine *engine, const struct session_kind *kind,
 	struct export_uri *uri, const struct engine_door *door, void **listener_out,
 	struct error *error);
 void engine_listen_end(struct engine *engine, const struct session_kind *kind, void *listener);
 
-/* Drains every session. drained is called once, from the ring, when none is left; sessions that
- * have not finished after deadline_ns are ended. Connections that come later are refused. */
+/* Drains every session. drained() is called once, from the ring, when none is left. Sessions that
+ * have not finished after deadline_ns are ended. New connections are rejected. */
 void engine_drain(
 	struct engine *engine, uint64_t deadline_ns, void (*drained)(void *context), void *context);
 
 /* Private to src/engine. */
-/* The session leaves its rates. */
+/* Removes the session from its rates. */
 void session_rates_leave(struct session *session);
-/* The session counts as one of that client, from session_choose() to its end. */
+/* Counts the session as one of that client, from session_choose() to its end. */
 void engine_client_join(struct session *session, const struct takeover_principal *principal);
 void engine_client_leave(struct session *session);
 void engine_clients_init(struct engine *engine);
-/* No session exists. */
+/* Called when no session exists. */
 void engine_clients_fini(struct engine *engine);
-/* This engine's part of so many bytes that an export or an identity may hold (0: no limit), for a
- * quota: at least PATH_WINDOW_BYTES. */
+/* Returns this engine's part of a limit of memory_max bytes of an export or identity (0: no
+ * limit), for a quota: at least PATH_WINDOW_BYTES. */
 uint64_t engine_quota_bytes(const struct engine *engine, uint64_t memory_max);
 void engine_timer_arm(struct engine *engine);
-/* A line about a session that has chosen an export: "client ... WHAT export ...". */
+/* Logs a line about a session that has chosen an export: "client ... WHAT export ...". */
 void session_log(struct session *session, const char *what);
 void engine_stop_session(struct session *session, uint64_t deadline_ns);
-/* 0: the barrier of the store does not hinder the session; else see session_choose(). */
+/* Returns 0 if the store's barrier does not block the session; else see session_choose(). */
 int engine_export_barrier(struct engine_export *entry, struct session *session);
-/* One of those who use the entry does not any more: it goes with the last, if it was removed. */
+/* Drops one use of the entry. The last one frees it if the export was removed. */
 void engine_export_leave(struct engine *engine, struct engine_export *entry);
 
-/* --- on the way of every request ------------------------------------------------------------- */
+/* --- on the path of every request ------------------------------------------------------------ */
 
-/* Where lines about a session are limited: with those of its listener. */
+/* Rate limit of log lines about a session: that of its listener. */
 static inline struct log_limit *session_log_limit(const struct session *session)
 {
 	return &session->engine->log_limits[session->peer.listener];
@@ -616,8 +647,9 @@ static inline void session_mark_dirty(struct session *session)
 	}
 }
 
-/* A session has one place that nobody else can have. Of the others it has at most as many as are
- * free, its export ENGINE_EXPORT_FACTOR times as many: some are left for whoever comes next. */
+/* Returns whether a slot is free for a request. A session owns one slot. Of the shared ones it
+ * gets at most as many as are free, and its export ENGINE_EXPORT_FACTOR times as many, so some
+ * always remain for the next session. */
 static inline bool engine_has_place(const struct session *session)
 {
 	const struct engine *engine = session->engine;
@@ -631,14 +663,15 @@ static inline bool engine_has_place(const struct session *session)
 		       *session->export_inflight_count < ENGINE_EXPORT_FACTOR * left);
 }
 
-/* Work on many requests of some sessions keeps completions of all others waiting. */
+/* Returns true when this turn has started its share of requests. More work for a few sessions
+ * would delay the completions of all others. */
 static inline bool engine_turn_is_full(const struct engine *engine)
 {
 	return engine->counters.requests >= engine->turn_requests_max;
 }
 
-/* Whether the session may begin a request. False: a limit is reached, and kind->resume() is called
- * when it is worth to ask again. */
+/* Returns whether the session may start a request. False: a limit is reached; kind->resume() is
+ * called when the caller should retry. */
 GMB_MUST_CHECK static inline bool engine_request_may(struct session *session)
 {
 	bool has_place = engine_has_place(session);
@@ -647,7 +680,7 @@ GMB_MUST_CHECK static inline bool engine_request_may(struct session *session)
 		     (session->inflight_count > 0 && engine_turn_is_full(session->engine)))) {
 		session->engine->counters.place_waits +=
 			!has_place && !turn_is_waiting(&session->blocked_turn);
-		session->engine->limits_released |= has_place; /* in the next turn */
+		session->engine->limits_released |= has_place; /* examined again in the next turn */
 		turns_remove(&session->blocked_turn);
 		turns_add(&session->engine->blocked, &session->blocked_turn);
 		return false;
@@ -655,28 +688,28 @@ GMB_MUST_CHECK static inline bool engine_request_may(struct session *session)
 	return true;
 }
 
-/* How much of a request counts by the rates: what moves between the client, the server and the
- * disk. A refused read, a trim and a zero that leaves a hole move nothing; where the disk has to
- * write zeroes, they count. */
+/* Returns the bytes of a request that count for the rates: the data that moves between client,
+ * server and disk. A rejected read, a trim and a zero that leaves a hole move nothing. Zeroes that
+ * the disk has to write count. */
 uint64_t engine_request_bytes(const struct session *session, enum store_op op, uint32_t flags,
 	uint64_t offset, uint64_t length);
 
-/* Whether a request that moves so many bytes may begin, by the rates of the session's identity and
- * of its export. False: it waits without a place and without memory, and kind->resume() is called
- * when it is its turn; the same request is asked for until engine_request_begin(). */
+/* Returns whether the rates of the session's identity and export admit a request that moves this
+ * many bytes. False: it waits without a slot and without memory, and kind->resume() is called at
+ * its turn. Until engine_request_begin(), all calls must be about the same request. */
 GMB_MUST_CHECK static inline bool engine_request_may_move(struct session *session, uint64_t bytes)
 {
 	return likely(!rate_is_limited(&session->rate)) || session->stopping ||
 	       rate_ask(&session->rate, bytes);
 }
 
-/* A request that was received waits for a place or for its turn by a rate. */
+/* Returns whether a received request waits for a slot or for a rate. */
 static inline bool session_waits(const struct session *session)
 {
 	return turn_is_waiting(&session->blocked_turn) || rate_waits(&session->rate);
 }
 
-/* After engine_request_may() and engine_request_may_move(). */
+/* Called after engine_request_may() and engine_request_may_move() have both returned true. */
 static inline void engine_request_begin(struct session *session)
 {
 	session->inflight_count++;

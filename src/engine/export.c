@@ -10,7 +10,7 @@
 
 /* --- the export ---------------------------------------------------------------------------- */
 
-/* One that replaces another. */
+/* An export that waits for one that it replaces. */
 struct export_wait {
 	struct export_wait *next;
 	struct export_use *use;
@@ -28,27 +28,27 @@ static struct export_use *use_create(void)
 
 void export_use_put(struct export_use *use)
 {
-	/* Acquire and release: all use by others has ended. */
+	/* Acquire and release: the last one sees that all other uses have ended. */
 	if (use != NULL &&
 		atomic_fetch_sub_explicit(&use->references, 1, memory_order_acq_rel) == 1) {
-		GMB_ASSERT(use->replaced_by == NULL); /* else it is in use */
+		GMB_ASSERT(use->replaced_by == NULL); /* otherwise it is in use */
 		free(use);
 	}
 }
 
-/* An engine is done with it, or what it replaces is. */
+/* Called when an engine, or an export that this one replaces, no longer uses it. */
 static void use_end(struct export_use *use)
 {
 	struct export_wait *next;
 
-	/* Acquire and release: who sees that none is left, see export_waits(), sees what all have
-	 * done to the disk. */
+	/* Acquire and release: a thread that sees the count reach 0, see export_waits(), also sees
+	 * all that the engines have done to the disk. */
 	if (atomic_fetch_sub_explicit(&use->engines, 1, memory_order_acq_rel) > 1) {
 		return;
 	}
 	while ((next = use->replaced_by) != NULL) {
 		use->replaced_by = next->next;
-		/* Release: see export_waits(). */
+		/* Release: pairs with the acquire in export_waits(). */
 		atomic_fetch_sub_explicit(&next->use->waits_for, 1, memory_order_release);
 		use_end(next->use);
 		export_use_put(next->use);
@@ -65,7 +65,7 @@ struct export_use *export_use_get(struct export *export)
 
 bool export_use_is_over(const struct export_use *use)
 {
-	/* Acquire: what the engines have done to the disk comes before. */
+	/* Acquire: all that the engines have done to the disk happened before. */
 	return atomic_load_explicit(&use->engines, memory_order_acquire) == 0;
 }
 
@@ -127,7 +127,7 @@ int export_create(
 	}
 	export_set_read_only(export, options->read_only);
 	atomic_init(&export->connections_max, options->connections_max);
-	rate_set(&export->rate, &options->rate, 0); /* with its whole burst */
+	rate_set(&export->rate, &options->rate, 0); /* with the whole burst available */
 	atomic_init(&export->memory_max, options->memory_max);
 	atomic_init(&export->atomic_bytes, EXPORT_ATOMIC_UNKNOWN);
 	export->epoch = options->epoch;
@@ -163,7 +163,8 @@ int export_replaces(struct export *export, struct export_use *old, struct error 
 	if (wait == NULL) {
 		return error_set(error, -ENOMEM, "no memory for an export");
 	}
-	/* Its end must not come while it is told whom it holds up. */
+	/* Counts as one more engine, so that the old use cannot end while the new export is added
+	 * to its list. A use that has already ended needs no wait. */
 	do {
 		if (engines == 0) {
 			free(wait);
@@ -171,7 +172,7 @@ int export_replaces(struct export *export, struct export_use *old, struct error 
 		}
 	} while (!atomic_compare_exchange_weak_explicit(
 		&old->engines, &engines, engines + 1, memory_order_acquire, memory_order_acquire));
-	/* Relaxed: the use is ours alone so far. */
+	/* Relaxed: no other thread has the new use yet. */
 	atomic_fetch_add_explicit(&export->use->engines, 1, memory_order_relaxed);
 	atomic_fetch_add_explicit(&export->use->waits_for, 1, memory_order_relaxed);
 	wait->use = export_use_get(export);
@@ -183,7 +184,7 @@ int export_replaces(struct export *export, struct export_use *old, struct error 
 
 bool export_waits(const struct export *export)
 {
-	/* Acquire: what was done to the disk comes before. */
+	/* Acquire: what was done to the disk happened before. */
 	return atomic_load_explicit(&export->use->waits_for, memory_order_acquire) > 0;
 }
 
@@ -193,7 +194,7 @@ void export_get(struct export *export)
 	atomic_fetch_add_explicit(&export->references, 1, memory_order_relaxed);
 }
 
-/* True: it was the last one. Acquire and release: all use by others has ended. */
+/* Returns true if it was the last one. Acquire and release: all other uses have ended. */
 static bool drop_reference(struct export *export)
 {
 	uint32_t before = atomic_fetch_sub_explicit(&export->references, 1, memory_order_acq_rel);
@@ -289,7 +290,7 @@ static void store_has_resized(struct store_watch *watch)
 	engine_export_resized(entry->engine, entry->export);
 }
 
-/* Nothing of the store will call any more. */
+/* The store no longer calls the watch. */
 static void watch_removed(struct store_watch *watch)
 {
 	struct engine_export *entry = container_of(watch, struct engine_export, watch);
@@ -299,7 +300,7 @@ static void watch_removed(struct store_watch *watch)
 	free(entry);
 }
 
-/* Relaxed, here and for identities: who sets it tells each engine afterwards. */
+/* Relaxed, here and for identities: a change is followed by a message to each engine. */
 static uint64_t export_quota_bytes(const struct engine *engine, const struct export *export)
 {
 	return engine_quota_bytes(
@@ -321,10 +322,10 @@ static void join_path(struct engine *engine, struct export *export, struct path_
 	uint32_t unknown = EXPORT_ATOMIC_UNKNOWN;
 	uint32_t bytes = path_atomic_bytes(engine->path, export->store);
 
-	/* Relaxed: nothing but the number matters. */
+	/* Relaxed: no other data is published with the number. */
 	if (!atomic_compare_exchange_strong_explicit(&export->atomic_bytes, &unknown, bytes,
 		    memory_order_relaxed, memory_order_relaxed)) {
-		bytes = unknown; /* what another engine has said */
+		bytes = unknown; /* the value set by another engine */
 	}
 	path_export_join(engine->path, path_export, bytes);
 }
@@ -365,7 +366,7 @@ int engine_export_prepare(struct engine *engine, struct export *export, struct e
 	entry->prepared = true;
 	entry->serial = engine->export_serial++;
 	engine->exports[engine->export_count++] = entry;
-	/* Relaxed: nobody waits for the end of this export before it has been shown. */
+	/* Relaxed: no export can wait for the end of this one before it is shown. */
 	atomic_fetch_add_explicit(&export->use->engines, 1, memory_order_relaxed);
 	return 0;
 }
@@ -392,7 +393,7 @@ int engine_export_add(struct engine *engine, struct export *export, struct error
 	return rc;
 }
 
-/* It is not in the table, and nobody uses it. */
+/* Frees an entry that is neither in the table nor in use. */
 static void entry_free(struct engine *engine, struct engine_export *entry)
 {
 	store_queue_destroy(entry->path.queue);
@@ -430,7 +431,7 @@ static int barrier_call(struct ring_op *op)
 	return 0;
 }
 
-/* Asks again after a while, as long as somebody waits for the answer. */
+/* Checks the barrier again after a pause, while sessions wait for it. */
 static void barrier_again(struct ring_op *op, int result);
 
 static void barrier_done(struct ring_op *op, int result)
@@ -527,7 +528,8 @@ void engine_export_remove(struct engine *engine, struct export *export, uint64_t
 	}
 }
 
-/* Its session of a list node, unless it is another export's or ends. NULL: of any export. */
+/* Returns the session of a list node; NULL if it uses another export or is terminating. export
+ * NULL: any export. */
 static struct session *user_of(const struct export *export, struct list_node *node)
 {
 	struct session *session = list_entry(node, struct session, node);
@@ -543,8 +545,9 @@ void engine_export_resized(struct engine *engine, const struct export *export)
 		struct session *session = user_of(export, node);
 
 		if (session != NULL) {
-			/* What was there when the session began is not out of range when it is cut
-			 * off: the store answers EIO. */
+			/* The size never shrinks for a session. A range that existed when it
+			 * started and was cut off since is not out of range: the store answers
+			 * EIO. */
 			session->export_bytes =
 				MAX(session->export_bytes, store_size(export->store));
 			engine_export_tell(session, EXPORT_RESIZED);

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #define STALL_NS (ENGINE_PASS_STALL_MS * UINT64_C(1000000))
-/* A session that is drained, and has not ended by then, holds nothing that others wait for. */
+/* Deadline of a drained session. After it, the session holds nothing that others wait for. */
 #define DRAIN_NS UINT64_C(5000000000)
 
 static bool can_be_passed(const struct session *session)
@@ -14,7 +14,8 @@ static bool can_be_passed(const struct session *session)
 	       session->kind->can_pass != NULL && session->kind->can_pass(session);
 }
 
-/* Unless it has begun to end since it was paused: then it goes on doing so. */
+/* Returns false also for a session that started to end after it was paused: it continues to
+ * end. */
 static bool engine_pass_is_passing(const struct session *session)
 {
 	return session->passing && session->state == SESSION_READY;
@@ -73,7 +74,8 @@ uint32_t engine_pause(struct engine *engine)
 			continue;
 		}
 		session->passing = false;
-		session->progress_ns = now_ns; /* its peer is waited for from now on */
+		/* The time it waits for its peer counts from now on. */
+		session->progress_ns = now_ns;
 		if (can_be_passed(session)) {
 			pause_session(session);
 		} else if (session->state <= SESSION_READY && !session->stopping) {
@@ -93,8 +95,8 @@ static bool has_stalled(struct session *session, uint64_t now_ns)
 	return now_ns - session->progress_ns >= STALL_NS;
 }
 
-/* Of one that ends: what it has asked of the store is waited for, and that its peer receives what
- * it was to be answered, for as long as that takes. */
+/* Returns the state of a session that is ending. Its requests in the store are waited for. So are
+ * the replies its peer still has to receive, for as long as that takes. */
 static enum session_rest rest_of_ending(const struct session *session)
 {
 	return session->inflight_count == 0	       ? SESSION_RESTS
@@ -107,7 +109,7 @@ static enum session_rest rest_of(struct session *session)
 	if (engine_pass_is_passing(session)) {
 		return session->paused ? session->kind->rest(session) : SESSION_RESTS;
 	}
-	/* One that has come while others were served goes on as they do. */
+	/* A session accepted while others were served continues like them. */
 	return session->state <= SESSION_READY && !session->stopping ? SESSION_RESTS
 								     : rest_of_ending(session);
 }

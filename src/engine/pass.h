@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Sessions on their way to another process, which serves in the place of this one:
- * docs/design/0019-upgrade.md.
+ * Handing sessions over to another process that replaces this one: docs/design/0019-upgrade.md.
  *
  *              ┌──────── engine_serve() ◀── a peer does not receive
  *              ▼                            │
@@ -9,27 +8,30 @@
  *                                                                      └▶ engine_resume()
  *   there:  engine_pause() ─▶ engine_adopt() for each ─▶ engine_resume()
  *
- * A session that is paused begins no request and receives nothing; what has begun is finished and
- * answered, but for a request whose payload has not all come: that is passed as it is. Sessions of
- * kinds, or in states, that cannot be passed are drained as when the server stops.
+ * A paused session starts no requests and receives nothing. Its requests in flight are finished
+ * and answered. The exception is a request whose payload has arrived only in part: it is handed
+ * over in that state. Sessions whose kind or state cannot be handed over are drained, as when the
+ * server stops.
  *
- * A peer that does not receive an answer may wait for that of another connection of its own, so the
- * others go on meanwhile (engine_serve()): only who was waited for stays paused.
+ * A peer that does not receive a reply might first wait for a reply on another connection of its
+ * own. So engine_serve() lets all other sessions continue; only the sessions with such a peer stay
+ * paused.
  *
- * Threading: the ring's thread. Ownership: what a state refers to is borrowed for the call; the
- * descriptor stays the session's until engine_let_go(), which closes it and leaves the connection
- * as it is. Errors: a negative errno.
+ * Threading: the ring's thread. Ownership: the pointers in a record are borrowed for the call. The
+ * descriptor belongs to the session until engine_let_go(), which closes it without shutting down
+ * the connection. Errors: a negative errno.
  */
 #pragma once
 
 #include "engine/engine.h"
 
 enum {
-	ENGINE_PASS_BYTES_MAX = 24 << 10, /* what a kind tells of a session; secret */
-	/* And what it has received of a request; in at most so many pieces. */
+	ENGINE_PASS_BYTES_MAX = 24 << 10, /* size of a kind's state of a session; secret */
+	/* Size of what a session has received of a request, in at most this many pieces. */
 	ENGINE_PASS_LATER_BYTES_MAX = 4 << 20,
 	ENGINE_PASS_LATER_PIECES = 2,
-	/* How long a peer may receive nothing, from the pause on, while the others are served. */
+	/* Time a peer can receive nothing, from the pause on, while the other sessions are
+	 * served. */
 	ENGINE_PASS_STALL_MS = 10000,
 };
 
@@ -38,61 +40,62 @@ struct session_piece {
 	uint32_t count;
 };
 
-/* One session. */
+/* The state of one session. */
 struct session_record {
-	uint64_t id;	  /* of its peer, while it is told */
-	const char *kind; /* its name, without a terminator, as are the next two */
+	uint64_t id;	  /* number of its connection */
+	const char *kind; /* name of its kind; like the next two without a terminator */
 	uint32_t kind_bytes;
 	const char *export;
 	uint32_t export_bytes;
-	const uint8_t *token; /* its name for takeovers; 0 bytes: it has none */
+	const uint8_t *token; /* its takeover token; 0 bytes: none */
 	uint32_t token_bytes;
-	const uint8_t *bytes; /* what the kind knows of it */
+	const uint8_t *bytes; /* the kind's state */
 	uint32_t byte_count;
-	struct session_piece later[ENGINE_PASS_LATER_PIECES]; /* what follows that; or no bytes */
+	/* Received payload, after bytes; can be empty. */
+	struct session_piece later[ENGINE_PASS_LATER_PIECES];
 	int fd;
 };
 
-/* How far engines are, as a sum: at rest when nothing is busy and nobody waits. */
+/* Progress towards rest, summed over engines. Engines are at rest when busy and waiting are 0. */
 struct engine_rest {
-	uint32_t busy;		    /* sessions with something in the store */
-	uint32_t waiting;	    /* for their peers, or that end and have requests */
-	uint32_t ended;		    /* as their peers did not receive */
-	char peer[PEER_TEXT_BYTES]; /* of one that waits */
+	uint32_t busy;	  /* sessions with a request in the store */
+	uint32_t waiting; /* sessions that wait for their peers, and ending ones with requests */
+	uint32_t ended;	  /* sessions ended because their peers received nothing */
+	char peer[PEER_TEXT_BYTES]; /* one of the waiting ones */
 };
 
-/* What engine_pause() would make of sessions, as a sum over engines of the same kinds. */
+/* Predicted result of engine_pause(), summed over engines of the same kinds. */
 struct engine_fate {
 	uint32_t pass;
-	uint32_t handshakes; /* they are drained, unless they have an export by then */
+	uint32_t handshakes; /* drained, unless they have chosen an export by then */
 	struct {
-		const struct session_kind *kind; /* NULL: there are no more */
+		const struct session_kind *kind; /* NULL: end of the list */
 		uint32_t count;
 	} end[ENGINE_KINDS_MAX];
 };
 
-/* Adds to the sum. Sessions that are ending anyhow do not count. */
+/* Adds the engine's sessions to the sum. Sessions that are already ending do not count. */
 void engine_foresee(const struct engine *engine, struct engine_fate *fate);
-/* Until engine_resume(); also after engine_serve(). Returns how many sessions are drained now, as
- * they cannot be passed. */
+/* Pauses the sessions until engine_resume(). Can be called again after engine_serve(). Returns the
+ * number of sessions that it starts to drain because they cannot be handed over. */
 uint32_t engine_pause(struct engine *engine);
-/* Paused: adds how far it is. Requests of connections that have ended count; sessions that go on
- * after engine_serve(), or have come since, do not. may_end: ends sessions whose peers do not
- * receive. */
+/* Paused: adds the engine's progress. Requests of ended connections count. Sessions that continue
+ * after engine_serve(), or were accepted since, do not. may_end: ends sessions whose peers receive
+ * nothing. */
 void engine_look(struct engine *engine, struct engine_rest *rest, bool may_end);
-/* Paused: all sessions go on but those that wait for their peers. */
+/* Paused: lets all sessions continue, except those that wait for their peers. */
 void engine_serve(struct engine *engine);
-/* Everything goes on, but for what is drained. */
+/* Lets all sessions continue, except those that are drained. */
 void engine_resume(struct engine *engine);
 
-/* At rest: calls take() for each session that can be passed, and for which it has not returned 0
- * yet, until it returns a negative errno, which is returned. */
+/* At rest: calls take() for each session that can be handed over and for which take() has not
+ * returned 0 yet. Stops at the first negative errno of take(), and returns it. */
 GMB_MUST_CHECK int engine_pass(struct engine *engine,
 	int (*take)(void *context, const struct session_record *record), void *context);
-/* A store that settles (store_settles()) on its way to another process: a flush on one engine. */
+/* A flush that resolves a store for its handover (store_settles()), on one engine. */
 struct engine_settle {
-	/* Set by the caller, and held until done, as the struct is. done comes on the engine's
-	 * thread, with the result of the flush. */
+	/* The caller sets the next two, and holds the export and this struct until done. done is
+	 * called on the engine's thread with the result of the flush. */
 	struct export *export;
 	void (*done)(struct engine_settle *settle, int result);
 
@@ -100,18 +103,18 @@ struct engine_settle {
 	struct engine_export *entry;
 	struct store_part part;
 };
-/* last: nothing is in flight on any engine; else clients may go on meanwhile, and it is to leave
+/* last: nothing is in flight on any engine. Otherwise clients can continue, and the flush leaves
  * little to do for the last one. -ENOENT: the engine does not serve the export. */
 GMB_MUST_CHECK int engine_settle(struct engine *engine, struct engine_settle *settle, bool last);
-/* They were passed: forgets them, without a word to their peers. */
+/* Releases the sessions that were handed over, without sending anything to their peers. */
 void engine_let_go(struct engine *engine);
 
 /* Paused: takes the endpoint, on every path, as a session in the state that another process has
- * told, which is parsed as hostile; later is one piece. A session that its export refuses ends at
- * once. */
+ * sent. The state is parsed as hostile input. later has at most one piece. A session that its
+ * export rejects ends immediately. */
 void engine_adopt(struct engine *engine, const struct endpoint *endpoint,
 	const struct session_record *record);
-/* For kinds, after session_init(): the session works on the export of the state, and has its name.
- * As session_choose(): after -EAGAIN, kind->resume() is called when it is to be called again, which
- * may be when the engine is not paused any more. */
+/* For kinds, after session_init(): chooses the export in the record and sets the session's
+ * takeover token. Returns as session_choose(): after -EAGAIN, kind->resume() is called when this
+ * function must be called again, possibly after the engine has left the paused state. */
 GMB_MUST_CHECK int session_adopt(struct session *session, const struct session_record *record);

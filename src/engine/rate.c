@@ -6,7 +6,7 @@
 #include <string.h>
 
 #define SECOND_NS UINT64_C(1000000000)
-/* No booking is longer, so that times cannot overflow. */
+/* Upper bound of a booking, so that times cannot overflow. */
 #define BOOKING_NS_MAX (UINT64_C(86400) * 366 * SECOND_NS)
 
 /* The members of one peer in a queue. */
@@ -31,8 +31,8 @@ const struct counter_table rate_counter_table = { "rate", "export", "export_rate
 
 void rate_set(struct rate *rate, const struct rate_limits *limits, uint64_t now_ns)
 {
-	/* Release, read with acquire: who finds a line that has begun anew finds the limits, too.
-	 */
+	/* Release, paired with the acquire in book() and renew(): a queue that sees a line start
+	 * again also sees the new limits. */
 	for (int unit = 0; unit < RATE_UNIT_COUNT; unit++) {
 		atomic_store_explicit(
 			&rate->per_second[unit], limits->per_second[unit], memory_order_relaxed);
@@ -53,8 +53,8 @@ void rate_get(const struct rate *rate, struct rate_limits *limits)
 	limits->burst_ns = atomic_load_explicit(&rate->burst_ns, memory_order_relaxed);
 }
 
-/* How long that takes at the rate. Floating point: the product has more than 64 bits, and what is
- * lost is less than a nanosecond in days. */
+/* Returns the time that the amount takes at the rate. It is computed in floating point because the
+ * product exceeds 64 bits; the error is less than a nanosecond in days. */
 static uint64_t cost_ns(const struct rate_limits *limits, enum rate_unit unit, uint64_t amount)
 {
 	double ns = (double)amount * (double)SECOND_NS / (double)limits->per_second[unit];
@@ -67,7 +67,7 @@ static uint64_t amount_in(const struct rate_limits *limits, enum rate_unit unit,
 	return (uint64_t)((double)ns * (double)limits->per_second[unit] / (double)SECOND_NS);
 }
 
-/* How far a line may lag; the rest of the burst is what engines hold. */
+/* Returns how far a line can lag. The rest of the burst is the part that engines hold. */
 static uint64_t lag_max_ns(const struct rate_limits *limits)
 {
 	return limits->burst_ns - limits->burst_ns / RATE_HOLD_PART;
@@ -88,7 +88,8 @@ bool rate_has_rested(const struct rate *rate, uint64_t now_ns)
 	return rested;
 }
 
-/* What was booked on lines that have begun anew since is nothing any more. True: they have. */
+/* Discards bookings on lines that have started again since, and reads the new limits. Returns true
+ * if they have. */
 static bool renew(struct rate_queue *queue)
 {
 	uint32_t serial = atomic_load_explicit(&queue->rate->serial, memory_order_acquire);
@@ -103,7 +104,8 @@ static bool renew(struct rate_queue *queue)
 	return true;
 }
 
-/* What one engine books at most without need: together they hold no more than their part. */
+/* Returns the longest booking of one engine beyond its need. Together the engines hold no more
+ * than RATE_HOLD_PART of the burst. */
 static uint64_t chunk_ns(const struct rate_queue *queue)
 {
 	uint32_t count = atomic_load_explicit(&queue->rate->queue_count, memory_order_relaxed);
@@ -111,9 +113,9 @@ static uint64_t chunk_ns(const struct rate_queue *queue)
 	return queue->limits.burst_ns / RATE_HOLD_PART / MAX(count, 1U);
 }
 
-/* Books what is needed. More, up to a chunk, where there is room for it now; else what a pause
- * brings, so that engines that wait for the same line take equal turns. False: the line has begun
- * anew. */
+/* Books at least the amount that is needed. If the line has room for it now, books more, up to a
+ * chunk. Otherwise books at least what a pause yields, so that engines that wait for the same line
+ * take equal turns. Returns false if the line has started again. */
 static bool book(struct rate_queue *queue, enum rate_unit unit, uint64_t needed, uint64_t now_ns)
 {
 	const struct rate_limits *limits = &queue->limits;
@@ -137,14 +139,16 @@ static bool book(struct rate_queue *queue, enum rate_unit unit, uint64_t needed,
 		room_ns = now_ns - MIN(now_ns, start_ns);
 		waits = room_ns < needed_ns;
 		length_ns = MIN(waits ? RATE_PAUSE_NS : room_ns, most_ns);
-		/* All that is booked can be used: no part of a request is lost each time. */
+		/* Rounded up to whole units, so that no fraction of a request is lost with each
+		 * booking. */
 		amount = MAX(needed, amount_in(limits, unit, length_ns) + waits);
 		length_ns = cost_ns(limits, unit, amount) + 1;
 	} while (!atomic_compare_exchange_weak_explicit(line, &booked_ns, start_ns + length_ns,
 		memory_order_acquire, memory_order_acquire));
 	queue->left[unit] += amount;
 	start_ns += MIN(length_ns, lag_ns);
-	start_ns = MAX(start_ns, now_ns); /* when it was booked, for what is not used */
+	/* The time of booking, which limits how long an unused part is kept. */
+	start_ns = MAX(start_ns, now_ns);
 	queue->ready_ns = MAX(queue->ready_ns, start_ns);
 	return true;
 }
@@ -182,7 +186,8 @@ static uint64_t needed_of(const struct rate_queue *queue, enum rate_unit unit, u
 	return unit == RATE_BYTES ? bytes : 1;
 }
 
-/* Takes what a request needs, or books it: then queue->ready_ns says when to come again. */
+/* Takes what a request needs. If that is not available yet, books it, sets queue->ready_ns to the
+ * time of the next attempt, and returns false. */
 static bool engine_rate_take(struct rate_queue *queue, uint64_t bytes, uint64_t now_ns)
 {
 	enum rate_unit unit = 0;
@@ -194,7 +199,7 @@ static bool engine_rate_take(struct rate_queue *queue, uint64_t bytes, uint64_t 
 			book(queue, unit, needed - queue->left[unit], now_ns)) {
 			unit++;
 		} else {
-			unit = 0; /* by other limits */
+			unit = 0; /* again, with the new limits */
 		}
 	}
 	if (queue->ready_ns > now_ns) {
@@ -208,7 +213,8 @@ static bool engine_rate_take(struct rate_queue *queue, uint64_t bytes, uint64_t 
 
 static void engine_rate_timer_done(struct ring_op *op, int result);
 
-/* One look for all queues, and not before what has come meanwhile is worth it. */
+/* Arms one timer for all queues. It fires no earlier than a pause from now, so that it serves more
+ * than a few requests. */
 static void engine_rate_arm(struct rate_room *room)
 {
 	uint64_t now_ns = ring_batch_ns(room->ring);
@@ -227,12 +233,12 @@ static void engine_rate_arm(struct rate_room *room)
 		ring_timer(room->ring, &room->timer, due_ns - now_ns, engine_rate_timer_done);
 	} else if (due_ns < room->due_ns) {
 		room->due_ns = due_ns;
-		ring_cancel(room->ring, &room->timer); /* comes back and looks */
+		ring_cancel(room->ring, &room->timer); /* completes now and arms the earlier time */
 	}
 }
 
-/* The member has what it needs of the queues before: goes on as far as it can. True: the request
- * may begin. */
+/* Moves the member through its queues as far as it can go; it has already taken what it needs from
+ * the queues before its stage. Returns true if the request can start. */
 static bool engine_rate_advance(struct rate_member *member, uint64_t now_ns)
 {
 	for (; member->stage < RATE_QUEUES; member->stage++) {
@@ -242,7 +248,7 @@ static bool engine_rate_advance(struct rate_member *member, uint64_t now_ns)
 			continue;
 		}
 		if (turns_are_empty(&queue->waiting)) {
-			/* What was booked long ago, and not used. */
+			/* An old booking that was not used is returned. */
 			if (now_ns - MIN(now_ns, queue->ready_ns) >
 				queue->limits.burst_ns / RATE_HOLD_PART) {
 				engine_rate_give_back(queue);
@@ -275,7 +281,8 @@ static void engine_rate_pass(struct rate_member *member, struct rate_queue *queu
 	}
 }
 
-/* Lets those begin whose time has come. Who begins may wait again, behind the others. */
+/* Lets members start whose time has come. A member that starts might wait again, behind the
+ * others. */
 static void engine_rate_serve(struct rate_queue *queue, uint64_t now_ns)
 {
 	struct turn *turn;
@@ -298,8 +305,8 @@ static void engine_rate_timer_done(struct ring_op *op, int result)
 	struct list_node queues;
 	struct list_node *node;
 
-	GMB_UNUSED(result); /* passed or cancelled: look either way */
-	/* Each once: those that are waited for afterwards are in the room's list again. */
+	GMB_UNUSED(result); /* expired or cancelled: check in both cases */
+	/* Each queue once: queues that still have waiting members are in the room's list again. */
 	list_init(&queues);
 	while ((node = list_pop_front(&room->waited_for)) != NULL) {
 		list_push_back(&queues, node);
@@ -345,7 +352,7 @@ void rate_queue_fini(struct rate_queue *queue)
 void rate_queue_changed(struct rate_queue *queue)
 {
 	engine_rate_give_back(
-		queue); /* it may have found out by itself, in the middle of rate_set() */
+		queue); /* it might have read its limits in the middle of rate_set() */
 	engine_rate_arm(queue->room);
 }
 
@@ -384,7 +391,7 @@ int rate_join(struct rate_member *member, enum rate_stage stage, struct rate_que
 	return 0;
 }
 
-/* What the queue has given to a request that will not begin. */
+/* Returns to the queue what it gave to a request that will not start. */
 static void refund(struct rate_queue *queue, uint64_t bytes)
 {
 	for (int unit = 0; unit < RATE_UNIT_COUNT; unit++) {
@@ -413,7 +420,7 @@ void rate_give_up(struct rate_member *member)
 	if (waits_in == NULL) {
 		return;
 	}
-	/* What is booked is for the first one: the next may need much less. */
+	/* The booking was made for the first member in turn; the next one might need much less. */
 	if (turns_first(&waits_in->waiting) == &member->turn) {
 		engine_rate_give_back(waits_in);
 	}

@@ -8,19 +8,19 @@
 
 enum {
 	BUCKETS = 1024,
-	/* Idle identities that are looked at when one more becomes idle: their number does not grow
-	 * unless they are in use. */
+	/* Idle identities examined each time one becomes idle, so that idle ones cannot
+	 * accumulate. */
 	LOOKS = 2,
 };
 
 struct rate_rules {
-	struct access *conditions; /* whose rights are indexes of rules, from 1 */
-	pthread_mutex_t lock;	   /* of all that follows */
+	struct access *conditions; /* their rights are rule indexes, from 1 */
+	pthread_mutex_t lock;	   /* protects all members below */
 	uint32_t count;
 	struct rate_rule *rules;
 	uint32_t *identity_counts; /* of each rule */
 	struct list_node identities[BUCKETS];
-	struct list_node idle; /* those without sessions, whose rates have not rested yet */
+	struct list_node idle; /* identities without sessions, whose rates have not rested yet */
 };
 
 static int copy_rules(struct rate_rules *rules, const struct access_rule *conditions,
@@ -30,7 +30,7 @@ static int copy_rules(struct rate_rules *rules, const struct access_rule *condit
 	int rc = numbered != NULL ? 0 : -ENOMEM;
 
 	for (uint32_t i = 0; i < rules->count && rc == 0; i++) {
-		numbered[i] = conditions[i]; /* which is only read */
+		numbered[i] = conditions[i]; /* it is only read */
 		numbered[i].rights = i + 1;
 		rules->rules[i] = from[i];
 		rules->rules[i].origin = strdup(from[i].origin);
@@ -101,7 +101,7 @@ void rate_rules_destroy(struct rate_rules *rules)
 	free(rules);
 }
 
-/* FNV-1a: whoever could choose principals that collide has many already. */
+/* FNV-1a: a client that can choose colliding principals could use as many different ones. */
 static struct list_node *rate_identity_bucket_of(
 	struct rate_rules *rules, const struct takeover_principal *principal)
 {
@@ -113,7 +113,7 @@ static struct list_node *rate_identity_bucket_of(
 	return &rules->identities[hash % BUCKETS];
 }
 
-/* Under the lock. */
+/* Called under the lock. */
 static struct rate_identity *rate_identity_find(
 	struct rate_rules *rules, const struct takeover_principal *principal, uint32_t rule)
 {
@@ -129,7 +129,7 @@ static struct rate_identity *rate_identity_find(
 	return NULL;
 }
 
-/* Under the lock. NULL: no memory. */
+/* Called under the lock. NULL: out of memory. */
 static struct rate_identity *rate_identity_add(
 	struct rate_rules *rules, const struct takeover_principal *principal, uint32_t rule)
 {
@@ -179,7 +179,7 @@ int rate_identity_get(struct rate_rules *rules, const struct access_subject *sub
 	return rc;
 }
 
-/* Under the lock. */
+/* Called under the lock. */
 static void forget_some(struct rate_rules *rules, uint64_t now_ns)
 {
 	for (int i = 0; i < LOOKS && !list_is_empty(&rules->idle); i++) {
@@ -225,7 +225,8 @@ void rate_rules_look(struct rate_rules *rules, uint32_t index, struct rate_rule 
 	pthread_mutex_unlock(&rules->lock);
 }
 
-/* Under the lock: a rule has changed. limits NULL: but for its rate, whose lines stay. */
+/* Applies a changed rule to its identities. Called under the lock. limits NULL: only memory_max
+ * has changed, and the rates keep their bookings. */
 static void rate_identity_tell_identities(
 	struct rate_rules *rules, uint32_t index, const struct rate_limits *limits, uint64_t now_ns)
 {

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Rates, connections and memory of identities. A rule has conditions, as a rule of access has, and
- * limits; each identity for which the conditions hold has the limits for itself, over all exports
- * and engines. The first rule that holds decides; who has none has no limits.
+ * Rates, connection limits and memory limits of identities. A rule has conditions, like an access
+ * rule, and limits. The limits apply to each identity that meets the conditions separately, over
+ * all exports and engines. The first matching rule decides. An identity without a rule has no
+ * limits.
  *
  *   { address: 10.1.0.0/16, rate: 50M }      rate_rules (of the server)
  *         │                                    └─ rate_identity 10.1.0.7 ◀── queues of two engines
  *         ▼                                    └─ rate_identity 10.1.0.9 ◀── queue of one
  *   session of 10.1.0.7 ─▶ rate_identity_get() ... rate_identity_put() ◀─ its end
  *
- * Threading: any thread; a lock is taken when a session begins and ends, and when a rule changes.
+ * Threading: any thread. A lock is taken when a session starts and ends, and when a rule changes.
  * Ownership: the rules own their identities and outlive the engines. Errors: a negative errno.
  */
 #pragma once
@@ -25,50 +26,52 @@ struct rate_rules;
 struct rate_rule {
 	struct rate_limits limits;
 	uint32_t connections_max; /* that have chosen an export; 0 = no limit */
-	uint64_t memory_max;	  /* payload memory in bytes, of all engines; 0 = no limit */
-	char *origin;		  /* where it stands, for people */
+	uint64_t memory_max;	  /* payload memory in bytes, over all engines; 0 = no limit */
+	char *origin;		  /* where it is defined, for messages */
 };
 
-/* An identity that has sessions, or had some lately: who comes back soon finds what was booked. */
+/* An identity that has sessions, or had some recently. It is kept for a while, so that a client
+ * cannot escape its bookings by reconnecting. */
 struct rate_identity {
 	struct rate rate;
 
 	/* Private. */
 	struct list_node node;
-	struct list_node idle_node; /* in rules->idle: it has no sessions */
+	struct list_node idle_node; /* in rules->idle while it has no sessions */
 	struct takeover_principal principal;
 	_Atomic uint64_t memory_max; /* of its rule */
 	uint32_t rule;
 	uint32_t session_count;
 };
 
-/* conditions: as many as rules, whose rights are not looked at. All is copied. -ENOMEM. */
+/* conditions: one per rule; their rights are ignored. Everything is copied. -ENOMEM. */
 GMB_MUST_CHECK int rate_rules_create(const struct access_rule *conditions,
 	const struct rate_rule *rules, uint32_t count, struct rate_rules **rules_out);
 /* No identity has sessions. NULL is a no-op. */
 void rate_rules_destroy(struct rate_rules *rules);
 
-/* The identity of a session that has chosen an export, or NULL in *identity_out: no rule holds for
- * it. -EUSERS: it has as many as it may have; -ENOMEM. rules may be NULL. */
+/* Sets *identity_out to the identity of a session that has chosen an export, or to NULL if no rule
+ * matches. rules can be NULL. -EUSERS: the identity has reached its connection limit; -ENOMEM. */
 GMB_MUST_CHECK int rate_identity_get(struct rate_rules *rules, const struct access_subject *subject,
 	const struct takeover_principal *principal, struct rate_identity **identity_out);
-/* That session has ended, and its engine's queue is gone if it was the last there. NULL is a no-op.
- */
+/* The session has ended. If it was the last one on its engine, the engine's queue has been
+ * destroyed. NULL is a no-op. */
 void rate_identity_put(struct rate_rules *rules, struct rate_identity *identity, uint64_t now_ns);
 
-/* How many there are; NULL: none. */
+/* Returns the number of rules; NULL: 0. */
 uint32_t rate_rules_count(const struct rate_rules *rules);
-/* A copy of one rule as it is now, with the rules' origin, and how many identities go by it. */
+/* Copies one rule with its current limits, and returns the number of identities it applies to. The
+ * origin still belongs to the rules. */
 void rate_rules_look(struct rate_rules *rules, uint32_t index, struct rate_rule *rule_out,
 	uint32_t *identities_out);
-/* From now on, as rate_set(): each engine has to be told by
+/* Changes the rates of a rule as rate_set() does. Each engine then needs
  * engine_identity_limits_changed(). */
 void rate_rules_set(struct rate_rules *rules, uint32_t index, const struct rate_limits *limits,
 	uint64_t now_ns);
-/* The same for its memory_max. */
+/* Changes memory_max of a rule. Each engine then needs engine_identity_limits_changed(). */
 void rate_rules_set_memory(struct rate_rules *rules, uint32_t index, uint64_t memory_max);
 
-/* How much it may hold, as its rule is now. */
+/* Returns the current memory limit of its rule. */
 static inline uint64_t rate_identity_memory(const struct rate_identity *identity)
 {
 	return atomic_load_explicit(&identity->memory_max, memory_order_relaxed);

@@ -24,10 +24,10 @@ enum {
 	ORIGIN_BYTES = 192
 };
 
-/* Of whom a connection is, see struct takeover_principal. */
+/* Kinds of owners of a connection, see struct takeover_principal. */
 enum { PRINCIPAL_CLEAR = 1, PRINCIPAL_ENCRYPTED, PRINCIPAL_PROVED };
 
-/* "127.0.0.1:4711 (psk alice)", "unix:pid 4711 (uid 1000)". Returns out. */
+/* Writes "127.0.0.1:4711 (psk alice)" or "unix:pid 4711 (uid 1000)". Returns out. */
 static const char *who(char out[WHO_BYTES], const struct peer *peer)
 {
 	if (peer->proved != NULL) {
@@ -74,11 +74,10 @@ void session_set_state(struct session *session, enum session_state state)
 	session->state = state;
 }
 
-/* --- who the peer is ---------------------------------------------------------------------------
- */
+/* --- identity of the peer -------------------------------------------------------------------- */
 
-/* A connection is replaced by its own peer only: the same identity, or in clear the same user or
- * host. */
+/* Returns the principal that may replace the connection: the same identity, or in clear the same
+ * user or host. */
 static struct takeover_principal principal_of(const struct peer *peer)
 {
 	struct takeover_principal principal = { 0 };
@@ -109,7 +108,7 @@ void session_identify(struct session *session, struct identity *identity)
 	identity_get(identity);
 	session->peer.proved = identity;
 	newcomer_advance(session, NEWCOMER_IDENTIFIED);
-	/* The name that it gave itself in clear counts no more. */
+	/* The takeover token that it set in clear is no longer valid. */
 	takeover_give_up(&session->member);
 	takeover_leave(&session->member);
 	if (takeover_may_go(&session->member)) {
@@ -185,8 +184,7 @@ void session_init(struct session *session, struct engine *engine, const struct e
 	engine->counters.handshakes++;
 }
 
-/* --- rights ------------------------------------------------------------------------------------
- */
+/* --- rights ---------------------------------------------------------------------------------- */
 
 static bool is_own_user(const struct peer *peer)
 {
@@ -203,14 +201,13 @@ static struct access_subject subject_of(const struct peer *peer)
 	};
 }
 
-/* What has decided about rights. */
+/* Reason for a decision about rights. */
 struct decision {
 	char text[ORIGIN_BYTES];
-	const char *reason; /* one word */
+	const char *reason; /* one word, for the log */
 };
 
-/* The rights, and in origin, unless it is NULL, what has decided. access: the rules, or
- * NULL. */
+/* Returns the rights, and in origin, unless it is NULL, the reason. access: the rules, or NULL. */
 static uint32_t decide(const struct session *session, const struct export *export,
 	const struct access *access, struct decision *origin)
 {
@@ -238,7 +235,7 @@ static uint32_t decide(const struct session *session, const struct export *expor
 	return verdict.rights;
 }
 
-/* The same with the rules of the export. */
+/* As decide(), with the rules of the export. */
 static uint32_t engine_session_look_up(
 	const struct session *session, const struct export *export, struct decision *origin)
 {
@@ -289,8 +286,7 @@ struct engine_export *session_export_from(struct session *session, uint64_t seri
 	return entry;
 }
 
-/* --- rates and memory --------------------------------------------------------------------------
- */
+/* --- rates and memory ------------------------------------------------------------------------ */
 
 _Static_assert(RATE_MEMORY_MIN >= PATH_WINDOW_BYTES, "one engine has room for a window");
 
@@ -301,8 +297,9 @@ uint64_t engine_quota_bytes(const struct engine *engine, uint64_t memory_max)
 		       : MAX(memory_max / engine->limits.engine_count, (uint64_t)PATH_WINDOW_BYTES);
 }
 
-/* Takes the identity, also on failure. NULL: no memory. The list has no more entries than the
- * engine has sessions, and is walked once for each connection. */
+/* Returns this engine's entry for an identity; NULL: out of memory. Takes the identity, also on
+ * failure. The list has no more entries than the engine has sessions, and is searched once per
+ * connection. */
 static struct engine_identity *identity_entry(struct engine *engine, struct rate_identity *identity)
 {
 	struct engine_identity *entry;
@@ -346,7 +343,8 @@ void session_rates_leave(struct session *session)
 	session->of_identity = NULL;
 }
 
-/* For limits and statistics: there is no second set for who asks for TLS and proves nothing. */
+/* Returns the principal for limits and statistics. An encrypted connection without a proved
+ * identity counts as one in clear, so that a client does not double its limits by using TLS. */
 static struct takeover_principal counted_principal(const struct peer *peer)
 {
 	struct takeover_principal principal = principal_of(peer);
@@ -446,7 +444,7 @@ int session_choose(struct session *session, struct engine_export *entry)
 	if (rc < 0) {
 		return rc;
 	}
-	/* Relaxed, both: numbers, nothing is published with them. */
+	/* Relaxed, both: they are counts only and publish no other data. */
 	connections_max = atomic_load_explicit(&export->connections_max, memory_order_relaxed);
 	before = atomic_fetch_add_explicit(&export->connections, 1, memory_order_relaxed);
 	if (connections_max != 0 && before >= connections_max) {
@@ -474,7 +472,8 @@ int session_choose(struct session *session, struct engine_export *entry)
 	return 0;
 }
 
-/* Whether the range is there, perhaps by now: another reactor may have told its clients already. */
+/* Returns whether the range exists. If it extends past the known end, the size is read again,
+ * because another reactor might have announced the new size to its clients already. */
 static bool is_inside(struct session *session, uint64_t offset, uint64_t length)
 {
 	if (unlikely(!range_inside(offset, length, session->export_bytes))) {
@@ -534,7 +533,7 @@ uint64_t engine_request_bytes(const struct session *session, enum store_op op, u
 	case STORE_FLUSH:
 	case STORE_TRIM:
 	case STORE_EXTENTS:
-	case STORE_COPY: /* by parts, see copy.h */
+	case STORE_COPY: /* counted per piece, see copy.h */
 	case STORE_OP_COUNT:
 	default:
 		return 0;
@@ -543,7 +542,7 @@ uint64_t engine_request_bytes(const struct session *session, enum store_op op, u
 
 /* --- takeover ------------------------------------------------------------------------------ */
 
-/* A member refers to its group, which must outlive it. */
+/* Holds the export of the session's takeover group, because a member refers to its group. */
 static void hold_group(struct session *session, struct export *export)
 {
 	if (session->takeover_export == NULL && session->member.takeover == &export->takeover) {
@@ -576,7 +575,7 @@ bool session_takeover_replace(
 	return found == TAKEOVER_OWN;
 }
 
-/* --- the ways to end ----------------------------------------------------------------------- */
+/* --- ending a session ------------------------------------------------------------------------ */
 
 static void log_end(
 	struct session *session, const char *message_id, const char *word, const char *reason)

@@ -26,7 +26,8 @@ static void takeover_wake_deliver(struct ring *ring, struct ring_message *messag
 	member->wake(member);
 }
 
-/* Another member of that name and the same principal, or NULL. */
+/* Returns another member with that token and the same principal, or NULL. *found_out is the result
+ * for the caller. */
 static struct takeover_member *takeover_find(const struct takeover *takeover,
 	const struct takeover_member *self, const uint8_t *token, uint32_t bytes,
 	enum takeover_found *found_out)

@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Lets a client that has lost a connection make sure that nothing it sent there can still happen,
- * before it sends it again on another: docs/design/0006-reconnect.md.
+ * Takeover of a lost connection: before a client repeats requests on a new connection, it makes
+ * sure that none of the requests on the lost one can still take effect:
+ * docs/design/0006-reconnect.md.
  *
- * What: connections to an export that gave themselves a token are members of its takeover group. A
- * newcomer that comes instead of one ends it, wherever it lives, and is woken when its last request
- * has ended. A token counts together with the principal that gave it: from another one it names
- * nobody.
+ * Connections to an export that chose a token are members of the export's takeover group. A new
+ * connection that replaces a member ends it, on whichever ring it lives, and is woken when the
+ * member's last request has ended. A token is only valid together with the principal that chose
+ * it, so the token of another principal is ignored.
  *
- *   newcomer: takeover_replace(token) ──▶ end() on the old one's ring ... its requests end ...
- *                              wake() on the newcomer's ring ◀── takeover_leave() ◀──┘
+ *   new: takeover_replace(token) ──▶ end() on the old one's ring ... its requests end ...
+ *                         wake() on the new one's ring ◀── takeover_leave() ◀──┘
  *
- * Threading: a takeover group is shared by all reactors (a lock, taken during handshakes and at the
- * end of connections only); a member belongs to its session's ring, and end() and wake() are called
- * there. Ownership: members lie in their sessions, which stay until takeover_may_go(). Errors:
- * none; a token that nobody has needs no takeover.
+ * Threading: all reactors share a takeover group. Its lock is taken only during handshakes and at
+ * the end of connections. A member belongs to its session's ring, and end() and wake() are called
+ * there. Ownership: members are part of their sessions, which exist until takeover_may_go().
+ * Errors: none. A token without a member needs no takeover.
  */
 #pragma once
 
@@ -25,34 +26,35 @@
 
 enum { TAKEOVER_TOKEN_BYTES_MAX = 64, TAKEOVER_PRINCIPAL_BYTES = 33, PEER_IDENTITY_BYTES = 17 };
 
-/* What a peer is known by beyond one connection: a family, and the address of its host or its user.
- * Peers with equal bytes are the same one. All zero: nothing is known of it. */
+/* Identity of a peer across connections: an address family, then the address of its host, or its
+ * user. Peers with equal bytes are the same one. All zeroes: unknown. */
 struct peer_identity {
 	uint8_t bytes[PEER_IDENTITY_BYTES];
 };
 
-/* Whose a connection is: a kind (in clear, encrypted, proved), and who has proved to be there, else
- * the peer_identity. So nobody in clear has the name of somebody who is not. */
+/* Owner of a connection: a kind (in clear, encrypted, proved), then the proved identity, or
+ * without one the peer_identity. The kind ensures that a connection in clear cannot match an
+ * encrypted one. */
 struct takeover_principal {
 	uint8_t bytes[TAKEOVER_PRINCIPAL_BYTES];
 };
 
 struct takeover_member;
 
-/* All zero: an empty group. */
+/* All zeroes: an empty group. */
 struct takeover {
 	pthread_mutex_t lock;
 	struct takeover_member *members;
 };
 
-/* All zero: a member of none. */
+/* All zeroes: in no group. */
 struct takeover_member {
-	/* Set by the owner before the first call; the principal also later, while it has no name.
-	 */
+	/* Set by the owner before the first call. The principal can also change later, as long as
+	 * the member has no token. */
 	struct ring *ring;
 	struct takeover_principal principal;
-	void (*end)(struct takeover_member *member);  /* another one comes instead of this one */
-	void (*wake)(struct takeover_member *member); /* the one that was waited for is gone */
+	void (*end)(struct takeover_member *member);  /* another connection replaces this one */
+	void (*wake)(struct takeover_member *member); /* the replaced one has ended */
 
 	/* Private. */
 	struct takeover *takeover;
@@ -69,26 +71,26 @@ struct takeover_member {
 	uint32_t token_bytes;
 };
 
-/* The connection's own name. One that has a name already keeps it. */
+/* Sets the token of a connection. A member that already has a token keeps it. */
 void takeover_join(struct takeover *takeover, struct takeover_member *member, const uint8_t *token,
 	uint32_t bytes);
 
 enum takeover_found {
 	TAKEOVER_NOBODY,
-	TAKEOVER_OTHERS, /* have that name; nothing happens */
-	TAKEOVER_OWN,	 /* it is not gone yet, wake() will come, then ask again */
+	TAKEOVER_OTHERS, /* only other principals have that token; nothing happens */
+	TAKEOVER_OWN,	 /* it is being ended; wake() is called, then the caller retries */
 };
 
-/* Ends the connection of that name. */
+/* Ends the connection with that token. */
 GMB_MUST_CHECK enum takeover_found takeover_replace(struct takeover *takeover,
 	struct takeover_member *member, const uint8_t *token, uint32_t bytes);
 
-/* Whether there is a connection of that name, of whomever. */
+/* Returns whether any principal has a connection with that token. */
 bool takeover_has(struct takeover *takeover, const char *token, uint32_t bytes);
 
-/* The session ends: it waits for nobody any more. */
+/* The session ends: it no longer waits for another one. */
 void takeover_give_up(struct takeover_member *member);
-/* Its last request has ended, or its name does not count any more. */
+/* The member's last request has ended, or its token is no longer valid. */
 void takeover_leave(struct takeover_member *member);
-/* No message to the session is on its way: it may be freed. */
+/* Returns true when no message to the session is in flight, so that it can be freed. */
 bool takeover_may_go(struct takeover_member *member);

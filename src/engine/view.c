@@ -22,7 +22,7 @@ static void engine_view_set_state(struct engine_view *view, enum engine_view_sta
 	view->state = state;
 }
 
-/* "export \"x\"". */
+/* Writes "export \"x\"" for messages. Returns out. */
 static const char *engine_view_label(const struct engine_view *view, char out[SHOWN_BYTES])
 {
 	const struct export *export = view->of->export;
@@ -33,7 +33,7 @@ static const char *engine_view_label(const struct engine_view *view, char out[SH
 	return out;
 }
 
-/* On the ring of the store's start, which may be another one. */
+/* Called on the ring on which the store was started, which can be another one. */
 static void engine_view_answered(struct store_view_request *request)
 {
 	struct engine_view *view = container_of(request, struct engine_view, request);
@@ -44,7 +44,7 @@ static void engine_view_answered(struct store_view_request *request)
 static void engine_view_ask(struct engine_view *view, enum store_view_action action,
 	void (*deliver)(struct ring *ring, struct ring_message *message))
 {
-	view->of->engine->counters.inflight++; /* see engine_busy() */
+	view->of->engine->counters.inflight++; /* it counts as a request until it is answered */
 	view->answer.deliver = deliver;
 	view->request.action = action;
 	view->request.done = engine_view_answered;
@@ -95,7 +95,7 @@ bool engine_view_join(struct engine_view *view)
 	return view->state == ENGINE_VIEW_NONE;
 }
 
-/* Nobody finds the engine's entry: it stays prepared. */
+/* Opens the snapshot as an export that stays prepared, so that no session can find it. */
 static int open_view(struct engine_view *view, struct error *error)
 {
 	struct engine *engine = view->of->engine;
@@ -132,7 +132,7 @@ static void engine_view_made(struct ring *ring, struct ring_message *message)
 	engine_view_set_state(view, result == 0 ? ENGINE_VIEW_MADE : ENGINE_VIEW_NONE);
 	if (result == 0 && !view->is_unwanted) {
 		result = open_view(view, &error);
-		if (result < 0 && result != -ENOENT) { /* else it was dropped already */
+		if (result < 0 && result != -ENOENT) { /* -ENOENT: it was dropped already */
 			error_prefix(&error, "has a snapshot that cannot be read");
 		}
 	}
@@ -158,7 +158,7 @@ void engine_view_make(struct engine_view *view, struct engine_export *of, const 
 	engine_view_set_state(view, ENGINE_VIEW_MAKING);
 	view->of = of;
 	view->made = made_cb;
-	view->request.view.created_s = (uint64_t)time(NULL); /* for people, as in lists */
+	view->request.view.created_s = (uint64_t)time(NULL); /* wall-clock time, for lists */
 	view->request.view.is_temporary = true;
 	memcpy(view->request.view.name, name, strlen(name) + 1);
 	engine_view_ask(view, STORE_VIEW_CREATE, engine_view_made);

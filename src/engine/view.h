@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A view of an export (store.h) for one job: what the disk had at one moment, which nobody but the
- * job sees, and which is deleted with it.
+ * A temporary snapshot of an export (store.h) for one job: the contents of the disk at one moment.
+ * Only the job sees it, and it is deleted with the job.
  *
- *   engine_view_make() ─▶ made(): view->path is there ─▶ engine_view_delete() ─▶ engine_view_join()
+ *   engine_view_make() ─▶ made(): view->path is set ─▶ engine_view_delete() ─▶ engine_view_join()
  *
- * Requests on view->path are those of a session that has chosen the export itself: its rights,
- * rates and places count. While the store is asked for something, the engine does not come to rest
- * (engine_busy()): another process must not have the disk then.
+ * Requests on view->path belong to a session that has chosen the export itself, and use its
+ * rights, rates and slots. A request to the store counts as a request in flight of the engine.
  *
  * Threading: the ring's thread. Ownership: the job holds the view from engine_view_make() until
- * engine_view_join() is true, and its session holds the export. Errors: a negative errno and a
- * sentence; a view that cannot be deleted is logged, and goes when the store is opened again.
+ * engine_view_join() returns true, and its session holds the export. Errors: a negative errno and
+ * a sentence. A snapshot that cannot be deleted is logged; it is removed when the store is next
+ * opened.
  */
 #pragma once
 
@@ -27,7 +27,7 @@ enum engine_view_state {
 };
 
 struct engine_view {
-	/* For requests of the job, see path_request.export; NULL: the view cannot be read. */
+	/* For requests of the job, see path_request.export; NULL: the snapshot cannot be read. */
 	struct path_export *path;
 
 	/* Private. */
@@ -40,16 +40,16 @@ struct engine_view {
 	struct ring_message answer;
 };
 
-/* Whether an export changes while it is read, and its store can have a view of it. */
+/* Returns whether the export can change while it is read and its store supports snapshots. */
 bool engine_view_is_useful(const struct engine_export *of);
-/* The view is all zeroes. made is called once, later, unless engine_view_delete() comes before:
- * with 0, or a negative errno and the rest of a sentence about the export. name: as in struct
- * store_view. */
+/* Creates a snapshot; the struct is all zeroes. made is called once, later, unless
+ * engine_view_delete() is called before: with 0, or with a negative errno and the rest of a
+ * sentence about the export. name: as in struct store_view. */
 void engine_view_make(struct engine_view *view, struct engine_export *of, const char *name,
 	void (*made)(struct engine_view *view, int result, const char *text));
-/* In any state; more than once does no harm. What is read from now on fails. A view that is made
- * after the call has its place. */
+/* Deletes the snapshot, in any state. Further calls have no effect. Reads that start later fail. A
+ * snapshot that is still being created is deleted once it exists. */
 void engine_view_delete(struct engine_view *view);
-/* After engine_view_delete(), with none of the job's requests on the view in flight: true when
- * nothing is left of it. It is worth to ask again at the end of each batch. */
+/* Called after engine_view_delete(), when no request of the job on the snapshot is in flight.
+ * Returns true when nothing of it is left. The caller should retry at the end of each batch. */
 GMB_MUST_CHECK bool engine_view_join(struct engine_view *view);

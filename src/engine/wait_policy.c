@@ -1,24 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/wait_policy.h"
 
-/* What a request may take with the way, in percent of what it takes without, for the way to be
- * held. Rates are noisy: batching, which costs nothing, has not lost if it seems to lose a little.
- */
+/* Largest time per request with the method, in percent of the time without it, at which the method
+ * is held. Rates are noisy. Batching costs no CPU time, so a small apparent loss does not
+ * disqualify it. */
 static const uint32_t trial_percent_max[WAIT_WAY_COUNT] = {
 	[WAIT_BATCH] = 106,
 	[WAIT_SPIN] = 90,
 };
 
-/* What a request may take, in percent of what it took when a trial was lost, before we try again.
- */
+/* Time per request, in percent of the time when a trial was lost, above which the loss is void. */
 enum { LOST_PERCENT_MAX = 150 };
 
-/* Requests per turn, in tenths, from which on batching is worth a trial. */
+/* Requests per turn, in tenths, from which batching is worth a trial. */
 enum { BATCHES_TENTHS_MIN = 11 };
 
-/* A window with enough requests may end after this. */
+/* Shortest duration of a window that has enough requests. */
 static const uint64_t window_ns_min = 5000000;
-/* A pause in the traffic says nothing about the rate. */
+/* A longer window contains a pause in the traffic and says nothing about the rate. */
 static const uint64_t window_ns_max = 200000000;
 
 static void wait_policy_become(
@@ -46,7 +45,7 @@ static bool fills_batches(const struct wait_policy *policy)
 	       (uint64_t)policy->window_turns * BATCHES_TENTHS_MIN;
 }
 
-/* Of a trial's windows every second one uses the way. */
+/* Returns whether the current window uses the method: every second window of a trial does. */
 static bool uses_way(const struct wait_policy *policy)
 {
 	return policy->state == WAIT_POLICY_HOLDING ||
@@ -73,7 +72,7 @@ static void try_way(struct wait_policy *policy, enum wait_way way)
 
 static void judge_trial(struct wait_policy *policy)
 {
-	/* Both have requests: windows without any do not end. */
+	/* Neither is 0, because a window without requests does not end. */
 	uint64_t without = policy->trial_ns[false] / policy->trial_requests[false];
 	uint64_t with = policy->trial_ns[true] / policy->trial_requests[true];
 
@@ -89,8 +88,8 @@ static void judge_trial(struct wait_policy *policy)
 	}
 }
 
-/* What to try next. After a lost trial of batching, spinning has its turn. WAIT_BLOCK: there is
- * nothing to try. */
+/* Returns the method to try next. Spinning follows a lost trial of batching. WAIT_BLOCK: there is
+ * none to try. */
 static enum wait_way candidate(const struct wait_policy *policy)
 {
 	bool batch_lost = policy->state == WAIT_POLICY_BLOCKING && policy->way == WAIT_BATCH;
@@ -101,8 +100,8 @@ static enum wait_way candidate(const struct wait_policy *policy)
 	return fills_batches(policy) && !batch_lost ? WAIT_BATCH : WAIT_SPIN;
 }
 
-/* The traffic is not what the last trial was, or this one is, about. Where batching
- * brings no requests together, each of them waits for nothing. */
+/* Returns whether the traffic differs from that of the last or current trial. If batching does not
+ * bring requests together, each of them is delayed for no gain. */
 static bool verdict_is_void(const struct wait_policy *policy, uint64_t request_ns)
 {
 	if (policy->state == WAIT_POLICY_BLOCKING) {
