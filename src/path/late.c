@@ -54,7 +54,8 @@ void late_publish(struct late_writes *late, struct late_range *range)
 	pthread_mutex_unlock(&late->lock);
 }
 
-/* Under the lock. The message finds its port alive: the part that it carries is not done. */
+/* Called under the lock. The port exists when the message arrives, because the part that it
+ * resumes is not done before. */
 static void late_grant(struct path_stream *stream)
 {
 	struct late_port *port = &stream->request->export->late_port;
@@ -81,7 +82,8 @@ void late_withdraw(struct late_writes *late, struct late_range *range)
 	range->serial = 0;
 }
 
-/* The first range that the part must not overtake; those behind its own come later than itself. */
+/* Returns the first range that the part must not overtake. Ranges after its own were published
+ * later. */
 static struct late_range *late_find(struct late_writes *late, const struct path_stream *stream)
 {
 	uint64_t offset = stream->part.offset;

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Changes that may still land after those who asked for them have gone.
+ * Changes that can still take effect after their requesters have gone.
  *
- * A connection can end while writes, zeroes and trims of it are in the store, where nothing can
- * take them back. A client that comes again, and writes the same place, must not be overtaken by
- * what it has lost: so the range of such a request is published on the export, and while it is,
- * changes to any part of it wait, whoever asks for them and on whichever reactor.
+ * A connection can end while its writes, zeroes and trims are in the store, where they cannot be
+ * cancelled. If the client reconnects and writes to the same range, the old change must not
+ * overwrite the new one. So the range of such a request is published on the export. While it is
+ * published, all overlapping changes wait, on whichever reactor and from whichever client.
  *
  *   requester gone ─▶ late_publish(range) ......... its parts are done ─▶ late_withdraw(range)
  *   another one's part: late_any()? ─▶ late_wait(stream) ─── waits ───▶ path_resume(stream)
  *
- * A request whose own range is published can have parts that wait, too: for ranges that were
- * published before it and no others, so that no two wait for each other.
+ * A request whose own range is published can have waiting parts, too. They wait only for ranges
+ * that were published earlier, so two requests never wait for each other.
  *
- * Threading: shared by all reactors. Without a published range a part costs one relaxed load; else
- * a lock. A port belongs to its ring's thread. Ownership: ranges lie in their requests, ports in
- * the exports of each reactor; both stay until nothing of them is linked here. Errors: none.
+ * Threading: shared by all reactors. Without a published range, a part costs one relaxed load;
+ * otherwise it takes a lock. A port belongs to its ring's thread. Ownership: ranges are members of
+ * their requests, ports of each reactor's exports. Both exist until nothing of them is linked
+ * here. Errors: none.
  */
 #pragma once
 
@@ -29,22 +30,22 @@ struct path_stream;
 
 /* One per export, for all reactors. */
 struct late_writes {
-	_Atomic uint32_t count; /* ranges that are published */
-	pthread_mutex_t lock;	/* for all below, and for what is linked here */
+	_Atomic uint32_t count; /* number of published ranges */
+	pthread_mutex_t lock;	/* protects all members below, and the list nodes linked here */
 	uint64_t serial;	/* of the range published last */
 	struct list_node ranges;
 };
 
-/* What one request changes. */
+/* The range that one request changes. */
 struct late_range {
 	struct list_node node;
 	struct list_node waiting; /* parts that wait for it, by stream->node */
 	uint64_t offset;
 	uint64_t length;
-	uint64_t serial; /* 0: it is not published; read only */
+	uint64_t serial; /* 0: not published; read-only for others */
 };
 
-/* Where parts of one reactor are when they need not wait any more, until its ring takes them. */
+/* Parts of one reactor that no longer wait, until its ring receives them. */
 struct late_port {
 	struct late_writes *late;
 	struct ring *ring;
@@ -54,20 +55,20 @@ struct late_port {
 };
 
 void late_init(struct late_writes *late);
-/* Nothing is published any more. */
+/* No range is published any more. */
 void late_fini(struct late_writes *late);
 void late_port_init(struct late_port *port, struct late_writes *late, struct ring *ring);
 
 static inline bool late_any(const struct late_writes *late)
 {
-	/* Relaxed: what the peer of an ended connection, or a client that has replaced it, can know
-	 * of that end came through the kernel, after the range was published. */
+	/* Relaxed: the peer of an ended connection, or a client that replaced it, learns of the
+	 * end through the kernel, and the range was published before that. */
 	return atomic_load_explicit(&late->count, memory_order_relaxed) > 0;
 }
 
 void late_publish(struct late_writes *late, struct late_range *range);
 void late_withdraw(struct late_writes *late, struct late_range *range);
 
-/* True: the part of the stream must wait, and path_resume() is called on its ring when it may be
- * worth to ask again. */
+/* Returns true if the part of the stream must wait. path_resume() is then called on its ring when
+ * it should retry. */
 GMB_MUST_CHECK bool late_wait(struct late_writes *late, struct path_stream *stream);

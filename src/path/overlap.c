@@ -4,15 +4,15 @@
 #include "base/bytes.h"
 #include "path/path.h"
 
-/* Processor time of one more part on both sides: submission, completion, header, place in a send.
- * See docs/design/0008. */
+/* CPU time of one more part on both sides: submission, completion, header, part of a send. See
+ * docs/design/0008. */
 #define PART_COST_NS UINT64_C(16000)
 #define SECOND_NS    UINT64_C(1000000000)
 
 enum {
-	AVERAGE_SHIFT = 3, /* a new value counts an eighth */
+	AVERAGE_SHIFT = 3, /* a new value has a weight of 1/8 */
 	EARLY_MIN = OVERLAP_EARLY_ONE / 16,
-	GAIN_MIN = 2, /* times the cost */
+	GAIN_MIN = 2, /* in multiples of the cost */
 	TRY_EVERY = 64,
 	CONTROL_SUSPICIOUS_EVERY = 8,
 	CONTROL_EVERY = 256,
@@ -31,10 +31,10 @@ static uint64_t average(uint64_t old, uint64_t new)
 	return old - (old >> AVERAGE_SHIFT) + (new >> AVERAGE_SHIFT);
 }
 
-/* The power of two that is nearest to sqrt(bytes * cost * rate), within bounds. */
+/* Returns the power of two that is nearest to sqrt(bytes * cost * rate), within bounds. */
 static uint32_t best(uint64_t bytes, uint64_t rate)
 {
-	/* In units of 1 KiB each, so that the product fits. */
+	/* In units of 1 KiB each, so that the product does not overflow. */
 	uint64_t square = (bytes >> 10) * (rate >> 10) / (SECOND_NS / PART_COST_NS);
 	uint64_t part_size = OVERLAP_BYTES_MIN >> 10;
 
@@ -44,9 +44,9 @@ static uint32_t best(uint64_t bytes, uint64_t rate)
 	return (uint32_t)part_size << 10;
 }
 
-/* True when parts of so many bytes bring clearly more than they cost. What they bring is the time
- * of all parts but one at the faster end; of which others in flight have taken their share already.
- */
+/* Returns whether parts of this size save clearly more time than they cost. They save the time of
+ * all parts except one at the faster end. Other requests in flight have already saved a share of
+ * it. */
 static bool pays(const struct overlap *overlap, uint64_t length, uint32_t bytes, uint64_t rate)
 {
 	uint64_t more_ns = (length - 1) / bytes * PART_COST_NS;
@@ -59,16 +59,17 @@ static bool pays(const struct overlap *overlap, uint64_t length, uint32_t bytes,
 	return (rate >> 10) * GAIN_MIN * more_ns / SECOND_NS <= gain_bytes >> 10;
 }
 
-/* Parts come all at the end, or cost clearly more time than whole requests do. (Of those a part of
- * the time is not seen: what the network still carries when the socket has taken all.) */
+/* Returns whether all parts arrive at the end, or parts take clearly longer than whole requests.
+ * (The time of a whole request is partly invisible: data that the socket has accepted is still in
+ * the network.) */
 static bool is_harmful(const struct overlap *overlap)
 {
 	return overlap->early < EARLY_MIN ||
 	       (overlap->cut_rate > 0 && overlap->cut_rate / 4 * 5 < overlap->whole_rate);
 }
 
-/* Now and then a request is left whole all the same, to compare with: some of the first, later
- * seldom, but often while it looks as if that were better. */
+/* Returns whether this request is left whole for comparison. This applies to some of the first
+ * requests, and rarely later, but often while whole requests seem faster. */
 static bool is_control(const struct overlap *overlap)
 {
 	bool suspicious = overlap->cut_rate / 9 * 10 < overlap->whole_rate;
@@ -83,7 +84,7 @@ uint32_t overlap_choose(struct overlap *overlap, uint64_t disk_rate, uint64_t le
 	uint64_t rate = MAX(disk_rate, overlap->network_rate);
 	uint32_t bytes = best(overlap->request_bytes, rate);
 
-	/* Members with less than a part each are busy with one part together. */
+	/* Members with less than a part each work on one part together. */
 	if (chunk >= OVERLAP_BYTES_MIN) {
 		uint64_t together = bytes;
 
@@ -110,7 +111,8 @@ uint32_t overlap_choose(struct overlap *overlap, uint64_t disk_rate, uint64_t le
 
 void overlap_learn_request(struct overlap *overlap, uint64_t bytes, uint64_t took_ns, bool cut)
 {
-	/* In KiB and 1024 ns: it fits, and a request takes more than that. */
+	/* In KiB and 1024 ns, so that the product does not overflow; a request takes longer than
+	 * that. */
 	uint64_t rate = (bytes >> 10) * (SECOND_NS >> 10) / MAX(took_ns >> 10, UINT64_C(1)) << 10;
 
 	if (cut) {
@@ -128,14 +130,14 @@ void overlap_learn_early(struct overlap *overlap, uint64_t mean_ns, uint64_t who
 		early = (whole_ns - mean_ns) * OVERLAP_EARLY_ONE / whole_ns;
 	}
 	overlap->early_measured = true;
-	/* Not average(): nothing is a measurement, too. */
+	/* Not average(), because 0 is a valid measurement. */
 	overlap->early =
 		(overlap->early * ((1 << AVERAGE_SHIFT) - 1) + (uint32_t)early) >> AVERAGE_SHIFT;
 }
 
 void overlap_learn_network(struct overlap *overlap, uint64_t bytes, uint64_t busy_ns)
 {
-	/* In KiB, and milliseconds at least: it fits. */
+	/* In KiB and 1024 ns, so that the product does not overflow. */
 	overlap->network_rate = average(
 		overlap->network_rate, ((bytes >> 10) * (SECOND_NS >> 10) / (busy_ns >> 10)) << 10);
 }
@@ -150,9 +152,9 @@ static uint64_t disk_rate_of(const struct path_request *request)
 	return store_rate(request->export->queue, request->op)->bytes_per_second;
 }
 
-/* --- how long the parts are ------------------------------------------------------------------ */
+/* --- length of the parts --------------------------------------------------------------------- */
 
-/* Of an export without a size of its own, when the disk's time can be used. */
+/* Returns the part size for an export without a configured one, if the disk's time can be used. */
 static uint32_t best_part_size(struct path_request *request)
 {
 	const struct store_info *info = store_info(request->export->store);
@@ -170,10 +172,10 @@ void cut_begin(struct path_request *request)
 	uint32_t asked = request->export->overlap;
 	bool reads = request->op == STORE_READ;
 	bool has_progress = reads && store_has_progress(store);
-	/* The disk takes time in which something else can be done. */
+	/* The disk leaves time in which other work can be done. */
 	bool can_overlap = reads ? info->read_direct || has_progress : info->write_direct;
-	/* Each part would be a flush of its own: split as little as possible, and not measured; one
-	 * that is kept as a whole, not at all. */
+	/* Each part of a durable write is a flush of its own. So it is cut as little as possible
+	 * and not measured. An atomic one is not cut at all. */
 	bool durable = (request->flags & STORE_FUA) != 0;
 	bool times_disk = can_overlap && !durable && request->length >= OVERLAP_REQUEST_BYTES_MIN;
 
@@ -192,16 +194,18 @@ void cut_begin(struct path_request *request)
 		request->cut = request->part_size < PATH_PART_SIZE_MAX;
 	}
 	if (request->cut && has_progress) {
-		/* No need for parts but where another member begins. */
+		/* Progress reports replace parts, except where another member begins. */
 		request->progress_step = request->part_size;
 		request->part_size = info->stripe_chunk >= OVERLAP_BYTES_MIN
 					     ? MIN(info->stripe_chunk, (uint32_t)PATH_PART_SIZE_MAX)
 					     : PATH_PART_SIZE_MAX;
 	}
 	if (!reads && request->placement != NULL) {
-		request->part_size = PATH_PLACED_BYTES_MAX; /* all is there: nothing to wait for */
+		/* all data is available, so parts need not wait for it */
+		request->part_size = PATH_PLACED_BYTES_MAX;
 	}
-	/* In order, a part must never wait for one behind it that has no memory yet. */
+	/* Not with ascending fragments, because a part must never wait for a later one that has no
+	 * memory yet. */
 	request->striped = reads && !request->ascending && info->stripe_chunk >= request->part_size;
 	request->part_flags = (times_disk ? (uint32_t)STORE_MEASURED : 0) |
 			      (reads && info->read_direct && request->length > request->part_size
@@ -246,7 +250,7 @@ void cut_end(struct path_request *request, uint64_t now_ns)
 	}
 }
 
-/* --- what is measured ------------------------------------------------------------------------ */
+/* --- measurements ---------------------------------------------------------------------------- */
 
 static uint32_t parallel_parts(const struct path_request *request)
 {
@@ -257,9 +261,9 @@ void cut_part_end(struct path_request *request, uint64_t bytes, uint64_t now_ns)
 {
 	uint64_t took_ns = now_ns - request->edge_ns[PATH_STATE_DISK];
 
-	/* In units of 1 KiB and 1024 ns, so that the sum fits. */
+	/* In units of 1 KiB and 1024 ns, so that the sum does not overflow. */
 	request->parts_time += (bytes >> 10) * (took_ns >> 10);
-	/* One part on each member says nothing: they are there together. */
+	/* With one part per member, the parts complete together and reveal nothing. */
 	if (path_status(request) == PATH_COMMITTED && request->op == STORE_READ &&
 		request->progress_step == 0 &&
 		request->parts_started >= 2 * parallel_parts(request)) {
@@ -268,7 +272,7 @@ void cut_part_end(struct path_request *request, uint64_t bytes, uint64_t now_ns)
 	}
 }
 
-/* --- where they lie -------------------------------------------------------------------------- */
+/* --- position of the parts ------------------------------------------------------------------- */
 
 static struct cut_range striped_next(struct path_request *request)
 {
@@ -280,13 +284,13 @@ static struct cut_range striped_next(struct path_request *request)
 	uint64_t lanes;
 
 	if (request->offset + request->started_bytes == request->row_offset + row_bytes) {
-		request->row_offset += row_bytes; /* nothing is left of the last one */
+		request->row_offset += row_bytes; /* the last row is complete */
 		request->row_step = 0;
 	}
 	row_begin = MAX(request->row_offset, request->offset);
 	row_end = MIN(request->row_offset + row_bytes, request->offset + request->length);
 	lanes = (row_end - 1) / chunk - row_begin / chunk + 1;
-	/* Lanes that have all they need are passed over; at least one has not. */
+	/* Skips lanes that are complete; at least one is not. */
 	for (;; request->row_step++) {
 		uint64_t lane = request->row_step % lanes;
 		uint64_t turn = request->row_step / lanes;

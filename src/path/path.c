@@ -15,19 +15,19 @@ enum { LOGGED_NAME_BYTES = 128, LOGGED_RANGE_BYTES = 64 };
 struct path {
 	struct ring *ring;
 	struct arena *ram;
-	struct arena *device; /* or NULL */
-	/* Pool for all but each request's first: one for each block of the arenas, so that there is
-	 * always one for whoever has memory, and some for memory of requesters. Touched only when
-	 * so many are needed at once. */
+	struct arena *device; /* can be NULL */
+	/* Pool for all streams except each request's first: one per block of the arenas, so that
+	 * every holder of memory gets a stream, and some for requesters' memory. Pages are only
+	 * touched when that many streams are in use. */
 	struct path_stream *streams;
-	uint64_t stream_count; /* ever used */
+	uint64_t stream_count; /* used at least once */
 	uint64_t stream_max;
-	uint32_t placed_count;	       /* of the pool, with memory of requesters */
-	struct list_node streams_free; /* of those used before */
+	uint32_t placed_count;	       /* streams of the pool that use requesters' memory */
+	struct list_node streams_free; /* streams that were used before */
 	struct path_share share;
-	uint64_t replaced_bytes;  /* given back by the request that pumps */
-	uint32_t slow_count;	  /* requests for which to wait awake is not worth while */
-	struct path_trace *trace; /* NULL: nobody asks for single requests */
+	uint64_t replaced_bytes;  /* given back by the request that pump() works on */
+	uint32_t slow_count;	  /* requests in flight that are too slow to spin for */
+	struct path_trace *trace; /* NULL: single requests are not recorded */
 };
 
 int path_create(const struct path_options *options, struct path **path_out, struct error *error)
@@ -54,7 +54,7 @@ int path_create(const struct path_options *options, struct path **path_out, stru
 		path->stream_max +=
 			arena_info(options->device)->limit_bytes / ARENA_BLOCK_BYTES_MIN;
 	}
-	/* Address space, like the arena's limit: nothing is reserved that is not used. */
+	/* Address space only, like the arena's limit: unused pages are not backed by memory. */
 	path->streams = mmap(NULL, path->stream_max * sizeof(*path->streams),
 		PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (path->streams == MAP_FAILED) {
@@ -105,7 +105,7 @@ static void path_set_state(struct path_request *request, enum path_state state)
 {
 	GMB_ASSERT(state > request->state || state == PATH_STATE_WAIT);
 	request->state = state;
-	/* The first two edges belong to the batch in which the request was taken. */
+	/* The first two edges get the time of the batch in which the request was received. */
 	request->edge_ns[state] = state <= PATH_STATE_DISK ? ring_batch_ns(request->path->ring)
 							   : ring_now_ns(request->path->ring);
 }
@@ -135,7 +135,7 @@ bool path_is_stalled(const struct path_request *request)
 
 /* --- streams ------------------------------------------------------------------------------- */
 
-/* The request's first, or, for who has a block of memory for it, any other. */
+/* Returns a stream. The pool cannot be empty, because the caller has a block of memory for it. */
 static struct path_stream *stream_get(struct path *path, struct path_request *request)
 {
 	struct path_stream *stream;
@@ -180,7 +180,7 @@ static void stream_put(struct path_stream *stream)
 	list_remove(&stream->node);
 	request->streams_live--;
 	request->live_bytes -= stream->room;
-	if (stream->unsent > 0) { /* it failed */
+	if (stream->unsent > 0) { /* the part failed */
 		share_end_unsent(request, stream->unsent);
 	}
 	if (stream != &request->first) {
@@ -190,21 +190,22 @@ static void stream_put(struct path_stream *stream)
 	path->share.released = true;
 }
 
-/* Releases a stream of a request that failed or was abandoned, but for what the session holds. */
+/* Releases a stream of a request that failed or was abandoned, except data that the session
+ * holds. */
 static void stream_drop(struct path_stream *stream)
 {
 	if (stream->in_store) {
-		return; /* path_part_done() ends it */
+		return; /* path_part_done() releases it */
 	}
 	if (stream->done == stream->sent) {
 		stream_put(stream);
-	} else { /* the rest is with the session: path_fragment_sent() ends it */
+	} else { /* the session holds the rest: path_fragment_sent() releases it */
 		stream->length = stream->sent;
 		stream->valid = stream->sent;
 	}
 }
 
-/* Releases valid data that nobody will send. */
+/* Releases valid data that will not be sent. */
 static void drop_ready(struct path_request *request)
 {
 	list_for_each(node, &request->ready)
@@ -214,10 +215,9 @@ static void drop_ready(struct path_request *request)
 	}
 }
 
-/* --- where payload lies ---------------------------------------------------------------------- */
+/* --- placement of payload -------------------------------------------------------------------- */
 
-/* A stream with a buffer of at most so many bytes, for what begins at offset: less where there is
- * not as much. NULL when memory is short. */
+/* Opens a stream with a buffer, which is smaller than *bytes if memory is short. NULL: none. */
 static struct path_stream *stream_open(struct path *path, struct path_request *request,
 	struct arena *arena, uint64_t offset, uint64_t *bytes)
 {
@@ -237,7 +237,7 @@ static struct path_stream *stream_open(struct path *path, struct path_request *r
 	return stream;
 }
 
-/* A stream with the requester's memory, or with a buffer that is copied to or from it. */
+/* Opens a stream with the requester's memory, or with a buffer that is copied to or from it. */
 static struct path_stream *stream_place(struct path *path, struct path_request *request,
 	const struct cut_range *range, uint64_t *bytes)
 {
@@ -246,7 +246,7 @@ static struct path_stream *stream_place(struct path *path, struct path_request *
 	bool in_place = placement_run(request, range, bytes);
 
 	if (unlikely(request->atomic) && *bytes < range->bytes) {
-		in_place = false; /* more than one segment */
+		in_place = false; /* it spans more than one segment */
 		*bytes = range->bytes;
 	}
 	if (!in_place) {
@@ -266,13 +266,13 @@ static struct path_stream *stream_place(struct path *path, struct path_request *
 	stream = stream_get(path, request);
 	stream->memory = placement_at(request, range->offset).memory;
 	stream->in_place = true;
-	/* Of a copy within the server, which has read there. */
+	/* A copy within the server writes from the device memory it has read into. */
 	stream->in_device = path->device != NULL && stream->memory.region != NULL &&
 			    (stream->memory.region->rights & MEM_CPU) == 0;
 	return stream;
 }
 
-/* Whether the session can do with the device's memory what it needs for the next part. */
+/* Returns whether the device memory permits what the session needs for the next part. */
 static bool device_may(const struct path_request *request)
 {
 	uint32_t rights =
@@ -281,7 +281,7 @@ static bool device_may(const struct path_request *request)
 	return (rights & ~request->device_rights) == 0;
 }
 
-/* A new stream for the next part of the request; NULL when memory is short. */
+/* Opens a stream for the next part of the request; NULL: memory is short. */
 static struct path_stream *part_open(struct path *path, struct path_request *request)
 {
 	uint64_t left = request->length - request->started_bytes;
@@ -302,7 +302,7 @@ static struct path_stream *part_open(struct path *path, struct path_request *req
 		stream = stream_place(path, request, &range, &bytes);
 	} else if (unlikely(request->arena != path->ram) && !device_may(request)) {
 		if ((request->memory_rights & ~request->device_rights) == 0) {
-			/* What comes after them can have memory of the device. */
+			/* The data after copied_bytes can use device memory. */
 			bytes = MIN(
 				bytes, align_up(range.offset + request->copied_bytes, SPLIT_ALIGN) -
 					       range.offset);
@@ -347,8 +347,8 @@ static bool window_is_full(const struct path_request *request)
 	       request->live_bytes + next_bytes(request) > request->window_bytes;
 }
 
-/* True when a read has to wait because of those of its client that are under way or wait. Not who
- * has just given back what it wants now. */
+/* Returns whether a read must wait for other reads of its client. A request that has just given
+ * back the memory it now asks for does not wait. */
 static bool client_is_full(const struct path_request *request)
 {
 	return request->op == STORE_READ && request->placement == NULL &&
@@ -361,9 +361,9 @@ static bool client_is_full(const struct path_request *request)
 static void pump(struct path_request *request);
 static void start_plain(struct path_request *request);
 
-/* --- changes of requesters that have gone -------------------------------------------------- */
+/* --- changes of ended connections ------------------------------------------------------------ */
 
-/* True while the store may still change something for the request. */
+/* Returns whether the store might still change data for the request. */
 static bool may_change(const struct path_request *request)
 {
 	bool ends = request->abandoned || request->error != 0;
@@ -389,7 +389,7 @@ static void late_end(struct path_request *request)
 	}
 }
 
-/* The first error decides the request; nothing more of it is started or sent. */
+/* Records an error. The first one decides the request: no more of it is started or sent. */
 static void path_fail(struct path_request *request, int error, uint64_t offset)
 {
 	if (request->error == 0) {
@@ -417,8 +417,7 @@ static void ready_insert(struct path_request *request, struct path_stream *strea
 	list_insert_before(position, &stream->node);
 }
 
-/* What the operator should know of. That a fast zero would not be fast, or that the export was made
- * read-only meanwhile, is no failure. */
+/* Logs a disk error. A rejected fast zero is none, nor a write after a change to read-only. */
 static void log_failure(struct path_request *request, const struct store_part *part, int result)
 {
 	struct path_export *export = request->export;
@@ -455,7 +454,8 @@ static void path_part_done(struct store_part *part, int result)
 	}
 	if (result < 0) {
 		log_failure(request, part, result);
-		path_fail(request, result, part->offset); /* leaves this stream alone: */
+		/* keeps this stream, which is released below */
+		path_fail(request, result, part->offset);
 	}
 	stream->in_store = false;
 	if (unlikely(request->costly == PATH_COSTLY_BUSY)) {
@@ -475,7 +475,7 @@ static void path_part_done(struct store_part *part, int result)
 			path_set_state(request, PATH_STATE_OVERLAP);
 		}
 	} else if (request->op == STORE_EXTENTS && result == 0 && !request->abandoned) {
-		request->extents = part->extents; /* until path_finish() */
+		request->extents = part->extents; /* valid until path_finish() */
 		request->extent_count = part->extent_count;
 	} else {
 		stream_drop(stream);
@@ -489,7 +489,7 @@ static void path_part_done(struct store_part *part, int result)
 	request->progress(request);
 }
 
-/* The store reports that the first bytes of a part are there. */
+/* The store reports that the first bytes of a part are valid. */
 static void part_progressed(struct store_part *part, uint64_t bytes)
 {
 	struct path_stream *stream = container_of(part, struct path_stream, part);
@@ -510,8 +510,8 @@ static void part_progressed(struct store_part *part, uint64_t bytes)
 	request->progress(request);
 }
 
-/* Only the room of a write is opened before it is given to the disk. begins: the request has not
- * given it anything yet; who looks at a single request wants to know what it did until then. */
+/* Only a write opens its part earlier than it submits it. begins: this is the request's first
+ * part. The trace needs the exact time, so that the state before it is measured correctly. */
 static void trace_submitted(struct path_stream *stream, uint64_t length, bool begins)
 {
 	struct path_request *request = stream->request;
@@ -526,8 +526,8 @@ static void trace_submitted(struct path_stream *stream, uint64_t length, bool be
 	}
 }
 
-/* Gives a part to the store, or lets it wait for a late write. page_cache: it is to be sent from
- * memory of the store's own, and nothing has happened when that is refused: false. */
+/* Submits a part to the store, or makes it wait for a late range. page_cache: the part is to be
+ * sent from the store's own memory. False: the store refused this, and nothing has changed. */
 static bool path_part_submit(struct path_stream *stream, uint64_t length, bool page_cache)
 {
 	struct path_request *request = stream->request;
@@ -552,13 +552,14 @@ static bool path_part_submit(struct path_stream *stream, uint64_t length, bool p
 	}
 	if ((BIT(request->op) & STORE_CHANGES) != 0 && unlikely(late_any(late)) &&
 		late_wait(late, stream)) {
-		if (request->costly == PATH_COSTLY_BUSY) { /* the late one may need it */
+		/* the late change might need this slot */
+		if (request->costly == PATH_COSTLY_BUSY) {
 			share_costly_end(request);
 		}
 		request->parts_inflight++;
 		request->parts_waiting++;
 		request->export->late_waits++;
-		return true; /* path_resume() goes on */
+		return true; /* path_resume() continues */
 	}
 	if (begins) {
 		path_set_state(request, PATH_STATE_DISK);
@@ -584,7 +585,7 @@ void path_resume(struct path_stream *stream)
 	if (request->error == 0 && !request->abandoned) {
 		if (request->op == STORE_WRITE) {
 			(void)path_part_submit(stream, stream->part.length, false);
-		} else { /* from the beginning: it may have to wait for a place */
+		} else { /* restarted, because it might have to wait for a slot */
 			stream_put(stream);
 			request->first_used = false;
 			start_plain(request);
@@ -598,9 +599,9 @@ void path_resume(struct path_stream *stream)
 	request->progress(request);
 }
 
-/* A read that need not be cut, and whose bytes the store has at hand, is sent from there. It counts
- * in the window as if it held them in memory of ours: a slow peer shall not keep more of the page
- * cache waiting, maybe for longer than it stays there. */
+/* Starts a read that need not be cut and is in the page cache, to be sent from there. It counts in
+ * the window as if its data were in our memory, so that a slow peer cannot keep more of the page
+ * cache waiting, possibly for longer than the data stays there. */
 static bool start_page_cache(struct path_request *request)
 {
 	struct path_stream *stream;
@@ -610,7 +611,7 @@ static bool start_page_cache(struct path_request *request)
 		(request->memory_rights & ~STORE_PAGE_CACHE_RIGHTS) != 0) {
 		return false;
 	}
-	stream = stream_get(request->path, request); /* the first */
+	stream = stream_get(request->path, request); /* returns the request's first */
 	stream->offset = request->offset;
 	stream->length = (uint32_t)request->length;
 	stream->part.progress_first = 0;
@@ -661,7 +662,7 @@ static void pump(struct path_request *request)
 	share_wait_end(request);
 }
 
-/* Their list is in memory of ours: with less of it there are fewer. */
+/* Starts a block status request. It returns fewer extents if memory for them is short. */
 static void start_extents(struct path_request *request)
 {
 	struct path *path = request->path;
@@ -690,7 +691,7 @@ static void start_extents(struct path_request *request)
 	(void)path_part_submit(stream, request->length, false);
 }
 
-/* All but reads and writes. */
+/* Starts a request that is neither a read nor a write. */
 static void start_plain(struct path_request *request)
 {
 	struct path_stream *stream;
@@ -713,7 +714,7 @@ static void start_plain(struct path_request *request)
 	(void)path_part_submit(stream, request->length, false);
 }
 
-/* A read or write. */
+/* Prepares a read or write. */
 static void path_begin(struct path *path, struct path_request *request)
 {
 	const struct store_info *info = store_info(request->export->store);
@@ -821,9 +822,9 @@ static void serve(struct path_request *request)
 	} else if (request->op == STORE_READ || request->placement != NULL) {
 		pump(request);
 		if (request->whole && path_is_stalled(request)) {
-			request->progress(request); /* it is not to be held back any more */
+			request->progress(request); /* it must no longer be held back */
 		}
-	} else { /* a write: the session asks again */
+	} else { /* a write: the session asks for room again */
 		request->progress(request);
 	}
 }
@@ -896,7 +897,8 @@ void path_fragment_sent(const struct path_fragment *fragment)
 	stream_put(stream);
 	if (request->error == 0 && !request->abandoned &&
 		request->started_bytes < request->length) {
-		/* A reply that nothing may interrupt, and that holds nothing else, keeps that. */
+		/* A reply that must not be interrupted, and that holds no other memory, keeps this
+		 * memory. */
 		if (request->ascending && request->streams_live == 0) {
 			request->path->replaced_bytes = bytes;
 		}
@@ -951,7 +953,7 @@ bool path_write_rests(const struct path_request *request)
 	return request->parts_inflight == 0;
 }
 
-/* --- the end ------------------------------------------------------------------------------- */
+/* --- end of a request ------------------------------------------------------------------------ */
 
 static void trace_finish(struct path_request *request)
 {

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The placement of a request: memory of the requester's own into which a read goes and from which a
- * write comes. Most parts use it directly; a part ends where a segment ends.
+ * The placement of a request: memory of the requester that a read fills and a write is taken from.
+ * Most parts use it directly; such a part ends where a segment ends.
  *
  *   segments   |-------------------|-----------|-----------------------------|
  *   parts      [ in place      ][ copied ][ in place ][ copied ][ in place   ]
  *   blocks     |       |       |       |       |       |       |       |      |
  *
- * Direct I/O needs whole blocks at aligned addresses. A block that a segment has at an unaligned
- * address, or in which a segment ends, has a buffer in RAM instead and is copied, where the CPU may
- * touch all segments. Where it may not, the store gets the memory as it is and goes through the
- * page cache.
+ * Direct I/O needs whole blocks at aligned addresses. A block that is unaligned in memory, or in
+ * which a segment ends, is staged in RAM and copied, if the CPU can access all segments. Otherwise
+ * the store gets the memory as it is, and transfers it through the page cache.
  */
 #include <string.h>
 
@@ -64,7 +63,7 @@ struct mem_segment placement_at(struct path_request *request, uint64_t offset)
 bool placement_run(struct path_request *request, const struct cut_range *range, uint64_t *bytes_out)
 {
 	const struct store_info *info = store_info(request->export->store);
-	/* Whole blocks, each of which is aligned in memory when the one before it is. */
+	/* Blocks of this size: if one is aligned in memory, so is the next one of the segment. */
 	uint32_t align = MAX(info->offset_align, info->memory_align);
 	uint32_t part_size = MIN(request->part_size, (uint32_t)PATH_PART_SIZE_MAX);
 	uint64_t step = MAX((uint64_t)align, align_down(part_size, align));
@@ -74,7 +73,7 @@ bool placement_run(struct path_request *request, const struct cut_range *range, 
 	bool direct = false;
 
 	*bytes_out = MIN(here.bytes, range->bytes);
-	/* What is not whole blocks goes through the page cache, wherever its memory is. */
+	/* Partial blocks go through the page cache, wherever their memory is. */
 	if (!request->stages || !is_aligned(range->offset | range->bytes, align)) {
 		return true;
 	}
@@ -82,11 +81,12 @@ bool placement_run(struct path_request *request, const struct cut_range *range, 
 		*bytes_out = align_down(*bytes_out, align);
 		return true;
 	}
-	/* Up to the next block that can go straight. */
+	/* Extends the copied part up to the next block that can be transferred directly. */
 	for (at += align; at < end && !direct; at += direct ? 0 : align) {
 		here = placement_at(request, at);
 		if (!mem_is_aligned(here.memory, info->memory_align) && here.bytes > align) {
-			at += align_down(here.bytes - 1, align); /* nor is any other of it */
+			/* no other block of this segment is aligned, either */
+			at += align_down(here.bytes - 1, align);
 		} else {
 			direct = here.bytes >= align &&
 				 mem_is_aligned(here.memory, info->memory_align);

@@ -8,8 +8,9 @@
 #include "path/path.h"
 
 enum {
-	/* Memory that one call of share_serve() gives, and the least that a client counts for: a
-	 * store may move the bytes before its submit returns, and completions wait meanwhile. */
+	/* Memory that one call of share_serve() gives, and the least amount a client counts for.
+	 * They are limited because a store might move the data before its submit returns, and
+	 * completions wait until then. */
 	SERVE_BYTES = 1 << 20,
 	SERVE_BYTES_EACH = 16 << 10,
 };
@@ -38,7 +39,7 @@ static const struct counter path_arena_counter_list[] = {
 const struct counter_table path_arena_counter_table = { "arena", "kind", "arena_",
 	path_arena_counter_list, ARRAY_COUNT(path_arena_counter_list) };
 
-/* idle_bytes: in a buffer without payload. */
+/* idle_bytes: size of buffers without payload. */
 static void add_arena(const struct arena *arena, const struct path_arena *counts,
 	uint64_t idle_bytes, struct path_arena *sum)
 {
@@ -63,7 +64,7 @@ void path_arenas_add(struct path *path, struct path_arena *ram, struct path_aren
 	}
 }
 
-/* --- what a client may hold ---------------------------------------------------------------- */
+/* --- limits of a client ---------------------------------------------------------------------- */
 
 static bool is_below_thresholds(
 	uint64_t client_bytes, uint64_t export_bytes, const struct arena *arena, uint64_t bytes)
@@ -74,7 +75,7 @@ static bool is_below_thresholds(
 	       export_bytes + bytes <= left * PATH_EXPORT_FACTOR;
 }
 
-/* The size of a block that has room for so many bytes. */
+/* Returns the size of the smallest block that can hold this many bytes. */
 static uint64_t path_share_block_bytes(uint64_t bytes)
 {
 	uint64_t block = ARENA_BLOCK_BYTES_MIN;
@@ -85,8 +86,8 @@ static uint64_t path_share_block_bytes(uint64_t bytes)
 	return block;
 }
 
-/* What hinders the client from holding so many bytes more, or NULL: it may not have more of a quota
- * than is left of it then. */
+/* Returns the quota that prevents the client from holding this many more bytes, or NULL. Its
+ * holdings afterwards must not exceed what is then left of each quota. */
 static struct path_quota *quota_without_room(const struct path_client *client, uint64_t bytes)
 {
 	for (int i = 0; i < PATH_QUOTAS; i++) {
@@ -122,9 +123,9 @@ static void let_go(struct path_client *client, uint64_t bytes)
 	}
 }
 
-/* Whether the client may hold so many bytes more. What the request has just given back it may
- * always hold again; but if that was the reserve, which no quota counts, only while there is room:
- * it gets the reserve again. */
+/* Returns whether the client can hold this many more bytes. Memory that the request has just given
+ * back can always be taken again. If that was the reserve, which no quota counts, there must be
+ * room in the quotas; otherwise the request gets the reserve again. */
 static bool may_hold(struct path_client *client, uint64_t export_bytes, const struct arena *arena,
 	uint64_t bytes, uint64_t replaced_bytes)
 {
@@ -137,13 +138,15 @@ static bool may_hold(struct path_client *client, uint64_t export_bytes, const st
 	       quota_without_room(client, bytes) == NULL;
 }
 
-/* Reads get the reserve when their client holds nothing: what it holds will be sent, and makes room
- * for them. A write may come from a peer that receives nothing before it was sent. */
+/* Takes the client's reserve. A read gets it only if its client holds nothing, because otherwise
+ * the held data will be sent and make room. A write always gets it, because its peer might receive
+ * nothing before the write was sent. */
 static bool get_reserve(struct path_request *request, struct arena **arena_inout, uint64_t offset,
 	uint64_t replaced_bytes, uint64_t *bytes_inout, struct arena_buf *buf)
 {
 	struct path_client *client = request->client;
-	/* The next part is aligned; what is not cut has none. */
+	/* Ends on a boundary, so that the next part is aligned. An uncut request has no next
+	 * part. */
 	uint64_t room = PATH_RESERVE_BYTES - (request->atomic ? 0 : offset % PATH_RESERVE_BYTES);
 	bool may = request->op == STORE_WRITE || client->buffer_count == 0 || replaced_bytes > 0;
 
@@ -159,7 +162,7 @@ static bool get_reserve(struct path_request *request, struct arena **arena_inout
 	return true;
 }
 
-/* --- blocks for writes that must not be cut ------------------------------------------------ */
+/* --- blocks for writes that must not be cut -------------------------------------------------- */
 
 uint32_t path_atomic_bytes(struct path *path, const struct store *store)
 {
@@ -177,7 +180,7 @@ uint32_t path_atomic_bytes(struct path *path, const struct store *store)
 	return (uint32_t)MIN(promised, block);
 }
 
-/* Takes the blocks of exports for which there was no room before. */
+/* Allocates the blocks of exports that are still without one. */
 static void keep_atomic(struct path_share *share)
 {
 	struct list_node *node;
@@ -193,7 +196,7 @@ static void keep_atomic(struct path_share *share)
 	}
 }
 
-/* In turn: not before others that wait. */
+/* Takes the export's block for an atomic write, but not before other waiting clients. */
 static bool get_atomic(
 	struct path_request *request, struct arena **arena_inout, struct arena_buf *buf)
 {
@@ -204,13 +207,13 @@ static bool get_atomic(
 	if (likely(!request->atomic)) {
 		return false;
 	}
-	client->lacking = NULL; /* it waits for the block, whoever has it */
+	client->lacking = NULL; /* it waits for the block, not for a quota */
 	if (export->atomic.memory.rights == 0 || export->atomic_used) {
 		return false;
 	}
 	if (!share->serving && !turn_is_waiting(&client->turn) &&
 		!turns_are_empty(&share->waiting)) {
-		share->released = true; /* its turn will come */
+		share->released = true; /* its turn comes in path_serve() */
 		return false;
 	}
 	*buf = export->atomic;
@@ -232,7 +235,8 @@ static void put_atomic(struct path_request *request, struct arena_buf *buf)
 	buf->memory = MEM_NONE;
 }
 
-/* A block of the reserve is as good. */
+/* Returns whether the export needs a block: up to its size, a block of the reserve is
+ * sufficient. */
 static bool needs_block(const struct path_export *path_export)
 {
 	return path_export->atomic_bytes > PATH_RESERVE_BYTES;
@@ -268,7 +272,7 @@ void path_export_leave(struct path *path, struct path_export *path_export)
 
 /* --- buffers ------------------------------------------------------------------------------- */
 
-/* The same for memory of a device, which no quota counts. */
+/* As may_hold(), for device memory, which no quota counts. */
 static bool may_hold_device(struct path_client *client, const struct path_export *export,
 	uint64_t bytes, uint64_t replaced_bytes)
 {
@@ -278,7 +282,8 @@ static bool may_hold_device(struct path_client *client, const struct path_export
 		       client->share->device, bytes);
 }
 
-/* As much as there is of one kind of memory, if that is not too little. */
+/* Gets as much as is available in one arena, unless it is less than PATH_PART_BYTES_MIN and less
+ * than requested. */
 static bool get_from(struct path_request *request, struct arena *arena, uint64_t replaced_bytes,
 	uint64_t *bytes_inout, struct arena_buf *buf)
 {
@@ -383,7 +388,7 @@ void path_client_put(struct path_client *client, struct arena_buf *buf)
 
 /* --- the window ---------------------------------------------------------------------------- */
 
-/* A read that is held back until all of it is there may be longer than the window: alone. */
+/* A read that is sent only when complete can exceed the window if it is alone. */
 bool share_fits_window(const struct path_request *request, uint64_t bytes)
 {
 	const struct path_client *client = request->client;
@@ -392,7 +397,7 @@ bool share_fits_window(const struct path_request *request, uint64_t bytes)
 	       (request->whole && client->unsent_bytes == request->live_bytes);
 }
 
-/* One of the client's own that waits may be able to go on. */
+/* Lets the client's waiting requests be tried again. */
 static void path_share_look_again(struct path_client *client)
 {
 	if (!list_is_empty(&client->stalled)) {
@@ -427,7 +432,7 @@ static struct path_request *request_of(struct list_node *stalled_node)
 	return list_entry(stalled_node, struct path_request, stalled_node);
 }
 
-/* of: the quota that it waits for, or NULL; of_device: for memory of the device. */
+/* Sets what the client waits for. of: a quota, or NULL; of_device: device memory. */
 static void set_short(
 	struct path_client *client, bool is_short, struct path_quota *of, bool of_device)
 {
@@ -522,7 +527,7 @@ bool share_is_costly(const struct path_request *request)
 	       (store_info(request->export->store)->caps & STORE_CAP_CALLS) != 0;
 }
 
-/* An export always has a place for one. */
+/* Returns whether the request can start. An export always has a slot for one. */
 static bool costly_may(const struct path_request *request)
 {
 	uint32_t count = request->export->costly_count;
@@ -531,7 +536,7 @@ static bool costly_may(const struct path_request *request)
 	       (count == 0 || count + request->client->share->costly_count < PATH_COSTLY_MAX);
 }
 
-/* The client's next one may be able to begin. */
+/* Gives the client a turn for its next request, if it might be able to start. */
 static void look_for_costly(struct path_client *client)
 {
 	if (!client->costly_busy && !list_is_empty(&client->costly_waiting)) {
@@ -546,8 +551,8 @@ bool share_costly_waits(struct path_request *request)
 	bool may = costly_may(request);
 	bool had_turn = client->is_short && list_first(&client->stalled) == &request->stalled_node;
 
-	/* A place that has become free is for those who wait already. Who waits for memory has had
-	 * its turn. */
+	/* A slot that has become free is for requests that already wait. The request that waits
+	 * for memory has had its turn. */
 	if (may && (share->costly_serving || had_turn || turns_are_empty(&share->costly))) {
 		return false;
 	}
@@ -612,7 +617,7 @@ static void serve_costly(struct path_share *share, void (*start)(struct path_req
 	share->costly_serving = false;
 }
 
-/* What a client that held so much counts for. */
+/* Returns the amount that a client counts for, which held this much before its turn. */
 static uint64_t served_bytes(const struct path_client *client, uint64_t held)
 {
 	uint64_t holds = client->held_bytes + client->device_held_bytes;
@@ -640,7 +645,8 @@ void share_serve(struct path_share *share, void (*again)(struct path_request *re
 		again(request_of(list_first(&client->stalled)));
 		if (client->held_bytes + client->device_held_bytes > held ||
 			client->atomic_count > atomic_count) {
-			turns_had(&share->waiting, turn, &round); /* the reserve is no turn */
+			/* getting the reserve is not a turn */
+			turns_had(&share->waiting, turn, &round);
 			given += served_bytes(client, held);
 		} else if (turn_is_waiting(turn)) {
 			turns_in_vain(turn, &round);
@@ -654,7 +660,7 @@ void share_serve(struct path_share *share, void (*again)(struct path_request *re
 	}
 }
 
-/* --- life ---------------------------------------------------------------------------------- */
+/* --- creation and end ------------------------------------------------------------------------ */
 
 void path_peer_init(struct path_peer *peer)
 {

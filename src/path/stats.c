@@ -8,14 +8,14 @@
 
 #include "path/path.h"
 
-/* The unit of the buckets: about a microsecond. */
+/* Unit of the buckets: 1024 ns. */
 enum { UNIT_SHIFT = 10, PART_BITS = 3 };
 
 _Static_assert(PATH_LATENCY_PARTS == 1 << PART_BITS, "parts");
 
 uint32_t path_size_class(uint64_t length)
 {
-	uint64_t blocks = length > 0 ? (length - 1) >> 12 : 0; /* 4 KiB each, but for the first */
+	uint64_t blocks = length > 0 ? (length - 1) >> 12 : 0; /* 4 KiB blocks after the first */
 	uint32_t bits = blocks > 0 ? 64 - (uint32_t)__builtin_clzll(blocks) : 0;
 
 	return MIN((bits + 1) / 2, (uint32_t)PATH_SIZE_CLASS_COUNT - 1);
@@ -38,7 +38,7 @@ uint64_t path_latency_limit_ns(uint32_t bucket)
 
 static uint32_t latency_bucket(uint64_t ns)
 {
-	/* 0 to 7 exact, then 8 for each doubling. */
+	/* 0 to 7 exactly, then 8 per doubling. */
 	uint64_t units = (ns - (ns > 0)) >> UNIT_SHIFT;
 	uint64_t bucket = units;
 
@@ -84,7 +84,7 @@ void path_operation_add(struct path_operation *operation, const uint64_t edge_ns
 	}
 }
 
-/* Where there is no memory for statistics yet, a request is not counted, and the next one tries
+/* If the statistics cannot be allocated, the request is not counted, and the next one tries
  * again. */
 void path_account(const struct path_request *request)
 {
@@ -204,7 +204,8 @@ void path_stats_merge(struct path_stats *into, const struct path_stats *from)
 
 uint64_t path_stats_quantile_ns(const struct path_stats *stats, uint32_t parts_per_million)
 {
-	/* As many requests are in buckets up to the answer; rounded up, so that 100 % is all. */
+	/* Number of requests in all buckets up to the answer; rounded up, so that 100 % includes
+	 * all. */
 	uint64_t wanted =
 		(uint64_t)(((unsigned __int128)stats->count * parts_per_million + 999999) /
 			   1000000);
@@ -219,14 +220,14 @@ uint64_t path_stats_quantile_ns(const struct path_stats *stats, uint32_t parts_p
 	return stats->max_ns;
 }
 
-/* What does not fit into a part. */
+/* Marks and pieces of a part that has more than one. */
 struct path_trace_more {
-	struct path_trace_more *next; /* while it is free */
+	struct path_trace_more *next; /* in the free list */
 	struct path_trace_mark marks[PATH_TRACE_MARKS_MAX];
 	struct path_trace_piece pieces[PATH_TRACE_PIECES_MAX];
 };
 
-/* Of an export that was seen, once for all of its requests. */
+/* Name of an export, stored once for all of its requests. */
 struct trace_name {
 	struct trace_name *next;
 	uint32_t bytes;
@@ -237,18 +238,19 @@ struct path_trace {
 	struct path_trace_options options;
 	struct trace_name *names;
 	struct path_trace_request *requests;
-	uint32_t request_count; /* ever used, from the first on */
+	uint32_t request_count; /* used at least once, from the beginning of the array */
 	struct path_trace_request *requests_free;
 	struct path_trace_part *parts;
-	uint32_t part_count; /* ever used */
+	uint32_t part_count; /* used at least once */
 	uint32_t part_max;
 	struct path_trace_part *parts_free;
 	struct path_trace_more *mores;
-	uint32_t more_count; /* ever used */
+	uint32_t more_count; /* used at least once */
 	struct path_trace_more *mores_free;
-	struct path_trace_part beyond; /* stands for all parts that there is no room for */
+	struct path_trace_part beyond; /* dummy record of all parts beyond the limit */
 	const struct path_trace_request **ended;
-	/* Release with each end, acquire by who reads: an entry below it is complete. */
+	/* Written with release at each end, and read with acquire: entries below it are
+	 * complete. */
 	_Atomic uint32_t ended_count;
 };
 
@@ -257,7 +259,7 @@ static bool path_stats_same_name(struct path_trace_name a, struct path_trace_nam
 	return a.bytes == b.bytes && (a.bytes == 0 || memcmp(a.text, b.text, a.bytes) == 0);
 }
 
-/* A copy that stays; none: no memory. */
+/* Returns a copy that lives as long as the trace; none: out of memory. */
 static struct path_trace_name name_keep(struct path_trace *trace, struct path_trace_name name)
 {
 	struct trace_name *kept = trace->names;
@@ -308,7 +310,8 @@ int path_trace_create(const struct path_trace_options *options, struct path_trac
 		path_trace_destroy(trace);
 		return -ENOMEM;
 	}
-	/* Touched here, not where requests wait for it; who has more is large and can. */
+	/* Touches the memory now, so that requests do not wait for page faults. A part with more
+	 * marks or pieces is large, so its page fault does not matter. */
 	memset(trace->requests, 0, request_max * sizeof(*trace->requests));
 	memset(trace->parts, 0, trace->part_max * sizeof(*trace->parts));
 	*trace_out = trace;
@@ -332,7 +335,7 @@ void path_trace_destroy(struct path_trace *trace)
 	}
 }
 
-/* --- places -------------------------------------------------------------------------------- */
+/* --- allocation of records ------------------------------------------------------------------- */
 
 static struct path_trace_request *request_get(struct path_trace *trace)
 {
@@ -381,7 +384,7 @@ static void part_put(struct path_trace *trace, struct path_trace_part *part)
 	trace->parts_free = part;
 }
 
-/* Room for more than one mark and one piece. False: there is none. */
+/* Gets memory for more than one mark and one piece. Returns false if there is none. */
 static bool part_grow(struct path_trace *trace, struct path_trace_part *part)
 {
 	if (part->more == NULL && part != &trace->beyond) {
@@ -466,7 +469,7 @@ void path_trace_detach(struct path_trace *trace)
 	}
 }
 
-/* --- its parts ----------------------------------------------------------------------------- */
+/* --- parts of a request ---------------------------------------------------------------------- */
 
 struct path_trace_part *path_trace_opened(
 	struct path_trace_request *record, uint64_t offset, uint64_t length, uint64_t now_ns)
@@ -550,7 +553,8 @@ void path_trace_back(struct path_trace_part *part, uint64_t offset, uint64_t now
 {
 	struct path_trace_piece *pieces = part->more != NULL ? part->more->pieces : &part->piece;
 
-	/* A stream hands its bytes out in order: the last piece that begins there or before. */
+	/* A stream gives its bytes out in order, so this is the last piece that begins at or
+	 * before offset. */
 	for (uint32_t i = part->piece_count; i > 0; i--) {
 		if (pieces[i - 1].offset <= offset) {
 			pieces[i - 1].back_ns = MAX(now_ns, pieces[i - 1].handed_ns);
@@ -559,7 +563,7 @@ void path_trace_back(struct path_trace_part *part, uint64_t offset, uint64_t now
 	}
 }
 
-/* --- asking -------------------------------------------------------------------------------- */
+/* --- results --------------------------------------------------------------------------------- */
 
 uint32_t path_trace_ended_count(const struct path_trace *trace)
 {
@@ -582,8 +586,7 @@ const struct path_trace_piece *path_trace_pieces(const struct path_trace_part *p
 	return part->more != NULL ? part->more->pieces : &part->piece;
 }
 
-/* --- of an export ------------------------------------------------------------------------------
- */
+/* --- counters of an export ------------------------------------------------------------------- */
 
 #define EXPORT(field, unit, name, ...)                                                             \
 	COUNTER(struct path_export, field, TOTAL, unit, name, __VA_ARGS__)
