@@ -7,8 +7,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-/* A memory-locked process pays for all of it. Calls are a few system calls each: names are looked
- * up in a thread of glibc's. */
+/* Small, because a memory-locked process keeps the whole stack in RAM. Calls make only a few
+ * system calls; name lookups run in a thread of glibc. */
 enum { CALL_STACK_BYTES = 256 << 10 };
 
 int ring_mailbox_init(struct ring_mailbox *mailbox)
@@ -55,17 +55,18 @@ static void ring_calls_tell(int fd)
 }
 
 /*
- * The ring reads wake_fd. Its own eventfd (ring_poll_fd()) would tell of that read's end, but not
- * reliably: the end comes from inside a write to an eventfd, where the kernel puts such a signal
- * off, and on some versions (6.18 is one) it does so only once in the life of the ring.
+ * Wakes the ring, which has a read in flight on wake_fd. It does not rely on the eventfd
+ * registered with io_uring (ring_poll_fd()) to report the end of that read. The read ends inside a
+ * write to an eventfd, where the kernel postpones such a signal. Some versions (6.18 is one)
+ * deliver a postponed signal only once in the life of the ring.
  */
 static void wake(struct ring_mailbox *mailbox)
 {
 	int poll_fd;
 
 	ring_calls_tell(mailbox->wake_fd);
-	/* Pairs with the store in ring_poll_fd(): who does not see it there yet wakes a thread that
-	 * has not looked at its work since. */
+	/* Pairs with the store in ring_poll_fd(). If the descriptor is not visible here yet, the
+	 * thread that created it has not examined its work since, and will see this message. */
 	poll_fd = atomic_load_explicit(&mailbox->poll_fd, memory_order_acquire);
 	if (poll_fd >= 0) {
 		ring_calls_tell(poll_fd);
@@ -124,7 +125,8 @@ static void *call_thread(void *argument)
 {
 	struct ring_mailbox *mailbox = argument;
 
-	(void)setpriority(PRIO_PROCESS, 0, RING_CALL_NICE); /* of this thread; a wish */
+	/* of this thread; failure is harmless */
+	(void)setpriority(PRIO_PROCESS, 0, RING_CALL_NICE);
 	pthread_mutex_lock(&mailbox->lock);
 	for (;;) {
 		struct ring_op *op = ring_op_queue_pop(&mailbox->waiting);
@@ -157,7 +159,8 @@ static bool call_thread_start(struct ring_mailbox *mailbox, pthread_t *thread)
 
 	pthread_attr_init(&attributes);
 	pthread_attr_setstacksize(&attributes, CALL_STACK_BYTES);
-	/* A program's signals are for its own threads: here, a handler would interrupt calls. */
+	/* Signals are for the program's own threads, because a handler here would interrupt
+	 * calls. */
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	err = pthread_create(thread, &attributes, call_thread, mailbox);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* How an io_uring is set up: the best combination of flags that the kernel takes, and what works.
- */
+/* Setup of an io_uring: the best combination of flags that the kernel accepts, and the available
+ * features. */
 #include <errno.h>
 #include <liburing.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 
 #include "ring/calls.h"
 
-/* Newer than Debian 12's headers; ABI. */
+/* Newer than Debian 12's headers; part of the kernel ABI. */
 #ifndef IORING_FEAT_MIN_TIMEOUT
 #define IORING_FEAT_MIN_TIMEOUT (1U << 15)
 #endif
@@ -21,7 +21,7 @@ static unsigned setup_flags(const struct ring_features *features, bool is_confin
 {
 	unsigned flags = IORING_SETUP_CLAMP | IORING_SETUP_CQSIZE;
 
-	if (is_confined) { /* only until it is confined */
+	if (is_confined) { /* until it is confined */
 		flags |= IORING_SETUP_R_DISABLED;
 	}
 	if (features->defer_taskrun) {
@@ -36,8 +36,8 @@ static unsigned setup_flags(const struct ring_features *features, bool is_confin
 static int setup_uring(
 	struct io_uring *uring, const struct ring_options *options, struct ring_features *features)
 {
-	/* From the best combination of flags down to none: the kernel answers -EINVAL for a flag
-	 * that it does not know. */
+	/* From the best combination of flags down to none, because the kernel answers -EINVAL to
+	 * an unknown flag. */
 	static const struct {
 		bool single_issuer;
 		bool defer_taskrun;
@@ -74,7 +74,8 @@ static void probe_opcodes(struct io_uring *uring, struct ring_features *features
 	}
 }
 
-/* Registers and removes one page: the locked-memory limit and old kernels show only like this. */
+/* Registers and removes one page, because only this reveals the locked-memory limit and old
+ * kernels. */
 static void probe_buffers(struct io_uring *uring, struct ring_features *features, uint32_t count)
 {
 	void *page;
@@ -99,8 +100,8 @@ static void probe_buffers(struct io_uring *uring, struct ring_features *features
 	features->buffer_error = result < 0 ? (uint32_t)-result : 0;
 }
 
-/* What uring.c submits in a confined ring. Not in it: whatever opens, connects or names an address.
- */
+/* Operations that uring.c submits in a confined ring. The list excludes all operations that open,
+ * connect or name an address. */
 static const uint8_t confined_operations[] = {
 	IORING_OP_ACCEPT,
 	IORING_OP_ASYNC_CANCEL,
@@ -126,7 +127,7 @@ static const uint8_t confined_registrations[] = {
 	IORING_UNREGISTER_RING_FDS,
 };
 
-/* liburing 2.3 declares functions for these two, and does not export them. */
+/* liburing 2.3 declares functions for these two registrations, but does not export them. */
 static int register_here(
 	struct io_uring *uring, unsigned operation, const void *argument, uint32_t count)
 {
@@ -135,7 +136,7 @@ static int register_here(
 		       : 0;
 }
 
-/* A ring is confined once, while it is disabled: this enables it. */
+/* Confines a ring, once, while it is disabled, and enables it. */
 static int confine(struct io_uring *uring)
 {
 	struct io_uring_restriction list[ARRAY_COUNT(confined_operations) +

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What is done to sockets at once, without an operation of the ring, see ring.h. */
+/* Socket calls that do not use a ring operation, see ring.h. */
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -10,7 +10,7 @@
 void ring_socket_shutdown(struct ring *ring, struct ring_file file)
 {
 	GMB_UNUSED(ring);
-	(void)shutdown(file.fd, SHUT_RDWR); /* fails only when the peer is gone already */
+	(void)shutdown(file.fd, SHUT_RDWR); /* fails only if the peer is already gone */
 }
 
 void ring_socket_abort(struct ring *ring, struct ring_file file)
@@ -19,9 +19,9 @@ void ring_socket_abort(struct ring *ring, struct ring_file file)
 	const struct sockaddr nowhere = { .sa_family = AF_UNSPEC };
 
 	GMB_UNUSED(ring);
-	/* Disconnecting a TCP socket drops what waits to be sent, or sent again. The linger option
-	 * does so, too, but only when the kernel lets go of the last reference: it is for servers
-	 * whose sandbox forbids connect(), and for kernel TLS. */
+	/* Disconnecting a TCP socket discards data that waits to be sent or retransmitted. The
+	 * linger option does so, too, but only when the kernel drops the last reference. It is for
+	 * servers whose sandbox forbids connect(), and for kernel TLS. */
 	(void)setsockopt(file.fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger));
 	(void)connect(file.fd, &nowhere, sizeof(nowhere));
 	(void)shutdown(file.fd, SHUT_RDWR);
@@ -47,7 +47,8 @@ bool ring_socket_credentials(int fd, struct ucred *credentials)
 void ring_socket_close(struct ring *ring, int fd)
 {
 	GMB_UNUSED(ring);
-	if (rights_may_come(fd)) { /* not shut down, nor emptied: another process may have it */
+	/* neither shut down nor emptied: another process might have it */
+	if (rights_may_come(fd)) {
 		dispose_end(fd, rights_owner(fd));
 	} else {
 		close(fd);

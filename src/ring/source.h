@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Private to the two rings: what they have in common about event sources (ring.h).
+ * Private to both rings: the common part of their event sources (ring.h).
  *
  *   turn: [spin: poll...] ─▶ arm ─▶ block ─▶ completions ─▶ poll ─▶ end of the batch
- *                             └─ something is pending: do not block
+ *                             └─ events are pending: do not block
  *
  * Threading: the ring's thread. Ownership: as ring.h. Errors: none.
  */
@@ -27,7 +27,7 @@ static inline void source_done(struct ring_op *op, int result)
 	if (source->removed != NULL) {
 		list_remove(&source->node);
 		source->removed(source);
-	} /* else it is polled in this turn */
+	} /* otherwise it is polled in this turn */
 }
 
 static inline void source_remove(
@@ -42,12 +42,12 @@ static inline void source_remove(
 	}
 }
 
-/* How many events were handled. */
+/* Returns the number of events that were handled. */
 static inline int sources_poll(struct ring_sources *sources)
 {
 	int count = 0;
 
-	/* A source would be freed in a turn inside a turn. */
+	/* A nested turn could free a source that is in use here. */
 	GMB_ASSERT(!sources->polling);
 	sources->polling = true;
 	list_for_each(node, &sources->list)
@@ -62,7 +62,7 @@ static inline int sources_poll(struct ring_sources *sources)
 	return count;
 }
 
-/* True: nothing is pending, and what comes wakes the ring. */
+/* Returns true if no event is pending and the next one wakes the ring. */
 static inline bool sources_arm(struct ring *ring, struct ring_sources *sources)
 {
 	list_for_each(node, &sources->list)

@@ -10,7 +10,7 @@
 
 #include "ring/ring.h"
 
-/* The main thread must handle signals, too. */
+/* Short, because the main thread also has to handle signals. */
 enum { CALL_SECONDS_MAX = 2, NAME_BYTES = 16 };
 
 struct ring_thread {
@@ -19,7 +19,7 @@ struct ring_thread {
 	struct ring *ring;
 	char name[NAME_BYTES];
 
-	/* Start: the thread fills code and error, then posts started. */
+	/* Start: the thread sets code and error, then posts started. */
 	sem_t started;
 	int code;
 	struct error error;
@@ -48,7 +48,7 @@ static void *thread_main(void *context)
 	}
 	sem_post(&thread->started);
 	ring_run(thread->ring);
-	/* The stop message can arrive while ring_post() still looks at the ring. */
+	/* The stop message can be delivered while ring_post() still accesses the ring. */
 	thread_wait_for(&thread->stop_posted);
 	thread->options.end(thread->options.context);
 	return NULL;
@@ -108,15 +108,17 @@ void ring_thread_stop(struct ring_thread *thread)
 	thread_release(thread);
 }
 
-/* A call on the thread. The second one to set `decided` finds it true: the thread then only frees
- * the call, the caller has to wait for its end. */
+/* A call on the thread. The thread and the caller each set `decided`, and the second one finds it
+ * already set. If this is the thread, it only frees the call. If it is the caller, it waits for
+ * the call to end. */
 struct thread_call {
 	struct ring_message message;
 	void (*call)(void *context);
 	void *context;
 	_Atomic bool decided;
-	_Atomic bool ended; /* puts call() before what its caller does next, as the semaphore does:
-			     * ThreadSanitizer does not know sem_clockwait() */
+	/* Orders call() before the caller's next actions, as the semaphore does. It exists because
+	 * ThreadSanitizer does not know sem_clockwait(). */
+	_Atomic bool ended;
 	sem_t over;
 };
 
@@ -131,7 +133,8 @@ static void thread_deliver_call(struct ring *ring, struct ring_message *message)
 	struct thread_call *call = container_of(message, struct thread_call, message);
 
 	GMB_UNUSED(ring);
-	/* Acquire and release: what the caller prepared is seen, and nothing after it gave up. */
+	/* Acquire and release: the call sees the data that the caller prepared, and the caller
+	 * cannot give up after this point. */
 	if (atomic_exchange_explicit(&call->decided, true, memory_order_acq_rel)) {
 		call_destroy(call);
 		return;
@@ -141,7 +144,7 @@ static void thread_deliver_call(struct ring *ring, struct ring_message *message)
 	sem_post(&call->over);
 }
 
-/* False: it did not come in time. */
+/* Returns false if the semaphore was not posted in time. */
 static bool wait_a_moment(sem_t *semaphore)
 {
 	struct timespec end;

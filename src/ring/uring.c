@@ -25,15 +25,15 @@ enum {
 	ENTRIES_DEFAULT = 1024,
 	FILES_DEFAULT = 4096,
 	BUFFERS_DEFAULT = 256,
-	/* Some microseconds of looking between two offers of the processor to others. */
+	/* Polls between two calls of sched_yield(), which take some microseconds. */
 	SPIN_LOOKS = 128,
-	/* A send may be short. */
+	/* Longer sends become short ones, which the caller resumes anyway. */
 	SEND_BYTES_MAX = 1 << 30,
-	/* Turns in a row that may run deferred operations only. */
+	/* Consecutive turns that can run deferred operations only. */
 	ENTERS_SKIPPED_MAX = 4,
 };
 
-/* The kernel reads a timer's argument straight from the op. */
+/* The kernel reads a timer's argument directly from the op. */
 _Static_assert(
 	offsetof(struct ring_op, time_ns) ==
 		offsetof(struct ring_op, time_s) + offsetof(struct __kernel_timespec, tv_nsec),
@@ -44,21 +44,21 @@ struct ring {
 	struct io_uring uring;
 	struct ring_features features;
 	struct ring_counters counters;
-	struct ring_op_queue deferred; /* complete in the next batch */
+	struct ring_op_queue deferred; /* run in the next batch */
 	struct list_node batch_ends;
 	struct ring_sources sources;
-	int source_events; /* handled while spinning */
+	int source_events; /* events handled while spinning */
 	uint64_t batch_ns;
 	uint64_t random_state;
 	uint64_t spin_ns;
 	uint32_t skipped;     /* turns since the kernel was last entered */
-	uint32_t batch_count; /* 0 = none */
+	uint32_t batch_count; /* 0 = off */
 	uint32_t batch_us;
 	bool stopping;
 	bool is_confined;
-	int poll_fd; /* eventfd for ring_poll_fd(), -1 until it is asked for */
+	int poll_fd; /* eventfd for ring_poll_fd(), -1 until it is created */
 
-	struct ring_guard *guards; /* that are free */
+	struct ring_guard *guards; /* free list */
 	int *file_slots_free;	   /* stack of free file table indices */
 	uint32_t file_slots_free_count;
 	int *buffer_slots_free;
@@ -164,7 +164,7 @@ void ring_destroy(struct ring *ring)
 	}
 	GMB_ASSERT(list_is_empty(&ring->sources.list));
 	if (ring->uring.ring_fd >= 0) {
-		io_uring_queue_exit(&ring->uring); /* ends the read on wake_fd */
+		io_uring_queue_exit(&ring->uring); /* cancels the read on wake_fd */
 	}
 	ring_mailbox_fini(&ring->mailbox);
 	if (ring->poll_fd >= 0) {
@@ -186,7 +186,7 @@ const struct ring_counters *ring_counters(const struct ring *ring)
 	return &ring->counters;
 }
 
-/* --- time and chance ----------------------------------------------------------------------- */
+/* --- time and random numbers ----------------------------------------------------------------- */
 
 uint64_t ring_now_ns(const struct ring *ring)
 {
@@ -285,7 +285,7 @@ void ring_call(
 {
 	op_start(op, RING_CALL, done);
 	op->call = call;
-	if (!ring_mailbox_call(&ring->mailbox, op)) { /* no thread: slower, not wrong */
+	if (!ring_mailbox_call(&ring->mailbox, op)) { /* no thread: slower, but correct */
 		op->result = call(op);
 		ring_op_queue_push(&ring->deferred, op);
 	}
@@ -312,7 +312,7 @@ void ring_defer(struct ring *ring, struct ring_op *op, int result, ring_done_fn 
 
 /* --- the loop ------------------------------------------------------------------------------ */
 
-/* Moves what has completed from the kernel's queue into ours, so that callbacks may submit. */
+/* Moves completions from the kernel's queue into ours, so that callbacks can submit. */
 static void collect_completions(struct ring *ring)
 {
 	struct io_uring_cqe *cqe;
@@ -324,7 +324,7 @@ static void collect_completions(struct ring *ring)
 		struct ring_op *op = io_uring_cqe_get_data(cqe);
 
 		count++;
-		if (op == NULL) { /* answer to a cancel request */
+		if (op == NULL) { /* result of a cancel request */
 			continue;
 		}
 		op->result = op->code == RING_TIMER && cqe->res == -ETIME ? 0 : cqe->res;
@@ -333,7 +333,8 @@ static void collect_completions(struct ring *ring)
 	io_uring_cq_advance(&ring->uring, count);
 }
 
-/* Seen without a system call: a completion, or work that will make one once we enter the kernel. */
+/* Returns whether there is a completion, or deferred kernel work that produces one when we enter
+ * the kernel. Makes no system call. */
 static bool uring_has_news(const struct ring *ring)
 {
 	unsigned flags = __atomic_load_n(ring->uring.sq.kflags, __ATOMIC_RELAXED);
@@ -350,29 +351,31 @@ void ring_flush(struct ring *ring)
 
 	ring->counters.enters++;
 	GMB_ASSERT(result >= 0 || result == -EINTR || result == -EBUSY || result == -EAGAIN);
-	/* The kernel signals what is new. The next turn may have other work, too: what was deferred
-	 * here, and task work beyond what one call of the kernel runs. */
+	/* The kernel signals new completions. But the next turn might have other work: operations
+	 * deferred here, and task work beyond the amount that one system call runs. */
 	if (ring->poll_fd >= 0 &&
 		(pending || ring->deferred.head != NULL || uring_has_news(ring))) {
 		ring_poll_again(ring);
 	}
 }
 
-/* liburing 2.3 knows neither the field nor the call: wait for batch_count completions, or for
- * one once batch_us have passed. Two system calls, where submitting leaves nothing to run. */
+/* Waits for batch_count completions, or for one once batch_us have passed. It is written out
+ * because liburing 2.3 has neither the field nor the function. It makes two system calls if the
+ * submission completes nothing. */
 static int enter_batch(struct ring *ring)
 {
-	/* Without a limit for the whole wait, the kernel ends it after batch_us also when nothing
-	 * is there at all. */
+	/* Without a limit for the whole wait, the kernel ends it after batch_us even without any
+	 * completion. */
 	static const struct __kernel_timespec limit = { .tv_sec = 3600 };
-	/* By position: min_wait_usec is called pad in older headers. */
+	/* By position, because min_wait_usec is called pad in older headers. */
 	struct io_uring_getevents_arg argument = { 0, 0, ring->batch_us,
 		(uint64_t)(uintptr_t)&limit };
 	unsigned flags = IORING_ENTER_GETEVENTS | IORING_ENTER_EXT_ARG;
 	int result = 0;
 
-	/* Deferred task work must run in every turn: what completes while it is submitted would
-	 * else keep everything else waiting for as long as there is something to submit. */
+	/* Deferred task work must run in every turn. Otherwise operations that complete during
+	 * submission would delay all other completions for as long as there is something to
+	 * submit. */
 	if (io_uring_sq_ready(&ring->uring) > 0) {
 		result = io_uring_submit_and_get_events(&ring->uring);
 	}
@@ -387,7 +390,7 @@ static int enter_batch(struct ring *ring)
 		(sigset_t *)(void *)&argument, sizeof(argument));
 }
 
-/* Submits and waits for one completion or the limit. */
+/* Submits, and waits for one completion or the limit. */
 static int enter_limited(struct ring *ring, uint64_t limit_ns)
 {
 	struct __kernel_timespec limit = {
@@ -399,7 +402,7 @@ static int enter_limited(struct ring *ring, uint64_t limit_ns)
 	return io_uring_submit_and_wait_timeout(&ring->uring, &cqe, 1, &limit, NULL);
 }
 
-/* True: there were events, and they were handled, or a source has deferred something. */
+/* Polls the sources. Returns true if they handled events or deferred an operation. */
 static bool sources_had_news(struct ring *ring)
 {
 	if (!list_is_empty(&ring->sources.list)) {
@@ -408,15 +411,15 @@ static bool sources_had_news(struct ring *ring)
 	return ring->source_events > 0 || ring->deferred.head != NULL;
 }
 
-/* Looks for completions and events for up to spin_ns, letting others run now and then. True when
- * some came. */
+/* Polls for completions and events for up to spin_ns, with occasional yields. Returns true if
+ * there were any. */
 static bool uring_spin(struct ring *ring)
 {
 	uint64_t now_ns = ring_now_ns(ring);
 	uint64_t end_ns = now_ns + ring->spin_ns;
 
 	while (now_ns < end_ns) {
-		ring->batch_ns = now_ns; /* for events */
+		ring->batch_ns = now_ns; /* for the events' handlers */
 		for (int looks = 0; looks < SPIN_LOOKS && !uring_has_news(ring); looks++) {
 			if (sources_had_news(ring)) {
 				return true;
@@ -461,7 +464,7 @@ static void uring_enter(struct ring *ring, bool wait, uint64_t limit_ns)
 	bool spins = wait && limit_ns == UINT64_MAX && ring->spin_ns > 0;
 	int result;
 
-	if (ring->poll_fd >= 0) { /* what comes from here on makes it readable again */
+	if (ring->poll_fd >= 0) { /* later events make it readable again */
 		uint64_t value;
 
 		(void)!read(ring->poll_fd, &value, sizeof(value));
@@ -482,7 +485,8 @@ static void uring_enter(struct ring *ring, bool wait, uint64_t limit_ns)
 		result = ring->batch_count > 1 ? enter_batch(ring)
 					       : io_uring_submit_and_wait(&ring->uring, 1);
 	}
-	/* -EINTR: a signal; -EBUSY and -EAGAIN: completions must be taken first. We come back. */
+	/* -EINTR: a signal; -EBUSY and -EAGAIN: completions must be collected first. The next turn
+	 * tries again. */
 	GMB_ASSERT(result >= 0 || result == -EINTR || result == -EBUSY || result == -EAGAIN ||
 		   result == -ETIME);
 }
@@ -501,8 +505,8 @@ static int uring_turn(struct ring *ring, bool wait, uint64_t limit_ns)
 	struct ring_op *op;
 	int count = 0;
 
-	/* What needs no kernel is run without entering it, but not for ever: the kernel's own
-	 * deferred work waits meanwhile. */
+	/* Deferred operations run without entering the kernel. The number of such turns is
+	 * limited, because the kernel's own deferred work waits. */
 	if (ring->deferred.head != NULL && ring->skipped < ENTERS_SKIPPED_MAX) {
 		ring->skipped++;
 	} else {
@@ -512,7 +516,8 @@ static int uring_turn(struct ring *ring, bool wait, uint64_t limit_ns)
 	collect_completions(ring);
 	ring->batch_ns = ring_now_ns(ring);
 	op = ring->deferred.head;
-	ring_op_queue_init(&ring->deferred); /* what is deferred from here on runs next time */
+	/* operations deferred from here on run in the next turn */
+	ring_op_queue_init(&ring->deferred);
 	while (op != NULL) {
 		struct ring_op *next = op->next;
 
@@ -546,8 +551,9 @@ int ring_turn_limited(struct ring *ring, uint64_t limit_ns)
 	return uring_turn(ring, limit_ns > 0, limit_ns);
 }
 
-/* With deferred task work the ring's own descriptor does not wake pollers: the kernel only marks
- * the work, and nobody is in io_uring_enter(2) to do it. The mark signals an eventfd, too. */
+/* With deferred task work, the ring's own descriptor does not wake pollers: the kernel only marks
+ * the work, and no thread is in io_uring_enter(2) to run it. The mark does signal a registered
+ * eventfd. */
 int ring_poll_fd(struct ring *ring)
 {
 	int result;
@@ -555,7 +561,8 @@ int ring_poll_fd(struct ring *ring)
 	if (ring->poll_fd >= 0) {
 		return ring->poll_fd;
 	}
-	ring->poll_fd = eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK); /* what is there already counts */
+	/* 1: there might already be work */
+	ring->poll_fd = eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (ring->poll_fd < 0) {
 		return -errno;
 	}
@@ -692,7 +699,7 @@ static struct io_uring_sqe *sqe_get(struct ring *ring)
 	struct io_uring_sqe *sqe = io_uring_get_sqe(&ring->uring);
 
 	ring->counters.submissions++;
-	while (unlikely(sqe == NULL)) { /* queue full: hand it to the kernel and go on */
+	while (unlikely(sqe == NULL)) { /* queue full: submit it and retry */
 		int result = io_uring_submit(&ring->uring);
 
 		ring->counters.enters++;
@@ -730,7 +737,7 @@ static void guard_submit(struct ring *ring, struct ring_op *op)
 	io_uring_sqe_set_data(sqe, op);
 }
 
-/* guard NULL: no memory. */
+/* guard NULL: out of memory. */
 static void recv_guarded(
 	struct ring *ring, struct ring_op *op, struct ring_guard *guard, ring_done_fn *done)
 {
@@ -743,7 +750,7 @@ static void recv_guarded(
 	guard_submit(ring, op);
 }
 
-/* False: it goes on. */
+/* Returns false if the receive continues with another operation. */
 static bool guarded_is_over(struct ring *ring, struct ring_op *op)
 {
 	if (!ring_guard_take(op->guard, &op->result)) {
@@ -951,7 +958,8 @@ void ring_cancel(struct ring *ring, struct ring_op *op)
 	if (!op->in_flight) {
 		return;
 	}
-	if (op->code == RING_RECV_GUARDED) { /* perhaps its operation has ended, and waits for us */
+	/* its operation might have completed and wait for the next turn */
+	if (op->code == RING_RECV_GUARDED) {
 		ring_guard_cancel(op->guard);
 	}
 	sqe = sqe_get(ring);

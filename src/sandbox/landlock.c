@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Landlock, as the kernel's Documentation/userspace-api/landlock.rst describes it. The C library
- * has no wrappers, and its headers may be older than the kernel. */
+/* Landlock, as described in the kernel's Documentation/userspace-api/landlock.rst. The C library
+ * has no wrappers for it, and its headers can be older than the kernel. */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/landlock.h>
@@ -11,7 +11,7 @@
 
 #include "sandbox/layers.h"
 
-/* Rights by the version that brought them. */
+/* Rights, with the interface version that introduced them. */
 #define FILE_RIGHTS_1 ((LANDLOCK_ACCESS_FS_MAKE_SYM << 1) - 1)
 #define RIGHT_REFER   (UINT64_C(1) << 13) /* 2 */
 #define RIGHT_RESIZE  (UINT64_C(1) << 14) /* 3 */
@@ -21,11 +21,11 @@
 #define SCOPE_SOCKETS (UINT64_C(1) << 0)  /* 6: abstract Unix sockets of others */
 #define SCOPE_SIGNALS (UINT64_C(1) << 1)  /* 6 */
 
-/* What a rule about a file that is not a folder may name. */
+/* Rights that a rule about a file, as opposed to a folder, can contain. */
 #define RIGHTS_OF_FILE                                                                             \
 	(LANDLOCK_ACCESS_FS_READ_FILE | LANDLOCK_ACCESS_FS_WRITE_FILE | RIGHT_RESIZE | RIGHT_IOCTL)
 
-/* struct landlock_ruleset_attr of version 6; an older kernel is given the part that it knows. */
+/* struct landlock_ruleset_attr of version 6; an older kernel gets the part that it knows. */
 struct ruleset_attributes {
 	uint64_t files;
 	uint64_t net;
@@ -53,7 +53,7 @@ uint32_t landlock_version(void)
 	return version > 0 ? (uint32_t)version : 0;
 }
 
-/* Everything that this kernel can refuse, less what we need everywhere. */
+/* Returns all rights that this kernel can deny, except those that are needed everywhere. */
 static struct ruleset_attributes handled(const struct sandbox *sandbox, uint32_t version)
 {
 	struct ruleset_attributes out = { .files = FILE_RIGHTS_1 };
@@ -81,7 +81,7 @@ static uint64_t rights_of(uint32_t access)
 	       ((access & SANDBOX_SHARED_MEMORY) != 0 ? shared : 0);
 }
 
-/* What cannot be opened any more needs no rule. */
+/* A path that can no longer be opened needs no rule. */
 static int landlock_add_rule(int ruleset, const struct sandbox_rule *rule, uint64_t files)
 {
 	struct landlock_path_beneath_attr attributes = { .parent_fd = -1 };

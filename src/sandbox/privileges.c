@@ -100,7 +100,8 @@ int sandbox_find_user(const char *text, struct sandbox_user *out, struct error *
 	return rc;
 }
 
-/* Memory that is registered with the kernel counts as locked, which root may do without limit. */
+/* Raises the limit on locked memory before root is given up. Memory registered with the kernel
+ * counts as locked, and root may lock any amount. */
 static void keep_memory_limit(void)
 {
 	const struct rlimit none = { RLIM_INFINITY, RLIM_INFINITY };
@@ -110,7 +111,7 @@ static void keep_memory_limit(void)
 	}
 }
 
-/* The capabilities go with the last identity of root. */
+/* Dropping the last user ID of root drops the capabilities. */
 static int privileges_become(const struct sandbox_user *who)
 {
 	if ((who->name[0] != '\0' ? initgroups(who->name, who->gid) : setgroups(0, NULL)) < 0 ||
@@ -118,7 +119,7 @@ static int privileges_become(const struct sandbox_user *who)
 		setresuid(who->uid, who->uid, who->uid) < 0) {
 		return -errno;
 	}
-	/* Cannot be: but nothing after this would notice. */
+	/* This should be impossible, but no later code would detect it. */
 	return setuid(0) == 0 ? -EPERM : 0;
 }
 
@@ -141,7 +142,8 @@ int sandbox_become(const struct sandbox_user *user, struct error *error)
 		      : 0;
 }
 
-/* What serving as root can need: disks of others, and memory beyond the limit. */
+/* Capabilities that serving as root can need: disks of other users, and memory beyond the
+ * limit. */
 static const uint32_t kept_capabilities[] = { CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_IPC_LOCK };
 
 static void privileges_keep(struct __user_cap_data_struct *kept,

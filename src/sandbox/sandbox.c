@@ -17,9 +17,9 @@
 #include "base/log.h"
 #include "sandbox/layers.h"
 
-/* By sandbox_enter(). */
+/* Set by sandbox_enter(). */
 static bool files_are_confined;
-/* What sandbox_seal() has to do. */
+/* Work left for sandbox_seal(). */
 static struct {
 	bool is_due;
 	bool connects;
@@ -60,12 +60,12 @@ static int sandbox_add_rule(struct sandbox *sandbox, char *path, uint32_t access
 	return 0;
 }
 
-/* 0 and NULL: there is nothing of that name. */
+/* Returns 0 and NULL if there is no such file. */
 static int sandbox_resolve(const char *path, char **real_out, struct error *error)
 {
 	*real_out = realpath(path, NULL);
 	if (*real_out == NULL && errno == ENOENT && access(path, F_OK) == 0) {
-		*real_out = strdup(path); /* /dev/fd/3, of a file that was removed */
+		*real_out = strdup(path); /* /dev/fd/3 of a file that was removed */
 	}
 	return *real_out == NULL && errno == ENOMEM
 		       ? error_set(error, -ENOMEM, "no memory for the rules of the sandbox")
@@ -89,7 +89,7 @@ void sandbox_allow_port(struct sandbox *sandbox, uint16_t port)
 	}
 }
 
-/* Of the Filesystem Hierarchy Standard 3.0, and where distributions keep keys. */
+/* From the Filesystem Hierarchy Standard 3.0, and where distributions keep keys. */
 static const char *const system_folders[] = {
 	"/",
 	"/bin",
@@ -130,7 +130,7 @@ static const char *const system_folders[] = {
 	"/var/tmp",
 };
 
-/* Of one user, for all programs of that user: /run/user/1000. */
+/* Returns whether a folder is shared by all programs of one user, like /run/user/1000. */
 static bool is_of_user(const char *folder)
 {
 	static const char above[] = "/run/user/";
@@ -139,7 +139,7 @@ static bool is_of_user(const char *folder)
 	return strncmp(folder, above, bytes) == 0 && strchr(folder + bytes, '/') == NULL;
 }
 
-/* folder: as realpath() writes it. */
+/* folder: in the form of realpath(). */
 static bool is_broad(const char *folder)
 {
 	const struct passwd *owner;
@@ -199,7 +199,7 @@ static size_t folder_bytes(const char *path)
 	return (size_t)(strrchr(path, '/') - path);
 }
 
-/* Once for each folder. */
+/* Warns once per folder. */
 static void warn_of_files_alone(const struct sandbox *sandbox)
 {
 	const char *before = NULL;
@@ -230,7 +230,8 @@ void sandbox_probe(struct sandbox_support *support)
 	};
 }
 
-/* One of the two is missing, or failed with rc < 0. */
+/* A layer is missing or failed with rc < 0: returns an error if the mode requires it, otherwise
+ * logs it. rc 0: the layer is active. */
 static int sandbox_judge(enum sandbox_mode mode, const char *what, int rc, struct error *error)
 {
 	if (rc == 0) {
@@ -257,7 +258,8 @@ int sandbox_enter(struct sandbox *sandbox, enum sandbox_mode mode, struct error 
 		log_info("sandbox: off");
 		return 0;
 	}
-	/* Both layers ask for it, and no program that could gain something is started any more. */
+	/* Both layers require it. It costs nothing, because no program is started later that could
+	 * gain privileges. */
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0) {
 		return sandbox_judge(mode, "no_new_privs", -errno, error);
 	}
@@ -295,7 +297,7 @@ int sandbox_seal(enum sandbox_mode mode, struct error *error)
 		seccomp_seal(to_seal.connects, to_seal.loads_code), error);
 }
 
-/* Of a file that is not there. */
+/* path: a file that does not exist. */
 static bool is_in_writable_folder(const char *path)
 {
 	char folder[PATH_MAX];
@@ -315,7 +317,8 @@ static int try_open(const char *path, int flags)
 	return 0;
 }
 
-/* "cannot open 'path': reason; remedy": that is for another reason than the sandbox. */
+/* Copies "cannot open 'path': reason; remedy" without the remedy, which applies to other reasons
+ * than the sandbox. */
 static void copy_without_remedy(char text[ERROR_TEXT_BYTES], const char *sentence)
 {
 	char *remedy;
@@ -342,7 +345,7 @@ bool sandbox_explain(const char *path, bool writes, const char *remedy, struct e
 		rc = try_open(path, O_RDWR);
 	}
 	copy_without_remedy(text, error->text);
-	/* Landlock does not bind access(): that is by the file's mode. */
+	/* access() is not subject to Landlock: it only checks the file's mode. */
 	if (rc == -ENOENT && writes && is_in_writable_folder(path)) {
 		error_set(error, error->code,
 			"%s (the sandbox lets no file be made once the server has started: make it "

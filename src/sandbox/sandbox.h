@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What a process gives up before it reads a byte from the network: being root, capabilities, files
- * outside of named folders (Landlock), and system calls that it has no use for (seccomp).
+ * Privileges that a process gives up before it reads a byte from the network: the root user,
+ * capabilities, files outside named folders (Landlock), and unneeded system calls (seccomp).
  *
  *   sandbox_become() ─▶ open the disks ─▶ sandbox_allow(folder) ... ─▶ sandbox_enter()
  *     ─▶ start threads, make rings, listen ─▶ sandbox_seal() ─▶ accept
  *
- * All of it is inherited by the threads started later and cannot be taken back. Operations of
- * io_uring pass by the filter of system calls, but not by Landlock: the kernel's workers have the
- * credentials of whoever submitted the operation. So rings are confined themselves
- * (ring_options.is_confined), and there is no new one after sandbox_seal().
+ * Threads started later inherit all of it, and it cannot be undone. Operations of io_uring bypass
+ * the system call filter but not Landlock, because the kernel's workers have the credentials of
+ * the submitter. So rings are confined separately (ring_options.is_confined), and no ring can be
+ * created after sandbox_seal().
  *
- * Threading: the thread that is still alone; sandbox_seal() and sandbox_explain() on any thread.
+ * Threading: before other threads start; sandbox_seal() and sandbox_explain() on any thread.
  */
 #pragma once
 
@@ -20,25 +20,26 @@
 #include "base/error.h"
 
 enum sandbox_mode {
-	SANDBOX_AUTO, /* what this kernel has */
-	SANDBOX_ON,   /* all of it, or an error */
+	SANDBOX_AUTO, /* all layers that this kernel has */
+	SANDBOX_ON,   /* all layers, or an error */
 	SANDBOX_OFF,
 };
 
-/* What may be done below a folder, or with a file. */
+/* Access below a folder, or to a file. */
 enum sandbox_access {
 	SANDBOX_READ = BIT(0),
-	SANDBOX_WRITE = BIT(1),		/* existing files; nothing can be created */
+	SANDBOX_WRITE = BIT(1),		/* of existing files; nothing can be created */
 	SANDBOX_DEVICES = BIT(2),	/* ioctl() on devices */
-	SANDBOX_SOCKETS = BIT(3),	/* Unix sockets may be made, and files removed */
-	SANDBOX_SHARED_MEMORY = BIT(4), /* files may be made, resized and removed */
+	SANDBOX_SOCKETS = BIT(3),	/* Unix sockets can be created, and files removed */
+	SANDBOX_SHARED_MEMORY = BIT(4), /* files can be created, resized and removed */
 };
 
 struct sandbox_rule {
-	char *path; /* as it was resolved */
+	char *path; /* resolved by realpath() */
 	uint32_t access;
-	/* A file whose folder has much more, so that another one cannot replace it: which option
-	 * names it; borrowed. Else NULL. */
+	/* Set for a single file whose folder is not allowed because it is broad, so that a
+	 * replacement of the file cannot be read: the option that names the file, borrowed.
+	 * Otherwise NULL. */
 	const char *alone_of;
 };
 
@@ -48,72 +49,75 @@ enum { SANDBOX_PORTS_MAX = 16 };
 struct sandbox {
 	struct sandbox_rule *rules;
 	uint32_t rule_count;
-	/* A network library is loaded late: its code is mapped, and it connects and listens. */
+	/* A network library is loaded later: it maps code, connects and listens. */
 	bool loads_code;
-	/* The server connects to others, at Unix sockets and TCP ports. */
+	/* The server connects to Unix sockets and TCP ports. */
 	bool connects;
-	/* A port below 1024 is still to be listened on. */
+	/* A port below 1024 has yet to be opened. */
 	bool binds_low_port;
-	/* TCP ports that may be connected to, at any address. */
+	/* TCP ports that can be connected to, at any address. */
 	uint16_t ports[SANDBOX_PORTS_MAX];
 	uint32_t port_count;
 	bool any_port;
 };
 
-/* Allows connections to that TCP port; 0, and more than SANDBOX_PORTS_MAX: to any. */
+/* Allows connections to this TCP port; 0, or more than SANDBOX_PORTS_MAX ports: to all. */
 void sandbox_allow_port(struct sandbox *sandbox, uint16_t port);
 
 struct sandbox_support {
-	uint32_t landlock; /* version of its interface, 0: the kernel has none or it is off */
+	uint32_t landlock; /* version of its interface; 0: not in this kernel, or off */
 	bool seccomp;
 };
 
-/* What this kernel has. */
+/* Finds out which layers this kernel has. */
 void sandbox_probe(struct sandbox_support *support);
 
 enum { SANDBOX_NAME_BYTES = 256 };
 
 struct sandbox_user {
-	char name[SANDBOX_NAME_BYTES]; /* "" when only the number is known */
+	char name[SANDBOX_NAME_BYTES]; /* "" if only the number is known */
 	uid_t uid;
 	gid_t gid;
 };
 
-/* Finds "USER" or "USER:GROUP", names or numbers. -ENOENT; -EINVAL: root, or a group is missing. */
+/* Finds "USER" or "USER:GROUP", names or numbers. -ENOENT: unknown; -EINVAL: root, or the group is
+ * missing. */
 GMB_MUST_CHECK int sandbox_find_user(
 	const char *text, struct sandbox_user *user_out, struct error *error);
-/* Becomes that user, with the user's supplementary groups and no capabilities. -EPERM: only root
- * can, unless nothing changes. */
+/* Becomes that user, with the user's supplementary groups and without capabilities. -EPERM: only
+ * root can, unless nothing changes. */
 GMB_MUST_CHECK int sandbox_become(const struct sandbox_user *user, struct error *error);
 
-/* Allows what is below a folder, or one file; what does not exist is passed over. access: bits of
- * enum sandbox_access. -ENOMEM. */
+/* Allows access below a folder, or to one file. A path that does not exist is ignored. access:
+ * bits of enum sandbox_access. -ENOMEM. */
 GMB_MUST_CHECK int sandbox_allow(
 	struct sandbox *sandbox, const char *path, uint32_t access, struct error *error);
-/* Whether a folder holds more than what somebody put there for one program: the root, folders of
- * the system such as /etc and /srv, a home, or one that everybody writes to, such as /tmp. Also
- * when there is none of that name. */
+/* Returns whether a folder is broad, that is, likely to contain more than files for one program:
+ * the root, system folders such as /etc and /srv, a home, or a folder that everybody can write to,
+ * such as /tmp. Also true if the folder does not exist. */
 bool sandbox_is_broad(const char *folder);
-/* The same as sandbox_allow() for the folder of a file, where the file may be replaced by another
- * one, or get a neighbour; for the file alone if it is a device, or if its folder is broad. In the
- * latter case sandbox_enter() warns, and names the option, which is borrowed; NULL: it does not. */
+/*
+ * As sandbox_allow(), for the folder of a file, so that the file can be replaced or get a
+ * neighbour. If the file is a device, or its folder is broad, allows only the file. For a broad
+ * folder, sandbox_enter() then logs a warning that names option, which is borrowed; NULL: no
+ * warning.
+ */
 GMB_MUST_CHECK int sandbox_allow_beside(struct sandbox *sandbox, const char *path, uint32_t access,
 	const char *option, struct error *error);
 
 void sandbox_fini(struct sandbox *sandbox);
 
-/* Gives everything else up. What is in force is logged. An error with SANDBOX_ON only: the sentence
- * says what is missing. */
+/* Gives up everything that is not allowed, and logs the active layers. Fails only with SANDBOX_ON;
+ * the error names the missing layer. */
 GMB_MUST_CHECK int sandbox_enter(
 	struct sandbox *sandbox, enum sandbox_mode mode, struct error *error);
 
-/* After sandbox_enter() with the same mode: gives up what only the start of a server needs, in
- * every thread: new rings, addresses to listen at, and, unless it connects, new sockets and
- * connections.
- */
+/* Called after sandbox_enter(), with the same mode. Gives up, in every thread, what only the start
+ * of a server needs: creating rings, binding addresses and, unless the server connects, creating
+ * and connecting sockets. */
 GMB_MUST_CHECK int sandbox_seal(enum sandbox_mode mode, struct error *error);
 
-/* Completes the sentence about a file that could not be opened, or made, if the sandbox is why:
- * true. writes: it was to be written, too. remedy: what to do about one that is there, such as
- * "restart the server". */
+/* Returns true and completes the sentence in *error if the sandbox is the reason why a file could
+ * not be opened or created. writes: it was to be written, too. remedy: the action to take for an
+ * existing file, such as "restart the server". */
 bool sandbox_explain(const char *path, bool writes, const char *remedy, struct error *error);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The filters of system calls (seccomp(2)), made by libseccomp. The first is a list of what is
- * allowed, partly by arguments; the second, once everything listens, takes away what only a start
- * needs. The kernel remembers the calls that are allowed whatever their arguments, so the length of
+ * System call filters (seccomp(2)), built with libseccomp. The first filter is a list of allowed
+ * calls, some by argument. The second, applied once everything listens, removes calls that only
+ * the start needs. The kernel caches calls that are allowed with any arguments, so the length of
  * the list costs nothing.
  */
 #include <errno.h>
@@ -34,7 +34,7 @@
 #define HAVE_SANITIZER 0
 #endif
 
-/* Newer than some headers; the numbers are the same everywhere. */
+/* Newer than some headers; the numbers are the same on all architectures. */
 #ifndef __NR_futex_wake
 #define __NR_futex_wake	   454
 #define __NR_futex_wait	   455
@@ -44,12 +44,12 @@
 #define PR_SET_VMA 0x53564d41
 #endif
 
-/* As an old kernel would answer: libraries know what to do then. */
+/* The answer of an old kernel, which libraries know how to handle. */
 #define UNKNOWN SCMP_ACT_ERRNO(ENOSYS)
 
-/* What the server, the C library, GnuTLS and libfabric use while serving, whatever the arguments.
- * Not in it: starting programs, tracing, other users, modes, owners and attributes of files, other
- * processes, mounts, clocks, modules, keys, and everything newer. */
+/* Calls that the server, the C library, GnuTLS and libfabric use while serving, with any
+ * arguments. Not included: starting programs, tracing, other users, changes of modes, owners and
+ * attributes of files, other processes, mounts, clocks, modules, keys, and all newer calls. */
 static const int allowed_calls[] = {
 	/* memory */
 	SCMP_SYS(brk),
@@ -183,7 +183,7 @@ static const int allowed_calls[] = {
 	SCMP_SYS(recvmsg),
 	SCMP_SYS(setsockopt),
 	SCMP_SYS(shutdown),
-	/* of older architectures; SCMP_SYS() is negative where there is none */
+	/* of older architectures; SCMP_SYS() is negative where a call does not exist */
 	SCMP_SYS(access),
 	SCMP_SYS(arch_prctl),
 	SCMP_SYS(dup2),
@@ -204,7 +204,8 @@ static const int allowed_calls[] = {
 	SCMP_SYS(unlink),
 };
 
-/* Allowed if the argument has this value under the mask; with several values: one of them. */
+/* Allows a call if the argument has this value under the mask. Several entries of a call are
+ * alternatives. */
 struct choice {
 	int call;
 	uint32_t argument_idx;
@@ -213,7 +214,8 @@ struct choice {
 };
 
 #define ALL UINT64_MAX
-/* Of the second argument of fcntl(): no owner of signals, no lease, no notices of other files. */
+/* Second argument of fcntl(): signal owners, leases and notifications about other files are not
+ * allowed. */
 #define FCNTL(command)                                                                             \
 	{                                                                                          \
 		SCMP_SYS(fcntl), 1, ALL, command                                                   \
@@ -257,11 +259,12 @@ static const struct choice choices[] = {
 	{ SCMP_SYS(prctl), 0, ALL, PR_GET_NAME },
 	{ SCMP_SYS(prctl), 0, ALL, PR_SET_NAME },
 	{ SCMP_SYS(prctl), 0, ALL, PR_SET_VMA },
-	/* Addresses are in memory, where no filter sees them. MSG_FASTOPEN would connect to one. */
+	/* Addresses are in memory, where a filter cannot check them. With MSG_FASTOPEN, sendmsg()
+	 * would connect to one. */
 	{ SCMP_SYS(sendmsg), 2, MSG_FASTOPEN, 0 },
 };
 
-/* For libfabric, its drivers and their libraries: what RDMA adapters and interfaces are there. */
+/* For libfabric, its drivers and their libraries: finding RDMA adapters and network interfaces. */
 static const struct choice network_choices[] = {
 	{ SCMP_SYS(ioctl), 1, 0xff00, 0x1b00 }, /* RDMA_IOCTL_MAGIC */
 	IOCTL(SIOCETHTOOL),
@@ -277,7 +280,7 @@ static const struct choice network_choices[] = {
 	{ SCMP_SYS(sendto), 3, MSG_FASTOPEN, 0 },
 };
 
-/* A filter that is being written. The first error stays. */
+/* A filter under construction. It keeps the first error. */
 struct filter {
 	scmp_filter_ctx context;
 	int code;
@@ -307,7 +310,7 @@ static void allow_choices(struct filter *filter, const struct choice *list, size
 	}
 }
 
-/* The type without its flags; protocol 0 is the usual one of the type. */
+/* type: without its flags. protocol: 0 is the default of the type. */
 static void allow_socket(struct filter *filter, int call, int family, int type, int protocol)
 {
 	const struct scmp_arg_cmp is_it[] = {
@@ -326,7 +329,8 @@ static void allow_sockets(struct filter *filter, bool loads_code)
 
 	allow_socket(filter, SCMP_SYS(socket), AF_UNIX, SOCK_STREAM, 0);
 	allow_socket(filter, SCMP_SYS(socket), AF_UNIX, SOCK_SEQPACKET, 0);
-	/* For upgrades. Unlike a pair of datagram sockets it keeps its peer. */
+	/* For upgrades. Unlike a pair of datagram sockets, it cannot be connected to another
+	 * peer. */
 	allow_socket(filter, SCMP_SYS(socketpair), AF_UNIX, SOCK_SEQPACKET, 0);
 	for (size_t i = 0; i < ARRAY_COUNT(families); i++) {
 		allow_socket(filter, SCMP_SYS(socket), families[i], SOCK_STREAM, 0);
@@ -346,7 +350,7 @@ static void allow_sockets(struct filter *filter, bool loads_code)
 	}
 }
 
-/* This process and this thread only; limits are read only. */
+/* Allows calls on this process and this thread only; limits can only be read. */
 static void allow_processes(struct filter *filter)
 {
 	const struct scmp_arg_cmp is_ours = SCMP_A0(SCMP_CMP_EQ, (scmp_datum_t)getpid());
@@ -367,7 +371,7 @@ static void allow_processes(struct filter *filter)
 		filter, SCMP_ACT_ALLOW, SCMP_SYS(setpriority), ARRAY_COUNT(is_thread), is_thread);
 }
 
-/* The leak check of a sanitizer, at the end, is a process that stops and reads ours. */
+/* The leak check of a sanitizer runs, at exit, as a process that stops and reads this one. */
 static void allow_threads(struct filter *filter)
 {
 	const scmp_datum_t namespaces = CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS |
@@ -405,9 +409,9 @@ static void write_list(struct filter *filter, bool loads_code)
 	}
 	allow(filter, SCMP_SYS(bind));
 	allow(filter, SCMP_SYS(connect));
-	allow(filter, SCMP_SYS(fchmod)); /* of a socket that will listen */
+	allow(filter, SCMP_SYS(fchmod)); /* for a Unix socket that will listen */
 	allow(filter, SCMP_SYS(io_uring_setup));
-	allow(filter, SCMP_SYS(seccomp)); /* the other filter */
+	allow(filter, SCMP_SYS(seccomp)); /* to load the second filter */
 	allow_choices(filter, choices, ARRAY_COUNT(choices));
 	allow_sockets(filter, loads_code);
 	allow_processes(filter);
@@ -421,8 +425,8 @@ static void write_list(struct filter *filter, bool loads_code)
 	}
 }
 
-/* listen() stays: after an upgrade that failed, the sockets say again that they are this process's.
- */
+/* listen() stays allowed: after a failed upgrade, it makes the sockets report this process as
+ * their owner again. */
 static void write_seal(struct filter *filter, bool connects, bool loads_code)
 {
 	const uint32_t refused = SCMP_ACT_ERRNO(EPERM);
@@ -446,7 +450,7 @@ static void seccomp_set(struct filter *filter, enum scmp_filter_attr attribute, 
 	}
 }
 
-/* rest: the verdict on what no rule is about. */
+/* rest: action for calls without a rule. */
 static int filter_begin(struct filter *filter, uint32_t rest)
 {
 	*filter = (struct filter){ .context = seccomp_init(rest) };
@@ -455,12 +459,13 @@ static int filter_begin(struct filter *filter, uint32_t rest)
 	}
 	seccomp_set(filter, SCMP_FLTATR_ACT_BADARCH, SCMP_ACT_KILL_PROCESS);
 	seccomp_set(filter, SCMP_FLTATR_API_SYSRAWRC, 1);
-	seccomp_set(filter, SCMP_FLTATR_CTL_NNP, 0);	  /* is set, and prctl() is gone */
-	seccomp_set(filter, SCMP_FLTATR_CTL_OPTIMIZE, 2); /* a search, not a list */
+	/* already set, and prctl() is no longer allowed */
+	seccomp_set(filter, SCMP_FLTATR_CTL_NNP, 0);
+	seccomp_set(filter, SCMP_FLTATR_CTL_OPTIMIZE, 2); /* a binary search instead of a list */
 	return filter->code;
 }
 
-/* Puts it into force, and frees it. */
+/* Loads the filter and frees it. */
 static int filter_end(struct filter *filter)
 {
 	int rc = filter->code;
@@ -490,7 +495,8 @@ int seccomp_seal(bool connects, bool loads_code)
 
 	if (filter_begin(&filter, SCMP_ACT_ALLOW) == 0) {
 		seccomp_set(
-			&filter, SCMP_FLTATR_CTL_TSYNC, 1); /* the threads that are there, too */
+			/* Also applies to threads that already exist. */
+			&filter, SCMP_FLTATR_CTL_TSYNC, 1);
 		write_seal(&filter, connects, loads_code);
 	}
 	return filter_end(&filter);
@@ -498,10 +504,10 @@ int seccomp_seal(bool connects, bool loads_code)
 
 bool seccomp_works(void)
 {
-	return seccomp_api_get() >= 2; /* with filters for all threads */
+	return seccomp_api_get() >= 2; /* supports filters for all threads */
 }
 
-#else /* nobody has tried the list on this architecture */
+#else /* the list has not been tested on this architecture */
 
 int seccomp_enter(const struct sandbox *sandbox)
 {
