@@ -12,21 +12,21 @@
 
 #include "base/compiler.h"
 
-/* Ctrl-C reaches the whole process group, timeout(1) signals its child and then that group, and a
- * wrapper script may add a SIGTERM of its own: signals this close to the first are the same wish.
- */
+/* Signals this close to the first one belong to the same request, because Ctrl-C reaches the whole
+ * process group, timeout(1) signals its child and then that group, and a wrapper script may add a
+ * SIGTERM. */
 #define CLOCK_SAME_SIGNAL_NS UINT64_C(1000000000)
 
-/* Nanoseconds of CLOCK_MONOTONIC. Also for signal handlers. */
+/* Returns CLOCK_MONOTONIC in nanoseconds. Async-signal-safe. */
 static inline uint64_t clock_now_ns(void)
 {
 	struct timespec now;
 
-	clock_gettime(CLOCK_MONOTONIC, &now); /* vDSO: no system call */
+	clock_gettime(CLOCK_MONOTONIC, &now); /* served by the vDSO, without a system call */
 	return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
 }
 
-/* Between two looks of a loop that waits without sleeping. */
+/* Called between two checks of a loop that waits without sleeping. */
 static inline void cpu_relax(void)
 {
 #if defined(__x86_64__) || defined(__i386__)
@@ -36,14 +36,15 @@ static inline void cpu_relax(void)
 #endif
 }
 
-/* For interfaces that count milliseconds: rounded up, and at most what an int holds. */
+/* Converts to milliseconds for interfaces that take an int: rounded up, and limited to
+ * INT32_MAX. */
 static inline uint32_t clock_milliseconds(uint64_t ns)
 {
 	return (uint32_t)MIN(ns / 1000000 + (ns % 1000000 != 0), (uint64_t)INT32_MAX);
 }
 
-/* The next number of a sequence that any state begins (SplitMix64): good for choices, not for
- * secrets. */
+/* Returns the next number of a SplitMix64 sequence; any initial state will do. Good enough for
+ * choices, not for secrets. */
 static inline uint64_t random_next(uint64_t *state)
 {
 	uint64_t mixed = *state += UINT64_C(0x9e3779b97f4a7c15);

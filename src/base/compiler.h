@@ -36,11 +36,12 @@
 		a_ > b_ ? a_ : b_;                                                                 \
 	})
 
-/* Reports the broken condition and aborts. Never reached by bytes a peer wrote. */
+/* Logs the broken condition and aborts. Bytes from a peer must never lead here. */
 GMB_NORETURN GMB_COLD void gmb_assert_fail(
 	const char *condition, const char *file, int line, const char *function);
 
-/* One condition each; stays in release builds. For our own mistakes only, never for peer data. */
+/* Checks one condition, also in release builds. For our own mistakes only, never for data from a
+ * peer. */
 #define GMB_ASSERT(cond)                                                                           \
 	do {                                                                                       \
 		if (unlikely(!(cond))) {                                                           \
@@ -48,5 +49,5 @@ GMB_NORETURN GMB_COLD void gmb_assert_fail(
 		}                                                                                  \
 	} while (0)
 
-/* Marks a parameter or result that an interface demands and this implementation ignores. */
+/* Marks a parameter or result that the interface requires and this implementation ignores. */
 #define GMB_UNUSED(x) ((void)(x))

@@ -2,19 +2,19 @@
 /*
  * Descriptions of counters. A module that counts keeps a plain struct of uint64_t and describes it
  * once, in a table. Statistics, metrics, their text for people and the lists in the manual pages
- * are made from the tables, so a new counter is a member of the struct, an entry of its table and
- * an increment.
+ * are generated from the tables. A new counter therefore takes a member of the struct, an entry in
+ * its table and an increment.
  *
- * Threading: tables are constant; the owner of a struct says which thread may read it. Ownership:
- * static data. Errors: none.
+ * Threading: tables are constant; the owner of a struct defines which thread may read it.
+ * Ownership: static data. Errors: none.
  */
 #pragma once
 
 #include "base/compiler.h"
 
 enum counter_kind {
-	COUNTER_TOTAL, /* since the start; never becomes less */
-	COUNTER_NOW,   /* a level, which rises and falls */
+	COUNTER_TOTAL, /* since the start; never decreases */
+	COUNTER_NOW,   /* a current level, which rises and falls */
 };
 
 enum counter_unit {
@@ -22,49 +22,50 @@ enum counter_unit {
 	COUNTER_BYTES,
 	COUNTER_NS,
 	COUNTER_BYTES_PER_SECOND,
-	COUNTER_PERMILLE, /* a ratio, from 0 to 1 outside */
+	COUNTER_PERMILLE, /* a ratio; reported as 0 to 1 */
 	COUNTER_BOOL,
 };
 
-/* The value of a level that does not exist: a limit that is not set, a rate that is not known. */
+/* Value of a level that does not exist: a limit that is not set, a rate that is not known. */
 #define COUNTER_NONE UINT64_MAX
 
 struct counter {
-	const char *name; /* of the JSON member */
+	const char *name; /* name of the JSON member */
 	const char *help; /* for people: a phrase without its full stop */
 	enum counter_kind kind;
 	enum counter_unit unit;
-	size_t offset; /* of a uint64_t in the struct */
-	/* Its metric, without "gmblock_" and "_total"; NULL: the table's prefix and the name.
-	 * Counters of one metric stand together; labels tell them apart, and the first has the help
-	 * of all. */
+	size_t offset; /* offset of a uint64_t in the struct */
+	/* Name of the metric, without "gmblock_" and "_total"; NULL: the table's prefix and the
+	 * name; COUNTER_NO_METRIC: none. Counters of one metric are adjacent in the table, labels
+	 * distinguish them, and the help of the first one is the help of the metric. */
 	const char *metric;
 	const char *labels; /* 'reason="idle"', or NULL */
 	const char *family;
 };
 
-/* An entry of a table; after help may follow .metric = , .labels = and .family = . */
+/* An entry of a table; .metric = , .labels = and .family = can follow the help. */
 #define COUNTER(type, field, kind_, unit_, name_, help_, ...)                                      \
 	{                                                                                          \
 		.name = (name_), .help = (help_), .kind = COUNTER_##kind_,                         \
 		.unit = COUNTER_##unit_, .offset = offsetof(type, field), __VA_ARGS__              \
 	}
 
-/* A counter without a metric of its own. */
+/* For a counter that is not a metric. */
 #define COUNTER_NO_METRIC ""
 
 struct counter_table {
-	const char *name;   /* what is counted: "server", "export", "operation" */
-	const char *labels; /* by which there are several, separated by commas; "": one */
-	const char *prefix; /* of metrics */
+	const char *name; /* object that is counted: "server", "export", "operation" */
+	/* comma-separated labels if there are several objects; "" if there is one */
+	const char *labels;
+	const char *prefix; /* prefix of metric names */
 	const struct counter *counters;
 	size_t count;
 };
 
 enum { COUNTER_METRIC_BYTES = 96 };
 
-/* The name of a counter's metric without "gmblock_" and "_total"; empty: it has none. Returns out.
- */
+/* Returns out, with the name of a counter's metric without "gmblock_" and "_total"; empty if the
+ * counter is not a metric. */
 const char *counter_metric(char out[COUNTER_METRIC_BYTES], const struct counter_table *table,
 	const struct counter *counter);
 
@@ -78,7 +79,7 @@ static inline void counter_set(const struct counter *counter, void *values, uint
 	*(uint64_t *)((char *)values + counter->offset) = value;
 }
 
-/* Adds each counter of from to that of into. */
+/* Adds the counters in from to the counters in into. */
 static inline void counter_table_add(
 	const struct counter_table *table, void *into, const void *from)
 {

@@ -12,10 +12,10 @@
 
 #include "base/compiler.h"
 
-#define POLYNOMIAL UINT32_C(0x82f63b78) /* with the lowest bit first */
+#define POLYNOMIAL UINT32_C(0x82f63b78) /* bit-reversed: the lowest bit first */
 
-/* What a disk or another process has just written is in no cache of this core, and it is read
- * faster than the core foresees. */
+/* Prefetch distance. Data that a disk or another process has just written is in no cache of this
+ * core, and it is consumed faster than the hardware prefetcher fetches it. */
 enum { AHEAD_BYTES = 2048 };
 
 static uint64_t word_at(const uint8_t *bytes)
@@ -30,7 +30,7 @@ static uint64_t word_at(const uint8_t *bytes)
 
 enum { SLICES = 8 };
 
-/* [n][byte]: what that byte adds to a checksum of which n more bytes follow. */
+/* [n][byte]: the contribution of that byte to a checksum if n more bytes follow it. */
 static uint32_t tables[SLICES][256];
 static pthread_once_t tables_once = PTHREAD_ONCE_INIT;
 
@@ -94,10 +94,11 @@ __attribute__((target("pclmul"))) static uint64_t multiply(uint32_t a, uint32_t 
 }
 
 /*
- * Sixteen pieces of 128 bits side by side. What is behind a piece by n bits multiplies it by x^n:
- * its older half is multiplied by x^(n+32) modulo the polynomial, the newer one by x^(n-32), each
- * shifted by the bit that a product is short, and both are added to the piece that is n bits later.
- * What is left at the end has the same checksum as all of it.
+ * Sixteen pieces of 128 bits are folded side by side. A piece that lies n bits before another is
+ * multiplied by x^n: its older half by x^(n+32) modulo the polynomial, its newer half by x^(n-32).
+ * Both constants are shifted by one bit, because a carry-less product is one bit short. The
+ * products are added to the later piece. The last piece that remains has the same checksum as all
+ * of the data.
  */
 enum { FOLD_BYTES = 256, FOLD_LINE_BYTES = 64 };
 
@@ -116,7 +117,7 @@ FOLDS static inline __m128i fold_one(__m128i from, __m128i by, __m128i into)
 		into);
 }
 
-/* count: a multiple of FOLD_BYTES, not 0. */
+/* Folds count bytes into state. count: a multiple of FOLD_BYTES, not 0. */
 FOLDS static uint32_t fold(uint32_t state, const uint8_t *bytes, size_t count)
 {
 	const __m128i by_128 = _mm_set_epi64x(0x14cd00bd6, 0x0f20c0dfe);
@@ -188,7 +189,7 @@ static uint64_t multiply(uint32_t a, uint32_t b)
 {
 	GMB_UNUSED(a);
 	GMB_UNUSED(b);
-	return 0; /* crc32c_best_way() does not choose it, nor this: */
+	return 0; /* never called: crc32c_best_way() does not select it, nor fold() */
 }
 
 enum { FOLD_BYTES = 1 };
@@ -208,14 +209,14 @@ enum crc32c_way crc32c_best_way(void)
 
 #ifdef HAS_INSTRUCTION
 /*
- * The instruction takes 2 or 3 cycles and a new one can begin in each, so three stretches are done
- * side by side. To a checksum of what n bytes follow, those bytes add a multiplication by x^8n,
- * without carries and modulo the polynomial. The instruction itself multiplies its 64 bits by x^32
- * and reduces them, and the product of two numbers whose lowest bit stands for the highest power is
+ * The instruction has a latency of 2 or 3 cycles, and one can start in each cycle, so three
+ * stretches are computed side by side. If n bytes follow a stretch, its checksum is multiplied by
+ * x^8n, without carries and modulo the polynomial. The instruction itself multiplies its 64 bits by
+ * x^32 and reduces them, and the product of two numbers whose lowest bit is the highest power is
  * one bit short: hence x^(8n-33).
  */
 enum {
-	STRETCH_BYTES = 1360, /* a multiple of 8; three of them are nearly a block of 4 KiB */
+	STRETCH_BYTES = 1360, /* a multiple of 8; three stretches are nearly a block of 4 KiB */
 	LINE_BYTES = 64,
 };
 #define SHIFT_1 UINT32_C(0x3f70cc6f) /* x^(8 * STRETCH_BYTES - 33) */
@@ -287,7 +288,7 @@ enum crc32c_way crc32c_best_way(void)
 }
 #endif
 
-/* --- all of them ----------------------------------------------------------------------------- */
+/* --- selection -------------------------------------------------------------------------------- */
 
 uint32_t crc32c_by(enum crc32c_way way, uint32_t crc, const void *bytes, size_t count)
 {

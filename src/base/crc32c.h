@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * CRC-32C (Castagnoli; RFC 3720, appendix B.4), by which what comes back from a disk is known to be
- * what was written. Uses what the processor has. Measured on one of 2.6 GHz, of what is in its
- * cache (and of what another core has just written): tables 2 GB/s, SSE 4.2 17, with PCLMULQDQ 24
- * (18), with VPCLMULQDQ 100 (28).
+ * CRC-32C (Castagnoli; RFC 3720, appendix B.4), which verifies that data read from a disk is the
+ * data that was written. Uses the processor's instructions if there are any.
+ *
+ * Throughput on a 2.6 GHz processor for data in its own cache, and in parentheses for data that
+ * another core has just written: tables 2 GB/s, SSE 4.2 17, with PCLMULQDQ 24 (18), with VPCLMULQDQ
+ * 100 (28).
  *
  * Threading: pure functions. Ownership: none. Errors: none.
  */
@@ -12,17 +14,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* How it is computed. A processor has all ways up to its best one. */
+/* Implementations, in ascending order of speed. A processor supports all of them up to its best
+ * one. */
 enum crc32c_way {
 	CRC32C_TABLES,	    /* 8 bytes at a time */
 	CRC32C_INSTRUCTION, /* SSE 4.2, or the CRC instructions of ARMv8 */
-	CRC32C_MULTIPLIED,  /* the same with PCLMULQDQ */
+	CRC32C_MULTIPLIED,  /* SSE 4.2 and PCLMULQDQ */
 	CRC32C_FOLDED,	    /* AVX-512 with VPCLMULQDQ */
 };
 
 enum crc32c_way crc32c_best_way(void);
 
-/* Of bytes that follow those whose checksum is crc; 0 to begin. */
+/* Continues the checksum crc of the bytes before these; crc is 0 at the beginning. */
 uint32_t crc32c(uint32_t crc, const void *bytes, size_t count);
-/* The same, in a way that the processor has; for tests. */
+/* crc32c() with a given implementation, which the processor must support; for tests. */
 uint32_t crc32c_by(enum crc32c_way way, uint32_t crc, const void *bytes, size_t count);

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+/* wanted: return value of snprintf(), terminator excluded. */
 static void mark_if_cut(char *text, int wanted)
 {
 	if (wanted >= ERROR_TEXT_BYTES) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * An error for a person: a negative errno for the program and one sentence that says what failed,
- * on which object, why, and what to do.
+ * Errors for people: a negative errno for the program, and one sentence that says what failed, on
+ * which object, why, and what to do.
  *
- * Threading: the caller's object. Ownership: self-contained, nothing to free.
- * Errors: a text that does not fit is cut with "...", never dropped.
+ * Threading: the caller's object. Ownership: self-contained, nothing to free. Errors: a text that
+ * does not fit is cut with "...", never dropped.
  */
 #pragma once
 
@@ -16,7 +16,7 @@ enum { ERROR_TEXT_BYTES = 512 };
 
 struct error {
 	int code;	 /* negative errno, 0 while nothing failed */
-	const char *key; /* of error_advise(), or NULL */
+	const char *key; /* set by error_advise(), or NULL */
 	char text[ERROR_TEXT_BYTES];
 };
 
@@ -24,13 +24,14 @@ struct error {
  */
 int error_set(struct error *error, int code, const char *format, ...) GMB_PRINTF(3, 4);
 
-/* error_set() of what does not happen to an export with this key, such as "readonly" or
- * "mode=cached" (a constant): who opens it for an export adds that, and how it is written. */
+/* error_set() for a failure that does not occur if the export has this key, such as "readonly" or
+ * "mode=cached" (a constant). Code that opens something for an export appends that advice in the
+ * syntax of its caller. */
 int error_advise(struct error *error, int code, const char *key, const char *format, ...)
 	GMB_PRINTF(4, 5);
 
-/* Puts text behind the text that is already there. */
+/* Appends to the text. */
 void error_add(struct error *error, const char *format, ...) GMB_PRINTF(2, 3);
 
-/* Puts "text: " in front of the text that is already there. */
+/* Prepends "text: " to the text. */
 void error_prefix(struct error *error, const char *format, ...) GMB_PRINTF(2, 3);

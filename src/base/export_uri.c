@@ -18,7 +18,8 @@ static bool begins_with(const char *text, const char *start)
 	return strncmp(text, start, strlen(start)) == 0;
 }
 
-/* A path, or host:port, or QEMU's old way (nbd:host:port, nbd:unix:path): shown as a URI. */
+/* Rejects text without a scheme: a path, host:port, or QEMU's old syntax (nbd:host:port,
+ * nbd:unix:path). The message suggests the URI for it. */
 static int no_scheme(const char *text, struct error *error)
 {
 	const char *name = text;
@@ -96,7 +97,7 @@ static int check_export_name(const struct uri *parts, struct error *error)
 	return 0;
 }
 
-/* Moves the text to where it is kept. */
+/* Moves ownership of *text to *field. */
 static void export_uri_take(char **field, char **text)
 {
 	*field = *text;
@@ -105,7 +106,7 @@ static void export_uri_take(char **field, char **text)
 
 enum { VALUES_MAX = 3 };
 
-/* values: those that it may have, or NULL for any that is not empty. */
+/* values: the permitted values, or NULL for any that is not empty. */
 static int check_value(const struct uri_parameter *parameter, const char *const values[VALUES_MAX],
 	struct error *error)
 {
@@ -127,7 +128,7 @@ static int check_value(const struct uri_parameter *parameter, const char *const 
 		has_third ? values[2] : values[1]);
 }
 
-/* Of whatever program: tls=on, tlsverify=1, ssl=require. */
+/* Also matches the parameters of other programs: tls=on, tlsverify=1, ssl=require. */
 static bool is_about_tls(const char *name)
 {
 	return strncasecmp(name, "tls", 3) == 0 || strncasecmp(name, "ssl", 3) == 0;
@@ -139,8 +140,8 @@ static int export_uri_take_parameter(
 	const struct {
 		const char *name;
 		char **field;
-		const char *protocol; /* NULL: both, on Unix sockets */
-		bool of_network;      /* not of Unix sockets */
+		const char *protocol; /* NULL: any protocol, on Unix sockets */
+		bool of_network;      /* not on Unix sockets */
 		const char *values[VALUES_MAX];
 	} known[] = {
 		{ "tls-certificates", &uri->tls_certificates, "nbd", false, { NULL } },
@@ -161,7 +162,7 @@ static int export_uri_take_parameter(
 		return 0;
 	}
 	if (is_about_tls(parameter->name) && !uri->tls) {
-		/* Ignored, it would leave somebody in the belief that there is TLS. */
+		/* If it were ignored, the user might believe that TLS is in use. */
 		return error_set(error, -EINVAL,
 			"the parameter '%.40s' is for TLS, which only nbds and nbds+unix have",
 			parameter->name);
@@ -186,7 +187,7 @@ static int export_uri_take_parameter(
 		return rc;
 	}
 	if (is_about_tls(parameter->name)) {
-		/* A misspelt one must not be without effect. */
+		/* A misspelled TLS parameter must not be ignored. */
 		return error_set(error, -EINVAL,
 			"the parameter '%.40s' is not known; there are tls-type, tls-certificates, "
 			"tls-psk-file, tls-hostname and tls-verify-peer",
@@ -226,7 +227,8 @@ static int export_uri_take_parts(struct export_uri *uri, struct uri *parts, stru
 	return 0;
 }
 
-/* "USER:PASSWORD@" behind the scheme. An encoded colon is part of a name. */
+/* Returns whether "USER:PASSWORD@" follows the scheme. An encoded colon is part of the user
+ * name. */
 static bool has_password(const char *text)
 {
 	const char *user = strstr(text, "://");
@@ -348,7 +350,7 @@ int export_uri_check_client(const struct export_uri *uri, struct error *error)
 				 "nbd or gmb address");
 }
 
-/* clan writes abstract names with '@' in front; a path that begins so gets "./". */
+/* clan writes abstract names with a leading '@'; a path that begins with '@' gets "./" in front. */
 char *export_uri_clan_address(const struct export_uri *uri)
 {
 	char *address = NULL;

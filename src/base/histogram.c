@@ -25,8 +25,8 @@ void histogram_merge(struct histogram *into, const struct histogram *from)
 	}
 }
 
-/* The first two rows of HISTOGRAM_PARTS buckets are exact; each row after that is twice as coarse
- * and begins at the power of two where the one before it ends. */
+/* The first two rows of HISTOGRAM_PARTS buckets are exact. Each row after them is twice as coarse
+ * as the one before and starts at the power of two where that one ends. */
 static uint32_t index_shift(uint32_t index)
 {
 	return index < 2 * HISTOGRAM_PARTS ? 0 : index / HISTOGRAM_PARTS - 1;

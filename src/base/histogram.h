@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Counts values (durations in nanoseconds, say) in buckets whose width grows with the value: log
- * buckets, each cut into equal parts.
+ * Histograms of 64-bit values (durations in nanoseconds, for example), with buckets that get wider
+ * as the values grow: one row of buckets for each power of two, divided into equal parts.
  *
  *   0 1 2 … 255 | 256 257 … 511 | 512-513 514-515 … | 1024-1027 … | …
- *      exact    |     exact     |   256 of them     | 256 of them |
+ *      exact    |     exact     |   256 buckets     | 256 buckets |
  *
- * Every 64-bit value has a bucket, recording is O(1) without a branch on the value, and what is
- * read back is never below the value and at most 1/256 (0.4 %) above it. Minimum, maximum, sum and
- * number are exact.
+ * Every 64-bit value has a bucket. Recording is O(1), without a branch that depends on the value. A
+ * value that is read back is never below the recorded one and at most 1/256 (0.4 %) above it.
+ * Minimum, maximum, sum and count are exact.
  *
- * Threading: one owner; threads count apart and merge. Ownership: self-contained, 114 KiB, nothing
- * to free; zeroed memory is an empty histogram. Errors: none; counters do not wrap in practice.
+ * Threading: one owner; threads count separately and merge. Ownership: self-contained, 114 KiB,
+ * nothing to free; zeroed memory is an empty histogram. Errors: none; counters do not wrap in
+ * practice.
  */
 #pragma once
 
@@ -25,16 +26,16 @@ enum {
 
 struct histogram {
 	uint64_t count;
-	uint64_t minimum; /* valid while count > 0, as is the maximum */
+	uint64_t minimum; /* valid while count > 0; the same holds for the maximum */
 	uint64_t maximum;
 	unsigned __int128 sum;
 	uint64_t buckets[HISTOGRAM_BUCKETS];
 };
 
-/* The bucket of a value. */
+/* Returns the bucket of a value. */
 static inline uint32_t histogram_index(uint64_t value)
 {
-	/* Bits above the HISTOGRAM_BITS + 1 that are kept: 0 for the exact values. */
+	/* The number of low bits dropped, so that HISTOGRAM_BITS + 1 remain; 0 for exact values. */
 	uint32_t shift = 63 - HISTOGRAM_BITS - (uint32_t)__builtin_clzll(value | HISTOGRAM_PARTS);
 
 	return (shift << HISTOGRAM_BITS) + (uint32_t)(value >> shift);
@@ -49,25 +50,28 @@ static inline void histogram_record(struct histogram *histogram, uint64_t value)
 	histogram->buckets[histogram_index(value)]++;
 }
 
-/* Forgets everything. */
+/* Empties the histogram. */
 void histogram_reset(struct histogram *histogram);
 
-/* Adds what another one counted. */
+/* Adds the values that from has counted. */
 void histogram_merge(struct histogram *into, const struct histogram *from);
 
-/* The smallest and the largest value of a bucket. index < HISTOGRAM_BUCKETS. */
+/* Return the smallest and the largest value of a bucket. index < HISTOGRAM_BUCKETS. */
 uint64_t histogram_lowest(uint32_t index);
 uint64_t histogram_highest(uint32_t index);
 
 /*
- * The value that parts_per_million of all values do not exceed (990000: the 99th percentile): the
- * upper end of its bucket, or the maximum if that is less. 0 when empty.
+ * Returns the value that parts_per_million of all values do not exceed (990000: the 99th
+ * percentile). It is the upper end of its bucket, or the maximum if that is less. Returns 0 if the
+ * histogram is empty.
  */
 uint64_t histogram_quantile(const struct histogram *histogram, uint32_t parts_per_million);
 
-/* Mean, and standard deviation as the buckets tell it; 0 when empty. */
+/* Return the exact mean, and the standard deviation estimated from the buckets; 0 if the histogram
+ * is empty. */
 double histogram_mean(const struct histogram *histogram);
 double histogram_deviation(const struct histogram *histogram);
 
-/* How many values are in the buckets that begin at low or above and below high. */
+/* Returns the number of values in the buckets whose lowest value is at least low and less than
+ * high. */
 uint64_t histogram_between(const struct histogram *histogram, uint64_t low, uint64_t high);

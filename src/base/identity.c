@@ -53,22 +53,24 @@ struct identity *identity_create(const struct identity_facts *facts)
 
 void identity_get(struct identity *identity)
 {
-	/* Relaxed: whoever calls has a reference already. */
+	/* Relaxed: the caller already holds a reference. */
 	atomic_fetch_add_explicit(&identity->references, 1, memory_order_relaxed);
 }
 
 void identity_put(struct identity *identity)
 {
-	/* Acquire-release: what others did with it comes before it is freed. */
+	/* Acquire-release: other threads' accesses to the identity happen before it is freed. */
 	if (identity != NULL &&
 		atomic_fetch_sub_explicit(&identity->references, 1, memory_order_acq_rel) == 1) {
 		free(identity);
 	}
 }
 
-/* --- distinguished names ----------------------------------------------------------------------
- * Canonical: for each RDN, in the order of RFC 4514 (the most specific one first), a byte that
- * counts its attributes, and these in the order of their bytes. An attribute is
+/*
+ * --- distinguished names ----------------------------------------------------------------------
+ *
+ * Canonical form: for each RDN, in the order of RFC 4514 (the most specific one first), a byte with
+ * the number of its attributes, then the attributes sorted by their bytes. An attribute is
  *
  *   u8 length, OID as digits and points; u16 length (big-endian), UTF-8 value
  */
@@ -84,7 +86,8 @@ static uint32_t identity_attribute_bytes(const uint8_t *at)
 	return oid + 2 + ((uint32_t)at[oid] << 8 | at[oid + 1]);
 }
 
-/* Where the new attribute belongs among those of the last RDN. */
+/* Returns the offset at which the new attribute is inserted in the last RDN, whose attributes are
+ * sorted by their bytes. */
 static uint32_t attribute_place(
 	const struct identity_dn *dn, const uint8_t *attribute, uint32_t bytes)
 {
@@ -147,7 +150,7 @@ int identity_dn_add(struct identity_dn *dn, bool joins, const char *oid, size_t 
 	return 0;
 }
 
-/* Those of RFC 4514, section 3, and those that certtool and openssl print as well. */
+/* The types of RFC 4514, section 3, and others that certtool and openssl print. */
 static const struct {
 	const char *name, *oid;
 } attribute_types[] = {
@@ -178,7 +181,7 @@ static int identity_hex_digit(char c)
 	return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* Two digits at text, or -1. Reads no further than a terminator. */
+/* Parses two hexadecimal digits; -1 if there are none. Does not read beyond a terminator. */
 static int hex_byte(const char *text)
 {
 	int high = identity_hex_digit(text[0]);
@@ -195,7 +198,7 @@ static const char *skip_spaces(const char *text)
 	return text;
 }
 
-/* The type before '='. A leading "OID." is read as in RFC 1779. */
+/* Parses the type before '='. A leading "OID." is accepted as in RFC 1779. */
 static int parse_type(const char **at, char oid[IDENTITY_OID_BYTES_MAX + 1], struct error *error)
 {
 	const char *begin = skip_spaces(*at);
@@ -238,11 +241,11 @@ static int parse_type(const char **at, char oid[IDENTITY_OID_BYTES_MAX + 1], str
 }
 
 struct dn_value {
-	uint8_t bytes[IDENTITY_STRING_BYTES_MAX + 4]; /* with a header of BER */
+	uint8_t bytes[IDENTITY_STRING_BYTES_MAX + 4]; /* room for a BER header */
 	size_t len;
 };
 
-/* "#" and the BER encoding of a string, RFC 4514, section 2.4. */
+/* Parses "#" and the BER encoding of a string, RFC 4514, section 2.4. */
 static int parse_hex_value(const char **at, struct dn_value *value, struct error *error)
 {
 	const char *text = *at + 1;
@@ -275,7 +278,7 @@ static int parse_hex_value(const char **at, struct dn_value *value, struct error
 static int parse_string_value(const char **at, struct dn_value *value, struct error *error)
 {
 	const char *text = *at;
-	size_t kept = 0; /* without unescaped spaces at the end */
+	size_t kept = 0; /* length without unescaped spaces at the end */
 
 	value->len = 0;
 	while (*text != '\0' && *text != ',' && *text != '+') {
@@ -421,7 +424,7 @@ static int parse_fingerprint(const char *text, uint8_t *out, struct error *error
 	return 0;
 }
 
-/* Names, addresses and URIs that are compared as they are. */
+/* Names, addresses and URIs, whose canonical form is the text itself. */
 static int parse_as_is(
 	enum identity_kind kind, const char *text, size_t bytes, uint8_t *out, struct error *error)
 {

@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Who a peer has proved to be: what TLS tells, and what rules of access ask for. Values are
- * compared as canonical bytes, never as text: two values of one kind are equal exactly when their
+ * Authenticated identities of peers: TLS proves them, and access rules match them. Values are
+ * compared as canonical bytes, never as text: two values of one kind are equal if and only if their
  * bytes are.
  *
  *   certificate, PSK name ── tls ──▶ struct identity ──▶ engine: rules, takeover
  *   text of a rule ── identity_value_parse() ──▶ canonical bytes ──▶ rules
  *
- * Threading: an identity is immutable once it is shared; references may be taken and dropped on any
- * thread. Ownership: counted references. Errors: -EINVAL with a sentence that names what is wrong
- * with the text.
+ * Threading: an identity is immutable after it is shared; any thread can take and drop references.
+ * Ownership: counted references. Errors: -EINVAL with a sentence that says what is wrong with the
+ * text.
  */
 #pragma once
 
 #include "base/error.h"
 
 enum {
-	/* Larger identities are refused. */
+	/* Larger identities are rejected. */
 	IDENTITY_VALUES_MAX = 128,
 	IDENTITY_VALUE_BYTES_MAX = 8192, /* of a canonical distinguished name */
-	IDENTITY_STRING_BYTES_MAX = 256, /* of all others, and of one attribute of a name */
+	IDENTITY_STRING_BYTES_MAX = 256, /* any other value, and one attribute of a name */
 	IDENTITY_RDNS_MAX = 32,
 	IDENTITY_OID_BYTES_MAX = 64, /* as text */
 	IDENTITY_TEXT_BYTES = 160,
@@ -27,15 +27,16 @@ enum {
 };
 
 enum identity_kind {
-	IDENTITY_PSK,	     /* name of a pre-shared key, as it is */
+	IDENTITY_PSK,	     /* name of a pre-shared key, unchanged */
 	IDENTITY_CERT_DN,    /* subject: RDNs in order, each a type (OID) and a UTF-8 value */
-	IDENTITY_CERT_CN,    /* only when the subject has exactly one */
+	IDENTITY_CERT_CN,    /* only if the subject has exactly one */
 	IDENTITY_CERT_DNS,   /* subject alternative names: lower-cased A-labels, no wildcard */
-	IDENTITY_CERT_EMAIL, /* as it is */
-	IDENTITY_CERT_URI,   /* as it is */
+	IDENTITY_CERT_EMAIL, /* unchanged */
+	IDENTITY_CERT_URI,   /* unchanged */
 	IDENTITY_CERT_IP,    /* 16 bytes, IPv4 mapped */
 	IDENTITY_CERT_FINGERPRINT, /* SHA-256 of the certificate */
-	IDENTITY_KEY_FINGERPRINT,  /* SHA-256 of its public key (SubjectPublicKeyInfo) */
+	/* SHA-256 of the certificate's public key (SubjectPublicKeyInfo) */
+	IDENTITY_KEY_FINGERPRINT,
 	IDENTITY_KIND_COUNT
 };
 
@@ -48,15 +49,16 @@ struct identity_value {
 /* Allocated in one piece with its values. */
 struct identity {
 	_Atomic uint32_t references;
-	/* False: the connection is encrypted, and the peer has proved nothing. No values then. */
+	/* False: the connection is encrypted, but the peer is not authenticated. There are no
+	 * values then. */
 	bool is_proved;
 	/* For logs, escaped and cut: "psk alice", "CN=host-a,O=Example", "nobody". */
 	char text[IDENTITY_TEXT_BYTES];
-	/* What a takeover token is bound to: SHA-256 of kind and name; of a certificate issuer,
-	 * subject and alternative names, not the key, because renewals come between two
-	 * connections. */
+	/* Binds takeover tokens to the peer: SHA-256 of kind and name. For a certificate it covers
+	 * issuer, subject and alternative names, but not the key, because the certificate might be
+	 * renewed between two connections. */
 	uint8_t principal[IDENTITY_DIGEST_BYTES];
-	/* For tls_context_recheck() alone: the chain of certificates, or a digest of the key. */
+	/* Only for tls_context_recheck(): the certificate chain, or a digest of the key. */
 	const uint8_t *proof;
 	uint32_t proof_bytes;
 	uint32_t value_count;
@@ -65,43 +67,46 @@ struct identity {
 
 struct identity_facts {
 	bool is_proved;
-	const char *text;	  /* is escaped and cut */
+	const char *text;	  /* will be escaped and cut */
 	const uint8_t *principal; /* IDENTITY_DIGEST_BYTES */
 	const struct identity_value *values;
-	uint32_t value_count; /* none unless is_proved */
+	uint32_t value_count; /* 0 unless is_proved */
 	const uint8_t *proof;
 	uint32_t proof_bytes;
 };
 
-/* Copies everything. One reference, the caller's; NULL: no memory. */
+/* Creates an identity with copies of all facts and one reference, which the caller owns. NULL: no
+ * memory. */
 struct identity *identity_create(const struct identity_facts *facts);
 
 void identity_get(struct identity *identity);
 /* NULL is a no-op. */
 void identity_put(struct identity *identity);
 
-/* The canonical bytes of a value as a rule writes it: "alice", "CN=backup,O=Example" (RFC 4514, the
- * order of `certtool -i`; spaces around '=', ',' and '+' are no part of it), "host-a.example",
- * "192.0.2.7", "sha256:9f86..." (hexadecimal, colons allowed). */
+/* Converts a value as written in a rule to its canonical bytes. Examples: "alice",
+ * "CN=backup,O=Example" (RFC 4514, the order of `certtool -i`; spaces around '=', ',' and '+' are
+ * ignored), "host-a.example", "192.0.2.7", "sha256:9f86..." (hexadecimal, colons allowed). */
 GMB_MUST_CHECK int identity_value_parse(enum identity_kind kind, const char *text,
 	uint8_t out[IDENTITY_VALUE_BYTES_MAX], uint32_t *bytes_out, struct error *error);
 
-/* --- canonical forms, for those who read certificates ----------------------------------------- */
+/* --- canonical forms, for code that reads certificates ---------------------------------------- */
 
-/* A distinguished name, RDN by RDN in the order of RFC 4514: the most specific one first. All zero:
- * empty. */
+/* A distinguished name, RDN by RDN in the order of RFC 4514: the most specific RDN first. All zero:
+ * an empty name. */
 struct identity_dn {
 	uint32_t len, rdn_count;
-	uint32_t rdn_at; /* private: where the last RDN begins */
+	uint32_t rdn_at; /* private: offset of the last RDN */
 	uint8_t bytes[IDENTITY_VALUE_BYTES_MAX];
 };
 
-/* Adds an attribute: to the last RDN (joins), in any order, or as a new one. oid: digits and
- * points. -EINVAL: beyond the bounds, a zero byte, not UTF-8. */
+/* Adds an attribute. With joins it belongs to the last RDN, in which the order of calls does not
+ * matter; otherwise it starts a new RDN. oid: digits and points. Returns -EINVAL if a limit is
+ * exceeded, or if the value has a zero byte or is not UTF-8. */
 GMB_MUST_CHECK int identity_dn_add(struct identity_dn *dn, bool joins, const char *oid,
 	size_t oid_bytes, const void *value, size_t value_bytes, struct error *error);
-/* As many bytes as the name has go to out. -EINVAL: too long, or not ASCII. */
+/* Stores the canonical form, which has the same length as the name, in out. Returns -EINVAL if the
+ * name is too long or not ASCII. */
 GMB_MUST_CHECK int identity_dns_canonical(
 	const void *name, size_t bytes, uint8_t *out, struct error *error);
-/* bytes: 4 or 16. */
+/* Stores the canonical form of an IPv4 or IPv6 address. bytes: 4 or 16. */
 void identity_ip_canonical(const void *address, size_t bytes, uint8_t out[16]);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Intrusive doubly linked list: a ring of nodes through a head. O(1) insert and remove, no
- * allocation. An unlinked node points to itself, so list_is_linked() and a second list_remove()
- * are both well defined.
+ * Intrusive doubly linked list: a ring of nodes that includes the head. Insertion and removal are
+ * O(1) and allocate nothing. An unlinked node points to itself, so list_is_linked() and a second
+ * list_remove() are well defined.
  *
  * Threading: the owner's thread. Ownership: the list never owns its entries.
  */
@@ -56,13 +56,13 @@ static inline void list_remove(struct list_node *node)
 	list_init(node);
 }
 
-/* The first node, or NULL when the list is empty. */
+/* Returns the first node, or NULL if the list is empty. */
 static inline struct list_node *list_first(const struct list_node *head)
 {
 	return list_is_empty(head) ? NULL : head->next;
 }
 
-/* Removes and returns the first node, or NULL when the list is empty. */
+/* Removes and returns the first node; returns NULL if the list is empty. */
 static inline struct list_node *list_pop_front(struct list_node *head)
 {
 	struct list_node *node = head->next;
@@ -76,7 +76,7 @@ static inline struct list_node *list_pop_front(struct list_node *head)
 
 #define list_entry(node, type, member) container_of(node, type, member)
 
-/* The body may remove the current node, not any other. */
+/* The body may remove the current node, but no other. */
 #define list_for_each(node, head)                                                                  \
 	for (struct list_node *node = (head)->next, *node##_next = node->next; node != (head);     \
 		node = node##_next, node##_next = node->next)

@@ -15,6 +15,8 @@
 
 #include "base/text.h"
 
+/* Relaxed accesses suffice: the level guards no other data, and a line around a change may use
+ * either level. */
 static _Atomic int log_level_max = LOG_LEVEL_INFO;
 static atomic_bool level_is_named;
 
@@ -76,10 +78,10 @@ static const char *level_prefix(enum log_level level)
 
 enum {
 	LINE_BYTES = 2048,
-	FIELDS_BYTES = 2048, /* of all but the message */
+	FIELDS_BYTES = 2048, /* all fields except the message */
 };
 
-static int journal_fd = -1; /* set before there are threads */
+static int journal_fd = -1; /* set before other threads exist */
 
 void log_open_journal(void)
 {
@@ -91,7 +93,7 @@ void log_open_journal(void)
 	struct stat output;
 	int fd;
 
-	/* A program that was started by one with a journal may have another standard error. */
+	/* JOURNAL_STREAM is inherited, but standard error may have been redirected since. */
 	if (stream == NULL || sscanf(stream, "%llu:%llu", &device, &inode) != 2 ||
 		fstat(STDERR_FILENO, &output) < 0 || output.st_dev != device ||
 		output.st_ino != inode) {
@@ -105,8 +107,9 @@ void log_open_journal(void)
 	journal_fd = fd;
 }
 
-/* One field a line; the message, which may have any bytes, with its length in front. That is the
- * protocol of the journal (systemd: docs/JOURNAL_NATIVE_PROTOCOL.md). False: it was not taken. */
+/* Sends a line in the journal's native protocol (systemd: docs/JOURNAL_NATIVE_PROTOCOL.md): one
+ * field on each line; the message, which may contain any bytes, is preceded by its length. Returns
+ * false if the journal did not take it. */
 static bool send_to_journal(enum log_level level, const struct log_about *about, const char *text)
 {
 	static const int priorities[] = { 3, 4, 6, 7 };
@@ -137,7 +140,7 @@ static bool send_to_journal(enum log_level level, const struct log_about *about,
 						  : snprintf(fields + used, room, "%s=%s\n",
 							    list[i].name, list[i].value);
 
-		if (bytes > 0 && (size_t)bytes < room) { /* else it is left out */
+		if (bytes > 0 && (size_t)bytes < room) { /* otherwise the field is left out */
 			used += bytes;
 		}
 	}
@@ -177,6 +180,7 @@ void log_line(enum log_level level, const char *format, ...)
 	}
 }
 
+/* Counts a suppressed line. Reasons are static words, so pointers are compared. */
 static void count_reason(struct log_limit *limit, const char *reason)
 {
 	for (size_t i = 0; reason != NULL && i < LOG_LIMIT_REASONS; i++) {
@@ -206,7 +210,7 @@ static void tell_suppressed(struct log_limit *limit, enum log_level level)
 	limit->suppressed = 0;
 }
 
-/* Whether a line may pass now. */
+/* Returns whether a line may pass now. Counts it as suppressed if not. */
 static bool base_log_may_pass(
 	struct log_limit *limit, uint64_t now_ns, enum log_level level, const char *reason)
 {
@@ -260,7 +264,7 @@ void log_limited_about(struct log_limit *limit, uint64_t now_ns, enum log_level 
 	}
 }
 
-/* also: characters that are escaped although they can be printed. */
+/* also: printable characters that are escaped as well. */
 static const char *escape(
 	char *out, size_t out_bytes, const void *peer_bytes, size_t len, const char *also)
 {
@@ -274,7 +278,8 @@ static const char *escape(
 		size_t n = utf8_decode(p + i, len - i, &code);
 		size_t piece_len;
 
-		/* The bytes behind the first one of a hidden character are no characters. */
+		/* Only the first byte is consumed. The remaining bytes of a hidden character are
+		 * invalid as characters, so they are escaped in turn. */
 		if (n == 0 || utf8_is_hidden(code) || strchr(also, p[i]) != NULL) {
 			piece_len = (size_t)snprintf(piece, sizeof(piece), "\\x%02x", p[i]);
 			n = 1;

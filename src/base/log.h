@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The log sink: one line a call to standard error, with a priority prefix ("<3>") when the service
- * manager reads it (JOURNAL_STREAM set) and a word otherwise. A server sends it to the journal
- * itself where standard error leads there, and adds fields to search for:
+ * The log sink. Each call writes one line to standard error, with a priority prefix ("<3>") if the
+ * service manager reads it (JOURNAL_STREAM is set), otherwise with a word. If standard error leads
+ * to the journal, a server sends its lines to the journal directly, with fields to search for:
  * systemd.journal-fields(7).
  *
- * Threading: any thread; a line is one write(2). Never called on the per-request path.
- * Ownership: borrows its arguments. Errors: a line that cannot be written is lost.
+ * Threading: any thread; a line is one write(2). Never called on the per-request path. Ownership:
+ * arguments are borrowed. Errors: a line that cannot be written is lost.
  */
 #pragma once
 
@@ -16,12 +16,13 @@ enum log_level { LOG_LEVEL_ERROR, LOG_LEVEL_WARNING, LOG_LEVEL_INFO, LOG_LEVEL_D
 
 /* Lines above this level are dropped. The default is LOG_LEVEL_INFO. */
 void log_set_level(enum log_level level);
-/* Sets it to "error", "warning", "info" or "debug"; -EINVAL: another text, and nothing changes. */
+/* Sets the level to "error", "warning", "info" or "debug". Any other text: -EINVAL, and the level
+ * stays as it is. */
 GMB_MUST_CHECK int log_set_level_name(const char *name);
-/* Takes effect unless a level was set by name, before or later. */
+/* Has no effect if a level is set by name, before or after this call. */
 void log_set_level_default(enum log_level level);
-/* Sets it to what the environment variable GMBLOCK_LOG says, if it is set. Only the first call in a
- * process does anything, so that a library may call it each time it is used. */
+/* Sets the level from the environment variable GMBLOCK_LOG, if it is set. Only the first call in a
+ * process has an effect, so a library can call it on each use. */
 void log_init(void);
 bool log_enabled(enum log_level level);
 
@@ -32,22 +33,22 @@ void log_line(enum log_level level, const char *format, ...) GMB_PRINTF(2, 3);
 #define log_info(...)	 log_line(LOG_LEVEL_INFO, __VA_ARGS__)
 #define log_debug(...)	 log_line(LOG_LEVEL_DEBUG, __VA_ARGS__)
 
-/* From now on lines go to the journal as messages with fields, if standard error is its stream: for
- * a program, before it starts threads and gives up its rights. Nothing happens if the journal
- * cannot be reached, and a line that it does not take goes to standard error. */
+/* If standard error is the journal's stream, sends further lines to the journal as messages with
+ * fields. A program calls it before it starts threads and drops privileges. Has no effect if the
+ * journal cannot be reached; a line that the journal rejects goes to standard error. */
 void log_open_journal(void);
 
-/* What a line is about, for the journal; each may be NULL, or 0. Text of peers is escaped. */
+/* Subject of a line, for the journal; each member may be NULL or 0. Text from peers is escaped. */
 struct log_about {
-	const char *message_id; /* one of those below */
+	const char *message_id; /* one of LOG_ID_* */
 	const char *export;
 	const char *client;
 	int error; /* errno */
-	/* One static word. Lines that a limit leaves out are counted by it. */
+	/* One static word. Suppressed lines are counted by it. */
 	const char *reason;
 };
 
-/* Kinds of messages: gmblock-serve(1) lists them. */
+/* Message types, listed in gmblock-serve(1). */
 #define LOG_ID_DISK_ERROR "47cef44fc0dc45259a2e27dbefa77d61"
 #define LOG_ID_CLIENT	  "def5c01ab2a646318b1f9d570987756f"
 #define LOG_ID_CLIENT_END "4e8650871f894628901d5c084c160276"
@@ -55,15 +56,17 @@ struct log_about {
 #define LOG_ID_TLS	  "7cd9443d47b14a4cb1935bd4afb6186d"
 
 /*
- * At most LOG_LIMIT_BURST lines per interval; the next line that passes says how many were left
- * out. One object belongs to one thread. Time comes from the caller (the ring's clock).
+ * Rate limit: at most LOG_LIMIT_BURST lines in each interval. The next line that passes is preceded
+ * by the number of lines that were suppressed. An object belongs to one thread. The time comes from
+ * the caller (the ring's clock).
  */
 enum { LOG_LIMIT_BURST = 10, LOG_LIMIT_REASONS = 8 };
 struct log_limit {
 	uint64_t interval_start_ns;
 	uint32_t used;
 	uint32_t suppressed;
-	/* Of these, by log_about.reason. More reasons than fit count in suppressed alone. */
+	/* Suppressed lines by log_about.reason. Reasons beyond LOG_LIMIT_REASONS are counted in
+	 * suppressed only. */
 	struct {
 		const char *word;
 		uint32_t count;
@@ -71,23 +74,22 @@ struct log_limit {
 };
 #define LOG_LIMIT_INTERVAL_NS UINT64_C(10000000000)
 
-/* Says how many lines were left out since the last one; for the end. */
+/* Reports the lines suppressed since the last report; for shutdown. */
 void log_limit_end(struct log_limit *limit, enum log_level level);
-/* Writes a line unless the limit holds it back. */
+/* Writes a line unless the limit suppresses it. */
 void log_limited(struct log_limit *limit, uint64_t now_ns, enum log_level level, const char *format,
 	...) GMB_PRINTF(4, 5);
-/* The same with fields. */
+/* log_limited() with fields for the journal. */
 void log_limited_about(struct log_limit *limit, uint64_t now_ns, enum log_level level,
 	const struct log_about *about, const char *format, ...) GMB_PRINTF(5, 6);
 
 /*
- * Copies len bytes that a peer wrote as printable text into out (always terminated): control
- * bytes, hidden characters (utf8_is_hidden()), quotes, backslashes and bytes that are not valid
- * UTF-8 become \xNN. When it does not fit it is cut at a whole character and ends in "...". Returns
- * out.
+ * Copies len bytes from a peer into out as printable text, always terminated. Control bytes, hidden
+ * characters (utf8_is_hidden()), quotes, backslashes and bytes that are not valid UTF-8 become
+ * \xNN. Text that does not fit is cut at a whole character and ends in "...". Returns out.
  */
 const char *log_escape(char *out, size_t out_bytes, const void *peer_bytes, size_t len);
 
-/* The same for a sentence in which a peer has escaped the names already: quotes and backslashes
+/* log_escape() for a sentence in which a peer has already escaped the names: quotes and backslashes
  * stay, so that nothing is escaped twice. */
 const char *log_escape_sentence(char *out, size_t out_bytes, const char *sentence);

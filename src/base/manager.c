@@ -16,9 +16,9 @@
 #include "base/log.h"
 #include "base/text.h"
 
-/* --- telling ------------------------------------------------------------------------------- */
+/* --- messages --------------------------------------------------------------------------------- */
 
-/* The length of the address, or a negative errno. */
+/* Returns the length of the address, or a negative errno. */
 static int read_address(const char *text, struct sockaddr_un *address)
 {
 	size_t len = strlen(text);
@@ -32,7 +32,7 @@ static int read_address(const char *text, struct sockaddr_un *address)
 	*address = (struct sockaddr_un){ .sun_family = AF_UNIX };
 	memcpy(address->sun_path, text, len);
 	if (text[0] == '@') {
-		/* Every byte counts in an abstract name: no terminator. */
+		/* All bytes of an abstract name count, so it has no terminator. */
 		address->sun_path[0] = '\0';
 	} else {
 		len++;
@@ -40,10 +40,10 @@ static int read_address(const char *text, struct sockaddr_un *address)
 	return (int)(offsetof(struct sockaddr_un, sun_path) + len);
 }
 
-/* By manager_open(): connected, or -1. */
+/* The socket of manager_open(), connected, or -1. */
 static int kept_fd = -1;
 
-/* A connected socket, or a negative errno. */
+/* Returns a connected socket, or a negative errno. */
 static int manager_dial(const char *where)
 {
 	struct sockaddr_un address;
@@ -75,7 +75,7 @@ static int manager_send_text(const char *where, const char *text)
 	if (kept_fd >= 0 && send_to(kept_fd, text) == 0) {
 		return 0;
 	}
-	fd = manager_dial(where); /* the manager may have made its socket anew */
+	fd = manager_dial(where); /* the manager may have recreated its socket */
 	if (fd < 0) {
 		return fd;
 	}
@@ -119,7 +119,7 @@ void manager_tell(const char *format, ...)
 
 /* --- sockets ------------------------------------------------------------------------------- */
 
-/* A decimal number from 1 on in a variable; 0 if the variable is not there, or -EINVAL. */
+/* Parses a variable as a decimal number from 1. Returns 0 if it is not set, or -EINVAL. */
 static int read_variable(const char *name)
 {
 	const char *text = getenv(name);

@@ -1,38 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The service manager that started the program, if one did: told how the program is doing as
- * sd_notify(3) documents it for programs that speak the protocol themselves, and asked for the
- * sockets that it handed over, as sd_listen_fds(3) does.
+ * The service manager that started the program, if there is one. Status goes to it by the protocol
+ * that sd_notify(3) documents for programs that do not use the library, and sockets are taken over
+ * from it as by sd_listen_fds(3).
  *
  * Supported: $NOTIFY_SOCKET with the path of a datagram socket ("/...") or an abstract name
  * ("@..."). Not supported: vsock addresses ("vsock:..."), which reach the host of a virtual
- * machine; other processes' messages, and descriptors sent along; the names of sockets
- * ($LISTEN_FDNAMES): a socket is known by its address.
+ * machine; messages for other processes or with descriptors; names of sockets ($LISTEN_FDNAMES),
+ * because a socket is known by its address.
  *
- * Threading: one thread, and manager_take_sockets(), which changes the environment, before there
- * are others. Ownership: what is taken belongs to the caller. Errors: being heard is never what a
- * program depends on. What cannot be told is a debug line.
+ * Threading: one thread; manager_take_sockets() changes the environment, so it is called before
+ * other threads exist. Ownership: the caller owns the sockets that it takes. Errors: the program
+ * does not depend on the manager, so a message that cannot be sent is only logged at level debug.
  */
 #pragma once
 
 #include "base/compiler.h"
 
 enum {
-	MANAGER_FD_FIRST = 3, /* the number of the first socket handed over; the rest follow it */
-	MANAGER_TEXT_BYTES = 4096, /* longer ones are not read at the other end */
+	MANAGER_FD_FIRST = 3,	   /* number of the first socket passed in; the rest follow it */
+	MANAGER_TEXT_BYTES = 4096, /* the manager does not read longer messages */
 };
 
-/* Keeps a socket to the manager: for who may make none later. A manager that cannot be reached now
- * is tried again with each message. */
+/* Opens and keeps a socket to the manager, for a program that will not be allowed to create one
+ * later. If the manager cannot be reached now, each message tries again. */
 void manager_open(void);
-/* Tells the manager "KEY=value" lines; what does not fit is cut from the end of the last one. The
+/* Sends "KEY=value" lines to the manager; text that does not fit is cut off at the end. The
  * environment stays as it is. Blocks while the manager's queue is full. */
 void manager_tell(const char *format, ...) GMB_PRINTF(1, 2);
 
 /*
- * How many sockets were handed over to this process, 0 if none were or they were meant for another
- * one. They are close-on-exec now, and the variables are gone, so that nothing that the program
- * starts takes them for its own. -EINVAL for variables that make no sense (a manager that has none
- * to hand over does not set them), -EBADF when one of the descriptors is not open.
+ * Returns the number of sockets passed to this process; 0 if there are none, or if they are meant
+ * for another process. The sockets become close-on-exec and the variables are removed, so that no
+ * child process mistakes them for its own. Returns -EINVAL for malformed variables (a manager
+ * without sockets to pass does not set them), and -EBADF if one of the descriptors is not open.
  */
 GMB_MUST_CHECK int manager_take_sockets(void);

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Layouts of the messages of gmb and push, as tables, and their parser.
+ * Layouts of gmb and push messages, as tables, and their parser.
  *
- *   message: head, layout->bytes │ part 0 │ part 1 │ part 2      the head says how long each part
- * is object:  head                │ struct message_text for each part, and what check() adds
+ *   message: head, layout->bytes │ part 0 │ part 1 │ part 2      the head has each part's length
+ *   object:  head                │ struct message_text for each part, and members set by check()
  *
- * What: the parser checks everything about a message that its layout tells: the length, reserved
- * fields, and names. Then check() judges the numbers in the head. Threading: pure functions.
- * Ownership: the head is copied, parts borrow from the message. Errors: NULL, or the broken rule,
- * static text.
+ * The parser checks everything that the layout defines: the length, reserved fields, and names.
+ * Then check() validates the numbers in the head.
+ *
+ * Threading: pure functions. Ownership: the head is copied, parts are borrowed from the message.
+ * Errors: NULL, or the broken rule as static text.
  */
 #pragma once
 
@@ -21,8 +22,8 @@ enum { MESSAGE_PARTS_MAX = 3, MESSAGE_RESERVED_MAX = 2 };
 enum message_part_kind {
 	MESSAGE_NONE,
 	MESSAGE_NAME,  /* UTF-8 without zero bytes */
-	MESSAGE_BYTES, /* any */
-	MESSAGE_REST,  /* all that is left */
+	MESSAGE_BYTES, /* any bytes */
+	MESSAGE_REST,  /* the remaining bytes */
 };
 
 /* A part of a message, without a terminator. */
@@ -36,18 +37,19 @@ struct message_layout {
 	const char *layout_rule, *part_rule;
 	struct {
 		uint16_t at, bytes;
-	} reserved[MESSAGE_RESERVED_MAX]; /* zero */
+	} reserved[MESSAGE_RESERVED_MAX]; /* must be zero */
 	struct {
 		enum message_part_kind kind;
-		uint16_t text_at;   /* in the object: struct message_text */
-		uint16_t length_at; /* in the head, little-endian */
+		uint16_t text_at;   /* offset of its struct message_text in the object */
+		uint16_t length_at; /* offset of its length in the head, little-endian */
 		uint16_t length_bytes;
 		uint32_t max;
 	} parts[MESSAGE_PARTS_MAX];
 	const char *(*check)(void *object); /* optional */
 };
 
-/* Initializers. head: its type. object: one whose first member is head. */
+/* Initializers. head: type of the head. object: type of an object whose first member is the
+ * head. */
 #define MESSAGE_HEAD(head, rule, part, name)                                                       \
 	.bytes = sizeof(struct head),                                                              \
 	.layout_rule = rule ": the length or a reserved field of " name,                           \
@@ -63,12 +65,13 @@ struct message_layout {
 			sizeof(((struct object *)0)->head.member), max_                            \
 	}
 
-/* object: a head, or an object that begins with one. */
+/* Parses a message into object: a head, or an object that begins with one. Returns NULL, or the
+ * broken rule. */
 const char *message_parse(
 	const struct message_layout *layout, const void *bytes, size_t len, void *object);
 bool message_is_zero(const void *bytes, size_t len);
 
-/* The hello of both protocols. */
+/* First message of both protocols. */
 struct message_hello {
 	uint64_t magic;
 	uint16_t version_min;
@@ -76,6 +79,7 @@ struct message_hello {
 	uint32_t zero;
 };
 
-/* False: it is no such hello. Else the highest version that both speak, 0: none. */
+/* Returns false if the message is not a hello with own's magic. Otherwise *version_out is the
+ * highest version that both sides support, or 0 if there is none. */
 GMB_MUST_CHECK bool message_hello_parse(
 	const void *bytes, size_t len, const struct message_hello *own, uint16_t *version_out);

@@ -36,7 +36,7 @@ bool address_is_loopback(const uint8_t address[NETWORK_ADDRESS_BYTES])
 		       : memcmp(address, &in6addr_loopback, sizeof(in6addr_loopback)) == 0;
 }
 
-/* Clears the bits behind the prefix. True: some were set. */
+/* Clears the bits after the prefix. Returns whether any was set. */
 static bool clear_host(uint8_t address[NETWORK_ADDRESS_BYTES], uint32_t prefix)
 {
 	bool was_set = false;
@@ -112,7 +112,7 @@ static bool network_holds(
 	       (prefix >= NETWORK_MAPPED_BITS || !is_mapped(address));
 }
 
-/* --- places ---------------------------------------------------------------------------------- */
+/* --- destinations ----------------------------------------------------------------------------- */
 
 static int base_place_parse_port(const char *text, uint16_t *port, struct error *error)
 {
@@ -145,10 +145,10 @@ static int parse_network_place(char *text, struct place *place, struct error *er
 	return rc == 0 ? network_parse(text, place->network, error) : rc;
 }
 
-/* How credentials begin. */
+/* Start of the credentials. */
 static const char credentials_start[] = ",tls-";
 
-/* Takes one "NAME=VALUE", which ends at the comma. */
+/* Parses one "NAME=VALUE" of the given length. */
 static int take_credential(struct place *place, const char *text, size_t bytes, struct error *error)
 {
 	const struct {
@@ -182,7 +182,7 @@ static int take_credential(struct place *place, const char *text, size_t bytes, 
 		shown);
 }
 
-/* Which keys belong together. */
+/* Checks that the given keys belong together. */
 static int check_credentials(const struct place *place, struct error *error)
 {
 	const char *problem = NULL;
@@ -226,7 +226,7 @@ static int parse_credentials(struct place *place, const char *text, struct error
 	return rc;
 }
 
-/* Takes the prefix off the text. */
+/* Returns the text after the protocol's prefix. */
 static const char *parse_protocol(const char *text, struct place *place)
 {
 	const char *colon = strchr(text, ':');
@@ -236,7 +236,7 @@ static const char *parse_protocol(const char *text, struct place *place)
 	return is_nbd(place) ? colon + 1 : text;
 }
 
-/* "nbd://HOST" looks like the path of a socket behind the prefix. */
+/* Rejects "nbd://HOST", which looks like the path of a socket after the prefix. */
 static int refuse_uri(const struct place *place, struct error *error)
 {
 	const char *prefix = place->tls ? "nbds" : "nbd";

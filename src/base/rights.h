@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Open files that a peer sends along over a Unix socket (SCM_RIGHTS). Who receives them, or closes
- * a socket that holds some, closes what was sent, and waits as the sender likes: for a TCP socket
- * that lingers, or a FUSE server. So sockets that need none refuse them (Linux 6.16); where that
- * cannot be, what comes is received, and closed by a worker (work.h).
+ * File descriptors that a peer passes over a Unix socket (SCM_RIGHTS). A process that receives
+ * them, or closes a socket that holds some, also closes the files, and closing can block for as
+ * long as the sender likes: on a TCP socket that lingers, or on a FUSE server. Sockets that need no
+ * descriptors therefore refuse them (Linux 6.16). On older kernels the descriptors are received,
+ * and a worker closes them (work.h).
  *
- * Threading: any; nothing here has state. Ownership: descriptors are the caller's. Errors: none.
+ * Threading: any; there is no state. Ownership: the caller owns the descriptors. Errors: none.
  */
 #pragma once
 
@@ -16,25 +17,28 @@
 #include "base/compiler.h"
 
 enum {
-	RIGHTS_MAX = 253, /* the kernel's limit of one message */
+	RIGHTS_MAX = 253, /* the kernel's limit for one message */
 	RIGHTS_CONTROL_BYTES = 1088,
 };
 
-/* Nothing can be sent along to the socket from now on, nor, if it listens, to those who connect
- * from now on. Other sockets, and kernels before 6.16: nothing happens. */
+/* From now on no descriptors can be passed to the socket, nor, if it listens, to connections made
+ * from now on. No effect on other sockets, and on kernels before 6.16. */
 void rights_refuse(int fd);
-/* Whether something may come: a Unix socket that has not refused it since it was connected. */
+/* Returns whether descriptors can arrive: fd is a Unix socket that has not refused them since it
+ * was connected. */
 bool rights_may_come(int fd);
-/* The same, of a socket that will be received from: what comes with an urgent byte (MSG_OOB) is
- * received then, too. The kernel would skip that byte, and close what came with it. */
+/* rights_may_come() for a socket that will be received from. Urgent bytes (MSG_OOB) are then
+ * received in line, because the kernel would otherwise skip such a byte and close the descriptors
+ * that came with it. */
 bool rights_guard(int fd);
-/* The user at the other end; -1: not known. */
+/* Returns the user at the other end, or -1 if unknown. */
 uid_t rights_owner(int fd);
-/* Another user than root and our own, who cannot harm us more than by its memory and descriptors.
- */
+/* Returns whether uid is neither root nor our own user. Those two cannot harm us beyond their use
+ * of memory and descriptors. */
 static inline bool rights_is_stranger(uid_t uid)
 {
 	return uid != 0 && uid != geteuid();
 }
-/* What came with a message that was received with RIGHTS_CONTROL_BYTES of room; how many. */
+/* Stores the descriptors of a message that was received with RIGHTS_CONTROL_BYTES of control space.
+ * Returns their number. */
 uint32_t rights_collect(struct msghdr *message, int fds[RIGHTS_MAX]);

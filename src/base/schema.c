@@ -36,7 +36,7 @@ static size_t field_bytes(const struct field *field)
 		[FIELD_COUNT] = sizeof(uint32_t),
 		[FIELD_BYTES] = sizeof(uint64_t),
 		[FIELD_TIME] = sizeof(uint64_t),
-		[FIELD_WORD] = sizeof(uint32_t), /* enums have no negative values */
+		[FIELD_WORD] = sizeof(uint32_t), /* enums without negative values */
 		[FIELD_TEXT] = sizeof(char *),
 		[FIELD_ARGUMENT] = sizeof(char *),
 	};
@@ -47,7 +47,7 @@ static size_t field_bytes(const struct field *field)
 
 static void *field_value(const struct field *field, void *object)
 {
-	(void)field_bytes(field); /* is as many as its type has */
+	(void)field_bytes(field); /* asserts that the size fits the type */
 	return (char *)object + field->offset;
 }
 
@@ -96,7 +96,7 @@ static int parse_word(
 		       : error_set(error, -EINVAL, "'%s' is not one of %s", shown, list);
 }
 
-/* A size or a time, within its limits. */
+/* Parses a size or time and checks its limits. */
 static int parse_amount(
 	const struct field *field, const char *text, uint64_t *value, struct error *error)
 {

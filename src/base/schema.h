@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Options and keys as tables. What can be set in an object is described once, by a table of fields;
- * whatever reads, prints or compares settings goes by the table, so that an option is one line in
- * it and the place where its value is used:
+ * Options and keys as tables. A table of fields describes once what can be set in an object. All
+ * code that reads, prints or compares settings uses the table, so an option is one line in it plus
+ * the code that uses its value:
  *
  *                     ┌─ a command line, a configuration file, "gmblock export set" ─▶ object
- *   table of fields ──┼─ help texts, lists of keys in messages, completion of shells
+ *   table of fields ──┼─ help texts, lists of keys in messages, shell completion
  *                     └─ whether two objects have the same value, and what a change needs
  *
- * A field lies in the object as its type says. What no type describes has a function that sets it.
+ * A field is stored in the object as its type defines. A function sets values that no type
+ * describes (FIELD_OWN).
  *
- * Threading: tables are constant; whoever has the object says which thread may set it. Ownership:
- * tables and their texts are static; an object owns its copies of texts (FIELD_TEXT), which
- * field_clear() frees. Errors: -EINVAL, -ERANGE or -ENOMEM with a sentence that does not name the
- * key: the caller says where the value stands.
+ * Threading: tables are constant; the owner of an object defines which thread may set it.
+ * Ownership: tables and their texts are static; an object owns its copies of texts (FIELD_TEXT),
+ * which field_clear() frees. Errors: -EINVAL, -ERANGE or -ENOMEM with a sentence that does not name
+ * the key, because the caller reports where the value came from.
  */
 #pragma once
 
@@ -24,97 +25,104 @@
 #include "base/error.h"
 
 enum field_type {
-	FIELD_OWN,	/* what set makes of it */
-	FIELD_FLAG,	/* bool: "yes" and "no" and their like; true when the value is left out */
-	FIELD_COUNT,	/* uint32_t, from min to max */
-	FIELD_BYTES,	/* uint64_t, from min (to max, unless it is 0) */
-	FIELD_TIME,	/* uint64_t in nanoseconds, the same */
-	FIELD_WORD,	/* an enum: which of words */
-	FIELD_TEXT,	/* char *, a copy; NULL: none, or an empty one */
-	FIELD_ARGUMENT, /* const char *: the value itself, for command lines; NULL: none */
+	FIELD_OWN, /* stored by the set function */
+	/* bool: "yes" and "no" and their synonyms; true if the value is left out */
+	FIELD_FLAG,
+	FIELD_COUNT, /* uint32_t, from min to max */
+	FIELD_BYTES, /* uint64_t, from min (to max, unless it is 0) */
+	FIELD_TIME,  /* uint64_t in nanoseconds, with the limits of FIELD_BYTES */
+	FIELD_WORD,  /* an enum: index into words */
+	FIELD_TEXT,  /* char *, a copy; NULL if there is none or it is empty */
+	/* const char *: the value itself, not copied, for command lines; NULL: none */
+	FIELD_ARGUMENT,
 };
 
 enum field_flag {
-	FIELD_REPEATS = 1 << 0, /* can be given more than once: a list in files */
-	FIELD_ONCE = 1 << 1, /* on command lines: refused the second time; else the last counts */
-	FIELD_BARE = 1 << 2, /* the value can be left out: set gets NULL */
-	FIELD_NOT_EMPTY = 1 << 3, /* of text; a path never is (field_is_path()) */
-	FIELD_LIVE = 1 << 4,	  /* may change while it is used */
-	FIELD_RESTART = 1 << 5,	  /* a change of it takes a restart */
-	FIELD_IN_FILE = 1 << 6,	  /* is a key of the configuration file as well */
-	FIELD_LIMIT = 1 << 7,	  /* the same, in the group "limits" */
-	FIELD_HIDDEN = 1 << 8,	  /* is no option; behind those that are */
+	FIELD_REPEATS = 1 << 0, /* can be given more than once; a list in files */
+	/* on command lines: rejected the second time; otherwise the last value counts */
+	FIELD_ONCE = 1 << 1,
+	FIELD_BARE = 1 << 2, /* the value can be left out; set gets NULL */
+	/* text must not be empty; this always holds for paths (field_is_path()) */
+	FIELD_NOT_EMPTY = 1 << 3,
+	FIELD_LIVE = 1 << 4,	/* can change while the object is in use */
+	FIELD_RESTART = 1 << 5, /* a change needs a restart */
+	FIELD_IN_FILE = 1 << 6, /* also a key of the configuration file */
+	FIELD_LIMIT = 1 << 7,	/* also a key of the configuration file, in the group "limits" */
+	FIELD_HIDDEN = 1 << 8,	/* not an option; stands after the fields that are */
 };
 
 struct field {
 	const char *key;
-	const char *form;    /* what values look like: "SIZE"; NULL: the words, or none */
-	const char *help;    /* what it is for: a sentence without its full stop */
-	const char *example; /* a valid value; or NULL where none is shown */
+	const char *form;    /* syntax of values, such as "SIZE"; NULL: the words, or none */
+	const char *help;    /* purpose: a sentence without its full stop */
+	const char *example; /* a valid value, or NULL if none is shown */
 	enum field_type type;
 	uint32_t flags; /* enum field_flag */
-	char letter;	/* its short form as an option, or 0 */
+	char letter;	/* short option, or 0 */
 	uint32_t offset;
-	uint32_t bytes; /* from there; two values of a type of its own are equal when they are */
+	uint32_t bytes; /* size from there; two FIELD_OWN values are equal if these bytes are */
 	uint64_t min;
 	uint64_t max;
-	const char *low; /* why it is refused when less than min; NULL: the common sentence */
-	const char *const *words; /* NULL behind the last */
-	const char *heading;	  /* of the fields from here on, in help texts; or NULL */
-	/* With FIELD_OWN. text is NULL when it was left out. */
+	const char *low;	  /* message for values below min; NULL: a generic sentence */
+	const char *const *words; /* NULL-terminated */
+	const char *heading;	  /* heading for the fields from here on, in help texts; or NULL */
+	/* For FIELD_OWN. text is NULL if the value was left out. */
 	int (*set)(void *object, const char *text, struct error *error);
-	/* With the other types, optional: what else has to be true of the text. */
+	/* For the other types, optional: an additional check of the text. */
 	int (*check)(void *object, const char *text, struct error *error);
-	/* Whether two objects have the same value; NULL: as the type says. */
+	/* Returns whether two objects have the same value; NULL: compare by type. */
 	bool (*same)(const void *a, const void *b);
 };
 
-/* Where a field has its value: the members of object from first to last, which are neighbours
- * without padding; of the types but FIELD_OWN it is one. */
+/* Location of a field's value: the members of object from first to last, which are adjacent and
+ * without padding between them. Types other than FIELD_OWN have one member. */
 #define FIELD_AT(object, first, last)                                                              \
 	.offset = offsetof(object, first),                                                         \
 	.bytes = offsetof(object, last) + sizeof(((object *)0)->last) - offsetof(object, first)
 
-/* Where the value of any type lies. */
+/* Location of a value that is one member, of any type. */
 #define FIELD_IN(object, member) FIELD_AT(object, member, member)
 
-/* The idx-th field of what may be more than one table; NULL behind the last. */
+/* Returns the idx-th field of a list that may consist of several tables; NULL after the last. */
 typedef const struct field *field_at(uint32_t idx);
 
-/* The field with that key, or NULL. */
+/* Returns the field with that key, or NULL. */
 const struct field *field_find(field_at *at, const char *key);
 
-/* Refuses a second value where one is expected, and a missing one. given: it was set before. */
+/* Rejects a second value for a key that takes one, and a missing value. given: the key was set
+ * before. */
 GMB_MUST_CHECK int field_check(
 	const struct field *field, bool given, const char *text, struct error *error);
-/* Sets it to what the text says; NULL: the value was left out. */
+/* Parses text into the field; text is NULL if the value was left out. */
 GMB_MUST_CHECK int field_set(
 	const struct field *field, void *object, const char *text, struct error *error);
-/* Gives to the value that from has; not of FIELD_OWN. */
+/* Copies the value of from into to; not for FIELD_OWN. */
 GMB_MUST_CHECK int field_copy(
 	const struct field *field, void *to, const void *from, struct error *error);
-/* Frees what field_set() has made; not of FIELD_OWN. */
+/* Frees and zeroes the value; not for FIELD_OWN. */
 void field_clear(const struct field *field, void *object);
-/* Whether both have the same value, however it was written. An object may be NULL: zeroes. */
+/* Returns whether both have the same value, however it was written. An object can be NULL, which
+ * means all zero. */
 bool field_same(const struct field *field, const void *a, const void *b);
 
 /* --- messages and help texts ------------------------------------------------------------------ */
 
 enum { FIELD_FORM_BYTES = 120 };
 
-/* What values look like: the form, or its words as "auto|on|off"; "": there is none. Returns out.
- */
+/* Formats the syntax of values: the form, or the words as "auto|on|off"; "" if there is neither.
+ * Returns out. */
 const char *field_form(const struct field *field, char out[FIELD_FORM_BYTES]);
-/* Whether its value is the path of a file or a folder. */
+/* Returns whether the value is the path of a file or folder. */
 bool field_is_path(const struct field *field);
-/* Describes a key that is not known: the nearest, or a list of all. Returns -EINVAL. */
+/* Reports an unknown key, with the nearest known one or a list of all. Returns -EINVAL. */
 int field_unknown(field_at *at, const char *key, struct error *error);
 
-/* The first words of the help, as many as have room. Returns out. */
+/* Copies as many of the help's first words as fit. Returns out. */
 const char *field_summary(const struct field *field, char *out, size_t out_bytes);
-/* Prints a line of help: name, and help beside or below it, in lines of at most 80 columns. */
+/* Prints a line of help: the name, and the help next to it or below it, in lines of at most 80
+ * columns. */
 void field_help_line(FILE *out, const char *name, const char *help);
-/* Prints the help of an option, "-x, --key FORM", or of a key, "key=FORM", which says "(live)" of a
- * field that may change while it is used. */
+/* Print the help of an option, "-x, --key FORM", or of a key, "key=FORM", with "(live)" if the
+ * field can change while the object is in use. */
 void field_help_option(FILE *out, const struct field *field);
 void field_help_key(FILE *out, const struct field *field);

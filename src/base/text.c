@@ -25,7 +25,7 @@ static const struct {
 	{ "h", UINT64_C(3600000000000) },
 };
 
-/* The text as it is shown in messages. */
+/* Text as quoted in messages. */
 struct shown {
 	char text[96];
 };
@@ -35,7 +35,8 @@ static const char *text_show(struct shown *shown, const char *text)
 	return log_escape(shown->text, sizeof(shown->text), text, strlen(text));
 }
 
-/* Reads decimal digits; *rest is what follows them. -EINVAL without digits, -ERANGE too large. */
+/* Parses decimal digits; *rest is set to the text after them. Returns -EINVAL without digits,
+ * -ERANGE if the number is too large. */
 static int parse_digits(const char *text, uint64_t *value, const char **rest)
 {
 	uint64_t v = 0;
@@ -51,7 +52,7 @@ static int parse_digits(const char *text, uint64_t *value, const char **rest)
 	return c == text ? -EINVAL : 0;
 }
 
-/* The power of two that the suffix stands for, or -1. */
+/* Returns the binary logarithm of the suffix's factor, or -1. */
 static int byte_unit_shift(const char *suffix)
 {
 	const char *unit;
@@ -134,7 +135,7 @@ int units_parse_seconds(const char *text, uint64_t *time_ns, struct error *error
 	if (rc != -EINVAL) {
 		return rc;
 	}
-	/* strtod() also knows signs, spaces, exponents and words. */
+	/* strtod() also accepts signs, spaces, exponents and words. */
 	seconds = strtod(text, &end);
 	if (text[0] == '\0' || strspn(text, "0123456789.") != strlen(text) || *end != '\0') {
 		return error_set(error, -EINVAL,
@@ -205,8 +206,8 @@ void near_begin(struct near *near, const char *word)
 }
 
 /*
- * rows[i][k] is the distance between the first i letters of a and the first k of b (optimal string
- * alignment); only the last three rows are kept.
+ * rows[i][k] is the distance between the first i letters of a and the first k letters of b (optimal
+ * string alignment). Only the last three rows are stored.
  */
 uint32_t near_distance(const char *a, const char *b)
 {
@@ -300,8 +301,8 @@ size_t utf8_sequence(const void *bytes, size_t left)
 
 bool utf8_is_hidden(uint32_t code)
 {
-	/* Controls, Default_Ignorable_Code_Point, Bidi_Control, Zl, Zp and the other Cf of the
-	 * Unicode character database. */
+	/* Controls, Default_Ignorable_Code_Point, Bidi_Control, Zl, Zp and the remaining Cf
+	 * characters of the Unicode character database. */
 	static const struct {
 		uint32_t first;
 		uint32_t last;

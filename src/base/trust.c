@@ -11,13 +11,13 @@
 #include "base/log.h"
 
 enum {
-	LINKS_MAX = 40, /* as the kernel follows */
+	LINKS_MAX = 40, /* as many as the kernel follows */
 	SHOWN_BYTES = 256,
 };
 
 struct walk {
-	char done[PATH_MAX]; /* checked, without links and without a final slash */
-	char rest[PATH_MAX]; /* still to be checked */
+	char done[PATH_MAX]; /* checked; without links and without a final slash */
+	char rest[PATH_MAX]; /* not yet checked */
 	uint32_t links;
 };
 
@@ -72,7 +72,7 @@ static void leave_folder(struct walk *walk)
 	}
 }
 
-/* The link at the end of done: what it says comes before the rest. */
+/* Follows the link at the end of done: puts its target in front of the rest. */
 static int trust_follow(struct walk *walk, struct error *error)
 {
 	char target[PATH_MAX];
@@ -96,7 +96,7 @@ static int trust_follow(struct walk *walk, struct error *error)
 	return 0;
 }
 
-/* Checks the entry of that name in the folder that was reached. */
+/* Checks the entry with that name in the folder done. */
 static int trust_enter(struct walk *walk, const char *name, struct error *error)
 {
 	size_t used = strlen(walk->done);

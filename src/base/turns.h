@@ -1,29 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Taking turns on two levels: first the groups, then the members of each group. However many
- * members one group has, the next group waits for one of them only.
+ * Round-robin scheduling on two levels: first among the groups, then among the members of each
+ * group. A group waits for one member of each other group, however many members that group has.
  *
  *   turns ──▶ group A ──▶ group B ──▶ ...        a1, b1, a2, b2, a3, a4 ...
  *              a1 a2 a3 a4  b1 b2
  *
- * Whoever has something to give goes through all that wait:
+ * The code that hands out a resource tries all waiters:
  *
  *   turns_round_init(&round)
  *   while ((turn = turns_next(turns)) != NULL) {
- *           it gets something, and may wait again ──▶ turns_had(turns, turn, &round)
- *           there is too little for it            ──▶ turns_in_vain(turn, &round)
+ *           served, and may wait again    ──▶ turns_had(turns, turn, &round)
+ *           the rest is too small for it  ──▶ turns_in_vain(turn, &round)
  *   }
  *   turns_end(turns, &round)
  *
- * A try in vain is no turn: the next of the group is tried at once, and both keep their places.
- * Otherwise a member that wants more than there is would cost the others of its group their turns,
- * one each time. Who gets something waits behind all others of its group, and its group behind all
- * other groups. So it gets nothing more before those who could have been given it.
+ * A failed try does not use up the group's turn: the next member of the group is tried immediately,
+ * and both keep their positions. Otherwise a member that requests more than is available would cost
+ * the other members of its group a turn each time. A member that is served waits behind all other
+ * members of its group, and its group waits behind all other groups. It is therefore not served
+ * again before every waiter that could have been served.
  *
- * A group belongs to one struct turns. All operations but turns_end() are O(1) and allocate
+ * A group belongs to one struct turns. All operations except turns_end() are O(1) and allocate
  * nothing.
  *
- * Threading: the owner's thread. Ownership: nothing is owned; groups and members must stay while
+ * Threading: the owner's thread. Ownership: nothing is owned; groups and members must exist while
  * they are linked.
  */
 #pragma once
@@ -33,18 +34,18 @@
 #include "base/list.h"
 
 struct turns {
-	struct list_node groups; /* those that have members waiting */
+	struct list_node groups; /* groups with waiting members */
 };
 
-/* One way through all that wait, for the time of a loop. */
+/* One pass over all waiters; exists for the duration of the loop. */
 struct turns_round {
-	struct list_node in_vain; /* members, in the order in which they were tried */
-	struct list_node had;	  /* groups that got something, the last one at the end */
+	struct list_node in_vain; /* members that could not be served, in the order of the tries */
+	struct list_node had;	  /* groups that were served, the latest at the end */
 };
 
 struct turn_group {
 	struct list_node node;
-	struct list_node had_node; /* in the round's */
+	struct list_node had_node; /* in turns_round.had */
 	struct list_node members;
 };
 
@@ -87,7 +88,7 @@ static inline bool turn_is_waiting(const struct turn *turn)
 	return list_is_linked(&turn->node);
 }
 
-/* Waits as the last of its group. It waits already: nothing happens. */
+/* Appends a member to its group's queue. No effect if it already waits. */
 static inline void turns_add(struct turns *turns, struct turn *turn)
 {
 	if (turn_is_waiting(turn)) {
@@ -99,7 +100,7 @@ static inline void turns_add(struct turns *turns, struct turn *turn)
 	}
 }
 
-/* Waits no more. It did not wait: nothing happens. */
+/* Removes a member from the queue. No effect if it does not wait. */
 static inline void turns_remove(struct turn *turn)
 {
 	list_remove(&turn->node);
@@ -108,7 +109,7 @@ static inline void turns_remove(struct turn *turn)
 	}
 }
 
-/* Who is to be tried, and stays where it is; NULL: nobody waits. */
+/* Returns the next waiter without removing it; NULL if there is none. */
 static inline struct turn *turns_first(const struct turns *turns)
 {
 	struct list_node *first = list_first(&turns->groups);
@@ -120,7 +121,7 @@ static inline struct turn *turns_first(const struct turns *turns)
 				 struct turn, node);
 }
 
-/* Removes and returns who is to be tried; NULL: nobody waits. */
+/* Removes and returns the next waiter; NULL if there is none. */
 static inline struct turn *turns_next(struct turns *turns)
 {
 	struct turn *turn = turns_first(turns);
@@ -131,7 +132,8 @@ static inline struct turn *turns_next(struct turns *turns)
 	return turn;
 }
 
-/* It has got something. round NULL: the caller gives to one at a time, and tries nobody in vain. */
+/* The member has been served. round is NULL if the caller serves one waiter at a time and never
+ * calls turns_in_vain(). */
 static inline void turns_had(
 	struct turns *turns, const struct turn *turn, struct turns_round *round)
 {
@@ -147,15 +149,16 @@ static inline void turns_had(
 	}
 }
 
-/* It waits, and is not tried again before turns_end(). */
+/* The member could not be served. It keeps waiting and is not tried again before turns_end(). */
 static inline void turns_in_vain(struct turn *turn, struct turns_round *round)
 {
 	turns_remove(turn);
 	list_push_back(&round->in_vain, &turn->node);
 }
 
-/* Everybody was tried. The groups that have got something stand behind the others, in the order in
- * which they got it: a member that was tried in vain before does not bring its group forward. */
+/* Ends a pass after all waiters were tried. The groups that were served move behind the others, in
+ * the order in which they were served. A member that failed before another member of its group was
+ * served does not move the group forward. */
 static inline void turns_end(struct turns *turns, struct turns_round *round)
 {
 	struct list_node *node;

@@ -38,8 +38,8 @@ static int uri_hex_digit(char c)
 }
 
 /*
- * Percent-decodes in into a new terminated string. zero_at_start permits one zero byte and those
- * after it when the very first decoded byte is zero (abstract socket names); else zero is an error.
+ * Percent-decodes in into a new terminated string. With zero_at_start, zero bytes are allowed if
+ * the first decoded byte is zero (abstract socket names); otherwise a zero byte is an error.
  */
 static int decode(struct span in, const char *what, bool zero_at_start, char **out,
 	uint32_t *out_bytes, struct error *error)
@@ -103,13 +103,13 @@ static int uri_parse_port(struct span text, struct uri *uri, struct error *error
 				log_escape(shown, sizeof(shown), text.at, text.len));
 		}
 	}
-	/* "host:" is legal and means the default. */
+	/* "host:" is valid and means the default port. */
 	uri->has_port = text.len > 0;
 	uri->port = (uint16_t)value;
 	return 0;
 }
 
-/* Splits host and port; the host comes without brackets. */
+/* Splits host and port, and removes the brackets of the host. */
 static int parse_host_port(
 	struct span text, struct span *host, struct uri *uri, struct error *error)
 {
@@ -211,7 +211,7 @@ const char *uri_unix_advice(const char *socket_path, int err)
 
 	switch (-err) {
 	case EAGAIN:
-		/* The listener's queue is full. There is no way to wait for room. */
+		/* The listener's queue is full. Unix sockets offer no way to wait for room. */
 		return "the server does not accept connections fast enough";
 	case ENOENT:
 		return "is the server running, and is this the path of its socket?";
@@ -295,7 +295,7 @@ void uri_parameter_fini(struct uri_parameter *parameter)
 	*parameter = (struct uri_parameter){ 0 };
 }
 
-/* Finds the socket; all other parameters only have to be well formed. */
+/* Extracts the socket path. All other parameters only have to be well-formed. */
 static int parse_query(const char *query, struct uri *uri, struct error *error)
 {
 	struct uri_parameter parameter;
@@ -357,7 +357,7 @@ static int parse_parts(const char *cursor, struct uri *uri, struct error *error)
 	part = span_until(cursor, "?");
 	cursor += part.len;
 	if (part.len > 0) {
-		part.at++; /* the first slash is the separator, all others belong to the path */
+		part.at++; /* the first slash is the separator, later ones belong to the path */
 		part.len--;
 	}
 	rc = decode(part, "path", false, &uri->path, &uri->path_bytes, error);
@@ -391,7 +391,7 @@ void uri_fini(struct uri *uri)
 	*uri = (struct uri){ 0 };
 }
 
-/* --- writing ------------------------------------------------------------------------------- */
+/* --- formatting ------------------------------------------------------------------------------- */
 
 void uri_put_text(struct uri_writer *w, const char *text, size_t len)
 {

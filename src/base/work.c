@@ -16,33 +16,35 @@
 
 enum {
 	WORKER_STACK_BYTES = 128 << 10,
-	IDLE_MS = 200,	   /* that a worker waits for more work: starting one takes longer than many
-			      works */
-	DRAINS_MAX = 4096, /* messages that a socket can hold, and more */
-	LOOKS_MAX = 64,	   /* of them, that the caller looks at */
+	/* Time a worker waits for more work. Starting a thread takes longer than many pieces of
+	   work. */
+	IDLE_MS = 200,
+	DRAINS_MAX = 4096, /* more messages than a socket can hold */
+	LOOKS_MAX = 64,	   /* messages that the caller examines itself */
 };
 
-/* On whom it depends when doubtful work ends. There is one while it has work or descriptors. */
+/* A user on whom completion of work in doubt depends. The record exists while the user has work or
+ * descriptors. */
 struct owner {
 	struct list_node node;
 	uid_t uid;
-	struct list_node doubtful; /* work that waits */
+	struct list_node doubtful; /* waiting work in doubt */
 	uint32_t running;
 	uint32_t fd_count; /* descriptors to be closed */
 };
 
-/* The workers of the process: as many as there is work for, gone when there is none for a while. */
+/* The workers of the process. They are started on demand and exit after IDLE_MS without work. */
 static struct {
 	pthread_mutex_t lock;
 	pthread_cond_t wake;
 	struct list_node waiting;
-	struct list_node owners; /* in turn */
-	struct owner unknown;	 /* in place of all that there is no memory for */
+	struct list_node owners; /* in round-robin order */
+	struct owner unknown;	 /* shared by the owners for whom no record could be allocated */
 	uint32_t running;
-	uint32_t idle;	   /* of these: they wait, and nobody has woken them */
-	uint32_t woken;	   /* so many more wait, and go on */
-	uint32_t in_doubt; /* they do such work */
-	uint32_t fd_count; /* of all owners */
+	uint32_t idle;	   /* idle workers that have not been signalled */
+	uint32_t woken;	   /* workers that were signalled and have not woken yet */
+	uint32_t in_doubt; /* workers that run work in doubt */
+	uint32_t fd_count; /* sum over all owners */
 	uint32_t end_count;
 	bool fork_watched;
 } workers = {
@@ -57,7 +59,7 @@ static struct {
 	},
 };
 
-/* --- owners, all under the lock --------------------------------------------------------------- */
+/* --- owners, all functions under the lock ----------------------------------------------------- */
 
 static struct owner *owner_find(uid_t uid)
 {
@@ -92,6 +94,7 @@ static struct owner *owner_get(uid_t uid)
 	return owner;
 }
 
+/* Frees the record if the owner has neither work nor descriptors. */
 static void owner_look(struct owner *owner)
 {
 	if (owner->running == 0 && owner->fd_count == 0 && list_is_empty(&owner->doubtful)) {
@@ -102,7 +105,7 @@ static void owner_look(struct owner *owner)
 	}
 }
 
-/* The next doubtful work that may run. */
+/* Returns the next work in doubt that may run now, and moves its owner to the end. */
 static struct work *take_doubtful(void)
 {
 	list_for_each(node, &workers.owners)
@@ -142,8 +145,8 @@ static void work_after_fork_in_parent(void)
 	pthread_mutex_unlock(&workers.lock);
 }
 
-/* The threads are the parent's, and so is the work: a descriptor that one of them was about to
- * close stays open in the child until it executes a program. */
+/* The threads exist only in the parent, and the work stays with it. A descriptor that a worker was
+ * about to close remains open in the child until it executes a program. */
 static void work_after_fork_in_child(void)
 {
 	list_init(&workers.waiting);
@@ -170,18 +173,19 @@ void work_wake(struct work_results *results)
 {
 	ssize_t written = write(results->wake_fd, "", 1);
 
-	GMB_UNUSED(written); /* full: readable already */
+	GMB_UNUSED(written); /* a full pipe is readable already */
 }
 
 static void run_one(struct work *work)
 {
 	struct work_results *results = work->results;
 
-	work->run(work); /* without results it frees itself */
+	work->run(work); /* work without results frees itself */
 	if (results == NULL) {
 		return;
 	}
-	/* The wake-up stays inside the lock: once the list is taken, the results may go. */
+	/* The wake-up stays inside the lock, because the results may be freed as soon as
+	 * work_finish() has emptied the list. */
 	pthread_mutex_lock(&results->lock);
 	list_push_back(&results->list, &work->node);
 	if (!results->in_caller) {
@@ -190,7 +194,7 @@ static void run_one(struct work *work)
 	pthread_mutex_unlock(&results->lock);
 }
 
-/* The next work; doubtful when *owner_out is set. NULL: there is none that may run. */
+/* Returns the next work; *owner_out is set if it is in doubt. NULL: no work may run now. */
 static struct work *work_take(struct owner **owner_out)
 {
 	struct list_node *node = list_pop_front(&workers.waiting);
@@ -204,7 +208,7 @@ static struct work *work_take(struct owner **owner_out)
 	return work;
 }
 
-/* Waits for work. False: none has come for a while. */
+/* Waits for work. Returns false if none arrived for IDLE_MS. */
 static bool rest(void)
 {
 	struct timespec until;
@@ -249,7 +253,7 @@ static void *worker(void *unused)
 	return NULL;
 }
 
-/* Under the lock. */
+/* Called under the lock. */
 static bool start_worker(void)
 {
 	pthread_attr_t attributes;
@@ -275,7 +279,7 @@ static bool start_worker(void)
 	return result == 0;
 }
 
-/* Under the lock. */
+/* Called under the lock. */
 static void enqueue(struct work *work)
 {
 	if (work->in_doubt) {
@@ -329,7 +333,7 @@ void work_finish(struct work_results *results)
 	} while (node != NULL);
 }
 
-/* --- getting rid of things ----------------------------------------------------------------- */
+/* --- disposal --------------------------------------------------------------------------------- */
 
 _Static_assert(DISPOSE_OF_OWNER_MAX >= DISPOSE_FDS_MAX && DISPOSE_ALL_MAX > DISPOSE_OF_OWNER_MAX,
 	"a message has room, and one owner leaves some to others");
@@ -340,7 +344,8 @@ struct disposal_work {
 	int fds[];
 };
 
-/* Its peer may have said that closing has to wait until what was sent has arrived. */
+/* Closes a peer's descriptor. Clears SO_LINGER first, because the peer may have set it so that
+ * close() blocks until its data has arrived. */
 static void close_of_peer(int fd)
 {
 	const struct linger none = { 0 };
@@ -349,8 +354,9 @@ static void close_of_peer(int fd)
 	close(fd);
 }
 
-/* Receives what is left in a socket that was shut down, for the descriptors in it: the kernel would
- * close them with the socket, and wait as their sender likes. */
+/* Receives the remaining messages of a socket that was shut down, and closes the descriptors in
+ * them. The kernel would otherwise close these descriptors with the socket, and block as their
+ * sender likes. */
 static void work_drain(int fd)
 {
 	_Alignas(struct cmsghdr) uint8_t control[RIGHTS_CONTROL_BYTES];
@@ -360,7 +366,7 @@ static void work_drain(int fd)
 	socklen_t length = sizeof(kind);
 
 	if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &kind, &length) != 0 || kind != 0) {
-		return; /* a listening one: what was not accepted goes with it */
+		return; /* a listener; pending connections are closed with it */
 	}
 	(void)rights_guard(fd);
 	for (int i = 0; i < DRAINS_MAX; i++) {
@@ -383,7 +389,8 @@ static void work_drain(int fd)
 	}
 }
 
-/* Takes what is left in a socket of messages that was shut down. False: it may hold descriptors. */
+/* Receives the remaining messages of a SEQPACKET socket that was shut down. Returns false if
+ * descriptors may be left in it. */
 static bool is_without_files(int fd)
 {
 	const int on = 1;
@@ -395,8 +402,9 @@ static bool is_without_files(int fd)
 		return false;
 	}
 	for (int i = 0; i < LOOKS_MAX; i++) {
-		/* Every message has credentials, an empty one as well. There is no room for more,
-		 * so that descriptors are told of and stay in the message. */
+		/* With SO_PASSCRED each message has credentials, even an empty one, so an empty
+		 * message differs from the end. There is no room for more control data: descriptors
+		 * set MSG_CTRUNC and stay in the message. */
 		_Alignas(struct cmsghdr) uint8_t control[CMSG_SPACE(sizeof(struct ucred))];
 		char byte;
 		struct iovec iov = { .iov_base = &byte, .iov_len = sizeof(byte) };
@@ -412,7 +420,7 @@ static bool is_without_files(int fd)
 			return false;
 		}
 		if (got == 0 && message.msg_controllen == 0) {
-			return true; /* the end */
+			return true; /* end of the stream */
 		}
 		(void)!recv(fd, &byte, sizeof(byte), MSG_DONTWAIT);
 	}
@@ -448,7 +456,8 @@ static void count_more(const struct disposal *disposal)
 	pthread_mutex_unlock(&workers.lock);
 }
 
-/* Those for whom there was no memory are counted together; and a fork forgets. */
+/* Owners without a record are counted together, and a fork resets the counts, so the counts must
+ * not fall below zero. */
 static void count_less(const struct disposal *disposal)
 {
 	uint32_t count = disposal->fd_count;
@@ -496,7 +505,8 @@ bool dispose_ends_have_room(void)
 	return has_room;
 }
 
-/* Files of memory are closed without waiting for anybody, by whatever worker there is. */
+/* Returns whether all descriptors are memory files. These close without waiting for anyone, so any
+ * worker can close them. */
 static bool is_memory(const struct disposal *disposal)
 {
 	uint32_t count = 0;
@@ -568,7 +578,7 @@ void dispose_socket(int fd, uid_t owner, bool in_caller)
 	if (fd < 0) {
 		return;
 	}
-	shutdown(fd, SHUT_RDWR); /* nothing more comes */
+	shutdown(fd, SHUT_RDWR); /* stop further messages */
 	if (is_without_files(fd)) {
 		close(fd);
 	} else {
