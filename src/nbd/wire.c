@@ -97,12 +97,12 @@ uint32_t nbd_error_from_errno(int code)
 		return NBD_ENOTSUP;
 	case -ESHUTDOWN:
 		return NBD_ESHUTDOWN;
-	default: /* ENOMEM too: it should not be sent, and says nothing that a client could use */
+	default: /* also for ENOMEM, which should not be sent because a client cannot act on it */
 		return NBD_EIO;
 	}
 }
 
-/* What is left to parse. */
+/* Bytes that are not parsed yet. */
 struct cursor {
 	const uint8_t *bytes;
 	uint32_t left;
@@ -136,7 +136,7 @@ static bool take_u16(struct cursor *cursor, uint16_t *value)
 	return true;
 }
 
-/* 32-bit length, then that many bytes. */
+/* Reads a 32-bit length and that many bytes. */
 static bool take_string(struct cursor *cursor, struct option_string *string)
 {
 	if (!take_u32(cursor, &string->length) || cursor->left < string->length) {
@@ -226,7 +226,7 @@ struct option_string option_context_next(const uint8_t **queries)
 	struct option_string query = { 0 };
 	bool taken = take_string(&cursor, &query);
 
-	GMB_ASSERT(taken); /* option_context_parse() has seen it */
+	GMB_ASSERT(taken); /* option_context_parse() has checked all queries */
 	*queries = cursor.bytes;
 	return query;
 }

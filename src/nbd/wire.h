@@ -25,14 +25,14 @@
 /* --- metadata contexts --------------------------------------------------------------------- */
 
 #define NBD_CONTEXT_ALLOCATION "base:allocation"
-/* Ours, in lists only: docs/design/0006-reconnect.md. */
+/* Our own contexts, which appear only in lists: docs/design/0006-reconnect.md. */
 #define NBD_CONTEXT_EPOCH      "x-gmblock:epoch"
 #define NBD_CONTEXT_CONNECTION "x-gmblock:connection="
 #define NBD_CONTEXT_REPLACES   "x-gmblock:replaces="
-#define NBD_CONTEXT_ALIVE      "x-gmblock:alive" /* "=" and milliseconds in the query */
+#define NBD_CONTEXT_ALIVE      "x-gmblock:alive" /* a query adds "=" and milliseconds */
 #define NBD_CONTEXT_SIZE       "x-gmblock:size"
-/* The contexts of the block status chunks that say only that the server lives, and of those that
- * say how large the export is. */
+/* Context ids of our own block status chunks: the first shows only that the server is alive, the
+ * second reports the size of the export. */
 #define NBD_CONTEXT_ID_ALIVE UINT32_MAX
 #define NBD_CONTEXT_ID_SIZE  (UINT32_MAX - 1)
 
@@ -40,13 +40,15 @@
 
 enum {
 	NBD_STRING_BYTES_MAX = 4096,	  /* P1 */
-	NBD_OPTION_BYTES_MAX = 16384,	  /* P123: ours; longer options get ERR_TOO_BIG */
+	NBD_OPTION_BYTES_MAX = 16384,	  /* P123: our own limit; longer options get ERR_TOO_BIG */
 	NBD_OLD_REPLY_ZEROES = 124,	  /* after EXPORT_NAME unless NO_ZEROES (P31) */
-	NBD_PAYLOAD_BYTES_MAX = 64 << 20, /* ours; READ and WRITE */
+	NBD_PAYLOAD_BYTES_MAX = 64 << 20, /* our own limit for READ and WRITE */
 	NBD_DF_BYTES_MIN = 65536,	  /* P93: DF must work up to here */
-	NBD_CONTEXT_QUERIES_MAX = 64,	  /* P41: ours; more get ERR_TOO_BIG */
-	NBD_TOKEN_BYTES_MAX = 64,	  /* ours: behind NBD_CONTEXT_CONNECTION and _REPLACES */
-	NBD_SIZE_EXTENTS = 2,		  /* of NBD_CONTEXT_ID_SIZE, without extended headers */
+	NBD_CONTEXT_QUERIES_MAX = 64,	  /* P41: our own limit; more queries get ERR_TOO_BIG */
+	/* our own limit for tokens after NBD_CONTEXT_CONNECTION and _REPLACES */
+	NBD_TOKEN_BYTES_MAX = 64,
+	/* extents of a NBD_CONTEXT_ID_SIZE chunk without extended headers */
+	NBD_SIZE_EXTENTS = 2,
 };
 
 /* --- handshake ----------------------------------------------------------------------------- */
@@ -208,7 +210,7 @@ struct nbd_wire_request {
 	struct be32 magic;
 	struct be16 flags;
 	struct be16 type;
-	uint64_t cookie; /* opaque: echoed as it came (P69) */
+	uint64_t cookie; /* opaque: echoed unchanged (P69) */
 	struct be64 offset;
 	struct be32 length;
 } __attribute__((packed));
@@ -256,7 +258,7 @@ struct nbd_wire_offset_hole {
 } __attribute__((packed));
 _Static_assert(sizeof(struct nbd_wire_offset_hole) == 12, "OFFSET_HOLE");
 
-/* ERROR: error, text length, text; ERROR_OFFSET: the same and then the 64-bit offset. */
+/* ERROR: error, text length, text. ERROR_OFFSET: ERROR followed by the 64-bit offset. */
 struct nbd_wire_error {
 	struct be32 error;
 	struct be16 text_length;
@@ -269,7 +271,7 @@ struct nbd_wire_extent {
 } __attribute__((packed));
 _Static_assert(sizeof(struct nbd_wire_extent) == 8, "BLOCK_STATUS extent");
 
-/* BLOCK_STATUS_EXT starts with context id and count, then these. */
+/* BLOCK_STATUS_EXT: context id and count, followed by these extents. */
 struct nbd_wire_extent_ext {
 	struct be64 length;
 	struct be64 flags;
@@ -278,29 +280,29 @@ _Static_assert(sizeof(struct nbd_wire_extent_ext) == 16, "BLOCK_STATUS_EXT exten
 
 /* --- names, for logs and tools ------------------------------------------------------------- */
 
-/* A word for an option, command or error number; "unknown" when there is none. */
+/* Return the name of an option, command or error number, or "unknown". */
 const char *nbd_option_name(uint32_t option);
 const char *nbd_command_name(uint32_t command);
 const char *nbd_error_name(uint32_t error);
 
-/* The one table from our negative errno to the error on the wire (P118). */
+/* Maps a negative errno to the error on the wire (P118). No other code converts errors. */
 uint32_t nbd_error_from_errno(int code);
-/* And back, for clients: what an error on the wire means here; unknown values are -EINVAL (P119).
- */
+/* Maps an error on the wire to a negative errno, for clients. Unknown values become -EINVAL
+ * (P119). */
 int nbd_error_to_errno(uint32_t error);
 
 /* --- data of handshake options ---------------------------------------------------------------- */
 
-/* Parsers for what a hostile client may have written. Results point into the caller's bytes. False
- * when lengths and counts do not agree exactly (P22, P37): the option gets ERR_INVALID, *reason a
- * static sentence. */
+/* Parsers of data from clients, which may be hostile. Results point into the caller's bytes. Return
+ * false if lengths and counts do not agree exactly (P22, P37); the option then gets ERR_INVALID
+ * with *reason, a static sentence. */
 
 struct option_string {
 	const uint8_t *bytes;
 	uint32_t length;
 };
 
-/* INFO and GO: export name and the list of information requests. */
+/* INFO and GO: the export name and the list of information requests. */
 struct option_go {
 	struct option_string name;
 	const uint8_t *requests; /* big-endian 16-bit numbers */
@@ -308,16 +310,17 @@ struct option_go {
 };
 bool option_go_parse(
 	const uint8_t *data, uint32_t length, struct option_go *go, const char **reason);
-/* True when the client asked for this information. */
+/* Returns whether the client requests this information. */
 bool option_go_asks(const struct option_go *go, enum nbd_info info);
 
-/* LIST_META_CONTEXT and SET_META_CONTEXT: export name and queries. */
+/* LIST_META_CONTEXT and SET_META_CONTEXT: the export name and the queries. */
 struct option_context {
 	struct option_string name;
 	uint32_t query_count;
-	const uint8_t *queries; /* query_count times: 32-bit length, bytes; lengths are checked */
+	/* query_count strings, each a 32-bit length and its bytes; the lengths are checked */
+	const uint8_t *queries;
 };
 bool option_context_parse(
 	const uint8_t *data, uint32_t length, struct option_context *context, const char **reason);
-/* Takes the next query off *queries. */
+/* Removes the next query from *queries and returns it. */
 struct option_string option_context_next(const uint8_t **queries);

@@ -10,7 +10,7 @@
 #include "nbd/server/session.h"
 #include "nbd/wire.h"
 
-/* The longest text of an error reply, with room for an escaped and cut name (P125). */
+/* The longest text of an error reply, with room for an escaped and truncated name (P125). */
 enum { ERROR_TEXT_MAX = 1024, NAME_SHOWN_MAX = 256 };
 
 static const char CONTEXT_BASE[] = "base:";
@@ -50,7 +50,7 @@ static void reply_ack(struct nbd_session *session)
 	tx_reply_header(session->handshake, NBD_REP_ACK, 0);
 }
 
-/* The one final reply when something is refused, with a sentence for the user (P11, P20). */
+/* Sends the single final reply of a rejected option, with a sentence for the user (P11, P20). */
 GMB_PRINTF(3, 4)
 static void reply_error(struct nbd_session *session, uint32_t type, const char *format, ...)
 {
@@ -113,7 +113,7 @@ void handshake_end(struct nbd_session *session)
 
 static void receive_more(struct nbd_session *session)
 {
-	/* Whatever was not understood yet is the start of something: keep it at the front. */
+	/* Moves the start of an incomplete message to the front. */
 	memmove(session->rx_small, session->rx_small + session->rx_start,
 		session->rx_end - session->rx_start);
 	session->rx_end -= session->rx_start;
@@ -129,7 +129,8 @@ static uint32_t rx_available(const struct nbd_session *session)
 
 /* --- exports ------------------------------------------------------------------------------- */
 
-/* A selection made for another export does not count (P43). */
+/* Returns whether a context is selected for this export. A selection for another export name does
+ * not count (P43). */
 static bool is_context_selected(const struct nbd_session *session, const struct export *export)
 {
 	const struct handshake *handshake = session->handshake;
@@ -156,7 +157,7 @@ static uint16_t transmission_flags(const struct nbd_session *session, const stru
 		flags |= NBD_FLAG_SEND_DF;
 	}
 	if (session->extended && is_context_selected(session, export)) {
-		flags |= NBD_FLAG_BLOCK_STATUS_PAYLOAD; /* (P115) */
+		flags |= NBD_FLAG_BLOCK_STATUS_PAYLOAD; /* P115 */
 	}
 	return (uint16_t)flags;
 }
@@ -173,8 +174,7 @@ static void option_export_name(struct nbd_session *session)
 	int rc;
 	char shown[NAME_SHOWN_MAX];
 
-	/* EXPORT_NAME has no way to say no but to close (P31); extended headers forbid it (P109).
-	 */
+	/* EXPORT_NAME can only be rejected by closing (P31); extended headers forbid it (P109). */
 	if (session->extended) {
 		session_fail(session, "P109", "EXPORT_NAME after EXTENDED_HEADERS");
 		return;
@@ -206,7 +206,7 @@ static void option_export_name(struct nbd_session *session)
 	handshake->next = HANDSHAKE_NEXT_TRANSMISSION;
 }
 
-/* Writes REP_SERVER replies while there is room; the ACK ends the list. */
+/* Writes REP_SERVER replies while there is space; an ACK ends the list. */
 static void list_some(struct nbd_session *session)
 {
 	struct handshake *handshake = session->handshake;
@@ -223,7 +223,7 @@ static void list_some(struct nbd_session *session)
 
 		if (tx_left(handshake) <
 			length + 2 * (uint32_t)sizeof(struct nbd_wire_option_reply)) {
-			return; /* goes on when this much is sent */
+			return; /* continues when this part is sent */
 		}
 		tx_reply_header(handshake, NBD_REP_SERVER, length);
 		tx_put(handshake, &name_length, sizeof(name_length));
@@ -252,7 +252,7 @@ static void reply_unknown_export(struct nbd_session *session, struct option_stri
 	char shown[NAME_SHOWN_MAX];
 
 	(void)log_escape(shown, sizeof(shown), name.bytes, name.length);
-	/* What only clients with TLS see and what does not exist are answered alike (P48). */
+	/* Exports visible only with TLS and exports that do not exist get the same reply (P48). */
 	if (handshake_offers_tls(session) && (option == NBD_OPT_INFO || option == NBD_OPT_GO)) {
 		reply_error(session, NBD_REP_ERR_TLS_REQD,
 			"there is no export named '%s' for connections without TLS", shown);
@@ -285,8 +285,8 @@ static void reply_infos(struct nbd_session *session, const struct export *export
 	};
 	struct nbd_wire_info_block_size block_size = {
 		.type = be16_make(NBD_INFO_BLOCK_SIZE),
-		/* Requests of any alignment are served, so nothing more is demanded: a client that
-		 * obeys a larger minimum could not reach the end of an odd-sized image (P58). */
+		/* Requests of any alignment are served, so the minimum is 1: a client that obeys a
+		 * larger minimum could not reach the end of an odd-sized image (P58). */
 		.minimum = be32_make(1),
 		.preferred = be32_make(info->block_preferred),
 		.maximum = be32_make(session->service->engine->limits.payload_bytes_max),
@@ -307,7 +307,8 @@ static void reply_infos(struct nbd_session *session, const struct export *export
 	}
 }
 
-/* Options whose data is read. False, and refused: it was too long to be kept (P123). */
+/* Returns whether the option's data was stored. Data that is too long was discarded, and the option
+ * is rejected here (P123). */
 static bool has_option_data(struct nbd_session *session)
 {
 	if (session->handshake->option_bytes > NBD_OPTION_BYTES_MAX) {
@@ -381,7 +382,7 @@ static void reply_context(struct nbd_session *session, uint32_t id, const char *
 	tx_put(session->handshake, name, length);
 }
 
-/* The token of a query, when it is one of the connection's own kind. */
+/* Extracts the token of a query of the given kind. */
 static bool take_token(struct option_string query, const char *kind, struct option_string *token)
 {
 	uint32_t skip = (uint32_t)strlen(kind);
@@ -394,8 +395,8 @@ static bool take_token(struct option_string query, const char *kind, struct opti
 	return true;
 }
 
-/* Our own contexts tell nothing about blocks: they keep a client's connections apart. False: one of
- * them has not ended yet, and the option waits for it. */
+/* Our own contexts describe no blocks: they separate a client's connections. Returns false if a
+ * connection to be replaced has not ended yet; the option then waits for it. */
 static bool nbd_handshake_take_over(
 	struct nbd_session *session, struct export *export, const struct option_context *context)
 {
@@ -416,8 +417,9 @@ static bool nbd_handshake_take_over(
 	return true;
 }
 
-/* "x-gmblock:alive=MS": how often the peer wants to hear that we live while its requests wait.
- * Takes it, unless it is not a number or there are no chunks to say it with. */
+/* "x-gmblock:alive=MS": the interval of signs of life that the peer requests while its requests
+ * wait. Returns false if MS is not a number, or if there are no structured replies to carry the
+ * chunks. */
 static bool nbd_handshake_take_alive(struct nbd_session *session, struct option_string query)
 {
 	static const char kind[] = NBD_CONTEXT_ALIVE "=";
@@ -465,7 +467,7 @@ static void option_meta_context(struct nbd_session *session)
 	bool matched;
 
 	if (set) {
-		handshake->context_selected = false; /* even when this fails (P40) */
+		handshake->context_selected = false; /* even if this option fails (P40) */
 	}
 	if (set && !session->structured && !session->extended) {
 		reply_error(session, NBD_REP_ERR_INVALID,
@@ -572,8 +574,9 @@ static void option_starttls(struct nbd_session *session)
 	}
 }
 
-/* Anything but STARTTLS and ABORT at an address that demands TLS (P47). EXPORT_NAME has no way to
- * say no, and who does not speak fixed newstyle cannot have TLS (P9). */
+/* Rejects an option other than STARTTLS and ABORT at an address that requires TLS (P47).
+ * EXPORT_NAME has no error reply, and a client without fixed newstyle cannot use TLS (P9), so both
+ * close the connection. */
 static void refuse_without_tls(struct nbd_session *session)
 {
 	const struct handshake *handshake = session->handshake;
@@ -690,7 +693,7 @@ static void nbd_handshake_send_done(struct ring_op *op, int result)
 		return;
 	}
 	if (result <= 0 && result != -EINTR) {
-		/* A client that only wanted to look is no news. */
+		/* A client that only probes the port is not worth a log line. */
 		session_terminate(&session->base, NULL);
 		return;
 	}
@@ -783,8 +786,8 @@ static bool take_option_header(struct nbd_session *session)
 	return true;
 }
 
-/* Takes what is there of the option's data, and keeps it unless it is too long; true when it is
- * complete. */
+/* Takes the available data of the option and stores it unless it is too long. Returns true when it
+ * is complete. */
 static bool take_option_data(struct nbd_session *session)
 {
 	struct handshake *handshake = session->handshake;

@@ -44,14 +44,14 @@ uint32_t handshake_tls_refusal(const struct nbd_session *session, const char **r
 		return NBD_REP_ERR_POLICY;
 	}
 	if (!session->handshake->is_fixed) {
-		*reason = "TLS needs fixed newstyle negotiation"; /* (P9) */
+		*reason = "TLS needs fixed newstyle negotiation"; /* P9 */
 		return NBD_REP_ERR_POLICY;
 	}
 	return 0;
 }
 
-/* What was agreed on, and what was received, in clear: anybody on the way may have said it (P51,
- * P56). The client flags stay, they precede options. */
+/* Discards everything negotiated and received in clear, because an attacker on the network may have
+ * injected it (P51, P56). The client flags stay, because they precede options. */
 static void handshake_tls_forget(struct nbd_session *session)
 {
 	struct handshake *handshake = session->handshake;
@@ -69,7 +69,7 @@ static void handshake_tls_forget(struct nbd_session *session)
 	explicit_bzero(handshake->option_data, sizeof(handshake->option_data));
 }
 
-/* Counts the session among those with TLS, or no longer. */
+/* Adds (by = 1) or removes (by = -1) the session in the counts of TLS sessions. */
 static void count_session(struct nbd_session *session, int by)
 {
 	struct engine_counters *counters = &session->base.engine->counters;
@@ -90,7 +90,7 @@ static void log_tls(const struct nbd_session *session)
 		session->base.peer.proved->text);
 }
 
-/* result: as tls_layer_error() says it, or of the socket. */
+/* result: from tls_layer_error() or the socket. */
 static enum engine_tls_failure failure_of(int result)
 {
 	switch (result) {
@@ -109,14 +109,15 @@ static enum engine_tls_failure failure_of(int result)
 	}
 }
 
-/* The credentials were replaced while the handshake went on: it counts only if it would succeed
- * with the new ones, too. */
+/* If the credentials were replaced during the handshake, checks that it would also succeed with the
+ * new ones. */
 static int check_again(struct nbd_session *session, struct error *error)
 {
 	struct tls_context *context = tls_policy_context(session->base.tls);
 	int rc = 0;
 
-	/* The layer keeps its own: no other can have that address. */
+	/* The layer holds a reference to its context, so another context cannot have that
+	 * address. */
 	if (context != session->handshake->tls_context) {
 		rc = tls_context_recheck(context, tls_layer_identity(&session->stream), error);
 	}

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What a process that takes over a session in transmission must know of it: struct nbd_wire_state,
- * what was received of the next requests, and the state of its TLS (docs/protocol/upgrade.md),
- * which only a connection whose records the kernel makes has.
+ * State of a session in transmission for the process that takes it over: struct nbd_wire_state, the
+ * received bytes of the next requests, and the TLS state (docs/protocol/upgrade.md). Only a
+ * connection whose records the kernel encrypts has TLS state to hand over.
+ *
+ * Invariant: nbd_session_pass() is called only at SESSION_RESTS, so no reply is in flight and at
+ * most one request, a payload that is partly received, has begun. Called by the engine during an
+ * upgrade, in both processes.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -15,23 +19,27 @@
 enum nbd_state_flag {
 	NBD_STATE_STRUCTURED = 1 << 0,
 	NBD_STATE_EXTENDED = 1 << 1, /* with NBD_STATE_STRUCTURED */
-	NBD_STATE_CONTEXT = 1 << 2, /* base:allocation is selected, as CONTEXT_ID_BASE_ALLOCATION */
-	NBD_STATE_SIZE = 1 << 3,    /* x-gmblock:size was listed; with NBD_STATE_STRUCTURED */
-	NBD_STATE_TLS = 1 << 4,	    /* the state of TLS follows what was received */
-	NBD_STATE_BEGUN = 1 << 5, /* struct nbd_wire_begun follows what was received, before TLS */
+	/* base:allocation is selected with id CONTEXT_ID_BASE_ALLOCATION */
+	NBD_STATE_CONTEXT = 1 << 2,
+	NBD_STATE_SIZE = 1 << 3, /* x-gmblock:size was negotiated; with NBD_STATE_STRUCTURED */
+	NBD_STATE_TLS = 1 << 4,	 /* the TLS state follows the received bytes */
+	/* struct nbd_wire_begun follows the received bytes, before TLS */
+	NBD_STATE_BEGUN = 1 << 5,
 	NBD_STATE_FLAGS = (1 << 6) - 1,
 };
 
 struct nbd_wire_state {
 	struct be32 flags;
-	struct be32 alive_ms;	    /* 0, or how often the peer wants to hear that we live */
-	struct be32 received_bytes; /* that follow; those of session_record.later are behind them */
+	struct be32 alive_ms; /* interval of signs of life that the peer requested, or 0 */
+	/* bytes that follow; those in session_record.later come after them */
+	struct be32 received_bytes;
 } __attribute__((packed));
 
-/* Of the request whose header is the first that was received. */
+/* The request whose header is first in the received bytes. */
 struct nbd_wire_begun {
-	struct be64 taken_bytes; /* of its payload, which are not among those that follow */
-	struct be32 error;	 /* with which it has failed, or 0 */
+	/* payload bytes already stored, which are not in the received bytes */
+	struct be64 taken_bytes;
+	struct be32 error; /* NBD error of a failed request, or 0 */
 } __attribute__((packed));
 
 _Static_assert(sizeof(struct nbd_wire_state) + RX_SMALL_BYTES + sizeof(struct nbd_wire_begun) +
@@ -61,20 +69,21 @@ void nbd_session_pause(struct session *base)
 	struct nbd_session *session = nbd_pass_of(base);
 
 	receive_pause(session);
-	/* Answered, and asked again of the next process, it need not be told. */
+	/* The request is answered now and the peer repeats it to the next process, so it is not
+	 * handed over. */
 	if (session->size_asked) {
 		session->size_due = true;
 		session_mark_dirty(base);
 	}
 }
 
-/* The request whose payload has not all come, or NULL. */
+/* Returns the request whose payload is incomplete, or NULL. */
 static const struct nbd_request *begun(const struct nbd_session *session)
 {
 	return session->rx_request != NULL ? session->rx_request : session->rx_discard_request;
 }
 
-/* Whether that one is all that is in flight, and the store has what it got of it. */
+/* Returns whether that request is the only one in flight, and its received payload is stored. */
 static bool has_only_begun(const struct nbd_session *session)
 {
 	const struct nbd_request *request = begun(session);
@@ -93,7 +102,7 @@ enum session_rest nbd_session_rest(struct session *base)
 {
 	struct nbd_session *session = nbd_pass_of(base);
 
-	/* The stream says by itself that its key changes. */
+	/* The stream itself announces a key change. */
 	if (session->send_op.in_flight ||
 		(!session->recv_op.in_flight && !stream_is_idle(&session->stream))) {
 		return SESSION_WAITS_FOR_PEER;
@@ -104,14 +113,14 @@ enum session_rest nbd_session_rest(struct session *base)
 		       : SESSION_RESTS;
 }
 
-/* What is told of the request that has begun. Its header is told again. */
+/* Describes the request that has begun. Its header is handed over again. */
 static struct nbd_wire_begun begun_state(const struct nbd_session *session)
 {
 	const struct nbd_request *request = begun(session);
 	uint64_t left = session->rx_discard_left;
 	uint32_t error = NBD_SUCCESS;
 
-	if (request == NULL) { /* what was told of it here, and it waits */
+	if (request == NULL) { /* a waiting request that was handed over to this process */
 		return (struct nbd_wire_begun){ be64_make(session->told->taken_bytes),
 			be32_make(session->told->error) };
 	}
@@ -127,7 +136,8 @@ static struct nbd_wire_begun begun_state(const struct nbd_session *session)
 	return (struct nbd_wire_begun){ be64_make(request->length - left), be32_make(error) };
 }
 
-/* What was received and not taken: pieces, behind the header of the request that has begun. */
+/* Collects the bytes that were received and not consumed, as pieces that follow the header of the
+ * request that has begun. Returns their total. */
 static uint32_t received_pieces(
 	const struct nbd_session *session, struct session_piece pieces[ENGINE_PASS_LATER_PIECES])
 {
@@ -200,7 +210,7 @@ void nbd_session_pass(struct session *base, uint8_t *bytes, struct session_recor
 	record->fd = session->stream.file.fd;
 }
 
-/* True when a session can be in that state. *told_bytes: without TLS. */
+/* Returns whether the state is valid. *told_bytes: size of the record without TLS state. */
 static bool nbd_pass_check(const struct nbd_wire_state *wire, const struct session_record *record,
 	uint32_t *told_bytes)
 {
@@ -224,7 +234,7 @@ static bool nbd_pass_check(const struct nbd_wire_state *wire, const struct sessi
 					     : record->byte_count == *told_bytes);
 }
 
-/* Takes what was received as its own. False: no memory. */
+/* Takes over the received bytes. Returns false without memory. */
 static bool take_received(struct nbd_session *session, const struct session_record *record,
 	uint32_t received, bool has_begun)
 {
@@ -251,14 +261,16 @@ static bool take_received(struct nbd_session *session, const struct session_reco
 	return true;
 }
 
-/* Ends it without a word to its peer: the connection is the other process's for so long. */
+/* Ends the session without sending anything, because the connection still belongs to the other
+ * process. */
 static void nbd_pass_refuse(struct nbd_session *session, const char *reason)
 {
 	session->base.passed = true;
 	session_terminate(&session->base, reason);
 }
 
-/* What the next try needs, when the session cannot have its export yet. False: no memory. */
+/* Stores what the next try needs if the export is not available yet. Returns false without
+ * memory. */
 static bool keep_choice(struct nbd_session *session, const struct session_record *record)
 {
 	struct told_choice *choice = malloc(
@@ -277,8 +289,9 @@ static bool keep_choice(struct nbd_session *session, const struct session_record
 	return true;
 }
 
-/* Until it has its export, it stays in the handshake, whose time limit holds, and receives nothing;
- * should it end, its peer hears nothing, as the other process may have to go on. */
+/* Selects the export of the session. Until it is available the session stays in the handshake
+ * state, with its time limit, and receives nothing. If it ends before that, nothing is sent to the
+ * peer, because the other process may have to continue. */
 static void choose_told(struct nbd_session *session, const struct session_record *record)
 {
 	int rc = session_adopt(&session->base, record);

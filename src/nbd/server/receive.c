@@ -6,17 +6,16 @@
 #include "nbd/server/session.h"
 
 /*
- * Bytes arrive in one of three places:
+ * Converts the byte stream to requests. Bytes are received into one of these buffers:
  *
- * - rx_small, 8 KiB in the session: idle and light connections, requests without payload;
- * - rx_large, 256 KiB from the arena: many small writes at once, each written from where it lies;
- * - a stream of the path: payload of a large write, received straight into place.
+ * - rx_small, 8 KiB in the session: idle and light connections, requests without payload
+ * - rx_large, 256 KiB from the arena: many small writes at once, each stored from the buffer
+ * - a stream of the path: payload of a large write, received directly into its final buffer
+ * - rx_told: bytes that the previous process received, if rx_small is too small for them
  *
- * - rx_told: what the process before this one had received, when that is more than rx_small holds.
- *
- * A receive that fills rx_small is followed by one into rx_large. A session goes back to rx_small
- * as soon as everything received is parsed and the last receive was not full, so that an idle
- * connection holds no arena memory; and behind a payload that is longer than rx_large.
+ * A receive that fills rx_small is followed by one into rx_large. A session returns to rx_small
+ * when everything received is parsed and the last receive did not fill its buffer, so an idle
+ * connection holds no arena memory. It also returns after a payload that is longer than rx_large.
  */
 
 static uint32_t available(const struct nbd_session *session)
@@ -26,7 +25,8 @@ static uint32_t available(const struct nbd_session *session)
 
 /* --- receive memory ------------------------------------------------------------------------ */
 
-/* Moves what is not parsed yet to the front of another buffer, or of the same one. */
+/* Moves the unparsed bytes to the start of another buffer, or of the same one. The old buffer is
+ * released. */
 static void rx_move(struct nbd_session *session, struct rx_buf *to)
 {
 	uint8_t *data = to != NULL ? mem_cpu_write(to->buf.memory) : session->rx_small;
@@ -47,13 +47,12 @@ static void rx_move(struct nbd_session *session, struct rx_buf *to)
 	session->rx_end = left;
 }
 
-/* Makes place for a message of want bytes from rx_start on. False when there is no memory for it.
- */
+/* Makes room for a message of want bytes from rx_start on. Returns false if there is no memory. */
 static bool rx_make_room(struct nbd_session *session, uint32_t want)
 {
 	bool fits = session->rx_bytes - session->rx_start >= want;
-	/* Receiving into the last few bytes of a large buffer would cost a system call for little.
-	 */
+	/* A receive into the last few bytes of a large buffer would not be worth its system
+	 * call. */
 	bool roomy =
 		session->rx_large == NULL || session->rx_bytes - session->rx_end >= RX_SMALL_BYTES;
 	struct rx_buf *fresh;
@@ -73,8 +72,7 @@ static bool rx_make_room(struct nbd_session *session, uint32_t want)
 	return true;
 }
 
-/* A receive that filled its buffer left something behind: make the next one worth its system call.
- */
+/* The last receive filled its buffer, so more data is waiting: makes the next receive larger. */
 static void rx_make_large(struct nbd_session *session)
 {
 	struct rx_buf *fresh;
@@ -82,18 +80,18 @@ static void rx_make_large(struct nbd_session *session)
 	if (session->rx_large == NULL) {
 		fresh = service_rx_get(session);
 		if (fresh != NULL || available(session) == 0) {
-			rx_move(session, fresh); /* without memory: the small one from its start */
+			rx_move(session, fresh); /* without memory: rx_small from its start */
 		}
 	} else if (available(session) == 0 && session->rx_large->refs == 1) {
 		session->rx_start = 0;
 		session->rx_end = 0;
 	} else if (session->rx_end == session->rx_bytes && available(session) == 0) {
 		fresh = service_rx_get(session);
-		rx_move(session, fresh); /* or small again, when memory is short */
+		rx_move(session, fresh); /* or rx_small, if memory is short */
 	}
 }
 
-/* A header without a byte of its payload holds no memory. */
+/* A write whose payload has not started holds no memory. */
 static bool waits_for_first_byte(const struct nbd_session *session)
 {
 	return session->rx_request != NULL && session->rx_stream == NULL &&
@@ -101,7 +99,8 @@ static bool waits_for_first_byte(const struct nbd_session *session)
 	       available(session) == 0;
 }
 
-/* It is the peer's turn from now on, but when a receive was only interrupted to see what came. */
+/* The peer has to act from now on. A receive that was interrupted to count partial data does not
+ * restart the time. */
 static void begin_turn(struct nbd_session *session)
 {
 	if (!session->rx_probed) {
@@ -118,7 +117,8 @@ static void nbd_receive_arm(struct nbd_session *session)
 		return;
 	}
 	if (session->rx_request != NULL && !waits_for_first_byte(session)) {
-		if (stream != NULL) { /* else progress comes when there is room */
+		if (stream !=
+			NULL) { /* otherwise request_progress() continues when there is memory */
 			session->rx_into_stream = true;
 			begin_turn(session);
 			stream_receive(&session->stream, &session->recv_op,
@@ -141,7 +141,8 @@ static void nbd_receive_arm(struct nbd_session *session)
 	if (available(session) > 0) {
 		bool room = rx_make_room(session, session->rx_want);
 
-		GMB_ASSERT(room); /* a header always fits; nbd_receive_gather() asked before */
+		/* a header always fits, and nbd_receive_gather() has checked the rest */
+		GMB_ASSERT(room);
 	}
 	session->rx_into_stream = false;
 	begin_turn(session);
@@ -177,8 +178,8 @@ static void discarded(struct nbd_session *session)
 	}
 }
 
-/* Payload that nobody wants is taken all the same (P79), and the request is answered after it:
- * libnbd for one does not expect the answer to a request that it is still sending. */
+/* Unwanted payload is still received (P79), and the request is answered after it, because clients
+ * such as libnbd do not expect a reply to a request that they are still sending. */
 static void discard_payload(
 	struct nbd_session *session, struct nbd_request *request, uint64_t payload)
 {
@@ -190,7 +191,7 @@ static void discard_payload(
 	}
 }
 
-/* The request failed: what is still to come of its payload is thrown away. */
+/* The request failed: discards the rest of its payload. */
 static void give_up_payload(struct nbd_session *session)
 {
 	struct nbd_request *request = session->rx_request;
@@ -204,7 +205,7 @@ static void give_up_payload(struct nbd_session *session)
 	session->rx_request = NULL;
 }
 
-/* False when it needs more bytes or more room. */
+/* Returns false if more bytes or more memory are needed. */
 static bool nbd_receive_take_payload(struct nbd_session *session)
 {
 	struct nbd_request *request = session->rx_request;
@@ -250,7 +251,8 @@ static bool nbd_receive_take_payload(struct nbd_session *session)
 	}
 }
 
-/* Where the next bytes to be parsed are, when a write may be stored from there; or none. */
+/* Returns the memory of the next unparsed bytes if a write can be stored from there, otherwise
+ * MEM_NONE. */
 static struct mem_ref storable(const struct nbd_session *session)
 {
 	uint32_t memory_align = store_info(session->base.export->store)->memory_align;
@@ -285,7 +287,7 @@ static void start_write(struct nbd_session *session, struct nbd_request *request
 
 /* --- requests ------------------------------------------------------------------------------ */
 
-/* True when a short payload should be waited for in the receive buffer. */
+/* Returns true if a short payload should be completed in the receive buffer first. */
 static bool nbd_receive_gather(struct nbd_session *session, uint32_t head_bytes, uint64_t payload)
 {
 	uint32_t memory_align = store_info(session->base.export->store)->memory_align;
@@ -300,7 +302,7 @@ static bool nbd_receive_gather(struct nbd_session *session, uint32_t head_bytes,
 	return true;
 }
 
-/* A request that another process has begun, and whose header was told again. */
+/* Skips the part of the payload that the previous process stored. */
 static void go_on_after(struct nbd_session *session, struct nbd_request *request)
 {
 	const struct told_payload *told = session->told;
@@ -342,7 +344,7 @@ static void dispatch(struct nbd_session *session, struct request_head *head, uin
 		start_write(session, request);
 		return;
 	}
-	if (payload > 0) { /* of block status: it has been read */
+	if (payload > 0) { /* BLOCK_STATUS: the payload has been parsed */
 		discard_payload(session, NULL, payload);
 	}
 	if (head->type == NBD_CMD_FLUSH) {
@@ -352,8 +354,8 @@ static void dispatch(struct nbd_session *session, struct request_head *head, uin
 	path_start(service->path, &request->path);
 }
 
-/* Block status of no bytes, which is an error otherwise: the peer asks for the size of the export
- * when it is not the offset any more. One at a time. */
+/* Returns whether this is a request of x-gmblock:size: a BLOCK_STATUS of zero bytes, otherwise an
+ * error. Its offset is the size that the peer knows. At most one is outstanding. */
 static bool asks_size(const struct nbd_session *session, const struct request_head *head)
 {
 	return session->says_size && !session->size_asked && head->type == NBD_CMD_BLOCK_STATUS &&
@@ -371,8 +373,8 @@ static void take_size_request(struct nbd_session *session, const struct request_
 	}
 }
 
-/* Takes the next request, whose header is there. False: it waits for its payload or a limit, or
- * nothing follows. */
+/* Processes the next request, whose header is complete. Returns false if it waits for its payload
+ * or a limit, or if no more requests follow. */
 static bool nbd_receive_take_request(struct nbd_session *session)
 {
 	uint32_t head_bytes = session->head_bytes;
@@ -454,7 +456,7 @@ void receive_continue(struct nbd_session *session)
 {
 	if (session->base.state != SESSION_READY || session->recv_op.in_flight ||
 		unlikely(session->base.paused)) {
-		return; /* receive_done() goes on, or who ends the pause */
+		return; /* receive_done() or the end of the pause continues */
 	}
 	turns_remove(&session->base.blocked_turn);
 	while (session->base.state == SESSION_READY) {
@@ -531,13 +533,14 @@ static void received_end(struct nbd_session *session)
 	} else if (session->rx_request != NULL || session->rx_discard_left > 0) {
 		session_terminate(&session->base, "it closed in the middle of a request's payload");
 	} else {
-		/* Perhaps only half closed: what it asked for is still answered (P130). */
+		/* The peer may have closed only its direction, so its requests are still answered
+		 * (P130). */
 		session->end_of_stream = true;
 		session_drain(session);
 	}
 }
 
-/* The stream goes on; -ECANCELED is of our own making. */
+/* Returns whether the stream can continue. -ECANCELED is caused by receive_interrupt(). */
 static bool nbd_receive_is_passing(int result)
 {
 	return result == -EINTR || result == -EAGAIN || result == -ECANCELED;
@@ -566,7 +569,8 @@ void receive_done(struct ring_op *op, int result)
 		if (result == -EFAULT && session->rx_into_stream) {
 			path_memory_failed(session->rx_stream);
 		}
-		session_terminate(&session->base, NULL); /* reset by peer and the like: no news */
+		/* reset by peer and similar: not worth a log line */
+		session_terminate(&session->base, NULL);
 		return;
 	}
 	if (result == -ECANCELED) {
@@ -588,8 +592,8 @@ void receive_done(struct ring_op *op, int result)
 		session->rx_stream_got += (uint32_t)result;
 		session->rx_payload_left -= (uint32_t)result;
 		session->rx_into_stream = false;
-		/* What comes behind a long payload is perhaps another one: the less of it is
-		 * received with its header, the less is copied. */
+		/* After a long payload another one is likely. The less of it is received with its
+		 * header, the less is copied. */
 		session->rx_was_full &= session->rx_request->length <= RX_LARGE_BYTES;
 	} else if (result > 0) {
 		session->rx_end += (uint32_t)result;

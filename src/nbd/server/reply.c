@@ -31,7 +31,8 @@ static uint32_t put_simple_header(const struct nbd_request *request, uint8_t *ou
 	return (uint32_t)sizeof(wire);
 }
 
-/* The header of a structured or extended chunk whose variable part has payload bytes. */
+/* Writes the header of a structured or extended chunk with payload bytes after the header. Returns
+ * its size. */
 static uint32_t put_chunk_header_of(const struct nbd_session *session, uint64_t cookie,
 	uint64_t offset, uint8_t *out, enum nbd_reply_type type, bool done, uint64_t payload)
 {
@@ -77,8 +78,9 @@ static void emit_success(struct send_batch *send, struct send_slot *slot)
 	struct nbd_session *session = request->session;
 	uint32_t length;
 
-	/* A simple reply is allowed to everything but READ (P88), and four bytes shorter; but not
-	 * after a chunk, which a peer that asked for alive may have got. */
+	/* Simple replies are allowed for everything except READ (P88) and are four bytes shorter.
+	 * They are not allowed after a chunk, and a peer that negotiated x-gmblock:alive may have
+	 * received one. */
 	if (session->extended || (session->structured && (request->command == NBD_CMD_READ ||
 								 session->alive_ns != 0))) {
 		length = put_chunk_header(request, slot->header, NBD_REPLY_TYPE_NONE, true, 0);
@@ -89,8 +91,8 @@ static void emit_success(struct send_batch *send, struct send_slot *slot)
 	slot->ends_request = true;
 }
 
-/* The one chunk of a reply that says only why not. text: at most SEND_HEADER_BYTES_MAX less both
- * headers. */
+/* Writes the single chunk of a reply that reports an error. text: at most SEND_HEADER_BYTES_MAX
+ * less both headers. */
 static uint32_t put_error_chunk(const struct nbd_session *session, uint64_t cookie, uint64_t offset,
 	uint8_t *out, uint32_t error, const char *text)
 {
@@ -132,7 +134,7 @@ static void emit_error(
 	put_iov(send, slot->header, length);
 }
 
-/* What a store's error becomes for the client (P118), with a word of explanation. */
+/* Reports a store's error to the client (P118), with an explanation. */
 static void emit_path_error(struct send_batch *send, struct send_slot *slot)
 {
 	const struct nbd_request *request = slot->request;
@@ -157,8 +159,8 @@ static void emit_path_error(struct send_batch *send, struct send_slot *slot)
 	emit_error(send, slot, error, text);
 }
 
-/* A block that starts with data is rejected by its first word; only zeroes are read whole. Memory
- * that the CPU may not read is not looked at. */
+/* The first word usually rules out a block of data, so only zeroes are read completely. Memory that
+ * the CPU may not read is not examined. */
 static bool is_all_zero(const struct path_fragment *fragment)
 {
 	const uint8_t *data;
@@ -200,7 +202,8 @@ static void emit_structured_fragment(struct send_batch *send, struct send_slot *
 	put_iov(send, mem_socket_ptr(fragment->memory), fragment->length);
 }
 
-/* The next run of bytes of a reply that must be one piece: a simple reply, or one chunk for DF. */
+/* Sends the next run of bytes of a reply that must be one piece: a simple reply, or one chunk for
+ * DF. */
 static void emit_one_piece_fragment(struct send_batch *send, struct send_slot *slot)
 {
 	struct nbd_request *request = slot->request;
@@ -221,7 +224,7 @@ static void emit_one_piece_fragment(struct send_batch *send, struct send_slot *s
 	}
 	put_iov(send, mem_socket_ptr(slot->fragment.memory), slot->fragment.length);
 	if (slot->fragment.last && request->done_owed) {
-		/* Not the first fragment, so the slot's header is still free. */
+		/* This is not the first fragment, so the slot's header is unused. */
 		GMB_ASSERT(request->content_bytes > 0);
 		length = put_chunk_header(request, slot->header, NBD_REPLY_TYPE_NONE, true, 0);
 		put_iov(send, slot->header, length);
@@ -229,7 +232,8 @@ static void emit_one_piece_fragment(struct send_batch *send, struct send_slot *s
 	request->session->exclusive = slot->fragment.last ? NULL : request;
 }
 
-/* The disk failed inside a DF chunk that has begun: pad it, then report the error (P91). */
+/* The disk failed inside a DF chunk that has begun: pads the chunk, then reports the error
+ * (P91). */
 static void emit_padding(struct send_batch *send, struct send_slot *slot)
 {
 	struct nbd_request *request = slot->request;
@@ -252,7 +256,8 @@ static void emit_block_status(struct send_batch *send, struct send_slot *slot)
 	uint32_t wire_bytes = 0;
 	uint32_t length;
 
-	/* In place: the wire form is never longer than ours, so writing stays behind reading. */
+	/* Converted in place: an entry on the wire is never longer than ours, so the write position
+	 * stays behind the read position. */
 	_Static_assert(
 		sizeof(struct nbd_wire_extent_ext) <= sizeof(struct store_extent), "in place");
 	for (uint32_t i = 0; i < count; i++) {
@@ -265,7 +270,8 @@ static void emit_block_status(struct send_batch *send, struct send_slot *slot)
 			memcpy(wire + wire_bytes, &out, sizeof(out));
 			wire_bytes += (uint32_t)sizeof(out);
 		} else {
-			/* A request has at most 2^32 - 1 bytes here, so an extent has (P107). */
+			/* A request has at most 2^32 - 1 bytes here, and so has an extent
+			 * (P107). */
 			struct nbd_wire_extent out = { .length = be32_make((uint32_t)extent.length),
 				.flags = be32_make(extent.flags) };
 
@@ -282,14 +288,14 @@ static void emit_block_status(struct send_batch *send, struct send_slot *slot)
 	slot->ends_request = true;
 }
 
-/* What was read and is not answered. */
+/* Returns whether requests were read and not answered. */
 static bool owes_answers(const struct nbd_session *session)
 {
 	return !list_is_empty(&session->requests) || rate_waits(&session->base.rate);
 }
 
-/* A block status chunk of one of our own contexts, whose extents stand for nothing but their flags:
- * those of value, the upper half first where each has 32 bits. */
+/* Writes a block status chunk of one of our own contexts. Only the flags of its extents have a
+ * meaning: they carry value, upper half first if flags have 32 bits. */
 static uint32_t put_own_status(const struct nbd_session *session, uint64_t cookie, uint64_t offset,
 	uint8_t *out, uint32_t context, uint32_t count, uint64_t value, bool done)
 {
@@ -317,8 +323,8 @@ static uint32_t put_own_status(const struct nbd_session *session, uint64_t cooki
 	return length;
 }
 
-/* Says only that we live: a chunk of the oldest request, or of the one that waits, with the context
- * of NBD_CONTEXT_ALIVE and one extent that means nothing. */
+/* Sends a sign of life: a chunk of the oldest request, or of the one that waits, with
+ * NBD_CONTEXT_ID_ALIVE and one meaningless extent. */
 static void emit_alive(struct send_batch *send, struct nbd_session *session)
 {
 	struct send_slot *slot = &send->slots[send->slot_count++];
@@ -330,7 +336,7 @@ static void emit_alive(struct send_batch *send, struct nbd_session *session)
 		bool parsed = request_head_parse(
 			session->rx_data + session->rx_start, session->extended, &waiting);
 
-		GMB_ASSERT(parsed); /* as it was when it began to wait */
+		GMB_ASSERT(parsed); /* it was valid when it began to wait */
 	} else {
 		const struct nbd_request *oldest = list_entry(
 			list_first(&session->requests), struct nbd_request, session_node);
@@ -349,7 +355,7 @@ bool reply_size_is_due(const struct nbd_session *session)
 					      session->size_known != session->base.export_bytes);
 }
 
-/* Answers the request of x-gmblock:size. */
+/* Replies to the request of x-gmblock:size. */
 static void emit_size(struct send_batch *send, struct nbd_session *session)
 {
 	struct send_slot *slot = &send->slots[send->slot_count++];
@@ -368,11 +374,11 @@ static void emit_size(struct send_batch *send, struct nbd_session *session)
 	session->size_asked = false;
 }
 
-/* --- what comes next ----------------------------------------------------------------------- */
+/* --- next reply ------------------------------------------------------------------------------- */
 
 enum emitted {
 	EMITTED_NOTHING, /* the request waits; its slot is not used */
-	EMITTED_MORE,	 /* perhaps there is more at once */
+	EMITTED_MORE,	 /* more may be available immediately */
 	EMITTED_END,
 };
 
@@ -381,11 +387,12 @@ static enum emitted emit_failed_read(struct send_batch *send, struct send_slot *
 	struct nbd_request *request = slot->request;
 
 	if (path_status(&request->path) == PATH_PENDING) {
-		return EMITTED_NOTHING; /* parts are still out */
+		return EMITTED_NOTHING; /* some parts are not finished */
 	}
 	if (request->one_piece && request->content_bytes > 0) {
 		if (!request->session->structured) {
-			/* The header said success already: the only honest way out (P78). */
+			/* The header has reported success, so closing is the only correct way to
+			 * report the error (P78). */
 			session_terminate(&request->session->base,
 				"the disk failed after a simple reply had begun");
 			return EMITTED_NOTHING;
@@ -406,7 +413,8 @@ static enum emitted emit_read(struct send_batch *send, struct send_slot *slot)
 	if (request->path.error != 0) {
 		return emit_failed_read(send, slot);
 	}
-	/* Held while an error can still be reported, unless it holds memory it waits for. */
+	/* Held back while an error can still be reported, unless it holds memory that it waits
+	 * for. */
 	if (request->path.whole && request->content_bytes == 0 &&
 		path_status(&request->path) == PATH_PENDING && !path_is_stalled(&request->path)) {
 		return EMITTED_NOTHING;
@@ -462,13 +470,14 @@ static void reply_fill(struct nbd_session *session, struct send_batch *send)
 {
 	while (send->slot_count < SEND_SLOTS_MAX && send->bytes < SEND_BYTES_MAX &&
 		session->base.state != SESSION_TERMINATING) {
-		/* Whose turn it is: the one that must not be interrupted, else the first. */
+		/* The exclusive request must not be interrupted; otherwise the first one is
+		 * next. */
 		struct list_node *node = session->exclusive != NULL ? &session->exclusive->send_node
 								    : session->sendable.next;
 		struct nbd_request *request = list_entry(node, struct nbd_request, send_node);
 		struct send_slot *slot = &send->slots[send->slot_count];
 
-		if (!list_is_linked(node)) { /* or nobody is in line */
+		if (!list_is_linked(node)) { /* or the queue is empty */
 			return;
 		}
 		list_remove(node);
@@ -490,7 +499,7 @@ static void reply_fill(struct nbd_session *session, struct send_batch *send)
 	}
 }
 
-/* Hands the rest of a batch to the ring. */
+/* Submits the rest of a batch to the ring. */
 static void reply_send_rest(struct nbd_session *session)
 {
 	struct send_batch *send = session->sending;
@@ -498,7 +507,7 @@ static void reply_send_rest(struct nbd_session *session)
 	stream_send(&session->stream, &session->send_op, &send->message, reply_done);
 }
 
-/* Takes what was sent off the front of the batch. */
+/* Removes the bytes that were sent from the front of the batch. */
 static void send_advance(struct send_batch *send, size_t sent)
 {
 	struct msghdr *message = &send->message;
@@ -516,9 +525,9 @@ static void send_advance(struct send_batch *send, size_t sent)
 }
 
 /*
- * Tries to send without the ring, where a completion would cost a turn of its own: for a peer that
- * has one request in flight and waits. Where there are more, replies and receives had better share
- * their system calls. What does not fit into the socket goes the usual way.
+ * Sends without the ring, whose completion would cost another loop iteration. Used for a peer that
+ * has one request in flight and waits for it; with more requests, replies and receives share system
+ * calls and the ring is cheaper. Data that does not fit into the socket is sent by the ring.
  */
 static void send_now(struct nbd_session *session)
 {
@@ -543,7 +552,8 @@ void reply_flush(struct session *base, bool alone)
 	struct send_batch *send;
 	struct list_node *node;
 
-	/* A send, or a flush of a session that is stopping; either comes back here. */
+	/* A send is in flight, or a stream flush while stopping. Either calls this function
+	 * again. */
 	if (session->send_op.in_flight || session->base.state == SESSION_TERMINATING ||
 		(list_is_empty(&session->sendable) && !session->alive_due &&
 			!reply_size_is_due(session))) {
@@ -579,13 +589,14 @@ void reply_flush(struct session *base, bool alone)
 		return;
 	}
 	if (session->base.state == SESSION_TERMINATING) {
-		/* Nothing was sent of this batch: give it back as a failed send would. */
+		/* No byte of this batch was sent: it is returned as after a failed send. */
 		ring_defer(service->ring, &session->send_op, -ECANCELED, reply_done);
 		return;
 	}
 	send->message = (struct msghdr){ .msg_iov = send->iov, .msg_iovlen = send->iov_count };
 	if (!send->is_alive) {
-		session->base.progress_ns = ring_batch_ns(service->ring); /* its turn begins */
+		/* its time limit starts */
+		session->base.progress_ns = ring_batch_ns(service->ring);
 	}
 	session->base.engine->turn_bytes += send->bytes;
 	if (alone && session->base.inflight_count == 1 && send->bytes <= SEND_NOW_BYTES_MAX) {
@@ -595,7 +606,8 @@ void reply_flush(struct session *base, bool alone)
 	}
 }
 
-/* The connection may be another process's at any time: nothing may be on its way in it. */
+/* Returns whether the session is at rest for a handover. The other process may own the connection
+ * at any time, so nothing may be sent. */
 static bool rests(struct nbd_session *session)
 {
 	return unlikely(session->base.paused) && nbd_session_rest(&session->base) == SESSION_RESTS;
@@ -607,7 +619,7 @@ static void reply_alive_done(struct ring_op *op, int result)
 
 	GMB_UNUSED(result);
 	if (session->base.state == SESSION_TERMINATING || !owes_answers(session)) {
-		return; /* the next request sets it again */
+		return; /* the next request sets the timer again */
 	}
 	if (!session->has_sent && session->sending == NULL && !rests(session)) {
 		session->alive_due = true;
@@ -625,8 +637,8 @@ void reply_watch(struct nbd_session *session)
 	}
 }
 
-/* How reads are cut depends on what the network can carry, too: looked at now and then. The kernel
- * counts time in its ticks, which many requests average out. */
+/* Measures the network throughput from time to time, because the size of a read's parts also
+ * depends on it. The kernel counts busy time in ticks, and many requests average out the error. */
 static void look_at_network(struct nbd_session *session)
 {
 	struct ring *ring = session->service->ring;
@@ -640,10 +652,10 @@ static void look_at_network(struct nbd_session *session)
 		return;
 	}
 	if (session->traffic.busy_ns - before.busy_ns < NETWORK_BUSY_NS_MIN) {
-		session->traffic = before; /* too little yet to tell */
+		session->traffic = before; /* too little busy time for a measurement */
 		return;
 	}
-	/* Where mostly holes were sent, there was little to carry. */
+	/* If mostly holes were sent, there was little to transmit. */
 	if (session->hole_bytes <= session->traffic.acked_bytes - before.acked_bytes) {
 		overlap_learn_network(&session->base.path_export->reads,
 			session->traffic.acked_bytes - before.acked_bytes,
@@ -652,7 +664,7 @@ static void look_at_network(struct nbd_session *session)
 	session->hole_bytes = 0;
 }
 
-/* The batch is sent, or will not be. */
+/* The batch has been sent, or will not be. */
 static void send_end(struct nbd_session *session)
 {
 	struct send_batch *send = session->sending;
@@ -695,12 +707,12 @@ void reply_done(struct ring_op *op, int result)
 	session->has_sent = true;
 	session->unacked_bytes = UINT64_MAX;
 	if (!whole && session->base.state != SESSION_TERMINATING) {
-		if (result > 0 || result == -EINTR) { /* stopped early: go on from there */
+		if (result > 0 || result == -EINTR) { /* partial send: continue after it */
 			send_advance(send, result > 0 ? (size_t)result : 0);
 			reply_send_rest(session);
 			return;
 		}
-		/* Else the peer is gone. */
+		/* Otherwise the peer is gone. */
 		if (result == -EFAULT) {
 			memory_failed(send);
 		}

@@ -67,7 +67,7 @@ uint32_t request_head_write(const struct nbd_request *request, uint8_t *bytes)
 	return request_head_bytes(request->session->extended);
 }
 
-/* Flags that each command defines; FUA is accepted on all (P72). */
+/* Flags that each command defines. FUA is accepted on all commands (P72). */
 static const uint16_t flags_defined[] = {
 	[NBD_CMD_READ] = NBD_CMD_FLAG_FUA | NBD_CMD_FLAG_DF,
 	[NBD_CMD_WRITE] = NBD_CMD_FLAG_FUA | NBD_CMD_FLAG_PAYLOAD_LEN,
@@ -79,7 +79,7 @@ static const uint16_t flags_defined[] = {
 	[NBD_CMD_BLOCK_STATUS] = NBD_CMD_FLAG_FUA | NBD_CMD_FLAG_REQ_ONE | NBD_CMD_FLAG_PAYLOAD_LEN,
 };
 
-/* What the commands are to the store; STORE_OP_COUNT for those that are unknown. */
+/* Maps a command to a store operation; STORE_OP_COUNT if it is unknown. */
 static enum store_op store_op(const struct request_head *head)
 {
 	static const enum store_op ops[] = {
@@ -99,7 +99,7 @@ static enum store_op store_op(const struct request_head *head)
 static uint32_t nbd_request_store_flags(const struct request_head *head)
 {
 	if ((BIT(store_op(head)) & STORE_CHANGES) == 0) {
-		return 0; /* FUA may come with every command */
+		return 0; /* FUA is accepted with every command */
 	}
 	return ((head->flags & NBD_CMD_FLAG_FUA) != 0 ? STORE_FUA : 0U) |
 	       ((head->flags & NBD_CMD_FLAG_NO_HOLE) != 0 ? STORE_NO_HOLE : 0U) |
@@ -147,7 +147,7 @@ uint32_t request_check(struct nbd_session *session, const struct request_head *h
 	if (code == 0) {
 		return NBD_SUCCESS;
 	}
-	/* EOVERFLOW exists for structured replies only (P95, P118). */
+	/* EOVERFLOW exists only in structured replies (P95, P118). */
 	return code == -EOVERFLOW && !session->structured ? (uint32_t)NBD_EINVAL
 							  : nbd_error_from_errno(code);
 }
@@ -164,7 +164,7 @@ uint32_t request_check_status_payload(const struct nbd_session *session, const u
 		*text = "the payload of block status is not 8 + 4 n bytes";
 		return NBD_EINVAL;
 	}
-	/* One context exists, so one id is all that can be known and not repeated. */
+	/* There is one context, so a payload without unknown or repeated ids has exactly one id. */
 	memcpy(&id, payload + sizeof(effect), sizeof(id));
 	if (id_count != 1 || !session->context_selected ||
 		be32_get(id) != CONTEXT_ID_BASE_ALLOCATION) {
@@ -181,18 +181,20 @@ uint32_t request_disk_error(const struct nbd_request *request)
 	uint32_t error = nbd_error_from_errno(request->path.error);
 	bool fast_zero = (request->command_flags & NBD_CMD_FLAG_FAST_ZERO) != 0;
 
-	/* These two mean something else to this client (P84, P118). */
+	/* ENOTSUP without FAST_ZERO, and EOVERFLOW, would mislead this client (P84, P118). */
 	return (error == NBD_ENOTSUP && !fast_zero) || error == NBD_EOVERFLOW ? (uint32_t)NBD_EIO
 									      : error;
 }
 
-/* --- life ---------------------------------------------------------------------------------- */
+/* --- life cycle ------------------------------------------------------------------------------- */
 
 /*
- * Held back is a reply that begins only once all of it is there: because the export is asked to
- * answer so; because a simple reply has no way to report an error once it has begun; or because
- * nothing else can be sent while one chunk for DF is on its way, and it would wait for the disk
- * with it, unless the part size is fixed on purpose.
+ * A reply is held back until all of its data is valid if
+ *
+ * - the export is configured to reply that way (overlap=off),
+ * - it is a simple reply, which cannot report an error once it has begun, or
+ * - it is one chunk for DF, unless the part size is configured: no other reply can be sent during
+ *   that chunk, so all of them would wait for the disk with it.
  */
 void request_plan(const struct nbd_session *session, struct request_head *head)
 {
@@ -216,7 +218,7 @@ struct nbd_request *request_begin(struct nbd_session *session, const struct requ
 	if (node != NULL) {
 		request = list_entry(node, struct nbd_request, session_node);
 	} else {
-		/* engine_request_may() was asked. */
+		/* engine_request_may() has checked the limit. */
 		GMB_ASSERT(service->request_count < service->request_max);
 		request = &service->requests[service->request_count++];
 	}
@@ -288,17 +290,18 @@ void request_progress(struct path_request *path)
 	struct nbd_session *session = request->session;
 
 	if (session->base.state == SESSION_TERMINATING) {
-		return; /* session_join() looks at the end of the batch */
+		return; /* session_join() checks it at the end of the batch */
 	}
 	if (session->rx_request == request) {
-		/* Room for more payload, or a failure that makes the rest of it unwanted. */
+		/* There is memory for more payload, or the request failed and the remaining payload
+		 * is discarded. */
 		receive_continue(session);
 		if (session->rx_request == request || session->base.state == SESSION_TERMINATING) {
 			return;
 		}
 	}
 	if (session->rx_discard_request == request) {
-		return; /* answered once its payload is out of the way */
+		return; /* answered after its payload is consumed */
 	}
 	if (path->op == STORE_READ || path_status(path) != PATH_PENDING) {
 		request_sendable(request);

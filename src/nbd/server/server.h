@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The NBD server side: a session kind that speaks NBD on connected sockets until they close.
+ * The NBD server: a session kind that speaks NBD on connected sockets until they are closed. It
+ * supports newstyle negotiation, TLS, and simple, structured and extended replies.
+ * docs/man/gmblock-serve.1 describes what users see, and session.h the parts of the code.
  *
- * What: newstyle negotiation, TLS, simple, structured and extended replies. See
- * docs/man/gmblock-serve.1 for what a user sees and session.h for the parts.
- * Threading and ownership: as struct session_kind. Errors: a peer's violation ends that session
- * with one rate-limited log line naming the rule.
+ * Threading and ownership: as struct session_kind. Errors: a protocol violation by a peer ends its
+ * session, with one rate-limited log line that names the rule.
  */
 #pragma once
 

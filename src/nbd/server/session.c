@@ -7,10 +7,10 @@
 
 #include "nbd/server/session.h"
 
-/* The place of a client whose machine died is free again after two minutes. */
+/* The slot of a client whose host failed is free again after two minutes. */
 static const struct stream_keep_alive keep_alive = { .idle_s = 60, .interval_s = 15, .probes = 4 };
 
-/* A layer says that nothing follows, which may take a moment if the socket is full. */
+/* The layer has sent its end of stream, which can take a while if the socket is full. */
 static void nbd_session_stream_idle(struct stream *stream)
 {
 	struct nbd_session *session = container_of(stream, struct nbd_session, stream);
@@ -71,8 +71,8 @@ void nbd_session_resume(struct session *base)
 	}
 }
 
-/* A peer that receives slowly makes room for what is in flight only after a long time: what it has
- * acknowledged counts. */
+/* Returns whether the peer has acknowledged bytes since the last check. A slow receiver frees send
+ * buffer space only after a long time, so acknowledged bytes are compared. */
 static bool peer_has_received(struct nbd_session *session)
 {
 	uint64_t before = session->unacked_bytes;
@@ -83,7 +83,7 @@ static bool peer_has_received(struct nbd_session *session)
 
 bool nbd_session_peer_receives(struct session *base)
 {
-	/* The first look after a send has nothing to compare with. */
+	/* The first check after a send has no earlier value to compare with. */
 	return peer_has_received(nbd_session_of(base)) && nbd_session_of(base)->unacked_bytes > 0;
 }
 
@@ -125,7 +125,7 @@ void nbd_session_abort(struct session *base)
 {
 	struct nbd_session *session = nbd_session_of(base);
 
-	/* Before the peer can see the end, and come again. */
+	/* First, before the peer can see the end of the connection and reconnect. */
 	list_for_each(node, &session->requests)
 	{
 		struct nbd_request *request = list_entry(node, struct nbd_request, session_node);
@@ -160,7 +160,7 @@ void session_drain(struct nbd_session *session)
 {
 	GMB_ASSERT(session->base.state == SESSION_READY);
 	session_set_state(&session->base, SESSION_DRAINING);
-	session->size_asked = false; /* it asks for what comes later */
+	session->size_asked = false; /* a request for later size changes, so it is dropped */
 	list_for_each(node, &session->requests)
 	{
 		struct nbd_request *request = list_entry(node, struct nbd_request, session_node);
@@ -174,14 +174,14 @@ void session_drain(struct nbd_session *session)
 
 void nbd_session_drain(struct session *base)
 {
-	/* Until the last reply is out, options are answered with ERR_SHUTDOWN (P18) and requests
+	/* Until the last reply is sent, options are answered with ERR_SHUTDOWN (P18) and requests
 	 * with ESHUTDOWN (P126). */
 	if (nbd_session_of(base)->size_asked) {
 		session_mark_dirty(base);
 	}
 	if (base->state != SESSION_NEGOTIATING) {
 		session_drain_check(nbd_session_of(base));
-	} else if (nbd_session_of(base)->told_choice != NULL) { /* it speaks no options any more */
+	} else if (nbd_session_of(base)->told_choice != NULL) { /* negotiation is over for it */
 		session_terminate(base, session_stop_text(base));
 	}
 }
@@ -195,9 +195,9 @@ void nbd_session_export_changed(struct session *base, enum export_change change)
 }
 
 /*
- * Everything is answered. Closing now, with something of the peer's unread, would make the kernel
- * reset the connection, and a reset can overtake the last replies: so say that nothing more comes,
- * and close when the peer has done the same, or has had time to.
+ * Everything is answered. If the socket were closed now with unread data from the peer, the kernel
+ * would reset the connection, and a reset can overtake the last replies. So shut down our
+ * direction, and close when the peer has also closed or its time is up.
  */
 static void linger(struct nbd_session *session)
 {
@@ -222,9 +222,10 @@ static void nbd_session_flushed(struct ring_op *op, int result)
 {
 	struct nbd_session *session = container_of(op, struct nbd_session, send_op);
 
-	GMB_UNUSED(result); /* whoever uses the stream next is told */
+	GMB_UNUSED(result); /* the next user of the stream gets the error */
 	if (session->base.state < SESSION_LINGERING) {
-		session_mark_dirty(&session->base); /* what came meanwhile is answered (P126) */
+		/* requests that arrived during the flush are answered (P126) */
+		session_mark_dirty(&session->base);
 		session_drain_check(session);
 	}
 }
