@@ -4,7 +4,8 @@
  *
  *   IDLE ─▶ DIALING ─▶ READY ─▶ CLOSING ─▶ IDLE
  *
- * CLOSING waits until the kernel holds no buffer any more: only then may commands go elsewhere.
+ * CLOSING waits until the kernel holds no buffers, because only then may commands move to another
+ * connection.
  */
 #include <errno.h>
 #include <poll.h>
@@ -16,7 +17,7 @@
 #include "nbd/client/client.h"
 #include "nbd/client/dial.h"
 
-/* Receives in a row before others have their turn. */
+/* Consecutive receives before other connections get a turn. */
 enum { RECEIVES_MAX = 16 };
 
 _Static_assert(CARRIER_DEPTH_MAX <= (int)NBD_CLIENT_SLOTS_MAX, "commands");
@@ -38,12 +39,12 @@ struct nbd_carrier {
 	struct carrier base;
 	enum carrier_state state;
 	const struct nbd_target *target;
-	struct nbd_dial dial;	/* and its stream */
-	struct ring_op recv_op; /* receive, or poll while nothing is awaited */
+	struct nbd_dial dial;	/* includes the stream */
+	struct ring_op recv_op; /* receive, or poll while no reply is expected */
 	struct ring_op send_op;
-	struct nbd_facts facts; /* once ready */
+	struct nbd_facts facts; /* valid once ready */
 	struct nbd_client nbd;
-	size_t in_bytes; /* laid out in the receive that is under way */
+	size_t in_bytes; /* bytes laid out for the receive in progress */
 	struct msghdr in;
 	struct msghdr out;
 	struct iovec out_iov[NBD_CLIENT_IOV_MAX];
@@ -106,7 +107,7 @@ static void nbd_lose(struct carrier *base)
 	struct nbd_carrier *carrier = nbd_of(base);
 
 	if (carrier->state == CARRIER_READY) {
-		/* Commands that are not at the server yet must not get there any more. */
+		/* Commands that have not reached the server must not be delivered later. */
 		if (base->command_count > 0) {
 			stream_abort(&carrier->dial.stream);
 		} else {
@@ -131,14 +132,14 @@ static void nbd_leave(struct carrier *base)
 {
 	struct nbd_carrier *carrier = nbd_of(base);
 
-	/* In the middle of a request it would be taken for a part of it. */
+	/* In the middle of a request, DISC would be taken for a part of it. */
 	if (carrier->state == CARRIER_READY && base->command_count == 0 &&
 		!carrier->send_op.in_flight && carrier->nbd.sent_of_first == 0) {
 		uint8_t bytes[NBD_CLIENT_FAREWELL_BYTES_MAX];
 		struct iovec iov = { .iov_base = bytes };
 		struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1 };
 
-		/* 32 bytes fit in the buffer of an idle connection, or it is not worth waiting. */
+		/* 32 bytes fit in the send buffer of an idle connection. If not, do not wait. */
 		iov.iov_len = nbd_client_farewell(carrier->facts.style, bytes);
 		(void)!stream_send_now(&carrier->dial.stream, &message);
 		stream_shutdown_send(&carrier->dial.stream);
@@ -146,7 +147,7 @@ static void nbd_leave(struct carrier *base)
 	nbd_lose(base);
 }
 
-/* why: NULL for what the layer, or else the system, says about err. */
+/* why: NULL for the text of the TLS layer, or of the system, for err. */
 static void nbd_carrier_fail(struct nbd_carrier *carrier, int err, const char *why)
 {
 	const struct stream *stream = &carrier->dial.stream;
@@ -192,7 +193,8 @@ static void poll_done(struct ring_op *op, int result)
 	}
 }
 
-/* Takes the result of a receive into the last layout. False when there is nothing more to do. */
+/* Processes the result of a receive into the last layout. Returns false if no more data is
+ * expected. */
 static bool nbd_carrier_received(struct nbd_carrier *carrier, ssize_t got)
 {
 	uint64_t steps = carrier->nbd.steps;
@@ -216,8 +218,8 @@ static bool nbd_carrier_received(struct nbd_carrier *carrier, ssize_t got)
 	if (carrier->nbd.steps != steps) {
 		carrier->base.answered_ns = carrier->base.heard_ns;
 	}
-	/* A full layout means that there may be more. What a layer holds of it, the poll of an idle
-	 * connection does not see. */
+	/* After a full layout there may be more data. Data buffered in a TLS layer would not wake
+	 * the poll of an idle connection. */
 	return (size_t)got == carrier->in_bytes &&
 	       (carrier->base.command_count > 0 || carrier->dial.stream.state == STREAM_LAYERED);
 }
@@ -236,7 +238,7 @@ static bool nbd_carrier_lay_out(struct nbd_carrier *carrier)
 	return whole;
 }
 
-/* Receives what is there, without waiting. */
+/* Receives the available data without waiting. */
 static void receive_next(struct nbd_carrier *carrier)
 {
 	for (int i = 0; i < RECEIVES_MAX; i++) {
@@ -260,14 +262,14 @@ static void recv_done(struct ring_op *op, int result)
 	}
 }
 
-/* Sees to it that we hear of the next bytes. */
+/* Ensures that further data wakes us. */
 static void receive_arm(struct nbd_carrier *carrier)
 {
 	if (carrier->recv_op.in_flight) {
 		return;
 	}
 	if (carrier->base.command_count == 0) {
-		/* Where the next payload goes is not known yet. */
+		/* The memory for the next payload is not known yet. */
 		ring_poll(carrier->base.ring, &carrier->recv_op, carrier->dial.stream.file.fd,
 			POLLIN, poll_done);
 	} else {
@@ -293,7 +295,7 @@ static void nbd_carrier_send_done(struct ring_op *op, int result)
 	if (carrier->state == CARRIER_CLOSING) {
 		nbd_carrier_closing_step(carrier);
 	} else if (result >= 0) {
-		/* The socket was full and has taken bytes again: the server is not silent. */
+		/* The socket was full and accepts bytes again, so the server makes progress. */
 		carrier->base.heard_ns = ring_batch_ns(carrier->base.ring);
 		carrier->base.answered_ns = carrier->base.heard_ns;
 		nbd_carrier_sent(carrier, (size_t)result);
@@ -397,7 +399,7 @@ static void call_hole(
 static void call_extent(
 	struct nbd_client *nbd, struct nbd_call *call, uint64_t length, uint32_t flags)
 {
-	/* The flags of base:allocation are those of the library. */
+	/* The flags of base:allocation are the library's flags. */
 	GMB_UNUSED(nbd);
 	command_extent(command_of(call), call->covered, length,
 		flags & (GMB_EXTENT_HOLE | GMB_EXTENT_ZERO));
@@ -418,7 +420,7 @@ static const struct nbd_client_handler call_handler = {
 	.resized = export_resized,
 };
 
-/* --- the beginning ------------------------------------------------------------------------- */
+/* --- start ------------------------------------------------------------------------------------ */
 
 static uint32_t nbd_carrier_capabilities_of(const struct nbd_facts *facts)
 {
@@ -539,8 +541,8 @@ static void nbd_target_destroy(struct carrier_target *base)
 	}
 }
 
-/* Files of this machine are the user's to name: a URI that came from elsewhere could make a program
- * open any. */
+/* Only the user may name local files, because a URI from elsewhere could make a program open any
+ * file. */
 static int check_files(const struct export_uri *uri, uint32_t open_flags, struct error *error)
 {
 	if (!export_uri_has_files(uri) || (open_flags & GMB_OPEN_URI_FILES) != 0) {
@@ -552,7 +554,7 @@ static int check_files(const struct export_uri *uri, uint32_t open_flags, struct
 		uri->tls_certificates != NULL ? "tls-certificates" : "tls-psk-file");
 }
 
-/* Credentials that are lent decide that there is TLS. */
+/* Lent credentials require a URI with TLS. */
 static int take_tls(struct nbd_target *target, struct tls_client *lent, struct error *error)
 {
 	if (lent != NULL && !target->uri.tls) {

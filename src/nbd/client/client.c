@@ -7,7 +7,7 @@
 
 enum { SPILL_BYTES = NBD_CLIENT_PREDICTED_BYTES_MAX + NBD_CLIENT_STAGE_BYTES, PREDICT_FIRST = 4 };
 
-/* How many replies in order it takes before one is predicted again. */
+/* Replies in order after which one reply is predicted again. */
 enum { ORDERED_RUN_TO_PREDICT = 16 };
 
 void nbd_client_init(struct nbd_client *client, const struct nbd_client_handler *handler,
@@ -37,7 +37,8 @@ void nbd_client_fini(struct nbd_client *client)
 
 /* --- memory of a call ---------------------------------------------------------------------- */
 
-/* Moves the call's cursor to a place; cheap when that is at or after the last one. */
+/* Moves the call's cursor to place. O(1) for sequential access; a place before the cursor restarts
+ * from the beginning. */
 static void memory_seek(struct nbd_call *call, uint64_t place)
 {
 	uint64_t ahead;
@@ -104,7 +105,7 @@ void nbd_client_memory_write(
 	}
 }
 
-/* The first len bytes of a call's memory. */
+/* Copies the first len bytes of a call's memory. */
 static void memory_read(struct nbd_call *call, uint8_t *bytes, size_t len)
 {
 	struct iovec piece;
@@ -198,7 +199,7 @@ void nbd_client_watch_size(struct nbd_client *client)
 			.type = NBD_CMD_BLOCK_STATUS,
 			.offset = client->size,
 		};
-		queue(client, &client->size_call, 0); /* the serial makes its cookie unique */
+		queue(client, &client->size_call, 0); /* its serial makes the cookie unique */
 	}
 }
 
@@ -268,7 +269,7 @@ void nbd_client_sent(struct nbd_client *client, size_t bytes)
 		client->sent_of_first = 0;
 		client->sent_payload_bytes += payload_to_send(call);
 		list_remove(&call->node);
-		if (call != &client->size_call) { /* nobody knows when that is answered */
+		if (call != &client->size_call) { /* its answer may come much later */
 			list_push_back(&client->awaiting, &call->node);
 		}
 		call->sent = true;
@@ -278,7 +279,7 @@ void nbd_client_sent(struct nbd_client *client, size_t bytes)
 		if (call->answered) {
 			int err = nbd_client_finish(client, call, NULL);
 
-			GMB_ASSERT(err == 0); /* it was checked when the answer came */
+			GMB_ASSERT(err == 0); /* it was checked when the answer arrived */
 		}
 	}
 }
@@ -298,7 +299,8 @@ static void plan_stage(struct nbd_client *client, size_t bytes)
 		MIN(bytes, sizeof(client->stage) - client->stage_bytes));
 }
 
-/* The reply of one more call, as it should come. False when there is no room for it. */
+/* Lays out the expected reply of one more call, if possible. Returns false if no further reply can
+ * be laid out. */
 static bool plan_predict(struct nbd_client *client, struct nbd_call *call)
 {
 	uint32_t i = client->predicted_count;
@@ -309,14 +311,14 @@ static bool plan_predict(struct nbd_client *client, struct nbd_call *call)
 		client->plan_bytes >= NBD_CLIENT_PREDICTED_BYTES_MAX) {
 		return false;
 	}
-	/* Servers send what is long in several chunks, of sizes that only they know. */
+	/* Servers split long replies into chunks of their own choice. */
 	if (call->type == NBD_CMD_READ && call->length > NBD_CLIENT_WHOLE_BYTES_MIN &&
 		client->facts->style != NBD_REPLIES_SIMPLE) {
 		return false;
 	}
 	if (i == 0) {
 		if (prefix <= client->stage_bytes) {
-			return false; /* it is another already */
+			return false; /* the bytes in the stage are not that reply */
 		}
 		prefix -= client->stage_bytes;
 		plan_add(client, client->stage + client->stage_bytes, prefix);
@@ -354,7 +356,8 @@ static void plan_header(struct nbd_client *client)
 			}
 		}
 		if (client->predicted_count == 0) {
-			/* Just the prefix: what follows has its own place. */
+			/* Receives only the prefix, because the payload after it has its own
+			 * memory. */
 			size_t prefix = NBD_CLIENT_PREFIX_BYTES_MAX;
 
 			switch (client->facts->style) {
@@ -416,10 +419,10 @@ void nbd_client_input_drop(struct nbd_client *client)
 	client->predicted_count = 0;
 }
 
-/* --- taking what was received -------------------------------------------------------------- */
+/* --- processing received bytes ---------------------------------------------------------------- */
 
-/* Puts the rest of a wrongly predicted receive in a row: the prefix of reply i and all after it.
- * Returns how many bytes those are, with what the stage held before. */
+/* Copies the rest of a wrongly predicted receive to consecutive memory: the prefix of reply i and
+ * everything after it. *len: their number, including the bytes that were in the stage before. */
 static int spill_fill(
 	struct nbd_client *client, uint32_t i, size_t left, size_t *len, struct error *error)
 {
@@ -454,8 +457,8 @@ static int spill_fill(
 	return 0;
 }
 
-/* Reply i came as predicted, and with it `left` bytes from its payload on; sets how many it took.
- */
+/* Reply i came as predicted, and `left` bytes from its payload on were received. *taken: the number
+ * of these that belong to it. */
 static int take_predicted(
 	struct nbd_client *client, uint32_t i, size_t left, size_t *taken, struct error *error)
 {

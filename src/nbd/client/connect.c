@@ -34,14 +34,14 @@ static void nbd_connect_set_state(struct connector *connector, enum connector_st
 	connector->state = state;
 }
 
-/* --- looking up a name --------------------------------------------------------------------- */
+/* --- name lookup ------------------------------------------------------------------------------ */
 
-/* Shared by the ring's thread and the one that resolves; the last of them frees it. */
+/* Shared by the ring's thread and the thread that resolves; the last user frees it. */
 struct lookup {
 	atomic_int users;
-	atomic_bool finished; /* released after err and addresses are written */
-	/* A pipe that becomes readable when the thread is done. No eventfd: what a
-	 * ring sees from inside a write to an eventfd does not always signal ring_poll_fd(), see
+	atomic_bool finished; /* stored with release after err and addresses are written */
+	/* A pipe that becomes readable when the thread is done. Not an eventfd: a completion that
+	 * occurs inside a write to an eventfd does not always signal ring_poll_fd(), see
 	 * src/ring/calls.c. */
 	int done_fd;
 	int thread_fd;
@@ -85,8 +85,8 @@ static void *lookup_run(void *argument)
 	return NULL;
 }
 
-/* A detached thread that takes no signals of the program. Its stack is small, because a program
- * that locks its memory locks all of the stack. */
+/* Starts a detached thread with all signals blocked. Its stack is small, because a program that
+ * locks its memory locks the whole stack. */
 static int thread_start(struct lookup *lookup)
 {
 	pthread_attr_t attributes;
@@ -147,7 +147,8 @@ static void close_attempt(struct connector *connector)
 	}
 }
 
-/* Only connect() must not wait. A confined ring's sends would fail at once where they should. */
+/* Makes the socket blocking. Only connect() must not block, and the sends of a confined ring would
+ * fail immediately with -EAGAIN where they should wait. */
 static void make_blocking(int fd)
 {
 	int flags = fcntl(fd, F_GETFL);
@@ -176,7 +177,7 @@ static void nbd_connect_ending_step(struct connector *connector)
 	connector->done(connector, connector->result);
 }
 
-/* From inside a completion, which leaves the last step to its caller. */
+/* Ends the attempt. Called inside a completion, whose caller performs the last step. */
 static void nbd_connect_end(struct connector *connector, int err)
 {
 	if (connector->state != CONNECTOR_BEGIN) {
@@ -211,8 +212,8 @@ static void end_refused(struct connector *connector, int err)
 static void wait_done(struct ring_op *op, int result);
 static void nbd_connect_timer_done(struct ring_op *op, int result);
 
-/* The current step may take so long. A timer in flight is set anew when its cancellation is done.
- */
+/* Sets the time limit of the current step. A timer in flight is set again when its cancellation
+ * completes. */
 static void nbd_connect_set_limit(struct connector *connector, uint64_t end_ns)
 {
 	uint64_t now_ns = ring_now_ns(connector->ring);
@@ -226,7 +227,7 @@ static void nbd_connect_set_limit(struct connector *connector, uint64_t end_ns)
 	}
 }
 
-/* Begins to connect to an address: 0 it is connected, -EINPROGRESS, or why not. */
+/* Starts to connect to an address. Returns 0 if it is connected, -EINPROGRESS, or the error. */
 static int try_address(struct connector *connector, int family, const struct sockaddr *address,
 	socklen_t address_bytes)
 {
@@ -239,8 +240,8 @@ static int try_address(struct connector *connector, int family, const struct soc
 	return connect(connector->fd, address, address_bytes) == 0 ? 0 : -errno;
 }
 
-/* Tries addresses until one connects or has to be waited for; each gets its share of the time that
- * is left. err: what became of the last one. */
+/* Tries addresses until one connects or has to be waited for. Each gets an equal share of the
+ * remaining time. err: result of the last address. */
 static void next_address(struct connector *connector, int err)
 {
 	while (connector->next != NULL) {
@@ -299,7 +300,7 @@ static void connect_unix(struct connector *connector)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 	const struct export_uri *uri = connector->uri;
-	/* A path in the file system ends in a zero byte, an abstract name does not. */
+	/* A path ends with a zero byte, an abstract name does not. */
 	size_t end_bytes = uri->socket_path[0] != '\0' ? 1 : 0;
 	socklen_t address_bytes;
 	int err;
@@ -347,7 +348,7 @@ static void lookup_done(struct connector *connector)
 	resolved(connector, connector->lookup->err);
 }
 
-/* Addresses in digits need no thread. */
+/* Numeric addresses need no thread. */
 static void connect_tcp(struct connector *connector)
 {
 	const struct export_uri *uri = connector->uri;

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* An idle server whose machine is gone is noticed within a minute. */
+/* Detects within a minute that an idle server's host is gone. */
 static const struct stream_keep_alive keep_alive = { .idle_s = 30, .interval_s = 10, .probes = 3 };
 
 static const uint32_t dial_edges[] = {
@@ -56,7 +56,7 @@ static void dial_stream_idle(struct stream *stream)
 	}
 }
 
-/* From inside a completion, which leaves the last step to its caller. */
+/* Ends the attempt. Called inside a completion, whose caller performs the last step. */
 static void dial_end(struct nbd_dial *dial, int err)
 {
 	dial_set_state(dial, NBD_DIAL_ENDING);
@@ -67,7 +67,8 @@ static void dial_end(struct nbd_dial *dial, int err)
 		return;
 	}
 	if (dial->stream.state == STREAM_LAYERED) {
-		stream_shutdown_send(&dial->stream); /* TLS ends before the connection (P55) */
+		/* TLS is closed before the connection (P55) */
+		stream_shutdown_send(&dial->stream);
 	}
 	stream_shutdown(&dial->stream);
 }
@@ -96,7 +97,7 @@ static void dial_sent(struct ring_op *op, int result);
 static void dial_received(struct ring_op *op, int result);
 static void dial_go_on(struct nbd_dial *dial);
 
-/* The server did not say why it does not go on. What happened is in dial->error. */
+/* Adds advice when the server closed without a reason. dial->error describes the event. */
 static void dial_advise(struct nbd_dial *dial)
 {
 	char happened[ERROR_TEXT_BYTES];
@@ -110,7 +111,7 @@ static void encrypted(struct stream *stream, int result)
 	struct nbd_dial *dial = container_of(stream, struct nbd_dial, stream);
 
 	if (dial->state == NBD_DIAL_ENDING) {
-		/* It was cancelled, or took too long. */
+		/* It was cancelled or timed out. */
 	} else if (result != 0) {
 		dial->error = *tls_layer_error(stream);
 		if (result == -ECONNRESET) {
@@ -134,7 +135,7 @@ static void encrypted(struct stream *stream, int result)
 	}
 }
 
-/* The server has agreed. From here on nothing is said or believed in clear. */
+/* The server has agreed to TLS. From here on, nothing is sent or accepted in clear. */
 static void encrypt(struct nbd_dial *dial)
 {
 	struct tls_layer_options options = {
@@ -167,7 +168,7 @@ static void dial_send_rest(struct nbd_dial *dial)
 	stream_send(&dial->stream, &dial->io_op, &dial->message, dial_sent);
 }
 
-/* The next step: say, listen, or end. */
+/* Performs the next step: send, receive, or end. */
 static void dial_go_on(struct nbd_dial *dial)
 {
 	struct nbd_handshake *handshake = dial->handshake;
@@ -215,12 +216,12 @@ static void dial_sent(struct ring_op *op, int result)
 {
 	struct nbd_dial *dial = container_of(op, struct nbd_dial, io_op);
 
-	/* A server that has closed is no error: receiving tells why. */
+	/* A server that has closed is not an error here, because receiving reports the reason. */
 	if (result == -EPIPE || result == -ECONNRESET) {
 		result = (int)dial->iov.iov_len;
 	}
 	if (dial->state == NBD_DIAL_ENDING) {
-		/* Nothing more is sent. */
+		/* No more data is sent. */
 	} else if (result < 0 && result != -EINTR) {
 		fail_at(dial, result, "sending");
 	} else {
@@ -253,7 +254,8 @@ static void dial_received(struct ring_op *op, int result)
 	if (is_end) {
 		err = nbd_handshake_end_of_stream(dial->handshake, &dial->error);
 	}
-	/* With TLS 1.3 our side of the handshake ends before the server has seen who we are. */
+	/* With TLS 1.3 our side of the handshake ends before the server has checked our
+	 * credentials. */
 	if (err != 0 && dial->stream.state == STREAM_LAYERED && !dial->is_trusted) {
 		error_set(&dial->error, err,
 			"the server closed the connection after the TLS handshake");
@@ -282,7 +284,8 @@ static void dial_timer_done(struct ring_op *op, int result)
 
 	GMB_UNUSED(result);
 	if (dial->state == NBD_DIAL_SHAKING || dial->state == NBD_DIAL_ENCRYPTING) {
-		/* A server that does not answer our farewell has told everything before. */
+		/* If the server does not respond to our end of session, everything was received
+		 * before. */
 		bool is_leaving = nbd_handshake_end_of_stream(dial->handshake, NULL) == 0;
 		int err = is_leaving ? nbd_handshake_outcome(dial->handshake, &dial->error)
 				     : error_set(&dial->error, -ETIMEDOUT,
@@ -315,7 +318,7 @@ static void dial_connected(struct connector *connector, int err)
 			stream_shutdown(&dial->stream);
 		}
 	} else if (err != 0) {
-		dial->error = connector->error; /* the sentence has the address already */
+		dial->error = connector->error; /* the sentence already begins with the address */
 		dial_end(dial, err);
 	} else {
 		dial_set_state(dial, NBD_DIAL_SHAKING);
@@ -330,7 +333,7 @@ static void dial_connected(struct connector *connector, int err)
 
 /* --- credentials ---------------------------------------------------------------------------- */
 
-/* On a thread of the ring. */
+/* Runs on a thread of the ring. */
 static int dial_load(struct ring_op *op)
 {
 	struct nbd_dial *dial = container_of(op, struct nbd_dial, io_op);
@@ -357,7 +360,7 @@ static void loaded(struct ring_op *op, int result)
 	}
 }
 
-/* --- begin ---------------------------------------------------------------------------------- */
+/* --- start ------------------------------------------------------------------------------------ */
 
 void nbd_dial_start(struct nbd_dial *dial, struct ring *ring,
 	const struct nbd_dial_options *options, void (*done)(struct nbd_dial *dial, int err))
@@ -387,7 +390,7 @@ void nbd_dial_start(struct nbd_dial *dial, struct ring *ring,
 	if (err != 0) {
 		dial_set_state(dial, NBD_DIAL_ENDING);
 		dial->result = err;
-		ring_defer(ring, &dial->timer_op, 0, dial_timer_done); /* done is called later */
+		ring_defer(ring, &dial->timer_op, 0, dial_timer_done); /* calls done() later */
 		return;
 	}
 	if (handshake.tls) {
@@ -431,7 +434,7 @@ static void cancel_done(struct ring_op *op, int result)
 	}
 }
 
-/* The descriptor outlives the ring and its stream. */
+/* Duplicates the socket, because the descriptor outlives the ring and its stream. */
 static int take_socket(struct stream *stream, int *fd_out, struct error *error)
 {
 	int fd = fcntl(stream->file.fd, F_DUPFD_CLOEXEC, 0);
@@ -467,7 +470,7 @@ int nbd_dial_wait(const struct nbd_dial_options *options, int cancel_fd, int *fd
 	struct ring *ring = NULL;
 	int err = 0;
 
-	/* A descriptor would be no way to what is encrypted in user space. */
+	/* A bare descriptor would be useless for a stream that is encrypted in user space. */
 	GMB_ASSERT(!own.uri->tls || own.handshake.goal != NBD_GOAL_GO);
 	*handshake_out = NULL;
 	own.tls = NULL;
@@ -487,7 +490,8 @@ int nbd_dial_wait(const struct nbd_dial_options *options, int cancel_fd, int *fd
 		}
 		*handshake_out = waiter->dial.handshake;
 	}
-	/* Its thread may still be on the way out of telling the ring that a handshake is done. */
+	/* First, because a TLS thread may still be in the call that notifies the ring about a
+	 * handshake. */
 	tls_client_destroy(own.tls);
 	if (ring != NULL) {
 		ring_destroy(ring);

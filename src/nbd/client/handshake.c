@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * States are named for what the server is expected to send. Every answer to an option is a number
- * of replies, each a header and a payload; the last one is an acknowledgement or an error.
+ * States are named after the message that the server is expected to send. The answer to an option
+ * is a sequence of replies, each a header and a payload; the last one is an acknowledgement or an
+ * error.
  *
  *   MAGIC ─▶ STYLE ─▶ FLAGS ─▶ (TLS ─▶ ENCRYPT) ─▶ EXTENDED ...
  *
@@ -9,7 +10,7 @@
  *                           ├▶ CONTEXTS ─▶ GO
  *                           └▶ LIST ─▶ INFO ⇄ CONTEXTS
  *
- * with ABORT from everywhere after FLAGS but ENCRYPT, and FINISHED from GO, OLD_EXPORT and ABORT.
+ * ABORT follows any state after FLAGS except ENCRYPT. FINISHED follows GO, OLD_EXPORT and ABORT.
  */
 #include "nbd/client/handshake.h"
 
@@ -23,17 +24,17 @@
 
 enum {
 	CONTEXT_REPLIES_MAX = 16,    /* one context is selected */
-	TAKEOVER_REPLIES_MAX = 1024, /* contexts that nobody asked for */
+	TAKEOVER_REPLIES_MAX = 1024, /* unsolicited contexts */
 	INFO_REPLIES_MAX = 64,
 	REFUSAL_BYTES = 384,
 	LABEL_BYTES = 256,
-	/* The longest lawful reply: REP_SERVER with a name and a description. */
+	/* The longest valid reply: REP_SERVER with a name and a description. */
 	REPLY_BYTES_MAX = 4 + NBD_STRING_BYTES_MAX + NBD_STRING_BYTES_MAX,
 	TAKEOVER_QUERIES_MAX = 3 + NBD_HANDSHAKE_REPLACES_MAX,
 };
 
-/* The queries of ask_takeover(), of which NBD_CONTEXT_CONNECTION begins the longest, must fit in an
- * option, and our own server must take them. */
+/* The queries of ask_takeover(), of which one with NBD_CONTEXT_CONNECTION is the longest, must fit
+ * in an option, and our own server must accept them. */
 _Static_assert(TAKEOVER_QUERIES_MAX *(
 		       4 + sizeof(NBD_CONTEXT_CONNECTION) + NBD_HANDSHAKE_TOKEN_BYTES_MAX) <=
 		       NBD_HANDSHAKE_QUERIES_BYTES_MAX,
@@ -45,22 +46,22 @@ _Static_assert(
 	sizeof(struct nbd_wire_old_reply) + NBD_OLD_REPLY_ZEROES <= REPLY_BYTES_MAX, "input");
 
 enum handshake_state {
-	STATE_MAGIC,	  /* the first 8 bytes of the greeting */
-	STATE_STYLE,	  /* the next 8: newstyle or oldstyle */
-	STATE_FLAGS,	  /* the rest of the greeting */
-	STATE_TLS,	  /* the answer to STARTTLS */
-	STATE_ENCRYPT,	  /* nothing: it is the owner's turn */
-	STATE_EXTENDED,	  /* the answer to EXTENDED_HEADERS */
-	STATE_STRUCTURED, /* to STRUCTURED_REPLY */
-	STATE_TAKEOVER,	  /* to LIST_META_CONTEXT for the server's own contexts */
-	STATE_SELECT,	  /* to SET_META_CONTEXT */
-	STATE_LIST,	  /* to LIST */
-	STATE_CONTEXTS,	  /* to LIST_META_CONTEXT for all contexts of an export */
-	STATE_INFO,	  /* to INFO */
-	STATE_GO,	  /* to GO */
-	STATE_OLD_EXPORT, /* to EXPORT_NAME: size and flags, perhaps zeroes */
-	STATE_ABORT,	  /* to ABORT */
-	STATE_FINISHED,	  /* nothing; the output may still have to be sent */
+	STATE_MAGIC,	  /* first 8 bytes of the greeting */
+	STATE_STYLE,	  /* next 8 bytes: newstyle or oldstyle */
+	STATE_FLAGS,	  /* rest of the greeting */
+	STATE_TLS,	  /* answer to STARTTLS */
+	STATE_ENCRYPT,	  /* none: the owner has to encrypt */
+	STATE_EXTENDED,	  /* answer to EXTENDED_HEADERS */
+	STATE_STRUCTURED, /* answer to STRUCTURED_REPLY */
+	STATE_TAKEOVER,	  /* answer to LIST_META_CONTEXT for the server's own contexts */
+	STATE_SELECT,	  /* answer to SET_META_CONTEXT */
+	STATE_LIST,	  /* answer to LIST */
+	STATE_CONTEXTS,	  /* answer to LIST_META_CONTEXT for all contexts of an export */
+	STATE_INFO,	  /* answer to INFO */
+	STATE_GO,	  /* answer to GO */
+	STATE_OLD_EXPORT, /* answer to EXPORT_NAME: size, flags, and possibly zeroes */
+	STATE_ABORT,	  /* answer to ABORT */
+	STATE_FINISHED,	  /* none; output may still be unsent */
 	STATE_COUNT
 };
 
@@ -68,14 +69,14 @@ struct nbd_handshake {
 	enum nbd_goal goal;
 	enum handshake_state state;
 	struct error *error;  /* of the call in progress */
-	bool in_payload;      /* else in the header of a reply */
-	uint32_t replies;     /* to the option in progress, the current one included */
-	uint32_t reply_type;  /* NBD_REP_, of the current one */
-	uint32_t reply_bytes; /* its payload */
-	size_t input_bytes;   /* collected in input */
+	bool in_payload;      /* otherwise in the header of a reply */
+	uint32_t replies;     /* replies to the current option, including the current one */
+	uint32_t reply_type;  /* NBD_REP_ type of the current reply */
+	uint32_t reply_bytes; /* payload size of the current reply */
+	size_t input_bytes;   /* bytes collected in input */
 	size_t input_wanted;
 	size_t output_bytes;
-	size_t option_at; /* in the output: data of the option that is being made, or 0 */
+	size_t option_at; /* offset in the output of the data of an unfinished option, or 0 */
 	bool tls;
 
 	enum nbd_reply_style style_max;
@@ -84,18 +85,19 @@ struct nbd_handshake {
 	uint32_t replaces_count;
 	uint32_t alive_ms;
 
-	bool is_missing; /* INFO: the rest is listed because the export is not there */
+	bool is_missing; /* INFO: LIST follows because the export is missing */
 	uint32_t current;
 	struct nbd_offers offers;
 	struct nbd_facts facts;
-	char refusal[REFUSAL_BYTES]; /* why the server refused the option in progress, in words */
+	/* reason for which the server refused the current option, in words */
+	char refusal[REFUSAL_BYTES];
 	int refusal_code;
-	struct error outcome; /* code 0: nothing was refused */
+	struct error outcome; /* code 0: no refusal */
 	uint8_t output[NBD_HANDSHAKE_OUTPUT_BYTES_MAX];
 	uint8_t input[REPLY_BYTES_MAX];
 };
 
-/* A step of the dialogue: 0, or a negative errno with the sentence in *talk->error. */
+/* A step of the dialogue. Returns 0, or a negative errno with the sentence in *talk->error. */
 typedef int step_fn(struct nbd_handshake *talk);
 
 #define EDGE(state) (1u << STATE_##state)
@@ -104,11 +106,11 @@ struct state_rule {
 	uint32_t option;
 	const char *awaits;
 	uint32_t edges;
-	uint32_t content_type; /* NBD_REP_ of replies before the last one, or 0 */
+	uint32_t content_type; /* NBD_REP_ type of replies before the last one, or 0 */
 	step_fn *content;
-	step_fn *accepted; /* NBD_REP_ACK */
-	step_fn *refused;  /* an error */
-	step_fn *message;  /* what is no option reply */
+	step_fn *accepted; /* handler of NBD_REP_ACK */
+	step_fn *refused;  /* handler of an error reply */
+	step_fn *message;  /* handler of a message that is not an option reply */
 };
 
 static const struct state_rule states[STATE_COUNT];
@@ -146,14 +148,14 @@ static void append_u16(struct nbd_handshake *talk, uint16_t value)
 	nbd_handshake_append(talk, &wire, sizeof(wire));
 }
 
-/* A length and the text after it. */
+/* Appends a text preceded by its length. */
 static void append_text(struct nbd_handshake *talk, const char *text)
 {
 	append_u32(talk, (uint32_t)strlen(text));
 	nbd_handshake_append(talk, text, strlen(text));
 }
 
-/* The header of a state's option; its data is appended next. */
+/* Appends the header of a state's option; the caller appends its data. */
 static int nbd_handshake_ask(struct nbd_handshake *talk, enum handshake_state state)
 {
 	struct nbd_wire_option header = {
@@ -168,7 +170,7 @@ static int nbd_handshake_ask(struct nbd_handshake *talk, enum handshake_state st
 	return 0;
 }
 
-/* The length of the data is known now. */
+/* Stores the length of the option's data, which is known now. */
 static void seal_option(struct nbd_handshake *talk)
 {
 	struct be32 length = be32_make((uint32_t)(talk->output_bytes - talk->option_at));
@@ -196,7 +198,8 @@ static struct nbd_offer *current_offer(struct nbd_handshake *talk)
 	return &talk->offers.list[talk->current];
 }
 
-/* INFO or GO, asking for all we know (rules P22, P24); EXPORT comes unasked. */
+/* Sends INFO or GO with all known information requests (rules P22, P24); EXPORT is sent without a
+ * request. */
 static int nbd_handshake_ask_export(struct nbd_handshake *talk, enum handshake_state state)
 {
 	static const uint16_t items[] = { NBD_INFO_NAME, NBD_INFO_DESCRIPTION,
@@ -212,7 +215,7 @@ static int nbd_handshake_ask_export(struct nbd_handshake *talk, enum handshake_s
 	return 0;
 }
 
-/* The answer to EXPORT_NAME is no option reply (rule P31). */
+/* The answer to EXPORT_NAME is not an option reply (rule P31). */
 static int ask_old_export(struct nbd_handshake *talk)
 {
 	const char *name = current_offer(talk)->name;
@@ -224,7 +227,7 @@ static int ask_old_export(struct nbd_handshake *talk)
 	return 0;
 }
 
-/* A context option for the current export; the queries are appended next. */
+/* Starts a context option for the current export; the caller appends the queries. */
 static int ask_contexts(
 	struct nbd_handshake *talk, enum handshake_state state, uint32_t query_count)
 {
@@ -241,8 +244,9 @@ static void append_query(struct nbd_handshake *talk, const char *kind, const cha
 	nbd_handshake_append(talk, token, strlen(token));
 }
 
-/* Says who we are and whom we replace, and asks for the epoch, and for signs of life and the size,
- * which are chunks. A server that does not know these contexts has none of them to list. */
+/* Sends our name and the names of the connections to be replaced, and requests the epoch, signs of
+ * life and the size. The last two need chunks. A server that does not know these contexts lists
+ * none of them. */
 static int ask_takeover(struct nbd_handshake *talk)
 {
 	bool chunks = talk->offers.style != NBD_REPLIES_SIMPLE;
@@ -265,7 +269,7 @@ static int ask_takeover(struct nbd_handshake *talk)
 	return 0;
 }
 
-/* --- what comes next ----------------------------------------------------------------------- */
+/* --- next step -------------------------------------------------------------------------------- */
 
 static bool has_contexts(const struct nbd_handshake *talk)
 {
@@ -277,9 +281,9 @@ static int ask_go(struct nbd_handshake *talk)
 	return nbd_handshake_ask_export(talk, STATE_GO);
 }
 
-/* In a list each export is asked with INFO, which keeps the connection free for the next. A single
- * one is asked with GO, because some servers open an export, and know its size, only then. Contexts
- * exist only beside structured or extended replies. */
+/* In a list each export is queried with INFO, so the connection stays in negotiation for the next
+ * one. A single export is queried with GO, because some servers open an export, and know its size,
+ * only then. Contexts need structured or extended replies. */
 static int after_style(struct nbd_handshake *talk, enum nbd_reply_style style)
 {
 	talk->offers.style = style;
@@ -295,7 +299,7 @@ static int after_style(struct nbd_handshake *talk, enum nbd_reply_style style)
 	if (talk->goal == NBD_GOAL_INFO) {
 		return ask_contexts(talk, STATE_CONTEXTS, 0);
 	}
-	/* The context must be selected for the name that GO will use (rule P40). */
+	/* The context must be selected for the export name that GO will use (rule P40). */
 	ask_contexts(talk, STATE_SELECT, 1);
 	append_text(talk, NBD_CONTEXT_ALLOCATION);
 	return 0;
@@ -303,11 +307,11 @@ static int after_style(struct nbd_handshake *talk, enum nbd_reply_style style)
 
 static int after_takeover(struct nbd_handshake *talk)
 {
-	talk->token[0] = '\0'; /* introduced */
+	talk->token[0] = '\0'; /* sent only once */
 	return after_style(talk, talk->offers.style);
 }
 
-/* From the greeting, or down from extended headers. */
+/* After the greeting, or after extended headers were refused. */
 static int ask_style(struct nbd_handshake *talk, enum nbd_reply_style style)
 {
 	if (style == NBD_REPLIES_SIMPLE) {
@@ -340,7 +344,7 @@ static int export_opened(struct nbd_handshake *talk)
 		talk->facts.style = talk->offers.style;
 		nbd_facts_take_offer(&talk->facts, offer);
 	} else {
-		/* Leaves the transmission phase: DISC has no reply (rule P80). */
+		/* Ends the transmission phase. DISC has no reply (rule P80). */
 		nbd_handshake_append(
 			talk, farewell, nbd_client_farewell(talk->offers.style, farewell));
 	}
@@ -349,7 +353,7 @@ static int export_opened(struct nbd_handshake *talk)
 
 /* --- texts --------------------------------------------------------------------------------- */
 
-/* 'export "NAME"', escaped. Returns out. */
+/* Formats 'export "NAME"', escaped. Returns out. */
 static const char *export_label(char out[LABEL_BYTES], const char *name)
 {
 	char quoted[LABEL_BYTES - 16];
@@ -468,7 +472,7 @@ static int export_accepted(struct nbd_handshake *talk)
 	}
 	nbd_offers_review(&talk->offers, offer);
 	if (offer->size == 0) {
-		/* Some servers open the export for GO only, and answer INFO with 0. */
+		/* Some servers open the export only for GO, and report size 0 for INFO. */
 		nbd_offers_note(&talk->offers,
 			"%s: some servers say 0 bytes in a list; to be sure, ask for it alone",
 			export_label(label, offer->name));
@@ -478,8 +482,8 @@ static int export_accepted(struct nbd_handshake *talk)
 
 /* --- refusals ------------------------------------------------------------------------------ */
 
-/* Errors that end any conversation, whatever was asked (rules P19, P47). True when it was one. A
- * demand for TLS may also be about one export only (rule P48). */
+/* Returns whether the error ends the dialogue for any option (rules P19, P47). A demand for TLS may
+ * also concern a single export (rule P48). */
 static bool refusal_is_final(struct nbd_handshake *talk)
 {
 	bool about_export = talk->goal != NBD_GOAL_GO &&
@@ -497,7 +501,7 @@ static bool refusal_is_final(struct nbd_handshake *talk)
 	return false;
 }
 
-/* There is no way on in clear (rules P53, P57). */
+/* The dialogue cannot continue in clear (rules P53, P57). */
 static int tls_refused(struct nbd_handshake *talk)
 {
 	error_set(&talk->outcome, -EPROTONOSUPPORT,
@@ -519,7 +523,7 @@ static int style_refused(struct nbd_handshake *talk)
 
 static int select_refused(struct nbd_handshake *talk)
 {
-	/* A selection that ended in an error does not count (rule P42). */
+	/* A selection that ends in an error does not count (rule P42). */
 	talk->facts.allocation = false;
 	return ask_go(talk);
 }
@@ -596,7 +600,7 @@ static int export_refused(struct nbd_handshake *talk)
 	return nbd_handshake_ask(talk, STATE_LIST);
 }
 
-/* Puts in words why the server refused, with its own text (rule P20). */
+/* Stores the reason of a refusal in words, with the server's own text (rule P20). */
 static int take_refusal(struct nbd_handshake *talk)
 {
 	static const struct {
@@ -635,7 +639,7 @@ static int take_refusal(struct nbd_handshake *talk)
 
 /* --- messages ------------------------------------------------------------------------------ */
 
-/* Checks the magic, that the reply is to the option that was asked, and the length. */
+/* Checks the magic, the option and the length of a reply. */
 static int handle_reply_header(struct nbd_handshake *talk)
 {
 	uint64_t magic = get_u64(talk->input);
@@ -693,7 +697,7 @@ static int handle_reply(struct nbd_handshake *talk)
 		nbd_option_name(rule->option), talk->reply_type);
 }
 
-/* The first 8 bytes show as early as possible that the peer is no NBD server. */
+/* The first 8 bytes already show whether the peer is an NBD server. */
 static int handle_magic(struct nbd_handshake *talk)
 {
 	char quoted[NBD_QUOTE_BYTES];
@@ -733,7 +737,7 @@ static int handle_flags(struct nbd_handshake *talk)
 
 	memcpy(&wire, talk->input, sizeof(wire));
 	flags = be16_get(wire);
-	/* Rule P5: only the flags we know, and only when they were offered. */
+	/* Rule P5: only flags that we know and that were offered. */
 	append_u32(talk, flags & (NBD_FLAG_FIXED_NEWSTYLE | NBD_FLAG_NO_ZEROES));
 	talk->offers.fixed = (flags & NBD_FLAG_FIXED_NEWSTYLE) != 0;
 	talk->offers.no_zeroes = (flags & NBD_FLAG_NO_ZEROES) != 0;
@@ -804,7 +808,7 @@ static const struct state_rule states[STATE_COUNT] = {
 	[STATE_FINISHED] = { 0, "nothing" },
 };
 
-/* A whole message is in the input. */
+/* A complete message is in the input. */
 static int handle_message(struct nbd_handshake *talk)
 {
 	talk->input_bytes = 0;
@@ -852,7 +856,7 @@ void nbd_handshake_encrypted(struct nbd_handshake *talk, const struct nbd_protec
 {
 	GMB_ASSERT(talk->state == STATE_ENCRYPT && protection->version != NULL);
 	talk->offers.protection = *protection;
-	(void)ask_style(talk, talk->style_max); /* it only asks, without which nothing fails */
+	(void)ask_style(talk, talk->style_max); /* appends an option, which cannot fail */
 	seal_option(talk);
 }
 
@@ -864,7 +868,7 @@ int nbd_handshake_end_of_stream(struct nbd_handshake *talk, struct error *error)
 		nbd_handshake_finish(talk);
 	}
 	if (talk->state == STATE_FINISHED) {
-		talk->output_bytes = 0; /* a farewell that was not sent is not missed */
+		talk->output_bytes = 0; /* an unsent end of session does not matter */
 		return 0;
 	}
 	if (talk->state == STATE_OLD_EXPORT && talk->input_bytes == 0) {
@@ -883,7 +887,7 @@ int nbd_handshake_end_of_stream(struct nbd_handshake *talk, struct error *error)
 		nbd_handshake_awaits(talk));
 }
 
-/* --- life ---------------------------------------------------------------------------------- */
+/* --- life cycle ------------------------------------------------------------------------------- */
 
 static void copy_token(char out[NBD_HANDSHAKE_TOKEN_BYTES_MAX], const char *token)
 {

@@ -12,7 +12,7 @@
 
 enum {
 	NOTE_BYTES = 320,
-	/* Rule P62: what a client assumes when the server sends no block sizes. */
+	/* Rule P62: defaults if the server sends no block sizes. */
 	BLOCK_MINIMUM_DEFAULT = 512,
 	BLOCK_PREFERRED_DEFAULT = 4096,
 	PAYLOAD_MAX_DEFAULT = 32 << 20,
@@ -50,7 +50,7 @@ void nbd_offers_fini(struct nbd_offers *offers)
 	*offers = (struct nbd_offers){ 0 };
 }
 
-/* What one text costs: its bytes, the terminator, and the pointer to it in its array. */
+/* Memory used by one text: its bytes, the terminator, and the pointer in its array. */
 static uint64_t text_cost(size_t length)
 {
 	return (uint64_t)length + 1 + sizeof(char *);
@@ -61,7 +61,8 @@ static int offers_out_of_memory(struct error *error)
 	return error_set(error, -ENOMEM, "out of memory while talking to the server");
 }
 
-/* Makes room for one more element; returns the array or NULL. Doubling keeps it linear. */
+/* Makes room for one more element. Returns the array, or NULL. Doubling keeps the total cost
+ * linear. */
 static void *array_grow(void *array, uint32_t count, size_t element_bytes)
 {
 	if (count != 0 && !is_power_of_two(count)) {
@@ -178,7 +179,7 @@ void nbd_offers_drop_contexts(struct nbd_offers *offers, struct nbd_offer *offer
 	offer->context_count = 0;
 }
 
-/* --- what the server sends ----------------------------------------------------------------- */
+/* --- messages from the server ----------------------------------------------------------------- */
 
 int nbd_text_take(const char *what, const uint8_t *bytes, uint32_t length, struct nbd_text *text,
 	struct error *error)
@@ -385,7 +386,7 @@ void nbd_facts_take_offer(struct nbd_facts *facts, const struct nbd_offer *offer
 		offer->description != NULL ? offer->description : "");
 }
 
-/* "x-gmblock:epoch=0123456789abcdef", perhaps with ",volatile" after it. */
+/* Parses "x-gmblock:epoch=0123456789abcdef", optionally followed by ",volatile". */
 static void take_epoch(struct nbd_facts *facts, struct nbd_text name)
 {
 	char text[64];

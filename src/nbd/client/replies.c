@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Reads and checks what a server sends in the transmission phase. */
+/* Parses and checks replies from a server in the transmission phase. Called by client.c with the
+ * bytes that were not predicted; see client_private.h. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,17 +10,17 @@
 
 enum {
 	DATA_OFFSET_BYTES = 8,
-	/* Chunks of unknown error types are skipped; longer ones are not worth a connection. */
+	/* Chunks of unknown error types are skipped; a longer one is a violation. */
 	UNKNOWN_ERROR_BYTES_MAX = 1 << 20,
 	EXTENTS_MAX = 1 << 20, /* rule P103 */
 };
 
-/* One reply header in a form that all three styles share. */
+/* A reply header in a form common to all three styles. */
 struct reply {
 	uint16_t flags;
 	uint16_t type;
 	uint64_t cookie;
-	uint64_t length; /* of what follows the header */
+	uint64_t length; /* bytes after the header */
 	size_t header_bytes;
 };
 
@@ -41,7 +42,7 @@ int nbd_client_find(
 	return 0;
 }
 
-/* The answer of x-gmblock:size is whole. */
+/* The reply of x-gmblock:size is complete. */
 static void end_size_call(struct nbd_client *client)
 {
 	bool is_news = client->size_call.result == 0 && client->size != client->size_call.offset;
@@ -100,7 +101,8 @@ int nbd_client_finish(struct nbd_client *client, struct nbd_call *call, struct e
 			"the server ended a block status request without an answer (rule P100)");
 	}
 	if (!call->sent) {
-		call->answered = true; /* the last of its bytes are on their way */
+		/* its last bytes are being sent, so nbd_client_sent() completes it */
+		call->answered = true;
 		return 0;
 	}
 	if (call == &client->size_call) {
@@ -123,7 +125,7 @@ static int sent_twice(struct error *error)
 		error, -EPROTO, "the server sends the same bytes of one read twice (rule P90)");
 }
 
-/* Where start would be inserted: the first interval that ends at or after it. */
+/* Returns the insert position for start: the first interval that ends at or after it. */
 static uint32_t interval_search(const struct nbd_call *call, uint64_t start)
 {
 	uint32_t low = 0;
@@ -352,8 +354,8 @@ static void begin_skip(struct nbd_client *client, struct nbd_call *call, const s
 	client->current_ends = (reply->flags & NBD_REPLY_FLAG_DONE) != 0;
 }
 
-/* Each chunk function gets all the bytes that lie before it; returns how many of the body it took
- * (and then the state says what comes), 0 with *more when it needs more, or an error. */
+/* Each chunk function gets the available bytes of the body. It returns the number of bytes consumed
+ * (the state then defines what follows), 0 with *more if it needs more bytes, or an error. */
 static int take_data(struct nbd_client *client, struct nbd_call *call, const struct reply *reply,
 	const uint8_t *body, size_t len, bool *more, struct error *error)
 {
@@ -422,7 +424,7 @@ static int not_asked(struct error *error)
 		"the server sends block status where none was asked for (rule P97)");
 }
 
-/* A chunk of any reply that says only that the server lives (docs/protocol/nbd.md). */
+/* A chunk of any reply that only shows that the server is alive (docs/protocol/nbd.md). */
 static int replies_take_alive(struct nbd_client *client, struct nbd_call *call,
 	const struct reply *reply, size_t head, uint64_t count, struct error *error)
 {
@@ -437,8 +439,8 @@ static int replies_take_alive(struct nbd_client *client, struct nbd_call *call,
 	return (int)head;
 }
 
-/* The answer of x-gmblock:size: its extents stand for the 64 bits of their flags (the same page).
- */
+/* The reply of x-gmblock:size: the flags of its extents hold the 64 bits of the size (same
+ * page). */
 static int replies_take_size(struct nbd_client *client, struct nbd_call *call,
 	const struct reply *reply, const uint8_t *body, size_t len, size_t head, uint64_t count,
 	bool *more, struct error *error)
@@ -478,7 +480,7 @@ static int replies_take_size(struct nbd_client *client, struct nbd_call *call,
 	return chunk_end(client, call, true, error) != 0 ? -EPROTO : (int)reply->length;
 }
 
-/* The header of a block status chunk; its extents are read one by one. */
+/* The header of a block status chunk; its extents are processed one by one. */
 static int replies_take_status(struct nbd_client *client, struct nbd_call *call,
 	const struct reply *reply, const uint8_t *body, size_t len, bool *more, struct error *error)
 {
@@ -561,7 +563,7 @@ static int replies_take_extent(
 			"for (rules P100, P101)");
 	}
 	if (call->result == 0) {
-		/* The last one may reach further than was asked (rule P101). */
+		/* The last extent may extend beyond the request (rule P101). */
 		client->handler->extent(
 			client, call, MIN(length, call->length - call->covered), (uint32_t)flags);
 	}
@@ -613,7 +615,7 @@ static int replies_take_error(struct nbd_client *client, struct nbd_call *call,
 			"another length than it says (rule P92)");
 	}
 	if (!known) {
-		/* Rule P97: the request has failed, the rest is not for us. */
+		/* Rule P97: the request has failed, and the rest is ignored. */
 		keep_error(client, call, be32_get(head.error), body, 0);
 		begin_skip(client, call, reply);
 		client->left = reply->length;
@@ -704,7 +706,7 @@ static int take_simple(struct nbd_client *client, const uint8_t *bytes, size_t l
 	return err != 0 ? err : (int)sizeof(wire);
 }
 
-/* Sets *header; false when it needs more bytes. */
+/* Sets *reply; returns false if more bytes are needed. */
 static bool read_structured(const uint8_t *bytes, size_t len, struct reply *reply)
 {
 	struct nbd_wire_structured_reply wire;
@@ -742,7 +744,8 @@ static bool read_extended(const uint8_t *bytes, size_t len, struct reply *reply,
 	return true;
 }
 
-/* One reply header with what must be read together with it. Returns how many bytes it took. */
+/* Processes one reply header and the bytes that must be read with it. Returns the number of bytes
+ * consumed. */
 static int replies_take_reply(struct nbd_client *client, const uint8_t *bytes, size_t len,
 	bool *more, struct error *error)
 {
@@ -785,9 +788,9 @@ static int replies_take_reply(struct nbd_client *client, const uint8_t *bytes, s
 	return took < 0 || *more ? took : took + (int)reply.header_bytes;
 }
 
-/* --- bytes in a row ------------------------------------------------------------------------ */
+/* --- consecutive bytes ------------------------------------------------------------------------ */
 
-/* One step; returns how many bytes it took. */
+/* Performs one step. Returns the number of bytes consumed. */
 static int feed_step(struct nbd_client *client, const uint8_t *bytes, size_t len, bool *more,
 	struct error *error)
 {
