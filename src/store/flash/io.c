@@ -1,5 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Transfers of whole blocks, and making them durable. */
+/*
+ * Transfers of whole blocks, and syncs.
+ *
+ * Invariant: at most one fdatasync is in flight. Requests that arrive in that time wait for the
+ * next one, because the running one might not cover their writes. A sync makes durable what was
+ * written when it began (`seq`), so all parts that wait for it complete together.
+ */
 #include <errno.h>
 
 #include "disk/disk.h"
@@ -8,7 +14,7 @@
 enum { RETRIES_MAX = 1000 };
 #define RETRY_NS UINT64_C(1000000)
 
-/* Who waits for what is written to become durable: now those for whom a sync is under way. */
+/* Requests for a sync: "now" are those that the one in flight covers. */
 struct flash_sync {
 	struct flash *flash;
 	struct ring_op op;
@@ -21,7 +27,7 @@ struct flash_sync {
 	bool checkpoint_next;
 	bool move_now;
 	bool move_next;
-	struct list_node blocking; /* transfers of the end */
+	struct list_node blocking; /* transfers after the ring is gone */
 };
 
 uint64_t flash_io_bytes(void)
@@ -48,6 +54,7 @@ static void io_again(struct ring_op *op, int result)
 	io_next(container_of(op, struct flash_io, op));
 }
 
+/* Replaces errors that would mislead a client or look like a fault of its request. */
 static int legal_result(int result)
 {
 	return result == -EINVAL || result == -EINTR || result == -EAGAIN || result == -EBADF ||
@@ -56,7 +63,7 @@ static int legal_result(int result)
 		       : result;
 }
 
-/* The first run is whole again. */
+/* Restores the current run of the vector. */
 static void give_back(struct flash_io *io)
 {
 	io->vector->iov_base = (uint8_t *)io->vector->iov_base - io->vector_used;
@@ -64,6 +71,9 @@ static void give_back(struct flash_io *io)
 	io->vector_used = 0;
 }
 
+/* With zones, the next write is issued after done, because an error that done reports must fail the
+ * queued writes. The pump runs before flash_io_ended(), because it can begin new operations, which
+ * keep the last part in the store. */
 static void io_end(struct flash_io *io, int result)
 {
 	struct flash *flash = io->flash;
@@ -82,7 +92,8 @@ static void io_end(struct flash_io *io, int result)
 	flash_io_ended(flash);
 }
 
-/* The vector begins with what is not written yet. */
+/* Advances the vector by the bytes written, so that a short write continues with the rest. Runs
+ * that are complete are restored immediately. */
 static void use_up(struct flash_io *io, size_t bytes)
 {
 	while (bytes > 0 && bytes >= io->vector->iov_len) {
@@ -161,6 +172,8 @@ static void io_begin(struct flash *flash, struct flash_io *io, uint64_t block, s
 	}
 }
 
+/* With an error, no attempt is made: the completion is deferred, so that done is not called from
+ * inside. */
 void flash_io_issue(struct flash *flash, struct flash_io *io, int error)
 {
 	if (error < 0) {
@@ -192,7 +205,8 @@ void flash_io_write_record(struct flash *flash, struct flash_io *io, uint64_t bl
 void flash_anchor_write(struct flash *flash, struct flash_io *io, uint8_t *block, bool is_first,
 	void (*done)(struct flash_io *io, int result))
 {
-	/* After a crash the one that was read may be the only good one: it goes last. */
+	/* The anchor that was read might be the only valid one after a crash, so it is overwritten
+	 * last. */
 	uint32_t number = is_first ? 1 - flash->good_anchor : flash->good_anchor;
 
 	io->is_durable = false;
@@ -217,7 +231,8 @@ static void sync_done(struct ring_op *op, int result)
 	}
 	sync->is_busy = false;
 	if (result < 0) {
-		/* What was not durable may be lost: nothing that builds on it may be. */
+		/* After a failed sync, written data might be lost, and all later records depend on
+		 * it. */
 		result = legal_result(result);
 		flash_fail(flash, result, "cannot be made durable");
 	} else if (sync->seq > flash->log.durable_seq) {
@@ -233,6 +248,7 @@ static void sync_done(struct ring_op *op, int result)
 	if (for_move) {
 		flash_move_synced(flash, result);
 	}
+	/* Requests that arrived during this sync need another one. */
 	if (!list_is_empty(&sync->next) || sync->checkpoint_next || sync->move_next) {
 		sync_begin(flash);
 	}
@@ -254,8 +270,10 @@ static void sync_begin(struct flash *flash)
 	sync->move_next = false;
 	sync->is_busy = true;
 	sync->retries = 0;
+	/* Records that are written later are not covered, even if the kernel might include them. */
 	sync->seq = flash->log.written_seq;
 	flash->io_count++;
+	/* While the store is closed, flash_io_block() performs the sync. */
 	if (!flash->is_closing) {
 		ring_fsync(flash->ring, &sync->op, flash->file, sync_done);
 	}
@@ -285,11 +303,11 @@ void flash_sync_move(struct flash *flash)
 	}
 }
 
-/* --- the end --------------------------------------------------------------------------------- */
+/* --- without a ring -------------------------------------------------------------------------- */
 
 static int write_blocking(struct flash *flash, struct flash_io *io)
 {
-	/* In the page cache writes to zones would lose their order. */
+	/* Through the page cache, writes to zones would lose their order. */
 	int fd = flash_has_zones(flash) ? flash->file.fd : flash->fd;
 	uint64_t offset;
 
@@ -325,7 +343,7 @@ bool flash_io_block(struct flash *flash)
 	if (node != NULL) {
 		struct flash_io *io = list_entry(node, struct flash_io, node);
 
-		/* Not flash_read(): it knows only of what zones had at the start. */
+		/* Not flash_read(), which uses the state of the zones at the start. */
 		io_end(io, io->is_write ? write_blocking(flash, io)
 					: disk_read(flash->fd, mem_cpu_write(io->memory), io->bytes,
 						  flash_block_offset(flash, io->block)));

@@ -1,8 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The map: where each block of the disk is. The nodes above level 0 are arrays in memory; pages of
- * level 0 are read when they are needed, and those that are clean leave again, the least recently
- * used first. Dirty pages are written by checkpoints alone.
+ * The map: the position of each block of the disk. The nodes above level 0 are arrays in memory.
+ * Pages of level 0 are read on demand; clean ones are evicted, the least recently used first. Only
+ * checkpoints write dirty pages.
+ *
+ * Invariant: between calls, a slot is in the lru list if and only if it is free, or clean without
+ * pins. Only these slots can be taken for another page.
+ *
+ * Called by reads, changes, the cache, the collector and checkpoints; recovery uses the same slots
+ * before the store has started.
  */
 #include <endian.h>
 #include <errno.h>
@@ -27,7 +33,7 @@ static uint32_t map_bucket_count(uint32_t slot_count)
 	return count;
 }
 
-/* Whole nodes, so that they can be written as they are. */
+/* Whole nodes, so that they can be written without a copy. */
 static uint64_t level_bytes(const struct flash_geometry *geometry, int level)
 {
 	uint64_t above = level + 1 < FLASH_LEVELS ? geometry->node_counts[level + 1] : 1;
@@ -55,6 +61,8 @@ static void lay_out_tree(
 	tree->table_begun = (void *)map_carve(memory, geometry->page_count - geometry->leaf_count);
 }
 
+/* Divides the memory into trees, buckets, slots and pages, or, with memory NULL, only adds up the
+ * sizes: `at` then counts from address 0. */
 static uint64_t map_lay_out(const struct flash_geometry *geometry, uint32_t slot_count,
 	struct flash_map *map, uint8_t *memory)
 {
@@ -150,7 +158,7 @@ struct flash_slot *flash_map_take(struct flash *flash, uint32_t page)
 	return slot;
 }
 
-/* Where it can be taken from, when it is clean and nobody needs it. */
+/* Puts a slot into the lru list if it is clean and not pinned. */
 static void slot_rest(struct flash_map *map, struct flash_slot *slot)
 {
 	if (slot->state == FLASH_SLOT_CLEAN && slot->pins == 0) {
@@ -165,7 +173,7 @@ static void slot_free(struct flash_map *map, struct flash_slot *slot)
 	list_push_front(&map->lru, &slot->lru);
 }
 
-/* It has nothing that is right. */
+/* The contents of the slot are not valid. */
 void flash_map_release(struct flash *flash, struct flash_slot *slot)
 {
 	unchain(&flash->map, slot);
@@ -198,6 +206,8 @@ static void tell_damage(const struct flash *flash, uint32_t page)
 				  : "");
 }
 
+/* The waiters are moved to a list of their own first, because ready() can request pages, and so
+ * take this slot again. */
 static void load_done(struct flash_io *io, int result)
 {
 	struct flash_slot *slot = container_of(io, struct flash_slot, io);
@@ -208,6 +218,7 @@ static void load_done(struct flash_io *io, int result)
 	struct list_node *node;
 
 	flash->segments[flash_segment_of(&flash->anchor.geometry, block)].readers--;
+	/* flash_map_forget() has already removed the slot from its bucket. */
 	if (is_orphan) {
 		result = -ESTALE;
 	} else if (result == 0 &&
@@ -250,6 +261,7 @@ struct flash_slot *flash_map_get(
 			*full = true;
 			return NULL;
 		}
+		/* No node on the device: a page of zeroes, which is clean. */
 		if (block == 0) {
 			slot_rest(&flash->map, slot);
 			return slot;
@@ -268,7 +280,9 @@ struct flash_slot *flash_map_get(
 	return slot;
 }
 
-/* A start may find what was changed while a checkpoint was written, and before. */
+/* Returns the limit of dirty pages. Until the first checkpoint of a run (round 0) it is higher,
+ * because a replay can find the changes before a checkpoint and the changes while it was
+ * written. */
 static uint32_t dirty_max(const struct flash *flash)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
@@ -283,6 +297,8 @@ bool flash_map_dirty(struct flash *flash, struct flash_slot *slot)
 	if (slot->state == FLASH_SLOT_DIRTY && !flash_slot_is_old(flash, slot)) {
 		return true;
 	}
+	/* An old page belongs to the checkpoint in progress, which must get its contents
+	 * before this change. */
 	if (map->dirty_count >= dirty_max(flash) ||
 		(flash_slot_is_old(flash, slot) && !flash_checkpoint_append(flash, slot))) {
 		return false;
@@ -308,6 +324,7 @@ void flash_map_pin(struct flash_slot *slot)
 	slot->pins++;
 }
 
+/* A page that stays dirty is put into the lru list later, by flash_map_clean(). */
 void flash_map_unpin(struct flash *flash, struct flash_slot *slot)
 {
 	GMB_ASSERT(slot->pins > 0);
@@ -317,7 +334,7 @@ void flash_map_unpin(struct flash *flash, struct flash_slot *slot)
 
 /* --- changes --------------------------------------------------------------------------------- */
 
-/* A block of a client is no longer used. */
+/* The disk no longer refers to a block. */
 static void block_dies(struct flash *flash, uint32_t block)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
@@ -327,7 +344,7 @@ static void block_dies(struct flash *flash, uint32_t block)
 	if (flash->table.segments[segment].valid > flash->table.segments[segment].cold_dirty) {
 		gc_dead(&flash->table, segment);
 		flash_views_block_dies(flash, segment);
-	} else { /* the table that was read is wrong */
+	} else { /* the table on the device was wrong */
 		flash_fail(flash, -EUCLEAN, "has a table of segments that does not fit the map");
 	}
 }
@@ -340,6 +357,8 @@ static void block_lives(struct flash *flash, uint32_t block, uint32_t from)
 	gc_append(&flash->table, segment, from);
 }
 
+/* The order matters: flash_cache_moved() comes before block_dies(), because a cached page might
+ * count the old block in cold_dirty, see gc_dead(). */
 void flash_map_apply(struct flash *flash, const struct flash_record_entry *entry, uint32_t block)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
@@ -362,7 +381,7 @@ void flash_map_apply(struct flash *flash, const struct flash_record_entry *entry
 		}
 		return;
 	}
-	/* What was moved may have been overwritten meanwhile. */
+	/* A moved block may have been overwritten since it was read: then its copy is dead. */
 	if (flash_kind_is_copy(entry->kind)) {
 		flash_views_move(flash, entry, block, old == entry->source);
 		if (old != entry->source) {
@@ -391,6 +410,7 @@ void flash_map_set_node(struct flash *flash, uint32_t tree, uint32_t level, uint
 			&flash->segments[flash_segment_of(geometry, le32toh(entry.block))];
 
 		segment->nodes++;
+		/* A new node of a damaged snapshot keeps its segment out of collection as well. */
 		segment->is_kept |= tree > 0 && flash->views.list[tree - 1].is_damaged;
 	}
 	*at = entry;
@@ -432,6 +452,7 @@ void flash_map_forget(struct flash *flash, uint32_t tree)
 			list_remove(&slot->lru);
 			flash_map_release(flash, slot);
 		} else {
+			/* It is being read: load_done() frees the slot. */
 			unchain(&flash->map, slot);
 			slot->page = FLASH_NO_PAGE;
 		}

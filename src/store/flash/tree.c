@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Reading a tree when the store is opened: the nodes of level 2 and 1 and the table of segments. A
- * node of level 1 or 2 that is damaged has a second copy, and the table can be counted from the
- * map. Pages of the disk that can be found no more are holes: the store is not opened for writing
- * then, but it can be read, and reads of holes fail. Runs on a worker thread; all of it blocks.
+ * Reading a tree when a store is opened: the nodes of levels 2 and 1, and the segment table.
+ *
+ * If a node of level 1 or 2 is damaged, its second copy is used. If the segment table is damaged,
+ * it is counted from the map. If both copies of a node are damaged, the pages of the disk below it
+ * are holes: the store cannot be opened for writing, but it can be read, and reads of holes fail.
+ *
+ * Called by recover.c and rebuild.c, on a thread that has the store to itself; functions that read
+ * block.
  */
 #include <endian.h>
 #include <errno.h>
@@ -84,6 +88,9 @@ int flash_node_read(struct flash *flash, struct flash_entry at, void *node)
 	return result;
 }
 
+/* The second copy follows after as many first copies as the record has, at most
+ * FLASH_RECORD_ENTRIES - 1 blocks later in the same segment. A block with the same checksum
+ * has the same contents. */
 int flash_twin_read(struct flash *flash, struct flash_entry at, void *node)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
@@ -104,6 +111,7 @@ int flash_twin_read(struct flash *flash, struct flash_entry at, void *node)
 	return -EUCLEAN;
 }
 
+/* True if the node's entries refer to segments, and entries past the last node are empty. */
 static bool is_sound(const struct flash *flash, uint32_t level, uint32_t index,
 	const struct flash_entry *entries)
 {
@@ -121,14 +129,14 @@ static bool is_sound(const struct flash *flash, uint32_t level, uint32_t index,
 	return true;
 }
 
-/* Holes may be left, for the store is not written, or they will be filled. */
+/* Holes are accepted if the store is not written, or a repair fills them. */
 static bool may_have_holes(const struct flash *flash)
 {
 	return flash->is_read_only || (flash->damage.repairs & STORE_REPAIR_MAP) != 0;
 }
 
-/* What is below the node is lost: entries that refer to the node itself with another checksum than
- * it has, so that whoever reads one of them finds damage, whatever can be read there now. */
+/* Makes the pages below a lost node fail when they are read: their entries refer to the lost node
+ * itself with another checksum. So no other code needs to distinguish holes from damaged pages. */
 static void tree_lose(struct flash *flash, uint32_t level, uint32_t index)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
@@ -137,7 +145,7 @@ static void tree_lose(struct flash *flash, uint32_t level, uint32_t index)
 	uint32_t end = MIN(first + FLASH_NODE_ENTRIES, geometry->node_counts[level - 1]);
 	struct flash_entry nothing = tree->levels[level][index];
 
-	nothing.crc++; /* twice for what is two levels below */
+	nothing.crc++; /* twice for nodes two levels below */
 	for (uint32_t i = first; i < end; i++) {
 		tree->levels[level - 1][i] = nothing;
 		if (level == 1 && i < geometry->leaf_count) {
@@ -147,7 +155,7 @@ static void tree_lose(struct flash *flash, uint32_t level, uint32_t index)
 	tree->dirty[level][index] = true;
 }
 
-/* Fills in the entries of a node, those of the level below. */
+/* Fills in the entries of a node, which are the addresses of the level below. */
 static int read_upper(
 	struct flash *flash, uint32_t number, uint32_t level, uint32_t index, bool *damaged)
 {
@@ -159,7 +167,7 @@ static int read_upper(
 	if (result < 0) {
 		result = flash_twin_read(flash, at, entries);
 		flash->damage.twins_used += result == 0;
-		tree->dirty[level][index] = true; /* both are written anew */
+		tree->dirty[level][index] = true; /* both copies are written again */
 	}
 	if (result == 0 && is_sound(flash, level, index, entries)) {
 		return 0;
@@ -187,7 +195,8 @@ int flash_tree_read(
 		for (uint32_t i = 0; i < flash->anchor.geometry.node_counts[level]; i++) {
 			int result = 0;
 
-			if (tree->levels[level][i].block != 0) { /* else zeroes: no memory yet */
+			/* The entries of a missing node stay zeroes, and their memory untouched. */
+			if (tree->levels[level][i].block != 0) {
 				result = read_upper(flash, number, level, i, damaged);
 			}
 			if (result < 0) {
@@ -200,6 +209,7 @@ int flash_tree_read(
 
 /* --- the table of segments ------------------------------------------------------------------- */
 
+/* Takes the counts of a table page. A snapshot's table has counts only. */
 static void take_table(struct flash *flash, uint32_t tree, struct flash_seen *seen, uint32_t first,
 	const struct flash_table_entry *entries)
 {
@@ -229,8 +239,8 @@ static bool table_is_sound(const struct flash *flash, const struct flash_table_e
 	return true;
 }
 
-/* The hints of segments whose part of the table is damaged: as young as any, and erased as often as
- * the others on average. */
+/* Fills in the hints of segments whose table page is damaged: the age of new data, and the mean
+ * erase count. */
 static void guess_table(struct flash *flash, struct flash_seen *seen, uint32_t first)
 {
 	uint32_t count = flash->anchor.geometry.segment_count;
@@ -246,13 +256,15 @@ static void guess_table(struct flash *flash, struct flash_seen *seen, uint32_t f
 	}
 }
 
+/* The count of live blocks of a tree in a segment. */
 static uint32_t *valid_of(
 	struct flash *flash, uint32_t tree, struct flash_seen *seen, uint32_t segment)
 {
 	return tree == 0 ? &seen[segment].valid : &flash->segments[segment].view_valid[tree - 1];
 }
 
-/* Counts what the pages of the tree refer to. */
+/* Counts the blocks of each segment that the pages of a tree refer to. Returns -EUCLEAN if a page
+ * is damaged; the others are counted. */
 static int count_table(struct flash *flash, uint32_t tree, struct flash_seen *seen)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
@@ -264,7 +276,8 @@ static int count_table(struct flash *flash, uint32_t tree, struct flash_seen *se
 	}
 	for (uint32_t i = 0; i < geometry->leaf_count; i++) {
 		uint32_t page = tree * geometry->page_count + i;
-		const struct flash_slot *slot = flash_map_find(flash, page); /* put together anew */
+		/* A page in memory has been reconstructed by a rebuild. */
+		const struct flash_slot *slot = flash_map_find(flash, page);
 		int result = slot != NULL
 				     ? 0
 				     : flash_node_read(flash, flash_page_entry(flash, page), &node);
@@ -330,7 +343,7 @@ int flash_table_read(struct flash *flash, uint32_t tree, struct flash_seen *seen
 	if (!is_counted) {
 		return 0;
 	}
-	/* Who only reads needs no counts, and would wait for all of the map to be read. */
+	/* A read-only store needs no counts, and would wait until the whole map has been read. */
 	return tree == 0 && flash->is_read_only ? 0 : count_table(flash, tree, seen);
 }
 
@@ -355,7 +368,7 @@ uint32_t flash_tree_single(struct flash *flash, uint32_t number)
 	return count;
 }
 
-/* --- what is said of it ---------------------------------------------------------------------- */
+/* --- messages -------------------------------------------------------------------------------- */
 
 static void tell_holes(const struct flash *flash, const struct flash_holes *holes, const char *what)
 {

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Host-managed zoned devices (docs/protocol/flash.md). The rest of the store knows blocks and
- * segments as on any device; here they get their places, and writes their order.
+ * Host-managed zoned devices (docs/protocol/flash.md). The rest of the store uses blocks and
+ * segments as on any device; this file maps them to zones and orders the writes.
  *
  *   zones     [anchors A][anchors B][segment 0][segment 1] ...
- *   a write   ─▶ line ─▶ one in flight ─▶ done
- *                └▶ before the first of another segment: the zone of the last one is finished
+ *   a write   ─▶ queue ─▶ one in flight ─▶ done
+ *                └▶ before the first one to another segment: the zone of the last one is finished
  *                └▶ before an anchor, if its zone is full: that zone is reset
  *
- * So three zones are active at most: those of the anchors, and that of the log.
+ * Invariants: one write is in flight, because neither the kernel nor worker threads guarantee an
+ * order. At most three zones are active: those of the anchors, and that of the log.
  */
 #include <errno.h>
 #include <string.h>
@@ -19,9 +20,9 @@
 
 enum { REPORT_ZONES = 64, ACTIVE_ZONES = 3 };
 
-/* --- which zones ----------------------------------------------------------------------------- */
+/* --- finding the zones ----------------------------------------------------------------------- */
 
-/* How many of the zones from the one at offset on are as that one. */
+/* Counts the zones, from `like` on, that are adjacent, sequential and have the same capacity. */
 static int count_alike(int fd, const struct disk_zone *like, uint64_t zone_bytes, uint32_t *count)
 {
 	struct disk_zone zones[REPORT_ZONES];
@@ -43,6 +44,7 @@ static int count_alike(int fd, const struct disk_zone *like, uint64_t zone_bytes
 	return found < 0 ? found : 0;
 }
 
+/* Finds the first zone that is not conventional. Returns -ENOENT if there is none. */
 static int find_first(int fd, uint64_t zone_bytes, struct disk_zone *first)
 {
 	uint64_t offset = 0;
@@ -120,7 +122,7 @@ uint64_t flash_zone_offset(const struct flash *flash, uint32_t segment)
 	return zone_offset(&flash->zones, FLASH_ANCHORS + segment);
 }
 
-/* Where a block of a segment is. */
+/* Offset of a block of a segment. */
 static uint64_t block_offset(const struct flash *flash, uint32_t block)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
@@ -136,7 +138,7 @@ uint64_t flash_block_offset(const struct flash *flash, uint32_t block)
 				      : (uint64_t)block << FLASH_BLOCK_SHIFT;
 }
 
-/* --- reading what is there ------------------------------------------------------------------- */
+/* --- reading --------------------------------------------------------------------------------- */
 
 int flash_anchor_read(int fd, struct flash_zones *zones, uint32_t anchor, uint8_t *block)
 {
@@ -156,7 +158,8 @@ int flash_anchor_read(int fd, struct flash_zones *zones, uint32_t anchor, uint8_
 	blocks = zone.written >> FLASH_BLOCK_SHIFT;
 	zones->anchor_blocks[anchor] = (uint32_t)blocks;
 	if (zone.written % FLASH_BLOCK_BYTES != 0 || zone.state == DISK_ZONE_FULL) {
-		/* A crash has torn the last one: nothing can follow it. */
+		/* A crash has torn the last block, or the zone was finished: nothing can be
+		 * appended. */
 		zones->anchor_blocks[anchor] = zones->capacity;
 	}
 	return blocks == 0 ? 0
@@ -164,6 +167,7 @@ int flash_anchor_read(int fd, struct flash_zones *zones, uint32_t anchor, uint8_
 				     zone.offset + ((blocks - 1) << FLASH_BLOCK_SHIFT));
 }
 
+/* `there`: blocks before the write pointer. Reading after it is an error on some devices. */
 int flash_read(struct flash *flash, uint32_t block, uint32_t count, void *bytes)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
@@ -205,9 +209,9 @@ int flash_zones_load(struct flash *flash)
 	return 0;
 }
 
-/* --- making it ready ------------------------------------------------------------------------- */
+/* --- preparing the zones --------------------------------------------------------------------- */
 
-/* What has failed is not used any more. */
+/* Takes a segment whose zone has failed out of use. */
 static void zone_give_up(struct flash *flash, uint32_t i)
 {
 	flash->segments[i].is_bad = true;
@@ -216,6 +220,8 @@ static void zone_give_up(struct flash *flash, uint32_t i)
 	}
 }
 
+/* Brings a zone into the state that its segment needs. *kept: number of free segments that must be
+ * usable immediately; further ones that are full are reset later, one at a time (erase.c). */
 static int prepare_segment(struct flash *flash, uint32_t i, uint32_t *kept)
 {
 	uint8_t state = flash->segments[i].zone;
@@ -276,7 +282,7 @@ int flash_zones_take(struct flash *flash, struct error *error)
 					"server, and start it again",
 					flash->path);
 			}
-			zones->segment = i; /* is finished before another one is written to */
+			zones->segment = i; /* finished before another zone is written */
 			zones->blocks = segment->written;
 		}
 	}
@@ -289,7 +295,7 @@ int flash_zones_take(struct flash *flash, struct error *error)
 
 /* --- writes ---------------------------------------------------------------------------------- */
 
-/* Gives the write its place. True: a zone must be finished or reset before, or both were done. */
+/* Sets the offset of a write. Returns true if a zone must be finished or reset first (`ends`). */
 static bool zone_place(struct flash *flash, struct flash_io *io)
 {
 	struct flash_zones *zones = &flash->zones;
@@ -314,6 +320,7 @@ static bool zone_place(struct flash *flash, struct flash_io *io)
 		zones->segment = segment;
 		zones->blocks = 0;
 	}
+	/* A segment is written from its beginning without gaps. */
 	GMB_ASSERT(flash_segment_at(geometry, segment) + zones->blocks == io->block);
 	io->offset = block_offset(flash, io->block);
 	return zones->ends != UINT32_MAX;
@@ -358,6 +365,7 @@ void flash_zone_next(struct flash *flash)
 		return;
 	}
 	zones->writing = list_entry(node, struct flash_io, node);
+	/* After a failure the write pointer is unknown, so queued writes fail. */
 	if (flash->failed != 0) {
 		flash_io_issue(flash, zones->writing, flash->failed);
 	} else if (zone_place(flash, zones->writing)) {
@@ -383,7 +391,7 @@ void flash_zone_written(struct flash *flash, const struct flash_io *io)
 {
 	struct flash_zones *zones = &flash->zones;
 
-	/* After an error nothing more is written. */
+	/* Also counted after an error, because then nothing more is written. */
 	*(io->block < FLASH_ANCHORS ? &zones->anchor_blocks[io->block] : &zones->blocks) +=
 		(uint32_t)(io->bytes >> FLASH_BLOCK_SHIFT);
 	zones->writing = NULL;
