@@ -29,7 +29,7 @@ static int give_socket(
 	return 0;
 }
 
-/* Who connects learns from the kernel which user has called listen() last. */
+/* The kernel reports to clients the user that called listen() last, so calls it again. */
 static void show_user(const struct listener *listener)
 {
 	for (uint32_t i = 0; listener->uri.is_unix && i < listener->fd_count; i++) {
@@ -50,7 +50,7 @@ int confine_user(const struct server_config *config, const struct listener *list
 		return 0;
 	}
 	rc = sandbox_find_user(config->user, &user, error);
-	if (geteuid() == 0) { /* else there is nothing to give */
+	if (geteuid() == 0) { /* otherwise the process cannot give the sockets away */
 		for (uint32_t i = 0; rc == 0 && i < listener_count; i++) {
 			rc = give_socket(&listeners[i], &user, error);
 		}
@@ -70,7 +70,7 @@ int confine_user(const struct server_config *config, const struct listener *list
 
 /* --- files and system calls ------------------------------------------------------------------ */
 
-/* What the C library and the statistics read, whatever is served. */
+/* Files that the C library and the statistics read, independent of what is served. */
 static const char *const system_files[] = {
 	"/proc",
 	"/sys",
@@ -101,7 +101,7 @@ static int allow_system(struct sandbox *sandbox, struct error *error)
 	return rc;
 }
 
-/* The file is removed at the end. */
+/* Permits the folder of a memory file, because the file is removed at the end. */
 static int confine_allow_memory(
 	struct sandbox *sandbox, const struct server_export *entry, struct error *error)
 {
@@ -113,8 +113,8 @@ static int confine_allow_memory(
 	return folder == NULL ? 0 : sandbox_allow(sandbox, folder, SANDBOX_SHARED_MEMORY, error);
 }
 
-/* Each thread opens the disk once more. One that was added to another process is where that one
- * could open it. */
+/* Permits the disks, because each thread opens its disk again. An export that was added to the
+ * previous process lies where that process could open it. */
 static int allow_exports(
 	struct sandbox *sandbox, const struct server_config *config, struct error *error)
 {
@@ -143,7 +143,7 @@ static int allow_exports(
 	return rc;
 }
 
-/* Where exports may be added while the server runs. */
+/* Permits the folders from which exports can be added while the server runs. */
 static int allow_folders(
 	struct sandbox *sandbox, const struct server_config *config, struct error *error)
 {
@@ -156,7 +156,8 @@ static int allow_folders(
 	return rc;
 }
 
-/* A kind that listens by itself does so later, perhaps with the drivers of a network library. */
+/* A kind with its own listeners opens them later, possibly with the drivers of a network
+ * library. */
 static int allow_network(struct sandbox *sandbox, const struct export_uri *uri, struct error *error)
 {
 	int rc;
@@ -164,7 +165,8 @@ static int allow_network(struct sandbox *sandbox, const struct export_uri *uri, 
 	sandbox->binds_low_port |= uri->port > 0 && uri->port < LOW_PORTS;
 	if (uri->provider == NULL || strcmp(uri->provider, "tcp") == 0) {
 		if (strcmp(uri->protocol, "push") == 0) {
-			sandbox_allow_port(sandbox, 0); /* whom it trusts may name any */
+			/* Trusted clients may name any destination port. */
+			sandbox_allow_port(sandbox, 0);
 		}
 		return 0;
 	}
@@ -191,14 +193,14 @@ static int allow_folder(
 	return rc;
 }
 
-/* Sockets are removed at the end. */
+/* Permits the folder of the socket, because the socket is removed at the end. */
 static int allow_listener(
 	struct sandbox *sandbox, const struct listener *listener, struct error *error)
 {
 	int rc = 0;
 
 	if (listener->kind != NULL && strcmp(listener->uri.protocol, "push") == 0) {
-		sandbox->connects = true; /* whom it trusts may push from here */
+		sandbox->connects = true; /* trusted clients may push from here */
 	}
 	if (listener->unlink_path != NULL) {
 		rc = allow_folder(sandbox, listener->unlink_path, SANDBOX_SOCKETS, error);
@@ -232,7 +234,7 @@ int confine(const struct server_config *config, const struct credentials *creden
 	if (rc == 0) {
 		rc = credentials_allow(credentials, &sandbox, error);
 	}
-	if (rc == 0 && config->file_path != NULL) { /* rules of access are read again */
+	if (rc == 0 && config->file_path != NULL) { /* access rules are re-read */
 		rc = sandbox_allow_beside(
 			&sandbox, config->file_path, SANDBOX_READ, "--config", error);
 	}
@@ -242,7 +244,8 @@ int confine(const struct server_config *config, const struct credentials *creden
 	for (uint32_t i = 0; i < config->push_place_count; i++) {
 		const struct place *place = &config->push_places[i];
 
-		/* Push itself connects only where it listens on the network, too. */
+		/* The push protocol connects only if it also listens on the network
+		 * (allow_network()). */
 		if (place->path == NULL && strcmp(place->protocol, "nbd") == 0) {
 			sandbox_allow_port(&sandbox, place->port);
 		}
@@ -257,7 +260,7 @@ int confine(const struct server_config *config, const struct credentials *creden
 		rc = allow_folder(&sandbox, record, SANDBOX_SOCKETS, error);
 	}
 	if (rc == 0 && sandbox.connects) {
-		(void)tls_kernel_features(); /* tried while that is possible */
+		(void)tls_kernel_features(); /* probed now, while this is possible */
 	}
 	if (rc == 0) {
 		rc = sandbox_enter(&sandbox, config->sandbox, error);

@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What the server gives up while it starts: root (--user), then everything that serving does not
- * need (--sandbox). Commands of --run are programs of the operator's, started later by the server
- * and bound by all that binds it: with them the sandbox is off.
+ * Drops the server's privileges while it starts: first root (--user), then everything that serving
+ * does not need (--sandbox). The sandbox is off when there are --run commands, because these
+ * programs of the operator are started later by the server and would inherit the restrictions.
  *
- * Threading: the main thread; confine_user() and confine() before there are others. Errors: a
- * sentence for the user.
+ * Threading: the main thread; confine_user() and confine() run before other threads exist. Errors:
+ * a sentence for the user.
  */
 #pragma once
 
 #include "server/config/config.h"
 #include "server/listen/credentials.h"
 
-/* Becomes the user of the configuration, if it names one, to whom the sockets of the listeners are
- * given: the kernel names this user to those who connect. */
+/* Changes to the user of the configuration, if it names one. The sockets of the listeners are given
+ * to that user, and the kernel then reports this user to clients as the socket's peer. */
 GMB_MUST_CHECK int confine_user(const struct server_config *config,
 	const struct listener *listeners, uint32_t listener_count, const struct listener *control,
 	const struct listener *metrics, struct error *error);
 
-/* Enters the sandbox: what stays is what the configuration names, and what the start needs. The
- * exports are open and the credentials loaded. record: the file that says how the server was
- * started, which it may remove, not change; or "". */
+/* Enters the sandbox, which keeps access to what the configuration names and what the start needs.
+ * The exports are open and the credentials loaded. record: the file that says how the server was
+ * started, or "". The sandbox permits removing that file, not changing it. */
 GMB_MUST_CHECK int confine(const struct server_config *config,
 	const struct credentials *credentials, const struct listener *listeners,
 	uint32_t listener_count, const struct listener *control, const struct listener *metrics,
 	const char *record, struct error *error);
-/* Gives up what only the start needed. Everything listens, all rings are there, and nobody was
- * accepted. */
+/* Drops the rights that only the start needed. At this point all sockets listen, all rings exist,
+ * and no connection has been accepted. */
 GMB_MUST_CHECK int confine_seal(const struct server_config *config, struct error *error);

@@ -26,7 +26,7 @@
 enum {
 	PATH_BYTES = 256,
 	EXPORT_SHOWN_BYTES = 120,
-	NEW_SECONDS = 10, /* much longer than from bind to listen */
+	NEW_SECONDS = 10, /* much longer than the time from bind to listen */
 };
 
 struct server_control {
@@ -37,7 +37,7 @@ struct server_control {
 	bool stopped;
 };
 
-/* --- the place ----------------------------------------------------------------------------- */
+/* --- paths --------------------------------------------------------------------------------- */
 
 static int own_folder(char *out, size_t out_bytes)
 {
@@ -56,7 +56,7 @@ static int own_folder(char *out, size_t out_bytes)
 	return len > 0 && (size_t)len < out_bytes ? 0 : -ENOENT;
 }
 
-/* One that another user controls must be where it says: it leads nowhere else. */
+/* A folder that another user controls must not be a symbolic link or lie below one. */
 static bool is_itself(const char *folder)
 {
 	char *real = realpath(folder, NULL);
@@ -93,7 +93,7 @@ int server_control_folder(uint32_t idx, char *out, size_t out_bytes)
 	return rc;
 }
 
-/* The folder and the one above it are fine if they are there. */
+/* It is not an error if the folder and its parent already exist. */
 int server_control_make_folder(void)
 {
 	char folder[PATH_BYTES];
@@ -133,8 +133,8 @@ static int server_control_listen_at(
 	return rc;
 }
 
-/* Removes a socket that nobody listens on any more. One whose server lives keeps it, also one in
- * another container with the same folder. */
+/* Removes a socket if no process listens on it. The socket of a live server stays, including one in
+ * another container that shares the folder. */
 static void remove_if_stale(const char *path)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
@@ -143,7 +143,7 @@ static void remove_if_stale(const char *path)
 	if (fd < 0) {
 		return;
 	}
-	/* A path that does not fit does not listen either. */
+	/* A path that does not fit has no listener either. */
 	memcpy(address.sun_path, path, MIN(strlen(path), sizeof(address.sun_path) - 1));
 	if (connect(fd, (const struct sockaddr *)&address, sizeof(address)) < 0 &&
 		errno == ECONNREFUSED) {
@@ -152,23 +152,24 @@ static void remove_if_stale(const char *path)
 	close(fd);
 }
 
-/* Between bind and listen a new server's socket looks abandoned. Its process tells that it is not,
- * but for one in another container with the same folder: therefore a new one is left alone. */
+/* Between bind and listen, a new server's socket looks abandoned. The process ID in its name shows
+ * that its server lives, unless that server is in another container that shares the folder. So a
+ * new socket is left alone. */
 static bool is_new(const char *path)
 {
 	struct timespec now;
 	struct stat socket;
 
 	if (lstat(path, &socket) < 0) {
-		return true; /* its server has just taken it away */
+		return true; /* its server has just removed it */
 	}
 	clock_gettime(CLOCK_REALTIME, &now);
-	/* One of the future: the clock was set, and nobody knows. */
+	/* A time in the future means that the clock was set; the age is then unknown. */
 	return now.tv_sec < socket.st_mtim.tv_sec ||
 	       now.tv_sec - socket.st_mtim.tv_sec < NEW_SECONDS;
 }
 
-/* Not by kill(), which the sandbox allows for this process alone. */
+/* Does not use kill(), because the sandbox allows kill() for this process only. */
 static bool owner_lives(const char *socket_name)
 {
 	long pid = strtol(socket_name, NULL, 10);
@@ -178,8 +179,8 @@ static bool owner_lives(const char *socket_name)
 	return pid > 0 && pid != (long)getpid() && (access(path, F_OK) == 0 || errno != ENOENT);
 }
 
-/* A record of a server that has ended. One whose server has a socket of the same name may be in
- * another container. */
+/* Removes the record of a server that has ended. If there is a socket with the same PID, its server
+ * may be in another container, and the record stays. */
 static void remove_record(const char *path, size_t name_bytes)
 {
 	char socket_path[2 * PATH_BYTES];
@@ -207,8 +208,8 @@ static void sweep_entry(const char *folder, const char *name)
 	}
 }
 
-/* Servers that were killed have left their sockets and records: not worth a word. As late as
- * possible: the kernel holds a killed server's socket for a moment. */
+/* Removes the sockets and records of killed servers, without a log line. Called as late as
+ * possible, because the kernel holds a killed server's socket for a moment. */
 static void sweep(void)
 {
 	char folder[PATH_BYTES];
@@ -334,7 +335,7 @@ static void server_control_tell_identities(struct engine *engine, void *context)
 	engine_identity_limits_changed(engine);
 }
 
-/* Every reactor hears of it, also when another one does not answer. */
+/* All reactors are notified, even if one of them does not answer. */
 static int server_control_tell_all(const struct server_view *view)
 {
 	int rc = 0;
@@ -347,12 +348,12 @@ static int server_control_tell_all(const struct server_view *view)
 	return rc;
 }
 
-/* One of the limits of a rule. */
+/* A changed limit of a rule. */
 struct limit_change {
 	bool is_memory;
 	struct rate_limits rate;
 	uint64_t memory_max;
-	char taken[RATE_TEXT_BYTES]; /* as text */
+	char taken[RATE_TEXT_BYTES]; /* the new value as text */
 };
 
 static const char *what_of(const struct limit_change *change)
@@ -470,7 +471,7 @@ int server_control_open(struct listener *listener, const struct server_view *vie
 		rc = tracing_create(&control->view, control->server, &control->tracing, error);
 	}
 	if (rc < 0) {
-		if (control->listener.was_passed) { /* the other process goes on with it */
+		if (control->listener.was_passed) { /* the other process continues to use it */
 			listener_forget_path(&control->listener);
 		}
 		server_control_close(control);

@@ -13,7 +13,7 @@ enum { SHOWN_BYTES = 128, PROBE_BYTES = 4096 };
 
 struct device {
 	struct p2pmem memory;
-	uint64_t bytes; /* for all reactors */
+	uint64_t bytes; /* total of all reactors */
 	uint32_t reactor_count;
 };
 
@@ -101,7 +101,7 @@ static void probe(struct device *device, struct export *export)
 	}
 	fd = file_store_direct_fd(store);
 	(void)log_escape(name, sizeof(name), export->name, export->name_bytes);
-	if (fd < 0) { /* only its writes are direct, or it is no file */
+	if (fd < 0) { /* only its writes are direct, or it is not a file */
 		log_info("export \"%s\": whether its disk can reach the memory of %s will show",
 			name, device->memory.bdf);
 		return;

@@ -12,7 +12,7 @@ struct reactor {
 	struct reactor_options options;
 	struct ring_thread *thread;
 	struct ring *ring;
-	struct arena *device; /* NULL: it has none */
+	struct arena *device; /* NULL: no device memory */
 	struct engine *engine;
 	_Atomic uint32_t session_count;
 
@@ -20,7 +20,7 @@ struct reactor {
 	struct ring_message drain_message;
 	struct ring_message resume_message;
 
-	struct engine_review review; /* but for the number, set before the first is posted */
+	struct engine_review review; /* set before the first one is posted, except for the number */
 	_Atomic uint64_t review_number;
 	atomic_bool review_posted;
 	struct ring_message review_message;
@@ -37,10 +37,11 @@ static void endpoint_gone(void *context, const struct peer *peer)
 {
 	struct reactor *reactor = context;
 
-	/* Relaxed: they only steer placement and the limit, nothing is published with them. */
+	/* Relaxed, because the counters only steer placement and the limit; they publish no other
+	 * data. */
 	atomic_fetch_sub_explicit(&reactor->session_count, 1, memory_order_relaxed);
 	atomic_fetch_sub_explicit(reactor->options.connection_total, 1, memory_order_relaxed);
-	/* Release: whoever finds that none is left frees the count. */
+	/* Release, because a thread that reads 0 frees the count. */
 	atomic_fetch_sub_explicit(peer->connections, 1, memory_order_release);
 }
 
@@ -87,7 +88,7 @@ static int create_device(struct reactor *reactor, struct error *error)
 		reactor->ring, &source, options->device_bytes, &reactor->device, error);
 }
 
-/* On the reactor's thread. */
+/* Called on the reactor's thread. */
 static int reactor_begin(void *context, struct ring **ring_out, struct error *error)
 {
 	const struct ring_options ring_options = { .is_confined = true };
@@ -255,7 +256,8 @@ static void deliver_review(struct ring *ring, struct ring_message *message)
 	struct engine_review review = reactor->review;
 
 	GMB_UNUSED(ring);
-	/* Acquire and release: who finds it set before has changed what we look at from here on. */
+	/* Acquire and release: a reviewer that finds the flag still set has already changed the
+	 * state that is read below. */
 	atomic_exchange_explicit(&reactor->review_posted, false, memory_order_acq_rel);
 	review.number = atomic_load_explicit(&reactor->review_number, memory_order_relaxed);
 	engine_review(reactor->engine, &review);
@@ -268,7 +270,7 @@ void reactor_review(struct reactor *reactor, const struct engine_review *review)
 		reactor->review = *review;
 	}
 	atomic_store_explicit(&reactor->review_number, review->number, memory_order_relaxed);
-	/* Pairs with that in deliver_review(). */
+	/* Pairs with the exchange in deliver_review(). */
 	if (!atomic_exchange_explicit(&reactor->review_posted, true, memory_order_acq_rel)) {
 		ring_post(reactor->ring, &reactor->review_message);
 	}

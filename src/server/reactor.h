@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * One thread with its ring and its engine. A connection handed over to a reactor lives there until
+ * One thread with its ring and its engine. A connection handed over to a reactor stays there until
  * it closes.
  *
  *   main: reactor_create ... reactor_drain ──▶ drained() ... reactor_destroy
  *   any:  reactor_hand_over(endpoint)                      (not after reactor_destroy)
  *
- * Threading: create, call and destroy on the main thread; hand_over, drain and session_count on
- * any; ring only for ring_post() or on the reactor's own thread. Ownership: the reactor owns its
+ * Threading: create, call and destroy on the main thread; hand_over, drain and session_count on any
+ * thread; ring only for ring_post() or on the reactor's own thread. Ownership: the reactor owns its
  * thread, ring and engine, and takes the endpoints; its engine holds references to the exports.
  * Errors: create fails with a sentence and leaves nothing behind.
  */
@@ -27,23 +27,24 @@ struct reactor_options {
 	const struct session_kind *const *kinds; /* borrowed while the reactor exists */
 	uint32_t kind_count;
 	struct engine_limits limits;
-	struct rate_rules *rate_rules; /* of identities; borrowed; or NULL */
+	struct rate_rules *rate_rules; /* rates of identities; borrowed; or NULL */
 	const struct place *places;    /* as in struct engine_options */
 	uint32_t place_count;
 	uint8_t instance[ENGINE_INSTANCE_BYTES]; /* as in struct engine_options */
-	_Atomic uint32_t *connection_total;	 /* counted down when a connection is closed */
+	_Atomic uint32_t *connection_total;	 /* decremented when a connection is closed */
 	struct p2pmem *device;			 /* borrowed; with device_bytes > 0 */
-	uint64_t device_bytes;			 /* of it for this reactor */
+	uint64_t device_bytes;			 /* share of this reactor */
 	bool device_waits;			 /* see engine_options */
 	/* Called once on the reactor's thread after reactor_drain(), when no session is left. */
 	void (*drained)(void *context);
 	void *context;
 };
 
-/* Starts the thread; returns when its ring and engine work, or did not. */
+/* Starts the thread and returns when its ring and engine are ready, or have failed. */
 GMB_MUST_CHECK int reactor_create(
 	const struct reactor_options *options, struct reactor **reactor_out, struct error *error);
-/* Stops the thread and waits for it. Drained, or never given a connection. NULL is a no-op. */
+/* Stops the thread and waits for it. The reactor has drained, or has never received a connection.
+ * NULL is a no-op. */
 void reactor_destroy(struct reactor *reactor);
 
 struct ring *reactor_ring(struct reactor *reactor);
@@ -51,28 +52,33 @@ struct ring *reactor_ring(struct reactor *reactor);
 /* Connections handed over and not yet closed. */
 uint32_t reactor_session_count(const struct reactor *reactor);
 
-/* Takes the endpoint. *connection_total already counts it. */
+/* Takes the endpoint. *connection_total already includes it. */
 void reactor_hand_over(struct reactor *reactor, const struct endpoint *endpoint);
 
-/* The same for a connection that its kind has accepted on this reactor's thread, where it stays. */
+/* Like reactor_hand_over(), for a connection that its kind has accepted on this reactor's thread,
+ * where it stays. */
 void reactor_accept(struct reactor *reactor, const struct endpoint *endpoint);
 
-/* engine_adopt() there; takes the endpoint, which *connection_total already counts. */
+/* Calls engine_adopt() on the reactor's thread. Takes the endpoint; *connection_total already
+ * includes it. */
 void reactor_adopt(struct reactor *reactor, const struct endpoint *endpoint,
 	const struct session_record *record);
-/* engine_resume() there, as soon as it looks. Not again before an engine_pause() after it. */
+/* Calls engine_resume() on the reactor's thread in its next turn. Must not be repeated before the
+ * next engine_pause(). */
 void reactor_resume(struct reactor *reactor);
 
-/* Finishes what is in flight and ends all sessions, after deadline_ns by force. Once. */
+/* Completes the requests in flight and ends all sessions, after deadline_ns by force. Called
+ * once. */
 void reactor_drain(struct reactor *reactor, uint64_t deadline_ns);
 
-/* engine_review() on the reactor's thread, as soon as it looks: one that hangs now does it when it
- * goes on. Asked for again before that: only the last one is done. From one thread, with the same
- * functions and context each time. */
+/* Calls engine_review() on the reactor's thread in its next turn; a reactor that hangs does it when
+ * it continues. If a review is requested again before that, only the last one is done. Always
+ * called from the same thread, with the same functions and context. */
 void reactor_review(struct reactor *reactor, const struct engine_review *review);
 
-/* run(engine, context) on the reactor's thread, as soon as it looks. Nothing of it is touched any
- * more once run has begun. In order with reactor_review(). */
+/* Calls run(engine, context) on the reactor's thread in its next turn. The reactor does not touch
+ * the task after run has started, so run may free it. Tasks and reactor_review() are delivered in
+ * order. */
 struct reactor_task {
 	/* Set by the caller. */
 	void (*run)(struct engine *engine, void *context);
@@ -84,7 +90,8 @@ struct reactor_task {
 };
 void reactor_post(struct reactor *reactor, struct reactor_task *task);
 
-/* Calls call on the reactor's thread, between two of its turns, and waits for it. -ETIMEDOUT: a
- * turn takes very long (a disk hangs), and call was not and will not be called; -ENOMEM. */
+/* Calls call on the reactor's thread, between two of its turns, and waits for it. -ETIMEDOUT: the
+ * current turn takes very long (a disk hangs), and call was not and will not be called. -ENOMEM: no
+ * memory for the message. */
 GMB_MUST_CHECK int reactor_call(
 	struct reactor *reactor, void (*call)(struct engine *engine, void *context), void *context);

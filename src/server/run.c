@@ -12,12 +12,14 @@
 
 #include "base/log.h"
 
-/* Ours to set, or meant for the server alone: a child must not speak to the service manager. */
+/* Variables that the server sets, or that are meant for the server alone. A child must not talk to
+ * the service manager. */
 static const char *const replaced_variables[] = { "uri", "unixsocket", "NOTIFY_SOCKET",
 	"WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES" };
 
-/* Every connection is a descriptor; the soft limit of 1024 is only a default for old programs.
- * Those get it back: our commands may be such. */
+/* Raises the limit because every connection needs a descriptor, and the soft limit of 1024 is
+ * only a default for old programs. Commands get the old limit back, because they may be such
+ * programs. */
 void runner_raise_file_limit(char before_out[RUNNER_LIMIT_BYTES])
 {
 	struct rlimit limit;
@@ -52,7 +54,8 @@ static bool server_run_is_replaced(const char *entry)
 	return false;
 }
 
-/* The child's environment. The strings that are not in environ are *uri and *socket. */
+/* Builds the child's environment. *uri and *socket are the only strings that environ does not
+ * own. */
 static int build_environment(
 	const struct runner_options *options, char ***environment, char **uri, char **socket)
 {
@@ -88,7 +91,8 @@ static int build_environment(
 	return 0;
 }
 
-/* Default signals and the mask from before; our descriptors are all close-on-exec. */
+/* Sets default signals and the original signal mask. Descriptors need no action, because all of
+ * ours are close-on-exec. */
 static int set_attributes(posix_spawnattr_t *attributes, const sigset_t *mask)
 {
 	sigset_t defaults;
@@ -105,7 +109,8 @@ static int spawn_shell(struct runner *runner, const char *command, char **enviro
 {
 	static const char limiting[] = "ulimit -S -n \"$1\"; exec /bin/sh -c \"$2\" sh";
 	const char *limit = runner->options.file_limit;
-	/* posix_spawn's argument type lacks const and does not write; and it knows no limits. */
+	/* The argument type of posix_spawn lacks const, but it does not write to the strings. It
+	 * cannot set limits, so a shell does. */
 	char *const arguments[] = { (char *)(uintptr_t) "sh", (char *)(uintptr_t) "-c",
 		(char *)(uintptr_t)(limit != NULL ? limiting : command),
 		(char *)(uintptr_t)(limit != NULL ? "sh" : NULL), (char *)(uintptr_t)limit,

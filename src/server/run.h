@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The commands of --run: shell commands that are started one after another while the server serves,
- * until one fails. Each gets the environment with $uri (and $unixsocket) set, default signals, and
- * none of the server's descriptors nor its limit on them.
+ * until one fails. Each gets $uri (and $unixsocket) in its environment and default signal handling.
+ * It inherits neither the server's descriptors nor its raised limit on them.
  *
- * Threading: the main thread. Ownership: borrows the commands and URIs until runner_fini().
- * Errors: starting the shell can fail; how a command ends is its exit status, 128 + n for signal n.
+ * Threading: the main thread. Ownership: borrows the commands and URIs until runner_fini(). Errors:
+ * starting the shell can fail; the result of a command is its exit status, 128 + n for signal n.
  */
 #pragma once
 
@@ -16,7 +16,8 @@
 
 enum { RUNNER_LIMIT_BYTES = 24 };
 
-/* Raises the limit on open files to what is allowed. before_out, which is "", is as file_limit. */
+/* Raises the soft limit on open files to the hard limit. before_out, which is "" at the call,
+ * receives the previous limit in the format of runner_options.file_limit. */
 void runner_raise_file_limit(char before_out[RUNNER_LIMIT_BYTES]);
 
 struct runner_options {
@@ -31,7 +32,7 @@ struct runner_options {
 struct runner {
 	struct runner_options options;
 	uint32_t next;
-	pid_t pid;	 /* of the command that runs, or 0 */
+	pid_t pid;	 /* of the running command, or 0 */
 	int exit_status; /* of the last command that ended */
 };
 
@@ -40,8 +41,8 @@ void runner_init(struct runner *runner, const struct runner_options *options);
 /* Starts the next command. */
 GMB_MUST_CHECK int runner_start(struct runner *runner, struct error *error);
 
-/* Looks whether the command has ended; to be called on SIGCHLD. True when it has: then exit_status
- * is set and runner_has_next() tells whether to start another. */
+/* Checks whether the command has ended; to be called on SIGCHLD. Returns true if so: then
+ * exit_status is set, and runner_has_next() returns whether another command is to be started. */
 bool runner_reap(struct runner *runner);
 bool runner_has_next(const struct runner *runner);
 

@@ -25,12 +25,12 @@
 #include "server/upgrade/take.h"
 #include "server/upgrade/upgrade.h"
 
-/* A stop takes no longer, as the manual says: a request that hangs inside the kernel cannot be
- * taken back, so then the process ends without its reactors. */
+/* Upper bound of a stop, as the manual states. A request that hangs inside the kernel cannot be
+ * cancelled, so when the time is over the process exits without its reactors. */
 #define STOP_NS UINT64_C(10000000000)
-/* The end of that time, in which the reactors end what has not finished. */
+/* The last part of that time, in which the reactors end requests by force. */
 #define STOP_GRACE_NS UINT64_C(500000000)
-/* What a command that did not end on its signal gets after it was killed. */
+/* Time to wait for a command after SIGKILL, if it did not end on the first signal. */
 #define REAP_NS UINT64_C(5000000000)
 
 void server_wake(struct server *server)
@@ -76,7 +76,7 @@ static void print_uris(const struct server *server)
 	}
 }
 
-/* The export that --run commands get: the default one, else the first. */
+/* The export passed to --run commands: the default export, else the first. */
 static const struct export *run_export(const struct server *server)
 {
 	for (uint32_t i = 0; i < server->exports.count; i++) {
@@ -89,7 +89,7 @@ static const struct export *run_export(const struct server *server)
 
 static void begin_stop(struct server *server);
 
-/* Starts the next --run command, or begins to stop when there is none or it cannot be started. */
+/* Starts the next --run command. Begins to stop when there is none or it cannot be started. */
 static void run_next(struct server *server)
 {
 	struct error error;
@@ -117,12 +117,12 @@ static void set_stop_limit(struct server *server)
 	server->stop_limit_ns = server->stop_begin_ns + STOP_NS;
 }
 
-/* The acceptor has stopped, or will soon. */
+/* The acceptor has stopped or is about to stop. */
 static void begin_close(struct server *server)
 {
 	set_stop_limit(server);
 	server->phase = SERVER_CLOSING;
-	server_control_stop(server->control); /* a reactor may not answer any more */
+	server_control_stop(server->control); /* a reactor might no longer answer */
 	scrape_stop(server->scrape);
 	upgrade_goodbye(server->upgrade);
 	server_wake(server);
@@ -171,7 +171,7 @@ static void handle_signal(struct server *server, const struct signalfd_siginfo *
 {
 	int signal_number = (int)info->ssi_signo;
 
-	/* From the kernel it is the end of the terminal. */
+	/* SIGHUP from the kernel means that the terminal was closed. */
 	if (signal_number == SIGHUP && info->ssi_code != SI_KERNEL) {
 		if (server->phase <= SERVER_SERVING) {
 			reload_ask(server->reload);
@@ -232,7 +232,8 @@ int server_stop_timeout_ms(const struct server *server)
 
 bool server_handle_next(struct server *server, int timeout_ms)
 {
-	bool answers = server->phase <= SERVER_SERVING; /* else the control socket has stopped */
+	/* Otherwise the control socket has stopped. */
+	bool answers = server->phase <= SERVER_SERVING;
 	struct pollfd fds[] = {
 		{ .fd = server->signal_fd, .events = POLLIN },
 		{ .fd = server->event_fd, .events = POLLIN },
@@ -257,8 +258,8 @@ bool server_handle_next(struct server *server, int timeout_ms)
 	if (server->phase <= SERVER_SERVING) {
 		reload_finish(server->reload);
 	}
-	/* Before the control socket: the end of one upgrade comes before the request for the next.
-	 */
+	/* Before the control socket, because the end of one upgrade must be handled before the
+	 * request for the next. */
 	if (server->phase == SERVER_SERVING && upgrade_run(server->upgrade)) {
 		begin_close(server);
 	}
@@ -280,7 +281,8 @@ static void wait_for_stop(struct server *server)
 	}
 }
 
-/* A command that outlives the server's other work is waited for: its status is ours. */
+/* Waits for a command that outlives the rest of the server, because its status becomes the
+ * server's. */
 static void wait_for_command(struct server *server)
 {
 	struct pollfd fd = { .fd = server->signal_fd, .events = POLLIN };
@@ -303,9 +305,9 @@ static void wait_for_command(struct server *server)
 	}
 }
 
-/* --- the whole ------------------------------------------------------------------------------- */
+/* --- running --------------------------------------------------------------------------------- */
 
-/* Whether an export has no rules of access. */
+/* Returns whether an export has no access rules. */
 static bool admits_all(const struct server *server)
 {
 	bool admits = false;
@@ -341,7 +343,7 @@ static void server_serve(struct server *server)
 		wait_for_stop(server);
 		return;
 	}
-	/* Standard output belongs to the commands. */
+	/* The URIs are not printed, because standard output belongs to the commands. */
 	format_uri(&server->listeners[0], run_export(server), uri);
 	if (server->listeners[0].uri.is_unix && server->listeners[0].uri.socket_path[0] != '\0') {
 		snprintf(socket_path, sizeof(socket_path), "%s",
@@ -361,9 +363,11 @@ static void nothing(struct engine *engine, void *context)
 	GMB_UNUSED(context);
 }
 
-/* A reactor that owns a store may still be inside ring_post() to another one that has its message
- * already, has drained, and is about to go. After a call it is not; one that hangs is waited for
- * when it is destroyed. A thread for TLS handshakes may be, too. */
+/* Ensures that no other thread is inside ring_post() to a reactor that is about to be destroyed. A
+ * reactor that owns a store may still be there: the reactor it posts to has already received the
+ * message, has drained, and is about to go. After a call, the poster has left ring_post(). If it
+ * hangs, reactor_destroy() waits for it. TLS handshake threads may also be inside ring_post(), so
+ * they are stopped first. */
 static void settle_reactors(struct server *server)
 {
 	credentials_settle(server->credentials);
@@ -380,7 +384,7 @@ static void server_release(struct server *server)
 	for (uint32_t i = 0; i < server->reactor_count; i++) {
 		reactor_destroy(server->reactors[i]);
 	}
-	server_control_close(server->control); /* a recorder that was not disarmed goes with it */
+	server_control_close(server->control); /* also frees a recorder that was not disarmed */
 	listener_close(&server->control_listener);
 	server_record_remove(server->record);
 	scrape_close(server->scrape);
@@ -406,7 +410,8 @@ static void server_release(struct server *server)
 	if (server->event_fd >= 0) {
 		close(server->event_fd);
 	}
-	/* The signals stay blocked: one that comes now must not turn a clean stop into a kill. */
+	/* The signals stay blocked, so that a signal that arrives now does not turn a clean stop
+	 * into a kill. */
 }
 
 int server_run(struct server_config *config, const struct session_kind *const *kinds,
@@ -422,7 +427,8 @@ int server_run(struct server_config *config, const struct session_kind *const *k
 	int rc = server_start(&server, config, error);
 
 	if (server.take != NULL) {
-		if (rc == 0) { /* a signal came first; what it had is the other process's */
+		/* A signal came first; the other process keeps its sockets and disks. */
+		if (rc == 0) {
 			error_set(error, -ECANCELED, "the new process was told to stop");
 		}
 		upgrade_take_abandon(server.take, server.listeners, server.listener_count,

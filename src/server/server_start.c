@@ -24,8 +24,8 @@
 #include "server/upgrade/upgrade.h"
 
 enum {
-	START_REPORT_MS = 1000, /* how often it is said how far the stores have started */
-	/* What the service manager shall wait from each report on. */
+	START_REPORT_MS = 1000, /* interval of the progress reports of starting stores */
+	/* Time for which each report asks the service manager to extend its start timeout. */
 	START_PATIENCE_US = 30 * 1000000,
 };
 
@@ -35,7 +35,8 @@ static void acceptor_has_stopped(void *context)
 {
 	struct server *server = context;
 
-	/* Release, read with acquire by the main thread: no connection is given after this. */
+	/* Release, read with acquire by the main thread: no connection is handed over after
+	 * this. */
 	atomic_store_explicit(&server->acceptor_stopped, true, memory_order_release);
 	server_wake(server);
 }
@@ -53,8 +54,8 @@ static uint32_t share_of(uint32_t total, uint32_t count)
 	return (total + count - 1) / count;
 }
 
-/* One reactor's part of the server's limits. Connections are not split: the acceptor counts them,
- * and placement need not be even. */
+/* Computes one reactor's share of the server's limits. Connections are not divided, because the
+ * acceptor counts them and their placement need not be even. */
 static struct engine_limits reactor_limits(const struct server_limits *limits)
 {
 	struct engine_limits out;
@@ -91,7 +92,7 @@ static int start_reactors(struct server *server, struct error *error)
 		.context = server,
 	};
 
-	/* Without one nobody copies within this server. */
+	/* If this fails, the instance stays unknown, and clients do not copy within this server. */
 	(void)!getrandom(server->instance, sizeof(server->instance), 0);
 	memcpy(options.instance, server->instance, sizeof(options.instance));
 	server->reactors = calloc(limits->threads, sizeof(struct reactor *));
@@ -131,7 +132,7 @@ static int start_accepting(struct server *server, struct error *error)
 	};
 	int rc = acceptor_create(&options, &server->acceptor, error);
 
-	if (rc == 0) { /* it listens, and has accepted nobody */
+	if (rc == 0) { /* it listens, and has not accepted a connection */
 		rc = confine_seal(server->config, error);
 	}
 	if (rc == 0 && server->take != NULL) {
@@ -227,9 +228,9 @@ static void begin_control(struct server *server)
 	scrape_begin(server->scrape);
 }
 
-/* The rings are made before the sandbox is sealed. The sockets of an upgrade are the other
- * process's until this one serves: of two that wait there, a client may wake the one that leaves.
- */
+/* Creates the rings before the sandbox is sealed. During an upgrade the sockets belong to the other
+ * process until this one serves, because if both waited on a socket, a client might wake the
+ * process that leaves. */
 static int server_start_control(struct server *server, struct error *error)
 {
 	struct server_view view;
@@ -249,7 +250,7 @@ static int server_start_control(struct server *server, struct error *error)
 
 /* --- the process ----------------------------------------------------------------------------- */
 
-/* nohup and the like let a program ignore the end of its terminal. */
+/* nohup and similar tools make a program ignore the end of its terminal. */
 static bool is_ignored(int signal_number)
 {
 	struct sigaction action;
@@ -270,9 +271,11 @@ static int server_start_take_signals(struct server *server, struct error *error)
 	}
 	sigaddset(&ours, SIGCHLD);
 	signal(SIGPIPE, SIG_IGN);
-	/* A write behind the limit on file sizes is the error of who asked for it, EFBIG. */
+	/* A write beyond the file size limit fails with EFBIG for the requester; the signal would
+	 * kill the server. */
 	signal(SIGXFSZ, SIG_IGN);
-	/* A parent that ignores SIGCHLD would make us lose the commands' exit status. */
+	/* If SIGCHLD stayed ignored, as inherited from some parents, the commands' exit status
+	 * would be lost. */
 	signal(SIGCHLD, SIG_DFL);
 	sigprocmask(SIG_BLOCK, &ours, &server->mask_before);
 	server->signal_fd = signalfd(-1, &ours, SFD_CLOEXEC | SFD_NONBLOCK);
@@ -285,7 +288,7 @@ static int server_start_take_signals(struct server *server, struct error *error)
 	return 0;
 }
 
-/* --- stores that have to be started ---------------------------------------------------------- */
+/* --- stores that must be started ------------------------------------------------------------- */
 
 static void wait_for_stores(struct server *server)
 {
@@ -325,8 +328,8 @@ static void serve_snapshots(struct server *server)
 	}
 }
 
-/* Those that start late, or the others. Meanwhile the control socket answers. A signal ends it:
- * then the phase is SERVER_STOPPED. */
+/* Starts the late stores or the others (starts.h) and waits for them. The control socket answers
+ * during that time. A signal ends the wait; the phase is then SERVER_STOPPED. */
 static int start_stores(struct server *server, bool late, struct error *error)
 {
 	int rc = starts_begin(&server->starts, late, error);
@@ -341,7 +344,7 @@ static int start_stores(struct server *server, bool late, struct error *error)
 	return rc;
 }
 
-/* On the thread of a store. */
+/* Called on the store's thread. */
 static void has_dropped(void *context)
 {
 	reload_look(context);
@@ -387,9 +390,9 @@ static int disks_have_settled(void *context, struct error *error)
 	return rc;
 }
 
-/* --- the whole ------------------------------------------------------------------------------- */
+/* --- the start as a whole -------------------------------------------------------------------- */
 
-/* It serves. */
+/* Called when this process serves. */
 static void finish_take(struct server *server)
 {
 	upgrade_take_finish(server->take);
@@ -398,7 +401,7 @@ static void finish_take(struct server *server)
 	begin_control(server);
 }
 
-/* The sockets of clients, the control socket and that of metrics, and the memory of a device. */
+/* Opens the client sockets, the control socket, the metrics socket and the device memory. */
 static int server_start_open_places(struct server *server, struct error *error)
 {
 	const struct server_config *config = server->config;
@@ -412,7 +415,7 @@ static int server_start_open_places(struct server *server, struct error *error)
 	if (rc == 0) {
 		rc = scrape_listen(config->metrics, server->take, &server->metrics_listener, error);
 		if (rc == -EADDRINUSE && server->take != NULL) {
-			/* The other process has a part of the address until it ends. */
+			/* The other process keeps a part of the address until it exits. */
 			log_warning("no metrics until the next start: %s", error->text);
 			rc = 0;
 		}
@@ -426,7 +429,7 @@ static int become_user(struct server *server, struct error *error)
 		&server->control_listener, &server->metrics_listener, error);
 }
 
-/* What is open is given to the user. */
+/* Opens everything, then gives it to the user. */
 static int start_alone(struct server *server, struct error *error)
 {
 	int rc = server_start_open_places(server, error);
@@ -434,8 +437,8 @@ static int start_alone(struct server *server, struct error *error)
 	return rc == 0 ? become_user(server, error) : rc;
 }
 
-/* What the other process says is read when this one has the user's rights only. Of what needs more,
- * there is the usual control socket. */
+/* Reads the other process's data only after this process has been reduced to the user's rights. The
+ * usual control socket needs more rights, so it is opened before. */
 static int start_taking(struct server *server, struct server_config *config, struct error *error)
 {
 	int rc = 0;
@@ -495,7 +498,8 @@ int server_start(struct server *server, struct server_config *config, struct err
 		rc = exports_open_added(server->config, server->take, &server->exports, error);
 	}
 	if (rc == 0) {
-		rc = start_reactors(server, error); /* the first threads: they inherit it */
+		/* The first threads; they inherit the sandbox. */
+		rc = start_reactors(server, error);
 	}
 	if (rc == 0) {
 		rc = start_reload(server, error);

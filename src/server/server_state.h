@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The state of a server, shared by its start (server_start.c) and by what it does from then on
- * (server.c). Nobody else includes this.
+/* The state of a server, shared by its start (server_start.c) and its operation and stop
+ * (server.c). Only these two files include this header.
  *
- * Threading: the main thread, but for the atomic members.
- */
+ * Threading: the main thread, except for the atomic members. */
 #pragma once
 
 #include <signal.h>
@@ -19,7 +18,7 @@
 #include "server/upgrade/record.h"
 
 enum server_phase {
-	SERVER_STARTING, /* waits for stores that have to be started */
+	SERVER_STARTING, /* waits for stores that must be started */
 	SERVER_SERVING,	 /* waits for a signal or the end of the commands */
 	SERVER_CLOSING,	 /* waits for the acceptor to stop */
 	SERVER_DRAINING, /* waits for every reactor to drain */
@@ -35,9 +34,9 @@ struct server {
 	struct starts starts;
 	struct listener *listeners;
 	uint32_t listener_count;
-	struct rate_rules *rate_rules; /* of identities, or NULL */
+	struct rate_rules *rate_rules; /* rates of identities, or NULL */
 	uint8_t instance[ENGINE_INSTANCE_BYTES];
-	struct device *device; /* its memory; NULL: none was asked for */
+	struct device *device; /* device memory; NULL: none was requested */
 	struct reactor **reactors;
 	uint32_t reactor_count;
 	struct acceptor *acceptor;
@@ -45,44 +44,44 @@ struct server {
 	struct credentials *credentials;
 	struct reload *reload;
 	struct upgrade *upgrade;
-	struct upgrade_take *take;	       /* while it starts in place of another process */
-	char record[SERVER_RECORD_PATH_BYTES]; /* the file that says how it was started, or "" */
-	bool was_taken;			       /* it has started so */
+	struct upgrade_take *take;	       /* while it takes over from another process */
+	char record[SERVER_RECORD_PATH_BYTES]; /* the file that records how it was started, or "" */
+	bool was_taken;			       /* it has taken over from another process */
 	struct server_control *control;
 	struct listener metrics_listener; /* until the scrape takes it */
 	struct scrape *scrape;
 	_Atomic uint32_t connection_total;
 
 	sigset_t mask_before;
-	char file_limit[RUNNER_LIMIT_BYTES]; /* before it was raised; "" when it was not */
+	char file_limit[RUNNER_LIMIT_BYTES]; /* before it was raised; "" if it was not raised */
 	int signal_fd;
-	int event_fd;			/* other threads wake the main thread */
+	int event_fd;			/* written by other threads to wake the main thread */
 	_Atomic bool acceptor_stopped;	/* set before event_fd is written */
-	_Atomic uint32_t drained_count; /* the same */
+	_Atomic uint32_t drained_count; /* incremented before event_fd is written */
 	struct runner runner;
 	bool has_runner;
 	int exit_status;
 	uint64_t start_ns;
 	uint64_t stop_begin_ns;
-	uint64_t stop_limit_ns; /* while stopping: when to give up */
+	uint64_t stop_limit_ns; /* while stopping: the deadline */
 };
 
 /* --- server_start.c --- */
 
-/* From the configuration to SERVER_SERVING, or to SERVER_STOPPED if a signal ends the start. What
- * is open when it fails is the caller's to close. */
+/* Runs the start from the configuration to SERVER_SERVING, or to SERVER_STOPPED if a signal ends
+ * it. After a failure the caller closes whatever is open. */
 GMB_MUST_CHECK int server_start(
 	struct server *server, struct server_config *config, struct error *error);
 
 /* --- server.c --- */
 
 void server_wake(struct server *server);
-/* Tells the service manager what is served. */
+/* Reports to the service manager what is served. */
 void server_announce(const struct server *server);
-/* While it stops: what is left of that time; else -1. */
+/* Returns the time left until the deadline while the server stops, else -1. */
 int server_stop_timeout_ms(const struct server *server);
-/* Waits for something to happen, and handles it. False: nothing has in time. */
+/* Waits for an event and handles it. Returns false if the timeout passes first. */
 bool server_handle_next(struct server *server, int timeout_ms);
-/* Leaves without waiting for anybody. What was acknowledged is safe: it is on the disk or in the
- * page cache. */
+/* Exits without waiting for clients or reactors. Acknowledged writes are safe, because they are on
+ * the disk or in the page cache. */
 GMB_NORETURN void server_stop_hard(struct server *server, const char *reason);

@@ -5,7 +5,7 @@
 
 #include "server/control.h"
 
-/* Whether what is on the disk is the other process's until it has settled. */
+/* Returns whether the disk's contents belong to the other process until it has settled. */
 static bool starts_is_late(const struct starts *starts, const struct export *export)
 {
 	return starts->is_taking && store_settles(export->store);
@@ -20,7 +20,7 @@ static void has_started(struct store_start *start)
 	if (start->result < 0) {
 		atomic_store_explicit(&starts->failed, true, memory_order_relaxed);
 	}
-	/* Release, read with acquire by the main thread: the result is there. */
+	/* Release, read with acquire by the main thread, which publishes the result. */
 	atomic_fetch_add_explicit(&starts->ended_count, 1, memory_order_release);
 	starts->wake(starts->context);
 }
@@ -35,7 +35,7 @@ static void start_store(struct engine *engine, void *context)
 	}
 }
 
-/* The reactors take turns. */
+/* Distributes the stores over the reactors in turn. */
 static int begin_store(struct starts *starts, uint32_t index, struct error *error)
 {
 	struct export *export = starts->exports->exports[index];
@@ -48,7 +48,7 @@ static int begin_store(struct starts *starts, uint32_t index, struct error *erro
 	return rc < 0 ? error_set(error, rc, "%s", server_call_error(rc)) : 0;
 }
 
-/* --- all of them ----------------------------------------------------------------------------- */
+/* --- all stores ------------------------------------------------------------------------------ */
 
 int starts_begin(struct starts *starts, bool late, struct error *error)
 {
@@ -71,7 +71,7 @@ int starts_begin(struct starts *starts, bool late, struct error *error)
 void starts_cancel(struct starts *starts)
 {
 	for (uint32_t i = 0; i < starts->exports->count; i++) {
-		/* Relaxed: nothing is published with it. */
+		/* Relaxed, because the flag publishes no other data. */
 		atomic_store_explicit(
 			&starts->exports->exports[i]->start.cancelled, true, memory_order_relaxed);
 	}

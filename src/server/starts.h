@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The starts of the stores that have to be started (store_start()), each on a reactor.
+ * Starts the stores that need it (store_start()), each on a reactor.
  *
  *   starts_begin() ─▶ store_start() on the reactors ─▶ wake() ... starts_are_over() ─▶ starts_end()
+ *
+ * Stores that settle (store_settles()) must wait when the server takes over from another process,
+ * which still writes to their disks. They are the late ones.
  *
  * Threading: the main thread; wake() on any. Ownership: borrows what it is given. Errors: a
  * sentence that names the export.
@@ -15,27 +18,27 @@
 struct starts {
 	/* Set by the owner. */
 	const struct exports *exports;
-	struct reactor *const *reactors; /* may be set later: before starts_begin() */
+	struct reactor *const *reactors; /* may be set later, before starts_begin() */
 	uint32_t reactor_count;
-	bool is_taking; /* in the place of another process, which has the disks that settle */
+	bool is_taking; /* takes over from another process, which still has the disks that settle */
 	void (*wake)(void *context);
 	void *context;
 
 	/* Private. */
 	uint32_t begun_count;
-	_Atomic uint32_t ended_count; /* set before wake() */
-	_Atomic bool failed;	      /* one of them: the others need not go on */
+	_Atomic uint32_t ended_count; /* incremented before wake() */
+	_Atomic bool failed;	      /* a start has failed, so the others may stop */
 };
 
-/* Begins those of the disks that settle (late), which the other process has left, or of the others.
- * On failure those that have begun are cancelled. */
+/* Starts the late stores, whose disks the other process has released (late), or all others. On
+ * failure the starts already in progress are cancelled. */
 GMB_MUST_CHECK int starts_begin(struct starts *starts, bool late, struct error *error);
-/* Has all those that have begun give up soon. */
+/* Makes all starts in progress give up soon. */
 void starts_cancel(struct starts *starts);
-/* False: at least one has not ended. Cancels the rest when one has failed. */
+/* Returns false while a start is in progress. Cancels the rest after one has failed. */
 bool starts_are_over(struct starts *starts);
-/* How much is done: the average of all exports. */
+/* Returns the progress in percent: the average over all exports. */
 uint32_t starts_percent(const struct starts *starts);
-/* All are over: the error of the one that ended the others, or 0, and the exports have their
- * epochs. */
+/* Called when all starts are over. Returns the error of the start that made the others stop. If it
+ * returns 0, the exports have their epochs. */
 GMB_MUST_CHECK int starts_end(const struct starts *starts, bool late, struct error *error);
