@@ -14,7 +14,7 @@
 #include "nbd/server/server.h"
 
 enum { SHOWN_BYTES = 120 };
-#define MEMORY_BYTES_MAX (UINT64_C(8) << 40) /* of a thread; the arena could take twice as much */
+#define MEMORY_BYTES_MAX (UINT64_C(8) << 40) /* per thread; half of what an arena supports */
 
 void server_config_init(struct server_config *config)
 {
@@ -57,7 +57,8 @@ void server_config_fini(struct server_config *config)
 	server_config_init(config);
 }
 
-/* Makes room for one more element; capacities are the powers of two, so count alone tells when. */
+/* Grows the array before an element is added. Capacities are powers of two, so the count alone
+ * determines when to grow. */
 int server_config_grow(void *array_inout, uint32_t count, size_t element_bytes)
 {
 	void **array = array_inout;
@@ -169,20 +170,21 @@ int server_config_add_listen(struct server_config *config, struct server_listen 
 	return 0;
 }
 
-/* --- the whole ------------------------------------------------------------------------------- */
+/* --- the configuration as a whole ------------------------------------------------------------ */
 
 static uint32_t cpus_allowed(void)
 {
 	cpu_set_t set;
 
-	/* A machine with more CPUs than the set holds has more than the most threads we start. */
+	/* If the machine has more CPUs than the set holds, it has more than our maximum of
+	 * threads. */
 	if (sched_getaffinity(0, sizeof(set), &set) < 0) {
 		return SERVER_THREADS_MAX;
 	}
 	return (uint32_t)MAX(CPU_COUNT(&set), 1);
 }
 
-/* As a person writes it in a sentence: 1K, but 1 byte. */
+/* Formats a size for a sentence: 1K, but 1 byte. */
 static const char *memory_text(char out[UNITS_TEXT_BYTES], uint64_t bytes)
 {
 	units_format_bytes(out, bytes);
@@ -233,7 +235,7 @@ static int finish_limits(struct server_config *config, struct error *error)
 			limits->threads, limits->threads == 1 ? "" : "s");
 	}
 	if (limits->memory_bytes / limits->threads < ARENA_SLAB_BYTES) {
-		GMB_ASSERT(config->memory_origin != NULL); /* the default is enough */
+		GMB_ASSERT(config->memory_origin != NULL); /* the default is large enough */
 		return error_set(error, -EINVAL,
 			"%s: %s of memory is too little for %u thread%s: each needs at least %s; "
 			"raise the limit or lower the number of threads",
@@ -316,7 +318,7 @@ static bool same_address(const struct export_uri *a, const struct export_uri *b)
 		return a->socket_path_bytes == b->socket_path_bytes &&
 		       memcmp(a->socket_path, b->socket_path, a->socket_path_bytes) == 0;
 	}
-	/* Port 0 asks for a port of its own each time. */
+	/* Port 0 requests a different free port each time. */
 	return a->port == b->port && a->port != 0 && strcasecmp(a->host, b->host) == 0;
 }
 
@@ -336,7 +338,7 @@ static int check_listens(const struct server_config *config, struct error *error
 	return 0;
 }
 
-/* What Unix sockets do not say themselves. */
+/* Fills in mode and group of Unix sockets whose URIs do not set them. */
 static int finish_sockets(struct server_config *config, struct error *error)
 {
 	for (uint32_t i = 0; i < config->listen_count; i++) {

@@ -60,7 +60,8 @@ const char *server_settings_text(
 	return out;
 }
 
-/* The next value of the key at or behind *at, NULL at the end; "yes" where none was written. */
+/* Returns the next value of the key from *at on, and advances *at past it; "yes" if no value was
+ * given; NULL at the end. */
 static const char *next_value(const struct server_settings *settings, const char *key, uint32_t *at)
 {
 	while (*at < settings->count) {
@@ -100,7 +101,7 @@ static int replace_text(char **field, const char *text, struct error *error)
 	return 0;
 }
 
-/* What the protocol asks of every string that goes over the wire. */
+/* Checks the protocol's rules for strings that are sent to clients. */
 static int check_wire_text(const char *text, const char *what, struct error *error)
 {
 	size_t len = strlen(text);
@@ -187,7 +188,7 @@ static const struct field own_fields[] = {
 		"100M:requests=5000", .flags = FIELD_LIVE, .set = set_rate, AT(rate) },
 };
 
-/* How many come from the store; they are registered before there is an export. */
+/* Returns the number of keys from the store; stores are registered before there is an export. */
 static uint32_t store_field_count(void)
 {
 	uint32_t count = 0;
@@ -262,7 +263,7 @@ int server_export_set(
 	return rc < 0 ? rc : server_settings_add(&entry->settings, key, value, error);
 }
 
-/* The same; an error names the key. */
+/* Like server_export_set(), but an error names the key. */
 static int set_named(
 	struct server_export *entry, const char *key, const char *value, struct error *error)
 {
@@ -277,7 +278,7 @@ static int set_named(
 	return rc;
 }
 
-/* Sets a key of a copy; an error names it. */
+/* Sets a key of a copy; an error names the key. */
 static int copy_setting(
 	struct server_export *out, const struct server_setting *setting, struct error *error)
 {
@@ -329,8 +330,8 @@ int server_export_copy(const struct server_export *entry, const struct server_se
 }
 
 /*
- * Copies up to the first stop character that has no backslash before it; the backslash goes away
- * where it hides stop or another backslash. Returns where it stopped.
+ * Copies up to the first stop character that is not escaped, and returns a pointer to it. A
+ * backslash is dropped where it escapes stop or another backslash.
  */
 static const char *unescape_until(const char *from, char stop, char *out)
 {

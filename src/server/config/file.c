@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The configuration file: the tables of fields that its groups go by, and who takes their values.
- */
+/* The configuration file: the tables of fields of its groups, and the functions that store their
+ * values. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,7 +34,7 @@ static int read_listen_key(void *context, const struct config_node *node, const 
 	return rc;
 }
 
-/* With keys of TLS, or alone. */
+/* Reads an address: a group with TLS keys, or a URI alone. */
 static int read_listen(void *context, const struct config_node *node, const struct field *field,
 	struct error *error)
 {
@@ -58,12 +58,12 @@ static int read_listen(void *context, const struct config_node *node, const stru
 
 /* --- rules ----------------------------------------------------------------------------------- */
 
-/* A rule that is being read. */
+/* A rule being read. */
 struct rule_reader {
 	struct server_rule rule;
-	const struct field *first; /* the key that it needs */
+	const struct field *first; /* the required key */
 	bool has_first;
-	bool is_alone; /* it has that value, and no key */
+	bool is_alone; /* it is the value of that key, without a group */
 };
 
 static int read_rule_key(void *context, const struct config_node *node, const struct field *field,
@@ -84,7 +84,7 @@ static int read_rule_key(void *context, const struct config_node *node, const st
 	return rc;
 }
 
-/* With conditions, or what the first key says alone. */
+/* Reads a rule: a group with conditions, or the value of the first key alone. */
 static int read_rule(
 	const struct config_node *node, field_at *at, struct server_rule *rule, struct error *error)
 {
@@ -115,7 +115,7 @@ static int read_access_rule(void *context, const struct config_node *node,
 		      : server_access_add(context, &rule, config_yaml_origin(node, origin), error);
 }
 
-/* Nobody would read an empty list as what it means: that nobody is let in. */
+/* Rejects an empty list, because readers would not expect its meaning: no client has access. */
 static int read_access(
 	const struct config_node *list, struct server_access *access, struct error *error)
 {
@@ -164,7 +164,7 @@ static const struct field *export_key(uint32_t idx)
 					 : server_export_field(idx - ARRAY_COUNT(fields));
 }
 
-/* A value of a key of a list of them. */
+/* One value in the list of a key. */
 struct export_reader {
 	struct server_export *entry;
 	const struct field *field;
@@ -223,9 +223,9 @@ static int read_export(void *context, const struct config_node *node, const stru
 	return server_config_add_export(context, &entry, config_yaml_origin(node, origin), error);
 }
 
-/* --- the whole ------------------------------------------------------------------------------- */
+/* --- the file as a whole --------------------------------------------------------------------- */
 
-/* The idx-th option that has one of the flags. */
+/* Returns the idx-th option that has one of the flags. */
 static const struct field *option_with(uint32_t idx, uint32_t flags)
 {
 	const struct field *field;
@@ -287,7 +287,7 @@ static int read_rates(
 	return config_yaml_list(node, read_rate_rule, &config->rates, error);
 }
 
-/* What is no option. */
+/* Keys of the file that are not options. */
 static const struct section {
 	struct field field;
 	int (*read)(
@@ -307,7 +307,7 @@ static const struct field *top_key(uint32_t idx)
 		       : option_with(idx - ARRAY_COUNT(sections), FIELD_IN_FILE);
 }
 
-/* A value of an option that is a list. */
+/* One value of an option that is a list. */
 struct option_reader {
 	struct server_config *config;
 	const struct field *field;

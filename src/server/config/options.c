@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The options of the whole server, as a table; some are keys of the configuration file, too. */
+/* The table of the options of the whole server. Some are also keys of the configuration file. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stdio.h>
@@ -74,7 +74,7 @@ static int add_access(void *object, const char *text, struct error *error)
 	return server_config_add_access(object, text, error);
 }
 
-/* Appends what add copies from the text. */
+/* Appends a copy of the command. */
 static int add_command(void *object, const char *command, struct error *error)
 {
 	struct server_config *config = object;
@@ -94,7 +94,8 @@ static int add_command(void *object, const char *command, struct error *error)
 	return 0;
 }
 
-/* Of a folder that does not exist nothing could be added later, and the sandbox is entered once. */
+/* Rejects a folder that does not exist: the sandbox is entered once, so exports could never be
+ * added from it. */
 static int add_export_folder(void *object, const char *path, struct error *error)
 {
 	struct server_config *config = object;
@@ -205,7 +206,7 @@ static int set_idle_timeout(void *object, const char *value, struct error *error
 	return rc;
 }
 
-/* --- checks of texts ------------------------------------------------------------------------- */
+/* --- checks of text values ------------------------------------------------------------------- */
 
 static int check_metrics(void *object, const char *text, struct error *error)
 {
@@ -225,7 +226,7 @@ static int check_socket_mode(void *object, const char *text, struct error *error
 	return server_config_check_mode(text, error);
 }
 
-/* Whether the memory suffices is known at the end. */
+/* Records where the limit was given. Whether the memory is sufficient is checked at the end. */
 static int note_memory_origin(void *object, const char *text, struct error *error)
 {
 	struct server_config *config = object;
@@ -240,10 +241,9 @@ static int note_memory_origin(void *object, const char *text, struct error *erro
 	return 0;
 }
 
-/* --- comparing: "660" and "0660" are one mode, and the order of addresses does not matter ------
- */
+/* --- comparing: "660" and "0660" are one mode; the order of addresses does not matter ------- */
 
-/* Text of which a value is the default. */
+/* Compares texts; NULL means the default. */
 static bool same_or_default(const char *a, const char *b, const char *standard)
 {
 	return strcmp(a != NULL ? a : standard, b != NULL ? b : standard) == 0;
@@ -254,7 +254,7 @@ static bool same_mode(const char *a, const char *b)
 	return a == NULL || b == NULL ? a == b : strtoul(a, NULL, 8) == strtoul(b, NULL, 8);
 }
 
-/* Names, or addresses, of which one of IPv6 is written in many ways. */
+/* Compares names or addresses. An IPv6 address can be written in many ways. */
 static bool same_name(const char *a, const char *b)
 {
 	struct in6_addr one;
@@ -364,7 +364,8 @@ static bool has_places(const struct server_config *config, const struct server_c
 	return found;
 }
 
-/* The next place with credentials from *idx on, which is behind it then; NULL: there is none. */
+/* Returns the next place with credentials from *idx on, and advances *idx past it; NULL: no
+ * more. */
 static const struct place *next_tls_place(const struct server_config *config, uint32_t *idx)
 {
 	while (*idx < config->push_place_count) {
@@ -377,7 +378,8 @@ static const struct place *next_tls_place(const struct server_config *config, ui
 	return NULL;
 }
 
-/* The first one that contains a destination has its credentials, so their order matters. */
+/* The order of places matters, because a destination uses the credentials of the first place that
+ * contains it. */
 static bool same_tls_places(const struct server_config *a, const struct server_config *b)
 {
 	uint32_t a_idx = 0;
@@ -526,7 +528,7 @@ static const struct field fields[] = {
 			"(auto, the default), or never",
 		.type = FIELD_WORD, .flags = FIELD_LIMIT | FIELD_RESTART, .words = spin_words,
 		LIMIT(spin) },
-	{ "path", .flags = FIELD_HIDDEN, .set = add_path }, /* the operand, behind the options */
+	{ "path", .flags = FIELD_HIDDEN, .set = add_path }, /* the operand, after the options */
 	{ "rates", .flags = FIELD_HIDDEN | FIELD_RESTART, .same = same_rates },
 };
 _Static_assert(ARRAY_COUNT(fields) <= 64, "each has a bit of server_config.given");
@@ -559,7 +561,7 @@ bool server_config_has(const struct server_config *config, const struct field *f
 bool server_config_same(
 	const struct server_config *a, const struct server_config *b, const struct field *field)
 {
-	/* A default may follow from another option, which is told apart. */
+	/* A default can depend on another option, which is compared separately. */
 	bool is_default = (field->flags & FIELD_LIMIT) != 0 && !server_config_has(a, field) &&
 			  !server_config_has(b, field);
 
@@ -626,7 +628,7 @@ int server_config_file_option(struct server_config *config, const struct field *
 	struct server_config *into = has ? &unused : config;
 	int rc;
 
-	/* It is checked even if the command line has another. */
+	/* The value is checked even if the command line overrides it. */
 	server_config_init(&unused);
 	into->origin = origin;
 	rc = field_set(field, into, text, error);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Rules of access and of rates: conditions about who connects, and what holds for them then. */
+/* Access rules and rate rules: conditions about a client, and the rights or limits that follow. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,8 +12,7 @@
 
 enum { SHOWN_BYTES = 120, ORIGIN_BYTES = 160 };
 
-/* --- the values of conditions ------------------------------------------------------------------
- */
+/* --- conditions ----------------------------------------------------------------------------- */
 
 static int add_condition(
 	void *object, uint32_t kind, const void *data, uint32_t bytes, struct error *error)
@@ -102,8 +101,7 @@ static int add_tls(void *object, const char *value, struct error *error)
 	return add_condition(object, ACCESS_TLS, &tls, sizeof(tls), error);
 }
 
-/* --- what holds then ---------------------------------------------------------------------------
- */
+/* --- rights and limits ---------------------------------------------------------------------- */
 
 static const struct {
 	const char *word;
@@ -144,7 +142,7 @@ static int set_rule_memory(void *object, const char *value, struct error *error)
 
 enum { OF_RATES = 3 };
 
-/* Those of rates, those of access, and the conditions of both. */
+/* The keys of rate rules, the keys of access rules, and the conditions of both. */
 static const struct field fields[] = {
 	{ "rate", "RATE[:requests=N][:burst=TIME]", .set = set_rule_rate },
 	{ "connections", "N", .type = FIELD_COUNT, .min = 1, .max = 1000000,
@@ -172,7 +170,7 @@ const struct field *server_rate_field(uint32_t idx)
 	return idx < OF_RATES ? &fields[idx] : server_access_field(idx - OF_RATES + 1);
 }
 
-/* Adds " KEY=VALUE" as --access has it; what is too long is left out at the end. */
+/* Appends " KEY=VALUE" in the syntax of --access; text that does not fit is cut off. */
 static void add_word(char text[SERVER_RULE_BYTES], const char *key, const char *value)
 {
 	size_t used = strlen(text);
@@ -226,7 +224,7 @@ static bool asks_for_certificate(const struct access_rule *rule)
 	return false;
 }
 
-/* A rule that can never hold is a mistake. */
+/* Rejects a rule that can never match. */
 static int check_rule(const struct access_rule *rule, struct error *error)
 {
 	const struct access_condition *tls = condition_of(rule, ACCESS_TLS);
@@ -262,7 +260,7 @@ static int append_rule(struct server_access *access, struct access_rule *rule, c
 	if (rc == 0 && count == ACCESS_RULES_MAX) {
 		rc = error_set(error, -EINVAL, "more than %d rules of access", ACCESS_RULES_MAX);
 	}
-	if (rc == 0 && (count & (count - 1)) == 0) { /* capacities are the powers of two */
+	if (rc == 0 && (count & (count - 1)) == 0) { /* capacities are powers of two */
 		bigger = reallocarray(
 			access->rules, MAX(2 * (size_t)count, (size_t)1), sizeof(*rule));
 	}
@@ -306,8 +304,8 @@ void server_access_fini(struct server_access *access)
 /* --- the command line --------------------------------------------------------------------------
  */
 
-/* Copies up to one of the stop characters that has no backslash before it; the backslash goes away
- * where it hides one of them or another backslash. Returns where it stopped. */
+/* Copies up to the first stop character that is not escaped, and returns a pointer to it. A
+ * backslash is dropped where it escapes a stop character or another backslash. */
 static const char *copy_until(const char *from, const char *stops, char *out)
 {
 	while (*from != '\0' && strchr(stops, *from) == NULL) {
@@ -321,7 +319,7 @@ static const char *copy_until(const char *from, const char *stops, char *out)
 	return from;
 }
 
-/* One word of a rule, KEY=VALUE. */
+/* Parses one word of a rule, KEY=VALUE. */
 static int parse_rule_word(
 	struct server_rule *rule, char *word, bool *has_rights, struct error *error)
 {
@@ -351,8 +349,8 @@ static int parse_rule_word(
 	return rc;
 }
 
-/* The name of the export, when the text begins with one: what stands before the first ": ", unless
- * a key comes first. NULL in *name_out: none. Returns where the rule begins. */
+/* Extracts the export name if the text begins with one: the part before the first ": ", unless a
+ * key comes first. *name_out is NULL if there is no name. Returns the start of the rule. */
 static const char *parse_name(const char *text, char *scratch, const char **name_out)
 {
 	const char *end = copy_until(text, ":=", scratch);
@@ -386,8 +384,8 @@ static int parse_rule(
 				    "rights=none");
 }
 
-/* The rules of the command line for that export; NULL: for those without their own. NULL: no
- * memory. */
+/* Returns the command line's rules for the export; name NULL: for exports without rules of their
+ * own. NULL: no memory. */
 static struct server_access_option *option_for(struct server_config *config, const char *name)
 {
 	struct server_access_option *options;
@@ -468,8 +466,7 @@ void server_access_options_fini(struct server_config *config)
 	free(config->access_options);
 }
 
-/* --- all rules together ------------------------------------------------------------------------
- */
+/* --- all rules ------------------------------------------------------------------------------ */
 
 static const struct server_export *export_of(const struct server_config *config, const char *name)
 {
@@ -481,7 +478,8 @@ static const struct server_export *export_of(const struct server_config *config,
 	return NULL;
 }
 
-/* In *rule_out, a rule that asks for a certificate, if the list has one. */
+/* Sets *rule_out to the first rule of the list that requires a certificate, if it is not set
+ * yet. */
 static void find_certificate(
 	const struct server_access *access, const struct access_rule **rule_out)
 {
@@ -552,7 +550,8 @@ static const struct server_access *option_of(const struct server_config *config,
 	return NULL;
 }
 
-/* The rules of the command line, then those of the file. NULL: there are none in either. */
+/* Builds the rules of the command line followed by those of the file. *access_out is NULL if both
+ * are empty. */
 static int build(const struct server_access *option, const struct server_access *file,
 	struct access **access_out, struct error *error)
 {
@@ -623,8 +622,7 @@ void server_access_drop(struct access **sets, uint32_t count)
 	}
 }
 
-/* --- rules of rates ----------------------------------------------------------------------------
- */
+/* --- rate rules ----------------------------------------------------------------------------- */
 
 int server_rate_add(struct server_rates *rates, struct server_rule *rule, const char *origin,
 	struct error *error)
@@ -643,8 +641,8 @@ int server_rate_add(struct server_rates *rates, struct server_rule *rule, const 
 	rc = append_rule(&rates->conditions, &rule->access, origin, rule->text, error);
 	if (rc == 0) {
 		rates->rules[count] = rule->rate;
-		rates->rules[count].origin = rates->conditions.rules[count].origin; /* whose it
-										     * stays */
+		/* Still owned by the condition. */
+		rates->rules[count].origin = rates->conditions.rules[count].origin;
 	}
 	return rc;
 }

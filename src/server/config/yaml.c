@@ -25,7 +25,7 @@ struct config_yaml {
 	yaml_document_t document;
 	bool has_document;
 	bool has_content;
-	bool has_blamed; /* the error names its place already */
+	bool has_blamed; /* the error already names its position */
 };
 
 /* --- the file's bytes ------------------------------------------------------------------------ */
@@ -81,7 +81,7 @@ static int yaml_read_file(struct config_yaml *yaml, const char *path, struct err
 	return rc;
 }
 
-/* --- the tree that knows where everything stands --------------------------------------------- */
+/* --- the tree with positions ----------------------------------------------------------------- */
 
 static int complain_at(struct config_yaml *yaml, const yaml_mark_t *mark, struct error *error,
 	const char *sentence)
@@ -107,7 +107,7 @@ static int syntax_error(struct config_yaml *yaml, const yaml_parser_t *parser, s
 		parser->context != NULL ? parser->context : "");
 }
 
-/* Values are taken by their terminator, so a zero byte would cut one silently. */
+/* Rejects zero bytes, because values end at their terminator and would be cut silently. */
 static int check_scalars(struct config_yaml *yaml, struct error *error)
 {
 	const yaml_node_t *end = yaml->document.nodes.top;
@@ -133,7 +133,7 @@ static int parse_document(struct config_yaml *yaml, yaml_parser_t *parser, struc
 	}
 	yaml->has_document = true;
 	root = yaml_document_get_root_node(&yaml->document);
-	/* Nothing at all, or nothing after "---". */
+	/* The file is empty, or has no content after "---". */
 	if (root == NULL || (root->type == YAML_SCALAR_NODE && root->data.scalar.length == 0)) {
 		return 0;
 	}
@@ -177,8 +177,8 @@ static bool has_anchor(const yaml_event_t *event)
 	return false;
 }
 
-/* Looks at nesting and anchors alone: libyaml's time grows with the square of both. No schema goes
- * this deep, and there is no use for an anchor without aliases. */
+/* Checks only nesting and anchors, because libyaml's time grows with the square of both. No schema
+ * is nested this deep. An anchor is useless, because aliases are not supported. */
 static int check_shape(struct config_yaml *yaml, yaml_parser_t *parser, struct error *error)
 {
 	uint32_t depth = 0;
@@ -212,7 +212,7 @@ static int check_shape(struct config_yaml *yaml, yaml_parser_t *parser, struct e
 	return rc;
 }
 
-/* One pass over the text with a parser of its own. */
+/* Runs one pass over the text with its own parser. */
 static int parse_pass(struct config_yaml *yaml,
 	int (*pass)(struct config_yaml *yaml, yaml_parser_t *parser, struct error *error),
 	struct error *error)
@@ -238,7 +238,7 @@ static int parse_tree(struct config_yaml *yaml, struct error *error)
 
 static const yaml_node_t *node_at(const struct config_yaml *yaml, int index)
 {
-	/* libyaml's reader functions take a pointer that they do not write through. */
+	/* libyaml's accessors take a non-const pointer, but do not write through it. */
 	return yaml_document_get_node((yaml_document_t *)(uintptr_t)&yaml->document, index);
 }
 
@@ -247,16 +247,17 @@ static const char *key_text(const yaml_node_t *key)
 	return key->type == YAML_SCALAR_NODE ? (const char *)key->data.scalar.value : "";
 }
 
-/* --- places ---------------------------------------------------------------------------------- */
+/* --- positions ------------------------------------------------------------------------------- */
 
-/* Where the node is: the key for a missing or grouped value, else the value. */
+/* Returns the position of the node: that of the key if the value is missing or a group, else that
+ * of the value. */
 static const yaml_mark_t *mark_of(const struct config_node *node)
 {
 	return node->key == NULL || node->value->type == YAML_SCALAR_NODE ? &node->value->start_mark
 									  : &node->key->start_mark;
 }
 
-/* "exports entry 2, access entry 1, psk"; "" for the file. */
+/* Writes "exports entry 2, access entry 1, psk"; "" for the file. */
 static void node_name(const struct config_node *node, char out[NAME_BYTES])
 {
 	size_t used;
@@ -275,7 +276,7 @@ static void node_name(const struct config_node *node, char out[NAME_BYTES])
 	}
 }
 
-/* Puts "FILE:LINE:COLUMN: NODE: " in front of the error, once. */
+/* Prefixes the error with "FILE:LINE:COLUMN: NODE: ", once. */
 static int blame(const struct config_node *node, const yaml_mark_t *mark, struct error *error)
 {
 	char name[NAME_BYTES];
@@ -300,7 +301,7 @@ const char *config_yaml_origin(const struct config_node *node, char out[CONFIG_O
 
 /* --- reading --------------------------------------------------------------------------------- */
 
-/* Refuses a key that is not known, or that one of the pairs from first on has, too. */
+/* Rejects an unknown key, and a key that already occurs among the pairs from first on. */
 static int check_key(const struct config_node *group, field_at *at, const yaml_node_pair_t *first,
 	const yaml_node_t *key, struct error *error)
 {

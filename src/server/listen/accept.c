@@ -13,34 +13,35 @@
 
 #define ACCEPT_PAUSE_NS UINT64_C(100000000)
 
-/* The connections of one peer. */
+/* The number of connections of one peer. */
 struct peer_count {
 	struct list_node node;
 	struct peer_identity identity;
-	_Atomic uint32_t connections; /* reactors count down */
+	_Atomic uint32_t connections; /* decremented by reactors */
 };
 
-/* One listening socket. Its op waits either for a connection or for a pause to end. */
+/* One listening socket. Its op waits for a connection or for the end of a pause, never for both. */
 struct door {
 	struct acceptor *acceptor;
 	const struct session_kind *kind;
 	struct tls_policy *tls;
 	int fd;		   /* the listener's */
-	uint32_t listener; /* its number */
-	bool takes_files;  /* clients can send some along */
+	uint32_t listener; /* index of the listener */
+	bool takes_files;  /* clients can send descriptors through it */
 	struct ring_file file;
 	struct ring_op op;
 };
 
-/* A listener of a session kind's own, on the first reactor. */
+/* A listener that a session kind runs itself, on the first reactor. */
 struct inner_listener {
 	const struct session_kind *kind;
 	void *listener;
 	uint32_t number;
 };
 
-/* In struct peer. The service manager and the process before this one may have given more sockets
- * than a configuration can have addresses: then some share their limits of lines. */
+/* Returns the listener's number for struct peer. The service manager and the previous process may
+ * have passed more sockets than a configuration can have addresses; then some share the rate limit
+ * of their log lines. */
 static uint32_t listen_accept_number_of(uint32_t listener)
 {
 	return listener % ENGINE_LISTENERS_MAX;
@@ -48,7 +49,7 @@ static uint32_t listen_accept_number_of(uint32_t listener)
 
 struct acceptor {
 	struct acceptor_options options;
-	struct engine *engine; /* the first reactor's, once there are inner listeners */
+	struct engine *engine; /* the first reactor's, as soon as there are inner listeners */
 	struct engine_door inner_door;
 	struct inner_listener inner[SERVER_LISTENS_MAX];
 	uint32_t inner_count;
@@ -56,7 +57,7 @@ struct acceptor {
 	struct log_limit failures;
 	struct log_limit refusals[ENGINE_LISTENERS_MAX];
 	uint64_t accepted;
-	struct list_node peers; /* those without connections are freed at the next look */
+	struct list_node peers; /* entries without connections are freed by the next search */
 	bool stopping;
 	uint32_t active_count; /* doors with an operation in flight */
 	uint32_t door_count;
@@ -82,8 +83,8 @@ void acceptor_destroy(struct acceptor *acceptor)
 
 static void pause_done(struct ring_op *op, int result);
 
-/* A connection in which files were sent is closed by workers that others hold up, also when it was
- * refused. */
+/* Closing a connection that carried descriptors occupies a shared worker, even if the connection
+ * was refused. So the door pauses while the workers have no free slot. */
 static void open_door(struct door *door)
 {
 	struct acceptor *acceptor = door->acceptor;
@@ -98,7 +99,7 @@ static void open_door(struct door *door)
 	ring_timer(acceptor->ring, &door->op, ACCEPT_PAUSE_NS, pause_done);
 }
 
-/* The door stays shut; the last one to shut ends the acceptor. */
+/* Removes the door. Removing the last one completes the stop of the acceptor. */
 static void shut_door(struct door *door)
 {
 	struct acceptor *acceptor = door->acceptor;
@@ -138,7 +139,7 @@ static struct reactor *emptiest_reactor(const struct acceptor *acceptor)
 	return best;
 }
 
-/* Forgets the peers that have no connection any more on the way. NULL: no memory. */
+/* Frees entries without connections while it searches. NULL: no memory. */
 static struct peer_count *listen_accept_count_of(
 	struct acceptor *acceptor, const struct peer_identity *identity)
 {
@@ -182,14 +183,14 @@ static void count_connection(struct acceptor *acceptor, struct peer_count *count
 	peer->connections = &count->connections;
 }
 
-/* Counts a connection, if there may be one more. */
+/* Counts the connection if the limits permit it; else refuses it. */
 static bool listen_accept_admit(struct acceptor *acceptor, struct peer *peer)
 {
 	const struct acceptor_options *options = &acceptor->options;
 	struct peer_count *count;
 
 	peer->id = ++acceptor->accepted;
-	/* Only this thread counts up, so the limits cannot be overrun. */
+	/* The limits cannot be exceeded, because only this thread increments the counts. */
 	if (atomic_load_explicit(options->connection_total, memory_order_relaxed) >=
 		options->connections_max) {
 		return listen_accept_refuse(acceptor, peer, options->connections_max, "");
@@ -247,7 +248,7 @@ void acceptor_adopt(struct acceptor *acceptor, const struct session_kind *kind,
 	reactor_adopt(emptiest_reactor(acceptor), &endpoint, record);
 }
 
-/* Of an inner listener. */
+/* Called for a connection of an inner listener. */
 static bool listen_accept_take(void *context, const struct session_kind *kind, const char *address)
 {
 	struct acceptor *acceptor = context;
@@ -269,15 +270,15 @@ static bool listen_accept_take(void *context, const struct session_kind *kind, c
 
 static bool peer_went_away(int result)
 {
-	/* Linux hands pending network errors of the new connection to accept. */
+	/* Linux reports pending network errors of the new connection through accept. */
 	return result == -ECONNABORTED || result == -EINTR || result == -EPROTO ||
 	       result == -ENETDOWN || result == -ENETUNREACH || result == -EHOSTDOWN ||
 	       result == -EHOSTUNREACH || result == -ENONET || result == -EOPNOTSUPP ||
 	       result == -ENOPROTOOPT;
 }
 
-/* Out of descriptors or memory, or something unknown: the connection stays queued in the kernel, so
- * trying again at once would spin. */
+/* Pauses after running out of descriptors or memory, or an unknown error. The connection stays
+ * queued in the kernel, so an immediate retry would spin. */
 static void pause_door(struct door *door, int result)
 {
 	struct acceptor *acceptor = door->acceptor;
@@ -316,7 +317,7 @@ struct opening {
 	struct error *error;
 };
 
-/* On the first reactor's thread. */
+/* Called on the first reactor's thread. */
 static void open_inner(struct engine *engine, void *context)
 {
 	struct opening *opening = context;
@@ -424,7 +425,8 @@ static void deliver_start(struct ring *ring, struct ring_message *message)
 		struct door *door = &acceptor->doors[i];
 
 		door->file = ring_file_add(ring, door->fd);
-		if (!door->kind->keeps_messages) { /* others need the client's memory */
+		/* Other kinds need the descriptors of the client's memory. */
+		if (!door->kind->keeps_messages) {
 			rights_refuse(door->fd);
 		}
 		door->takes_files = rights_may_come(door->fd);

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Accepts connections of all listeners on one ring and hands each over to the reactor with the
- * fewest; those that a session kind accepts by itself stay with the first reactor, whose kind
- * listens. Keeps the server's limits on connections: of all, and of each peer.
+ * Accepts connections of all listeners on one ring and hands each one over to the reactor with the
+ * fewest connections. A connection that its session kind accepts by itself stays on the first
+ * reactor, where the kind listens. Enforces the server's connection limits, in total and per peer.
  *
  * Threading: create and destroy on the main thread; start and stop on any (they post); everything
- * else runs on the first reactor's thread. Ownership: borrows the reactors, and the listeners
- * inside acceptor_create(), which fills in ports; their descriptors must stay open until stopped()
- * was called. Errors: a failed accept is logged, limited in rate; lack of descriptors or memory
- * pauses that socket for a moment.
+ * else runs on the first reactor's thread. Ownership: borrows the reactors. Borrows the listeners
+ * during acceptor_create(), which fills in ports; their descriptors must stay open until stopped()
+ * was called. Errors: a failed accept is logged, with a rate limit; without free descriptors or
+ * memory, that socket pauses for a moment.
  */
 #pragma once
 
@@ -32,15 +32,16 @@ struct acceptor_options {
 
 GMB_MUST_CHECK int acceptor_create(const struct acceptor_options *options,
 	struct acceptor **acceptor_out, struct error *error);
-/* Never started, or stopped; and no connection of its is left. NULL is a no-op. */
+/* The acceptor was never started or has stopped, and all of its connections are closed. NULL is a
+ * no-op. */
 void acceptor_destroy(struct acceptor *acceptor);
 
-/* Takes a connection of another process (engine/pass.h), whatever the limits say: it was
- * established before. Not started; the reactors are paused. */
+/* Takes a connection of another process (engine/pass.h). The limits do not apply, because the
+ * connection was established before. The acceptor is not started, and the reactors are paused. */
 void acceptor_adopt(struct acceptor *acceptor, const struct session_kind *kind,
 	const struct session_record *record, int fd);
 
-/* Also again after stopped(), unless a session kind listens by itself. */
+/* Can be called again after stopped(), unless a session kind listens by itself. */
 void acceptor_start(struct acceptor *acceptor);
-/* A connection that has come is handed over all the same. */
+/* A connection that has already been accepted is still handed over. */
 void acceptor_stop(struct acceptor *acceptor);

@@ -15,7 +15,7 @@
 
 enum { SHOWN_BYTES = 160, FILES_BYTES = 600 };
 
-/* A listener with TLS. It is closed before its last connection has ended. */
+/* A listener with TLS. The listener is closed before its last connection ends. */
 struct member {
 	const struct server_tls *settings;
 	struct tls_policy *policy;
@@ -23,21 +23,21 @@ struct member {
 };
 
 struct credentials {
-	struct place *places; /* of pushes, with and without TLS */
+	struct place *places; /* push destinations, with and without TLS */
 	uint32_t place_count;
-	struct tls_pool *pool; /* NULL: no member */
+	struct tls_pool *pool; /* NULL: no listener has TLS */
 	uint32_t count;
 	struct member members[];
 };
 
 struct credentials_set {
 	uint32_t count;
-	struct tls_context *contexts[]; /* of the members; those with equal settings share one */
+	struct tls_context *contexts[]; /* one per member; members with equal settings share one */
 };
 
 /* --- sets ------------------------------------------------------------------------------------ */
 
-/* Of files of the context in use. */
+/* Adds a remedy to an error about a file of the context in use. */
 static void credentials_explain(const struct tls_context *context, struct error *error)
 {
 	const char *path;
@@ -49,7 +49,7 @@ static void credentials_explain(const struct tls_context *context, struct error 
 	}
 }
 
-/* At the start there is no context in use, and no sandbox. */
+/* At the start there is neither a context in use nor a sandbox. */
 static void explain_member(const struct member *member, struct error *error)
 {
 	if (member->policy != NULL) {
@@ -80,7 +80,7 @@ static int listen_credentials_load(
 	return rc;
 }
 
-/* The same as that of an earlier member, or a new one. */
+/* Loads the next member's context, or shares that of an earlier member with equal settings. */
 static int load_next(
 	const struct credentials *credentials, struct credentials_set *set, struct error *error)
 {
@@ -163,7 +163,7 @@ void credentials_use(struct credentials *credentials, struct credentials_set *se
 	free(set);
 }
 
-/* --- what is new about a set ----------------------------------------------------------------- */
+/* --- differences of a set -------------------------------------------------------------------- */
 
 int credentials_foresee(const struct credentials *credentials, const struct credentials_set *set,
 	struct forecast *forecast, struct error *error)
@@ -176,7 +176,7 @@ int credentials_foresee(const struct credentials *credentials, const struct cred
 	return rc < 0 ? error_set(error, rc, "no memory for TLS credentials") : 0;
 }
 
-/* The files of a member that are others now, with commas between. */
+/* Lists the files of a member that have changed, separated by commas. */
 static void list_files(
 	const struct member *member, const struct tls_context *after, char out[FILES_BYTES])
 {
@@ -255,7 +255,7 @@ static int open_members(struct credentials *credentials, struct error *error)
 	return rc;
 }
 
-/* The files are read now, so that a mistake in them is known at the start. */
+/* Reads the files now, so that a mistake in them is found at the start. */
 static int open_place(struct place *place, struct error *error)
 {
 	struct tls_context *context;
@@ -357,8 +357,9 @@ void credentials_close(struct credentials *credentials)
 	free(credentials);
 }
 
-/* The folder of what it is a link to, and its own, also when it does not exist yet: files are
- * replaced by renaming others. No folder where others keep their things, too. */
+/* Permits the file's folder and that of the target of a symbolic link, also when the file does not
+ * exist yet, because files are replaced by renaming others. Folders that other programs share are
+ * not permitted. */
 static int allow_file(
 	struct sandbox *sandbox, const char *path, const char *option, struct error *error)
 {

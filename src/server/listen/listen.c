@@ -24,12 +24,13 @@
 
 enum {
 	URI_SHOWN_BYTES = 256,
-	PORT_TRIES_MAX = 16, /* times that a port picked by the kernel may be taken elsewhere */
-	BUSY_TRIES_MAX = 40, /* one second in all */
+	/* How often a port picked by the kernel may be in use on another address. */
+	PORT_TRIES_MAX = 16,
+	BUSY_TRIES_MAX = 40, /* one second in total */
 	BUSY_PAUSE_NS = 25000000,
 };
 
-/* Any address that we listen on. */
+/* Any address of a listener. */
 union address {
 	struct sockaddr any;
 	struct sockaddr_in ipv4;
@@ -101,7 +102,7 @@ int listener_tcp_error(const struct export_uri *uri, int code, struct error *err
 	}
 }
 
-/* A listening socket, or a negative errno. */
+/* Returns a listening socket, or a negative errno. */
 static int tcp_socket(const union address *address, socklen_t address_bytes)
 {
 	int fd = socket(address->any.sa_family, SOCK_STREAM | SOCK_CLOEXEC, IPPROTO_TCP);
@@ -111,7 +112,8 @@ static int tcp_socket(const union address *address, socklen_t address_bytes)
 	if (fd < 0) {
 		return -errno;
 	}
-	/* V6ONLY: an address means itself, so [::]:N and 0.0.0.0:N can be given together. */
+	/* V6ONLY, so that an address means only itself, and [::]:N and 0.0.0.0:N can be given
+	 * together. */
 	if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) < 0 ||
 		(address->any.sa_family == AF_INET6 &&
 			setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof(on)) < 0) ||
@@ -143,8 +145,8 @@ static void close_sockets(struct listener *listener)
 }
 
 /*
- * Listens on every address of the list, all on one port. An address whose family this machine has
- * switched off is passed over when another one works.
+ * Listens on every address of the list, all on one port. An address whose family is disabled on
+ * this machine is skipped if another one works.
  */
 static int tcp_listen_all(
 	struct listener *listener, const struct addrinfo *list, uint16_t *port_inout)
@@ -190,7 +192,7 @@ static bool listen_is_wildcard(const struct addrinfo *entry)
 					    : address.ipv4.sin_addr.s_addr == htonl(INADDR_ANY);
 }
 
-/* The address a client on this machine can use. */
+/* Sets the address that a client on this machine can use. */
 static int set_tcp_uri(struct listener *listener, const char *protocol, const char *host,
 	uint16_t port, struct error *error)
 {
@@ -199,7 +201,7 @@ static int set_tcp_uri(struct listener *listener, const char *protocol, const ch
 	return listener->uri.host != NULL ? 0 : listen_out_of_memory(error);
 }
 
-/* The addresses of the host, to be freed with freeaddrinfo(). */
+/* Resolves the host; the list is freed with freeaddrinfo(). */
 static int listen_resolve(
 	const struct export_uri *uri, struct addrinfo **list_out, struct error *error)
 {
@@ -253,7 +255,7 @@ static bool listen_is_loopback(const struct addrinfo *entry)
 		       : ntohl(address.ipv4.sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
 }
 
-/* Nothing is opened yet; only whether it may be is decided. */
+/* Only decides whether listening is permitted; the kind opens the address later. */
 static int kind_open(const struct export_uri *uri, struct listener *listener, struct error *error)
 {
 	bool may_be_seen =
@@ -299,7 +301,7 @@ void listener_is_bound(struct listener *listener)
 		log_warning("port %u is open to the whole network, and %s has no encryption: "
 			    "whoever reaches this machine can use the disks",
 			listener->uri.port, listener->uri.protocol);
-		if (host != NULL) { /* else it is printed as it was written */
+		if (host != NULL) { /* otherwise the URI is printed as written */
 			free(listener->uri.host);
 			listener->uri.host = host;
 		}
@@ -333,9 +335,9 @@ static int unix_address(const struct export_uri *uri, union address *address,
 	return 0;
 }
 
-/* The process that has begun to listen at the other end of a connected socket, if it has ended: the
- * kernel keeps the sockets of a killed server until the operations of its rings are over. 0: it
- * lives, or that cannot be known. */
+/* Returns the process that called listen() for the other end of a connected socket, if it has
+ * ended: the kernel keeps the sockets of a killed server until the operations of its rings are
+ * over. Returns 0 if it lives, or if that cannot be determined. */
 static pid_t ended_listener(int fd)
 {
 	struct ucred peer;
@@ -354,18 +356,18 @@ static pid_t ended_listener(int fd)
 	snprintf(path, sizeof(path), "/proc/%ld/stat", (long)peer.pid);
 	file = open(path, O_RDONLY | O_CLOEXEC);
 	if (file < 0) {
-		return 0; /* it may only be hidden here (ProtectProc=) */
+		return 0; /* its entry may only be hidden (ProtectProc=) */
 	}
 	(void)!read(file, stat, sizeof(stat) - 1);
 	close(file);
-	/* "PID (NAME) STATE": its main thread has ended, see proc(5). */
+	/* The format is "PID (NAME) STATE"; Z means that its main thread has ended, see proc(5). */
 	state = strrchr(stat, ')');
 	return state != NULL && strncmp(state, ") Z", 3) == 0 ? peer.pid : 0;
 }
 
 /*
- * Something has the name already. A socket file that nobody listens on is what a killed server
- * leaves behind: it is removed. 0 = try again.
+ * The name is in use. Removes a socket file without a listener, which a killed server leaves
+ * behind. Returns 0 if bind is to be tried again.
  */
 static int listen_remove_stale(const struct export_uri *uri, const union address *address,
 	socklen_t address_bytes, struct error *error)
@@ -418,10 +420,11 @@ static int listen_remove_stale(const struct export_uri *uri, const union address
 }
 
 /*
- * Between bind and listen a socket looks like one that nobody listens on: two servers that start at
- * the same time would remove each other's, and only the last one could be reached. So each holds
- * the lock of the folder meanwhile, and when it removes its own; a descriptor to close, or -1. Who
- * cannot have the lock goes on without: nobody may keep us from starting.
+ * Locks the folder of a socket file while it is bound or removed. Between bind and listen a socket
+ * looks as if it had no listener. So two servers that start at the same time would remove each
+ * other's socket, and clients could reach only the last one. Returns a descriptor to close, or -1.
+ * If the lock cannot be taken, the server continues without it, so that other processes cannot
+ * prevent the start.
  */
 static int lock_folder(const char *path)
 {
@@ -438,10 +441,10 @@ static int lock_folder(const char *path)
 	if (slash == NULL) {
 		memcpy(folder, ".", sizeof("."));
 	} else {
-		slash[slash == folder] = '\0'; /* the root's own slash stays */
+		slash[slash == folder] = '\0'; /* keeps the slash of the root folder */
 	}
 	fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	/* Any other error is that of a file system without such locks. */
+	/* Any other error means that the file system does not support these locks. */
 	for (int tries = 1; fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) < 0 && errno == EWOULDBLOCK &&
 			    tries < BUSY_TRIES_MAX;
 		tries++) {
@@ -457,7 +460,7 @@ static void unlock_folder(int fd)
 	}
 }
 
-/* Binds, removing a stale socket file once. */
+/* Binds the socket; removes a stale socket file once. */
 static int unix_bind(int fd, const struct export_uri *uri, struct error *error)
 {
 	char shown[URI_SHOWN_BYTES];
@@ -491,8 +494,8 @@ static char *copy_bytes(const char *bytes, uint32_t len)
 	return copy;
 }
 
-/* The path from the root, so that a client with another working directory finds it; as it is when
- * that would be too long for a socket address. */
+/* Makes the path absolute, so that a client with another working directory can use it. It stays as
+ * it is if the absolute path is too long for a socket address. */
 static int set_unix_uri(struct listener *listener, const char *protocol, const char *path,
 	uint32_t path_bytes, struct error *error)
 {
@@ -514,8 +517,9 @@ static int set_unix_uri(struct listener *listener, const char *protocol, const c
 	return listener->uri.socket_path != NULL ? 0 : listen_out_of_memory(error);
 }
 
-/* Before it listens, so that nobody comes in by rights that the socket is not to have. Links are
- * not followed: who may write to the folder can put one there meanwhile. */
+/* Sets mode and group before the socket listens, so that clients never connect with rights that it
+ * is not meant to grant. Symbolic links are not followed, because any user who can write to the
+ * folder could have placed one. */
 static int listen_set_rights(
 	const struct export_uri *uri, struct listener *listener, struct error *error)
 {
@@ -598,7 +602,7 @@ static int unix_open(const struct export_uri *uri, struct listener *listener, st
 	return rc;
 }
 
-/* --- all ------------------------------------------------------------------------------------- */
+/* --- all kinds of addresses ------------------------------------------------------------------ */
 
 static int listen_open_once(const struct export_uri *uri, const struct session_kind *kind,
 	struct listener *listener, struct error *error)
@@ -616,8 +620,9 @@ static int listen_open_once(const struct export_uri *uri, const struct session_k
 }
 
 /*
- * The kernel takes a killed server's ring apart after the process is gone, and the ring holds the
- * listening sockets until then: a restart must not fail over that moment.
+ * Retries while the address is in use. The kernel dismantles a killed server's ring only after the
+ * process is gone, and until then the ring keeps the listening sockets open. A restart must not
+ * fail in that moment.
  */
 int listener_open(const struct export_uri *uri, const struct session_kind *kind,
 	struct listener *listener, struct error *error)
@@ -646,7 +651,7 @@ static int adopt_address(
 		const char *path = address.local.sun_path;
 		uint32_t len = bytes - (uint32_t)offsetof(struct sockaddr_un, sun_path);
 
-		/* A path comes with its terminator, an abstract name without. */
+		/* A path includes its terminator, an abstract name has none. */
 		if (len > 0 && path[0] != '\0') {
 			len = (uint32_t)strnlen(path, len);
 		}
@@ -666,7 +671,8 @@ static int adopt_address(
 	return set_tcp_uri(listener, protocol, host, get_port(&address), error);
 }
 
-/* The protocol of a listening socket by its type, or NULL; a negative errno. */
+/* Sets the protocol of a listening socket by its type, NULL if it is none of ours. Returns a
+ * negative errno on failure. */
 static int protocol_of(int fd, const char **protocol_out)
 {
 	int type = 0;
@@ -701,7 +707,7 @@ int listener_adopt(int fd, struct listener *listener, struct error *error)
 	} else {
 		rc = adopt_address(listener, fd, protocol, error);
 	}
-	/* A non-blocking listener would make the ring's accept fail instead of wait. */
+	/* With a non-blocking listener, the ring's accept would fail instead of wait. */
 	flags = rc == 0 ? fcntl(fd, F_GETFL) : 0;
 	if (rc == 0 && (flags < 0 || fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) < 0 ||
 			       fcntl(fd, F_SETFD, FD_CLOEXEC) < 0)) {
@@ -726,9 +732,10 @@ int listener_adopt_passed(
 	listener->was_passed = true;
 	listener->of_manager = socket->of_manager;
 	if (listener->uri.is_unix && !socket->of_manager) {
-		(void)listen(socket->fd, SOMAXCONN); /* from here on it says our process id */
+		/* From now on the kernel reports our process ID. */
+		(void)listen(socket->fd, SOMAXCONN);
 	}
-	/* Somebody may have put another socket in its place. */
+	/* The path may lead to a different socket by now. */
 	if (socket->has_path && listener->uri.is_unix && listener->uri.socket_path[0] != '\0' &&
 		lstat(listener->uri.socket_path, &st) == 0 && st.st_dev == socket->device &&
 		st.st_ino == socket->inode) {
@@ -759,7 +766,8 @@ void listener_forget_path(struct listener *listener)
 	listener->unlink_path = NULL;
 }
 
-/* While the socket is open, no other file gets its inode number. */
+/* Compares inode numbers, which is safe because no other file gets the number while the socket is
+ * open. */
 static void listen_remove_own(const struct listener *listener)
 {
 	int lock_fd = lock_folder(listener->unlink_path);
@@ -791,8 +799,9 @@ static void listen_identify(
 	memcpy(identity->bytes + 1, bytes, len);
 }
 
-/* An IPv6 host has as many addresses as it likes within its network of 64 bits, and changes them;
- * link-local ones say nothing about the network. */
+/* Identifies an IPv6 host by its network of 64 bits, because it can use any number of addresses
+ * there and change them. Link-local addresses do not identify a network, so all of their bits
+ * count. */
 static void identify_ipv6(struct peer_identity *identity, const struct in6_addr *address)
 {
 	if (IN6_IS_ADDR_V4MAPPED(address)) {
@@ -803,7 +812,7 @@ static void identify_ipv6(struct peer_identity *identity, const struct in6_addr 
 	}
 }
 
-/* As rules of access compare it. */
+/* Sets the address in the form that access rules compare. */
 static void listen_set_address(struct peer *peer, const union address *address)
 {
 	if (address->any.sa_family == AF_INET) {
@@ -858,7 +867,7 @@ void listener_peer(int fd, struct peer *peer)
 
 	*peer = (struct peer){ .text = "unknown" };
 	if (getpeername(fd, &address.any, &bytes) < 0) {
-		return; /* a peer that has closed already has no address any more */
+		return; /* a peer that has already closed has no address */
 	}
 	name_peer(peer, &address);
 	if (peer->family == AF_UNIX && stream_peer_credentials(fd, &peer->credentials)) {

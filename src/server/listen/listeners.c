@@ -11,7 +11,7 @@
 
 static const char listen_default[] = "nbd://127.0.0.1:10809";
 
-/* The listeners so far. */
+/* The listeners opened so far. */
 struct opening {
 	const struct server_config *config;
 	const struct session_kind *const *kinds;
@@ -20,7 +20,7 @@ struct opening {
 	uint32_t count;
 };
 
-/* The scheme of a URI says which protocol is spoken on its listener. */
+/* Finds the session kind by the scheme of the URI. */
 static int listeners_find_kind(const struct opening *opening, const struct export_uri *uri,
 	const struct session_kind **kind_out, struct error *error)
 {
@@ -39,7 +39,7 @@ static int listeners_find_kind(const struct opening *opening, const struct expor
 		error, -EPROTONOSUPPORT, "no protocol of this server serves %s://", scheme);
 }
 
-/* What the listener does about TLS; its URI says so. */
+/* Sets the listener's TLS settings; its URI reflects them. */
 static void listeners_set_tls(struct listener *listener, const struct server_tls *settings)
 {
 	static const struct server_tls none;
@@ -66,7 +66,7 @@ static int listeners_open_listener(struct opening *opening, const struct export_
 	return rc;
 }
 
-/* The next listener is a socket that was open before. */
+/* Adds a listener for a socket that was already open. */
 static int adopted(struct opening *opening, struct error *error)
 {
 	struct listener *listener = &opening->listeners[opening->count++];
@@ -91,14 +91,15 @@ static int adopt_sockets(struct opening *opening, int count, struct error *error
 	return rc;
 }
 
-/* The type of a socket that keeps messages does not say whether gmb or push is spoken there. */
+/* Compares only NBD against the others, because the type of a SOCK_SEQPACKET socket does not tell
+ * gmb from push. */
 static bool is_of_type(const struct export_uri *uri, const struct listener *listener)
 {
 	return (strcmp(uri->protocol, "nbd") == 0) == (strcmp(listener->uri.protocol, "nbd") == 0);
 }
 
-/* A socket of the server before this one is wanted when the configuration has its address, which
- * says the protocol; one of the service manager always. */
+/* A socket of the previous server is used if its address is in the configuration, which then
+ * determines the protocol. A socket of the service manager is always used. */
 static bool is_wanted(const struct opening *opening, struct listener *listener)
 {
 	bool is_wanted = listener->of_manager || opening->config->listen_count == 0;
@@ -127,14 +128,15 @@ static int listeners_adopt_passed(
 		if (rc == 0 && is_wanted(opening, listener)) {
 			rc = adopted(opening, error);
 		} else if (rc == 0) {
-			listener_forget_path(listener); /* the other one may go on with it */
+			/* The other process may continue to use it. */
+			listener_forget_path(listener);
 			listener_close(listener);
 		}
 	}
 	return rc;
 }
 
-/* Whether the listeners that were there before serve the address. */
+/* Returns whether an adopted listener serves the address. */
 static bool is_served(
 	const struct opening *opening, uint32_t adopted_count, const struct export_uri *uri)
 {
@@ -162,8 +164,8 @@ static int open_default_listener(struct opening *opening, struct error *error)
 	return rc;
 }
 
-/* An address of the configuration is one of the service manager's sockets: they have its TLS. Two
- * addresses may share a socket, but not say different things about it. */
+/* Applies the TLS settings of a configured address to the service manager's sockets at that
+ * address. Two addresses may share a socket only if their settings agree. */
 static int adopt_settings(struct opening *opening, uint32_t adopted_count,
 	const struct server_listen *entry, struct error *error)
 {
@@ -186,8 +188,8 @@ static int adopt_settings(struct opening *opening, uint32_t adopted_count,
 	return 0;
 }
 
-/* What the service manager listens on already is not opened again: so one configuration works with
- * and without a socket unit. */
+/* Opens the configured addresses, except those on which the service manager already listens. So one
+ * configuration works with and without a socket unit. */
 static int open_configured(struct opening *opening, struct error *error)
 {
 	const struct server_config *config = opening->config;

@@ -12,14 +12,14 @@
 
 #include "base/log.h"
 
-/* Where a TCP socket listens. */
+/* The address of a listening TCP socket. */
 struct bound {
 	sa_family_t family;
 	uint16_t port;
 	struct in_addr ipv4;
 	struct in6_addr ipv6;
 	uint32_t scope;	 /* of a link-local IPv6 address */
-	bool takes_ipv4; /* an IPv6 socket that IPv4 clients reach, too */
+	bool takes_ipv4; /* an IPv6 socket that also accepts IPv4 clients */
 };
 
 static bool place_from(const struct sockaddr *address, socklen_t address_bytes, struct bound *place)
@@ -74,7 +74,7 @@ static bool reach_is_loopback(const struct bound *place)
 					: IN6_IS_ADDR_LOOPBACK(&place->ipv6);
 }
 
-/* --- what is served already ------------------------------------------------------------------ */
+/* --- addresses already served ---------------------------------------------------------------- */
 
 static bool place_covers(const struct bound *open, const struct bound *wanted)
 {
@@ -109,7 +109,7 @@ static bool any_covers(const struct listener *listeners, uint32_t listener_count
 	return false;
 }
 
-/* How many addresses the URI stands for, and how many of them are served. */
+/* Returns the number of addresses of the URI; *served is the number of these that are served. */
 static uint32_t count_served(const struct listener *listeners, uint32_t listener_count,
 	const struct export_uri *uri, uint32_t *served)
 {
@@ -141,7 +141,7 @@ static bool covers_tcp(
 	return count > 0 && served == count;
 }
 
-/* A path by the file it leads to, as it can be written in several ways. */
+/* Compares paths by the file they lead to, because a path can be written in several ways. */
 static bool is_same_socket(const struct export_uri *a, const struct export_uri *b)
 {
 	struct stat a_status;
@@ -180,7 +180,7 @@ bool reach_meets(const struct listener *listener, const struct export_uri *uri)
 	return served > 0;
 }
 
-/* A socket that was accepted at a path, or an abstract name, has the listener's. */
+/* A socket accepted at a path or an abstract name has the local address of its listener. */
 static bool has_unix_name(const struct listener *listener, int fd)
 {
 	struct sockaddr_un a = { 0 };
@@ -225,17 +225,17 @@ struct export_uri reach_with_port(const struct export_uri *uri, const struct lis
 	return found;
 }
 
-/* --- who is let in --------------------------------------------------------------------------- */
+/* --- exposure to the network ----------------------------------------------------------------- */
 
-/* Whether other machines reach the socket, and what they would find is not protected. */
+/* Returns whether other machines can reach the socket and TLS is not required. */
 static bool is_exposed(const struct listener *listener, uint32_t idx, struct bound *place)
 {
 	return listener->settings->mode != TLS_REQUIRE &&
 	       place_of_socket(listener->fds[idx], place) && !reach_is_loopback(place);
 }
 
-/* True when one of the first count sockets, counted through all listeners, is as open on the port.
- */
+/* Returns true when one of the first count sockets, counted over all listeners, is open on the same
+ * port with a wildcard address. */
 static bool warned_before(
 	const struct listener *listeners, uint32_t count, const struct bound *place)
 {

@@ -1,33 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Who reaches the server through its listening sockets: whether an address is served already, and
- * whether the whole network is let in.
+ * Answers questions about the addresses of listening sockets: whether an address is already served,
+ * and whether the server is open to the whole network.
  *
  * Threading: the main thread, while the listeners are open. Ownership: borrows its arguments.
- * Errors: none; what cannot be found out counts as no.
+ * Errors: none; if a property cannot be determined, the answer is no.
  */
 #pragma once
 
 #include "server/listen/listen.h"
 
 /*
- * True when these listeners serve every address that uri stands for, so that one more socket could
- * only find it in use. A wildcard serves each address of its kind. Looks up host names.
+ * Returns true when these listeners serve every address of uri, so that another socket would only
+ * find it in use. A wildcard serves each address of its family. Resolves host names.
  */
 bool reach_covers(
 	const struct listener *listeners, uint32_t listener_count, const struct export_uri *uri);
 
-/* True when the listener serves one of the addresses that uri stands for. Looks up host names. */
+/* Returns true when the listener serves one of the addresses of uri. Resolves host names. */
 bool reach_meets(const struct listener *listener, const struct export_uri *uri);
 
-/* The listener at whose address the connected socket is; NULL: none of them. */
+/* Returns the listener whose address is the local address of the connected socket; NULL: none. */
 const struct listener *reach_of_socket(
 	const struct listener *listeners, uint32_t listener_count, int fd);
 
-/* Port 0 is any free one: the one that the listener has. Borrows what uri owns. */
+/* Returns uri with port 0 replaced by the listener's port. Borrows the strings of uri. */
 struct export_uri reach_with_port(const struct export_uri *uri, const struct listener *listener);
 
-/* Warns of each address at which a listener without required TLS can be reached from other
- * machines, of a port that is open to every network once. admits_all: there is an export without
- * rules of access. */
+/* Logs a warning for each address at which other machines can reach a listener without required
+ * TLS. A port that is open on a wildcard address is reported once. admits_all: some export has no
+ * access rules. */
 void reach_warn(const struct listener *listeners, uint32_t listener_count, bool admits_all);
