@@ -44,7 +44,7 @@ static void item_fini(struct change_item *item)
 
 void change_put(struct change *change)
 {
-	/* Acquire and release: the last one sees all that the others have done. */
+	/* Acquire and release, so that the thread that frees sees the writes of all others. */
 	if (change == NULL ||
 		atomic_fetch_sub_explicit(&change->references, 1, memory_order_acq_rel) > 1) {
 		return;
@@ -70,7 +70,7 @@ json_t *change_lines(const struct change *change)
 	return json_incref(change->lines);
 }
 
-/* --- the difference -------------------------------------------------------------------------- */
+/* --- differences ----------------------------------------------------------------------------- */
 
 static void change_add_line(struct change *change, const char *format, ...) GMB_PRINTF(2, 3);
 
@@ -94,7 +94,7 @@ const char *change_label(const char *name, char out[CHANGE_LABEL_BYTES])
 	return out;
 }
 
-/* A value of a key as it was written, or "default". */
+/* Returns the value of a key as it was written, or "default". */
 static const char *change_value_of(
 	const struct server_export *entry, const char *key, char out[CHANGE_LABEL_BYTES])
 {
@@ -105,9 +105,8 @@ static const char *change_value_of(
 			       : log_escape(out, CHANGE_LABEL_BYTES, text, strlen(text));
 }
 
-/* Adds "key=new (was old)" to a line, unless the text is the same: another key has changed what it
- * means, as mode does for write-mode. Of long texts the beginnings are shown, which may be equal.
- */
+/* Appends "key=new (was old)" to a line, unless both texts are equal: then another key has changed
+ * the meaning, as mode does for write-mode. Long texts are cut, so the two may look equal. */
 static void say_key(char line[LINE_BYTES], const char *key, const struct server_export *before,
 	const struct server_export *after)
 {
@@ -132,7 +131,7 @@ static void say_path(char line[LINE_BYTES], const struct server_export *before,
 		log_escape(old, sizeof(old), before->path, strlen(before->path)));
 }
 
-/* What has to be done to make one out of the other; line: the differences. */
+/* Returns the action that turns before into after, and describes the differences in line. */
 static enum change_action change_compare(const struct server_export *before,
 	const struct server_export *after, char line[LINE_BYTES])
 {
@@ -201,7 +200,7 @@ static int change_add_export(struct change *change, const struct server_export *
 static int remove_snapshots(
 	struct change *change, const struct served *parent, struct error *error);
 
-/* Relaxed: one that connects now is disconnected, too. */
+/* Relaxed, because a client that connects now is disconnected in any case. */
 static const char *its_clients(const struct served *served)
 {
 	return atomic_load_explicit(&served->export->connections, memory_order_relaxed) > 0
@@ -209,7 +208,7 @@ static const char *its_clients(const struct served *served)
 		       : "";
 }
 
-/* With its snapshots. */
+/* Removes the export and its snapshots. */
 static int remove_export(struct change *change, struct served *before, struct error *error)
 {
 	struct change_item *item = add_item(change, error);
@@ -239,8 +238,8 @@ static int remove_snapshots(struct change *change, const struct served *parent, 
 	return rc;
 }
 
-/* An overlay and a flash store have one writer at a time, and an overlay that is discarded at the
- * end would be empty again, as would a disk in memory. */
+/* Rejects a replacement that would lose contents. Overlays and flash stores allow one writer at a
+ * time. An overlay that is discarded at the end would be empty again, as would a disk in memory. */
 static int check_contents(const struct server_export *before, const struct server_export *after,
 	const char *line, struct error *error)
 {
@@ -271,7 +270,7 @@ static int check_contents(const struct server_export *before, const struct serve
 			 : "remove the export, and add it again");
 }
 
-/* --- rules of access ------------------------------------------------------------------------- */
+/* --- access rules ---------------------------------------------------------------------------- */
 
 static void rules_words(char *out, size_t bytes, const char *text, uint32_t count)
 {
@@ -286,7 +285,8 @@ static void rules_words(char *out, size_t bytes, const char *text, uint32_t coun
 	}
 }
 
-/* In change->rules_text; the sets stay those that were compared last. */
+/* Writes the difference to change->rules_text, and caches both rule sets for the next
+ * comparison. */
 static void compare_rules(struct change *change, struct access *before, struct access *after)
 {
 	struct access_difference difference;
@@ -322,7 +322,7 @@ static void compare_rules(struct change *change, struct access *before, struct a
 	}
 }
 
-/* Notes what is other about the rules of an export that stays or is replaced. */
+/* Records the difference of the rules of an export that stays or is replaced. */
 static int note_rules(struct change *change, struct change_item *item, struct error *error)
 {
 	struct access *before = access_slot_get(item->before->export->access);
@@ -371,7 +371,7 @@ void change_tell(struct change *change, const struct forecast *forecast)
 
 /* --- keys ------------------------------------------------------------------------------------ */
 
-/* rules: taken, also on failure; with has_rules they take the place of those that it has. */
+/* rules: taken, also on failure. If has_rules is set, they replace the export's rules. */
 static int change_change_export(struct change *change, struct served *before,
 	const struct server_export *about, const struct server_settings *settings,
 	struct access *rules, bool has_rules, struct error *error)
@@ -469,7 +469,7 @@ static int find_needed(const struct change *change, const char *name, struct ser
 
 /* --- one export ------------------------------------------------------------------------------ */
 
-/* For one more export, of that name. */
+/* Checks that an export of that name can be added. */
 static int check_room(const struct change *change, const char *name, struct error *error)
 {
 	char shown[CHANGE_LABEL_BYTES];
@@ -514,7 +514,7 @@ int change_add_view(struct change *change, const struct served *parent, const ch
 			"the name of %s is too long for one of a snapshot",
 			change_label(parent->about.name, shown));
 	}
-	if (keys != NULL) { /* copied from */
+	if (keys != NULL) { /* copied from, not owned */
 		about.settings = keys->settings;
 		about.syntax = SERVER_SYNTAX_SET;
 	}
@@ -540,7 +540,7 @@ int change_set(struct change *change, const char *name, const struct server_sett
 	if (rc < 0) {
 		return rc;
 	}
-	about = served->about; /* copied from */
+	about = served->about; /* copied from, not owned */
 	about.origin = (char *)(uintptr_t)origin;
 	about.syntax = SERVER_SYNTAX_SET;
 	return change_change_export(change, served, &about, settings, NULL, false, error);
@@ -556,7 +556,8 @@ int change_remove(struct change *change, const char *name, struct error *error)
 
 /* --- the configuration ----------------------------------------------------------------------- */
 
-/* A line that is gone, or a file that is being written, lets nobody in. */
+/* Rejects a configuration in which the rules of an export have disappeared: a deleted line, or a
+ * file that is just being written, must not open the export to all clients. */
 static int change_check_rules(const struct server_config *config, const struct served *before,
 	const struct access *rules, struct error *error)
 {
@@ -572,7 +573,7 @@ static int change_check_rules(const struct server_config *config, const struct s
 			: 0;
 }
 
-/* sorted: the table by name; seen: for each of them. */
+/* sorted: the table by name; seen: whether the configuration contains each entry. */
 static int configure_export(struct change *change, const struct server_config *config,
 	uint32_t index, struct access *rules, struct served **sorted, bool *seen,
 	struct error *error)
@@ -602,7 +603,7 @@ static int configure_export(struct change *change, const struct server_config *c
 	return change_change_export(change, *found, about, &none, rules, true, error);
 }
 
-/* Those of a snapshot are those of the export that it is one of. */
+/* A snapshot has the rules of its parent export. */
 static int added_rules(const struct change *change, const struct server_config *config,
 	const struct served *served, struct access **rules_out, struct error *error)
 {
@@ -627,7 +628,7 @@ static int added_rules(const struct change *change, const struct server_config *
 	return 0;
 }
 
-/* One that a command has added: the configuration knows only who may use it. */
+/* For an export that a command has added, the configuration determines only the access rules. */
 static int configure_added(struct change *change, const struct server_config *config,
 	struct served *served, struct error *error)
 {
@@ -669,7 +670,7 @@ static int configure_exports(struct change *change, const struct server_config *
 	return rc;
 }
 
-/* Rates of identities change under their clients, when it is the same rules that have them. */
+/* Rates of identities change while clients are connected if the rules otherwise stay the same. */
 static void compare_rates(struct change *change, const struct server_config *config)
 {
 	struct rate_rules *rules = change->options.rate_rules;
@@ -696,7 +697,7 @@ static void compare_rates(struct change *change, const struct server_config *con
 	}
 }
 
-/* What is not an export's. */
+/* Compares the settings that do not belong to an export. */
 static void compare_rest(struct change *change, const struct server_config *config)
 {
 	const struct server_config *running = change->options.running;

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A change of what is served, while clients are connected.
+ * A change of the served exports while clients are connected.
  *
  *   thread  change_create ─▶ change_configure(), or one of add, set, remove ─▶ change_open
  *   main    change_prepare ─▶ change_commit ─▶ change_put
  *
- * Whatever can fail comes before change_commit(): the configuration is compared and checked, disks
- * are opened, and each engine gets its queues. Then every reactor shows and hides exports in one
- * message. Exports that are not named by the change are not touched, nor are their clients.
+ * Every step that can fail comes before change_commit(): the configuration is compared and checked,
+ * disks are opened, and each engine gets its queues. Then every reactor shows and hides exports in
+ * one message. Exports that the change does not name are not touched, and neither are their
+ * clients.
  *
- * An export of which a key without FIELD_LIVE changes is replaced: its clients finish what
- * they have begun, are told that it is not served any more, and who asks for the name meanwhile
- * waits until they are gone (export_replaces()).
+ * If a key without FIELD_LIVE changes, the export is replaced: its clients complete their requests
+ * in flight and are informed that it is no longer served. Clients that request the name in that
+ * time wait until the old ones are gone (export_replaces()).
  *
- * Threading: as in the picture; one change at a time. Ownership: counted: the caller and each
- * reactor that has still to commit; the last one frees. Errors: a negative errno and a sentence;
- * then nothing has changed.
+ * Threading: as in the picture; one change at a time. Ownership: counted. The caller and each
+ * reactor that has not committed yet hold a reference; the last one frees. Errors: a negative errno
+ * and a sentence; the change then has no effect.
  */
 #pragma once
 
@@ -25,21 +26,22 @@
 #include "server/device.h"
 #include "server/reactor.h"
 
-#define CHANGE_DRAIN_NS UINT64_C(10000000000) /* for what clients of an export have begun */
+/* Time to complete the requests in flight of an export's clients. */
+#define CHANGE_DRAIN_NS UINT64_C(10000000000)
 
 struct change;
 
 struct change_options {
-	const struct exports *exports;		/* what is served */
+	const struct exports *exports;		/* the table of served exports */
 	const struct server_config *running;	/* as the server was started */
-	const struct server_config *configured; /* as it was read last */
-	struct rate_rules *rate_rules;		/* of identities; or NULL */
+	const struct server_config *configured; /* as it was last read */
+	struct rate_rules *rate_rules;		/* rates of identities; or NULL */
 	struct device *device;
 	struct reactor *const *reactors;
 	uint32_t reactor_count;
-	/* For what clients have begun on exports that go. */
+	/* Deadline for requests in flight on removed exports. */
 	uint64_t deadline_ns;
-	/* For each export that goes, when its disk is closed: on any thread. */
+	/* Called on any thread for each removed export when its disk is closed. */
 	void (*closed)(void *context);
 	void *context;
 };
@@ -49,27 +51,27 @@ GMB_MUST_CHECK int change_create(
 /* NULL is a no-op. */
 void change_put(struct change *change);
 
-/* All that is configured, but for what takes a restart, is as in config from now on, which is only
- * read. Exports that a command has added stay, with the rules of access for exports without rules
- * of their own. */
+/* Makes everything match config, except for settings that need a restart. config is only read.
+ * Exports added by a command stay, with the access rules for exports without rules of their own. */
 GMB_MUST_CHECK int change_configure(
 	struct change *change, const struct server_config *config, struct error *error);
-/* One export. about has a name, a path and an origin. -EEXIST. */
+/* Adds one export. about has a name, a path and an origin. -EEXIST: the name is in use. */
 GMB_MUST_CHECK int change_add(
 	struct change *change, const struct server_export *about, struct error *error);
-/* The snapshot of that name of the disk of an export, which is served as NAME@VIEW to those who may
- * use that export. -EEXIST. keys: those that it had in another process, or NULL. */
+/* Adds the export NAME@VIEW for snapshot VIEW of parent's disk, with the access rules of parent.
+ * keys: settings from the previous process, or NULL. -EEXIST: the name is in use. */
 GMB_MUST_CHECK int change_add_view(struct change *change, const struct served *parent,
 	const char *view, const struct server_export *keys, struct error *error);
-/* Keys of one export, see server_export_copy(). -ENOENT. */
+/* Sets keys of one export, see server_export_copy(). -ENOENT: there is no such export. */
 GMB_MUST_CHECK int change_set(struct change *change, const char *name,
 	const struct server_settings *settings, struct error *error);
-/* Its snapshots are not served any more either. */
+/* Removes an export and the exports of its snapshots. */
 GMB_MUST_CHECK int change_remove(struct change *change, const char *name, struct error *error);
 
 struct forecast;
 
-/* Says of which exports the rules change, and then, when the forecast has run, what that does. */
+/* change_foresee() adds the exports whose rules change to the forecast. After the forecast has run,
+ * change_tell() adds lines about the effect on clients. */
 GMB_MUST_CHECK int change_foresee(
 	const struct change *change, struct forecast *forecast, struct error *error);
 void change_tell(struct change *change, const struct forecast *forecast);
@@ -77,11 +79,11 @@ void change_tell(struct change *change, const struct forecast *forecast);
 /* Opens the disks. Blocks. */
 GMB_MUST_CHECK int change_open(struct change *change, struct error *error);
 GMB_MUST_CHECK int change_prepare(struct change *change, struct error *error);
-/* *exports, which is that of the options, becomes what is served now. */
+/* *exports, the table of the options, becomes the new table. */
 void change_commit(struct change *change, struct exports *exports);
 
-/* How many exports go. */
+/* Returns the number of exports that the change removes or replaces. */
 uint32_t change_closing(const struct change *change);
-/* A line for each difference, for people: "export \"x\": added, /srv/x.img". An array; gives a
- * reference. */
+/* Returns a line for each difference, for people: "export \"x\": added, /srv/x.img". An array;
+ * gives a reference. */
 json_t *change_lines(const struct change *change);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Private to server/change: what a change is made of. change.c says what is to be done,
- * commit.c does it.
+ * Private to server/change: the parts of a change. change.c decides what to do, commit.c does it.
  *
  * Threading, ownership and errors: see server/change/change.h.
  */
@@ -13,19 +12,21 @@ enum { CHANGE_LABEL_BYTES = 120, CHANGE_RULES_BYTES = 420 };
 
 enum change_action { CHANGE_STAY, CHANGE_ADD, CHANGE_UPDATE, CHANGE_REPLACE, CHANGE_REMOVE };
 
-/* One export. */
+/* The change of one export. */
 struct change_item {
 	enum change_action action;
-	struct served *before; /* in the table; NULL: it is added */
-	struct served *after;  /* owned until the commit; NULL: it goes, or stays as it is */
-	struct access *rules;  /* owned, or NULL */
-	bool has_rules;	       /* they take the place of those of before */
-	char *rules_text;      /* what is other about them, or NULL */
-	struct gone *gone;     /* of one that goes, from change_open() until the commit */
-	/* For the reactors, from the commit on: each engine has a reference until its part. */
+	struct served *before; /* entry in the table; NULL: the export is added */
+	/* Owned until the commit; NULL: the export is removed or keeps its entry. */
+	struct served *after;
+	struct access *rules; /* owned, or NULL */
+	bool has_rules;	      /* rules replace those of before */
+	char *rules_text;     /* difference of the rules, or NULL */
+	struct gone *gone;    /* for a removed entry, from change_open() until the commit */
+	/* For the reactors, from the commit on. Each engine has a reference until it has done its
+	 * part. */
 	struct export *old;
 	struct export *new;
-	char *description; /* that no session reads once all reactors have committed */
+	char *description; /* no session reads it after all reactors have committed */
 };
 
 struct change {
@@ -35,11 +36,13 @@ struct change {
 	struct exports next;
 	uint32_t closing_count;
 	json_t *lines;
-	/* The rules that were compared last: many exports have the same. */
-	struct access *rules_before; /* owned, as the next; or NULL */
+	/* The rules that were last compared. The result is cached because many exports have the
+	 * same rules. */
+	struct access *rules_before; /* owned, as is the next; or NULL */
 	struct access *rules_after;
-	char rules_text[CHANGE_RULES_BYTES]; /* "": they are the same */
-	const struct server_rates *rates;    /* limits that change; of the configuration; or NULL */
+	char rules_text[CHANGE_RULES_BYTES]; /* "": they are equal */
+	/* Changed limits; owned by the configuration; or NULL. */
+	const struct server_rates *rates;
 	_Atomic uint32_t references;
 	struct reactor_task tasks[]; /* one for each reactor */
 };

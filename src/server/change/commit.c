@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A change that is known: its disks are opened, engines prepare, and all of it is committed. */
+/* Carries out a change: opens its disks, prepares the engines and commits. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 #include "server/change/change_private.h"
 #include "server/control.h"
 
-enum { PREPARE_STEP = 16 }; /* exports in one turn of a reactor */
+enum { PREPARE_STEP = 16 }; /* exports per turn of a reactor */
 
 /* --- opening --------------------------------------------------------------------------------- */
 
@@ -38,8 +38,8 @@ static bool goes(const struct change *change, const struct served *served)
 	return served->item > 0 && change->items[served->item - 1].action >= CHANGE_REPLACE;
 }
 
-/* Writes around the page cache and through it keep apart when both know of each other before they
- * begin (store/file_gate.h); what is in flight now does not. */
+/* Writes around the page cache and through it are kept apart only if both stores are registered
+ * with each other before the writes start (store/file_gate.h). Writes in flight now are not. */
 static int check_writers(
 	const struct change *change, const struct change_item *item, struct error *error)
 {
@@ -69,7 +69,8 @@ static int check_writers(
 	return -EBUSY;
 }
 
-/* The configuration that is read may have an arena that takes a restart. */
+/* Rejects an export that needs device memory if the server has none: an arena that is new in the
+ * configuration needs a restart. */
 static int commit_check_device(
 	const struct change *change, const struct change_item *item, struct error *error)
 {
@@ -85,8 +86,8 @@ static int commit_check_device(
 	return -EINVAL;
 }
 
-/* Waits for those that had its name or its path, and go or have gone: somebody's writes may be on
- * their way there. */
+/* Waits for removed entries with the same name or path, now or earlier, because writes to that disk
+ * may still be in flight. */
 static int wait_for_old(
 	const struct change *change, const struct change_item *item, struct error *error)
 {
@@ -118,7 +119,7 @@ static int open_item(struct change *change, struct change_item *item, struct err
 	int rc;
 
 	item->rules = NULL;
-	/* Before it is opened, which would warn of things that do not matter then. */
+	/* Checked before the disk is opened, because opening it would log irrelevant warnings. */
 	if (item->after->parent == NULL && store_path_needs_start(item->after->about.path)) {
 		access_put(rules);
 		rc = error_set(error, -ENOTSUP,
@@ -167,11 +168,11 @@ int change_open(struct change *change, struct error *error)
 
 /* --- preparing ------------------------------------------------------------------------------- */
 
-/* A few items on one reactor. */
+/* Some items on one reactor. */
 struct step {
 	struct change *change;
 	uint32_t first;
-	uint32_t done; /* items from there that were looked at */
+	uint32_t done; /* items processed, counted from first */
 	int result;
 	struct error *error;
 };
@@ -236,14 +237,14 @@ static void post_all(
 	for (uint32_t i = 0; i < count; i++) {
 		change->tasks[i].run = run;
 		change->tasks[i].context = change;
-		/* Relaxed: the caller has a reference. */
+		/* Relaxed, because the caller has a reference. */
 		atomic_fetch_add_explicit(&change->references, 1, memory_order_relaxed);
 		reactor_post(change->options.reactors[i], &change->tasks[i]);
 	}
 }
 
-/* Whether the reactors have something to prepare. If not, one that hangs cannot keep rights from
- * being withdrawn. */
+/* Returns whether the reactors have an export to prepare. If not, they are not called, so that a
+ * hanging reactor cannot delay the withdrawal of rights. */
 static bool has_new_export(const struct change *change)
 {
 	for (uint32_t i = 0; i < change->item_count; i++) {
@@ -301,7 +302,7 @@ static void update(struct change_item *item)
 	struct server_export *after = &item->after->about;
 	struct server_export swapped;
 
-	/* A rate that is set begins anew, with nothing booked. */
+	/* A new rate starts with an empty account. */
 	if (memcmp(&before->rate, &after->rate, sizeof(after->rate)) != 0) {
 		rate_set(&export->rate, &after->rate, clock_now_ns());
 	}
@@ -314,7 +315,7 @@ static void update(struct change_item *item)
 	*after = swapped;
 }
 
-/* The entry of the new table, or NULL. */
+/* Returns the entry for the new table, or NULL. */
 static struct served *commit_item(struct change *change, struct change_item *item)
 {
 	struct served *after = item->after;
@@ -372,7 +373,7 @@ void change_commit(struct change *change, struct exports *exports)
 	struct exports *next = &change->next;
 
 	next->gone = exports->gone;
-	/* Those that stay keep their places. */
+	/* Entries that stay keep their order. */
 	for (uint32_t i = 0; i < exports->count; i++) {
 		struct served *served = exports->list[i];
 

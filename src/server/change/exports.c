@@ -17,7 +17,7 @@
 
 /* --- one disk -------------------------------------------------------------------------------- */
 
-/* "flash:FILE@SNAPSHOT", where there is FILE. */
+/* Returns whether the path is "flash:FILE@SNAPSHOT" and FILE exists. */
 static bool is_snapshot_of_file(const char *path)
 {
 	const char *at = strrchr(path, '@');
@@ -28,8 +28,8 @@ static bool is_snapshot_of_file(const char *path)
 	return is_there;
 }
 
-/* What to do about a disk that does not exist. A file is not to be made in place of a device, nor
- * of what was to be only read. */
+/* Returns a hint for a disk that does not exist. It must not suggest creating a file in place of a
+ * device, or of a disk that is only read. */
 static const char *advice_for_absent(const struct server_export *entry)
 {
 	if (strstr(entry->path, "://") != NULL) {
@@ -70,7 +70,7 @@ static void exports_advise(const struct server_export *entry, struct error *erro
 	error_set(error, plain.code, "%s; %s", plain.text, advice);
 }
 
-/* Adds the key that helps, as it is written where the export was described. */
+/* Appends the key that helps, in the syntax of the export's origin. */
 static void show_key(const struct server_export *entry, struct error *error)
 {
 	struct error plain;
@@ -116,7 +116,7 @@ static void show_key(const struct server_export *entry, struct error *error)
 		key, shown);
 }
 
-/* The machine's boot; 0 when it is not known. */
+/* Returns a number for this boot of the machine, or 0 if it is not known. */
 static uint64_t boot_epoch(void)
 {
 	uint8_t id[DISK_BOOT_ID_BYTES];
@@ -129,8 +129,9 @@ static uint64_t boot_epoch(void)
 	return be64_get(first);
 }
 
-/* What was answered and not flushed outlives the server, but not the machine; memory does not
- * outlive the server, and another disk has never had it. */
+/* Data that was acknowledged and not flushed outlives the server, but not the machine. So the epoch
+ * of a file is the boot. Memory does not outlive the server, and another disk does not have the
+ * data, so they get a random epoch. */
 void served_choose_epoch(struct served *served, const struct served *replaces)
 {
 	struct export *export = served->export;
@@ -156,12 +157,12 @@ void served_blame(const struct server_export *entry, struct error *error)
 		says_more ? " (" : "", says_more ? entry->origin : "", says_more ? ")" : "");
 }
 
-/* Completes the sentence if it is for the sandbox that the disk, or a file beside it, cannot be
- * opened. */
+/* Completes the sentence if the sandbox is the reason that the disk, or one of its other files,
+ * cannot be opened. */
 static bool exports_explain(const struct server_export *entry, struct error *error)
 {
 	static const char remedy[] = "name its folder with --export-folder when the server starts";
-	/* The base of an overlay is only read, and files beside a disk are written with it. */
+	/* The base of an overlay is only read. The other files of a disk are written if it is. */
 	bool writes = !entry->store.read_only;
 	bool is_explained = sandbox_explain(
 		entry->path, !store_options_reads_only(&entry->store), remedy, error);
@@ -380,7 +381,8 @@ json_t *exports_json(const struct exports *exports)
 		const struct server_export *about = &served->about;
 		char path[4 * PATH_MAX];
 
-		/* Relaxed: numbers, nothing hangs on them. The disk itself might take its time. */
+		/* Relaxed, because the numbers are only informative. The cached size is used,
+		 * because asking the disk might take long. */
 		json_array_append_new(all,
 			json_pack("{s:s, s:s, s:s, s:I, s:I, s:o}", "name", about->name, "path",
 				log_escape(path, sizeof(path), about->path, strlen(about->path)),

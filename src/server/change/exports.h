@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The table of what the server serves, and how one disk of it is opened.
+ * The table of served exports, and the opening of their disks.
  *
- * Threading: the main thread changes the table; while a change is under way (change.h) nobody does,
- * and its thread may read it. served_open() on any thread. Ownership: the table owns its entries,
- * each of which has a reference to its export. Errors: a sentence that names the export.
+ * Threading: the main thread changes the table, but not while a change is in progress (change.h),
+ * so that the change's thread may read it. served_open() on any thread. Ownership: the table owns
+ * its entries, each of which has a reference to its export. Errors: a sentence that names the
+ * export.
  */
 #pragma once
 
@@ -14,19 +15,19 @@
 #include "server/config/config.h"
 
 struct served {
-	struct server_export about; /* as it is served, without its rules */
+	struct server_export about; /* as it is served, without access rules */
 	struct export *export;	    /* NULL before served_open() */
-	_Atomic uint64_t size;	    /* of its disk, when it was looked at last */
-	bool is_added;		    /* by a command: the configuration does not know it */
-	/* It is a snapshot of that one's disk, whose name is behind the last '@'; or NULL.
-	 * Borrowed: this one's export has a reference. */
+	_Atomic uint64_t size;	    /* of its disk, when last checked */
+	bool is_added;		    /* by a command; the configuration does not contain it */
+	/* The export whose disk this one is a snapshot of, with the snapshot's name after the last
+	 * '@'; or NULL. Borrowed, because this entry's export has a reference to it. */
 	struct export *parent;
 	/* See struct store_options; used by served_open(). */
 	const struct store_claim *passed;
-	uint32_t item; /* private to change.c: 1 and its place there, or 0 */
+	uint32_t item; /* private to change.c: 1 + index of its item, or 0 */
 };
 
-/* What was served at a path, and may be in use still. */
+/* A removed entry whose path may still be in use. */
 struct gone {
 	struct gone *next;
 	struct export_use *use; /* a reference */
@@ -35,56 +36,60 @@ struct gone {
 
 struct exports {
 	struct served **list;
-	/* The same, for those who only look. */
+	/* The same entries, for read-only users. */
 	struct export **exports;
 	const char **paths;
 	uint32_t count;
-	struct gone *gone; /* owned, but for exports_free() */
+	struct gone *gone; /* owned; exports_free() does not free it */
 };
 
 struct upgrade_take;
 
-/* All exports of the configuration but those that were added to the process that is taken over.
- * take: that process, or NULL. */
+/* Opens all exports of the configuration, except those that commands added to the process that is
+ * taken over. take: that process, or NULL. */
 GMB_MUST_CHECK int exports_open(const struct server_config *config, const struct upgrade_take *take,
 	struct exports *exports, struct error *error);
-/* Those, in the sandbox: that process names the files, and may open nothing else itself. */
+/* Opens the exports that commands added there. Called in the sandbox, because the other process
+ * names the files and must not make this one open files that it could not open itself. */
 GMB_MUST_CHECK int exports_open_added(const struct server_config *config,
 	const struct upgrade_take *take, struct exports *exports, struct error *error);
-/* No engine uses them any more. */
+/* Called when no engine uses the exports. */
 void exports_close(struct exports *exports);
-/* Room for so many entries, none of which is there yet. -ENOMEM. */
+/* Creates an empty table with room for that many entries. -ENOMEM. */
 GMB_MUST_CHECK int exports_create(uint32_t room, struct exports *exports, struct error *error);
-/* Takes the entry; there is room. */
+/* Takes the entry. The caller has ensured that there is room. */
 void exports_append(struct exports *exports, struct served *served);
-/* Writes what disks have in memory only. False: changes of one stay there. No reactor is left. */
+/* Writes data that disks hold only in memory. Returns false if some data could not be written.
+ * Called when no reactor is left. */
 bool exports_end(const struct exports *exports);
 /* Frees the table without its entries. */
 void exports_free(struct exports *exports);
-/* An entry about to be removed, which its successors at the same path will wait for. -ENOMEM. */
+/* Creates a record of an entry that is about to be removed. New entries at the same path wait for
+ * it. -ENOMEM. */
 GMB_MUST_CHECK int gone_create(
 	const struct served *served, struct gone **gone_out, struct error *error);
 /* NULL is a no-op. */
 void gone_free(struct gone *gone);
-/* Remembers it, and forgets those whose use is over. */
+/* Adds the record, and frees records whose disks are no longer in use. */
 void exports_remember(struct exports *exports, struct gone *gone);
-/* What is served, as it was asked for, with limits as they are now: an array. */
+/* Returns the served exports as requested, with their current limits, as an array. */
 json_t *exports_json(const struct exports *exports);
 
-/* An entry of its own with the settings of entry, see server_export_copy(). Not opened. */
+/* Creates an entry from entry and settings, see server_export_copy(). The disk is not opened. */
 GMB_MUST_CHECK int served_create(const struct server_export *entry,
 	const struct server_settings *settings, struct served **served_out, struct error *error);
 /* NULL is a no-op. */
 void served_free(struct served *served);
-/* Opens the disk. Takes the rules of access, also on failure. */
+/* Opens the disk. Takes the access rules, also on failure. */
 GMB_MUST_CHECK int served_open(struct served *served, struct access *rules, struct error *error);
-/* Looks whether the disk has another size now; if so, its sessions are told. wanted: NULL, or the
- * size that it has to have. 1: it has, and line says so; 0: it has not. -EINVAL: it has not the
+/* Checks whether the disk's size has changed; its sessions see the new size. wanted: the required
+ * size, or NULL. Returns 1 if it has grown, with line set, or 0. -EINVAL: it does not have the
  * wanted size, or has become smaller. May block. */
 enum { SERVED_LINE_BYTES = 256 };
 GMB_MUST_CHECK int served_look(struct served *served, const uint64_t *wanted,
 	char line[SERVED_LINE_BYTES], struct error *error);
-/* Chooses the epoch, once the store has started. replaces: what had this name before, or NULL. */
+/* Chooses the epoch after the store has started. replaces: the entry that had this name before, or
+ * NULL. */
 void served_choose_epoch(struct served *served, const struct served *replaces);
 /* Completes a sentence: "cannot serve the export \"x\" (file:7): ...". */
 void served_blame(const struct server_export *entry, struct error *error);

@@ -9,13 +9,14 @@
 
 #include "server/change/request.h"
 
-enum { ANSWER_S = 1 }; /* for reactors: one whose disk hangs must not keep rights from going */
+/* For reactors; one with a hanging disk must not delay the withdrawal of rights. */
+enum { ANSWER_S = 1 };
 
-/* The connections of one export, by its address. */
+/* The connections of one export or policy, which is the key. */
 struct entry {
 	const void *key;
-	struct access *rules;	     /* of an export; owned, or NULL */
-	struct tls_context *context; /* of a policy, or NULL */
+	struct access *rules;	     /* rules of an export; owned, or NULL */
+	struct tls_context *context; /* context of a policy, or NULL */
 	struct forecast_counts counts;
 };
 
@@ -30,14 +31,14 @@ struct proof {
 	struct identity *identity; /* owned */
 };
 
-/* What one reactor has found; written by it alone until it is done. */
+/* The results of one reactor, which alone writes them until is_done. */
 struct answer {
 	struct reactor_task task;
 	struct forecast *forecast;
 	bool is_done; /* under the lock */
 	bool failed;
-	bool counts_in;			/* it was done in time */
-	struct forecast_counts *counts; /* one for each export */
+	bool counts_in;			/* it finished in time */
+	struct forecast_counts *counts; /* one per export */
 	struct proof *proofs;
 	uint32_t proof_count;
 };
@@ -51,7 +52,7 @@ struct forecast {
 
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
-	bool is_over; /* under the lock: nobody waits for answers any more */
+	bool is_over; /* under the lock: answers are no longer awaited */
 	struct answer answers[];
 };
 
@@ -87,7 +88,7 @@ static void answer_fini(struct answer *answer)
 
 void forecast_put(struct forecast *forecast)
 {
-	/* Acquire and release: the last one sees all that the others have done. */
+	/* Acquire and release, so that the thread that frees sees the writes of all others. */
 	if (forecast == NULL ||
 		atomic_fetch_sub_explicit(&forecast->references, 1, memory_order_acq_rel) > 1) {
 		return;
@@ -105,14 +106,14 @@ void forecast_put(struct forecast *forecast)
 	free(forecast);
 }
 
-/* --- what is asked --------------------------------------------------------------------------- */
+/* --- questions ------------------------------------------------------------------------------- */
 
 /* NULL: no memory. */
 static struct entry *forecast_add(struct table *table, const void *key)
 {
 	struct entry *list = table->list;
 
-	if ((table->count & (table->count - 1)) == 0) { /* capacities are the powers of two */
+	if ((table->count & (table->count - 1)) == 0) { /* capacities are powers of two */
 		list = reallocarray(list, MAX(2 * (size_t)table->count, (size_t)1), sizeof(*list));
 		if (list == NULL) {
 			return NULL;
@@ -244,7 +245,7 @@ static void forecast_collect(struct engine *engine, void *context)
 	forecast_put(forecast);
 }
 
-/* --- asking ---------------------------------------------------------------------------------- */
+/* --- running --------------------------------------------------------------------------------- */
 
 static void wait_for_answers(struct forecast *forecast)
 {
@@ -298,7 +299,7 @@ bool forecast_run(struct forecast *forecast, struct reload *reload, struct react
 		answer->forecast = forecast;
 		answer->task.run = forecast_collect;
 		answer->task.context = answer;
-		/* Relaxed: the caller has a reference. */
+		/* Relaxed, because the caller has a reference. */
 		atomic_fetch_add_explicit(&forecast->references, 1, memory_order_relaxed);
 		posted = reload_post(reload, reactors[i], &answer->task);
 		if (!posted) {

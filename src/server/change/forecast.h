@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What new access rules and new TLS files do to the connections that exist, before they hold: how
- * many lose a right, and how many end.
+ * Predicts the effect of new access rules and TLS files on existing connections before they are
+ * applied: the number that lose a right, and the number that end.
  *
  *   thread  forecast_create ─▶ forecast_rules(), forecast_tls() ─▶ forecast_run ─▶ results
  *
- * Reactors only collect: rights are looked up there, and certificates are verified on the thread
- * that asks. A reactor that does not answer in time is left out of the count (forecast_silent()).
+ * Reactors only collect data: they look up rights, and certificates are verified on the calling
+ * thread. A reactor that does not answer in time is left out of the count (forecast_silent()).
  *
  * Threading: the reload thread. Ownership: counted, because a reactor may answer late; exports,
  * policies and contexts are borrowed until forecast_run() returns. Errors: -ENOMEM.
@@ -18,7 +18,7 @@
 
 struct forecast;
 
-/* What happens to the connections of one export, or of one address. */
+/* The effect on the connections of one export or one address. */
 struct forecast_counts {
 	uint32_t lose_write;
 	uint32_t lose_read;
@@ -30,21 +30,21 @@ struct forecast *forecast_create(uint32_t reactor_count);
 /* NULL is a no-op. */
 void forecast_put(struct forecast *forecast);
 
-/* The export is to have these rules; NULL: none. Each export once. */
+/* The export will have these rules; NULL: none. At most once per export. */
 GMB_MUST_CHECK int forecast_rules(
 	struct forecast *forecast, const struct export *export, struct access *rules);
-/* Connections with this policy are to be checked with the context. Each policy once. */
+/* Connections with this policy are checked against the context. At most once per policy. */
 GMB_MUST_CHECK int forecast_tls(
 	struct forecast *forecast, const struct tls_policy *policy, struct tls_context *context);
 
-/* Asks all reactors. False: the server stops. */
+/* Collects from all reactors. Returns false if the server is stopping. */
 bool forecast_run(
 	struct forecast *forecast, struct reload *reload, struct reactor *const *reactors);
 struct forecast_counts forecast_of_export(
 	const struct forecast *forecast, const struct export *export);
 struct forecast_counts forecast_of_policy(
 	const struct forecast *forecast, const struct tls_policy *policy);
-/* How many reactors have not answered. */
+/* Returns the number of reactors that have not answered. */
 uint32_t forecast_silent(const struct forecast *forecast);
 
 enum { FORECAST_TEXT_BYTES = 160 };

@@ -11,8 +11,8 @@
 #include "server/change/snapshot.h"
 
 #define LOOK_S	  60
-#define REVIEW_S  5 /* for reactors to look at their connections */
-#define CLOSING_S 2 /* for disks to close, after their clients have gone */
+#define REVIEW_S  5 /* for reactors to check their connections */
+#define CLOSING_S 2 /* for disks to close after their clients have gone */
 #define JOIN_S	  5
 
 _Static_assert(REVIEW_S < LOOK_S, "one look is over before the next");
@@ -20,9 +20,9 @@ _Static_assert(REVIEW_S < LOOK_S, "one look is over before the next");
 enum reload_state {
 	RELOAD_IDLE,
 	RELOAD_READING,	  /* the thread works, without the lock */
-	RELOAD_READ,	  /* the main thread is to use it */
+	RELOAD_READ,	  /* the main thread is to apply the result */
 	RELOAD_REVIEWING, /* the thread waits for reactors and disks */
-	RELOAD_REVIEWED,  /* the main thread is to say what came of it */
+	RELOAD_REVIEWED,  /* the main thread is to report the result */
 	RELOAD_STATE_COUNT
 };
 
@@ -34,10 +34,10 @@ static const uint32_t reload_edges[RELOAD_STATE_COUNT] = {
 	[RELOAD_REVIEWED] = BIT(RELOAD_IDLE),
 };
 
-/* Of one reactor. */
+/* Progress of one reactor. */
 struct reviewer {
 	struct reload *reload;
-	uint64_t turn; /* under the lock: by whose files it has looked at all connections */
+	uint64_t turn; /* under the lock: turn of its last complete check of all connections */
 };
 
 struct reload {
@@ -50,30 +50,32 @@ struct reload {
 	enum reload_state state;
 	bool begun;
 	bool stopping;
-	bool has_stopped;		/* reload_stop() was called: reactors may go */
-	struct list_node requests;	/* not begun */
-	uint64_t turn;			/* counts those that were */
-	struct reload_request *request; /* under way, or NULL; freed by the main thread */
+	bool has_stopped;		/* reload_stop() was called, so reactors may be destroyed */
+	struct list_node requests;	/* waiting requests */
+	uint64_t turn;			/* counts the requests that have started */
+	struct reload_request *request; /* in progress, or NULL; freed by the main thread */
 	int result;
 	struct error error;
 	struct reload_news news;
-	json_t *lines;		    /* of its change, or NULL */
-	struct reviewer *reviewers; /* one for each reactor */
-	uint32_t ended;		    /* connections, since it was said last */
-	bool is_applied;	 /* the change of the request holds, whatever comes of the rest */
-	struct list_node parked; /* requests whose disks are about to close; others go on */
-	bool looks;		 /* see reload_look() */
+	json_t *lines;		    /* lines of its change, or NULL */
+	struct reviewer *reviewers; /* one per reactor */
+	uint32_t ended;		    /* connections ended since the last report */
+	bool is_applied; /* the request's change is in effect, even if a later step fails */
+	/* Requests whose disks are still to close; later requests proceed. */
+	struct list_node parked;
+	bool looks; /* see reload_look() */
 
-	struct reload_request look; /* of the thread itself */
+	struct reload_request look; /* the thread's own request */
 
-	/* Written by the main thread while no request is under way. */
-	struct server_config *config; /* as it was read last; NULL: that of the options */
+	/* Written by the main thread while no request is in progress. */
+	struct server_config *config; /* as last read; NULL: that of the options */
 
 	/* Main thread. */
-	char complaint[ERROR_TEXT_BYTES]; /* logged last; the same is not said every minute */
+	/* Last logged error, so that it is not repeated every minute. */
+	char complaint[ERROR_TEXT_BYTES];
 };
 
-/* With the lock. */
+/* Called with the lock held. */
 static void change_reload_set_state(struct reload *reload, enum reload_state state)
 {
 	GMB_ASSERT((reload_edges[reload->state] & BIT(state)) != 0);
@@ -86,7 +88,7 @@ static const struct server_config *configured(const struct reload *reload)
 	return reload->config != NULL ? reload->config : reload->options.config;
 }
 
-/* --- disks that close ------------------------------------------------------------------------ */
+/* --- closing disks --------------------------------------------------------------------------- */
 
 static void disk_has_closed(void *context)
 {
@@ -103,7 +105,7 @@ static void disk_has_closed(void *context)
 	pthread_mutex_unlock(&reload->lock);
 }
 
-/* The request is answered. */
+/* Called when the request is answered. Frees it, unless disks are still to close. */
 static void change_reload_request_end(struct reload *reload, struct reload_request *request)
 {
 	bool is_last;
@@ -120,9 +122,9 @@ static void change_reload_request_end(struct reload *reload, struct reload_reque
 	}
 }
 
-/* --- using ----------------------------------------------------------------------------------- */
+/* --- applying -------------------------------------------------------------------------------- */
 
-/* On a reactor's thread. */
+/* Called on a reactor's thread. */
 static bool may_stay(void *context, const struct session *session)
 {
 	struct engine *engine = session->engine;
@@ -142,7 +144,7 @@ static bool may_stay(void *context, const struct session *session)
 	return rc == 0;
 }
 
-/* The same. */
+/* Called on a reactor's thread. */
 static void reviewed(void *context, uint64_t turn, uint32_t ended)
 {
 	struct reviewer *reviewer = context;
@@ -155,8 +157,8 @@ static void reviewed(void *context, uint64_t turn, uint32_t ended)
 	pthread_mutex_unlock(&reload->lock);
 }
 
-/* All that was read takes effect, for connections that exist, too. A reactor that hangs does its
- * part, and looks at its own, when it goes on. */
+/* Applies everything that was read, also to existing connections. A reactor that hangs does its
+ * part, and checks its connections, when it continues. */
 static void reload_apply(struct reload *reload, struct reload_news *news, uint64_t turn)
 {
 	if (news->credentials != NULL) {
@@ -186,7 +188,8 @@ static void reload_apply(struct reload *reload, struct reload_news *news, uint64
 	reload_news_drop(news);
 }
 
-/* Reactors that have not looked at all their connections. With the lock. */
+/* Returns the number of reactors that have not checked all their connections. Called with the lock
+ * held. */
 static uint32_t count_behind(const struct reload *reload)
 {
 	uint32_t count = 0;
@@ -220,8 +223,8 @@ static bool change_reload_is_over(const struct reload_request *request)
 	return request->closing_count == 0 || !change_reload_is_before(&now, &request->until);
 }
 
-/* Has the main thread answer requests whose disks are closed, or have had their time. True: there
- * are such. With the lock. */
+/* Makes the main thread answer requests whose disks are closed, or whose time is over. Returns true
+ * if there are any. Called with the lock held. */
 static bool tell_parked(struct reload *reload)
 {
 	bool found = false;
@@ -241,13 +244,13 @@ static bool tell_parked(struct reload *reload)
 	return found;
 }
 
-/* Waits until there is something to do, or for a look. With the lock. */
+/* Waits for work or for the time of the next periodic check. Called with the lock held. */
 static void wait_for_work(struct reload *reload)
 {
 	struct timespec look = seconds_from_now(LOOK_S);
 	int rc = 0;
 
-	(void)tell_parked(reload); /* a disk may have closed while nobody waited here */
+	(void)tell_parked(reload); /* a disk may have closed while this thread did not wait here */
 	while (!reload->stopping && rc == 0 && reload->state != RELOAD_REVIEWING &&
 		(reload->state != RELOAD_IDLE || !reload->begun ||
 			(list_is_empty(&reload->requests) && !reload->looks))) {
@@ -269,7 +272,7 @@ static void wait_for_work(struct reload *reload)
 	}
 }
 
-/* What is to be done next. With the lock. */
+/* Returns the next request, or the thread's own. Called with the lock held. */
 static struct reload_request *next_request(struct reload *reload)
 {
 	struct list_node *node = reload->begun ? list_pop_front(&reload->requests) : NULL;
@@ -285,7 +288,8 @@ static struct reload_request *next_request(struct reload *reload)
 	return request != NULL ? request : &reload->look;
 }
 
-/* One request, or a look. With the lock, which is released while files are read. */
+/* Handles one request or a periodic check. Called with the lock held, which is released while files
+ * are read. */
 static void change_reload_work(struct reload *reload)
 {
 	struct reload_request *request = next_request(reload);
@@ -319,7 +323,7 @@ static void change_reload_work(struct reload *reload)
 	reload->options.wake(reload->options.context);
 }
 
-/* With the lock. */
+/* Called with the lock held. */
 static void wait_for_reactors(struct reload *reload)
 {
 	struct timespec until = seconds_from_now(REVIEW_S);
@@ -345,7 +349,7 @@ static void *change_reload_run(void *context)
 {
 	struct reload *reload = context;
 
-	/* By itself: the sandbox keeps others from it. */
+	/* The thread sets its own name, because the sandbox does not let another thread set it. */
 	pthread_setname_np(pthread_self(), "gmblock/reload");
 	pthread_mutex_lock(&reload->lock);
 	while (!reload->stopping) {
@@ -360,7 +364,7 @@ static void *change_reload_run(void *context)
 	return NULL;
 }
 
-/* Takes the request. */
+/* Queues the request, which is taken. */
 static void change_reload_ask(struct reload *reload, struct reload_request *request)
 {
 	pthread_mutex_lock(&reload->lock);
@@ -369,7 +373,7 @@ static void change_reload_ask(struct reload *reload, struct reload_request *requ
 	pthread_mutex_unlock(&reload->lock);
 }
 
-/* Whether a request to do the same waits already. With the lock. */
+/* Returns whether an equal request is already waiting. Called with the lock held. */
 static bool is_asked(const struct reload *reload)
 {
 	list_for_each(node, &reload->requests)
@@ -430,12 +434,12 @@ bool reload_hold(struct reload *reload)
 
 /* --- answers --------------------------------------------------------------------------------- */
 
-/* What came of a request. */
+/* The result of a request. */
 struct outcome {
 	struct reload_request *request; /* owned */
 	int result;
 	struct error error;
-	bool is_applied; /* else nothing has changed */
+	bool is_applied; /* false: nothing has changed */
 	uint32_t ended;
 	json_t *lines; /* owned, or NULL */
 };
@@ -495,7 +499,8 @@ static void change_reload_say(struct reload *reload, const struct outcome *outco
 	}
 }
 
-/* Nothing is changed: that was all that was asked for (0), or an error. With the lock. */
+/* Ends the request without a change: a dry run is complete (0), or there was an error. Called with
+ * the lock held. */
 static void change_reload_give_up(struct reload *reload, int result)
 {
 	reload->result = result;
@@ -508,7 +513,7 @@ static void change_reload_give_up(struct reload *reload, int result)
 	change_reload_set_state(reload, RELOAD_REVIEWED);
 }
 
-/* With the lock, which is released meanwhile. */
+/* Called with the lock held, which is released in between. */
 static void use_news(struct reload *reload)
 {
 	struct reload_news news = reload->news;
@@ -544,7 +549,8 @@ static void use_news(struct reload *reload)
 	pthread_mutex_lock(&reload->lock);
 }
 
-/* The disks of the request are about to close: it waits for them beside others. With the lock. */
+/* Lets the request wait for its disks to close, while later requests proceed. Called with the lock
+ * held. */
 static void change_reload_park(struct reload *reload, struct reload_request *request)
 {
 	request->until =
@@ -561,7 +567,7 @@ static void answer_all(struct reload *reload, struct outcome *outcome)
 	change_reload_request_end(reload, outcome->request);
 }
 
-/* Takes one whose disks are closed, or have had their time. False: there is none. */
+/* Takes a request whose disks are closed, or whose time is over. Returns false if there is none. */
 static bool take_parked(struct reload *reload, struct outcome *outcome)
 {
 	struct reload_request *found = NULL;
@@ -608,7 +614,7 @@ void reload_finish(struct reload *reload)
 	}
 	pthread_mutex_lock(&reload->lock);
 	if (reload->state == RELOAD_READ && reload->result == 0) {
-		use_news(reload); /* and is called again, unless that was all */
+		use_news(reload); /* it is called again, unless the request is complete */
 	} else if (reload->state == RELOAD_READ) {
 		change_reload_give_up(reload, reload->result);
 	}
@@ -641,7 +647,7 @@ void reload_finish(struct reload *reload)
 
 /* --- commands -------------------------------------------------------------------------------- */
 
-/* Somebody waits for its answer. take: reads what exactly is asked for. */
+/* Queues a request whose client waits for the answer. take: reads the arguments. */
 static void begin_request(struct reload *reload, struct control_client *client,
 	enum request_action action, const json_t *arguments,
 	int (*take)(struct reload_request *request, const json_t *arguments, struct error *error))
@@ -674,7 +680,7 @@ static void begin_reload(void *context, struct control_client *client, const jso
 	begin_request(context, client, REQUEST_RELOAD, arguments, take_reload);
 }
 
-/* What was begun goes on. */
+/* The client has gone; work in progress continues. */
 static void end_request(void *context, struct control_client *client)
 {
 	struct reload *reload = context;
@@ -815,7 +821,7 @@ int reload_create(
 	return 0;
 }
 
-/* The clients of all requests, taken out one by one. With the lock. */
+/* Removes and returns the next client of all requests. Called with the lock held. */
 static struct control_client *next_client(struct reload *reload)
 {
 	struct control_client *client = NULL;
@@ -901,7 +907,7 @@ bool reload_destroy(struct reload *reload)
 	while ((node = list_pop_front(&reload->parked)) != NULL) {
 		struct reload_request *request = list_entry(node, struct reload_request, node);
 
-		/* No engine is left, so that nobody has a disk open any more. */
+		/* No engine is left, so no disk is open. */
 		reload_request_free(request);
 	}
 	reload_config_free(reload->config);

@@ -55,7 +55,7 @@ void reload_news_drop(struct reload_news *news)
 	*news = (struct reload_news){ 0 };
 }
 
-/* --- words ----------------------------------------------------------------------------------- */
+/* --- arguments ------------------------------------------------------------------------------- */
 
 static int take_settings(const json_t *pairs, struct server_settings *settings, struct error *error)
 {
@@ -178,7 +178,7 @@ static int change_request_add_export(
 	return rc;
 }
 
-/* Only the thread changes what is known of sizes. */
+/* Sizes need no lock, because only the reload thread changes the recorded ones. */
 static int look_at_size(const struct exports *exports, const struct reload_request *request,
 	struct reload_news *news, struct error *error)
 {
@@ -226,7 +226,7 @@ void reload_look_at_sizes(const struct exports *exports)
 	}
 }
 
-/* What rules and files that are new do to connections, as lines for people. */
+/* Adds lines for people about the effect of new rules and files on connections. */
 static int change_request_foresee(const struct reload_options *options,
 	struct reload_request *request, struct reload_news *news, struct error *error)
 {

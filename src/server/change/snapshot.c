@@ -32,7 +32,7 @@ static struct served *change_snapshot_find(const struct exports *exports, const 
 	return NULL;
 }
 
-/* The export that serves the snapshot, or NULL. */
+/* Returns the export that serves the snapshot, or NULL. */
 static struct served *find_view(
 	const struct exports *exports, const struct served *parent, const char *view)
 {
@@ -47,7 +47,8 @@ static struct served *find_view(
 	return NULL;
 }
 
-/* about_out: NULL, or for what the store says of it. */
+/* Returns whether the snapshot exists. about_out: NULL, or receives the store's description of
+ * it. */
 static bool has_view(const struct served *parent, const char *view, struct store_view *about_out)
 {
 	struct store_view list[STORE_VIEWS_MAX];
@@ -66,7 +67,7 @@ static bool has_view(const struct served *parent, const char *view, struct store
 
 /* --- the store ------------------------------------------------------------------------------- */
 
-/* One request, for which a thread waits. */
+/* One request to a store, for which a thread waits. */
 struct ask {
 	struct reactor_task task;
 	struct store_view_request request;
@@ -97,7 +98,7 @@ static void change_snapshot_begin(struct engine *engine, void *context)
 	store_view_ask(ask->store, &ask->request);
 }
 
-/* Where the store was started. */
+/* Returns the reactor on which the store was started. */
 static struct reactor *reactor_of(const struct reload_options *options, const struct export *export)
 {
 	for (uint32_t i = 0; i < options->reactor_count; i++) {
@@ -199,7 +200,7 @@ static int delete_one(const struct reload_options *options, struct reload_reques
 	const struct served *parent, struct change *change, struct error *error)
 {
 	const struct served *served = find_view(options->exports, parent, request->view);
-	/* Relaxed: one that connects now gets errors. */
+	/* Relaxed, because a client that connects now gets errors in any case. */
 	uint32_t clients = served == NULL ? 0
 					  : atomic_load_explicit(&served->export->connections,
 						    memory_order_relaxed);
@@ -253,11 +254,10 @@ void snapshot_undo(const struct reload_options *options, struct reload_request *
 	}
 }
 
-/* --- those that were dropped ----------------------------------------------------------------- */
+/* --- dropped snapshots ----------------------------------------------------------------------- */
 
-/* The next export from *index_inout on of a snapshot that its store does not have any more, or
- * NULL.
- */
+/* Returns the next export, from *index_inout on, of a snapshot that its store no longer has; NULL:
+ * no more. */
 static const struct served *next_gone(const struct exports *exports, uint32_t *index_inout)
 {
 	while (*index_inout < exports->count) {
@@ -297,14 +297,15 @@ int snapshots_remove_gone(const struct exports *exports, struct change *change, 
 	return rc;
 }
 
-/* --- all of them ----------------------------------------------------------------------------- */
+/* --- all snapshots --------------------------------------------------------------------------- */
 
 static json_t *view_json(
 	const struct exports *exports, const struct served *parent, const struct store_view *view)
 {
 	const struct served *served = find_view(exports, parent, view->name);
 	json_int_t clients = served == NULL
-				     ? view->is_temporary /* its job */
+				     /* The job that made it counts as a connection. */
+				     ? view->is_temporary
 				     : (json_int_t)atomic_load_explicit(
 					       &served->export->connections, memory_order_relaxed);
 
@@ -343,7 +344,7 @@ int snapshots_json(
 	return 0;
 }
 
-/* Those of the process whose place this one has taken, or NULL. */
+/* Returns the snapshot's keys from the process that this one took over from, or NULL. */
 static const struct server_export *find_keys(
 	const struct change_options *options, const struct served *parent, const char *view)
 {

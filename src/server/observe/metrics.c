@@ -12,7 +12,7 @@
 
 enum {
 	LABEL_BYTES = 64,
-	/* Histograms have a bucket for each doubling between the ends of these two. */
+	/* Histograms have a bucket for each doubling between the upper limits of these two. */
 	BUCKET_FIRST = 1,
 	BUCKET_LAST = 22 * PATH_LATENCY_PARTS - 1,
 };
@@ -21,20 +21,20 @@ _Static_assert(
 	(int)BUCKET_FIRST < (int)PATH_LATENCY_PARTS && (int)BUCKET_LAST < (int)PATH_LATENCY_BUCKETS,
 	"the rows that are told");
 
-/* What a sample is about. */
+/* The object that a sample describes. */
 struct subject {
 	const char *label; /* "export", "client", or NULL */
-	const char *value; /* comes from elsewhere */
+	const char *value; /* untrusted text */
 	size_t value_bytes;
-	const char *second; /* one more label, or NULL */
+	const char *second; /* name of a second label, or NULL */
 	const char *second_value;
-	const char *more; /* labels as they are written, or NULL */
+	const char *more; /* formatted labels, or NULL */
 };
 
-/* The counters of one subject. */
+/* The counters of one object. */
 struct series {
 	struct subject subject;
-	const void *values; /* a struct, or as many uint64_t as the table has counters */
+	const void *values; /* a struct, or one uint64_t per counter of the table */
 	bool is_list;
 };
 
@@ -42,7 +42,7 @@ struct writer {
 	FILE *out;
 	const struct summary *summary;
 	bool openmetrics;
-	/* Of the table that is written next. */
+	/* The series of the next table. */
 	struct series *series;
 	size_t series_count;
 	size_t series_room;
@@ -53,7 +53,7 @@ enum metric_type { METRIC_COUNTER, METRIC_GAUGE, METRIC_HISTOGRAM };
 
 /* --- lines --------------------------------------------------------------------------------- */
 
-/* name: without the prefix and a counter's suffix. unit: its last word, or NULL. */
+/* name: without the prefix and without a counter's suffix. unit: its last word, or NULL. */
 static void metrics_write_head(const struct writer *w, const char *name, enum metric_type type,
 	const char *unit, const char *help)
 {
@@ -67,7 +67,7 @@ static void metrics_write_head(const struct writer *w, const char *name, enum me
 	}
 }
 
-/* Names of exports and clients are UTF-8. */
+/* Writes a name of an export or client, which is UTF-8. */
 static void write_escaped(const struct writer *w, const char *value, size_t bytes)
 {
 	for (size_t i = 0; i < bytes; i++) {
@@ -82,7 +82,7 @@ static void write_escaped(const struct writer *w, const char *value, size_t byte
 	}
 }
 
-/* One more label, whose name and value need no escape; NULL: none. */
+/* more: an additional label, whose name and value need no escaping; NULL: none. */
 static void write_name(const struct writer *w, const char *name, const char *suffix,
 	const struct subject *subject, const char *more)
 {
@@ -112,7 +112,7 @@ static void write_name(const struct writer *w, const char *name, const char *suf
 
 static void write_value(const struct writer *w, enum counter_unit unit, uint64_t value)
 {
-	if (unit == COUNTER_NS) { /* in seconds */
+	if (unit == COUNTER_NS) { /* written in seconds */
 		fprintf(w->out, "%llu.%09llu\n", (unsigned long long)(value / NS_PER_S),
 			(unsigned long long)(value % NS_PER_S));
 	} else if (unit == COUNTER_PERMILLE) {
@@ -148,7 +148,7 @@ static void add(struct writer *w, const struct subject *subject, const void *val
 	w->series[w->series_count++] = (struct series){ *subject, values, is_list };
 }
 
-/* The counters of all series that were added; for clients with a prefix of their own. */
+/* Writes the counters of all added series. Tables of clients have a prefix. */
 static void write_table(
 	const struct writer *w, const struct counter_table *table, const char *prefix)
 {
@@ -190,7 +190,7 @@ static void write_table(
 	}
 }
 
-/* The same, and nothing is added any more. */
+/* Writes the table and removes the series. */
 static void end_table(struct writer *w, const struct counter_table *table)
 {
 	write_table(w, table, "");
@@ -219,7 +219,7 @@ static void write_server(struct writer *w)
 	end_table(w, &engine_counter_table);
 }
 
-/* Payload memory, by its kind. */
+/* Writes the payload memory by kind. */
 static void write_arenas(struct writer *w)
 {
 	const struct path_arena *const arenas[] = { &w->summary->ram, &w->summary->device };
@@ -257,7 +257,8 @@ static void write_exports(struct writer *w)
 	}
 }
 
-/* What the layers of stores count: of each kind the outermost, as a series has one value. */
+/* Writes the counters of store layers. If a kind occurs more than once, the outermost layer counts,
+ * because a series has one value. */
 static void write_layers(struct writer *w)
 {
 	const struct server_view *view = w->summary->view;
@@ -285,7 +286,7 @@ static void write_layers(struct writer *w)
 	}
 }
 
-/* --- what has no table ------------------------------------------------------------------------ */
+/* --- metrics without a table ------------------------------------------------------------------ */
 
 static void write_process(const struct writer *w)
 {
@@ -367,8 +368,7 @@ static void write_histogram(const struct writer *w, const char *name, const stru
 	write_value(w, COUNTER_ITEMS, count);
 }
 
-/* Of the series that were added, struct path_stats each: their counters, and how long requests
- * took. */
+/* Writes the counters and latency histograms of the added series, which are struct path_stats. */
 static void write_requests(struct writer *w, const char *prefix, const char *help)
 {
 	char name[LABEL_BYTES];
@@ -418,7 +418,7 @@ static void write_phases(const struct writer *w, const struct path_stats *sums)
 	}
 }
 
-/* Requests of all sizes, by export and operation. */
+/* Writes the requests of all sizes, by export and operation. */
 static void write_operations(struct writer *w)
 {
 	uint32_t count = w->summary->view->export_count * STORE_OP_COUNT;

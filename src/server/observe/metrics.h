@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The summary of a server as metrics for Prometheus and others, in two text formats: OpenMetrics
- * 1.0 and its predecessor, the Prometheus text format 0.0.4, which promtool and the textfile
- * collector of node_exporter read. gmblock-metrics(7) lists the names and labels; they are stable.
+ * Formats the summary of a server as metrics for Prometheus and compatible collectors, in two text
+ * formats: OpenMetrics 1.0, and its predecessor, the Prometheus text format 0.0.4, which promtool
+ * and the textfile collector of node_exporter read. gmblock-metrics(7) lists the names and labels,
+ * which are stable.
  *
- * Threading: any. Ownership: the text is the caller's. Errors: -ENOMEM.
+ * Threading: any. Ownership: the caller owns the text. Errors: -ENOMEM.
  */
 #pragma once
 
@@ -13,6 +14,6 @@
 #define METRICS_TEXT_TYPE	 "text/plain; version=0.0.4; charset=utf-8"
 #define METRICS_OPENMETRICS_TYPE "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
-/* The text has a terminator, which *bytes_out does not count. */
+/* The text is terminated; *bytes_out excludes the terminator. */
 GMB_MUST_CHECK int metrics_format(
 	const struct summary *summary, bool openmetrics, char **text_out, size_t *bytes_out);

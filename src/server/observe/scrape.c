@@ -25,7 +25,7 @@ struct scrape {
 	struct listener listener;
 	struct control_server *server;
 	bool stopped;
-	/* What was given last in each format. */
+	/* The last text in each format. */
 	struct {
 		char *text;
 		size_t bytes;
@@ -41,7 +41,7 @@ static int scrape_take_parameter(
 	char shown[SHOWN_BYTES];
 
 	if (strcmp(parameter->name, "socket") == 0) {
-		return 0; /* uri_parse() has it */
+		return 0; /* uri_parse() has handled it */
 	}
 	if (strcmp(parameter->name, "insecure-network") != 0 || uri->is_unix) {
 		return error_set(error, -EINVAL, "it has no parameter \"%s\"",
@@ -131,7 +131,8 @@ static bool scrape_is_loopback(int fd)
 	return address.ss_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&ipv6.sin6_addr);
 }
 
-/* Metrics name exports and clients, and there is neither encryption nor a password. */
+/* Rejects other addresses, because metrics contain names of exports and clients, and the connection
+ * has neither encryption nor a password. */
 static int check_reach(
 	const struct export_uri *uri, const struct listener *listener, struct error *error)
 {
@@ -151,7 +152,7 @@ static int check_reach(
 	return 0;
 }
 
-/* The sockets of the process before this one that are of the address; others are closed. */
+/* Adopts the previous process's sockets that match the address; closes others. */
 static int scrape_adopt_passed(const struct export_uri *uri, struct upgrade_take *take,
 	struct listener *listener, struct error *error)
 {
@@ -176,13 +177,13 @@ static int scrape_adopt_passed(const struct export_uri *uri, struct upgrade_take
 			listener->fds[listener->fd_count++] = passed.fds[0];
 			passed.fd_count = 0;
 		}
-		listener_forget_path(&passed); /* the other one may go on with it */
+		listener_forget_path(&passed); /* the other process may continue to use it */
 		listener_close(&passed);
 	}
 	return rc;
 }
 
-/* No socket: they do not make up the address. */
+/* Adopts the sockets, or none if they do not cover the address. */
 static int scrape_take_over(const struct export_uri *uri, struct upgrade_take *take,
 	struct listener *listener, struct error *error)
 {
@@ -300,7 +301,7 @@ int scrape_open(struct listener *listener, const struct server_view *view,
 	rc = control_page_serve(&page, scrape, scrape->listener.fds, scrape->listener.fd_count,
 		&scrape->server, error);
 	if (rc < 0) {
-		if (scrape->listener.was_passed) { /* the other process goes on with it */
+		if (scrape->listener.was_passed) { /* the other process continues to use it */
 			listener_forget_path(&scrape->listener);
 		}
 		scrape_close(scrape);

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Metrics over HTTP: GET /metrics, in the formats of metrics.h, on a Unix socket or an address of
- * this machine, and elsewhere only if that was asked for in so many words.
+ * this machine. Other addresses are rejected unless insecure-network=yes is given.
  *
  *   http://HOST:PORT[/metrics][?insecure-network=yes]     http+unix:///[metrics]?socket=PATH
  *
- * Threading: the main thread. The reactors are asked at most once in SCRAPE_NS, however many
- * connections ask; a slow one waits for nobody but itself. Ownership: a scrape owns its sockets.
- * Errors: a negative errno and a sentence.
+ * Threading: the main thread. The reactors are called at most once in SCRAPE_NS, independent of the
+ * number of connections; a slow connection delays only itself. Ownership: a scrape owns its
+ * sockets. Errors: a negative errno and a sentence.
  */
 #pragma once
 
@@ -17,21 +17,21 @@
 
 struct scrape;
 
-/* To be freed with export_uri_fini(); its protocol is "http". */
+/* Parses the URI; its protocol is "http". Freed with export_uri_fini(). */
 GMB_MUST_CHECK int scrape_uri_parse(const char *text, struct export_uri *uri, struct error *error);
-/* Listens, before the server gives up its privileges. text: such a URI; NULL: the listener has no
- * socket. take: may have its sockets, or NULL. */
+/* Opens the listening sockets, before the server drops its privileges. text: the URI; NULL: the
+ * listener gets no socket. take: may already have its sockets, or NULL. */
 GMB_MUST_CHECK int scrape_listen(const char *text, struct upgrade_take *take,
 	struct listener *listener, struct error *error);
 /* Takes the listener, also on failure. *scrape_out is NULL when it has no socket. */
 GMB_MUST_CHECK int scrape_open(struct listener *listener, const struct server_view *view,
 	struct scrape **scrape_out, struct error *error);
-/* As the functions of server_control. */
+/* Like the functions of server_control. */
 void scrape_begin(struct scrape *scrape);
 void scrape_look(struct scrape *scrape, const struct server_view *view);
 void scrape_stop(struct scrape *scrape);
 void scrape_close(struct scrape *scrape);
-/* Where it listens; NULL: nowhere. */
+/* Returns its listener; NULL: none. */
 struct listener *scrape_listener(struct scrape *scrape);
 int scrape_fd(const struct scrape *scrape);
 void scrape_run(struct scrape *scrape);

@@ -71,7 +71,7 @@ static json_t *counters_json(const struct counter_table *table, const void *valu
 	return object;
 }
 
-/* Those with requests in them: [upper limit in us, requests]; the last one has no limit. */
+/* Lists the buckets with requests: [upper limit in us, requests]; the last bucket has no limit. */
 static json_t *buckets_json(const struct path_stats *stats)
 {
 	json_t *list = json_array();
@@ -114,7 +114,7 @@ static json_t *operation_json(const struct path_stats *stats, int op)
 	return whole;
 }
 
-/* Those of one size class. */
+/* The requests of one size class. */
 static json_t *class_json(const struct path_stats *stats, int op, uint32_t size_class)
 {
 	uint64_t limit = path_size_class_limit(size_class);
@@ -190,7 +190,7 @@ static json_t *arenas_json(const struct summary *summary)
 	return all;
 }
 
-/* The rules for identities, in their order. */
+/* The rules of identities, in order. */
 static json_t *rules_json(struct rate_rules *rules)
 {
 	json_t *all = json_array();
@@ -215,7 +215,7 @@ static json_t *rules_json(struct rate_rules *rules)
 	return all;
 }
 
-/* What the layers of a store have counted, by their names. */
+/* The counters of the layers of a store, by layer name. */
 static json_t *layers_json(const struct summary_export *about, const struct store *store)
 {
 	json_t *all = json_object();
@@ -237,7 +237,7 @@ static json_t *layers_json(const struct summary_export *about, const struct stor
 	return all;
 }
 
-/* Adds the counters of an export, some of them in objects of their own. */
+/* Adds the counters of an export, some of them in nested objects. */
 static void parts_add(json_t *whole, const struct summary_export *about)
 {
 	for (size_t i = 0; i < SUMMARY_PARTS; i++) {
@@ -276,7 +276,7 @@ static json_t *export_json(const struct summary *summary, uint32_t export_index)
 			}
 		}
 	}
-	/* A path may be any bytes, JSON is UTF-8. */
+	/* A path can have any bytes, but JSON must be UTF-8. */
 	whole = json_pack("{s:s%, s:s}", "name", entry->name, (size_t)entry->name_bytes, "path",
 		log_escape(shown, sizeof(shown), path, strlen(path)));
 	parts_add(whole, about);
@@ -324,7 +324,7 @@ json_t *stats_document(const struct server_view *view, int *code)
 		for (uint32_t i = 0; i < summary.client_count; i++) {
 			json_t *client = client_json(&summary.clients[i]);
 
-			/* "other" is there only when it stands for somebody. */
+			/* "other" is included only if it represents a client. */
 			if (summary.clients[i].session_count > 0 ||
 				json_array_size(json_object_get(client, "operations")) > 0) {
 				json_array_append(clients, client);

@@ -84,7 +84,7 @@ const struct counter_table summary_client_table = { "client", "client", "client_
 
 /* --- sums ------------------------------------------------------------------------------------ */
 
-/* Room for one more sum; NULL: no memory, which is remembered. */
+/* Returns sum, allocated if it is NULL. NULL: no memory, which is recorded. */
 static void *sum_of(struct summary *summary, void *sum, size_t bytes)
 {
 	sum = sum != NULL ? sum : calloc(1, bytes);
@@ -110,7 +110,7 @@ static void summary_add_operations(
 	}
 }
 
-/* A rate or a limit; 0: there is none. */
+/* Converts a rate or limit; 0 means none. */
 static uint64_t summary_known(uint64_t value)
 {
 	return value > 0 ? value : COUNTER_NONE;
@@ -163,7 +163,7 @@ static void summary_add_export(
 	keep_fastest(&sum->writes, &measured->writes, store_rate(measured->queue, STORE_WRITE));
 }
 
-/* The client of that name, perhaps a new one. NULL: no memory. */
+/* Finds or adds the client of that name. NULL: no memory. */
 static struct summary_client *find_client(struct summary *summary, const char *name)
 {
 	struct summary_client *grown;
@@ -207,7 +207,7 @@ static void add_client(struct summary *summary, const struct engine_client *clie
 	}
 }
 
-/* On a reactor's thread, while the main thread waits. */
+/* Called on a reactor's thread while the main thread waits. */
 static void inspect(struct engine *engine, void *context)
 {
 	struct summary *summary = context;
@@ -230,7 +230,7 @@ static void inspect(struct engine *engine, void *context)
 	add_client(summary, &engine->other_clients);
 }
 
-/* What needs no reactor. */
+/* Collects values that need no reactor. */
 static void summary_look_at(struct summary_export *sum, const struct export *export)
 {
 	struct rate_limits limits;

@@ -13,13 +13,14 @@ enum { QUOTE_BYTES = 120 };
 struct tracing {
 	const struct server_view *view;
 	struct control_client *client; /* waits for the records, or NULL */
-	struct ring *ring;	       /* the main thread's */
-	struct ring_message enough;    /* enough have ended */
+	struct ring *ring;	       /* of the main thread */
+	struct ring_message enough;    /* reports that enough requests have ended */
 	_Atomic bool enough_is_posted;
 	_Atomic uint32_t
 		wanted; /* 0: not recording; set by the main thread, read by the reactors */
-	/* Counted by the reactors, to know when to wake the main thread: acquire and release, so
-	 * that the one that wakes it has seen the records it counts on other reactors. */
+	/* Incremented by the reactors, to determine when to wake the main thread. Acquire and
+	 * release, so that the reactor that wakes it has seen the records that it counts on other
+	 * reactors. */
 	_Atomic uint32_t ended_count;
 	struct path_trace **recorders; /* one per reactor, while wanted > 0 */
 };
@@ -53,7 +54,7 @@ static int bad_argument(struct error *error, const char *key)
 
 static int take_count(const json_t *value, uint32_t *count, struct error *error)
 {
-	json_int_t number = json_integer_value(value); /* 0 when it is none */
+	json_int_t number = json_integer_value(value); /* 0 if it is not a number */
 
 	if (number < 1 || number > PATH_TRACE_REQUESTS_MAX) {
 		return error_set(error, -EINVAL, "1 to %d requests can be traced at a time",
@@ -138,32 +139,33 @@ static int take_arguments(const struct tracing *tracing, const json_t *arguments
 
 /* --- recording ----------------------------------------------------------------------------- */
 
-/* On a reactor's thread. */
+/* Called on a reactor's thread. */
 static void count_ended(void *context)
 {
 	struct tracing *tracing = context;
 	uint32_t before = atomic_fetch_add_explicit(&tracing->ended_count, 1, memory_order_acq_rel);
 
-	/* Relaxed: it was set before the recorder was handed over. Acquire and release: a message
-	 * of the recording before that is still on its way will find the count. */
+	/* Relaxed, because wanted was set before the recorder was handed over. Acquire and release,
+	 * so that a message of the previous recording that is still in flight finds the count. */
 	if (before + 1 == atomic_load_explicit(&tracing->wanted, memory_order_relaxed) &&
 		!atomic_exchange_explicit(&tracing->enough_is_posted, true, memory_order_acq_rel)) {
 		ring_post(tracing->ring, &tracing->enough);
 	}
 }
 
-/* On a reactor's thread, while the main thread waits. */
+/* Called on a reactor's thread while the main thread waits. */
 static void tracing_arm(struct engine *engine, void *context)
 {
 	path_set_trace(engine->path, context);
 }
 
-/* Of the first count reactors. */
+/* Disarms the first count reactors. */
 static void disarm(struct tracing *tracing, uint32_t count)
 {
 	for (uint32_t i = 0; i < count; i++) {
 		if (reactor_call(tracing->view->reactors[i], tracing_arm, NULL) < 0) {
-			tracing->recorders[i] = NULL; /* the reactor still uses it: it stays */
+			/* Not freed, because the reactor still uses it. */
+			tracing->recorders[i] = NULL;
 		}
 	}
 	free_recorders(tracing);
@@ -303,8 +305,8 @@ static int compare_begins(const void *a, const void *b)
 		(*left)->edge_ns[PATH_STATE_WAIT], (*right)->edge_ns[PATH_STATE_WAIT]);
 }
 
-/* The first that ended over all reactors, at most as many as are wanted, in the order in which they
- * began. NULL: no memory. */
+/* Collects the first requests that ended over all reactors, up to the requested number, sorted by
+ * their start. NULL: no memory. */
 static const struct path_trace_request **tracing_collect(
 	const struct tracing *tracing, size_t *count_out)
 {
@@ -331,7 +333,7 @@ static const struct path_trace_request **tracing_collect(
 	return records;
 }
 
-/* Answers with what was recorded. ended: why there is no more ("count", "left", "stop"). */
+/* Answers with the records. ended: the reason for the end ("count", "left", "stop"). */
 static void reply(struct tracing *tracing, const char *ended)
 {
 	struct control_client *client = tracing->client;
@@ -382,7 +384,7 @@ static const struct control_command trace_command = {
 	.end = end_trace,
 };
 
-/* Or the message is of a recording before, which has ended otherwise. */
+/* The message may be of a previous recording, which ended for another reason. */
 static void deliver_enough(struct ring *ring, struct ring_message *message)
 {
 	struct tracing *tracing = container_of(message, struct tracing, enough);

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The control command "trace": records single requests of a running server (path/stats.h) with a
- * recorder in each reactor, one recording at a time. docs/protocol/control.md has its arguments and
- * its answer.
+ * recorder in each reactor, one recording at a time. docs/protocol/control.md defines its arguments
+ * and its answer.
  *
- * Threading: the main thread; beginning and ending a recording call each reactor. Ownership:
- * borrows the view and the server; owns the recorders until it is destroyed, which must be after
- * the reactors are if tracing_stop() ended a recording. Errors: those of a command go to its
- * client.
+ * Threading: the main thread; starting and ending a recording call each reactor. Ownership: borrows
+ * the view and the server. Owns the recorders until it is destroyed, which must come after the
+ * reactors if tracing_stop() ended a recording. Errors: those of a command are sent to its client.
  */
 #pragma once
 
@@ -22,5 +21,5 @@ GMB_MUST_CHECK int tracing_create(const struct server_view *view, struct control
 /* NULL is a no-op. */
 void tracing_destroy(struct tracing *tracing);
 
-/* Answers a client that waits, without calling a reactor: they keep their recorders. */
+/* Answers a waiting client without calling a reactor; so the reactors keep their recorders. */
 void tracing_stop(struct tracing *tracing);

@@ -9,7 +9,7 @@ static const char origin[] = "gmblock export add";
 
 /* --- writing --------------------------------------------------------------------------------- */
 
-/* Appends both as one string; false: there is no room. */
+/* Appends prefix and text as one string. Returns false if there is no room. */
 static bool added_put(
 	char out[UPGRADE_STRINGS_BYTES_MAX], size_t *used, const char *prefix, const char *text)
 {
@@ -44,7 +44,7 @@ int upgrade_added_write(const struct server_export *about, char out[UPGRADE_STRI
 
 /* --- reading --------------------------------------------------------------------------------- */
 
-/* The next string; there is one, as the message was checked. */
+/* Returns the next string, which exists because the message was checked. */
 static const char *next(const char **at)
 {
 	const char *text = *at;
@@ -72,7 +72,7 @@ int upgrade_added_read(
 {
 	const char *at = message->strings;
 	const char *end = at + message->strings_bytes;
-	/* Only read, as texts. */
+	/* Not const, but only read as text. */
 	struct server_export told = {
 		.name = (char *)(uintptr_t)next(&at),
 		.path = (char *)(uintptr_t)next(&at),

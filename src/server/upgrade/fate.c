@@ -49,14 +49,14 @@ static void fate_add(char list[LIST_BYTES], const char *what, uint32_t count)
 	}
 }
 
-/* Those that end, by why they do. */
+/* Lists the connections that end, by reason. */
 static void list_ends(const struct engine_fate *fate, bool in_handshake, char list[LIST_BYTES])
 {
 	list[0] = '\0';
 	for (int i = 0; i < ENGINE_KINDS_MAX && fate->end[i].kind != NULL; i++) {
 		const struct session_kind *kind = fate->end[i].kind;
 
-		/* Of a kind that can be passed, only sessions with such a layer cannot. */
+		/* Sessions of a kind that can be handed over end only because of this layer. */
 		fate_add(list,
 			kind->can_pass != NULL ? "TLS whose records the server makes" : kind->name,
 			fate->end[i].count);

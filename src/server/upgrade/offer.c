@@ -12,7 +12,7 @@
 #include "server/upgrade/tell.h"
 
 enum {
-	SEND_SECONDS = 2, /* that a message of the new process may wait for room */
+	SEND_SECONDS = 2, /* send timeout of the new process */
 	NAME_SHOWN_BYTES = 120,
 	OFFER_FILES = 3, /* the socket, standard error, the working directory */
 };

@@ -15,15 +15,15 @@
 #include "server/control.h"
 
 enum {
-	COMMAND_BYTES_MAX = 2 << 20, /* as much as the kernel takes */
+	COMMAND_BYTES_MAX = 2 << 20, /* the kernel's limit on arguments */
 	TEXT_BYTES_MAX = COMMAND_BYTES_MAX + PATH_MAX + 64,
 	STAT_BYTES = 1024,
-	START_FIELD = 22, /* of /proc/PID/stat */
+	START_FIELD = 22, /* in /proc/PID/stat */
 };
 
 static const char magic[] = "gmblock start 1";
 
-/* All of a small file, with a zero behind it; to be freed. -EFBIG: it is longer. */
+/* Reads a small file with a zero after its content; to be freed. -EFBIG: it is longer. */
 static int record_read_file(int fd, size_t bytes_max, char **text_out, size_t *bytes_out)
 {
 	char *text = malloc(bytes_max + 1);
@@ -57,7 +57,8 @@ static int read_path(const char *path, size_t bytes_max, char **text_out, size_t
 	return rc;
 }
 
-/* When the process began, as the kernel counts; the id and this name one process only. */
+/* Returns the start time of the process in kernel ticks. Together with the ID it identifies the
+ * process. */
 static int start_ticks(pid_t pid, unsigned long long *ticks_out)
 {
 	char path[64];
@@ -71,7 +72,7 @@ static int start_ticks(pid_t pid, unsigned long long *ticks_out)
 	if (rc < 0) {
 		return rc;
 	}
-	/* The name, field 2, may have any characters. */
+	/* The name, field 2, can contain any characters. */
 	at = strrchr(text, ')');
 	for (int field = 2; at != NULL && field < START_FIELD; field++) {
 		at = strchr(at + 1, ' ');
@@ -106,7 +107,7 @@ static int write_record(const char *path, const char *command, size_t command_by
 	if (rc < 0 || getcwd(folder, sizeof(folder)) == NULL) {
 		return rc < 0 ? rc : -errno;
 	}
-	/* One of a process that had this id. */
+	/* Removes the record of an earlier process with this ID. */
 	(void)unlink(path);
 	fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
 	file = fd >= 0 ? fdopen(fd, "w") : NULL;
@@ -133,7 +134,7 @@ void server_record_write(char path[SERVER_RECORD_PATH_BYTES])
 		rc = record_path(getpid(), path);
 	}
 	if (rc == 0) {
-		/* Nobody but who has started this process has had a say in it so far. */
+		/* At this point only the caller has influenced this process. */
 		rc = read_path("/proc/self/cmdline", COMMAND_BYTES_MAX, &command, &bytes);
 	}
 	if (rc == 0) {
@@ -158,7 +159,7 @@ void server_record_remove(char path[SERVER_RECORD_PATH_BYTES])
 
 /* --- reading --------------------------------------------------------------------------------- */
 
-/* Three strings and one argument at least. */
+/* Splits the record, which has at least three strings and one argument. */
 static bool split(struct server_record *record, size_t bytes, unsigned long long *ticks_out)
 {
 	char *at = record->text;

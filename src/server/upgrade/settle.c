@@ -9,7 +9,7 @@
 
 enum { NAME_SHOWN_BYTES = 120 };
 
-/* Of one disk. */
+/* The flush of one disk. */
 struct disk {
 	struct engine_settle base;
 	struct settle *settle;
@@ -35,7 +35,7 @@ struct settle *settle_create(struct reactor *const *reactors, uint32_t reactor_c
 	return settle;
 }
 
-/* Nothing is under way. */
+/* Called when no flush is in progress. */
 static void forget_disks(struct settle *settle)
 {
 	GMB_ASSERT(settle_is_over(settle));
@@ -57,7 +57,7 @@ void settle_destroy(struct settle *settle)
 
 bool settle_is_over(const struct settle *settle)
 {
-	/* Acquire pairs with the release in has_settled(). */
+	/* Acquire, pairs with the release in has_settled(). */
 	return atomic_load_explicit(&settle->busy_count, memory_order_acquire) == 0;
 }
 
@@ -66,11 +66,11 @@ static void has_settled(struct engine_settle *base, int result)
 	struct disk *disk = container_of(base, struct disk, base);
 
 	disk->result = result;
-	/* Release: the result is there; with the last one the disks may be gone. */
+	/* Release, because it publishes the result. After the last one, the disks may be freed. */
 	atomic_fetch_sub_explicit(&disk->settle->busy_count, 1, memory_order_release);
 }
 
-/* Those of one reactor: they take turns. */
+/* The disks of one reactor; disks are distributed over the reactors in turn. */
 struct settle_turn {
 	struct settle *settle;
 	uint32_t index; /* of the reactor */
@@ -91,7 +91,7 @@ static void begin_disks(struct engine *engine, void *context)
 	}
 }
 
-/* None of them is begun yet. */
+/* Adds the disks; no flush has started yet. */
 static int add_disks(struct settle *settle, const struct exports *exports, struct error *error)
 {
 	settle->disks = calloc(MAX(exports->count, 1U), sizeof(*settle->disks));

@@ -17,10 +17,10 @@
 #include "server/upgrade/added.h"
 
 enum {
-	ANSWER_MS = 60000, /* longer than any time limit of the other end */
-	GOODBYE_MS = 2000, /* for it to tell the service manager of this process */
+	ANSWER_MS = 60000, /* longer than any time limit of the old process */
+	GOODBYE_MS = 2000, /* for the old process to report this one to the service manager */
 	NAME_SHOWN_BYTES = 120,
-	/* Of clients, and of metrics. */
+	/* For clients and metrics. */
 	SOCKETS_MAX = (SERVER_LISTENS_MAX + 1) * LISTENER_SOCKETS_MAX,
 };
 
@@ -34,36 +34,38 @@ struct before {
 	char *name;
 	uint32_t name_bytes;
 	uint32_t session_count;
-	struct store_claim passed; /* with the descriptor of memory, which is its own, or -1 */
+	/* Its descriptor is that of memory, which the claim owns, or -1. */
+	struct store_claim passed;
 	uint64_t epoch;
-	struct export *same; /* of this process, on the same disk; NULL: there is none */
+	struct export *same; /* this process's export on the same disk; NULL: none */
 };
 
-/* A connection to a snapshot, which is served only when its disk has been read. */
+/* A connection to a snapshot. It waits, because the snapshot is served only after its disk was
+ * read. */
 struct late_session {
 	const struct session_kind *kind;
-	struct session_record record; /* in bytes */
-	int fd;			      /* -1: somebody has taken it */
+	struct session_record record; /* its strings lie in bytes */
+	int fd;			      /* -1: has been taken */
 	size_t byte_count;
 	uint8_t *bytes;
 };
 
 struct upgrade_take {
 	int channel;
-	bool keeps_all;			/* no upgrade if a connection is not let in */
-	struct upgrade_socket *sockets; /* fd -1: somebody has taken it */
+	bool keeps_all;			/* give up the upgrade if a connection is refused */
+	struct upgrade_socket *sockets; /* fd -1: has been taken */
 	uint32_t socket_count;
-	struct upgrade_socket control; /* fd -1: there is none, or the same */
+	struct upgrade_socket control; /* fd -1: none, or has been taken */
 	struct before *exports;
 	uint32_t export_count;
 	struct late_session *late;
 	uint32_t late_count;
-	uint8_t *received; /* of the session that comes next, or NULL */
+	uint8_t *received; /* received data of the next session, or NULL */
 	uint32_t received_count;
-	uint8_t bytes[UPGRADE_PACKET_BYTES_MAX]; /* of the last message */
+	uint8_t bytes[UPGRADE_PACKET_BYTES_MAX]; /* the last message */
 };
 
-/* --- what there is --------------------------------------------------------------------------- */
+/* --- received resources ---------------------------------------------------------------------- */
 
 static void take_free(struct upgrade_take *take)
 {
@@ -101,7 +103,7 @@ static void take_free(struct upgrade_take *take)
 	free(take);
 }
 
-/* One more of so many elements, all zero; the room doubles with powers of two. NULL: no memory. */
+/* Appends a zeroed element; capacities are powers of two. NULL: no memory. */
 static void *take_grow(void **array, uint32_t *count, size_t element_bytes)
 {
 	uint32_t room = *count == 0 ? 1 : 2 * *count;
@@ -190,7 +192,7 @@ static int keep_export(
 	return 0;
 }
 
-/* The next message; FAILED is an error. */
+/* Receives the next message; FAILED is an error. */
 static int take_receive(
 	struct upgrade_take *take, struct upgrade_message *message, struct error *error)
 {
@@ -252,7 +254,7 @@ static int receive_all(struct upgrade_take *take, struct server_config *config, 
 	}
 }
 
-/* -1: the environment names none. */
+/* Returns -1 if the environment names no channel. */
 static int channel_of_environment(struct error *error)
 {
 	const char *text = getenv(variable);
@@ -275,8 +277,8 @@ static int channel_of_environment(struct error *error)
 	return (int)fd;
 }
 
-/* Until here who has started this process reads what it says; from here on it goes where that of
- * the old process goes. */
+/* Up to here standard error goes to the caller that started this process. From here on it goes to
+ * that of the old process. */
 static void take_standard_error(void)
 {
 	const char *text = getenv(errors_variable);
@@ -317,8 +319,8 @@ int upgrade_take_find(
 	return config->file_path != NULL ? trust_path(config->file_path, error) : 0;
 }
 
-/* The user of the process that has made the connection: nobody gets more rights by an upgrade, and
- * what the old process says is read without the rights that it does not have. */
+/* Checks that both processes have the same user. An upgrade must not add rights, and data of the
+ * old process must be read without rights that the old process lacks. */
 static int take_check_user(const struct upgrade_take *take, struct error *error)
 {
 	struct ucred peer;
@@ -386,8 +388,7 @@ uint32_t upgrade_take_socket_count(const struct upgrade_take *take)
 
 /* --- exports --------------------------------------------------------------------------------- */
 
-/* index: where it is if both processes have the same exports in the same order, as nearly always.
- */
+/* Starts at index, because both processes nearly always have the same exports in the same order. */
 const struct store_claim *upgrade_take_disk(
 	const struct upgrade_take *take, const char *name, uint32_t index)
 {
@@ -427,7 +428,7 @@ static bool take_is_same_disk(const struct export *export, const struct before *
 	       memcmp(claim.identity, before->passed.identity, sizeof(claim.identity)) == 0;
 }
 
-/* So many connections would go on with another disk, or none. */
+/* Reports the number of connections that would lose their disk or continue on another one. */
 static int refuse_disk(const struct upgrade_taker *taker, const char *name, uint32_t name_bytes,
 	uint32_t session_count, struct error *error)
 {
@@ -458,7 +459,7 @@ static int check_exports(
 	return 0;
 }
 
-/* The export of the old process, or NULL: then it is a snapshot of one. */
+/* Returns the export of the old process, or NULL for a snapshot. */
 static const struct before *find_before(
 	const struct upgrade_take *take, const struct session_record *record)
 {
@@ -473,7 +474,7 @@ static const struct before *find_before(
 	return NULL;
 }
 
-/* Nothing of what clients know of these disks is lost. */
+/* Clients keep their knowledge of these disks, because the epochs stay the same. */
 static void keep_epochs(const struct upgrade_take *take)
 {
 	for (uint32_t i = 0; i < take->export_count; i++) {
@@ -530,7 +531,7 @@ static void *take_append(uint8_t **at, const void *bytes, size_t count)
 	return copy;
 }
 
-/* Takes the descriptor when it succeeds. */
+/* Takes the descriptor on success. */
 static int keep_late(struct upgrade_take *take, const struct session_kind *kind,
 	const struct upgrade_message *message, struct error *error)
 {
@@ -560,7 +561,7 @@ static int keep_late(struct upgrade_take *take, const struct session_kind *kind,
 	return 0;
 }
 
-/* Whether it is a snapshot of a disk that is that of the old process. */
+/* Returns whether it is a snapshot of a disk that the old process also serves. */
 static bool is_same_snapshot(const struct upgrade_take *take, const struct served *served)
 {
 	for (uint32_t i = 0; i < take->export_count; i++) {
@@ -571,7 +572,7 @@ static bool is_same_snapshot(const struct upgrade_take *take, const struct serve
 	return false;
 }
 
-/* Whether the disk, which the name says before the last '@', is that of the old process. */
+/* Returns whether the old process serves the disk, whose name precedes the last '@'. */
 static bool has_disk_of(const struct upgrade_take *take, const struct session_record *record)
 {
 	const char *end = memrchr(record->export, '@', record->export_bytes);
@@ -585,8 +586,8 @@ static bool has_disk_of(const struct upgrade_take *take, const struct session_re
 	return before != NULL && before->same != NULL;
 }
 
-/* The disks are read. A snapshot that is not on its disk was dropped: its connections are closed.
- */
+/* Called after the disks were read. If a snapshot is no longer on its disk, it was dropped, and its
+ * connections are closed. */
 static int adopt_late(
 	struct upgrade_take *take, const struct upgrade_taker *taker, struct error *error)
 {
@@ -605,8 +606,8 @@ static int adopt_late(
 	return 0;
 }
 
-/* Clients connect to the old process until it pauses, also to disks that had nobody before. Takes
- * the descriptor when it succeeds. */
+/* The old process accepts clients until it pauses, also for disks that had no client before. Takes
+ * the descriptor on success. */
 static int take_session(struct upgrade_take *take, const struct upgrade_taker *taker,
 	const struct upgrade_message *message, struct error *error)
 {
@@ -628,7 +629,7 @@ static int take_session(struct upgrade_take *take, const struct upgrade_taker *t
 	return 0;
 }
 
-/* Of the session that comes next. */
+/* Keeps received data of the next session. */
 static int keep_received(
 	struct upgrade_take *take, const struct upgrade_message *message, struct error *error)
 {
@@ -651,7 +652,7 @@ static int keep_received(
 	return 0;
 }
 
-/* Until SESSIONS_END, whose count must be that of what came. */
+/* Receives sessions until SESSIONS_END, whose count must match. */
 static int receive_sessions(struct upgrade_take *take, const struct upgrade_taker *taker,
 	struct upgrade_message *message, struct error *error)
 {
@@ -695,7 +696,7 @@ static void take_count_kept(struct engine *engine, void *context)
 	*count += engine->counters.sessions_adopted - engine->counters.sessions_failed;
 }
 
-/* Nothing but adopted sessions was there so far. */
+/* Counts sessions; so far there are only adopted ones. */
 static int check_kept(const struct upgrade_taker *taker, uint32_t count, struct error *error)
 {
 	uint64_t kept = 0;
@@ -716,7 +717,7 @@ static int check_kept(const struct upgrade_taker *taker, uint32_t count, struct 
 				 (unsigned long long)(count - kept));
 }
 
-/* What fails has changed nothing for the other process. */
+/* On failure, the other process is unaffected. */
 static int take_sessions(struct upgrade_take *take, const struct upgrade_taker *taker,
 	struct upgrade_message *message, struct error *error)
 {
@@ -743,7 +744,8 @@ static int take_sessions(struct upgrade_take *take, const struct upgrade_taker *
 			return rc;
 		}
 		keep_epochs(take);
-		/* The other process gives up what it has when this is said, and only then. */
+		/* The other process releases its resources when it receives this message, and not
+		 * earlier. */
 		rc = upgrade_send(take->channel, &started);
 	}
 	return rc == 0 ? 0
@@ -763,7 +765,8 @@ int upgrade_take_over(
 	}
 	rc = take_sessions(take, taker, &message, error);
 	if (rc < 0) {
-		/* Sessions that were taken must not say a word to their peers. */
+		/* Adopted sessions must not send anything to their peers, so the process exits at
+		 * once. */
 		log_error("%s", error->text);
 		upgrade_send_failure(take->channel, error->text);
 		_exit(1);
@@ -781,7 +784,7 @@ void upgrade_take_finish(struct upgrade_take *take)
 	struct upgrade_message message;
 	struct error error;
 
-	/* It closes the connection. */
+	/* The old process closes the channel, which ends the wait. */
 	(void)!upgrade_receive(take->channel, GOODBYE_MS, take->bytes, &message, &error);
 	store_adopt_end();
 	take_free(take);

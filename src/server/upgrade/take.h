@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The new process of an upgrade (upgrade.h): what it gets from the old one while it starts, in the
- * order of the functions. Without an old process, begin gives NULL, which the others take.
+ * The new process of an upgrade (upgrade.h): what it receives from the old one while it starts, in
+ * the order of the functions. Without an old process, find sets *take_out to NULL, which the other
+ * functions accept.
  *
  *   sockets, claims ─▶ the exports are opened ─▶ READY ─▶ sessions ─▶ STARTED
  *
- * Threading: the main thread; before there are other threads, but for sessions. Ownership: sockets
- * are the taker's to close; the rest is borrowed. Errors: a sentence, which the old process is
- * told, too.
+ * Threading: the main thread. Up to the sessions there are no other threads. Ownership: the taker
+ * closes the sockets; the rest is borrowed. Errors: a sentence, which is also sent to the old
+ * process.
  */
 #pragma once
 
@@ -16,36 +17,38 @@
 
 struct upgrade_take;
 
-/* Asks the environment for an old process. Nothing that it says is read yet. -EPERM: somebody else
- * can write the configuration, which has been read. */
+/* Checks the environment for an old process; does not read any data from it yet. -EPERM: another
+ * user can write to the configuration file that has been read. */
 GMB_MUST_CHECK int upgrade_take_find(
 	const struct server_config *config, struct upgrade_take **take_out, struct error *error);
-/* This process has the user that it will serve as: asks the old one, which must have the same, for
- * what it has. Exports that commands have added there are appended to the configuration. */
+/* Receives the resources of the old process. This process already has the user that it will serve
+ * as, and the old one must have the same user. Exports that commands added there are appended to
+ * the configuration. */
 GMB_MUST_CHECK int upgrade_take_begin(
 	struct upgrade_take *take, struct server_config *config, struct error *error);
 struct upgrade_socket {
 	int fd;
 	bool of_manager;
 	bool of_metrics;
-	bool has_path; /* of this socket file, to be removed at the end */
+	bool has_path; /* of this socket file, which is removed at the end */
 	uint64_t device;
 	uint64_t inode;
 };
 
-/* The next listening socket, of metrics or else of clients. False: there is none. */
+/* Returns the next listening socket, of metrics or else of clients. False: no more. */
 GMB_MUST_CHECK bool upgrade_take_socket(
 	struct upgrade_take *take, bool of_metrics, struct upgrade_socket *out);
-/* The control socket, if it is the socket file at path. */
+/* Returns the control socket, if it is the socket file at path. */
 GMB_MUST_CHECK bool upgrade_take_control(
 	struct upgrade_take *take, const char *path, struct upgrade_socket *out);
 uint32_t upgrade_take_socket_count(const struct upgrade_take *take);
-/* What the old process has of the disk that it serves by that name, for struct store_options;
- * borrowed. NULL: it serves none. index: of the export here, where the search begins. */
+/* Returns the old process's claim on the disk that it serves under that name, for struct
+ * store_options; borrowed. NULL: it serves none. index: of the export here; the search starts
+ * there. */
 const struct store_claim *upgrade_take_disk(
 	const struct upgrade_take *take, const char *name, uint32_t index);
 
-/* Where the sessions go. */
+/* Receives the sessions. */
 struct upgrade_taker {
 	const struct exports *exports;
 	const struct session_kind *const *kinds;
@@ -53,21 +56,23 @@ struct upgrade_taker {
 	struct acceptor *acceptor; /* not started */
 	struct reactor *const *reactors;
 	uint32_t reactor_count;
-	/* The disks that settle have done so: reads what is on them. */
+	/* Called when the disks that settle have done so: reads their contents. */
 	int (*settled)(void *context, struct error *error);
 	void *context;
 };
 
 /*
- * Everything is open: gets the sessions. 0: the old process has let go, and they go on here.
- * -EBUSY: an export that has clients is not here, or is another disk. What fails later ends this
- * process at once, without touching the connections, which are still the other one's.
+ * Receives the sessions after everything has been opened. Returns 0 if the old process has released
+ * them and they continue here. -EBUSY: an export with clients is missing here, or is another disk.
+ * A later failure ends this process at once, without touching the connections, which still belong
+ * to the old process.
  */
 GMB_MUST_CHECK int upgrade_take_over(
 	struct upgrade_take *take, const struct upgrade_taker *taker, struct error *error);
-/* Then: waits until the old process is done with the control socket and the service manager. */
+/* Then waits until the old process no longer uses the control socket and the service manager. */
 void upgrade_take_finish(struct upgrade_take *take);
-/* This process has failed before: tells the old one why, and leaves the socket files to it. */
+/* Called when this process fails earlier: sends the reason to the old one, and leaves the socket
+ * files to it. */
 void upgrade_take_abandon(struct upgrade_take *take, struct listener *listeners,
 	uint32_t listener_count, struct listener *control, struct listener *metrics,
 	const struct error *failure);

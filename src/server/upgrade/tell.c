@@ -19,7 +19,7 @@ bool upgrade_tell_waits(struct upgrade_tell *tell, int rc)
 
 /* --- sockets and disks ----------------------------------------------------------------------- */
 
-/* The next message of upgrade_tell_all(), unless an earlier call has sent it. */
+/* Sends the next message of upgrade_tell_all(), unless an earlier call has sent it. */
 static int send_next(struct upgrade_tell *tell, const struct upgrade_message *message)
 {
 	int rc = 0;
@@ -59,7 +59,7 @@ static int send_export(struct upgrade_tell *tell, const struct export *export)
 	struct store_claim claim;
 
 	if (store_pass(export->store, &claim) != NULL) {
-		return -EIO; /* it has broken since the offer */
+		return -EIO; /* it has failed since the offer */
 	}
 	message.fd = claim.fd;
 	message.hold = claim.hold;
@@ -67,8 +67,8 @@ static int send_export(struct upgrade_tell *tell, const struct export *export)
 	return send_next(tell, &message);
 }
 
-/* One that a command has added, or of a snapshot: the configuration of the new process does not
- * know it. */
+/* Sends an export that the new process does not have in its configuration: one that a command has
+ * added, or a snapshot. */
 static int send_added(
 	struct upgrade_tell *tell, const struct served *served, enum upgrade_type type)
 {
@@ -83,12 +83,12 @@ static int send_added(
 	return send_next(tell, &message);
 }
 
-/* One that a command has added, or of a snapshot, or neither. */
+/* Sends a served export of any kind. */
 static int send_served(struct upgrade_tell *tell, const struct served *served)
 {
 	int rc;
 
-	if (served->parent != NULL) { /* a snapshot: its disk tells of it */
+	if (served->parent != NULL) { /* a snapshot is listed on its disk */
 		return served->about.settings.count > 0 ? send_added(tell, served, UPGRADE_SNAPSHOT)
 							: 0;
 	}
@@ -120,7 +120,7 @@ int upgrade_tell_all(struct upgrade_tell *tell, const struct upgrade_sockets *so
 
 /* --- sessions -------------------------------------------------------------------------------- */
 
-/* The next packet of what a session has received. */
+/* Sends the next packet of a session's received data. */
 static int tell_send_piece(struct upgrade_tell *tell, const struct session_piece *pieces)
 {
 	struct upgrade_message message = {
@@ -140,7 +140,7 @@ static int tell_send_piece(struct upgrade_tell *tell, const struct session_piece
 	return rc;
 }
 
-/* The session of which a part was told has ended since. */
+/* Discards received data that was sent for a session that has ended since. */
 static int take_back(struct upgrade_tell *tell)
 {
 	const struct upgrade_message nothing = { .type = UPGRADE_RECEIVED, .fd = -1 };

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What the old process of an upgrade (upgrade.h) tells the new one: sockets and disks before
- * anything stops, then its sessions. It never waits: the new process may have been stopped.
+ * Sends the state of the old process of an upgrade (upgrade.h) to the new one: sockets and disks
+ * before anything stops, then its sessions. It never blocks, because the new process may have been
+ * stopped.
  *
- * Threading: the main thread; sessions are told on their reactor's. Ownership: borrows all.
- * Errors: a negative errno; upgrade_tell_waits() says which ones are a lack of room.
+ * Threading: the main thread; sessions are sent on their reactor's thread. Ownership: borrows all.
+ * Errors: a negative errno; upgrade_tell_waits() identifies a lack of room in the socket.
  */
 #pragma once
 
@@ -14,15 +15,15 @@
 
 struct upgrade_tell {
 	int channel;	     /* to the new process, or -1 */
-	bool needs_room;     /* there: the last call stopped for want of it */
-	uint32_t told_count; /* messages of upgrade_tell_all() */
-	uint32_t next_index; /* of the message that comes next */
-	uint64_t telling_id; /* of the session of which later_told bytes were told */
+	bool needs_room;     /* the last call stopped because the channel was full */
+	uint32_t told_count; /* messages sent by upgrade_tell_all() */
+	uint32_t next_index; /* index of the next message */
+	uint64_t telling_id; /* session of which later_told bytes have been sent */
 	uint32_t later_told;
-	uint32_t passed_count; /* sessions */
+	uint32_t passed_count; /* sessions sent */
 };
 
-/* What there is besides the disks. control, metrics: NULL when the new process gets none. */
+/* The sockets to send. control, metrics: NULL if the new process gets none. */
 struct upgrade_sockets {
 	const struct listener *listeners;
 	uint32_t listener_count;
@@ -30,14 +31,14 @@ struct upgrade_sockets {
 	const struct listener *metrics;
 };
 
-/* Nothing was told over the channel. */
+/* Nothing has been sent over the channel yet. */
 void upgrade_tell_init(struct upgrade_tell *tell, int channel);
-/* True: the call is to be repeated, and goes on where it has stopped. */
+/* Returns true if the call is to be repeated; it then continues where it stopped. */
 bool upgrade_tell_waits(struct upgrade_tell *tell, int rc);
-/* All sockets and disks. */
+/* Sends all sockets and disks. */
 GMB_MUST_CHECK int upgrade_tell_all(struct upgrade_tell *tell,
 	const struct upgrade_sockets *sockets, const struct exports *exports);
-/* For engine_pass(). */
+/* A callback for engine_pass(). */
 GMB_MUST_CHECK int upgrade_tell_session(void *tell, const struct session_record *record);
-/* That was all; so many have ended. */
+/* Ends the list of sessions; ended_count: sessions that have ended. */
 GMB_MUST_CHECK int upgrade_tell_end(struct upgrade_tell *tell, uint32_t ended_count);

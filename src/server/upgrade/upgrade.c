@@ -22,10 +22,11 @@
 
 #define MS_NS	   UINT64_C(1000000)
 #define PREPARE_NS (10000 * MS_NS) /* from the offer to READY */
-#define FLUSH_NS   (10000 * MS_NS) /* of disks that settle; clients work meanwhile */
-#define SETTLE_NS  (1000 * MS_NS)  /* for handshakes; the same */
-#define PAUSE_NS   (5000 * MS_NS)  /* for what is in flight */
-/* For peers that receive: in a pause, then while the others are served, at least and in all. */
+#define FLUSH_NS   (10000 * MS_NS) /* for disks that settle; clients continue */
+#define SETTLE_NS  (1000 * MS_NS)  /* for handshakes; clients continue */
+#define PAUSE_NS   (5000 * MS_NS)  /* for requests in flight */
+/* For peers to receive: limit of one pause, then the minimum time of serving the others, and the
+ * limit in total. */
 #define RECEIVE_NS (20 * MS_NS)
 #define SERVE_NS   (50 * MS_NS)
 #define WAIT_NS	   (20000 * MS_NS)
@@ -69,26 +70,26 @@ static const uint32_t upgrade_edges[UPGRADE_STATE_COUNT] = {
 
 struct upgrade {
 	struct upgrade_options options;
-	struct acceptor *acceptor;	/* NULL: the server does not serve */
+	struct acceptor *acceptor;	/* NULL: the server is not serving */
 	struct server_control *control; /* or NULL */
 	struct scrape *scrape;		/* or NULL */
 	enum upgrade_state state;
-	bool stopping;		       /* the server does */
-	bool keeps_all;		       /* no connection may end for it */
-	struct control_client *client; /* to be answered; NULL unless one waits */
-	struct upgrade_tell tell;      /* with the channel to the new process */
-	uint64_t deadline_ns;	       /* of the state */
+	bool stopping;		       /* the server is stopping */
+	bool keeps_all;		       /* no connection may end because of the upgrade */
+	struct control_client *client; /* to be answered; NULL if none waits */
+	struct upgrade_tell tell;      /* includes the channel to the new process */
+	uint64_t deadline_ns;	       /* deadline of the state */
 	uint64_t pause_begin_ns;
-	uint64_t pause_longest_ns; /* of those that have ended */
+	uint64_t pause_longest_ns; /* of the completed pauses */
 	uint64_t serve_begin_ns;
-	uint64_t wait_deadline_ns;  /* for peers; 0: nothing was paused yet */
-	char peer[PEER_TEXT_BYTES]; /* that was waited for last */
+	uint64_t wait_deadline_ns;  /* for peers; 0: nothing has been paused yet */
+	char peer[PEER_TEXT_BYTES]; /* the last one that was waited for */
 	uint32_t pid;
 	struct settle *settle;
-	bool flushes_last;	/* PAUSING: nothing is in flight but that */
-	uint32_t paused_count;	/* the first so many reactors */
-	uint32_t drained_count; /* that could not be passed */
-	uint32_t ended_count;	/* that stood still */
+	bool flushes_last;	/* PAUSING: only the last flushes are in flight */
+	uint32_t paused_count;	/* the number of reactors paused, from the first on */
+	uint32_t drained_count; /* sessions that could not be handed over */
+	uint32_t ended_count;	/* sessions whose peers stalled */
 };
 
 static void upgrade_set_state(struct upgrade *upgrade, enum upgrade_state state, uint64_t limit_ns)
@@ -98,7 +99,7 @@ static void upgrade_set_state(struct upgrade *upgrade, enum upgrade_state state,
 	upgrade->deadline_ns = clock_now_ns() + limit_ns;
 }
 
-/* The same, with the time limit that it has. */
+/* Changes the state but keeps its deadline. */
 static void set_state_only(struct upgrade *upgrade, enum upgrade_state state)
 {
 	uint64_t deadline_ns = upgrade->deadline_ns;
@@ -114,19 +115,20 @@ static bool upgrade_is_late(const struct upgrade *upgrade)
 
 /* --- the acceptor ---------------------------------------------------------------------------- */
 
-/* Whether it takes connections, or has been told to. */
+/* Returns whether the acceptor accepts connections, or has been told to. */
 static bool accepts(const struct upgrade *upgrade)
 {
 	return upgrade->state <= UPGRADE_FLUSHING || upgrade->state == UPGRADE_SERVING;
 }
 
-/* Acquire pairs with the release of acceptor_has_stopped(): no connection is given after this. */
+/* Acquire, pairs with the release in acceptor_has_stopped(): no connection is handed over after
+ * this. */
 static bool has_stopped_accepting(const struct upgrade *upgrade)
 {
 	return atomic_load_explicit(upgrade->options.acceptor_stopped, memory_order_acquire);
 }
 
-/* Again, once it has stopped: it cannot be told both at once. */
+/* Restarts the acceptor after it has stopped. It cannot handle both requests at the same time. */
 static void accept_again(const struct upgrade *upgrade)
 {
 	GMB_ASSERT(has_stopped_accepting(upgrade));
@@ -142,14 +144,15 @@ static void stop_accepting(struct upgrade *upgrade)
 
 /* --- giving up ------------------------------------------------------------------------------- */
 
-/* The new process owns nothing and can do nothing any more. False: it has said STARTED. */
+/* Withdraws the offer, so that the new process can no longer take over. Returns false if it has
+ * already sent STARTED. */
 static bool revoke_offer(struct upgrade *upgrade)
 {
 	uint8_t bytes[UPGRADE_PACKET_BYTES_MAX];
 	struct upgrade_message message;
 	struct error error;
 
-	/* From here on its STARTED fails; one that is there already counts. */
+	/* From here on its STARTED fails; one that has already arrived counts. */
 	(void)shutdown(upgrade->tell.channel, SHUT_RD);
 	while (upgrade_receive(upgrade->tell.channel, 0, bytes, &message, &error) == 0) {
 		if (message.fd >= 0) {
@@ -176,7 +179,7 @@ static void upgrade_forget(struct upgrade *upgrade)
 	upgrade->peer[0] = '\0';
 }
 
-/* The control socket, if the new process is to have the same path; else NULL. */
+/* Returns the control socket if the new process is to use the same path, else NULL. */
 static struct listener *own_control(const struct upgrade *upgrade)
 {
 	return upgrade->options.config->control_path != NULL
@@ -196,7 +199,7 @@ static void take_back_listeners(const struct upgrade *upgrade)
 	}
 }
 
-/* False: the new process serves already. */
+/* Returns false if the new process already serves. */
 static bool upgrade_give_up(struct upgrade *upgrade, int code, const char *reason)
 {
 	bool accepted = accepts(upgrade);
@@ -241,7 +244,8 @@ static void count_handshakes(struct engine *engine, void *context)
 	look->count += engine->counters.handshakes;
 }
 
-/* Unless a connection would end that must not, which is looked at within the same call. */
+/* Does not pause if a connection would end that must not. This is checked in the same call, so that
+ * no connection can come in between. */
 static void upgrade_pause_engine(struct engine *engine, void *context)
 {
 	struct look *look = context;
@@ -282,7 +286,7 @@ static void let_engine_go(struct engine *engine, void *context)
 	engine_let_go(engine);
 }
 
-/* Asks all reactors: 0, or a negative errno. */
+/* Calls ask on all reactors. Returns 0 or a negative errno. */
 static int look_at_all(struct upgrade *upgrade, void (*ask)(struct engine *engine, void *context),
 	struct look *look)
 {
@@ -296,7 +300,7 @@ static int look_at_all(struct upgrade *upgrade, void (*ask)(struct engine *engin
 	return rc;
 }
 
-/* The same: a sum, or a negative errno. */
+/* Calls ask on all reactors. Returns the sum of the counts, or a negative errno. */
 static int64_t ask_all(struct upgrade *upgrade, void (*ask)(struct engine *engine, void *context))
 {
 	struct look look;
@@ -305,7 +309,7 @@ static int64_t ask_all(struct upgrade *upgrade, void (*ask)(struct engine *engin
 	return rc < 0 ? rc : (int64_t)look.count;
 }
 
-/* Some connection would end. True: the new process serves all the same. */
+/* Gives up because a connection would end. Returns true if the new process already serves. */
 static bool give_up_ending(struct upgrade *upgrade)
 {
 	const struct upgrade_options *options = &upgrade->options;
@@ -349,8 +353,8 @@ static uint64_t longest_pause_ns(const struct upgrade *upgrade)
 	return MAX(pause_ns, upgrade->pause_longest_ns);
 }
 
-/* Somebody does not receive, perhaps because its process waits for another connection, which may
- * be one that it has just begun. */
+/* Serves the other sessions when a peer does not receive. Its process may be waiting for another
+ * connection, possibly one that it has just started. */
 static bool serve_others(struct upgrade *upgrade)
 {
 	int64_t rc = ask_all(upgrade, serve_engine);
@@ -362,8 +366,7 @@ static bool serve_others(struct upgrade *upgrade)
 	return rc < 0 && !upgrade_give_up(upgrade, (int)rc, server_call_error((int)rc));
 }
 
-/* --- the other process serves ------------------------------------------------------------------
- */
+/* --- the new process serves ----------------------------------------------------------------- */
 
 static void upgrade_leave(struct upgrade *upgrade)
 {
@@ -386,7 +389,7 @@ static void upgrade_leave(struct upgrade *upgrade)
 	if (metrics != NULL) {
 		listener_forget_path(metrics);
 	}
-	/* Before the answer, after which somebody may ask again. */
+	/* Before the answer, because another client may request an upgrade after it. */
 	server_control_let_go(upgrade->control);
 	log_info("process %u serves now: connections passed within %.1f ms: %u, ended: %u",
 		upgrade->pid, (double)pause_ns / 1e6, upgrade->tell.passed_count,
@@ -401,7 +404,7 @@ static void upgrade_leave(struct upgrade *upgrade)
 		upgrade->client = NULL;
 	}
 	if (ask_all(upgrade, let_engine_go) < 0) {
-		/* It would say goodbye on connections of the new process. */
+		/* The reactor would close connections of the new process. */
 		log_error("a thread does not answer any more: ended at once");
 		_exit(1);
 	}
@@ -418,14 +421,14 @@ void upgrade_goodbye(struct upgrade *upgrade)
 
 static bool server_upgrade_receive(struct upgrade *upgrade);
 
-/* Nothing is expected of the new process, but it may end, or give up, and says why. False: that is
- * over. */
+/* Checks for the end of the new process or a failure that it reports; no other message is expected.
+ * Returns false if the upgrade is over. */
 static bool is_there(struct upgrade *upgrade)
 {
 	return !server_upgrade_receive(upgrade) && upgrade->state != UPGRADE_IDLE;
 }
 
-/* What the new process has not been told, as far as there is room. */
+/* Sends what the new process has not received yet, as far as there is room. */
 static void server_upgrade_tell_all(struct upgrade *upgrade)
 {
 	struct error error;
@@ -447,7 +450,7 @@ static void server_upgrade_tell_all(struct upgrade *upgrade)
 		}
 		return;
 	}
-	/* Most of what there is to flush, while clients work and the new process opens all. */
+	/* Flushes most of the data while clients continue and the new process opens everything. */
 	rc = settle_begin(upgrade->settle, upgrade->options.exports, false, &error);
 	if (rc < 0) {
 		(void)upgrade_give_up(upgrade, rc, error.text);
@@ -456,7 +459,7 @@ static void server_upgrade_tell_all(struct upgrade *upgrade)
 	}
 }
 
-/* What is expected next; UPGRADE_TYPE_END: nothing. */
+/* Returns the type of the next expected message; UPGRADE_TYPE_END: none. */
 static enum upgrade_type expected(const struct upgrade *upgrade)
 {
 	return upgrade->state == UPGRADE_OFFERED     ? UPGRADE_HELLO
@@ -465,7 +468,7 @@ static enum upgrade_type expected(const struct upgrade *upgrade)
 						     : UPGRADE_TYPE_END;
 }
 
-/* True: it serves. */
+/* Returns true if the new process serves. */
 static bool upgrade_take_message(struct upgrade *upgrade, const struct upgrade_message *message)
 {
 	char text[ERROR_TEXT_BYTES];
@@ -489,7 +492,7 @@ static bool upgrade_take_message(struct upgrade *upgrade, const struct upgrade_m
 	return message->type == UPGRADE_STARTED;
 }
 
-/* True: the new process serves. */
+/* Returns true if the new process serves. */
 static bool server_upgrade_receive(struct upgrade *upgrade)
 {
 	uint8_t bytes[UPGRADE_PACKET_BYTES_MAX];
@@ -506,7 +509,7 @@ static bool server_upgrade_receive(struct upgrade *upgrade)
 					  : error.text);
 	}
 	if (message.fd >= 0) {
-		close(message.fd); /* none is expected from there */
+		close(message.fd); /* descriptors are not expected from there */
 	}
 	return upgrade_take_message(upgrade, &message);
 }
@@ -529,8 +532,8 @@ static bool give_up_late(struct upgrade *upgrade)
 			: reasons[upgrade->state]);
 }
 
-/* Whether the flushes are over; when they have failed, gives up, and *serves_out is what comes of
- * that. */
+/* Returns whether the flushes are complete. If they failed, gives up and sets *serves_out to the
+ * result of that. */
 static bool has_flushed(struct upgrade *upgrade, bool *serves_out)
 {
 	struct error error;
@@ -566,7 +569,7 @@ static bool settle(struct upgrade *upgrade)
 	return (handshakes == 0 || upgrade_is_late(upgrade)) && upgrade_pause_all(upgrade);
 }
 
-/* All sessions, as far as there is room for them. */
+/* Sends all sessions, as far as there is room. */
 static bool pass_all(struct upgrade *upgrade)
 {
 	int rc = (int)ask_all(upgrade, pass_engine);
@@ -587,7 +590,7 @@ static bool pass_all(struct upgrade *upgrade)
 	return false;
 }
 
-/* True: the new process serves all the same. */
+/* Gives up because a peer does not receive. Returns true if the new process already serves. */
 static bool give_up_waiting(struct upgrade *upgrade)
 {
 	char reason[ERROR_TEXT_BYTES];
@@ -598,7 +601,8 @@ static bool give_up_waiting(struct upgrade *upgrade)
 	return !upgrade_give_up(upgrade, -ETIMEDOUT, reason);
 }
 
-/* It may be served when the time is over, and is named all the same. */
+/* Records the peer, because it is named in the error even if it is served again when the time is
+ * over. */
 static void note_peer(struct upgrade *upgrade, const struct engine_rest *rest)
 {
 	if (rest->waiting > 0 && rest->peer[0] != '\0') {
@@ -606,7 +610,7 @@ static void note_peer(struct upgrade *upgrade, const struct engine_rest *rest)
 	}
 }
 
-/* Until everybody who was waited for has received. */
+/* Continues until all peers that were waited for have received. */
 static bool upgrade_serve(struct upgrade *upgrade)
 {
 	uint64_t now_ns = clock_now_ns();
@@ -721,7 +725,7 @@ int upgrade_timeout_ms(const struct upgrade *upgrade)
 	switch (upgrade->state) {
 	case UPGRADE_TELLING:
 	case UPGRADE_PASSING:
-		return TELL_LOOK_MS; /* other programs may have too many descriptors on their way */
+		return TELL_LOOK_MS; /* other programs may have too many descriptors in flight */
 	case UPGRADE_FLUSHING:
 		return FLUSH_LOOK_MS;
 	case UPGRADE_SETTLING:
@@ -743,7 +747,7 @@ int upgrade_timeout_ms(const struct upgrade *upgrade)
 
 /* --- the command ----------------------------------------------------------------------------- */
 
-/* Why there can be no upgrade, as a sentence. */
+/* Sets the sentence if an upgrade is not possible. */
 static int check_possible(const struct upgrade *upgrade, struct error *error)
 {
 	if (upgrade->state != UPGRADE_IDLE) {
@@ -759,7 +763,8 @@ static int check_possible(const struct upgrade *upgrade, struct error *error)
 	return upgrade_offer_check(&upgrade->options, error);
 }
 
-/* What would become of the connections; an error: one would end that must not. */
+/* Predicts the effect on the connections. Returns an error if a connection would end that must
+ * not. */
 static int server_upgrade_foresee(
 	struct upgrade *upgrade, bool keeps_all, struct engine_fate *fate, struct error *error)
 {
@@ -809,7 +814,7 @@ static void begin_upgrade(void *context, struct control_client *client, const js
 	upgrade_set_state(upgrade, UPGRADE_OFFERED, PREPARE_NS);
 }
 
-/* It has started the new process and need not wait for it; or it has not, which shows soon. */
+/* The client is gone. It has started the new process, or has not, which the time limit detects. */
 static void end_upgrade(void *context, struct control_client *client)
 {
 	struct upgrade *upgrade = context;
@@ -868,7 +873,7 @@ bool upgrade_stop(struct upgrade *upgrade)
 	bool was_told = !accepts(upgrade);
 
 	upgrade->stopping = true;
-	upgrade->acceptor = NULL; /* no other one */
+	upgrade->acceptor = NULL; /* prevents another upgrade */
 	if (upgrade->state != UPGRADE_IDLE && upgrade->state != UPGRADE_GONE &&
 		!upgrade_give_up(upgrade, -ESHUTDOWN, "the server is stopping")) {
 		upgrade_leave(upgrade);

@@ -29,15 +29,15 @@ struct wire_listener {
 } __attribute__((packed));
 
 struct wire_export {
-	struct be32 hold; /* 0 nothing, 1 the claim, 2 the contents */
+	struct be32 hold; /* 0 no descriptor, 1 the claim, 2 the contents */
 	struct be32 session_count;
 	struct be64 identity[2];
 	struct be64 epoch;
-	struct be32 name_bytes; /* that follow */
+	struct be32 name_bytes; /* length of the name that follows */
 } __attribute__((packed));
 
 struct wire_session {
-	struct be32 kind_bytes; /* the four follow in this order */
+	struct be32 kind_bytes; /* lengths of the four fields that follow, in this order */
 	struct be32 export_bytes;
 	struct be32 token_bytes;
 	struct be32 byte_count;
@@ -85,13 +85,13 @@ const char *upgrade_type_name(enum upgrade_type type)
 
 /* --- reading --------------------------------------------------------------------------------- */
 
-/* What is left of a packet. */
+/* The rest of a packet. */
 struct reader {
 	const uint8_t *at;
 	size_t left;
 };
 
-/* The next bytes; NULL: there are not so many. */
+/* Takes the next bytes; NULL: fewer are left. */
 static const uint8_t *upgrade_wire_take(struct reader *reader, size_t count)
 {
 	const uint8_t *at = reader->at;
@@ -104,7 +104,7 @@ static const uint8_t *upgrade_wire_take(struct reader *reader, size_t count)
 	return at;
 }
 
-/* The same of a length that has a limit. */
+/* Takes bytes whose length has a limit. */
 static bool take_bounded(struct reader *reader, uint32_t count, uint32_t max, const uint8_t **out)
 {
 	*out = count <= max ? upgrade_wire_take(reader, count) : NULL;
@@ -165,7 +165,8 @@ static bool parse_session(const uint8_t *fixed, struct reader *rest, struct sess
 	return true;
 }
 
-/* Two strings, then pairs of them, of which the second is empty or begins with '='. */
+/* Parses two strings, then pairs of strings. The second one of a pair is empty or starts with
+ * '='. */
 static bool parse_strings(struct reader *rest, struct upgrade_message *message)
 {
 	size_t bytes = rest->left;
@@ -273,8 +274,8 @@ int upgrade_parse(const uint8_t *bytes, size_t count, uint32_t fd_count,
 	return 0;
 }
 
-/* The descriptors that came with a packet: the first one in *fd_out, or -1; the others are closed.
- */
+/* Stores the first descriptor of a packet in *fd_out, or -1, and closes the others. Returns their
+ * number. */
 static uint32_t take_descriptors(struct msghdr *packet, int *fd_out)
 {
 	uint32_t count = 0;
@@ -316,7 +317,7 @@ int upgrade_receive(int channel, int timeout_ms, uint8_t bytes[UPGRADE_PACKET_BY
 	struct upgrade_message *message, struct error *error)
 {
 	union {
-		struct cmsghdr header; /* aligns it */
+		struct cmsghdr header; /* for alignment */
 		char bytes[CMSG_SPACE(sizeof(int))];
 	} control;
 	struct iovec iov = { .iov_base = bytes, .iov_len = UPGRADE_PACKET_BYTES_MAX };
@@ -467,7 +468,7 @@ bool upgrade_wait_for_descriptors(int code, uint32_t *tries)
 static int send_packet(int channel, const struct upgrade_message *message, int flags)
 {
 	union {
-		struct cmsghdr header; /* aligns it */
+		struct cmsghdr header; /* for alignment */
 		char bytes[CMSG_SPACE(sizeof(int))];
 	} control = { .header = { .cmsg_level = SOL_SOCKET,
 			      .cmsg_type = SCM_RIGHTS,
@@ -490,7 +491,7 @@ static int send_packet(int channel, const struct upgrade_message *message, int f
 		sent = sendmsg(channel, &packet, MSG_NOSIGNAL | flags);
 		rc = sent < 0 ? -errno : 0;
 	} while (rc == -EINTR);
-	/* A session's secrets. */
+	/* The packet can contain a session's secrets. */
 	explicit_bzero(writer.bytes, writer.count);
 	return rc;
 }
