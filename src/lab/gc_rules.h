@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Rules of collecting to compare with that of the flash store, which is the first one here. See
- * store/flash/gc_policy.h for the terms.
+ * Garbage collection rules for comparisons with the rule of the flash store, which is the first one
+ * here. store/flash/gc_policy.h defines the terms.
  *
  *   policy   score                                      knows the cache   cold part
  *   auto     (blocks - net) * age / (2 * net)           yes               80 %
@@ -9,7 +9,7 @@
  *   plain    (blocks - valid) * age / (2 * valid)       no                80 %
  *   greedy   -valid                                     no                80 %
  *
- * paper is the rule of uSendfile's garbage collector (IEEE CLOUD 2019). Threading: constant.
+ * paper is the rule of uSendfile's garbage collector (IEEE CLOUD 2019). Threading: constant data.
  */
 #pragma once
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* See lab.h. */
+/* The knobs filter, see lab.h. */
 #include <errno.h>
 #include <string.h>
 

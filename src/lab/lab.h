@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The instruments of the papers. No other part depends on them: main() registers what it is built
- * with.
+ * The instruments of the papers. No other module depends on them; main() registers those that it is
+ * built with.
  *
- * lab_trace() is "gmblock trace" for disks: it reads from a disk while a second thread watches the
- * memory that is read into, and shows when each piece of the data got there.
+ * lab_trace() is "gmblock trace" for disks. It reads from a disk while a second thread watches the
+ * memory that is read into, and shows when each piece of the data arrived there.
  *
  *   buffer │ chunk 0        M│ chunk 1        M│ chunk 2        M│   M: marker, its last 8 bytes
  *            ▲ the disk writes, in its own order    ▲ trace_run()'s thread looks from the end on
  *
- * Each chunk ends in a marker that is written before the read and is gone once the disk's data are
- * there. What is watched is shown, never used: a disk may write a place twice, or a chunk's last
- * bytes first.
+ * Each chunk ends in a marker that is written before the read and is overwritten by the disk's
+ * data. The observed order is only displayed and never used to send data, because a disk may write
+ * a location twice, or the last bytes of a chunk first.
  *
- * Threading: trace_run() makes and joins its threads; everything else is the main thread's.
- * Ownership: as said. Errors: 0, or a negative errno with a sentence.
+ * Threading: trace_run() creates and joins its threads; all other functions run on the main thread.
+ * Ownership: as stated at each function. Errors: 0, or a negative errno with a sentence.
  */
 #pragma once
 
@@ -25,39 +25,39 @@
 #include "disk/disk.h"
 #include "store/kind.h"
 
-/* The command: reads disks, and leaves --request to cmd_trace(). */
+/* The command: traces disks, and calls cmd_trace() for --request. */
 int lab_trace(int argc, char **argv);
 
-/* --- arrivals ----------------------------------------------------------------------------------
- */
+/* --- arrivals -------------------------------------------------------------------------------- */
 
 /*
- * What is learnt from the times at which the chunks of one read arrived in memory.
+ * Analysis of the times at which the chunks of one read arrived in memory.
  *
  *   offset │      2 2 2        A run is a piece of the buffer that filled upwards without a gap: a
- *          │2 2 2        1     chunk belongs to the run of the chunk below it if that one was there
- *          │      1 1          first. A stream is a chain of runs: each begins above the one before
- *          │1 1                and not before that one ended. Each member of a RAID shows as a
- *          └──────────── time  stream; so does each part of a read that is served by itself.
+ *          │2 2 2        1     chunk belongs to the run of the chunk below it if that one arrived
+ *          │      1 1          first. A stream is a chain of runs: each begins above the previous
+ *          │1 1                one and not before that one ended. Each member of a RAID shows as a
+ *          └──────────── time  stream; so does each part of a read that is served separately.
  *
- * The chunks are looked at again and again, from the last to the first, so an order between two
- * looks is certain; within a look there is none, and the chunks of one count as ascending.
+ * The chunks are examined repeatedly, from the last to the first. So the order of chunks seen in
+ * different looks is certain. Chunks seen in the same look have no known order and count as
+ * ascending.
  */
 
 enum trace_how {
 	TRACE_EARLY,	     /* seen before the read was complete */
-	TRACE_AT_COMPLETION, /* first seen when the read was complete already */
-	TRACE_UNSEEN, /* the data equals the marker: only the completion shows that it came */
+	TRACE_AT_COMPLETION, /* first seen when the read was already complete */
+	TRACE_UNSEEN,	     /* the data equals the marker: only the completion shows its arrival */
 };
 
 struct trace_arrival {
 	uint64_t time_ns; /* since the submission; unless EARLY, that of the completion */
-	uint32_t look;	  /* in which it was seen, growing; of UNSEEN chunks without meaning */
-	uint16_t stream;  /* from 1; 0: none, as it was not EARLY. Set by trace_analyse() */
+	uint32_t look;	  /* number of the look that saw it, increasing; UNSEEN: undefined */
+	uint16_t stream;  /* from 1; 0: none, because it was not EARLY. Set by trace_analyse() */
 	uint16_t how;	  /* enum trace_how */
 };
 
-/* A part of the read that was submitted on its own. */
+/* A part of the read that was submitted separately. */
 struct trace_part {
 	uint32_t offset; /* in the read */
 	uint32_t bytes;
@@ -69,34 +69,35 @@ struct trace_read {
 	uint64_t offset; /* on the device */
 	uint32_t bytes;
 	uint32_t chunk_bytes;
-	uint32_t chunk_count; /* the last one may be shorter */
+	uint32_t chunk_count; /* the last chunk may be shorter */
 	uint32_t part_count;  /* at least 1 */
 	uint64_t total_ns;    /* until the last part was complete, at least 1 */
-	uint64_t gap_max_ns;  /* the longest time between two looks */
+	uint64_t gap_max_ns;  /* longest time between two looks */
 	struct trace_arrival *arrivals;
-	struct trace_part *parts; /* ascending and without gaps */
+	struct trace_part *parts; /* ascending, without gaps */
 };
 
-/* More streams are not distinguished: the rest is counted in the last. */
+/* Limit on the number of streams: all further runs are counted in the last stream. */
 enum { TRACE_STREAMS_MAX = 64, TRACE_QUARTERS = 3 };
 
 struct trace_analysis {
-	uint32_t early; /* chunks by enum trace_how */
+	uint32_t early; /* number of chunks by enum trace_how */
 	uint32_t at_completion;
 	uint32_t unseen;
 	uint32_t runs;
 	uint32_t streams;
-	double largest_stream; /* share of the early chunks that it holds */
-	/* Chunks that arrived after one above them, as a share of those that were seen, and the
-	 * longest distance in bytes to the highest that was there before. */
+	double largest_stream; /* its share of the early chunks */
+	/* Share of the seen chunks that arrived after a chunk above them, and the largest distance
+	 * in bytes to the highest chunk that was there before. */
 	double reordered;
 	uint32_t reordered_distance;
-	uint64_t first_ns;		/* when the first chunk was there */
+	uint64_t first_ns;		/* arrival of the first chunk */
 	double arrived[TRACE_QUARTERS]; /* share of the data at 25, 50 and 75 % of the time */
 	/*
-	 * What share of its own time a sender would have worked while the disk did, had the network
-	 * been exactly as fast as the disk: sending what is there in any order; only in ascending
-	 * order; and each part only once it is complete. 0: it begins when the read is complete.
+	 * Share of its sending time that a sender would have overlapped with the disk, if the
+	 * network were exactly as fast as the disk: sending arrived data in any order; only in
+	 * ascending order; and each part only once it is complete. 0: sending begins when the read
+	 * is complete.
 	 */
 	double hidden_any;
 	double hidden_ascending;
@@ -106,7 +107,7 @@ struct trace_analysis {
 /* Fills *analysis and the stream of each arrival. -ENOMEM. */
 GMB_MUST_CHECK int trace_analyse(struct trace_read *read, struct trace_analysis *analysis);
 
-/* How many bytes chunk number index has. */
+/* Number of bytes in chunk number index. */
 static inline uint32_t trace_chunk_bytes(const struct trace_read *read, uint32_t index)
 {
 	uint32_t begin = index * read->chunk_bytes;
@@ -114,27 +115,26 @@ static inline uint32_t trace_chunk_bytes(const struct trace_read *read, uint32_t
 	return MIN(read->chunk_bytes, read->bytes - begin);
 }
 
-/* --- reads -------------------------------------------------------------------------------------
- */
+/* --- reads ----------------------------------------------------------------------------------- */
 
 /* The limits of the options. */
 enum {
 	TRACE_SIZES_MAX = 8,
 	TRACE_COUNT_MAX = 1000,
 	TRACE_BYTES_MAX = 64 << 20,
-	TRACE_UNIT_BYTES = 512, /* what all sizes are multiples of */
+	TRACE_UNIT_BYTES = 512, /* all sizes are multiples of this */
 	TRACE_PARTS_MAX = 1024,
-	TRACE_CHUNKS_MAX = 4 << 20, /* of all reads together */
+	TRACE_CHUNKS_MAX = 4 << 20, /* in all reads together */
 };
 
-/* What to do. */
+/* Settings of a trace. */
 struct trace_work {
 	const char *path;
 	uint32_t sizes[TRACE_SIZES_MAX];
 	uint32_t size_count;
 	uint32_t count; /* reads of each size */
 	uint32_t chunk_bytes;
-	uint32_t part_bytes; /* 0: each read in one piece */
+	uint32_t part_bytes; /* 0: each read in one part */
 	uint64_t offset;
 	uint64_t marker;
 	bool random;
@@ -148,24 +148,24 @@ struct trace_group {
 	uint32_t count; /* at least 1 */
 	struct trace_read *reads;
 	struct trace_analysis *analyses;
-	uint32_t typical; /* the read with the median time: the one to draw */
+	uint32_t typical; /* the read with the median time, which is drawn */
 };
 
 struct trace_result {
 	struct disk_info disk;
 	struct trace_group groups[TRACE_SIZES_MAX];
 	uint32_t group_count;
-	uint32_t read_count; /* of all groups */
-	bool interrupted;    /* SIGINT or SIGTERM ended it before its last read */
+	uint32_t read_count; /* in all groups */
+	bool interrupted;    /* ended early by SIGINT or SIGTERM */
 };
 
 /*
- * Does the reads. Never writes to the disk. Errors: those of opening and reading; -EOPNOTSUPP when
- * the file cannot be read directly, -EINVAL when a size or place is no multiple of the disk's
- * block, -ERANGE when the disk is too small. *result can be freed in any case.
+ * Performs the reads. Never writes to the disk. Errors: those of opening and reading; -EOPNOTSUPP
+ * if the file does not support direct reads, -EINVAL if a size or offset is not a multiple of the
+ * disk's block, -ERANGE if the disk is too small. *result must be freed in any case.
  *
- * SIGINT and SIGTERM end it after the read under way, with a result (-EINTR: before the first
- * read); a second one ends the program. To be called by one thread at a time.
+ * SIGINT and SIGTERM end the trace after the current read, with a result (-EINTR: before the first
+ * read). A second signal ends the program. Only one thread may call this at a time.
  */
 GMB_MUST_CHECK int trace_run(
 	const struct trace_work *work, struct trace_result *result, struct error *error);
@@ -184,14 +184,12 @@ const char *trace_title(char out[TRACE_TITLE_BYTES], const struct trace_work *wo
 /* Draws a read in at most 80 columns: time to the right, offset upwards. */
 void trace_chart(FILE *out, const struct trace_read *read);
 
-/* --- plots -------------------------------------------------------------------------------------
- */
+/* --- plots ----------------------------------------------------------------------------------- */
 
 /*
- * Draws traced reads as SVG, one panel a read: time to the right, offset upwards, a dot for each
- * chunk at the moment it was seen, coloured by stream; a line for each part at the moment it was
- * complete, over the bytes it holds.
- * The texts may hold any bytes.
+ * Draws traced reads as SVG, one panel per read: time to the right, offset upwards. Each chunk is a
+ * dot at the time at which it was seen, coloured by stream. Each part is a line at the time of its
+ * completion, over the bytes it contains. The texts may contain any bytes.
  */
 
 enum { TRACE_PLOT_PANELS_MAX = 8 };
@@ -206,34 +204,36 @@ struct trace_plot {
 	uint32_t panel_count; /* at least 1 */
 };
 
-/* Writes the whole document and flushes out. */
+/* Writes the complete document and flushes out. */
 GMB_MUST_CHECK int trace_plot_write(FILE *out, const struct trace_plot *plot, struct error *error);
 
-/* --- the marker source of progress ---------------------------------------------------------------
+/*
+ * --- the marker source of progress ---------------------------------------------------------------
  *
- * A filter that is put in place by the key marker. Threading, ownership and errors: see
- * store/kind.h; -ENOTSUP for all but raw disks.
+ * A filter that is enabled by the key marker. Threading, ownership and errors: see store/kind.h;
+ * -ENOTSUP for everything but raw disks.
  */
 
 enum {
 	MARKER_CHUNK_BYTES = 4096, /* one marker at the end of each */
 };
-/* Between two looks while reads are in flight. */
+/* Interval between two looks while reads are in flight. */
 #define MARKER_LOOK_NS UINT64_C(50000)
 
 extern const struct store_kind marker_store_kind;
-/* For tests: does not look whether the store below is a disk it can work with. */
+/* For tests: does not check that the store below is a suitable disk. */
 extern const struct store_kind marker_unchecked_kind;
 
-/* --- knobs ---------------------------------------------------------------------------------------
+/*
+ * --- knobs ---------------------------------------------------------------------------------------
  *
- * A filter that passes everything on, and changes what the store below says of itself, so that
- * figures can compare what gmblock chooses with something else:
+ * A filter that forwards all parts, and changes the properties that the store below reports, so
+ * that figures can compare gmblock's own choices with others:
  *
  *   parts=SIZE                    requests are cut into parts of this size
  *   progress=completion|counter   reads report no progress, or those of a memory store do
- *   device-cpu=yes|no             with mode=device: the processor moves payload between device
- *                                 memory and sockets
+ *   device-cpu=yes|no             with mode=device: the CPU moves payload between device memory and
+ *                                 sockets
  *   gc=RULE, cold=PERCENT         flash: see lab/gc_rules.h
  *
  * It is the outermost layer. Threading, ownership and errors: see store/kind.h.

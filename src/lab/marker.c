@@ -1,30 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The marker source of progress: a filter directly above the file store that finds out how far a
- * device has come with a read by watching the memory that it fills. Experimental: no disk promises
- * that this works (docs/design/0009-progress-sources.md), so nothing is believed for good.
+ * The marker source of progress: a filter directly above the file store that detects how far a
+ * device has come with a read, by watching the memory that it fills. Experimental: no disk
+ * guarantees that this works (docs/design/0009-progress-sources.md), so every observation is
+ * checked when the read ends.
  *
  *   the part's memory   |■■■■■■■■■■■■■■■■|                        |  reported, and sent from here
  *                         ▲ copied         ▲ progress_bytes
  *   the slot's memory   |■■■■■■■■■■■■■■■■|■■■■■■■■     |         M|  the device writes here
  *                        ◀── chunk ──▶ M  ◀── chunk ──▶ M
  *
- * prepare   The slot's memory is zeroed, so that no byte of another request can ever leave, and a
- *           marker (random, new for each read) is put at the end of each chunk. The disk reads into
- *           the slot's memory, never into the part's.
- * send      While reads are in flight a timer looks at the markers in ascending order. A chunk
- *           whose marker is gone, like all before it, is copied to the part's memory and reported.
- *           What leaves this machine early is exactly that copy. The last chunk is not reported
- *           before the end, nor is one whose data happen to be the marker, with all that follows
- *           it.
+ * prepare   The slot's memory is zeroed, so that no byte of another request can ever leave. A
+ *           random marker, new for each read, is stored at the end of each chunk. The disk reads
+ *           into the slot's memory, never into the part's.
+ * send      While reads are in flight, a timer examines the markers in ascending order. If the
+ *           marker of a chunk and those of all chunks before it are overwritten, the chunk is
+ *           copied to the part's memory and reported. Exactly this copy leaves the machine early.
+ *           The last chunk is never reported before the end. A chunk whose data equals the marker
+ *           is not reported early either, nor are the chunks after it.
+ * finalize  The read is complete. The reported bytes are compared with the slot's memory. If they
+ *           are equal, the rest is copied and the part is done. If they differ, the device wrote
+ *           them again: the part fails, so that no client uses the bytes that were sent, and the
+ *           source is off for this store from now on.
  *
- * finalize  The read is complete. What was reported is compared with what the device has left in
- *           the slot's memory. Equal: the rest is copied, and the part is done. Different: the part
- *           fails, so that no client uses what was sent, and the source is off for this
- *           store from now on.
- *
- * Passed on untouched are: what is no read, reads without progress, reads that are not
- * whole chunks, have only one or more than a slot can hold, and reads for which no slot is free.
+ * Parts that are forwarded without watching: those that are not reads, reads without progress,
+ * reads that do not consist of whole chunks, that have only one chunk or more than a slot can hold,
+ * and reads for which no slot is free.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -42,7 +43,7 @@ struct marker_store {
 	struct store base;
 	char *path;
 	_Atomic bool is_off; /* a reported byte has changed */
-	/* Relaxed all: numbers for the log, nothing hangs on them. */
+	/* All relaxed: these numbers are only logged. */
 	_Atomic uint64_t watched_count;
 	_Atomic uint64_t watched_bytes;
 	_Atomic uint64_t progress_bytes;
@@ -62,7 +63,7 @@ struct marker_slot {
 struct marker_queue {
 	struct store_queue base;
 	uint8_t *memory;
-	struct mem_region region; /* the same */
+	struct mem_region region; /* describes memory */
 	struct ring_op timer;
 	struct list_node free;
 	struct list_node busy;
@@ -98,8 +99,9 @@ static void marker_prepare(struct marker_slot *slot, uint64_t length, uint64_t m
 
 /* --- send ---------------------------------------------------------------------------------- */
 
-/* How far the device has come, by the markers. Acquire: what comes before a marker is read after
- * it, which is all that a reader can do; the rest is up to the device. */
+/* How far the device has come, according to the markers. Acquire: the bytes before a marker are
+ * read after the marker. A reader can do no more; whether the device writes in this order is up to
+ * the device. */
 static uint64_t marker_look(const struct marker_slot *slot)
 {
 	uint64_t limit = slot->part.length - MARKER_CHUNK_BYTES;
@@ -133,8 +135,8 @@ static void marker_look_again(struct ring_op *op, int result)
 	struct marker_queue *queue = container_of(op, struct marker_queue, timer);
 	struct marker_store *store = marker_store_of(queue->base.store);
 
-	GMB_UNUSED(result); /* cancelled: then nothing is busy */
-	/* Relaxed: one look more or less does no harm, each read is judged at its end. */
+	GMB_UNUSED(result); /* cancelled only if no slot is busy */
+	/* Relaxed: one more look is harmless, because each read is verified at its end. */
 	if (atomic_load_explicit(&store->is_off, memory_order_relaxed)) {
 		return;
 	}
@@ -269,7 +271,7 @@ static int marker_queue_init(struct store_queue *base, struct error *error)
 	queue->region = (struct mem_region){
 		.base = queue->memory, .bytes = (uint64_t)SLOT_COUNT * SLOT_BYTES, .rights = MEM_RAM
 	};
-	(void)!ring_memory_add(base->ring, &queue->region); /* only slower without */
+	(void)!ring_memory_add(base->ring, &queue->region); /* without it, reads are only slower */
 	return 0;
 }
 
@@ -279,7 +281,7 @@ static void marker_queue_fini(struct store_queue *base)
 
 	GMB_ASSERT(list_is_empty(&queue->busy));
 	ring_cancel(base->ring, &queue->timer);
-	while (queue->timer.in_flight) { /* comes back at once */
+	while (queue->timer.in_flight) { /* completes in the next turn */
 		ring_turn(base->ring, true);
 	}
 	ring_memory_remove(base->ring, &queue->region);
@@ -318,7 +320,7 @@ static void marker_close(struct store *base)
 	free(store->path);
 }
 
-/* For raw disks that are read around the page cache only. */
+/* Accepts only raw disks that are read with direct I/O. */
 static int check_disk(struct store *inner, const struct store_options *options, struct error *error)
 {
 	const char *reason = "it is no disk";

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * "gmblock trace" with the lab: its options, of which those for requests are only told apart here
- * and left to cmd_trace().
+ * "gmblock trace" with the lab: its options. Options for requests are only recognized here and
+ * parsed by cmd_trace().
  */
 #include "lab/lab.h"
 
@@ -152,7 +152,7 @@ static int lab_trace_sizes_check(const struct trace_work *work)
 	return CLI_GO_ON;
 }
 
-/* What only makes sense together. */
+/* Checks combinations of options, and sets the defaults. */
 static int lab_trace_disk_check(struct trace_arguments *arguments, const char *path)
 {
 	struct trace_work *work = &arguments->work;
@@ -237,7 +237,7 @@ static const struct field fields[] = {
 	{ "cached", NULL, "read through the page cache instead of directly", .type = FIELD_FLAG,
 		AT(work.cached) },
 	{ "marker", "HEX", "the marker in the memory (default: random)", .set = take_marker },
-	/* cmd_trace() looks at the values. */
+	/* cmd_trace() parses the values. */
 	{ "request", NULL, "trace requests", .heading = "Of requests:", .type = FIELD_FLAG,
 		AT(request) },
 	{ "min-size", "SIZE", "only requests of at least this size", .type = FIELD_ARGUMENT,
@@ -259,7 +259,7 @@ static const struct field fields[] = {
 	{ "json", NULL, "print JSON", .type = FIELD_FLAG, AT(json) },
 };
 
-/* Of options that are only for requests, the name of the first is kept. */
+/* For options that are only for requests, the name of the first one given is recorded. */
 static int set_field(
 	void *context, const struct field *field, const char *text, struct error *error)
 {
@@ -310,7 +310,7 @@ static int lab_trace_arguments_parse(int argc, char **argv, struct trace_argumen
 
 /* --- the command --------------------------------------------------------------------------- */
 
-/* What disks hold must not be able to guess it. */
+/* A random marker, so that data on the disk cannot be made to contain it. */
 static int choose_marker(struct trace_work *work, struct error *error)
 {
 	if (getrandom(&work->marker, sizeof(work->marker), 0) != sizeof(work->marker)) {
@@ -392,7 +392,7 @@ int lab_trace(int argc, char **argv)
 		return status;
 	}
 	if (arguments.request) {
-		optind = 0; /* getopt begins again */
+		optind = 0; /* restarts getopt() */
 		return cmd_trace(argc, argv);
 	}
 	return lab_trace_run(&arguments);

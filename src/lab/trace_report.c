@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * Output of traces: the table and chart of the text, JSON, and the SVG plot.
+ */
 #include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
@@ -450,12 +453,12 @@ enum {
 	RIGHT = 830,
 	HEAD = 74,
 	PANEL = 320,
-	PANEL_TOP = 24, /* of the frame, in the panel */
+	PANEL_TOP = 24, /* of the frame, within the panel */
 	PANEL_BOTTOM = 270,
 	FOOT = 34,
 };
 
-/* By stream; the streams beyond share the last one. */
+/* By stream; further streams share the last colour. */
 static const char *const colours[] = { "#1d5fa8", "#c2521a", "#2e8540", "#8a3ab9", "#b8860b",
 	"#008b8b", "#c71585", "#666666" };
 
@@ -495,8 +498,9 @@ static void trace_report_draw_axes(const struct panel *panel)
 	svg_panel_axes(panel->out, &axes);
 }
 
-/* All dots of one colour in one path: a line of no length with round ends is a dot. Dots that
- * nobody could tell apart only make the file longer. */
+/* Draws all dots of one colour as one path: a line of length zero with round ends is a dot. Dots
+ * too close to the previous one to be distinguished are skipped, because they would only make the
+ * file longer. */
 static void draw_dots(const struct panel *panel, uint32_t colour)
 {
 	const struct trace_read *read = panel->read;

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * Runs a trace: the reads, the thread that watches their memory, and the analysis of the observed
+ * times.
+ */
 #include <errno.h>
 #include <math.h>
 #include <pthread.h>
@@ -20,11 +24,11 @@ enum {
 	MARKER_BYTES = 8,
 	LOOKS_BETWEEN_YIELDS = 64,
 	HUGE_BYTES = 2 << 20,
-	RETRIES_MAX = 1000, /* a second, at RETRY_NS each */
+	RETRIES_MAX = 1000, /* one second, at RETRY_NS each */
 	RETRY_NS = 1000000,
 };
 
-/* A signal handler has no argument. */
+/* A global, because a signal handler has no argument. */
 static volatile sig_atomic_t asked_to_stop;
 
 /* One part in flight. */
@@ -33,7 +37,7 @@ struct part_op {
 	struct tracer *tracer;
 	uint32_t index;
 	uint32_t done_bytes;
-	uint32_t retries; /* of reads that said "again" */
+	uint32_t retries; /* of reads that returned -EINTR or -EAGAIN */
 };
 
 struct tracer {
@@ -42,7 +46,7 @@ struct tracer {
 	struct ring *ring;
 	struct ring_file file;
 	int fd;
-	struct mem_region region; /* the buffer */
+	struct mem_region region; /* describes buffer */
 	uint8_t *buffer;
 	size_t buffer_bytes;
 	bool single_cpu;
@@ -50,14 +54,14 @@ struct tracer {
 	struct part_op *ops;	 /* TRACE_PARTS_MAX */
 	uint32_t in_flight;
 	uint64_t start_ns;
-	struct error *error; /* of the first part that failed */
+	struct error *error; /* for the first part that fails */
 	int err;
-	/* The watcher's: chunks that have not come yet, the last first, and those of one look. */
+	/* Used by the watcher: chunks not yet seen, the last first, and those seen in one look. */
 	uint32_t *missing;
 	uint32_t *found;
-	atomic_bool watching; /* set by the watcher when it looks */
-	atomic_bool complete; /* set when the read is complete; pairs with trace_run_watch()'s
-				 acquire */
+	atomic_bool watching; /* set by the watcher before its first look */
+	/* Set when the read is complete. Release; pairs with the acquire in trace_run_watch(). */
+	atomic_bool complete;
 };
 
 /* --- watching ------------------------------------------------------------------------------ */
@@ -70,8 +74,9 @@ static _Atomic uint64_t *marker_at(const struct tracer *tracer, uint32_t chunk)
 	return (_Atomic uint64_t *)(tracer->buffer + end - MARKER_BYTES);
 }
 
-/* One look at all that is missing, from the last chunk to the first: when a chunk is seen and a
- * lower one is not, then that one really came later. Acquire keeps the loads in this order. */
+/* Examines all missing chunks, from the last to the first. If a chunk is seen and a lower one is
+ * not, the lower one really arrived later, because it was examined later. Acquire keeps the loads
+ * in this order. */
 static uint32_t look(struct tracer *tracer, uint32_t *missing_count)
 {
 	uint64_t marker = tracer->work->marker;
@@ -101,7 +106,7 @@ static void note(
 	}
 }
 
-/* Looks until the read is complete, and then once more. */
+/* Examines the memory until the read is complete, and then once more. */
 static void *trace_run_watch(void *context)
 {
 	struct tracer *tracer = context;
@@ -137,8 +142,8 @@ static void *trace_run_watch(void *context)
 	}
 }
 
-/* The watcher's clock to time since the submission. What a look saw that ended after the
- * completion was of no use before it. */
+/* Converts the watcher's clock to the time since submission. A chunk seen by a look that ended
+ * after the completion is not EARLY. */
 static void settle_times(struct tracer *tracer)
 {
 	struct trace_read *read = tracer->read;
@@ -176,7 +181,7 @@ static void part_again(struct ring_op *op, int result)
 {
 	struct part_op *part_op = container_of(op, struct part_op, op);
 
-	GMB_UNUSED(result); /* nobody cancels it */
+	GMB_UNUSED(result); /* the timer is never cancelled */
 	part_op->tracer->in_flight--;
 	trace_run_part_submit(part_op->tracer, part_op->index);
 }
@@ -223,8 +228,8 @@ static void trace_run_read_all(struct tracer *tracer)
 		read->parts[i].submitted_ns = clock_now_ns() - tracer->start_ns;
 		trace_run_part_submit(tracer, i);
 		if (!tracer->work->together) {
-			/* A system call of its own, so that the kernel cannot merge it with its
-			 * neighbours: as the server does. */
+			/* A separate system call, so that the kernel cannot merge the part with its
+			 * neighbours, as in the server. */
 			ring_flush(tracer->ring);
 		}
 	}
@@ -287,7 +292,7 @@ static int read_init(
 	return 0;
 }
 
-/* One place after the other, from the first again at the end of the disk. */
+/* Consecutive offsets, starting again at the first at the end of the disk. */
 static uint64_t trace_run_place(const struct tracer *tracer, uint32_t bytes, uint32_t index)
 {
 	const struct trace_work *work = tracer->work;
@@ -334,7 +339,7 @@ static int trace_group(
 	if (group->reads == NULL || group->analyses == NULL) {
 		return error_set(error, -ENOMEM, "out of memory");
 	}
-	/* The first in any case: a group without a read has nothing to show. */
+	/* The first read runs in any case, because a group without a read has no result. */
 	for (uint32_t i = 0; i < work->count && err == 0 && (i == 0 || !asked_to_stop); i++) {
 		struct trace_read *read = &group->reads[i];
 
@@ -358,7 +363,7 @@ static const int stop_signals[] = { SIGINT, SIGTERM };
 
 static void trace_run_signal_caught(int number)
 {
-	/* Whoever asks again does not want to wait: this comes as soon as the handler is left. */
+	/* A second signal ends the program: it is delivered as soon as the handler returns. */
 	if (asked_to_stop) {
 		(void)signal(number, SIG_DFL);
 		(void)raise(number);
@@ -373,7 +378,8 @@ static void trace_run_signals_take(struct sigaction before[ARRAY_COUNT(stop_sign
 	asked_to_stop = 0;
 	for (size_t i = 0; i < ARRAY_COUNT(stop_signals); i++) {
 		(void)sigaction(stop_signals[i], NULL, &before[i]);
-		/* Who was started to survive a signal does. */
+		/* Ignored signals stay ignored: the parent may have started the program to survive
+		 * them. */
 		if (before[i].sa_handler != SIG_IGN) {
 			(void)sigaction(stop_signals[i], &catch, NULL);
 		}
@@ -462,7 +468,7 @@ static int trace_run_disk_check(
 	return err;
 }
 
-/* Memory like the server's: aligned, in huge pages where the kernel has them, registered. */
+/* Memory like the server's: aligned, in huge pages if available, registered. */
 static int trace_run_memory_acquire(struct tracer *tracer, struct error *error)
 {
 	uint32_t bytes = 0;
@@ -481,13 +487,14 @@ static int trace_run_memory_acquire(struct tracer *tracer, struct error *error)
 		tracer->found == NULL) {
 		return error_set(error, -ENOMEM, "out of memory");
 	}
-	/* Advice: without huge pages it works as well. */
+	/* Advisory: the trace also works without huge pages. */
 	(void)madvise(tracer->buffer, tracer->buffer_bytes, MADV_HUGEPAGE);
 	memset(tracer->buffer, 0, tracer->buffer_bytes);
 	tracer->region = (struct mem_region){
 		.base = tracer->buffer, .bytes = tracer->buffer_bytes, .rights = MEM_RAM
 	};
-	(void)!ring_memory_add(tracer->ring, &tracer->region); /* only slower without */
+	/* without it, reads are only slower */
+	(void)!ring_memory_add(tracer->ring, &tracer->region);
 	return 0;
 }
 
@@ -564,7 +571,7 @@ void trace_result_fini(struct trace_result *result)
 
 enum { NO_RUN = UINT32_MAX };
 
-/* A moment with an amount of data or a place: what is sorted. */
+/* An item to sort: a chunk or part, with its look or time. */
 struct event {
 	uint64_t when;	/* a look or a time */
 	uint32_t index; /* of a chunk or part */
@@ -578,7 +585,7 @@ struct run {
 	uint16_t stream;
 };
 
-/* Where a stream has got to. */
+/* State of a stream. */
 struct stream {
 	uint32_t last_look;
 	uint32_t last_chunk;
@@ -586,7 +593,7 @@ struct stream {
 };
 
 struct workspace {
-	struct event *events; /* one a chunk */
+	struct event *events; /* one per chunk */
 	struct run *runs;
 	uint32_t *run_of; /* by chunk */
 };
@@ -646,8 +653,8 @@ static uint32_t find_runs(const struct trace_read *read, struct workspace *space
 	return runs;
 }
 
-/* The stream that the run goes on with: of those that ended below and before it, the one that
- * waits for the longest, as an idle member of a RAID would. */
+/* Finds the stream that the run continues. Of the streams that ended below and before it, this is
+ * the one that has been waiting longest, as an idle member of a RAID would. */
 static uint32_t find_stream(const struct stream *streams, uint32_t count, const struct run *run)
 {
 	uint32_t best = count;
@@ -673,7 +680,7 @@ static void find_streams(
 	struct stream streams[TRACE_STREAMS_MAX] = { 0 };
 	uint32_t largest = 0;
 
-	/* Runs were numbered as they began. */
+	/* Runs are numbered in the order of their begin. */
 	for (uint32_t i = 0; i < analysis->runs; i++) {
 		struct run *run = &space->runs[i];
 		uint32_t found = find_stream(streams, analysis->streams, run);
@@ -703,8 +710,8 @@ static void find_reordering(
 {
 	uint32_t late = 0;
 	uint32_t count = 0;
-	uint32_t highest = 0; /* of the looks before the current one */
-	uint32_t current = 0; /* of all so far */
+	uint32_t highest = 0; /* highest chunk in the looks before the current one */
+	uint32_t current = 0; /* highest chunk so far */
 
 	for (uint32_t i = 0; i < read->chunk_count; i++) {
 		if (read->arrivals[i].how != TRACE_UNSEEN) {
@@ -745,8 +752,8 @@ static void find_quarters(const struct trace_read *read, struct trace_analysis *
 	}
 }
 
-/* A sender that needs the disk's time for all bytes, and is ready at "free": when it is ready again
- * after bytes more that are there at "when". */
+/* A sender takes the disk's total time for all bytes. It is ready at the time free, and bytes more
+ * arrive at the time when. Returns the time at which it is ready again. */
 static double sender_free(const struct trace_read *read, double free, uint64_t when, uint32_t bytes)
 {
 	return fmax(free, (double)when) + (double)read->total_ns * bytes / read->bytes;
