@@ -8,13 +8,14 @@ enum { EVENTS_MAX = 64, NS_PER_MS = 1000000 };
 
 /* --- the queue on the engine's ring ---------------------------------------------------------- */
 
-/* A connection that came to a listener of ours. */
+/* Admits a connection that came to a listener of ours. The door creates the session, which takes
+ * service->offered; if it is still set afterwards, the connection was not admitted. */
 static void clan_service_offer(struct clan_service *service, const struct clan_event *event)
 {
 	struct clan_peer peer;
 
 	if (event->type != CLAN_EVENT_ARRIVED) {
-		return; /* the end of one that was refused */
+		return; /* the end of a rejected connection */
 	}
 	clan_conn_peer(event->conn, &peer);
 	service->offered = event->conn;
@@ -53,7 +54,8 @@ static int clan_service_source_poll(struct ring_source *source)
 
 	list_init(&hungry);
 	while ((node = list_pop_front(&service->hungry)) != NULL) {
-		list_push_back(&hungry, node); /* what gets hungry again waits for the next turn */
+		/* a session that gets hungry again waits for the next turn */
+		list_push_back(&hungry, node);
 	}
 	while ((node = list_pop_front(&hungry)) != NULL) {
 		service->ops->take(node);
@@ -120,8 +122,8 @@ void clan_service_fini(struct clan_service *service)
 		ring_turn(service->engine->ring, true);
 	}
 	service->door = NULL;
-	/* Connections that were refused may still be on their way out, and those that came before
-	 * the listener was closed may still say hello. */
+	/* Rejected connections might not have ended yet, and connections from before the end of the
+	 * listener can still send HELLO. */
 	while ((result = clan_queue_destroy(service->queue)) == -EBUSY) {
 		(void)clan_service_take_events(service, 10);
 	}
@@ -130,7 +132,8 @@ void clan_service_fini(struct clan_service *service)
 
 /* --- connections ----------------------------------------------------------------------------- */
 
-/* Who may connect is decided by the engine, and so is how many may be in their handshake. */
+/* The engine decides which peers can connect, and limits the handshakes, so every user is admitted
+ * here. */
 static struct clan_conn_options clan_service_options(const struct clan_service *service)
 {
 	uint64_t handshake_ms = service->engine->limits.handshake_timeout_ns / NS_PER_MS;
@@ -185,7 +188,8 @@ void clan_service_listen_end(void *context, void *listener)
 
 	clan_listener_close(listener);
 	if (--service->listener_count == 0) {
-		service->door = NULL; /* what has come is refused: the door may be gone */
+		/* later connections are rejected, because the door may be freed */
+		service->door = NULL;
 	}
 }
 

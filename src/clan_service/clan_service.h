@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What a session kind over clan has once per engine: a clan queue on the engine's ring, and the
- * path of a connection to its session.
+ * State that a session kind over clan needs once per engine: a clan queue on the engine's ring, and
+ * the path of a connection to its session. Used by the session kinds gmb and push.
  *
  *   clan queue ─▶ ring_source ─┬▶ event of a session ────────▶ ops->event()
  *                              ├▶ new connection ─▶ door ─▶ engine ─▶ kind->accept()
  *                              │                                       └▶ clan_service_accept()
  *                              └▶ end of the turn ───────────▶ ops->take() for each hungry session
  *
- * The queue is created with the first listener or connection: a server that has none needs nothing.
+ * The queue is created with the first listener or connection, so an unused kind costs nothing.
  *
- * Threading: the ring's thread. Ownership: it is the first member of the kind's service, so that
- * the functions below are entries of the kind's table; it owns the queue and the listeners. Errors:
- * a negative errno and why.
+ * Threading: the ring's thread. Ownership: the struct is the first member of the kind's service, so
+ * that the functions below can be entries of the kind's table. It owns the queue and the listeners.
+ * Errors: a negative errno and a message.
  */
 #pragma once
 
@@ -24,16 +24,17 @@ struct clan_service;
 
 struct clan_service_ops {
 	const struct session_kind *kind;
-	/* Of each connection, see struct clan_conn_options. */
+	/* Options of each connection, see struct clan_conn_options. */
 	uint32_t cookies;
 	uint32_t peer_regions_max;
 	uint64_t peer_region_bytes_max;
-	/* Allocates what connections need, before the first one; again if the queue cannot be
-	 * created. Optional. */
+	/* Allocates the resources that connections need. Called before the first connection; called
+	 * again if the queue could not be created. Optional. */
 	int (*start)(struct clan_service *service, struct error *error);
-	/* Of a connection whose context was set. */
+	/* Called for a connection whose context is set. */
 	void (*event)(void *context, const struct clan_event *event);
-	/* A node of service->hungry, which it is taken from. Optional: nobody puts one there. */
+	/* Called for each node in service->hungry, after its removal from the list. Optional if the
+	 * kind enters none. */
 	void (*take)(struct list_node *node);
 };
 
@@ -41,20 +42,20 @@ struct clan_service {
 	const struct clan_service_ops *ops;
 	struct engine *engine;
 	struct clan_queue *queue; /* NULL before the first connection */
-	struct list_node hungry;  /* sessions that have not taken all that is there */
+	struct list_node hungry;  /* sessions that have not received all available messages */
 
 	/* Private. */
-	/* Of connections that we accept by ourselves; NULL: of none, or of none any more. */
+	/* Admits connections that come to our listeners. NULL: there is no listener. */
 	const struct engine_door *door;
-	uint32_t listener_count;   /* those with that door */
-	struct clan_conn *offered; /* one of them, until a session has it */
+	uint32_t listener_count;   /* listeners with that door */
+	struct clan_conn *offered; /* a connection being admitted, until a session takes it */
 	struct ring_source source;
-	bool is_removed; /* the source, from the ring */
+	bool is_removed; /* the source has been removed from the ring */
 };
 
 void clan_service_init(
 	struct clan_service *service, const struct clan_service_ops *ops, struct engine *engine);
-/* No session exists. */
+/* Destroys the queue. All sessions must have ended. */
 void clan_service_fini(struct clan_service *service);
 
 /* session_kind.listen() and .listen_end(). */
@@ -62,12 +63,12 @@ int clan_service_listen(void *service, struct export_uri *uri, const struct engi
 	void **listener_out, struct error *error);
 void clan_service_listen_end(void *service, void *listener);
 
-/* For session_kind.accept(), first: a negative errno, and no session is made. */
+/* Called first by session_kind.accept(). Returns a negative errno if no session can be created. */
 GMB_MUST_CHECK int clan_service_start(struct clan_service *service, struct error *error);
-/* The endpoint's connection. Its context is the caller's to set. */
+/* Returns the endpoint's connection. The caller sets its context. */
 GMB_MUST_CHECK int clan_service_accept(struct clan_service *service,
 	const struct endpoint *endpoint, struct clan_conn **conn_out, struct clan_error *reason);
-/* Answers a hello: with the welcome; or, if the hello broke a rule, by a refusal, which closes the
- * connection. False: the session ends. */
+/* Answers a hello: with the welcome if rule is NULL, otherwise with a rejection, which closes the
+ * connection. Returns false if the session ends. */
 GMB_MUST_CHECK bool clan_service_welcome(struct session *session, struct clan_conn *conn,
 	const char *rule, const void *welcome, size_t bytes);

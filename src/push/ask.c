@@ -23,7 +23,7 @@ struct push_ask {
 	uint8_t message[PUSH_MESSAGE_BYTES_MAX];
 };
 
-/* 0 also when there was no event. */
+/* Waits for events once. Returns 0 if the connection is not lost, also without an event. */
 static int ask_turn(struct push_ask *ask, int timeout_ms, struct error *error)
 {
 	struct clan_event events[EVENTS_MAX];
@@ -156,7 +156,7 @@ void push_ask_peer(const struct push_ask *ask, struct clan_peer *peer)
 	clan_conn_peer(ask->conn, peer);
 }
 
-/* The connection knows why it has ended before LOST is given. */
+/* Reports the end of the connection. clan_conn_reason() is valid before LOST is given. */
 static int ask_ended(const struct push_ask *ask, int code, struct error *error)
 {
 	const char *reason = clan_conn_reason(ask->conn);
@@ -165,7 +165,7 @@ static int ask_ended(const struct push_ask *ask, int code, struct error *error)
 		"the server closed the connection%s%s", reason[0] != '\0' ? ": " : "", reason);
 }
 
-/* The next message: 1, 0: there was none in time. */
+/* Receives the next message. Returns 1, or 0 if there was none in time. */
 static int ask_hear(
 	struct push_ask *ask, int timeout_ms, struct clan_message *head, struct error *error)
 {
@@ -185,7 +185,7 @@ static int ask_hear(
 		if (timeout_ms == 0) {
 			return 0;
 		}
-		/* What came before the end can still be taken. */
+		/* Messages from before the end can still be received. */
 		(void)!ask_turn(ask, timeout_ms, &why);
 	}
 }
@@ -208,7 +208,7 @@ static int ask_refused(const struct push_answer *answer, struct error *error)
 	return error_set(error, code, "%s", text[0] != '\0' ? text : strerror(-code));
 }
 
-/* Sends a message and waits for what comes back. */
+/* Sends a message and waits for the reply. */
 static int exchange(struct push_ask *ask, uint32_t type, const struct iovec *parts,
 	uint32_t part_count, struct clan_message *head, struct error *error)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a coordinator asks for: sizes, tickets, jobs. */
+/* Requests of a coordinator: sizes, tickets, jobs; docs/protocol/push.md §3. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -47,7 +47,8 @@ static const char *refusal(const struct export *export, uint32_t rights)
 		       : "the rules of access of the destination do not let you write";
 }
 
-/* The export as the peer sees it, if it has the rights; else the answer is sent. */
+/* Returns the export if the peer can see it and has the rights. Otherwise sends the answer and
+ * returns NULL. */
 static struct engine_export *push_control_find(
 	struct push_session *session, const struct message_text *name, uint32_t rights)
 {
@@ -96,7 +97,8 @@ static bool push_control_is_onto_itself(
 	       distance < head->length;
 }
 
-/* Who may use the ticket. False: nobody can say who that is. */
+/* Fills in the binding of the ticket. Returns false if the peer has neither an address nor
+ * credentials to bind it to. */
 static bool bind_ticket(const struct push_session *session, const struct push_wire_grant *head,
 	struct push_wire_ticket *ticket)
 {
@@ -173,7 +175,7 @@ static void take_grant(struct push_session *session, const struct push_grant *gr
 
 /* --- jobs ------------------------------------------------------------------------------------ */
 
-/* Without room nothing is sent: -EAGAIN. */
+/* Sends JOB. Returns -EAGAIN if there is no room. */
 static int send_job(struct push_session *session, const struct push_job *job)
 {
 	uint64_t now_ns = ring_now_ns(session->base.engine->ring);
@@ -238,11 +240,11 @@ void push_control_note(struct push_session *session, bool again)
 	}
 	if (open && push_job_of(session->job != 0 ? session->job : session->noted_job, &job) &&
 		send_job(session, &job) == -EAGAIN) {
-		return; /* when there is room */
+		return; /* repeated when there is room */
 	}
 	session->note_due = false;
 	if (session->job == 0 && session->base.state == SESSION_READY) {
-		session_terminate(&session->base, NULL); /* closing publishes it */
+		session_terminate(&session->base, NULL); /* closing publishes the message */
 	}
 }
 

@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A destination that has no push: the source is its client, by libgmblock on the source's own ring.
+ * A destination without push: the source is a client of that server, with libgmblock on the
+ * source's own ring.
  *
  *   piece_send() ─▶ WRITE ─▶ push_source_written()
  *              └──▶ READ, compared ─▶ push_source_checked()      COMPARE
  *   flush()      ─▶ FLUSH ─▶ READ of all, summed ─▶ push_source_flushed()
  *                            READ_BACK
  *
- * What a destination with push does is done here: it is asked what it can, compared with, and read
- * back. One connection, which is not made again: when it is lost, the job fails.
+ * The work of a destination with push is done here: checking that the export is suitable,
+ * comparing, and reading back. There is one connection, which is not restored: if it is lost, the
+ * job fails.
  *
- * A client ends outside of its own callbacks, at the end of a batch: the hub keeps those that do.
+ * A client must be ended outside its own callbacks, at the end of a batch. The hub keeps the
+ * clients that are ending.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -34,7 +37,7 @@ struct push_nbd_hub {
 	struct ring *ring;
 	struct gmb_queue *queue;
 	struct ring_batch_end batch_end;
-	struct ring_op again;	 /* what was done has to be looked at: another batch */
+	struct ring_op again;	 /* schedules another batch, which processes the results */
 	struct list_node ending; /* struct push_nbd.node */
 };
 
@@ -42,16 +45,17 @@ struct push_nbd {
 	struct push_source *source;
 	struct push_nbd_hub *hub;
 	struct list_node node;	   /* hub.ending */
-	struct gmb_client *client; /* NULL: gone */
+	struct gmb_client *client; /* NULL: it has ended */
 	bool was_ended;
-	bool detach; /* once START is answered */
+	bool detach; /* of START; applies when START is answered */
 	uint64_t target_offset;
-	uint8_t *beside; /* COMPARE: what is there, one piece for each slot */
+	uint8_t *beside; /* COMPARE: existing data, one piece per slot */
 	struct gmb_request pieces[PUSH_SLOTS];
 	struct gmb_request zeroes[PUSH_ZEROES_MAX];
 	struct gmb_request flush;
 	struct push_wire_flush flushed; /* the answer */
-	/* READ_BACK: begun up to here, and so many of them are not done. */
+	/* READ_BACK: reads have been started up to read_at; the number of unfinished ones is
+	 * reads. */
 	uint64_t read_at;
 	uint32_t reads;
 };
@@ -127,7 +131,7 @@ void push_nbd_hub_destroy(struct push_nbd_hub *hub)
 
 /* --- requests -------------------------------------------------------------------------------- */
 
-/* False: the job is over, or fails now. */
+/* Returns false if the job has ended, or fails it if the request failed. */
 static bool goes_on(struct push_nbd *nbd, const struct gmb_request *request, const char *failed)
 {
 	struct push_source *source = nbd->source;
@@ -228,8 +232,7 @@ void push_nbd_zero(struct push_source *source, uint32_t number, const struct pus
 	nbd_submit(nbd, request, nbd_zero_done);
 }
 
-/* --- the end of the range ----------------------------------------------------------------------
- */
+/* --- the end of the range -------------------------------------------------------------------- */
 
 static void read_back(struct push_nbd *nbd, struct gmb_request *request);
 
@@ -252,7 +255,7 @@ static void piece_read_back(struct gmb_request *request)
 	}
 }
 
-/* What comes next, to the memory of that request's slot: all of them are free. */
+/* Reads the next piece back into the slot of that request. All slots are free at this time. */
 static void read_back(struct push_nbd *nbd, struct gmb_request *request)
 {
 	struct push_source *source = nbd->source;
@@ -299,7 +302,7 @@ void push_nbd_flush(struct push_source *source, const struct push_wire_flush *fl
 
 /* --- the beginning --------------------------------------------------------------------------- */
 
-/* Whether the range that is written, in that export, is also read. */
+/* Returns true if the range that is written on that export overlaps the range that is read. */
 static bool meets(const struct push_nbd *nbd, const struct export *target)
 {
 	const struct push_source *source = nbd->source;
@@ -321,8 +324,8 @@ static bool meets(const struct push_nbd *nbd, const struct export *target)
 	return store_places_meet(&from, &to, source->length);
 }
 
-/* Where the destination is this server, an export of it has our own connection. Another server does
- * not say which disk it has. */
+/* If the destination is this server, one of its exports has our own connection. Other servers do
+ * not reveal which disk they have. */
 static bool is_onto_itself(const struct push_nbd *nbd)
 {
 	struct engine *engine = nbd->source->session->service->base.engine;
@@ -341,11 +344,11 @@ static bool is_onto_itself(const struct push_nbd *nbd)
 	return found;
 }
 
-/* Why that export is none for this job; 0: it is one. */
+/* Checks that the export is suitable for the job. Returns 0, or a negative errno with a text. */
 static int nbd_look(const struct push_nbd *nbd, char text[PUSH_TEXT_BYTES_MAX])
 {
 	const struct push_source *source = nbd->source;
-	uint64_t end = nbd->target_offset + source->length; /* each is below 2^63 */
+	uint64_t end = nbd->target_offset + source->length; /* no overflow: both are below 2^63 */
 	struct gmb_info info = { .size = sizeof(info) };
 
 	gmb_get_info(nbd->client, &info);
@@ -386,7 +389,7 @@ static int nbd_look(const struct push_nbd *nbd, char text[PUSH_TEXT_BYTES_MAX])
 static int take_memory(struct push_nbd *nbd, void **base_out)
 {
 	struct push_source *source = nbd->source;
-	/* One more for each, for what is there. */
+	/* With COMPARE each slot has a second one, for the existing data. */
 	uint32_t parts = (source->flags & PUSH_COMPARE) != 0 ? 2 : 1;
 	int result = push_source_own_slots(source, parts, parts * PUSH_SLOTS, base_out);
 
@@ -397,8 +400,8 @@ static int take_memory(struct push_nbd *nbd, void **base_out)
 	return result;
 }
 
-/* Certificates, keys, or rights that depend on them: in the rule of the source's server, which
- * strangers who ask do not see. */
+/* Advice for errors of certificates and keys, or of rights that depend on them. The reason can
+ * reveal the source's configuration, so untrusted users are referred to the log. */
 static void tls_advise(const struct push_source *source, int result, char advice[ADVICE_BYTES])
 {
 	const struct peer *peer = &source->session->base.peer;
@@ -465,7 +468,7 @@ static void nbd_opened(void *context, struct gmb_client *client, const struct gm
 	}
 	gmb_get_info(client, &info);
 	source->no_zeroes = (info.capabilities & GMB_CAN_ZERO) == 0;
-	source->no_map |= source->no_zeroes; /* a hole is data, too */
+	source->no_map |= source->no_zeroes; /* a hole must be written as data */
 	push_source_lent(source, base, (uint32_t)MIN(silence_ns / NS_PER_MS, (uint64_t)UINT32_MAX));
 }
 
@@ -480,7 +483,7 @@ int push_nbd_begin(struct push_source *source, const char *uri, bool detach, con
 		.flags = GMB_OPEN_NO_RECONNECT,
 		.connections = 1,
 		.depth = DEPTH,
-		/* The coordinator waits for the answer about as long. */
+		/* The coordinator waits about as long for the answer. */
 		.connect_timeout_ms = (uint32_t)MIN(timeout_ms / 2 + 1, (uint64_t)UINT32_MAX),
 		.context = nbd,
 		.opened = nbd_opened,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "push/pieces.h"
 
-/* The gap that the run lies in, or gap_count. */
+/* Returns the index of the gap that contains the run, gap_count if there is none. */
 static uint32_t find_gap(const struct push_pieces *pieces, uint64_t offset, uint64_t length)
 {
 	uint32_t i = 0;

@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * Connections and sessions of push on the server, and the end of jobs. Events of clan come in here
+ * and are dispatched to control.c, source.c and sink.c; the functions at the end are called by the
+ * engine through push_session_kind.
+ */
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -10,7 +15,7 @@
 #include "push/session.h"
 
 enum {
-	/* Before it breaks a rule: a source has fewer under way, and a coordinator one. */
+	/* Limit on messages in one batch. A source has fewer in flight, and a coordinator one. */
 	MESSAGES_MAX = 64,
 };
 
@@ -26,7 +31,7 @@ static struct push_session *push_service_of(struct session *base)
 
 uint32_t push_staging_take(uint32_t slots_min, uint32_t slots_max)
 {
-	/* Relaxed, all: a number, nothing is published with it. */
+	/* Relaxed: the counter protects no other data. */
 	uint32_t used = atomic_load_explicit(&staged_slots, memory_order_relaxed);
 	uint32_t slots;
 
@@ -58,11 +63,13 @@ struct push_viewer push_viewer_of(const struct push_session *session)
 	};
 }
 
-/* Where nothing is heard, memory and a place in the table are not kept. */
+/* Ends a job whose other end is silent, so that its memory and its entry in the table are
+ * released. */
 static void end_silent(struct push_session *session)
 {
 	if (session->job == 0) {
-		session_terminate(&session->base, NULL); /* it does not take the end, or close */
+		/* it does not receive the end of the job, or does not close */
+		session_terminate(&session->base, NULL);
 	} else {
 		push_session_job_fail(session, -ETIMEDOUT,
 			session->source != NULL ? "the destination gives no sign of life"
@@ -77,7 +84,7 @@ static void say_alive(struct push_session *session, uint64_t now_ns)
 	if (session->has_begun && link->conn != NULL && !link->is_closing &&
 		now_ns - session->said_ns >= session->silence_ns / PUSH_ALIVE_DIVISOR) {
 		session->said_ns = now_ns;
-		/* Without room there is something that it has not taken. */
+		/* Without room there are unread messages, which serve the same purpose. */
 		(void)!clan_send(link->conn, CLAN_BULK, PUSH_ALIVE, NULL, 0);
 	}
 }
@@ -97,7 +104,8 @@ static void tick_done(struct ring_op *op, int result)
 		return;
 	}
 	if (now_ns - session->ticked_ns >= 10 * PUSH_TICK_NS) {
-		/* This process hung: what came meanwhile is still to be heard. */
+		/* This process was stalled. The peer's messages from that time are still unread, so
+		 * it gets the time back. */
 		session->heard_ns = MIN(now_ns, session->heard_ns + (now_ns - session->ticked_ns));
 	}
 	session->ticked_ns = now_ns;
@@ -145,7 +153,8 @@ void push_session_job_end(struct push_session *session, int status, const char *
 	if (session->job == 0) {
 		return;
 	}
-	if (session->source != NULL) { /* before anybody is told, who may begin the next one */
+	/* before the end is reported, because the requester might start the next job */
+	if (session->source != NULL) {
 		push_source_ended(session);
 	}
 	if (session->is_opening) {
@@ -162,7 +171,8 @@ void push_session_job_end(struct push_session *session, int status, const char *
 	}
 	session->noted_job = session->job;
 	session->job = 0;
-	session->heard_ns = ring_now_ns(engine->ring); /* to take the end */
+	/* starts the time to receive the end of the job */
+	session->heard_ns = ring_now_ns(engine->ring);
 	push_control_note(session, true);
 }
 
@@ -175,7 +185,7 @@ void push_session_job_fail(struct push_session *session, int status, const char 
 		push_sink_failed(session, status, text);
 	}
 	push_session_job_end(session, status, text);
-	session_terminate(&session->base, NULL); /* closing publishes what was sent before */
+	session_terminate(&session->base, NULL); /* closing publishes the messages sent before */
 }
 
 /* --- connections ----------------------------------------------------------------------------- */
@@ -227,7 +237,7 @@ static void push_service_take_messages(struct push_session *session)
 			session->in.is_closing ||
 			clan_recv(session->in.conn, CLAN_ANY, &message, service->message,
 				sizeof(service->message)) != 0) {
-			return; /* an event tells of more, or of the end */
+			return; /* an event reports more messages, or the end */
 		}
 		session->base.progress_ns = ring_batch_ns(service->base.engine->ring);
 		session->heard_ns = session->base.progress_ns;
@@ -279,7 +289,7 @@ static void in_event(struct push_session *session, const struct clan_event *even
 	if (event->type == CLAN_EVENT_CONNECT) {
 		push_service_take_hello(session);
 	} else if (event->type == CLAN_EVENT_LOST) {
-		push_service_take_messages(session); /* what it has said before */
+		push_service_take_messages(session); /* messages from before the end */
 		if (session->base.state != SESSION_TERMINATING) {
 			peer_lost(session, event);
 		}
@@ -300,11 +310,11 @@ static void push_service_event(void *context, const struct clan_event *event)
 	struct push_session *session = link->session;
 
 	if (event->type == CLAN_EVENT_CLOSED) {
-		link->conn = NULL; /* join() follows */
+		link->conn = NULL; /* session_join() follows */
 		return;
 	}
 	if (session->base.state == SESSION_TERMINATING || link->is_closing) {
-		return; /* it came in the same batch */
+		return; /* an event of the same batch */
 	}
 	if (link == &session->out) {
 		push_source_event(session, event);
@@ -367,7 +377,7 @@ static void session_resume(struct session *base)
 	}
 }
 
-/* What is sent is published when the service's queue is armed or waited for. */
+/* Messages are published when the service's queue is armed or waited for. */
 static void session_flush(struct session *base, bool alone)
 {
 	GMB_UNUSED(base);
@@ -389,8 +399,8 @@ static void session_export_changed(struct session *base, enum export_change chan
 	}
 }
 
-/* Slots are apart from what others wait for, and a request is never kept for the peer. Who gives no
- * sign of life loses them at a tick. */
+/* A push session never blocks others: its slots are separate memory, and no request waits for the
+ * peer. A silent peer loses its slots at a tick. */
 static bool session_stalled(struct session *base)
 {
 	GMB_UNUSED(base);
@@ -435,7 +445,7 @@ static void session_close(struct session *base)
 
 /* --- the service ----------------------------------------------------------------------------- */
 
-/* A server without push has nothing of this. */
+/* Called with the first connection, so a server without push has no table. */
 static int push_service_start(struct clan_service *service, struct error *error)
 {
 	int result = push_table_init(service->engine->ring);
@@ -448,7 +458,7 @@ static const struct clan_service_ops push_service_ops = {
 	.kind = &push_session_kind,
 	.cookies = PUSH_SLOTS,
 	.peer_regions_max = 1,
-	.peer_region_bytes_max = 4096, /* nobody shares anything with a destination */
+	.peer_region_bytes_max = 4096, /* peers do not share regions with a server */
 	.start = push_service_start,
 	.event = push_service_event,
 };

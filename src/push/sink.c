@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The destination of a job: lends slots to the source, and writes the pieces that come there.
+ * The destination of a job: lends slots to the source, and writes the pieces that arrive in them.
  *
- *   ticket ─▶ export ─▶ region shared ─▶ cookies ─▶ pieces, zeroes, questions ─▶ flush ─▶ read back
+ *   ticket ─▶ export ─▶ region shared ─▶ cookies ─▶ pieces, zeroes, checks ─▶ flush ─▶ read back
  *
- * All that the source asks for is work, which waits in order for a place and its turn, as requests
- * do. There is an entry for all of it that may be under way: of pieces one for each slot. It is
- * kept until its answer has found room: the source may have not taken others yet. What the source
- * can still change is used once (the head of a piece, which is copied) or does no harm (its bytes,
- * which then are other bytes of its own choice).
+ * Each request of the source is a work entry, which waits in order for the engine's limits, as
+ * requests of other protocols do. There is an entry for every request that can be in flight: one
+ * per slot for pieces. An entry is kept until its answer has been sent, because the connection
+ * might have no room for it.
  *
- * A source on a Unix socket that is another user's could take pages of the slots away, and whoever
- * touches such a page waits: its pieces are fetched into memory of ours first.
+ * Invariant: memory that the source can still change is either copied before it is used (the head
+ * of a piece) or not interpreted (its bytes, which are data of the source's choice).
+ *
+ * An untrusted user's source on a Unix socket could remove pages of the slots, which would stall
+ * any thread that touches them. So its pieces are first copied to our own memory by helper threads.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -28,7 +30,7 @@ enum work_kind { WORK_PIECE, WORK_CHECK, WORK_ZERO, WORK_FLUSH, WORK_READ_BACK }
 
 enum work_state {
 	WORK_IDLE,
-	WORK_COMES, /* the bytes of a piece are fetched */
+	WORK_COMES, /* the bytes of a piece are being fetched */
 	WORK_WAITS,
 	WORK_BUSY,
 	WORK_ANSWERS,
@@ -57,10 +59,10 @@ struct work {
 	struct list_node node; /* in sink->waiting or sink->answers */
 	enum work_kind kind;
 	enum work_state state;
-	uint64_t offset; /* in the range */
+	uint64_t offset; /* offset in the range */
 	uint64_t length;
-	uint32_t crc;	    /* as the source says */
-	uint32_t found_crc; /* CHECK, READ_BACK: so far */
+	uint32_t crc;	    /* as sent by the source */
+	uint32_t found_crc; /* CHECK, READ_BACK: of the bytes read so far */
 	struct push_wire_flush flush;
 	struct mem_segment segment;
 	struct path_request path;
@@ -69,19 +71,20 @@ struct work {
 struct push_sink {
 	struct push_session *session;
 	struct push_claim claim;
-	struct store_place source;  /* where the range begins that is read */
+	struct store_place source;  /* start of the range that the source reads */
 	struct clan_region *region; /* NULL: not yet */
 	uint32_t slot_count;
-	struct mem_region memory; /* the region, or where its pieces are fetched to */
-	uint8_t *fetched;	  /* the latter, or NULL */
-	bool is_unix;		  /* the source has come by a Unix socket */
+	struct mem_region memory; /* the region, or the memory that pieces are fetched to */
+	uint8_t *fetched;	  /* the memory that pieces are fetched to, or NULL */
+	bool is_unix;		  /* the source is connected by a Unix socket */
 	struct clan_cookie cookies[PUSH_SLOTS];
 	bool lent[PUSH_SLOTS];
 	bool is_shared;
 	bool is_mapped; /* the source's disk reads into our slots */
+	/* work that waits for the engine's limits */
 	struct list_node waiting;
-	struct list_node answers;  /* that wait for room */
-	struct push_pieces pieces; /* that came, or were there */
+	struct list_node answers;  /* work whose answer waits for room */
+	struct push_pieces pieces; /* handled pieces */
 	uint64_t read_back_at;
 	uint64_t read_back_done;
 	uint64_t read_back_digest;
@@ -127,12 +130,13 @@ void push_sink_failed(struct push_session *session, int status, const char *text
 	};
 
 	if (session->in.conn != NULL && !session->in.is_closing) {
-		/* Without room there is much that it has not taken: it learns of the end alone. */
+		/* Without room, the source learns of the failure by the end of the connection. */
 		(void)!clan_sendv(session->in.conn, CLAN_BULK, PUSH_FAILED, parts, 2);
 	}
 }
 
-/* False: there is no room, and an event will tell of it, or of the end. */
+/* Sends a message. Returns false if there is no room or the connection has ended; an event
+ * follows. */
 static bool sink_tell(struct push_sink *sink, uint32_t type, const void *bytes, uint32_t len)
 {
 	return clan_send(sink->session->in.conn, CLAN_BULK, type, bytes, len) == 0;
@@ -164,12 +168,12 @@ static bool tell_flushed(struct push_sink *sink, const struct push_wire_flush *f
 		return false;
 	}
 	if (finished) {
-		push_session_job_end(sink->session, 0, NULL); /* the source closes */
+		push_session_job_end(sink->session, 0, NULL); /* the source closes the connection */
 	}
 	return true;
 }
 
-/* False: it has to wait for room, or something has ended the session. */
+/* Sends the answer to an entry. Returns false if there is no room or the session has ended. */
 static bool sink_answer(struct work *work)
 {
 	struct push_sink *sink = work->sink;
@@ -210,7 +214,7 @@ static void send_answers(struct push_sink *sink)
 	}
 }
 
-/* The source is told of it, when there is room. */
+/* Queues the answer to an entry, and sends it when there is room. */
 static void answer_add(struct work *work)
 {
 	sink_set_state(work, WORK_ANSWERS);
@@ -218,11 +222,11 @@ static void answer_add(struct work *work)
 	send_answers(work->sink);
 }
 
-/* --- work that is done ------------------------------------------------------------------------ */
+/* --- completed work -------------------------------------------------------------------------- */
 
 static void read_back_begin(struct push_sink *sink);
 
-/* So much of the range is as the source has it. */
+/* Counts that many bytes as identical to the source's. */
 static void count(struct push_sink *sink, uint64_t length, uint64_t digest)
 {
 	sink->session->progress.done += length;
@@ -245,7 +249,7 @@ static void check_done(struct work *work)
 	if (work->found_crc == work->crc) {
 		const char *rule = push_pieces_take(&sink->pieces, work->offset, work->length);
 
-		if (rule != NULL) { /* it came, too, or was asked for twice */
+		if (rule != NULL) { /* the piece arrived as well, or was checked twice */
 			push_session_fail(sink->session, rule);
 			return;
 		}
@@ -328,8 +332,7 @@ static void work_done(struct work *work, int error)
 	}
 }
 
-/* --- work that is done in the store ------------------------------------------------------------
- */
+/* --- requests to the store ------------------------------------------------------------------- */
 
 static void path_ended(struct work *work)
 {
@@ -345,7 +348,7 @@ static void work_progress(struct path_request *request)
 	struct path_fragment fragment;
 	int error;
 
-	if (sink_is_over(sink)) { /* it was abandoned */
+	if (sink_is_over(sink)) { /* the request was abandoned */
 		if (path_is_idle(request)) {
 			path_ended(work);
 		}
@@ -403,7 +406,8 @@ static void work_begin(struct work *work)
 		request->placement_count = 1;
 	}
 	path_start(base->engine->path, request);
-	GMB_ASSERT(work->kind != WORK_PIECE || request->placement != NULL); /* it is RAM */
+	/* RAM is always a valid source */
+	GMB_ASSERT(work->kind != WORK_PIECE || request->placement != NULL);
 }
 
 void push_sink_advance(struct push_session *session)
@@ -441,7 +445,7 @@ static void work_add(struct work *work, uint64_t offset, uint64_t length, uint32
 	list_push_back(&work->sink->waiting, &work->node);
 }
 
-/* One of count that does nothing; NULL: the source asks for more than it may. */
+/* Returns an idle entry of a range of entries; NULL if the source exceeds the limit. */
 static struct work *work_idle(struct push_sink *sink, uint32_t first, uint32_t count)
 {
 	for (uint32_t i = first; i < first + count; i++) {
@@ -466,9 +470,9 @@ static void read_back_begin(struct push_sink *sink)
 	}
 }
 
-/* --- what the source says --------------------------------------------------------------------- */
+/* --- messages of the source ------------------------------------------------------------------ */
 
-/* The bytes of a piece are in memory. */
+/* Processes a piece whose bytes are in memory. Returns NULL or the broken rule. */
 static const char *piece_came(struct push_sink *sink, uint32_t slot)
 {
 	const uint8_t *data =
@@ -484,7 +488,7 @@ static const char *piece_came(struct push_sink *sink, uint32_t slot)
 	if (rule != NULL) {
 		return rule;
 	}
-	/* Where the source maps the slot it has summed these very bytes. */
+	/* If the source maps the slot, it has computed the checksum of these very bytes. */
 	if (!sink->is_mapped && crc32c(0, data, head.length) != head.crc) {
 		push_session_job_fail(sink->session, -EIO, "a piece has changed on its way");
 		return NULL;
@@ -522,7 +526,7 @@ static void fetched(struct push_sink *sink, struct work *work)
 
 	sink_set_state(work, WORK_IDLE);
 	if (sink->session->job == 0) {
-		return; /* it has ended meanwhile */
+		return; /* the job has ended in the meantime */
 	}
 	rule = piece_came(sink, (uint32_t)(work - sink->works));
 	if (rule != NULL) {
@@ -612,9 +616,9 @@ void push_sink_take(
 	}
 }
 
-/* --- the beginning --------------------------------------------------------------------------- */
+/* --- the start ------------------------------------------------------------------------------- */
 
-/* The source knows the region. */
+/* Called when the source has accepted the region: grants the cookies and sends USED. */
 static void region_shared(struct push_sink *sink, const struct clan_event *event)
 {
 	struct push_session *session = sink->session;
@@ -648,7 +652,7 @@ static void region_shared(struct push_sink *sink, const struct clan_event *event
 		return;
 	}
 	for (uint32_t i = 0; i < sink->slot_count && !sink_is_over(sink); i++) {
-		answer_add(&sink->works[i]); /* with its cookie, as when a piece was written */
+		answer_add(&sink->works[i]); /* sends its cookie, as after a written piece */
 	}
 }
 
@@ -692,7 +696,7 @@ static int sink_stage(struct push_sink *sink, const char **text)
 		.bytes = bytes,
 		.rights = sink->fetched != NULL ? MEM_RAM : MEM_RAM & ~MEM_STABLE,
 	};
-	/* Faster with it, and not worse without. */
+	/* An optimization; its failure is ignored. */
 	(void)!ring_memory_add(session->base.engine->ring, &sink->memory);
 	return clan_region_share(session->in.conn, sink->region, CLAN_READ | CLAN_WRITE);
 }
@@ -709,7 +713,8 @@ static bool sink_is_onto_itself(struct push_sink *sink)
 	return store_places_meet(&sink->source, &to, ticket->length);
 }
 
-/* Numbers of disks say nothing between machines, nor between servers that do not know theirs. */
+/* Records the source's disk. Device numbers are comparable only on one machine, or within one
+ * server process if the machine is unknown. */
 static void sink_take_place(struct push_sink *sink, const struct push_wire_use *use)
 {
 	static const uint8_t nowhere[PUSH_MACHINE_BYTES];
@@ -723,7 +728,7 @@ static void sink_take_place(struct push_sink *sink, const struct push_wire_use *
 	}
 }
 
-/* The export is chosen: whether the job may begin. */
+/* Decides whether the job may start on the chosen export, and starts it. */
 static int sink_admit(struct push_sink *sink, const char **text)
 {
 	struct push_session *session = sink->session;
@@ -784,7 +789,7 @@ void push_sink_choose(struct push_session *session)
 	}
 }
 
-/* From now on it has the rights of who has asked for the ticket. */
+/* Gives the session the rights of the ticket's requester. */
 static void act_for(struct peer *peer, const struct peer *asker)
 {
 	peer->family = asker->family;
@@ -863,7 +868,7 @@ void push_sink_abort(struct push_session *session)
 	for (uint32_t i = 0; i < WORKS; i++) {
 		struct work *work = &sink->works[i];
 
-		if (work->state == WORK_COMES) { /* its connection ends first */
+		if (work->state == WORK_COMES) { /* the connection ends first */
 			sink_set_state(work, WORK_IDLE);
 		} else if (work->state == WORK_WAITS || work->state == WORK_ANSWERS) {
 			list_remove(&work->node);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The source of a job: reads pieces of its export and puts them to slots that the destination
+ * The source of a job: reads pieces of its export and puts them into slots that the destination
  * lends.
  *
  *   AWAY ─ cookie ─▶ FREE ─▶ READING ─▶ READ ─▶ PUTTING ─▶ SENT ─ cookie ─▶ FREE
@@ -9,11 +9,11 @@
  *                     └ zeroes ─┴── CHECKING
  *                                is there
  *
- * Where the destination's memory is mapped, the disk reads into it, and only the head of a piece is
- * put. Elsewhere slots of our own memory stand for the destination's, one for one. A cookie that
- * comes back says that its piece is written. For a destination without push nbd.c does what is said
- * here, with slots of our own. Zeroes have no slot. What finds no room on the
- * connection stays as it is, and is tried again when there is some: frames wait behind puts.
+ * If the destination's memory is mapped, the disk reads into it, and only the head of a piece is
+ * put. Otherwise each slot has a counterpart in our own memory. A returned cookie acknowledges that
+ * its piece is written. For a destination without push, nbd.c plays the destination's part, with
+ * slots of our own. Zeroes need no slot. A message without room on the connection is retried when
+ * there is room, because frames wait behind puts.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -27,8 +27,8 @@
 
 enum {
 	MESSAGES_MAX = 64,
-	/* So many pieces in a row that are not there yet: nothing more is compared. An interrupted
-	 * job leaves as many behind as it has slots, in any order. */
+	/* Consecutive differing pieces after which no more are compared. An interrupted job can
+	 * leave one gap per slot, in any order. */
 	DIFFER_MAX = 8 * PUSH_SLOTS,
 };
 
@@ -36,7 +36,7 @@ enum {
 #define FLUSH_BYTES   ((uint64_t)256 << 20)
 #define FLUSH_NS      NS_PER_S
 #define MAP_BYTES_MAX ((uint64_t)1 << 30)
-/* So much of what it might have moved and has not, it may move later: ticks are late. */
+/* Credit for unused time, because ticks can be late. */
 #define RATE_BACK_NS (2 * PUSH_TICK_NS)
 
 static const uint32_t slot_edges[SLOT_STATE_COUNT] = {
@@ -73,7 +73,8 @@ bool push_source_is_over(const struct push_source *source)
 	return source->session->base.state == SESSION_TERMINATING || source->session->job == 0;
 }
 
-/* False: there is no room, and an event will tell of it, or of the end. */
+/* Sends a message. Returns false if there is no room or the connection has ended; an event
+ * follows. */
 static bool source_tell(struct push_source *source, uint32_t type, const void *bytes, uint32_t len)
 {
 	return clan_send(source->session->out.conn, CLAN_BULK, type, bytes, len) == 0;
@@ -91,7 +92,7 @@ uint8_t *push_slot_data(const struct push_source *source, const struct push_slot
 
 /* --- pieces ---------------------------------------------------------------------------------- */
 
-/* The destination has it. */
+/* The destination has the piece. */
 static void source_piece_done(struct push_slot *slot, bool skipped)
 {
 	struct push_progress *progress = &slot->source->session->progress;
@@ -117,7 +118,7 @@ void push_source_written(struct push_slot *slot)
 	put_ended(slot);
 }
 
-/* False: there is no room. */
+/* Puts a piece. Returns false if there is no room. */
 static bool source_put(struct push_slot *slot)
 {
 	struct push_source *source = slot->source;
@@ -154,7 +155,7 @@ static bool source_put(struct push_slot *slot)
 	return result >= 0;
 }
 
-/* Asks about a piece that was read, or puts it. False: there is no room. */
+/* Sends CHECK for a piece that was read, or puts it. Returns false if there is no room. */
 static bool piece_send(struct push_slot *slot)
 {
 	const struct push_wire_check check = {
@@ -190,7 +191,7 @@ static bool source_is_zero(const uint8_t *bytes, uint32_t len)
 	return bytes[0] == 0 && memcmp(bytes, bytes + 1, len - 1) == 0;
 }
 
-/* False: there are as many under way as may be, or there is no room. */
+/* Sends ZERO. Returns false if the limit is reached or there is no room. */
 static bool send_zeroes(struct push_source *source, uint64_t offset, uint64_t length)
 {
 	const struct push_wire_range zeroes = { offset, length };
@@ -232,7 +233,7 @@ static void source_read_progress(struct path_request *request)
 	struct path_fragment fragment;
 	int error;
 
-	if (session->base.state == SESSION_TERMINATING) { /* it was abandoned */
+	if (session->base.state == SESSION_TERMINATING) { /* the request was abandoned */
 		if (path_is_idle(request)) {
 			path_finish(request);
 			engine_request_end(&session->base);
@@ -241,7 +242,7 @@ static void source_read_progress(struct path_request *request)
 		return;
 	}
 	while (path_next_fragment(request, UINT32_MAX, &fragment)) {
-		path_fragment_sent(&fragment); /* it is in place */
+		path_fragment_sent(&fragment); /* it is in place already */
 	}
 	if (path_status(request) == PATH_PENDING) {
 		return;
@@ -304,10 +305,10 @@ static void read_begin(struct push_slot *slot, uint32_t length)
 	request->placement_count = 1;
 	request->progress = source_read_progress;
 	path_start(base->engine->path, request);
-	GMB_ASSERT(request->placement != NULL); /* it is RAM */
+	GMB_ASSERT(request->placement != NULL); /* RAM is always a valid destination */
 }
 
-/* --- the map --------------------------------------------------------------------------------- */
+/* --- the map of extents ---------------------------------------------------------------------- */
 
 static void source_map_progress(struct path_request *map)
 {
@@ -318,7 +319,7 @@ static void source_map_progress(struct path_request *map)
 	}
 	source->mapping = false;
 	if (map->error != 0) {
-		source->no_map = true; /* reading will tell what is wrong */
+		source->no_map = true; /* reading will report the error */
 	} else if (!map->abandoned) {
 		source->extent_count = map->extent_count;
 		memcpy(source->extents, map->extents,
@@ -347,7 +348,7 @@ static void source_map_ask(struct push_source *source)
 	path_start(source->session->base.engine->path, map);
 }
 
-/* How many bytes from at on are zeroes, as far as the map tells. */
+/* Returns the number of zero bytes from `at` on, according to the map. */
 static uint64_t zeroes_at(const struct push_source *source)
 {
 	uint64_t end = source->map_begin;
@@ -368,9 +369,9 @@ static uint64_t zeroes_at(const struct push_source *source)
 	return zeroes;
 }
 
-/* --- going on -------------------------------------------------------------------------------- */
+/* --- progress -------------------------------------------------------------------------------- */
 
-/* Everything below has been written. */
+/* Returns the offset below which everything has been written. */
 static uint64_t source_mark(const struct push_source *source)
 {
 	uint64_t lowest = source->at;
@@ -427,7 +428,7 @@ static void flush_if_due(struct push_source *source)
 	}
 }
 
-/* How long so many bytes take by the rate of the job. */
+/* Returns the time that the job's rate limit allots to that many bytes. */
 static uint64_t rate_time_ns(const struct push_source *source, uint64_t bytes)
 {
 	return source->rate == 0
@@ -435,8 +436,8 @@ static uint64_t rate_time_ns(const struct push_source *source, uint64_t bytes)
 		       : (uint64_t)((double)bytes * (double)NS_PER_S / (double)source->rate);
 }
 
-/* Of the job: whether the time for so many bytes has passed. False, and the next tick asks again.
- */
+/* Returns true if the job's rate limit permits that many bytes now. Otherwise the next tick
+ * retries. */
 static bool rate_is_open(struct push_source *source, uint64_t bytes)
 {
 	uint64_t now_ns = ring_now_ns(source->session->base.engine->ring);
@@ -457,7 +458,7 @@ static struct push_slot *free_slot(struct push_source *source)
 	return NULL;
 }
 
-/* Begins with what comes next. False: it has to wait. */
+/* Starts the next piece or run of zeroes. Returns false if it has to wait. */
 static bool begin_next(struct push_source *source)
 {
 	struct session *base = &source->session->base;
@@ -491,7 +492,7 @@ static bool begin_next(struct push_source *source)
 	return true;
 }
 
-/* A cookie names a slot that is not free. False: a rule is broken. */
+/* Processes a cookie: its slot must not be free. Returns false if a rule is broken. */
 static bool take_cookie(struct push_source *source, const struct clan_cookie *cookie)
 {
 	uint64_t number = cookie->offset / PUSH_SLOT_BYTES;
@@ -502,7 +503,7 @@ static bool take_cookie(struct push_source *source, const struct clan_cookie *co
 		return false;
 	}
 	if (number >= source->slot_count) {
-		return true; /* it stays away */
+		return true; /* not used, and never returned */
 	}
 	slot->cookie = *cookie;
 	if (slot->state == SLOT_AWAY) {
@@ -555,9 +556,9 @@ void push_source_tick(struct push_session *session)
 	uint64_t now_ns = ring_batch_ns(session->base.engine->ring);
 
 	if (session->source->rate > 0 || session->source->nbd != NULL) {
-		session->base.progress_ns = now_ns; /* it waits, and is not idle */
+		session->base.progress_ns = now_ns; /* it is waiting, not idle */
 	}
-	/* Nobody was asked yet, or the library listens for signs of life. */
+	/* Not connected yet, or libgmblock detects silence itself. */
 	if (session->source->uri != NULL || session->source->nbd != NULL) {
 		session->heard_ns = now_ns;
 	}
@@ -565,7 +566,7 @@ void push_source_tick(struct push_session *session)
 	push_source_advance(session);
 }
 
-/* --- what the destination says ---------------------------------------------------------------- */
+/* --- messages of the destination ------------------------------------------------------------- */
 
 int push_source_own_slots(
 	struct push_source *source, uint32_t slots_min, uint32_t slots_max, void **base_out)
@@ -584,7 +585,7 @@ const char *push_memory_text(int result)
 				: strerror(-result);
 }
 
-/* One for one: perhaps fewer than were lent. */
+/* Allocates one slot for each lent one, or fewer. */
 static int own_slots(struct push_source *source, void **base_out)
 {
 	int result = push_source_own_slots(source, 1, source->slot_count, base_out);
@@ -600,10 +601,10 @@ void push_source_lent(struct push_source *source, void *base, uint32_t silence_m
 	source->memory = (struct mem_region){
 		.base = base,
 		.bytes = (uint64_t)source->slot_count * PUSH_SLOT_BYTES,
-		/* The destination writes to what it has lent. */
+		/* the destination can change the slots that it has lent */
 		.rights = source->maps ? MEM_RAM & ~MEM_STABLE : MEM_RAM,
 	};
-	/* Faster with it, and not worse without. */
+	/* An optimization; its failure is ignored. */
 	(void)!ring_memory_add(session->base.engine->ring, &source->memory);
 	source->flush_ns = ring_now_ns(session->base.engine->ring);
 	source->rate_ns = source->flush_ns;
@@ -764,7 +765,7 @@ static void source_take_messages(struct push_source *source)
 	fail_rule(source, "H2: more messages than may be on the way");
 }
 
-/* --- the connection to it --------------------------------------------------------------------- */
+/* --- the connection to the destination -------------------------------------------------------- */
 
 static void source_connected(struct push_source *source)
 {
@@ -779,7 +780,7 @@ static void source_connected(struct push_source *source)
 		fail_rule(source, rule);
 		return;
 	}
-	clan_conn_peer(session->out.conn, &peer); /* by SO_PEERCRED, where it is a Unix socket */
+	clan_conn_peer(session->out.conn, &peer); /* from SO_PEERCRED, on a Unix socket */
 	if (source->target_uid != PUSH_UID_UNKNOWN && peer.uid != source->target_uid) {
 		push_source_fail(source, -EXDEV, "%s",
 			"where the destination should be, there is a process of another user");
@@ -800,7 +801,7 @@ void push_source_event(struct push_session *session, const struct clan_event *ev
 		source_take_messages(source);
 		push_source_advance(session);
 	} else if (event->type == CLAN_EVENT_LOST) {
-		source_take_messages(source); /* what it has said before */
+		source_take_messages(source); /* messages from before the end */
 		if (!push_source_is_over(source)) {
 			push_source_fail(source, event->status, "the destination is lost: %s",
 				clan_conn_reason(session->out.conn));

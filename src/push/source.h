@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Private to the source of a job: start.c makes it, source.c runs it, and nbd.c stands for a
- * destination that has no push.
+ * Private to the source of a job: start.c creates it, source.c runs it, and nbd.c replaces the
+ * connection to a destination without push.
  *
- * Threading: the ring's thread. Ownership: of its session.
+ * Threading: the ring's thread. Ownership: it belongs to its session.
  */
 #pragma once
 
@@ -12,11 +12,12 @@
 
 enum { PUSH_EXTENTS_MAX = 128 };
 
+/* States of a slot; the transitions are in source.c. */
 enum push_slot_state {
 	SLOT_AWAY,
 	SLOT_FREE,
 	SLOT_READING,
-	SLOT_READ,     /* there is no room to ask about it, or to put it */
+	SLOT_READ,     /* waits for room for CHECK or the put */
 	SLOT_CHECKING, /* the destination compares */
 	SLOT_PUTTING,
 	SLOT_SENT,
@@ -26,13 +27,13 @@ enum push_slot_state {
 struct push_slot {
 	struct push_source *source;
 	enum push_slot_state state;
-	bool asks;	 /* READ: whether it is there already */
-	bool is_back;	 /* PUTTING: its cookie has come already */
-	uint64_t offset; /* in the range */
+	bool asks;	 /* READ: send CHECK, not the piece */
+	bool is_back;	 /* PUTTING: its cookie has been returned already */
+	uint64_t offset; /* offset of the piece in the range */
 	uint32_t length;
 	uint32_t crc;
 	struct clan_cookie cookie;
-	struct push_wire_piece head; /* where the destination's memory is mapped */
+	struct push_wire_piece head; /* the head to put, if the destination's memory is mapped */
 	struct mem_segment segment;
 	struct path_request read;
 };
@@ -41,40 +42,40 @@ struct push_nbd;
 
 struct push_source {
 	struct push_session *session;
-	struct push_nbd *nbd; /* the destination has no push; else NULL */
+	struct push_nbd *nbd; /* set if the destination has no push; else NULL */
 	struct push_wire_use use;
 	uint64_t source_offset;
 	uint64_t length;
 	uint64_t rate;
 	uint32_t flags;
-	uint32_t target_uid; /* as in START */
+	uint32_t target_uid; /* user of the destination, as in START */
 	uint32_t start_flags;
-	char *uri; /* of the destination; NULL: the source has connected, or is about to */
-	struct tls_client *tls; /* credentials for it, of the server; NULL: no TLS */
+	char *uri; /* URI of the destination; NULL after the source has started to connect */
+	struct tls_client *tls; /* the server's credentials for the destination; NULL: no TLS */
 	struct engine_view view;
 
-	/* Slots: the destination's memory, or ours. */
-	uint32_t slot_count; /* that are used; 0: not lent yet */
+	/* Slots: the destination's memory if it is mapped, else our own. */
+	uint32_t slot_count; /* slots in use; 0: none lent yet */
 	uint32_t lent_count;
 	bool maps;
 	uint16_t region_number;
-	struct clan_region *region; /* ours */
+	struct clan_region *region; /* our own region */
 	uint32_t staged_slots;
 	struct mem_region memory; /* base is NULL: none */
 	struct push_slot slots[PUSH_SLOTS];
 
-	bool no_zeroes;					/* they are data to the destination */
-	uint64_t at;					/* up to here everything was begun */
-	struct push_wire_range zeroes[PUSH_ZEROES_MAX]; /* length 0: none */
-	uint32_t differ_count;				/* pieces in a row */
-	uint64_t rate_ns; /* the time up to here is used for what was begun */
+	bool no_zeroes;					/* zeroes are written as data */
+	uint64_t at;					/* all pieces below have been started */
+	struct push_wire_range zeroes[PUSH_ZEROES_MAX]; /* in flight; length 0: unused */
+	uint32_t differ_count;				/* consecutive pieces that differed */
+	uint64_t rate_ns; /* the rate limit permits the next piece at this time */
 
 	bool flushing;
 	bool finishing;
 	uint64_t flush_mark;
 	uint64_t flush_ns;
 
-	/* The map of the source, as of copies: extents one after the other, up to map_end. */
+	/* The map of the source's extents from map_begin to map_end. Extents follow each other. */
 	struct path_request map;
 	bool mapping;
 	bool no_map;
@@ -86,18 +87,19 @@ struct push_source {
 
 /* --- source.c, for nbd.c ---------------------------------------------------------------------- */
 
-/* format has one %s. */
+/* Fails the job. format contains one %s, for what. */
 void push_source_fail(struct push_source *source, int status, const char *format, const char *what);
 bool push_source_is_over(const struct push_source *source);
 uint8_t *push_slot_data(const struct push_source *source, const struct push_slot *slot);
-/* Memory of our own for so many slots: staged_slots. -EBUSY: others have it. */
+/* Allocates our own staging memory and sets staged_slots. Returns -EBUSY if other jobs use the
+ * memory. */
 GMB_MUST_CHECK int push_source_own_slots(
 	struct push_source *source, uint32_t slots_min, uint32_t slots_max, void **base_out);
-/* Why it has failed. */
+/* Returns the text for a result of push_source_own_slots(). */
 const char *push_memory_text(int result);
-/* There are slot_count slots at base: the job begins. */
+/* Called when slot_count slots are available at base: the job starts to move data. */
 void push_source_lent(struct push_source *source, void *base, uint32_t silence_ms);
-/* What was begun is done at the destination. */
+/* Called when an operation has completed at the destination. */
 void push_source_written(struct push_slot *slot);
 void push_source_zeroed(struct push_source *source, const struct push_wire_range *zeroed);
 void push_source_checked(struct push_source *source, const struct push_wire_checked *checked);
@@ -105,15 +107,15 @@ void push_source_flushed(struct push_source *source, const struct push_wire_flus
 
 /* --- nbd.c ------------------------------------------------------------------------------------ */
 
-/* Connects to the destination; START is answered when it is open and suits the job. uri: as in
- * START, and checked. */
+/* Connects to the destination. START is answered when the destination is open and suitable. uri: as
+ * in START, already checked. */
 GMB_MUST_CHECK int push_nbd_begin(
 	struct push_source *source, const char *uri, bool detach, const char **text);
-/* Asks about a piece that was read, or writes it. */
+/* Compares a piece that was read, or writes it. */
 void push_nbd_send(struct push_slot *slot);
 void push_nbd_zero(struct push_source *source, uint32_t number, const struct push_wire_range *zero);
 void push_nbd_flush(struct push_source *source, const struct push_wire_flush *flush);
 void push_nbd_abort(struct push_nbd *nbd);
-/* True when nothing is in flight. */
+/* Returns true if no operation is in flight. */
 bool push_nbd_join(const struct push_nbd *nbd);
 void push_nbd_free(struct push_nbd *nbd);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The beginning of a job at its source: where it may connect to, and what it may read. */
+/* The start of a job at its source: permitted destinations, the export to read, and the snapshot;
+ * docs/protocol/push.md §3. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -9,7 +10,8 @@
 #include "base/bytes.h"
 #include "push/source.h"
 
-/* The first place with that address among those which the operator lets anybody choose, or NULL. */
+/* Returns the first destination with that address which the operator permits for all clients, NULL
+ * if there is none. */
 static const struct place *find_place(
 	const struct push_session *session, const struct export_uri *uri)
 {
@@ -23,8 +25,8 @@ static const struct place *find_place(
 	return NULL;
 }
 
-/* Over TLS, with the credentials that the operator has for that place. The URI is the
- * coordinator's, who must not choose among the server's files, keys and authorities. */
+/* Checks a destination over TLS, and returns the operator's credentials for it. The URI comes from
+ * the coordinator, who must not select files, keys or authorities of the server. */
 static const char *may_reach_tls(const struct push_session *session, const struct export_uri *uri,
 	struct tls_client **tls_out)
 {
@@ -44,8 +46,9 @@ static const char *may_reach_tls(const struct push_session *session, const struc
 	return NULL;
 }
 
-/* The same of a destination without push, which does not know who asks. There is no ticket: what
- * the server itself may write there, the coordinator has it write. */
+/* Checks a destination without push. It does not know the coordinator and issues no ticket, so
+ * the coordinator makes use of the source's rights there. The operator must therefore have
+ * listed it. */
 static const char *may_reach_nbd(const struct push_session *session, const struct export_uri *uri,
 	struct tls_client **tls_out)
 {
@@ -69,7 +72,7 @@ static const char *may_reach_nbd(const struct push_session *session, const struc
 			 "that place";
 }
 
-/* Why the source may not connect there; NULL: it may. */
+/* Returns the reason why the source must not connect to the destination, NULL if it can. */
 static const char *may_reach(const struct push_session *session, const struct export_uri *uri)
 {
 	uint8_t address[NETWORK_ADDRESS_BYTES];
@@ -78,7 +81,7 @@ static const char *may_reach(const struct push_session *session, const struct ex
 	if (strcmp(uri->protocol, "push") != 0) {
 		return "the destination is no address of push";
 	}
-	/* Root and our own user could connect there themselves. */
+	/* Root and our own user could connect to it themselves. */
 	if (!push_viewer_of(session).all && find_place(session, uri) == NULL) {
 		return "this server does not push there for you: no --push-to of it names that "
 		       "place (with ,port=N, if the port is not 10811)";
@@ -128,7 +131,7 @@ static int dial_push(struct push_session *session, const struct export_uri *uri,
 	return 0;
 }
 
-/* Whether the source may connect there; peer: a word for it. */
+/* Checks that the source can connect to its destination. peer: returns the destination's name. */
 static int start_look_up(const struct push_session *session, struct push_source *source,
 	char peer[PUSH_PEER_BYTES_MAX], const char **text)
 {
@@ -146,7 +149,8 @@ static int start_look_up(const struct push_session *session, struct push_source 
 	return *text == NULL ? 0 : -EACCES;
 }
 
-/* What it is to read is there. The job fails if it cannot connect. */
+/* Connects to the destination, after the snapshot has been created. The job fails if that is not
+ * possible. */
 static void start_dial(struct push_session *session)
 {
 	struct push_source *source = session->source;
@@ -210,7 +214,8 @@ static int start_admit(
 	return 0;
 }
 
-/* For a destination that has the same disk under another name. */
+/* Identifies the disk, so that the destination can detect that it has the same disk under another
+ * name. */
 static void tell_place(struct push_source *source, struct store *store, uint64_t offset)
 {
 	struct push_wire_use *use = &source->use;
@@ -223,7 +228,7 @@ static void tell_place(struct push_source *source, struct store *store, uint64_t
 	}
 }
 
-/* A job, which begins with a view of what it reads if that may change. */
+/* Creates the job. It starts with a snapshot of the export if clients can write it. */
 static int start_create(struct push_session *session, struct engine_export *entry,
 	const struct push_start *start, const char **text)
 {
@@ -243,7 +248,7 @@ static int start_create(struct push_session *session, struct engine_export *entr
 	if (source == NULL) {
 		return -ENOMEM;
 	}
-	session->source = source; /* freed with it, whatever becomes of it */
+	session->source = source; /* freed with the session, on every path */
 	source->session = session;
 	source->use.ticket = start->ticket;
 	memcpy(source->use.instance, session->base.engine->options.instance,

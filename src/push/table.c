@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * The table of tickets and jobs, see table.h. All of it is protected by table.lock.
+ */
 #include "push/table.h"
 
 #include <errno.h>
@@ -78,7 +81,8 @@ static bool is_same(const struct peer_identity *a, const struct peer_identity *b
 	return memcmp(a->bytes, b->bytes, sizeof(a->bytes)) == 0;
 }
 
-/* A place for one more, once those that have expired are gone. */
+/* Returns a free entry for a ticket, after removing expired tickets. Returns NULL with a text if a
+ * limit is reached. */
 static struct push_claim **find_room(
 	const struct peer_identity *asker, uint64_t now_s, const char **text)
 {
@@ -191,7 +195,8 @@ static bool is_in_the_way(const struct push_job *job, const struct push_job *oth
 	       other->offset < job->offset + job->length;
 }
 
-/* Where it can be kept; NULL: why not is in *result and *text. */
+/* Returns an entry for a new job: a free one, or that of the oldest ended job. Returns NULL with
+ * *result and *text if the job cannot be added. */
 static struct push_job **table_find_entry(
 	const struct push_job *job, int *result, const char **text)
 {
@@ -225,7 +230,7 @@ static struct push_job **table_find_entry(
 		*text = "the server has as many jobs as it may have";
 		return NULL;
 	}
-	return room != NULL ? room : oldest; /* more are kept than may run */
+	return room != NULL ? room : oldest; /* not NULL: more entries exist than jobs can run */
 }
 
 int push_job_add(struct push_job *job, uint64_t now_ns, const char **text)
@@ -271,7 +276,7 @@ bool push_job_tell(uint64_t serial, enum push_job_state state, const struct push
 
 	lock();
 	job = find_job(serial);
-	GMB_ASSERT(job != NULL); /* it stays until it has ended */
+	GMB_ASSERT(job != NULL); /* a running job is never removed */
 	table_set_state(job, state);
 	job->progress = *progress;
 	goes_on = !job->cancelled;

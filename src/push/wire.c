@@ -58,7 +58,7 @@ static const char *check_grant(void *object)
 	return NULL;
 }
 
-/* In its place are the range at the destination and flags alone. */
+/* With PUSH_NBD the ticket contains only flags and the range at the destination. */
 static const char *check_no_ticket(const struct push_start *start)
 {
 	const struct push_wire_ticket *ticket = &start->ticket;
@@ -156,7 +156,8 @@ static const char *check_failed(void *object)
 								: "H3: FAILED without a status";
 }
 
-/* Whole pieces of the range, or up to its end. */
+/* Returns true for a run of whole pieces in the range; only the last piece of the range can be
+ * shorter. */
 static bool are_pieces(uint64_t offset, uint64_t length, uint64_t total, uint64_t max)
 {
 	return length > 0 && length <= max && is_aligned(offset, PUSH_PIECE_BYTES) &&
@@ -164,7 +165,7 @@ static bool are_pieces(uint64_t offset, uint64_t length, uint64_t total, uint64_
 	       (is_aligned(length, PUSH_PIECE_BYTES) || offset + length == total);
 }
 
-/* Exactly one piece. */
+/* Returns true for exactly one piece. */
 static bool is_piece(uint64_t offset, uint64_t length, uint64_t total)
 {
 	return are_pieces(offset, length, total, PUSH_PIECE_BYTES);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The wire format of push, docs/protocol/push.md, whose rules H1 to H10 are named here: messages,
- * the head of a piece, and tickets.
+ * The wire format of push, docs/protocol/push.md: layouts and parsers of messages, of the head of a
+ * piece, and of tickets. The texts name the rules H1 to H10.
  *
- * What: layouts, and parsers of what a peer sent, in private memory. Threading: pure functions.
- * Ownership: parsed messages borrow from the bytes they were parsed from. Errors: parsers return
- * NULL, or the broken rule and what is wrong, static text.
+ * Invariant: parsers work on private memory, never on memory that a peer can change. Threading:
+ * pure functions. Ownership: parsed messages borrow from the bytes that were parsed. Errors:
+ * parsers return NULL, or a static text with the broken rule.
  */
 #pragma once
 
@@ -31,24 +31,25 @@ enum {
 	PUSH_TEXT_BYTES_MAX = 512,
 	PUSH_MESSAGE_BYTES_MAX = 8184, /* clan's bulk class */
 
-	/* The unit of everything: a piece begins at a multiple of it from the beginning of the
-	 * job's range, and only the last one is shorter. */
+	/* Pieces start at multiples of this size, relative to the range of the job. Only the last
+	 * one can be shorter. */
 	PUSH_PIECE_BYTES = 1 << 20,
-	/* A slot of staging memory: the head of a piece ends where its bytes begin. */
+	/* A slot of staging memory. The bytes of a piece follow its head, which ends at this
+	 * offset. */
 	PUSH_SLOT_HEAD_BYTES = 4096,
 	PUSH_SLOT_BYTES = PUSH_SLOT_HEAD_BYTES + PUSH_PIECE_BYTES,
-	PUSH_SLOTS = 8,		/* of a job */
-	PUSH_ZEROES_MAX = 4,	/* ZERO without ZEROED */
-	PUSH_NOTIFY_PIECE = 1,	/* type of a notification; the slot is in the bits below */
-	PUSH_NOTIFY_SHIFT = 12, /* where the type begins */
+	PUSH_SLOTS = 8,		/* limit per job */
+	PUSH_ZEROES_MAX = 4,	/* limit on unanswered ZEROs */
+	PUSH_NOTIFY_PIECE = 1,	/* type of a notification; the lower bits are the slot */
+	PUSH_NOTIFY_SHIFT = 12, /* position of the type */
 	PUSH_SILENCE_MS_MIN = 300,
 	PUSH_SILENCE_MS_MAX = 3600000,
-	PUSH_ALIVE_DIVISOR = 3, /* of the silence: so often ALIVE is sent */
+	PUSH_ALIVE_DIVISOR = 3, /* ALIVE is sent every 1/3 of the silence time */
 };
 
 #define PUSH_UID_UNKNOWN UINT32_MAX
 
-/* A ZERO is a run of pieces. */
+/* A ZERO covers a run of pieces. */
 #define PUSH_ZERO_BYTES_MAX (UINT64_C(64) << 20)
 
 enum push_message {
@@ -66,7 +67,7 @@ enum push_message {
 	PUSH_ZERO,
 	PUSH_CHECK,
 	PUSH_FLUSH,
-	PUSH_ALIVE, /* and destination to source */
+	PUSH_ALIVE, /* also destination to source */
 	/* destination to source */
 	PUSH_USED = 0x18,
 	PUSH_ZEROED,
@@ -75,21 +76,21 @@ enum push_message {
 	PUSH_FAILED,
 };
 
-/* Of GRANT, START and tickets. */
+/* Flags of GRANT, START and tickets. */
 enum push_flag {
-	PUSH_DETACH = 1,    /* START: the job goes on when the coordinator leaves */
-	PUSH_COMPARE = 2,   /* what the destination holds already is not pushed again */
-	PUSH_READ_BACK = 4, /* the destination is read back at the end, all of it */
-	PUSH_NBD = 8,	    /* START: the destination has no push, and so no ticket */
-	PUSH_LIVE = 16,	    /* START: as clients write it, without a snapshot */
+	PUSH_DETACH = 1,    /* START: the job continues when the coordinator leaves */
+	PUSH_COMPARE = 2,   /* existing identical data is not pushed */
+	PUSH_READ_BACK = 4, /* the complete range is read back at the end */
+	PUSH_NBD = 8,	    /* START: the destination has no push, so there is no ticket */
+	PUSH_LIVE = 16,	    /* START: read the live export, without a snapshot */
 	PUSH_FLAGS = PUSH_DETACH | PUSH_COMPARE | PUSH_READ_BACK | PUSH_NBD | PUSH_LIVE,
 };
 
-/* Who may use a ticket. */
+/* The binding of a ticket: its permitted user. */
 enum push_binding {
 	PUSH_BOUND_UID = 1,	/* a process of that user, over a Unix socket */
-	PUSH_BOUND_ADDRESS = 2, /* a machine, by its address */
-	PUSH_BOUND_ASKER = 3,	/* GRANT: the machine (or the user) that asks for the ticket */
+	PUSH_BOUND_ADDRESS = 2, /* a machine with that address */
+	PUSH_BOUND_ASKER = 3,	/* GRANT: the machine (or the user) of the requester */
 };
 
 enum push_look_flag { PUSH_LOOK_READ = 1, PUSH_LOOK_WRITE = 2 };
@@ -99,7 +100,7 @@ enum push_role { PUSH_SOURCE = 1, PUSH_SINK = 2 };
 enum push_job_state {
 	PUSH_JOB_BEGINS = 1, /* the other side has not answered */
 	PUSH_JOB_MOVES,
-	PUSH_JOB_FINISHES, /* all is written: it is made durable, and perhaps read back */
+	PUSH_JOB_FINISHES, /* all data is written; flushing, perhaps reading back */
 	PUSH_JOB_DONE,
 	PUSH_JOB_FAILED,
 	PUSH_JOB_STATE_END,
@@ -107,7 +108,7 @@ enum push_job_state {
 
 /* --- layouts --------------------------------------------------------------------------------- */
 
-/* What we say: struct message_hello. */
+/* The hello that we send: struct message_hello. */
 extern const struct message_hello push_hello;
 
 struct push_wire_welcome {
@@ -118,19 +119,19 @@ struct push_wire_welcome {
 	uint8_t instance[PUSH_INSTANCE_BYTES];
 };
 
-/* LOOK: name_bytes follow. */
+/* LOOK: followed by name_bytes. */
 struct push_wire_look {
 	uint16_t name_bytes;
 	uint16_t zero;
 	uint32_t zero_2;
 };
 
-/* JOBS: 0, or the cursor of the last one; CANCEL: the job. */
+/* JOBS: 0, or the cursor of the last one. CANCEL: the job. */
 struct push_wire_job_number {
 	uint64_t job;
 };
 
-/* The name follows, then that of the export at the source. */
+/* GRANT: followed by the name and by the name of the export at the source. */
 struct push_wire_grant {
 	uint64_t offset;
 	uint64_t length;
@@ -144,22 +145,22 @@ struct push_wire_grant {
 	uint8_t instance[PUSH_INSTANCE_BYTES]; /* of the source */
 };
 
-/* The name of the source's export follows, the URI of the destination, and the ticket, of which
- * with PUSH_NBD only flags, offset and length are not 0. */
+/* START: followed by the name of the source's export, the URI of the destination, and the ticket.
+ * With PUSH_NBD only flags, offset and length of the ticket are not 0. */
 struct push_wire_start {
 	uint64_t source_offset;
 	uint64_t length;
-	uint64_t rate; /* bytes a second; 0: no limit */
+	uint64_t rate; /* bytes per second; 0: no limit */
 	uint32_t flags;
 	uint16_t name_bytes;
 	uint16_t uri_bytes;
-	uint32_t uid; /* of the destination, as the coordinator sees it; PUSH_UID_UNKNOWN */
+	uint32_t uid; /* user of the destination, as seen by the coordinator; PUSH_UID_UNKNOWN */
 	uint32_t zero;
 };
 
-/* A text follows, then a ticket (GRANT, with status 0) or nothing. */
+/* ANSWER: followed by a text, and for GRANT with status 0 by a ticket. */
 struct push_wire_answer {
-	uint32_t status; /* errno of Linux */
+	uint32_t status; /* Linux errno */
 	uint32_t flags;	 /* LOOK: enum push_look_flag */
 	uint64_t value;	 /* LOOK: the size; GRANT, START: the job */
 	uint16_t text_bytes;
@@ -167,19 +168,19 @@ struct push_wire_answer {
 	uint32_t zero;
 };
 
-/* The name of the export follows, a text about the other side, and why it failed. */
+/* JOB: followed by the name of the export, a text about the other side, and the error text. */
 struct push_wire_job {
 	uint64_t job;
 	uint64_t cursor; /* for JOBS */
 	uint64_t offset; /* on that export */
 	uint64_t length;
-	uint64_t done;	  /* of length: written, zeroed, or found to be there */
-	uint64_t zeroes;  /* of done */
-	uint64_t skipped; /* of done: was there */
-	uint64_t durable; /* up to here everything is on stable storage */
-	uint64_t digest;  /* of what is done */
+	uint64_t done;	  /* handled bytes: written, zeroed, or already there */
+	uint64_t zeroes;  /* part of done: zeroes */
+	uint64_t skipped; /* part of done: already there */
+	uint64_t durable; /* all bytes before this are on stable storage */
+	uint64_t digest;  /* digest of the handled pieces */
 	uint64_t age_ms;
-	uint32_t status; /* FAILED: errno of Linux */
+	uint32_t status; /* FAILED: Linux errno */
 	uint8_t role;	 /* enum push_role */
 	uint8_t state;	 /* enum push_job_state */
 	uint16_t name_bytes;
@@ -195,7 +196,7 @@ struct push_wire_ticket {
 	uint64_t job;
 	uint64_t offset;
 	uint64_t length;
-	uint64_t expires_s; /* by the clock of who made it */
+	uint64_t expires_s; /* by the clock of the issuer */
 	uint32_t binding;   /* PUSH_BOUND_UID or PUSH_BOUND_ADDRESS */
 	uint32_t uid;
 	uint8_t address[PUSH_ADDRESS_BYTES];
@@ -206,23 +207,24 @@ struct push_wire_ticket {
 struct push_wire_use {
 	uint8_t instance[PUSH_INSTANCE_BYTES]; /* of the source */
 	struct push_wire_ticket ticket;
-	/* Where the range begins: see struct store_place. disk is 0: nowhere that others see. */
+	/* The start of the range that is read: see struct store_place. disk is 0 if no other export
+	 * can have the same bytes. */
 	uint8_t machine[PUSH_MACHINE_BYTES];
 	uint64_t disk[2];
 	uint64_t at;
 };
 
 struct push_wire_used {
-	uint64_t offset; /* as in the ticket */
+	uint64_t offset; /* offset of the range, as in the ticket */
 	uint64_t length;
 	uint32_t slots;
 	uint32_t generation; /* of the region */
 	uint16_t region;
 	uint16_t zero;
-	uint32_t silence_ms; /* who hears nothing for so long ends the job */
+	uint32_t silence_ms; /* an end that receives no message for this time ends the job */
 };
 
-/* ZERO, ZEROED. Offsets count from the beginning of the range. */
+/* ZERO and ZEROED. Offsets are relative to the range. */
 struct push_wire_range {
 	uint64_t offset;
 	uint64_t length;
@@ -241,20 +243,20 @@ struct push_wire_checked {
 };
 
 struct push_wire_flush {
-	uint64_t mark; /* FLUSHED gives it back */
+	uint64_t mark; /* returned by FLUSHED */
 	uint64_t digest;
 	uint32_t flags; /* enum push_flush_flag */
 	uint32_t zero;
 };
 
-/* A text follows. */
+/* FAILED: followed by a text. */
 struct push_wire_failed {
 	uint32_t status;
 	uint16_t text_bytes;
 	uint16_t zero;
 };
 
-/* Before the bytes of a piece, in its slot. */
+/* The head of a piece, directly before its bytes in the slot. */
 struct push_wire_piece {
 	uint32_t magic;
 	uint32_t crc; /* CRC-32C of the bytes */
@@ -312,27 +314,30 @@ struct push_job_message {
 	struct message_text name, peer, text; /* not checked */
 };
 
-/* object: a struct push_wire_ without parts, or of this header. */
+/* Parses a message. object points to a struct push_wire_... (messages without variable parts) or to
+ * one of the structs above. */
 const char *push_parse(enum push_message type, const void *bytes, size_t len, void *object);
-/* *known_out: whether it asks for a version that we know. */
+/* *known_out: whether the peer's range of versions includes ours. */
 const char *push_hello_parse(const void *bytes, size_t len, bool *known_out);
 const char *push_welcome_parse(const void *bytes, size_t len, struct push_wire_welcome *welcome);
 const char *push_alive_parse(size_t len);
-/* A ZERO is a run of pieces in a range of total bytes, a CHECK is one. NULL: yes. */
+/* Check that a ZERO is a run of whole pieces in a range of total bytes, and that a CHECK is one
+ * piece. */
 const char *push_zero_check(const struct push_wire_range *zero, uint64_t total);
 const char *push_check_check(const struct push_wire_check *check, uint64_t total);
-/* The head of a piece, which was copied from the slot. */
+/* Checks the head of a piece, a private copy from the slot. */
 const char *push_piece_check(const struct push_wire_piece *piece, uint64_t total);
 
 /* --- tickets --------------------------------------------------------------------------------- */
 
 enum { PUSH_KEY_BYTES = 32 };
 
-/* Writes magic, version and mac; the rest is set. -EIO: the library of ciphers refuses. */
+/* Fills in magic, version and mac; the caller has set the other fields. Returns -EIO if the crypto
+ * library fails. */
 GMB_MUST_CHECK int push_ticket_seal(
 	struct push_wire_ticket *ticket, const uint8_t key[PUSH_KEY_BYTES]);
 
-/* Who shows a ticket. */
+/* The peer that presents a ticket. */
 struct push_shower {
 	bool has_uid, has_address;
 	uint32_t uid;
@@ -340,15 +345,16 @@ struct push_shower {
 	uint8_t instance[PUSH_INSTANCE_BYTES];
 };
 
-/* NULL: it was made with that key, has not expired, and is used by who may use it. Otherwise why
- * not, a sentence without its full stop. Constant time up to the decision about the key. */
+/* Checks that a ticket was made with that key, has not expired, and is presented by its permitted
+ * user. Returns NULL, or the reason, a sentence without full stop. The comparison of the MAC takes
+ * constant time. */
 const char *push_ticket_check(const struct push_wire_ticket *ticket,
 	const uint8_t key[PUSH_KEY_BYTES], uint64_t now_s, const struct push_shower *shower);
 
 /* --- the digest ------------------------------------------------------------------------------ */
 
-/* What a piece adds to the digest of its job: a sum (modulo 2^64), so that the order of pieces is
- * all one. */
+/* Returns the contribution of a piece to the digest of its job. The digest is a sum modulo 2^64, so
+ * it does not depend on the order of the pieces. */
 uint64_t push_digest(uint64_t offset, uint32_t length, uint32_t crc);
-/* The same of a run of pieces that are zeroes, in a range of total bytes. */
+/* Returns the contribution of a run of zero pieces. */
 uint64_t push_digest_zeroes(uint64_t offset, uint64_t length);
