@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * TLS credentials, ready for handshakes: certificates, revocation list, pre-shared keys and cipher
- * order of a listener or a client. A context is never changed: a reload makes a new one and swaps.
+ * order of a listener or a client. A context never changes. A reload creates a new one and
+ * replaces the old one.
  *
  *   options ── tls_context_load() ──▶ struct tls_context ──▶ layers (tls/layer.h), one each
  *                                          ▲
  *   listener: struct tls_policy { mode, context } ── tls_policy_replace()
  *
- * Files of a folder (as QEMU, nbdkit and libnbd name them): ca-cert.pem, ca-crl.pem (optional);
- * server-cert.pem, server-key.pem; client-cert.pem, client-key.pem (optional, both or none). A file
- * of pre-shared keys has lines NAME:HEX (psktool); a folder stands for its file keys.psk.
+ * Files of a folder, with the names used by QEMU, nbdkit and libnbd: ca-cert.pem, ca-crl.pem
+ * (optional); server-cert.pem, server-key.pem; client-cert.pem, client-key.pem (optional, both or
+ * none). A file of pre-shared keys has lines NAME:HEX (psktool). A folder instead of it stands for
+ * its file keys.psk.
  *
- * Threading: loading blocks, on any thread; a context may be used on any thread. Ownership: counted
- * references. Errors: a negative errno and a sentence that names file, line and reason, and never a
- * key. Nothing secret is left in freed memory.
+ * Threading: loading blocks, on any thread. A context can be used on any thread. Ownership:
+ * references are counted. Errors: a negative errno and a sentence that names file, line and
+ * reason, and never a key. No secret is left in freed memory.
  */
 #pragma once
 
@@ -22,28 +24,30 @@
 
 enum tls_role { TLS_SERVER, TLS_CLIENT };
 
-/* Who does the records after the handshake. Auto: the kernel where it knows how to change keys. */
+/* Where records are processed after the handshake. Auto: in the kernel, if it can change keys. */
 enum tls_records { TLS_RECORDS_AUTO, TLS_RECORDS_KERNEL, TLS_RECORDS_USER };
 
-/* For priority strings of GnuTLS. The peer chooses the group: finite fields of 3072 to 8192 bits
- * cost 50 to 380 ms (GnuTLS 3.7.9; X25519 0.3 ms), and there is a curve that everybody has. The one
- * of 2048 bits, 18 ms, is for TLS 1.2 with DHE-PSK. */
+/* For GnuTLS priority strings. The peer chooses the group. Finite fields of 3072 to 8192 bits are
+ * left out, because they cost 50 to 380 ms (GnuTLS 3.7.9; X25519 costs 0.3 ms) and all peers have
+ * a curve. The one of 2048 bits, 18 ms, is for TLS 1.2 with DHE-PSK. */
 #define TLS_PRIORITY_GROUPS "-GROUP-FFDHE3072:-GROUP-FFDHE4096:-GROUP-FFDHE6144:-GROUP-FFDHE8192"
 
 struct tls_options {
 	enum tls_role role;
-	/* Folder. NULL: the first that exists of /etc/pki/gmblock for root, ~/.pki/gmblock and
-	 * ~/.config/pki/gmblock for others; a client without any trusts the system's authorities,
-	 * a server does with psk_file alone. */
+	/* Folder. NULL: /etc/pki/gmblock for root, otherwise the first that exists of
+	 * ~/.pki/gmblock and ~/.config/pki/gmblock. Without a folder, a client trusts the system's
+	 * authorities, and a server uses psk_file alone. */
 	const char *certificates;
-	const char *psk_file; /* or NULL */
-	/* Server: demand a certificate of the client and verify it. Client: verify the server's
-	 * chain, purpose and name. */
+	const char *psk_file; /* can be NULL */
+	/* Server: request a client certificate and verify it. Client: verify the server's chain,
+	 * purpose and name. */
 	bool verify_peer;
-	const char *user;     /* client with PSK: the name to use; NULL: of the login */
-	bool use_psk;	      /* client: PSK only, or else certificates only. Server: unused, it
-			       * offers what it has */
-	const char *priority; /* GnuTLS priority string in place of ours; NULL: ours */
+	const char *user; /* client with PSK: the name of the key; NULL: the login name */
+	/* Client: use PSK only; otherwise certificates only. A server ignores it and offers both
+	 * if it has both. */
+	bool use_psk;
+	/* GnuTLS priority string instead of the default; NULL: the default */
+	const char *priority;
 	enum tls_records records;
 };
 
@@ -55,44 +59,45 @@ void tls_context_get(struct tls_context *context);
 /* NULL is a no-op. */
 void tls_context_put(struct tls_context *context);
 
-/* Whether loading again would give something else: the files differ from what was loaded (their
- * content, not their time), or something that expires is due for a warning. Blocks. */
+/* Returns whether loading again would change anything: a file's contents (not its time) differ
+ * from what was loaded, or a warning about an expiry date is due. Blocks. */
 bool tls_context_is_stale(const struct tls_context *context);
-/* The files it was loaded from, and those that may come to exist; NULL behind the last. */
+/* Returns the path of a file that the context was loaded from, or of an optional one that did not
+ * exist; NULL after the last. */
 const char *tls_context_file(const struct tls_context *context, uint32_t idx);
-/* The next file, from *idx on, that is not as it was when before was loaded; *idx is behind it
- * then. NULL: there is no more. */
+/* Returns the next file, from *idx on, that has changed since before was loaded, and sets *idx
+ * behind it. NULL: no more. */
 const char *tls_context_changed_file(
 	const struct tls_context *before, const struct tls_context *after, uint32_t *idx);
-/* Whether a peer that was let in earlier would still be: 0, or -EACCES and the reason (revoked,
- * expired, the pre-shared key is gone or another one). */
+/* Checks whether a peer accepted earlier would still be accepted. 0, or -EACCES and the reason:
+ * its certificate is revoked or expired, or its pre-shared key was removed or changed. */
 GMB_MUST_CHECK int tls_context_recheck(
 	struct tls_context *context, const struct identity *identity, struct error *error);
-/* Things that an operator should know, one sentence each: "ca-crl.pem expires in 6 days", "an RSA
- * key of 3072 bits makes handshakes 15 times as costly as ECDSA". NULL behind the last. */
+/* Returns a warning for the operator, one sentence: "ca-crl.pem expires in 6 days", "an RSA key of
+ * 3072 bits makes handshakes 15 times as costly as ECDSA". NULL after the last. */
 const char *tls_context_warning(const struct tls_context *context, uint32_t idx);
 
-/* --- what a listener does about TLS ----------------------------------------------------------- */
+/* --- TLS policy of a listener ---------------------------------------------------------------- */
 
 enum tls_mode {
-	TLS_OFF,     /* NOTLS: STARTTLS is refused */
-	TLS_ON,	     /* SELECTIVETLS: who wants may, rules of access say who must */
-	TLS_REQUIRE, /* FORCEDTLS: nothing is answered before */
+	TLS_OFF,     /* NOTLS: STARTTLS is rejected */
+	TLS_ON,	     /* SELECTIVETLS: clients can use it; access rules can require it */
+	TLS_REQUIRE, /* FORCEDTLS: no other request is answered before it */
 };
 
 struct tls_pool;
 struct tls_policy;
 
-/* Takes the context, also on failure (-ENOMEM); NULL with TLS_OFF only. pool: for its handshakes,
+/* Takes the context, also on failure (-ENOMEM); NULL only with TLS_OFF. pool: for its handshakes,
  * borrowed. */
 GMB_MUST_CHECK int tls_policy_create(enum tls_mode mode, struct tls_context *context,
 	struct tls_pool *pool, struct tls_policy **policy_out);
-/* No connection uses it any more. NULL is a no-op. */
+/* No connection uses it. NULL is a no-op. */
 void tls_policy_destroy(struct tls_policy *policy);
-/* NULL: TLS_OFF. */
+/* NULL: returns TLS_OFF. */
 enum tls_mode tls_policy_mode(const struct tls_policy *policy);
 struct tls_pool *tls_policy_pool(const struct tls_policy *policy);
-/* With a reference for the caller. Any thread. */
+/* Returns the context with a reference for the caller. Any thread. */
 struct tls_context *tls_policy_context(struct tls_policy *policy);
-/* Takes the context; handshakes that have begun keep theirs. Any thread. */
+/* Takes the context. Handshakes in progress keep the old one. Any thread. */
 void tls_policy_replace(struct tls_policy *policy, struct tls_context *context);

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The inside of a TLS context.
+ * Private parts of a TLS context.
  *
  *   context.c          the object: from options to credentials, sessions, staleness, warnings
  *   context_files.c    files in memory that is wiped; pre-shared keys
  *   context_certs.c    a folder of certificates, checked while it is loaded
- *   context_verify.c   a peer's chain, in the handshake and later
- *   context_identity.c who a peer is: out of its certificate or its key
- *   context_pass.c     the same, told to another process
+ *   context_verify.c   verification of a peer's chain, in the handshake and later
+ *   context_identity.c the identity of a peer, from its certificate or key
+ *   context_pass.c     encoding of that identity for another process
  *
- * Threading: a context is filled by one thread, then never changed. Ownership: see each. Errors:
- * sentences that name the file; never a key.
+ * Threading: one thread fills in a context, which then never changes. Ownership: see each. Errors:
+ * sentences that name the file, and never a key.
  */
 #pragma once
 
@@ -25,26 +25,26 @@ enum {
 	TLS_FILE_BYTES_MAX = 16 << 20,
 	TLS_FILES_MAX = 6,
 	TLS_WARNINGS_MAX = 16,
-	TLS_CHAIN_COUNT_MAX = 16, /* GnuTLS verifies no more */
+	TLS_CHAIN_COUNT_MAX = 16, /* GnuTLS verifies at most this many */
 	TLS_PSK_BYTES_MIN = 16,
 	TLS_PSK_BYTES_MAX = 512,
 	TLS_WARN_AHEAD_DAYS = 7,
 };
 
-/* The content of a file, terminated. */
+/* The contents of a file, with a terminator. */
 struct tls_bytes {
 	char *data;
 	size_t len;
 };
 
-/* A file as it was when it was loaded. */
+/* A file at the time it was loaded. */
 struct tls_file {
 	char *path;
 	bool is_there;
 	uint8_t digest[IDENTITY_DIGEST_BYTES];
 };
 
-/* A key and its name, inside the content of its file. */
+/* A key and its name, inside the contents of its file. */
 struct tls_psk {
 	const char *name;
 	const uint8_t *key;
@@ -52,10 +52,11 @@ struct tls_psk {
 	uint32_t line;
 };
 
-/* By what a chain was verified: it would be again with the same, at a time between. */
+/* Conditions under which a chain was verified. With the same digest, and at a time between these,
+ * the result would be the same. */
 struct tls_trust {
 	uint8_t digest[IDENTITY_DIGEST_BYTES];
-	int64_t from, until; /* seconds, both included */
+	int64_t from, until; /* seconds, both inclusive */
 };
 
 struct tls_context {
@@ -68,71 +69,72 @@ struct tls_context {
 
 	gnutls_priority_t priority;
 	gnutls_certificate_credentials_t certificates; /* NULL: none */
-	/* Of those who may sign for peers, with the revocation lists. Belongs to certificates.
-	 * NULL: peers are not verified. */
+	/* Authorities that can sign certificates of peers, and their revocation lists. Belongs to
+	 * certificates. NULL: peers are not verified. */
 	gnutls_x509_trust_list_t trust;
-	gnutls_x509_crl_t *crls; /* the array; its lists belong to trust */
+	gnutls_x509_crl_t *crls; /* the array; its elements belong to trust */
 	uint32_t crl_count;
-	/* What trust was made of, and when all of it is valid. Unknown of the system's authorities:
-	 * all zero. */
+	/* Identifies the contents of trust, and the time when all of them are valid. All zeroes:
+	 * unknown, for the system's authorities. */
 	struct tls_trust trusted;
 
 	gnutls_psk_server_credentials_t psk_server; /* NULL: none */
 	gnutls_psk_client_credentials_t psk_client; /* NULL: none */
-	struct tls_bytes psk_bytes;		    /* what psks point into */
-	struct tls_psk *psks;			    /* by name, see tls_psk_find() */
+	struct tls_bytes psk_bytes;		    /* memory that psks refers to */
+	struct tls_psk *psks;			    /* sorted by name, see tls_psk_find() */
 	uint32_t psk_count;
-	const struct tls_psk *psk_own; /* client: the one to use */
+	const struct tls_psk *psk_own; /* client: the key to use */
 
 	struct tls_file files[TLS_FILES_MAX];
 	uint32_t file_count;
 	char *warnings[TLS_WARNINGS_MAX + 1];
 	uint32_t warning_count;
-	time_t warn_at; /* when there will be another warning; 0: never */
+	time_t warn_at; /* when the next warning is due; 0: never */
 };
 
 /* --- context.c -------------------------------------------------------------------------------- */
 
-/* One sentence; what is too much is dropped. */
+/* Adds a warning, one sentence. Warnings beyond TLS_WARNINGS_MAX are dropped. */
 void tls_context_warn(struct tls_context *context, const char *format, ...) GMB_PRINTF(2, 3);
-/* Warns if a certificate that expires then does so within TLS_WARN_AHEAD_DAYS, and else sees to it
- * that the context is stale by then. -1: it never does. */
+/* Adds a warning if a certificate expires within TLS_WARN_AHEAD_DAYS. If it expires later, makes
+ * the context stale by then. expires -1: never. */
 void tls_context_warn_expiry(struct tls_context *context, const char *what, time_t expires);
-/* The same of a revocation list, and again when it has expired. A certificate of ours that has
- * expired is not loaded, so that the context would be stale for ever. */
+/* As tls_context_warn_expiry(), for a revocation list, and warns again when it has expired. For
+ * our own certificates this would be wrong: an expired one is not loaded, so the context would
+ * stay stale. */
 void tls_context_warn_crl_expiry(struct tls_context *context, const char *what, time_t expires);
 
 /* --- context_files.c -------------------------------------------------------------------------- */
 
 enum tls_file_kind {
 	TLS_FILE_PUBLIC,
-	TLS_FILE_SECRET, /* others than its owner must not read it */
+	TLS_FILE_SECRET, /* only its owner can read it */
 };
 
-/* Reads folder/name, or name alone without a folder, and remembers its digest. is_optional: a file
- * that does not exist is no error, and gives data = NULL. */
+/* Reads folder/name, or name alone without a folder, and stores its digest. is_optional: a missing
+ * file is not an error, and gives data = NULL. */
 GMB_MUST_CHECK int tls_context_read(struct tls_context *context, const char *folder,
 	const char *name, enum tls_file_kind kind, bool is_optional, struct tls_bytes *out,
 	struct error *error);
-/* The path of the file that was read last. */
+/* Returns the path of the file read last. */
 const char *tls_context_path(const struct tls_context *context);
-/* Wipes and frees; empty: no-op. */
+/* Wipes and frees the memory. Empty: no-op. */
 void tls_bytes_free(struct tls_bytes *bytes);
-/* Whether the file differs from what was loaded. */
+/* Returns whether the file differs from what was loaded. */
 bool tls_file_is_stale(const struct tls_file *file);
 
 /* Loads the keys of a file, or of keys.psk in a folder. */
 GMB_MUST_CHECK int tls_psk_load(struct tls_context *context, const char *path, struct error *error);
-/* NULL: no key has this name. */
+/* Returns NULL if no key has this name. */
 const struct tls_psk *tls_psk_find(
 	const struct tls_context *context, const void *name, size_t name_bytes);
-/* One way, from name and key. */
+/* Computes a one-way digest of name and key. */
 GMB_MUST_CHECK int tls_psk_digest(const struct tls_psk *psk, uint8_t out[IDENTITY_DIGEST_BYTES]);
 
 /* --- context_certs.c -------------------------------------------------------------------------- */
 
-/* Loads certificate, key, authorities and revocation lists. folder NULL: a client without any, that
- * trusts the authorities of the system. */
+/* Loads certificate, key, authorities and revocation lists. folder NULL: for a client that trusts
+ * the system's authorities. */
 GMB_MUST_CHECK int tls_certificates_load(
 	struct tls_context *context, const char *folder, struct error *error);
 /* "2026-11-22 13:37 UTC". */
@@ -141,34 +143,36 @@ const char *tls_time_text(time_t at, char out[TLS_TIME_TEXT_BYTES]);
 
 /* --- context_verify.c ------------------------------------------------------------------------- */
 
-/* The certificates that a peer showed, its own first. */
+/* The certificates that a peer presented, its own first. */
 struct tls_chain {
 	gnutls_x509_crt_t certs[TLS_CHAIN_COUNT_MAX];
 	uint32_t count;
 };
 
-/* -EACCES: too many, or no certificates. Freed with tls_chain_fini(), also on failure. */
+/* -EACCES: too many, malformed, or no certificates. Freed with tls_chain_fini(), also on
+ * failure. */
 GMB_MUST_CHECK int tls_chain_init(
 	struct tls_chain *chain, const gnutls_datum_t *ders, uint32_t count, struct error *error);
 void tls_chain_fini(struct tls_chain *chain);
-/* What the layer's session calls during the handshake: 0, or a GnuTLS error. */
+/* Called by the layer's session during the handshake: returns 0 or a GnuTLS error. */
 int tls_verify_function(gnutls_session_t session);
-/* Less of the time, where the certificate is valid for a part of it only. */
+/* Reduces the time in trust to the part in which the certificate is valid. */
 void tls_trust_narrow(struct tls_trust *trust, gnutls_x509_crt_t cert);
-/* Whether name is written as an address. bytes_out: 4 or 16. */
+/* Returns whether name is an address. bytes_out: 4 or 16. */
 bool tls_name_is_address(const char *name, uint8_t out[16], uint32_t *bytes_out);
 
 /* --- context_identity.c ----------------------------------------------------------------------- */
 
-/* ders: the chain as the peer showed it, kept for tls_context_recheck() with what it was verified
- * by. -EACCES: an identity beyond the bounds. */
+/* Creates an identity. ders: the chain presented by the peer. It is kept for
+ * tls_context_recheck(), with the conditions of its verification. -EACCES: the identity exceeds a
+ * limit. */
 GMB_MUST_CHECK int tls_identity_of_chain(const struct tls_trust *trust, const gnutls_datum_t *ders,
 	uint32_t count, struct identity **identity_out, struct error *error);
 GMB_MUST_CHECK int tls_identity_of_psk(
 	const struct tls_psk *psk, struct identity **identity_out, struct error *error);
-/* Of a peer that has proved nothing. NULL: no memory. */
+/* Returns the identity of a peer that has proved nothing. NULL: out of memory. */
 struct identity *tls_identity_nobody(void);
-/* The chain in an identity of a certificate, and what it was verified by, at times when all of the
- * chain is valid. Returns how many certificates. */
+/* Returns the chain in a certificate's identity and the number of its certificates. trust: the
+ * conditions of its verification, reduced to the time when the whole chain is valid. */
 uint32_t tls_identity_chain(const struct identity *identity, struct tls_trust *trust,
 	gnutls_datum_t ders[TLS_CHAIN_COUNT_MAX]);

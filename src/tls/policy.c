@@ -8,7 +8,7 @@
 struct tls_policy {
 	enum tls_mode mode;
 	struct tls_pool *pool;
-	pthread_mutex_t lock; /* of context */
+	pthread_mutex_t lock; /* protects context */
 	struct tls_context *context;
 };
 
