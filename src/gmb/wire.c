@@ -13,7 +13,7 @@ const struct message_hello native_hello = {
 	.version_max = NATIVE_VERSION,
 };
 
-/* --- messages that their layout describes ---------------------------------------------------- */
+/* --- messages described by their layout ------------------------------------------------------- */
 
 static const char *native_check_open(void *object)
 {
@@ -98,7 +98,7 @@ const char *native_parse(enum native_message type, const void *bytes, size_t len
 	return message_parse(&native_layouts[type], bytes, len, object);
 }
 
-/* --- the server's --------------------------------------------------------------------------- */
+/* --- server ----------------------------------------------------------------------------------- */
 
 const char *native_hello_parse(const void *bytes, size_t len, uint16_t *version_out)
 {
@@ -175,7 +175,7 @@ struct native_wire_segment native_segment_at(
 	return segment;
 }
 
-/* --- the client's --------------------------------------------------------------------------- */
+/* --- client ----------------------------------------------------------------------------------- */
 
 const char *native_version_name(uint16_t version)
 {

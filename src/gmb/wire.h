@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The wire format of gmb, the native protocol: docs/protocol/gmb.md, whose rules G1 to G20 are
- * named here. Names inside the library begin with native_, since gmb_ is the public prefix.
+ * cited here. Names inside the library begin with native_, because gmb_ is the public prefix.
  *
- * What: the layouts, and parsers of what a peer sent, in private memory. A parser
- * copies heads, and leaves pointers into the message for what is long. Threading: pure functions.
- * Ownership: parsed messages borrow from the bytes they were parsed from. Errors: parsers return
- * NULL, or the broken rule and what is wrong, static text.
+ * This header has the layouts, and parsers of messages from a peer, which must be in private
+ * memory. A parser copies heads, and returns pointers into the message for long parts.
+ *
+ * Threading: pure functions. Ownership: parsed messages borrow from the bytes that were parsed.
+ * Errors: parsers return NULL, or the broken rule and what is wrong, as static text.
  */
 #pragma once
 
@@ -22,8 +23,8 @@ _Static_assert(__BYTE_ORDER == __LITTLE_ENDIAN, "layouts are used as they are");
 enum {
 	NATIVE_VERSION_MIN = 1,
 	NATIVE_VERSION = 3,
-	NATIVE_VERSION_COPY = 2,   /* from this one on there are COPY and the server's instance */
-	NATIVE_VERSION_ATOMIC = 3, /* and EXPORT says how long writes are kept as a whole */
+	NATIVE_VERSION_COPY = 2,   /* from this version on: COPY and the server's instance */
+	NATIVE_VERSION_ATOMIC = 3, /* from this version on: EXPORT has the size of atomic writes */
 	NATIVE_INSTANCE_BYTES = 16,
 	NATIVE_NAME_BYTES_MAX = 4096,
 	NATIVE_TOKEN_BYTES_MAX = 64,
@@ -32,7 +33,7 @@ enum {
 	NATIVE_INLINE_BYTES_MAX = 512,
 	NATIVE_REGIONS_MAX = 16,
 	NATIVE_MESSAGE_BYTES_MAX = 8184, /* clan's bulk class */
-	NATIVE_TEXT_BYTES_MAX = 256,	 /* of an error of a request */
+	NATIVE_TEXT_BYTES_MAX = 256,	 /* error text of a request */
 	NATIVE_ALIVE_UNIT_MS = 10,
 };
 
@@ -71,7 +72,7 @@ enum native_export_flag {
 
 /* --- layouts --------------------------------------------------------------------------------- */
 
-/* What we say: struct message_hello. */
+/* Our hello: struct message_hello. */
 extern const struct message_hello native_hello;
 
 struct native_wire_welcome {
@@ -81,7 +82,7 @@ struct native_wire_welcome {
 	uint32_t zero;
 };
 
-/* From version 2 on it goes on with the server's instance. */
+/* Follows the welcome from version 2 on. */
 struct native_wire_instance {
 	uint8_t bytes[NATIVE_INSTANCE_BYTES];
 };
@@ -95,7 +96,7 @@ struct native_wire_open {
 	uint16_t name_bytes;
 	uint8_t token_bytes;
 	uint8_t replaces_count;
-	uint16_t alive_units; /* of NATIVE_ALIVE_UNIT_MS; 0: no signs of life */
+	uint16_t alive_units; /* in units of NATIVE_ALIVE_UNIT_MS; 0: no signs of life */
 };
 
 struct native_wire_export {
@@ -153,8 +154,8 @@ struct native_wire_extent {
 	uint32_t zero;
 };
 
-/* After the head of a REPLY to COPY: bytes by the way they took, in the order of struct gmb_stats.
- */
+/* Follows the head of a REPLY to COPY: bytes copied by each method, in the order of struct
+ * gmb_stats. */
 struct native_wire_copied {
 	uint64_t bytes[5];
 };
@@ -198,55 +199,56 @@ _Static_assert(
 	sizeof(struct native_wire_export) + NATIVE_NAME_BYTES_MAX <= NATIVE_MESSAGE_BYTES_MAX,
 	"every name fits in an EXPORT");
 
-/* --- what the server parses ------------------------------------------------------------------ */
+/* --- messages that the server parses ---------------------------------------------------------- */
 
 struct native_open {
 	struct native_wire_open head;
 	struct message_text name;
 	struct message_text token;  /* length 0: none */
-	struct message_text tokens; /* head.replaces_count, for native_open_next() */
+	struct message_text tokens; /* head.replaces_count tokens, for native_open_next() */
 };
 
 struct native_request_message {
 	struct native_wire_request head;
-	const uint8_t *segments; /* head.segment_count, for native_segment_at() */
-	const uint8_t *inlined;	 /* head.inline_bytes */
+	const uint8_t *segments; /* head.segment_count segments, for native_segment_at() */
+	const uint8_t *inlined;	 /* head.inline_bytes bytes */
 };
 
 struct native_copy_message {
 	struct native_wire_copy head;
-	struct message_text name; /* of the source */
+	struct message_text name; /* name of the source */
 };
 
-/* G1: NULL and the version to speak, or 0 when there is none. */
+/* Checks G1. Returns NULL and the version to speak, or 0 if there is no common one. */
 const char *native_hello_parse(const void *bytes, size_t len, uint16_t *version_out);
-/* LIST, OPEN, EXPORT, EVENT, REGION and COPY, as far as the message alone tells: G3, G4, G15, G18,
- * G19. object: a struct native_wire_ without parts, clan_cookie, or of this header. Of an EXPORT
- * with another status than 0 only that and the text count. */
+/* Parses LIST, OPEN, EXPORT, EVENT, REGION and COPY, and checks the rules that the message alone
+ * decides: G3, G4, G15, G18, G19. object: a struct native_wire_ type without parts, a clan_cookie,
+ * or a type of this header. In an EXPORT with a status other than 0, only the status and the text
+ * are valid. */
 const char *native_parse(enum native_message type, const void *bytes, size_t len, void *object);
 struct message_text native_open_next(const uint8_t **tokens);
-/* G3, G5, G6, G7 as far as the message alone tells. */
+/* Checks G3, G5, G6 and G7, as far as the message alone decides. */
 const char *native_request_parse(
 	const void *bytes, size_t len, struct native_request_message *message);
 struct native_wire_segment native_segment_at(
 	const struct native_request_message *message, uint32_t idx);
 
-/* --- what the client parses ------------------------------------------------------------------ */
+/* --- messages that the client parses ---------------------------------------------------------- */
 
 struct native_export {
 	struct native_wire_export head;
 	struct message_text name;
-	struct message_text text; /* the description; or why status is not 0 */
+	struct message_text text; /* the description, or the reason for a status other than 0 */
 };
 
-/* "gmb, version 1", of a version that there is. Static. */
+/* Returns "gmb, version 1" and the like; the version must be supported. Static. */
 const char *native_version_name(uint16_t version);
 
 struct native_reply {
 	struct native_wire_reply head;
-	const uint8_t *extents; /* head.value of them, for native_extent_at(); of a STATUS only */
-	struct native_wire_copied copied; /* of a COPY only */
-	struct message_text text;	  /* with an error */
+	const uint8_t *extents; /* STATUS only: head.value extents, for native_extent_at() */
+	struct native_wire_copied copied; /* COPY only */
+	struct message_text text;	  /* error text */
 };
 
 struct native_welcome {
@@ -255,18 +257,19 @@ struct native_welcome {
 	uint8_t instance[NATIVE_INSTANCE_BYTES]; /* zeroes: unknown */
 };
 
-/* What a REPLY with status 0 carries. */
+/* Contents of a REPLY with status 0. */
 enum native_reply_kind { NATIVE_REPLY_BARE, NATIVE_REPLY_EXTENTS, NATIVE_REPLY_COPIED };
 
-/* G1. */
+/* Checks G1. */
 const char *native_welcome_parse(const void *bytes, size_t len, struct native_welcome *welcome);
-/* Of the request with its tag: what it asked for, extents_max and length (G14). */
+/* Parses a REPLY (G14). kind, extents_max and length come from the request with its tag. */
 const char *native_reply_parse(const void *bytes, size_t len, enum native_reply_kind kind,
 	uint32_t extents_max, uint64_t length, struct native_reply *reply);
-/* The tag, before anything else is known; false: too short. */
+/* Extracts the tag, which is needed before the rest can be parsed; false: the message is too
+ * short. */
 bool native_reply_tag(const void *bytes, size_t len, uint32_t *tag_out);
 struct native_wire_extent native_extent_at(const struct native_reply *reply, uint32_t idx);
 
-/* Status numbers; both ways what is not in the list is EIO. */
+/* Convert status numbers. In both directions a value that is not in the table becomes EIO. */
 uint32_t native_status_from_errno(int code);
 int native_status_to_errno(uint32_t status);

@@ -11,7 +11,7 @@
 
 enum { EVENTS_MAX = 64 };
 
-/* Fresh pages could not be had. */
+/* Delay before fresh pages are requested again. */
 #define RETRY_NS UINT64_C(100000000)
 
 _Static_assert((int)GMB_BUFFERS_MAX == (int)HUB_BUFFERS_MAX - 1, "all but the pool");
@@ -35,7 +35,8 @@ static int hub_source_poll(struct ring_source *source)
 	GMB_ASSERT(count >= 0);
 	list_init(&hungry);
 	while ((node = list_pop_front(&hub->hungry)) != NULL) {
-		list_push_back(&hungry, node); /* what gets hungry again waits for the next turn */
+		/* carriers that become hungry again wait for the next iteration */
+		list_push_back(&hungry, node);
 	}
 	for (int i = 0; i < count; i++) {
 		native_carrier_event(events[i].context, &events[i]);
@@ -139,7 +140,7 @@ static int buffer_make(struct hub *hub, uint32_t number, size_t bytes, uint32_t 
 	return result;
 }
 
-/* The same with memory that is there already. */
+/* Creates a buffer from existing memory. */
 static int buffer_import(struct hub *hub, uint32_t number, int memfd, uint64_t offset, size_t bytes)
 {
 	struct clan_region *region;
@@ -179,7 +180,7 @@ struct hub_buffer *hub_find(struct hub *hub, const void *address, size_t bytes)
 	return NULL;
 }
 
-/* The queue's hub, and the number of a buffer that is to be made. */
+/* Returns the queue's hub, and the number of a free buffer slot. */
 static int buffer_slot(
 	struct gmb_queue *queue, struct hub **hub_out, uint32_t *number_out, struct error *error)
 {
@@ -326,7 +327,7 @@ void hub_pool_put(struct hub *hub, struct hub_run *run)
 	run->pages = 0;
 }
 
-/* --- what waits until nobody shares it ------------------------------------------------------- */
+/* --- buffers that wait until they are not shared ---------------------------------------------- */
 
 static void hub_retry_done(struct ring_op *op, int result)
 {
@@ -334,7 +335,8 @@ static void hub_retry_done(struct ring_op *op, int result)
 	hub_settle(container_of(op, struct hub, retry_op));
 }
 
-/* Calls for every connection that shares it; true: there are some. */
+/* Returns whether a connection shares the buffer. Ends connections that share a tainted buffer, and
+ * withdraws one that is being freed. */
 static bool hub_is_shared(struct hub *hub, uint32_t number)
 {
 	bool shared = false;
@@ -351,11 +353,12 @@ static bool hub_is_shared(struct hub *hub, uint32_t number)
 	return shared;
 }
 
-/* True when there is nothing left to do. */
+/* Returns whether the buffer needs no further action. */
 static bool gmb_hub_settle(struct hub *hub, uint32_t number)
 {
 	struct hub_buffer *buffer = &hub->buffers[number];
-	/* What is in the pool is copied there anew when its command is sent again. */
+	/* The pool's contents need not be kept: a command is copied there again when it is
+	 * resent. */
 	const struct clan_range all = { .bytes = buffer->bytes };
 	int result;
 
@@ -373,8 +376,9 @@ static bool gmb_hub_settle(struct hub *hub, uint32_t number)
 	}
 	result = clan_region_replace(buffer->region, &all, number == HUB_POOL ? 1 : 0);
 	if (result != 0) {
-		/* No memory, maybe for a while. The commands must wait, or what is still written
-		 * for the old ones would be found in the new ones. */
+		/* There is no memory, perhaps only for a while. Until then the commands must wait,
+		 * because data written for the old commands would otherwise appear in the memory of
+		 * the new ones. */
 		if (!hub->retry_op.in_flight) {
 			ring_timer(hub->ring, &hub->retry_op, RETRY_NS, hub_retry_done);
 		}
@@ -402,7 +406,8 @@ void hub_settle(struct hub *hub)
 {
 	hub->unsettled = true;
 	if (hub->settling) {
-		return; /* from a callback of a step: the next poll goes on */
+		/* called from a callback of native_carrier_step(): the next poll continues */
+		return;
 	}
 	hub->settling = true;
 	settle_all(hub);

@@ -18,7 +18,7 @@ struct probe {
 	bool lost;
 	bool closed;
 	uint64_t until_ns;
-	uint16_t version; /* of gmb, once connected */
+	uint16_t version; /* of gmb, valid once connected */
 	uint8_t message[NATIVE_MESSAGE_BYTES_MAX];
 };
 
@@ -49,7 +49,7 @@ static int probe_broken(const char *rule, struct error *error)
 	return error_set(error, -EPROTO, "the server broke a rule of gmb: %s", rule);
 }
 
-/* The connection knows why it has ended before LOST is given. */
+/* The connection has the reason for its end before LOST is reported. */
 static int probe_ended(const struct probe *probe, int code, struct error *error)
 {
 	const char *reason = clan_conn_reason(probe->conn);
@@ -196,7 +196,7 @@ int native_probe(const char *uri, bool all, uint64_t timeout_ns,
 		if (probe.conn != NULL) {
 			clan_close(probe.conn);
 		}
-		probe.until_ns = UINT64_MAX; /* nothing of the server's is waited for */
+		probe.until_ns = UINT64_MAX; /* waits only for the local end of the connection */
 		while (probe.conn != NULL && !probe.closed) {
 			(void)!probe_turn(&probe, &(struct error){ 0 });
 		}

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Asks a server over gmb what it exports, and waits for the answers.
+ * Queries the exports of a gmb server and waits for the answers.
  *
- * Threading: any; it blocks. Ownership: found() borrows what it gets. Errors: a negative errno and
+ * Threading: any; it blocks. Ownership: found() borrows its arguments. Errors: a negative errno and
  * a sentence.
  */
 #pragma once
@@ -10,9 +10,8 @@
 #include "base/error.h"
 #include "gmb/wire.h"
 
-/* Calls found for the export that the URI names, or for each one when all is set, with the version
- * of gmb that the server speaks; an error that it
- * returns ends the probe. timeout_ns: for everything together. */
+/* Calls found() for the URI's export, or with all for each export, with the negotiated version of
+ * gmb. An error returned by found() ends the probe. timeout_ns: limit for the whole probe. */
 GMB_MUST_CHECK int native_probe(const char *uri, bool all, uint64_t timeout_ns,
 	int (*found)(void *context, uint16_t version, const struct native_export *export,
 		struct error *error),

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A connection of a client: what its server sends. */
+/* A client connection: messages from its server. Called by the hub when messages arrive. It ends
+ * the connection at the first broken rule. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,8 +11,8 @@
 _Static_assert(CARRIER_TEXT_BYTES_MAX >= (int)NATIVE_TEXT_BYTES_MAX, "texts");
 _Static_assert(CARRIER_NAME_BYTES_MAX > (int)NATIVE_NAME_BYTES_MAX, "names");
 
-/* Messages of a server in a row before others have their turn; more than its rings hold, so that
- * what it had published before its end is taken at once. */
+/* Consecutive messages from a server before other connections get a turn. It exceeds the capacity
+ * of the rings, so messages sent before the connection's end are all processed in one call. */
 enum { MESSAGES_MAX = 512 };
 
 static void take_extents(struct command *command, const struct native_reply *reply)
@@ -47,7 +48,8 @@ static void gmb_receive_call_done(
 	if (command->operation == GMB_STATUS && command->result == 0) {
 		take_extents(command, reply);
 	} else if (command->operation == GMB_COPY) {
-		uint64_t first = MAX(reply->head.value, command->offset); /* that is not done */
+		/* first byte that is not done */
+		uint64_t first = MAX(reply->head.value, command->offset);
 
 		command->copied.bytes = MIN(first - command->offset, command->length);
 		memcpy(command->copied.by_way, reply->copied.bytes, sizeof(reply->copied.bytes));
@@ -67,7 +69,7 @@ static enum native_reply_kind reply_kind(const struct command *command)
 						: NATIVE_REPLY_BARE;
 }
 
-/* The broken rule, or NULL. */
+/* Returns the broken rule, or NULL. */
 static const char *gmb_receive_take_reply(struct native_carrier *carrier, uint32_t len)
 {
 	struct native_reply reply;
@@ -195,7 +197,7 @@ void native_carrier_take(struct native_carrier *carrier)
 		}
 		if (clan_recv(carrier->conn, CLAN_ANY, &message, carrier->message,
 			    sizeof(carrier->message)) != 0) {
-			return; /* an event tells of more, or of the end */
+			return; /* an event reports further messages, or the end */
 		}
 		carrier->base.heard_ns = ring_batch_ns(carrier->base.ring);
 		rule = gmb_receive_take_message(carrier, &message);

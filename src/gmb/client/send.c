@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A connection of a client: what it sends, which is one message for each command. */
+/* A client connection: commands to its server, one message for each. A command that has to wait for
+ * memory or room in the ring blocks the later ones, so the order is kept. */
 #include <errno.h>
 #include <string.h>
 
 #include "gmb/client/client.h"
 
-/* A REQUEST while it is put together. */
+/* A REQUEST under construction. */
 struct draft {
 	struct native_wire_request head;
 	struct native_wire_segment segments[NATIVE_SEGMENTS_MAX];
 	uint8_t inlined[NATIVE_INLINE_BYTES_MAX];
-	uint32_t buffers; /* a bit for each that it uses */
+	uint32_t buffers; /* bit mask of the buffers that it uses */
 };
 
 static void put_segment(const struct native_carrier *carrier, struct draft *draft,
@@ -28,7 +29,7 @@ static void put_segment(const struct native_carrier *carrier, struct draft *draf
 	};
 }
 
-/* A command's memory, piece by piece. */
+/* Iterator over a command's memory. */
 struct pieces {
 	const struct command *command;
 	uint32_t idx;
@@ -77,7 +78,7 @@ void native_call_copy(const struct command *command, uint8_t *run, bool to_run)
 
 enum placing { PLACED, LATER, ELSEWHERE };
 
-/* Whether the server reaches the command's own memory; fills in the segments. */
+/* Fills in the segments if the server can access the command's own memory. */
 static enum placing gmb_send_place(
 	struct native_carrier *carrier, const struct command *command, struct draft *draft)
 {
@@ -102,7 +103,7 @@ static enum placing gmb_send_place(
 	return PLACED;
 }
 
-/* The same by way of the pool. */
+/* Fills in a segment in the pool, and copies the data of a write there. */
 static enum placing gmb_send_stage(
 	struct native_carrier *carrier, const struct command *command, struct draft *draft)
 {
@@ -150,7 +151,7 @@ static enum placing gmb_send_carry(
 	return placing == ELSEWHERE ? gmb_send_stage(carrier, command, draft) : placing;
 }
 
-/* A message about a call is in the ring. */
+/* The message of a call is in the ring. */
 static void gmb_send_sent(struct native_carrier *carrier, struct native_call *call, uint32_t tag)
 {
 	uint32_t slot = carrier->free_slots[--carrier->free_count];
@@ -187,13 +188,13 @@ static bool send_copy(struct native_carrier *carrier, struct native_call *call)
 	};
 
 	if (clan_sendv(carrier->conn, CLAN_BULK, NATIVE_COPY, iov, 2) != 0) {
-		return false; /* an event tells of room, or of the end */
+		return false; /* an event reports room, or the end */
 	}
 	gmb_send_sent(carrier, call, head.tag);
 	return true;
 }
 
-/* False: there is no room for it now, or the connection has ended. */
+/* Returns false if there is no room now, or the connection has ended. */
 static bool send_one(struct native_carrier *carrier, struct native_call *call)
 {
 	static const uint8_t operations[] = {
@@ -235,14 +236,15 @@ static bool send_one(struct native_carrier *carrier, struct native_call *call)
 		if (call->staged.pages > 0) {
 			hub_pool_put(carrier->hub, &call->staged);
 		}
-		return false; /* an event tells of room, or of the end */
+		return false; /* an event reports room, or the end */
 	}
 	call->buffers = draft.buffers;
 	gmb_send_sent(carrier, call, draft.head.tag);
 	return true;
 }
 
-/* What is sent is published when the ring arms the clan queue or polls it, one wake-up for all. */
+/* The messages are published when the ring arms or polls the clan queue, so that one wake-up covers
+ * all of them. */
 void native_flush(struct carrier *base)
 {
 	struct native_carrier *carrier = native_carrier_of(base);

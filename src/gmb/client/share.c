@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A connection of a client: the buffers that its server reaches. */
+/* A client connection: the buffers that its server can access. A buffer goes from SHARE_NONE to
+ * SHARE_ASKED, then to SHARE_LIVE, or through SHARE_GRANTED if the server does not map regions. */
 #include <errno.h>
 
 #include "gmb/client/client.h"
@@ -23,15 +24,15 @@ void native_carrier_unshare(struct native_carrier *carrier, uint32_t buffer)
 	enum share_state state = carrier->shares[buffer].state;
 
 	if (carrier->state == NATIVE_READY && (state == SHARE_LIVE || state == SHARE_GRANTED)) {
-		/* UNSHARED follows; asked again before, it says so. */
+		/* UNSHARED follows. A second call before it only returns an error. */
 		(void)!clan_region_unshare(carrier->conn, carrier->hub->buffers[buffer].region);
 	}
 }
 
-/* Tells the server how to reach a region. */
+/* Sends the region's cookie to the server. */
 static void gmb_share_tell(struct native_carrier *carrier, struct share *share)
 {
-	/* Else there is no room now, or an event tells of the end. */
+	/* If sending fails, there is no room now, or an event reports the end. */
 	if (clan_send(carrier->conn, CLAN_BULK, NATIVE_REGION, &share->cookie,
 		    sizeof(share->cookie)) == 0) {
 		share->state = SHARE_LIVE;
@@ -57,7 +58,7 @@ bool native_share(struct native_carrier *carrier, uint32_t number)
 	return share->state == SHARE_LIVE;
 }
 
-/* The server does not map regions: it gets a cookie for all of this one. */
+/* The server does not map regions, so it gets a cookie for the whole buffer. */
 static void gmb_share_grant(struct native_carrier *carrier, uint32_t number)
 {
 	const struct hub_buffer *buffer = &carrier->hub->buffers[number];

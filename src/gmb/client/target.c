@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The servers of a client: addresses, and the first words to one. */
+/* Addresses of servers, and the connection to one. Used by carrier.c and probe.c. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

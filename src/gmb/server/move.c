@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Payload of clients whose memory is not mapped: what the disk has read is put to its places in the
- * client's regions as it comes, in any order; what is to be written is got from there into memory
- * of ours, and goes to the disk as it comes (docs/protocol/gmb.md §3.3).
+ * Payload transfer for clients whose memory is not mapped (docs/protocol/gmb.md §3.3). Data read
+ * from the disk is put into the client's regions as it arrives, in any order. Data to be written is
+ * fetched from there into server memory, and written to the disk as it arrives.
  *
  *   read:   path_next_fragment() ─▶ clan_put() ... DONE ─▶ path_fragment_sent()
  *   write:  path_write_open()    ─▶ clan_get() ... DONE ─▶ path_write_submit()
  *
- * A move is one such run of bytes. It becomes as many puts or gets as segments of the request share
- * it. Puts and gets may end at once.
+ * A move is one such run of bytes. It is divided into one put or get for each segment of the
+ * request that it covers. Puts and gets can complete inside the call.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -34,7 +34,7 @@ int native_mover_create(struct native_session *session)
 	return 0;
 }
 
-/* Whether a move may begin. */
+/* Returns whether a move may begin. */
 static bool gmb_move_has_room(const struct native_mover *mover)
 {
 	return !list_is_empty(&mover->idle) && mover->busy_bytes < NATIVE_MOVE_BYTES_MAX;
@@ -46,15 +46,15 @@ static void gmb_move_fail(struct native_session *session, int status)
 
 	if (status == -ESTALE || status == -EACCES || status == -ERANGE || status == -ENOENT) {
 		native_session_fail(session, "G18: a cookie does not allow what it was given for");
-	} else if (status != -ENOTCONN) { /* else an event will say why */
+	} else if (status != -ENOTCONN) { /* otherwise an event reports the reason */
 		snprintf(reason, sizeof(reason), "its memory cannot be reached: %s",
 			strerror(-status));
 		session_terminate(&session->base, reason);
 	}
 }
 
-/* Once it knows the slab of a move's memory, a network card moves the bytes without asking the
- * kernel. Where that cannot be had, libclan registers each move for itself. */
+/* Registers the slab of a move's memory, so that a network card transfers the bytes without a
+ * system call. If that fails, libclan registers each move separately. */
 static void slab_use(struct native_service *service, struct mem_region *memory)
 {
 	struct native_slab *slabs;
@@ -89,7 +89,7 @@ void native_slabs_forget(struct native_service *service)
 	free(service->slabs);
 }
 
-/* Where in the request's segments a byte of its range is. */
+/* Returns the segment that contains the byte at offset, and its position in it. */
 static uint32_t find_segment(
 	const struct native_request *request, uint64_t offset, uint64_t *within_out)
 {
@@ -103,7 +103,8 @@ static uint32_t find_segment(
 	return i;
 }
 
-/* 1: the put or get has ended; 0: an event will tell; or why it did not begin. */
+/* Returns 1 if the put or get has ended, 0 if an event will report its end, or the error for which
+ * it did not begin. */
 static int carry_piece(struct native_move *move, const struct native_wire_segment *segment,
 	uint64_t within, struct iovec piece)
 {
@@ -115,7 +116,7 @@ static int carry_piece(struct native_move *move, const struct native_wire_segmen
 				    : clan_put(session->conn, &piece, 1, cookie, at, 0, 0, move);
 }
 
-/* Begins with all puts or gets of a move. */
+/* Starts all puts or gets of a move. */
 static int gmb_move_carry(struct native_move *move, struct mem_ref memory, uint64_t offset)
 {
 	struct native_request *request = move->request;
@@ -132,7 +133,9 @@ static int gmb_move_carry(struct native_move *move, struct mem_ref memory, uint6
 			(struct iovec){ .iov_base = data + begun, .iov_len = length });
 
 		if (result < 0) {
-			move->pending++; /* a hold: what has begun does not end a move with holes */
+			/* never released, so that the pieces in progress do not complete a partial
+			 * move */
+			move->pending++;
 			return result;
 		}
 		move->pending += result == 0;
@@ -141,7 +144,7 @@ static int gmb_move_carry(struct native_move *move, struct mem_ref memory, uint6
 	return 0;
 }
 
-/* Gives a move back, whose bytes are nowhere on the way. */
+/* Ends a move after all of its puts or gets have ended. */
 static void move_end(struct native_mover *mover, struct native_move *move, bool dropped)
 {
 	struct native_request *request = move->request;
@@ -161,7 +164,7 @@ static void move_end(struct native_mover *mover, struct native_move *move, bool 
 	}
 }
 
-/* The next run of the request, in memory of ours; false: there is none now. */
+/* Gets the next run of the request in server memory; false: there is none now. */
 static bool next_run(struct native_request *request, struct native_move *move, uint64_t room)
 {
 	struct path_request *path = &request->path;

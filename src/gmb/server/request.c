@@ -6,7 +6,7 @@
 #include "base/bytes.h"
 #include "gmb/server/session.h"
 
-/* What the operations are to the store, and the flags that they take (G8). */
+/* Store operation of each protocol operation, and its valid flags (G8). */
 static const struct {
 	enum store_op op;
 	uint16_t flags;
@@ -20,12 +20,13 @@ static const struct {
 	[NATIVE_STATUS] = { STORE_EXTENTS, 0 },
 };
 
-/* More of an export with overlap=off moves before all of it is there: memory is short then. */
+/* Limit for reads of an export with overlap=off that are transferred only when complete, to bound
+ * the memory they hold. */
 enum { WHOLE_BYTES_MAX = 4 << 20 };
 
 _Static_assert((int)NATIVE_EXTENTS_MAX <= (int)PATH_EXTENTS_MAX, "extents");
 
-/* --- life ---------------------------------------------------------------------------------- */
+/* --- life cycle ------------------------------------------------------------------------------- */
 
 static void done(struct native_request *request)
 {
@@ -40,12 +41,12 @@ void native_request_look(struct native_request *request)
 	struct path_fragment fragment;
 
 	if (request->session->base.state == SESSION_TERMINATING) {
-		return; /* native_session_join() looks at the end of the batch */
+		return; /* native_session_join() checks it at the end of the batch */
 	}
 	if (request->moved) {
 		native_request_move(request);
 	}
-	/* The bytes are in place; the client hears of them when all are. */
+	/* The data is already in place, and the reply follows when all of it is. */
 	while (!request->moved && path->op == STORE_READ &&
 		path_next_fragment(path, UINT32_MAX, &fragment)) {
 		path_fragment_sent(&fragment);
@@ -67,7 +68,7 @@ static struct native_request *gmb_request_begin(struct native_session *session, 
 	struct list_node *node = list_pop_front(&service->requests_free);
 	struct native_request *request;
 
-	GMB_ASSERT(node != NULL); /* engine_request_may() was asked */
+	GMB_ASSERT(node != NULL); /* engine_request_may() has checked the limit */
 	request = list_entry(node, struct native_request, node);
 	request->session = session;
 	request->tag = tag;
@@ -124,9 +125,9 @@ bool native_request_is_idle(const struct native_request *request)
 				     : !request->started || path_is_idle(&request->path);
 }
 
-/* --- taking one ---------------------------------------------------------------------------- */
+/* --- processing a request --------------------------------------------------------------------- */
 
-/* The region that a segment is in, which the request uses now; NULL: G7 forbids it. */
+/* Returns the region of a segment and marks it as used by the request; NULL if G7 forbids it. */
 static struct native_region *gmb_request_resolve(
 	struct native_request *request, const struct native_wire_segment *segment, uint32_t right)
 {
@@ -137,7 +138,7 @@ static struct native_region *gmb_request_resolve(
 	}
 	region = &request->session->regions[segment->region];
 	if (region->generation == 0 && request->session->mover == NULL) {
-		/* Its event may still wait behind this message's. */
+		/* The region's event might be queued after this message. */
 		native_region_add(request->session, segment->region, segment->generation);
 	}
 	if (region->generation == 0 || region->ending ||
@@ -198,7 +199,7 @@ static int gmb_request_check(struct native_request *request, const struct native
 	struct native_session *session = request->session;
 	struct path_request *path = &request->path;
 
-	/* First: an error tells the offset. */
+	/* First, because an error reply contains the offset. */
 	path->offset = head->offset;
 	path->length = head->length;
 	if (head->operation >= NATIVE_OPERATION_COUNT ||
@@ -220,8 +221,8 @@ static int gmb_request_check(struct native_request *request, const struct native
 	return session_admit(&session->base, path, &request->error_text);
 }
 
-/* Whether the reply has to wait for all bytes before the first one moves. Where memory is mapped,
- * nothing moves: what the disk brings is in place. */
+/* Returns whether no byte may move before all of them have been read. With mapped memory there are
+ * no moves, because the disk accesses the memory directly. */
 static bool gmb_request_is_whole(const struct native_request *request)
 {
 	const struct path_request *path = &request->path;
@@ -251,7 +252,7 @@ static void gmb_request_start(struct native_request *request)
 	path->progress = gmb_request_progress;
 	request->started = true;
 	path_start(session->base.engine->path, path);
-	GMB_ASSERT(path->placement_count == 0 || path->placement != NULL); /* it is RAM */
+	GMB_ASSERT(path->placement_count == 0 || path->placement != NULL); /* placement is RAM */
 	if (request->moved && path->op == STORE_WRITE) {
 		native_request_move(request); /* a read waits for the disk */
 	}
@@ -268,7 +269,7 @@ static uint64_t gmb_request_bytes_of(
 		     : 0;
 }
 
-/* The request waits for its turn; native_session_take() goes on with it. */
+/* Stores a request that must wait for its rate limit; native_session_take() continues with it. */
 static void gmb_request_hold(
 	struct native_session *session, uint32_t type, const uint8_t *bytes, uint32_t len)
 {
@@ -307,7 +308,7 @@ static void gmb_request_take_request(
 	native_session_watch(session);
 	if (!resolve_all(request, &message)) {
 		native_session_fail(session, "G7: a segment is not in memory that it may use");
-		return; /* it ends with the session */
+		return; /* the request ends with the session */
 	}
 	request->path.export = session->base.path_export;
 	request->error = gmb_request_check(request, &message.head);
@@ -373,7 +374,7 @@ static void take_copy(struct native_session *session, const uint8_t *bytes, uint
 		native_session_fail(session, rule);
 		return;
 	}
-	if (!engine_request_may_move(&session->base, 0)) { /* the copy asks for its bytes */
+	if (!engine_request_may_move(&session->base, 0)) { /* the copy requests its own bytes */
 		gmb_request_hold(session, NATIVE_COPY, bytes, len);
 		return;
 	}
@@ -396,7 +397,7 @@ void native_request_take(
 	}
 }
 
-/* --- answering ----------------------------------------------------------------------------- */
+/* --- replies ---------------------------------------------------------------------------------- */
 
 static uint32_t put_extents(const struct path_request *path, uint8_t *out)
 {
@@ -434,7 +435,7 @@ static const char *gmb_request_text_of(const struct native_request *request, int
 	}
 }
 
-/* How it ended; *first_out: the first byte that is not done. */
+/* Returns the result of a request. *first_out: the first byte that is not done. */
 static int result_of(const struct native_request *request, uint64_t *first_out)
 {
 	uint64_t bytes;
@@ -453,7 +454,7 @@ static int result_of(const struct native_request *request, uint64_t *first_out)
 	return request->path.error;
 }
 
-/* copy: NULL when it was one of no bytes. */
+/* copy: NULL for a copy of zero bytes. */
 static uint32_t put_copied(const struct session_copy *copy, uint8_t *out)
 {
 	struct native_wire_copied copied = { 0 };
@@ -466,7 +467,7 @@ static uint32_t put_copied(const struct session_copy *copy, uint8_t *out)
 	return sizeof(copied);
 }
 
-/* Fills in the message; returns its length. */
+/* Writes the reply. Returns its length. */
 static uint32_t gmb_request_answer(const struct native_request *request, uint8_t *out)
 {
 	const struct path_request *path = &request->path;
@@ -518,7 +519,8 @@ bool native_requests_answer(struct native_session *session)
 
 		if (clan_send(session->conn, CLAN_BULK, NATIVE_REPLY, message,
 			    gmb_request_answer(request, message)) != 0) {
-			return false; /* no room; or the connection is lost, as an event will say */
+			/* no room; or the connection is lost, which an event will report */
+			return false;
 		}
 		session->base.progress_ns = ring_batch_ns(session->base.engine->ring);
 		session->has_sent = true;

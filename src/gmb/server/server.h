@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * gmb on the server: a session kind of the engine (docs/protocol/gmb.md). Its endpoints are
- * connected Unix sockets of the type SOCK_SEQPACKET.
+ * The gmb server: a session kind of the engine (docs/protocol/gmb.md). Its endpoints are connected
+ * Unix sockets of type SOCK_SEQPACKET.
  */
 #pragma once
 

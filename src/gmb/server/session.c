@@ -7,7 +7,7 @@
 #include "base/log.h"
 #include "gmb/server/session.h"
 
-/* Messages of a client in a row before others have their turn. */
+/* Consecutive messages from a client before other connections get a turn. */
 enum { MESSAGES_MAX = 256 };
 
 static struct native_session *gmb_session_of(struct session *base)
@@ -35,16 +35,16 @@ void native_region_add(struct native_session *session, uint32_t number, uint32_t
 	void *base;
 	int result;
 
-	GMB_ASSERT(number < NATIVE_REGIONS_MAX); /* peer_regions_max */
+	GMB_ASSERT(number < NATIVE_REGIONS_MAX); /* guaranteed by peer_regions_max */
 	if (region->memory.base != NULL) {
 		return;
 	}
 	result = clan_peer_region_get(session->conn, number, generation, 0, 0, 0, &base);
 	if (result == -ENOTCONN) {
-		session_terminate(&session->base, NULL); /* nobody's fault */
+		session_terminate(&session->base, NULL); /* the connection is lost */
 	}
 	if (result != 0) {
-		return; /* it has gone already */
+		return; /* the region has been withdrawn already */
 	}
 	(void)clan_peer_region_info(session->conn, number, &info);
 	*region = (struct native_region){
@@ -60,7 +60,7 @@ void native_region_add(struct native_session *session, uint32_t number, uint32_t
 		},
 	};
 	service->region_bytes += info.bytes;
-	/* Faster with it, and not worse without: the limit on locked memory may forbid it. */
+	/* Optional, because it only speeds up access: the limit on locked memory may forbid it. */
 	if (info.bytes <= NATIVE_FIXED_BYTES_MAX) {
 		(void)!ring_memory_add(service->base.engine->ring, &region->memory);
 	}
@@ -90,7 +90,7 @@ static void region_ending(struct native_session *session, uint32_t number)
 	native_region_unused(session, number);
 }
 
-/* Of a client whose memory is not mapped: what it has told is what there is. */
+/* REGION from a client whose memory is not mapped. The cookie alone defines the region. */
 static void take_region(struct native_session *session, const uint8_t *bytes, uint32_t len)
 {
 	struct clan_cookie cookie;
@@ -113,7 +113,8 @@ static void take_region(struct native_session *session, const uint8_t *bytes, ui
 
 /* --- LIST and OPEN --------------------------------------------------------------------------- */
 
-/* Until the last answer is out. */
+/* Sends the pending answer. Returns false if there is no room for it. The handshake state is freed
+ * after the last answer. */
 static bool answer_send(struct native_session *session)
 {
 	struct native_handshake *handshake = session->handshake;
@@ -123,7 +124,8 @@ static bool answer_send(struct native_session *session)
 			handshake->answer_bytes);
 
 		if (result != 0) {
-			return false; /* no room; or the connection is lost, as an event will say */
+			/* no room; or the connection is lost, which an event will report */
+			return false;
 		}
 		handshake->answer_bytes = 0;
 	}
@@ -141,7 +143,7 @@ static void answer_text(
 	size_t used = sizeof(*head) + head->name_bytes;
 	size_t bytes = text != NULL ? strlen(text) : 0;
 
-	if (bytes <= sizeof(handshake->answer) - used) { /* else it goes without */
+	if (bytes <= sizeof(handshake->answer) - used) { /* otherwise the text is left out */
 		head->text_bytes = (uint16_t)bytes;
 		memcpy(handshake->answer + used, text != NULL ? text : "", bytes);
 		used += bytes;
@@ -173,7 +175,8 @@ static uint32_t export_flags(const struct session *session, const struct export 
 {
 	bool writes = (engine_rights(session, export) & ENGINE_RIGHT_WRITE) != 0;
 	bool rotates = (store_info(export->store)->caps & STORE_CAP_ROTATIONAL) != 0;
-	/* A store that writes marks what it does, for the barrier of the server after this one. */
+	/* The guarantee of EXPORT_ENDS: a store that marks its writes makes the next server wait
+	 * for them at its barrier. */
 	bool ends = writes && store_barrier(export->store, false) == STORE_BARRIER_OPEN;
 
 	return (ends ? (uint32_t)NATIVE_EXPORT_ENDS : 0) |
@@ -233,7 +236,7 @@ static void take_list(struct native_session *session, const uint8_t *bytes, uint
 	}
 }
 
-/* False: a connection that this one replaces has not ended yet. */
+/* Returns false if a connection that this one replaces has not ended yet. */
 static bool gmb_session_take_over(
 	struct native_session *session, struct export *export, const struct native_open *open)
 {
@@ -253,7 +256,7 @@ static bool gmb_session_take_over(
 	return true;
 }
 
-/* False: it has to wait for the store. */
+/* Returns false if it has to wait for the store. */
 static bool gmb_session_choose(
 	struct native_session *session, struct engine_export *entry, const struct native_open *open)
 {
@@ -343,7 +346,7 @@ static bool may_take(struct native_session *session)
 	}
 }
 
-/* Takes the request that has waited. False: it still waits. */
+/* Processes the waiting request. Returns false if it still waits. */
 static bool take_held(struct native_session *session)
 {
 	struct native_held *held = session->held;
@@ -374,7 +377,7 @@ void native_session_take(struct native_session *session)
 		if (session->held != NULL || !may_take(session) ||
 			clan_recv(session->conn, CLAN_ANY, &message, service->message,
 				sizeof(service->message)) != 0) {
-			return; /* an event tells of more, or of the end */
+			return; /* an event reports further messages, or the end */
 		}
 		session->base.progress_ns = ring_batch_ns(service->base.engine->ring);
 		if (session->base.state == SESSION_NEGOTIATING) {
@@ -418,10 +421,10 @@ static void gmb_session_alive_done(struct ring_op *op, int result)
 	GMB_UNUSED(result);
 	if (session->base.state == SESSION_TERMINATING ||
 		(list_is_empty(&session->requests) && session->held == NULL)) {
-		return; /* the next request sets it again */
+		return; /* the next request sets the timer again */
 	}
 	if (!session->has_sent) {
-		/* Without room there is something that the client has not taken. */
+		/* If there is no room, the client has unread messages anyway. */
 		(void)!clan_send(session->conn, CLAN_BULK, NATIVE_ALIVE, NULL, 0);
 	}
 	session->has_sent = false;
@@ -445,8 +448,8 @@ void native_session_export_changed(struct session *base, enum export_change chan
 	}
 }
 
-/* What is sent is published when the service's queue is armed or waited for, one wake-up for all.
- */
+/* Messages are published when the service's queue is armed or waited for, so that one wake-up
+ * covers all of them. */
 void native_session_flush(struct session *base, bool alone)
 {
 	struct native_session *session = gmb_session_of(base);
@@ -456,18 +459,19 @@ void native_session_flush(struct session *base, bool alone)
 		if (!answer_send(session)) {
 			return;
 		}
-		native_session_take(session); /* nothing was taken while the answer waited */
+		/* no message was processed while the answer waited */
+		native_session_take(session);
 	}
 	if (session->event_due) {
 		event_send(session);
 	}
 	if (native_requests_answer(session) && base->stopping && base->state == SESSION_READY &&
 		list_is_empty(&session->requests)) {
-		session_terminate(base, NULL); /* closing publishes what was sent before */
+		session_terminate(base, NULL); /* closing publishes the messages sent before */
 	}
 }
 
-/* --- life ------------------------------------------------------------------------------------ */
+/* --- life cycle ------------------------------------------------------------------------------- */
 
 int native_session_accept(void *context, const struct endpoint *endpoint)
 {
@@ -544,7 +548,7 @@ void native_session_event(struct native_session *session, const struct clan_even
 		return;
 	}
 	if (session->base.state == SESSION_TERMINATING) {
-		return; /* it came in the same batch */
+		return; /* from the same batch */
 	}
 	switch ((enum clan_event_type)event->type) {
 	case CLAN_EVENT_CONNECT:
@@ -579,7 +583,7 @@ void native_session_event(struct native_session *session, const struct clan_even
 	case CLAN_EVENT_REVOKED:
 	case CLAN_EVENT_TRIPPED:
 	default:
-		break; /* of what a server does not do */
+		break; /* events of other roles */
 	}
 }
 
@@ -593,7 +597,7 @@ void native_session_drain(struct session *base)
 			session_copy_drain(request->copy);
 		}
 	}
-	session_mark_dirty(base); /* requests, and OPEN, that still come are answered ESHUTDOWN */
+	session_mark_dirty(base); /* later requests, and OPEN, are answered with ESHUTDOWN */
 }
 
 bool native_session_stalled(struct session *base)
