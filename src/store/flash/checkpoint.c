@@ -1,19 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Checkpoints. What is in memory only goes to the log, the anchors refer to it, and only then may
- * segments be used again that nothing refers to any more.
+ * Checkpoints. The changed nodes of the map go to the log, the anchors refer to them, and only then
+ * can segments that are no longer in use be written again.
  *
  *   log  ... changes │ nodes │ changes │ nodes │ changes │ nodes │ changes ...
- *                    └ begin: the log from here on is replayed by who finds the anchors
+ *                    └ begin: a recovery from these anchors replays the log from here on
  *
- * Nodes are written in steps, and changes go on between them. What the checkpoint has is what there
- * was when it began: a page that is changed before its turn is appended first, counts of segments
- * are kept as they were, and only segments that were closed and empty then become free. Nothing is
- * copied for it: memory changes when a record is written, and records end in their order. The
- * collector waits.
+ * Nodes are written in steps, and changes continue between them. The checkpoint contains the state
+ * at its beginning: a page that is changed before it has been written is appended first, the counts
+ * of segments are frozen, and only segments that were closed and empty at the beginning become
+ * free. No page is copied: memory changes when a record has been written, and records take effect
+ * in order. The collector pauses.
  *
- * That a segment becomes free by a checkpoint alone replaces many rules: the anchor that counts
- * after a crash refers to nothing in it, and the log from that anchor on has no record in it.
+ * Invariant: a segment becomes free only by a checkpoint. So the valid anchor of any crash refers
+ * to nothing in a free segment, and the log from that anchor on has no record in it. Many rules
+ * follow from this one (docs/design/0023-flash.md).
+ *
+ * Called by flash_pump(), and by flash_end() without a ring.
  */
 #include <endian.h>
 #include <errno.h>
@@ -23,9 +26,12 @@
 #include "store/flash/flash.h"
 
 enum {
+	/* Records after which a checkpoint begins, however small they are: each costs a replay one
+	 * read. */
 	RECORDS_MAX = 1 << 14,
-	STEP_BLOCKS = 64, /* of a checkpoint, that a change waits for */
-	STEP_PART = 16,	  /* of a segment, at most: small stores have few nodes */
+	STEP_BLOCKS = 64, /* nodes per step: bounds the time that a change waits */
+	/* A step is at most this part of a segment, because small stores have few nodes. */
+	STEP_PART = 16,
 };
 
 static const uint32_t checkpoint_edges[FLASH_CHECKPOINT_STATE_COUNT] = {
@@ -76,6 +82,8 @@ static bool is_closed(enum gc_state state)
 	return state == GC_CLOSED || state == GC_CANDIDATE || state == GC_VICTIM;
 }
 
+/* Remembers the counts of the beginning: the segment table contains them, and
+ * free_segments() uses them. */
 static void freeze_segments(struct flash *flash)
 {
 	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
@@ -87,6 +95,7 @@ static void freeze_segments(struct flash *flash)
 	}
 }
 
+/* From here on, table_dirty collects the changes for the next checkpoint. */
 static void freeze_tables(struct flash *flash)
 {
 	uint32_t count = flash->anchor.geometry.page_count - flash->anchor.geometry.leaf_count;
@@ -99,7 +108,7 @@ static void freeze_tables(struct flash *flash)
 	}
 }
 
-/* Nothing is in flight, and from here on the log is behind the checkpoint. */
+/* Begins a checkpoint when no record is in flight. All later records are after it in the log. */
 static void checkpoint_begin(struct flash *flash)
 {
 	struct flash_checkpoint *checkpoint = &flash->checkpoint;
@@ -116,6 +125,7 @@ static void checkpoint_begin(struct flash *flash)
 	}
 	flash->log.since_checkpoint = 0;
 	flash->log.records_since_checkpoint = 0;
+	/* Dirty pages of earlier rounds are "old" from here on and belong to this checkpoint. */
 	flash->map.round++;
 	flash->map.dirty_count = 0;
 	freeze_segments(flash);
@@ -136,7 +146,8 @@ static void append_node(struct flash *flash, enum flash_entry_kind kind, uint32_
 	flash->counters.node_blocks++;
 }
 
-/* False: there is no room in the log at present. stays: until the next level is begun. */
+/* Appends a node. Returns false if the log has no room at present. stays: the memory does not
+ * change until the node is written, so it is not copied. */
 static bool write_node(struct flash *flash, uint32_t tree, uint32_t level, uint32_t index,
 	const void *node, bool stays)
 {
@@ -147,7 +158,8 @@ static bool write_node(struct flash *flash, uint32_t tree, uint32_t level, uint3
 	return true;
 }
 
-/* Stamps are hints, but none is younger than the anchor. */
+/* Encodes a page of the segment table with the state of the checkpoint's beginning. Stamps are
+ * hints, but are limited to the anchor's clock, because a decoder rejects later ones. */
 static void table_encode(const struct flash *flash, uint32_t tree, uint32_t index, uint8_t *block)
 {
 	struct flash_table_entry entries[FLASH_TABLE_ENTRIES] = { 0 };
@@ -173,6 +185,7 @@ bool flash_checkpoint_append(struct flash *flash, struct flash_slot *slot)
 	uint32_t tree = slot->page / page_count;
 	uint32_t index = slot->page % page_count;
 
+	/* An empty page has no node: the tree gets a zero entry instead. */
 	if (checkpoint_page_is_zero(slot->node)) {
 		flash_map_set_node(flash, tree, 0, index, (struct flash_entry){ 0 });
 		flash_map_clean(flash, slot);
@@ -185,7 +198,7 @@ bool flash_checkpoint_append(struct flash *flash, struct flash_slot *slot)
 	return true;
 }
 
-/* False: not all could be appended in this step, of so many blocks. */
+/* Appends old pages, at most *blocks of them. Returns false if some remain for a later step. */
 static bool write_pages(struct flash *flash, uint32_t *blocks)
 {
 	struct flash_checkpoint *checkpoint = &flash->checkpoint;
@@ -200,18 +213,19 @@ static bool write_pages(struct flash *flash, uint32_t *blocks)
 		if (*blocks == 0 || !flash_checkpoint_append(flash, slot)) {
 			return false;
 		}
-		/* A page of zeroes takes none: a step that ends has written something. */
+		/* A page of zeroes takes none, so a step that ends has written something. */
 		*blocks -= slot->state == FLASH_SLOT_WRITTEN;
 	}
 	return true;
 }
 
+/* The same for pages of the segment table. */
 static bool write_tables(struct flash *flash, uint32_t *blocks)
 {
 	struct flash_checkpoint *checkpoint = &flash->checkpoint;
 	uint32_t leaf_count = flash->anchor.geometry.leaf_count;
 	uint32_t table_count = flash->anchor.geometry.page_count - leaf_count;
-	uint32_t first = flash->map.slot_count; /* numbered behind the slots */
+	uint32_t first = flash->map.slot_count; /* numbered after the slots */
 
 	for (; checkpoint->next < first + FLASH_TREES * table_count; checkpoint->next++) {
 		uint32_t tree = (checkpoint->next - first) / table_count;
@@ -230,7 +244,7 @@ static bool write_tables(struct flash *flash, uint32_t *blocks)
 	return true;
 }
 
-/* Nodes of a level, numbered across the trees. */
+/* A node of an upper level. The nodes of all trees are numbered consecutively. */
 struct upper {
 	uint32_t tree;
 	uint32_t index;
@@ -249,8 +263,8 @@ static struct upper upper_at(const struct flash *flash, uint32_t level, uint32_t
 	return upper;
 }
 
-/* Changed nodes from number on, before end and at most max, with first and second copies, which
- * are in one record and so in one segment. */
+/* Appends the dirty nodes among number to end - 1, at most max of them: first all first copies,
+ * then all second ones. Both copies are in one record, and so in one segment. */
 static void append_twice(
 	struct flash *flash, uint32_t level, uint32_t number, uint32_t end, uint32_t max)
 {
@@ -271,6 +285,8 @@ static void append_twice(
 	}
 }
 
+/* Appends the dirty nodes of a level, at most *blocks blocks of them. A node without entries is
+ * unlinked from the level above, which is written later. Returns false if some remain. */
 static bool write_level(struct flash *flash, uint32_t level, uint32_t *blocks)
 {
 	struct flash_checkpoint *checkpoint = &flash->checkpoint;
@@ -278,7 +294,7 @@ static bool write_level(struct flash *flash, uint32_t level, uint32_t *blocks)
 
 	while (checkpoint->next < end) {
 		uint32_t most = MIN(*blocks, flash_atomic_blocks(&flash->anchor.geometry));
-		uint32_t max = MAX(most / 2, 1U); /* both copies, even if that is more */
+		uint32_t max = MAX(most / 2, 1U); /* both copies, even if that exceeds the step */
 		uint32_t count = 0;
 		uint32_t number = checkpoint->next;
 
@@ -309,7 +325,8 @@ static bool write_level(struct flash *flash, uint32_t level, uint32_t *blocks)
 
 /* --- steps of a level ------------------------------------------------------------------------ */
 
-/* Changes, if there are any, can be made meanwhile, and are not too many yet. */
+/* True if changes, if there are any, can run between the steps: clients have room, and the log
+ * since the beginning of the checkpoint is not too long for a replay. */
 static bool may_share(const struct flash *flash)
 {
 	return !flash_checkpoint_blocks(flash) && !flash->is_closing &&
@@ -318,7 +335,8 @@ static bool may_share(const struct flash *flash)
 		       flash->anchor.geometry.reserve_segments + FLASH_RECORD_SEGMENTS;
 }
 
-/* Blocks of the next one. Pages must not become dirty faster than they are written. */
+/* Returns the number of blocks of the next step. At least as many as pages have become dirty since
+ * the last step, so that pages do not become dirty faster than they are written. */
 static uint32_t step_blocks(const struct flash *flash)
 {
 	uint32_t part = flash->anchor.geometry.segment_blocks / STEP_PART;
@@ -328,7 +346,7 @@ static uint32_t step_blocks(const struct flash *flash)
 				: UINT32_MAX;
 }
 
-/* Pages of the map first, those of the table behind them. */
+/* Level 0 consists of the map pages and, after them, the pages of the segment table. */
 static bool append_level(struct flash *flash, uint32_t level, uint32_t *blocks)
 {
 	return level == 0 ? write_pages(flash, blocks) && write_tables(flash, blocks)
@@ -354,7 +372,8 @@ static void checkpoint_write_step(struct flash *flash, uint32_t level)
 	}
 }
 
-/* One step after the other. When all of a level is appended and has its place, the next one. */
+/* Performs one step after the other, each after the previous one is written. The next level begins
+ * when all nodes of this one are written, because their positions are the entries of its nodes. */
 static bool level_step(struct flash *flash, uint32_t level, enum flash_checkpoint_state next)
 {
 	struct flash_checkpoint *checkpoint = &flash->checkpoint;
@@ -369,6 +388,8 @@ static bool level_step(struct flash *flash, uint32_t level, enum flash_checkpoin
 	return true;
 }
 
+/* Waits until all earlier records have taken effect, so that the map has the state of the
+ * beginning. */
 static bool drain_log(struct flash *flash)
 {
 	flash_log_close(flash);
@@ -389,7 +410,8 @@ static void free_segment(struct flash *flash, uint32_t index)
 	flash_erase(flash, index);
 }
 
-/* Nothing that a crash may bring back refers to what is free from now on. */
+/* Frees the segments that no anchor and no log of any crash refers to from now on, and makes closed
+ * segments candidates for collection. */
 static void free_segments(struct flash *flash)
 {
 	bool has_changes = flash->log.since_checkpoint > 0;
@@ -401,8 +423,9 @@ static void free_segments(struct flash *flash)
 		bool is_empty = flash_segment_is_empty(flash, i);
 		bool is_walked = !flash_gc_walks(flash, i);
 
-		/* A rebuild takes it that what is moved was there when the checkpoint began, or it
-		 * is nodes. A bad zone cannot be used again, other places can. */
+		/* A segment must have been closed when the checkpoint began, or have been written
+		 * without changes since: a rebuild relies on it that every moved block existed at a
+		 * checkpoint. A bad zone cannot be used again, other bad places can. */
 		if (entry->state == GC_CLOSED && (segment->was_closed || !has_changes) &&
 			!segment->is_kept &&
 			(!segment->is_bad || (is_empty && !flash_has_zones(flash)))) {
@@ -414,7 +437,7 @@ static void free_segments(struct flash *flash)
 		if (was_empty && is_empty && segment->readers == 0) {
 			free_segment(flash, i);
 		} else if (entry->state == GC_VICTIM && !is_empty && is_walked) {
-			/* Not all of it could be moved. It stays as it is. */
+			/* Some of it could not be moved: it stays as it is. */
 			segment->is_bad = true;
 			gc_set_state(&flash->table, i, GC_CANDIDATE);
 			gc_set_state(&flash->table, i, GC_CLOSED);
@@ -424,7 +447,8 @@ static void free_segments(struct flash *flash)
 	flash_wear_count(flash);
 }
 
-/* Changes in the cache file have to be written before anybody may read the disk. */
+/* Adds the remedy to a start error. Changes in the cache file must be written before the disk can
+ * be read. */
 static void tell_way_out(const struct flash *flash, struct error *error)
 {
 	uint32_t left = flash_cache_left(flash);
@@ -439,7 +463,7 @@ static void tell_way_out(const struct flash *flash, struct error *error)
 	}
 }
 
-/* Its transfers may not: flash_io_ended() tells who has started it. */
+/* Ends the start. flash_io_ended() reports the result when its transfers have completed too. */
 static void start_ended(struct flash *flash, int result)
 {
 	struct store_start *start = flash->start;
@@ -456,7 +480,7 @@ static void start_ended(struct flash *flash, int result)
 	flash->start_has_ended = true;
 }
 
-/* The first of those that have come. */
+/* Completes the first count STORE_SETTLE flushes. */
 static void settled(struct flash *flash, uint32_t count, int result)
 {
 	for (; count > 0 && !list_is_empty(&flash->checkpoint.settling); count--) {
@@ -466,6 +490,9 @@ static void settled(struct flash *flash, uint32_t count, int result)
 	}
 }
 
+/* Ends a checkpoint with its result. The order matters: a new snapshot gets the frozen counts
+ * before free_segments() examines the segments, and the cache file's position is stored only when
+ * the anchor refers to the file (is_recorded). */
 static void end(struct flash *flash, int result)
 {
 	checkpoint_set_state(&flash->checkpoint, FLASH_CHECKPOINT_NONE);
@@ -480,13 +507,15 @@ static void end(struct flash *flash, int result)
 		free_segments(flash);
 		flash_gc_checkpointed(flash);
 		flash_views_look(flash);
-		flash_log_tell(flash); /* its syncs have made durable what came meanwhile */
+		flash_log_tell(flash); /* its syncs have covered the records in between */
 	}
+	/* A STORE_SETTLE flush needs an anchor without a cache file, written by a checkpoint that
+	 * began after its arrival. */
 	if (result < 0 || flash->anchor.cache_tag == 0) {
 		settled(flash, result < 0 ? UINT32_MAX : flash->checkpoint.settle_count, result);
 	}
 	if (!list_is_empty(&flash->checkpoint.settling)) {
-		flash_checkpoint_ask(flash); /* this one was begun before they came */
+		flash_checkpoint_ask(flash); /* it began before they arrived */
 	}
 	if (flash->is_starting) {
 		start_ended(flash, result);
@@ -505,9 +534,10 @@ static void checkpoint_anchor_written(struct flash_io *io, int result)
 	flash_sync_checkpoint(flash);
 }
 
-/* Where a start reads the log from. If only nodes have come since the beginning, behind them: they
- * are skipped in any case, and those of the first checkpoint of a run may have been moved without a
- * detour. What is in flight may still be moved, which changes the checksum that comes next. */
+/* Returns the position at which a recovery begins to read the log. If only nodes have been written
+ * since the beginning, it is after them: a recovery skips nodes in any case, and the nodes of a
+ * run's first checkpoint might have been moved without a detour. But while a record is in flight it
+ * can still be moved, which would change prev_crc of the position; then it is the beginning. */
 static struct flash_position log_behind(const struct flash *flash)
 {
 	bool has_more = flash->log.since_checkpoint > 0 || flash->log.flying_count > 0;
@@ -522,6 +552,8 @@ static void checkpoint_write_anchor(struct flash *flash)
 
 	if (is_first) {
 		flash->anchor.version = FLASH_ANCHOR_VERSION;
+		/* The first anchor is encoded here, and the second one is written with the same
+		 * contents. */
 		flash->anchor.serial++;
 		flash->anchor.next = log_behind(flash);
 		flash_detours_drop(&flash->anchor);
@@ -554,7 +586,7 @@ void flash_checkpoint_synced(struct flash *flash, int result)
 	}
 }
 
-/* --- all of it ------------------------------------------------------------------------------- */
+/* --- the sequence ---------------------------------------------------------------------------- */
 
 static bool is_due(const struct flash *flash)
 {
@@ -570,6 +602,8 @@ bool flash_checkpoint_step(struct flash *flash)
 	if (checkpoint->is_waiting) {
 		return false;
 	}
+	/* After a failure of the log, a running checkpoint ends with that error, and so do all
+	 * waiters. */
 	if (flash->failed != 0) {
 		if (flash_checkpoint_runs(flash)) {
 			end(flash, flash->failed);
@@ -601,6 +635,7 @@ bool flash_checkpoint_step(struct flash *flash)
 		return true;
 	case FLASH_CHECKPOINT_ANCHOR_FIRST:
 	case FLASH_CHECKPOINT_ANCHOR_SECOND:
+		/* A move of the log writes the same anchors; they must not overlap. */
 		if (flash_move_anchors(flash)) {
 			return false;
 		}
@@ -618,7 +653,7 @@ void flash_settle(struct flash *flash, struct store_part *part)
 	flash_checkpoint_ask(flash);
 }
 
-/* Goes on until there is nothing to be done. */
+/* Performs steps and blocking transfers in turn until there is nothing to do. */
 static void work(struct flash *flash)
 {
 	do {
@@ -626,7 +661,7 @@ static void work(struct flash *flash)
 	} while (flash_io_block(flash));
 }
 
-/* What is in the cache first. */
+/* Writes the cached pages first, then a checkpoint whose anchor refers to no cache file. */
 static void write_at_end(struct flash *flash)
 {
 	flash->is_closing = true;
@@ -637,8 +672,8 @@ static void write_at_end(struct flash *flash)
 	work(flash);
 }
 
-/* Changes in the cache file, of which nothing can be written after an error, and what finds no room
- * beside snapshots stays. */
+/* Logs the changes that remain in the cache file: after an error nothing can be written, and a
+ * snapshot with on-full=refuse can leave no room. */
 static void tell_left(const struct flash *flash, uint32_t left)
 {
 	if (flash->failed == 0) {

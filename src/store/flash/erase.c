@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Erasing, and how often it is done.
+ * Erasing free segments, and wear.
  *
- * Giving space back: a segment that nothing refers to any more is discarded before it is free, so
- * that a device need not keep what is in it, nor a file have space for it. One segment at a time,
- * on a worker thread, while the log goes on elsewhere. Called for segments that a durable anchor
- * does not need, and for no others.
+ * A segment that is no longer referred to is discarded before it becomes free, so that the device
+ * need not keep its contents, nor a file its space. One segment at a time is discarded, on a worker
+ * thread, while the log continues in others.
  *
- * Wear: the free segment that was erased the fewest times is written next. Segments with data that
- * never changes are not erased at all by that: now and then the collector moves one of them.
+ * Wear: the free segment with the fewest erases is written next. That alone would never erase
+ * segments with static data, so the collector moves one of them now and then.
+ *
+ * Invariant: only segments that no durable anchor needs are erased. Called when a checkpoint ends,
+ * by flash_pump(), and once after recovery.
  */
 #include <errno.h>
 #include <string.h>
@@ -18,8 +20,8 @@
 #include "store/flash/flash.h"
 
 enum {
-	WEAR_ERASES = 32,    /* fewer than the mean: such a segment is moved */
-	WEAR_SEGMENTS = 128, /* that are written for each one that is moved: less than 1 % */
+	WEAR_ERASES = 32,    /* fewer than the mean, then a segment is moved */
+	WEAR_SEGMENTS = 128, /* written for each one that is moved: less than 1 % */
 };
 
 static uint64_t segment_offset(const struct flash *flash, uint32_t segment)
@@ -36,15 +38,15 @@ void flash_erase_init(struct flash *flash, const struct disk_info *disk, int fd)
 {
 	flash->erase.fd = fd;
 	flash->erase.is_block = disk->is_block;
-	/* A file that has all of its space keeps it: that is what it was given it for. */
+	/* A fully allocated file keeps its space, because it was allocated on purpose. */
 	flash->erase.is_wanted =
 		!flash->is_read_only &&
 		(flash_has_zones(flash) ||
 			(disk->punches_holes && (disk->is_block || disk->has_holes)));
 }
 
-/* So many are free when the disk is full, and are written again and again. To give the space of a
- * file back and to take it again costs a third of the speed and gains nothing. */
+/* Returns the number of segments that are free when the disk is full. They are written again and
+ * again; releasing and allocating their space costs a third of the speed and gains nothing. */
 static uint32_t spare_segments(const struct flash *flash)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
@@ -83,7 +85,8 @@ void flash_erase(struct flash *flash, uint32_t segment)
 	const struct flash_erase *erase = &flash->erase;
 	bool is_kept = !erase->is_block && flash_free_soon(flash) < spare_segments(flash);
 
-	flash->segments[segment].is_bad = false; /* what could not be read was for nobody */
+	/* It was empty, so the unreadable blocks are not needed. */
+	flash->segments[segment].is_bad = false;
 	gc_set_state(&flash->table, segment, erase->is_wanted && !is_kept ? GC_ERASING : GC_FREE);
 }
 
@@ -105,6 +108,8 @@ static int erase_call(struct ring_op *op)
 	return erase_now(container_of(erase, struct flash, erase));
 }
 
+/* A discard that has failed leaves a usable segment; a zone that cannot be reset is unusable. After
+ * the first refusal no more discards are sent. */
 static void erase_ended(struct flash *flash, int result)
 {
 	struct flash_erase *erase = &flash->erase;
@@ -144,7 +149,7 @@ bool flash_erase_step(struct flash *flash)
 {
 	struct flash_erase *erase = &flash->erase;
 
-	/* A start is over when nothing is in flight: it does not wait for the next one as well. */
+	/* A start is complete when nothing is in flight, so no further discard begins then. */
 	if (flash->table.state_counts[GC_ERASING] == 0 || erase->op.in_flight ||
 		flash->start_has_ended || flash->is_quiet) {
 		return false;
@@ -152,6 +157,7 @@ bool flash_erase_step(struct flash *flash)
 	while (flash->table.segments[erase->segment].state != GC_ERASING) {
 		erase->segment = (erase->segment + 1) % flash->anchor.geometry.segment_count;
 	}
+	/* At the end, only zones must be reset; discards can wait for the next start. */
 	if (flash->is_closing && flash_has_zones(flash)) {
 		erase_ended(flash, erase_now(flash));
 		return true;
@@ -171,7 +177,7 @@ uint32_t flash_wear_victim(struct flash *flash)
 {
 	uint32_t fewest = GC_NO_SEGMENT;
 
-	/* Zoned devices see to that themselves. */
+	/* Zoned devices level their wear themselves. */
 	if (flash_has_zones(flash) || flash->erase.taken < WEAR_SEGMENTS) {
 		return GC_NO_SEGMENT;
 	}
@@ -182,7 +188,7 @@ uint32_t flash_wear_victim(struct flash *flash)
 			fewest = i;
 		}
 	}
-	flash->erase.taken = 0; /* also without one: looked at as seldom */
+	flash->erase.taken = 0; /* also without a result, so that the search is as rare */
 	return fewest != GC_NO_SEGMENT && flash->segments[fewest].erases + WEAR_ERASES <
 						  flash->counters.erases_mean
 		       ? fewest

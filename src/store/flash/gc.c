@@ -1,8 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The collector: walks the records of a victim and moves what the map still refers to. There is no
- * map from blocks of the device to blocks of the disk in memory: the headers say what was written,
- * and the map says whether it is still there.
+ * The collector: reads the records of a victim and moves the blocks that a tree still refers to.
+ * There is no table from device blocks to disk blocks in memory: the record headers contain the
+ * disk block of each block, and the map shows whether it is still in use.
+ *
+ *   IDLE ─▶ HEADER ─▶ READING ─▶ SCAN ─▶ READING ─▶ COPY ─▶ HEADER ...  (next record)
+ *                                 └▶ HEADER, if all live blocks came from the cache or none is live
+ *
+ * Invariants: a block is copied only if it has the checksum of the map, because a copy would give a
+ * damaged block a valid checksum. The map is examined twice, before the read and before the copy,
+ * because clients change it in between; a change after the copy is detected when the record is
+ * applied (flash_map_apply()).
+ *
+ * Called by flash_pump(), after everything else.
  */
 #include <endian.h>
 #include <errno.h>
@@ -14,22 +24,25 @@
 #include "store/flash/flash.h"
 
 enum {
-	VICTIMS_MAX = 12,	 /* between two checkpoints while clients wait, */
-	ROUND_BLOCKS = 12 << 14, /* fewer where they have more than that together: 768 MiB */
-	ENOUGH_SEGMENTS = 4,	 /* beyond those with which it begins: fewer checkpoints */
-	CREDIT = 4,		 /* blocks looked at for each one written */
-	CREDIT_LATE = 16,	 /* the same below half of what was free at the beginning */
-	/* Of small segments, a round may free no more than its checkpoint takes. When so many times
-	 * all segments were victims and no more of them are free, there is nothing to be won. */
+	VICTIMS_MAX = 12,	 /* victims of one round while clients wait, */
+	ROUND_BLOCKS = 12 << 14, /* but fewer if they have more blocks together: 768 MiB */
+	/* Free segments above the starting threshold at which a round ends: fewer checkpoints. */
+	ENOUGH_SEGMENTS = 4,
+	CREDIT = 4, /* blocks examined for each block that clients write */
+	/* The same when less than half of the threshold above the reserve is free. */
+	CREDIT_LATE = 16,
+	/* With small segments, a round can free no more than its checkpoint takes. If the
+	 * number of victims since the last gain reaches this multiple of all segments, no
+	 * space can be freed. */
 	VAIN_TURNS = 2,
 };
 
 enum flash_gc_state {
 	FLASH_GC_IDLE,
-	FLASH_GC_HEADER,  /* the next header of the victim is to be read */
-	FLASH_GC_READING, /* it, or blocks */
-	FLASH_GC_SCAN,	  /* which of its blocks are valid */
-	FLASH_GC_COPY,	  /* those that are have been read */
+	FLASH_GC_HEADER,  /* the next header of the victim must be read */
+	FLASH_GC_READING, /* a header or blocks are being read */
+	FLASH_GC_SCAN,	  /* searching the record for live blocks */
+	FLASH_GC_COPY,	  /* its live blocks have been read */
 	FLASH_GC_STATE_COUNT
 };
 
@@ -37,25 +50,28 @@ struct flash_gc {
 	struct flash *flash;
 	enum flash_gc_state state;
 	uint32_t victim;
-	uint32_t block; /* of the victim: of the record at hand */
-	uint32_t entry; /* of the record: to look at next */
+	uint32_t block; /* header of the current record in the victim */
+	uint32_t entry; /* entry to examine next */
+	/* Position of that entry's block in the record. */
 	uint32_t entry_block;
-	uint32_t first; /* blocks of the record that are read: from here on */
+	uint32_t first; /* blocks first to end - 1 of the record are read */
 	uint32_t end;
-	bool is_waiting; /* for a page of the map, of this tree: */
+	bool is_waiting; /* for a page of the map */
 	uint32_t wait_tree;
+	/* The read in flight is for blocks, not for a header. */
 	bool reads_blocks;
-	uint32_t begin_segments; /* with fewer free ones it begins */
+	uint32_t begin_segments; /* with fewer free ones, collection begins */
+	/* A round ends when so many are free, or will be with the next checkpoint. */
 	uint32_t enough_segments;
-	uint32_t floor_segments; /* that it leaves to checkpoints */
-	bool is_pressed;	 /* the last checkpoint has left fewer */
-	bool is_short;		 /* it has left fewer than clients need */
-	uint64_t credit;	 /* blocks that it may look at before clients have written more */
+	uint32_t floor_segments; /* segments that it leaves to checkpoints */
+	bool is_pressed;	 /* the last checkpoint left fewer */
+	bool is_short;		 /* it left fewer than clients need */
+	uint64_t credit;	 /* blocks that it may examine */
 	/* Since clients last had room in the log: */
-	uint32_t most_free;  /* segments behind a checkpoint */
-	uint32_t vain_count; /* victims since there were as many */
+	uint32_t most_free;  /* most free segments after a checkpoint */
+	uint32_t vain_count; /* victims since that maximum was reached */
 	struct flash_record record;
-	bool is_moved[FLASH_RECORD_ENTRIES]; /* from the cache */
+	bool is_moved[FLASH_RECORD_ENTRIES]; /* appended from the cache during the scan */
 	struct flash_wait wait;
 	struct flash_io io;
 };
@@ -76,6 +92,7 @@ static void walk_set_state(struct flash_gc *gc, enum flash_gc_state state)
 	gc->entry_block = 1;
 }
 
+/* True if clients need room in the log and less than they need is free. */
 static bool clients_wait(const struct flash *flash)
 {
 	return (!list_is_empty(&flash->changes) || flash_cache_wants_log(flash)) &&
@@ -98,7 +115,7 @@ void flash_gc_credit(struct flash *flash, uint32_t blocks)
 	}
 }
 
-/* What was in vain before there was hope does not count. */
+/* Forgets useless victims once clients had room, or a snapshot was deleted. */
 static void gc_hope(struct flash *flash)
 {
 	if (flash->has_hope) {
@@ -156,13 +173,15 @@ static uint32_t victims_max(const struct flash *flash)
 	return MIN(count, (uint32_t)VICTIMS_MAX);
 }
 
-/* Clients wait, and nothing can be won for them. True: something was done about it. */
+/* Clients wait, and no segment can be freed for them. Returns true if that changes because a
+ * snapshot is dropped or changes fail. */
 static bool gc_give_up(struct flash *flash)
 {
 	if (flash_views_relieve(flash)) {
 		return true;
 	}
-	/* What is in flight may win some, and is counted until all that it leads to is done. */
+	/* An operation in flight, or its consequences, may still free a segment; io_count covers
+	 * both. */
 	flash->is_out = true;
 	if (flash->io_count == 0) {
 		flash_fail(flash, -ENOSPC, "is full");
@@ -170,6 +189,8 @@ static bool gc_give_up(struct flash *flash)
 	return false;
 }
 
+/* Chooses a victim, or requests a checkpoint that frees the collected ones. Returns false if
+ * there is nothing to do. */
 static bool gc_choose(struct flash *flash)
 {
 	struct flash_gc *gc = flash->gc;
@@ -196,7 +217,8 @@ static bool gc_choose(struct flash *flash)
 		gc->victim = gc_victim(&flash->table, urgent && gc->is_short ? GC_SPACE : GC_CHEAP);
 	}
 	if (gc->victim == GC_NO_SEGMENT) {
-		/* What was written since the last checkpoint can be a victim after the next one. */
+		/* A segment written since the last checkpoint can become a victim after the next
+		 * one. */
 		if (victims > 0 || (urgent && flash->log.since_checkpoint > 0)) {
 			flash_checkpoint_ask(flash);
 			return true;
@@ -205,6 +227,7 @@ static bool gc_choose(struct flash *flash)
 	}
 	gc->vain_count++;
 	gc_set_state(&flash->table, gc->victim, GC_VICTIM);
+	/* The reader count keeps the victim from becoming free while it is being read. */
 	if (!flash_segment_is_empty(flash, gc->victim)) {
 		flash->segments[gc->victim].readers++;
 		gc->block = 0;
@@ -227,7 +250,7 @@ static void read_done(struct flash_io *io, int result)
 		walk_set_state(gc, FLASH_GC_COPY);
 	} else if (!flash_record_look(flash->record_bytes, &flash->anchor, &gc->record) ||
 		   gc->record.block_count > flash->anchor.geometry.segment_blocks - gc->block) {
-		walk_end(flash); /* a crash has cut off the log here */
+		walk_end(flash); /* not a record: a crash has ended the log here */
 	} else {
 		gc->first = UINT32_MAX;
 		gc->end = 0;
@@ -256,7 +279,8 @@ static void gc_page_ready(struct flash_wait *wait, int result)
 	if (result >= 0 || result == -ESTALE) {
 		return;
 	}
-	/* What it refers to can neither be found nor moved. */
+	/* The blocks of an unreadable page can neither be found nor moved: the victim stays.
+	 * -ESTALE: the snapshot was deleted, so its page is not needed. */
 	walk_end(flash);
 	if (gc->wait_tree == 0) {
 		flash->segments[gc->victim].is_bad = true;
@@ -266,7 +290,7 @@ static void gc_page_ready(struct flash_wait *wait, int result)
 	}
 }
 
-/* The page, or NULL: the walk goes on later. */
+/* Returns the page, or NULL: the scan continues later. */
 static struct flash_slot *gc_page_get(struct flash *flash, uint32_t page)
 {
 	bool full;
@@ -280,7 +304,7 @@ static struct flash_slot *gc_page_get(struct flash *flash, uint32_t page)
 	return slot;
 }
 
-/* The same, to be changed. */
+/* The same, and marks the page dirty. */
 static struct flash_slot *page_dirty(struct flash *flash, uint32_t page)
 {
 	struct flash_slot *slot = gc_page_get(flash, page);
@@ -292,14 +316,15 @@ static struct flash_slot *page_dirty(struct flash *flash, uint32_t page)
 	return slot;
 }
 
-/* A node that is still used is written again by the next checkpoint. */
+/* Lets the next checkpoint write a live node again, which moves it. Returns false if a page
+ * could not be marked yet. */
 static bool scan_node(struct flash *flash, const struct flash_record_entry *entry, uint32_t block)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
 	uint32_t level = entry->source % FLASH_LEVELS;
 	uint32_t index = (uint32_t)entry->lpn;
 
-	/* A node of the disk may be one of views as well. */
+	/* A node can belong to several trees. */
 	for (uint32_t i = 0; i < FLASH_TREES; i++) {
 		struct flash_tree *tree = &flash->map.trees[i];
 
@@ -322,8 +347,8 @@ static bool is_used(const struct flash_slot *slot, uint64_t lpn, uint32_t block)
 	return le32toh(slot->node->entries[lpn % FLASH_NODE_ENTRIES].block) == block;
 }
 
-/* The trees that point at the block, as bits, and its checksum. False: not all could be looked at.
- * dirty: their pages will be changed. */
+/* Finds the trees that refer to the block, as bits, and its checksum. dirty: also marks their pages
+ * dirty. Returns false if not all pages are available yet. */
 static bool find_users(struct flash *flash, uint64_t lpn, uint32_t block, bool dirty,
 	uint32_t *users_out, uint32_t *crc_out)
 {
@@ -350,16 +375,17 @@ static bool find_users(struct flash *flash, uint64_t lpn, uint32_t block, bool d
 	return true;
 }
 
-/* The page of the map is dirty, and the record being filled has room for one block. */
+/* Gets room for one block in the record being filled, and marks the disk's page dirty. */
 static bool make_room(struct flash *flash, uint64_t lpn)
 {
 	uint32_t floor;
 
-	/* Whoever applies the record changes this one. */
+	/* flash_map_apply() looks the block up in this page, even if only snapshots have it. */
 	if (page_dirty(flash, flash_page_of(flash, 0, lpn)) == NULL) {
 		return false;
 	}
-	/* After crashes there may be less than that: then what a recovery would need is used. */
+	/* After several crashes less than the floor can be free: then the collector uses half of
+	 * it, the part for a recovery. */
 	floor = flash->gc->is_pressed ? flash->gc->floor_segments / 2 : flash->gc->floor_segments;
 	if (flash_free_soon(flash) < floor) {
 		flash_checkpoint_ask(flash);
@@ -368,7 +394,8 @@ static bool make_room(struct flash *flash, uint64_t lpn)
 	return flash_log_room(flash, 1, true);
 }
 
-/* Written from the cache, or to be read. False: there is no room at present. */
+/* Moves a live block from the cache, or adds it to the range to be read. Returns false if there is
+ * no room at present. */
 static bool scan_one(struct flash *flash, const struct flash_record_entry *from, uint32_t block,
 	uint32_t users, uint32_t crc)
 {
@@ -376,7 +403,8 @@ static bool scan_one(struct flash *flash, const struct flash_record_entry *from,
 	struct flash_record_entry entry = { .lpn = from->lpn, .source = block, .kind = FLASH_COPY };
 	enum gc_way way = GC_FROM_FLASH;
 
-	/* What views have as well is moved for them, and the cache knows nothing of it. */
+	/* A block that a snapshot has as well must be copied as it is. The cache has only
+	 * the disk's version. */
 	if (users == BIT(0)) {
 		way = flash_cache_gc_way(flash, from->lpn, gc->victim, crc);
 	}
@@ -391,7 +419,8 @@ static bool scan_one(struct flash *flash, const struct flash_record_entry *from,
 	if (way == GC_WRITE_BACK) {
 		entry.kind = FLASH_DATA;
 	}
-	/* A clean page may make room for another one at any time. */
+	/* A clean page is copied, because its slot can be reused at any time; a dirty slot stays
+	 * until its record is retired. */
 	flash_log_append(flash, &entry,
 		flash_cache_page(&flash->cache, flash_cache_find(flash, from->lpn)),
 		way == GC_WRITE_BACK && flash_cache_holds(flash));
@@ -409,7 +438,8 @@ static bool is_data(uint8_t kind)
 	return kind == FLASH_DATA || flash_kind_is_copy(kind);
 }
 
-/* Which blocks of the record are to be read. False: not all could be looked at. */
+/* Examines the entries of the record. Returns false if it must continue later, from gc->entry
+ * on. */
 static bool scan(struct flash *flash)
 {
 	struct flash_gc *gc = flash->gc;
@@ -439,7 +469,7 @@ static bool scan(struct flash *flash)
 	return true;
 }
 
-/* False: there is no room at present. */
+/* Moves a block that has been read. Returns false if there is no room at present. */
 static bool copy_one(struct flash *flash, const struct flash_record_entry *from, uint32_t block,
 	const uint8_t *data)
 {
@@ -454,7 +484,7 @@ static bool copy_one(struct flash *flash, const struct flash_record_entry *from,
 		return true;
 	}
 	if (crc32c(0, data, FLASH_BLOCK_BYTES) != crc) {
-		/* A copy would have a checksum that fits what is wrong. */
+		/* A copy would have a valid checksum for wrong contents. */
 		flash->counters.checksum_errors++;
 		flash->segments[flash->gc->victim].is_bad = true;
 		log_error("flash store '%s': block %llu of the disk is damaged; reads of it fail",
@@ -472,6 +502,7 @@ static bool copy_one(struct flash *flash, const struct flash_record_entry *from,
 	return true;
 }
 
+/* Appends the live blocks that were read. */
 static bool copy(struct flash *flash)
 {
 	struct flash_gc *gc = flash->gc;
@@ -491,6 +522,8 @@ static bool copy(struct flash *flash)
 	return true;
 }
 
+/* The collector pauses during checkpoints: it changes pages of snapshots, and the segments that it
+ * has emptied need the next checkpoint in any case. */
 bool flash_gc_step(struct flash *flash)
 {
 	struct flash_gc *gc = flash->gc;
@@ -551,9 +584,9 @@ void flash_gc_init(struct flash *flash, uint8_t *memory)
 	gc->flash = flash;
 	flash->gc = gc;
 	gc->wait.ready = gc_page_ready;
-	/* Not below waits: clients would wait, and nothing be collected. */
+	/* Not below waits, or clients would wait without any collection. */
 	gc->begin_segments = gc_begin_segments(&flash->table, waits);
 	gc->enough_segments = gc->begin_segments + ENOUGH_SEGMENTS;
-	/* A checkpoint, and that of a recovery with a segment of its own. */
+	/* Room for a checkpoint, and for a recovery's checkpoint in a segment of its own. */
 	gc->floor_segments = geometry->checkpoint_segments + geometry->replay_segments + 4;
 }

@@ -12,7 +12,8 @@ const struct gc_rule gc_rule_auto = {
 };
 
 static const uint32_t state_edges[GC_STATE_COUNT] = {
-	/* When a log is opened: closed by gc_restore(), or what is there has to be erased. */
+	/* When a log is opened: to closed by gc_restore(), or to erasing if it contains old
+	 * data. */
 	[GC_FREE] = BIT(GC_OPEN) | BIT(GC_CLOSED) | BIT(GC_ERASING),
 	[GC_OPEN] = BIT(GC_CLOSED),
 	[GC_CLOSED] = BIT(GC_CANDIDATE),
@@ -21,7 +22,8 @@ static const uint32_t state_edges[GC_STATE_COUNT] = {
 	[GC_ERASING] = BIT(GC_FREE) | BIT(GC_CLOSED), /* closed: it cannot be erased */
 };
 
-/* Programs that collecting a segment adds to those that come anyway. */
+/* Returns the blocks that collecting a segment programs in addition to those that will be
+ * programmed in any case. */
 static uint32_t net_of(
 	const struct gc_rule *rule, const struct gc_table *table, const struct gc_segment *segment)
 {
@@ -77,6 +79,7 @@ void gc_set_state(struct gc_table *table, uint32_t segment, enum gc_state state)
 	}
 }
 
+/* The segment is as old as its youngest block: averages collect worse (docs/design/0025). */
 void gc_append(struct gc_table *table, uint32_t segment, uint32_t from)
 {
 	struct gc_segment *found = segment_at(table, segment);
@@ -109,7 +112,7 @@ void gc_restore(struct gc_table *table, uint32_t segment, uint32_t valid, uint64
 
 uint32_t gc_victim(const struct gc_table *table, enum gc_need need)
 {
-	/* Somebody who waits for space is not helped by what the cache will write one day. */
+	/* A client that waits for space gains nothing from later writes of the cache. */
 	static const struct gc_rule space = { .knows_cache = false, .cost_benefit = false };
 	const struct gc_rule *rule = need == GC_SPACE ? &space : table->rule;
 	uint32_t best = GC_NO_SEGMENT;
