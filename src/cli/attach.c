@@ -68,7 +68,7 @@ static int set_kind(struct arguments *arguments)
 	return CLI_GO_ON;
 }
 
-/* Nothing that is for attaching goes with --list. */
+/* Rejects --list together with options for attaching. */
 static int check_list(const struct arguments *arguments, int argc)
 {
 	const struct attach_options *attach = &arguments->attach;
@@ -106,7 +106,7 @@ static int check_list(const struct arguments *arguments, int argc)
 	return argc == optind ? CLI_GO_ON : cli_usage_error(name, "--list takes no URI");
 }
 
-/* What makes no sense together. */
+/* Rejects arguments that contradict each other. */
 static int check_arguments(const struct arguments *arguments, int argc)
 {
 	const struct attach_options *attach = &arguments->attach;
@@ -218,7 +218,7 @@ static int cli_attach_parse_arguments(struct arguments *arguments, int argc, cha
 	return check_arguments(arguments, argc);
 }
 
-/* Attaches, and says where. */
+/* Attaches, and prints the path. */
 static int attach(struct arguments *arguments, struct error *error)
 {
 	static char path[ATTACH_PATH_BYTES];

@@ -194,7 +194,7 @@ static int buffers_check(const struct bench_work *work)
 		units_format_bytes(most, BENCH_BUFFERS_BYTES_MAX));
 }
 
-/* What only makes sense together. */
+/* Checks arguments that depend on each other. */
 static int bench_arguments_check(struct bench_arguments *arguments)
 {
 	struct bench_work *work = &arguments->work;
@@ -284,7 +284,7 @@ static int bench_arguments_parse(int argc, char **argv, struct bench_arguments *
 	return status == CLI_GO_ON ? bench_arguments_check(arguments) : status;
 }
 
-/* --- the drawing --------------------------------------------------------------------------- */
+/* --- the plot ------------------------------------------------------------------------------ */
 
 static int bench_draw_plot(FILE *out, const void *context, struct error *error)
 {
@@ -332,8 +332,8 @@ static int measure(struct bench_arguments *arguments, struct bench_result *resul
 	return err != 0 ? cli_failure("bench", &error) : CLI_OK;
 }
 
-/* Good enough to differ from run to run, and small enough for programs that take the numbers of
- * JSON for doubles. */
+/* Returns a seed that differs from run to run. It has 53 bits, so that programs that read JSON
+ * numbers as doubles keep it exactly. */
 static uint64_t seed_of_the_moment(void)
 {
 	struct timespec now;

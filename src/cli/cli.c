@@ -16,7 +16,7 @@ enum {
 	SHOWN_BYTES = 120,
 	QUOTE_BYTES = 256,
 	OPTIONS_MAX = 40,
-	/* What getopt_long() returns for an option: this and its place in the table. */
+	/* getopt_long() returns this + index in the table for an option. */
 	OPTION_FIRST = 256,
 };
 
@@ -32,12 +32,12 @@ enum {
 #define EXPORT_NAME "write --export NAME=PATH"
 #define URI_NAME    "the name of the export is part of the URI: nbd://HOST/NAME"
 
-/* Words of nbdkit, qemu-nbd, nbd-server, nbd-client, nbdcopy, qemu-img and fio, and what says the
- * same here. The command "" is the program itself. */
+/* Words of nbdkit, qemu-nbd, nbd-server, nbd-client, nbdcopy, qemu-img and fio, and their
+ * equivalents here. The command "" is the program itself. */
 static const struct habit {
 	const char *command;
 	const char *word; /* without dashes */
-	const char *hint; /* without a final full stop */
+	const char *hint; /* without the final full stop */
 } habits[] = {
 	{ "", "mount", "'gmblock attach' makes an export a local disk" },
 	{ "", "connect", "'gmblock attach' makes an export a local disk" },
@@ -150,7 +150,7 @@ int cli_usage_error(const char *command, const char *format, ...)
 	return CLI_USAGE;
 }
 
-/* The options that begin with what was written, with commas between; returns how many. */
+/* Lists the options that start with the word, separated by commas. Returns their number. */
 static size_t candidates(
 	const char *word, const struct option *table, char *names, size_t names_bytes)
 {
@@ -172,8 +172,8 @@ static size_t candidates(
 	return count;
 }
 
-/* The option that was probably meant, as near_text() says it: one that is spelt almost like the
- * word, or has one dash too few in front of it (argv[optind] is "-json" then). */
+/* Suggests an option in the form of near_text(): one that is spelled similarly, or one that was
+ * given with one dash too few (then argv[optind] is for example "-json"). */
 static const char *meant(
 	const char *word, char *const *argv, const struct option *table, char out[NEAR_TEXT_BYTES])
 {
@@ -194,7 +194,7 @@ static const char *meant(
 	return near_text(&near, "--", out);
 }
 
-/* An option without its value; optopt is its code. */
+/* Reports an option without its value; optopt is its code. */
 static int value_missing(
 	const struct cli_command *command, const char *shown, const struct option *table)
 {
@@ -211,7 +211,8 @@ static int value_missing(
 		table[idx].name, field_form(&command->fields[idx], form));
 }
 
-/* What getopt_long() returned: '?' (unknown or ambiguous) or ':' (value missing). */
+/* Reports an error that getopt_long() returned: '?' (unknown or ambiguous) or ':' (value
+ * missing). */
 static int option_error(
 	const struct cli_command *self, int code, char **argv, const struct option *table)
 {
@@ -223,8 +224,8 @@ static int option_error(
 	const char *word = argv[optind - 1];
 	const char *habit;
 
-	/* getopt stays on a group of letters ("-xy") until its last one is read; what is not ASCII
-	 * is below 0. */
+	/* getopt stays on a group of letters ("-xy") until the last one is read. Characters outside
+	 * ASCII have codes below 0. */
 	if (optopt != 0 && optopt < OPTION_FIRST && strncmp(word, "--", 2) != 0) {
 		word = letter;
 	}
@@ -273,14 +274,14 @@ static int take_log_level(const struct cli_command *command, const char *level)
 		log_escape(shown, sizeof(shown), level, strlen(level)));
 }
 
-/* The table as getopt_long() wants it, with --help and --log-level after the last. Returns the code
- * of --help, which the other's follows; -h is itself. */
+/* Builds the table for getopt_long(), with --help and --log-level at its end. Returns the code of
+ * --help; that of --log-level is one higher. -h has its own code. */
 static int table_make(const struct cli_command *command, struct option table[OPTIONS_MAX + 3],
 	char letters[2 * OPTIONS_MAX + 3])
 {
 	size_t count = 0;
 
-	*letters++ = ':'; /* so that a missing value is told apart */
+	*letters++ = ':'; /* makes getopt_long() report a missing value as ':' */
 	for (; count < command->field_count; count++) {
 		const struct field *field = &command->fields[count];
 		bool has_value = field->form != NULL || field->words != NULL;
@@ -356,7 +357,7 @@ int cli_parse(const struct cli_command *command, int argc, char **argv)
 		watcher.see(command, watcher.context);
 		return CLI_OK;
 	}
-	optind = 0; /* starts over, also after another parser has run */
+	optind = 0; /* restarts getopt, also after another parser has run */
 	opterr = 0;
 	while (status == CLI_GO_ON &&
 		(code = getopt_long(argc, argv, letters, table, NULL)) != -1) {
@@ -406,7 +407,7 @@ int cli_server(const char *command, int argc, char **argv, const char **server)
 	return status;
 }
 
-/* The name of something that is there, where a URI belongs: what was probably meant. */
+/* Suggests a correction if the text is an existing file instead of a URI. */
 static int not_a_uri(const char *command, const char *text, const struct stat *status)
 {
 	struct export_uri uri = { .protocol = "nbd", .is_unix = true };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Completion scripts for shells, from the tables of options: each command is run once with
- * cli_watch(), which shows its table instead of parsing.
+ * Generates shell completion scripts from the option tables: each command is run once with
+ * cli_watch(), which passes its table to a callback instead of parsing.
  */
 #include <stdio.h>
 #include <string.h>
@@ -13,7 +13,7 @@ enum shell { SHELL_BASH, SHELL_ZSH, SHELL_FISH, SHELL_COUNT };
 
 enum { LINE_BYTES = 400, SUMMARY_BYTES = 64 };
 
-/* What is written after an option, or as an operand. */
+/* The kind of an option's value or of an operand. */
 enum kind { KIND_NONE, KIND_ANYTHING, KIND_FILE, KIND_WORDS };
 
 struct writer {
@@ -21,9 +21,10 @@ struct writer {
 	const char *command;
 };
 
-/* --- what is known of an option -------------------------------------------------------------- */
+/* --- properties of an option ----------------------------------------------------------------- */
 
-/* Words with bars between are a choice; names of places are files; the rest is anybody's guess. */
+/* Words separated by bars are a choice; forms that name files or folders are files; others cannot
+ * be completed. */
 static enum kind completion_kind_of(const struct field *field)
 {
 	char form[FIELD_FORM_BYTES];
@@ -44,7 +45,7 @@ static bool may_be_bare(const struct field *field)
 	return (field->flags & FIELD_BARE) != 0;
 }
 
-/* Operands that can be files: "Usage: gmblock serve [OPTION]... [PATH]". */
+/* Returns whether operands can be files, as in "Usage: gmblock serve [OPTION]... [PATH]". */
 static bool operands_are_files(const char *usage)
 {
 	char first[LINE_BYTES];
@@ -54,7 +55,7 @@ static bool operands_are_files(const char *usage)
 	       strstr(first, "SOURCE") != NULL;
 }
 
-/* The words of a choice, with spaces between. */
+/* Returns the words of a choice, separated by spaces. */
 static const char *words_of(const struct field *field, char out[FIELD_FORM_BYTES])
 {
 	field_form(field, out);
@@ -113,7 +114,7 @@ static void zsh_option(const struct field *field)
 				: may_be_bare(field) ? "=-"
 						     : "=");
 		}
-		/* In $'...' quotes and backslashes are escaped once more. */
+		/* Inside $'...', quotes and backslashes need one more escape. */
 		for (const char *c = summary; *c != '\0'; c++) {
 			printf("%s%s%c", strchr(special, *c) != NULL ? "\\\\" : "",
 				*c == '\'' || *c == '\\' ? "\\" : "", *c);
@@ -179,7 +180,7 @@ static void write_option(const struct writer *writer, const struct field *field)
 
 /* --- one command ------------------------------------------------------------------------------ */
 
-/* What the operands are: keys, as "key=", with spaces between. */
+/* Prints the keys that operands can have, as "key=", separated by spaces. */
 static void print_keys(const struct cli_command *command)
 {
 	const struct field *field;
@@ -220,7 +221,7 @@ static void begin_command(const struct writer *writer, const struct cli_command 
 			printf("\"\n");
 		}
 		if (has_keys(command)) {
-			/* Behind set NAME, and add NAME PATH. */
+			/* After set NAME and after add NAME PATH. */
 			printf("\t\t[[ ${COMP_WORDS[2]}$COMP_CWORD != @(set[4-9]|add[5-9]) ]] || "
 			       "kind=keys words=\"");
 			print_keys(command);
@@ -285,7 +286,7 @@ static void write_command(const struct cli_command *command, void *context)
 	completion_end_command(writer, command);
 }
 
-/* --- the whole ------------------------------------------------------------------------------- */
+/* --- the script as a whole ------------------------------------------------------------------- */
 
 static void completion_write_head(
 	enum shell shell, const struct cli_subcommand *commands, size_t count)

@@ -25,7 +25,7 @@ enum {
 	SPARSE_BYTES_DEFAULT = 4096,
 	SPARSE_BYTES_MIN = 512,
 	SENTENCE_BYTES = 1200,
-	EXIT_GAPS = 3, /* everything was copied but what cannot be read */
+	EXIT_GAPS = 3, /* complete, except for unreadable parts */
 	EXIT_SIGNAL = 128,
 	QUOTE_BYTES = 256,
 };
@@ -36,14 +36,14 @@ struct copy_arguments {
 	const char *source;
 	const char *target;
 	const char *journal;
-	const char *map; /* of what cannot be read; NULL: errors are not skipped */
+	const char *map; /* map of unreadable parts; NULL: errors are not skipped */
 	uint64_t request_bytes;
-	uint64_t sparse_bytes; /* 0: not given, and in the end: not at all */
+	uint64_t sparse_bytes; /* 0: not given; after the checks: off */
 	bool sparse_given;
 	uint64_t checkpoint_bytes; /* 0: not given */
-	uint64_t rate;		   /* bytes a second; 0: no limit */
-	uint32_t requests;	   /* 0: adapts */
-	uint32_t connections;	   /* 0: chosen */
+	uint64_t rate;		   /* bytes per second; 0: no limit */
+	uint32_t requests;	   /* 0: adaptive */
+	uint32_t connections;	   /* 0: chosen automatically */
 	bool progress;
 	bool no_progress;
 	bool no_sparse;
@@ -54,7 +54,7 @@ struct copy_arguments {
 	bool json;
 };
 
-/* Everything that is open. */
+/* All open resources. */
 struct job {
 	const struct copy_arguments *arguments;
 	struct copy_loop loop;
@@ -114,7 +114,8 @@ static int take_sparse(void *context, const char *text, struct error *error)
 		text, SPARSE_BYTES_MIN, REQUEST_BYTES_MAX, &arguments->sparse_bytes, error);
 }
 
-/* Where it adapts, larger requests are fewer: no more memory than with those of the usual size. */
+/* Returns the limit of requests in flight. If it is adaptive, larger requests mean fewer of them,
+ * so that memory does not exceed that of requests of the default size. */
 static uint32_t requests_max(const struct copy_arguments *arguments)
 {
 	uint64_t fewer =
@@ -127,7 +128,7 @@ static uint32_t requests_max(const struct copy_arguments *arguments)
 	return (uint32_t)MIN(fewer, (uint64_t)REQUESTS_ADAPTIVE_MAX);
 }
 
-/* Two that say different things of the same. */
+/* Rejects options that contradict each other. */
 static int contradictions_check(const struct copy_arguments *arguments)
 {
 	const struct {
@@ -186,8 +187,8 @@ static bool is_host_port(const char *text)
 			    ".-_:[]") == strlen(text);
 }
 
-/* A server that was written in another way than as a URI, or a disk that only a server knows, would
- * be taken for a file, and be created as one. */
+/* Rejects texts that would be taken for the name of a new file: a server that is not written as a
+ * URI, or a kind of disk that only a server has. */
 static int refuse_no_file(const char *text)
 {
 	struct stat status;
@@ -208,7 +209,7 @@ static int refuse_no_file(const char *text)
 	if (!is_host_port(text) && strncmp(text, "nbd:", strlen("nbd:")) != 0) {
 		return CLI_GO_ON;
 	}
-	if (export_uri_parse(text, &uri, &error) == 0) { /* for what it says: it is none */
+	if (export_uri_parse(text, &uri, &error) == 0) { /* parsed only for its error sentence */
 		export_uri_fini(&uri);
 		return CLI_GO_ON;
 	}
@@ -216,7 +217,7 @@ static int refuse_no_file(const char *text)
 		"copy", "%s; a file of that name is written ./%s", error.text, quoted);
 }
 
-/* What makes no sense with such a source and target. */
+/* Rejects options that do not apply to the kinds of source and target. */
 static int ends_fit_options(const struct copy_arguments *arguments)
 {
 	enum copy_kind source = copy_end_kind(arguments->source);
@@ -252,7 +253,7 @@ static int ends_fit_options(const struct copy_arguments *arguments)
 	return CLI_GO_ON;
 }
 
-/* The sizes, and what they are where they are not given. */
+/* Checks the sizes, and sets those that were not given. */
 static int cli_copy_sizes_check(struct copy_arguments *arguments)
 {
 	char sparse[UNITS_TEXT_BYTES];
@@ -425,7 +426,7 @@ static int target_flush(struct job *job, struct error *error)
 	return io.result;
 }
 
-/* The target is about to be changed: its size, and the journal's first lines. */
+/* Prepares the target for the first change: sets its size, and starts the journal. */
 static int target_prepare(struct job *job, struct error *error)
 {
 	const struct copy_arguments *arguments = job->arguments;
@@ -434,7 +435,7 @@ static int target_prepare(struct job *job, struct error *error)
 
 	err = copy_end_prepare(job->target, job->counters.total, resumed, error);
 	if (err < 0) {
-		/* Known to be zero: it was emptied before something else went wrong. */
+		/* A target that is known to be zero has been emptied before a later step failed. */
 		job->state = job->target->known_zero ? COPY_TARGET_PARTIAL : COPY_TARGET_UNCHANGED;
 		return err;
 	}
@@ -510,7 +511,8 @@ static int copy_and_verify(struct job *job, struct error *error)
 	return err;
 }
 
-/* Where the copy begins or goes on: in whole blocks, which a server may have made larger since. */
+/* Returns the offset at which the copy starts or continues. It is a multiple of the block size,
+ * which a server may have increased since. */
 static uint64_t start_find(const struct job *job)
 {
 	uint64_t durable = job->journal.durable;
@@ -526,7 +528,7 @@ static int job_run(struct job *job, struct error *error)
 	enum copy_kind source = copy_end_kind(arguments->source);
 	enum copy_kind target = copy_end_kind(arguments->target);
 	uint32_t buffers =
-		MAX(requests_max(arguments), UINT32_C(2)); /* verifying takes two at a time */
+		MAX(requests_max(arguments), UINT32_C(2)); /* verification uses pairs of buffers */
 	int err = copy_loop_create(&job->loop, source == COPY_REMOTE || target == COPY_REMOTE,
 		source != COPY_REMOTE || target != COPY_REMOTE, error);
 
@@ -605,7 +607,7 @@ static int job_report(struct job *job, struct copy_report *report)
 						    : CLI_FAILURE;
 }
 
-/* Closing may tell of a write that failed after all. */
+/* Closing can report a write that failed late. */
 static int job_close(struct job *job, struct error *error)
 {
 	struct error ignored;
@@ -644,7 +646,7 @@ int cmd_copy(int argc, char **argv)
 	if (status != CLI_GO_ON) {
 		return status;
 	}
-	/* A reader that went away, and a file that may not be so large, are errors of the write. */
+	/* A closed pipe or a file size limit is reported as an error of the write. */
 	(void)signal(SIGPIPE, SIG_IGN);
 	(void)signal(SIGXFSZ, SIG_IGN);
 	began_ns = clock_now_ns();

@@ -42,7 +42,7 @@ static const char notes[] =
 	"\n"
 	"Exit status: 1 failure, 2 usage error.\n";
 
-enum { ANSWER_MS = 30000 }; /* beside the deadline */
+enum { ANSWER_MS = 30000 }; /* in addition to the deadline */
 #define DEADLINE_NS_MAX UINT64_C(3600000000000)
 
 struct export_arguments {
@@ -53,7 +53,7 @@ struct export_arguments {
 	bool json;
 };
 
-/* 0 is a time as well, that of --now. */
+/* 0 is a valid time, that of --now. */
 static int take_deadline(void *context, const char *text, struct error *error)
 {
 	struct export_arguments *arguments = context;
@@ -66,7 +66,7 @@ static int take_deadline(void *context, const char *text, struct error *error)
 	return rc;
 }
 
-/* A path as the server can open it; to be freed. */
+/* Returns a path that the server can open; to be freed. */
 static char *cli_export_absolute(const char *path)
 {
 	char *real;
@@ -97,7 +97,8 @@ static json_t *pairs(char **words, int count)
 	return all;
 }
 
-/* What follows the action, as the control command wants it; NULL: wrong usage, said. */
+/* Builds the arguments of the control command from the words after the action; NULL: wrong usage,
+ * which has been reported. */
 static json_t *cli_export_make(const char *action, const struct export_arguments *arguments,
 	char **words, int count, int *status)
 {
@@ -166,7 +167,7 @@ static int cli_export_print_list(json_t *result, bool json, struct error *error)
 	return print_end(error);
 }
 
-/* Takes wire. */
+/* Sends the command. Takes wire. */
 static int cli_export_ask(const struct export_arguments *arguments, bool lists, json_t *wire)
 {
 	int timeout_ms = ANSWER_MS + (int)(arguments->deadline_ns / 1000000);

@@ -20,7 +20,7 @@ struct info_arguments {
 	const char *uri;
 	const char *path;
 	uint64_t timeout_ns; /* 0: not given */
-	uint64_t map_ns;     /* for the whole of a map */
+	uint64_t map_ns;     /* limit for the whole map */
 	bool json;
 	bool list;
 	bool local;
@@ -44,7 +44,7 @@ static const char notes[] = "\n"
 			    "  gmblock info --map nbd://storage/data\n"
 			    "  gmblock info --local\n";
 
-/* What makes no sense together. */
+/* Rejects arguments that contradict each other. */
 static int cli_info_arguments_check(const struct info_arguments *arguments)
 {
 	if (arguments->local && (arguments->uri != NULL || arguments->list || arguments->map)) {
@@ -103,7 +103,7 @@ static int cli_info_arguments_parse(int argc, char **argv, struct info_arguments
 	return status;
 }
 
-/* The other exports, for somebody who asked for one that is not there. */
+/* Lists the other exports after the requested one was not found. */
 static void others_log(const struct nbd_offers *offers)
 {
 	char quoted[QUOTE_BYTES];

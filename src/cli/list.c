@@ -15,9 +15,9 @@
 #define TIMEOUT_DEFAULT_NS UINT64_C(10000000000)
 
 enum {
-	/* A string of 4096 bytes, each as \xNN. */
+	/* A string of 4096 bytes, each escaped as \xNN. */
 	ESCAPED_BYTES = 4 * NBD_STRING_BYTES_MAX + 8,
-	/* An export name and a host or socket path, each byte as %NN, and what is around them. */
+	/* An export name and a host or socket path, each byte as %NN, and the text around them. */
 	URI_BYTES = 4 * NBD_STRING_BYTES_MAX,
 };
 
@@ -90,7 +90,7 @@ static int cli_list_arguments_parse(int argc, char **argv, struct list_arguments
 	return CLI_GO_ON;
 }
 
-/* The URI of one export, or NULL for a name that no URI can hold. Returns out. */
+/* Returns the URI of one export in out, or NULL for a name that a URI cannot contain. */
 static const char *export_uri(
 	char out[URI_BYTES], const struct export_uri *server, const struct nbd_offer *offer)
 {
@@ -108,7 +108,7 @@ static void print_name(const struct nbd_offer *offer)
 	char escaped[ESCAPED_BYTES];
 
 	if (offer->name[0] == '\0') {
-		/* An export called by two quotes is shown as \x22\x22. */
+		/* An export whose name is two quotes is printed as \x22\x22. */
 		puts("\"\"");
 	} else {
 		puts(log_escape(escaped, sizeof(escaped), offer->name, strlen(offer->name)));
@@ -232,7 +232,7 @@ static int show_nbd(const struct list_arguments *arguments, const struct export_
 	struct error error;
 	int err = nbd_dial_wait(&options, -1, NULL, &answers, &error);
 
-	/* In the middle of a list there is no saying what is missing from it. */
+	/* Prints only complete lists, because the reader could not see what is missing. */
 	if (err == 0) {
 		err = print(arguments, uri, nbd_handshake_offers(answers), &error);
 	}

@@ -34,14 +34,14 @@ static const char notes[] = "\n"
 enum { TIMEOUT_MS = 60000 };
 
 struct rate_arguments {
-	const char *export; /* NULL: a rule is meant */
+	const char *export; /* NULL: a rule is changed */
 	uint32_t rule;	    /* from 1; 0: not given */
 	bool is_memory;
 	const char *value;
 	const char *server; /* or NULL */
 };
 
-/* An export is changed as by gmblock export set. */
+/* Changes an export by the control command of gmblock export set. */
 static int cli_rate_ask_export(const struct rate_arguments *arguments, const char *path,
 	json_t **result, struct error *error)
 {
@@ -64,7 +64,7 @@ static int cli_rate_change_export(
 	return rc;
 }
 
-/* Prints the limit as the server has taken it. */
+/* Prints the limit as the server has applied it. */
 static int cli_rate_change_rule(
 	const struct rate_arguments *arguments, const char *path, struct error *error)
 {

@@ -49,13 +49,13 @@ static int set_option(
 	return server_config_option(arguments, field->key, text, error);
 }
 
-/* Fills the configuration from the command line and the file it names. */
+/* Fills the configuration from the command line and the file that it names. */
 static int serve_parse_arguments(struct server_config *config, int argc, char **argv)
 {
 	const struct cli_command command = { .name = name,
 		.usage = help_head,
 		.notes = help_notes,
-		.fields = server_config_field(0), /* they are one table */
+		.fields = server_config_field(0), /* the fields are one contiguous table */
 		.field_count = server_config_option_count(),
 		.arguments = config,
 		.set = set_option,
@@ -104,7 +104,7 @@ static int serve_parse_arguments(struct server_config *config, int argc, char **
 	return rc < 0 ? cli_usage_error(name, "%s", error.text) : CLI_GO_ON;
 }
 
-/* --check: all that can be said of a file without opening anything. */
+/* --check: prints what is known about the configuration without opening anything. */
 static int print_check(const struct server_config *config)
 {
 	char text[120];
@@ -115,7 +115,7 @@ static int print_check(const struct server_config *config)
 	return cli_print(text);
 }
 
-/* The protocols of this program: the one place where they are registered. */
+/* The protocols of this program, which are registered only here. */
 static const struct session_kind *const kinds[] = {
 	&nbd_session_kind,
 #ifdef GMBLOCK_CLAN
@@ -134,7 +134,7 @@ int cmd_serve(int argc, char **argv)
 	server_config_init(&config);
 	status = serve_parse_arguments(&config, argc, argv);
 	if (config.command_count > 0) {
-		/* The output is that of the commands. */
+		/* The output belongs to the commands. */
 		log_set_level_default(LOG_LEVEL_WARNING);
 	}
 	if (status == CLI_GO_ON && config.check_path != NULL) {

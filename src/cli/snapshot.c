@@ -35,9 +35,9 @@ static const char notes[] = "\n"
 			    "\n"
 			    "Exit status: 1 failure, 2 usage error.\n";
 
-enum { ANSWER_MS = 120000, TIME_BYTES = 32 }; /* a checkpoint, on a slow disk */
+enum { ANSWER_MS = 120000, TIME_BYTES = 32 }; /* time for a checkpoint on a slow disk */
 
-/* In local time, as "2026-11-23 08:15:00". */
+/* Formats the local time, as "2026-11-23 08:15:00". */
 static const char *cli_snapshot_time_text(const json_t *entry, char out[TIME_BYTES])
 {
 	time_t created = (time_t)json_integer_value(json_object_get(entry, "created"));
@@ -72,7 +72,7 @@ static int cli_snapshot_print_list(const json_t *result, bool json, struct error
 	return print_end(error);
 }
 
-/* Takes wire. listed: of list, the export or NULL. */
+/* Sends the command. Takes wire. listed: the export that list was given, or NULL. */
 static int cli_snapshot_ask(
 	const char *server, json_t *wire, bool lists, const char *listed, bool json)
 {

@@ -15,12 +15,12 @@
 #define WATCH_NS_MAX (86400 * NS_PER_S)
 
 struct stats_arguments {
-	const char *server; /* URI, socket, process id, or NULL */
+	const char *server; /* URI, socket, process ID, or NULL */
 	bool json;
 	bool prometheus;
 	bool describe;
 	uint64_t watch_ns;  /* 0 = once */
-	bool watch_is_bare; /* without a time */
+	bool watch_is_bare; /* given without a time */
 };
 
 static const char usage_text[] =
@@ -52,7 +52,7 @@ static int take_watch(void *context, const char *text, struct error *error)
 	return rc;
 }
 
-/* True for what was probably meant to be the time of a --watch that has none. */
+/* Returns true if the operand was probably meant as the time of a --watch without one. */
 static bool is_watch_time(const struct stats_arguments *arguments, const char *operand)
 {
 	uint64_t ignored;
@@ -107,7 +107,7 @@ static int cli_stats_arguments_parse(int argc, char **argv, struct stats_argumen
 	return status == CLI_GO_ON ? cli_server("stats", argc, argv, &arguments->server) : status;
 }
 
-/* Adds to why the server could not be asked what the user may have wanted instead. */
+/* Adds a hint about the user's probable intention to the error. */
 static void cli_stats_advise(const struct stats_arguments *arguments, struct error *error)
 {
 	const struct error reason = *error;

@@ -22,7 +22,7 @@
 #include "server/upgrade/record.h"
 #include "tools/show.h"
 
-/* Linux 6.5: the process that is at the other end of a socket. */
+/* Linux 6.5: returns a pidfd of a socket's peer. */
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77
 #endif
@@ -49,37 +49,38 @@ static const char notes[] = "\n"
 enum {
 	ANSWER_MS = 60000,
 	OFFER_FILES = 3,
-	SAID_BYTES_MAX = 4096, /* of what the new process has said */
+	SAID_BYTES_MAX = 4096, /* limit of the new process's messages */
 	SAID_LINES_MAX = 10,
 };
 
-/* What the server offers: the connection over which the new process gets all, where it says what is
- * wrong, and the server's working directory, of which this program does not make use. */
+/* The descriptors that the server offers: the connection over which the new process receives
+ * everything, the stream for its messages, and the server's working directory, which this program
+ * does not use. */
 enum offer { OFFER_CHANNEL, OFFER_ERRORS, OFFER_FOLDER };
 
-/* Of the process that runs, as the kernel says. Nothing of it is taken from the process itself: a
- * server that was taken over would choose what is run here, perhaps by root. */
+/* The running process, as the kernel reports it. Data from the process itself is not used, because
+ * a compromised server could then choose the program that is run here, possibly by root. */
 struct running {
 	pid_t pid;
 	uid_t user;
-	int pidfd;		     /* -1: it has ended */
-	struct server_record record; /* how it was started; empty without one */
+	int pidfd;		     /* -1: the process has ended */
+	struct server_record record; /* how it was started; empty without a record */
 };
 
-/* What the caller wants. */
+/* The options of the caller. */
 struct wish {
-	char **command; /* of the new process; NULL: that of the old one */
+	char **command; /* command of the new process; NULL: that of the old one */
 	bool is_dry;
 	bool keeps_all; /* no connection may end */
 };
 
-/* What the new process says before it takes the standard error of the server. */
+/* The messages of the new process before it takes over the server's standard error. */
 struct said {
 	int pipe[2]; /* -1: closed */
-	int errors;  /* the standard error of the server, or -1 */
+	int errors;  /* the server's standard error, or -1 */
 };
 
-/* The program that is run unless the caller names one: the file of this one. */
+/* Returns the program to run unless the caller names one: this program's file. */
 static int own_program(char program[PATH_MAX], struct error *error)
 {
 	ssize_t len = readlink("/proc/self/exe", program, PATH_MAX - 1);
@@ -94,7 +95,7 @@ static int own_program(char program[PATH_MAX], struct error *error)
 	return 0;
 }
 
-/* Whether the process runs another file than this one. 0 or 1, or a negative errno. */
+/* Returns 1 if the process runs another file than this one, 0 if not, or a negative errno. */
 static int runs_another(pid_t pid, struct error *error)
 {
 	char path[64];
@@ -110,12 +111,11 @@ static int runs_another(pid_t pid, struct error *error)
 	return theirs.st_dev != ours.st_dev || theirs.st_ino != ours.st_ino;
 }
 
-/* --- who it is ------------------------------------------------------------------------------- */
+/* --- identity of the server ------------------------------------------------------------------ */
 
-/* The process at the other end, which cannot become another one; or -1: it has ended. Another
- * process may have its number then, so only kernels that do not know it otherwise are asked by
- * that.
- */
+/* Returns a pidfd of the process at the other end, which stays that process; or -1 if it has ended.
+ * Its number may then belong to another process, so the number is used only on kernels without
+ * SO_PEERPIDFD. */
 static int open_process(int socket, pid_t pid)
 {
 	int fd = -1;
@@ -134,7 +134,7 @@ static bool cli_upgrade_has_ended(const struct running *running)
 	return running->pidfd < 0 || poll(&ends, 1, 0) != 0;
 }
 
-/* Of the peer of a socket, as the kernel says. */
+/* Records the peer of a socket, as the kernel reports it. */
 static int take_identity(
 	struct running *running, int socket, const struct ucred *peer, struct error *error)
 {
@@ -149,7 +149,8 @@ static int take_identity(
 	return 0;
 }
 
-/* The process that has made the channel is the one that listens on the control socket. */
+/* Checks that the process that created the channel is the one that listens on the control
+ * socket. */
 static int cli_upgrade_identify(const struct control_connection *connection, int channel,
 	struct running *running, struct error *error)
 {
@@ -169,7 +170,7 @@ static int cli_upgrade_identify(const struct control_connection *connection, int
 	return take_identity(running, channel, &peer, error);
 }
 
-/* Servers of root may have become another user (--user), as their new process does. */
+/* A server started by root may have changed its user (--user), and so does its new process. */
 static int cli_upgrade_check_user(const struct running *running, struct error *error)
 {
 	bool is_of_root = geteuid() == 0 && running->record.text != NULL;
@@ -182,7 +183,7 @@ static int cli_upgrade_check_user(const struct running *running, struct error *e
 				 (long)running->pid, (unsigned int)running->user);
 }
 
-/* With a command, the record is of use for the working directory only. */
+/* If the caller gave a command, the record only supplies the working directory. */
 static int find_record(struct running *running, bool has_command, struct error *error)
 {
 	struct error reason;
@@ -202,7 +203,7 @@ static int find_record(struct running *running, bool has_command, struct error *
 
 /* --- units ----------------------------------------------------------------------------------- */
 
-/* The control group of a process, as the service manager sees it; "": it has none. */
+/* Writes the control group of a process in the service manager's hierarchy; "": none. */
 static void cli_upgrade_find_group(pid_t pid, char *out, size_t out_bytes)
 {
 	char path[64];
@@ -213,7 +214,8 @@ static void cli_upgrade_find_group(pid_t pid, char *out, size_t out_bytes)
 	snprintf(path, sizeof(path), "/proc/%ld/cgroup", (long)pid);
 	file = fopen(path, "re");
 	while (out[0] == '\0' && file != NULL && fgets(line, sizeof(line), file) != NULL) {
-		/* NUMBER:CONTROLLERS:PATH. The manager's own comes before the one without. */
+		/* The format is NUMBER:CONTROLLERS:PATH. The manager's own hierarchy precedes the
+		 * unified one. */
 		const char *controllers = strchr(line, ':');
 		const char *group = controllers != NULL ? strchr(controllers + 1, ':') : NULL;
 
@@ -227,8 +229,9 @@ static void cli_upgrade_find_group(pid_t pid, char *out, size_t out_bytes)
 	}
 }
 
-/* The new process has the control group of this one. A server that the service manager supervises
- * would leave its unit: with the rights of whoever calls, and nobody to restart it. */
+/* The new process stays in the control group of this command. A supervised server would thereby
+ * leave its unit: it would have the caller's rights, and the service manager would not restart
+ * it. */
 static int check_unit(const struct control_connection *connection, struct error *error)
 {
 	pid_t pid = control_connection_peer(connection).pid;
@@ -249,7 +252,7 @@ static int check_unit(const struct control_connection *connection, struct error 
 		(long)pid, unit + 1, unit + 1);
 }
 
-/* A descriptor that the new program gets, and its number in that variable. */
+/* Leaves a descriptor open for the new program, and sets the variable to its number. */
 static int leave_open(int fd, const char *variable)
 {
 	char number[16];
@@ -258,20 +261,22 @@ static int leave_open(int fd, const char *variable)
 	return fcntl(fd, F_SETFD, 0) < 0 ? -1 : setenv(variable, number, 1);
 }
 
-/* What is run: trusted, as the caller or the start of the server has said it. */
+/* The program to run. It is trusted, because it comes from the caller or the start of the
+ * server. */
 struct start {
-	const char *folder; /* NULL: that of this command */
+	const char *folder; /* NULL: the folder of this command */
 	const char *program;
 	char **arguments;
 	bool keeps_all;
 };
 
-/* In the new process, with what the server has offered. Returns only when it cannot be started,
- * with the reason. */
+/* Runs in the new process, with the descriptors that the server has offered. Returns an errno if
+ * the program cannot be started; otherwise it does not return. */
 static int cli_upgrade_become(
 	const int files[OFFER_FILES], const json_t *offer, int errors, const struct start *start)
 {
-	/* Which stream of the journal its standard error is; that of this process is another. */
+	/* The journal stream of the server's standard error, which differs from that of this
+	 * process. */
 	const char *journal = json_string_value(json_object_get(offer, "journal"));
 	int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
 
@@ -290,8 +295,8 @@ static int cli_upgrade_become(
 	return errno;
 }
 
-/* As a process that is nobody's child but the first one's: the service manager supervises only its
- * own. */
+/* Starts the process as a child of the first process, because the service manager supervises only
+ * its own children. */
 static int start_process(const int files[OFFER_FILES], const json_t *offer, int errors,
 	const struct start *start, struct error *error)
 {
@@ -314,11 +319,12 @@ static int start_process(const int files[OFFER_FILES], const json_t *offer, int 
 	close(report[1]);
 	if (pid > 0) {
 		(void)waitpid(pid, NULL, 0);
-		/* Closed when the program has been started. */
+		/* The pipe is closed when the program has been started. */
 		if (read(report[0], &code, sizeof(code)) == (ssize_t)sizeof(code)) {
 			char end;
 
-			/* The process has gone, with its end of what the server has offered. */
+			/* Waits until the process is gone, with its copies of the offered
+			 * descriptors. */
 			(void)!read(report[0], &end, sizeof(end));
 		} else {
 			code = 0;
@@ -332,7 +338,8 @@ static int start_process(const int files[OFFER_FILES], const json_t *offer, int 
 				   strerror(code));
 }
 
-/* What the new process writes there is never waited for: it may not be read before its end. */
+/* Creates the pipe for the new process's messages. It is non-blocking, because it may only be read
+ * after the process has failed or served. */
 static int listen_to_it(struct said *said, int errors, struct error *error)
 {
 	if (pipe2(said->pipe, O_CLOEXEC) < 0 || fcntl(said->pipe[0], F_SETFL, O_NONBLOCK) < 0 ||
@@ -348,8 +355,8 @@ static void upgrade_wake(int number)
 	GMB_UNUSED(number);
 }
 
-/* Who reads what the server writes may have stopped, or be the server itself: a signal ends the
- * wait, and comes again if it came before. */
+/* Writes for at most a second, because the reader may have stopped, or be the server itself. A
+ * periodic signal ends the wait, so that one that arrives before the write does not get lost. */
 static void write_for_a_second(int fd, const char *text, size_t bytes)
 {
 	const struct sigaction action = { .sa_handler = upgrade_wake }; /* without SA_RESTART */
@@ -366,7 +373,8 @@ static void write_for_a_second(int fd, const char *text, size_t bytes)
 	}
 }
 
-/* Passes on what it has said to where the server writes, and shows it when it has failed. */
+/* Copies the new process's messages to the server's standard error, and shows them here if it
+ * failed. */
 static void pass_on(struct said *said, bool has_failed)
 {
 	char text[SAID_BYTES_MAX + 1];
@@ -396,7 +404,7 @@ static void pass_on(struct said *said, bool has_failed)
 			close(said->pipe[i]);
 		}
 	}
-	dispose_fd(said->errors, (uid_t)-1, false); /* it came from the server */
+	dispose_fd(said->errors, (uid_t)-1, false); /* the descriptor came from the server */
 }
 
 static int start_new(const int files[OFFER_FILES], const json_t *offer,
@@ -414,7 +422,7 @@ static int start_new(const int files[OFFER_FILES], const json_t *offer,
 	int rc = command != NULL ? 0 : own_program(program, error);
 
 	if (rc == 0 && command == NULL) {
-		/* A pipe or a lock of who runs this command must not stay open in the server. */
+		/* Pipes or locks of the caller must not stay open in the server. */
 		(void)close_range(STDERR_FILENO + 1, ~0U, CLOSE_RANGE_CLOEXEC);
 	}
 	if (rc == 0) {
@@ -423,7 +431,7 @@ static int start_new(const int files[OFFER_FILES], const json_t *offer,
 	return rc == 0 ? start_process(files, offer, said->pipe[1], &start, error) : rc;
 }
 
-/* Takes the offer, and starts the process that it is for. */
+/* Receives the offer, and starts the new process with it. */
 static int take_offer(struct control_connection *connection, struct running *running,
 	const struct wish *wish, struct said *said, struct error *error)
 {
@@ -470,11 +478,13 @@ static int print_result(const json_t *result)
 	return cli_print(text);
 }
 
-/* Whether the server runs another program file than this command. 0 or 1, or a negative errno. */
+/* Returns 1 if the server runs another program file than this command, 0 if not, or a negative
+ * errno. */
 static int cli_upgrade_is_replaced(const char *path, struct error *error)
 {
 	struct control_connection *connection;
-	/* Any command that changes nothing: it is the process that is looked at. */
+	/* The command is arbitrary, as long as it changes nothing; only the peer process is of
+	 * interest. */
 	int rc = control_connect(path, "counters", NULL, CONTROL_TIMEOUT_MS, &connection, error);
 
 	if (rc < 0) {
@@ -505,7 +515,7 @@ static int print_forecast(const json_t *result, pid_t pid)
 	return cli_print("");
 }
 
-/* Nothing is started. What the server answers, and what this command needs, is as in an upgrade. */
+/* Makes the checks of an upgrade, on the server and here, but starts nothing. */
 static int forecast(struct control_connection *connection, struct running *running,
 	const struct wish *wish, int *status_out, struct error *error)
 {

@@ -27,11 +27,11 @@ struct control_connection {
 	char *input;
 	size_t input_bytes;
 	size_t input_room;
-	size_t line_bytes; /* of the line at the beginning of input that was taken already */
-	uid_t owner;	   /* of the process at the other end */
+	size_t line_bytes; /* length of the line at the start of input that was already returned */
+	uid_t owner;	   /* owner of the process at the other end */
 	bool takes_files;
 	int files[CONTROL_FILES_MAX];
-	uint32_t file_count; /* of files, that have come and are not the caller's yet */
+	uint32_t file_count; /* files received and not yet handed to the caller */
 };
 
 int control_address(const char *path, struct sockaddr_un *address, int *folder_fd)
@@ -68,14 +68,15 @@ int control_address(const char *path, struct sockaddr_un *address, int *folder_f
 
 #define NEVER_NS UINT64_MAX
 
-/* When an exchange that begins now has to be over. -1: never. */
+/* Returns the deadline of an exchange that starts now. -1: none. */
 static uint64_t deadline_after(int timeout_ms)
 {
 	return timeout_ms < 0 ? NEVER_NS : clock_now_ns() + (uint64_t)timeout_ms * NS_PER_MS;
 }
 
-/* Lets the next call wait until then: also connect(), while the server's queue is full. False: the
- * time is over. A peer that sends a byte now and then does not prolong it. */
+/* Sets the socket timeouts of the next call to the time that is left; this also limits connect()
+ * while the server's queue is full. Returns false if the time is over. The deadline is absolute, so
+ * a peer that sends a byte now and then does not extend it. */
 static bool control_client_set_limit(int fd, uint64_t deadline_ns)
 {
 	uint64_t now_ns = clock_now_ns();
@@ -94,7 +95,7 @@ static bool control_client_set_limit(int fd, uint64_t deadline_ns)
 	return true;
 }
 
-/* The process id that the name of a usual control socket says, PID.sock; 0: it says none. */
+/* Returns the process ID in the name of a usual control socket, PID.sock; 0: none. */
 static long pid_of_name(const char *path)
 {
 	const char *name = strrchr(path, '/') + 1;
@@ -103,8 +104,9 @@ static long pid_of_name(const char *path)
 	return strcmp(name + digits, ".sock") == 0 ? strtol(name, NULL, 10) : 0;
 }
 
-/* Where another user owns the folders, which root alone has made for him, root must be led to the
- * process that the name says, of that user: a link there may lead to anybody's. */
+/* Checks that a usual socket leads to the expected process. In folders that only root can create,
+ * but another user owns, that user could place a link to any socket. So the peer must have the
+ * owner's user and the process ID of the name. */
 static bool is_right_peer(int fd, const char *path)
 {
 	static const char *const tops[] = { "/run/user/", "/run/gmblock/" };
@@ -118,7 +120,7 @@ static bool is_right_peer(int fd, const char *path)
 		size_t bytes = strlen(tops[i]);
 
 		if (strncmp(path, tops[i], bytes) == 0) {
-			/* With the user's number behind the first. */
+			/* The first one is followed by the user's number. */
 			bytes += i == 0 ? strcspn(path + bytes, "/") : 0;
 			snprintf(top, sizeof(top), "%.*s", (int)bytes, path);
 		}
@@ -132,7 +134,7 @@ static bool is_right_peer(int fd, const char *path)
 	       peer.uid == owner.st_uid && (pid == 0 || pid == (long)peer.pid);
 }
 
-/* A descriptor, or a negative errno. */
+/* Returns a descriptor, or a negative errno. */
 static int control_client_connect_to(const char *path, bool takes_files, uint64_t deadline_ns)
 {
 	struct sockaddr_un address;
@@ -160,7 +162,7 @@ static int control_client_connect_to(const char *path, bool takes_files, uint64_
 		rc = -EXDEV;
 	}
 	if (rc == -EAGAIN) {
-		rc = -ETIMEDOUT; /* the server's queue was full all the time */
+		rc = -ETIMEDOUT; /* the server's queue was full until the deadline */
 	}
 	if (folder_fd >= 0) {
 		close(folder_fd);
@@ -194,7 +196,7 @@ static int explain_connect(const char *path, int code, struct error *error)
 				      : "");
 }
 
-/* Sends a text. An error shows when the answer is read. */
+/* Sends a text. Errors are ignored here, because they show when the answer is read. */
 static void control_client_send_text(int fd, const char *text, uint64_t deadline_ns)
 {
 	size_t left = strlen(text);
@@ -213,7 +215,7 @@ static void control_client_send_text(int fd, const char *text, uint64_t deadline
 	}
 }
 
-/* Takes arguments. */
+/* Sends the command. Takes arguments. */
 static int control_client_send_command(int fd, const char *command, json_t *arguments,
 	const char *path, uint64_t deadline_ns, struct error *error)
 {
@@ -236,7 +238,8 @@ static int control_client_send_command(int fd, const char *command, json_t *argu
 
 /* --- receiving ----------------------------------------------------------------------------- */
 
-/* Closing what a stranger has sent can take as long as it likes: workers do it. */
+/* Lets workers close the files, because closing a file from another process can block for as long
+ * as that process likes. */
 static void dispose_files(
 	const struct control_connection *connection, const int *fds, uint32_t count)
 {
@@ -250,7 +253,8 @@ static void dispose_files(
 	}
 }
 
-/* Keeps the files that are expected: once, in front of their line or with it. */
+/* Keeps expected files: once, before their line or with it. Returns false for unexpected files,
+ * which it closes. */
 static bool keep_files(struct control_connection *connection, const int *fds, uint32_t count)
 {
 	if (count == 0) {
@@ -265,7 +269,8 @@ static bool keep_files(struct control_connection *connection, const int *fds, ui
 	return true;
 }
 
-/* recv(), and open files that come along. A negative errno; -EPERM: files that nobody expects. */
+/* Receives data and accompanying open files. Returns a negative errno on failure; -EPERM:
+ * unexpected files. */
 static ssize_t receive_with_files(struct control_connection *connection, void *into, size_t room)
 {
 	_Alignas(struct cmsghdr) uint8_t control[RIGHTS_CONTROL_BYTES];
@@ -283,8 +288,8 @@ static ssize_t receive_with_files(struct control_connection *connection, void *i
 	return keep_files(connection, fds, rights_collect(&message, fds)) ? got : -EPERM;
 }
 
-/* Reads more input: how many bytes, 0 at the end, or a negative errno; -EAGAIN: the time is over.
- */
+/* Reads more input. Returns the number of bytes, 0 at the end, or a negative errno; -EAGAIN:
+ * timeout. */
 static ssize_t control_client_read_more(struct control_connection *connection, uint64_t deadline_ns)
 {
 	size_t room = MAX(connection->input_room * 2, (size_t)INPUT_BYTES_FIRST);
@@ -347,7 +352,7 @@ static int explain_read(
 		connection->path, code < 0 ? strerror(-code) : "the connection was closed");
 }
 
-/* The next line as a JSON object. */
+/* Receives the next line as a JSON object. */
 static int receive_object(struct control_connection *connection, uint64_t deadline_ns,
 	int timeout_ms, json_t **value_out, struct error *error)
 {
@@ -356,7 +361,7 @@ static int receive_object(struct control_connection *connection, uint64_t deadli
 	char *end = NULL;
 	ssize_t got = 1;
 
-	/* The line before is gone. */
+	/* Removes the previous line. */
 	connection->input_bytes -= connection->line_bytes;
 	if (connection->input_bytes > 0) {
 		memmove(connection->input, connection->input + connection->line_bytes,
@@ -497,7 +502,7 @@ struct ucred control_connection_peer(const struct control_connection *connection
 	return peer;
 }
 
-/* The errno of a name such as "EBUSY"; EIO for another. */
+/* Returns the errno of a name such as "EBUSY"; EIO for an unknown name. */
 static int errno_of(const char *name)
 {
 	for (int code = 1; name != NULL && code <= ERRNO_MAX; code++) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The control plane: one protocol by which commands of gmblock talk to a server or to the daemon of
- * an attachment, over a Unix socket. One connection is one command. docs/protocol/control.md has
+ * The control plane: one protocol by which gmblock commands talk to a server or to the daemon of an
+ * attachment, over a Unix socket. One connection is one command. docs/protocol/control.md defines
  * the format of the lines.
  *
  *   control client                         control server
@@ -10,13 +10,13 @@
  *                       ◀── result ───     control_reply()             exactly one of these
  *                       ◀── error ────     control_fail()
  *
- * A module that answers a command registers it. The server never waits for a client, holds a
- * bounded number of them, and closes those that send no command, or do not read their answer.
+ * A module that answers a command registers it. The server never waits for a client, has a bounded
+ * number of clients, and closes those that send no command or do not read their answer.
  *
  * Threading: a server, its ring and its clients belong to one thread, which polls
  * control_server_fd(); a connection belongs to one thread. Ownership: a server owns its clients and
  * borrows its listening socket, commands and contexts; JSON values are taken where stated. Errors:
- * a negative errno with a sentence; what a client does wrong ends that client only.
+ * a negative errno with a sentence. A client's mistake ends only that client.
  */
 #pragma once
 
@@ -28,13 +28,13 @@
 #include "ring/ring.h"
 
 enum {
-	CONTROL_PROTOCOL = 1, /* of the hello line; changes when old clients must fail */
-	CONTROL_COMMAND_BYTES = 32 << 10, /* longest line of a client */
+	CONTROL_PROTOCOL = 1, /* version in the hello line; changes when old clients must fail */
+	CONTROL_COMMAND_BYTES = 32 << 10, /* longest line from a client */
 	CONTROL_ANSWER_BYTES = 256 << 20, /* longest line that a client accepts */
-	CONTROL_CLIENTS_MAX = 32, /* of a server; more wait in the listening socket's queue */
-	CONTROL_SOCKETS_MAX = 16, /* listening sockets of a page's server */
+	CONTROL_CLIENTS_MAX = 32, /* per server; more wait in the listening socket's queue */
+	CONTROL_SOCKETS_MAX = 16, /* listening sockets of a server for a page */
 	CONTROL_COMMANDS_MAX = 16,
-	CONTROL_FILES_MAX = 4, /* that come with a note */
+	CONTROL_FILES_MAX = 4, /* descriptors sent with one note */
 };
 
 /* --- the server's side --------------------------------------------------------------------- */
@@ -42,78 +42,81 @@ enum {
 struct control_server;
 struct control_client;
 
-/* What a command needs. Both are granted to root and to the user the server runs as. */
+/* The right that a command requires. Both are granted to root and to the user the server runs
+ * as. */
 enum control_right { CONTROL_READ, CONTROL_CHANGE };
 
 struct control_command {
 	const char *name;
 	enum control_right right;
-	/* After the answer the connection stays open until the client closes it or the server's
-	 * process ends, so that the client can wait for that. */
+	/* After the answer, the connection stays open until the client closes it or the server's
+	 * process ends, so that the client can wait for the end. */
 	bool stays_open;
 	/* Answers now (control_reply(), control_fail()) or later. arguments is borrowed; an object,
 	 * empty if the client gave none. */
 	void (*begin)(void *context, struct control_client *client, const json_t *arguments);
-	/* The client wants no more, or has gone, before it was answered: must answer. Required of a
-	 * command that answers later. */
+	/* The client has canceled the command or disconnected before the answer: must answer.
+	 * Required for a command that answers later. */
 	void (*end)(void *context, struct control_client *client);
 };
 
-/* listen_fd: a listening socket, to be closed after control_server_stop(). Permissions are those of
- * the peer's credentials. */
+/* listen_fd: a listening socket, which the caller closes after control_server_stop(). Permission is
+ * checked by the peer's credentials. */
 GMB_MUST_CHECK int control_server_create(
 	int listen_fd, struct control_server **server_out, struct error *error);
-/* Accepts clients from now on. */
+/* Starts accepting clients. */
 void control_server_begin(struct control_server *server);
-/* Stops, sends the answers that are left to clients that read them, for at most two seconds, and
- * closes every connection. The only call that waits for a client. NULL is a no-op. */
+/* Stops, sends the remaining answers to clients that read them, for at most two seconds, and closes
+ * every connection. This is the only call that waits for a client. NULL is a no-op. */
 void control_server_destroy(struct control_server *server);
 
-/* Before the first control_server_run(). command and context outlive the server. */
+/* Registers a command before the first control_server_run(). command and context outlive the
+ * server. */
 void control_server_add(
 	struct control_server *server, const struct control_command *command, void *context);
 
-/* For ring_post() from any thread, until it is destroyed. */
+/* The server's ring, for ring_post() from any thread until the server is destroyed. */
 struct ring *control_server_ring(const struct control_server *server);
-/* To poll for input. */
+/* The descriptor to poll for input. */
 int control_server_fd(const struct control_server *server);
-/* Handles what has happened. Bounded, and waits for nobody. */
+/* Handles pending events. The work is bounded and does not wait for a client. */
 void control_server_run(struct control_server *server);
-/* Accepts no more connections. Not below a handler. */
+/* Stops accepting connections. Not called from a handler. */
 void control_server_refuse(struct control_server *server);
-/* Accepts no more connections, and closes all but those with an answer still to be sent. Not below
- * a handler. */
+/* Stops accepting connections, and closes all except those with an unsent answer. Not called from a
+ * handler. */
 void control_server_stop(struct control_server *server);
 
-/* Sends what happened meanwhile; the command is not answered by it. Takes note. Dropped when memory
- * is short or the client reads nothing. */
+/* Sends a report of progress; the command still needs an answer. Takes note. The note is dropped
+ * when memory is short or the client does not read. */
 void control_note(struct control_client *client, json_t *note);
-/* The same with open files, which stay the caller's: the client gets its own. -EAGAIN: it has not
- * read what came before; another errno: it has gone. */
+/* Sends a note with open files, of which the client gets duplicates; the caller keeps its own.
+ * -EAGAIN: the client has not read earlier output; another errno: the client has gone. */
 GMB_MUST_CHECK int control_note_files(
 	struct control_client *client, json_t *note, const int *fds, uint32_t count);
-/* The answer. Takes result; NULL: out of memory, which becomes an error. client is invalid after
- * the caller has returned. */
+/* Sends the answer. Takes result; NULL means out of memory, which is sent as an error. client is
+ * invalid after the caller has returned. */
 void control_reply(struct control_client *client, json_t *result);
-/* The answer is an error; code is a negative errno. Names inside the sentence are escaped. */
+/* Sends an error as the answer; code is a negative errno. The sentence is sent as it is, so names
+ * in it must be escaped. */
 void control_fail(struct control_client *client, int code, const char *sentence);
 
-/* --- a page for strangers ------------------------------------------------------------------ */
+/* --- a public page ------------------------------------------------------------------------- */
 
-/* One resource that is served over HTTP/1.1 to whoever connects, in one of two formats; RFC 9112
- * and RFC 9110, 12.5.1. */
+/* One resource that is served over HTTP/1.1 to all clients, in one of two formats; RFC 9112 and RFC
+ * 9110, 12.5.1. */
 struct control_page {
 	const char *path; /* "/metrics" */
 	const char *type; /* Content-Type */
 	const char *openmetrics_type;
-	/* Lends the content, until the next call; or a negative errno and a sentence. */
+	/* Lends the content until the next call; or returns a negative errno and a sentence. */
 	int (*get)(void *context, bool openmetrics, const char **text_out, size_t *bytes_out,
 		struct error *error);
 };
 
-/* A server that answers for the page on several listening sockets, and has no commands; otherwise
- * as above. Connections that take too many places, or too long, make room for newer ones. page and
- * context outlive it. */
+/* Creates a server that serves the page on several listening sockets and has no commands; otherwise
+ * like control_server_create(). When all slots are taken, or a connection takes too long, it is
+ * closed in favor of newer ones. page and context outlive the server. */
 GMB_MUST_CHECK int control_page_serve(const struct control_page *page, void *context,
 	const int *listen_fds, uint32_t count, struct control_server **server_out,
 	struct error *error);
@@ -125,60 +128,64 @@ struct control_connection;
 enum { CONTROL_TIMEOUT_MS = 10000 };
 
 /*
- * Connects to the socket at path, which may be longer than an address holds, and sends a command
- * once the server has said hello: one that does not answer in time does not get the command later.
- * Takes arguments (NULL: none). timeout_ms: for connecting and for the hello.
- * -ENOENT, -ECONNREFUSED: no server listens there; -ETIMEDOUT; -EPROTO: something else answers;
+ * Connects to the socket at path, which may be longer than a socket address holds. Sends the
+ * command after the server's hello, so that a server that does not answer in time never receives
+ * it. Takes arguments (NULL: none). timeout_ms: for connecting and the hello. -ENOENT,
+ * -ECONNREFUSED: no server listens there; -ETIMEDOUT; -EPROTO: the peer is not a control server;
  * -EPROTONOSUPPORT: another version of the protocol.
  */
 GMB_MUST_CHECK int control_connect(const char *path, const char *command, json_t *arguments,
 	int timeout_ms, struct control_connection **connection_out, struct error *error);
-/* The same for a command that control_receive_files() follows. With others open files are an error
- * (-EPROTO): whoever answers could make this process wait for their end. */
+/* Like control_connect(), for a command followed by control_receive_files(). With
+ * control_connect(), received files are an error (-EPROTO), because closing them could block this
+ * process for as long as the sender likes. */
 GMB_MUST_CHECK int control_connect_for_files(const char *path, const char *command,
 	json_t *arguments, int timeout_ms, struct control_connection **connection_out,
 	struct error *error);
 /* NULL is a no-op. */
 void control_disconnect(struct control_connection *connection);
-/* To poll for the answer after a note: readable when it comes, and when the server closes. */
+/* The descriptor to poll for the answer after a note: readable when the answer arrives, and when
+ * the server closes. */
 int control_connection_fd(const struct control_connection *connection);
-/* The process that listens there, and its user then, as the kernel says: the process that has
- * called listen() last. What the server says of itself is not believed. pid 0: it is in another PID
+/* The process that listens there and its user at that time, as the kernel reports: the process that
+ * called listen() last. The server's own statements are not trusted. pid 0: it is in another PID
  * namespace. */
 struct ucred control_connection_peer(const struct control_connection *connection);
 
-/* Waits for the next line: 1 a note, 0 the result, in *value_out, to be freed with json_decref(); a
- * negative errno: the server's error and sentence, or -ETIMEDOUT, -ECONNRESET, -EPROTO. timeout_ms:
- * for the whole line, however slowly it comes; -1 never ends. */
+/* Waits for the next line. Returns 1 for a note or 0 for the result, in *value_out, freed with
+ * json_decref(). A negative errno: the server's error and sentence, or -ETIMEDOUT, -ECONNRESET,
+ * -EPROTO. timeout_ms: for the whole line, even if it arrives in pieces; -1: no limit. */
 GMB_MUST_CHECK int control_receive(struct control_connection *connection, int timeout_ms,
 	json_t **value_out, struct error *error);
-/* Waits for the result, and drops the notes. timeout_ms: for all of them. */
+/* Waits for the result and drops notes. timeout_ms: for all of them. */
 GMB_MUST_CHECK int control_receive_result(struct control_connection *connection, int timeout_ms,
 	json_t **result_out, struct error *error);
-/* As control_receive(), for a note with count open files, which become the caller's; 0 with an
- * error. */
+/* Like control_receive(), for a note with count open files, which the caller then owns. Returns 0
+ * with an error in *error if there is no such note. */
 GMB_MUST_CHECK int control_receive_files(struct control_connection *connection, int timeout_ms,
 	json_t **value_out, int *fds, uint32_t count, struct error *error);
-/* Asks the server to answer with what it has. */
+/* Requests that the server answers now with the data it has. */
 void control_finish(struct control_connection *connection);
-/* Waits until there is something to receive, or the connection is closed. False: the time is over.
- */
+/* Waits until there is something to receive or the connection is closed. Returns false on
+ * timeout. */
 GMB_MUST_CHECK bool control_wait(const struct control_connection *connection, int timeout_ms);
-/* Waits until the server closes the connection. False: the time is over. */
+/* Waits until the server closes the connection. Returns false on timeout. */
 GMB_MUST_CHECK bool control_wait_closed(struct control_connection *connection, int timeout_ms);
 
-/* All of it for a command that is answered at once; its notes are dropped. */
+/* Connects, sends the command and receives the result, for a command that is answered immediately;
+ * its notes are dropped. */
 GMB_MUST_CHECK int control_ask(const char *path, const char *command, json_t *arguments,
 	int timeout_ms, json_t **result_out, struct error *error);
 
 /* --- printing ------------------------------------------------------------------------------ */
 
-/* Prints a value on standard output, as jansson does with these flags; characters that steer a
- * terminal, or that it hides, are escaped. -ENOMEM, -EIO, or an errno of the output. */
+/* Prints a value on standard output with these flags of jansson. Characters that control a terminal
+ * or are invisible are escaped. -ENOMEM, -EIO, or an errno of the output. */
 GMB_MUST_CHECK int control_print_json(const json_t *value, size_t flags);
 
 /* --- both ---------------------------------------------------------------------------------- */
 
-/* The address of the socket at path, reached through a descriptor of its folder if it is too long;
- * *folder_fd is that descriptor, to be closed after bind or connect, or -1. */
+/* Sets the address of the socket at path. If path is too long for an address, the address goes
+ * through a descriptor of its folder; *folder_fd is that descriptor, closed after bind or connect,
+ * or -1. */
 GMB_MUST_CHECK int control_address(const char *path, struct sockaddr_un *address, int *folder_fd);

@@ -19,7 +19,7 @@ size_t http_request_end(const char *bytes, size_t count)
 	const char *end = bytes + count;
 	const char *next;
 
-	/* A lone LF ends a line, too; RFC 9112, 2.2. */
+	/* A single LF also ends a line; RFC 9112, 2.2. */
 	while ((next = memchr(line, '\n', (size_t)(end - line))) != NULL) {
 		size_t line_bytes = (size_t)(next - line);
 
@@ -31,7 +31,7 @@ size_t http_request_end(const char *bytes, size_t count)
 	return 0;
 }
 
-/* Takes what comes before the delimiter off the rest; all of it when there is none. */
+/* Takes the text before the delimiter from rest, or all of it if there is no delimiter. */
 static struct span http_take(struct span *rest, char delimiter)
 {
 	const char *found = memchr(rest->at, delimiter, rest->bytes);
@@ -70,13 +70,14 @@ static bool is(struct span text, const char *wanted)
 	return text.bytes == strlen(wanted) && memcmp(text.at, wanted, text.bytes) == 0;
 }
 
-/* Names and media types have no case. */
+/* Compares names and media types, which are case-insensitive. */
 static bool is_named(struct span text, const char *wanted)
 {
 	return text.bytes == strlen(wanted) && strncasecmp(text.at, wanted, text.bytes) == 0;
 }
 
-/* "0.5" in thousandths (RFC 9110, 12.4.2); what is no weight accepts nothing. */
+/* Parses a weight such as "0.5" into thousandths (RFC 9110, 12.4.2). An invalid weight counts as
+ * 0. */
 static uint32_t parse_weight(struct span text)
 {
 	uint32_t weight = 0;
@@ -95,7 +96,7 @@ static uint32_t parse_weight(struct span text)
 	return MIN(weight, (uint32_t)WEIGHT_ONE);
 }
 
-/* One of the media ranges of an Accept field, with its parameters. */
+/* Takes one media range of an Accept field, with its parameters. */
 static void http_take_range(struct http_request *request, struct span range)
 {
 	struct span type = trim(http_take(&range, ';'));
@@ -117,7 +118,7 @@ static void http_take_range(struct http_request *request, struct span range)
 	}
 }
 
-/* False: it is no field. */
+/* Returns false if the line is not a field. */
 static bool take_field(struct http_request *request, struct span line, bool *accept_seen)
 {
 	struct span value = line;
@@ -136,7 +137,7 @@ static bool take_field(struct http_request *request, struct span line, bool *acc
 	return true;
 }
 
-/* "GET /metrics HTTP/1.1". */
+/* Parses the request line, such as "GET /metrics HTTP/1.1". */
 static int take_first_line(struct http_request *request, struct span line)
 {
 	struct span rest = line;

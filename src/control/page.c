@@ -11,7 +11,7 @@ enum { SENTENCE_BYTES = 4 * ERROR_TEXT_BYTES + 64 };
 
 static const char text_type[] = "text/plain; charset=utf-8";
 
-/* A client for whose answer there is no memory gets none. */
+/* Sends an answer. If there is no memory for it, the client gets none. */
 static void page_answer(struct control_client *client, int status, const char *type,
 	const char *content, size_t bytes, bool head_only)
 {
@@ -40,7 +40,7 @@ static void page_refuse(struct control_client *client, int status, const char *w
 	page_answer(client, status, text_type, sentence, (size_t)bytes, head_only);
 }
 
-/* Without a query: there is nothing to ask for. */
+/* Compares the path and ignores a query, because the page has no parameters. */
 static bool is_page(const struct control_page *page, const struct http_request *request)
 {
 	size_t bytes = strlen(page->path);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Private to src/control: a server of short exchanges, one request and one answer for each
- * connection, whatever protocol they speak. It has a bounded number of clients, waits for none of
- * them, and ends those that are silent or slow.
+ * Private to src/control: a server of short exchanges, one request and one answer per connection,
+ * for any protocol. It has a bounded number of clients, waits for none of them, and closes silent
+ * or slow ones.
  *
  *   (free) ─▶ READING ─▶ RUNNING ─▶ ANSWERED ─▶ HELD ─▶ CLOSING ─▶ (free)
  *
@@ -17,7 +17,7 @@ enum client_state {
 	CLIENT_READING,	 /* waits for its request */
 	CLIENT_RUNNING,	 /* waits for the command's answer */
 	CLIENT_ANSWERED, /* waits for the client to read the answer */
-	CLIENT_HELD,	 /* has read it; waits for the client to close */
+	CLIENT_HELD,	 /* answer was read; waits for the client to close */
 	CLIENT_CLOSING,	 /* waits for the ring to release it */
 	CLIENT_STATE_COUNT
 };
@@ -25,18 +25,18 @@ enum client_state {
 struct control_protocol {
 	uint32_t request_bytes_max;
 	/*
-	 * Strangers may connect, over TCP as well. Then nobody is asked for credentials; with all
-	 * places taken, the connection that has waited for the longest time makes room; an answer
-	 * has one deadline, however slowly it is read; and after it the connection stays until the
-	 * client closes it, for a moment, because closing a socket with unread input would take the
-	 * answer back.
+	 * Untrusted clients can connect, also over TCP. Then credentials are not requested. If all
+	 * slots are taken, the connection whose deadline comes first makes room. An answer has one
+	 * deadline, however slowly it is read. After it the connection stays open for a moment
+	 * until the client closes it, because closing a socket with unread input would discard the
+	 * answer.
 	 */
 	bool is_public;
-	/* The client has connected. Optional. */
+	/* Called when the client has connected. Optional. */
 	void (*greet)(struct control_client *client);
-	/* How many of the bytes the request at their beginning has; 0: its end is not there. */
+	/* Returns the length of the request at the start of bytes; 0: the request is incomplete. */
 	size_t (*request_end)(const char *bytes, size_t count);
-	/* Answers now or later. The request is borrowed. */
+	/* Answers now or later. Borrows the request. */
 	void (*take)(struct control_client *client, const char *request, size_t bytes);
 	/* Answers a request that is longer than request_bytes_max. */
 	void (*too_long)(struct control_client *client);
@@ -53,20 +53,20 @@ struct control_client {
 	int fd;
 	bool is_guarded; /* see struct ring_file */
 	uint64_t id;
-	struct ucred peer;     /* not of strangers */
-	struct ring_op input;  /* polls for it */
-	struct ring_op output; /* polls for room */
+	struct ucred peer;     /* not set for a public protocol */
+	struct ring_op input;  /* polls for input */
+	struct ring_op output; /* polls for room in the socket */
 	uint64_t deadline_ns;  /* UINT64_MAX: none */
 	const struct registration *running;
 	char *request; /* while reading */
 	size_t request_bytes;
 	size_t request_room;
-	char *output_bytes; /* not sent yet */
+	char *output_bytes; /* unsent output */
 	size_t output_count;
 	size_t output_sent;
 };
 
-/* One of its listening sockets. */
+/* One listening socket of the server. */
 struct control_door {
 	struct control_server *server;
 	struct ring_file file;
@@ -79,9 +79,9 @@ struct control_server {
 	struct control_door doors[CONTROL_SOCKETS_MAX];
 	uint32_t door_count;
 	struct ring_op timer;
-	bool stopped;	    /* or not begun: nobody is accepted */
-	uint64_t timer_ns;  /* when it ends, in flight */
-	uint64_t resume_ns; /* accept nothing before; UINT64_MAX: no such time */
+	bool stopped;	    /* stopped or not started: connections are not accepted */
+	uint64_t timer_ns;  /* expiry of the timer in flight */
+	uint64_t resume_ns; /* do not accept before this time; UINT64_MAX: no restriction */
 	uint64_t next_id;
 	uint32_t client_count;
 	uint32_t command_count;
@@ -91,12 +91,13 @@ struct control_server {
 	struct control_client clients[CONTROL_CLIENTS_MAX];
 };
 
-/* As control_server_create(). */
+/* Like control_server_create(). */
 GMB_MUST_CHECK int control_server_open(const struct control_protocol *protocol,
 	const int *listen_fds, uint32_t count, struct control_server **server_out,
 	struct error *error);
-/* Room for so many bytes behind what is not sent yet, counted as output; NULL: out of memory. */
+/* Returns room for that many bytes after the unsent output, and counts them as output; NULL: out of
+ * memory. */
 char *control_client_extend(struct control_client *client, size_t bytes);
-/* All output is there: it is sent, and the connection closed in a later turn, so that no client
- * goes away below its caller. */
+/* All output is complete: sends it. The connection is closed in a later turn, so that a client is
+ * never freed while its caller still uses it. */
 void control_client_answered(struct control_client *client);

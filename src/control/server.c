@@ -13,20 +13,20 @@
 #include "control/http.h"
 
 #define SECOND_NS UINT64_C(1000000000)
-/* How long a client may send nothing before it is closed. */
+/* Time after which a client that sends nothing is closed. */
 #define SILENCE_NS (2 * SECOND_NS)
-/* How long it may read nothing of its answer, or leave its command unfinished. */
+/* Limit for an unfinished command, and for reading none of an answer. */
 #define WAIT_NS (10 * SECOND_NS)
-/* How long the end of the server waits for that. */
+/* Limit for sending answers at the end of the server. */
 #define FLUSH_NS (2 * SECOND_NS)
-/* How long a stranger may take to close after it was answered. */
+/* Limit for a public client to close after its answer. */
 #define LINGER_NS SECOND_NS
-/* How long no connection is accepted after that failed, mostly for want of descriptors. */
+/* Pause after a failed accept, usually because there are no free descriptors. */
 #define SHORTAGE_NS SECOND_NS
 
 enum {
 	INPUT_BYTES_FIRST = 1 << 10,
-	NOTES_BYTES_MAX = 64 << 10, /* that a client has not read, before notes are dropped */
+	NOTES_BYTES_MAX = 64 << 10, /* limit of unread output, above which notes are dropped */
 	RING_ENTRIES = 2 * CONTROL_CLIENTS_MAX + CONTROL_SOCKETS_MAX,
 };
 
@@ -40,7 +40,7 @@ _Static_assert((CONTROL_COMMAND_BYTES & (CONTROL_COMMAND_BYTES - 1)) == 0 &&
 static const uint32_t client_edges[CLIENT_STATE_COUNT] = {
 	[CLIENT_FREE] = BIT(CLIENT_READING),
 	[CLIENT_READING] = BIT(CLIENT_RUNNING) | BIT(CLIENT_ANSWERED) | BIT(CLIENT_CLOSING),
-	/* Closing: the server ends. */
+	/* To closing: the server ends. */
 	[CLIENT_RUNNING] = BIT(CLIENT_ANSWERED) | BIT(CLIENT_CLOSING),
 	[CLIENT_ANSWERED] = BIT(CLIENT_HELD) | BIT(CLIENT_CLOSING),
 	[CLIENT_HELD] = BIT(CLIENT_CLOSING),
@@ -52,7 +52,7 @@ static void control_server_timer_done(struct ring_op *op, int result);
 static void input_done(struct ring_op *op, int result);
 static void output_done(struct ring_op *op, int result);
 
-/* In which input matters, at least its end. */
+/* States in which input, or at least its end, matters. */
 static const uint32_t INPUT_STATES = BIT(CLIENT_READING) | BIT(CLIENT_RUNNING) | BIT(CLIENT_HELD);
 
 static void client_set_state(struct control_client *client, enum client_state state)
@@ -61,9 +61,9 @@ static void client_set_state(struct control_client *client, enum client_state st
 	client->state = state;
 }
 
-/* --- what is waited for -------------------------------------------------------------------- */
+/* --- waiting ------------------------------------------------------------------------------- */
 
-/* With all places taken, new connections wait in the socket's queue. */
+/* If all slots are taken, new connections wait in the socket's queue. */
 static void watch_listeners(struct control_server *server)
 {
 	for (uint32_t i = 0; i < server->door_count; i++) {
@@ -94,7 +94,7 @@ static void watch_output(struct control_client *client)
 	}
 }
 
-/* The timer may end too early, never too late. */
+/* The timer may expire too early, but never too late. */
 static void wake_at(struct control_server *server, uint64_t when_ns)
 {
 	uint64_t now_ns = ring_now_ns(server->ring);
@@ -117,7 +117,7 @@ static void set_deadline(struct control_client *client, uint64_t delay_ns)
 
 /* --- output -------------------------------------------------------------------------------- */
 
-/* Its place is free once nothing is in flight. */
+/* Frees the slot when no operation is in flight. */
 static void control_server_client_free(struct control_client *client)
 {
 	struct control_server *server = client->server;
@@ -148,7 +148,8 @@ static struct ring_file control_server_file_of(const struct control_client *clie
 	return (struct ring_file){ .fd = client->fd, .slot = -1, .is_guarded = client->is_guarded };
 }
 
-/* Sends what can be sent. Closes nothing: the caller may be below a handler. */
+/* Sends as much as possible. Does not close the connection, because the caller may be called from a
+ * handler. */
 static void control_server_push(struct control_client *client)
 {
 	while (client->output_sent < client->output_count) {
@@ -165,7 +166,7 @@ static void control_server_push(struct control_client *client)
 			break;
 		}
 		if (sent < 0) {
-			client->output_sent = client->output_count; /* it has gone */
+			client->output_sent = client->output_count; /* the client has gone */
 			break;
 		}
 		client->output_sent += (size_t)sent;
@@ -175,7 +176,7 @@ static void control_server_push(struct control_client *client)
 	}
 }
 
-/* The caller may be outside a turn. */
+/* Sends and submits immediately, because the caller may be outside a turn of the ring. */
 static void push_now(struct control_client *client)
 {
 	control_server_push(client);
@@ -201,7 +202,7 @@ char *control_client_extend(struct control_client *client, size_t bytes)
 	return output + left;
 }
 
-/* Adds one line; takes value. False: out of memory. */
+/* Adds one line; takes value. Returns false if out of memory. */
 static bool control_server_add_line(struct control_client *client, json_t *value)
 {
 	size_t bytes = value != NULL ? json_dumpb(value, NULL, 0, JSON_COMPACT) : 0;
@@ -228,7 +229,7 @@ void control_note(struct control_client *client, json_t *note)
 int control_note_files(struct control_client *client, json_t *note, const int *fds, uint32_t count)
 {
 	union {
-		struct cmsghdr header; /* aligns it */
+		struct cmsghdr header; /* for alignment */
 		char bytes[CMSG_SPACE(CONTROL_FILES_MAX * sizeof(int))];
 	} control = { 0 };
 	char *line = NULL;
@@ -248,7 +249,7 @@ int control_note_files(struct control_client *client, json_t *note, const int *f
 		return -ENOMEM;
 	}
 	iov = (struct iovec){ .iov_base = line, .iov_len = strlen(line) + 1 };
-	line[iov.iov_len - 1] = '\n'; /* in place of the terminator */
+	line[iov.iov_len - 1] = '\n'; /* replaces the terminator */
 	message.msg_controllen = CMSG_SPACE(count * sizeof(int));
 	control.header = (struct cmsghdr){ .cmsg_level = SOL_SOCKET,
 		.cmsg_type = SCM_RIGHTS,
@@ -266,7 +267,7 @@ void control_client_answered(struct control_client *client)
 	push_now(client);
 }
 
-/* A client for whose answer there is no memory gets none. */
+/* Sends an answer. If there is no memory for it, the client gets none. */
 static void control_server_answer(struct control_client *client, json_t *line)
 {
 	(void)control_server_add_line(client, line);
@@ -435,7 +436,7 @@ static void read_request(struct control_client *client)
 		return;
 	}
 	if (client->request_bytes == 0) {
-		set_deadline(client, WAIT_NS); /* for all of it */
+		set_deadline(client, WAIT_NS); /* limit for the whole request */
 	}
 	client->request_bytes += (size_t)got;
 	bytes = protocol->request_end(client->request, client->request_bytes);
@@ -448,7 +449,7 @@ static void read_request(struct control_client *client)
 	}
 }
 
-/* Input after the request means nothing; only its end does. */
+/* Returns whether input has ended. Input after the request is ignored. */
 static bool control_server_has_ended(const struct control_client *client)
 {
 	char ignored[4096];
@@ -518,7 +519,8 @@ static void output_done(struct ring_op *op, int result)
 
 /* --- all clients --------------------------------------------------------------------------- */
 
-/* All places are taken: the connection that has to end first ends now, but for the newest. */
+/* If all slots are taken, closes the connection with the earliest deadline, except for the newest
+ * one. */
 static void control_server_make_room(
 	struct control_server *server, const struct control_client *newest)
 {
@@ -543,7 +545,7 @@ static void client_open(struct control_server *server, int fd)
 	struct control_client *client = server->clients;
 	struct ucred peer = { 0 };
 
-	/* Two sockets may have accepted at once. */
+	/* Two sockets may have accepted at the same time. */
 	if (server->client_count == CONTROL_CLIENTS_MAX ||
 		(!server->protocol->is_public && !ring_socket_credentials(fd, &peer))) {
 		ring_socket_close(server->ring, fd);
@@ -615,7 +617,8 @@ static void control_server_timer_done(struct ring_op *op, int result)
 	}
 }
 
-/* Closes the clients that are in none of the states kept, and waits for what that cancels. */
+/* Closes the clients that are not in one of the states kept, and waits for the canceled
+ * operations. */
 static void close_clients(struct control_server *server, uint32_t kept)
 {
 	bool closing = true;
