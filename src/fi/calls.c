@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What programs call to move data: fi_msg(3) and fi_rma(3).
+ * The data transfer calls: fi_msg(3) and fi_rma(3).
  */
 #include "fi/provider.h"
 
 #include <string.h>
 
-/* Flags of calls. A write is told when it is in the memory of the target, and a read when it is in
- * ours: they are delivered then. */
+/* Flags that calls accept. Completions of writes and reads always mean delivery: the data is in the
+ * memory of the target, or in ours. */
 #define TX_CALL_FLAGS                                                                              \
 	(FI_COMPLETION | FI_INJECT | FI_INJECT_COMPLETE | FI_TRANSMIT_COMPLETE |                   \
 		FI_REMOTE_CQ_DATA | FI_MORE)
 #define RX_CALL_FLAGS (FI_COMPLETION | FI_MORE)
 
-/* An operation as it was asked for. */
+/* Arguments of an operation. */
 struct request {
 	enum prov_record_kind kind;
 	const struct iovec *iov;
@@ -23,7 +23,7 @@ struct request {
 	uint64_t key;
 	void *context;
 	uint64_t flags;
-	bool inject; /* without a completion, and the memory can be used again at once */
+	bool inject; /* no completion; the buffer can be reused immediately */
 };
 
 static uint64_t completion_flags(enum prov_record_kind kind)
@@ -118,7 +118,7 @@ static ssize_t fi_calls_submit(struct fid_ep *fid, const struct request *request
 	return result;
 }
 
-/* The same of one buffer: the rest of the request is its arguments. */
+/* Submits an operation with one buffer; request has the other arguments. */
 static ssize_t submit_buffer(
 	struct fid_ep *fid, const void *buffer, size_t bytes, struct request request)
 {
@@ -129,7 +129,7 @@ static ssize_t submit_buffer(
 	return fi_calls_submit(fid, &request);
 }
 
-/* Flags of calls that have none of their own. */
+/* Returns the flags for calls without a flags argument. */
 static uint64_t tx_flags(struct fid_ep *fid, uint64_t more)
 {
 	return container_of(fid, struct prov_ep, ep)->tx_flags | more;
@@ -239,7 +239,7 @@ static ssize_t post(
 		receive->iov[i] = iov[i];
 	}
 	if (ep->in.head_bytes > 0 && !ep->in.open) {
-		prov_stream_receive(ep); /* a message waits for it */
+		prov_stream_receive(ep); /* a message waits for this receive */
 	}
 	return 0;
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Endpoints, passive endpoints, and how they are connected (fi_cm(3)). A port is the name of an
- * abstract Unix socket of clan, clan-fi/PORT. Both sides must be processes of one user: names can
- * be taken by anybody, so the connector looks whose process listens there.
+ * Endpoints, passive endpoints and their connections (fi_cm(3)). Port P is the abstract Unix socket
+ * clan-fi/P of clan. Both sides must be processes of one user. Any user can bind such a name, so
+ * the connector checks the user of the process that listens.
  */
 #include "fi/provider.h"
 
@@ -16,22 +16,23 @@
 #define REJECTED    "clan-fi: rejected "
 
 enum {
-	/* A program that computes answers when it comes back. Its end is noticed at once. */
+	/* A program can answer after a long computation. The death of its process is detected
+	 * independently. */
 	HANDSHAKE_TIMEOUT_MS = 24 * 60 * 60 * 1000,
 	PORT_FIRST = 32768,
-	PORT_COUNT = 28232, /* up to 60999, as the kernel has it */
+	PORT_COUNT = 28232, /* up to 60999, like the kernel's ephemeral ports */
 	ADDRESS_BYTES = 64,
 };
 
-/* What both sides say first. Little-endian but for addresses, which are those of the socket calls.
- */
+/* The hello of both sides. Little-endian, except for the address, which is in network byte
+ * order. */
 struct hello {
 	uint64_t magic;
-	uint32_t ops;	/* operations that this side can have under way */
-	uint32_t bytes; /* of what follows */
-	uint16_t port;	/* the passive endpoint that is meant; 0 in the answer */
+	uint32_t ops;	/* limit on this side's operations in flight */
+	uint32_t bytes; /* length of the data that follows */
+	uint16_t port;	/* port of the requested passive endpoint; 0 in the answer */
 	uint16_t reserved[3];
-	union prov_address from; /* the connecting side's; zeroes in the answer */
+	union prov_address from; /* address of the connector; zeroes in the answer */
 	uint32_t reserved2;
 };
 
@@ -61,7 +62,7 @@ static void endpoint_conn_options(struct clan_conn_options *options)
 		.bulk_slots = PROV_RING_SLOTS,
 		.handshake_timeout_ms = HANDSHAKE_TIMEOUT_MS,
 		.peer_slots_max = PROV_RING_SLOTS,
-		.peer_regions_max = 1, /* they are not used, and 0 is the default */
+		.peer_regions_max = 1, /* regions are not used, but 0 selects the default */
 		.peer_region_bytes_max = 4096,
 	};
 }
@@ -81,7 +82,7 @@ static size_t put_hello(
 	return sizeof(*hello) + data_bytes;
 }
 
-/* What a peer said: hostile. False: it is not of this protocol. */
+/* Checks the peer's hello, which is untrusted. Returns false if it is not of this protocol. */
 static bool get_hello(const struct clan_conn *conn, struct hello *hello, const uint8_t **data_out)
 {
 	size_t bytes;
@@ -180,8 +181,7 @@ static struct fi_ops_ep ep_ops = {
 	.tx_size_left = no_size_left,
 };
 
-/* --- requests to connect -----------------------------------------------------------------------
- */
+/* --- connection requests ---------------------------------------------------------------------- */
 
 static struct prov_pep *find_pep(struct prov_fabric *fabric, uint16_t port)
 {
@@ -202,7 +202,7 @@ static void free_request(struct prov_request *request)
 	free(request);
 }
 
-/* The information of the event: the peer's address is where the endpoint will be connected to. */
+/* Reports a connection request. The info's destination address is that of the peer. */
 static int offer_request(struct prov_pep *pep, struct clan_conn *conn, const struct hello *hello,
 	const uint8_t *data)
 {
@@ -258,8 +258,7 @@ void prov_request_drop(struct fid *handle)
 	free_request(request);
 }
 
-/* --- passive endpoints -------------------------------------------------------------------------
- */
+/* --- passive endpoints ------------------------------------------------------------------------ */
 
 static int endpoint_listen_at(struct prov_pep *pep, uint16_t port)
 {
@@ -365,7 +364,7 @@ static int pep_close(struct fid *fid)
 		prov_eq_forget(pep->eq, fid);
 		pep->eq->users--;
 	}
-	/* Those that the program knows can still be accepted. */
+	/* Requests that were reported to the program can still be accepted. */
 	while (!list_is_empty(&pep->requests)) {
 		list_push_back(&fabric->requests, list_pop_front(&pep->requests));
 	}
@@ -478,7 +477,7 @@ int prov_pep_open(
 	if (pep == NULL) {
 		return -FI_ENOMEM;
 	}
-	if (info->src_addr == NULL) { /* fi_setname() may follow */
+	if (info->src_addr == NULL) { /* fi_setname() can follow */
 		prov_address_unspecified(&pep->address, info->addr_format);
 	} else if (!prov_address_copy(&pep->address, info->src_addr, info->src_addrlen) ||
 		   !prov_address_is_local(&pep->address)) {
@@ -507,8 +506,7 @@ int prov_pep_open(
 	return 0;
 }
 
-/* --- endpoints: their ends ---------------------------------------------------------------------
- */
+/* --- endpoints: the end ----------------------------------------------------------------------- */
 
 static void drop_conn(struct prov_ep *ep)
 {
@@ -535,7 +533,7 @@ void prov_ep_end(struct prov_ep *ep, int error)
 	prov_eq_add(ep->eq, FI_SHUTDOWN, &ep->ep.fid, NULL, NULL, 0, 0);
 }
 
-/* An attempt to connect has failed. */
+/* Reports that connecting has failed. */
 static void connect_failed(struct prov_ep *ep, int error, const void *data, size_t bytes)
 {
 	ep_set_state(ep, PROV_EP_OVER);
@@ -551,7 +549,7 @@ static int digit(uint8_t character)
 						      : -1;
 }
 
-/* What the program added to its rejection, from the text of clan's. */
+/* Decodes the program's data from the text of a rejection. */
 static size_t rejection_data(const struct prov_ep *ep, uint8_t *data)
 {
 	size_t bytes;
@@ -582,20 +580,19 @@ void prov_ep_lost(struct prov_ep *ep, int status)
 		connect_failed(
 			ep, -status, data, status == -ECONNREFUSED ? rejection_data(ep, data) : 0);
 	} else if (ep->state == PROV_EP_CONNECTED) {
-		/* What the peer sent before its end still counts. Nothing can be sent, and answers
-		 * that are not there by now do not come. */
+		/* Data that the peer sent before its end is still delivered. Operations fail,
+		 * because nothing can be sent and no more answers arrive. */
 		ep_set_state(ep, PROV_EP_DRAINING);
 		prov_stream_receive(ep);
 		if (ep->state == PROV_EP_DRAINING) {
 			prov_stream_flush_ops(ep, FI_ECONNRESET);
 		}
 	} else {
-		drop_conn(ep); /* fi_accept() will tell */
+		drop_conn(ep); /* fi_accept() reports it */
 	}
 }
 
-/* --- endpoints: their beginnings ----------------------------------------------------------------
- */
+/* --- endpoints: the start --------------------------------------------------------------------- */
 
 static int try_to_connect(struct prov_ep *ep)
 {
@@ -670,14 +667,15 @@ static int ep_connect(struct fid_ep *fid, const void *address, const void *param
 		list_push_back(&ep->fabric->again, &ep->again_node);
 		result = 0;
 	} else if (result == -ECONNREFUSED) {
-		connect_failed(ep, FI_ECONNREFUSED, NULL, 0); /* as a network would */
+		/* reported by an event, as on a network */
+		connect_failed(ep, FI_ECONNREFUSED, NULL, 0);
 		result = 0;
 	}
 	prov_leave(ep->fabric);
 	return result;
 }
 
-/* The listener has accepted. Whose process it is was not known before. */
+/* The listener has accepted. Only now is the user of its process known. */
 static int endpoint_connected(struct prov_ep *ep, const uint8_t **data_out, size_t *bytes_out)
 {
 	struct clan_peer peer;
@@ -736,7 +734,7 @@ static int ep_accept(struct fid_ep *fid, const void *param, size_t bytes)
 	}
 	if (ep->conn == NULL || ep->fabric->queue == NULL) {
 		prov_leave(ep->fabric);
-		return -FI_ECONNRESET; /* the peer has given up */
+		return -FI_ECONNRESET; /* the peer has ended the connection */
 	}
 	ep->hello_bytes = put_hello(ep->hello, &hello, param, bytes);
 	result = clan_accept(ep->conn, ep->hello, ep->hello_bytes);
@@ -909,7 +907,7 @@ static struct fi_ops ep_fid_ops = {
 	.control = ep_control,
 };
 
-/* Takes over what somebody asked for. */
+/* Takes over a connection request. */
 static int endpoint_take_request(struct prov_ep *ep, struct prov_request *request)
 {
 	int result = prov_stream_init_answers(ep, request->peer_ops);
@@ -926,7 +924,8 @@ static int endpoint_take_request(struct prov_ep *ep, struct prov_request *reques
 	return 0;
 }
 
-/* What it is opened for: a request, or in place of a passive endpoint that does not listen. */
+/* Processes the handle that the endpoint is opened with: a connection request, or a passive
+ * endpoint that does not listen and whose address is used. */
 static int take_handle(struct prov_ep *ep, struct fid *handle)
 {
 	const struct prov_pep *pep = container_of(handle, struct prov_pep, pep.fid);

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Event queues (fi_eq(3)), completion queues (fi_cq(3)), and sleeping on them.
+ *
+ * A sleeper can be woken by a peer (the fabric's clan queue in the epoll set) or by another thread
+ * that queued an entry for its object while making progress (the eventfd in the set). The eventfd
+ * is written at most once until it is read, under the fabric's lock.
  */
 #include "fi/provider.h"
 
@@ -66,8 +70,8 @@ static int wait_open(struct prov_wait *wait, struct prov_fabric *fabric, enum fi
 	return result;
 }
 
-/* From here on the descriptor tells, until it is closed: one thread may poll it while others read.
- * Progress must follow, and a look whether there is something. */
+/* From here on the descriptor is kept up to date until it is closed, because one thread can poll it
+ * while others read. The caller must make progress and then check for entries. */
 static void wait_watch(struct prov_wait *wait)
 {
 	if (!wait->watched) {
@@ -76,8 +80,8 @@ static void wait_watch(struct prov_wait *wait)
 	}
 }
 
-/* Nothing is queued, so there is nothing to tell. A child after fork() shares the eventfd with its
- * parent, and leaves it alone. */
+/* Makes the eventfd unreadable; called when no entry is queued. A child after fork() shares the
+ * eventfd with its parent, so it does not touch it. */
 static void wait_settle(struct prov_wait *wait)
 {
 	uint64_t count;
@@ -88,7 +92,8 @@ static void wait_settle(struct prov_wait *wait)
 	}
 }
 
-/* Something was queued for this object, maybe by another thread than the one that sleeps. */
+/* Makes the eventfd readable if a thread might sleep: the entry might have been queued by another
+ * thread. */
 static void wait_tell(struct prov_wait *wait)
 {
 	const uint64_t one = 1;
@@ -107,8 +112,8 @@ static int64_t now_ms(void)
 	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-/* Looks, sleeps and looks again until look() gives something or the time (ms; negative: none) is
- * over. Takes the lock. */
+/* Calls look() and sleeps, until look() returns a result other than -FI_EAGAIN or the timeout has
+ * passed (ms; negative: none). Takes the lock. */
 static ssize_t events_wait_for(struct prov_wait *wait, int timeout_ms,
 	ssize_t (*look)(void *object, const void *arguments), void *object, const void *arguments)
 {
@@ -131,7 +136,7 @@ static ssize_t events_wait_for(struct prov_wait *wait, int timeout_ms,
 		}
 		wait_settle(wait);
 		prov_unlock(wait->fabric);
-		(void)!poll(&file, 1, left_ms); /* interrupted: as if something had come */
+		(void)!poll(&file, 1, left_ms); /* an interrupted sleep counts as an event */
 		prov_lock(wait->fabric);
 		if (timeout_ms >= 0) {
 			left_ms = (int)MAX(until_ms - now_ms(), INT64_C(0));
@@ -162,10 +167,10 @@ static int wait_control(struct prov_wait *wait, int command, void *arg)
 struct event {
 	struct list_node node;
 	uint32_t type;
-	int error; /* an error event: a positive errno */
+	int error; /* error event: a positive errno */
 	struct fid *fid;
 	struct fi_info *info;
-	bool plain; /* written by the program: the data is all */
+	bool plain; /* written by the program, without a head */
 	size_t bytes;
 	uint8_t data[];
 };
@@ -228,7 +233,7 @@ void prov_eq_forget(struct prov_eq *eq, const struct fid *fid)
 	}
 }
 
-/* The arguments of the calls that read. */
+/* Arguments of the reading calls. */
 struct eq_read {
 	uint32_t *type;
 	void *buffer;
@@ -318,7 +323,8 @@ static ssize_t eq_readerr(struct fid_eq *fid, struct fi_eq_err_entry *entry, uin
 		.err = event->error,
 		.prov_errno = event->error,
 	};
-	/* Into the program's memory if it gave some, else into ours until the next time. */
+	/* Copied to the program's buffer if it provided one, otherwise to ours, which is valid
+	 * until the next call. */
 	if (event->bytes > 0) {
 		entry->err_data = own_bytes > 0 ? own_data : eq->error_data;
 		entry->err_data_size =
@@ -439,6 +445,7 @@ int prov_eq_open(
 
 /* --- completion queues ------------------------------------------------------------------------ */
 
+/* Doubles the ring. Completions of operations are reserved in advance, so it grows only here. */
 static bool cq_grow(struct prov_cq *cq)
 {
 	uint32_t size = cq->size == 0 ? CQ_SIZE_MIN : cq->size * 2;
@@ -635,7 +642,7 @@ static ssize_t cq_readerr(struct fid_cq *fid, struct fi_cq_err_entry *buffer, ui
 	return 1;
 }
 
-/* Ends one sleep, without a completion. */
+/* Ends one sleep without a completion. */
 static int cq_signal(struct fid_cq *fid)
 {
 	struct prov_cq *cq = container_of(fid, struct prov_cq, cq);
@@ -749,6 +756,8 @@ int prov_trywait(struct fid_fabric *fid, struct fid **fids, int count)
 		} else {
 			prov_unlock(fabric);
 			return -FI_EINVAL;
+			/* All objects are watched before progress is made, so an entry queued from
+			 * now on makes the descriptor readable. */
 		}
 		if (wait->set_fd < 0) {
 			prov_unlock(fabric);

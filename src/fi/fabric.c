@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The provider as libfabric loads it, fabrics, and their progress.
+ * The provider's entry point for libfabric, fabrics, and their progress.
  */
 #include "fi/provider.h"
 
@@ -9,11 +9,12 @@
 
 enum {
 	EVENTS_BATCH = 16,
-	ROUNDS_MAX = 8, /* of a progress: a peer that goes on and on must not keep us in a call */
+	/* limit per progress, because a peer that sends continuously must not keep us in a call */
+	ROUNDS_MAX = 8,
 	CLOSE_WAIT_MS = 1000,
 };
 
-/* All fabrics, for children after fork(). */
+/* All fabrics, for pthread_atfork(). */
 static pthread_mutex_t fabrics_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct list_node fabrics = { .next = &fabrics, .prev = &fabrics };
 
@@ -28,9 +29,9 @@ void prov_conn_close(struct prov_fabric *fabric, struct clan_conn *conn)
 	}
 }
 
-/* The context of a connection is what it belongs to: an endpoint or a request, which both begin
- * with a struct fid. NULL: to nothing, it was closed. It is asked for now, since an earlier event
- * of the same batch can have changed it. */
+/* The context of a connection is its owner: an endpoint or a request, both of which begin with a
+ * struct fid, or NULL after prov_conn_close(). It is read here and not taken from the event,
+ * because an earlier event of the same batch can have changed it. */
 static void happened(struct prov_fabric *fabric, const struct clan_event *event)
 {
 	struct fid *owner =
@@ -65,7 +66,7 @@ static void happened(struct prov_fabric *fabric, const struct clan_event *event)
 		fabric->closing--;
 		break;
 	default:
-		/* Regions, cookies and tripwires: what a peer does with them concerns nobody. */
+		/* Events of regions, cookies and tripwires, which are not used. */
 		break;
 	}
 }
@@ -104,13 +105,13 @@ void prov_progress(struct prov_fabric *fabric)
 			return;
 		}
 	} while (++rounds < ROUNDS_MAX);
-	/* There is still something: whoever sleeps must not. */
+	/* There is work left, so a sleeping thread must not sleep on. */
 	clan_queue_wake(fabric->queue);
 }
 
 /* --- fabrics ---------------------------------------------------------------------------------- */
 
-/* Connections go when their sockets are closed, which is now. */
+/* Waits until the closed connections have ended. */
 static void wait_for_closed(struct prov_fabric *fabric)
 {
 	struct clan_event events[EVENTS_BATCH];
@@ -189,7 +190,7 @@ static struct fi_ops_fabric fabric_ops = {
 	.trywait = prov_trywait,
 };
 
-/* Nobody is inside a fabric while the process forks. */
+/* Before fork(): takes all locks, so that no thread is inside a fabric. */
 static void fabric_before_fork(void)
 {
 	pthread_mutex_lock(&fabrics_lock);
@@ -208,8 +209,8 @@ static void fabric_after_fork_in_parent(void)
 	pthread_mutex_unlock(&fabrics_lock);
 }
 
-/* The parent has the connections. Nothing of a fabric works in the child: its calls find no queue.
- */
+/* The connections belong to the parent. All calls on the fabric fail in the child, because it has
+ * no queue. */
 static void fabric_after_fork_in_child(void)
 {
 	list_for_each(node, &fabrics)
@@ -282,7 +283,8 @@ struct fi_provider prov_provider = {
 	.fabric = prov_fabric_open,
 };
 
-/* The one symbol of the library (fi_provider(7)). Libfabric holds a lock: no call of it here. */
+/* The only symbol of the library (fi_provider(7)). libfabric holds a lock here, so none of its
+ * functions may be called. */
 __attribute__((visibility("default"))) struct fi_provider *fi_prov_ini(void);
 struct fi_provider *fi_prov_ini(void)
 {

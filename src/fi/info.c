@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What the provider offers (fi_getinfo(3)), and addresses: those of IP, since ofi_rxm reads and
- * compares them, but only of this machine. A port is a name in its network namespace.
+ * The capabilities of the provider (fi_getinfo(3)), and addresses. They are IP addresses, because
+ * ofi_rxm reads and compares them, but only addresses of this machine are valid. A port is a name
+ * in its network namespace.
  */
 #include "fi/provider.h"
 
@@ -21,8 +22,8 @@
 #define MR_MODE	   (FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY)
 #define NAME	   "clan"
 #define RMA_REMOTE (FI_REMOTE_READ | FI_REMOTE_WRITE)
-/* A ring keeps everything that it carries in order. What an operation brings back is another
- * matter: the answer to a read may come after what was sent later. */
+/* A ring preserves the order of everything that it carries. This does not apply to the answer to a
+ * read, which can arrive after messages that were sent later. */
 #define ORDER                                                                                      \
 	(FI_ORDER_SAS | FI_ORDER_SAW | FI_ORDER_WAW | FI_ORDER_WAS | FI_ORDER_RAW | FI_ORDER_RAS | \
 		FI_ORDER_RAR)
@@ -92,7 +93,7 @@ bool prov_address_of(union prov_address *address, const void *from)
 								   : 0);
 }
 
-/* All of 127/8 is this machine, whatever the interface says. */
+/* All of 127/8 is this machine, whatever the interface reports. */
 static bool fi_info_is_loopback(const union prov_address *address)
 {
 	return address->sa.sa_family == AF_INET
@@ -123,7 +124,8 @@ void prov_address_unspecified(union prov_address *address, uint32_t format)
 	address->sa.sa_family = format == FI_SOCKADDR_IN6 ? AF_INET6 : AF_INET;
 }
 
-/* An address that other machines do not mistake for their own, if there is one. */
+/* Selects an address that other machines do not mistake for their own, if there is one; otherwise
+ * the loopback address. */
 static void own_address(union prov_address *address, uint32_t format)
 {
 	struct ifaddrs *all = NULL;
@@ -142,7 +144,7 @@ static void own_address(union prov_address *address, uint32_t format)
 	for (const struct ifaddrs *one = all; one != NULL; one = one->ifa_next) {
 		union prov_address candidate;
 
-		/* Link-local addresses need a scope, which ofi_rxm does not keep. */
+		/* Link-local addresses need a scope, which ofi_rxm does not store. */
 		if (prov_address_of(&candidate, one->ifa_addr) &&
 			candidate.sa.sa_family == address->sa.sa_family &&
 			(one->ifa_flags & (IFF_UP | IFF_LOOPBACK)) == IFF_UP &&
@@ -192,15 +194,15 @@ static int fi_info_look_up(const char *node, const char *service, uint64_t flags
 	return result;
 }
 
-/* --- what is offered -------------------------------------------------------------------------- */
+/* --- capabilities ----------------------------------------------------------------------------- */
 
-/* Sends complete in order. Reads and writes complete when they are answered. */
+/* Sends complete in order. Reads and writes complete when their answer arrives. */
 static uint64_t tx_comp_order(uint64_t caps)
 {
 	return (caps & FI_RMA) != 0 ? FI_ORDER_NONE : FI_ORDER_STRICT;
 }
 
-/* Numbers that a program asked for, within what there is. */
+/* Returns true if the requested attributes are within the limits. */
 static bool sizes_fit(const struct fi_info *hints)
 {
 	const struct fi_tx_attr *tx = hints->tx_attr;
@@ -230,14 +232,15 @@ static bool sizes_fit(const struct fi_info *hints)
 		       ep->rx_ctx_cnt <= 1); /* FI_SHARED_CONTEXT is SIZE_MAX */
 }
 
-/* A name that a program asked for: none, or ours. */
+/* Returns true if the program requested no name, or ours. */
 static bool name_fits(const char *name)
 {
 	return name == NULL || strcmp(name, NAME) == 0;
 }
 
-/* Does the program register memory as peers need it to read and write it? Before 1.5 it did not
- * say how; since then 0 is the way of FI_MR_SCALABLE, which is not offered. */
+/* Returns true if the program registers memory in the way that peers need for reads and writes.
+ * Before version 1.5 programs did not specify it. Since then mode 0 means FI_MR_SCALABLE, which is
+ * not offered. */
 static bool can_be_target(uint32_t version, const struct fi_info *hints)
 {
 	const struct fi_domain_attr *domain = hints->domain_attr;
@@ -272,7 +275,7 @@ static bool hints_fit(uint32_t version, const struct fi_info *hints)
 	       (hints->fabric_attr == NULL || name_fits(hints->fabric_attr->name));
 }
 
-/* How memory is registered, in the words of the program's version of the interface. */
+/* Returns the registration mode, in terms of the program's version of the interface. */
 static int mr_mode(uint32_t version, const struct fi_info *hints)
 {
 	int asked =
@@ -399,7 +402,7 @@ static struct fi_info *offer(uint32_t version, const struct fi_info *hints)
 	return info;
 }
 
-/* What the program named, by node and service or in the hints. */
+/* Determines the addresses from node and service, or from the hints. */
 static int find_addresses(const char *node, const char *service, uint64_t flags,
 	const struct fi_info *hints, union prov_address *src, union prov_address *dest)
 {
@@ -431,7 +434,8 @@ static int find_addresses(const char *node, const char *service, uint64_t flags,
 	}
 	if (result == 0 && src->sa.sa_family == AF_UNSPEC) {
 		if (dest->sa.sa_family != AF_UNSPEC) {
-			*src = *dest; /* as a route to this very machine has it */
+			/* the source address that a route to this machine would have */
+			*src = *dest;
 			prov_address_set_port(src, 0);
 		} else {
 			own_address(src, format);

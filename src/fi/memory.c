@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Domains, and memory regions (fi_mr(3)). A region is ordinary memory: peers reach it by records
- * that this side carries out, so closing a region ends its use at once.
+ * Domains, and memory regions (fi_mr(3)). A region is ordinary memory. Peers access it only by
+ * records that this side executes, so closing a region ends all access immediately.
  */
 #include "fi/provider.h"
 
@@ -15,8 +15,8 @@ enum {
 
 /* --- keys ------------------------------------------------------------------------------------- */
 
-/* A key is a slot of the table in its low bits, and above them a number that changes with each
- * registration, so that old keys are found out. It is not a secret: peers have our own user. */
+/* A key has the slot of the table in its low 24 bits. The bits above change with each registration,
+ * so old keys are detected. Keys are not secret, because peers belong to our own user. */
 static uint64_t new_key(struct prov_domain *domain, uint32_t slot)
 {
 	uint64_t mixed;
@@ -58,7 +58,7 @@ static bool grow_table(struct prov_domain *domain)
 
 static bool take_slot(struct prov_domain *domain, struct prov_mr *mr)
 {
-	/* At most half full, so that a free slot is near. */
+	/* At most half full, so that the search for a free slot is short. */
 	if (domain->mr_count * 2 >= domain->mr_slots && !grow_table(domain)) {
 		return false;
 	}
@@ -71,7 +71,7 @@ static bool take_slot(struct prov_domain *domain, struct prov_mr *mr)
 	return true;
 }
 
-/* --- what peers do with regions --------------------------------------------------------------- */
+/* --- accesses of peers ------------------------------------------------------------------------ */
 
 int prov_use_begin(struct prov_use *use, struct prov_domain *domain, uint64_t key, uint64_t address,
 	uint64_t bytes, uint64_t access)
@@ -106,6 +106,7 @@ static int mr_close(struct fid *fid)
 	struct prov_domain *domain = mr->domain;
 
 	prov_lock(domain->fabric);
+	/* An access in progress ends here: its payload is discarded, or replaced by zeroes. */
 	while (!list_is_empty(&mr->uses)) {
 		prov_use_end(list_entry(list_first(&mr->uses), struct prov_use, node));
 	}
@@ -211,7 +212,7 @@ static int domain_close(struct fid *fid)
 	return 0;
 }
 
-/* Operations are asked for by name, such as flow control: there are none. */
+/* Named sets of operations, such as flow control, are not supported. */
 static int domain_ops_open(
 	struct fid *fid, const char *name, uint64_t flags, void **ops, void *context)
 {
@@ -238,7 +239,7 @@ static struct fi_ops domain_fid_ops = {
 	.ops_set = domain_ops_set,
 };
 
-/* What a domain cannot do. */
+/* Entries of the table for unsupported calls. */
 
 static int no_av(
 	struct fid_domain *domain, struct fi_av_attr *attr, struct fid_av **out, void *context)

@@ -2,24 +2,24 @@
 /*
  * Records on a connection: messages, and reads and writes of registered memory.
  *
- *   SEND    op 0, payload                       to the receive that was posted first
- *   WRITE   op, address, key, payload           to a region of the receiver, who sends an ANSWER
- *   READ    op, address, key, bytes wanted      the receiver sends PIECEs, and an ANSWER
- *   PIECE   op, data = offset, payload          of what a READ asked for
- *   ANSWER  op, data = errno or 0               the end of a WRITE or READ
+ *   SEND    op 0, payload                       to the oldest posted receive
+ *   WRITE   op, address, key, payload           to a region of the receiver, which sends an ANSWER
+ *   READ    op, address, key, bytes             the receiver sends PIECEs and an ANSWER
+ *   PIECE   op, data = offset, payload          a part of the answer to a READ
+ *   ANSWER  op, data = errno or 0               ends a WRITE or READ
  *
  * The bulk ring of clan carries them as a stream, so payload is copied twice: by the sender into
- * the ring, and by the receiver to its place, both at once when two processors do it. Records of an
- * endpoint are carried out in order. One that finds no receive posted waits, and so does what is
- * behind it.
+ * the ring, and by the receiver to its destination. The two copies overlap if the processes have
+ * their own processors. Records of an endpoint are executed in order. A SEND waits for a posted
+ * receive, and the records behind it wait as well.
  *
- * Rules for peers; who breaks one loses the connection:
+ * Rules for peers; a violation ends the connection:
  *   F1  the kind is known, reserved bits are 0
- *   F2  a side has no more operations under way than it said when it connected
+ *   F2  a side has no more operations in flight than it announced in its hello
  *   F3  an ANSWER or PIECE names an operation that waits for it
- *   F4  PIECEs have the offset that is next, and no more bytes than are wanted
- *   F5  an ANSWER has an errno, and 0 only when all of a READ has come
- *   F6  there are no messages of clan but those of the stream
+ *   F4  PIECEs have the next offset, and no more bytes than requested
+ *   F5  an ANSWER has an errno, and 0 only if a READ is complete
+ *   F6  there are no messages of clan except those of the stream
  */
 #include "fi/provider.h"
 
@@ -29,9 +29,9 @@
 enum {
 	SHORT_BYTES = offsetof(struct prov_record, address),
 	LONG_BYTES = sizeof(struct prov_record),
-	COPY_BYTES = 32 << 10,	  /* at once, so that the peer can copy at the same time */
-	SEND_BYTES_MAX = 1 << 20, /* in one call */
-	STEPS_MAX = 1024,	  /* of receiving in one call */
+	COPY_BYTES = 32 << 10,	  /* per step, so that the peer can copy at the same time */
+	SEND_BYTES_MAX = 1 << 20, /* per call */
+	STEPS_MAX = 1024,	  /* limit on receiving steps per call */
 	ERRNO_MAX = 4095,
 };
 
@@ -49,7 +49,8 @@ static uint64_t payload_bytes(const struct prov_record *record)
 		       : record->bytes;
 }
 
-/* The part of a vector that begins at skip, of at most bytes_max bytes. Returns its entries. */
+/* Describes the part of a vector that starts at skip, of at most bytes_max bytes. Returns the
+ * number of its entries. */
 static uint32_t fi_stream_cut(struct iovec *part, const struct iovec *iov, uint32_t count,
 	uint64_t skip, uint64_t bytes_max)
 {
@@ -73,7 +74,7 @@ static uint32_t fi_stream_cut(struct iovec *part, const struct iovec *iov, uint3
 	return parts;
 }
 
-/* Looks at the endpoint with the next progress. */
+/* Schedules the endpoint for the next progress. */
 static void fi_stream_look_again(struct prov_ep *ep)
 {
 	if (!list_is_linked(&ep->again_node)) {
@@ -150,7 +151,7 @@ static void complete_op(struct prov_ep *ep, struct prov_op *op, int error)
 	list_push_front(&ep->ops_free, &op->node);
 }
 
-/* The receive that was posted first is over. */
+/* Completes the oldest posted receive. */
 static void complete_receive(struct prov_ep *ep, struct prov_entry *entry)
 {
 	struct prov_receive *receive = &ep->receives[ep->receive_first];
@@ -212,7 +213,7 @@ void prov_stream_flush_ops(struct prov_ep *ep, int error)
 
 static void prepare_answer(struct prov_out *out, struct prov_answer *answer)
 {
-	/* The region was closed meanwhile: what was sent of it is void. */
+	/* The region has been closed: data sent from it is void. */
 	if (answer->read && answer->status == 0 && answer->use.mr == NULL) {
 		answer->status = FI_EACCES;
 	}
@@ -229,7 +230,8 @@ static void prepare_answer(struct prov_out *out, struct prov_answer *answer)
 	}
 }
 
-/* Chooses what is sent next, in turn. False: nothing. */
+/* Selects the next record to send; operations and answers alternate. Returns false if there is
+ * none. */
 static bool fi_stream_choose(struct prov_out *out)
 {
 	bool answers = !list_is_empty(&out->answers);
@@ -248,7 +250,8 @@ static bool fi_stream_choose(struct prov_out *out)
 	return true;
 }
 
-/* The rest of a record's head as the first entry of a vector. */
+/* Describes the unsent part of a record's head as the first entry of a vector. Returns the number
+ * of entries, 0 or 1. */
 static uint32_t rest_of_head(
 	const struct prov_out *out, struct prov_record *record, struct iovec *iov)
 {
@@ -262,8 +265,8 @@ static uint32_t rest_of_head(
 	return 1;
 }
 
-/* Writes some of a vector, whose head comes first. Returns the bytes of the payload that were
- * written, or a negative errno. */
+/* Writes a part of a vector that starts with head bytes of a record's head. Returns the number of
+ * payload bytes written, or a negative errno. */
 static ssize_t write_some(struct prov_ep *ep, const struct iovec *iov, uint32_t count, size_t head)
 {
 	ssize_t written = clan_writev(ep->conn, iov, count);
@@ -326,7 +329,7 @@ static ssize_t send_answer(struct prov_ep *ep)
 			.iov_len = MIN(left, (uint64_t)COPY_BYTES),
 		};
 	} else if (left > 0) {
-		/* The region was closed in the middle of the piece, whose length is promised. */
+		/* The region was closed in the middle of a piece, whose length was announced. */
 		iov[count++] = (struct iovec){
 			.iov_base = (void *)(uintptr_t)zeroes,
 			.iov_len = MIN(left, sizeof(zeroes)),
@@ -438,7 +441,7 @@ static int write_arrived(struct prov_ep *ep)
 	return 1;
 }
 
-/* The operation of ours that the record is about; NULL: none that waits. */
+/* Returns the operation of ours that the record names; NULL if it does not wait for one. */
 static struct prov_op *op_of(const struct prov_ep *ep)
 {
 	uint32_t number = ep->in.record.op;
@@ -453,7 +456,7 @@ static int piece_arrived(struct prov_ep *ep)
 	struct prov_op *op = op_of(ep);
 
 	if (op == NULL && ep->state == PROV_EP_DRAINING) {
-		return 1; /* it has failed with the connection */
+		return 1; /* the operation has failed with the connection */
 	}
 	if (op == NULL || op->record.kind != PROV_RECORD_READ) {
 		return fi_stream_broken(ep, "F3: a piece of nothing that was read");
@@ -484,7 +487,8 @@ static int fi_stream_answer_arrived(struct prov_ep *ep)
 	return 1;
 }
 
-/* A record has come up to its payload. 1: take that, 0: not now, or a negative errno. */
+/* Called when a record has been received up to its payload. Returns 1 to receive the payload, 0 to
+ * wait, or a negative errno. */
 static int record_arrived(struct prov_ep *ep)
 {
 	const struct prov_record *record = &ep->in.record;
@@ -511,7 +515,8 @@ static int record_arrived(struct prov_ep *ep)
 	}
 }
 
-/* Where the next bytes of the payload go: entries of a vector; 0: nowhere, they are thrown away. */
+/* Describes the destination of the next payload bytes. Returns the number of entries; 0: the bytes
+ * are discarded. */
 static uint32_t fi_stream_place(struct prov_ep *ep, struct iovec *iov, uint64_t bytes)
 {
 	struct prov_in *in = &ep->in;
@@ -571,7 +576,7 @@ static void write_is_complete(struct prov_ep *ep)
 	struct prov_answer *answer = in->answer;
 
 	if (answer->status == 0 && in->use.mr == NULL) {
-		answer->status = FI_EACCES; /* closed on the way */
+		answer->status = FI_EACCES; /* closed during the write */
 	}
 	if (in->promised && answer->status == 0) {
 		const struct prov_entry entry = {
@@ -619,7 +624,7 @@ static void record_is_complete(struct prov_ep *ep)
 	ep->in.done = 0;
 }
 
-/* 1: go on, 0: not now, or a negative errno. */
+/* Receives a part of a record. Returns 1 to continue, 0 to wait, or a negative errno. */
 static int fi_stream_receive_step(struct prov_ep *ep)
 {
 	struct prov_in *in = &ep->in;
@@ -658,7 +663,8 @@ static int fi_stream_receive_step(struct prov_ep *ep)
 		}
 		in->done += (uint64_t)count;
 		if (in->done < payload_bytes(&in->record)) {
-			clan_flush(ep->conn); /* the peer hears of room while we copy the rest */
+			/* the peer can use the space while we copy the rest */
+			clan_flush(ep->conn);
 		}
 	}
 	if (in->done == payload_bytes(&in->record)) {
