@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The page cache over a simulated disk: what keeps buffered and direct I/O apart, and what makes
- * mixing them dangerous.
+ * The page cache over a simulated disk. It separates buffered from direct I/O, and reproduces the
+ * hazards of mixing them.
  *
  *   buffered read, write ──▶ cache page ── write-back (whole page) ──▶ device ◀── direct I/O
  *                              ▲ filled from the device when first touched
  *
- * As on Linux: direct I/O writes dirty pages of its range back before it starts, a direct write
- * drops them then and, but on a block device and in FUSE, drops clean ones again when it is done. A
- * page that was dirtied in between stays, and its write-back puts the bytes it was filled with over
- * what the direct write did to its neighbours. Dirty pages are written back, clean ones evicted, at
- * random moments.
+ * As on Linux: direct I/O writes back dirty pages in its range before it starts. A direct write
+ * then drops the pages of its range. When it is done, it drops clean pages again, except on a block
+ * device and in FUSE. A page dirtied in between stays, and its write-back replaces the data of the
+ * direct write in the rest of the page with the bytes it was filled with. Dirty pages are written
+ * back and clean ones evicted at random times.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -23,8 +23,8 @@ static void page_writeback(struct sim_page *page)
 	memcpy(page->current, page->cache, SIM_PAGE_BYTES);
 	page->dirty = 0xff;
 	for (int i = 0; i < SIM_SECTORS_PER_PAGE; i++) {
-		/* A later write may have given the sector its number while an earlier one was
-		 * still in the cache only. */
+		/* A later write may have numbered the sector while an earlier write was still only
+		 * in the cache. */
 		if (page->since[i] == 0 ||
 			(page->cache_since != 0 && page->cache_since < page->since[i])) {
 			page->since[i] = page->cache_since;
@@ -151,7 +151,7 @@ void sim_cache_drop_all(struct sim_disk *disk)
 	}
 }
 
-/* Calls sim_cache_page_leave() for the pages of the range. */
+/* Direct reads only write back dirty pages of the range; direct writes also drop the pages. */
 void sim_cache_direct_begin(struct sim_disk *disk, uint64_t offset, uint64_t length, bool write)
 {
 	list_for_each(node, &disk->cached)

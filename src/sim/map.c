@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The simulated page cache as memory: a view is a copy, made when it is asked for, of what is in
- * the cache then, and stands in an area as large as the disk, so that a later view of the same
- * bytes shows up in an earlier one.
+ * The simulated page cache as memory. A view is a copy of the cached contents at the time of the
+ * request. All views of a map are in one area as large as the disk, so that a later view of the
+ * same bytes is visible through an earlier one.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -3,11 +3,11 @@
  * Simulated stream sockets. Each direction is a bounded pipe whose bytes arrive after a delay:
  *
  *      head                visible          used            capacity
- *       │ readable now       │ on the way     │ free for the   │
+ *       │ readable now       │ in flight      │ free for the   │
  *       └────────────────────┴────────────────┴─ sender ───────┘
  *
- * A send moves bytes into the pipe at random moments, a receive takes visible ones at random
- * moments, so both touch their buffers late and in pieces. See sim.h for the fault model.
+ * A send moves bytes into the pipe at random times, a receive takes visible ones at random times,
+ * so both access their buffers late and in pieces. See sim.h for the fault model.
  */
 #include <errno.h>
 #include <poll.h>
@@ -26,13 +26,13 @@ enum {
 struct sim_pipe {
 	uint8_t *bytes;
 	size_t allocated;
-	size_t capacity; /* what a sender may fill; sim_socket_write() may exceed it */
+	size_t capacity; /* limit for senders; sim_socket_write() may exceed it */
 	size_t head;
 	size_t used;
 	size_t visible;
 	bool finished; /* the end of the stream has arrived */
-	bool dead;     /* nothing arrives any more */
-	bool held;     /* the link is down: what arrives is put aside */
+	bool dead;     /* no more data arrives */
+	bool held;     /* the link is down: arriving data is held back */
 	size_t held_bytes;
 	bool held_end;
 	bool held_reset;
@@ -49,7 +49,7 @@ struct sim_socket {
 	bool open;
 	bool shut_receive;
 	bool shut_send;
-	bool reset; /* to be reported to the next operation */
+	bool reset; /* to be reported by the next operation */
 	bool has_credentials;
 	struct ucred credentials;
 	bool recv_queued;
@@ -97,7 +97,7 @@ static void pipe_reserve(struct sim_pipe *pipe, size_t bytes)
 	pipe->head = 0;
 }
 
-/* The free stretch that follows the last byte without a wrap; at most len. */
+/* The contiguous free range after the last byte; at most len. */
 static uint8_t *pipe_tail(const struct sim_pipe *pipe, size_t *len)
 {
 	size_t tail = (pipe->head + pipe->used) % pipe->allocated;
@@ -115,14 +115,14 @@ static void pipe_drop(struct sim_pipe *pipe, size_t len)
 	pipe->visible -= len;
 }
 
-/* Everything still on its way is lost. */
+/* Discards all data in flight. */
 static void pipe_kill(struct sim_pipe *pipe)
 {
 	pipe->dead = true;
 	pipe->used = pipe->visible;
 }
 
-/* A time for the next arrival: later than all before, so that the stream keeps its order. */
+/* Delay of the next arrival: not before earlier arrivals, so that the stream keeps its order. */
 static uint64_t pipe_arrival_delay(struct sim_pipe *pipe)
 {
 	uint64_t at = sim_world.now_ns + sim_delay_network();
@@ -163,7 +163,7 @@ static void stream_ended(void *arg, uint64_t value)
 	polls_kick(socket);
 }
 
-/* The planned break has been reached in the direction towards socket. */
+/* The planned break of the direction towards socket was reached. */
 static void cut_now(struct sim_socket *socket, enum sim_cut cut)
 {
 	sim_trace("cut", (uint64_t)socket->fd, (uint64_t)cut, 0);
@@ -232,7 +232,7 @@ static void recv_finish(struct sim_socket *socket, int result)
 	sim_op_complete(sop, result, sim_delay_short());
 }
 
-/* What a receive without data gives: more later (false), or its end. */
+/* Completes a receive without data if it must end now; false: it waits for more. */
 static bool recv_ended(struct sim_socket *socket)
 {
 	struct sim_op *sop = socket->recv;
@@ -330,15 +330,15 @@ static bool send_ended(struct sim_socket *socket)
 	} else if (socket->shut_send) {
 		error = -EPIPE;
 	} else if (socket->peer->in.held && !socket->peer->open) {
-		send_finish(socket, (int)sop->len); /* nobody tells us that they are gone */
+		send_finish(socket, (int)sop->len); /* link down: the sender cannot know */
 		return true;
 	} else if (!socket->peer->open || socket->peer->in.dead) {
-		/* Nobody will read it, but we need not have heard of that yet. */
+		/* The data is lost, but the sender might not know yet. */
 		if (sim_world.options.faults.jitter && sim_random() % 2 == 0) {
 			send_finish(socket, (int)sop->len);
 			return true;
 		}
-		socket->shut_send = true; /* heard once is known for ever */
+		socket->shut_send = true; /* once reported, the error persists */
 		error = -EPIPE;
 	} else {
 		return false;
@@ -347,7 +347,7 @@ static bool send_ended(struct sim_socket *socket)
 	return true;
 }
 
-/* How much of the rest of a send, at most limit, is there to be read. */
+/* Number of bytes, at most limit, of the rest of a send that are readable. */
 static size_t send_readable(const struct sim_op *sop, size_t limit)
 {
 	size_t position = sop->moved;
@@ -372,7 +372,7 @@ static size_t send_readable(const struct sim_op *sop, size_t limit)
 	return MIN(count, limit);
 }
 
-/* The next byte of a send is not there any more. */
+/* The memory of the next byte of a send is gone. */
 static int send_fault(const struct sim_socket *socket)
 {
 	sim_world.send_faults++;
@@ -380,7 +380,7 @@ static int send_fault(const struct sim_socket *socket)
 	return -EFAULT;
 }
 
-/* Copies the next piece of the send into the pipe; returns how much went. */
+/* Copies the next piece of the send into the pipe; returns its size. */
 static size_t sim_net_send_piece(struct sim_socket *socket, size_t left)
 {
 	struct sim_op *sop = socket->send;
@@ -417,7 +417,7 @@ static void send_pump(void *arg, uint64_t value)
 		return;
 	}
 	if (pipe->used >= pipe->capacity) {
-		return; /* the reader will kick */
+		return; /* the reader will restart it */
 	}
 	room = pipe->capacity - pipe->used;
 	if (sim_world.options.faults.jitter) {
@@ -441,7 +441,7 @@ static void send_kick(struct sim_socket *socket)
 	}
 }
 
-/* Like Linux, wakes a sender that has found no room only when a third is free. */
+/* As on Linux, a sender that found the pipe full is woken only when a third is free. */
 static void room_made(struct sim_socket *socket)
 {
 	const struct sim_pipe *pipe = &socket->peer->in;
@@ -463,9 +463,9 @@ void sim_net_send(struct sim_op *sop)
 	send_kick(socket);
 }
 
-/* --- at once -------------------------------------------------------------------------------- */
+/* --- immediate transfers --------------------------------------------------------------------- */
 
-/* One chance in four to look as if there were nothing yet: the caller must cope. */
+/* True once in four times, as if no transfer were possible yet: the caller must cope. */
 static bool not_now(void)
 {
 	return sim_world.options.faults.jitter && sim_random() % 4 == 0;
@@ -511,7 +511,7 @@ ssize_t sim_net_send_now(int fd, const struct msghdr *message)
 {
 	struct sim_socket *socket = sim_fd_get(fd, SIM_FD_SOCKET)->socket;
 	struct sim_pipe *pipe = &socket->peer->in;
-	bool is_cut = false; /* what is sent ends before it is complete */
+	bool is_cut = false; /* the memory ends before the message */
 	size_t moved = 0;
 
 	GMB_ASSERT(socket->send == NULL);
@@ -679,7 +679,7 @@ void sim_net_abort(int fd)
 	sim_trace("abort", (uint64_t)fd, out->used, (int64_t)out->visible);
 	socket->shut_send = true;
 	socket->shut_receive = true;
-	/* What has left already may still get there, before the reset. */
+	/* Data that has left may still arrive before the reset. */
 	if (!out->dead && (out->held || sim_random() % 2 == 0)) {
 		out->used = out->visible;
 		out->held_bytes = 0;
@@ -724,7 +724,7 @@ void sim_socket_hold(int fd, bool held)
 	struct sim_fd *entry = &sim_world.fds[fd - SIM_FD_BASE];
 	struct sim_socket *socket = entry->socket;
 
-	/* Also when it was closed: its last words are on the way. */
+	/* Also after it was closed: its last data is in flight. */
 	GMB_ASSERT(entry->kind == SIM_FD_SOCKET || entry->kind == SIM_FD_FREE);
 	side_hold(socket, held);
 	side_hold(socket->peer, held);
@@ -758,8 +758,8 @@ void sim_socket_give(int client_fd)
 	sim_world.fds[client_fd - SIM_FD_BASE].test_owned = false;
 }
 
-/* As TCP does: closing with unread data, or with data still coming, resets the connection, and what
- * we sent but the other side has not got yet is lost. */
+/* As in TCP, closing with unread data, or with data still arriving, resets the connection. Data
+ * that the peer has not received is lost. */
 void sim_net_close(int fd)
 {
 	struct sim_socket *socket = sim_fd_get(fd, SIM_FD_SOCKET)->socket;
@@ -859,7 +859,7 @@ static void accept_pump(struct sim_listener *listener)
 		listener->pending_count--;
 		memmove(listener->pending, listener->pending + 1,
 			listener->pending_count * sizeof(listener->pending[0]));
-		/* From here on it is the code under test that must close it. */
+		/* From here on the code under test must close it. */
 		sim_world.fds[result - SIM_FD_BASE].test_owned = false;
 	}
 	listener->accept = NULL;

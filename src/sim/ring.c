@@ -17,15 +17,15 @@ struct ring {
 	struct list_node ready;
 	struct list_node polls; /* operations that wait for poll_fd */
 	uint32_t ready_count;
-	uint32_t urgent_count; /* of these, the ones that end a wait for a batch */
-	uint32_t batch_count;  /* ring_set_batch(): 1 = wakes for each */
+	uint32_t urgent_count; /* number of ready operations that end a wait for a batch */
+	uint32_t batch_count;  /* ring_set_batch(): 1 = each completion wakes */
 	uint64_t batch_wait_ns;
 	uint64_t spin_ns;
 	uint64_t idle_ns;	       /* when its thread began to wait */
-	bool limited;		       /* inside ring_turn_limited(), which waits for no batch */
-	bool in_turn;		       /* waits in ring_turn() itself, which sees what there is */
+	bool limited;		       /* in ring_turn_limited(), which waits for no batch */
+	bool in_turn;		       /* waits in ring_turn() and checks for work itself */
 	bool woken;		       /* ring_poll_again() */
-	int poll_fd;		       /* -1 until it is asked for */
+	int poll_fd;		       /* -1 until requested */
 	struct ring_message *messages; /* posted, oldest first */
 	struct ring_message **messages_tail;
 	bool messages_due;
@@ -36,7 +36,7 @@ struct ring {
 	uint64_t batch_ns;
 	struct list_node batch_ends;
 	struct ring_sources sources;
-	bool armed;	   /* its sources are, and its thread sleeps */
+	bool armed;	   /* its sources are armed, and its thread sleeps */
 	int source_events; /* handled while spinning */
 	struct ring_features features;
 	struct ring_counters counters;
@@ -125,7 +125,7 @@ const struct ring_counters *ring_counters(const struct ring *ring)
 	return &ring->counters;
 }
 
-/* Operations are handed over at once here. */
+/* Operations need no flush here: they are submitted immediately. */
 void ring_flush(struct ring *ring)
 {
 	if (ring->poll_fd >= 0 && !list_is_empty(&ring->sources.list) &&
@@ -166,7 +166,7 @@ void ring_source_remove(
 	source_remove(ring, source, removed);
 }
 
-/* Time passes while code runs: two readings differ, as on a real machine. */
+/* Time passes while code runs, so two readings differ, as on a real machine. */
 uint64_t ring_now_ns(const struct ring *ring)
 {
 	GMB_UNUSED(ring);
@@ -206,13 +206,13 @@ static bool ring_has_news(const struct ring *ring)
 	return !list_is_empty(&ring->ready) || ring->messages_due;
 }
 
-/* Its thread looks for work instead of sleeping. */
+/* Its thread polls for work instead of sleeping. */
 static bool is_spinning(const struct ring *ring)
 {
 	return !ring->limited && sim_world.now_ns - ring->idle_ns < ring->spin_ns;
 }
 
-/* Its thread polls its sources for as long as it spins, and arms them before it sleeps. */
+/* The thread polls its sources while it spins, and arms them before it sleeps. */
 static bool sources_have_work(struct ring *ring)
 {
 	if (list_is_empty(&ring->sources.list)) {
@@ -228,7 +228,7 @@ static bool sources_have_work(struct ring *ring)
 	return ring->source_events > 0;
 }
 
-/* Its thread is awake, or what is complete wakes it. */
+/* Its thread is awake, or the completed operations wake it. */
 static bool ring_has_work(struct ring *ring)
 {
 	if (ring->frozen) {
@@ -245,7 +245,7 @@ static bool ring_has_work(struct ring *ring)
 	       sim_world.now_ns - ring->idle_ns >= ring->batch_wait_ns;
 }
 
-/* Its thread waits in it, and not in a loop of its own that polls the ring's descriptor. */
+/* True if its thread waits in the ring, not in a separate loop that polls its descriptor. */
 static bool ring_runs(struct ring *ring)
 {
 	return ring->poll_fd < 0 && ring_has_work(ring);
@@ -262,7 +262,7 @@ static bool is_readable(const struct ring *ring)
 	return ring->woken || ring_has_news(ring);
 }
 
-/* Something has become ready: wakes who polls, and makes sure that a wait for a batch ends. */
+/* The ring has become ready: wakes pollers, and makes sure that a wait for a batch ends. */
 static void ring_kick(struct ring *ring)
 {
 	uint64_t waited_ns = sim_world.now_ns - ring->idle_ns;
@@ -282,7 +282,7 @@ static void ring_kick(struct ring *ring)
 	}
 }
 
-/* Its thread begins to wait: what was left is there. */
+/* Its thread begins to wait. Work that is still left counts as new. */
 static void ring_idle(struct ring *ring)
 {
 	ring->idle_ns = sim_world.now_ns;
@@ -294,7 +294,7 @@ static void ring_idle(struct ring *ring)
 	}
 }
 
-/* What was deferred does not need the kernel, which itself ends every wait with a timer's end. */
+/* Deferred operations bypass the kernel, and the kernel ends every wait when a timer expires. */
 static bool is_urgent(const struct sim_op *sop)
 {
 	return sop->code == RING_DEFER || (sop->code == RING_TIMER && sop->result == 0);
@@ -331,8 +331,7 @@ static int ring_run_sources(struct ring *ring)
 	return count;
 }
 
-/* Collects what is complete now, then runs it: what completes meanwhile waits for the next batch.
- */
+/* Takes all operations that are complete now, then runs them. Later ones wait for a new batch. */
 static int ring_batch(struct ring *ring)
 {
 	struct list_node batch;
@@ -383,7 +382,7 @@ static int ring_batch(struct ring *ring)
 	return count;
 }
 
-/* A batch of a ring that was waiting. */
+/* Runs a batch of a ring that was waiting. */
 static int ring_wake(struct ring *ring)
 {
 	ring->counters.enters++;
@@ -391,7 +390,7 @@ static int ring_wake(struct ring *ring)
 	return ring_batch(ring);
 }
 
-/* While one ring waits, the others run: they stand for other threads and machines. */
+/* Runs the other rings while one waits, because they represent other threads and machines. */
 static bool run_others(const struct ring *waiting)
 {
 	bool worked = false;
@@ -407,8 +406,7 @@ static bool run_others(const struct ring *waiting)
 	return worked;
 }
 
-/* Moves the clock until the ring has something to do. False when nothing is left to happen by
- * then. */
+/* Moves the clock until the ring has work. False if no event is left before until_ns. */
 static bool ring_advance(struct ring *ring, uint64_t until_ns)
 {
 	bool more = true;
@@ -421,7 +419,7 @@ static bool ring_advance(struct ring *ring, uint64_t until_ns)
 	return more;
 }
 
-/* Being woken takes a while: whatever happens within a few microseconds is reaped together. */
+/* Waking up takes a while: events within a few microseconds are reaped together. */
 static void ring_linger(void)
 {
 	uint64_t until = sim_world.now_ns;
@@ -442,7 +440,7 @@ int ring_turn(struct ring *ring, bool wait)
 		ring_linger();
 		return ring_batch(ring);
 	}
-	/* A ring that nothing can ever wake: the code under test has lost something. */
+	/* If no event can wake the ring any more, the code under test has lost one. */
 	GMB_ASSERT(ring_advance(ring, UINT64_MAX));
 	if (!is_spinning(ring)) {
 		ring_linger();
@@ -458,7 +456,7 @@ int ring_turn_limited(struct ring *ring, uint64_t limit_ns)
 		return ring_turn(ring, false);
 	}
 	ring->limited = true;
-	sim_event_add(limit_ns, time_passed, NULL, 0); /* the clock gets there at least */
+	sim_event_add(limit_ns, time_passed, NULL, 0); /* so that the clock reaches the limit */
 	(void)ring_advance(ring, sim_world.now_ns + limit_ns);
 	ring_linger();
 	count = ring_wake(ring);
@@ -470,7 +468,7 @@ int ring_poll_fd(struct ring *ring)
 {
 	if (ring->poll_fd < 0) {
 		ring->poll_fd = sim_fd_add(SIM_FD_RING, ring, true);
-		ring->woken = true; /* what is there already counts */
+		ring->woken = true; /* existing work counts */
 	}
 	return ring->poll_fd;
 }
@@ -510,7 +508,7 @@ void ring_run(struct ring *ring)
 	ring->running = false;
 }
 
-/* One batch of every ring that has work, or only of those whose threads are awake to see it. */
+/* Runs a batch of every ring that has work, or only of those whose threads are spinning. */
 static bool run_rings(bool spinning_only)
 {
 	bool worked = false;
@@ -591,7 +589,7 @@ static void messages_arrive(void *arg, uint64_t value)
 	struct ring *ring = arg;
 
 	GMB_UNUSED(value);
-	/* The ring may be gone or the message may have come with an earlier batch. */
+	/* The ring may be destroyed, or an earlier batch may have delivered the message. */
 	list_for_each(node, &sim_world.rings)
 	{
 		if (node == &ring->node) {
@@ -619,7 +617,7 @@ struct ring_file ring_file_add(struct ring *ring, int fd)
 
 	GMB_ASSERT(fd >= SIM_FD_BASE);
 	for (uint32_t i = 0; i < ring->files_max; i++) {
-		GMB_ASSERT(ring->files[i] != fd); /* entered twice */
+		GMB_ASSERT(ring->files[i] != fd); /* registered twice */
 	}
 	if (sim_chance(sim_world.options.faults.file_table_ppm)) {
 		return (struct ring_file){ .fd = fd, .slot = -1 };
@@ -642,7 +640,7 @@ void ring_file_remove(struct ring *ring, struct ring_file *file)
 	{
 		const struct sim_op *sop = list_entry(node, struct sim_op, node);
 
-		/* Nothing of this ring's may be in flight on it. */
+		/* No operation of this ring may be in flight on it. */
 		GMB_ASSERT(sop->ring != ring || sop->fd != file->fd);
 	}
 	if (file->slot >= 0) {
@@ -689,7 +687,7 @@ void ring_memory_remove(struct ring *ring, struct mem_region *region)
 	region->rights &= ~(uint32_t)MEM_FIXED;
 }
 
-/* The memory of a file operation. What is said to be registered is, and with this ring. */
+/* The memory of a file operation. Asserts that MEM_FIXED memory is registered with this ring. */
 struct iovec sim_ring_memory(const struct ring *ring, struct mem_ref memory, size_t len)
 {
 	struct iovec iov = { .iov_base = mem_address(memory), .iov_len = len };
@@ -945,7 +943,7 @@ void ring_op_begin(struct ring_op *op, ring_done_fn *done)
 	op->done = done;
 }
 
-/* Known to the world only from now on. */
+/* The world sees the operation only from now on. */
 void ring_op_complete(struct ring *ring, struct ring_op *op, int result)
 {
 	GMB_ASSERT(op->in_flight && op->code == RING_DEFER);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Files of a simulated tmpfs: they stay when a store is thrown away, which is what a kill does. */
+/* Files of a simulated tmpfs. They survive the destruction of a store, as they survive a kill. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -52,7 +52,7 @@ static struct shared_file *sim_shared_make(const char *name)
 	return file;
 }
 
-/* In pages of its own, which a test may protect. */
+/* Allocates separate pages, which a test can protect. */
 static void resize(struct shared_file *file, uint64_t size)
 {
 	if (file->bytes != NULL) {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What the parts of the simulation share: the world, its event heap, and the record kept for each
+ * State shared by the files of the simulation: the world, its event heap, and the record of each
  * operation in flight.
  *
  *   ring_xxx() ─▶ sim_op_begin ─▶ net/disk/timer logic ─ events ─▶ sim_op_complete ─▶ ring.ready
  *                                                                     ring_turn ─▶ op->done
  *
- * Threading: one thread. Ownership: the world owns every record; an operation's record lives until
- * its done was called and its last event has run. Errors: none of its own.
+ * Threading: one thread. Ownership: the world owns every record; the record of an operation exists
+ * until its done was called and its last event has run. Errors: none.
  */
 #pragma once
 
@@ -27,7 +27,7 @@ enum sim_fd_kind { SIM_FD_FREE, SIM_FD_SOCKET, SIM_FD_FILE, SIM_FD_LISTENER, SIM
 struct sim_fd {
 	enum sim_fd_kind kind;
 	bool test_owned;   /* not counted by sim_open_count() */
-	uint32_t inflight; /* operations on it */
+	uint32_t inflight; /* operations in flight on it */
 	union {
 		struct sim_socket *socket;
 		struct sim_file *file;
@@ -42,10 +42,10 @@ struct sim_op {
 	struct list_node node;		  /* world.operations, in submission order */
 	struct list_node ready;		  /* ring.ready, once it is complete */
 	struct list_node poll;		  /* the socket's polls, or the disk's parked operations */
-	void (*step)(struct sim_op *sop); /* of a parked operation */
+	void (*step)(struct sim_op *sop); /* next step of a parked operation */
 	struct ring *ring;
 	struct ring_op *op;
-	ring_done_fn *done; /* copies, to notice that the owner changed the op */
+	ring_done_fn *done; /* a copy, to detect that the owner changed the operation */
 	int (*call)(struct ring_op *op);
 	uint8_t code;
 	bool writes_memory;
@@ -55,27 +55,27 @@ struct sim_op {
 	bool cancelled;
 	bool complete;
 	bool released;	   /* done was called */
-	uint32_t events;   /* scheduled events that point here */
+	uint32_t events;   /* scheduled events that refer to this record */
 	int fd;		   /* or -1 */
 	int mode;	   /* fallocate mode, poll events */
-	int planned_error; /* negative errno decided at submission */
+	int planned_error; /* negative errno, decided at submission */
 	int result;
-	uint32_t pieces; /* how many more steps a disk transfer takes */
+	uint32_t pieces; /* remaining steps of a disk transfer */
 	size_t len;
-	size_t planned; /* how much will be moved */
+	size_t planned; /* bytes to be transferred */
 	size_t moved;
 	uint64_t offset;
 	uint64_t range; /* length of allocate and advise */
 	uint64_t ticket;
 	const struct msghdr *message;
 	uint32_t iov_count;
-	struct iovec *iov; /* the memory it uses; one entry for plain buffers */
+	struct iovec *iov; /* memory of the operation; one entry for plain buffers */
 	struct iovec iov_inline[2];
 };
 
 struct sim_event {
 	uint64_t time_ns;
-	uint64_t order; /* ties are broken by submission */
+	uint64_t order; /* events at the same time run in submission order */
 	void (*run)(void *arg, uint64_t value);
 	void *arg;
 	uint64_t value;
@@ -93,12 +93,12 @@ struct sim_world {
 	uint64_t now_ns;
 	uint64_t random[4];
 	uint64_t trace;
-	uint64_t ticket; /* order of completed writes and submitted flushes */
-	bool in_batch;	 /* completions are being run */
-	bool in_call;	 /* a worker thread's function is being run */
+	uint64_t ticket; /* counts completed writes and submitted flushes */
+	bool in_batch;	 /* completions are running */
+	bool in_call;	 /* a worker thread's function is running */
 	uint64_t event_count;
 	uint64_t event_order;
-	uint64_t identity_last; /* of the disk made last */
+	uint64_t identity_last; /* of the disk created last */
 	uint64_t send_faults;	/* sends that ended with -EFAULT */
 	struct sim_event *heap;
 	size_t heap_count;
@@ -113,41 +113,41 @@ struct sim_world {
 	struct sim_alias aliases[SIM_ALIASES_MAX];
 };
 
-/* The one world: disk.h finds it here. */
+/* The only world. A global, because disk.h has no context argument. */
 extern struct sim_world sim_world;
 
 /* --- events and operations ------------------------------------------------------------------ */
 
 void sim_event_add(
 	uint64_t delay_ns, void (*run)(void *arg, uint64_t value), void *arg, uint64_t value);
-/* Runs the next event when it is due by then; false when there is none. */
+/* Runs the next event if it is due by until_ns; false if there is none. */
 bool sim_event_run(uint64_t until_ns);
 void sim_trace(const char *what, uint64_t a, uint64_t b, int64_t c);
-/* A delay for one step of a disk, a network hop, or a completion on its way. */
+/* Random delay of one step of a disk, of a network hop, and of a completion. */
 uint64_t sim_delay_disk(void);
 uint64_t sim_delay_network(void);
 uint64_t sim_delay_short(void);
-/* How much of len is moved this time: len, or fewer but at least one. */
+/* Bytes to transfer this time: len, or fewer but at least one. */
 size_t sim_partial(size_t len);
 
 struct sim_op *sim_op_begin(
 	struct ring *ring, struct ring_op *op, enum ring_code code, int fd, ring_done_fn *done);
-/* Says which memory the operation uses (iov is copied) and checks that nobody else does. */
+/* Sets the memory that the operation uses (iov is copied) and checks for conflicts with others. */
 void sim_op_memory(struct sim_op *sop, const struct iovec *iov, size_t count, bool writes_memory);
 /* Schedules run(sop) and keeps the record alive until then. */
 void sim_op_event(struct sim_op *sop, uint64_t delay_ns, void (*run)(struct sim_op *sop));
-/* Frees the record of one that was released, unless events still point to it. */
+/* Frees the record of a released operation, unless events still refer to it. */
 void sim_op_free(struct sim_op *sop);
-/* The world ends: an event that will not run any more. */
+/* Called at the end of the world for an event that will not run. */
 void sim_op_drop_event(const struct sim_event *event);
-/* The operation has ended: done is called by a later batch, delay_ns from now. */
+/* Ends the operation: done is called in a later batch, delay_ns from now. */
 void sim_op_complete(struct sim_op *sop, int result, uint64_t delay_ns);
-/* Copies between the operation's memory at `moved` and buf. */
+/* Copies between buf and the operation's memory, from position on. */
 void sim_op_gather(const struct sim_op *sop, size_t position, void *buf, size_t len);
 void sim_op_scatter(const struct sim_op *sop, size_t position, const void *buf, size_t len);
-/* Where the bytes are for the simulated kernel. */
+/* The address that the simulated kernel uses for this memory. */
 void *sim_memory(const void *at);
-/* Asserts that the owner left the operation alone. */
+/* Asserts that the owner has not changed the operation. */
 void sim_op_check(const struct sim_op *sop);
 
 int sim_fd_add(enum sim_fd_kind kind, void *object, bool test_owned);
@@ -158,16 +158,16 @@ void sim_fd_remove(int fd);
 
 void sim_net_recv(struct sim_op *sop);
 void sim_net_send(struct sim_op *sop);
-/* At once, or -EAGAIN; by chance also where something could be moved. */
+/* Immediately, or -EAGAIN; by chance also if bytes could be transferred. */
 ssize_t sim_net_recv_now(int fd, const struct msghdr *message);
 ssize_t sim_net_send_now(int fd, const struct msghdr *message);
 void sim_net_accept(struct sim_op *sop);
 void sim_net_poll(struct sim_op *sop);
 void sim_net_cancel(struct sim_op *sop);
 void sim_net_shutdown(int fd, bool receive_too);
-/* As a shutdown whose bytes do not get there: a reset, if the network lets it through. */
+/* Like a shutdown whose bytes do not arrive: a reset, if the network delivers it. */
 void sim_net_abort(int fd);
-/* What the peer has not received yet. */
+/* Bytes that the peer has not received yet. */
 uint64_t sim_net_unacked(int fd);
 void sim_net_close(int fd);
 void sim_net_stop(void);
@@ -180,12 +180,12 @@ struct sim_page {
 	struct list_node node; /* disk.pages */
 	uint64_t index;
 	bool hole;			      /* reported as a hole; its bytes are zero */
-	uint8_t dirty;			      /* bit per 512 bytes: a crash may drop it */
+	uint8_t dirty;			      /* bit per 512 bytes: a crash may drop these */
 	uint64_t since[SIM_SECTORS_PER_PAGE]; /* ticket of the first completed write, 0 = none */
-	uint8_t current[SIM_PAGE_BYTES];      /* what the device gives */
-	uint8_t durable[SIM_PAGE_BYTES];      /* what a crash leaves */
+	uint8_t current[SIM_PAGE_BYTES];      /* contents as the device returns them */
+	uint8_t durable[SIM_PAGE_BYTES];      /* contents that survive a crash */
 	struct list_node cache_node;	      /* disk.cached */
-	uint8_t *cache;			      /* what the page cache holds, or NULL */
+	uint8_t *cache;			      /* contents in the page cache, or NULL */
 	bool cache_dirty;
 	uint64_t cache_since; /* ticket of the first completed write not written back, 0 = none */
 };
@@ -195,10 +195,10 @@ struct sim_leaf {
 };
 
 struct sim_zone {
-	uint64_t written;     /* bytes from its beginning */
-	uint64_t reset;	      /* ticket of one that no flush has followed; 0 = none */
-	uint64_t reset_bytes; /* that were durable before it */
-	bool is_full;	      /* or was finished */
+	uint64_t written;     /* bytes from the beginning of the zone */
+	uint64_t reset;	      /* ticket of a reset that is not yet durable; 0 = none */
+	uint64_t reset_bytes; /* durable bytes before the reset */
+	bool is_full;	      /* or finished */
 };
 
 struct sim_disk {
@@ -206,12 +206,12 @@ struct sim_disk {
 	char *name;
 	struct sim_disk_options options;
 	uint64_t identity;
-	uint32_t process; /* who has it open now; counted */
+	uint32_t process; /* number of the process that has it open now */
 	uint64_t size;
 	uint64_t leaf_count;
 	struct sim_leaf **leaves;
 	struct list_node pages;
-	struct list_node parked; /* operations that wait while it is stalled */
+	struct list_node parked; /* operations that wait while the disk is stalled */
 	struct list_node cached; /* pages in the page cache, oldest first */
 	uint64_t bad_offset;
 	uint64_t bad_length;
@@ -230,7 +230,7 @@ struct sim_file {
 	bool direct;
 	bool read_only;
 	bool marked; /* disk_mark_writer() */
-	bool killed; /* its process */
+	bool killed; /* its process was killed */
 	uint64_t flush_errors_seen;
 };
 
@@ -242,59 +242,59 @@ void sim_shared_stop(void);
 /* The medium (sim/disk.c). */
 struct sim_page *sim_page_find(const struct sim_disk *disk, uint64_t index);
 struct sim_page *sim_page_make(struct sim_disk *disk, uint64_t index);
-/* The dirty bits of the bytes [from, to) of a page, rounded out to sectors. */
+/* The dirty bits for the bytes [from, to) of a page, rounded out to sectors. */
 uint8_t sim_sector_bits(const struct sim_disk *disk, uint32_t from, uint32_t to);
-/* A file grows when it is written past its end. */
+/* Extends a file that is written past its end. */
 void sim_disk_extend(struct sim_disk *disk, uint64_t end);
 void sim_disk_get(struct sim_disk *disk, uint64_t offset, void *buf, size_t len);
 void sim_disk_put(struct sim_disk *disk, uint64_t offset, const void *bytes, size_t len);
 void sim_disk_fill(
 	struct sim_disk *disk, uint64_t offset, uint64_t length, uint8_t byte, bool hole);
-/* A completed write: from now on a flush covers it. */
+/* Records a completed write, which the next flush will cover. */
 void sim_disk_written(struct sim_disk *disk, uint64_t offset, uint64_t length);
-/* Makes durable what completed at or before ticket in the range. */
+/* Makes durable the writes in the range that completed at or before ticket. */
 void sim_disk_harden(struct sim_disk *disk, uint64_t offset, uint64_t length, uint64_t ticket);
-/* A flush that failed: forgets that sectors are dirty, keeping some and losing others. */
+/* A failed flush: marks all sectors clean, keeping some and losing others. */
 void sim_disk_lose(struct sim_disk *disk);
 struct sim_file *sim_disk_file(int fd);
-/* Makes up an error for an operation on the range: a bad range, or by chance; 0 = none. */
+/* Returns an error for an operation on the range, because of a bad range or by chance; 0 = none. */
 int sim_disk_fault(struct sim_disk *disk, enum sim_fault_kind kind, uint64_t offset,
 	uint64_t length, uint32_t error_ppm, uint32_t no_space_ppm);
-/* The descriptor and the memory of a file operation, which the ring must know (sim/ring.c). */
+/* The descriptor and memory of a file operation; checks that the ring knows them (sim/ring.c). */
 int sim_ring_fd(const struct ring *ring, struct ring_file file);
 struct iovec sim_ring_memory(const struct ring *ring, struct mem_ref memory, size_t len);
 
-/* Zones (sim/zones.c). All of these do nothing on other disks. */
+/* Zones (sim/zones.c). These functions have no effect on other disks. */
 void sim_zones_init(struct sim_disk *disk);
-/* -EIO: the zone cannot be written there now, or there is nothing to read. */
+/* -EIO: the zone cannot be written there now, or the range to read was not written. */
 int sim_zones_check(const struct sim_disk *disk, uint64_t offset, uint64_t length, bool write);
 void sim_zones_wrote(struct sim_disk *disk, uint64_t offset, uint64_t length);
-/* What was written up to ticket in the range is durable. */
+/* The writes in the range up to ticket are durable. */
 void sim_zones_hardened(struct sim_disk *disk, uint64_t offset, uint64_t length, uint64_t ticket);
-/* Gives the copy that a crash leaves its zones. */
+/* Sets the zones of a copy after a crash. */
 void sim_zones_crash_copy(const struct sim_disk *disk, struct sim_disk *copy);
-/* The same after a kill: what is not durable is so up to ticket. */
+/* Sets the zones of a copy after a kill: resets that are not durable get this ticket. */
 void sim_zones_kill_copy(const struct sim_disk *disk, struct sim_disk *copy, uint64_t ticket);
 
 /* The page cache (sim/cache.c). */
 void sim_cache_read(struct sim_disk *disk, uint64_t offset, void *buf, size_t len);
 void sim_cache_write(struct sim_disk *disk, uint64_t offset, const void *bytes, size_t len);
-/* Takes a page out of the cache, written back first or forgotten. */
+/* Removes a page from the cache, after writing it back or without. */
 void sim_cache_page_leave(struct sim_page *page, bool keep_contents);
-/* Writes it back when a write that completed at or before ticket is in it. */
+/* Writes the page back if it contains a write that completed at or before ticket. */
 void sim_cache_page_sync(struct sim_page *page, uint64_t ticket);
 void sim_cache_page_written(struct sim_page *page, uint64_t ticket);
-/* What programs see. */
+/* Contents of the page as programs see them. */
 const uint8_t *sim_cache_page_bytes(const struct sim_page *page);
 void sim_cache_write_back_all(struct sim_disk *disk);
 void sim_cache_drop_all(struct sim_disk *disk);
 void sim_cache_direct_begin(struct sim_disk *disk, uint64_t offset, uint64_t length, bool write);
 void sim_cache_direct_end(struct sim_disk *disk, uint64_t offset, uint64_t length);
-/* Something happens to the oldest page, perhaps. */
+/* By chance, writes back or evicts the oldest page. */
 void sim_cache_tick(struct sim_disk *disk);
 
-/* How many of the bytes from at on a system call can read: fewer than len where a mapped disk has
- * become shorter (sim/map.c). */
+/* Number of bytes, from at on, that a system call can read: fewer than len if a mapped disk has
+ * shrunk (sim/map.c). */
 size_t sim_map_readable(const void *at, size_t len);
 
 bool sim_disk_is_bad(const struct sim_disk *disk, uint64_t offset, uint64_t length, bool write);

@@ -308,9 +308,9 @@ void sim_stop(void)
 	sim_world.running = false;
 }
 
-/* --- threads: a ring of its own in the same world --------------------------------------------- */
+/* --- threads: a separate ring in the same world ----------------------------------------------- */
 
-/* As long as a real one waits. */
+/* As long as the real implementation waits. */
 #define CALL_NS_MAX UINT64_C(2000000000)
 
 struct ring_thread {
@@ -358,7 +358,7 @@ struct thread_call {
 	struct ring_message message;
 	void (*call)(void *context);
 	void *context;
-	bool decided; /* called, or given up */
+	bool decided; /* called, or timed out */
 	bool over;
 };
 
@@ -389,7 +389,7 @@ int ring_thread_call(struct ring_thread *thread, void (*call)(void *context), vo
 	while (!posted->over && sim_world.now_ns < end_ns && sim_step()) {
 	}
 	if (!posted->over) {
-		posted->decided = true; /* its delivery frees it */
+		posted->decided = true; /* freed on delivery */
 		return -ETIMEDOUT;
 	}
 	free(posted);
@@ -412,7 +412,7 @@ void sim_op_free(struct sim_op *sop)
 
 void sim_op_check(const struct sim_op *sop)
 {
-	/* Under AddressSanitizer these reads also find an owner that was freed. */
+	/* Under AddressSanitizer these reads also detect an owner that was freed. */
 	GMB_ASSERT(sop->op->in_flight);
 	GMB_ASSERT(sop->op->done == sop->done);
 	GMB_ASSERT(sop->op->code == sop->code);
@@ -445,7 +445,7 @@ void sim_op_memory(struct sim_op *sop, const struct iovec *iov, size_t count, bo
 			const struct sim_op *other = list_entry(node, struct sim_op, node);
 
 			if (other != sop && (writes_memory || other->writes_memory)) {
-				/* Two operations use this memory and one of them writes it. */
+				/* Two operations use this memory, and one of them writes it. */
 				GMB_ASSERT(!memory_overlaps(other, &iov[i]));
 			}
 		}
@@ -495,7 +495,7 @@ void sim_op_drop_event(const struct sim_event *event)
 	}
 }
 
-/* Walks the operation's memory from position and copies len bytes one way or the other. */
+/* Copies len bytes between buf and the operation's memory, from position on; in: to the memory. */
 static void op_copy(const struct sim_op *sop, size_t position, uint8_t *buf, size_t len, bool in)
 {
 	for (uint32_t i = 0; i < sop->iov_count && len > 0; i++) {
@@ -520,7 +520,8 @@ static void op_copy(const struct sim_op *sop, size_t position, uint8_t *buf, siz
 	GMB_ASSERT(len == 0);
 }
 
-/* The message header and its vector belong to the ring until done: they must not have changed. */
+/* The message header and its vector belong to the ring until done: asserts that they are
+ * unchanged. */
 static void op_check_message(const struct sim_op *sop)
 {
 	if (sop->message != NULL) {
@@ -547,8 +548,8 @@ void sim_op_scatter(const struct sim_op *sop, size_t position, const void *buf, 
 
 /* --- descriptors ---------------------------------------------------------------------------- */
 
-/* Numbers far above any real descriptor, so that a stray system call fails with EBADF. They are
- * never used twice in one world: a late use of a closed one is always noticed. */
+/* Numbers far above all real descriptors, so that a stray system call fails with EBADF. They are
+ * never reused in one world, so that every use of a closed descriptor is detected. */
 int sim_fd_add(enum sim_fd_kind kind, void *object, bool test_owned)
 {
 	for (int i = 0; i < SIM_FDS_MAX; i++) {
@@ -609,7 +610,7 @@ uint32_t sim_open_count(void)
 	return count;
 }
 
-/* --- memory that the program must not touch --------------------------------------------------- */
+/* --- memory that the program must not access -------------------------------------------------- */
 
 void sim_memory_alias(const void *base, size_t bytes, void *real)
 {
