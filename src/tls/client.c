@@ -12,23 +12,23 @@
 #include "base/log.h"
 
 struct tls_client {
-	struct tls_options options; /* the texts are ours */
+	struct tls_options options; /* its strings belong to this struct */
 	char *certificates;
 	char *psk_file;
 	char *user;
-	char *server_name; /* of every server; NULL: as its URI says */
+	char *server_name; /* for all servers; NULL: from the URI */
 	bool checks_name;
 	char label[EXPORT_URI_LABEL_BYTES];
 	struct tls_pool *pool;
-	tls_client_explain *explain; /* or NULL */
+	tls_client_explain *explain; /* can be NULL */
 
 	pthread_mutex_t lock;
-	struct tls_context *context; /* the latest that could be used, or NULL */
-	bool is_behind;		     /* it is older than its files, which is said already */
-	struct error behind;	     /* is_behind: why */
+	struct tls_context *context; /* the latest usable one, or NULL */
+	bool is_behind;		     /* it is older than its files, and this was logged */
+	struct error behind;	     /* is_behind: the reason */
 };
 
-/* A pre-shared key, or else certificates. */
+/* Chooses between a pre-shared key and certificates. */
 static int choose_type(const struct export_uri *uri, bool *use_psk, struct error *error)
 {
 	bool has_type = uri->tls_type != NULL;
@@ -52,7 +52,7 @@ static int choose_type(const struct export_uri *uri, bool *use_psk, struct error
 	return 0;
 }
 
-/* The name that is asked for in a certificate: as the user wrote it. */
+/* Chooses the name that must be in the certificate: as written by the user. */
 static int choose_name(struct tls_client *tls, const struct export_uri *uri, bool use_psk,
 	bool verify, struct error *error)
 {
@@ -72,8 +72,9 @@ static int choose_name(struct tls_client *tls, const struct export_uri *uri, boo
 	return 0;
 }
 
-/* The process may be in another folder when the file is read again. Links are not followed, because
- * renewed files may come with a new link. NULL: no path, or -ENOMEM in *err. */
+/* Returns an absolute path, because the process might be in another folder when the file is read
+ * again. Links are not resolved, because renewed files might come with a new link. NULL: path is
+ * NULL, or -ENOMEM in *err. */
 static char *tls_client_absolute(const char *path, int *err)
 {
 	char folder[PATH_MAX];
@@ -164,7 +165,7 @@ int tls_client_create_for_place(const struct place *place, tls_client_explain *e
 	return err;
 }
 
-/* Of TLS 1.2 with a pre-shared key only DHE-PSK has both AES-GCM and forward secrecy. */
+/* With TLS 1.2 and a pre-shared key, only DHE-PSK has both AES-GCM and forward secrecy. */
 #define DRIVER_PRIORITY                                                                            \
 	"-VERS-ALL:+VERS-TLS1.2:-CIPHER-ALL:+AES-128-GCM:+AES-256-GCM:+CHACHA20-"                  \
 	"POLY1305:" TLS_PRIORITY_GROUPS
@@ -211,7 +212,7 @@ static void warn_of(const struct tls_client *tls)
 	}
 }
 
-/* With the lock. */
+/* Called with the lock held. */
 static int tls_client_load(struct tls_client *tls, struct error *error)
 {
 	struct tls_context *fresh;

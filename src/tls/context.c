@@ -15,9 +15,9 @@
 #include "tls/context_private.h"
 #include "tls/kernel.h"
 
-/* Our order of ciphers, not the peer's: with NORMAL on both sides certificates get AES-256-GCM, and
- * pre-shared keys ChaCha20-Poly1305, which is five times as slow. CBC and CCM are left out, because
- * the kernel's records do not know them. */
+/* Our order of ciphers takes precedence over the peer's. With NORMAL on both sides, certificates
+ * get AES-256-GCM, and pre-shared keys get ChaCha20-Poly1305, which is five times as slow. CBC and
+ * CCM are left out, because kernel records do not support them. */
 #define PRIORITY_COMMON                                                                            \
 	"-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2:-CIPHER-ALL:+AES-128-GCM:+AES-256-GCM:"               \
 	"+CHACHA20-POLY1305:" TLS_PRIORITY_GROUPS ":%SERVER_PRECEDENCE"
@@ -100,7 +100,8 @@ static bool is_folder(const char *path)
 	return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
-/* The login: of whom keys are, and where the home folder is. Text in buffer. */
+/* Returns the entry of the user, for the login name and home directory. Its strings are in
+ * buffer. */
 static struct passwd *login(struct passwd *entry, char *buffer, size_t bytes)
 {
 	struct passwd *found = NULL;
@@ -108,7 +109,7 @@ static struct passwd *login(struct passwd *entry, char *buffer, size_t bytes)
 	return getpwuid_r(geteuid(), entry, buffer, bytes, &found) == 0 ? found : NULL;
 }
 
-/* The folder where no option names one: the first of these that exists, and no other. -ENOENT. */
+/* Returns the default folder: the first of these that exists. -ENOENT: none does. */
 static int default_folder(char **folder_out)
 {
 	static const char *const in_home[] = { ".pki/gmblock", ".config/pki/gmblock" };
@@ -198,7 +199,7 @@ static int copy_datum(gnutls_datum_t *out, const void *data, uint32_t bytes)
 	return 0;
 }
 
-/* GnuTLS asks for the key of a name; it wipes what it gets. */
+/* Called by GnuTLS for the key of a name. GnuTLS wipes the key afterwards. */
 static int server_key(gnutls_session_t session, const gnutls_datum_t *name, gnutls_datum_t *key)
 {
 	struct tls_check *check = gnutls_session_get_ptr(session);
@@ -207,8 +208,8 @@ static int server_key(gnutls_session_t session, const gnutls_datum_t *name, gnut
 	log_escape(check->psk_name, sizeof(check->psk_name), name->data,
 		MIN(name->size, (unsigned)IDENTITY_STRING_BYTES_MAX));
 	check->is_psk_known = psk != NULL;
-	/* With a key of chance an unknown name fails like a wrong key, at the same place and with
-	 * the same alert: nobody finds out which names there are. */
+	/* An unknown name gets a random key, so that it fails at the same place and with the same
+	 * alert as a wrong key. Clients cannot find out which names exist. */
 	return psk == NULL ? context_unknown_key(key) : copy_datum(key, psk->key, psk->key_bytes);
 }
 
@@ -300,8 +301,8 @@ static int load_priority(struct tls_context *context, const char *wanted, struct
 static int context_load(
 	struct tls_context *context, const struct tls_options *options, struct error *error)
 {
-	/* A client uses one or the other; a server without options looks into its default folder.
-	 */
+	/* A client uses one kind of credentials. A server without options uses its default
+	 * folder. */
 	bool wants_psk = options->role == TLS_CLIENT ? options->use_psk : options->psk_file != NULL;
 	bool wants_certificates = options->role == TLS_CLIENT ? !options->use_psk
 							      : options->certificates != NULL ||
@@ -353,13 +354,13 @@ int tls_context_load(
 
 void tls_context_get(struct tls_context *context)
 {
-	/* Relaxed: whoever calls has a reference already. */
+	/* Relaxed: the caller already has a reference. */
 	atomic_fetch_add_explicit(&context->references, 1, memory_order_relaxed);
 }
 
 void tls_context_put(struct tls_context *context)
 {
-	/* Acquire-release: what others did with it comes before it is freed. */
+	/* Acquire-release: all other uses happened before it is freed. */
 	if (context == NULL ||
 		atomic_fetch_sub_explicit(&context->references, 1, memory_order_acq_rel) != 1) {
 		return;

@@ -7,9 +7,9 @@
 #include "base/log.h"
 #include "tls/context_private.h"
 
-/* What is made ready step by step; the context owns the rest from the start. */
+/* Objects that are loaded step by step. The context owns everything else from the start. */
 struct own {
-	gnutls_x509_crt_t *certs; /* our own first */
+	gnutls_x509_crt_t *certs; /* the leaf certificate first */
 	unsigned cert_count;
 	gnutls_x509_privkey_t key;
 };
@@ -25,11 +25,11 @@ const char *tls_time_text(time_t at, char out[TLS_TIME_TEXT_BYTES])
 	return out;
 }
 
-/* A file that is cut within a block parses as a shorter list. */
+/* Returns whether the file ends within a block. GnuTLS would parse it as a shorter list. */
 static bool context_certs_is_cut(const struct tls_bytes *bytes)
 {
 	const char *at = bytes->data;
-	uint32_t rules = 0; /* of five dashes: two around BEGIN, two around END */
+	uint32_t rules = 0; /* number of "-----": two around BEGIN, two around END */
 
 	while ((at = memmem(at, bytes->len - (size_t)(at - bytes->data), "-----", 5)) != NULL) {
 		rules++;
@@ -104,7 +104,8 @@ static int check_validity(gnutls_x509_crt_t cert, const char *path, struct error
 	return 0;
 }
 
-/* Whether peers will believe it; they would only say "bad certificate". */
+/* Checks whether peers will accept the certificate, because they would only report "bad
+ * certificate". */
 static int check_own(
 	struct tls_context *context, const struct own *own, const char *path, struct error *error)
 {
@@ -154,8 +155,8 @@ static int check_own(
 			path, bits);
 	}
 	if (is_server && (algorithm == GNUTLS_PK_RSA || algorithm == GNUTLS_PK_RSA_PSS)) {
-		/* 0.41 ms of ECDSA P-256 against 3 ms at 2048 bits and 6.8 ms at 3072, GnuTLS 3.7.9
-		 * on a processor with AES-NI: about the square of the bits. */
+		/* 0.41 ms of ECDSA P-256 against 3 ms at 2048 bits and 6.8 ms at 3072 bits, with
+		 * GnuTLS 3.7.9 and AES-NI: about the square of the bits. */
 		tls_context_warn(context,
 			"%s: an RSA key of %u bits makes handshakes %u times as costly as ECDSA",
 			path, bits, (unsigned)(7ULL * bits * bits / (2048ULL * 2048)));
@@ -177,9 +178,9 @@ static int base64_digit(char c)
 	return c == '+' ? 62 : c == '/' ? 63 : -1;
 }
 
-/* Decodes the first block "PRIVATE KEY", of whatever kind, in place: GnuTLS would leave a copy of
- * the text in freed memory. Other text may stand around it (RFC 7468, section 2). False: there is
- * none, or it is no base64. */
+/* Decodes the first block "... PRIVATE KEY" in place, because GnuTLS would leave a copy of the
+ * text in freed memory. Other text can surround the block (RFC 7468, section 2). False: no such
+ * block, or not base64. */
 static bool decode_key(struct tls_bytes *bytes, gnutls_datum_t *der)
 {
 	static const char rule[] = "-----", begin[] = "-----BEGIN ", label[] = "PRIVATE KEY";
@@ -229,8 +230,8 @@ static int import_key(gnutls_x509_privkey_t *key, const gnutls_datum_t *der)
 	return result >= 0 ? result : gnutls_x509_privkey_import(*key, der, GNUTLS_X509_FMT_DER);
 }
 
-/* PKCS #8 (RFC 7468 section 11), or a header of the older form (RFC 1421 section 4.6.1.1): not a
- * word in the text around it. */
+/* Returns whether the key is encrypted: PKCS #8 (RFC 7468 section 11), or a header of the older
+ * form (RFC 1421 section 4.6.1.1). Words in the surrounding text do not count. */
 static bool is_encrypted(const char *pem)
 {
 	return strstr(pem, "-----BEGIN ENCRYPTED PRIVATE KEY-----") != NULL ||
@@ -282,7 +283,7 @@ static void own_fini(struct own *own)
 	}
 }
 
-/* Certificate and key: a server's are required, a client has both or none. */
+/* Loads certificate and key. They are required for a server; a client has both or none. */
 static int load_own(struct tls_context *context, const char *folder, struct error *error)
 {
 	bool is_server = context->role == TLS_SERVER;
@@ -330,7 +331,7 @@ static int load_own(struct tls_context *context, const char *folder, struct erro
 	return rc;
 }
 
-/* --- who may sign for peers ------------------------------------------------------------------- */
+/* --- authorities for peers ------------------------------------------------------------------- */
 
 static int check_authorities(struct tls_context *context, const gnutls_x509_crt_t *certs,
 	unsigned count, const char *path, struct error *error)
@@ -380,7 +381,7 @@ static int load_authorities(struct tls_context *context, const char *folder,
 		gnutls_free(certs);
 		return rc;
 	}
-	/* The list owns the certificates now; the array stays ours. */
+	/* The list owns the certificates now, but we own the array. */
 	added = gnutls_x509_trust_list_add_cas(context->trust, certs, count, GNUTLS_TL_USE_IN_TLS);
 	*certs_out = certs;
 	*count_out = count;
@@ -390,8 +391,9 @@ static int load_authorities(struct tls_context *context, const char *folder,
 	return 0;
 }
 
-/* Signed by one of the authorities. An expired one is loaded: its certificates are refused then,
- * which is known better than the reason why a reload fails. */
+/* Checks that the list is signed by one of the authorities. An expired list is loaded: the
+ * certificates of its authority are then rejected, which operators notice sooner than a failing
+ * reload. */
 static int check_crl(struct tls_context *context, gnutls_x509_crl_t crl,
 	const gnutls_x509_crt_t *certs, unsigned count, const char *path, struct error *error)
 {
@@ -404,7 +406,7 @@ static int check_crl(struct tls_context *context, gnutls_x509_crl_t crl,
 		return error_set(error, -EINVAL, "%s is not valid before %s; check the clock", path,
 			tls_time_text(gnutls_x509_crl_get_this_update(crl), text));
 	}
-	/* GnuTLS always looks at the time here, whatever its flags say. */
+	/* GnuTLS always checks the time here, whatever its flags are. */
 	if ((status & GNUTLS_CERT_REVOCATION_DATA_SUPERSEDED) != 0) {
 		status &= ~(unsigned)(GNUTLS_CERT_REVOCATION_DATA_SUPERSEDED | GNUTLS_CERT_INVALID);
 	}
@@ -466,7 +468,8 @@ static int load_crls(struct tls_context *context, const char *folder,
 	return rc;
 }
 
-/* The last two files are those of authorities and lists. */
+/* Sets the digest and validity of trusted. The last two files are those of authorities and
+ * lists. */
 static int describe_trust(struct tls_context *context, const gnutls_x509_crt_t *certs,
 	unsigned count, struct error *error)
 {
@@ -503,7 +506,7 @@ static int load_trust(struct tls_context *context, const char *folder, struct er
 	if (gnutls_x509_trust_list_init(&context->trust, 0) < 0) {
 		return error_set(error, -ENOMEM, "no memory");
 	}
-	/* From here on the credentials own it. */
+	/* The credentials own the list from here on. */
 	gnutls_certificate_set_trust_list(context->certificates, context->trust, 0);
 	if (folder == NULL) {
 		context->trusts_system = true;

@@ -26,9 +26,9 @@ void tls_bytes_free(struct tls_bytes *bytes)
 	bytes->len = 0;
 }
 
-/* Whether others than the owner, and those whom an access list names one by one, may read or write
- * the file. With a list the group's bits of the mode are its mask (acl(5)): a service manager that
- * hands a key to a user of its own shows up there. */
+/* Returns whether anyone can read or write the file except its owner and the users in its access
+ * control list. With such a list, the group bits of the mode are the list's mask (acl(5)): this is
+ * how a service manager gives a key to the service's user. */
 static bool context_files_is_shared(int fd, mode_t mode)
 {
 	union {
@@ -168,7 +168,8 @@ bool tls_file_is_stale(const struct tls_file *file)
 {
 	uint8_t now[IDENTITY_DIGEST_BYTES];
 	struct tls_bytes bytes;
-	/* Rights are a matter of loading: who opened them too far should read it in an error. */
+	/* The mode is only checked when loading, so that the operator sees an error if it is too
+	 * open. */
 	int rc = context_files_read_file(file->path, TLS_FILE_PUBLIC, &bytes, NULL);
 	bool is_same = rc == 0 ? file->is_there && digest(&bytes, now) == 0 &&
 					 memcmp(now, file->digest, sizeof(now)) == 0
@@ -179,7 +180,7 @@ bool tls_file_is_stale(const struct tls_file *file)
 }
 
 /* --- pre-shared keys --------------------------------------------------------------------------
- * Lines NAME:HEX, as psktool writes them; '#' begins a comment. The keys are decoded in place. */
+ * Lines NAME:HEX, as written by psktool; '#' starts a comment. Keys are decoded in place. */
 
 static int context_files_compare_names(
 	const struct tls_psk *psk, const void *name, size_t name_bytes)
@@ -206,7 +207,7 @@ static int context_files_hex_digit(char c)
 	return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* NULL, or what is wrong with the line from begin to end. */
+/* Returns NULL, or what is wrong with the line from begin to end. */
 static const char *context_files_parse_line(char *begin, char *end, struct tls_psk *psk)
 {
 	char *colon = memchr(begin, ':', (size_t)(end - begin));
@@ -255,8 +256,8 @@ _Static_assert(
 	IDENTITY_STRING_BYTES_MAX == 256 && TLS_PSK_BYTES_MIN == 16 && TLS_PSK_BYTES_MAX == 512,
 	"the sentences of parse_line() say so");
 
-/* psktool writes names with other than printable bytes as '#' and hexadecimal digits; they cannot
- * be told from comments. */
+/* psktool writes a name with unprintable bytes as '#' and hexadecimal digits. Such lines cannot be
+ * distinguished from comments. */
 static bool looks_like_hex_name(const char *begin, const char *end)
 {
 	const char *at = begin + 1;

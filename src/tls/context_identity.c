@@ -14,7 +14,7 @@ enum { SANS_MAX = 64, VALUES_BYTES_MAX = IDENTITY_VALUE_BYTES_MAX + SANS_MAX * 2
 _Static_assert(SANS_MAX + 4 <= IDENTITY_VALUES_MAX, "name, CN, two fingerprints");
 _Static_assert(IDENTITY_STRING_BYTES_MAX == 256, "VALUES_BYTES_MAX counts so");
 
-/* What is collected from a certificate. */
+/* Values collected from a certificate. */
 struct collection {
 	struct identity_value values[IDENTITY_VALUES_MAX];
 	uint32_t count;
@@ -45,8 +45,8 @@ static void add_value(
 	all->values[all->count++] = (struct identity_value){ kind, bytes, to };
 }
 
-/* What a takeover token is bound to: each part with its kind and length, so that no two lists of
- * parts are the same bytes. */
+/* Adds a part to the principal, which takeover tokens are bound to. Each part includes its kind
+ * and length, so different lists of parts never give the same bytes. */
 static void hash_part(gnutls_hash_hd_t hash, uint8_t kind, const void *data, uint32_t bytes)
 {
 	struct be32 length = be32_make(bytes);
@@ -60,8 +60,8 @@ static void hash_part(gnutls_hash_hd_t hash, uint8_t kind, const void *data, uin
 
 /* --- names ------------------------------------------------------------------------------------ */
 
-/* UCS-2, big-endian; a surrogate becomes three bytes that are no valid UTF-8, which is found out
- * later. -EINVAL: odd, or too long. */
+/* Converts UCS-2, big-endian. A surrogate becomes three bytes that are invalid UTF-8, which a
+ * later check detects. -EINVAL: odd length, or too long. */
 static int utf8_of_bmp(const gnutls_datum_t *from, uint8_t *out, size_t *bytes)
 {
 	size_t len = 0;
@@ -128,12 +128,13 @@ static int add_attribute(
 			"an attribute of the name is of an unknown type of string (%lu)",
 			ava->value_tag);
 	}
-	/* GnuTLS counts the terminator of the OID. */
+	/* GnuTLS includes the terminator in the OID's size. */
 	return identity_dn_add(dn, joins, (const char *)ava->oid.data,
 		strnlen((const char *)ava->oid.data, ava->oid.size), value, bytes, error);
 }
 
-/* A certificate has the most general RDN first, RFC 4514 the most specific one. */
+/* Collects RDNs in reverse order: a certificate starts with the most general one, RFC 4514 with
+ * the most specific one. */
 static int collect_name(gnutls_x509_dn_t name, struct identity_dn *dn, struct error *error)
 {
 	gnutls_x509_ava_st ava;
@@ -155,7 +156,7 @@ static int collect_name(gnutls_x509_dn_t name, struct identity_dn *dn, struct er
 	return 0;
 }
 
-/* The common name, if there is exactly one: the canonical name says. */
+/* Adds the common name if the canonical name contains exactly one. */
 static void collect_cn(struct collection *all)
 {
 	static const char oid[] = "2.5.4.3";
@@ -235,13 +236,13 @@ static int add_alternative(
 		}
 		memcpy(out, data, bytes);
 	} else {
-		/* Other kinds take part in no rule. */
+		/* Rules cannot match other kinds. */
 		hash_part(all->principal, 'o', data, (uint32_t)bytes);
 		return 0;
 	}
 	if (rc == 0) {
 		hash_part(all->principal, (uint8_t)kind, out, (uint32_t)bytes);
-		/* A wildcard is nobody's name: it would match nothing. */
+		/* A wildcard identifies no peer, so it would match nothing. */
 		if (!is_wildcard) {
 			add_value(all, kind, out, (uint32_t)bytes);
 		}
@@ -252,7 +253,7 @@ static int add_alternative(
 static int collect_alternatives(struct collection *all, gnutls_x509_crt_t cert, struct error *error)
 {
 	for (unsigned i = 0; i <= SANS_MAX; i++) {
-		uint8_t data[IDENTITY_STRING_BYTES_MAX + 1]; /* GnuTLS terminates text */
+		uint8_t data[IDENTITY_STRING_BYTES_MAX + 1]; /* GnuTLS adds a terminator to text */
 		size_t bytes = sizeof(data);
 		int type = gnutls_x509_crt_get_subject_alt_name(cert, i, data, &bytes, NULL);
 		int rc;
@@ -299,7 +300,7 @@ static int collect_fingerprints(struct collection *all, gnutls_x509_crt_t cert,
 }
 
 /* --- proof ------------------------------------------------------------------------------------
- * A struct tls_trust, then each certificate with its length before it. */
+ * A struct tls_trust, then each certificate, preceded by its length. */
 
 static uint8_t *pack_chain(const struct tls_trust *trust, const gnutls_datum_t *ders,
 	uint32_t count, uint32_t *bytes_out)
@@ -340,7 +341,7 @@ uint32_t tls_identity_chain(const struct identity *identity, struct tls_trust *t
 		GMB_ASSERT(count < TLS_CHAIN_COUNT_MAX);
 		at += (uint32_t)sizeof(struct be32);
 		GMB_ASSERT(bytes <= identity->proof_bytes - at);
-		/* GnuTLS reads it only. */
+		/* GnuTLS only reads it. */
 		ders[count].data = (uint8_t *)(uintptr_t)(identity->proof + at);
 		ders[count++].size = bytes;
 		at += bytes;
@@ -375,7 +376,7 @@ static int create_of_chain(struct collection *all, const struct tls_trust *trust
 	uint8_t *proof = NULL;
 
 	if (rc != 0) {
-		/* A certificate may be as large as it likes; an identity may not. */
+		/* Certificates have no size limit, but identities do. */
 		rc = rc == -ENOMEM ? rc : -EACCES;
 		if (error != NULL) {
 			error->code = rc;

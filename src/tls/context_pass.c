@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Who the peer of a connection is, told to the process that goes on with it, and believed there: by
- * its own credentials (docs/protocol/upgrade.md).
- */
+/* The identity of a connection's peer, encoded for the process that continues the connection. That
+ * process verifies it with its own credentials (docs/protocol/upgrade.md). */
 #include <errno.h>
 #include <string.h>
 
@@ -11,7 +9,7 @@
 
 enum wire_kind { PEER_NOBODY, PEER_PSK, PEER_CHAIN };
 
-/* What there is of it follows. */
+/* The data of the kind follows. */
 struct wire_peer {
 	struct be32 kind;
 } __attribute__((packed));
@@ -21,7 +19,7 @@ struct wire_psk {
 	uint8_t digest[IDENTITY_DIGEST_BYTES];
 } __attribute__((packed));
 
-/* Certificates follow, each with its length, struct be32, before it. */
+/* Certificates follow, each preceded by its length, struct be32. */
 struct wire_chain {
 	uint8_t digest[IDENTITY_DIGEST_BYTES];
 	struct be64 from;
@@ -48,7 +46,7 @@ uint32_t tls_peer_bytes(const struct identity *identity)
 	return bytes;
 }
 
-/* The proof of a chain begins with a struct tls_trust. */
+/* The proof of a chain starts with a struct tls_trust. */
 static void put_chain(const struct identity *identity, uint8_t *out)
 {
 	struct tls_trust trust;
@@ -133,7 +131,7 @@ static int take_chain(struct tls_context *context, const uint8_t *bytes, uint32_
 			return context_pass_malformed(error);
 		}
 		at += (uint32_t)sizeof(struct be32);
-		/* GnuTLS reads it only. */
+		/* GnuTLS only reads it. */
 		ders[der_count].data = (uint8_t *)(uintptr_t)(bytes + at);
 		ders[der_count++].size = der_bytes;
 		at += der_bytes;

@@ -56,7 +56,7 @@ static const char *chain_text(const struct tls_chain *chain, char out[IDENTITY_T
 	return out;
 }
 
-/* What is wrong, the most telling first. */
+/* Reasons for rejection, the most specific first. */
 static const struct {
 	unsigned status;
 	int alert;
@@ -92,8 +92,8 @@ static bool is_same_name(const gnutls_datum_t *a, const gnutls_datum_t *b)
 	return a->size == b->size && memcmp(a->data, b->data, a->size) == 0;
 }
 
-/* Whether there are revocation lists of this authority, and none is current. GnuTLS does not look
- * at their times. */
+/* Returns whether there are revocation lists of this certificate's authority, and all of them have
+ * expired. GnuTLS does not check their times. */
 static bool is_crl_expired(const struct tls_context *context, gnutls_x509_crt_t cert)
 {
 	time_t now = time(NULL);
@@ -122,11 +122,11 @@ static bool is_crl_expired(const struct tls_context *context, gnutls_x509_crt_t 
 	return has_any && !has_current;
 }
 
-/* Chain, validity, purpose, revocation: 0, or -EACCES and the alert. */
+/* Verifies chain, validity, purpose and revocation. Returns 0, or -EACCES and the alert. */
 static int verify_chain(const struct tls_context *context, const struct tls_chain *chain,
 	int *alert, struct error *error)
 {
-	/* Of the peer. */
+	/* Purpose of the peer's certificate. */
 	const char *purpose =
 		context->role == TLS_SERVER ? GNUTLS_KP_TLS_WWW_CLIENT : GNUTLS_KP_TLS_WWW_SERVER;
 	gnutls_x509_crt_t certs[TLS_CHAIN_COUNT_MAX];
@@ -173,7 +173,8 @@ static int verify_chain(const struct tls_context *context, const struct tls_chai
 bool tls_name_is_address(const char *name, uint8_t out[16], uint32_t *bytes_out)
 {
 	char text[64];
-	size_t length = strcspn(name, "%"); /* the zone of a link-local address is no part of it */
+	/* the zone of a link-local address is not part of it */
+	size_t length = strcspn(name, "%");
 
 	if (length >= sizeof(text)) {
 		return false;
@@ -189,10 +190,11 @@ bool tls_name_is_address(const char *name, uint8_t out[16], uint32_t *bytes_out)
 }
 
 /*
- * Whether the certificate has alternative names, and none of DNS. GnuTLS takes the common name
- * then, also beside an address of e-mail; RFC 6125, 6.4.4, forbids it beside any identifier of a
- * service, and RFC 9525 altogether. An authority that writes alternative names says with them whose
- * the certificate is, so here the common name counts only without any, of whatever type.
+ * Returns whether the certificate has alternative names, but none for DNS. In this case GnuTLS
+ * uses the common name, even next to an e-mail address. RFC 6125, 6.4.4, forbids this next to any
+ * service identifier, and RFC 9525 forbids it completely. An authority that writes alternative
+ * names expresses the owner with them. So here the common name counts only if there are none of
+ * any type.
  */
 static bool has_other_names_only(gnutls_x509_crt_t cert)
 {
@@ -213,8 +215,8 @@ static bool has_other_names_only(gnutls_x509_crt_t cert)
 	return true; /* malformed */
 }
 
-/* An address only matches an address of the certificate, a name its DNS names; the common name
- * counts only where there are no alternative names. */
+/* Checks the server's name. An address matches only addresses of the certificate, and a name only
+ * DNS names. The common name counts only if there are no alternative names. */
 static int verify_name(
 	const struct tls_chain *chain, const char *name, int *alert, struct error *error)
 {
@@ -273,12 +275,12 @@ int tls_verify_function(gnutls_session_t session)
 
 /* --- results ---------------------------------------------------------------------------------- */
 
-/* Where the two sides may differ, once they find nothing in common. */
+/* What to check if both sides have nothing in common. */
 #define COMPARE                                                                                    \
 	"compare the versions and ciphers, and whether both use certificates or both use "         \
 	"pre-shared keys"
 
-/* Alerts of a peer that does not believe us, and what to look at. */
+/* Returns what to check after an alert of a peer that rejects us; NULL: another alert. */
 static const char *alert_hint(int alert)
 {
 	switch (alert) {
@@ -312,7 +314,7 @@ static int alert_received(
 	const char *name = gnutls_alert_get_name((gnutls_alert_description_t)alert);
 	const char *hint = alert_hint(alert);
 
-	/* What GnuTLS says to a wrong key or name. */
+	/* GnuTLS sends this alert for a wrong key or name. */
 	if (alert == GNUTLS_A_ILLEGAL_PARAMETER && check->context->psk_client != NULL) {
 		hint = alert_hint(GNUTLS_A_UNKNOWN_PSK_IDENTITY);
 	}
@@ -404,7 +406,7 @@ int tls_check_identity(struct tls_check *check, gnutls_session_t session,
 	return rc;
 }
 
-/* --- later ------------------------------------------------------------------------------------ */
+/* --- after the handshake --------------------------------------------------------------------- */
 
 void tls_trust_narrow(struct tls_trust *trust, gnutls_x509_crt_t cert)
 {
@@ -412,9 +414,9 @@ void tls_trust_narrow(struct tls_trust *trust, gnutls_x509_crt_t cert)
 	trust->until = MIN(trust->until, (int64_t)gnutls_x509_crt_get_expiration_time(cert));
 }
 
-/* Most reloads bring a new certificate of our own. Whoever was verified with the same authorities
- * and revocation lists would be again, as long as nothing of it has expired: no need to spend 0.4
- * ms for each session on its signatures. */
+/* Returns whether a new verification would give the same result: authorities and revocation lists
+ * are those of the first verification, and nothing has expired. Most reloads only bring a new
+ * certificate of our own, so this saves 0.4 ms of signature checks per session. */
 static bool is_unchanged(const struct tls_context *context, const struct tls_trust *trust)
 {
 	static const struct tls_trust unknown;

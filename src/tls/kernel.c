@@ -14,22 +14,22 @@
 #endif
 
 enum {
-	PARTS = 8, /* of what is left of a receive, at a time */
+	PARTS = 8, /* pieces of the rest of a receive, at a time */
 	CONTROL_BYTES = 128,
 	RECORD_BYTES = 16384,
 	BLOCK_BYTES = 16,
-	RECORD_BLOCKS = 2, /* that a record costs beside its data */
+	RECORD_BLOCKS = 2, /* overhead of a record */
 	KEY_UPDATE_BYTES = 5,
 };
 
-/* AES blocks under one key: 256 GiB (RFC 8446, 5.5, sets the limit at 2^24.5 full records, which
- * are 2^34.5 blocks). ChaCha20 has none that could be reached, and TLS 1.2 no way to go on. A test
- * builds this file with a smaller one. */
+/* AES blocks under one key: 256 GiB. RFC 8446, 5.5, sets the limit at 2^24.5 full records, which
+ * are 2^34.5 blocks. ChaCha20 has no limit within reach, and TLS 1.2 cannot change keys. A test
+ * builds this file with a smaller value. */
 #ifndef TLS_KEY_BLOCKS_MAX
 #define TLS_KEY_BLOCKS_MAX (UINT64_C(1) << 34)
 #endif
 
-/* A message of another type than data. The kernel takes and tells the type beside it. */
+/* A message of another type than data. The type is in its control data, in both directions. */
 struct control_message {
 	struct msghdr message;
 	struct iovec iov;
@@ -41,14 +41,14 @@ struct tls_kernel {
 	struct error *error;
 	bool can_rekey;
 	bool is_closed;	 /* close_notify was received */
-	bool is_cut;	 /* the end came without */
-	bool is_leaving; /* our close_notify follows what is being sent */
-	bool is_stopped; /* the stream was shut down: no end is a surprise */
+	bool is_cut;	 /* the connection ended without close_notify */
+	bool is_leaving; /* our close_notify follows the data being sent */
+	bool is_stopped; /* the stream was shut down: any end is expected */
 	int failed;	 /* a negative errno: why nothing more is received */
 
 	/* Receiving. */
 	struct ring_op receive_op;
-	struct ring_op *receiver; /* of the stream's user */
+	struct ring_op *receiver; /* operation of the stream's user */
 	struct msghdr *into;
 	bool whole;
 	bool is_control; /* the next record is not data */
@@ -62,14 +62,14 @@ struct tls_kernel {
 	/* Sending. */
 	struct ring_op send_op;
 	struct ring_op *sender;
-	const struct msghdr *from; /* waits for a KeyUpdate to be sent, or is being sent */
+	const struct msghdr *from; /* being sent, or waits until a KeyUpdate is sent */
 	bool is_update_due;
 	uint64_t blocks_left;
 
-	struct tls_keys keys; /* the secrets of which the next are made; the keys are wiped */
+	struct tls_keys keys; /* secrets for deriving the next keys; the current keys are wiped */
 };
 
-/* --- control messages, out -------------------------------------------------------------------- */
+/* --- sending control messages ---------------------------------------------------------------- */
 
 static const struct msghdr *control_make(
 	struct control_message *control, enum tls_content content, uint8_t *bytes, size_t count)
@@ -94,7 +94,7 @@ static const struct msghdr *control_make(
 	return &control->message;
 }
 
-/* Only when no send is in flight. If the socket is full the peer is not told. */
+/* Sends an alert, if the socket has room for it. Called only when no send is in flight. */
 static void say_alert(struct tls_kernel *kernel, bool is_fatal, enum tls_alert alert)
 {
 	struct stream *stream = kernel->stream;
@@ -107,7 +107,7 @@ static void say_alert(struct tls_kernel *kernel, bool is_fatal, enum tls_alert a
 
 /* --- failing ---------------------------------------------------------------------------------- */
 
-/* Ends both directions: what is in flight completes. */
+/* Ends both directions: operations in flight complete. */
 static void tls_kernel_lose(struct tls_kernel *kernel, int err)
 {
 	if (kernel->failed == 0) {
@@ -124,8 +124,8 @@ static void tls_kernel_refuse(struct tls_kernel *kernel, int err, enum tls_alert
 	tls_kernel_lose(kernel, err);
 }
 
-/* What a receive has met, for the one who asked: the end, or an error; those of records in a
- * sentence. */
+/* Returns the result for the user of a receive that ended with err: the end, or an error. Errors
+ * of records get a sentence. */
 static int failure(struct tls_kernel *kernel, int err)
 {
 	switch (err) {
@@ -133,7 +133,7 @@ static int failure(struct tls_kernel *kernel, int err)
 		kernel->is_cut |= kernel->failed == 0 && !kernel->is_stopped;
 		return kernel->failed;
 	case -EBADMSG:
-	case -EMSGSIZE: /* the header of a record is wrong */
+	case -EMSGSIZE: /* the header of a record is invalid */
 	case -EINVAL:
 		tls_kernel_lose(
 			kernel, error_set(kernel->error, -EBADMSG,
@@ -147,7 +147,7 @@ static int failure(struct tls_kernel *kernel, int err)
 
 /* --- changing keys ---------------------------------------------------------------------------- */
 
-/* What the kernel has now is not needed here. */
+/* Wipes a key that the kernel now has. */
 static void tls_kernel_forget(struct tls_key *key)
 {
 	explicit_bzero(key->key, sizeof(key->key));
@@ -195,7 +195,7 @@ static void update_sent(struct ring_op *op, int result)
 		rc = result < 0 ? result : -EIO;
 	}
 	if (rc != 0) {
-		/* No byte more under the old key, which the peer has dropped. */
+		/* Send nothing more under the old key, because the peer has discarded it. */
 		tls_kernel_lose(kernel, rc);
 	}
 	tls_kernel_send_step(kernel);
@@ -207,11 +207,12 @@ static void update_possible(struct ring_op *op, int result)
 	update_sent(op, result < 0 ? result : -EAGAIN);
 }
 
-/* Not by an operation: that of a confined ring has no room for the type. */
+/* Sends a KeyUpdate, without a ring operation, because in a confined ring an operation cannot
+ * carry the type. */
 static void say_update(struct tls_kernel *kernel)
 {
 	struct stream *stream = kernel->stream;
-	/* update_not_requested: the peer looks after its own key. */
+	/* update_not_requested: the peer decides when to change its own key. */
 	uint8_t bytes[KEY_UPDATE_BYTES] = { 24, 0, 0, 1, 0 };
 	struct control_message control;
 	ssize_t result = ring_sendmsg_now(stream->ring, stream->file,
@@ -257,7 +258,7 @@ static void sent(struct ring_op *op, int result)
 	tls_kernel_send_step(kernel);
 }
 
-/* Nothing of ours is in flight: what is next? */
+/* Starts the next send. Called when none is in flight. */
 static void tls_kernel_send_step(struct tls_kernel *kernel)
 {
 	struct stream *stream = kernel->stream;
@@ -296,7 +297,7 @@ ssize_t tls_kernel_send_now(struct tls_kernel *kernel, const struct msghdr *mess
 		return kernel->failed;
 	}
 	if (kernel->send_op.in_flight || kernel->is_update_due) {
-		return -EAGAIN; /* a send waits for the new key, and starts it */
+		return -EAGAIN; /* a queued send waits for the new key and starts its exchange */
 	}
 	result = ring_sendmsg_now(stream->ring, stream->file, message);
 	count_sent(kernel, result);
@@ -311,7 +312,7 @@ void tls_kernel_shutdown_send(struct tls_kernel *kernel)
 	}
 }
 
-/* --- control messages, in --------------------------------------------------------------------- */
+/* --- receiving control messages -------------------------------------------------------------- */
 
 static struct msghdr *control_room(struct tls_kernel *kernel)
 {
@@ -340,7 +341,7 @@ static void on_event(struct tls_kernel *kernel, enum tls_event event)
 	}
 }
 
-/* What control_room() has received. */
+/* Processes the message that was received into control_room(). */
 static void take_control(struct tls_kernel *kernel, size_t count)
 {
 	const struct cmsghdr *header = CMSG_FIRSTHDR(&kernel->heard.message);
@@ -355,7 +356,7 @@ static void take_control(struct tls_kernel *kernel, size_t count)
 	}
 	rc = tls_control_input(&kernel->control, content, kernel->heard_bytes, count,
 		ring_now_ns(kernel->stream->ring), &event, &alert, kernel->error);
-	explicit_bzero(kernel->heard_bytes, count); /* a ticket */
+	explicit_bzero(kernel->heard_bytes, count); /* it might be a ticket */
 	if (rc == -EPROTO) {
 		tls_kernel_refuse(kernel, rc, alert);
 	} else if (rc != 0) {
@@ -376,7 +377,7 @@ static void receive_end(struct tls_kernel *kernel, int result)
 		kernel->stream->ring, receiver, kernel->got > 0 ? (int)kernel->got : result);
 }
 
-/* The room behind what was received, in at most PARTS pieces; NULL: there is none. */
+/* Returns the memory after the received part, in at most PARTS pieces; NULL: none is left. */
 static struct msghdr *room_left(struct tls_kernel *kernel)
 {
 	const struct msghdr *into = kernel->into;
@@ -420,7 +421,7 @@ static void tls_kernel_received(struct ring_op *op, int result)
 	struct tls_kernel *kernel = container_of(op, struct tls_kernel, receive_op);
 
 	if (result == -EIO) {
-		/* The record in front is not data. */
+		/* The next record is not data. */
 		kernel->is_control = true;
 		tls_kernel_receive_step(kernel);
 	} else if (result > 0) {
@@ -502,7 +503,7 @@ void tls_kernel_shutdown(struct tls_kernel *kernel)
 	kernel->is_stopped = true;
 }
 
-/* --- beginning and end ------------------------------------------------------------------------ */
+/* --- start and end --------------------------------------------------------------------------- */
 
 static bool is_suitable(enum tls_records records, const struct tls_key *key)
 {
@@ -512,8 +513,8 @@ static bool is_suitable(enum tls_records records, const struct tls_key *key)
 	       (records == TLS_RECORDS_KERNEL || key->version == TLS_1_2 || features->has_rekeying);
 }
 
-/* Until TLS_TX is taken nothing has changed but that the socket knows of TLS: it carries bytes as
- * they are. */
+/* Installs the keys. Before TLS_TX, nothing has changed except that the socket is prepared for
+ * TLS: it still carries plain bytes. */
 static int tls_kernel_install(int fd, const struct tls_keys *keys, struct error *error)
 {
 	const int on = 1;
@@ -530,13 +531,13 @@ static int tls_kernel_install(int fd, const struct tls_keys *keys, struct error 
 			strerror(-rc));
 	}
 	if (keys->receive.version == TLS_1_3) {
-		/* Records are opened in place; one with padding costs a copy. */
+		/* Records are decrypted in place. A record with padding costs a copy. */
 		(void)setsockopt(fd, SOL_TLS, TLS_RX_EXPECT_NO_PAD, &on, sizeof(on));
 	}
 	return 0;
 }
 
-/* The socket has the keys. */
+/* Initializes the layer, after the socket has got the keys. */
 static void tls_kernel_begin(struct tls_kernel *kernel, struct stream *stream, enum tls_role role,
 	const struct tls_keys *keys, struct error *error)
 {

@@ -1,23 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Kernel TLS: a layer whose records are made and opened by the kernel, once GnuTLS has shaken
- * hands. What is left to this process are control messages: new keys, tickets, alerts.
+ * Kernel TLS: a layer whose records are encrypted and decrypted by the kernel, after GnuTLS has
+ * completed the handshake. This process still handles control messages: new keys, tickets, alerts.
  *
  *   handshake done, its last byte sent ── tls_kernel_take() ──▶ TCP_ULP, TLS_TX, TLS_RX
- *        -EOPNOTSUPP: nothing has changed, the GnuTLS session goes on
+ *        -EOPNOTSUPP: nothing has changed, the GnuTLS session continues
  *        0: the session is freed, all bytes go through tls_kernel_send() and _receive()
  *
  *   receive ─▶ data
  *          └─▶ EIO: a control message is next ─▶ read it ─▶ new key for receiving, or the end
- *   send ─▶ [our key is due to change: KeyUpdate, new key for sending] ─▶ data
+ *   send ─▶ [our key must change: KeyUpdate, new key for sending] ─▶ data
  *
  * Between TCP_ULP and TLS_TX the socket would send plain bytes, so nothing is sent until both keys
- * are taken. A receive is never asked to be complete (MSG_WAITALL): Linux 7.2 does not return from
- * it when a control message comes in between. RFC 8446 (TLS 1.3), RFC 5288 and 7905 (TLS 1.2);
- * Documentation/networking/tls.rst of Linux.
+ * are installed. MSG_WAITALL is never used for receives, because Linux 7.2 does not return from
+ * such a receive if a control message interrupts the data. RFC 8446 (TLS 1.3), RFC 5288 and 7905
+ * (TLS 1.2); Linux's Documentation/networking/tls.rst.
  *
- * Private to the room, except the first part. Threading: the ring's thread; features, keys
- * and control messages on any. Ownership: stated at each. Errors: negative errno, with a sentence.
+ * Private to src/tls, except the first part. Threading: the ring's thread; features, keys and
+ * control messages on any thread. Ownership: stated at each. Errors: negative errno, with a
+ * sentence.
  */
 #pragma once
 
@@ -28,41 +29,41 @@
 
 struct gnutls_session_int;
 
-/* --- what the kernel can ---------------------------------------------------------------------- */
+/* --- features of the kernel ------------------------------------------------------------------ */
 
 enum tls_cipher { TLS_AES_128_GCM, TLS_AES_256_GCM, TLS_CHACHA20, TLS_CIPHER_COUNT };
 
 enum tls_version { TLS_1_2, TLS_1_3, TLS_VERSION_COUNT };
 
 struct tls_kernel_features {
-	/* Ciphers that worked, BIT(enum tls_cipher); none: see why_not. */
+	/* Ciphers that worked, BIT(enum tls_cipher). If there are none, why_not has the reason. */
 	uint32_t ciphers[TLS_VERSION_COUNT];
-	/* Keys can be changed in both directions. Without, a peer that uses TLS 1.3 breaks the
-	 * connection when it changes its own: GnuTLS does after 2^24 records. */
+	/* Keys can be changed in both directions. Without this, a TLS 1.3 connection breaks when
+	 * the peer changes its key; GnuTLS does so after 2^24 records. */
 	bool has_rekeying;
-	struct error why_not; /* code 0: all of it is there */
+	struct error why_not; /* code 0: all features are available */
 };
 
-/* Found out with real connections on the loopback interface, by the first caller; the others wait
- * for it. Blocks for milliseconds. Any thread. */
+/* Returns the features. The first caller finds them out with real connections on the loopback
+ * interface; concurrent callers wait for it. Blocks for milliseconds. Any thread. */
 const struct tls_kernel_features *tls_kernel_features(void);
 
-/* For whoever will encrypt with this choice: looks now, before the process gives up what it needs
- * for that. 0, or -EOPNOTSUPP with the reason: the kernel was chosen, and has no TLS. */
+/* Probes the features for this choice now, before the process gives up the privileges that the
+ * probe needs. 0, or -EOPNOTSUPP with the reason: the choice is the kernel, and it has no TLS. */
 GMB_MUST_CHECK int tls_kernel_look(enum tls_records records, struct error *error);
 
 /* --- keys ------------------------------------------------------------------------------------- */
 
 enum { TLS_SECRET_BYTES_MAX = 48, TLS_KEY_BYTES_MAX = 32, TLS_IV_BYTES_MAX = 12 };
 
-/* Of one direction of a session. Wiped by its owner. */
+/* Key of one direction of a session. Wiped by its owner. */
 struct tls_key {
 	enum tls_version version;
 	enum tls_cipher cipher;
 	uint8_t key[TLS_KEY_BYTES_MAX];
-	uint8_t iv[TLS_IV_BYTES_MAX]; /* TLS 1.2 with GCM: 4 bytes, the rest is in each record */
+	uint8_t iv[TLS_IV_BYTES_MAX]; /* TLS 1.2 with GCM: 4 bytes; the rest is in each record */
 	uint64_t sequence;
-	/* TLS 1.3: the traffic secret that the next key is made of. */
+	/* TLS 1.3: the traffic secret from which the next key is derived. */
 	uint8_t secret_bytes;
 	uint8_t secret[TLS_SECRET_BYTES_MAX];
 };
@@ -72,16 +73,16 @@ struct tls_keys {
 	struct tls_key send;
 };
 
-/* For gnutls_handshake_set_secret_function(): keeps the traffic secrets of TLS 1.3. What is NULL is
- * not kept. */
+/* Stores the traffic secrets of TLS 1.3, for gnutls_handshake_set_secret_function(). NULL: not
+ * stored. */
 void tls_keys_keep_secrets(
 	struct tls_keys *keys, const void *receive, const void *send, size_t secret_bytes);
-/* What a session uses from now on, of which the secrets are kept already. -EOPNOTSUPP: the kernel
- * has no such cipher or version. */
+/* Gets the current keys of a session whose secrets are stored already. -EOPNOTSUPP: the kernel
+ * does not have this cipher or version. */
 GMB_MUST_CHECK int tls_keys_of_session(struct tls_keys *keys, struct gnutls_session_int *session);
 void tls_keys_wipe(struct tls_keys *keys);
 
-/* The key after this one (RFC 8446, 7.2 and 7.3). -EIO: the library refuses. */
+/* Derives the key after this one (RFC 8446, 7.2 and 7.3). -EIO: GnuTLS failed. */
 GMB_MUST_CHECK int tls_key_next(struct tls_key *key);
 
 union tls_crypto {
@@ -91,19 +92,21 @@ union tls_crypto {
 	struct tls12_crypto_info_chacha20_poly1305 chacha20;
 };
 
-/* As setsockopt() takes it; returns the bytes of it. The caller wipes it. */
+/* Converts the key to the form that setsockopt() takes, and returns its size. The caller wipes
+ * it. */
 size_t tls_key_crypto(const struct tls_key *key, union tls_crypto *crypto_out);
-/* direction: TLS_TX or TLS_RX. A negative errno of setsockopt(). */
+/* Installs the key. direction: TLS_TX or TLS_RX. Returns 0 or a negative errno of setsockopt(). */
 GMB_MUST_CHECK int tls_key_install(const struct tls_key *key, int fd, int direction);
-/* Whether the socket has a key of this version and cipher; which one it is is not asked. */
+/* Returns whether the socket has a key of this version and cipher. The key itself is not
+ * compared. */
 bool tls_key_is_installed(const struct tls_key *key, int fd, int direction);
-/* The secret was copied: sets how long it is with this version and cipher. */
+/* Sets the length of a copied secret according to its version and cipher. */
 void tls_key_adopt_secret(struct tls_key *key);
-/* "AES-128-GCM"; static. */
+/* Returns "AES-128-GCM", for example; static. */
 const char *tls_cipher_name(enum tls_cipher cipher);
 
 /* --- control messages --------------------------------------------------------------------------
- * Records that are not data, in pieces as the kernel hands them out. */
+ * Records that are not data, in pieces as the kernel delivers them. */
 
 enum tls_content { TLS_CHANGE_CIPHER = 20, TLS_ALERT = 21, TLS_HANDSHAKE = 22, TLS_DATA = 23 };
 
@@ -125,25 +128,25 @@ enum {
 enum tls_event {
 	TLS_EVENT_NONE,
 	TLS_EVENT_CLOSED,     /* close_notify */
-	TLS_EVENT_UPDATE,     /* the next record has the next key */
-	TLS_EVENT_UPDATE_BOTH /* and the peer asks for one of ours */
+	TLS_EVENT_UPDATE,     /* the next record uses the next key */
+	TLS_EVENT_UPDATE_BOTH /* and the peer requests a new key from us */
 };
 
-/* All zero but role and version: nothing was received. */
+/* All zeroes except role and version: nothing was received. */
 struct tls_control {
 	enum tls_role role; /* ours */
 	enum tls_version version;
 	uint8_t header[4]; /* of a handshake message */
 	uint32_t header_bytes;
-	uint32_t skip_bytes; /* that are left of a ticket */
+	uint32_t skip_bytes; /* rest of a ticket */
 	uint32_t tickets;
 	uint32_t warnings;
-	uint32_t updates; /* in the second that began at updates_since_ns */
+	uint32_t updates; /* in the second that started at updates_since_ns */
 	uint64_t updates_since_ns;
 };
 
-/* A piece of a control message, and what it means. -EPROTO: the peer broke the protocol, and *alert
- * is what to tell it; -ECONNABORTED: the peer ended the connection with an alert of its own. */
+/* Processes a piece of a control message. -EPROTO: the peer violated the protocol, and *alert_out
+ * is the alert for it; -ECONNABORTED: the peer ended the connection with an alert. */
 GMB_MUST_CHECK int tls_control_input(struct tls_control *control, uint8_t content,
 	const uint8_t *bytes, size_t count, uint64_t now_ns, enum tls_event *event_out,
 	enum tls_alert *alert_out, struct error *error);
@@ -152,36 +155,37 @@ GMB_MUST_CHECK int tls_control_input(struct tls_control *control, uint8_t conten
 
 struct tls_kernel;
 
-/* Whether a connection that is about to shake hands may end up here: a TCP socket, and a kernel
- * that suits the choice. Secrets are to be kept then. */
+/* Returns whether a connection that is about to start its handshake might use kernel records: it
+ * is a TCP socket, and the kernel suits the choice. Its secrets must then be stored. */
 bool tls_kernel_is_wanted(enum tls_records records, int fd);
 
 /*
- * Hands the session's records to the kernel: the handshake is complete, its last byte was sent, and
- * nothing was received beyond it. keys: with the secrets kept; wiped in any case. error: where
- * failures of the layer are described, held as long as it. Afterwards the session is of no use and
- * is the caller's to free.
+ * Hands the session's records over to the kernel. The handshake is complete, its last byte was
+ * sent, and nothing was received beyond it. keys: with the stored secrets; wiped in any case.
+ * error: receives the description of later failures, held as long as the layer. Afterwards the
+ * session is unusable, and the caller frees it.
  *
- * -EOPNOTSUPP: the kernel does not take these keys; the session can go on, and nothing has been
- * sent. Any other error: the connection is lost.
+ * -EOPNOTSUPP: the kernel does not accept these keys. Nothing was sent, and the session can
+ * continue. Any other error: the connection is lost.
  */
 GMB_MUST_CHECK int tls_kernel_take(struct stream *stream, enum tls_role role,
 	enum tls_records records, struct gnutls_session_int *session, struct tls_keys *keys,
 	struct error *error, struct tls_kernel **kernel_out);
-/* Idle. Wipes what was secret. NULL is a no-op. */
+/* The layer is idle. Wipes the secrets. NULL is a no-op. */
 void tls_kernel_free(struct tls_kernel *kernel);
 
-/* What another process needs to go on with a copy of the socket, which keeps the keys in use: the
- * secrets of the keys that come after them. */
+/* State that another process needs to continue with a copy of the socket. The socket keeps the
+ * current keys; the state has the secrets for the keys that follow. */
 struct tls_kernel_state {
 	struct tls_keys keys; /* version, cipher and secrets; wiped by its owner */
-	uint64_t blocks_left; /* of the key for sending */
+	uint64_t blocks_left; /* for the sending key */
 };
 
-/* Idle, and nothing of a control message was received. */
+/* The layer is idle, and no part of a control message was received. */
 void tls_kernel_pass(const struct tls_kernel *kernel, struct tls_kernel_state *state_out);
-/* There. secret_bytes need not be set. -EOPNOTSUPP: the socket is none whose records the kernel
- * makes with this version and cipher, or it is not to any more. Nothing has changed then. */
+/* In the other process. secret_bytes need not be set. -EOPNOTSUPP: the kernel does not process the
+ * socket's records with this version and cipher, or is no longer supposed to. Nothing has changed
+ * then. */
 GMB_MUST_CHECK int tls_kernel_adopt(struct stream *stream, enum tls_role role,
 	enum tls_records records, const struct tls_kernel_state *state, struct error *error,
 	struct tls_kernel **kernel_out);

@@ -21,7 +21,8 @@ static int kernel_control_refuse(
 
 /* --- alerts ----------------------------------------------------------------------------------- */
 
-/* RFC 8446, 6: with TLS 1.3 the level says nothing, all but two are the end. */
+/* With TLS 1.3 the level is meaningless, and all alerts except two end the connection (RFC 8446,
+ * 6). */
 static int take_alert(struct tls_control *control, const uint8_t *bytes, size_t count,
 	enum tls_event *event_out, enum tls_alert *alert_out, struct error *error)
 {
@@ -52,7 +53,7 @@ static int take_alert(struct tls_control *control, const uint8_t *bytes, size_t 
 static int take_update(struct tls_control *control, const uint8_t *bytes, size_t count,
 	uint64_t now_ns, enum tls_event *event_out, enum tls_alert *alert_out, struct error *error)
 {
-	/* The next record has another key, so nothing follows in this one (RFC 8446, 5.1). */
+	/* The next record uses another key, so this one must end here (RFC 8446, 5.1). */
 	if (count != KEY_UPDATE_BYTES || bytes[1] != 0 || bytes[2] != 0 || bytes[3] != 1 ||
 		bytes[4] > 1) {
 		return kernel_control_refuse(
@@ -70,7 +71,7 @@ static int take_update(struct tls_control *control, const uint8_t *bytes, size_t
 	return 0;
 }
 
-/* A whole header: of a ticket, or of something that nobody asked for. */
+/* Processes a complete header: it is a ticket's, or that of an unexpected message. */
 static int take_header(struct tls_control *control, enum tls_alert *alert_out, struct error *error)
 {
 	const uint8_t *header = control->header;
@@ -88,7 +89,7 @@ static int take_header(struct tls_control *control, enum tls_alert *alert_out, s
 	return 0;
 }
 
-/* Tickets are not used: they are counted, and skipped. */
+/* Tickets are not used, only counted and skipped. */
 static int take_handshake(struct tls_control *control, const uint8_t *bytes, size_t count,
 	enum tls_alert *alert_out, struct error *error)
 {

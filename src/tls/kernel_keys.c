@@ -14,12 +14,12 @@
 #define SOL_TLS 282
 #endif
 
-/* What the two names of each thing are, and its sizes. */
+/* Names of each cipher in GnuTLS and in the kernel, and its sizes. */
 static const struct cipher {
 	gnutls_cipher_algorithm_t gnutls;
 	uint16_t kernel;
 	uint8_t key_bytes;
-	uint8_t salt_bytes;	    /* of the 12 bytes of a nonce: what the kernel calls salt */
+	uint8_t salt_bytes;	    /* part of the 12-byte nonce that the kernel calls salt */
 	gnutls_mac_algorithm_t mac; /* of the key schedule */
 } ciphers[TLS_CIPHER_COUNT] = {
 	[TLS_AES_128_GCM] = { GNUTLS_CIPHER_AES_128_GCM, TLS_CIPHER_AES_GCM_128, 16, 4,
@@ -32,7 +32,7 @@ static const struct cipher {
 
 _Static_assert(sizeof(((union tls_crypto *)NULL)->aes_256.key) <= TLS_KEY_BYTES_MAX, "fits");
 
-/* --- out of a session ------------------------------------------------------------------------- */
+/* --- keys of a session ----------------------------------------------------------------------- */
 
 void tls_keys_keep_secrets(
 	struct tls_keys *keys, const void *receive, const void *send, size_t secret_bytes)
@@ -70,7 +70,7 @@ static int take_key(gnutls_session_t session, bool is_receive, struct tls_key *k
 	gnutls_datum_t secret;
 	unsigned char sequence[8];
 
-	/* What it gives is the session's own memory: copied, and never written. */
+	/* These point to memory of the session: it is copied, and never written. */
 	if (gnutls_record_get_state(session, is_receive, NULL, &iv, &secret, sequence) != 0 ||
 		iv.size != iv_bytes || secret.size != cipher->key_bytes ||
 		(key->version == TLS_1_3 && key->secret_bytes == 0)) {
@@ -147,13 +147,13 @@ int tls_key_next(struct tls_key *key)
 	return rc;
 }
 
-/* --- into the kernel -------------------------------------------------------------------------- */
+/* --- installation in the kernel -------------------------------------------------------------- */
 
 size_t tls_key_crypto(const struct tls_key *key, union tls_crypto *crypto_out)
 {
 	const struct cipher *cipher = &ciphers[key->cipher];
 	struct be64 sequence = be64_make(key->sequence);
-	/* The part of the nonce that a record of TLS 1.2 carries starts as its number. */
+	/* The explicit part of the nonce in a TLS 1.2 record starts at the record number. */
 	const uint8_t *iv = key->version == TLS_1_2 && cipher->salt_bytes > 0
 				    ? (const uint8_t *)&sequence
 				    : key->iv + cipher->salt_bytes;
@@ -192,7 +192,7 @@ const char *tls_cipher_name(enum tls_cipher cipher)
 bool tls_key_is_installed(const struct tls_key *key, int fd, int direction)
 {
 	struct tls_crypto_info info = { 0 };
-	socklen_t bytes = sizeof(info); /* of so few it tells no key */
+	socklen_t bytes = sizeof(info); /* too short for the kernel to return the key */
 
 	return getsockopt(fd, SOL_TLS, direction, &info, &bytes) == 0 &&
 	       info.cipher_type == ciphers[key->cipher].kernel &&

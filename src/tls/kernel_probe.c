@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * What kernel TLS can do, tried with connections of our own: version numbers and accepted options
- * say too little. Modules may be missing, and Linux before 6.14 takes a key only once.
- */
+/* Probe of kernel TLS with connections of our own, because version numbers and accepted options
+ * reveal too little: modules might be missing, and Linux before 6.14 accepts a key only once. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/tcp.h>
@@ -22,7 +20,7 @@ enum { TIME_LIMIT_S = 2, WORDS_BYTES = 5 };
 
 static const uint8_t words[WORDS_BYTES] = "words";
 
-/* A connection of this process with itself. */
+/* A connection of this process to itself. */
 struct pair {
 	int listener;
 	int from;
@@ -74,7 +72,7 @@ static int pair_connect(struct pair *pair)
 		setsockopt(pair->to, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit)) != 0) {
 		return -errno;
 	}
-	/* Somebody else was faster: nothing is said to strangers. */
+	/* If another client was faster, nothing is sent to it. */
 	return peer.sin_port == own.sin_port ? 0 : -ECONNREFUSED;
 }
 
@@ -103,7 +101,7 @@ static int pair_talk(const struct pair *pair)
 {
 	uint8_t heard[WORDS_BYTES] = { 0 };
 
-	errno = EIO; /* a short count */
+	errno = EIO; /* for a short count */
 	if (send(pair->from, words, sizeof(words), MSG_NOSIGNAL) != sizeof(words) ||
 		recv(pair->to, heard, sizeof(heard), 0) != sizeof(heard)) {
 		return -errno;
@@ -111,9 +109,9 @@ static int pair_talk(const struct pair *pair)
 	return memcmp(heard, words, sizeof(words)) == 0 ? 0 : -EBADMSG;
 }
 
-/* --- what is tried ---------------------------------------------------------------------------- */
+/* --- probes ---------------------------------------------------------------------------------- */
 
-/* A KeyUpdate and the next key, in the order in which a layer meets them. */
+/* Sends a KeyUpdate and installs the next key, in the order in which a layer does. */
 static int pair_change_key(const struct pair *pair, struct tls_key *key)
 {
 	static uint8_t update[] = { 24, 0, 0, 1, 0 };
@@ -229,7 +227,7 @@ bool tls_kernel_is_wanted(enum tls_records records, int fd)
 	int protocol = 0;
 	socklen_t bytes = sizeof(protocol);
 
-	/* A socket of another kind first: it is not to cost a trial. */
+	/* Other sockets are excluded first, so that they do not cause a probe. */
 	return records != TLS_RECORDS_USER &&
 	       getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &bytes) == 0 &&
 	       protocol == IPPROTO_TCP && tls_kernel_features()->ciphers[TLS_1_3] != 0;

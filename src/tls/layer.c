@@ -6,7 +6,7 @@
 #include <string.h>
 
 enum {
-	LOOK_MS = 250, /* how often somebody who waits for a place asks for one back */
+	LOOK_MS = 250, /* interval at which a waiter checks for silent holders */
 };
 
 #define NS_PER_MS UINT64_C(1000000)
@@ -28,20 +28,20 @@ static void layer_set_state(struct tls_layer *layer, enum tls_layer_state state)
 	layer->state = state;
 }
 
-/* --- the end of a handshake ------------------------------------------------------------------- */
+/* --- end of a handshake ---------------------------------------------------------------------- */
 
 static void handshake_free(struct tls_layer *layer)
 {
 	free(layer->handshake);
 	layer->handshake = NULL;
-	if (layer->stock == NULL) { /* else they are of the records */
+	if (layer->stock == NULL) { /* otherwise they belong to the records */
 		free(layer->out.data);
 		layer->out = (struct tls_bytes){ 0 };
 		layer->in = (struct tls_bytes){ 0 };
 	}
 }
 
-/* Completes the start when nothing of it is in flight any more. */
+/* Completes the start operation when nothing of the handshake is in flight. */
 static void start_step(struct tls_layer *layer)
 {
 	struct ring_op *op = layer->starting;
@@ -85,7 +85,7 @@ static void socket_failed(struct tls_layer *layer, int result)
 	}
 }
 
-/* Who does the records: the kernel, or else GnuTLS. */
+/* Chooses where records are processed: in the kernel, or else in GnuTLS. */
 static int choose_records(struct tls_layer *layer)
 {
 	enum tls_records records = tls_context_records(layer->context);
@@ -109,14 +109,14 @@ static int choose_records(struct tls_layer *layer)
 		free(layer->in_small);
 		layer->in_small = NULL;
 		layer->facts.records = "kernel";
-		stream->memory_rights = MEM_SOCKET | MEM_ADDRESS; /* as of a plain socket */
+		stream->memory_rights = MEM_SOCKET | MEM_ADDRESS; /* as for a plain socket */
 		gnutls_deinit(layer->session);
 		layer->session = NULL;
 	}
 	return err;
 }
 
-/* The last byte of the handshake was sent. */
+/* The last byte of the handshake was sent: opens the layer. */
 static void open_layer(struct tls_layer *layer)
 {
 	int err;
@@ -130,7 +130,7 @@ static void open_layer(struct tls_layer *layer)
 	}
 }
 
-/* --- the worker ------------------------------------------------------------------------------- */
+/* --- worker ---------------------------------------------------------------------------------- */
 
 static struct tls_layer *layer_of(gnutls_session_t session)
 {
@@ -138,8 +138,8 @@ static struct tls_layer *layer_of(gnutls_session_t session)
 		(struct tls_check *)gnutls_session_get_ptr(session), struct tls_layer, check);
 }
 
-/* Tickets are counted. A certificate is verified before the signature that was made with its key:
- * with TLS 1.3 GnuTLS would do that first, and a stranger's key of 100,000 bits keeps a thread busy
+/* Counts tickets, and verifies a certificate before the signature made with its key. With TLS 1.3,
+ * GnuTLS would check the signature first, and an unverified key of 100,000 bits occupies a thread
  * for minutes. */
 static int message_arrives(gnutls_session_t session, unsigned type, unsigned when,
 	unsigned incoming, const gnutls_datum_t *message)
@@ -170,8 +170,8 @@ static int keep_secrets(gnutls_session_t session, gnutls_record_encryption_level
 
 static int session_create(struct tls_layer *layer)
 {
-	/* A client has one certificate; a server that does not know its authority should say that,
-	 * and not that there was none. */
+	/* A client has only one certificate. It presents it even to a server that does not list
+	 * its authority, so that the server reports this, and not a missing certificate. */
 	unsigned flags =
 		GNUTLS_NONBLOCK | GNUTLS_NO_SIGNAL | GNUTLS_NO_TICKETS |
 		(layer->is_server ? GNUTLS_SERVER : GNUTLS_CLIENT | GNUTLS_FORCE_CLIENT_CERT);
@@ -197,7 +197,8 @@ static int session_create(struct tls_layer *layer)
 	return err;
 }
 
-/* Keys of TLS 1.2 are bound to the handshake that made them only with this (RFC 7627). */
+/* Returns whether the keys are bound to the handshake that created them. With TLS 1.2 this
+ * requires an extension (RFC 7627). */
 static bool is_bound(gnutls_session_t session)
 {
 	return gnutls_protocol_get_version(session) != GNUTLS_TLS1_2 ||
@@ -217,7 +218,7 @@ static int alert_for(const struct tls_layer *layer, int result)
 		       : gnutls_error_to_alert(result, &level);
 }
 
-/* One call of GnuTLS with everything that has arrived. */
+/* Calls GnuTLS with all data that has arrived. */
 static int shake_hands(struct tls_layer *layer)
 {
 	struct tls_handshake *handshake = layer->handshake;
@@ -275,13 +276,13 @@ static void layer_work(struct tls_job *job)
 {
 	struct tls_layer *layer = container_of(job, struct tls_layer, job);
 
-	/* Nothing is waiting for the answer when the stream was shut down. */
+	/* If the stream was shut down, the result is not needed. */
 	if (!atomic_load_explicit(&layer->is_stopped, memory_order_relaxed)) {
 		layer->handshake->outcome = work_out(layer);
 	}
 }
 
-/* --- the ring --------------------------------------------------------------------------------- */
+/* --- ring ------------------------------------------------------------------------------------ */
 
 static void receive_header(struct tls_layer *layer);
 static void receive_body(struct tls_layer *layer);
@@ -314,7 +315,8 @@ static void layer_sent(struct ring_op *op, int result)
 
 	tls_place_is_silent(&layer->place, false);
 	if (layer->state == TLS_LAYER_REFUSING && result <= 0 && result != -EINTR) {
-		layer_end(layer, layer->handshake->result); /* what happened before says more */
+		/* the earlier reason is more specific */
+		layer_end(layer, layer->handshake->result);
 		return;
 	}
 	if (result <= 0 && result != -EINTR) {
@@ -357,7 +359,7 @@ static void go_to_work(struct tls_layer *layer)
 
 	layer_set_state(layer, TLS_LAYER_WORKER);
 	tls_place_is_silent(&layer->place, false);
-	layer->gives_way = false; /* it has just spoken */
+	layer->gives_way = false; /* it has just sent a message */
 	layer->was_at_work = true;
 	layer->job.ring = layer->stream->ring;
 	layer->job.is_urgent = !layer->is_server;
@@ -369,14 +371,14 @@ static void go_to_work(struct tls_layer *layer)
 	}
 }
 
-/* Records of a handshake in a form that GnuTLS need not see: 0, or what is wrong. */
+/* Checks a record header before GnuTLS sees it. Returns NULL, or what is wrong. */
 static const char *check_header(const struct tls_layer *layer, const uint8_t *header)
 {
 	const struct tls_handshake *handshake = layer->handshake;
 	uint32_t bytes = (uint32_t)header[3] << 8 | header[4];
 	bool is_first = handshake == NULL;
 
-	/* TLS 1.3 disguises its encrypted handshake as data. */
+	/* TLS 1.3 disguises encrypted handshake messages as data. */
 	if (is_first ? header[0] != TLS_HANDSHAKE
 		     : header[0] < TLS_CHANGE_CIPHER || header[0] > TLS_DATA) {
 		return is_first ? "the peer does not speak TLS" : "an unknown kind of record";
@@ -394,8 +396,8 @@ static const char *check_header(const struct tls_layer *layer, const uint8_t *he
 	return NULL;
 }
 
-/* The kernel is asked for no byte beyond the record: what follows the handshake belongs to whoever
- * does the records then. */
+/* Receives never extend beyond the current record, because data after the handshake belongs to the
+ * record layer, which might be the kernel. */
 static void layer_received(struct ring_op *op, int result)
 {
 	struct tls_layer *layer = container_of(op, struct tls_layer, in_op);
@@ -414,7 +416,7 @@ static void layer_received(struct ring_op *op, int result)
 
 static void receive_rest(struct tls_layer *layer, uint32_t want)
 {
-	if (layer->gives_way) { /* what came meanwhile was not all of it */
+	if (layer->gives_way) { /* the message is still incomplete */
 		socket_failed(layer, -ECANCELED);
 		return;
 	}
@@ -450,8 +452,8 @@ static void receive_body(struct tls_layer *layer)
 	}
 }
 
-/* The header of the first record is there. A peer that never says the rest of an ordinary hello
- * takes no place from others; a long one is received when there is a place for it. */
+/* The header of the first record has arrived. A peer that withholds the rest of an ordinary hello
+ * uses no slot. A long hello is received only after it has got a slot. */
 static void begin_hello(struct tls_layer *layer)
 {
 	if (record_bytes(layer->head) > TLS_IN_BYTES) {
@@ -472,7 +474,7 @@ static void begin_hello(struct tls_layer *layer)
 	receive_body(layer);
 }
 
-/* --- a place ---------------------------------------------------------------------------------- */
+/* --- slot ------------------------------------------------------------------------------------ */
 
 static void layer_look(struct ring_op *op, int result);
 
@@ -502,7 +504,7 @@ static void place_done(struct tls_place *place, int result)
 	struct tls_layer *layer = container_of(place, struct tls_layer, place);
 
 	if (layer->state >= TLS_LAYER_OPEN) {
-		start_step(layer); /* it came too late */
+		start_step(layer); /* too late */
 	} else if (layer->state != TLS_LAYER_PLACE) {
 		GMB_ASSERT(result == -EAGAIN);
 		layer->gives_way = layer->in_op.in_flight || layer->out_op.in_flight;
@@ -523,8 +525,8 @@ static void wait_a_while(struct tls_layer *layer, uint64_t wait_ns)
 	ring_timer(layer->stream->ring, &layer->timer_op, wait_ns, layer_look);
 }
 
-/* After a while: one that must wait for its source's sake asks again, the others see to it that
- * nobody sits on a place. */
+/* Timer of a waiter. If it waits because of its source's failures, it retries. Otherwise it checks
+ * for silent holders. */
 static void layer_look(struct ring_op *op, int result)
 {
 	struct tls_layer *layer = container_of(op, struct tls_layer, timer_op);
@@ -598,7 +600,7 @@ static void layer_start(struct stream *stream, struct ring_op *op)
 	}
 }
 
-/* --- the stream's ----------------------------------------------------------------------------- */
+/* --- stream operations ----------------------------------------------------------------------- */
 
 static void layer_shutdown(struct stream *stream)
 {
@@ -608,7 +610,7 @@ static void layer_shutdown(struct stream *stream)
 	if (layer->kernel != NULL) {
 		tls_kernel_shutdown(layer->kernel);
 	}
-	/* Everywhere else the socket's end or the worker's answer is what comes next. */
+	/* In all other states, the end of the socket or the worker's result follows. */
 	if (layer->state == TLS_LAYER_PLACE) {
 		layer_fail(layer, -ECANCELED, "the connection is closed");
 	}
@@ -653,7 +655,7 @@ static ssize_t layer_send_now(struct stream *stream, const struct msghdr *messag
 				     : tls_records_send_now(layer, message);
 }
 
-/* The kernel takes no more than what it has room for. */
+/* The kernel accepts only what it has room for, so it needs no flush. */
 static bool layer_flush(struct stream *stream, struct ring_op *op, ring_done_fn *done)
 {
 	struct tls_layer *layer = stream->layer;
@@ -714,7 +716,7 @@ const struct stream_ops tls_stream_ops = {
 	.close = layer_close,
 };
 
-/* --- life and facts --------------------------------------------------------------------------- */
+/* --- creation and properties ----------------------------------------------------------------- */
 
 int tls_layer_create(const struct tls_layer_options *options, struct tls_layer **layer_out)
 {

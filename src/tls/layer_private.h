@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What the parts of a layer share: the handshake (layer.c) and, once it is done, GnuTLS's record
+ * State shared by the parts of a layer: the handshake (layer.c) and, after it, GnuTLS's record
  * layer over memory (records.c).
  *
  *   socket ── ring ──▶ in ── pull ──▶ GnuTLS ──▶ the receiver's memory
- *   socket ◀── ring ── out ◀── push ── GnuTLS ◀── the sender's memory, or what was gathered of it
+ *   socket ◀── ring ── out ◀── push ── GnuTLS ◀── the sender's memory, or a copy gathered from it
  *
- * Threading: the ring's thread; while the state is TLS_LAYER_WORKER, a worker's. Ownership: all of
- * it is the layer's. Errors: as tls/layer.h.
+ * Threading: the ring's thread; in the state TLS_LAYER_WORKER, a worker's. Ownership: the layer
+ * owns all of it. Errors: as tls/layer.h.
  */
 #pragma once
 
@@ -19,34 +19,34 @@
 
 enum {
 	TLS_HEADER_BYTES = 5,
-	/* A record as it arrives, without its header (RFC 8446, 5.2). Those of TLS 1.2 may be
-	 * longer with ciphers that nobody offers here. */
+	/* A received record, without its header (RFC 8446, 5.2). Records of TLS 1.2 can be longer,
+	 * but only with ciphers that are not offered here. */
 	TLS_RECEIVED_BYTES_MAX = TLS_CONTENT_BYTES_MAX + 256,
-	/* Of one handshake. */
+	/* Limits of one handshake. */
 	TLS_HANDSHAKE_RECORDS_MAX = 32,
 	TLS_HANDSHAKE_IN_BYTES_MAX = 64 << 10,
-	TLS_HANDSHAKE_OUT_BYTES = 16 << 10, /* more is allocated when it is needed */
+	TLS_HANDSHAKE_OUT_BYTES = 16 << 10, /* more is allocated when needed */
 	TLS_HANDSHAKE_OUT_BYTES_MAX = 64 << 10,
-	/* Where an idle connection waits for bytes, and an ordinary hello is received. */
+	/* Buffer of an idle connection; an ordinary hello fits into it. */
 	TLS_IN_BYTES = 4096,
-	/* A receive that has room for more than this may wait in a batch. */
+	/* Receives with more room than this can wait in a batch. */
 	TLS_IN_LARGE_BYTES = 16 << 10,
 };
 
 enum tls_layer_state {
 	TLS_LAYER_NEW,
-	TLS_LAYER_HEADER,   /* for the header of a record */
-	TLS_LAYER_BODY,	    /* for the rest of the record; an ordinary hello needs no place */
-	TLS_LAYER_PLACE,    /* for a place among the handshakes */
-	TLS_LAYER_WORKER,   /* for a worker, who has the session */
-	TLS_LAYER_SENDING,  /* until the socket has taken our messages */
-	TLS_LAYER_REFUSING, /* the same with our alert */
+	TLS_LAYER_HEADER,   /* waits for the header of a record */
+	TLS_LAYER_BODY,	    /* waits for the rest of the record; an ordinary hello needs no slot */
+	TLS_LAYER_PLACE,    /* waits for a handshake slot */
+	TLS_LAYER_WORKER,   /* waits for a worker, which uses the session */
+	TLS_LAYER_SENDING,  /* waits until the socket has accepted our messages */
+	TLS_LAYER_REFUSING, /* waits until the socket has accepted our alert */
 	TLS_LAYER_OPEN,
 	TLS_LAYER_ENDED, /* nothing is received or sent any more */
 	TLS_LAYER_STATE_COUNT
 };
 
-/* A run of memory of which [at, end) is to be used next. */
+/* A buffer whose bytes [at, end) are to be used next. */
 struct tls_bytes {
 	uint8_t *data;
 	uint32_t at;
@@ -56,12 +56,12 @@ struct tls_bytes {
 
 enum tls_outcome { TLS_OUTCOME_MORE, TLS_OUTCOME_DONE, TLS_OUTCOME_FAILED };
 
-/* What only a handshake needs. */
+/* State that only a handshake needs. */
 struct tls_handshake {
 	uint32_t records;
 	uint32_t bytes;
 	uint32_t warnings;
-	enum tls_outcome outcome; /* of the worker's last visit */
+	enum tls_outcome outcome; /* of the worker's last run */
 	int result;		  /* TLS_OUTCOME_FAILED: a negative errno */
 	uint8_t in[TLS_HEADER_BYTES + TLS_RECEIVED_BYTES_MAX];
 };
@@ -71,18 +71,19 @@ struct tls_layer {
 	struct tls_context *context;
 	struct tls_pool *pool;
 	struct tls_check check;
-	gnutls_session_t session;  /* NULL until a worker has made it, and with kernel */
-	struct tls_keys keys;	   /* secrets, until it is open */
-	struct tls_kernel *kernel; /* open: who does the records; NULL: GnuTLS, in records.c */
+	gnutls_session_t session; /* NULL until a worker creates it, and with kernel */
+	struct tls_keys keys;	  /* secrets, until it is open */
+	/* open: processes the records; NULL: GnuTLS does, in records.c */
+	struct tls_kernel *kernel;
 	struct tls_facts facts;
 	struct identity *identity;
 	struct error error;
 	enum tls_layer_state state;
 	bool is_server;
-	bool was_at_work; /* a worker has seen it */
+	bool was_at_work; /* a worker has processed a message of it */
 	bool was_cut;
-	bool gives_way; /* its place was asked for, and its operation in flight is to end */
-	_Atomic bool is_stopped; /* the stream was shut down; the worker looks, too */
+	bool gives_way;		 /* its slot must be given back; its operation is being cancelled */
+	_Atomic bool is_stopped; /* the stream was shut down; the worker reads this, too */
 
 	struct tls_bytes in;  /* ciphertext */
 	struct tls_bytes out; /* ciphertext */
@@ -90,7 +91,7 @@ struct tls_layer {
 	struct ring_op out_op;
 
 	/* The handshake. */
-	struct ring_op *starting; /* the stream's, until it completes */
+	struct ring_op *starting; /* the stream's operation, until it completes */
 	int start_result;
 	struct ring_op timer_op;
 	struct tls_place place;
@@ -101,35 +102,36 @@ struct tls_layer {
 
 	/* Records. */
 	struct tls_stock *stock;
-	uint8_t *in_small;		/* TLS_IN_BYTES */
-	bool is_disguised;		/* TLS 1.3: every record says that it is data */
-	uint8_t head[TLS_HEADER_BYTES]; /* of the first record, and later of the one that GnuTLS
-					 * is taking */
+	uint8_t *in_small; /* TLS_IN_BYTES */
+	/* TLS 1.3: the header of every record says that it is data */
+	bool is_disguised;
+	/* Header of the first record, and later of the one that GnuTLS is reading. */
+	uint8_t head[TLS_HEADER_BYTES];
 	uint32_t head_bytes;
 	uint32_t body_left;
 	struct ring_op *receiving;
 	struct msghdr *into;
-	size_t into_idx; /* of the vector of into, and the place in it */
+	size_t into_idx; /* index in the vector of into, and position in that element */
 	size_t into_at;
 	size_t got;
 	bool whole;
 	struct ring_op *sending;
 	const struct msghdr *message;
 	size_t taken;	   /* bytes of the message that are in out */
-	bool is_finishing; /* close_notify follows what is in out */
-	bool is_closing;   /* it is in out: then the socket says so, too */
-	bool ended;	   /* the peer has said that it sends no more, or has gone */
-	int broken;	   /* what both directions end with from now on, or 0 */
-	int send_error;	   /* what sending ends with, or 0 */
+	bool is_finishing; /* close_notify follows the contents of out */
+	bool is_closing;   /* close_notify is in out: the socket is shut down after it */
+	bool ended;	   /* the peer has sent close_notify, or has gone */
+	int broken;	   /* result of both directions from now on, or 0 */
+	int send_error;	   /* result of sending from now on, or 0 */
 	uint32_t warnings;
 	uint32_t tickets;
 };
 
 /* --- records.c -------------------------------------------------------------------------------- */
 
-/* For GnuTLS, during the handshake as well. */
+/* Connects GnuTLS to the layer's buffers, also for the handshake. */
 void tls_records_attach(struct tls_layer *layer);
-/* The handshake is done and its memory given back. -ENOMEM. */
+/* Starts user-space records, when the handshake has ended and its memory is freed. -ENOMEM. */
 GMB_MUST_CHECK int tls_records_open(struct tls_layer *layer);
 void tls_records_close(struct tls_layer *layer);
 

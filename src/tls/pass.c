@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A layer that goes on in another process (docs/protocol/upgrade.md). Its socket has the keys, and
- * the numbers of the records, and comes along; what is told are the secrets of the next keys, and
- * who the peer is. It is parsed as hostile, and the peer believed by the credentials of now.
+ * Handover of a layer to another process (docs/protocol/upgrade.md). The socket is handed over
+ * with its keys and record numbers. The state contains the secrets of the next keys, and the
+ * identity of the peer. It is parsed as hostile input, and the peer is verified with the current
+ * credentials.
  */
 #include <errno.h>
 #include <string.h>

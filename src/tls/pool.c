@@ -15,19 +15,19 @@ enum { BUCKETS = 256 };
 _Static_assert(TLS_SOURCES_MAX > TLS_HANDSHAKES_MAX + TLS_WAITING_MAX,
 	"a source that nobody uses can always be forgotten");
 
-/* Where handshakes come from. */
+/* A source of handshakes. */
 struct tls_source {
 	struct list_node bucket_node;
-	struct list_node idle_node; /* linked: nobody holds a place or waits */
+	struct list_node idle_node; /* linked while it neither holds a slot nor waits */
 	uint8_t key[TLS_SOURCE_BYTES];
 	uint32_t held;
 	uint32_t waiting;
-	/* When its failures will be paid, one every TLS_FAILURE_INTERVAL_MS. */
+	/* Time when its failures will be paid off, at one per TLS_FAILURE_INTERVAL_MS. */
 	uint64_t paid_ns;
 };
 
 struct tls_pool {
-	pthread_mutex_t lock; /* of all but workers */
+	pthread_mutex_t lock; /* protects everything except workers */
 	struct tls_workers *workers;
 	uint32_t held_max;
 	uint32_t held_count;
@@ -68,7 +68,7 @@ int tls_pool_create(
 	for (uint32_t i = 0; i < BUCKETS; i++) {
 		list_init(&pool->buckets[i]);
 	}
-	/* Without it the chains are only a little easier to make long. */
+	/* Its failure only makes long hash chains a little easier to provoke. */
 	(void)gnutls_rnd(GNUTLS_RND_NONCE, &pool->hash_key, sizeof(pool->hash_key));
 	pthread_mutex_init(&pool->lock, NULL);
 	*pool_out = pool;
@@ -114,7 +114,7 @@ static struct list_node *pool_bucket_of(struct tls_pool *pool, const uint8_t *ke
 	return &pool->buckets[hash % BUCKETS];
 }
 
-/* In the list of idle sources, as the one used last, or out of it. */
+/* Moves the source to the end of the idle list, or out of the list. */
 static void source_counted(struct tls_pool *pool, struct tls_source *source)
 {
 	list_remove(&source->idle_node);
@@ -123,7 +123,8 @@ static void source_counted(struct tls_pool *pool, struct tls_source *source)
 	}
 }
 
-/* NULL: out of memory. An idle one may be forgotten by the next call. */
+/* Returns the source of a key, creating it if necessary. NULL: out of memory. The next call can
+ * reuse an idle source. */
 static struct tls_source *source_get(struct tls_pool *pool, const uint8_t *key)
 {
 	struct list_node *bucket = pool_bucket_of(pool, key);
@@ -156,7 +157,7 @@ static struct tls_source *source_get(struct tls_pool *pool, const uint8_t *key)
 	return source;
 }
 
-/* How long it has to wait before another of its handshakes may fail. */
+/* Returns the time until another of its handshakes may fail. */
 static uint64_t source_wait_ns(const struct tls_source *source, uint64_t now_ns)
 {
 	uint64_t may_ns = now_ns + TLS_FAILURES_BURST * TLS_FAILURE_INTERVAL_MS * NS_PER_MS;
@@ -164,7 +165,7 @@ static uint64_t source_wait_ns(const struct tls_source *source, uint64_t now_ns)
 	return source->paid_ns > may_ns ? source->paid_ns - may_ns : 0;
 }
 
-/* --- places ----------------------------------------------------------------------------------- */
+/* --- slots ----------------------------------------------------------------------------------- */
 
 static void place_deliver(struct ring *ring, struct ring_message *message)
 {
@@ -257,14 +258,15 @@ static void grant_some(struct tls_pool *pool, bool slow)
 	}
 }
 
-/* Whoever may hold a place by now gets it: first those who will not keep it long. */
+/* Hands free slots to waiters, first to those whose first message is complete. */
 static void places_grant(struct tls_pool *pool)
 {
 	grant_some(pool, false);
 	grant_some(pool, true);
 }
 
-/* The queue is full: the source that fills it most loses the one that has waited longest. */
+/* Called when the queue is full: the source with the most waiters loses its longest waiting
+ * one. */
 static void refuse_one(struct tls_pool *pool)
 {
 	struct tls_place *refused = NULL;
@@ -328,7 +330,7 @@ void tls_place_give(struct tls_place *place, bool failed)
 {
 	struct tls_pool *pool = place->pool;
 
-	if (pool == NULL) { /* never asked for */
+	if (pool == NULL) { /* never requested */
 		return;
 	}
 	pthread_mutex_lock(&pool->lock);
@@ -375,7 +377,7 @@ void tls_pool_make_room(struct tls_pool *pool, uint64_t now_ns)
 	struct tls_place *silent = NULL;
 
 	pthread_mutex_lock(&pool->lock);
-	/* Who waits for a share of its own source cannot be helped. */
+	/* A waiter that lacks a share of its own source gains nothing from this. */
 	if (pool->waiting_count > 0 && pool->held_count == pool->held_max) {
 		list_for_each(node, &pool->held)
 		{

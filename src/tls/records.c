@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Records in user space: GnuTLS's record layer, which finds ciphertext in memory and leaves it
- * there. A send becomes one batch of records, filled across the pieces of its message: what is
- * contiguous and fills a record is encrypted where it is, the rest is gathered first. Nothing waits
- * for a record to be full. A receive takes what the socket has, and GnuTLS writes the plain bytes
- * to where they belong; it hands none out that it has not authenticated.
+ * Records in user space: GnuTLS's record layer, which reads and writes ciphertext in memory.
  *
- *   bytes moved for each byte: encrypted, copied to the batch, copied to the socket
- *                              copied from the socket, copied to GnuTLS, decrypted, copied in place
+ * A send becomes one batch of records, filled across the pieces of its message. Contiguous data
+ * that fills a record is encrypted from where it is; the rest is gathered first. No data waits for
+ * a record to become full. A receive takes whatever the socket has, and GnuTLS writes the plain
+ * bytes directly to their destination. It delivers only authenticated bytes.
  *
- * A batch belongs to the ring's stock and is taken when there is something in it. An idle
- * connection waits in its own TLS_IN_BYTES.
+ *   copies of each byte sent:     encrypted, copied to the batch, copied to the socket
+ *   copies of each byte received: copied from the socket, copied to GnuTLS, decrypted, copied in
+ * place
+ *
+ * A batch belongs to the ring's stock, and is only taken while it contains data. An idle
+ * connection receives into its own TLS_IN_BYTES.
  */
 #include "tls/layer_private.h"
 
@@ -18,13 +20,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Messages of GnuTLS that fit into a record, which it handles one in each call. */
+/* Limit of messages in one record; GnuTLS processes one per call. */
 enum { SILENT_CALLS_MAX = TLS_CONTENT_BYTES_MAX / 4 };
 
-/* --- GnuTLS's ends ---------------------------------------------------------------------------- */
+/* --- transport functions of GnuTLS ----------------------------------------------------------- */
 
-/* The headers of records are not looked at by GnuTLS where encryption does not cover their meaning:
- * all of TLS 1.3 is disguised as data, and TLS 1.2 has no change of cipher once it is open. */
+/* Returns whether a record header is valid. GnuTLS does not check what encryption does not
+ * authenticate: with TLS 1.3 every record is disguised as data, and with TLS 1.2 there is no
+ * ChangeCipherSpec once it is open. */
 static bool is_possible(const struct tls_layer *layer)
 {
 	const uint8_t *header = layer->head;
@@ -34,7 +37,7 @@ static bool is_possible(const struct tls_layer *layer)
 	       header[1] == 3 && header[2] == 3 && bytes > 0 && bytes <= TLS_RECEIVED_BYTES_MAX;
 }
 
-/* Follows the records that GnuTLS takes. False: one that cannot be. */
+/* Follows the records that GnuTLS reads. Returns false at an invalid one. */
 static bool records_follow(struct tls_layer *layer, const uint8_t *bytes, size_t count)
 {
 	while (count > 0) {
@@ -79,7 +82,7 @@ static ssize_t pull(gnutls_transport_ptr_t context, void *buf, size_t len)
 	return (ssize_t)bytes;
 }
 
-/* It never waits: what is not here yet is received by the ring. */
+/* Never waits: the ring receives missing data. */
 static int pull_timeout(gnutls_transport_ptr_t context, unsigned ms)
 {
 	GMB_UNUSED(context);
@@ -87,8 +90,8 @@ static int pull_timeout(gnutls_transport_ptr_t context, unsigned ms)
 	return 1;
 }
 
-/* Only a handshake's output may grow, for a long chain of certificates; records have the room that
- * they need. */
+/* Makes room in out. Only the output of a handshake can grow, for a long chain of certificates.
+ * Records have all the room they need. */
 static bool records_make_room(struct tls_layer *layer, size_t bytes)
 {
 	struct tls_bytes *out = &layer->out;
@@ -155,7 +158,7 @@ int tls_records_open(struct tls_layer *layer)
 	return 0;
 }
 
-/* What has been used up is free for others. */
+/* Gives back a batch that is used up. */
 static void in_release(struct tls_layer *layer)
 {
 	if (layer->in.at == layer->in.end && layer->in.data != layer->in_small) {
@@ -242,7 +245,7 @@ static int records_describe(struct tls_layer *layer, int result)
 	}
 }
 
-/* Both directions are over. The peer is told why if its socket has room. */
+/* Ends both directions. The peer receives an alert if its socket has room. */
 static void break_off(struct tls_layer *layer, int result)
 {
 	struct ring *ring = layer->stream->ring;
@@ -270,8 +273,8 @@ static void break_off(struct tls_layer *layer, int result)
 
 enum opened {
 	OPENED_ALL,  /* the message is full */
-	OPENED_DRY,  /* nothing more has arrived */
-	OPENED_LAST, /* nothing more will arrive */
+	OPENED_DRY,  /* no more data has arrived */
+	OPENED_LAST, /* no more data will arrive */
 };
 
 static void into_begin(struct tls_layer *layer, struct msghdr *message, bool whole)
@@ -283,7 +286,7 @@ static void into_begin(struct tls_layer *layer, struct msghdr *message, bool who
 	layer->whole = whole;
 }
 
-/* The next memory to receive into; empty: the message is full. */
+/* Returns the next memory to receive into; empty: the message is full. */
 static struct iovec into_next(struct tls_layer *layer)
 {
 	const struct msghdr *into = layer->into;
@@ -302,17 +305,17 @@ static struct iovec into_next(struct tls_layer *layer)
 	return (struct iovec){ 0 };
 }
 
-/* Alerts that are only warnings: TLS_WARNING_ALERTS_MAX in all. */
+/* Returns whether an alert is only a warning, up to TLS_WARNING_ALERTS_MAX in total. */
 static bool is_tolerable(struct tls_layer *layer, int result)
 {
 	return result == GNUTLS_E_WARNING_ALERT_RECEIVED &&
 	       ++layer->warnings <= TLS_WARNING_ALERTS_MAX;
 }
 
-/* Opens what has arrived. */
+/* Decrypts the data that has arrived. */
 static enum opened open_records(struct tls_layer *layer)
 {
-	uint32_t silent = 0; /* calls that gave no byte, and took none */
+	uint32_t silent = 0; /* calls that neither returned nor consumed a byte */
 
 	for (;;) {
 		struct iovec iov = into_next(layer);
@@ -336,7 +339,8 @@ static enum opened open_records(struct tls_layer *layer)
 			if (layer->in.at == layer->in.end) {
 				return OPENED_DRY;
 			}
-			if (silent > SILENT_CALLS_MAX) { /* a mistake in GnuTLS, not for ever */
+			/* a bug in GnuTLS must not become an endless loop */
+			if (silent > SILENT_CALLS_MAX) {
 				break_off(layer, GNUTLS_E_INTERNAL_ERROR);
 			}
 		} else if (!is_tolerable(layer, (int)result)) {
@@ -345,7 +349,7 @@ static enum opened open_records(struct tls_layer *layer)
 	}
 }
 
-/* What a receive that has ended gives: bytes first, their end later. */
+/* Returns the result of a receive that has ended: bytes first, an error with the next receive. */
 static ssize_t received_bytes(struct tls_layer *layer)
 {
 	in_release(layer);
@@ -360,7 +364,7 @@ static void receive_complete(struct tls_layer *layer, int result)
 	ring_op_complete(layer->stream->ring, op, result);
 }
 
-/* How much room is left in the message; more than the limit is not counted. */
+/* Returns whether the message has more than TLS_IN_LARGE_BYTES of room left. */
 static bool into_is_large(const struct tls_layer *layer)
 {
 	const struct msghdr *into = layer->into;
@@ -375,14 +379,14 @@ static bool into_is_large(const struct tls_layer *layer)
 	return false;
 }
 
-/* The socket has nothing more to give. */
+/* The socket has reached its end. */
 static void in_ended(struct tls_layer *layer)
 {
 	layer->ended = true;
 	layer->was_cut = !atomic_load_explicit(&layer->is_stopped, memory_order_relaxed);
 }
 
-/* Takes what the socket has. -EAGAIN: nothing. */
+/* Receives what the socket has. -EAGAIN: nothing. */
 static ssize_t fill_now(struct tls_layer *layer)
 {
 	struct iovec iov;
@@ -441,7 +445,7 @@ static void filled(struct ring_op *op, int result)
 	layer->in.end = result > 0 ? (uint32_t)result : 0;
 	layer->stream->raw_bytes += layer->in.end;
 	opened = open_records(layer);
-	/* There is more than fits where an idle connection waits. */
+	/* The small buffer was full, so the socket has more data. */
 	if (opened == OPENED_DRY && result == TLS_IN_BYTES && fill_now(layer) > 0) {
 		opened = open_records(layer);
 	}
@@ -463,7 +467,7 @@ ssize_t tls_records_receive_now(struct tls_layer *layer, struct msghdr *message)
 
 	GMB_ASSERT(layer->receiving == NULL);
 	into_begin(layer, message, false);
-	/* A batch that is not full was all that there is. */
+	/* A batch that was not full has emptied the socket. */
 	while (open_records(layer) == OPENED_DRY &&
 		(layer->got == 0 || result == TLS_BATCH_BYTES)) {
 		result = fill_now(layer);
@@ -482,14 +486,14 @@ void tls_records_cancel(struct tls_layer *layer)
 
 /* --- sending ---------------------------------------------------------------------------------- */
 
-/* A place in a message. */
+/* A position in a message. */
 struct cursor {
 	const struct msghdr *message;
 	size_t idx;
 	size_t at;
 };
 
-/* What is contiguous at the cursor. */
+/* Returns the contiguous data at the cursor. */
 static struct iovec cursor_run(struct cursor *cursor)
 {
 	while (cursor->idx < cursor->message->msg_iovlen) {
@@ -505,7 +509,8 @@ static struct iovec cursor_run(struct cursor *cursor)
 	return (struct iovec){ 0 };
 }
 
-/* The content of the next record: in place if what is contiguous fills it, or else gathered. */
+/* Returns the content of the next record: in place if contiguous data fills it, otherwise
+ * gathered. */
 static struct iovec next_content(struct tls_layer *layer, struct cursor *cursor)
 {
 	struct iovec run = cursor_run(cursor);
@@ -527,8 +532,8 @@ static struct iovec next_content(struct tls_layer *layer, struct cursor *cursor)
 	return (struct iovec){ .iov_base = layer->stock->scratch, .iov_len = gathered };
 }
 
-/* Fills out with records of as much of the message as fits. A peer may have asked for short records
- * (RFC 8449), so one content may become several. */
+/* Fills out with records of as much of the message as fits. A peer can request short records (RFC
+ * 8449), so one content can become several records. */
 static ssize_t seal_all(struct tls_layer *layer, const struct msghdr *message)
 {
 	const struct tls_bytes *out = &layer->out;
@@ -562,7 +567,7 @@ static ssize_t seal_all(struct tls_layer *layer, const struct msghdr *message)
 	return taken;
 }
 
-/* A count, or a negative errno and nothing in out. */
+/* Returns a count, or a negative errno and leaves out empty. */
 static ssize_t seal(struct tls_layer *layer, const struct msghdr *message)
 {
 	ssize_t taken;
@@ -597,7 +602,7 @@ static void push_out(struct tls_layer *layer)
 		layer->out.data + layer->out.at, layer->out.end - layer->out.at, pushed);
 }
 
-/* Tries without the ring. True: all is sent, or never will be. */
+/* Tries to send without the ring. Returns true if all is sent, or cannot be sent. */
 static bool push_out_now(struct tls_layer *layer)
 {
 	struct iovec iov = { .iov_base = layer->out.data + layer->out.at,
@@ -666,7 +671,7 @@ static void pushed(struct ring_op *op, int result)
 	} else if (layer->sending != NULL && taken > 0) {
 		send_complete(layer, (int)taken);
 	} else if (layer->sending != NULL) {
-		records_send_step(layer); /* it waited for what was taken before */
+		records_send_step(layer); /* it waited until the previous data was sent */
 	}
 	if (!layer->out_op.in_flight && layer->is_finishing) {
 		records_finish(layer);
@@ -699,8 +704,8 @@ ssize_t tls_records_send_now(struct tls_layer *layer, const struct msghdr *messa
 		return taken;
 	}
 	if (!push_out_now(layer)) {
-		push_out(layer); /* it was taken, and follows without an operation of the caller's
-				  */
+		/* it counts as sent, and follows without an operation of the caller */
+		push_out(layer);
 	}
 	return layer->send_error != 0 ? layer->send_error : taken;
 }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Threads for handshakes. Strangers' are on threads of the lowest priority, so that they take only
- * what established connections leave. On a busy machine that may be next to nothing; therefore one
- * further thread of normal priority takes a job that has waited for TLS_PATIENCE_MS, as long as it
- * has used less than a tenth of a processor. (A nice thread cannot be made less nice again without
- * privileges, which the server drops.) The same thread runs what is not a stranger's.
+ * Threads for handshakes. Handshakes of unknown peers run on threads of the lowest priority, so
+ * that they only use CPU time that established connections leave. On a busy machine that might be
+ * almost none. So one more thread, of normal priority, takes a job that has waited for
+ * TLS_PATIENCE_MS, as long as it has used less than a tenth of a processor. (A thread cannot raise
+ * its priority again without privileges, which the server drops.) The same thread runs jobs that
+ * we started ourselves.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -22,8 +23,8 @@ enum {
 	THREADS_MAX = 64,
 	TLS_NICE = 19,
 	TLS_PATIENCE_MS = 500,
-	HELPER_SHARE = 10,	 /* one in so many nanoseconds is the helper's */
-	HELPER_SAVED_MS = 100,	 /* of its share it can save up */
+	HELPER_SHARE = 10,	 /* reciprocal of the helper's share of CPU time */
+	HELPER_SAVED_MS = 100,	 /* CPU time that it can save up */
 	STACK_BYTES = 256 << 10, /* verification of a chain needs a tenth of it */
 };
 
@@ -31,18 +32,18 @@ enum {
 
 struct tls_workers {
 	pthread_mutex_t lock;
-	pthread_cond_t wake;	    /* of nice threads */
-	pthread_cond_t helper_wake; /* of the helper; its clock is monotonic */
-	struct list_node jobs;	    /* of strangers, longest waiting first */
+	pthread_cond_t wake;	    /* for threads of low priority */
+	pthread_cond_t helper_wake; /* for the helper; its clock is monotonic */
+	struct list_node jobs;	    /* of unknown peers, longest waiting first */
 	struct list_node urgent_jobs;
 	uint32_t job_count;
 	uint32_t thread_max;
 	uint32_t thread_count;
 	uint32_t idle_count;
 	bool has_helper;
-	bool helper_is_parked; /* and has to be woken for any job */
+	bool helper_is_parked; /* it must be woken for any job */
 	bool stopping;
-	/* Threads that are telling a ring of the end of a job. */
+	/* Threads that are posting the end of a job to a ring. */
 	_Atomic uint32_t posting_count;
 	pthread_cond_t posted;
 	pthread_t helper;
@@ -119,7 +120,7 @@ static void job_deliver(struct ring *ring, struct ring_message *message)
 	job->done(job);
 }
 
-/* Takes the lock off while the job runs, which is its owner's again afterwards. */
+/* Runs the first job, without the lock. Afterwards the job belongs to its owner again. */
 static void run_first(struct tls_workers *workers, struct list_node *jobs)
 {
 	struct tls_job *job = list_entry(list_pop_front(jobs), struct tls_job, node);
@@ -128,7 +129,8 @@ static void run_first(struct tls_workers *workers, struct list_node *jobs)
 	pthread_mutex_unlock(&workers->lock);
 	job->run(job);
 	job->message.deliver = job_deliver;
-	/* Without the lock: the ring's thread, which this wakes, is not to wait for a nice one. */
+	/* Without the lock, so that the ring's thread, which this wakes, does not wait for a
+	 * thread of low priority. */
 	atomic_fetch_add_explicit(&workers->posting_count, 1, memory_order_relaxed);
 	ring_post(job->ring, &job->message);
 	pthread_mutex_lock(&workers->lock);
@@ -140,7 +142,8 @@ static void run_first(struct tls_workers *workers, struct list_node *jobs)
 void tls_workers_settle(struct tls_workers *workers)
 {
 	pthread_mutex_lock(&workers->lock);
-	/* Relaxed: who has told the ring was counted before, as whoever was told knows. */
+	/* Relaxed: a thread that has posted was counted before, and the caller knows of the
+	 * post. */
 	while (atomic_load_explicit(&workers->posting_count, memory_order_relaxed) > 0) {
 		pthread_cond_wait(&workers->posted, &workers->lock);
 	}
@@ -151,7 +154,7 @@ static void *nice_thread(void *argument)
 {
 	struct tls_workers *workers = argument;
 
-	(void)setpriority(PRIO_PROCESS, 0, TLS_NICE); /* of this thread; a wish */
+	(void)setpriority(PRIO_PROCESS, 0, TLS_NICE); /* of this thread; failure is harmless */
 	pthread_mutex_lock(&workers->lock);
 	while (!workers->stopping) {
 		if (!list_is_empty(&workers->jobs)) {
@@ -166,11 +169,11 @@ static void *nice_thread(void *argument)
 	return NULL;
 }
 
-/* --- the helper ------------------------------------------------------------------------------- */
+/* --- helper ---------------------------------------------------------------------------------- */
 
 struct allowance {
 	uint64_t at_ns;
-	uint64_t saved_ns; /* of the processor */
+	uint64_t saved_ns; /* CPU time */
 };
 
 static void allowance_grow(struct allowance *allowance, uint64_t now_ns)
@@ -255,7 +258,7 @@ static bool workers_start(pthread_t *thread, void *(*run)(void *), struct tls_wo
 	return err == 0;
 }
 
-/* False: nobody would ever run the job. */
+/* Returns false if no thread could ever run the job. */
 static bool have_threads(struct tls_workers *workers, bool urgent)
 {
 	if (!workers->has_helper) {
