@@ -300,6 +300,7 @@ BEFORE = {
     "gmblock-snapshot.1": '''
         mkdir /run/gmblock; gmblock create --size=32M flash:disk
         serve "gmblock serve --listen 'nbd+unix:///?socket=/run/gmblock/gmblock.sock' --export disk=flash:disk"''',
+    "gmblock-stats-json.5": "storage; gmblock bench --requests 64 nbd://localhost/",
     "gmblock-stats.1": "storage; gmblock bench --requests 64 nbd://localhost/",
     "gmblock-trace.1": "storage; load",
     "gmblock-upgrade.1": """

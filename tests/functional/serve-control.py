@@ -104,7 +104,7 @@ class Control(support.Case):
         numbers = {key for key, value in shown["operation"].items() if type(value) is int}
         self.assertEqual(names["operation"], numbers - {"size_above", "size_max"})
         self.assertEqual(json.loads(self.run_gmblock("stats", "--describe")[1])["counters"], described)
-        listed = set(self.page("gmblock-stats.1").replace(",", " ").split())
+        listed = set(self.page("gmblock-stats-json.5").replace(",", " ").split())
         for entry in described:
             self.assertIn(entry["name"], shown[entry["of"]])
             store = entry["of"] in document["exports"][0]["store"] or entry["of"] in ("overlay", "flash")

@@ -14,7 +14,7 @@ STRING = re.compile(r"\"((?:\\.|[^\"\\])*)\"")
 WITH_TYPE = ("COUNTER", "STORE_COUNTER")
 PRINTERS = ["src/server/observe", "src/tools", "src/cli"]
 PRINTER = re.compile(r"/(metrics|stats|summary|top)\.c$")
-PAGES = ["docs/man/gmblock-stats.1", "docs/man/gmblock-metrics.7"]
+PAGES = ["docs/man/gmblock-stats-json.5", "docs/man/gmblock-metrics.7"]
 
 # Words that are something else there, too.
 OTHERWISE = {
@@ -53,7 +53,7 @@ def check_counters(options):
         if PRINTER.search(path):
             text = TABLE.sub(blank, read(options.root, path))
             yield from again(path, text, STRING, names | metrics)
-    for path in files(options.root, ["docs/man"], (".1", ".7")):
+    for path in files(options.root, ["docs/man"], (".1", ".5", ".7")):
         if path in PAGES:
             text = read(options.root, path)
             yield from again(path, text, re.compile(r"(?<=\.Li )(\w+)|(?<=\.It Li )(\w+)"), names)
