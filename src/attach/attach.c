@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The daemon of an attachment: makes the disk, writes it down in the state folder, and waits for
- * a command or a signal to detach it.
+ * The daemon of an attachment: creates the disk, records it in the state folder, and waits for a
+ * command or a signal to detach it. Called by attach_run(), which usually forks the daemon.
  */
 #include "attach/attach.h"
 
@@ -28,17 +28,17 @@
 #define NS_PER_S  UINT64_C(1000000000)
 #define NS_PER_MS UINT64_C(1000000)
 
-/* After so long the client is told why a detach takes time. */
+/* Delay before a client gets the reason why a detach takes time. */
 #define NOTE_AFTER_NS (NS_PER_S / 2)
-/* What a detach by force may take, and the end of one that its limit has hastened. */
+/* Time limit of a forced detach, and of the end of one that was hurried by its limit. */
 #define FORCE_NS (30 * NS_PER_S)
 #define HASTE_NS (10 * NS_PER_S)
 
 enum { DETACHES_MAX = 16, HEALTH_SHOWN_BYTES = 512 };
 
-/* Somebody who waits for the disk to be detached. */
+/* A client or signal that waits for the disk to be detached. */
 struct detach {
-	struct control_client *client; /* NULL: a signal, which nobody answers */
+	struct control_client *client; /* NULL: a signal, which gets no answer */
 	bool force;
 	uint64_t limit_ns;
 	uint64_t deadline_ns;
@@ -47,10 +47,10 @@ struct detach {
 /*
  * WORKING ──▶ FLUSHING ──▶ STOPPING ──▶ the end
  *    ▲           │            │
- *    └───────────┴────────────┘ in use, or nobody waits any more
+ *    └───────────┴────────────┘ in use, or no client waits
  *
- * Whatever may take long is done by the flush, which changes nothing: when the limit is over the
- * disk is still whole.
+ * Operations that can take long are part of the flush, which changes nothing. If the limit expires,
+ * the disk is still complete.
  */
 enum phase { PHASE_WORKING, PHASE_FLUSHING, PHASE_STOPPING };
 
@@ -61,21 +61,21 @@ struct daemon {
 	int signal_fd;
 	int listen_fd;
 	int state_fd;
-	int report_fd; /* to the parent, or -1 */
+	int report_fd; /* pipe to the parent, or -1 */
 
-	struct detach detaches[DETACHES_MAX + 1]; /* the last one for a signal */
+	struct detach detaches[DETACHES_MAX + 1]; /* the last slot is for a signal */
 	uint32_t detach_count;
 	enum phase phase;
-	struct disk_flush *flush; /* FLUSHING, or what is left of a detach that was given up */
-	struct error lost;	  /* a flush has failed */
-	bool force;		  /* as stop() was called */
-	bool hurried;		  /* force came later, */
-	bool overtaken;		  /* even before stop() was called */
+	struct disk_flush *flush; /* FLUSHING, or left over from a detach that was abandoned */
+	struct error lost;	  /* error of a failed flush */
+	bool force;		  /* argument of stop() */
+	bool hurried;		  /* force was requested later */
+	bool overtaken;		  /* force was requested even before stop() */
 	bool hastened;		  /* a limit has ended the wait in stop() */
-	bool noted;		  /* the clients know why they wait */
+	bool noted;		  /* the clients have been informed why they wait */
 	uint64_t wait_since_ns;
 
-	/* The stopper's until stopped_fd is readable. */
+	/* Used by the stopper until stopped_fd is readable. */
 	pthread_t stopper;
 	bool has_thread;
 	int stopped_fd;
@@ -102,7 +102,7 @@ static int start_any(
 	struct error second = { 0 };
 	int rc = ublk_device_start(options, device, error);
 
-	/* -ENOSYS: the kernel has no ublk. Anything else would fail with nbd just as well. */
+	/* -ENOSYS: the kernel has no ublk. Any other error would also occur with nbd. */
 	if (rc != -ENOSYS) {
 		return rc;
 	}
@@ -143,7 +143,8 @@ static void *stop_device(void *argument)
 	return NULL;
 }
 
-/* On its own thread: the last flush may wait for the server while other clients ask. */
+/* Runs stop() on its own thread, because the last flush may wait for the server while other clients
+ * send requests. */
 static void stop_start(struct daemon *daemon, bool force)
 {
 	struct error error = { 0 };
@@ -165,7 +166,7 @@ static void attach_flush_start(struct daemon *daemon)
 	daemon->noted = false;
 	daemon->wait_since_ns = clock_now_ns();
 	daemon->phase = PHASE_FLUSHING;
-	/* One that is still under way will do: stop() flushes what was written since it began. */
+	/* A flush in progress suffices, because stop() flushes data written after its start. */
 	if (daemon->device->read_only ||
 		(daemon->flush == NULL &&
 			disk_flush_begin(daemon->device->path, daemon->device->ops->check,
@@ -192,7 +193,7 @@ static void note_wait(const struct daemon *daemon, const struct detach *detach)
 		json_pack("{s:s}", "text", log_escape_sentence(shown, sizeof(shown), note)));
 }
 
-/* Once it lasts: says for how long it may. */
+/* Informs all clients of the time limit when a detach takes long. */
 static void note_all(struct daemon *daemon)
 {
 	daemon->noted = true;
@@ -201,7 +202,7 @@ static void note_all(struct daemon *daemon)
 	}
 }
 
-/* When note_all() is due; UINT64_MAX: never. */
+/* Returns the time at which note_all() is due; UINT64_MAX: never. */
 static uint64_t note_due_ns(const struct daemon *daemon)
 {
 	if (daemon->phase == PHASE_WORKING || daemon->force || daemon->hurried || daemon->noted) {
@@ -240,8 +241,8 @@ static void attach_answer(const struct daemon *daemon, const struct detach *deta
 	}
 }
 
-/* The disk stays: clients that asked for an unused disk get an error. True: another client wants it
- * gone by force. */
+/* The disk stays: clients that requested an unforced detach get an error. Returns true if another
+ * client requests a forced one. */
 static bool refuse_gentle(struct daemon *daemon)
 {
 	uint32_t kept = 0;
@@ -259,7 +260,7 @@ static bool refuse_gentle(struct daemon *daemon)
 	return kept > 0;
 }
 
-/* The disk is in use. */
+/* The disk is in use and stays. */
 static void stay(struct daemon *daemon)
 {
 	daemon->phase = PHASE_WORKING;
@@ -271,10 +272,10 @@ static void stay(struct daemon *daemon)
 	}
 }
 
-/* After disk_flush_begin(). */
+/* Called when the flush has ended. */
 static void flush_finish(struct daemon *daemon)
 {
-	struct error error = { 0 }; /* stop_error may be the stopper's */
+	struct error error = { 0 }; /* stop_error may be in use by the stopper */
 	int rc = disk_flush_end(daemon->flush, &error);
 
 	daemon->flush = NULL;
@@ -282,7 +283,7 @@ static void flush_finish(struct daemon *daemon)
 		daemon->lost = error;
 	}
 	if (daemon->phase != PHASE_FLUSHING) {
-		return; /* nobody has waited for it */
+		return; /* no detach waited for it */
 	}
 	if (rc == -EBUSY) {
 		daemon->stop_error = error;
@@ -292,7 +293,7 @@ static void flush_finish(struct daemon *daemon)
 	}
 }
 
-/* After stop_device(). Returns true when the disk is gone. */
+/* Called when stop_device() has ended. Returns true if the disk is gone. */
 static bool stop_finish(struct daemon *daemon)
 {
 	struct device *device = daemon->device;
@@ -324,7 +325,7 @@ static bool stop_finish(struct daemon *daemon)
 
 /* --- the limit ----------------------------------------------------------------------------- */
 
-/* As long as a request waits for the server. */
+/* The limit for a request to the server. */
 static uint64_t usual_limit_ns(const struct daemon *daemon)
 {
 	const struct attach_options *options = daemon->options;
@@ -335,7 +336,7 @@ static uint64_t usual_limit_ns(const struct daemon *daemon)
 			       : 0);
 }
 
-/* The limit is over: true if nobody waits any more for this one. */
+/* The limit of this detach has expired. Returns true if the client no longer waits. */
 static bool attach_expire(struct daemon *daemon, struct detach *detach)
 {
 	const char *path = daemon->device->path;
@@ -380,7 +381,7 @@ static void expire_all(struct daemon *daemon)
 	daemon->detach_count = kept;
 }
 
-/* Nobody wants the disk gone any more, and nothing of it is. */
+/* Returns to WORKING if no client waits and the disk is still complete. */
 static void attach_give_up(struct daemon *daemon)
 {
 	if (daemon->phase == PHASE_FLUSHING && daemon->detach_count == 0) {
@@ -389,7 +390,7 @@ static void attach_give_up(struct daemon *daemon)
 	}
 }
 
-/* Milliseconds until something is to be said or ends, for poll(). */
+/* Returns the time until the next note or limit, in milliseconds for poll(). */
 static int due_ms(const struct daemon *daemon)
 {
 	uint64_t due_ns = note_due_ns(daemon);
@@ -434,7 +435,7 @@ static void begin_status(void *context, struct control_client *client, const jso
 	control_reply(client, json_pack("{s:s, s:o}", "state", text, "last_reason", reason));
 }
 
-/* limit_ns: 0 for the usual one. */
+/* limit_ns: 0 for the default. */
 static void want_gone(
 	struct daemon *daemon, struct control_client *client, bool force, uint64_t limit_ns)
 {
@@ -480,7 +481,8 @@ static void begin_detach(void *context, struct control_client *client, const jso
 	}
 }
 
-/* Its program was ended while it waited. If nobody else does, and the disk is whole, it stays. */
+/* The client's program ended while it waited. If no other client waits and the disk is complete, it
+ * stays. */
 static void end_detach(void *context, struct control_client *client)
 {
 	struct daemon *daemon = context;
@@ -498,7 +500,7 @@ static void end_detach(void *context, struct control_client *client)
 
 static const struct control_command commands[] = {
 	{ .name = "status", .right = CONTROL_READ, .begin = begin_status },
-	/* The end of the connection says that nothing of the daemon is left. */
+	/* The client waits until the connection closes, which shows that the daemon has ended. */
 	{ .name = "detach",
 		.right = CONTROL_CHANGE,
 		.stays_open = true,
@@ -515,8 +517,8 @@ static int attach_listen_at(const char *path, struct error *error)
 	int rc = control_address(path, &address, &folder_fd);
 	int fd = rc == 0 ? socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0) : rc;
 
-	/* A socket at this path was left by a daemon that died: a living one would have kept its
-	 * disk, and with it the name. */
+	/* A socket at this path was left by a daemon that died, because a running one would still
+	 * have its disk, which has this name. */
 	if (rc == 0 && (fd < 0 || (unlink(path) != 0 && errno != ENOENT) ||
 			       bind(fd, (struct sockaddr *)&address, sizeof(address)) != 0 ||
 			       listen(fd, DETACHES_MAX) != 0)) {
@@ -551,7 +553,7 @@ static int attach_start_control(struct daemon *daemon, struct error *error)
 	return rc;
 }
 
-/* Also in the place of an earlier note. */
+/* Writes the state file, or replaces an earlier one. */
 static int write_state(struct daemon *daemon, struct error *error)
 {
 	const struct device *device = daemon->device;
@@ -585,7 +587,7 @@ static int write_state(struct daemon *daemon, struct error *error)
 	return 0;
 }
 
-/* Before there are threads: they inherit the mask. */
+/* Called before threads are created, because they inherit the mask. */
 static int attach_take_signals(struct daemon *daemon, struct error *error)
 {
 	sigset_t signals;
@@ -624,7 +626,8 @@ static int daemon_start(struct daemon *daemon, struct error *error)
 		}
 	}
 	if (rc == 0 && refused != NULL) {
-		/* Nothing depends on a file as the system's memory does on a disk. */
+		/* For a file this is less serious: the system's memory does not depend on it as on
+		 * a disk. */
 		log_line(daemon->options->kind == ATTACH_FUSE ? LOG_LEVEL_DEBUG : LOG_LEVEL_WARNING,
 			"the system refuses %s: %s may stall when memory is short", refused,
 			daemon->device->path);
@@ -664,7 +667,7 @@ static void attach_grow(struct daemon *daemon, uint64_t bytes)
 	}
 }
 
-/* The disk follows its export, but does not become smaller under those who use it. */
+/* The disk follows the size of its export, but does not shrink while it is in use. */
 static void follow_export(struct daemon *daemon)
 {
 	struct device *device = daemon->device;
@@ -697,7 +700,8 @@ static void daemon_watch(struct daemon *daemon)
 	while (!gone) {
 		bool works = daemon->phase == PHASE_WORKING;
 
-		/* The end of the disk is what is wanted then, and one signal is enough. */
+		/* While detaching, the end of the disk is expected, and further signals change
+		 * nothing. */
 		entries[0].fd = works ? daemon->signal_fd : -1;
 		entries[2].fd = works ? daemon->device->ended_fd : -1;
 		entries[4].fd = works ? daemon->device->resized_fd : -1;
@@ -759,13 +763,13 @@ static void daemon_end(struct daemon *daemon)
 	if (daemon->stopped_fd >= 0) {
 		close(daemon->stopped_fd);
 	}
-	control_server_destroy(daemon->control); /* last: clients wait for this */
+	control_server_destroy(daemon->control); /* last, because clients wait for this */
 	if (daemon->listen_fd >= 0) {
 		close(daemon->listen_fd);
 	}
 }
 
-/* The daemon's whole life. */
+/* Runs the daemon from start to end. */
 static int attach_keep(const struct attach_options *options, int report_fd, struct error *error)
 {
 	struct daemon daemon = {

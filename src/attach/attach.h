@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Remote blocks as a local disk: a ublk or nbd device of the kernel, or a file through FUSE. Each
- * attachment has a daemon, which keeps the disk alive while the server is away; other commands find
- * it through the state folder (state.h).
+ * attachment has a daemon, which keeps the disk alive while the server is unreachable. Other
+ * commands find the daemon through the state folder (state.h).
  *
- * Threading: the main thread of a process that has no others; attach_run() may fork, and the
- * daemon starts threads. Ownership: borrows its arguments.
- * Errors: 0 or a negative errno with a sentence; codes are named at each function.
+ * Threading: the main thread of a process without other threads; attach_run() may fork, and the
+ * daemon starts threads. Ownership: arguments are borrowed. Errors: 0 or a negative errno with a
+ * sentence; each function lists its codes.
  */
 #pragma once
 
@@ -21,7 +21,7 @@
 struct timings;
 
 enum attach_kind {
-	ATTACH_ANY, /* ublk where the kernel has it, else nbd */
+	ATTACH_ANY, /* ublk if the kernel supports it, otherwise nbd */
 	ATTACH_UBLK,
 	ATTACH_NBD,
 	ATTACH_FUSE,
@@ -30,44 +30,48 @@ enum attach_kind {
 struct attach_options {
 	const char *uri;
 	enum attach_kind kind;
-	const char *file; /* FUSE: where the file appears; made when it is missing */
-	bool cover;	  /* FUSE: also a file that has contents; they are hidden meanwhile */
-	int32_t number;	  /* of the device; -1 = any that is free */
+	const char *file; /* FUSE: path of the file; created if it does not exist */
+	/* FUSE: also accept a file with contents, which are hidden while attached */
+	bool cover;
+	int32_t number; /* device number; -1: any free one */
 	bool read_only;
-	enum tls_records tls_records; /* nbd with TLS: in the kernel, or by a relay of the daemon */
-	bool foreground;	      /* no daemon: attach_run() returns when the device is gone */
-	uint32_t connections;	      /* 0 = chosen for the server; at most 16 */
-	uint32_t queues;	      /* ublk: threads and hardware queues; 0 = one */
+	/* nbd with TLS: encrypted by the kernel, or by a relay in the daemon */
+	enum tls_records tls_records;
+	bool foreground;      /* no daemon: attach_run() returns when the device is gone */
+	uint32_t connections; /* 0: chosen to suit the server; at most 16 */
+	uint32_t queues;      /* ublk: threads and hardware queues; 0: one */
 	uint64_t connect_timeout_ns;
-	uint64_t request_timeout_ns;   /* silence on a connection that counts as lost */
-	uint64_t slow_timeout_ns;      /* the same for flushing and other slow commands */
-	uint64_t reconnect_timeout_ns; /* how long a lost server is waited for */
-	struct timings *timings;       /* begun; receives the steps. NULL: not measured */
+	uint64_t request_timeout_ns;   /* silence after which a connection counts as lost */
+	uint64_t slow_timeout_ns;      /* request_timeout_ns for flushes and other slow commands */
+	uint64_t reconnect_timeout_ns; /* time to wait for a lost server */
+	/* started by the caller; receives the steps. NULL: not measured */
+	struct timings *timings;
 };
 
-/* The defaults, for everything but uri and file. */
+/* Sets the defaults of everything except uri and file. */
 void attach_options_init(struct attach_options *options);
 
 enum { ATTACH_PATH_BYTES = 4096 };
 
 /*
- * Attaches. Without foreground it returns in the caller's process once the disk can be used; its
- * path is in path then. With foreground the path is printed on standard output and it returns when
- * the disk was detached. Errors: -ENOENT no such export, no kernel support; -EPERM; -EBUSY the
- * device number or file is taken; -EEXIST the file has contents; -EROFS; and those of gmb_open().
+ * Attaches a disk. Without foreground it returns in the caller's process when the disk can be used,
+ * with its path in path. With foreground it prints the path on standard output, and returns when
+ * the disk has been detached. Errors: -ENOENT no such export, or no kernel support; -EPERM; -EBUSY
+ * the device number or file is in use; -EEXIST the file has contents; -EROFS; and the errors of
+ * gmb_open().
  */
 GMB_MUST_CHECK int attach_run(
 	const struct attach_options *options, char path[ATTACH_PATH_BYTES], struct error *error);
 
-/* Detaches the disk with this path, name ("ublkb0") or URI. limit_ns: how long the server has to
- * flush what was written, after which the disk stays; 0: the attachment's own limit. -ENOENT: there
- * is none; -ENOTUNIQ: the URI is that of several; -EBUSY: it is in use, and force was not given;
- * -ETIMEDOUT: it stays, or its daemon does not answer. */
+/* Detaches the disk with this path, name ("ublkb0") or URI. limit_ns: time for the server to flush
+ * written data, after which the disk stays attached; 0: the attachment's own limit. Errors: -ENOENT
+ * no such disk; -ENOTUNIQ several disks have the URI; -EBUSY it is in use and force is not set;
+ * -ETIMEDOUT the disk stays, or its daemon does not answer. */
 GMB_MUST_CHECK int attach_detach(
 	const char *name, bool force, uint64_t limit_ns, struct error *error);
 
-/* "gmblock attach ATTACH_FLUSH_OPTION PATH" is run by the daemon: it flushes the disk at path, and
- * its exit status is 0 or an errno. Not for users. */
+/* The daemon runs "gmblock attach ATTACH_FLUSH_OPTION PATH", which flushes the disk at path. Its
+ * exit status is 0 or an errno. Not for users. */
 #define ATTACH_FLUSH_OPTION "--flush-attached"
 int attach_flush(const char *path);
 
@@ -76,80 +80,83 @@ GMB_MUST_CHECK int attach_list(bool json, struct error *error);
 
 /* --- health ---------------------------------------------------------------------------------- */
 
-/* The state of the connection to the server: written by the thread that owns the connection, read
- * by the one that answers "gmblock attach --list". Any thread; the text is copied. */
+/* State of the connection to the server. The thread that owns the connection writes it, and the
+ * thread that answers "gmblock attach --list" reads it. Any thread; the text is copied. */
 enum { HEALTH_TEXT_BYTES = 256 };
 
 struct health {
 	pthread_mutex_t lock;
 	bool connected;
-	char text[HEALTH_TEXT_BYTES]; /* why not, now or the last time; "": it always was */
+	/* reason why it is, or last was, not connected; "": it always was */
+	char text[HEALTH_TEXT_BYTES];
 };
 
 void health_init(struct health *health);
 void health_set(struct health *health, bool connected, const char *text);
 
-/* "connected", or "not connected: " and the reason. Returns out. */
+/* Formats "connected", or "not connected: " and the reason. Returns out. */
 const char *health_describe(struct health *health, char *out, size_t out_bytes);
 bool health_is_connected(struct health *health);
-/* Why it is not connected, or was not the last time. False: it always was. */
+/* Copies the reason why it is, or last was, not connected. Returns false if it was always
+ * connected. */
 bool health_last_reason(struct health *health, char out[HEALTH_TEXT_BYTES]);
 
 /* --- devices --------------------------------------------------------------------------------- */
 
-/* What the daemon needs of each kind of attachment. One thread at a time, except hurry(); the kinds
- * have threads of their own. start() gives, destroy() frees. */
+/* Interface of the daemon to each kind of attachment. One thread at a time, except hurry(); the
+ * kinds have their own threads. start() creates the device, destroy() frees it. */
 struct device;
 
 struct device_ops {
-	const char *kind; /* "ublk", "nbd", "fuse" */
+	const char *kind; /* "ublk", "nbd" or "fuse" */
 
-	/* -EBUSY: the disk at path is in use, error says by whom. Any thread. */
+	/* Returns -EBUSY if the disk at path is in use; error names the user. Any thread. */
 	int (*check)(const char *path, struct error *error);
 
-	/* Flushes what was written to the server and removes the disk. -EBUSY: it is in use, force
-	 * was not given, and nothing has changed. Any other result: the disk is gone; an error says
+	/* Flushes written data to the server and removes the disk. -EBUSY: it is in use, force is
+	 * not set, and nothing has changed. After any other result the disk is gone; an error says
 	 * what was lost. */
 	int (*stop)(struct device *device, bool force, struct error *error);
 
-	/* Called before stop() by force, or while another thread is in stop() without: stop() no
-	 * longer waits for the server, and what was not flushed is lost. It may still return
-	 * -EBUSY; then the disk stays and can be stopped by force only. */
+	/* Called before stop() with force, or while another thread is in stop() without force:
+	 * stop() then no longer waits for the server, and data that was not flushed is lost. stop()
+	 * may still return -EBUSY; then the disk stays and can only be stopped by force. */
 	void (*hurry)(struct device *device);
 
-	/* Makes the disk larger, to so many bytes, which are whole blocks. It stays in use. Not
-	 * while another thread is in stop(). -EOPNOTSUPP: the kernel cannot. */
+	/* Enlarges the disk, which stays in use, to this size in whole blocks. Not called while
+	 * another thread is in stop(). -EOPNOTSUPP: the kernel does not support it. */
 	int (*grow)(struct device *device, uint64_t bytes, struct error *error);
 
-	/* After stop(), or when ended_fd says that the disk is gone. */
+	/* Called after stop(), or when ended_fd reports that the disk is gone. */
 	void (*destroy)(struct device *device);
 };
 
 struct device {
 	const struct device_ops *ops;
-	char path[ATTACH_PATH_BYTES]; /* of the disk */
-	char name[64];		      /* a file name: "ublkb0", "nbd3", "fuse-1234" */
-	int32_t number;		      /* of the kernel's device, or -1 */
+	char path[ATTACH_PATH_BYTES]; /* path of the disk */
+	char name[64];		      /* file name: "ublkb0", "nbd3", "fuse-1234" */
+	int32_t number;		      /* number of the kernel's device, or -1 */
 	uint64_t bytes;		      /* size of the disk */
-	uint32_t block_bytes;	      /* of which it has whole ones */
+	uint32_t block_bytes;	      /* block size; the disk has whole blocks */
 	bool read_only;
-	bool made_file; /* the file at path was not there before */
-	int ended_fd;	/* polls readable when the disk has gone without stop() */
-	int resized_fd; /* the same when export_bytes has been set */
+	bool made_file; /* the file at path was created for the attachment */
+	int ended_fd;	/* readable when the disk has gone without stop() */
+	int resized_fd; /* readable when export_bytes has changed */
 	_Atomic uint64_t export_bytes;
 	struct health health;
 };
 
-/* The part that all kinds have. -EMFILE and the like; device_fini() may be called then, too. */
+/* Initializes the part common to all kinds. Errors such as -EMFILE; device_fini() can also be
+ * called after an error. */
 GMB_MUST_CHECK int device_init(
 	struct device *device, const struct device_ops *ops, struct error *error);
 void device_fini(struct device *device);
 
-/* The server says that the export has so many bytes now: the daemon makes the disk larger, or says
- * why not. Any thread. */
+/* Reports a new size of the export. The daemon enlarges the disk, or logs why it does not. Any
+ * thread. */
 void device_export_resized(struct device *device, uint64_t bytes);
 
-/* The three kinds. *device_out is set on success only: the disk can be used then. */
+/* Start a disk of each kind. *device_out is set only on success, when the disk can be used. */
 GMB_MUST_CHECK int ublk_device_start(
 	const struct attach_options *options, struct device **device_out, struct error *error);
 GMB_MUST_CHECK int nbd_device_start(
@@ -157,60 +164,62 @@ GMB_MUST_CHECK int nbd_device_start(
 GMB_MUST_CHECK int fuse_device_start(
 	const struct attach_options *options, struct device **device_out, struct error *error);
 
-/* For block devices, whose blocks must fit in a page. Sets device->bytes to the whole blocks of the
+/* For block devices, whose blocks must fit in a page: sets device->bytes to the whole blocks of the
  * export, and device->block_bytes. -EINVAL: the export cannot be a disk. */
 GMB_MUST_CHECK int device_fit(
 	struct device *device, uint64_t export_bytes, uint32_t block_minimum, struct error *error);
 
-/* Removes what a dead daemon left behind: by number (ublk, nbd) or by path (fuse). 0 if it is gone
- * already; -EBUSY as with stop(). */
+/* Remove the disk of a dead daemon, by number (ublk, nbd) or path (fuse). Return 0 if it is gone
+ * already, and -EBUSY under the same conditions as stop(). */
 GMB_MUST_CHECK int ublk_device_remove(int32_t number, bool force, struct error *error);
 GMB_MUST_CHECK int nbd_device_remove(int32_t number, bool force, struct error *error);
 GMB_MUST_CHECK int fuse_device_remove(const char *path, bool force, struct error *error);
 
-/* How long a forced detach waits for a server that seems to answer. */
+/* Time a forced detach waits for a server that seems to respond. */
 enum { FORCED_MS_MAX = 5000 };
 
 /* --- threads --------------------------------------------------------------------------------- */
 
-/* Starts a thread of an attachment. Signals stay with the main thread; the stack is small, because
- * all memory of the daemon is locked. The caller joins or detaches it. */
+/* Starts a thread of an attachment. Signals stay with the main thread. The stack is small, because
+ * all memory of the daemon is locked. The caller joins or detaches the thread. */
 GMB_MUST_CHECK int thread_start(
 	pthread_t *thread, void *(*run)(void *), void *argument, struct error *error);
 
-/* Waits for a thread to end, for at most five seconds: false when it did not. */
+/* Waits at most five seconds for a thread to end; returns false if it does not. */
 GMB_MUST_CHECK bool thread_join_soon(pthread_t thread);
 
 /* --- timings --------------------------------------------------------------------------------- */
 
-/* Where the time of an attachment goes: consecutive steps, whose sum is the time from the start of
- * the program until the disk can be used. One thread at a time. Plain data, which the daemon also
- * sends to its parent through a pipe. */
+/* Timings of an attachment: consecutive steps, whose sum is the time from the start of the program
+ * until the disk can be used. One thread at a time. Plain data, which the daemon also sends to its
+ * parent through a pipe. */
 enum timings_step {
-	TIMINGS_START,	   /* the program's start, as processor time: its other time is not known */
-	TIMINGS_ARGUMENTS, /* the command line */
-	TIMINGS_FORK,	   /* the daemon is made */
+	/* start of the program, as processor time, because its real time is unknown */
+	TIMINGS_START,
+	TIMINGS_ARGUMENTS, /* parsing the command line */
+	TIMINGS_FORK,	   /* creating the daemon */
 	TIMINGS_PROTECT,   /* signals, locked memory */
-	TIMINGS_DRIVER,	   /* the way to the kernel's driver is opened */
-	TIMINGS_FILE,	   /* fuse: the file to mount on */
-	TIMINGS_CONNECT,   /* to the server, with the handshake */
-	TIMINGS_LOOK,	   /* ublk: is there a device to take over? */
-	TIMINGS_ADD,	   /* ublk: ADD_DEV, or the begin of a recovery */
+	TIMINGS_DRIVER,	   /* opening the connection to the kernel's driver */
+	TIMINGS_FILE,	   /* fuse: preparing the file to mount on */
+	TIMINGS_CONNECT,   /* connecting to the server, with the handshake */
+	TIMINGS_LOOK,	   /* ublk: searching for a device to take over */
+	TIMINGS_ADD,	   /* ublk: ADD_DEV, or the start of a recovery */
 	TIMINGS_PARAMS,	   /* ublk: SET_PARAMS */
-	TIMINGS_NODE,	   /* ublk: /dev/ublkcN can be opened */
-	TIMINGS_QUEUES,	   /* ublk: all queues wait for requests */
-	TIMINGS_DISK,	   /* START_DEV, CONNECT or mount: the kernel makes the disk */
-	TIMINGS_LIMITS,	   /* nbd: the length of requests */
-	TIMINGS_WATCH,	   /* nbd, fuse: what stays with the disk runs */
-	TIMINGS_STATE,	   /* the note about the attachment, and the daemon's socket */
-	TIMINGS_TELL,	   /* the service manager and the parent know */
+	TIMINGS_NODE,	   /* ublk: waiting until /dev/ublkcN can be opened */
+	TIMINGS_QUEUES,	   /* ublk: until all queues wait for requests */
+	TIMINGS_DISK,	   /* START_DEV, CONNECT or mount: the kernel creates the disk */
+	TIMINGS_LIMITS,	   /* nbd: setting the maximum length of requests */
+	TIMINGS_WATCH,	   /* nbd, fuse: starting the thread that stays with the disk */
+	TIMINGS_STATE,	   /* writing the state file, and creating the daemon's socket */
+	TIMINGS_TELL,	   /* notifying the service manager and the parent */
 	TIMINGS_STEPS,
 };
 
-enum { TIMINGS_MAX = 24 }; /* more are not kept: a step comes once, or twice with a second kind */
+/* Further steps are dropped. A step occurs once, or twice with a second kind. */
+enum { TIMINGS_MAX = 24 };
 
 struct timings {
-	uint64_t last_ns; /* of CLOCK_MONOTONIC: until when everything is in a step */
+	uint64_t last_ns; /* CLOCK_MONOTONIC time at which the last step ended */
 	uint32_t count;
 	struct {
 		uint32_t step; /* enum timings_step */
@@ -218,10 +227,10 @@ struct timings {
 	} steps[TIMINGS_MAX];
 };
 
-/* Starts the clock; the processor time used so far is the first step. */
+/* Starts the clock. The processor time used so far becomes the first step. */
 void timings_begin(struct timings *timings);
 
-/* Ends a step, which lasted since the one before ended. timings may be NULL. */
+/* Ends a step that began when the previous one ended. timings may be NULL. */
 void timings_mark(struct timings *timings, enum timings_step step);
 
 /* Prints the steps and their sum as lines on standard error, or as one JSON object with the path of
@@ -230,18 +239,18 @@ GMB_MUST_CHECK int timings_print(
 	const struct timings *timings, const char *path, bool json, struct error *error);
 
 /*
- * Who uses a disk: mounted, swap, part of another block device, or open in a process. Partitions
- * count. Any thread. -EBUSY with a sentence that names the first user found; what cannot be looked
- * at is not a user.
+ * Users of a disk: mounts, swap space, other block devices built on it, and processes that have it
+ * open. Partitions count. Any thread. Return -EBUSY with a sentence that names the first user
+ * found. An object that cannot be examined does not count as a user.
  */
 
 /* name is the kernel's: "ublkb0". Our own process does not count. */
 GMB_MUST_CHECK int usage_check_disk(const char *name, struct error *error);
 
-/* The same by the disk's path, "/dev/ublkb0". */
+/* usage_check_disk() by the disk's path, "/dev/ublkb0". */
 GMB_MUST_CHECK int usage_check_path(const char *path, struct error *error);
 
-/* Only processes that have the file at path open, and loop devices on it. */
+/* Considers only processes that have the file at path open, and loop devices on it. */
 GMB_MUST_CHECK int usage_check_file(const char *path, struct error *error);
-/* The same for the message when an unmount was refused: always -EBUSY. */
+/* usage_check_file() for the message after a refused unmount: always returns -EBUSY. */
 GMB_MUST_CHECK int usage_explain_file(const char *path, struct error *error);

@@ -151,7 +151,7 @@ void timings_mark(struct timings *timings, enum timings_step step)
 
 static const char *name_of(uint32_t step)
 {
-	/* It came through a pipe, from ourselves. */
+	/* The step came through a pipe, from our own process. */
 	GMB_ASSERT(step < TIMINGS_STEPS);
 	return names[step];
 }

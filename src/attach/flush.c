@@ -33,12 +33,13 @@ int attach_flush(const char *path)
 {
 	int fd;
 
-	/* A service manager, or a terminal, ends the daemon with it, which waits for the flush. */
+	/* A service manager or terminal also signals this process when it ends the daemon, which
+	 * waits for this flush. */
 	(void)signal(SIGTERM, SIG_IGN);
 	(void)signal(SIGINT, SIG_IGN);
 	(void)signal(SIGHUP, SIG_IGN);
-	/* Not for writing: udev looks at a disk again when such a descriptor is closed, and the
-	 * disk would be in use. */
+	/* Read-only, because udev examines a disk again when a writable descriptor is closed, and
+	 * the disk would then be in use. */
 	fd = open(path, O_RDONLY | O_CLOEXEC);
 	if (fd < 0 || fsync(fd) != 0) {
 		return errno;
@@ -48,9 +49,10 @@ int attach_flush(const char *path)
 }
 
 /*
- * In a process that has none of the daemon's descriptors. A thread of the daemon would wait for
- * the daemon in the kernel, where no signal reaches it, and keep the descriptors open by whose end
- * the kernel learns of a killed daemon: neither would ever end.
+ * Flushes in a process that has none of the daemon's descriptors. A thread of the daemon would wait
+ * in the kernel for the daemon itself, where signals do not reach it. It would also keep the
+ * descriptors open whose end tells the kernel that the daemon was killed, so neither would ever
+ * end.
  */
 static int flush_path(const char *path, struct error *error)
 {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A flush of a disk before it is detached, in a process of its own, with a thread that waits for
- * it: an fsync() that waits for a server can be neither cancelled nor limited, and the disk stays
- * usable meanwhile.
+ * Flushes a disk before it is detached, in a separate process with a thread that waits for it. An
+ * fsync() that waits for a server can be neither cancelled nor limited, and this way the disk stays
+ * usable.
  *
- * Threading: one thread calls these. Ownership: disk_flush_begin() gives; disk_flush_end() and
- * disk_flush_leave() take. Errors: negative errno with a sentence.
+ * Threading: one thread calls these functions. Ownership: disk_flush_begin() allocates;
+ * disk_flush_end() and disk_flush_leave() release. Errors: negative errno with a sentence.
  */
 #pragma once
 
@@ -13,17 +13,17 @@
 
 struct disk_flush;
 
-/* Begins to flush the disk at path, unless check() finds it in use. check: may be NULL. */
+/* Starts to flush the disk at path, unless check() reports that it is in use. check may be NULL. */
 GMB_MUST_CHECK int disk_flush_begin(const char *path,
 	int (*check)(const char *path, struct error *error), struct disk_flush **flush_out,
 	struct error *error);
 
-/* Polls readable when it is over. */
+/* Readable when the flush has ended. */
 int disk_flush_fd(const struct disk_flush *flush);
 
-/* Waits until it is over. -EBUSY: the disk is in use, and was not flushed. Any other error: what
- * was written may be lost; the sentence says so of a disk that is detached after it. */
+/* Waits for the end of the flush. -EBUSY: the disk is in use and was not flushed. After any other
+ * error written data may be lost; the sentence is worded for a disk that is then detached. */
 GMB_MUST_CHECK int disk_flush_end(struct disk_flush *flush, struct error *error);
 
-/* Does not wait for it. NULL is a no-op. */
+/* Releases the flush without waiting for it. NULL is a no-op. */
 void disk_flush_leave(struct disk_flush *flush);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The life of a file through FUSE: mounted over a regular file, served by a thread, unmounted. The
- * unmount ends the thread; so does umount(8) by another program.
+ * The life cycle of a file through FUSE: mounted over a regular file, served by a thread,
+ * unmounted. The unmount ends the thread, also if another program performs it with umount(8).
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -40,7 +40,8 @@ static struct fuse_inlet *inlet_get(struct fuse_file *file)
 	return inlet;
 }
 
-/* Takes one request from the kernel: 1, 0 when there is none, or -1 when the file is unmounted. */
+/* Processes one request from the kernel. Returns 1, 0 if there is none, or -1 if the file is
+ * unmounted. */
 static int fuse_device_take_request(struct fuse_file *file)
 {
 	int count;
@@ -53,7 +54,7 @@ static int fuse_device_take_request(struct fuse_file *file)
 	if (count > 0) {
 		fuse.session_process_buf(file->session, &file->inlet->buffer);
 	}
-	/* A write has kept it. */
+	/* A write has taken the inlet. */
 	if (file->inlet != NULL) {
 		list_push_front(&file->free_inlets, &file->inlet->node);
 		file->inlet = NULL;
@@ -65,7 +66,7 @@ static int fuse_device_take_request(struct fuse_file *file)
 	return count > 0 ? 1 : 0;
 }
 
-/* Requests that are taken between two looks at the network. */
+/* Requests processed between two checks of the network. */
 enum { FUSE_BATCH = 32 };
 
 static void fuse_device_serve(struct fuse_file *file)
@@ -92,7 +93,7 @@ static void fuse_device_serve(struct fuse_file *file)
 		entries[0].fd = fuse_file_has_room(file) ? fuse.session_fd(file->session) : -1;
 		poll(entries, ARRAY_COUNT(entries), -1);
 	}
-	/* Nobody waits for these answers any more, but the buffers are in use. */
+	/* The answers are not needed, but the requests still use the buffers. */
 	while (file->busy_count > 0) {
 		gmb_queue_wait(file->remote.queue, -1);
 	}
@@ -127,7 +128,7 @@ static int mount_file(struct fuse_file *file, struct error *error)
 		"fsname=gmblock,subtype=gmblock,default_permissions,max_read=%d%s",
 		FUSE_IO_BYTES_MAX, file->device.read_only ? ",ro" : "");
 	file->session = fuse.session_new(&args, fuse_file_ops(), sizeof(*fuse_file_ops()), file);
-	fuse.opt_free_args(&args); /* what libfuse made of them */
+	fuse.opt_free_args(&args); /* options allocated by libfuse */
 	if (file->session == NULL) {
 		return error_set(error, -EIO, "libfuse refuses its options");
 	}
@@ -155,7 +156,8 @@ static void *file_thread(void *argument)
 	struct fuse_file *file = argument;
 	int rc = remote_open(&file->remote, file->options, &file->device, &file->start_error);
 
-	/* The thread that started this one waits for the result. */
+	/* The thread that started this one waits for the result, so it does not use the timings
+	 * now. */
 	timings_mark(file->options->timings, TIMINGS_CONNECT);
 	if (rc == 0) {
 		rc = check_size(file, &file->start_error);
@@ -191,7 +193,7 @@ static bool is_mounted_on(const char *path)
 	return stat(folder, &parent) == 0 && stat(path, &file) == 0 && parent.st_dev != file.st_dev;
 }
 
-/* Whether the file that is there may be covered. */
+/* Checks that the existing file may be covered. */
 static int check_mount_point(
 	const struct fuse_file *file, const struct stat *status, struct error *error)
 {
@@ -215,7 +217,7 @@ static int check_mount_point(
 	return 0;
 }
 
-/* The absolute path of the mount point, which is made when it is missing. */
+/* Determines the absolute path of the mount point, which is created if it does not exist. */
 static int prepare_mount_point(struct fuse_file *file, const char *wanted, struct error *error)
 {
 	int fd = open(wanted, O_RDONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOCTTY, 0600);
@@ -342,13 +344,13 @@ int fuse_device_start(
 
 /* --- stopping ------------------------------------------------------------------------------ */
 
-/* Unmounts: 0, -EBUSY with a sentence, or another errno. */
+/* Unmounts. Returns 0, -EBUSY with a sentence, or another errno. */
 static int unmount(const char *path, bool force, struct error *error)
 {
 	int rc = umount2(path, UMOUNT_NOFOLLOW | (force ? MNT_DETACH : 0)) == 0 ? 0 : -errno;
 
 	if (rc == -EPERM) {
-		/* Not root: the program with the rights that also mounted it. */
+		/* Not root: fusermount3 has the rights, and also performed the mount. */
 		const char *const gentle[] = { "fusermount3", "-u", "-q", "--", path, NULL };
 		const char *const lazy[] = { "fusermount3", "-u", "-q", "-z", "--", path, NULL };
 
@@ -359,13 +361,13 @@ static int unmount(const char *path, bool force, struct error *error)
 		return usage_explain_file(path, error);
 	}
 	if (rc == -EINVAL || rc == -ENOENT) {
-		return 0; /* not mounted (any more) */
+		return 0; /* not mounted, or no longer */
 	}
 	return rc == 0 ? 0 : error_set(error, rc, "cannot unmount %s: %s", path, strerror(-rc));
 }
 
-/* Waits for the thread, which flushes and ends. timeout_ms: -1 never ends. False: the time is over,
- * or somebody is in a hurry. */
+/* Waits for the thread, which flushes and ends. timeout_ms: -1 for no limit. Returns false if the
+ * time is over or hurry() was called. */
 static bool join_unless_hurried(struct fuse_file *file, int timeout_ms)
 {
 	struct pollfd entries[] = {
@@ -388,19 +390,20 @@ static int fuse_device_stop(struct device *device, bool force, struct error *err
 	struct fuse_file *file = fuse_device_file_of(device);
 	int rc;
 
-	/* A forced detach does not wait for a server that does not answer. */
+	/* A forced detach does not wait for a server that does not respond. */
 	file->skip_flush = force && !health_is_connected(&device->health);
 	rc = unmount(device->path, force, error);
 	if (rc != 0) {
 		return rc;
 	}
 	if (force) {
-		/* Processes that have the file open keep the session alive: it ends here. */
+		/* Processes that have the file open keep the session alive, so it is ended here. */
 		fuse.session_exit(file->session);
 		gmb_queue_wake(file->remote.queue);
 	}
 	if (file->skip_flush || (force && !join_unless_hurried(file, FORCED_MS_MAX))) {
-		/* What is in flight would be waited for as well: it ends with the process. */
+		/* Requests in flight would also have to be waited for. They end with the
+		 * process. */
 		file->abandoned = true;
 		return 0;
 	}
@@ -423,8 +426,8 @@ static void fuse_device_hurry(struct device *device)
 	eventfd_write(fuse_device_file_of(device)->hurry_fd, 1);
 }
 
-/* The kernel asks for the size once more; what it has of a page in which the file ended ends in
- * zeroes that are not the server's. */
+/* Makes the kernel query the size again. If the old end is inside a page, that page is dropped from
+ * the page cache, because the kernel filled it with zeroes that are not the server's data. */
 static int fuse_device_grow(struct device *device, uint64_t bytes, struct error *error)
 {
 	struct fuse_file *file = fuse_device_file_of(device);
@@ -436,7 +439,7 @@ static int fuse_device_grow(struct device *device, uint64_t bytes, struct error 
 		return error_set(error, -EFBIG, "a file cannot be so large");
 	}
 	file->bytes = bytes;
-	/* It may know nothing of the file yet, or be about to forget it. */
+	/* Fails if the kernel has not looked up the file yet, or is about to drop it. */
 	(void)!fuse.lowlevel_notify_inval_inode(file->session, FUSE_ROOT_ID, from, 0);
 	return 0;
 }
@@ -467,15 +470,15 @@ static const struct device_ops fuse_device_ops = {
 };
 
 /*
- * Writes to a file whose server takes whole blocks only. The kernel writes any bytes; the blocks at
- * both ends are read first and written back with the new bytes in them:
+ * Writes to a file whose server accepts only whole blocks. The kernel writes any range of bytes.
+ * The blocks at both ends are read first and written back with the new bytes in them:
  *
  *        begin   offset                       offset + length    end
  *          |--head--|=========payload==================|--tail---|
  *
- * Between the reading and the writing nobody else may write these blocks, or his bytes would be
- * undone: a write with edges excludes all that overlap, and waits for those under way. Where any
- * byte can be written (a smallest block of 1) nothing of this happens.
+ * Between the read and the write no other write may change these blocks, because its bytes would be
+ * undone. A write with edges therefore excludes all overlapping writes, and waits for those in
+ * flight. If the server accepts any byte range (block size 1), none of this applies.
  */
 
 static bool fuse_device_overlaps(const struct fuse_slot *a, const struct fuse_slot *b)
@@ -483,7 +486,7 @@ static bool fuse_device_overlaps(const struct fuse_slot *a, const struct fuse_sl
 	return a->begin < b->end && b->begin < a->end && (a->exclusive || b->exclusive);
 }
 
-/* True when the slot must wait: for a write in flight, or for one that waits before it. */
+/* Returns true if the slot must wait for an overlapping write, in flight or waiting before it. */
 static bool must_wait(struct fuse_slot *slot, const struct list_node *waiting_end)
 {
 	struct fuse_file *file = slot->file;
@@ -504,7 +507,7 @@ static bool must_wait(struct fuse_slot *slot, const struct list_node *waiting_en
 
 static void submit_step(struct fuse_slot *slot);
 
-/* Lets those go that waited for a write which is over. */
+/* Starts the writes that waited only for this one. */
 static void release_range(struct fuse_slot *slot)
 {
 	struct fuse_file *file = slot->file;
@@ -554,7 +557,7 @@ static void step_done(struct gmb_request *request)
 	submit_step(slot);
 }
 
-/* The request for the slot's step. A step that has nothing to do is passed over. */
+/* Submits the request for the slot's step. Steps without work are skipped. */
 static void submit_step(struct fuse_slot *slot)
 {
 	uint64_t block = slot->file->block;
@@ -564,7 +567,7 @@ static void submit_step(struct fuse_slot *slot)
 	if (slot->step == FUSE_STEP_HEAD && slot->begin == slot->offset) {
 		slot->step = FUSE_STEP_TAIL;
 	}
-	/* One block at both ends was read as the head. */
+	/* If both edges are in the same block, it was read as the head. */
 	if (slot->step == FUSE_STEP_TAIL &&
 		(slot->end == slot->offset + slot->length ||
 			(slot->end - slot->begin == block && slot->begin != slot->offset))) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What the kernel asks of a file through FUSE. There is one node, the file itself.
+ * Handlers for the kernel's FUSE requests. The file system has one node, the file itself.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -12,7 +12,7 @@
 #include "attach/fuse.h"
 #include "base/bytes.h"
 
-/* How long the kernel may cache the attributes of the file. */
+/* Time for which the kernel may cache the attributes of the file. */
 static const double attribute_seconds = 1.0;
 
 enum { SLOT_ALIGNMENT = 4096, SHOWN_BLOCK_BYTES = 4096 };
@@ -60,8 +60,8 @@ void fuse_slot_put(struct fuse_slot *slot)
 	file->busy_count--;
 }
 
-/* The library gave up reconnecting, or the server is being stopped: for a file that is an I/O
- * error, while ENOTCONN would mean that the mount itself is broken. */
+/* If the library gave up reconnecting, or the server is stopping, the file returns an I/O error,
+ * because ENOTCONN would mean that the mount itself is broken. */
 static int file_errno(int result)
 {
 	return result == -ENOTCONN || result == -ESHUTDOWN ? EIO : -result;
@@ -123,7 +123,8 @@ static void fill_attributes(const struct fuse_file *file, struct stat *attribute
 static void on_init(void *data, struct fuse_conn_info *connection)
 {
 	GMB_UNUSED(data);
-	/* The thread reads and writes buffers; pipes between would only cost. */
+	/* The thread reads and writes buffers directly; splicing through pipes would only add
+	 * cost. */
 	connection->want &= ~(unsigned)(FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE |
 					FUSE_CAP_SPLICE_MOVE | FUSE_CAP_ATOMIC_O_TRUNC);
 	connection->want |= connection->capable & FUSE_CAP_ASYNC_READ;
@@ -145,8 +146,8 @@ static void on_getattr(fuse_req_t req, fuse_ino_t node, struct fuse_file_info *i
 	fuse.reply_attr(req, &attributes, attribute_seconds);
 }
 
-/* As with a disk, times and modes stay, and O_TRUNC (a size of 0) does nothing; any other change of
- * the size is refused. */
+/* As on a disk, times and modes do not change, and O_TRUNC (size 0) has no effect. Any other change
+ * of the size is rejected. */
 static void on_setattr(fuse_req_t req, fuse_ino_t node, struct stat *wanted, int to_set,
 	struct fuse_file_info *info)
 {
@@ -242,7 +243,8 @@ static void on_read(
 	gmb_submit(file->remote.client, &slot->request);
 }
 
-/* The range of a change, or an answer that it cannot be made: past the end there is no room. */
+/* Checks the range of a change, and answers with an error if it is invalid. Past the end there is
+ * no space. */
 static bool check_change(struct fuse_file *file, fuse_req_t req, off_t offset, uint64_t length)
 {
 	if (file->device.read_only) {
@@ -263,7 +265,8 @@ static void on_write(fuse_req_t req, fuse_ino_t node, const char *payload, size_
 
 	GMB_UNUSED(node);
 	GMB_UNUSED(info);
-	/* The end of a disk: what fits is written, as write(2) does with block devices. */
+	/* At the end of the disk the part that fits is written, as write(2) does on block
+	 * devices. */
 	if (offset >= 0 && (uint64_t)offset < file->bytes) {
 		bytes = MIN(bytes, file->bytes - (uint64_t)offset);
 	}
@@ -319,8 +322,8 @@ static void on_fsync(fuse_req_t req, fuse_ino_t node, int data_only, struct fuse
 }
 
 /*
- * Punching a hole and zeroing a range both promise zeroes, which is why neither is a TRIM: after
- * that the contents are undefined. The first may give the space back, the second must keep it.
+ * Punching a hole and zeroing a range both guarantee zeroes, so neither can be a TRIM, after which
+ * the contents are undefined. The former may free the space, the latter must keep it allocated.
  */
 static void on_fallocate(fuse_req_t req, fuse_ino_t node, int mode, off_t offset, off_t length,
 	struct fuse_file_info *info)
@@ -342,7 +345,7 @@ static void on_fallocate(fuse_req_t req, fuse_ino_t node, int mode, off_t offset
 		fuse.reply_err(req, EINVAL);
 		return;
 	}
-	/* A hole may be punched past the end, where there is nothing. */
+	/* A hole may extend past the end, where there is no data. */
 	if (punch && (uint64_t)offset < file->bytes) {
 		length = (off_t)MIN((uint64_t)length, file->bytes - (uint64_t)offset);
 	}
@@ -355,11 +358,11 @@ static void on_fallocate(fuse_req_t req, fuse_ino_t node, int mode, off_t offset
 	fuse_zero_start(slot, zero ? GMB_NO_HOLE : 0);
 }
 
-/* --- looking for data and holes ------------------------------------------------------------ */
+/* --- searching for data and holes ------------------------------------------------------------- */
 
 static void seek_ask(struct fuse_slot *slot, uint64_t from);
 
-/* Holes for lseek() are what reads as zeroes without being allocated. */
+/* Returns whether the extent is a hole for lseek(): unallocated and reading as zeroes. */
 static bool is_hole(const struct gmb_extent *extent)
 {
 	return (extent->flags & GMB_EXTENT_HOLE) != 0 && (extent->flags & GMB_EXTENT_ZERO) != 0;
@@ -392,7 +395,7 @@ static void seek_done(struct gmb_request *request)
 		end = extent->offset + extent->bytes;
 	}
 	if (end < file->bytes && end < request->offset + file->block) {
-		/* Less than a block, of which the rest cannot be asked about: it is data. */
+		/* Less than a block remains, whose rest cannot be queried, so it counts as data. */
 		if (slot->whence == SEEK_DATA) {
 			seek_answer(slot, MAX(end, slot->offset));
 			return;
@@ -402,7 +405,7 @@ static void seek_done(struct gmb_request *request)
 	if (end < file->bytes && request->extent_count > 0) {
 		seek_ask(slot, end);
 	} else if (slot->whence == SEEK_HOLE) {
-		seek_answer(slot, file->bytes); /* the end of every file counts as a hole */
+		seek_answer(slot, file->bytes); /* the end of a file counts as a hole */
 	} else {
 		fuse_slot_fail(slot, -ENXIO);
 	}
@@ -431,7 +434,7 @@ static void on_lseek(
 	} else if (whence != SEEK_DATA && whence != SEEK_HOLE) {
 		fuse.reply_err(req, EINVAL);
 	} else if (!remote_can(&file->remote, GMB_CAN_STATUS)) {
-		/* Nothing is known: all of it may be data. */
+		/* Without status the whole file may be data. */
 		fuse.reply_lseek(req, whence == SEEK_DATA ? offset : (off_t)file->bytes);
 	} else {
 		slot = fuse_slot_get(file, req);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What the other commands do with attachments: show them, and have them removed.
+ * Commands on existing attachments: list them, and detach them. They find the daemons through the
+ * state folder, and remove the disk themselves if its daemon has died.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -23,8 +24,9 @@ enum { SHOWN_BYTES = 4 * ATTACH_PATH_BYTES + 8, STATUS_TIMEOUT_MS = 5000 };
 enum { DESCRIBED_BYTES = 2 * ERROR_TEXT_BYTES + 32 };
 
 struct status {
-	char state[ERROR_TEXT_BYTES];	    /* "connected", or what is wrong */
-	char last_reason[ERROR_TEXT_BYTES]; /* why it was not connected; "": it always was */
+	char state[ERROR_TEXT_BYTES]; /* "connected", or what is wrong */
+	/* reason of the last disconnection; "": it was always connected */
+	char last_reason[ERROR_TEXT_BYTES];
 };
 
 static void take_text(char out[ERROR_TEXT_BYTES], const json_t *value, const char *otherwise)
@@ -49,7 +51,8 @@ static void ask_status(const struct state_entry *entry, struct status *status)
 	json_decref(answer);
 }
 
-/* For people, who see the reason in the state while it lasts. */
+/* Formats the state for people. The reason is part of the state while it lasts, and appended
+ * afterwards. */
 static const char *attach_list_describe(const struct status *status, char out[DESCRIBED_BYTES])
 {
 	bool is_past = strcmp(status->state, "connected") == 0 && status->last_reason[0] != '\0';
@@ -61,14 +64,14 @@ static const char *attach_list_describe(const struct status *status, char out[DE
 
 enum { COLUMN_SIZE = 2, COLUMN_COUNT = 7 };
 
-/* All rows, the headings first: a column's width is known after the last row. */
+/* All rows, the headings first, because a column's width is known only after the last row. */
 struct table {
 	char *(*rows)[COLUMN_COUNT];
 	size_t row_count;
 	size_t widths[COLUMN_COUNT];
 };
 
-/* On a terminal: bytes that go on with a character of UTF-8 take no place. */
+/* Returns the width on a terminal: UTF-8 continuation bytes do not count. */
 static size_t attach_list_columns_of(const char *text)
 {
 	size_t columns = 0;
@@ -161,7 +164,7 @@ static int print_table(struct error *error)
 	return rc == -ENOMEM ? error_set(error, rc, "out of memory") : rc;
 }
 
-/* Any bytes as JSON, which is UTF-8: others are escaped. */
+/* Returns text as a JSON string. Text that is not UTF-8 is escaped. */
 static json_t *json_bytes(const char *text)
 {
 	char shown[SHOWN_BYTES];
@@ -216,13 +219,13 @@ int attach_list(bool json, struct error *error)
 
 struct wish {
 	const char *name;
-	bool as_shown; /* name is a path as the list shows it */
-	char *real;    /* the same as a path without links, or NULL */
-	bool by_uri;   /* name is a URI, and no path or name of a disk */
+	bool as_shown; /* name is a path as the list prints it */
+	char *real;    /* the same path without links, or NULL */
+	bool by_uri;   /* name is a URI, and not a path or name of a disk */
 	bool force;
-	uint64_t limit_ns; /* 0: the attachment's own */
+	uint64_t limit_ns; /* 0: the attachment's own limit */
 	bool found;
-	size_t uri_count; /* disks of this URI */
+	size_t uri_count; /* number of disks with this URI */
 	char paths[ERROR_TEXT_BYTES];
 	struct error *error;
 };
@@ -242,7 +245,7 @@ static bool attach_list_is_meant(const struct state_entry *entry, const struct w
 	       (wish->real != NULL && strcmp(entry->path, wish->real) == 0);
 }
 
-/* Does what a daemon that has died cannot. */
+/* Removes the disk of a daemon that has died. */
 static int attach_list_remove_stale(const struct state_entry *entry, const struct wish *wish)
 {
 	int rc;
@@ -275,14 +278,15 @@ static int explain_silence(const struct state_entry *entry, const struct wish *w
 		shown, entry->pid, entry->pid, entry->pid);
 }
 
-/* As control_receive(), as long as the daemon answers others: the limit is its matter. */
+/* control_receive() that waits as long as the daemon answers other requests, because the daemon
+ * enforces the limit. */
 static int receive_watching(struct control_connection *connection, const char *path,
 	const struct state_entry *entry, const struct wish *wish, json_t **value_out)
 {
 	json_t *status = NULL;
 
 	while (!control_wait(connection, STATUS_TIMEOUT_MS)) {
-		/* Its answer may have come just now, and the daemon have ended. */
+		/* The answer may have arrived just now, and the daemon may have ended. */
 		if (control_ask(path, "status", NULL, STATUS_TIMEOUT_MS, &status, NULL) < 0 &&
 			!control_wait(connection, 0)) {
 			return explain_silence(entry, wish);
@@ -303,7 +307,7 @@ static void print_note(json_t *note)
 	json_decref(note);
 }
 
-/* Waits until nothing of the daemon is left; what it says meanwhile is shown. */
+/* Waits until the daemon has ended, and prints its messages. */
 static int detach_living(const struct state_entry *entry, const struct wish *wish)
 {
 	struct control_connection *connection;
@@ -354,7 +358,7 @@ static int detach_entry(const struct state_entry *entry, void *context)
 	return detach_living(entry, wish);
 }
 
-/* Notes a disk of the URI. */
+/* Counts and lists a disk of the URI. */
 static int note_uri(const struct state_entry *entry, void *context)
 {
 	struct wish *wish = context;
@@ -370,7 +374,7 @@ static int note_uri(const struct state_entry *entry, void *context)
 	return 0;
 }
 
-/* The only disk of a URI; with several the user must name one. */
+/* Detaches the only disk of a URI. If there are several, the user must name one. */
 static int detach_uri(struct wish *wish, struct error *error)
 {
 	int rc;
@@ -389,8 +393,8 @@ static int detach_uri(struct wish *wish, struct error *error)
 	return rc;
 }
 
-/* The path without links. Nobody is asked for the file itself: a daemon that has died, or does not
- * answer, could not be detached. NULL: there is none. */
+/* Returns the path without links, or NULL if it does not exist. The file itself is not accessed,
+ * because a FUSE daemon that has died or does not respond could otherwise not be detached. */
 static char *attach_list_resolve(const char *name)
 {
 	int fd = open(name, O_PATH | O_CLOEXEC);

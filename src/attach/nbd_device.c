@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A device of the kernel's nbd driver, which speaks to the server itself: what is done here is
- * making its connections, and making them again.
+ * A device of the kernel's nbd driver, which communicates with the server itself. This module only
+ * creates and replaces the connections.
  *
  *   dial × N ─▶ CONNECT ─▶ /dev/nbdN
  *   a socket dies ─▶ LINK_DEAD ─▶ watcher: dial, compare, RECONFIGURE
  *   the export grows ─▶ watcher ─▶ daemon: RECONFIGURE
  *
- * The driver asks for no size, so the watcher has a connection of its own that does.
+ * The driver never asks for the size, so the watcher has its own connection for that.
  *
- * The kernel takes a new socket only in the place of one that it knows to be dead, and ignores it
- * without a word otherwise. So the old one is shut down first, and the news of its death waited
- * for: each LINK_DEAD is good for one new socket.
+ * The kernel accepts a new socket only as the replacement of one that it knows to be dead, and
+ * otherwise ignores it without an error. So the old socket is shut down first, and then LINK_DEAD
+ * is awaited. Each LINK_DEAD permits one new socket.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -40,9 +40,10 @@
 enum {
 	SOCKETS_MAX = 16,
 	SOCKETS_CHOSEN_MAX = 4,
-	PAUSE_MS_MIN = 50, /* between two tries to reconnect; doubled up to the next */
+	/* initial pause between attempts to reconnect; doubled up to the maximum */
+	PAUSE_MS_MIN = 50,
 	PAUSE_MS_MAX = 2000,
-	WAIT_MS = 500, /* for the kernel to say what we know */
+	WAIT_MS = 500, /* for the kernel's notification of a loss that we have already detected */
 };
 
 #define NS_PER_S UINT64_C(1000000000)
@@ -58,30 +59,31 @@ struct nbd_disk {
 	bool connected; /* the kernel has the device */
 	_Atomic bool hurried;
 
-	/* With a URI that wants TLS: for sockets that the driver gets, and for relays. NULL: the
-	 * first are not to be had, or not wanted. */
+	/* For a URI with TLS: credentials for sockets that are handed to the driver, and for
+	 * relays. NULL: that method is unavailable or not wanted. */
 	struct tls_client *tls_driver;
 	struct tls_client *tls;
 
-	/* The watcher's, once it runs. A socket is -1 while it is dead. */
+	/* Used by the watcher once it runs. A socket is -1 while it is dead. */
 	int sockets[SOCKETS_MAX];
-	struct nbd_relay *relays[SOCKETS_MAX]; /* NULL: the driver speaks to the server itself */
-	uint32_t numbers[SOCKETS_MAX];	       /* which connection it is or was, ever */
+	/* NULL: the driver communicates with the server directly */
+	struct nbd_relay *relays[SOCKETS_MAX];
+	uint32_t numbers[SOCKETS_MAX]; /* unique number of the connection */
 	uint32_t number_next;
 	uint32_t socket_count;
-	char token[40];	    /* no other disk has it */
-	struct remote size; /* hears of it; queue NULL: not to be had */
+	char token[40];	    /* unique to this disk */
+	struct remote size; /* watches the size; queue NULL: unavailable */
 	struct netlink news;
-	uint32_t dead_links; /* LINK_DEADs that no new socket has answered */
+	uint32_t dead_links; /* LINK_DEADs not yet answered with a new socket */
 	uint64_t dead_since_ns;
 	pthread_t thread;
 	bool watching;
-	int stop_fd; /* readable: the watcher is to end */
+	int stop_fd; /* readable: the watcher must end */
 };
 
 _Static_assert(SOCKETS_MAX <= (int)NBD_HANDSHAKE_REPLACES_MAX, "all may be dead at once");
 
-/* One that was dialled. */
+/* A connection that was dialed. */
 struct connection {
 	int fd; /* for the driver */
 	uint32_t number;
@@ -115,8 +117,8 @@ static int make_token(struct nbd_disk *disk, struct error *error)
 }
 
 /*
- * For the kernel: a dead peer is noticed on an idle connection as well as on a busy one. Refusals
- * only cost time.
+ * Prepares a socket for the kernel, so that a dead peer is detected on idle and on busy
+ * connections. A refused option only makes detection slower.
  */
 static void prepare_socket(int fd, const struct attach_options *options)
 {
@@ -126,7 +128,7 @@ static void prepare_socket(int fd, const struct attach_options *options)
 	const int probes = 3;
 	int flags = fcntl(fd, F_GETFL);
 
-	/* That it is asked at all was set when it was connected. */
+	/* SO_KEEPALIVE was set when it was connected. */
 	(void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &silence_ms, sizeof(silence_ms));
 	(void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &interval_s, sizeof(interval_s));
 	(void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof(interval_s));
@@ -140,8 +142,8 @@ static void hang_up(struct connection *connection)
 	nbd_relay_end(connection->relay);
 }
 
-/* A connection with TLS: the driver gets the socket where the kernel does the records, else one end
- * of a relay. */
+/* Dials a connection with TLS. The driver gets the socket if the kernel encrypts records, otherwise
+ * one end of a relay. */
 static int dial_tls(struct nbd_disk *disk, const struct nbd_dial_options *dial, int cancel_fd,
 	struct connection *connection, struct nbd_handshake **answers, struct error *error)
 {
@@ -159,7 +161,7 @@ static int dial_tls(struct nbd_disk *disk, const struct nbd_dial_options *dial, 
 		options.hands_over = true;
 		rc = nbd_relay_dial(&options, &connection->fd, &connection->relay, answers, error);
 	}
-	/* It did not get as far as credentials: a server may know TLS 1.3 only. */
+	/* It failed before credentials were used: the server may support only TLS 1.3. */
 	if ((rc == -EPROTO || rc == -EKEYREJECTED) && disk->tls != NULL) {
 		nbd_handshake_destroy(*answers);
 		options.dial.tls = disk->tls;
@@ -174,9 +176,9 @@ static int dial_tls(struct nbd_disk *disk, const struct nbd_dial_options *dial, 
 	return rc;
 }
 
-/* One connection with simple replies, which are all that the driver understands (rule P136). It
- * replaces all that are dead now. Blocks until deadline_ns at most, or until cancel_fd is readable.
- */
+/* Dials one connection with simple replies, the only ones that the driver understands (rule P136).
+ * It replaces all connections that are dead now. Blocks until deadline_ns at most, or until
+ * cancel_fd is readable. */
 static int dial(struct nbd_disk *disk, uint64_t deadline_ns, int cancel_fd,
 	struct connection *connection, struct nbd_facts *facts, struct error *error)
 {
@@ -229,9 +231,9 @@ static void keep_connection(
 	disk->relays[idx] = connection->relay;
 }
 
-/* What all connections of a device must have in common (rule P137): -ESTALE with a sentence when
- * one reached something else than the first did. promised: the flags that must still be there.
- * Another epoch of a disk that is not volatile is the caller's to judge. */
+/* Checks the properties that all connections of a device must share (rule P137). Returns -ESTALE
+ * with a sentence if one of them reached a different export than the first. promised: flags that
+ * must still be set. The caller handles a new epoch of an export that is not volatile. */
 static int check_facts(const struct nbd_facts *first, const struct nbd_facts *other,
 	uint16_t promised, struct error *error)
 {
@@ -252,7 +254,7 @@ static int check_facts(const struct nbd_facts *first, const struct nbd_facts *ot
 		return error_set(error, -ESTALE, "the server calls the export \"%s\" now",
 			log_escape(name, sizeof(name), other->name, strlen(other->name)));
 	}
-	/* That the disk is read-only may be the user's wish; a server that allows more is fine. */
+	/* The user may have requested a read-only disk, so a server that permits writes is fine. */
 	if ((promised & ~other->flags & ~NBD_FLAG_READ_ONLY) != 0 ||
 		((other->flags & ~first->flags) & NBD_FLAG_READ_ONLY) != 0) {
 		return error_set(error, -ESTALE,
@@ -268,7 +270,7 @@ static int check_facts(const struct nbd_facts *first, const struct nbd_facts *ot
 	return 0;
 }
 
-/* The driver does not say what was written and not flushed, so this is all that can be done. */
+/* Only logs a new epoch, because the driver does not report which writes were not flushed. */
 static void note_epoch(struct nbd_disk *disk, const struct nbd_facts *facts)
 {
 	if (facts->epoch != disk->facts.epoch) {
@@ -281,7 +283,7 @@ static void note_epoch(struct nbd_disk *disk, const struct nbd_facts *facts)
 
 /* --- the watcher --------------------------------------------------------------------------- */
 
-/* Waits for the order to end, for as long as given: true when it came. */
+/* Waits for the order to end, at most for the timeout. Returns true if it came. */
 static bool stop_within(struct nbd_disk *disk, int timeout_ms)
 {
 	struct pollfd entry = { .fd = disk->stop_fd, .events = POLLIN };
@@ -289,7 +291,7 @@ static bool stop_within(struct nbd_disk *disk, int timeout_ms)
 	return poll(&entry, 1, timeout_ms) > 0;
 }
 
-/* Lets go of a socket that is dead: the kernel learns it from the shutdown if it does not know. */
+/* Closes a socket that is dead. The shutdown notifies the kernel if it does not know yet. */
 static void drop_socket(struct nbd_disk *disk, uint32_t idx)
 {
 	shutdown(disk->sockets[idx], SHUT_RDWR);
@@ -314,17 +316,17 @@ static void take_news(struct nbd_disk *disk)
 		if (rc == disk->kernel.index) {
 			disk->dead_links++;
 		}
-		/* Other news, and news that were lost on the way, are no end of them. */
+		/* Other notifications and lost ones do not end the loop. */
 	} while (rc >= 0 || rc == -EPROTO || rc == -ENOBUFS);
 }
 
-/* What is not there any more is another disk's: see check_facts(). */
+/* The size never decreases here: a smaller export counts as another disk, see check_facts(). */
 static void nbd_device_take_size(struct nbd_disk *disk, uint64_t bytes)
 {
 	disk->facts.size = MAX(disk->facts.size, bytes);
 }
 
-/* Waits for something to happen. False: the order to end came. */
+/* Waits for an event. Returns false if the order to end came. */
 static bool watch_once(struct nbd_disk *disk, int timeout_ms)
 {
 	struct pollfd entries[3 + SOCKETS_MAX] = {
@@ -339,7 +341,7 @@ static bool watch_once(struct nbd_disk *disk, int timeout_ms)
 		entries[2].fd = gmb_queue_fd(disk->size.queue);
 	}
 	for (uint32_t i = 0; i < disk->socket_count; i++) {
-		/* Hang-ups are reported unasked; the data is the kernel's. */
+		/* POLLHUP is always reported; the data belongs to the kernel. */
 		entries[3 + i] = (struct pollfd){ .fd = disk->sockets[i], .events = POLLRDHUP };
 	}
 	if (poll(entries, 3 + disk->socket_count, timeout_ms) < 0) {
@@ -356,7 +358,7 @@ static bool watch_once(struct nbd_disk *disk, int timeout_ms)
 	return entries[0].revents == 0;
 }
 
-/* The place of a dead socket, or -1. */
+/* Returns the slot of a dead socket, or -1. */
 static int dead_place(const struct nbd_disk *disk)
 {
 	for (uint32_t i = 0; i < disk->socket_count; i++) {
@@ -367,7 +369,7 @@ static int dead_place(const struct nbd_disk *disk)
 	return -1;
 }
 
-/* One try at one socket: 0, or why not. -ENODEV: the kernel has no device any more. */
+/* Tries once to replace a socket. Returns 0 or the error; -ENODEV: the kernel's device is gone. */
 static int replace_socket(struct nbd_disk *disk, uint32_t idx, struct error *error)
 {
 	uint64_t deadline_ns = clock_now_ns() + disk->options->connect_timeout_ns;
@@ -379,7 +381,7 @@ static int replace_socket(struct nbd_disk *disk, uint32_t idx, struct error *err
 		return rc;
 	}
 	rc = check_facts(&disk->facts, &facts, disk->kernel.server_flags, error);
-	/* The news may be on its way still; it never takes long. */
+	/* The notification may still be on its way, but it never takes long. */
 	deadline_ns = clock_now_ns() + WAIT_NS;
 	while (rc == 0 && disk->dead_links == 0 && clock_now_ns() < deadline_ns) {
 		rc = watch_once(disk, WAIT_MS / 10) ? 0 : -ECANCELED;
@@ -410,7 +412,7 @@ static bool is_gone(struct nbd_disk *disk)
 	return nbd_kernel_status(&disk->orders, disk->kernel.index) == 0;
 }
 
-/* Replaces all dead sockets, however long it takes. False: stop watching. */
+/* Replaces all dead sockets, however long it takes. Returns false if the watcher must end. */
 static bool reconnect(struct nbd_disk *disk)
 {
 	struct error error = { 0 };
@@ -452,8 +454,8 @@ static void *nbd_device_watch(void *argument)
 	struct error error;
 	bool go_on = true;
 
-	/* Only gmblock's server says it, and that one names its epoch. Another one may want no
-	 * further connection. */
+	/* Only gmblock's server reports its size, and it has an epoch. Another server might not
+	 * accept a further connection. */
 	if (disk->facts.can_take_over &&
 		remote_watch(&disk->size, disk->options, &disk->device, &error) != 0) {
 		log_info("%s: it will not follow when the export grows: %s", disk->device.path,
@@ -538,13 +540,15 @@ static int connect_device(struct nbd_disk *disk, struct error *error)
 	int rc;
 
 	disk->kernel.index = disk->options->number;
-	/* The driver has one limit for requests of all kinds, so it is that of the slow ones. */
+	/* The driver has one time limit for all kinds of requests, so it is the limit of the slow
+	 * ones. */
 	disk->kernel.timeout_s = nbd_device_seconds(
 		MAX(disk->options->slow_timeout_ns, disk->options->request_timeout_ns));
 	disk->kernel.dead_timeout_s = nbd_device_seconds(disk->options->reconnect_timeout_ns);
 	disk->kernel.backend = disk->options->uri;
 	if (disk->kernel.index >= 0) {
-		/* The driver makes it if it is not there, and then it is ours to remove. */
+		/* The driver creates the device if it does not exist; in that case we also remove
+		 * it. */
 		snprintf(path, sizeof(path), "/dev/nbd%d", disk->kernel.index);
 		disk->kernel.destroy = access(path, F_OK) != 0;
 	}
@@ -566,7 +570,7 @@ static int connect_device(struct nbd_disk *disk, struct error *error)
 	return 0;
 }
 
-/* The driver does not know how long a payload the server takes. */
+/* Limits the length of requests, because the driver does not know the server's maximum payload. */
 static void limit_requests(const struct nbd_disk *disk)
 {
 	char path[96];
@@ -598,7 +602,8 @@ static int start_watching(struct nbd_disk *disk, struct error *error)
 	return rc;
 }
 
-/* The driver has no way to change keys, so it gets TLS 1.2, which does not; and only over TCP. */
+/* Prepares credentials. The driver cannot change keys, so it gets TLS 1.2, which never changes
+ * them; and only over TCP. */
 static int prepare_tls(struct nbd_disk *disk, struct error *error)
 {
 	enum tls_records records = disk->options->tls_records;
@@ -620,7 +625,7 @@ static int prepare_tls(struct nbd_disk *disk, struct error *error)
 	return rc;
 }
 
-/* Before the device exists: news of its first second count as well. */
+/* Called before the device exists, so that notifications from its first second also count. */
 static int nbd_device_prepare(struct nbd_disk *disk, struct error *error)
 {
 	int rc = export_uri_parse(disk->options->uri, &disk->uri, error);
@@ -737,7 +742,7 @@ int nbd_device_start(
 
 /* --- stopping ------------------------------------------------------------------------------ */
 
-/* The driver tears down in the background; the device can be used again when it says so. */
+/* The driver disconnects in the background. The device can be reused when its status says so. */
 static void wait_disconnected(struct netlink *netlink, int32_t index)
 {
 	struct timespec pause = { .tv_nsec = 2000000 };
@@ -761,7 +766,8 @@ static int disconnect(struct netlink *netlink, int32_t index, bool force, struct
 	return 0;
 }
 
-/* timeout_ms: -1 never ends. A forced detach does not wait for a server that is going away. */
+/* timeout_ms: -1 for no limit. A forced detach limits the wait for a server that may be going
+ * away. */
 static int flush_device(const char *path, int timeout_ms, struct error *error)
 {
 	struct disk_flush *flush;
@@ -778,7 +784,7 @@ static int flush_device(const char *path, int timeout_ms, struct error *error)
 	if (rc > 0) {
 		return disk_flush_end(flush, error);
 	}
-	/* It ends with the connections, or with the process. */
+	/* The flush ends with the connections, or with the process. */
 	disk_flush_leave(flush);
 	return error_set(error, -ETIMEDOUT,
 		"%s is detached, but the server does not answer the last flush: what was written "
@@ -786,7 +792,7 @@ static int flush_device(const char *path, int timeout_ms, struct error *error)
 		path);
 }
 
-/* A disk in use stays as it is. */
+/* A disk in use is not changed. */
 static int nbd_device_stop(struct device *device, bool force, struct error *error)
 {
 	struct nbd_disk *disk = nbd_device_disk_of(device);
@@ -799,13 +805,14 @@ static int nbd_device_stop(struct device *device, bool force, struct error *erro
 			return rc;
 		}
 	}
-	/* While the watcher is there: a server that is away just now may come back for it. */
+	/* Before the watcher ends, because a server that is unreachable now may come back for the
+	 * flush. */
 	if (!device->read_only && !force) {
 		lost = flush_device(device->path, -1, error);
 	} else if (!device->read_only && health_is_connected(&device->health)) {
 		lost = flush_device(device->path, FORCED_MS_MAX, error);
 	}
-	/* But it must not take the end for a loss. */
+	/* The watcher must not treat the disconnection as a loss. */
 	eventfd_write(disk->stop_fd, 1);
 	pthread_join(disk->thread, NULL);
 	disk->watching = false;
@@ -819,12 +826,12 @@ static int nbd_device_stop(struct device *device, bool force, struct error *erro
 	return rc != 0 ? rc : lost;
 }
 
-/* The driver fails the flush that stop() waits in. */
+/* Disconnects the device, so that the driver fails the flush for which stop() waits. */
 static void nbd_device_hurry(struct device *device)
 {
 	struct nbd_disk *disk = nbd_device_disk_of(device);
 	struct error error = { 0 };
-	struct netlink netlink; /* the other one may be in use */
+	struct netlink netlink; /* the disk's own one may be in use */
 	int rc;
 
 	atomic_store(&disk->hurried, true);
@@ -839,7 +846,7 @@ static void nbd_device_hurry(struct device *device)
 	}
 }
 
-/* What the kernel says that the disk has. */
+/* Returns the size of the disk according to the kernel. */
 static uint64_t size_of_disk(const struct nbd_disk *disk)
 {
 	char path[96];
@@ -858,7 +865,7 @@ static uint64_t size_of_disk(const struct nbd_disk *disk)
 static int nbd_device_grow(struct device *device, uint64_t bytes, struct error *error)
 {
 	struct nbd_disk *disk = nbd_device_disk_of(device);
-	struct netlink netlink; /* the other ones are the watcher's */
+	struct netlink netlink; /* the disk's own ones belong to the watcher */
 	int rc = nbd_kernel_open(&netlink, error);
 
 	if (rc != 0) {
@@ -889,7 +896,8 @@ static void nbd_device_destroy(struct device *device)
 	nbd_device_disk_free(disk);
 }
 
-/* The kernel's connections work without their daemon, as long as they last. */
+/* Removes a device without its daemon, after a last flush: the kernel's connections work without
+ * the daemon as long as they last. */
 static int remove_left(struct netlink *netlink, int32_t number, bool force, struct error *error)
 {
 	char name[32];
@@ -916,7 +924,7 @@ int nbd_device_remove(int32_t number, bool force, struct error *error)
 	int rc = nbd_kernel_open(&netlink, error);
 
 	if (rc == -ENOSYS) {
-		return 0; /* no driver, no device */
+		return 0; /* without the driver there is no device */
 	}
 	if (rc == 0) {
 		rc = nbd_kernel_status(&netlink, number) > 0

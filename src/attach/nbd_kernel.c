@@ -14,8 +14,8 @@
 #include "nbd/wire.h"
 
 enum {
-	ATTR_BACKEND_IDENTIFIER = 10, /* headers before 5.14 lack it */
-	/* From linux/nbd.h, which cannot be included beside the protocol's own numbers. */
+	ATTR_BACKEND_IDENTIFIER = 10, /* missing in headers before 5.14 */
+	/* From linux/nbd.h, which conflicts with the protocol's own numbers. */
 	CLIENT_DESTROY_ON_DISCONNECT = 1 << 0,
 	KERNEL_6_12 = 6 << 16 | 12,
 };
@@ -169,7 +169,7 @@ int nbd_kernel_status(struct netlink *netlink, int32_t index)
 	}
 	at = netlink_attributes(&message, &bytes);
 	at = netlink_find(at, bytes, NBD_ATTR_DEVICE_LIST, 0, &list_bytes);
-	/* No item: there is no such device. */
+	/* Without an item there is no such device. */
 	at = at != NULL ? netlink_find(at, list_bytes, NBD_DEVICE_ITEM, 0, &item_bytes) : NULL;
 	at = at != NULL ? netlink_find(at, item_bytes, NBD_DEVICE_CONNECTED, 1, NULL) : NULL;
 	return at != NULL && *(const uint8_t *)at != 0;
@@ -252,7 +252,7 @@ void netlink_nest_end(struct netlink_message *message, uint32_t start)
 	}
 }
 
-/* --- reading ------------------------------------------------------------------------------- */
+/* --- parsing ---------------------------------------------------------------------------------- */
 
 const void *netlink_find(
 	const void *bytes, size_t size, uint16_t type, size_t wanted, size_t *payload_bytes)
@@ -290,9 +290,9 @@ const void *netlink_attributes(const struct netlink_message *message, size_t *by
 	return message->bytes + HEADERS_BYTES;
 }
 
-/* --- talking ------------------------------------------------------------------------------- */
+/* --- exchange of messages --------------------------------------------------------------------- */
 
-/* One packet, which may hold several messages: its length. */
+/* Receives one packet, which may contain several messages. Returns its length. */
 static int receive_packet(struct netlink *netlink, void *bytes, size_t size, int flags)
 {
 	ssize_t count;
@@ -310,8 +310,8 @@ static void keep_answer(
 	message->used = header->nlmsg_len;
 }
 
-/* Looks through a packet for what belongs to the question: 1 while the acknowledgement is missing,
- * else its result. */
+/* Searches a packet for the answer to the request. Returns 1 if the acknowledgement is still
+ * missing, otherwise its result. */
 static int take_packet(struct netlink *netlink, const uint8_t *packet, size_t left,
 	struct netlink_message *message)
 {
@@ -404,14 +404,14 @@ int netlink_receive(struct netlink *netlink, struct netlink_message *message)
 
 /* --- the family ---------------------------------------------------------------------------- */
 
-/* The number of the first multicast group; 0 when there is none. */
+/* Returns the number of the first multicast group; 0 if there is none. */
 static uint32_t first_group(const void *attributes, size_t bytes)
 {
 	size_t groups_bytes = 0;
 	size_t group_bytes = 0;
 	const void *groups =
 		netlink_find(attributes, bytes, CTRL_ATTR_MCAST_GROUPS, 0, &groups_bytes);
-	/* Members of the list are numbered from 1. */
+	/* List members are numbered from 1. */
 	const void *group =
 		groups != NULL ? netlink_find(groups, groups_bytes, 1, 0, &group_bytes) : NULL;
 	const void *id = group != NULL ? netlink_find(group, group_bytes, CTRL_ATTR_MCAST_GRP_ID,

@@ -16,12 +16,12 @@
 
 enum {
 	FLOW_BYTES = 256 << 10,
-	FAREWELL_S = 2, /* for the server to close after the driver has */
+	FAREWELL_S = 2, /* time for the server to close after the driver has */
 };
 
 #define NS_PER_S UINT64_C(1000000000)
 
-/* One direction. */
+/* One direction of a relay. */
 struct flow {
 	struct nbd_relay *relay;
 	struct stream *from;
@@ -34,14 +34,14 @@ struct flow {
 };
 
 struct nbd_relay {
-	const struct nbd_relay_options *options; /* until it has dialled */
+	const struct nbd_relay_options *options; /* valid until dialed */
 	pthread_t thread;
 	sem_t dialled;
 	int result;
 	int fd; /* for the driver */
 	bool is_handed_over;
 
-	/* The thread's. */
+	/* Used only by the thread. */
 	struct ring *ring;
 	struct nbd_dial dial;
 	bool has_dialled;
@@ -50,7 +50,7 @@ struct nbd_relay {
 	struct ring_op stop_op;
 	struct ring_op timer_op;
 	int stop_fd;
-	_Atomic bool is_leaving; /* of nbd_relay_leave() */
+	_Atomic bool is_leaving; /* set by nbd_relay_leave() */
 	bool is_ending;
 	char label[EXPORT_URI_LABEL_BYTES];
 	struct flow flows[2];
@@ -101,7 +101,7 @@ static void limit_farewell(struct nbd_relay *relay)
 	}
 }
 
-/* A side will send no more. */
+/* One side sends no further data. */
 static void flow_end(struct flow *flow)
 {
 	struct nbd_relay *relay = flow->relay;
@@ -110,7 +110,7 @@ static void flow_end(struct flow *flow)
 		return;
 	}
 	if (flow->from == &relay->dial.stream) {
-		attach_nbd_relay_end(relay); /* what it had said was carried over */
+		attach_nbd_relay_end(relay); /* data that it has sent was forwarded */
 	} else {
 		stream_shutdown_send(flow->to);
 		limit_farewell(relay);
@@ -175,7 +175,7 @@ static void stop_asked(struct ring_op *op, int result)
 		return;
 	}
 	if (atomic_load(&relay->is_leaving)) {
-		stream_shutdown(&relay->driver); /* what it has said is still received */
+		stream_shutdown(&relay->driver); /* data that it has sent is still received */
 		limit_farewell(relay);
 	} else {
 		attach_nbd_relay_end(relay);
@@ -275,7 +275,8 @@ static int dial(struct nbd_relay *relay)
 		     ? hand_over(relay, error)
 		     : make_pair(relay, error);
 	if (rc != 0 || relay->is_handed_over) {
-		/* Nothing is in flight, and no word of TLS ends what is the driver's now. */
+		/* No operation is in flight, and closing must not send a TLS alert, because the
+		 * stream is now the driver's. */
 		stream_close(server);
 	}
 	return rc;
@@ -292,18 +293,18 @@ static void *nbd_relay_run(void *argument)
 		relay->result = dial(relay);
 	}
 	carries = relay->result == 0 && !relay->is_handed_over;
-	sem_post(&relay->dialled); /* the options are gone */
+	sem_post(&relay->dialled); /* the options are invalid from here on */
 	if (carries) {
 		nbd_relay_carry(relay);
 	}
 	if (relay->ring != NULL) {
-		tls_pool_settle(tls_client_pool(relay->dial.tls)); /* it stays for others */
+		tls_pool_settle(tls_client_pool(relay->dial.tls)); /* the pool stays for others */
 		ring_destroy(relay->ring);
 	}
 	return NULL;
 }
 
-/* --- life ------------------------------------------------------------------------------------- */
+/* --- life cycle ------------------------------------------------------------------------------- */
 
 static void relay_free(struct nbd_relay *relay)
 {

@@ -26,9 +26,9 @@
 
 enum { PARENT_MS_MAX = 1000, PRIORITY_LAST = 19 };
 
-/* --- leaving the parent -------------------------------------------------------------------- */
+/* --- detaching from the parent ---------------------------------------------------------------- */
 
-/* The parent's part: waits for the one report, or for the end of the pipe. */
+/* Runs in the parent: waits for the report, or for the end of the pipe. */
 static int read_report(int fd, pid_t child, struct process_report *report, struct error *error)
 {
 	size_t got = 0;
@@ -86,8 +86,8 @@ int process_split(int *report_fd, struct process_report *report, struct error *e
 	return rc;
 }
 
-/* Standard input and output from nowhere; the log into the kernel's, where the news about disks
- * are. */
+/* Standard input and output become /dev/null. The log goes to the kernel's log, which also has the
+ * messages about disks. */
 static void leave_terminal(void)
 {
 	int null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -102,7 +102,7 @@ static void leave_terminal(void)
 	if (log_fd >= 0) {
 		close(log_fd);
 	}
-	unsetenv("JOURNAL_STREAM"); /* a line must name its program */
+	unsetenv("JOURNAL_STREAM"); /* because in the kernel's log a line must name its program */
 }
 
 void process_report_send(int report_fd, int code, const char *text, const struct timings *timings)
@@ -122,7 +122,7 @@ void process_report_send(int report_fd, int code, const char *text, const struct
 			continue;
 		}
 		if (count <= 0) {
-			break; /* the parent was killed: there is nobody to report to */
+			break; /* the parent was killed, so there is no one to report to */
 		}
 		at += count;
 		left -= (size_t)count;
@@ -156,7 +156,7 @@ const char *process_protect(void)
 	if (geteuid() != 0) {
 		return NULL;
 	}
-	/* One heap is enough, and every further one would be locked, too. */
+	/* One heap is enough, and memory of further heaps would also be locked. */
 	mallopt(M_ARENA_MAX, 1);
 	if (mlockall(MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT) != 0) {
 		refused = "locked memory";
@@ -170,12 +170,13 @@ const char *process_protect(void)
 	return refused;
 }
 
-/* Waits until the process that waited for our report has ended, but not for long. */
+/* Waits until the parent, which was waiting for our report, has ended, but only for a short
+ * time. */
 static void let_go_first(pid_t parent)
 {
 	struct pollfd ended = { .fd = -1, .events = POLLIN };
 
-	/* Who has ended already left us to another parent. */
+	/* If the parent has already exited, we have been reparented. */
 	if (parent > 0 && getppid() == parent) {
 		ended.fd = (int)syscall(SYS_pidfd_open, parent, 0);
 	}
@@ -193,9 +194,9 @@ static void lock_all(void)
 
 static void *attach_process_settle(void *argument)
 {
-	/* A processor's whole time slice of this before the parent gets its turn would be seen as a
-	 * disk that is ready that much later. */
-	(void)setpriority(PRIO_PROCESS, 0, PRIORITY_LAST); /* of this thread only */
+	/* If this used a whole time slice before the parent runs, the disk would appear to be ready
+	 * that much later. */
+	(void)setpriority(PRIO_PROCESS, 0, PRIORITY_LAST); /* affects only this thread */
 	let_go_first((pid_t)(intptr_t)argument);
 	lock_all();
 	return NULL;
@@ -212,8 +213,8 @@ void process_settle(pid_t parent)
 	if (thread_start(&thread, attach_process_settle, argument, NULL) == 0) {
 		pthread_detach(thread);
 	} else {
-		/* Not attach_process_settle(): this thread has other things to do, and keeps its
-		 * priority. */
+		/* Not attach_process_settle(), because this thread must not wait for the parent or
+		 * lose its priority. */
 		lock_all();
 	}
 }
@@ -238,7 +239,7 @@ int process_run(const char *const argv[])
 	posix_spawnattr_init(&attributes);
 	posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
 	posix_spawnattr_setsigmask(&attributes, &none);
-	/* posix_spawnp() takes the strings as not constant and does not change them. */
+	/* posix_spawnp() declares the strings as non-const but does not change them. */
 	err = posix_spawnp(
 		&child, argv[0], &actions, &attributes, (char *const *)(uintptr_t)argv, environ);
 	posix_spawnattr_destroy(&attributes);

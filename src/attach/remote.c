@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 
-/* The sentences of the library are complete; the daemon's log only adds how bad it is. */
+/* Records events of the library. Its sentences are complete, so the log only adds the level. */
 static void remote_remote_event(void *context, enum gmb_event event, const char *text)
 {
 	struct remote *remote = context;
@@ -35,7 +35,8 @@ static void remote_remote_event(void *context, enum gmb_event event, const char 
 		health_set(&remote->device->health, false, text);
 		break;
 	case GMB_EVENT_RESIZED:
-		if (remote->client != NULL) { /* else it is read when it has been opened */
+		if (remote->client !=
+			NULL) { /* otherwise the size is read when the client has been opened */
 			gmb_get_info(remote->client, &info);
 			device_export_resized(remote->device, info.bytes);
 		}
@@ -119,8 +120,8 @@ int remote_close(struct remote *remote, bool without_flush, struct error *error)
 	return err;
 }
 
-/* Sockets do not profit from buffers of the library, and all of them would be made before the disk
- * can be used. */
+/* Returns whether the server accesses our memory. Sockets do not benefit from the library's
+ * buffers, all of which would be populated before the disk can be used. */
 static bool is_reached(const struct remote *remote)
 {
 	return remote->info.replies == GMB_REPLIES_PLACED;

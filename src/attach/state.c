@@ -13,12 +13,12 @@
 
 #include "base/log.h"
 
-/* Enough for log_escape() of any path: nothing is truncated. */
+/* Enough for log_escape() of any path, so the text is never truncated. */
 enum { ESCAPED_PATH_BYTES = 4 * ATTACH_PATH_BYTES + 8 };
 
 static const char root_folder[] = "/run/gmblock-attach";
 
-/* --- places -------------------------------------------------------------------------------- */
+/* --- paths ------------------------------------------------------------------------------------ */
 
 int state_folder(char out[PATH_MAX], struct error *error)
 {
@@ -62,7 +62,7 @@ int state_path(char out[PATH_MAX], const char *name, const char *ending, struct 
 	return 0;
 }
 
-/* The folder is private: write access to its sockets allows detaching disks. */
+/* Creates the folder. It is private, because write access to its sockets allows detaching disks. */
 static int make_folder(struct error *error)
 {
 	char folder[PATH_MAX];
@@ -87,8 +87,8 @@ static int make_folder(struct error *error)
 
 /* --- writing ------------------------------------------------------------------------------- */
 
-/* A path is any bytes and JSON is UTF-8, so it is written with \xNN, also for each backslash of
- * its own: state_unescape() gives back exactly what was there. */
+/* A path can contain any bytes, but JSON is UTF-8. The path is therefore written with \xNN escapes,
+ * also for its own backslashes, and state_unescape() restores it exactly. */
 static int write_json(int fd, const struct state_entry *entry)
 {
 	char device[ESCAPED_PATH_BYTES];
@@ -107,7 +107,8 @@ static int write_json(int fd, const struct state_entry *entry)
 	return rc;
 }
 
-/* Written beside and renamed: readers never see half of it, or a moment without the lock. */
+/* Writes a new file and renames it, so readers never see a partial file, or a file without the
+ * lock. */
 int state_write(const struct state_entry *entry, struct error *error)
 {
 	char path[PATH_MAX];
@@ -174,7 +175,7 @@ static int digit_of(char c)
 	return at != NULL ? (int)(at - digits) : -1;
 }
 
-/* What log_escape() has made of a path. False: it is no path of a disk. */
+/* Reverses log_escape() of a path. Returns false if the result cannot be the path of a disk. */
 static bool state_unescape(char out[ATTACH_PATH_BYTES], const char *text)
 {
 	size_t used = 0;

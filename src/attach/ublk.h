@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * ublk devices: the kernel's interface, its control device, and the hardware queues of a disk. A
- * queue is one thread with its own connections to the server. The kernel
- * copies the payload of writes into the buffer of the request's tag before it hands it over, and
- * that of reads out of it afterwards; the library sends from and receives into the same buffer.
+ * queue is one thread with its own connections to the server. The kernel copies the payload of a
+ * write into the buffer of the request's tag before it delivers the request, and the payload of a
+ * read out of it afterwards. The library sends from and receives into the same buffer.
  *
  *   FETCH ─▶ descriptor[tag] ─▶ gmb_submit(buffer[tag]) ─▶ done ─▶ COMMIT_AND_FETCH ─▶ ...
  *
@@ -25,10 +25,10 @@
 
 /* --- the kernel's interface ------------------------------------------------------------------ */
 
-/* What headers older than the running kernel lack; numbers as in linux/ublk_cmd.h of Linux 6.16. */
+/* Definitions missing in older headers; numbers as in linux/ublk_cmd.h of Linux 6.16. */
 
-/* Since 6.5 the driver reports its features; it knows the encoded numbers of commands then, which
- * are the only ones that a kernel without CONFIG_BLKDEV_UBLK_LEGACY_OPCODES takes. */
+/* Since Linux 6.5 the driver reports its features. It then accepts the encoded command numbers,
+ * which are the only ones accepted by a kernel without CONFIG_BLKDEV_UBLK_LEGACY_OPCODES. */
 #ifndef UBLK_U_CMD_GET_FEATURES
 #define UBLK_U_CMD_GET_FEATURES _IOR('u', 0x13, struct ublksrv_ctrl_cmd)
 #define UBLK_FEATURES_LEN	8
@@ -67,8 +67,8 @@ _Static_assert(sizeof(struct ublksrv_io_cmd) == 16, "I/O command");
 
 /* --- /dev/ublk-control ----------------------------------------------------------------------- */
 
-/* Creates, starts and removes ublk devices. Commands use a small io_uring of their own and are
- * waited for. One thread at a time. -ENOSYS: the kernel has no ublk driver; else -EPERM or the
+/* Creation, start and removal of ublk devices. Commands use their own small io_uring and are waited
+ * for. One thread at a time. Errors: -ENOSYS the kernel has no ublk driver; otherwise -EPERM or the
  * driver's answer, with a sentence. */
 enum ublk_command {
 	UBLK_ADD,
@@ -86,22 +86,22 @@ enum ublk_command {
 struct ublk_control {
 	int fd;
 	struct io_uring ring;
-	bool encoded;	      /* commands by their encoded numbers, here and on the device */
-	uint64_t features;    /* UBLK_F_; 0 where the driver does not report them (before 6.5) */
-	uint32_t patience_ms; /* of the next commands; 0 = as long as it takes */
+	bool encoded;	      /* use encoded command numbers, here and on the device */
+	uint64_t features;    /* UBLK_F_; 0 if the driver does not report them (before 6.5) */
+	uint32_t patience_ms; /* time limit of the next commands; 0: none */
 };
 
-/* Loads the module if it is missing. */
+/* Opens the control device, loading the module if it is missing. */
 GMB_MUST_CHECK int ublk_control_open(struct ublk_control *control, struct error *error);
 void ublk_control_close(struct ublk_control *control);
 
-/* A command about a device (UINT32_MAX: a new one) with its argument; the driver's answer.
- * -ETIMEDOUT: patience is over; wait for the answer later, or close the control, which abandons the
- * command. */
+/* Executes a command on a device (UINT32_MAX: a new one) with its argument, and returns the
+ * driver's answer. -ETIMEDOUT: the time limit is over; wait for the answer later, or close the
+ * control, which abandons the command. */
 GMB_MUST_CHECK int ublk_control_command(struct ublk_control *control, enum ublk_command command,
 	uint32_t device, void *buffer, uint16_t buffer_bytes, uint64_t data);
 
-/* The answer to a command that patience was too short for, however long it takes. */
+/* Waits without a limit for the answer to a command that timed out. */
 GMB_MUST_CHECK int ublk_control_wait(struct ublk_control *control);
 
 /* --- queues ---------------------------------------------------------------------------------- */
@@ -114,49 +114,50 @@ enum {
 
 enum ublk_phase {
 	UBLK_PHASE_OPENING, /* the thread connects */
-	UBLK_PHASE_OPEN,    /* connected; waits for the device, or the order to end */
+	UBLK_PHASE_OPEN,    /* connected; waits for the device, or to be cancelled */
 	UBLK_PHASE_GO,	    /* ordered to serve */
 	UBLK_PHASE_SERVING, /* the kernel may send requests */
-	UBLK_PHASE_LEAVING, /* the device is stopped: the last flush */
+	UBLK_PHASE_LEAVING, /* the device is stopped: last flush */
 	UBLK_PHASE_CANCEL,  /* ordered to end before it served */
-	UBLK_PHASE_ENDED,   /* result and error say how */
+	UBLK_PHASE_ENDED,   /* result and error are valid */
 };
 
 struct ublk_queue;
 
-/* One request of the kernel. */
+/* A request from the kernel. */
 struct ublk_slot {
 	struct gmb_request request;
 	struct ublk_queue *queue;
-	bool orphan; /* the kernel has its answer; the library still holds the buffer */
+	bool orphan; /* the kernel has the answer, but the library still uses the buffer */
 };
 
 struct ublk_queue {
-	/* Given by the disk before the thread starts, or with ublk_queue_go(). */
+	/* Set by the disk before the thread starts, or before ublk_queue_go(). */
 	const struct attach_options *options;
-	struct device *device; /* hears of health, the size, and that it has vanished */
+	struct device *device; /* is notified of health, the size, and its own end */
 	uint16_t number;
 	uint16_t depth;
 	bool encoded;
 	int char_fd;
 	uint32_t io_bytes;
 
-	/* The thread's. */
+	/* Used only by the thread. */
 	pthread_t thread;
 	struct remote remote;
 	struct io_uring ring;
 	const struct ublksrv_io_desc *descriptors;
 	size_t descriptors_bytes;
 	char *buffers;
-	uint32_t fetching; /* tags that the kernel has or will hand over */
+	uint32_t fetching; /* tags that the kernel has or will deliver */
 	bool poll_armed;
 	struct ublk_slot slots[UBLK_DEPTH];
 
-	/* Between the threads. */
+	/* Shared between the threads. */
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
 	enum ublk_phase phase;
-	_Atomic bool abandon; /* answer everything with an error, and do not wait for the server */
+	/* answer all requests with an error, and do not wait for the server */
+	_Atomic bool abandon;
 	int result;
 	struct error error;
 };
@@ -164,19 +165,18 @@ struct ublk_queue {
 /* Starts the thread, which connects. */
 GMB_MUST_CHECK int ublk_queue_start(struct ublk_queue *queue, struct error *error);
 
-/* Waits until it has connected. The remote's info can be read then. A queue that could not is
- * ended, and need not be stopped. */
+/* Waits until it has connected; the remote's info can then be read. After an error the queue has
+ * ended and need not be stopped. */
 GMB_MUST_CHECK int ublk_queue_wait_open(struct ublk_queue *queue, struct error *error);
 
-/* Lets it serve, and waits until the kernel can send requests. */
+/* Lets the queue serve, and waits until the kernel can send requests. */
 GMB_MUST_CHECK int ublk_queue_go(struct ublk_queue *queue, struct error *error);
 
-/* Makes it answer all requests with an error from now on; its last flush is not waited for any
- * more. Also while another thread is in ublk_queue_end(). */
+/* The queue answers all further requests with an error, and its last flush is not waited for. Can
+ * be called while another thread is in ublk_queue_end(). */
 void ublk_queue_abandon(struct ublk_queue *queue);
 
-/* Ends it: it never served, or its device was stopped. What its last flush said is returned.
- * -ETIMEDOUT when it does not end: soon, and the server is away, or abandoned. Its thread goes on
- * then.
- */
+/* Ends a queue that never served, or whose device was stopped. Returns the result of its last
+ * flush. -ETIMEDOUT if it does not end: because soon is set and the server is unreachable, or
+ * because it was abandoned. Its thread then continues. */
 int ublk_queue_end(struct ublk_queue *queue, bool soon, struct error *error);

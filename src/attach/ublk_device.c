@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A ublk device: made, started, stopped and removed. Its queues (ublk_queue.c) serve it.
+ * A ublk device: created, started, stopped and removed. Its queues (ublk_queue.c) serve it.
  *
  *   queue 0 connects ─▶ ADD_DEV ─▶ SET_PARAMS ─▶ queues fetch ─▶ START_DEV ─▶ /dev/ublkbN
  *   STOP_DEV ─▶ queues flush and end ─▶ DEL_DEV
  *
- * A device whose daemon has died waits for another one: its requests are not failed, and the next
- * attachment of the same URI takes it over (START_USER_RECOVERY) instead of making a new one.
+ * A device whose daemon has died waits for another one: its requests do not fail, and the next
+ * attachment of the same URI takes it over (START_USER_RECOVERY) instead of creating a new one.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -24,8 +24,8 @@
 
 enum { SECTOR_SHIFT = 9, DELETE_PATIENCE_MS = 2000, STOP_PATIENCE_MS = 5000 };
 
-/* Requests without payload have no limit but the kernel's own, just below 4 GiB; the library cuts
- * them where the server takes less. */
+/* Requests without payload are limited only by the kernel, just below 4 GiB; the library splits
+ * them if the server accepts less. */
 #define SECTORS_MAX UINT32_C(0x7fff80)
 
 struct ublk_disk {
@@ -37,7 +37,7 @@ struct ublk_disk {
 	bool recover; /* take over the device with info.dev_id */
 	_Atomic bool abandoned;
 	int char_fd;
-	_Atomic uint32_t started_count; /* queues whose thread runs, or has to be joined */
+	_Atomic uint32_t started_count; /* queues whose thread runs or must be joined */
 	uint32_t queue_count;
 	struct ublk_queue *queues;
 };
@@ -118,7 +118,7 @@ static void fill_parameters(const struct ublk_disk *disk, struct ublk_params *pa
 	}
 }
 
-/* --- making it ----------------------------------------------------------------------------- */
+/* --- creation --------------------------------------------------------------------------------- */
 
 static int command(
 	struct ublk_disk *disk, enum ublk_command order, void *buffer, size_t bytes, uint64_t data)
@@ -131,7 +131,7 @@ static uint32_t queues_wanted(const struct ublk_disk *disk)
 {
 	uint32_t can = disk->queues[0].remote.info.capabilities;
 
-	/* Queues have connections of their own, which must see the same data. */
+	/* Queues have separate connections, which must see the same data. */
 	if (disk->options->queues > 1 && (can & GMB_CAN_MULTI_CONN) == 0) {
 		log_warning("one queue only: the server does not promise that several connections "
 			    "see the same data");
@@ -164,8 +164,8 @@ static int add_device(struct ublk_disk *disk, struct error *error)
 }
 
 /*
- * Takes over a device whose daemon has died. The driver may still be about to notice, or to let go
- * of the old daemon's requests: -EBUSY until then.
+ * Takes over a device whose daemon has died. The driver returns -EBUSY until it has detected that,
+ * and has released the requests of the old daemon.
  */
 static int start_recovery(struct ublk_disk *disk, struct error *error)
 {
@@ -196,7 +196,7 @@ static int open_char_device(struct ublk_disk *disk, struct error *error)
 	int rc = -ENOENT;
 
 	snprintf(path, sizeof(path), "/dev/ublkc%u", ublk_device_number_of(disk));
-	/* Where udev gives it its rights or makes it, that may take a moment. */
+	/* It may take a moment until udev creates the node or sets its permissions. */
 	for (int i = 0; i < 5000 && (rc == -ENOENT || rc == -EACCES); i++) {
 		disk->char_fd = open(path, O_RDWR | O_CLOEXEC);
 		if (disk->char_fd >= 0) {
@@ -234,7 +234,7 @@ static int start_queue(struct ublk_disk *disk, uint32_t idx, struct error *error
 	return rc;
 }
 
-/* All queues beyond the first connect, then all serve. */
+/* Connects all queues after the first, then lets all of them serve. */
 static int start_queues(struct ublk_disk *disk, struct error *error)
 {
 	int rc = 0;
@@ -290,9 +290,9 @@ static int make_device(struct ublk_disk *disk, struct error *error)
 	return rc < 0 ? error_set(error, rc, "ublk does not start the disk: %s", strerror(-rc)) : 0;
 }
 
-/* --- removing it --------------------------------------------------------------------------- */
+/* --- removal ---------------------------------------------------------------------------------- */
 
-/* Ends the queues; the last error is theirs. */
+/* Ends the queues. Returns the last error. */
 static int end_queues(struct ublk_disk *disk, bool soon, struct error *error)
 {
 	int result = 0;
@@ -309,8 +309,8 @@ static int end_queues(struct ublk_disk *disk, bool soon, struct error *error)
 	return result;
 }
 
-/* The driver waits until nobody has the disk open. When it was taken by force somebody may keep it
- * for ever; the rest happens without us then, once it is closed. */
+/* Deletes the device. The driver waits until it is closed everywhere. After a forced stop it may
+ * stay open forever; the driver then deletes it without us, once it is closed. */
 static int delete_number(struct ublk_control *control, uint32_t number)
 {
 	int rc;
@@ -350,8 +350,8 @@ static void ublk_device_disk_free(struct ublk_disk *disk)
 	free(disk);
 }
 
-/* After a failure to start, in whatever state. A device that was to be taken over stays as it was,
- * since somebody's data waits in it; its queues end with the process. */
+/* Cleans up after a failed start, in any state. A device that was to be taken over stays as it was,
+ * because its queued requests hold data that must not be lost; its queues end with the process. */
 static void undo(struct ublk_disk *disk)
 {
 	int rc;
@@ -360,7 +360,7 @@ static void undo(struct ublk_disk *disk)
 		return;
 	}
 	if (disk->exists) {
-		/* Queues that serve end with this. */
+		/* This also ends queues that serve. */
 		rc = command(disk, UBLK_STOP, NULL, 0, 0);
 		if (rc < 0) {
 			log_error("/dev/ublkb%u cannot be stopped: %s", ublk_device_number_of(disk),
@@ -375,7 +375,7 @@ static void undo(struct ublk_disk *disk)
 
 /* --- starting ------------------------------------------------------------------------------ */
 
-/* A device of the same URI whose daemon has died. */
+/* Finds a device of the same URI whose daemon has died. */
 static int find_orphan(const struct state_entry *entry, void *context)
 {
 	struct ublk_disk *disk = context;
@@ -390,7 +390,7 @@ static int find_orphan(const struct state_entry *entry, void *context)
 		entry->bytes > disk->device.bytes || entry->read_only != disk->device.read_only) {
 		return 0;
 	}
-	/* If the export has grown meanwhile, the disk does it when it is back. */
+	/* If the export has grown in the meantime, the disk is enlarged after the takeover. */
 	device_export_resized(&disk->device, disk->device.bytes);
 	disk->device.bytes = entry->bytes;
 	disk->info = info;
@@ -469,10 +469,10 @@ static int stop_answer(uint32_t number, int rc, struct error *error)
 				       : 0;
 }
 
-/* Stops an unused device. */
+/* Stops a device that is not in use. */
 static int stop_gently(struct ublk_control *control, uint32_t number, struct error *error)
 {
-	/* Newer drivers check for users themselves, so that none can appear in between. */
+	/* Newer drivers check for users themselves, so no user can appear in between. */
 	enum ublk_command order =
 		(control->features & UBLK_F_SAFE_STOP_DEV) != 0 ? UBLK_TRY_STOP : UBLK_STOP;
 	char name[32];
@@ -494,7 +494,7 @@ static void abandon(struct ublk_disk *disk)
 	}
 }
 
-/* A forced detach does not wait for a server that does not answer or is going away. */
+/* Stops a device by force, without waiting for a server that does not respond or is going away. */
 static int stop_by_force(struct ublk_disk *disk, struct error *error)
 {
 	int rc;
@@ -568,7 +568,7 @@ int ublk_device_remove(int32_t number, bool force, struct error *error)
 	int rc = ublk_control_open(&control, error);
 
 	if (rc == -ENOSYS) {
-		return 0; /* no driver, no device */
+		return 0; /* without the driver there is no device */
 	}
 	if (rc != 0) {
 		return rc;
@@ -600,7 +600,7 @@ static const struct device_ops ublk_device_ops = {
 
 static const char control_path[] = "/dev/ublk-control";
 
-/* Opcodes: before 6.4, and since. */
+/* Opcodes before Linux 6.4, and since. */
 static const struct {
 	uint32_t legacy;
 	uint32_t encoded;
@@ -644,7 +644,7 @@ int ublk_control_wait(struct ublk_control *control)
 	return take_answer(control);
 }
 
-/* Sends one command and waits for its result. */
+/* Executes one command and waits for its result. */
 static int ublk_device_run(
 	struct ublk_control *control, uint32_t opcode, const struct ublksrv_ctrl_cmd *command)
 {
@@ -652,7 +652,7 @@ static int ublk_device_run(
 	int rc;
 
 	GMB_ASSERT(sqe != NULL);
-	/* An entry has 128 bytes here, twice what its type says. */
+	/* With SQE128 an entry has 128 bytes, twice the size of its type. */
 	memset(sqe, 0, 2 * sizeof(*sqe));
 	sqe->opcode = IORING_OP_URING_CMD;
 	sqe->fd = control->fd;

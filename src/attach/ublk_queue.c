@@ -11,7 +11,7 @@
 #include "attach/attach.h"
 #include "base/bytes.h"
 
-/* user_data of the poll for the library; tags are below. */
+/* user_data of the poll for the library; smaller values are tags. */
 enum { POLL_TAG = UBLK_MAX_QUEUE_DEPTH, SECTOR_BYTES = 512 };
 
 static char *buffer_of(const struct ublk_queue *queue, uint32_t tag)
@@ -42,7 +42,7 @@ static enum ublk_phase wait_phase(struct ublk_queue *queue, enum ublk_phase left
 	return phase;
 }
 
-/* Pairs with the store in ublk_queue_abandon(); nothing else depends on it. */
+/* Pairs with the store in ublk_queue_abandon(). The flag guards no other data. */
 static bool is_abandoned(struct ublk_queue *queue)
 {
 	return atomic_load_explicit(&queue->abandon, memory_order_acquire);
@@ -54,7 +54,7 @@ static struct io_uring_sqe *ublk_queue_get_sqe(struct ublk_queue *queue)
 {
 	struct io_uring_sqe *sqe = io_uring_get_sqe(&queue->ring);
 
-	/* As many entries as there are tags, and one for the poll: there is always room. */
+	/* The ring has an entry for each tag and one for the poll, so there is always room. */
 	GMB_ASSERT(sqe != NULL);
 	memset(sqe, 0, sizeof(*sqe));
 	return sqe;
@@ -112,7 +112,7 @@ static void ublk_queue_request_done(struct gmb_request *request)
 	}
 	if (result < 0) {
 		remote_log_failure(&slot->queue->remote, request);
-		/* Words that a disk has for it. */
+		/* These errors have a meaning for disks; others become -EIO. */
 		if (result != -ENOSPC && result != -EOPNOTSUPP && result != -ENOMEM) {
 			result = -EIO;
 		}
@@ -122,10 +122,11 @@ static void ublk_queue_request_done(struct gmb_request *request)
 	ublk_queue_send_command(slot->queue, tag_of(slot), true, result);
 }
 
-/* Fills the request from the kernel's descriptor; false: there is no such operation here. */
+/* Prepares the library request from the kernel's descriptor; false if the operation is not
+ * supported. */
 static bool ublk_queue_prepare(struct ublk_queue *queue, uint32_t tag)
 {
-	/* The kernel's memory, which it does not touch between FETCH and COMMIT. */
+	/* Memory of the kernel, which does not change it between FETCH and COMMIT. */
 	const struct ublksrv_io_desc *descriptor = &queue->descriptors[tag];
 	struct gmb_request *request = &queue->slots[tag].request;
 	uint64_t offset = descriptor->start_sector * SECTOR_BYTES;
@@ -175,7 +176,8 @@ static void ublk_queue_take_request(struct ublk_queue *queue, uint32_t tag, bool
 	}
 }
 
-/* Everything in flight fails now; the library's completions are ignored. */
+/* Fails all requests in flight to the kernel. The library's completions for them will be
+ * ignored. */
 static void orphan_all(struct ublk_queue *queue)
 {
 	for (uint32_t tag = 0; tag < queue->depth; tag++) {
@@ -202,8 +204,8 @@ static void ublk_queue_take_completions(struct ublk_queue *queue, bool abandon)
 		} else if (cqe->res == UBLK_IO_RES_OK) {
 			ublk_queue_take_request(queue, (uint32_t)cqe->user_data, abandon);
 		} else {
-			/* UBLK_IO_RES_ABORT: the device stops. Any other refusal ends the tag as
-			 * well: it cannot be fetched again. */
+			/* UBLK_IO_RES_ABORT: the device stops. Any other error also ends the tag,
+			 * because it cannot be fetched again. */
 			if (cqe->res != UBLK_IO_RES_ABORT) {
 				log_error("ublk refuses tag %u of queue %u: %s",
 					(unsigned)cqe->user_data, queue->number,
@@ -257,7 +259,7 @@ static int ublk_queue_map_memory(struct ublk_queue *queue, struct error *error)
 
 static int ublk_queue_make_ring(struct ublk_queue *queue, struct error *error)
 {
-	/* The second needs Linux 6.1, the first always works. */
+	/* The first needs Linux 6.1, the second always works. */
 	static const unsigned flags[] = {
 		IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN,
 		0,
@@ -284,7 +286,7 @@ static void unmap_memory(struct ublk_queue *queue)
 	}
 }
 
-/* From the order to serve until the device is stopped. */
+/* Serves requests until the device is stopped. */
 static int serve_device(struct ublk_queue *queue, struct error *error)
 {
 	int rc = ublk_queue_map_memory(queue, error);
@@ -357,7 +359,7 @@ int ublk_queue_start(struct ublk_queue *queue, struct error *error)
 	return thread_start(&queue->thread, queue_thread, queue, error);
 }
 
-/* False: it is abandoned in its last flush. */
+/* Waits for the end of the queue; false if it is abandoned in its last flush. */
 static bool wait_ended(struct ublk_queue *queue)
 {
 	bool ended;
@@ -372,7 +374,7 @@ static bool wait_ended(struct ublk_queue *queue)
 	return ended;
 }
 
-/* The reason why a queue has ended, for the caller's error. */
+/* Waits for the end of the queue, and returns its result with the reason in error. */
 static int take_failure(struct ublk_queue *queue, bool soon, struct error *error)
 {
 	if (soon && !thread_join_soon(queue->thread)) {
@@ -400,7 +402,7 @@ int ublk_queue_go(struct ublk_queue *queue, struct error *error)
 	if (wait_phase(queue, UBLK_PHASE_GO) == UBLK_PHASE_SERVING) {
 		return 0;
 	}
-	/* Its end is taken by ublk_queue_end(), like that of its neighbours. */
+	/* ublk_queue_end() waits for its end, as for the other queues. */
 	return error_set(error, queue->result != 0 ? queue->result : -EIO, "%s", queue->error.text);
 }
 

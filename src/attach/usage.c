@@ -17,10 +17,10 @@
 
 enum {
 	DISKS_MAX = 64, /* a disk and its partitions */
-	NAMES_MAX = 16, /* of a file that is mounted */
+	NAMES_MAX = 16, /* paths of a mounted file */
 };
 
-/* A disk and its partitions, by their numbers. */
+/* A disk and its partitions, as device numbers. */
 struct disks {
 	dev_t list[DISKS_MAX];
 	uint32_t count;
@@ -63,7 +63,7 @@ static void disks_add(struct disks *disks, const char *folder)
 	}
 }
 
-/* The first block device that is built on this one, by the kernel's list of holders. */
+/* Reports the first block device that is built on this one, from the kernel's list of holders. */
 static int check_holders(const char *name, const char *folder, struct error *error)
 {
 	char path[PATH_MAX];
@@ -87,7 +87,7 @@ static int check_holders(const char *name, const char *folder, struct error *err
 	return rc;
 }
 
-/* Fills disks and looks at the holders of each on the way. */
+/* Fills disks, and checks the holders of each. */
 static int check_tree(const char *name, struct disks *disks, struct error *error)
 {
 	char folder[PATH_MAX];
@@ -114,7 +114,7 @@ static int check_tree(const char *name, struct disks *disks, struct error *error
 	return rc;
 }
 
-/* mountinfo names the device number, which is what counts: paths can be anything. */
+/* Compares the device numbers in mountinfo, because its paths can be arbitrary. */
 static int check_mounts(const char *name, const struct disks *disks, struct error *error)
 {
 	FILE *file = fopen("/proc/self/mountinfo", "re");
@@ -167,7 +167,7 @@ static int check_swaps(const char *name, const struct disks *disks, struct error
 
 /* --- processes ----------------------------------------------------------------------------- */
 
-/* The paths by which a mounted file can be opened. */
+/* Paths by which a mounted file can be opened. */
 struct names {
 	char *list[NAMES_MAX];
 	uint32_t count;
@@ -183,7 +183,7 @@ static bool names_have(const struct names *names, const char *path)
 	return false;
 }
 
-/* What a process must have open to count. */
+/* Object that a process must have open to count. */
 struct wanted {
 	const struct disks *disks; /* a block device, by number */
 	const struct names *names; /* or a file, by path */
@@ -203,7 +203,8 @@ static bool descriptor_matches(const char *link_path, const struct wanted *wante
 	if (wanted->disks == NULL) {
 		return names_have(wanted->names, target);
 	}
-	/* Only what lies in /dev is looked at: a file elsewhere may be on a server that is gone. */
+	/* Only files in /dev are examined, because stat() of another file could block on an
+	 * unreachable server. */
 	return strncmp(target, "/dev/", 5) == 0 && stat(link_path, &status) == 0 &&
 	       S_ISBLK(status.st_mode) && disks_have(wanted->disks, status.st_rdev);
 }
@@ -295,7 +296,7 @@ static void names_add(struct names *names, const char *path)
 	}
 }
 
-/* The kernel writes white space and backslashes as three octal digits. */
+/* Decodes the octal escapes with which the kernel writes white space and backslashes. */
 static void usage_unescape(char *text)
 {
 	char *out = text;
@@ -329,8 +330,9 @@ static bool next_mount(FILE *file, dev_t *number, char where[PATH_MAX])
 	return any;
 }
 
-/* A bind mount shows the file by another path. Device numbers tell, of the mounts: to look at what
- * processes have open could ask servers that are gone. */
+/* Finds all paths of a mounted file; a bind mount gives it another path. Mounts are compared by
+ * device number, because examining the open files of processes could block on unreachable
+ * servers. */
 static void names_find(struct names *names, const char *path)
 {
 	FILE *file = fopen("/proc/self/mountinfo", "re");
@@ -361,8 +363,8 @@ static void names_free(struct names *names)
 	}
 }
 
-/* `losetup --detach` of a device in use only takes effect after its last user, so who uses it is
- * told first. */
+/* Explains the use by a loop device. `losetup --detach` of a device in use takes effect only after
+ * its last user, so that user is named first. */
 static int explain_loop(const char *path, const char *loop, struct error *error)
 {
 	struct error user;
