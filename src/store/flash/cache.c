@@ -1,4 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * The write cache: slots and the pages in them, eviction, flushes, and the way for the collector.
+ * cache_file.c has the file, cache_lru.c the order of eviction.
+ *
+ * Invariants: at most one slot has the lpn of a block, and flash_cache_find() returns it. Further
+ * slots can be busy without a page, in the held list, because a record is written from them. A
+ * dirty page is in the list from `first` to `last`, ordered by `since`; busy and clean pages are
+ * not. An entry in the file is committed exactly while the slot contains a change that no written
+ * record has.
+ *
+ * Called by change.c (put, supersede, drop), log.c (written, retired), gc.c, read.c (find) and
+ * flash_pump() (step).
+ */
 #include <endian.h>
 #include <errno.h>
 #include <string.h>
@@ -8,13 +21,13 @@
 #include "store/flash/flash.h"
 
 enum {
-	DIRECT_BYTES = 64 << 10, /* writes from there on go around the cache */
+	DIRECT_BYTES = 64 << 10, /* writes of this size and more bypass the cache */
 	PICKS_MAX = FLASH_RECORD_ENTRIES,
-	LOADS_MAX = 32,	   /* pages of the map read together */
-	ROOM_DIVISOR = 16, /* of the slots, this part is kept for new pages */
+	LOADS_MAX = 32,	   /* map pages that are read at a time */
+	ROOM_DIVISOR = 16, /* this part of the slots is kept available for new pages */
 };
 
-/* A page of the map that is read for pages that are to be written. */
+/* A read of a map page for pages that will be written. */
 struct flash_cache_load {
 	struct flash_wait wait;
 	struct flash *flash;
@@ -40,6 +53,7 @@ static uint8_t *cache_carve(uint8_t **memory, uint64_t bytes)
 	return taken;
 }
 
+/* Divides the memory into the tables, or, with memory NULL, only adds up the sizes. */
 static uint64_t cache_lay_out(const struct flash *flash, struct flash_cache *cache, uint8_t *memory)
 {
 	uint32_t count = cache->slot_count;
@@ -97,7 +111,7 @@ void flash_cache_init(struct flash *flash, uint8_t *memory)
 		cache->slot_count);
 }
 
-/* --- which slot has a block ------------------------------------------------------------------ */
+/* --- lookup ---------------------------------------------------------------------------------- */
 
 static uint32_t *cache_bucket_of(const struct flash_cache *cache, uint64_t lpn)
 {
@@ -136,8 +150,9 @@ uint32_t flash_cache_run(
 	return run;
 }
 
-/* Dirty pages in the order in which flushes need them. A page that is changed again stays where it
- * was: what it had before is nowhere else. */
+/* Inserts a slot into the list of dirty pages in flush order. A new version of a dirty page takes
+ * the position of the older one, because the older contents are nowhere else: a flush that waited
+ * for them must wait for the new ones. */
 static void order_enter(struct flash_cache *cache, uint32_t slot, uint32_t before, uint32_t behind)
 {
 	cache->slots[slot].before = before;
@@ -155,6 +170,7 @@ static void order_leave(struct flash_cache *cache, uint32_t slot)
 	*(behind == CACHE_NO_SLOT ? &cache->last : &cache->slots[behind].before) = before;
 }
 
+/* Enters a page into the lookup tables. */
 static void enter(struct flash_cache *cache, uint32_t slot, const struct flash_cache_page *page)
 {
 	uint32_t *bucket = cache_bucket_of(cache, page->lpn);
@@ -166,6 +182,7 @@ static void enter(struct flash_cache *cache, uint32_t slot, const struct flash_c
 	cache->page_counts[page->lpn / FLASH_NODE_ENTRIES]++;
 }
 
+/* Removes a page from the lookup tables. A record in flight no longer counts for the slot. */
 static void leave(struct flash_cache *cache, uint32_t slot)
 {
 	uint64_t lpn = cache->slots[slot].lpn;
@@ -181,10 +198,11 @@ static void leave(struct flash_cache *cache, uint32_t slot)
 	cache->slots[slot].writing = 0;
 }
 
-/* After a kill the slot has a page, or none any more. */
+/* Stores the word that makes the slot's entry valid (0: invalid) for a start after a kill. */
 static void commit(struct flash_cache *cache, uint32_t slot, uint64_t value)
 {
-	/* Release: what it says is there for whoever opens the file next. */
+	/* Release: the entry and the page are stored before it, for the process that opens the file
+	 * next. */
 	__atomic_store_n(&cache->entries[slot].commit, htole64(value), __ATOMIC_RELEASE);
 }
 
@@ -194,6 +212,8 @@ static bool is_dirty(const struct flash_cache *cache, uint32_t slot)
 	       cache->lru_slots[slot].state == CACHE_COLD;
 }
 
+/* Removes the page of a slot, also from the file. A slot that a record in flight is written from
+ * cannot be reused yet: it joins the held list. */
 static void cache_release(struct flash_cache *cache, uint32_t slot)
 {
 	struct flash_cache_slot *found = &cache->slots[slot];
@@ -206,7 +226,7 @@ static void cache_release(struct flash_cache *cache, uint32_t slot)
 	leave(cache, slot);
 	if (held_by == 0) {
 		cache_lru_set_free(&cache->lru, slot);
-	} else { /* it is written from there: flash_cache_retired() */
+	} else { /* freed by flash_cache_retired() */
 		found->writing = held_by;
 		found->chain = cache->held;
 		cache->held = slot;
@@ -219,7 +239,7 @@ static void cache_count_dirty(struct flash *flash)
 		cache_lru_dirty_count(&flash->cache.lru) + flash->cache.writing_count;
 }
 
-/* The record being filled has the page, or newer contents. */
+/* The record being filled has the page in the slot, or newer contents. */
 static void set_writing(struct flash *flash, uint32_t slot)
 {
 	struct flash_cache *cache = &flash->cache;
@@ -241,13 +261,15 @@ bool flash_cache_takes(struct flash *flash, struct store_part *part)
 		!list_is_empty(&flash->checkpoint.settling)) {
 		return false;
 	}
-	/* Else who opens the store next would not look for the file. */
+	/* Before the anchor refers to the file, a start would not look for it: changes go to the
+	 * log until the checkpoint is complete. */
 	if (!cache->is_recorded && !flash->checkpoint.is_asked) {
 		flash_checkpoint_await(flash);
 	}
 	return cache->is_recorded;
 }
 
+/* Slots that a new page can get without a write. */
 static uint32_t cache_room_of(const struct flash_cache *cache)
 {
 	return cache->lru.lists[CACHE_FREE].count + cache->lru.lists[CACHE_CLEAN].count;
@@ -260,14 +282,14 @@ bool flash_cache_has_room(struct flash *flash)
 	if (cache_room_of(cache) > 0) {
 		return true;
 	}
-	/* What the collector has taken may stand in a record that nobody else waits for. */
+	/* Pages appended by the collector can be in a record that no part waits for. */
 	if (flash->log.flying_count == 0 && cache->lru.lists[CACHE_BUSY].count > 0) {
 		flash_log_close(flash);
 	}
 	return false;
 }
 
-/* True: the record being filled has the block. */
+/* True if the record being filled has an entry for the block. Only a pinned page can have one. */
 static bool is_being_filled(struct flash *flash, uint64_t lpn)
 {
 	const struct flash_buffer *buffer = flash->log.filling;
@@ -288,7 +310,8 @@ static bool is_being_filled(struct flash *flash, uint64_t lpn)
 	return false;
 }
 
-/* Where the block is on the disk, as far as it is known. */
+/* Returns the segment with the block's version on the device, or GC_NO_SEGMENT if it has none or
+ * its map page is not in memory. */
 static uint32_t home_of(struct flash *flash, uint64_t lpn)
 {
 	const struct flash_slot *page = flash_map_find(flash, (uint32_t)(lpn / FLASH_NODE_ENTRIES));
@@ -300,7 +323,8 @@ static uint32_t home_of(struct flash *flash, uint64_t lpn)
 	return block == 0 ? GC_NO_SEGMENT : flash_segment_of(&flash->anchor.geometry, block);
 }
 
-/* The busy slot has the block's page now; old, if there is one, is free then. */
+/* Gives the page to the busy slot, which becomes dirty. Frees the block's old slot, if any; a dirty
+ * one hands over its position in flush order. */
 static void replace(struct flash_cache *cache, uint32_t old, uint32_t slot,
 	const struct flash_cache_page *page, uint32_t home)
 {
@@ -315,6 +339,8 @@ static void replace(struct flash_cache *cache, uint32_t old, uint32_t slot,
 			behind = cache->slots[old].behind;
 		}
 		cache_release(cache, old);
+		/* cache_release() has removed `old`: if it was the last, the new last is its
+		 * predecessor. */
 		before = behind == CACHE_NO_SLOT ? cache->last : before;
 	}
 	enter(cache, slot, page);
@@ -335,10 +361,11 @@ void flash_cache_put(struct flash *flash, uint64_t lpn, const uint8_t *data)
 
 	GMB_ASSERT(slot != CACHE_NO_SLOT);
 	if (cache->slots[slot].lpn != FLASH_CACHE_NONE) {
-		leave(cache, slot); /* it was clean */
+		leave(cache, slot); /* was clean */
 	}
 	old = flash_cache_find(flash, lpn);
-	/* The record with an older version must not have the number of the stamp. */
+	/* The record being filled must not have an older version and the number of this page's
+	 * stamp: recovery would take the record for newer. */
 	if (is_being_filled(flash, lpn)) {
 		flash_log_close(flash);
 	}
@@ -347,6 +374,8 @@ void flash_cache_put(struct flash *flash, uint64_t lpn, const uint8_t *data)
 	entry->lpn = htole64(page.lpn);
 	entry->counter = htole64(page.counter);
 	entry->stamp = htole64(page.stamp);
+	/* A kill before this store leaves the old page, and a kill after it both; the
+	 * greater counter is valid. */
 	commit(cache, slot, FLASH_CACHE_DIRTY << 32 | flash_cache_crc(entry, bytes));
 	if (old != CACHE_NO_SLOT) {
 		home = home == GC_NO_SEGMENT ? cache->lru_slots[old].home : home;
@@ -368,6 +397,7 @@ void flash_cache_restore(struct flash *flash, uint32_t slot, const struct flash_
 
 /* --- records with newer contents ------------------------------------------------------------- */
 
+/* The newer contents are in the record being filled. */
 void flash_cache_supersede(struct flash *flash, uint64_t lpn, uint32_t count)
 {
 	struct flash_cache *cache = &flash->cache;
@@ -375,7 +405,8 @@ void flash_cache_supersede(struct flash *flash, uint64_t lpn, uint32_t count)
 	for (uint64_t end = lpn + count; cache->slot_count > 0 && lpn < end; lpn++) {
 		uint32_t slot = flash_cache_find(flash, lpn);
 
-		/* Nobody may write it behind that record; the slot is freed when it is written. */
+		/* No later record may contain the page. The slot is freed when this record is
+		 * written. */
 		if (slot != CACHE_NO_SLOT && is_dirty(cache, slot)) {
 			order_leave(cache, slot);
 			cache_lru_touch(&cache->lru, slot);
@@ -406,6 +437,7 @@ void flash_cache_drop(struct flash *flash, uint64_t lpn, uint32_t count)
 	}
 }
 
+/* A page with a later stamp is newer than the record and stays dirty. */
 void flash_cache_written(struct flash *flash, const struct flash_record_entry *entry, uint64_t seq)
 {
 	struct flash_cache *cache = &flash->cache;
@@ -421,10 +453,14 @@ void flash_cache_written(struct flash *flash, const struct flash_record_entry *e
 		if (slot == CACHE_NO_SLOT || cache->slots[slot].stamp > seq) {
 			continue;
 		}
+		/* The record that is written is not the page's own, or has newer contents:
+		 * the page is obsolete. */
 		if (cache->slots[slot].writing != seq || cache->slots[slot].is_superseded) {
 			cache_release(cache, slot);
 			continue;
 		}
+		/* The record contains the page: it becomes clean, and is not needed after a
+		 * kill. */
 		commit(cache, slot, 0);
 		cache->slots[slot].writing = 0;
 		cache->writing_count--;
@@ -478,7 +514,8 @@ void flash_cache_moved(struct flash *flash, uint64_t lpn, uint32_t segment)
 
 /* --- pages that are written ------------------------------------------------------------------ */
 
-/* The slot with the page that is to be written; CACHE_NO_SLOT: none is, any more. */
+/* Returns the slot with the page that will be written, or CACHE_NO_SLOT if it need not be any more.
+ * An eviction skips a page that was changed since, because it is hot again. */
 static uint32_t picked(const struct flash *flash, const struct flash_cache_pick *pick)
 {
 	const struct flash_cache *cache = &flash->cache;
@@ -490,7 +527,8 @@ static uint32_t picked(const struct flash *flash, const struct flash_cache_pick 
 		       : CACHE_NO_SLOT;
 }
 
-/* By block, so that what is read together later lies together. Shell's sort: no memory. */
+/* Sorts by block, so that blocks that will be read together are adjacent. Shell sort, because
+ * it needs no memory. */
 static void sort(struct flash_cache_pick *picks, uint32_t count)
 {
 	static const uint32_t gaps[] = { 132, 57, 23, 10, 4, 1 };
@@ -516,7 +554,7 @@ static void pick(struct flash_cache *cache, uint32_t slot)
 			.counter = cache->slots[slot].counter };
 }
 
-/* Those that have waited longest. */
+/* Picks the pages that were changed least recently, for an eviction. */
 static void pick_cold(struct flash_cache *cache, uint32_t count)
 {
 	uint32_t slot = cache_lru_oldest(&cache->lru);
@@ -529,7 +567,7 @@ static void pick_cold(struct flash_cache *cache, uint32_t count)
 	sort(cache->picks, cache->pick_count);
 }
 
-/* Those that a flush is for. */
+/* Picks the pages up to this counter in flush order. */
 static void pick_all(struct flash_cache *cache, uint64_t counter)
 {
 	uint32_t slot = cache->first;
@@ -552,7 +590,7 @@ static void load_ready(struct flash_wait *wait, int result)
 	}
 }
 
-/* Has a page of the map read. False: as many as can be are. */
+/* Requests a page of the map. Returns false if too many reads are in flight, or no slot is free. */
 static bool load(struct flash *flash, uint32_t page)
 {
 	for (uint32_t i = 0; i < LOADS_MAX; i++) {
@@ -570,7 +608,8 @@ static bool load(struct flash *flash, uint32_t page)
 	return false;
 }
 
-/* All pages of the map are in memory, and will be changed. */
+/* Makes sure that the map pages of all picked blocks are in memory and dirty. Returns false if some
+ * are not yet. The picks are sorted, so blocks of one page are adjacent. */
 static bool make_ready(struct flash *flash)
 {
 	struct flash_cache *cache = &flash->cache;
@@ -607,6 +646,8 @@ bool flash_cache_holds(const struct flash *flash)
 	return store_barrier(flash->below, false) == STORE_BARRIER_OPEN;
 }
 
+/* Appends the picked pages to the log, as many as fit into one record. Returns false if they must
+ * wait. */
 static bool write_picks(struct flash *flash)
 {
 	struct flash_cache *cache = &flash->cache;
@@ -640,11 +681,11 @@ static bool write_picks(struct flash *flash)
 	}
 	*counter += count;
 	flash_gc_credit(flash, count);
-	/* The rest goes into the next record. */
+	/* The others go into the next record. */
 	cache->pick_count -= count;
 	memmove(cache->picks, cache->picks + count, cache->pick_count * sizeof(*cache->picks));
 	if (cache->pick_count == 0) {
-		flash_log_close(flash); /* slots wait for it */
+		flash_log_close(flash); /* because slots wait for it */
 	}
 	return true;
 }
@@ -670,14 +711,14 @@ bool flash_cache_has_written(const struct flash *flash)
 	       cache->slots[cache->first].since > cache->wanted;
 }
 
-/* Its pages stay in the cache. */
+/* Fails a flush without loss: its pages stay in the cache. */
 static void flush_refused(struct store_part *part, int error)
 {
 	part->flags |= STORE_NOTHING_LOST;
 	flash_finish(part, error);
 }
 
-/* The pages that it is for are in the log, or were never there. */
+/* Completes the first flush when its pages are in the log. Returns true if there was progress. */
 static bool flush_step(struct flash *flash)
 {
 	struct flash_cache *cache = &flash->cache;
@@ -689,6 +730,7 @@ static bool flush_step(struct flash *flash)
 	part = list_entry(list_first(&cache->flushing), struct store_part, node);
 	if (flash->failed == 0 && cache->first != CACHE_NO_SLOT &&
 		cache->slots[cache->first].since <= flash_scratch_of(part)->counter) {
+		/* A snapshot leaves no room for the pages. */
 		if (flash->views.is_stuck) {
 			list_remove(&part->node);
 			flush_refused(part, -ENOSPC);
@@ -697,13 +739,13 @@ static bool flush_step(struct flash *flash)
 	}
 	if (flash->failed == 0 && (part->flags & STORE_SETTLE) != 0 && cache->writing_count > 0) {
 		flash_log_close(flash);
-		return false; /* its checkpoint says that there is no file */
+		return false; /* the anchor of its checkpoint must not refer to the file */
 	}
 	list_remove(&part->node);
 	if (flash->failed != 0) {
 		flash_finish(part, flash->failed);
 	} else if ((part->flags & STORE_SETTLE) != 0 && flash_cache_is_dirty(cache)) {
-		flush_refused(part, -EBUSY); /* clients go on: it would never end */
+		flush_refused(part, -EBUSY); /* clients continue to write, so it might never end */
 	} else if ((part->flags & STORE_SETTLE) != 0) {
 		flash_flush(flash, part);
 	} else {
@@ -714,6 +756,8 @@ static bool flush_step(struct flash *flash)
 
 /* --- steps ----------------------------------------------------------------------------------- */
 
+/* Picks pages in order of urgency: for the flushes up to the latest one, for a snapshot, to empty
+ * the cache, to make room. Returns true if there are any. */
 static bool cache_choose(struct flash *flash)
 {
 	struct flash_cache *cache = &flash->cache;
@@ -744,7 +788,7 @@ bool flash_cache_step(struct flash *flash)
 		return true;
 	}
 	if (cache->is_draining && cache_lru_dirty_count(&cache->lru) == 0) {
-		flash_log_close(flash); /* it may have pages that the collector has taken */
+		flash_log_close(flash); /* it can have pages that the collector has appended */
 	}
 	if (flash->failed != 0 || flash_checkpoint_blocks(flash) ||
 		(cache->pick_count == 0 && !cache_choose(flash))) {
@@ -778,7 +822,8 @@ enum gc_way flash_cache_gc_way(struct flash *flash, uint64_t lpn, uint32_t victi
 		cache_lru_set_home(&cache->lru, slot, victim);
 	}
 	way = cache_lru_gc_way(&cache->lru, slot);
-	/* A copy has a checksum that fits, whatever has become of the page in memory. */
+	/* A page in memory that was damaged since must not be copied: the copy would get a valid
+	 * checksum. */
 	return way == GC_FROM_CLEAN_CACHE &&
 			       crc32c(0, flash_cache_page(cache, slot), FLASH_BLOCK_BYTES) != crc
 		       ? GC_FROM_FLASH

@@ -1,5 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The file of the write cache: whose it is, and what a process that was killed has left in it. */
+/*
+ * The file of the write cache: finding it, deciding whether this disk may use it, and restoring the
+ * pages that a killed process has left.
+ *
+ * Invariants: an error in the configuration is never taken for a loss, because a loss is recorded
+ * in the anchor for good. A valid file with pages is never removed.
+ *
+ * Called when the store is opened and closed, by recovery, by checkpoints (tag and folder of the
+ * anchor) and by `gmblock check`.
+ */
 #include <endian.h>
 #include <errno.h>
 #include <limits.h>
@@ -24,8 +33,9 @@ const char *flash_cache_directory(const char *directory)
 	return told != NULL && told[0] == '/' ? told : FLASH_CACHE_DIRECTORY;
 }
 
-/* The name begins like this for all files of stores with the UUID. The rest is the tag, which is
- * random: so nobody else can take the name before, and no two files have the same. */
+/* Makes the prefix that the names of all cache files of this UUID have. The rest of a name is
+ * the tag. It is random, so that no other user can take the name before, and no two files
+ * have the same name. */
 static void make_prefix(const struct flash_anchor *anchor, char prefix[PREFIX_BYTES])
 {
 	int at = snprintf(prefix, PREFIX_BYTES, "gmblock-");
@@ -45,7 +55,7 @@ static void make_path(
 	snprintf(path, PATH_BYTES, "%s/%s%016llx.cache", folder, prefix, (unsigned long long)tag);
 }
 
-/* Not 0. */
+/* Returns a random number that is not 0, or 0 if the system has none. */
 static uint64_t make_random(void)
 {
 	uint64_t number = 0;
@@ -55,9 +65,9 @@ static uint64_t make_random(void)
 	return number;
 }
 
-/* --- whose file it is ------------------------------------------------------------------------ */
+/* --- owner of a file ------------------------------------------------------------------------- */
 
-/* A file that this machine, since it started, has written for a store of this UUID. */
+/* True if this machine has written the file, since it was booted, for a store with this UUID. */
 static bool is_known(const struct flash_anchor *anchor, const uint8_t *bytes, uint64_t size,
 	struct flash_cache_head *head)
 {
@@ -69,7 +79,7 @@ static bool is_known(const struct flash_anchor *anchor, const uint8_t *bytes, ui
 	       memcmp(head->uuid, anchor->uuid, sizeof(head->uuid)) == 0;
 }
 
-/* The same, and this anchor refers to it: so does that of a copy of the store. */
+/* True if this anchor refers to the file. The anchor of a copy of the store does as well. */
 static bool is_meant(const struct flash_anchor *anchor, const uint8_t *bytes, uint64_t size,
 	struct flash_cache_head *head)
 {
@@ -87,6 +97,7 @@ static const struct flash_cache_entry *entries_of(const struct disk_shared *file
 	return (const void *)(file->bytes + FLASH_BLOCK_BYTES);
 }
 
+/* Counts the slots that are not free, whether their entries are valid or not. */
 static uint32_t cache_file_count_dirty(const struct disk_shared *file, uint32_t slot_count)
 {
 	uint32_t count = 0;
@@ -102,22 +113,23 @@ uint32_t flash_cache_left(const struct flash *flash)
 	return cache_file_count_dirty(&flash->cache.file, flash->cache.slot_count);
 }
 
-/* A search for the file to which an anchor refers. */
+/* A search for the file that an anchor refers to. */
 struct search {
 	const struct flash_anchor *anchor;
-	const uint64_t *disk; /* that the anchor is on */
-	bool is_wanted;	      /* to be used, not only looked at */
-	bool takes;	      /* also one of another disk */
+	const uint64_t *disk; /* disk of the anchor */
+	bool is_wanted;	      /* the file will be used, not only examined */
+	bool takes;	      /* also a file of another disk */
 
 	char path[PATH_BYTES];
-	char shown[SHOWN_BYTES]; /* path of the disk that the file is of */
+	char shown[SHOWN_BYTES]; /* path of the file's disk, for messages */
 	struct disk_shared file;
 	struct flash_cache_head head;
-	bool is_others; /* it is of another disk: this one is a copy, or has been moved */
-	uint32_t dirty; /* pages in it */
+	bool is_others; /* the file belongs to another disk: this one is a copy, or was moved */
+	uint32_t dirty; /* number of pages in it */
 };
 
-/* 0: the file is claimed. -ENOENT: there is none. Others as disk_shared_open(). */
+/* Opens the file in this folder. Returns 0 if it is claimed (or readable), -ENOENT if there is
+ * none, or an error of disk_shared_open(). */
 static int find_in(struct search *search, const char *folder, struct error *error)
 {
 	uint8_t head[FLASH_BLOCK_BYTES];
@@ -136,7 +148,7 @@ static int find_in(struct search *search, const char *folder, struct error *erro
 	log_escape(search->shown, sizeof(search->shown), search->head.disk_path,
 		strlen(search->head.disk_path));
 	search->is_others = !is_of_disk(&search->head, search->disk);
-	if (search->is_others && !search->takes) { /* its owner may be about to look for it */
+	if (search->is_others && !search->takes) { /* its own server may be about to open it */
 		flags = DISK_SHARED_READ;
 	}
 	flags |= search->is_others ? 0 : DISK_SHARED_WAIT;
@@ -144,7 +156,7 @@ static int find_in(struct search *search, const char *folder, struct error *erro
 	if (result < 0) {
 		return result;
 	}
-	/* Until it was claimed, its owner may have ended in order. */
+	/* Before it was claimed, its owner may have shut down cleanly and reused or removed it. */
 	if (!is_meant(search->anchor, search->file.bytes, search->file.size, &search->head)) {
 		disk_shared_close(&search->file, false);
 		return -ENOENT;
@@ -153,7 +165,8 @@ static int find_in(struct search *search, const char *folder, struct error *erro
 	return 0;
 }
 
-/* What was answered and not flushed is gone, so who has it unflushed must hear of it. */
+/* The epoch changes with each loss of answered, unflushed changes, so that clients detect the
+ * loss. */
 static void set_epoch(struct flash *flash)
 {
 	uint8_t boot_id[DISK_BOOT_ID_BYTES];
@@ -172,7 +185,8 @@ static void count_loss(struct flash *flash)
 	set_epoch(flash);
 }
 
-/* A loss that the anchor is to tell, and the reason. */
+/* Logs a loss and records it in the anchor. Returns -ENOENT: the store is opened without the
+ * file. */
 static int cache_file_lose(struct flash *flash, const char *reason, const char *path)
 {
 	log_warning("flash store '%s': what was written and not flushed before its server ended is "
@@ -182,9 +196,9 @@ static int cache_file_lose(struct flash *flash, const char *reason, const char *
 	return -ENOENT;
 }
 
-/* --- looking for it -------------------------------------------------------------------------- */
+/* --- finding the file ------------------------------------------------------------------------ */
 
-/* An error in the configuration must not be taken for a loss, which is for good. */
+/* Returns an error if the folder cannot be examined. That must not be taken for a loss. */
 static int look_at_folder(const struct flash *flash, const char *folder, struct error *error)
 {
 	struct error reason;
@@ -200,7 +214,8 @@ static int look_at_folder(const struct flash *flash, const char *folder, struct 
 				 flash->path, reason.text);
 }
 
-/* In the folder that was given, and where the anchor says. *elsewhere: it is there, or may be. */
+/* Searches the configured folder, and then the one in the anchor. Sets *elsewhere if the file is,
+ * or might be, in the latter. */
 static int cache_file_find(const struct flash *flash, const char *folder, struct search *search,
 	bool *elsewhere, struct error *error)
 {
@@ -219,7 +234,8 @@ static int cache_file_find(const struct flash *flash, const char *folder, struct
 	return *elsewhere ? result : -ENOENT;
 }
 
-/* The file is of another disk, and nobody uses it. -ENOENT: this one goes on without it. */
+/* Decides about a file that belongs to another disk and is not in use. Returns 0 to use it, -ENOENT
+ * to open this disk without it, or an error. */
 static int judge_others(struct flash *flash, const struct flash_cache_options *options,
 	const struct search *search, struct error *error)
 {
@@ -241,8 +257,8 @@ static int judge_others(struct flash *flash, const struct flash_cache_options *o
 		flash->is_read_only ? " and without 'readonly'" : "");
 }
 
-/* The file is where the anchor says, and the server was told to look elsewhere, or cannot use it.
- */
+/* Reports that the file is in the folder that the anchor names, while another one is configured or
+ * the file cannot be used. */
 static int refuse_elsewhere(const struct flash *flash, const struct search *search, int result,
 	const struct error *reason, struct error *error)
 {
@@ -261,8 +277,8 @@ static int refuse_elsewhere(const struct flash *flash, const struct search *sear
 		flash->path, folder, reason->text, folder);
 }
 
-/* What a cache_file_find() has come to. 0: the file is to be used. -ENOENT: the store is opened
- * without it. */
+/* Decides about the result of cache_file_find(). Returns 0 to use the file, -ENOENT to open the
+ * store without it, or an error. */
 static int judge(struct flash *flash, const struct flash_cache_options *options, int result,
 	bool elsewhere, struct search *search, struct error *error)
 {
@@ -271,6 +287,8 @@ static int judge(struct flash *flash, const struct flash_cache_options *options,
 	if (result == -ENOENT) {
 		return cache_file_lose(flash, "there is no cache file", search->path);
 	}
+	/* The file is in use and belongs to another disk: its server was running when this copy was
+	 * made. */
 	if (result == -EBUSY && search->is_others) {
 		return cache_file_lose(flash,
 			"the store was copied while a server had them in its cache file",
@@ -298,7 +316,8 @@ static int judge(struct flash *flash, const struct flash_cache_options *options,
 	return result;
 }
 
-/* The file that the anchor refers to. -ENOENT: there is none, or none that this disk needs. */
+/* Finds the file that the anchor refers to. Returns -ENOENT if there is none, or none that this
+ * disk needs. */
 static int open_found(struct flash *flash, const struct flash_cache_options *options,
 	struct search *search, struct error *error)
 {
@@ -315,7 +334,7 @@ static int open_found(struct flash *flash, const struct flash_cache_options *opt
 			flash->path);
 	}
 	make_path(&flash->anchor, flash->anchor.cache_tag, folder, search->path);
-	/* Whatever has its name now is not what was there. */
+	/* After a reboot the tmpfs is empty: a file of this name cannot be the one. */
 	if (memcmp(boot_id, flash->anchor.cache_boot_id, sizeof(boot_id)) != 0) {
 		return cache_file_lose(flash,
 			"the machine has been restarted, and with it went the cache file",
@@ -339,6 +358,7 @@ static int open_found(struct flash *flash, const struct flash_cache_options *opt
 
 /* --- opening --------------------------------------------------------------------------------- */
 
+/* Checks, for a read-only store, that no pages are missing on the disk. */
 static int open_to_read(struct flash *flash, const struct flash_cache_options *options,
 	struct search *search, struct error *error)
 {
@@ -374,7 +394,7 @@ static void fill_head(
 	free(path);
 }
 
-/* A new file, of which the anchor knows nothing yet. */
+/* Creates a new file. The anchor refers to it only after the next checkpoint. */
 static int cache_file_make(struct flash *flash, const struct flash_cache_options *options,
 	char *path, struct error *error)
 {
@@ -405,6 +425,8 @@ static int cache_file_make(struct flash *flash, const struct flash_cache_options
 	return result;
 }
 
+/* Uses the file that was found. bytes == 0: no cache is configured, so its pages are written and no
+ * new ones are stored. */
 static void cache_file_take(struct flash *flash, const struct search *search, uint64_t bytes)
 {
 	struct flash_cache *cache = &flash->cache;
@@ -425,8 +447,7 @@ static int open_to_write(struct flash *flash, const struct flash_cache_options *
 	struct flash_cache *cache = &flash->cache;
 	int result = -ENOENT;
 
-	/* The process that passes the store has its file, and needs it no more when it is passed.
-	 */
+	/* The process that hands over the store still uses its file, and removes it itself. */
 	cache->is_busy = options->is_passed;
 	set_epoch(flash);
 	if (flash->anchor.cache_tag != 0 && !options->is_passed) {
@@ -467,7 +488,7 @@ uint64_t flash_cache_tag(const struct flash *flash)
 {
 	const struct flash_cache *cache = &flash->cache;
 
-	/* Who has the store next needs the file no more. */
+	/* The next process must not look for the file, because it has no pages. */
 	return (flash->is_closing || !list_is_empty(&flash->checkpoint.settling)) &&
 			       !flash_cache_is_dirty(cache)
 		       ? 0
@@ -494,8 +515,9 @@ void flash_cache_tell_place(struct flash *flash)
 
 /* --- closing --------------------------------------------------------------------------------- */
 
-/* A file with the UUID that neither the anchor refers to nor a process uses. It is of this disk if
- * it says so, and of nobody if it says nothing. */
+/* Removes a file with this UUID if it has no pages that could be needed: neither this anchor refers
+ * to it nor a process uses it. It belongs to this disk if its head says so; without a valid head it
+ * belongs to no disk. */
 static void tidy_file(void *context, const char *path)
 {
 	struct flash *flash = context;
@@ -508,15 +530,17 @@ static void tidy_file(void *context, const char *path)
 	bool is_of_another;
 
 	if (disk_shared_peek(path, bytes, sizeof(bytes), &size, &error) < 0) {
-		return; /* of another user */
+		return; /* it belongs to another user */
 	}
 	is_of_another = is_known(anchor, bytes, size, &head) && !is_of_disk(&head, flash->identity);
 	if (is_of_another || disk_shared_open(path, 0, &file, &error) < 0) {
 		return;
 	}
+	/* No valid head: it is incomplete, and no store could use it. */
 	if (!is_known(anchor, file.bytes, file.size, &head)) {
 		disk_shared_close(&file, true);
 	} else if (head.tag == anchor->cache_tag || !is_of_disk(&head, flash->identity)) {
+		/* Another disk's file, or the one that the anchor refers to, stays. */
 		disk_shared_close(&file, false);
 	} else if (cache_file_count_dirty(&file, head.slot_count) == 0) {
 		disk_shared_close(&file, true);
@@ -528,7 +552,7 @@ static void tidy_file(void *context, const char *path)
 	}
 }
 
-/* Removes what processes have left that were killed while one took over from another. */
+/* Removes files of processes that were killed during a handover. */
 static void tidy(struct flash *flash, const char *folder)
 {
 	char prefix[PREFIX_BYTES];
@@ -542,7 +566,8 @@ void flash_cache_close(struct flash *flash)
 	struct flash_cache *cache = &flash->cache;
 	const char *path = cache->file.path;
 
-	/* Who only had the store for another process to take knows nothing of what is needed. */
+	/* After a handover, and before the first checkpoint, it is unknown which files are
+	 * needed. */
 	if (cache->slot_count > 0 && flash->counters.checkpoints > 0 && !flash->base.is_let_go) {
 		char *folder = strndup(path, (size_t)(strrchr(path, '/') - path));
 
@@ -551,17 +576,19 @@ void flash_cache_close(struct flash *flash)
 		}
 		free(folder);
 	}
+	/* The file stays after a failure, because it has the only copy of its pages. */
 	disk_shared_close(
 		&cache->file, flash->failed == 0 && flash->anchor.cache_tag != cache->tag);
 }
 
-/* --- what is in it --------------------------------------------------------------------------- */
+/* --- contents -------------------------------------------------------------------------------- */
 
 struct found {
 	struct flash_cache_page page;
 	uint32_t slot;
 };
 
+/* By counter, so that the newest page of a block is restored last. */
 static int cache_file_compare(const void *a, const void *b)
 {
 	uint64_t one = ((const struct found *)a)->page.counter;
@@ -570,8 +597,9 @@ static int cache_file_compare(const void *a, const void *b)
 	return one < other ? -1 : one > other;
 }
 
-/* Of a record that is written, or a checkpoint: a start that does not find it has a disk of an
- * earlier time. Before the anchor refers to the file, it may not find what is written. */
+/* A start whose log ends before the position has a disk of an earlier time. Before the anchor
+ * refers to the file (is_recorded), no position is stored: a start would not find the records of
+ * this run and would take its own disk for an earlier one. */
 void flash_cache_follow(struct flash *flash)
 {
 	struct flash_cache *cache = &flash->cache;
@@ -598,12 +626,14 @@ int flash_cache_compare(struct flash *flash, uint64_t end, struct error *error)
 			flash->path, (unsigned long long)(head->followed - end), cache->found_count,
 			cache->file.path);
 	}
+	/* Without pages the store can be opened, but changes in the missing records are lost. */
 	if (head->followed > end) {
 		log_warning("flash store '%s': its log ends before %llu records that its server "
 			    "had written: what they had is lost",
 			flash->path, (unsigned long long)(head->followed - end));
 		count_loss(flash);
 	}
+	/* cache-file=take: the file belongs to this disk from now on. */
 	if (!is_of_disk(head, flash->identity)) {
 		flash_cache_head_give(cache->file.bytes, flash->identity);
 	}
@@ -615,6 +645,7 @@ bool flash_cache_knows_end(const struct flash *flash, uint64_t end)
 	return flash->cache.is_found && flash->cache.head.followed == end;
 }
 
+/* Runs before the log is replayed, which then discards pages that a record supersedes. */
 int flash_cache_load(struct flash *flash)
 {
 	struct flash_cache *cache = &flash->cache;

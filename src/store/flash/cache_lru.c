@@ -1,4 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * The order of the pages in a write cache, see cache_lru.h.
+ *
+ * Invariant: after each function the cold list has exactly cold_percent of the dirty pages,
+ * rounded down. is_counted is true if the page counts in cold_dirty of its home, and cold_dirty
+ * never exceeds valid.
+ */
 #include "store/flash/cache_lru.h"
 
 static const uint32_t state_edges[CACHE_STATE_COUNT] = {
@@ -15,7 +22,7 @@ static struct cache_slot *slot_at(struct cache_lru *lru, uint32_t slot)
 	return &lru->slots[slot];
 }
 
-/* Where a neighbour keeps its link to a slot; at the end of a list the list itself does. */
+/* Returns the link to a slot in its neighbour; at the end of a list it is in the list itself. */
 static uint32_t *link_from_newer(struct cache_lru *lru, struct cache_list *list, uint32_t newer)
 {
 	return newer == CACHE_NO_SLOT ? &list->newest : &lru->slots[newer].older;
@@ -32,7 +39,7 @@ static void list_leave(struct cache_lru *lru, struct cache_list *list, struct ca
 	*link_from_older(lru, list, slot->older) = slot->newer;
 }
 
-/* Between neighbours; newer is CACHE_NO_SLOT at the newest end. */
+/* Inserts a slot between `newer` and its older neighbour; CACHE_NO_SLOT: at the newest end. */
 static void list_enter(
 	struct cache_lru *lru, struct cache_list *list, uint32_t slot, uint32_t newer)
 {
@@ -53,7 +60,8 @@ static void uncount_home(struct cache_lru *lru, struct cache_slot *slot)
 	}
 }
 
-/* A table that somebody has made up may have fewer valid blocks than there are. */
+/* The limit matters only with a damaged or forged segment table, which can count fewer
+ * valid blocks than exist. */
 static void count_home(struct cache_lru *lru, struct cache_slot *slot)
 {
 	if (slot->state == CACHE_COLD && slot->home != GC_NO_SEGMENT) {
@@ -64,8 +72,8 @@ static void count_home(struct cache_lru *lru, struct cache_slot *slot)
 	}
 }
 
-/* The only place where a state changes: at the newest end of the list of its new state, or at the
- * oldest one. */
+/* The only function that changes a state. The slot enters the list of its new state at the
+ * newest or the oldest end. */
 static void lru_set_state(struct cache_lru *lru, uint32_t slot, enum cache_state state, bool newest)
 {
 	struct cache_slot *found = slot_at(lru, slot);
@@ -85,7 +93,8 @@ static void lru_set_state(struct cache_lru *lru, uint32_t slot, enum cache_state
 	count_home(lru, found);
 }
 
-/* One dirty page more or less, or one page to the front, moves the boundary by one at most. */
+/* Restores the share of cold pages. One dirty page more or fewer, or an access, moves the boundary
+ * by at most one page. */
 static void keep_boundary(struct cache_lru *lru)
 {
 	uint32_t dirty = cache_lru_dirty_count(lru);
@@ -99,7 +108,8 @@ static void keep_boundary(struct cache_lru *lru)
 	GMB_ASSERT(lru->lists[CACHE_COLD].count == cold);
 }
 
-/* What became of a page, if it is cold. One page counts as written before all others. */
+/* Counts the fate of a cold page and updates the weight. One imaginary written page gives the
+ * weight 1 at the start. */
 static void count_cold(struct cache_lru *lru, uint32_t slot, uint32_t *count)
 {
 	if (slot_at(lru, slot)->state != CACHE_COLD) {

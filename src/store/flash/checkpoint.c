@@ -198,7 +198,7 @@ bool flash_checkpoint_append(struct flash *flash, struct flash_slot *slot)
 	return true;
 }
 
-/* Appends old pages, at most *blocks of them. Returns false if some remain for a later step. */
+/* Appends old pages, at most *blocks blocks. Returns false if some remain for a later step. */
 static bool write_pages(struct flash *flash, uint32_t *blocks)
 {
 	struct flash_checkpoint *checkpoint = &flash->checkpoint;
@@ -285,8 +285,8 @@ static void append_twice(
 	}
 }
 
-/* Appends the dirty nodes of a level, at most *blocks blocks of them. A node without entries is
- * unlinked from the level above, which is written later. Returns false if some remain. */
+/* Appends the dirty nodes of a level, at most *blocks blocks. A node without entries is unlinked
+ * from the level above, which is written later. Returns false if some remain. */
 static bool write_level(struct flash *flash, uint32_t level, uint32_t *blocks)
 {
 	struct flash_checkpoint *checkpoint = &flash->checkpoint;
@@ -372,8 +372,9 @@ static void checkpoint_write_step(struct flash *flash, uint32_t level)
 	}
 }
 
-/* Performs one step after the other, each after the previous one is written. The next level begins
- * when all nodes of this one are written, because their positions are the entries of its nodes. */
+/* Performs one step after the other. A step begins when the previous one is written, or immediately
+ * if no change can run between them. The next level begins when all nodes of this one are written,
+ * because their positions are the entries of its nodes. */
 static bool level_step(struct flash *flash, uint32_t level, enum flash_checkpoint_state next)
 {
 	struct flash_checkpoint *checkpoint = &flash->checkpoint;
@@ -423,8 +424,8 @@ static void free_segments(struct flash *flash)
 		bool is_empty = flash_segment_is_empty(flash, i);
 		bool is_walked = !flash_gc_walks(flash, i);
 
-		/* A segment must have been closed when the checkpoint began, or have been written
-		 * without changes since: a rebuild relies on it that every moved block existed at a
+		/* A candidate must have been closed when the checkpoint began, or contain nothing
+		 * but nodes since then: a rebuild relies on every moved block having existed at a
 		 * checkpoint. A bad zone cannot be used again, other bad places can. */
 		if (entry->state == GC_CLOSED && (segment->was_closed || !has_changes) &&
 			!segment->is_kept &&
@@ -552,8 +553,7 @@ static void checkpoint_write_anchor(struct flash *flash)
 
 	if (is_first) {
 		flash->anchor.version = FLASH_ANCHOR_VERSION;
-		/* The first anchor is encoded here, and the second one is written with the same
-		 * contents. */
+		/* The anchor is encoded once: the second one has the same contents. */
 		flash->anchor.serial++;
 		flash->anchor.next = log_behind(flash);
 		flash_detours_drop(&flash->anchor);
@@ -661,7 +661,8 @@ static void work(struct flash *flash)
 	} while (flash_io_block(flash));
 }
 
-/* Writes the cached pages first, then a checkpoint whose anchor refers to no cache file. */
+/* Writes the cached pages first, then a checkpoint. Its anchor refers to no cache file if
+ * all pages are written. */
 static void write_at_end(struct flash *flash)
 {
 	flash->is_closing = true;

@@ -108,8 +108,8 @@ static int erase_call(struct ring_op *op)
 	return erase_now(container_of(erase, struct flash, erase));
 }
 
-/* A discard that has failed leaves a usable segment; a zone that cannot be reset is unusable. After
- * the first refusal no more discards are sent. */
+/* A segment is usable after a failed discard, but not after a failed reset of its zone. An error
+ * other than an interruption ends all discards. */
 static void erase_ended(struct flash *flash, int result)
 {
 	struct flash_erase *erase = &flash->erase;
@@ -157,7 +157,7 @@ bool flash_erase_step(struct flash *flash)
 	while (flash->table.segments[erase->segment].state != GC_ERASING) {
 		erase->segment = (erase->segment + 1) % flash->anchor.geometry.segment_count;
 	}
-	/* At the end, only zones must be reset; discards can wait for the next start. */
+	/* While the store is closed, only zones are reset; discards are skipped. */
 	if (flash->is_closing && flash_has_zones(flash)) {
 		erase_ended(flash, erase_now(flash));
 		return true;

@@ -29,7 +29,7 @@ enum {
 	/* Free segments above the starting threshold at which a round ends: fewer checkpoints. */
 	ENOUGH_SEGMENTS = 4,
 	CREDIT = 4, /* blocks examined for each block that clients write */
-	/* The same when less than half of the threshold above the reserve is free. */
+	/* The same with fewer free ones than halfway from the starting threshold to the reserve. */
 	CREDIT_LATE = 16,
 	/* With small segments, a round can free no more than its checkpoint takes. If the
 	 * number of victims since the last gain reaches this multiple of all segments, no
