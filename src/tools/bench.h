@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * "gmblock bench": keeps a number of requests in flight on an export and measures.
+ * "gmblock bench": keeps a number of requests in flight on an export and measures them.
  *
- *   bench_run() ─▶ one worker a thread ─▶ links (connections) ─▶ slots (requests, depth of them)
- *                  queue, histograms       gmb_client             buffer, start time
+ *   bench_run() ─▶ one worker per thread ─▶ links (connections) ─▶ slots (requests, depth of them)
+ *                  queue, histograms         gmb_client             buffer, start time
  *
- * Without a rate, a slot is submitted again from the callback of its completion, so that the depth
- * is constant; the next request never waits for anything but a completion (a closed loop). With a
- * rate, requests are due at times that do not depend on completions (an open loop), and depth
- * limits how many are in flight; one that finds no slot is late. Latency is from submit to done:
- * what a program that uses the library sees.
+ * Without a rate, a slot is submitted again from the callback of its completion, so the depth is
+ * constant and a new request waits only for a completion (a closed loop). With a rate, requests are
+ * due at times that do not depend on completions (an open loop), and depth limits the number in
+ * flight; a request that finds no free slot is late. Latency is from submit to done, as seen by a
+ * program that uses the library.
  *
- * Threading: bench_run() makes and joins its threads; everything else is the main thread's.
- * Ownership: the caller's objects. Errors: 0, or a negative errno with a sentence.
+ * Threading: bench_run() creates and joins its threads; everything else runs on the main thread.
+ * Ownership: the caller owns all objects. Errors: 0, or a negative errno with a sentence.
  */
 #pragma once
 
@@ -23,7 +23,7 @@
 
 enum bench_direction { BENCH_READ, BENCH_WRITE, BENCH_DIRECTIONS };
 
-/* The limits of the options. */
+/* Limits of the options. */
 enum {
 	BENCH_DEPTH_MAX = 1024,
 	BENCH_CONNECTIONS_MAX = 256,
@@ -32,28 +32,29 @@ enum {
 };
 #define BENCH_BUFFERS_BYTES_MAX (UINT64_C(4) << 30)
 
-/* What to do. */
+/* The workload. */
 struct bench_work {
 	const char *uri;
 	const char *rw; /* the pattern as the user wrote it */
 	bool random;
 	uint32_t read_percent; /* 100: only reads, 0: only writes */
 	uint32_t block_bytes;
-	uint32_t depth;	      /* requests in flight per connection */
-	uint32_t connections; /* 0: one client a thread, which chooses for itself */
+	uint32_t depth; /* requests in flight per connection */
+	/* 0: one client per thread, which chooses the number of its connections. */
+	uint32_t connections;
 	uint32_t threads;
 	uint64_t duration_ns;
 	uint64_t warmup_ns;
-	uint64_t requests_max; /* ends after so many, 0: only the time counts */
-	uint64_t rate_bytes;   /* a second; 0: none. At most one of the two is set. */
+	uint64_t requests_max; /* end after this number; 0: only the time counts */
+	uint64_t rate_bytes;   /* per second; 0: none. At most one of the two is set. */
 	uint64_t rate_requests;
 	uint64_t offset;
-	uint64_t size; /* of the range; 0: up to the end of the export */
+	uint64_t size; /* of the range; 0: to the end of the export */
 	uint64_t seed;
 	uint64_t timeout_ns;
 	bool fua;
-	bool once;  /* uses no block twice, and ends after the last one */
-	bool force; /* overwrites contents */
+	bool once;  /* use no block twice, and end after the last one */
+	bool force; /* overwrite contents */
 };
 
 static inline bool bench_reads(const struct bench_work *work)
@@ -66,22 +67,23 @@ static inline bool bench_writes(const struct bench_work *work)
 	return work->read_percent < 100;
 }
 
-/* What of the export is used: whole blocks from an offset on. */
+/* The part of the export that is used: whole blocks from an offset on. */
 struct bench_range {
 	uint64_t offset;
 	uint64_t blocks;
 };
 
-/* The range on an export of these properties, or why the work cannot be done there. */
+/* Determines the range on an export with these properties, or the reason why the work cannot be
+ * done there. */
 GMB_MUST_CHECK int bench_range(const struct bench_work *work, const struct gmb_info *info,
 	struct bench_range *range, struct error *error);
 
-/* Refuses a range with contents (-EEXIST): what is there is looked at where the server first tells
- * of data, and at the end. For the client's thread; blocks. */
+/* Rejects a range with contents (-EEXIST): reads where the server first reports data, and at the
+ * end. Called on the client's thread; blocks. */
 GMB_MUST_CHECK int bench_contents_check(const struct bench_work *work, struct gmb_client *client,
 	const struct gmb_info *info, const struct bench_range *range, struct error *error);
 
-/* Processor time and what belongs to it, of the whole process. */
+/* Processor time and context switches of the whole process. */
 struct bench_cpu {
 	uint64_t user_ns;
 	uint64_t system_ns;
@@ -89,27 +91,28 @@ struct bench_cpu {
 	uint64_t switches_involuntary;
 };
 
-/* What was measured, warm-up and the end after the time excepted. */
+/* The measurements, without the warm-up and without requests that completed after the end. */
 struct bench_result {
 	struct histogram latency_ns[BENCH_DIRECTIONS];
 	struct histogram late_ns; /* from due to submitted, with a rate */
-	uint64_t blocks_used;	  /* with work->once; warm-up included */
-	uint64_t hole_reads;	  /* that the server answered, wholly or in part, without payload */
+	uint64_t blocks_used;	  /* with work->once; includes the warm-up */
+	/* Reads that the server answered partly or wholly without payload. */
+	uint64_t hole_reads;
 	uint64_t elapsed_ns;
 	struct bench_cpu cpu;
 	struct bench_range range;
 	struct gmb_info info;	/* of the first connection */
-	struct gmb_stats stats; /* of all connections; only the counters that grow with requests */
-	uint32_t connections;	/* that were open */
+	struct gmb_stats stats; /* sum of all connections; only counters that grow with requests */
+	uint32_t connections;	/* open connections */
 	bool interrupted;	/* SIGINT or SIGTERM ended it before its time */
 };
 
 /*
- * Does the work. SIGINT and SIGTERM end it early, with a result; a second one ends the program.
- * progress: a line on standard error each second. Errors: those of gmb_open(), of the first request
- * that failed, -EROFS, -EINVAL and -ERANGE from bench_range(), -EEXIST contents would be
- * overwritten without work->force, -EINTR interrupted before there was anything to tell, -ENODATA
- * when no request was completed in the time.
+ * Runs the workload. SIGINT and SIGTERM end it early, with a result; a second signal ends the
+ * program. progress: print a line on standard error each second. Errors: those of gmb_open(), of
+ * the first request that failed, -EROFS, -EINVAL and -ERANGE from bench_range(), -EEXIST: contents
+ * would be overwritten without work->force, -EINTR: interrupted before there was a result,
+ * -ENODATA: no request was completed in the time.
  */
 GMB_MUST_CHECK int bench_run(const struct bench_work *work, bool progress,
 	struct bench_result *result, struct error *error);
@@ -129,7 +132,7 @@ static inline uint64_t bench_requests(const struct bench_result *result)
 	return result->latency_ns[BENCH_READ].count + result->latency_ns[BENCH_WRITE].count;
 }
 
-/* Whether each block of the range was used, once. */
+/* Returns whether every block of the range was used, once. */
 static inline bool bench_covered(const struct bench_work *work, const struct bench_result *result)
 {
 	return work->once && result->blocks_used == result->range.blocks;

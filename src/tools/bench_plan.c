@@ -19,7 +19,7 @@ void bench_order_init(struct bench_order *order, uint64_t blocks, uint64_t seed)
 	order->high_bits = bits - bits / 2;
 }
 
-/* One half, mixed for one round; the caller takes as many bits of it as it needs. */
+/* Mixes one half for one round; the caller uses as many bits as it needs. */
 static uint64_t mix(const struct bench_order *order, uint64_t half, uint64_t round)
 {
 	uint64_t state = order->key ^ (half << 3 | round);
@@ -27,7 +27,8 @@ static uint64_t mix(const struct bench_order *order, uint64_t half, uint64_t rou
 	return random_next(&state);
 }
 
-/* Each line changes one half by the other one, and can be undone: no two numbers meet. */
+/* Each step changes one half by a function of the other and is reversible. So different numbers
+ * have different results. */
 static uint64_t permute(const struct bench_order *order, uint64_t number)
 {
 	uint64_t low_mask = (UINT64_C(1) << order->low_bits) - 1;
@@ -45,8 +46,9 @@ static uint64_t permute(const struct bench_order *order, uint64_t number)
 uint64_t bench_order_at(const struct bench_order *order, uint64_t index)
 {
 	GMB_ASSERT(index < order->blocks);
-	/* The range is more than half of the numbers: less than two rounds on average. A walk that
-	 * begins inside ends inside, since it is on a cycle. */
+	/* The range is more than half of the numbers, so this takes less than two passes on
+	 * average. The loop ends, because a permutation that starts inside the range returns to it:
+	 * the start is on a cycle. */
 	do {
 		index = permute(order, index);
 	} while (index >= order->blocks);

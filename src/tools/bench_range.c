@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The range of an export that "gmblock bench" uses, and whether it may be overwritten.
+ * Determines the range of an export that "gmblock bench" uses, and checks whether it may be
+ * overwritten.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -56,10 +57,11 @@ int bench_range(const struct bench_work *work, const struct gmb_info *info,
 
 /* --- contents that would be overwritten ------------------------------------------------------ */
 
-/* What is read to find them: partition tables, labels and superblocks are within. */
+/* Amount that is read to find contents; it includes partition tables, labels and superblocks. */
 enum { LOOK_BYTES = 128 << 10 };
 
-/* Where the first data may be: what the server knows to be zeroes is passed over. end: nowhere. */
+/* Finds the first offset that may hold data; skips what the server reports as zeroes. *data == end:
+ * none. */
 static int data_find(struct gmb_client *client, uint64_t offset, uint64_t end, uint64_t *data)
 {
 	int err = 0;

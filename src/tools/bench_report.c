@@ -21,7 +21,7 @@ enum {
 
 static const char *const direction_names[BENCH_DIRECTIONS] = { "read", "write" };
 
-/* The percentiles that are told. */
+/* The percentiles that are reported. */
 static const struct percentile {
 	const char *key;
 	const char *title;
@@ -54,7 +54,7 @@ static double per_request(const struct bench_result *result, uint64_t count)
 	return (double)count / (double)bench_requests(result);
 }
 
-/* Both directions in one; valid until the next call. */
+/* Returns the sum of both directions; valid until the next call. */
 static const struct histogram *both(const struct bench_result *result)
 {
 	static struct histogram sum;
@@ -133,13 +133,13 @@ static void print_rate(const char *name, const struct bench_work *work,
 		rate_text(rate, per_second(result, count) * work->block_bytes));
 }
 
-/* What was asked for: bytes or requests a second; 0: no rate. */
+/* Returns the requested rate in bytes or requests per second; 0: no rate. */
 static uint64_t rate_asked(const struct bench_work *work)
 {
 	return work->rate_bytes > 0 ? work->rate_bytes : work->rate_requests;
 }
 
-/* The part of it that was done. */
+/* Returns the share of the requested rate that was achieved. */
 static double rate_achieved(const struct bench_work *work, const struct bench_result *result)
 {
 	return per_second(result, bench_requests(result)) *
@@ -272,7 +272,7 @@ static const char *bench_report_time_text(char out[RATE_BYTES], uint64_t ns)
 	return out;
 }
 
-/* The border after this one, in the series 1, 2, 5, 10. */
+/* Returns the next border in the series 1, 2, 5, 10. */
 static uint64_t border_next(uint64_t border)
 {
 	uint64_t first = border;
@@ -284,7 +284,7 @@ static uint64_t border_next(uint64_t border)
 }
 
 /* Calls show for every range of 1-2-5 borders from the smallest to the largest value. A bucket that
- * lies across a border counts below it. */
+ * spans a border counts for the lower range. */
 static void each_range(const struct histogram *latency,
 	void (*show)(void *context, uint64_t low, uint64_t high, uint64_t count), void *context)
 {
@@ -398,7 +398,7 @@ static json_t *json_direction(const struct bench_work *work, const struct bench_
 	return object;
 }
 
-/* null without a rate */
+/* Returns null without a rate. */
 static json_t *json_rate(const struct bench_work *work, const struct bench_result *result)
 {
 	json_t *object;
@@ -506,6 +506,6 @@ int bench_show_json(
 	}
 	json_object_set_new(root, "process", json_costs(result));
 	json_object_set_new(root, "server", json_server(result));
-	/* Nine digits are more than any clock gives. */
+	/* Nine digits exceed the resolution of any clock. */
 	return print_json_digits(root, JSON_DIGITS, error);
 }

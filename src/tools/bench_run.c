@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Runs "gmblock bench": workers, each a thread with a completion queue, the connections on it and
- * their requests; and the main thread, which starts them, waits for them and adds their results.
+ * Runs "gmblock bench". Each worker is a thread with a completion queue, the connections on it and
+ * their requests. The main thread starts the workers, waits for them and adds up their results.
  *
- * A worker frees what it made before its thread ends, except its results. The first error is kept
- * in the worker.
+ * A worker frees its resources before its thread ends, except its results. It keeps its first
+ * error.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -30,22 +30,22 @@
 enum bench_phase {
 	BENCH_WARMUP,  /* requests run and are not counted */
 	BENCH_MEASURE, /* requests run and are counted */
-	BENCH_DRAIN,   /* nothing is submitted, what is in flight ends */
+	BENCH_DRAIN,   /* no more requests are submitted; those in flight complete */
 };
 
-/* What the workers of a run have in common. */
+/* The state that the workers of a run share. */
 struct bench_shared {
 	const struct bench_work *work;
 	pthread_mutex_t gate_lock;
 	pthread_cond_t gate_changed;
-	bool gate_open;	     /* under the lock: all are connected, or nothing will come of it */
+	bool gate_open;	     /* under the lock: all have connected, or the run has failed */
 	atomic_bool stop;    /* end as soon as possible */
-	atomic_uint arrived; /* workers that stand at the gate or went through */
-	atomic_uint ended;   /* workers that have */
-	int event_fd;	     /* written to when one of these changes */
+	atomic_uint arrived; /* workers that have reached the gate */
+	atomic_uint ended;   /* workers that have ended */
+	int event_fd;	     /* written when one of these changes */
 };
 
-/* What grows, at one moment. */
+/* The cumulative values at one moment. */
 struct bench_snapshot {
 	uint64_t time_ns;
 	struct bench_cpu cpu;
@@ -59,11 +59,11 @@ struct bench_worker {
 	struct bench_shared *shared;
 	uint32_t number;
 	uint32_t link_count;
-	uint32_t link_first; /* number of its first link among all */
-	uint64_t quota;	     /* requests that it may still submit */
+	uint32_t link_first; /* index of its first link among all links */
+	uint64_t quota;	     /* number of requests that it may still submit */
 
 	pthread_t thread;
-	pthread_mutex_t queue_lock; /* held while the queue is woken, or appears or goes */
+	pthread_mutex_t queue_lock; /* held while the queue is woken, set or destroyed */
 	struct gmb_queue *queue;
 	struct bench_link *links;
 
@@ -75,9 +75,9 @@ struct bench_worker {
 
 	/* With a rate: */
 	struct bench_schedule schedule;
-	uint64_t sent;		      /* requests of the schedule */
-	struct bench_slot *idle;      /* slots that wait for the next one, the first to come */
-	struct bench_slot *idle_last; /* valid if there is one */
+	uint64_t sent;		      /* requests of the schedule that were submitted */
+	struct bench_slot *idle;      /* slots that wait for the next due request, in order */
+	struct bench_slot *idle_last; /* valid if idle is not NULL */
 
 	/* Results. */
 	struct error failure;
@@ -85,12 +85,12 @@ struct bench_worker {
 	struct histogram late_ns;
 	uint64_t blocks_used; /* with work->once */
 	uint64_t hole_reads;
-	struct bench_snapshot begin; /* time 0: never began to measure */
+	struct bench_snapshot begin; /* time 0: measuring never started */
 	struct bench_snapshot end;
 	struct bench_range range;
 	struct gmb_info info;
 	uint32_t connections;
-	_Atomic uint64_t completed; /* for the progress line; warm-up included */
+	_Atomic uint64_t completed; /* for the progress line; includes the warm-up */
 };
 
 #define NS_PER_S UINT64_C(1000000000)
@@ -102,23 +102,23 @@ enum {
 	RECONNECT_MS_MAX = 5000,
 };
 
-/* One request that is always on its way. */
+/* One request that is submitted again and again. */
 struct bench_slot {
 	struct gmb_request request;
-	struct gmb_extent hole; /* the first one of a read */
+	struct gmb_extent hole; /* first extent of a read's answer */
 	struct bench_link *link;
 	struct bench_slot *idle_next;
 	void *buffer;
 	uint64_t start_ns;
 };
 
-/* A connection (or a client that has several) and its slots. */
+/* A connection (or a client with several connections) and its slots. */
 struct bench_link {
 	struct bench_worker *worker;
 	struct gmb_client *client;
 	struct bench_slot *slots;
-	/* In patterns that are sequential or use each block once: the part of the range, or of the
-	 * order, that is this link's. */
+	/* In patterns that are sequential or use each block once: this link's part of the range or
+	 * of the order. */
 	uint64_t block_first;
 	uint64_t block_end;
 	uint64_t block_next;
@@ -147,7 +147,7 @@ static void snapshot(struct bench_worker *worker, struct bench_snapshot *out, ui
 		struct gmb_stats stats = { .size = sizeof(stats) };
 		struct gmb_info info = { .size = sizeof(info) };
 
-		/* The library may have opened more since the beginning. */
+		/* The library may have opened more connections since the start. */
 		gmb_get_info(worker->links[i].client, &info);
 		worker->connections += info.connections;
 		gmb_get_stats(worker->links[i].client, &stats);
@@ -156,7 +156,7 @@ static void snapshot(struct bench_worker *worker, struct bench_snapshot *out, ui
 		out->stats.bytes_written += stats.bytes_written;
 		out->stats.bytes_moved += stats.bytes_moved;
 		out->stats.connections_lost += stats.connections_lost;
-		/* Every client of a queue tells the number of the queue. */
+		/* Every client of a queue reports the count of the whole queue. */
 		out->stats.system_calls = stats.system_calls;
 	}
 }
@@ -203,7 +203,7 @@ static void phase_begin(struct bench_worker *worker)
 	}
 }
 
-/* Keeps the first error, and tells the thread that waits, which stops the others. */
+/* Keeps the first error, and notifies the main thread, which stops the other workers. */
 static void worker_fail(struct bench_worker *worker, const struct error *error)
 {
 	if (worker->failure.code == 0) {
@@ -215,7 +215,7 @@ static void worker_fail(struct bench_worker *worker, const struct error *error)
 
 /* --- requests ------------------------------------------------------------------------------ */
 
-/* The block of the next request, or false if the link has used all of its own. */
+/* Chooses the block of the next request. Returns false if the link has used all of its blocks. */
 static bool pick_block(struct bench_link *link, uint64_t *block)
 {
 	struct bench_worker *worker = link->worker;
@@ -249,7 +249,7 @@ static bool pick_read(struct bench_worker *worker)
 	return percent == 100 || (percent > 0 && random_next(&worker->random) % 100 < percent);
 }
 
-/* False if there is nothing left to do for the slot. */
+/* Submits the slot's next request. Returns false if no request is left for it. */
 static bool slot_submit(struct bench_slot *slot, uint64_t now)
 {
 	struct bench_worker *worker = slot->link->worker;
@@ -276,7 +276,7 @@ static bool slot_submit(struct bench_slot *slot, uint64_t now)
 	return true;
 }
 
-/* The slot waits for its turn, behind the others. */
+/* Appends the slot to the queue of idle slots. */
 static void slot_idle(struct bench_slot *slot)
 {
 	struct bench_worker *worker = slot->link->worker;
@@ -290,8 +290,8 @@ static void slot_idle(struct bench_slot *slot)
 	worker->idle_last = slot;
 }
 
-/* Submits what is due, as far as slots are idle. Returns when the next request is due, or
- * UINT64_MAX if it has to wait for a slot, or there is no rate. */
+/* Submits the requests that are due while there are idle slots. Returns the time at which the next
+ * request is due, or UINT64_MAX if it must wait for a slot or there is no rate. */
 static uint64_t submit_due(struct bench_worker *worker, uint64_t now)
 {
 	while (worker->idle != NULL) {
@@ -312,7 +312,7 @@ static uint64_t submit_due(struct bench_worker *worker, uint64_t now)
 	return UINT64_MAX;
 }
 
-/* The slot's next request: at once, or when its turn has come. */
+/* Starts the slot's next request immediately, or queues the slot until one is due. */
 static void slot_start(struct bench_slot *slot, uint64_t now)
 {
 	if (slot->link->worker->schedule.per_second > 0) {
@@ -353,12 +353,13 @@ static void bench_run_slot_done(struct gmb_request *request)
 		histogram_record(&worker->latency_ns[direction], now - slot->start_ns);
 		worker->hole_reads += request->extent_count;
 	}
-	/* Written by this thread only: a plain load and store. */
+	/* Only this thread writes the counter, so a plain load and store suffice. */
 	atomic_store_explicit(&worker->completed,
 		atomic_load_explicit(&worker->completed, memory_order_relaxed) + 1,
 		memory_order_relaxed);
 	if (unlikely(now >= worker->phase_end_ns)) {
-		/* After recording: as many completions as intervals between them. */
+		/* After recording, so that there are as many completions as intervals between
+		 * them. */
 		phase_advance(worker, now);
 	}
 	if (likely(worker->phase != BENCH_DRAIN)) {
@@ -383,7 +384,7 @@ static int buffers_make(struct bench_worker *worker, struct error *error)
 		return error_set(error, err, "%s", theirs.text);
 	}
 	next = base;
-	/* No store can compress or elide it. */
+	/* Random data, which a store can neither compress nor deduplicate. */
 	for (size_t i = 0; i < bytes; i += sizeof(uint64_t)) {
 		uint64_t value = random_next(&worker->random);
 
@@ -414,7 +415,7 @@ static int link_open(struct bench_worker *worker, struct bench_link *link, struc
 		.connect_timeout_ms = timeout_ms,
 		.request_timeout_ms = timeout_ms,
 		.slow_timeout_ms = timeout_ms,
-		/* A server that is replaced comes back at once; another one has ended. */
+		/* A server that is being replaced is back very soon; otherwise it has ended. */
 		.reconnect_timeout_ms = MIN(timeout_ms, (uint32_t)RECONNECT_MS_MAX),
 		.depth = work->depth,
 	};
@@ -439,7 +440,7 @@ static int link_open(struct bench_worker *worker, struct bench_link *link, struc
 	return err;
 }
 
-/* Gives a link a part of the range, or of the order, to itself, as long as there are blocks. */
+/* Gives a link its own part of the range or of the order, as long as there are blocks. */
 static void link_place(struct bench_link *link, uint32_t number)
 {
 	const struct bench_work *work = link->worker->shared->work;
@@ -463,7 +464,7 @@ static void queue_set(struct bench_worker *worker, struct gmb_queue *queue)
 	pthread_mutex_unlock(&worker->queue_lock);
 }
 
-/* Makes the worker look at shared->stop. Any thread. */
+/* Makes the worker check shared->stop. Any thread. */
 static void worker_wake(struct bench_worker *worker)
 {
 	pthread_mutex_lock(&worker->queue_lock);
@@ -497,7 +498,7 @@ static int worker_prepare(struct bench_worker *worker, struct error *error)
 	for (uint32_t i = 0; i < worker->link_count && err == 0; i++) {
 		err = link_open(worker, &worker->links[i], error);
 	}
-	/* The others wait for the first one at the gate. */
+	/* The others wait at the gate for the first one. */
 	if (err == 0 && worker->number == 0 && bench_writes(work) && !work->force) {
 		err = bench_contents_check(
 			work, worker->links[0].client, &worker->info, &worker->range, error);
@@ -505,7 +506,7 @@ static int worker_prepare(struct bench_worker *worker, struct error *error)
 	if (err != 0) {
 		return err;
 	}
-	/* All workers have the same order, each another part of it. */
+	/* All workers have the same order, and each uses a different part of it. */
 	bench_order_init(&worker->order, worker->range.blocks, work->seed);
 	for (uint32_t i = 0; i < worker->link_count; i++) {
 		link_place(&worker->links[i], worker->link_first + i);
@@ -524,12 +525,12 @@ static void worker_fini(struct bench_worker *worker)
 	free(worker->links);
 	worker->links = NULL;
 	queue_set(worker, NULL);
-	GMB_ASSERT(gmb_queue_destroy(queue) == 0); /* and the buffers with it */
+	GMB_ASSERT(gmb_queue_destroy(queue) == 0); /* also frees the buffers */
 }
 
 /* --- the thread ---------------------------------------------------------------------------- */
 
-/* How long to wait for completions: until the phase is over. */
+/* Returns the time to wait for completions: until the end of the phase. */
 static int wait_ms(const struct bench_worker *worker, uint64_t now)
 {
 	uint64_t left_ns = worker->phase_end_ns > now ? worker->phase_end_ns - now : 0;
@@ -537,8 +538,8 @@ static int wait_ms(const struct bench_worker *worker, uint64_t now)
 	return (int)MIN(left_ns / 1000000 + 1, (uint64_t)INT32_MAX);
 }
 
-/* Sends what was submitted, and waits for completions: until the phase is over, or the next request
- * is due. Returns as gmb_queue_wait(). */
+/* Sends submitted requests, and waits for completions until the phase ends or the next request is
+ * due. Returns like gmb_queue_wait(). */
 static int worker_wait(struct bench_worker *worker, uint64_t now, uint64_t due_ns)
 {
 	struct pollfd fd = { .fd = gmb_queue_fd(worker->queue), .events = POLLIN };
@@ -555,14 +556,15 @@ static int worker_wait(struct bench_worker *worker, uint64_t now, uint64_t due_n
 	if (count != 0 || due_ns <= now) {
 		return count;
 	}
-	/* The queue waits for whole milliseconds: too coarse. */
+	/* The queue's timeout is in whole milliseconds, which is too coarse. */
 	left_ns = due_ns - now;
 	limit.tv_sec = (time_t)(left_ns / NS_PER_S);
 	limit.tv_nsec = (long)(left_ns % NS_PER_S);
 	return ppoll(&fd, 1, &limit, NULL) < 0 ? -errno : 0;
 }
 
-/* A server that sends a byte now and then is not silent, and must not hold this program. */
+/* Gives up after the time limit. A server that sends a byte now and then does not trigger the
+ * library's timeout, but must not block this program. */
 static void worker_abandon(struct bench_worker *worker)
 {
 	struct error error;
@@ -580,10 +582,10 @@ static void worker_run(struct bench_worker *worker)
 {
 	phase_begin(worker);
 	if (worker->schedule.per_second > 0) {
-		/* Timers of this thread may otherwise be 50 us late. */
+		/* Timers of this thread could otherwise be 50 us late. */
 		GMB_UNUSED(prctl(PR_SET_TIMERSLACK, 1));
 	}
-	/* In turns, so that a rate begins on all links. */
+	/* Round-robin, so that a rate starts on all links. */
 	for (uint32_t j = 0; j < worker->shared->work->depth; j++) {
 		for (uint32_t i = 0; i < worker->link_count; i++) {
 			slot_start(&worker->links[i].slots[j], clock_now_ns());
@@ -616,19 +618,19 @@ static void worker_run(struct bench_worker *worker)
 			error_set(&error, count, "waiting for the server failed: %s",
 				strerror(-count));
 			worker_fail(worker, &error);
-			/* Closing the clients ends what is still in flight. */
+			/* Closing the clients ends the requests in flight. */
 			phase_drain(worker, clock_now_ns());
 			return;
 		}
 	}
-	/* The quota is used up, or the blocks are. */
+	/* The quota or the blocks are used up. */
 	if (worker->phase != BENCH_DRAIN) {
 		phase_drain(worker, clock_now_ns());
 	}
 }
 
-/* All begin together: the connections of one worker must not be slow because another one still
- * shakes hands. */
+/* Waits until all workers can start together, because the handshakes of one worker would slow the
+ * connections of another. */
 static void gate_pass(struct bench_shared *shared)
 {
 	atomic_fetch_add(&shared->arrived, 1);
@@ -640,7 +642,7 @@ static void gate_pass(struct bench_shared *shared)
 	pthread_mutex_unlock(&shared->gate_lock);
 }
 
-/* The thread's function. It connects, waits for the gate, works. */
+/* The thread's function: connects, waits at the gate, and works. */
 static void *worker_main(void *argument)
 {
 	struct bench_worker *worker = argument;
@@ -667,9 +669,9 @@ enum { PROGRESS_MS = 1000 };
 struct bench {
 	struct bench_shared shared;
 	struct bench_worker *workers;
-	uint64_t begin_ns; /* when the gate was opened, or 0 */
+	uint64_t begin_ns; /* time at which the gate was opened, or 0 */
 	uint32_t worker_count;
-	uint32_t started; /* threads */
+	uint32_t started; /* number of threads */
 	int signal_fd;
 	bool interrupted;
 	sigset_t signals;
@@ -678,7 +680,7 @@ struct bench {
 
 /* --- starting and ending ------------------------------------------------------------------- */
 
-/* Signals arrive at a descriptor; the threads inherit that they are blocked. */
+/* Routes signals to a descriptor. The threads inherit the blocked mask. */
 static int bench_run_signals_take(struct bench *bench, struct error *error)
 {
 	int err;
@@ -700,7 +702,7 @@ static int bench_run_signals_take(struct bench *bench, struct error *error)
 	return 0;
 }
 
-/* Gives every worker its share of the connections and of the requests. */
+/* Distributes the connections and the requests over the workers. */
 static void share_out(struct bench *bench)
 {
 	const struct bench_work *work = bench->shared.work;
@@ -799,7 +801,7 @@ static void stop_all(struct bench *bench)
 	}
 }
 
-/* The second signal finds nobody who holds it back. */
+/* Stops the run. The signals are unblocked, so that a second one ends the program. */
 static void signals_handle(struct bench *bench)
 {
 	struct signalfd_siginfo info;
@@ -811,7 +813,7 @@ static void signals_handle(struct bench *bench)
 	}
 }
 
-/* Once a second, while requests run. */
+/* Prints a line once a second while requests run. */
 static void progress_print(const struct bench *bench, uint64_t *last)
 {
 	const struct bench_work *work = bench->shared.work;
@@ -833,7 +835,7 @@ static void progress_print(const struct bench *bench, uint64_t *last)
 	*last = total;
 }
 
-/* Opens the gate when all are there, and returns when all have ended. */
+/* Opens the gate when all workers have arrived, and returns when all have ended. */
 static void wait_for_workers(struct bench *bench, bool progress)
 {
 	struct pollfd fds[] = {
@@ -900,8 +902,8 @@ static void add_worker(struct bench_result *result, const struct bench_worker *w
 	result->stats.system_calls += end->system_calls - begin->system_calls;
 }
 
-/* The workers begin and end within microseconds of each other: the process's own figures over the
- * first one's time stand for all. */
+/* The workers start and end within microseconds of each other, so the process's values over the
+ * first worker's time represent all. */
 static void add_time(const struct bench *bench, struct bench_result *result)
 {
 	const struct bench_worker *first = &bench->workers[0];

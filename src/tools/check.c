@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What is in a file of a format of ours, as JSON and for people. */
+/* Describes the contents of gmblock files, as JSON and for people. */
 #include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -55,7 +55,7 @@ static void take_fault(struct store_check *check, const char *sentence)
 	json_array_append_new(findings->faults, print_json_text(sentence));
 }
 
-/* Whether the file is in that format of ours. One that cannot be opened is in none. */
+/* Returns whether the file has that gmblock format; false if it cannot be opened. */
 static bool is_format(const char *path, const char *format)
 {
 	struct disk_info info;
@@ -92,7 +92,7 @@ json_t *check_file(const char *path, const char *base, struct error *error)
 		json_decref(findings.faults);
 		return NULL;
 	}
-	json_object_set_new(findings.root, "faults", findings.faults); /* the last */
+	json_object_set_new(findings.root, "faults", findings.faults); /* added last */
 	return findings.root;
 }
 
@@ -121,7 +121,7 @@ void check_print(const json_t *found, int columns)
 	const char *key;
 	json_t *value;
 
-	/* Never changed meanwhile. */
+	/* The loop does not change the object; the macro lacks const. */
 	json_object_foreach((json_t *)(uintptr_t)found, key, value)
 	{
 		if (json_is_integer(value)) {

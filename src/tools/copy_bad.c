@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What of the source cannot be read: a piece that failed is read again in small blocks, and the
- * ranges of those that fail again are kept for the map.
+ * Unreadable parts of the source: a piece that failed is read again in small blocks, and the ranges
+ * of the blocks that fail again are kept for the map.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -18,10 +18,10 @@
 
 enum {
 	PATH_BYTES = 200,
-	/* Blocks of disks and pages of file systems: less than one is never lost alone. */
+	/* Block size of disks and page size of file systems: a smaller part is never lost alone. */
 	BLOCK_BYTES_MIN = 4096,
 	RANGES_FIRST = 64,
-	/* 16 MiB of memory. A source with more of them is not rescued but gone. */
+	/* 16 MiB of memory. A source with more ranges is not worth rescuing. */
 	RANGES_MAX = 1 << 20,
 };
 
@@ -29,8 +29,8 @@ enum {
 
 bool copy_bad_takes(const struct copy_bad *bad, int result)
 {
-	/* What disks and file systems say of data that is lost. A server that is gone, or that
-	 * refuses, is another matter: it may be asked again later. */
+	/* These errors of disks and file systems mean lost data. A server that is gone or rejects
+	 * requests is a different case, because it can be tried again later. */
 	return bad->file != NULL &&
 	       (result == -EIO || result == -ENODATA || result == -EILSEQ || result == -EBADMSG);
 }
@@ -67,7 +67,7 @@ int copy_bad_add(struct copy_bad *bad, uint64_t start, uint64_t end, const struc
 		return err;
 	}
 	ranges = bad->ranges;
-	/* Pieces come nearly in order: the place is found from the end. */
+	/* Pieces arrive nearly in order, so the position is searched from the end. */
 	while (at > 0 && ranges[at - 1].start > start) {
 		at--;
 	}
@@ -99,7 +99,7 @@ static void rescue_end(struct copy_rescue *rescue, const struct error *error)
 	rescue->done(rescue, error);
 }
 
-/* The blocks that failed one after the other, up to here, are a range. */
+/* Ends the range of consecutive blocks that failed. */
 static int range_end(struct copy_rescue *rescue, struct error *error)
 {
 	uint64_t start = rescue->bad_start;
@@ -180,7 +180,7 @@ static int map_error(const struct copy_bad *bad, int code, const char *what, str
 		copy_bad_shown_path(bad, shown), strerror(-code));
 }
 
-/* A disk that was given here by mistake stays as it is. */
+/* Rejects anything but a regular file, so that a disk given here by mistake is not overwritten. */
 static int copy_bad_map_check(const struct copy_bad *bad, int fd, struct error *error)
 {
 	char shown[PATH_BYTES];
@@ -238,7 +238,8 @@ static void map_line(const struct copy_bad *bad, uint64_t start, uint64_t end, c
 	}
 }
 
-/* Beyond what is finished nothing is said: a bad range there may not be zero in the target. */
+/* Lists nothing beyond finished, because an unreadable range there may not be zero in the
+ * target. */
 static void map_lines(const struct copy_bad *bad, uint64_t total)
 {
 	uint64_t finished = bad->finished;
@@ -279,7 +280,7 @@ void copy_bad_close(struct copy_bad *bad)
 	if (bad->file != NULL) {
 		(void)fclose(bad->file);
 		if (!bad->is_written) {
-			(void)unlink(bad->path); /* it says nothing */
+			(void)unlink(bad->path); /* it is empty */
 		}
 	}
 	free(bad->ranges);

@@ -188,8 +188,8 @@ void copy_io_fail(struct copy_io *io, int code)
 
 enum { RING_ENTRIES = 256 };
 #define TICK_NS	     (UINT64_C(1000000) * COPY_TICK_MS)
-#define RATE_BACK_NS (2 * TICK_NS) /* ticks are late */
-/* From the first signal to the end, whatever servers do. */
+#define RATE_BACK_NS (2 * TICK_NS) /* because ticks can be late */
+/* Upper bound on the time from the first signal to the end, whatever the servers do. */
 #define STOP_NS (UINT64_C(600) * 1000 * 1000 * 1000)
 
 int copy_loop_create(struct copy_loop *loop, bool remote, bool local, struct error *error)
@@ -221,8 +221,8 @@ int copy_loop_create(struct copy_loop *loop, bool remote, bool local, struct err
 	return 0;
 }
 
-/* What a signal handler may touch has to be static: handlers have no argument, and a signal may
- * come in any of the process's threads. */
+/* The data of the signal handler is static, because handlers have no argument, and any thread of
+ * the process can receive a signal. */
 static const int stop_signals[] = { SIGINT, SIGTERM, SIGHUP };
 static volatile sig_atomic_t caught_signal;
 static volatile sig_atomic_t caught_fd;
@@ -238,7 +238,8 @@ static void copy_end_signal_caught(int number)
 		caught_signal = number;
 		(void)!write(caught_fd, &one, sizeof(one));
 	} else if (clock_now_ns() - caught_ns >= CLOCK_SAME_SIGNAL_NS) {
-		/* Whoever asks again does not want to wait. It comes when this handler is left. */
+		/* A second request means that the user does not want to wait. The signal is
+		 * delivered when this handler returns. */
 		(void)signal(number, SIG_DFL);
 		(void)raise(number);
 	}
@@ -253,8 +254,7 @@ static void signal_done(struct ring_op *op, int result)
 	loop->stop_signal = caught_signal;
 }
 
-/* That the turn ends is all that is wanted: the tick is for the caller, and the next turn begins
- * with the queue. */
+/* Only ends the turn: the tick is for the caller, and the next turn starts with the queue. */
 static void turn_ends(struct ring_op *op, int result)
 {
 	GMB_UNUSED(op);
@@ -274,7 +274,7 @@ int copy_loop_watch_signals(struct copy_loop *loop, struct error *error)
 	for (size_t i = 0; i < ARRAY_COUNT(stop_signals); i++) {
 		struct sigaction before;
 
-		/* Started with the signal ignored (nohup): it stays so. */
+		/* A signal that was ignored at the start (nohup) stays ignored. */
 		if (sigaction(stop_signals[i], NULL, &before) == 0 &&
 			before.sa_handler != SIG_IGN) {
 			(void)sigaction(stop_signals[i], &catch, NULL);
@@ -297,8 +297,8 @@ static void copy_end_arm(struct copy_loop *loop)
 	}
 }
 
-/* A server that shakes hands again and again, and answers nothing, does not keep a copy that was
- * stopped: it ends as by another signal. */
+/* Ends a stopped copy by the signal after a time limit. Otherwise a server that repeats handshakes
+ * and never answers could delay the end forever. */
 static void stop_when_due(const struct copy_loop *loop)
 {
 	if (loop->stop_signal == 0 || clock_now_ns() - caught_ns < STOP_NS) {
@@ -351,7 +351,7 @@ void copy_loop_moves(struct copy_loop *loop, uint64_t bytes)
 	if (loop->rate == 0) {
 		return;
 	}
-	/* What could have begun since the tick before the last one may begin now. */
+	/* Time that was not used may be made up for, back to the tick before the last one. */
 	if (loop->rate_due_ns + RATE_BACK_NS < now_ns) {
 		loop->rate_due_ns = now_ns - RATE_BACK_NS;
 	}
@@ -375,9 +375,9 @@ void copy_loop_destroy(struct copy_loop *loop)
 }
 
 enum {
-	/* Several fill a long line and keep several threads of a server busy; Unix sockets need
-	 * them, since their buffers are small; and over loopback four cost each other less than
-	 * two. */
+	/* Several connections fill a long line and occupy several threads of a server. Unix sockets
+	 * need them because of their small buffers. Over loopback, four slow each other down less
+	 * than two do. */
 	CONNECTIONS_DEFAULT = 4,
 	RECONNECT_MS_MAX = 600000,
 	SLOW_MS_MAX = 300000,
@@ -473,7 +473,7 @@ static void copy_end_remote_event(void *context, enum gmb_event event, const cha
 	struct copy_end *end = &remote->end;
 	struct gmb_info info = { .size = sizeof(info) };
 
-	if (event == GMB_EVENT_RECONNECTED) { /* the text is the URI alone */
+	if (event == GMB_EVENT_RECONNECTED) { /* the text is only the URI */
 		log_warning("%s: %s: connected again", end->role, text);
 		return;
 	}
@@ -484,7 +484,7 @@ static void copy_end_remote_event(void *context, enum gmb_event event, const cha
 	log_warning("%s: %s", end->role, text);
 }
 
-/* -EROFS for a target that cannot be written. */
+/* -EROFS: the target cannot be written. */
 static int remote_describe(struct remote_end *remote, struct error *error)
 {
 	struct copy_end *end = &remote->end;
@@ -544,13 +544,13 @@ int copy_remote_open(struct copy_loop *loop, const struct copy_end_options *opti
 }
 
 /*
- * Pipes, terminals, sockets and whatever else has no offsets. One operation at a time. It is polled
- * for before it is read or written, so that a wait for the other side can be ended, and so that a
- * descriptor somebody made non-blocking works as well.
+ * A stream: pipes, terminals, sockets and others without offsets. One operation at a time. The
+ * descriptor is polled before a read or write, so that waiting for the other side can be canceled,
+ * and so that a non-blocking descriptor works as well.
  */
 
 enum { PIPE_BYTES = 1 << 20 };
-/* Where the descriptor stands: an offset for those that are regular files after all. */
+/* The descriptor's current offset, in case it is a regular file after all. */
 #define OFFSET_CURRENT UINT64_MAX
 
 struct stream_end {
@@ -558,7 +558,7 @@ struct stream_end {
 	struct ring_file file;
 	struct copy_io *active; /* the operation in flight */
 	bool cancelled;
-	bool borrowed; /* standard input or output: not ours to close */
+	bool borrowed; /* standard input or output, which we do not close */
 };
 
 static void stream_wait(struct stream_end *stream);
@@ -620,7 +620,7 @@ static void stream_wait(struct stream_end *stream)
 		io->operation == COPY_READ ? POLLIN : POLLOUT, stream_ready);
 }
 
-/* A regular file behind the stream can be made durable; a pipe has nothing of the kind. */
+/* A regular file behind the stream can be made durable, a pipe cannot. */
 static void stream_synced(struct ring_op *op, int result)
 {
 	struct copy_io *io = container_of(op, struct copy_io, ring_op);
@@ -717,7 +717,7 @@ int copy_stream_open(struct copy_loop *loop, const struct copy_end_options *opti
 		free(stream);
 		return err;
 	}
-	/* Fewer turns a MiB; where it is not allowed the pipe stays as it is. */
+	/* Fewer turns per MiB; if it is not permitted, the pipe keeps its size. */
 	(void)fcntl(fd, F_SETPIPE_SZ, PIPE_BYTES);
 	stream->end.kind = COPY_STREAM;
 	stream->end.can_flush = true;

@@ -9,45 +9,47 @@
 #include "base/log.h"
 #include "tools/copy.h"
 
-/* Holes of the source below this are read, and found again as zeroes if that is asked for: a
- * request for each side of a small hole costs more than its bytes. */
+/* Holes of the source below this size are read, and detected as zeroes if that is requested,
+ * because a request for each side of a small hole costs more than its bytes. */
 #define SMALL_HOLE_BYTES (UINT64_C(64) << 10)
-/* A server that has to write its zeroes is given time to answer. */
+/* Upper bound on one request to zero, because some servers must write the zeroes before they
+ * answer. */
 #define ZERO_BYTES_MAX (UINT64_C(128) << 20)
 #define CHECKPOINT_NS  (UINT64_C(5) * 1000000000)
-/* What the server of both ends is asked to copy at once: a power of two. */
+/* Bytes of one request to copy within a server: a power of two. */
 #define SERVER_COPY_BYTES (UINT64_C(64) << 20)
 
-/* How many pieces are in flight where that adapts: what this rate needs at the latency of the ends,
- * the time an answer takes when nothing is queued. Few keep the buffers in the processor's caches
- * (over TCP on loopback 4 to 6 pieces of 512 KiB took a tenth to a sixth less time than 8, or than
- * 16 of 256 KiB; over Unix sockets 6 to 8 were best), many fill a long line. */
+/* The adaptive number of pieces in flight is what this rate needs at the latency of the ends, which
+ * is the time of an answer when nothing is queued. Few pieces keep the buffers in the processor's
+ * caches (over TCP on loopback 4 to 6 pieces of 512 KiB took a tenth to a sixth less time than 8,
+ * or than 16 of 256 KiB; over Unix sockets 6 to 8 were best). Many pieces fill a long line. */
 enum { WINDOW_MIN = 4, WINDOW_BYTES_MIN = 3 << 20, WINDOW_SHORT = 16 };
 #define WINDOW_BYTES_PER_US UINT64_C(2000)
 
 enum task_state {
 	TASK_FREE,
-	TASK_READING,	/* for the source's bytes */
-	TASK_RESCUING,	/* for the same in small blocks, of which some are lost */
-	TASK_TURN,	/* for all earlier ones to be written to a stream */
-	TASK_WRITING,	/* for the target to take a run of data */
-	TASK_ZEROING,	/* for the target to zero a run */
-	TASK_COPYING,	/* for the server of both ends to copy it */
-	TASK_READ_EDGE, /* for the rest of the target's last block, of which we have a part */
+	TASK_READING,  /* waits for the source's bytes */
+	TASK_RESCUING, /* reads them again in small blocks, some of which are lost */
+	TASK_TURN,     /* waits until all earlier pieces are written to a stream */
+	TASK_WRITING,  /* waits for the target to write a run of data */
+	TASK_ZEROING,  /* waits for the target to zero a run */
+	TASK_COPYING,  /* waits for the server of both ends to copy it */
+	/* Waits for the rest of the target's last block, of which the piece is a part. */
+	TASK_READ_EDGE,
 	TASK_STATE_COUNT
 };
 
 /* A piece of the copy in flight. */
 struct task {
-	struct list_node node; /* in engine->tasks_free, or engine->tasks in order of offset */
+	struct list_node node; /* in engine->tasks_free, or in engine->tasks, sorted by offset */
 	struct engine *engine;
 	enum task_state state;
-	bool zero; /* a run of zeroes according to the map: there is no data */
+	bool zero; /* a run of zeroes according to the map, without data */
 	uint64_t offset;
 	uint64_t length;
-	uint64_t cursor;   /* bytes of it that the target has */
-	uint64_t run;	   /* bytes that the operation in flight is about */
-	uint64_t asked_ns; /* when its read or write was submitted */
+	uint64_t cursor;   /* number of its bytes that the target has */
+	uint64_t run;	   /* bytes of the operation in flight */
+	uint64_t asked_ns; /* time at which its read or write was submitted */
 	uint8_t *buffer;
 	struct copy_io io;
 	struct copy_rescue rescue;
@@ -61,29 +63,30 @@ struct engine {
 	struct list_node tasks_free;
 	struct list_node tasks;
 	struct task *all;
-	uint64_t grain;	   /* pieces begin at multiples of it */
-	uint64_t position; /* where the next piece begins */
-	uint64_t end;	   /* where the copy ends; UINT64_MAX until a stream's end */
-	uint64_t torn;	   /* where the first piece begins that was given up */
+	uint64_t grain;	   /* pieces start at multiples of it */
+	uint64_t position; /* start of the next piece */
+	uint64_t end;	   /* end of the copy; UINT64_MAX until the end of a stream */
+	uint64_t torn;	   /* start of the first piece that was given up */
 	uint32_t active;   /* pieces in flight */
-	uint32_t window;   /* at most so many */
-	uint64_t read_ns;  /* the quickest answers so far */
+	uint32_t window;   /* limit of pieces in flight */
+	uint64_t read_ns;  /* shortest time of an answer so far */
 	uint64_t write_ns;
-	bool reading;	      /* a stream is being read */
-	struct task *copying; /* by the server, and nothing begins meanwhile; or NULL */
-	bool copies;	      /* the server of both ends does */
-	bool begins_again;    /* at position, which has gone back */
-	bool cannot_zero;     /* the target said so */
-	bool flush_failed;    /* what was written before is lost, whatever later flushes say */
+	bool reading; /* a stream is being read */
+	/* Piece that the server copies; nothing else starts while it is set; or NULL. */
+	struct task *copying;
+	bool copies;	   /* the server of both ends copies */
+	bool begins_again; /* restart at position, which has moved back */
+	bool cannot_zero;  /* the target has reported that */
+	bool flush_failed; /* earlier writes may be lost, even if a later flush succeeds */
 	bool stopping;
 	struct error error;
-	uint8_t *zeroes; /* request_bytes of them */
-	uint8_t *edge;	 /* a block of the target */
+	uint8_t *zeroes; /* request_bytes zero bytes */
+	uint8_t *edge;	 /* one block of the target */
 
 	struct copy_io flush;
-	uint64_t flush_mark;	 /* what the flush in flight makes durable */
-	uint64_t checkpoint_ns;	 /* when the last one began */
-	uint64_t checkpoint_end; /* bytes done at which the next one is due */
+	uint64_t flush_mark;	 /* offset up to which the flush in flight makes data durable */
+	uint64_t checkpoint_ns;	 /* start time of the last checkpoint */
+	uint64_t checkpoint_end; /* value of counters->done at which the next one is due */
 	struct copy_map map;
 };
 
@@ -93,13 +96,13 @@ bool copy_is_zero(const uint8_t *buffer, size_t bytes)
 {
 	uint64_t first = 0;
 
-	/* Data that is not zero is mostly so in its first bytes. */
+	/* Data usually differs from zero in its first bytes. */
 	memcpy(&first, buffer, MIN(bytes, sizeof(first)));
 	return first == 0 && (bytes <= sizeof(first) || memcmp(buffer, buffer + sizeof(first),
 								bytes - sizeof(first)) == 0);
 }
 
-/* The first reason counts; what is in flight ends by itself. */
+/* Keeps the first error. Operations in flight complete on their own. */
 static void engine_fail(struct engine *engine, const struct error *error)
 {
 	if (!engine->stopping) {
@@ -117,7 +120,8 @@ static uint64_t window_min(const struct copy_engine_options *options)
 	return MIN(pieces, (uint64_t)WINDOW_SHORT);
 }
 
-/* The quickest answer is the latency of the line and the disk: the others waited for each other. */
+/* The shortest answer is the latency of line and disk, because longer ones waited for each
+ * other. */
 static void window_learn(struct engine *engine, uint64_t asked_ns, uint64_t *quickest_ns)
 {
 	const struct copy_engine_options *options = engine->options;
@@ -174,7 +178,7 @@ static void task_end(struct task *task)
 		task->buffer = NULL;
 	}
 	list_remove(&task->node);
-	/* The one used last is the next: its buffer and itself are still in the caches. */
+	/* The last task is reused first, because it and its buffer are still in the caches. */
 	list_push_front(&engine->tasks_free, &task->node);
 }
 
@@ -184,7 +188,7 @@ static void task_fail(struct task *task, const struct copy_end *end)
 	task_end(task);
 }
 
-/* Bytes from the cursor on that are alike, and whether they are zeroes. */
+/* Returns the number of bytes from the cursor on that are uniformly data or zeroes. */
 static uint64_t task_run(const struct task *task, uint64_t limit, bool *zero)
 {
 	const struct engine *engine = task->engine;
@@ -239,7 +243,7 @@ static void zeroed(struct copy_io *io)
 	struct engine *engine = task->engine;
 
 	if (io->result == -EOPNOTSUPP) {
-		engine->cannot_zero = true; /* then they are written */
+		engine->cannot_zero = true; /* zeroes are written from now on */
 	} else if (io->result < 0) {
 		task_fail(task, engine->target);
 		return;
@@ -276,7 +280,7 @@ static void task_zero(struct task *task, uint64_t run)
 	copy_end_submit(task->engine->target, &task->io);
 }
 
-/* The target's last block was read: ours is its first part. */
+/* The target's last block has been read; the piece replaces its first part. */
 static void edge_read(struct copy_io *io)
 {
 	struct task *task = container_of(io, struct task, io);
@@ -305,7 +309,8 @@ static void task_edge(struct task *task)
 	copy_end_submit(engine->target, &task->io);
 }
 
-/* True when the rest of the task is part of a block that the target takes only whole, and has. */
+/* Returns true when the rest of the task is part of a block that the target only accepts as a
+ * whole, and that it has. */
 static bool is_edge(const struct task *task)
 {
 	const struct copy_end *target = task->engine->target;
@@ -315,7 +320,8 @@ static bool is_edge(const struct task *task)
 	       target->block_min <= target->bytes - start;
 }
 
-/* One step of a task that has its bytes: the next run goes to the target, unless it is there. */
+/* Advances a task that has its bytes: sends the next run to the target, unless it is already
+ * there. */
 static void task_advance(struct task *task)
 {
 	struct engine *engine = task->engine;
@@ -327,13 +333,13 @@ static void task_advance(struct task *task)
 		uint64_t run;
 
 		if (in_order(engine) && list_first(&engine->tasks) != &task->node) {
-			return; /* take_turns() goes on here */
+			return; /* take_turns() continues here */
 		}
 		if (is_edge(task)) {
 			task_edge(task);
 			return;
 		}
-		/* The last block stays by itself when it is not whole. */
+		/* The last block is handled separately if it is not complete. */
 		run = task_run(task, task->cursor < whole ? whole : task->length, &zero);
 		if (zero && engine->target->known_zero && !engine->options->allocate) {
 			engine->counters->skipped += run;
@@ -355,7 +361,7 @@ static void task_advance(struct task *task)
 	task_end(task);
 }
 
-/* A stream takes the pieces as they follow each other. */
+/* Writes pieces to a stream in order. */
 static void take_turns(struct engine *engine)
 {
 	struct list_node *first;
@@ -398,7 +404,7 @@ static void source_read(struct copy_io *io)
 	}
 	window_learn(engine, task->asked_ns, &engine->read_ns);
 	engine->counters->read += io->moved;
-	if (io->moved < task->length) { /* the stream is over */
+	if (io->moved < task->length) { /* end of the stream */
 		task->length = io->moved;
 		engine->end = task->offset + task->length;
 		engine->position = engine->end;
@@ -421,7 +427,8 @@ static void source_read(struct copy_io *io)
 
 /* --- copies that the server makes ------------------------------------------------------------- */
 
-/* It cannot, or not any more; reading and writing may do it, or will tell what is wrong. */
+/* Returns whether the server cannot copy, or no longer can. Reading and writing may work, or report
+ * the actual error. */
 static bool copy_engine_is_refused(int result)
 {
 	return result == -EOPNOTSUPP || result == -EXDEV || result == -ENOENT ||
@@ -444,7 +451,7 @@ static void server_copied(struct copy_io *io)
 		engine->copies = false;
 		engine->begins_again = true;
 		engine->position = task->offset;
-		task->length = 0; /* nothing of it is left to do */
+		task->length = 0; /* no part of it is left */
 		task_end(task);
 	} else {
 		task_fail(task, engine->target);
@@ -472,7 +479,8 @@ struct piece {
 	bool zero;
 };
 
-/* What comes at engine->position: 1, or 0 when that is not known yet, or when there is no more. */
+/* Determines the piece at engine->position. Returns 1, or 0 if it is not known yet or there is no
+ * more. */
 static int copy_engine_piece_next(struct engine *engine, struct piece *piece)
 {
 	const struct copy_engine_options *options = engine->options;
@@ -495,7 +503,7 @@ static int copy_engine_piece_next(struct engine *engine, struct piece *piece)
 		return 0;
 	}
 	if (piece->zero && engine->end - engine->position == piece->length) {
-		/* The last block goes the way of data where it is not whole. */
+		/* The last block is copied as data if it is not complete. */
 		uint64_t whole = align_down(engine->end, block);
 
 		if (whole > engine->position) {
@@ -591,7 +599,7 @@ static void engine_fill(struct engine *engine)
 
 /* --- checkpoints --------------------------------------------------------------------------- */
 
-/* Every byte below it has been taken by the target. */
+/* Returns the offset below which the target has every byte. */
 static uint64_t low_water(const struct engine *engine)
 {
 	struct list_node *first = list_first(&engine->tasks);
@@ -616,7 +624,7 @@ static void checkpoint_flushed(struct copy_io *io)
 	}
 }
 
-/* Makes everything below mark durable, and notes it. */
+/* Makes everything below mark durable and records it. */
 static void copy_engine_flush_start(struct engine *engine, uint64_t mark)
 {
 	engine->flush_mark = mark;
@@ -630,7 +638,7 @@ static void checkpoint(struct engine *engine)
 	const struct copy_journal *journal = engine->options->journal;
 	uint64_t mark = low_water(engine);
 
-	/* A failed flush is reported once: the next one succeeds and means nothing. */
+	/* A failed flush is reported only once; the next one succeeds without meaning anything. */
 	if (journal->fd < 0 || engine->flush.in_flight || engine->flush_failed ||
 		mark <= journal->durable) {
 		return;
@@ -679,7 +687,7 @@ static void look_around(struct engine *engine)
 	}
 }
 
-/* Until everything is done, or stopped and nothing is in flight. */
+/* Runs until everything is complete, or until it has stopped and nothing is in flight. */
 static void engine_loop(struct engine *engine)
 {
 	for (;;) {
@@ -695,14 +703,15 @@ static void engine_loop(struct engine *engine)
 	}
 }
 
-/* The end of a copy, or of what could be done of it: what the target took becomes durable. */
+/* Flushes at the end, so that what the target has received becomes durable. */
 static void engine_flush(struct engine *engine)
 {
 	if (!engine->target->can_flush) {
 		return;
 	}
 	if (engine->options->journal->fd >= 0 && engine->stopping) {
-		checkpoint(engine); /* also after an error: the next run need not do this again */
+		/* Also after an error, so that the next run need not repeat this. */
+		checkpoint(engine);
 	} else if (!engine->stopping) {
 		copy_engine_flush_start(engine, engine->end);
 	}
@@ -790,7 +799,7 @@ int copy_engine_run(const struct copy_engine_options *options, struct error *err
 	return err;
 }
 
-/* NULL: there is no memory. */
+/* Returns NULL if there is no memory. */
 static void *pool_memory(struct gmb_queue *queue, size_t bytes)
 {
 	void *memory;
@@ -803,7 +812,7 @@ static void *pool_memory(struct gmb_queue *queue, size_t bytes)
 	if (memory == MAP_FAILED) {
 		return NULL;
 	}
-	(void)madvise(memory, bytes, MADV_HUGEPAGE); /* fewer page faults where it can */
+	(void)madvise(memory, bytes, MADV_HUGEPAGE); /* reduces page faults where it is supported */
 	return memory;
 }
 

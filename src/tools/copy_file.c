@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Regular files and block devices. Reads and writes go through the ring, around the page cache with
- * --direct; what is not aligned for that (the end of an image of odd size) takes a second, ordinary
- * descriptor. Holes are looked for and made on the ring's worker threads.
+ * Regular files and block devices. Reads and writes go through the ring, and bypass the page cache
+ * with --direct. Parts that are not aligned for that (the end of an image of odd size) use a
+ * second, ordinary descriptor. Holes are searched for and created on the ring's worker threads.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -21,7 +21,7 @@
 #include "tools/copy.h"
 
 enum {
-	WRITERS_TRIES_MAX = 500, /* five seconds in all */
+	WRITERS_TRIES_MAX = 500, /* five seconds in total */
 	WRITERS_PAUSE_NS = 10000000,
 };
 
@@ -29,14 +29,14 @@ struct file_end {
 	struct copy_end end;
 	char *path;
 	int fd;
-	int direct_fd; /* -1: everything goes through the page cache */
-	int claim_fd;  /* -1: nothing to hold */
+	int direct_fd; /* -1: all I/O goes through the page cache */
+	int claim_fd;  /* -1: no claim */
 	struct ring_file file;
 	struct ring_file direct_file;
 	uint32_t direct_align;
 	bool direct;
 	bool is_block;
-	bool absent; /* a target that has to be created */
+	bool absent; /* a target that does not exist yet */
 };
 
 static struct file_end *copy_file_of(struct copy_io *io)
@@ -107,7 +107,7 @@ static int call_zero(struct ring_op *op)
 {
 	struct copy_io *io = container_of(op, struct copy_io, ring_op);
 	const struct file_end *file = copy_file_of(io);
-	/* While a device is claimed, only the claim may discard. */
+	/* Only the claim can discard while a device is claimed. */
 	int fd = file->is_block && file->claim_fd >= 0 ? file->claim_fd : file->fd;
 
 	return disk_zero(fd, file->is_block, io->offset, io->length, !io->allocate, false);
@@ -171,7 +171,7 @@ static void copy_file_submit(struct copy_end *end, struct copy_io *io)
 	case COPY_FLUSH:
 		ring_fsync(ring, &io->ring_op, file->file, copy_file_call_done);
 		break;
-	case COPY_FROM: /* copy_end_can_copy() */
+	case COPY_FROM: /* see copy_end_can_copy() */
 		GMB_ASSERT(false);
 	}
 }
@@ -196,7 +196,7 @@ static int copy_file_close(struct copy_end *end, struct error *error)
 	}
 	if (file->fd >= 0) {
 		ring_file_remove(end->loop->ring, &file->file);
-		/* Network filesystems report write errors here. */
+		/* Network file systems report write errors on close. */
 		if (close(file->fd) != 0 && end->target) {
 			result = error_set(error, -errno, "cannot close %s %s: %s", end->role,
 				end->name, strerror(errno));
@@ -217,8 +217,8 @@ static int open_error(const struct file_end *file, int code, struct error *error
 		strerror(code));
 }
 
-/* A file that was removed and made again is another one, although it may have the same number. Not
- * every filesystem tells. */
+/* Adds the birth time, because a file that was removed and created again can have the same inode
+ * number. Not every file system supports it. */
 static void find_birth(struct file_end *file)
 {
 	struct statx born = { 0 };
@@ -259,7 +259,7 @@ static int file_examine(struct file_end *file, struct error *error)
 		end->backing[1] = info.backing[1];
 		end->backing_at = info.backing_at;
 	} else if (!end->target) {
-		/* A source that was written between two runs is another source. */
+		/* A source that was modified between two runs counts as another source. */
 		end->identity[2] = (uint64_t)status.st_mtim.tv_sec;
 		end->identity[3] = (uint64_t)status.st_mtim.tv_nsec;
 	} else {
@@ -281,8 +281,8 @@ static int file_examine(struct file_end *file, struct error *error)
 	return 0;
 }
 
-/* The writes of a server that was killed may still be under way, and land over the copy. Waits for
- * them. What cannot be known here is no reason to refuse. */
+/* Waits for the writes of a killed server, which may still be in flight and would overwrite the
+ * copy. If this cannot be determined, the target is not rejected. */
 static int await_writers(struct file_end *file, struct error *error)
 {
 	const struct timespec pause = { .tv_nsec = WRITERS_PAUSE_NS };
@@ -306,7 +306,7 @@ static int await_writers(struct file_end *file, struct error *error)
 		file->end.name);
 }
 
-/* The next server of the target waits for what a killed copy leaves behind. */
+/* Marks the target, so that its next server waits for the writes of a killed copy. */
 static void mark_writer(const struct file_end *file, int fd)
 {
 	int err = disk_mark_writer(fd);
@@ -317,7 +317,7 @@ static void mark_writer(const struct file_end *file, int fd)
 	}
 }
 
-/* The target must not be in use elsewhere, nor be what the source of this copy is made of. */
+/* Claims the target, which must not be in use elsewhere, nor be part of the source. */
 static int file_claim(struct file_end *file, struct error *error)
 {
 	int err = disk_claim(file->path, file->fd, &file->claim_fd, error);
@@ -382,7 +382,7 @@ static int copy_file_file_open(struct file_end *file, struct error *error)
 		file->fd = open(file->path, flags);
 	} while (file->fd < 0 && errno == EINTR);
 	if (file->fd < 0 && errno == ENOENT && file->end.target) {
-		file->absent = true; /* created once everything else has been checked */
+		file->absent = true; /* created after everything else has been checked */
 		file->end.kind = COPY_FILE;
 		file->end.can_zero = true;
 		file->end.can_flush = true;
@@ -402,7 +402,7 @@ static int copy_file_file_open(struct file_end *file, struct error *error)
 	return err;
 }
 
-/* The name of a file that was just created is durable when its folder is. */
+/* Flushes the folder, which makes the name of a created file durable. */
 static int copy_file_sync_folder(struct file_end *file, struct error *error)
 {
 	char *copy = strdup(file->path);
@@ -413,7 +413,7 @@ static int copy_file_sync_folder(struct file_end *file, struct error *error)
 		return error_set(error, -ENOMEM, "out of memory");
 	}
 	fd = open(dirname(copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	/* Where a folder cannot be opened or synchronized there is nothing to do about it. */
+	/* It is not an error if the folder cannot be opened or flushed. */
 	if (fd >= 0 && fsync(fd) != 0 && errno != EINVAL) {
 		result = error_set(error, -errno, "cannot flush the folder of %s: %s",
 			file->end.name, strerror(errno));
@@ -451,7 +451,7 @@ static int file_create(struct file_end *file, struct error *error)
 		err = copy_file_sync_folder(file, error);
 	}
 	if (err < 0) {
-		(void)unlink(file->path); /* as if it had not been tried */
+		(void)unlink(file->path); /* undoes the creation */
 	}
 	return err;
 }
@@ -468,8 +468,8 @@ static int file_resize(struct file_end *file, uint64_t bytes, struct error *erro
 	return 0;
 }
 
-/* Emptied: what it held must not shine through where nothing is written. Before that is gone it is
- * found out whether the filesystem takes a file of the size that is wanted. */
+/* Empties the file, because old contents must not remain where nothing is written. Before that,
+ * tests whether the file system supports the new size. */
 static int file_empty(struct file_end *file, uint64_t bytes, struct error *error)
 {
 	int err = 0;
@@ -511,7 +511,7 @@ static int file_prepare(struct copy_end *end, uint64_t bytes, bool resumed, stru
 	if (!resumed) {
 		err = file_empty(file, bytes, error);
 		if (err < 0 && created) {
-			(void)unlink(file->path); /* as if it had not been tried */
+			(void)unlink(file->path); /* undoes the creation */
 		}
 	}
 	if (err == 0 && bytes != UINT64_MAX) {

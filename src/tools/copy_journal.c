@@ -19,7 +19,7 @@ enum {
 	HEAD_LINES = 4,
 	PATH_BYTES = 200,
 };
-/* A line a GiB: this is 20 million of them. */
+/* Enough for 20 million lines; a copy writes one per GiB. */
 #define JOURNAL_BYTES_MAX (INT64_C(1) << 29)
 
 static const char magic[] = "gmblock copy journal 1";
@@ -27,10 +27,10 @@ static const char magic[] = "gmblock copy journal 1";
 struct reader {
 	const struct copy_journal *journal;
 	char *next;
-	uint32_t line; /* number of the line that was read last */
+	uint32_t line; /* number of the last line read */
 };
 
-/* CRC-32C, bit by bit: some sixty bytes every few seconds. */
+/* CRC-32C, bit by bit, which suffices for sixty bytes every few seconds. */
 static uint32_t checksum(const char *text, size_t bytes)
 {
 	uint32_t crc = UINT32_MAX;
@@ -70,8 +70,8 @@ static int damaged(const struct reader *reader, struct error *error)
 
 /* --- reading ------------------------------------------------------------------------------- */
 
-/* The text of the next line without its checksum; NULL at the end and for a torn last line.
- * *bad: a line that is whole and wrong. */
+/* Returns the text of the next line without its checksum; NULL at the end and for a torn last line.
+ * *bad: the line is complete and wrong. */
 static char *line_next(struct reader *reader, bool *bad)
 {
 	char *line = reader->next;
@@ -92,7 +92,7 @@ static char *line_next(struct reader *reader, bool *bad)
 	if (rest != line + CRC_CHARS - 1 || *rest != ' ' ||
 		crc != checksum(rest + 1, strlen(rest + 1))) {
 		*end = '\n';
-		/* The last line may have been written in part, also its end before its middle. */
+		/* The last line may have been written partly, even its end before its middle. */
 		*bad = end[1] != '\0';
 		return NULL;
 	}
@@ -100,8 +100,8 @@ static char *line_next(struct reader *reader, bool *bad)
 	return rest + 1;
 }
 
-/* Everything but the name tells the end; a file or device may be given by another name. Returns
- * how many bytes that is. */
+/* Formats the identity of an end. Returns the length without the name, which is not compared,
+ * because a file or device can be given by another name. */
 static size_t end_format(
 	char line[LINE_BYTES], const char *word, const struct copy_end *end, uint64_t bytes)
 {
@@ -115,7 +115,7 @@ static size_t end_format(
 	return (size_t)count;
 }
 
-/* A file that is the target gets the size of the copy when it is prepared. */
+/* A target that is a file gets the size of the copy when it is prepared. */
 static uint64_t target_bytes(const struct copy_end *source, const struct copy_end *target)
 {
 	return target->kind == COPY_FILE ? source->bytes : target->bytes;
@@ -220,7 +220,7 @@ static int journal_parse(struct copy_journal *journal, char *text, const struct 
 	return err;
 }
 
-/* The whole file, terminated; NULL in *text_out when it is empty. */
+/* Reads the whole file, terminated; *text_out is NULL when it is empty. */
 static int journal_read(struct copy_journal *journal, char **text_out, struct error *error)
 {
 	struct stat status;
@@ -314,7 +314,7 @@ static int journal_append(
 	if (count != (ssize_t)bytes) {
 		return journal_error(journal, count < 0 ? -errno : -ENOSPC, "write", error);
 	}
-	/* What a torn line left behind is not to come after this one. */
+	/* Removes the remains of a torn line after this one. */
 	if (ftruncate(journal->fd, (off_t)(journal->length + bytes)) != 0 ||
 		fdatasync(journal->fd) != 0) {
 		return journal_error(journal, -errno, "flush", error);
@@ -371,7 +371,7 @@ void copy_journal_close(struct copy_journal *journal)
 {
 	struct stat status;
 
-	/* Nothing was begun: an empty file would only be litter. */
+	/* The copy never started, so the empty file is removed. */
 	if (journal->fd >= 0 && fstat(journal->fd, &status) == 0 && S_ISREG(status.st_mode) &&
 		status.st_size == 0 && status.st_nlink > 0) {
 		(void)unlink(journal->path);

@@ -5,8 +5,8 @@
 #include "base/bytes.h"
 #include "tools/copy.h"
 
-/* What one question asks about: holes are told about in one piece, and no server has to look
- * through a whole disk before it answers. */
+/* Bytes of one query. Large holes are reported in one piece, and no server must search a whole disk
+ * before it answers. */
 #define ASK_BYTES_MAX (UINT64_C(1) << 30)
 
 void copy_map_init(struct copy_map *map, struct copy_end *end, uint64_t start, uint64_t limit,
@@ -44,7 +44,7 @@ static void run_push(struct copy_map *map, uint64_t end, bool zero)
 	map->run_count++;
 }
 
-/* Zeroes from map->pending to end are over, because of data or the limit. */
+/* Ends the run of zeroes from map->pending to end, at data or the limit. */
 static void zeroes_end(struct copy_map *map, uint64_t end)
 {
 	uint64_t first = MIN(align_up(map->pending, map->grain), end);
@@ -60,7 +60,7 @@ static void copy_map_extent_add(struct copy_map *map, uint64_t end, bool zero)
 {
 	if (!zero) {
 		zeroes_end(map, map->asked);
-		/* Up to the end of the grain; zeroes after it begin at the next one. */
+		/* To the end of the grain; zeroes after it start at the next one. */
 		run_push(map, MIN(align_up(end, map->grain), map->limit), false);
 		map->pending = end;
 	}
@@ -97,14 +97,14 @@ static void copy_map_answered(struct copy_io *io)
 		}
 	}
 	if (map->asked == asked) {
-		/* Less than a block was told, of which the rest cannot be asked about: it would be
-		 * the same answer for ever. */
+		/* The answer covered less than a block. The rest of the block cannot be queried, so
+		 * the query would repeat forever. */
 		copy_map_extent_add(
 			map, MIN(align_up(asked + 1, map->end->block_min), map->limit), false);
 	}
 }
 
-/* Asks for more while there is room for a whole answer: one extent gives two runs at most. */
+/* Queries more extents if there is room for a whole answer: one extent gives at most two runs. */
 static void copy_map_ask(struct copy_map *map)
 {
 	struct copy_io *io = &map->io;

@@ -58,7 +58,7 @@ static void how_to_go_on(const struct copy_report *report, char out[PART_BYTES])
 		(unsigned long long)journal->durable);
 }
 
-/* What the copy was made of, with commas between: parts of nothing are left out. */
+/* Lists the parts of the copied bytes, separated by commas, without empty parts. */
 static void complete_parts(const struct copy_counters *counters, char out[PART_BYTES])
 {
 	uint64_t moved = counters->total - counters->start;
@@ -247,7 +247,7 @@ void copy_progress_init(struct copy_progress *progress, enum copy_progress_mode 
 	bool terminal = isatty(STDERR_FILENO) == 1;
 
 	memset(progress, 0, sizeof(*progress));
-	/* One that cannot erase a line gets a line a second, as a file does. */
+	/* A terminal that cannot erase a line gets one line per second, as a file does. */
 	progress->terminal = terminal && kind != NULL && strcmp(kind, "dumb") != 0;
 	progress->wanted = mode == COPY_PROGRESS_ON || (mode == COPY_PROGRESS_AUTO && terminal);
 	progress->counters = counters;
@@ -304,7 +304,7 @@ static void rate_update(struct copy_progress *progress, uint64_t now_ns)
 		return;
 	}
 	current = (double)(*progress->now - progress->mark_bytes) * NS_PER_S / (double)passed;
-	/* Half the weight on the last half second: steady to look at, and quick to follow. */
+	/* The last half second has half the weight: steady to read, but quick to follow. */
 	progress->rate = progress->rate > 0 ? (progress->rate + current) / 2 : current;
 	progress->mark_ns = now_ns;
 	progress->mark_bytes = *progress->now;
@@ -341,7 +341,7 @@ static int terminal_columns(void)
 									       : COLUMNS_DEFAULT;
 }
 
-/* Whole percents: all of it is only said of all of it. */
+/* Rounds down to whole percents, so that 100 % means complete. */
 static int percent(double part)
 {
 	return (int)(part * 100);
@@ -363,7 +363,7 @@ static void bar_show(const struct copy_progress *progress, const char *text, dou
 	} else {
 		snprintf(line, sizeof(line), "%s", text);
 	}
-	/* Never as wide as the terminal, which would begin a new line. */
+	/* Narrower than the terminal, which would otherwise start a new line. */
 	fprintf(stderr, "\r%.*s\033[K", columns - 1, line);
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Reads both ends of a copy and compares them. What both report as zeroes is not read; where only
- * one does, the other has to hold zeroes.
+ * Reads both ends of a copy and compares them. Ranges that both report as zeroes are not read. If
+ * only one does, the other must contain zeroes.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -13,9 +13,9 @@
 
 enum { SIDE_SOURCE, SIDE_TARGET, SIDE_COUNT };
 
-/* A piece that is being read on one or both sides. */
+/* A piece that is read on one or both sides. */
 struct pair {
-	struct list_node node; /* in verify->free while idle */
+	struct list_node node; /* in verify->free when idle */
 	struct verify *verify;
 	uint64_t offset;
 	uint64_t length;
@@ -36,7 +36,7 @@ struct verify {
 	uint64_t end;
 	bool stopping;
 	struct error error;
-	uint64_t difference; /* the first byte that differs, UINT64_MAX: none was found */
+	uint64_t difference; /* offset of the first difference; UINT64_MAX: none */
 	uint8_t bytes[SIDE_COUNT];
 };
 
@@ -67,7 +67,7 @@ static uint8_t pair_byte(const struct pair *pair, int side, uint64_t at)
 	return pair->buffers[side] != NULL ? pair->buffers[side][at] : 0;
 }
 
-/* Remembers the first difference; what is still being read may have an earlier one. */
+/* Records the first difference; reads in flight may find an earlier one. */
 static void pair_differs(struct pair *pair)
 {
 	struct verify *verify = pair->verify;
@@ -143,14 +143,14 @@ static void copy_verify_pair_start(
 		io->offset = pair->offset;
 		io->buffer = pair->buffers[side];
 		io->done = pair_read;
-		/* The last block of a target may reach beyond what was copied. */
+		/* The last block of a target can extend beyond the copy. */
 		io->length = MIN(align_up(length, end->block_min), end->bytes - pair->offset);
 		pair->waiting++;
 		copy_end_submit(end, io);
 	}
 }
 
-/* The next piece of which both maps know what it is; false: it has to be waited for. */
+/* Determines the next piece for which both maps have an answer. Returns false if it must wait. */
 static bool copy_verify_piece_next(struct verify *verify, uint64_t *length, bool zero[SIDE_COUNT])
 {
 	uint64_t request = verify->options->request_bytes;

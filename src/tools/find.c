@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Which servers run on this machine, and which of them is meant. */
+/* Lists the servers on this machine, and finds the one that the user named. */
 #include <dirent.h>
 #include <errno.h>
 #include <pwd.h>
@@ -17,27 +17,27 @@
 #include "server/control.h"
 #include "tools/show.h"
 
-#define LIST_NS	  UINT64_C(10000000000) /* for all servers of a list */
-#define SEARCH_NS UINT64_C(20000000000) /* for all among which one is looked for */
+#define LIST_NS	  UINT64_C(10000000000) /* limit for all servers of a list */
+#define SEARCH_NS UINT64_C(20000000000) /* limit for all servers of a search */
 
 enum {
-	LIST_ONE_MS = 2000, /* for one of them */
-	SHOWN_BYTES = 80,   /* of a URI among others */
+	LIST_ONE_MS = 2000, /* limit for one server of a list */
+	SHOWN_BYTES = 80,   /* width of one URI in a list */
 	MATCH_BYTES = SHOWN_BYTES + 32,
 	MATCHED_BYTES = 280,
-	MATCHED_TAIL_BYTES = 8, /* for what says that there are more */
+	MATCHED_TAIL_BYTES = 8, /* room for the mark that there are more */
 	URIS_BYTES = 160,
-	URIS_TAIL_BYTES = 8, /* for a comma, and for what says that there are more */
+	URIS_TAIL_BYTES = 8, /* room for a comma and the mark that there are more */
 };
 
-/* How well a URI that a server serves fits one that was written. */
+/* The quality of a match between a served URI and a given one. */
 enum fit {
 	FIT_NOT,
 	FIT_OTHER_SPELLING, /* such as localhost for 127.0.0.1 */
 	FIT_EXACT,
 };
 
-/* A URI with or without the slash of the default export. */
+/* Compares URIs, ignoring the final slash of the default export. */
 static bool find_same_text(const char *a, const char *b)
 {
 	size_t a_bytes = strlen(a);
@@ -48,7 +48,7 @@ static bool find_same_text(const char *a, const char *b)
 	return a_bytes == b_bytes && memcmp(a, b, a_bytes) == 0;
 }
 
-/* This machine, from its own point of view. */
+/* Returns whether the host is this machine as seen from itself. */
 static bool find_is_here(const char *host)
 {
 	static const char *const names[] = { "localhost", "127.0.0.1", "::1", "0.0.0.0", "::" };
@@ -61,7 +61,8 @@ static bool find_is_here(const char *host)
 	return false;
 }
 
-/* Two paths of a socket, the first of which the process pid has, in whose folder it may begin. */
+/* Compares two paths of sockets. The first belongs to process pid and can be relative to its
+ * working directory. */
 static bool same_socket(
 	const struct export_uri *served, long long pid, const struct export_uri *asked)
 {
@@ -88,7 +89,7 @@ static bool same_socket(
 static bool same_place(
 	const struct export_uri *served, long long pid, const struct export_uri *asked)
 {
-	/* Without an export the address is enough. */
+	/* Without an export name, the address is sufficient. */
 	if (served->is_unix != asked->is_unix ||
 		(asked->export_name[0] != '\0' &&
 			strcmp(served->export_name, asked->export_name) != 0)) {
@@ -137,17 +138,17 @@ static enum fit fit_server(const json_t *document, const char *uri)
 	return best;
 }
 
-/* What was found among the servers of this machine. */
+/* The state of a search among the servers of this machine. */
 struct search {
-	uint64_t end_ns;	     /* when there is no more time to ask them */
-	char path[STATS_PATH_BYTES]; /* of the last match */
-	char matched[MATCHED_BYTES]; /* all matches; cut when there are many */
+	uint64_t end_ns;	     /* deadline of all queries */
+	char path[STATS_PATH_BYTES]; /* control socket of the last match */
+	char matched[MATCHED_BYTES]; /* all matches; cut if there are many */
 	bool cut;
-	char uris[URIS_BYTES]; /* some of those that do not match */
+	char uris[URIS_BYTES]; /* some of the URIs that do not match */
 	uint32_t matches;
-	uint32_t rank; /* of the matches */
+	uint32_t rank; /* rank of the matches */
 	uint32_t servers;
-	struct error error; /* why the first server that could not be asked could not */
+	struct error error; /* error of the first server that could not be queried */
 };
 
 static void add_match(struct search *search, const char *path, const json_t *document)
@@ -174,7 +175,7 @@ static void add_match(struct search *search, const char *path, const json_t *doc
 	snprintf(search->path, sizeof(search->path), "%s", path);
 }
 
-/* What the search goes past, for who looks for a name that is nearly right. */
+/* Collects URIs that do not match, for the hint after a misspelled name. */
 static void add_uris(struct search *search, const json_t *document)
 {
 	const json_t *uris = json_object_get(document, "uris");
@@ -197,9 +198,9 @@ static void add_uris(struct search *search, const json_t *document)
 	}
 }
 
-/* How much a server that fits is worth; 0: it does not fit. What a server says of its URIs is
- * believed for want of anything better, but for root one whose process is not root's has no chance
- * against one of root's, nor, by the spelling, against another one that is not root's. */
+/* Returns the rank of a match; 0: none. A server's statement about its URIs cannot be checked. So
+ * for root, a server of root ranks above one of another user. Among servers of other users, root
+ * does not prefer an exact spelling. */
 static uint32_t rank_of(const json_t *document, const struct ucred *peer, const char *uri)
 {
 	enum fit fit = uri == NULL ? FIT_EXACT : fit_server(document, uri);
@@ -211,7 +212,7 @@ static uint32_t rank_of(const json_t *document, const struct ucred *peer, const 
 	return peer->uid == 0 ? FIT_EXACT + (uint32_t)fit : FIT_OTHER_SPELLING;
 }
 
-/* How long the next server may take, of the time that is left for all. */
+/* Returns the time limit of the next server, within the time left for all. */
 static int limit_of_next(uint64_t end_ns, int one_ms)
 {
 	uint64_t left_ns = end_ns - MIN(clock_now_ns(), end_ns);
@@ -228,7 +229,7 @@ static void find_look_at(struct search *search, const char *path, const char *ur
 	uint32_t rank;
 
 	if (document == NULL) {
-		/* One that was killed leaves its socket, one that ends takes it away. */
+		/* A killed server leaves its socket behind; a server that is ending removes it. */
 		if (error.code != -ECONNREFUSED && error.code != -ENOENT &&
 			search->error.code == 0) {
 			search->error = error;
@@ -238,7 +239,7 @@ static void find_look_at(struct search *search, const char *path, const char *ur
 	search->servers++;
 	rank = rank_of(document, &peer, uri);
 	if (rank > search->rank) {
-		/* One that is named exactly is meant, and not one that would fit as well. */
+		/* An exact match replaces matches by another spelling. */
 		search->rank = rank;
 		search->matches = 0;
 		search->cut = false;
@@ -252,7 +253,7 @@ static void find_look_at(struct search *search, const char *path, const char *ur
 	json_decref(document);
 }
 
-/* Calls see for each control socket of a folder. An errno, or 0. */
+/* Calls see for each control socket of a folder. Returns a positive errno, or 0. */
 static int walk_folder(
 	const char *folder, void (*see)(void *context, const char *path), void *context)
 {
@@ -298,7 +299,7 @@ static void search_folder(struct search *search, const char *folder, const char 
 	}
 }
 
-/* Whether any user may have made what is there. */
+/* Returns whether any user may have created the contents of the folder. */
 static bool is_of_a_user(const char *folder)
 {
 	return geteuid() == 0 && strncmp(folder, "/run/user/", strlen("/run/user/")) == 0;
@@ -311,7 +312,7 @@ static int no_folder(struct error *error)
 		"set: name the server's socket (gmblock serve --control PATH)");
 }
 
-/* Looks among the usual control sockets for the one server that serves uri (NULL: any). */
+/* Searches the usual control sockets for the one server that serves uri (NULL: any). */
 static int find_server(const char *uri, char path[STATS_PATH_BYTES], struct error *error)
 {
 	char folder[STATS_PATH_BYTES];
@@ -323,14 +324,14 @@ static int find_server(const char *uri, char path[STATS_PATH_BYTES], struct erro
 		return no_folder(error);
 	}
 	for (uint32_t i = 0; server_control_folder(i, other, sizeof(other)) == 0; i++) {
-		/* Root names them by process or socket: the kernel can say whether that is right.
-		 */
+		/* Root must name servers there by process or socket, because the kernel can confirm
+		 * these. */
 		if (!is_of_a_user(other)) {
 			search_folder(&search, other, uri);
 		}
 	}
 	if (search.matches == 1) {
-		/* One that was named has been found: the others do not matter. */
+		/* The named server was found, so other servers' errors do not matter. */
 		if (search.error.code != 0 && uri == NULL) {
 			log_warning("one server could not be asked: %s", search.error.text);
 		}
@@ -361,7 +362,7 @@ static int find_server(const char *uri, char path[STATS_PATH_BYTES], struct erro
 		folder);
 }
 
-/* The usual control socket of a process, which has to be there. */
+/* Finds the usual control socket of a process, which must exist. */
 static int find_process(const char *pid, char path[STATS_PATH_BYTES], struct error *error)
 {
 	char folder[STATS_PATH_BYTES];
@@ -400,7 +401,7 @@ int stats_find(const char *server, char path[STATS_PATH_BYTES], struct error *er
 
 /* --- listing --------------------------------------------------------------------------------- */
 
-/* An array of servers, and when there is no more time to ask them. */
+/* An array of servers, and the deadline of all queries. */
 struct listing {
 	json_t *servers;
 	uint64_t end_ns;
@@ -512,7 +513,7 @@ void servers_print(const json_t *servers)
 		printf("\n");
 		if (json_array_size(uris) > 0) {
 			print_texts(uris, NULL);
-		} else { /* it serves no address whose URI has the exports */
+		} else { /* none of its addresses has a URI with the exports */
 			print_texts(json_object_get(server, "exports"), "name");
 		}
 	}

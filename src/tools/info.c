@@ -25,24 +25,24 @@ void info_label(const char *label)
 	printf("%-*s", INFO_LABEL_COLUMNS, label);
 }
 
-/* Extents in one answer. */
+/* EXTENTS_MAX: extents in one answer. */
 enum { EXTENTS_MAX = 4096, KINDS = 4, LOOK_MS = 100 };
 
-/* How much is asked for at first. A server may walk through all of it before it says a word, so the
- * step only grows while the answers are short. */
+/* Bytes of the first query. A server may search all of it before it answers, so the step grows only
+ * while the answers are short. */
 #define STEP_FIRST_BYTES (UINT64_C(4) << 30)
 
-/* By enum gmb_extent_flags. */
+/* Indexed by enum gmb_extent_flags. */
 static const char *const kind_names[KINDS] = { "data", "hole", "zero", "hole,zero" };
 
 struct map {
 	struct gmb_client *client;
 	struct gmb_extent *extents;
-	struct gmb_extent last; /* not shown yet: the next may continue it */
+	struct gmb_extent last; /* not printed yet, because the next extent may continue it */
 	uint64_t size;
 	uint64_t bytes[KINDS];
 	uint64_t counts[KINDS];
-	uint64_t end_ns; /* when all of it has to be there */
+	uint64_t end_ns; /* deadline of the whole map */
 	struct gmb_queue *queue;
 	bool json;
 	bool first;
@@ -64,7 +64,7 @@ static void show_extent(struct map *map, const struct gmb_extent *extent)
 			kind_names[kind]);
 		return;
 	}
-	/* A line each, written as they come: a map may have millions. */
+	/* One line per extent, printed immediately, because a map can have millions. */
 	printf("%s    { \"offset\": %" PRIu64 ", \"length\": %" PRIu64
 	       ", \"type\": \"%s\", \"hole\": %s, \"zero\": %s }",
 		map->first ? "\n" : ",\n", extent->offset, extent->bytes, kind_names[kind],
@@ -90,7 +90,7 @@ static void tools_info_has_ended(struct gmb_request *request)
 	*(bool *)request->context = true;
 }
 
-/* Runs a request, but not beyond the limit of the map. */
+/* Runs a request, at most until the deadline of the map. */
 static int tools_info_run(struct map *map, struct gmb_request *request)
 {
 	bool ended = false;
@@ -107,7 +107,7 @@ static int tools_info_run(struct map *map, struct gmb_request *request)
 
 		if (now_ns >= map->end_ns && !late) {
 			late = true;
-			client_end(map->client); /* the request fails */
+			client_end(map->client); /* makes the request fail */
 		}
 		(void)gmb_queue_wait(
 			map->queue, late ? -1 : (int)clock_milliseconds(map->end_ns - now_ns));
@@ -169,7 +169,7 @@ static int walk(struct map *map, struct error *error)
 
 /* --- beginning and end --------------------------------------------------------------------- */
 
-/* A string as JSON writes it, in quotes, or null. */
+/* Prints a string as JSON, in quotes, or null. */
 static void dump_text(const char *text)
 {
 	json_t *value = print_json_text(text);
@@ -229,7 +229,8 @@ static int map_show(struct map *map, const char *uri, struct error *error)
 	if (map->last.bytes > 0) {
 		show_extent(map, &map->last);
 	}
-	/* After a failure the totals say what there was until then, so that the JSON is whole. */
+	/* After a failure the totals cover what was read until then, so that the JSON is
+	 * well-formed. */
 	if (map->json) {
 		print_totals_json(map, err != 0 ? error->text : NULL);
 	} else if (err == 0 && map->size > 0) {
@@ -255,7 +256,7 @@ static int tools_info_map_check(const struct gmb_info *info, struct error *error
 			  "for this export");
 }
 
-/* The library's error as the commands report theirs. */
+/* Converts an error of the library. */
 static int foreign_error(struct error *error, const struct gmb_error *theirs)
 {
 	return error_set(error, theirs->code, "%s", theirs->text);
@@ -305,7 +306,7 @@ out:
 }
 
 enum {
-	/* A string of 4096 bytes, each as \xNN. */
+	/* A string of 4096 bytes, each escaped as \xNN. */
 	ESCAPED_BYTES = 4 * NBD_STRING_BYTES_MAX + 8,
 };
 
@@ -347,7 +348,7 @@ static void print_line(const char *label, const char *value)
 	printf("%s\n", value);
 }
 
-/* Text from the server, in quotes because it may begin or end with anything. */
+/* Prints text from the server, in quotes, because it can start or end with any character. */
 static void print_quoted(const char *label, const char *text)
 {
 	char escaped[ESCAPED_BYTES];
@@ -388,7 +389,7 @@ static void print_block_sizes(const struct nbd_offer *offer)
 	}
 }
 
-/* NBD has no word for it. */
+/* Only gmb reports this; NBD has no field for it. */
 static void print_atomic(const struct nbd_offer *offer)
 {
 	char human[UNITS_TEXT_BYTES];
@@ -616,7 +617,7 @@ static struct nbd_text tools_info_text_of(struct message_text text)
 	return (struct nbd_text){ .bytes = (const char *)text.bytes, .length = text.length };
 }
 
-/* In NBD's words: it can do what NBD can. */
+/* Translates an export to NBD's terms; it supports everything that NBD does. */
 static int tools_info_take_export(
 	void *context, uint16_t version, const struct native_export *export, struct error *error)
 {

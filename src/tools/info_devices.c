@@ -13,8 +13,8 @@
 
 enum { DEVICE_PATH_BYTES = 512, READ_BYTES_MIN = 4096 };
 
-/* The last PCI device in a path of sysfs, "/sys/devices/pci0000:00/0000:00:04.0/...", that ends
- * within the first so many bytes; false: there is none. */
+/* Finds the last PCI device in a sysfs path, "/sys/devices/pci0000:00/0000:00:04.0/...", that ends
+ * within the first bytes; false: none. */
 static bool last_device(const char *path, size_t bytes, char bdf[P2PMEM_BDF_BYTES])
 {
 	bool found = false;
@@ -26,7 +26,7 @@ static bool last_device(const char *path, size_t bytes, char bdf[P2PMEM_BDF_BYTE
 		if (length < sizeof(name) && at + length <= path + bytes) {
 			memcpy(name, at, length);
 			name[length] = '\0';
-			/* The long form only: it is what the path has. */
+			/* Only the long form, which sysfs paths use. */
 			if (length == strlen("0000:00:00.0") &&
 				p2pmem_parse_bdf(name, bdf, &(struct error){ 0 }) == 0) {
 				found = true;
@@ -39,7 +39,7 @@ static bool last_device(const char *path, size_t bytes, char bdf[P2PMEM_BDF_BYTE
 	return found;
 }
 
-/* The bridge that two devices have in common, or false: only the host's own. */
+/* Finds the lowest bridge that two devices have in common; false: only the host bridge. */
 static bool find_bridge(const char *a, const char *b, char bdf[P2PMEM_BDF_BYTES])
 {
 	size_t same = 0;
@@ -53,7 +53,7 @@ static bool find_bridge(const char *a, const char *b, char bdf[P2PMEM_BDF_BYTES]
 	return last_device(a, whole, bdf);
 }
 
-/* Reads the first block of the disk into the memory. */
+/* Tests the disk by reading its first block into the memory. */
 static int info_devices_reach(struct p2pmem *memory, const char *disk)
 {
 	char path[DEVICE_PATH_BYTES];
@@ -88,7 +88,7 @@ static json_t *info_devices_disk_of(
 
 	snprintf(name, sizeof(name), "/sys/block/%s", disk);
 	if (realpath(name, path) == NULL || !last_device(path, strlen(path), bdf)) {
-		return NULL; /* it is no disk of a PCI device */
+		return NULL; /* it is not a disk of a PCI device */
 	}
 	result = info_devices_reach(memory, disk);
 	object = json_object();
@@ -120,7 +120,7 @@ static json_t *disks_of(struct p2pmem *memory, const char *memory_path)
 	return array;
 }
 
-/* NULL: the device has no such memory. */
+/* Returns NULL if the device has no such memory. */
 static json_t *device_of(const char *bdf)
 {
 	char name[DEVICE_PATH_BYTES];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What this machine offers, and what one file or device of it. */
+/* Reports what this machine offers, and the properties of one file or device. */
 #include <errno.h>
 #include <jansson.h>
 #include <sched.h>
@@ -30,19 +30,19 @@ struct local_machine {
 	uint64_t huge_page_bytes;
 	uint64_t huge_pages_total;
 	uint64_t huge_pages_free;
-	char transparent[32]; /* the mode in force: always, madvise, never; "" unknown */
-	char io_uring_error[ERROR_TEXT_BYTES]; /* what to do about it, "" when it works */
+	char transparent[32]; /* the active mode: always, madvise, never; "" unknown */
+	char io_uring_error[ERROR_TEXT_BYTES]; /* the remedy; "" if io_uring works */
 };
 
 struct local_path {
 	const char *path;
 	struct disk_info info;
-	bool direct; /* an O_DIRECT open worked and has an alignment */
+	bool direct; /* an open with O_DIRECT succeeded and reported an alignment */
 	char direct_error[ERROR_TEXT_BYTES];
-	json_t *overlay; /* what is in it, as check_file() says; NULL: it is none */
+	json_t *overlay; /* contents, from check_file(); NULL: not an overlay */
 };
 
-/* One probed feature of the kernel: what it is, whether it is there, what follows. */
+/* One probed feature of the kernel, whether it is available, and the consequence. */
 struct local_feature {
 	const char *key;
 	const char *words;
@@ -53,7 +53,7 @@ struct local_feature {
 
 enum { FEATURES_COUNT = 11 };
 
-/* --- looking ------------------------------------------------------------------------------- */
+/* --- probing ------------------------------------------------------------------------------- */
 
 static uint64_t meminfo_value(const char *text, const char *key)
 {
@@ -62,7 +62,7 @@ static uint64_t meminfo_value(const char *text, const char *key)
 	return at != NULL ? strtoull(at + strlen(key), NULL, 10) : 0;
 }
 
-/* Reads a small file of /proc or /sys whole; "" when it is not there. */
+/* Reads a small file of /proc or /sys; "" if it does not exist. */
 static void file_read(const char *path, char *out, size_t out_bytes)
 {
 	FILE *file = fopen(path, "re");
@@ -105,7 +105,7 @@ static void look_machine(struct local_machine *machine)
 	*machine = (struct local_machine){ .locked_bytes = UINT64_MAX };
 	ring_probe(&machine->ring);
 	if (!machine->ring.available) {
-		/* Creating one for real gives the sentence that says what to do. */
+		/* Creating a ring returns the sentence with the remedy. */
 		if (ring_create(&(struct ring_options){ 0 }, &ring, &error) == 0) {
 			ring_destroy(ring);
 		}
@@ -149,7 +149,7 @@ static int look_path(const char *path, struct local_path *look, struct error *er
 		snprintf(look->direct_error, sizeof(look->direct_error), "%s", direct_error.text);
 		return 0;
 	}
-	/* The alignment may be told only for a descriptor that was opened like this. */
+	/* The alignment may only be reported for a descriptor opened with O_DIRECT. */
 	err = disk_info(fd, &look->info);
 	disk_close(fd);
 	look->direct = err == 0 && look->info.direct_offset_align != 0;
@@ -160,7 +160,7 @@ static int look_path(const char *path, struct local_path *look, struct error *er
 	return 0;
 }
 
-/* --- judging ------------------------------------------------------------------------------- */
+/* --- consequences -------------------------------------------------------------------------- */
 
 static void feature_set(struct local_feature *feature, const char *key, const char *words,
 	bool available, bool used, const char *with, const char *without)

@@ -28,7 +28,7 @@ void svg_text(FILE *out, const char *text)
 			fputs("&quot;", out);
 		} else if (strncmp(p, "\xef\xbf\xbe", 3) == 0 ||
 			   strncmp(p, "\xef\xbf\xbf", 3) == 0) {
-			/* U+FFFE and U+FFFF are valid UTF-8 and no XML. */
+			/* U+FFFE and U+FFFF are valid UTF-8 but not permitted in XML. */
 			fputs("&#xfffd;", out);
 			p += 2;
 		} else {
@@ -85,7 +85,7 @@ void svg_panel_axes(FILE *out, const struct svg_panel *panel)
 		svg_label(out, x, panel->bottom + 18, "middle",
 			i == 0 ? "0" : svg_duration(label, i * step_ns));
 	}
-	/* Requests are powers of two more often than of ten. */
+	/* Sizes of requests are more often powers of two than of ten. */
 	while (step_bytes * TICKS_MAX < (double)panel->bytes) {
 		step_bytes *= 2;
 	}
@@ -169,7 +169,7 @@ int svg_file_write(
 	if (out == NULL) {
 		return plot_explain(file, -errno, error);
 	}
-	/* A pipe or a terminal has no length. */
+	/* A pipe or a terminal cannot be truncated. */
 	if (fstat(file->fd, &stat) == 0 && S_ISREG(stat.st_mode) && ftruncate(file->fd, 0) != 0) {
 		err = -errno;
 	} else {
@@ -213,19 +213,19 @@ enum {
 
 static const char *const colours[BENCH_PLOT_SERIES_MAX] = { "#1d5fa8", "#c2521a" };
 
-/* What is drawn where. */
+/* The drawing and its scales. */
 struct canvas {
 	FILE *out;
 	const struct bench_plot *plot;
-	double log_low; /* of the latency axis, in powers of ten of a nanosecond */
+	double log_low; /* ends of the latency axis, as powers of ten of a nanosecond */
 	double log_high;
-	double nines; /* at the upper end of the lower panel: 3 is 99.9 % */
+	double nines; /* upper end of the lower panel: 3 is 99.9 % */
 	double bins[BENCH_PLOT_SERIES_MAX][BINS];
-	double share_max; /* at the upper end of the upper panel, a multiple of share_step */
+	double share_max; /* upper end of the upper panel, a multiple of share_step */
 	double share_step;
 };
 
-/* --- places -------------------------------------------------------------------------------- */
+/* --- coordinates --------------------------------------------------------------------------- */
 
 static double log_of(uint64_t ns)
 {
@@ -249,7 +249,7 @@ static double y_of_nines(const struct canvas *canvas, double nines)
 	return CDF_BOTTOM - (CDF_BOTTOM - CDF_TOP) * fmin(nines, canvas->nines) / canvas->nines;
 }
 
-/* The nearest of 1, 2, 5 times a power of ten, downwards or upwards. */
+/* Rounds to 1, 2 or 5 times a power of ten, down or up. */
 static double round_125(double log_ns, bool up)
 {
 	static const double steps[] = { 0, 0.30102999566, 0.69897000434, 1 };
@@ -285,12 +285,12 @@ static void canvas_measure(struct canvas *canvas)
 		canvas->log_low = round_125(canvas->log_low - 0.15, false);
 		canvas->log_high = round_125(canvas->log_high + 0.15, true);
 	}
-	/* As far as one request is still a visible step. */
+	/* As far as one request is a visible step. */
 	canvas->nines = fmax(1, fmin(NINES_MAX, ceil(log10((double)count))));
 }
 
-/* Adds what one bucket holds to the bins that it lies in, to each its part: buckets and bins have
- * no border in common, and whole buckets would draw a comb. */
+/* Distributes a bucket over the bins that it overlaps, in proportion. Buckets and bins have no
+ * common borders, so assigning whole buckets would draw a comb. */
 static void bin_add(struct canvas *canvas, double bins[BINS], uint32_t bucket, double share)
 {
 	double scale = BINS / (canvas->log_high - canvas->log_low);
@@ -368,7 +368,7 @@ static void draw_frames(const struct canvas *canvas)
 
 static void draw_latency_axis(const struct canvas *canvas)
 {
-	/* 1-2-5 as long as there is room for the words, else powers of ten. */
+	/* Labels at 1-2-5 steps if they fit, else at powers of ten. */
 	bool all = canvas->log_high - canvas->log_low <= 4;
 	double log_ns = round_125(canvas->log_low, true);
 
@@ -457,7 +457,7 @@ static void draw_curve(const struct canvas *canvas, uint32_t which)
 		x = x_of_log(canvas, log_of(MIN(histogram_highest(i), latency->maximum)));
 		y = left == 0 ? CDF_TOP
 			      : y_of_nines(canvas, log10((double)latency->count / (double)left));
-		/* Points that nobody could tell apart only make the file longer. */
+		/* Skips points that cannot be distinguished and would only make the file longer. */
 		if (left == 0 || fabs(x - x_last) >= 0.5 || fabs(y - y_last) >= 0.5) {
 			fprintf(canvas->out, "L%.1f %.1f", x, y);
 			x_last = x;

@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "control/control.h"
 
-/* The longest text is a string of the protocol: 4096 bytes, each as \xNN. */
+/* The longest text is a protocol string: 4096 bytes, each as \xNN. */
 enum { ESCAPED_BYTES = 4 * 4096 + 8 };
 
 const char *print_us(char out[PRINT_US_BYTES], double us)
@@ -63,8 +63,8 @@ json_t *print_json_text(const char *text)
 		       : json_string(log_escape(escaped, sizeof(escaped), text, strlen(text)));
 }
 
-/* Whether 15 digits of each real number, after which 0.261 is not 0.26100000000000001, tell it from
- * all others. */
+/* Returns whether 15 digits suffice to represent each real number exactly, so that 0.261 is not
+ * printed as 0.26100000000000001. */
 static bool is_short(json_t *value)
 {
 	const char *key;

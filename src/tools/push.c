@@ -24,9 +24,9 @@ enum { NOTE_MS = 200, SHOWN_BYTES = 300, BESIDE_BYTES = 4096 };
 struct end {
 	struct export_uri uri;
 	struct push_ask *ask;
-	uint64_t bytes; /* of its export */
-	/* Of a destination without push, whose host may have several: which one, and whether there
-	 * are more. */
+	uint64_t bytes; /* size of its export */
+	/* For a destination without push, whose host can have several addresses: the index of the
+	 * address in use, and whether there are more. */
 	uint32_t address;
 	bool has_more;
 };
@@ -45,7 +45,7 @@ static int end_parse(struct end *end, const char *text, struct error *error)
 	return result;
 }
 
-/* What a server has refused that was asked about its export. */
+/* Prefixes an error of a request about the server's export. */
 static void end_prefix(const struct end *end, struct error *error)
 {
 	const char *export_name = end->uri.export_name;
@@ -93,9 +93,9 @@ static int end_look(struct end *end, struct error *error)
 	return 0;
 }
 
-/* --- who talks to whom ------------------------------------------------------------------------ */
+/* --- addresses -------------------------------------------------------------------------------- */
 
-/* Of "HOST:PORT" or "[HOST]:PORT", as IPv6. */
+/* Parses the address of "HOST:PORT" or "[HOST]:PORT", as IPv6. */
 static bool address_of(const char *text, uint8_t out[PUSH_ADDRESS_BYTES])
 {
 	const char *begin = text + (text[0] == '[');
@@ -110,7 +110,7 @@ static bool address_of(const char *text, uint8_t out[PUSH_ADDRESS_BYTES])
 	return address_parse(host, out);
 }
 
-/* Whether the source is on this machine. address: its own, where it has one. */
+/* Returns whether the source is on this machine. address: receives its address, if it has one. */
 static bool tools_push_is_here(const struct end *source, uint8_t address[PUSH_ADDRESS_BYTES])
 {
 	struct clan_peer peer;
@@ -127,8 +127,8 @@ static int out_of_reach(struct error *error)
 		"destination, which is one of this machine; give one of the network");
 }
 
-/* Whom the destination will see when the source connects. A source that we reach on this machine
- * has the address, there, that we have. */
+/* Determines the source's address as the destination will see it. If the source is on this machine,
+ * the destination sees our address. */
 static int bind_to_source(const struct end *source, const struct end *target,
 	struct push_wire_grant *grant, struct error *error)
 {
@@ -157,7 +157,7 @@ static int bind_to_source(const struct end *source, const struct end *target,
 	return 0;
 }
 
-/* Of "HOST:PORT" or "[HOST]:PORT", the host. */
+/* Extracts the host of "HOST:PORT" or "[HOST]:PORT". */
 static bool cut_host(const char *text, char *host, size_t host_bytes)
 {
 	char *end;
@@ -170,7 +170,7 @@ static bool cut_host(const char *text, char *host, size_t host_bytes)
 	return end != NULL;
 }
 
-/* What the name of the host stands for, as this machine looks it up. */
+/* Resolves the host name on this machine. */
 static int tools_push_look_up(
 	struct end *target, char *host, size_t host_bytes, struct error *error)
 {
@@ -196,12 +196,12 @@ static int tools_push_look_up(
 				     gai_strerror(result));
 }
 
-/* The destination's address, for the source: paths are absolute and hosts numeric. */
+/* Formats the destination's address for the source, with absolute paths and numeric hosts. */
 static int target_text(const struct end *source, struct end *target, char out[PUSH_URI_BYTES_MAX],
 	struct error *error)
 {
 	struct export_uri uri = target->uri;
-	/* With push, the ticket says which export. */
+	/* With push, the ticket determines the export. */
 	const char *name = target->ask != NULL ? "" : uri.export_name;
 	uint32_t name_bytes = (uint32_t)strlen(name);
 	char path[BESIDE_BYTES];
@@ -226,7 +226,7 @@ static int target_text(const struct end *source, struct end *target, char out[PU
 			return result;
 		}
 		if (uri.tls && uri.tls_hostname == NULL) {
-			uri.tls_hostname = uri.host; /* what its certificate says */
+			uri.tls_hostname = uri.host; /* the name in its certificate */
 		}
 		uri.host = host;
 		is_local = address_parse(host, address) && address_is_loopback(address);
@@ -249,7 +249,7 @@ static int target_text(const struct end *source, struct end *target, char out[PU
 				 "long");
 }
 
-/* --- the two calls --------------------------------------------------------------------------- */
+/* --- requests -------------------------------------------------------------------------------- */
 
 static uint32_t flags_of(const struct push_options *options)
 {
@@ -336,8 +336,8 @@ static int tools_push_start(const struct push_options *options, const struct end
 	return 0;
 }
 
-/* Whether the source, which has failed to connect and hung up, can be asked to try another address
- * of the destination's host. */
+/* Returns whether the source, which failed to connect and closed, can be requested to try another
+ * address of the destination's host. */
 static bool try_next(const struct push_options *options, struct end *source, struct end *target,
 	int result, struct error *error)
 {
@@ -357,7 +357,7 @@ static bool try_next(const struct push_options *options, struct end *source, str
 	return push_ask_open(&source->uri, options->timeout_ns, &source->ask, error) == 0;
 }
 
-/* --- how far it is ---------------------------------------------------------------------------- */
+/* --- progress --------------------------------------------------------------------------------- */
 
 static const char *state_text(uint8_t state)
 {
@@ -369,7 +369,7 @@ static const char *state_text(uint8_t state)
 		[PUSH_JOB_FAILED] = "failed",
 	};
 
-	return texts[state]; /* push_job_parse() has looked at it */
+	return texts[state]; /* push_job_parse() has checked it */
 }
 
 static json_t *job_json(const struct push_job_message *job)
@@ -461,7 +461,7 @@ static int tools_push_watch(
 	return MIN(result, 0);
 }
 
-/* One that speaks NBD is asked by the source alone. */
+/* Only the source talks to a destination that uses NBD. */
 static int target_open(struct end *target, const struct push_options *options, struct error *error)
 {
 	int result = export_uri_parse(options->target, &target->uri, error);

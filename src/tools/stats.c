@@ -16,7 +16,7 @@ enum { QUOTE_BYTES = 256, VALUE_BYTES = 64 };
 
 /* --- asking -------------------------------------------------------------------------------- */
 
-/* The process id is the kernel's, unless the server is in another PID namespace. */
+/* Uses the process ID from the kernel, unless the server is in another PID namespace. */
 static void set_pid(json_t *document, const struct ucred *peer)
 {
 	if (peer->pid > 0) {
@@ -131,14 +131,14 @@ static const char *value_text(char out[VALUE_BYTES], enum counter_unit unit, uin
 	return out;
 }
 
-/* 0, nothing, and a ratio of 1 are no news. */
+/* Returns whether the value is worth a line: not 0, not missing, and not a ratio of 1. */
 static bool is_news(const struct counter *counter, uint64_t value)
 {
 	return value != 0 && value != COUNTER_NONE &&
 	       (counter->unit != COUNTER_PERMILLE || value != 1000);
 }
 
-/* A line for each that is news. title is a line above them, or NULL. */
+/* Prints a line for each such counter. title is a line above them, or NULL. */
 static void show_counters(
 	const char *title, const struct counter_table *table, const json_t *object)
 {
@@ -216,7 +216,8 @@ static void show_arenas(const json_t *arenas)
 
 enum { GB_BYTES = 48 };
 
-/* For a column of nine: asking for the extents of an empty disk adds up to numbers without end. */
+/* For a column of nine characters. Queries for the extents of an empty disk can add up to very
+ * large numbers. */
 static const char *gb_text(char out[GB_BYTES], double bytes)
 {
 	double gb = bytes / 1e9;
@@ -265,7 +266,7 @@ static void show_export_name(const json_t *entry)
 		log_escape(shown_path, sizeof(shown_path), path, strlen(path)));
 }
 
-/* What "page_cache_send_refusal" says, as a sentence. */
+/* Returns the meaning of "page_cache_send_refusal" as a sentence. */
 static const char *refusal_sentence(const char *refusal)
 {
 	static const struct {
@@ -295,7 +296,7 @@ static const char *refusal_sentence(const char *refusal)
 	return refusal;
 }
 
-/* Of a size that can be sent without a copy. */
+/* Returns whether there were reads of a size that can be sent without a copy. */
 static bool has_large_reads(const json_t *entry)
 {
 	const json_t *operations = json_object_get(entry, "operations");
@@ -344,7 +345,7 @@ static void show_memory_limit(const char *label, double bytes)
 	}
 }
 
-/* The rules for identities that have connections now. */
+/* Prints the rules of identities that currently have connections. */
 static void show_rules(const json_t *rules)
 {
 	for (size_t i = 0; i < json_array_size(rules); i++) {
@@ -362,7 +363,7 @@ static void show_rules(const json_t *rules)
 	}
 }
 
-/* The counters of an export and of the layers of its store. */
+/* Prints the counters of an export and of the layers of its store. */
 static void show_export_counters(const json_t *entry)
 {
 	const json_t *layers = json_object_get(entry, "store");

@@ -21,7 +21,7 @@ enum {
 	NAME_BYTES = 256,
 	NAME_COLUMNS_MIN = 8,
 	PATH_COLUMNS = 15,
-	NUMBER_COLUMNS = 51, /* all of a row between name and path */
+	NUMBER_COLUMNS = 51, /* width of a row between name and path */
 	COLUMNS_MAX = 512,
 	LINES_USUAL = 24,
 	COLUMNS_USUAL = 80,
@@ -29,18 +29,18 @@ enum {
 	NS_PER_MS = 1000000,
 };
 
-/* What happened to an export or a client between two documents. */
+/* The activity of an export or a client between two documents. */
 struct row {
 	char name[NAME_BYTES];
 	double connections;
-	double reads; /* a second, like all that follow */
+	double reads; /* per second, as are the following */
 	double writes;
 	double others;
 	double bytes;
 	double errors;
 	double p50_us;
 	double p99_us;
-	char path[SHORT_BYTES]; /* where most of the payload lay */
+	char path[SHORT_BYTES]; /* location of most of the payload */
 };
 
 enum top_order { ORDER_BYTES, ORDER_REQUESTS, ORDER_P99, ORDER_NAME, ORDER_COUNT };
@@ -50,7 +50,7 @@ static const char *const order_names[ORDER_COUNT] = { "bytes", "requests", "p99"
 struct top {
 	json_t *now;
 	json_t *before;
-	double seconds; /* between them */
+	double seconds; /* time between them */
 	enum top_order order;
 	bool paused;
 	uint32_t columns;
@@ -67,7 +67,7 @@ static void end_on_signal(int number)
 	ended = 1;
 }
 
-/* --- what happened ------------------------------------------------------------------------- */
+/* --- activity ------------------------------------------------------------------------------ */
 
 static const char *tools_top_text_of(const json_t *object, const char *key)
 {
@@ -83,12 +83,12 @@ static double number(const json_t *object, const char *key)
 
 enum { SUM_READS, SUM_WRITES, SUM_OTHERS, SUM_COUNT };
 
-/* The requests of an entry since the start. */
+/* The sums of an entry's requests since the start. */
 struct sums {
 	struct path_stats of[SUM_COUNT];
 };
 
-/* Buckets are pairs of an upper limit in microseconds and a number. */
+/* A bucket is a pair of an upper limit in microseconds and a number of requests. */
 static void read_buckets(struct path_stats *stats, const json_t *list)
 {
 	uint32_t bucket = 0;
@@ -124,7 +124,7 @@ static void add_entry(struct sums *sums, const json_t *entry)
 	}
 }
 
-/* Of one counter; 0 also if it fell. */
+/* Returns the increase of a counter; 0 if it fell. */
 static double since(uint64_t now, uint64_t before)
 {
 	return now > before ? (double)(now - before) : 0;
@@ -142,8 +142,8 @@ static const json_t *entry_named(const json_t *list, const char *name)
 	return NULL;
 }
 
-/* What an entry of a list was in the document before. NULL: it was not there, or its counters began
- * at 0 again, because the server is another process or the export was removed and added. */
+/* Returns an entry's predecessor in the previous document. NULL: there is none, or its counters
+ * restarted at 0, because the server is another process or the export was removed and added. */
 static const json_t *entry_before(const struct top *top, const char *list, const json_t *entry)
 {
 	const json_t *was =
@@ -161,7 +161,7 @@ static const json_t *entry_before(const struct top *top, const char *list, const
 	return is_same_server ? was : NULL;
 }
 
-/* Where most of the payload lay, by the label of the metric, and how much of it. */
+/* Finds the location of most of the payload, by the label of the metric, and its share. */
 static void find_path(struct row *row, const json_t *entry, const json_t *before)
 {
 	const struct counter *found = NULL;
@@ -201,7 +201,7 @@ static void find_rates(
 
 		*rates[i] = since(is->count, was->count) / top->seconds;
 		row->errors += since(is->errors, was->errors) / top->seconds;
-		if (i != SUM_OTHERS) { /* payload is what reads and writes move */
+		if (i != SUM_OTHERS) { /* only reads and writes move payload */
 			row->bytes += since(is->bytes, was->bytes) / top->seconds;
 		}
 		for (uint32_t k = 0; k < PATH_LATENCY_BUCKETS; k++) {
@@ -217,7 +217,7 @@ static void find_rates(
 	}
 }
 
-/* The name is escaped already, or else it is here. */
+/* is_escaped: the name is already escaped; otherwise it is escaped here. */
 static void make_row(const struct top *top, struct row *row, const json_t *entry,
 	const json_t *before, bool is_escaped)
 {
@@ -271,7 +271,7 @@ static const char *short_time(char out[SHORT_BYTES], double us)
 	return out;
 }
 
-/* A line, cut to the screen; with all lines used, nothing. */
+/* Prints a line, cut to the screen; no-op when all lines are used. */
 static void put_line(struct top *top, const char *style, const char *text)
 {
 	size_t bytes = 0;
@@ -283,13 +283,13 @@ static void put_line(struct top *top, const char *style, const char *text)
 		bytes += MAX(utf8_sequence((const uint8_t *)text + bytes, strlen(text + bytes)),
 			(size_t)1);
 	}
-	/* No line end behind the last one: the screen would scroll. */
+	/* No newline after the last line, because the screen would scroll. */
 	fprintf(top->out, "%s%s%.*s\033[0m\033[K", top->lines_used > 0 ? "\r\n" : "", style,
 		(int)bytes, text);
 	top->lines_used++;
 }
 
-/* So many columns of text, filled up or cut. */
+/* Appends the text, padded or cut to that number of columns. */
 static void append_padded(char *line, const char *text, uint32_t columns)
 {
 	size_t used = strlen(line);
@@ -371,7 +371,7 @@ static int compare_rows(const void *left, const void *right)
 	return order > 0 ? 1 : order < 0 ? -1 : strcmp(a->name, b->name);
 }
 
-/* One of the two lists, on so many lines. */
+/* Prints one of the two lists on at most line_count lines. */
 static void put_list(
 	struct top *top, const char *key, const char *what, uint32_t line_count, bool is_exports)
 {
@@ -416,7 +416,7 @@ static void put_summary(struct top *top)
 		log_escape(shown, sizeof(shown), version, strlen(version)), number(top->now, "pid"),
 		number(top->now, "uptime_seconds"), (unsigned long long)counters.sessions,
 		counters.sessions == 1 ? "" : "s", (unsigned long long)counters.inflight);
-	/* The numbers are what the server says: they may have hundreds of digits. */
+	/* The numbers come from the server and can have hundreds of digits. */
 	used = strlen(line);
 	if (counters.tls_sessions > 0) {
 		snprintf(line + used, sizeof(line) - used, ", TLS %llu (kernel %llu)",
@@ -438,7 +438,7 @@ static void find_size(struct top *top)
 	top->lines = size.ws_row;
 }
 
-/* Composed as a whole and written at once, so that it does not flicker. */
+/* Composes the whole screen and writes it in one call, so that it does not flicker. */
 static int draw(struct top *top, struct error *error)
 {
 	size_t export_count = json_array_size(json_object_get(top->now, "exports"));
@@ -457,7 +457,7 @@ static int draw(struct top *top, struct error *error)
 	fputs("\033[H", top->out);
 	put_summary(top);
 	room = top->lines > 2 ? top->lines - 2 : 0;
-	for_exports = MAX(room / 2, 2U); /* a header is one of them */
+	for_exports = MAX(room / 2, 2U); /* includes a header */
 	for_exports = (uint32_t)MIN(export_count + 1, (size_t)for_exports);
 	put_list(top, "exports", "EXPORT", for_exports, true);
 	put_list(top, "clients", "CLIENT", room > for_exports ? room - for_exports : 0, false);

@@ -15,7 +15,7 @@
 
 /* --- asking -------------------------------------------------------------------------------- */
 
-/* The arguments of the command; NULL: no memory. */
+/* Returns the arguments of the command; NULL: no memory. */
 static json_t *arguments_json(const struct trace_question *question)
 {
 	json_t *arguments = json_pack("{s:I, s:I}", "count", (json_int_t)question->count,
@@ -71,7 +71,7 @@ static int trace_request_left_ms(uint64_t end_ns)
 	return (int)clock_milliseconds(end_ns - MIN(end_ns, now));
 }
 
-/* Until there is something to read, the time is over or a signal came. False: not the first. */
+/* Waits for input, the deadline or a signal. Returns true only for input. */
 static bool wait_for_answer(int fd, int signal_fd, uint64_t end_ns)
 {
 	struct pollfd fds[] = {
@@ -114,7 +114,8 @@ json_t *trace_request_wait(struct control_connection *connection,
 	(void)!control_receive(connection, CONTROL_TIMEOUT_MS, &document, error);
 	if (signal_fd >= 0) {
 		struct signalfd_siginfo info;
-		ssize_t got = read(signal_fd, &info, sizeof(info)); /* it has done its work */
+		/* Discards the signal, which has been handled. */
+		ssize_t got = read(signal_fd, &info, sizeof(info));
 
 		GMB_UNUSED(got);
 		close(signal_fd);
@@ -125,7 +126,7 @@ json_t *trace_request_wait(struct control_connection *connection,
 
 /* --- the document -------------------------------------------------------------------------- */
 
-/* A time; null, which is none, becomes negative. */
+/* Returns a time; null becomes negative. */
 static double time_us(const json_t *object, const char *key)
 {
 	const json_t *value = json_object_get(object, key);
@@ -276,7 +277,7 @@ const char *trace_request_title(
 		length = snprintf(out, TRACE_REQUEST_TITLE_BYTES, "%s of %s at %llu",
 			request->operation, units_format_bytes(size, request->length),
 			(unsigned long long)request->offset);
-	} else { /* a flush */
+	} else { /* a flush, which has no range */
 		length = snprintf(out, TRACE_REQUEST_TITLE_BYTES, "%s", request->operation);
 	}
 	if (length >= 0 && length < TRACE_REQUEST_TITLE_BYTES) {

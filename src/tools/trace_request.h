@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * "gmblock trace --request": asks a running server over its control socket (control/control.h) to
- * record single requests, waits for them, and shows where the time of each went.
+ * "gmblock trace --request": makes a running server record single requests over its control socket
+ * (control/control.h), waits for the records, and shows how the time of each request was spent.
  *
  *   trace_request_arm() ─▶ trace_request_wait() ─▶ document ─▶ trace_request_parse() ─▶ show, plot
  *
- * Threading: the main thread. Ownership: documents are the caller's (json_decref); what is parsed
- * borrows its texts from the document. Errors: a negative errno or NULL with a sentence.
+ * Threading: the main thread. Ownership: the caller owns documents (json_decref); parsed requests
+ * borrow their texts from the document. Errors: a negative errno or NULL with a sentence.
  */
 #pragma once
 
@@ -15,7 +15,7 @@
 #include "control/control.h"
 #include "path/stats.h"
 
-/* Which requests. */
+/* The requests to record. */
 struct trace_question {
 	uint32_t count;
 	uint64_t min_size;
@@ -25,7 +25,7 @@ struct trace_question {
 
 enum { TRACE_REQUEST_COUNT_MAX = 1000, TRACE_REQUEST_PLOTS_MAX = 6 };
 
-/* Times in microseconds since the beginning of the request; negative: it did not happen. */
+/* Times are in microseconds since the start of the request; negative: the event did not happen. */
 struct trace_request_part {
 	uint64_t offset; /* on the export */
 	uint64_t length;
@@ -49,46 +49,46 @@ struct trace_request_part {
 
 struct trace_request {
 	const char *operation;
-	const char *export; /* "" is the default one */
+	const char *export; /* "": the default export */
 	uint64_t offset;
 	uint64_t length;
 	const char *error; /* or NULL */
 	double total_us;
 	double state_us[PATH_STATE_DONE]; /* by enum path_state */
-	struct trace_request_part *parts; /* by offset */
+	struct trace_request_part *parts; /* sorted by offset */
 	uint32_t part_count;
-	uint32_t parts_more; /* were not recorded */
+	uint32_t parts_more; /* number of parts that were not recorded */
 };
 
 struct trace_requests {
 	uint32_t wanted;
-	const char *ended; /* why there are not more: "count", "left", "stop" */
+	const char *ended; /* reason for the end: "count", "left", "stop" */
 	struct trace_request *requests;
 	uint32_t count;
 };
 
-/* Has the server at a control socket record requests. The connection is the caller's, to be closed
- * with control_disconnect(). */
+/* Makes the server at a control socket record requests. The caller closes the connection with
+ * control_disconnect(). */
 GMB_MUST_CHECK int trace_request_arm(const char *path, const struct trace_question *question,
 	struct control_connection **connection_out, struct error *error);
-/* Says on standard error that it waits, and waits; after timeout_ns (0: never) or an interrupt
- * (SIGINT, SIGTERM) asks for what there is. NULL: failed, with a sentence. */
+/* Reports on standard error that it waits, and waits. After timeout_ns (0: never) or an interrupt
+ * (SIGINT, SIGTERM), requests the records so far. NULL: failed, with a sentence. */
 json_t *trace_request_wait(struct control_connection *connection,
 	const struct trace_question *question, uint64_t timeout_ns, struct error *error);
 
-/* -EPROTO when it is no such document. To be freed in any case. */
+/* -EPROTO: not such a document. Call trace_request_free() in all cases. */
 GMB_MUST_CHECK int trace_request_parse(
 	const json_t *document, struct trace_requests *requests, struct error *error);
 void trace_request_free(struct trace_requests *requests);
 
-/* "read of 1M at 4096, export disk": returns out. The name may hold any bytes. */
+/* Formats "read of 1M at 4096, export disk". Returns out. The name can contain any bytes. */
 enum { TRACE_REQUEST_TITLE_BYTES = 400 };
 const char *trace_request_title(
 	char out[TRACE_REQUEST_TITLE_BYTES], const struct trace_request *request);
 
-/* Prints all of them: figures, a table of the parts, and a chart. */
+/* Prints all requests: figures, a table of the parts, and a chart. */
 void trace_request_show(const struct trace_requests *requests);
 
-/* Draws the first TRACE_REQUEST_PLOTS_MAX of them; at least one. context is a struct
+/* Draws the first TRACE_REQUEST_PLOTS_MAX requests; there is at least one. context is a struct
  * trace_requests. See svg_file_write(). */
 GMB_MUST_CHECK int trace_request_plot(FILE *out, const void *context, struct error *error);

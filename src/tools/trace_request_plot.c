@@ -11,7 +11,7 @@ enum {
 	RIGHT = 830,
 	HEAD = 74,
 	PANEL = 340,
-	PANEL_TOP = 42, /* of the frame, in the panel */
+	PANEL_TOP = 42, /* top of the frame in the panel */
 	PANEL_BOTTOM = 290,
 	FOOT = 34,
 	LABEL_BYTES = 400,
@@ -20,7 +20,7 @@ enum {
 struct panel {
 	FILE *out;
 	const struct trace_request *request;
-	double top; /* of the frame */
+	double top; /* top of the frame */
 	double bottom;
 };
 
@@ -53,8 +53,8 @@ static void trace_request_plot_draw_axes(const struct panel *panel)
 	svg_panel_axes(panel->out, &axes);
 }
 
-/* From a moment to another, over the bytes it is about; a request without bytes fills the height.
- * What was too short to be seen is as wide as a line. */
+/* Draws a bar between two times, over its range of bytes; a request without bytes uses the full
+ * height. A bar that would be too short to see is as wide as a line. */
 static void draw_bar(const struct panel *panel, const char *class_name, double from_us,
 	double to_us, uint64_t offset, uint64_t length)
 {
@@ -73,7 +73,7 @@ static void draw_bar(const struct panel *panel, const char *class_name, double f
 		class_name, left, high, right - left, low - high);
 }
 
-/* How much of a part was there, by reported progress. */
+/* Draws the progress of a part as reported by the store. */
 static void draw_marks(const struct panel *panel, const struct trace_request_part *part)
 {
 	if (part->mark_count == 0) {

@@ -13,7 +13,7 @@ enum {
 	QUOTE_BYTES = 160,
 };
 
-/* What a column of the chart stands for. */
+/* The meaning of a column of the chart. */
 enum chart_sign {
 	SIGN_NOTHING = ' ',
 	SIGN_PAYLOAD = '<',
@@ -36,7 +36,7 @@ static uint32_t column_of(const struct trace_request *request, double us)
 	return column < 0 ? 0 : (uint32_t)column;
 }
 
-/* From one moment to another, both included: what was short is seen, too. */
+/* Paints the columns between two times, both included, so that short events are visible. */
 static void paint(char line[CHART_COLUMNS], const struct trace_request *request, double from_us,
 	double to_us, enum chart_sign sign)
 {
@@ -117,9 +117,9 @@ static void show_chart(const struct trace_request *request)
 
 enum { COLUMN_COUNT = 5 };
 
-/* The columns of an operation: those of a read end in the network. */
+/* The columns of an operation. Those of a read end in the network. */
 struct table {
-	const char *titles[COLUMN_COUNT]; /* NULL: no more */
+	const char *titles[COLUMN_COUNT]; /* NULL: end */
 	void (*times)(const struct trace_request_part *part, double times_us[COLUMN_COUNT]);
 };
 
@@ -227,7 +227,7 @@ static void show_table(const struct trace_request *request)
 	}
 }
 
-/* --- all of it ----------------------------------------------------------------------------- */
+/* --- output -------------------------------------------------------------------------------- */
 
 static void show_request(const struct trace_request *request)
 {
