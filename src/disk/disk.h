@@ -70,10 +70,11 @@ GMB_MUST_CHECK int disk_sync(int fd);
 /*
  * Claims the disk that fd was opened on for writing, under the name path, so that no other claim
  * succeeds: a block device exclusively (O_EXCL, as mount, swap and RAID do), a regular file by a
- * lock that other processes of this program respect. The claim is a separate descriptor. Pass it to
- * disk_close() and to nothing else: a ring keeps registered files open after the process has ended.
- * -1: the disk cannot be claimed (a filesystem without locks). If the disk is in use, the claim is
- * retried for one second before it fails with -EBUSY. Claims of the same process also conflict.
+ * lock that other processes of this program respect. The claim is a separate descriptor that may
+ * only be passed to disk_close(). It must not be registered with a ring, which keeps files open
+ * after the process has ended. -1: the disk cannot be claimed (a filesystem without locks). If the
+ * disk is in use, the claim is retried for one second before it fails with -EBUSY. Claims of the
+ * same process also conflict.
  */
 GMB_MUST_CHECK int disk_claim(const char *path, int fd, int *claim_out, struct error *error);
 
@@ -81,9 +82,10 @@ GMB_MUST_CHECK int disk_claim(const char *path, int fd, int *claim_out, struct e
  * Marks the disk that fd was opened on as served for reading, under the name path. The mark
  * excludes no server; it is for disk_check_readers(). There can be any number of marks, also
  * together with a claim for writing, and permission to read is sufficient. The descriptor is used
- * like that of disk_claim(); -1: there is no mark. Does not wait, except with frozen. frozen: as
- * long as the mark is held, no claim for writing a file succeeds. If there is such a claim, the
- * call waits for it like disk_claim(), and then fails with -EBUSY.
+ * like a claim; -1: there is no mark. Does not wait, except with frozen.
+ *
+ * With frozen, no claim for writing a file succeeds as long as the mark is held. If there already
+ * is such a claim, the call waits for it like disk_claim(), and then fails with -EBUSY.
  */
 GMB_MUST_CHECK int disk_claim_reading(
 	const char *path, int fd, bool frozen, int *claim_out, struct error *error);
@@ -97,8 +99,8 @@ GMB_MUST_CHECK int disk_check_readers(int fd);
 
 /*
  * Marks the open file of fd as one through which a server writes. The mark is a lock that ends with
- * the last operation on that open file. Direct writes of an io_uring continue after their process
- * was killed and so does the mark, although all claims of that process are free. Any number of open
+ * the last operation on that open file. When the process is killed, its claims are free
+ * immediately, but direct writes of an io_uring continue, and so does the mark. Any number of open
  * files can be marked. For a block device, the marks are on the device node through which it was
  * opened. -EOPNOTSUPP: such locks are not available here; or another errno.
  */
@@ -157,7 +159,7 @@ struct disk_zone {
 /* Reports the zones from the one that begins at offset on. Returns their number, less than
  * zones_max at the end of the device. */
 GMB_MUST_CHECK int disk_zones(int fd, uint64_t offset, struct disk_zone *zones, uint32_t zones_max);
-/* Resets whole zones, which become empty. fd is that of the claim, as for a discard. */
+/* Resets whole zones, which become empty. fd is the claim, as for a discard. */
 GMB_MUST_CHECK int disk_zones_reset(int fd, uint64_t offset, uint64_t length);
 /* Finishes a zone: it becomes full and is no longer active. */
 GMB_MUST_CHECK int disk_zone_finish(int fd, uint64_t offset, uint64_t length);
@@ -200,10 +202,10 @@ GMB_MUST_CHECK int disk_map_create(int fd, uint64_t size, struct disk_map **map_
 /* All views must have ended. NULL is a no-op. */
 void disk_map_destroy(struct disk_map *map);
 
-/* The address of these bytes, valid until the map is destroyed. NULL: not all of them are in the
- * page cache now, or they lie beyond the map. The caller checks that the file still has them.
- * length > 0. Does not wait for the disk. If bytes are evicted from the cache later, the system
- * call that uses them reads them again and waits. */
+/* The address of the bytes, valid until the map is destroyed. NULL: not all bytes are in the page
+ * cache now, or they lie beyond the map. The caller checks that the file still has them. length >
+ * 0. Does not wait for the disk. If bytes are evicted from the cache later, the system call that
+ * uses them reads them again and waits. */
 const void *disk_map_view(struct disk_map *map, uint64_t offset, uint64_t length);
 
 /* True if the page with this byte is in the page cache now. False beyond the map. */

@@ -50,8 +50,8 @@ static struct {
 	} slots[WINDOWS_MAX];
 } windows = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
-/* True if the kernel reports truthfully which pages are cached. Users who neither own the file nor
- * may write to it are told that all pages are. This also depends on capabilities and user
+/* True if the kernel reports truthfully which pages are cached. For users who neither own the file
+ * nor may write to it, it reports all pages as cached. This also depends on capabilities and user
  * namespaces, so the check queries a page that cannot be in the cache: far behind the end of the
  * file, beyond the reach of any large page. */
 static bool is_told(int fd, uint64_t bytes, uint32_t page_bytes)

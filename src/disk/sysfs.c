@@ -14,8 +14,8 @@
 
 enum { ATTRIBUTE_PATH_BYTES = 256, ATTRIBUTE_TEXT_BYTES = 64, MARKER_CHUNK_BYTES = 4096 };
 
-/* The sysfs folder of the whole device. ROOT/dev/block/M:m is a link into the tree, where the
- * folder of a partition is inside that of its device. */
+/* The sysfs folder of the whole device. ROOT/dev/block/M:m is a link into the tree. A partition's
+ * folder is inside its device's folder. */
 static void device_path_in(const char *root, dev_t device, char *path, size_t path_bytes)
 {
 	char partition[2 * ATTRIBUTE_PATH_BYTES];

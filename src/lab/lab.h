@@ -160,8 +160,8 @@ struct trace_result {
 };
 
 /*
- * Performs the reads. Never writes to the disk. Errors: those of opening and reading; -EOPNOTSUPP
- * if the file does not support direct reads, -EINVAL if a size or offset is not a multiple of the
+ * Performs the reads. Never writes to the disk. Errors: from opening and reading; -EOPNOTSUPP if
+ * the file does not support direct reads, -EINVAL if a size or offset is not a multiple of the
  * disk's block, -ERANGE if the disk is too small. *result must be freed in any case.
  *
  * SIGINT and SIGTERM end the trace after the current read, with a result (-EINTR: before the first

@@ -100,8 +100,8 @@ static void marker_prepare(struct marker_slot *slot, uint64_t length, uint64_t m
 /* --- send ---------------------------------------------------------------------------------- */
 
 /* How far the device has come, according to the markers. Acquire: the bytes before a marker are
- * read after the marker. A reader can do no more; whether the device writes in this order is up to
- * the device. */
+ * read after the marker. This is all that a reader can do; the device must write in the same
+ * order. */
 static uint64_t marker_look(const struct marker_slot *slot)
 {
 	uint64_t limit = slot->part.length - MARKER_CHUNK_BYTES;

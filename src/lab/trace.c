@@ -259,7 +259,7 @@ static const struct field fields[] = {
 	{ "json", NULL, "print JSON", .type = FIELD_FLAG, AT(json) },
 };
 
-/* For options that are only for requests, the name of the first one given is recorded. */
+/* Records the name of the first option given that is only for requests. */
 static int set_field(
 	void *context, const struct field *field, const char *text, struct error *error)
 {

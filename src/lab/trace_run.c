@@ -680,7 +680,7 @@ static void find_streams(
 	struct stream streams[TRACE_STREAMS_MAX] = { 0 };
 	uint32_t largest = 0;
 
-	/* Runs are numbered in the order of their begin. */
+	/* Runs are numbered in order of their start. */
 	for (uint32_t i = 0; i < analysis->runs; i++) {
 		struct run *run = &space->runs[i];
 		uint32_t found = find_stream(streams, analysis->streams, run);

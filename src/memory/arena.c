@@ -228,6 +228,8 @@ static uint32_t order_idx_for(uint32_t bytes)
 	return order - ORDER_MIN;
 }
 
+/* Takes the block from the warm stack, then from the buddy lists, then from a new slab. The stacks
+ * are merged only when there is no slab left, because merging makes later requests slower. */
 static int block_get(struct arena *base, uint32_t bytes, struct arena_buf *buf)
 {
 	struct buddy_arena *arena = container_of(base, struct buddy_arena, base);

@@ -57,7 +57,7 @@ struct arena_source {
 	uint32_t rights;  /* enum mem_right */
 	bool registers;	  /* the ring can register its memory as fixed buffers */
 	/* Maps page-aligned memory: ARENA_SLAB_BYTES, or less for the last slab of a device. A
-	 * negative errno if no more is available. On the ring's thread. */
+	 * negative errno if there is not enough. On the ring's thread. */
 	int (*map)(void *context, uint64_t bytes, uint8_t **base_out);
 	void (*unmap)(void *context, uint8_t *base, uint64_t bytes);
 	void *context; /* lives as long as the arena */

@@ -508,7 +508,7 @@ void ring_run(struct ring *ring)
 	ring->running = false;
 }
 
-/* Runs a batch of every ring that has work, or only of those whose threads are spinning. */
+/* Runs a batch of every ring that has work; with spinning_only, only if its thread is spinning. */
 static bool run_rings(bool spinning_only)
 {
 	bool worked = false;

@@ -103,26 +103,24 @@ uint64_t sim_send_faults(void);
 void sim_trace_mix(uint64_t value);
 
 /* Advances the world: moves the clock to the next event, then runs one batch of every ring that has
- * completions. False if there are no more events. */
+ * completions. False if no event is left. */
 bool sim_step(void);
-/* Calls sim_step() until there are no more events, or until events_max events have run (then
- * false). */
+/* Calls sim_step() until no event is left, or until events_max events have run (then false). */
 bool sim_run_until_idle(uint64_t events_max);
 
 /* Calls fn(arg) once, delay_ns from now, outside any batch. */
 void sim_after(uint64_t delay_ns, void (*fn)(void *arg), void *arg);
 
 /* Acts as poll(2) in the thread whose ring has this ring_poll_fd(): moves the clock and runs the
- * other rings until it is readable. False if limit_ns have passed, or there are no more events. A
- * ring whose descriptor was requested runs only in its own turns, not together with the other
- * rings. */
+ * other rings until it is readable. False if limit_ns have passed, or no event is left. A ring
+ * whose descriptor was requested runs only in its own turns, not together with the other rings. */
 bool sim_poll(int poll_fd, uint64_t limit_ns);
 
-/* A frozen ring runs nothing, as if its thread were stopped. */
+/* A frozen ring does not run, as if its thread were stopped. */
 void sim_freeze(struct ring *ring, bool frozen);
 
-/* Simulates killing the process of the ring: its disk operations continue, but the ring runs
- * nothing. After sim_freeze(ring, false) the ring can be shut down; its later disk operations and
+/* Simulates killing the process of the ring: its disk operations continue, but the ring does not
+ * run. After sim_freeze(ring, false) the ring can be shut down; its later disk operations and
  * worker thread calls fail without effect. */
 void sim_ring_kill(struct ring *ring);
 
@@ -169,8 +167,8 @@ void sim_socket_close(int client_fd);
 /* Closes like a socket that keeps message boundaries: written data still arrives, and unread data
  * is discarded. */
 void sim_socket_leave(int fd);
-/* Calls watch(arg) whenever the readable or writable state of fd may have changed, until it is
- * closed. For simulated kernels or libraries, not for code under test. */
+/* Calls watch(arg) whenever fd might have become readable or writable, until it is closed. For
+ * simulated kernels or libraries, not for code under test. */
 void sim_socket_watch(int fd, void (*watch)(void *arg), void *arg);
 
 enum sim_cut { SIM_CUT_RESET, SIM_CUT_CLOSE, SIM_CUT_HALF_CLOSE };
@@ -243,9 +241,8 @@ void sim_disk_crash(struct sim_disk *disk);
 struct sim_disk *sim_disk_crash_copy(struct sim_disk *disk, const char *name);
 /* Returns a disk with the contents after killing the program: everything that programs see now.
  * Sectors that a power loss could take from the old disk can also be lost from the new one. Its
- * page cache is empty. If a disk of that name exists, it must be an earlier such copy that has only
- * been read since; it is updated. This is for a process that opens a disk before another process
- * has ended. */
+ * page cache is empty. If the name belongs to an earlier copy that has only been read since, that
+ * copy is updated. This is for a process that opens a disk before another process has ended. */
 struct sim_disk *sim_disk_kill_copy(struct sim_disk *disk, const char *name);
 /* Number of bytes in sectors that a crash now could drop. */
 uint64_t sim_disk_unflushed_bytes(const struct sim_disk *disk);

@@ -7,7 +7,7 @@
 
 enum {
 	PART_BYTES_MAX = 1 << 30,
-	/* With more in one call, the kernel holds requests back to merge neighbours. */
+	/* The kernel holds back larger batches, to merge neighbours. */
 	PARTS_PER_CALL = 2,
 };
 
@@ -33,7 +33,8 @@ static void busy_end(struct store_rate *rate, uint64_t now_ns)
 	uint64_t busy_ns = now_ns - rate->busy_since_ns;
 
 	if (rate->busy_bytes >= BUSY_BYTES_MIN && busy_ns > 0) {
-		/* At most a few GiB in 10 ms: counted in KiB, the product fits. */
+		/* No overflow: the bytes are at most a few GiB per 10 ms, and are counted in
+		 * KiB. */
 		uint64_t now = (rate->busy_bytes >> 10) * SECOND_NS / busy_ns << 10;
 		uint64_t before = rate->bytes_per_second;
 
@@ -118,8 +119,8 @@ static void mailbox_push(struct store_mailbox *mailbox, struct store_part *part,
 	}
 }
 
-/* Takes all parts, in the order in which they were pushed. The message is not used after the
- * exchange, because it may be posted again from then on. */
+/* Takes all parts and restores the order in which they were pushed. The message is not used after
+ * the exchange, because it may be posted again from then on. */
 static struct list_node *mailbox_take(struct store_mailbox *mailbox)
 {
 	struct list_node *node =
@@ -341,6 +342,8 @@ void store_forward_to(struct store_queue *lower, struct store_part *part)
 	queue_submit(lower, part);
 }
 
+/* A finished part goes one step back: from the owner's queue to the ring that sent it, from an
+ * inner queue to the filter around it, and from the top queue to the submitter. */
 void store_finish(struct store_part *part, int result)
 {
 	struct store_queue *queue = part->queue;

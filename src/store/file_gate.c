@@ -417,6 +417,7 @@ static void admit_direct(struct file_gate *gate)
 		atomic_fetch_add_explicit(&gate->direct, 1, memory_order_acq_rel);
 		file_gate_grant(list_entry(node, struct store_part, node), FILE_GATE_DIRECT);
 	}
+	/* Open the gate, or give the next turn to the buffered parts that wait. */
 	if (list_is_empty(&gate->waiting_buffered)) {
 		atomic_fetch_and_explicit(&gate->direct, ~GATE_CLOSED, memory_order_acq_rel);
 	} else {
@@ -428,10 +429,10 @@ static void admit_direct(struct file_gate *gate)
 static void file_gate_serve(struct file_gate *gate)
 {
 	/*
-	 * There is a decision only if the value is exactly "closed, no direct part". If the gate is
-	 * open, nobody waits. If direct parts are inside, the last of them calls this function when
-	 * it leaves. A newcomer that has counted itself and not yet seen the closed gate also calls
-	 * it, right after it has subtracted itself.
+	 * Waiting parts can be admitted only if the value is exactly "closed, no direct part". If
+	 * the gate is open, no part waits. If direct parts are inside, the last one calls this
+	 * function when it leaves. A newcomer that has counted itself and not yet seen the closed
+	 * gate also calls it, right after it has subtracted itself.
 	 */
 	if (atomic_load_explicit(&gate->direct, memory_order_acquire) != GATE_CLOSED ||
 		gate->buffered_count > 0) {
@@ -445,6 +446,8 @@ static void file_gate_serve(struct file_gate *gate)
 	admit_direct(gate);
 }
 
+/* The fast path is one addition. If the gate was closed, the part subtracts itself again under the
+ * lock and waits. */
 static bool enter_direct(struct file_gate *gate, struct store_part *part)
 {
 	/* Acquire pairs with the release in leave_direct() and file_gate_serve(). */
@@ -469,6 +472,9 @@ static bool enter_direct(struct file_gate *gate, struct store_part *part)
 	return inside;
 }
 
+/* A buffered part enters if other buffered parts are inside and no direct part waits, or if the
+ * gate is empty. Otherwise it closes the gate for further direct parts and waits until those inside
+ * have left. */
 static bool enter_buffered(struct file_gate *gate, struct store_part *part)
 {
 	bool inside = false;

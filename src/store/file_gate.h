@@ -20,8 +20,8 @@
  * first. Trim and zero of whole blocks need none, because the kernel orders them itself.
  *
  * The claim (disk_claim()) is also shared: the process claims a disk once, however many of its
- * stores write it, and releases it when the last of them closes. It does not protect against
- * programs that claim nothing, nor against reading a partition while its whole disk is written.
+ * stores write it, and releases it when the last writing store closes. It does not protect against
+ * programs that use no claims, nor against reading a partition while its whole disk is written.
  *
  * The claim of a killed server is free immediately, but its direct writes continue. So each store
  * that writes marks its descriptors (disk_mark_writer()). The next process to claim the disk finds

@@ -92,8 +92,7 @@ static void trim_done(struct ring_op *op, int result)
 	trim_next(part);
 }
 
-/* The descriptor for discard and zero: that of the claim, if there is one, see
- * file_gate_claim_fd(). */
+/* The descriptor for discard and zero: the claim, if there is one, see file_gate_claim_fd(). */
 static int device_fd(const struct store_part *part)
 {
 	const struct file_store *store = file_store_of(part);

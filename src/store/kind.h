@@ -53,9 +53,9 @@ struct store_ops {
 	 * not from inside start. Until then it reports its progress with store_start_progress() and
 	 * must check start->cancelled regularly. */
 	void (*start)(struct store *store, struct store_start *start);
-	/* With start, and in the kind of a snapshot: all parts arrive on the ring of start. The
-	 * queue of a part has that ring and no state of its own (queue_bytes is 0). part->memory
-	 * does not have MEM_FIXED if it belongs to another ring. */
+	/* With start, and in the kind of a snapshot: all parts arrive on the ring of start. Their
+	 * queue has that ring and no private state (queue_bytes is 0). part->memory does not have
+	 * MEM_FIXED if it belongs to another ring. */
 	bool has_owner;
 	/* Kinds, optional: see store_copy_ways(). Both stores are of this kind. Any thread. */
 	uint32_t (*copy_ways)(struct store *target, struct store *source, uint64_t *clone_align);
@@ -68,7 +68,7 @@ struct store_ops {
 	/* Optional: see store_place(). For a filter without it, the bytes are where the layer below
 	 * has them. */
 	bool (*place)(struct store *store, struct store_place *place_out);
-	/* See store_settles(): flushes may have STORE_SETTLE, and close changes nothing if
+	/* See store_settles(): STORE_SETTLE is supported, and close leaves the disk unchanged if
 	 * is_let_go. */
 	bool settles;
 	/* Optional: see store_end(); not called if is_let_go. */
@@ -77,13 +77,13 @@ struct store_ops {
 	int (*take)(struct store *store, struct error *error);
 	/* Kinds with an owner; all three or none: see store_view_open() and its neighbours. The
 	 * snapshot kind's open receives the store as its config, and its parts arrive on the ring
-	 * of that store. view_ask is called on that ring, views on any thread. */
+	 * of the store. view_ask is called on the same ring, views on any thread. */
 	const struct store_kind *view_kind;
 	void (*view_ask)(struct store *store, struct store_view_request *request);
 	uint32_t (*views)(struct store *store, struct store_view list[STORE_VIEWS_MAX]);
 };
 
-/* An entry of a counter table, for a member of that struct. */
+/* An entry of a counter table, for the named member of the struct. */
 #define STORE_COUNTER(type, field, unit, help) COUNTER(type, field, TOTAL, unit, #field, help)
 
 struct store_kind {
@@ -106,8 +106,8 @@ struct store_kind {
 	const char *(*file)(const void *config);
 	/* Kinds, optional: see store_options_memory_folder(). config may be NULL. */
 	const char *(*memory_folder)(const void *config);
-	/* Optional, for a kind with a file format of its own: see store_check(). *recognized is set
-	 * to true if the file at path has that format. */
+	/* Optional, for a kind with its own file format: see store_check(). *recognized is set to
+	 * true if the file at path has this format. */
 	int (*check)(
 		const char *path, struct store_check *check, bool *recognized, struct error *error);
 	/* Optional: see store_create_check(). With create. */
@@ -121,7 +121,7 @@ struct store_kind {
 	size_t store_bytes;
 	const struct store_ops *ops;
 	/* store is zeroed except for its base. config is NULL if no option was given. A kind sets
-	 * info. On failure it leaves nothing behind. */
+	 * info. After a failure, open has released everything. */
 	int (*open)(struct store *store, const struct store_options *options, const void *config,
 		struct error *error);
 };

@@ -186,6 +186,8 @@ void overlay_send(struct store_part *part, enum overlay_step step)
 
 /* --- reads ----------------------------------------------------------------------------------- */
 
+/* Continues with the next runs, or finishes the part when its last helper is done. No new run
+ * begins after an error. */
 static void split_done(struct store_part *helper_part, int result)
 {
 	struct overlay_helper *helper = container_of(helper_part, struct overlay_helper, part);
@@ -328,6 +330,8 @@ static void extents_next(struct store_part *part)
 	overlay_forward(part, present);
 }
 
+/* Adds the extents of one run. Stops when the run was reported in part, when the array is full, or
+ * after EXTENT_RUNS_MAX runs. */
 static void overlay_extents_done(struct store_part *part, int result)
 {
 	struct overlay_scratch *scratch = overlay_scratch_of(part);
@@ -626,9 +630,10 @@ static int overlay_open_file(struct overlay_store *store, const struct store_opt
 	return result;
 }
 
-/* With overlay=discard, the place of the file's header in the upper store has the identity of the
- * base, for a process that takes over. A base in memory has an identity that is only valid in one
- * process, but such a base contains only zeroes, so zeroes are recorded instead. */
+/* With overlay=discard, the upper store has the layout of a file, but the identity of the base in
+ * place of the header: a process that takes over checks with it that the changes belong to its
+ * base. A base in memory has an identity that is only valid in one process, but such a base
+ * contains only zeroes, so zeroes are recorded instead. */
 static bool is_on(const struct overlay_store *store, const uint64_t identity[2])
 {
 	return memcmp(memory_store_bytes(store->upper), identity, 2 * sizeof(*identity)) == 0;

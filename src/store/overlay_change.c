@@ -4,17 +4,17 @@
  *
  *   all present ──────────────────────────────────────────────────▶ forward ─▶ done
  *   else: own the others ─▶ copy the rest of the edges ─▶ forward ─▶ present ─▶ done
- *              │  ▲ when the part that owns one of them is done
+ *              │  ▲ when another owner of a block is done
  *              └──┘
  *
- * A trim of blocks that are not all present is forwarded as a zero. A trim may leave bytes
+ * A trim of blocks that are not all present is forwarded as a fast zero. A trim may leave bytes
  * unchanged, and the upper store may contain bytes there that a killed server has written. If the
- * zero would have to be written, the trim does nothing.
+ * upper store cannot zero without writing, the trim completes without a change.
  *
  * Invariant: a part that changes blocks for the first time owns them from before it reads the base
  * until they are present. So a copy from the base never overwrites bytes of a client, and every
  * present block was written completely. Data that a failed part has left in the upper store is
- * invisible, because the blocks are still those of the base.
+ * invisible, because its blocks are not present and reads still go to the base.
  */
 #include <errno.h>
 
@@ -69,7 +69,7 @@ static bool overlay_change_is_busy(const struct overlay_store *store, uint64_t f
 	return false;
 }
 
-/* Makes the part the owner of all its absent blocks. False: another part owns one of them. */
+/* Makes the part the owner of all its absent blocks. False: another part owns at least one. */
 static bool blocks_take(struct overlay_store *store, struct store_part *part)
 {
 	struct range range = range_of(part);

@@ -6,9 +6,10 @@
  *
  * The bits of a page are taken before the first flush begins, and the data of each bit was written
  * before the bit was set. So whatever subset of the page writes survives a crash, every set bit has
- * its data. A clear bit stands for the base: contents that the client may still expect, because no
- * flush has completed since. Bits are only ever set. So a page that was written in part, down to a
- * single byte, just has some of the new bits, and needs no checksum or second copy.
+ * its data. A clear bit means that the block is read from the base. These are contents that the
+ * client may still expect, because no flush has completed since. Bits are only ever set. So a page
+ * that was written in part, down to a single byte, just has some of the new bits, and needs no
+ * checksum or second copy.
  *
  * One commit runs at a time, on the ring of the part that began it. Parts that arrive during a
  * commit wait for the next one, which they share.
@@ -140,8 +141,8 @@ static uint64_t pages_run(const struct overlay_store *store, uint64_t page, uint
 
 /* --- a commit -------------------------------------------------------------------------------- */
 
-/* Finishes the parts of this ring, sends those of other rings to them, and passes the lead of the
- * next commit to the first part that waits for it. */
+/* Finishes the parts of this ring and sends the parts of other rings to them. Then passes the lead
+ * of the next commit to the first part that waits for it. */
 static void commit_end(struct overlay_queue *queue, int result)
 {
 	struct overlay_store *store = overlay_of(&queue->base);

@@ -257,7 +257,7 @@ static uint64_t came_ns(const struct pace_store *store, const struct slot *slot,
 	return latest;
 }
 
-/* Reserves the member for this duration; returns the begin. */
+/* Reserves the member for this duration; returns its start. */
 static uint64_t reserve(
 	struct pace_store *store, uint32_t member, uint64_t arrived_ns, uint64_t duration_ns)
 {

@@ -147,7 +147,7 @@ int store_open(const struct store_options *options, struct store **store_out, st
 	kind = store_kind_at(idx);
 	below.frozen = options->frozen || store_options_freezes(options);
 	below.read_only = store_options_reads_only(options);
-	/* With an overlay, the previous process's state belongs to the upper store. */
+	/* For an overlay, the state of the previous process belongs to the upper store. */
 	below.passed = store_options_freezes(options) ? NULL : options->passed;
 	result = store_options_fit(options, kind, error);
 	if (result == 0 && options->repairs != 0 && !kind->can_repair) {
@@ -506,6 +506,8 @@ void store_watch_add(struct store *store, struct store_watch *watch)
 	pthread_mutex_unlock(&store->watch_lock);
 }
 
+/* A watch whose message is posted must stay valid until the message is delivered, which then calls
+ * removed(). Otherwise removed() is called here. */
 void store_watch_remove(struct store *store, struct store_watch *watch)
 {
 	struct store_watch **link = &innermost(store)->watches;

@@ -87,7 +87,7 @@ enum store_lifetime {
 };
 
 /* Hints about a request, for choosing an order or a location on the disk. Correctness never depends
- * on them. All zero: nothing is known. */
+ * on them. All zero: no hints. */
 struct store_hints {
 	uint64_t requester;   /* the requesting connection, as in struct peer */
 	uint64_t deadline_ns; /* when it should be done, in the ring's time */
@@ -114,7 +114,7 @@ enum store_cap {
 };
 
 struct store_info {
-	const char *kind; /* "file", "block device", "memory", "null" */
+	const char *kind; /* "file", "block device", "memory", "null", "overlay", "flash", ... */
 	uint32_t caps;	  /* enum store_cap */
 	/* Requests of any alignment are served. This is the smallest unit that is efficient,
 	 * without read-modify-write: a power of two, 1 to 65536. */
@@ -136,12 +136,12 @@ struct store_info {
 	uint32_t stripe_chunk; /* bytes per member, 0 = not striped */
 	uint32_t stripe_members;
 	/* A write with STORE_FUA of at most this many bytes, whose offset and length are multiples
-	 * of block_min, is atomic if it is submitted as one part: after a crash either all of it is
-	 * on the disk or none of it. memory_rights then includes MEM_CPU_READ. 0: no writes are
-	 * atomic. */
+	 * of block_min, is atomic if it is submitted as one part: after a crash the disk has either
+	 * the old or the new contents of the range. memory_rights then includes MEM_CPU_READ. 0:
+	 * writes are not atomic. */
 	uint32_t atomic_bytes;
 	bool is_volatile; /* contents are lost when the process ends */
-	/* The store's own epoch, see struct export. Valid after the start; 0: it has none. */
+	/* The store's own epoch, see struct export. Valid after the start; 0: none. */
 	uint64_t epoch;
 	uint64_t budget_bytes; /* memory it requires, see struct store_start */
 	bool has_progress;     /* reads can report progress, see store_has_progress() */
@@ -157,7 +157,7 @@ struct store_ops;
 struct store_queue;
 struct store_part;
 
-/* Methods by which the system copies between two stores, without a program that moves the bytes. */
+/* Methods of copying between two stores in the system, without a program that moves the bytes. */
 enum store_copy_way {
 	STORE_COPY_CLONE = 1 << 0, /* both share the blocks afterwards: FICLONERANGE */
 	STORE_COPY_RANGE = 1 << 1, /* the kernel moves the bytes: copy_file_range() */
@@ -238,8 +238,8 @@ struct store_rate {
 void store_rate_begin(struct store_rate *rate, uint64_t now_ns);
 void store_rate_end(struct store_rate *rate, uint64_t bytes, uint64_t now_ns);
 
-/* Parts on their way to another ring. Parts are pushed one by one, and all of them are taken
- * together. While the mailbox is not empty, its message is in flight or about to be posted. */
+/* Parts on their way to another ring. They are pushed one by one and taken together. While the
+ * mailbox is not empty, its message is in flight or about to be posted. */
 struct store_mailbox {
 	struct ring_message message;
 	_Atomic(struct list_node *) parts; /* last one pushed; linked by next */
@@ -306,8 +306,7 @@ struct store {
 	bool page_cache_send_off; /* private: as requested */
 	bool is_let_go;		  /* see store_let_go(); for close */
 	bool is_view;		  /* parts fail with -ESTALE when the snapshot is gone */
-	_Atomic int
-		broken; /* private: the error of the first failed flush or durable write, or 0 */
+	_Atomic int broken;	  /* private: first error of a durable part, or 0 */
 
 	/* Private, used in kinds only. */
 	pthread_mutex_t watch_lock;
@@ -403,8 +402,8 @@ const char *store_options_memory_folder(const struct store_options *options);
 /* True if path itself is never written. */
 bool store_options_reads_only(const struct store_options *options);
 
-/* Callbacks for the findings of store_check(), in the order in which they are shown. Texts may
- * contain any bytes. */
+/* Callbacks for the findings of store_check(), called in display order. Texts may contain any
+ * bytes. */
 struct store_check {
 	/* Set by the caller. */
 	const char *base; /* overlay: the base's current path; NULL: as recorded */
@@ -417,7 +416,7 @@ struct store_check {
 };
 
 /* Checks a file in one of our formats, without changing it. Faults are not errors: a negative errno
- * means that the file could not be read or is in none of our formats (-EINVAL). Blocks. */
+ * means that the file could not be read, or that it has another format (-EINVAL). Blocks. */
 GMB_MUST_CHECK int store_check(const char *path, struct store_check *check, struct error *error);
 
 /* Parameters for creating a disk in one of our formats. Zeroes are the defaults. */
@@ -431,7 +430,7 @@ struct store_create {
 };
 
 /* Checks the parameters without accessing any file. -EINVAL: disks of the kind in path, which is
- * KIND:FILE, are not created, or the kind does not support one of these settings. */
+ * KIND:FILE, are not created, or the kind does not support one of the settings. */
 GMB_MUST_CHECK int store_create_check(
 	const char *path, const struct store_create *create, struct error *error);
 /* Creates the disk or overlay that path names, after store_create_check(). -EEXIST: existing
@@ -500,9 +499,9 @@ void store_watch_add(struct store *store, struct store_watch *watch);
 void store_watch_remove(struct store *store, struct store_watch *watch);
 
 /*
- * Snapshots, called views in the code. A snapshot has the contents of a store at one moment between
- * the request and its completion, in the order in which changes arrived, and a name. It survives
- * the process and a crash, and is opened as a separate read-only store. The store may have to
+ * Snapshots, called views in the code. A snapshot is a read-only store with a name. Its contents
+ * are those of its store at one moment between the request and its completion: it includes a prefix
+ * of the changes, by order of arrival. It survives the process and a crash. The store may have to
  * delete a snapshot for lack of space. Reads of a deleted snapshot fail with -ESTALE.
  */
 enum { STORE_VIEWS_MAX = 2, STORE_VIEW_NAME_BYTES = 64 };
@@ -539,8 +538,8 @@ struct store_view_request {
 /* True if the store, or the store below its filters, supports snapshots. */
 bool store_has_views(const struct store *store);
 /* Creates or deletes a snapshot, in the order of the requests. When done is called, the change is
- * durable, or nothing has changed. Any thread. The store must support snapshots and have started;
- * the ring of its start must not be destroyed before the request is done. */
+ * durable, or it has failed without effect. Any thread. The store must support snapshots and have
+ * started; the ring of its start must not be destroyed before the request is done. */
 void store_view_ask(struct store *store, struct store_view_request *request);
 /* Lists the snapshots and returns their number; 0 if the store does not support them. Any thread,
  * after the start. */
@@ -581,19 +580,19 @@ bool store_places_meet(
 	const struct store_place *one, const struct store_place *other, uint64_t length);
 
 /*
- * Handing a disk over to another process, which serves it afterwards: docs/protocol/upgrade.md. The
- * claim is an open file of both processes during the handover, so that the disk is never unclaimed.
- * It ends when the last of them closes it.
+ * Handing a disk over to another process, which serves it afterwards: docs/protocol/upgrade.md.
+ * Both processes have the open file of the claim during the handover, so that the disk is never
+ * unclaimed. The claim ends when both have closed it.
  *
  * Some stores keep state in memory that is not on the disk, or write it in an order of their own.
- * Such stores settle: while nothing is in flight, a flush with STORE_SETTLE brings all state to the
+ * Such stores settle: while no part is in flight, a flush with STORE_SETTLE brings all state to the
  * disk. The other process has opened the store before, and reads that state only after the flush:
  *
  *   here   flush, STORE_SETTLE ──┐  store_let_go(), store_close()   or parts again, if it failed
  *   there  store_open()          └▶ store_take(), or store_start() ─▶ parts
  *
- * From the flush until its own first part, the other process only reads. If parts are in flight,
- * the flush may fail with -EBUSY.
+ * The other process only reads from the flush until its own first part. If parts are in flight, the
+ * flush may fail with -EBUSY.
  */
 enum store_hold {
 	STORE_HOLD_NONE,   /* the store does not write, or has no contents */
@@ -619,9 +618,9 @@ void store_let_go(struct store *store);
  * Blocks. No part has been submitted yet. */
 GMB_MUST_CHECK int store_take(struct store *store, struct error *error);
 /* Called in the other process for STORE_HOLD_CLAIM, before there are other threads. Takes
- * claim->fd: a store of that disk that is opened before store_adopt_end() uses it as its claim. No
- * operation of the previous holder is in flight then. -EINVAL: the descriptor is not one of that
- * disk. */
+ * claim->fd: a store of the same disk that is opened before store_adopt_end() uses it as its claim.
+ * The previous holder has no operation in flight then. -EINVAL: the descriptor does not refer to
+ * the disk. */
 GMB_MUST_CHECK int store_adopt(const struct store_claim *claim);
 /* Releases all claims that no store has used. */
 void store_adopt_end(void);
@@ -656,8 +655,8 @@ enum { STORE_PAGE_CACHE_BYTES_MIN = 128 << 10 };
  * Submits a read whose bytes are sent from the page cache (or from memory of the store) instead of
  * being copied to memory of the submitter. True: it was submitted, and part->memory refers to the
  * bytes until the queue is destroyed. They may be passed to the kernel but must not be read by the
- * program; a system call that reads them may fail with -EFAULT (see disk/disk.h). False: nothing
- * was submitted, and the caller submits the part with memory of its own. The part is as for
+ * program; a system call that reads them may fail with -EFAULT (see disk/disk.h). False: the part
+ * was not submitted, and the caller submits it with its own memory. The part is as for
  * store_submit(), without memory. Ranges that may be all zeroes are refused, because sending a hole
  * is cheaper.
  */

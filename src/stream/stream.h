@@ -50,7 +50,7 @@ struct stream_ops {
 	void (*shutdown)(struct stream *stream);
 	/* No more data will be sent: the layer announces it to its peer before the socket does. */
 	void (*shutdown_send)(struct stream *stream);
-	/* True if none of the layer's own operations is in flight. The socket was shut down. When
+	/* True if all of the layer's own operations have completed. The socket was shut down. When
 	 * this becomes true without the caller's knowledge, the layer calls
 	 * stream_became_idle(). */
 	bool (*is_idle)(const struct stream *stream);
@@ -100,15 +100,15 @@ void stream_open(struct stream *stream, struct ring *ring, int fd,
 	const struct stream_keep_alive *keep_alive);
 
 /*
- * Puts a layer on a plain stream with nothing in flight, and runs its start(). upgraded is called
- * later, from the ring, with 0 or a negative errno. After an error the stream can only be shut down
- * and closed. It is not called if the stream is closed first.
+ * Puts a layer on a plain stream that has no operation in flight, and runs its start(). upgraded is
+ * called later, from the ring, with 0 or a negative errno. After an error the stream can only be
+ * shut down and closed. It is not called if the stream is closed first.
  */
 void stream_upgrade(struct stream *stream, const struct stream_ops *ops, void *layer,
 	void (*upgraded)(struct stream *stream, int result));
 
-/* Puts a layer that is ready on a plain stream with nothing in flight. memory_rights becomes that
- * of the stream. */
+/* Puts a layer that is ready on a plain stream that has no operation in flight. memory_rights
+ * replaces the stream's rights. */
 void stream_adopt(
 	struct stream *stream, const struct stream_ops *ops, void *layer, uint32_t memory_rights);
 
