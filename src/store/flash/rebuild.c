@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Putting pages of the map together from the headers of records, when nothing refers to them any
- * more or they are damaged. Headers say which blocks are pages of the map, and which are blocks of
- * the disk.
+ * Reconstructing pages of the map that are lost or damaged, from the headers of records. A header
+ * contains which of its blocks are pages of the map, and which are blocks of the disk.
  *
- *   lost pages ─▶ all headers ─▶ the last whole image of each ─▶ nothing has changed since: linked
- *                                └▶ and all changes since ─▶ put together in memory
+ *   lost pages ─▶ all headers ─▶ the last valid image of each ─▶ no change since: linked again
+ *                                └▶ and all changes since ─▶ reconstructed in memory
  *
- * Only records before the checkpoint are looked at, and its nodes: what is behind it is replayed as
- * ever. Records behind the end of an older run are void. What was trimmed or zeroed leaves no trace
- * when the segment with its record has been used again: a page that is put together from changes
- * may have older contents there, and is named. Runs on a worker thread; all of it blocks.
+ * Only records before the checkpoint, and the nodes of the checkpoint, are used; later records are
+ * replayed as usual. Records after the end of an older run are void. Trims and zeroes leave no
+ * trace if the segment with their record has been reused. So a page that is reconstructed from an
+ * image that is not the last one can have older contents there, and is reported.
+ *
+ * Invariant: an intact page is never changed. All functions block, and run on a thread that has
+ * the store to itself.
  */
 #include <endian.h>
 #include <errno.h>
@@ -24,23 +26,23 @@
 
 #define NO_PAGE UINT32_MAX
 
-/* What the headers say of a lost page. */
+/* State of a lost page, from the headers. */
 struct lost {
 	uint32_t page;
-	uint64_t newest_seq; /* the record before which its newest image was made; 0: there is none
-			      */
-	uint64_t whole_seq;  /* of those that are not damaged; 0: there is none */
+	/* Number before which its newest image was made; 0: no image was found. */
+	uint64_t newest_seq;
+	uint64_t whole_seq; /* the same for the newest undamaged image */
 	uint32_t whole_moves;
 	struct flash_entry whole;
 };
 
-/* A change of a page that has to be put together. */
+/* A change of a page that must be reconstructed. */
 struct change {
 	uint64_t seq;
 	uint64_t base;
 	uint64_t lpn;
-	uint32_t number; /* of the entry in its record */
-	uint32_t lost;	 /* index of the page */
+	uint32_t number; /* index of the entry in its record */
+	uint32_t lost;	 /* index of the page in `lost` */
 	uint32_t block;
 	uint32_t source;
 	uint32_t crc;
@@ -48,7 +50,7 @@ struct change {
 	uint8_t kind;
 };
 
-/* Where the log of a run ended. */
+/* End of the log of a run. */
 struct run {
 	uint64_t number;
 	uint64_t end;
@@ -58,7 +60,7 @@ struct rebuild {
 	struct flash *flash;
 	struct lost *lost;
 	uint32_t lost_count;
-	uint32_t *index; /* by page: of lost, or NO_PAGE */
+	uint32_t *index; /* by page: index in `lost`, or NO_PAGE */
 	struct run *runs;
 	size_t run_count;
 	struct change *changes;
@@ -69,6 +71,8 @@ struct rebuild {
 	int (*visit)(struct rebuild *rebuild);
 };
 
+/* True if the record is after the end of its run's log. The end is known if the next run
+ * has written a record. */
 static bool is_void(const struct rebuild *rebuild, uint64_t seq)
 {
 	for (size_t i = 0; i < rebuild->run_count; i++) {
@@ -81,14 +85,16 @@ static bool is_void(const struct rebuild *rebuild, uint64_t seq)
 
 /* --- headers --------------------------------------------------------------------------------- */
 
-/* It is from before the checkpoint, or has nodes of it: those were written while the log went on.
- */
+/* True if the record is from before the checkpoint, or contains nodes of the checkpoint: changes
+ * continued while they were written. */
 static bool is_before(const struct flash *flash, const struct flash_record *record)
 {
 	return record->seq < flash->anchor.next.seq ||
 	       (record->nodes_at > 0 && record->nodes_at <= flash->anchor.next.seq);
 }
 
+/* Visits the records of a segment. A header that is not found at the expected block is searched in
+ * the following ones. */
 static int visit_segment(struct rebuild *rebuild, uint32_t segment)
 {
 	struct flash *flash = rebuild->flash;
@@ -98,7 +104,7 @@ static int visit_segment(struct rebuild *rebuild, uint32_t segment)
 	for (uint32_t at = 0; at < blocks;) {
 		int result = flash_read(flash, first + at, 1, rebuild->block);
 
-		/* A block of a client may look like a header, but not like one of this place. */
+		/* A client's block can look like a header, but not like one of this position. */
 		if (result < 0 ||
 			!flash_record_look(rebuild->block, &flash->anchor, &rebuild->record) ||
 			rebuild->record.at != first + at ||
@@ -130,6 +136,7 @@ static int visit_all(struct rebuild *rebuild, int (*visit)(struct rebuild *rebui
 	return 0;
 }
 
+/* Collects the ends of runs: each record contains that of the previous run. */
 static int find_run(struct rebuild *rebuild)
 {
 	uint64_t before = rebuild->record.before;
@@ -151,8 +158,8 @@ static int find_run(struct rebuild *rebuild)
 
 /* --- images ---------------------------------------------------------------------------------- */
 
-/* A checkpoint has a page once. If there are two, that with more moves has been written in place of
- * the other. */
+/* A checkpoint writes each page once. Of two images with one number, the one with more moves was
+ * written after a failed write of the other. */
 static bool is_older(uint64_t seq, uint32_t moves, uint64_t than_seq, uint32_t than_moves)
 {
 	return seq != than_seq ? seq < than_seq : moves < than_moves;
@@ -163,7 +170,8 @@ static void take_image(struct rebuild *rebuild, struct lost *lost,
 {
 	struct flash_entry at = { htole32(block), htole32(entry->crc) };
 	struct flash_node node;
-	/* Programs of before, of which no header says it, wrote nothing else between nodes. */
+	/* Programs of older format versions, whose headers lack nodes_at, wrote no changes between
+	 * nodes. */
 	uint64_t seq =
 		rebuild->record.nodes_at > 0 ? rebuild->record.nodes_at : rebuild->record.seq;
 
@@ -177,6 +185,7 @@ static void take_image(struct rebuild *rebuild, struct lost *lost,
 	}
 }
 
+/* Finds the newest image of each lost page, and the newest undamaged one. */
 static int find_images(struct rebuild *rebuild)
 {
 	const struct flash_record *record = &rebuild->record;
@@ -198,7 +207,7 @@ static int find_images(struct rebuild *rebuild)
 
 /* --- changes --------------------------------------------------------------------------------- */
 
-/* The last image is not damaged. */
+/* True if the newest image is undamaged. */
 static bool rebuild_is_whole(const struct lost *lost)
 {
 	return lost->newest_seq > 0 && lost->whole_seq == lost->newest_seq;
@@ -220,6 +229,8 @@ static int add_change(struct rebuild *rebuild, const struct change *change)
 	return 0;
 }
 
+/* Collects the changes of lost pages since their images. FLASH_KEPT is skipped, because the disk
+ * has newer contents. */
 static int find_changes(struct rebuild *rebuild)
 {
 	const struct flash_record *record = &rebuild->record;
@@ -255,6 +266,8 @@ static int find_changes(struct rebuild *rebuild)
 	return 0;
 }
 
+/* Order: page, then log order. Of two records with the same number, the valid one (more moves) is
+ * first. */
 static int rebuild_compare(const void *a, const void *b)
 {
 	const struct change *one = a;
@@ -272,8 +285,9 @@ static int rebuild_compare(const void *a, const void *b)
 	return one->number < other->number ? -1 : one->number > other->number;
 }
 
-/* A block that was moved is the newest if nothing has changed since the checkpoint before: what was
- * moved was there at that checkpoint, and whatever was there before is older. */
+/* Applies a change. A moved block is newer than the entry if nothing has changed the entry since
+ * the checkpoint before the record: the block existed at that checkpoint, so an entry of that age
+ * at another position is older. */
 static void rebuild_apply(
 	struct flash_node *node, uint64_t seqs[FLASH_NODE_ENTRIES], const struct change *change)
 {
@@ -294,7 +308,8 @@ static void rebuild_apply(
 	}
 }
 
-/* What an old image has, and no change since: its block may have been used again. */
+/* Clears entries of an old image that no change has replaced and whose blocks no longer match: the
+ * blocks may have been reused. */
 static void drop_stale(struct flash *flash, struct flash_node *node,
 	const uint64_t seqs[FLASH_NODE_ENTRIES], uint64_t image)
 {
@@ -307,16 +322,17 @@ static void drop_stale(struct flash *flash, struct flash_node *node,
 	}
 }
 
-/* The page is in memory then, to be written by the checkpoint. */
+/* Reconstructs a page in memory. The next checkpoint writes it. */
 static int put_together(
 	struct rebuild *rebuild, uint32_t number, const struct change *changes, size_t count)
 {
 	struct flash *flash = rebuild->flash;
 	const struct lost *lost = &rebuild->lost[number];
 	struct flash_slot *slot = flash_map_take(flash, lost->page);
-	const struct change *record = changes; /* the first one of the same record */
+	const struct change *record = changes; /* first change of the current record */
 	uint64_t seqs[FLASH_NODE_ENTRIES];
-	uint64_t image = lost->whole_seq - (lost->whole_seq > 0); /* the last record in it */
+	/* Last record that the image contains. */
+	uint64_t image = lost->whole_seq - (lost->whole_seq > 0);
 
 	if (slot == NULL || !flash_map_dirty(flash, slot)) {
 		return -EFBIG;
@@ -331,12 +347,13 @@ static int put_together(
 		if (changes[i].seq != record->seq) {
 			record = &changes[i];
 		}
+		/* Other records with this number were replaced after a failed write. */
 		if (changes[i].moves == record->moves) {
 			rebuild_apply(slot->node, seqs, &changes[i]);
 		}
 	}
 	flash->map.trees[0].levels[0][lost->page] = (struct flash_entry){ 0 };
-	if (!rebuild_is_whole(lost)) { /* what the last image had may be missing */
+	if (!rebuild_is_whole(lost)) { /* changes of the last image may be missing */
 		drop_stale(flash, slot->node, seqs, image);
 		flash_hole_add(&flash->damage.patched, lost->page);
 	}
@@ -373,14 +390,14 @@ static int find_lost(struct rebuild *rebuild)
 	return 0;
 }
 
-/* Level 1 is written again wherever a page below was lost. */
+/* Links or reconstructs each lost page. The level 1 node above it is written again. */
 static int fill(struct rebuild *rebuild)
 {
 	struct flash *flash = rebuild->flash;
 	struct flash_tree *tree = &flash->map.trees[0];
 	size_t at = 0;
 
-	if (rebuild->change_count > 0) { /* else there is no list */
+	if (rebuild->change_count > 0) { /* else there is no array */
 		qsort(rebuild->changes, rebuild->change_count, sizeof(*rebuild->changes),
 			rebuild_compare);
 	}
@@ -398,7 +415,7 @@ static int fill(struct rebuild *rebuild)
 			flash->damage.linked_pages++;
 		} else if (lost->whole_seq > 0 || at > first) {
 			result = put_together(rebuild, i, rebuild->changes + first, at - first);
-		} else { /* nothing was ever written there, or nothing of it is left */
+		} else { /* nothing was ever written there, or no trace is left */
 			tree->levels[0][lost->page] = (struct flash_entry){ 0 };
 			flash_hole_add(&flash->damage.emptied, lost->page);
 		}

@@ -1,7 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Opening: the anchor, the nodes it refers to, and the log behind the checkpoint. All of this
- * blocks, and runs before there is anything else to do.
+ * Opening a store: the anchor, the nodes it refers to, and the log after the checkpoint.
+ *
+ *   anchors ─▶ tree and segment table of the disk, of each snapshot ─▶ replay ─▶ end of the log
+ *          ─▶ states of segments ─▶ position for the log of this run
+ *
+ * Invariants: a record is applied only if it and all earlier ones are whole, so the map is that of
+ * a prefix of the log. The log of this run never continues after the old end: it begins in a free
+ * segment with numbers of a new run, so that remains of the old log cannot become part of it.
+ *
+ * All functions block, and run on a thread that has the store to itself.
  */
 #include <endian.h>
 #include <errno.h>
@@ -15,17 +23,19 @@
 #include "store/flash/flash.h"
 
 enum {
-	/* A header is read with what follows it, unless records have so many blocks, or are such a
-	 * part of a segment. */
+	/* A header is read together with the blocks after it, unless the records are large: they
+	 * have at least SPARSE_BLOCKS blocks, or this part of a segment. */
 	SPARSE_BLOCKS = 64,
 	SPARSE_PART = 4,
-	LOG_BLOCKS = 2 * FLASH_LOG_BLOCKS, /* about the most: of an unfinished checkpoint, too */
-	TELL_BLOCKS = 1 << 15,		   /* from message to message */
-	AHEAD_BLOCKS = FLASH_RECORD_ENTRIES + 1, /* what flash->record_bytes has room for */
+	/* Approximate limit of a log: up to its checkpoint, and during an unfinished one. */
+	LOG_BLOCKS = 2 * FLASH_LOG_BLOCKS,
+	TELL_BLOCKS = 1 << 15,			 /* from one message to the next */
+	AHEAD_BLOCKS = FLASH_RECORD_ENTRIES + 1, /* capacity of flash->record_bytes */
 };
 
 /* --- anchors --------------------------------------------------------------------------------- */
 
+/* Checks that the device has the size, or the zones, that the store was created for. */
 static int check_device(const struct flash *flash, struct error *error)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
@@ -55,7 +65,8 @@ static int check_device(const struct flash *flash, struct error *error)
 	return 0;
 }
 
-/* A copy of a zoned device elsewhere has old anchors at its beginning. */
+/* Decodes an anchor and checks its zone size. The blocks of a zoned device's copy elsewhere can
+ * contain old anchors, which must not be used. */
 static int decode_anchor(const struct flash *flash, const uint8_t block[FLASH_BLOCK_BYTES],
 	struct flash_anchor *anchor, struct error *error)
 {
@@ -86,7 +97,7 @@ int flash_anchors_read(struct flash *flash, struct error *error)
 		struct flash_anchor found;
 
 		result = flash_anchor_read(fd, &flash->zones, i, block);
-		if (result == -EIO) { /* the other one may do */
+		if (result == -EIO) { /* the other anchor might be valid */
 			ours++;
 			result = error_set(&faults[i], 0, "cannot be read");
 			continue;
@@ -103,6 +114,7 @@ int flash_anchors_read(struct flash *flash, struct error *error)
 	if (result < 0) {
 		return error_set(error, result, "cannot read '%s': %s", path, strerror(-result));
 	}
+	/* `ours`: anchors that are damaged or unreadable show that there is a store. */
 	if (good == 0 && ours == 0) {
 		return error_set(error, -EINVAL,
 			"'%s' has no flash store; 'gmblock create' makes one", path);
@@ -123,18 +135,19 @@ struct replay {
 	struct flash_position at;
 	struct flash_position next;
 	struct flash_record record;
-	uint64_t durable; /* the largest that a record tells, of those looked at */
-	bool has_looked;  /* at all of them */
+	uint64_t durable; /* largest `durable` of the records examined */
+	bool has_looked;  /* all later records have been examined */
 	uint64_t clock;
-	/* The blocks of the device that flash->record_bytes has, none at first. */
+	/* Range of device blocks in flash->record_bytes, empty at first. */
 	uint32_t first;
 	uint32_t count;
-	uint32_t usual;	   /* blocks of the last records; the largest counts for some time */
-	uint64_t blocks;   /* read, of the log */
-	uint32_t slow_end; /* before it something cannot be read: nothing is read ahead */
+	/* Size of recent records in blocks; a large one has an effect for some time. */
+	uint32_t usual;
+	uint64_t blocks;   /* of the log, read so far */
+	uint32_t slow_end; /* a block before it is unreadable: no read ahead up to there */
 };
 
-/* The next record is there. */
+/* Continues at this position, or at the detour of its record. */
 static void go_to(struct replay *replay, const struct flash_position *position)
 {
 	replay->at = *position;
@@ -147,8 +160,9 @@ static uint32_t replay_block(const struct replay *replay)
 	       replay->at.block;
 }
 
-/* These blocks, and with them, if they have to be read, ahead_count in all: what is there is not
- * read again. 0 < count <= ahead_count <= AHEAD_BLOCKS. *bytes_out is valid until the next call. */
+/* Gets count blocks. If they must be read, reads ahead_count in all, or, after an error, only
+ * count. Blocks that are in memory are not read again. 0 < count <= ahead_count <= AHEAD_BLOCKS.
+ * *bytes_out is valid until the next call. */
 static int read_log(struct replay *replay, uint32_t block, uint32_t count, uint32_t ahead_count,
 	const uint8_t **bytes_out)
 {
@@ -182,33 +196,35 @@ static int read_log(struct replay *replay, uint32_t block, uint32_t count, uint3
 	return result;
 }
 
-/* How many blocks are read together, from the record at hand on. */
+/* Returns the number of blocks that can be read together, from the current record on. */
 static uint32_t ahead(const struct replay *replay)
 {
 	return MIN(replay->flash->anchor.geometry.segment_blocks - replay->at.block,
 		(uint32_t)AHEAD_BLOCKS);
 }
 
+/* True if reading only the needed parts of a record is cheaper than reading all of it. */
 static bool is_large(const struct replay *replay, uint32_t blocks)
 {
 	return blocks >= MIN(replay->flash->anchor.geometry.segment_blocks / SPARSE_PART,
 				 (uint32_t)SPARSE_BLOCKS);
 }
 
-/* What was not known to be durable may be there in part. */
+/* True if the record is not known to be durable, so that it may be there in part. */
 static bool is_doubtful(const struct replay *replay)
 {
 	return replay->at.seq >= replay->durable;
 }
 
-/* 1: there is a record; 0: the log ends. */
+/* Returns 1 if there is a record, 0 if the log ends. */
 static int read_record(struct replay *replay)
 {
 	uint32_t ahead_count = ahead(replay);
 	const uint8_t *block;
 	int result;
 
-	if (is_large(replay, replay->usual)) { /* only what is needed */
+	/* Only the needed blocks: all of a doubtful record, else its header. */
+	if (is_large(replay, replay->usual)) {
 		ahead_count = replay->has_looked && is_doubtful(replay)
 				      ? MIN(ahead_count, replay->usual)
 				      : 1;
@@ -225,7 +241,7 @@ static int read_record(struct replay *replay)
 	return 1;
 }
 
-/* 1: its blocks are what they should be; 0: they are not. */
+/* Returns 1 if all blocks of the record have their checksums, 0 if not. */
 static int check_blocks(struct replay *replay)
 {
 	uint32_t count = replay->record.block_count - 1;
@@ -249,7 +265,7 @@ static int check_blocks(struct replay *replay)
 	return result < 0 ? result : 1;
 }
 
-/* The page, ready to be changed. -ENODATA: it is damaged. */
+/* Returns the page, dirty. Returns -ENODATA if it is damaged. */
 static int load_page(struct flash *flash, uint32_t page, struct flash_slot **slot_out)
 {
 	struct flash_slot *slot = flash_map_find(flash, page);
@@ -268,12 +284,13 @@ static int load_page(struct flash *flash, uint32_t page, struct flash_slot **slo
 		}
 	}
 	if (result == 0 && !flash_map_dirty(flash, slot)) {
-		result = -EUCLEAN; /* more than there can be between two checkpoints */
+		result = -EUCLEAN; /* more than can change between two checkpoints */
 	}
 	*slot_out = slot;
 	return result;
 }
 
+/* Updates the count of live blocks of the segment. */
 static void count_block(struct replay *replay, uint32_t block, bool lives)
 {
 	uint32_t segment = flash_segment_of(&replay->flash->anchor.geometry, block);
@@ -283,13 +300,13 @@ static void count_block(struct replay *replay, uint32_t block, bool lives)
 	if (lives) {
 		seen->valid++;
 		seen->stamp = replay->clock;
-	} else if (seen->valid > 0) { /* else the table is wrong, which a check finds */
+	} else if (seen->valid > 0) { /* else the table is wrong, which a check reports */
 		seen->valid--;
 	}
 }
 
-/* As flash_map_apply(), but that views stay as they are: what was moved is in its old place, too,
- * until the next checkpoint. */
+/* Like flash_map_apply(), but snapshots stay unchanged: their moved blocks are still in the old
+ * place until the next checkpoint. */
 static int apply_entry(
 	struct replay *replay, const struct flash_record_entry *entry, uint32_t block)
 {
@@ -299,15 +316,16 @@ static int apply_entry(
 	int result;
 
 	if (flash_kind_is_node(entry->kind)) {
-		return 0; /* of a checkpoint that did not end */
+		return 0; /* of a checkpoint that was not completed */
 	}
 	result = load_page(replay->flash, flash_page_of(replay->flash, 0, entry->lpn), &slot);
-	if (result == -ENODATA) { /* a hole, which a reader can do without */
+	if (result == -ENODATA) { /* a hole, which a read-only store accepts */
 		return replay->flash->is_read_only ? 0 : -EUCLEAN;
 	}
 	if (result < 0) {
 		return result;
 	}
+	/* The cached page of the block is obsolete if its stamp is not later than this record. */
 	if (!flash_kind_is_copy(entry->kind)) {
 		flash_cache_replayed(replay->flash, entry->lpn, count, replay->record.seq);
 	}
@@ -315,6 +333,7 @@ static int apply_entry(
 	if (flash_kind_is_copy(entry->kind) && le32toh(at->block) != entry->source) {
 		return 0;
 	}
+	/* Only new data of clients advances the clock; garbage collection does not. */
 	replay->clock += entry->kind == FLASH_DATA && entry->source == 0;
 	for (uint32_t i = 0; i < count; i++) {
 		if (at[i].block != 0) {
@@ -349,8 +368,9 @@ static bool is_cancelled(const struct flash *flash)
 	       atomic_load_explicit(&flash->start->cancelled, memory_order_relaxed);
 }
 
-/* Takes what records in these blocks say that come later in the log than its end. False: there are
- * none. What cannot be read has none. */
+/* Searches blocks block to end - 1 of a segment for records that are later in the log than its
+ * end, and takes the largest `durable` of them. Returns false if there are none. Unreadable
+ * blocks are skipped. */
 static bool search_blocks(struct replay *replay, uint32_t segment, uint32_t block, uint32_t end)
 {
 	const struct flash_anchor *anchor = &replay->flash->anchor;
@@ -374,7 +394,9 @@ static bool search_blocks(struct replay *replay, uint32_t segment, uint32_t bloc
 	return any;
 }
 
-/* The log seems to end here. A later record tells whether something durable was here. */
+/* Searches for later records where the log seems to end. One with a greater `durable` shows
+ * that the missing record was durable. They can be in this segment and in those that were
+ * free at the checkpoint. */
 static int search_later(struct replay *replay)
 {
 	const struct flash *flash = replay->flash;
@@ -392,8 +414,8 @@ static int search_later(struct replay *replay)
 	return 0;
 }
 
-/* Finds what the records from this one on say of each other: what those before say is not more than
- * their own numbers. */
+/* Finds the largest `durable` of the records from this one on. Earlier records cannot have one
+ * greater than their own numbers. */
 static int replay_look_ahead(struct replay *replay)
 {
 	struct replay other = *replay;
@@ -411,12 +433,13 @@ static int replay_look_ahead(struct replay *replay)
 	}
 	replay->durable = other.durable;
 	replay->has_looked = true;
-	replay->count = 0; /* the other one has used the memory */
+	replay->count = 0; /* the copy has used the memory */
 	return result;
 }
 
-/* 1: the record is part of the log; 0: the log ends before it. What later records say is looked for
- * only where it matters: when its blocks are not what they should be, or are many. */
+/* Returns 1 if the record is part of the log, 0 if the log ends before it. Later records are
+ * searched only if it matters: if a block does not match, or if the record is large, because the
+ * blocks of a durable record need not be read. */
 static int replay_is_whole(struct replay *replay)
 {
 	int result = 0;
@@ -436,7 +459,8 @@ static int replay_is_whole(struct replay *replay)
 	return is_doubtful(replay) ? check_blocks(replay) : 1;
 }
 
-/* A long log takes its time. Another checkpoint would have ended by LOG_BLOCKS. */
+/* Reports the progress of a long replay. LOG_BLOCKS is the limit, because another checkpoint would
+ * have been completed before. */
 static void tell_progress(struct replay *replay)
 {
 	struct flash *flash = replay->flash;
@@ -456,7 +480,7 @@ static void tell_progress(struct replay *replay)
 	}
 }
 
-/* 0: the log ends. */
+/* Applies records until the log ends (0), or returns an error. */
 static int replay_records(struct replay *replay)
 {
 	int result;
@@ -480,13 +504,16 @@ static int replay_records(struct replay *replay)
 	return result;
 }
 
+/* Replays the log. An unreadable block ends it with damage.lost_error. The segments that were free
+ * at the checkpoint are determined first, because the replay changes the counts. */
 static int replay_log(struct replay *replay)
 {
 	struct flash *flash = replay->flash;
 	int result;
 
 	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
-		/* Nodes of the checkpoint may lie in one that the log behind it has. */
+		/* Nodes do not count: a segment can contain nodes of the checkpoint and the log
+		 * after it. */
 		replay->seen[i].was_free = replay->seen[i].valid == 0 &&
 					   flash->segments[i].view_valid[0] == 0 &&
 					   flash->segments[i].view_valid[1] == 0;
@@ -498,11 +525,12 @@ static int replay_log(struct replay *replay)
 		flash->damage.lost_error = result;
 		result = 0;
 	}
+	/* Without a look ahead, records after the end have not been searched yet. */
 	return result < 0 || replay->has_looked ? result : replay_look_ahead(replay);
 }
 
-/* The log has ended: was there more? A block that cannot be read may have been written and
- * answered, unless the cache file of a killed server says that it has not. */
+/* Determines the loss at the end of the log. An unreadable block might have been written and
+ * answered, unless the cache file of the killed server shows that it was not. */
 static void judge_end(struct replay *replay)
 {
 	struct flash *flash = replay->flash;
@@ -518,6 +546,7 @@ static void judge_end(struct replay *replay)
 
 /* --- segments -------------------------------------------------------------------------------- */
 
+/* Derives the state of each segment. Returns -EUCLEAN if a count is impossible. */
 static int restore_segments(struct flash *flash, const struct flash_seen *seen)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
@@ -525,10 +554,10 @@ static int restore_segments(struct flash *flash, const struct flash_seen *seen)
 	for (uint32_t i = 0; i < geometry->segment_count; i++) {
 		const struct flash_segment *segment = &flash->segments[i];
 
-		/* The log behind the checkpoint is needed until there is another one. */
 		if (seen[i].valid > geometry->segment_blocks) {
 			return -EUCLEAN;
 		}
+		/* A segment with log after the checkpoint is needed until the next checkpoint. */
 		if (seen[i].valid > 0 || segment->nodes > 0 || seen[i].in_log ||
 			segment->view_valid[0] > 0 || segment->view_valid[1] > 0) {
 			gc_restore(&flash->table, i, seen[i].valid, seen[i].stamp);
@@ -539,7 +568,8 @@ static int restore_segments(struct flash *flash, const struct flash_seen *seen)
 	return 0;
 }
 
-/* What the anchor refers to. */
+/* Reads a tree and its table, after a rebuild if one was requested. Damage to a snapshot does
+ * not fail the opening. */
 static int read_tree(
 	struct flash *flash, uint32_t tree, const struct flash_entry *top, struct flash_seen *seen)
 {
@@ -556,7 +586,7 @@ static int read_tree(
 		damaged = true;
 		result = 0;
 	}
-	if (result == 0) { /* the log changes none of them */
+	if (result == 0) { /* the log changes no nodes */
 		flash_map_count_nodes(flash, tree, 1);
 	}
 	if (damaged) {
@@ -565,6 +595,7 @@ static int read_tree(
 	return result;
 }
 
+/* Steps in the order of their dependencies, until one fails. */
 static int recover(struct flash *flash, struct replay *replay, struct error *error)
 {
 	int result = flash_zones_load(flash);
@@ -586,6 +617,8 @@ static int recover(struct flash *flash, struct replay *replay, struct error *err
 		flash->table.clock = replay->clock;
 		result = restore_segments(flash, replay->seen);
 	}
+	/* The comparison with the cache file's position is meaningless if the log was cut off by
+	 * damage, unless that loss is accepted. */
 	if (result == 0 &&
 		(!flash_has_loss(flash) || (flash->damage.repairs & STORE_REPAIR_LOSS) != 0)) {
 		result = flash_cache_compare(flash, replay->at.seq, error);
@@ -629,8 +662,9 @@ static int refuse_loss(const struct flash *flash, struct error *error)
 int flash_recover(struct flash *flash, struct error *error)
 {
 	struct replay replay = { .flash = flash, .clock = flash->anchor.clock };
-	/* The log of a server that was killed may not be durable, and the segments that it has
-	 * emptied are written before there is another anchor. */
+	/* The log of a killed server might be in a volatile cache only. It must be durable
+	 * before segments that it has emptied are written, because the map of the old
+	 * anchor would need them. */
 	int result = flash->is_read_only ? 0 : disk_sync(flash->fd);
 
 	if (result < 0) {
@@ -656,7 +690,7 @@ int flash_recover(struct flash *flash, struct error *error)
 			flash->path);
 	}
 	if (result == -ESTALE) {
-		return result; /* flash_cache_compare() has said why */
+		return result; /* flash_cache_compare() has set the error */
 	}
 	if (result == -EBUSY) {
 		return error_set(error, result,
