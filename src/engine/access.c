@@ -451,6 +451,8 @@ struct access_verdict access_look(const struct access *access, const struct acce
 	for (uint32_t i = 0; i < found.count; i++) {
 		uint32_t rule = access->values[found.values[i]].first_rule;
 
+		/* Rules of a value are in list order, so the search ends at the best rule so
+		 * far. */
 		while (rule < best && !engine_access_holds(&access->rules[rule], &found)) {
 			rule = access->rules[rule].next;
 		}

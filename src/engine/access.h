@@ -21,7 +21,7 @@
 
 #include "base/identity.h"
 
-/* Rights of a peer on an export; a set of these. */
+/* Rights of a peer on an export, as bits of a set. */
 enum engine_rights { ENGINE_RIGHT_READ = 1, ENGINE_RIGHT_WRITE = 2 };
 
 enum {
@@ -51,7 +51,8 @@ struct access_rule {
 	struct access_condition conditions[ACCESS_KIND_COUNT]; /* at most one of each kind */
 };
 
-/* Copies the value. -EEXIST: the rule already has a condition of that kind; -ENOMEM. */
+/* Adds a condition with a copy of the value. -EEXIST: the rule has a condition of this kind;
+ * -ENOMEM. */
 GMB_MUST_CHECK int access_rule_add(
 	struct access_rule *rule, uint32_t kind, const void *data, uint32_t bytes);
 /* Returns whether both have the same rights and conditions, in any order. */

@@ -28,6 +28,7 @@ static struct engine_client *clients_find(
 	return idle;
 }
 
+/* Returns NULL if the engine has its share of the clients, or is out of memory. */
 static struct engine_client *clients_add(struct engine *engine)
 {
 	uint32_t share = ENGINE_CLIENTS_MAX / engine->limits.engine_count;

@@ -11,7 +11,7 @@
  * is shorter with a rate, because a long piece would book the rate far in advance. */
 #define STEP_BYTES_MAX	    (UINT64_C(64) << 20)
 #define STEP_BYTES_MAX_RATE (UINT64_C(2) << 20)
-/* Longest range of the source for which the block map is requested at once. */
+/* Longest range of the source in one block map request. */
 #define MAP_BYTES_MAX (UINT64_C(1) << 30)
 
 /* Extents of a copy that has little memory. */
@@ -21,7 +21,7 @@ _Static_assert(STEP_BYTES_MAX <= STORE_COPY_BYTES_MAX, "the store takes it in on
 
 enum piece_state {
 	PIECE_IDLE,
-	PIECE_READING,	/* the source is read, and nothing of it is being written */
+	PIECE_READING,	/* the source is read; no part of it is being written */
 	PIECE_WRITING,	/* the data read last is being written */
 	PIECE_CHANGING, /* the target is changed in one step: zero, clone, range */
 	PIECE_STATE_COUNT
@@ -496,8 +496,8 @@ static void stop_reading(struct session_copy *copy)
 	}
 }
 
-/* Returns 0 or the reason why no more pieces can start. A copy can take long, so it checks that it
- * still has the rights it started with. */
+/* Returns 0, or the reason why the copy must stop. A copy can take long, so it repeatedly checks
+ * that it still has the rights it started with. */
 static int may_go_on(struct session_copy *copy)
 {
 	const struct session *session = copy->session;

@@ -68,7 +68,7 @@ const uint64_t *session_copy_bytes(const struct session_copy *copy);
 /* session->stopping was set: a copy with pieces left to start ends with -ESHUTDOWN. done can be
  * called from inside. */
 void session_copy_drain(struct session_copy *copy);
-/* The session ends: starts no more pieces. Returns true if the copy is idle; otherwise done is
+/* The session ends: starts no further pieces. Returns true if the copy is idle; otherwise done is
  * called when it is. */
 bool session_copy_abandon(struct session_copy *copy);
 bool session_copy_is_idle(const struct session_copy *copy);

@@ -233,6 +233,8 @@ static bool engine_join(struct session *session)
 		return false;
 	}
 	GMB_ASSERT(session->inflight_count == 0);
+	/* This wakes members that wait for this session. A message to the session itself might
+	 * still be in flight. */
 	takeover_leave(&session->member);
 	if (!takeover_may_go(&session->member)) {
 		return false;
@@ -322,6 +324,7 @@ static void engine_batch_end(struct ring_batch_end *end)
 	bool released = engine->limits_released;
 	bool joined;
 
+	/* Cleared first, so that a release during this function causes another turn. */
 	engine->limits_released = false;
 	path_serve(engine->path);
 	if (released && !turns_are_empty(&engine->blocked)) {

@@ -54,7 +54,7 @@ struct peer {
 	char text[PEER_TEXT_BYTES]; /* for messages: "127.0.0.1:4711" */
 	int family;		    /* AF_INET, AF_INET6 or AF_UNIX; 0 = unknown */
 	struct peer_identity identity;
-	/* Number of connections of that identity, counted by the acceptor. NULL: not counted. */
+	/* Number of connections with this identity, counted by the acceptor. NULL: not counted. */
 	_Atomic uint32_t *connections;
 	bool has_address;		       /* it is connected over a network */
 	uint8_t address[ACCESS_ADDRESS_BYTES]; /* IPv6; an IPv4 address is mapped */
@@ -175,7 +175,7 @@ struct engine_door {
 
 /* State of a paused session, see session_kind.rest(). */
 enum session_rest {
-	SESSION_RESTS,		/* nothing in flight, except a partly received request */
+	SESSION_RESTS,		/* no request in flight, except one received in part */
 	SESSION_IS_BUSY,	/* a request is in the store, or between the store and the peer */
 	SESSION_WAITS_FOR_PEER, /* the peer has to receive replies */
 };
@@ -197,8 +197,8 @@ struct session_kind {
 		void **listener_out, struct error *error);
 	void (*listen_end)(void *service, void *listener);
 
-	/* Starts a session and calls session_init() for it. On a negative errno nothing was
-	 * retained. */
+	/* Starts a session and calls session_init() for it. A negative errno: the session was not
+	 * created. */
 	int (*accept)(void *service, const struct endpoint *endpoint);
 	/* Called when the session might be able to continue: a request slot is free
 	 * (engine_request_may()), a rate admits its request (engine_request_may_move()), the
@@ -312,7 +312,7 @@ struct session {
 	enum session_state state; /* changed by session_set_state() */
 	bool stopping;		  /* drain() was called */
 	bool passing;		  /* to be handed over to another process; see pass.h */
-	bool paused;		  /* starts no requests and receives nothing */
+	bool paused;		  /* neither starts requests nor receives data */
 	bool was_told;		  /* its state was sent to that process */
 	bool passed;		  /* the other process owns the connection */
 	bool was_ready;		  /* the log contains that the client uses the export */
@@ -422,7 +422,8 @@ void session_linger(struct session *session);
 /* See takeover.h. The session holds the export until it ends. */
 void session_takeover_join(
 	struct session *session, struct export *export, const uint8_t *token, uint32_t bytes);
-/* Returns true if kind->resume() will be called when the connection of that name has ended. */
+/* Returns true if a connection with this token is being ended; kind->resume() is called after its
+ * end. */
 GMB_MUST_CHECK bool session_takeover_replace(
 	struct session *session, struct export *export, const uint8_t *token, uint32_t bytes);
 
@@ -481,7 +482,7 @@ struct engine_review {
 	 * have lost all rights, since the last call of done(). */
 	void (*done)(void *context, uint64_t number, uint32_t ended);
 	void *context;
-	uint64_t number;      /* not lower than that of the previous review */
+	uint64_t number;      /* never decreases from review to review */
 	uint64_t deadline_ns; /* for the requests in flight of rejected sessions */
 };
 
@@ -609,7 +610,7 @@ void engine_drain(
 /* Private to src/engine. */
 /* Removes the session from its rates. */
 void session_rates_leave(struct session *session);
-/* Counts the session as one of that client, from session_choose() to its end. */
+/* Adds the session to its client, from session_choose() until the session ends. */
 void engine_client_join(struct session *session, const struct takeover_principal *principal);
 void engine_client_leave(struct session *session);
 void engine_clients_init(struct engine *engine);
@@ -629,7 +630,7 @@ void engine_export_leave(struct engine *engine, struct engine_export *entry);
 
 /* --- on the path of every request ------------------------------------------------------------ */
 
-/* Rate limit of log lines about a session: that of its listener. */
+/* Rate limit of log lines about a session. All sessions of a listener share it. */
 static inline struct log_limit *session_log_limit(const struct session *session)
 {
 	return &session->engine->log_limits[session->peer.listener];

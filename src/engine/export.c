@@ -36,7 +36,8 @@ void export_use_put(struct export_use *use)
 	}
 }
 
-/* Called when an engine, or an export that this one replaces, no longer uses it. */
+/* Called when an engine, or an export that this one replaces, no longer uses it. The last use ends
+ * this one for the exports that replace it, and so on. */
 static void use_end(struct export_use *use)
 {
 	struct export_wait *next;

@@ -49,10 +49,10 @@ enum {
 #define ENGINE_HANDSHAKE_STOPPING_NS ENGINE_SECOND_NS
 /* Time a session gets to finish after it loses its rights. */
 #define ENGINE_RIGHTS_STOP_NS (5 * ENGINE_SECOND_NS)
-/* Fraction of the handshake timeout that sessions waiting for a store's barrier keep in reserve,
- * to report the timeout to their peers. */
+/* Reciprocal of the part of the handshake timeout that sessions waiting for a store's barrier keep
+ * in reserve, to report the timeout to their peers. */
 #define ENGINE_BARRIER_SHARE 10
-/* Pause between two checks of the barrier. It grows, up to a fraction of the handshake timeout. */
+/* Pause between two checks of the barrier. It grows, up to a part of the handshake timeout. */
 #define ENGINE_BARRIER_PAUSE_NS	   (ENGINE_SECOND_NS / 1000)
 #define ENGINE_BARRIER_PAUSE_SHARE 64
 /* Interval at which sessions that hold scarce resources are checked for stalls. */

@@ -30,7 +30,7 @@ enum {
 	/* Size of what a session has received of a request, in at most this many pieces. */
 	ENGINE_PASS_LATER_BYTES_MAX = 4 << 20,
 	ENGINE_PASS_LATER_PIECES = 2,
-	/* Time a peer can receive nothing, from the pause on, while the other sessions are
+	/* Time for which a peer can stall, from the pause on, while the other sessions are
 	 * served. */
 	ENGINE_PASS_STALL_MS = 10000,
 };
@@ -60,7 +60,7 @@ struct session_record {
 struct engine_rest {
 	uint32_t busy;	  /* sessions with a request in the store */
 	uint32_t waiting; /* sessions that wait for their peers, and ending ones with requests */
-	uint32_t ended;	  /* sessions ended because their peers received nothing */
+	uint32_t ended;	  /* sessions ended because their peers stalled */
 	char peer[PEER_TEXT_BYTES]; /* one of the waiting ones */
 };
 
@@ -80,8 +80,8 @@ void engine_foresee(const struct engine *engine, struct engine_fate *fate);
  * number of sessions that it starts to drain because they cannot be handed over. */
 uint32_t engine_pause(struct engine *engine);
 /* Paused: adds the engine's progress. Requests of ended connections count. Sessions that continue
- * after engine_serve(), or were accepted since, do not. may_end: ends sessions whose peers receive
- * nothing. */
+ * after engine_serve(), or were accepted since, do not. may_end: ends sessions whose peers have
+ * stalled. */
 void engine_look(struct engine *engine, struct engine_rest *rest, bool may_end);
 /* Paused: lets all sessions continue, except those that wait for their peers. */
 void engine_serve(struct engine *engine);
@@ -103,8 +103,8 @@ struct engine_settle {
 	struct engine_export *entry;
 	struct store_part part;
 };
-/* last: nothing is in flight on any engine. Otherwise clients can continue, and the flush leaves
- * little to do for the last one. -ENOENT: the engine does not serve the export. */
+/* last: no request is in flight on any engine. Otherwise clients can continue, and the flush
+ * leaves little to do for the last one. -ENOENT: the engine does not serve the export. */
 GMB_MUST_CHECK int engine_settle(struct engine *engine, struct engine_settle *settle, bool last);
 /* Releases the sessions that were handed over, without sending anything to their peers. */
 void engine_let_go(struct engine *engine);

@@ -41,7 +41,7 @@
 enum rate_unit { RATE_REQUESTS, RATE_BYTES, RATE_UNIT_COUNT };
 
 enum {
-	RATE_HOLD_PART = 4, /* of the burst: the part that engines can book ahead and not use */
+	RATE_HOLD_PART = 4, /* reciprocal of the part of the burst that engines can hold unused */
 	RATE_TEXT_BYTES = 96,
 };
 

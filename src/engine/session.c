@@ -444,7 +444,8 @@ int session_choose(struct session *session, struct engine_export *entry)
 	if (rc < 0) {
 		return rc;
 	}
-	/* Relaxed, both: they are counts only and publish no other data. */
+	/* Counts first and checks afterwards, so that two reactors cannot both take the last
+	 * connection. Relaxed, both: they are counts only and publish no other data. */
 	connections_max = atomic_load_explicit(&export->connections_max, memory_order_relaxed);
 	before = atomic_fetch_add_explicit(&export->connections, 1, memory_order_relaxed);
 	if (connections_max != 0 && before >= connections_max) {

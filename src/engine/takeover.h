@@ -77,7 +77,7 @@ void takeover_join(struct takeover *takeover, struct takeover_member *member, co
 
 enum takeover_found {
 	TAKEOVER_NOBODY,
-	TAKEOVER_OTHERS, /* only other principals have that token; nothing happens */
+	TAKEOVER_OTHERS, /* only other principals use this token; no action */
 	TAKEOVER_OWN,	 /* it is being ended; wake() is called, then the caller retries */
 };
 

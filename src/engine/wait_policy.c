@@ -17,7 +17,7 @@ enum { BATCHES_TENTHS_MIN = 11 };
 
 /* Shortest duration of a window that has enough requests. */
 static const uint64_t window_ns_min = 5000000;
-/* A longer window contains a pause in the traffic and says nothing about the rate. */
+/* A longer window contains a pause in the traffic, so its rate is meaningless. */
 static const uint64_t window_ns_max = 200000000;
 
 static void wait_policy_become(
@@ -100,8 +100,9 @@ static enum wait_way candidate(const struct wait_policy *policy)
 	return fills_batches(policy) && !batch_lost ? WAIT_BATCH : WAIT_SPIN;
 }
 
-/* Returns whether the traffic differs from that of the last or current trial. If batching does not
- * bring requests together, each of them is delayed for no gain. */
+/* Returns whether the traffic has changed, so that the last or current trial is meaningless.
+ * Batching is also given up when it does not bring requests together, because it then delays each
+ * request for no gain. */
 static bool verdict_is_void(const struct wait_policy *policy, uint64_t request_ns)
 {
 	if (policy->state == WAIT_POLICY_BLOCKING) {

@@ -10,13 +10,13 @@
  *   requester gone ─▶ late_publish(range) ......... its parts are done ─▶ late_withdraw(range)
  *   another one's part: late_any()? ─▶ late_wait(stream) ─── waits ───▶ path_resume(stream)
  *
- * A request whose own range is published can have waiting parts, too. They wait only for ranges
+ * A request whose own range is published can also have waiting parts. They wait only for ranges
  * that were published earlier, so two requests never wait for each other.
  *
  * Threading: shared by all reactors. Without a published range, a part costs one relaxed load;
  * otherwise it takes a lock. A port belongs to its ring's thread. Ownership: ranges are members of
- * their requests, ports of each reactor's exports. Both exist until nothing of them is linked
- * here. Errors: none.
+ * their requests, and ports are members of each reactor's exports. Both exist until they have been
+ * unlinked from all lists here. Errors: none.
  */
 #pragma once
 

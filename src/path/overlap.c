@@ -174,8 +174,8 @@ void cut_begin(struct path_request *request)
 	bool has_progress = reads && store_has_progress(store);
 	/* The disk leaves time in which other work can be done. */
 	bool can_overlap = reads ? info->read_direct || has_progress : info->write_direct;
-	/* Each part of a durable write is a flush of its own. So it is cut as little as possible
-	 * and not measured. An atomic one is not cut at all. */
+	/* Each part of a durable write is a separate flush. So it is cut as little as possible and
+	 * not measured. An atomic one is not cut at all. */
 	bool durable = (request->flags & STORE_FUA) != 0;
 	bool times_disk = can_overlap && !durable && request->length >= OVERLAP_REQUEST_BYTES_MIN;
 
@@ -263,7 +263,8 @@ void cut_part_end(struct path_request *request, uint64_t bytes, uint64_t now_ns)
 
 	/* In units of 1 KiB and 1024 ns, so that the sum does not overflow. */
 	request->parts_time += (bytes >> 10) * (took_ns >> 10);
-	/* With one part per member, the parts complete together and reveal nothing. */
+	/* If each member has one part, the parts complete together, and their times are
+	 * meaningless. */
 	if (path_status(request) == PATH_COMMITTED && request->op == STORE_READ &&
 		request->progress_step == 0 &&
 		request->parts_started >= 2 * parallel_parts(request)) {

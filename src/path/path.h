@@ -167,7 +167,7 @@ struct path_fragment {
 	struct mem_ref memory; /* none: the bytes are in place, see path_request.placement */
 	uint64_t offset;       /* on the export */
 	uint32_t length;
-	bool last;	 /* no more fragments of this request follow */
+	bool last;	 /* the last fragment of this request */
 	bool page_cache; /* sending it can fail with -EFAULT, see store_page_cache_ref() */
 };
 
@@ -261,8 +261,8 @@ struct path_request {
 };
 
 enum {
-	/* A read through the page cache is a copy that completes immediately, so there is nothing
-	 * to overlap with it. */
+	/* A read through the page cache is a copy that completes immediately, so it cannot overlap
+	 * with the network. */
 	PATH_CACHED_PART_BYTES = 512 << 10,
 	/* If memory is short, a part gets less than it wants, down to this size. */
 	PATH_PART_BYTES_MIN = 64 << 10,
@@ -351,8 +351,8 @@ bool path_write_rests(const struct path_request *request);
  * Its extents become invalid. */
 void path_finish(struct path_request *request);
 
-/* The peer sends no more requests and might be gone; the request continues. Changes to the same
- * bytes by others wait until it has ended, see late.h. */
+/* The peer has stopped sending requests and might be gone; the request continues. Changes to the
+ * same bytes by others wait until it has ended, see late.h. */
 void path_orphan(struct path_request *request);
 /* The peer is gone: as path_orphan(), starts no more parts and drops unsent fragments. Returns
  * true if the request is idle; otherwise progress is called when it is. Fragments that were given

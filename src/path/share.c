@@ -473,6 +473,8 @@ void share_wait(struct path_request *request, bool is_short)
 	client->lacking = NULL;
 	client->lacks_device = false;
 	if (!list_is_linked(&request->stalled_node)) {
+		/* A write goes behind other writes and in front of all reads, see the head of
+		 * share.h. */
 		struct list_node *next = client->stalled.next;
 
 		while (request->op == STORE_WRITE && next != &client->stalled &&
@@ -482,6 +484,7 @@ void share_wait(struct path_request *request, bool is_short)
 		list_insert_before(request->op == STORE_WRITE ? next : &client->stalled,
 			&request->stalled_node);
 	}
+	/* The first request determines what the client waits for. */
 	if (list_first(&client->stalled) == &request->stalled_node) {
 		set_short(client, is_short, lacking, lacks_device);
 		if (is_short) {

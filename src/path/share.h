@@ -109,8 +109,8 @@ struct path_share {
 	bool device_waits;	     /* as in path_options */
 	struct turns waiting;	     /* clients with a request that might be able to continue */
 	uint32_t short_count;	     /* clients that wait for memory held by others */
-	uint32_t quota_short_count;  /* the part of them that waits for a quota */
-	uint32_t device_short_count; /* the part of them that waits for device memory */
+	uint32_t quota_short_count;  /* the part of short_count that waits for a quota */
+	uint32_t device_short_count; /* the part of short_count that waits for device memory */
 	/* clients with a costly request that might be able to start */
 	struct turns costly;
 	uint32_t costly_count;

@@ -20,7 +20,7 @@
 /* The five states of the thesis, with one timestamp per edge. */
 enum path_state {
 	PATH_STATE_WAIT,    /* decoded; waits for memory or for its turn */
-	PATH_STATE_DISK,    /* the disk is working, nothing can be sent yet */
+	PATH_STATE_DISK,    /* the disk is working; no data can be sent yet */
 	PATH_STATE_OVERLAP, /* some bytes are valid; disk and network overlap */
 	PATH_STATE_NETWORK, /* the disk is done; the network time it did not hide */
 	PATH_STATE_DONE,    /* everything is sent, resources are released */
@@ -140,7 +140,7 @@ struct path_trace_options {
 	void *context;
 };
 
-/* Times are those of the ring's clock; 0 = it did not happen. */
+/* Times are from the ring's clock; 0 = it did not happen. */
 
 /* Progress that the store reported before a part was done. */
 struct path_trace_mark {
@@ -207,8 +207,8 @@ void path_trace_begin(struct path_trace *trace, enum store_op op, struct path_tr
 /* A part got its memory. Never returns NULL: parts beyond the limit share a dummy record. */
 struct path_trace_part *path_trace_opened(
 	struct path_trace_request *record, uint64_t offset, uint64_t length, uint64_t now_ns);
-/* The times can be those of the batch. A part's event never gets a time before that of the
- * previous event. */
+/* The times can be batch times. An event of a part never gets an earlier time than the previous
+ * event. */
 void path_trace_submitted(struct path_trace_part *part, uint64_t now_ns);
 void path_trace_progress(struct path_trace_request *record, struct path_trace_part *part,
 	uint64_t bytes, uint64_t now_ns);
@@ -225,8 +225,8 @@ void path_trace_drop(struct path_trace_request *record);
 /* The path stops using the recorder. Its requests no longer have records. */
 void path_trace_detach(struct path_trace *trace);
 
-/* Returns the number of requests that have ended; and one of them, in the order in which they
- * ended. */
+/* Returns the number of requests that have ended, and one of these requests by the order of their
+ * ends. */
 uint32_t path_trace_ended_count(const struct path_trace *trace);
 const struct path_trace_request *path_trace_ended(const struct path_trace *trace, uint32_t index);
 

@@ -176,6 +176,8 @@ bool ring_mailbox_call(struct ring_mailbox *mailbox, struct ring_op *op)
 	pthread_mutex_lock(&mailbox->lock);
 	ring_op_queue_push(&mailbox->waiting, op);
 	mailbox->waiting_count++;
+	/* A thread that was woken for another call might still be counted as idle, but that call is
+	 * then still counted as waiting, so the comparison is exact. */
 	if (mailbox->idle_count >= mailbox->waiting_count) {
 		pthread_cond_signal(&mailbox->wake);
 	} else if (mailbox->thread_count < RING_CALL_THREADS_MAX) {
@@ -184,6 +186,7 @@ bool ring_mailbox_call(struct ring_mailbox *mailbox, struct ring_op *op)
 		if (call_thread_start(mailbox, thread)) {
 			mailbox->thread_count++;
 		} else if (mailbox->thread_count == 0) {
+			/* Without threads, the queue contains only this call. */
 			(void)ring_op_queue_pop(&mailbox->waiting);
 			mailbox->waiting_count--;
 			taken = false;

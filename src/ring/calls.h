@@ -62,7 +62,7 @@ struct ring_mailbox {
 	_Atomic(struct ring_op *) returned; /* completed calls; op->result is set */
 	/* becomes readable when one of the stacks was empty and is not */
 	int wake_fd;
-	_Atomic int poll_fd; /* another eventfd that is written, too; or -1 */
+	_Atomic int poll_fd; /* a second eventfd to write, or -1 */
 
 	/* Worker threads: started when needed, joined by ring_mailbox_fini(). */
 	pthread_mutex_t lock;
@@ -93,7 +93,7 @@ void ring_mailbox_collect(struct ring_mailbox *mailbox, struct ring_op_queue *to
 struct io_uring;
 
 /* Sets up an io_uring with its tables, whose sizes are in the options, and reports the available
- * features (setup.c). On a negative errno nothing is left. */
+ * features (setup.c). On a negative errno it has released everything. */
 GMB_MUST_CHECK int ring_setup(
 	struct io_uring *uring, const struct ring_options *options, struct ring_features *features);
 /* Sets the sentence for such an errno, and returns the errno. */

@@ -53,7 +53,7 @@ struct mem_ref {
 
 _Static_assert(sizeof(struct mem_ref) == 16, "passed in registers");
 
-/* A run of a requester's memory; an array of them is a scatter list. */
+/* An element of a scatter list: a run of a requester's memory. */
 struct mem_segment {
 	struct mem_ref memory;
 	uint64_t bytes;

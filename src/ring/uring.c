@@ -360,8 +360,8 @@ void ring_flush(struct ring *ring)
 }
 
 /* Waits for batch_count completions, or for one once batch_us have passed. It is written out
- * because liburing 2.3 has neither the field nor the function. It makes two system calls if the
- * submission completes nothing. */
+ * because liburing 2.3 has neither the field nor the function. It makes two system calls unless an
+ * operation completes during submission. */
 static int enter_batch(struct ring *ring)
 {
 	/* Without a limit for the whole wait, the kernel ends it after batch_us even without any

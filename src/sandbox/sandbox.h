@@ -28,7 +28,7 @@ enum sandbox_mode {
 /* Access below a folder, or to a file. */
 enum sandbox_access {
 	SANDBOX_READ = BIT(0),
-	SANDBOX_WRITE = BIT(1),		/* of existing files; nothing can be created */
+	SANDBOX_WRITE = BIT(1),		/* of existing files; new ones cannot be created */
 	SANDBOX_DEVICES = BIT(2),	/* ioctl() on devices */
 	SANDBOX_SOCKETS = BIT(3),	/* Unix sockets can be created, and files removed */
 	SANDBOX_SHARED_MEMORY = BIT(4), /* files can be created, resized and removed */
@@ -117,7 +117,7 @@ GMB_MUST_CHECK int sandbox_enter(
  * and connecting sockets. */
 GMB_MUST_CHECK int sandbox_seal(enum sandbox_mode mode, struct error *error);
 
-/* Returns true and completes the sentence in *error if the sandbox is the reason why a file could
- * not be opened or created. writes: it was to be written, too. remedy: the action to take for an
- * existing file, such as "restart the server". */
+/* If the sandbox is the reason why a file could not be opened or created, completes the sentence
+ * in *error and returns true. writes: the file was opened for writing. remedy: the action to take
+ * for an existing file, such as "restart the server". */
 bool sandbox_explain(const char *path, bool writes, const char *remedy, struct error *error);

@@ -264,7 +264,8 @@ static const struct choice choices[] = {
 	{ SCMP_SYS(sendmsg), 2, MSG_FASTOPEN, 0 },
 };
 
-/* For libfabric, its drivers and their libraries: finding RDMA adapters and network interfaces. */
+/* Calls with which libfabric, its drivers and their libraries find RDMA adapters and network
+ * interfaces. */
 static const struct choice network_choices[] = {
 	{ SCMP_SYS(ioctl), 1, 0xff00, 0x1b00 }, /* RDMA_IOCTL_MAGIC */
 	IOCTL(SIOCETHTOOL),

@@ -10,8 +10,8 @@
  *
  * Files of a folder, with the names used by QEMU, nbdkit and libnbd: ca-cert.pem, ca-crl.pem
  * (optional); server-cert.pem, server-key.pem; client-cert.pem, client-key.pem (optional, both or
- * none). A file of pre-shared keys has lines NAME:HEX (psktool). A folder instead of it stands for
- * its file keys.psk.
+ * none). A file of pre-shared keys has lines NAME:HEX (psktool). If psk_file names a folder, its
+ * file keys.psk is used.
  *
  * Threading: loading blocks, on any thread. A context can be used on any thread. Ownership:
  * references are counted. Errors: a negative errno and a sentence that names file, line and

@@ -74,7 +74,7 @@ struct tls_context {
 	gnutls_x509_trust_list_t trust;
 	gnutls_x509_crl_t *crls; /* the array; its elements belong to trust */
 	uint32_t crl_count;
-	/* Identifies the contents of trust, and the time when all of them are valid. All zeroes:
+	/* Identifies the contents of trust, and the time when they are all valid. All zeroes:
 	 * unknown, for the system's authorities. */
 	struct tls_trust trusted;
 

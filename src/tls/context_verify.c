@@ -92,8 +92,8 @@ static bool is_same_name(const gnutls_datum_t *a, const gnutls_datum_t *b)
 	return a->size == b->size && memcmp(a->data, b->data, a->size) == 0;
 }
 
-/* Returns whether there are revocation lists of this certificate's authority, and all of them have
- * expired. GnuTLS does not check their times. */
+/* Returns whether this certificate's authority has revocation lists, all of which have expired.
+ * GnuTLS does not check their times. */
 static bool is_crl_expired(const struct tls_context *context, gnutls_x509_crt_t cert)
 {
 	time_t now = time(NULL);
@@ -190,11 +190,11 @@ bool tls_name_is_address(const char *name, uint8_t out[16], uint32_t *bytes_out)
 }
 
 /*
- * Returns whether the certificate has alternative names, but none for DNS. In this case GnuTLS
- * uses the common name, even next to an e-mail address. RFC 6125, 6.4.4, forbids this next to any
- * service identifier, and RFC 9525 forbids it completely. An authority that writes alternative
- * names expresses the owner with them. So here the common name counts only if there are none of
- * any type.
+ * Returns whether the certificate has alternative names, but no DNS name. In this case GnuTLS uses
+ * the common name, even next to an e-mail address. RFC 6125, 6.4.4, forbids this next to any
+ * service identifier, and RFC 9525 forbids it completely. If an authority writes alternative
+ * names, these define whose certificate it is. So the common name counts only in a certificate
+ * without alternative names.
  */
 static bool has_other_names_only(gnutls_x509_crt_t cert)
 {
@@ -275,12 +275,12 @@ int tls_verify_function(gnutls_session_t session)
 
 /* --- results ---------------------------------------------------------------------------------- */
 
-/* What to check if both sides have nothing in common. */
+/* Advice for the case that both sides have no common parameters. */
 #define COMPARE                                                                                    \
 	"compare the versions and ciphers, and whether both use certificates or both use "         \
 	"pre-shared keys"
 
-/* Returns what to check after an alert of a peer that rejects us; NULL: another alert. */
+/* Returns advice for an alert of a peer that rejects us; NULL: another alert. */
 static const char *alert_hint(int alert)
 {
 	switch (alert) {
@@ -414,9 +414,9 @@ void tls_trust_narrow(struct tls_trust *trust, gnutls_x509_crt_t cert)
 	trust->until = MIN(trust->until, (int64_t)gnutls_x509_crt_get_expiration_time(cert));
 }
 
-/* Returns whether a new verification would give the same result: authorities and revocation lists
- * are those of the first verification, and nothing has expired. Most reloads only bring a new
- * certificate of our own, so this saves 0.4 ms of signature checks per session. */
+/* Returns whether a new verification would give the same result, because the authorities and
+ * revocation lists are the same and none has expired. Most reloads only bring a new certificate of
+ * our own, so this saves 0.4 ms of signature checks per session. */
 static bool is_unchanged(const struct tls_context *context, const struct tls_trust *trust)
 {
 	static const struct tls_trust unknown;

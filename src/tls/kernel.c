@@ -44,7 +44,7 @@ struct tls_kernel {
 	bool is_cut;	 /* the connection ended without close_notify */
 	bool is_leaving; /* our close_notify follows the data being sent */
 	bool is_stopped; /* the stream was shut down: any end is expected */
-	int failed;	 /* a negative errno: why nothing more is received */
+	int failed;	 /* a negative errno: the reason why receiving has stopped */
 
 	/* Receiving. */
 	struct ring_op receive_op;
@@ -195,7 +195,7 @@ static void update_sent(struct ring_op *op, int result)
 		rc = result < 0 ? result : -EIO;
 	}
 	if (rc != 0) {
-		/* Send nothing more under the old key, because the peer has discarded it. */
+		/* The old key must not be used again, because the peer has discarded it. */
 		tls_kernel_lose(kernel, rc);
 	}
 	tls_kernel_send_step(kernel);
@@ -513,8 +513,8 @@ static bool is_suitable(enum tls_records records, const struct tls_key *key)
 	       (records == TLS_RECORDS_KERNEL || key->version == TLS_1_2 || features->has_rekeying);
 }
 
-/* Installs the keys. Before TLS_TX, nothing has changed except that the socket is prepared for
- * TLS: it still carries plain bytes. */
+/* Installs the keys. If TLS_TX fails, the socket is prepared for TLS but still carries plain
+ * bytes, so the session can continue. */
 static int tls_kernel_install(int fd, const struct tls_keys *keys, struct error *error)
 {
 	const int on = 1;

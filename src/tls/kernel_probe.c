@@ -72,7 +72,7 @@ static int pair_connect(struct pair *pair)
 		setsockopt(pair->to, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit)) != 0) {
 		return -errno;
 	}
-	/* If another client was faster, nothing is sent to it. */
+	/* If another client was faster, the probe must not send to it. */
 	return peer.sin_port == own.sin_port ? 0 : -ECONNREFUSED;
 }
 

@@ -509,6 +509,7 @@ static void place_done(struct tls_place *place, int result)
 		GMB_ASSERT(result == -EAGAIN);
 		layer->gives_way = layer->in_op.in_flight || layer->out_op.in_flight;
 		ring_cancel(layer->stream->ring, &layer->in_op);
+		/* A send cannot be cancelled, so the connection is aborted. */
 		if (layer->out_op.in_flight) {
 			ring_socket_abort(layer->stream->ring, layer->stream->file);
 		}

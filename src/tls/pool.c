@@ -282,6 +282,8 @@ static void refuse_one(struct tls_pool *pool)
 	}
 	if (refused != NULL) {
 		place_leave(pool, refused);
+		/* An idle source can be reused, so a waiter without a slot must not refer to
+		 * one. */
 		refused->of = NULL;
 		place_tell(refused, -EAGAIN);
 	}
@@ -377,7 +379,7 @@ void tls_pool_make_room(struct tls_pool *pool, uint64_t now_ns)
 	struct tls_place *silent = NULL;
 
 	pthread_mutex_lock(&pool->lock);
-	/* A waiter that lacks a share of its own source gains nothing from this. */
+	/* A waiter whose source has used its share would not get the slot. */
 	if (pool->waiting_count > 0 && pool->held_count == pool->held_max) {
 		list_for_each(node, &pool->held)
 		{

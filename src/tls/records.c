@@ -273,8 +273,8 @@ static void break_off(struct tls_layer *layer, int result)
 
 enum opened {
 	OPENED_ALL,  /* the message is full */
-	OPENED_DRY,  /* no more data has arrived */
-	OPENED_LAST, /* no more data will arrive */
+	OPENED_DRY,  /* all data that has arrived is decrypted */
+	OPENED_LAST, /* the connection has ended */
 };
 
 static void into_begin(struct tls_layer *layer, struct msghdr *message, bool whole)
@@ -386,7 +386,7 @@ static void in_ended(struct tls_layer *layer)
 	layer->was_cut = !atomic_load_explicit(&layer->is_stopped, memory_order_relaxed);
 }
 
-/* Receives what the socket has. -EAGAIN: nothing. */
+/* Receives what the socket has. -EAGAIN: it is empty. */
 static ssize_t fill_now(struct tls_layer *layer)
 {
 	struct iovec iov;
