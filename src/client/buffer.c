@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Buffers where no server can reach them, since there is no clan on this processor. A page before
- * each knows its length. */
+/* Buffers for processors without clan, where no server can access them. The page before each buffer
+ * contains its length. */
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -14,7 +14,7 @@ static size_t page_bytes(void)
 	return (size_t)sysconf(_SC_PAGESIZE);
 }
 
-/* Zeroed memory behind a page that knows the length of both, or NULL. */
+/* Returns zeroed memory after a page that contains the length of both, or NULL. */
 static void *buffer_map(size_t bytes)
 {
 	size_t all = page_bytes() + bytes;

@@ -22,7 +22,8 @@ enum {
 	OTHERS_PATIENCE_MS = 2000,
 };
 
-/* Who serves which URIs; the first one says what is wrong with a URI that nobody serves. */
+/* The supported protocols. The first one also reports what is wrong with a URI of an unknown
+ * scheme. */
 static const struct carrier_ops *const carriers[] = {
 	&nbd_carrier,
 #ifdef GMBLOCK_CLAN
@@ -46,7 +47,7 @@ static const struct carrier_ops *find_carrier(const char *uri)
 
 /* --- facts --------------------------------------------------------------------------------- */
 
-/* What the server and the options allow. */
+/* Returns the capabilities that both the server and the options allow. */
 static uint32_t find_capabilities(const struct gmb_client *client)
 {
 	uint32_t can = client->facts.capabilities;
@@ -135,7 +136,7 @@ void client_event(struct gmb_client *client, enum gmb_event event, const char *t
 	}
 }
 
-/* --- which connection takes what ----------------------------------------------------------- */
+/* --- assignment of commands to connections ---------------------------------------------------- */
 
 static struct connection *connection_with_room(struct gmb_client *client)
 {
@@ -153,8 +154,8 @@ static struct connection *connection_with_room(struct gmb_client *client)
 	return best;
 }
 
-/* The list whose first request is next, or NULL. Ranges and the others take turns, so that neither
- * waits for the other's end. */
+/* Returns the list with the next request, or NULL. Ranges and other requests alternate, so that
+ * neither has to wait until the other list is empty. */
 static struct list_node *next_list(struct gmb_client *client)
 {
 	bool range = !list_is_empty(&client->ranges) &&
@@ -209,7 +210,7 @@ void client_dispatch(struct gmb_client *client)
 	if (client->state != CLIENT_OPEN && client->state != CLIENT_CLOSING) {
 		return;
 	}
-	/* What may still happen on a lost connection must not be sent again yet. */
+	/* A lost connection's commands may still be executed, so they must not be resent yet. */
 	while (client->lost_count == 0 && !list_is_empty(&client->replays)) {
 		struct connection *connection = connection_with_room(client);
 		struct command *command;
@@ -223,9 +224,9 @@ void client_dispatch(struct gmb_client *client)
 	dispatch_waiting(client);
 }
 
-/* --- connections come and go ---------------------------------------------------------------- */
+/* --- start and loss of connections ------------------------------------------------------------ */
 
-/* What connections have given back fails with err. */
+/* Fails the commands that connections have given back. */
 static void fail_replays(struct gmb_client *client, int err)
 {
 	while (!list_is_empty(&client->replays)) {
@@ -237,7 +238,7 @@ static void fail_replays(struct gmb_client *client, int err)
 	}
 }
 
-/* Everything that waits fails with err. */
+/* Fails all waiting requests. */
 static void fail_all(struct gmb_client *client, int err)
 {
 	fail_replays(client, err);
@@ -262,7 +263,7 @@ static void set_state(struct gmb_client *client, enum client_state state)
 	client->state = state;
 }
 
-/* The first connection is ready: requests that waited for it can be checked now. */
+/* The first connection is ready, so requests that waited for it can be checked. */
 static void open_succeeded(struct gmb_client *client)
 {
 	struct list_node early;
@@ -313,12 +314,13 @@ static int give_up_forgotten(
 	return error->code;
 }
 
-/* Says whether another connection may join: it must lead to the same export (rule P137). */
+/* Checks that another connection leads to the same export and may be used (rule P137). */
 static int check_same(
 	const struct gmb_client *client, const struct carrier_facts *facts, struct error *error)
 {
 	const struct carrier_facts *known = &client->facts;
-	/* A disk may grow between two connections, if it is the same server's for certain. */
+	/* The export may grow between two connections, if the epoch proves that it is the same
+	 * server. */
 	bool is_size_right =
 		facts->bytes == known->bytes || (facts->bytes > known->bytes && facts->epoch != 0);
 
@@ -342,9 +344,10 @@ static bool may_be_several(const struct gmb_client *client)
 	return (client->facts.capabilities & GMB_CAN_MULTI_CONN) != 0;
 }
 
-/* A server may come back without the promise that several connections see the same data. Those that
- * still have to give back commands are not made again once they have. While the server may still
- * carry out commands of a lost one, the others go on: one of them ends it, and leaves then. */
+/* A server may return without the guarantee that several connections see the same data; then only
+ * one stays. A connection that is giving back commands ends by itself and is not started again.
+ * While the server may still execute commands of a lost connection, the others stay: one of them
+ * replaces the lost connection, and then leaves. */
 static void leave_others(struct gmb_client *client, const struct connection *only)
 {
 	if (client->lost_count > 0) {
@@ -379,7 +382,7 @@ static void start_others(struct gmb_client *client, const struct connection *fir
 	}
 }
 
-/* A server that comes back must be able to take the commands that the old one was sent. */
+/* A server that returns must accept the commands that were sent to the old one. */
 static int check_able(
 	const struct gmb_client *client, const struct carrier_facts *facts, struct error *error)
 {
@@ -400,7 +403,7 @@ static int check_able(
 	return 0;
 }
 
-/* True when what the server has acknowledged may be gone although nobody was told. */
+/* Returns whether acknowledged changes may be lost without an error having been reported. */
 static bool has_forgotten(const struct gmb_client *client, const struct carrier_facts *facts)
 {
 	const struct carrier_facts *known = &client->facts;
@@ -429,7 +432,8 @@ static void forget_lost(struct gmb_client *client, const struct connection *conn
 void client_take_over(struct gmb_client *client, uint32_t number)
 {
 	if (client->facts.can_take_over && (client->options.flags & GMB_OPEN_NO_RECONNECT) == 0) {
-		/* A connection gets ready only instead of all that were lost when it began. */
+		/* A new connection becomes ready only after it has replaced every connection that
+		 * was lost when it started. */
 		GMB_ASSERT(client->lost_count < CLIENT_LOST_MAX);
 		client->lost[client->lost_count++] = number;
 	}
@@ -443,8 +447,8 @@ void client_progress(struct gmb_client *client, struct connection *connection)
 	}
 }
 
-/* A connection is there. With requests in flight the trouble lasts until one is answered: a server
- * that only shakes hands must not hold them for ever. */
+/* A connection is ready. With requests in flight, the trouble lasts until one is answered, because
+ * a server that completes only handshakes must not delay them forever. */
 static void end_trouble(struct gmb_client *client, const struct connection *connection)
 {
 	forget_lost(client, connection);
@@ -453,8 +457,8 @@ static void end_trouble(struct gmb_client *client, const struct connection *conn
 	}
 }
 
-/* The server's machine has started anew: connections to what it was before are dead, and those that
- * are idle have not noticed. */
+/* The server has rebooted. Connections to its previous instance are dead, and idle ones have not
+ * detected it. */
 static void leave_old_epoch(struct gmb_client *client, const struct connection *fresh)
 {
 	struct error error;
@@ -502,7 +506,7 @@ int client_connection_ready(
 			client_resized(client, facts->bytes);
 		}
 		if (err == 0 && !may_be_several(client)) {
-			connection_leave(connection); /* it was needed to end lost ones */
+			connection_leave(connection); /* it was only needed to replace lost ones */
 		}
 		return err;
 	}
@@ -536,17 +540,17 @@ void client_resized(struct gmb_client *client, uint64_t bytes)
 {
 	uint64_t before = client->facts.bytes;
 
-	/* With several connections, what one of them says may be older than what another one has
-	 * said: servers let an export only grow under its clients. */
+	/* With several connections, a report from one may be older than that of another. An export
+	 * only grows while it is in use, so the larger size is the newer one. */
 	if (client->state == CLIENT_OPEN && (bytes > before || client_ready_count(client) == 1)) {
 		client->facts.bytes = bytes;
 		tell_size(client, before);
 	}
 }
 
-/* Doubles from attempt to attempt, with a quarter of chance, so that many clients of one server do
- * not come back at the same moment. A connection that fails again and again beside others that work
- * is hardly missed: the server may not want so many. */
+/* Returns a delay that doubles with each attempt, with a random part of up to a quarter, so that
+ * the clients of a server do not all reconnect at the same moment. A connection that keeps failing
+ * next to working ones is not important: the server may limit the number of connections. */
 static uint64_t backoff_ns(struct gmb_client *client, uint32_t attempts, bool missed)
 {
 	uint64_t ns;
@@ -578,7 +582,7 @@ void client_check_deadline(struct gmb_client *client)
 	}
 }
 
-/* Once for each reason: attempts may go on for hours. */
+/* Reports each reason once, because attempts may continue for hours. */
 static void tell_attempt(struct gmb_client *client, const struct error *reason)
 {
 	if (strcmp(client->told.text, reason->text) != 0) {
@@ -595,7 +599,7 @@ void client_connection_lost(struct gmb_client *client, struct connection *connec
 
 	connection->was_ready = false;
 	if (client->state == CLIENT_DEAD) {
-		fail_all(client, -ENOTCONN); /* what this connection has given back */
+		fail_all(client, -ENOTCONN); /* commands that this connection has given back */
 		return;
 	}
 	client->trouble = connection->reason;
@@ -612,16 +616,16 @@ void client_connection_lost(struct gmb_client *client, struct connection *connec
 	} else if (!others) {
 		tell_attempt(client, &connection->reason);
 	}
-	/* Where one has waited in vain, others that are there may be as dead: only an answer ends
-	 * the trouble. */
+	/* After a timeout, other connections may be dead as well, so only an answer ends the
+	 * trouble. */
 	if ((!others || client->lost_count > 0 || connection->reason.code == -ETIMEDOUT) &&
 		client->lost_ns == 0) {
 		client->lost_ns = ring_now_ns(client->queue->ring);
 	}
 	if ((client->options.flags & GMB_OPEN_NO_RECONNECT) != 0) {
 		if (others) {
-			fail_replays(client,
-				-ENOTCONN); /* without takeover they must not be sent again */
+			/* Without takeover they must not be resent. */
+			fail_replays(client, -ENOTCONN);
 		} else {
 			client_give_up(client);
 		}
@@ -665,9 +669,10 @@ static uint32_t client_or_default(uint32_t value, uint32_t standard)
 }
 
 /*
- * A server works on each connection with one thread at most, so as many as there are processors,
- * within reason: on 2, two connections moved 1.1 to 1.3 times as much as one in reads and writes of
- * 4 KiB to 1 MiB, and four no more than two.
+ * Returns the default number of connections. A server uses at most one thread for each connection,
+ * so it is the number of processors, within limits. On 2 processors, two connections were 1.1 to
+ * 1.3 times as fast as one for reads and writes of 4 KiB to 1 MiB, and four were no faster than
+ * two.
  */
 static uint32_t connections_chosen(void)
 {
@@ -778,9 +783,9 @@ static bool is_connected(const struct gmb_client *client)
 	return false;
 }
 
-/* How long the other connections are waited for: they should not take much longer than the first
- * did. A server may let them wait for ever, or until one of its clients goes (qemu-nbd --shared).
- */
+/* Returns the end of the wait for the other connections, which should not take much longer than the
+ * first. A server may delay them forever, or until another client disconnects (qemu-nbd
+ * --shared). */
 static uint64_t settling_end_ns(const struct gmb_client *client, uint64_t began_ns)
 {
 	uint64_t now_ns = ring_now_ns(client->queue->ring);
@@ -788,7 +793,7 @@ static uint64_t settling_end_ns(const struct gmb_client *client, uint64_t began_
 	return now_ns + (now_ns - began_ns) + OTHERS_PATIENCE_MS * NS_PER_MS;
 }
 
-/* True while a connection is on its way, and has not failed so often that nobody waits for it. */
+/* Returns whether a connection is being established, ignoring those that have failed too often. */
 static bool is_settling(const struct gmb_client *client)
 {
 	for (uint32_t i = 0; i < CLIENT_CONNECTIONS_MAX; i++) {
@@ -901,8 +906,8 @@ int gmb_close(struct gmb_client *client)
 			client->uri_text);
 		open_failed(client);
 	}
-	/* Results that are known and not told may be of this client's requests, and what is called
-	 * for them may submit. */
+	/* Results that are not yet reported may belong to this client, and their callbacks may
+	 * submit requests. */
 	while (client->requests_in_flight > 0 || client->copies_in_flight > 0 ||
 		!list_is_empty(&client->queue->ended)) {
 		queue_round(client->queue, UINT64_MAX);
@@ -915,7 +920,7 @@ int gmb_close(struct gmb_client *client)
 	return 0;
 }
 
-/* --- on the ring of a server ----------------------------------------------------------------- */
+/* --- on a server's ring ----------------------------------------------------------------------- */
 
 const char *client_trouble(const struct gmb_client *client)
 {
@@ -946,7 +951,7 @@ void client_end(struct gmb_client *client)
 		struct connection *connection = client->connections[i];
 
 		if (connection != NULL && client->requests_in_flight > 0) {
-			connection_lose(connection, &error); /* and what it carries fails */
+			connection_lose(connection, &error); /* its commands fail as well */
 		} else if (connection != NULL) {
 			connection_leave(connection);
 		}
@@ -956,7 +961,7 @@ void client_end(struct gmb_client *client)
 
 bool client_is_gone(struct gmb_client *client)
 {
-	/* A result that is known and not told may be of this client's request. */
+	/* A result that is not yet reported may belong to this client. */
 	if (client->requests_in_flight > 0 || is_connected(client) ||
 		!list_is_empty(&client->queue->ended)) {
 		return false;

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What the parts of the library share.
+ * Interface between the parts of the library.
  *
  *   queue.c       the loop: flush ─▶ turn ─▶ callbacks
- *   request.c     gmb_submit: checks, splits in commands, puts the results together
- *   client.c      an open export: which connection takes which command; life and death
+ *   request.c     gmb_submit: checks requests, splits them into commands, combines the results
+ *   client.c      an open export: assigns commands to connections; opening and closing
  *   connection.c  one connection over a carrier: start, lose, start again
  *   carrier.h     what a protocol does for a connection
  *
- * A request becomes commands, each at most as long as the server takes. A command is on the
- * client's replays list, or on one connection's carrier, or free. When a connection is lost its
- * commands go back to replays, in their order, and out again on the next connection.
+ * A request becomes commands, each at most as long as the server accepts. A command is on the
+ * client's replays list, on one connection's carrier, or free. The commands of a lost connection
+ * return to replays in their order, and are sent again on the next connection.
  *
  * Threading: the thread of the queue. Ownership: queue ⊃ clients ⊃ connections, commands. Errors:
- * connection.c tells client.c, which decides; requests hear only of what is final.
+ * connection.c reports to client.c, which decides; requests get only final errors.
  */
 #pragma once
 
@@ -31,167 +31,174 @@ enum {
 	CLIENT_RANGES_IN_FLIGHT_MAX = 4,
 	CLIENT_CONNECTIONS_MAX = 16,
 	CLIENT_DEPTH_DEFAULT = 128,
-	CLIENT_PAYLOAD_MAX = 32 << 20, /* one command, also where the server has no limit */
-	CONNECTION_EXTRA_ATTEMPTS = 3, /* beside one that works: after these they are rare */
+	/* limit for one command, also if the server sets no limit */
+	CLIENT_PAYLOAD_MAX = 32 << 20,
+	/* attempts next to a working connection; further ones are rare */
+	CONNECTION_EXTRA_ATTEMPTS = 3,
 	CLIENT_LOST_MAX = CARRIER_REPLACES_MAX,
 };
 
 struct gmb_queue {
 	struct ring *ring;
-	bool owns_ring; /* else: guest.h */
+	bool owns_ring; /* otherwise: guest.h */
 	struct list_node clients;
 	struct queue_part *part; /* carrier.h */
-	struct list_node ended;	 /* requests whose result is known and not told */
-	uint64_t completed;	 /* done was called */
-	uint64_t told_early;	 /* of them, by client_end(): for the next gmb_queue_wait() */
-	bool inside;		 /* a callback is running */
+	struct list_node ended;	 /* requests whose result is set and not reported */
+	uint64_t completed;	 /* number of done() calls */
+	/* done() calls made by client_end(), which the next gmb_queue_wait() counts */
+	uint64_t told_early;
+	bool inside; /* a callback is running */
 	struct ring_message wake;
 	atomic_bool wake_posted;
 	bool woken;
 };
 
-/* In gmb_request.private_space. */
+/* Stored in gmb_request.private_space. */
 struct request_state {
-	struct list_node node; /* client.waiting, or queue.ended */
+	struct list_node node; /* in client.waiting, client.ranges or queue.ended */
 	struct gmb_client *client;
 	uint64_t split; /* bytes that are in commands, sent or not */
 	uint32_t parts; /* commands that are not done */
 	int32_t failure;
-	uint64_t copied; /* COPY: below it nothing has failed */
-	bool whole;	 /* nothing more to split */
-	bool flushing;	 /* the flush that stands in for FUA */
-	bool no_done;	 /* a blocking call */
+	uint64_t copied; /* COPY: length of the part without a failure */
+	bool whole;	 /* completely split into commands */
+	bool flushing;	 /* this is the flush that replaces FUA */
+	bool no_done;	 /* a blocking call: done() is not called */
 };
 
 enum connection_state {
-	CONNECTION_IDLE, /* nothing there and nothing planned */
+	CONNECTION_IDLE, /* not connected, and no attempt planned */
 	CONNECTION_BACKOFF,
 	CONNECTION_STARTING,
 	CONNECTION_READY,
-	CONNECTION_CLOSING, /* waits for what is in flight */
+	CONNECTION_CLOSING, /* waits for operations in flight */
 };
 
 struct connection {
 	struct gmb_client *client;
 	enum connection_state state;
-	uint32_t number;   /* which of the client's connections, ever */
-	uint32_t attempts; /* since the server last answered a command */
+	uint32_t number;   /* unique number among the client's connections, current and past */
+	uint32_t attempts; /* attempts since the server last answered a command */
 	bool was_ready;
-	uint32_t replaces[CLIENT_LOST_MAX]; /* what was in client.lost when it introduced itself */
+	uint32_t replaces[CLIENT_LOST_MAX]; /* contents of client.lost when it connected */
 	uint32_t replaces_count;
 	bool draining;	     /* the server is shutting down: no new commands (rule P127) */
 	bool leaving;	     /* closed on purpose: no reconnect */
-	struct error reason; /* why it was lost */
+	struct error reason; /* reason of the loss */
 
 	struct carrier *carrier;
-	/* Commands that wait for the server, by is_slow(): how many, and since when there are any.
-	 */
+	/* Commands waiting for the server, indexed by is_slow(): their number, and the time since
+	 * which there are any. */
 	uint32_t waiting[2];
 	uint64_t waiting_since_ns[2];
-	bool is_stopped;	 /* CLOSING: the carrier has nothing in flight */
+	bool is_stopped;	 /* CLOSING: the carrier has no operation in flight */
 	struct ring_op timer_op; /* back-off, or silence limit */
 };
 
 enum client_state {
-	CLIENT_OPENING, /* the first connection is being made: failures are final */
+	CLIENT_OPENING, /* the first connection is being established; failures are final */
 	CLIENT_OPEN,
 	CLIENT_DEAD,	/* gave up: requests fail */
-	CLIENT_CLOSING, /* connections end */
+	CLIENT_CLOSING, /* connections are ending */
 };
 
 struct gmb_client {
-	struct list_node node; /* queue.clients */
+	struct list_node node; /* in queue.clients */
 	struct gmb_queue *queue;
 	enum client_state state;
 	char *uri_text;
 	const struct carrier_ops *ops;
-	struct carrier_target *target;	     /* what the URI names */
+	struct carrier_target *target;	     /* target of the URI */
 	char label[CARRIER_LABEL_BYTES_MAX]; /* the server's address */
-	struct gmb_options options;	     /* defaults filled in */
-	struct log_limit refusals;	     /* of requests, by the server */
-	struct error trouble;		     /* why it is dead, or what was lost last */
-	struct error told;		     /* what was said last about a lost connection */
-	struct error open_error; /* code: 0 open, -EINPROGRESS, or why it cannot be opened */
+	struct gmb_options options;	     /* with the defaults filled in */
+	struct log_limit refusals;	     /* rate limit of log lines about rejected requests */
+	struct error trouble;		     /* reason why it is dead, or of the last loss */
+	struct error told;		     /* last reported loss of a connection */
+	/* code: 0 open, -EINPROGRESS, or the reason why it cannot be opened */
+	struct error open_error;
 	struct carrier_facts facts;
-	uint32_t capabilities; /* GMB_CAN_, by the facts and the options */
-	uint64_t lost_ns; /* since when there is trouble: no connection, or no answer; 0 = none */
+	uint32_t capabilities; /* GMB_CAN_ flags allowed by the facts and the options */
+	uint64_t lost_ns;      /* start of the trouble: no connection, or no answer; 0: none */
 
 	/* docs/design/0006-reconnect.md */
-	char token[40];			/* 128 random bits that nobody else knows */
-	uint32_t number_next;		/* of connections */
-	uint32_t lost[CLIENT_LOST_MAX]; /* lost connections that may still carry out commands */
+	char token[40];	      /* 128 secret random bits */
+	uint32_t number_next; /* for the next connection */
+	/* lost connections whose commands the server may still execute */
+	uint32_t lost[CLIENT_LOST_MAX];
 	uint32_t lost_count;
-	uint64_t changes; /* commands answered that changed something and not durably */
-	uint64_t flushed; /* how many of them a flush has made durable */
+	uint64_t changes; /* answered commands that made a change that is not yet durable */
+	uint64_t flushed; /* number of those changes that a flush has made durable */
 
 	struct connection *connections[CLIENT_CONNECTIONS_MAX];
 	uint32_t connections_wanted;
 
-	struct list_node waiting; /* requests that are not wholly split, in order */
-	/* Likewise, but of long ranges, in turn. How much one command takes of a range follows from
-	 * how long they took, for each operation. */
+	struct list_node waiting; /* requests not completely split, in order */
+	/* Requests for long ranges that are not completely split, in round-robin order. The size of
+	 * one command of a range depends on the duration of earlier ones, separately for each
+	 * operation. */
 	struct list_node ranges;
-	uint32_t ranges_in_flight; /* commands */
+	uint32_t ranges_in_flight; /* commands of ranges */
 	bool range_was_last;
 	uint64_t range_bytes[GMB_COPY + 1]; /* powers of two */
 	struct list_node replays;	    /* commands without a connection, in order */
 	struct list_node free_commands;
-	uint8_t *commands; /* each with the carrier's space behind it */
+	uint8_t *commands; /* each followed by the carrier's space */
 	uint32_t requests_in_flight;
-	uint32_t copies_in_flight; /* requests of others that copy from here */
-	uint32_t copying;	   /* requests in flight that copy to here */
+	uint32_t copies_in_flight; /* requests of other clients that copy from this export */
+	uint32_t copying;	   /* requests in flight that copy to this export */
 
 	struct gmb_stats stats;
-	const struct gmb_request *explained; /* whose failure the text is about */
+	const struct gmb_request *explained; /* request whose failure the explanation describes */
 	char explanation[CARRIER_TEXT_BYTES_MAX];
 };
 
 /* --- queue.c ---------------------------------------------------------------------------------- */
 
-/* One round: sends what there is, waits (limit_ns; 0 = no, UINT64_MAX = no limit), runs callbacks.
- * For blocking calls. */
+/* One iteration: sends pending commands, waits (limit_ns; 0: does not wait, UINT64_MAX: no limit)
+ * and runs callbacks. For blocking calls. */
 void queue_round(struct gmb_queue *queue, uint64_t limit_ns);
 
-/* Calls opened; the result is in open_error. */
+/* Calls opened(); the result is in open_error. */
 void queue_tell_opened(struct gmb_client *client);
 
-/* Calls done of a request whose result is set. */
+/* Calls done() for a request whose result is set. */
 void queue_tell(struct gmb_queue *queue, struct gmb_request *request);
 
 /* --- request.c -------------------------------------------------------------------------------- */
 
 struct request_state *request_state(struct gmb_request *request);
-/* The request whose request_state.node this is. */
+/* Returns the request that contains this request_state.node. */
 struct gmb_request *request_of(struct list_node *node);
-/* TRIM, ZERO or CACHE of more than one command should take: for client.ranges. */
+/* Returns whether it is a TRIM, ZERO, CACHE or COPY that needs several commands and belongs in
+ * client.ranges. */
 bool request_is_range(const struct gmb_client *client, struct gmb_request *request);
-/* The next command of a request, filled in a free one; false when it is wholly split. */
+/* Fills in the next command of a request. Returns false if the request is now completely split. */
 bool request_split(struct gmb_client *client, struct gmb_request *request, struct command *command);
-/* A command has ended. text: what the server said, or "". */
+/* A command has ended. text: the server's text, or "". */
 void request_command_done(struct gmb_client *client, struct command *command, const char *text);
-/* What a command that will be sent again had collected does not count. */
+/* Discards the partial results of a command that will be resent. */
 void request_command_again(struct command *command);
-/* Checks a request and lets it wait for a connection; a wrong one ends. */
+/* Checks a request and queues it for a connection; an invalid one ends. */
 void request_admit(struct gmb_client *client, struct gmb_request *request);
-/* The request ends with err as soon as its commands are back. */
+/* The request ends with err as soon as its commands have returned. */
 void request_fail(struct gmb_client *client, struct gmb_request *request, int err);
 
 /* --- client.c --------------------------------------------------------------------------------- */
 
-/* Hands commands to connections, as far as they have room. */
+/* Assigns commands to connections that have room. */
 void client_dispatch(struct gmb_client *client);
-/* A connection is usable; returns 0, or why it must not be used. */
+/* A connection is ready. Returns 0, or the reason why it must not be used. */
 int client_connection_ready(
 	struct gmb_client *client, struct connection *connection, struct error *error);
-/* The export has another size while a connection is usable. */
+/* The export's size has changed on a usable connection. */
 void client_resized(struct gmb_client *client, uint64_t bytes);
-/* A command was answered: the server works. */
+/* A command was answered, so the server works. */
 void client_progress(struct gmb_client *client, struct connection *connection);
-/* Commands of the connection were sent and not answered. */
+/* Commands of the lost connection were sent and not answered: remembers it for takeover. */
 void client_take_over(struct gmb_client *client, uint32_t number);
-/* A connection is gone, its commands are on replays; reason is in it. */
+/* A connection has ended; its commands are in replays, and it contains the reason. */
 void client_connection_lost(struct gmb_client *client, struct connection *connection);
-/* The time limit of a lost client may have come. */
+/* Checks the time limit of a client without a connection. */
 void client_check_deadline(struct gmb_client *client);
 uint32_t client_ready_count(const struct gmb_client *client);
 void client_event(struct gmb_client *client, enum gmb_event event, const char *text);
@@ -203,14 +210,15 @@ int connection_create(struct gmb_client *client, struct connection **connection_
 void connection_destroy(struct connection *connection);
 /* Connects now, or after a delay. */
 void connection_start(struct connection *connection, uint64_t delay_ns);
-/* The name by which it has introduced itself. */
+/* The name with which it connected. */
 void connection_name(const struct connection *connection, char out[CARRIER_TOKEN_BYTES_MAX]);
-/* Sends what its carrier has, and watches over its silence. */
+/* Sends its carrier's commands, and starts the silence limit. */
 void connection_flush(struct connection *connection);
-/* Ends it because of an error; it is dialed again as the client decides. */
+/* Ends it because of an error; the client decides when it reconnects. */
 void connection_lose(struct connection *connection, const struct error *error);
-/* Ends it, politely if it is ready; it is idle some turns later and does not come back. */
+/* Ends it, with a goodbye if it is ready. It becomes idle some iterations later and does not
+ * reconnect. */
 void connection_leave(struct connection *connection);
 bool connection_has_room(const struct connection *connection);
-/* Gives it a command; there must be room. */
+/* Adds a command; there must be room. */
 void connection_add(struct connection *connection, struct command *command);

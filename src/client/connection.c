@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * One connection of a client, from its first attempt to its end, over a carrier:
+ * One connection of a client over a carrier, from its first attempt to its end:
  *
  *   IDLE ─▶ (BACKOFF) ─▶ STARTING ─▶ READY ─▶ CLOSING ─▶ IDLE, or BACKOFF again
+ *
+ * When CLOSING ends, its commands have returned to the client. Called by client.c, and by carriers
+ * with their events.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -15,10 +18,10 @@
 #define NS_PER_MS UINT64_C(1000000)
 
 enum {
-	/* Of request_timeout. The server says that it lives after one or two of these, so that one
-	 * may be late. */
+	/* Fraction of request_timeout. A sign of life arrives after one or two such intervals, so
+	 * one may be late. */
 	ALIVE_SHARE = 5,
-	ALIVE_MS_MIN = 10, /* servers need not do it more often */
+	ALIVE_MS_MIN = 10, /* servers need not support shorter intervals */
 };
 
 static const uint32_t connection_edges[] = {
@@ -71,7 +74,8 @@ bool connection_has_room(const struct connection *connection)
 	       connection->carrier->command_count < connection->client->options.depth;
 }
 
-/* What a server may do as a whole and without a word: it may take longer than other commands. */
+/* Returns whether a server may execute the command as a whole without any reply, so that it may
+ * take longer than other commands. */
 static bool is_slow(const struct command *command)
 {
 	switch ((enum gmb_operation)command->operation) {
@@ -104,7 +108,7 @@ void connection_add(struct connection *connection, struct command *command)
 
 /* --- the end ------------------------------------------------------------------------------- */
 
-/* Commands that the server did not answer go back to the client, before those that wait. */
+/* Returns unanswered commands to the client, in front of the ones that already wait. */
 static void give_back_commands(struct connection *connection)
 {
 	struct gmb_client *client = connection->client;
@@ -153,7 +157,7 @@ void carrier_stopped(struct carrier *carrier)
 	connection_closing_step(connection);
 }
 
-/* Ends whatever goes on; connection->reason says why. */
+/* Ends the connection; connection->reason has the reason. */
 static void begin_closing(struct connection *connection)
 {
 	struct carrier *carrier = connection->carrier;
@@ -210,9 +214,10 @@ static void timer_set(struct connection *connection, uint64_t delay_ns)
 }
 
 /*
- * When the server will have been silent for too long, and when it will have answered nothing for
- * too long. One that says that it lives is lost when it does not; how long it takes is its disk's
- * matter, within the limit for slow commands. Of others nobody knows what silence means.
+ * Computes when the server will have been silent for too long, and when it will have answered no
+ * command for too long. A server that sends signs of life is lost if they stop; the time for an
+ * answer depends on its disk, and only the limit for slow commands applies. Without signs of life,
+ * silence during slow commands has no meaning, so they get the longer limit.
  */
 static void find_deadlines(
 	const struct connection *connection, uint64_t *silent_ns, uint64_t *unanswered_ns)
@@ -256,7 +261,7 @@ static void silence_check(struct connection *connection)
 		client_connection_lose(connection, -ETIMEDOUT,
 			"the server says that it lives, but has answered nothing for too long");
 	} else {
-		/* What is sent meanwhile may be due earlier, but not before this. */
+		/* Commands sent in the meantime may have an earlier limit, but none before this. */
 		timer_set(connection,
 			MIN(next_ns - now_ns,
 				connection->client->options.request_timeout_ms * NS_PER_MS));
@@ -299,7 +304,8 @@ void connection_flush(struct connection *connection)
 		timer_set(connection, connection->client->options.request_timeout_ms * NS_PER_MS);
 	}
 	carrier->ops->flush(carrier);
-	/* Here, because the last answer may have come before its request was sent. */
+	/* Checked here, because the last answer may arrive before its request was completely
+	 * sent. */
 	if (connection->draining && carrier->command_count == 0) {
 		client_connection_lose(connection, -ESHUTDOWN, "the server is shutting down");
 	}
@@ -313,7 +319,7 @@ void carrier_done(struct carrier *carrier, struct command *command, const char *
 	connection->waiting[is_slow(command)]--;
 	if (command->result == -ESHUTDOWN && client->state == CLIENT_OPEN &&
 		(client->options.flags & GMB_OPEN_NO_RECONNECT) == 0) {
-		/* Another server, or this one after its restart, will do it (rule P127). */
+		/* Another server, or this one after its restart, will execute it (rule P127). */
 		connection->draining = true;
 		request_command_again(command);
 		list_push_back(&client->replays, &command->node);
@@ -336,7 +342,7 @@ void carrier_resized(struct carrier *carrier)
 	client_resized(carrier->connection->client, carrier->facts.bytes);
 }
 
-/* --- the beginning ------------------------------------------------------------------------- */
+/* --- start ------------------------------------------------------------------------------------ */
 
 static void connection_log_ready(
 	const struct connection *connection, const struct carrier_facts *facts)
@@ -383,7 +389,7 @@ void connection_name(const struct connection *connection, char out[CARRIER_TOKEN
 	name_of(connection->client, connection->number, out);
 }
 
-/* Introduces the connection: which one it is, and which it replaces. */
+/* Starts the connection with its own name and the names of the connections that it replaces. */
 static void client_connection_start(struct connection *connection)
 {
 	struct gmb_client *client = connection->client;
@@ -399,7 +405,7 @@ static void client_connection_start(struct connection *connection)
 	};
 
 	if (options.alive_ms < ALIVE_MS_MIN) {
-		options.alive_ms = 0; /* it would come too late */
+		options.alive_ms = 0; /* it would arrive too late */
 	}
 	connection->number = client->number_next++;
 	connection_name(connection, names[0]);

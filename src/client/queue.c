@@ -11,7 +11,7 @@
 enum {
 	ENTRIES_DEFAULT = 256,
 	ENTRIES_MAX = 4096,
-	ROUNDS_MAX = 16, /* of a wait that does not wait, while each of them completes something */
+	ROUNDS_MAX = 16, /* rounds of a wait with timeout 0, as long as each completes a request */
 };
 
 const char *gmb_version(void)
@@ -170,12 +170,13 @@ void queue_tell_opened(struct gmb_client *client)
 	}
 }
 
-/* Requests that ended without a server: told from here, so that gmb_submit() never calls back. */
+/* Reports requests that ended without a server. They are reported here, so that gmb_submit() never
+ * calls back. */
 static void tell_ended(struct gmb_queue *queue)
 {
 	struct list_node batch;
 
-	/* What the callbacks submit waits for the next round. */
+	/* Requests submitted by the callbacks wait for the next round. */
 	list_init(&batch);
 	while (!list_is_empty(&queue->ended)) {
 		list_push_back(&batch, list_pop_front(&queue->ended));
@@ -212,7 +213,7 @@ bool queue_pump(struct gmb_queue *queue)
 void queue_round(struct gmb_queue *queue, uint64_t limit_ns)
 {
 	if (queue_pump(queue)) {
-		limit_ns = 0; /* sending, too, can complete requests: nothing to wait for */
+		limit_ns = 0; /* sending can also complete requests, so do not wait */
 	}
 	if (limit_ns == UINT64_MAX) {
 		(void)ring_turn(queue->ring, true);
@@ -221,8 +222,8 @@ void queue_round(struct gmb_queue *queue, uint64_t limit_ns)
 	}
 }
 
-/* Before the caller polls the descriptor: everything must be under way, and what only we know of
- * must make it readable. */
+/* Called before the caller polls the descriptor: everything must be submitted, and completions that
+ * only the queue knows of must make the descriptor readable. */
 static void get_ready_to_poll(struct gmb_queue *queue, bool more)
 {
 	uint64_t before = queue->completed;
@@ -258,7 +259,7 @@ int gmb_queue_wait(struct gmb_queue *queue, int timeout_ms)
 			limit_ns = now_ns < end_ns ? end_ns - now_ns : 0;
 		}
 		if (queue->completed != before) {
-			limit_ns = 0; /* client_end() has told */
+			limit_ns = 0; /* client_end() has called done() */
 		}
 		queue_round(queue, limit_ns);
 		if (queue->woken || (timeout_ms != 0 && queue->completed != before) ||
@@ -266,7 +267,7 @@ int gmb_queue_wait(struct gmb_queue *queue, int timeout_ms)
 			break;
 		}
 		if (timeout_ms == 0 && ++rounds == ROUNDS_MAX) {
-			more = true; /* the caller has other things to do as well */
+			more = true; /* give the caller a chance to do other work */
 			break;
 		}
 	}
