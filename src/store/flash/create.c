@@ -1,5 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Making a flash store, and looking for faults in one. */
+/*
+ * Creating a flash store, and checking one (`gmblock check`).
+ *
+ * A check opens the store read-only, with memory of its own, and runs the recovery. So it finds
+ * what a start would find, and changes nothing. It claims nothing, so its results are reliable only
+ * while no server writes the store.
+ */
 #include <endian.h>
 #include <errno.h>
 #include <stdio.h>
@@ -15,13 +21,15 @@
 #include "store/flash/flash.h"
 
 enum {
-	TELL_PAGES = 1024,	    /* of the map, 2 GiB: checking more takes its time */
-	SEGMENT_BLOCKS_MAX = 65536, /* without zones: a start reads the rest of one */
+	/* Map pages, 2 GiB of the disk: checking more takes long enough for messages. */
+	TELL_PAGES = 1024,
+	SEGMENT_BLOCKS_MAX = 65536, /* without zones: a start reads the rest of one segment */
 };
 
-/* --- making one ------------------------------------------------------------------------------ */
+/* --- creating -------------------------------------------------------------------------------- */
 
-/* zones: NULL, or those of the device, each of which is a segment. */
+/* Fills in the first anchor. zones: NULL, or the zones of the device, each of which is a
+ * segment. */
 static int fill_anchor(const struct store_create *create, uint64_t device_bytes,
 	const struct flash_zones *zones, struct flash_anchor *anchor, struct error *error)
 {
@@ -48,7 +56,7 @@ static int fill_anchor(const struct store_create *create, uint64_t device_bytes,
 			       << FLASH_BLOCK_SHIFT;
 		anchor->zone_blocks = (uint32_t)(zones->bytes >> FLASH_BLOCK_SHIFT);
 	}
-	/* A small device is cut into smaller segments. */
+	/* A small device gets smaller segments, so that there are enough. */
 	while (zones == NULL && create->segment_bytes == 0 &&
 		segment_blocks > FLASH_SEGMENT_BLOCKS_MIN * 16 &&
 		(device_bytes >> FLASH_BLOCK_SHIFT) / segment_blocks < 128) {
@@ -77,7 +85,8 @@ static int refuse_store(const char *path, struct error *error)
 		path);
 }
 
-/* Filesystems have what they are known by in the first MiB, Btrfs after 64 KiB of it. */
+/* Returns an error if the first MiB is not empty. Filesystems have their signatures there, Btrfs at
+ * 64 KiB. */
 static int refuse_contents(int fd, const char *path, uint64_t size, struct error *error)
 {
 	static const uint8_t zeroes[16 * FLASH_BLOCK_BYTES];
@@ -106,7 +115,7 @@ static int refuse_contents(int fd, const char *path, uint64_t size, struct error
 	return 0;
 }
 
-/* All zones are empty, or may be emptied. */
+/* Returns an error unless all zones are empty. */
 static int refuse_zones(int fd, const char *path, struct flash_zones *zones, struct error *error)
 {
 	uint8_t block[FLASH_BLOCK_BYTES];
@@ -133,7 +142,7 @@ static int refuse_zones(int fd, const char *path, struct flash_zones *zones, str
 	return 0;
 }
 
-/* Each of the first two zones begins with an anchor, all others are empty. */
+/* Resets all zones and writes an anchor to each of the first two. */
 static int write_zones(int claim, const char *path, const struct flash_zones *zones,
 	const uint8_t bytes[FLASH_ANCHORS * FLASH_BLOCK_BYTES], struct error *error)
 {
@@ -167,7 +176,7 @@ static int write_zones(int claim, const char *path, const struct flash_zones *zo
 				     strerror(-result));
 }
 
-/* On what is there. */
+/* Creates the store on an existing file or device. */
 static int create_on(
 	int fd, int claim, const char *path, const struct store_create *create, struct error *error)
 {
@@ -216,7 +225,7 @@ static int create_on(
 			  : 0;
 }
 
-/* The file is sparse: who fills it later would rather hear it now. */
+/* Warns if the sparse file might not fit into its filesystem later. */
 static void tell_room(const char *path, uint64_t size)
 {
 	struct error error;
@@ -311,10 +320,10 @@ int flash_create(const char *path, const struct store_create *create, struct err
 struct checking {
 	struct flash *flash;
 	struct store_check *check;
-	uint32_t *valid; /* by tree and segment: found in the map */
+	uint32_t *valid; /* live blocks found in the map, for each tree and segment */
 	uint64_t mapped;
-	struct flash_holes damaged; /* pages of the disk */
-	uint32_t damaged_views;	    /* pages of views */
+	struct flash_holes damaged; /* damaged pages of the disk */
+	uint32_t damaged_views;	    /* damaged pages of snapshots */
 	uint64_t damaged_blocks;
 };
 
@@ -335,7 +344,7 @@ static void check_block(struct checking *checking, const struct flash_entry *ent
 	}
 }
 
-/* Zeroes when there is none. False: it is damaged. */
+/* Reads a page; zeroes if there is none. Returns false if it is damaged. */
 static bool read_page(struct checking *checking, uint32_t page, struct flash_node *node)
 {
 	struct flash *flash = checking->flash;
@@ -348,7 +357,8 @@ static bool read_page(struct checking *checking, uint32_t page, struct flash_nod
 	return flash_node_read(flash, flash_page_entry(flash, page), node) == 0;
 }
 
-/* A block that a view shares with the disk is read once. */
+/* Checks a page and the blocks it refers to. A block that a snapshot shares with the disk is read
+ * once. */
 static void check_page(struct checking *checking, uint32_t tree, uint32_t index)
 {
 	const struct flash *flash = checking->flash;
@@ -369,7 +379,7 @@ static void check_page(struct checking *checking, uint32_t tree, uint32_t index)
 		return;
 	}
 	if (tree > 0 && !read_page(checking, index, &shared)) {
-		shared = (struct flash_node){ 0 }; /* which was said */
+		shared = (struct flash_node){ 0 }; /* reported with the disk's page */
 	}
 	for (uint32_t i = 0; i < FLASH_NODE_ENTRIES; i++) {
 		uint32_t block = le32toh(node.entries[i].block);
@@ -385,7 +395,7 @@ static void check_page(struct checking *checking, uint32_t tree, uint32_t index)
 	}
 }
 
-/* Segments whose counts are not what was found. */
+/* Returns the number of segments whose counts differ from the blocks found. */
 static uint32_t count_wrong(const struct checking *checking)
 {
 	const struct flash *flash = checking->flash;
@@ -404,7 +414,7 @@ static uint32_t count_wrong(const struct checking *checking)
 	return wrong;
 }
 
-/* Pages of the disk that nobody finds any more. */
+/* Reports pages of the disk that are lost or damaged. */
 static void check_holes(const struct checking *checking)
 {
 	struct store_check *check = checking->check;
@@ -425,7 +435,7 @@ static void check_holes(const struct checking *checking)
 	}
 }
 
-/* What the store is opened with all the same. */
+/* Reports damage with which the store can still be opened. */
 static void check_spare(const struct checking *checking)
 {
 	struct flash *flash = checking->flash;
@@ -491,7 +501,7 @@ static void check_found(struct checking *checking)
 	}
 }
 
-/* Nothing is wrong with it. */
+/* Reports avoided segments, which are no fault. */
 static void tell_avoided(const struct flash *flash, struct store_check *check)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;

@@ -1,4 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * Encoding and decoding of the on-disk format, see format.h and docs/protocol/flash.md.
+ *
+ * The wire structs have the layout of the blocks, which static assertions check. Decoders copy a
+ * block into such a struct, because the block may be in memory that is not aligned.
+ */
 #include "store/flash/format.h"
 
 #include <endian.h>
@@ -8,7 +14,7 @@
 #include "base/bytes.h"
 #include "base/crc32c.h"
 
-enum { SPARE_SEGMENTS = 4 }; /* the least spare space, beside that of a checkpoint */
+enum { SPARE_SEGMENTS = 4 }; /* minimum spare space, in addition to that of a checkpoint */
 enum {
 	CACHE_VERSION = 2,
 	TOP_AT = 512,
@@ -76,7 +82,7 @@ struct wire_cache {
 	uint64_t disk_blocks;
 	uint32_t slot_count;
 	uint32_t zero;
-	/* Written while the file is in use, and not in the checksum. */
+	/* Changed while the file is in use, and not covered by the checksum. */
 	uint64_t followed;
 	uint64_t disk[2];
 	char disk_path[FLASH_DISK_PATH_BYTES];
@@ -94,7 +100,7 @@ struct wire_entry {
 
 struct wire_record {
 	uint8_t magic[4];
-	uint32_t crc; /* of all that follows */
+	uint32_t crc; /* of the following bytes */
 	uint8_t uuid[FLASH_UUID_BYTES];
 	uint64_t seq;
 	uint64_t durable;
@@ -133,13 +139,13 @@ static uint64_t divide_up(uint64_t a, uint64_t b)
 	return (a + b - 1) / b;
 }
 
-/* Blocks of the log that so many nodes take. */
+/* Blocks of the log for so many nodes, with record headers. */
 static uint64_t nodes_to_log(uint64_t nodes)
 {
 	return nodes + divide_up(nodes, FLASH_RECORD_ENTRIES);
 }
 
-/* What a checkpoint with so many pages may write. */
+/* Limit of the blocks that a checkpoint with so many dirty pages writes, in all trees. */
 static uint64_t checkpoint_blocks(const struct flash_geometry *geometry, uint32_t pages)
 {
 	uint64_t table = geometry->page_count - geometry->leaf_count;
@@ -149,21 +155,23 @@ static uint64_t checkpoint_blocks(const struct flash_geometry *geometry, uint32_
 	       nodes_to_log(2 * FLASH_TREES * (uint64_t)geometry->node_counts[2]);
 }
 
+/* Segments for those blocks. Up to 4 blocks of each are lost to headers and to the end of the
+ * segment. */
 static uint32_t segments_of(const struct flash_geometry *geometry, uint32_t pages)
 {
 	return (uint32_t)divide_up(
 		checkpoint_blocks(geometry, pages), geometry->segment_blocks - 4);
 }
 
-/* Blocks of a segment beside headers. A record that is cut off at its end leaves one unused, and
- * may have few entries. */
+/* Blocks of a segment without headers. A record that is cut off at the end of the segment leaves
+ * one block unused and can have few entries. */
 static uint64_t usable_blocks(const struct flash_geometry *geometry)
 {
 	return geometry->segment_blocks -
 	       divide_up(geometry->segment_blocks, FLASH_RECORD_ENTRIES + 1) - 2;
 }
 
-/* Blocks that are left for the contents of the disk. */
+/* Blocks for the contents of the disk. */
 static uint64_t room_blocks(const struct flash_geometry *geometry)
 {
 	uint64_t segments = geometry->segment_count - geometry->reserve_segments;
@@ -174,9 +182,9 @@ static uint64_t room_blocks(const struct flash_geometry *geometry)
 	return segments * usable > nodes ? segments * usable - nodes : 0;
 }
 
-/* The largest disk with that part of the room as spare space, and with so much in any case that the
- * collector wins more than its checkpoints take: what has been written since the last one and its
- * nodes, the segment that is written to, and those of clients. */
+/* Returns the largest disk that leaves this percentage of the room as spare space, and at least so
+ * much that garbage collection frees more than its checkpoints write: the log since the last
+ * checkpoint and its nodes, the open segment, and the segments of clients. */
 static uint64_t disk_blocks_max(const struct flash_geometry *geometry, uint32_t spare_percent)
 {
 	uint64_t room = room_blocks(geometry);
@@ -211,6 +219,8 @@ bool flash_geometry_init(struct flash_geometry *geometry)
 	if (geometry->node_counts[FLASH_LEVELS - 1] > FLASH_TOP_ENTRIES) {
 		return false;
 	}
+	/* One dirty page for each 64 blocks of the device, within limits: a small store must not
+	 * need more space for a checkpoint than it has. */
 	blocks = MAX(blocks / 64, (uint64_t)4);
 	geometry->dirty_max = (uint32_t)MIN(blocks, (uint64_t)FLASH_DIRTY_MAX);
 	geometry->dirty_max = MIN(geometry->dirty_max, FLASH_TREES * geometry->leaf_count);
@@ -218,8 +228,8 @@ bool flash_geometry_init(struct flash_geometry *geometry)
 	geometry->replay_max = MIN(geometry->replay_max, 2 * geometry->dirty_max);
 	geometry->checkpoint_segments = segments_of(geometry, geometry->dirty_max);
 	geometry->replay_segments = segments_of(geometry, geometry->replay_max);
-	/* For a checkpoint; for that of a recovery, if it is cut off; and for the collector, which
-	 * must be able to empty segments before it gets any. */
+	/* For a checkpoint; for that of a recovery, if it is interrupted; and for the collector,
+	 * which must be able to empty segments before it gets any back. */
 	geometry->reserve_segments =
 		8 + 2 * geometry->checkpoint_segments + geometry->replay_segments;
 	return geometry->reserve_segments < geometry->segment_count &&
@@ -250,7 +260,8 @@ int flash_geometry_make(struct flash_geometry *geometry, uint64_t device_blocks,
 			FLASH_SEGMENTS_MAX, segment_blocks * 4);
 	}
 	geometry->segment_count = (uint32_t)count;
-	/* The share of the disk first, then less until the store's own blocks fit as well. */
+	/* Begins with the percentage, and reduces the disk until the store's own blocks fit as
+	 * well. */
 	blocks = count * segment_blocks * (100 - spare_percent) / 100;
 	for (; blocks > 0; blocks -= divide_up(blocks, 200)) {
 		geometry->disk_blocks = blocks;
@@ -321,7 +332,7 @@ static bool position_is_sound(const struct flash_anchor *anchor)
 	       anchor->next.block <= geometry->segment_blocks - 2;
 }
 
-/* Only nodes that there can be have an entry. */
+/* True if only nodes that exist have an entry, and it is in a segment. */
 static bool top_is_sound(const struct flash_anchor *anchor, const struct flash_entry *top)
 {
 	for (uint32_t i = 0; i < FLASH_TOP_ENTRIES; i++) {
@@ -346,7 +357,7 @@ bool flash_view_name_is_sound(const char *name)
 	       strspn(name, VIEW_LETTERS "._-") == bytes;
 }
 
-/* One that is not there is all zeroes. */
+/* Decodes a snapshot. An unused slot is all zeroes. */
 static bool view_decode(const struct flash_anchor *anchor, const struct wire_view *wire,
 	struct flash_view_anchor *view)
 {
@@ -378,7 +389,8 @@ static bool views_decode(struct flash_anchor *anchor, const struct wire_anchor *
 	       strcmp(anchor->views[0].name, anchor->views[1].name) != 0;
 }
 
-/* Those behind the last are all zeroes. */
+/* Decodes the detours, in ascending order of their numbers. Entries after the last one are all
+ * zeroes. */
 static bool detours_decode(struct flash_anchor *anchor, const struct wire_anchor *wire)
 {
 	uint64_t least = anchor->next.seq;
@@ -402,7 +414,7 @@ static bool detours_decode(struct flash_anchor *anchor, const struct wire_anchor
 		(FLASH_DETOURS - count) * sizeof(struct wire_detour));
 }
 
-/* A full path, where there is a file. */
+/* True if the folder is a full path or empty, and empty without a cache file. */
 static bool cache_is_sound(const struct flash_anchor *anchor)
 {
 	const char *folder = anchor->cache_folder;
@@ -415,6 +427,8 @@ static bool cache_is_sound(const struct flash_anchor *anchor)
 								 sizeof(anchor->cache_boot_id))));
 }
 
+/* Damage is detected by the checksum. The further checks protect the server against a forged
+ * device. */
 int flash_anchor_decode(
 	const uint8_t block[FLASH_BLOCK_BYTES], struct flash_anchor *anchor, struct error *error)
 {
@@ -610,7 +624,8 @@ static bool entries_decode(const struct wire_record *wire, const struct flash_ge
 		sizeof(wire->entries) - record->entry_count * sizeof(struct wire_entry));
 }
 
-/* Where the record says that the next one is. */
+/* Advances the position to the record that the header names as the next one. Returns false if the
+ * record or that position is not possible. */
 static bool take_next(const struct flash_geometry *geometry, const struct flash_record *record,
 	struct flash_position *position)
 {
@@ -674,7 +689,7 @@ bool flash_record_decode(const uint8_t block[FLASH_BLOCK_BYTES], const struct fl
 
 /* --- the cache file -------------------------------------------------------------------------- */
 
-/* Of all but what is written while the file is in use. */
+/* Checksum of the fields that do not change while the file is in use. */
 static uint32_t head_crc(const struct wire_cache *wire)
 {
 	const uint8_t *bytes = (const void *)wire;
@@ -735,7 +750,8 @@ void flash_cache_head_follow(uint8_t *block, uint64_t seq)
 {
 	struct wire_cache *wire = (void *)block;
 
-	/* Release: records before it are there for whoever opens the store next. */
+	/* Release: records before seq are written, as seen by the process that opens the store
+	 * next. */
 	__atomic_store_n(&wire->followed, htole64(seq), __ATOMIC_RELEASE);
 }
 

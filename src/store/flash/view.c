@@ -1,17 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Views: what the disk had at a checkpoint, under a name. A view is a tree of its own, which begins
- * as a copy of the addresses of the nodes of the disk's tree. The anchor has its top, so that it is
- * made and deleted with a checkpoint, or not at all.
+ * Snapshots (views): the contents of the disk at a checkpoint, under a name. A snapshot is a tree
+ * of its own, which begins as a copy of the node addresses of the disk's tree. The anchor contains
+ * the addresses of its top nodes, so it is created and deleted by a checkpoint or not at all.
  *
- * The collector moves blocks that views have as it moves those of the disk: with one record, which
- * changes every tree that points at the block. So a view costs what is overwritten while it is
- * there, and nothing else: garbage that its segments have can still be collected.
+ *   request ─▶ prepare: write the dirty pages of the cache while clients continue
+ *           ─▶ hold: changes wait, the remaining dirty pages are written
+ *           ─▶ checkpoint begins: CREATING, changes continue ─▶ checkpoint ends: LIVE, done
  *
- * How many blocks of a segment a tree points at is counted for each tree, exactly. How many there
- * are in all is not known that well: whether a block that the disk has overwritten is one of the
- * view's is only in the view's page. Those that only views have are "kept", at least so many as
- * follow from the counts; moving a segment tells how many there are.
+ * The collector moves blocks of snapshots like those of the disk: by one record, which changes
+ * every tree that refers to the block. So a snapshot costs the space of blocks that have been
+ * overwritten since, and the garbage in its segments can still be collected.
+ *
+ * Invariant: the number of blocks of a segment that each tree refers to is exact. How many blocks
+ * only snapshots have ("kept") is not: whether a block that the disk has overwritten belongs to a
+ * snapshot is known only from the snapshot's page. `kept` is the lower bound that follows from the
+ * counts, and is exact for moved blocks. It is used to choose victims and to estimate space, not to
+ * free segments.
+ *
+ * Threading: as in view.h. State that other threads read is changed under watch_lock.
  */
 #include <endian.h>
 #include <errno.h>
@@ -22,16 +29,17 @@
 #include "base/log.h"
 #include "store/flash/flash.h"
 
-enum { ROOM_MIN_PERCENT = 6 }; /* that may still be written to beside the reserve */
+/* Of the segments that must remain writable in addition to the reserve. */
+enum { ROOM_MIN_PERCENT = 6 };
 
 static const uint32_t view_edges[FLASH_VIEW_STATE_COUNT] = {
-	[FLASH_VIEW_NONE] = BIT(FLASH_VIEW_CREATING) | BIT(FLASH_VIEW_LIVE), /* live: recovery */
+	[FLASH_VIEW_NONE] = BIT(FLASH_VIEW_CREATING) | BIT(FLASH_VIEW_LIVE), /* live: by recovery */
 	[FLASH_VIEW_CREATING] = BIT(FLASH_VIEW_LIVE) | BIT(FLASH_VIEW_NONE),
 	[FLASH_VIEW_LIVE] = BIT(FLASH_VIEW_DELETING),
 	[FLASH_VIEW_DELETING] = BIT(FLASH_VIEW_NONE) | BIT(FLASH_VIEW_LIVE),
 };
 
-/* Under the lock: other threads list the views. */
+/* Takes the lock, because other threads list the snapshots. */
 static void view_set_state(
 	struct flash *flash, struct flash_view *view, enum flash_view_state state)
 {
@@ -79,7 +87,7 @@ uint32_t flash_views_list(struct store *store, struct store_view list[STORE_VIEW
 
 /* --- space ----------------------------------------------------------------------------------- */
 
-/* Blocks that a segment can have beside its headers, as format.c reckons. */
+/* Blocks of a segment without headers, as format.c computes them. */
 static uint64_t view_usable_blocks(const struct flash *flash)
 {
 	uint32_t blocks = flash->anchor.geometry.segment_blocks;
@@ -87,8 +95,8 @@ static uint64_t view_usable_blocks(const struct flash *flash)
 	return blocks - (blocks + FLASH_RECORD_ENTRIES) / (FLASH_RECORD_ENTRIES + 1) - 2;
 }
 
-/* Blocks that could be written, after all garbage is collected, beyond those that must be left;
- * negative: so many are missing. */
+/* Returns the number of blocks that could be written after all garbage is collected, beyond those
+ * that must remain; negative: so many are missing. */
 static int64_t view_room_of(const struct flash *flash)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
@@ -109,6 +117,7 @@ static int64_t view_room_of(const struct flash *flash)
 	return room - geometry->reserve_segments * usable - left;
 }
 
+/* Order of dropping: damaged snapshots first, then those of jobs, then the oldest. */
 static bool goes_before(const struct flash_view *view, const struct flash_view *other)
 {
 	if (view->is_damaged != other->is_damaged) {
@@ -119,7 +128,7 @@ static bool goes_before(const struct flash_view *view, const struct flash_view *
 		       : view->about.is_temporary;
 }
 
-/* Which one goes first when there is no room; NULL: there is none. */
+/* Returns the snapshot that is dropped first, or NULL if there is none. */
 static struct flash_view *oldest(struct flash *flash)
 {
 	struct flash_view *found = NULL;
@@ -140,13 +149,14 @@ static bool is_going(const struct flash *flash)
 	       flash->views.list[1].state == FLASH_VIEW_DELETING;
 }
 
-/* Whether the oldest one, which is there, goes before a write is refused: one of a job does always,
- * since nobody has asked for it to be kept. */
+/* True if the first candidate is dropped before a write is refused. A snapshot of a job always is,
+ * because no user has asked to keep it. There must be a snapshot. */
 static bool is_droppable(struct flash *flash)
 {
 	return !flash->views.refuses || oldest(flash)->about.is_temporary;
 }
 
+/* Marks the snapshot for the next checkpoint, which deletes it. Its reads fail immediately. */
 static void drop_oldest(struct flash *flash)
 {
 	struct flash_view *view = oldest(flash);
@@ -165,6 +175,7 @@ static void drop_oldest(struct flash *flash)
 	}
 }
 
+/* Logs the first refusal only. */
 static void tell_refusal(const struct flash *flash)
 {
 	if (!flash->views.is_full && !flash->views.is_stuck) {
@@ -186,7 +197,8 @@ void flash_views_look(struct flash *flash)
 		return;
 	}
 	room = view_room_of(flash);
-	/* Writes that were answered cannot be refused any more. */
+	/* A cached write has been answered and can no longer be refused, so the cache is emptied in
+	 * time. */
 	flash->cache.is_tight = views->refuses && room < (int64_t)flash->cache.slot_count;
 	is_low = oldest(flash) != NULL && !is_going(flash) && room < 0;
 	if (is_low && is_droppable(flash)) {
@@ -201,7 +213,7 @@ void flash_views_look(struct flash *flash)
 bool flash_views_refuse(struct flash *flash, enum store_op op)
 {
 	if (flash->views.is_full && op == STORE_WRITE) {
-		flash_views_look(flash); /* what was trimmed has made room */
+		flash_views_look(flash); /* trims might have made room */
 	}
 	return flash->views.is_stuck || (flash->views.is_full && op == STORE_WRITE);
 }
@@ -213,13 +225,13 @@ void flash_views_io_ended(struct flash *flash)
 	struct flash_views *views = &flash->views;
 	struct store_view_request *request = views->request;
 
-	/* As parts: the last one waits until nothing is in flight. */
+	/* Like a part: the last request waits until nothing is in flight. */
 	if (request != NULL && views->is_done && !views->turn.in_flight &&
 		(flash->io_count == 0 || flash->part_count > flash->held_count)) {
 		views->request = NULL;
 		views->is_done = false;
 		request->done(request);
-		flash_pump(flash); /* others may wait behind it */
+		flash_pump(flash); /* other requests might wait for this one */
 	}
 }
 
@@ -231,6 +243,8 @@ static void view_turn_done(struct ring_op *op, int result)
 	flash_io_ended(flash);
 }
 
+/* Completes the current request in the ring's next batch. The extra count in io_count keeps the
+ * store alive until then. */
 static void complete(struct flash *flash, int result)
 {
 	struct flash_views *views = &flash->views;
@@ -274,6 +288,8 @@ static int check_create(struct flash *flash, const char *name, struct error *err
 	return view_room_of(flash) < 0 || flash->views.is_stuck ? refuse_create(error) : 0;
 }
 
+/* Returns a negative errno if the request must fail. A deletion begins here: the snapshot is no
+ * longer live, and the next checkpoint deletes it. */
 static int check_request(struct flash *flash, struct store_view_request *request)
 {
 	struct flash_view *view = view_find(flash, request->view.name);
@@ -323,7 +339,7 @@ static bool is_creating(const struct flash *flash)
 	       flash->views.request->action == STORE_VIEW_CREATE;
 }
 
-/* The checkpoint that makes a view has begun. */
+/* True if the checkpoint that creates a snapshot has begun. */
 static bool is_begun(const struct flash *flash)
 {
 	return flash->views.list[0].state == FLASH_VIEW_CREATING ||
@@ -335,7 +351,7 @@ bool flash_views_relieve(struct flash *flash)
 	struct flash_views *views = &flash->views;
 
 	if (is_going(flash)) {
-		return true; /* the checkpoint is to come */
+		return true; /* the next checkpoint frees its segments */
 	}
 	if (oldest(flash) == NULL) {
 		return false;
@@ -346,14 +362,14 @@ bool flash_views_relieve(struct flash *flash)
 	}
 	tell_refusal(flash);
 	views->is_stuck = true;
-	if (is_creating(flash)) { /* what it is to have cannot be written */
+	if (is_creating(flash)) { /* the pages that it would contain cannot be written */
 		complete(flash, refuse_create(&views->request->error));
 	}
 	return true;
 }
 
-/* What was answered before is written while clients go on. Not yet beside another checkpoint: when
- * changes wait for the one of the view, they would wait for the end of that one as well. */
+/* Requests that the changes answered so far be written while clients continue. Not during another
+ * checkpoint: later, when changes wait, they would have to wait for the end of that one as well. */
 static bool prepare(struct flash *flash)
 {
 	if (flash_checkpoint_runs(flash) || flash->checkpoint.is_asked || is_going(flash)) {
@@ -382,9 +398,9 @@ bool flash_views_step(struct flash *flash)
 	if (!flash_cache_has_written(flash)) {
 		return false;
 	}
-	/* Pages that came meanwhile are written as well, and nothing comes any more: without that
-	 * a page that has taken the place of an older one would be in the view, and another one
-	 * that was written before it would not. */
+	/* Now changes wait, and the pages that have become dirty since are written too. Otherwise
+	 * the snapshot could contain a later write without an earlier one, because a new version of
+	 * a page takes over the position of the old one. */
 	views->holds = true;
 	flash_cache_want_written(flash);
 	return true;
@@ -392,8 +408,8 @@ bool flash_views_step(struct flash *flash)
 
 /* --- checkpoints ----------------------------------------------------------------------------- */
 
-/* The one that the request at hand is about is still to be made, and can be: the log has all that
- * it is to have. */
+/* True if the requested snapshot can be created by a checkpoint that begins now: its contents are
+ * in the log, and a slot is free. */
 static bool view_is_wanted(const struct flash *flash)
 {
 	return flash->views.holds && has_place(flash) && flash_cache_has_written(flash);
@@ -418,9 +434,10 @@ void flash_views_begin(struct flash *flash)
 	};
 	memcpy(view->about.name, flash->views.request->view.name, sizeof(view->about.name));
 	view_set_state(flash, view, FLASH_VIEW_CREATING);
-	flash->views.holds = false; /* what comes now is behind the checkpoint */
+	flash->views.holds = false; /* later changes are after the checkpoint */
 }
 
+/* A snapshot that is being created has the top nodes of the disk's tree. */
 void flash_views_encode(struct flash *flash)
 {
 	for (uint32_t i = 0; i < FLASH_VIEWS; i++) {
@@ -440,7 +457,8 @@ void flash_views_encode(struct flash *flash)
 	}
 }
 
-/* Its tree is that of the disk. */
+/* Makes the snapshot's tree a copy of the disk's tree in the checkpoint. view_valid gets the counts
+ * of the checkpoint's beginning, because the disk's counts have changed since. */
 static void view_make(struct flash *flash, struct flash_view *view)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
@@ -455,12 +473,12 @@ static void view_make(struct flash *flash, struct flash_view *view)
 	flash_map_count_nodes(flash, 1 + index, 1);
 	for (uint32_t i = 0; i < geometry->segment_count; i++) {
 		flash->segments[i].view_valid[index] = flash->segments[i].begin_valid;
-		flash_views_block_dies(flash, i); /* some may have, since it began */
+		flash_views_block_dies(flash, i); /* some blocks may have died since it began */
 	}
 	view_set_state(flash, view, FLASH_VIEW_LIVE);
 }
 
-/* All that is known of a damaged view stays where it is. */
+/* Keeps all known nodes and blocks of a damaged snapshot from being collected. */
 static void keep(struct flash *flash, const struct flash_view *view)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
@@ -495,14 +513,14 @@ void flash_view_damaged(struct flash *flash, uint32_t index)
 			gc_set_state(&flash->table, i, GC_CLOSED);
 		}
 	}
-	if (flash->start != NULL) { /* a check says it itself */
+	if (flash->start != NULL) { /* a check reports it itself */
 		log_error("flash store '%s': the map of its snapshot '%s' is damaged: not all of "
 			  "it can be read; 'gmblock snapshot delete' gives back its space",
 			flash->path, view->about.name);
 	}
 }
 
-/* What only damaged views kept, which have gone, may be collected. */
+/* Recomputes is_kept after a damaged snapshot has been deleted. */
 static void keep_rest(struct flash *flash)
 {
 	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
@@ -515,6 +533,7 @@ static void keep_rest(struct flash *flash)
 	}
 }
 
+/* The estimate cannot exceed the blocks of both snapshots. */
 static void limit_kept(struct flash *flash, uint32_t segment)
 {
 	const uint32_t *valid = flash->segments[segment].view_valid;
@@ -523,6 +542,7 @@ static void limit_kept(struct flash *flash, uint32_t segment)
 	entry->kept = MIN(entry->kept, valid[0] + valid[1]);
 }
 
+/* Removes the snapshot's tree and counts. The anchor without it is durable. */
 static void view_forget(struct flash *flash, struct flash_view *view)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
@@ -538,7 +558,7 @@ static void view_forget(struct flash *flash, struct flash_view *view)
 	for (uint32_t i = 0; i < geometry->segment_count; i++) {
 		struct flash_segment *segment = &flash->segments[i];
 
-		/* Perhaps what could not be moved was for the view alone. */
+		/* The blocks that could not be moved might have belonged to this snapshot only. */
 		segment->is_bad = segment->is_bad && (segment->view_valid[index] == 0 ||
 							     segment->zone == DISK_ZONE_BROKEN);
 		segment->view_valid[index] = 0;
@@ -561,6 +581,7 @@ static void count_kept(struct flash *flash)
 	}
 }
 
+/* A creation that failed leaves no trace; a deletion that failed leaves the snapshot readable. */
 void flash_views_checkpointed(struct flash *flash, int result)
 {
 	const struct store_view_request *request = flash->views.request;
@@ -583,7 +604,7 @@ void flash_views_checkpointed(struct flash *flash, int result)
 			view_forget(flash, view);
 		} else if (view->state == FLASH_VIEW_DELETING && result < 0) {
 			view_set_state(
-				flash, view, FLASH_VIEW_LIVE); /* and can only be read, as all */
+				flash, view, FLASH_VIEW_LIVE); /* read-only, as the disk is now */
 		}
 	}
 	if (request != NULL && !flash->views.is_done && (has_ended || result < 0)) {
@@ -599,6 +620,8 @@ void flash_views_checkpointed(struct flash *flash, int result)
 
 /* --- blocks ---------------------------------------------------------------------------------- */
 
+/* If a snapshot has more blocks in the segment than the disk, at least the difference is in
+ * snapshots only. */
 void flash_views_block_dies(struct flash *flash, uint32_t segment)
 {
 	const uint32_t *valid = flash->segments[segment].view_valid;
@@ -630,7 +653,7 @@ void flash_views_move(
 			flash_map_find(flash, flash_page_of(flash, 1 + i, entry->lpn));
 		struct flash_entry *at;
 
-		/* Whoever has made the record has made the page dirty, if it points there. */
+		/* The collector has made the page dirty if it refers to the block. */
 		if (slot == NULL || slot->state != FLASH_SLOT_DIRTY) {
 			continue;
 		}
@@ -639,7 +662,7 @@ void flash_views_move(
 			continue;
 		}
 		if (flash->segments[from].view_valid[i] ==
-			0) { /* the table that was read is wrong */
+			0) { /* the table on the device was wrong */
 			flash_fail(flash, -EUCLEAN,
 				"has a table of segments that does not fit a snapshot");
 			return;
@@ -652,6 +675,7 @@ void flash_views_move(
 		flash->map.trees[1 + i].table_dirty[to / FLASH_TABLE_ENTRIES] = true;
 		has_moved = true;
 	}
+	/* The block is one that only snapshots have: the estimate moves with it. */
 	if (has_moved && !is_mapped) {
 		source->kept -= MIN(source->kept, 1U);
 		target->kept++;
@@ -691,6 +715,7 @@ void flash_views_recovered(struct flash *flash)
 
 /* --- a view as a store ----------------------------------------------------------------------- */
 
+/* The serial number shows whether the slot has been reused by another snapshot. */
 bool flash_view_has_gone(const struct store_part *part)
 {
 	struct store *store = part->queue->store;
@@ -749,6 +774,7 @@ static const char *view_pass(struct store *base, struct store_claim *claim_out)
 	return store_pass(&view->flash->base, claim_out);
 }
 
+/* Runs on any thread, so it takes the lock. The parts run on the ring of the disk's store. */
 static int view_open(struct store *base, const struct store_options *options, const void *config,
 	struct error *error)
 {
