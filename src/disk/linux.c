@@ -610,7 +610,7 @@ static void fill_direct(int fd, struct disk_info *info)
 	}
 }
 
-/* --- facts --------------------------------------------------------------------------------- */
+/* --- properties ---------------------------------------------------------------------------- */
 
 static uint32_t preferred_block(uint64_t bytes)
 {

@@ -39,7 +39,7 @@ static double trace_report_us(uint64_t ns)
 	return (double)ns / 1000;
 }
 
-/* --- the rows of the table, also members of the summary ------------------------------------ */
+/* --- rows of the table, also in the JSON summary ------------------------------------------- */
 
 typedef double value_fn(const struct trace_read *read, const struct trace_analysis *analysis);
 

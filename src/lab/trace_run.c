@@ -268,7 +268,7 @@ static int trace_one(struct tracer *tracer, struct trace_read *read, struct erro
 	return tracer->err;
 }
 
-/* --- what to read -------------------------------------------------------------------------- */
+/* --- choosing the reads -------------------------------------------------------------------- */
 
 static int read_init(
 	const struct trace_work *work, uint32_t bytes, struct trace_read *read, struct error *error)

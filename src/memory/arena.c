@@ -312,7 +312,7 @@ static const struct arena_source ram_source = {
 	.unmap = ram_unmap,
 };
 
-/* --- life ---------------------------------------------------------------------------------- */
+/* --- creating and destroying --------------------------------------------------------------- */
 
 static int arena_create(struct ring *ring, const struct arena_source *source, uint64_t limit_bytes,
 	struct arena **arena_out, struct error *error)

@@ -78,8 +78,8 @@ GMB_MUST_CHECK int arena_device_create(struct ring *ring, const struct arena_sou
 	uint64_t bytes, struct arena **arena_out, struct error *error);
 /* All buffers must have been returned. NULL is a no-op. */
 void arena_destroy(struct arena *arena);
-/* Marks the memory as lost with its device, or as unusable: arena_get() fails from now on, and the
- * memory is unmapped when the last buffer is returned. error: the reason, for arena_info.condemned.
+/* Marks the memory as lost with its device, or as unusable: no more buffers are given, and the
+ * memory is unmapped when the last one is returned. error: the reason, for arena_info.condemned.
  * Only the first call has an effect. */
 void arena_condemn(struct arena *arena, int error);
 

@@ -397,7 +397,7 @@ uint64_t sim_disk_unflushed_bytes(const struct sim_disk *disk)
 	return bytes;
 }
 
-/* --- the test's side ------------------------------------------------------------------------ */
+/* --- functions for tests -------------------------------------------------------------------- */
 
 struct sim_disk *sim_disk_create(const char *name, const struct sim_disk_options *options)
 {

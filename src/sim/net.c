@@ -607,7 +607,7 @@ void sim_net_cancel(struct sim_op *sop)
 	}
 }
 
-/* --- life ----------------------------------------------------------------------------------- */
+/* --- creating and closing ------------------------------------------------------------------- */
 
 static struct sim_socket *socket_create(bool test_owned)
 {
@@ -894,7 +894,7 @@ uint32_t sim_listener_queue(int listener_fd)
 	return sim_fd_get(listener_fd, SIM_FD_LISTENER)->listener->pending_count;
 }
 
-/* --- the test's side ------------------------------------------------------------------------ */
+/* --- functions for tests -------------------------------------------------------------------- */
 
 void sim_socket_write(int client_fd, const void *bytes, size_t len)
 {

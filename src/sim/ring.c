@@ -47,7 +47,7 @@ struct ring {
 	uint32_t inflight;
 };
 
-/* --- life ----------------------------------------------------------------------------------- */
+/* --- creating and destroying ---------------------------------------------------------------- */
 
 int ring_create(const struct ring_options *options, struct ring **ring_out, struct error *error)
 {

@@ -30,8 +30,8 @@
 
 enum file_unsupported {
 	FILE_NO_TRIM = 1 << 0,
-	FILE_NO_PUNCH = 1 << 1,	     /* zero by punching a hole; devices: fast */
-	FILE_NO_ZERO_RANGE = 1 << 2, /* zero that stays provisioned; devices: fast */
+	FILE_NO_PUNCH = 1 << 1,	     /* file: zero by a hole; device: fast zero that may unmap */
+	FILE_NO_ZERO_RANGE = 1 << 2, /* file: zero, provisioned; device: fast zero, provisioned */
 	FILE_NO_DEVICE_ZERO = 1 << 3,
 	FILE_NO_CLONE = 1 << 4,
 	FILE_NO_COPY_RANGE = 1 << 5,

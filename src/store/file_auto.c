@@ -54,7 +54,7 @@ enum {
 _Static_assert(BLOCK_BYTES <= AUTO_BYTES_MIN, "a large read contains the beginning of a block");
 _Static_assert(BLOCKS_MIN % WORD_BITS == 0, "a generation has whole words");
 
-/* --- what was read before -------------------------------------------------------------------- */
+/* --- blocks read before ---------------------------------------------------------------------- */
 
 /* About as many blocks as the memory of this machine holds: a power of two. */
 static uint64_t blocks_of_memory(void)
@@ -113,7 +113,7 @@ static bool range_mark(struct file_auto *ways, uint64_t offset, uint64_t length)
 	return seen;
 }
 
-/* --- which way is faster --------------------------------------------------------------------- */
+/* --- comparing both methods ------------------------------------------------------------------ */
 
 static enum file_way way_better(const struct file_auto *ways)
 {

@@ -396,7 +396,7 @@ static void file_gate_grant(struct store_part *part, enum file_gate_class class)
 	}
 }
 
-/* --- turns --------------------------------------------------------------------------------- */
+/* --- entering and leaving ------------------------------------------------------------------ */
 
 static void admit_buffered(struct file_gate *gate)
 {
@@ -546,7 +546,7 @@ void file_gate_leave(struct file_gate *gate, struct store_part *part)
 	}
 }
 
-/* --- the verdict --------------------------------------------------------------------------- */
+/* --- errors of flushes --------------------------------------------------------------------- */
 
 int file_gate_error(const struct file_gate *gate)
 {

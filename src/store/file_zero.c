@@ -160,7 +160,7 @@ void file_trim(struct store_part *part)
 	trim_next(part);
 }
 
-/* --- zero: which bytes, and how ------------------------------------------------------------ */
+/* --- zero: ranges and methods -------------------------------------------------------------- */
 
 /* The span of a stage. Without a middle, the head is the whole range. */
 static struct span stage_span(const struct store_part *part, enum zero_stage stage)
@@ -230,7 +230,7 @@ static enum zero_way way_of(struct store_part *part)
 	return (enum zero_way)(file_scratch_of(part)->phase >> 8);
 }
 
-/* --- zero: one piece after the other ------------------------------------------------------- */
+/* --- zero: piece by piece ------------------------------------------------------------------ */
 
 static void zero_retry(struct ring_op *op, int result)
 {

@@ -298,7 +298,7 @@ bool store_path_same(const char *a, const char *b)
 		       parse_path_size(b, &size_b, NULL) == 0 && size_a == size_b);
 }
 
-/* --- what was asked for ---------------------------------------------------------------------- */
+/* --- the given options ----------------------------------------------------------------------- */
 
 static bool is_useless(const struct store_kind *kind, const char *key)
 {

@@ -69,7 +69,7 @@ static uint64_t overlay_run_bytes(
 	return MIN(stop << OVERLAY_BLOCK_SHIFT, end);
 }
 
-/* --- to the stores below --------------------------------------------------------------------- */
+/* --- forwarding to the stores below ---------------------------------------------------------- */
 
 void overlay_forward(struct store_part *part, bool upper)
 {
@@ -96,7 +96,7 @@ void overlay_helper_submit(struct overlay_helper *helper, bool upper, enum store
 	store_submit(upper ? queue->upper : queue->base.inner, &helper->part);
 }
 
-/* --- helpers, and parts that come back ------------------------------------------------------- */
+/* --- helpers and returning parts ------------------------------------------------------------- */
 
 static void split_next(struct store_part *part, struct overlay_helper *helper);
 

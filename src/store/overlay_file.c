@@ -340,7 +340,7 @@ int overlay_bitmap_read(int fd, const char *path, const struct overlay_layout *l
 	return 0;
 }
 
-/* --- making ---------------------------------------------------------------------------------- */
+/* --- creating -------------------------------------------------------------------------------- */
 
 static bool overlay_file_is_zero(const uint8_t *bytes, size_t count)
 {

@@ -345,7 +345,7 @@ bool store_places_meet(
 	       distance < length;
 }
 
-/* --- passing to another process ------------------------------------------------------------ */
+/* --- handing over to another process ------------------------------------------------------- */
 
 const char *store_pass(struct store *store, struct store_claim *claim_out)
 {
@@ -421,7 +421,7 @@ const char *store_barrier_name(enum store_barrier barrier)
 	return names[barrier];
 }
 
-/* --- views --------------------------------------------------------------------------------- */
+/* --- snapshots ----------------------------------------------------------------------------- */
 
 bool store_has_views(const struct store *store)
 {

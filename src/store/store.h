@@ -71,7 +71,7 @@ enum store_flag {
 	 * (docs/design/0008). */
 	STORE_APART = 1 << 4,
 	/* Flush of a store for which store_settles() is true: the last flush before another process
-	 * may take over. It brings everything that this process needs to the disk. */
+	 * may take over. It brings all state that the other process needs to the disk. */
 	STORE_SETTLE = 1 << 5,
 	/* Set by the store on a flush that fails without losing anything: the data to be flushed is
 	 * still in memory, and a later flush may succeed. */
@@ -394,8 +394,8 @@ bool store_path_needs_start(const char *path);
 /* The file or block device that a path names: the path itself, or the rest of it after the
  * prefix. */
 const char *store_path_file(const char *path);
-/* The idx-th file that the store opens in addition to path, and in the same mode; NULL after the
- * last. */
+/* The idx-th file that the store opens in addition to path, writable unless read_only; NULL after
+ * the last. */
 const char *store_options_file(const struct store_options *options, uint32_t idx);
 /* The tmpfs folder in which the store keeps memory that is to outlive the process; NULL: none. */
 const char *store_options_memory_folder(const struct store_options *options);
