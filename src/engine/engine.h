@@ -78,7 +78,7 @@ struct endpoint {
  * Returns the rights of a session on an export, a set of enum engine_rights. This is the only
  * place that decides about rights. 0: the export is hidden from the session, see
  * session_export_find(). An export without rules grants every session all that the export allows.
- * The exception are kinds that map their peers' memory: on Unix sockets they serve only root and
+ * The exceptions are kinds that map their peers' memory: on Unix sockets they serve only root and
  * the server's own user.
  */
 uint32_t engine_rights(const struct session *session, const struct export *export);

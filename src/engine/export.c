@@ -36,8 +36,9 @@ void export_use_put(struct export_use *use)
 	}
 }
 
-/* Called when an engine, or an export that this one replaces, no longer uses it. The last use ends
- * this one for the exports that replace it, and so on. */
+/* Called when an engine, or an export that this one replaces, no longer uses it. When the last use
+ * has ended, the exports that replace this one stop waiting for it, and its use of them is ended
+ * in turn. */
 static void use_end(struct export_use *use)
 {
 	struct export_wait *next;

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #define STALL_NS (ENGINE_PASS_STALL_MS * UINT64_C(1000000))
-/* Deadline of a drained session. After it, the session holds nothing that others wait for. */
+/* Time a drained session gets to end. One that takes longer holds nothing that others wait for. */
 #define DRAIN_NS UINT64_C(5000000000)
 
 static bool can_be_passed(const struct session *session)

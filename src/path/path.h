@@ -29,7 +29,7 @@
  * - the disk turned out to be unable to reach it.
  *
  * A request can also bring a placement, a scatter list of its own memory. Its parts are then read
- * and written there directly. The exception are blocks that direct I/O cannot transfer because a
+ * and written there directly. The exceptions are blocks that direct I/O cannot transfer because a
  * segment's memory is not aligned or a segment ends within them: these are staged and copied.
  *
  * A request ends exactly once, as COMMITTED or ABORTED. The requester treats nothing as read

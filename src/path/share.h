@@ -38,10 +38,10 @@
  *
  * Block status, trim, zero and cache occupy a worker thread or the lock of a file for long. They
  * are costly. A client has at most one costly request in the store. An export can always have one,
- * and more while it has fewer than are left of PATH_COSTLY_MAX. They take turns in the same way. A
- * costly request that waits for the change of an ended connection (late.h) does not take a slot,
- * because the late change might need that slot. Reads and writes of the same client overtake
- * costly requests.
+ * and can have more as long as its number is below the number of unused slots (of PATH_COSTLY_MAX).
+ * They take turns in the same way. A costly request that waits for the change of an ended
+ * connection (late.h) does not take a slot, because the late change might need that slot. Reads and
+ * writes of the same client overtake costly requests.
  *
  * Threading: the path's thread. Ownership: a client and its peer belong to the owner of the
  * requests and exist until path_client_fini(). Errors: none.
