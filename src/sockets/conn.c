@@ -1,4 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * The life of tracked connections: descriptors, the switch back to TCP, events of libclan, and
+ * fork.
+ *
+ * Invariant: a carried connection has a clan connection until both directions have switched back
+ * (switch_is_over()). It becomes plain when the buffer is empty as well.
+ */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -13,8 +20,8 @@
 #include "sockets/sockets.h"
 
 enum {
-	AFTER_GROWTH = 4,	/* "after" grows with each return to TCP */
-	BRING_BACK_LOOK_MS = 5, /* between looks for what makes no event */
+	AFTER_GROWTH = 4,	/* factor of "after" with each return to TCP */
+	BRING_BACK_LOOK_MS = 5, /* interval of checks for changes without an event */
 	CLOSE_WAIT_MS = 1000,
 };
 
@@ -39,8 +46,8 @@ static const uint32_t conn_edges[CONN_STATE_COUNT] = {
 void conn_set_state(struct conn *conn, enum conn_state state)
 {
 	GMB_ASSERT((conn_edges[conn_state(conn)] & BIT(state)) != 0);
-	/* Partner: the increment of plain_readers and plain_writers before the look at the state.
-	 */
+	/* Partner: plain_enter(), which increments plain_readers or plain_writers before it reads
+	 * the state. */
 	atomic_store(&conn->state, state);
 }
 
@@ -55,7 +62,7 @@ void object_add(int fd, struct object *object)
 	}
 }
 
-/* Another descriptor of the same object; -1: none. */
+/* Returns another descriptor of the object; -1 if there is none. */
 static int other_fd(const struct object *object, int fd)
 {
 	for (int i = 0; i < core.fds_end; i++) {
@@ -73,7 +80,8 @@ void conn_watch_tcp(struct conn *conn)
 		.data.ptr = conn,
 	};
 
-	/* Without memory for it: what happens on TCP is seen by who waits for the socket. */
+	/* Without memory for this, events of TCP are seen only by a thread that waits for the
+	 * socket. */
 	(void)REAL(epoll_ctl)(core.epoll_fd, EPOLL_CTL_ADD, conn->fd, &event);
 }
 
@@ -109,7 +117,7 @@ static void release_row(struct conn *conn)
 	}
 }
 
-/* Nothing of it is left but its memory. */
+/* Releases everything but the memory, which returns to the pool. */
 static void conn_free(struct conn *conn)
 {
 	conn_stop_listening(conn);
@@ -128,14 +136,14 @@ static void conn_free(struct conn *conn)
 	list_push_back(&free_conns, &conn->object.pool_node);
 }
 
-/* --- what the libraries say to each other ----------------------------------------------------- */
+/* --- messages between the libraries ----------------------------------------------------------- */
 
 static void sockets_conn_say(
 	struct conn *conn, enum switch_type type, struct switch_message message)
 {
 	if (conn->clan != NULL) {
-		/* The control ring has room for many more than a connection says in its life. Who
-		 * has gone needs no message. */
+		/* The control ring has room for more messages than a connection sends in its life.
+		 * A peer that has ended needs no message. */
 		(void)clan_send(conn->clan, CLAN_CONTROL, type, &message, sizeof(message));
 		clan_flush(conn->clan);
 	}
@@ -169,7 +177,8 @@ static void sockets_conn_leave(struct conn *conn)
 	}
 }
 
-/* The descriptor is about to be closed: the end of the connection for this process? */
+/* Called before a descriptor is closed. If it is the last one, the connection ends for this
+ * process. */
 static void conn_closes(struct conn *conn, int fd)
 {
 	bool carried = conn_is_carried(conn);
@@ -192,7 +201,7 @@ static void conn_closes(struct conn *conn, int fd)
 	}
 	data_pull(conn, SOCKETS_LOOK_BYTES);
 	if (conn_buffered(conn) > 0 && !conn->passed && process_is_sole(conn)) {
-		/* What TCP does when bytes are lost that way: the peer gets a reset. */
+		/* As TCP does if unread bytes are discarded: the peer gets a reset. */
 		const struct linger reset = { .l_onoff = 1 };
 
 		(void)REAL(setsockopt)(conn->fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
@@ -212,7 +221,7 @@ void object_remove(int fd)
 		struct conn *conn = conn_of(object);
 
 		if (object->refs > 1 && epoll_has(conn, fd)) {
-			/* The kernel's set keeps what is closed while a copy of it is open. */
+			/* The kernel's set keeps a closed descriptor while a copy of it is open. */
 			if (!conn_is_carried(conn)) {
 				conn_forget(conn, REASON_EPOLL);
 				return;
@@ -220,7 +229,7 @@ void object_remove(int fd)
 			conn_unfit(conn, REASON_EPOLL);
 			(void)conn_bring_back_one(conn, REASON_EPOLL, CLOSE_WAIT_MS);
 			if (object_at(fd) != object) {
-				return; /* another thread was faster */
+				return; /* another thread has done it */
 			}
 		}
 		conn_closes(conn, fd);
@@ -260,7 +269,7 @@ static struct conn *take_conn(void)
 	list_for_each(node, &free_conns)
 	{
 		conn = list_entry(node, struct conn, object.pool_node);
-		/* A call in the kernel may still have to count itself off. */
+		/* A call in the kernel might still have to decrement a counter. */
 		if (atomic_load(&conn->plain_readers) == 0 &&
 			atomic_load(&conn->plain_writers) == 0 && atomic_load(&conn->pins) == 0) {
 			list_remove(node);
@@ -334,7 +343,7 @@ void conn_untrack(struct conn *conn)
 	conn_free(conn);
 }
 
-/* --- going back ------------------------------------------------------------------------------- */
+/* --- returning to TCP ------------------------------------------------------------------------- */
 
 void conn_leave(struct conn *conn, enum sockets_reason reason)
 {
@@ -371,7 +380,7 @@ void conn_settle(struct conn *conn)
 	release_row(conn);
 	conn_set_state(conn, CONN_PLAIN);
 	epoll_conn_plain(conn);
-	core.news = true; /* who waits for it must wait for TCP now */
+	core.news = true; /* threads that wait for it must wait for TCP now */
 	if (conn->after == NEVER || conn->passed) {
 		conn_look_again_at(conn, NEVER);
 		return;
@@ -422,7 +431,7 @@ void conn_take_messages(struct conn *conn)
 				     ? switch_received(&conn->side, message.type, &payload)
 				     : -EPROTO;
 
-		core.news = true; /* another thread may sleep until this is said */
+		core.news = true; /* another thread might be sleeping until this message */
 		if (result < 0) {
 			conn_broken(conn, "the other library broke the rules of the switch");
 			return;
@@ -464,7 +473,7 @@ void conn_event(const struct clan_event *event)
 {
 	struct conn *conn = event->context;
 
-	if (conn == NULL || event->conn != conn->clan) { /* given up already, or CLOSED */
+	if (conn == NULL || event->conn != conn->clan) { /* abandoned already, or CLOSED */
 		return;
 	}
 	core.news = true;
@@ -487,7 +496,7 @@ void conn_event(const struct clan_event *event)
 
 /* --- before fork and exec --------------------------------------------------------------------- */
 
-/* One look at a connection that is to be on TCP. True: it is. */
+/* Processes a connection that must return to TCP. Returns true if it has. */
 static bool is_back(struct conn *conn)
 {
 	data_pull(conn, SOCKETS_BUFFER_BYTES);
@@ -532,7 +541,7 @@ void conn_bring_back(
 	core_look(true);
 	while (!all_back(choose) && clock_now_ns() < deadline_ns) {
 		wait_moment(BRING_BACK_LOOK_MS);
-		leave_all(choose, reason); /* another thread may have let some be carried */
+		leave_all(choose, reason); /* another thread might have carried some */
 	}
 }
 
@@ -541,7 +550,7 @@ bool conn_bring_back_one(struct conn *conn, enum sockets_reason reason, uint32_t
 	uint64_t deadline_ns = clock_now_ns() + timeout_ms * UINT64_C(1000000);
 
 	conn_leave(conn, reason);
-	atomic_fetch_add(&conn->pins, 1); /* its memory stays its own */
+	atomic_fetch_add(&conn->pins, 1); /* keeps its memory from being reused */
 	core_look(true);
 	while (conn_is_carried(conn) && !is_back(conn) && clock_now_ns() < deadline_ns) {
 		wait_moment(BRING_BACK_LOOK_MS);
@@ -561,7 +570,7 @@ void conn_after_fork(void)
 		if (conn->listen_fd >= 0) {
 			conn_stop_listening(conn);
 		}
-		/* Calls of threads that are not here. */
+		/* Calls of threads that do not exist in the child. */
 		atomic_store(&conn->plain_readers, 0);
 		atomic_store(&conn->plain_writers, 0);
 		atomic_store(&conn->pins, 0);
@@ -570,8 +579,8 @@ void conn_after_fork(void)
 		list_init(&conn->carried_node);
 		conn->row = NULL;
 		if (conn_is_carried(conn)) {
-			/* The other end did not answer before the fork: its bytes are the parent's.
-			 */
+			/* The other end did not answer before the fork, so the bytes in the ring
+			 * belong to the parent. */
 			if (conn->clan != NULL) {
 				conn->stranded = true;
 				conn->buffer_at = conn->buffer_end;

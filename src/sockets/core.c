@@ -1,4 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * The lock, the clan queue, and sleeping.
+ *
+ * Waking: while threads sleep, core_unlock() either arms the queue, so that libclan makes
+ * core.epoll_fd readable, or kicks the sleepers. A kick makes kick_fd readable for all threads that
+ * sleep at that moment; the last of them to wake makes it unreadable again. The kick epoch
+ * distinguishes these threads from those that go to sleep later.
+ */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -18,7 +26,8 @@
 enum {
 	EVENTS_MAX = 32,
 	SEEN_WAIT_NS = 1000000,
-	OWN_FDS_FROM_MAX = 4000, /* the kernel's table of descriptors grows with the number */
+	/* the kernel's table of descriptors grows with the largest number */
+	OWN_FDS_FROM_MAX = 4000,
 };
 
 struct core core = { .epoll_fd = -1, .kick_fd = -1 };
@@ -27,7 +36,7 @@ CORE_THREAD int core_crashed;
 CORE_THREAD uint64_t core_deferred;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static int cancel_state; /* of the thread that has the lock */
+static int cancel_state; /* of the thread that holds the lock */
 static _Atomic(uint8_t) own[SOCKETS_FDS_MAX / 8];
 
 #define REAL_DEFINE(type, name, arguments) type(*real_pointer_##name) arguments;
@@ -50,7 +59,8 @@ void real_find_all(void)
 
 /* --- descriptors of ours ---------------------------------------------------------------------- */
 
-/* Where they begin: out of the way of a program that expects the lowest numbers for itself. */
+/* Returns the first number for our descriptors. It is high, because some programs expect the lowest
+ * numbers. */
 static int own_from(void)
 {
 	struct rlimit limit;
@@ -100,7 +110,7 @@ bool core_lock(void)
 		errno = EINTR;
 		return false;
 	}
-	/* libclan's calls are points of cancellation. */
+	/* Calls of libclan are cancellation points. */
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &old);
 	core_depth = 1;
 	pthread_mutex_lock(&lock);
@@ -114,7 +124,8 @@ static void sockets_core_unlock(void)
 
 	pthread_mutex_unlock(&lock);
 	core_depth = 0;
-	/* From here on a handler runs when its signal comes. */
+	/* From here on a signal handler runs immediately. A signal before this line was deferred,
+	 * and core_deferred is checked below. */
 	atomic_signal_fence(memory_order_seq_cst);
 	pthread_setcancelstate(old, NULL);
 	if (unlikely(core_deferred != 0)) {
@@ -122,7 +133,7 @@ static void sockets_core_unlock(void)
 	}
 }
 
-/* Wakes every sleeper: each looks for itself. */
+/* Wakes all sleepers, which then check for themselves. */
 static void kick(void)
 {
 	uint64_t one = 1;
@@ -131,12 +142,12 @@ static void kick(void)
 	core.kick_epoch++;
 	atomic_store(&core.kick_left, atomic_load(&core.sleepers));
 	written = REAL(write)(core.kick_fd, &one, sizeof(one));
-	GMB_UNUSED(written); /* full: readable already */
+	GMB_UNUSED(written); /* full: it is readable already */
 }
 
 void core_unlock(void)
 {
-	/* While somebody sleeps, either the queue is armed or they have been woken. */
+	/* While threads sleep, either the queue is armed or they have been kicked. */
 	if (core.queue != NULL && atomic_load(&core.sleepers) > 0) {
 		if (core.news || clan_queue_arm(core.queue) != 0) {
 			kick();
@@ -203,7 +214,7 @@ int core_start(void)
 	return result;
 }
 
-/* What the kernel reports of the TCP sockets of carried connections. */
+/* Processes the events of the TCP sockets of carried connections. */
 static void take_tcp_events(const struct epoll_event *events, int count)
 {
 	for (int i = 0; i < count; i++) {
@@ -223,14 +234,14 @@ static void take_tcp_events(const struct epoll_event *events, int count)
 	}
 }
 
-/* all: also at the descriptors of libclan. */
+/* all: also checks the descriptors of libclan. */
 static void look_at_queue(bool all)
 {
 	struct clan_event events[EVENTS_MAX];
 	int count;
 
 	if (all) {
-		/* Then it asks the kernel, too. */
+		/* an armed queue also checks the kernel */
 		GMB_UNUSED(clan_queue_arm(core.queue));
 	}
 	do {
@@ -256,8 +267,9 @@ void core_look(bool all)
 
 /* --- sleeping --------------------------------------------------------------------------------- */
 
-/* The kick is for those that slept before: who sleeps now would be woken by it again and again, and
- * keep a processor from them. With the lock, from and to. */
+/* Waits until all threads that slept before the kick have seen it. A thread that goes to sleep now
+ * would be woken by the same kick repeatedly, and would keep a processor from them. The lock is
+ * held before and after. */
 static int wait_until_seen(uint32_t left)
 {
 	const struct timespec limit = { .tv_nsec = SEEN_WAIT_NS };
@@ -267,7 +279,7 @@ static int wait_until_seen(uint32_t left)
 	sockets_core_unlock();
 	result = syscall(SYS_futex, &core.kick_left, FUTEX_WAIT_PRIVATE, left, &limit, NULL, 0);
 	result = result < 0 ? -errno : 0;
-	GMB_ASSERT(core_lock()); /* it was ours before */
+	GMB_ASSERT(core_lock()); /* this thread held it before */
 	core.kick_waiters--;
 	return result == -EINTR ? -EINTR : 1;
 }
@@ -280,11 +292,11 @@ int core_sleep(uint64_t *epoch_out)
 		kick();
 	}
 	core.news = false;
-	/* A signal, as one that comes when the kernel is about to sleep: what its handler waits for
-	 * may be the work of sleepers. Or it has forked already, and this is the child. */
+	/* A signal has arrived. The kernel would also interrupt the sleep, because the handler
+	 * might wait for the work of sleepers. Or the handler has forked, and this is the child. */
 	if (core_deferred != 0 || core.queue == NULL) {
 		core_unlock();
-		GMB_ASSERT(core_lock()); /* it was ours before */
+		GMB_ASSERT(core_lock()); /* this thread held it before */
 		return -EINTR;
 	}
 	left = atomic_load(&core.kick_left);
@@ -300,7 +312,7 @@ int core_sleep(uint64_t *epoch_out)
 	return 0;
 }
 
-/* One more has seen the kick; the last one ends it. */
+/* Counts a sleeper that has seen the kick. The last one makes kick_fd unreadable. */
 static void count_kick(uint64_t epoch)
 {
 	uint32_t left = atomic_load(&core.kick_left);
@@ -336,7 +348,7 @@ void core_woke(uint64_t epoch)
 
 void core_slept(uint64_t epoch)
 {
-	GMB_ASSERT(core_lock()); /* it was ours before */
+	GMB_ASSERT(core_lock()); /* this thread held it before */
 	core_woke(epoch);
 }
 
@@ -367,7 +379,7 @@ void core_cancelled(void *sleep)
 
 void core_after_fork(void)
 {
-	/* The descriptors of libclan are closed by it, through our close(). */
+	/* libclan closes its descriptors through our close(). */
 	if (core.queue != NULL) {
 		clan_queue_after_fork(core.queue);
 		core.queue = NULL;

@@ -1,4 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * Reading and writing of carried connections. Each byte is read from the place that switch.c
+ * determines: the buffer, the ring or TCP.
+ *
+ * Invariant: bytes are counted in side.in and side.out when they are moved, in both places, because
+ * the positions of the switch refer to these counts.
+ */
 #include <errno.h>
 #include <limits.h>
 #include <pthread.h>
@@ -14,11 +21,11 @@
 
 enum {
 	BUFFER_BYTES_FIRST = 65536,
-	BULK_FULLS = 16, /* a ring is too small that was full so often */
-	BULK_BYTES_MAX = BULK_FULLS * 4 * RULES_RING_DEFAULT, /* within so many bytes */
-	BULK_PIECE = RULES_RING_DEFAULT / 4,		      /* a large one */
-	SENDS_BETWEEN_LOOKS = 256,			      /* a look costs system calls */
-	FULL_MS = 20, /* a blocking writer waits so long for room; TCP's buffers are larger */
+	BULK_FULLS = 16, /* number of full rings after which a ring is considered too small */
+	BULK_BYTES_MAX = BULK_FULLS * 4 * RULES_RING_DEFAULT, /* within this number of bytes */
+	BULK_PIECE = RULES_RING_DEFAULT / 4,		      /* size of a large read */
+	SENDS_BETWEEN_LOOKS = 256,			      /* a check costs system calls */
+	FULL_MS = 20, /* time that a blocking writer waits for room; TCP's buffers are larger */
 };
 #define NS_PER_MS UINT64_C(1000000)
 
@@ -34,14 +41,14 @@ static size_t iov_bytes(const struct iovec *iov, int iov_count)
 	return bytes;
 }
 
-/* A vector without its first skip bytes, and with at most bytes of them. Callers may have small
- * stacks; the lock guards these. */
+/* A part of a vector. The structs are static, because callers can have small stacks; the lock
+ * protects them. */
 struct part {
 	struct iovec iov[SOCKETS_IOV_MAX];
 	int count;
 };
-static struct part rest;   /* of what a call has not done yet */
-static struct part ranged; /* of it, what is in one place */
+static struct part rest;   /* the unfinished part of a call */
+static struct part ranged; /* the part of it in one place */
 
 static void data_cut(
 	struct part *part, const struct iovec *iov, int iov_count, size_t skip, size_t bytes)
@@ -74,9 +81,9 @@ static void count_in(struct conn *conn, size_t bytes)
 	}
 }
 
-/* From the ring, at most to the end of its turn. A count, after which conn_settle() is due when
- * the bytes are where they belong; -EAGAIN; or -EPIPE: the ring has ended or the connection was
- * reset, so ask where the bytes are again. */
+/* Reads from the ring, at most up to the position where TCP continues. Returns a count; the caller
+ * must call conn_settle() when the bytes are at their destination. Returns -EAGAIN, or -EPIPE if
+ * the ring has ended or the connection was reset: the caller must determine the place again. */
 static ssize_t ring_read(struct conn *conn, const struct iovec *iov, int iov_count)
 {
 	uint64_t limit;
@@ -97,7 +104,7 @@ static ssize_t ring_read(struct conn *conn, const struct iovec *iov, int iov_cou
 		return got;
 	}
 	if (got == -ENOTCONN) {
-		/* What had been published before has been taken. */
+		/* All published data has been read. */
 		switch_ring_ended(&conn->side);
 		conn->tcp_event = true;
 		conn_settle(conn);
@@ -128,7 +135,7 @@ static ssize_t tcp_receive(
 	return got;
 }
 
-/* Does TCP have bytes? Leaves an end and an error where they are. */
+/* Returns true if TCP has bytes. Does not consume an end or an error. */
 static bool tcp_has_bytes(const struct conn *conn)
 {
 	int bytes = 0;
@@ -147,7 +154,7 @@ static bool grow_buffer(struct conn *conn, size_t bytes)
 	return larger != NULL;
 }
 
-/* From the ring, or what TCP has in front of the bytes of the ring. */
+/* Reads from the ring, or from TCP if it has bytes that come before those in the ring. */
 static ssize_t pull_read(struct conn *conn, const struct iovec *iov)
 {
 	uint64_t limit;
@@ -185,7 +192,7 @@ void data_pull(struct conn *conn, size_t bytes_max)
 		if (got > 0) {
 			conn->buffer_end += (size_t)got;
 			conn_touch(conn, TOUCH_IN);
-			conn_settle(conn); /* closes the ring at its end; the buffer stays */
+			conn_settle(conn); /* closes the ring at its end; the buffer is kept */
 		}
 	} while (got > 0);
 }
@@ -215,9 +222,9 @@ static ssize_t buffer_read(struct conn *conn, const struct iovec *iov, int iov_c
 
 /* --- receiving -------------------------------------------------------------------------------- */
 
-/* While the peer may go at any time, bytes that it wrote by TCP after it had come back are behind
- * bytes in the ring that we do not know of yet. What TCP has before the messages are looked at is
- * not behind anything that they do not tell: how many bytes that is, 0 for an end, or an errno. */
+/* While the peer is permitted to switch at any time, bytes that it wrote by TCP after returning can
+ * come after bytes in the ring that are still unknown. Bytes that TCP has before the messages are
+ * processed cannot. Returns the number of these bytes, 0 for the end, or a negative errno. */
 static ssize_t tcp_before_look(struct conn *conn)
 {
 	int bytes = 0;
@@ -230,8 +237,8 @@ static ssize_t tcp_before_look(struct conn *conn)
 	return got < 0 ? -errno : got;
 }
 
-/* The ring is empty: what does TCP say? 0: the end, -EAGAIN: nothing, 1: bytes that should not be
- * there, or an errno. */
+/* The ring is empty: checks TCP. Returns 0 for the end, -EAGAIN if there is nothing, 1 if there are
+ * bytes that should not be there, or another negative errno. */
 static ssize_t tcp_behind_ring(struct conn *conn)
 {
 	uint8_t byte;
@@ -246,7 +253,8 @@ static ssize_t tcp_behind_ring(struct conn *conn)
 	return got;
 }
 
-/* Also after TCP had something to say, which the peer did not explain. */
+/* Returns the result of a read from an empty ring. tcp_said: the result of tcp_behind_ring(), which
+ * the peer's messages did not explain. */
 static ssize_t ring_is_empty(struct conn *conn, ssize_t tcp_said)
 {
 	if (tcp_said > 0) {
@@ -257,7 +265,7 @@ static ssize_t ring_is_empty(struct conn *conn, ssize_t tcp_said)
 	return tcp_said;
 }
 
-/* MSG_PEEK when there is something in the buffer: also what the ring and TCP have behind it. */
+/* MSG_PEEK with a non-empty buffer: includes the bytes in the ring and TCP that follow it. */
 static ssize_t peek_all(struct conn *conn, const struct iovec *iov, int iov_count)
 {
 	size_t total = iov_bytes(iov, iov_count);
@@ -280,7 +288,7 @@ static ssize_t peek_all(struct conn *conn, const struct iovec *iov, int iov_coun
 	return (ssize_t)done + MAX(got, 0);
 }
 
-/* Is there a byte in the ring? Something else than bytes is found by who reads. */
+/* Returns true if there is a byte in the ring. Anything else is detected by the next read. */
 static bool ring_has_bytes(struct conn *conn)
 {
 	uint8_t byte;
@@ -296,7 +304,8 @@ static bool ring_has_bytes(struct conn *conn)
 	return got != -EAGAIN;
 }
 
-/* The next bytes end where the buffer or the turn of a place ends: more may be there behind. */
+/* Returns true if the next bytes end at the end of the buffer or of a place, so more bytes can
+ * follow elsewhere. */
 static bool is_bounded(struct conn *conn)
 {
 	uint64_t limit;
@@ -305,7 +314,8 @@ static bool is_bounded(struct conn *conn)
 	return conn_buffered(conn) > 0 || limit != UINT64_MAX;
 }
 
-/* Can more be had without waiting, and without meeting an end or an error? */
+/* Returns true if more bytes can be read without waiting and without reaching an end or an
+ * error. */
 static bool has_more(struct conn *conn)
 {
 	uint64_t limit;
@@ -322,7 +332,7 @@ static bool has_more(struct conn *conn)
 ssize_t data_receive(struct conn *conn, const struct iovec *iov, int iov_count, int flags)
 {
 	bool peek = (flags & MSG_PEEK) != 0;
-	int looks = 0; /* for news: each place is asked again after the other has had its say */
+	int looks = 0; /* checks so far: each place is checked again after the other one */
 	ssize_t tcp_said = -EAGAIN;
 
 	for (;;) {
@@ -334,7 +344,7 @@ ssize_t data_receive(struct conn *conn, const struct iovec *iov, int iov_count, 
 				   : buffer_read(conn, iov, iov_count, false);
 			if (got > 0 || conn_buffered(conn) > 0) {
 				return got;
-			} /* else another process has read it meanwhile */
+			} /* otherwise another process has read it */
 		}
 		if (conn->stranded) {
 			return -ECONNRESET;
@@ -351,7 +361,7 @@ ssize_t data_receive(struct conn *conn, const struct iovec *iov, int iov_count, 
 		}
 		if (switch_place(&conn->side, &limit) == SWITCH_TCP) {
 			if (peek && limit != UINT64_MAX) {
-				/* The next bytes may be in both places. */
+				/* The next bytes can be in both places. */
 				data_pull(conn, SOCKETS_LOOK_BYTES);
 				if (conn_buffered(conn) > 0) {
 					continue;
@@ -412,9 +422,9 @@ static ssize_t tcp_send(struct conn *conn, const struct iovec *iov, int iov_coun
 	return sent;
 }
 
-/* The ring took less than all. When that happens again and again within few bytes, what bounds the
- * connection is a wake-up of the reader and one of the writer for each ring that is filled: it goes
- * back to TCP, and is carried again with larger rings. */
+/* Counts writes that found too little room. If this happens repeatedly within few bytes, the
+ * connection is limited by the two wake-ups per ring, of the reader and of the writer. So it
+ * returns to TCP, and is then carried with larger rings. */
 static void count_full(struct conn *conn)
 {
 	struct conn_bulk *bulk = &conn->bulk;
@@ -434,7 +444,7 @@ bool data_grows(struct conn *conn)
 {
 	struct conn_bulk *bulk = &conn->bulk;
 
-	/* If the peer asked: it was faster to find out. */
+	/* If the peer requested the return, it detected this first. */
 	if (bulk->on || core.rules.ring_bytes != 0 ||
 		(bulk->fulls < BULK_FULLS / 2 &&
 			(bulk->in < RULES_RING_DEFAULT || bulk->in < conn->ring_in / 2))) {
@@ -444,8 +454,9 @@ bool data_grows(struct conn *conn)
 	return true;
 }
 
-/* A program that only writes makes no other look. A peer that has left the ring has said so, and
- * must not be sent anything that way; one that was killed is known by its descriptors alone. */
+/* A program that only writes makes no other checks. A peer that has left the ring has sent a
+ * message, and must get no more bytes by it. A peer that was killed is detected by its
+ * descriptors. */
 static void look_before_send(struct conn *conn)
 {
 	conn_take_messages(conn);
@@ -481,17 +492,17 @@ ssize_t data_send(struct conn *conn, const struct iovec *iov, int iov_count)
 		}
 		return sent;
 	}
-	conn->out_full = sent == -EAGAIN; /* until READY, which may come in this look */
+	conn->out_full = sent == -EAGAIN; /* until READY, which can come in core_look() */
 	core_look(false);
 	if (sent == -EAGAIN && conn->side.out_place == SWITCH_OUT_RING) {
 		return -EAGAIN;
 	}
-	/* The peer has gone, or wants the connection back. */
+	/* The peer has ended, or has requested the return. */
 	conn->side.out_place = SWITCH_OUT_LEFT;
 	return tcp_send(conn, iov, iov_count);
 }
 
-/* --- what poll() says ------------------------------------------------------------------------- */
+/* --- conditions for poll() -------------------------------------------------------------------- */
 
 short data_ready(struct conn *conn)
 {
@@ -518,8 +529,8 @@ short data_ready(struct conn *conn)
 	}
 	if (tcp.events != 0) {
 		(void)REAL(poll)(&tcp, 1, 0);
-		/* The end of the TCP connection is one for who reads when the ring is empty, and
-		 * is told of before, as TCP tells of it while bytes wait. */
+		/* TCP's end of the connection is reported even if the ring has bytes, just as TCP
+		 * reports it while bytes are unread. */
 		ready |= tcp.revents;
 	}
 	if ((tcp.events & POLLIN) != 0 &&
@@ -529,14 +540,14 @@ short data_ready(struct conn *conn)
 	return ready;
 }
 
-/* --- whole calls ------------------------------------------------------------------------------ */
+/* --- complete calls --------------------------------------------------------------------------- */
 
 bool data_restarts(void)
 {
 	for (int number = 1; number < NSIG; number++) {
 		struct sigaction action;
 
-		/* Crash handlers: what sleeps causes none of these. */
+		/* Crash signals are skipped: a sleeping thread does not cause them. */
 		if (signals_is_crash(number)) {
 			continue;
 		}
@@ -548,14 +559,14 @@ bool data_restarts(void)
 	return true;
 }
 
-/* When a blocking call gives up; 0: never. */
+/* Returns the time at which a blocking call ends; 0: never. */
 static uint64_t deadline_of(uint64_t limit_ns)
 {
 	return limit_ns == 0 ? 0 : clock_now_ns() + limit_ns;
 }
 
-/* A blocking call has nothing to do. *deadline_ns: UINT64_MAX until it is known. 0, or -EAGAIN or
- * -EINTR: the call ends. */
+/* Waits in a blocking call. *deadline_ns: UINT64_MAX until it is computed. Returns 0 to continue,
+ * or -EAGAIN or -EINTR to end the call. */
 static int data_wait_for(struct conn *conn, short events, uint64_t limit_ns, uint64_t *deadline_ns)
 {
 	int result;
@@ -581,21 +592,21 @@ static short in_events(const struct conn *conn)
 	return switch_place(&conn->side, &limit) == SWITCH_TCP || conn->clan == NULL ? POLLIN : 0;
 }
 
-/* recv() of no bytes waits for some, and takes none. */
+/* recv() of 0 bytes waits for data without consuming it. */
 static ssize_t receive_nothing(struct conn *conn)
 {
 	return (data_ready(conn) & (POLLIN | POLLHUP | POLLERR)) != 0 ? 0 : -EAGAIN;
 }
 
-/* Can a peek not see more than it has seen, however long it waits? */
+/* Returns true if a peek cannot get more bytes by waiting. */
 static bool peek_has_ended(struct conn *conn)
 {
 	return conn->buffer_end >= SOCKETS_LOOK_BYTES ||
 	       (data_ready(conn) & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
 }
 
-/* The program has seen that there is no more, and waits for an edge; perhaps a thread of it sleeps
- * in the set already. Libclan tells of the next bytes to who has met the end of these. */
+/* The program has read less than it requested, and waits for an edge; another thread might sleep in
+ * the set already. libclan reports further data only to a reader that has reached the end. */
 static void meet_end(struct conn *conn)
 {
 	if (!list_is_empty(&conn->members) && atomic_load(&core.sleepers) > 0 && has_more(conn)) {
@@ -610,7 +621,7 @@ ssize_t data_recv(
 	bool peek = (flags & MSG_PEEK) != 0;
 	bool peek_ends = false;
 	uint64_t deadline_ns = UINT64_MAX;
-	size_t done = 0; /* a peek begins again each time */
+	size_t done = 0; /* a peek starts again each time */
 	ssize_t got = 0;
 
 	pthread_testcancel();
@@ -626,7 +637,7 @@ ssize_t data_recv(
 			*plain_out = true;
 			break;
 		}
-		if (conn_state(conn) == CONN_FREE) { /* left to the kernel by another thread */
+		if (conn_state(conn) == CONN_FREE) { /* another thread has left it to the kernel */
 			break;
 		}
 		if (total == 0) {
@@ -646,7 +657,7 @@ ssize_t data_recv(
 				break;
 			}
 			if (peek) {
-				/* Bytes may have come between the two looks. */
+				/* Bytes might have arrived between the two checks. */
 				peek_ends = peek_has_ended(conn);
 				got = peek_ends ? got : -EAGAIN;
 			}
@@ -663,7 +674,7 @@ ssize_t data_recv(
 		if (conn->nonblocking || (flags & MSG_DONTWAIT) != 0) {
 			break;
 		}
-		/* Bytes that are peeked at stay: the socket is ready, but not for more. */
+		/* Peeked bytes stay, so the socket is readable, but not for more bytes. */
 		got = data_wait_for(conn, peek && done > 0 ? 0 : in_events(conn), conn->in_limit_ns,
 			&deadline_ns);
 		if (got != 0) {
@@ -677,7 +688,8 @@ ssize_t data_recv(
 	return done > 0 ? (ssize_t)done : got;
 }
 
-/* With the lock, from and to. *done_out: bytes sent. 0, or why it ended. */
+/* Sends with the lock held before and after. *done_out: bytes sent. Returns 0 or the reason for the
+ * end. */
 static int send_locked(
 	struct conn *conn, const struct iovec *iov, int iov_count, int flags, size_t *done_out)
 {
@@ -704,14 +716,15 @@ static int send_locked(
 			break;
 		}
 		if (conn->side.out_place == SWITCH_OUT_RING) {
-			if (!conn->out_full) { /* the event of room has come, and comes once */
+			/* the event for room has come, and comes only once */
+			if (!conn->out_full) {
 				sent = 0;
 				continue;
 			}
 			full_ns = full_ns == 0 ? clock_now_ns() + FULL_MS * NS_PER_MS : full_ns;
 			sent = wait_conn(conn, 0, full_ns);
 			if (sent == -EAGAIN) {
-				/* TCP takes more before a writer has to wait for its reader. */
+				/* TCP has more room, so the writer need not wait for its reader. */
 				conn_leave(conn, REASON_FULL);
 				sent = 0;
 			}
@@ -729,7 +742,7 @@ static int send_locked(
 	return sent < 0 ? (int)sent : 0;
 }
 
-/* The end of a call that sends. */
+/* Returns the result of a sending call. */
 static ssize_t data_sent_all(size_t done, int result, int flags)
 {
 	if (done > 0) {

@@ -1,4 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * Emulation of epoll for carried connections. A member of a carried connection is *managed*: it is
+ * removed from the kernel's set, and its events are reported from data_ready(). The kernel's set
+ * contains core.epoll_fd instead, which wakes waiting threads. All other members stay in the
+ * kernel's set.
+ */
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -10,13 +16,13 @@
 #include "sockets/sockets.h"
 
 enum {
-	LOOKS_MAX = 32, /* answers of ours before the kernel's set is asked */
+	LOOKS_MAX = 32, /* results of ours before the kernel's set is checked */
 	BACK_WAIT_MS = 1000,
 };
 #define LOOK_NS	 UINT64_C(1000000)
 #define NS_PER_S UINT64_C(1000000000)
 
-/* Conditions that are told of without being asked for. */
+/* Conditions that are reported without being requested. */
 #define ALWAYS (EPOLLHUP | EPOLLERR)
 #define STATES (EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLPRI | EPOLLRDNORM | EPOLLWRNORM | ALWAYS)
 _Static_assert(EPOLLIN == POLLIN && EPOLLOUT == POLLOUT && EPOLLRDHUP == POLLRDHUP &&
@@ -135,7 +141,7 @@ static struct member *add_member(
 	return member;
 }
 
-/* The set wakes who waits for it when something of ours happens. */
+/* Adds core.epoll_fd to the set, so that it wakes waiting threads for events of ours. */
 static void add_core(struct set *set)
 {
 	struct epoll_event event = { .events = EPOLLIN, .data.u64 = core.tag };
@@ -149,7 +155,7 @@ static void add_core(struct set *set)
 	}
 }
 
-/* To be looked at in the next epoll_wait(). */
+/* The member will be checked in the next epoll_wait(). */
 static void epoll_make_ready(struct member *member)
 {
 	member->edge_in = true;
@@ -182,7 +188,7 @@ bool epoll_conn_fits(struct conn *conn)
 	return true;
 }
 
-/* Whether the kernel has used up a member with EPOLLONESHOT is known to the kernel alone. */
+/* Only the kernel knows whether EPOLLONESHOT of a member has fired. */
 static bool is_used_up(const struct member *member)
 {
 	uint32_t events;
@@ -213,21 +219,21 @@ void epoll_conn_plain(struct conn *conn)
 
 		unmanage(member);
 		if (member->disabled) {
-			event.events = EPOLLONESHOT; /* HUP and ERR are told of even so, once */
+			event.events = EPOLLONESHOT; /* HUP and ERR are still reported, once */
 			member->disabled = false;
 		}
 		(void)REAL(epoll_ctl)(member->set->fd, EPOLL_CTL_ADD, member->fd, &event);
 	}
 }
 
-/* What the member reports now; 0: nothing. */
+/* Returns the conditions that the member reports now; 0 for none. */
 static uint32_t report_of(struct member *member)
 {
 	uint32_t ready = (uint32_t)(uint16_t)data_ready(member->conn);
 	uint32_t edges = 0;
 
 	if (!member->managed) {
-		return 0; /* the look has brought it back to TCP */
+		return 0; /* data_ready() has returned it to TCP */
 	}
 	ready |= ((ready & EPOLLIN) != 0 ? EPOLLRDNORM : 0) |
 		 ((ready & EPOLLOUT) != 0 ? EPOLLWRNORM : 0);
@@ -245,7 +251,7 @@ static uint32_t report_of(struct member *member)
 	return ready;
 }
 
-/* Would it report anything? */
+/* Returns true if the member would report anything. */
 static bool is_ready(struct member *member)
 {
 	bool in = member->edge_in;
@@ -259,7 +265,7 @@ static bool is_ready(struct member *member)
 
 /* --- epoll_ctl() ------------------------------------------------------------------------------ */
 
-/* Of a member that the kernel does not have. */
+/* epoll_ctl() for a carried connection, which the kernel's set does not contain. */
 static int control_managed(
 	struct set *set, int op, struct conn *conn, int fd, const struct epoll_event *event)
 {
@@ -283,7 +289,7 @@ static int control_managed(
 		member->event = *event;
 		member->disabled = false;
 		epoll_make_ready(member);
-		/* Another thread may sleep in the set, and has not looked for this. */
+		/* Another thread might be sleeping in the set, and has not checked for this. */
 		core.news = core.news || is_ready(member);
 		return 0;
 	case EPOLL_CTL_DEL:
@@ -297,7 +303,7 @@ static int control_managed(
 	}
 }
 
-/* The kernel has obeyed: so do we. */
+/* Records a change that the kernel has accepted. */
 static void record(
 	struct set *set, int op, struct conn *conn, int fd, const struct epoll_event *event)
 {
@@ -325,7 +331,8 @@ static bool is_watched(struct conn *conn)
 	return false;
 }
 
-/* The set is put into another: only the kernel can tell of its members there. */
+/* The set has been added to another set. Only the kernel can report its members there, so they
+ * return to TCP. */
 static void watch_set(struct set *set)
 {
 	set->watched = true;
@@ -344,7 +351,7 @@ int epoll_control(struct set *set, int op, int fd, struct epoll_event *event)
 	if (!core_lock()) {
 		return -EINTR;
 	}
-	conn = conn_at(fd); /* another thread's call may have given it up */
+	conn = conn_at(fd); /* another thread might have stopped tracking it */
 	if (op != EPOLL_CTL_DEL && event != NULL && conn != NULL && conn_is_carried(conn) &&
 		(set->watched || (event->events & (EPOLLEXCLUSIVE | EPOLLWAKEUP)) != 0)) {
 		conn_unfit(conn, REASON_EPOLL);
@@ -369,7 +376,7 @@ int epoll_control(struct set *set, int op, int fd, struct epoll_event *event)
 
 /* --- epoll_wait() ----------------------------------------------------------------------------- */
 
-/* Hands what touched connections have to their members. */
+/* Distributes the touches of connections to their members. */
 static void spread_touches(void)
 {
 	while (!list_is_empty(&core.touched)) {
@@ -394,7 +401,7 @@ static void spread_touches(void)
 	}
 }
 
-/* Takes ready members, each at most once and in turn. */
+/* Takes ready members, each at most once, in turn. */
 static int epoll_take_ready(struct set *set, struct epoll_event *events, int max)
 {
 	struct list_node again;
@@ -443,14 +450,13 @@ bool epoll_set_is_ready(struct set *set)
 		}
 		list_remove(&member->ready_node);
 	}
-	/* The program's other members are known to the kernel; what is ours in its set has just
-	 * been looked at. */
+	/* The program's other members are known to the kernel. Ours have just been checked. */
 	return REAL(poll)(kernel, ARRAY_COUNT(kernel), 0) > 0 && kernel[0].revents != 0 &&
 	       kernel[1].revents == 0;
 }
 
-/* Removes the events of our own descriptor, and of our parent's in a set that both use. True: there
- * were some. */
+/* Removes the events of our own descriptor, and of our parent's in a shared set. Returns true if
+ * there were any. */
 static bool epoll_remove_own(struct epoll_event *events, int *count)
 {
 	bool found = false;
@@ -464,7 +470,7 @@ static bool epoll_remove_own(struct epoll_event *events, int *count)
 	return found;
 }
 
-/* The kernel's set, without waiting. */
+/* Checks the kernel's set without waiting. */
 static int look_at_kernel(struct set *set, struct epoll_event *events, int max)
 {
 	int count = REAL(epoll_wait)(set->fd, events, max, 0);
@@ -476,7 +482,8 @@ static int look_at_kernel(struct set *set, struct epoll_event *events, int max)
 	return MAX(count, 0);
 }
 
-/* Neither side of the set starves the other. */
+/* Returns true if the kernel's set is due to be checked, so that neither kind of members starves
+ * the other. */
 static bool kernel_is_due(struct set *set)
 {
 	struct timespec now;
@@ -553,7 +560,8 @@ static int epoll_take_locked(struct set *set, struct epoll_event *events, int ma
 			return count;
 		}
 		if (deadline_ns != UINT64_MAX && clock_now_ns() >= deadline_ns) {
-			deadline_ns = 0; /* once more, for what came meanwhile */
+			/* checks once more for events that have occurred in the meantime */
+			deadline_ns = 0;
 		}
 	}
 }
@@ -568,7 +576,7 @@ static void doze_ends(void *argument)
 	const struct doze *doze = argument;
 	int saved = errno;
 
-	GMB_ASSERT(core_lock()); /* as in doze() */
+	GMB_ASSERT(core_lock()); /* the lock was free in doze() as well */
 	if (doze->set->core_adds != doze->core_adds) {
 		core_woke(doze->set->core_epoch);
 	} else if (doze->set->dozing > 0) {
@@ -578,17 +586,18 @@ static void doze_ends(void *argument)
 	errno = saved;
 }
 
-/* No member of the set is ours: the kernel waits, until one becomes ours. -EAGAIN: one has. */
+/* Waits in the kernel, because no member of the set is carried. Returns -EAGAIN if one has become
+ * carried. */
 static int doze(struct set *set, struct epoll_event *events, int max,
 	const struct timespec *timeout, const sigset_t *mask)
 {
 	struct doze doze = { .set = set };
 	int count;
 
-	if (!core_lock()) { /* in a signal handler that has interrupted us */
+	if (!core_lock()) { /* in a signal handler that interrupted the library */
 		return epoll_wait_in_kernel(set->fd, events, max, timeout, mask);
 	}
-	if (set_has_core(set)) { /* who has made it so could not count us */
+	if (set_has_core(set)) { /* the thread that added core.epoll_fd could not count us */
 		core_unlock();
 		return -EAGAIN;
 	}
@@ -617,8 +626,8 @@ int epoll_take(struct set *set, struct epoll_event *events, int max, const struc
 			return count;
 		}
 		if (!set_has_core(set)) {
-			/* Our parent's descriptor in a set that both use: it is the parent's work.
-			 */
+			/* It is our parent's descriptor in a shared set, which the parent must
+			 * handle. */
 			(void)REAL(poll)(NULL, 0, 1);
 		}
 	}
@@ -648,7 +657,8 @@ void epoll_before_fork(void)
 	}
 }
 
-/* In the child: what its parent has put into the sets stays there, and is the parent's. */
+/* In the child: descriptors that the parent has added to sets stay there and belong to the
+ * parent. */
 void epoll_after_fork(void)
 {
 	for (int fd = 0; fd < core.fds_end; fd++) {
@@ -661,7 +671,7 @@ void epoll_after_fork(void)
 			{
 				struct member *member = list_entry(node, struct member, set_node);
 
-				/* Told by what is left in the buffer, and by TCP. */
+				/* Events come from the rest of the buffer, and from TCP. */
 				if (member->managed && core_start() == 0) {
 					add_core(set);
 				}

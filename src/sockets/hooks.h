@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The names of the C library that libclan-sockets.so defines; see sockets.h.
+ * Names of the C library that libclan-sockets.so defines; see sockets.h.
  *
  * Threading, ownership, errors: as in the C library.
  */
@@ -15,16 +15,16 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-/* connect() succeeded, or is under way. */
+/* Called when connect() has succeeded or is in progress. */
 void hooks_connected(int fd, const struct sockaddr *address, socklen_t length);
-/* For who moves bytes without a call that we see: leaves the connection to the kernel for good.
- * False: it cannot (yet), since the program has not read what is in the ring. */
+/* Leaves the connection to the kernel for good, before calls that the library does not see move its
+ * bytes. Returns false if the program has not read the bytes in the ring (yet). */
 bool hooks_leave(int fd);
 
-/* What vfork() is. */
+/* The target of vfork(). */
 extern pid_t (*hooks_vfork)(void);
 
-/* What the headers declare only for programs that are compiled with checks. */
+/* Functions that the headers declare only for programs compiled with _FORTIFY_SOURCE. */
 ssize_t __read_chk(int fd, void *buffer, size_t bytes, size_t room);
 ssize_t __recv_chk(int fd, void *buffer, size_t bytes, size_t room, int flags);
 ssize_t __recvfrom_chk(int fd, void *buffer, size_t bytes, size_t room, int flags,

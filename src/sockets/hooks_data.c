@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The C library's names for reading, writing and waiting.
+ * The C library's names for reading and writing.
  */
 #undef _FORTIFY_SOURCE
 #undef _FILE_OFFSET_BITS
@@ -19,14 +19,14 @@
 #include "sockets/sockets.h"
 
 enum {
-	/* Of what is not in the stream. Others that are not stood for TCP leaves out of account. */
+	/* Flags for data outside the stream. TCP ignores other flags that are not emulated. */
 	RECEIVE_FLAGS_OTHER = MSG_OOB | MSG_ERRQUEUE,
 	SEND_FLAGS = MSG_DONTWAIT | MSG_NOSIGNAL | MSG_MORE | MSG_EOR | MSG_CONFIRM,
 	SCRATCH_BYTES = 16384,
 	BACK_WAIT_MS = 1000,
 };
 
-/* Negative errno as the C library gives it. */
+/* Converts a negative errno to the convention of the C library. */
 static ssize_t hooks_data_give(ssize_t result)
 {
 	if (result < 0) {
@@ -36,7 +36,7 @@ static ssize_t hooks_data_give(ssize_t result)
 	return result;
 }
 
-/* A call that is not stood for: the connection goes back to TCP for good. */
+/* A call that is not emulated: the connection returns to TCP for good. */
 static void hand_back(struct conn *conn, enum sockets_reason reason)
 {
 	if (core_lock()) {
@@ -49,7 +49,7 @@ static void hand_back(struct conn *conn, enum sockets_reason reason)
 
 /* --- reading ---------------------------------------------------------------------------------- */
 
-/* MSG_TRUNC: TCP throws the bytes away. */
+/* MSG_TRUNC: TCP discards the bytes. */
 __attribute__((noinline)) static ssize_t discard(
 	struct conn *conn, const struct iovec *iov, int iov_count, int flags, bool *plain)
 {
@@ -85,8 +85,8 @@ static ssize_t receive_ours(
 	return data_recv(conn, iov, iov_count, flags, plain);
 }
 
-/* The one way in of all calls that read. file: read() and readv(), which take no flags. Returns
- * false when the kernel is to do it, before *call ends. */
+/* Common path of all reading calls. Returns false if the kernel must execute the call, before *call
+ * ends. */
 static bool hooks_data_receive(int fd, const struct iovec *iov, int iov_count, int flags,
 	struct plain_call *call, ssize_t *result)
 {
@@ -114,7 +114,7 @@ static bool hooks_data_receive(int fd, const struct iovec *iov, int iov_count, i
 	}
 }
 
-/* After the kernel did it. */
+/* Counts the bytes that the kernel has moved. */
 static ssize_t hooks_data_received(struct plain_call *call, ssize_t got, int flags)
 {
 	call->bytes = (flags & MSG_PEEK) != 0 ? 0 : got;
@@ -260,7 +260,7 @@ EXPORT ssize_t __recvfrom_chk(int fd, void *buffer, size_t bytes, size_t room, i
 
 /* --- writing ---------------------------------------------------------------------------------- */
 
-/* As hooks_data_receive(). */
+/* Common path of all writing calls; like hooks_data_receive(). */
 static bool hooks_data_transmit(int fd, const struct iovec *iov, int iov_count, int flags,
 	struct plain_call *call, ssize_t *result)
 {
@@ -363,7 +363,8 @@ EXPORT ssize_t send(int fd, const void *buffer, size_t bytes, int flags)
 	return transmitted(&call, REAL(send)(fd, buffer, bytes, flags));
 }
 
-/* False, with errno: the message would pass a descriptor without what came for it. */
+/* Returns false, with errno, if the message would pass a descriptor whose bytes have not been
+ * read. */
 static bool hooks_data_may_pass(const struct msghdr *message)
 {
 	if (message->msg_controllen == 0 || !atomic_load(&core.active) || process_passes(message)) {
@@ -384,7 +385,8 @@ EXPORT ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 	if (object_at(fd) == NULL) {
 		return REAL(sendmsg)(fd, message, flags);
 	}
-	/* Ancillary data is for the kernel: MSG_OOB is a flag that is not stood for. */
+	/* Ancillary data needs the kernel, so the call is treated like one with the unsupported
+	 * flag MSG_OOB. */
 	if (hooks_data_transmit(fd, message->msg_iov,
 		    (int)MIN(message->msg_iovlen, (size_t)INT32_MAX),
 		    message->msg_controllen > 0 ? flags | MSG_OOB : flags, &call, &sent)) {
@@ -414,7 +416,8 @@ EXPORT int sendmmsg(int fd, struct mmsghdr *messages, unsigned int count, int fl
 	return (int)done;
 }
 
-/* As sendfile() of a part. The file is read without the lock; what found no room is read again. */
+/* sendfile() for one part. The file is read without the lock; bytes that found no room are read
+ * again. */
 static ssize_t send_part_of_file(
 	struct conn *conn, int in_fd, off_t *offset, size_t bytes, int flags, bool *plain)
 {
@@ -449,7 +452,7 @@ EXPORT ssize_t sendfile64(int out_fd, int in_fd, off_t *offset, size_t count)
 	bool plain;
 
 	if (conn_at(in_fd) != NULL) {
-		errno = EINVAL; /* as the kernel: not from a socket */
+		errno = EINVAL; /* like the kernel: a socket cannot be the source */
 		return -1;
 	}
 	if (object_at(out_fd) == NULL) {
@@ -475,8 +478,8 @@ EXPORT ssize_t sendfile(int out_fd, int in_fd, off_t *offset, size_t count)
 	return sendfile64(out_fd, in_fd, offset, count);
 }
 
-/* Only the kernel can. What is in the ring must be read first: EINVAL, as from a file system that
- * cannot. */
+/* Called for operations that only the kernel can do. The bytes in the ring must be read first;
+ * otherwise the caller fails with EINVAL, like a file system without splice. */
 bool hooks_leave(int fd)
 {
 	struct conn *conn = conn_at(fd);
@@ -489,7 +492,7 @@ bool hooks_leave(int fd)
 			(void)conn_bring_back_one(conn, REASON_CALL, BACK_WAIT_MS);
 			fits = !conn_is_carried(conn);
 			if (fits && conn_at(fd) == conn) {
-				/* A stream is closed without a call that we see. */
+				/* A stream closes its descriptor by a call that we do not see. */
 				conn_untrack(conn);
 			}
 		} else if (conn != NULL) {
@@ -532,8 +535,8 @@ static int cookie_close(void *cookie)
 	return close(cookie_fd(cookie));
 }
 
-/* The streams of the C library do not call by name: a connection that has one stays on TCP, and if
- * it cannot (any more), its stream is made of our calls. */
+/* The C library's streams do not call functions by their exported names. So a connection with a
+ * stream stays on TCP. If it cannot return to TCP, its stream is created from our functions. */
 EXPORT FILE *fdopen(int fd, const char *mode)
 {
 	static const cookie_io_functions_t functions = {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The C library's names for making, copying and ending descriptors and processes, and the beginning
- * and the end of the library.
+ * The C library's names for creating, copying and closing descriptors and for starting processes,
+ * and the constructor and destructor of the library.
  */
 #undef _FORTIFY_SOURCE
 #undef _FILE_OFFSET_BITS
@@ -26,7 +26,7 @@
 #include "sockets/sockets.h"
 
 #ifndef TCP_ULP
-#define TCP_ULP 31 /* newer than the headers of the oldest system that this is built on */
+#define TCP_ULP 31 /* missing in the headers of the oldest supported system */
 #endif
 
 enum { ARGUMENTS_MAX = 4096, OPTION_WAIT_MS = 100 };
@@ -36,7 +36,8 @@ static bool is_active(void)
 	return atomic_load_explicit(&core.active, memory_order_relaxed);
 }
 
-/* A new descriptor: libclan's, or the program's, whose number may have been closed unseen. */
+/* Called for a new descriptor. It belongs to libclan, or to the program; its number might have been
+ * closed by a call that we did not see. */
 static int hooks_life_made(int fd)
 {
 	if (fd >= 0 && core_calls()) {
@@ -49,7 +50,7 @@ static int hooks_life_made(int fd)
 	return fd;
 }
 
-/* A descriptor is about to be closed. False, with errno: not in the handler of a crash. */
+/* Called before a descriptor is closed. Returns false, with errno, in the handler of a crash. */
 static bool ends(int fd)
 {
 	if (object_at(fd) != NULL) {
@@ -62,7 +63,7 @@ static bool ends(int fd)
 	return true;
 }
 
-/* --- beginnings ------------------------------------------------------------------------------- */
+/* --- creation --------------------------------------------------------------------------------- */
 
 EXPORT int socket(int domain, int type, int protocol)
 {
@@ -117,7 +118,8 @@ static bool name_matches(int fd, bool any_address)
 			   : rules_match(&core.rules, RULES_LISTEN, &address);
 }
 
-/* Do connections that it accepts have to be looked at? Asked of the kernel once. */
+/* Returns true if connections of this listener must be checked against the rules. The kernel is
+ * asked once. */
 static bool is_listener(int fd)
 {
 	struct object *object = object_at(fd);
@@ -165,7 +167,7 @@ void hooks_connected(int fd, const struct sockaddr *to, socklen_t length)
 	errno = saved;
 }
 
-/* The connection is to be dissolved. */
+/* The connection is about to be dissolved. */
 static void end_here(int fd)
 {
 	struct conn *conn = conn_at(fd);
@@ -217,7 +219,7 @@ EXPORT int setsockopt(int fd, int level, int option, const void *value, socklen_
 		}
 		core_unlock();
 		if (carried && level == IPPROTO_TCP && option == TCP_ULP) {
-			errno = ENOENT; /* as a kernel without kTLS */
+			errno = ENOENT; /* like a kernel without kTLS */
 			return -1;
 		}
 	}
@@ -267,7 +269,7 @@ static void flags_changed(int fd, int flags)
 	core_unlock();
 }
 
-/* Bytes that can be read; -1: the kernel is to say it. */
+/* Determines the number of readable bytes. Returns -1 if the kernel must answer. */
 static int readable(int fd, int *bytes)
 {
 	struct conn *conn = conn_at(fd);
@@ -323,7 +325,7 @@ static int hooks_life_copied(int from, int fd)
 	fd = hooks_life_made(fd);
 	object = object_at(from);
 	if (fd >= 0 && object != NULL && !core_calls()) {
-		if (!core_lock()) { /* unknown, its bytes would go by TCP */
+		if (!core_lock()) { /* an untracked copy would write to TCP */
 			REAL(close)(fd);
 			errno = EINTR;
 			return -1;
@@ -372,14 +374,14 @@ EXPORT int dup(int fd)
 	return hooks_life_copied(fd, REAL(dup)(fd));
 }
 
-/* What dup2() closes. False: it is ours. */
+/* Prepares for dup2(), which closes `to`. Returns false if `to` is a descriptor of ours. */
 static bool hooks_life_make_room(int from, int to)
 {
 	if (!core_calls() && core_owns(to)) {
 		errno = EBUSY;
 		return false;
 	}
-	/* The C library's own streams do not call by name. */
+	/* The C library's own streams do not call functions by their exported names. */
 	if (to <= STDERR_FILENO && !core_calls()) {
 		(void)hooks_leave(from);
 	}
@@ -403,7 +405,7 @@ EXPORT int dup3(int from, int to, int flags)
 					      : -1;
 }
 
-/* --- ends ------------------------------------------------------------------------------------- */
+/* --- closing ---------------------------------------------------------------------------------- */
 
 EXPORT int close(int fd)
 {
@@ -412,7 +414,7 @@ EXPORT int close(int fd)
 	} else if (!ends(fd)) {
 		return -1;
 	} else if (core_owns(fd)) {
-		errno = EBADF; /* programs that close what they do not know */
+		errno = EBADF; /* some programs close descriptors that they do not know */
 		return -1;
 	}
 	return REAL(close)(fd);
@@ -456,8 +458,9 @@ EXPORT pid_t fork(void)
 	return pid;
 }
 
-/* The child of a true vfork() would use our memory, and change it. Where there is nothing to
- * change, it is a jump, since who returns twice must find the frame of its caller. */
+/* The child of a true vfork() would change our memory, so it is replaced by fork() if the library
+ * is active. Otherwise it is a jump, because a function that returns twice needs the frame of its
+ * caller. */
 pid_t (*hooks_vfork)(void) = fork;
 
 #if defined(__x86_64__)
@@ -532,7 +535,8 @@ EXPORT int execveat(
 	return result;
 }
 
-/* The arguments of execl() and its kin, up to NULL. False: too many. */
+/* Collects the arguments of execl() and similar functions, up to NULL. Returns false if there are
+ * too many. */
 static bool hooks_life_collect(char **list, const char *first, va_list arguments)
 {
 	size_t count = 0;
@@ -588,7 +592,7 @@ EXPORT int execle(const char *path, const char *first, ...)
 	return fits ? execve(path, list, environment) : -1;
 }
 
-/* Until the end of the function, also when its thread is cancelled. */
+/* Applies until the end of the function, also if its thread is cancelled. */
 #define SPAWNING                                                                                   \
 	__attribute__((cleanup(process_after_spawn))) const bool began = process_before_spawn();   \
 	GMB_UNUSED(began)
@@ -609,7 +613,7 @@ EXPORT int posix_spawnp(pid_t *pid, const char *file, const posix_spawn_file_act
 	return REAL(posix_spawnp)(pid, file, actions, attributes, arguments, environment);
 }
 
-/* The program that is started has the copy, even if FD_CLOEXEC is set here. */
+/* The started program gets the copy, even if FD_CLOEXEC is set here. */
 EXPORT int posix_spawn_file_actions_adddup2(posix_spawn_file_actions_t *actions, int from, int to)
 {
 	(void)hooks_leave(from);
@@ -632,7 +636,7 @@ EXPORT FILE *popen(const char *command, const char *mode)
 
 /* --- the library ------------------------------------------------------------------------------ */
 
-/* A file of that name, or the rules themselves. NULL: cannot be read. */
+/* Returns the contents of a file, or the rules themselves. NULL: the file cannot be read. */
 static char *read_rules(const char *where)
 {
 	char *text = NULL;

@@ -2,13 +2,14 @@
 /*
  * The C library's names for installing signal handlers.
  *
- * A handler may call anything that moves bytes or makes descriptors, and must not find the lock
- * held by the thread that it has interrupted. So the kernel gets a handler of ours for each of the
- * program's. If it interrupts the library, it queues the signal again, leaves it blocked, and
- * core_unlock() lets it in. No call is made for that while no signal comes.
+ * A handler can call any function that moves bytes or creates descriptors. It must not find the
+ * lock held by the thread that it has interrupted. So the kernel gets a handler of ours for each of
+ * the program's. If it interrupts the library, it queues the signal again and leaves it blocked,
+ * and core_unlock() unblocks it. This costs no system call unless a signal arrives.
  *
- * A handler for a crash cannot wait: it runs at once (core_crashed), and so do those that interrupt
- * it. Nor can one wait for an unlock that will not come because the program is replaced.
+ * A handler for a crash cannot be deferred. It runs immediately (core_crashed), and so do handlers
+ * that interrupt it. A handler also runs immediately if the program is being replaced, because
+ * there is no unlock.
  */
 #include <errno.h>
 #include <signal.h>
@@ -21,14 +22,14 @@
 #include "sockets/real.h"
 #include "sockets/sockets.h"
 
-enum { SIGNALS_END = 65 }; /* of the kernel's */
+enum { SIGNALS_END = 65 }; /* number of the kernel's signals, plus 1 */
 
 typedef void handler(int number, siginfo_t *info, void *context);
 
-/* What the program has installed. */
+/* The handlers that the program has installed. */
 static struct {
 	_Atomic(handler *) handler;
-	_Atomic(int) flags; /* those that the kernel gets changed */
+	_Atomic(int) flags; /* original values of the flags that we change */
 } installed[SIGNALS_END];
 
 enum { FLAGS_CHANGED = SA_SIGINFO | (int)SA_RESETHAND };
@@ -41,7 +42,7 @@ bool signals_is_crash(int number)
 	       number == SIGTRAP || number == SIGSYS || number == SIGABRT;
 }
 
-/* --- when a signal comes ---------------------------------------------------------------------- */
+/* --- delivery of signals ---------------------------------------------------------------------- */
 
 static void hooks_signal_run(int number, siginfo_t *info, void *context)
 {
@@ -54,19 +55,19 @@ static void hooks_signal_run(int number, siginfo_t *info, void *context)
 		(void)REAL(sigaction)(number, &once, NULL);
 	}
 	core_crashed += inside;
-	/* A handler without SA_SIGINFO leaves the other arguments where they are. */
+	/* A handler without SA_SIGINFO ignores the other arguments. */
 	call(number, info, context);
 	core_crashed -= inside;
 }
 
-/* The signal comes back when the lock is free. False: the kernel has no memory for it. */
+/* Defers a signal until the lock is released. Returns false if the kernel has no memory for it. */
 static bool defer(int number, siginfo_t *info, ucontext_t *context)
 {
 	sigset_t one;
 
 	sigemptyset(&one);
 	sigaddset(&one, number);
-	pthread_sigmask(SIG_BLOCK, &one, NULL); /* SA_NODEFER */
+	pthread_sigmask(SIG_BLOCK, &one, NULL); /* not blocked yet with SA_NODEFER */
 	if (syscall(SYS_rt_tgsigqueueinfo, getpid(), gettid(), number, info) != 0) {
 		return false;
 	}
@@ -230,10 +231,10 @@ EXPORT int siginterrupt(int number, int flag)
 			atomic_fetch_and(&interrupting, ~bit);
 		}
 	}
-	return REAL(siginterrupt)(number, flag); /* it leaves the handler as it is */
+	return REAL(siginterrupt)(number, flag); /* it does not change the handler */
 }
 
-/* Handlers from before the library was there. */
+/* Replaces the handlers that were installed before the library was loaded. */
 void signals_init(void)
 {
 	for (int number = 1; number < SIGNALS_END; number++) {

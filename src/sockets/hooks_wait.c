@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The C library's names for waiting.
+ * The C library's names for waiting: poll, select and epoll.
  */
 #undef _FORTIFY_SOURCE
 #undef _FILE_OFFSET_BITS
@@ -38,7 +38,7 @@ static const struct timespec *of_ms(int timeout_ms, struct timespec *timeout)
 
 /* --- poll() ----------------------------------------------------------------------------------- */
 
-/* The connections of a poll() in the kernel: it reads, as far as they are concerned. */
+/* The connections in a poll() that waits in the kernel. Each counts as a plain reader. */
 struct plain_poll {
 	struct plain_call on_stack[FDS_ON_STACK];
 	struct plain_call *allocated;
@@ -77,9 +77,9 @@ static bool plain_poll_enter(struct plain_poll *plain, const struct pollfd *fds,
 	return true;
 }
 
-/* A thread in the kernel's poll() does not see a ring: while it waits, the peers of its connections
- * are not told that they may go. A single thread cannot tell them. *ours: it is not for the kernel,
- * and nothing was done. */
+/* A thread in the kernel's poll() does not see a ring, so while it waits no MAY is sent for its
+ * connections. A single-threaded program need not count, because no other thread can send MAY.
+ * *ours: the call must be emulated, and nothing was done. */
 static int poll_plain(struct pollfd *fds, nfds_t count, const struct timespec *timeout,
 	const sigset_t *mask, bool *ours)
 {
@@ -89,7 +89,7 @@ static int poll_plain(struct pollfd *fds, nfds_t count, const struct timespec *t
 		errno = ENOMEM;
 		return -1;
 	}
-	*ours = wait_is_ours(fds, count); /* it became so meanwhile */
+	*ours = wait_is_ours(fds, count); /* it might have become so in the meantime */
 	return *ours ? 0 : REAL(ppoll)(fds, count, timeout, mask);
 }
 
@@ -136,8 +136,9 @@ enum {
 	SELECT_OUT = POLLOUT | POLLWRNORM | POLLERR,
 };
 
-/* A set of the program's own making may be longer than an fd_set. Others ask for as many as there
- * may be, and rely on the kernel, which looks no farther than its table goes: ours are in it. */
+/* Returns the number of descriptors to examine. A program can pass sets longer than an fd_set.
+ * Others pass the largest possible number and rely on the kernel, which examines only its table;
+ * that contains our descriptors. */
 static int hooks_wait_reach(int count)
 {
 	if (count > FD_SETSIZE && atomic_load_explicit(&core.active, memory_order_relaxed)) {
@@ -162,7 +163,7 @@ static bool select_is_ours(int count, const fd_set *in, const fd_set *out, const
 	for (int fd = 0; fd < MIN(count, core.fds_end); fd++) {
 		struct pollfd one = { .fd = fd };
 
-		/* One of several threads must wait as poll() does. */
+		/* With several threads, it must wait like poll(). */
 		if (object_at(fd) != NULL &&
 			(is_in(fd, in) || is_in(fd, out) || is_in(fd, except)) &&
 			((conn_at(fd) != NULL && !__libc_single_threaded) ||
@@ -190,7 +191,7 @@ static nfds_t to_poll(
 	return used;
 }
 
-/* Leaves what is ready in the set. Returns how many. */
+/* Leaves only ready descriptors in the set. Returns their number. */
 static int from_poll(const struct pollfd *fds, nfds_t count, fd_set *set, short asked, short ready)
 {
 	fd_mask *words = (fd_mask *)set;
@@ -214,7 +215,7 @@ static int from_poll(const struct pollfd *fds, nfds_t count, fd_set *set, short 
 	return found;
 }
 
-/* fds: room for count of them. */
+/* Implements select() with poll(). fds has room for count entries. */
 static int select_by_poll(struct pollfd *fds, int count, fd_set *in, fd_set *out, fd_set *except,
 	const struct timespec *timeout, const sigset_t *mask)
 {
@@ -283,7 +284,7 @@ EXPORT int select(int count, fd_set *in, fd_set *out, fd_set *except, struct tim
 		.tv_nsec = timeout->tv_usec % 1000000 * 1000 };
 	began_ns = clock_now_ns();
 	result = select_ours(count, in, out, except, &left, NULL);
-	/* Linux tells what is left of the time. */
+	/* Linux returns the remaining time. */
 	spent_us = (clock_now_ns() - began_ns) / 1000;
 	left_us = (uint64_t)timeout->tv_sec * 1000000 + (uint64_t)timeout->tv_usec;
 	left_us = left_us > spent_us ? left_us - spent_us : 0;
@@ -322,7 +323,7 @@ EXPORT int epoll_ctl(int set_fd, int op, int fd, struct epoll_event *event)
 	if (object_at(fd) == NULL || core_calls()) {
 		return REAL(epoll_ctl)(set_fd, op, fd, event);
 	}
-	if (set == NULL) { /* made by another program, or by a call that we did not see */
+	if (set == NULL) { /* created by another program, or by a call that we did not see */
 		epoll_track(set_fd);
 		set = set_at(set_fd);
 	}

@@ -17,7 +17,7 @@
 #include "base/bytes.h"
 #include "sockets/kernel.h"
 
-/* Newer than the headers of the oldest system that this is built on. */
+/* Missing in the headers of the oldest supported system. */
 #ifndef TCP_INQ
 #define TCP_INQ 36
 #endif
@@ -48,7 +48,7 @@ int kernel_counts(int fd, struct kernel_counts *counts)
 	int unread;
 	int result = read_info(fd, &info);
 
-	/* Bytes that come between the two questions would look like bytes that were read. */
+	/* Bytes that arrive between the two calls would look like bytes that were read. */
 	for (int i = 0; result == 0 && i < COUNT_TRIES; i++) {
 		before = info;
 		if (ioctl(fd, FIONREAD, &unread) != 0) {
@@ -65,8 +65,8 @@ int kernel_counts(int fd, struct kernel_counts *counts)
 	return result == 0 ? -EAGAIN : result;
 }
 
-/* Options that need the kernel to have the bytes, and the greatest value that does not. TCP_ULP is
- * a name. */
+/* Options that require the bytes to pass through the kernel, with the largest value that does not.
+ * The value of TCP_ULP is a name. */
 static const struct {
 	int level;
 	int option;
@@ -103,7 +103,7 @@ bool kernel_options_fit(int fd)
 		int number = 0;
 		socklen_t length = sizeof(number);
 
-		/* What the kernel does not know has no effect. */
+		/* An option that the kernel does not have has no effect. */
 		if (getsockopt(fd, options[i].level, options[i].option, &number, &length) == 0 &&
 			number > options[i].max) {
 			return false;
@@ -114,7 +114,8 @@ bool kernel_options_fit(int fd)
 
 static const uint8_t mapped[12] = { [10] = 0xff, [11] = 0xff };
 
-/* The kernel files a connection under the family of the socket that has it. */
+/* Asks for the socket at the other end. The kernel lists a connection under the address family of
+ * its socket. */
 static int sockets_kernel_ask(int netlink, int family, const struct rules_address *local,
 	const struct rules_address *remote, uid_t *uid_out)
 {
@@ -157,7 +158,7 @@ static int sockets_kernel_ask(int netlink, int family, const struct rules_addres
 	memcpy(&found, answer.bytes + NLMSG_HDRLEN, sizeof(found));
 	if (found.id.idiag_sport != question.request.id.idiag_sport ||
 		found.id.idiag_dport != question.request.id.idiag_dport) {
-		return -ENOENT; /* a listener */
+		return -ENOENT; /* the kernel returned a listener */
 	}
 	*uid_out = found.idiag_uid;
 	return 0;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What the kernel knows of a TCP connection: how many bytes were moved, its options, who owns its
- * other end, and what an epoll set keeps of a descriptor.
+ * Information that the kernel has about a TCP connection: counts of bytes, options, the user of its
+ * other end, and the entries of epoll sets.
  *
- * Threading: any. Ownership: descriptors are borrowed. Errors: negative errno.
+ * Threading: any thread. Ownership: descriptors are borrowed. Errors: negative errno.
  */
 #pragma once
 
@@ -11,27 +11,28 @@
 
 #include "sockets/rules.h"
 
-/* Bytes that this end has written and read, as the kernel counts them. -ENOTCONN: it is not
- * established in both directions; -EOPNOTSUPP: the kernel does not count; -EAGAIN: the peer sends
- * too fast to say. */
+/* Bytes that this end has written and read, as counted by the kernel. kernel_counts() returns
+ * -ENOTCONN if the connection is not established in both directions, -EOPNOTSUPP if the kernel does
+ * not count, and -EAGAIN if the peer sends too fast for a consistent result. */
 struct kernel_counts {
 	uint64_t out;
 	uint64_t in;
 };
 GMB_MUST_CHECK int kernel_counts(int fd, struct kernel_counts *counts);
 
-/* Does the option, with that value, leave the bytes to us? */
+/* Returns true if bytes can bypass the kernel with this value of the option. */
 bool kernel_option_fits(int level, int option, const void *value, socklen_t length);
-/* The same for all options that the socket has. */
+/* The same for all options of a socket. */
 bool kernel_options_fit(int fd);
 
-/* The user of the socket at the other end, looked up in this network namespace by
- * NETLINK_SOCK_DIAG. -ENOENT: it is not here. Others: there is no netlink. */
+/* Returns the user of the socket at the other end, found in this network namespace by
+ * NETLINK_SOCK_DIAG. Returns -ENOENT if it is not there, or another negative errno if netlink does
+ * not work. */
 GMB_MUST_CHECK int kernel_peer_uid(
 	const struct rules_address *local, const struct rules_address *remote, uid_t *uid_out);
 
-/* The events of a descriptor in an epoll set, as /proc shows them: 0, or -ENOENT. */
+/* Returns the events of a descriptor in an epoll set, as shown in /proc. Returns 0 or -ENOENT. */
 GMB_MUST_CHECK int kernel_epoll_events(int set_fd, int fd, uint32_t *events_out);
 
-/* A number above every descriptor of this process: where the kernel's table ends. */
+/* Returns the size of the kernel's table of descriptors, greater than every open descriptor. */
 int kernel_table_end(void);

@@ -1,5 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* How the libraries at both ends of a connection find each other, and when it becomes carried. */
+/* Meeting of the libraries at both ends of a connection, and the start of carrying;
+ * docs/design/0017-middleware.md.
+ *
+ *   acceptor:  PLAIN ─ "after" reads ──▶ LISTENING (name of the connection) ─▶ CONNECTING ─▶
+ * CARRIED connector: PLAIN ─ "after" writes ─▶ connects to that name ──────────────▶ CONNECTING ─▶
+ * CARRIED
+ *
+ * Invariant: a connection is carried only if the byte counts of the kernel match ours, so that no
+ * byte was moved by a call that the library did not see. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -16,9 +24,9 @@
 
 enum {
 	ATTEMPTS = 4,	    /* of the connector: at 1, 2, 4 and 8 times "after" */
-	LISTENS = 16,	    /* the acceptor gives up at so many times "after"; */
-	LISTENS_BULK = 256, /* there are many reads for each write */
-	SLOT_BYTES = 64,    /* of libclan's rings */
+	LISTENS = 16,	    /* the acceptor gives up at this multiple of "after" */
+	LISTENS_BULK = 256, /* larger, because there are many reads for each write */
+	SLOT_BYTES = 64,    /* slot size of libclan's rings */
 	UNKNOWN_UID = 65534,
 };
 
@@ -56,7 +64,7 @@ static void write_address(char text[40], const struct rules_address *address)
 	snprintf(text + 32, 8, ".%u", address->port);
 }
 
-/* "clan-tcp/SERVER/CLIENT": abstract names belong to a network namespace, as connections do. */
+/* "clan-tcp/SERVER/CLIENT". Abstract names belong to a network namespace, as connections do. */
 static void meeting_name(const struct conn *conn, char name[STATS_NAME_BYTES])
 {
 	char server[40];
@@ -67,7 +75,7 @@ static void meeting_name(const struct conn *conn, char name[STATS_NAME_BYTES])
 	snprintf(name, STATS_NAME_BYTES, "@clan-tcp/%s/%s", server, client);
 }
 
-/* Nothing is set whose effect is not stood for. */
+/* Returns true if no option is set whose effect is not emulated. */
 static bool options_fit(const struct conn *conn)
 {
 	int flags = REAL(fcntl64)(conn->fd, F_GETFL);
@@ -75,7 +83,7 @@ static bool options_fit(const struct conn *conn)
 	return flags >= 0 && (flags & O_ASYNC) == 0 && kernel_options_fit(conn->fd);
 }
 
-/* What has to hold before the libraries meet: 0, or the reason why not. */
+/* Checks the preconditions for the meeting. Returns 0, or a negative errno with the reason. */
 static int check_fitness(struct conn *conn, enum sockets_reason *reason, uid_t *uid)
 {
 	struct rlimit limit;
@@ -102,7 +110,8 @@ static int check_fitness(struct conn *conn, enum sockets_reason *reason, uid_t *
 	return core_start();
 }
 
-/* Every user that the user namespace does not know has the number of nobody. */
+/* The number of nobody stands for all users that are unknown in the user namespace, so it proves no
+ * identity. */
 static bool is_user(uid_t found, uid_t wanted)
 {
 	return (found == wanted && found != UNKNOWN_UID) || found == 0;
@@ -148,7 +157,7 @@ static struct clan_conn_options clan_options(const struct conn *conn)
 	bytes = core.rules.ring_bytes != 0 ? core.rules.ring_bytes : bytes;
 	return (struct clan_conn_options){
 		.size = sizeof(struct clan_conn_options),
-		.access = CLAN_ACCESS_ANY, /* who it is was looked up */
+		.access = CLAN_ACCESS_ANY, /* the user has been checked */
 		.bulk_slots = bytes / SLOT_BYTES,
 		.cookies = 1,
 		.tripwires = 1,
@@ -157,7 +166,7 @@ static struct clan_conn_options clan_options(const struct conn *conn)
 	};
 }
 
-/* Somebody has connected to our name. */
+/* Adopts a connection to our name. */
 static void meet_adopt(struct conn *conn, int fd)
 {
 	struct clan_conn_options options = clan_options(conn);
@@ -194,8 +203,8 @@ static void try_accept(struct conn *conn)
 	}
 }
 
-/* Connections that are met at the same time would each get a bell of their own: the group that they
- * are to join is known when the first of them is carried. */
+/* Connections that meet at the same time would each get a separate group, and so a separate bell.
+ * The group is known when the first of them is carried, so the others wait for it. */
 static bool is_first_being_met(const struct conn *conn)
 {
 	bool found = false;
@@ -256,7 +265,8 @@ static void try_connect(struct conn *conn)
 
 /* --- carrying --------------------------------------------------------------------------------- */
 
-/* Have all bytes gone by calls that we see? 0, -EAGAIN: calls are under way, or -EBADF: no. */
+/* Checks that all bytes were moved by calls that the library saw. Returns 0, -EAGAIN if calls are
+ * in progress, -EBADF if not, or another negative errno. */
 static int compare_counts(struct conn *conn)
 {
 	struct kernel_counts counts;
@@ -384,7 +394,7 @@ void conn_advance(struct conn *conn)
 	case CONN_LISTENING:
 		try_accept(conn);
 		if (conn_state(conn) == CONN_CONNECTING) {
-			core_look(true); /* HELLO is there already */
+			core_look(true); /* HELLO has arrived already */
 		}
 		break;
 	case CONN_CONNECTING:

@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Calls on tracked connections that are not carried: counted, and left to the kernel.
+ * Calls on tracked connections that are not carried: they are counted and go to the kernel.
+ *
+ * Invariant: a call in the kernel is counted in plain_readers or plain_writers. The counter is
+ * incremented before the state is read, and the state is set before the counters are read
+ * (conn_set_state()). So either the call sees that the connection is carried, or the switch sees
+ * the call.
  */
 #include <errno.h>
 
 #include "sockets/sockets.h"
 
-/* False: this call does not decide. */
+/* Returns true if this call must perform the next step of the connection. */
 static bool plain_is_due(struct conn *conn, enum conn_state state, bool writes)
 {
 	uint32_t next = atomic_load_explicit(&conn->next_look, memory_order_relaxed);
@@ -47,7 +52,8 @@ enum way plain_enter(int fd, bool writes, struct plain_call *call)
 		}
 		calls = writes ? &conn->plain_writers : &conn->plain_readers;
 		atomic_fetch_add(calls, 1);
-		/* Partner: set_state() before the look at these counts. */
+		/* Partner: the store in conn_set_state(), which comes before the counters are
+		 * read. */
 		state = atomic_load(&conn->state);
 		if (conn_at(fd) == conn && state != CONN_CARRIED && state != CONN_FREE) {
 			call->entered = true;
@@ -71,7 +77,7 @@ void plain_leave(struct plain_call *call)
 			(uint64_t)call->bytes, memory_order_relaxed);
 	}
 	conn_count_off(call->writes ? &conn->plain_writers : &conn->plain_readers);
-	/* It became carried meanwhile: the last plain reader lets the peer go. */
+	/* If the connection has become carried in the meantime, the last plain reader sends MAY. */
 	if (!call->writes && atomic_load(&conn->state) == CONN_CARRIED && core_lock()) {
 		conn_say_may(conn);
 		core_unlock();

@@ -1,4 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * Connections during fork, exec and spawn, and when descriptors are passed to other processes.
+ *
+ * Invariant: a connection is carried only while this process is its only known holder. Before a
+ * fork or exec the connections return to TCP, because the private state of a ring cannot be shared.
+ */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -23,26 +29,28 @@ enum {
 
 /* --- who has a connection --------------------------------------------------------------------- */
 
-/* In memory that a process shares with its children: those that have a connection. The name of a
- * process is its PID namespace and its number there. One that has died is found by its number. When
- * the number is another's by now, the process is in another namespace, or a child died without a
- * name, the connection stays on TCP. */
+/* The processes that have a connection, in memory shared by a process and its children. A process
+ * is named by its PID namespace and its PID there. A dead process is detected by its PID. The
+ * connection stays on TCP if the PID has been reused, the process is in another namespace, or a
+ * child died before it had a name. */
 struct holders {
-	_Atomic(uint64_t) names[HOLDERS_MAX]; /* 0: nobody */
-	_Atomic(uint64_t) taken; /* bytes of what was in buffers at forks; runs freely */
+	_Atomic(uint64_t) names[HOLDERS_MAX]; /* 0: free entry */
+	/* bytes claimed of those that were in buffers at forks; free-running */
+	_Atomic(uint64_t) taken;
 };
 
-/* A child that has not run yet: who forks, and which fork; or what a process has become. */
+/* Name of a child that has not run yet: the forking process and the number of its fork. Also the
+ * name of a process that has executed another program. */
 #define UNNAMED		  (UINT64_C(1) << 63)
 #define PID_BITS	  31
 #define UNNAMED_PID_SHIFT 32
-#define STARTED		  UINT32_MAX /* instead of a fork: another program */
+#define STARTED		  UINT32_MAX /* in place of a fork number: another program */
 
 static uint64_t own_name;
-static struct holders *chunk; /* that this process takes from */
+static struct holders *chunk; /* the chunk that this process allocates from */
 static uint32_t chunk_at;
 
-/* 0 for the namespace: it cannot be told. */
+/* Sets own_name. The namespace is 0 if it is unknown. */
 static void name_self(void)
 {
 	struct stat space;
@@ -51,7 +59,7 @@ static void name_self(void)
 	own_name = number << PID_BITS | (uint32_t)getpid();
 }
 
-/* Replaces one name by another. False: it is not there. */
+/* Replaces a name by another. Returns false if it is not found. */
 static bool sockets_process_replace(struct holders *holders, uint64_t old, uint64_t new)
 {
 	for (int i = 0; i < HOLDERS_MAX; i++) {
@@ -77,14 +85,16 @@ static bool has(struct holders *holders, uint64_t name)
 	return sockets_process_replace(holders, name, name);
 }
 
-/* A program that this process has become, and that has the connection. It may hand it on to
- * processes that nobody knows of: the connection stays on TCP when it has ended. */
+/* The name of a program that this process has executed, and that has inherited the connection. It
+ * can pass it on to unknown processes, so the entry is never removed, and the connection stays on
+ * TCP. */
 static uint64_t started_name(void)
 {
 	return UNNAMED | (uint64_t)getpid() << UNNAMED_PID_SHIFT | STARTED;
 }
 
-/* Can it be used for another connection? Programs do not use it. */
+/* Returns true if the entry can be reused for another connection. Entries of executed programs can
+ * be, because those do not access it. */
 static bool is_free(struct holders *holders)
 {
 	for (int i = 0; i < HOLDERS_MAX; i++) {
@@ -101,7 +111,7 @@ static bool is_free(struct holders *holders)
 	return true;
 }
 
-/* Does nobody but this process have it? Forgets the dead. */
+/* Returns true if no other process has the connection. Removes dead processes. */
 static bool is_sole(struct holders *holders)
 {
 	int saved = errno;
@@ -115,7 +125,7 @@ static bool is_sole(struct holders *holders)
 		}
 		if (lives(name)) {
 			sole = false;
-		} else { /* unless its place has been taken meanwhile */
+		} else { /* unless the entry has been reused */
 			atomic_compare_exchange_strong(&holders->names[i], &name, 0);
 		}
 	}
@@ -123,8 +133,8 @@ static bool is_sole(struct holders *holders)
 	return sole;
 }
 
-/* One that nobody else has, with this process in it; NULL: no memory. Only who made a chunk takes
- * from it. */
+/* Returns an unused struct, with this process as holder; NULL if there is no memory. Only the
+ * process that created a chunk allocates from it. */
 static struct holders *take_holders(void)
 {
 	struct holders *holders;
@@ -137,7 +147,7 @@ static struct holders *take_holders(void)
 			return holders;
 		}
 	}
-	/* Those that are in use stay where they are. */
+	/* Structs in use stay in the old chunk. */
 	base = mmap(NULL, HOLDERS_CHUNK * sizeof(struct holders), PROT_READ | PROT_WRITE,
 		MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	chunk = base == MAP_FAILED ? NULL : base;
@@ -149,7 +159,7 @@ static struct holders *take_holders(void)
 	return &chunk[0];
 }
 
-/* Calls that start programs. */
+/* Number of calls that are starting programs. */
 static uint32_t spawning;
 
 static bool stays_open(int fd)
@@ -188,7 +198,7 @@ void process_closes(struct conn *conn)
 	}
 }
 
-/* In all connections that have one name. */
+/* Replaces a name in all connections that contain it. */
 static void rename_held(uint64_t old, uint64_t new)
 {
 	for (int fd = 0; fd < core.fds_end; fd++) {
@@ -200,7 +210,7 @@ static void rename_held(uint64_t old, uint64_t new)
 	}
 }
 
-/* --- what was not read at a fork -------------------------------------------------------------- */
+/* --- bytes that were not read at a fork ------------------------------------------------------- */
 
 void process_look(struct conn *conn)
 {
@@ -217,6 +227,7 @@ size_t process_take(struct conn *conn, size_t bytes)
 	uint64_t taken = conn->buffer_taken;
 
 	if (!conn->buffer_shared) {
+		/* The counter is shared: the process that advances it gets the bytes. */
 		return bytes;
 	}
 	while (!atomic_compare_exchange_strong(&conn->holders->taken, &taken, taken + bytes)) {
@@ -228,11 +239,11 @@ size_t process_take(struct conn *conn, size_t bytes)
 	return bytes;
 }
 
-/* Of the last fork of this thread: the child that has not run yet; 0: none. */
+/* Name of the child of this thread's last fork that has not run yet; 0: none. */
 static _Thread_local uint64_t fork_name __attribute__((tls_model("initial-exec")));
 static uint32_t forks;
 
-/* The child of the fork that follows will have it, too. */
+/* Adds the child of the fork that follows to the holders. */
 static void share(struct conn *conn)
 {
 	bool counted;
@@ -242,7 +253,7 @@ static void share(struct conn *conn)
 	}
 	counted = conn->holders != NULL && sockets_process_replace(conn->holders, 0, fork_name);
 	if (!counted && conn->holders != NULL) {
-		(void)is_sole(conn->holders); /* the dead make room */
+		(void)is_sole(conn->holders); /* removes dead processes */
 		counted = sockets_process_replace(conn->holders, 0, fork_name);
 	}
 	if (!counted) {
@@ -256,7 +267,8 @@ static void share(struct conn *conn)
 
 /* --- fork ------------------------------------------------------------------------------------- */
 
-/* Forks in the handler of a crash that has interrupted us: the lock is not theirs. */
+/* Forks in the handler of a crash that interrupted the library. The lock belongs to the interrupted
+ * call. */
 static _Thread_local int nested_forks __attribute__((tls_model("initial-exec")));
 
 static bool is_any(struct conn *conn)
@@ -265,8 +277,8 @@ static bool is_any(struct conn *conn)
 	return true;
 }
 
-/* The connections of both processes are plain TCP at the moment of the fork, so that each can use
- * what it keeps. While their peers are waited for, other threads go on. */
+/* Before fork(): all connections must be plain TCP at that moment, so that each process can use its
+ * descriptors. While it waits for the peers, other threads can run. */
 static void sockets_process_before_fork(void)
 {
 	if (!core_lock()) {
@@ -304,8 +316,8 @@ static void child_after_fork(void)
 	core_after_fork();
 	stats_after_fork();
 	conn_after_fork();
-	chunk = NULL; /* the parent's */
-	spawning = 0; /* as are its threads */
+	chunk = NULL; /* it belongs to the parent */
+	spawning = 0; /* the threads exist only in the parent */
 	for (int fd = 0; fd < core.fds_end; fd++) {
 		struct conn *conn = conn_at(fd);
 
@@ -316,7 +328,8 @@ static void child_after_fork(void)
 			(void)sockets_process_replace(conn->holders, fork_name, own_name);
 		}
 		if (conn_is_carried(conn) && !conn->stranded && core_start() == 0) {
-			/* Another process may read what is in its buffer: then TCP has the rest. */
+			/* Another process can read the bytes in the buffer; then TCP has the next
+			 * ones. */
 			conn_watch_tcp(conn);
 			list_push_back(&core.carried, &conn->carried_node);
 		}
@@ -340,7 +353,8 @@ void process_fork_failed(void)
 void process_init(void)
 {
 	name_self();
-	/* Without memory for it a child must not use what is carried; nothing is carried then. */
+	/* If the handlers cannot be registered, nothing is carried, because a child must not use
+	 * carried connections. */
 	if (pthread_atfork(sockets_process_before_fork, parent_after_fork, child_after_fork) != 0) {
 		atomic_store(&core.active, false);
 	}
@@ -348,8 +362,8 @@ void process_init(void)
 
 /* --- exec and spawn --------------------------------------------------------------------------- */
 
-/* What the descriptor stands for, kept out of reach; the peer gets a reset when this program is
- * gone. False: cannot be had. */
+/* Keeps a copy of the descriptor that the next program cannot access. The peer gets a reset when
+ * that program ends. Returns false if this is not possible. */
 static bool sockets_process_keep(struct conn *conn)
 {
 	const struct linger reset = { .l_onoff = 1 };
@@ -364,8 +378,8 @@ static bool sockets_process_keep(struct conn *conn)
 	return true;
 }
 
-/* The program has not read all that came by ring, which stays in its memory. The next program must
- * not read on behind a gap: it gets a socket that is not connected in place of this one. */
+/* Called if the program has not read all bytes from the ring, which stay in its memory. The next
+ * program must not continue after a gap, so it gets an unconnected socket in place of this one. */
 static void withhold(struct conn *conn, int fd)
 {
 	int blank = REAL(socket)(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -384,7 +398,8 @@ static void withhold(struct conn *conn, int fd)
 	}
 }
 
-/* From here on: a signal that waited for the unlock would stay blocked in the next program. */
+/* From here on signals are not deferred: a deferred signal would stay blocked in the next
+ * program. */
 static void handlers_run(void)
 {
 	core_crashed++;
@@ -406,14 +421,15 @@ bool process_before_exec(void)
 		if (conn == NULL) {
 			continue;
 		}
-		conn_settle(conn); /* others may have read what was in its buffer */
+		conn_settle(conn); /* other processes might have read the bytes in its buffer */
 		if (!survives_exec(conn)) {
 			if (conn->holders != NULL) {
 				(void)sockets_process_replace(conn->holders, own_name, 0);
 			}
 		} else if (conn_is_carried(conn) && stays_open(fd) && !conn->passed &&
 			   process_is_sole(conn)) {
-			/* Of what is shared another process has the bytes, too, and goes on. */
+			/* If the connection is shared, another process has the bytes as well, and
+			 * continues. */
 			withhold(conn, fd);
 		}
 	}
@@ -427,7 +443,8 @@ static bool is_given_away(struct conn *conn)
 	return !conn->passed && survives_exec(conn);
 }
 
-/* The program, and whom that starts, may have these for ever: they stay on TCP. */
+/* The program, and the programs that it starts, can keep these connections indefinitely, so they
+ * stay on TCP. */
 static void give_away(void)
 {
 	conn_bring_back(is_given_away, REASON_EXEC, EXEC_WAIT_MS);
@@ -461,8 +478,8 @@ void process_after_spawn(const bool *began)
 	int saved = errno;
 
 	if (*began && core_lock()) {
-		give_away();		  /* those that other threads have opened meanwhile */
-		spawning -= spawning > 0; /* a handler has forked: the child's are none */
+		give_away(); /* connections that other threads have opened in the meantime */
+		spawning -= spawning > 0; /* 0 in the child, if a handler has forked */
 		core_unlock();
 	}
 	errno = saved;
@@ -491,7 +508,7 @@ void process_exec_failed(bool began)
 
 		if (conn != NULL && conn->holders != NULL && !has(conn->holders, own_name)) {
 			(void)sockets_process_replace(
-				conn->holders, 0, own_name); /* its place is free */
+				conn->holders, 0, own_name); /* its entry is free */
 		}
 		if (conn != NULL && conn->kept_fd >= 0 && stays_open(fd)) {
 			GMB_ASSERT(REAL(dup2)(conn->kept_fd, fd) == fd);
@@ -508,7 +525,7 @@ void process_exec_failed(bool began)
 
 /* --- passing ---------------------------------------------------------------------------------- */
 
-/* False: who gets the descriptor would not get all bytes. */
+/* Returns false if the receiver of the descriptor would not get all bytes. */
 static bool sockets_process_pass(int fd)
 {
 	struct conn *conn = conn_at(fd);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The C library's own functions, behind our names. They are looked up when the library is loaded,
- * since the loader must not be asked from a signal handler; what is called before that, when it is
- * called.
+ * The functions of the C library that our names replace. They are looked up when the library is
+ * loaded, because the loader must not be called in a signal handler. A function that is called
+ * before that is looked up at its first call.
  *
- * Threading: any. Ownership: none. Errors: those of the functions; one that the C library does not
- * have aborts when it is called.
+ * Threading: any thread. Ownership: none. Errors: those of the functions. Calling a function that
+ * the C library does not have aborts the program.
  */
 #pragma once
 
@@ -102,5 +102,5 @@ void real_find_all(void);
 	}
 REAL_LIST(REAL_DECLARE)
 
-/* The C library's function of that name. */
+/* The C library's function with that name. */
 #define REAL(name) (real_get_##name())

@@ -13,7 +13,7 @@ enum { WORD_BYTES = 256, MAPPED_BITS = 96 };
 
 static const uint8_t mapped[12] = { [10] = 0xff, [11] = 0xff };
 
-/* A number without sign, of the whole text. */
+/* Parses an unsigned number, which must be the complete text. */
 static bool parse_number(const char *text, uint32_t max, uint32_t *number_out)
 {
 	char *end;
@@ -28,7 +28,7 @@ static bool parse_number(const char *text, uint32_t max, uint32_t *number_out)
 	return errno == 0 && *end == '\0' && number <= max;
 }
 
-/* ADDRESS[/BITS], or * for all. */
+/* Parses ADDRESS[/BITS], or * for all addresses. */
 static bool parse_network(char *text, struct rules_rule *rule)
 {
 	uint32_t bits = 128;
@@ -58,7 +58,7 @@ static bool parse_network(char *text, struct rules_rule *rule)
 	return true;
 }
 
-/* NETWORK:PORT, [NETWORK]:PORT, *:PORT, and * for the port. */
+/* Parses NETWORK:PORT, [NETWORK]:PORT, or *:PORT; the port can be *. */
 static bool rules_parse_place(char *text, struct rules_rule *rule)
 {
 	char *colon = strrchr(text, ':');
@@ -144,7 +144,7 @@ static int parse_statement(struct rules *rules, const char *key, const char *wor
 	return error_set(error, -EINVAL, "there is no statement \"%s\"", key);
 }
 
-/* One line: words between blanks, up to a hash. */
+/* Parses one line: words separated by blanks, up to a #. */
 static int rules_parse_line(
 	struct rules *rules, char *line, const char *program, struct error *error)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * clan-run: starts a program with libclan-sockets.so in front of the C library, and shows what is
- * carried. See clan-run(1).
+ * clan-run: starts a program with libclan-sockets.so preloaded, and shows the carried connections.
+ * See clan-run(1).
  */
 #include <dirent.h>
 #include <errno.h>
@@ -38,7 +38,7 @@ static const char usage[] =
 
 /* --- showing ---------------------------------------------------------------------------------- */
 
-/* What another process wrote. */
+/* Makes a text of another process printable. */
 static void make_printable(char *text, size_t bytes)
 {
 	for (size_t i = 0; i < bytes && text[i] != '\0'; i++) {
@@ -83,7 +83,7 @@ static void show_stats(int pid, struct stats *shown)
 	}
 }
 
-/* One process: true when it had something to show. */
+/* Shows one process. Returns true if it had statistics. */
 static bool show_process(int pid)
 {
 	static struct stats shown;
@@ -105,7 +105,7 @@ static bool show_process(int pid)
 		if (strcmp(target, "/memfd:clan-sockets (deleted)") != 0) {
 			continue;
 		}
-		/* It may be another file by now. */
+		/* The descriptor might refer to another file by now. */
 		fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 		if (fd >= 0) {
 			found = pread(fd, &shown, sizeof(shown), 0) == sizeof(shown) &&
@@ -165,7 +165,7 @@ static int sockets_run_show(const char *which)
 
 /* --- running ---------------------------------------------------------------------------------- */
 
-/* The library beside this program (in a build folder), or where it is installed. */
+/* Finds the library next to this program (in a build folder), or where it is installed. */
 static bool find_library(char path[PATH_MAX])
 {
 	char own[PATH_MAX];
@@ -185,7 +185,7 @@ static bool find_library(char path[PATH_MAX])
 	return access(path, R_OK) == 0;
 }
 
-/* The rules are read once here, so that a mistake is told before the program runs. */
+/* Checks the rules, so that mistakes are reported before the program runs. */
 static int sockets_run_check_rules(const char *text, const char *config)
 {
 	struct rules *rules = malloc(sizeof(*rules));

@@ -11,7 +11,7 @@
 #include "sockets/real.h"
 #include "sockets/sockets.h"
 
-static struct stats unshared; /* when there is no memfd */
+static struct stats unshared; /* used if there is no memfd */
 struct stats *stats = &unshared;
 
 static char program_name[STATS_PROGRAM_BYTES];
@@ -19,7 +19,7 @@ static char *file_name;
 static bool verbose;
 static int stats_fd = -1;
 
-/* Shared with who looks by /proc/PID/fd; without a memfd nobody can. */
+/* The memfd is shared with clan-run, which finds it in /proc/PID/fd. */
 static void sockets_stats_make(void)
 {
 	void *base = MAP_FAILED;
@@ -53,7 +53,7 @@ void stats_init(const char *program)
 	snprintf(program_name, sizeof(program_name), "%s", program);
 	for (char *at = program_name; *at != '\0'; at++) {
 		if (*at < ' ' || *at > '~' || *at == '"' || *at == '\\') {
-			*at = '?'; /* it stands in JSON, and on terminals */
+			*at = '?'; /* it is printed in JSON and on terminals */
 		}
 	}
 	verbose = getenv("CLAN_SOCKETS_VERBOSE") != NULL;
@@ -102,7 +102,7 @@ void stats_write(void)
 	if (fd >= 0) {
 		ssize_t written = REAL(write)(fd, line, (size_t)length);
 
-		GMB_UNUSED(written); /* nobody is left to tell */
+		GMB_UNUSED(written); /* there is no way to report a failure */
 		REAL(close)(fd);
 	}
 }

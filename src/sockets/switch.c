@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * See switch.h. The counts are atomic because plain calls update them without the lock. Relaxed
+ * order is sufficient: a plain call adds its bytes before it decrements plain_readers or
+ * plain_writers, and a position matters only after the caller has seen that counter at 0.
+ */
 #include <errno.h>
 
 #include "sockets/switch.h"
@@ -51,7 +56,7 @@ int switch_received(struct switch_side *side, uint32_t type, const struct switch
 		side->may = true;
 		return 0;
 	case SWITCH_GO:
-		/* Only who was told may go, and not behind what came by TCP already. */
+		/* Permitted only after MAY, and not before the bytes that have been read by TCP. */
 		if (!side->may_said || side->go_from != SWITCH_NOWHERE ||
 			side->switch_from != SWITCH_NOWHERE || from == SWITCH_NOWHERE ||
 			from < position(&side->in)) {
@@ -64,7 +69,7 @@ int switch_received(struct switch_side *side, uint32_t type, const struct switch
 			return -EPROTO;
 		}
 		if (side->go_from == SWITCH_NOWHERE) {
-			/* It never went: whatever is read comes by TCP. */
+			/* The peer never switched: all bytes come by TCP. */
 			side->go_from = 0;
 			side->switch_from = 0;
 			return 1;

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The late switch: where the bytes of a connection travel, decided by position in the stream.
+ * The late switch: the route of the bytes of a connection, decided by their position in the stream.
  *
- * Each direction begins on TCP. A reader that waits at both places says MAY; the writer then says
- * GO, with the position from which its bytes come by ring, and at the end SWITCH, with the
- * position from which they come by TCP again:
+ * Each direction starts on TCP. A reader that accepts bytes from both TCP and the ring sends MAY.
+ * The writer then sends GO, with the position from which its bytes come by the ring, and at the end
+ * SWITCH (SWITCH_BACK), with the position from which they come by TCP again:
  *
  *   position  0 ......... go_from ......... switch_from .........
  *   place         TCP     |      ring       |        TCP
  *
- * A SWITCH is answered with a SWITCH. When both directions have ended, and what the ring held has
- * been read, the connection is plain again. Nothing is sent twice, no mark lies in the TCP stream,
- * and nobody waits for an answer.
+ * A SWITCH is answered with a SWITCH. When both directions have sent it, and the bytes in the ring
+ * have been read, the connection is plain again. No byte is sent twice, there are no marks in the
+ * TCP stream, and no side waits for an answer.
  *
- * Threading: no state of its own; the caller's lock. Ownership: the caller's memory.
- * Errors: -EPROTO when the peer broke a rule.
+ * Called by conn.c, meet.c and data.c. Threading: no state of its own; the caller's lock.
+ * Ownership: the caller's memory. Errors: -EPROTO if the peer broke a rule.
  */
 #pragma once
 
@@ -30,50 +30,53 @@ enum switch_type {
 
 /* A message between the two libraries; its type is the message type of clan. Little-endian. */
 struct switch_message {
-	uint64_t from; /* a position, of GO and SWITCH; 0 in MAY */
+	uint64_t from; /* position, of GO and SWITCH; 0 in MAY */
 };
 
 #define SWITCH_NOWHERE UINT64_MAX
 
-/* Where the bytes that the program writes go. */
+/* The route of the bytes that the program writes. */
 enum switch_out { SWITCH_OUT_TCP, SWITCH_OUT_RING, SWITCH_OUT_LEFT };
 
 struct switch_side {
-	_Atomic(uint64_t) out; /* bytes that the program has written since it was connected */
-	_Atomic(uint64_t) in;  /* bytes that it has read */
+	/* bytes that the program has written since the connection was established */
+	_Atomic(uint64_t) out;
+	_Atomic(uint64_t) in; /* bytes that it has read */
 	enum switch_out out_place;
-	bool may;	  /* the peer's reader waits at both places */
-	bool may_said;	  /* ours does, and we have said so */
-	uint64_t go_from; /* of the peer's bytes; SWITCH_NOWHERE: not said yet */
+	bool may;	  /* the peer's reader accepts both routes */
+	bool may_said;	  /* we have sent MAY */
+	uint64_t go_from; /* of the peer's bytes; SWITCH_NOWHERE: GO not received yet */
 	uint64_t switch_from;
 };
 
 enum switch_place { SWITCH_TCP, SWITCH_RING };
 
-/* The connection is about to be carried. The counts stay. */
+/* Called when the connection is about to be carried. The counts are kept. */
 void switch_begin(struct switch_side *side);
 
-/* May the next byte written be the first on the ring? */
+/* Returns true if the next written byte can be the first on the ring. */
 bool switch_can_go(const struct switch_side *side);
-/* The writer changes its place, and has this to say. */
+/* Moves the writer to the ring. Returns the GO to send. */
 struct switch_message switch_go(struct switch_side *side);
-/* False: it has been said. */
+/* Moves the writer back to TCP and fills in the SWITCH to send. Returns false if it was sent
+ * before. */
 bool switch_leave(struct switch_side *side, struct switch_message *message);
 
-/* The peer said something. Returns 1 when SWITCH has to be answered, 0, or -EPROTO. */
+/* Processes a message of the peer. Returns 1 if a SWITCH must be sent in answer, 0, or -EPROTO. */
 GMB_MUST_CHECK int switch_received(
 	struct switch_side *side, uint32_t type, const struct switch_message *message);
 
-/* Where the next byte is, and how many bytes from here on come from there (UINT64_MAX: no end is
- * known). */
+/* Returns the place of the next byte, and in *bytes_out the number of bytes that come from there
+ * (UINT64_MAX: no end is known). */
 enum switch_place switch_place(const struct switch_side *side, uint64_t *bytes_out);
 
-/* The peer may go, and has not told of it yet: bytes that TCP has may be behind bytes of the ring.
- * Who reads counts them first, then takes the messages, and then reads no more than it counted. */
+/* Returns true if the peer is permitted to switch and has not sent GO. Bytes in TCP might then come
+ * after bytes in the ring. So a reader counts the bytes in TCP, then processes the messages, and
+ * then reads no more than it counted. */
 bool switch_may_turn(const struct switch_side *side);
 
-/* The ring has ended with its last byte at the present position: the peer has gone. */
+/* The ring has ended, with its last byte at the current position, because the peer is gone. */
 void switch_ring_ended(struct switch_side *side);
 
-/* Both directions are on TCP for good, and the ring has been read. */
+/* Returns true if both directions are on TCP for good and the ring has been read. */
 bool switch_is_over(const struct switch_side *side);

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * Emulation of poll() and of blocking calls. A thread that waits for carried connections sleeps in
+ * poll() with core.epoll_fd, and with the descriptors that only the kernel can report.
+ */
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -22,7 +26,7 @@ static struct timespec time_left(uint64_t deadline_ns)
 		.tv_nsec = (long)(left_ns % NS_PER_S) };
 }
 
-/* Without the lock, from and to. */
+/* Sleeps without the lock; takes it before it returns. */
 static int sleep_in_poll(struct core_sleep *sleep, struct pollfd *fds, nfds_t count,
 	const struct timespec *left, const sigset_t *mask)
 {
@@ -85,7 +89,7 @@ int wait_conn(struct conn *conn, short events, uint64_t deadline_ns)
 	if (!looked) {
 		core_look(true);
 	}
-	/* The lock was given up in either case. */
+	/* The lock was released in either case. */
 	if (conn_state(conn) == CONN_FREE) {
 		return conn->fd < 0 ? -EBADF : 0;
 	}
@@ -102,7 +106,7 @@ void wait_moment(uint32_t ms)
 	uint64_t epoch;
 
 	if (core_sleep(&epoch) == 0) {
-		syscall(SYS_ppoll, &one, 1, &limit, NULL, 0); /* no point of cancellation */
+		syscall(SYS_ppoll, &one, 1, &limit, NULL, 0); /* not a cancellation point */
 		core_slept(epoch);
 	}
 	core_look(true);
@@ -125,14 +129,14 @@ bool wait_is_ours(struct pollfd *fds, nfds_t count)
 	return false;
 }
 
-/* What of the conditions poll() tells of without being asked. */
+/* Returns the conditions that poll() reports, including those that are always reported. */
 static short sockets_wait_asked(const struct pollfd *fd)
 {
 	return (short)(fd->events | POLLHUP | POLLERR | POLLNVAL);
 }
 
-/* Fills in the answers that are ours, and what is left for the kernel: *left, or nothing. Returns
- * how many are ready. */
+/* Fills in the conditions that we report, and in rest the descriptors for the kernel. *left: there
+ * are some. Returns the number of ready entries. */
 static int look_at_ours(struct pollfd *fds, struct pollfd *rest, nfds_t count, bool *left)
 {
 	int ready = 0;
@@ -148,11 +152,11 @@ static int look_at_ours(struct pollfd *fds, struct pollfd *rest, nfds_t count, b
 		if (conn != NULL && conn_is_carried(conn)) {
 			short all = data_ready(conn);
 
-			/* POLLRDNORM and POLLWRNORM are the same conditions. */
+			/* POLLRDNORM and POLLWRNORM have the same meaning. */
 			all = (short)(all | ((all & POLLIN) != 0 ? POLLRDNORM : 0) |
 				      ((all & POLLOUT) != 0 ? POLLWRNORM : 0));
 			fds[i].revents = (short)(all & sockets_wait_asked(&fds[i]));
-			/* The look may have brought it back to TCP. */
+			/* data_ready() might have returned it to TCP. */
 			rest[i].fd = conn_is_carried(conn) ? -1 : fds[i].fd;
 		} else if (set != NULL && set_has_core(set) && epoll_set_is_ready(set)) {
 			fds[i].revents = (short)((POLLIN | POLLRDNORM) & fds[i].events);
@@ -163,7 +167,7 @@ static int look_at_ours(struct pollfd *fds, struct pollfd *rest, nfds_t count, b
 	return ready;
 }
 
-/* Adds what the kernel said. */
+/* Adds the kernel's results. Returns the number of ready entries. */
 static int merge(struct pollfd *fds, const struct pollfd *rest, nfds_t count)
 {
 	int ready = 0;
@@ -171,7 +175,8 @@ static int merge(struct pollfd *fds, const struct pollfd *rest, nfds_t count)
 	for (nfds_t i = 0; i < count; i++) {
 		struct set *set = set_at(fds[i].fd);
 
-		/* The kernel's set is readable by our own descriptor in it, too. */
+		/* The kernel's set is also readable because of our own descriptor in it, so its
+		 * result is ignored. */
 		if (rest[i].fd >= 0 && (set == NULL || !set_has_core(set))) {
 			fds[i].revents = (short)(fds[i].revents | rest[i].revents);
 		}
@@ -203,7 +208,8 @@ static int poll_locked(struct pollfd *fds, struct pollfd *rest, nfds_t count, ui
 				result = REAL(ppoll)(rest, count, &now, NULL);
 				ready = result < 0 ? -errno : merge(fds, rest, count);
 			}
-			/* A set of the program's is readable by our own descriptor in it, too. */
+			/* A set of the program can be readable only because of our own
+			 * descriptor. */
 			if (ready != 0 || deadline_ns == 0 || passed(deadline_ns)) {
 				return ready;
 			}
@@ -221,7 +227,7 @@ static int poll_locked(struct pollfd *fds, struct pollfd *rest, nfds_t count, ui
 			over = passed(deadline_ns);
 			continue;
 		}
-		if (!asks) { /* all are ours */
+		if (!asks) { /* all descriptors are ours */
 			result = core_wait(&sleep, deadline_ns != UINT64_MAX ? &left : NULL, mask);
 			if (result < 0) {
 				return result;
@@ -235,13 +241,13 @@ static int poll_locked(struct pollfd *fds, struct pollfd *rest, nfds_t count, ui
 			return result;
 		}
 		core_look(true);
-		/* Once more, for all of them? */
+		/* Another round, which also includes the kernel's results. */
 		over = result > (rest[count].revents != 0) || result == 0;
 	}
 }
 
-/* When nothing is ready, the kernel lets in what the mask does not block, even if it did not wait.
- * Without the lock: such a signal must not wait for that. */
+/* If nothing is ready, the kernel delivers signals that the mask does not block, even without
+ * waiting. Called without the lock, because such a signal must not be deferred. */
 static int let_in(const sigset_t *mask)
 {
 	const struct timespec now = { 0 };
