@@ -39,6 +39,7 @@ void device_fini(struct device *device)
 	}
 }
 
+/* The size is stored before the event is signalled, so the daemon reads this or a later one. */
 void device_export_resized(struct device *device, uint64_t bytes)
 {
 	atomic_store(&device->export_bytes, bytes);

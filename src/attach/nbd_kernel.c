@@ -254,6 +254,7 @@ void netlink_nest_end(struct netlink_message *message, uint32_t start)
 
 /* --- parsing ---------------------------------------------------------------------------------- */
 
+/* Malformed lengths end the search. */
 const void *netlink_find(
 	const void *bytes, size_t size, uint16_t type, size_t wanted, size_t *payload_bytes)
 {

@@ -240,6 +240,7 @@ static int open_entry(const char *name, struct state_entry *entry)
 	if (rc != 0) {
 		log_warning("%s is not a state file of gmblock", path);
 	}
+	/* A running daemon holds an exclusive lock. */
 	entry->alive = flock(fd, LOCK_SH | LOCK_NB) != 0;
 	close(fd);
 	return rc;

@@ -224,6 +224,8 @@ static void ublk_queue_serve(struct ublk_queue *queue)
 	while (queue->fetching > 0) {
 		int rc;
 
+		/* Library first, because its completions add commits that the submit below
+		 * sends. */
 		gmb_queue_wait(queue->remote.queue, 0);
 		if (!abandoned && is_abandoned(queue)) {
 			abandoned = true;
@@ -332,6 +334,8 @@ static void *queue_thread(void *argument)
 			served = rc == 0;
 		}
 		if (served) {
+			/* Set before the flush, so that ublk_queue_abandon() can end the wait for
+			 * it. */
 			ublk_queue_set_phase(queue, UBLK_PHASE_LEAVING);
 		}
 		if (!is_abandoned(queue)) {
@@ -406,6 +410,8 @@ int ublk_queue_go(struct ublk_queue *queue, struct error *error)
 	return error_set(error, queue->result != 0 ? queue->result : -EIO, "%s", queue->error.text);
 }
 
+/* The flag changes under the lock, so that wait_ended() cannot miss it. The library is woken only
+ * while the thread serves, because its queue is destroyed afterwards. */
 void ublk_queue_abandon(struct ublk_queue *queue)
 {
 	pthread_mutex_lock(&queue->lock);

@@ -45,6 +45,7 @@ uint64_t histogram_highest(uint32_t index)
 	return histogram_lowest(index) + ((UINT64_C(1) << index_shift(index)) - 1);
 }
 
+/* The rank is rounded up, so that at least that share of the values does not exceed the result. */
 uint64_t histogram_quantile(const struct histogram *histogram, uint32_t parts_per_million)
 {
 	unsigned __int128 product = (unsigned __int128)histogram->count * parts_per_million;
@@ -72,6 +73,7 @@ double histogram_mean(const struct histogram *histogram)
 	return histogram->count == 0 ? 0 : (double)histogram->sum / (double)histogram->count;
 }
 
+/* Each value counts as the middle of its bucket, limited to the minimum and maximum. */
 double histogram_deviation(const struct histogram *histogram)
 {
 	double mean = histogram_mean(histogram);

@@ -100,6 +100,8 @@ int network_parse(const char *text, uint8_t network[NETWORK_BYTES], struct error
 	return 0;
 }
 
+/* An IPv6 network with a prefix shorter than 96 bits would otherwise contain IPv4 addresses, which
+ * are mapped. */
 static bool network_holds(
 	const uint8_t network[NETWORK_BYTES], const uint8_t address[NETWORK_ADDRESS_BYTES])
 {

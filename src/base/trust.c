@@ -126,6 +126,7 @@ static int trust_step(struct walk *walk, struct error *error)
 	memcpy(name, at, len);
 	name[len] = '\0';
 	memmove(walk->rest, at + len, strlen(at + len) + 1);
+	/* The parent can be determined from the path, because done contains no links. */
 	if (strcmp(name, "..") == 0) {
 		leave_folder(walk);
 	}

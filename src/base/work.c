@@ -292,6 +292,8 @@ static void enqueue(struct work *work)
 	}
 }
 
+/* A signalled worker stops being idle immediately, under the lock. Two works therefore wake two
+ * workers, even before the first has run. */
 void work_start(struct work *work, struct work_results *results)
 {
 	bool taken = false;

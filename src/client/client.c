@@ -31,6 +31,7 @@ static const struct carrier_ops *const carriers[] = {
 #endif
 };
 
+/* Returns the protocol of the URI's scheme, or the first one if the scheme is unknown. */
 static const struct carrier_ops *find_carrier(const char *uri)
 {
 	size_t bytes = strcspn(uri, ":");
@@ -125,6 +126,7 @@ const char *gmb_uri(const struct gmb_client *client)
 	return client->uri_text;
 }
 
+/* Calls the program's event callback. Blocking calls are rejected inside it. */
 void client_event(struct gmb_client *client, enum gmb_event event, const char *text)
 {
 	if (client->options.event != NULL) {
@@ -138,6 +140,7 @@ void client_event(struct gmb_client *client, enum gmb_event event, const char *t
 
 /* --- assignment of commands to connections ---------------------------------------------------- */
 
+/* Returns the connection with room that has the fewest commands, or NULL. */
 static struct connection *connection_with_room(struct gmb_client *client)
 {
 	struct connection *best = NULL;
@@ -168,6 +171,9 @@ static struct list_node *next_list(struct gmb_client *client)
 						 : &client->waiting;
 }
 
+/* Assigns the next command of the list's first request to a connection. A range moves to the end of
+ * its list after each command, so that several ranges progress together. Any other request stays in
+ * front until it is completely split. */
 static void dispatch_next(
 	struct gmb_client *client, struct connection *connection, struct list_node *list)
 {
@@ -295,6 +301,7 @@ static void client_give_up(struct gmb_client *client)
 	fail_all(client, -ENOTCONN);
 }
 
+/* Gives up because acknowledged changes may be lost. Returns the error. */
 static int give_up_forgotten(
 	struct gmb_client *client, const struct carrier_facts *facts, struct error *error)
 {
@@ -363,6 +370,7 @@ static void leave_others(struct gmb_client *client, const struct connection *onl
 	}
 }
 
+/* Starts the remaining connections, or leaves them if the server does not support several. */
 static void start_others(struct gmb_client *client, const struct connection *first)
 {
 	if (!may_be_several(client)) {
@@ -412,6 +420,8 @@ static bool has_forgotten(const struct gmb_client *client, const struct carrier_
 	       (client->changes != client->flushed || known->is_volatile || facts->is_volatile);
 }
 
+/* Removes the lost connections that this one has replaced from client->lost; all of them if the
+ * server does not support takeover. */
 static void forget_lost(struct gmb_client *client, const struct connection *connection)
 {
 	uint32_t kept = 0;
@@ -495,6 +505,8 @@ int client_connection_ready(
 	if (client->state == CLIENT_DEAD || client->state == CLIENT_CLOSING) {
 		return error_set(error, -ECANCELED, "closed");
 	}
+	/* First end connections to the old epoch, because the number of ready connections decides
+	 * whether the new one must match them or defines the facts. */
 	if (client->lost_count > 0 && facts->can_take_over && facts->epoch != client->facts.epoch) {
 		leave_old_epoch(client, connection);
 	}
@@ -818,6 +830,7 @@ static void wait_for_others(struct gmb_client *client, uint64_t end_ns)
 	}
 }
 
+/* Ends all connections and waits until they are idle. */
 static void close_connections(struct gmb_client *client)
 {
 	set_state(client, CLIENT_CLOSING);

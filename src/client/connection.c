@@ -94,6 +94,7 @@ static bool is_slow(const struct command *command)
 	return true;
 }
 
+/* Commands of each class have their own limit, which starts when the first of them waits. */
 void connection_add(struct connection *connection, struct command *command)
 {
 	struct carrier *carrier = connection->carrier;
@@ -170,6 +171,7 @@ static void begin_closing(struct connection *connection)
 			connection->reason.text);
 	}
 	connection_set_state(connection, CONNECTION_CLOSING);
+	/* Before leave() or lose(), which may call carrier_stopped() themselves. */
 	connection->is_stopped = false;
 	ring_cancel(carrier->ring, &connection->timer_op);
 	if (connection->leaving) {

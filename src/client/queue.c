@@ -123,10 +123,12 @@ static void client_queue_wake_deliver(struct ring *ring, struct ring_message *me
 	struct gmb_queue *queue = container_of(message, struct gmb_queue, wake);
 
 	GMB_UNUSED(ring);
+	/* Cleared first, so that a later gmb_queue_wake() posts the message again. */
 	atomic_store(&queue->wake_posted, false);
 	queue->woken = true;
 }
 
+/* Called on any thread. The flag permits one message at a time, so the queue needs only one. */
 void gmb_queue_wake(struct gmb_queue *queue)
 {
 	if (!atomic_exchange(&queue->wake_posted, true)) {
@@ -145,6 +147,7 @@ void queue_tell(struct gmb_queue *queue, struct gmb_request *request)
 	bool no_done = request_state(request)->no_done;
 
 	queue->completed++;
+	/* Cleared before done(), which may submit the request again. */
 	request->in_flight = 0;
 	if (request->done != NULL && !no_done) {
 		bool inside = queue->inside;
@@ -262,6 +265,8 @@ int gmb_queue_wait(struct gmb_queue *queue, int timeout_ms)
 			limit_ns = 0; /* client_end() has called done() */
 		}
 		queue_round(queue, limit_ns);
+		/* Ends when woken, when a request has completed (unless the timeout is 0), or when
+		 * a round that did not wait completed none. */
 		if (queue->woken || (timeout_ms != 0 && queue->completed != before) ||
 			(limit_ns == 0 && queue->completed == round)) {
 			break;

@@ -115,6 +115,7 @@ struct message_text native_open_next(const uint8_t **tokens)
 	return token;
 }
 
+/* Checks that a request carries exactly the data that its operation needs (G6, G7). */
 static const char *check_carried(const struct native_request_message *request)
 {
 	const struct native_wire_request *head = &request->head;
@@ -218,6 +219,7 @@ bool native_reply_tag(const void *bytes, size_t len, uint32_t *tag_out)
 	return true;
 }
 
+/* Checks that the extents are not empty and do not exceed the request (G14). */
 static const char *check_extents(const struct native_reply *reply, uint64_t length)
 {
 	uint64_t left = length;
@@ -236,6 +238,7 @@ static const char *check_extents(const struct native_reply *reply, uint64_t leng
 	return NULL;
 }
 
+/* Checks that the bytes of all methods add up to the length of the COPY (G20). */
 static const char *check_copied(const struct native_wire_copied *copied, uint64_t length)
 {
 	uint64_t sum = 0;

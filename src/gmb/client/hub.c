@@ -51,6 +51,7 @@ static int hub_source_poll(struct ring_source *source)
 	return count;
 }
 
+/* Lets the ring sleep only if all messages have been processed and the clan queue is armed. */
 static bool hub_source_arm(struct ring_source *source)
 {
 	struct hub *hub = container_of(source, struct hub, source);

@@ -600,6 +600,7 @@ void native_session_drain(struct session *base)
 	session_mark_dirty(base); /* later requests, and OPEN, are answered with ESHUTDOWN */
 }
 
+/* Returns whether answers wait for the client to read, or moves for its memory. */
 bool native_session_stalled(struct session *base)
 {
 	const struct native_session *session = gmb_session_of(base);
@@ -631,6 +632,7 @@ bool native_session_join(struct session *base)
 {
 	struct native_session *session = gmb_session_of(base);
 
+	/* Until the connection is closed, the network may access the memory of moves. */
 	if (session->is_closed && session->mover != NULL) {
 		native_moves_drop(session);
 	}

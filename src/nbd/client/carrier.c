@@ -64,6 +64,7 @@ static struct nbd_carrier *nbd_of(struct carrier *base)
 	return container_of(base, struct nbd_carrier, base);
 }
 
+/* A call is stored in the space of its command. */
 static struct nbd_call *call_of(struct command *command)
 {
 	return (struct nbd_call *)(void *)command->space;

@@ -160,6 +160,8 @@ static void header_make(enum nbd_reply_style style, struct nbd_call *call)
 	}
 }
 
+/* Gives the call a new cookie and resets it. The low bits of the cookie are the slot and the others
+ * a serial number, so a late reply to an earlier call in the slot does not match. */
 static void queue(struct nbd_client *client, struct nbd_call *call, uint16_t slot)
 {
 	call->cookie = client->serial++ << NBD_CLIENT_SLOT_BITS | slot;
@@ -224,6 +226,7 @@ uint32_t nbd_client_output(struct nbd_client *client, struct iovec *iov, uint32_
 		if (count == iov_max || room < sizeof(call->header)) {
 			break;
 		}
+		/* From here on the server may receive the call, even if sending fails. */
 		call->laid_out = true;
 		if (skip < call->header_bytes) {
 			iov[count++] = (struct iovec){
@@ -393,6 +396,8 @@ const struct iovec *nbd_client_input(
 			NBD_CLIENT_IOV_MAX / 2, &laid);
 		client->plan_data = (size_t)laid;
 		client->plan_bytes = (size_t)laid;
+		/* A long rest is received alone with one wake-up, a short one together with the
+		 * next headers. */
 		*whole = laid >= NBD_CLIENT_WHOLE_BYTES_MIN;
 		if (!*whole && laid == client->left) {
 			plan_header(client);
@@ -476,6 +481,8 @@ static int take_predicted(
 	return *taken > 0 ? nbd_client_data_arrived(client, *taken, error) : 0;
 }
 
+/* Processes a receive into predicted replies, up to the first reply that is different or
+ * incomplete. */
 static int take_all_predicted(struct nbd_client *client, size_t left, struct error *error)
 {
 	size_t taken;

@@ -78,6 +78,7 @@ static void *lookup_run(void *argument)
 	struct lookup *lookup = argument;
 
 	lookup->err = nbd_connect_resolve(lookup->host, lookup->port, 0, &lookup->addresses);
+	/* The release store publishes err and addresses. The pipe only wakes the ring. */
 	atomic_store_explicit(&lookup->finished, true, memory_order_release);
 	(void)!write(lookup->thread_fd, "", 1);
 	close(lookup->thread_fd);

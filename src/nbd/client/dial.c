@@ -28,6 +28,7 @@ static void dial_set_state(struct nbd_dial *dial, enum nbd_dial_state state)
 
 /* --- the end ------------------------------------------------------------------------------- */
 
+/* Calls done() when no operation is in flight. Closes the stream unless the caller gets it. */
 static void dial_ending_step(struct nbd_dial *dial)
 {
 	if (dial->io_op.in_flight || dial->timer_op.in_flight ||

@@ -71,6 +71,7 @@ static void replies_release(struct nbd_client *client, struct nbd_call *call)
 		client->out_of_order++;
 		client->ordered_run = 0;
 	}
+	/* The call's slot is free before done(), which may add calls. */
 	list_remove(&call->node);
 	client->slots[slot] = NULL;
 	client->free_slots[client->free_count++] = slot;
@@ -170,6 +171,8 @@ static int interval_insert(
 	return 0;
 }
 
+/* Adds [start, end) to the sorted intervals and merges it with its neighbours. An overlap is an
+ * error. */
 static int interval_add(struct nbd_call *call, uint64_t start, uint64_t end, struct error *error)
 {
 	struct nbd_interval added = { .start = start, .end = end };
@@ -225,6 +228,7 @@ int nbd_client_cover(struct nbd_call *call, uint64_t start, uint64_t length, str
 		return error_set(error, -EPROTO,
 			"the server splits a read that must not be split (rule P93)");
 	}
+	/* Most reads arrive in one chunk, which needs no intervals. */
 	if (call->covered == 0 && length == call->length) {
 		call->covered = length;
 		return 0;
@@ -573,6 +577,7 @@ static int replies_take_extent(
 	return client->left > 0 ? 0 : chunk_end(client, call, client->current_ends, error);
 }
 
+/* Stores the first error of a call, with its text. */
 static void keep_error(struct nbd_client *client, struct nbd_call *call, uint32_t number,
 	const uint8_t *text, size_t text_bytes)
 {
@@ -842,6 +847,7 @@ int nbd_client_feed(
 		}
 		at += (size_t)took;
 	}
+	/* The rest is an incomplete header, extent or error text, which fits in the stage. */
 	GMB_ASSERT(len - at <= sizeof(client->stage));
 	memmove(client->stage, bytes + at, len - at);
 	client->stage_bytes = len - at;

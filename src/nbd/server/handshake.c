@@ -589,6 +589,8 @@ static void refuse_without_tls(struct nbd_session *session)
 	}
 }
 
+/* Executes an option. ABORT is always accepted. EXPORT_NAME has no error reply, so it handles a
+ * stop of the server itself. */
 static void handle_option(struct nbd_session *session)
 {
 	struct handshake *handshake = session->handshake;
@@ -812,6 +814,7 @@ static void nbd_handshake_answer(struct nbd_session *session)
 	send_tx(session);
 }
 
+/* Runs the state machine until more bytes are needed or replies are being sent. */
 static void parse(struct nbd_session *session)
 {
 	struct handshake *handshake = session->handshake;

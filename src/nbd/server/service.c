@@ -11,6 +11,7 @@ _Static_assert((int)EXPORT_NAME_BYTES_MAX <= (int)NBD_STRING_BYTES_MAX,
 
 /* --- pools --------------------------------------------------------------------------------- */
 
+/* Returns a large receive buffer, or NULL; the session then continues with rx_small. */
 struct rx_buf *service_rx_get(struct nbd_session *session)
 {
 	struct nbd_service *service = session->service;

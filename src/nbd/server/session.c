@@ -87,6 +87,10 @@ bool nbd_session_peer_receives(struct session *base)
 	return peer_has_received(nbd_session_of(base)) && nbd_session_of(base)->unacked_bytes > 0;
 }
 
+/* Returns whether the peer keeps payload memory occupied without progress. An empty receive buffer
+ * is released instead. Bytes that the peer has acknowledged, or that arrived below TLS, count as
+ * progress. A receive is interrupted once before it counts as stalled, because it reports partial
+ * data only when it ends. */
 bool nbd_session_stalled(struct session *base)
 {
 	struct nbd_session *session = nbd_session_of(base);
