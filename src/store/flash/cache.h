@@ -50,7 +50,7 @@ struct flash_cache_slot {
 	uint64_t since;
 	/* Next slot in its bucket, or in the held list. */
 	uint32_t chain;
-	bool is_superseded; /* that record has newer contents */
+	bool is_superseded; /* the record in `writing` has newer contents */
 	uint32_t before;    /* dirty: neighbours in the order of since */
 	uint32_t behind;
 };
@@ -59,7 +59,8 @@ struct flash_cache_slot {
 /* A block that will be written. */
 struct flash_cache_pick {
 	uint64_t lpn;
-	uint64_t counter; /* of its page at that time; an eviction skips a newer page */
+	/* Counter of the block's page when it was picked; an eviction skips a newer page. */
+	uint64_t counter;
 };
 
 struct flash_cache {
@@ -81,8 +82,8 @@ struct flash_cache {
 	struct cache_lru lru;
 	struct cache_slot *lru_slots;
 	struct flash_cache_slot *slots;
-	struct flash_cache_entry *entries; /* in the file */
-	uint8_t *pages;			   /* in the file */
+	struct flash_cache_entry *entries; /* part of the mapped file */
+	uint8_t *pages;			   /* part of the mapped file */
 	uint16_t *page_counts;		   /* cached blocks for each page of the map */
 	uint32_t *buckets;
 	uint32_t bucket_mask;
@@ -214,7 +215,7 @@ void flash_cache_written(struct flash *flash, const struct flash_record_entry *e
 void flash_cache_retired(struct flash *flash, uint64_t seq);
 /* The map refers to the block in that segment from now on, or (GC_NO_SEGMENT) no longer. */
 void flash_cache_moved(struct flash *flash, uint64_t lpn, uint32_t segment);
-/* In recovery: a replayed record has these blocks, so pages with an older stamp are discarded. */
+/* Recovery: a replayed record has these blocks, so pages with a stamp up to seq are discarded. */
 void flash_cache_replayed(struct flash *flash, uint64_t lpn, uint32_t count, uint64_t seq);
 
 /* Continues evictions and flushes. Returns true if there was progress. */

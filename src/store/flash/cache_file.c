@@ -118,7 +118,7 @@ struct search {
 	const struct flash_anchor *anchor;
 	const uint64_t *disk; /* disk of the anchor */
 	bool is_wanted;	      /* the file will be used, not only examined */
-	bool takes;	      /* also a file of another disk */
+	bool takes;	      /* accepts a file of another disk */
 
 	char path[PATH_BYTES];
 	char shown[SHOWN_BYTES]; /* path of the file's disk, for messages */
@@ -588,7 +588,7 @@ struct found {
 	uint32_t slot;
 };
 
-/* By counter, so that the newest page of a block is restored last. */
+/* Sorts by counter, so that the newest page of a block is restored last. */
 static int cache_file_compare(const void *a, const void *b)
 {
 	uint64_t one = ((const struct found *)a)->page.counter;

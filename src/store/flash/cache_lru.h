@@ -43,7 +43,7 @@ struct cache_slot {
 	uint32_t older;
 	uint32_t home;	 /* segment of its last version on flash; GC_NO_SEGMENT: unknown, or none */
 	uint8_t state;	 /* enum cache_state */
-	bool is_counted; /* in cold_dirty of its home */
+	bool is_counted; /* counted in cold_dirty of its home */
 };
 
 struct cache_list {

@@ -42,7 +42,7 @@ struct flash_changes {
 	struct flash *flash;
 	struct flash_edge edges[2];
 	struct flash_wait wait;
-	bool waits;	     /* for a page or an edge */
+	bool waits;	     /* the first change waits for a page or an edge */
 	uint64_t seq;	     /* records with the changes appended so far have smaller numbers */
 	struct ring_op turn; /* continues a long change in the ring's next batch */
 };

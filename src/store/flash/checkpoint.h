@@ -36,18 +36,19 @@ struct flash_checkpoint {
 	uint64_t step_end;	     /* the last step's records have smaller numbers */
 	uint32_t step_dirty;	     /* dirty pages of this round at the last step */
 	struct flash_position begin; /* it contains the changes of all earlier records */
-	uint64_t clock;		     /* at its beginning */
+	uint64_t clock;		     /* clock at its beginning */
 	uint32_t settle_count;	     /* flushes in settling that arrived before it began */
 	struct list_node settling;   /* STORE_SETTLE flushes that wait for a checkpoint */
 	bool is_asked;		     /* another one must begin */
-	bool is_waiting;	     /* for the write of an anchor, or for a sync */
+	bool is_waiting;	     /* waits for the write of an anchor, or for a sync */
 	struct flash_io io;
 	uint8_t *block;
 };
 
 /* Requests a checkpoint that begins after this call. */
 void flash_checkpoint_ask(struct flash *flash);
-/* For callers that wait until a checkpoint is complete: requests one unless one is in progress. */
+/* Requests a checkpoint unless one is in progress. Called by work that continues after any
+ * checkpoint. */
 void flash_checkpoint_await(struct flash *flash);
 /* Continues the checkpoint. Returns true if there was progress. */
 bool flash_checkpoint_step(struct flash *flash);

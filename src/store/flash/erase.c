@@ -188,7 +188,7 @@ uint32_t flash_wear_victim(struct flash *flash)
 			fewest = i;
 		}
 	}
-	flash->erase.taken = 0; /* also without a result, so that the search is as rare */
+	flash->erase.taken = 0; /* reset without a result as well, so that the search stays rare */
 	return fewest != GC_NO_SEGMENT && flash->segments[fewest].erases + WEAR_ERASES <
 						  flash->counters.erases_mean
 		       ? fewest

@@ -21,9 +21,9 @@
 
 enum {
 	MAP_MEMORY_DEFAULT = 64 << 20,
-	MAP_SLOTS_MIN = 64, /* beside the pages that a replay can change */
+	MAP_SLOTS_MIN = 64, /* map slots in addition to the pages that a replay can change */
 	CACHE_DEFAULT = 64 << 20,
-	CACHE_DEFAULT_DIVISOR = 8, /* of the disk: an upper limit for the default */
+	CACHE_DEFAULT_DIVISOR = 8, /* the default is at most this part of the disk */
 	CONFIG_PATH_BYTES = 3072,
 };
 /* Time between two looks at a barrier that writes of a killed server keep closed. */

@@ -75,7 +75,7 @@ struct flash {
 	struct ring_file file;
 	int fd;
 	char *path;
-	uint64_t identity[2]; /* of the disk, see struct disk_info */
+	uint64_t identity[2]; /* identity of the disk, see struct disk_info */
 	uint32_t memory_align;
 	bool is_read_only;
 	bool ignores_dsync; /* see struct disk_info */
@@ -141,7 +141,7 @@ struct flash_scratch {
 	int result;
 	uint32_t tree;
 	uint32_t pending; /* helpers that read for it; extents: pages of the map requested for it */
-	bool is_waiting;  /* for a page of the map, a map slot or a helper */
+	bool is_waiting;  /* waits for a page of the map, a map slot or a helper */
 	bool is_logged;	  /* write: its first blocks are in records, which refer to its memory */
 };
 

@@ -14,7 +14,7 @@
 #include "base/bytes.h"
 #include "base/crc32c.h"
 
-enum { SPARE_SEGMENTS = 4 }; /* minimum spare space, in addition to that of a checkpoint */
+enum { SPARE_SEGMENTS = 4 }; /* minimum of spare segments, in addition to those of a checkpoint */
 enum {
 	CACHE_VERSION = 2,
 	TOP_AT = 512,
@@ -100,7 +100,7 @@ struct wire_entry {
 
 struct wire_record {
 	uint8_t magic[4];
-	uint32_t crc; /* of the following bytes */
+	uint32_t crc; /* checksum of the following bytes */
 	uint8_t uuid[FLASH_UUID_BYTES];
 	uint64_t seq;
 	uint64_t durable;
@@ -139,13 +139,13 @@ static uint64_t divide_up(uint64_t a, uint64_t b)
 	return (a + b - 1) / b;
 }
 
-/* Blocks of the log for so many nodes, with record headers. */
+/* Returns the blocks of log that this many nodes need, with record headers. */
 static uint64_t nodes_to_log(uint64_t nodes)
 {
 	return nodes + divide_up(nodes, FLASH_RECORD_ENTRIES);
 }
 
-/* Limit of the blocks that a checkpoint with so many dirty pages writes, in all trees. */
+/* Returns the limit of blocks that a checkpoint with `pages` dirty pages writes, for all trees. */
 static uint64_t checkpoint_blocks(const struct flash_geometry *geometry, uint32_t pages)
 {
 	uint64_t table = geometry->page_count - geometry->leaf_count;
@@ -155,8 +155,8 @@ static uint64_t checkpoint_blocks(const struct flash_geometry *geometry, uint32_
 	       nodes_to_log(2 * FLASH_TREES * (uint64_t)geometry->node_counts[2]);
 }
 
-/* Segments for those blocks. Up to 4 blocks of each are lost to headers and to the end of the
- * segment. */
+/* Returns the segments that hold those blocks. Up to 4 blocks of a segment are lost to
+ * headers and at its end. */
 static uint32_t segments_of(const struct flash_geometry *geometry, uint32_t pages)
 {
 	return (uint32_t)divide_up(
@@ -228,8 +228,8 @@ bool flash_geometry_init(struct flash_geometry *geometry)
 	geometry->replay_max = MIN(geometry->replay_max, 2 * geometry->dirty_max);
 	geometry->checkpoint_segments = segments_of(geometry, geometry->dirty_max);
 	geometry->replay_segments = segments_of(geometry, geometry->replay_max);
-	/* For a checkpoint; for that of a recovery, if it is interrupted; and for the collector,
-	 * which must be able to empty segments before it gets any back. */
+	/* Room for a checkpoint, for the checkpoint of a recovery that is interrupted, and for the
+	 * collector, which must be able to empty segments before it gets any back. */
 	geometry->reserve_segments =
 		8 + 2 * geometry->checkpoint_segments + geometry->replay_segments;
 	return geometry->reserve_segments < geometry->segment_count &&

@@ -39,7 +39,7 @@ enum {
 	FLASH_RECORD_ENTRIES = 240,
 	FLASH_NODE_ENTRIES = 512,
 	FLASH_LEVELS = 3,
-	FLASH_TOP_ENTRIES = 64, /* in the anchor, for each tree */
+	FLASH_TOP_ENTRIES = 64, /* entries in the anchor, for each tree */
 	FLASH_VIEWS = 2,	/* limit of snapshots */
 	FLASH_TREES = 1 + FLASH_VIEWS,
 	FLASH_DETOURS = 8,
@@ -75,9 +75,10 @@ struct flash_geometry {
 	uint32_t node_counts[FLASH_LEVELS];
 	uint32_t dirty_max;	      /* limit of dirty pages, all of which one checkpoint writes */
 	uint32_t replay_max;	      /* the same limit for the first checkpoint after a replay */
-	uint32_t checkpoint_segments; /* that a checkpoint can fill */
-	uint32_t replay_segments;     /* that the first checkpoint after a replay can fill */
-	uint32_t reserve_segments;    /* that clients cannot use */
+	uint32_t checkpoint_segments; /* segments that a checkpoint can fill */
+	/* Segments that the first checkpoint after a replay can fill. */
+	uint32_t replay_segments;
+	uint32_t reserve_segments; /* free segments that clients cannot use */
 };
 
 /* Derives the other members from the three sizes. Returns false if a size is out of range or the
@@ -164,9 +165,10 @@ static inline uint64_t flash_next_run(uint64_t seq)
 /* A snapshot as the anchor describes it. Snapshot i has tree 1 + i. */
 struct flash_view_anchor {
 	char name[FLASH_VIEW_NAME_BYTES]; /* zero-terminated; empty: unused slot */
-	uint64_t serial;		  /* of the anchor with which it was created */
-	uint64_t created_s;		  /* seconds since 1970 */
-	bool is_temporary;		  /* see struct store_view */
+	/* Serial number of the anchor with which it was created. */
+	uint64_t serial;
+	uint64_t created_s; /* seconds since 1970 */
+	bool is_temporary;  /* see struct store_view */
 	struct flash_entry top[FLASH_TOP_ENTRIES];
 };
 
@@ -184,12 +186,13 @@ struct flash_anchor {
 	struct flash_geometry geometry;
 	struct flash_position next; /* first record after the checkpoint's beginning */
 	uint64_t clock;		    /* blocks written by clients, see gc_policy.h */
-	/* Of the cache file with changes that are not in the log; 0: none. */
+	/* Tag of the cache file with changes that are not in the log; 0: none. */
 	uint64_t cache_tag;
 	uint64_t cache_losses; /* new random number after each loss; 0: none yet */
 	/* Folder of the cache file, zero-terminated. Empty: no file, or the path is too long. */
 	char cache_folder[FLASH_FOLDER_BYTES];
-	uint8_t cache_boot_id[FLASH_BOOT_ID_BYTES]; /* of the machine that created it; 0: none */
+	/* Boot ID of the machine with that file; 0: none. */
+	uint8_t cache_boot_id[FLASH_BOOT_ID_BYTES];
 	uint32_t spare_percent;
 	char label[FLASH_LABEL_BYTES]; /* zero-terminated */
 	uint32_t zone_blocks;	       /* distance of two zones; 0: a device without zones */
@@ -233,7 +236,7 @@ enum flash_entry_kind {
 struct flash_record_entry {
 	uint64_t lpn;
 	uint32_t source;
-	uint32_t crc; /* of its block */
+	uint32_t crc; /* checksum of its block */
 	uint8_t kind; /* enum flash_entry_kind */
 };
 
@@ -248,13 +251,13 @@ struct flash_record {
 	uint64_t nodes_at;
 	uint32_t at; /* position of its header on the device */
 	uint32_t prev_crc;
-	/* In which the next record begins; FLASH_NO_SEGMENT: right after this one. */
+	/* Segment in which the next record begins; FLASH_NO_SEGMENT: right after this record. */
 	uint32_t next_segment;
 	uint32_t entry_count;
 	/* Log moves of its run before it was written. Of two records with the same number, the one
 	 * with more moves is valid. */
 	uint32_t moves;
-	uint32_t block_count; /* with the header */
+	uint32_t block_count; /* blocks of the record, with the header */
 	struct flash_record_entry entries[FLASH_RECORD_ENTRIES];
 };
 
@@ -305,7 +308,7 @@ struct flash_cache_head {
  * store to commit on. */
 struct flash_cache_entry {
 	uint64_t lpn;
-	/* Of writes: of two pages of a block, the one with the greater counter is valid. */
+	/* Write counter: of two pages of a block, the one with the greater counter is valid. */
 	uint64_t counter;
 	uint64_t stamp;	 /* records of the block from this number on supersede the page */
 	uint64_t commit; /* FLASH_CACHE_DIRTY << 32 | checksum; 0: free slot */

@@ -25,13 +25,13 @@
 
 enum {
 	VICTIMS_MAX = 12,	 /* victims of one round while clients wait, */
-	ROUND_BLOCKS = 12 << 14, /* but fewer if they have more blocks together: 768 MiB */
+	ROUND_BLOCKS = 12 << 14, /* fewer victims if these have more blocks together: 768 MiB */
 	/* Free segments above the starting threshold at which a round ends: fewer checkpoints. */
 	ENOUGH_SEGMENTS = 4,
 	CREDIT = 4, /* blocks examined for each block that clients write */
 	/* The same with fewer free ones than halfway from the starting threshold to the reserve. */
 	CREDIT_LATE = 16,
-	/* With small segments, a round can free no more than its checkpoint takes. If the
+	/* A round on small segments can free no more than its checkpoint takes. If the
 	 * number of victims since the last gain reaches this multiple of all segments, no
 	 * space can be freed. */
 	VAIN_TURNS = 2,
@@ -56,12 +56,12 @@ struct flash_gc {
 	uint32_t entry_block;
 	uint32_t first; /* blocks first to end - 1 of the record are read */
 	uint32_t end;
-	bool is_waiting; /* for a page of the map */
+	bool is_waiting; /* waits for a page of the map */
 	uint32_t wait_tree;
 	/* The read in flight is for blocks, not for a header. */
 	bool reads_blocks;
-	uint32_t begin_segments; /* with fewer free ones, collection begins */
-	/* A round ends when so many are free, or will be with the next checkpoint. */
+	uint32_t begin_segments; /* threshold of free segments below which collection begins */
+	/* A round ends when this many segments are free, or will be with the next checkpoint. */
 	uint32_t enough_segments;
 	uint32_t floor_segments; /* segments that it leaves to checkpoints */
 	bool is_pressed;	 /* the last checkpoint left fewer */

@@ -7,8 +7,8 @@
  * any crash refers to it.
  *
  * Threading: on the ring of the start unless stated otherwise. Ownership: the start's budget holds
- * tables and buffers. Errors: a device that has refused a discard gets no more discards; if no
- * segment can be freed, flash_fail().
+ * tables and buffers. Errors: after a refused discard, no further discards are sent; if no segment
+ * can be freed, flash_fail().
  */
 #pragma once
 
@@ -26,7 +26,7 @@ struct flash_segment {
 	uint32_t view_valid[FLASH_VIEWS]; /* live blocks of each snapshot */
 	/* Live blocks of the disk when the checkpoint in progress began. */
 	uint32_t begin_valid;
-	bool was_closed; /* at that time */
+	bool was_closed; /* closed when the checkpoint in progress began */
 	uint32_t erases; /* FLASH_AVOIDED: a write to it has failed */
 	/* A block of it cannot be read or moved; it is not collected until it is empty. */
 	bool is_bad;
@@ -38,7 +38,7 @@ struct flash_segment {
 struct flash_erase {
 	struct ring_op op;
 	uint32_t segment; /* being erased, or erased last */
-	int fd;		  /* for discards and zone resets */
+	int fd;		  /* descriptor for discards and zone resets */
 	bool is_block;
 	bool is_wanted; /* the device benefits from discards, or might */
 	uint32_t taken; /* segments taken since the last choice by wear */

@@ -58,7 +58,7 @@ enum { GC_NO_SEGMENT = UINT32_MAX, GC_WEIGHT_ONE = 1 << 16 };
 struct gc_segment {
 	uint64_t stamp; /* clock when its data was new; a checkpoint may store it */
 	uint32_t valid;
-	uint32_t cold_dirty; /* at most valid */
+	uint32_t cold_dirty; /* never more than valid */
 	uint32_t kept;	     /* estimate of the blocks that only snapshots refer to */
 	uint8_t state;	     /* enum gc_state, changed by gc_set_state() only */
 };
@@ -69,7 +69,8 @@ struct gc_table {
 	uint32_t segment_count;
 	uint32_t segment_blocks; /* capacity of a segment */
 	uint64_t clock;		 /* blocks that users have appended */
-	uint32_t cold_weight;	 /* in units of 1 / GC_WEIGHT_ONE; maintained by the cache */
+	/* Share of cold pages that were evicted, in units of 1 / GC_WEIGHT_ONE. */
+	uint32_t cold_weight;
 	uint32_t state_counts[GC_STATE_COUNT];
 };
 

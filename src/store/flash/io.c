@@ -71,7 +71,7 @@ static void give_back(struct flash_io *io)
 	io->vector_used = 0;
 }
 
-/* With zones, the next write is issued after done, because an error that done reports must fail the
+/* The next write to a zone is issued after done, because an error that done reports must fail the
  * queued writes. The pump runs before flash_io_ended(), because it can begin new operations, which
  * keep the last part in the store. */
 static void io_end(struct flash_io *io, int result)
@@ -172,8 +172,8 @@ static void io_begin(struct flash *flash, struct flash_io *io, uint64_t block, s
 	}
 }
 
-/* With an error, no attempt is made: the completion is deferred, so that done is not called from
- * inside. */
+/* An error completes the write without an attempt. The completion is deferred, so that done is not
+ * called from inside. */
 void flash_io_issue(struct flash *flash, struct flash_io *io, int error)
 {
 	if (error < 0) {

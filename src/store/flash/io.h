@@ -50,9 +50,9 @@ struct flash_zones {
 	uint64_t bytes;			       /* distance of two zones; 0: the device has none */
 	uint64_t first;			       /* offset of the zone of anchors A */
 	uint32_t count;			       /* equal zones from that one on */
-	uint32_t capacity;		       /* in blocks */
+	uint32_t capacity;		       /* blocks in each zone */
 	uint32_t anchor_blocks[FLASH_ANCHORS]; /* blocks written to each anchor zone */
-	/* Whose zone is being written, or FLASH_NO_SEGMENT. */
+	/* Segment whose zone is being written, or FLASH_NO_SEGMENT. */
 	uint32_t segment;
 	uint32_t blocks;	 /* blocks of that zone that are written */
 	struct list_node writes; /* queued, in order */

@@ -20,8 +20,10 @@
 
 enum {
 	BUFFER_BLOCKS = FLASH_RECORD_ENTRIES + 1,
-	FLYING_GATHER = 2, /* with so many records in flight, small changes gather in one record */
-	/* With fewer blocks left in a segment, the next record begins in another one. */
+	/* Small changes gather in one record while this many records are in flight. */
+	FLYING_GATHER = 2,
+	/* Minimum of blocks left in a segment for another record; with fewer, the next
+	 * record is elsewhere. */
 	LINK_BLOCKS = 2,
 	/* Blocks after which a marker record declares them durable (docs/protocol/flash.md). */
 	UNTOLD_BLOCKS = 64,
@@ -213,7 +215,7 @@ static void retire(struct flash *flash, struct flash_buffer *buffer)
 			flash_log_tell(flash);
 		}
 	}
-	/* In front, because it is in the processor's cache. */
+	/* The idle list is used from its front, because this buffer is in the processor's cache. */
 	list_push_front(&log->idle, &buffer->node);
 	while ((node = list_pop_front(&buffer->parts)) != NULL) {
 		part_written(flash, list_entry(node, struct store_part, node));
@@ -345,7 +347,8 @@ static void close_record(struct flash *flash, bool leaves_segment)
 	record->next_segment = FLASH_NO_SEGMENT;
 	if (leaves_segment || flash->anchor.geometry.segment_blocks - end < LINK_BLOCKS) {
 		record->next_segment = flash_take_segment(flash);
-		GMB_ASSERT(record->next_segment != FLASH_NO_SEGMENT); /* by flash_log_room() */
+		/* Ensured by flash_log_room() */
+		GMB_ASSERT(record->next_segment != FLASH_NO_SEGMENT);
 	}
 	log->head.seq++;
 	log->head.prev_crc = flash_record_encode(record, flash->anchor.uuid, buffer->bytes);
@@ -394,8 +397,8 @@ static bool fits(const struct flash *flash, uint32_t entries)
 		       flash->anchor.geometry.segment_blocks;
 }
 
-/* True if there are segments for a record with so many entries after the one being filled has been
- * closed. kept: segments that must stay free. */
+/* Returns true if, after the record being filled is closed, there are segments for one with this
+ * many entries. kept: segments that must stay free. */
 static bool has_segments(const struct flash *flash, uint32_t entries, uint32_t kept)
 {
 	const struct flash_buffer *buffer = flash->log.filling;
@@ -414,7 +417,7 @@ static bool has_segments(const struct flash *flash, uint32_t entries, uint32_t k
 	return flash->table.state_counts[GC_FREE] >= needed;
 }
 
-/* Closes the record being filled and begins one with room for so many entries. kept: segments
+/* Closes the record being filled and begins one with room for this many entries. kept: segments
  * that must stay free. */
 static bool record_next(struct flash *flash, uint32_t entries, uint32_t kept, bool is_own)
 {

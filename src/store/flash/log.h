@@ -29,8 +29,8 @@ enum {
 
 struct flash_buffer {
 	struct flash_record record;
-	uint8_t *bytes;	      /* for the header and FLASH_RECORD_ENTRIES blocks */
-	uint32_t block_count; /* of bytes that are used */
+	uint8_t *bytes;	      /* memory for the header and FLASH_RECORD_ENTRIES blocks */
+	uint32_t block_count; /* blocks of `bytes` in use */
 	uint32_t node_count;  /* entries that are nodes */
 	/* The record in order: runs of those blocks, and of held memory. A write leaves it
 	 * unchanged, so the record can be written again. */
@@ -38,11 +38,11 @@ struct flash_buffer {
 	uint32_t vector_count;
 	struct flash_io io;
 	struct flash *flash;
-	struct list_node node;	/* in idle, or in flying in log order */
+	struct list_node node;	/* entry of idle, or of flying in log order */
 	struct list_node parts; /* completed when the record is retired */
 	struct flash_position at;
 	bool is_written;
-	bool wants_durable; /* at least one of its parts is FUA or a flush */
+	bool wants_durable; /* true if one of its parts is FUA or a flush */
 };
 
 /* State of a log move after a failed write, see move.c. */
@@ -56,10 +56,10 @@ enum flash_move_state {
 
 struct flash_move {
 	enum flash_move_state state;
-	int error;	 /* of the failed write */
+	int error;	 /* error of the failed write */
 	uint32_t to;	 /* destination segment */
 	uint32_t count;	 /* moves in this run */
-	bool is_waiting; /* for the anchor's write or its sync */
+	bool is_waiting; /* waits for the anchor's write or its sync */
 	struct flash_io io;
 	uint8_t *block;
 };

@@ -40,7 +40,8 @@ struct flash_slot {
 	uint32_t pins;
 	uint32_t round; /* dirty: checkpoint round in which it was first changed */
 	uint8_t state;
-	struct list_node lru; /* in the map's lru if free, or clean without pins: oldest first */
+	/* Entry of the map's lru, oldest first, if free, or clean without pins. */
+	struct list_node lru;
 	struct list_node waiting;
 	struct flash_io io;
 };

@@ -27,7 +27,7 @@
 #include "store/flash/flash.h"
 
 enum {
-	MOVES_MAX = 64, /* in one run: a device that fails more often is not reliable */
+	MOVES_MAX = 64, /* limit for one run: a device that fails more often is not reliable */
 	/* Free segments that must remain in addition to the new one, for a record being filled. */
 	FREE_MIN = FLASH_RECORD_SEGMENTS + 1,
 };

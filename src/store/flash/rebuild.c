@@ -60,7 +60,7 @@ struct rebuild {
 	struct flash *flash;
 	struct lost *lost;
 	uint32_t lost_count;
-	uint32_t *index; /* by page: index in `lost`, or NO_PAGE */
+	uint32_t *index; /* index in `lost` of each page, or NO_PAGE */
 	struct run *runs;
 	size_t run_count;
 	struct change *changes;

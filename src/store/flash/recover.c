@@ -143,7 +143,7 @@ struct replay {
 	uint32_t count;
 	/* Size of recent records in blocks; a large one has an effect for some time. */
 	uint32_t usual;
-	uint64_t blocks;   /* of the log, read so far */
+	uint64_t blocks;   /* blocks of the log read so far */
 	uint32_t slow_end; /* a block before it is unreadable: no read ahead up to there */
 };
 
@@ -316,7 +316,7 @@ static int apply_entry(
 	int result;
 
 	if (flash_kind_is_node(entry->kind)) {
-		return 0; /* of a checkpoint that was not completed */
+		return 0; /* its checkpoint was not completed */
 	}
 	result = load_page(replay->flash, flash_page_of(replay->flash, 0, entry->lpn), &slot);
 	if (result == -ENODATA) { /* a hole, which a read-only store accepts */

@@ -29,7 +29,7 @@
 #include "base/log.h"
 #include "store/flash/flash.h"
 
-/* Of the segments that must remain writable in addition to the reserve. */
+/* Percentage of the segments outside the reserve that must remain writable. */
 enum { ROOM_MIN_PERCENT = 6 };
 
 static const uint32_t view_edges[FLASH_VIEW_STATE_COUNT] = {
@@ -96,7 +96,7 @@ static uint64_t view_usable_blocks(const struct flash *flash)
 }
 
 /* Returns the number of blocks that could be written after all garbage is collected, beyond those
- * that must remain; negative: so many are missing. */
+ * that must remain. Negative if blocks are missing. */
 static int64_t view_room_of(const struct flash *flash)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;

@@ -45,9 +45,9 @@ struct flash_views {
 	bool holds;	  /* changes wait until the checkpoint of the snapshot begins */
 	bool is_done;	  /* the request is complete, except that transfers are in flight */
 	bool refuses;	  /* on-full=refuse, else drop */
-	bool is_full;	  /* with refuses: changes that need space fail */
-	/* With refuses: the collector frees no space any more. All changes fail, and flushes of
-	 * cached pages, until a snapshot is deleted. */
+	bool is_full;	  /* set with on-full=refuse: changes that need space fail */
+	/* Set with on-full=refuse if the collector frees no space any more. All changes fail, and
+	 * flushes of cached pages, until a snapshot is deleted. */
 	bool is_stuck;
 	/* Name of the last snapshot dropped for lack of space. */
 	char dropped[FLASH_VIEW_NAME_BYTES];
@@ -58,7 +58,7 @@ struct flash_view_store {
 	struct store base;
 	struct flash *flash; /* outlives it */
 	uint32_t index;
-	uint64_t serial; /* of the snapshot; its slot may be reused by another one */
+	uint64_t serial; /* serial number of the snapshot; its slot may be reused by another one */
 };
 
 extern const struct store_ops flash_view_ops;

@@ -391,7 +391,7 @@ void flash_zone_written(struct flash *flash, const struct flash_io *io)
 {
 	struct flash_zones *zones = &flash->zones;
 
-	/* Also counted after an error, because then nothing more is written. */
+	/* Failed writes are counted as well, because no further write follows an error. */
 	*(io->block < FLASH_ANCHORS ? &zones->anchor_blocks[io->block] : &zones->blocks) +=
 		(uint32_t)(io->bytes >> FLASH_BLOCK_SHIFT);
 	zones->writing = NULL;
