@@ -275,7 +275,7 @@ static int take_log_level(const struct cli_command *command, const char *level)
 }
 
 /* Builds the table for getopt_long(), with --help and --log-level at its end. Returns the code of
- * --help; that of --log-level is one higher. -h has its own code. */
+ * --help; the code of --log-level is one higher. -h has its own code. */
 static int table_make(const struct cli_command *command, struct option table[OPTIONS_MAX + 3],
 	char letters[2 * OPTIONS_MAX + 3])
 {

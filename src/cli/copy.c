@@ -114,8 +114,8 @@ static int take_sparse(void *context, const char *text, struct error *error)
 		text, SPARSE_BYTES_MIN, REQUEST_BYTES_MAX, &arguments->sparse_bytes, error);
 }
 
-/* Returns the limit of requests in flight. If it is adaptive, larger requests mean fewer of them,
- * so that memory does not exceed that of requests of the default size. */
+/* Returns the limit of requests in flight. An adaptive limit shrinks as requests grow, so that the
+ * memory does not exceed what requests of the default size use. */
 static uint32_t requests_max(const struct copy_arguments *arguments)
 {
 	uint64_t fewer =
@@ -512,7 +512,7 @@ static int copy_and_verify(struct job *job, struct error *error)
 }
 
 /* Returns the offset at which the copy starts or continues. It is a multiple of the block size,
- * which a server may have increased since. */
+ * which might have increased on the server since. */
 static uint64_t start_find(const struct job *job)
 {
 	uint64_t durable = job->journal.durable;

@@ -53,7 +53,7 @@ struct export_arguments {
 	bool json;
 };
 
-/* 0 is a valid time, that of --now. */
+/* 0 is a valid time, which --now sets. */
 static int take_deadline(void *context, const char *text, struct error *error)
 {
 	struct export_arguments *arguments = context;

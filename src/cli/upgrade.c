@@ -69,7 +69,7 @@ struct running {
 
 /* The options of the caller. */
 struct wish {
-	char **command; /* command of the new process; NULL: that of the old one */
+	char **command; /* command of the new process; NULL: the old process's */
 	bool is_dry;
 	bool keeps_all; /* no connection may end */
 };
@@ -170,7 +170,7 @@ static int cli_upgrade_identify(const struct control_connection *connection, int
 	return take_identity(running, channel, &peer, error);
 }
 
-/* A server started by root may have changed its user (--user), and so does its new process. */
+/* A server started by root can have another user (--user), which its new process will also have. */
 static int cli_upgrade_check_user(const struct running *running, struct error *error)
 {
 	bool is_of_root = geteuid() == 0 && running->record.text != NULL;
@@ -229,9 +229,9 @@ static void cli_upgrade_find_group(pid_t pid, char *out, size_t out_bytes)
 	}
 }
 
-/* The new process stays in the control group of this command. A supervised server would thereby
- * leave its unit: it would have the caller's rights, and the service manager would not restart
- * it. */
+/* Rejects a server that runs as a service. The new process stays in the control group of this
+ * command, so a supervised server would leave its unit: it would have the caller's rights, and the
+ * service manager would not restart it. */
 static int check_unit(const struct control_connection *connection, struct error *error)
 {
 	pid_t pid = control_connection_peer(connection).pid;
@@ -275,8 +275,7 @@ struct start {
 static int cli_upgrade_become(
 	const int files[OFFER_FILES], const json_t *offer, int errors, const struct start *start)
 {
-	/* The journal stream of the server's standard error, which differs from that of this
-	 * process. */
+	/* The journal stream of the server's standard error. This process has another one. */
 	const char *journal = json_string_value(json_object_get(offer, "journal"));
 	int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
 
@@ -338,8 +337,9 @@ static int start_process(const int files[OFFER_FILES], const json_t *offer, int 
 				   strerror(code));
 }
 
-/* Creates the pipe for the new process's messages. It is non-blocking, because it may only be read
- * after the process has failed or served. */
+/* Creates the pipe for the new process's messages. Both ends are non-blocking, because the pipe
+ * is read only after that process serves or has failed, and the process must not wait for room
+ * before. */
 static int listen_to_it(struct said *said, int errors, struct error *error)
 {
 	if (pipe2(said->pipe, O_CLOEXEC) < 0 || fcntl(said->pipe[0], F_SETFL, O_NONBLOCK) < 0 ||
@@ -355,8 +355,9 @@ static void upgrade_wake(int number)
 	GMB_UNUSED(number);
 }
 
-/* Writes for at most a second, because the reader may have stopped, or be the server itself. A
- * periodic signal ends the wait, so that one that arrives before the write does not get lost. */
+/* Writes for at most a second, because the reader might have stopped, or be the server itself. A
+ * periodic signal interrupts the write; if the first one arrives before the write, the next one
+ * interrupts it. */
 static void write_for_a_second(int fd, const char *text, size_t bytes)
 {
 	const struct sigaction action = { .sa_handler = upgrade_wake }; /* without SA_RESTART */
@@ -483,7 +484,7 @@ static int print_result(const json_t *result)
 static int cli_upgrade_is_replaced(const char *path, struct error *error)
 {
 	struct control_connection *connection;
-	/* The command is arbitrary, as long as it changes nothing; only the peer process is of
+	/* Any command without side effects would do, because only the peer process is of
 	 * interest. */
 	int rc = control_connect(path, "counters", NULL, CONTROL_TIMEOUT_MS, &connection, error);
 
@@ -515,7 +516,7 @@ static int print_forecast(const json_t *result, pid_t pid)
 	return cli_print("");
 }
 
-/* Makes the checks of an upgrade, on the server and here, but starts nothing. */
+/* Makes the checks of an upgrade, on the server and here, without starting a process. */
 static int forecast(struct control_connection *connection, struct running *running,
 	const struct wish *wish, int *status_out, struct error *error)
 {

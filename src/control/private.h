@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Private to src/control: a server of short exchanges, one request and one answer per connection,
- * for any protocol. It has a bounded number of clients, waits for none of them, and closes silent
+ * for any protocol. It has a bounded number of clients, never waits for a client, and closes silent
  * or slow ones.
  *
  *   (free) ─▶ READING ─▶ RUNNING ─▶ ANSWERED ─▶ HELD ─▶ CLOSING ─▶ (free)

@@ -15,7 +15,7 @@
 #define SECOND_NS UINT64_C(1000000000)
 /* Time after which a client that sends nothing is closed. */
 #define SILENCE_NS (2 * SECOND_NS)
-/* Limit for an unfinished command, and for reading none of an answer. */
+/* Limit for an unfinished command, and for an answer without progress. */
 #define WAIT_NS (10 * SECOND_NS)
 /* Limit for sending answers at the end of the server. */
 #define FLUSH_NS (2 * SECOND_NS)
@@ -477,6 +477,7 @@ static void control_server_finish_answer(struct control_client *client)
 	client_set_state(client, CLIENT_HELD);
 	client->deadline_ns = UINT64_MAX;
 	if (server->protocol->is_public) {
+		/* Marks the end of the answer; see control_protocol.is_public. */
 		ring_socket_shutdown_send(server->ring, control_server_file_of(client));
 		set_deadline(client, LINGER_NS);
 	}
@@ -545,7 +546,7 @@ static void client_open(struct control_server *server, int fd)
 	struct control_client *client = server->clients;
 	struct ucred peer = { 0 };
 
-	/* Two sockets may have accepted at the same time. */
+	/* Two sockets might have accepted at the same time. */
 	if (server->client_count == CONTROL_CLIENTS_MAX ||
 		(!server->protocol->is_public && !ring_socket_credentials(fd, &peer))) {
 		ring_socket_close(server->ring, fd);

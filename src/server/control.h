@@ -69,11 +69,11 @@ int server_control_fd(const struct server_control *control);
 /* Handles pending events. The work is bounded and does not wait for a client. */
 void server_control_run(struct server_control *control);
 
-/* Writes the idx-th of the usual folders of control sockets, without a final slash. The first is
- * that of this user's servers; root also gets those of the service and of other users. -ENOENT: idx
- * is past the last folder. */
+/* Writes the idx-th usual folder of control sockets, without a final slash. The first one has the
+ * servers of this user; for root, the others have the servers of the service and of other users.
+ * -ENOENT: idx is past the last folder. */
 GMB_MUST_CHECK int server_control_folder(uint32_t idx, char *out, size_t out_bytes);
-/* Creates the first of these folders. */
+/* Creates the first folder of server_control_folder(). */
 GMB_MUST_CHECK int server_control_make_folder(void);
 /* Suffix of the files there that are not sockets: they record how a server was started
  * (record.h). */

@@ -270,7 +270,8 @@ void reactor_review(struct reactor *reactor, const struct engine_review *review)
 		reactor->review = *review;
 	}
 	atomic_store_explicit(&reactor->review_number, review->number, memory_order_relaxed);
-	/* Pairs with the exchange in deliver_review(). */
+	/* Pairs with the exchange in deliver_review(). If the flag is still set, the message in
+	 * flight picks up the new number. */
 	if (!atomic_exchange_explicit(&reactor->review_posted, true, memory_order_acq_rel)) {
 		ring_post(reactor->ring, &reactor->review_message);
 	}

@@ -19,6 +19,7 @@
 
 /* kinds: the protocols that the server can speak. When it takes over from another process, the
  * exports that commands added there are appended to config. Returns 0 after a clean stop.
- * *exit_status is then 0, or that of the last --run command, or 1 when the stop was not clean. */
+ * *exit_status is then 0, or the status of the last --run command, or 1 when the stop was not
+ * clean. */
 GMB_MUST_CHECK int server_run(struct server_config *config, const struct session_kind *const *kinds,
 	uint32_t kind_count, int *exit_status, struct error *error);

@@ -30,7 +30,7 @@
 enum bench_phase {
 	BENCH_WARMUP,  /* requests run and are not counted */
 	BENCH_MEASURE, /* requests run and are counted */
-	BENCH_DRAIN,   /* no more requests are submitted; those in flight complete */
+	BENCH_DRAIN,   /* submits no further requests; waits for those in flight */
 };
 
 /* The state that the workers of a run share. */
@@ -42,7 +42,7 @@ struct bench_shared {
 	atomic_bool stop;    /* end as soon as possible */
 	atomic_uint arrived; /* workers that have reached the gate */
 	atomic_uint ended;   /* workers that have ended */
-	int event_fd;	     /* written when one of these changes */
+	int event_fd;	     /* written when one of the above changes */
 };
 
 /* The cumulative values at one moment. */
@@ -147,7 +147,7 @@ static void snapshot(struct bench_worker *worker, struct bench_snapshot *out, ui
 		struct gmb_stats stats = { .size = sizeof(stats) };
 		struct gmb_info info = { .size = sizeof(info) };
 
-		/* The library may have opened more connections since the start. */
+		/* The library might have opened more connections since the start. */
 		gmb_get_info(worker->links[i].client, &info);
 		worker->connections += info.connections;
 		gmb_get_stats(worker->links[i].client, &stats);

@@ -152,8 +152,8 @@ GMB_MUST_CHECK int copy_stream_open(struct copy_loop *loop, const struct copy_en
 
 /* Waits for the ring (local ends), the library's completion queue (remote ends), stop signals, and
  * a tick for the progress bar. The ring polls the queue's descriptor, so that one wait covers both;
- * with two remote ends the loop waits for the queue directly. The loop owns ring and queue: nothing
- * may be in flight on them when it is destroyed. */
+ * with two remote ends the loop waits for the queue directly. The loop owns ring and queue, which
+ * must be idle when it is destroyed. */
 struct copy_loop {
 	struct ring *ring;
 	struct gmb_queue *queue; /* NULL: no remote end */
@@ -297,7 +297,7 @@ struct copy_journal {
 /*
  * Opens or creates the file and locks it. If it contains a journal, resumed is set, and the journal
  * must describe this copy: -EINVAL (damaged, or not a journal), -ESTALE (of another copy), -EBUSY
- * (another process has it). path NULL: no journal is kept, and the calls do nothing.
+ * (another process has it). path NULL: no journal is kept, and the calls are no-ops.
  */
 GMB_MUST_CHECK int copy_journal_open(struct copy_journal *journal, const char *path,
 	const struct copy_end *source, const struct copy_end *target, bool allocate,
@@ -359,7 +359,7 @@ bool copy_bad_takes(const struct copy_bad *bad, int result);
 GMB_MUST_CHECK int copy_bad_add(struct copy_bad *bad, uint64_t start, uint64_t end,
 	const struct error *reason, struct error *error);
 
-/* Writes the map of a source of that size, once, and makes it durable. */
+/* Writes the map of a source with total bytes, once, and makes it durable. */
 GMB_MUST_CHECK int copy_bad_write(struct copy_bad *bad, uint64_t total, struct error *error);
 
 /* Closes the file, and removes it if the map was not written. */

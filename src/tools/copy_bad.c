@@ -238,8 +238,7 @@ static void map_line(const struct copy_bad *bad, uint64_t start, uint64_t end, c
 	}
 }
 
-/* Lists nothing beyond finished, because an unreadable range there may not be zero in the
- * target. */
+/* Stops at finished, because an unreadable range beyond it might not be zero in the target. */
 static void map_lines(const struct copy_bad *bad, uint64_t total)
 {
 	uint64_t finished = bad->finished;

@@ -234,6 +234,7 @@ static void copy_end_signal_caught(int number)
 	int saved_errno = errno;
 
 	if (caught_signal == 0) {
+		/* Stored before caught_signal, which other code checks first. */
 		caught_ns = clock_now_ns();
 		caught_signal = number;
 		(void)!write(caught_fd, &one, sizeof(one));

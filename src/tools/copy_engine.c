@@ -72,7 +72,7 @@ struct engine {
 	uint64_t read_ns;  /* shortest time of an answer so far */
 	uint64_t write_ns;
 	bool reading; /* a stream is being read */
-	/* Piece that the server copies; nothing else starts while it is set; or NULL. */
+	/* Piece that the server copies, or NULL; other pieces wait while it is set. */
 	struct task *copying;
 	bool copies;	   /* the server of both ends copies */
 	bool begins_again; /* restart at position, which has moved back */
@@ -574,6 +574,7 @@ static void engine_fill(struct engine *engine)
 	struct piece piece;
 
 	if (engine->begins_again) {
+		/* The query in flight still uses the old map. */
 		if (!copy_map_is_idle(&engine->map)) {
 			return;
 		}
@@ -687,7 +688,7 @@ static void look_around(struct engine *engine)
 	}
 }
 
-/* Runs until everything is complete, or until it has stopped and nothing is in flight. */
+/* Runs until everything is complete, or until it has stopped and all operations have ended. */
 static void engine_loop(struct engine *engine)
 {
 	for (;;) {
@@ -786,6 +787,7 @@ int copy_engine_run(const struct copy_engine_options *options, struct error *err
 			engine->stopping = err < 0;
 		}
 		engine_flush(engine);
+		/* After a failed flush, no part of the target is known to be durable. */
 		options->bad->finished = engine->flush_failed ? 0 : low_water(engine);
 		if (engine->stopping) {
 			*error = engine->error;

@@ -468,8 +468,8 @@ static int file_resize(struct file_end *file, uint64_t bytes, struct error *erro
 	return 0;
 }
 
-/* Empties the file, because old contents must not remain where nothing is written. Before that,
- * tests whether the file system supports the new size. */
+/* Empties the file, because old contents must not remain in parts that are not written. Before
+ * that, tests whether the file system supports the new size. */
 static int file_empty(struct file_end *file, uint64_t bytes, struct error *error)
 {
 	int err = 0;

@@ -92,7 +92,7 @@ static char *line_next(struct reader *reader, bool *bad)
 	if (rest != line + CRC_CHARS - 1 || *rest != ' ' ||
 		crc != checksum(rest + 1, strlen(rest + 1))) {
 		*end = '\n';
-		/* The last line may have been written partly, even its end before its middle. */
+		/* The last line might have been written partly, even its end before its middle. */
 		*bad = end[1] != '\0';
 		return NULL;
 	}

@@ -199,8 +199,8 @@ static void add_uris(struct search *search, const json_t *document)
 }
 
 /* Returns the rank of a match; 0: none. A server's statement about its URIs cannot be checked. So
- * for root, a server of root ranks above one of another user. Among servers of other users, root
- * does not prefer an exact spelling. */
+ * if the caller is root, servers that run as root rank above all others, and an exact spelling does
+ * not matter among the others. */
 static uint32_t rank_of(const json_t *document, const struct ucred *peer, const char *uri)
 {
 	enum fit fit = uri == NULL ? FIT_EXACT : fit_server(document, uri);
@@ -299,7 +299,7 @@ static void search_folder(struct search *search, const char *folder, const char 
 	}
 }
 
-/* Returns whether any user may have created the contents of the folder. */
+/* Returns whether any user might have created the contents of the folder. */
 static bool is_of_a_user(const char *folder)
 {
 	return geteuid() == 0 && strncmp(folder, "/run/user/", strlen("/run/user/")) == 0;
@@ -513,7 +513,7 @@ void servers_print(const json_t *servers)
 		printf("\n");
 		if (json_array_size(uris) > 0) {
 			print_texts(uris, NULL);
-		} else { /* none of its addresses has a URI with the exports */
+		} else { /* its addresses have no URIs with the exports */
 			print_texts(json_object_get(server, "exports"), "name");
 		}
 	}

@@ -310,7 +310,7 @@ enum {
 	ESCAPED_BYTES = 4 * NBD_STRING_BYTES_MAX + 8,
 };
 
-/* The transmission flags as capabilities; the keys are those of the JSON output. */
+/* The transmission flags as capabilities; the JSON output uses the same keys. */
 static const struct capability {
 	uint16_t flag;
 	const char *key;

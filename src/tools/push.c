@@ -201,7 +201,7 @@ static int target_text(const struct end *source, struct end *target, char out[PU
 	struct error *error)
 {
 	struct export_uri uri = target->uri;
-	/* With push, the ticket determines the export. */
+	/* The ticket determines the export of a destination with push. */
 	const char *name = target->ask != NULL ? "" : uri.export_name;
 	uint32_t name_bytes = (uint32_t)strlen(name);
 	char path[BESIDE_BYTES];

@@ -469,7 +469,7 @@ static int find_needed(const struct change *change, const char *name, struct ser
 
 /* --- one export ------------------------------------------------------------------------------ */
 
-/* Checks that an export of that name can be added. */
+/* Checks that an export with the name can be added. */
 static int check_room(const struct change *change, const char *name, struct error *error)
 {
 	char shown[CHANGE_LABEL_BYTES];
@@ -628,7 +628,7 @@ static int added_rules(const struct change *change, const struct server_config *
 	return 0;
 }
 
-/* For an export that a command has added, the configuration determines only the access rules. */
+/* The configuration determines only the access rules of an export that a command has added. */
 static int configure_added(struct change *change, const struct server_config *config,
 	struct served *served, struct error *error)
 {

@@ -19,7 +19,7 @@ struct change_item {
 	/* Owned until the commit; NULL: the export is removed or keeps its entry. */
 	struct served *after;
 	struct access *rules; /* owned, or NULL */
-	bool has_rules;	      /* rules replace those of before */
+	bool has_rules;	      /* rules replace the rules of before */
 	char *rules_text;     /* difference of the rules, or NULL */
 	struct gone *gone;    /* for a removed entry, from change_open() until the commit */
 	/* For the reactors, from the commit on. Each engine has a reference until it has done its

@@ -38,8 +38,9 @@ static bool goes(const struct change *change, const struct served *served)
 	return served->item > 0 && change->items[served->item - 1].action >= CHANGE_REPLACE;
 }
 
-/* Writes around the page cache and through it are kept apart only if both stores are registered
- * with each other before the writes start (store/file_gate.h). Writes in flight now are not. */
+/* Rejects direct writes to a disk that is served only through the page cache. Both kinds of writes
+ * are kept apart only if the two stores are registered with each other before the writes start
+ * (store/file_gate.h), which is not the case for writes in flight now. */
 static int check_writers(
 	const struct change *change, const struct change_item *item, struct error *error)
 {
@@ -69,8 +70,8 @@ static int check_writers(
 	return -EBUSY;
 }
 
-/* Rejects an export that needs device memory if the server has none: an arena that is new in the
- * configuration needs a restart. */
+/* Rejects an export that needs device memory if the server was started without: an arena that is
+ * new in the configuration needs a restart. */
 static int commit_check_device(
 	const struct change *change, const struct change_item *item, struct error *error)
 {
@@ -217,6 +218,10 @@ static int prepare_reactor(struct change *change, struct reactor *reactor, struc
 	return rc;
 }
 
+/*
+ * Undoes engine_export_prepare() on one reactor. An export without measurements was not prepared
+ * there.
+ */
 static void drop_prepared(struct engine *engine, void *context)
 {
 	struct change *change = context;
@@ -310,6 +315,10 @@ static void update(struct change_item *item)
 	atomic_store_explicit(
 		&export->connections_max, after->connections_max, memory_order_relaxed);
 	item->description = export_set_description(export, item->description);
+	/*
+	 * The entry stays in the table, so the settings are swapped, and the change frees the old
+	 * ones.
+	 */
 	swapped = *before;
 	*before = *after;
 	*after = swapped;

@@ -82,9 +82,9 @@ GMB_MUST_CHECK int served_create(const struct server_export *entry,
 void served_free(struct served *served);
 /* Opens the disk. Takes the access rules, also on failure. */
 GMB_MUST_CHECK int served_open(struct served *served, struct access *rules, struct error *error);
-/* Checks whether the disk's size has changed; its sessions see the new size. wanted: the required
- * size, or NULL. Returns 1 if it has grown, with line set, or 0. -EINVAL: it does not have the
- * wanted size, or has become smaller. May block. */
+/* Checks whether the disk's size has changed; its sessions are notified of the new size. wanted:
+ * the required size, or NULL. Returns 1 if it has grown, with line set, or 0. -EINVAL: it does not
+ * have the wanted size, or has become smaller. May block. */
 enum { SERVED_LINE_BYTES = 256 };
 GMB_MUST_CHECK int served_look(struct served *served, const uint64_t *wanted,
 	char line[SERVED_LINE_BYTES], struct error *error);

@@ -21,7 +21,7 @@ enum reload_state {
 	RELOAD_IDLE,
 	RELOAD_READING,	  /* the thread works, without the lock */
 	RELOAD_READ,	  /* the main thread is to apply the result */
-	RELOAD_REVIEWING, /* the thread waits for reactors and disks */
+	RELOAD_REVIEWING, /* the thread waits for reactors */
 	RELOAD_REVIEWED,  /* the main thread is to report the result */
 	RELOAD_STATE_COUNT
 };
@@ -68,7 +68,7 @@ struct reload {
 	struct reload_request look; /* the thread's own request */
 
 	/* Written by the main thread while no request is in progress. */
-	struct server_config *config; /* as last read; NULL: that of the options */
+	struct server_config *config; /* as last read; NULL: options.config */
 
 	/* Main thread. */
 	/* Last logged error, so that it is not repeated every minute. */
@@ -90,6 +90,10 @@ static const struct server_config *configured(const struct reload *reload)
 
 /* --- closing disks --------------------------------------------------------------------------- */
 
+/*
+ * Called on any thread for each closed disk, possibly after the request was answered. The last call
+ * after the answer frees the request.
+ */
 static void disk_has_closed(void *context)
 {
 	struct reload_request *request = context;
@@ -250,7 +254,8 @@ static void wait_for_work(struct reload *reload)
 	struct timespec look = seconds_from_now(LOOK_S);
 	int rc = 0;
 
-	(void)tell_parked(reload); /* a disk may have closed while this thread did not wait here */
+	/* A disk might have closed while this thread did not wait here. */
+	(void)tell_parked(reload);
 	while (!reload->stopping && rc == 0 && reload->state != RELOAD_REVIEWING &&
 		(reload->state != RELOAD_IDLE || !reload->begun ||
 			(list_is_empty(&reload->requests) && !reload->looks))) {
@@ -439,7 +444,7 @@ struct outcome {
 	struct reload_request *request; /* owned */
 	int result;
 	struct error error;
-	bool is_applied; /* false: nothing has changed */
+	bool is_applied; /* false: the server is unchanged */
 	uint32_t ended;
 	json_t *lines; /* owned, or NULL */
 };
@@ -539,6 +544,7 @@ static void use_news(struct reload *reload)
 		pthread_mutex_unlock(&reload->lock);
 		reload_news_drop(&news);
 	} else {
+		/* Set before the commit, because disks can close during it. */
 		reload->request->closing_count =
 			news.change != NULL ? change_closing(news.change) : 0;
 		reload->is_applied = true;
@@ -851,6 +857,10 @@ static struct control_client *next_client(struct reload *reload)
 	return client;
 }
 
+/*
+ * Posts under the lock. Otherwise reload_stop() could return between the check and the post, and
+ * the reactor could be destroyed.
+ */
 bool reload_post(struct reload *reload, struct reactor *reactor, struct reactor_task *task)
 {
 	bool posts;
@@ -894,6 +904,7 @@ bool reload_destroy(struct reload *reload)
 	reload->stopping = true;
 	pthread_cond_signal(&reload->changed);
 	pthread_mutex_unlock(&reload->lock);
+	/* Required by pthread_timedjoin_np(). */
 	clock_gettime(CLOCK_REALTIME, &until);
 	until.tv_sec += JOIN_S;
 	if (pthread_timedjoin_np(reload->thread, NULL, &until) != 0) {

@@ -24,7 +24,7 @@ enum request_action {
 	REQUEST_SNAPSHOT_CREATE,
 	REQUEST_SNAPSHOT_DELETE,
 	REQUEST_SNAPSHOTS_GONE, /* remove exports of snapshots that stores have dropped */
-	REQUEST_RESIZE,		/* one export may have grown */
+	REQUEST_RESIZE,		/* one export might have grown */
 };
 
 struct reload_request {
@@ -72,9 +72,9 @@ GMB_MUST_CHECK int reload_request_take_snapshot(
 GMB_MUST_CHECK bool reload_post(
 	struct reload *reload, struct reactor *reactor, struct reactor_task *task);
 
-/* Reads files, compares, and opens disks; nothing is changed yet. configured: the configuration
- * that was last read. closed: called with the request, on any thread, for each disk that the change
- * has closed. Blocks. */
+/* Reads files, compares, and opens disks, without changing the server. configured: the
+ * configuration that was last read. closed: called with the request, on any thread, for each disk
+ * that the change has closed. Blocks. */
 GMB_MUST_CHECK int reload_request_read(const struct reload_options *options,
 	const struct server_config *configured, struct reload_request *request,
 	void (*closed)(void *context), struct reload_news *news, struct error *error);

@@ -256,8 +256,8 @@ void snapshot_undo(const struct reload_options *options, struct reload_request *
 
 /* --- dropped snapshots ----------------------------------------------------------------------- */
 
-/* Returns the next export, from *index_inout on, of a snapshot that its store no longer has; NULL:
- * no more. */
+/* Returns the next export, from *index_inout on, of a snapshot that its store has dropped; NULL at
+ * the end. */
 static const struct served *next_gone(const struct exports *exports, uint32_t *index_inout)
 {
 	while (*index_inout < exports->count) {

@@ -26,9 +26,9 @@ bool snapshots_have_gone(const struct exports *exports);
 /* Removes those exports in the change. Reload thread, while no other change is in progress. */
 GMB_MUST_CHECK int snapshots_remove_gone(
 	const struct exports *exports, struct change *change, struct error *error);
-/* Lists the snapshots of the export of that name, or of all exports if name is NULL, as an array
- * that the caller owns. -ENOENT: there is no such export. -EOPNOTSUPP: the export is itself a
- * snapshot. Main thread. */
+/* Lists the snapshots of the named export, or of all exports if name is NULL, as an array that the
+ * caller owns. -ENOENT: there is no such export. -EOPNOTSUPP: the export is itself a snapshot. Main
+ * thread. */
 GMB_MUST_CHECK int snapshots_json(
 	const struct exports *exports, const char *name, json_t **all_out, struct error *error);
 /* Serves the snapshots that the disks already had before the start; failures are logged. Returns

@@ -276,7 +276,7 @@ static int config_compare_names(const void *left, const void *right)
 	const struct server_export *const *b = right;
 	int order = strcmp((*a)->name, (*b)->name);
 
-	/* Equal names stay in the order in which they were given. */
+	/* Equal names keep their order, so that errors name the second one. */
 	return order != 0 ? order : (*a > *b) - (*a < *b);
 }
 

@@ -49,7 +49,7 @@ struct server_access_option {
 /* Rate rules of identities, in order. The conditions of a rule are at the same index. */
 struct server_rates {
 	struct server_access conditions; /* their rights are not used */
-	struct rate_rule *rules;	 /* their origins are those of the conditions */
+	struct rate_rule *rules;	 /* their origins belong to the conditions */
 };
 
 /* The text given for a key or an option. */
@@ -178,8 +178,8 @@ void server_config_fini(struct server_config *config);
 void server_export_init(struct server_export *entry);
 void server_export_fini(struct server_export *entry);
 
-/* Returns the idx-th key of an export: keys of the store and of the server itself. NULL: no
- * more. */
+/* Returns the idx-th export key, either a store key or one of the server; NULL after the last
+ * one. */
 const struct field *server_export_field(uint32_t idx);
 
 /* Sets one key. value is NULL when none was given. The sentence of an error does not name the key,
@@ -215,8 +215,8 @@ const char *server_settings_text(
 bool server_settings_same_text(
 	const struct server_settings *a, const struct server_settings *b, const char *key);
 
-/* Parses "NAME=PATH[,key[=value]]...". In NAME, "\=" and "\\" stand for the second character; after
- * NAME, "\," and "\\" do. Any other backslash is an ordinary character. */
+/* Parses "NAME=PATH[,key[=value]]...". A backslash escapes "=" and "\" in NAME, and "," and "\"
+ * after it; any other backslash is an ordinary character. */
 GMB_MUST_CHECK int server_export_parse(
 	struct server_export *entry, const char *text, struct error *error);
 
@@ -229,10 +229,10 @@ struct server_rule {
 	char text[SERVER_RULE_BYTES]; /* the conditions, in the syntax of --access */
 };
 
-/* Returns the idx-th key of a rule. The first one, rights or rate, is required. */
+/* Returns the idx-th rule key. The first one, rights or rate, is required. */
 const struct field *server_access_field(uint32_t idx);
 const struct field *server_rate_field(uint32_t idx);
-/* Sets one key of a rule. */
+/* Sets one rule key. */
 GMB_MUST_CHECK int server_rule_set(struct server_rule *rule, const struct field *field,
 	const char *value, struct error *error);
 /* Adds a rule that has all its keys. Takes the rule, also on failure. origin is copied. */
@@ -244,8 +244,8 @@ void server_rule_fini(struct server_rule *rule);
 void server_access_fini(struct server_access *access);
 void server_rates_fini(struct server_rates *rates);
 
-/* Parses "[NAME:] KEY=VALUE ... rights=RIGHTS". In NAME, "\:", "\=" and "\\" stand for the second
- * character; in a value, "\ " and "\\" do. Any other backslash is an ordinary character. */
+/* Parses "[NAME:] KEY=VALUE ... rights=RIGHTS". A backslash escapes ":", "=" and "\" in NAME, and "
+ * " and "\" in a value; any other backslash is an ordinary character. */
 GMB_MUST_CHECK int server_config_add_access(
 	struct server_config *config, const char *text, struct error *error);
 /* Frees the access rules of the command line. */
@@ -253,8 +253,8 @@ void server_access_options_fini(struct server_config *config);
 /* Checks the rules against exports and addresses. */
 GMB_MUST_CHECK int server_access_finish(const struct server_config *config, struct error *error);
 
-/* Fills sets, one per export: the rules of the command line, then those of the file. NULL for
- * exports without rules. */
+/* Fills sets, one per export: the command line's rules, then the file's rules. NULL for exports
+ * without rules. */
 GMB_MUST_CHECK int server_access_build(
 	const struct server_config *config, struct access **sets, struct error *error);
 /* Gives the common rules, for an export that has no rules in either source; NULL: there are
@@ -272,7 +272,7 @@ bool server_rates_same(const struct server_rates *a, const struct server_rates *
 
 /* --- addresses and their TLS (tls.c) -------------------------------------------------------- */
 
-/* Returns the idx-th key of an address in a file, uri first. The others are also fields of struct
+/* Returns the idx-th address key of a file, uri first. The others are also fields of struct
  * server_tls. */
 const struct field *server_listen_field(uint32_t idx);
 
@@ -329,9 +329,9 @@ bool server_config_same(
  * of an error names the option. */
 GMB_MUST_CHECK int server_config_option(
 	struct server_config *config, const char *key, const char *text, struct error *error);
-/* Sets a field from the file, unless the command line has it; a field that can be repeated is added
- * to those of the command line. origin: position in the file. The sentence of an error does not
- * name it. */
+/* Sets a field from the file, unless the command line has it; the value of a repeatable field is
+ * added to the values of the command line. origin: position in the file. The sentence of an error
+ * does not name it. */
 GMB_MUST_CHECK int server_config_file_option(struct server_config *config,
 	const struct field *field, const char *text, const char *origin, struct error *error);
 /* Fills in the limits that were not given. */

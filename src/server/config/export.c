@@ -278,7 +278,7 @@ static int set_named(
 	return rc;
 }
 
-/* Sets a key of a copy; an error names the key. */
+/* Sets a key in a copy; an error names the key. */
 static int copy_setting(
 	struct server_export *out, const struct server_setting *setting, struct error *error)
 {

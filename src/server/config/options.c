@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The table of the options of the whole server. Some are also keys of the configuration file. */
+/* The table of the options of the whole server. Some can also be set in the configuration file. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stdio.h>

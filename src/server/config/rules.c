@@ -550,7 +550,7 @@ static const struct server_access *option_of(const struct server_config *config,
 	return NULL;
 }
 
-/* Builds the rules of the command line followed by those of the file. *access_out is NULL if both
+/* Builds one list from the command line's rules and the file's rules. *access_out is NULL if both
  * are empty. */
 static int build(const struct server_access *option, const struct server_access *file,
 	struct access **access_out, struct error *error)

@@ -249,8 +249,8 @@ static const char *key_text(const yaml_node_t *key)
 
 /* --- positions ------------------------------------------------------------------------------- */
 
-/* Returns the position of the node: that of the key if the value is missing or a group, else that
- * of the value. */
+/* Returns the position of the node: the key's position if the value is missing or a group, else the
+ * value's. */
 static const yaml_mark_t *mark_of(const struct config_node *node)
 {
 	return node->key == NULL || node->value->type == YAML_SCALAR_NODE ? &node->value->start_mark

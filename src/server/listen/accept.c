@@ -139,7 +139,8 @@ static struct reactor *emptiest_reactor(const struct acceptor *acceptor)
 	return best;
 }
 
-/* Frees entries without connections while it searches. NULL: no memory. */
+/* Frees entries without connections while it searches. Acquire pairs with the release in
+ * endpoint_gone(), after which the reactor does not use the count. NULL: no memory. */
 static struct peer_count *listen_accept_count_of(
 	struct acceptor *acceptor, const struct peer_identity *identity)
 {

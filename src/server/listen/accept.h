@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Accepts connections of all listeners on one ring and hands each one over to the reactor with the
- * fewest connections. A connection that its session kind accepts by itself stays on the first
- * reactor, where the kind listens. Enforces the server's connection limits, in total and per peer.
+ * fewest connections. A session kind with its own listeners has them on the first reactor, and
+ * their connections stay there. Enforces the server's connection limits, in total and per peer.
  *
- * Threading: create and destroy on the main thread; start and stop on any (they post); everything
- * else runs on the first reactor's thread. Ownership: borrows the reactors. Borrows the listeners
- * during acceptor_create(), which fills in ports; their descriptors must stay open until stopped()
- * was called. Errors: a failed accept is logged, with a rate limit; without free descriptors or
- * memory, that socket pauses for a moment.
+ * Threading: create, adopt and destroy on the main thread; start and stop on any (they post);
+ * everything else runs on the first reactor's thread. Ownership: borrows the reactors. Borrows the
+ * listeners during acceptor_create(), which fills in ports; their descriptors must stay open until
+ * stopped() was called. Errors: a failed accept is logged, with a rate limit; without free
+ * descriptors or memory, that socket pauses for a moment.
  */
 #pragma once
 
@@ -41,7 +41,7 @@ void acceptor_destroy(struct acceptor *acceptor);
 void acceptor_adopt(struct acceptor *acceptor, const struct session_kind *kind,
 	const struct session_record *record, int fd);
 
-/* Can be called again after stopped(), unless a session kind listens by itself. */
+/* Can be called again after stopped(), unless a session kind has its own listeners. */
 void acceptor_start(struct acceptor *acceptor);
 /* A connection that has already been accepted is still handed over. */
 void acceptor_stop(struct acceptor *acceptor);

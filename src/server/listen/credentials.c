@@ -80,7 +80,8 @@ static int listen_credentials_load(
 	return rc;
 }
 
-/* Loads the next member's context, or shares that of an earlier member with equal settings. */
+/* Loads the next member's context, or shares the context of an earlier member with equal
+ * settings. */
 static int load_next(
 	const struct credentials *credentials, struct credentials_set *set, struct error *error)
 {

@@ -7,8 +7,8 @@
  *
  *   credentials_open() ─▶ listener->tls      credentials_load() ─▶ set ─▶ credentials_use()
  *
- * A set of new contexts is loaded completely before any of them is used, so that broken or
- * half-written files change nothing.
+ * A set of new contexts is loaded completely before the first one is used, so that broken or
+ * half-written files have no effect.
  *
  * Threading: the main thread, except for credentials_load() and credentials_are_stale(), which
  * block while they read files, on one thread at a time. Ownership: borrows the listeners and the

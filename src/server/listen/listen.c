@@ -243,7 +243,7 @@ static int tcp_open(const struct export_uri *uri, struct listener *listener, str
 	return set_tcp_uri(listener, uri->protocol, host, port, error);
 }
 
-/* --- addresses on which a kind listens by itself -------------------------------------------- */
+/* --- addresses of kinds with their own listeners -------------------------------------------- */
 
 static bool listen_is_loopback(const struct addrinfo *entry)
 {
@@ -651,7 +651,7 @@ static int adopt_address(
 		const char *path = address.local.sun_path;
 		uint32_t len = bytes - (uint32_t)offsetof(struct sockaddr_un, sun_path);
 
-		/* A path includes its terminator, an abstract name has none. */
+		/* A path includes its terminator, unlike an abstract name. */
 		if (len > 0 && path[0] != '\0') {
 			len = (uint32_t)strnlen(path, len);
 		}
@@ -671,8 +671,8 @@ static int adopt_address(
 	return set_tcp_uri(listener, protocol, host, get_port(&address), error);
 }
 
-/* Sets the protocol of a listening socket by its type, NULL if it is none of ours. Returns a
- * negative errno on failure. */
+/* Sets the protocol of a listening socket by its type; NULL if the server does not use the type.
+ * Returns a negative errno on failure. */
 static int protocol_of(int fd, const char **protocol_out)
 {
 	int type = 0;
@@ -707,7 +707,7 @@ int listener_adopt(int fd, struct listener *listener, struct error *error)
 	} else {
 		rc = adopt_address(listener, fd, protocol, error);
 	}
-	/* With a non-blocking listener, the ring's accept would fail instead of wait. */
+	/* The ring's accept would fail instead of wait on a non-blocking listener. */
 	flags = rc == 0 ? fcntl(fd, F_GETFL) : 0;
 	if (rc == 0 && (flags < 0 || fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) < 0 ||
 			       fcntl(fd, F_SETFD, FD_CLOEXEC) < 0)) {

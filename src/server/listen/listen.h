@@ -26,7 +26,7 @@ struct listener {
 	const struct session_kind *kind;   /* the protocol of its connections */
 	const struct server_tls *settings; /* set by the caller; borrowed */
 	struct tls_policy *tls;		   /* NULL: off; see credentials.h */
-	int fds[LISTENER_SOCKETS_MAX];	   /* fd_count is 0 if the kind listens by itself */
+	int fds[LISTENER_SOCKETS_MAX];	   /* fd_count is 0 if the kind has its own listeners */
 	uint32_t fd_count;
 	bool of_manager; /* the service manager opened it */
 	/* It came from another process, which also has it open (upgrade/take.h). */

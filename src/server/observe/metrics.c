@@ -12,7 +12,8 @@
 
 enum {
 	LABEL_BYTES = 64,
-	/* Histograms have a bucket for each doubling between the upper limits of these two. */
+	/* Histograms have a bucket for each doubling from the upper limit of BUCKET_FIRST to that
+	 * of BUCKET_LAST. */
 	BUCKET_FIRST = 1,
 	BUCKET_LAST = 22 * PATH_LATENCY_PARTS - 1,
 };

@@ -66,7 +66,7 @@ struct summary {
 struct summary_part {
 	const struct counter_table *table;
 	size_t offset;	       /* offset of the table's struct */
-	const char *member;    /* JSON object of the part; NULL: that of the export */
+	const char *member;    /* JSON object of the part; NULL: the export's object */
 	const char *title;     /* title in the text for people, or NULL */
 	const char *direction; /* a label, or NULL */
 };

@@ -6,7 +6,7 @@
  *
  * Threading: the main thread; starting and ending a recording call each reactor. Ownership: borrows
  * the view and the server. Owns the recorders until it is destroyed, which must come after the
- * reactors if tracing_stop() ended a recording. Errors: those of a command are sent to its client.
+ * reactors if tracing_stop() ended a recording. Errors: a command's errors are sent to its client.
  */
 #pragma once
 

@@ -16,8 +16,8 @@ struct reactor;
 /* Sums up all reactors. */
 GMB_MUST_CHECK int upgrade_foresee(struct reactor *const *reactors, uint32_t reactor_count,
 	struct engine_fate *fate, struct error *error);
-/* Returns the number of connections that would end if no more clients chose an export.
- * in_handshake: also counts clients that have not chosen one yet. */
+/* Returns the number of connections that would end. in_handshake: includes clients that have not
+ * chosen an export yet. */
 uint32_t upgrade_fate_ends(const struct engine_fate *fate, bool in_handshake);
 /* Returns the answer to a command; NULL: no memory. */
 json_t *upgrade_fate_json(const struct engine_fate *fate);

@@ -34,7 +34,7 @@ struct before {
 	char *name;
 	uint32_t name_bytes;
 	uint32_t session_count;
-	/* Its descriptor is that of memory, which the claim owns, or -1. */
+	/* fd: the memory of a disk in memory, owned by the claim, or -1. */
 	struct store_claim passed;
 	uint64_t epoch;
 	struct export *same; /* this process's export on the same disk; NULL: none */
@@ -175,6 +175,7 @@ static int keep_export(
 	if (entry != NULL) {
 		entry->name = strndup(message->record.export, message->record.export_bytes);
 	}
+	/* The descriptor of a claim was taken by store_adopt(). */
 	if (claim.hold != STORE_HOLD_MEMORY) {
 		claim.fd = -1;
 	}
@@ -277,8 +278,7 @@ static int channel_of_environment(struct error *error)
 	return (int)fd;
 }
 
-/* Up to here standard error goes to the caller that started this process. From here on it goes to
- * that of the old process. */
+/* Switches standard error from the caller that started this process to the old process's. */
 static void take_standard_error(void)
 {
 	const char *text = getenv(errors_variable);
@@ -474,7 +474,8 @@ static const struct before *find_before(
 	return NULL;
 }
 
-/* Clients keep their knowledge of these disks, because the epochs stay the same. */
+/* Keeps the epochs of the old process, so that the state that clients have about these disks stays
+ * valid. */
 static void keep_epochs(const struct upgrade_take *take)
 {
 	for (uint32_t i = 0; i < take->export_count; i++) {
@@ -561,7 +562,7 @@ static int keep_late(struct upgrade_take *take, const struct session_kind *kind,
 	return 0;
 }
 
-/* Returns whether it is a snapshot of a disk that the old process also serves. */
+/* Returns whether it is a snapshot of a disk that both processes serve. */
 static bool is_same_snapshot(const struct upgrade_take *take, const struct served *served)
 {
 	for (uint32_t i = 0; i < take->export_count; i++) {
@@ -572,7 +573,7 @@ static bool is_same_snapshot(const struct upgrade_take *take, const struct serve
 	return false;
 }
 
-/* Returns whether the old process serves the disk, whose name precedes the last '@'. */
+/* Returns whether both processes serve the snapshot's disk, whose name precedes the last '@'. */
 static bool has_disk_of(const struct upgrade_take *take, const struct session_record *record)
 {
 	const char *end = memrchr(record->export, '@', record->export_bytes);
@@ -717,7 +718,8 @@ static int check_kept(const struct upgrade_taker *taker, uint32_t count, struct 
 				 (unsigned long long)(count - kept));
 }
 
-/* On failure, the other process is unaffected. */
+/* On failure, the other process is unaffected. The reactors are paused before READY, so that
+ * adopted sessions send nothing before the old process has released them. */
 static int take_sessions(struct upgrade_take *take, const struct upgrade_taker *taker,
 	struct upgrade_message *message, struct error *error)
 {

@@ -35,7 +35,8 @@ struct upgrade_socket {
 	uint64_t inode;
 };
 
-/* Returns the next listening socket, of metrics or else of clients. False: no more. */
+/* Returns the next listening socket, of metrics or else of clients. Returns false after the last
+ * one. */
 GMB_MUST_CHECK bool upgrade_take_socket(
 	struct upgrade_take *take, bool of_metrics, struct upgrade_socket *out);
 /* Returns the control socket, if it is the socket file at path. */
@@ -64,8 +65,7 @@ struct upgrade_taker {
 /*
  * Receives the sessions after everything has been opened. Returns 0 if the old process has released
  * them and they continue here. -EBUSY: an export with clients is missing here, or is another disk.
- * A later failure ends this process at once, without touching the connections, which still belong
- * to the old process.
+ * A later failure exits without touching the connections, which still belong to the old process.
  */
 GMB_MUST_CHECK int upgrade_take_over(
 	struct upgrade_take *take, const struct upgrade_taker *taker, struct error *error);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Sends the state of the old process of an upgrade (upgrade.h) to the new one: sockets and disks
- * before anything stops, then its sessions. It never blocks, because the new process may have been
+ * before anything stops, then its sessions. It never blocks, because the new process might be
  * stopped.
  *
  * Threading: the main thread; sessions are sent on their reactor's thread. Ownership: borrows all.

@@ -82,7 +82,7 @@ struct upgrade {
 	uint64_t pause_begin_ns;
 	uint64_t pause_longest_ns; /* of the completed pauses */
 	uint64_t serve_begin_ns;
-	uint64_t wait_deadline_ns;  /* for peers; 0: nothing has been paused yet */
+	uint64_t wait_deadline_ns;  /* for peers; 0: before the first pause */
 	char peer[PEER_TEXT_BYTES]; /* the last one that was waited for */
 	uint32_t pid;
 	struct settle *settle;
@@ -115,7 +115,7 @@ static bool upgrade_is_late(const struct upgrade *upgrade)
 
 /* --- the acceptor ---------------------------------------------------------------------------- */
 
-/* Returns whether the acceptor accepts connections, or has been told to. */
+/* Returns whether the acceptor accepts connections, or has received the order to do so. */
 static bool accepts(const struct upgrade *upgrade)
 {
 	return upgrade->state <= UPGRADE_FLUSHING || upgrade->state == UPGRADE_SERVING;
@@ -152,7 +152,8 @@ static bool revoke_offer(struct upgrade *upgrade)
 	struct upgrade_message message;
 	struct error error;
 
-	/* From here on its STARTED fails; one that has already arrived counts. */
+	/* From here on its STARTED fails. One that has already arrived counts, but only in state
+	 * PASSED. */
 	(void)shutdown(upgrade->tell.channel, SHUT_RD);
 	while (upgrade_receive(upgrade->tell.channel, 0, bytes, &message, &error) == 0) {
 		if (message.fd >= 0) {
@@ -259,6 +260,7 @@ static void upgrade_pause_engine(struct engine *engine, void *context)
 	}
 }
 
+/* Ends sessions of stalled peers only while the others are served, and only if sessions may end. */
 static void look_at_rest(struct engine *engine, void *context)
 {
 	struct look *look = context;
@@ -532,8 +534,8 @@ static bool give_up_late(struct upgrade *upgrade)
 			: reasons[upgrade->state]);
 }
 
-/* Returns whether the flushes are complete. If they failed, gives up and sets *serves_out to the
- * result of that. */
+/* Returns whether the flushes are complete. If they failed, gives up and sets *serves_out to
+ * whether the new process already serves. */
 static bool has_flushed(struct upgrade *upgrade, bool *serves_out)
 {
 	struct error error;
@@ -725,7 +727,8 @@ int upgrade_timeout_ms(const struct upgrade *upgrade)
 	switch (upgrade->state) {
 	case UPGRADE_TELLING:
 	case UPGRADE_PASSING:
-		return TELL_LOOK_MS; /* other programs may have too many descriptors in flight */
+		/* Polls, because a lack of descriptors in flight (ETOOMANYREFS) sends no event. */
+		return TELL_LOOK_MS;
 	case UPGRADE_FLUSHING:
 		return FLUSH_LOOK_MS;
 	case UPGRADE_SETTLING:

@@ -4,9 +4,9 @@
  * docs/protocol/upgrade.md. A message is one packet of a SOCK_SEQPACKET socket, with at most one
  * descriptor.
  *
- * Threading: none of its own. Ownership: a received message refers to its buffer and owns its
- * descriptor; a message to send is borrowed. Errors: -EPROTO with a sentence for an invalid packet,
- * -EPROTONOSUPPORT for another version, and the errors of the socket.
+ * Threading: pure or on the caller's socket. Ownership: a received message refers to its buffer and
+ * owns its descriptor; a message to send is borrowed. Errors: -EPROTO with a sentence for an
+ * invalid packet, -EPROTONOSUPPORT for another version, and the errors of the socket.
  */
 #pragma once
 
@@ -67,7 +67,7 @@ struct upgrade_message {
 
 	struct session_record record; /* SESSION; its fd is not used */
 
-	/* RECEIVED; 0: the session differs from that of the previous messages */
+	/* RECEIVED; 0: the first message for a session */
 	uint32_t offset;
 	struct session_piece received;
 
@@ -94,7 +94,8 @@ GMB_MUST_CHECK int upgrade_parse(const uint8_t *bytes, size_t count, uint32_t fd
 GMB_MUST_CHECK bool upgrade_wait_for_descriptors(int code, uint32_t *tries);
 /* Waits for room in the socket up to its send timeout. */
 GMB_MUST_CHECK int upgrade_send(int channel, const struct upgrade_message *message);
-/* Does not wait: -EAGAIN if the socket is full, -ETOOMANYREFS as above; nothing was sent. */
+/* Does not wait: -EAGAIN if the socket is full, -ETOOMANYREFS as above; the message was not
+ * sent. */
 GMB_MUST_CHECK int upgrade_send_now(int channel, const struct upgrade_message *message);
 /* Receives the next message into bytes. timeout_ms: 0 does not wait (-EAGAIN). -ECONNRESET: the
  * other end has closed. */
