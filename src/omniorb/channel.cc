@@ -14,20 +14,20 @@ namespace clan_omniorb
 namespace
 {
 
-/* What both sides say first. */
+/* The hello of both sides. */
 const char HELLO[] = "clan-giop 1";
 const size_t HELLO_BYTES = sizeof(HELLO) - 1;
 
 enum {
-	BULK_SLOTS = 2048, /* of 64 bytes: what can be under way in one direction */
+	BULK_SLOTS = 2048, /* slots of 64 bytes: the limit on data in flight in one direction */
 	EVENTS_MAX = 8,
-	BYTES_MAX = 1 << 30, /* of a call */
-	RETRY_MS = 1,	    /* to connect, while more are waiting than the server's backlog holds */
-	CONNECT_MS = 10000, /* without a deadline */
+	BYTES_MAX = 1 << 30, /* limit per call */
+	RETRY_MS = 1,	    /* interval of attempts to connect while the server's backlog is full */
+	CONNECT_MS = 10000, /* time limit without a deadline */
 	SLEEP_MS_MAX = 3600000,
-	/* A peer that is awake answers within this time, or it is worth to sleep. */
+	/* A peer that is awake answers within this time. Otherwise it is better to sleep. */
 	SPIN_US = 20,
-	/* Who has spun in vain so often tries only now and then. */
+	/* After this number of unsuccessful spins, only one in SPINS_SKIPPED_MAX waits spins. */
 	SPIN_MISSES_MAX = 8,
 	SPINS_SKIPPED_MAX = 64,
 };
@@ -52,7 +52,7 @@ bool has_passed(const omni_time_t &deadline)
 	return deadline && deadline <= now();
 }
 
-/* Rounded up; -1: there is no deadline. */
+/* Returns the time until the deadline, rounded up; -1: there is none. */
 int milliseconds_until(const omni_time_t &deadline)
 {
 	if (!deadline) {
@@ -84,7 +84,7 @@ clan_conn_options conn_options()
 	options.access = CLAN_ACCESS_OWNER;
 	options.bulk_slots = BULK_SLOTS;
 	options.peer_slots_max = BULK_SLOTS;
-	/* A stream needs none of these, and 0 is the default. */
+	/* A stream uses none of these, but 0 selects the default. */
 	options.cookies = 1;
 	options.tripwires = 1;
 	options.peer_regions_max = 1;
@@ -102,7 +102,7 @@ uint64_t microseconds()
 
 } // namespace
 
-/* The time in which a thread touches the queue. */
+/* The turn of a thread, during which it accesses the queue. */
 class channel::turn
 {
       public:
@@ -116,7 +116,8 @@ class channel::turn
 		owner.entering--;
 	}
 
-	/* What this thread has found by the way raises no bell: who waits for it is told here. */
+	/* Input that this thread has found causes no wake-up, so the watching thread is notified
+	 * here. */
 	~turn()
 	{
 		if (owner.watched && !armed && owner.arm()) {
@@ -127,7 +128,7 @@ class channel::turn
 	}
 
 	std::unique_lock<std::mutex> lock;
-	bool armed = false; /* and the queue was not touched since */
+	bool armed = false; /* the queue is armed and has not been accessed since */
 
       private:
 	channel &owner;
@@ -146,15 +147,14 @@ channel::~channel()
 	}
 }
 
-/* The one place where the state is assigned. */
+/* The only function that assigns the state. */
 void channel::set_state(channel_state next)
 {
 	GMB_ASSERT((edges[state] & BIT(next)) != 0);
 	state = next;
 }
 
-/* --- the beginning ------------------------------------------------------------------------------
- */
+/* --- the start -------------------------------------------------------------------------------- */
 
 bool channel::made(int result, const clan_error &error)
 {
@@ -248,7 +248,7 @@ static bool speaks_giop(const clan_conn *conn)
 	return bytes == HELLO_BYTES && memcmp(hello, HELLO, HELLO_BYTES) == 0;
 }
 
-/* A peer that has connected. */
+/* Called when a peer has connected and sent its hello. */
 void channel::introduced()
 {
 	if (!speaks_giop(conn)) {
@@ -264,7 +264,8 @@ void channel::introduced()
 	set_state(CHANNEL_OPEN);
 }
 
-/* The listener's answer. Names can be taken by anybody: whose process it is is known only now. */
+/* Called when the listener has answered. Any user can bind the name, and only now is the user of
+ * the listening process known. */
 void channel::answered()
 {
 	const clan_peer peer = process();
@@ -278,8 +279,7 @@ void channel::answered()
 	}
 }
 
-/* --- the end ------------------------------------------------------------------------------------
- */
+/* --- the end ---------------------------------------------------------------------------------- */
 
 void channel::lose(int level, const char *reason)
 {
@@ -318,8 +318,7 @@ void channel::shutdown()
 	}
 }
 
-/* --- waiting ------------------------------------------------------------------------------------
- */
+/* --- waiting ---------------------------------------------------------------------------------- */
 
 void channel::happened(const clan_event &event)
 {
@@ -332,11 +331,11 @@ void channel::happened(const clan_event &event)
 	} else if (state <= CHANNEL_OPEN && event.type == CLAN_EVENT_LOST) {
 		lose(event.status == -ECONNRESET ? 20 : 1, clan_conn_reason(conn));
 	}
-	/* The others say that a call may be tried again, as everybody does who has slept, or belong
-	 * to what a stream does not use. */
+	/* Other events report that a call can be tried again, which every thread does after a wait,
+	 * or belong to features that a stream does not use. */
 }
 
-/* False: nothing has happened. */
+/* Processes events. Returns false if there was none. */
 bool channel::take_events(int timeout_ms)
 {
 	clan_event events[EVENTS_MAX];
@@ -348,7 +347,8 @@ bool channel::take_events(int timeout_ms)
 	return count > 0;
 }
 
-/* Two processes that are awake need no system call. False: it is better to sleep. */
+/* Two processes that are awake exchange data without system calls. Returns false if it is better to
+ * sleep. */
 bool channel::spin()
 {
 	if (spin_misses >= SPIN_MISSES_MAX && ++spins_skipped < SPINS_SKIPPED_MAX) {
@@ -372,7 +372,8 @@ bool channel::spin()
 	return false;
 }
 
-/* In turn: until something may have changed. False: the deadline has passed. */
+/* Waits until the state might have changed; called with the turn. Returns false if the deadline has
+ * passed. */
 bool channel::wait(turn &mine, const omni_time_t &deadline)
 {
 	if (has_passed(deadline)) {
@@ -387,8 +388,9 @@ bool channel::wait(turn &mine, const omni_time_t &deadline)
 		const omni_time_t &until =
 			is_earlier(parked_until, deadline) ? parked_until : deadline;
 
-		asleep =
-			true; /* before the look at those who enter, and they the other way round */
+		/* Stored before entering is checked; turn::turn() increments entering before it
+		 * checks asleep. So either this thread does not sleep, or it is woken. */
+		asleep = true;
 		take_events(entering > 0 ? 0 : milliseconds_until(until));
 		asleep = false;
 	}
@@ -396,7 +398,8 @@ bool channel::wait(turn &mine, const omni_time_t &deadline)
 	return true;
 }
 
-/* Gives the turn to others, until one of them has finished. Who sleeps then keeps our deadline. */
+/* Gives the turn to other threads until one of them has finished a call. A thread that sleeps in
+ * the meantime observes our deadline. */
 void channel::park(turn &mine, const omni_time_t &deadline)
 {
 	const uint64_t seen = calls;
@@ -409,7 +412,7 @@ void channel::park(turn &mine, const omni_time_t &deadline)
 	entering--;
 }
 
-/* Those who are parked come before this thread sleeps again. */
+/* Lets the parked threads run before this thread sleeps again. */
 void channel::call_parked()
 {
 	if (parked > 0) {
@@ -421,8 +424,7 @@ void channel::call_parked()
 	}
 }
 
-/* --- the stream ---------------------------------------------------------------------------------
- */
+/* --- the stream ------------------------------------------------------------------------------- */
 
 int channel::send(const void *data, size_t bytes, const omni_time_t &deadline)
 {
@@ -457,7 +459,7 @@ int channel::recv(void *data, size_t bytes, const omni_time_t &deadline)
 
 	for (;;) {
 		if (state > CHANNEL_OPENING) {
-			/* Lost, it still has what the peer sent before. */
+			/* A lost connection still has the data that the peer sent before. */
 			const ssize_t count = conn != nullptr ? clan_readv(conn, &iov, 1, 0) : -1;
 
 			if (count > 0) {
@@ -473,15 +475,14 @@ int channel::recv(void *data, size_t bytes, const omni_time_t &deadline)
 	}
 }
 
-/* --- watching -----------------------------------------------------------------------------------
- */
+/* --- watching --------------------------------------------------------------------------------- */
 
 int channel::fd() const
 {
 	return clan_queue_fd(queue);
 }
 
-/* In turn: recv() would return. */
+/* Returns true if recv() would return; called with the turn. */
 bool channel::has_input()
 {
 	char byte;
@@ -493,7 +494,7 @@ bool channel::has_input()
 	return conn == nullptr || clan_readv(conn, &iov, 1, CLAN_READ_PEEK) != -EAGAIN;
 }
 
-/* In turn: the peer rings from now on. True: there is input. */
+/* Requests wake-ups from the peer; called with the turn. Returns true if there is input. */
 bool channel::arm()
 {
 	do {

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A stream of bytes between two ORBs: one connection of clan on a passive queue of its own, for
- * any number of threads.
+ * A byte stream between two ORBs: one clan connection on its own passive queue, usable by any
+ * number of threads.
  *
- *   send(), recv() ──▶ turn ──▶ clan_writev(), clan_readv()     threads that wait: one sleeps in
- * the poll(fd()) ◀── watch()       queue of clan                   queue, the others are parked
+ *   send(), recv() ──▶ turn ──▶ clan_writev(), clan_readv()     waiting threads: one sleeps in the
+ *   poll(fd()) ◀── watch()       queue of clan                  queue, the others are parked
  *
- * Threading: every call may be made by any thread. A thread has its turn while it touches the
- * queue, and keeps it while it sleeps there; who wants a turn wakes it up. Threads that wait too
- * are parked, and are called when something has changed.
+ * Invariant: only the thread that has the turn touches the queue. It keeps the turn while it sleeps
+ * in the queue; a thread that wants the turn wakes it. Other waiting threads are parked, and are
+ * called when the state has changed.
  *
- * Ownership: the channel owns the queue and the connection. Nobody may be inside a call when it is
- * destroyed. Errors: as giopConnection has them; the reason is logged where it is found.
+ * Threading: any thread can make any call. Ownership: the channel owns the queue and the
+ * connection. No thread may be inside a call when the channel is destroyed. Errors: as in
+ * giopConnection; the reason is logged where it is detected.
  */
 #pragma once
 
@@ -31,12 +32,12 @@ extern "C" {
 namespace clan_omniorb
 {
 
-/* Named for what they wait for. */
+/* Each state is named for the event that it waits for. */
 enum channel_state {
-	CHANNEL_OPENING, /* the peer's introduction */
-	CHANNEL_OPEN,	 /* the end of either side */
-	CHANNEL_LOST,	 /* shutdown(); what the peer sent before can be received */
-	CHANNEL_SHUT,	 /* nothing */
+	CHANNEL_OPENING, /* the peer's hello */
+	CHANNEL_OPEN,	 /* the end by either side */
+	CHANNEL_LOST,	 /* shutdown(); data that the peer sent before can be received */
+	CHANNEL_SHUT,	 /* no event */
 	CHANNEL_STATE_COUNT
 };
 
@@ -48,40 +49,41 @@ class channel
 	channel(const channel &) = delete;
 	channel &operator=(const channel &) = delete;
 
-	/* One of these, once, before anything else. False: there is no connection, and the reason
-	 * was logged. accept() takes fd, a socket that was accepted; the peer introduces itself
-	 * while the other calls are made. connect() waits for the answer. name: of the channel, for
-	 * people. */
+	/* Exactly one of these is called, once, before any other function. They return false if
+	 * there is no connection; the reason was logged. accept() owns fd, an accepted socket; the
+	 * peer's hello arrives during the other calls. connect() waits for the answer. name: name
+	 * of the channel for log messages. */
 	bool accept(int fd, const std::string &name);
 	bool connect(const std::string &place, const std::string &name, const omni_time_t &deadline,
 		bool &timed_out);
 
 	/*
-	 * Returns how many of the bytes were taken (sent) or copied (received), at least 1; 0 when
-	 * the deadline has passed (absolute; zero: there is none), -1 when the connection is over.
+	 * Return the number of bytes sent or received, at least 1. Return 0 if the deadline has
+	 * passed (absolute; zero: none), or -1 if the connection has ended.
 	 */
 	int send(const void *data, size_t bytes, const omni_time_t &deadline);
 	int recv(void *data, size_t bytes, const omni_time_t &deadline);
 
-	/* Ends the connection for both sides. The peer receives what was sent before. */
+	/* Ends the connection for both sides. The peer receives all data sent before. */
 	void shutdown();
 
-	/* For poll(2), from accept() or connect() on: readable when there is something to receive,
-	 * provided that watch() returned false. It may be readable without reason. */
+	/* A descriptor for poll(2), valid after accept() or connect(). It is readable if there
+	 * is data to receive, provided that watch() returned false. It can be readable without
+	 * data. */
 	int fd() const;
-	/* The peer rings from now on, until unwatch() or the first input. True: there is something
-	 * to receive already. Otherwise, when a thread finds it by the way, input_arrived() is
-	 * called. */
+	/* Requests wake-ups from the peer, until unwatch() or the first input. Returns true if
+	 * there is input already. Otherwise input_arrived() is called if another thread finds input
+	 * during its own call. */
 	bool watch();
 	void unwatch();
-	/* Whether recv() would return at once. */
+	/* Returns true if recv() would return immediately. */
 	bool readable();
 
-	/* The process at the other end. Once there is a connection. */
+	/* Returns the process at the other end. There must be a connection. */
 	clan_peer process() const;
 
       protected:
-	/* Called in turn: it must not call the channel. */
+	/* Called by the thread that has the turn, so it must not call the channel. */
 	virtual void input_arrived() = 0;
 
       private:
@@ -107,16 +109,16 @@ class channel
 	clan_queue *queue = nullptr;
 	clan_conn *conn = nullptr;
 	channel_state state = CHANNEL_OPENING;
-	bool gone = true;		/* clan has nothing of the connection any more */
-	std::mutex mutex;		/* whose turn it is */
-	std::atomic<int> entering{ 0 }; /* threads that want a turn */
+	bool gone = true;		/* clan no longer has the connection */
+	std::mutex mutex;		/* held by the thread that has the turn */
+	std::atomic<int> entering{ 0 }; /* threads that want the turn */
 	std::atomic<bool> asleep{ false };
 	std::atomic<bool> watched{ false };
 	std::condition_variable called;
 	uint64_t calls = 0;
-	int parked = 0;		  /* threads that wait to be called */
-	omni_time_t parked_until; /* the earliest of their deadlines; zero: there is none */
-	unsigned spin_misses = 0; /* one after the other */
+	int parked = 0;		  /* parked threads */
+	omni_time_t parked_until; /* their earliest deadline; zero: none */
+	unsigned spin_misses = 0; /* consecutive unsuccessful spins */
 	unsigned spins_skipped = 0;
 };
 

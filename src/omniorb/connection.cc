@@ -6,8 +6,7 @@
 namespace clan_omniorb
 {
 
-/* --- collections --------------------------------------------------------------------------------
- */
+/* --- collections ------------------------------------------------------------------------------ */
 
 void collection::add(connection *member)
 {
@@ -54,8 +53,7 @@ connection *collection::readable(omni::SocketHolder *holder)
 	return members.count(member) != 0 && member->is_readable() ? member : nullptr;
 }
 
-/* --- connections --------------------------------------------------------------------------------
- */
+/* --- connections ------------------------------------------------------------------------------ */
 
 connection::connection(collection &its_watcher) : SocketHolder(-1), watcher(its_watcher)
 {
@@ -69,7 +67,7 @@ connection::~connection()
 	}
 }
 
-/* The channel is made: the rest knows it from now on. */
+/* Called when the channel exists: initializes the other members and starts watching. */
 void connection::begin(std::string own, std::string peer)
 {
 	const clan_peer who = process();
@@ -81,8 +79,8 @@ void connection::begin(std::string own, std::string peer)
 	watcher.add(this);
 }
 
-/* What names this end, or the other one, of a connection: no other that this process has bears the
- * same name at the same time. The number of a port, which it is not, has 16 bits. */
+/* Returns a name for one end of a connection that has no port. It is unique among the current
+ * connections of this process. Port numbers have 16 bits. */
 static std::string end_text(int fd)
 {
 	return address_text(unsigned(fd) & 0xffff);
@@ -146,12 +144,11 @@ const char *connection::peeridentity()
 	return identity.c_str();
 }
 
-/* --- watching -----------------------------------------------------------------------------------
- */
+/* --- watching --------------------------------------------------------------------------------- */
 
-/* now: 0 before the thread that watches waits next, 1 at once, 2 at once if it was asked for. A
- * watch that another thread has begun before the holder was selectable is begun again: what that
- * one has found, the holder did not take. */
+/* now: 0 = before the watching thread waits next, 1 = immediately, 2 = immediately if a watch was
+ * requested. If another thread has begun the watch before the holder was selectable, it is begun
+ * again, because the holder has not received the result of that watch. */
 void connection::setSelectable(int now, CORBA::Boolean data_in_buffer)
 {
 	if (data_in_buffer) {
@@ -188,8 +185,8 @@ CORBA::Boolean connection::Peek()
 	return SocketHolder::Peek() && is_readable();
 }
 
-/* It is selectable: whether there is input before the bell is heard tells the thread that watches.
- */
+/* The holder is selectable. Input that arrived before the peer was asked to ring is reported
+ * here. */
 void connection::begin_watch()
 {
 	if (watch()) {
@@ -202,7 +199,8 @@ void connection::input_arrived()
 	SocketHolder::setSelectable(2, 1);
 }
 
-/* The thread that watches was woken. A bell may come late, when its message has been received. */
+/* The watching thread was woken. A wake-up can come late, when its message has already been
+ * received; then the watch continues. */
 bool connection::is_readable()
 {
 	if (has_buffered.exchange(false) || readable()) {
@@ -213,10 +211,9 @@ bool connection::is_readable()
 	return false;
 }
 
-/* --- what clients have connected ----------------------------------------------------------------
- */
+/* --- connections of clients ------------------------------------------------------------------- */
 
-/* Never deleted: connections may outlive everything else. */
+/* Never deleted, because connections can outlive all other objects. */
 active_collection &active_collection::instance()
 {
 	static active_collection *const only = new active_collection;

@@ -15,7 +15,7 @@
 namespace clan_omniorb
 {
 
-/* Ports that are free, as the kernel finds those of TCP. */
+/* The range of free ports, like that of the kernel for TCP. */
 enum { PORT_FIRST = 32768, PORT_COUNT = 28232, RETRY_MS = 10 };
 
 endpoint::endpoint(unsigned its_port) : SocketHolder(-1), port(its_port)
@@ -50,10 +50,9 @@ const omni::orbServer::EndpointList *endpoint::addresses() const
 	return &texts;
 }
 
-/* --- publishing ---------------------------------------------------------------------------------
- */
+/* --- publishing ------------------------------------------------------------------------------- */
 
-/* An object reference needs an address of TCP even if nobody listens there. */
+/* An object reference needs a TCP address, even if no process listens there. */
 static bool has_tcp(const omni::orbServer::EndpointList &published)
 {
 	for (CORBA::ULong i = 0; i < published.length(); i++) {
@@ -64,7 +63,7 @@ static bool has_tcp(const omni::orbServer::EndpointList &published)
 	return false;
 }
 
-/* The specification is "addr", or an address that is published instead. */
+/* spec is "addr", or an address to publish instead. */
 bool endpoint::publish_one(const char *spec, omni::orbServer::EndpointList &published)
 {
 	const size_t type_length = strlen(TYPE);
@@ -98,24 +97,23 @@ CORBA::Boolean endpoint::publish(const omni::orbServer::PublishSpecs &specs,
 {
 	bool any = false;
 
-	(void)all_endpoints; /* it has one address */
+	(void)all_endpoints; /* an endpoint has only one address */
 	for (CORBA::ULong i = 0; i < specs.length() && (all_specs || !any); i++) {
 		any = publish_one(specs[i], published) || any;
 	}
 	return any;
 }
 
-/* --- listening ----------------------------------------------------------------------------------
- */
+/* --- listening -------------------------------------------------------------------------------- */
 
-/* 0, or errno. */
+/* Returns 0 or an errno. */
 int endpoint::bind_to(unsigned number)
 {
 	const std::string place = socket_place(number);
 	sockaddr_un name = {};
 
-	/* place is "@NAME"; an abstract name begins with a zero byte instead, and its length
-	 * counts. */
+	/* place is "@NAME". An abstract name starts with a zero byte instead of the @, and its
+	 * length is significant. */
 	name.sun_family = AF_UNIX;
 	GMB_ASSERT(place.size() <= sizeof(name.sun_path));
 	place.copy(name.sun_path, place.size());
@@ -175,11 +173,10 @@ void endpoint::Shutdown()
 {
 	::shutdown(pd_socket, SHUT_RDWR);
 	removeSocket(this);
-	decrRefCount(); /* it is gone, unless a connection is left */
+	decrRefCount(); /* deletes it, unless a connection is left */
 }
 
-/* --- accepting ----------------------------------------------------------------------------------
- */
+/* --- accepting -------------------------------------------------------------------------------- */
 
 omni::giopConnection *endpoint::AcceptAndMonitor(
 	omni::giopConnection::notifyReadable_t its_function, void *its_cookie)
@@ -210,13 +207,13 @@ void endpoint::accept_one()
 				<< "clan: a connection to " << address()
 				<< " is refused: this process has too many open descriptors\n";
 		}
-		/* Else it would stay readable. */
+		/* Without this, the socket would stay readable. */
 		close(spare_fd);
 		fd = accept(pd_socket, nullptr, nullptr);
 		if (fd >= 0) {
 			close(fd);
 		} else {
-			poll(nullptr, 0, RETRY_MS); /* others were faster */
+			poll(nullptr, 0, RETRY_MS); /* other threads took the descriptor */
 		}
 		spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
 		return;

@@ -27,11 +27,11 @@ const char LOOPBACK[] = "127.0.0.1";
 
 enum { PORT_MAX = 65535 };
 
-/* The tagged component of an object reference that says where the object is by clan: an
+/* Tagged component of an object reference, which contains the clan address of the object: an
  * encapsulation of a string, the place, and an unsigned short, the port ("CLAN"). */
 const IOP::ComponentId COMPONENT = 0x434c414e;
 
-/* The addresses that object references get. Written while the ORB starts. */
+/* Addresses for object references. Written only while the ORB starts. */
 std::vector<std::string> published;
 
 std::string find_place()
@@ -46,8 +46,8 @@ std::string find_place()
 	return boot + "/" + std::to_string(net.st_dev) + "/" + std::to_string(net.st_ino);
 }
 
-/* Processes of the same place reach each other: the machine, since it was started, and the network
- * namespace. "" where that cannot be told. */
+/* Identifies the machine, since its last boot, and the network namespace. Processes with the same
+ * place can connect to each other. "" if it cannot be determined. */
 const std::string &place()
 {
 	static const std::string found = find_place();
@@ -57,8 +57,7 @@ const std::string &place()
 
 } // namespace
 
-/* --- addresses ----------------------------------------------------------------------------------
- */
+/* --- addresses -------------------------------------------------------------------------------- */
 
 std::string address_text(unsigned port)
 {
@@ -122,8 +121,7 @@ omni::giopAddress *remote_address::duplicate() const
 	return new remote_address(port);
 }
 
-/* --- object references --------------------------------------------------------------------------
- */
+/* --- object references ------------------------------------------------------------------------ */
 
 void publish_address(const char *text, bool alone)
 {
@@ -131,8 +129,7 @@ void publish_address(const char *text, bool alone)
 	if (alone) {
 		IIOP::Address none;
 
-		/* Where nobody connects: omniORB does not try port 0. One of TCP takes its place.
-		 */
+		/* A TCP address that no ORB connects to: omniORB does not try port 0. */
 		none.host = CORBA::string_dup(LOOPBACK);
 		none.port = 0;
 		omniIOR::add_IIOP_ADDRESS(none, nullptr);
@@ -161,7 +158,7 @@ void add_component(IOP::MultipleComponentProfile &components, const char *text)
 	stream.setOctetSeq(component.component_data);
 }
 
-/* An object reference is being made. Its policies may say which addresses it has. */
+/* Called when an object reference is created. Its policies can select its addresses. */
 CORBA::Boolean encode(omni::omniInterceptors::encodeIOR_T::info_T &info)
 {
 	if (info.iiop.version.major == 1 && info.iiop.version.minor == 0) {
@@ -185,7 +182,8 @@ CORBA::Boolean encode(omni::omniInterceptors::encodeIOR_T::info_T &info)
 	return 1;
 }
 
-/* What others wrote: it is used if they are of the same place. */
+/* Decodes a component written by another process, which is untrusted. The address is used only if
+ * it is of our own place. */
 void decode_component(const IOP::TaggedComponent &component, omni::giopAddressList &addresses)
 {
 	cdrEncapsulationStream stream(component.component_data.get_buffer(),
@@ -219,8 +217,7 @@ CORBA::Boolean decode(omni::omniInterceptors::decodeIOR_T::info_T &info)
 	return 1;
 }
 
-/* --- rules --------------------------------------------------------------------------------------
- */
+/* --- rules ------------------------------------------------------------------------------------ */
 
 /* omniORB uses a transport only if a rule names it. */
 class any_rule : public omni::transportRules::Rule
@@ -236,7 +233,7 @@ class any_rule : public omni::transportRules::Rule
 	}
 };
 
-/* Instead of omniORB's own rule, "* unix,ssl,tcp", which it adds where there is none. */
+/* Replaces omniORB's default rule, "* unix,ssl,tcp", which it adds if there is no other. */
 void add_default_rule(omni::transportRules &rules)
 {
 	static const char *const transports[] = { "clan", "unix", "ssl", "tcp" };
@@ -253,8 +250,7 @@ void add_default_rule(omni::transportRules &rules)
 	rules.addRule(new any_rule, actions);
 }
 
-/* --- the transport ------------------------------------------------------------------------------
- */
+/* --- the transport ---------------------------------------------------------------------------- */
 
 class transport : public omni::giopTransportImpl
 {
@@ -286,7 +282,7 @@ class transport : public omni::giopTransportImpl
 		return text != nullptr && parse_address(text, port) && port != 0;
 	}
 
-	/* Of an address that a policy gives. */
+	/* Called for an address from a policy. */
 	CORBA::Boolean addToIOR(const char *text, omni::IORPublish *addresses) override
 	{
 		IIOP::Address none;
@@ -315,7 +311,7 @@ class transport : public omni::giopTransportImpl
 	omnivector<const char *> no_interfaces;
 };
 
-/* After omniORB's own parts, whose interceptors go first. */
+/* Attached after omniORB's own initialisers, whose interceptors run first. */
 class hooks : public omni::omniInitialiser
 {
       public:

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The transport giop:clan: of omniORB (clan-omniorb(7)), against the interface of omniORB's own
- * transports (omniORB4/giopEndpoint.h): addresses, endpoints and connections, and how they are
- * written in object references.
+ * The transport giop:clan: of omniORB (clan-omniorb(7)), for the interface of omniORB's own
+ * transports (omniORB4/giopEndpoint.h): addresses, endpoints and connections, and their encoding in
+ * object references.
  *
  *   transport ── toAddress() ──▶ remote_address ── Connect() ──▶ active_connection ──┐
  *             └─ toEndpoint() ──▶ endpoint ── accepts ──▶ connection ◀──────────────┘ ── channel
  *
  * An address is giop:clan:127.0.0.1:PORT. The port is the name of an abstract Unix socket,
- * clan-omniorb/PORT. The form is that of TCP's addresses because omniORB's rules of transports take
- * it for granted of everything but giop:unix.
+ * clan-omniorb/PORT. The address looks like one of TCP because omniORB's transport rules expect
+ * that form of every transport except giop:unix.
  *
- * Threading: as omniORB documents its interface; connections are for any thread. Ownership: as
- * there; a collection of connections lives as long as its last one. Errors: calls return what
- * omniORB expects and throw nothing; the reason is logged (-ORBtraceLevel).
+ * Threading: as documented for omniORB's interface; connections can be used by any thread.
+ * Ownership: as there; a collection lives as long as its last connection. Errors: calls return the
+ * values that omniORB expects and never throw; the reason is logged (-ORBtraceLevel).
  */
 #pragma once
 
@@ -31,17 +31,16 @@ namespace clan_omniorb
 
 extern const char TYPE[]; /* "giop:clan" */
 
-/* --- addresses (transport.cc) -------------------------------------------------------------------
- */
+/* --- addresses (transport.cc) ----------------------------------------------------------------- */
 
 std::string address_text(unsigned port);
-/* What stands behind "giop:clan:". port: 0 if it says none. False: not an address of this machine.
- */
+/* Parses the part of an address after "giop:clan:". port: 0 if there is none. Returns false if it
+ * is not an address of this machine. */
 bool parse_address(const char *text, unsigned &port);
-/* The name of the socket, as clan_connect() takes it behind "shm:". */
+/* Returns the name of the socket, as clan_connect() takes it after "shm:". */
 std::string socket_place(unsigned port);
-/* Every object reference that is made from now on has the address. alone: no other transport has
- * given them one that every ORB expects. */
+/* Adds the address to all object references that are created from now on. alone: no other transport
+ * has added an address that every ORB expects. */
 void publish_address(const char *text, bool alone);
 
 class remote_address : public omni::giopAddress
@@ -59,32 +58,32 @@ class remote_address : public omni::giopAddress
 	const std::string text;
 };
 
-/* --- connections (connection.cc) ----------------------------------------------------------------
- */
+/* --- connections (connection.cc) -------------------------------------------------------------- */
 
 class connection;
 
-/* Connections that a thread of omniORB watches. omniORB asks for it with every call that it carries
- * out, and mostly takes it back before anything could arrive. So a watch begins only when the
- * thread comes to wait, as that of omniORB's sockets does. */
+/* Connections that a thread of omniORB watches. omniORB requests a watch with every call that it
+ * executes, and usually cancels it before data could arrive. So a watch begins only when the
+ * watching thread is about to wait, as for omniORB's own sockets. */
 class collection : public omni::SocketCollection
 {
       public:
 	void add(connection *member);
-	/* The member must not touch the collection any more: it may be gone. */
+	/* The member must not access the collection afterwards, because it might have been
+	 * deleted. */
 	void remove(connection *member);
 	void expect_watch();
 
       protected:
-	/* Waits once, and calls notifyReadable(). False: that does not work any more. */
+	/* Waits once, and calls notifyReadable(). Returns false if waiting is no longer
+	 * possible. */
 	bool watch_once();
-	/* The connection behind a holder that notifyReadable() was called for, if there is
-	 * something to receive; NULL: there is nothing and the watch goes on, or it is being
-	 * deleted. */
+	/* Returns the connection of a holder passed to notifyReadable(), if it has data to receive.
+	 * Returns NULL if it has none and the watch continues, or if it is being deleted. */
 	connection *readable(omni::SocketHolder *holder);
 
       private:
-	std::mutex mutex; /* before the turns of channels */
+	std::mutex mutex; /* taken before the turns of channels */
 	std::set<connection *> members;
 	std::atomic<bool> watch_expected{ false };
 };
@@ -92,7 +91,7 @@ class collection : public omni::SocketCollection
 class connection : public omni::giopConnection, public omni::SocketHolder, private channel
 {
       public:
-	/* Takes fd, a socket that was accepted. NULL: there is no connection, and the reason was
+	/* Owns fd, an accepted socket. Returns NULL if there is no connection; the reason was
 	 * logged. */
 	static connection *accept_at(unsigned port, int fd, collection &watcher);
 
@@ -125,10 +124,10 @@ class connection : public omni::giopConnection, public omni::SocketHolder, priva
 	std::string peer_address;
 	std::string identity;
 	std::atomic<bool> wants_watch{ false };
-	std::atomic<bool> has_buffered{ false }; /* omniORB itself has data of it */
+	std::atomic<bool> has_buffered{ false }; /* omniORB has buffered data of this connection */
 };
 
-/* What clients have connected, watched for calls in the other direction (bidirectional GIOP). */
+/* Connections of clients, watched for calls in the other direction (bidirectional GIOP). */
 class active_collection : public collection, public omni::giopActiveCollection
 {
       public:
@@ -152,7 +151,7 @@ class active_collection : public collection, public omni::giopActiveCollection
 class active_connection : public omni::giopActiveConnection, public connection
 {
       public:
-	/* NULL: there is no connection. */
+	/* Returns NULL if there is no connection. */
 	static active_connection *make(unsigned port, const omni_time_t &deadline, bool &timed_out);
 
 	omni::giopActiveCollection *registerMonitor() override;
@@ -165,13 +164,12 @@ class active_connection : public omni::giopActiveConnection, public connection
 	bool monitored = false;
 };
 
-/* --- endpoints (endpoint.cc) --------------------------------------------------------------------
- */
+/* --- endpoints (endpoint.cc) ------------------------------------------------------------------ */
 
 class endpoint : public omni::giopEndpoint, public collection, private omni::SocketHolder
 {
       public:
-	/* port: 0 for one that is free. */
+	/* port: 0 selects a free one. */
 	explicit endpoint(unsigned port);
 
 	const char *type() const override;
@@ -194,7 +192,8 @@ class endpoint : public omni::giopEndpoint, public collection, private omni::Soc
 
 	unsigned port;
 	omni::orbServer::EndpointList texts;
-	int spare_fd = -1; /* given up for a moment to refuse who comes when there are no more */
+	/* Closed for a moment to reject a connection when no descriptors are left. */
+	int spare_fd = -1;
 	int accepted_fd = -1;
 	omni::giopConnection::notifyReadable_t function = nullptr;
 	void *cookie = nullptr;
