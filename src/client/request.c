@@ -6,7 +6,7 @@
 #include "base/bytes.h"
 #include "client/client_private.h"
 
-/* A command of a long range should take a sixteenth of request_timeout. */
+/* A command of a long range should take one sixteenth of request_timeout. */
 #define RANGE_LIMIT_NS_PER_MS (UINT64_C(1000000) / 16)
 
 _Static_assert(sizeof(struct request_state) <= sizeof(((struct gmb_request *)0)->private_space),
@@ -24,7 +24,7 @@ struct gmb_request *request_of(struct list_node *node)
 	return container_of(state, struct gmb_request, private_space);
 }
 
-/* --- filling in ---------------------------------------------------------------------------- */
+/* --- preparation ------------------------------------------------------------------------------ */
 
 void gmb_prepare_readv(
 	struct gmb_request *request, const struct iovec *iov, uint32_t iov_count, uint64_t offset)
@@ -88,11 +88,13 @@ void gmb_prepare_status(struct gmb_request *request, struct gmb_extent *extents,
 
 /* --- checking ------------------------------------------------------------------------------ */
 
+/* Checks that the operation, its flags and the capabilities match. FUA is also accepted if the
+ * server only has flushes, see client_request_end(). */
 static int check_operation(const struct gmb_client *client, const struct gmb_request *request)
 {
 	static const struct {
 		uint32_t flags;
-		uint32_t needs; /* capability */
+		uint32_t needs; /* required capability */
 		bool writes;
 	} rules[] = {
 		[GMB_READ] = { .flags = GMB_DF },
@@ -124,7 +126,8 @@ static int check_operation(const struct gmb_client *client, const struct gmb_req
 	return 0;
 }
 
-/* A server that has started anew is another process, and the other client may not know yet. */
+/* Compares server processes. After a restart the server is another process, which a client without
+ * a connection cannot know yet, so its address is compared instead. */
 static bool is_same_server(const struct gmb_client *a, const struct gmb_client *b)
 {
 	return memcmp(a->facts.instance, b->facts.instance, sizeof(a->facts.instance)) == 0 ||
@@ -167,7 +170,7 @@ static int check_source(const struct gmb_client *client, const struct gmb_reques
 	if (!range_inside(request->source_offset, request->length, source->facts.bytes)) {
 		return -EINVAL;
 	}
-	/* Of a long copy the server sees one part after the other. */
+	/* A long copy is split, so the server could not detect that the whole ranges overlap. */
 	return strcmp(client->facts.name, source->facts.name) == 0 &&
 			       client_request_overlaps(request)
 		       ? -EINVAL
@@ -278,11 +281,12 @@ void gmb_submit(struct gmb_client *client, struct gmb_request *request)
 		}
 	}
 	if (client->explained == request) {
-		client->explained = NULL; /* that was about its last life */
+		client->explained = NULL; /* it described the request's previous use */
 	}
 	client->requests_in_flight++;
 	if (client->state == CLIENT_OPENING) {
-		list_push_back(&client->waiting, &state->node); /* it is checked later */
+		/* it is checked when the export is open */
+		list_push_back(&client->waiting, &state->node);
 	} else {
 		request_admit(client, request);
 	}
@@ -290,7 +294,8 @@ void gmb_submit(struct gmb_client *client, struct gmb_request *request)
 
 /* --- long ranges --------------------------------------------------------------------------- */
 
-/* A server that must do it fast does it as a whole. */
+/* Returns whether a long range can be split. FAST_ZERO is not split, because the server must accept
+ * or refuse the whole range. */
 static bool client_request_is_cut(const struct gmb_request *request)
 {
 	return (request->operation == GMB_TRIM || request->operation == GMB_ZERO ||
@@ -310,7 +315,7 @@ bool request_is_range(const struct gmb_client *client, struct gmb_request *reque
 	       request->length > range_bytes(client, request);
 }
 
-/* Up to the next multiple of the size, so that no block of the server's is cut. */
+/* Returns the length up to the next multiple of the size, so that no server block is split. */
 static uint64_t range_part(
 	const struct gmb_client *client, const struct gmb_request *request, uint64_t offset)
 {
@@ -319,7 +324,7 @@ static uint64_t range_part(
 	return align_down(offset, bytes) + bytes - offset;
 }
 
-/* A command of a long range is done: how much should the next one take? */
+/* Adapts the size of the range commands to the duration of one that has ended. */
 static void range_learn(struct gmb_client *client, const struct command *command)
 {
 	uint64_t *bytes = &client->range_bytes[command->operation];
@@ -335,13 +340,13 @@ static void range_learn(struct gmb_client *client, const struct command *command
 
 /* --- splitting ----------------------------------------------------------------------------- */
 
-/* The longest command for an operation from this offset on. */
+/* Returns the maximum length of a command that starts at this offset. */
 static uint64_t part_max(
 	const struct gmb_client *client, const struct gmb_request *request, uint64_t offset)
 {
 	const struct carrier_facts *facts = &client->facts;
 	uint32_t payload_max = MIN(facts->payload_max, (uint32_t)CLIENT_PAYLOAD_MAX);
-	/* The preferred size is at most the server's limit, but may be above ours. */
+	/* The preferred size is at most the server's limit, but may exceed ours. */
 	uint32_t align = facts->block_preferred <= payload_max ? facts->block_preferred
 							       : facts->block_minimum;
 
@@ -387,28 +392,28 @@ bool request_split(struct gmb_client *client, struct gmb_request *request, struc
 		command->copied = (struct command_copied){ 0 };
 	}
 	state->split += length;
-	/* Status of a part is an answer; the caller asks for the rest. */
+	/* The status of a part is a complete answer; the caller requests the rest. */
 	state->whole = state->split == request->length || request->operation == GMB_STATUS;
 	return !state->whole;
 }
 
 /* --- results ------------------------------------------------------------------------------- */
 
-/* All commands of the request are back and nothing more will be split. */
+/* Ends a request whose commands have all returned and that will not be split further. */
 static void client_request_end(struct gmb_client *client, struct gmb_request *request)
 {
 	struct request_state *state = request_state(request);
 
 	if (state->failure == 0 && !state->flushing && (request->flags & GMB_FUA) != 0 &&
 		(client->capabilities & GMB_CAN_FUA) == 0) {
-		/* The server has no FUA: a flush after it does the same. */
+		/* The server has no FUA, so a flush after the write has the same effect. */
 		if (client->state != CLIENT_DEAD) {
 			state->flushing = true;
 			state->whole = false;
 			list_push_back(&client->waiting, &state->node);
 			return;
 		}
-		state->failure = -ENOTCONN; /* nobody is left to flush */
+		state->failure = -ENOTCONN; /* there is no connection for the flush */
 	}
 	if (state->failure == 0 && request->operation == GMB_READ) {
 		client->stats.bytes_read += request->length;
@@ -432,14 +437,14 @@ void request_fail(struct gmb_client *client, struct gmb_request *request, int er
 	}
 	if (!state->whole) {
 		state->whole = true;
-		list_remove(&state->node); /* from waiting or ranges */
+		list_remove(&state->node); /* remove it from waiting or ranges */
 	}
 	if (state->parts == 0) {
 		client_request_end(client, request);
 	}
 }
 
-/* Keeps count of what a crash of the server's machine could take. */
+/* Tracks the changes that could be lost if the server's host crashed. */
 static void note_durability(struct gmb_client *client, const struct command *command)
 {
 	switch ((enum gmb_operation)command->operation) {
@@ -459,6 +464,8 @@ static void note_durability(struct gmb_client *client, const struct command *com
 	}
 }
 
+/* A failed part ends the range that is reported as copied. Later parts may have been copied, but do
+ * not count. */
 static void take_copied(struct gmb_client *client, const struct command *command)
 {
 	const struct command_copied *copied = &command->copied;
@@ -477,6 +484,8 @@ static void take_copied(struct gmb_client *client, const struct command *command
 	client->stats.bytes_copied_zeroes += copied->by_way[4];
 }
 
+/* A command has returned to the free list before the request's done() is called, so done() can
+ * submit another request. */
 void request_command_done(struct gmb_client *client, struct command *command, const char *text)
 {
 	struct gmb_request *request = command->request;
@@ -510,7 +519,8 @@ void request_command_done(struct gmb_client *client, struct command *command, co
 
 /* --- extents ------------------------------------------------------------------------------- */
 
-/* An extent belongs to one command, so that request_command_again() can take just its own back. */
+/* Merges an extent only with one of the same command, so that request_command_again() can remove
+ * the extents of one command. */
 static void client_request_extent_add(
 	struct command *command, uint64_t offset, uint64_t length, uint32_t flags)
 {
@@ -540,7 +550,8 @@ void command_extent(struct command *command, uint64_t described, uint64_t length
 	struct gmb_request *request = command->request;
 	uint64_t offset = command->offset + described;
 
-	/* Once one did not fit, none after it may: there must be no gap. */
+	/* After an extent that did not fit, later ones are dropped too, because there must be no
+	 * gap. */
 	if (request->extent_count > 0) {
 		const struct gmb_extent *last = &request->extents[request->extent_count - 1];
 
@@ -566,7 +577,7 @@ void request_command_again(struct command *command)
 	request->extent_count = kept;
 }
 
-/* --- words --------------------------------------------------------------------------------- */
+/* --- error texts ------------------------------------------------------------------------------ */
 
 static const char *reason_text(const struct gmb_client *client, const struct gmb_request *request)
 {
