@@ -361,7 +361,7 @@ void flash_cache_put(struct flash *flash, uint64_t lpn, const uint8_t *data)
 
 	GMB_ASSERT(slot != CACHE_NO_SLOT);
 	if (cache->slots[slot].lpn != FLASH_CACHE_NONE) {
-		leave(cache, slot); /* was clean */
+		leave(cache, slot); /* the slot had a clean page */
 	}
 	old = flash_cache_find(flash, lpn);
 	/* The record being filled must not have an older version and the number of this page's
@@ -374,8 +374,8 @@ void flash_cache_put(struct flash *flash, uint64_t lpn, const uint8_t *data)
 	entry->lpn = htole64(page.lpn);
 	entry->counter = htole64(page.counter);
 	entry->stamp = htole64(page.stamp);
-	/* A kill before this store leaves the old page, and a kill after it both; the
-	 * greater counter is valid. */
+	/* A kill before this store leaves the old page valid. A kill after it leaves both valid,
+	 * and the page with the greater counter counts. */
 	commit(cache, slot, FLASH_CACHE_DIRTY << 32 | flash_cache_crc(entry, bytes));
 	if (old != CACHE_NO_SLOT) {
 		home = home == GC_NO_SEGMENT ? cache->lru_slots[old].home : home;
@@ -453,8 +453,7 @@ void flash_cache_written(struct flash *flash, const struct flash_record_entry *e
 		if (slot == CACHE_NO_SLOT || cache->slots[slot].stamp > seq) {
 			continue;
 		}
-		/* The record that is written is not the page's own, or has newer contents:
-		 * the page is obsolete. */
+		/* The record has newer contents than the page, so the page is obsolete. */
 		if (cache->slots[slot].writing != seq || cache->slots[slot].is_superseded) {
 			cache_release(cache, slot);
 			continue;
@@ -585,7 +584,7 @@ static void load_ready(struct flash_wait *wait, int result)
 {
 	struct flash *flash = container_of(wait, struct flash_cache_load, wait)->flash;
 
-	if (result < 0) { /* its pages can never be written */
+	if (result < 0) { /* the pages of the cache that belong to it can never be written */
 		flash_fail(flash, result, "has a map that cannot be read");
 	}
 }
@@ -685,7 +684,7 @@ static bool write_picks(struct flash *flash)
 	cache->pick_count -= count;
 	memmove(cache->picks, cache->picks + count, cache->pick_count * sizeof(*cache->picks));
 	if (cache->pick_count == 0) {
-		flash_log_close(flash); /* because slots wait for it */
+		flash_log_close(flash); /* closed early, because slots wait for the record */
 	}
 	return true;
 }
@@ -739,7 +738,7 @@ static bool flush_step(struct flash *flash)
 	}
 	if (flash->failed == 0 && (part->flags & STORE_SETTLE) != 0 && cache->writing_count > 0) {
 		flash_log_close(flash);
-		return false; /* the anchor of its checkpoint must not refer to the file */
+		return false; /* the anchor of its checkpoint must not refer to the cache file */
 	}
 	list_remove(&part->node);
 	if (flash->failed != 0) {

@@ -91,7 +91,8 @@ struct flash_cache {
 	uint32_t last;
 	/* Slots with a record in flight (writing != 0). */
 	uint32_t writing_count;
-	uint32_t held; /* list, by chain, of slots without a page from which a record is written */
+	/* Head of the list, by chain, of slots without a page from which a record is written. */
+	uint32_t held;
 	/* Counter of the newest page. */
 	uint64_t counter;
 
@@ -122,15 +123,15 @@ struct flash_cache_options {
 /* Returns directory, or the default if it is NULL. */
 const char *flash_cache_directory(const char *directory);
 
-/* Opens or creates the cache file, and sets slot_count. The anchor must have been read. A file with
- * pages is used whatever its size. If no file can be created, a warning is logged and there is no
- * cache. If the file that the anchor refers to is lost, the loss is recorded in the anchor.
+/* Opens or creates the cache file, and sets slot_count. The anchor must have been read. Blocks.
  *
- * If the anchor refers to a file, these are errors and not losses, because the pages would be gone
- * for good: a folder that cannot be used, another folder than that of the file, and a file with
- * pages of another disk, unless the options decide about it. A read-only store with pages returns
- * -EBUSY, because the pages are not on the disk. -EPERM and other errors: a file exists that might
- * contain pages and cannot be used. Blocks. */
+ * - A file with pages is used whatever its size.
+ * - If no file can be created, a warning is logged and there is no cache.
+ * - If the file that the anchor refers to is lost, the loss is recorded in the anchor.
+ * - Errors that are no loss: the folder cannot be examined, cache-dir= names another folder than
+ *   the file's, the file cannot be used (-EPERM and others), or it has pages of another disk and
+ *   the options do not decide about them. The store is not opened, because a loss is for good.
+ * - A read-only store returns -EBUSY if the file has pages, because they are not on the disk. */
 GMB_MUST_CHECK int flash_cache_open(
 	struct flash *flash, const struct flash_cache_options *options, struct error *error);
 /* Closes the cache file and removes it, unless the anchor refers to it. Also removes other files of
@@ -148,7 +149,7 @@ bool flash_cache_knows_end(const struct flash *flash, uint64_t end);
 /* Stores the position in the file after a record has been written or a checkpoint has completed;
  * pages that come later are newer. */
 void flash_cache_follow(struct flash *flash);
-/* The tag for the anchor that is about to be written; 0: the next process needs no file. */
+/* Returns the tag for the anchor that is about to be written; 0: the next process needs no file. */
 uint64_t flash_cache_tag(const struct flash *flash);
 /* Stores the folder and boot ID of the file with the anchor's tag in the anchor. */
 void flash_cache_tell_place(struct flash *flash);
@@ -182,8 +183,8 @@ static inline const uint8_t *flash_cache_page(const struct flash_cache *cache, u
 	return cache->pages + (size_t)slot * FLASH_BLOCK_BYTES;
 }
 
-/* True if records may be written from the slots of dirty pages. False where the next server could
- * not find out whether writes of this server, if it is killed, still read the slots. */
+/* True if records may be written from the slots of dirty pages. False if a later server could not
+ * find out whether writes of a killed server still read these slots. */
 bool flash_cache_holds(const struct flash *flash);
 
 /* True if there are dirty pages, or pages whose record is not written. */
@@ -224,12 +225,12 @@ bool flash_cache_step(struct flash *flash);
 bool flash_cache_wants_log(const struct flash *flash);
 /* Completes the part when all changes answered before it are durable. */
 void flash_cache_flush(struct flash *flash, struct store_part *part);
-/* Lets the changes that were answered until now be written soon, for a snapshot. */
+/* Requests that the changes answered until now be written soon, for a snapshot. */
 void flash_cache_want_written(struct flash *flash);
-/* True when they are in records, which need not be written yet. */
+/* True when these changes are in records, which need not be written yet. */
 bool flash_cache_has_written(const struct flash *flash);
 
-/* The way for the collector to move a live block of victim with checksum crc. */
+/* Returns how the collector must move a live block of segment victim with checksum crc. */
 enum gc_way flash_cache_gc_way(struct flash *flash, uint64_t lpn, uint32_t victim, uint32_t crc);
 /* The collector has appended the dirty page of the block to the record being filled. */
 void flash_cache_written_back(struct flash *flash, uint64_t lpn);

@@ -58,7 +58,8 @@ struct cache_lru {
 	uint32_t slot_count;
 	uint32_t cold_percent;
 	struct cache_list lists[CACHE_STATE_COUNT]; /* CACHE_BUSY: only the count */
-	uint32_t cold_written;			    /* recently */
+	/* Cold pages that were recently evicted or flushed. */
+	uint32_t cold_written;
 	uint32_t cold_rewritten;
 };
 

@@ -508,7 +508,8 @@ static void end(struct flash *flash, int result)
 		free_segments(flash);
 		flash_gc_checkpointed(flash);
 		flash_views_look(flash);
-		flash_log_tell(flash); /* its syncs have covered the records in between */
+		/* Its syncs also covered the records written during the checkpoint. */
+		flash_log_tell(flash);
 	}
 	/* A STORE_SETTLE flush needs an anchor without a cache file, written by a checkpoint that
 	 * began after its arrival. */
@@ -516,7 +517,7 @@ static void end(struct flash *flash, int result)
 		settled(flash, result < 0 ? UINT32_MAX : flash->checkpoint.settle_count, result);
 	}
 	if (!list_is_empty(&flash->checkpoint.settling)) {
-		flash_checkpoint_ask(flash); /* it began before they arrived */
+		flash_checkpoint_ask(flash); /* this checkpoint began before they arrived */
 	}
 	if (flash->is_starting) {
 		start_ended(flash, result);
@@ -705,7 +706,8 @@ uint64_t flash_end(struct store *store)
 	if (!flash->has_ended && has_to_write(flash)) {
 		write_at_end(flash);
 	}
-	if (flash->failed != 0 || flash->counters.checkpoints > 0) { /* else it was not served */
+	/* Otherwise the store was not served. */
+	if (flash->failed != 0 || flash->counters.checkpoints > 0) {
 		left = flash_cache_left(flash);
 	}
 	if (!flash->has_ended && left > 0) {

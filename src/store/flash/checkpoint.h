@@ -24,23 +24,24 @@ enum flash_checkpoint_state {
 	FLASH_CHECKPOINT_LEVEL_1,
 	FLASH_CHECKPOINT_LEVEL_2,
 	FLASH_CHECKPOINT_SYNC,	       /* everything that the anchor refers to is made durable */
-	FLASH_CHECKPOINT_ANCHOR_FIRST, /* written and made durable */
+	FLASH_CHECKPOINT_ANCHOR_FIRST, /* the first anchor is written and made durable */
 	FLASH_CHECKPOINT_ANCHOR_SECOND,
 	FLASH_CHECKPOINT_STATE_COUNT
 };
 
 struct flash_checkpoint {
 	enum flash_checkpoint_state state;
-	uint32_t next;		     /* map slot or node to examine next */
-	bool is_appended;	     /* all nodes of the level are appended */
-	uint64_t step_end;	     /* the last step's records have smaller numbers */
-	uint32_t step_dirty;	     /* dirty pages of this round at the last step */
-	struct flash_position begin; /* it contains the changes of all earlier records */
-	uint64_t clock;		     /* clock at its beginning */
-	uint32_t settle_count;	     /* flushes in settling that arrived before it began */
-	struct list_node settling;   /* STORE_SETTLE flushes that wait for a checkpoint */
-	bool is_asked;		     /* another one must begin */
-	bool is_waiting;	     /* waits for the write of an anchor, or for a sync */
+	uint32_t next;	     /* map slot or node to examine next */
+	bool is_appended;    /* all nodes of the level are appended */
+	uint64_t step_end;   /* the last step's records have smaller numbers */
+	uint32_t step_dirty; /* dirty pages of this round at the last step */
+	/* Position of its beginning: it contains the changes of all earlier records. */
+	struct flash_position begin;
+	uint64_t clock;		   /* clock at its beginning */
+	uint32_t settle_count;	   /* flushes in settling that arrived before it began */
+	struct list_node settling; /* STORE_SETTLE flushes that wait for a checkpoint */
+	bool is_asked;		   /* another one must begin */
+	bool is_waiting;	   /* waits for the write of an anchor, or for a sync */
 	struct flash_io io;
 	uint8_t *block;
 };

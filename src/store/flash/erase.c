@@ -20,8 +20,8 @@
 #include "store/flash/flash.h"
 
 enum {
-	WEAR_ERASES = 32,    /* fewer than the mean, then a segment is moved */
-	WEAR_SEGMENTS = 128, /* written for each one that is moved: less than 1 % */
+	WEAR_ERASES = 32,    /* a segment is moved if it has so many erases fewer than the mean */
+	WEAR_SEGMENTS = 128, /* segments written for each one that is moved: less than 1 % */
 };
 
 static uint64_t segment_offset(const struct flash *flash, uint32_t segment)

@@ -26,7 +26,7 @@ enum {
 	CACHE_DEFAULT_DIVISOR = 8, /* the default is at most this part of the disk */
 	CONFIG_PATH_BYTES = 3072,
 };
-/* Time between two looks at a barrier that writes of a killed server keep closed. */
+/* Interval at which a closed barrier is checked again. */
 #define BARRIER_PAUSE_NS UINT64_C(50000000)
 
 struct flash_config {
@@ -83,7 +83,7 @@ void flash_finish(struct store_part *part, int result)
 {
 	struct flash *flash = flash_of(part);
 
-	/* flash_io_ended() completes the last part. */
+	/* The last part is held back; flash_io_ended() completes it. */
 	if (flash->io_count > 0 && flash->part_count == flash->held_count + 1) {
 		flash_scratch_of(part)->result = result;
 		flash->held_count++;
@@ -130,8 +130,8 @@ void flash_pump(struct flash *flash)
 		flash->pump_again = false;
 		while (pump_one(flash)) {
 		}
-		/* Last, when small changes have gathered in the record and helpers are idle
-		 * again. */
+		/* These come last, when small changes have gathered in the record and
+		 * helpers are idle again. */
 		if (flash_may_work(flash)) {
 			flash_log_kick(flash);
 			(void)flash_reads_resume(flash);

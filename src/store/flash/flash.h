@@ -121,12 +121,13 @@ struct flash {
 	 * of victims that freed no space. */
 	bool has_hope;
 	bool is_out; /* clients wait for space, and the collector finds no victim */
-	/* Parts in the store, including held ones; held parts; operations in flight: transfers,
-	 * syncs, calls on worker threads, deferred turns. */
+	/* Parts in the store, including held ones. */
 	uint32_t part_count;
+	/* Finished parts that are held back. */
 	uint32_t held_count;
+	/* Operations in flight: transfers, syncs, calls on worker threads, deferred turns. */
 	uint32_t io_count;
-	/* Finished parts that wait until io_count is 0. */
+	/* The held parts, which complete when io_count is 0. */
 	struct list_node held;
 	bool is_pumping;
 	bool pump_again;

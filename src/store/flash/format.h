@@ -172,8 +172,8 @@ struct flash_view_anchor {
 	struct flash_entry top[FLASH_TOP_ENTRIES];
 };
 
-/* After a failed write to the log: record seq and its successors are at the beginning of
- * segment. */
+/* After a failed write to the log, record seq is at the beginning of segment, and its successors
+ * follow. */
 struct flash_detour {
 	uint64_t seq;
 	uint32_t segment;
@@ -182,7 +182,7 @@ struct flash_detour {
 struct flash_anchor {
 	uint32_t version; /* format, FLASH_OLDEST_VERSION to FLASH_ANCHOR_VERSION */
 	uint8_t uuid[FLASH_UUID_BYTES];
-	uint64_t serial; /* the greater one is newer */
+	uint64_t serial; /* serial number; the anchor with the greater one is newer */
 	struct flash_geometry geometry;
 	struct flash_position next; /* first record after the checkpoint's beginning */
 	uint64_t clock;		    /* blocks written by clients, see gc_policy.h */
@@ -198,7 +198,8 @@ struct flash_anchor {
 	uint32_t zone_blocks;	       /* distance of two zones; 0: a device without zones */
 	struct flash_entry top[FLASH_TOP_ENTRIES];
 	struct flash_view_anchor views[FLASH_VIEWS];
-	struct flash_detour detours[FLASH_DETOURS]; /* after next, in log order */
+	/* Detours of records after next, in log order. */
+	struct flash_detour detours[FLASH_DETOURS];
 	uint32_t detour_count;
 };
 
@@ -344,8 +345,8 @@ void flash_cache_head_encode(const struct flash_cache_head *head, uint8_t block[
  * of a file of another size. */
 GMB_MUST_CHECK bool flash_cache_head_decode(
 	const uint8_t block[FLASH_BLOCK_BYTES], uint64_t file_bytes, struct flash_cache_head *head);
-/* Change one field of the head in a file that is in use: the position, with release
- * order, or the disk. */
+/* Change the head of a file that is in use: _follow stores the position, with release order, and
+ * _give the identity of the disk. */
 void flash_cache_head_follow(uint8_t *block, uint64_t seq);
 void flash_cache_head_give(uint8_t *block, const uint64_t disk[2]);
 /* Checksum for commit: over the other fields of the entry, and the page. */

@@ -24,12 +24,14 @@
 #include "store/flash/flash.h"
 
 enum {
-	VICTIMS_MAX = 12,	 /* victims of one round while clients wait, */
-	ROUND_BLOCKS = 12 << 14, /* fewer victims if these have more blocks together: 768 MiB */
-	/* Free segments above the starting threshold at which a round ends: fewer checkpoints. */
+	VICTIMS_MAX = 12,	 /* limit of victims in a round while clients wait */
+	ROUND_BLOCKS = 12 << 14, /* limit of the blocks in these victims: 768 MiB */
+	/* A round ends with this many free segments above the starting threshold, to save
+	 * checkpoints. */
 	ENOUGH_SEGMENTS = 4,
 	CREDIT = 4, /* blocks examined for each block that clients write */
-	/* The same with fewer free ones than halfway from the starting threshold to the reserve. */
+	/* Replaces CREDIT when fewer segments are free than halfway from the starting
+	 * threshold to the reserve. */
 	CREDIT_LATE = 16,
 	/* A round on small segments can free no more than its checkpoint takes. If the
 	 * number of victims since the last gain reaches this multiple of all segments, no
@@ -50,7 +52,7 @@ struct flash_gc {
 	struct flash *flash;
 	enum flash_gc_state state;
 	uint32_t victim;
-	uint32_t block; /* header of the current record in the victim */
+	uint32_t block; /* block of the victim with the header of the current record */
 	uint32_t entry; /* entry to examine next */
 	/* Position of that entry's block in the record. */
 	uint32_t entry_block;
@@ -60,7 +62,7 @@ struct flash_gc {
 	uint32_t wait_tree;
 	/* The read in flight is for blocks, not for a header. */
 	bool reads_blocks;
-	uint32_t begin_segments; /* threshold of free segments below which collection begins */
+	uint32_t begin_segments; /* collection begins when fewer segments are free */
 	/* A round ends when this many segments are free, or will be with the next checkpoint. */
 	uint32_t enough_segments;
 	uint32_t floor_segments; /* segments that it leaves to checkpoints */

@@ -12,8 +12,8 @@ const struct gc_rule gc_rule_auto = {
 };
 
 static const uint32_t state_edges[GC_STATE_COUNT] = {
-	/* When a log is opened: to closed by gc_restore(), or to erasing if it contains old
-	 * data. */
+	/* Transitions when a log is opened: to closed by gc_restore(), or to erasing if the
+	 * segment contains old data. */
 	[GC_FREE] = BIT(GC_OPEN) | BIT(GC_CLOSED) | BIT(GC_ERASING),
 	[GC_OPEN] = BIT(GC_CLOSED),
 	[GC_CLOSED] = BIT(GC_CANDIDATE),

@@ -38,7 +38,7 @@ struct gc_rule {
 	bool knows_cache;
 	bool cost_benefit;
 	bool weighs_cold;     /* weight cold_dirty by the cache's history, else fully */
-	uint8_t cold_percent; /* the default size of the cold part */
+	uint8_t cold_percent; /* default share of cold pages in percent */
 };
 
 extern const struct gc_rule gc_rule_auto;

@@ -26,10 +26,10 @@ struct flash_io {
 	struct flash *flash;
 	union {
 		struct mem_ref memory;
-		struct {		      /* a record, see flash_io_write_record() */
+		struct {		      /* vector of a record, see flash_io_write_record() */
 			struct iovec *vector; /* first run that is not completely written */
 			uint32_t vector_count;
-			size_t vector_used; /* bytes of that run that are written */
+			size_t vector_used; /* bytes of that first run already written */
 		};
 	};
 	/* block: position in the log's numbering; offset: bytes on the device. */
@@ -41,7 +41,7 @@ struct flash_io {
 	bool is_write;
 	bool has_vector;
 	bool is_durable;       /* FUA */
-	struct list_node node; /* while it is queued: flash_zone_write(), flash_io_block() */
+	struct list_node node; /* entry of the queue of flash_zone_write() or flash_io_block() */
 	void (*done)(struct flash_io *io, int result);
 };
 
@@ -49,17 +49,17 @@ struct flash_io {
 struct flash_zones {
 	uint64_t bytes;			       /* distance of two zones; 0: the device has none */
 	uint64_t first;			       /* offset of the zone of anchors A */
-	uint32_t count;			       /* equal zones from that one on */
+	uint32_t count;			       /* number of equal zones, from that one on */
 	uint32_t capacity;		       /* blocks in each zone */
 	uint32_t anchor_blocks[FLASH_ANCHORS]; /* blocks written to each anchor zone */
 	/* Segment whose zone is being written, or FLASH_NO_SEGMENT. */
 	uint32_t segment;
-	uint32_t blocks;	 /* blocks of that zone that are written */
-	struct list_node writes; /* queued, in order */
+	uint32_t blocks;	 /* blocks already written there */
+	struct list_node writes; /* queued writes, in order */
 	/* The write in flight, or NULL. */
 	struct flash_io *writing;
-	struct ring_op op; /* finishes or resets a zone before that write */
-	uint32_t ends;	   /* number of that zone, counting the anchors' zones */
+	struct ring_op op; /* operation that finishes or resets a zone before the write */
+	uint32_t ends;	   /* zone to finish or reset, counted from the zone of anchors A */
 };
 
 /* --- transfers (io.c) ------------------------------------------------------------------------ */
@@ -85,8 +85,9 @@ void flash_sync_part(struct flash *flash, struct store_part *part);
 void flash_sync_checkpoint(struct flash *flash);
 /* The same for a move of the log: calls flash_move_synced(). */
 void flash_sync_move(struct flash *flash);
-/* Writes an anchor. is_first: the one that was not read when the store was opened; the other one
- * must follow. The block must stay until done is called. */
+/* Writes an anchor. is_first selects the anchor that was not read when the store was opened;
+ * it must be durable before the anchor that was read is overwritten. The block must stay
+ * until done is called. */
 void flash_anchor_write(struct flash *flash, struct flash_io *io, uint8_t *block, bool is_first,
 	void (*done)(struct flash_io *io, int result));
 
@@ -103,8 +104,8 @@ uint64_t flash_block_offset(const struct flash *flash, uint32_t block);
 /* Reads the newest anchor of zone or block `anchor`; zeroes: none was written. Blocks. */
 GMB_MUST_CHECK int flash_anchor_read(
 	int fd, struct flash_zones *zones, uint32_t anchor, uint8_t *block);
-/* Reads blocks of one segment before the store has started. Blocks after a zone's write pointer
- * are zeroes. Blocks. */
+/* Reads count blocks of one segment before the store has started, and waits for them. After the
+ * write pointer of a zone they are zeroes. */
 GMB_MUST_CHECK int flash_read(struct flash *flash, uint32_t block, uint32_t count, void *bytes);
 /* Reads the state of the segments' zones. No effect without zones. Blocks. */
 GMB_MUST_CHECK int flash_zones_load(struct flash *flash);

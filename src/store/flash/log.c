@@ -20,10 +20,9 @@
 
 enum {
 	BUFFER_BLOCKS = FLASH_RECORD_ENTRIES + 1,
-	/* Small changes gather in one record while this many records are in flight. */
+	/* While this many records are in flight, small changes gather in one record. */
 	FLYING_GATHER = 2,
-	/* Minimum of blocks left in a segment for another record; with fewer, the next
-	 * record is elsewhere. */
+	/* With fewer blocks than this left in a segment, the next record begins in another one. */
 	LINK_BLOCKS = 2,
 	/* Blocks after which a marker record declares them durable (docs/protocol/flash.md). */
 	UNTOLD_BLOCKS = 64,
@@ -82,7 +81,7 @@ uint32_t flash_take_segment(struct flash *flash)
 {
 	uint32_t best = FLASH_NO_SEGMENT;
 
-	/* A linear search, once for each segment of log. */
+	/* One linear search for each segment of log. */
 	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
 		if (flash->table.segments[i].state == GC_FREE &&
 			(best == FLASH_NO_SEGMENT ||
@@ -128,7 +127,7 @@ static void apply_node(struct flash *flash, const struct flash_record_entry *ent
 		struct flash_slot *slot =
 			flash_map_find(flash, tree * geometry->page_count + index);
 
-		if (slot->state == FLASH_SLOT_WRITTEN) { /* else it was changed again since */
+		if (slot->state == FLASH_SLOT_WRITTEN) { /* otherwise it was changed again */
 			flash_map_clean(flash, slot);
 		}
 	}
@@ -329,7 +328,7 @@ static void close_record(struct flash *flash, bool leaves_segment)
 	list_push_back(&log->flying, &buffer->node);
 	log->flying_count++;
 	if (flash->failed != 0) {
-		/* Retired without a write, after the earlier records. */
+		/* The record fails: it is retired without a write, after the earlier ones. */
 		buffer->is_written = true;
 		retire_written(flash);
 		return;
@@ -347,7 +346,7 @@ static void close_record(struct flash *flash, bool leaves_segment)
 	record->next_segment = FLASH_NO_SEGMENT;
 	if (leaves_segment || flash->anchor.geometry.segment_blocks - end < LINK_BLOCKS) {
 		record->next_segment = flash_take_segment(flash);
-		/* Ensured by flash_log_room() */
+		/* Ensured by flash_log_room(). */
 		GMB_ASSERT(record->next_segment != FLASH_NO_SEGMENT);
 	}
 	log->head.seq++;
@@ -427,7 +426,7 @@ static bool record_next(struct flash *flash, uint32_t entries, uint32_t kept, bo
 		if (is_own) {
 			flash_log_close(flash);
 		}
-		/* The store's own record has nothing left to wait for. */
+		/* Nothing in flight could free a segment, so the store's own record cannot wait. */
 		if (is_own && flash_log_is_idle(flash) &&
 			flash->table.state_counts[GC_ERASING] == 0) {
 			flash_fail(flash, -ENOSPC, "is full");

@@ -101,7 +101,7 @@ bool flash_log_room(struct flash *flash, uint32_t entries, bool is_own);
 void flash_log_append(struct flash *flash, const struct flash_record_entry *entry,
 	const uint8_t *data, bool is_held);
 /* Returns the number of entries with a block that fit into the record being filled, or, if it is
- * full, into the next one within the same segment. Always > 0. */
+ * full, into the next one at its position in the log. Always > 0. */
 uint32_t flash_log_fit(const struct flash *flash);
 /* Completes the part when everything that was appended before is written (for FUA and flush:
  * durable), or never will be. Its result is the one in its scratch, or the error of the log. */

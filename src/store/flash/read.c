@@ -19,8 +19,8 @@
 enum {
 	FLASH_HELPERS = 64,
 	FLASH_RUN_BLOCKS = 256,
-	EXTENT_LOADS_MAX = 256,	    /* pages read for one extents part */
-	EXTENT_PAGES_MAX = 1 << 16, /* examined for one extents part */
+	EXTENT_LOADS_MAX = 256,	    /* limit of pages read for one extents part */
+	EXTENT_PAGES_MAX = 1 << 16, /* limit of pages examined for one extents part */
 };
 
 /* Reads a run of blocks for a part, or a single block of which the part needs a piece. */
@@ -35,7 +35,7 @@ struct flash_helper {
 	uint32_t bytes;	 /* length of the piece; 0: a run */
 	uint64_t at;	 /* position of the piece in the part */
 	uint64_t block;	 /* first block, of the disk */
-	uint8_t *bounce; /* a block; used with a piece */
+	uint8_t *bounce; /* buffer of one block, for a piece */
 	uint32_t crcs[FLASH_RUN_BLOCKS];
 };
 

@@ -29,7 +29,7 @@
 /* State of a lost page, from the headers. */
 struct lost {
 	uint32_t page;
-	/* Number before which its newest image was made; 0: no image was found. */
+	/* Number of the record before which its newest image was made; 0: no image was found. */
 	uint64_t newest_seq;
 	uint64_t whole_seq; /* the same for the newest undamaged image */
 	uint32_t whole_moves;
@@ -136,7 +136,7 @@ static int visit_all(struct rebuild *rebuild, int (*visit)(struct rebuild *rebui
 	return 0;
 }
 
-/* Collects the ends of runs: each record contains that of the previous run. */
+/* Collects the ends of runs: each record contains the end of the previous run. */
 static int find_run(struct rebuild *rebuild)
 {
 	uint64_t before = rebuild->record.before;
@@ -237,7 +237,7 @@ static int find_changes(struct rebuild *rebuild)
 	uint32_t block = record->at + 1;
 
 	if (record->seq >= rebuild->flash->anchor.next.seq) {
-		return 0; /* is replayed */
+		return 0; /* the replay applies it */
 	}
 	for (uint32_t i = 0; i < record->entry_count && !is_void(rebuild, record->seq); i++) {
 		const struct flash_record_entry *entry = &record->entries[i];

@@ -29,7 +29,7 @@ enum {
 	SPARSE_PART = 4,
 	/* Approximate limit of a log: up to its checkpoint, and during an unfinished one. */
 	LOG_BLOCKS = 2 * FLASH_LOG_BLOCKS,
-	TELL_BLOCKS = 1 << 15,			 /* from one message to the next */
+	TELL_BLOCKS = 1 << 15,			 /* blocks of log between two messages */
 	AHEAD_BLOCKS = FLASH_RECORD_ENTRIES + 1, /* capacity of flash->record_bytes */
 };
 
@@ -141,10 +141,11 @@ struct replay {
 	/* Range of device blocks in flash->record_bytes, empty at first. */
 	uint32_t first;
 	uint32_t count;
-	/* Size of recent records in blocks; a large one has an effect for some time. */
+	/* Decaying maximum of the sizes of recent records, in blocks. */
 	uint32_t usual;
-	uint64_t blocks;   /* blocks of the log read so far */
-	uint32_t slow_end; /* a block before it is unreadable: no read ahead up to there */
+	uint64_t blocks; /* blocks of the log read so far */
+	/* End of a range with an unreadable block, in which nothing is read ahead. */
+	uint32_t slow_end;
 };
 
 /* Continues at this position, or at the detour of its record. */
@@ -284,7 +285,7 @@ static int load_page(struct flash *flash, uint32_t page, struct flash_slot **slo
 		}
 	}
 	if (result == 0 && !flash_map_dirty(flash, slot)) {
-		result = -EUCLEAN; /* more than can change between two checkpoints */
+		result = -EUCLEAN; /* more pages than can change between two checkpoints */
 	}
 	*slot_out = slot;
 	return result;
@@ -595,7 +596,7 @@ static int read_tree(
 	return result;
 }
 
-/* Steps in the order of their dependencies, until one fails. */
+/* Runs the steps of a recovery in order, until one fails. */
 static int recover(struct flash *flash, struct replay *replay, struct error *error)
 {
 	int result = flash_zones_load(flash);
@@ -617,8 +618,8 @@ static int recover(struct flash *flash, struct replay *replay, struct error *err
 		flash->table.clock = replay->clock;
 		result = restore_segments(flash, replay->seen);
 	}
-	/* The comparison with the cache file's position is meaningless if the log was cut off by
-	 * damage, unless that loss is accepted. */
+	/* The position in the cache file is compared only if no record is lost, or the loss is
+	 * accepted. Otherwise the store is refused for the loss. */
 	if (result == 0 &&
 		(!flash_has_loss(flash) || (flash->damage.repairs & STORE_REPAIR_LOSS) != 0)) {
 		result = flash_cache_compare(flash, replay->at.seq, error);

@@ -31,17 +31,18 @@ struct flash_holes {
 
 /* Results of recovery. */
 struct flash_damage {
-	/* Byte at which the log ends; number of durable records lost from there on; or the error
-	 * with which the log cannot be read there. */
+	/* Byte of the device at which the log ends. */
 	uint64_t lost_at;
+	/* Durable records that are lost from there on. */
 	uint64_t lost_records;
+	/* Error with which the log cannot be read there; 0: none. */
 	int lost_error;
 	uint32_t repairs;	  /* enum store_repair, as requested */
 	uint32_t twins_used;	  /* nodes of which only the second copy could be read */
 	bool is_table_damaged;	  /* the segment table was damaged and has been counted again */
 	struct flash_holes holes; /* pages of the disk that are lost or damaged */
-	/* Results of a repair: pages that were linked again unchanged, pages that were
-	 * reconstructed from changes, and pages of which no trace was found. */
+	/* Results of a repair: pages linked again unchanged, pages reconstructed from changes, and
+	 * pages of which no trace was found. */
 	uint32_t linked_pages;
 	struct flash_holes patched;
 	struct flash_holes emptied;

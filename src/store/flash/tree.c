@@ -195,7 +195,8 @@ int flash_tree_read(
 		for (uint32_t i = 0; i < flash->anchor.geometry.node_counts[level]; i++) {
 			int result = 0;
 
-			/* The entries of a missing node stay zeroes, and their memory untouched. */
+			/* The entries of a missing node stay zeroes; not touching them saves
+			 * memory. */
 			if (tree->levels[level][i].block != 0) {
 				result = read_upper(flash, number, level, i, damaged);
 			}

@@ -39,7 +39,7 @@ struct flash_view {
 struct flash_views {
 	struct flash_view list[FLASH_VIEWS];
 	struct store_view_request *request; /* being processed, or NULL */
-	struct list_node waiting;	    /* requests after it */
+	struct list_node waiting;	    /* requests that wait for the current one */
 	struct ring_op turn;		    /* completes the request in a later batch */
 	bool is_prepared; /* the changes answered before it are in the log, or on the way there */
 	bool holds;	  /* changes wait until the checkpoint of the snapshot begins */
@@ -56,7 +56,7 @@ struct flash_views {
 /* A snapshot as a read-only store. Its parts are processed on the ring of the disk's store. */
 struct flash_view_store {
 	struct store base;
-	struct flash *flash; /* outlives it */
+	struct flash *flash; /* the store of the disk, which outlives this one */
 	uint32_t index;
 	uint64_t serial; /* serial number of the snapshot; its slot may be reused by another one */
 };

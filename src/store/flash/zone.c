@@ -282,7 +282,7 @@ int flash_zones_take(struct flash *flash, struct error *error)
 					"server, and start it again",
 					flash->path);
 			}
-			zones->segment = i; /* finished before another zone is written */
+			zones->segment = i; /* its zone is finished before another one is written */
 			zones->blocks = segment->written;
 		}
 	}
