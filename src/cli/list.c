@@ -232,7 +232,7 @@ static int show_nbd(const struct list_arguments *arguments, const struct export_
 	struct error error;
 	int err = nbd_dial_wait(&options, -1, NULL, &answers, &error);
 
-	/* Prints only complete lists, because the reader could not see what is missing. */
+	/* Prints only complete lists, because a reader could not see that entries are missing. */
 	if (err == 0) {
 		err = print(arguments, uri, nbd_handshake_offers(answers), &error);
 	}

@@ -29,7 +29,7 @@ static int give_socket(
 	return 0;
 }
 
-/* The kernel reports to clients the user that called listen() last, so calls it again. */
+/* Calls listen() again, because the kernel reports to clients the user that called it last. */
 static void show_user(const struct listener *listener)
 {
 	for (uint32_t i = 0; listener->uri.is_unix && i < listener->fd_count; i++) {
@@ -113,8 +113,8 @@ static int confine_allow_memory(
 	return folder == NULL ? 0 : sandbox_allow(sandbox, folder, SANDBOX_SHARED_MEMORY, error);
 }
 
-/* Permits the disks, because each thread opens its disk again. An export that was added to the
- * previous process lies where that process could open it. */
+/* Permits the disks, because each thread opens its disk again. Skips exports that commands added to
+ * the previous process: they must lie where that process could open them. */
 static int allow_exports(
 	struct sandbox *sandbox, const struct server_config *config, struct error *error)
 {

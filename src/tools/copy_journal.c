@@ -19,7 +19,8 @@ enum {
 	HEAD_LINES = 4,
 	PATH_BYTES = 200,
 };
-/* Enough for 20 million lines; a copy writes one per GiB. */
+/* Enough for 20 million lines. A copy appends one per checkpoint: every 5 seconds or
+ * checkpoint_bytes. */
 #define JOURNAL_BYTES_MAX (INT64_C(1) << 29)
 
 static const char magic[] = "gmblock copy journal 1";

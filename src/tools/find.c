@@ -239,7 +239,7 @@ static void find_look_at(struct search *search, const char *path, const char *ur
 	search->servers++;
 	rank = rank_of(document, &peer, uri);
 	if (rank > search->rank) {
-		/* An exact match replaces matches by another spelling. */
+		/* A match of a higher rank replaces earlier ones. */
 		search->rank = rank;
 		search->matches = 0;
 		search->cut = false;

@@ -127,8 +127,9 @@ static int out_of_reach(struct error *error)
 		"destination, which is one of this machine; give one of the network");
 }
 
-/* Determines the source's address as the destination will see it. If the source is on this machine,
- * the destination sees our address. */
+/* Binds the ticket to the source, as the destination will see it: by the source's address; by our
+ * address if the source is on this machine; by its user if both servers are reached over Unix
+ * sockets. */
 static int bind_to_source(const struct end *source, const struct end *target,
 	struct push_wire_grant *grant, struct error *error)
 {

@@ -138,7 +138,7 @@ static bool is_news(const struct counter *counter, uint64_t value)
 	       (counter->unit != COUNTER_PERMILLE || value != 1000);
 }
 
-/* Prints a line for each such counter. title is a line above them, or NULL. */
+/* Prints a line for each counter that is_news() accepts. title is a line above them, or NULL. */
 static void show_counters(
 	const char *title, const struct counter_table *table, const json_t *object)
 {

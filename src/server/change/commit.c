@@ -218,10 +218,8 @@ static int prepare_reactor(struct change *change, struct reactor *reactor, struc
 	return rc;
 }
 
-/*
- * Undoes engine_export_prepare() on one reactor. An export without measurements was not prepared
- * there.
- */
+/* Undoes engine_export_prepare() on one reactor. An export without measurements was not prepared
+ * there. */
 static void drop_prepared(struct engine *engine, void *context)
 {
 	struct change *change = context;
@@ -315,10 +313,8 @@ static void update(struct change_item *item)
 	atomic_store_explicit(
 		&export->connections_max, after->connections_max, memory_order_relaxed);
 	item->description = export_set_description(export, item->description);
-	/*
-	 * The entry stays in the table, so the settings are swapped, and the change frees the old
-	 * ones.
-	 */
+	/* The entry stays in the table, so the settings are swapped, and the change frees the old
+	 * ones. */
 	swapped = *before;
 	*before = *after;
 	*after = swapped;

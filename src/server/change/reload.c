@@ -90,10 +90,8 @@ static const struct server_config *configured(const struct reload *reload)
 
 /* --- closing disks --------------------------------------------------------------------------- */
 
-/*
- * Called on any thread for each closed disk, possibly after the request was answered. The last call
- * after the answer frees the request.
- */
+/* Called on any thread for each closed disk, possibly after the request was answered. The last call
+ * after the answer frees the request. */
 static void disk_has_closed(void *context)
 {
 	struct reload_request *request = context;
@@ -369,7 +367,7 @@ static void *change_reload_run(void *context)
 	return NULL;
 }
 
-/* Queues the request, which is taken. */
+/* Queues the request. Takes it. */
 static void change_reload_ask(struct reload *reload, struct reload_request *request)
 {
 	pthread_mutex_lock(&reload->lock);
@@ -857,10 +855,8 @@ static struct control_client *next_client(struct reload *reload)
 	return client;
 }
 
-/*
- * Posts under the lock. Otherwise reload_stop() could return between the check and the post, and
- * the reactor could be destroyed.
- */
+/* Posts under the lock. Otherwise reload_stop() could return between the check and the post, and
+ * the reactor could be destroyed. */
 bool reload_post(struct reload *reload, struct reactor *reactor, struct reactor_task *task)
 {
 	bool posts;

@@ -244,8 +244,8 @@ void server_rule_fini(struct server_rule *rule);
 void server_access_fini(struct server_access *access);
 void server_rates_fini(struct server_rates *rates);
 
-/* Parses "[NAME:] KEY=VALUE ... rights=RIGHTS". A backslash escapes ":", "=" and "\" in NAME, and "
- * " and "\" in a value; any other backslash is an ordinary character. */
+/* Parses "[NAME:] KEY=VALUE ... rights=RIGHTS". A backslash escapes ":", "=" and "\" in NAME, and
+ * spaces and "\" in a value; any other backslash is an ordinary character. */
 GMB_MUST_CHECK int server_config_add_access(
 	struct server_config *config, const char *text, struct error *error);
 /* Frees the access rules of the command line. */

@@ -127,10 +127,8 @@ int settle_begin(
 		struct settle_turn turn = { settle, i, last };
 		int called = reactor_call(settle->reactors[i], begin_disks, &turn);
 
-		/*
-		 * A failed call was not and will not be made (reactor_call()), so its disks are
-		 * ended here.
-		 */
+		/* A failed call was not and will not be made (reactor_call()), so its disks are
+		 * ended here. */
 		for (uint32_t k = i; called < 0 && k < settle->disk_count;
 			k += settle->reactor_count) {
 			has_settled(&settle->disks[k].base, called);

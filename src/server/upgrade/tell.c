@@ -96,10 +96,8 @@ static int send_served(struct upgrade_tell *tell, const struct served *served)
 	return rc == 0 && served->is_added ? send_added(tell, served, UPGRADE_ADDED) : rc;
 }
 
-/*
- * Each call goes through all messages from the start; send_next() skips those that were sent
- * before.
- */
+/* Each call goes through all messages from the start; send_next() skips those that were sent
+ * before. */
 int upgrade_tell_all(struct upgrade_tell *tell, const struct upgrade_sockets *sockets,
 	const struct exports *exports)
 {
