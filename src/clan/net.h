@@ -330,9 +330,9 @@ struct net_place {
 struct net_transport {
 	enum net_transport_number number;
 	uint64_t magic; /* in HELLO */
-	/* frames that a side can receive at any time; 0: unlimited, and frames are not counted */
+	/* Frames that a side can receive at any time; 0: unlimited, and frames are not counted. */
 	uint32_t receives;
-	/* it checks the peer's puts with net_access_find(), so no PUT record is sent */
+	/* It checks the peer's puts with net_access_find(), so no PUT record is sent. */
 	bool sees_puts;
 	size_t conn_bytes; /* size of its connection, which begins with struct net_conn */
 	size_t listener_bytes;
@@ -353,7 +353,7 @@ struct net_transport {
 	/* Closes the endpoint, if there is one. When it returns, no memory is written or read any
 	 * more, and no function is called for the connection. */
 	void (*close)(struct net_conn *conn);
-	/* called after close; frees the transport's state */
+	/* Called after close; frees the transport's state. */
 	void (*conn_free)(struct net_conn *conn);
 
 	/* Accept a frame, or a put or get, in the order of the calls. Each ends with

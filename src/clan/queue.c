@@ -154,7 +154,7 @@ static void wake_happened(struct waiter_file *file, uint32_t events)
 {
 	struct clan_queue *queue = container_of(file, struct clan_queue, wake_file);
 	char bytes[64];
-	/* unread bytes make the pipe readable again */
+	/* Unread bytes make the pipe readable again. */
 	ssize_t got = read(file->fd, bytes, sizeof(bytes));
 
 	GMB_UNUSED(events);

@@ -24,7 +24,7 @@
 
 enum {
 	GROUP_CONNS_FIRST = 4,
-	/* consecutive idle bells of a group within IDLE_WINDOW_MS that mute it */
+	/* Consecutive idle bells of a group within IDLE_WINDOW_MS that mute it. */
 	IDLE_BELLS_MAX = 1000,
 	IDLE_WINDOW_MS = 100,
 	MUTED_MS = 1000,

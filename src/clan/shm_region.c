@@ -171,7 +171,7 @@ static void map_region(struct work *work)
 	region->status = segment_map(region->fd, region->offset, region->bytes,
 		(region->rights & CLAN_WRITE) != 0, &region->base);
 	fd = region->fd;
-	/* cleared before the close: after fork(), a child must not dispose of a reused number */
+	/* Cleared before the close: after fork(), a child must not dispose of a reused number. */
 	region->fd = -1;
 	close(fd); /* does not block: it is a memfd, and the mapping keeps the file */
 }
@@ -295,7 +295,7 @@ int shm_region_arrived(struct shm_conn *conn, const struct shm_region *message, 
 	}
 	region->work.run = map_region;
 	region->work.done = region_mapped;
-	/* the peer can punch holes repeatedly, which stalls the worker */
+	/* The peer can punch holes repeatedly, which stalls the worker. */
 	region->work.in_doubt = rights_is_stranger(conn->conn.peer.uid);
 	region->work.owner = conn->conn.peer.uid;
 	work_start(&region->work, &conn->conn.queue->results);

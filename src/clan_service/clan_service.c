@@ -54,7 +54,7 @@ static int clan_service_source_poll(struct ring_source *source)
 
 	list_init(&hungry);
 	while ((node = list_pop_front(&service->hungry)) != NULL) {
-		/* a session that gets hungry again waits for the next turn */
+		/* A session that gets hungry again waits for the next turn. */
 		list_push_back(&hungry, node);
 	}
 	while ((node = list_pop_front(&hungry)) != NULL) {
@@ -188,7 +188,7 @@ void clan_service_listen_end(void *context, void *listener)
 
 	clan_listener_close(listener);
 	if (--service->listener_count == 0) {
-		/* later connections are rejected, because the door may be freed */
+		/* Later connections are rejected, because the door may be freed. */
 		service->door = NULL;
 	}
 }

@@ -667,7 +667,7 @@ static int ep_connect(struct fid_ep *fid, const void *address, const void *param
 		list_push_back(&ep->fabric->again, &ep->again_node);
 		result = 0;
 	} else if (result == -ECONNREFUSED) {
-		/* reported by an event, as on a network */
+		/* Reported by an event, as on a network. */
 		connect_failed(ep, FI_ECONNREFUSED, NULL, 0);
 		result = 0;
 	}

@@ -9,7 +9,7 @@
 
 enum {
 	EVENTS_BATCH = 16,
-	/* limit per progress, because a peer that sends continuously must not keep us in a call */
+	/* Limit per progress, because a peer that sends continuously must not keep us in a call. */
 	ROUNDS_MAX = 8,
 	CLOSE_WAIT_MS = 1000,
 };

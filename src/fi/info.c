@@ -434,7 +434,7 @@ static int find_addresses(const char *node, const char *service, uint64_t flags,
 	}
 	if (result == 0 && src->sa.sa_family == AF_UNSPEC) {
 		if (dest->sa.sa_family != AF_UNSPEC) {
-			/* the source address that a route to this machine would have */
+			/* The source address that a route to this machine would have. */
 			*src = *dest;
 			prov_address_set_port(src, 0);
 		} else {

@@ -45,10 +45,10 @@ enum {
 	PROV_OPS_MAX = 4096,
 	PROV_IOV_MAX = 4,
 	PROV_INJECT_BYTES = 256,
-	/* connection data of the program, for connect, accept and reject */
+	/* Connection data of the program, for connect, accept and reject. */
 	PROV_CM_BYTES_MAX = 256,
 	PROV_HELLO_BYTES_MAX = PROV_CM_BYTES_MAX + 64,
-	/* slots of 64 bytes: the limit on data in flight in one direction */
+	/* Slots of 64 bytes: the limit on data in flight in one direction. */
 	PROV_RING_SLOTS = 4096,
 	PROV_PIECE_BYTES = 64 << 10, /* of a read's answer, so that messages are sent in between */
 };

@@ -663,7 +663,7 @@ static int fi_stream_receive_step(struct prov_ep *ep)
 		}
 		in->done += (uint64_t)count;
 		if (in->done < payload_bytes(&in->record)) {
-			/* the peer can use the space while we copy the rest */
+			/* The peer can use the space while we copy the rest. */
 			clan_flush(ep->conn);
 		}
 	}

@@ -63,7 +63,7 @@ static bool has_tcp(const omni::orbServer::EndpointList &published)
 	return false;
 }
 
-/* spec is "addr", or an address to publish instead. */
+/* The specification is "addr", or an address to publish instead. */
 bool endpoint::publish_one(const char *spec, omni::orbServer::EndpointList &published)
 {
 	const size_t type_length = strlen(TYPE);

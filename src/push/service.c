@@ -68,7 +68,7 @@ struct push_viewer push_viewer_of(const struct push_session *session)
 static void end_silent(struct push_session *session)
 {
 	if (session->job == 0) {
-		/* it does not receive the end of the job, or does not close */
+		/* It does not receive the end of the job, or does not close. */
 		session_terminate(&session->base, NULL);
 	} else {
 		push_session_job_fail(session, -ETIMEDOUT,
@@ -153,7 +153,7 @@ void push_session_job_end(struct push_session *session, int status, const char *
 	if (session->job == 0) {
 		return;
 	}
-	/* before the end is reported, because the requester might start the next job */
+	/* Before the end is reported, because the requester might start the next job. */
 	if (session->source != NULL) {
 		push_source_ended(session);
 	}
@@ -171,7 +171,7 @@ void push_session_job_end(struct push_session *session, int status, const char *
 	}
 	session->noted_job = session->job;
 	session->job = 0;
-	/* starts the time to receive the end of the job */
+	/* Starts the time to receive the end of the job. */
 	session->heard_ns = ring_now_ns(engine->ring);
 	push_control_note(session, true);
 }

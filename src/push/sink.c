@@ -81,7 +81,7 @@ struct push_sink {
 	bool lent[PUSH_SLOTS];
 	bool is_shared;
 	bool is_mapped; /* the source's disk reads into our slots */
-	/* work that waits for the engine's limits */
+	/* Work that waits for the engine's limits. */
 	struct list_node waiting;
 	struct list_node answers;  /* work whose answer waits for room */
 	struct push_pieces pieces; /* handled pieces */

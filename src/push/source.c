@@ -601,7 +601,7 @@ void push_source_lent(struct push_source *source, void *base, uint32_t silence_m
 	source->memory = (struct mem_region){
 		.base = base,
 		.bytes = (uint64_t)source->slot_count * PUSH_SLOT_BYTES,
-		/* the destination can change the slots that it has lent */
+		/* The destination can change the slots that it has lent. */
 		.rights = source->maps ? MEM_RAM & ~MEM_STABLE : MEM_RAM,
 	};
 	/* An optimization; its failure is ignored. */

@@ -74,7 +74,7 @@ enum push_reach {
 /* The record of a ticket. */
 struct push_claim {
 	struct push_wire_ticket ticket;
-	/* requester; its identity is not authenticated, because push has no authentication */
+	/* Requester; its identity is not authenticated, because push has no authentication. */
 	struct peer asker;
 	char name[PUSH_NAME_BYTES_MAX];
 	uint32_t name_bytes;

@@ -53,22 +53,22 @@ enum {
 #define PUSH_ZERO_BYTES_MAX (UINT64_C(64) << 20)
 
 enum push_message {
-	/* coordinator to server */
+	/* Coordinator to server. */
 	PUSH_LOOK = 0x01,
 	PUSH_GRANT,
 	PUSH_START,
 	PUSH_JOBS,
 	PUSH_CANCEL,
-	/* server to coordinator */
+	/* Server to coordinator. */
 	PUSH_ANSWER = 0x08,
 	PUSH_JOB,
-	/* source to destination */
+	/* Source to destination. */
 	PUSH_USE = 0x10,
 	PUSH_ZERO,
 	PUSH_CHECK,
 	PUSH_FLUSH,
 	PUSH_ALIVE, /* also destination to source */
-	/* destination to source */
+	/* Destination to source. */
 	PUSH_USED = 0x18,
 	PUSH_ZEROED,
 	PUSH_CHECKED,

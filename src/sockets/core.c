@@ -26,7 +26,7 @@
 enum {
 	EVENTS_MAX = 32,
 	SEEN_WAIT_NS = 1000000,
-	/* the kernel's table of descriptors grows with the largest number */
+	/* The kernel's table of descriptors grows with the largest number. */
 	OWN_FDS_FROM_MAX = 4000,
 };
 
@@ -241,7 +241,7 @@ static void look_at_queue(bool all)
 	int count;
 
 	if (all) {
-		/* an armed queue also checks the kernel */
+		/* An armed queue also checks the kernel. */
 		GMB_UNUSED(clan_queue_arm(core.queue));
 	}
 	do {

@@ -716,7 +716,7 @@ static int send_locked(
 			break;
 		}
 		if (conn->side.out_place == SWITCH_OUT_RING) {
-			/* the event for room has come, and comes only once */
+			/* The event for room has come, and comes only once. */
 			if (!conn->out_full) {
 				sent = 0;
 				continue;

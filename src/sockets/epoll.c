@@ -560,7 +560,7 @@ static int epoll_take_locked(struct set *set, struct epoll_event *events, int ma
 			return count;
 		}
 		if (deadline_ns != UINT64_MAX && clock_now_ns() >= deadline_ns) {
-			/* checks once more for events that have occurred in the meantime */
+			/* Checks once more for events that have occurred in the meantime. */
 			deadline_ns = 0;
 		}
 	}

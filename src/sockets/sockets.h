@@ -164,7 +164,7 @@ struct conn {
 	_Atomic(uint32_t) plain_readers;
 	_Atomic(uint32_t) plain_writers;
 	_Atomic(uint32_t) pins; /* emulated calls that sleep */
-	/* calls that trigger the next attempt: reads for an acceptor, writes for a connector */
+	/* Calls that trigger the next attempt: reads for an acceptor, writes for a connector. */
 	_Atomic(uint32_t) calls;
 	_Atomic(uint32_t) next_look; /* value of calls at which the next step is attempted */
 	struct switch_side side;
@@ -325,7 +325,7 @@ extern struct core core;
 #define CORE_THREAD _Thread_local __attribute__((tls_model("initial-exec")))
 extern CORE_THREAD int core_depth;   /* this thread holds the lock, or waits for it */
 extern CORE_THREAD int core_crashed; /* greater than 0 while signals are not deferred */
-/* signals deferred until core_unlock(); bit 0 is signal 1 */
+/* Signals deferred until core_unlock(); bit 0 is signal 1. */
 extern CORE_THREAD uint64_t core_deferred;
 
 /* Returns true if the caller is libclan itself, within a call of the thread that holds the lock. */
