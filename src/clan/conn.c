@@ -57,6 +57,8 @@ void clan_conn_set_state(struct clan_conn *conn, enum clan_state state)
 	conn->state = state;
 }
 
+/* Gives one event of a connection's source. CLAN_EVENT_CLOSED frees the connection, so the state is
+ * checked first. */
 static bool give_conn_event(struct clan_source *source, struct clan_event *event)
 {
 	struct clan_conn *conn = container_of(source, struct clan_conn, source);
@@ -156,6 +158,7 @@ void clan_conn_refused(struct clan_conn *conn, const void *text, size_t bytes, c
 		log_escape(shown, sizeof(shown), text, bytes));
 }
 
+/* See clan.h. Empty parts of the vector are skipped, so *index can advance without a copy. */
 size_t clan_scatter(const struct iovec *iov, uint32_t iov_count, uint32_t *index, size_t *skip,
 	const uint8_t *from, size_t bytes)
 {

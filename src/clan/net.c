@@ -206,6 +206,8 @@ static void deadline_passed(struct clan_deadline *deadline)
 	}
 }
 
+/* Creates a connection in the given state, with the time limit of its handshake running. Fails with
+ * -EUSERS at the queue's limit, or -ENOMEM. The socket of the transport does not exist yet. */
 static struct net_conn *clan_net_conn_create(struct clan_queue *queue,
 	const struct net_transport *transport, const struct clan_conn_options *options,
 	enum clan_state state, struct error *error)
@@ -335,6 +337,8 @@ static void die(struct net_conn *conn)
 	}
 }
 
+/* While a CLOSING connection waits for the peer's end, ending is set and this call has no effect.
+ * Callers that end the wait clear it first. */
 void net_conn_end(struct net_conn *conn, int status, const char *reason)
 {
 	struct clan_conn *base = &conn->conn;
@@ -364,6 +368,8 @@ static bool is_no_answer(const struct net_conn *conn, int error)
 		       (error == 0 && conn->phase == NET_TALKING));
 }
 
+/* The reason depends on the phase: before HELLO was answered, the port probably belongs to another
+ * service. */
 void net_conn_cut(struct net_conn *conn, int error)
 {
 	char reason[CLAN_REASON_BYTES];
@@ -414,6 +420,8 @@ void net_conn_drained(struct net_conn *conn)
 	}
 }
 
+/* Closes the connection immediately if the peer cannot read END: no endpoint, or no HELLO was sent.
+ * Otherwise sends END and waits for the peer's end, at most LINGER_MS. */
 static void clan_net_conn_close(struct clan_conn *base)
 {
 	struct net_conn *conn = net_conn(base);
@@ -441,6 +449,7 @@ static void clan_net_conn_close(struct clan_conn *base)
 
 /* --- set-up ----------------------------------------------------------------------------------- */
 
+/* Sends HELLO or WELCOME. The frame buffers are empty at that time, so there is always room. */
 static void send_hello(
 	struct net_conn *conn, enum net_system_type type, const void *hello, size_t hello_bytes)
 {
@@ -598,6 +607,8 @@ static void run_look_up(struct work *work)
 	}
 }
 
+/* The name is resolved. The program could have closed the connection in the meantime; then only the
+ * endpoint is missing, and die() completes the close. */
 static void looked_up(struct work *work)
 {
 	struct net_resolve *resolve = container_of(work, struct net_resolve, work);
@@ -804,6 +815,8 @@ static int net_listen(struct clan_queue *queue, const char *address,
 	return 0;
 }
 
+/* Closes the listener's socket and the connections that the program does not know. The listener is
+ * freed with the last of its connections, because they count themselves in it. */
 static void clan_net_listener_close(struct clan_listener *base)
 {
 	struct net_listener *listener = container_of(base, struct net_listener, listener);

@@ -222,6 +222,8 @@ static bool counts_frames(const struct net_conn *conn)
 	return conn->transport->receives > 0;
 }
 
+/* Completes the head of a frame and posts it. Returns false if it was not posted: the transport has
+ * no room (the connection is scheduled for the next turn) or has failed (the connection is cut). */
 static bool post_frame(struct net_conn *conn, struct net_buffer *buffer)
 {
 	struct net_frame_head head = {
@@ -294,6 +296,7 @@ void net_publish_conn(struct net_conn *conn)
 	conn->transport->flush(conn);
 }
 
+/* The buffer is free. Sending continues if records, credits or ring space are pending. */
 void net_frame_sent(struct net_conn *conn, struct net_buffer *buffer)
 {
 	conn->sends_posted--;
@@ -462,6 +465,8 @@ static bool net_frame_head_is_valid(
 	return true;
 }
 
+/* Checks a message (O6 and O7) and copies it into the ring of its class. In CLOSING it is checked
+ * and discarded. */
 static int net_frame_message_arrived(
 	struct net_conn *conn, const struct net_record_head *head, const uint8_t *record)
 {
@@ -519,6 +524,7 @@ size_t net_system_bytes(enum net_system_type type)
 	return lengths[type];
 }
 
+/* Checks the type and length of a system record, and dispatches it. */
 static int system_arrived(
 	struct net_conn *conn, const struct net_record_head *head, const uint8_t *data)
 {
@@ -612,6 +618,8 @@ static void message_taken(struct net_conn *conn, enum net_class class)
 	}
 }
 
+/* Copies the next message of a class to the program's buffer. Returns 0, -EAGAIN or -EMSGSIZE. A
+ * stream message that was partly read is returned without the bytes that were read. */
 static int net_frame_take_message(struct net_conn *conn, enum net_class class,
 	struct clan_message *message, void *buffer, uint32_t bytes)
 {

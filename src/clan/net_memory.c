@@ -280,6 +280,8 @@ static uint16_t refuse_region(const struct net_conn *conn, const struct net_regi
 		       : 0;
 }
 
+/* REGION: checks O9, and enters the region. A refused region keeps its entry until the answer is
+ * sent. */
 static int region_offered(struct net_conn *conn, const struct net_region *record)
 {
 	struct net_peer_region *region;
@@ -616,6 +618,8 @@ static void write_revoked(struct net_conn *conn, struct net_owed *owed)
 	net_append_system(conn, NET_REVOKED, &record, sizeof(record));
 }
 
+/* REVOKE: invalidates the ticket, so no new put or get uses it. REVOKED waits for those in
+ * progress. */
 static int revoke_arrived(struct net_conn *conn, const struct net_revoke *record)
 {
 	struct net_ticket *ticket;
@@ -928,6 +932,7 @@ int net_memory_record(struct net_conn *conn, enum net_system_type type, const ui
 
 /* --- the end ---------------------------------------------------------------------------------- */
 
+/* The endpoint is closed, so the peer's operations have ended: strict revocations succeed. */
 void net_memory_end(struct net_conn *conn)
 {
 	list_for_each(node, &conn->conn.shares)

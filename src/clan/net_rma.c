@@ -76,6 +76,8 @@ void net_rma_free_all(struct net_queue *net)
 	}
 }
 
+/* Returns a free rma, reusing one of the queue's. Members that net_rma_begin() sets are
+ * not initialized; rma->held is kept for the transport. */
 static struct net_rma *rma_get(struct net_conn *conn)
 {
 	struct list_node *node = list_pop_front(&net_queue(conn->conn.queue)->rmas);
@@ -222,6 +224,9 @@ struct transfer {
 	bool put;
 };
 
+/* Starts a put or get by a cookie. The vector is copied, without its empty parts; the memory it
+ * describes must stay valid until DONE. A cookie with CLAN_COOKIE_ONCE is used up here, before the
+ * transfer, so a second call fails. */
 static int net_rma_begin(
 	struct net_conn *conn, const struct clan_cookie *cookie, const struct transfer *transfer)
 {

@@ -54,6 +54,7 @@ static int post_receive(struct ofi_conn *conn, struct net_buffer *buffer)
 		0, &buffer->op));
 }
 
+/* Registers the buffers of a connection and posts all receives. */
 static int start_receiving(struct ofi_conn *conn)
 {
 	const size_t bytes = (size_t)NET_RECEIVES * NET_FRAME_BYTES;
@@ -259,6 +260,8 @@ static void local_drop(struct clan_registration *registration)
 	free(local);
 }
 
+/* Returns the registration of a region in a domain, creating it at its first use; NULL if that
+ * fails. It is kept until the region is destroyed. */
 static struct ofi_local *region_local(struct clan_region *region, struct ofi_domain *domain)
 {
 	struct ofi_local *local;

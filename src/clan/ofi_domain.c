@@ -275,6 +275,7 @@ static void completed(struct net_op *op, size_t bytes)
 	}
 }
 
+/* Processes a failed operation and cuts its connection. */
 static void failed(struct ofi_domain *domain)
 {
 	struct fi_cq_err_entry entry = { 0 };
@@ -296,6 +297,7 @@ static void failed(struct ofi_domain *domain)
 	net_conn_cut(conn, ofi_errno(entry.err));
 }
 
+/* Processes all completions. Returns true if there were any. */
 static bool reap_completions(struct ofi_domain *domain)
 {
 	struct fi_cq_msg_entry entries[REAP_BATCH];
@@ -367,6 +369,8 @@ static void event_happened(
 	}
 }
 
+/* Processes all events of connections. Returns true if there were any. An empty read can mean that
+ * libfabric has consumed an internal event, so it is repeated up to EQ_SILENT_MAX times. */
 static bool reap_events(struct ofi_domain *domain)
 {
 	/* As large as the largest event, and aligned. */

@@ -190,6 +190,8 @@ static int add_wake_file(struct clan_queue *queue)
 	return add_own_file(queue, &queue->wake_file, fds[0]);
 }
 
+/* Creates the waiter that the options select. With CLAN_BELL_AUTO, falls back from futex words to
+ * sockets. Sets options.bell to the result. */
 static int make_waiter(struct clan_queue *queue, struct error *error)
 {
 	bool must = queue->options.bell == CLAN_BELL_FUTEX;
@@ -319,6 +321,8 @@ int clan_queue_destroy(struct clan_queue *queue)
 	return 0;
 }
 
+/* Frees the private memory only: closing the child's copies of descriptors does not affect the
+ * parent, but no shared memory and no kernel object may be modified. */
 void clan_queue_after_fork(struct clan_queue *queue)
 {
 	list_for_each(node, &queue->conns)
@@ -479,6 +483,7 @@ static void sleep_until(struct clan_queue *queue, uint64_t until_ns)
 	clan_queue_progress(queue);
 }
 
+/* The first look does not sleep. The call spins and then sleeps only if it finds no event. */
 int clan_queue_wait(
 	struct clan_queue *queue, struct clan_event *events, uint32_t max, int timeout_ms)
 {

@@ -135,6 +135,8 @@ int clan_region_register(
 	return 0;
 }
 
+/* Registrations are dropped first, because adapters must not use the pages after they are
+ * unmapped. */
 int clan_region_destroy(struct clan_region *region)
 {
 	if (region == NULL) {
@@ -245,6 +247,8 @@ static uint32_t free_number(const struct clan_conn *conn)
 	return number;
 }
 
+/* Shares the region. The share is entered in the lists only after the provider has accepted it, so
+ * a failed call has no effect. */
 int clan_region_share(struct clan_conn *conn, struct clan_region *region, uint32_t rights)
 {
 	struct clan_share *share;
@@ -454,6 +458,8 @@ static void copy_kept(const struct clan_region *region, uint8_t *fresh,
 	}
 }
 
+/* The new pages are complete before the old ones are removed. The memfd is exchanged together with
+ * the pages, so later shares pass the new one. */
 int clan_region_replace(
 	struct clan_region *region, const struct clan_range *scratch, uint32_t scratch_count)
 {

@@ -205,6 +205,8 @@ static void link_closed(struct rpc_link *link)
 	rpc_node_changed(link->node);
 }
 
+/* Handles an event of clan. A rejected connection has no context; an ending node ignores all events
+ * except CLOSED. */
 static void handle(struct clan_rpc *rpc, const struct clan_event *event)
 {
 	struct rpc_link *link = event->context;
@@ -387,6 +389,8 @@ static void rpc_take_events(struct clan_rpc *rpc, int timeout_ms, int *count_out
 	}
 }
 
+/* Changes of nodes first, then messages. Waits only if there is neither, and handles the events of
+ * clan in between. */
 int clan_rpc_next(struct clan_rpc *rpc, struct clan_rpc_event *event, void *buffer, uint32_t bytes,
 	int timeout_ms)
 {

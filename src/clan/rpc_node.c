@@ -109,6 +109,8 @@ void rpc_node_free(struct rpc_node *node)
 	free(node);
 }
 
+/* Closes all links of the node. Outstanding calls are given to the program by give_change(), and
+ * the node is freed when the last link is closed. */
 void rpc_node_end(struct rpc_node *node, int status)
 {
 	if (node->state == NODE_ENDING) {
@@ -180,6 +182,7 @@ static struct rpc_node *node_create(
 
 /* --- set-up ----------------------------------------------------------------------------------- */
 
+/* The link is up when SETUP was sent and received; the smaller limits of both sides apply. */
 static void link_check_up(struct rpc_link *link)
 {
 	struct rpc_node *node = link->node;
@@ -284,6 +287,8 @@ static void rpc_node_attach(struct rpc_link *link, struct clan_conn *conn)
 	clan_conn_set_context(conn, link);
 }
 
+/* If some of the connections were started, the node ends without an event, because the call reports
+ * the error itself. */
 int clan_rpc_dial(
 	struct clan_rpc *rpc, uint32_t number, const char *address, struct clan_error *error)
 {

@@ -112,6 +112,8 @@ static void shm_copy_end(struct shm_copy *copy)
 	clan_fire(conn->conn.queue, &copy->source);
 }
 
+/* Back on the queue's thread. The connection can have ended during the copy; then the copy is freed
+ * here, and the close continues. */
 static void shm_copy_copied(struct work *work)
 {
 	struct shm_copy *copy = container_of(work, struct shm_copy, work);

@@ -94,6 +94,8 @@ void shm_group_free(struct shm_group *group)
 	free(group);
 }
 
+/* Checks K1 to K4 in that order. The head is copied once, and only the copy is checked and used.
+ * *rule_out is the rule being checked when the call fails. */
 int shm_group_map_peer(struct shm_group *group, int fd, uint32_t *rule_out)
 {
 	struct segment_identity identity;
@@ -142,6 +144,8 @@ int shm_group_map_peer(struct shm_group *group, int fd, uint32_t *rule_out)
 	return 0;
 }
 
+/* Assigns the lowest free number. The limit keeps the ready ring from overflowing
+ * (docs/protocol/clan.md §6.2). */
 int shm_group_join(struct shm_group *group, struct shm_conn *conn)
 {
 	uint32_t number = 0;
@@ -254,6 +258,7 @@ static bool ring_socket(const struct shm_conn *conn)
 		       errno == EAGAIN);
 }
 
+/* Rings the bell if the peer sleeps, once per arming. */
 static void ring_bell(struct shm_group *group, struct shm_conn *conn)
 {
 	uint64_t arm = atomic_load_explicit(&group->peer->arm, memory_order_acquire);
@@ -328,6 +333,8 @@ static bool push_ready(struct shm_conn *conn)
 	return true;
 }
 
+/* Publishes all dirty connections with two fences in total: all words, a fence, all checks of want
+ * and pushes, a fence, one check of arm for each group that got an entry. */
 void shm_publish(struct clan_queue *queue)
 {
 	struct shm_queue *shm = shm_queue(queue);
@@ -384,6 +391,8 @@ void shm_publish_conn(struct shm_conn *conn)
 
 /* --- notification by the peer: §6.2 ----------------------------------------------------------- */
 
+/* Returns the reasons to request from the peer: those of the enabled calls, and those that the
+ * library itself waits for. */
 static uint32_t wanted_reasons(const struct shm_conn *conn)
 {
 	static const uint32_t reasons[] = {
@@ -443,6 +452,8 @@ static bool look_now(struct shm_conn *conn)
 	return found || ready != 0;
 }
 
+/* The loop ends when nothing is found after the request was published: then the peer's change comes
+ * after our fence, and the peer sees the request. */
 void shm_want(struct shm_conn *conn)
 {
 	uint32_t reasons;
@@ -562,6 +573,8 @@ static void watch_sockets(struct shm_group *group, uint32_t events)
 	}
 }
 
+/* While muted, the group is checked every MUTED_LOOK_MS by its deadline; its bell is not waited
+ * for. */
 static void unmute(struct clan_deadline *deadline)
 {
 	struct shm_group *group = container_of(deadline, struct shm_group, unmute);
@@ -590,6 +603,8 @@ static void mute(struct shm_group *group)
 	clan_deadline_set(group->queue, &group->unmute, MUTED_LOOK_MS * NS_PER_MS);
 }
 
+/* A bell came. Counts bells without a wanted change, and mutes the group if the peer rings too
+ * often. */
 void shm_group_bell(struct shm_group *group)
 {
 	group->bells_heard++;
@@ -623,6 +638,8 @@ static void arm_group(struct shm_group *group)
 	atomic_store_explicit(&group->own->arm, ++group->arm, memory_order_release);
 }
 
+/* An armed group leaves the active list, and returns when its bell rings. So going to sleep costs
+ * only the groups that were active. */
 bool shm_arm(struct clan_queue *queue)
 {
 	struct shm_queue *shm = shm_queue(queue);

@@ -29,6 +29,8 @@ static uint64_t pack_rest(const struct clan_cookie *cookie)
 	       (uint64_t)cookie->flags << 32;
 }
 
+/* Grants a cookie: writes its entry, and its generation last. Fails with -ENOSPC if all slots are
+ * in use. */
 int shm_grant(struct clan_conn *base, struct clan_share *share, struct clan_cookie *cookie)
 {
 	struct shm_conn *conn = shm_conn(base);
@@ -115,6 +117,7 @@ static uint64_t peer_busy(const struct shm_conn *conn)
 	return atomic_load_explicit(&conn->peer->busy, memory_order_acquire);
 }
 
+/* Ends revocations whose copy has ended. All of them wait for the same word of the peer. */
 bool shm_look_quiet(struct shm_conn *conn)
 {
 	bool any = false;
@@ -198,6 +201,8 @@ static struct shm_revocation *revocation_create(
 	return revocation;
 }
 
+/* Clears the generation, then checks whether the peer is in the middle of a copy. If it is not, the
+ * cookie is revoked immediately, because every later copy sees generation 0. */
 int shm_revoke(struct clan_conn *base, const struct clan_cookie *cookie, bool strict, void *op)
 {
 	struct shm_conn *conn = shm_conn(base);
@@ -399,6 +404,8 @@ void shm_touched(struct shm_conn *conn, const struct shm_copy_order *order)
 	touch_tripwires(conn, order->cookie_region, order->touched_at, order->bytes);
 }
 
+/* The room for the notification is checked before the copy, so a put never has to be undone. With a
+ * helper thread, the notification is sent after the copy. */
 int shm_put(struct clan_conn *base, const struct iovec *from, uint32_t from_count,
 	const struct clan_cookie *cookie, uint64_t offset, bool notify, uint32_t value, void *op)
 {
@@ -602,6 +609,8 @@ static bool make_trips(struct shm_conn *conn)
 	return conn->trips != NULL;
 }
 
+/* Sends TRIPPED for each armed tripwire of the peer that the range touches. An arming is answered
+ * at most once. */
 static void touch_tripwires(struct shm_conn *conn, uint32_t region, uint64_t offset, size_t bytes)
 {
 	/* Partner: the fence in arm_watch(). Either the owner sees the bytes, or we see the

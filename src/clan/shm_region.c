@@ -176,6 +176,8 @@ static void map_region(struct work *work)
 	close(fd); /* does not block: it is a memfd, and the mapping keeps the file */
 }
 
+/* Back on the queue's thread. The connection can have ended during the mapping; then the mapping is
+ * removed again. */
 static void region_mapped(struct work *work)
 {
 	struct shm_peer_region *region = container_of(work, struct shm_peer_region, work);
@@ -252,6 +254,8 @@ static struct shm_peer_region *region_create(
 	return region;
 }
 
+/* Every path disposes of fd or passes it to the worker. Violations of K8 end the connection; limits
+ * are answered with an errno, so a peer with other limits can continue. */
 int shm_region_arrived(struct shm_conn *conn, const struct shm_region *message, int fd)
 {
 	bool passive = clan_queue_is_passive(conn->conn.queue);
@@ -321,6 +325,7 @@ int shm_region_asked_back(struct shm_conn *conn, uint32_t number, uint32_t gener
 	return conn->conn.state == CLAN_OPEN ? 0 : -ENOTCONN;
 }
 
+/* Holds of the program keep LEAVING regions mapped after the end of the connection. */
 void shm_regions_leave(struct shm_conn *conn)
 {
 	list_for_each(node, &conn->region_list)

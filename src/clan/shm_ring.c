@@ -71,6 +71,8 @@ static void shm_ring_write_head(struct shm_out *out, uint32_t bytes, uint8_t typ
 	memcpy(out->slots + (size_t)(out->write & out->mask) * SHM_SLOT_BYTES, &head, sizeof(head));
 }
 
+/* Writes padding if the message does not fit before the end, then head and payload. The peer sees
+ * nothing of it before publish_words(). */
 void shm_put_message(struct shm_conn *conn, enum shm_class class, uint8_t type,
 	const struct iovec *iov, uint32_t iov_count, size_t bytes)
 {
@@ -152,6 +154,8 @@ static size_t stream_room(struct shm_conn *conn)
 	return MIN((size_t)slots * SHM_SLOT_BYTES, (size_t)SHM_BULK_MESSAGE_MAX) - SHM_HEAD_BYTES;
 }
 
+/* Splits the data into messages that fit without padding. Returns the number of bytes taken, or
+ * -EAGAIN or -ENOTCONN. */
 static int shm_ring_send_stream(
 	struct shm_conn *conn, const struct iovec *iov, uint32_t iov_count, size_t bytes)
 {
@@ -325,6 +329,8 @@ static void shm_ring_next_message(
 	conn->conn.stats.messages_received++;
 }
 
+/* Copies the next message of a class to the program's buffer. Returns 0, -EAGAIN, -EMSGSIZE or
+ * -EPROTO. The rest of a stream message that was partly read is returned as one message. */
 static int shm_ring_take_message(struct shm_conn *conn, enum shm_class class,
 	struct clan_message *message, void *buffer, uint32_t bytes)
 {
@@ -399,6 +405,8 @@ int shm_recv(struct clan_conn *base, uint32_t classes, struct clan_message *mess
 	return result == -EPROTO ? -ENOTCONN : result;
 }
 
+/* Reads across messages until the vector is full or the next message is of another kind. A peek
+ * reads from the current message only, so nothing has to be undone. */
 ssize_t shm_readv(struct clan_conn *base, const struct iovec *iov, uint32_t iov_count, bool peek)
 {
 	struct shm_conn *conn = shm_conn(base);
@@ -455,6 +463,8 @@ static int shm_ring_make_fifo(struct shm_conn *conn)
 	return 0;
 }
 
+/* Enters a cookie in the FIFO of its queue. The free list has as many entries as the peer can grant
+ * cookies, so it is empty only if K21 is broken. */
 static int shm_ring_cookie_arrived(
 	struct shm_conn *conn, uint32_t number, const struct clan_cookie *cookie)
 {
@@ -518,6 +528,7 @@ bool shm_take_system(struct shm_conn *conn)
 	return taken > 0;
 }
 
+/* Checks K22 on the peer's counter before it is used. */
 bool shm_cookie_room(struct shm_conn *conn)
 {
 	uint32_t cookies = conn->conn.options.cookies;

@@ -125,6 +125,7 @@ void shm_unsent_give_up(struct shm_conn *conn)
 	shm_conn_end(conn, -ETOOMANYREFS, IN_FLIGHT_TEXT);
 }
 
+/* Sends the queued messages in order, until one cannot be sent. Gives up at unsent_until_ns. */
 void shm_send_again(struct clan_deadline *deadline)
 {
 	struct shm_conn *conn = container_of(deadline, struct shm_conn, resend);
@@ -359,6 +360,8 @@ static struct shm_group *known_group(const struct shm_conn *conn, const struct s
 	return group;
 }
 
+/* Enters the connection in a new group, or in the group that HELLO names. Returns 0, -ENOENT if
+ * that group cannot be joined (REGROUP follows), or another negative errno. */
 static int join_group(struct shm_conn *conn, const struct shm_hello *hello)
 {
 	struct shm_group *group;
@@ -379,6 +382,8 @@ static int join_group(struct shm_conn *conn, const struct shm_hello *hello)
 	return group == NULL ? -ENOENT : shm_group_join(group, conn);
 }
 
+/* HELLO: checks it, joins a group, maps the peer's segments and creates ours, then offers the
+ * connection to the program. Failures for lack of resources are answered with REFUSED. */
 static int shm_socket_hello_arrived(struct shm_conn *conn, struct arrival *arrival)
 {
 	struct shm_hello hello;
@@ -441,6 +446,7 @@ static int shm_socket_hello_arrived(struct shm_conn *conn, struct arrival *arriv
 	return 0;
 }
 
+/* WELCOME: as HELLO, for the connector. The group's number was assigned by the acceptor. */
 static int welcome_arrived(struct shm_conn *conn, struct arrival *arrival)
 {
 	struct shm_welcome welcome;

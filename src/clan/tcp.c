@@ -342,6 +342,8 @@ static void tcp_look(struct net_conn *base)
 	tcp_receive(conn);
 }
 
+/* Processes the connections that were ready at the start of the turn. Each receives before it
+ * sends, because received frames can contain credits and answers. */
 static bool tcp_progress(struct net_queue *net)
 {
 	struct tcp_queue *tcp = net->transports[NET_TCP];

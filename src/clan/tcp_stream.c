@@ -113,6 +113,7 @@ static size_t out_parts(struct tcp_out *out, struct iovec *iov, size_t *count, s
 	return bytes;
 }
 
+/* A complete entry. A READ is not done when it is sent: it waits in gets[] for its ANSWER. */
 static void out_sent(struct tcp_conn *conn, struct tcp_out *out)
 {
 	switch (out->kind) {

@@ -249,6 +249,7 @@ void waiter_futex_destroy(struct waiter *waiter, struct waiter_futex *futex)
 
 /* --- the ring ------------------------------------------------------------------------------ */
 
+/* Requests a poll of the epoll set, if none is in flight. */
 static void ask_for_set(struct waiter *waiter)
 {
 	struct io_uring_sqe *sqe;
@@ -281,6 +282,7 @@ void waiter_submit(struct waiter *waiter)
 	}
 }
 
+/* Dispatches a completion. An orphaned wait has been cancelled, and its struct is freed here. */
 static void take_completion(struct waiter *waiter, const struct io_uring_cqe *cqe)
 {
 	if (cqe->user_data == ABOUT_SET) {
