@@ -405,8 +405,7 @@ void flash_cache_supersede(struct flash *flash, uint64_t lpn, uint32_t count)
 	for (uint64_t end = lpn + count; cache->slot_count > 0 && lpn < end; lpn++) {
 		uint32_t slot = flash_cache_find(flash, lpn);
 
-		/* No later record may contain the page. The slot is freed when this record is
-		 * written. */
+		/* Nobody may write it behind that record; the slot is freed when it is written. */
 		if (slot != CACHE_NO_SLOT && is_dirty(cache, slot)) {
 			order_leave(cache, slot);
 			cache_lru_touch(&cache->lru, slot);
