@@ -35,7 +35,7 @@ static void acceptor_has_stopped(void *context)
 {
 	struct server *server = context;
 
-	/* Release, read with acquire by the main thread: no connection is handed over after
+	/* Release, pairs with the acquire of the main thread: no connection is handed over after
 	 * this. */
 	atomic_store_explicit(&server->acceptor_stopped, true, memory_order_release);
 	server_wake(server);

@@ -20,7 +20,7 @@ static void has_started(struct store_start *start)
 	if (start->result < 0) {
 		atomic_store_explicit(&starts->failed, true, memory_order_relaxed);
 	}
-	/* Release, read with acquire by the main thread, which publishes the result. */
+	/* Release, pairs with the acquire in starts_are_over(), because it publishes the result. */
 	atomic_fetch_add_explicit(&starts->ended_count, 1, memory_order_release);
 	starts->wake(starts->context);
 }

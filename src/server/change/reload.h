@@ -48,7 +48,7 @@ GMB_MUST_CHECK bool reload_destroy(struct reload *reload);
 /* The server is ready: starts the requests that have been waiting. */
 void reload_begin(struct reload *reload);
 /* Makes requests wait again until the next reload_begin(). Returns false, without effect, if a
- * request is in progress. */
+ * request is waiting or in progress. */
 GMB_MUST_CHECK bool reload_hold(struct reload *reload);
 /* Called on any thread after a store has dropped a snapshot, to remove the snapshot's export. */
 void reload_look(struct reload *reload);

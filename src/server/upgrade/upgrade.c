@@ -39,6 +39,7 @@ enum {
 	PAUSE_LOOK_MS = 1,
 };
 
+/* See the picture in upgrade.h. */
 enum upgrade_state {
 	UPGRADE_IDLE,
 	UPGRADE_OFFERED,

@@ -177,6 +177,7 @@ static bool parse_strings(struct reader *rest, struct upgrade_message *message)
 	if (bytes == 0 || bytes > UPGRADE_STRINGS_BYTES_MAX || strings[bytes - 1] != '\0') {
 		return false;
 	}
+	/* strlen() stays inside the packet, because its last byte is zero. */
 	for (; at < bytes; at += strlen(strings + at) + 1) {
 		bool is_value = count >= 2 && count % 2 == 1;
 

@@ -67,7 +67,7 @@ struct upgrade_message {
 
 	struct session_record record; /* SESSION; its fd is not used */
 
-	/* RECEIVED; 0: the first message for a session */
+	/* RECEIVED; 0: starts the data of a session, and discards earlier data */
 	uint32_t offset;
 	struct session_piece received;
 
