@@ -529,6 +529,7 @@ struct engine {
 	/* Exports whose store is being closed or asked for its barrier, and engine_hold()
 	 * calls. */
 	uint32_t closing_count;
+	uint32_t view_requests; /* of engine_view, that the store has not answered */
 	struct list_node sessions;
 	struct list_node handshakes;
 	struct list_node lingering;

@@ -119,6 +119,7 @@ void engine_look(struct engine *engine, struct engine_rest *sum, bool may_end)
 	uint64_t now_ns = ring_now_ns(engine->ring);
 
 	GMB_ASSERT(engine->paused);
+	sum->busy += engine->view_requests;
 	list_for_each(node, &engine->sessions)
 	{
 		struct session *session = list_entry(node, struct session, node);

@@ -58,7 +58,7 @@ struct session_record {
 
 /* Progress towards rest, summed over engines. Engines are at rest when busy and waiting are 0. */
 struct engine_rest {
-	uint32_t busy;	  /* sessions with a request in the store */
+	uint32_t busy;	  /* sessions with a request in the store, and requests of engine_view */
 	uint32_t waiting; /* sessions that wait for their peers, and ending ones with requests */
 	uint32_t ended;	  /* sessions ended because their peers stalled */
 	char peer[PEER_TEXT_BYTES]; /* one of the waiting ones */

@@ -44,7 +44,7 @@ static void engine_view_answered(struct store_view_request *request)
 static void engine_view_ask(struct engine_view *view, enum store_view_action action,
 	void (*deliver)(struct ring *ring, struct ring_message *message))
 {
-	view->of->engine->counters.inflight++; /* it counts as a request until it is answered */
+	view->of->engine->view_requests++;
 	view->answer.deliver = deliver;
 	view->request.action = action;
 	view->request.done = engine_view_answered;
@@ -58,7 +58,7 @@ static void deleted(struct ring *ring, struct ring_message *message)
 	char shown[SHOWN_BYTES];
 
 	GMB_UNUSED(ring);
-	view->of->engine->counters.inflight--;
+	view->of->engine->view_requests--;
 	if (request->result < 0 && request->result != -ENOENT) {
 		log_warning("the snapshot '%s' of a job stays until the disk is opened again: %s "
 			    "%s",
@@ -128,7 +128,7 @@ static void engine_view_made(struct ring *ring, struct ring_message *message)
 	int result = view->request.result;
 
 	GMB_UNUSED(ring);
-	view->of->engine->counters.inflight--;
+	view->of->engine->view_requests--;
 	engine_view_set_state(view, result == 0 ? ENGINE_VIEW_MADE : ENGINE_VIEW_NONE);
 	if (result == 0 && !view->is_unwanted) {
 		result = open_view(view, &error);

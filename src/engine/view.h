@@ -6,7 +6,8 @@
  *   engine_view_make() ─▶ made(): view->path is set ─▶ engine_view_delete() ─▶ engine_view_join()
  *
  * Requests on view->path belong to a session that has chosen the export itself, and use its
- * rights, rates and slots. A request to the store counts as a request in flight of the engine.
+ * rights, rates and slots. Until the store has answered a request to create or delete a snapshot,
+ * engine_look() reports the engine as busy, so that no other process takes the store over.
  *
  * Threading: the ring's thread. Ownership: the job holds the view from engine_view_make() until
  * engine_view_join() returns true, and its session holds the export. Errors: a negative errno and

@@ -10,6 +10,8 @@
 #include <stdlib.h>
 
 #include "engine/pass.h"
+#include "engine/view.h"
+#include "store/kind.h"
 #include "stores.h"
 
 enum {
@@ -598,6 +600,59 @@ static void test_an_export_that_cannot_be_had_yet(void **state)
 	}
 }
 
+static struct store_view_request *view_request;
+
+static void hold_request(struct store *store, struct store_view_request *request)
+{
+	(void)store;
+	view_request = request;
+}
+
+static void view_made(struct engine_view *view, int result, const char *text)
+{
+	(void)view;
+	(void)text;
+	*(int *)view->request.context = result;
+}
+
+/* No other process takes a store over while it creates a snapshot for a job. */
+static void test_a_snapshot_that_is_being_created(void **state)
+{
+	struct engine_export *of;
+	struct engine_view view = { 0 };
+	struct store_ops ops;
+	const struct store_ops *own_ops;
+	struct export *export;
+	struct world world;
+	int result = 0;
+
+	(void)state;
+	world_begin(&world, 128, 1024);
+	export = add(&world, "diskA", NULL);
+	of = world.engine->exports[world.engine->export_count - 1];
+	own_ops = export->store->ops;
+	ops = *own_ops;
+	ops.view_ask = hold_request;
+	export->store->ops = &ops;
+	export->store->owner.ring = world.engine->ring; /* which a store with snapshots has */
+	view.request.context = &result;
+	engine_view_make(&view, of, "push-1", view_made);
+	run_for(SECOND_NS / 100);
+	assert_non_null(view_request);
+	assert_int_equal(engine_pause(world.engine), 0);
+	assert_int_equal(look_at(world.engine).busy, 1);
+	view_request->result = -EIO;
+	view_request->done(view_request);
+	run_for(SECOND_NS / 100);
+	assert_int_equal(result, -EIO);
+	assert_int_equal(look_at(world.engine).busy, 0);
+	engine_resume(world.engine);
+	assert_true(engine_view_join(&view));
+	export->store->ops = own_ops;
+	export->store->owner.ring = NULL;
+	end_world(&world, export);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -607,6 +662,7 @@ int main(void)
 		cmocka_unit_test(test_a_write_that_has_failed),
 		cmocka_unit_test(test_signs_of_life_end_with_the_rest),
 		cmocka_unit_test(test_an_export_that_cannot_be_had_yet),
+		cmocka_unit_test(test_a_snapshot_that_is_being_created),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
