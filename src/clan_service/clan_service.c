@@ -110,6 +110,7 @@ void clan_service_init(
 	list_init(&service->hungry);
 }
 
+/* Waits until all connections have ended, because the queue cannot be destroyed before. */
 void clan_service_fini(struct clan_service *service)
 {
 	int result;

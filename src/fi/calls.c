@@ -33,6 +33,8 @@ static uint64_t completion_flags(enum prov_record_kind kind)
 					  : FI_SEND | FI_MSG;
 }
 
+/* Fills in an operation. Injected data is copied, because the program can reuse its buffer
+ * immediately; other buffers stay the program's until the completion. */
 static void fill_op(struct prov_op *op, const struct request *request, uint64_t bytes, bool inject)
 {
 	op->record = (struct prov_record){
@@ -75,6 +77,9 @@ static bool flags_are_known(const struct request *request)
 	return (request->flags & ~known) == 0;
 }
 
+/* Starts an operation. Its completion is reserved first, so a full completion queue is reported
+ * here (-FI_EAGAIN) and not when the operation ends. The record can wait in out.ops for room in the
+ * ring. */
 static ssize_t fi_calls_begin(struct prov_ep *ep, const struct request *request)
 {
 	bool inject = request->inject ||
@@ -211,6 +216,8 @@ static ssize_t msg_injectdata(
 	return submit_buffer(fid, buffer, bytes, request);
 }
 
+/* Posts a receive. Its completion is reserved first, as for operations. A receive can be posted
+ * before the endpoint is connected. */
 static ssize_t post(
 	struct prov_ep *ep, const struct iovec *iov, size_t count, void *context, uint64_t flags)
 {

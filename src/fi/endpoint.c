@@ -325,6 +325,8 @@ static int pep_getname(fid_t fid, void *address, size_t *bytes)
 	return copy_address(address, bytes, &container_of(fid, struct prov_pep, pep.fid)->address);
 }
 
+/* Rejects a request. clan's rejections are text, so the program's data is sent in hexadecimal
+ * digits. */
 static int pep_reject(struct fid_pep *fid, fid_t handle, const void *param, size_t bytes)
 {
 	struct prov_pep *pep = container_of(fid, struct prov_pep, pep);

@@ -46,6 +46,8 @@ static int wait_add(struct prov_wait *wait, int fd)
 	return epoll_ctl(wait->set_fd, EPOLL_CTL_ADD, fd, &event) == 0 ? 0 : -errno;
 }
 
+/* Creates the descriptors of a wait object. Both the eventfd and the fabric's queue are in the
+ * epoll set, so one descriptor covers both kinds of wake-ups. */
 static int wait_open(struct prov_wait *wait, struct prov_fabric *fabric, enum fi_wait_obj object)
 {
 	int result = 0;
@@ -191,6 +193,7 @@ static int add_event(struct prov_eq *eq, const struct event *head, const void *d
 	return 0;
 }
 
+/* See provider.h. info is freed if the event cannot be queued, because the call owns it. */
 int prov_eq_add(struct prov_eq *eq, uint32_t type, struct fid *fid, struct fi_info *info,
 	const void *data, size_t bytes, int error)
 {
@@ -241,6 +244,8 @@ struct eq_read {
 	uint64_t flags;
 };
 
+/* Reads the first event. An error event stays in the queue until eq_readerr(), as libfabric
+ * requires. */
 static ssize_t eq_take(void *object, const void *arguments)
 {
 	struct prov_eq *eq = object;
@@ -556,6 +561,7 @@ struct cq_read {
 	fi_addr_t *addresses;
 };
 
+/* Reads completions up to the first error, which stays in the queue until cq_readerr(). */
 static ssize_t cq_take(void *object, const void *arguments)
 {
 	struct prov_cq *cq = object;
@@ -740,6 +746,8 @@ int prov_cq_open(
 	return 0;
 }
 
+/* Returns 0 if the caller may sleep on the descriptors of all objects, or -FI_EAGAIN if one of them
+ * has entries. */
 int prov_trywait(struct fid_fabric *fid, struct fid **fids, int count)
 {
 	struct prov_fabric *fabric = container_of(fid, struct prov_fabric, fabric);

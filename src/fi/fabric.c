@@ -82,6 +82,8 @@ static bool fabric_take_events(struct prov_fabric *fabric)
 	return count == EVENTS_BATCH;
 }
 
+/* Events can lead to new work for other endpoints, so the loop repeats until the queue can be
+ * armed. Without sleepers there is no need to arm it. */
 void prov_progress(struct prov_fabric *fabric)
 {
 	struct list_node again;
@@ -125,6 +127,8 @@ static void wait_for_closed(struct prov_fabric *fabric)
 	}
 }
 
+/* Closes a fabric without objects. Connections that were closed before might still exist in clan,
+ * which must release them before its queue can be destroyed. */
 static int fabric_close(struct fid *fid)
 {
 	struct prov_fabric *fabric = container_of(fid, struct prov_fabric, fabric.fid);

@@ -35,6 +35,7 @@ static struct prov_mr *find_mr(const struct prov_domain *domain, uint64_t key)
 	return mr != NULL && mr->mr.key == key ? mr : NULL;
 }
 
+/* Doubles the table. Keys stay valid, because their slot does not change. */
 static bool grow_table(struct prov_domain *domain)
 {
 	uint32_t slots = domain->mr_slots == 0 ? MR_SLOTS_FIRST : domain->mr_slots * 2;

@@ -132,6 +132,8 @@ void prov_stream_fini(struct prov_ep *ep)
 
 /* --- completing ------------------------------------------------------------------------------- */
 
+/* Completes an operation with the entry that was reserved for it, or releases the entry if no
+ * completion is wanted. */
 static void complete_op(struct prov_ep *ep, struct prov_op *op, int error)
 {
 	const struct prov_entry entry = {
@@ -174,6 +176,7 @@ static void fi_stream_finish_answer(struct prov_ep *ep, struct prov_answer *answ
 	list_push_front(&ep->answers_free, &answer->node);
 }
 
+/* Resets both directions. Accesses to regions end here, so a region can be closed afterwards. */
 void prov_stream_flush(struct prov_ep *ep, int error)
 {
 	prov_stream_flush_ops(ep, error);
@@ -211,6 +214,7 @@ void prov_stream_flush_ops(struct prov_ep *ep, int error)
 
 /* --- sending ---------------------------------------------------------------------------------- */
 
+/* Prepares the next record of an answer: a piece of the data, or the final ANSWER. */
 static void prepare_answer(struct prov_out *out, struct prov_answer *answer)
 {
 	/* The region has been closed: data sent from it is void. */
@@ -311,6 +315,8 @@ static ssize_t send_op(struct prov_ep *ep)
 	return written;
 }
 
+/* Sends a part of an answer. The length of a piece was announced in its head, so it is always
+ * completed, if necessary with zeroes. */
 static ssize_t send_answer(struct prov_ep *ep)
 {
 	static const uint8_t zeroes[4096];
@@ -421,6 +427,9 @@ static int read_arrived(struct prov_ep *ep)
 	return 1;
 }
 
+/* WRITE: reserves the completion at the receiver, if the record carries data, and an answer. An
+ * access that is not permitted is not an error of the connection: its payload is discarded, and
+ * ANSWER has the errno. */
 static int write_arrived(struct prov_ep *ep)
 {
 	struct prov_in *in = &ep->in;
@@ -673,6 +682,7 @@ static int fi_stream_receive_step(struct prov_ep *ep)
 	return 1;
 }
 
+/* Receives up to STEPS_MAX steps, so that one endpoint cannot occupy the call. */
 void prov_stream_receive(struct prov_ep *ep)
 {
 	uint32_t steps = 0;

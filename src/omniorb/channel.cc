@@ -192,6 +192,7 @@ bool channel::accept(int fd, const std::string &its_name)
 	return true;
 }
 
+/* Retries while the server's backlog is full, because no event reports room in it. */
 bool channel::connect(const std::string &place, const std::string &its_name,
 	const omni_time_t &deadline, bool &timed_out)
 {

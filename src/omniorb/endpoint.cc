@@ -197,6 +197,7 @@ omni::giopConnection *endpoint::AcceptAndMonitor(
 	return nullptr;
 }
 
+/* Accepts one connection into accepted_fd, or rejects it if the process has no descriptor left. */
 void endpoint::accept_one()
 {
 	int fd = accept4(pd_socket, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);

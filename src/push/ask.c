@@ -56,6 +56,7 @@ static int ask_broken(const char *rule, struct error *error)
 	return error_set(error, -EPROTO, "the server broke a rule of push: %s", rule);
 }
 
+/* Connects within the timeout, and checks the server's welcome. */
 static int ask_dial(struct push_ask *ask, const struct export_uri *uri, struct error *error)
 {
 	const struct clan_conn_options options = {
@@ -128,6 +129,7 @@ int push_ask_open(const struct export_uri *uri, uint64_t timeout_ns, struct push
 	return 0;
 }
 
+/* Waits until clan has closed the connection, because its queue cannot be destroyed before. */
 void push_ask_close(struct push_ask *ask)
 {
 	int result;

@@ -118,6 +118,8 @@ static bool bind_ticket(const struct push_session *session, const struct push_wi
 	return ticket->binding != PUSH_BOUND_ASKER;
 }
 
+/* Checks the coordinator's rights, the range and the binding, then creates the ticket. The name of
+ * the export is in the record, not in the ticket. */
 static void take_grant(struct push_session *session, const struct push_grant *grant)
 {
 	const struct push_wire_grant *head = &grant->head;
@@ -229,6 +231,8 @@ static void push_control_take_cancel(struct push_session *session, uint64_t id)
 		session, result, result == 0 ? NULL : "you have no such job under way here");
 }
 
+/* A message that finds no room stays due, and is sent at READY or at the next tick. Only the latest
+ * progress is sent, so one flag is sufficient. */
 void push_control_note(struct push_session *session, bool again)
 {
 	struct push_job job;

@@ -68,6 +68,8 @@ static void nbd_again_done(struct ring_op *op, int result)
 	GMB_UNUSED(result);
 }
 
+/* Called at the end of each batch of the ring, outside of all callbacks of the clients. Processes
+ * the queue of libgmblock, and ends clients. */
 static void batch_end(struct ring_batch_end *end)
 {
 	struct push_nbd_hub *hub = container_of(end, struct push_nbd_hub, batch_end);
@@ -427,6 +429,8 @@ static void tls_advise(const struct push_source *source, int result, char advice
 	}
 }
 
+/* Called when the connection to the destination is open or has failed: checks the export, allocates
+ * the slots, and answers START. */
 static void nbd_opened(void *context, struct gmb_client *client, const struct gmb_error *error)
 {
 	struct push_nbd *nbd = context;

@@ -89,6 +89,8 @@ static void say_alive(struct push_session *session, uint64_t now_ns)
 	}
 }
 
+/* Called every PUSH_TICK_NS: reports progress, checks for cancellation and silence, and sends
+ * ALIVE. */
 static void tick_done(struct ring_op *op, int result)
 {
 	struct push_session *session = container_of(op, struct push_session, tick);
@@ -146,6 +148,8 @@ int push_session_job(struct push_session *session, struct push_job *job, const c
 	return result;
 }
 
+/* The order matters: the snapshot is deleted first, START is answered before JOB, and the
+ * coordinator is informed last, because it might start the next job. */
 void push_session_job_end(struct push_session *session, int status, const char *text)
 {
 	struct engine *engine = session->base.engine;
@@ -209,6 +213,8 @@ void push_link_close(struct push_link *link)
 	}
 }
 
+/* Dispatches a message. Before USE or START, the session is a coordinator's; afterwards only a
+ * destination receives messages. */
 static void push_service_take_message(
 	struct push_session *session, const struct clan_message *message, const uint8_t *bytes)
 {

@@ -242,6 +242,8 @@ static void sink_piece_done(struct work *work)
 	answer_add(work);
 }
 
+/* The piece can arrive while it is being compared. Then it must not be counted twice, so
+ * push_pieces_take() decides. */
 static void check_done(struct work *work)
 {
 	struct push_sink *sink = work->sink;
@@ -410,6 +412,7 @@ static void work_begin(struct work *work)
 	GMB_ASSERT(work->kind != WORK_PIECE || request->placement != NULL);
 }
 
+/* Starts waiting work in order, as far as the limits of the engine permit. */
 void push_sink_advance(struct push_session *session)
 {
 	struct push_sink *sink = session->sink;
@@ -536,6 +539,7 @@ static void fetched(struct push_sink *sink, struct work *work)
 	}
 }
 
+/* ZERO, CHECK and FLUSH: each returns the broken rule, or NULL after queueing the work. */
 static const char *take_zero(struct push_sink *sink, const uint8_t *bytes, uint32_t len)
 {
 	struct work *work = work_idle(sink, FIRST_ZERO, PUSH_ZEROES_MAX);

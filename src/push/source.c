@@ -282,6 +282,7 @@ static void request_init(struct push_source *source, struct path_request *reques
 	request->export = source->view.path != NULL ? source->view.path : base->path_export;
 }
 
+/* Reads the next piece directly into its slot. */
 static void read_begin(struct push_slot *slot, uint32_t length)
 {
 	struct push_source *source = slot->source;
@@ -389,6 +390,7 @@ static uint64_t source_mark(const struct push_source *source)
 	return lowest;
 }
 
+/* Sends FLUSH. Without room it is sent at a later tick, because flush_if_due() checks again. */
 static void source_flush(struct push_source *source, bool finish)
 {
 	struct push_session *session = source->session;

@@ -298,6 +298,8 @@ static void start_hold(struct push_session *session, const uint8_t *bytes, uint3
 	session->held_bytes = len;
 }
 
+/* START: chooses the export, checks rights and range, and creates the job. While the store is being
+ * opened, the message is kept and processed again. */
 void push_source_begin(struct push_session *session, const uint8_t *bytes, uint32_t len)
 {
 	struct engine_export *entry;

@@ -112,6 +112,7 @@ static struct push_claim **find_room(
 	return room;
 }
 
+/* Creates a ticket. It is recorded before it is sent, so it can be used only once. */
 int push_ticket_make(struct push_claim *claim, uint64_t now_ns, const char **text)
 {
 	struct push_claim *kept = malloc(sizeof(*kept));
@@ -150,6 +151,8 @@ static struct push_claim **find_claim(const struct push_wire_ticket *ticket)
 	return NULL;
 }
 
+/* The record is removed under the lock, so of two connections that present a ticket at the same
+ * time only one succeeds. */
 const char *push_ticket_use(const struct push_wire_ticket *ticket, const struct push_shower *shower,
 	uint64_t now_ns, struct push_claim *claim_out)
 {

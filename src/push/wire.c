@@ -254,6 +254,7 @@ int push_ticket_seal(struct push_wire_ticket *ticket, const uint8_t key[PUSH_KEY
 		key, PUSH_KEY_BYTES, ticket, offsetof(struct push_wire_ticket, mac), ticket->mac);
 }
 
+/* The checks after the MAC can return early, because their results do not depend on the key. */
 const char *push_ticket_check(const struct push_wire_ticket *ticket,
 	const uint8_t key[PUSH_KEY_BYTES], uint64_t now_s, const struct push_shower *shower)
 {
@@ -291,6 +292,7 @@ uint64_t push_digest(uint64_t offset, uint32_t length, uint32_t crc)
 	return x ^ (x >> 31);
 }
 
+/* Computes the sum over all pieces of a run, whose CRC-32C is that of zeroes. */
 uint64_t push_digest_zeroes(uint64_t offset, uint64_t length)
 {
 	static const uint8_t zeroes[4096];

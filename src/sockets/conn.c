@@ -210,6 +210,8 @@ static void conn_closes(struct conn *conn, int fd)
 	sockets_conn_leave(conn);
 }
 
+/* Removes fd from the table; called before it is closed. The connection is freed with its last
+ * descriptor. In some cases it must return to TCP first, which releases the lock. */
 void object_remove(int fd)
 {
 	struct object *object = object_at(fd);
@@ -262,6 +264,8 @@ void object_replaced(int fd)
 	object_remove(fd);
 }
 
+/* Returns a connection from the pool, or a new one. Pooled memory is never freed, because other
+ * threads can still access it without the lock. */
 static struct conn *take_conn(void)
 {
 	struct conn *conn = NULL;
@@ -366,6 +370,9 @@ void conn_unfit(struct conn *conn, enum sockets_reason reason)
 	}
 }
 
+/* Called after every step that can end the use of the ring. The order matters: the clan connection
+ * is closed when both directions have switched back, but the connection becomes plain only when the
+ * program has read the buffer. */
 void conn_settle(struct conn *conn)
 {
 	if (!conn_is_carried(conn) || conn->stranded || !switch_is_over(&conn->side)) {
@@ -444,6 +451,8 @@ void conn_take_messages(struct conn *conn)
 	}
 }
 
+/* Events of a carried connection. LOST means that no SWITCH follows: if GO was not received, all
+ * bytes come by TCP. */
 static void carried_event(struct conn *conn, const struct clan_event *event)
 {
 	conn_take_messages(conn);
@@ -559,6 +568,8 @@ bool conn_bring_back_one(struct conn *conn, enum sockets_reason reason, uint32_t
 	return conn->clan == NULL;
 }
 
+/* In the child: calls of other threads, listeners and clan connections do not exist here. Only
+ * buffered bytes and TCP remain usable. */
 void conn_after_fork(void)
 {
 	for (int fd = 0; fd < core.fds_end; fd++) {

@@ -175,6 +175,8 @@ static void close_own(int *fd)
 	}
 }
 
+/* Creates the queue, the epoll set and the eventfd for kicks. On failure none of them exists, and a
+ * later call tries again. */
 int core_start(void)
 {
 	struct clan_queue_options options = {
@@ -284,6 +286,8 @@ static int wait_until_seen(uint32_t left)
 	return result == -EINTR ? -EINTR : 1;
 }
 
+/* Pending news are delivered to the other sleepers first. The queue is armed last, so an event
+ * after that makes core.epoll_fd readable. */
 int core_sleep(uint64_t *epoch_out)
 {
 	uint32_t left;

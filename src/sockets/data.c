@@ -329,6 +329,9 @@ static bool has_more(struct conn *conn)
 			       : tcp_has_bytes(conn));
 }
 
+/* See sockets.h. The loop alternates between the places: after one of them turned out to be empty,
+ * the events of libclan are processed, because they can show that the next byte is in the other
+ * one. `looks` limits the rounds. */
 ssize_t data_receive(struct conn *conn, const struct iovec *iov, int iov_count, int flags)
 {
 	bool peek = (flags & MSG_PEEK) != 0;
@@ -466,6 +469,8 @@ static void look_before_send(struct conn *conn)
 	}
 }
 
+/* See sockets.h. The messages of the peer are processed first, because the peer might have left the
+ * ring. */
 ssize_t data_send(struct conn *conn, const struct iovec *iov, int iov_count)
 {
 	ssize_t sent;
@@ -504,6 +509,8 @@ ssize_t data_send(struct conn *conn, const struct iovec *iov, int iov_count)
 
 /* --- conditions for poll() -------------------------------------------------------------------- */
 
+/* See sockets.h. The TCP socket is polled only if its state can matter: writes go to TCP, an event
+ * was reported, or reads come from TCP. */
 short data_ready(struct conn *conn)
 {
 	uint64_t limit;
@@ -614,6 +621,8 @@ static void meet_end(struct conn *conn)
 	}
 }
 
+/* The complete receive call. It ends after the first bytes, unless more can follow from another
+ * place without waiting, or MSG_WAITALL is set. */
 ssize_t data_recv(
 	struct conn *conn, const struct iovec *iov, int iov_count, int flags, bool *plain_out)
 {

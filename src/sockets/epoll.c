@@ -339,6 +339,8 @@ static void watch_set(struct set *set)
 	conn_bring_back(is_watched, REASON_EPOLL, BACK_WAIT_MS);
 }
 
+/* epoll_ctl() for a tracked descriptor. Descriptors that are not tracked go to the kernel without
+ * the lock. */
 int epoll_control(struct set *set, int op, int fd, struct epoll_event *event)
 {
 	struct object *object = object_at(fd);
@@ -507,6 +509,8 @@ int epoll_wait_in_kernel(int fd, struct epoll_event *events, int max,
 	return count < 0 ? -errno : count;
 }
 
+/* Sleeps in the program's set, which contains core.epoll_fd. Returns the number of the program's
+ * own events, 0 to check again, or a negative errno. */
 static int sleep_in_kernel(struct set *set, struct epoll_event *events, int max,
 	uint64_t deadline_ns, const sigset_t *mask)
 {
@@ -537,6 +541,7 @@ static int sleep_in_kernel(struct set *set, struct epoll_event *events, int max,
 	return count;
 }
 
+/* Ready members first, then the kernel's set, then sleep. */
 static int epoll_take_locked(struct set *set, struct epoll_event *events, int max,
 	uint64_t deadline_ns, const sigset_t *mask)
 {
@@ -610,6 +615,7 @@ static int doze(struct set *set, struct epoll_event *events, int max,
 	return count;
 }
 
+/* While the set does not contain core.epoll_fd, the wait is left to the kernel without the lock. */
 int epoll_take(struct set *set, struct epoll_event *events, int max, const struct timespec *timeout,
 	const sigset_t *mask)
 {

@@ -181,6 +181,8 @@ static void end_here(int fd)
 	}
 }
 
+/* connect() to AF_UNSPEC dissolves a connection. Others are tracked if a rule matches, also while
+ * they are in progress. */
 EXPORT int connect(int fd, const struct sockaddr *address, socklen_t length)
 {
 	int result;
@@ -201,6 +203,8 @@ EXPORT int connect(int fd, const struct sockaddr *address, socklen_t length)
 
 /* --- options ---------------------------------------------------------------------------------- */
 
+/* Options that the library cannot emulate return the connection to TCP first. The timeouts of
+ * blocking calls are read again after they have changed. */
 EXPORT int setsockopt(int fd, int level, int option, const void *value, socklen_t length)
 {
 	struct conn *conn = conn_at(fd);
@@ -318,6 +322,8 @@ EXPORT int ioctl(int fd, unsigned long request, ...)
 
 /* --- copies ----------------------------------------------------------------------------------- */
 
+/* Adds a new descriptor of the object at from. If the lock cannot be taken, the new descriptor is
+ * closed. */
 static int hooks_life_copied(int from, int fd)
 {
 	struct object *object;

@@ -115,6 +115,8 @@ static bool is_handler(const struct sigaction *action)
 	return action->sa_handler != SIG_DFL && action->sa_handler != SIG_IGN;
 }
 
+/* Installs a handler, or reads the current one. The program sees its own handler and flags in old,
+ * not ours. */
 static int hooks_signal_install(int number, const struct sigaction *action, struct sigaction *old)
 {
 	handler *handler_before = atomic_load(&installed[number].handler);

@@ -117,6 +117,7 @@ static bool is_user(uid_t found, uid_t wanted)
 	return (found == wanted && found != UNKNOWN_UID) || found == 0;
 }
 
+/* The acceptor creates the name of the connection, and waits for the connector to connect to it. */
 static void listen_for_library(struct conn *conn)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
@@ -224,6 +225,8 @@ static bool is_first_being_met(const struct conn *conn)
 	return found;
 }
 
+/* The connector connects to the name. If there is none, it tries again after twice as many calls,
+ * because the acceptor's program might not have read yet. */
 static void try_connect(struct conn *conn)
 {
 	struct clan_conn_options options = clan_options(conn);
@@ -315,6 +318,7 @@ void conn_learn_limits(struct conn *conn)
 	conn->out_limit_ns = limit_of(conn, SO_SNDTIMEO);
 }
 
+/* From here on all calls are emulated. MAY is sent when no plain reader remains. */
 static void meet_begin(struct conn *conn)
 {
 	int flags = REAL(fcntl64)(conn->fd, F_GETFL);
@@ -349,6 +353,7 @@ static bool hello_is_ours(const struct clan_conn *clan)
 	return bytes == sizeof(hello) && memcmp(text, hello, sizeof(hello)) == 0;
 }
 
+/* Calls in progress can make the counts differ; then the check is repeated with a later call. */
 void conn_meet(struct conn *conn)
 {
 	int result = process_may_carry(conn) ? compare_counts(conn) : -EAGAIN;

@@ -23,6 +23,8 @@ static bool plain_is_due(struct conn *conn, enum conn_state state, bool writes)
 	       next != UINT32_MAX;
 }
 
+/* See sockets.h. The loop repeats if the state has changed in between, for example because the
+ * connection has become carried. */
 enum way plain_enter(int fd, bool writes, struct plain_call *call)
 {
 	bool tried = false;

@@ -306,6 +306,8 @@ static void parent_after_fork(void)
 	core_unlock();
 }
 
+/* In the child. Its threads, chunk and statistics are its own; the connections have the child's
+ * name in place of the fork's. */
 static void child_after_fork(void)
 {
 	name_self();
@@ -409,6 +411,8 @@ static void handlers_run(void)
 	}
 }
 
+/* Called before exec, and returns with the lock, so that no other thread changes the connections
+ * until the program has been replaced. */
 bool process_before_exec(void)
 {
 	if (!atomic_load(&core.active) || !core_lock()) {

@@ -44,6 +44,8 @@ bool switch_leave(struct switch_side *side, struct switch_message *message)
 	return true;
 }
 
+/* A violation is reported for messages that a correct peer cannot send in this order, or with
+ * positions that have been passed. */
 int switch_received(struct switch_side *side, uint32_t type, const struct switch_message *message)
 {
 	uint64_t from = message->from;

@@ -56,6 +56,8 @@ static bool passed(uint64_t deadline_ns)
 	return deadline_ns != 0 && clock_now_ns() >= deadline_ns;
 }
 
+/* See sockets.h. The connection is pinned while the lock is released, so that its memory is not
+ * reused. */
 int wait_conn(struct conn *conn, short events, uint64_t deadline_ns)
 {
 	struct pollfd fds[] = {
@@ -185,6 +187,8 @@ static int merge(struct pollfd *fds, const struct pollfd *rest, nfds_t count)
 	return ready;
 }
 
+/* Each round checks our own descriptors, then asks the kernel about the others, then sleeps in
+ * poll() with core.epoll_fd as an additional entry. */
 static int poll_locked(struct pollfd *fds, struct pollfd *rest, nfds_t count, uint64_t deadline_ns,
 	const sigset_t *mask)
 {
