@@ -370,8 +370,8 @@ struct net_transport {
 	 * ends. */
 	int (*rma_hold)(struct net_rma *rma);
 	void (*rma_release)(struct net_rma *rma);
-	/* Shares a region: fills in key->key and key->base, by which the peer names it. unshare
-	 * invalidates them. */
+	/* Shares a region: fills in key->key and key->base, which the peer uses to access it.
+	 * unshare invalidates them. */
 	int (*share)(struct net_conn *conn, struct net_key *key);
 	void (*unshare)(struct net_key *key);
 

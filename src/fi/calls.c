@@ -69,6 +69,7 @@ static void fill_op(struct prov_op *op, const struct request *request, uint64_t 
 	}
 }
 
+/* FI_DELIVERY_COMPLETE is always in effect for reads and writes; sends do not support it. */
 static bool flags_are_known(const struct request *request)
 {
 	uint64_t known =

@@ -221,6 +221,8 @@ static void drop_event(struct event *event, bool with_info)
 	free(event);
 }
 
+/* See provider.h. Events of the program itself are kept. A connection request is dropped with its
+ * event, because the program has not received it. */
 void prov_eq_forget(struct prov_eq *eq, const struct fid *fid)
 {
 	list_for_each(node, &eq->events)
@@ -281,6 +283,8 @@ static ssize_t eq_take(void *object, const void *arguments)
 	return (ssize_t)head_bytes + count;
 }
 
+/* The eventfd is reset only when the queue is empty, so other readers of the descriptor are not
+ * left asleep with entries queued. */
 static ssize_t eq_read(
 	struct fid_eq *fid, uint32_t *type, void *buffer, size_t bytes, uint64_t flags)
 {
@@ -495,6 +499,8 @@ void prov_cq_complete(struct prov_cq *cq, const struct prov_entry *entry)
 	wait_tell(&cq->wait);
 }
 
+/* The entries of a peer's writes are limited separately, so a peer cannot use the memory of the
+ * whole queue. */
 bool prov_cq_promise_remote(struct prov_cq *cq)
 {
 	if (cq->remote == cq->remote_max || !prov_cq_promise(cq)) {
@@ -544,6 +550,7 @@ static void events_give(
 	}
 }
 
+/* The reservation of a peer's write ends when the program reads its entry. */
 static void cq_pop(struct prov_cq *cq)
 {
 	const struct prov_entry *entry = &cq->entries[cq->first];

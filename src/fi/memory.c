@@ -57,6 +57,7 @@ static bool grow_table(struct prov_domain *domain)
 	return true;
 }
 
+/* Takes a free slot of the table, and makes its key. Returns false if the table cannot grow. */
 static bool take_slot(struct prov_domain *domain, struct prov_mr *mr)
 {
 	/* At most half full, so that the search for a free slot is short. */
@@ -74,6 +75,8 @@ static bool take_slot(struct prov_domain *domain, struct prov_mr *mr)
 
 /* --- accesses of peers ------------------------------------------------------------------------ */
 
+/* See provider.h. The range is checked by subtraction, because the sums of the peer's values could
+ * overflow. */
 int prov_use_begin(struct prov_use *use, struct prov_domain *domain, uint64_t key, uint64_t address,
 	uint64_t bytes, uint64_t access)
 {
@@ -126,6 +129,8 @@ static struct fi_ops mr_fid_ops = {
 	.control = prov_no_control,
 };
 
+/* Registers a region. Its key is chosen here (FI_MR_PROV_KEY), so requested_key is ignored. Memory
+ * is neither pinned nor touched. */
 static int mr_regattr(
 	struct fid *fid, const struct fi_mr_attr *attr, uint64_t flags, struct fid_mr **mr_out)
 {

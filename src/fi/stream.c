@@ -37,11 +37,13 @@ enum {
 
 _Static_assert(SHORT_BYTES == 24 && LONG_BYTES == 40, "records have no padding");
 
+/* Returns the length of a record's head. */
 static size_t fi_stream_head_bytes(uint8_t kind)
 {
 	return kind == PROV_RECORD_WRITE || kind == PROV_RECORD_READ ? LONG_BYTES : SHORT_BYTES;
 }
 
+/* The bytes of a READ follow in the opposite direction, in PIECEs. An ANSWER has no payload. */
 static uint64_t payload_bytes(const struct prov_record *record)
 {
 	return record->kind == PROV_RECORD_READ || record->kind == PROV_RECORD_ANSWER
@@ -201,6 +203,8 @@ void prov_stream_flush(struct prov_ep *ep, int error)
 	}
 }
 
+/* A node that is in no list is linked to itself, so operations that wait for an answer or are being
+ * sent can be removed as well. */
 void prov_stream_flush_ops(struct prov_ep *ep, int error)
 {
 	ep->out.op = NULL;
@@ -284,6 +288,9 @@ static ssize_t write_some(struct prov_ep *ep, const struct iovec *iov, uint32_t 
 	return written - (ssize_t)of_head;
 }
 
+/* Sends a part of an operation: the rest of its head, and up to COPY_BYTES of payload. A SEND is
+ * complete when its last byte is in the ring, because the ring holds a copy. A WRITE or READ is
+ * complete with its ANSWER. */
 static ssize_t send_op(struct prov_ep *ep)
 {
 	struct prov_out *out = &ep->out;
@@ -395,6 +402,9 @@ static int fi_stream_broken(struct prov_ep *ep, const char *rule)
 	return -EPROTO;
 }
 
+/* Takes an answer from the pool, which was allocated for the peer's limit of operations in flight.
+ * An answer returns to the pool when its last record is in the ring, so an empty pool proves a
+ * violation of F2. */
 static struct prov_answer *new_answer(struct prov_ep *ep)
 {
 	struct list_node *node = list_pop_front(&ep->answers_free);
@@ -412,6 +422,8 @@ static struct prov_answer *new_answer(struct prov_ep *ep)
 	return answer;
 }
 
+/* READ: the access to the region lasts until the answer has been sent. An access that is not
+ * permitted is answered with its errno. */
 static int read_arrived(struct prov_ep *ep)
 {
 	const struct prov_record *record = &ep->in.record;
@@ -435,6 +447,8 @@ static int write_arrived(struct prov_ep *ep)
 	struct prov_in *in = &ep->in;
 	const struct prov_record *record = &in->record;
 
+	/* First, because it is the only step that can fail temporarily: then the function is called
+	 * again for the same record. */
 	if ((record->flags & PROV_RECORD_HAS_DATA) != 0 && !prov_cq_promise_remote(ep->rx_cq)) {
 		fi_stream_look_again(ep);
 		return 0;
@@ -477,6 +491,7 @@ static int piece_arrived(struct prov_ep *ep)
 	return 1;
 }
 
+/* Completes the operation that the ANSWER names. */
 static int fi_stream_answer_arrived(struct prov_ep *ep)
 {
 	const struct prov_record *record = &ep->in.record;
@@ -547,6 +562,8 @@ static uint32_t fi_stream_place(struct prov_ep *ep, struct iovec *iov, uint64_t 
 	}
 }
 
+/* Copies payload from the ring to its destination, or discards it. Returns the number of bytes, or
+ * a negative errno. */
 static ssize_t fi_stream_take_payload(struct prov_ep *ep)
 {
 	uint8_t nowhere[4096];
@@ -561,6 +578,7 @@ static ssize_t fi_stream_take_payload(struct prov_ep *ep)
 	return clan_readv(ep->conn, iov, count, 0);
 }
 
+/* Payload that does not fit the buffers of the receive is discarded, and reported as FI_ETRUNC. */
 static void send_is_complete(struct prov_ep *ep)
 {
 	const struct prov_record *record = &ep->in.record;
@@ -579,6 +597,8 @@ static void send_is_complete(struct prov_ep *ep)
 	complete_receive(ep, &entry);
 }
 
+/* The completion of a write with data is queued here before its ANSWER is sent, so it exists when
+ * the write completes at the peer. */
 static void write_is_complete(struct prov_ep *ep)
 {
 	struct prov_in *in = &ep->in;
@@ -641,6 +661,8 @@ static int fi_stream_receive_step(struct prov_ep *ep)
 						   : fi_stream_head_bytes(in->record.kind);
 	ssize_t count;
 
+	/* The head is received in two steps, because its length depends on the kind, which is in
+	 * the first SHORT_BYTES. */
 	if (in->head_bytes < head) {
 		const struct iovec iov = {
 			.iov_base = (uint8_t *)&in->record + in->head_bytes,

@@ -163,7 +163,7 @@ static bool select_is_ours(int count, const fd_set *in, const fd_set *out, const
 	for (int fd = 0; fd < MIN(count, core.fds_end); fd++) {
 		struct pollfd one = { .fd = fd };
 
-		/* With several threads, it must wait like poll(). */
+		/* A program with several threads must wait like poll(). */
 		if (object_at(fd) != NULL &&
 			(is_in(fd, in) || is_in(fd, out) || is_in(fd, except)) &&
 			((conn_at(fd) != NULL && !__libc_single_threaded) ||

@@ -110,8 +110,8 @@ static int check_fitness(struct conn *conn, enum sockets_reason *reason, uid_t *
 	return core_start();
 }
 
-/* The number of nobody stands for all users that are unknown in the user namespace, so it proves no
- * identity. */
+/* UNKNOWN_UID is the number of every user that the user namespace does not map, so it does not
+ * identify a user. Root is always accepted. */
 static bool is_user(uid_t found, uid_t wanted)
 {
 	return (found == wanted && found != UNKNOWN_UID) || found == 0;
