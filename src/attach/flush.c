@@ -23,6 +23,8 @@ struct disk_flush {
 
 static void flush_put(struct disk_flush *flush)
 {
+	/* Sequentially consistent, so the accesses of the other holder happen before the last one
+	 * frees. */
 	if (atomic_fetch_sub(&flush->holders, 1) == 1) {
 		close(flush->over_fd);
 		free(flush);

@@ -834,6 +834,8 @@ static void nbd_device_hurry(struct device *device)
 	struct netlink netlink; /* the disk's own one may be in use */
 	int rc;
 
+	/* Stored before the disconnection, which ends the flush in stop(). stop() then only waits
+	 * for the disconnection instead of starting a second one. */
 	atomic_store(&disk->hurried, true);
 	eventfd_write(disk->stop_fd, 1);
 	rc = nbd_kernel_open(&netlink, &error);

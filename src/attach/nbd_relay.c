@@ -356,6 +356,7 @@ int nbd_relay_dial(const struct nbd_relay_options *options, int *fd_out,
 void nbd_relay_leave(struct nbd_relay *relay)
 {
 	if (relay != NULL) {
+		/* Stored before the event, so stop_asked() reads it after the event. */
 		atomic_store(&relay->is_leaving, true);
 		(void)eventfd_write(relay->stop_fd, 1);
 	}

@@ -486,6 +486,8 @@ static int stop_gently(struct ublk_control *control, uint32_t number, struct err
 	return stop_answer(number, ublk_control_command(control, order, number, NULL, 0, 0), error);
 }
 
+/* Called by stop() or, on another thread, by hurry(), so both members are atomic. A queue that was
+ * joined in the meantime is unaffected, because its phase is ENDED. */
 static void abandon(struct ublk_disk *disk)
 {
 	disk->abandoned = true;

@@ -93,6 +93,7 @@ int gmb_queue_destroy(struct gmb_queue *queue)
 	if (!list_is_empty(&queue->clients) || queue->inside) {
 		return -EBUSY;
 	}
+	/* The queue contains the message, so it must not be freed before delivery. */
 	while (atomic_load(&queue->wake_posted)) {
 		(void)ring_turn(queue->ring, true); /* its message is still on the way */
 	}

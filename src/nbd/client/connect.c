@@ -53,6 +53,8 @@ struct lookup {
 
 static void lookup_put(struct lookup *lookup)
 {
+	/* Sequentially consistent, so the accesses of the other user happen before the last one
+	 * frees. */
 	if (lookup != NULL && atomic_fetch_sub(&lookup->users, 1) == 1) {
 		if (lookup->addresses != NULL) {
 			freeaddrinfo(lookup->addresses);
@@ -338,6 +340,8 @@ static void resolved(struct connector *connector, int err)
 
 static void lookup_done(struct connector *connector)
 {
+	/* Pairs with the release store in lookup_run(): err and addresses are valid if it is
+	 * set. */
 	bool finished = atomic_load_explicit(&connector->lookup->finished, memory_order_acquire);
 
 	if (connector->timed_out || !finished) {
