@@ -128,6 +128,8 @@ void clan_conn_lose(struct clan_conn *conn, int status, const char *format, ...)
 	clan_fire(conn->queue, &conn->source);
 }
 
+/* Keeps a copy of a hello in place of the former one. A zero byte follows it, so text in it is
+ * terminated. */
 int clan_conn_set_hello(struct clan_conn *conn, const void *hello, size_t bytes)
 {
 	uint8_t *copy = malloc(bytes + 1);

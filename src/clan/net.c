@@ -855,6 +855,7 @@ static void clan_net_publish(struct clan_queue *queue)
 	net_bury(queue);
 }
 
+/* Publishes after all transports, so records that they have queued are sent in the same round. */
 static bool clan_net_progress(struct clan_queue *queue)
 {
 	struct net_queue *net = net_queue(queue);

@@ -117,6 +117,7 @@ static int ofi_dial(struct net_conn *base, void *found)
 	return result;
 }
 
+/* A connection over the limits of the listener is rejected before it gets an endpoint. */
 void ofi_connection_requested(struct ofi_listener *listener, struct fi_info *info)
 {
 	struct net_conn *base = net_arrived(&listener->net);
@@ -350,6 +351,8 @@ static void ofi_rma_release(struct net_rma *rma)
 	}
 }
 
+/* Registers the parts of a put or get if the provider requires it (FI_MR_LOCAL): all of them, or
+ * none. */
 static int ofi_rma_hold(struct net_rma *rma)
 {
 	struct ofi_domain *domain = ofi_conn(rma->op.conn)->domain;

@@ -75,6 +75,8 @@ int ofi_errno(int64_t result)
 	return error == 0 ? 0 : error < FI_ERRNO_OFFSET ? -(int)error : -EIO;
 }
 
+/* Loads libfabric with the first call, and resolves the host; both can block. The orders are
+ * required because a record must not overtake an earlier record or write. */
 int ofi_look_up(const struct net_place *place, bool listen, void **found_out, struct error *error)
 {
 	struct fi_info *hints;
@@ -214,6 +216,9 @@ static struct ofi_queue *ofi_domain_queue_use(struct net_queue *net)
 	return ofi;
 }
 
+/* Returns a domain of the same provider, fabric and device. A domain serves at most
+ * OFI_DOMAIN_CONNS connections, for which its completion queue has room; then another one is
+ * opened. */
 int ofi_domain_get(
 	struct net_queue *net, const struct fi_info *info, struct ofi_domain **domain_out)
 {

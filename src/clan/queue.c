@@ -242,6 +242,8 @@ static int clan_queue_check_options(
 	return 0;
 }
 
+/* Also called for a queue whose creation has failed: descriptors that do not exist are -1. Files
+ * are removed from the waiter before they are closed. */
 static void queue_fini(struct clan_queue *queue)
 {
 	int fds[] = { queue->wake_file.fd, queue->results.wake_fd, queue->timer_file.fd };

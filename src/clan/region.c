@@ -68,6 +68,8 @@ static int region_enter(struct clan_queue *queue, const struct clan_region *valu
 	return 0;
 }
 
+/* See clan.h. The size is sealed, because a peer that maps the memfd would get SIGBUS if the file
+ * became shorter. */
 int clan_region_create(struct clan_queue *queue, size_t bytes, uint32_t flags,
 	struct clan_region **region_out, void **base_out)
 {
@@ -90,6 +92,8 @@ int clan_region_create(struct clan_queue *queue, size_t bytes, uint32_t flags,
 	return region_enter(queue, &values, region_out, base_out);
 }
 
+/* See clan.h. The memfd is duplicated, so the program can close its own descriptor. Its size must
+ * be sealed already. */
 int clan_region_import(struct clan_queue *queue, int memfd, uint64_t offset, size_t bytes,
 	struct clan_region **region_out, void **base_out)
 {
@@ -190,6 +194,8 @@ static void share_free(struct clan_share *share)
 	free(share);
 }
 
+/* A share that the peer has refused is reported as SHARED with a status. Otherwise its last event
+ * is UNSHARED. The share is freed with its last event. */
 static bool give_share_event(struct clan_source *source, struct clan_event *event)
 {
 	struct clan_share *share = container_of(source, struct clan_share, source);

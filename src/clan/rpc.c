@@ -137,6 +137,8 @@ static struct rpc_link *pick_link(struct rpc_node *node)
 	return NULL;
 }
 
+/* See clan_rpc.h. The slot remains busy until the reply arrives. A request without room in the ring
+ * is queued by put_or_wait(), so it does not fail. */
 int clan_rpc_call(struct clan_rpc *rpc, uint32_t number, uint32_t type, const void *data,
 	uint32_t bytes, void *op)
 {
@@ -167,6 +169,8 @@ int clan_rpc_call(struct clan_rpc *rpc, uint32_t number, uint32_t type, const vo
 	return 0;
 }
 
+/* See clan_rpc.h. The slot's request number is reset, so a request can be answered only once. A
+ * reply to an earlier request in the same slot is detected by its number. */
 int clan_rpc_reply(struct clan_rpc *rpc, const struct clan_rpc_request *request, uint32_t type,
 	const void *data, uint32_t bytes)
 {
@@ -554,6 +558,8 @@ const char *clan_rpc_address(const struct clan_rpc *rpc)
 	return rpc->listener != NULL ? clan_listener_address(rpc->listener) : NULL;
 }
 
+/* See clan_rpc.h. A node connects only to nodes with lower numbers, so each pair of nodes is
+ * connected once. Nodes that do not run yet are counted as missing. */
 int clan_rpc_mesh(struct clan_rpc *rpc, const char *const *addresses, uint32_t count,
 	struct clan_error *error)
 {

@@ -216,6 +216,8 @@ void rpc_link_greeted(struct rpc_link *link)
 	}
 }
 
+/* Called when the peer has received our region, or has refused it. Sends the cookie with which it
+ * writes requests and replies there. */
 void rpc_link_shared(struct rpc_link *link, int status)
 {
 	const struct clan_rpc_options *options = &link->node->rpc->options;
@@ -382,6 +384,8 @@ static bool hello_is_valid(const struct rpc_hello *hello, size_t bytes)
 	       (hello->node < CLAN_RPC_NODES_MAX || hello->node == CLAN_RPC_NO_NODE);
 }
 
+/* Connects a request to the node that its hello names. A node needs all of its connections, so it
+ * ends if one of them cannot be accepted. */
 void rpc_node_offered(struct clan_rpc *rpc, struct clan_conn *conn)
 {
 	const char *reason = "it does not speak RPC";

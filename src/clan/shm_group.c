@@ -44,6 +44,8 @@ static void unmute(struct clan_deadline *deadline);
 
 /* --- life ------------------------------------------------------------------------------------- */
 
+/* Creates our head of a group in a memfd for the peer. The caller owns *fd_out. The peer's head is
+ * mapped when its descriptor arrives. */
 int shm_group_create(
 	struct clan_queue *queue, uint64_t id, struct shm_group **group_out, int *fd_out)
 {
@@ -176,6 +178,7 @@ int shm_group_join(struct shm_group *group, struct shm_conn *conn)
 	return 0;
 }
 
+/* Removes a connection from its group. The last one frees the group. */
 void shm_group_leave(struct shm_conn *conn)
 {
 	struct shm_group *group = conn->group;
@@ -543,6 +546,7 @@ static bool look_at_group(struct shm_group *group)
 	return found;
 }
 
+/* Connections that ended are freed here, outside of the loops that could still refer to them. */
 bool shm_progress(struct clan_queue *queue)
 {
 	bool found = false;

@@ -501,6 +501,7 @@ static void disarm_watch(struct shm_conn *conn, uint32_t number)
 	atomic_store_explicit(&conn->own_tripwires[number].arm, 0, memory_order_release);
 }
 
+/* Relaxed stores suffice for the entry, because arm_watch() publishes it with a release store. */
 int shm_tripwire(struct clan_conn *base, const struct clan_share *share, uint64_t offset,
 	uint32_t bytes, uint32_t *number_out)
 {
@@ -699,6 +700,8 @@ void shm_memory_free(struct shm_conn *conn)
 	free(conn->regions);
 }
 
+/* In the child: frees the connection's records. The child has no workers, so dispose_fd() closes
+ * descriptors itself. */
 void shm_memory_after_fork(struct shm_conn *conn)
 {
 	shm_copies_after_fork(conn);

@@ -31,6 +31,8 @@ static void shm_region_set_region_state(
 
 /* --- mappings --------------------------------------------------------------------------------- */
 
+/* Regions of a group that are the same part of the same memfd, with the same rights, share a
+ * mapping. */
 static struct shm_mapping *shm_region_find_mapping(const struct shm_peer_region *region)
 {
 	list_for_each(node, &region->conn->group->mappings)
@@ -83,6 +85,8 @@ static void region_finish(struct shm_peer_region *region)
 	}
 }
 
+/* Both events can be due; then REGION is given first, and the function is called again for the
+ * other one. A region that is gone is freed with its last event. */
 static bool shm_region_give_region_event(struct clan_source *source, struct clan_event *event)
 {
 	struct shm_peer_region *region = container_of(source, struct shm_peer_region, source);
@@ -309,6 +313,7 @@ int shm_region_arrived(struct shm_conn *conn, const struct shm_region *message, 
 	return 0;
 }
 
+/* REGION_END: the peer requests the return of a region that it has shared. */
 int shm_region_asked_back(struct shm_conn *conn, uint32_t number, uint32_t generation)
 {
 	struct shm_peer_region *region =

@@ -114,6 +114,8 @@ struct stream_piece {
 	size_t bytes;
 };
 
+/* Describes the next part of a vector, from *index and *skip, of at most bytes_max bytes; then
+ * moves them behind it. */
 static void cut_piece(struct stream_piece *piece, const struct iovec *iov, uint32_t iov_count,
 	uint32_t *index, size_t *skip, size_t bytes_max)
 {
@@ -215,6 +217,7 @@ bool shm_has_message(struct shm_conn *conn, enum shm_class class)
 	return write != in->read;
 }
 
+/* STREAM must have payload, and the messages of the system class have fixed lengths. */
 static bool type_allowed(enum shm_class class, const struct shm_message_head *head)
 {
 	switch (head->type) {
@@ -383,6 +386,8 @@ static int shm_ring_nothing_left(struct shm_conn *conn, uint32_t classes)
 	return conn->conn.state == CLAN_OPEN ? -EAGAIN : -ENOTCONN;
 }
 
+/* Control messages come first. After CONTROL_IN_ROW_MAX of them a waiting bulk message is received,
+ * so that bulk messages are not delayed without limit. */
 int shm_recv(struct clan_conn *base, uint32_t classes, struct clan_message *message, void *buffer,
 	uint32_t bytes)
 {

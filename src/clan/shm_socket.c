@@ -487,6 +487,8 @@ static int welcome_arrived(struct shm_conn *conn, struct arrival *arrival)
 	return 0;
 }
 
+/* REFUSED ends the attempt to connect. Except for -EPROTONOSUPPORT, the program gets -ECONNREFUSED
+ * with the peer's text. */
 static int shm_socket_refused_arrived(struct shm_conn *conn, struct arrival *arrival)
 {
 	struct shm_refused refused;
@@ -532,6 +534,8 @@ static int regroup_arrived(struct shm_conn *conn, struct arrival *arrival)
 	return result;
 }
 
+/* An answer must name a share, with its generation, in the state that waits for this type.
+ * SHM_REGION_END is the exception: it is about a region of the peer. */
 static int shm_socket_answer_arrived(
 	struct shm_conn *conn, enum shm_socket_type type, const struct arrival *arrival)
 {
@@ -564,6 +568,7 @@ static int shm_socket_answer_arrived(
 	return 0;
 }
 
+/* The descriptor is removed from the arrival, because shm_region_arrived() owns it. */
 static int region_arrived(struct shm_conn *conn, struct arrival *arrival)
 {
 	struct shm_region message;
@@ -700,6 +705,8 @@ void shm_receive_again(struct clan_deadline *deadline)
 	waiter_file_events(conn->conn.queue->waiter, &conn->file, SHM_SOCKET_EVENTS);
 }
 
+/* Receives up to MESSAGES_MAX messages. A message with descriptors stays in the socket while too
+ * many descriptors of its sender wait to be closed. */
 void shm_socket_happened(struct waiter_file *file, uint32_t events)
 {
 	struct shm_conn *conn = container_of(file, struct shm_conn, file);

@@ -79,6 +79,8 @@ static bool futex_works(struct waiter *waiter)
 	return result == -EAGAIN;
 }
 
+/* Creates the ring. Returns -EOPNOTSUPP if the kernel lacks the flags or the futex operations. A
+ * child after fork() must not use the ring, so it does not inherit its memory. */
 static int waiter_make_ring(struct waiter *waiter)
 {
 	struct io_uring_params parameters = {
@@ -317,6 +319,8 @@ static bool waiter_take_completions(struct waiter *waiter)
 	return any;
 }
 
+/* Sleeps until a completion arrives. The epoll set is one of the sources, because ask_for_set()
+ * polls it by the ring. If all is true, prepared operations are submitted even without sleeping. */
 static void wait_on_ring(struct waiter *waiter, uint64_t timeout_ns, bool all)
 {
 	struct __kernel_timespec limit = {

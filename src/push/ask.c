@@ -262,6 +262,8 @@ int push_ask_hear(
 	return rule != NULL ? ask_broken(rule, error) : 1;
 }
 
+/* ENOENT is the answer after the last job. The cursor must grow, so a malicious server cannot keep
+ * the command in this loop forever. */
 int push_ask_job(
 	struct push_ask *ask, uint64_t cursor, struct push_job_message *job, struct error *error)
 {

@@ -15,6 +15,8 @@ void push_control_answer(struct push_session *session, int status, const char *t
 	push_control_send(session, &answer, text);
 }
 
+/* Answers are not queued: a client that sends requests without receiving the answers violates
+ * H2. */
 void push_control_send(struct push_session *session, struct push_answer *answer, const char *text)
 {
 	struct push_wire_answer *head = &answer->head;
@@ -254,6 +256,7 @@ void push_control_note(struct push_session *session, bool again)
 
 /* --- messages -------------------------------------------------------------------------------- */
 
+/* A session that is stopping refuses each request, but still answers it. */
 void push_control_take(
 	struct push_session *session, uint32_t type, const uint8_t *bytes, uint32_t len)
 {

@@ -172,6 +172,8 @@ static uint8_t *beside_of(const struct push_nbd *nbd, const struct push_slot *sl
 	return nbd->beside + (size_t)(slot - nbd->source->slots) * PUSH_PIECE_BYTES;
 }
 
+/* Compares a piece here, because an NBD server cannot. The result is processed as a CHECKED of
+ * push. */
 static void piece_compared(struct gmb_request *request)
 {
 	struct push_nbd *nbd = request->context;
@@ -238,6 +240,8 @@ void push_nbd_zero(struct push_source *source, uint32_t number, const struct pus
 
 static void read_back(struct push_nbd *nbd, struct gmb_request *request);
 
+/* Adds a piece to the digest of the destination. The slot then reads the next piece; the last one
+ * ends the flush. */
 static void piece_read_back(struct gmb_request *request)
 {
 	struct push_nbd *nbd = request->context;
@@ -274,6 +278,8 @@ static void read_back(struct push_nbd *nbd, struct gmb_request *request)
 	nbd_submit(nbd, request, piece_read_back);
 }
 
+/* The last FLUSH of a job with PUSH_READ_BACK is followed by reading everything back, with all
+ * slots. */
 static void nbd_flush_done(struct gmb_request *request)
 {
 	struct push_nbd *nbd = request->context;

@@ -131,6 +131,8 @@ void push_session_begun(struct push_session *session, uint32_t silence_ms)
 	session->job_state = PUSH_JOB_MOVES;
 }
 
+/* Creates the session's job and starts its timer. The silence limit is the handshake's until the
+ * peer has announced its own. */
 int push_session_job(struct push_session *session, struct push_job *job, const char **text)
 {
 	struct ring *ring = session->base.engine->ring;
@@ -274,6 +276,7 @@ static void push_service_take_hello(struct push_session *session)
 	}
 }
 
+/* The job of a detached source continues without its coordinator. All others end with the peer. */
 static void peer_lost(struct push_session *session, const struct clan_event *event)
 {
 	const char *reason = event->status == -EPROTO ? clan_conn_reason(session->in.conn) : NULL;
@@ -331,6 +334,8 @@ static void push_service_event(void *context, const struct clan_event *event)
 
 /* --- the life of a session -------------------------------------------------------------------- */
 
+/* After session_init() the session owns the endpoint. Later errors therefore end the session, and 0
+ * is returned. */
 static int session_accept(void *context, const struct endpoint *endpoint)
 {
 	struct push_service *service = context;
@@ -360,6 +365,8 @@ static int session_accept(void *context, const struct endpoint *endpoint)
 	return 0;
 }
 
+/* Called when the reason to wait has passed. A message that waited for the store is processed now;
+ * otherwise the job continues. */
 static void session_resume(struct session *base)
 {
 	struct push_session *session = push_service_of(base);

@@ -617,6 +617,8 @@ void push_source_lent(struct push_source *source, void *base, uint32_t silence_m
 	push_source_advance(session);
 }
 
+/* USED: the destination lends its slots. If they cannot be mapped, as over a network, pieces are
+ * read to own memory and put. */
 static void take_used(struct push_source *source, const struct push_wire_used *used)
 {
 	struct push_session *session = source->session;

@@ -290,6 +290,7 @@ static struct conn *take_conn(void)
 	return conn;
 }
 
+/* The members are reset, because the object can come from the pool. */
 void conn_track(int fd, bool connector)
 {
 	struct conn *conn;

@@ -117,6 +117,7 @@ static ssize_t ring_read(struct conn *conn, const struct iovec *iov, int iov_cou
 	return got;
 }
 
+/* Never blocks, because the lock is held. The lock also protects ranged. */
 static ssize_t tcp_receive(
 	struct conn *conn, const struct iovec *iov, int iov_count, size_t limit, bool peek)
 {
@@ -197,6 +198,8 @@ void data_pull(struct conn *conn, size_t bytes_max)
 	} while (got > 0);
 }
 
+/* After a fork, another process might have read bytes of the same buffer, so process_take() decides
+ * which bytes this one gets. */
 static ssize_t buffer_read(struct conn *conn, const struct iovec *iov, int iov_count, bool peek)
 {
 	size_t bytes = MIN(iov_bytes(iov, iov_count), conn_buffered(conn));
@@ -763,6 +766,8 @@ static ssize_t data_sent_all(size_t done, int result, int flags)
 	return result;
 }
 
+/* The cancellation point comes before the lock, because a thread must not be cancelled while it
+ * holds it. */
 ssize_t data_sendv(
 	struct conn *conn, const struct iovec *iov, int iov_count, int flags, bool *plain_out)
 {

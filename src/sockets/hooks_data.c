@@ -195,6 +195,7 @@ EXPORT ssize_t recv(int fd, void *buffer, size_t bytes, int flags)
 	return hooks_data_received(&call, REAL(recv)(fd, buffer, bytes, flags), flags);
 }
 
+/* A stream has no addresses and no control data. */
 EXPORT ssize_t recvmsg(int fd, struct msghdr *message, int flags)
 {
 	PLAIN_CALL call = { 0 };
@@ -215,6 +216,7 @@ EXPORT ssize_t recvmsg(int fd, struct msghdr *message, int flags)
 	return hooks_data_received(&call, REAL(recvmsg)(fd, message, flags), flags);
 }
 
+/* Receives one message after another, until the end of the stream or an error. */
 EXPORT int recvmmsg(
 	int fd, struct mmsghdr *messages, unsigned int count, int flags, struct timespec *timeout)
 {
@@ -395,6 +397,8 @@ EXPORT ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 	return transmitted(&call, REAL(sendmsg)(fd, message, flags));
 }
 
+/* An untracked socket sends up to the first message whose descriptors must not be passed. A tracked
+ * one sends message by message. */
 EXPORT int sendmmsg(int fd, struct mmsghdr *messages, unsigned int count, int flags)
 {
 	unsigned int done = 0;

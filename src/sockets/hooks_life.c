@@ -239,6 +239,8 @@ EXPORT int setsockopt(int fd, int level, int option, const void *value, socklen_
 	return result;
 }
 
+/* The connection is looked up again under the lock, because another thread can close it in between.
+ * Before its writing direction ends, it starts to return to TCP. */
 EXPORT int shutdown(int fd, int how)
 {
 	struct conn *conn = conn_at(fd);
@@ -256,6 +258,7 @@ EXPORT int shutdown(int fd, int how)
 	return REAL(shutdown)(fd, how);
 }
 
+/* O_ASYNC cannot be emulated, because the kernel does not see the bytes of a ring. */
 static void flags_changed(int fd, int flags)
 {
 	struct conn *conn = conn_at(fd);
@@ -426,6 +429,7 @@ EXPORT int close(int fd)
 	return REAL(close)(fd);
 }
 
+/* Closes the ranges between our own descriptors, which must stay open. */
 EXPORT int close_range(unsigned int first, unsigned int last, int flags)
 {
 	unsigned int from = first;
@@ -664,6 +668,8 @@ static char *read_rules(const char *where)
 	return text;
 }
 
+/* Without CLAN_SOCKETS, or with wrong rules, the library stays inactive, and all calls go to the C
+ * library. */
 __attribute__((constructor)) static void sockets_init(void)
 {
 	const char *where = getenv("CLAN_SOCKETS");

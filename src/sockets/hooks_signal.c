@@ -86,6 +86,7 @@ static void interrupted(int number, siginfo_t *info, void *context)
 	errno = saved;
 }
 
+/* Unblocks the signals whose handlers were postponed, so they are delivered now. */
 void signals_let_in(void)
 {
 	int saved = errno;
@@ -198,6 +199,7 @@ EXPORT sighandler_t sysv_signal(int number, sighandler_t new)
 	return __sysv_signal(number, new);
 }
 
+/* Emulates sigset(3): it installs a handler and unblocks the signal. SIG_HOLD only blocks it. */
 EXPORT sighandler_t sigset(int number, sighandler_t new)
 {
 	sighandler_t old;

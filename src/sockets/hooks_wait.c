@@ -57,6 +57,7 @@ static void plain_poll_leave(struct plain_poll *plain)
 	errno = saved;
 }
 
+/* Counts the thread as a plain reader of each connection, until plain_poll_leave(). */
 static bool plain_poll_enter(struct plain_poll *plain, const struct pollfd *fds, nfds_t count)
 {
 	plain->count = 0;

@@ -164,6 +164,7 @@ static int sockets_kernel_ask(int netlink, int family, const struct rules_addres
 	return 0;
 }
 
+/* An IPv4 connection can belong to an IPv6 socket, so it is looked up in both families. */
 int kernel_peer_uid(
 	const struct rules_address *local, const struct rules_address *remote, uid_t *uid_out)
 {
@@ -189,6 +190,7 @@ int kernel_peer_uid(
 	return result;
 }
 
+/* Returns the events of a member of an epoll set, which only /proc shows. */
 int kernel_epoll_events(int set_fd, int fd, uint32_t *events_out)
 {
 	char path[64];

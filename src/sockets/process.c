@@ -558,6 +558,7 @@ static bool sockets_process_pass(int fd)
 	return fits;
 }
 
+/* All descriptors are prepared, also those after one with unread bytes. */
 bool process_passes(const struct msghdr *message)
 {
 	struct msghdr copy = *message;

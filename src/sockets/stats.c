@@ -107,6 +107,7 @@ void stats_write(void)
 	}
 }
 
+/* One write() for the line, so that lines of several processes do not mix. */
 void stats_log(bool grave, const char *format, ...)
 {
 	char line[512];
