@@ -152,7 +152,8 @@ _Static_assert(CLAN_BULK_BYTES_MAX + sizeof(struct net_record_head) <=
 enum {
 	NET_SENDS = 4,					     /* frames of a connection in flight */
 	NET_MEMORY_BYTES = NET_SENDS * NET_FRAME_BYTES + 16, /* size of net_conn.memory */
-	/* Limit on the puts and gets of a connection, or parts of them, that its transport has. */
+	/* Limit on the puts and gets of a connection that its transport executes at a time. A large
+	 * one counts once for each of its parts. */
 	NET_RMA_PIECES = 32,
 	NET_HOST_BYTES = 256,
 	NET_PORT_BYTES = 6,

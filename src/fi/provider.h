@@ -65,8 +65,7 @@ union prov_address {
 	struct sockaddr_in6 in6;
 };
 
-/* ---- info.c: the capabilities of the provider
- * ------------------------------------------------- */
+/* --- info.c: the capabilities of the provider ------------------------------------------------- */
 
 /* fi_getinfo(3). Takes no lock. */
 int prov_getinfo(uint32_t version, const char *node, const char *service, uint64_t flags,
@@ -94,8 +93,7 @@ bool prov_address_of(union prov_address *address, const void *from);
 /* Returns true if an interface of this machine has the address, or it is the unspecified one. */
 bool prov_address_is_local(const union prov_address *address);
 
-/* ---- fabric.c: fabrics and their progress
- * ----------------------------------------------------- */
+/* --- fabric.c: fabrics and their progress ----------------------------------------------------- */
 
 struct prov_fabric {
 	struct fid_fabric fabric;
@@ -154,8 +152,7 @@ void prov_conn_close(struct prov_fabric *fabric, struct clan_conn *conn);
 int prov_no_bind(struct fid *fid, struct fid *other, uint64_t flags);
 int prov_no_control(struct fid *fid, int command, void *arg);
 
-/* ---- events.c: event queues, completion queues, and sleeping on them
- * -------------------------- */
+/* --- events.c: event queues, completion queues, and sleeping on them -------------------------- */
 
 /* A wait object: readable when a peer rings the fabric's bell, or when an entry is queued for this
  * object by another thread. */
@@ -229,8 +226,7 @@ void prov_cq_release_remote(struct prov_cq *cq);
 
 int prov_trywait(struct fid_fabric *fabric, struct fid **fids, int count);
 
-/* ---- memory.c: domains and memory regions
- * ----------------------------------------------------- */
+/* --- memory.c: domains and memory regions ----------------------------------------------------- */
 
 struct prov_domain {
 	struct fid_domain domain;
@@ -269,8 +265,7 @@ int prov_use_begin(struct prov_use *use, struct prov_domain *domain, uint64_t ke
 	uint64_t bytes, uint64_t access);
 void prov_use_end(struct prov_use *use);
 
-/* ---- endpoint.c: endpoints and connections
- * ---------------------------------------------------- */
+/* --- endpoint.c: endpoints and connections ---------------------------------------------------- */
 
 struct prov_pep {
 	struct fid_pep pep;
@@ -442,8 +437,7 @@ void prov_ep_again(struct prov_ep *ep);
  * The program gets FI_SHUTDOWN. */
 void prov_ep_end(struct prov_ep *ep, int error);
 
-/* ---- stream.c: records on a connection
- * -------------------------------------------------------- */
+/* --- stream.c: records on a connection -------------------------------------------------------- */
 
 /* Sends queued records while there is room. */
 void prov_stream_send(struct prov_ep *ep);
@@ -461,8 +455,7 @@ int prov_stream_init(struct prov_ep *ep, size_t ops, size_t receives);
 int prov_stream_init_answers(struct prov_ep *ep, uint32_t peer_ops);
 void prov_stream_fini(struct prov_ep *ep);
 
-/* ---- calls.c: fi_msg(3), fi_rma(3)
- * ------------------------------------------------------------ */
+/* --- calls.c: fi_msg(3), fi_rma(3) ------------------------------------------------------------ */
 
 extern struct fi_ops_msg prov_msg_ops;
 extern struct fi_ops_rma prov_rma_ops;

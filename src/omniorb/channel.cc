@@ -84,7 +84,8 @@ clan_conn_options conn_options()
 	options.access = CLAN_ACCESS_OWNER;
 	options.bulk_slots = BULK_SLOTS;
 	options.peer_slots_max = BULK_SLOTS;
-	/* A stream uses none of these, but 0 selects the default. */
+	/* Streams need no cookies, tripwires or regions. The smallest values are given, because 0
+	 * selects the defaults. */
 	options.cookies = 1;
 	options.tripwires = 1;
 	options.peer_regions_max = 1;
