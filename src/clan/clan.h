@@ -133,7 +133,7 @@ struct clan_conn {
 	size_t hello_bytes;
 	struct clan_conn_options options; /* with the defaults filled in */
 	struct clan_conn_stats stats;
-	struct list_node shares;       /* struct clan_share: our regions that the peer knows */
+	struct list_node shares;       /* struct clan_share: our regions that are shared */
 	uint32_t share_generation;     /* generation of the last share */
 	struct clan_deadline deadline; /* of the handshake */
 	char reason[CLAN_REASON_BYTES];
@@ -168,7 +168,7 @@ struct clan_provider {
 		const struct clan_conn_options *options, const void *hello, size_t hello_bytes,
 		struct clan_conn **conn_out, struct error *error);
 	int (*accept)(struct clan_conn *conn, const void *hello, size_t hello_bytes); /* OFFERED */
-	/* In OFFERED, or in OPENING if the program knows the connection. */
+	/* In OFFERED, or in OPENING if the program has the handle. */
 	void (*reject)(struct clan_conn *conn, const char *text);
 	/* Called after the transition to CLOSING from any earlier state. Releases the resources of
 	 * the connection, drops each share as soon as the peer cannot reach it, and sets CLOSED
@@ -242,8 +242,8 @@ void clan_conn_init(struct clan_conn *conn, const struct clan_provider *provider
 /* The only function that assigns a connection's state; it asserts that the transition is
  * permitted. */
 void clan_conn_set_state(struct clan_conn *conn, enum clan_state state);
-/* Moves a connection that the program knows to LOST, with a human-readable reason. Must not be
- * called in LOST or later. */
+/* Moves a connection whose handle the program has to LOST, with a human-readable reason. Must not
+ * be called in LOST or later. */
 void clan_conn_lose(struct clan_conn *conn, int status, const char *format, ...) GMB_PRINTF(3, 4);
 /* Removes the connection from the queue. Only its own memory is left to free. */
 void clan_conn_fini(struct clan_conn *conn);

@@ -607,8 +607,8 @@ static void run_look_up(struct work *work)
 	}
 }
 
-/* The name is resolved. The program could have closed the connection in the meantime; then only the
- * endpoint is missing, and die() completes the close. */
+/* The name is resolved. The program could have closed the connection before; then only the endpoint
+ * is missing, and die() completes the close. */
 static void looked_up(struct work *work)
 {
 	struct net_resolve *resolve = container_of(work, struct net_resolve, work);
@@ -815,8 +815,8 @@ static int net_listen(struct clan_queue *queue, const char *address,
 	return 0;
 }
 
-/* Closes the listener's socket and the connections that the program does not know. The listener is
- * freed with the last of its connections, because they count themselves in it. */
+/* Closes the listener's socket and the connections whose handles the program does not have. The
+ * listener is freed with the last of its connections, because they count themselves in it. */
 static void clan_net_listener_close(struct clan_listener *base)
 {
 	struct net_listener *listener = container_of(base, struct net_listener, listener);

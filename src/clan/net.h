@@ -208,7 +208,7 @@ struct net_ring { /* received messages that the program has not consumed */
 	uint32_t stream_at; /* bytes consumed of the stream message at read */
 };
 
-struct net_out { /* the state of the peer's ring as far as we know it */
+struct net_out { /* the state of the peer's ring: our writes, and its last report */
 	uint32_t slots;
 	uint32_t write;
 	uint32_t taken;
@@ -412,8 +412,8 @@ void net_connected(struct net_conn *conn, const struct sockaddr *peer);
  * Returns 0, or -EPROTO if the connection has been ended. */
 int net_setup_arrived(
 	struct net_conn *conn, enum net_system_type type, const uint8_t *data, uint32_t bytes);
-/* Ends a connection in any state before CLOSING. A connection that the program knows becomes LOST.
- * Its endpoint is closed as soon as no transport function is running. */
+/* Ends a connection in any state before CLOSING. A connection whose handle the program has becomes
+ * LOST. Its endpoint is closed as soon as no transport function is running. */
 void net_conn_end(struct net_conn *conn, int status, const char *reason);
 /* Called when the endpoint has failed with that negative errno, or was shut down by the peer
  * (0). */
@@ -500,7 +500,7 @@ struct net_peer_region {
 	uint32_t running; /* puts and gets in progress */
 };
 
-/* A share of one of our regions, as the peer knows it; share->carrier. */
+/* A share of one of our regions, with the key for the peer's accesses; share->carrier. */
 struct net_key {
 	struct net_owed owed; /* REGION, then REGION_END */
 	struct clan_share *share;

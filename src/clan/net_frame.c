@@ -203,8 +203,8 @@ void net_owe(struct net_conn *conn, struct net_owed *owed,
 	net_changed(conn);
 }
 
-/* Records of the library go before messages of the program, so that the peer knows a cookie when it
- * receives it in a message. */
+/* Records of the library go before messages of the program, so that a cookie has been registered at
+ * the peer before a message can contain it. */
 bool net_write_owed(struct net_conn *conn)
 {
 	while (!list_is_empty(&conn->owed) &&

@@ -83,7 +83,7 @@ struct rpc_node {
 	uid_t uid;
 	bool dialled;
 	bool up_pending;
-	bool given; /* the program knows it */
+	bool given; /* it was reported to the program */
 	int status; /* ENDING */
 	uint32_t conns;
 	uint32_t up_count;

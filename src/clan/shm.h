@@ -312,7 +312,7 @@ GMB_MUST_CHECK int shm_conn_new_group(struct shm_conn *conn, uint64_t id);
 void shm_conn_opened(struct shm_conn *conn);
 /* Called when the connection is OPEN and the peer has all the information that it needs. */
 void shm_conn_settled(struct shm_conn *conn);
-/* Ends a connection in any state before CLOSING. A connection that the program knows becomes
+/* Ends a connection in any state before CLOSING. A connection whose handle the program has becomes
  * LOST. */
 void shm_conn_end(struct shm_conn *conn, int status, const char *reason);
 void shm_conn_handshake_ended(struct shm_conn *conn);

@@ -185,7 +185,8 @@ static int shm_socket_send_message(struct shm_conn *conn, enum shm_socket_type t
 				       : result;
 }
 
-/* The segment, and the group head unless the peer knows the group. */
+/* Collects the descriptors to send: the segment, and the group head unless the peer has the group
+ * already. */
 static uint32_t set_up_fds(const struct shm_conn *conn, int fds[DESCRIPTORS_SENT_MAX])
 {
 	fds[0] = conn->own_fd;
@@ -369,7 +370,7 @@ static int join_group(struct shm_conn *conn, const struct shm_hello *hello)
 	if (hello->group == 0) {
 		uint64_t id;
 
-		/* From the kernel, because a process that knows one number must not be able to
+		/* From the kernel, because a process that has one number must not be able to
 		 * predict another. */
 		do {
 			if (getrandom(&id, sizeof(id), 0) != sizeof(id)) {

@@ -46,8 +46,8 @@ static const char *may_reach_tls(const struct push_session *session, const struc
 	return NULL;
 }
 
-/* Checks a destination without push. It does not know the coordinator and issues no ticket, so
- * the coordinator makes use of the source's rights there. The operator must therefore have
+/* Checks a destination without push. It does not authenticate the coordinator and issues no ticket,
+ * so the coordinator makes use of the source's rights there. The operator must therefore have
  * listed it. */
 static const char *may_reach_nbd(const struct push_session *session, const struct export_uri *uri,
 	struct tls_client **tls_out)

@@ -188,7 +188,7 @@ bool epoll_conn_fits(struct conn *conn)
 	return true;
 }
 
-/* Only the kernel knows whether EPOLLONESHOT of a member has fired. */
+/* Only the kernel has the state of EPOLLONESHOT: whether it has disabled the member. */
 static bool is_used_up(const struct member *member)
 {
 	uint32_t events;

@@ -423,7 +423,8 @@ EXPORT int close(int fd)
 	} else if (!ends(fd)) {
 		return -1;
 	} else if (core_owns(fd)) {
-		errno = EBADF; /* some programs close descriptors that they do not know */
+		/* some programs close all descriptors, also those that they did not open */
+		errno = EBADF;
 		return -1;
 	}
 	return REAL(close)(fd);
