@@ -349,8 +349,8 @@ struct gmb_extent {
 };
 
 /* Called once, from gmb_queue_wait() or a blocking call on the same queue. It may submit requests,
- * also the same one again, and may free the request; it must not wait, open, close or make blocking
- * calls. */
+ * including the same one again, free the request, and call gmb_open_start(). It must not wait,
+ * close a client or make blocking calls, including gmb_open(). */
 typedef void gmb_done(struct gmb_request *request);
 
 /*
