@@ -31,9 +31,11 @@
 
 enum {
 	EXIT_SEED_FAILED = 3,
-	WATCHDOG_SECONDS = 120, /* a seed takes a fraction of one: this is a loop without events */
-	REPEAT_EVERY = 49,	/* seeds that are run twice, to see that they replay: with and
-				 * without TLS */
+	/* For loops without events: a seed takes up to 30 s, several times as long with a
+	 * sanitizer. */
+	WATCHDOG_SECONDS = 600,
+	REPEAT_EVERY = 49, /* seeds that are run twice, to see that they replay: with and
+			    * without TLS */
 };
 
 /* Of all seeds; an option for those that can be expected. */
