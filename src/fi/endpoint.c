@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Endpoints, passive endpoints and their connections (fi_cm(3)). Port P is the abstract Unix socket
- * clan-fi/P of clan. Both sides must be processes of one user. Any user can bind such a name, so
- * the connector checks the user of the process that listens.
+ * clan-fi/P of clan. Each side accepts only peers of its own user and of root. Any user can bind
+ * such a name, so the connector checks the user of the process that listens.
  */
 #include "fi/provider.h"
 

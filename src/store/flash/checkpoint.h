@@ -8,7 +8,7 @@
  * Invariant: the first anchor is durable before the second one is written, and both before a
  * segment becomes free.
  *
- * Threading: on the ring of the start; the last checkpoint runs without a ring when the store is
+ * Threading: on the owner ring; the last checkpoint runs without a ring when the store is
  * closed. Ownership: the start's budget holds the block. Errors: flash_fail().
  */
 #pragma once

@@ -25,7 +25,7 @@
  * in flight, because queues and rings may be destroyed as soon as all parts are done. flash_pump()
  * runs the work that has become possible; call it after every event.
  *
- * Threading: everything runs on the ring of the start, except recovery, which has the store to
+ * Threading: everything runs on the owner ring, except recovery, which has the store to
  * itself on a worker thread. Ownership: the start's budget holds all tables and buffers; the file
  * store below holds the descriptors and the claim. Errors: as in store.h. If a write to the log
  * fails and the log cannot be moved (move.c), all changes fail until the store is opened again,

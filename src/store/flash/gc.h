@@ -6,7 +6,7 @@
  * Invariant: a segment becomes free only by a checkpoint, so that neither the map nor the log of
  * any crash refers to it.
  *
- * Threading: on the ring of the start unless stated otherwise. Ownership: the start's budget holds
+ * Threading: on the owner ring unless stated otherwise. Ownership: the start's budget holds
  * tables and buffers. Errors: after a refused discard, no further discards are sent; if no segment
  * can be freed, flash_fail().
  */

@@ -5,7 +5,7 @@
  * Called by all parts of the store; the only part that issues reads, writes and fdatasync on the
  * device's descriptors while the store runs.
  *
- * Threading: on the ring of the start. Functions that block run before that on the recovery's
+ * Threading: on the owner ring. Functions that block run before that on the recovery's
  * thread, or while the store is closed. Ownership: the caller of a transfer owns struct flash_io,
  * and keeps it and the memory unchanged until done is called. Errors: negative errno as in disk.h;
  * errors that would mislead a client (such as -EAGAIN) are reported as -EIO.

@@ -10,7 +10,7 @@
  *
  * Called by all producers of records: changes, cache, collector and checkpoint.
  *
- * Threading: on the ring of the start. Ownership: the start's budget holds the buffers. A record
+ * Threading: on the owner ring. Ownership: the start's budget holds the buffers. A record
  * refers to memory that is appended with is_held until it is retired. Errors: after a write has
  * failed and the log could not be moved, flash_fail(): all changes fail until the store is opened
  * again, because recovery would discard everything after the gap.

@@ -6,7 +6,7 @@
  * Invariant: a dirty or pinned page stays in memory, and only checkpoints write pages. The limits
  * in struct flash_geometry bound the dirty pages, so that one checkpoint can write them all.
  *
- * Threading: on the ring of the start; recovery has the map to itself on its worker thread.
+ * Threading: on the owner ring; recovery has the map to itself on its worker thread.
  * Ownership: the start's budget holds everything. A page that is neither dirty nor pinned may be
  * evicted as soon as its user returns to the ring. Errors: negative errno to the waiters of a page.
  */

@@ -6,7 +6,7 @@
  * Invariant: a snapshot is created and deleted by a checkpoint, so it is durable with all of its
  * contents or does not exist.
  *
- * Threading: on the ring of the start, except flash_views_list() and opening, which run on any
+ * Threading: on the owner ring, except flash_views_list() and opening, which run on any
  * thread and take the store's watch_lock. Ownership: a request belongs to its caller again once it
  * is done. Errors: in the request, with a sentence.
  */
