@@ -662,7 +662,7 @@ print(count)
             hostile = self.start(*self.carried(f"connect *:{port}; after 3", PYTHON, "-c",
                                                SCRIBBLE + TALK, str(port), "2000", "0", str(seed)),
                                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            wait_for(lambda process=hostile: self.has_rings(process), "no memory of a connection")
+            sockets_tool.wait_for(lambda process=hostile: self.has_rings(process), "no memory of a connection")
             try:
                 hostile.wait(3)
             except subprocess.TimeoutExpired:
