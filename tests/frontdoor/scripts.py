@@ -274,6 +274,15 @@ class CiTests(Scratch):
         self.write("src/attach/one.c", "two\n")
         self.assertEqual(self.plan()[0], {"guests-6.12", "guests-7.2"})
 
+    def test_a_comment_makes_nothing_due(self):
+        self.commit()
+        self.write("src/attach/one.c", "/* one */ char *a = \"/* text */\";\n")
+        self.record(self.plan()[2])
+        self.write("src/attach/one.c", "// another\nchar *a =\n\t\"/* text */\"; /* one\n * \" more */\n")
+        self.assertEqual(self.plan()[0], {"guests-7.2"})
+        self.write("src/attach/one.c", "char *a = \"/* words */\";\n")
+        self.assertEqual(self.plan()[0], {"guests-6.12", "guests-7.2"})
+
     def test_both_kernels_where_history_is_cut(self):
         self.record(self.plan()[2])
         self.commit()
