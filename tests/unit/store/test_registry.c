@@ -425,6 +425,7 @@ static void test_a_filter_that_cannot_be_opened_closes_what_is_below(void **stat
 	GMB_UNUSED(state);
 	stores_set(&options, "guess", "yes");
 	assert_int_equal(store_open(&options, &store, &error), -ENOTSUP);
+	store_options_fini(&options);
 	assert_string_equal(error.text, "guess is for ones");
 	assert_null(store);
 }
