@@ -587,6 +587,11 @@ void flash_checkpoint_synced(struct flash *flash, int result)
 	}
 }
 
+void flash_checkpoint_again(struct flash *flash)
+{
+	flash->checkpoint.is_waiting = false;
+}
+
 /* --- the sequence ---------------------------------------------------------------------------- */
 
 static bool is_due(const struct flash *flash)

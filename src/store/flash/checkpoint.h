@@ -55,6 +55,8 @@ void flash_checkpoint_await(struct flash *flash);
 bool flash_checkpoint_step(struct flash *flash);
 /* Called when the sync that flash_sync_checkpoint() requested is complete. */
 void flash_checkpoint_synced(struct flash *flash, int result);
+/* Repeats the step that waits for an anchor or a sync. */
+void flash_checkpoint_again(struct flash *flash);
 /* Completes a STORE_SETTLE flush when a checkpoint contains everything, as after a close. */
 void flash_settle(struct flash *flash, struct store_part *part);
 /* Implements store_end(): writes the cache and a last checkpoint. All parts must be done. Returns

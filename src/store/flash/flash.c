@@ -98,6 +98,7 @@ void flash_finish(struct store_part *part, int result)
  * Performs the first step that can make progress. Returns true if there was one; all steps are then
  * tried again from the first on. The order is a rule:
  *
+ *   redo        everything that waits for a sync depends on it, also a move.
  *   move        runs even without a part, because after a kill the failed place would be the end
  *               of the log, and might be unreadable. All other steps need a part, see
  *               flash_may_work().
@@ -112,7 +113,7 @@ void flash_finish(struct store_part *part, int result)
  */
 static bool pump_one(struct flash *flash)
 {
-	return flash_move_step(flash) ||
+	return flash_redo_step(flash) || flash_move_step(flash) ||
 	       (flash_may_work(flash) &&
 		       (flash_views_step(flash) || flash_erase_step(flash) ||
 			       flash_checkpoint_step(flash) || flash_cache_step(flash) ||
@@ -171,6 +172,8 @@ static bool begin_log(struct flash *flash)
 	if (flash->log.head.segment == FLASH_NO_SEGMENT) {
 		return false;
 	}
+	flash->log.written_at = flash->log.head;
+	flash->log.durable_at = flash->log.head;
 	flash_views_drop_temporary(flash);
 	flash_checkpoint_ask(flash);
 	return true;
@@ -249,6 +252,7 @@ static uint64_t budget_divide(struct flash *flash, uint8_t *memory)
 		budget_take(memory, &at, (uint64_t)(FLASH_RECORD_ENTRIES + 1) * FLASH_BLOCK_BYTES);
 	uint8_t *checkpoint = budget_take(memory, &at, FLASH_BLOCK_BYTES);
 	uint8_t *move = budget_take(memory, &at, FLASH_BLOCK_BYTES);
+	uint8_t *redo = budget_take(memory, &at, flash_redo_bytes());
 	uint8_t *io = budget_take(memory, &at, flash_io_bytes());
 	uint8_t *gc = budget_take(memory, &at, flash_gc_bytes());
 	uint8_t *changes = budget_take(memory, &at, flash_changes_bytes());
@@ -266,6 +270,7 @@ static uint64_t budget_divide(struct flash *flash, uint8_t *memory)
 	gc_init(&flash->table, flash->rule != NULL ? flash->rule : &gc_rule_auto, table, count,
 		geometry->segment_blocks);
 	flash_log_init(flash, log);
+	flash_redo_init(flash, redo);
 	flash_io_init(flash, io);
 	flash_gc_init(flash, gc);
 	flash_changes_init(flash, changes);
@@ -726,6 +731,8 @@ static const struct counter counter_list[] = {
 	FLASH(free_segments, NOW, "Free segments, as of the last checkpoint"),
 	FLASH(log_moves, TOTAL,
 		"Failed writes to the log, after which it continued in another segment"),
+	FLASH(log_rewrites, TOTAL,
+		"Failed flushes, after which what they were for was written once more"),
 	FLASH(avoided_segments, NOW,
 		"Segments used last because a write to them has failed, as of the last checkpoint"),
 	FLASH(snapshot_blocks, NOW,

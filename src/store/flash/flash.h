@@ -64,6 +64,7 @@ struct flash_counters {
 	uint64_t erases_max;
 	uint64_t free_segments;
 	uint64_t log_moves;
+	uint64_t log_rewrites;
 	uint64_t avoided_segments;
 	uint64_t snapshot_blocks;
 	uint64_t snapshots_dropped;
@@ -107,10 +108,11 @@ struct flash {
 	struct flash_cache cache;
 	struct flash_views views;
 	struct flash_damage damage;
-	/* State that is private to change.c, gc.c, io.c and read.c. */
+	/* State that is private to change.c, gc.c, io.c, redo.c and read.c. */
 	struct flash_changes *change;
 	struct flash_gc *gc;
 	struct flash_sync *sync;
+	struct flash_redo *redo;
 	struct flash_reads *reads;
 	/* Room for a header and its blocks; used by recovery, later by the collector. */
 	uint8_t *record_bytes;

@@ -22,6 +22,8 @@ struct flash_sync {
 	struct list_node next;
 	uint64_t seq;
 	uint32_t retries;
+	int suspect;	/* negative errno: the next sync counts as failed */
+	bool is_redone; /* the sync has failed and is being repeated */
 	bool is_busy;
 	bool checkpoint_now;
 	bool checkpoint_next;
@@ -216,29 +218,71 @@ void flash_anchor_write(struct flash *flash, struct flash_io *io, uint8_t *block
 /* --- durability ------------------------------------------------------------------------------ */
 
 static void sync_begin(struct flash *flash);
+static void sync_end(struct flash *flash, int result);
 
 static void sync_done(struct ring_op *op, int result)
 {
 	struct flash_sync *sync = container_of(op, struct flash_sync, op);
 	struct flash *flash = sync->flash;
-	struct list_node *node;
-	bool for_checkpoint = sync->checkpoint_now;
-	bool for_move = sync->move_now;
 
 	if (result == -EINTR && sync->retries++ < RETRIES_MAX) {
 		ring_fsync(flash->ring, op, flash->file, sync_done);
 		return;
 	}
+	if (result == 0) {
+		result = sync->suspect;
+	}
+	sync->suspect = 0;
+	if (result < 0 && flash_redo_begin(flash, legal_result(result))) {
+		sync->is_redone = true;
+		flash_pump(flash);
+		return;
+	}
+	sync_end(flash, legal_result(result));
+}
+
+/* Has the anchors written again that a failed sync should have made durable: the error may have
+ * been theirs, and only records were repeated. */
+static void anchors_again(struct flash *flash)
+{
+	struct flash_sync *sync = flash->sync;
+
+	if (sync->checkpoint_now || sync->checkpoint_next) {
+		flash_checkpoint_again(flash);
+	}
+	if (sync->move_now || sync->move_next) {
+		flash->log.move.is_waiting = false;
+	}
+	sync->checkpoint_now = sync->checkpoint_next = false;
+	sync->move_now = sync->move_next = false;
+}
+
+static void sync_end(struct flash *flash, int result)
+{
+	struct flash_sync *sync = flash->sync;
+	struct list_node *node;
+	bool for_checkpoint;
+	bool for_move;
+
 	sync->is_busy = false;
 	if (result < 0) {
 		/* After a failed sync, written data might be lost, and all later records depend on
 		 * it. */
-		result = legal_result(result);
 		flash_fail(flash, result, "cannot be made durable");
-	} else if (sync->seq > flash->log.durable_seq) {
-		flash->log.durable_seq = sync->seq;
-		flash_log_tell(flash);
+	} else {
+		flash_redo_succeeded(flash);
+		if (sync->is_redone) {
+			anchors_again(flash);
+		}
+		if (sync->seq > flash->log.durable_seq) {
+			flash->log.durable_seq = sync->seq;
+			flash->log.durable_at = flash->log.syncing_at;
+			flash_log_tell(flash);
+		}
 	}
+	sync->is_redone = false;
+	for_checkpoint = sync->checkpoint_now;
+	for_move = sync->move_now;
 	while ((node = list_pop_front(&sync->now)) != NULL) {
 		flash_finish(list_entry(node, struct store_part, node), result);
 	}
@@ -256,6 +300,20 @@ static void sync_done(struct ring_op *op, int result)
 	flash_io_ended(flash);
 }
 
+static void sync_issue(struct flash *flash)
+{
+	struct flash_sync *sync = flash->sync;
+
+	sync->retries = 0;
+	/* Records that are written later are not covered, even if the kernel might include them. */
+	sync->seq = flash->log.written_seq;
+	flash->log.syncing_at = flash->log.written_at;
+	/* While the store is closed, flash_io_block() performs the sync. */
+	if (!flash->is_closing) {
+		ring_fsync(flash->ring, &sync->op, flash->file, sync_done);
+	}
+}
+
 static void sync_begin(struct flash *flash)
 {
 	struct flash_sync *sync = flash->sync;
@@ -269,14 +327,30 @@ static void sync_begin(struct flash *flash)
 	sync->move_now = sync->move_next;
 	sync->move_next = false;
 	sync->is_busy = true;
-	sync->retries = 0;
-	/* Records that are written later are not covered, even if the kernel might include them. */
-	sync->seq = flash->log.written_seq;
 	flash->io_count++;
-	/* While the store is closed, flash_io_block() performs the sync. */
-	if (!flash->is_closing) {
-		ring_fsync(flash->ring, &sync->op, flash->file, sync_done);
+	sync_issue(flash);
+}
+
+void flash_sync_suspect(struct flash *flash, int error)
+{
+	flash->sync->suspect = error;
+}
+
+void flash_sync_again(struct flash *flash)
+{
+	if (flash->failed != 0) {
+		sync_end(flash, flash->failed);
+	} else {
+		sync_issue(flash);
 	}
+}
+
+bool flash_sync_has_anchor(const struct flash *flash)
+{
+	const struct flash_sync *sync = flash->sync;
+
+	return (flash->checkpoint.is_waiting && !sync->checkpoint_now && !sync->checkpoint_next) ||
+	       (flash->log.move.is_waiting && !sync->move_now && !sync->move_next);
 }
 
 void flash_sync_part(struct flash *flash, struct store_part *part)
@@ -347,7 +421,7 @@ bool flash_io_block(struct flash *flash)
 		io_end(io, io->is_write ? write_blocking(flash, io)
 					: disk_read(flash->fd, mem_cpu_write(io->memory), io->bytes,
 						  flash_block_offset(flash, io->block)));
-	} else if (flash->sync->is_busy) {
+	} else if (flash->sync->is_busy && !flash_redo_runs(flash)) {
 		sync_done(&flash->sync->op, disk_sync(flash->fd));
 	} else {
 		return false;

@@ -85,6 +85,13 @@ void flash_sync_part(struct flash *flash, struct store_part *part);
 void flash_sync_checkpoint(struct flash *flash);
 /* The same for a move of the log: calls flash_move_synced(). */
 void flash_sync_move(struct flash *flash);
+/* Makes the next sync count as failed with this error: a durable write has reported it, and it can
+ * be that of earlier writes. */
+void flash_sync_suspect(struct flash *flash, int error);
+/* Repeats the sync that has failed, see flash_redo_begin(). */
+void flash_sync_again(struct flash *flash);
+/* True while the write of an anchor is in flight. */
+bool flash_sync_has_anchor(const struct flash *flash);
 /* Writes an anchor. is_first selects the anchor that was not read when the store was opened;
  * it must be durable before the anchor that was read is overwritten. The block must stay
  * until done is called. */

@@ -205,12 +205,14 @@ static void retire(struct flash *flash, struct flash_buffer *buffer)
 		 * gone from the file, the position covers its record, and a start detects a disk
 		 * that lacks the record. */
 		log->written_seq = buffer->at.seq + 1;
+		log->written_at = buffer->behind;
 		flash_cache_follow(flash);
 		record_apply(flash, buffer);
 		/* The write itself made this record durable, and all earlier ones were durable
 		 * already. */
 		if (buffer->io.is_durable && log->durable_seq == buffer->at.seq) {
 			log->durable_seq = log->written_seq;
+			log->durable_at = log->written_at;
 			flash_log_tell(flash);
 		}
 	}
@@ -250,6 +252,22 @@ void flash_log_abandon(struct flash *flash)
 
 /* --- writing --------------------------------------------------------------------------------- */
 
+/* A durable write through the page cache can report an error of earlier writes. The record is
+ * written again without waiting for the disk, and the next sync counts as failed. */
+static bool write_again(struct flash *flash, struct flash_buffer *buffer, int error)
+{
+	if (flash->failed != 0 || flash->memory_align > 1 || !buffer->io.is_durable ||
+		!flash_is_of_medium(error)) {
+		return false;
+	}
+	flash_sync_suspect(flash, error);
+	buffer->wants_durable = false;
+	if (!flash_move_runs(flash)) { /* else it will be written in any case */
+		flash_log_write(flash, buffer);
+	}
+	return true;
+}
+
 /* A failed record is "written" as well once its error cannot be repaired by a move: it is
  * retired with that error. */
 static void record_done(struct flash_io *io, int result)
@@ -258,7 +276,10 @@ static void record_done(struct flash_io *io, int result)
 	struct flash *flash = io->flash;
 
 	flash->log.writing_count--;
-	buffer->is_written = result == 0 || !flash_move_begin(flash, buffer, result);
+	if (result < 0 && write_again(flash, buffer, result)) {
+		return;
+	}
+	buffer->is_written = result == 0 || !flash_move_begin(flash, result);
 	if (result < 0 && buffer->is_written) {
 		flash_fail(flash, result, "cannot be written");
 	}
@@ -356,6 +377,7 @@ static void close_record(struct flash *flash, bool leaves_segment)
 		log->head.segment = record->next_segment;
 		log->head.block = 0;
 	}
+	buffer->behind = log->head;
 	log->since_checkpoint += replayed;
 	/* A record whose durable equals its own number declares all earlier records durable. */
 	log->untold_blocks = replayed + (record->durable < record->seq ? log->untold_blocks : 0);

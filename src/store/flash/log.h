@@ -12,8 +12,8 @@
  *
  * Threading: on the owner ring. Ownership: the start's budget holds the buffers. A record
  * refers to memory that is appended with is_held until it is retired. Errors: after a write has
- * failed and the log could not be moved, flash_fail(): all changes fail until the store is opened
- * again, because recovery would discard everything after the gap.
+ * failed and the log could not be moved, or a sync could not be repeated, flash_fail(): all changes
+ * fail until the store is opened again, because recovery would discard everything after the gap.
  */
 #pragma once
 
@@ -41,6 +41,7 @@ struct flash_buffer {
 	struct list_node node;	/* entry of idle, or of flying in log order */
 	struct list_node parts; /* completed when the record is retired */
 	struct flash_position at;
+	struct flash_position behind; /* of the record after it */
 	bool is_written;
 	bool wants_durable; /* true if one of its parts is FUA or a flush */
 };
@@ -77,9 +78,12 @@ struct flash_log {
 	 * what a replay reads. */
 	uint64_t since_checkpoint;
 	uint32_t records_since_checkpoint;
-	uint64_t written_seq; /* all records with smaller numbers are written */
-	uint64_t durable_seq; /* all records with smaller numbers are durable */
-	uint64_t before;      /* number at which the previous run's log ended */
+	uint64_t written_seq;		  /* all records with smaller numbers are written */
+	uint64_t durable_seq;		  /* all records with smaller numbers are durable */
+	struct flash_position written_at; /* behind the written records */
+	struct flash_position durable_at; /* behind the durable ones */
+	struct flash_position syncing_at; /* behind those that the sync in flight makes durable */
+	uint64_t before;		  /* number at which the previous run's log ended */
 	/* Upper bound on the blocks in records that no later record declares durable. */
 	uint32_t untold_blocks;
 };
@@ -130,8 +134,20 @@ void flash_log_abandon(struct flash *flash);
 bool flash_is_of_medium(int error);
 /* Called when the write of a record has failed. Returns true if the record and its successors will
  * be written elsewhere, false if the log has failed. */
-bool flash_move_begin(struct flash *flash, const struct flash_buffer *buffer, int error);
+bool flash_move_begin(struct flash *flash, int error);
 /* Continues the move. Returns true if there was progress. */
 bool flash_move_step(struct flash *flash);
 /* Called when the sync that flash_sync_move() requested is complete. */
 void flash_move_synced(struct flash *flash, int result);
+
+/* --- the end of the log once more (redo.c) --------------------------------------------------- */
+
+uint64_t flash_redo_bytes(void);
+void flash_redo_init(struct flash *flash, uint8_t *memory);
+/* A sync has failed. True: what it was for is written again, then flash_sync_again() is called. */
+bool flash_redo_begin(struct flash *flash, int error);
+bool flash_redo_runs(const struct flash *flash);
+/* A sync has succeeded. */
+void flash_redo_succeeded(struct flash *flash);
+/* Returns true when something was done. */
+bool flash_redo_step(struct flash *flash);

@@ -52,20 +52,12 @@ bool flash_is_of_medium(int error)
 	return error == -EIO || error == -ENODATA || error == -EREMOTEIO || error == -EILSEQ;
 }
 
-/* True if the error belongs to this record. A durable write through the page cache can report an
- * error of earlier writes, which were answered. */
-static bool is_of_record(const struct flash *flash, const struct flash_buffer *buffer)
-{
-	return flash->memory_align > 1 || !buffer->io.is_durable;
-}
-
-bool flash_move_begin(struct flash *flash, const struct flash_buffer *buffer, int error)
+bool flash_move_begin(struct flash *flash, int error)
 {
 	struct flash_move *move = &flash->log.move;
 
 	/* A zone that has failed cannot be written any more, and zones are written in order. */
-	if (flash->failed != 0 || flash_has_zones(flash) || !flash_is_of_medium(error) ||
-		!is_of_record(flash, buffer)) {
+	if (flash->failed != 0 || flash_has_zones(flash) || !flash_is_of_medium(error)) {
 		return false;
 	}
 	move->error = error;
@@ -123,12 +115,20 @@ static void place_records(struct flash *flash, const struct flash_position *from
 		record->prev_crc = prev_crc;
 		record->moves = log->move.count;
 		prev_crc = flash_record_encode(record, flash->anchor.uuid, buffer->bytes);
+		move_place(&buffer->behind, from, log->move.to, prev_crc);
 		buffer->is_written = false;
 	}
 	move_place(&log->head, from, log->move.to, prev_crc);
 	if (log->filling != NULL) {
 		/* The record being filled has no header yet; only its position changes. */
 		log->filling->at = log->head;
+	}
+	log->written_at = first_of(flash)->at;
+	if (log->durable_at.seq == from->seq) {
+		log->durable_at = log->written_at;
+	}
+	if (log->syncing_at.seq == from->seq) {
+		log->syncing_at = log->written_at;
 	}
 }
 

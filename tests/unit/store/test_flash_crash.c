@@ -521,7 +521,7 @@ static bool fail_once(uint64_t seed)
 	struct sim_faults bad = faults;
 	uint32_t started = 0;
 
-	bad.flush_error_ppm = is_kept ? 0 : 30000;
+	bad.flush_error_ppm = is_kept ? 0 : 400000; /* each is repeated three times */
 	bad.write_error_ppm = seed / 9 % 3 == 1 ? 2000 : 0;
 	bad.no_space_ppm = seed / 9 % 3 == 2 ? 2000 : 0;
 	has_failed = false;
