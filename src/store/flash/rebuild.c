@@ -7,9 +7,10 @@
  *                                └▶ and all changes since ─▶ reconstructed in memory
  *
  * Only records before the checkpoint, and the nodes of the checkpoint, are used; later records are
- * replayed as usual. Records after the end of an older run are void. Trims and zeroes leave no
- * trace if the segment with their record has been reused. So a page that is reconstructed from an
- * image that is not the last one can have older contents there, and is reported.
+ * replayed as usual. Records after the end of an older run are void; if no
+ * header gives that end any more, records whose blocks are not complete are. Trims and zeroes leave
+ * no trace if the segment with their record has been reused. So a page that is reconstructed from
+ * an image that is not the last one can have older contents there, and is reported.
  *
  * Invariant: an intact page is never changed. All functions block, and run on a thread that has
  * the store to itself.
@@ -79,6 +80,44 @@ static bool is_void(const struct rebuild *rebuild, uint64_t seq)
 		if (rebuild->runs[i].number == seq >> FLASH_SEQ_SHIFT) {
 			return seq >= rebuild->runs[i].end;
 		}
+	}
+	return false;
+}
+
+/* The last run, whose log is replayed, or one of which a later header says where it ended. */
+static bool is_end_known(const struct rebuild *rebuild, uint64_t seq)
+{
+	uint64_t number = seq >> FLASH_SEQ_SHIFT;
+
+	for (size_t i = 0; i < rebuild->run_count; i++) {
+		if (rebuild->runs[i].number == number) {
+			return true;
+		}
+	}
+	return number == rebuild->flash->anchor.next.seq >> FLASH_SEQ_SHIFT;
+}
+
+/* A crash has cut the record off, and the headers behind it, which would say so, have been written
+ * over: not all of its blocks are there. */
+static bool is_torn(const struct rebuild *rebuild)
+{
+	const struct flash_record *record = &rebuild->record;
+	uint32_t block = record->at + 1;
+	struct flash_node bytes;
+
+	if (is_end_known(rebuild, record->seq)) {
+		return false;
+	}
+	for (uint32_t i = 0; i < record->entry_count; i++) {
+		struct flash_entry at = { htole32(block), htole32(record->entries[i].crc) };
+
+		if (!flash_kind_has_block(record->entries[i].kind)) {
+			continue;
+		}
+		if (flash_node_read(rebuild->flash, at, &bytes) < 0) {
+			return true;
+		}
+		block++;
 	}
 	return false;
 }
@@ -235,6 +274,7 @@ static int find_changes(struct rebuild *rebuild)
 {
 	const struct flash_record *record = &rebuild->record;
 	uint32_t block = record->at + 1;
+	bool is_looked_at = false;
 
 	if (record->seq >= rebuild->flash->anchor.next.seq) {
 		return 0; /* the replay applies it */
@@ -246,16 +286,22 @@ static int find_changes(struct rebuild *rebuild)
 					: rebuild->index[entry->lpn / FLASH_NODE_ENTRIES];
 
 		if (lost != NO_PAGE && record->seq >= rebuild->lost[lost].whole_seq) {
-			int result = add_change(rebuild, &(struct change){ .seq = record->seq,
-								 .base = record->base,
-								 .lpn = entry->lpn,
-								 .number = i,
-								 .lost = lost,
-								 .block = block,
-								 .source = entry->source,
-								 .crc = entry->crc,
-								 .moves = record->moves,
-								 .kind = entry->kind });
+			int result;
+
+			if (!is_looked_at && is_torn(rebuild)) {
+				return 0;
+			}
+			is_looked_at = true;
+			result = add_change(rebuild, &(struct change){ .seq = record->seq,
+							     .base = record->base,
+							     .lpn = entry->lpn,
+							     .number = i,
+							     .lost = lost,
+							     .block = block,
+							     .source = entry->source,
+							     .crc = entry->crc,
+							     .moves = record->moves,
+							     .kind = entry->kind });
 
 			if (result < 0) {
 				return result;

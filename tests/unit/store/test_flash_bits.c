@@ -625,6 +625,108 @@ static void test_what_crashes_have_cut_off_stays_void(void **state)
 	}
 }
 
+/* No header of the last run is left, as if its segments had been written over. Returns its number.
+ */
+static uint64_t drop_last_run(const struct flash_anchor *anchor)
+{
+	static const uint8_t zeroes[FLASH_BLOCK_BYTES];
+	uint64_t run = anchor->next.seq >> FLASH_SEQ_SHIFT;
+	uint32_t count = 0;
+
+	for (uint32_t i = FLASH_SEGMENTS_AT; i < flash_device_blocks(&anchor->geometry); i++) {
+		uint8_t block[FLASH_BLOCK_BYTES];
+		struct flash_record record;
+
+		peek("rot", i, block);
+		if (flash_record_look(block, anchor, &record) &&
+			record.seq >> FLASH_SEQ_SHIFT == run) {
+			sim_disk_poke(sim_disk_find("rot"), (uint64_t)i * FLASH_BLOCK_BYTES, zeroes,
+				sizeof(zeroes));
+			count++;
+		}
+	}
+	assert_true(count > 0);
+	return run;
+}
+
+/* The header of a write to the block of the disk, without the block, in a segment without headers.
+ * False: there is none. */
+static bool tear_record(const struct flash_anchor *anchor, uint64_t seq, uint64_t lpn)
+{
+	struct flash_record other;
+	struct flash_record record = { .seq = seq,
+		.durable = seq,
+		.next_segment = FLASH_NO_SEGMENT,
+		.entry_count = 1,
+		.block_count = 2,
+		.entries = { { .lpn = lpn, .crc = 1, .kind = FLASH_DATA } } };
+	uint8_t block[FLASH_BLOCK_BYTES];
+	uint32_t segment = anchor->geometry.segment_count;
+	bool is_empty = false;
+
+	while (!is_empty) {
+		if (segment-- == 0) {
+			return false;
+		}
+		record.at = flash_segment_at(&anchor->geometry, segment);
+		is_empty = true;
+		for (uint32_t i = 0; i < WORLD_SEGMENT_BLOCKS; i++) {
+			peek("rot", record.at + i, block);
+			is_empty &= !flash_record_look(block, anchor, &other);
+		}
+	}
+	(void)flash_record_encode(&record, anchor->uuid, block);
+	sim_disk_poke(sim_disk_find("rot"), (uint64_t)record.at * FLASH_BLOCK_BYTES, block,
+		sizeof(block));
+	return true;
+}
+
+/* Where the run before the last one ended is in no header any more. */
+static void test_a_torn_record_that_nothing_tells_of_stays_void(void **state)
+{
+	static struct world world;
+	uint32_t torn = 0;
+
+	GMB_UNUSED(state);
+	for (uint64_t seed = first_seed; seed < first_seed + 2 * stores; seed++) {
+		struct flash_anchor anchor;
+		struct found found;
+		char why[ERROR_TEXT_BYTES];
+		uint32_t empty = 0;
+		uint32_t full = 0;
+		uint64_t run;
+
+		make(seed, false);
+		while (expected[empty] != 0) {
+			empty++;
+		}
+		while (expected[full] == 0) {
+			full++;
+		}
+		world_open(&world, "rot", false, NULL);
+		submit(&world, STORE_ZERO, empty, 1);
+		world_close(&world);
+		find_controls();
+		read_anchor("rot", &anchor);
+		run = drop_last_run(&anchor);
+		if (!tear_record(&anchor, ((run - 1) << FLASH_SEQ_SHIFT) + (1U << 20), full)) {
+			sim_stop();
+			continue;
+		}
+		torn++;
+		try_again();
+		for (uint32_t i = 0; i < control_count; i++) {
+			if (controls[i].kind == UPPER || controls[i].kind == TWIN) {
+				flip("try", controls[i].block);
+			}
+		}
+		assert_int_equal(open_try(false, STORE_REPAIR_MAP, &found, why), 0);
+		assert_int_equal(found.errors + found.wrong, 0);
+		sim_stop();
+	}
+	assert_true(torn > 0);
+}
+
 /* A page of the map in place of the top node, with its checksum: it is no page of what is below. */
 static void test_a_node_of_another_level_is_lost(void **state)
 {
@@ -771,6 +873,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_a_log_that_was_moved_is_followed),
 		cmocka_unit_test(test_lost_nodes_are_found_by_headers),
 		cmocka_unit_test(test_what_crashes_have_cut_off_stays_void),
+		cmocka_unit_test(test_a_torn_record_that_nothing_tells_of_stays_void),
 		cmocka_unit_test(test_a_node_of_another_level_is_lost),
 		cmocka_unit_test(test_a_repaired_store_goes_on),
 		cmocka_unit_test(test_a_device_that_lied),
