@@ -28,6 +28,11 @@ enum {
 	EXPORT_URI_LABEL_BYTES = 160
 };
 
+/* What a server says of the snapshot that an export's name names: a client that hears it does not
+ * wait for it. */
+#define EXPORT_URI_SNAPSHOT_GONE                                                                   \
+	"the snapshot was dropped, as writes needed its space (on-full=drop), or deleted"
+
 struct export_uri {
 	const char *protocol; /* static: "nbd" (also with TLS), "gmb" or "push" */
 	bool tls;	      /* scheme nbds or nbds+unix */

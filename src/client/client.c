@@ -14,6 +14,7 @@ enum {
 	CONNECT_TIMEOUT_MS = 10000,
 	REQUEST_TIMEOUT_MS = 30000,
 	SLOW_TIMEOUT_MS = 600000,
+	SNAPSHOT_PATIENCE_MS = 5000,
 	RECONNECT_TIMEOUT_MS = 120000,
 	BACKOFF_MS_MIN = 20,
 	BACKOFF_MS_MAX = 1000,
@@ -578,18 +579,33 @@ static uint64_t backoff_ns(struct gmb_client *client, uint32_t attempts, bool mi
 	return ns - ring_random(client->queue->ring) % (ns / 4);
 }
 
+/* True if the server reports that the snapshot is gone. This is final, except shortly after the
+ * start of a server, which may not have found its snapshots yet. */
+static bool snapshot_is_gone(const struct gmb_client *client)
+{
+	return client->trouble.code == -ENOENT &&
+	       strstr(client->trouble.text, EXPORT_URI_SNAPSHOT_GONE) != NULL;
+}
+
 void client_check_deadline(struct gmb_client *client)
 {
-	uint64_t limit_ns = client->options.reconnect_timeout_ms * NS_PER_MS;
+	uint64_t now_ns = ring_now_ns(client->queue->ring);
+	uint64_t lost_ns = now_ns - client->lost_ns;
+	bool is_late;
+	bool gone;
 
-	if (client->state == CLIENT_OPEN && client->lost_ns != 0 &&
-		ring_now_ns(client->queue->ring) - client->lost_ns >= limit_ns) {
+	gone = client->lost_ns != 0 && snapshot_is_gone(client);
+	client->gone_ns = !gone ? 0 : client->gone_ns != 0 ? client->gone_ns : now_ns;
+	is_late = lost_ns >= client->options.reconnect_timeout_ms * NS_PER_MS ||
+		  (client->gone_ns != 0 &&
+			  now_ns - client->gone_ns >= SNAPSHOT_PATIENCE_MS * NS_PER_MS);
+	if (client->state == CLIENT_OPEN && client->lost_ns != 0 && is_late) {
 		char reason[ERROR_TEXT_BYTES];
 
 		snprintf(reason, sizeof(reason), "%s", client->trouble.text);
 		error_set(&client->trouble, -ENOTCONN,
 			"gave up after %u s without a connection: %s",
-			client->options.reconnect_timeout_ms / 1000, reason);
+			(uint32_t)(lost_ns / NS_PER_MS / 1000), reason);
 		client_give_up(client);
 	}
 }

@@ -20,6 +20,7 @@
 #include <gmblock/gmblock.h>
 #include <stdatomic.h>
 
+#include "base/export_uri.h"
 #include "base/log.h"
 #include "client/carrier.h"
 
@@ -119,6 +120,7 @@ struct gmb_client {
 	struct carrier_facts facts;
 	uint32_t capabilities; /* GMB_CAN_ flags allowed by the facts and the options */
 	uint64_t lost_ns;      /* start of the trouble: no connection, or no answer; 0: none */
+	uint64_t gone_ns; /* since when the server reports that the snapshot is gone; 0: never */
 
 	/* docs/design/0006-reconnect.md */
 	char token[40];	      /* 128 secret random bits */

@@ -383,8 +383,7 @@ GMB_MUST_CHECK int session_choose(struct session *session, struct engine_export 
 const char *session_choose_text(int result);
 /* Returns why a stopping session accepts no requests, for the peer: a sentence without its full
  * stop. */
-#define ENGINE_SNAPSHOT_GONE                                                                       \
-	"the snapshot was dropped, as writes needed its space (on-full=drop), or deleted"
+#define ENGINE_SNAPSHOT_GONE EXPORT_URI_SNAPSHOT_GONE
 const char *session_stop_text(const struct session *session);
 /*
  * Checks whether a request with this op, flags, offset and length is permitted. 0: it is.

@@ -9,6 +9,7 @@ import random
 import re
 import select
 import signal
+import subprocess
 import threading
 
 import nbdmini
@@ -184,6 +185,21 @@ class Snapshot(support.Case):
         self.assertIn("readonly", self.snapshot("create", "disk", "c", status=1))
         self.digest(server, b"disk@b")
         self.assertEqual(server.stop()[0], 0)
+
+    def test_a_copy_ends_when_its_snapshot_is_deleted(self):
+        """It comes to no other one; a server that is away may come back with it."""
+        server = self.serve()
+        self.fill(server, 0.3)
+        self.snapshot("create", "disk", "monday")
+        uri = server.uri.replace("///disk", "///disk@monday")
+        copy = subprocess.Popen([support.program(), "copy", "--rate", "1M", uri, self.path("copy")],
+                                stderr=subprocess.PIPE, text=True)
+        self.wait_for(lambda: os.path.exists(self.path("copy")) and os.stat(self.path("copy")).st_blocks > 0)
+        self.snapshot("delete", "disk", "monday", "--now")
+        errors = copy.communicate(timeout=support.WAIT_SECONDS)[1]
+        self.assertEqual(copy.returncode, 1, errors)
+        self.assertIn("the snapshot was dropped", errors)
+        self.assertIn("gave up", errors)
 
     def test_another_disk_in_the_place_of_its_own(self):
         """A reload that gives the export another disk ends its snapshots, and lets go of the store."""
