@@ -243,7 +243,7 @@ static bool engine_join(struct session *session)
 	list_remove(&session->node);
 	list_remove(&session->dirty_node);
 	list_remove(&session->review_node);
-	if (session->was_ready) {
+	if (session->was_ready && !session->passed) {
 		session_log(session, "has left");
 	}
 	path_client_fini(&session->client);

@@ -454,6 +454,15 @@ class Upgrade(upgrades.Case):
         self.assertRegex(first.communicate()[1], "the server is stopping")
         self.assertEqual(first.returncode, 1)
 
+    def test_a_client_that_was_handed_over_has_not_left(self):
+        server = self.serve("--log-level=info")
+        with nbdmini.open_export(server.uri) as client:
+            self.must_upgrade()
+            client.read(0, 512)
+        self.stop_newest()
+        code, errors = server.wait()
+        self.assertEqual((code, errors.count("has left")), (0, 1), errors)  # that of the new process
+
     def test_what_the_command_has_open(self):
         """A pipe or a lock of who runs the command does not stay open in the server, nor anything else."""
         server = self.serve()
