@@ -4,6 +4,7 @@ import json
 import os
 import select
 import socket
+import subprocess
 import sys
 
 import nbdmini
@@ -17,8 +18,8 @@ class Stuck(support.Case):
     def make_disk(self):
         return self.make_file("disk.img", bytes(1 << 16))
 
-    def start_stuck(self, pass_fds=(), config=None, **variables):
-        """A server of one thread, which hangs."""
+    def start_stuck(self, pass_fds=(), config=None, hangs=True, **variables):
+        """A server of one thread, which hangs; or begins to with stick()."""
         told, tells = os.pipe()
         self.addCleanup(os.close, told)
         environment = dict(os.environ, LD_PRELOAD=STUCK, STUCK_OFFSET=str(OFFSET),
@@ -29,10 +30,14 @@ class Stuck(support.Case):
         os.close(tells)
         client = nbdmini.open_export(server.uri)
         self.addCleanup(client.close)
-        client.send_request(nbdmini.CMD_WRITE, 1, OFFSET, 512, bytes(512))
-        self.assertEqual(os.read(told, 1), b"\0")
-        self.client = client
+        self.client, self.told = client, told
+        if hangs:
+            self.stick()
         return server
+
+    def stick(self):
+        self.client.send_request(nbdmini.CMD_WRITE, 1, OFFSET, 512, bytes(512))
+        self.assertEqual(os.read(self.told, 1), b"\0")
 
     def ask(self, question):
         """The last line of the answer."""
@@ -78,6 +83,36 @@ class Stuck(support.Case):
         self.assertTrue(self.client.at_end())
         code, output, errors = self.run_gmblock("reload", self.path("control"))
         self.assertEqual((code, errors), (0, ""))
+
+    def test_an_upgrade_does_not_wait_for_a_thread_that_hangs(self):
+        """Also not for one that hangs while the new process starts: the upgrade is given up, and clients can
+        connect when the thread goes on."""
+        until, go_on = os.pipe()
+        self.addCleanup(os.close, until)
+        server = self.start_stuck([until], hangs=False, STUCK_UNTIL_FD=str(until))
+        os.mkfifo(self.path("begun"))
+        os.mkfifo(self.path("begin"))
+        wrapper = 'echo >"$1"; read -r line <"$2"; shift 2; exec "$@"'
+        upgrade = subprocess.Popen(
+            [support.program(), "upgrade", self.path("control"), "--", "/bin/sh", "-c", wrapper, "sh",
+             self.path("begun"), self.path("begin"), support.program(), "serve", "--threads", "1", "--control",
+             self.path("control"), "--listen", self.socket_uri(), self.path("disk.img")],
+            stderr=subprocess.PIPE, text=True)
+        with open(self.path("begun"), encoding="ascii") as begun:
+            begun.read()
+        self.stick()
+        with open(self.path("begin"), "r+b", buffering=0) as begin:  # does not wait for a reader
+            begin.write(b"\n")
+            errors = upgrade.communicate()[1]
+        self.assertEqual(upgrade.returncode, 1)
+        self.assertIn("the first thread of the server does not answer: a disk may hang", errors)
+        code, _, errors = self.run_gmblock("upgrade", self.path("control"))
+        self.assertEqual(code, 1)
+        self.assertIn("does not answer", errors)
+        os.close(go_on)
+        self.client.receive(16) # that the bytes were written
+        with nbdmini.open_export(server.uri) as client:
+            self.assertEqual(client.read(OFFSET, 512), bytes(512))
 
     def test_a_stop_takes_ten_seconds_at_most(self):
         """The time that the manual gives. No wait is seen through: its limit is what counts."""

@@ -24,6 +24,7 @@
 #define PREPARE_NS (10000 * MS_NS) /* from the offer to READY */
 #define FLUSH_NS   (10000 * MS_NS) /* for disks that settle; clients continue */
 #define SETTLE_NS  (1000 * MS_NS)  /* for handshakes; clients continue */
+#define STOP_NS	   (4000 * MS_NS)  /* beyond SETTLE_NS, for the first reactor to stop accepting */
 #define PAUSE_NS   (5000 * MS_NS)  /* for requests in flight */
 /* For peers to receive: limit of one pause, then the minimum time of serving the others, and the
  * limit in total. */
@@ -75,8 +76,9 @@ struct upgrade {
 	struct server_control *control; /* or NULL */
 	struct scrape *scrape;		/* or NULL */
 	enum upgrade_state state;
-	bool stopping;		       /* the server is stopping */
-	bool keeps_all;		       /* no connection may end because of the upgrade */
+	bool stopping;	    /* the server is stopping */
+	bool accepts_later; /* the upgrade failed before the acceptor had stopped as requested */
+	bool keeps_all;	    /* no connection may end because of the upgrade */
 	struct control_client *client; /* to be answered; NULL if none waits */
 	struct upgrade_tell tell;      /* includes the channel to the new process */
 	uint64_t deadline_ns;	       /* deadline of the state */
@@ -135,6 +137,15 @@ static void accept_again(const struct upgrade *upgrade)
 	GMB_ASSERT(has_stopped_accepting(upgrade));
 	atomic_store_explicit(upgrade->options.acceptor_stopped, false, memory_order_relaxed);
 	acceptor_start(upgrade->acceptor);
+}
+
+/* A reactor that hangs stops it when it goes on, perhaps long after the upgrade was given up. */
+static void accept_when_stopped(struct upgrade *upgrade)
+{
+	if (upgrade->accepts_later && !upgrade->stopping && has_stopped_accepting(upgrade)) {
+		upgrade->accepts_later = false;
+		accept_again(upgrade);
+	}
 }
 
 static void stop_accepting(struct upgrade *upgrade)
@@ -215,9 +226,8 @@ static bool upgrade_give_up(struct upgrade *upgrade, int code, const char *reaso
 		reactor_resume(upgrade->options.reactors[i]);
 	}
 	upgrade_set_state(upgrade, UPGRADE_IDLE, 0);
-	if (!accepted && !upgrade->stopping) {
-		accept_again(upgrade);
-	}
+	upgrade->accepts_later = !accepted;
+	accept_when_stopped(upgrade);
 	take_back_listeners(upgrade);
 	upgrade_forget(upgrade);
 	reload_begin(upgrade->options.reload);
@@ -524,6 +534,8 @@ static bool give_up_late(struct upgrade *upgrade)
 		[UPGRADE_TELLING] = "the new process does not receive",
 		[UPGRADE_PREPARING] = "the new process was not ready within 10 seconds",
 		[UPGRADE_FLUSHING] = "the disks were not flushed within 10 seconds",
+		[UPGRADE_SETTLING] = "the first thread of the server does not answer: a disk may "
+				     "hang",
 		[UPGRADE_PAUSING] = "requests in flight were not done within 5 seconds",
 		[UPGRADE_PASSING] = "the new process does not receive",
 		[UPGRADE_PASSED] = "the new process did not begin to serve within 5 seconds",
@@ -670,6 +682,8 @@ bool upgrade_run(struct upgrade *upgrade)
 
 	switch (upgrade->state) {
 	case UPGRADE_IDLE:
+		accept_when_stopped(upgrade);
+		break;
 	case UPGRADE_GONE:
 	case UPGRADE_STATE_COUNT:
 		break;
@@ -691,7 +705,10 @@ bool upgrade_run(struct upgrade *upgrade)
 		serves = is_there(upgrade) && upgrade_flush(upgrade);
 		break;
 	case UPGRADE_SETTLING:
-		serves = has_stopped_accepting(upgrade) && is_there(upgrade) && settle(upgrade);
+		serves = has_stopped_accepting(upgrade)
+				 ? is_there(upgrade) && settle(upgrade)
+				 : clock_now_ns() >= upgrade->deadline_ns + STOP_NS &&
+					   give_up_late(upgrade);
 		break;
 	case UPGRADE_PAUSING:
 		serves = is_there(upgrade) && wait_for_rest(upgrade);
@@ -742,6 +759,7 @@ int upgrade_timeout_ms(const struct upgrade *upgrade)
 	case UPGRADE_PASSED:
 		return (int)((MAX(upgrade->deadline_ns, now_ns) - now_ns) / MS_NS + 1);
 	case UPGRADE_IDLE:
+		return upgrade->accepts_later ? SETTLE_LOOK_MS : -1;
 	case UPGRADE_GONE:
 	case UPGRADE_STATE_COUNT:
 		break;
@@ -756,6 +774,11 @@ static int check_possible(const struct upgrade *upgrade, struct error *error)
 {
 	if (upgrade->state != UPGRADE_IDLE) {
 		return error_set(error, -EBUSY, "an upgrade is under way already");
+	}
+	if (upgrade->accepts_later) {
+		return error_set(error, -EBUSY,
+			"the first thread of the server does not answer since the upgrade before: "
+			"a disk may hang");
 	}
 	if (upgrade->acceptor == NULL) {
 		return error_set(error, -EAGAIN, "the server does not serve yet; try again");
@@ -874,7 +897,7 @@ void upgrade_enable(struct upgrade *upgrade, struct acceptor *acceptor,
 
 bool upgrade_stop(struct upgrade *upgrade)
 {
-	bool was_told = !accepts(upgrade);
+	bool was_told = !accepts(upgrade) || upgrade->accepts_later;
 
 	upgrade->stopping = true;
 	upgrade->acceptor = NULL; /* prevents another upgrade */
