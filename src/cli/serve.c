@@ -107,11 +107,15 @@ static int serve_parse_arguments(struct server_config *config, int argc, char **
 /* --check: prints what is known about the configuration without opening anything. */
 static int print_check(const struct server_config *config)
 {
+	char addresses[40] = "the default address";
 	char text[120];
 
-	snprintf(text, sizeof(text), "valid: %u export%s, %u address%s\n", config->export_count,
-		config->export_count == 1 ? "" : "s", config->listen_count,
-		config->listen_count == 1 ? "" : "es");
+	if (config->listen_count > 0) {
+		snprintf(addresses, sizeof(addresses), "%u address%s", config->listen_count,
+			config->listen_count == 1 ? "" : "es");
+	}
+	snprintf(text, sizeof(text), "valid: %u export%s, %s\n", config->export_count,
+		config->export_count == 1 ? "" : "s", addresses);
 	return cli_print(text);
 }
 

@@ -100,6 +100,58 @@ int sandbox_find_user(const char *text, struct sandbox_user *out, struct error *
 	return rc;
 }
 
+/* The number that a name of /etc/passwd or /etc/group has, and of a user the group. */
+static bool name_read(const char *name, bool is_group, uint32_t *number_out, gid_t *gid_out)
+{
+	FILE *file = fopen(is_group ? "/etc/group" : "/etc/passwd", "re");
+	bool has_number = privileges_is_number(name, number_out);
+	bool is_found = false;
+
+	while (file != NULL && !is_found) {
+		const struct passwd *user = is_group ? NULL : fgetpwent(file);
+		const struct group *group = is_group ? fgetgrent(file) : NULL;
+		const char *found = user != NULL    ? user->pw_name
+				    : group != NULL ? group->gr_name
+						    : NULL;
+		uint32_t id = user != NULL ? user->pw_uid : group != NULL ? group->gr_gid : 0;
+
+		if (found == NULL) {
+			break;
+		}
+		is_found = strcmp(found, name) == 0 || (has_number && id == *number_out);
+		if (is_found) {
+			*number_out = id;
+			*gid_out = user != NULL ? user->pw_gid : *gid_out;
+		}
+	}
+	if (file != NULL) {
+		fclose(file);
+	}
+	return is_found || has_number;
+}
+
+static bool user_read(const char *text, uid_t *uid_out, gid_t *gid_out)
+{
+	char name[SANDBOX_NAME_BYTES];
+	const char *colon = strchr(text, ':');
+	gid_t unused;
+
+	snprintf(name, sizeof(name), "%.*s", (int)strcspn(text, ":"), text);
+	*gid_out = (gid_t)-1;
+	return strlen(text) < sizeof(name) && name_read(name, false, uid_out, gid_out) &&
+	       (colon == NULL || name_read(colon + 1, true, gid_out, &unused));
+}
+
+bool sandbox_same_user(const char *a, const char *b)
+{
+	uid_t users[2];
+	gid_t groups[2];
+
+	return strcmp(a, b) == 0 ||
+	       (user_read(a, &users[0], &groups[0]) && user_read(b, &users[1], &groups[1]) &&
+		       users[0] == users[1] && groups[0] == groups[1]);
+}
+
 /* Raises the limit on locked memory before root is given up. Memory registered with the kernel
  * counts as locked, and root may lock any amount. */
 static void keep_memory_limit(void)

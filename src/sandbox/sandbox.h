@@ -84,6 +84,9 @@ struct sandbox_user {
  * missing. */
 GMB_MUST_CHECK int sandbox_find_user(
 	const char *text, struct sandbox_user *user_out, struct error *error);
+/* Whether both texts name the same user and group, as far as /etc/passwd and /etc/group say: other
+ * sources of users need connections that a sandbox does not allow. */
+bool sandbox_same_user(const char *a, const char *b);
 /* Becomes that user, with the user's supplementary groups and without capabilities. -EPERM: only
  * root can, unless nothing changes. */
 GMB_MUST_CHECK int sandbox_become(const struct sandbox_user *user, struct error *error);

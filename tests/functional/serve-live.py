@@ -1,8 +1,10 @@
 #!/usr/bin/python3
 """What a running server serves changes, while its clients stay."""
 import contextlib
+import grp
 import json
 import os
+import pwd
 import shutil
 import signal
 import struct
@@ -516,6 +518,20 @@ class Configuration(Live):
         server.signal(signal.SIGHUP)
         self.wait_for(lambda: set(self.served()) == {"stays", "added"})
 
+    def test_the_user_is_compared_by_number(self):
+        if os.geteuid() != 0:
+            self.skipTest("only root can become somebody else")
+        os.chmod(self.folder, 0o755)
+        user = pwd.getpwnam("nobody")
+        group = grp.getgrgid(user.pw_gid).gr_name
+        self.configure("name: '', path: 'null:1M'", more="user: nobody\n")
+        self.start_unix("--config", self.path("conf"), "--control", self.control)
+        for text in (str(user.pw_uid), f"nobody:{group}", f"'{user.pw_uid}:{user.pw_gid}'"):
+            self.configure("name: '', path: 'null:1M'", more=f"user: {text}\n")
+            self.assertEqual(self.reload("--dry-run"), "nothing would change\n")
+        self.configure("name: '', path: 'null:1M'", more="user: daemon\n")
+        self.assertEqual(self.reload("--dry-run"), "user: changed, which takes effect at the next restart\n")
+
     def test_values_are_compared_and_not_their_text(self):
         """Another spelling changes nothing, nor does a default that is written down."""
         one, base, flash = self.image("one"), self.image("base"), self.path("flash")
@@ -681,6 +697,9 @@ class Configuration(Live):
         file = self.configure("name: a, path: '/absent'", more="listen: ['nbd://localhost']\n")
         self.assertEqual(self.run_gmblock("serve", "--check", file),
                          (0, "valid: 1 export, 1 address\n", ""))
+        file = self.configure("name: a, path: '/absent'")
+        self.assertEqual(self.run_gmblock("serve", "--check", file),
+                         (0, "valid: 1 export, the default address\n", ""))
         file = self.configure("name: a, path: x, overlap: some")
         self.check_refused(["serve", "--check", file], 1, f"{file}:2:", "overlap")
 

@@ -308,6 +308,14 @@ static bool same_listens(const void *one, const void *other)
 	return same;
 }
 
+static bool same_users(const void *one, const void *other)
+{
+	const char *a = ((const struct server_config *)one)->user;
+	const char *b = ((const struct server_config *)other)->user;
+
+	return a == NULL || b == NULL ? a == b : sandbox_same_user(a, b);
+}
+
 static bool same_arena(const void *one, const void *other)
 {
 	const struct server_arena *a = &((const struct server_config *)one)->arena;
@@ -485,7 +493,8 @@ static const struct field fields[] = {
 	{ "read-only", .help = "refuse writes to PATH", .type = FIELD_FLAG, AT(path_read_only) },
 	{ "user", "USER[:GROUP]", "listen as root, then become this user, who opens the disks",
 		.type = FIELD_TEXT,
-		.flags = FIELD_ONCE | FIELD_NOT_EMPTY | FIELD_RESTART | FIELD_IN_FILE, AT(user) },
+		.flags = FIELD_ONCE | FIELD_NOT_EMPTY | FIELD_RESTART | FIELD_IN_FILE, AT(user),
+		.same = same_users },
 	{ "sandbox",
 		.help = "after the start, give up other files and system calls (auto: as far as "
 			"the kernel can, and not with --run)",
