@@ -2,12 +2,16 @@
 /* Lists the servers on this machine, and finds the one that the user named. */
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
 #include <pwd.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -23,6 +27,7 @@
 enum {
 	LIST_ONE_MS = 2000, /* limit for one server of a list */
 	SHOWN_BYTES = 80,   /* width of one URI in a list */
+	STAT_MS = 1000,	    /* limit for one path that a server has named */
 	MATCH_BYTES = SHOWN_BYTES + 32,
 	MATCHED_BYTES = 280,
 	MATCHED_TAIL_BYTES = 8, /* room for the mark that there are more */
@@ -61,6 +66,37 @@ static bool find_is_here(const char *host)
 	return false;
 }
 
+/* stat() of a path that a server has named. Its file system may be another user's, who decides when
+ * it answers, if ever: a child asks, and is left behind when it takes too long. */
+static bool stat_in_time(const char *path, struct stat *status)
+{
+	struct pollfd told = { .events = POLLIN };
+	bool is_there = false;
+	int ends[2];
+	pid_t child;
+
+	if (pipe2(ends, O_CLOEXEC) < 0) {
+		return false;
+	}
+	child = fork();
+	if (child == 0) {
+		if (stat(path, status) == 0) {
+			(void)!write(ends[1], status, sizeof(*status));
+		}
+		_exit(0);
+	}
+	close(ends[1]);
+	told.fd = ends[0];
+	if (child > 0) {
+		is_there = poll(&told, 1, STAT_MS) == 1 &&
+			   read(ends[0], status, sizeof(*status)) == (ssize_t)sizeof(*status);
+		(void)kill(child, SIGKILL);
+		(void)waitpid(child, NULL, is_there ? 0 : WNOHANG);
+	}
+	close(ends[0]);
+	return is_there;
+}
+
 /* Compares two paths of sockets. The first belongs to process pid and can be relative to its
  * working directory. */
 static bool same_socket(
@@ -81,9 +117,8 @@ static bool same_socket(
 		len = snprintf(path, sizeof(path), "/proc/%lld/cwd/%s", pid, served->socket_path);
 	}
 	return len < (int)sizeof(path) && served->socket_path[0] != '\0' &&
-	       asked->socket_path[0] != '\0' && stat(path, &one) == 0 &&
-	       stat(asked->socket_path, &other) == 0 && one.st_dev == other.st_dev &&
-	       one.st_ino == other.st_ino;
+	       asked->socket_path[0] != '\0' && stat(asked->socket_path, &other) == 0 &&
+	       stat_in_time(path, &one) && one.st_dev == other.st_dev && one.st_ino == other.st_ino;
 }
 
 static bool same_place(

@@ -9,6 +9,7 @@ NO_PASSRIGHTS: what is preloaded into the commands that are sent files, so that 
 as before Linux 6.16.
 """
 import contextlib
+import ctypes
 import json
 import os
 import re
@@ -294,6 +295,26 @@ while True:
             code, output, errors = self.run_gmblock("stats", "--json", uri)
             self.assertEqual(code, 0, errors)
             self.assertEqual(json.loads(output)["pid"], server.process.pid, uri)
+
+    def test_a_file_system_that_never_answers(self):
+        """What a user claims to serve is there; another spelling of a URI is looked up meanwhile."""
+        try:
+            fuse = os.open("/dev/fuse", os.O_RDWR)
+        except OSError as error:
+            self.skipTest(f"no FUSE: {error.strerror}")
+        self.addCleanup(os.close, fuse)
+        folder, libc = self.path("silent"), ctypes.CDLL(None, use_errno=True)
+        os.mkdir(folder)
+        options = f"fd={fuse},rootmode=40000,user_id=0,group_id=0,allow_other".encode()
+        if libc.mount(b"silent", folder.encode(), b"fuse", 0, options) != 0:
+            self.skipTest(f"no FUSE: {os.strerror(ctypes.get_errno())}")
+        self.addCleanup(libc.umount2, folder.encode(), 2)  # MNT_DETACH
+        server = self.start_unix("memory:1M")
+        self.impostor(self.user + "/gmblock/serve/1.sock", f"nbd+unix:///?socket={folder}/s", self.uid)
+        other = server.uri.replace(self.folder, self.folder.replace("/tmp/", "/tmp//"))
+        code, output, errors = self.run_gmblock("stats", "--json", other)
+        self.assertEqual(code, 0, errors)
+        self.assertEqual(json.loads(output)["pid"], server.process.pid)
 
     def test_spelling_does_not_decide_among_others(self):
         """A server that has given up root, and one that claims its URI as it is asked for."""
