@@ -408,6 +408,7 @@ struct copy_counters {
 	uint64_t zeroed;   /* bytes that the target zeroed on request */
 	uint64_t skipped;  /* zeroes that the target already had */
 	uint64_t compared; /* bytes verified */
+	uint64_t holes;	   /* bytes of done that were not read: the source has no data there */
 };
 
 typedef void copy_tick_fn(void *context);
@@ -459,7 +460,9 @@ struct copy_progress {
 	uint64_t shown_ns; /* time of the last update; 0: never */
 	uint64_t mark_ns;  /* start of the interval for the rate, which follows at a distance */
 	uint64_t mark_bytes;
-	double rate; /* bytes per second, smoothed */
+	uint64_t mark_moved; /* of them, without holes */
+	double rate;	     /* bytes of data per second, smoothed */
+	double pace;	     /* the same with holes */
 };
 
 enum copy_progress_mode { COPY_PROGRESS_AUTO, COPY_PROGRESS_ON, COPY_PROGRESS_OFF };

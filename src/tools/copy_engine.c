@@ -219,6 +219,7 @@ static void task_progress(struct task *task, uint64_t bytes)
 {
 	task->cursor += bytes;
 	task->engine->counters->done += bytes;
+	task->engine->counters->holes += task->zero ? bytes : 0;
 }
 
 static void copy_engine_written(struct copy_io *io)
@@ -588,6 +589,7 @@ static void engine_fill(struct engine *engine)
 			!in_order(engine)) {
 			engine->counters->skipped += piece.length;
 			engine->counters->done += piece.length;
+			engine->counters->holes += piece.length;
 			engine->position += piece.length;
 			continue;
 		}

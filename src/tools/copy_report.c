@@ -87,10 +87,16 @@ static void complete_parts(const struct copy_counters *counters, char out[PART_B
 	}
 }
 
+/* Bytes of data: a hole takes no time. */
+static uint64_t copy_moved(const struct copy_counters *counters)
+{
+	return counters->done - counters->start - counters->holes;
+}
+
 static void complete_sentence(const struct copy_report *report, char *out, size_t out_bytes)
 {
 	const struct copy_counters *counters = report->counters;
-	uint64_t moved = counters->total - counters->start;
+	uint64_t moved = copy_moved(counters);
 	double seconds = report->seconds > 0 ? report->seconds : 1;
 	char total[UNITS_TEXT_BYTES];
 	char rate[UNITS_TEXT_BYTES];
@@ -199,7 +205,7 @@ int copy_report_json(const struct copy_report *report, struct error *error)
 		[COPY_TARGET_COMPLETE] = "complete",
 	};
 	const struct copy_counters *counters = report->counters;
-	json_int_t moved = (json_int_t)(counters->done - counters->start);
+	json_int_t moved = (json_int_t)copy_moved(counters);
 	json_t *total = counters->total == UINT64_MAX ? json_null()
 						      : json_integer((json_int_t)counters->total);
 	json_t *durable = report->journal != NULL && report->journal->fd >= 0
@@ -255,6 +261,14 @@ void copy_progress_init(struct copy_progress *progress, enum copy_progress_mode 
 	progress->verb = "copying";
 }
 
+/* The same of the phase at hand. */
+static uint64_t progress_moved(const struct copy_progress *progress)
+{
+	const struct copy_counters *counters = progress->counters;
+
+	return *progress->now - (progress->now == &counters->done ? counters->holes : 0);
+}
+
 void copy_progress_phase(
 	struct copy_progress *progress, const char *verb, const uint64_t *counter, uint64_t now_ns)
 {
@@ -262,7 +276,9 @@ void copy_progress_phase(
 	progress->now = counter;
 	progress->mark_ns = now_ns;
 	progress->mark_bytes = *counter;
+	progress->mark_moved = progress_moved(progress);
 	progress->rate = 0;
+	progress->pace = 0;
 	progress->shown_ns = now_ns;
 }
 
@@ -295,17 +311,25 @@ const char *copy_share(char out[COPY_SHARE_BYTES], uint64_t done, uint64_t total
 	return out;
 }
 
+/* Half the weight on the last half second: steady to look at, and quick to follow. */
+static void smooth(double *rate, uint64_t bytes, uint64_t passed_ns)
+{
+	double current = (double)bytes * NS_PER_S / (double)passed_ns;
+
+	*rate = *rate > 0 ? (*rate + current) / 2 : current;
+}
+
 static void rate_update(struct copy_progress *progress, uint64_t now_ns)
 {
 	uint64_t passed = now_ns - progress->mark_ns;
-	double current;
+	uint64_t moved = progress_moved(progress);
 
 	if (passed < MARK_NS) {
 		return;
 	}
-	current = (double)(*progress->now - progress->mark_bytes) * NS_PER_S / (double)passed;
-	/* The last half second has half the weight: steady to read, but quick to follow. */
-	progress->rate = progress->rate > 0 ? (progress->rate + current) / 2 : current;
+	smooth(&progress->rate, moved - progress->mark_moved, passed);
+	smooth(&progress->pace, *progress->now - progress->mark_bytes, passed);
+	progress->mark_moved = moved;
 	progress->mark_ns = now_ns;
 	progress->mark_bytes = *progress->now;
 }
@@ -325,11 +349,11 @@ static void text_format(const struct copy_progress *progress, char *text, size_t
 		return;
 	}
 	copy_share(share, *progress->now, counters->total);
-	if (progress->rate < 1) {
+	if (progress->pace < 1) {
 		snprintf(text, text_bytes, "%s %s", progress->verb, share);
 		return;
 	}
-	copy_human_time(left, (double)(counters->total - *progress->now) / progress->rate);
+	copy_human_time(left, (double)(counters->total - *progress->now) / progress->pace);
 	snprintf(text, text_bytes, "%s %s, %s/s, %s left", progress->verb, share, rate, left);
 }
 

@@ -135,6 +135,16 @@ class Sparse(CopyCase):
         summary = self.copy_ok(source, self.serve(disk))
         self.same(source, disk)
         self.assertEqual((summary["bytes_read"], summary["bytes_written"]), (0, 0))
+        self.assertEqual(summary["bytes_per_second"], 0)  # a hole is not moved
+
+    def test_a_rate_is_of_data(self):
+        source = self.path("source")
+        with open(source, "wb") as out:
+            out.write(b"x" * MIB)
+            out.truncate(1 << 40)
+        summary = self.copy_ok(source, self.path("target"))
+        self.assertEqual((summary["bytes"], summary["bytes_read"]), (1 << 40, MIB))
+        self.assertLessEqual(summary["bytes_per_second"] * summary["seconds"], 1.01 * MIB)
 
 
 if __name__ == "__main__":
