@@ -83,6 +83,7 @@ static const struct habit {
 	{ "export", "force", "write --now" },
 
 	{ "bench", "runtime", "write --seconds" },
+	{ "bench", "time", "write --seconds" },
 	{ "bench", "time_based", "write --seconds" },
 	{ "bench", "ramp_time", "write --warmup" },
 	{ "bench", "numjobs", "write --connections, and --threads" },
@@ -211,18 +212,63 @@ static int value_missing(
 		table[idx].name, field_form(&command->fields[idx], form));
 }
 
+static int option_unknown(const struct cli_command *self, const char *word, const char *shown,
+	char **argv, const struct option *table)
+{
+	char names[SHOWN_BYTES];
+	char near[NEAR_TEXT_BYTES];
+	const char *habit = cli_habit(self->name, word);
+
+	if (habit != NULL) {
+		return cli_usage_error(self->name, "unknown option %s: %s", shown, habit);
+	}
+	if (strncmp(word, "--", 2) == 0 && candidates(word + 2, table, names, sizeof(names)) > 0) {
+		return cli_usage_error(self->name, "the option %s could be %s", shown, names);
+	}
+	return cli_usage_error(
+		self->name, "unknown option %s%s", shown, meant(word, argv, table, near));
+}
+
+/* The word of the option that getopt_long() has read; its value may be a word of its own. */
+static const char *option_word(char *const *argv)
+{
+	return argv[optind - (optarg != NULL && optarg == argv[optind - 1] ? 2 : 1)];
+}
+
+/* Whether it is a long option that is not written out. getopt_long() accepts the beginning of a
+ * name, and another option with the same beginning would change what a script does. */
+static bool is_abbreviated(const char *word, const struct option *table)
+{
+	size_t len = strcspn(word, "=");
+
+	for (; table->name != NULL; table++) {
+		if (strncmp(word, "--", 2) != 0 ||
+			(len == strlen(table->name) + 2 &&
+				strncmp(word + 2, table->name, len - 2) == 0)) {
+			return false;
+		}
+	}
+	return true;
+}
+
+static int option_abbreviated(const struct cli_command *command, const char *word, char **argv,
+	const struct option *table)
+{
+	char shown[SHOWN_BYTES];
+
+	log_escape(shown, sizeof(shown), word, strlen(word));
+	return option_unknown(command, word, shown, argv, table);
+}
+
 /* Reports an error that getopt_long() returned: '?' (unknown or ambiguous) or ':' (value
  * missing). */
 static int option_error(
 	const struct cli_command *self, int code, char **argv, const struct option *table)
 {
 	const char *command = self->name;
-	char names[SHOWN_BYTES];
 	char shown[SHOWN_BYTES];
-	char near[NEAR_TEXT_BYTES];
 	char letter[3] = { '-', (char)optopt, '\0' };
 	const char *word = argv[optind - 1];
-	const char *habit;
 
 	/* getopt stays on a group of letters ("-xy") until the last one is read. Characters outside
 	 * ASCII have codes below 0. */
@@ -230,21 +276,16 @@ static int option_error(
 		word = letter;
 	}
 	log_escape(shown, sizeof(shown), word, strlen(word));
+	if (is_abbreviated(word, table)) {
+		return option_abbreviated(self, word, argv, table);
+	}
 	if (code == ':') {
 		return value_missing(self, shown, table);
 	}
 	if (optopt >= OPTION_FIRST) {
 		return cli_usage_error(command, "the option %s takes no value", shown);
 	}
-	habit = cli_habit(command, word);
-	if (habit != NULL) {
-		return cli_usage_error(command, "unknown option %s: %s", shown, habit);
-	}
-	if (strncmp(word, "--", 2) == 0 && candidates(word + 2, table, names, sizeof(names)) > 1) {
-		return cli_usage_error(command, "the option %s could be %s", shown, names);
-	}
-	return cli_usage_error(
-		command, "unknown option %s%s", shown, meant(word, argv, table, near));
+	return option_unknown(self, word, shown, argv, table);
 }
 
 static int cli_set(const struct cli_command *command, const struct field *field)
@@ -363,6 +404,8 @@ int cli_parse(const struct cli_command *command, int argc, char **argv)
 		(code = getopt_long(argc, argv, letters, table, NULL)) != -1) {
 		if (code == '?' || code == ':') {
 			status = option_error(command, code, argv, table);
+		} else if (is_abbreviated(option_word(argv), table)) {
+			status = option_abbreviated(command, option_word(argv), argv, table);
 		} else if (code == help || code == 'h') {
 			status = print_help(command);
 		} else if (code == help + 1) {

@@ -279,9 +279,21 @@ int main(int argc, char **argv)
 	const char *stats_file = NULL;
 	const char *text = NULL;
 	bool shows = false;
+	int index = -1;
 	int option;
 
-	while ((option = getopt_long(argc, argv, "+r:c:s:vhV", options, NULL)) >= 0) {
+	while ((option = getopt_long(argc, argv, "+r:c:s:vhV", options, &index)) >= 0) {
+		const char *word = argv[optind - (optarg == argv[optind - 1] ? 2 : 1)];
+
+		/* getopt_long() takes the beginning of an option for the option. */
+		if (index >= 0 && strcspn(word + 2, "=") != strlen(options[index].name)) {
+			fprintf(stderr,
+				"clan-run: unknown option %s; is it --%s?\nTry 'clan-run "
+				"--help'.\n",
+				word, options[index].name);
+			return STATUS_USAGE;
+		}
+		index = -1;
 		switch (option) {
 		case 'r':
 			text = optarg;

@@ -298,6 +298,14 @@ bool store_path_same(const char *a, const char *b)
 		       parse_path_size(b, &size_b, NULL) == 0 && size_a == size_b);
 }
 
+int store_path_check(const char *path, struct error *error)
+{
+	uint64_t size;
+
+	return kinds[store_kind_of_path(path)]->names_size ? parse_path_size(path, &size, error)
+							   : 0;
+}
+
 /* --- the given options ----------------------------------------------------------------------- */
 
 static bool is_useless(const struct store_kind *kind, const char *key)

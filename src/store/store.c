@@ -191,9 +191,31 @@ void store_close(struct store *store)
 	}
 }
 
+/* Of KIND:FILE, if its disks are made. */
+static const struct store_kind *made_kind(const char *path)
+{
+	size_t name_bytes = strcspn(path, ":");
+	const struct store_kind *kind;
+
+	for (uint32_t i = 0; path[name_bytes] == ':' && (kind = store_kind_at(i)) != NULL; i++) {
+		if (kind->create != NULL && strlen(kind->name) == name_bytes &&
+			memcmp(path, kind->name, name_bytes) == 0) {
+			return kind;
+		}
+	}
+	return NULL;
+}
+
+const char *store_made_file(const char *path)
+{
+	const struct store_kind *kind = made_kind(path);
+
+	return kind != NULL ? path + strlen(kind->name) + 1 : store_path_file(path);
+}
+
 int store_check(const char *path, struct store_check *check, struct error *error)
 {
-	path = store_path_file(path);
+	path = store_made_file(path);
 	for (uint32_t i = 0; store_kind_at(i) != NULL; i++) {
 		bool recognized = false;
 		int result = store_kind_at(i)->check != NULL
@@ -209,21 +231,6 @@ int store_check(const char *path, struct store_check *check, struct error *error
 		"raw "
 		"disk every content is right",
 		path);
-}
-
-/* The kind of KIND:FILE, if disks of that kind can be created; else NULL. */
-static const struct store_kind *made_kind(const char *path)
-{
-	size_t name_bytes = strcspn(path, ":");
-	const struct store_kind *kind;
-
-	for (uint32_t i = 0; path[name_bytes] == ':' && (kind = store_kind_at(i)) != NULL; i++) {
-		if (kind->create != NULL && strlen(kind->name) == name_bytes &&
-			memcmp(path, kind->name, name_bytes) == 0) {
-			return kind;
-		}
-	}
-	return NULL;
 }
 
 int store_create_check(const char *path, const struct store_create *create, struct error *error)

@@ -391,9 +391,13 @@ bool store_path_same(const char *a, const char *b);
 bool store_path_has_kind(const char *path);
 /* The value of store_needs_start() for a store opened with this path. */
 bool store_path_needs_start(const char *path);
+/* Returns -EINVAL if the path has to name a size, as memory:SIZE, and does not. Opens nothing. */
+GMB_MUST_CHECK int store_path_check(const char *path, struct error *error);
 /* The file or block device that a path names: the path itself, or the rest of it after the
  * prefix. */
 const char *store_path_file(const char *path);
+/* The same for the paths that store_create() and store_check() accept, such as overlay:FILE. */
+const char *store_made_file(const char *path);
 /* The idx-th file that the store opens in addition to path, writable unless read_only; NULL after
  * the last. */
 const char *store_options_file(const struct store_options *options, uint32_t idx);

@@ -82,7 +82,7 @@ json_t *check_file(const char *path, const char *base, struct error *error)
 		.faults = json_array() };
 
 	int result =
-		base != NULL && is_format(store_path_file(path), DISK_FORMAT_FLASH)
+		base != NULL && is_format(store_made_file(path), DISK_FORMAT_FLASH)
 			? error_set(error, -EINVAL,
 				  "'%s' is a flash store and has no base; leave --base out", path)
 			: store_check(path, &findings.check, error);
@@ -183,7 +183,7 @@ static int repair(const char *path, uint32_t repairs, struct ring *ring, struct 
 
 int check_repair(const char *path, uint32_t repairs, struct error *error)
 {
-	const char *file = store_path_file(path);
+	const char *file = store_made_file(path);
 	struct ring *ring;
 	char *prefixed = NULL;
 	int result;

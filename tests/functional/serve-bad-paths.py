@@ -55,9 +55,13 @@ class BadPaths(support.Case):
             self.assertNotIn("truncate", errors)
 
     def test_sizes_of_memory_disks(self):
-        self.check("memory:lots")
-        self.check("null:")
-        self.check("memory:99999999999E")
+        """They are wrong whatever the machine has: usage errors, but in a file."""
+        for path in ("memory:lots", "memory:10x", "null:", "memory:99999999999E"):
+            for arguments in ([path], ["--export", f"={path}"]):
+                self.check_refused(["serve", *arguments, "--listen", self.socket_uri()], 2, path,
+                                   "Try 'gmblock serve --help'")
+        file = self.make_file("conf", "exports: [{name: a, path: 'memory:10x'}]\n")
+        self.check_refused(["serve", "--config", file], 1, f"{file}:1:", "memory:10x")
 
     @support.unittest.skipUnless(os.geteuid() == 0, "only root can become another user")
     def test_a_file_we_may_not_read(self):

@@ -18,6 +18,11 @@ class Options(support.Case):
         self.check(["--colour"], "unknown option --colour")
         self.check(["-x"], "unknown option -x")
         self.check(["null:1M", "--max"], "the option --max could be --max-connections, ")
+        # Nor where only one option begins so: another one may tomorrow.
+        self.check(["null:1M", "--read-onl"], "the option --read-onl could be --read-only\n")
+        self.check(["null:1M", "--tls-certificate=/x"], "the option --tls-certificate=/x could be --tls-certificates\n")
+        self.check(["null:1M", "--tls-certificate", "/x"], "the option --tls-certificate could be --tls-certificates\n")
+        self.check_refused(["bench", "--time", "1s", "nbd://localhost"], 2, "--time: write --seconds")
         self.check(["null:1M", "--listen"], "--listen needs a value")
         self.check(["null:1M", "--help=me"], "takes no value")
         self.check(["null:1M", "null:2M"], "one PATH at most")

@@ -207,6 +207,15 @@ class Overlay(support.Case):
         self.check_refused(["create", "--base", moved, new], 1, "qcow2 image", "qemu-img convert")
         self.assertFalse(os.path.exists(self.path("new")))
 
+    def test_a_check_takes_what_create_takes(self):
+        overlay, store = self.path("x.overlay"), self.path("x.flash")
+        self.assertEqual(self.run_gmblock("create", "--base", self.base, f"overlay:{overlay}")[0], 0)
+        self.assertEqual(self.run_gmblock("create", "--size=64M", f"flash:{store}")[0], 0)
+        for kind, file in ("overlay", overlay), ("flash", store):
+            plain = self.run_gmblock("check", "--json", file)
+            self.assertEqual((plain[0], json.loads(plain[1])["faults"]), (0, []))
+            self.assertEqual(self.run_gmblock("check", "--json", f"{kind}:{file}"), plain)
+
     def test_keys_that_open_the_disk_anew(self):
         control = self.path("control")
         server = self.start_unix(

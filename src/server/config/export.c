@@ -128,11 +128,14 @@ int server_export_set_name(struct server_export *entry, const char *name, struct
 
 int server_export_set_path(struct server_export *entry, const char *path, struct error *error)
 {
+	int rc;
+
 	if (path[0] == '\0') {
 		return error_set(error, -EINVAL,
 			"the path is empty; name a file, a block device, memory:SIZE or null:SIZE");
 	}
-	return replace_text(&entry->path, path, error);
+	rc = store_path_check(path, error);
+	return rc < 0 ? rc : replace_text(&entry->path, path, error);
 }
 
 static int check_description(void *object, const char *value, struct error *error)
