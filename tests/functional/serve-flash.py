@@ -90,6 +90,14 @@ class Flash(support.Case):
             self.assertEqual(self.caches(), [])
         self.assertNotIn("cache", self.check())
 
+    def test_a_check_beside_a_server(self):
+        server = self.serve("cache=1M")
+        with nbdmini.open_export(server.uri, b"") as client:
+            client.write(0, b"x" * 4096)
+            found = self.check()
+            self.assertEqual((found["cache"], found["cache-note"]), ("in-use", "a server uses it"))
+        self.assertEqual(server.stop()[0], 0)
+
     def test_a_damaged_map_is_rebuilt(self):
         image = bytearray(self.size)
         server = self.serve("cache=0")
@@ -271,7 +279,8 @@ class Flash(support.Case):
                 self.assertEqual(client.read(0, BLOCK), bytes([1]) * BLOCK)
             self.assertEqual(server.stop(), (0, ""))
             os.remove(self.leave_changes("cache-dir=" + other, folder=other))
-            self.assertIn(f"not in '{other}'", self.check()["cache"])
+            self.assertEqual(self.check()["cache"], "missing")
+            self.assertIn(f"not in '{other}'", self.check()["cache-note"])
             server = self.serve("cache-dir=" + folder)
             with nbdmini.open_export(server.uri, b"") as client:
                 self.assertEqual(client.read(0, BLOCK), bytes([1]) * BLOCK)

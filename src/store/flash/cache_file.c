@@ -719,8 +719,13 @@ void flash_cache_check(const struct flash *flash, struct store_check *check)
 			"not in '%.*s': elsewhere, or lost with the machine's memory",
 			(int)(strrchr(search->path, '/') - search->path), search->path);
 	}
-	if (result < 0) {
-		check->fact(check, "cache", result == -EBUSY ? "in use by a server" : error.text);
+	if (result < 0) { /* for programs a word; a path begins with a slash */
+		check->fact(check, "cache",
+			result == -EBUSY    ? "in-use"
+			: result == -ENOENT ? "missing"
+					    : "unreadable");
+		check->fact(
+			check, "cache-note", result == -EBUSY ? "a server uses it" : error.text);
 		free(search);
 		return;
 	}
