@@ -254,8 +254,11 @@ int disk_create(
 		unlink(draft);
 	}
 	free(draft);
-	return result == 0
-		       ? 0
+	return result == 0 ? 0
+	       : result == -ENOENT /* it is made there under another name */
+		       ? error_set(error, result,
+				 "cannot make '%s': its folder does not exist; make that first",
+				 path)
 		       : error_set(error, result, "cannot make '%s': %s", path, strerror(-result));
 }
 

@@ -166,8 +166,11 @@ static int load_certificates(
 		}
 	} else if (access(options->certificates, F_OK) < 0) {
 		return error_set(error, -errno,
-			"cannot use the folder of certificates (tls-certificates) %s: %s",
-			options->certificates, strerror(errno));
+			"cannot use the folder of certificates (tls-certificates) %s: %s; name "
+			"the folder with %s",
+			options->certificates, strerror(errno),
+			context->role == TLS_SERVER ? "server-cert.pem and server-key.pem"
+						    : "ca-cert.pem");
 	} else if (!is_folder(options->certificates)) {
 		return error_set(error, -ENOTDIR,
 			"%s is not a folder of certificates (tls-certificates)",

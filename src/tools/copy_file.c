@@ -432,8 +432,10 @@ static int file_create(struct file_end *file, struct error *error)
 
 	file->fd = open(file->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOCTTY, 0666);
 	if (file->fd < 0) {
-		return error_set(error, -errno, "cannot create the target %s: %s", file->end.name,
-			strerror(errno));
+		err = -errno;
+		return error_set(error, err, "cannot create the target %s: %s", file->end.name,
+			err == -ENOENT ? "its folder does not exist; make that first"
+				       : strerror(-err));
 	}
 	file->absent = false;
 	file->end.can_map = true;

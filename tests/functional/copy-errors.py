@@ -38,6 +38,16 @@ class Refusals(CopyCase):
         self.refused(self.path("nothing"), self.path("target"), "the source", "No such file")
         self.assertFalse(os.path.exists(self.path("target")))
 
+    def test_a_folder_is_missing(self):
+        """What is to be made there is named, and what to do."""
+        source = self.image("source", MIB)
+        for kind, options in ("flash", ["--size=64M"]), ("overlay", ["--base", source]):
+            self.check_refused(["create", *options, f"{kind}:{self.path('no/disk')}"], 1, "cannot make", "no/disk",
+                               "its folder does not exist; make that first")
+        self.check_refused(["serve", "null:1M", "--tls-certificates", self.path("no"), "--listen",
+                            f"nbds+unix:///?socket={self.path('s')}"], 1, self.path("no"), "No such file",
+                           "name the folder with server-cert.pem")
+
     def test_a_server_that_is_not_written_as_a_uri(self):
         source = self.image("source")
         for server, uri in (("127.0.0.1:10901", "nbd://127.0.0.1:10901"),
@@ -76,7 +86,7 @@ class Refusals(CopyCase):
 
     def test_target_folder_is_missing(self):
         self.refused(self.image("source"), self.path("no/target"), "cannot create the target",
-                     "No such file")
+                     "its folder does not exist; make that first")
 
     def test_same_file(self):
         source = self.image("source")

@@ -45,7 +45,9 @@ class ConfigErrors(support.Case):
 
     def test_yaml(self):
         self.check("exports: [a\n", "2:1", "invalid YAML")
-        self.check("exports:\n\t- name: a\n", "2:1", "invalid YAML")
+        for content in "exports:\n\t- name: a\n", "exports:\n  - name: a\n \tpath: b\n":
+            self.check(content, f"{content.count(chr(10))}:{content.splitlines()[-1].index(chr(9)) + 1}",
+                       "invalid YAML", "indented with a tab", "replace the tab by spaces")
         self.check("- a\n", "1:1", "consists of keys")
         self.check("just text\n", "1:1", "consists of keys")
         self.check("limits: {threads: 1}\n---\nlimits: {threads: 2}\n", "3:1", "second document")

@@ -90,6 +90,22 @@ static int complain_at(struct config_yaml *yaml, const yaml_mark_t *mark, struct
 		mark->column + 1, sentence);
 }
 
+/* The line is indented by tabs, for which the parser has no words. */
+static bool has_tab(const struct config_yaml *yaml, const yaml_mark_t *mark)
+{
+	const uint8_t *at = yaml->text;
+	const uint8_t *end = at + yaml->text_bytes;
+
+	for (size_t line = 0; line < mark->line && at != NULL; line++) {
+		at = memchr(at, '\n', (size_t)(end - at));
+		at = at != NULL ? at + 1 : NULL;
+	}
+	while (at != NULL && at < end && *at == ' ') {
+		at++;
+	}
+	return at != NULL && at < end && *at == '\t';
+}
+
 static int syntax_error(struct config_yaml *yaml, const yaml_parser_t *parser, struct error *error)
 {
 	const char *problem = parser->problem != NULL ? parser->problem : "unreadable text";
@@ -100,6 +116,11 @@ static int syntax_error(struct config_yaml *yaml, const yaml_parser_t *parser, s
 	if (parser->error == YAML_READER_ERROR) {
 		return error_set(error, -EINVAL, "%s: byte %zu: this is not YAML text: %s",
 			yaml->path, parser->problem_offset, problem);
+	}
+	if (has_tab(yaml, &parser->problem_mark)) {
+		return complain_at(yaml, &parser->problem_mark, error,
+			"invalid YAML: the line is indented with a tab, and YAML takes spaces "
+			"only; replace the tab by spaces");
 	}
 	return error_set(error, -EINVAL, "%s:%zu:%zu: invalid YAML: %s%s%s", yaml->path,
 		parser->problem_mark.line + 1, parser->problem_mark.column + 1, problem,
