@@ -651,6 +651,11 @@ static int shm_socket_receive(struct shm_conn *conn, struct arrival *arrival)
 	ssize_t length = recvmsg(conn->file.fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	int result;
 
+	if (length < 0 && errno == ECONNRESET) {
+		/* The peer closed with messages unread. The kernel reports that once, and before
+		 * what the peer had sent: its reason to refuse. */
+		length = recvmsg(conn->file.fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	}
 	if (length < 0) {
 		if (errno == EAGAIN || errno == EINTR) {
 			return -EAGAIN;

@@ -640,6 +640,39 @@ static void descriptors_stay_in_flight(void **state)
 	victim_close(&victim);
 }
 
+/* It closes its socket without having read HELLO. */
+static void reason_of_a_peer_that_does_not_read(void **state)
+{
+	struct {
+		struct shm_refused refused;
+		char text[4];
+	} message = {
+		.refused = { .head = { .bytes = sizeof(message), .type = SHM_REFUSED },
+			.error = EBUSY,
+			.text_bytes = sizeof(message.text) },
+		.text = "full",
+	};
+	char address[HOSTILE_ADDRESS_BYTES];
+	int listener = hostile_listen(address);
+	struct clan_conn *dialer;
+	struct victim victim;
+	int peer;
+
+	victim_open(&victim, *state, NULL);
+	assert_int_equal(clan_connect(victim.world.queues[WORLD_DIALER], address, NULL, "hi", 2,
+				 &dialer, NULL),
+		0);
+	peer = accept(listener, NULL, NULL);
+	assert_int_equal(send(peer, &message, sizeof(message), MSG_NOSIGNAL), sizeof(message));
+	close(peer);
+	assert_int_equal(
+		world_event(&victim.world, WORLD_DIALER, CLAN_EVENT_LOST).status, -ECONNREFUSED);
+	assert_non_null(strstr(clan_conn_reason(dialer), "full"));
+	world_close_conn(&victim.world, WORLD_DIALER, dialer);
+	close(listener);
+	victim_close(&victim);
+}
+
 static void either_side_closes_while_welcome_waits(void **state)
 {
 	struct victim victim;
@@ -680,6 +713,7 @@ int main(void)
 		CASE(hello_waits_for_descriptors_in_flight),
 		CASE(regions_wait_for_descriptors_in_flight),
 		CASE(descriptors_stay_in_flight),
+		CASE(reason_of_a_peer_that_does_not_read),
 		CASE(either_side_closes_while_welcome_waits),
 #undef CASE
 	};
