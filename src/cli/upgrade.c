@@ -309,12 +309,14 @@ static int start_process(const int files[OFFER_FILES], const json_t *offer, int 
 	pid = fork();
 	if (pid == 0) {
 		(void)setsid();
-		if (fork() == 0) {
-			code = cli_upgrade_become(files, offer, errors, start);
+		pid = fork();
+		if (pid <= 0) {
+			code = pid < 0 ? errno : cli_upgrade_become(files, offer, errors, start);
 			(void)!write(report[1], &code, sizeof(code));
 		}
 		_exit(0);
 	}
+	code = pid < 0 ? errno : 0;
 	close(report[1]);
 	if (pid > 0) {
 		(void)waitpid(pid, NULL, 0);
@@ -328,8 +330,6 @@ static int start_process(const int files[OFFER_FILES], const json_t *offer, int 
 		} else {
 			code = 0;
 		}
-	} else {
-		code = errno;
 	}
 	close(report[0]);
 	return code == 0 ? 0

@@ -101,7 +101,12 @@ static int lock_once(int fd, uint32_t flags)
 	if (errno != EWOULDBLOCK) {
 		return -errno;
 	}
-	return kind == LOCK_EX && flock(fd, LOCK_SH | LOCK_NB) == 0 ? -EAGAIN : -EBUSY;
+	if (kind == LOCK_SH || flock(fd, LOCK_SH | LOCK_NB) < 0) {
+		return -EBUSY;
+	}
+	/* Two processes that wait for each other's shared lock would both fail. */
+	(void)flock(fd, LOCK_UN);
+	return -EAGAIN;
 }
 
 /* Locks the file, and waits for a process that may be about to end. -ESTALE: path now has another
