@@ -514,18 +514,10 @@ int epoll_wait_in_kernel(int fd, struct epoll_event *events, int max,
 static int sleep_in_kernel(struct set *set, struct epoll_event *events, int max,
 	uint64_t deadline_ns, const sigset_t *mask)
 {
-	struct timespec left = { 0 };
+	struct timespec left = wait_left(deadline_ns);
 	struct core_sleep sleep = { 0 };
-	int count;
+	int count = core_sleep(&sleep.epoch);
 
-	if (deadline_ns != UINT64_MAX) {
-		uint64_t now_ns = clock_now_ns();
-		uint64_t left_ns = deadline_ns > now_ns ? deadline_ns - now_ns : 0;
-
-		left.tv_sec = (time_t)(left_ns / NS_PER_S);
-		left.tv_nsec = (long)(left_ns % NS_PER_S);
-	}
-	count = core_sleep(&sleep.epoch);
 	if (count != 0) {
 		core_look(true);
 		return MIN(count, 0);

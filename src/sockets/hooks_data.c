@@ -220,10 +220,16 @@ EXPORT ssize_t recvmsg(int fd, struct msghdr *message, int flags)
 EXPORT int recvmmsg(
 	int fd, struct mmsghdr *messages, unsigned int count, int flags, struct timespec *timeout)
 {
+	uint64_t deadline_ns = wait_deadline(timeout);
 	unsigned int done = 0;
 
 	if (object_at(fd) == NULL) {
 		return REAL(recvmmsg)(fd, messages, count, flags, timeout);
+	}
+	if (timeout != NULL &&
+		(timeout->tv_sec < 0 || timeout->tv_nsec < 0 || timeout->tv_nsec >= 1000000000)) {
+		errno = EINVAL;
+		return -1;
 	}
 	while (done < count) {
 		int wait = done > 0 && (flags & MSG_WAITFORONE) != 0 ? MSG_DONTWAIT : 0;
@@ -234,7 +240,11 @@ EXPORT int recvmmsg(
 			return done > 0 ? (int)done : -1;
 		}
 		messages[done++].msg_len = (unsigned int)got;
-		if (got == 0) {
+		if (timeout != NULL) { /* as in the kernel, without an effect before a message */
+			*timeout = wait_left(deadline_ns);
+		}
+		if (got == 0 ||
+			(timeout != NULL && timeout->tv_sec == 0 && timeout->tv_nsec == 0)) {
 			break;
 		}
 	}

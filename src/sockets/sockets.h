@@ -453,6 +453,8 @@ bool data_restarts(void);
 /* Returns the time at which the timeout ends: 0 = immediately, UINT64_MAX = never (NULL, or more
  * than a clock can represent). */
 uint64_t wait_deadline(const struct timespec *timeout);
+/* The time until deadline_ns; zero if it has passed. */
+struct timespec wait_left(uint64_t deadline_ns);
 int wait_poll(
 	struct pollfd *fds, nfds_t count, const struct timespec *timeout, const sigset_t *mask);
 /* Sleeps until the state of the connection might have changed. The lock is released in between, and

@@ -17,7 +17,7 @@
 enum { FDS_ON_STACK = 64 };
 #define NS_PER_S UINT64_C(1000000000)
 
-static struct timespec time_left(uint64_t deadline_ns)
+struct timespec wait_left(uint64_t deadline_ns)
 {
 	uint64_t now_ns = clock_now_ns();
 	uint64_t left_ns = deadline_ns > now_ns ? deadline_ns - now_ns : 0;
@@ -75,7 +75,7 @@ int wait_conn(struct conn *conn, short events, uint64_t deadline_ns)
 	}
 	fds[0].fd = core.epoll_fd;
 	if (deadline_ns != 0) {
-		left = time_left(deadline_ns);
+		left = wait_left(deadline_ns);
 	}
 	atomic_fetch_add(&conn->pins, 1);
 	result = core_sleep(&sleep.epoch);
@@ -220,7 +220,7 @@ static int poll_locked(struct pollfd *fds, struct pollfd *rest, nfds_t count, ui
 		}
 		rest[count] = (struct pollfd){ .fd = core.epoll_fd, .events = POLLIN };
 		if (deadline_ns != UINT64_MAX) {
-			left = time_left(deadline_ns);
+			left = wait_left(deadline_ns);
 		}
 		result = core_sleep(&sleep.epoch);
 		if (result < 0) {

@@ -101,6 +101,39 @@ static void readers_flags(struct pair *pair)
 	}
 }
 
+/* Without data a limit of recvmmsg() does not end it: the kernel looks at it after each message. */
+static void many_messages(struct pair *pair)
+{
+	struct timespec limits[] = { { 0, 0 }, { 3600, 0 } };
+	char buffers[3][4];
+	struct iovec iov[3];
+	struct mmsghdr many[3];
+
+	for (int i = 0; i < 3; i++) {
+		iov[i] = (struct iovec){ buffers[i], sizeof(buffers[i]) };
+	}
+	for (size_t i = 0; i < ARRAY_COUNT(limits); i++) {
+		int got;
+
+		for (int j = 0; j < 3; j++) {
+			many[j] = (struct mmsghdr){ .msg_hdr = {
+							    .msg_iov = &iov[j], .msg_iovlen = 1 } };
+		}
+		put(pair->client, "one+two+end.");
+		arrived(pair->server, 12);
+		got = recvmmsg(pair->server, many, 3, 0, &limits[i]);
+		show("recvmmsg with a limit", got);
+		for (int j = 0; j < got; j++) {
+			show_bytes("message", buffers[j], (ssize_t)many[j].msg_len);
+		}
+		show("seconds left", limits[i].tv_sec > 3000);
+		while (recv(pair->server, buffers[0], sizeof(buffers[0]), MSG_DONTWAIT) > 0) {
+		}
+	}
+	limits[0].tv_nsec = -1;
+	show("recvmmsg with a negative limit", recvmmsg(pair->server, many, 3, 0, &limits[0]));
+}
+
 /* --- every call that writes ------------------------------------------------------------------- */
 
 enum { WRITERS = 7 };
@@ -518,6 +551,7 @@ static void ahead(struct pair *pair)
 const struct semantics_case data_cases[] = {
 	{ "readers", readers },
 	{ "readers-flags", readers_flags },
+	{ "many-messages", many_messages },
 	{ "writers", writers },
 	{ "peeks-for-all", peeks_for_all },
 	{ "empty-reads", empty_reads },
