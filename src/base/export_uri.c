@@ -34,19 +34,19 @@ static int no_scheme(const char *text, struct error *error)
 				"/.-_:[]") == strlen(name);
 	if (is_plain && is_path) {
 		return error_set(error, -EINVAL,
-			"it has no scheme; a Unix socket is written nbd+unix:///?socket=%s", name);
+			"it has no scheme; for a Unix socket, write nbd+unix:///?socket=%s", name);
 	}
 	if (is_plain && strspn(name, "0123456789") == strlen(name) &&
 		strtoul(name, NULL, 10) <= UINT16_MAX) {
 		return error_set(error, -EINVAL,
-			"it has no scheme; a port is written nbd://127.0.0.1:%s, and with the name "
-			"or address of another host for that one",
+			"it has no scheme; for a port, write nbd://127.0.0.1:%s, or the host's "
+			"name or address in place of 127.0.0.1",
 			name);
 	}
 	if (is_plain) {
 		return error_set(error, -EINVAL,
-			"it has no scheme; a host is written nbd://%s, and a Unix socket "
-			"nbd+unix:///?socket=PATH",
+			"it has no scheme; write nbd://%s for a host, or nbd+unix:///?socket=PATH "
+			"for a Unix socket",
 			name);
 	}
 	return error_set(error, -EINVAL,
@@ -80,15 +80,15 @@ static int check_scheme(const char *scheme, struct export_uri *uri, struct error
 		}
 	}
 	return error_set(error, -EINVAL,
-		"unknown scheme '%s'; it can be nbd, nbds, nbd+unix, nbds+unix, gmb, gmb+unix, "
-		"push or push+unix",
+		"unknown scheme '%s'; use nbd, nbds, nbd+unix, nbds+unix, gmb, gmb+unix, push or "
+		"push+unix",
 		log_escape(shown, sizeof(shown), scheme, strlen(scheme)));
 }
 
 static int check_export_name(const struct uri *parts, struct error *error)
 {
 	if (parts->path_bytes > EXPORT_NAME_BYTES_MAX) {
-		return error_set(error, -EINVAL, "the export name is %u bytes long, %d are allowed",
+		return error_set(error, -EINVAL, "the export name has %u bytes, the limit is %d",
 			parts->path_bytes, EXPORT_NAME_BYTES_MAX);
 	}
 	if (!utf8_valid(parts->path, parts->path_bytes)) {
@@ -123,7 +123,7 @@ static int check_value(const struct uri_parameter *parameter, const char *const 
 			return 0;
 		}
 	}
-	return error_set(error, -EINVAL, "the parameter '%s' can be %s%s%s or %s", parameter->name,
+	return error_set(error, -EINVAL, "the parameter '%s' must be %s%s%s or %s", parameter->name,
 		values[0], has_third ? ", " : "", has_third ? values[1] : "",
 		has_third ? values[2] : values[1]);
 }
@@ -164,7 +164,7 @@ static int export_uri_take_parameter(
 	if (is_about_tls(parameter->name) && !uri->tls) {
 		/* If it were ignored, the user might believe that TLS is in use. */
 		return error_set(error, -EINVAL,
-			"the parameter '%.40s' is for TLS, which only nbds and nbds+unix have",
+			"the parameter '%.40s' is for TLS, which only nbds and nbds+unix support",
 			parameter->name);
 	}
 	for (size_t i = 0; i < ARRAY_COUNT(known); i++) {
@@ -189,8 +189,8 @@ static int export_uri_take_parameter(
 	if (is_about_tls(parameter->name)) {
 		/* A misspelled TLS parameter must not be ignored. */
 		return error_set(error, -EINVAL,
-			"the parameter '%.40s' is not known; there are tls-type, tls-certificates, "
-			"tls-psk-file, tls-hostname and tls-verify-peer",
+			"unknown parameter '%.40s'; use tls-type, tls-certificates, tls-psk-file, "
+			"tls-hostname or tls-verify-peer",
 			parameter->name);
 	}
 	if (uri->unknown_parameter == NULL) {
@@ -252,9 +252,9 @@ int export_uri_parse(const char *text, struct export_uri *uri, struct error *err
 
 	if (has_password(text)) {
 		return error_set(error, -EINVAL,
-			"the URI cannot be used: it holds a password, which everybody could read "
-			"in the list of processes; put a pre-shared key into a file, and name that "
-			"with tls-psk-file=FILE");
+			"invalid URI: it contains a password, which any user could read in the "
+			"process list; put a pre-shared key into a file and pass "
+			"tls-psk-file=FILE");
 	}
 	rc = strstr(text, "://") == NULL ? no_scheme(text, error) : uri_parse(text, &parts, error);
 	if (rc == 0) {
@@ -263,7 +263,7 @@ int export_uri_parse(const char *text, struct export_uri *uri, struct error *err
 	uri_fini(&parts);
 	if (rc < 0) {
 		export_uri_fini(&parsed);
-		error_prefix(error, "the URI '%s' cannot be used",
+		error_prefix(error, "invalid URI '%s'",
 			log_escape(shown, sizeof(shown), text, strlen(text)));
 		return rc;
 	}
@@ -346,8 +346,8 @@ int export_uri_check_client(const struct export_uri *uri, struct error *error)
 	return strcmp(uri->protocol, "push") != 0
 		       ? 0
 		       : error_set(error, -EPROTONOSUPPORT,
-				 "an address of push is for gmblock push alone; use the server's "
-				 "nbd or gmb address");
+				 "push addresses are only for gmblock push; use the server's nbd "
+				 "or gmb address");
 }
 
 /* clan writes abstract names with a leading '@'; a path that begins with '@' gets "./" in front. */

@@ -118,8 +118,8 @@ int identity_dn_add(struct identity_dn *dn, bool joins, const char *oid, size_t 
 	}
 	if (value_bytes == 0 || value_bytes > IDENTITY_STRING_BYTES_MAX) {
 		return error_set(error, -EINVAL,
-			"an attribute of the name has %zu bytes, and 1 to %d are possible",
-			value_bytes, IDENTITY_STRING_BYTES_MAX);
+			"an attribute of the name has %zu bytes; it must have 1 to %d", value_bytes,
+			IDENTITY_STRING_BYTES_MAX);
 	}
 	if (memchr(value, 0, value_bytes) != NULL || !utf8_valid(value, value_bytes)) {
 		return error_set(
@@ -208,7 +208,7 @@ static int parse_type(const char **at, char oid[IDENTITY_OID_BYTES_MAX + 1], str
 
 	if (*after != '=' || length == 0) {
 		return error_set(error, -EINVAL,
-			"'%.40s' does not begin with a type and '=', as in 'CN=host-a,O=Example'",
+			"'%.40s' does not start with a type and '=', as in 'CN=host-a,O=Example'",
 			begin);
 	}
 	*at = after + 1;
@@ -227,7 +227,7 @@ static int parse_type(const char **at, char oid[IDENTITY_OID_BYTES_MAX + 1], str
 		}
 		if (strspn(found, "0123456789.") < length || strchr("012", *found) == NULL) {
 			return error_set(error, -EINVAL,
-				"'%.*s' is no known type of an attribute; write its OID, as in "
+				"'%.*s' is not a known attribute type; write its OID, as in "
 				"'2.5.4.3=host-a'",
 				(int)MIN(length, (size_t)40), begin);
 		}
@@ -353,9 +353,8 @@ int identity_dns_canonical(const void *name, size_t bytes, uint8_t *out, struct 
 	const uint8_t *from = name;
 
 	if (bytes == 0 || bytes > IDENTITY_STRING_BYTES_MAX) {
-		return error_set(error, -EINVAL,
-			"a DNS name has %zu bytes, and 1 to %d are possible", bytes,
-			IDENTITY_STRING_BYTES_MAX);
+		return error_set(error, -EINVAL, "a DNS name has %zu bytes; it must have 1 to %d",
+			bytes, IDENTITY_STRING_BYTES_MAX);
 	}
 	for (size_t i = 0; i < bytes; i++) {
 		if (from[i] <= ' ' || from[i] >= 0x7f) {
@@ -386,7 +385,7 @@ static int parse_ip(const char *text, uint8_t out[16], struct error *error)
 	} else if (inet_pton(AF_INET6, text, &address) == 1) {
 		identity_ip_canonical(&address, 16, out);
 	} else {
-		return error_set(error, -EINVAL, "'%.60s' is no IPv4 or IPv6 address", text);
+		return error_set(error, -EINVAL, "'%.60s' is not an IPv4 or IPv6 address", text);
 	}
 	return 0;
 }
@@ -398,9 +397,8 @@ static int parse_fingerprint(const char *text, uint8_t *out, struct error *error
 
 	if (strncasecmp(text, "sha256:", strlen("sha256:")) != 0) {
 		return error_set(error, -EINVAL,
-			"'%.40s' is no fingerprint of the form 'sha256:HEX'; others than SHA-256 "
-			"are "
-			"not taken",
+			"'%.40s' is not a fingerprint of the form 'sha256:HEX'; only SHA-256 is "
+			"supported",
 			text);
 	}
 	while (count < IDENTITY_DIGEST_BYTES) {
@@ -434,7 +432,7 @@ static int parse_as_is(
 	}
 	if (kind == IDENTITY_PSK ? strpbrk(text, ":\n\r") != NULL : !utf8_valid(text, bytes)) {
 		return error_set(error, -EINVAL,
-			kind == IDENTITY_PSK ? "a name of a key has no colon and no end of line"
+			kind == IDENTITY_PSK ? "a key name cannot contain a colon or a newline"
 					     : "the text is not UTF-8");
 	}
 	memcpy(out, text, bytes);
@@ -462,12 +460,11 @@ int identity_value_parse(enum identity_kind kind, const char *text,
 	case IDENTITY_CERT_DNS:
 		if (strchr(text, '*') != NULL) {
 			return error_set(error, -EINVAL,
-				"'%.60s': a wildcard matches nothing here; write the whole name",
-				text);
+				"'%.60s': wildcards are not supported; write the full name", text);
 		}
 		if (text[bytes - 1] == '.') {
 			return error_set(error, -EINVAL,
-				"'%.60s': names in certificates do not end with a point", text);
+				"'%.60s': names in certificates do not end with a dot", text);
 		}
 		rc = identity_dns_canonical(text, bytes, out, error);
 		break;

@@ -206,7 +206,7 @@ static void tell_suppressed(struct log_limit *limit, enum log_level level)
 		}
 		limit->reasons[i].count = 0;
 	}
-	log_line(level, "(%u similar lines were left out%s)", limit->suppressed, words);
+	log_line(level, "(%u similar lines were suppressed%s)", limit->suppressed, words);
 	limit->suppressed = 0;
 }
 

@@ -113,7 +113,7 @@ void manager_tell(const char *format, ...)
 	va_end(args);
 	rc = manager_send_text(where, text);
 	if (rc < 0) {
-		log_debug("the service manager at %s is not told: %s", where, strerror(-rc));
+		log_debug("cannot notify the service manager at %s: %s", where, strerror(-rc));
 	}
 }
 

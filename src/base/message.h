@@ -52,8 +52,8 @@ struct message_layout {
  * head. */
 #define MESSAGE_HEAD(head, rule, part, name)                                                       \
 	.bytes = sizeof(struct head),                                                              \
-	.layout_rule = rule ": the length or a reserved field of " name,                           \
-	.part_rule = part ": a name or a text in " name
+	.layout_rule = rule ": invalid length or reserved field in " name,                         \
+	.part_rule = part ": invalid name or text in " name
 #define MESSAGE_RESERVED(head, member)                                                             \
 	{                                                                                          \
 		offsetof(struct head, member), sizeof(((struct head *)0)->member)                  \

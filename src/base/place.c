@@ -78,8 +78,8 @@ int network_parse(const char *text, uint8_t network[NETWORK_BYTES], struct error
 	}
 	if (!address_parse(host, network)) {
 		return error_set(error, -EINVAL,
-			"'%s' is neither an address nor a network; write one as 192.0.2.7, "
-			"10.1.0.0/16 or 2001:db8::/32 (names of hosts are not looked up)",
+			"'%s' is neither an address nor a network; write it like 192.0.2.7, "
+			"10.1.0.0/16 or 2001:db8::/32 (host names are not resolved)",
 			shown);
 	}
 	is_ipv4 = strchr(host, ':') == NULL;
@@ -88,12 +88,12 @@ int network_parse(const char *text, uint8_t network[NETWORK_BYTES], struct error
 		rc = units_parse_count(slash + 1, 0, prefix, &prefix, error);
 	}
 	if (rc < 0) {
-		error_prefix(error, "the length of the prefix in '%s'", shown);
+		error_prefix(error, "the prefix length in '%s'", shown);
 		return rc;
 	}
 	if (clear_host(network, prefix + (is_ipv4 ? NETWORK_MAPPED_BITS : 0))) {
 		return error_set(error, -EINVAL,
-			"'%s' has bits set behind its prefix; the network is %s/%u", shown,
+			"'%s' has bits set after its prefix; the network is %s/%u", shown,
 			network_text(network, is_ipv4, host), prefix);
 	}
 	network[NETWORK_ADDRESS_BYTES] = (uint8_t)(prefix + (is_ipv4 ? NETWORK_MAPPED_BITS : 0));
@@ -175,12 +175,13 @@ static int take_credential(struct place *place, const char *text, size_t bytes, 
 			return error_set(error, -EINVAL, "'%s': the key is given twice", shown);
 		}
 		*known[i].field = strndup(text + name_bytes, bytes - name_bytes);
-		return *known[i].field != NULL ? 0
-					       : error_set(error, -ENOMEM, "no memory for a place");
+		return *known[i].field != NULL
+			       ? 0
+			       : error_set(error, -ENOMEM, "no memory for a destination");
 	}
 	return error_set(error, -EINVAL,
-		"'%s' is not one of tls-certificates=FOLDER, tls-psk-file=FILE, tls-username=NAME "
-		"and tls-hostname=NAME, which follow the place and its port",
+		"'%s' is not one of tls-certificates=DIR, tls-psk-file=FILE, tls-username=NAME and "
+		"tls-hostname=NAME, which follow the destination and its port",
 		shown);
 }
 
@@ -192,20 +193,20 @@ static int check_credentials(const struct place *place, struct error *error)
 
 	if (!place->tls && (place->tls_certificates != NULL || place->tls_psk_file != NULL ||
 				   place->tls_username != NULL || place->tls_hostname != NULL)) {
-		problem = "only nbds:PLACE has credentials for TLS";
+		problem = "only nbds:PLACE can have TLS credentials";
 	} else if (place->tls &&
 		   (place->tls_certificates != NULL) == (place->tls_psk_file != NULL)) {
-		problem = "nbds:PLACE needs either tls-certificates=FOLDER or tls-psk-file=FILE";
+		problem = "nbds:PLACE needs either tls-certificates=DIR or tls-psk-file=FILE";
 	} else if ((place->tls_psk_file != NULL) != (place->tls_username != NULL)) {
-		problem = "tls-psk-file and tls-username belong together: the name is that of the "
-			  "key";
+		problem = "tls-psk-file and tls-username require each other: the user name selects "
+			  "the key";
 	} else if (place->tls_psk_file != NULL && place->tls_hostname != NULL) {
-		problem = "tls-hostname is the name in a certificate, and a pre-shared key has "
-			  "none";
+		problem = "tls-hostname is the name in a certificate; a pre-shared key has no "
+			  "certificate";
 	} else if (place->tls_certificates != NULL && place->path != NULL &&
 		   place->tls_hostname == NULL) {
-		problem = "a Unix socket has no host name that the server's certificate could be "
-			  "checked for: add tls-hostname=NAME";
+		problem = "a Unix socket has no host name to check in the server's certificate; "
+			  "add tls-hostname=NAME";
 	}
 	return problem == NULL
 		       ? 0
@@ -262,7 +263,7 @@ int place_parse(const char *text, struct place *place, struct error *error)
 		copy = strdup(parse_protocol(parsed.text, &parsed));
 	}
 	if (copy == NULL) {
-		rc = error_set(error, -ENOMEM, "no memory for a place");
+		rc = error_set(error, -ENOMEM, "no memory for a destination");
 	} else if (is_nbd(&parsed) && copy[0] == '/' && copy[1] == '/') {
 		rc = refuse_uri(&parsed, error);
 	} else if (copy[0] == '/') {

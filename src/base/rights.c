@@ -8,7 +8,7 @@
 #endif
 
 _Static_assert(RIGHTS_CONTROL_BYTES >= CMSG_SPACE(RIGHTS_MAX * sizeof(int)),
-	"room for all of a message: none is left for the kernel to close");
+	"the kernel must not have to close descriptors that do not fit");
 
 void rights_refuse(int fd)
 {

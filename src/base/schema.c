@@ -282,10 +282,10 @@ int field_unknown(field_at *at, const char *key, struct error *error)
 		}
 	}
 	log_escape(shown, sizeof(shown), key, strlen(key));
-	return near.name != NULL ? error_set(error, -EINVAL, "unknown key '%s'%s", shown,
-					   near_text(&near, "", meant))
-				 : error_set(error, -EINVAL,
-					   "unknown key '%s'; it can be one of %s", shown, keys);
+	return near.name != NULL
+		       ? error_set(error, -EINVAL, "unknown key '%s'%s", shown,
+				 near_text(&near, "", meant))
+		       : error_set(error, -EINVAL, "unknown key '%s'; use one of %s", shown, keys);
 }
 
 const char *field_summary(const struct field *field, char *out, size_t out_bytes)

@@ -82,8 +82,8 @@ int units_parse_bytes(const char *text, uint64_t *bytes, struct error *error)
 
 	if (rc == -EINVAL || shift < 0) {
 		return error_set(error, -EINVAL,
-			"'%s' is not a size; write bytes or a number with K, M, G, T, P or E, such "
-			"as 64M",
+			"'%s' is not a size; write a number of bytes, or a number with K, M, G, T, "
+			"P or E, such as 64M",
 			text_show(&shown, text));
 	}
 	if (rc < 0 || !checked_mul_u64(value, UINT64_C(1) << shift, &value)) {
@@ -139,7 +139,7 @@ int units_parse_seconds(const char *text, uint64_t *time_ns, struct error *error
 	seconds = strtod(text, &end);
 	if (text[0] == '\0' || strspn(text, "0123456789.") != strlen(text) || *end != '\0') {
 		return error_set(error, -EINVAL,
-			"'%s' is not a number of seconds, nor a time such as 500ms",
+			"'%s' is neither a number of seconds nor a time such as 500ms",
 			text_show(&shown, text));
 	}
 	if (seconds * 1e9 >= (double)INT64_MAX) {
@@ -163,7 +163,7 @@ int units_parse_count(
 			text_show(&shown, text), min, max);
 	}
 	if (rc < 0 || value < min || value > max) {
-		return error_set(error, -ERANGE, "%s is out of range; it can be from %u to %u",
+		return error_set(error, -ERANGE, "%s is out of range; it must be from %u to %u",
 			text_show(&shown, text), min, max);
 	}
 	*count = (uint32_t)value;

@@ -25,7 +25,7 @@ static int trust_refuse(const char *path, const char *reason, struct error *erro
 {
 	char shown[SHOWN_BYTES];
 
-	return error_set(error, -EPERM, "%s %s; only root and user %u may be able to change it",
+	return error_set(error, -EPERM, "%s %s; it must be writable only by root and user %u",
 		log_escape(shown, sizeof(shown), path, strlen(path)), reason,
 		(unsigned int)geteuid());
 }

@@ -72,8 +72,8 @@ static int decode(struct span in, const char *what, bool zero_at_start, char **o
 			free(text);
 			return error_set(error, -EINVAL, "the %s contains a zero byte (%%00)%s",
 				what,
-				zero_at_start ? ", which only an abstract socket may have, "
-						"as its first byte"
+				zero_at_start ? ", which is allowed only as the first byte of an "
+						"abstract socket"
 					      : "");
 		}
 		n++;
@@ -125,18 +125,18 @@ static int parse_host_port(
 		*host = (struct span){ text.at + 1, (size_t)(close - text.at - 1) };
 		if (host->len == 0 || memchr(host->at, ':', host->len) == NULL) {
 			return error_set(error, -EINVAL,
-				"only an IPv6 address may stand in brackets, such as [::1]");
+				"only an IPv6 address can be in brackets, such as [::1]");
 		}
 		after = close + 1;
 		if (after < end && *after != ':') {
 			return error_set(
-				error, -EINVAL, "only :PORT may follow the ']' of an IPv6 address");
+				error, -EINVAL, "only :PORT can follow the ']' of an IPv6 address");
 		}
 	} else {
 		after = memchr(text.at, ':', text.len);
 		if (after != NULL && memchr(after + 1, ':', (size_t)(end - after - 1)) != NULL) {
 			return error_set(error, -EINVAL,
-				"an IPv6 address must stand in brackets, such as [::1]");
+				"an IPv6 address must be in brackets, such as [::1]");
 		}
 		after = after != NULL ? after : end;
 		*host = (struct span){ text.at, (size_t)(after - text.at) };
@@ -188,7 +188,7 @@ static int parse_authority(struct span text, struct uri *uri, struct error *erro
 	if (uri->is_unix) {
 		if (text.len > 0) {
 			return error_set(error, -EINVAL,
-				"a Unix socket has no host: write three slashes, as in "
+				"a Unix socket has no host; write three slashes, as in "
 				"%s:///NAME?socket=PATH",
 				uri->scheme);
 		}
@@ -214,26 +214,24 @@ const char *uri_unix_advice(const char *socket_path, int err)
 		/* The listener's queue is full. Unix sockets offer no way to wait for room. */
 		return "the server does not accept connections fast enough";
 	case ENOENT:
-		return "is the server running, and is this the path of its socket?";
+		return "check that the server is running and that this is the path of its socket";
 	case ECONNREFUSED:
 		if (is_path && stat(socket_path, &status) == 0 && !S_ISSOCK(status.st_mode)) {
-			return "this is not a socket; give the path of the one that the server "
-			       "listens on";
+			return "not a socket; give the path of the server's socket";
 		}
-		return is_path ? "is a server listening there? The socket file may be left over "
-				 "from one that has ended"
-			       : "is a server listening there?";
+		return is_path ? "check that the server is running; the socket file may be left "
+				 "over from an earlier server"
+			       : "check that the server is running";
 	case EACCES:
 	case EPERM:
-		return "connecting needs write permission for the socket file and access to its "
-		       "folder";
+		return "connecting requires write permission on the socket file and access to its "
+		       "directory";
 	case EPIPE:
 	case ECONNRESET:
-		return "the server closed the connection at once: it may be at its limit of "
-		       "connections";
+		return "the server closed the connection immediately; it may have reached its "
+		       "connection limit";
 	case EPROTOTYPE:
-		return "is this the path of another URI? A server has one socket for nbd+unix and "
-		       "another for gmb+unix";
+		return "check the path: a server has different sockets for nbd+unix and gmb+unix";
 	default:
 		return NULL;
 	}
@@ -243,12 +241,12 @@ const char *uri_tcp_advice(int err)
 {
 	switch (-err) {
 	case ECONNREFUSED:
-		return "is a server listening there, at this port and for this address?";
+		return "check that the server is running and listens on this address and port";
 	case EHOSTUNREACH:
 	case ENETUNREACH:
-		return "is the address right, and the host up and in reach?";
+		return "check the address, and that the host is up and reachable";
 	case ETIMEDOUT:
-		return "is the host up, and does a firewall let the port through?";
+		return "check that the host is up and that no firewall blocks the port";
 	default:
 		return NULL;
 	}
@@ -306,7 +304,7 @@ static int parse_query(const char *query, struct uri *uri, struct error *error)
 		if (strcmp(parameter.name, "socket") == 0) {
 			if (!uri->is_unix) {
 				rc = error_set(error, -EINVAL,
-					"socket= goes with the scheme %s+unix only", uri->scheme);
+					"socket= requires the scheme %s+unix", uri->scheme);
 			} else if (uri->socket_path != NULL) {
 				rc = error_set(
 					error, -EINVAL, "the parameter 'socket' is given twice");
@@ -322,8 +320,7 @@ static int parse_query(const char *query, struct uri *uri, struct error *error)
 		}
 	}
 	if (rc == 0 && uri->is_unix && uri->socket_path_bytes == 0) {
-		return error_set(
-			error, -EINVAL, "it does not name the Unix socket; add ?socket=PATH");
+		return error_set(error, -EINVAL, "it has no socket path; add ?socket=PATH");
 	}
 	return rc;
 }
@@ -336,13 +333,13 @@ static int parse_parts(const char *cursor, struct uri *uri, struct error *error)
 	for (const char *c = cursor; *c != '\0'; c++) {
 		if ((uint8_t)*c <= 0x20 || *c == 0x7f) {
 			return error_set(error, -EINVAL,
-				"it contains a space or control character; write it as %%%02X",
+				"it contains a space or control character; write %%%02X instead",
 				(unsigned int)(uint8_t)*c);
 		}
 	}
 	if (strchr(cursor, '#') != NULL) {
-		return error_set(error, -EINVAL,
-			"'#' has no meaning here; in a name or path it is written %%23");
+		return error_set(
+			error, -EINVAL, "'#' is not allowed; write %%23 in a name or path");
 	}
 	rc = parse_scheme(&cursor, uri, error);
 	if (rc < 0) {

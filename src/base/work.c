@@ -338,7 +338,7 @@ void work_finish(struct work_results *results)
 /* --- disposal --------------------------------------------------------------------------------- */
 
 _Static_assert(DISPOSE_OF_OWNER_MAX >= DISPOSE_FDS_MAX && DISPOSE_ALL_MAX > DISPOSE_OF_OWNER_MAX,
-	"a message has room, and one owner leaves some to others");
+	"one owner can pass all descriptors of a message and leaves slots to others");
 
 struct disposal_work {
 	struct work work;

@@ -182,17 +182,17 @@ static int explain_connect(const char *path, int code, struct error *error)
 	}
 	if (code == -ECONNREFUSED && stat(path, &status) == 0 && !S_ISSOCK(status.st_mode)) {
 		return error_set(error, -ENOTSOCK,
-			"%s: this is not the control socket of gmblock: it is not a socket", path);
+			"%s: not a gmblock control socket: it is not a socket", path);
 	}
 	if (code == -EXDEV) {
 		return error_set(error, code,
-			"%s: a process of another user than the folder's, or with another id than "
-			"the name says, listens there",
+			"%s: the process that listens there has another user than the directory, "
+			"or another process ID than in the name",
 			path);
 	}
 	return error_set(error, code, "%s: cannot connect: %s%s", path, strerror(-code),
-		code == -ECONNREFUSED ? "; nothing listens there any more"
-		: code == -ENOENT     ? "; no such server runs here"
+		code == -ECONNREFUSED ? "; no process listens there"
+		: code == -ENOENT     ? "; no such server is running"
 				      : "");
 }
 
@@ -328,27 +328,25 @@ static int explain_read(
 	if (connection->input_bytes >= strlen(nbd_magic) &&
 		memcmp(connection->input, nbd_magic, strlen(nbd_magic)) == 0) {
 		return error_set(error, -EPROTO,
-			"%s: this is not a control socket, but the socket on which an NBD server "
-			"listens; a gmblock server is found by its URI, written "
-			"nbd+unix:///?socket=%s",
+			"%s: not a control socket, but the listening socket of an NBD server; for "
+			"a gmblock server, use its URI nbd+unix:///?socket=%s",
 			connection->path, connection->path);
 	}
 	if (code == -EAGAIN) {
-		return error_set(error, -ETIMEDOUT, "%s: no answer for %d seconds",
+		return error_set(error, -ETIMEDOUT, "%s: no response for %d seconds",
 			connection->path, timeout_ms / 1000);
 	}
 	if (code == -EPERM) {
 		return error_set(error, -EPROTO,
-			"%s: this is not the control socket of gmblock: it sends open files",
+			"%s: not a gmblock control socket: it sends file descriptors",
 			connection->path);
 	}
 	if (code == 0 && connection->input_bytes > 0) {
 		return error_set(error, -EPROTO,
-			"%s: this is not the control socket of gmblock, or it was closed in the "
-			"middle of an answer",
+			"%s: not a gmblock control socket, or closed in the middle of a response",
 			connection->path);
 	}
-	return error_set(error, code < 0 ? code : -ECONNRESET, "%s: no answer: %s",
+	return error_set(error, code < 0 ? code : -ECONNRESET, "%s: no response: %s",
 		connection->path, code < 0 ? strerror(-code) : "the connection was closed");
 }
 
@@ -385,8 +383,8 @@ static int receive_object(struct control_connection *connection, uint64_t deadli
 	*value_out = json_loadb(connection->input, connection->line_bytes, 0, &where);
 	if (!json_is_object(*value_out)) {
 		json_decref(*value_out);
-		return error_set(error, -EPROTO, "%s: this is not the control socket of gmblock",
-			connection->path);
+		return error_set(
+			error, -EPROTO, "%s: not a gmblock control socket", connection->path);
 	}
 	return 0;
 }
@@ -400,13 +398,13 @@ static int check_hello(
 	char shown[64];
 
 	if (service == NULL || strcmp(service, "gmblock control") != 0) {
-		return error_set(error, -EPROTO, "%s: this is not the control socket of gmblock",
-			connection->path);
+		return error_set(
+			error, -EPROTO, "%s: not a gmblock control socket", connection->path);
 	}
 	if (protocol != CONTROL_PROTOCOL) {
 		return error_set(error, -EPROTONOSUPPORT,
-			"%s: gmblock %s there speaks version %lld of the control protocol, this "
-			"program version %d",
+			"%s: the server, gmblock %s, has version %lld of the control protocol, "
+			"this program has version %d",
 			connection->path,
 			version != NULL ? log_escape(shown, sizeof(shown), version, strlen(version))
 					: "?",
@@ -543,8 +541,7 @@ static int control_client_receive(struct control_connection *connection, uint64_
 	} else if ((value = json_object_get(line, "error")) != NULL) {
 		rc = control_client_take_error(value, error);
 	} else {
-		rc = error_set(
-			error, -EPROTO, "%s: an answer that is not understood", connection->path);
+		rc = error_set(error, -EPROTO, "%s: invalid response", connection->path);
 	}
 	json_decref(line);
 	return rc;
@@ -582,8 +579,7 @@ int control_receive_files(struct control_connection *connection, int timeout_ms,
 	rc = control_receive(connection, timeout_ms, value_out, error);
 	if (rc >= 0 && (rc == 0 || connection->file_count != count)) {
 		json_decref(*value_out);
-		rc = error_set(
-			error, -EPROTO, "%s: an answer that is not understood", connection->path);
+		rc = error_set(error, -EPROTO, "%s: invalid response", connection->path);
 	}
 	if (rc < 0) {
 		return rc;

@@ -32,10 +32,10 @@ enum {
 
 _Static_assert((int)INPUT_BYTES_FIRST <= (int)CONTROL_COMMAND_BYTES &&
 		       (int)INPUT_BYTES_FIRST <= (int)HTTP_REQUEST_BYTES,
-	"a buffer grows up to the limit");
+	"a buffer starts below its limit");
 _Static_assert((CONTROL_COMMAND_BYTES & (CONTROL_COMMAND_BYTES - 1)) == 0 &&
 		       (HTTP_REQUEST_BYTES & (HTTP_REQUEST_BYTES - 1)) == 0,
-	"and not beyond: it doubles");
+	"a buffer that doubles reaches its limit exactly");
 
 static const uint32_t client_edges[CLIENT_STATE_COUNT] = {
 	[CLIENT_FREE] = BIT(CLIENT_READING),
@@ -288,7 +288,7 @@ void control_fail(struct control_client *client, int code, const char *sentence)
 void control_reply(struct control_client *client, json_t *result)
 {
 	if (result == NULL) {
-		control_fail(client, -ENOMEM, "out of memory for the answer");
+		control_fail(client, -ENOMEM, "out of memory for the response");
 	} else {
 		control_server_answer(client, json_pack("{s:o}", "result", result));
 	}
@@ -322,7 +322,7 @@ static void run_command(struct control_client *client, const json_t *line)
 
 	if (name == NULL) {
 		control_fail(client, -EINVAL,
-			"a command is a JSON object such as {\"command\": \"stats\"}");
+			"a command must be a JSON object such as {\"command\": \"stats\"}");
 		return;
 	}
 	if (found == NULL) {
@@ -333,14 +333,15 @@ static void run_command(struct control_client *client, const json_t *line)
 		(unsigned int)client->peer.uid, (int)client->peer.pid, name,
 		rights[found->command->right]);
 	if (!may(client)) {
-		control_fail(client, -EPERM, "only root and the user of this process may do that");
+		control_fail(
+			client, -EPERM, "only root and the user of this process may send commands");
 		return;
 	}
 	if (arguments == NULL) {
 		arguments = none = json_object();
 	}
 	if (!json_is_object(arguments)) {
-		control_fail(client, -EINVAL, "the arguments are not a JSON object");
+		control_fail(client, -EINVAL, "the arguments must be a JSON object");
 	} else {
 		client_set_state(client, CLIENT_RUNNING);
 		client->running = found;

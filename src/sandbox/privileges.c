@@ -21,7 +21,7 @@ static int unknown(const char *kind, const char *name, struct error *error)
 {
 	char shown[SHOWN_BYTES];
 
-	return error_set(error, -ENOENT, "--user: there is no %s '%s' on this machine", kind,
+	return error_set(error, -ENOENT, "--user: no %s '%s' on this machine", kind,
 		log_escape(shown, sizeof(shown), name, strlen(name)));
 }
 
@@ -89,13 +89,12 @@ int sandbox_find_user(const char *text, struct sandbox_user *out, struct error *
 	}
 	if (rc == 0 && out->gid == (gid_t)-1) {
 		rc = error_set(error, -EINVAL,
-			"--user: the user %u is not known here, so its group has to be given, as "
-			"in %u:%u",
+			"--user: no user %u on this machine, so a group is required, as in %u:%u",
 			out->uid, out->uid, out->uid);
 	}
 	if (rc == 0 && out->uid == 0) {
-		rc = error_set(error, -EINVAL,
-			"--user: this is root, who gives nothing up; name another user");
+		rc = error_set(
+			error, -EINVAL, "--user: root keeps all privileges; choose another user");
 	}
 	return rc;
 }

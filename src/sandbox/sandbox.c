@@ -214,8 +214,9 @@ static void warn_of_files_alone(const struct sandbox *sandbox)
 		bytes = folder_bytes(rule->path);
 		if (before == NULL || bytes != folder_bytes(before) ||
 			memcmp(before, rule->path, bytes) != 0) {
-			log_warning("%s: a file that replaces %s later cannot be read, because the "
-				    "sandbox does not allow all of %.*s; use a folder for it alone",
+			log_warning("%s: a later replacement of %s cannot be read, because the "
+				    "sandbox does not allow all of %.*s; put the file into a "
+				    "separate directory",
 				rule->alone_of, rule->path, MAX((int)bytes, 1), rule->path);
 		}
 		before = rule->path;
@@ -239,9 +240,8 @@ static int sandbox_judge(enum sandbox_mode mode, const char *what, int rc, struc
 	}
 	if (mode == SANDBOX_ON) {
 		return error_set(error, rc,
-			"--sandbox=on: %s is not available: %s; use --sandbox=auto to go on "
-			"without "
-			"it",
+			"--sandbox=on: %s is not available: %s; use --sandbox=auto to continue "
+			"without it",
 			what, strerror(-rc));
 	}
 	log_info("sandbox: without %s: %s", what, strerror(-rc));
@@ -263,7 +263,7 @@ int sandbox_enter(struct sandbox *sandbox, enum sandbox_mode mode, struct error 
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0) {
 		return sandbox_judge(mode, "no_new_privs", -errno, error);
 	}
-	rc = sandbox_judge(mode, "giving up capabilities", capabilities_drop(sandbox), error);
+	rc = sandbox_judge(mode, "dropping capabilities", capabilities_drop(sandbox), error);
 	if (rc < 0) {
 		return rc;
 	}
@@ -293,7 +293,7 @@ int sandbox_seal(enum sandbox_mode mode, struct error *error)
 		return 0;
 	}
 	to_seal.is_due = false;
-	return sandbox_judge(mode, "the second filter of seccomp",
+	return sandbox_judge(mode, "the second seccomp filter",
 		seccomp_seal(to_seal.connects, to_seal.loads_code), error);
 }
 
@@ -348,8 +348,8 @@ bool sandbox_explain(const char *path, bool writes, const char *remedy, struct e
 	/* access() is not subject to Landlock: it only checks the file's mode. */
 	if (rc == -ENOENT && writes && is_in_writable_folder(path)) {
 		error_set(error, error->code,
-			"%s (the sandbox lets no file be made once the server has started: make it "
-			"first, as the server's user; an empty file is a new overlay)",
+			"%s (the sandbox does not allow creating files after the start: create the "
+			"file first, as the server's user; an empty file is a new overlay)",
 			text);
 		return true;
 	}
@@ -358,10 +358,10 @@ bool sandbox_explain(const char *path, bool writes, const char *remedy, struct e
 		return false;
 	}
 	error_set(error, error->code,
-		is_readable ? "%s (the server may only read there, so the sandbox refuses to write "
-			      "it: add it with readonly, or %s, or start it with --sandbox=off)"
-			    : "%s (it was not in use when the server started, so the sandbox "
-			      "refuses it: %s, or start it with --sandbox=off)",
+		is_readable ? "%s (the sandbox allows only reading there: add it with readonly, or "
+			      "%s, or start the server with --sandbox=off)"
+			    : "%s (the sandbox allows only files in use when the server started: "
+			      "%s, or start the server with --sandbox=off)",
 		text, remedy);
 	return true;
 }

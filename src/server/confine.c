@@ -23,8 +23,9 @@ static int give_socket(
 	gid_t group = listener->has_group ? (gid_t)-1 : user->gid;
 
 	if (path != NULL && lchown(path, user->uid, group) < 0) {
-		return error_set(error, -errno, "--user: cannot give the socket %s to user %u: %s",
-			path, user->uid, strerror(errno));
+		return error_set(error, -errno,
+			"--user: cannot change the owner of the socket %s to user %u: %s", path,
+			user->uid, strerror(errno));
 	}
 	return 0;
 }
@@ -220,7 +221,7 @@ int confine(const struct server_config *config, const struct credentials *creden
 	int rc;
 
 	if (config->command_count > 0) {
-		log_info("sandbox: off, as it would bind the commands of --run, too");
+		log_info("sandbox: off, because it would also confine the commands of --run");
 		return 0;
 	}
 	manager_open();

@@ -381,9 +381,8 @@ static int server_control_change_rule(const struct server_view *view, json_int_t
 	int rc;
 
 	if (rule < 1 || rule > (json_int_t)rate_rules_count(view->rate_rules)) {
-		return error_set(error, -ENOENT,
-			"there is no rule %lld; this server has %u of them", (long long)rule,
-			rate_rules_count(view->rate_rules));
+		return error_set(error, -ENOENT, "there is no rule %lld; this server has %u rules",
+			(long long)rule, rate_rules_count(view->rate_rules));
 	}
 	if (change->is_memory) {
 		rate_rules_set_memory(view->rate_rules, (uint32_t)rule - 1, change->memory_max);
@@ -410,7 +409,7 @@ static void begin_rate(void *context, struct control_client *client, const json_
 
 	if ((rate == NULL) == (memory == NULL) || !json_is_integer(rule)) {
 		control_fail(client, -EINVAL,
-			"\"rule\" (number) is needed, and either \"rate\" or \"memory\" (text)");
+			"\"rule\" (number) and either \"rate\" or \"memory\" (text) are required");
 		return;
 	}
 	rc = parse_change(&change, rate, memory, &error);
@@ -433,7 +432,7 @@ static const struct control_command rate_command = {
 
 const char *server_call_error(int code)
 {
-	return code == -ETIMEDOUT ? "a thread of this server does not answer; perhaps a disk hangs"
+	return code == -ETIMEDOUT ? "a thread of the server does not respond; a disk may hang"
 				  : "out of memory";
 }
 

@@ -23,7 +23,7 @@ static int choose_bytes(struct device *device, uint64_t wanted, struct error *er
 
 	if (wanted > memory->bytes) {
 		return error_set(error, -EINVAL,
-			"PCI device %s has %llu KiB of memory, which is less than the size of %llu "
+			"the memory of PCI device %s has %llu KiB, less than the requested %llu "
 			"KiB",
 			memory->bdf, (unsigned long long)memory->bytes >> 10,
 			(unsigned long long)wanted >> 10);
@@ -31,9 +31,8 @@ static int choose_bytes(struct device *device, uint64_t wanted, struct error *er
 	device->bytes = wanted > 0 ? wanted : align_down(memory->free_bytes, 4096);
 	if (device->bytes > memory->free_bytes || device->bytes < ARENA_DEVICE_BYTES_MIN) {
 		return error_set(error, -EBUSY,
-			"of the %llu KiB of memory of PCI device %s %llu KiB are free, and others "
-			"use "
-			"the rest; %llu KiB are needed",
+			"not enough free memory: of the %llu KiB of PCI device %s, %llu KiB are "
+			"free and %llu KiB are needed",
 			(unsigned long long)memory->bytes >> 10, memory->bdf,
 			(unsigned long long)memory->free_bytes >> 10,
 			(unsigned long long)MAX(device->bytes, (uint64_t)ARENA_DEVICE_BYTES_MIN) >>
@@ -74,7 +73,7 @@ int device_open(const struct server_config *config, struct device **device_out, 
 		device_close(device);
 		return rc;
 	}
-	log_info("%llu KiB of the memory of PCI device %s are for payload: %s",
+	log_info("using %llu KiB of the memory of PCI device %s for payload: %s",
 		(unsigned long long)device->bytes >> 10, arena->bdf, answer);
 	*device_out = device;
 	return 0;
@@ -102,7 +101,8 @@ static void probe(struct device *device, struct export *export)
 	fd = file_store_direct_fd(store);
 	(void)log_escape(name, sizeof(name), export->name, export->name_bytes);
 	if (fd < 0) { /* only its writes are direct, or it is not a file */
-		log_info("export \"%s\": whether its disk can reach the memory of %s will show",
+		log_info("export \"%s\": cannot check in advance whether its disk can reach the "
+			 "memory of %s",
 			name, device->memory.bdf);
 		return;
 	}

@@ -215,7 +215,7 @@ void reactor_adopt(struct reactor *reactor, const struct endpoint *endpoint,
 
 	atomic_fetch_add_explicit(&reactor->session_count, 1, memory_order_relaxed);
 	if (reactor_call(reactor, server_reactor_adopt, &adoption) < 0) {
-		log_error("the connection from %s is closed: its thread does not answer",
+		log_error("connection from %s closed: its thread does not respond",
 			endpoint->peer.text);
 		ring_socket_close(reactor->ring, endpoint->fd);
 		endpoint_gone(reactor, &endpoint->peer);

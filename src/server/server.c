@@ -108,7 +108,7 @@ static void run_next(struct server *server)
 
 static void say_stopping(void)
 {
-	manager_tell("STOPPING=1\nSTATUS=Finishing what is in flight");
+	manager_tell("STOPPING=1\nSTATUS=Finishing requests in flight");
 }
 
 static void set_stop_limit(struct server *server)
@@ -159,7 +159,7 @@ static void begin_drain(struct server *server)
 
 void server_stop_hard(struct server *server, const char *reason)
 {
-	log_error("stopped at once, with work in flight: %s", reason);
+	log_error("stopped immediately, with requests in flight: %s", reason);
 	close_listeners(server);
 	server_control_stop(server->control);
 	scrape_stop(server->scrape);
@@ -197,7 +197,7 @@ static void handle_signal(struct server *server, const struct signalfd_siginfo *
 		runner_signal(&server->runner, signal_number);
 		begin_stop(server);
 	} else if (clock_now_ns() - server->stop_begin_ns >= CLOCK_SAME_SIGNAL_NS) {
-		server_stop_hard(server, "a second signal came");
+		server_stop_hard(server, "second signal received");
 	}
 }
 
@@ -276,7 +276,7 @@ static void wait_for_stop(struct server *server)
 {
 	while (server->phase != SERVER_STOPPED) {
 		if (!server_handle_next(server, server_stop_timeout_ms(server))) {
-			server_stop_hard(server, "they did not finish in time");
+			server_stop_hard(server, "the requests did not finish in time");
 		}
 	}
 }
@@ -395,7 +395,7 @@ static void server_release(struct server *server)
 		server->exit_status = 1;
 	}
 	if (!reload_destroy(server->reload)) {
-		server_stop_hard(server, "a file that was to be read again hangs");
+		server_stop_hard(server, "re-reading a file hangs");
 	}
 	upgrade_destroy(server->upgrade);
 	credentials_close(server->credentials);
@@ -429,7 +429,7 @@ int server_run(struct server_config *config, const struct session_kind *const *k
 	if (server.take != NULL) {
 		/* A signal came first; the other process keeps its sockets and disks. */
 		if (rc == 0) {
-			error_set(error, -ECANCELED, "the new process was told to stop");
+			error_set(error, -ECANCELED, "the new process received a signal to stop");
 		}
 		upgrade_take_abandon(server.take, server.listeners, server.listener_count,
 			server.control != NULL ? server_control_listener(server.control)

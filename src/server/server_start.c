@@ -297,7 +297,8 @@ static void wait_for_stores(struct server *server)
 	while (!starts_are_over(&server->starts)) {
 		server_handle_next(server, START_REPORT_MS);
 		if (server->phase == SERVER_STOPPED && server_stop_timeout_ms(server) == 0) {
-			server_stop_hard(server, "a disk did not stop its start in time");
+			server_stop_hard(
+				server, "the start of a disk could not be cancelled in time");
 		}
 		if (clock_now_ns() - said_ns >= START_REPORT_MS * UINT64_C(1000000)) {
 			said_ns = clock_now_ns();
@@ -385,7 +386,7 @@ static int disks_have_settled(void *context, struct error *error)
 		rc = start_stores(server, true, error);
 	}
 	if (rc == 0 && server->phase != SERVER_STARTING) {
-		rc = error_set(error, -ECANCELED, "the new process was told to stop");
+		rc = error_set(error, -ECANCELED, "the new process received a signal to stop");
 	}
 	return rc;
 }

@@ -140,7 +140,7 @@ class Configuration(unittest.TestCase):
         keys = set()
         for group in ("colour: 1", "limits: {colour: 1}", "listen: [{colour: 1}]", "access: [{colour: 1}]",
                       "rates: [{colour: 1}]", "exports: [{colour: 1}]"):
-            found = re.search("unknown key 'colour'; it can be one of (.*)", self.serve(group + "\n").stderr)
+            found = re.search("unknown key 'colour'; use one of (.*)", self.serve(group + "\n").stderr)
             keys.update(found[1].split(", "))
         text = page("gmblock.conf.5")
         items = {key for item in re.findall(r"^\.It Cm (.*)", text, re.M) for key in item.split(" , ")}

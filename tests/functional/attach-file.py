@@ -767,7 +767,7 @@ class NbdFile(attach_tool.Case):
                 (["attach", "--reconnect-timeout", "0", "nbd://x"], 2, "it must not be 0"),
                 (["attach", "--device", "3", "--fuse", "x", "nbd://x"], 2, "has its name"),
                 (["attach", "--fuse", folder, self.socket_uri()], 1, "regular file"),
-                (["attach", "--fuse", self.path("d"), "bad"], 2, "the URI 'bad' cannot be used"),
+                (["attach", "--fuse", self.path("d"), "bad"], 2, "invalid URI 'bad'"),
                 (["attach", "--fuse", self.path("d"), self.socket_uri("nobody")], 1,
                  "cannot connect"),
                 (["attach", "--fuse", self.path("d"),

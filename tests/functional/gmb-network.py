@@ -56,7 +56,7 @@ class Network(support.Case):
         self.assertEqual(server.stop(), (0, ""))
         status, _, errors = self.run_gmblock("info", server.uri)
         self.assertEqual(status, 1)
-        self.assertIn("Connection refused; is a server listening there", errors)
+        self.assertIn("Connection refused; check that the server is running", errors)
 
     def test_the_port_of_something_else(self):
         server = self.serve("memory:1M", listen="nbd://127.0.0.1:0")
@@ -90,7 +90,7 @@ class Network(support.Case):
         for listen in ("gmb://0.0.0.0:0", "gmb://[::]:0",
                        "gmb://0.0.0.0:0?insecure-network=no"):
             self.check_refused(["serve", "--listen", listen, "memory:1M"], 1,
-                               "no encryption", "insecure-network=yes")
+                               "is not encrypted", "insecure-network=yes")
         server = self.serve("memory:1M", listen="gmb://0.0.0.0:0?insecure-network=yes")
         self.assertTrue(server.uri.startswith("gmb://127.0.0.1:"), server.uri)
         self.assertEqual(self.run_gmblock("info", server.uri)[0], 0)
@@ -109,7 +109,7 @@ class Network(support.Case):
         self.check_refused(["serve", "--listen", server.uri, "memory:1M"], 1,
                            "cannot listen on " + server.uri, "port is in use")
         self.check_refused(["serve", "--listen", "gmb://192.0.2.1:0?insecure-network=yes",
-                            "memory:1M"], 1, "does not have that address")
+                            "memory:1M"], 1, "does not have the address")
         self.check_refused(["info", "gmb://no-such-host.invalid"], 1, "the host is unknown")
         self.assertEqual(server.stop(), (0, ""))
 
@@ -142,7 +142,7 @@ class Network(support.Case):
         self.assertEqual((status, errors), (0, ""))
         code, errors = server.stop()
         self.assertEqual(code, 0)
-        self.assertIn("limit of 3 connections for each address", errors)
+        self.assertIn("limit of 3 connections per address", errors)
 
     def test_connections_are_counted(self):
         server = self.serve("--max-connections", "4", "--max-connections-per-peer", "2",
@@ -173,7 +173,7 @@ class Network(support.Case):
         self.wait_for(lambda: info()[0] == 0)
         status, errors = server.stop()
         self.assertEqual(status, 0)
-        self.assertIn("limit of 2 connections for each address", errors)
+        self.assertIn("limit of 2 connections per address", errors)
 
 
 if __name__ == "__main__":

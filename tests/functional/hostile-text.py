@@ -192,7 +192,7 @@ class Control(support.Case):
             self.addCleanup(process.kill)
         for process in running:
             # Only what never ends fails here.
-            self.assertIn("no answer for 10 seconds", process.communicate(timeout=support.WAIT_SECONDS)[1])
+            self.assertIn("no response for 10 seconds", process.communicate(timeout=support.WAIT_SECONDS)[1])
             self.assertEqual(process.returncode, 1)
 
 
@@ -349,7 +349,7 @@ while True:
         fake_process = self.impostor(f"{self.user}/gmblock/serve/{pid}.sock", server.uri, self.uid)
         code, _, errors = self.run_gmblock("stats", str(pid))
         self.assertEqual(code, 1)
-        self.assertIn("with another id than the name says", errors)
+        self.assertIn("another process ID than in the name", errors)
         right = f"{self.user}/gmblock/serve/{fake_process.pid}.sock"
         os.rename(f"{self.user}/gmblock/serve/{pid}.sock", right)
         code, output, _ = self.run_gmblock("stats", "--json", str(fake_process.pid))

@@ -548,12 +548,12 @@ class Addresses(InfoCase):
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
         self.refused_without_server(f"nbd://127.0.0.1:{port}", f"127.0.0.1:{port}",
-                                    "Connection refused", "is a server listening there")
+                                    "Connection refused", "check that the server is running")
 
     def test_no_such_socket(self):
         self.refused_without_server("nbd+unix:///?socket=/nonexistent/socket",
                                     "/nonexistent/socket", "No such file",
-                                    "is the server running")
+                                    "check that the server is running")
 
     def test_what_is_no_socket_of_a_server(self):
         with tempfile.TemporaryDirectory(prefix="gmblock-info-") as folder:
@@ -562,9 +562,9 @@ class Addresses(InfoCase):
                 sock.bind(left)
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
                 sock.bind(datagram)
-                for path, wanted in ((file, "not a socket"), (left, "left over from one"),
-                                     (datagram, "is this the path of another URI?"),
-                                     ("%00gmblock-nobody", "is a server listening there?\n")):
+                for path, wanted in ((file, "not a socket"), (left, "left over from an earlier server"),
+                                     (datagram, "different sockets for nbd+unix and gmb+unix"),
+                                     ("%00gmblock-nobody", "check that the server is running\n")):
                     with self.subTest(path=path):
                         self.refused_without_server(f"nbd+unix:///?socket={path}",
                                                     "cannot connect", wanted)

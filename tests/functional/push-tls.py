@@ -258,8 +258,8 @@ class PushTls(push_tool.Case):
         pki = shutil.copytree(self.creds("good"), self.path("pki"))
         os.chmod(os.path.join(pki, "client-key.pem"), 0o644)
         for rule, status, *fragments in (
-                ("nbds:10.0.0.1", 2, "either tls-certificates=FOLDER or tls-psk-file=FILE"),
-                ("nbd:10.0.0.1,tls-certificates=/x", 2, "only nbds:PLACE has credentials"),
+                ("nbds:10.0.0.1", 2, "either tls-certificates=DIR or tls-psk-file=FILE"),
+                ("nbd:10.0.0.1,tls-certificates=/x", 2, "only nbds:PLACE can have TLS credentials"),
                 ("nbds:/run/s,tls-certificates=/x", 2, "add tls-hostname=NAME"),
                 ("nbds:10.0.0.1,tls-psk-file=/x", 2, "tls-username"),
                 ("nbds:10.0.0.1,tls-certificates=/x,port=5", 2, "'port=5' is not one of"),
@@ -304,7 +304,7 @@ class PushTls(push_tool.Case):
         first = self.source(self.x509(f"127.0.0.1,port={far.port}", link))
         os.symlink(shutil.copytree(self.creds("good"), self.creds("v2/pki")), link + ".new")
         os.rename(link + ".new", link)
-        words = (link, "the sandbox refuses it: restart the server")
+        words = (link, "the sandbox allows only files in use when the server started: restart the server")
         self.check_refused(["push", first.push("disk"), far.at], 1, "the authority of our certificate",
                            "credentials that it had read earlier", *words)
         code, errors = first.stop()

@@ -195,7 +195,7 @@ class Push(push_tool.Case):
         self.check_refused(["push", local.push("disk"), network.push("disk")], 1, "Unix sockets only")
         self.push(network.push("disk"), local.push("disk"))
         for listen in ("push://0.0.0.0:0", "push://[::]:0"):
-            self.check_refused(["serve", "--listen", listen, "memory:1M"], 1, "push has no encryption")
+            self.check_refused(["serve", "--listen", listen, "memory:1M"], 1, "push is not encrypted")
 
     def test_places(self):
         """Who is not known can have a server push to places that its operator has named, and nowhere else."""
@@ -319,7 +319,7 @@ class Push(push_tool.Case):
         uri = self.serve("disk=memory:1M").push("disk")
         for arguments, status in ((["list", uri], 2), (["info", uri], 2), (["bench", uri], 2),
                                   (["copy", uri, self.path("copy")], 1)):
-            self.check_refused(arguments, status, "gmblock push alone")
+            self.check_refused(arguments, status, "only for gmblock push")
 
     def test_detached(self):
         source = self.image("source", 8 * MIB, (0, 8 * MIB))

@@ -145,10 +145,10 @@ class Semantics(support.Case):
             for command in (("info", wrong), ("copy", wrong, self.path("target"))):
                 status, _, errors = self.run_gmblock(*command)
                 self.assertEqual(status, 1)
-                self.assertRegex(errors, ": cannot connect: [^;]*; is this the path of another URI?")
+                self.assertRegex(errors, ": cannot connect: [^;]*; check the path: a server has different sockets")
                 self.assertNotIn("shm:", errors)
         _, _, errors = self.run_gmblock("info", uris["gmb+unix", "disk"] + "-none")
-        self.assertIn(": cannot connect: No such file or directory; is the server running", errors)
+        self.assertIn(": cannot connect: No such file or directory; check that the server is running", errors)
 
 
 def add_tests():

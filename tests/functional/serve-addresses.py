@@ -89,8 +89,8 @@ class Addresses(support.Case):
         status, errors = server.stop()
         self.assertEqual(status, 0, errors)
         self.assertEqual(errors.splitlines(), [
-            f"gmblock: warning: port {port} is open to the whole network, and there is no TLS: "
-            "whoever reaches this machine can use the disks; see --tls" for port in ports])
+            f"gmblock: warning: port {port} is open to the whole network and has no TLS: "
+            "any host that can reach this machine can use the disks; see --tls" for port in ports])
 
     def test_an_open_port_is_warned_of(self):
         server = self.start_tcp("nbd://0.0.0.0:0", "nbd://127.0.0.1:0", "nbd://0.0.0.0:0",
@@ -100,13 +100,13 @@ class Addresses(support.Case):
     def test_rules_say_who_uses_the_disks(self):
         """Then the warning is of what is sent in clear. An export without rules is enough for the
         other one."""
-        for exports, warning in ((["a", "b"], "what clients send and receive can be read and changed"),
-                                 (["a"], "whoever reaches this machine can use the disks")):
+        for exports, warning in ((["a", "b"], "traffic can be read and modified"),
+                                 (["a"], "any host that can reach this machine can use the disks")):
             rules = [word for name in exports for word in ("--access", f"{name}: rights=rw")]
             server = self.start("--export", "a=null:1M", "--export", "b=null:1M", "--listen",
                                 "nbd://0.0.0.0:0", *rules, uri_count=2)
             errors = server.stop()[1]
-            self.assertIn(f"there is no TLS: {warning}", errors)
+            self.assertIn(f"has no TLS: {warning}", errors)
             self.assertEqual(errors.count("\n"), 1)
 
     @support.unittest.skipUnless(have_ipv6(), "no IPv6 on loopback")

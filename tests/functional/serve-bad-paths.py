@@ -22,7 +22,7 @@ class BadPaths(support.Case):
         for key in ("", ",readonly"):
             errors = self.check_refused(
                 ["serve", "--export", f"=flash:{self.path('disk.flash')}@monday{key}", "--listen", self.socket_uri()],
-                1, "does not exist; serve the flash store", "EXPORT@NAME")
+                1, "does not exist; leave out '@'", "EXPORT@NAME")
             self.assertNotIn("gmblock create", errors)
         self.check(self.folder, "directory")
         os.mkfifo(self.path("fifo"))
@@ -49,7 +49,7 @@ class BadPaths(support.Case):
 
     def test_what_is_no_path(self):
         for path, advice in (("memory", "memory:SIZE"), ("null", "null:SIZE"),
-                             ("nbd://localhost/disk", "a path is needed here")):
+                             ("nbd://localhost/disk", "give a path")):
             errors = self.check_refused(["serve", path, "--listen", self.socket_uri()], 1,
                                         f"'{path}': it does not exist; ", advice)
             self.assertNotIn("truncate", errors)

@@ -40,7 +40,7 @@ class ConfigErrors(support.Case):
     def test_files_without_content_have_nothing_to_serve(self):
         for content in ("", "# nothing\n", "---\n"):
             path = self.make_file("test.conf", content)
-            self.check_refused(["serve", "--config", path], 2, "nothing to serve",
+            self.check_refused(["serve", "--config", path], 2, "no export to serve",
                                f"{path} was read and has no exports")
 
     def test_yaml(self):
@@ -58,7 +58,7 @@ class ConfigErrors(support.Case):
         self.check("exports:\n" + "".join(f"- &a{i} {{name: a, path: b}}\n" for i in range(60000)), "2:3", "anchors")
         self.check('exports: [{name: "a\\0b", path: p}]\n', "1:18", "zero byte")
         self.check(b"exports: \xff\n", "", "not YAML text")
-        self.check("[" * 1000000, "1:17", "nested deeper")
+        self.check("[" * 1000000, "1:17", "nested too deeply")
 
     def test_unknown_keys(self):
         self.check("colour: red\n", "1:1", "unknown key 'colour'",
@@ -141,7 +141,7 @@ class ConfigErrors(support.Case):
                 ("readonly", "perhaps", "'perhaps' is neither yes nor no"),
                 ("description", long, "the text is 4097 bytes long; the protocol allows 4096"),
                 ("max-connections", "x", "'x' is not a whole number from 1 to 1000000"),
-                ("max-connections", "0", "0 is out of range; it can be from 1 to 1000000"),
+                ("max-connections", "0", "0 is out of range; it must be from 1 to 1000000"),
                 ("overlap", "3", "'3' is neither auto nor off"),
                 ("stripe", "3", "'3' is not a stripe; it is written CHUNK:MEMBERS"),
                 ("pace", "100", "'100' is not a rate: expected bytes a second"),

@@ -62,7 +62,7 @@ class ConnectionLimits(support.Case):
             self.assertEqual(self.open_when_free(server.uri).size, 1 << 20)
             code, errors = server.stop()
             self.assertEqual(code, 0)
-            self.assertIn("limit of 3 connections for each address or user", errors)
+            self.assertIn("limit of 3 connections per address or user", errors)
 
     def test_of_one_user(self):
         server = self.start_unix("memory:1M", "--max-connections", "4")

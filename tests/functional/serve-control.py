@@ -167,7 +167,7 @@ class Control(support.Case):
                         b'{"command": "stats", "command": "stats"}', b"[" * 5000, b"{}\x00"):
             self.assertEqual(self.error(command + b"\n")[0], "EINVAL", command)
         self.assertEqual(self.error(b'{"command": "STATS"}\n'), ("EINVAL", "unknown command"))
-        self.assertIn("not a JSON object",
+        self.assertIn("must be a JSON object",
                       self.error(b'{"command": "stats", "arguments": []}\n')[1])
         for arguments in (b"{}", b'{"count": 0}', b'{"count": 1001}', b'{"count": "1"}',
                           b'{"count": 1.5}', b'{"count": 1, "speed": 2}',
@@ -246,7 +246,7 @@ class Control(support.Case):
     def test_a_second_trace_is_refused_while_one_waits(self):
         self.serve("memory:1M")
         first = self.arm()
-        self.assertIn("one at a time", self.error(TRACE % b'{"count": 1}')[1])
+        self.assertIn("already tracing", self.error(TRACE % b'{"count": 1}')[1])
         first.close()
         second = self.arm()
         second.shutdown(socket.SHUT_WR)

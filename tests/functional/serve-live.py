@@ -101,9 +101,9 @@ class Commands(Live):
                                     (("add", "b", one, "colour=red"), "unknown key 'colour'"),
                                     (("add", "b", one, "mode=fast"), "mode: 'fast' is not a mode"),
                                     (("add", "b", one, "rate=1M", "rate=2M"), "rate: "),
-                                    (("add", "b", one, "mode=device"), "started without --arena"),
-                                    (("set", "a", "mode=device"), "started without --arena"),
-                                    (("add", "b", one, "write-mode=direct"), "which is used through the page cache"),
+                                    (("add", "b", one, "mode=device"), "start the server with --arena"),
+                                    (("set", "a", "mode=device"), "start the server with --arena"),
+                                    (("add", "b", one, "write-mode=direct"), "uses the same disk through the page cache"),
                                     (("set", "b", "rate=1M"), 'there is no export "b"'),
                                     (("set", "a", "rate=much"), "rate: "),
                                     (("set", "a", "colour=default"), "unknown key 'colour'"),
@@ -146,7 +146,7 @@ class Commands(Live):
                     self.assertTrue(errors.endswith(f" ({written})\n"), errors)
         self.assertIn("(gmblock export set)", errors)
         for arguments, status, fragment in (
-                (["n", qcow2 + ",readonly"], 1, "words of their own here: NAME PATH KEY[=VALUE]"),
+                (["n", qcow2 + ",readonly"], 1, "write keys as separate words: NAME PATH KEY[=VALUE]"),
                 (["n=" + qcow2], 2, "a NAME and a PATH, as two words")):
             self.check_refused(["export", "add", *arguments, "--server", self.control], status, fragment)
         self.assertEqual(server.stop()[0], 0)
@@ -239,7 +239,7 @@ class Commands(Live):
                 code, output, errors = self.run_gmblock(
                     "export", "remove", "a", "--deadline", "0", "--server", self.control)
             self.assertIn('export "a": removed', output)  # also when it says that it hangs
-            self.assertEqual("not closed yet" in errors, code == 1)
+            self.assertEqual("still open" in errors, code == 1)
             if code == 1:
                 break
         self.assertEqual(code, 1)
@@ -261,7 +261,7 @@ class Commands(Live):
         with nbdmini.open_export(server.uri, b"a") as client:
             client.write(0, b"kept")
             errors = self.export("set", "a", "mode=direct", "rate=1G", status=1)
-            self.assertIn("what is in memory would be lost; remove the export, and add it again", errors)
+            self.assertIn("lose the data in memory; remove the export and add it again", errors)
             self.assertEqual(client.read(0, 4), b"kept")
             self.assertEqual(self.served()["a"], ("memory:1M", {}))
             self.export("set", "a", "path=memory:2M") # another disk
@@ -324,9 +324,9 @@ class Commands(Live):
             client.write((2 << 20) - 4, b"more")
             with nbdmini.open_export(server.uri, b"a") as other:
                 self.assertEqual((other.size, other.read((2 << 20) - 4, 4)), (2 << 20, b"more"))
-            self.assertIn("not made smaller", self.export("set", "a", "size=1M", status=1))
+            self.assertIn("cannot shrink", self.export("set", "a", "size=1M", status=1))
             os.truncate(one, 1 << 20)
-            self.assertIn("has become smaller, 1M (was 2M)", self.export("set", "a", "size=auto", status=1))
+            self.assertIn("has shrunk to 1M (was 2M)", self.export("set", "a", "size=auto", status=1))
         for arguments, fragment in ((("b", "size=auto"), 'no export "b"'), (("a", "size=big"), "size: "),
                                     (("a", "size=auto", "rate=1M"), "unknown key 'size'")):
             self.assertIn(fragment, self.export("set", *arguments, status=1))
@@ -407,7 +407,7 @@ class Commands(Live):
         add = ("add", "new", self.image("inside/base"), "overlay=" + os.path.join(inside, "new"))
         if features["landlock"]["available"]:
             errors = self.export(*add, status=1)
-            self.assertIn("the sandbox lets no file be made", errors)
+            self.assertIn("the sandbox does not allow creating files", errors)
             self.assertIn("an empty file is a new overlay", errors)
         self.check_refused(["serve", "null:1M", "--export-folder", self.path("absent")], 2,
                            "--export-folder: ", "No such file")
@@ -462,7 +462,7 @@ class Commands(Live):
         server = self.serve("--export-folder", self.folder)
         store = f"flash:{self.path('flash')}"
         self.assertEqual(self.run_gmblock("create", "--size=64M", store)[0], 0)
-        self.assertIn("its disk is opened only when a server starts",
+        self.assertIn("its disk can only be opened when the server starts",
                       self.export("add", "f", store, f"cache-dir={self.folder}/none", status=1))
         status, errors = server.stop()
         self.assertEqual((status, "no write cache" in errors), (0, False), errors)
@@ -499,7 +499,7 @@ class Configuration(Live):
             lines = ['export "changes": readonly=yes (was default); its clients are disconnected',
                      'export "slower": rate=500M (was 1G)', 'export "comes": added, null:1M',
                      'export "goes": removed; its clients are disconnected',
-                     "threads: changed, which takes effect at the next restart"]
+                     "threads: changed; takes effect at the next restart"]
             self.assertEqual(self.reload("--dry-run").splitlines(), lines)
             for client in (stays, goes, changes, slower):
                 client.read(0, 512)
@@ -593,8 +593,8 @@ class Configuration(Live):
         """It is the reload that would fail."""
         self.serve("name: a, path: 'null:1M'")
         self.configure("name: a, path: 'null:1M', mode: nonsense")
-        self.assertIn("a reload would fail, and everything would stay as it is: ", self.reload("--dry-run", status=1))
-        self.assertIn("reload failed, and everything stays as it was: ", self.reload(status=1))
+        self.assertIn("a reload would fail and change nothing: ", self.reload("--dry-run", status=1))
+        self.assertIn("reload failed, nothing was changed: ", self.reload(status=1))
 
     def test_rules_of_access_hold_for_what_was_added(self):
         """They are those of exports without rules of their own, as long as it is served."""
@@ -612,7 +612,7 @@ class Configuration(Live):
                 with nbdmini.open_export(server.uri, b"added") as client:
                     self.assertEqual(bool(client.flags & nbdmini.FLAG_READ_ONLY), is_read_only)
         self.configure("name: a, path: 'null:1M', access: [rw]")
-        self.assertIn('the export "added" has rules of access, and here are none', self.reload(status=1))
+        self.assertIn('the access rules of the export "added" are gone', self.reload(status=1))
         self.refused(server, b"added")
 
     def test_rules_that_change_are_told(self):
@@ -626,9 +626,9 @@ class Configuration(Live):
                            "name: b, path: 'null:1M'", "name: c, path: 'null:1M', access: [{tls: false, rights: ro}]",
                            more="access: [none]\n")
             lines = ['export "a": access: "tls=true rights=none" and 1 more (was "rights=rw"); '
-                     "2 connections lose the right to write",
+                     "2 connections lose write access",
                      'export "b": access: "rights=none" (was "rights=rw"); 1 connection ends',
-                     'export "c": access: "tls=false rights=ro" (was "rights=ro"); no connection loses a right',
+                     'export "c": access: "tls=false rights=ro" (was "rights=ro"); no connection loses access',
                      'export "added": access: "rights=none" (was "rights=rw"); 1 connection ends']
             self.assertEqual(self.reload("--dry-run").splitlines(), lines)
             for client in (a, b, c, added, second):
@@ -646,8 +646,8 @@ class Configuration(Live):
         self.assertEqual(self.changes(), [
             'export "a": path=null:2M (was null:1M)',
             'export "a": access: "rights=rw" (was "tls=true rights=none" and 1 more)',
-            'export "b": access: "rights=rw" and 1 more (was "rights=none"); no connection loses a right',
-            'export "c": access: "rights=ro" (was "tls=false rights=ro"); no connection loses a right'])
+            'export "b": access: "rights=rw" and 1 more (was "rights=none"); no connection loses access',
+            'export "c": access: "rights=ro" (was "tls=false rights=ro"); no connection loses access'])
 
     def test_rates_are_those_of_the_file_again(self):
         """A reload takes back what gmblock rate has changed, and says so."""
@@ -660,8 +660,8 @@ class Configuration(Live):
                 code, _, errors = self.run_gmblock("rate", *words, self.control)
                 self.assertEqual((code, errors), (0, ""))
             lines = ['export "a": rate=1G (was 2M)', 'export "b": max-memory=4M (was 8M), rate=default (was 3M)',
-                     "rule 1 of rates: rate=10M:burst=100ms (was 1M:burst=100ms)",
-                     "rule 1 of rates: memory=4M (was off)", "rule 2 of rates: rate=off (was 5M:burst=100ms)"]
+                     "rate rule 1: rate=10M:burst=100ms (was 1M:burst=100ms)",
+                     "rate rule 1: memory=4M (was off)", "rate rule 2: rate=off (was 5M:burst=100ms)"]
             self.assertEqual(self.reload("--dry-run").splitlines(), lines)
             self.assertEqual(self.changes(), lines)
             self.assertEqual(self.reload("--dry-run"), "nothing would change\n")
@@ -672,9 +672,9 @@ class Configuration(Live):
             self.assertEqual([rule["bytes_per_second"] for rule in found["rates"]], [10 << 20, None])
             self.configure(*exports, more=rules.replace("10M", "20M"))
             self.assertEqual(self.reload("--dry-run"),
-                             "rule 1 of rates: rate=20M:burst=100ms (was 10M:burst=100ms)\n")
+                             "rate rule 1: rate=20M:burst=100ms (was 10M:burst=100ms)\n")
             self.configure(*exports, more=rules.replace("3}", "4}"))
-            self.assertEqual(self.reload("--dry-run"), "rates: changed, which takes effect at the next restart\n")
+            self.assertEqual(self.reload("--dry-run"), "rates: changed; takes effect at the next restart\n")
             client.read(0, 512)
 
     def test_what_is_wrong_changes_nothing(self):
@@ -683,12 +683,12 @@ class Configuration(Live):
         for exports, fragment in ((["name: a, path: 'null:1M', mode: fast"], ":2:36: "),
                                   (["name: a, path: 'null:1M'", "name: a, path: 'null:1M'"], "already used"),
                                   (["name: a, path: 'null:1M'", "name: c, path: '/absent'"], "create it first"),
-                                  ([], "nothing to serve")):
+                                  ([], "no export to serve")):
             self.configure(*exports)
             if not exports:
                 self.make_file("conf", "exports: []\n")
             errors = self.reload(status=1)
-            self.assertIn("everything stays as it was", errors)
+            self.assertIn("reload failed, nothing was changed", errors)
             self.assertIn(fragment, errors)
             self.assertEqual(self.served(), before)
         nbdmini.open_export(server.uri, b"b").close()

@@ -62,7 +62,7 @@ class Notify(support.Case):
                          {"READY": "1", "STATUS": "Serving 1 export on 1 address with 1 thread"})
         self.assertEqual(server.stop()[0], 0)
         self.assertEqual(notify.receive(),
-                         {"STOPPING": "1", "STATUS": "Finishing what is in flight"})
+                         {"STOPPING": "1", "STATUS": "Finishing requests in flight"})
 
     def test_the_longest_addresses(self):
         path = self.path("x" * (107 - len(self.path(""))))

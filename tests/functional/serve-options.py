@@ -14,7 +14,7 @@ class Options(support.Case):
                            "Try 'gmblock serve --help'", *fragments)
 
     def test_shape(self):
-        self.check([], "nothing to serve", "--export NAME=PATH")
+        self.check([], "no export to serve", "--export NAME=PATH")
         self.check(["--colour"], "unknown option --colour")
         self.check(["-x"], "unknown option -x")
         self.check(["null:1M", "--max"], "the option --max could be --max-connections, ")
@@ -37,7 +37,7 @@ class Options(support.Case):
         def export(text, *fragments):
             self.check(["--export", text], "--export: ", *fragments)
 
-        export("disk.img", "has no '='", '=PATH for the export ""')
+        export("disk.img", "'=' is missing", "=PATH for the default export")
         export("disk=", "path is empty")
         export("a=null:1M,mode=fast", "mode: 'fast' is not a mode", "cached", "direct")
         export("a=null:1M,write-mode=", "write-mode: '' is not a mode")
@@ -45,7 +45,7 @@ class Options(support.Case):
         export("a=null:1M,colour=red", "unknown key 'colour'", "max-connections", "written \\,)")
         export("a=null:1M,moed=direct", "unknown key 'moed'; did you mean 'mode'?")
         export("a=null:1M,max_connections=4", "unknown key 'max_connections'; did you mean 'max-connections'?")
-        export("a=null:1M,", "\"a=null:1M,\": a key is missing behind a comma")
+        export("a=null:1M,", "\"a=null:1M,\": a key is missing after a comma")
         export("a=null:1M,mode=direct,mode=direct", "mode: ", "twice")
         export("a=null:1M,readonly=perhaps", "readonly: 'perhaps' is neither yes nor no")
         export("a=null:1M,max-connections=0", "max-connections: 0 is out of range")
@@ -94,13 +94,13 @@ class Options(support.Case):
         def listen(uri, *fragments):
             self.check(["null:1M", "--listen", uri], "--listen: ", *fragments)
 
-        listen("127.0.0.1:10809", "no scheme; a host is written nbd://127.0.0.1:10809, and")
+        listen("127.0.0.1:10809", "no scheme; write nbd://127.0.0.1:10809 for a host")
         listen("http://127.0.0.1", "'http'")
         listen("nbd://127.0.0.1:70000", "larger than 65535")
         listen("nbd://::1", "brackets")
         listen("nbds://127.0.0.1:0?tls-type=psk", "tls- parameters are for clients")
         listen("nbd+unix:///", "socket=PATH")
-        listen("nbd://127.0.0.1:0/disk", "names no export", "--export")
+        listen("nbd://127.0.0.1:0/disk", "has no export name", "--export")
         listen("nbd://127.0.0.1:0/?colour=red", "unknown parameter 'colour'")
 
     def test_tls_without_an_address_for_it(self):
@@ -142,7 +142,7 @@ class Options(support.Case):
         limit("--max-handshakes", "0", "out of range")
         limit("--handshake-timeout", "10", "'10' is not a time", "10ms")
         limit("--handshake-timeout", "0", "cannot be turned off")
-        limit("--idle-timeout", "0", "100ms at least", '"off"')
+        limit("--idle-timeout", "0", "at least 100ms", '"off"')
         limit("--idle-timeout", "never", "'never' is not a time")
         limit("--max-inflight", "1000000", "from 1 to 65536")
         limit("--max-inflight-total", "1.5", "'1.5'")

@@ -233,7 +233,7 @@ class Rate(support.Case):
                 ("{rate: 1M, connections: 0}", ":3:29: rates entry 1, connections: ", "0 is out"),
                 ("{rate: off, memory: 1M}", ":3:25: rates entry 1, memory: ", "2M to 1T"),
                 ("{uid: all, rate: 1M}", ":3:11: rates entry 1, uid: ", "'all' is not"),
-                ("{uid: 1, address: 10.0.0.0/8, rate: 1M}", ":3:5: ", "make two rules of it"),
+                ("{uid: 1, address: 10.0.0.0/8, rate: 1M}", ":3:5: ", "write two rules"),
                 ("{rate: 1M, rights: rw}", ":3:16: rates entry 1: ", "unknown key 'rights'")):
             config = self.make_file("config", "exports: [{name: disk, path: memory:1M}]\n"
                                               f"rates:\n  - {rule}\n")

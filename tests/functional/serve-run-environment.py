@@ -18,7 +18,7 @@ class RunEnvironment(support.Case):
         arguments = ["serve", "null:1M", "--listen", self.socket_uri(), "--run", "nbdinfo --size $uri"]
         self.assertEqual(self.run_gmblock(*arguments, env=quiet), (0, "1048576\n", ""))
         errors = self.run_gmblock(*arguments, "--log-level=info", env=quiet)[2]
-        self.assertIn("sandbox: off, as it would bind the commands", errors)
+        self.assertIn("sandbox: off, because it would also confine the commands", errors)
 
     def test_the_default_export_is_chosen(self):
         self.assertEqual(

@@ -135,7 +135,7 @@ class Sandbox(support.Case):
         code, _, errors = self.run_gmblock("reload", control)
         if self.has_landlock:
             self.assertEqual(code, 1)
-            self.assertIn("the sandbox refuses it", errors)
+            self.assertIn("the sandbox allows only files in use", errors)
         self.assertEqual(self.run_gmblock("info", uri)[0], 0)
 
     def test_credentials_among_other_files(self):
@@ -160,11 +160,11 @@ class Sandbox(support.Case):
             os.rename(self.path("new"), name)
             code, _, errors = self.run_gmblock("reload", control)
             refused = self.has_landlock and not folder_is_allowed
-            self.assertEqual((code, "the sandbox refuses it" in errors), (int(refused), refused), errors)
+            self.assertEqual((code, "the sandbox allows only files in use" in errors), (int(refused), refused), errors)
         errors = server.stop()[1]
         self.assertEqual(errors.count("cannot be read, because the sandbox does not allow all of "
-                                      f"{pki}; use a folder"), int(self.has_landlock), errors)
-        self.assertEqual("--tls-certificates: a file that" in errors, self.has_landlock)
+                                      f"{pki}; put the file into a separate directory"), int(self.has_landlock), errors)
+        self.assertEqual("--tls-certificates: a later replacement of" in errors, self.has_landlock)
 
     def test_a_folder_around_one_that_was_warned_of(self):
         certificates = self.path("credentials")
@@ -178,7 +178,7 @@ class Sandbox(support.Case):
         errors = server.stop()[1]
         for option, folder in (("--tls-certificates", pki), ("--config", outer)):
             self.assertEqual(len(re.findall(
-                f"{option}: a file that .* does not allow all of {re.escape(folder)};", errors)),
+                f"{option}: a later replacement of .* does not allow all of {re.escape(folder)};", errors)),
                 int(self.has_landlock), errors)
 
     def test_off(self):
@@ -199,7 +199,7 @@ class Sandbox(support.Case):
         self.check_refused(["serve", "--user", "a", "--user", "b", "null:1M"], 2, "--user")
         self.check_refused(["serve", "--user", "", "null:1M"], 2, "--user: the value is empty")
         for user, words in (("no-such-user", "no user"), ("nobody:no-such-group", "no group"),
-                            ("root", "another user")):
+                            ("root", "choose another user")):
             self.check_refused(
                 ["serve", "--listen", self.socket_uri(), "--user", user, "null:1M"], 1, words)
 

@@ -150,12 +150,12 @@ class Snapshot(support.Case):
                                  "--export", "plain=" + plain)
         self.snapshot("create", "disk", "a")
         for arguments, fragment in (
-                (("create", "plain", "a"), "only a flash store"),
+                (("create", "plain", "a"), "only flash stores"),
                 (("create", "none", "a"), "there is no export"),
                 (("create", "disk", "a"), "already"),
                 (("create", "disk", "../b"), "name"),
                 (("create", "disk", "x" * 64), "at most 63"),
-                (("create", "disk@a", "b"), "only a flash store"),
+                (("create", "disk@a", "b"), "only flash stores"),
                 (("delete", "disk", "b"), "has no snapshot 'b'"),
                 (("list", "none"), 'there is no export "none"\n'),
                 (("list", self.control), f'"{self.control}"; list takes the name of an export, and --server the socket'),

@@ -391,8 +391,8 @@ class Stats(support.Case):
 
             thread = threading.Thread(target=answer)
             thread.start()
-            self.check_refused(["stats", self.path("later")], 1, r"gmblock 9\x1b there speaks "
-                               "version 2 of the control protocol, this program version 1")
+            self.check_refused(["stats", self.path("later")], 1, r"gmblock 9\x1b, has "
+                               "version 2 of the control protocol, this program has version 1")
             thread.join()
 
     def test_other_spellings_of_a_uri(self):
@@ -470,7 +470,7 @@ class Stats(support.Case):
                            "--control", "does not exist")
         plain = self.make_file("plain", "")
         for path in (plain, self.folder):
-            self.check_refused(["stats", path], 1, path, "not the control socket")
+            self.check_refused(["stats", path], 1, path, "not a gmblock control socket")
         self.check_refused(["stats", ""], 1, "path of the control socket is empty")
 
     def test_watch_takes_plain_seconds(self):
@@ -555,7 +555,7 @@ class Stats(support.Case):
               env={key: value for key, value in options["env"].items() if key != "XDG_RUNTIME_DIR"})
         check("absent: cannot connect: No such file or directory",
               server=("--server", self.path("absent")))
-        check(f"{folder}: this is not the control socket", server=("--server", folder))
+        check(f"{folder}: not a gmblock control socket", server=("--server", folder))
         servers = [self.start("memory:1M", "--listen", self.socket_uri(str(index)), **options)
                    for index in range(2)]
         check("2 servers fit: give --server with a URI of one, its process id", f"its socket in {folder}",
@@ -622,7 +622,7 @@ class Stats(support.Case):
             sock.bind(self.path("silent"))
             sock.listen()
             self.check_refused(["stats", self.path("silent")], 1, self.path("silent"),
-                               "no answer for 10 seconds")
+                               "no response for 10 seconds")
 
     def test_another_socket_is_no_control_socket(self):
         self.serve("memory:1M")
@@ -634,7 +634,7 @@ class Stats(support.Case):
                 other, _ = sock.accept()
                 other.sendall(b"hello")
                 os._exit(0)
-            self.check_refused(["stats", self.path("stranger")], 1, "not the control socket")
+            self.check_refused(["stats", self.path("stranger")], 1, "not a gmblock control socket")
             os.waitpid(pid, 0)
 
 

@@ -54,14 +54,14 @@ class Stuck(support.Case):
                          b'{"command": "trace", "arguments": {"count": 1}}'):
             answer = self.ask(question)
             self.assertEqual(answer["error"]["code"], "ETIMEDOUT")
-            self.assertIn("does not answer", answer["error"]["text"])
+            self.assertIn("does not respond", answer["error"]["text"])
         # Signals close to the first one are taken for the same wish: repeat it.
         while server.process.poll() is None:
             server.signal()
             select.select([], [], [], 0.1)
         code, errors = server.wait()
         self.assertEqual(code, 1)
-        self.assertIn("stopped at once", errors)
+        self.assertIn("stopped immediately", errors)
 
     def test_a_thread_that_goes_on_withdraws_rights(self):
         config = self.path("conf")
@@ -77,7 +77,7 @@ class Stuck(support.Case):
         write("none")
         code, _, errors = self.run_gmblock("reload", self.path("control"))
         self.assertEqual(code, 1)
-        self.assertIn("1 of 1 threads of the server have not looked", errors)
+        self.assertIn("1 of 1 server threads have not checked", errors)
         os.close(go_on)
         self.client.receive(16) # that the bytes were written
         self.assertTrue(self.client.at_end())
@@ -123,7 +123,7 @@ class Stuck(support.Case):
         server.signal()
         code, errors = server.wait()
         self.assertEqual(code, 1)
-        self.assertIn("they did not finish in time", errors)
+        self.assertIn("the requests did not finish in time", errors)
         with os.fdopen(os.dup(limits), encoding="ascii") as lines:
             waits = [int(line) for line in lines]
         self.assertNotEqual(waits, [])

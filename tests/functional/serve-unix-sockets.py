@@ -41,7 +41,7 @@ class UnixSockets(support.Case):
         self.assertEqual((mode("a"), mode("b")), (0o660, 0o666))
         self.assertEqual(os.stat(self.path("b")).st_gid, os.getgid())
         for uri, fragment in ((self.socket_uri("c") + "&socket-mode=0400", "from 0600 to 0777"),
-                              (self.socket_uri("c") + "&socket-mode=rw", "is not a mode"),
+                              (self.socket_uri("c") + "&socket-mode=rw", "is not a socket mode"),
                               ("nbd://localhost:0?socket-mode=0660", "unknown parameter")):
             self.check_refused(["serve", "null:1M", "--listen", uri], 2, fragment)
         for uri, fragment in ((self.socket_uri("c") + "&socket-group=no-such-group", "there is no group"),
@@ -114,7 +114,7 @@ class UnixSockets(support.Case):
                     os._exit(0)
                 os.waitid(os.P_PID, pid, os.WEXITED | (0 if reaped else os.WNOWAIT))
                 self.check_refused(["serve", "null:1M", "--listen", self.socket_uri()], 1,
-                                   f"process {pid}, which listened on this socket, has ended")
+                                   f"the socket of process {pid}, which has exited, is still open")
                 self.assertEqual(os.listdir(self.folder), ["s"])
 
     @unittest.skipUnless(os.geteuid() == 0 and shutil.which("unshare") and shutil.which("setpriv"),
@@ -148,7 +148,7 @@ class UnixSockets(support.Case):
     def test_other_files_are_left_alone(self):
         self.make_file("s", "precious")
         self.check_refused(["serve", "null:1M", "--listen", self.socket_uri()], 1,
-                           self.socket_uri(), "is not a socket", "left alone")
+                           self.socket_uri(), "is not a socket; choose another path")
         with open(self.path("s"), encoding="ascii") as file:
             self.assertEqual(file.read(), "precious")
 

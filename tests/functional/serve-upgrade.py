@@ -20,33 +20,33 @@ FIO = ["fio", "--name=upgrade", "--ioengine=nbd", "--rw=randrw", "--bs=4k", "--i
        "--time_based", "--runtime=2", "--verify=crc32c", "--verify_fatal=1"]
 # What is wrong with a new process (upgrade_process.py --new), and what is said of it.
 WRONG = {
-    "dies-at-once": "the new process has ended before it could serve",
+    "dies-at-once": "the new process exited before it could serve",
     "hello-with-descriptors": "descriptors|too long",
-    "no-magic": "without the magic number",
-    "older-version": "speaks version 0 of the upgrade protocol, this one version 1",
-    "newer-version": "speaks version 2 of the upgrade protocol, this one version 1",
-    "unknown-type": "unknown type 99",
-    "short-hello": "makes no sense",
-    "long-hello": "makes no sense",
-    "pid-zero": "makes no sense",
-    "started-first": "does not speak in turn",
-    "ready-first": "does not speak in turn",
+    "no-magic": "invalid magic number",
+    "older-version": "has version 0 of the upgrade protocol, this one has version 1",
+    "newer-version": "has version 2 of the upgrade protocol, this one has version 1",
+    "unknown-type": "unknown message type 99",
+    "short-hello": "invalid message .* bytes",
+    "long-hello": "invalid message .* bytes",
+    "pid-zero": "invalid message .* bytes",
+    "started-first": "unexpected message from the new process",
+    "ready-first": "unexpected message from the new process",
     "session-first": "descriptors",
-    "dies-after-hello": "has ended|cannot be passed",
-    "dies-prepared": "the new process has ended before it could serve",
+    "dies-after-hello": "exited before|cannot pass",
+    "dies-prepared": "the new process exited before it could serve",
     "fails-prepared": r"no \\x1b\[31mdisk",
-    "started-without-ready": "does not speak in turn",
-    "dies-after-ready": "has ended|cannot be sent",
-    "dies-with-a-session": "has ended|cannot be sent",
-    "dies-with-all": "the new process has ended before it could serve",
-    "ready-again": "does not speak in turn",
+    "started-without-ready": "unexpected message from the new process",
+    "dies-after-ready": "exited before|cannot send",
+    "dies-with-a-session": "exited before|cannot send",
+    "dies-with-all": "the new process exited before it could serve",
+    "ready-again": "unexpected message from the new process",
     "fails-with-all": "too late",
 }
 # And those that only a time limit ends.
 HANGING = {
-    "hangs": "has not come within 10 seconds",
+    "hangs": "did not connect within 10 seconds",
     "hangs-prepared": "was not ready within 10 seconds",
-    "hangs-with-all": "did not begin to serve within 5 seconds",
+    "hangs-with-all": "did not start serving within 5 seconds",
 }
 
 
@@ -242,7 +242,7 @@ class Upgrade(upgrades.Case):
                 with self.subTest(how):
                     code, _, errors = self.upgrade(*upgrades.PROCESS, "--new", how)
                     self.assertEqual(code, 1)
-                    self.assertRegex(errors, "the upgrade failed, and this server goes on: ")
+                    self.assertRegex(errors, "upgrade failed, this server keeps running: ")
                     self.assertRegex(errors, reason)
                     self.assertEqual(client.read(0, 6), b"before")
                     with nbdmini.open_export(server.uri) as other:
@@ -259,7 +259,7 @@ class Upgrade(upgrades.Case):
             self.addCleanup(client.sock.close)
         code, _, errors = self.upgrade(*upgrades.PROCESS, "--new", "fails-with-a-session")
         self.assertEqual(code, 1)
-        self.assertRegex(errors, "this server goes on: not one more")
+        self.assertRegex(errors, "this server keeps running: not one more")
         self.assertEqual(len(clients[0].read(0, 512)), 512)
 
     def test_hanging_processes(self):
@@ -286,7 +286,7 @@ class Upgrade(upgrades.Case):
             self.assertRegex(slow_upgrade.communicate()[1], "disks were not flushed within 5 seconds")
             self.assertEqual(len(client.read(0, 512)), 512)
             self.assertRegex(self.run_gmblock("upgrade", self.path("control-slow"))[2],
-                             "are still being flushed for the upgrade before")
+                             "are still being flushed for the previous upgrade")
             client.write(0, b"goes on")
             self.assertEqual(client.read(0, 7), b"goes on")
         self.assertEqual(slow.stop()[0], 0)
@@ -314,7 +314,7 @@ class Upgrade(upgrades.Case):
                         code, _, errors = self.upgrade(
                             *self.injecting(f"{call}:signal=KILL:when={when}"))
                         self.assertEqual(code, 1)
-                        self.assertRegex(errors, "has ended|cannot be (sent|passed)")
+                        self.assertRegex(errors, "exited before|cannot (send|pass)")
                         self.assertEqual(client.read(0, 512), bytes([when]) * 512)
             self.assertEqual(self.must_upgrade()[:2], (1, 0))
             self.assertEqual(client.read(0, 512), bytes([6]) * 512)
@@ -370,7 +370,7 @@ class Upgrade(upgrades.Case):
             "it does not exist": [program, "serve", self.path("missing"), *rest],
             "serves another disk": [program, "serve", other, *rest],
             "does not serve it": [program, "serve", "--export", f"x={self.disk}", *rest],
-            r"has ended before(?s:.*)new process said: .*unknown option --no-such-option":
+            r"exited before(?s:.*)new process said: .*unknown option --no-such-option":
                 [program, "serve", "--no-such-option"],
             r"new process said: .*broken.conf:2:1: ": [program, "serve", "--config", broken],
             r"new process said: a \\x1b\[31m b\n(?s:.*) said: line 9\n$": [
@@ -448,7 +448,7 @@ class Upgrade(upgrades.Case):
             [support.program(), "upgrade", self.path("control"), "--", *upgrades.PROCESS,
              "--new", "waits", self.path("waits")], stderr=subprocess.PIPE, text=True)
         self.wait_for(lambda: os.path.exists(self.path("waits")))
-        self.assertIn("under way", self.upgrade()[2])
+        self.assertIn("already in progress", self.upgrade()[2])
         server.signal()
         self.assertEqual(server.process.wait(), 0)
         self.assertRegex(first.communicate()[1], "the server is stopping")

@@ -320,7 +320,7 @@ class Ends(Case):
     def test_one_at_a_time(self):
         server = self.serve("memory:1M")
         first = self.begin("--json")
-        self.check_refused(["trace", "--request", self.control], 1, "one at a time")
+        self.check_refused(["trace", "--request", self.control], 1, "already tracing")
         self.read_once(server)
         self.check_request(self.result(first)["requests"][0], "read", 0, 512)
         second = self.begin("--json")
@@ -413,9 +413,9 @@ class Refused(Case):
     def test_no_such_export(self):
         self.serve("memory:1M")
         self.check_refused(["trace", "--request", "--export", "ab\x1b", self.control], 1,
-                           r"the server has no export 'ab\x1b'" + "\n")
+                           r"there is no export 'ab\x1b'" + "\n")
         self.check_refused(["trace", "--request", "--export", r'a\b"c', self.control], 1,
-                           r"the server has no export 'a\x5cb\x22c'" + "\n")
+                           r"there is no export 'a\x5cb\x22c'" + "\n")
         self.check_refused(["trace", "--request", "--export", b"\xff", self.control], 1, "UTF-8")
 
     def check_stranger(self, answers, said):
@@ -444,10 +444,10 @@ class Refused(Case):
                             'not "\\x1b" \\x1b[2J')
         self.check_stranger([hello, {"error": 7}], "the server gave no reason")
         path = self.path("stranger")
-        self.check_stranger([hello, {}], f"{path}: an answer that is not understood")
+        self.check_stranger([hello, {}], f"{path}: invalid response")
         self.check_stranger([hello, {"result": {}}], f"{path}: no recording began")
         for stranger in ({}, {"service": "\x1b"}, [1]):
-            self.check_stranger([stranger], f"{path}: this is not the control socket of gmblock")
+            self.check_stranger([stranger], f"{path}: not a gmblock control socket")
 
     def test_a_plot_without_a_request_is_not_made(self):
         self.serve("memory:1M")

@@ -175,7 +175,7 @@ class UpgradeClients(support.Case):
             client.send_request(nbdmini.CMD_READ, 9, 0, 4 << 20)
             code, _, errors = self.run_gmblock("upgrade", "--all-or-nothing", self.path("control"))
             self.assertEqual(code, 1)
-            self.assertIn("has not received its answers within 20 seconds", errors)
+            self.assertIn("has not received its replies within 20 seconds", errors)
             self.assertEqual(client.reply(), (9, 0))
             client.receive(4 << 20)
             self.assertEqual(self.upgrade()[:2], (1, 0))
@@ -199,7 +199,7 @@ class UpgradeClients(support.Case):
             code, _, errors = self.run_gmblock(
                 "upgrade", self.path("control"), "--", sys.executable, "-c", ENDED)
             self.assertEqual(code, 1)
-            self.assertIn("the new process has ended before it could serve", errors)
+            self.assertIn("the new process exited before it could serve", errors)
             self.assertEqual(client.reply(), (9, 0))
             self.assertEqual(client.receive(length), bytes(length))
             nbdmini.open_export(self.server.uri).close()
@@ -271,7 +271,7 @@ class UpgradeClients(support.Case):
                 self.wait_for_turns(pid, upgrade)
         upgrade.join()
         self.assertEqual(result[0][0], 1)
-        self.assertIn("the new process has ended before it could serve", result[0][2])
+        self.assertIn("the new process exited before it could serve", result[0][2])
         with nbdmini.open_export(self.server.uri) as client:
             self.assertEqual(self.upgrade()[:2], (1, 0))
             client.read(0, 512)

@@ -287,7 +287,7 @@ class UpgradeDisks(upgrades.Case):
                      self.socket_uri(), "--control", self.path("control")]
         with nbdmini.open_export(server.uri) as client:
             client.write(0, b"changed")
-            self.assertRegex(self.upgrade(*arguments)[2], "serves another disk by that name")
+            self.assertRegex(self.upgrade(*arguments)[2], "serves another disk under this name")
             self.assertEqual(client.read(0, 7), b"changed")
         self.wait_for(lambda: self.upgrade(*arguments)[0] == 0)
         with nbdmini.open_export(server.uri) as client, open(other, "rb") as disk:
@@ -297,7 +297,7 @@ class UpgradeDisks(upgrades.Case):
         server = self.serve(filters=f",overlay={self.path('changes')},fault=flush:EIO")
         with nbdmini.open_export(server.uri) as client:
             client.write(0, b"changed")
-            self.assertRegex(self.upgrade()[2], 'disk of export "" has failed to flush: Input/output error')
+            self.assertRegex(self.upgrade()[2], 'cannot flush the disk of export "": Input/output error')
             self.assertEqual(client.read(0, 7), b"changed")
             self.assertRegex(self.upgrade()[2], "has failed to flush, which another process")
         self.assertEqual(server.stop()[0], 0)

@@ -164,7 +164,7 @@ class Upgrade(support.Case):
     def check_refused_as(self, text, *arguments):
         code, output, errors = self.ask("--all-or-nothing", *arguments)
         self.assertEqual((code, output), (1, ""))
-        self.assertIn(f"connections would end ({text}); end them first", errors)
+        self.assertIn(f"connections would be closed ({text}); close them first", errors)
 
     def test_told_before(self):
         """--dry-run says which connections would end, --all-or-nothing ends none; all are served on."""
@@ -187,7 +187,7 @@ class Upgrade(support.Case):
             self.addCleanup(bench.kill)
             waiting = nbdmini.Client(server.uri)
             self.addCleanup(waiting.close)
-            ends = "TLS whose records the server makes: 2, gmb: 3"
+            ends = "TLS not handled by the kernel: 2, gmb: 3"
             self.wait_for(lambda: self.ask("--dry-run") == (
                 0, told % (1, 5) + f"would end: {ends}\n"
                 "without an export yet, and would end unless they choose one in time: 1\n", ""))
@@ -210,7 +210,7 @@ class Upgrade(support.Case):
                    "--listen", self.socket_uri(), "--access", "uid=4000000000 rights=rw"]
         code, _, errors = self.ask("--all-or-nothing", *without)
         self.assertEqual(code, 1)
-        self.assertIn("connections that the new process does not let in would end: 2;", errors)
+        self.assertIn("connections that the new process does not accept would be closed: 2 ", errors)
         self.check_goes_on(waiting, 0)
         code, output, errors = self.ask("--all-or-nothing")
         self.assertEqual((code, errors), (0, ""))

@@ -206,7 +206,7 @@ class Trust(support.Case):
             done = subprocess.run(command, env=environment, pass_fds=[new.fileno()], stderr=subprocess.PIPE,
                                   text=True, check=False)
             self.assertEqual(done.returncode, 1)
-            self.assertIn(f"the server runs as user {NOBODY.pw_uid}, and the new process would run as user 0",
+            self.assertIn(f"the server runs as user {NOBODY.pw_uid}, but the new process would run as user 0",
                           done.stderr)
 
     def take_added(self, path, *arguments):
@@ -236,7 +236,7 @@ class Trust(support.Case):
         if json.loads(self.run_gmblock("info", "--local", "--json")[1])["features"]["landlock"]["available"]:
             said, sentence = self.take_added(disk)
             self.assertEqual(said, FAILED)
-            self.assertRegex(sentence, f'export "added".*{disk}.*the sandbox refuses it')
+            self.assertRegex(sentence, f'export "added".*{disk}.*the sandbox allows only files in use')
 
     def test_a_configuration_that_others_can_write(self):
         config = self.make_file("conf", "exports:\n- {name: a, path: 'memory:1M'}\n")
@@ -272,7 +272,7 @@ class Trust(support.Case):
         os.chmod(record, 0o600)
         with open(record, "rb") as file:
             right = file.read()
-        for wrong, words in ((right.replace(right.split(b"\0")[1], b"12", 1), "is of an earlier process"),
+        for wrong, words in ((right.replace(right.split(b"\0")[1], b"12", 1), "belongs to an earlier process"),
                              (right[:-1], "Protocol error"), (b"", "Protocol error"),
                              (b"\0".join(right.split(b"\0")[:3]) + b"\0", "Protocol error")):
             with open(record, "wb") as file:

@@ -78,8 +78,8 @@ static void nobody_listens(void **state)
 	event = world_event(&world, WORLD_DIALER, CLAN_EVENT_LOST);
 	assert_int_equal(event.status, -ECONNREFUSED);
 	assert_string_equal(clan_conn_reason(conn),
-		"cannot connect: Connection refused; is a server "
-		"listening there, at this port and for this address?");
+		"cannot connect: Connection refused; check that the server is "
+		"running and listens on this address and port");
 	world_close_conn(&world, WORLD_DIALER, conn);
 	/* Closed while the name is looked up, and before in a child that has nothing to close yet.
 	 */

@@ -147,14 +147,14 @@ static void run_files(void)
 	/* It may be read there, and was to be written. */
 	error_set(&error, -EACCES, "cannot open 'a;b': denied; change its permissions");
 	CHECK(sandbox_explain(inside, true, "restart", &error));
-	CHECK(strstr(error.text, "cannot open 'a;b': denied (the server may only read") != NULL);
+	CHECK(strstr(error.text, "cannot open 'a;b': denied (the sandbox allows only reading") != NULL);
 	/* One that is not there is no reason, but for those who would make it. */
 	snprintf(absent, sizeof(absent), "%s.absent", inside);
 	error_set(&error, -EACCES, "cannot use its neighbour");
 	CHECK(!sandbox_explain(absent, false, "restart", &error));
 	CHECK(strcmp(error.text, "cannot use its neighbour") == 0);
 	CHECK(sandbox_explain(absent, true, "restart", &error));
-	CHECK(strstr(error.text, "the sandbox lets no file be made") != NULL);
+	CHECK(strstr(error.text, "the sandbox does not allow creating files") != NULL);
 	error_set(&error, -EACCES, "cannot open it");
 	sandbox_explain(outside, false, "restart", &error);
 	CHECK(strstr(error.text, "--sandbox=off") != NULL);

@@ -141,7 +141,7 @@ static void refusals(void **state)
 {
 	(void)state;
 	refused("flag", "2", "'2' is neither yes nor no");
-	refused("count", "0", "0 is out of range; it can be from 1 to 50");
+	refused("count", "0", "0 is out of range; it must be from 1 to 50");
 	refused("count", "x", "'x' is not a whole number from 1 to 50");
 	refused("bytes", "1K", "it must be at least 4K");
 	refused("bytes", "2M", "it must be at most 1M");
@@ -210,7 +210,7 @@ static void unknown_keys(void **state)
 	assert_string_equal(error.text, "unknown key 'coluor'; did you mean 'colour'?");
 	assert_int_equal(field_unknown(field_of, "nothing\n", &error), -EINVAL);
 	assert_string_equal(error.text,
-		"unknown key 'nothing\\x0a'; it can be one of flag, count, bytes, time, patience, "
+		"unknown key 'nothing\\x0a'; use one of flag, count, bytes, time, patience, "
 		"colour, switch, text, file, argument, own");
 }
 

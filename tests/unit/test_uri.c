@@ -156,10 +156,10 @@ static void gmb_has_parameters_of_its_own(void **state)
 	assert_string_equal(text, "gmb://[::1]:7/b?provider=verbs");
 	export_uri_fini(&uri);
 
-	refused("gmb://host?provider=udp", "can be tcp, verbs or ofi-tcp");
-	refused("gmb://host?provider=", "can be tcp, verbs or ofi-tcp");
+	refused("gmb://host?provider=udp", "must be tcp, verbs or ofi-tcp");
+	refused("gmb://host?provider=", "must be tcp, verbs or ofi-tcp");
 	refused("gmb://host?provider=tcp&provider=tcp", "given twice");
-	refused("gmb://host?insecure-network", "can be yes or no");
+	refused("gmb://host?insecure-network", "must be yes or no");
 	refused("gmb://host?socket=/a", "gmb+unix");
 	/* They belong to the other scheme. */
 	uri = parse("nbd://host?provider=udp");
@@ -168,7 +168,7 @@ static void gmb_has_parameters_of_its_own(void **state)
 	uri = parse("gmb+unix:///?socket=/a&provider=tcp");
 	assert_string_equal(uri.unknown_parameter, "provider");
 	export_uri_fini(&uri);
-	refused("gmb://host?tls-type=psk", "only nbds and nbds+unix have");
+	refused("gmb://host?tls-type=psk", "only nbds and nbds+unix support");
 }
 
 static void tls_and_users(void **state)
@@ -194,19 +194,19 @@ static void tls_and_users(void **state)
 	export_uri_fini(&uri);
 
 	refused("nbds://h?tls-type=psk&tls-type=x509", "'tls-type' is given twice");
-	refused("nbds://h?tls-type=ssl", "can be psk or x509");
-	refused("nbds://h?tls-verify-peer=no", "can be 0 or 1");
+	refused("nbds://h?tls-type=ssl", "must be psk or x509");
+	refused("nbds://h?tls-verify-peer=no", "must be 0 or 1");
 	refused("nbds://h?tls-hostname=", "has no value");
 	refused("nbds://h?tls-certificates", "has no value");
 	/* A misspelt parameter, or TLS without its scheme, must not be without effect. */
-	refused("nbds://h?tls-certificate=/pki", "'tls-certificate' is not known; there are");
-	refused("nbd://h?tls-certificates=/pki", "only nbds and nbds+unix have");
-	refused("nbd://h?tls=on", "only nbds and nbds+unix have");
-	refused("nbd://h/x?colour=red&TLS=require", "only nbds and nbds+unix have");
-	refused("nbd+unix:///?socket=/s&ssl=1", "only nbds and nbds+unix have");
-	refused("gmb://h?tls_verify_peer=1", "only nbds and nbds+unix have");
-	refused("nbds://h?tls=on", "'tls' is not known; there are");
-	refused("nbd+unix:///?socket=/s&tls-verify-peer=1", "only nbds and nbds+unix have");
+	refused("nbds://h?tls-certificate=/pki", "unknown parameter 'tls-certificate'; use");
+	refused("nbd://h?tls-certificates=/pki", "only nbds and nbds+unix support");
+	refused("nbd://h?tls=on", "only nbds and nbds+unix support");
+	refused("nbd://h/x?colour=red&TLS=require", "only nbds and nbds+unix support");
+	refused("nbd+unix:///?socket=/s&ssl=1", "only nbds and nbds+unix support");
+	refused("gmb://h?tls_verify_peer=1", "only nbds and nbds+unix support");
+	refused("nbds://h?tls=on", "unknown parameter 'tls'; use");
+	refused("nbd+unix:///?socket=/s&tls-verify-peer=1", "only nbds and nbds+unix support");
 }
 
 static void files_are_told_apart(void **state)
@@ -244,7 +244,7 @@ static void passwords_are_refused_and_not_repeated(void **state)
 		struct error error = { 0 };
 
 		assert_int_equal(export_uri_parse(texts[i], &uri, &error), -EINVAL);
-		assert_non_null(strstr(error.text, "it holds a password"));
+		assert_non_null(strstr(error.text, "it contains a password"));
 		assert_null(strstr(error.text, "secret"));
 	}
 	/* Neither is one: a port, and a name with a colon. */
@@ -256,15 +256,15 @@ static void malformed(void **state)
 {
 	(void)state;
 	refused("", "no scheme");
-	refused("disk.img", "no scheme; a host is written nbd://disk.img, and");
-	refused("[::1]:7", "no scheme; a host is written nbd://[::1]:7, and");
-	refused("/tmp/s", "no scheme; a Unix socket is written nbd+unix:///?socket=/tmp/s");
+	refused("disk.img", "no scheme; write nbd://disk.img for a host");
+	refused("[::1]:7", "no scheme; write nbd://[::1]:7 for a host");
+	refused("/tmp/s", "no scheme; for a Unix socket, write nbd+unix:///?socket=/tmp/s");
 	refused("unix:/tmp/s", "nbd+unix:///?socket=/tmp/s");
 	refused("nbd:unix:/tmp/s", "nbd+unix:///?socket=/tmp/s");
 	refused("unix:s", "nbd+unix:///?socket=s");
-	refused("nbd:h:10809", "a host is written nbd://h:10809, and");
-	refused("10900", "a port is written nbd://127.0.0.1:10900, and");
-	refused("65536", "a host is written nbd://65536, and");
+	refused("nbd:h:10809", "write nbd://h:10809 for a host");
+	refused("10900", "for a port, write nbd://127.0.0.1:10900,");
+	refused("65536", "write nbd://65536 for a host");
 	/* Not worth a guess, or not to be shown. */
 	refused("nbd:h:10809:exportname=a", "no scheme; write nbd://HOST");
 	refused("a\\b", "no scheme; write nbd://HOST");
@@ -371,11 +371,11 @@ static void any_scheme(void **state)
 static void advice(void **state)
 {
 	(void)state;
-	assert_non_null(strstr(uri_unix_advice("/s", -EPIPE), "limit of connections"));
-	assert_non_null(strstr(uri_unix_advice("/s", -ECONNRESET), "limit of connections"));
+	assert_non_null(strstr(uri_unix_advice("/s", -EPIPE), "connection limit"));
+	assert_non_null(strstr(uri_unix_advice("/s", -ECONNRESET), "connection limit"));
 	assert_non_null(strstr(uri_unix_advice("/s", -EPROTOTYPE), "nbd+unix"));
 	assert_null(uri_unix_advice("/s", -ENOMEM));
-	assert_non_null(strstr(uri_tcp_advice(-ECONNREFUSED), "at this port"));
+	assert_non_null(strstr(uri_tcp_advice(-ECONNREFUSED), "address and port"));
 	assert_null(uri_tcp_advice(-ENOMEM));
 }
 

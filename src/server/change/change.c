@@ -253,8 +253,8 @@ static int check_contents(const struct server_export *before, const struct serve
 	}
 	if (strncmp(before->path, "memory:", strlen("memory:")) == 0) {
 		return error_set(error, -EBUSY,
-			"%s: %s would open its disk anew, and what is in memory would be lost; "
-			"remove the export, and add it again",
+			"%s: %s would reopen its disk and lose the data in memory; remove the "
+			"export and add it again",
 			change_label(after->name, shown), line);
 	}
 	server_settings_text(&before->settings, overlay->key, text, sizeof(text));
@@ -263,11 +263,11 @@ static int check_contents(const struct server_export *before, const struct serve
 		return 0;
 	}
 	return error_set(error, -EBUSY,
-		"%s: %s would open its disk anew, which %s does not allow while it is served; %s",
+		"%s: %s would reopen its disk, which %s does not allow while it is served; %s",
 		change_label(after->name, shown), line, is_flash ? "a flash store" : "an overlay",
-		is_flash ? "change it in the configuration, and restart the server or run 'gmblock "
-			   "upgrade'"
-			 : "remove the export, and add it again");
+		is_flash ? "change it in the configuration, then restart the server or run "
+			   "'gmblock upgrade'"
+			 : "remove the export and add it again");
 }
 
 /* --- access rules ---------------------------------------------------------------------------- */
@@ -401,8 +401,8 @@ static int change_change_export(struct change *change, struct served *before,
 	item->after->parent = before->parent;
 	if (item->action == CHANGE_REPLACE && before->parent != NULL) {
 		rc = error_set(error, -EINVAL,
-			"%s is a snapshot: description, max-connections, max-memory and rate are "
-			"what can be changed",
+			"%s is a snapshot; only description, max-connections, max-memory and rate "
+			"can be changed",
 			change_label(about->name, shown));
 	} else if (item->action == CHANGE_REPLACE) {
 		rc = check_contents(&before->about, &item->after->about, line, error);
@@ -510,8 +510,7 @@ int change_add_view(struct change *change, const struct served *parent, const ch
 	if (snprintf(name, sizeof(name), "%s@%s", parent->about.name, view) >= (int)sizeof(name) ||
 		snprintf(path, sizeof(path), "%s@%s", parent->about.path, view) >=
 			(int)sizeof(path)) {
-		return error_set(error, -ENAMETOOLONG,
-			"the name of %s is too long for one of a snapshot",
+		return error_set(error, -ENAMETOOLONG, "the name of %s is too long for snapshots",
 			change_label(parent->about.name, shown));
 	}
 	if (keys != NULL) { /* copied from, not owned */
@@ -567,8 +566,8 @@ static int change_check_rules(const struct server_config *config, const struct s
 
 	access_put(had);
 	return are_gone ? error_set(error, -EINVAL,
-				  "%s: the %s has rules of access, and here are none for it any "
-				  "more; write access: [rw] if everybody may use it",
+				  "%s: the access rules of the %s are gone; write access: [rw] to "
+				  "open it to all clients",
 				  config->file_path, change_label(before->about.name, shown))
 			: 0;
 }
@@ -591,7 +590,7 @@ static int configure_export(struct change *change, const struct server_config *c
 	if ((*found)->parent != NULL) {
 		access_put(rules);
 		return error_set(error, -EEXIST,
-			"%s: the %s is a snapshot that is served; give the export another name",
+			"%s: the %s already exists as a snapshot; give the export another name",
 			config->file_path, change_label(about->name, shown));
 	}
 	seen[found - sorted] = true;
@@ -684,12 +683,12 @@ static void compare_rates(struct change *change, const struct server_config *con
 
 		rate_rules_look(rules, i, &now, &identities);
 		if (memcmp(&now.limits, &rule->limits, sizeof(now.limits)) != 0) {
-			change_add_line(change, "rule %u of rates: rate=%s (was %s)", i + 1,
+			change_add_line(change, "rate rule %u: rate=%s (was %s)", i + 1,
 				rate_format(&rule->limits, new), rate_format(&now.limits, old));
 			change->rates = &config->rates;
 		}
 		if (now.memory_max != rule->memory_max) {
-			change_add_line(change, "rule %u of rates: memory=%s (was %s)", i + 1,
+			change_add_line(change, "rate rule %u: memory=%s (was %s)", i + 1,
 				rate_format_memory(rule->memory_max, new),
 				rate_format_memory(now.memory_max, old));
 			change->rates = &config->rates;
@@ -706,8 +705,8 @@ static void compare_rest(struct change *change, const struct server_config *conf
 	for (uint32_t i = 0; (field = server_config_field(i)) != NULL; i++) {
 		if ((field->flags & FIELD_RESTART) != 0 &&
 			!server_config_same(running, config, field)) {
-			change_add_line(change,
-				"%s: changed, which takes effect at the next restart", field->key);
+			change_add_line(change, "%s: changed; takes effect at the next restart",
+				field->key);
 		}
 	}
 	if (server_rates_same(&running->rates, &config->rates)) {

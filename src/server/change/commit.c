@@ -63,8 +63,8 @@ static int check_writers(
 		return 0;
 	}
 	error_set(error, -EBUSY,
-		"its disk is that of the %s, which is used through the page cache: writes around "
-		"it can be added by a restart only; use the same write-mode",
+		"the %s uses the same disk through the page cache, and direct writes need a "
+		"restart; use the same write-mode",
 		change_label(other->about.name, shown));
 	served_blame(&item->after->about, error);
 	return -EBUSY;
@@ -81,8 +81,8 @@ static int commit_check_device(
 		return 0;
 	}
 	error_set(error, -EINVAL,
-		"mode=device needs the memory of a PCI device, and the server was started without "
-		"--arena p2pmem:BDF");
+		"mode=device needs the memory of a PCI device; start the server with --arena "
+		"p2pmem:BDF");
 	served_blame(&item->after->about, error);
 	return -EINVAL;
 }
@@ -124,8 +124,8 @@ static int open_item(struct change *change, struct change_item *item, struct err
 	if (item->after->parent == NULL && store_path_needs_start(item->after->about.path)) {
 		access_put(rules);
 		rc = error_set(error, -ENOTSUP,
-			"its disk is opened only when a server starts: put it into the "
-			"configuration, and restart the server or run 'gmblock upgrade'");
+			"its disk can only be opened when the server starts; add it to the "
+			"configuration, then restart the server or run 'gmblock upgrade'");
 		served_blame(&item->after->about, error);
 		return rc;
 	}

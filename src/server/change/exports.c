@@ -33,21 +33,21 @@ static bool is_snapshot_of_file(const char *path)
 static const char *advice_for_absent(const struct server_export *entry)
 {
 	if (strstr(entry->path, "://") != NULL) {
-		return "a path is needed here: it is copy and attach that take the URI of a server";
+		return "give a path (only copy and attach accept the URI of a server)";
 	}
 	if (strcmp(entry->path, "memory") == 0 || strcmp(entry->path, "null") == 0) {
-		return "a disk without a file is written with its size, memory:SIZE or null:SIZE";
+		return "add the size: memory:SIZE or null:SIZE";
 	}
 	if (entry->syntax == SERVER_SYNTAX_PATH && strchr(entry->path, ',') != NULL) {
-		return "keys behind a comma need --export =PATH,KEY[=VALUE]";
+		return "keys after a comma need --export =PATH,KEY[=VALUE]";
 	}
 	if (entry->syntax == SERVER_SYNTAX_ADD && strchr(entry->path, ',') != NULL) {
-		return "keys are words of their own here: NAME PATH KEY[=VALUE]";
+		return "write keys as separate words: NAME PATH KEY[=VALUE]";
 	}
 	if (strncmp(entry->path, "flash:", strlen("flash:")) == 0 &&
 		is_snapshot_of_file(entry->path)) {
-		return "serve the flash store, without what follows the '@'; its snapshots are "
-		       "served with it, as EXPORT@NAME";
+		return "leave out '@' and the snapshot name: a flash store is served with all its "
+		       "snapshots, as EXPORT@NAME";
 	}
 	if (entry->store.read_only || strncmp(entry->path, "/dev/", strlen("/dev/")) == 0) {
 		return NULL;
@@ -230,8 +230,8 @@ int served_look(struct served *served, const uint64_t *wanted, char line[SERVED_
 	log_escape(shown, sizeof(shown), name, strlen(name));
 	if (wanted != NULL && *wanted < size) {
 		return error_set(error, -EINVAL,
-			"the disk of export \"%s\" has %s: an export is not made smaller while it "
-			"is served; remove it first",
+			"the disk of export \"%s\" has %s, and an export cannot shrink while it is "
+			"served; remove it first",
 			shown, new);
 	}
 	if (wanted != NULL && *wanted > size) {
@@ -243,9 +243,8 @@ int served_look(struct served *served, const uint64_t *wanted, char line[SERVED_
 	served->size = size;
 	if (size < before) {
 		return error_set(error, -EINVAL,
-			"the disk of export \"%s\" has become smaller, %s (was %s): clients that "
-			"are "
-			"connected get errors behind its end",
+			"the disk of export \"%s\" has shrunk to %s (was %s): requests of "
+			"connected clients beyond its end fail",
 			shown, new, old);
 	}
 	snprintf(line, SERVED_LINE_BYTES, "export \"%s\": size=%s (was %s)", shown, new, old);

@@ -347,8 +347,8 @@ const char *forecast_text(const struct forecast_counts *counts, char out[FORECAS
 		const char *one;
 		const char *many;
 	} parts[] = {
-		{ counts->lose_write, "loses the right to write", "lose the right to write" },
-		{ counts->lose_read, "loses the right to read", "lose the right to read" },
+		{ counts->lose_write, "loses write access", "lose write access" },
+		{ counts->lose_read, "loses read access", "lose read access" },
 		{ counts->end, "ends", "end" },
 	};
 	size_t used = 0;
@@ -362,7 +362,7 @@ const char *forecast_text(const struct forecast_counts *counts, char out[FORECAS
 		}
 	}
 	if (used == 0) {
-		snprintf(out, FORECAST_TEXT_BYTES, "no connection loses a right");
+		snprintf(out, FORECAST_TEXT_BYTES, "no connection loses access");
 	}
 	return out;
 }

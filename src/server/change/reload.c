@@ -15,7 +15,7 @@
 #define CLOSING_S 2 /* for disks to close after their clients have gone */
 #define JOIN_S	  5
 
-_Static_assert(REVIEW_S < LOOK_S, "one look is over before the next");
+_Static_assert(REVIEW_S < LOOK_S, "each check ends before the next begins");
 
 enum reload_state {
 	RELOAD_IDLE,
@@ -140,7 +140,7 @@ static bool may_stay(void *context, const struct session *session)
 	tls_context_put(tls);
 	if (rc < 0) {
 		log_limited(session_log_limit(session), ring_batch_ns(engine->ring),
-			LOG_LEVEL_WARNING, "client %s, %s, is disconnected: %s", session->peer.text,
+			LOG_LEVEL_WARNING, "client %s (%s) disconnected: %s", session->peer.text,
 			session->peer.proved->text, error.text);
 	}
 	return rc == 0;
@@ -340,8 +340,8 @@ static void wait_for_reactors(struct reload *reload)
 	reload->result = 0;
 	if (behind > 0) {
 		reload->result = error_set(&reload->error, -ETIMEDOUT,
-			"the change holds for new connections, but %u of %u threads of the server "
-			"have not looked at all of theirs; they go on with it",
+			"the change applies to new connections, but %u of %u server threads have "
+			"not checked all of their connections yet; they continue",
 			behind, reload->options.reactor_count);
 	}
 	change_reload_set_state(reload, RELOAD_REVIEWED);
@@ -403,7 +403,7 @@ void reload_ask(struct reload *reload)
 	if (request != NULL) {
 		change_reload_ask(reload, request);
 	} else if (!asked) {
-		log_error("%s", "no memory to reload anything");
+		log_error("%s", "no memory for reloads");
 	}
 }
 
@@ -494,8 +494,7 @@ static void change_reload_say(struct reload *reload, const struct outcome *outco
 		log_info("%s", json_string_value(line));
 	}
 	if (request->action <= REQUEST_RELOAD && outcome->result == 0) {
-		log_info("%sthe files of %u address%s with TLS were read again; %u connection%s "
-			 "ended",
+		log_info("reloaded %sthe TLS files of %u address%s; %u connection%s closed",
 			request->action == REQUEST_RELOAD ? "the configuration and " : "",
 			addresses, addresses == 1 ? "" : "es", outcome->ended,
 			outcome->ended == 1 ? "" : "s");
@@ -508,10 +507,9 @@ static void change_reload_give_up(struct reload *reload, int result)
 {
 	reload->result = result;
 	if (result < 0 && reload->request->action <= REQUEST_RELOAD) {
-		error_prefix(&reload->error,
-			reload->request->is_dry
-				? "a reload would fail, and everything would stay as it is"
-				: "reload failed, and everything stays as it was");
+		error_prefix(&reload->error, reload->request->is_dry
+						     ? "a reload would fail and change nothing"
+						     : "reload failed, nothing was changed");
 	}
 	change_reload_set_state(reload, RELOAD_REVIEWED);
 }
@@ -536,7 +534,7 @@ static void use_news(struct reload *reload)
 			reload->error = error;
 		}
 		if (rc < 0 && reload->request->action == REQUEST_SNAPSHOT_CREATE) {
-			error_prefix(&reload->error, "the snapshot was made, but is not served");
+			error_prefix(&reload->error, "the snapshot was taken, but is not served");
 		}
 		change_reload_give_up(reload, rc);
 		pthread_mutex_unlock(&reload->lock);
@@ -600,8 +598,8 @@ static bool take_parked(struct reload *reload, struct outcome *outcome)
 	pthread_mutex_unlock(&reload->lock);
 	if (closing > 0) {
 		outcome->result = error_set(&outcome->error, -ETIMEDOUT,
-			"the change holds, but %u disk%s that %s not served any more %s not "
-			"closed yet: something on %s hangs",
+			"the change was applied, but %u disk%s that %s no longer served %s still "
+			"open: an operation on %s hangs",
 			closing, closing == 1 ? "" : "s", closing == 1 ? "is" : "are",
 			closing == 1 ? "is" : "are", closing == 1 ? "it" : "them");
 	}
@@ -709,7 +707,7 @@ static void end_request(void *context, struct control_client *client)
 		}
 	}
 	pthread_mutex_unlock(&reload->lock);
-	control_fail(client, -ECANCELED, "nobody waits for the answer");
+	control_fail(client, -ECANCELED, "the client has disconnected");
 }
 
 const struct control_command reload_command = {
@@ -793,7 +791,7 @@ int reload_create(
 	int code;
 
 	if (reload == NULL) {
-		return error_set(error, -ENOMEM, "no memory to reload anything");
+		return error_set(error, -ENOMEM, "no memory for reloads");
 	}
 	reload->options = *options;
 	list_init(&reload->requests);
@@ -803,7 +801,7 @@ int reload_create(
 	reload->reviewers = calloc(options->reactor_count, sizeof(struct reviewer));
 	if (reload->reviewers == NULL) {
 		free(reload);
-		return error_set(error, -ENOMEM, "no memory to reload anything");
+		return error_set(error, -ENOMEM, "no memory for reloads");
 	}
 	for (uint32_t i = 0; i < options->reactor_count; i++) {
 		reload->reviewers[i].reload = reload;

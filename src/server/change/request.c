@@ -70,7 +70,7 @@ static int take_settings(const json_t *pairs, struct server_settings *settings, 
 
 		if (key == NULL || !(json_is_null(value) || json_is_string(value))) {
 			return error_set(error, -EINVAL,
-				"\"settings\" is an array of pairs [KEY, VALUE or null]");
+				"\"settings\" must be an array of pairs [KEY, VALUE or null]");
 		}
 		rc = server_settings_add(settings, key, json_string_value(value), error);
 		if (rc < 0) {
@@ -89,14 +89,14 @@ int reload_request_take_export(
 	int rc;
 
 	if (name == NULL || (request->action == REQUEST_ADD && path == NULL)) {
-		return error_set(error, -EINVAL, "\"name\" (text) is needed%s",
+		return error_set(error, -EINVAL, "\"name\" (text) is required%s",
 			request->action == REQUEST_ADD ? ", and \"path\" (text)" : "");
 	}
 	if (json_is_integer(deadline)) {
 		json_int_t ms = json_integer_value(deadline);
 
 		if (ms < 0 || (uint64_t)ms > RELOAD_DEADLINE_NS_MAX / 1000000) {
-			return error_set(error, -ERANGE, "a deadline is one hour at most");
+			return error_set(error, -ERANGE, "the deadline must be at most one hour");
 		}
 		request->deadline_ns = (uint64_t)ms * 1000000;
 	}
@@ -120,7 +120,7 @@ int reload_request_take_snapshot(
 	const char *name = json_string_value(json_object_get(arguments, "name"));
 
 	if (export == NULL || name == NULL) {
-		return error_set(error, -EINVAL, "\"export\" and \"name\" (text) are needed");
+		return error_set(error, -EINVAL, "\"export\" and \"name\" (text) are required");
 	}
 	if (json_is_true(json_object_get(arguments, "now"))) {
 		request->deadline_ns = 0;
@@ -252,7 +252,8 @@ static int change_request_foresee(const struct reload_options *options,
 	}
 	if (rc == 0 && forecast_silent(forecast) > 0) {
 		snprintf(line, sizeof(line),
-			"connections of %u of %u threads are not counted: they do not answer",
+			"connections of %u of %u threads are not counted: the threads do not "
+			"respond",
 			forecast_silent(forecast), options->reactor_count);
 		json_array_append_new(news->lines, json_string(line));
 	}

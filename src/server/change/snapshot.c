@@ -123,7 +123,7 @@ static int ask_store(const struct reload_options *options, struct reload *reload
 	char shown[SHOWN_BYTES];
 
 	if (strlen(view) >= sizeof(ask.request.view.name)) {
-		return error_set(error, -EINVAL, "a name of a snapshot has at most %d bytes",
+		return error_set(error, -EINVAL, "a snapshot name must have at most %d bytes",
 			STORE_VIEW_NAME_BYTES - 1);
 	}
 	memcpy(ask.request.view.name, view, strlen(view) + 1);
@@ -164,8 +164,7 @@ static int find_parent(const struct exports *exports, const char *name,
 	}
 	if (!store_has_views(parent->export->store)) {
 		return error_set(error, -EOPNOTSUPP,
-			"%s has no snapshots: only a flash store can, and its path begins with "
-			"flash:",
+			"%s cannot have snapshots; only flash stores (flash:PATH) support them",
 			change_snapshot_label(parent, shown));
 	}
 	*parent_out = parent;
@@ -182,7 +181,7 @@ static int change_snapshot_create(const struct reload_options *options,
 
 	if (gone != NULL && !has_view(parent, request->view, NULL)) {
 		return error_set(error, -EEXIST,
-			"the snapshot of %s was dropped, and its clients are being disconnected; "
+			"the snapshot of %s was dropped and its clients are being disconnected; "
 			"try again",
 			change_snapshot_label(gone, shown));
 	}
@@ -211,14 +210,13 @@ static int delete_one(const struct reload_options *options, struct reload_reques
 
 	if (about.is_temporary && request->deadline_ns > 0) {
 		return error_set(error, -EBUSY,
-			"a push uses the snapshot '%s' of %s; --now ends the push, and so does "
-			"'gmblock push --cancel'",
+			"a push uses the snapshot '%s' of %s; end the push with --now or 'gmblock "
+			"push --cancel'",
 			request->view, change_snapshot_label(parent, shown));
 	}
 	if (clients > 0 && request->deadline_ns > 0) {
 		return error_set(error, -EBUSY,
-			"%s is used by %u connection%s, which 'gmblock stats' shows; --now ends "
-			"them",
+			"%s is used by %u connection%s (see 'gmblock stats'); --now closes them",
 			change_snapshot_label(served, shown), clients, clients == 1 ? "" : "s");
 	}
 	if (served == NULL || is_there) {
@@ -249,8 +247,8 @@ void snapshot_undo(const struct reload_options *options, struct reload_request *
 
 	if (ask_store(options, request->reload, parent, STORE_VIEW_DELETE, request->view, &error) <
 		0) {
-		log_warning("%s: the snapshot '%s' stays, and is not served: %s", request->name,
-			request->view, error.text);
+		log_warning("%s: the snapshot '%s' was not deleted, and is not served: %s",
+			request->name, request->view, error.text);
 	}
 }
 
@@ -325,7 +323,7 @@ int snapshots_json(
 		return no_export(name, error);
 	}
 	if (only != NULL && only->parent != NULL) {
-		return error_set(error, -EOPNOTSUPP, "%s is a snapshot, and has none itself",
+		return error_set(error, -EOPNOTSUPP, "%s is a snapshot and has no snapshots",
 			change_snapshot_label(only, shown));
 	}
 	all = json_array();

@@ -86,7 +86,7 @@ int server_config_add_export(struct server_config *config, struct server_export 
 	} else if (entry->origin == NULL ||
 		   server_config_grow(
 			   &config->exports, config->export_count, sizeof(*config->exports)) < 0) {
-		rc = error_set(error, -ENOMEM, "no memory for another export");
+		rc = error_set(error, -ENOMEM, "no memory for an export");
 	}
 	if (rc < 0) {
 		server_export_fini(entry);
@@ -101,23 +101,23 @@ static int check_listen_uri(const struct export_uri *uri, const char *shown, str
 {
 	if (uri->export_name[0] != '\0') {
 		return error_set(error, -EINVAL,
-			"cannot listen on '%s': a listening URI names no export, because all "
-			"exports are served there; name them with --export",
+			"cannot listen on '%s': a listening URI has no export name, because each "
+			"address serves all exports; name exports with --export",
 			shown);
 	}
 	if (uri->user != NULL || uri->tls_type != NULL || uri->tls_hostname != NULL ||
 		uri->tls_verify_peer != NULL || export_uri_has_files(uri)) {
 		return error_set(error, -EINVAL,
-			"cannot listen on '%s': a user and tls- parameters are for clients; an "
-			"address has --tls and its like, or keys of its own in the file of "
-			"--config",
+			"cannot listen on '%s': a user and tls- parameters are for clients; use "
+			"--tls and related options, or the keys of the address in the --config "
+			"file",
 			shown);
 	}
 	if (uri->unknown_parameter != NULL) {
 		return error_set(error, -EINVAL,
-			"cannot listen on '%s': unknown parameter '%s'; socket=PATH, "
-			"socket-mode=MODE and socket-group=GROUP are known, and with gmb:// "
-			"and push:// provider=tcp|verbs|ofi-tcp and insecure-network=yes",
+			"cannot listen on '%s': unknown parameter '%s'; use socket=PATH, "
+			"socket-mode=MODE or socket-group=GROUP, and with gmb:// and push:// also "
+			"provider=tcp|verbs|ofi-tcp and insecure-network=yes",
 			shown, uri->unknown_parameter);
 	}
 	return 0;
@@ -132,8 +132,8 @@ int server_config_check_mode(const char *text, struct error *error)
 	return *end == '\0' && (mode & ~0777UL) == 0 && (mode & 0600) == 0600
 		       ? 0
 		       : error_set(error, -EINVAL,
-				 "'%s' is not a mode for a socket; it is octal, from 0600 to 0777, "
-				 "such as 0660",
+				 "'%s' is not a socket mode; use an octal number from 0600 to "
+				 "0777, such as 0660",
 				 log_escape(shown, sizeof(shown), text, strlen(text)));
 }
 
@@ -154,12 +154,12 @@ int server_config_add_listen(struct server_config *config, struct server_listen 
 	}
 	if (rc == 0 && config->listen_count == SERVER_LISTENS_MAX) {
 		rc = error_set(
-			error, -EINVAL, "more than %d addresses to listen on", SERVER_LISTENS_MAX);
+			error, -EINVAL, "more than %d listening addresses", SERVER_LISTENS_MAX);
 	}
 	if (rc == 0 &&
 		(entry->origin == NULL || server_config_grow(&config->listens, config->listen_count,
 						  sizeof(*config->listens)) < 0)) {
-		rc = error_set(error, -ENOMEM, "no memory for another listening address");
+		rc = error_set(error, -ENOMEM, "no memory for a listening address");
 	}
 	if (rc < 0) {
 		server_listen_fini(entry);
@@ -245,8 +245,8 @@ static int finish_limits(struct server_config *config, struct error *error)
 	}
 	if (limits->connections_max > sessions_max) {
 		return error_set(error, -EINVAL,
-			"%u connections are too many for %s of memory: each needs a share of its "
-			"own, %s; raise the limit on memory or lower that on connections",
+			"%u connections are too many for %s of memory: each needs its own %s; "
+			"raise the memory limit or lower the connection limit",
 			limits->connections_max, units_format_bytes(memory, limits->memory_bytes),
 			units_format_bytes(least, ENGINE_SESSION_BYTES));
 	}
@@ -298,8 +298,8 @@ static int check_export_names(const struct server_config *config, struct error *
 
 		if (strcmp(sorted[i - 1]->name, name) == 0) {
 			rc = error_set(error, -EINVAL,
-				"%s: the export name \"%s\" is already used by %s; every export "
-				"needs a name of its own",
+				"%s: the export name \"%s\" is already used by %s; choose another "
+				"name",
 				sorted[i]->origin,
 				log_escape(shown, sizeof(shown), name, strlen(name)),
 				sorted[i - 1]->origin);
@@ -370,13 +370,13 @@ int server_config_finish(struct server_config *config, struct error *error)
 
 	if (config->export_count == 0) {
 		return error_set(error, -EINVAL,
-			"nothing to serve: no export is named; give a PATH or --export NAME=PATH, "
-			"or list exports in the file of --config FILE");
+			"no export to serve; give a PATH or --export NAME=PATH, or list exports in "
+			"a --config FILE");
 	}
 	if (config->sandbox == SANDBOX_ON && config->command_count > 0) {
 		return error_set(error, -EINVAL,
-			"--sandbox=on would bind the commands of --run, too; leave one of them "
-			"out");
+			"--sandbox=on would also confine the commands of --run; leave out one of "
+			"the two options");
 	}
 	rc = check_export_names(config, error);
 	if (rc == 0) {

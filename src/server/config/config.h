@@ -284,24 +284,26 @@ extern const char *const server_tls_records[];
 	.bytes = sizeof(((struct server_tls *)0)->member)
 /* The rows of a table for an object that has a struct server_tls at the offset. */
 #define SERVER_TLS_FIELDS(at)                                                                      \
-	{ "tls", .help = "no TLS (default), for clients that ask for it, or nothing without it",   \
+	{ "tls", .help = "no TLS (default), TLS if the client requests it, or TLS only",           \
 		.type = FIELD_WORD, .words = server_tls_modes, SERVER_TLS_AT(at, mode),            \
-		.heading = "TLS of nbd addresses that have no keys of their own in the "           \
-			   "configuration file:" },                                                \
+		.heading = "TLS of nbd addresses without TLS keys in the configuration file:" },   \
 		{ "tls-certificates", "DIR",                                                       \
-			"the folder with ca-cert.pem, server-cert.pem, server-key.pem and "        \
-			"perhaps ca-crl.pem",                                                      \
+			"directory with ca-cert.pem, server-cert.pem, server-key.pem and "         \
+			"optionally ca-crl.pem",                                                   \
 			.type = FIELD_TEXT, SERVER_TLS_AT(at, certificates) },                     \
-		{ "tls-psk", "FILE", "pre-shared keys, as psktool writes them",                    \
+		{ "tls-psk", "FILE", "file with pre-shared keys, in the format of psktool",        \
 			.type = FIELD_TEXT, SERVER_TLS_AT(at, psk) },                              \
-		{ "tls-verify-peer", .help = "demand a certificate of clients, and verify it",     \
+		{ "tls-verify-peer", .help = "require and verify a client certificate",            \
 			.type = FIELD_FLAG, SERVER_TLS_AT(at, verify_peer) },                      \
-		{ "tls-priority", "STRING", "of GnuTLS, in place of ours", .type = FIELD_TEXT,     \
-			.flags = FIELD_NOT_EMPTY, SERVER_TLS_AT(at, priority) },                   \
+		{ "tls-priority", "STRING", "GnuTLS priority string that replaces the default",    \
+			.type = FIELD_TEXT, .flags = FIELD_NOT_EMPTY,                              \
+			SERVER_TLS_AT(at, priority) },                                             \
 	{                                                                                          \
-		"tls-records", .help = "who encrypts after the handshake (auto)",                  \
-			       .type = FIELD_WORD, .words = server_tls_records,                    \
-			       SERVER_TLS_AT(at, records)                                          \
+		"tls-records",                                                                     \
+			.help = "whether the kernel or the server encrypts after the handshake "   \
+				"(auto)",                                                          \
+			.type = FIELD_WORD, .words = server_tls_records,                           \
+			SERVER_TLS_AT(at, records)                                                 \
 	}
 
 void server_listen_fini(struct server_listen *entry);

@@ -113,7 +113,7 @@ static int check_wire_text(const char *text, const char *what, struct error *err
 	}
 	if (!utf8_valid(text, len)) {
 		return error_set(error, -EINVAL,
-			"the %s \"%s\" is not valid UTF-8, which the protocol demands", what,
+			"the %s \"%s\" is not valid UTF-8, which the protocol requires", what,
 			log_escape(shown, sizeof(shown), text, len));
 	}
 	return 0;
@@ -132,7 +132,7 @@ int server_export_set_path(struct server_export *entry, const char *path, struct
 
 	if (path[0] == '\0') {
 		return error_set(error, -EINVAL,
-			"the path is empty; name a file, a block device, memory:SIZE or null:SIZE");
+			"the path is empty; give a file, a block device, memory:SIZE or null:SIZE");
 	}
 	rc = store_path_check(path, error);
 	return rc < 0 ? rc : replace_text(&entry->path, path, error);
@@ -179,15 +179,15 @@ static const struct field own_fields[] = {
 		.check = check_description },
 	{ "max-connections", "N", "maximum clients of this export", "4", .type = FIELD_COUNT,
 		.flags = FIELD_LIVE, .min = 1, .max = 1000000, AT(connections_max) },
-	{ "max-memory", "SIZE", "maximum memory for data of all clients of this export", "64M",
+	{ "max-memory", "SIZE", "maximum payload memory for all clients of this export", "64M",
 		.flags = FIELD_LIVE, .set = set_max_memory, AT(memory_max) },
 	{ "overlap", "auto|off",
-		"reply to large reads before the disk has finished, in parts of an automatic size "
-		"(default), or never",
+		"send large reads in parts while the disk is still reading (auto, the default), or "
+		"not",
 		"off", .set = set_overlap, AT(overlap) },
 	{ "rate", "RATE[:requests=N][:burst=TIME]",
-		"serve at most RATE bytes and N requests a second to all clients together, and at "
-		"once what a pause of TIME (default: 100ms) has left",
+		"limit all clients together to RATE bytes and N requests a second; unused rate of "
+		"up to TIME (default: 100ms) can be used as a burst",
 		"100M:requests=5000", .flags = FIELD_LIVE, .set = set_rate, AT(rate) },
 };
 
@@ -362,7 +362,7 @@ static int parse_keys(
 			*value++ = '\0';
 		}
 		rc = scratch[0] == '\0'
-			     ? error_set(error, -EINVAL, "a key is missing behind a comma")
+			     ? error_set(error, -EINVAL, "a key is missing after a comma")
 			     : set_named(entry, scratch, value, error);
 		if (rc < 0 && field_find(server_export_field, scratch) == NULL) {
 			error_add(error, " (a comma inside a value or path is written \\,)");
@@ -379,7 +379,7 @@ static int parse_with_scratch(
 
 	if (*cursor != '=') {
 		return error_set(error, -EINVAL,
-			"it has no '=': write NAME=PATH, or =PATH for the export \"\"");
+			"'=' is missing; write NAME=PATH, or =PATH for the default export");
 	}
 	rc = server_export_set_name(entry, scratch, error);
 	if (rc < 0) {

@@ -88,7 +88,7 @@ static int add_command(void *object, const char *command, struct error *error)
 	if (copy == NULL || server_config_grow(&config->commands, config->command_count,
 				    sizeof(*config->commands)) < 0) {
 		free(copy);
-		return error_set(error, -ENOMEM, "no memory for another command");
+		return error_set(error, -ENOMEM, "no memory for a command");
 	}
 	config->commands[config->command_count++] = copy;
 	return 0;
@@ -125,7 +125,7 @@ static int add_push_place(void *object, const char *text, struct error *error)
 	if (rc == 0 && server_config_grow(&config->push_places, config->push_place_count,
 			       sizeof(*config->push_places)) < 0) {
 		place_fini(&place);
-		rc = error_set(error, -ENOMEM, "no memory for a place");
+		rc = error_set(error, -ENOMEM, "no memory for a destination");
 	}
 	if (rc == 0) {
 		config->push_places[config->push_place_count++] = place;
@@ -141,7 +141,7 @@ static int set_arena_key(struct server_arena *arena, const char *text, struct er
 		int rc = units_parse_bytes(text + 5, &arena->bytes, error);
 
 		return rc == 0 && arena->bytes < ARENA_DEVICE_BYTES_MIN
-			       ? error_set(error, -ERANGE, "a size of less than 256K is too little")
+			       ? error_set(error, -ERANGE, "the size must be at least 256K")
 			       : rc;
 	}
 	if (strcmp(text, "spill=ram") == 0 || strcmp(text, "spill=wait") == 0) {
@@ -165,11 +165,9 @@ static int set_arena(void *object, const char *text, struct error *error)
 
 	if (strncmp(text, prefix, strlen(prefix)) != 0) {
 		return error_set(error, -EINVAL,
-			"'%s' is not an arena; it is written "
-			"p2pmem:BDF[,size=SIZE][,spill=ram|wait], "
-			"with the address of a PCI device. Memory of network cards (dma-buf) "
-			"cannot be "
-			"used: disks take no such memory",
+			"'%s' is not an arena; write p2pmem:BDF[,size=SIZE][,spill=ram|wait] with "
+			"the address of a PCI device (memory of network cards, dma-buf, cannot be "
+			"used, because disks do not accept it)",
 			log_escape(shown, sizeof(shown), text, strlen(text)));
 	}
 	copy = strdup(text + strlen(prefix));
@@ -201,7 +199,7 @@ static int set_idle_timeout(void *object, const char *value, struct error *error
 	rc = units_parse_time(value, idle_timeout_ns, error);
 	if (rc == 0 && *idle_timeout_ns < ENGINE_IDLE_TIMEOUT_NS_MIN) {
 		rc = error_set(error, -ERANGE,
-			"a connection needs 100ms at least; \"off\" is for no limit");
+			"the time must be at least 100ms; use \"off\" for no limit");
 	}
 	return rc;
 }
@@ -427,77 +425,78 @@ static const char *const spin_words[] = {
 
 static const struct field fields[] = {
 	{ "export", "NAME=PATH[,KEY=VALUE]...",
-		"serve PATH as NAME; =PATH is the default export. Write \\= for = in NAME and \\, "
-		"for a comma in PATH or a value. The keys are below",
+		"serve PATH as export NAME (=PATH: as the default export). Write \\= for = in "
+		"NAME, and \\, for a comma in PATH or a value. The keys are listed below",
 		.letter = 'e', .flags = FIELD_REPEATS, .set = add_export },
 	{ "listen", "URI",
-		"nbd://HOST[:PORT], nbd+unix:///?socket=PATH, with nbds for require (see TLS "
-		"below), gmb+unix:///?socket=PATH or gmb://HOST[:PORT][?provider=tcp|verbs|ofi-tcp]"
-		", with insecure-network=yes beyond loopback, or push+unix and push in the same "
-		"form, for gmblock push; port 0 picks a free one; may be repeated (default: "
-		"nbd://127.0.0.1:10809)",
+		"address to listen on: nbd://HOST[:PORT] or nbd+unix:///?socket=PATH (nbds: same "
+		"as --tls=require), gmb+unix:///?socket=PATH or "
+		"gmb://HOST[:PORT][?provider=tcp|verbs|ofi-tcp] (add insecure-network=yes beyond "
+		"loopback), or push+unix and push in the same form, for gmblock push; port 0 picks "
+		"a free port; can be repeated (default: nbd://127.0.0.1:10809)",
 		.letter = 'l', .flags = FIELD_REPEATS | FIELD_RESTART, .set = add_listen,
 		.same = same_listens },
 	{ "access", "RULE",
-		"who may use which export: [NAME:] [CONDITION]... rights=rw|ro|none, of which the "
-		"first that holds decides; conditions are psk=NAME, cert-cn=NAME, cert-dn=DN, "
+		"access rule: [NAME:] [CONDITION]... rights=rw|ro|none; the first rule that "
+		"matches decides; conditions are psk=NAME, cert-cn=NAME, cert-dn=DN, "
 		"cert-san=TYPE:VALUE, cert-fingerprint=HASH, key-fingerprint=HASH, uid=N, "
-		"address=NETWORK and tls=true|false; may be repeated (default: everybody who can "
-		"connect)",
+		"address=NETWORK and tls=true|false; can be repeated (default: all clients have "
+		"access)",
 		.flags = FIELD_REPEATS, .set = add_access },
 	{ "config", "FILE",
-		"read exports, addresses, rules of access and limits from a YAML file; \"gmblock "
-		"reload\" reads it again",
+		"read exports, addresses, access rules and limits from a YAML file; \"gmblock "
+		"reload\" re-reads it",
 		.letter = 'c', .type = FIELD_TEXT, .flags = FIELD_ONCE, AT(config_path) },
-	{ "check", "FILE", "check such a file, and serve nothing", .type = FIELD_TEXT,
+	{ "check", "FILE", "check a configuration file and exit", .type = FIELD_TEXT,
 		.flags = FIELD_ONCE, AT(check_path) },
 	{ "export-folder", "DIR",
-		"where exports that are added while the server runs may lie, beside the folders "
-		"of those at the start; may be repeated",
+		"also allow \"gmblock export add\" below this directory; can be repeated",
 		.flags = FIELD_REPEATS | FIELD_RESTART | FIELD_IN_FILE, .set = add_export_folder,
 		.same = same_folders },
 	{ "push-to", "PLACE",
-		"where anybody may have this server push to, as for root and its own user: the "
-		"path of a Unix socket, a folder of them (with / at its end), or "
-		"ADDRESS[/BITS][,port=N|any]; nbd:PLACE, if servers there speak only NBD, and "
-		"over TLS nbds:PLACE,CREDENTIALS: tls-certificates=DIR[,tls-hostname=NAME] or "
-		"tls-psk-file=FILE,tls-username=NAME; may be repeated",
+		"destination that any client may push to (root and the server's user may push to "
+		"any): a Unix socket, a directory of sockets (ending in /), or "
+		"ADDRESS[/BITS][,port=N|any]; nbd:PLACE for servers that support only NBD; "
+		"nbds:PLACE,CREDENTIALS for NBD over TLS, with "
+		"tls-certificates=DIR[,tls-hostname=NAME] or tls-psk-file=FILE,tls-username=NAME; "
+		"can be repeated",
 		.flags = FIELD_REPEATS | FIELD_RESTART | FIELD_IN_FILE, .set = add_push_place,
 		.same = same_places },
 	{ "arena", "p2pmem:BDF[,size=SIZE][,spill=ram|wait]",
-		"memory of a PCI device for payload of exports with mode=device; when it is full, "
-		"requests have RAM or wait",
+		"memory of a PCI device for the payload of exports with mode=device; if it is "
+		"full, requests use RAM or wait",
 		.flags = FIELD_ONCE | FIELD_RESTART | FIELD_IN_FILE, .set = set_arena,
 		.same = same_arena },
 	{ "control", "PATH",
 		"control socket for \"gmblock stats\", \"trace\", \"rate\", \"export\" and "
-		"\"reload\", or none (default: in /run/gmblock-serve or $XDG_RUNTIME_DIR)",
+		"\"reload\"; \"none\" for no socket (default: in /run/gmblock-serve or "
+		"$XDG_RUNTIME_DIR)",
 		.type = FIELD_TEXT, .flags = FIELD_ONCE | FIELD_RESTART | FIELD_IN_FILE,
 		AT(control_path) },
 	{ "metrics", "URI",
-		"serve metrics for Prometheus at http://HOST:PORT, with insecure-network=yes "
-		"beyond loopback, or at http+unix:///?socket=PATH",
+		"serve metrics for Prometheus at http://HOST:PORT (add insecure-network=yes beyond "
+		"loopback) or http+unix:///?socket=PATH",
 		.type = FIELD_TEXT, .flags = FIELD_ONCE | FIELD_RESTART | FIELD_IN_FILE,
 		AT(metrics), .check = check_metrics, .same = same_metrics },
 	{ "run", "COMMAND",
-		"serve while a shell command runs, with $uri (and $unixsocket) set; may be "
-		"repeated, until one fails; the exit status is that of the command",
+		"serve while a shell command runs, with $uri (and $unixsocket) set; can be "
+		"repeated: commands run in order until one fails; exit with the status of the "
+		"command",
 		.flags = FIELD_REPEATS, .set = add_command },
-	{ "socket-mode", "MODE",
-		"rights on Unix sockets, such as 0660 (also socket-mode= in the URI of one)",
+	{ "socket-mode", "MODE", "mode of Unix sockets, such as 0660 (also socket-mode= in a URI)",
 		.type = FIELD_TEXT, .flags = FIELD_ONCE | FIELD_IN_FILE, AT(socket_mode),
 		.check = check_socket_mode },
-	{ "socket-group", "GROUP", "whose group rights these are (also socket-group=)",
+	{ "socket-group", "GROUP", "group of Unix sockets (also socket-group= in a URI)",
 		.type = FIELD_TEXT, .flags = FIELD_ONCE | FIELD_NOT_EMPTY | FIELD_IN_FILE,
 		AT(socket_group) },
-	{ "read-only", .help = "refuse writes to PATH", .type = FIELD_FLAG, AT(path_read_only) },
-	{ "user", "USER[:GROUP]", "listen as root, then become this user, who opens the disks",
+	{ "read-only", .help = "serve PATH read-only", .type = FIELD_FLAG, AT(path_read_only) },
+	{ "user", "USER[:GROUP]", "listen as root, then switch to this user before opening disks",
 		.type = FIELD_TEXT,
 		.flags = FIELD_ONCE | FIELD_NOT_EMPTY | FIELD_RESTART | FIELD_IN_FILE, AT(user),
 		.same = same_users },
 	{ "sandbox",
-		.help = "after the start, give up other files and system calls (auto: as far as "
-			"the kernel can, and not with --run)",
+		.help = "after the start, deny access to other files and system calls (auto: as "
+			"far as the kernel supports it, and not with --run)",
 		.type = FIELD_WORD, .flags = FIELD_RESTART | FIELD_IN_FILE, .words = sandbox_words,
 		AT(sandbox) },
 	SERVER_TLS_FIELDS(offsetof(struct server_config, tls)),
@@ -511,30 +510,31 @@ static const struct field fields[] = {
 	{ "max-connections", "N", "maximum connections (1024 per thread)", .type = FIELD_COUNT,
 		.flags = FIELD_LIMIT | FIELD_RESTART, .min = 1, .max = CONNECTIONS_MAX,
 		LIMIT(connections_max) },
-	{ "max-connections-per-peer", "N", "the same for each address or Unix user (half of that)",
+	{ "max-connections-per-peer", "N",
+		"maximum connections per address or Unix user (half of max-connections)",
 		.type = FIELD_COUNT, .flags = FIELD_LIMIT | FIELD_RESTART, .min = 1,
 		.max = CONNECTIONS_MAX, LIMIT(connections_per_peer_max) },
 	{ "max-handshakes", "N",
-		"maximum connections that have not chosen an export yet (128 per thread)",
+		"maximum connections in the handshake, before choosing an export (128 per thread)",
 		.type = FIELD_COUNT, .flags = FIELD_LIMIT | FIELD_RESTART, .min = 1,
 		.max = CONNECTIONS_MAX, LIMIT(handshakes_max) },
 	{ "handshake-timeout", "TIME", "time limit for choosing an export (10s)",
 		.type = FIELD_TIME, .flags = FIELD_LIMIT | FIELD_RESTART, .min = 1,
-		.low = "the handshake deadline cannot be turned off: silent connections would "
-		       "never go away",
+		.low = "the handshake timeout cannot be turned off: silent connections would never "
+		       "be closed",
 		LIMIT(handshake_timeout_ns) },
-	{ "idle-timeout", "TIME|off", "end connections that ask nothing for so long (off)",
+	{ "idle-timeout", "TIME|off", "close connections that send no request for this time (off)",
 		.flags = FIELD_LIMIT | FIELD_RESTART, .set = set_idle_timeout,
 		LIMIT(idle_timeout_ns) },
 	{ "max-inflight", "N", "maximum requests in flight per connection (128)",
 		.type = FIELD_COUNT, .flags = FIELD_LIMIT | FIELD_RESTART, .min = 1, .max = 65536,
 		LIMIT(inflight_max) },
-	{ "max-inflight-total", "N", "maximum requests in flight in all (1024 per thread)",
+	{ "max-inflight-total", "N", "maximum requests in flight in total (1024 per thread)",
 		.type = FIELD_COUNT, .flags = FIELD_LIMIT | FIELD_RESTART, .min = 1,
 		.max = 16777216, LIMIT(inflight_total_max) },
 	{ "spin",
-		.help = "poll for requests for up to 50 us before sleeping, where that pays "
-			"(auto, the default), or never",
+		.help = "poll for requests for up to 50 us before sleeping if it pays off (auto, "
+			"the default), or never",
 		.type = FIELD_WORD, .flags = FIELD_LIMIT | FIELD_RESTART, .words = spin_words,
 		LIMIT(spin) },
 	{ "path", .flags = FIELD_HIDDEN, .set = add_path }, /* the operand, after the options */

@@ -19,7 +19,7 @@ static int add_condition(
 {
 	int rc = access_rule_add(&((struct server_rule *)object)->access, kind, data, bytes);
 
-	return rc == -ENOMEM   ? error_set(error, rc, "no memory for a rule of access")
+	return rc == -ENOMEM   ? error_set(error, rc, "no memory for a access rule")
 	       : rc == -EEXIST ? error_set(error, -EINVAL, "it is given twice")
 			       : 0;
 }
@@ -67,8 +67,7 @@ static int add_san(void *object, const char *value, struct error *error)
 		}
 	}
 	return error_set(error, -EINVAL,
-		"'%s' does not say of which type it is; write dns:NAME, email:ADDRESS, uri:URI or "
-		"ip:ADDRESS",
+		"'%s' has no type; write dns:NAME, email:ADDRESS, uri:URI or ip:ADDRESS",
 		log_escape(shown, sizeof(shown), value, strlen(value)));
 }
 
@@ -77,7 +76,7 @@ static int add_network(void *object, const char *value, struct error *error)
 	uint8_t network[NETWORK_BYTES];
 	int rc = network_parse(value, network, error);
 
-	_Static_assert((int)NETWORK_BYTES == (int)ACCESS_NETWORK_BYTES, "they are the same");
+	_Static_assert((int)NETWORK_BYTES == (int)ACCESS_NETWORK_BYTES, "the two sizes are equal");
 	return rc < 0 ? rc : add_condition(object, ACCESS_NETWORK, network, sizeof(network), error);
 }
 
@@ -233,18 +232,17 @@ static int check_rule(const struct access_rule *rule, struct error *error)
 
 	if (psk && certificate) {
 		return error_set(error, -EINVAL,
-			"nobody proves both a pre-shared key and a certificate; make two rules of "
-			"it");
+			"no client has both a pre-shared key and a certificate; write two rules");
 	}
 	if ((psk || certificate) && tls != NULL && tls->data[0] == 0) {
 		return error_set(error, -EINVAL,
-			"nobody proves a %s without TLS; leave tls: false out",
+			"no client has a %s without TLS; leave out tls: false",
 			psk ? "pre-shared key" : "certificate");
 	}
 	if (condition_of(rule, ACCESS_UID) != NULL && condition_of(rule, ACCESS_NETWORK) != NULL) {
 		return error_set(error, -EINVAL,
-			"a user is known on Unix sockets only, which have no address; make two "
-			"rules of it");
+			"a uid is known only on Unix sockets, which have no address; write two "
+			"rules");
 	}
 	return 0;
 }
@@ -258,7 +256,7 @@ static int append_rule(struct server_access *access, struct access_rule *rule, c
 	int rc = check_rule(rule, error);
 
 	if (rc == 0 && count == ACCESS_RULES_MAX) {
-		rc = error_set(error, -EINVAL, "more than %d rules of access", ACCESS_RULES_MAX);
+		rc = error_set(error, -EINVAL, "more than %d access rules", ACCESS_RULES_MAX);
 	}
 	if (rc == 0 && (count & (count - 1)) == 0) { /* capacities are powers of two */
 		bigger = reallocarray(
@@ -270,7 +268,7 @@ static int append_rule(struct server_access *access, struct access_rule *rule, c
 		rule->text = strdup(text);
 	}
 	if (rc == 0 && (bigger == NULL || rule->origin == NULL || rule->text == NULL)) {
-		rc = error_set(error, -ENOMEM, "no memory for a rule of access");
+		rc = error_set(error, -ENOMEM, "no memory for a access rule");
 	}
 	if (rc < 0) {
 		access_rule_fini(rule);
@@ -380,7 +378,7 @@ static int parse_rule(
 	}
 	return has_rights ? 0
 			  : error_set(error, -EINVAL,
-				    "it has no rights; end it with rights=rw, rights=ro or "
+				    "rights are missing; end the rule with rights=rw, rights=ro or "
 				    "rights=none");
 }
 
@@ -430,7 +428,7 @@ static int add_option(
 	text = parse_name(text, scratch, &name);
 	option = option_for(config, name);
 	if (option == NULL) {
-		return error_set(error, -ENOMEM, "no memory for a rule of access");
+		return error_set(error, -ENOMEM, "no memory for a access rule");
 	}
 	rc = parse_rule(&rule, text, scratch, error);
 	if (rc < 0) {
@@ -447,7 +445,7 @@ int server_config_add_access(struct server_config *config, const char *text, str
 	int rc;
 
 	if (scratch == NULL) {
-		return error_set(error, -ENOMEM, "no memory for a rule of access");
+		return error_set(error, -ENOMEM, "no memory for a access rule");
 	}
 	rc = add_option(config, text, scratch, error);
 	free(scratch);
@@ -512,9 +510,8 @@ static int check_certificates(const struct server_config *config, struct error *
 	return rule == NULL || verifies
 		       ? 0
 		       : error_set(error, -EINVAL,
-				 "%s: the rule asks for a certificate, and no address asks its "
-				 "clients for one; add --tls-verify-peer, or tls-verify-peer: true "
-				 "to "
+				 "%s: the rule requires a certificate, but no address requests one "
+				 "from clients; add --tls-verify-peer, or tls-verify-peer: true to "
 				 "an address with TLS",
 				 rule->origin);
 }
@@ -565,7 +562,7 @@ static int build(const struct server_access *option, const struct server_access 
 		return 0;
 	}
 	if (count > ACCESS_RULES_MAX) {
-		return error_set(error, -EINVAL, "more than %d rules of access", ACCESS_RULES_MAX);
+		return error_set(error, -EINVAL, "more than %d access rules", ACCESS_RULES_MAX);
 	}
 	rules = malloc(count * sizeof(*rules));
 	if (rules != NULL) {
@@ -580,8 +577,7 @@ static int build(const struct server_access *option, const struct server_access 
 	}
 	free(rules);
 	return rules == NULL || rc < 0
-		       ? error_set(error, -ENOMEM, "no memory for %u rules of access",
-				 (uint32_t)count)
+		       ? error_set(error, -ENOMEM, "no memory for %u access rules", (uint32_t)count)
 		       : 0;
 }
 
@@ -634,8 +630,8 @@ int server_rate_add(struct server_rates *rates, struct server_rule *rule, const 
 	rates->rules = bigger != NULL ? bigger : rates->rules;
 	if (bigger == NULL || count == RATE_RULES_MAX) {
 		server_rule_fini(rule);
-		return bigger == NULL ? error_set(error, -ENOMEM, "no memory for a rule of rates")
-				      : error_set(error, -EINVAL, "more than %d rules of rates",
+		return bigger == NULL ? error_set(error, -ENOMEM, "no memory for a rate rule")
+				      : error_set(error, -EINVAL, "more than %d rate rules",
 						RATE_RULES_MAX);
 	}
 	rc = append_rule(&rates->conditions, &rule->access, origin, rule->text, error);
@@ -657,7 +653,7 @@ int server_rates_build(
 		rc = rate_rules_create(rates->conditions.rules, rates->rules,
 			rates->conditions.rule_count, rules_out);
 	}
-	return rc < 0 ? error_set(error, rc, "no memory for rates of identities") : 0;
+	return rc < 0 ? error_set(error, rc, "no memory for rate rules") : 0;
 }
 
 bool server_rates_same(const struct server_rates *a, const struct server_rates *b)

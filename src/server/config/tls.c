@@ -96,7 +96,7 @@ static int finish_listen(
 	}
 	if (entry->uri.tls && (own & BIT(KEY_MODE)) != 0 && tls->mode != TLS_REQUIRE) {
 		return error_set(error, -EINVAL,
-			"%s: %s demands TLS, and tls says otherwise; leave it out, or write nbd",
+			"%s: %s requires TLS, but tls does not; leave out tls, or write nbd",
 			entry->origin, entry->text);
 	}
 	if (entry->uri.tls) {
@@ -106,7 +106,7 @@ static int finish_listen(
 	if ((own & needs_tls) != 0 && (entry->given & BIT(KEY_MODE)) == 0 &&
 		common->mode == TLS_OFF) {
 		return error_set(error, -EINVAL,
-			"%s: %s has keys of TLS and does not use it; add tls: require, or tls: on",
+			"%s: %s has TLS keys but does not use TLS; add tls: require or tls: on",
 			entry->origin, entry->text);
 	}
 	return tls_fill(entry, common, error);
@@ -126,14 +126,13 @@ int server_tls_finish(struct server_config *config, struct error *error)
 	}
 	if (!used && config->tls.mode != TLS_OFF) {
 		return error_set(error, -EINVAL,
-			"--tls is given, and no address uses TLS; listen on an nbd:// or "
-			"nbd+unix:// address without tls: off, as gmb and push cannot be "
-			"encrypted");
+			"--tls is given, but no address uses TLS; listen on an nbd:// or "
+			"nbd+unix:// address without tls: off (gmb and push cannot be encrypted)");
 	}
 	if (!used && has_credentials(config)) {
 		return error_set(error, -EINVAL,
-			"credentials are given, and no address uses TLS; add --tls=require (or "
-			"--tls=on for clients with and without), or listen on an nbds:// URI");
+			"TLS credentials are given, but no address uses TLS; add --tls=require (or "
+			"--tls=on to allow clients without TLS), or listen on an nbds:// URI");
 	}
 	return 0;
 }

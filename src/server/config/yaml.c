@@ -67,8 +67,8 @@ static int yaml_read_file(struct config_yaml *yaml, const char *path, struct err
 	if (fstat(fd, &st) < 0) {
 		rc = error_set(error, -errno, "%s: %s", yaml->path, strerror(errno));
 	} else if (S_ISDIR(st.st_mode)) {
-		rc = error_set(error, -EISDIR, "%s: this is a directory; --config needs a file",
-			yaml->path);
+		rc = error_set(
+			error, -EISDIR, "%s: is a directory; --config needs a file", yaml->path);
 	} else if (S_ISREG(st.st_mode) && st.st_size > FILE_BYTES_MAX) {
 		rc = error_set(error, -EFBIG, "%s: larger than %d MiB; is this the right file?",
 			yaml->path, FILE_BYTES_MAX >> 20);
@@ -114,8 +114,8 @@ static int syntax_error(struct config_yaml *yaml, const yaml_parser_t *parser, s
 		return error_set(error, -ENOMEM, "%s: no memory to parse it", yaml->path);
 	}
 	if (parser->error == YAML_READER_ERROR) {
-		return error_set(error, -EINVAL, "%s: byte %zu: this is not YAML text: %s",
-			yaml->path, parser->problem_offset, problem);
+		return error_set(error, -EINVAL, "%s: byte %zu: not YAML text: %s", yaml->path,
+			parser->problem_offset, problem);
 	}
 	if (has_tab(yaml, &parser->problem_mark)) {
 		return complain_at(yaml, &parser->problem_mark, error,
@@ -169,7 +169,7 @@ static int parse_document(struct config_yaml *yaml, yaml_parser_t *parser, struc
 	root = yaml_document_get_root_node(&second);
 	if (root != NULL) {
 		rc = complain_at(yaml, &root->start_mark, error,
-			"a second document starts here; put everything in one");
+			"a second document starts here; use a single document");
 	}
 	yaml_document_delete(&second);
 	return rc < 0 ? rc : check_scalars(yaml, error);
@@ -221,11 +221,11 @@ static int check_shape(struct config_yaml *yaml, yaml_parser_t *parser, struct e
 		}
 		if (has_anchor(&event)) {
 			rc = complain_at(yaml, &event.start_mark, error,
-				"anchors (&name) and aliases (*name) are not supported; write the "
-				"value out");
+				"anchors (&name) and aliases (*name) are not supported; write out "
+				"the value");
 		} else if (depth > DEPTH_MAX) {
-			rc = complain_at(yaml, &event.start_mark, error,
-				"this is nested deeper than any configuration");
+			rc = complain_at(
+				yaml, &event.start_mark, error, "this is nested too deeply");
 		}
 		at_end = event.type == YAML_STREAM_END_EVENT;
 		yaml_event_delete(&event);

@@ -94,8 +94,8 @@ static void open_door(struct door *door)
 		return;
 	}
 	log_limited(&acceptor->failures, ring_batch_ns(acceptor->ring), LOG_LEVEL_WARNING, "%s",
-		"accept no connections on Unix sockets for a moment: clients have sent too many "
-		"open files that take long to close");
+		"pausing connections on Unix sockets: clients have sent too many open files that "
+		"are slow to close");
 	ring_timer(acceptor->ring, &door->op, ACCEPT_PAUSE_NS, pause_done);
 }
 
@@ -171,8 +171,7 @@ static bool listen_accept_refuse(
 	struct acceptor *acceptor, const struct peer *peer, uint32_t limit, const char *of_what)
 {
 	log_limited(&acceptor->refusals[peer->listener], ring_batch_ns(acceptor->ring),
-		LOG_LEVEL_WARNING,
-		"refused a connection from %s: the limit of %u connections%s is reached",
+		LOG_LEVEL_WARNING, "connection from %s rejected: limit of %u connections%s reached",
 		peer->text, limit, of_what);
 	return false;
 }
@@ -203,8 +202,8 @@ static bool listen_accept_admit(struct acceptor *acceptor, struct peer *peer)
 	}
 	if (atomic_load_explicit(&count->connections, memory_order_relaxed) >=
 		options->connections_per_peer_max) {
-		return listen_accept_refuse(acceptor, peer, options->connections_per_peer_max,
-			" for each address or user");
+		return listen_accept_refuse(
+			acceptor, peer, options->connections_per_peer_max, " per address or user");
 	}
 	count_connection(acceptor, count, peer);
 	return true;
@@ -285,7 +284,7 @@ static void pause_door(struct door *door, int result)
 	struct acceptor *acceptor = door->acceptor;
 
 	log_limited(&acceptor->failures, ring_batch_ns(acceptor->ring), LOG_LEVEL_ERROR,
-		"cannot accept connections for a moment: %s%s", strerror(-result),
+		"cannot accept connections, retrying: %s%s", strerror(-result),
 		result == -EMFILE || result == -ENFILE
 			? "; raise the limit on open files (LimitNOFILE=, ulimit -n)"
 			: "");
@@ -362,7 +361,7 @@ static int open_all_inner(
 		}
 		rc = reactor_call(options->reactors[0], open_inner, &opening);
 		if (rc != 0) {
-			error_set(error, rc, "the first reactor does not answer");
+			error_set(error, rc, "the first reactor thread does not respond");
 		} else if (opening.result != 0) {
 			rc = opening.result;
 		} else {
@@ -371,7 +370,7 @@ static int open_all_inner(
 	}
 	if (rc != 0 && acceptor->inner_count > 0 &&
 		reactor_call(options->reactors[0], close_inner, acceptor) != 0) {
-		log_error("%s", "listeners stay open: the first reactor does not answer");
+		log_error("%s", "listeners stay open: the first reactor thread does not respond");
 	}
 	return rc;
 }

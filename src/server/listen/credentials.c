@@ -75,7 +75,7 @@ static int listen_credentials_load(
 
 	if (rc < 0) {
 		explain_member(member, error);
-		error_prefix(error, "no TLS at %s", member->label);
+		error_prefix(error, "cannot set up TLS at %s", member->label);
 	}
 	return rc;
 }
@@ -210,7 +210,7 @@ void credentials_tell(const struct credentials *credentials, const struct creden
 		list_files(member, set->contexts[i], files);
 		if (files[0] != '\0' || counts.end > 0) {
 			const char *text = counts.end > 0 ? forecast_text(&counts, ends)
-							  : "no connection ends";
+							  : "no connection is closed";
 
 			snprintf(line, sizeof(line), "TLS at %s: %s%s%s", member->label, files,
 				files[0] != '\0' ? " changed; " : "", text);
@@ -267,7 +267,7 @@ static int open_place(struct place *place, struct error *error)
 		rc = tls_client_context(place->opened, &context, error);
 	}
 	if (rc < 0) {
-		error_prefix(error, "no TLS for --push-to %s",
+		error_prefix(error, "cannot set up TLS for --push-to %s",
 			log_escape(shown, sizeof(shown), place->text, strlen(place->text)));
 		return rc;
 	}

@@ -78,25 +78,24 @@ int listener_tcp_error(const struct export_uri *uri, int code, struct error *err
 	case EADDRINUSE:
 		if (uri->port == 0) {
 			return error_set(error, code,
-				"cannot listen on %s: no local port is free; name one "
-				"(ss -tan shows those in use), or widen the range that the system "
-				"takes them from (sysctl net.ipv4.ip_local_port_range)",
+				"cannot listen on %s: no free local port; choose a port (ss -tan "
+				"lists those in use), or widen the port range (sysctl "
+				"net.ipv4.ip_local_port_range)",
 				shown);
 		}
 		return error_set(error, code,
-			"cannot listen on %s: the port is in use by another program; stop it "
-			"(ss -ltnp shows it; where it shows no process, a server was killed, and a "
-			"write of it has not ended yet), or choose another port (:0 takes any free "
-			"one)",
+			"cannot listen on %s: the port is in use by another program; stop it (ss "
+			"-ltnp lists it; if no process is shown, a write of a killed server is "
+			"still in progress), or choose another port (:0 picks a free one)",
 			shown);
 	case EACCES:
 		return error_set(error, code,
-			"cannot listen on %s: ports below 1024 need privilege "
-			"(CAP_NET_BIND_SERVICE); choose a higher one",
+			"cannot listen on %s: ports below 1024 need CAP_NET_BIND_SERVICE; choose a "
+			"higher port",
 			shown);
 	case EADDRNOTAVAIL:
 		return error_set(error, code,
-			"cannot listen on %s: this machine does not have that address", shown);
+			"cannot listen on %s: this machine does not have the address", shown);
 	default:
 		return error_set(error, code, "cannot listen on %s: %s", shown, strerror(-code));
 	}
@@ -211,7 +210,7 @@ static int listen_resolve(
 
 	return rc == 0 ? 0
 		       : error_set(error, rc == EAI_SYSTEM ? -errno : -EADDRNOTAVAIL,
-				 "cannot listen on %s: the host '%s' has no address here: %s",
+				 "cannot listen on %s: cannot resolve host '%s': %s",
 				 show_uri(uri, shown), uri->host,
 				 rc == EAI_SYSTEM ? strerror(errno) : gai_strerror(rc));
 }
@@ -274,9 +273,9 @@ static int kind_open(const struct export_uri *uri, struct listener *listener, st
 	freeaddrinfo(list);
 	if (!is_here && !may_be_seen) {
 		return error_set(error, -EACCES,
-			"cannot listen on %s: %s has no encryption yet, and whoever reaches that "
+			"cannot listen on %s: %s is not encrypted, so any host that can reach the "
 			"address could use the disks; listen on 127.0.0.1, or add "
-			"insecure-network=yes to the URI where the network is trusted",
+			"insecure-network=yes to the URI on a trusted network",
 			show_uri(uri, shown), uri->protocol);
 	}
 	rc = set_tcp_uri(listener, uri->protocol, uri->host, uri->port, error);
@@ -298,8 +297,8 @@ void listener_is_bound(struct listener *listener)
 	if (is_ipv4 || strcmp(listener->uri.host, "::") == 0) {
 		char *host = strdup(is_ipv4 ? "127.0.0.1" : "::1");
 
-		log_warning("port %u is open to the whole network, and %s has no encryption: "
-			    "whoever reaches this machine can use the disks",
+		log_warning("port %u is open to the whole network, and %s is not encrypted: any "
+			    "host that can reach this machine can use the disks",
 			listener->uri.port, listener->uri.protocol);
 		if (host != NULL) { /* otherwise the URI is printed as written */
 			free(listener->uri.host);
@@ -319,8 +318,8 @@ static int unix_address(const struct export_uri *uri, union address *address,
 
 	if (uri->socket_path_bytes > room) {
 		return error_set(error, -ENAMETOOLONG,
-			"cannot listen on %s: the socket path is %u bytes long, the system allows "
-			"%zu; choose a shorter one",
+			"cannot listen on %s: the socket path has %u bytes, the limit is %zu; "
+			"choose a shorter path",
 			show_uri(uri, shown), uri->socket_path_bytes, room);
 	}
 	if (is_abstract && uri->socket_path_bytes == 1) {
@@ -383,8 +382,8 @@ static int listen_remove_stale(const struct export_uri *uri, const union address
 	show_uri(uri, shown);
 	if (path[0] != '\0' && (lstat(path, &st) < 0 || !S_ISSOCK(st.st_mode))) {
 		return error_set(error, -EEXIST,
-			"cannot listen on %s: the path exists and is not a socket; it is left "
-			"alone, choose another path",
+			"cannot listen on %s: the path exists and is not a socket; choose another "
+			"path",
 			shown);
 	}
 	probe = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -396,10 +395,10 @@ static int listen_remove_stale(const struct export_uri *uri, const union address
 	close(probe);
 	if (ended > 0) {
 		return error_set(error, -EADDRINUSE,
-			"cannot listen on %s: process %ld, which listened on this socket, has "
-			"ended, but the kernel keeps it open until all that was begun is over "
-			"(a write to a disk that hangs, for example), or another process has it; "
-			"start again when that has ended, or choose another path",
+			"cannot listen on %s: the socket of process %ld, which has exited, is "
+			"still open, because a request is still in progress (such as a write to a "
+			"hanging disk) or another process has the socket; retry later, or choose "
+			"another path",
 			shown, (long)ended);
 	}
 	if (path[0] == '\0' || (code != -ECONNREFUSED && code != -ENOENT)) {
@@ -410,12 +409,11 @@ static int listen_remove_stale(const struct export_uri *uri, const union address
 	}
 	if (unlink(path) < 0 && errno != ENOENT) {
 		return error_set(error, -errno,
-			"cannot listen on %s: the socket file is left over from an earlier server "
-			"and cannot be removed: %s",
+			"cannot listen on %s: cannot remove the socket file of an earlier server: "
+			"%s",
 			shown, strerror(errno));
 	}
-	log_info("removed the socket file %s that an earlier server left behind",
-		export_uri_label(label, uri));
+	log_info("removed the socket file %s of an earlier server", export_uri_label(label, uri));
 	return 0;
 }
 
@@ -528,8 +526,8 @@ static int listen_set_rights(
 
 	if (path[0] == '\0' && (uri->socket_mode != NULL || uri->socket_group != NULL)) {
 		return error_set(error, -EINVAL,
-			"cannot listen on %s: an abstract socket has neither mode nor group, and "
-			"everybody may connect",
+			"cannot listen on %s: an abstract socket has neither mode nor group; any "
+			"local process can connect",
 			show_uri(uri, shown));
 	}
 	if (uri->socket_group != NULL) {
@@ -542,8 +540,8 @@ static int listen_set_rights(
 		}
 		if (lchown(path, (uid_t)-1, group->gr_gid) < 0) {
 			return error_set(error, -errno,
-				"cannot give %s to the group '%s': %s; the server's user must be a "
-				"member of it",
+				"cannot change the group of %s to '%s': %s; the server's user must "
+				"be a member of the group",
 				show_uri(uri, shown), uri->socket_group, strerror(errno));
 		}
 		listener->has_group = true;
@@ -658,7 +656,7 @@ static int adopt_address(
 		return set_unix_uri(listener, protocol, path, len, error);
 	}
 	if (address.any.sa_family != AF_INET && address.any.sa_family != AF_INET6) {
-		return error_set(error, -EAFNOSUPPORT, "it is neither TCP nor Unix");
+		return error_set(error, -EAFNOSUPPORT, "it is neither a TCP nor a Unix socket");
 	}
 	if (getnameinfo(&address.any, bytes, host, sizeof(host), NULL, 0, NI_NUMERICHOST) != 0) {
 		return error_set(error, -EINVAL, "its address cannot be read");

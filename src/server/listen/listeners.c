@@ -179,8 +179,8 @@ static int adopt_settings(struct opening *opening, uint32_t adopted_count,
 		}
 		if (is_set && !server_tls_equal(listener->settings, &entry->tls)) {
 			return error_set(error, -EINVAL,
-				"%s and another address are one socket of the service manager, and "
-				"their TLS differs",
+				"%s and another address share a socket of the service manager, but "
+				"have different TLS settings",
 				entry->text);
 		}
 		listeners_set_tls(listener, &entry->tls);

@@ -256,22 +256,23 @@ static void listen_reach_warn(
 	const struct listener *listener, const struct bound *place, bool admits_all)
 {
 	const char *clear =
-		listener->settings->mode == TLS_ON ? "TLS is not required" : "there is no TLS";
-	const char *on_the_way = "what clients send and receive can be read and changed on the way";
+		listener->settings->mode == TLS_ON ? "does not require TLS" : "has no TLS";
+	const char *on_the_way = "traffic can be read and modified";
 	char host[INET6_ADDRSTRLEN] = "?";
 
 	if (reach_is_wildcard(place)) {
-		log_warning("port %u is open to the whole network, and %s: %s; see --tls",
+		log_warning("port %u is open to the whole network and %s: %s; see --tls",
 			place->port, clear,
-			admits_all ? "whoever reaches this machine can use the disks" : on_the_way);
+			admits_all ? "any host that can reach this machine can use the disks"
+				   : on_the_way);
 		return;
 	}
 	inet_ntop(place->family,
 		place->family == AF_INET ? (const void *)&place->ipv4 : (const void *)&place->ipv6,
 		host, sizeof(host));
-	log_warning("port %u of %s can be reached from the network, and %s: %s; see --tls",
+	log_warning("port %u of %s can be reached from the network and %s: %s; see --tls",
 		place->port, host, clear,
-		admits_all ? "whoever reaches that address can use the disks" : on_the_way);
+		admits_all ? "any host that can reach the address can use the disks" : on_the_way);
 }
 
 void reach_warn(const struct listener *listeners, uint32_t listener_count, bool admits_all)

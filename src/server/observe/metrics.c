@@ -20,7 +20,7 @@ enum {
 
 _Static_assert(
 	(int)BUCKET_FIRST < (int)PATH_LATENCY_PARTS && (int)BUCKET_LAST < (int)PATH_LATENCY_BUCKETS,
-	"the rows that are told");
+	"the first and last reported buckets exist");
 
 /* The object that a sample describes. */
 struct subject {
@@ -293,7 +293,7 @@ static void write_process(const struct writer *w)
 {
 	static const struct subject whole;
 
-	metrics_write_head(w, "build_info", METRIC_GAUGE, NULL, "The version of the server");
+	metrics_write_head(w, "build_info", METRIC_GAUGE, NULL, "Version of the server");
 	write_gauge(w, "build_info", &whole, "version=\"" GMBLOCK_VERSION "\"", COUNTER_ITEMS, 1);
 	metrics_write_head(
 		w, "uptime_seconds", METRIC_GAUGE, "seconds", "Time since the server started");
@@ -307,8 +307,8 @@ static void write_rules(const struct writer *w)
 
 	if (count > 0) {
 		metrics_write_head(w, "rule_identities", METRIC_GAUGE, NULL,
-			"Identities with connections that go by a rate rule, which is named by its "
-			"place in the configuration, from 1");
+			"Identities with connections that a rate rule applies to, by the position "
+			"of the rule in the configuration, from 1");
 	}
 	for (uint32_t i = 0; i < count; i++) {
 		static const struct subject whole;
@@ -325,7 +325,7 @@ static void write_rules(const struct writer *w)
 static void write_errors(const struct writer *w)
 {
 	metrics_write_head(w, "export_errors", METRIC_COUNTER, NULL,
-		"Requests that the disk failed, by the error");
+		"Requests that failed on the disk, by error");
 	for (uint32_t i = 0; i < w->summary->view->export_count; i++) {
 		for (uint32_t slot = 0; slot < PATH_ERROR_COUNT; slot++) {
 			struct subject subject = of_export(w->summary->view->exports[i]);
@@ -397,8 +397,8 @@ static void write_phases(const struct writer *w, const struct path_stats *sums)
 	static const char name[] = "request_phase_seconds";
 
 	metrics_write_head(w, name, METRIC_HISTOGRAM, "seconds",
-		"Time that requests were in a phase: waiting for memory, turn or payload; only the "
-		"disk at work; disk and network at work; only the network at work");
+		"Time that requests spent in each phase: waiting for memory, a rate limit or "
+		"payload; disk only; disk and network; network only");
 	for (uint32_t i = 0; i < w->summary->view->export_count * STORE_OP_COUNT; i++) {
 		uint32_t index = i / STORE_OP_COUNT;
 		int op = (int)(i % STORE_OP_COUNT);
@@ -444,8 +444,8 @@ static void write_operations(struct writer *w)
 			add(w, &subject, &sums[i], false);
 		}
 	}
-	write_requests(
-		w, "", "Time from the decoding of a request to the moment its reply was passed on");
+	write_requests(w, "",
+		"Time from the decoding of a request until its reply was passed to the kernel");
 	write_phases(w, sums);
 	free(sums);
 }
@@ -470,7 +470,7 @@ static void write_clients(struct writer *w)
 			}
 		}
 	}
-	write_requests(w, "client_", "Time that requests of a client took");
+	write_requests(w, "client_", "Duration of a client's requests");
 }
 
 int metrics_format(

@@ -44,11 +44,11 @@ static int scrape_take_parameter(
 		return 0; /* uri_parse() has handled it */
 	}
 	if (strcmp(parameter->name, "insecure-network") != 0 || uri->is_unix) {
-		return error_set(error, -EINVAL, "it has no parameter \"%s\"",
+		return error_set(error, -EINVAL, "unknown parameter \"%s\"",
 			log_escape(shown, sizeof(shown), parameter->name, strlen(parameter->name)));
 	}
 	if (strcmp(parameter->value, "yes") != 0 && strcmp(parameter->value, "no") != 0) {
-		return error_set(error, -EINVAL, "insecure-network is yes or no");
+		return error_set(error, -EINVAL, "insecure-network must be yes or no");
 	}
 	free(uri->insecure_network);
 	uri->insecure_network = parameter->value;
@@ -68,13 +68,14 @@ static int scrape_take_parts(struct export_uri *uri, struct uri *parts, struct e
 			error, -EINVAL, "write http://HOST:PORT or http+unix:///?socket=PATH");
 	}
 	if (parts->user != NULL) {
-		return error_set(error, -EINVAL, "it has no users");
+		return error_set(error, -EINVAL, "the URI cannot have a user");
 	}
 	if (parts->path_bytes != 0 && strcmp(parts->path, page_name) != 0) {
-		return error_set(error, -EINVAL, "the path of metrics is always /%s", page_name);
+		return error_set(error, -EINVAL, "the path must be /%s", page_name);
 	}
 	if (!parts->is_unix && !parts->has_port) {
-		return error_set(error, -EINVAL, "a port is needed, as in http://127.0.0.1:9464");
+		return error_set(error, -EINVAL,
+			"the port is missing; write it as in http://127.0.0.1:9464");
 	}
 	while ((rc = uri_next_parameter(&parts->query, &parameter, error)) == 1) {
 		rc = scrape_take_parameter(uri, &parameter, error);
@@ -145,9 +146,9 @@ static int check_reach(
 	}
 	if (!is_here && !may_be_seen) {
 		return error_set(error, -EACCES,
-			"whoever reaches that address could read the names of exports and "
+			"any host that can reach the address could read the names of exports and "
 			"clients; listen on 127.0.0.1 or a Unix socket, or add "
-			"?insecure-network=yes to the URI where the network is trusted");
+			"?insecure-network=yes to the URI on a trusted network");
 	}
 	return 0;
 }
@@ -277,7 +278,8 @@ static const struct control_page page = {
 
 /* --- life ---------------------------------------------------------------------------------- */
 
-_Static_assert((int)CONTROL_SOCKETS_MAX >= (int)LISTENER_SOCKETS_MAX, "all sockets of an address");
+_Static_assert((int)CONTROL_SOCKETS_MAX >= (int)LISTENER_SOCKETS_MAX,
+	"one slot for each socket of an address");
 
 int scrape_open(struct listener *listener, const struct server_view *view,
 	struct scrape **scrape_out, struct error *error)

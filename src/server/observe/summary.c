@@ -17,7 +17,7 @@ static const struct counter export_list[] = {
 	EXPORT(size_bytes, BYTES, "size", "Size of the export", .metric = "export_size_bytes"),
 	EXPORT(connections, ITEMS, "connections", "Connections that use the export"),
 	EXPORT(read_only, BOOL, "read_only", "No client can write to the export"),
-	EXPORT(started_permille, PERMILLE, "started", "Part of the store's start that is done",
+	EXPORT(started_permille, PERMILLE, "started", "Completed part of the store's start",
 		.metric = "export_started_ratio"),
 };
 
@@ -54,7 +54,7 @@ static const struct counter direction_list[] = {
 	DIRECTION(network_rate, BYTES_PER_SECOND, "network_bytes_per_second",
 		"Measured data rate of the network while large requests were split"),
 	DIRECTION(early_permille, PERMILLE, "early",
-		"How early the parts of a request complete: 0 all at its end, 0.5 evenly",
+		"How early the parts of a request complete: 0 all at its end, 0.5 evenly spread",
 		.metric = "export_overlap_early_ratio"),
 };
 

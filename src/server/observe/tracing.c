@@ -101,7 +101,7 @@ static int tracing_take_export(const struct tracing *tracing, const json_t *valu
 			return 0;
 		}
 	}
-	return error_set(error, -ENOENT, "the server has no export '%s'",
+	return error_set(error, -ENOENT, "there is no export '%s'",
 		log_escape(shown, sizeof(shown), name, bytes));
 }
 
@@ -185,7 +185,8 @@ static int tracing_begin(struct tracing *tracing, const json_t *arguments, struc
 
 	if (tracing->wanted > 0) {
 		return error_set(error, -EBUSY,
-			"another client is tracing requests of this server: one at a time");
+			"another client is already tracing requests of this server; try again "
+			"later");
 	}
 	rc = take_arguments(tracing, arguments, &options, error);
 	for (uint32_t i = 0; rc == 0 && i < tracing->view->reactor_count; i++) {

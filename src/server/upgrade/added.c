@@ -87,7 +87,7 @@ int upgrade_added_read(
 	}
 	server_settings_fini(&settings);
 	if (rc < 0) {
-		error_prefix(error, "an export that was added by a command");
+		error_prefix(error, "an export added by 'gmblock export add'");
 	}
 	return rc;
 }

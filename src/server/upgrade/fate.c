@@ -58,7 +58,7 @@ static void list_ends(const struct engine_fate *fate, bool in_handshake, char li
 
 		/* Sessions of a kind that can be handed over end only because of this layer. */
 		fate_add(list,
-			kind->can_pass != NULL ? "TLS whose records the server makes" : kind->name,
+			kind->can_pass != NULL ? "TLS not handled by the kernel" : kind->name,
 			fate->end[i].count);
 	}
 	fate_add(list, "no export chosen yet", in_handshake ? fate->handshakes : 0);
@@ -80,6 +80,7 @@ int upgrade_fate_refuse(const struct engine_fate *fate, bool in_handshake, struc
 
 	list_ends(fate, in_handshake, list);
 	return error_set(error, -ECONNABORTED,
-		"connections would end (%s); end them first, or upgrade without --all-or-nothing",
+		"connections would be closed (%s); close them first, or upgrade without "
+		"--all-or-nothing",
 		list);
 }

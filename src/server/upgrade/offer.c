@@ -17,7 +17,7 @@ enum {
 	OFFER_FILES = 3, /* the socket, standard error, the working directory */
 };
 
-_Static_assert((int)OFFER_FILES <= (int)CONTROL_FILES_MAX, "the offer is one note");
+_Static_assert((int)OFFER_FILES <= (int)CONTROL_FILES_MAX, "the offer fits into one note");
 
 int upgrade_offer_check(const struct upgrade_options *options, struct error *error)
 {
@@ -27,12 +27,12 @@ int upgrade_offer_check(const struct upgrade_options *options, struct error *err
 
 	if (options->config->command_count > 0) {
 		return error_set(error, -EOPNOTSUPP,
-			"the server belongs to its --run commands and ends with them");
+			"a server with --run commands ends with them and cannot be upgraded");
 	}
 	if (options->config->arena.given) {
 		return error_set(error, -EOPNOTSUPP,
-			"memory of a device (--arena) cannot be passed to another process; restart "
-			"the server");
+			"device memory (--arena) cannot be passed to another process; restart the "
+			"server");
 	}
 	for (uint32_t i = 0; i < options->listener_count; i++) {
 		if (options->listeners[i].fd_count == 0) {
@@ -49,10 +49,9 @@ int upgrade_offer_check(const struct upgrade_options *options, struct error *err
 
 		if (served->is_added && upgrade_added_write(&served->about, strings) < 0) {
 			return error_set(error, -EOPNOTSUPP,
-				"the keys of export \"%s\", which was added by a command, are too "
-				"long "
-				"to be told to another process; write it into the configuration "
-				"file, or remove it",
+				"the keys of export \"%s\", added by 'gmblock export add', are too "
+				"long to pass to another process; move the export to the "
+				"configuration file, or remove it",
 				log_escape(shown, sizeof(shown), export->name, export->name_bytes));
 		}
 		if (reason != NULL) {

@@ -141,8 +141,8 @@ void server_record_write(char path[SERVER_RECORD_PATH_BYTES])
 		rc = write_record(path, command, bytes);
 	}
 	if (rc < 0) {
-		log_debug("the arguments are not recorded: %s; \"gmblock upgrade\" needs a command "
-			  "behind --",
+		log_debug("cannot record the arguments: %s; \"gmblock upgrade\" will need a "
+			  "command after --",
 			strerror(-rc));
 		server_record_remove(path);
 	}
@@ -213,7 +213,7 @@ int server_record_read(pid_t pid, struct server_record *record, struct error *er
 	if (rc < 0) {
 		error_set(error, rc, "%s: %s", path, strerror(-rc));
 	} else if (ticks != recorded) {
-		rc = error_set(error, -ESRCH, "%s is of an earlier process", path);
+		rc = error_set(error, -ESRCH, "%s belongs to an earlier process", path);
 	}
 	if (rc < 0) {
 		server_record_fini(record);

@@ -119,7 +119,7 @@ int settle_begin(
 	int rc;
 
 	if (!settle_is_over(settle)) {
-		return error_set(error, -EBUSY, "disks are still being flushed");
+		return error_set(error, -EBUSY, "the disks are still being flushed");
 	}
 	forget_disks(settle);
 	rc = add_disks(settle, exports, error);
@@ -147,7 +147,7 @@ int settle_result(const struct settle *settle, struct error *error)
 
 		if (disk->result < 0) {
 			return error_set(error, disk->result,
-				"the disk of export \"%s\" has failed to flush: %s",
+				"cannot flush the disk of export \"%s\": %s",
 				log_escape(shown, sizeof(shown), export->name, export->name_bytes),
 				strerror(-disk->result));
 		}

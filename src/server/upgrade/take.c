@@ -146,7 +146,7 @@ static int keep_socket(
 	}
 	if (socket == NULL) {
 		close(message->fd);
-		return error_set(error, -ENOMEM, "there are too many listening sockets");
+		return error_set(error, -ENOMEM, "too many listening sockets");
 	}
 	*socket = found;
 	return 0;
@@ -165,8 +165,8 @@ static int keep_export(
 	struct before *entry = NULL;
 
 	if (rc < 0) {
-		return error_set(error, rc, "a disk of the old process cannot be claimed: %s",
-			strerror(-rc));
+		return error_set(
+			error, rc, "cannot take over a disk of the old process: %s", strerror(-rc));
 	}
 	if (take->export_count < SERVER_EXPORTS_MAX) {
 		entry = take_grow(&exports, &take->export_count, sizeof(*take->exports));
@@ -203,7 +203,7 @@ static int take_receive(
 		rc = error_set(error, -ECANCELED, "%.*s", (int)message->text_bytes, message->text);
 	}
 	if (rc < 0) {
-		error_prefix(error, "the server that runs has not handed over");
+		error_prefix(error, "the running server has not handed over");
 	}
 	return rc;
 }
@@ -213,7 +213,7 @@ static int out_of_turn(const struct upgrade_message *message, struct error *erro
 	if (message->fd >= 0) {
 		close(message->fd);
 	}
-	return error_set(error, -EPROTO, "a message %s of the old process out of turn",
+	return error_set(error, -EPROTO, "unexpected message %s from the old process",
 		upgrade_type_name(message->type));
 }
 
@@ -270,8 +270,8 @@ static int channel_of_environment(struct error *error)
 		getsockopt((int)fd, SOL_SOCKET, SO_TYPE, &type, &bytes) < 0 ||
 		type != SOCK_SEQPACKET || fcntl((int)fd, F_SETFD, FD_CLOEXEC) < 0) {
 		return error_set(error, -EINVAL,
-			"$%s is not a connection to a server that runs; it is set by \"gmblock "
-			"upgrade\"",
+			"$%s is not a connection to a running server; only \"gmblock upgrade\" "
+			"sets it",
 			variable);
 	}
 	(void)unsetenv(variable);
@@ -327,15 +327,15 @@ static int take_check_user(const struct upgrade_take *take, struct error *error)
 	socklen_t bytes = sizeof(peer);
 
 	if (getsockopt(take->channel, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) < 0) {
-		return error_set(error, -errno, "the user of the old process is not known: %s",
+		return error_set(error, -errno, "cannot determine the user of the old process: %s",
 			strerror(errno));
 	}
-	return peer.uid == geteuid() ? 0
-				     : error_set(error, -EPERM,
-					       "the server runs as user %u, and the new process "
-					       "would run as user "
-					       "%u; restart the server to change its user",
-					       (unsigned int)peer.uid, (unsigned int)geteuid());
+	return peer.uid == geteuid()
+		       ? 0
+		       : error_set(error, -EPERM,
+				 "the server runs as user %u, but the new process would run as "
+				 "user %u; restart the server to change its user",
+				 (unsigned int)peer.uid, (unsigned int)geteuid());
 }
 
 int upgrade_take_begin(struct upgrade_take *take, struct server_config *config, struct error *error)
@@ -350,7 +350,7 @@ int upgrade_take_begin(struct upgrade_take *take, struct server_config *config, 
 	}
 	take_standard_error();
 	rc = upgrade_send(take->channel, &hello);
-	return rc < 0 ? error_set(error, rc, "the server that runs is gone: %s", strerror(-rc))
+	return rc < 0 ? error_set(error, rc, "the running server has exited: %s", strerror(-rc))
 		      : receive_all(take, config, error);
 }
 
@@ -435,10 +435,11 @@ static int refuse_disk(const struct upgrade_taker *taker, const char *name, uint
 	char shown[NAME_SHOWN_BYTES];
 
 	return error_set(error, -EBUSY,
-		"the export \"%s\" has connections (%u), and the new process %s",
+		"the export \"%s\" has connections (%u), but the new process %s",
 		log_escape(shown, sizeof(shown), name, name_bytes), session_count,
-		take_find(taker, name, name_bytes, 0) == NULL ? "does not serve it"
-							      : "serves another disk by that name");
+		take_find(taker, name, name_bytes, 0) == NULL
+			? "does not serve it"
+			: "serves another disk under this name");
 }
 
 static int check_exports(
@@ -621,7 +622,7 @@ static int take_session(struct upgrade_take *take, const struct upgrade_taker *t
 	}
 	if (kind == NULL) {
 		return error_set(error, -EPROTONOSUPPORT,
-			"a connection speaks a protocol that cannot be taken over here");
+			"a connection uses a protocol that cannot be taken over");
 	}
 	if (before == NULL) {
 		return keep_late(take, kind, message, error);
@@ -638,7 +639,7 @@ static int keep_received(
 		take->received = malloc(ENGINE_PASS_LATER_BYTES_MAX);
 	}
 	if (take->received == NULL) {
-		return error_set(error, -ENOMEM, "no memory for what a connection has received");
+		return error_set(error, -ENOMEM, "no memory for received data of a connection");
 	}
 	if (message->offset == 0) {
 		take->received_count = 0;
@@ -709,13 +710,12 @@ static int check_kept(const struct upgrade_taker *taker, uint32_t count, struct 
 	if (rc < 0) {
 		return error_set(error, rc, "%s", server_call_error(rc));
 	}
-	return kept == count
-		       ? 0
-		       : error_set(error, -ECONNABORTED,
-				 "connections that the new process does not let in would end: "
-				 "%llu; its log says why; end them first, or upgrade without "
-				 "--all-or-nothing",
-				 (unsigned long long)(count - kept));
+	return kept == count ? 0
+			     : error_set(error, -ECONNABORTED,
+				       "connections that the new process does not accept would be "
+				       "closed: %llu (see its log); close them first, or upgrade "
+				       "without --all-or-nothing",
+				       (unsigned long long)(count - kept));
 }
 
 /* On failure, the other process is unaffected. The reactors are paused before READY, so that
@@ -751,8 +751,7 @@ static int take_sessions(struct upgrade_take *take, const struct upgrade_taker *
 		rc = upgrade_send(take->channel, &started);
 	}
 	return rc == 0 ? 0
-		       : error_set(error, rc,
-				 "the server that runs does not wait for this one any more: %s",
+		       : error_set(error, rc, "the running server has given up waiting: %s",
 				 strerror(-rc));
 }
 
@@ -776,7 +775,8 @@ int upgrade_take_over(
 	for (uint32_t i = 0; i < taker->reactor_count; i++) {
 		reactor_resume(taker->reactors[i]);
 	}
-	log_info("took over from another process: connections: %u, could not be passed: %u",
+	log_info(
+		"took over from another process: %u connections taken over, %u could not be passed",
 		message.passed_count, message.ended_count);
 	return 0;
 }

@@ -231,7 +231,7 @@ static bool upgrade_give_up(struct upgrade *upgrade, int code, const char *reaso
 	take_back_listeners(upgrade);
 	upgrade_forget(upgrade);
 	reload_begin(upgrade->options.reload);
-	error_set(&error, code, "the upgrade failed, and this server goes on: %s", reason);
+	error_set(&error, code, "upgrade failed, this server keeps running: %s", reason);
 	log_error("%s", error.text);
 	if (upgrade->client != NULL) {
 		control_fail(upgrade->client, code, error.text);
@@ -404,7 +404,7 @@ static void upgrade_leave(struct upgrade *upgrade)
 	}
 	/* Before the answer, because another client may request an upgrade after it. */
 	server_control_let_go(upgrade->control);
-	log_info("process %u serves now: connections passed within %.1f ms: %u, ended: %u",
+	log_info("process %u is now serving: connections passed within %.1f ms: %u, closed: %u",
 		upgrade->pid, (double)pause_ns / 1e6, upgrade->tell.passed_count,
 		upgrade->drained_count + upgrade->ended_count);
 	if (upgrade->client != NULL) {
@@ -418,7 +418,7 @@ static void upgrade_leave(struct upgrade *upgrade)
 	}
 	if (ask_all(upgrade, let_engine_go) < 0) {
 		/* The reactor would close connections of the new process. */
-		log_error("a thread does not answer any more: ended at once");
+		log_error("a thread does not respond: exiting immediately");
 		_exit(1);
 	}
 }
@@ -458,8 +458,7 @@ static void server_upgrade_tell_all(struct upgrade *upgrade)
 	}
 	if (rc < 0) {
 		if (is_there(upgrade)) {
-			(void)upgrade_give_up(
-				upgrade, rc, "the sockets and disks cannot be passed");
+			(void)upgrade_give_up(upgrade, rc, "cannot pass the sockets and disks");
 		}
 		return;
 	}
@@ -493,7 +492,8 @@ static bool upgrade_take_message(struct upgrade *upgrade, const struct upgrade_m
 		return !upgrade_give_up(upgrade, -ECANCELED, reason);
 	}
 	if (message->type != expected(upgrade)) {
-		return !upgrade_give_up(upgrade, -EPROTO, "the new process does not speak in turn");
+		return !upgrade_give_up(
+			upgrade, -EPROTO, "unexpected message from the new process");
 	}
 	if (message->type == UPGRADE_HELLO) {
 		upgrade->pid = message->pid;
@@ -518,7 +518,7 @@ static bool server_upgrade_receive(struct upgrade *upgrade)
 	}
 	if (rc < 0) {
 		return !upgrade_give_up(upgrade, rc,
-			rc == -ECONNRESET ? "the new process has ended before it could serve"
+			rc == -ECONNRESET ? "the new process exited before it could serve"
 					  : error.text);
 	}
 	if (message.fd >= 0) {
@@ -530,15 +530,15 @@ static bool server_upgrade_receive(struct upgrade *upgrade)
 static bool give_up_late(struct upgrade *upgrade)
 {
 	static const char *const reasons[UPGRADE_STATE_COUNT] = {
-		[UPGRADE_OFFERED] = "the new process has not come within 10 seconds",
+		[UPGRADE_OFFERED] = "the new process did not connect within 10 seconds",
 		[UPGRADE_TELLING] = "the new process does not receive",
 		[UPGRADE_PREPARING] = "the new process was not ready within 10 seconds",
 		[UPGRADE_FLUSHING] = "the disks were not flushed within 10 seconds",
 		[UPGRADE_SETTLING] = "the first thread of the server does not answer: a disk may "
 				     "hang",
-		[UPGRADE_PAUSING] = "requests in flight were not done within 5 seconds",
+		[UPGRADE_PAUSING] = "requests in flight did not complete within 5 seconds",
 		[UPGRADE_PASSING] = "the new process does not receive",
-		[UPGRADE_PASSED] = "the new process did not begin to serve within 5 seconds",
+		[UPGRADE_PASSED] = "the new process did not start serving within 5 seconds",
 	};
 
 	return !upgrade_give_up(upgrade, -ETIMEDOUT,
@@ -599,7 +599,7 @@ static bool pass_all(struct upgrade *upgrade)
 	if (rc < 0) {
 		return is_there(upgrade) &&
 		       !upgrade_give_up(
-			       upgrade, rc, "the connections cannot be sent to the new process");
+			       upgrade, rc, "cannot send the connections to the new process");
 	}
 	set_state_only(upgrade, UPGRADE_PASSED);
 	return false;
@@ -611,7 +611,8 @@ static bool give_up_waiting(struct upgrade *upgrade)
 	char reason[ERROR_TEXT_BYTES];
 
 	snprintf(reason, sizeof(reason),
-		"client %s has not received its answers within 20 seconds; end it, or try again",
+		"client %s has not received its replies within 20 seconds; close its connection, "
+		"or try again",
 		upgrade->peer);
 	return !upgrade_give_up(upgrade, -ETIMEDOUT, reason);
 }
@@ -773,7 +774,7 @@ int upgrade_timeout_ms(const struct upgrade *upgrade)
 static int check_possible(const struct upgrade *upgrade, struct error *error)
 {
 	if (upgrade->state != UPGRADE_IDLE) {
-		return error_set(error, -EBUSY, "an upgrade is under way already");
+		return error_set(error, -EBUSY, "an upgrade is already in progress");
 	}
 	if (upgrade->accepts_later) {
 		return error_set(error, -EBUSY,
@@ -781,11 +782,11 @@ static int check_possible(const struct upgrade *upgrade, struct error *error)
 			"a disk may hang");
 	}
 	if (upgrade->acceptor == NULL) {
-		return error_set(error, -EAGAIN, "the server does not serve yet; try again");
+		return error_set(error, -EAGAIN, "the server is still starting; try again");
 	}
 	if (!settle_is_over(upgrade->settle)) {
 		return error_set(error, -EBUSY,
-			"the disks are still being flushed for the upgrade before; try again");
+			"the disks are still being flushed for the previous upgrade; try again");
 	}
 	return upgrade_offer_check(&upgrade->options, error);
 }
@@ -827,8 +828,8 @@ static void begin_upgrade(void *context, struct control_client *client, const js
 		rc = upgrade_offer(client, &channel);
 		upgrade_tell_init(&upgrade->tell, channel);
 		if (rc < 0) {
-			error_set(&error, rc, "the new process cannot be offered a connection: %s",
-				strerror(-rc));
+			error_set(
+				&error, rc, "cannot connect to the new process: %s", strerror(-rc));
 			reload_begin(upgrade->options.reload);
 		}
 	}
@@ -848,7 +849,7 @@ static void end_upgrade(void *context, struct control_client *client)
 
 	GMB_ASSERT(upgrade->client == client);
 	upgrade->client = NULL;
-	control_fail(client, -ECANCELED, "nobody waits for the answer");
+	control_fail(client, -ECANCELED, "the client has disconnected");
 }
 
 const struct control_command upgrade_command = {
