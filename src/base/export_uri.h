@@ -28,10 +28,10 @@ enum {
 	EXPORT_URI_LABEL_BYTES = 160
 };
 
-/* What a server says of the snapshot that an export's name names: a client that hears it does not
- * wait for it. */
+/* The server's message if an export name contains the name of a deleted snapshot. A client that
+ * receives it does not wait for the snapshot. */
 #define EXPORT_URI_SNAPSHOT_GONE                                                                   \
-	"the snapshot was dropped, as writes needed its space (on-full=drop), or deleted"
+	"the snapshot was deleted, or dropped because writes needed its space (on-full=drop)"
 
 struct export_uri {
 	const char *protocol; /* static: "nbd" (also with TLS), "gmb" or "push" */

@@ -18,9 +18,9 @@ enum {
 
 #define NO_RULE UINT32_MAX
 
-_Static_assert(FOUND_MAX <= 300, "what a look-up keeps is small enough for the stack");
+_Static_assert(FOUND_MAX <= 300, "the state of a lookup fits on the stack");
 _Static_assert((uint64_t)ACCESS_RULES_MAX *ACCESS_KIND_COUNT * 4 <= UINT32_MAX,
-	"slots of the table are counted in 32 bits");
+	"table slots are counted in 32 bits");
 
 /* A value, stored once for all conditions that compare with it. */
 struct value {

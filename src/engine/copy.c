@@ -17,7 +17,7 @@
 /* Extents of a copy that has little memory. */
 enum { EXTENTS_FEW = 8 };
 
-_Static_assert(STEP_BYTES_MAX <= STORE_COPY_BYTES_MAX, "the store takes it in one part");
+_Static_assert(STEP_BYTES_MAX <= STORE_COPY_BYTES_MAX, "the store accepts a step as one part");
 
 enum piece_state {
 	PIECE_IDLE,
@@ -61,7 +61,7 @@ struct copy_room {
 	struct piece pieces[COPY_PIECES - 1];
 };
 
-_Static_assert(sizeof(struct copy_room) <= 16 << 10, "it fills its block");
+_Static_assert(sizeof(struct copy_room) <= 16 << 10, "the struct must fit into its block");
 
 struct session_copy {
 	struct session *session;
@@ -630,20 +630,20 @@ static int engine_copy_check(struct session *session, const struct session_copy_
 		session_export_find(session, options->source_name, options->source_name_bytes);
 
 	if (source == NULL || (engine_rights(session, source->export) & ENGINE_RIGHT_READ) == 0) {
-		*text = "there is no such export to copy from";
+		*text = "the source export does not exist";
 		return -ENOENT;
 	}
 	if (source->export->epoch != options->source_epoch) {
-		*text = "the export to copy from may have lost what was written to it";
+		*text = "the source export may have lost writes";
 		return -ESTALE;
 	}
 	if (!range_inside(
 		    options->source_offset, options->length, store_size(source->export->store))) {
-		*text = "the range runs past the end of the export to copy from";
+		*text = "the range extends past the end of the source export";
 		return -EINVAL;
 	}
 	if (engine_copy_overlaps(session, source, options)) {
-		*text = "the ranges are of one disk, and overlap";
+		*text = "the ranges overlap on the same disk";
 		return -EINVAL;
 	}
 	*source_out = source;

@@ -31,10 +31,10 @@ static const struct counter engine_counter_list[] = {
 		.metric = "requests_in_flight"),
 	SERVER(sessions_accepted, TOTAL, ITEMS, "connections_accepted", "Connections accepted"),
 	SERVER(sessions_refused, TOTAL, ITEMS, "connections_refused",
-		"Connections closed at once because of a limit"),
+		"Connections rejected because of a limit"),
 	SERVER(sessions_failed, TOTAL, ITEMS, "connections_failed",
-		"Connections ended by an error of the network or the client",
-		.metric = "connections_broken", .labels = "reason=\"error\"",
+		"Connections ended by a network or client error", .metric = "connections_broken",
+		.labels = "reason=\"error\"",
 		.family = "Connections that the server ended, by reason"),
 	SERVER(sessions_idle, TOTAL, ITEMS, "connections_idle",
 		"Connections ended by the idle timeout", .metric = "connections_broken",
@@ -73,11 +73,11 @@ static const struct counter engine_counter_list[] = {
 	SERVER(bytes_copied[COPY_ZEROES], TOTAL, BYTES, "bytes_copied_zeroes",
 		"Holes copied within the server", .metric = "copied_bytes",
 		.labels = "method=\"zeroes\""),
-	SERVER(push_tickets, TOTAL, ITEMS, "push_tickets", "Push tickets made",
+	SERVER(push_tickets, TOTAL, ITEMS, "push_tickets", "Push tickets issued",
 		.labels = "result=\"made\"",
-		.family = "Push tickets, by whether they were made here, or shown and refused"),
+		.family = "Push tickets issued by this server, or presented to it and rejected"),
 	SERVER(push_refusals, TOTAL, ITEMS, "push_tickets_refused",
-		"Push tickets shown that were not valid", .metric = "push_tickets",
+		"Presented push tickets that were not valid", .metric = "push_tickets",
 		.labels = "result=\"refused\""),
 	SERVER(pushes_done, TOTAL, ITEMS, "pushes_done",
 		"Pushes completed, as source or destination", .metric = "pushes",
@@ -91,7 +91,7 @@ static const struct counter engine_counter_list[] = {
 		"Connections whose TLS records are handled by the kernel"),
 	SERVER(tls_sessions_1_2, NOW, ITEMS, "tls_connections_1_2", "Connections with TLS 1.2"),
 	SERVER(tls_upgrading, NOW, ITEMS, "tls_handshakes_waiting",
-		"TLS handshakes under way, or waiting for a free slot"),
+		"TLS handshakes in progress or waiting for a free slot"),
 	SERVER(tls_handshakes, TOTAL, ITEMS, "tls_handshakes", "TLS handshakes that succeeded",
 		.labels = "result=\"done\"", .family = "TLS handshakes, by result"),
 	SERVER(tls_failed, TOTAL, ITEMS, "tls_handshakes_failed", "TLS handshakes that failed",
@@ -107,8 +107,8 @@ static const struct counter engine_counter_list[] = {
 		"Failed TLS handshakes: the client did not accept the server's credentials",
 		.metric = "tls_failures", .labels = "reason=\"server_refused\""),
 	SERVER(tls_failures[ENGINE_TLS_PROTOCOL], TOTAL, ITEMS, "tls_failures_protocol",
-		"Failed TLS handshakes: no TLS, or nothing in common", .metric = "tls_failures",
-		.labels = "reason=\"protocol\""),
+		"Failed TLS handshakes: no TLS, or no common version or cipher",
+		.metric = "tls_failures", .labels = "reason=\"protocol\""),
 	SERVER(tls_failures[ENGINE_TLS_CONNECTION], TOTAL, ITEMS, "tls_failures_connection",
 		"Failed TLS handshakes: the connection ended, or the time limit expired",
 		.metric = "tls_failures", .labels = "reason=\"connection\""),
@@ -385,8 +385,8 @@ static void expire_stalls(struct engine *engine, uint64_t now_ns)
 			now_ns - session->progress_ns >= engine->limits.stall_timeout_ns &&
 			path_client_is_wanted(&session->client) &&
 			session->kind->stalled(session)) {
-			session_terminate(
-				session, "it held what others waited for and made no progress");
+			session_terminate(session,
+				"it made no progress while holding memory that others waited for");
 		}
 	}
 }
@@ -407,10 +407,13 @@ static void expire_stopping(struct engine *engine, uint64_t now_ns)
 		}
 		if (session->stop_deadline_ns <= now_ns) {
 			session_terminate(session,
-				engine->draining ? "it did not finish before the server stopped"
+				engine->draining
+					? "its requests did not finish before the server stopped"
 				: session->chosen != NULL && session->chosen->removed
-					? "it did not finish before its export was removed"
-					: "it did not finish after it lost its rights");
+					? "its requests did not finish before its export was "
+					  "removed"
+					: "its requests did not finish in time after it lost its "
+					  "rights");
 			/* From here on, the session waits only for the kernel to complete its
 			 * operations. */
 			session->stop_deadline_ns = now_ns + ENGINE_STOP_LOOK_NS;
@@ -439,7 +442,7 @@ static void expire_if_idle(struct session *session, uint64_t now_ns, uint64_t *d
 		return;
 	}
 	engine->counters.sessions_idle++;
-	session_log(session, "was idle too long and is disconnected from");
+	session_log(session, "reached the idle timeout and is disconnected from");
 	session_terminate(session, NULL);
 }
 
@@ -589,7 +592,7 @@ static void begin_session(
 	 * session from another process is not part of a flood. */
 	if (record == NULL && engine->counters.handshakes >= engine->limits.handshakes_max) {
 		session_terminate(
-			handshake_to_end(engine), "too many connections were in the handshake");
+			handshake_to_end(engine), "too many connections in the handshake");
 	}
 	if (engine->accepted_peer != NULL) {
 		rc = record != NULL ? kind->adopt(service, endpoint, record)

@@ -377,7 +377,7 @@ void session_set_state(struct session *session, enum session_state state);
  *   when the caller should retry.
  * - -ETIMEDOUT: as -EAGAIN, but the session has waited nearly as long as the handshake timeout.
  */
-#define ENGINE_BARRIER_TEXT "operations that were begun before are still under way on the disk"
+#define ENGINE_BARRIER_TEXT "earlier operations on the disk are still in progress"
 GMB_MUST_CHECK int session_choose(struct session *session, struct engine_export *entry);
 /* Returns the reason for such an error, for the peer: a sentence without its full stop. */
 const char *session_choose_text(int result);

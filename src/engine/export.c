@@ -230,7 +230,7 @@ int export_start(struct export *export, struct engine *engine)
 
 		if (base == MAP_FAILED) {
 			return error_set(&start->error, -ENOMEM,
-				"out of memory: the disk needs %llu bytes to work with",
+				"out of memory: the disk needs a work area of %llu bytes",
 				(unsigned long long)bytes);
 		}
 		export->budget =
@@ -386,7 +386,7 @@ int engine_export_add(struct engine *engine, struct export *export, struct error
 	int rc;
 
 	if (engine_export_find(engine, export->name, export->name_bytes) != NULL) {
-		return error_set(error, -EEXIST, "an export of that name exists");
+		return error_set(error, -EEXIST, "an export with this name already exists");
 	}
 	rc = engine_export_prepare(engine, export, error);
 	if (rc == 0) {

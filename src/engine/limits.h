@@ -62,19 +62,19 @@ enum {
 /* A shorter timeout would cost more in checks than it saves in connections. */
 #define ENGINE_IDLE_TIMEOUT_NS_MIN (ENGINE_SECOND_NS / 10)
 
-_Static_assert(ENGINE_HANDSHAKES_MAX <= ENGINE_SESSIONS_MAX, "every handshake is a session");
+_Static_assert(ENGINE_HANDSHAKES_MAX <= ENGINE_SESSIONS_MAX, "each handshake is a session");
 _Static_assert(ENGINE_INFLIGHT_PER_SESSION_MAX <= ENGINE_INFLIGHT_MAX,
 	"a session cannot have more in flight than its engine");
 _Static_assert(ENGINE_MEMORY_BYTES_MAX / ENGINE_RESERVE_DIVISOR >=
 		       ENGINE_SESSIONS_MAX * PATH_RESERVE_BYTES,
 	"the default memory has a block for every session");
 _Static_assert(ARENA_SLAB_BYTES / ENGINE_RESERVE_DIVISOR >= PATH_RESERVE_BYTES,
-	"the least memory has one");
+	"the smallest memory has a block for one session");
 _Static_assert(ENGINE_LINGER_STOPPING_NS < ENGINE_LINGER_NS &&
 		       ENGINE_HANDSHAKE_STOPPING_NS < ENGINE_HANDSHAKE_TIMEOUT_NS &&
 		       ENGINE_BARRIER_PAUSE_SHARE > ENGINE_BARRIER_SHARE &&
 		       ENGINE_STALL_LOOK_NS < ENGINE_STALL_TIMEOUT_NS,
-	"stopping is faster, and a stall is seen in time");
+	"the server stops sooner, and detects a stall in time");
 
 struct engine_limits {
 	/* Including handshakes; never more than engine_sessions_max(memory_bytes_max). */

@@ -134,7 +134,7 @@ void engine_look(struct engine *engine, struct engine_rest *sum, bool may_end)
 		if (has_stalled(session, now_ns) && may_end) {
 			sum->ended++;
 			session_terminate(session,
-				"another process takes over, and it does not receive its answers");
+				"disconnected for the upgrade: it does not receive its replies");
 		}
 	}
 }

@@ -57,7 +57,7 @@ enum {
 #define RATE_MEMORY_MAX (UINT64_C(1) << 40)
 
 _Static_assert(RATE_BURST_NS_MIN / RATE_HOLD_PART > RATE_PAUSE_NS,
-	"who waits is in time to use what was booked");
+	"a waiter is called in time to use its share");
 
 struct rate_limits {
 	uint64_t per_second[RATE_UNIT_COUNT]; /* 0 = no limit */

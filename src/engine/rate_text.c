@@ -15,7 +15,7 @@ static int parse_bytes(struct rate_limits *limits, const char *text, struct erro
 	if (units_parse_bytes(text, &bytes, NULL) < 0 || bytes < RATE_BYTES_MIN ||
 		bytes > RATE_BYTES_MAX) {
 		return error_set(error, -EINVAL,
-			"'%s' is not a rate: expected bytes a second, from 1K to 1T, for example "
+			"'%s' is not a rate: expected bytes per second from 1K to 1T, such as "
 			"100M, or requests=N",
 			log_escape(shown, sizeof(shown), text, strlen(text)));
 	}
@@ -42,7 +42,8 @@ static int parse_burst(struct rate_limits *limits, const char *text, struct erro
 		(limits->burst_ns < RATE_BURST_NS_MIN || limits->burst_ns > RATE_BURST_NS_MAX)) {
 		char shown[RATE_TEXT_BYTES];
 
-		return error_set(error, -ERANGE, "'%s' is not a burst: expected 10ms to 60s",
+		return error_set(error, -ERANGE,
+			"'%s' is not a burst: expected a time from 10ms to 60s",
 			log_escape(shown, sizeof(shown), text, strlen(text)));
 	}
 	return rc;
@@ -68,7 +69,7 @@ static int rate_text_parse_part(
 		char shown[RATE_TEXT_BYTES];
 
 		return error_set(error, -EINVAL,
-			"'%s' is unknown in a rate: expected bytes a second, requests=N or "
+			"'%s' is unknown in a rate: expected bytes per second, requests=N or "
 			"burst=TIME",
 			log_escape(shown, sizeof(shown), part, strlen(part)));
 	}
@@ -104,8 +105,8 @@ int rate_parse(const char *text, struct rate_limits *limits, struct error *error
 		}
 	}
 	if (rate_limits_are_off(&parsed)) {
-		return error_set(error, -EINVAL,
-			"a burst alone limits nothing; give a rate in bytes, or requests=N");
+		return error_set(
+			error, -EINVAL, "a burst needs a rate; add a rate in bytes, or requests=N");
 	}
 	*limits = parsed;
 	return 0;
@@ -158,7 +159,7 @@ int rate_parse_memory(const char *text, uint64_t *bytes, struct error *error)
 		(units_parse_bytes(text, &parsed, NULL) < 0 || parsed < RATE_MEMORY_MIN ||
 			parsed > RATE_MEMORY_MAX)) {
 		return error_set(error, -EINVAL,
-			"'%s' is neither off nor a size from 2M to 1T, for example 64M",
+			"'%s' is neither off nor a size from 2M to 1T, such as 64M",
 			log_escape(shown, sizeof(shown), text, strlen(text)));
 	}
 	*bytes = parsed;

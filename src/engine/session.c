@@ -219,7 +219,7 @@ static uint32_t decide(const struct session *session, const struct export *expor
 		verdict = access_look(access, &subject);
 	} else if (session->kind->maps_memory && peer->family == AF_UNIX && !is_own_user(peer)) {
 		verdict.rights = 0;
-		verdict.origin = "no rules of access, and another user";
+		verdict.origin = "different user, and no access rules";
 	}
 	if (origin != NULL) {
 		origin->reason = access != NULL && verdict.origin != NULL ? "rule"
@@ -227,7 +227,7 @@ static uint32_t decide(const struct session *session, const struct export *expor
 									  : "other_user";
 		snprintf(origin->text, ORIGIN_BYTES, "%s%s",
 			access != NULL && verdict.origin != NULL ? "rule " : "",
-			verdict.origin != NULL ? verdict.origin : "no rule of access matches");
+			verdict.origin != NULL ? verdict.origin : "no access rule matches");
 	}
 	if (atomic_load_explicit(&export->read_only, memory_order_relaxed)) {
 		verdict.rights &= ~(uint32_t)ENGINE_RIGHT_WRITE;
@@ -271,7 +271,8 @@ struct engine_export *session_export_find(struct session *session, const void *n
 	about.reason = origin.reason;
 	log_escape(shown, sizeof(shown), name, bytes);
 	log_limited_about(session_log_limit(session), ring_batch_ns(session->engine->ring),
-		LOG_LEVEL_WARNING, &about, "client %s: export \"%s\" is hidden from it (%s)",
+		LOG_LEVEL_WARNING, &about,
+		"client %s: export \"%s\" is hidden from the client (%s)",
 		who(peer, &session->peer), shown, origin.text);
 	return NULL;
 }
@@ -288,7 +289,7 @@ struct engine_export *session_export_from(struct session *session, uint64_t seri
 
 /* --- rates and memory ------------------------------------------------------------------------ */
 
-_Static_assert(RATE_MEMORY_MIN >= PATH_WINDOW_BYTES, "one engine has room for a window");
+_Static_assert(RATE_MEMORY_MIN >= PATH_WINDOW_BYTES, "an engine can hold a window");
 
 uint64_t engine_quota_bytes(const struct engine *engine, uint64_t memory_max)
 {
@@ -398,9 +399,9 @@ const char *session_choose_text(int result)
 	case ETIMEDOUT:
 		return ENGINE_BARRIER_TEXT "; try again later";
 	case EBUSY:
-		return "the export has reached its limit of connections";
+		return "the export has reached its connection limit";
 	case EUSERS:
-		return "you have as many connections as you may have";
+		return "you have reached your connection limit";
 	case ENOMEM:
 	default:
 		return "the server is out of memory";
@@ -415,7 +416,7 @@ const char *session_export_lack(struct session *session, const void *name, uint3
 							    (uint32_t)(at - (const char *)name));
 
 	return parent != NULL && store_has_views(parent->export->store) ? ": " ENGINE_SNAPSHOT_GONE
-									  ", or is not there yet"
+									  ", or does not exist yet"
 									: "";
 }
 
@@ -423,12 +424,11 @@ const char *session_stop_text(const struct session *session)
 {
 	GMB_ASSERT(session->stopping);
 	return session->engine->draining ? "the server is stopping"
-	       : session->engine->paused ? "another process of the server takes over"
+	       : session->engine->paused ? "another process is taking over the server"
 	       : session->chosen != NULL && session->chosen->removed
-		       ? session->chosen->export->store->is_view
-				 ? ENGINE_SNAPSHOT_GONE
-				 : "the export is not served any more"
-		       : "the server has withdrawn the rights of this connection";
+		       ? session->chosen->export->store->is_view ? ENGINE_SNAPSHOT_GONE
+								 : "the export is no longer served"
+		       : "the server has revoked the access rights of this connection";
 }
 
 int session_choose(struct session *session, struct engine_export *entry)
@@ -497,15 +497,15 @@ int session_admit(struct session *session, const struct path_request *request, c
 		return 0;
 	}
 	if (moves && request->length > session->engine->limits.payload_bytes_max) {
-		*text = "it is longer than this server moves in one request";
+		*text = "it is longer than the limit of this server for one request";
 		return -EOVERFLOW;
 	}
 	if (request->op == STORE_EXTENTS && request->length == 0) {
-		*text = "block status of no bytes";
+		*text = "block status of zero bytes";
 		return -EINVAL;
 	}
 	if (!is_inside(session, request->offset, request->length)) {
-		*text = "the range runs past the end of the export";
+		*text = "the range extends past the end of the export";
 		return request->op == STORE_WRITE || request->op == STORE_ZERO ||
 				       request->op == STORE_COPY
 			       ? -ENOSPC
@@ -570,7 +570,7 @@ bool session_takeover_replace(
 	if (found == TAKEOVER_OTHERS) {
 		log_limited(session_log_limit(session), ring_batch_ns(session->engine->ring),
 			LOG_LEVEL_WARNING,
-			"client %s: asked to replace a connection of somebody else: nothing done",
+			"client %s: request to replace a connection of another client ignored",
 			who(peer, &session->peer));
 	}
 	return found == TAKEOVER_OWN;

@@ -60,8 +60,8 @@ static void deleted(struct ring *ring, struct ring_message *message)
 	GMB_UNUSED(ring);
 	view->of->engine->view_requests--;
 	if (request->result < 0 && request->result != -ENOENT) {
-		log_warning("the snapshot '%s' of a job stays until the disk is opened again: %s "
-			    "%s",
+		log_warning("cannot delete the snapshot '%s' of a job, which remains until the "
+			    "disk is opened again: %s %s",
 			request->view.name, engine_view_label(view, shown), request->error.text);
 	}
 	engine_view_set_state(view, ENGINE_VIEW_DELETED);
@@ -133,7 +133,7 @@ static void engine_view_made(struct ring *ring, struct ring_message *message)
 	if (result == 0 && !view->is_unwanted) {
 		result = open_view(view, &error);
 		if (result < 0 && result != -ENOENT) { /* -ENOENT: it was dropped already */
-			error_prefix(&error, "has a snapshot that cannot be read");
+			error_prefix(&error, "has an unreadable snapshot");
 		}
 	}
 	if (result < 0 || view->is_unwanted) {

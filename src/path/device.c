@@ -35,8 +35,8 @@ static void device_failed(struct arena *device, int error)
 	const struct arena_info *info = arena_info(device);
 
 	if (info->condemned == 0) {
-		log_error("the memory of %s cannot be used any more: %s; payload is in RAM from "
-			  "now on",
+		log_error("the memory of %s can no longer be used: %s; payload goes through RAM "
+			  "from now on",
 			info->kind, strerror(-error));
 		arena_condemn(device, error);
 	}
@@ -59,9 +59,8 @@ void device_see_error(struct path_request *request, int error)
 		device_failed(device, error);
 	} else if (export->device_error == 0) {
 		(void)log_escape(name, sizeof(name), export->name, export->name_bytes);
-		log_warning(
-			"export \"%s\": the disk cannot reach the memory of %s: %s; its payload "
-			"is in RAM from now on",
+		log_warning("export \"%s\": the disk cannot reach the memory of %s: %s; its "
+			    "payload goes through RAM from now on",
 			name, arena_info(device)->kind, strerror(-error));
 		export->device_error = error;
 	}

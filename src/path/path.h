@@ -274,7 +274,7 @@ enum {
 };
 
 _Static_assert((int)ARENA_DEVICE_BYTES_MIN / (int)PATH_CLIENT_DIVISOR >= (int)PATH_PART_BYTES_MIN,
-	"the smallest arena of a device has room for a part");
+	"the smallest device arena can hold a part");
 
 struct path_options {
 	struct ring *ring;

@@ -30,8 +30,8 @@ const struct counter_table path_quota_counter_table = { "memory", "export", "exp
 
 static const struct counter path_arena_counter_list[] = {
 	ARENA(limit_bytes, NOW, BYTES, "Upper limit of payload memory of this kind"),
-	ARENA(mapped_bytes, NOW, BYTES, "Payload memory of this kind that is allocated"),
-	ARENA(used_bytes, NOW, BYTES, "Payload memory of this kind that is in use"),
+	ARENA(mapped_bytes, NOW, BYTES, "Allocated payload memory of this kind"),
+	ARENA(used_bytes, NOW, BYTES, "Payload memory of this kind in use"),
 	ARENA(waits, TOTAL, ITEMS, "Times a client had to wait for memory held by others"),
 	ARENA(spills, TOTAL, ITEMS, "Parts of requests staged in RAM because this memory was full"),
 };

@@ -592,13 +592,12 @@ const struct path_trace_piece *path_trace_pieces(const struct path_trace_part *p
 	COUNTER(struct path_export, field, TOTAL, unit, name, __VA_ARGS__)
 
 static const struct counter path_export_counter_list[] = {
-	EXPORT(ram_bytes, BYTES, "ram_bytes", "Bytes of reads and writes in memory of the server",
+	EXPORT(ram_bytes, BYTES, "ram_bytes", "Bytes of reads and writes staged in server memory",
 		.metric = PATH_PLACEMENT_METRIC, .labels = "placement=\"ram\"",
-		.family = "Payload of reads and writes, by where it lay"),
+		.family = "Payload of reads and writes, by placement"),
 	EXPORT(placed_bytes, BYTES, "placed_bytes",
-		"Bytes of reads and writes in memory that came with the request: shared memory of "
-		"a "
-		"client, or the buffer in which a small write was received",
+		"Bytes of reads and writes without staging: in shared memory of a client, or in "
+		"the receive buffer of a small write",
 		.metric = PATH_PLACEMENT_METRIC, .labels = "placement=\"requester\""),
 	EXPORT(device_bytes, BYTES, "device_bytes",
 		"Bytes of reads and writes in memory of a PCI device",
@@ -607,7 +606,7 @@ static const struct counter path_export_counter_list[] = {
 		"Bytes of reads sent directly from the page cache, without a copy by the server",
 		.metric = PATH_PLACEMENT_METRIC, .labels = "placement=\"page_cache\""),
 	EXPORT(page_cache_send_misses, ITEMS, "page_cache_send_misses",
-		"Large reads copied because not all data was in the page cache, or it began with "
+		"Large reads copied because data was missing from the page cache, or began with "
 		"zeroes",
 		.metric = "export_page_cache_misses"),
 	EXPORT(ram_for_session, ITEMS, "device_refused_cpu",
@@ -626,7 +625,7 @@ static const struct counter path_export_counter_list[] = {
 		"can reach",
 		.metric = "export_device_refusals", .labels = "reason=\"trouble\""),
 	EXPORT(late_waits, ITEMS, "late_waits",
-		"Writes that waited for a write of a connection that had ended"),
+		"Writes that waited for a write of a closed connection"),
 };
 
 const struct counter_table path_export_counter_table = { "export", "export", "export_",

@@ -112,7 +112,7 @@ static void probe(struct device *device, struct export *export)
 			device->memory.bdf);
 		return;
 	}
-	log_warning("export \"%s\": the memory of %s %s; payload is in RAM", name,
+	log_warning("export \"%s\": the memory of %s %s; payload goes through RAM", name,
 		device->memory.bdf, p2pmem_reach_text(result));
 	export->device_error = result;
 }

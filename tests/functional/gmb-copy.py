@@ -199,7 +199,7 @@ class Copies(support.Case):
             after, _ = driver.communicate("copy b 0 4096 0 a 0\nwait\n")
         self.assertIn(" copy 0 4096 ", before)
         self.assertIn(" copy -2 0 ", after)
-        self.assertIn("there is no such export to copy from", after)
+        self.assertIn("the source export does not exist", after)
 
     def check_rights_that_go(self, source, target, code):
         """These are the rights on the exports once the copy has begun."""
@@ -335,7 +335,7 @@ class Copies(support.Case):
         server = self.serve("a=" + source, "b=" + link)
         results, _ = self.results(server.uris[:2], "b 4096 65536 0 a 0", f"b {2 * MIB} {MIB} 0 a 0")
         self.assertEqual([result for result, _ in results], [-22, 0])
-        self.check_refused(["copy", *server.uris[:2]], 1, "the ranges are of one disk, and overlap")
+        self.check_refused(["copy", *server.uris[:2]], 1, "the ranges overlap on the same disk")
 
     def test_the_command_and_servers_that_are_killed(self):
         size = 64 * MIB

@@ -102,9 +102,9 @@ class Network(support.Case):
         self.check_refused(["serve", "--listen", "gmb://127.0.0.1:0?colour=red", "memory:1M"], 2,
                            "unknown parameter 'colour'")
         self.check_refused(["serve", "--listen", "gmb://127.0.0.1?provider=udp", "memory:1M"], 2,
-                           "'provider' can be tcp, verbs or ofi-tcp")
+                           "'provider' must be tcp, verbs or ofi-tcp")
         self.check_refused(["info", "gmb://127.0.0.1/?provider=udp"], 2,
-                           "'provider' can be tcp, verbs or ofi-tcp")
+                           "'provider' must be tcp, verbs or ofi-tcp")
         server = self.serve("memory:1M")
         self.check_refused(["serve", "--listen", server.uri, "memory:1M"], 1,
                            "cannot listen on " + server.uri, "port is in use")

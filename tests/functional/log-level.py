@@ -38,7 +38,7 @@ class LogLevel(support.Case):
                          r"bytes, overlap auto, page-cache send \w+")
         refused = [line for line in lines if "request refused" in line]
         self.assertEqual(refused, ["gmblock: debug: nbd: connection 1: request refused with error "
-                                   "22: the range runs past the end of the export (command 0, "
+                                   "22: the range extends past the end of the export (command 0, "
                                    "offset 1048576, length 512)"])
 
     def test_a_server_tells_what_it_negotiates_and_refuses(self):

@@ -178,7 +178,7 @@ class PushSnapshot(push_tool.Case):
         code, output, errors = self.run_gmblock("upgrade", first.control)
         self.assertEqual((code, errors), (0, ""))
         self.addCleanup(os.kill, int(output.split()[1]), signal.SIGKILL)
-        self.assertIn("another process of the server takes over", push.communicate()[1])
+        self.assertIn("another process is taking over the server", push.communicate()[1])
         self.wait_for(lambda: not self.snapshots(first))
         self.push(first.push("disk"), second.push("disk"))
 

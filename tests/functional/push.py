@@ -85,7 +85,7 @@ class Push(push_tool.Case):
         self.assertNotIn("Push", self.run_gmblock("stats", server.control)[1])
         self.push(server.push("a"), server.push("b"))
         self.assertEqual(digest(source), digest(target))
-        self.assertIn("  Push tickets made: 1\n  Pushes completed, as source or destination: 2\n",
+        self.assertIn("  Push tickets issued: 1\n  Pushes completed, as source or destination: 2\n",
                       self.run_gmblock("stats", server.control)[1])
         self.assertRegex(self.run_gmblock("stats", "--prometheus", server.control)[1], "(?s)" + ".*".join((
             r'\ngmblock_push_tickets_total\{result="made"\} 1\n', r'_total\{result="refused"\} 0\n',

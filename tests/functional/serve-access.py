@@ -134,8 +134,8 @@ class Meaning(Access):
         self.assertIsNone(self.rights(server, "127.0.0.2", b"x"))
         self.assertIsNone(self.rights(server, "127.0.0.3", b"x"))
         _, log = server.stop()
-        self.assertIn(f'export "x" is hidden from it (rule {file}:5)', log)
-        self.assertIn('export "x" is hidden from it (no rule of access matches)', log)
+        self.assertIn(f'export "x" is hidden from the client (rule {file}:5)', log)
+        self.assertIn('export "x" is hidden from the client (no access rule matches)', log)
 
 
 class Hidden(Access):
@@ -175,7 +175,7 @@ class Hidden(Access):
                         client.go(name)
         status, errors = server.stop()
         told = [int(count) for count in re.findall(r"\((\d+) similar lines were suppressed", errors)]
-        self.assertEqual((status, errors.count("is hidden from it") + sum(told)), (0, 19), errors)
+        self.assertEqual((status, errors.count("is hidden from the client") + sum(told)), (0, 19), errors)
         for reason, count in (("rule", 14), ("no_rule", 5)):
             shown = errors.count(f'export "{"ruled" if reason == "rule" else "other"}" is hidden')
             left = sum(int(found) for found in re.findall(rf"[:,] (\d+) {reason}\b", errors))
@@ -350,7 +350,7 @@ class Reload(Access):
             *_, cookie, length = struct.unpack(">IHHQI", client.receive(20))
             code, _, text = struct.unpack(f">IH{length - 6}s", client.receive(length))
             self.assertEqual((cookie, code), (7, ESHUTDOWN))
-            self.assertIn(b"withdrawn the rights", text)
+            self.assertIn(b"revoked the access rights", text)
 
     def test_a_signal_does_the_same(self):
         server = self.serve("rw")
@@ -494,7 +494,7 @@ class Proved(Access):
         server = self.start("--config", file, "--listen", "nbd://127.0.0.1:0", "--tls=on",
                             "--tls-certificates", f"{self.credentials}/good")
         with nbdmini.open_export(server.uri, b"disk"), serve_tls.Client(server.uri) as second:
-            with self.assertRaisesRegex(nbdmini.OptionRefused, "as many connections"):
+            with self.assertRaisesRegex(nbdmini.OptionRefused, "reached your connection limit"):
                 second.go(b"disk")
 
     def test_names_of_connections(self):

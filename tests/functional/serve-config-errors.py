@@ -40,7 +40,7 @@ class ConfigErrors(support.Case):
     def test_files_without_content_have_nothing_to_serve(self):
         for content in ("", "# nothing\n", "---\n"):
             path = self.make_file("test.conf", content)
-            self.check_refused(["serve", "--config", path], 2, "no export to serve",
+            self.check_refused(["serve", "--config", path], 2, "nothing to serve",
                                f"{path} was read and has no exports")
 
     def test_yaml(self):

@@ -173,7 +173,7 @@ class ConnectionLimits(support.Case):
             self.assertEqual(haggling.go(b"any").size, 1 << 20)
         code, errors = server.stop()
         self.assertEqual(code, 0)
-        self.assertIn('was idle too long and is disconnected from export "any"', errors)
+        self.assertIn('reached the idle timeout and is disconnected from export "any"', errors)
 
     @unittest.skipUnless(shutil.which("ss"), "ss is not installed")
     def test_the_place_of_a_machine_that_died(self):

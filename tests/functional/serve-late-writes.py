@@ -79,7 +79,7 @@ class LateWrites(support.Case):
             client.hello()
             with self.assertRaises(nbdmini.OptionRefused) as refusal:
                 client.go()
-        self.assertIn("still under way", str(refusal.exception))
+        self.assertIn("still in progress", str(refusal.exception))
         server.stop()
 
     def test_a_server_marks_what_it_writes_through(self):

@@ -683,7 +683,7 @@ class Configuration(Live):
         for exports, fragment in ((["name: a, path: 'null:1M', mode: fast"], ":2:36: "),
                                   (["name: a, path: 'null:1M'", "name: a, path: 'null:1M'"], "already used"),
                                   (["name: a, path: 'null:1M'", "name: c, path: '/absent'"], "create it first"),
-                                  ([], "no export to serve")):
+                                  ([], "nothing to serve")):
             self.configure(*exports)
             if not exports:
                 self.make_file("conf", "exports: []\n")

@@ -14,7 +14,7 @@ class Options(support.Case):
                            "Try 'gmblock serve --help'", *fragments)
 
     def test_shape(self):
-        self.check([], "no export to serve", "--export NAME=PATH")
+        self.check([], "nothing to serve", "--export NAME=PATH")
         self.check(["--colour"], "unknown option --colour")
         self.check(["-x"], "unknown option -x")
         self.check(["null:1M", "--max"], "the option --max could be --max-connections, ")
@@ -111,7 +111,7 @@ class Options(support.Case):
         self.check(["null:1M", "--config", config, "--tls=require", "--run", "true"], "without tls: off")
 
     def test_a_port_alone(self):
-        self.check(["null:1M", "--listen", "10900"], "--listen: ", "nbd://127.0.0.1:10900, and")
+        self.check(["null:1M", "--listen", "10900"], "--listen: ", "nbd://127.0.0.1:10900,")
         for option in ("--port", "-p"):
             self.check(["null:1M", option, "10900"], f"unknown option {option}",
                        "--listen nbd://127.0.0.1:10809\n")

@@ -290,7 +290,7 @@ class Snapshot(support.Case):
         server = self.serve()
         self.fill(server)
         self.snapshot("create", "disk", "a")
-        reason = "dropped, as writes needed its space (on-full=drop)"
+        reason = "dropped because writes needed its space (on-full=drop)"
         with nbdmini.open_export(server.uri, b"disk@a", structured=True) as reader:
             self.fill(server)
             with contextlib.suppress(OSError, EOFError):  # perhaps an error, then the end

@@ -370,8 +370,8 @@ int server_config_finish(struct server_config *config, struct error *error)
 
 	if (config->export_count == 0) {
 		return error_set(error, -EINVAL,
-			"no export to serve; give a PATH or --export NAME=PATH, or list exports in "
-			"a --config FILE");
+			"nothing to serve; give a PATH or --export NAME=PATH, or list exports in a "
+			"--config FILE");
 	}
 	if (config->sandbox == SANDBOX_ON && config->command_count > 0) {
 		return error_set(error, -EINVAL,
