@@ -109,8 +109,8 @@ static int start_any(
 	rc = nbd_device_start(options, device, &second);
 	if (rc == -ENOSYS) {
 		return error_set(error, rc,
-			"this kernel has neither ublk (module ublk_drv) nor nbd (module nbd); "
-			"--fuse FILE works without them");
+			"this kernel has neither ublk (module ublk_drv) nor nbd (module nbd); use "
+			"--fuse FILE, which needs neither");
 	}
 	return rc == 0 ? 0 : error_set(error, rc, "%s", second.text);
 }
@@ -186,8 +186,8 @@ static void note_wait(const struct daemon *daemon, const struct detach *detach)
 		return;
 	}
 	snprintf(note, sizeof(note),
-		"waiting for the server to flush what was written (%s), for at most %.6g s; "
-		"gmblock detach --force does not wait, and loses it",
+		"waiting for the server to flush (%s), at most %.6g s; gmblock detach --force does "
+		"not wait and discards unflushed data",
 		health_describe(health, state, sizeof(state)), (double)detach->limit_ns / 1e9);
 	control_note(detach->client,
 		json_pack("{s:s}", "text", log_escape_sentence(shown, sizeof(shown), note)));
@@ -232,8 +232,8 @@ static void attach_answer(const struct daemon *daemon, const struct detach *deta
 		control_reply(detach->client, json_pack("{s:s}", "state", "detached"));
 	} else if (daemon->hurried) {
 		snprintf(text, sizeof(text),
-			"%.400s was removed by force meanwhile: what was written since the last "
-			"flush may be lost",
+			"%.400s was removed by a concurrent --force: writes since the last flush "
+			"may be lost",
 			daemon->device->path);
 		control_fail(detach->client, -ECANCELED, text);
 	} else {
@@ -268,7 +268,7 @@ static void stay(struct daemon *daemon)
 	if (refuse_gentle(daemon)) {
 		stop_start(daemon, true);
 	} else {
-		manager_tell("STATUS=%s is in use and stays", daemon->device->path);
+		manager_tell("STATUS=%s is in use, not detached", daemon->device->path);
 	}
 }
 
@@ -346,9 +346,9 @@ static bool attach_expire(struct daemon *daemon, struct detach *detach)
 
 	if (daemon->phase == PHASE_FLUSHING) {
 		snprintf(text, sizeof(text),
-			"%.250s stays attached: the server has not flushed what was written within "
-			"%.6g s (%.500s); try again when it answers, or lose what was written with "
-			"gmblock detach --force",
+			"%.250s is still attached: the server did not flush within %.6g s "
+			"(%.500s); try again when the server responds, or discard unflushed data "
+			"with gmblock detach --force",
 			path, seconds,
 			health_describe(&daemon->device->health, state, sizeof(state)));
 	} else if (!daemon->hastened && !daemon->force && !daemon->hurried) {
@@ -358,8 +358,9 @@ static bool attach_expire(struct daemon *daemon, struct detach *detach)
 		return false;
 	} else {
 		snprintf(text, sizeof(text),
-			"the kernel has not removed %.250s within %.6g s, and its daemon (process "
-			"%d) waits for it; gmblock attach --list shows the disk until it is gone",
+			"the kernel did not remove %.250s within %.6g s, and its daemon (process "
+			"%d) is still waiting; gmblock attach --list shows the disk until it is "
+			"removed",
 			path, seconds, (int)getpid());
 	}
 	attach_fail(detach, -ETIMEDOUT, text);
@@ -386,7 +387,7 @@ static void attach_give_up(struct daemon *daemon)
 {
 	if (daemon->phase == PHASE_FLUSHING && daemon->detach_count == 0) {
 		daemon->phase = PHASE_WORKING;
-		manager_tell("STATUS=%s stays", daemon->device->path);
+		manager_tell("STATUS=%s not detached", daemon->device->path);
 	}
 }
 
@@ -473,9 +474,10 @@ static void begin_detach(void *context, struct control_client *client, const jso
 	json_int_t limit_ms = json_integer_value(json_object_get(arguments, "limit_ms"));
 
 	if (daemon->detach_count >= DETACHES_MAX) {
-		control_fail(client, -EAGAIN, "too many clients wait for the end of this disk");
+		control_fail(client, -EAGAIN,
+			"too many clients are waiting for this disk to be detached");
 	} else if (limit_ms < 0 || limit_ms > UINT32_MAX) {
-		control_fail(client, -EINVAL, "limit_ms is no time limit");
+		control_fail(client, -EINVAL, "limit_ms is not a valid time limit");
 	} else {
 		want_gone(daemon, client, force, (uint64_t)limit_ms * NS_PER_MS);
 	}
@@ -495,7 +497,7 @@ static void end_detach(void *context, struct control_client *client)
 	}
 	daemon->detach_count = kept;
 	attach_give_up(daemon);
-	control_fail(client, -ECANCELED, "the client did not wait for the end of the disk");
+	control_fail(client, -ECANCELED, "the client disconnected before the disk was detached");
 }
 
 static const struct control_command commands[] = {
@@ -530,7 +532,7 @@ static int attach_listen_at(const char *path, struct error *error)
 	if (rc != 0 && fd >= 0) {
 		close(fd);
 	}
-	return rc == 0 ? fd : error_set(error, rc, "cannot listen at %s: %s", path, strerror(-rc));
+	return rc == 0 ? fd : error_set(error, rc, "cannot listen on %s: %s", path, strerror(-rc));
 }
 
 static int attach_start_control(struct daemon *daemon, struct error *error)
@@ -622,14 +624,14 @@ static int daemon_start(struct daemon *daemon, struct error *error)
 		}
 		timings_mark(daemon->options->timings, TIMINGS_STATE);
 		if (rc != 0 && daemon->device->ops->stop(daemon->device, true, NULL) != 0) {
-			log_error("%s stays behind", daemon->device->path);
+			log_error("cannot remove %s", daemon->device->path);
 		}
 	}
 	if (rc == 0 && refused != NULL) {
 		/* For a file this is less serious: the system's memory does not depend on it as on
 		 * a disk. */
 		log_line(daemon->options->kind == ATTACH_FUSE ? LOG_LEVEL_DEBUG : LOG_LEVEL_WARNING,
-			"the system refuses %s: %s may stall when memory is short", refused,
+			"cannot use %s: %s may stall when memory is low", refused,
 			daemon->device->path);
 	}
 	return rc;
@@ -653,14 +655,14 @@ static void attach_grow(struct daemon *daemon, uint64_t bytes)
 	struct error error = { 0 };
 
 	if (device->ops->grow(device, bytes, &error) != 0) {
-		log_warning("%s: the export has %llu bytes now, and the disk stays as it is, with "
-			    "%llu: %s; detach the disk and attach it again to use the rest",
+		log_warning("%s: the export has grown to %llu bytes, but the disk still has %llu: "
+			    "%s; detach the disk and attach it again to use the rest",
 			device->path, (unsigned long long)bytes, (unsigned long long)before,
 			error.text);
 		return;
 	}
 	device->bytes = bytes;
-	log_info("%s has %llu bytes now, and had %llu", device->path, (unsigned long long)bytes,
+	log_info("%s now has %llu bytes, previously %llu", device->path, (unsigned long long)bytes,
 		(unsigned long long)before);
 	if (write_state(daemon, &error) != 0) {
 		log_warning("%s", error.text);
@@ -679,8 +681,8 @@ static void follow_export(struct daemon *daemon)
 	if (bytes > device->bytes) {
 		attach_grow(daemon, bytes);
 	} else if (bytes < device->bytes) {
-		log_warning("%s: the export has only %llu bytes now, and the disk %llu: what lies "
-			    "behind cannot be read or written",
+		log_warning("%s: the export now has only %llu bytes, but the disk has %llu: "
+			    "requests beyond the end of the export fail",
 			device->path, (unsigned long long)bytes, (unsigned long long)device->bytes);
 	}
 }
@@ -713,7 +715,7 @@ static void daemon_watch(struct daemon *daemon)
 		if (entries[3].revents != 0) {
 			gone = stop_finish(daemon);
 		} else if (entries[2].revents != 0) {
-			log_warning("%s was removed by somebody else", daemon->device->path);
+			log_warning("%s was removed by another program", daemon->device->path);
 			gone = true;
 		} else if (entries[0].revents != 0) {
 			serve_signal(daemon);

@@ -26,7 +26,7 @@ int device_init(struct device *device, const struct device_ops *ops, struct erro
 	device->resized_fd = eventfd(0, EFD_CLOEXEC);
 	return device->ended_fd >= 0 && device->resized_fd >= 0
 		       ? 0
-		       : error_set(error, -errno, "no descriptor is left");
+		       : error_set(error, -errno, "cannot create an event descriptor");
 }
 
 void device_fini(struct device *device)
@@ -54,8 +54,8 @@ int device_fit(
 
 	if (block > page) {
 		return error_set(error, -EINVAL,
-			"the server takes blocks of %u bytes and more, and the kernel at most %u; "
-			"--fuse FILE works",
+			"the server requires blocks of at least %u bytes, but the kernel supports "
+			"at most %u; use --fuse FILE",
 			block_minimum, page);
 	}
 	device->bytes = align_down(export_bytes, block);
@@ -64,8 +64,8 @@ int device_fit(
 			error, -EINVAL, "the export is smaller than one block of %u bytes", block);
 	}
 	if (device->bytes != export_bytes) {
-		log_warning("the last %u bytes of the export are not part of the disk, whose "
-			    "blocks have %u bytes",
+		log_warning("the last %u bytes of the export are not part of the disk, whose block "
+			    "size is %u bytes",
 			(unsigned)(export_bytes - device->bytes), block);
 	}
 	device->block_bytes = block;
@@ -209,7 +209,7 @@ int timings_print(const struct timings *timings, const char *path, bool json, st
 	if (rc == -ENOMEM) {
 		return error_set(error, rc, "out of memory");
 	}
-	return rc == 0 ? 0 : error_set(error, rc, "cannot print the times");
+	return rc == 0 ? 0 : error_set(error, rc, "cannot print the timings");
 }
 
 void health_init(struct health *health)

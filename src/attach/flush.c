@@ -69,8 +69,8 @@ static int flush_path(const char *path, struct error *error)
 		status = EINTR;
 	}
 	return error_set(error, status < 0 || status == EBUSY ? -EIO : -status,
-		"%s is detached, but the last flush failed (%s): what was written since the one "
-		"before may be lost",
+		"%s is detached, but the last flush failed (%s): writes since the previous flush "
+		"may be lost",
 		path, strerror(abs(status)));
 }
 
@@ -103,7 +103,7 @@ int disk_flush_begin(const char *path, int (*check)(const char *path, struct err
 	atomic_init(&flush->holders, 2);
 	flush->over_fd = eventfd(0, EFD_CLOEXEC);
 	rc = flush->over_fd >= 0 ? thread_start(&flush->thread, flush_run, flush, error)
-				 : error_set(error, -errno, "no descriptor is left");
+				 : error_set(error, -errno, "cannot create an event descriptor");
 	if (rc != 0) {
 		if (flush->over_fd >= 0) {
 			close(flush->over_fd);

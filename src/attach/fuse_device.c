@@ -110,7 +110,7 @@ static int check_size(struct fuse_file *file, struct error *error)
 	file->device.read_only =
 		file->options->read_only || !remote_can(&file->remote, GMB_CAN_WRITE);
 	if (file->bytes > INT64_MAX) {
-		return error_set(error, -EFBIG, "the export is larger than a file can be");
+		return error_set(error, -EFBIG, "the export exceeds the maximum file size");
 	}
 	return 0;
 }
@@ -130,14 +130,14 @@ static int mount_file(struct fuse_file *file, struct error *error)
 	file->session = fuse.session_new(&args, fuse_file_ops(), sizeof(*fuse_file_ops()), file);
 	fuse.opt_free_args(&args); /* options allocated by libfuse */
 	if (file->session == NULL) {
-		return error_set(error, -EIO, "libfuse refuses its options");
+		return error_set(error, -EIO, "libfuse rejects the mount options");
 	}
 	if (fuse.session_mount(file->session, file->device.path) != 0) {
 		fuse.session_destroy(file->session);
 		file->session = NULL;
 		return error_set(error, -EIO,
-			"cannot mount on %s; what the mount said is above. Is the fuse module "
-			"loaded, and may you use /dev/fuse?",
+			"cannot mount on %s; see the mount error above, and check that the fuse "
+			"module is loaded and /dev/fuse is accessible",
 			file->device.path);
 	}
 	flags = fcntl(fuse.session_fd(file->session), F_GETFL);
@@ -204,14 +204,12 @@ static int check_mount_point(
 			error, -EINVAL, "%s must be a regular file to mount on", file->device.path);
 	}
 	if (is_mounted_on(file->device.path)) {
-		return error_set(
-			error, -EBUSY, "something is mounted on %s already", file->device.path);
+		return error_set(error, -EBUSY, "%s is already a mount point", file->device.path);
 	}
 	if (status->st_size > 0 && !file->options->cover) {
 		return error_set(error, -EEXIST,
-			"%s has contents already (%s), which nobody could read while the disk is "
-			"attached there; name a new or an empty file, or cover this one with "
-			"--force",
+			"%s is not empty (%s), and its contents would be hidden while the disk is "
+			"attached; name a new or empty file, or add --force to hide them",
 			file->device.path, units_format_bytes(bytes, (uint64_t)status->st_size));
 	}
 	return 0;
@@ -227,8 +225,8 @@ static int prepare_mount_point(struct fuse_file *file, const char *wanted, struc
 
 	if (fd < 0 && errno != EEXIST) {
 		rc = -errno;
-		return error_set(error, rc, "cannot make the file '%s' to mount on: %s", wanted,
-			strerror(-rc));
+		return error_set(
+			error, rc, "cannot create the mount point '%s': %s", wanted, strerror(-rc));
 	}
 	file->device.made_file = fd >= 0;
 	if (fd >= 0) {
@@ -410,8 +408,8 @@ static int fuse_device_stop(struct device *device, bool force, struct error *err
 	if (!force && !join_unless_hurried(file, -1)) {
 		file->abandoned = true;
 		return error_set(error, -ECANCELED,
-			"%s is detached, but the last flush was not waited for: what was written "
-			"since the one before may be lost",
+			"%s was detached before the last flush completed: writes since the "
+			"previous flush may be lost",
 			device->path);
 	}
 	if (file->close_result != 0) {
@@ -436,7 +434,7 @@ static int fuse_device_grow(struct device *device, uint64_t bytes, struct error 
 
 	GMB_UNUSED(error);
 	if (bytes > INT64_MAX) {
-		return error_set(error, -EFBIG, "a file cannot be so large");
+		return error_set(error, -EFBIG, "the size exceeds the maximum file size");
 	}
 	file->bytes = bytes;
 	/* Fails if the kernel has not looked up the file yet, or is about to drop it. */

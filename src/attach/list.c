@@ -46,7 +46,7 @@ static void ask_status(const struct state_entry *entry, struct status *status)
 		answer = NULL;
 	}
 	take_text(status->state, json_object_get(answer, "state"),
-		entry->alive ? "the daemon does not answer" : "the daemon has died");
+		entry->alive ? "the daemon does not respond" : "the daemon has died");
 	take_text(status->last_reason, json_object_get(answer, "last_reason"), "");
 	json_decref(answer);
 }
@@ -272,9 +272,9 @@ static int explain_silence(const struct state_entry *entry, const struct wish *w
 
 	log_escape(shown, sizeof(shown) / 2, entry->path, strlen(entry->path));
 	return error_set(wish->error, -ETIMEDOUT,
-		"%s: its daemon (process %d) does not answer, and was not waited for any longer; "
-		"if it is stopped, kill -CONT %d lets it go on; kill -KILL %d ends it, loses what "
-		"was not flushed, and gmblock detach then removes the disk",
+		"%s: its daemon (process %d) did not respond in time; if it is stopped, resume it "
+		"with kill -CONT %d; otherwise end it with kill -KILL %d, which discards unflushed "
+		"data, and run gmblock detach again",
 		shown, entry->pid, entry->pid, entry->pid);
 }
 
@@ -336,8 +336,8 @@ static int detach_living(const struct state_entry *entry, const struct wish *wis
 	}
 	if (rc == 0 && !control_wait_closed(connection, CONTROL_TIMEOUT_MS)) {
 		rc = error_set(wish->error, -ETIMEDOUT,
-			"%.200s is detached, but its daemon (process %d) does not end; kill -KILL "
-			"%d ends it",
+			"%.200s is detached, but its daemon (process %d) does not exit; end it "
+			"with kill -KILL %d",
 			entry->path, entry->pid, entry->pid);
 	}
 	control_disconnect(connection);
@@ -383,7 +383,7 @@ static int detach_uri(struct wish *wish, struct error *error)
 	rc = state_for_each(note_uri, wish, error);
 	if (rc == 0 && wish->uri_count > 1) {
 		return error_set(error, -ENOTUNIQ,
-			"%zu disks have this URI, and none was detached; name one of them: %s",
+			"%zu disks have this URI, so none was detached; name one of them: %s",
 			wish->uri_count, wish->paths);
 	}
 	if (rc == 0 && wish->uri_count == 1) {
@@ -427,7 +427,7 @@ int attach_detach(const char *name, bool force, uint64_t limit_ns, struct error 
 	}
 	if (rc == 0 && !wish.found) {
 		return error_set(error, -ENOENT,
-			"%s is not attached; gmblock attach --list shows what is", name);
+			"%s is not attached; gmblock attach --list shows the attached disks", name);
 	}
 	return rc;
 }

@@ -109,7 +109,7 @@ static int make_token(struct nbd_disk *disk, struct error *error)
 	uint64_t random[2];
 
 	if (getrandom(random, sizeof(random), 0) != sizeof(random)) {
-		return error_set(error, -EIO, "the system gives no random numbers");
+		return error_set(error, -EIO, "cannot get random numbers from the system");
 	}
 	snprintf(disk->token, sizeof(disk->token), "%016llx%016llx", (unsigned long long)random[0],
 		(unsigned long long)random[1]);
@@ -171,7 +171,7 @@ static int dial_tls(struct nbd_disk *disk, const struct nbd_dial_options *dial, 
 	if (rc == 0 && connection->relay != NULL && disk->tls == NULL) {
 		hang_up(connection);
 		rc = error_set(error, -EOPNOTSUPP,
-			"the server chose a cipher that the kernel does not have");
+			"the server chose a cipher that the kernel does not support");
 	}
 	return rc;
 }
@@ -241,30 +241,30 @@ static int check_facts(const struct nbd_facts *first, const struct nbd_facts *ot
 
 	if (other->size < first->size) {
 		return error_set(error, -ESTALE,
-			"the server has another disk now, of %llu bytes instead of %llu (rule "
+			"the server now has a different disk, of %llu bytes instead of %llu (rule "
 			"P137)",
 			(unsigned long long)other->size, (unsigned long long)first->size);
 	}
 	if (other->epoch != first->epoch && (other->is_volatile || first->is_volatile)) {
 		return error_set(error, -ESTALE,
-			"the server has started anew and kept this export in memory only: what was "
-			"written is gone");
+			"the server has restarted, and this export was in memory only: written "
+			"data is lost");
 	}
 	if (strcmp(other->name, first->name) != 0) {
-		return error_set(error, -ESTALE, "the server calls the export \"%s\" now",
+		return error_set(error, -ESTALE, "the server has renamed the export to \"%s\"",
 			log_escape(name, sizeof(name), other->name, strlen(other->name)));
 	}
 	/* The user may have requested a read-only disk, so a server that permits writes is fine. */
 	if ((promised & ~other->flags & ~NBD_FLAG_READ_ONLY) != 0 ||
 		((other->flags & ~first->flags) & NBD_FLAG_READ_ONLY) != 0) {
 		return error_set(error, -ESTALE,
-			"the server offers less than before: flags 0x%x instead of 0x%x (rule "
-			"P137)",
+			"the server offers fewer features than before: flags 0x%x instead of 0x%x "
+			"(rule P137)",
 			other->flags, first->flags);
 	}
 	if (other->sizes.minimum > first->sizes.minimum) {
 		return error_set(error, -ESTALE,
-			"the server takes blocks of %u bytes now instead of %u",
+			"the server now requires blocks of %u bytes instead of %u",
 			other->sizes.minimum, first->sizes.minimum);
 	}
 	return 0;
@@ -274,8 +274,8 @@ static int check_facts(const struct nbd_facts *first, const struct nbd_facts *ot
 static void note_epoch(struct nbd_disk *disk, const struct nbd_facts *facts)
 {
 	if (facts->epoch != disk->facts.epoch) {
-		log_error("%s: the server's machine has started anew: what it had acknowledged and "
-			  "was not flushed may be lost",
+		log_error("%s: the server has rebooted: writes that it acknowledged but had not "
+			  "flushed may be lost",
 			disk->device.path);
 		disk->facts.epoch = facts->epoch;
 	}
@@ -301,7 +301,7 @@ static void drop_socket(struct nbd_disk *disk, uint32_t idx)
 	disk->relays[idx] = NULL;
 	if (disk->dead_since_ns == 0) {
 		disk->dead_since_ns = clock_now_ns();
-		log_warning("%s: a connection to %s was lost; making it again", disk->device.path,
+		log_warning("%s: lost a connection to %s; reconnecting", disk->device.path,
 			disk->options->uri);
 		health_set(&disk->device.health, false, "a connection was lost");
 	}
@@ -389,7 +389,7 @@ static int replace_socket(struct nbd_disk *disk, uint32_t idx, struct error *err
 	if (rc == 0) {
 		rc = nbd_kernel_reconfigure(&disk->news, &disk->kernel, connection.fd);
 		if (rc != 0) {
-			error_set(error, rc, "the kernel refuses the new connection: %s",
+			error_set(error, rc, "the kernel rejects the new connection: %s",
 				strerror(-rc));
 		}
 	}
@@ -441,7 +441,7 @@ static bool reconnect(struct nbd_disk *disk)
 		}
 		pause_ms = MIN(2 * pause_ms, PAUSE_MS_MAX);
 	}
-	log_info("%s: connected again after %.1f s", disk->device.path,
+	log_info("%s: reconnected after %.1f s", disk->device.path,
 		(double)(clock_now_ns() - disk->dead_since_ns) / 1e9);
 	disk->dead_since_ns = 0;
 	health_set(&disk->device.health, true, NULL);
@@ -458,7 +458,7 @@ static void *nbd_device_watch(void *argument)
 	 * accept a further connection. */
 	if (disk->facts.can_take_over &&
 		remote_watch(&disk->size, disk->options, &disk->device, &error) != 0) {
-		log_info("%s: it will not follow when the export grows: %s", disk->device.path,
+		log_info("%s: the disk will not grow with the export: %s", disk->device.path,
 			error.text);
 	}
 	while (go_on) {
@@ -498,8 +498,8 @@ static uint32_t sockets_wanted(const struct nbd_disk *disk)
 
 	if ((disk->facts.flags & NBD_FLAG_CAN_MULTI_CONN) == 0) {
 		if (disk->options->connections > 1) {
-			log_warning("one connection only: the server does not promise that several "
-				    "see the same data");
+			log_warning("using one connection: the server does not guarantee that "
+				    "several connections see the same data");
 		}
 		return 1;
 	}
@@ -554,14 +554,15 @@ static int connect_device(struct nbd_disk *disk, struct error *error)
 	}
 	rc = nbd_kernel_connect(&disk->orders, &disk->kernel, disk->sockets, disk->socket_count);
 	if (rc == -EPERM || rc == -EACCES) {
-		return error_set(error, -EPERM, "only root can make block devices");
+		return error_set(error, -EPERM, "only root can create block devices");
 	}
 	if (rc == -EBUSY) {
 		return error_set(
-			error, rc, "/dev/nbd%d is connected already", (int)disk->options->number);
+			error, rc, "/dev/nbd%d is already connected", (int)disk->options->number);
 	}
 	if (rc != 0) {
-		return error_set(error, rc, "the nbd driver makes no disk: %s", strerror(-rc));
+		return error_set(
+			error, rc, "the nbd driver cannot create a disk: %s", strerror(-rc));
 	}
 	disk->connected = true;
 	disk->device.number = disk->kernel.index;
@@ -588,7 +589,7 @@ static void limit_requests(const struct nbd_disk *disk)
 	if (strtoul(text, NULL, 10) > disk->facts.sizes.payload_max / 1024) {
 		len = snprintf(text, sizeof(text), "%u", disk->facts.sizes.payload_max / 1024);
 		if (pwrite(fd, text, (size_t)len, 0) != len) {
-			log_warning("%s cannot be set to %s: %s", path, text, strerror(errno));
+			log_warning("cannot set %s to %s: %s", path, text, strerror(errno));
 		}
 	}
 	close(fd);
@@ -611,9 +612,8 @@ static int prepare_tls(struct nbd_disk *disk, struct error *error)
 	int rc = 0;
 
 	if (records == TLS_RECORDS_KERNEL && !is_possible) {
-		return error_set(error, -EOPNOTSUPP,
-			"the nbd driver cannot have TLS in the kernel: %.400s",
-			disk->uri.host == NULL ? "the kernel has none for Unix sockets"
+		return error_set(error, -EOPNOTSUPP, "the nbd driver cannot use kernel TLS: %.400s",
+			disk->uri.host == NULL ? "the kernel does not support TLS on Unix sockets"
 					       : tls_kernel_features()->why_not.text);
 	}
 	if (records != TLS_RECORDS_USER && is_possible) {
@@ -632,8 +632,8 @@ static int nbd_device_prepare(struct nbd_disk *disk, struct error *error)
 
 	if (rc == 0 && strcmp(disk->uri.protocol, "nbd") != 0) {
 		rc = error_set(error, -EPROTONOSUPPORT,
-			"the kernel's nbd driver cannot be used for a %s URI; use ublk (it needs "
-			"the kernel's module ublk_drv) or --fuse FILE",
+			"the kernel's nbd driver does not support %s URIs; use ublk (kernel module "
+			"ublk_drv) or --fuse FILE",
 			disk->uri.protocol);
 	}
 	if (rc == 0 && disk->uri.tls) {
@@ -652,7 +652,8 @@ static int nbd_device_prepare(struct nbd_disk *disk, struct error *error)
 			rc = netlink_join(&disk->news);
 		}
 		if (rc != 0) {
-			error_set(error, rc, "no news from the nbd driver: %s", strerror(-rc));
+			error_set(error, rc, "cannot receive events from the nbd driver: %s",
+				strerror(-rc));
 		}
 	}
 	return rc;
@@ -757,8 +758,8 @@ static int disconnect(struct netlink *netlink, int32_t index, bool force, struct
 	int rc = nbd_kernel_disconnect(netlink, index);
 
 	if (rc != 0) {
-		return error_set(error, rc, "/dev/nbd%d cannot be disconnected: %s", (int)index,
-			strerror(-rc));
+		return error_set(
+			error, rc, "cannot disconnect /dev/nbd%d: %s", (int)index, strerror(-rc));
 	}
 	if (!force) {
 		wait_disconnected(netlink, index);
@@ -787,8 +788,8 @@ static int flush_device(const char *path, int timeout_ms, struct error *error)
 	/* The flush ends with the connections, or with the process. */
 	disk_flush_leave(flush);
 	return error_set(error, -ETIMEDOUT,
-		"%s is detached, but the server does not answer the last flush: what was written "
-		"since the one before may be lost",
+		"%s is detached, but the server did not complete the last flush: writes since the "
+		"previous flush may be lost",
 		path);
 }
 
@@ -876,12 +877,11 @@ static int nbd_device_grow(struct device *device, uint64_t bytes, struct error *
 	rc = nbd_kernel_resize(&netlink, &disk->kernel, bytes);
 	netlink_close(&netlink);
 	if (rc != 0) {
-		return error_set(error, rc, "the nbd driver refuses the size: %s", strerror(-rc));
+		return error_set(error, rc, "the nbd driver rejects the size: %s", strerror(-rc));
 	}
 	if (size_of_disk(disk) != bytes) {
 		return error_set(error, -EOPNOTSUPP,
-			"the nbd driver of this kernel does not change sizes (that of Linux 5.3 "
-			"does)");
+			"the nbd driver of this kernel cannot resize a disk; this needs Linux 5.3");
 	}
 	limit_requests(disk);
 	return 0;

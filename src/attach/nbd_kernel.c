@@ -32,7 +32,7 @@ int nbd_kernel_open(struct netlink *netlink, struct error *error)
 		return error_set(error, rc,
 			"this kernel has no nbd driver, or its module nbd is not installed");
 	}
-	return rc == 0 ? 0 : error_set(error, rc, "cannot ask the nbd driver: %s", strerror(-rc));
+	return rc == 0 ? 0 : error_set(error, rc, "cannot query the nbd driver: %s", strerror(-rc));
 }
 
 static int kernel_version(void)

@@ -233,7 +233,7 @@ static int hand_over(struct nbd_relay *relay, struct error *error)
 {
 	relay->fd = fcntl(relay->dial.stream.file.fd, F_DUPFD_CLOEXEC, 0);
 	if (relay->fd < 0) {
-		return error_set(error, -errno, "no descriptor for a socket is left");
+		return error_set(error, -errno, "cannot duplicate the socket descriptor");
 	}
 	relay->is_handed_over = true;
 	return 0;
@@ -245,8 +245,8 @@ static int make_pair(struct nbd_relay *relay, struct error *error)
 	int fds[2];
 
 	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) != 0) {
-		return error_set(
-			error, -errno, "no socket pair for the driver: %s", strerror(errno));
+		return error_set(error, -errno, "cannot create a socket pair for the driver: %s",
+			strerror(errno));
 	}
 	relay->fd = fds[0];
 	stream_open(&relay->driver, relay->ring, fds[1], &no_keep_alive);
@@ -328,7 +328,7 @@ int nbd_relay_dial(const struct nbd_relay_options *options, int *fd_out,
 	export_uri_label(relay->label, options->dial.uri);
 	sem_init(&relay->dialled, 0, 0);
 	relay->stop_fd = eventfd(0, EFD_CLOEXEC);
-	rc = relay->stop_fd < 0 ? error_set(error, -errno, "no descriptor is left")
+	rc = relay->stop_fd < 0 ? error_set(error, -errno, "cannot create an event descriptor")
 				: thread_start(&relay->thread, nbd_relay_run, relay, error);
 	if (rc != 0) {
 		relay_free(relay);

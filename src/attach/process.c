@@ -53,7 +53,7 @@ static int read_report(int fd, pid_t child, struct process_report *report, struc
 		return error_set(error, -ECHILD, "the daemon was killed by signal %d (%s)",
 			WTERMSIG(status), strsignal(WTERMSIG(status)));
 	}
-	return error_set(error, -ECHILD, "the daemon ended without saying why");
+	return error_set(error, -ECHILD, "the daemon exited without reporting an error");
 }
 
 int process_split(int *report_fd, struct process_report *report, struct error *error)
@@ -64,7 +64,7 @@ int process_split(int *report_fd, struct process_report *report, struct error *e
 
 	if (pipe2(ends, O_CLOEXEC) != 0) {
 		rc = -errno;
-		return error_set(error, rc, "cannot make a pipe: %s", strerror(-rc));
+		return error_set(error, rc, "cannot create a pipe: %s", strerror(-rc));
 	}
 	fflush(NULL);
 	child = fork();

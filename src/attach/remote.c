@@ -14,7 +14,7 @@ static void remote_remote_event(void *context, enum gmb_event event, const char 
 	struct gmb_info info = { .size = sizeof(info) };
 
 	if (remote->only_watches && event != GMB_EVENT_RESIZED) {
-		log_debug("the connection that watches the size: %s", text);
+		log_debug("size watch connection: %s", text);
 		return;
 	}
 	switch (event) {
@@ -27,7 +27,7 @@ static void remote_remote_event(void *context, enum gmb_event event, const char 
 		health_set(&remote->device->health, false, text);
 		break;
 	case GMB_EVENT_RECONNECTED:
-		log_info("%s: connected again", text);
+		log_info("%s: reconnected", text);
 		health_set(&remote->device->health, true, NULL);
 		break;
 	case GMB_EVENT_GAVE_UP:
@@ -108,8 +108,8 @@ int remote_close(struct remote *remote, bool without_flush, struct error *error)
 		err = gmb_flush(remote->client);
 		if (err != 0) {
 			error_set(error, err,
-				"the last flush failed (%s): what was written since the one before "
-				"may be lost",
+				"the last flush failed (%s): writes since the previous flush may "
+				"be lost",
 				strerror(-err));
 		}
 	}

@@ -36,9 +36,8 @@ int state_folder(char out[PATH_MAX], struct error *error)
 		len = snprintf(out, PATH_MAX, "%s", root_folder);
 	} else {
 		return error_set(error, -ENOENT,
-			"there is no usual place for the notes about this user's attachments, "
-			"because XDG_RUNTIME_DIR is not set: set it, or GMBLOCK_ATTACH_DIR to a "
-			"folder");
+			"no default state folder for this user: XDG_RUNTIME_DIR is not set; set "
+			"it, or set GMBLOCK_ATTACH_DIR to a folder");
 	}
 	if (len < 0 || len >= PATH_MAX) {
 		return error_set(error, -ENAMETOOLONG, "the path of the state folder is too long");
@@ -74,12 +73,14 @@ static int make_folder(struct error *error)
 	}
 	if (mkdir(folder, 0700) != 0 && errno != EEXIST) {
 		rc = -errno;
-		return error_set(error, rc, "cannot make the folder %s: %s", folder, strerror(-rc));
+		return error_set(
+			error, rc, "cannot create the folder %s: %s", folder, strerror(-rc));
 	}
 	if (lstat(folder, &status) != 0 || !S_ISDIR(status.st_mode) || status.st_uid != geteuid() ||
 		(status.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
 		return error_set(error, -EPERM,
-			"%s must be a folder that only its owner, who calls gmblock, can change",
+			"%s must be a folder owned by the user who runs gmblock and writable only "
+			"by that user",
 			folder);
 	}
 	return 0;
@@ -238,7 +239,7 @@ static int open_entry(const char *name, struct state_entry *entry)
 	snprintf(entry->name, sizeof(entry->name), "%s", name);
 	rc = read_entry(fd, entry);
 	if (rc != 0) {
-		log_warning("%s is not a state file of gmblock", path);
+		log_warning("%s is not a gmblock state file", path);
 	}
 	/* A running daemon holds an exclusive lock. */
 	entry->alive = flock(fd, LOCK_SH | LOCK_NB) != 0;

@@ -133,8 +133,8 @@ static uint32_t queues_wanted(const struct ublk_disk *disk)
 
 	/* Queues have separate connections, which must see the same data. */
 	if (disk->options->queues > 1 && (can & GMB_CAN_MULTI_CONN) == 0) {
-		log_warning("one queue only: the server does not promise that several connections "
-			    "see the same data");
+		log_warning("using one queue: the server does not guarantee that several "
+			    "connections see the same data");
 		return 1;
 	}
 	return MAX(disk->options->queues, 1U);
@@ -155,12 +155,12 @@ static int add_device(struct ublk_disk *disk, struct error *error)
 	rc = command(disk, UBLK_ADD, &disk->info, sizeof(disk->info), 0);
 	if (rc == -EEXIST) {
 		return error_set(
-			error, -EBUSY, "/dev/ublkb%d exists already", (int)disk->options->number);
+			error, -EBUSY, "/dev/ublkb%d already exists", (int)disk->options->number);
 	}
 	if (rc == -EPERM || rc == -EACCES) {
-		return error_set(error, -EPERM, "only root can make block devices");
+		return error_set(error, -EPERM, "only root can create block devices");
 	}
-	return rc < 0 ? error_set(error, rc, "ublk makes no device: %s", strerror(-rc)) : 0;
+	return rc < 0 ? error_set(error, rc, "ublk cannot create a device: %s", strerror(-rc)) : 0;
 }
 
 /*
@@ -183,8 +183,8 @@ static int start_recovery(struct ublk_disk *disk, struct error *error)
 			ublk_device_number_of(disk));
 	}
 	return rc < 0 ? error_set(error, rc,
-				"/dev/ublkb%u cannot be taken over: %s; gmblock detach "
-				"--force removes it",
+				"cannot take over /dev/ublkb%u: %s; gmblock detach --force removes "
+				"it",
 				ublk_device_number_of(disk), strerror(-rc))
 		      : 0;
 }
@@ -245,7 +245,7 @@ static int start_queues(struct ublk_disk *disk, struct error *error)
 		if (rc == 0 &&
 			disk->queues[i].remote.info.bytes < disk->queues[0].remote.info.bytes) {
 			rc = error_set(
-				error, -EIO, "two connections see different sizes of the export");
+				error, -EIO, "two connections report different export sizes");
 		}
 	}
 	for (uint32_t i = 0; rc == 0 && i < disk->queue_count; i++) {
@@ -271,8 +271,8 @@ static int make_device(struct ublk_disk *disk, struct error *error)
 		rc = command(disk, UBLK_SET_PARAMS, &params, sizeof(params), 0);
 		timings_mark(timings, TIMINGS_PARAMS);
 		if (rc < 0) {
-			return error_set(error, rc, "ublk refuses the parameters of the disk: %s",
-				strerror(-rc));
+			return error_set(
+				error, rc, "ublk rejects the disk parameters: %s", strerror(-rc));
 		}
 	}
 	rc = open_char_device(disk, error);
@@ -287,7 +287,7 @@ static int make_device(struct ublk_disk *disk, struct error *error)
 	rc = command(
 		disk, disk->recover ? UBLK_END_RECOVERY : UBLK_START, NULL, 0, (uint64_t)getpid());
 	timings_mark(timings, TIMINGS_DISK);
-	return rc < 0 ? error_set(error, rc, "ublk does not start the disk: %s", strerror(-rc)) : 0;
+	return rc < 0 ? error_set(error, rc, "ublk cannot start the disk: %s", strerror(-rc)) : 0;
 }
 
 /* --- removal ---------------------------------------------------------------------------------- */
@@ -318,7 +318,8 @@ static int delete_number(struct ublk_control *control, uint32_t number)
 	control->patience_ms = DELETE_PATIENCE_MS;
 	rc = ublk_control_command(control, UBLK_DELETE, number, NULL, 0, 0);
 	if (rc == -ETIMEDOUT) {
-		log_warning("/dev/ublkc%u vanishes when those who have /dev/ublkb%u open close it",
+		log_warning(
+			"/dev/ublkc%u will be removed once all processes have closed /dev/ublkb%u",
 			number, number);
 	}
 	return rc == -ETIMEDOUT || rc == -ENODEV ? 0 : rc;
@@ -336,7 +337,7 @@ static void delete_device(struct ublk_disk *disk)
 	if (disk->exists) {
 		rc = delete_number(&disk->control, ublk_device_number_of(disk));
 		if (rc < 0) {
-			log_error("/dev/ublkc%u stays behind: %s", ublk_device_number_of(disk),
+			log_error("cannot remove /dev/ublkc%u: %s", ublk_device_number_of(disk),
 				strerror(-rc));
 		}
 		disk->exists = false;
@@ -363,7 +364,7 @@ static void undo(struct ublk_disk *disk)
 		/* This also ends queues that serve. */
 		rc = command(disk, UBLK_STOP, NULL, 0, 0);
 		if (rc < 0) {
-			log_error("/dev/ublkb%u cannot be stopped: %s", ublk_device_number_of(disk),
+			log_error("cannot stop /dev/ublkb%u: %s", ublk_device_number_of(disk),
 				strerror(-rc));
 		}
 	}
@@ -464,9 +465,9 @@ static int stop_answer(uint32_t number, int rc, struct error *error)
 	if (rc == -EBUSY) {
 		return error_set(error, rc, "/dev/ublkb%u is in use", number);
 	}
-	return rc < 0 && rc != -ENODEV ? error_set(error, rc, "/dev/ublkb%u cannot be stopped: %s",
-						 number, strerror(-rc))
-				       : 0;
+	return rc < 0 && rc != -ENODEV
+		       ? error_set(error, rc, "cannot stop /dev/ublkb%u: %s", number, strerror(-rc))
+		       : 0;
 }
 
 /* Stops a device that is not in use. */
@@ -546,10 +547,10 @@ static int ublk_device_grow(struct device *device, uint64_t bytes, struct error 
 	}
 	if (rc == -EOPNOTSUPP) {
 		return error_set(error, rc,
-			"the ublk driver of this kernel does not change sizes (that of Linux 6.16 "
-			"does)");
+			"the ublk driver of this kernel cannot resize a disk; this needs Linux "
+			"6.16");
 	}
-	return rc < 0 ? error_set(error, rc, "ublk refuses the size: %s", strerror(-rc)) : 0;
+	return rc < 0 ? error_set(error, rc, "ublk rejects the size: %s", strerror(-rc)) : 0;
 }
 
 static void ublk_device_destroy(struct device *device)
@@ -583,7 +584,7 @@ int ublk_device_remove(int32_t number, bool force, struct error *error)
 	if (rc == 0) {
 		rc = delete_number(&control, (uint32_t)number);
 		if (rc < 0) {
-			error_set(error, rc, "/dev/ublkb%d cannot be removed: %s", (int)number,
+			error_set(error, rc, "cannot remove /dev/ublkb%d: %s", (int)number,
 				strerror(-rc));
 		}
 	}
@@ -713,12 +714,12 @@ int ublk_control_open(struct ublk_control *control, struct error *error)
 	*control = (struct ublk_control){ .fd = open_device() };
 	if (control->fd == -ENOENT || control->fd == -ENODEV || control->fd == -ENXIO) {
 		return error_set(error, -ENOSYS,
-			"there is no %s: this kernel has no ublk driver, or its module ublk_drv is "
-			"not installed",
+			"%s does not exist: this kernel has no ublk driver, or its module ublk_drv "
+			"is not installed",
 			control_path);
 	}
 	if (control->fd == -EACCES || control->fd == -EPERM) {
-		return error_set(error, -EPERM, "only root can make block devices");
+		return error_set(error, -EPERM, "only root can create block devices");
 	}
 	if (control->fd < 0) {
 		rc = control->fd;
@@ -727,7 +728,8 @@ int ublk_control_open(struct ublk_control *control, struct error *error)
 	rc = io_uring_queue_init(4, &control->ring, IORING_SETUP_SQE128);
 	if (rc < 0) {
 		close(control->fd);
-		return error_set(error, rc, "ublk needs io_uring with long entries (Linux 6.0): %s",
+		return error_set(error, rc,
+			"ublk needs io_uring with 128-byte submission entries (Linux 6.0): %s",
 			strerror(-rc));
 	}
 	probe_features(control);

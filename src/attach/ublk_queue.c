@@ -207,7 +207,7 @@ static void ublk_queue_take_completions(struct ublk_queue *queue, bool abandon)
 			/* UBLK_IO_RES_ABORT: the device stops. Any other error also ends the tag,
 			 * because it cannot be fetched again. */
 			if (cqe->res != UBLK_IO_RES_ABORT) {
-				log_error("ublk refuses tag %u of queue %u: %s",
+				log_error("ublk rejects tag %u of queue %u: %s",
 					(unsigned)cqe->user_data, queue->number,
 					strerror(-cqe->res));
 			}
@@ -256,7 +256,7 @@ static int ublk_queue_map_memory(struct ublk_queue *queue, struct error *error)
 	}
 	queue->descriptors = map;
 	queue->buffers = remote_memory(&queue->remote, (size_t)queue->depth * queue->io_bytes);
-	return queue->buffers != NULL ? 0 : error_set(error, -ENOMEM, "no memory for requests");
+	return queue->buffers != NULL ? 0 : error_set(error, -ENOMEM, "out of memory for requests");
 }
 
 static int ublk_queue_make_ring(struct ublk_queue *queue, struct error *error)
@@ -277,7 +277,9 @@ static int ublk_queue_make_ring(struct ublk_queue *queue, struct error *error)
 			io_uring_queue_exit(&queue->ring);
 		}
 	}
-	return rc == 0 ? 0 : error_set(error, rc, "no io_uring for ublk: %s", strerror(-rc));
+	return rc == 0 ? 0
+		       : error_set(error, rc, "cannot create an io_uring for ublk: %s",
+				 strerror(-rc));
 }
 
 static void unmap_memory(struct ublk_queue *queue)
@@ -311,7 +313,7 @@ static int serve_device(struct ublk_queue *queue, struct error *error)
 		ublk_queue_serve(queue);
 		rc = 0;
 	} else {
-		rc = error_set(error, rc < 0 ? rc : -EIO, "ublk takes no requests");
+		rc = error_set(error, rc < 0 ? rc : -EIO, "cannot submit requests to ublk");
 	}
 	io_uring_queue_exit(&queue->ring);
 	if (is_abandoned(queue)) {
@@ -382,10 +384,10 @@ static bool wait_ended(struct ublk_queue *queue)
 static int take_failure(struct ublk_queue *queue, bool soon, struct error *error)
 {
 	if (soon && !thread_join_soon(queue->thread)) {
-		return error_set(error, -ETIMEDOUT, "the server does not answer the last flush");
+		return error_set(error, -ETIMEDOUT, "the server did not complete the last flush");
 	}
 	if (!soon && !wait_ended(queue)) {
-		return error_set(error, -ETIMEDOUT, "the last flush was not waited for");
+		return error_set(error, -ETIMEDOUT, "the last flush was not completed");
 	}
 	if (!soon) {
 		pthread_join(queue->thread, NULL);

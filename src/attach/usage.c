@@ -155,7 +155,7 @@ static int check_swaps(const char *name, const struct disks *disks, struct error
 		if (line[0] == '/' && stat(line, &status) == 0 &&
 			disks_have(disks, status.st_rdev)) {
 			rc = error_set(error, -EBUSY,
-				"/dev/%s is used as swap space; end that with: swapoff %s", name,
+				"/dev/%s is used as swap space; disable it with: swapoff %s", name,
 				line);
 		}
 	}
@@ -370,12 +370,10 @@ static int explain_loop(const char *path, const char *loop, struct error *error)
 	struct error user;
 
 	if (usage_check_disk(loop, &user) != 0) {
-		return error_set(
-			error, -EBUSY, "%s is the disk behind /dev/%s: %s", path, loop, user.text);
+		return error_set(error, -EBUSY, "%s backs /dev/%s: %s", path, loop, user.text);
 	}
 	return error_set(error, -EBUSY,
-		"%s is the disk behind /dev/%s; remove that with: losetup --detach /dev/%s", path,
-		loop, loop);
+		"%s backs /dev/%s; detach that with: losetup --detach /dev/%s", path, loop, loop);
 }
 
 static int check_loops(const char *path, const struct names *names, struct error *error)

@@ -36,13 +36,14 @@ int gmb_buffer_alloc(struct gmb_queue *queue, size_t bytes, uint32_t flags, void
 	GMB_UNUSED(queue);
 	if (bytes == 0 || bytes > SIZE_MAX / 2 || (flags & ~(uint32_t)GMB_BUFFER_HUGE) != 0) {
 		error_set(&error, -EINVAL,
-			"a buffer needs at least one byte, and flags of 0 or GMB_BUFFER_HUGE");
+			"a buffer needs at least one byte, and its flags must be 0 or "
+			"GMB_BUFFER_HUGE");
 	} else {
 		*base_out = buffer_map(align_up(bytes, page_bytes()));
 		if (*base_out != NULL) {
 			return 0;
 		}
-		error_set(&error, -ENOMEM, "no memory for a buffer of %zu bytes", bytes);
+		error_set(&error, -ENOMEM, "out of memory for a buffer of %zu bytes", bytes);
 	}
 	error_export(error_out, &error);
 	return error.code;
@@ -56,10 +57,10 @@ int gmb_buffer_import(struct gmb_queue *queue, int memfd, uint64_t offset, size_
 
 	GMB_UNUSED(queue);
 	if (base == NULL) {
-		error_set(&error, -ENOMEM, "no memory for a buffer of %zu bytes", bytes);
+		error_set(&error, -ENOMEM, "out of memory for a buffer of %zu bytes", bytes);
 	} else if (mmap(base, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, memfd,
 			   (off_t)offset) == MAP_FAILED) {
-		error_set(&error, -errno, "the memory cannot be mapped: %s", strerror(errno));
+		error_set(&error, -errno, "cannot map the memory: %s", strerror(errno));
 		gmb_buffer_free(queue, base);
 	} else {
 		*base_out = base;

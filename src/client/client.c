@@ -308,13 +308,13 @@ static int give_up_forgotten(
 {
 	if (facts->is_volatile || client->facts.is_volatile) {
 		error_set(error, -ENOTCONN,
-			"%s: the server has started anew and kept this export in memory only: what "
-			"was written is gone",
+			"%s: the server has restarted, and this export was in memory only: written "
+			"data is lost",
 			client->uri_text);
 	} else {
 		error_set(error, -ENOTCONN,
-			"%s: the server's machine has started anew, and %llu changes that it had "
-			"acknowledged were not flushed: they may be lost",
+			"%s: the server has rebooted: %llu changes that it acknowledged but had "
+			"not flushed may be lost",
 			client->uri_text, (unsigned long long)(client->changes - client->flushed));
 	}
 	client->trouble = *error;
@@ -339,9 +339,8 @@ static int check_same(
 		facts->atomic_bytes < known->atomic_bytes || facts->epoch != known->epoch ||
 		strcmp(facts->name, known->name) != 0) {
 		return error_set(error, -EPROTO,
-			"another connection to %s reaches an export with other properties: is "
-			"there "
-			"more than one server at this address?",
+			"another connection to %s reaches an export with different properties; "
+			"check whether several servers share this address",
 			client->uri_text);
 	}
 	return 0;
@@ -405,8 +404,8 @@ static int check_able(
 		facts->payload_max < known->payload_max ||
 		facts->atomic_bytes < known->atomic_bytes) {
 		return error_set(error, -EPROTO,
-			"%s: the server came back with less than it offered before: is it another "
-			"one, or is its configuration another?",
+			"%s: after the reconnection the server offers less than before; check "
+			"whether it is a different server or its configuration has changed",
 			client->uri_text);
 	}
 	return 0;
@@ -474,7 +473,7 @@ static void leave_old_epoch(struct gmb_client *client, const struct connection *
 {
 	struct error error;
 
-	error_set(&error, -ECONNRESET, "the server's machine has started anew");
+	error_set(&error, -ECONNRESET, "the server has rebooted");
 	for (uint32_t i = 0; i < CLIENT_CONNECTIONS_MAX; i++) {
 		struct connection *connection = client->connections[i];
 
@@ -490,7 +489,7 @@ static void tell_size(struct gmb_client *client, uint64_t before)
 	char text[128];
 
 	if (client->facts.bytes != before) {
-		snprintf(text, sizeof(text), "the export has %llu bytes now, %llu before",
+		snprintf(text, sizeof(text), "the export now has %llu bytes, previously %llu",
 			(unsigned long long)client->facts.bytes, (unsigned long long)before);
 		client_event(client, GMB_EVENT_RESIZED, text);
 	}
@@ -722,13 +721,13 @@ static int client_take_options(
 	}
 	if (own->connections > CLIENT_CONNECTIONS_MAX || own->depth > CARRIER_DEPTH_MAX) {
 		return error_set(error, -EINVAL,
-			"a client has at most %d connections of at most %d commands each",
+			"a client can have at most %d connections with at most %d commands each",
 			CLIENT_CONNECTIONS_MAX, CARRIER_DEPTH_MAX);
 	}
 	if ((own->flags &
 		    ~(uint32_t)(GMB_OPEN_READ_ONLY | GMB_OPEN_NO_RECONNECT | GMB_OPEN_NO_EXTENDED |
 				GMB_OPEN_SIMPLE | GMB_OPEN_URI_FILES)) != 0) {
-		return error_set(error, -EINVAL, "unknown flags to open with: 0x%x", own->flags);
+		return error_set(error, -EINVAL, "unknown open flags: 0x%x", own->flags);
 	}
 	own->connect_timeout_ms = client_or_default(own->connect_timeout_ms, CONNECT_TIMEOUT_MS);
 	own->request_timeout_ms = client_or_default(own->request_timeout_ms, REQUEST_TIMEOUT_MS);
@@ -770,7 +769,7 @@ static int client_create(struct gmb_queue *queue, const char *uri, struct tls_cl
 			uri, client->options.flags, tls, client->label, &client->target, error);
 	}
 	if (err == 0 && !ring_secret(queue->ring, secret, sizeof(secret))) {
-		err = error_set(error, -EIO, "the system gives no random numbers");
+		err = error_set(error, -EIO, "cannot get random numbers from the system");
 	}
 	if (err != 0) {
 		client_client_free(client);
@@ -897,8 +896,8 @@ int gmb_open(struct gmb_queue *queue, const char *uri, const struct gmb_options 
 	int err;
 
 	if (queue->inside) {
-		err = error_set(&reason, -EDEADLK,
-			"an export cannot be opened like this inside a callback");
+		err = error_set(
+			&reason, -EDEADLK, "cannot open an export synchronously inside a callback");
 		error_export(error, &reason);
 		return err;
 	}
@@ -931,7 +930,7 @@ int gmb_close(struct gmb_client *client)
 		return -EDEADLK;
 	}
 	if (client->state == CLIENT_OPENING) {
-		error_set(&client->trouble, -ECANCELED, "%s: closed before it was open",
+		error_set(&client->trouble, -ECANCELED, "%s: closed while it was being opened",
 			client->uri_text);
 		open_failed(client);
 	}

@@ -258,10 +258,10 @@ static void silence_check(struct connection *connection)
 	next_ns = MIN(silent_ns, unanswered_ns);
 	if (now_ns >= silent_ns) {
 		client_connection_lose(
-			connection, -ETIMEDOUT, "the server has not answered for too long");
+			connection, -ETIMEDOUT, "the server did not respond in time");
 	} else if (now_ns >= unanswered_ns) {
 		client_connection_lose(connection, -ETIMEDOUT,
-			"the server says that it lives, but has answered nothing for too long");
+			"the server is alive, but did not complete any request in time");
 	} else {
 		/* Commands sent in the meantime may have an earlier limit, but none before this. */
 		timer_set(connection,
@@ -330,8 +330,8 @@ void carrier_done(struct carrier *carrier, struct command *command, const char *
 	client_progress(client, connection);
 	if (command->result != 0) {
 		log_limited(&client->refusals, ring_batch_ns(carrier->ring), LOG_LEVEL_DEBUG,
-			"client: connection %u: the server refused a request: operation %u, offset "
-			"%llu, length %llu: %s%s%s",
+			"client: connection %u: the server rejected a request: operation %u, "
+			"offset %llu, length %llu: %s%s%s",
 			connection->number, command->operation, (unsigned long long)command->offset,
 			(unsigned long long)command->length, strerror(-command->result),
 			text[0] != '\0' ? ": " : "", text);

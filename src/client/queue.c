@@ -40,7 +40,7 @@ static int queue_create(
 		memcpy(&own, options, MIN(options->size, sizeof(own)));
 	}
 	if (own.entries > ENTRIES_MAX) {
-		return error_set(error, -EINVAL, "a queue has at most %d entries, not %u",
+		return error_set(error, -EINVAL, "a queue can have at most %d entries, not %u",
 			ENTRIES_MAX, own.entries);
 	}
 	ring_options.entries = own.entries != 0 ? own.entries : ENTRIES_DEFAULT;

@@ -585,8 +585,8 @@ static const char *reason_text(const struct gmb_client *client, const struct gmb
 	case 0:
 		return "success";
 	case EINVAL:
-		return "not possible there: outside the export, not in whole blocks, copied to "
-		       "where it overlaps, or with flags that do not belong to the operation";
+		return "invalid request: outside the export, not in whole blocks, an overlapping "
+		       "copy, or flags that the operation does not support";
 	case EOPNOTSUPP:
 		return "the server does not offer this operation";
 	case EPERM:
@@ -594,12 +594,12 @@ static const char *reason_text(const struct gmb_client *client, const struct gmb
 	case EXDEV:
 		return "the source is on another server";
 	case ENOENT:
-		return "the server does not show the source to this client";
+		return "the source is not visible to this client";
 	case ESTALE:
-		return "the source may have lost what was written to it";
+		return "writes to the source may have been lost";
 	case ENOTCONN:
 		return client->trouble.text[0] != '\0' ? client->trouble.text
-						       : "there is no connection any more";
+						       : "the connection is closed";
 	default:
 		return strerror(-request->result);
 	}
@@ -629,7 +629,7 @@ const char *gmb_explain(const struct gmb_client *client, const struct gmb_reques
 			(unsigned long long)request->length, (unsigned long long)request->offset);
 	}
 	snprintf(text, text_bytes, "%s: %s%s: %s%s%s%s", client->uri_text, name, range,
-		reason_text(client, request), said ? " (the server says: \"" : "",
+		reason_text(client, request), said ? " (server message: \"" : "",
 		said ? client->explanation : "", said ? "\")" : "");
 	return text;
 }

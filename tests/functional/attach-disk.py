@@ -64,7 +64,7 @@ class Disk(attach_tool.Case):
         before = self.sums()
         code, _, errors = self.gmblock("detach", self.path("disk"))
         self.assertEqual(code, 1)
-        self.assertIn("is the disk behind /dev/loop", errors)
+        self.assertIn("backs /dev/loop", errors)
         self.call("umount", self.mount_point)
         self.call("e2fsck", "-fn", device)
         self.call("losetup", "--detach", device)

@@ -218,14 +218,14 @@ class File(attach_tool.Case):
         disk = self.attach()
         loop = self.command("losetup", "--find", "--show", disk)
         try:
-            self.assertIn(f"remove that with: losetup --detach {loop}", self.refused_detach(disk))
+            self.assertIn(f"detach that with: losetup --detach {loop}", self.refused_detach(disk))
             self.command("mkfs.ext4", "-q", loop)
             folder = self.path("mounted")
             os.mkdir(folder)
             self.command("mount", loop, folder)
             try:
                 told = self.refused_detach(disk)
-                self.assertIn(f"{disk} is the disk behind {loop}: {loop} is mounted on {folder}; "
+                self.assertIn(f"{disk} backs {loop}: {loop} is mounted on {folder}; "
                               f"unmount it with: umount {folder}", told)
                 self.assertNotIn("losetup", told)
             finally:
@@ -243,7 +243,7 @@ class File(attach_tool.Case):
             self.assertIn(f"{disk} is open in process", self.refused_detach(disk, "--timeout", "10s"))
         loop = self.command("losetup", "--find", "--show", other)
         try:
-            self.assertIn(f"remove that with: losetup --detach {loop}",
+            self.assertIn(f"detach that with: losetup --detach {loop}",
                           self.refused_detach(disk, "--timeout", "10s"))
         finally:
             self.command("losetup", "--detach", loop)
@@ -346,11 +346,11 @@ class File(attach_tool.Case):
             file.write(b"x" * 4096)
         self.lose_server()
         first, note = self.begin_detach()
-        self.assertIn("waiting for the server to flush what was written (not connected: ", note)
-        self.assertIn("for at most 3600 s", note)
+        self.assertIn("waiting for the server to flush (not connected: ", note)
+        self.assertIn("at most 3600 s", note)
         self.assertIn("gmblock detach --force does not wait", note)
         second, note = self.begin_detach()
-        self.assertIn("for at most 3600 s", note)
+        self.assertIn("at most 3600 s", note)
         entry, = self.attachments()
         self.assertTrue(entry["state"].startswith("being detached, not connected: "), entry)
         self.assertEqual((first.poll(), second.poll()), (None, None))
@@ -358,7 +358,7 @@ class File(attach_tool.Case):
         for waits in (first, second):
             output, errors = waits.communicate()
             self.assertEqual((waits.returncode, output), (1, ""), errors)
-            self.assertIn(f"{disk} was removed by force meanwhile", errors)
+            self.assertIn(f"{disk} was removed by a concurrent --force", errors)
         self.assertEqual(self.attachments(), [])
         self.assertFalse(os.path.exists(disk))
 
@@ -381,13 +381,13 @@ class File(attach_tool.Case):
     def test_force_overtakes_a_detach_from_a_silent_server(self):
         disk = self.attach_and_write("--reconnect-timeout", "3000s", "--request-timeout", "600s")
         waits, note = self.begin_detach()
-        self.assertIn("flush what was written (connected), for at most 3600 s", note)
+        self.assertIn("flush (connected), at most 3600 s", note)
         daemon = os.pidfd_open(self.attachments()[0]["pid"])
         self.addCleanup(os.close, daemon)
         self.detach_by_force()
         _, errors = waits.communicate()
         self.assertEqual(waits.returncode, 1)
-        self.assertIn("was removed by force meanwhile", errors)
+        self.assertIn("was removed by a concurrent --force", errors)
         self.assertFalse(os.path.exists(disk))
         select.select([daemon], [], [])  # no thread of it is left
 
@@ -396,9 +396,9 @@ class File(attach_tool.Case):
         disk = self.attach_and_write("--reconnect-timeout", "3600s", "--request-timeout", "3600s")
         code, output, errors = self.gmblock("detach", "--timeout", "1s", disk)
         self.assertEqual((code, output), (1, ""), errors)
-        self.assertIn("flush what was written (connected), for at most 1 s;", errors)
-        self.assertIn(f"{disk} stays attached: the server has not flushed what was written within 1 s "
-                      "(connected); try again when it answers, or lose what was written with "
+        self.assertIn("flush (connected), at most 1 s;", errors)
+        self.assertIn(f"{disk} is still attached: the server did not flush within 1 s (connected); "
+                      "try again when the server responds, or discard unflushed data with "
                       "gmblock detach --force\n", errors)
         self.assertEqual([entry["state"] for entry in self.attachments()], ["connected"])
         with open(disk, "rb", buffering=0) as file:
@@ -414,7 +414,7 @@ class File(attach_tool.Case):
         disk = self.attach_and_write("--reconnect-timeout", "1s", "--slow-timeout", "1s", "--request-timeout", "1s")
         code, _, errors = self.gmblock("detach", disk)
         self.assertEqual(code, 1)
-        self.assertRegex(errors, "stays attached: the server has not flushed what was written within [12] s")
+        self.assertRegex(errors, "is still attached: the server did not flush within [12] s")
         self.detach_by_force()
 
     def test_a_detach_that_is_ended_leaves_the_disk(self):
@@ -437,8 +437,8 @@ class File(attach_tool.Case):
         try:
             code, output, errors = self.gmblock("detach", disk)
             self.assertEqual((code, output), (1, ""), errors)
-            self.assertIn(f"{disk}: its daemon (process {pid}) does not answer", errors)
-            self.assertIn(f"kill -KILL {pid} ends it", errors)
+            self.assertIn(f"{disk}: its daemon (process {pid}) did not respond in time", errors)
+            self.assertIn(f"end it with kill -KILL {pid}", errors)
         finally:
             os.kill(pid, signal.SIGCONT)
         self.assertEqual([entry["state"] for entry in self.attachments()], ["connected"])
@@ -457,7 +457,7 @@ class File(attach_tool.Case):
         finally:
             os.kill(pid, signal.SIGCONT)
         self.assertEqual(waits.returncode, 1)
-        self.assertIn(f"its daemon (process {pid}) does not answer", errors)
+        self.assertIn(f"its daemon (process {pid}) did not respond in time", errors)
         self.detach_by_force()
 
     def test_signals_do_not_end_the_flush(self):
@@ -500,7 +500,7 @@ class File(attach_tool.Case):
         self.detach_by_force()
         _, errors = waits.communicate()
         self.assertEqual(waits.returncode, 1)
-        self.assertIn("was removed by force meanwhile", errors)
+        self.assertIn("was removed by a concurrent --force", errors)
 
     def test_a_detach_waits_for_the_server(self):
         image = self.image()
@@ -543,7 +543,7 @@ class File(attach_tool.Case):
         path = self.make_file("disk", b"precious")
         code, output, errors = self.gmblock("attach", "--fuse", path, self.socket_uri())
         self.assertEqual((code, output), (1, ""))
-        self.assertIn(f"{path} has contents already (8)", errors)
+        self.assertIn(f"{path} is not empty (8)", errors)
         self.assertIn("--force", errors)
         self.assertEqual(self.attachments(), [])
         code, output, errors = self.gmblock("attach", "--force", self.socket_uri())
@@ -714,7 +714,7 @@ class NbdFile(attach_tool.Case):
             os.kill(daemon, signal.SIGCONT)
         self.assertEqual((code, errors), (0, ""))
         self.assertIn(disk, output)
-        self.assertTrue(output.endswith(" the daemon does not answer\n"), output)
+        self.assertTrue(output.endswith(" the daemon does not respond\n"), output)
         self.detach(disk)
 
     def test_timings_are_told_step_by_step(self):
@@ -757,7 +757,7 @@ class NbdFile(attach_tool.Case):
                  f"'{self.path('no/d')}'"),
                 (["attach", "--ublk", "--nbd", "nbd://x"], 2, "only one of"),
                 (["attach", "--nbd", f"gmb+unix:///?socket={self.path('s')}"], 1,
-                 "the kernel's nbd driver cannot be used for a gmb URI"),
+                 "the kernel's nbd driver does not support gmb URIs"),
                 (["attach", "--json", "nbd://x"], 2, "--json needs"),
                 (["attach", "--timings", "--list"], 2, "not for --list"),
                 (["attach", "--timings", "--foreground", "nbd://x"], 2,

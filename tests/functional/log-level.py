@@ -116,7 +116,7 @@ class LogLevel(support.Case):
                              r"block 1 bytes, preferred \d+, largest payload \d+, allocation, takeover, "
                              r"alive")
             self.assertRegex(done.stderr, r"gmblock: debug: client: connection \d+: the server "
-                             r"refused a request: operation \d+, offset \d+, length \d+: "
+                             r"rejected a request: operation \d+, offset \d+, length \d+: "
                              r"Input/output error: the server's disk failed")
         self.assertNotIn("debug", self.run_gmblock("copy", uri, self.path("other"))[2])
         server.stop()
