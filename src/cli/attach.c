@@ -15,8 +15,8 @@ static const char name[] = "attach";
 static const char help[] =
 	"Usage: gmblock attach [OPTION]... URI\n"
 	"       gmblock attach --list [--json]\n"
-	"Attaches an export of a server as a local disk and prints its path. A daemon\n"
-	"serves the disk until gmblock detach, and reconnects when the server is lost.\n"
+	"Attaches a server's export as a local disk and prints the path of the disk. A daemon\n"
+	"serves the disk until gmblock detach and reconnects after a connection loss.\n"
 	"\n";
 
 static const char notes[] = "\n"
@@ -125,8 +125,8 @@ static int check_arguments(const struct arguments *arguments, int argc)
 	}
 	if (argc == optind && attach->file != NULL && strstr(attach->file, "://") != NULL) {
 		return cli_usage_error(name,
-			"--fuse needs a FILE to mount the disk on, before the URI: "
-			"gmblock attach --fuse disk.raw %s",
+			"--fuse needs a FILE as mount point, before the URI: gmblock attach --fuse "
+			"disk.raw %s",
 			log_escape(quoted, sizeof(quoted), attach->file, strlen(attach->file)));
 	}
 	if (argc - optind != 1) {
@@ -136,7 +136,7 @@ static int check_arguments(const struct arguments *arguments, int argc)
 		return cli_usage_error(name, "--force needs --fuse");
 	}
 	if (attach->kind == ATTACH_FUSE && attach->number >= 0) {
-		return cli_usage_error(name, "--device is for block devices; a file has its name");
+		return cli_usage_error(name, "--device is for block devices, not for --fuse");
 	}
 	if (attach->queues > 0 && attach->kind != ATTACH_UBLK && attach->kind != ATTACH_ANY) {
 		return cli_usage_error(name, "--queues is for ublk");
@@ -160,39 +160,39 @@ static const struct field fields[] = {
 	{ "nbd", NULL, "a block device through the nbd driver (/dev/nbdN)", .type = FIELD_FLAG,
 		AT(nbd) },
 	{ "fuse", "FILE",
-		"a file, through FUSE, for losetup and others (default: ublk, or nbd where the "
+		"a file, through FUSE, for example for losetup (default: ublk, or nbd if the "
 		"kernel has no ublk)",
 		.type = FIELD_ARGUMENT, AT(attach.file) },
 	{ "force", NULL,
-		"with --fuse: also use a FILE with contents, which are hidden until gmblock "
-		"detach",
+		"with --fuse: accept a FILE with contents, which are hidden until gmblock detach",
 		.type = FIELD_FLAG, AT(attach.cover) },
 	{ "device", "N", "use the device with this number (default: any free one)",
 		.set = take_device },
-	{ "read-only", NULL, "refuse writes, whatever the server allows", .type = FIELD_FLAG,
+	{ "read-only", NULL, "reject writes even if the server allows them", .type = FIELD_FLAG,
 		AT(attach.read_only) },
 	{ "connections", "N", "connections to the server, 1 to 16 (default: automatic)",
 		.type = FIELD_COUNT, .min = 1, .max = CONNECTIONS_MAX, AT(attach.connections) },
 	{ "queues", "N", "ublk: threads with their own connections, 1 to 16 (1)",
 		.type = FIELD_COUNT, .min = 1, .max = CONNECTIONS_MAX, AT(attach.queues) },
-	{ "connect-timeout", "TIME", "limit for the first connection (10s)", .type = FIELD_TIME,
-		.min = 1, AT(attach.connect_timeout_ns) },
-	{ "request-timeout", "TIME", "silence that counts as a lost connection (30s)",
+	{ "connect-timeout", "TIME", "time limit for the first connection (10s)",
+		.type = FIELD_TIME, .min = 1, AT(attach.connect_timeout_ns) },
+	{ "request-timeout", "TIME",
+		"time without a response after which a connection counts as lost (30s)",
 		.type = FIELD_TIME, .min = 1, AT(attach.request_timeout_ns) },
 	{ "slow-timeout", "TIME", "the same for flushing, trimming and zeroing (10min)",
 		.type = FIELD_TIME, .min = 1, AT(attach.slow_timeout_ns) },
 	{ "reconnect-timeout", "TIME",
-		"how long requests wait for a lost server before they fail (10min)",
+		"how long requests wait for a reconnection before they fail (10min)",
 		.type = FIELD_TIME, .min = 1, AT(attach.reconnect_timeout_ns) },
 	{ "tls-records", NULL,
-		"nbd with TLS: what the driver is given. kernel: the connection, encrypted by "
-		"the kernel; user: a relay of the daemon; auto (default): the first that works",
+		"nbd with TLS: kernel encrypts in the kernel; user relays through the daemon; auto "
+		"(default) uses the first that works",
 		.type = FIELD_WORD, .words = records_words, AT(attach.tls_records) },
 	{ "foreground", NULL, "do not start a daemon; for service managers", .type = FIELD_FLAG,
 		AT(attach.foreground) },
 	{ "list", NULL, "list the attached disks", .type = FIELD_FLAG, AT(list) },
 	{ "json", NULL, "with --list or --timings: as JSON", .type = FIELD_FLAG, AT(json) },
-	{ "timings", NULL, "report on standard error where the time went", .type = FIELD_FLAG,
+	{ "timings", NULL, "report the duration of each step on standard error", .type = FIELD_FLAG,
 		AT(measure) },
 };
 
@@ -232,8 +232,8 @@ static int attach(struct arguments *arguments, struct error *error)
 	}
 	if (!arguments->json && (printf("%s\n", path) < 0 || fflush(stdout) != 0)) {
 		return error_set(error, -errno,
-			"%s is attached, but that cannot be written to standard output: %s", path,
-			strerror(errno));
+			"%s is attached, but its path cannot be written to standard output: %s",
+			path, strerror(errno));
 	}
 	if (arguments->measure) {
 		rc = timings_print(&arguments->timings, path, arguments->json, error);

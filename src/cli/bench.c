@@ -35,8 +35,8 @@ static const char usage_text[] =
 	"Usage: gmblock bench [OPTION]... URI\n"
 	"\n"
 	"Measures an export: requests and bytes per second, latencies, processor time.\n"
-	"The patterns write, randwrite, rw and randrw overwrite the export: one with contents is\n"
-	"refused without --force.\n"
+	"The patterns write, randwrite, rw and randrw overwrite the export. They need --force if\n"
+	"the export has contents.\n"
 	"\n"
 	"  URI               nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH,\n"
 	"                    gmb+unix:///EXPORT?socket=PATH or gmb://HOST[:PORT]/EXPORT;\n"
@@ -170,7 +170,7 @@ static int take_rate(void *context, const char *text, struct error *error)
 	} else {
 		err = units_parse_bytes(text, &work->rate_bytes, error);
 		if (err == 0 && (work->rate_bytes == 0 || work->rate_bytes > RATE_BYTES_MAX)) {
-			err = error_set(error, -EINVAL, "from 1 byte to 1T a second");
+			err = error_set(error, -EINVAL, "from 1 byte to 1T per second");
 		}
 	}
 	work->rate_requests = requests;
@@ -188,7 +188,7 @@ static int buffers_check(const struct bench_work *work)
 		return CLI_GO_ON;
 	}
 	return cli_usage_error("bench",
-		"%llu requests of %u bytes in flight are more than %s of buffers: less --bs, "
+		"%llu requests of %u bytes in flight need more than %s of buffers; reduce --bs, "
 		"--depth or --connections",
 		(unsigned long long)slots, work->block_bytes,
 		units_format_bytes(most, BENCH_BUFFERS_BYTES_MAX));
@@ -215,14 +215,14 @@ static int bench_arguments_check(struct bench_arguments *arguments)
 		work->read_percent = arguments->read_percent;
 	}
 	if ((work->fua || work->force) && !bench_writes(work)) {
-		return cli_usage_error("bench", "--%s needs writes: --rw %s has none",
+		return cli_usage_error("bench", "--%s needs a pattern with writes, unlike --rw %s",
 			work->fua ? "fua" : "force", work->rw);
 	}
 	if (!arguments->connections_set) {
 		work->connections = work->threads;
 	} else if (work->connections > 0 && work->threads > work->connections) {
 		return cli_usage_error("bench",
-			"--threads: each needs a connection, and there are only %u",
+			"--threads: each thread needs a connection, and there are only %u",
 			work->connections);
 	}
 	return buffers_check(work);
@@ -245,11 +245,11 @@ static const struct field fields[] = {
 		.min = 1, .max = BENCH_THREADS_MAX, AT(work.threads) },
 	{ "seconds", "T", "duration, in seconds or with a unit (default 10)",
 		.set = take_duration },
-	{ "warmup", "T", "time before that, which is not counted (default 0)", .set = take_warmup },
+	{ "warmup", "T", "time before the measurement (default 0)", .set = take_warmup },
 	{ "requests", "N", "stop after N requests", .set = take_requests },
 	{ "rate", "RATE",
-		"send so much a second, whatever the server does: bytes, such as 100M, or "
-		"requests=N (default: as much as possible)",
+		"send at a fixed rate per second: bytes, such as 100M, or requests=N (default: as "
+		"fast as possible)",
 		.set = take_rate },
 	{ "once", NULL, "use no block twice, and stop after the last one", .type = FIELD_FLAG,
 		AT(work.once) },
@@ -260,9 +260,9 @@ static const struct field fields[] = {
 	{ "seed", "N", "seed of random offsets and contents (default: random)", .set = take_seed },
 	{ "fua", NULL, "make each write durable before it completes", .type = FIELD_FLAG,
 		AT(work.fua) },
-	{ "force", NULL, "also overwrite an export that has contents", .type = FIELD_FLAG,
+	{ "force", NULL, "overwrite an export that has contents", .type = FIELD_FLAG,
 		AT(work.force) },
-	{ "timeout", "TIME", "give up on a server that is silent this long (default 30s)",
+	{ "timeout", "TIME", "give up if the server does not respond for this time (default 30s)",
 		.type = FIELD_TIME, .min = 1, AT(work.timeout_ns) },
 	{ "plot", "FILE", "draw the latencies as SVG", .type = FIELD_ARGUMENT, AT(plot_path) },
 	{ "json", NULL, "print JSON", .type = FIELD_FLAG, AT(json) },
@@ -327,7 +327,7 @@ static int measure(struct bench_arguments *arguments, struct bench_result *resul
 		err = plot_write(arguments, result, &error);
 	}
 	if (err == 0 && result->interrupted) {
-		err = error_set(&error, -EINTR, "interrupted before the time was over");
+		err = error_set(&error, -EINTR, "interrupted before the end of the run");
 	}
 	return err != 0 ? cli_failure("bench", &error) : CLI_OK;
 }

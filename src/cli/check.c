@@ -11,14 +11,13 @@ static const char name[] = "check";
 
 static const char help[] =
 	"Usage: gmblock check [OPTION]... FILE\n"
-	"Reads a file of a format of gmblock, an overlay or a flash store, and says what is in\n"
-	"it and whether something is wrong. Without --rebuild and --accept-loss nothing is\n"
-	"changed.\n"
+	"Checks an overlay or a flash store for corruption and describes its contents. FILE is\n"
+	"changed only with --rebuild or --accept-loss.\n"
 	"\n";
 
 static const char notes[] =
 	"\n"
-	"Exit status: 0 nothing is wrong, 1 something is, or it cannot be read, 2 usage error.\n"
+	"Exit status: 0 no errors found, 1 errors found or FILE unreadable, 2 usage error.\n"
 	"\n"
 	"Examples:\n"
 	"  gmblock check vm1.overlay\n"
@@ -35,13 +34,13 @@ struct check_arguments {
 #define AT(member) FIELD_IN(struct check_arguments, member)
 
 static const struct field fields[] = {
-	{ "base", "PATH", "where the base of the overlay is now (default: where it was)",
+	{ "base", "PATH", "current path of the overlay's base (default: the recorded path)",
 		.type = FIELD_ARGUMENT, AT(base) },
-	{ "rebuild", NULL, "repair the map of a flash store from its log before the check",
+	{ "rebuild", NULL, "rebuild the map of a flash store from its log before the check",
 		.type = FIELD_FLAG, AT(rebuilds) },
 	{ "accept-loss", NULL,
-		"let the log of a flash store end where it is damaged, and lose flushed changes "
-		"behind that, before the check",
+		"before the check, truncate the log of a flash store where it is damaged; flushed "
+		"changes after that point are lost",
 		.type = FIELD_FLAG, AT(accepts_loss) },
 	{ "json", NULL, "print JSON", .type = FIELD_FLAG, AT(json) },
 };

@@ -26,9 +26,9 @@ enum {
 #define UNIX_SOCKET "write --listen 'nbd+unix:///?socket=PATH'"
 #define ADDRESS	    "write the whole address, as in --listen nbd://127.0.0.1:10809"
 #define FOREGROUND                                                                                 \
-	"the server stays in the foreground; let systemd start it, or --run a command beside it"
+	"the server stays in the foreground; start it with systemd, or run a command with --run"
 #define FOREGROUND_OR_FORMAT                                                                       \
-	"without it the server stays in the foreground (nbdkit) and disks are raw (qemu-nbd)"
+	"the server always stays in the foreground (nbdkit), and disks are always raw (qemu-nbd)"
 #define EXPORT_NAME "write --export NAME=PATH"
 #define URI_NAME    "the name of the export is part of the URI: nbd://HOST/NAME"
 
@@ -39,8 +39,8 @@ static const struct habit {
 	const char *word; /* without dashes */
 	const char *hint; /* without the final full stop */
 } habits[] = {
-	{ "", "mount", "'gmblock attach' makes an export a local disk" },
-	{ "", "connect", "'gmblock attach' makes an export a local disk" },
+	{ "", "mount", "'gmblock attach' attaches an export as a local disk" },
+	{ "", "connect", "'gmblock attach' attaches an export as a local disk" },
 	{ "", "umount", "'gmblock detach' removes an attached disk" },
 	{ "", "unmount", "'gmblock detach' removes an attached disk" },
 	{ "", "disconnect", "'gmblock detach' removes an attached disk" },
@@ -51,7 +51,7 @@ static const struct habit {
 
 	{ "serve", "r", "write --read-only" },
 	{ "serve", "f", FOREGROUND_OR_FORMAT },
-	{ "serve", "foreground", "the server stays in the foreground without it" },
+	{ "serve", "foreground", "the server always stays in the foreground" },
 	{ "serve", "fork", FOREGROUND },
 	{ "serve", "daemon", FOREGROUND },
 	{ "serve", "P", FOREGROUND },
@@ -70,24 +70,25 @@ static const struct habit {
 	{ "serve", "x", EXPORT_NAME },
 	{ "serve", "exportname", EXPORT_NAME },
 	{ "serve", "export-name", EXPORT_NAME },
-	{ "serve", "t", "the server goes on when clients leave, without it" },
-	{ "serve", "persistent", "the server goes on when clients leave, without it" },
-	{ "serve", "shared", "write --max-connections; several clients are served without it" },
-	{ "serve", "format", "disks are raw; format=raw is a key of --export NAME=PATH" },
+	{ "serve", "t", "the server always keeps running after clients disconnect" },
+	{ "serve", "persistent", "the server always keeps running after clients disconnect" },
+	{ "serve", "shared",
+		"write --max-connections; the server accepts several clients by default" },
+	{ "serve", "format", "disks are always raw; format=raw is a key of --export NAME=PATH" },
 	{ "serve", "cache", "write mode=cached or mode=direct, as in --export =PATH,mode=direct" },
 	{ "serve", "tls-creds", "write --tls-certificates or --tls-psk" },
 
-	{ "export", "read-only", "readonly is a word behind PATH" },
-	{ "export", "readonly", "readonly is a word behind PATH" },
-	{ "export", "export", "write the words add NAME PATH" },
+	{ "export", "read-only", "write readonly as a key after PATH" },
+	{ "export", "readonly", "write readonly as a key after PATH" },
+	{ "export", "export", "write 'gmblock export add NAME PATH'" },
 	{ "export", "force", "write --now" },
 
 	{ "bench", "runtime", "write --seconds" },
 	{ "bench", "time", "write --seconds" },
 	{ "bench", "time_based", "write --seconds" },
 	{ "bench", "ramp_time", "write --warmup" },
-	{ "bench", "numjobs", "write --connections, and --threads" },
-	{ "bench", "jobs", "write --connections, and --threads" },
+	{ "bench", "numjobs", "write --connections and --threads" },
+	{ "bench", "jobs", "write --connections and --threads" },
 	{ "bench", "iodepth", "write --depth" },
 	{ "bench", "blocksize", "write --bs" },
 	{ "bench", "readwrite", "write --rw" },
@@ -96,21 +97,21 @@ static const struct habit {
 	{ "bench", "number_ios", "write --requests" },
 	{ "bench", "rate_iops", "write --rate requests=N" },
 	{ "bench", "output-format", "write --json" },
-	{ "bench", "filename", "the URI of the export stands alone, without an option" },
-	{ "bench", "uri", "the URI of the export stands alone, without an option" },
-	{ "bench", "ioengine", "requests are always asynchronous, as --depth says" },
+	{ "bench", "filename", "give the URI of the export as an operand, without an option" },
+	{ "bench", "uri", "give the URI of the export as an operand, without an option" },
+	{ "bench", "ioengine", "requests are always asynchronous; --depth sets the queue depth" },
 
-	{ "copy", "p", "write --progress; on a terminal it is shown without it" },
+	{ "copy", "p", "write --progress; on a terminal, progress is shown by default" },
 	{ "copy", "C", "write --connections" },
 	{ "copy", "R", "write --requests" },
 	{ "copy", "S", "write --sparse" },
-	{ "copy", "f", "disks are copied as they are: raw" },
-	{ "copy", "O", "disks are copied as they are: raw" },
-	{ "copy", "flush", "the target is flushed at the end without it" },
+	{ "copy", "f", "disks are always copied as raw data" },
+	{ "copy", "O", "disks are always copied as raw data" },
+	{ "copy", "flush", "the target is always flushed at the end" },
 
 	{ "attach", "r", "write --read-only" },
 	{ "attach", "C", "write --connections" },
-	{ "attach", "c", "the driver chooses the device; --device N asks for one" },
+	{ "attach", "c", "the driver chooses the device; --device N selects one" },
 	{ "attach", "d", "write 'gmblock detach'" },
 	{ "attach", "disconnect", "write 'gmblock detach'" },
 	{ "attach", "N", URI_NAME },
@@ -118,7 +119,7 @@ static const struct habit {
 	{ "attach", "x", URI_NAME },
 	{ "attach", "unix", "a Unix socket is part of the URI: nbd+unix:///NAME?socket=PATH" },
 	{ "attach", "persist",
-		"the disk reconnects without it; --reconnect-timeout limits how long" },
+		"the disk reconnects by default; --reconnect-timeout limits how long" },
 	{ "attach", "nofork", "write --foreground" },
 };
 
@@ -223,7 +224,7 @@ static int option_unknown(const struct cli_command *self, const char *word, cons
 		return cli_usage_error(self->name, "unknown option %s: %s", shown, habit);
 	}
 	if (strncmp(word, "--", 2) == 0 && candidates(word + 2, table, names, sizeof(names)) > 0) {
-		return cli_usage_error(self->name, "the option %s could be %s", shown, names);
+		return cli_usage_error(self->name, "the option %s is incomplete: write %s", shown, names);
 	}
 	return cli_usage_error(
 		self->name, "unknown option %s%s", shown, meant(word, argv, table, near));
@@ -442,7 +443,8 @@ int cli_server(const char *command, int argc, char **argv, const char **server)
 	int status = cli_operand(command, "server", argc, argv, &operand);
 
 	if (status == CLI_GO_ON && operand != NULL && *server != NULL) {
-		return cli_usage_error(command, "give one server: by --server or as the last word");
+		return cli_usage_error(
+			command, "give one server, with --server or as the last operand");
 	}
 	if (operand != NULL) {
 		*server = operand;
@@ -460,8 +462,8 @@ static int not_a_uri(const char *command, const char *text, const struct stat *s
 	log_escape(quoted, sizeof(quoted), text, strlen(text));
 	if (!S_ISSOCK(status->st_mode)) {
 		return cli_usage_error(command,
-			"'%s' is a %s, but a URI is needed here; serve it first with "
-			"'gmblock serve', which prints the URI",
+			"'%s' is a %s, not a URI; serve it first with 'gmblock serve', which "
+			"prints the URI",
 			quoted, S_ISBLK(status->st_mode) ? "block device" : "file");
 	}
 	uri.socket_path = strdup(text);
@@ -472,8 +474,7 @@ static int not_a_uri(const char *command, const char *text, const struct stat *s
 	}
 	export_uri_fini(&uri);
 	return cli_usage_error(command,
-		"'%s' is a Unix socket, but a URI is needed here; a server that listens there is "
-		"written %s",
+		"'%s' is a Unix socket, not a URI; the URI of a server on that socket is %s",
 		quoted, uri_text);
 }
 
@@ -496,7 +497,7 @@ int cli_uri(const char *command, const char *text, struct export_uri *uri)
 		return cli_usage_error(command, "%s", error.text);
 	}
 	if (uri->unknown_parameter != NULL) {
-		log_warning("the unknown parameter \"%s\" of the URI is ignored",
+		log_warning("the unknown URI parameter \"%s\" is ignored",
 			log_escape(quoted, sizeof(quoted), uri->unknown_parameter,
 				strlen(uri->unknown_parameter)));
 	}

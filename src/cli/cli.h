@@ -53,7 +53,7 @@ struct cli_command {
 	}
 #define CLI_SERVER_OR_OPERAND(object)                                                              \
 	{                                                                                          \
-		"server", "SERVER", CLI_SERVER_HELP "; SERVER alone as the last word is the same", \
+		"server", "SERVER", CLI_SERVER_HELP "; can also be given as the last operand",     \
 			.type = FIELD_ARGUMENT, FIELD_IN(object, server)                           \
 	}
 

@@ -293,19 +293,20 @@ static void completion_write_head(
 {
 	static const char *const heads[SHELL_COUNT] = {
 		[SHELL_BASH] =
-			"# Completion of gmblock for bash; gmblock --completion bash prints it.\n"
-			"_gmblock()\n{\n"
+			"# Bash completion for gmblock; gmblock --completion bash prints it.\n"
+			"_gmblock()\n"
+			"{\n"
 			"\tlocal current=${COMP_WORDS[COMP_CWORD]} options= kind= words=\n"
 			"\tlocal before=${COMP_WORDS[COMP_CWORD - 1]}\n"
 			"\t[ \"$current\" != = ] || current=\n"
 			"\t[ \"$before\" != = ] || before=${COMP_WORDS[COMP_CWORD - 2]}\n"
 			"\tlocal commands=\"",
-		[SHELL_ZSH] =
-			"#compdef gmblock\n"
-			"# Completion of gmblock for zsh; gmblock --completion zsh prints it.\n"
-			"_gmblock() {\n\tlocal -a commands=(\n",
+		[SHELL_ZSH] = "#compdef gmblock\n"
+			      "# Zsh completion for gmblock; gmblock --completion zsh prints it.\n"
+			      "_gmblock() {\n"
+			      "\tlocal -a commands=(\n",
 		[SHELL_FISH] =
-			("# Completion of gmblock for fish; gmblock --completion fish prints it.\n"
+			("# Fish completion for gmblock; gmblock --completion fish prints it.\n"
 			 "complete -c gmblock -f\n"),
 	};
 
@@ -390,7 +391,7 @@ int cli_completion(const char *name, const struct cli_subcommand *commands, size
 		writer.shell++;
 	}
 	if (writer.shell == SHELL_COUNT) {
-		fprintf(stderr, "gmblock: --completion is for bash, zsh and fish\n"
+		fprintf(stderr, "gmblock: --completion supports bash, zsh and fish\n"
 				"Try 'gmblock --help'.\n");
 		return CLI_USAGE;
 	}

@@ -93,7 +93,7 @@ static int take_power(
 	int rc = units_parse_bytes(text, bytes, error);
 
 	return rc == 0 && (!is_power_of_two(*bytes) || *bytes < min || *bytes > max)
-		       ? error_set(error, -ERANGE, "it has to be a power of two from %s to %s",
+		       ? error_set(error, -ERANGE, "it must be a power of two from %s to %s",
 				 units_format_bytes(low, min), units_format_bytes(high, max))
 		       : rc;
 }
@@ -140,26 +140,26 @@ static int contradictions_check(const struct copy_arguments *arguments)
 		{ arguments->sparse_bytes != 0 && arguments->no_sparse,
 			"--sparse and --no-sparse contradict each other" },
 		{ arguments->sparse_bytes != 0 && arguments->allocate,
-			"--sparse and --allocate contradict each other: what is found to be zeroes "
-			"gets its blocks all the same" },
+			"--sparse and --allocate contradict each other: --allocate also allocates "
+			"the zeroes that --sparse finds" },
 		{ arguments->target_is_zero && arguments->allocate,
-			"--destination-is-zero and --allocate contradict each other: the one skips "
-			"zeroes, the other gives them their blocks" },
+			"--destination-is-zero and --allocate contradict each other: one skips "
+			"zeroes, the other allocates them" },
 		{ arguments->checkpoint_bytes != 0 && arguments->journal == NULL,
 			"--checkpoint needs --resume" },
 		{ arguments->map != NULL && arguments->verify,
-			"--skip-errors and --verify contradict each other: what cannot be read "
+			"--skip-errors and --verify contradict each other: unreadable ranges "
 			"cannot be compared" },
 		{ arguments->map != NULL && arguments->journal != NULL,
 			"--skip-errors cannot be used with --resume, whose journal does not list "
-			"what an earlier run could not read" },
+			"unreadable ranges" },
 		{ arguments->map != NULL && strcmp(arguments->map, arguments->target) == 0,
-			"--skip-errors names the target: the map of what cannot be read needs a "
-			"file of its own" },
+			"--skip-errors names the target; give the map of unreadable ranges a "
+			"separate file" },
 		{ arguments->journal != NULL && strcmp(arguments->journal, arguments->target) == 0,
-			"--resume names the target: the journal needs a file of its own" },
+			"--resume names the target; give the journal a separate file" },
 		{ arguments->json && strcmp(arguments->target, "-") == 0,
-			"--json and the target - both want standard output" },
+			"--json and the target - both use standard output" },
 		{ strcmp(arguments->target, "-") == 0 && isatty(STDOUT_FILENO) == 1,
 			"the target - is standard output, which is a terminal; redirect it to a "
 			"file or a pipe" },
@@ -202,8 +202,8 @@ static int refuse_no_file(const char *text)
 	log_escape(quoted, sizeof(quoted), text, strlen(text));
 	if (store_path_has_kind(text)) {
 		return cli_usage_error("copy",
-			"'%s' is a disk that only a server knows: serve it with 'gmblock serve "
-			"%s', and give the URI that it prints; a file of that name is written ./%s",
+			"'%s' can only be opened by a server; run 'gmblock serve %s' and give the "
+			"URI that it prints; if it is a file, write ./%s",
 			quoted, quoted, quoted);
 	}
 	if (!is_host_port(text) && strncmp(text, "nbd:", strlen("nbd:")) != 0) {
@@ -213,8 +213,7 @@ static int refuse_no_file(const char *text)
 		export_uri_fini(&uri);
 		return CLI_GO_ON;
 	}
-	return cli_usage_error(
-		"copy", "%s; a file of that name is written ./%s", error.text, quoted);
+	return cli_usage_error("copy", "%s; if it is a file, write ./%s", error.text, quoted);
 }
 
 /* Rejects options that do not apply to the kinds of source and target. */
@@ -225,9 +224,7 @@ static int ends_fit_options(const struct copy_arguments *arguments)
 	char quoted[QUOTE_BYTES];
 
 	if (arguments->map != NULL && source == COPY_STREAM) {
-		return cli_usage_error("copy",
-			"--skip-errors needs a source that can be read again at any place, and not "
-			"a pipe or the like, as '%s' is",
+		return cli_usage_error("copy", "--skip-errors needs a seekable source, unlike '%s'",
 			log_escape(quoted, sizeof(quoted), arguments->source,
 				strlen(arguments->source)));
 	}
@@ -235,20 +232,17 @@ static int ends_fit_options(const struct copy_arguments *arguments)
 		(source == COPY_STREAM || target == COPY_STREAM)) {
 		const char *pipe = source == COPY_STREAM ? arguments->source : arguments->target;
 
-		return cli_usage_error("copy",
-			"%s needs a source and a target that can be read twice, and not a pipe or "
-			"the like, as '%s' is",
+		return cli_usage_error("copy", "%s needs a seekable source and target, unlike '%s'",
 			arguments->verify ? "--verify" : "--resume",
 			log_escape(quoted, sizeof(quoted), pipe, strlen(pipe)));
 	}
 	if (arguments->connections != 0 && source != COPY_REMOTE && target != COPY_REMOTE) {
-		return cli_usage_error("copy",
-			"--connections is for servers, and neither SOURCE nor TARGET is a URI");
+		return cli_usage_error("copy", "--connections needs a URI as SOURCE or TARGET");
 	}
 	if (arguments->direct && source != COPY_FILE && source != COPY_DEVICE &&
 		target != COPY_FILE && target != COPY_DEVICE) {
-		return cli_usage_error("copy",
-			"--direct is for files and devices, and neither SOURCE nor TARGET is one");
+		return cli_usage_error(
+			"copy", "--direct needs a file or device as SOURCE or TARGET");
 	}
 	return CLI_GO_ON;
 }
@@ -260,12 +254,12 @@ static int cli_copy_sizes_check(struct copy_arguments *arguments)
 	char request[UNITS_TEXT_BYTES];
 
 	if (requests_max(arguments) * arguments->request_bytes > MEMORY_BYTES_MAX) {
-		return cli_usage_error("copy", "--requests times --request-size is the memory that "
-					       "is used: at most 4G");
+		return cli_usage_error("copy", "--requests times --request-size must be at most "
+					       "4G, because each request has a buffer");
 	}
 	if (arguments->sparse_bytes > arguments->request_bytes) {
 		return cli_usage_error("copy",
-			"--sparse %s needs a --request-size of as much at least, and it is %s",
+			"--sparse %s needs a --request-size of at least the same size, not %s",
 			units_format_bytes(sparse, arguments->sparse_bytes),
 			units_format_bytes(request, arguments->request_bytes));
 	}
@@ -284,12 +278,12 @@ static int cli_copy_arguments_check(int argc, char **argv, struct copy_arguments
 	int status;
 
 	if (argc - optind != 2) {
-		return cli_usage_error("copy",
-			argc - optind < 2 && arguments->journal != NULL
-				? "give a SOURCE and a TARGET behind --resume FILE, whose FILE is "
-				  "the journal"
-			: argc - optind < 2 ? "give a SOURCE and a TARGET"
-					    : "one SOURCE and one TARGET, and no more");
+		return cli_usage_error("copy", argc - optind < 2 && arguments->journal != NULL
+						       ? "give a SOURCE and a TARGET after "
+							 "--resume FILE, where FILE is the journal"
+					       : argc - optind < 2
+						       ? "give a SOURCE and a TARGET"
+						       : "give only one SOURCE and one TARGET");
 	}
 	arguments->source = argv[optind];
 	arguments->target = argv[optind + 1];
@@ -309,7 +303,7 @@ static int cli_copy_arguments_check(int argc, char **argv, struct copy_arguments
 #define AT(member) FIELD_IN(struct copy_arguments, member)
 
 static const struct field fields[] = {
-	{ "allocate", NULL, "allocate every block of the target, also for zeroes",
+	{ "allocate", NULL, "allocate every block of the target, including zeroes",
 		.type = FIELD_FLAG, AT(allocate) },
 	{ "checkpoint", "SIZE", "with --resume: flush and record after SIZE bytes (default 1G)",
 		.type = FIELD_BYTES, .min = 1, AT(checkpoint_bytes) },
@@ -318,8 +312,7 @@ static const struct field fields[] = {
 	{ "destination-is-zero", NULL, "the target reads as zeroes: skip zeroes",
 		.type = FIELD_FLAG, AT(target_is_zero) },
 	{ "direct", NULL, "use direct I/O for files and devices", .type = FIELD_FLAG, AT(direct) },
-	{ "rate", "BYTES", "at most so many bytes a second", .type = FIELD_BYTES, .min = 1,
-		AT(rate) },
+	{ "rate", "BYTES", "limit of bytes per second", .type = FIELD_BYTES, .min = 1, AT(rate) },
 	{ "json", NULL, "print a summary as JSON", .type = FIELD_FLAG, AT(json) },
 	{ "no-progress", NULL, "do not show progress on a terminal", .type = FIELD_FLAG,
 		AT(no_progress) },
@@ -330,14 +323,14 @@ static const struct field fields[] = {
 		.set = take_request_size },
 	{ "requests", "N", "requests in flight (default: by latency, 6 to 128)",
 		.type = FIELD_COUNT, .min = 1, .max = REQUESTS_MAX, AT(requests) },
-	{ "resume", "FILE", "keep a journal in FILE, and continue from it", .type = FIELD_ARGUMENT,
+	{ "resume", "FILE", "keep a journal in FILE, and resume from it", .type = FIELD_ARGUMENT,
 		AT(journal) },
-	{ "skip-errors", "FILE", "go on after read errors, and list them in FILE",
+	{ "skip-errors", "FILE", "continue after read errors, and list them in FILE",
 		.type = FIELD_ARGUMENT, AT(map) },
 	{ "sparse", "SIZE", "search for zeroes in blocks of SIZE (default 4K)",
 		.set = take_sparse },
-	{ "verify", NULL, "read both sides again at the end and compare them", .type = FIELD_FLAG,
-		AT(verify) },
+	{ "verify", NULL, "at the end read source and target again and compare them",
+		.type = FIELD_FLAG, AT(verify) },
 };
 
 static int cli_copy_arguments_parse(int argc, char **argv, struct copy_arguments *arguments)
@@ -394,14 +387,14 @@ static int ends_check(const struct job *job, struct error *error)
 	}
 	if (block > job->arguments->request_bytes) {
 		return error_set(error, -EINVAL,
-			"the request size has to be at least %llu bytes here, the block size of %s",
+			"the request size must be at least %llu bytes, the block size of %s",
 			(unsigned long long)block,
 			block == source->block_min ? source->name : target->name);
 	}
 	if (job->arguments->journal != NULL && !target->can_flush) {
 		return error_set(error, -EOPNOTSUPP,
-			"--resume cannot be used with the target %s: its server has no flush, so "
-			"that nothing is known to be durable there",
+			"--resume cannot be used with the target %s: its server does not support "
+			"flush, so durability is unknown",
 			target->name);
 	}
 	return 0;

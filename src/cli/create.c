@@ -9,8 +9,8 @@ static const char name[] = "create";
 static const char help[] =
 	"Usage: gmblock create [OPTION]... flash:PATH\n"
 	"       gmblock create --base PATH [--force] overlay:FILE\n"
-	"Makes a flash store on a block device, or in a file; or an overlay, which keeps what\n"
-	"is changed of a disk.\n"
+	"Creates a flash store on a block device or in a file, or an overlay, which holds the\n"
+	"changes to a base disk.\n"
 	"\n";
 
 static const char notes[] = "\n"
@@ -22,21 +22,17 @@ static const char notes[] = "\n"
 #define AT(member) FIELD_IN(struct store_create, member)
 
 static const struct field fields[] = {
-	{ "size", "SIZE",
-		"make a file of this size, which must not exist; the disk in it is smaller",
+	{ "size", "SIZE", "create a file of this size; it must not exist, and its disk is smaller",
 		.type = FIELD_BYTES, .min = 1, AT(size) },
-	{ "spare", "PERCENT", "part that is kept for the collector, 7 to 50 (default 15)",
+	{ "spare", "PERCENT", "percentage reserved for garbage collection, 7 to 50 (default 15)",
 		.type = FIELD_COUNT, .min = 7, .max = 50, AT(spare_percent) },
-	{ "segment", "SIZE",
-		"what is written and collected as one, 64K to 256M (default 64M, less on small "
-		"devices)",
+	{ "segment", "SIZE", "segment size, 64K to 256M (default 64M, less on small devices)",
 		.type = FIELD_BYTES, .min = 65536, AT(segment_bytes) },
-	{ "label", "TEXT", "a name for people, which 'gmblock check' shows", .type = FIELD_ARGUMENT,
+	{ "label", "TEXT", "a label, which 'gmblock check' shows", .type = FIELD_ARGUMENT,
 		AT(label) },
-	{ "base", "PATH", "the disk below an overlay", .type = FIELD_ARGUMENT, AT(base) },
+	{ "base", "PATH", "the base disk of an overlay", .type = FIELD_ARGUMENT, AT(base) },
 	{ "force", NULL,
-		"whatever is on the device or in the file is lost; an overlay is made anew, "
-		"without its changes",
+		"overwrite the device or file; the changes in an existing overlay are discarded",
 		.type = FIELD_FLAG, AT(force) },
 };
 

@@ -9,7 +9,7 @@ static const char name[] = "detach";
 static const char help[] =
 	"Usage: gmblock detach [--force] [--timeout TIME] DEVICE|FILE|URI\n"
 	"Removes a disk that gmblock attach created: flushes it to the server and stops the\n"
-	"daemon. A disk in use is refused, and so is a URI of several disks.\n"
+	"daemon. Fails if the disk is in use or several disks have the URI.\n"
 	"\n";
 
 static const char notes[] = "\n"
@@ -28,11 +28,12 @@ struct detach_arguments {
 
 static const struct field fields[] = {
 	{ "force", NULL,
-		"even if it is in use or the server does not answer: unflushed data is lost",
+		"detach even if the disk is in use or the server does not respond; unflushed data "
+		"is lost",
 		.type = FIELD_FLAG, AT(force) },
 	{ "timeout", "TIME",
-		"how long the server has to flush what was written; then the disk stays "
-		"attached, and nothing is lost (default: the time limits of gmblock attach)",
+		"time limit for the flush; if it expires, the disk stays attached and no data is "
+		"lost (default: the time limits of gmblock attach)",
 		.type = FIELD_TIME, .min = 1, AT(limit_ns) },
 };
 

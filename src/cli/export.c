@@ -20,17 +20,17 @@ static const char help[] =
 	"       gmblock export set NAME KEY=VALUE... [--server SERVER]\n"
 	"       gmblock export remove NAME [--now|--deadline TIME] [--server SERVER]\n"
 	"       gmblock export list [--json] [--server SERVER]\n"
-	"Changes what a running server on this machine serves, until it is restarted. Clients\n"
-	"of other exports notice nothing. The default export has the name \"\".\n"
+	"Changes the exports of a running server on this machine until the server restarts.\n"
+	"Clients of other exports are not affected. The default export has the name \"\".\n"
 	"\n"
-	"  add            serve PATH as NAME; the keys are those of serve --export\n"
-	"  set            change keys of an export; KEY=default is the default again.\n"
-	"                 Clients stay connected when only keys with (live) change, and are\n"
-	"                 disconnected in order otherwise, also by path=PATH. size=auto alone\n"
-	"                 tells clients that the disk has grown; size=SIZE also checks that it\n"
-	"                 has that size\n"
-	"  remove         serve it no more: its clients finish what they have begun\n"
-	"  list           show what is served, with the keys that were set\n"
+	"  add            serve PATH as NAME, with the same keys as serve --export\n"
+	"  set            change export keys; KEY=default restores the default.\n"
+	"                 Changing only keys marked (live) keeps clients connected. Other\n"
+	"                 keys, including path=PATH, disconnect clients after their requests\n"
+	"                 in flight. size=auto alone reports to clients that the disk has\n"
+	"                 grown; size=SIZE also checks that it has that size\n"
+	"  remove         stop serving the export after the requests in flight\n"
+	"  list           show the exports with the keys that were set\n"
 	"\n";
 
 static const char notes[] =
@@ -193,9 +193,10 @@ static int cli_export_ask(const struct export_arguments *arguments, bool lists, 
 
 static const struct field fields[] = {
 	CLI_SERVER(struct export_arguments),
-	{ "deadline", "TIME", "wait so long for it (default: 10s)", .set = take_deadline },
-	{ "now", NULL, "do not wait for what clients have begun", .type = FIELD_FLAG, AT(now) },
-	{ "json", NULL, "print what the server says", .type = FIELD_FLAG, AT(json) },
+	{ "deadline", "TIME", "time limit for requests in flight (default: 10s)",
+		.set = take_deadline },
+	{ "now", NULL, "do not wait for requests in flight", .type = FIELD_FLAG, AT(now) },
+	{ "json", NULL, "print the response of the server", .type = FIELD_FLAG, AT(json) },
 };
 
 int cmd_export(int argc, char **argv)
@@ -221,13 +222,13 @@ int cmd_export(int argc, char **argv)
 		action = strcmp(argv[optind], actions[i]) == 0 ? actions[i] : action;
 	}
 	if (action == NULL) {
-		return cli_usage_error(name, "say what to do: add, set, remove or list");
+		return cli_usage_error(name, "give a command: add, set, remove or list");
 	}
 	optind++;
 	lists = strcmp(action, "list") == 0;
 	if (lists ? argc > optind : arguments.json) {
 		return cli_usage_error(
-			name, lists ? "list takes no NAME; a server is named with --server"
+			name, lists ? "list takes no NAME; select a server with --server"
 				    : "--json is for list only");
 	}
 	if (arguments.now && arguments.has_deadline) {

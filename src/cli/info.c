@@ -31,7 +31,8 @@ static const char usage_text[] =
 	"Usage: gmblock info [--list | --map] [--json] [--timeout TIME] URI\n"
 	"       gmblock info --local [--path PATH] [--json]\n"
 	"\n"
-	"Shows what a server offers, or which features of this machine gmblock uses.\n"
+	"Shows the features of a server and its exports, or the features of this machine that\n"
+	"gmblock uses.\n"
 	"\n"
 	"  URI             nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH,\n"
 	"                  gmb+unix:///EXPORT?socket=PATH or gmb://HOST[:PORT]/EXPORT;\n"
@@ -71,7 +72,7 @@ static int cli_info_arguments_check(const struct info_arguments *arguments)
 static const struct field fields[] = {
 	{ "json", NULL, "print JSON", .type = FIELD_FLAG, AT(json) },
 	{ "list", NULL, "show every export of the server", .type = FIELD_FLAG, AT(list) },
-	{ "local", NULL, "show which kernel features were found and which are used",
+	{ "local", NULL, "show which kernel features are available and which are used",
 		.type = FIELD_FLAG, AT(local) },
 	{ "map", NULL, "show which ranges of the export are data, holes or zeroes",
 		.type = FIELD_FLAG, AT(map) },
@@ -119,8 +120,7 @@ static void others_log(const struct nbd_offers *offers)
 		fprintf(stderr, "  \"%s\"\n",
 			log_escape(quoted, sizeof(quoted), name, strlen(name)));
 		if (i == OTHERS_MAX && i + 1 < offers->count) {
-			fprintf(stderr, "and %u more, which --list shows.\n",
-				offers->count - 1 - i);
+			fprintf(stderr, "and %u more; --list shows them.\n", offers->count - 1 - i);
 			return;
 		}
 	}

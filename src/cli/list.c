@@ -35,8 +35,8 @@ static const char usage_text[] =
 	"       gmblock list --local [--json]\n"
 	"\n"
 	"Lists the exports of an NBD server, one name per line; \"\" is the default export.\n"
-	"With --local, lists the gmblock servers of this user on this machine, or for root of\n"
-	"all users, with their URIs.\n"
+	"With --local, lists the gmblock servers on this machine with their URIs: those of the\n"
+	"current user, or of all users for root.\n"
 	"\n"
 	"  URI             nbd://HOST[:PORT], nbd+unix:///?socket=PATH,\n"
 	"                  gmb+unix:///?socket=PATH or gmb://HOST[:PORT];\n"
@@ -81,11 +81,11 @@ static int cli_list_arguments_parse(int argc, char **argv, struct list_arguments
 	}
 	if (arguments->local &&
 		(arguments->uri != NULL || arguments->as_table || arguments->as_uris)) {
-		return cli_usage_error("list", "--local goes with --json only");
+		return cli_usage_error("list", "--local can be combined only with --json");
 	}
 	if (arguments->uri == NULL && !arguments->local) {
-		return cli_usage_error(
-			"list", "give the URI of a server, or --local for those of this machine");
+		return cli_usage_error("list",
+			"give the URI of a server, or --local for the servers on this machine");
 	}
 	return CLI_GO_ON;
 }
@@ -120,7 +120,7 @@ static void print_uri(const struct export_uri *server, const struct nbd_offer *o
 	char uri[URI_BYTES];
 
 	if (export_uri(uri, server, offer) == NULL) {
-		log_warning("an export whose name is too long for a URI is omitted");
+		log_warning("omitting an export whose name is too long for a URI");
 	} else {
 		puts(uri);
 	}

@@ -16,7 +16,8 @@ static const char name[] = "push";
 static const char help[] =
 	"Usage: gmblock push [OPTION]... SOURCE DESTINATION\n"
 	"       gmblock push --list|--status JOB|--cancel JOB URI\n"
-	"Has one server push a disk to another: no data comes through this command.\n"
+	"Makes one server push a disk directly to another server; no data passes through this\n"
+	"command.\n"
 	"\n"
 	"  SOURCE, DESTINATION    push+unix:///EXPORT?socket=PATH or\n"
 	"                         push://HOST[:PORT]/EXPORT; a DESTINATION without push:\n"
@@ -74,7 +75,7 @@ static int take_verify(void *context, const char *text, struct error *error)
 	return text == NULL || strcmp(text, "read") == 0
 		       ? 0
 		       : error_set(error, -EINVAL,
-				 "'%s' is unknown; write --verify or --verify=read", text);
+				 "unknown value '%s'; write --verify or --verify=read", text);
 }
 
 static const char *const progress_words[] = {
@@ -88,7 +89,7 @@ static int take_job(uint64_t *job, const char *text, struct error *error)
 	errno = 0;
 	*job = strtoull(text, &end, 16);
 	if (errno != 0 || *end != '\0' || *job == 0 || strspn(text, "0123456789abcdef") == 0) {
-		return error_set(error, -EINVAL, "'%s' is not the number of a job", text);
+		return error_set(error, -EINVAL, "'%s' is not a job number", text);
 	}
 	return 0;
 }
@@ -129,21 +130,19 @@ static int run_jobs(const struct push_arguments *arguments, int argc, char **arg
 static const struct field fields[] = {
 	{ "range", "OFFSET+LENGTH", "push this part of the source (default: all of it)",
 		.set = cli_push_take_range },
-	{ "to-offset", "OFFSET",
-		"where it goes in the destination (default: the offset in the source)",
+	{ "to-offset", "OFFSET", "offset in the destination (default: the offset in the source)",
 		.set = take_to },
-	{ "rate", "BYTES", "at most so many bytes a second", .type = FIELD_BYTES, .min = 1,
+	{ "rate", "BYTES", "limit of bytes per second", .type = FIELD_BYTES, .min = 1,
 		AT(options.rate) },
 	{ "resume", NULL,
-		"leave out what the destination has already, as an interrupted push has left it",
+		"skip the data that an interrupted push has already written to the destination",
 		.type = FIELD_FLAG, AT(options.resume) },
 	{ "live", NULL,
-		"of a flash store, push what clients write meanwhile as it comes, without a "
-		"snapshot",
+		"do not take a snapshot of a flash store; push concurrent writes as they arrive",
 		.type = FIELD_FLAG, AT(options.live) },
-	{ "verify", "read", "read the destination back at the end, and compare", .set = take_verify,
-		.flags = FIELD_BARE },
-	{ "detach", NULL, "print the number of the job, and do not wait for it", .type = FIELD_FLAG,
+	{ "verify", "read", "read the destination back at the end and compare it",
+		.set = take_verify, .flags = FIELD_BARE },
+	{ "detach", NULL, "print the job number and do not wait for the job", .type = FIELD_FLAG,
 		AT(options.detach) },
 	{ "progress", NULL, "auto (on a terminal), on or off", .type = FIELD_WORD,
 		.words = progress_words, AT(options.progress) },
@@ -151,7 +150,7 @@ static const struct field fields[] = {
 	{ "status", "JOB", "show one", .set = cli_push_take_status },
 	{ "cancel", "JOB", "end one", .set = cli_push_take_cancel },
 	{ "json", NULL, "print JSON", .type = FIELD_FLAG, AT(options.json) },
-	{ "timeout", "TIME", "give up when a server does not answer (default 10s)",
+	{ "timeout", "TIME", "give up if a server does not respond for this time (default 10s)",
 		.type = FIELD_TIME, .min = 1, AT(options.timeout_ns) },
 };
 

@@ -16,13 +16,14 @@ static const char name[] = "rate";
 static const char help[] =
 	"Usage: gmblock rate EXPORT RATE|memory=SIZE|memory=off [--server SERVER]\n"
 	"       gmblock rate --rule=N RATE|memory=SIZE|memory=off [--server SERVER]\n"
-	"Changes the rate of an export of a running server on this machine, or that of\n"
-	"identities, or how much memory their data may hold, until the configuration is\n"
-	"read again. Clients stay connected. The default export has the name \"\".\n"
+	"Changes the rate limit or the memory limit of an export, or of the identities of a\n"
+	"rate rule, on a running server on this machine. The change lasts until the\n"
+	"configuration is read again. Clients stay connected. The default export has the name\n"
+	"\"\".\n"
 	"\n"
 	"  RATE           BYTES[:requests=N][:burst=TIME], requests=N[:burst=TIME] or off;\n"
-	"                 BYTES and N are for each second\n"
-	"  memory=SIZE    maximum memory for data, as the key max-memory of an export\n"
+	"                 BYTES and N are per second\n"
+	"  memory=SIZE    maximum memory for data, like the key max-memory of an export\n"
 	"\n";
 
 static const char notes[] = "\n"
@@ -103,7 +104,7 @@ static int cli_rate_check(const struct rate_arguments *arguments, struct error *
 
 	if (arguments->export != NULL &&
 		!utf8_valid(arguments->export, strlen(arguments->export))) {
-		return error_set(error, -EINVAL, "the name of the export is not valid UTF-8");
+		return error_set(error, -EINVAL, "the export name is not valid UTF-8");
 	}
 	return arguments->is_memory ? rate_parse_memory(arguments->value, &bytes, error)
 				    : rate_parse(arguments->value, &rate, error);
@@ -112,7 +113,7 @@ static int cli_rate_check(const struct rate_arguments *arguments, struct error *
 #define AT(member) FIELD_IN(struct rate_arguments, member)
 
 static const struct field fields[] = {
-	{ "rule", "N", "the N-th of the rules of rates in its configuration file",
+	{ "rule", "N", "the N-th rate rule in the configuration file of the server",
 		.type = FIELD_COUNT, .min = 1, .max = RATE_RULES_MAX, AT(rule) },
 	CLI_SERVER_OR_OPERAND(struct rate_arguments),
 };

@@ -11,12 +11,11 @@ static const char name[] = "reload";
 
 static const char help[] =
 	"Usage: gmblock reload [--dry-run] [--server SERVER]\n"
-	"Makes a server on this machine read its configuration file again, and its TLS\n"
-	"certificates, keys and revocation lists, as SIGHUP does, and waits until it has.\n"
-	"Exports are added, changed and removed; clients of the others notice nothing. New\n"
-	"connections use what was read; those of clients that are not believed any more are\n"
-	"ended. What has changed is printed. If anything is wrong, nothing changes, and a\n"
-	"message says what and where.\n"
+	"Makes a server on this machine read its configuration file, TLS certificates, keys and\n"
+	"revocation lists again, like SIGHUP, and waits until the changes are in force. Clients\n"
+	"of unchanged exports are not affected. Connections whose credentials are no longer\n"
+	"valid are closed. The changes are printed. If there is an error, the server makes no\n"
+	"change, and a message reports the location of the error.\n"
 	"\n";
 
 static const char notes[] = "\n"
@@ -85,8 +84,8 @@ struct reload_arguments {
 #define AT(member) FIELD_IN(struct reload_arguments, member)
 
 static const struct field fields[] = {
-	{ "dry-run", NULL, "read and compare, print what would change, and change nothing",
-		.type = FIELD_FLAG, AT(dry_run) },
+	{ "dry-run", NULL, "print the changes without making them", .type = FIELD_FLAG,
+		AT(dry_run) },
 	CLI_SERVER_OR_OPERAND(struct reload_arguments),
 };
 

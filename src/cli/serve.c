@@ -26,14 +26,15 @@ static const char help_head[] =
 
 static const char help_notes[] =
 	"\n"
-	"A SIZE or RATE is bytes, or 4K, 64M, 1G (powers of 1024); a TIME has a unit: 500us,\n"
+	"A SIZE or RATE is in bytes, or 4K, 64M, 1G (powers of 1024); a TIME has a unit: 500us,\n"
 	"10ms, 1s, 2min. With --run, only errors and warnings are printed, unless --log-level\n"
 	"is given.\n"
 	"\n"
-	"When everything is open, the URI of each export is printed on standard output (not\n"
-	"with --run) and the service manager is notified. SIGTERM or SIGINT finishes what is in\n"
-	"flight and exits with status 0; another one, a second later or more, exits at once.\n"
-	"SIGHUP reads the configuration again, as \"gmblock reload\" does.\n"
+	"When all exports are open, their URIs are printed on standard output (not with --run)\n"
+	"and the service manager is notified. On SIGTERM or SIGINT the server completes requests\n"
+	"in flight and exits with status 0. Another such signal, at least one second later,\n"
+	"makes it exit immediately. SIGHUP reads the configuration again, like\n"
+	"\"gmblock reload\".\n"
 	"Exit status: 1 failure, 2 usage error.\n"
 	"\n"
 	"Examples:\n"
@@ -72,8 +73,7 @@ static int serve_parse_arguments(struct server_config *config, int argc, char **
 	}
 	if (argc - optind > 1) {
 		return cli_usage_error(name,
-			"one PATH at most can be given like this; name the others with --export "
-			"NAME=PATH");
+			"only one PATH can be given; serve more disks with --export NAME=PATH");
 	}
 	if (config->config_path != NULL && config->check_path != NULL) {
 		return cli_usage_error(name, "give either --config or --check");
@@ -84,8 +84,8 @@ static int serve_parse_arguments(struct server_config *config, int argc, char **
 			return cli_usage_error(name, "%s", error.text);
 		}
 	} else if (config->path_read_only) {
-		return cli_usage_error(name,
-			"--read-only is for a PATH; write --export NAME=PATH,readonly for others");
+		return cli_usage_error(name, "--read-only needs a PATH; for other exports write "
+					     "--export NAME=PATH,readonly");
 	}
 	file = config->config_path != NULL ? config->config_path : config->check_path;
 	if (file != NULL) {
@@ -96,8 +96,8 @@ static int serve_parse_arguments(struct server_config *config, int argc, char **
 	}
 	if (file != NULL && config->export_count == 0) {
 		return cli_usage_error(name,
-			"nothing to serve: %s was read and has no exports; list them there, with "
-			"the key exports, or give a PATH or --export NAME=PATH",
+			"nothing to serve: %s has no exports; list them there with the key "
+			"exports, or give a PATH or --export NAME=PATH",
 			log_escape(shown, sizeof(shown), file, strlen(file)));
 	}
 	rc = server_config_finish(config, &error);

@@ -17,14 +17,14 @@ static const char help[] =
 	"Usage: gmblock snapshot create EXPORT NAME [--server SERVER]\n"
 	"       gmblock snapshot list [EXPORT] [--json] [--server SERVER]\n"
 	"       gmblock snapshot delete EXPORT NAME [--now] [--server SERVER]\n"
-	"Keeps what a disk has now, while clients go on to write it. The disk has to be a flash\n"
-	"store. The snapshot is served as EXPORT@NAME by the same server, and can only be read:\n"
-	"for a backup, or for a copy that does not change meanwhile. A disk has at most two.\n"
-	"The default export has the name \"\".\n"
+	"Manages point-in-time snapshots of an export, for backups and consistent copies.\n"
+	"Clients can keep writing the export, which must be a flash store. The same server\n"
+	"serves each snapshot read-only as EXPORT@NAME. An export can have at most two\n"
+	"snapshots. The default export has the name \"\".\n"
 	"\n"
-	"  create         keep what was written until now, also over a restart and a crash\n"
-	"  list           show what there is, when it was made and how many use it\n"
-	"  delete         forget it; what only it needed is free again\n"
+	"  create         take a snapshot, which survives restarts and crashes\n"
+	"  list           show each snapshot, its creation time and the number of its clients\n"
+	"  delete         delete a snapshot and free the space that only it uses\n"
 	"\n";
 
 static const char notes[] = "\n"
@@ -87,9 +87,8 @@ static int cli_snapshot_ask(
 	}
 	rc = control_ask(path, "snapshot", wire, ANSWER_MS, &result, &error);
 	if (rc == -ENOENT && listed != NULL && strchr(listed, '/') != NULL) {
-		error_add(&error,
-			"; list takes the name of an export, and --server the socket or URI of a "
-			"server");
+		error_add(&error, "; list takes an export name; give the socket or URI of a server "
+				  "with --server");
 	}
 	if (rc == 0) {
 		rc = lists ? cli_snapshot_print_list(result, json, &error)
@@ -109,9 +108,9 @@ struct snapshot_arguments {
 
 static const struct field fields[] = {
 	CLI_SERVER(struct snapshot_arguments),
-	{ "now", NULL, "delete it also while it is used; its clients are disconnected",
+	{ "now", NULL, "delete it even while in use; its clients are disconnected",
 		.type = FIELD_FLAG, AT(now) },
-	{ "json", NULL, "print what the server says", .type = FIELD_FLAG, AT(json) },
+	{ "json", NULL, "print the response of the server", .type = FIELD_FLAG, AT(json) },
 };
 
 int cmd_snapshot(int argc, char **argv)
@@ -137,15 +136,14 @@ int cmd_snapshot(int argc, char **argv)
 		action = strcmp(argv[optind], actions[i]) == 0 ? actions[i] : action;
 	}
 	if (action == NULL) {
-		return cli_usage_error(name, "say what to do: create, list or delete");
+		return cli_usage_error(name, "give a command: create, list or delete");
 	}
 	argv += optind + 1;
 	count = argc - optind - 1;
 	lists = strcmp(action, "list") == 0;
 	if (lists ? count > 1 : count != 2) {
 		return cli_usage_error(name,
-			lists ? "list takes one EXPORT, or none"
-			      : "%s needs an EXPORT and a NAME, as two words",
+			lists ? "list takes at most one EXPORT" : "%s needs an EXPORT and a NAME",
 			action);
 	}
 	if (arguments.json && !lists) {

@@ -27,7 +27,8 @@ static const char usage_text[] =
 	"Usage: gmblock stats [--json [--watch[=TIME]] | --prometheus] [--server SERVER]\n"
 	"       gmblock stats --describe\n"
 	"\n"
-	"Shows what a server on this machine has done, and where the time of its requests went.\n"
+	"Shows the statistics of a server on this machine, including where its requests spend\n"
+	"their time.\n"
 	"\n";
 
 static const char notes[] = "\n"
@@ -65,8 +66,8 @@ static bool is_watch_time(const struct stats_arguments *arguments, const char *o
 static const struct field fields[] = {
 	{ "json", NULL, "print JSON", .type = FIELD_FLAG, AT(json) },
 	{ "watch", "TIME",
-		"with --json: print a document again and again, one per line (default: every "
-		"second); gmblock top shows it on a terminal",
+		"with --json: print a document periodically, one per line (default: every second); "
+		"on a terminal use gmblock top",
 		.set = take_watch, .flags = FIELD_BARE },
 	{ "prometheus", NULL, "print metrics in the Prometheus text format", .type = FIELD_FLAG,
 		AT(prometheus) },
@@ -87,21 +88,22 @@ static int cli_stats_arguments_parse(int argc, char **argv, struct stats_argumen
 	for (int i = optind; status == CLI_GO_ON && argc - optind > 1 && i < argc; i++) {
 		if (is_watch_time(arguments, argv[i])) {
 			return cli_usage_error(
-				"stats", "--watch: its time is written --watch=%s", argv[i]);
+				"stats", "--watch: write the time as --watch=%s", argv[i]);
 		}
 	}
 	if (status == CLI_GO_ON && arguments->prometheus &&
 		(arguments->json || arguments->watch_ns > 0)) {
-		return cli_usage_error("stats", "--prometheus goes with no other option");
+		return cli_usage_error(
+			"stats", "--prometheus cannot be combined with other options");
 	}
 	if (status == CLI_GO_ON && arguments->describe &&
 		(arguments->json || arguments->prometheus || arguments->watch_ns > 0 ||
 			arguments->server != NULL || optind < argc)) {
-		return cli_usage_error("stats", "--describe goes alone");
+		return cli_usage_error("stats", "--describe cannot be combined with other options");
 	}
 	if (status == CLI_GO_ON && arguments->watch_ns > 0 && !arguments->json) {
-		return cli_usage_error("stats", "--watch needs --json; on a terminal, \"gmblock "
-						"top\" shows what a server does");
+		return cli_usage_error(
+			"stats", "--watch needs --json; on a terminal, use \"gmblock top\"");
 	}
 	arguments->watch_is_bare = arguments->watch_is_bare && arguments->server == NULL;
 	return status == CLI_GO_ON ? cli_server("stats", argc, argv, &arguments->server) : status;
@@ -113,9 +115,8 @@ static void cli_stats_advise(const struct stats_arguments *arguments, struct err
 	const struct error reason = *error;
 
 	if (arguments->server != NULL && is_watch_time(arguments, arguments->server)) {
-		error_set(error, reason.code,
-			"%s. If %s is to be the time of --watch, write --watch=%s", reason.text,
-			arguments->server, arguments->server);
+		error_set(error, reason.code, "%s. If %s is the time for --watch, write --watch=%s",
+			reason.text, arguments->server, arguments->server);
 	}
 }
 

@@ -12,8 +12,8 @@
 
 static const char help[] =
 	"Usage: gmblock top [--interval=TIME] [--server SERVER]\n"
-	"Shows what a server on this machine does, on the whole terminal: exports and clients\n"
-	"with their rates, latencies and the path that data takes.\n"
+	"Shows the activity of a server on this machine in full screen: exports and clients with\n"
+	"their rates, latencies and data path.\n"
 	"\n";
 
 static const char notes[] = "\n"
@@ -41,7 +41,7 @@ static int take_interval(void *context, const char *text, struct error *error)
 #define AT(member) FIELD_IN(struct top_arguments, member)
 
 static const struct field fields[] = {
-	{ "interval", "TIME", "how often to look (default: 1s)", .set = take_interval },
+	{ "interval", "TIME", "time between updates (default: 1s)", .set = take_interval },
 	CLI_SERVER_OR_OPERAND(struct top_arguments),
 };
 

@@ -48,7 +48,8 @@ static int take_operation(void *context, const char *text, struct error *error)
 		}
 	}
 	return error_set(error, -EINVAL,
-		"'%s' is none of read, write, flush, trim, zero, cache, extents",
+		"unknown operation '%s'; the operations are read, write, flush, trim, zero, cache "
+		"and extents",
 		log_escape(quoted, sizeof(quoted), text, strlen(text)));
 }
 
@@ -56,8 +57,8 @@ static int take_operation(void *context, const char *text, struct error *error)
 
 static const struct field fields[] = {
 	{ "request", NULL,
-		"wait for requests to a server on this machine, and show where the time of each "
-		"went",
+		"wait for requests to a server on this machine, and show where each spends its "
+		"time",
 		.type = FIELD_FLAG, AT(request) },
 	{ "count", "N", "number of requests (default 1)", .type = FIELD_COUNT, .min = 1,
 		.max = TRACE_REQUEST_COUNT_MAX, AT(count) },

@@ -32,10 +32,10 @@ static const char name[] = "upgrade";
 static const char help[] =
 	"Usage: gmblock upgrade [--dry-run] [--all-or-nothing] [--if-replaced] [--server SERVER]\n"
 	"                       [-- PROGRAM ARGUMENT...]\n"
-	"Replaces a running server on this machine by a new process, without an error for its\n"
-	"clients: connections, disks and addresses go on where they are. The new process runs\n"
-	"the program file of this command with the arguments of the old one, or PROGRAM.\n"
-	"If it is not ready within 10 seconds, or ends, the old one goes on.\n"
+	"Replaces a running server on this machine with a new process, without errors for its\n"
+	"clients: the new process takes over connections, disks and addresses. It runs the\n"
+	"program file of this command with the arguments of the old process, or PROGRAM. If it\n"
+	"exits or is not ready within 10 seconds, the old process continues to serve.\n"
 	"\n";
 
 static const char notes[] = "\n"
@@ -87,8 +87,8 @@ static int own_program(char program[PATH_MAX], struct error *error)
 
 	if (len < 0) {
 		return error_set(error, -errno,
-			"the file of this program cannot be found out: %s; write the program and "
-			"its arguments behind --",
+			"cannot determine the file of this program: %s; give the program and its "
+			"arguments after --",
 			strerror(errno));
 	}
 	program[len] = '\0';
@@ -104,9 +104,8 @@ static int runs_another(pid_t pid, struct error *error)
 
 	snprintf(path, sizeof(path), "/proc/%ld/exe", (long)pid);
 	if (stat(path, &theirs) < 0 || stat("/proc/self/exe", &ours) < 0) {
-		return error_set(error, -errno,
-			"the program of process %ld cannot be found out: %s", (long)pid,
-			strerror(errno));
+		return error_set(error, -errno, "cannot determine the program of process %ld: %s",
+			(long)pid, strerror(errno));
 	}
 	return theirs.st_dev != ours.st_dev || theirs.st_ino != ours.st_ino;
 }
@@ -140,8 +139,8 @@ static int take_identity(
 {
 	if (peer->pid == 0) {
 		return error_set(error, -ESRCH,
-			"the process of the server cannot be seen from here: run this command in "
-			"its PID namespace");
+			"the server process is in another PID namespace; run this command in that "
+			"namespace");
 	}
 	running->pid = peer->pid;
 	running->user = peer->uid;
@@ -163,8 +162,8 @@ static int cli_upgrade_identify(const struct control_connection *connection, int
 	}
 	if (peer.pid != 0 && peer.pid != listener) {
 		return error_set(error, -EPERM,
-			"process %ld listens on the control socket, and process %ld has answered: "
-			"this is not the server",
+			"process %ld listens on the control socket, but process %ld replied; "
+			"this is not the server's own socket",
 			(long)listener, (long)peer.pid);
 	}
 	return take_identity(running, channel, &peer, error);
@@ -178,8 +177,8 @@ static int cli_upgrade_check_user(const struct running *running, struct error *e
 	return is_of_root || running->user == geteuid()
 		       ? 0
 		       : error_set(error, -EPERM,
-				 "process %ld belongs to another user (%u), and a new process from "
-				 "here would not: run this command as that user",
+				 "process %ld belongs to another user (%u); run this command as "
+				 "that user",
 				 (long)running->pid, (unsigned int)running->user);
 }
 
@@ -196,8 +195,8 @@ static int find_record(struct running *running, bool has_command, struct error *
 	return rc < 0 || code == 0 || has_command
 		       ? rc
 		       : error_set(error, code,
-				 "the arguments of process %ld are not recorded: %s; write the "
-				 "program and its arguments behind --",
+				 "the arguments of process %ld are not recorded: %s; give the "
+				 "program and its arguments after --",
 				 (long)running->pid, reason.text);
 }
 
@@ -247,8 +246,8 @@ static int check_unit(const struct control_connection *connection, struct error 
 		return 0;
 	}
 	return error_set(error, -EPERM,
-		"process %ld belongs to the unit %s, and a new process from here would not: use "
-		"\"systemctl reload %s\", with ExecReload= as the unit of the package has it",
+		"process %ld belongs to the unit %s, and a new process would not; use \"systemctl "
+		"reload %s\", with ExecReload= as in the packaged unit",
 		(long)pid, unit + 1, unit + 1);
 }
 
@@ -395,7 +394,7 @@ static void pass_on(struct said *said, bool has_failed)
 	}
 	for (int i = 0; has_failed && i < SAID_LINES_MAX && (line = strsep(&rest, "\n")) != NULL;) {
 		if (line[0] != '\0') {
-			fprintf(stderr, "gmblock %s: the new process said: %s\n", name,
+			fprintf(stderr, "gmblock %s: output of the new process: %s\n", name,
 				log_escape_sentence(shown, sizeof(shown), line));
 			i++;
 		}
@@ -468,14 +467,13 @@ static int print_result(const json_t *result)
 	char text[400];
 
 	snprintf(text, sizeof(text),
-		"process %lld serves now; connections passed: %lld, ended: %lld; pause: "
-		"%.1f ms\n%s",
+		"process %lld serves now; connections passed: %lld, ended: %lld; pause: %.1f ms\n"
+		"%s",
 		number(result, "pid"), number(result, "connections"), ended,
 		(double)number(result, "pause_us") / 1e3,
-		ended == 0
-			? ""
-			: "those that ended speak gmb or push, have TLS whose records the server "
-			  "makes, or stood still: their clients must connect again\n");
+		ended == 0 ? ""
+			   : "the ended connections use gmb, push or user-space TLS, or stalled: "
+			     "their clients must reconnect\n");
 	return cli_print(text);
 }
 
@@ -594,12 +592,13 @@ struct upgrade_arguments {
 
 static const struct field fields[] = {
 	{ "dry-run", NULL,
-		"print which connections would go on and which would end, and why, or that the "
-		"server cannot be upgraded; change nothing",
+		"print which connections would be passed and which would end, with reasons, or why "
+		"the server cannot be upgraded, without upgrading",
 		.type = FIELD_FLAG, AT(wish.is_dry) },
-	{ "all-or-nothing", NULL, "no upgrade if a connection would end", .type = FIELD_FLAG,
+	{ "all-or-nothing", NULL, "do not upgrade if a connection would end", .type = FIELD_FLAG,
 		AT(wish.keeps_all) },
-	{ "if-replaced", NULL, "do nothing if the server runs the program file of this command",
+	{ "if-replaced", NULL,
+		"skip the upgrade if the server runs the program file of this command",
 		.type = FIELD_FLAG, AT(if_replaced) },
 	CLI_SERVER_OR_OPERAND(struct upgrade_arguments),
 };
@@ -625,7 +624,7 @@ int cmd_upgrade(int argc, char **argv)
 		}
 	}
 	if (wish->command != NULL && wish->command[0] == NULL) {
-		return cli_usage_error(name, "a program is needed behind --");
+		return cli_usage_error(name, "give a program after --");
 	}
 	status = cli_parse(&command, operands, argv);
 	if (status == CLI_GO_ON) {

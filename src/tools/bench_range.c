@@ -23,23 +23,22 @@ int bench_range(const struct bench_work *work, const struct gmb_info *info,
 	if (work->block_bytes % info->block_minimum != 0 ||
 		work->offset % info->block_minimum != 0) {
 		return error_set(error, -EINVAL,
-			"the server takes requests in multiples of %" PRIu32
-			" bytes: --bs and --offset must be such",
+			"the server accepts requests in multiples of %" PRIu64
+			" bytes; --bs and --offset must be such multiples",
 			info->block_minimum);
 	}
 	if (info->bytes == 0) {
-		return error_set(error, -ERANGE, "the export is empty: it has no byte to measure");
+		return error_set(error, -ERANGE, "the export is empty, so it cannot be measured");
 	}
 	if (work->offset >= info->bytes) {
 		return error_set(error, -ERANGE,
-			"the offset %" PRIu64 " is not inside the export, which has %" PRIu64
-			" bytes",
+			"the offset %" PRIu64 " is outside the export, which has %" PRIu64 " bytes",
 			work->offset, info->bytes);
 	}
 	if (size > info->bytes - work->offset) {
 		return error_set(error, -ERANGE,
 			"the range of %" PRIu64 " bytes at %" PRIu64
-			" is not inside the export, which has %" PRIu64 " bytes",
+			" is outside the export, which has %" PRIu64 " bytes",
 			size, work->offset, info->bytes);
 	}
 	if (size == 0) {
@@ -47,8 +46,9 @@ int bench_range(const struct bench_work *work, const struct gmb_info *info,
 	}
 	if (size < work->block_bytes) {
 		return error_set(error, -ERANGE,
-			"the range has %" PRIu64 " bytes: not one block of %" PRIu32 " bytes", size,
-			work->block_bytes);
+			"the range of %" PRIu64 " bytes is smaller than one block of %" PRIu64
+			" bytes",
+			size, work->block_bytes);
 	}
 	range->offset = work->offset;
 	range->blocks = size / work->block_bytes;
@@ -88,15 +88,15 @@ static int bench_range_look_at(struct gmb_client *client, const struct bench_wor
 	if (err != 0) {
 		return error_set(error, err,
 			"cannot read %" PRIu64 " bytes at %" PRIu64
-			" to see whether the export has contents: %s",
+			" to check whether the export has contents: %s",
 			bytes, offset, strerror(-err));
 	}
 	for (uint64_t i = 0; i < bytes; i++) {
 		if (buffer[i] != 0) {
 			return error_set(error, -EEXIST,
-				"the export has contents already, at byte %" PRIu64
-				" for one, and --rw %s would overwrite them; choose another export "
-				"or range, or add --force",
+				"the export has contents, for example at byte %" PRIu64
+				", which --rw %s would overwrite; choose another export or range, "
+				"or add --force",
 				offset + i, work->rw);
 		}
 	}
@@ -115,8 +115,7 @@ int bench_contents_check(const struct bench_work *work, struct gmb_client *clien
 	if ((info->capabilities & GMB_CAN_STATUS) != 0) {
 		err = data_find(client, range->offset, end, &first);
 		if (err != 0) {
-			return error_set(error, err,
-				"cannot ask the server where the export has data: %s",
+			return error_set(error, err, "cannot get the allocation of the export: %s",
 				strerror(-err));
 		}
 	}

@@ -153,7 +153,7 @@ static void print_rate_asked(const struct bench_work *work, const struct bench_r
 	if (rate_asked(work) == 0) {
 		return;
 	}
-	print_label("rate asked for");
+	print_label("requested rate");
 	if (work->rate_bytes > 0) {
 		printf("%42s", rate_text(rate, (double)work->rate_bytes));
 	} else {
@@ -166,7 +166,7 @@ static void print_rates(const struct bench_work *work, const struct bench_result
 {
 	putchar('\n');
 	print_label("");
-	printf("%12s %14s %14s\n", "requests", "a second", "bytes");
+	printf("%12s %14s %14s\n", "requests", "per second", "bytes");
 	for (int i = 0; i < BENCH_DIRECTIONS; i++) {
 		if (result->latency_ns[i].count > 0) {
 			print_rate(direction_names[i], work, result, result->latency_ns[i].count);
@@ -182,8 +182,8 @@ static void print_holes(const struct bench_result *result)
 {
 	if (result->hole_reads > 0) {
 		print_label("");
-		printf("%.3g %% of the reads met holes, which cost next to nothing: write once "
-		       "before\n",
+		printf("%.3g %% of the reads hit holes, which cost almost nothing; write the "
+		       "range first\n",
 			100.0 * (double)result->hole_reads /
 				(double)result->latency_ns[BENCH_READ].count);
 	}
@@ -193,8 +193,7 @@ static void print_lost(const struct bench_result *result)
 {
 	if (result->stats.connections_lost > 0) {
 		print_label("");
-		printf("connections were lost and restored %llu times: the time without them "
-		       "counts\n",
+		printf("connections were lost and restored %llu times; the outages are included\n",
 			(unsigned long long)result->stats.connections_lost);
 	}
 }
@@ -234,7 +233,7 @@ static void print_latencies(const struct bench_result *result)
 	for (int i = 0; i < BENCH_DIRECTIONS; i++) {
 		print_latency(direction_names[i], &result->latency_ns[i]);
 	}
-	print_latency("sent late by", &result->late_ns);
+	print_latency("send delay", &result->late_ns);
 }
 
 static void print_costs(const struct bench_result *result)
@@ -246,14 +245,14 @@ static void print_costs(const struct bench_result *result)
 
 	putchar('\n');
 	print_label("This process");
-	printf("%.2f us of processor time a request (%.2f user, %.2f system), %.0f %% of one "
+	printf("%.2f us of processor time per request (%.2f user, %.2f system), %.0f %% of one "
 	       "processor\n",
 		bench_report_us(cpu_ns) / (double)bench_requests(result),
 		bench_report_us(cpu->user_ns) / (double)bench_requests(result),
 		bench_report_us(cpu->system_ns) / (double)bench_requests(result),
 		100.0 * (double)cpu_ns / (double)result->elapsed_ns);
 	print_label("");
-	printf("%.3f system calls and %.3f context switches a request\n",
+	printf("%.3f system calls and %.3f context switches per request\n",
 		per_request(result, result->stats.system_calls), per_request(result, switches));
 	print_label("");
 	printf("%s of payload copied because it could not be received in place\n",

@@ -569,8 +569,7 @@ static void worker_abandon(struct bench_worker *worker)
 {
 	struct error error;
 
-	error_set(&error, -ETIMEDOUT,
-		"%u requests were not answered within %.3g s of the end of the run",
+	error_set(&error, -ETIMEDOUT, "%u requests did not complete within %.3g s after the run",
 		worker->in_flight, (double)worker->shared->work->timeout_ns / NS_PER_S);
 	worker_fail(worker, &error);
 	for (uint32_t i = 0; i < worker->link_count; i++) {
@@ -615,8 +614,8 @@ static void worker_run(struct bench_worker *worker)
 		if (count < 0 && count != -EINTR) {
 			struct error error;
 
-			error_set(&error, count, "waiting for the server failed: %s",
-				strerror(-count));
+			error_set(
+				&error, count, "cannot wait for the server: %s", strerror(-count));
 			worker_fail(worker, &error);
 			/* Closing the clients ends the requests in flight. */
 			phase_drain(worker, clock_now_ns());
@@ -941,14 +940,14 @@ static int bench_run_collect(struct bench *bench, struct bench_result *result, s
 		return 0;
 	}
 	if (bench->interrupted) {
-		return error_set(error, -EINTR, "interrupted before a request was measured");
+		return error_set(error, -EINTR, "interrupted before the first measured request");
 	}
 	if (bench_covered(bench->shared.work, result)) {
 		return error_set(error, -ENODATA,
-			"every block was used within the warm-up: nothing was left to measure");
+			"the warm-up used every block, so no block is left to measure");
 	}
 	return error_set(error, -ENODATA,
-		"no request was completed in the %.3g s that were measured: give it more --seconds",
+		"no request completed in the measured %.3g s; increase --seconds",
 		(double)bench->shared.work->duration_ns / 1e9);
 }
 

@@ -84,7 +84,7 @@ json_t *check_file(const char *path, const char *base, struct error *error)
 	int result =
 		base != NULL && is_format(store_made_file(path), DISK_FORMAT_FLASH)
 			? error_set(error, -EINVAL,
-				  "'%s' is a flash store and has no base; leave --base out", path)
+				  "'%s' is a flash store and has no base; omit --base", path)
 			: store_check(path, &findings.check, error);
 
 	if (result < 0) {
@@ -190,9 +190,8 @@ int check_repair(const char *path, uint32_t repairs, struct error *error)
 
 	if (is_format(file, DISK_FORMAT_OVERLAY)) {
 		return error_set(error, -EINVAL,
-			"'%s' is an overlay, and only flash stores are repaired; leave --rebuild "
-			"and "
-			"--accept-loss out",
+			"'%s' is an overlay, and only flash stores can be repaired; omit --rebuild "
+			"and --accept-loss",
 			path);
 	}
 	result = ring_create(&(struct ring_options){ 0 }, &ring, error);

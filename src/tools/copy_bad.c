@@ -191,7 +191,7 @@ static int copy_bad_map_check(const struct copy_bad *bad, int fd, struct error *
 	}
 	if (!S_ISREG(status.st_mode) || status.st_size != 0) {
 		return error_set(error, -EEXIST,
-			"the map '%s' exists already, and is not overwritten; name a new file, or "
+			"the map '%s' already exists and is not overwritten; name a new file or "
 			"remove this one",
 			copy_bad_shown_path(bad, shown));
 	}
@@ -215,7 +215,7 @@ int copy_bad_open(struct copy_bad *bad, const char *path, const struct copy_end 
 	}
 	if (copy_end_is_open(source, fd) || copy_end_is_open(target, fd)) {
 		err = error_set(error, -EINVAL,
-			"the map '%s' has to be another file than the source and the target",
+			"the map '%s' must be a different file from the source and the target",
 			copy_bad_shown_path(bad, shown));
 	} else {
 		err = copy_bad_map_check(bad, fd, error);
@@ -248,7 +248,7 @@ static void map_lines(const struct copy_bad *bad, uint64_t total)
 	fprintf(bad->file,
 		"# Mapfile. Created by gmblock copy\n"
 		"# current_pos  current_status  current_pass\n"
-		"0x%08" PRIX64 "     %c               1\n"
+		"0x%08" PRIx64 "     %c               1\n"
 		"#      pos        size  status\n",
 		finished, finished < total ? '?' : '+');
 	for (size_t i = 0; i < bad->count && bad->ranges[i].start < finished; i++) {

@@ -269,7 +269,7 @@ int copy_loop_watch_signals(struct copy_loop *loop, struct error *error)
 	GMB_ASSERT(loop->signal_fd < 0);
 	loop->signal_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (loop->signal_fd < 0) {
-		return error_set(error, -errno, "cannot watch for signals: %s", strerror(errno));
+		return error_set(error, -errno, "cannot receive signals: %s", strerror(errno));
 	}
 	caught_fd = loop->signal_fd;
 	for (size_t i = 0; i < ARRAY_COUNT(stop_signals); i++) {
@@ -305,7 +305,7 @@ static void stop_when_due(const struct copy_loop *loop)
 	if (loop->stop_signal == 0 || clock_now_ns() - caught_ns < STOP_NS) {
 		return;
 	}
-	log_error("what was in flight at SIG%s has not ended within ten minutes",
+	log_error("requests in flight at SIG%s did not complete within ten minutes",
 		sigabbrev_np(loop->stop_signal));
 	(void)signal(loop->stop_signal, SIG_DFL);
 	(void)raise(loop->stop_signal);
@@ -448,7 +448,7 @@ bool copy_end_can_copy(struct copy_end *target, struct copy_end *source, const c
 			container_of(source, struct remote_end, end)->client);
 	}
 	*reason = err == -EXDEV ? "source and target are on different servers"
-				: "source and target are not both reached by gmb";
+				: "source and target do not both use gmb";
 	return err == 0;
 }
 
@@ -475,7 +475,7 @@ static void copy_end_remote_event(void *context, enum gmb_event event, const cha
 	struct gmb_info info = { .size = sizeof(info) };
 
 	if (event == GMB_EVENT_RECONNECTED) { /* the text is only the URI */
-		log_warning("%s: %s: connected again", end->role, text);
+		log_warning("%s: %s: reconnected", end->role, text);
 		return;
 	}
 	if (event == GMB_EVENT_RESIZED && remote->client != NULL) {
@@ -501,7 +501,7 @@ static int remote_describe(struct remote_end *remote, struct error *error)
 	end->can_flush = (info.capabilities & GMB_CAN_FLUSH) != 0;
 	if (end->target && (info.capabilities & GMB_CAN_WRITE) == 0) {
 		return error_set(error, -EROFS,
-			"the target %s is read-only: its server allows no writing", end->name);
+			"the target %s is read-only: its server does not allow writes", end->name);
 	}
 	return 0;
 }

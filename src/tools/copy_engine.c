@@ -416,8 +416,7 @@ static void source_read(struct copy_io *io)
 		struct error error;
 
 		error_set(&error, -ENOSPC,
-			"the target %s is too small: it has %llu bytes, and %s "
-			"goes on",
+			"the target %s is too small: it has %llu bytes, and %s has more",
 			engine->target->name, (unsigned long long)engine->target->bytes,
 			engine->source->name);
 		engine_fail(engine, &error);
@@ -447,8 +446,7 @@ static void server_copied(struct copy_io *io)
 		task_progress(task, task->length);
 		task_end(task);
 	} else if (copy_engine_is_refused(io->result) && !engine->stopping) {
-		log_info("the server does not copy by itself any more: %s",
-			engine->target->failure.text);
+		log_info("the server no longer copies by itself: %s", engine->target->failure.text);
 		engine->copies = false;
 		engine->begins_again = true;
 		engine->position = task->offset;
@@ -677,14 +675,14 @@ static void look_around(struct engine *engine)
 
 	engine->options->tick(engine->options->tick_context);
 	if (copy_loop_check(engine->options->loop, &error) < 0 && !engine->stopping) {
-		log_info("stopping: what is in flight is waited for; a second signal ends the copy "
-			 "at once");
+		log_info("stopping after the requests in flight; a second signal ends the copy "
+			 "immediately");
 		engine_fail(engine, &error);
 	}
 	for (size_t i = 0; i < ARRAY_COUNT(ends); i++) {
 		if (ends[i]->shrunk && !engine->stopping) {
-			error_set(&error, -ESTALE, "%s %s became smaller while it was copied",
-				ends[i]->role, ends[i]->name);
+			error_set(&error, -ESTALE, "%s %s shrank during the copy", ends[i]->role,
+				ends[i]->name);
 			engine_fail(engine, &error);
 		}
 	}
@@ -763,8 +761,7 @@ static int engine_init(
 	engine->copies = copy_end_can_copy(options->target, options->source, &reason);
 	if (!options->by_server) {
 		engine->copies = false;
-		reason = "zeroes are to be looked for, every block is to be allocated, or errors "
-			 "are to be skipped";
+		reason = "the options search for zeroes, allocate every block or skip errors";
 	}
 	log_debug("%s%s",
 		engine->copies ? "the server copies by itself"
@@ -847,7 +844,7 @@ int copy_pool_create(struct copy_pool *pool, struct gmb_queue *queue, uint32_t c
 		free(pool->free);
 		pool->free = NULL;
 		return error_set(error, -ENOMEM,
-			"out of memory for %u buffers of %zu bytes; use smaller --requests or "
+			"out of memory for %u buffers of %zu bytes; reduce --requests or "
 			"--request-size",
 			count, buffer_bytes);
 	}

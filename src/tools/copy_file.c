@@ -84,8 +84,8 @@ static void transfer_done(struct ring_op *op, int result)
 	}
 	if (result == 0 && io->operation == COPY_READ) {
 		error_set(&io->end->failure, -ESTALE,
-			"%s %s ends at byte %llu: it became smaller while it was copied",
-			io->end->role, io->end->name, (unsigned long long)(io->offset + io->moved));
+			"%s %s ends at byte %llu: it shrank during the copy", io->end->role,
+			io->end->name, (unsigned long long)(io->offset + io->moved));
 		copy_io_end(io, -ESTALE);
 		return;
 	}
@@ -243,7 +243,8 @@ static int file_examine(struct file_end *file, struct error *error)
 	if (!S_ISREG(status.st_mode) && !S_ISBLK(status.st_mode)) {
 		return error_set(error, S_ISDIR(status.st_mode) ? -EISDIR : -ENOTSUP, "%s %s is %s",
 			end->role, end->name,
-			S_ISDIR(status.st_mode) ? "a directory" : "no file and no block device");
+			S_ISDIR(status.st_mode) ? "a directory"
+						: "neither a file nor a block device");
 	}
 	file->is_block = info.is_block;
 	end->kind = info.is_block ? COPY_DEVICE : COPY_FILE;
@@ -266,14 +267,16 @@ static int file_examine(struct file_end *file, struct error *error)
 		find_birth(file);
 	}
 	if (!end->target && info.format != NULL) {
-		log_warning("%s begins like a %s image: the bytes of the image are copied, not the "
-			    "disk in it%s",
+		log_warning("%s looks like a %s image: copying the image file itself, not the disk "
+			    "in it%s",
 			end->name, info.format,
 			strcmp(info.format, DISK_FORMAT_OVERLAY) == 0
-				? "; serve it over its base, and copy from there"
+				? "; to copy the disk, serve the overlay with its base and copy "
+				  "from the server"
 			: strcmp(info.format, DISK_FORMAT_FLASH) == 0
-				? "; serve it with the prefix flash:, and copy from there"
-				: "; 'qemu-img convert' copies that");
+				? "; to copy the disk, serve the store as flash:PATH and copy from "
+				  "the server"
+				: "; to copy the disk, use 'qemu-img convert'");
 	}
 	if (end->target && info.is_block && info.read_only) {
 		return error_set(error, -EROFS, "the target %s is read-only", end->name);
@@ -289,8 +292,8 @@ static int await_writers(struct file_end *file, struct error *error)
 	int result = disk_check_writers(file->fd);
 
 	if (result == -EBUSY) {
-		log_warning("operations of a server that has ended are still under way on the "
-			    "target %s; waiting until they are over",
+		log_warning("requests of a server that has exited are still in flight on the "
+			    "target %s; waiting for them to complete",
 			file->end.name);
 	}
 	for (int tries = 1; result == -EBUSY && tries < WRITERS_TRIES_MAX; tries++) {
@@ -301,8 +304,8 @@ static int await_writers(struct file_end *file, struct error *error)
 		return 0;
 	}
 	return error_set(error, result,
-		"operations of a server that has ended are still under way on the target %s, and "
-		"would land over the copy; try again when its disk has finished them",
+		"requests of a server that has exited are still in flight on the target %s, and "
+		"could overwrite the copy; try again when its disk has completed them",
 		file->end.name);
 }
 
@@ -312,7 +315,7 @@ static void mark_writer(const struct file_end *file, int fd)
 	int err = disk_mark_writer(fd);
 
 	if (err < 0) {
-		log_debug("the target %s: no locks that tell of operations under way: %s",
+		log_debug("the target %s: cannot set the lock that marks requests in flight: %s",
 			file->end.name, strerror(-err));
 	}
 }
@@ -324,15 +327,14 @@ static int file_claim(struct file_end *file, struct error *error)
 
 	if (err == -EBUSY && disk_is_frozen(file->fd)) {
 		return error_set(error, err,
-			"the target %s is below an overlay that a gmblock server serves, so it "
-			"must not be written; stop that server, or copy to another file",
+			"the target %s is the base of an overlay that a gmblock server serves; "
+			"stop that server, or copy to another file",
 			file->end.name);
 	}
 	if (err == -EBUSY) {
 		return error_set(error, err,
-			"the target %s is mounted or in use by another program (a server, "
-			"perhaps); "
-			"stop that one first",
+			"the target %s is mounted or in use by another program, such as a server; "
+			"stop that first",
 			file->end.name);
 	}
 	if (err < 0) {
@@ -341,8 +343,7 @@ static int file_claim(struct file_end *file, struct error *error)
 	if (disk_check_readers(file->fd) != 0) {
 		return error_set(error, -EBUSY,
 			"the target %s is served read-only by a gmblock server, whose clients "
-			"would lose "
-			"what it holds; stop that server, or copy to another %s",
+			"still need its contents; stop that server, or copy to another %s",
 			file->end.name, file->is_block ? "device" : "file");
 	}
 	err = await_writers(file, error);
@@ -362,7 +363,8 @@ static int file_go_direct(struct file_end *file, struct error *error)
 	err = file->direct_fd < 0 ? -errno : disk_info(file->direct_fd, &info);
 	if (err < 0 || info.direct_offset_align == 0) {
 		return error_set(error, err < 0 ? err : -EINVAL,
-			"%s %s cannot be used with --direct: its filesystem knows no direct I/O",
+			"%s %s cannot be used with --direct: its filesystem does not support "
+			"direct I/O",
 			file->end.role, file->end.name);
 	}
 	if (file->end.target) {
@@ -464,7 +466,7 @@ static int file_resize(struct file_end *file, uint64_t bytes, struct error *erro
 		int code = bytes > INT64_MAX ? EFBIG : errno;
 
 		return error_set(error, -code,
-			"cannot give the target %s its size of %llu bytes: %s", file->end.name,
+			"cannot set the size of the target %s to %llu bytes: %s", file->end.name,
 			(unsigned long long)bytes, strerror(code));
 	}
 	return 0;
@@ -494,8 +496,8 @@ static int file_prepare(struct copy_end *end, uint64_t bytes, bool resumed, stru
 
 	if (resumed && file->absent) {
 		return error_set(error, -ENOENT,
-			"cannot go on: the target %s that was begun is gone; remove the journal to "
-			"start again",
+			"cannot resume: the partial target %s no longer exists; remove the journal "
+			"to start again",
 			end->name);
 	}
 	if (file->absent) {
@@ -506,8 +508,8 @@ static int file_prepare(struct copy_end *end, uint64_t bytes, bool resumed, stru
 	}
 	if (resumed && file->end.bytes != bytes) {
 		return error_set(error, -ESTALE,
-			"cannot go on: the target %s has %llu bytes now, and was given %llu; "
-			"remove the journal to start again",
+			"cannot resume: the target %s now has %llu bytes instead of %llu; remove "
+			"the journal to start again",
 			end->name, (unsigned long long)end->bytes, (unsigned long long)bytes);
 	}
 	if (!resumed) {

@@ -64,8 +64,7 @@ static int damaged(const struct reader *reader, struct error *error)
 	char shown[PATH_BYTES];
 
 	return error_set(error, -EINVAL,
-		"the journal '%s' is damaged in line %u and cannot be trusted; remove it to copy "
-		"from the beginning",
+		"the journal '%s' is damaged at line %u; remove it to copy from the beginning",
 		copy_journal_shown_path(reader->journal, shown), reader->line);
 }
 
@@ -142,9 +141,9 @@ static int head_check(struct reader *reader, const struct copy_end *source,
 			i == 0 ? source->bytes : target_bytes(source, target));
 		if (strncmp(line, expected, bytes) != 0) {
 			return error_set(error, -ESTALE,
-				"the journal '%s' is of another copy: %s %s is not the one it was "
-				"begun with, or has changed since; remove the journal to copy from "
-				"the beginning",
+				"the journal '%s' belongs to another copy: %s %s is different or "
+				"has changed since then; remove the journal to copy from the "
+				"beginning",
 				copy_journal_shown_path(reader->journal, shown), ends[i]->role,
 				ends[i]->name);
 		}
@@ -166,7 +165,7 @@ static int options_check(
 	}
 	if ((was_allocate != 0) != allocate) {
 		return error_set(error, -ESTALE,
-			"the copy that the journal '%s' speaks of was begun %s --allocate",
+			"the copy in the journal '%s' was started %s --allocate",
 			copy_journal_shown_path(journal, shown),
 			was_allocate != 0 ? "with" : "without");
 	}
@@ -205,8 +204,8 @@ static int journal_parse(struct copy_journal *journal, char *text, const struct 
 	line = line_next(&reader, &bad);
 	if (line == NULL || strcmp(line, magic) != 0) {
 		return error_set(error, -EINVAL,
-			"'%s' is not a journal of gmblock copy, or of a version this one does not "
-			"know; it is left as it is",
+			"'%s' is not a gmblock copy journal, or has an unknown version; it was not "
+			"changed",
 			copy_journal_shown_path(journal, shown));
 	}
 	err = head_check(&reader, source, target, error);
@@ -274,7 +273,7 @@ int copy_journal_open(struct copy_journal *journal, const char *path, const stru
 	}
 	if (copy_end_is_open(source, journal->fd) || copy_end_is_open(target, journal->fd)) {
 		return error_set(error, -EINVAL,
-			"the journal '%s' has to be another file than the source and the target",
+			"the journal '%s' must be a different file from the source and the target",
 			copy_journal_shown_path(journal, shown));
 	}
 	if (flock(journal->fd, LOCK_EX | LOCK_NB) != 0) {

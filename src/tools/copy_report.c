@@ -45,15 +45,16 @@ static void how_to_go_on(const struct copy_report *report, char out[PART_BYTES])
 
 	if ((report->source != NULL && report->source->kind == COPY_STREAM) ||
 		(report->target != NULL && report->target->kind == COPY_STREAM)) {
-		snprintf(out, PART_BYTES, "a copy from or to a stream begins anew");
+		snprintf(out, PART_BYTES, "a copy from or to a stream cannot be resumed");
 		return;
 	}
 	if (journal == NULL || journal->fd < 0) {
-		snprintf(out, PART_BYTES, "without --resume the next copy begins at the beginning");
+		snprintf(out, PART_BYTES,
+			"without --resume the next copy starts from the beginning");
 		return;
 	}
 	snprintf(out, PART_BYTES,
-		"run the same command with --resume '%s' again to go on from byte %llu",
+		"run the same command with --resume '%s' again to continue from byte %llu",
 		log_escape(shown, sizeof(shown), journal->path, strlen(journal->path)),
 		(unsigned long long)journal->durable);
 }
@@ -71,7 +72,7 @@ static void complete_parts(const struct copy_counters *counters, char out[PART_B
 		{ counters->written, "written" },
 		{ counters->copied, "copied by the server" },
 		{ moved - counters->copied - MIN(counters->read, moved - counters->copied),
-			"of holes not read" },
+			"of holes skipped" },
 	};
 	size_t used = 0;
 
@@ -121,7 +122,7 @@ void copy_report_sentence(const struct copy_report *report, char *out, size_t ou
 	switch (report->state) {
 	case COPY_TARGET_GAPS:
 		snprintf(out, out_bytes,
-			"the target %s holds zeroes there, and everything else is copied and on "
+			"the target %s holds zeroes there, and all other data is copied and on "
 			"stable storage",
 			name);
 		break;
@@ -137,12 +138,12 @@ void copy_report_sentence(const struct copy_report *report, char *out, size_t ou
 	case COPY_TARGET_WHOLE:
 		how_to_go_on(report, on);
 		snprintf(out, out_bytes,
-			"the target %s holds the whole copy, but the end of the command was not "
-			"reached: it may not be on stable storage, and it was not verified; %s",
+			"the target %s holds the whole copy, but the command did not finish: the "
+			"copy may not be on stable storage and was not verified; %s",
 			name, on);
 		break;
 	case COPY_TARGET_DIFFERS:
-		snprintf(out, out_bytes, "the target %s holds a copy that is not like the source",
+		snprintf(out, out_bytes, "the target %s holds a copy that differs from the source",
 			name);
 		break;
 	case COPY_TARGET_COMPLETE:

@@ -343,8 +343,8 @@ static bool is_of_a_user(const char *folder)
 static int no_folder(struct error *error)
 {
 	return error_set(error, -ENOENT,
-		"there is no usual place for control sockets here, because XDG_RUNTIME_DIR is not "
-		"set: name the server's socket (gmblock serve --control PATH)");
+		"no default folder for control sockets: XDG_RUNTIME_DIR is not set; give the "
+		"server's socket (gmblock serve --control PATH)");
 }
 
 /* Searches the usual control sockets for the one server that serves uri (NULL: any). */
@@ -368,32 +368,32 @@ static int find_server(const char *uri, char path[STATS_PATH_BYTES], struct erro
 	if (search.matches == 1) {
 		/* The named server was found, so other servers' errors do not matter. */
 		if (search.error.code != 0 && uri == NULL) {
-			log_warning("one server could not be asked: %s", search.error.text);
+			log_warning("cannot query one of the servers: %s", search.error.text);
 		}
 		memcpy(path, search.path, sizeof(search.path));
 		return 0;
 	}
 	if (search.matches > 1) {
 		return error_set(error, -EINVAL,
-			"%u servers fit: give --server with a URI of one, its process id (%s) or "
+			"%u servers match; give --server with a URI of one, its process id (%s) or "
 			"its socket in %s; \"gmblock list --local\" shows them",
 			search.matches, search.matched, folder);
 	}
 	if (search.error.code != 0) {
 		*error = search.error;
-		error_prefix(error, "no server is known to fit, and one could not be asked");
+		error_prefix(error, "no server matches, and one could not be queried");
 		return error->code;
 	}
 	if (uri != NULL && search.servers > 0) {
 		return error_set(error, -ENOENT,
-			"no server of this user on this machine serves %s%s%s; a server is "
-			"asked on its own machine: run this command there",
+			"no server of this user on this machine serves %s%s%s; run this command on "
+			"the machine of the server",
 			log_escape(shown, sizeof(shown), uri, strlen(uri)),
-			search.uris[0] != '\0' ? "; what is served here is " : "", search.uris);
+			search.uris[0] != '\0' ? "; served here: " : "", search.uris);
 	}
 	return error_set(error, -ENOENT,
-		"no server of this user runs on this machine (looked in %s); one that was started "
-		"with --control PATH is named by that path",
+		"no server of this user runs on this machine (searched %s); give the path of a "
+		"server that was started with --control PATH",
 		folder);
 }
 
@@ -408,7 +408,7 @@ static int find_process(const char *pid, char path[STATS_PATH_BYTES], struct err
 	for (uint32_t i = 0; server_control_folder(i, folder, sizeof(folder)) == 0; i++) {
 		if (snprintf(path, STATS_PATH_BYTES, "%s/%s.sock", folder, pid) >=
 			STATS_PATH_BYTES) {
-			return error_set(error, -EINVAL, "\"%s\" is no process id", pid);
+			return error_set(error, -EINVAL, "\"%s\" is not a process id", pid);
 		}
 		if (access(path, F_OK) == 0 || errno != ENOENT) {
 			return 0;
@@ -416,7 +416,7 @@ static int find_process(const char *pid, char path[STATS_PATH_BYTES], struct err
 	}
 	(void)!server_control_folder(0, folder, sizeof(folder));
 	return error_set(error, -ENOENT,
-		"no server of this user with the process id %s runs on this machine (looked in %s)",
+		"no server of this user with the process id %s runs on this machine (searched %s)",
 		pid, folder);
 }
 
@@ -429,7 +429,7 @@ int stats_find(const char *server, char path[STATS_PATH_BYTES], struct error *er
 		return find_process(server, path, error);
 	}
 	if (snprintf(path, STATS_PATH_BYTES, "%s", server) >= STATS_PATH_BYTES) {
-		return error_set(error, -ENAMETOOLONG, "%s: too long for a socket's path", server);
+		return error_set(error, -ENAMETOOLONG, "%s: too long for a socket path", server);
 	}
 	return 0;
 }

@@ -126,8 +126,8 @@ static int tools_info_ask(
 	err = tools_info_run(map, &request);
 	if (err == -ETIMEDOUT && clock_now_ns() >= map->end_ns) {
 		return error_set(error, err,
-			"the map was not complete in time, up to offset %" PRIu64
-			"; give it more --timeout",
+			"the map was not complete in time and ends at offset %" PRIu64
+			"; increase --timeout",
 			offset);
 	}
 	if (err != 0) {
@@ -250,10 +250,10 @@ static int tools_info_map_check(const struct gmb_info *info, struct error *error
 	}
 	return error_set(error, -EOPNOTSUPP,
 		info->replies == GMB_REPLIES_SIMPLE
-			? "the server does not tell what is allocated: it has no structured "
-			  "replies, which base:allocation needs"
-			: "the server does not tell what is allocated: it has no base:allocation "
-			  "for this export");
+			? "the server does not report allocation: it has no structured replies, "
+			  "which base:allocation needs"
+			: "the server does not report allocation: it has no base:allocation for "
+			  "this export");
 }
 
 /* Converts an error of the library. */
@@ -317,22 +317,23 @@ static const struct capability {
 	const char *words;
 	const char *meaning;
 } capabilities[] = {
-	{ NBD_FLAG_READ_ONLY, "read_only", "read-only", "writing is refused" },
+	{ NBD_FLAG_READ_ONLY, "read_only", "read-only", "writes are rejected" },
 	{ NBD_FLAG_SEND_FLUSH, "flush", "flush", "earlier writes can be made durable" },
 	{ NBD_FLAG_SEND_FUA, "fua", "FUA", "single writes can be made durable" },
-	{ NBD_FLAG_SEND_TRIM, "trim", "trim", "unused ranges can be given back" },
+	{ NBD_FLAG_SEND_TRIM, "trim", "trim", "unused ranges can be deallocated" },
 	{ NBD_FLAG_SEND_WRITE_ZEROES, "write_zeroes", "write zeroes",
 		"ranges can be zeroed without sending zeroes" },
 	{ NBD_FLAG_SEND_FAST_ZERO, "fast_zero", "fast zero",
-		"zeroing can be asked to be quick or fail" },
-	{ NBD_FLAG_SEND_DF, "df", "do not fragment", "a read can be asked to come in one piece" },
+		"zeroing can be required to be fast or fail" },
+	{ NBD_FLAG_SEND_DF, "df", "do not fragment", "unfragmented read replies can be requested" },
 	{ NBD_FLAG_CAN_MULTI_CONN, "multi_conn", "multi-conn",
 		"several connections see the same data" },
 	{ NBD_FLAG_SEND_CACHE, "cache", "cache", "ranges can be read ahead" },
-	{ NBD_FLAG_ROTATIONAL, "rotational", "rotational", "the disk turns: prefer long accesses" },
+	{ NBD_FLAG_ROTATIONAL, "rotational", "rotational",
+		"the disk rotates: prefer long accesses" },
 	{ NBD_FLAG_SEND_RESIZE, "resize", "resize", "the size can be changed (experimental)" },
 	{ NBD_FLAG_BLOCK_STATUS_PAYLOAD, "block_status_payload", "status payload",
-		"block status can be asked for chosen contexts" },
+		"block status can be requested for selected contexts" },
 };
 
 static bool offer_can(const struct nbd_offer *offer, const struct capability *capability)
@@ -376,7 +377,7 @@ static void print_block_sizes(const struct nbd_offer *offer)
 
 	info_label("Block sizes");
 	if (!offer->sizes_known) {
-		printf("not told: clients keep to 512-byte blocks and 32 MiB a request\n");
+		printf("not reported: clients use 512-byte blocks and up to 32 MiB per request\n");
 		return;
 	}
 	printf("minimum %u, preferred %u, largest payload ", offer->sizes.minimum,
@@ -399,7 +400,7 @@ static void print_atomic(const struct nbd_offer *offer)
 	}
 	info_label("Atomic writes");
 	if (offer->atomic_bytes == 0) {
-		printf("not promised\n");
+		printf("not guaranteed\n");
 	} else {
 		printf("with FUA, up to %s (%u), in whole blocks of the preferred size\n",
 			units_human_bytes(human, offer->atomic_bytes), offer->atomic_bytes);
@@ -410,7 +411,7 @@ static void print_contexts(const struct nbd_offers *offers, const struct nbd_off
 {
 	if (offer->contexts_refusal != NULL) {
 		info_label("Contexts");
-		printf("not told: %s\n", offer->contexts_refusal);
+		printf("not reported: %s\n", offer->contexts_refusal);
 		return;
 	}
 	if (!offer->contexts_known || offer->context_count == 0) {

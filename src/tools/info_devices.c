@@ -142,7 +142,7 @@ static json_t *device_of(const char *bdf)
 	object = json_object();
 	json_object_set_new(object, "device", json_string(bdf));
 	result = realpath(name, path) != NULL ? p2pmem_open(bdf, &memory, &error)
-					      : error_set(&error, -ENODEV, "it has just gone");
+					      : error_set(&error, -ENODEV, "it was just removed");
 	if (result < 0) {
 		json_object_set_new(object, "bytes", json_null());
 		json_object_set_new(object, "free_bytes", json_null());
@@ -212,6 +212,6 @@ void info_devices_print(const json_t *devices)
 	if (json_array_size(devices) == 0) {
 		printf("  none: no PCI device offers memory to other devices\n");
 	}
-	printf("  Memory of network cards (dma-buf) is not used: direct I/O of disks takes "
-	       "none.\n");
+	printf("  Memory of network cards (dma-buf) is not used: direct I/O of disks "
+	       "cannot use it.\n");
 }

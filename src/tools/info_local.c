@@ -135,8 +135,7 @@ static int look_path(const char *path, struct local_path *look, struct error *er
 	err = disk_info(fd, &look->info);
 	disk_close(fd);
 	if (err != 0) {
-		return error_set(
-			error, err, "%s: cannot find out about it: %s", path, strerror(-err));
+		return error_set(error, err, "%s: cannot examine it: %s", path, strerror(-err));
 	}
 	if (look->info.format != NULL && strcmp(look->info.format, DISK_FORMAT_OVERLAY) == 0) {
 		look->overlay = check_file(path, NULL, error);
@@ -155,7 +154,7 @@ static int look_path(const char *path, struct local_path *look, struct error *er
 	look->direct = err == 0 && look->info.direct_offset_align != 0;
 	if (!look->direct) {
 		snprintf(look->direct_error, sizeof(look->direct_error), "%s",
-			"the file system tells no alignment for it");
+			"the filesystem does not report its alignment");
 	}
 	return 0;
 }
@@ -181,8 +180,8 @@ static void info_local_judge(
 	char without_tls[TEXT_BYTES];
 
 	snprintf(without_buffers, sizeof(without_buffers),
-		"each transfer maps its memory anew%s%s%s",
-		ring->buffer_error != 0 ? "; the kernel said: " : "",
+		"memory is mapped for each transfer%s%s%s",
+		ring->buffer_error != 0 ? "; kernel error: " : "",
 		ring->buffer_error != 0 ? strerror((int)ring->buffer_error) : "",
 		ring->buffer_error == ENOMEM
 			? " (raise the locked-memory limit: ulimit -l, LimitMEMLOCK=)"
@@ -190,36 +189,37 @@ static void info_local_judge(
 	feature_set(&out[0], "io_uring", "io_uring", ring->available, true, "the event loop",
 		"gmblock serve cannot run");
 	feature_set(&out[1], "single_issuer", "single issuer (6.0)", ring->single_issuer, true,
-		"the kernel skips locks, as one thread submits", "a little more work a request");
+		"the kernel skips locks, because only one thread submits",
+		"slightly more work per request");
 	feature_set(&out[2], "defer_taskrun", "deferred task work (6.1)", ring->defer_taskrun, true,
-		"completions run in batches and interrupt nothing",
+		"completions run in batches without interrupts",
 		"completions interrupt the server: more context switches");
 	feature_set(&out[3], "registered_ring", "registered ring (5.18)", ring->registered_ring,
 		true, "system calls find the ring without a lookup",
-		"one file lookup more a system call");
+		"one more file lookup per system call");
 	feature_set(&out[4], "registered_files", "registered files (5.19)", ring->registered_files,
 		true, "requests find their socket and disk without reference counting",
-		"each operation looks its file up");
+		"each operation looks up its file");
 	feature_set(&out[5], "registered_buffers", "registered memory (5.19)",
 		ring->registered_buffers, true, "payload memory is mapped for the disk once",
 		without_buffers);
 	feature_set(&out[6], "min_timeout", "minimum wait (6.12)", ring->min_timeout, true,
-		"the loop waits for several requests at once where that pays",
+		"the loop can wait for several requests at once",
 		"the loop wakes up for each completion");
 	feature_set(&out[7], "send_zero_copy", "zero-copy send (6.0)", ring->send_zero_copy,
 		stream_sends_zero_copy(), "payloads are copied to the socket",
 		"nothing: payloads are copied to the socket");
 	sandbox_probe(&sandbox);
 	feature_set(&out[8], "landlock", "Landlock (5.13)", sandbox.landlock > 0, true,
-		"a server gives up all files but those that it serves",
-		"a server that is broken into can open what its user can");
+		"a server can open only the files that it needs",
+		"a compromised server can open any file that its user can open");
 	feature_set(&out[9], "seccomp", "system call filter", sandbox.seccomp, true,
-		"a server gives up the system calls that serving does not need",
-		"a server that is broken into can make every system call");
-	snprintf(without_tls, sizeof(without_tls), "TLS is done in user space: %.200s",
+		"a server can make only the system calls that it needs",
+		"a compromised server can make any system call");
+	snprintf(without_tls, sizeof(without_tls), "TLS runs in user space: %.200s",
 		tls->why_not.text);
 	feature_set(&out[10], "kernel_tls", "TLS with new keys (6.14)", tls->why_not.code == 0,
-		true, "the kernel encrypts what TLS connections over TCP carry", without_tls);
+		true, "the kernel encrypts the data of TLS connections over TCP", without_tls);
 }
 
 /* --- text ---------------------------------------------------------------------------------- */
@@ -257,11 +257,11 @@ static void print_path(const struct local_path *look)
 		       "mode=direct is possible\n",
 			look->info.direct_offset_align, look->info.direct_memory_align);
 	} else {
-		printf("does not work, so mode=direct is refused: %s\n", look->direct_error);
+		printf("does not work, so mode=direct is rejected: %s\n", look->direct_error);
 	}
 	if (look->overlay != NULL) {
 		info_label("Overlay");
-		printf("the changes of a disk:\n");
+		printf("changes to a base disk:\n");
 		check_print(look->overlay, INFO_LABEL_COLUMNS);
 	}
 	info_label("Gives space back");
@@ -289,7 +289,7 @@ static int info_local_show_text(const struct local_machine *machine, const struc
 	if (machine->locked_bytes == UINT64_MAX) {
 		printf("no limit\n");
 	} else {
-		printf("at most %s (%llu bytes); only CAP_IPC_LOCK lets more be registered\n",
+		printf("at most %s (%llu bytes); registering more needs CAP_IPC_LOCK\n",
 			units_human_bytes(human, machine->locked_bytes),
 			(unsigned long long)machine->locked_bytes);
 	}

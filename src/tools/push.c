@@ -37,9 +37,9 @@ static int end_parse(struct end *end, const char *text, struct error *error)
 
 	if (result == 0 ? strcmp(end->uri.protocol, "push") != 0 : strstr(text, "://") == NULL) {
 		result = error_set(error, -EINVAL,
-			"'%s' is not an address of push; servers listen for it at "
+			"'%s' is not a push address; servers listen for push at "
 			"push+unix:///?socket=PATH and push://HOST[:PORT]; gmblock copy copies "
-			"files and what is served over NBD or gmb",
+			"files and exports served over NBD or gmb",
 			text);
 	}
 	return result;
@@ -82,7 +82,7 @@ static int end_look(struct end *end, struct error *error)
 	int result;
 
 	if (strlen(end->uri.export_name) > PUSH_NAME_BYTES_MAX) {
-		return error_set(error, -EINVAL, "the name of an export is too long");
+		return error_set(error, -EINVAL, "an export name is too long");
 	}
 	result = push_ask(end->ask, PUSH_LOOK, parts, 2, &answer, error);
 	if (result != 0) {
@@ -123,8 +123,8 @@ static bool tools_push_is_here(const struct end *source, uint8_t address[PUSH_AD
 static int out_of_reach(struct error *error)
 {
 	return error_set(error, -EINVAL,
-		"the source is on another machine, and cannot reach the address of the "
-		"destination, which is one of this machine; give one of the network");
+		"the source is on another machine and cannot reach the destination at its local "
+		"address; give a network address");
 }
 
 /* Binds the ticket to the source, as the destination will see it: by the source's address; by our
@@ -181,8 +181,8 @@ static int tools_push_look_up(
 	int result = getaddrinfo(target->uri.host, NULL, &hints, &list);
 
 	if (result != 0) {
-		return error_set(error, -EHOSTUNREACH, "the destination: cannot find the host: %s",
-			gai_strerror(result));
+		return error_set(error, -EHOSTUNREACH,
+			"the destination: cannot resolve the host: %s", gai_strerror(result));
 	}
 	entry = list;
 	for (uint32_t i = 0; i < target->address && entry->ai_next != NULL; i++) {
@@ -235,7 +235,7 @@ static int target_text(const struct end *source, struct end *target, char out[PU
 		if (getcwd(cwd, sizeof(cwd)) == NULL ||
 			snprintf(path, sizeof(path), "%s/%s", cwd, uri.socket_path) >=
 				(int)sizeof(path)) {
-			return error_set(error, -ENAMETOOLONG, "the path of a socket is too long");
+			return error_set(error, -ENAMETOOLONG, "the socket path is too long");
 		}
 		uri.socket_path = path;
 		uri.socket_path_bytes = (uint32_t)strlen(path);
@@ -288,7 +288,7 @@ static int get_ticket(const struct push_options *options, const struct end *sour
 		return result;
 	}
 	if (!answer.has_ticket) {
-		return error_set(error, -EPROTO, "the destination has made no ticket");
+		return error_set(error, -EPROTO, "the destination did not create a ticket");
 	}
 	*ticket = answer.ticket;
 	return 0;
@@ -411,7 +411,7 @@ static int report(
 	units_human_bytes(parts[1], head->zeroes);
 	units_human_bytes(parts[2], head->skipped);
 	units_human_bytes(rate, (uint64_t)((double)head->length / MAX(seconds, 1e-3)));
-	printf("pushed %s in %s, %s/s%s: %s moved, %s of zeroes, %s there already; digest "
+	printf("pushed %s in %s, %s/s%s: %s transferred, %s of zeroes, %s already there; digest "
 	       "%016" PRIx64 "\n",
 		total, copy_human_time(time, seconds), rate,
 		options->read_back ? ", read back" : "", parts[0], parts[1], parts[2],
@@ -455,8 +455,8 @@ static int tools_push_watch(
 		push_ask_show(text, &job.text);
 		result = error_set(error,
 			job.head.status <= INT16_MAX ? -(int)job.head.status : -EIO,
-			"%s; the destination holds a part: %s; run the command again with --resume "
-			"to go on",
+			"%s; the destination holds a partial copy: %s; run the command again with "
+			"--resume to continue",
 			text, copy_share(share, job.head.done, job.head.length));
 	}
 	return MIN(result, 0);
@@ -496,7 +496,7 @@ static int tools_push_run(const struct push_options *options, struct end *source
 	}
 	if (options->offset >= source->bytes || options->length > source->bytes - options->offset) {
 		return error_set(error, -EINVAL,
-			"the range runs past the end of the source, which has %" PRIu64 " bytes",
+			"the range extends past the end of the source, which has %" PRIu64 " bytes",
 			source->bytes);
 	}
 	length = options->length > 0 ? options->length : source->bytes - options->offset;
@@ -573,7 +573,7 @@ static int list(struct push_ask *ask, uint64_t id, bool json, struct error *erro
 	}
 	if (result == 0 && id != 0 && count == 0) {
 		result = error_set(error, -ENOENT,
-			"the server has no job %016" PRIx64 ", or does not show it to you", id);
+			"the server has no job %016" PRIx64 " that is visible to you", id);
 	}
 	if (result == 0) {
 		return json ? print_json(all, error) : print_end(error);

@@ -40,7 +40,7 @@ json_t *stats_ask_within(const char *path, int timeout_ms, struct ucred *peer, s
 		return NULL;
 	}
 	if (!json_is_array(json_object_get(document, "exports"))) {
-		error_set(error, -EPROTO, "%s: this is not the control socket of a server", path);
+		error_set(error, -EPROTO, "%s: not the control socket of a server", path);
 		json_decref(document);
 		return NULL;
 	}
@@ -208,7 +208,7 @@ static void show_arenas(const json_t *arenas)
 		char shown[QUOTE_BYTES];
 
 		printf("Memory (%s)", log_escape(shown, sizeof(shown), kind, strlen(kind)));
-		printf("%s%s\n", trouble[0] != '\0' ? ": it cannot be used any more: " : "",
+		printf("%s%s\n", trouble[0] != '\0' ? ": no longer usable: " : "",
 			log_escape(shown, sizeof(shown), trouble, strlen(trouble)));
 		show_counters(NULL, &path_arena_counter_table, arena);
 	}
@@ -273,16 +273,15 @@ static const char *refusal_sentence(const char *refusal)
 		const char *refusal;
 		const char *sentence;
 	} known[] = {
-		{ "mode=direct", "mode=direct goes around the page cache" },
-		{ "write-mode=direct", "write-mode=direct goes around the page cache" },
-		{ "shared", "another export writes to the disk around the page cache" },
-		{ "network", "the file is in a network file system or in FUSE" },
-		{ "overlay",
-			"the file is only read in an overlay, where a copy can take its place" },
-		{ "foreign", "the file is somebody else's and may only be read" },
+		{ "mode=direct", "mode=direct bypasses the page cache" },
+		{ "write-mode=direct", "write-mode=direct bypasses the page cache" },
+		{ "shared", "another export bypasses the page cache when it writes to the disk" },
+		{ "network", "the file is on a network filesystem or FUSE" },
+		{ "overlay", "the file is read-only in an overlayfs, where a copy can replace it" },
+		{ "foreign", "the file belongs to another user and is not writable" },
 		{ "address-space", "there is too little address space to map the file" },
-		{ "empty", "the file was empty when the server was started" },
-		{ "null", "there is nothing to send but zeroes" },
+		{ "empty", "the file was empty when the server started" },
+		{ "null", "the disk contains only zeroes" },
 		{ "fault", "fault= is given" },
 		{ "delay", "delay= is given" },
 		{ "pace", "pace= is given" },
@@ -320,7 +319,7 @@ static void show_page_cache_refusal(const json_t *entry)
 	char shown[QUOTE_BYTES];
 
 	if (refusal[0] != '\0' && has_large_reads(entry)) {
-		printf("  reads: all are copied by the server: %s\n",
+		printf("  reads: the server copies all of them: %s\n",
 			log_escape_sentence(shown, sizeof(shown), refusal_sentence(refusal)));
 	}
 }
@@ -398,7 +397,7 @@ void stats_show(const json_t *document)
 
 		show_export_name(entry);
 		if (json_is_real(started) && json_real_value(started) < 1) {
-			printf("  has started to %.0f %%\n", 100 * json_real_value(started));
+			printf("  starting: %.0f %%\n", 100 * json_real_value(started));
 			continue;
 		}
 		show_export_counters(entry);

@@ -452,7 +452,7 @@ static int draw(struct top *top, struct error *error)
 	top->lines_used = 0;
 	top->out = open_memstream(&screen, &bytes);
 	if (top->out == NULL) {
-		return error_set(error, -ENOMEM, "no memory for a screen");
+		return error_set(error, -ENOMEM, "out of memory for the screen");
 	}
 	fputs("\033[H", top->out);
 	put_summary(top);
@@ -465,11 +465,11 @@ static int draw(struct top *top, struct error *error)
 		put_line(top, "", "");
 	}
 	snprintf(keys, sizeof(keys), "q quit  s sort (%s)  p %s", order_names[top->order],
-		top->paused ? "go on (paused)" : "pause");
+		top->paused ? "resume (paused)" : "pause");
 	put_line(top, "\033[2m", keys);
 	if (fclose(top->out) != 0) {
 		free(screen);
-		return error_set(error, -ENOMEM, "no memory for a screen");
+		return error_set(error, -ENOMEM, "out of memory for the screen");
 	}
 	(void)fwrite(screen, 1, bytes, stdout);
 	free(screen);
@@ -554,8 +554,8 @@ int top_show(const char *path, uint64_t interval_ns, struct error *error)
 
 	if (!isatty(STDOUT_FILENO) || tcgetattr(STDIN_FILENO, &before) < 0) {
 		return error_set(error, -ENOTTY,
-			"this needs a terminal; elsewhere, \"gmblock stats --json --watch\" prints "
-			"documents line by line");
+			"the output must be a terminal; otherwise use \"gmblock stats --json "
+			"--watch\"");
 	}
 	for (size_t i = 0; i < ARRAY_COUNT(signals); i++) {
 		(void)sigaction(signals[i], &end, NULL);

@@ -39,7 +39,7 @@ int trace_request_arm(const char *path, const struct trace_question *question,
 	int rc;
 
 	if (question->export != NULL && !utf8_valid(question->export, strlen(question->export))) {
-		return error_set(error, -EINVAL, "the name of an export is UTF-8");
+		return error_set(error, -EINVAL, "an export name must be UTF-8");
 	}
 	arguments = arguments_json(question);
 	if (arguments == NULL) {
@@ -53,7 +53,8 @@ int trace_request_arm(const char *path, const struct trace_question *question,
 	json_decref(armed);
 	if (rc != 1) {
 		control_disconnect(connection);
-		return rc < 0 ? rc : error_set(error, -EPROTO, "%s: no recording began", path);
+		return rc < 0 ? rc
+			      : error_set(error, -EPROTO, "%s: the recording did not start", path);
 	}
 	*connection_out = connection;
 	return 0;
@@ -237,18 +238,18 @@ int trace_request_parse(
 		.ended = trace_request_text_of(document, "ended"),
 	};
 	if (!json_is_array(array) || requests->ended == NULL) {
-		return error_set(error, -EPROTO, "the server's answer is not understood");
+		return error_set(error, -EPROTO, "invalid response from the server");
 	}
 	requests->requests = calloc(json_array_size(array) + 1, sizeof(*requests->requests));
 	if (requests->requests == NULL) {
-		return error_set(error, -ENOMEM, "out of memory for the server's answer");
+		return error_set(error, -ENOMEM, "out of memory for the response of the server");
 	}
 	for (size_t i = 0; i < json_array_size(array) && err == 0; i++) {
 		err = parse_request(
 			json_array_get(array, i), &requests->requests[requests->count++]);
 	}
 	return err == 0 ? 0
-			: error_set(error, err, "the server's answer is not understood: %s",
+			: error_set(error, err, "invalid response from the server: %s",
 				  strerror(-err));
 }
 

@@ -150,7 +150,7 @@ int trace_request_plot(FILE *out, const void *context, struct error *error)
 		.width = WIDTH,
 		.height = height,
 		.x = LEFT,
-		.title = "Where the time of single requests went",
+		.title = "Time spent by individual requests",
 		.subtitle = subtitle,
 		.style = "rect { stroke: #fff; stroke-width: 0.4 }\n"
 			 ".disk { fill: #1d5fa8 }\n"
@@ -162,9 +162,8 @@ int trace_request_plot(FILE *out, const void *context, struct error *error)
 	};
 
 	GMB_ASSERT(count >= 1);
-	snprintf(subtitle, sizeof(subtitle),
-		"%u of %u request%s, time to the right, offset upwards", count, requests->count,
-		requests->count == 1 ? "" : "s");
+	snprintf(subtitle, sizeof(subtitle), "%u of %u request%s, time to the right, offset upward",
+		count, requests->count, requests->count == 1 ? "" : "s");
 	svg_begin(out, &head);
 	for (uint32_t i = 0; i < count; i++) {
 		double begin = HEAD + (double)PANEL * i;
@@ -178,8 +177,7 @@ int trace_request_plot(FILE *out, const void *context, struct error *error)
 		draw_panel(&panel, begin);
 	}
 	svg_label(out, LEFT, height - 14, "sub",
-		"blue: disk; grey: ready, and waits; orange: on its way out; green: payload of a "
-		"write "
-		"comes in; magenta: the disk failed");
+		"blue: disk; grey: ready and waiting; orange: being sent; green: write payload "
+		"being received; magenta: the disk failed");
 	return svg_end(out, error);
 }

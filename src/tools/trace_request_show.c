@@ -219,10 +219,10 @@ static void show_table(const struct trace_request *request)
 		show_row(table, &request->parts[i]);
 	}
 	if (shown < request->part_count) {
-		printf("  and %u parts more: --json has them\n", request->part_count - shown);
+		printf("  and %u more parts, included in --json\n", request->part_count - shown);
 	}
 	if (request->parts_more > 0) {
-		printf("  and %u parts more, which the server did not record\n",
+		printf("  and %u more parts, which the server did not record\n",
 			request->parts_more);
 	}
 }
@@ -245,7 +245,7 @@ static void show_request(const struct trace_request *request)
 	if (request->error != NULL) {
 		char shown[QUOTE_BYTES];
 
-		printf("  the disk's error: %s\n",
+		printf("  disk error: %s\n",
 			log_escape(shown, sizeof(shown), request->error, strlen(request->error)));
 	}
 	printf("\n");
@@ -264,8 +264,8 @@ void trace_request_show(const struct trace_requests *requests)
 		show_request(&requests->requests[i]);
 	}
 	if (requests->count > 0) {
-		printf("= the disk works   . ready, and waits   > on its way out   # both disk and "
+		printf("= disk at work   . ready and waiting   > being sent   # both disk and "
 		       "network\n"
-		       "< payload comes in   x the disk failed\n");
+		       "< payload being received   x the disk failed\n");
 	}
 }

@@ -765,7 +765,7 @@ class NbdFile(attach_tool.Case):
                 (["attach", "--timings", "--fuse", self.path("d"), self.socket_uri("nobody")], 1,
                  "cannot connect"),
                 (["attach", "--reconnect-timeout", "0", "nbd://x"], 2, "it must not be 0"),
-                (["attach", "--device", "3", "--fuse", "x", "nbd://x"], 2, "has its name"),
+                (["attach", "--device", "3", "--fuse", "x", "nbd://x"], 2, "not for --fuse"),
                 (["attach", "--fuse", folder, self.socket_uri()], 1, "regular file"),
                 (["attach", "--fuse", self.path("d"), "bad"], 2, "invalid URI 'bad'"),
                 (["attach", "--fuse", self.path("d"), self.socket_uri("nobody")], 1,

@@ -49,8 +49,8 @@ class Usage(support.Case):
     def test_options_that_do_not_go_together(self):
         self.refuse("--read-percent", "30", "--read-percent needs")
         self.refuse("--rw", "write", "--read-percent", "30", "--read-percent needs")
-        self.refuse("--fua", "--fua needs writes")
-        self.refuse("--force", "--force needs writes: --rw randread has none")
+        self.refuse("--fua", "--fua needs a pattern with writes")
+        self.refuse("--force", "--force needs a pattern with writes, unlike --rw randread")
         self.refuse("--threads", "3", "--connections", "2", "only 2")
         self.refuse("--bs", "64M", "--depth", "1024", "more than 4G of buffers")
 
@@ -93,13 +93,13 @@ class Refused(support.Case):
 
     def test_ranges_that_are_not_there(self):
         uri = self.start_unix("memory:1M").uri
-        self.refuse(uri, "--size", "2M", "not inside the export, which has 1048576 bytes")
-        self.refuse(uri, "--offset", "2M", "the offset 2097152 is not inside the export")
-        self.refuse(uri, "--offset", "1M", "the offset 1048576 is not inside the export")
-        self.refuse(uri, "--offset", "1M", "--size", "1", "not inside the export")
-        self.refuse(uri, "--offset", "15E", "--size", "4K", "not inside the export")
-        self.refuse(uri, "--size", "4095", "not one block of 4096 bytes")
-        self.refuse(uri, "--bs", "2M", "not one block of 2097152 bytes")
+        self.refuse(uri, "--size", "2M", "outside the export, which has 1048576 bytes")
+        self.refuse(uri, "--offset", "2M", "the offset 2097152 is outside the export")
+        self.refuse(uri, "--offset", "1M", "the offset 1048576 is outside the export")
+        self.refuse(uri, "--offset", "1M", "--size", "1", "outside the export")
+        self.refuse(uri, "--offset", "15E", "--size", "4K", "outside the export")
+        self.refuse(uri, "--size", "4095", "smaller than one block of 4096 bytes")
+        self.refuse(uri, "--bs", "2M", "smaller than one block of 2097152 bytes")
 
     def test_an_empty_export(self):
         path = self.make_file("empty.img", b"")
@@ -145,8 +145,8 @@ class Contents(support.Case):
             before = file.read()
         code, output, errors = self.bench(uri, *options)
         self.assertEqual((code, output), (1, ""), errors)
-        self.assertIn(f"contents already, at byte {place} for one, and --rw randwrite would "
-                      "overwrite them", errors)
+        self.assertIn(f"has contents, for example at byte {place}, which --rw randwrite would "
+                      "overwrite", errors)
         self.assertIn("--force", errors)
         with open(path, "rb") as file:
             self.assertEqual(file.read(), before)
@@ -182,11 +182,11 @@ class Contents(support.Case):
                 capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
                 env={**os.environ, "GMBLOCK": support.program()})
             self.assertEqual(done.stdout, "status 1\n", done.stderr)
-            self.assertIn(f"at byte {place} for one", done.stderr)
+            self.assertIn(f"for example at byte {place}, ", done.stderr)
 
     def test_what_cannot_be_read_is_not_overwritten(self):
-        for fault, words in (("read", "to see whether the export has contents: Input/output error"),
-                             ("extents", "where the export has data: Input/output error")):
+        for fault, words in (("read", "to check whether the export has contents: Input/output error"),
+                             ("extents", "cannot get the allocation of the export: Input/output error")):
             server = self.start_unix("--export", f"={self.image(0)},fault={fault}:EIO")
             code, output, errors = self.bench(server.uri)
             self.assertEqual((code, output), (1, ""))
@@ -217,7 +217,7 @@ class Failing(support.Case):
         uri = self.start_unix("--export", "=memory:1M,delay=read:1s").uri
         code, output, errors = self.run_gmblock("bench", "--seconds", "0.01", uri)
         self.assertEqual((code, output), (1, ""))
-        self.assertIn("no request was completed", errors)
+        self.assertIn("no request completed", errors)
 
     def start_writing(self, server, *options):
         """A run that writes, and has seen requests end: the last block of a range comes after the
@@ -252,7 +252,7 @@ class Failing(support.Case):
             process.send_signal(number)
             code, output, errors = self.finish(process)
             self.assertEqual(code, 1)
-            self.assertIn("interrupted before the time was over", errors)
+            self.assertIn("interrupted before the end of the run", errors)
             result = json.loads(output)
             self.assertIs(result["interrupted"], True)
             self.assertGreater(result["requests"], 0)
@@ -264,7 +264,7 @@ class Failing(support.Case):
         process.send_signal(signal.SIGINT)
         code, output, errors = self.finish(process)
         self.assertEqual((code, output), (1, ""))
-        self.assertIn("interrupted before a request was measured", errors)
+        self.assertIn("interrupted before the first measured request", errors)
 
     def test_interrupted_between_the_requests_of_a_rate(self):
         process = self.start_writing(self.start_unix("memory:1M"), "--rate", "requests=5", "--depth", "1",
@@ -310,7 +310,7 @@ class Failing(support.Case):
 
     def test_nothing_left_after_the_warm_up(self):
         self.check_refused(["bench", "--once", "--warmup", LONG, self.start_unix("memory:1M").uri],
-                           1, "every block was used within the warm-up")
+                           1, "the warm-up used every block")
 
     def test_output_that_cannot_be_written_is_a_failure(self):
         uri = self.start_unix("memory:1M").uri

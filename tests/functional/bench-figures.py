@@ -113,7 +113,7 @@ class Figures(bench_tool.BenchCase):
             "bench", "--rw", "randrw", "--requests", "100", "--seconds", LONG, self.serve_memory())
         self.assertEqual((code, errors), (0, ""))
         for word in ("randrw (50 % reads)", "blocks of 4K", "depth 64", "p99.99",
-                     "processor time a request", "read latency", "write latency"):
+                     "processor time per request", "read latency", "write latency"):
             self.assertIn(word, output)
 
 
@@ -267,7 +267,7 @@ class Rate(bench_tool.BenchCase):
         uri = self.start_unix("memory:64K").uri
         for rate in ("1M", "requests=5000"):
             _, output, errors = self.run_gmblock("bench", "--rate", rate, "--once", uri)
-            for words in ("rate asked for", "% achieved", "sent late by", "each once",
+            for words in ("requested rate", "% achieved", "send delay", "each once",
                           "until every block was used"):
                 self.assertIn(words, output, errors)
 

@@ -8,10 +8,10 @@ PERCENTILES = ["min", "p50", "p90", "p99", "p99_9", "p99_99", "max"]
 
 class BenchCase(support.Case):
     def measured_briefly(self, seconds, *arguments):
-        """As measured(), for so long, or for longer if no request was completed on a busy machine."""
+        """As measured(), for so long, or for longer if no request completed on a busy machine."""
         while True:
             done = self.run_gmblock("bench", "--json", "--seconds", str(seconds), *arguments)
-            if "no request was completed" not in done[2]:
+            if "no request completed" not in done[2]:
                 return self.checked(*done)
             seconds *= 2
 

@@ -58,7 +58,7 @@ class Refusals(CopyCase):
                 code, output, errors = self.run_gmblock("copy", *ends, cwd=self.folder)
                 self.assertEqual((code, output), (2, ""), errors)
                 self.assertIn(f"is written {uri}", errors)
-                self.assertIn(f"a file of that name is written ./{server}\n", errors)
+                self.assertIn(f"if it is a file, write ./{server}\n", errors)
         self.assertEqual(os.listdir(self.folder), ["source"])
 
     def test_a_disk_that_only_a_server_knows(self):
@@ -67,8 +67,8 @@ class Refusals(CopyCase):
             for ends in ((source, disk), (disk, source), (disk, "-")):
                 code, output, errors = self.run_gmblock("copy", *ends, cwd=self.folder)
                 self.assertEqual((code, output), (2, ""), errors)
-                self.assertIn(f"serve it with 'gmblock serve {disk}'", errors)
-                self.assertIn(f"a file of that name is written ./{disk}\n", errors)
+                self.assertIn(f"run 'gmblock serve {disk}'", errors)
+                self.assertIn(f"if it is a file, write ./{disk}\n", errors)
         self.assertEqual(os.listdir(self.folder), ["source"])
 
     def test_files_with_the_name_of_a_server(self):
@@ -203,7 +203,7 @@ class Refusals(CopyCase):
         disk = self.image("disk", MIB, seed=2)
         for target in (disk, self.loop(disk)):
             self.addCleanup(os.close, self.mark(target))
-            self.refused(self.image("source", MIB), target, "would land over the copy",
+            self.refused(self.image("source", MIB), target, "could overwrite the copy",
                          "try again")
         self.same(disk, self.image("before", MIB, seed=2))
 
@@ -211,7 +211,7 @@ class Refusals(CopyCase):
         disk = self.image("disk", MIB, seed=2)
         operations = self.mark(disk)
         process = self.spawn(self.image("source", MIB), disk)
-        self.assertIn("waiting until they are over", process.stderr.readline())
+        self.assertIn("waiting for them to complete", process.stderr.readline())
         self.same(disk, self.image("before", MIB, seed=2))
         os.close(operations)
         self.assertEqual(process.communicate()[1], "")
@@ -273,7 +273,7 @@ class Failures(CopyCase):
         source = self.image("source", holes=False)
         uri = self.serve(f"{source},fault=read:EIO:range=5000000+1")
         errors = self.copy_fails([uri, self.path("target")], "the source", "Input/output error",
-                                 PARTIAL, "begins at the beginning")
+                                 PARTIAL, "starts from the beginning")
         self.assertRegex(errors, r"\b4718592\b")  # the request that holds byte 5000000
 
     def test_write(self):
@@ -408,7 +408,7 @@ class Failures(CopyCase):
             code, _, errors = self.run_gmblock("export", "set", "", "size=auto",
                                                "--server", str(server.process.pid))
             self.assertEqual(code, 0, errors)
-            self.assertIn(b"bytes now", process.stderr.readline())
+            self.assertIn(b"the export now has", process.stderr.readline())
             copied += process.stdout.read()
             self.assertEqual(process.wait(), 0, process.stderr.read())
         self.assertEqual(copied, begun)
@@ -629,11 +629,11 @@ class SkippedErrors(CopyCase):
         source, old = self.image("source", MIB), self.image("old", MIB, seed=2)
         absent, empty = self.path("absent"), self.make_file("empty", b"")
         for path, target, words in (
-                (old, absent, "exists already, and is not overwritten"),
+                (old, absent, "already exists and is not overwritten"),
                 (self.folder, absent, "Is a directory"),
                 (self.path("no/map"), absent, "No such file"),
-                (self.path("./empty"), empty, "has to be another file than the source and the target"),
-                (source, absent, "has to be another file than the source and the target"),
+                (self.path("./empty"), empty, "must be a different file from the source and the target"),
+                (source, absent, "must be a different file from the source and the target"),
                 (self.path("./absent"), absent, "cannot create the target")):
             with self.subTest(path=path, target=target):
                 self.copy_fails(["--skip-errors", path, source, target], words, UNCHANGED)

@@ -12,7 +12,7 @@ from copy_tool import MIB, ODD_BYTES, CopyCase
 class Options(CopyCase):
     def test_wrong_usage(self):
         for arguments, fragment in (
-                ([], "SOURCE"), (["a"], "TARGET"), (["--resume", "a", "b"], "behind --resume FILE"), (["a", "b", "c"], "no more"),
+                ([], "SOURCE"), (["a"], "TARGET"), (["--resume", "a", "b"], "after --resume FILE"), (["a", "b", "c"], "only one SOURCE"),
                 (["--nothing", "a", "b"], "unknown option --nothing"), (["--requests", "0", "a", "b"], "--requests"),
                 (["--requests", "1025", "a", "b"], "1024"),
                 (["--connections", "17", "a", "b"], "--connections"),
@@ -22,7 +22,7 @@ class Options(CopyCase):
                 (["--sparse", "100", "a", "b"], "--sparse"),
                 (["--resume", "j", "--checkpoint", "0", "a", "b"], "--checkpoint"),
                 (["--checkpoint", "1M", "a", "b"], "--checkpoint needs --resume"),
-                (["--requests", "1024", "--request-size", "32M", "a", "b"], "memory"),
+                (["--requests", "1024", "--request-size", "32M", "a", "b"], "at most 4G"),
                 (["--json", "a", "-"], "standard output"), (["--resume"], "needs a value")):
             with self.subTest(arguments=arguments):
                 errors = self.copy_fails(arguments, fragment, status=2)
@@ -36,16 +36,16 @@ class Options(CopyCase):
                 (["--allocate", "--destination-is-zero", "a", "b"], "--allocate",
                  "--destination-is-zero"),
                 (["--sparse", "1M", "a", "b"], "--sparse 1M", "--request-size"),
-                (["--sparse", "8K", "--request-size", "4K", "a", "b"], "--sparse 8K", "it is 4K"),
-                (["--verify", "a", "-"], "--verify", "as '-' is"),
-                (["--resume", "j", "/dev/zero", "b"], "--resume", "as '/dev/zero' is"),
+                (["--sparse", "8K", "--request-size", "4K", "a", "b"], "--sparse 8K", "not 4K"),
+                (["--verify", "a", "-"], "--verify", "unlike '-'"),
+                (["--resume", "j", "/dev/zero", "b"], "--resume", "unlike '/dev/zero'"),
                 (["--skip-errors", "m", "--verify", "a", "b"], "--skip-errors", "--verify"),
                 (["--skip-errors", "m", "--resume", "j", "a", "b"], "--skip-errors", "--resume"),
                 (["--skip-errors", "b", "a", "b"], "--skip-errors", "the target"),
                 (["--resume", "b", "a", "b"], "--resume", "the target"),
-                (["--skip-errors", "m", "/dev/zero", "b"], "--skip-errors", "as '/dev/zero' is"),
+                (["--skip-errors", "m", "/dev/zero", "b"], "--skip-errors", "unlike '/dev/zero'"),
                 (["--connections", "2", "a", "-"], "--connections", "URI"),
-                (["--direct", "nbd://h", "-"], "--direct", "files and devices")):
+                (["--direct", "nbd://h", "-"], "--direct", "file or device")):
             with self.subTest(arguments):
                 self.assertIn(second, self.copy_fails(arguments, first, status=2))
         self.assertEqual(os.listdir(self.folder), [])
@@ -76,7 +76,7 @@ class Options(CopyCase):
         status, _, errors = self.copy("--progress", source, self.path("target"))
         self.assertEqual(status, 0)
         self.assertRegex(errors, r"copied 16 MiB in 0:\d\d, .*iB/s: 4\.0 MiB read, "
-                                 r"3\.0 MiB written, 12 MiB of holes not read\n")
+                                 r"3\.0 MiB written, 12 MiB of holes skipped\n")
         status, _, errors = self.copy("--progress", self.make_file("empty", b""),
                                       self.path("target"))
         self.assertEqual(status, 0)

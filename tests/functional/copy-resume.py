@@ -92,10 +92,10 @@ class Kills(CopyCase):
                      process.send_signal(number))
             _, errors = process.communicate()
             self.assertEqual(process.returncode, 128 + number, errors)
-            self.assertIn("a second signal ends the copy at once", errors)
+            self.assertIn("a second signal ends the copy immediately", errors)
             self.assertIn(f"stopped by {number.name}", errors)
             self.assertIn("holds a partial copy", errors)
-            self.assertIn(f"go on from byte {self.durable()}", errors)
+            self.assertIn(f"continue from byte {self.durable()}", errors)
             self.assertGreater(self.durable(), 0)
         before = self.durable()
         summary = self.copy_ok("--verify", *self.one_by_one(source, relay.uri))
@@ -130,7 +130,7 @@ class Kills(CopyCase):
         source, disk = self.image("source", holes=False), self.image("disk", seed=2)
         failing = self.start("--export", f"={disk},fault=write:EIO:range=6000000+1", "--listen",
                              self.socket_uri())
-        self.copy_fails(self.one_by_one(source, failing.uri), "the target", "go on from byte")
+        self.copy_fails(self.one_by_one(source, failing.uri), "the target", "continue from byte")
         self.assertGreater(self.durable(), 0)
         self.assertLessEqual(self.durable(), 6000000)
         failing.stop()
@@ -153,7 +153,7 @@ class Kills(CopyCase):
         with ExportServer(server, size=4 * MIB) as target:
             # The first one is before the journal begins.
             self.copy_fails(["--connections", "1", *self.arguments(source, target.uri())],
-                            "flush: Input/output error", "go on from byte 0")
+                            "flush: Input/output error", "continue from byte 0")
         self.assertEqual(target.failures, [])
         self.assertEqual(len(flushes), 2)
         self.assertEqual(self.durable(), 0)
@@ -178,7 +178,7 @@ class Kills(CopyCase):
         with ExportServer(lambda export: server(export, 2271744), lambda export:
                           server(export, size), size=size) as source:
             ends = [source.uri(), self.path("target")]
-            self.copy_fails([*arguments, *ends], "Input/output error", "go on from byte")
+            self.copy_fails([*arguments, *ends], "Input/output error", "continue from byte")
             self.assertNotEqual(self.durable() % 4096, 0)
             source.facts["sizes"] = (4096, 4096, MIB)
             before = self.durable()
@@ -205,7 +205,7 @@ class Journals(CopyCase):
         self.begun = [uri, target or self.target]
         self.copy_fails(["--resume", self.journal, "--checkpoint", "1M", "--request-size", "64K",
                          "--requests", "1", "--connections", "1", *self.begun],
-                        "go on from byte")
+                        "continue from byte")
         with open(self.journal, "rb") as file:
             self.content = file.read()
         self.assertIn(b" durable ", self.content)
@@ -239,7 +239,7 @@ class Journals(CopyCase):
     def test_foreign_file(self):
         for content in (b"precious\n", b"\0" * 100, b"no line end", b"\xff\xfe" * 50):
             self.write(content)
-            self.refused("not a journal", arguments=[self.source, self.target])
+            self.refused("not a gmblock copy journal", arguments=[self.source, self.target])
             with open(self.journal, "rb") as file:
                 self.assertEqual(file.read(), content)
 
@@ -261,7 +261,7 @@ class Journals(CopyCase):
         for torn in (lines[-1][:7], lines[-1][:-1], b"00000000 durable 99999999\n"):
             self.write(b"".join(lines[:-1]) + torn)
             errors = self.copy_fails(["--resume", self.journal, *self.begun], "the source")
-            start = int(re.search(r"go on from byte (\d+)", errors).group(1))
+            start = int(re.search(r"continue from byte (\d+)", errors).group(1))
             self.assertGreaterEqual(start, before)
             self.assertLessEqual(start, 9000000)
 
@@ -288,7 +288,7 @@ class Journals(CopyCase):
         os.remove(self.target)
         with open(self.target, "wb") as target:
             target.truncate(size)
-        self.refused("is not the one it was begun with")
+        self.refused("is different or has changed since then")
 
     def test_target_is_gone(self):
         self.interrupted()
@@ -333,7 +333,7 @@ class Journals(CopyCase):
     def test_journal_is_the_target(self):
         self.write(b"")
         folder, name = os.path.split(self.journal)
-        self.copy_fails(["--resume", self.journal, self.source, f"{folder}/./{name}"], "another file")
+        self.copy_fails(["--resume", self.journal, self.source, f"{folder}/./{name}"], "must be a different file")
 
     def test_journal_cannot_be_written(self):
         self.copy_fails(["--resume", self.path("no/journal"), self.source, self.target],

@@ -101,7 +101,7 @@ class Sparse(CopyCase):
     def test_destination_is_zero_is_believed_and_verify_is_not(self):
         disk = self.image("disk", SIZE, holes=False)
         self.copy_fails(["--destination-is-zero", "--verify", self.source, self.serve(disk)],
-                        "verification failed", "differ at byte", "not like the source")
+                        "verification failed", "differ at byte", "differs from the source")
 
     def test_a_server_that_tells_of_less_than_a_block(self):
         def server(export):

@@ -36,7 +36,7 @@ class Stopped(support.Case):
                 with open(clock, "r+b") as file:
                     file.write(struct.pack("=Q", 601 * 10**9))
                 self.assertEqual(copy.wait(support.WAIT_SECONDS), -signal.SIGTERM)
-                self.assertIn("in flight at SIGTERM has not ended within ten minutes", copy.stderr.read())
+                self.assertIn("in flight at SIGTERM did not complete within ten minutes", copy.stderr.read())
             finally:
                 copy.kill()
                 ended.set()

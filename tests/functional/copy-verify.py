@@ -37,7 +37,7 @@ class Verify(CopyCase):
         places = [index for index in range(len(left)) if left[index] != right[index]]
         self.assertEqual(len(places), 1, "the bit was not in the data")
         self.assertIn(f"differ at byte {places[0]} ", errors)
-        self.assertIn("not like the source", errors)
+        self.assertIn("differs from the source", errors)
         summary = json.loads(output)
         self.assertEqual((summary["result"], summary["target_state"]), ("failed", "differs"))
 

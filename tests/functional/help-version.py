@@ -104,14 +104,14 @@ class HelpAndVersion(support.Case):
                 # nbdkit, qemu-nbd, nbd-server.
                 (["serve", "-r", "d"], ["unknown option -r", "--read-only"]),
                 (["serve", "--readonly", "d"], ["did you mean '--read-only'?"]),
-                (["serve", "-f", "qcow2", "d"], ["foreground", "disks are raw"]), (["serve", "--fork", "d"], ["foreground"]),
+                (["serve", "-f", "qcow2", "d"], ["foreground", "disks are always raw"]), (["serve", "--fork", "d"], ["foreground"]),
                 (["serve", "-fr", "d"], ["unknown option -f", "foreground"]),
                 (["serve", "-U", "/s", "d"], ["nbd+unix:///?socket=PATH"]),
                 (["serve", "--socket=/s", "d"], ["unknown option --socket=/s", "nbd+unix:"]),
                 (["serve", "-x", "name", "d"], ["--export NAME=PATH"]),
                 (["serve", "-p", "1", "d"], ["--listen nbd://127.0.0.1:"]),
                 (["serve", "--port=1", "d"], ["--listen nbd://127.0.0.1:"]),
-                (["serve", "--pidfile", "f"], ["systemd"]), (["serve", "-t", "d"], ["goes on"]),
+                (["serve", "--pidfile", "f"], ["systemd"]), (["serve", "-t", "d"], ["keeps running"]),
                 (["serve", "--cache=none", "d"], ["mode=direct"]),
                 (["serve", "--format=raw", "d"], ["raw"]),
                 # fio.
@@ -119,7 +119,7 @@ class HelpAndVersion(support.Case):
                 (["bench", "--numjobs=4", "nbd://h"], ["--connections"]),
                 (["bench", "--iodepth", "4", "nbd://h"], ["--depth"]),
                 (["bench", "--rwmixread=30"], ["--read-percent"]),
-                (["bench", "--filename=x"], ["stands alone"]),
+                (["bench", "--filename=x"], ["as an operand"]),
                 # nbdcopy, qemu-img, nbd-client.
                 (["copy", "-p", "a", "b"], ["--progress"]), (["copy", "-O", "raw"], ["raw"]),
                 (["attach", "-N", "disk", "nbd://h"], ["nbd://HOST/NAME"]),
@@ -153,7 +153,7 @@ class HelpAndVersion(support.Case):
 
     def test_attach_fuse_without_its_file(self):
         self.check_refused(["attach", "--fuse", "nbd://h/disk"], 2,
-                           "--fuse needs a FILE to mount the disk on, before the URI: "
+                           "--fuse needs a FILE as mount point, before the URI: "
                            "gmblock attach --fuse disk.raw nbd://h/disk")
 
     def test_words_with_control_characters_are_shown_without(self):

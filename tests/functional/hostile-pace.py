@@ -39,7 +39,7 @@ class Pace(support.Case):
         done = self.run_against(script, "bench", "--seconds", "0.2", "--warmup", "0", "--depth", "4", "--timeout", "1s",
                                 "--bs", "128K")
         self.assertEqual(done.returncode, 1)
-        self.assertRegex(done.stderr, "[1-4] requests were not answered within 1 s of the end of the run")
+        self.assertRegex(done.stderr, "[1-4] requests did not complete within 1 s after the run")
 
     def test_map(self):
         """Extents of one block each, one an answer."""
@@ -50,7 +50,7 @@ class Pace(support.Case):
 
         done = self.run_against(script, "info", "--map", "--timeout", "1s", size=1 << 60)
         self.assertEqual(done.returncode, 1)
-        self.assertRegex(done.stderr, "the map was not complete in time, up to offset [0-9]+; give it more --timeout")
+        self.assertRegex(done.stderr, "the map was not complete in time and ends at offset [0-9]+; increase --timeout")
 
     def test_map_one_byte_at_a_time(self):
         def script(export):
@@ -60,7 +60,7 @@ class Pace(support.Case):
 
         done = self.run_against(script, "info", "--map", "--json", "--timeout", "1s")
         self.assertEqual(done.returncode, 1)
-        self.assertIn("the map was not complete in time, up to offset 0;", done.stderr)
+        self.assertIn("the map was not complete in time and ends at offset 0;", done.stderr)
 
 
 if __name__ == "__main__":

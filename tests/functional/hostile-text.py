@@ -388,7 +388,7 @@ class Local(support.Case):
         # Only what never ends fails here.
         outputs = [process.communicate(timeout=support.WAIT_SECONDS)[0] for process in running]
         self.assertEqual(outputs[0].count("cannot connect: Connection timed out"), 7, outputs[0])
-        self.assertIn("no server is known to fit, and one could not be asked", outputs[1])
+        self.assertIn("no server matches, and one could not be queried", outputs[1])
 
     def test_servers_are_listed(self):
         folder = tempfile.mkdtemp(prefix="gmblock-list-")
@@ -419,7 +419,7 @@ class Local(support.Case):
             self.assertIn(f"{server.process.pid} {server.uri}", errors)
         self.assertIn('"gmblock list --local" shows them', errors)
         for wrong in (["--local", "nbd://h"], ["--local", "--long"], ["--local", "--uri"]):
-            self.check_refused(["list", *wrong], 2, "--local goes with --json only")
+            self.check_refused(["list", *wrong], 2, "--local can be combined only with --json")
 
 
 class Nbd(support.Case):

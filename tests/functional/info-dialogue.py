@@ -145,7 +145,7 @@ class Facts(InfoCase):
 
     def test_block_sizes_not_told(self):
         self.assertIsNone(self.ask_json(plain())["exports"][0]["block_sizes"])
-        self.assertIn("not told", row(self.assert_shown(plain()), "Block sizes"))
+        self.assertIn("not reported", row(self.assert_shown(plain()), "Block sizes"))
 
     def test_a_size_that_is_no_multiple_of_the_block_is_noted(self):
         def tell(d):
@@ -320,7 +320,7 @@ class Refusals(InfoCase):
         done = self.assert_refused(script, "no such export")
         lines = done.stderr.split("\n")
         self.assertEqual(lines[2], '  "disk0"')
-        self.assertEqual(lines[21:], ['  "disk19"', "and 2980 more, which --list shows.", ""])
+        self.assertEqual(lines[21:], ['  "disk19"', "and 2980 more; --list shows them.", ""])
 
     def test_a_missing_export_on_an_empty_server(self):
         def script(d):

@@ -55,7 +55,7 @@ class List(support.Case):
         for command in ("list", "info", "bench", "attach"):
             self.check_refused([command, image], 2, f"'{image}' is a file", "serve it first")
             self.check_refused([command, self.path("s")], 2, "is a Unix socket",
-                               f"is written {self.socket_uri()}\n")
+                               f"the URI of a server on that socket is {self.socket_uri()}\n")
 
     def test_an_export_in_the_uri_does_not_matter(self):
         self.serve_three()

@@ -173,8 +173,8 @@ class PushNbd(push_tool.Case):
                 (far.uris[2].replace("/disk", "/none"), 'export "none": no such export'),
                 (f"nbd+unix:///?socket={gone}", "the destination: ", "No such file"),
                 (f"nbd+unix:///?socket={self.path('silent')}", "the destination: ", "no success within"),
-                ("gmb+unix:///disk?socket=/none", "is not an address of push"),
-                ("nbd://no-such-host.invalid/disk", "cannot find the host")):
+                ("gmb+unix:///disk?socket=/none", "is not a push address"),
+                ("nbd://no-such-host.invalid/disk", "cannot resolve the host")):
             self.check_refused(["push", disk, target], 1, *fragments)
             self.check_refused(["push", "--detach", disk, target], 1, *fragments)
         self.assertEqual({job["state"] for job in self.jobs(disk)}, {"failed"})

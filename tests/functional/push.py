@@ -134,8 +134,8 @@ class Push(push_tool.Case):
         code, output, errors = self.run_gmblock(
             "push", "--progress=on", "--verify", first.push("disk"), second.push("disk"))
         self.assertEqual(code, 0, errors)
-        self.assertRegex(output, r"^pushed 2.0 MiB in .*, read back: 1.0 MiB moved, 1.0 MiB of zeroes, "
-                                 r"0 bytes there already; digest [0-9a-f]{16}\n$")
+        self.assertRegex(output, r"^pushed 2.0 MiB in .*, read back: 1.0 MiB transferred, 1.0 MiB of zeroes, "
+                                 r"0 bytes already there; digest [0-9a-f]{16}\n$")
 
     def test_refused(self):
         source = self.image("source", 4 * MIB, (0, 4 * MIB))
@@ -149,7 +149,7 @@ class Push(push_tool.Case):
                 (second.push("disk").replace("/disk", "/none"), 'export "none": there is no such export'),
                 (disk, "the same"),
                 ("nbd://127.0.0.1/x", "no --push-to nbd:PLACE"),
-                (source, "is not an address of push", "gmblock copy"),
+                (source, "is not a push address", "gmblock copy"),
                 (f"push+unix:///x?socket={self.path('none')}", "cannot connect")):
             self.check_refused(["push", disk, target], 1, *fragments)
         self.check_refused(["push", "--range", "4M+1", disk, second.push("disk")], 1, "past the end")
@@ -157,10 +157,10 @@ class Push(push_tool.Case):
                           ["push", "--list", "--cancel", "1", disk], ["push", "--status", "x", disk],
                           ["push", "--list"], ["push", "--verify=no", disk, disk]):
             self.check_refused(arguments, 2)
-        self.check_refused(["push", "--verify=no", disk, disk], 2, "--verify: 'no' is unknown", "--verify=read")
+        self.check_refused(["push", "--verify=no", disk, disk], 2, "--verify: unknown value 'no'", "--verify=read")
         self.check_refused(["push", "--status", "1", disk], 1, "no job")
         self.check_refused(["push", "--cancel", "1", disk], 1, "job 0000000000000001: you have no such job")
-        self.check_refused(["push", "nbd://127.0.0.1/x", disk], 1, "is not an address of push", "gmblock copy")
+        self.check_refused(["push", "nbd://127.0.0.1/x", disk], 1, "is not a push address", "gmblock copy")
         # Another part of the same export is no push onto itself.
         self.push(disk, disk, "--range", "0+1M", "--to-offset", "2M")
         self.assertEqual(digest(source, 0, MIB), digest(source, 2 * MIB, MIB))

@@ -41,7 +41,7 @@ class ConfigErrors(support.Case):
         for content in ("", "# nothing\n", "---\n"):
             path = self.make_file("test.conf", content)
             self.check_refused(["serve", "--config", path], 2, "nothing to serve",
-                               f"{path} was read and has no exports")
+                               f"{path} has no exports")
 
     def test_yaml(self):
         self.check("exports: [a\n", "2:1", "invalid YAML")

@@ -767,7 +767,7 @@ class UnderLoad(Live):
             bench.send_signal(signal.SIGINT)
             output, errors = bench.communicate()
             self.assertEqual(errors.splitlines()[-1:],
-                             ["gmblock bench: interrupted before the time was over"])
+                             ["gmblock bench: interrupted before the end of the run"])
             document = json.loads(output)
             self.assertGreater(document["requests"], 0)
             stalls.append(document["latency_us"]["max"] / 1000)

@@ -17,15 +17,15 @@ class Options(support.Case):
         self.check([], "nothing to serve", "--export NAME=PATH")
         self.check(["--colour"], "unknown option --colour")
         self.check(["-x"], "unknown option -x")
-        self.check(["null:1M", "--max"], "the option --max could be --max-connections, ")
+        self.check(["null:1M", "--max"], "the option --max is incomplete: write --max-connections, ")
         # Nor where only one option begins so: another one may tomorrow.
-        self.check(["null:1M", "--read-onl"], "the option --read-onl could be --read-only\n")
-        self.check(["null:1M", "--tls-certificate=/x"], "the option --tls-certificate=/x could be --tls-certificates\n")
-        self.check(["null:1M", "--tls-certificate", "/x"], "the option --tls-certificate could be --tls-certificates\n")
+        self.check(["null:1M", "--read-onl"], "the option --read-onl is incomplete: write --read-only\n")
+        self.check(["null:1M", "--tls-certificate=/x"], "the option --tls-certificate=/x is incomplete: write --tls-certificates\n")
+        self.check(["null:1M", "--tls-certificate", "/x"], "the option --tls-certificate is incomplete: write --tls-certificates\n")
         self.check_refused(["bench", "--time", "1s", "nbd://localhost"], 2, "--time: write --seconds")
         self.check(["null:1M", "--listen"], "--listen needs a value")
         self.check(["null:1M", "--help=me"], "takes no value")
-        self.check(["null:1M", "null:2M"], "one PATH at most")
+        self.check(["null:1M", "null:2M"], "only one PATH")
         self.check([""], "path is empty")
         self.check(["--config", "a", "--config", "b"], "--config", "once")
 
@@ -119,8 +119,8 @@ class Options(support.Case):
         self.assertNotIn("--port", errors)
 
     def test_read_only_is_for_the_path(self):
-        self.check(["--read-only"], "--read-only is for a PATH", "readonly")
-        self.check(["--read-only", "--export", "a=null:1M"], "--read-only is for a PATH")
+        self.check(["--read-only"], "--read-only needs a PATH", "readonly")
+        self.check(["--read-only", "--export", "a=null:1M"], "--read-only needs a PATH")
 
     def test_addresses_are_unique(self):
         self.check(["null:1M", "--listen", "nbd://LOCALHOST", "--listen", "nbd://localhost:10809"],

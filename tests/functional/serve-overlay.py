@@ -194,7 +194,7 @@ class Overlay(support.Case):
         self.check_refused(["check", self.path("none")], 1, "does not exist")
         self.check_refused(["check"], 2, "give the FILE")
         for repair in "--rebuild", "--accept-loss":
-            self.check_refused(["check", repair, overlay], 1, "is an overlay", "only flash stores are repaired")
+            self.check_refused(["check", repair, overlay], 1, "is an overlay", "only flash stores can be repaired")
         flash = self.path("flash")
         self.assertEqual(self.run_gmblock("create", "--size=64M", f"flash:{flash}"), (0, "", ""))
         for path in flash, f"flash:{flash}":
@@ -253,7 +253,7 @@ class Overlay(support.Case):
                            "already served")
         self.check_refused(["serve", "--listen", self.socket_uri("refused"), self.base], 1,
                            f"'{self.base}'", "below an overlay")
-        self.check_refused(["copy", overlay, self.base], 1, "the target", "below an overlay")
+        self.check_refused(["copy", overlay, self.base], 1, "the target", "is the base of an overlay")
         self.check_refused(["serve", "--listen", self.socket_uri("refused"),
                             "--export", f"a={self.base},overlay={self.path('b.overlay')}",
                             "--export", f"b={self.base},overlay={self.path('b.overlay')}"], 1,

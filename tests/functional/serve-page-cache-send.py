@@ -103,8 +103,8 @@ class PageCacheSend(support.Case):
     def test_off_and_other_modes_copy(self):
         for keys, refusal, sentence in (
                 (("page-cache-send=off",), "page-cache-send=off", "page-cache-send=off"),
-                (("mode=direct",), "mode=direct", "mode=direct goes around the page cache"),
-                (("write-mode=direct",), "write-mode=direct", "write-mode=direct goes around"),
+                (("mode=direct",), "mode=direct", "mode=direct bypasses the page cache"),
+                (("write-mode=direct",), "write-mode=direct", "write-mode=direct bypasses"),
                 (("delay=read:1us",), "delay", "delay= is given"),
                 (("fault=write:EIO",), "fault", "fault= is given"),
                 (("pace=100G",), "pace", "pace= is given")):
@@ -116,7 +116,7 @@ class PageCacheSend(support.Case):
                 told = self.told()
                 self.assertEqual(told["page_cache_send_bytes"], 0)
                 self.assertEqual(told["page_cache_send_refusal"], refusal)
-                self.assertIn(f"  reads: all are copied by the server: {sentence}", self.shown())
+                self.assertIn(f"  reads: the server copies all of them: {sentence}", self.shown())
                 self.assertEqual(self.server.stop(), (0, ""))
 
     def test_why_nothing_can_be_sent_so(self):

@@ -280,7 +280,7 @@ class Stats(support.Case):
                               self.socket_uri(str(index)), **options) for index in range(40)]
         code, output, errors = self.run_gmblock("stats", **options)
         self.assertEqual((code, output), (1, ""))
-        self.assertRegex(errors, r"40 servers fit: give --server with a URI of one, its process id "
+        self.assertRegex(errors, r"40 servers match; give --server with a URI of one, its process id "
                          r"\((\d+ nbd\+unix:\S+, )+\.\.\.\) or its socket in ")
         told = re.search(r"\((.*), \.\.\.\)", errors).group(1).split(", ")
         self.assertLessEqual({int(entry.split()[0]) for entry in told},
@@ -443,12 +443,12 @@ class Stats(support.Case):
         for uri in (base + "/dusk", "nbd://127.0.0.2/disk", "nbd+unix:///disk?socket=s"):
             code, _, errors = self.run_gmblock("stats", uri, **options)
             self.assertEqual(code, 1)
-            self.assertIn(f"serves {uri}; what is served here is {server.uri}; a server is asked", errors)
+            self.assertIn(f"serves {uri}; served here: {server.uri}; run this command", errors)
         exports = [f"--export=disk-{index}=null:1M" for index in range(20)]
         self.start(*exports, "--listen", self.socket_uri(), uri_count=20, **options)
         code, _, errors = self.run_gmblock("stats", base + "/dusk", **options)
         self.assertEqual(code, 1)
-        self.assertRegex(errors, r"what is served here is nbd.*, \.\.\.; a server is asked .* there\n")
+        self.assertRegex(errors, r"served here: nbd.*, \.\.\.; run this command on the machine of the server\n")
 
     def test_the_socket_of_the_disk_is_no_control_socket(self):
         server = self.start_unix("memory:1M")
@@ -490,16 +490,16 @@ class Stats(support.Case):
             with self.subTest(time):
                 code, output, errors = self.run_gmblock("stats", "--json", "--watch", time, **options)
                 self.assertEqual((code, output), (1, ""))
-                self.assertIn(f"If {time} is to be the time of --watch, write --watch={time}\n",
+                self.assertIn(f"If {time} is the time for --watch, write --watch={time}\n",
                               errors)
                 for operands in ([time, "nbd://h"], ["nbd://h", time]):
                     code, output, errors = self.run_gmblock("stats", "--json", "--watch", *operands)
                     self.assertEqual((code, output), (2, ""))
-                    self.assertIn(f"--watch: its time is written --watch={time}\n", errors)
+                    self.assertIn(f"--watch: write the time as --watch={time}\n", errors)
         for arguments in (["--json", "--watch=2", "2"], ["2"], ["--json", "--watch", "absent"]):
             code, output, errors = self.run_gmblock("stats", *arguments, **options)
             self.assertEqual((code, output), (1, ""))
-            self.assertNotIn("time of --watch", errors)
+            self.assertNotIn("time for --watch", errors)
 
     def test_processes_and_folders_that_are_not_there(self):
         options = self.folder_of_somebody()
@@ -548,8 +548,8 @@ class Stats(support.Case):
             for fragment in fragments:
                 self.assertIn(fragment, min(said))
 
-        check("no server of this user runs on this machine", f"looked in {folder}",
-              "--control PATH is named by that path")
+        check("no server of this user runs on this machine", f"searched {folder}",
+              "give the path of a server that was started with --control PATH")
         check("no server of this user with the process id 4194305 runs", server=("--server", "4194305"))
         check("XDG_RUNTIME_DIR is not set", "gmblock serve --control PATH",
               env={key: value for key, value in options["env"].items() if key != "XDG_RUNTIME_DIR"})
@@ -558,9 +558,9 @@ class Stats(support.Case):
         check(f"{folder}: not a gmblock control socket", server=("--server", folder))
         servers = [self.start("memory:1M", "--listen", self.socket_uri(str(index)), **options)
                    for index in range(2)]
-        check("2 servers fit: give --server with a URI of one, its process id", f"its socket in {folder}",
+        check("2 servers match; give --server with a URI of one, its process id", f"its socket in {folder}",
               *(str(server.process.pid) for server in servers))
-        check("serves nbd://elsewhere", servers[0].uri, "run this command there",
+        check("serves nbd://elsewhere", servers[0].uri, "run this command on the machine of the server",
               server=("--server", "nbd://elsewhere"))
         check("not a control socket", f"written {servers[0].uri}", server=("--server", self.path("0")))
         dead = f"{folder}/{servers[0].process.pid}.sock"
@@ -575,10 +575,10 @@ class Stats(support.Case):
             sock.bind(f"{folder}/1.sock")
             sock.listen()
             os.chmod(f"{folder}/1.sock", 0)
-            check("one could not be asked", "1.sock: cannot connect: Permission denied")
+            check("one could not be queried", "1.sock: cannot connect: Permission denied")
             check("1.sock: cannot connect: Permission denied", server=("--server", "1"))
         os.chmod(folder, 0)
-        check("one could not be asked", f"{folder}: Permission denied")
+        check("one could not be queried", f"{folder}: Permission denied")
 
     def test_attachments_of_who_has_no_folder_for_them(self):
         options = self.folder_of_somebody()
@@ -589,7 +589,7 @@ class Stats(support.Case):
                               ["detach", "ublkb0"]):
                 code, _, errors = self.run_gmblock(*arguments, **options)
                 self.assertEqual(code, 1)
-                self.assertIn("XDG_RUNTIME_DIR is not set: set it, or GMBLOCK_ATTACH_DIR", errors)
+                self.assertIn("XDG_RUNTIME_DIR is not set; set it, or set GMBLOCK_ATTACH_DIR", errors)
 
     def test_one_that_cannot_be_asked_is_told_of(self):
         """The only other one is shown, but who looks for this one shall know; unless he named the
@@ -614,7 +614,7 @@ class Stats(support.Case):
         self.assertEqual((named[0], named[2]), (0, ""))
         self.assertEqual(code, 0, errors)
         self.assertEqual(json.loads(output)["pid"], server.process.pid)
-        self.assertIn("warning: one server could not be asked: ", errors)
+        self.assertIn("warning: cannot query one of the servers: ", errors)
         self.assertIn("gmblock/serve/1.sock", errors)
 
     def test_a_server_that_does_not_answer(self):

@@ -370,12 +370,12 @@ class Upgrade(upgrades.Case):
             "it does not exist": [program, "serve", self.path("missing"), *rest],
             "serves another disk": [program, "serve", other, *rest],
             "does not serve it": [program, "serve", "--export", f"x={self.disk}", *rest],
-            r"exited before(?s:.*)new process said: .*unknown option --no-such-option":
+            r"exited before(?s:.*)output of the new process: .*unknown option --no-such-option":
                 [program, "serve", "--no-such-option"],
-            r"new process said: .*broken.conf:2:1: ": [program, "serve", "--config", broken],
-            r"new process said: a \\x1b\[31m b\n(?s:.*) said: line 9\n$": [
+            r"output of the new process: .*broken.conf:2:1: ": [program, "serve", "--config", broken],
+            r"output of the new process: a \\x1b\[31m b\n(?s:.*) process: line 9\n$": [
                 "sh", "-c", "printf 'a \\033[31m b\\n\\n' >&2; seq -f 'line %.0f' 99 >&2"],
-            r"new process said: x{2000}[^\n]*\n": [
+            r"output of the new process: x{2000}[^\n]*\n": [
                 "sh", "-c", "head -c 1000000 /dev/zero | tr '\\0' x >&2"],
             "cannot start": [self.path("missing")],
         }

@@ -149,7 +149,7 @@ class Terminal(support.Case):
     def test_without_a_terminal(self):
         code, output, errors = self.run_gmblock("top", self.control)
         self.assertEqual((code, output), (1, ""))
-        self.assertIn("needs a terminal", errors)
+        self.assertIn("must be a terminal", errors)
         self.check_refused(["top", "--interval=1ms"], 2, "--interval", "100ms")
 
 

@@ -445,7 +445,7 @@ class Refused(Case):
         self.check_stranger([hello, {"error": 7}], "the server gave no reason")
         path = self.path("stranger")
         self.check_stranger([hello, {}], f"{path}: invalid response")
-        self.check_stranger([hello, {"result": {}}], f"{path}: no recording began")
+        self.check_stranger([hello, {"result": {}}], f"{path}: the recording did not start")
         for stranger in ({}, {"service": "\x1b"}, [1]):
             self.check_stranger([stranger], f"{path}: not a gmblock control socket")
 

@@ -172,7 +172,7 @@ class Trust(support.Case):
             reader.read(4096)  # room for what the server says itself
             code, said = self.upgrade(str(server.pid), "--", "/bin/sh", "-c", "printf %04000d 0 >&2; exit 1")
             self.assertEqual(code, 1)
-            self.assertIn("the new process said: 0000", said)
+            self.assertIn("output of the new process: 0000", said)
 
     def test_a_socket_that_another_process_answers(self):
         """The listening socket is of one process, and another one offers the connection."""
@@ -183,7 +183,7 @@ class Trust(support.Case):
             self.assertEqual(relay.stdout.readline(), "ready\n")
             code, errors = self.upgrade(self.path("relay"))
             self.assertEqual(code, 1)
-            self.assertIn(f"process {relay.pid} listens on the control socket, and process {server.process.pid} has",
+            self.assertIn(f"process {relay.pid} listens on the control socket, but process {server.process.pid} ",
                           errors)
             relay.kill()
 
@@ -277,7 +277,7 @@ class Trust(support.Case):
                              (b"\0".join(right.split(b"\0")[:3]) + b"\0", "Protocol error")):
             with open(record, "wb") as file:
                 file.write(wrong)
-            self.assertRegex(self.upgrade(self.path("control"))[1], f"not recorded: {record}.*{words}.*behind --")
+            self.assertRegex(self.upgrade(self.path("control"))[1], f"not recorded: {record}.*{words}.*after --")
         os.unlink(record)
         self.assertIn("not recorded: " + record, self.upgrade(self.path("control"))[1])
         new = self.must_upgrade(self.path("control"), "--", support.program(), "serve", "memory:1M", "--listen",

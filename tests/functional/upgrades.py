@@ -44,7 +44,7 @@ class Case(support.Case):
         code, output, errors = self.run_gmblock(
             "upgrade", self.path("control"), *(("--", *command) if command else ()))
         found = re.match(r"process (\d+) serves now; connections passed: (\d+), ended: (\d+); "
-                         r"pause: ([0-9.]+) ms\n(those that ended .* connect again\n)?$", output)
+                         r"pause: ([0-9.]+) ms\n(the ended connections .* must reconnect\n)?$", output)
         if found:
             self.assertEqual(found[3] != "0", found[5] is not None, output)
             self.children.append(int(found[1]))
