@@ -186,8 +186,8 @@ static int explain_connect(const char *path, int code, struct error *error)
 	}
 	if (code == -EXDEV) {
 		return error_set(error, code,
-			"%s: the process that listens there has another user than the directory, "
-			"or another process ID than in the name",
+			"%s: the listening process belongs to another user than the directory, or "
+			"its process ID differs from the name",
 			path);
 	}
 	return error_set(error, code, "%s: cannot connect: %s%s", path, strerror(-code),

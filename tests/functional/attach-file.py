@@ -288,7 +288,7 @@ class File(attach_tool.Case):
             code, output, errors = self.gmblock("detach", *force, self.socket_uri())
             self.assertEqual((code, output), (1, ""), errors)
             self.assertEqual(errors.count("\n"), 1, errors)
-            self.assertIn("2 disks have this URI, and none was detached", errors)
+            self.assertIn("2 disks have this URI, so none was detached", errors)
             for disk in disks:
                 self.assertIn(disk, errors)
             self.assertEqual(sorted(entry["device"] for entry in self.attachments()), disks)
@@ -510,7 +510,7 @@ class File(attach_tool.Case):
             file.write(b"x" * 4096)
         self.lose_server()
         waits, note = self.begin_detach()
-        self.assertIn("for at most 600 s", note)
+        self.assertIn("at most 600 s", note)
         self.serve(image)
         output, errors = waits.communicate()
         self.assertEqual((waits.returncode, output, errors), (0, "", ""))

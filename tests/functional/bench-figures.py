@@ -81,7 +81,7 @@ class Figures(bench_tool.BenchCase):
         result = self.measured("--requests", "300", "--seconds", LONG, uri)
         self.assertEqual(result["hole_reads"], 300)
         _, output, _ = self.run_gmblock("bench", "--requests", "300", "--seconds", LONG, uri)
-        self.assertIn("100 % of the reads met holes", output)
+        self.assertIn("100 % of the reads hit holes", output)
         self.measured("--rw", "write", "--bs", "1M", "--requests", "4", "--seconds", LONG, uri)
         result = self.measured("--requests", "300", "--seconds", LONG, uri)
         self.assertEqual(result["hole_reads"], 0)

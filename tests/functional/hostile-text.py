@@ -325,7 +325,7 @@ while True:
         self.impostor(taken_over, other, 65534, True)
         code, _, errors = self.run_gmblock("stats", "--json", other)
         self.assertEqual(code, 1)
-        self.assertIn("2 servers fit", errors)
+        self.assertIn("2 servers match", errors)
 
     def test_a_uri_that_only_a_user_claims(self):
         self.impostor(self.user + "/gmblock/serve/1.sock", "nbd://localhost/nobody-serves-this", self.uid)

@@ -283,7 +283,7 @@ class Metrics(support.Case):
         for uri, reason in (
                 ("127.0.0.1:9464", "http://HOST:PORT"),
                 ("https://127.0.0.1:9464", "http://HOST:PORT"),
-                ("http://127.0.0.1", "port"), ("http://a@127.0.0.1:1", "users"),
+                ("http://127.0.0.1", "port"), ("http://a@127.0.0.1:1", "cannot have a user"),
                 ("http://127.0.0.1:1/other", "/metrics"),
                 ("http+unix:///", "socket"), ("http://127.0.0.1:1?x=1", '"x"'),
                 ("http://127.0.0.1:1?insecure-network=maybe", "yes or no")):

@@ -158,7 +158,7 @@ class Snapshot(support.Case):
                 (("create", "disk@a", "b"), "only flash stores"),
                 (("delete", "disk", "b"), "has no snapshot 'b'"),
                 (("list", "none"), 'there is no export "none"\n'),
-                (("list", self.control), f'"{self.control}"; list takes the name of an export, and --server the socket'),
+                (("list", self.control), f'"{self.control}"; list takes an export name; give the socket or URI of a server'),
                 (("list", "disk@a"), 'export "disk@a" is a snapshot'),
                 (("list", "--json", "disk@b"), 'there is no export "disk@b"')):
             self.assertIn(fragment, self.snapshot(*arguments, status=1))
@@ -216,7 +216,7 @@ class Snapshot(support.Case):
         self.snapshot("create", "disk", "a")
         flash = f"name: disk, path: 'flash:{self.file}'"
         for order in (1, -1):
-            self.assertIn("is a snapshot", reload(*[flash, f"name: disk@a, path: {plain}"][::order], status=1))
+            self.assertIn("exists as a snapshot", reload(*[flash, f"name: disk@a, path: {plain}"][::order], status=1))
         self.assertIn("restart the server or run", reload(flash + ", cache: 1M", status=1))
         with nbdmini.open_export(server.uri, b"disk@a") as client:
             client.read(0, BLOCK)

@@ -217,7 +217,7 @@ class Stats(support.Case):
         os.chown(user, uid - 1000, uid - 1000)  # who could have put a link there
         code, _, errors = self.run_gmblock("stats", pid)
         self.assertEqual(code, 1)
-        self.assertIn("a process of another user", errors)
+        self.assertIn("belongs to another user than the directory", errors)
         os.chown(user, uid, uid)
         os.rename(user + "/gmblock/serve", self.path("elsewhere"))
         os.symlink(self.path("elsewhere"), user + "/gmblock/serve")
@@ -265,7 +265,7 @@ class Stats(support.Case):
                    for index in range(3)]
         code, output, errors = self.run_gmblock("stats", **options)
         self.assertEqual((code, output), (1, ""))
-        self.assertIn("3 servers fit", errors)
+        self.assertIn("3 servers match", errors)
         for server in servers:
             self.assertIn(str(server.process.pid), errors)
         for server in servers[1:]:
@@ -429,7 +429,7 @@ class Stats(support.Case):
             self.assertEqual(json.loads(output)["pid"], server.process.pid)
         code, _, errors = self.run_gmblock("stats", f"nbd://localhost:{port}", **options)
         self.assertEqual(code, 1)
-        self.assertIn("2 servers fit", errors)
+        self.assertIn("2 servers match", errors)
 
     def test_what_is_served_instead_is_told(self):
         options = self.folder_of_somebody()
@@ -453,7 +453,7 @@ class Stats(support.Case):
     def test_the_socket_of_the_disk_is_no_control_socket(self):
         server = self.start_unix("memory:1M")
         self.check_refused(["stats", self.path("s")], 1, "not a control socket",
-                           f"written {server.uri}\n")
+                           f"use its URI {server.uri}\n")
 
     def test_none_is_none(self):
         server = self.start_unix("memory:1M", "--control", "none")
@@ -562,7 +562,7 @@ class Stats(support.Case):
               *(str(server.process.pid) for server in servers))
         check("serves nbd://elsewhere", servers[0].uri, "run this command on the machine of the server",
               server=("--server", "nbd://elsewhere"))
-        check("not a control socket", f"written {servers[0].uri}", server=("--server", self.path("0")))
+        check("not a control socket", f"use its URI {servers[0].uri}", server=("--server", self.path("0")))
         dead = f"{folder}/{servers[0].process.pid}.sock"
         for server in servers:
             server.signal(signal.SIGKILL)

@@ -403,7 +403,7 @@ class Refused(Case):
         refuse("--request", "--min-size", "8E", "--min-size")
         refuse("--request", "--timeout", "0", "--timeout")
         refuse("--request", "--timeout", "soon", "--timeout")
-        refuse("--request", "--operation", "re\x1bad", r"'re\x1bad' is none of read, write")
+        refuse("--request", "--operation", "re\x1bad", r"'re\x1bad'; the operations are read, write")
 
     def test_no_such_server(self):
         self.check_refused(["trace", "--request", self.path("absent")], 1, "No such file")

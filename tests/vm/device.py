@@ -280,7 +280,7 @@ def check_removal():
         assert told["device_refused_trouble"] > 0, (reads, failures, told)
         assert [arena["trouble"] is None for arena in server.arenas()] == [True, False]
         assert len(failures) <= 2, failures # what was under way
-        assert "cannot be used any more" in server.said(), server.said()
+        assert "can no longer be used" in server.said(), server.said()
         assert "p2pmem" not in open(f"/proc/{server.process.pid}/maps").read()
         print(f"{reads} reads, of which {len(failures)} failed", flush=True)
 

@@ -51,8 +51,8 @@ class Server:
         # Another socket each time: that of a killed one stays until its last write is over.
         if Server.count > 0:
             for uri, reason in ((f"nbd+unix:///?socket=/tmp/{{Server.count}}",
-                                 f"process {{Server.killed}}, which listened"),
-                                (f"nbd://127.0.0.1:{{7000 + Server.count}}", "a server was killed")):
+                                 f"the socket of process {{Server.killed}}, which has exited"),
+                                (f"nbd://127.0.0.1:{{7000 + Server.count}}", "a write of a killed server")):
                 refused = subprocess.run(["gmblock", "serve", "null:1M", "--listen", uri],
                                          stderr=subprocess.PIPE, text=True)
                 assert refused.returncode == 1 and reason in refused.stderr, refused
