@@ -31,7 +31,7 @@ class Stopped(support.Case):
             try:
                 self.assertTrue(asked.wait(support.WAIT_SECONDS))
                 copy.send_signal(signal.SIGTERM)
-                while "stopping: " not in (line := copy.stderr.readline()):
+                while "stopping after the requests in flight" not in (line := copy.stderr.readline()):
                     self.assertNotEqual(line, "")
                 with open(clock, "r+b") as file:
                     file.write(struct.pack("=Q", 601 * 10**9))
