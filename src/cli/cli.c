@@ -224,7 +224,8 @@ static int option_unknown(const struct cli_command *self, const char *word, cons
 		return cli_usage_error(self->name, "unknown option %s: %s", shown, habit);
 	}
 	if (strncmp(word, "--", 2) == 0 && candidates(word + 2, table, names, sizeof(names)) > 0) {
-		return cli_usage_error(self->name, "the option %s is incomplete: write %s", shown, names);
+		return cli_usage_error(
+			self->name, "the option %s is incomplete: write %s", shown, names);
 	}
 	return cli_usage_error(
 		self->name, "unknown option %s%s", shown, meant(word, argv, table, near));

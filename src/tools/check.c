@@ -81,11 +81,10 @@ json_t *check_file(const char *path, const char *base, struct error *error)
 		.root = json_object(),
 		.faults = json_array() };
 
-	int result =
-		base != NULL && is_format(store_made_file(path), DISK_FORMAT_FLASH)
-			? error_set(error, -EINVAL,
-				  "'%s' is a flash store and has no base; omit --base", path)
-			: store_check(path, &findings.check, error);
+	int result = base != NULL && is_format(store_made_file(path), DISK_FORMAT_FLASH)
+			     ? error_set(error, -EINVAL,
+				       "'%s' is a flash store and has no base; omit --base", path)
+			     : store_check(path, &findings.check, error);
 
 	if (result < 0) {
 		json_decref(findings.root);

@@ -147,7 +147,8 @@ static void run_files(void)
 	/* It may be read there, and was to be written. */
 	error_set(&error, -EACCES, "cannot open 'a;b': denied; change its permissions");
 	CHECK(sandbox_explain(inside, true, "restart", &error));
-	CHECK(strstr(error.text, "cannot open 'a;b': denied (the sandbox allows only reading") != NULL);
+	CHECK(strstr(error.text, "cannot open 'a;b': denied (the sandbox allows only reading") !=
+		NULL);
 	/* One that is not there is no reason, but for those who would make it. */
 	snprintf(absent, sizeof(absent), "%s.absent", inside);
 	error_set(&error, -EACCES, "cannot use its neighbour");
