@@ -33,7 +33,7 @@ static int send(struct gmb_client *client, int fd, const char *text)
 		return 1;
 	}
 	bytes = text != NULL ? strtoull(text, NULL, 10) : (uint64_t)status.st_size;
-	err = gmb_usendfile(client, fd, 0, bytes, 0, GMB_TO_FLASH, &crc);
+	err = gmb_send_file(client, fd, 0, bytes, 0, GMB_FLUSH_AFTER, &crc);
 	if (err != 0) {
 		fprintf(stderr, "send-file: %s\n", strerror(-err));
 		return 1;

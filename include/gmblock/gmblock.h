@@ -421,9 +421,8 @@ void gmb_prepare_status(struct gmb_request *request, struct gmb_extent *extents,
 void gmb_prepare_copy(struct gmb_request *request, uint64_t offset, struct gmb_client *source,
 	uint64_t source_offset, uint64_t bytes);
 
-/* Whether the server of target can copy from source to target by itself: 0; -EOPNOTSUPP one of them
- * is not reached by gmb, or the server does not know how; -EXDEV they are of different servers, or
- * of different queues. */
+/* Returns 1 if the server can copy from source to target by itself, else 0: one of the clients has
+ * no GMB_CAN_COPY, or they use different servers or different queues. */
 int gmb_can_copy(const struct gmb_client *target, const struct gmb_client *source);
 
 /*
@@ -463,25 +462,25 @@ int gmb_copy(struct gmb_client *client, uint64_t offset, struct gmb_client *sour
 int gmb_cache(struct gmb_client *client, uint64_t offset, uint64_t bytes);
 /* Fills at most *count extents from offset on and sets *count to their number; they may end
  * before offset + bytes: ask again from there. */
-int gmb_status(struct gmb_client *client, uint64_t offset, uint64_t bytes,
+int gmb_block_status(struct gmb_client *client, uint64_t offset, uint64_t bytes,
 	struct gmb_extent *extents, uint32_t *count);
 /* Any prepared request; its done is not called. */
 int gmb_run(struct gmb_client *client, struct gmb_request *request);
 
-enum gmb_usendfile_flags {
-	GMB_TO_MEMORY = 0,     /* the server has the bytes */
-	GMB_TO_FLASH = 1 << 0, /* and they are on stable storage, with all written before */
+enum gmb_send_file_flags {
+	/* On success the bytes, and all that was written before, are on stable storage. */
+	GMB_FLUSH_AFTER = 1 << 0,
 };
 
 /*
  * Writes bytes of a file from fd_offset on to the export at offset, all of them or an error; the
  * position of fd is not used. Over gmb, from the memory that the file is read into, without a copy.
- * crc_out: their CRC-32C, or NULL. flags: enum gmb_usendfile_flags. It needs one buffer of the
+ * crc_out: their CRC-32C, or NULL. flags: enum gmb_send_file_flags. It needs one buffer of the
  * queue (GMB_BUFFERS_MAX) meanwhile. After an error a part may have been written. Errors, besides
  * those of a write, of gmb_buffer_alloc() and of pread(): -ENODATA the file ends before, -EINVAL,
  * -EDEADLK inside a callback.
  */
-int gmb_usendfile(struct gmb_client *client, int fd, uint64_t fd_offset, uint64_t bytes,
+int gmb_send_file(struct gmb_client *client, int fd, uint64_t fd_offset, uint64_t bytes,
 	uint64_t offset, uint32_t flags, uint32_t *crc_out);
 
 #pragma GCC visibility pop

@@ -65,7 +65,7 @@ int gmb_cache(struct gmb_client *client, uint64_t offset, uint64_t bytes)
 	return run_simple(client, GMB_CACHE, offset, bytes, 0);
 }
 
-int gmb_status(struct gmb_client *client, uint64_t offset, uint64_t bytes,
+int gmb_block_status(struct gmb_client *client, uint64_t offset, uint64_t bytes,
 	struct gmb_extent *extents, uint32_t *count)
 {
 	struct gmb_request request = { 0 };

@@ -135,12 +135,18 @@ static bool is_same_server(const struct gmb_client *a, const struct gmb_client *
 		       strcmp(a->label, b->label) == 0);
 }
 
-int gmb_can_copy(const struct gmb_client *target, const struct gmb_client *source)
+/* 0, or why the server cannot copy from source to target by itself. */
+static int copy_problem(const struct gmb_client *target, const struct gmb_client *source)
 {
 	if ((target->capabilities & source->capabilities & GMB_CAN_COPY) == 0) {
 		return -EOPNOTSUPP;
 	}
 	return target->queue == source->queue && is_same_server(target, source) ? 0 : -EXDEV;
+}
+
+int gmb_can_copy(const struct gmb_client *target, const struct gmb_client *source)
+{
+	return copy_problem(target, source) == 0;
 }
 
 static bool client_request_overlaps(const struct gmb_request *request)
@@ -163,7 +169,7 @@ static int check_source(const struct gmb_client *client, const struct gmb_reques
 	if (source->state == CLIENT_DEAD) {
 		return -ENOTCONN;
 	}
-	err = gmb_can_copy(client, source);
+	err = copy_problem(client, source);
 	if (err != 0) {
 		return err;
 	}

@@ -71,7 +71,7 @@ static int data_find(struct gmb_client *client, uint64_t offset, uint64_t end, u
 		struct gmb_extent extent;
 		uint32_t count = 1;
 
-		err = gmb_status(client, *data, end - *data, &extent, &count);
+		err = gmb_block_status(client, *data, end - *data, &extent, &count);
 		if (err == 0 && (extent.flags & GMB_EXTENT_ZERO) == 0) {
 			break;
 		}

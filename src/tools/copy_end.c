@@ -441,15 +441,24 @@ static void remote_submit(struct copy_end *end, struct copy_io *io)
 
 bool copy_end_can_copy(struct copy_end *target, struct copy_end *source, const char **reason)
 {
-	int err = -EOPNOTSUPP;
+	struct gmb_info from = { .size = sizeof(from) };
+	struct gmb_info to = { .size = sizeof(to) };
+	bool can = false;
 
 	if (target->kind == COPY_REMOTE && source->kind == COPY_REMOTE) {
-		err = gmb_can_copy(container_of(target, struct remote_end, end)->client,
-			container_of(source, struct remote_end, end)->client);
+		const struct gmb_client *target_client =
+			container_of(target, struct remote_end, end)->client;
+		const struct gmb_client *source_client =
+			container_of(source, struct remote_end, end)->client;
+
+		can = gmb_can_copy(target_client, source_client) != 0;
+		gmb_get_info(target_client, &to);
+		gmb_get_info(source_client, &from);
 	}
-	*reason = err == -EXDEV ? "source and target are on different servers"
-				: "source and target do not both use gmb";
-	return err == 0;
+	*reason = (from.capabilities & to.capabilities & GMB_CAN_COPY) != 0
+			  ? "source and target are on different servers"
+			  : "source and target do not both use gmb";
+	return can;
 }
 
 static int remote_close(struct copy_end *end, struct error *error)

@@ -217,7 +217,7 @@ class Install(unittest.TestCase):
             header = file.read()
         manual = ""
         for page in ("gmblock", "gmb_queue", "gmb_client", "gmb_request", "gmb_blocking",
-                     "gmb_buffer", "gmb_usendfile"):
+                     "gmb_buffer", "gmb_send_file"):
             with open(self.find(page + ".3"), encoding="utf-8") as file:
                 manual += file.read()
         constants = set(re.findall(r"\bGMB_[A-Z_]+\b", header)) - {"GMB_"}

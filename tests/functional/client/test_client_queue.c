@@ -91,7 +91,7 @@ static void inside_done(struct gmb_request *request)
 	CHECK_EQUAL(gmb_trim(run->client, 0, 1, 0), -EDEADLK);
 	CHECK_EQUAL(gmb_zero(run->client, 0, 1, 0), -EDEADLK);
 	CHECK_EQUAL(gmb_cache(run->client, 0, 1), -EDEADLK);
-	CHECK_EQUAL(gmb_status(run->client, 0, 1, &extent, &count), -EDEADLK);
+	CHECK_EQUAL(gmb_block_status(run->client, 0, 1, &extent, &count), -EDEADLK);
 	gmb_prepare(&other, GMB_FLUSH, 0, 0);
 	CHECK_EQUAL(gmb_run(run->client, &other), -EDEADLK);
 	CHECK_EQUAL(other.in_flight, 0);
@@ -576,7 +576,7 @@ static void exercise(struct run *run)
 		CHECK_EQUAL(gmb_cache(run->client, 0, 65536), 0);
 	}
 	if (can & GMB_CAN_STATUS) {
-		CHECK_EQUAL(gmb_status(run->client, 65536, 4096, &extent, &count), 0);
+		CHECK_EQUAL(gmb_block_status(run->client, 65536, 4096, &extent, &count), 0);
 		CHECK_EQUAL(count, 1);
 		CHECK_EQUAL(extent.offset, 65536);
 		CHECK_EQUAL(extent.bytes, 4096);

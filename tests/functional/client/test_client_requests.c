@@ -134,7 +134,7 @@ static void missing_operations(struct run *run)
 	CHECK_EQUAL(gmb_trim(run->client, 0, 512, 0), -EOPNOTSUPP);
 	CHECK_EQUAL(gmb_zero(run->client, 0, 512, 0), -EOPNOTSUPP);
 	CHECK_EQUAL(gmb_cache(run->client, 0, 512), -EOPNOTSUPP);
-	CHECK_EQUAL(gmb_status(run->client, 0, 512, &extent, &count), -EOPNOTSUPP);
+	CHECK_EQUAL(gmb_block_status(run->client, 0, 512, &extent, &count), -EOPNOTSUPP);
 	CHECK_EQUAL(count, 0);
 	/* Without FUA and without FLUSH nothing can be made durable. */
 	CHECK_EQUAL(gmb_pwrite(run->client, buffer, 512, 0, GMB_FUA), -EOPNOTSUPP);

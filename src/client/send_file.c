@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * gmb_usendfile(): reads a file into memory that the server reaches, and has it written from there.
+ * gmb_send_file(): reads a file into memory that the server reaches, and has it written from there.
  *
  *   file ── pread ──▶ piece of a buffer ── WRITE ──▶ disk of the server ── done ──▶ piece is idle
  *
@@ -28,7 +28,7 @@ struct sending {
 	struct gmb_request requests[PIECES];
 };
 
-static void usendfile_written(struct gmb_request *request)
+static void send_file_written(struct gmb_request *request)
 {
 	struct sending *sending = request->context;
 
@@ -38,7 +38,7 @@ static void usendfile_written(struct gmb_request *request)
 
 /* All of it, or a negative errno: -ENODATA where the file ends before. The buffer has room up to a
  * multiple of READ_ALIGN. */
-static int usendfile_read_all(int fd, uint8_t *buffer, size_t bytes, uint64_t offset)
+static int send_file_read_all(int fd, uint8_t *buffer, size_t bytes, uint64_t offset)
 {
 	size_t room = align_up(bytes, READ_ALIGN);
 	size_t done = 0;
@@ -66,7 +66,7 @@ static void wait_idle(struct gmb_queue *queue, const struct sending *sending, bo
 	}
 }
 
-int gmb_usendfile(struct gmb_client *client, int fd, uint64_t fd_offset, uint64_t bytes,
+int gmb_send_file(struct gmb_client *client, int fd, uint64_t fd_offset, uint64_t bytes,
 	uint64_t offset, uint32_t flags, uint32_t *crc_out)
 {
 	struct gmb_queue *queue = client->queue;
@@ -77,7 +77,7 @@ int gmb_usendfile(struct gmb_client *client, int fd, uint64_t fd_offset, uint64_
 	if (queue->inside) {
 		return -EDEADLK;
 	}
-	if ((flags & ~(uint32_t)GMB_TO_FLASH) != 0 || fd_offset > INT64_MAX ||
+	if ((flags & ~(uint32_t)GMB_FLUSH_AFTER) != 0 || fd_offset > INT64_MAX ||
 		bytes > INT64_MAX - fd_offset || offset > INT64_MAX || bytes > INT64_MAX - offset) {
 		return -EINVAL;
 	}
@@ -91,7 +91,7 @@ int gmb_usendfile(struct gmb_client *client, int fd, uint64_t fd_offset, uint64_
 		uint8_t *piece = sending.memory + (size_t)i * PIECE_BYTES;
 		size_t length = (size_t)MIN(bytes - done, (uint64_t)PIECE_BYTES);
 
-		sending.err = usendfile_read_all(fd, piece, length, fd_offset + done);
+		sending.err = send_file_read_all(fd, piece, length, fd_offset + done);
 		if (sending.err != 0) {
 			break;
 		}
@@ -99,7 +99,7 @@ int gmb_usendfile(struct gmb_client *client, int fd, uint64_t fd_offset, uint64_
 			crc = crc32c(crc, piece, length);
 		}
 		gmb_prepare_write(&sending.requests[i], piece, length, offset + done);
-		sending.requests[i].done = usendfile_written;
+		sending.requests[i].done = send_file_written;
 		sending.requests[i].context = &sending;
 		sending.idle &= ~BIT(i);
 		gmb_submit(client, &sending.requests[i]);
@@ -109,7 +109,7 @@ int gmb_usendfile(struct gmb_client *client, int fd, uint64_t fd_offset, uint64_
 	}
 	wait_idle(queue, &sending, true);
 	gmb_buffer_free(queue, memory);
-	if (sending.err == 0 && (flags & GMB_TO_FLASH) != 0) {
+	if (sending.err == 0 && (flags & GMB_FLUSH_AFTER) != 0) {
 		sending.err = gmb_flush(client);
 	}
 	if (sending.err == 0 && crc_out != NULL) {
