@@ -18,7 +18,8 @@ import sys
 import tempfile
 
 sys.dont_write_bytecode = True
-import counters  # noqa: E402 (no folder of compiled modules in the source tree)
+import api  # noqa: E402 (no folder of compiled modules in the source tree)
+import counters  # noqa: E402
 import limits  # noqa: E402
 from tree import SOURCES, blank, files, read  # noqa: E402
 
@@ -344,6 +345,7 @@ CHECKS = {
     "scripts": check_scripts,
     **limits.CHECKS,
     **counters.CHECKS,
+    **api.CHECKS,
 }
 
 

@@ -38,6 +38,33 @@ A color.
 .El
 """
 
+LIBRARY_PAGE = """.Dd November 21, 2026
+.Dt GMBLOCK 3
+.Os
+.Sh NAME
+.Nm gmblock
+.Nd a library
+.Sh SYNOPSIS
+.Ft typedef void
+.Fn gmb_done "void *context"
+.Ft int
+.Fo gmb_open
+.Fa "const char *uri"
+.Fa "gmb_done *done"
+.Fc
+.Sh DESCRIPTION
+It opens.
+"""
+HEADER = """#pragma once
+typedef void gmb_done(void *context); /* not gmb_close(void); */
+struct gmb_info {
+\tint (*call)(void);
+};
+int gmb_open(const char *uri, gmb_done *done);
+"""
+MAP = "GMBLOCK_0.1 {\nglobal:\n\tgmb_open;\nlocal:\n\t*;\n};\n"
+SYMBOLS = "libgmblock.so.0 libgmblock0 #MINVER#\n GMBLOCK_0.1@GMBLOCK_0.1 0.1.0\n gmb_open@GMBLOCK_0.1 0.1.0\n"
+
 STATIC = "static int %s(void)\n{\n\treturn 1;\n}\n"
 
 CLEAN = {
@@ -66,6 +93,10 @@ CLEAN = {
     "tests/unit/test_bytes.c": "\n",
     "src/tools/serve_parse.c": "#include \"nbd/wire.h\"\n",
     "docs/man/gmblock-serve.1": PAGE,
+    "docs/man/gmblock.3": LIBRARY_PAGE,
+    "include/gmblock/gmblock.h": HEADER,
+    "packaging/debian/libgmblock0.symbols": SYMBOLS,
+    "src/client/gmblock.map": MAP,
     "scripts/run": "#!/bin/bash\necho \"$1\"\n",
 }
 
@@ -131,6 +162,13 @@ BAD = [
     ("manuals", "src/cli/serve_parse.c", "\n", "no docs/man/gmblock-serve_parse.1"),
     ("manuals", "include/gmblock/lib.h", "\n", "no docs/man/lib.3"),
     ("manuals", "docs/man/gmblock-serve.1", PAGE + ".Bogus macro\n", "Bogus"),
+    ("api", "include/gmblock/gmblock.h", HEADER + "void gmb_close(void);\n", "gmb_close is in the synopsis of no"),
+    ("api", "src/client/gmblock.map", MAP.replace("gmb_open;", "gmb_open;\n\tgmb_gone;"), "gmb_gone is in no header"),
+    ("api", "src/client/gmblock.map", MAP.replace("gmb_open", "gmb_gone"), "gmb_open is missing"),
+    ("api", "docs/man/gmblock.3", LIBRARY_PAGE.replace("const ", ""), "gmb_open: the header has int (const char"),
+    ("api", "docs/man/gmblock.3", LIBRARY_PAGE.replace("gmb_open", "gmb_gone"), "gmb_gone is in no header"),
+    ("api", "packaging/debian/libgmblock0.symbols", SYMBOLS.replace("open@GMBLOCK_0.1", "open@GMBLOCK_0.2"),
+     "gmb_open: not as in the map"),
     ("listed", "src/base/dead.c", "\n", "no meson.build names it"),
     ("listed", "tests/unit/dead.c", "\n", "no meson.build names it"),
     ("listed", "tests/functional/dead-test.py", "\n", "no meson.build names it"),
