@@ -116,8 +116,8 @@ def _load():
             ("prepare_writev", None, request, POINTER(Iovec), c_uint32, c_uint64),
             ("prepare_status", None, request, POINTER(Extent), c_uint32, c_uint64, c_uint64),
             ("prepare_copy", None, request, c_uint64, client, c_uint64, c_uint64),
-            ("submit", None, client, request),
-            ("run", c_int, client, request),
+            ("submit_sized", None, client, request, c_size_t),
+            ("run_sized", c_int, client, request, c_size_t),
             ("explain", c_char_p, client, request, c_char_p, c_size_t)):
         function = getattr(library, "gmb_" + name)
         function.restype = result
@@ -291,10 +291,10 @@ class Client:
 
         request.done = DONE_FUNCTION(called)
         self.pending[id(request)] = (request, request.done)
-        LIBRARY.gmb_submit(self.handle, byref(request))
+        LIBRARY.gmb_submit_sized(self.handle, byref(request), sizeof(Request))
 
     def run(self, request):
-        code = LIBRARY.gmb_run(self.handle, byref(request))
+        code = LIBRARY.gmb_run_sized(self.handle, byref(request), sizeof(Request))
         if code != 0:
             raise Error(code, self.explain(request))
         return request

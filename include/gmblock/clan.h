@@ -50,6 +50,20 @@ extern "C" {
 #endif
 #pragma GCC visibility push(default)
 
+#define CLAN_VERSION_MAJOR 0
+#define CLAN_VERSION_MINOR 1
+#define CLAN_VERSION_PATCH 0
+
+/* Whether this header is of version major.minor.patch or later. */
+#define CLAN_CHECK_VERSION(major, minor, patch)                                                    \
+	(CLAN_VERSION_MAJOR > (major) ||                                                           \
+		(CLAN_VERSION_MAJOR == (major) &&                                                  \
+			(CLAN_VERSION_MINOR > (minor) || (CLAN_VERSION_MINOR == (minor) &&         \
+								 CLAN_VERSION_PATCH >= (patch)))))
+
+/* The version of the library in use, such as "0.1.0"; a constant. Any thread. */
+const char *clan_version(void);
+
 struct clan_queue;
 struct clan_listener;
 struct clan_conn;

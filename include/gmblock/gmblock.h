@@ -48,6 +48,13 @@ extern "C" {
 #define GMB_VERSION_MINOR 1
 #define GMB_VERSION_PATCH 0
 
+/* Whether this header is of version major.minor.patch or later. */
+#define GMB_CHECK_VERSION(major, minor, patch)                                                     \
+	(GMB_VERSION_MAJOR > (major) ||                                                            \
+		(GMB_VERSION_MAJOR == (major) &&                                                   \
+			(GMB_VERSION_MINOR > (minor) ||                                            \
+				(GMB_VERSION_MINOR == (minor) && GMB_VERSION_PATCH >= (patch)))))
+
 /* The version of the library in use, such as "0.1.0"; a constant. Any thread. */
 const char *gmb_version(void);
 
@@ -432,8 +439,16 @@ int gmb_can_copy(const struct gmb_client *target, const struct gmb_client *sourc
  *
  * Order: requests in flight at the same time may be executed in any order, as on a disk. A caller
  * that needs an order waits for done. A request is done when every part of it is.
+ *
+ * gmb_submit_sized() is for callers without this header, such as other languages: request_bytes is
+ * the size of their struct gmb_request. A later version of the library has more members, and leaves
+ * those alone that the caller does not have.
  */
-void gmb_submit(struct gmb_client *client, struct gmb_request *request);
+void gmb_submit_sized(struct gmb_client *client, struct gmb_request *request, size_t request_bytes);
+static inline void gmb_submit(struct gmb_client *client, struct gmb_request *request)
+{
+	gmb_submit_sized(client, request, sizeof(*request));
+}
 
 /*
  * Writes a message about a request: the operation, the range, the export, the reason, and the
@@ -464,8 +479,12 @@ int gmb_cache(struct gmb_client *client, uint64_t offset, uint64_t bytes);
  * before offset + bytes: ask again from there. */
 int gmb_block_status(struct gmb_client *client, uint64_t offset, uint64_t bytes,
 	struct gmb_extent *extents, uint32_t *count);
-/* Any prepared request; its done is not called. */
-int gmb_run(struct gmb_client *client, struct gmb_request *request);
+/* Any prepared request; its done is not called. request_bytes: see gmb_submit_sized(). */
+int gmb_run_sized(struct gmb_client *client, struct gmb_request *request, size_t request_bytes);
+static inline int gmb_run(struct gmb_client *client, struct gmb_request *request)
+{
+	return gmb_run_sized(client, request, sizeof(*request));
+}
 
 enum gmb_send_file_flags {
 	/* On success the bytes, and all that was written before, are on stable storage. */

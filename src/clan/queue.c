@@ -44,6 +44,11 @@ void clan_fire(struct clan_queue *queue, struct clan_source *source)
 	}
 }
 
+const char *clan_version(void)
+{
+	return GMBLOCK_VERSION;
+}
+
 int clan_error_give(struct clan_error *error_out, const struct error *error)
 {
 	if (error_out != NULL && error->code != 0) {

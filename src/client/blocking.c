@@ -4,12 +4,12 @@
 
 #include "client/client_private.h"
 
-int gmb_run(struct gmb_client *client, struct gmb_request *request)
+int gmb_run_sized(struct gmb_client *client, struct gmb_request *request, size_t request_bytes)
 {
 	if (client->queue->inside) {
 		return -EDEADLK;
 	}
-	gmb_submit(client, request);
+	gmb_submit_sized(client, request, request_bytes);
 	request_state(request)->no_done = true;
 	while (request->in_flight != 0) {
 		queue_round(client->queue, UINT64_MAX);

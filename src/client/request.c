@@ -267,10 +267,11 @@ void request_admit(struct gmb_client *client, struct gmb_request *request)
 	}
 }
 
-void gmb_submit(struct gmb_client *client, struct gmb_request *request)
+void gmb_submit_sized(struct gmb_client *client, struct gmb_request *request, size_t request_bytes)
 {
 	struct request_state *state = request_state(request);
 
+	GMB_ASSERT(request_bytes >= sizeof(*request)); /* as in 0.1.0 */
 	GMB_ASSERT(request->in_flight == 0);
 	memset(state, 0, sizeof(*state));
 	state->client = client;

@@ -115,8 +115,8 @@ class Install(unittest.TestCase):
                 return os.path.join(folder, name)
         raise AssertionError(f"{name} was not installed")
 
-    def flags(self, *options):
-        return run("pkg-config", *options, "gmblock", env=self.environment).split()
+    def flags(self, *options, library="gmblock"):
+        return run("pkg-config", *options, library, env=self.environment).split()
 
     def build(self, name, text, *arguments, compiler=None):
         source = os.path.join(self.folder, name)
@@ -186,13 +186,30 @@ class Install(unittest.TestCase):
             self.assertEqual(version, run("pkg-config", "--modversion", "gmblock",
                                           env=self.environment).strip())
 
+    def test_headers_and_libraries_tell_their_version(self):
+        for library, prefix in (("gmblock", "gmb"), ("clan", "clan")):
+            if not os.path.exists(os.path.join(self.environment["PKG_CONFIG_PATH"], library + ".pc")):
+                self.skipTest(f"there is no {library}")
+            number = run("pkg-config", "--modversion", library, env=self.environment).strip()
+            later = ", ".join(number.split(".")[:2] + [str(int(number.split(".")[2]) + 1)])
+            text = (f"#include <gmblock/{library}.h>\n#include <stdio.h>\n"
+                    "#if !CHECK(VERSION_NOW) || CHECK(LATER)\n#error version\n#endif\n"
+                    f"int main(void)\n{{\n\tputs({prefix}_version());\n\treturn 0;\n}}\n")
+            text = text.replace("CHECK", prefix.upper() + "_CHECK_VERSION").replace(
+                "VERSION_NOW", number.replace(".", ", ")).replace("LATER", later)
+            program = self.build(library + "-version.c", text, "-std=c17", *self.flags(
+                "--cflags", "--libs", library=library))
+            self.assertEqual(run(program, env={**os.environ, "LD_LIBRARY_PATH": self.libdir}), number + "\n")
+
     def exported(self):
         names = run("nm", "-D", "--defined-only", self.find("libgmblock.so.0"))
         return {line.split()[-1].split("@")[0] for line in names.splitlines()}
 
     def declared(self):
+        """Functions that the header declares, without inline ones and the types of callbacks."""
         header = run(*COMPILER, "-E", "-P", self.find("gmblock.h"))
-        return set(re.findall(r"\b(gmb_\w+)\s*\((?!\*)", header)) - {"gmb_done"}
+        header = re.sub(r"\b(static inline|typedef) [^({;]*\([^)]*\)", "", header)
+        return set(re.findall(r"\b(gmb_\w+)\s*\((?!\*)", header))
 
     def test_what_is_exported_is_what_the_header_declares(self):
         self.assertGreater(len(self.declared()), 30)

@@ -17,16 +17,18 @@ def words(text):
 
 
 def declared(header):
-    """Name: (return type, arguments) of each function in a header."""
-    text = re.sub(r"/\*.*?\*/|^\s*#.*?$", " ", header, flags=re.S | re.M)
+    """Name: (whether it is inline, return type, arguments) of each function in a header."""
+    text = re.sub(r"/\*.*?\*/|^\s*#.*?$", " ", header.replace("\\\n", " "), flags=re.S | re.M)
     text = text.replace('extern "C" {', " ")
     while re.search(r"\{[^{}]*\}", text):
-        text = re.sub(r"\{[^{}]*\}", " ", text)
+        text = re.sub(r"\{[^{}]*\}", ";", text)
     found = {}
     for statement in text.split(";"):
+        inline = "static inline" in statement
         match = re.match(r"\s*((?:\w+\s+|\*\s*)+?)(\w+)\s*\((.*)\)\s*$", statement, re.S)
         if match and not match.group(1).startswith("typedef"):
-            found[match.group(2)] = (words(match.group(1)), words(match.group(3)))
+            kind = words(match.group(1).replace("static inline", ""))
+            found[match.group(2)] = (inline, kind, words(match.group(3)))
     return found
 
 
@@ -65,15 +67,17 @@ def check_api(options):
     for map_path, headers, prefix, symbols in LIBRARIES:
         if not os.path.exists(os.path.join(root, map_path)):
             continue
-        prototypes = {}
+        prototypes, linked = {}, set()
         for header in headers:
             path = os.path.join("include/gmblock", header)
             if os.path.exists(os.path.join(root, path)):
-                prototypes.update((name, (path, *rest)) for name, rest in declared(read(root, path)).items())
+                for name, (inline, *prototype) in declared(read(root, path)).items():
+                    prototypes[name] = (path, *prototype)
+                    linked |= set() if inline else {name}
         exported = versions(read(root, map_path))
-        for name in sorted(set(exported) - set(prototypes)):
+        for name in sorted(set(exported) - linked):
             yield map_path, 1, f"{name} is in no header"
-        for name in sorted(set(prototypes) - set(exported)):
+        for name in sorted(linked - set(exported)):
             yield map_path, 1, f"{name} is missing"
         yield from manual_problems(pages, prototypes, prefix)
         yield from debian_problems(root, symbols, exported)

@@ -52,6 +52,8 @@ LIBRARY_PAGE = """.Dd November 21, 2026
 .Fa "const char *uri"
 .Fa "gmb_done *done"
 .Fc
+.Ft int
+.Fn gmb_look "const char *uri"
 .Sh DESCRIPTION
 It opens.
 """
@@ -61,6 +63,10 @@ struct gmb_info {
 \tint (*call)(void);
 };
 int gmb_open(const char *uri, gmb_done *done);
+static inline int gmb_look(const char *uri)
+{
+\treturn gmb_open(uri, 0);
+}
 """
 MAP = "GMBLOCK_0.1 {\nglobal:\n\tgmb_open;\nlocal:\n\t*;\n};\n"
 SYMBOLS = "libgmblock.so.0 libgmblock0 #MINVER#\n GMBLOCK_0.1@GMBLOCK_0.1 0.1.0\n gmb_open@GMBLOCK_0.1 0.1.0\n"

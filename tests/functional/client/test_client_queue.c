@@ -125,13 +125,20 @@ static void struct_sizes(struct run *run)
 		struct gmb_options known;
 		uint8_t later[64];
 	} options = { .known = { .size = sizeof(options), .depth = 3, .connections = 1 } };
+	struct {
+		struct gmb_request known;
+		uint8_t later[64];
+	} request = { 0 };
 	struct gmb_options early = { .size = offsetof(struct gmb_options, depth), .depth = 9999 };
 	struct gmb_client *client;
 	struct gmb_info info;
 	struct gmb_stats stats;
 
 	memset(options.later, 0xff, sizeof(options.later));
+	memset(request.later, 0xff, sizeof(request.later));
 	client = open_or_die(run->queue, run->uri, &options.known);
+	gmb_prepare(&request.known, GMB_FLUSH, 0, 0);
+	CHECK_EQUAL(gmb_run_sized(client, &request.known, sizeof(request)), 0);
 	memset(&info, 0xee, sizeof(info));
 	info.size = sizeof(info);
 	gmb_get_info(client, &info);
