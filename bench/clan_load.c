@@ -38,6 +38,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <gmblock/clan_memory.h>
 #include <gmblock/clan_rpc.h>
 
 #include "samples.h"

@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <gmblock/clan.h>
+#include <gmblock/clan_memory.h>
 
 enum { MESSAGE_TEXT = 1, MESSAGE_COOKIE = 2, TEXT_BYTES = 4096, PATIENCE_MS = 30000 };
 

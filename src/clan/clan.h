@@ -14,7 +14,7 @@
  */
 #pragma once
 
-#include <gmblock/clan.h>
+#include <gmblock/clan_memory.h>
 
 #include <string.h>
 #include <unistd.h>

@@ -12,6 +12,7 @@
  */
 #pragma once
 
+#include <gmblock/clan_memory.h>
 #include <gmblock/clan_rpc.h>
 
 #include "base/list.h"

@@ -12,7 +12,7 @@
 #pragma once
 
 #include <endian.h>
-#include <gmblock/clan.h>
+#include <gmblock/clan_memory.h>
 
 #include "base/message.h"
 

@@ -20,7 +20,7 @@
  */
 #pragma once
 
-#include <gmblock/clan.h>
+#include <gmblock/clan_memory.h>
 
 #include "clan_service/clan_service.h"
 #include "engine/engine.h"

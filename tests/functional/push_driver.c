@@ -11,6 +11,7 @@
  *                             late
  */
 #include <errno.h>
+#include <gmblock/clan_memory.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

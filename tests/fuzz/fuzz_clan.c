@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include <gmblock/clan.h>
+#include <gmblock/clan_memory.h>
 
 #include "base/clock.h"
 #include "clan_hostile.h"

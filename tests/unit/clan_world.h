@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 
-#include <gmblock/clan.h>
+#include <gmblock/clan_memory.h>
 
 enum { WORLD_DIALER, WORLD_SERVER, WORLD_SIDES };
 

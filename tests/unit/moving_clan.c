@@ -4,7 +4,7 @@
  * a peer's regions, and whose puts and gets end later, in any order, and never when the connection
  * is closed before. Networks that are so by themselves are left alone.
  */
-#include <gmblock/clan.h>
+#include <gmblock/clan_memory.h>
 #include <stdbool.h>
 #include <stdlib.h>
 

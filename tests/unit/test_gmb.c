@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 #include <errno.h>
-#include <gmblock/clan.h>
+#include <gmblock/clan_memory.h>
 #include <semaphore.h>
 #include <unistd.h>
 

@@ -26,7 +26,7 @@
  */
 #pragma once
 
-#include <gmblock/clan.h>
+#include <gmblock/clan_memory.h>
 
 #include "client/carrier.h"
 #include "gmb/wire.h"
