@@ -28,9 +28,10 @@
  *
  * Calls: the library never calls back into the program, and only clan_queue_wait() blocks
  * (exceptions: queues with CLAN_QUEUE_PASSIVE, see there, and clan_listen(), which might look up a
- * name). A call that starts an operation returns 0 if an event will report its end, 1 if the
- * operation has already ended, and a negative errno if it was not started. -EAGAIN always means
- * "not now": an event reports when to try again.
+ * name). A call that starts an operation returns 0 if the operation has already ended, -EINPROGRESS
+ * if an event will report its end, and another negative errno if it was not started. -EAGAIN always
+ * means "not now": an event reports when to try again. -ENOBUFS means that there is no room in the
+ * kernel, and no event follows.
  *
  * Ownership: structs, vectors and buffers passed to a call are borrowed until it returns, unless
  * its comment says otherwise. In structs that begin with a member "size", set it to the sizeof of
@@ -306,8 +307,8 @@ enum { CLAN_HELLO_BYTES_MAX = 4096 };
  * is CLAN_EVENT_CONNECTED or CLAN_EVENT_LOST; the program must call clan_close() in either case.
  * Messages can be sent only after CONNECTED. On a network the absence of a listener is reported by
  * LOST, because the answer takes time. Errors, if the connection was not started: -EINVAL,
- * -EPROTONOSUPPORT, -ENOENT, -ECONNREFUSED (no listener), -EACCES, -EAGAIN (the listener's backlog
- * is full; no event follows), -ENOMEM, -EMFILE, -EUSERS.
+ * -EPROTONOSUPPORT, -ENOENT, -ECONNREFUSED (no listener), -EACCES, -ENOBUFS (the listener's backlog
+ * is full), -ENOMEM, -EMFILE, -EUSERS.
  */
 int clan_connect(struct clan_queue *queue, const char *address,
 	const struct clan_conn_options *options, const void *hello, size_t hello_bytes,

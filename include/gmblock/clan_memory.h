@@ -68,15 +68,15 @@ enum clan_rights {
  * On a network the peer's machine has this access until it has returned the region or the
  * connection has ended. If it breaks the rules, it can also use its other connections to the queue.
  *
- * Errors: -EINVAL, -EALREADY, -ENOTCONN, -EUSERS (regions of the connection), -EAGAIN (the socket
- * is full; no event follows), -EPERM, -EOPNOTSUPP (registered memory), -ENOMEM.
+ * Errors: -EINVAL, -EALREADY, -ENOTCONN, -EUSERS (regions of the connection), -ENOBUFS (the
+ * socket is full), -EPERM, -EOPNOTSUPP (registered memory), -ENOMEM.
  */
 int clan_region_share(struct clan_conn *conn, struct clan_region *region, uint32_t rights);
 
 /* Requests the region back; cookies on it are void immediately. CLAN_EVENT_UNSHARED follows when
  * the peer has put its holds, or when the connection is closed. Errors: -ENOENT not shared,
  * -EALREADY, -EBUSY CLAN_EVENT_SHARED is outstanding or a strict revocation on the region is in
- * progress, -EAGAIN (no event follows). */
+ * progress, -ENOBUFS. */
 int clan_region_unshare(struct clan_conn *conn, struct clan_region *region);
 
 struct clan_range {
@@ -161,8 +161,8 @@ enum clan_revoke_flags {
 };
 
 /*
- * Revokes a cookie. Returns 1 if no more data can arrive through it. Returns 0 if the peer is in
- * the middle of a put or get; CLAN_EVENT_REVOKED follows, without STRICT when the peer has
+ * Revokes a cookie. Returns 0 if no more data can arrive through it, or -EINPROGRESS if the peer
+ * is in the middle of a put or get; CLAN_EVENT_REVOKED follows, without STRICT when the peer has
  * finished. Errors: -ESTALE not granted (any more), -EALREADY, -ENOTCONN lost: only
  * clan_region_replace() can stop the peer.
  */
@@ -180,11 +180,11 @@ enum clan_put_flags {
  * cookie. Vectors have at most 64 entries. Bytes of different puts can arrive in any order;
  * messages sent after a put arrive after its bytes.
  *
- * Returns 1 if the operation has ended, or 0 if CLAN_EVENT_DONE with op will report its end; the
- * memory of from and to must stay valid until then. value is at most CLAN_VALUE_MAX, and 0 without
- * CLAN_NOTIFY. Errors: -ESTALE revoked, or used with ONCE, -EACCES, -ERANGE, -ENOENT the region is
- * gone, -EAGAIN (with CLAN_NOTIFY: no room, as clan_send()), -ENOTCONN, -EINVAL, -ENOMEM. After an
- * error no byte has arrived.
+ * Returns 0 if the operation has ended, or -EINPROGRESS if CLAN_EVENT_DONE with op will report its
+ * end; the memory of from and to must stay valid until then. value is at most CLAN_VALUE_MAX, and 0
+ * without CLAN_NOTIFY. Errors: -ESTALE revoked, or used with ONCE, -EACCES, -ERANGE, -ENOENT the
+ * region is gone, -EAGAIN (with CLAN_NOTIFY: no room, as clan_send()), -ENOTCONN, -EINVAL, -ENOMEM.
+ * After an error no byte has arrived.
  *
  * On shm each operation ends within the call, except with CLAN_ACCESS_WARY; on networks it ends
  * later. If the connection is lost, each operation ends with an error, and it is unknown whether
@@ -199,9 +199,9 @@ int clan_get(struct clan_conn *conn, const struct iovec *to, uint32_t to_count,
 
 /*
  * Copies from a region of ours that the peer can write, for connections with CLAN_ACCESS_WARY.
- * Returns 1 if the copy has ended, or 0 if CLAN_EVENT_DONE with op will report its end. Until then,
- * or until CLAN_EVENT_CLOSED, the memory of to must stay valid and the region must not be
- * destroyed. Errors: -EINVAL another queue, -ERANGE, -ENOTCONN, -ENOMEM.
+ * Returns 0 if the copy has ended, or -EINPROGRESS if CLAN_EVENT_DONE with op will report its end.
+ * Until then, or until CLAN_EVENT_CLOSED, the memory of to must stay valid and the region must not
+ * be destroyed. Errors: -EINVAL another queue, -ERANGE, -ENOTCONN, -ENOMEM.
  */
 int clan_region_fetch(struct clan_conn *conn, const struct clan_region *region, uint64_t offset,
 	void *to, size_t bytes, void *op);

@@ -199,6 +199,7 @@ struct clan_provider {
 	void (*peer_put)(struct clan_conn *conn, uint32_t number); /* in any state */
 
 	int (*grant)(struct clan_conn *conn, struct clan_share *share, struct clan_cookie *cookie);
+	/* revoke, put, get and fetch return 0 if the operation has ended, or -EINPROGRESS. */
 	int (*revoke)(
 		struct clan_conn *conn, const struct clan_cookie *cookie, bool strict, void *op);
 	/* Revokes all cookies of a share immediately. */

@@ -903,7 +903,7 @@ static int fetch(struct clan_conn *base, const struct clan_region *region, uint6
 	GMB_UNUSED(base);
 	GMB_UNUSED(op);
 	memcpy(to, region->base + offset, bytes);
-	return 1;
+	return 0;
 }
 
 static int clan_net_peer_get(struct clan_conn *base, uint32_t number, uint32_t generation,

@@ -280,7 +280,7 @@ static int net_rma_begin(
 	}
 	net_changed(conn);
 	net_rma_pump(conn);
-	return 0;
+	return -EINPROGRESS;
 }
 
 static bool net_rma_sum_bytes(const struct iovec *iov, uint32_t iov_count, uint64_t *bytes_out)
@@ -315,11 +315,10 @@ int net_put(struct clan_conn *base, const struct iovec *from, uint32_t from_coun
 	}
 	if (transfer.bytes == 0) { /* an empty put only checks the right */
 		result = net_ticket_find(conn, cookie, CLAN_WRITE, offset, 0, &ticket);
-		result = result == 0 ? 1 : result;
 	} else {
 		result = net_rma_begin(conn, cookie, &transfer);
 	}
-	if (result < 0) {
+	if (result != 0 && result != -EINPROGRESS) {
 		return result;
 	}
 	base->stats.puts++;
@@ -342,11 +341,10 @@ int net_get(struct clan_conn *base, const struct iovec *to, uint32_t to_count,
 	}
 	if (transfer.bytes == 0) {
 		result = net_ticket_find(net_conn(base), cookie, CLAN_READ, offset, 0, &ticket);
-		result = result == 0 ? 1 : result;
 	} else {
 		result = net_rma_begin(net_conn(base), cookie, &transfer);
 	}
-	if (result >= 0) {
+	if (result == 0 || result == -EINPROGRESS) {
 		base->stats.gets++;
 		base->stats.bytes_got += transfer.bytes;
 	}

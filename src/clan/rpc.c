@@ -82,7 +82,7 @@ static int rpc_put(struct rpc_link *link, uint32_t value)
 	int result = clan_put(link->conn, &from, 1, &link->peer.cookie,
 		slot * rpc_stride(link->peer.bytes_max), CLAN_NOTIFY, value, NULL);
 
-	return MIN(result, 0);
+	return result == -EINPROGRESS ? 0 : result;
 }
 
 /* Puts a message, or queues it if there is no room. Messages stay in order, because the queue must
@@ -579,7 +579,7 @@ int clan_rpc_mesh(struct clan_rpc *rpc, const char *const *addresses, uint32_t c
 			continue;
 		}
 		result = clan_rpc_dial(rpc, i, addresses[i], error);
-		if (result == -ENOENT || result == -ECONNREFUSED || result == -EAGAIN) {
+		if (result == -ENOENT || result == -ECONNREFUSED || result == -ENOBUFS) {
 			missing++;
 			result = 0;
 		}

@@ -313,7 +313,7 @@ int clan_rpc_dial(
 		return clan_error_give(error, &text);
 	}
 	if (getrandom(&hello.key, sizeof(hello.key), 0) != sizeof(hello.key)) {
-		error_set(&text, -EAGAIN, "cannot connect to node %u: no random number", number);
+		error_set(&text, -EIO, "cannot connect to node %u: no random number", number);
 		return clan_error_give(error, &text);
 	}
 	node = node_create(rpc, number, hello.key, hello.conns);

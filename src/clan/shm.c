@@ -502,8 +502,9 @@ static int shm_connect(struct clan_queue *queue, const char *where,
 		return error_set(error, -errno, "cannot create a socket: %s", strerror(errno));
 	}
 	if (connect(fd, (struct sockaddr *)&address, length) != 0) {
-		result = error_set(
-			error, -errno, "cannot connect to \"shm:%s\": %s", place, strerror(errno));
+		result = errno == EAGAIN ? -ENOBUFS : -errno;
+		error_set(error, result, "cannot connect to \"shm:%s\": %s", place,
+			result == -ENOBUFS ? "its backlog is full" : strerror(-result));
 		close(fd);
 		return result;
 	}

@@ -505,7 +505,8 @@ struct shm_copy_order {
 	void *op; /* argument of CLAN_EVENT_DONE */
 };
 
-/* Starts a copy on a worker. Returns 0 if CLAN_EVENT_DONE will report its end, or -ENOMEM. */
+/* Starts a copy on a worker. Returns -EINPROGRESS, because CLAN_EVENT_DONE will report its
+ * end, or -ENOMEM. */
 GMB_MUST_CHECK int shm_copy_begin(struct shm_conn *conn, const struct shm_copy_order *order,
 	const struct iovec *iov, uint32_t iov_count);
 /* Called when the bulk ring might have room: sends pending notifications of puts. */

@@ -159,7 +159,7 @@ int shm_copy_begin(struct shm_conn *conn, const struct shm_copy_order *order,
 	copy->work.in_doubt = true;
 	copy->work.owner = conn->conn.peer.uid;
 	work_start(&copy->work, &conn->conn.queue->results);
-	return 0;
+	return -EINPROGRESS;
 }
 
 void shm_copies_look(struct shm_conn *conn)
@@ -216,7 +216,7 @@ int shm_fetch(struct clan_conn *base, const struct clan_region *region, uint64_t
 		return shm_copy_begin(conn, &order, &iov, 1);
 	}
 	memcpy(to, region->base + offset, bytes);
-	return 1;
+	return 0;
 }
 
 void shm_copies_after_fork(struct shm_conn *conn)

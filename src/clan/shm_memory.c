@@ -223,7 +223,7 @@ int shm_revoke(struct clan_conn *base, const struct clan_cookie *cookie, bool st
 	busy = peer_busy(conn);
 	if ((busy & 1) == 0) {
 		conn->grants[cookie->slot].state = SHM_GRANT_FREE;
-		return 1;
+		return 0;
 	}
 	revocation = revocation_create(conn, cookie, strict, op);
 	if (revocation == NULL) { /* undo: the cookie stays granted */
@@ -238,7 +238,7 @@ int shm_revoke(struct clan_conn *base, const struct clan_cookie *cookie, bool st
 		clan_deadline_set(base->queue, &revocation->deadline, CLAN_STRICT_MS * NS_PER_MS);
 	}
 	shm_want(conn);
-	return 0;
+	return -EINPROGRESS;
 }
 
 void shm_void_cookies(struct clan_conn *base, const struct clan_share *share)
@@ -341,13 +341,14 @@ static int copy_by_helper(
 {
 	int result = shm_copy_begin(conn, order, copy->iov, copy->iov_count);
 
-	if (result == 0) {
+	if (result == -EINPROGRESS) {
 		conn->regions[order->region]->holds++;
 	}
 	return result;
 }
 
-/* Returns 1 if the copy has ended, 0 if an event will report its end, or a negative errno. */
+/* Returns 0 if the copy has ended, -EINPROGRESS if an event will report its end, or another
+ * negative errno. */
 static int copy_by_cookie(struct shm_conn *conn, const struct clan_cookie *cookie,
 	const struct copy *copy, struct shm_copy_order *order)
 {
@@ -372,12 +373,11 @@ static int copy_by_cookie(struct shm_conn *conn, const struct clan_cookie *cooki
 		result = copy_by_helper(conn, order, copy);
 	} else {
 		copy_now(order->shared, copy);
-		result = 1;
 	}
-	if (result != 0) {
+	if (result != -EINPROGRESS) {
 		shm_busy_ends(conn);
 	}
-	if (result >= 0 && once && conn->used_once != NULL) {
+	if ((result == 0 || result == -EINPROGRESS) && once && conn->used_once != NULL) {
 		conn->used_once[cookie->slot] = cookie->generation;
 	}
 	return result;
@@ -434,13 +434,13 @@ int shm_put(struct clan_conn *base, const struct iovec *from, uint32_t from_coun
 	}
 	order.bytes = copy.bytes;
 	result = copy_by_cookie(conn, cookie, &copy, &order);
-	if (result < 0) {
+	if (result != 0 && result != -EINPROGRESS) {
 		return result;
 	}
 	base->stats.puts++;
 	base->stats.bytes_put += copy.bytes;
-	if (result == 0) {
-		return 0;
+	if (result == -EINPROGRESS) {
+		return result;
 	}
 	if (notify) {
 		struct iovec iov = { .iov_base = &value, .iov_len = sizeof(value) };
@@ -448,7 +448,7 @@ int shm_put(struct clan_conn *base, const struct iovec *from, uint32_t from_coun
 		shm_put_message(conn, SHM_BULK, SHM_TYPE_NOTIFY, &iov, 1, sizeof(value));
 	}
 	shm_touched(conn, &order);
-	return 1;
+	return 0;
 }
 
 int shm_get(struct clan_conn *base, const struct iovec *to, uint32_t to_count,
@@ -464,7 +464,7 @@ int shm_get(struct clan_conn *base, const struct iovec *to, uint32_t to_count,
 		return -ERANGE;
 	}
 	result = copy_by_cookie(shm_conn(base), cookie, &copy, &order);
-	if (result >= 0) {
+	if (result == 0 || result == -EINPROGRESS) {
 		base->stats.gets++;
 		base->stats.bytes_got += copy.bytes;
 	}

@@ -181,8 +181,10 @@ static int shm_socket_send_message(struct shm_conn *conn, enum shm_socket_type t
 		return shm_socket_keep(conn, iov, iov_count, fds, fd_count);
 	}
 	result = shm_socket_transmit(conn, iov, iov_count, fds, fd_count);
-	return result == -ETOOMANYREFS ? shm_socket_keep(conn, iov, iov_count, fds, fd_count)
-				       : result;
+	if (result == -ETOOMANYREFS) {
+		return shm_socket_keep(conn, iov, iov_count, fds, fd_count);
+	}
+	return result == -EAGAIN ? -ENOBUFS : result; /* no event reports room in the socket */
 }
 
 /* Collects the descriptors to send: the segment, and the group head unless the peer has the group

@@ -609,7 +609,7 @@ static int try_to_connect(struct prov_ep *ep)
 		&ep->conn, &error);
 	if (result == 0) {
 		clan_conn_set_context(ep->conn, &ep->ep.fid);
-	} else if (result != -EAGAIN) {
+	} else if (result != -ENOBUFS) {
 		PROV_WARN(FI_LOG_EP_CTRL, "%s\n", error.text);
 	}
 	return result;
@@ -621,7 +621,7 @@ void prov_ep_again(struct prov_ep *ep)
 
 	if (ep->state == PROV_EP_CONNECTING) {
 		result = ep->conn != NULL ? 0 : try_to_connect(ep);
-		if (result == -EAGAIN) {
+		if (result == -ENOBUFS) {
 			list_push_back(&ep->fabric->again, &ep->again_node);
 		} else if (result != 0) {
 			connect_failed(ep, -result, NULL, 0);
@@ -662,10 +662,10 @@ static int ep_connect(struct fid_ep *fid, const void *address, const void *param
 	hello.from = prov_address_bytes(&ep->local) != 0 ? ep->local : peer;
 	ep->hello_bytes = put_hello(ep->hello, &hello, param, bytes);
 	result = try_to_connect(ep);
-	if (result == 0 || result == -EAGAIN || result == -ECONNREFUSED) {
+	if (result == 0 || result == -ENOBUFS || result == -ECONNREFUSED) {
 		ep_set_state(ep, PROV_EP_CONNECTING);
 	}
-	if (result == -EAGAIN) {
+	if (result == -ENOBUFS) {
 		list_push_back(&ep->fabric->again, &ep->again_node);
 		result = 0;
 	} else if (result == -ECONNREFUSED) {

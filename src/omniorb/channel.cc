@@ -213,12 +213,12 @@ bool channel::connect(const std::string &place, const std::string &its_name,
 	do {
 		result = clan_connect(
 			queue, where.c_str(), &options, HELLO, HELLO_BYTES, &conn, &error);
-		if (result == -EAGAIN) {
+		if (result == -ENOBUFS) {
 			poll(nullptr, 0, RETRY_MS);
 		}
-	} while (result == -EAGAIN && !has_passed(until));
+	} while (result == -ENOBUFS && !has_passed(until));
 	if (result != 0) {
-		timed_out = result == -EAGAIN;
+		timed_out = result == -ENOBUFS;
 		if (omniORB::trace(20)) {
 			omniORB::logger() << "clan: " << name.c_str() << ": " << error.text << "\n";
 		}

@@ -504,7 +504,7 @@ static const char *take_piece(struct push_sink *sink, uint32_t value)
 {
 	uint32_t slot = value & ((1U << PUSH_NOTIFY_SHIFT) - 1);
 	uint64_t at = (uint64_t)slot * PUSH_SLOT_BYTES;
-	int result = 1;
+	int result = 0;
 
 	if (value >> PUSH_NOTIFY_SHIFT != PUSH_NOTIFY_PIECE || slot >= sink->slot_count ||
 		!sink->lent[slot] || sink->works[slot].state != WORK_IDLE) {
@@ -515,12 +515,12 @@ static const char *take_piece(struct push_sink *sink, uint32_t value)
 		result = clan_region_fetch(sink->session->in.conn, sink->region, at,
 			sink->fetched + at, PUSH_SLOT_BYTES, &sink->works[slot]);
 	}
-	if (result == 0) {
+	if (result == -EINPROGRESS) {
 		sink_set_state(&sink->works[slot], WORK_COMES);
-	} else if (result < 0) {
+	} else if (result != 0) {
 		sink_fail(sink, result, "a piece cannot be fetched");
 	}
-	return result == 1 ? piece_came(sink, slot) : NULL;
+	return result == 0 ? piece_came(sink, slot) : NULL;
 }
 
 static void fetched(struct push_sink *sink, struct work *work)

@@ -143,16 +143,18 @@ static bool source_put(struct push_slot *slot)
 	}
 	result = clan_put(session->out.conn, &from, 1, &slot->cookie,
 		PUSH_SLOT_HEAD_BYTES - sizeof(head), CLAN_NOTIFY, value, slot);
-	if (result >= 0) {
+	if (result == 0 || result == -EINPROGRESS) {
 		source_set_state(slot, SLOT_PUTTING);
-		if (result == 1) {
+		if (result == 0) {
 			put_ended(slot);
 		}
-	} else if (result != -EAGAIN && result != -ENOTCONN) {
+		return true;
+	}
+	if (result != -EAGAIN && result != -ENOTCONN) {
 		push_source_fail(source, result,
 			"the memory of the destination cannot be reached: %s", strerror(-result));
 	}
-	return result >= 0;
+	return false;
 }
 
 /* Sends CHECK for a piece that was read, or puts it. Returns false if there is no room. */

@@ -152,6 +152,7 @@ static void put(struct source *source, uint32_t slot, uint32_t length, uint32_t 
 	static struct push_wire_piece head; /* until it has gone */
 	const struct iovec from = { &head, sizeof(head) };
 	struct clan_cookie cookie;
+	int result;
 
 	head = (struct push_wire_piece){
 		.magic = PUSH_PIECE_MAGIC,
@@ -161,8 +162,9 @@ static void put(struct source *source, uint32_t slot, uint32_t length, uint32_t 
 	while (clan_cookie_queue_pop(source->conn, 0, &cookie) == -EAGAIN) {
 		turn(source);
 	}
-	if (clan_put(source->conn, &from, 1, &cookie, PUSH_SLOT_HEAD_BYTES - sizeof(head),
-		    CLAN_NOTIFY, PUSH_NOTIFY_PIECE << PUSH_NOTIFY_SHIFT | slot, NULL) < 0) {
+	result = clan_put(source->conn, &from, 1, &cookie, PUSH_SLOT_HEAD_BYTES - sizeof(head),
+		CLAN_NOTIFY, PUSH_NOTIFY_PIECE << PUSH_NOTIFY_SHIFT | slot, NULL);
+	if (result != 0 && result != -EINPROGRESS) {
 		stop("cannot put");
 	}
 }

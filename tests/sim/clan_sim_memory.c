@@ -472,14 +472,14 @@ int clan_sim_put(struct clan_conn *conn, const struct iovec *from, uint32_t from
 	if (sim_random() % 4 == 0) {
 		clan_sim_add(&end->out, &record, sizeof(record));
 		clan_sim_add(&end->out, from->iov_base, from->iov_len);
-		return 1;
+		return 0;
 	}
 	move = move_begin(end, &record, from, op);
 	clan_sim_add(&end->out, &record, sizeof(record));
 	move->out_at = end->out.used;
 	move->unread = true;
 	clan_sim_add(&end->out, from->iov_base, from->iov_len);
-	return 0;
+	return -EINPROGRESS;
 }
 
 int clan_sim_get(struct clan_conn *conn, const struct iovec *to, uint32_t to_count,
@@ -497,7 +497,7 @@ int clan_sim_get(struct clan_conn *conn, const struct iovec *to, uint32_t to_cou
 	(void)move_begin(end, &record, to, op);
 	memset(to->iov_base, 0xd5, to->iov_len);
 	clan_sim_add(&end->out, &record, sizeof(record));
-	return 0;
+	return -EINPROGRESS;
 }
 
 void clan_sim_take_move(struct end *end, const struct record *record, const uint8_t *payload)

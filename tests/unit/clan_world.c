@@ -205,7 +205,7 @@ void world_close(struct world *world)
 /* What a call that may end later came to. */
 static int ended(struct world *world, int side, int result, uint32_t type)
 {
-	return result == 0 ? world_event(world, side, type).status : MIN(result, 0);
+	return result == -EINPROGRESS ? world_event(world, side, type).status : result;
 }
 
 int world_put(struct world *world, int side, const struct iovec *from, uint32_t from_count,

@@ -4,6 +4,7 @@
  * a peer's regions, and whose puts and gets end later, in any order, and never when the connection
  * is closed before. Networks that are so by themselves are left alone.
  */
+#include <errno.h>
 #include <gmblock/clan_memory.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -63,7 +64,7 @@ static int postpone(const struct late *late, uint32_t iov_count)
 		abort();
 	}
 	lates[late_count++] = *late;
-	return 0;
+	return -EINPROGRESS;
 }
 
 /* One in four ends at once. */
@@ -104,7 +105,7 @@ static void end_one(struct clan_event *event)
 				       late.conn, &late.iov, 1, &late.cookie, late.offset, late.op);
 	*event = (struct clan_event){
 		.type = CLAN_EVENT_DONE,
-		.status = result < 0 ? result : 0,
+		.status = result,
 		.conn = late.conn,
 		.context = clan_conn_context(late.conn),
 		.op = late.op,

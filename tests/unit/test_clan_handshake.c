@@ -6,11 +6,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/capability.h>
+#include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -697,6 +700,45 @@ static void either_side_closes_while_welcome_waits(void **state)
 	victim_close(&victim);
 }
 
+/* No event would report room, so it is not -EAGAIN. */
+static void a_full_backlog_is_enobufs(void **state)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	struct clan_queue *queue;
+	struct clan_conn *conns[8];
+	struct clan_event event;
+	struct clan_error error;
+	char place[64];
+	uint32_t count = 0;
+	int result = 0;
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+	GMB_UNUSED(state);
+	snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, "clan-backlog-%d", getpid());
+	snprintf(place, sizeof(place), "shm:@%s", address.sun_path + 1);
+	assert_int_equal(bind(fd, (struct sockaddr *)&address,
+				 (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 +
+					     strlen(address.sun_path + 1))),
+		0);
+	assert_int_equal(listen(fd, 1), 0);
+	assert_int_equal(clan_queue_create(NULL, &queue, NULL), 0);
+	while (result == 0 && count < ARRAY_COUNT(conns)) {
+		result = clan_connect(queue, place, NULL, NULL, 0, &conns[count], &error);
+		count += result == 0;
+	}
+	assert_int_equal(result, -ENOBUFS);
+	assert_non_null(strstr(error.text, "backlog"));
+	close(fd);
+	for (uint32_t i = 0; i < count; i++) {
+		clan_close(conns[i]);
+	}
+	while (count > 0) {
+		count -= clan_queue_wait(queue, &event, 1, -1) == 1 &&
+			 event.type == CLAN_EVENT_CLOSED;
+	}
+	assert_int_equal(clan_queue_destroy(queue), 0);
+}
+
 int main(void)
 {
 	static const struct victim_test tests[] = {
@@ -715,6 +757,7 @@ int main(void)
 		CASE(descriptors_stay_in_flight),
 		CASE(reason_of_a_peer_that_does_not_read),
 		CASE(either_side_closes_while_welcome_waits),
+		CASE(a_full_backlog_is_enobufs),
 #undef CASE
 	};
 

@@ -208,7 +208,7 @@ static void strict_revocation(void **state)
 	world_grant(&world, WORLD_SERVER, region, 0, 4096, CLAN_WRITE, 0, &cookie);
 	assert_int_equal(
 		clan_cookie_revoke(world.conns[WORLD_SERVER], &cookie, CLAN_REVOKE_STRICT, &world),
-		0);
+		-EINPROGRESS);
 	assert_int_equal(
 		clan_cookie_revoke(world.conns[WORLD_SERVER], &cookie, 0, &world), -EALREADY);
 	assert_int_equal(clan_region_unshare(world.conns[WORLD_SERVER], region), -EBUSY);
@@ -250,7 +250,8 @@ static void close_sends_what_is_left(void **state)
 	region = world_region(&world, WORLD_SERVER, BYTES, CLAN_WRITE, &base, &event);
 	world_grant(&world, WORLD_SERVER, region, 0, BYTES, CLAN_WRITE, 0, &cookie);
 	assert_int_equal(
-		clan_put(world.conns[WORLD_DIALER], &iov, 1, &cookie, 0, CLAN_NOTIFY, 5, NULL), 0);
+		clan_put(world.conns[WORLD_DIALER], &iov, 1, &cookie, 0, CLAN_NOTIFY, 5, NULL),
+		-EINPROGRESS);
 	world_close_conn(&world, WORLD_DIALER, world.conns[WORLD_DIALER]);
 	world.conns[WORLD_DIALER] = NULL;
 	assert_int_equal(world_event(&world, WORLD_SERVER, CLAN_EVENT_LOST).status, -ECONNRESET);
@@ -292,7 +293,7 @@ static void be_busy(const char *address)
 			clan_send(conn, CLAN_CONTROL, 1, NULL, 0); /* now it is in full swing */
 		}
 		while (cookie.bytes != 0 && running < 8 &&
-			clan_put(conn, &iov, 1, &cookie, 0, CLAN_NOTIFY, 1, NULL) == 0) {
+			clan_put(conn, &iov, 1, &cookie, 0, CLAN_NOTIFY, 1, NULL) == -EINPROGRESS) {
 			running++;
 		}
 	}

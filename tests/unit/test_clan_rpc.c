@@ -530,7 +530,7 @@ static void rogue_notify(struct rogue *rogue, uint32_t value)
 	struct clan_cookie cookie;
 
 	memcpy(&cookie, rogue->setup + 16, sizeof(cookie));
-	assert_int_equal(clan_put(rogue->conn, NULL, 0, &cookie, 0, CLAN_NOTIFY, value, NULL), 1);
+	assert_int_equal(clan_put(rogue->conn, NULL, 0, &cookie, 0, CLAN_NOTIFY, value, NULL), 0);
 	clan_flush(rogue->conn);
 }
 

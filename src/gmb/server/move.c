@@ -103,8 +103,8 @@ static uint32_t find_segment(
 	return i;
 }
 
-/* Returns 1 if the put or get has ended, 0 if an event will report its end, or the error for which
- * it did not begin. */
+/* Returns 0 if the put or get has ended, -EINPROGRESS if an event will report its end, or why it
+ * was not started. */
 static int carry_piece(struct native_move *move, const struct native_wire_segment *segment,
 	uint64_t within, struct iovec piece)
 {
@@ -132,13 +132,13 @@ static int gmb_move_carry(struct native_move *move, struct mem_ref memory, uint6
 		int result = carry_piece(move, to, within,
 			(struct iovec){ .iov_base = data + begun, .iov_len = length });
 
-		if (result < 0) {
+		if (result != 0 && result != -EINPROGRESS) {
 			/* never released, so that the pieces in progress do not complete a partial
 			 * move */
 			move->pending++;
 			return result;
 		}
-		move->pending += result == 0;
+		move->pending += result == -EINPROGRESS;
 		begun += (uint32_t)length;
 	}
 	return 0;
