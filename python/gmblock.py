@@ -41,13 +41,21 @@ class _Error(Structure):
 EVENT_FUNCTION = CFUNCTYPE(None, c_void_p, c_int, c_char_p)
 
 
+class TlsSettings(Structure):
+    """struct gmb_tls_settings."""
+    _fields_ = [("size", c_size_t), ("certificates", c_char_p), ("psk_file", c_char_p),
+                ("username", c_char_p), ("hostname", c_char_p), ("flags", c_uint32),
+                ("reserved", c_uint32)]
+
+
 class Options(Structure):
     """struct gmb_options."""
     _fields_ = [("size", c_size_t), ("flags", c_uint32), ("connections", c_uint32),
                 ("connect_timeout_ms", c_uint32), ("request_timeout_ms", c_uint32),
                 ("reconnect_timeout_ms", c_uint32), ("depth", c_uint32),
                 ("event", EVENT_FUNCTION), ("context", c_void_p), ("opened", c_void_p),
-                ("slow_timeout_ms", c_uint32), ("reserved", c_uint32)]
+                ("slow_timeout_ms", c_uint32), ("reserved", c_uint32),
+                ("tls", POINTER(TlsSettings))]
 
 
 class Info(Structure):
@@ -80,6 +88,12 @@ class Iovec(Structure):
 class Request(Structure):
     """struct gmb_request."""
 
+
+class _Export(Structure):
+    _fields_ = [("size", c_size_t), ("name", c_char_p), ("description", c_char_p)]
+
+
+FOUND_FUNCTION = CFUNCTYPE(None, c_void_p, POINTER(_Export))
 
 DONE_FUNCTION = CFUNCTYPE(None, POINTER(Request))
 Request._fields_ = [
@@ -118,6 +132,9 @@ def _load():
             ("prepare_copy", None, request, c_uint64, client, c_uint64, c_uint64),
             ("submit_sized", None, client, request, c_size_t),
             ("run_sized", c_int, client, request, c_size_t),
+            ("cancel", c_int, client, request),
+            ("list_exports", c_int, c_char_p, POINTER(Options), FOUND_FUNCTION, c_void_p,
+             POINTER(_Error)),
             ("explain", c_char_p, client, request, c_char_p, c_size_t)):
         function = getattr(library, "gmb_" + name)
         function.restype = result
@@ -137,6 +154,22 @@ class Error(OSError):
 
 def version():
     return LIBRARY.gmb_version().decode()
+
+
+def list_exports(uri, **options):
+    """(name, description) of each export that the server of a URI lists."""
+    found = []
+
+    def add(_, export):
+        found.append((export[0].name.decode(), export[0].description.decode()))
+
+    error = _Error()
+    full = Options(size=sizeof(Options), **options)
+    code = LIBRARY.gmb_list_exports(
+        uri.encode(), byref(full), FOUND_FUNCTION(add), None, byref(error))
+    if code != 0:
+        raise Error(code, error.text.decode())
+    return found
 
 
 class Queue:
@@ -292,6 +325,10 @@ class Client:
         request.done = DONE_FUNCTION(called)
         self.pending[id(request)] = (request, request.done)
         LIBRARY.gmb_submit_sized(self.handle, byref(request), sizeof(Request))
+
+    def cancel(self, request):
+        """Whether a request in flight ends early, with -ECANCELED."""
+        return LIBRARY.gmb_cancel(self.handle, byref(request)) == 0
 
     def run(self, request):
         code = LIBRARY.gmb_run_sized(self.handle, byref(request), sizeof(Request))

@@ -16,9 +16,9 @@
  * that a server sends.
  *
  * Threads: the library's own threads only resolve names, read credentials and calculate handshakes,
- * and never call the program. A queue and
- * everything opened on it belong to the thread that created the queue; only gmb_queue_wake() may be
- * called from other threads. Queues are independent of each other. After fork() only the parent may
+ * and never call the program, except for gmb_set_log(). A queue and everything opened on it belong
+ * to the thread that created or acquired the queue; only gmb_queue_wake() may be called from other
+ * threads. Queues are independent of each other. After fork() only the parent may
  * use a queue.
  *
  * Ownership: requests, scatter lists and buffers belong to the caller and must stay in place and
@@ -68,6 +68,24 @@ struct gmb_error {
 	char text[508]; /* one sentence without a final full stop, terminated, UTF-8 or escaped */
 };
 
+/* ---- messages of the library ------------------------------------------------------------------
+ */
+
+enum gmb_log_level {
+	GMB_LOG_ERROR,
+	GMB_LOG_WARNING,
+	GMB_LOG_INFO,
+	GMB_LOG_DEBUG, /* what connections negotiated, why they were lost, refused requests */
+};
+
+/* Called with each message, without a line feed. text is valid until it returns. Any thread, also
+ * the library's own and several at once; must not call the library. */
+typedef void gmb_log(void *context, enum gmb_log_level level, const char *text);
+
+/* Passes messages up to that level to log, instead of writing those that GMBLOCK_LOG asks for to
+ * standard error; NULL: to standard error again. Call it while the process has no queue. */
+void gmb_set_log(gmb_log *log, void *context, enum gmb_log_level level);
+
 /* ---- completion queues ------------------------------------------------------------------------
  */
 
@@ -94,6 +112,16 @@ int gmb_queue_destroy(struct gmb_queue *queue);
  * long wait in an idle program costs nothing. -EDEADLK when called inside a callback.
  */
 int gmb_queue_wait(struct gmb_queue *queue, int timeout_ms);
+
+/*
+ * Moves a queue between threads: the thread that it belongs to releases it, and the thread that
+ * acquires it owns it from then on. In between only gmb_queue_destroy() may be called on it, by any
+ * thread. gmb_queue_release() frees the buffers of the queue; -EBUSY: a client is open, or it is
+ * called inside a callback. gmb_queue_acquire() fails as gmb_queue_create(), and -EBUSY: it was not
+ * released. gmb_queue_fd() returns another descriptor afterwards.
+ */
+int gmb_queue_release(struct gmb_queue *queue);
+int gmb_queue_acquire(struct gmb_queue *queue, struct gmb_error *error);
 
 /* Makes the current wait return, or else the next one. Any thread, and signal handlers. */
 void gmb_queue_wake(struct gmb_queue *queue);
@@ -163,6 +191,22 @@ enum gmb_open_flags {
 	GMB_OPEN_URI_FILES = 1 << 4,
 };
 
+enum gmb_tls_flags {
+	GMB_TLS_NO_VERIFY = 1 << 0, /* accept any server */
+};
+
+/* Settings for a URI with TLS. A member that is not NULL replaces the parameter of the URI. Files
+ * are read before each connection if they have changed; GMB_OPEN_URI_FILES is not needed. */
+struct gmb_tls_settings {
+	size_t size;
+	const char *certificates; /* folder, as tls-certificates */
+	const char *psk_file;	  /* file of pre-shared keys, as tls-psk-file */
+	const char *username;	  /* whose key, as USER@ */
+	const char *hostname;	  /* name in the server's certificate, as tls-hostname */
+	uint32_t flags;		  /* enum gmb_tls_flags */
+	uint32_t reserved;	  /* 0 */
+};
+
 enum gmb_event {
 	GMB_EVENT_LOST,	       /* a connection was lost; the text says why */
 	GMB_EVENT_RECONNECTED, /* restored; requests in flight were replayed */
@@ -199,6 +243,8 @@ struct gmb_options {
 	 * within which it must answer one of them. 0 = 600 s; at least request_timeout_ms. */
 	uint32_t slow_timeout_ms;
 	uint32_t reserved; /* 0 */
+	/* Copied. Only for URIs with TLS. NULL: what the URI says. */
+	const struct gmb_tls_settings *tls;
 };
 
 /*
@@ -244,6 +290,23 @@ int gmb_open_result(const struct gmb_client *client, struct gmb_error *error);
  * Returns 0, or -EDEADLK inside a callback (nothing is closed then). NULL is a no-op.
  */
 int gmb_close(struct gmb_client *client);
+
+/* An export that a server lists. Valid until the callback returns. */
+struct gmb_export {
+	size_t size;		 /* set by the library */
+	const char *name;	 /* "" is the default export */
+	const char *description; /* or "" */
+};
+
+/*
+ * Calls found for each export that the server of a URI lists; the export name in the URI is not
+ * used. Of the options, flags, connect_timeout_ms (for all of it) and tls count. It blocks, and
+ * needs no queue. Any thread. Errors: as gmb_open(); -EACCES or -EOPNOTSUPP if the server does not
+ * list its exports.
+ */
+int gmb_list_exports(const char *uri, const struct gmb_options *options,
+	void (*found)(void *context, const struct gmb_export *exported), void *context,
+	struct gmb_error *error);
 
 enum gmb_capabilities {
 	GMB_CAN_WRITE = 1 << 0,
@@ -449,6 +512,14 @@ static inline void gmb_submit(struct gmb_client *client, struct gmb_request *req
 {
 	gmb_submit_sized(client, request, sizeof(*request));
 }
+
+/*
+ * Ends a request early, with -ECANCELED. The parts that a server has been asked for are still
+ * waited for, because it may use their memory, and may have been carried out. done is called later,
+ * never from here. Returns 0, or -EALREADY if nothing of it is left to be sent, so that it ends as
+ * usual. The request must be in flight.
+ */
+int gmb_cancel(struct gmb_client *client, struct gmb_request *request);
 
 /*
  * Writes a message about a request: the operation, the range, the export, the reason, and the

@@ -148,6 +148,15 @@ static bool send_to_journal(enum log_level level, const struct log_about *about,
 	return sendmsg(journal_fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) > 0;
 }
 
+static log_sink *line_sink; /* set before other threads exist */
+static void *line_sink_context;
+
+void log_set_sink(log_sink *sink, void *context)
+{
+	line_sink = sink;
+	line_sink_context = context;
+}
+
 /* --- lines --------------------------------------------------------------------------------- */
 
 static void write_line(
@@ -159,6 +168,10 @@ static void write_line(
 	size_t len = strlen(line);
 	ssize_t ignored;
 
+	if (body >= 0 && line_sink != NULL) {
+		line_sink(line_sink_context, level, line + head);
+		return;
+	}
 	if (body < 0 || (journal_fd >= 0 && send_to_journal(level, about, line + head))) {
 		return;
 	}

@@ -26,6 +26,11 @@ void log_set_level_default(enum log_level level);
 void log_init(void);
 bool log_enabled(enum log_level level);
 
+/* Receives lines instead of standard error and the journal, without prefix and line feed. NULL: no
+ * sink. Set it before other threads log. */
+typedef void log_sink(void *context, enum log_level level, const char *text);
+void log_set_sink(log_sink *sink, void *context);
+
 void log_line(enum log_level level, const char *format, ...) GMB_PRINTF(2, 3);
 
 #define log_error(...)	 log_line(LOG_LEVEL_ERROR, __VA_ARGS__)

@@ -37,6 +37,7 @@ enum {
 
 struct carrier;
 struct carrier_target;
+typedef void carrier_found(void *context, const struct gmb_export *exported);
 struct tls_client;
 struct connection;
 
@@ -117,11 +118,15 @@ struct carrier_ops {
 	/* default number of connections; 0: depends on the number of processors */
 	uint32_t connections;
 	/* Creates the target of a URI, which the connections of a client share; reads no file.
-	 * open_flags: enum gmb_open_flags. tls: for an nbds URI, borrowed credentials instead of
-	 * the ones that it names; NULL: its own. label: the server's address. */
-	int (*target_create)(const char *uri, uint32_t open_flags, struct tls_client *tls,
-		char label[CARRIER_LABEL_BYTES_MAX], struct carrier_target **target_out,
-		struct error *error);
+	 * options: flags and tls. tls: for an nbds URI, borrowed credentials instead of the ones
+	 * that it names; NULL: its own. label: the server's address. */
+	int (*target_create)(const char *uri, const struct gmb_options *options,
+		struct tls_client *tls, char label[CARRIER_LABEL_BYTES_MAX],
+		struct carrier_target **target_out, struct error *error);
+	/* Calls found() for each export that the server of a URI lists. Blocks. options: as filled
+	 * in by client_options_take(). */
+	int (*list)(const char *uri, const struct gmb_options *options, carrier_found *found,
+		void *context, struct error *error);
 	void (*target_destroy)(struct carrier_target *target); /* NULL is a no-op */
 	/* Returns an idle carrier, or NULL if out of memory. */
 	struct carrier *(*create)(const struct carrier_target *target);

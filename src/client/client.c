@@ -32,8 +32,7 @@ static const struct carrier_ops *const carriers[] = {
 #endif
 };
 
-/* Returns the protocol of the URI's scheme, or the first one if the scheme is unknown. */
-static const struct carrier_ops *find_carrier(const char *uri)
+const struct carrier_ops *client_find_carrier(const char *uri)
 {
 	size_t bytes = strcspn(uri, ":");
 
@@ -711,11 +710,10 @@ static uint32_t connections_chosen(void)
 	return (uint32_t)MIN(processors, (long)CONNECTIONS_CHOSEN_MAX);
 }
 
-static int client_take_options(
-	struct gmb_client *client, const struct gmb_options *options, struct error *error)
+int client_options_take(
+	struct gmb_options *own, const struct gmb_options *options, struct error *error)
 {
-	struct gmb_options *own = &client->options;
-
+	*own = (struct gmb_options){ 0 };
 	if (options != NULL) {
 		memcpy(own, options, MIN(options->size, sizeof(*own)));
 	}
@@ -760,13 +758,14 @@ static int client_create(struct gmb_queue *queue, const char *uri, struct tls_cl
 		client->range_bytes[i] = CLIENT_RANGE_BYTES_FIRST;
 	}
 	list_init(&client->free_commands);
-	err = client_take_options(client, options, error);
+	err = client_options_take(&client->options, options, error);
 	if (err == 0) {
-		client->ops = find_carrier(uri);
+		client->ops = client_find_carrier(uri);
 		client->connections_wanted = client_or_default(client->options.connections,
 			client_or_default(client->ops->connections, connections_chosen()));
 		err = client->ops->target_create(
-			uri, client->options.flags, tls, client->label, &client->target, error);
+			uri, &client->options, tls, client->label, &client->target, error);
+		client->options.tls = NULL; /* it was the caller's */
 	}
 	if (err == 0 && !ring_secret(queue->ring, secret, sizeof(secret))) {
 		err = error_set(error, -EIO, "cannot get random numbers from the system");

@@ -42,6 +42,8 @@ enum {
 struct gmb_queue {
 	struct ring *ring;
 	bool owns_ring; /* otherwise: guest.h */
+	/* Operations of its own ring. The ring is NULL while the queue is released. */
+	uint32_t entries;
 	struct list_node clients;
 	struct queue_part *part; /* carrier.h */
 	struct list_node ended;	 /* requests whose result is set and not reported */
@@ -187,6 +189,11 @@ void request_fail(struct gmb_client *client, struct gmb_request *request, int er
 
 /* --- client.c --------------------------------------------------------------------------------- */
 
+/* Returns the protocol of a URI; the first one reports what is wrong with a URI of none. */
+const struct carrier_ops *client_find_carrier(const char *uri);
+/* Copies the options that the caller knows, fills in defaults, and checks them. */
+int client_options_take(
+	struct gmb_options *own, const struct gmb_options *options, struct error *error);
 /* Assigns commands to connections that have room. */
 void client_dispatch(struct gmb_client *client);
 /* A connection is ready. Returns 0, or the reason why it must not be used. */

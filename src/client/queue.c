@@ -28,10 +28,27 @@ void error_export(struct gmb_error *out, const struct error *error)
 	}
 }
 
+void gmb_set_log(gmb_log *log, void *context, enum gmb_log_level level)
+{
+	/* The levels are the same, and callers may pass any number. */
+	_Static_assert((int)GMB_LOG_DEBUG == (int)LOG_LEVEL_DEBUG, "levels");
+	log_init(); /* so that it has no effect later */
+	log_set_sink((log_sink *)log, context);
+	log_set_level((enum log_level)level);
+}
+
+static int ring_create_for(struct gmb_queue *queue, struct error *error)
+{
+	const struct ring_options options = {
+		.files_max = 64, .buffers_max = 1, .entries = queue->entries
+	};
+
+	return ring_create(&options, &queue->ring, error);
+}
+
 static int queue_create(
 	const struct gmb_queue_options *options, struct gmb_queue **queue_out, struct error *error)
 {
-	struct ring_options ring_options = { .files_max = 64, .buffers_max = 1 };
 	struct gmb_queue_options own = { 0 };
 	struct gmb_queue *queue;
 	int err;
@@ -43,12 +60,12 @@ static int queue_create(
 		return error_set(error, -EINVAL, "a queue can have at most %d entries, not %u",
 			ENTRIES_MAX, own.entries);
 	}
-	ring_options.entries = own.entries != 0 ? own.entries : ENTRIES_DEFAULT;
 	queue = queue_create_on(NULL);
 	if (queue == NULL) {
 		return error_set(error, -ENOMEM, "out of memory for a queue");
 	}
-	err = ring_create(&ring_options, &queue->ring, error);
+	queue->entries = own.entries != 0 ? own.entries : ENTRIES_DEFAULT;
+	err = ring_create_for(queue, error);
 	if (err != 0) {
 		free(queue);
 		return err;
@@ -85,11 +102,8 @@ int gmb_queue_create(const struct gmb_queue_options *options, struct gmb_queue *
 	return err;
 }
 
-int gmb_queue_destroy(struct gmb_queue *queue)
+int gmb_queue_release(struct gmb_queue *queue)
 {
-	if (queue == NULL) {
-		return 0;
-	}
 	if (!list_is_empty(&queue->clients) || queue->inside) {
 		return -EBUSY;
 	}
@@ -99,12 +113,35 @@ int gmb_queue_destroy(struct gmb_queue *queue)
 	}
 	if (queue->part != NULL) {
 		queue->part->destroy(queue->part);
+		queue->part = NULL;
 	}
 	if (queue->owns_ring) {
 		ring_destroy(queue->ring);
 	}
-	free(queue);
+	queue->ring = NULL;
 	return 0;
+}
+
+int gmb_queue_acquire(struct gmb_queue *queue, struct gmb_error *error)
+{
+	struct error reason = { 0 };
+	int err = queue->ring != NULL ? error_set(&reason, -EBUSY, "the queue was not released")
+				      : ring_create_for(queue, &reason);
+
+	if (err != 0) {
+		error_export(error, &reason);
+	}
+	return err;
+}
+
+int gmb_queue_destroy(struct gmb_queue *queue)
+{
+	int err = queue != NULL ? gmb_queue_release(queue) : 0;
+
+	if (err == 0) {
+		free(queue);
+	}
+	return err;
 }
 
 struct queue_part **queue_part(struct gmb_queue *queue)

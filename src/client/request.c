@@ -248,6 +248,7 @@ static void end_now(struct gmb_client *client, struct gmb_request *request, int 
 {
 	struct request_state *state = request_state(request);
 
+	state->whole = true; /* it cannot be cancelled */
 	request->result = err;
 	if (err == 0 && request->operation == GMB_STATUS) {
 		request->result = -EINVAL; /* an empty range has no extents */
@@ -297,6 +298,24 @@ void gmb_submit_sized(struct gmb_client *client, struct gmb_request *request, si
 	} else {
 		request_admit(client, request);
 	}
+}
+
+int gmb_cancel(struct gmb_client *client, struct gmb_request *request)
+{
+	struct request_state *state = request_state(request);
+
+	GMB_ASSERT(request->in_flight != 0);
+	if (state->whole) {
+		return -EALREADY;
+	}
+	state->whole = true;
+	list_remove(&state->node); /* from waiting or ranges */
+	if (state->parts == 0) {
+		end_now(client, request, -ECANCELED);
+	} else if (state->failure == 0) {
+		state->failure = -ECANCELED;
+	}
+	return 0;
 }
 
 /* --- long ranges --------------------------------------------------------------------------- */
@@ -600,6 +619,8 @@ static const char *reason_text(const struct gmb_client *client, const struct gmb
 		return "the export is read-only";
 	case EXDEV:
 		return "the source is on another server";
+	case ECANCELED:
+		return "cancelled";
 	case ENOENT:
 		return "the source is not visible to this client";
 	case ESTALE:

@@ -126,6 +126,33 @@ class Api(support.Case):
     def test_queues_in_threads(self):
         self.case(self.serve(), "queues-in-threads")
 
+    def test_cancelling(self):
+        def silent(export):
+            while export.request():
+                pass
+
+        with ExportServer(silent) as server:
+            self.case(server.uri(), "cancel")
+        self.assertEqual(server.failures, [])
+
+    def test_cancelling_the_rest_of_a_request(self):
+        part = 1 << 16
+        with ExportServer(lambda export: export.serve(), size=16 * part, sizes=(1, 4096, part)) as server:
+            self.case(server.uri(), "cancel-partly", part)
+        self.assertEqual(server.failures, [])
+
+    def test_listing_exports(self):
+        path = self.make_file("image", bytes(1 << 20))
+        server = self.start_unix("--export", f"a={path},readonly,description=first",
+                                 "--export", f"b={path},readonly", uri_count=2)
+        self.assertEqual(self.case(server.uri, "list-exports").decode().splitlines(), ["a|first", "b|"])
+
+    def test_messages_to_a_function(self):
+        self.case(self.serve(), "messages")
+
+    def test_queues_that_move(self):
+        self.case(self.serve(), "queue-moves")
+
     def test_four_connections(self):
         self.case(self.serve(), "four-connections", 4)
 

@@ -240,7 +240,8 @@ class Install(unittest.TestCase):
         constants = set(re.findall(r"\bGMB_[A-Z_]+\b", header)) - {"GMB_"}
         missing = {name for name in constants if name not in manual}
         self.assertEqual(missing, set())
-        for struct in ("gmb_options", "gmb_info", "gmb_stats", "gmb_queue_options"):
+        for struct in ("gmb_options", "gmb_info", "gmb_stats", "gmb_queue_options", "gmb_tls_settings",
+                       "gmb_export"):
             body = re.search(rf"struct {struct} {{(.*?)\n}};", header, re.S).group(1)
             body = re.sub(r"/\*.*?\*/", "", body, flags=re.S)
             for member in re.findall(r"(\w+)(?:;|\)\()", body):

@@ -88,6 +88,20 @@ class Module(support.Case):
             self.assertEqual([request.result for request in done], [0] * 8)
             self.assertEqual(client.pread(4096, 0)[::512], bytes(range(8)))
 
+    def test_listing_and_cancelling(self):
+        self.assertEqual(gmblock.list_exports(self.uri), [("", "")])
+        with self.assertRaises(gmblock.Error) as caught:
+            gmblock.list_exports("nbd+unix:///?socket=/nonexistent/s")
+        self.assertEqual(caught.exception.errno, errno.ENOENT)
+        with gmblock.Queue() as queue, queue.open(self.uri) as client:
+            done = []
+            request = client.new_read(512, 0)
+            client.submit(request, done.append)
+            self.assertTrue(client.cancel(request))  # nothing is sent before the wait
+            self.assertFalse(client.cancel(request))
+            queue.wait()
+            self.assertEqual([request.result for request in done], [-errno.ECANCELED])
+
     def test_asyncio(self):
         async def work():
             queue = gmblock.Queue()
@@ -103,7 +117,8 @@ class Module(support.Case):
 
     def test_the_structs_are_those_of_the_header(self):
         """A compiler says how large they are, and where their members lie."""
-        pairs = {"gmb_options": gmblock.Options, "gmb_info": gmblock.Info,
+        pairs = {"gmb_options": gmblock.Options, "gmb_tls_settings": gmblock.TlsSettings,
+                 "gmb_info": gmblock.Info,
                  "gmb_stats": gmblock.Stats, "gmb_extent": gmblock.Extent,
                  "gmb_request": gmblock.Request}
         lines = ["#include <stdio.h>", "#include <gmblock/gmblock.h>", "int main(void) {"]

@@ -388,6 +388,34 @@ class Messages(TlsCase):
             self.assertIn("GMB_OPEN_URI_FILES", driver.until("refused"))
         self.assertIn("opened", driver.open(self.x509()))
 
+    def test_settings_of_a_program(self):
+        """They replace parameters of the URI, and need no GMB_OPEN_URI_FILES."""
+        self.nbdkit_x509()
+        self.nbdkit("--tls=require", f"--tls-psk={self.creds('keys.psk')}", name="p")
+        driver = Driver()
+        self.addCleanup(driver.kill)
+        good = f"certificates={self.creds('good')}"
+        for uri, options, expected in (
+                (self.uri(), f"{good} hostname=localhost", "opened"),
+                (self.uri(hostname="elsewhere"), f"{good} hostname=localhost", "opened"),
+                (self.uri(hostname="localhost"), f"{good} hostname=elsewhere", "refused"),
+                (self.uri(hostname="elsewhere"), f"{good} tls_flags=1", "opened"),
+                (self.uri(), "tls_flags=1", "opened"),
+                (self.uri(), "tls_flags=2", "refused a -22 unknown flags"),
+                (self.uri("p"), f"psk_file={self.creds('keys.psk')} username=alice", "opened"),
+                (self.uri("p", user="mallory"), f"psk_file={self.creds('keys.psk')} username=bob",
+                 "opened"),
+                (self.uri("p"), f"{good} psk_file={self.creds('keys.psk')}", "refused a -22 "),
+                (f"nbd+unix:///?socket={self.path('s')}", good, "refused a -22 credentials for TLS"),
+                (f"gmb+unix:///?socket={self.path('s')}", good, "refused a -22 credentials for TLS")):
+            with self.subTest(uri=uri, options=options):
+                driver.say(f"open a {uri} {options}")
+                line = driver.until("opened", "refused")
+                self.assertTrue(line.startswith(expected), line)
+                if line.startswith("opened"):
+                    driver.say("close a")
+                    driver.until("closed")
+
 
 class Downgrade(TlsCase):
     """Expected of all: an error, and nothing in clear that names an export."""

@@ -23,6 +23,7 @@
  */
 #include <gmblock/gmblock.h>
 #include <inttypes.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -97,11 +98,40 @@ static void on_event(void *context, enum gmb_event event, const char *text)
 	printf("event %s %s %s\n", slot->key, names[event], text);
 }
 
-static void option_set(struct gmb_options *options, const char *option)
+/* certificates=, psk_file=, username= and hostname=. Returns false if it is another option. */
+static bool tls_option_set(struct gmb_tls_settings *tls, const char *option)
+{
+	const struct {
+		const char *name;
+		const char **slot;
+	} texts[] = {
+		{ "certificates=", &tls->certificates },
+		{ "psk_file=", &tls->psk_file },
+		{ "username=", &tls->username },
+		{ "hostname=", &tls->hostname },
+	};
+
+	for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
+		size_t bytes = strlen(texts[i].name);
+
+		if (strncmp(option, texts[i].name, bytes) == 0) {
+			*texts[i].slot = option + bytes;
+			return true;
+		}
+	}
+	return false;
+}
+
+static void option_set(
+	struct gmb_options *options, struct gmb_tls_settings *tls, const char *option)
 {
 	char name[32] = "";
 	uint32_t value = 0;
 
+	if (tls_option_set(tls, option)) {
+		options->tls = tls;
+		return;
+	}
 	if (sscanf(option, "%31[^=]=%" SCNu32, name, &value) != 2) {
 		fail(2, "an option is NAME=NUMBER");
 	}
@@ -119,6 +149,9 @@ static void option_set(struct gmb_options *options, const char *option)
 		options->reconnect_timeout_ms = value;
 	} else if (strcmp(name, "depth") == 0) {
 		options->depth = value;
+	} else if (strcmp(name, "tls_flags") == 0) {
+		tls->flags = value;
+		options->tls = tls;
 	} else {
 		fail(2, "unknown option");
 	}
@@ -132,13 +165,14 @@ static void command_open(char *rest)
 	struct gmb_options options = {
 		.size = sizeof(options), .event = on_event, .context = slot
 	};
+	struct gmb_tls_settings tls = { .size = sizeof(tls) };
 	struct gmb_info info = { .size = sizeof(info) };
 	struct gmb_error error = { 0 };
 	char *option;
 	int err;
 
 	while ((option = strtok_r(rest, " ", &rest)) != NULL) {
-		option_set(&options, option);
+		option_set(&options, &tls, option);
 	}
 	err = gmb_open(queue, uri, &options, &slot->client, &error);
 	if (err != 0) {

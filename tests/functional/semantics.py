@@ -32,7 +32,8 @@ STORES = {
 # Cases that need nothing of the export but that it can be written, and is at least 64 MiB long.
 CASES = ("wrong-requests", "nothing-to-do", "read-only-by-option", "tiny-scatter-lists",
          "scattered-crowd", "resubmit-from-done", "flood", "close-with-requests", "no-callback",
-         "prepared", "several-clients", "event-loop", "placed", "buffer-rules")
+         "prepared", "several-clients", "event-loop", "placed", "buffer-rules", "list-exports",
+         "queue-moves")
 
 
 class Semantics(support.Case):

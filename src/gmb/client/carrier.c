@@ -320,6 +320,7 @@ const struct carrier_ops native_carrier = {
 	 * other works. */
 	.connections = 1,
 	.target_create = native_target_create,
+	.list = native_list,
 	.target_destroy = native_target_destroy,
 	.create = native_create,
 	.destroy = native_destroy,

@@ -174,10 +174,13 @@ static inline struct command *native_command_of(struct native_call *call)
 GMB_MUST_CHECK int native_connect(struct clan_queue *queue, const struct native_target *target,
 	const struct clan_conn_options *options, struct clan_conn **conn_out, struct error *error);
 /* Members of struct carrier_ops. */
-GMB_MUST_CHECK int native_target_create(const char *text, uint32_t open_flags,
+GMB_MUST_CHECK int native_target_create(const char *text, const struct gmb_options *options,
 	struct tls_client *tls, char label[CARRIER_LABEL_BYTES_MAX],
 	struct carrier_target **target_out, struct error *error);
 void native_target_destroy(struct carrier_target *base);
+/* probe.c */
+GMB_MUST_CHECK int native_list(const char *uri, const struct gmb_options *options,
+	carrier_found *found, void *context, struct error *error);
 
 /* carrier.c */
 void native_carrier_set_state(struct native_carrier *carrier, enum native_carrier_state state);

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <gmblock/clan.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -172,10 +173,11 @@ int native_probe(const char *uri, bool all, uint64_t timeout_ns,
 	void *context, struct error *error)
 {
 	struct probe probe = { .until_ns = clock_now_ns() + timeout_ns };
+	const struct gmb_options options = { 0 };
 	char label[CARRIER_LABEL_BYTES_MAX];
 	struct carrier_target *base;
 	struct clan_error reason;
-	int result = native_carrier.target_create(uri, 0, NULL, label, &base, error);
+	int result = native_carrier.target_create(uri, &options, NULL, label, &base, error);
 
 	if (result != 0) {
 		return result;
@@ -204,4 +206,46 @@ int native_probe(const char *uri, bool all, uint64_t timeout_ns,
 	}
 	native_carrier.target_destroy(base);
 	return result;
+}
+
+/* --- gmb_list_exports() ------------------------------------------------------------------------
+ */
+
+struct listing {
+	carrier_found *found;
+	void *context;
+};
+
+static int list_one(
+	void *context, uint16_t version, const struct native_export *export, struct error *error)
+{
+	const struct listing *listing = context;
+	char *name = strndup(export->name.bytes, export->name.length);
+	char *description = strndup(export->text.bytes, export->text.length);
+	const struct gmb_export exported = {
+		.size = sizeof(exported), .name = name, .description = description
+	};
+	int err = 0;
+
+	GMB_UNUSED(version);
+	if (name == NULL || description == NULL) {
+		err = error_set(error, -ENOMEM, "out of memory");
+	} else {
+		listing->found(listing->context, &exported);
+	}
+	free(name);
+	free(description);
+	return err;
+}
+
+int native_list(const char *uri, const struct gmb_options *options, carrier_found *found,
+	void *context, struct error *error)
+{
+	struct listing listing = { found, context };
+
+	if (options->tls != NULL) {
+		return error_set(error, -EINVAL, "credentials for TLS need an nbds URI");
+	}
+	return native_probe(uri, true, options->connect_timeout_ms * UINT64_C(1000000), list_one,
+		&listing, error);
 }

@@ -52,18 +52,20 @@ static int check_uri(const struct export_uri *uri, const char *text, struct erro
 		uri->user != NULL ? "" : uri->unknown_parameter);
 }
 
-int native_target_create(const char *text, uint32_t open_flags, struct tls_client *tls,
-	char label[CARRIER_LABEL_BYTES_MAX], struct carrier_target **target_out,
-	struct error *error)
+int native_target_create(const char *text, const struct gmb_options *options,
+	struct tls_client *tls, char label[CARRIER_LABEL_BYTES_MAX],
+	struct carrier_target **target_out, struct error *error)
 {
 	struct native_target *target = calloc(1, sizeof(*target));
 	struct export_uri uri = { 0 };
 	int result = export_uri_parse(text, &uri, error);
 
-	GMB_UNUSED(open_flags);
 	GMB_ASSERT(tls == NULL);
 	if (result == 0) {
 		result = check_uri(&uri, text, error);
+	}
+	if (result == 0 && options->tls != NULL) {
+		result = error_set(error, -EINVAL, "credentials for TLS need an nbds URI");
 	}
 	if (result == 0 && target != NULL) {
 		export_uri_label(label, &uri);

@@ -570,9 +570,47 @@ static int take_tls(struct nbd_target *target, struct tls_client *lent, struct e
 	return target->uri.tls ? tls_client_create(&target->uri, &target->tls, error) : 0;
 }
 
-static int nbd_target_create(const char *text, uint32_t open_flags, struct tls_client *tls,
-	char label[CARRIER_LABEL_BYTES_MAX], struct carrier_target **target_out,
-	struct error *error)
+/* Replaces parameters of the URI by the program's settings. */
+static int tls_settings_take(
+	struct export_uri *uri, const struct gmb_tls_settings *settings, struct error *error)
+{
+	struct gmb_tls_settings own = { 0 };
+
+	if (settings == NULL) {
+		return 0;
+	}
+	memcpy(&own, settings, MIN(settings->size, sizeof(own)));
+	if (!uri->tls || (own.flags & ~(uint32_t)GMB_TLS_NO_VERIFY) != 0) {
+		return error_set(error, -EINVAL,
+			uri->tls ? "unknown flags for TLS"
+				 : "credentials for TLS need an nbds URI");
+	}
+	const struct {
+		char **slot;
+		const char *value;
+	} texts[] = {
+		{ &uri->tls_certificates, own.certificates },
+		{ &uri->tls_psk_file, own.psk_file },
+		{ &uri->user, own.username },
+		{ &uri->tls_hostname, own.hostname },
+		{ &uri->tls_verify_peer, (own.flags & GMB_TLS_NO_VERIFY) != 0 ? "0" : NULL },
+	};
+
+	for (size_t i = 0; i < ARRAY_COUNT(texts); i++) {
+		if (texts[i].value != NULL) {
+			free(*texts[i].slot);
+			*texts[i].slot = strdup(texts[i].value);
+			if (*texts[i].slot == NULL) {
+				return error_set(error, -ENOMEM, "out of memory");
+			}
+		}
+	}
+	return 0;
+}
+
+static int nbd_target_create(const char *text, const struct gmb_options *options,
+	struct tls_client *tls, char label[CARRIER_LABEL_BYTES_MAX],
+	struct carrier_target **target_out, struct error *error)
 {
 	struct nbd_target *target = calloc(1, sizeof(*target));
 	int err;
@@ -586,7 +624,10 @@ static int nbd_target_create(const char *text, uint32_t open_flags, struct tls_c
 	}
 	if (err == 0) {
 		export_uri_label(label, &target->uri);
-		err = check_files(&target->uri, open_flags, error);
+		err = check_files(&target->uri, options->flags, error);
+	}
+	if (err == 0) {
+		err = tls_settings_take(&target->uri, options->tls, error);
 	}
 	if (err == 0) {
 		err = take_tls(target, tls, error);
@@ -597,6 +638,42 @@ static int nbd_target_create(const char *text, uint32_t open_flags, struct tls_c
 	}
 	*target_out = (struct carrier_target *)(void *)target;
 	return 0;
+}
+
+static int nbd_list(const char *text, const struct gmb_options *options, carrier_found *found,
+	void *context, struct error *error)
+{
+	struct nbd_dial_options dial = {
+		.timeout_ns = options->connect_timeout_ms * UINT64_C(1000000),
+		.handshake.goal = NBD_GOAL_LIST,
+	};
+	char label[CARRIER_LABEL_BYTES_MAX];
+	struct nbd_handshake *answers = NULL;
+	struct carrier_target *base;
+	int err = nbd_target_create(text, options, NULL, label, &base, error);
+
+	if (err != 0) {
+		return err;
+	}
+	dial.uri = &((struct nbd_target *)(void *)base)->uri;
+	err = nbd_dial_wait(&dial, -1, NULL, &answers, error);
+	if (err == 0) {
+		const struct nbd_offers *offers = nbd_handshake_offers(answers);
+
+		for (uint32_t i = 0; i < offers->count; i++) {
+			const char *description = offers->list[i].description;
+			const struct gmb_export exported = {
+				.size = sizeof(exported),
+				.name = offers->list[i].name,
+				.description = description != NULL ? description : "",
+			};
+
+			found(context, &exported);
+		}
+	}
+	nbd_handshake_destroy(answers);
+	nbd_target_destroy(base);
+	return err;
 }
 
 static struct carrier *nbd_create(const struct carrier_target *target)
@@ -623,6 +700,7 @@ const struct carrier_ops nbd_carrier = {
 	.schemes = schemes,
 	.command_bytes = sizeof(struct nbd_call),
 	.target_create = nbd_target_create,
+	.list = nbd_list,
 	.target_destroy = nbd_target_destroy,
 	.create = nbd_create,
 	.destroy = nbd_destroy,

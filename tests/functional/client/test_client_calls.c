@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Calls beside the path of a request: cancelling, listing exports, messages, and queues that move
+ * to another thread. */
+#include "cases.h"
+
+#include <pthread.h>
+
+/* --- cancelling ------------------------------------------------------------------------------- */
+
+static void wait_until_sent(struct run *run, uint64_t commands)
+{
+	while (stats_of(run->client).commands < commands) {
+		CHECK(gmb_queue_wait(run->queue, 0) >= 0);
+	}
+}
+
+/* The server of this case answers nothing. */
+static void cancel(struct run *run)
+{
+	uint8_t bytes[4096];
+	struct counted sent;
+	struct counted waiting;
+	struct counted wrong;
+	char text[512];
+
+	reopen(run, (struct gmb_options){ .flags = GMB_OPEN_NO_RECONNECT,
+			    .connections = 1,
+			    .depth = 1,
+			    .request_timeout_ms = 3000 });
+	counted_init(run, &sent);
+	counted_init(run, &waiting);
+	counted_init(run, &wrong);
+	gmb_prepare_read(&sent.request, bytes, sizeof(bytes), 0);
+	gmb_prepare_read(&waiting.request, bytes, sizeof(bytes), 0);
+	gmb_prepare_read(&wrong.request, bytes, sizeof(bytes), run->info.bytes);
+	gmb_submit(run->client, &sent.request);
+	gmb_submit(run->client, &waiting.request);
+	wait_until_sent(run, 1);
+	CHECK_EQUAL(gmb_cancel(run->client, &sent.request), -EALREADY);
+	CHECK_EQUAL(gmb_cancel(run->client, &waiting.request), 0);
+	CHECK_EQUAL(gmb_cancel(run->client, &waiting.request), -EALREADY);
+	CHECK_EQUAL(waiting.done_count, 0);
+	gmb_submit(run->client, &wrong.request); /* rejected, and its end is not told yet */
+	CHECK_EQUAL(gmb_cancel(run->client, &wrong.request), -EALREADY);
+	while (waiting.done_count == 0 || wrong.done_count == 0) {
+		CHECK(gmb_queue_wait(run->queue, -1) > 0);
+	}
+	CHECK_EQUAL(waiting.request.result, -ECANCELED);
+	CHECK(strstr(gmb_explain(run->client, &waiting.request, text, sizeof(text)), "cancelled"));
+	CHECK_EQUAL(wrong.request.result, -EINVAL);
+	CHECK_EQUAL(sent.done_count, 0);
+	while (sent.done_count == 0) {
+		CHECK(gmb_queue_wait(run->queue, -1) > 0);
+	}
+	CHECK_EQUAL(sent.request.result, -ENOTCONN);
+}
+
+/* The argument: bytes of one command. A part of the request was sent, and is waited for. */
+static void cancel_partly(struct run *run)
+{
+	uint64_t part = strtoull(run->argument, NULL, 10);
+	uint8_t *bytes = malloc(3 * part);
+	struct counted counted;
+
+	CHECK(bytes != NULL);
+	reopen(run, (struct gmb_options){ .connections = 1, .depth = 1 });
+	counted_init(run, &counted);
+	gmb_prepare_read(&counted.request, bytes, 3 * part, 0);
+	gmb_submit(run->client, &counted.request);
+	wait_until_sent(run, 1);
+	CHECK_EQUAL(gmb_cancel(run->client, &counted.request), 0);
+	while (counted.done_count == 0) {
+		CHECK(gmb_queue_wait(run->queue, -1) > 0);
+	}
+	CHECK_EQUAL(counted.request.result, -ECANCELED);
+	CHECK_EQUAL(stats_of(run->client).commands, 1);
+	CHECK_EQUAL(counted_run(&counted), 0); /* it can be used again */
+	free(bytes);
+}
+
+/* --- listing ---------------------------------------------------------------------------------- */
+
+/* Prints it, and counts those with the name of the open one. */
+struct listing {
+	const char *name;
+	int count;
+};
+
+static void print_export(void *context, const struct gmb_export *exported)
+{
+	struct listing *listing = context;
+
+	CHECK_EQUAL(exported->size, sizeof(*exported));
+	printf("%s|%s\n", exported->name, exported->description);
+	listing->count += strcmp(exported->name, listing->name) == 0;
+}
+
+static void list_exports(struct run *run)
+{
+	struct gmb_options options = { .size = sizeof(options), .connect_timeout_ms = 10000 };
+	struct gmb_error error = { 0 };
+	struct listing listing = { gmb_export_name(run->client), 0 };
+
+	CHECK_EQUAL(gmb_list_exports(run->uri, &options, print_export, &listing, &error), 0);
+	CHECK_EQUAL(listing.count, 1);
+	CHECK_EQUAL(gmb_list_exports("nbd+unix:///?socket=/nonexistent/s", NULL, print_export,
+			    &listing, &error),
+		-ENOENT);
+	CHECK(strstr(error.text, "/nonexistent/s") != NULL);
+	CHECK_EQUAL(gmb_list_exports("nbd:oops", NULL, print_export, &listing, NULL), -EINVAL);
+}
+
+/* --- messages --------------------------------------------------------------------------------- */
+
+struct heard {
+	int count;
+	bool debug;
+};
+
+static void hear(void *context, enum gmb_log_level level, const char *text)
+{
+	struct heard *heard = context;
+
+	CHECK(text[0] != '\0' && strchr(text, '\n') == NULL);
+	CHECK(strncmp(text, "gmblock", 7) != 0); /* no prefix */
+	heard->count++;
+	heard->debug |= level == GMB_LOG_DEBUG;
+}
+
+static void messages(struct run *run)
+{
+	struct heard heard = { 0 };
+	struct heard none = { 0 };
+
+	CHECK_EQUAL(gmb_close(run->client), 0);
+	CHECK_EQUAL(gmb_queue_destroy(run->queue), 0);
+	gmb_set_log(hear, &heard, GMB_LOG_DEBUG);
+	run->queue = queue_or_die();
+	CHECK_EQUAL(gmb_close(open_or_die(run->queue, run->uri, NULL)), 0);
+	CHECK_EQUAL(gmb_queue_destroy(run->queue), 0);
+	CHECK(heard.count > 0 && heard.debug);
+	gmb_set_log(hear, &none, GMB_LOG_ERROR);
+	run->queue = queue_or_die();
+	run->client = open_or_die(run->queue, run->uri, NULL);
+	CHECK_EQUAL(none.count, 0);
+	gmb_set_log(NULL, NULL, GMB_LOG_ERROR);
+}
+
+/* --- queues that move ------------------------------------------------------------------------- */
+
+struct mover {
+	struct gmb_queue *queue;
+	const char *uri;
+};
+
+/* Takes the queue, uses it, and gives it back. */
+static void *move_and_read(void *context)
+{
+	struct mover *mover = context;
+	uint8_t bytes[4096];
+	struct gmb_client *client;
+	void *buffer;
+
+	CHECK_EQUAL(gmb_queue_acquire(mover->queue, NULL), 0);
+	CHECK_EQUAL(gmb_queue_wait(mover->queue, -1), 0); /* it was woken before it moved */
+	client = open_or_die(mover->queue, mover->uri, NULL);
+	CHECK_EQUAL(gmb_queue_release(mover->queue), -EBUSY);
+	CHECK_EQUAL(gmb_buffer_alloc(mover->queue, 8192, 0, &buffer, NULL), 0);
+	CHECK_EQUAL(gmb_pread(client, bytes, sizeof(bytes), 0), 0);
+	CHECK_EQUAL(gmb_pread(client, buffer, 8192, 0), 0);
+	CHECK_EQUAL(gmb_close(client), 0);
+	CHECK_EQUAL(gmb_queue_release(mover->queue), 0);
+	return NULL;
+}
+
+static void queue_moves(struct run *run)
+{
+	struct mover mover = { queue_or_die(), run->uri };
+	struct gmb_error error = { 0 };
+	pthread_t thread;
+
+	CHECK_EQUAL(gmb_queue_acquire(mover.queue, &error), -EBUSY);
+	CHECK(strstr(error.text, "not released") != NULL);
+	for (int i = 0; i < 3; i++) {
+		gmb_queue_wake(mover.queue);
+		CHECK_EQUAL(gmb_queue_release(mover.queue), 0);
+		CHECK_EQUAL(pthread_create(&thread, NULL, move_and_read, &mover), 0);
+		CHECK_EQUAL(pthread_join(thread, NULL), 0);
+		CHECK_EQUAL(gmb_queue_acquire(mover.queue, NULL), 0);
+		CHECK_EQUAL(gmb_close(open_or_die(mover.queue, run->uri, NULL)), 0);
+	}
+	CHECK_EQUAL(gmb_queue_release(mover.queue), 0);
+	CHECK_EQUAL(gmb_queue_destroy(mover.queue), 0);
+}
+
+static const struct test_case cases[] = {
+	{ "cancel", cancel },
+	{ "cancel-partly", cancel_partly },
+	{ "list-exports", list_exports },
+	{ "messages", messages },
+	{ "queue-moves", queue_moves },
+	{ NULL, NULL },
+};
+
+int main(int argc, char **argv)
+{
+	return run_cases(cases, argc, argv);
+}
