@@ -1,7 +1,8 @@
 #!/bin/sh
 # static-library.sh OUTPUT COMPILER... -- ARCHIVES...: makes one static library of the first archive
 # and what it needs of the others, as one object in which hidden names are local, and libclan's too:
-# a program may link the libclan of another version.
+# a program may link the libclan of another version. With gcc, COMPILER needs -flinker-output=nolto-rel:
+# otherwise archives of a build with LTO become an object with LTO code, whose names objcopy cannot hide.
 set -eu
 output=$1
 shift

@@ -220,6 +220,28 @@ class Install(unittest.TestCase):
         found = {line.split()[-1] for line in names.splitlines() if len(line.split()) == 3}
         self.assertEqual({name for name in found if not name.startswith("__")}, self.declared())
 
+    def test_the_static_library_survives_link_time_optimization(self):
+        if run(COMPILER[0], "--version").split()[0] not in ("gcc", "cc"):
+            self.skipTest("clang has LTO with lld only")
+        sources = {"outer": "__attribute__((visibility(\"hidden\"))) int inner(void);\n"
+                            "int gmb_outer(void)\n{\n\treturn inner() + 1;\n}\n",
+                   "inner": "__attribute__((visibility(\"hidden\"))) int inner(void)\n{\n\treturn 1;\n}\n"
+                            "int clan_inner(void)\n{\n\treturn 2;\n}\n"}
+        archives = []
+        for name, text in sources.items():
+            stem = os.path.join(self.folder, name)
+            with open(stem + ".c", "w", encoding="utf-8") as file:
+                file.write(text)
+            run(COMPILER[0], "-O2", "-flto", "-c", stem + ".c", "-o", stem + ".o")
+            run("gcc-ar", "rcs", stem + ".a", stem + ".o")
+            archives.append(stem + ".a")
+        library = os.path.join(self.folder, "libwith-lto.a")
+        run(f"{SOURCE}/scripts/static-library.sh", library, COMPILER[0], "-flinker-output=nolto-rel",
+            "--", *archives)
+        names = run("nm", "--extern-only", "--defined-only", library)
+        self.assertEqual([line.split()[-1] for line in names.splitlines() if len(line.split()) == 3],
+                         ["gmb_outer"])
+
     def test_every_function_has_a_manual_page(self):
         for name in sorted(self.declared()):
             page = self.find(name + ".3")
