@@ -25,7 +25,7 @@ TSAN_LONG = clan clan_rpc clan_tcp clan_handshake push ring_contract_uring ring_
 FORMATTED = $(shell find src include tests bench examples -name '*.[ch]' -o -name '*.cc' -o -name '*.hh' 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-vm test-long build deb oci deps deps-deb deps-oci deps-test asan tsan clang fuzz bench \
+.PHONY: help run test test-vm test-long without build deb oci deps deps-deb deps-oci deps-test asan tsan clang fuzz bench \
 	check-format format lint install clean
 
 help: ## show this list
@@ -49,6 +49,7 @@ test-vm: deps-test $(BUILD)/.gmblock-tests ## run the tests that need kernels of
 test-long: deps-test $(BUILD)/.gmblock-tests ## hours: simulation seeds, killed servers, keys of TLS that change by themselves, then fuzzing; SOAK_PERCENT shortens it
 	@SOAK_PERCENT=$(SOAK_PERCENT) $(RUN_TESTS) -C $(BUILD) --setup soak --suite soak $(TEST_ARGS)
 	$(if $(TEST_ARGS),,@$(MAKE) --no-print-directory tsan SANITIZED='$(TSAN_LONG)')
+	$(if $(TEST_ARGS),,@$(MAKE) --no-print-directory without)
 	$(if $(TEST_ARGS),,CC=$(CLANG) FUZZ_JOBS=$(JOBS) FUZZ_SECONDS=$${FUZZ_SECONDS:-$$((3 * $(SOAK_PERCENT)))} tests/fuzz/run.sh)
 
 deb: deps-deb ## build the Debian packages in build-deb/
@@ -101,6 +102,13 @@ clang: deps-test ## build with the second compiler, warnings as errors, and run 
 		$(MESON_ARGS) build-clang
 	@$(RUN_TESTS) -C build-clang $(TEST_ARGS)
 
+without: deps-test ## compile once without each feature whose dependency can be missing (build-without-*/)
+	@for feature in fuse fabric clan sockets omniorb; do \
+		[ -f build-without-$$feature/build.ninja ] || \
+			$(MESON) setup -Dtests=true -Dwerror=true -D$$feature=disabled build-without-$$feature || exit 1; \
+		$(NINJA) -C build-without-$$feature && build-without-$$feature/gmblock --version || exit 1; \
+	done
+
 fuzz: deps-test ## run every fuzz target for FUZZ_SECONDS (60) of processor time (build-fuzz/)
 	CC=$(CLANG) FUZZ_JOBS=$(JOBS) tests/fuzz/run.sh
 
@@ -122,4 +130,4 @@ install: build ## install the program, manual pages and systemd units (DESTDIR w
 	@if [ -z "$(DESTDIR)" ] && [ "$$(id -u)" = 0 ]; then ldconfig; fi
 
 clean: ## remove every build directory
-	rm -rf $(BUILD) build-asan build-tsan build-clang build-fuzz build-ci-*
+	rm -rf $(BUILD) build-asan build-tsan build-clang build-fuzz build-without-* build-ci-*
