@@ -299,8 +299,9 @@ int gmb_queue_wait(struct gmb_queue *queue, int timeout_ms)
 
 			limit_ns = now_ns < end_ns ? end_ns - now_ns : 0;
 		}
-		if (queue->completed != before) {
-			limit_ns = 0; /* client_end() has called done() */
+		if (queue->completed != before || queue->woken) {
+			limit_ns = 0; /* client_end() has called done(), or a call before took the
+					 wake-up */
 		}
 		queue_round(queue, limit_ns);
 		/* Ends when woken, when a request has completed (unless the timeout is 0), or when

@@ -181,6 +181,9 @@ static void wake_from_thread(struct run *run)
 	gmb_queue_wake(run->queue);
 	CHECK_EQUAL(gmb_queue_wait(run->queue, -1), 0);
 	CHECK_EQUAL(gmb_queue_wait(run->queue, 1), 0);
+	gmb_queue_wake(run->queue);
+	CHECK_EQUAL(gmb_flush(run->client), 0); /* takes the wake-up, and keeps it for the wait */
+	CHECK_EQUAL(gmb_queue_wait(run->queue, -1), 0);
 	gmb_queue_wake(run->queue); /* destroyed with the wake-up on its way */
 }
 
