@@ -17,13 +17,14 @@ enum {
 	PIECES = 8,
 	PIECE_BYTES = 1 << 20,
 	ALL_IDLE = (1 << PIECES) - 1,
-	/* Of what is read, for files opened with O_DIRECT: to behind the end of the part. */
+	/* Alignment of reads, for files opened with O_DIRECT. A read may extend past the end of the
+	 * part. */
 	READ_ALIGN = 4096,
 };
 
 struct sending {
-	uint8_t *memory; /* PIECES of them */
-	uint32_t idle;	 /* a bit for each */
+	uint8_t *memory; /* PIECES pieces */
+	uint32_t idle;	 /* bit mask of idle pieces */
 	int err;
 	struct gmb_request requests[PIECES];
 };
@@ -58,7 +59,7 @@ static int send_file_read_all(int fd, uint8_t *buffer, size_t bytes, uint64_t of
 	return 0;
 }
 
-/* Waits until one piece is idle, or all are. */
+/* Waits until one piece, or all, are idle. */
 static void wait_idle(struct gmb_queue *queue, const struct sending *sending, bool all)
 {
 	while (all ? sending->idle != ALL_IDLE : sending->idle == 0) {
@@ -104,7 +105,7 @@ int gmb_send_file(struct gmb_client *client, int fd, uint64_t fd_offset, uint64_
 		sending.idle &= ~BIT(i);
 		gmb_submit(client, &sending.requests[i]);
 		done += length;
-		queue_round(queue, 0); /* sends it */
+		queue_round(queue, 0); /* sends the request */
 		wait_idle(queue, &sending, false);
 	}
 	wait_idle(queue, &sending, true);
