@@ -124,11 +124,7 @@ static int start_device(
 	case ATTACH_NBD:
 		return nbd_device_start(options, device, error);
 	case ATTACH_FUSE:
-#ifdef GMBLOCK_FUSE
 		return fuse_device_start(options, device, error);
-#else
-		return error_set(error, -EOPNOTSUPP, "--fuse: this program was built without FUSE");
-#endif
 	case ATTACH_ANY:
 	default:
 		return start_any(options, device, error);
