@@ -1,8 +1,7 @@
 #!/bin/sh
 # static-library.sh OUTPUT COMPILER... -- ARCHIVES...: makes one static library of the first archive
 # and what it needs of the others, as one object in which hidden names are local, and libclan's too:
-# a program may link the libclan of another version. With gcc, COMPILER needs -flinker-output=nolto-rel:
-# otherwise archives of a build with LTO become an object with LTO code, whose names objcopy cannot hide.
+# a program may link the libclan of another version.
 set -eu
 output=$1
 shift
@@ -12,6 +11,10 @@ while [ "$1" != -- ]; do
 	shift
 done
 shift
+# Otherwise gcc makes an object with LTO code of archives with LTO code, whose names objcopy cannot hide.
+case $($compiler --version) in
+*"Free Software Foundation"*) compiler="$compiler -flinker-output=nolto-rel" ;;
+esac
 first=$1
 shift
 object=$output.o
