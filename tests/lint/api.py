@@ -98,10 +98,17 @@ def manual_problems(pages, prototypes, prefix):
 
 
 def debian_problems(root, symbols, exported):
+    """Names with their node of the map, and the version that has them: that of the node."""
     path = os.path.join("packaging/debian", symbols)
-    listed = dict(re.findall(r"^ (\w+)@([\w.]+) ", read(root, path), re.M))
+    text = read(root, path)
+    exported = exported | {node: node for node in exported.values()}
+    lines = re.findall(r"^ ([\w.]+)@([\w.]+) (\S+)", text, re.M)
+    listed = {name: node for name, node, _ in lines}
     for name in sorted(set(listed) ^ set(exported) | {n for n in listed if exported.get(n, listed[n]) != listed[n]}):
         yield path, 1, f"{name}: not as in the map"
+    for name, node, version in lines:
+        if re.split(r"[~-]", version)[0].removesuffix(".0") != node.rpartition("_")[2]:
+            yield path, 1, f"{name}: {version} is not the release of {node}"
 
 
 CHECKS = {"api": check_api}
