@@ -28,10 +28,11 @@
  *
  * Calls: the library never calls back into the program, and only clan_queue_wait() blocks
  * (exceptions: queues with CLAN_QUEUE_PASSIVE, see there, and clan_listen(), which might look up a
- * name). A call that starts an operation returns 0 if the operation has already ended, -EINPROGRESS
- * if an event will report its end, and another negative errno if it was not started. -EAGAIN always
- * means "not now": an event reports when to try again. -ENOBUFS means that there is no room in the
- * kernel, and no event follows.
+ * name). clan_put(), clan_get(), clan_cookie_revoke() and clan_region_fetch() return 0 if the
+ * operation has already ended, -EINPROGRESS if an event will report its end, and another negative
+ * errno if it was not started. Other calls that start something return 0, and the event that their
+ * comment names follows. -EAGAIN always means "not now": an event reports when to try again.
+ * -ENOBUFS means that there is no room in the kernel, and no event follows.
  *
  * Ownership: structs, vectors and buffers passed to a call are borrowed until it returns, unless
  * its comment says otherwise. In structs that begin with a member "size", set it to the sizeof of

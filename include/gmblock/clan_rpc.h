@@ -15,8 +15,8 @@
  *
  * A node is a process, or a thread, with one struct clan_rpc. Nodes have numbers, and both ends of
  * a connection can call. Two nodes have one or more connections (N_bw in the papers), which calls
- * use in turn. The implementation uses only <gmblock/clan.h>, so it works over every transport of
- * libclan.
+ * use in turn. The implementation uses only <gmblock/clan.h> and <gmblock/clan_memory.h>, so it
+ * works over every transport of libclan.
  *
  * Threads, errors and ownership: as in <gmblock/clan.h>. Arguments are borrowed until the call
  * returns. Bytes from a peer are copied once, to the given buffer, and are untrusted.

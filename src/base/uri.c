@@ -204,6 +204,11 @@ static int parse_authority(struct span text, struct uri *uri, struct error *erro
 	return decode(host, "host", false, &uri->host, NULL, error);
 }
 
+const char *uri_connect_reason(int err)
+{
+	return err == -ENOBUFS ? "the backlog of the socket is full" : strerror(-err);
+}
+
 const char *uri_unix_advice(const char *socket_path, int err)
 {
 	bool is_path = socket_path[0] != '\0';
@@ -211,6 +216,7 @@ const char *uri_unix_advice(const char *socket_path, int err)
 
 	switch (-err) {
 	case EAGAIN:
+	case ENOBUFS: /* of clan_connect() */
 		/* The listener's queue is full. Unix sockets offer no way to wait for room. */
 		return "the server does not accept connections fast enough";
 	case ENOENT:

@@ -34,6 +34,8 @@ struct uri {
 GMB_MUST_CHECK int uri_parse(const char *text, struct uri *uri, struct error *error);
 void uri_fini(struct uri *uri);
 
+/* Returns the reason of a failure err (a negative errno) to connect with libclan. */
+const char *uri_connect_reason(int err);
 /* Returns advice for a failure err (a negative errno) to connect to a Unix socket, or NULL if the
  * error needs none. socket_path: as in struct uri. */
 const char *uri_unix_advice(const char *socket_path, int err);

@@ -84,8 +84,9 @@ static int ask_dial(struct push_ask *ask, const struct export_uri *uri, struct e
 	if (result != 0) {
 		ask->conn = NULL;
 		advice = uri->is_unix ? uri_unix_advice(uri->socket_path, result) : NULL;
-		return error_set(error, result, "cannot connect: %s%s%s", strerror(-result),
-			advice != NULL ? "; " : "", advice != NULL ? advice : "");
+		return error_set(error, result, "cannot connect: %s%s%s",
+			uri_connect_reason(result), advice != NULL ? "; " : "",
+			advice != NULL ? advice : "");
 	}
 	while (result == 0 && !ask->connected) {
 		int timeout_ms = ask_left_ms(until_ns);

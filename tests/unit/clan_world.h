@@ -73,8 +73,8 @@ bool world_has_event(struct world *world, int side, uint32_t type);
 /* None is. */
 void world_no_event(struct world *world, int side, uint32_t type);
 
-/* Puts, gets and revokes, and waits until that has ended: what the call returned, but 0 is the
- * status of the event, and 1 is 0. */
+/* Puts, gets and revokes, and waits until that has ended: what the call returned, or the status of
+ * the event. */
 int world_put(struct world *world, int side, const struct iovec *from, uint32_t from_count,
 	const struct clan_cookie *cookie, uint64_t offset, uint32_t flags, uint32_t value);
 int world_get(struct world *world, int side, const struct iovec *to, uint32_t to_count,

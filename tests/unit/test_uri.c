@@ -374,6 +374,10 @@ static void advice(void **state)
 	assert_non_null(strstr(uri_unix_advice("/s", -EPIPE), "connection limit"));
 	assert_non_null(strstr(uri_unix_advice("/s", -ECONNRESET), "connection limit"));
 	assert_non_null(strstr(uri_unix_advice("/s", -EPROTOTYPE), "nbd+unix"));
+	assert_non_null(strstr(uri_unix_advice("/s", -EAGAIN), "fast enough"));
+	assert_non_null(strstr(uri_unix_advice("/s", -ENOBUFS), "fast enough"));
+	assert_string_equal(uri_connect_reason(-ENOBUFS), "the backlog of the socket is full");
+	assert_string_equal(uri_connect_reason(-ENOENT), strerror(ENOENT));
 	assert_null(uri_unix_advice("/s", -ENOMEM));
 	assert_non_null(strstr(uri_tcp_advice(-ECONNREFUSED), "address and port"));
 	assert_null(uri_tcp_advice(-ENOMEM));

@@ -21,7 +21,7 @@ int native_connect(struct clan_queue *queue, const struct native_target *target,
 
 	if (result != 0) {
 		*conn_out = NULL;
-		error_set(error, result, "cannot connect: %s%s%s", strerror(-result),
+		error_set(error, result, "cannot connect: %s%s%s", uri_connect_reason(result),
 			advice != NULL ? "; " : "", advice != NULL ? advice : "");
 	}
 	return result;
