@@ -24,7 +24,8 @@
  * Ownership: requests, scatter lists and buffers belong to the caller and must stay in place and
  * unchanged from gmb_submit() until done is called. Structs that begin with a member "size" must
  * have it set to their sizeof, and every other member zero unless set on purpose: a later version
- * of the library uses it to determine which members the caller knows.
+ * of the library uses it to determine which members the caller knows. A call with options fails
+ * with -EINVAL if size is less than in 0.1.0 or a reserved member is not zero.
  *
  * Errors: functions that can fail return 0 or a negative errno; those that take a struct gmb_error
  * also fill it with a message: what failed, on which object, why, and what to do. NULL: no message.
@@ -91,8 +92,8 @@ void gmb_set_log(gmb_log *log, void *context, enum gmb_log_level level);
 
 struct gmb_queue_options {
 	size_t size;
-	uint32_t entries; /* operations that fit between two system calls; 0 = 256; at most 4096 */
-	uint32_t reserved;
+	uint32_t entries;  /* operations that fit between two system calls; 0 = 256; at most 4096 */
+	uint32_t reserved; /* 0 */
 };
 
 /* Creates a completion queue. options may be NULL. Errors: -ENOSYS or -EPERM when the kernel has no
@@ -428,10 +429,10 @@ typedef void gmb_done(struct gmb_request *request);
  * reused as soon as done was called.
  */
 struct gmb_request {
-	uint8_t operation; /* enum gmb_operation */
-	uint8_t reserved[3];
-	uint32_t flags;	 /* enum gmb_request_flags */
-	uint64_t offset; /* bytes; 0 for FLUSH */
+	uint8_t operation;   /* enum gmb_operation */
+	uint8_t reserved[3]; /* 0 */
+	uint32_t flags;	     /* enum gmb_request_flags */
+	uint64_t offset;     /* bytes; 0 for FLUSH */
 	uint64_t length; /* bytes; 0 for FLUSH; the sum of the scatter list for READ and WRITE */
 	const struct iovec *iov; /* READ: destination, WRITE: source; any number of any size */
 	uint32_t iov_count;

@@ -163,6 +163,11 @@ struct carrier {
 
 /* --- what carriers report ------------------------------------------------------------------- */
 
+/* Copies a struct of the program that begins with its size. bytes: its size in 0.1.0; reserved: a
+ * member of the copy. Returns 0, or -EINVAL if the size is less or the member is not 0. */
+GMB_MUST_CHECK int options_copy(const char *name, void *own, const void *given, size_t bytes,
+	const uint32_t *reserved, struct error *error);
+
 /* The connection is ready; the facts are filled in. */
 void carrier_ready(struct carrier *carrier);
 /* The connection has failed. */

@@ -710,12 +710,30 @@ static uint32_t connections_chosen(void)
 	return (uint32_t)MIN(processors, (long)CONNECTIONS_CHOSEN_MAX);
 }
 
+int options_copy(const char *name, void *own, const void *given, size_t bytes,
+	const uint32_t *reserved, struct error *error)
+{
+	size_t size = *(const size_t *)given;
+
+	if (size < bytes) {
+		return error_set(error, -EINVAL, "struct %s: its size is %zu instead of %zu", name,
+			size, bytes);
+	}
+	memcpy(own, given, bytes);
+	return *reserved == 0 ? 0 : error_set(error, -EINVAL, "struct %s: reserved is not 0", name);
+}
+
 int client_options_take(
 	struct gmb_options *own, const struct gmb_options *options, struct error *error)
 {
 	*own = (struct gmb_options){ 0 };
 	if (options != NULL) {
-		memcpy(own, options, MIN(options->size, sizeof(*own)));
+		int err = options_copy(
+			"gmb_options", own, options, sizeof(*own), &own->reserved, error);
+
+		if (err != 0) {
+			return err;
+		}
 	}
 	if (own->connections > CLIENT_CONNECTIONS_MAX || own->depth > CARRIER_DEPTH_MAX) {
 		return error_set(error, -EINVAL,

@@ -53,8 +53,11 @@ static int queue_create(
 	struct gmb_queue *queue;
 	int err;
 
-	if (options != NULL) {
-		memcpy(&own, options, MIN(options->size, sizeof(own)));
+	err = options != NULL ? options_copy("gmb_queue_options", &own, options, sizeof(own),
+					&own.reserved, error)
+			      : 0;
+	if (err != 0) {
+		return err;
 	}
 	if (own.entries > ENTRIES_MAX) {
 		return error_set(error, -EINVAL, "a queue can have at most %d entries, not %u",

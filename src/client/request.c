@@ -111,7 +111,8 @@ static int check_operation(const struct gmb_client *client, const struct gmb_req
 	uint32_t can = client->capabilities;
 
 	if (request->operation >= ARRAY_COUNT(rules) ||
-		(request->flags & ~rules[request->operation].flags) != 0) {
+		(request->flags & ~rules[request->operation].flags) != 0 ||
+		(request->reserved[0] | request->reserved[1] | request->reserved[2]) != 0) {
 		return -EINVAL;
 	}
 	if (rules[request->operation].writes && (can & GMB_CAN_WRITE) == 0) {

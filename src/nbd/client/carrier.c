@@ -574,12 +574,16 @@ static int take_tls(struct nbd_target *target, struct tls_client *lent, struct e
 static int tls_settings_take(
 	struct export_uri *uri, const struct gmb_tls_settings *settings, struct error *error)
 {
-	struct gmb_tls_settings own = { 0 };
+	struct gmb_tls_settings own;
+	int err;
 
 	if (settings == NULL) {
 		return 0;
 	}
-	memcpy(&own, settings, MIN(settings->size, sizeof(own)));
+	err = options_copy("gmb_tls_settings", &own, settings, sizeof(own), &own.reserved, error);
+	if (err != 0) {
+		return err;
+	}
 	if (!uri->tls || (own.flags & ~(uint32_t)GMB_TLS_NO_VERIFY) != 0) {
 		return error_set(error, -EINVAL,
 			uri->tls ? "unknown flags for TLS"

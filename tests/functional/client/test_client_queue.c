@@ -130,7 +130,10 @@ static void struct_sizes(struct run *run)
 		uint8_t later[64];
 	} request = { 0 };
 	struct gmb_options early = { .size = offsetof(struct gmb_options, depth), .depth = 9999 };
+	struct gmb_queue_options queue_options = { .entries = 8 };
+	struct gmb_request wrong = { .reserved = { 0, 0, 1 } };
 	struct gmb_client *client;
+	struct gmb_queue *queue;
 	struct gmb_info info;
 	struct gmb_stats stats;
 
@@ -144,7 +147,16 @@ static void struct_sizes(struct run *run)
 	gmb_get_info(client, &info);
 	CHECK_EQUAL(info.depth, 3);
 	CHECK_EQUAL(gmb_close(client), 0);
-	client = open_or_die(run->queue, run->uri, &early); /* depth is not there */
+	/* The options of 0.1.0 are the fewest, and none that is forgotten is ignored. */
+	CHECK_EQUAL(gmb_open(run->queue, run->uri, &early, &client, NULL), -EINVAL);
+	early.size = 0;
+	CHECK_EQUAL(gmb_open(run->queue, run->uri, &early, &client, NULL), -EINVAL);
+	early = (struct gmb_options){ .size = sizeof(early), .reserved = 1 };
+	CHECK_EQUAL(gmb_open(run->queue, run->uri, &early, &client, NULL), -EINVAL);
+	CHECK_EQUAL(gmb_queue_create(&queue_options, &queue, NULL), -EINVAL);
+	client = open_or_die(run->queue, run->uri, NULL);
+	gmb_prepare(&wrong, GMB_FLUSH, 0, 0);
+	CHECK_EQUAL(gmb_run(run->client, &wrong), -EINVAL);
 	memset(&info, 0xee, sizeof(info));
 	info.size = offsetof(struct gmb_info, capabilities);
 	gmb_get_info(client, &info);
