@@ -292,7 +292,8 @@ int gmb_open_result(const struct gmb_client *client, struct gmb_error *error);
  */
 int gmb_close(struct gmb_client *client);
 
-/* An export that a server lists. Valid until the callback returns. */
+/* An export that a server lists. Valid until the callback returns. The texts can contain any
+ * bytes: escape them before they are printed. */
 struct gmb_export {
 	size_t size;		 /* set by the library */
 	const char *name;	 /* "" is the default export */
@@ -301,9 +302,10 @@ struct gmb_export {
 
 /*
  * Calls found for each export that the server of a URI lists; the export name in the URI is not
- * used. Of the options, flags, connect_timeout_ms (for all of it) and tls count. It blocks, and
- * needs no queue. Any thread. Errors: as gmb_open(); -EACCES or -EOPNOTSUPP if the server does not
- * list its exports.
+ * used. Of the options, flags, connect_timeout_ms (for all of it) and tls count. It blocks, needs
+ * no queue, and can be called by any thread, also inside a callback; found must not call the
+ * library. Returns 0, after which the list is complete, or a negative errno: as gmb_open(); -EACCES
+ * or -EOPNOTSUPP the server does not list its exports, -E2BIG it lists more than 65536.
  */
 int gmb_list_exports(const char *uri, const struct gmb_options *options,
 	void (*found)(void *context, const struct gmb_export *exported), void *context,

@@ -13,6 +13,9 @@
 #include <errno.h>
 #include <gmblock/clan.h>
 #include <gmblock/gmblock.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -36,6 +39,9 @@ struct server {
 	uint32_t sent;	       /* EVENTs */
 	uint32_t copies;       /* that it was asked for, and does not answer */
 	uint32_t reconnects;
+	/* Answers to LIST: one export after the other without end, or a status. */
+	uint32_t list_status;
+	uint64_t cursor;
 	bool closed;
 };
 
@@ -69,7 +75,21 @@ static void welcome(struct server *server, struct clan_conn *conn)
 		0);
 }
 
-/* Answers OPEN, whatever it says, and no COPY. */
+static void answer_list(struct server *server)
+{
+	const struct native_wire_export export = {
+		.status = server->list_status,
+		.bytes = EXPORT_BYTES,
+		.payload_max = 1 << 20,
+		.block_preferred = 4096,
+		.cursor = ++server->cursor,
+	};
+	int result = clan_send(server->conn, CLAN_BULK, NATIVE_EXPORT, &export, sizeof(export));
+
+	assert_true(result == 0 || result == -ENOTCONN); /* the client may have left */
+}
+
+/* Answers OPEN, whatever it says, LIST, and no COPY. */
 static void receive(struct server *server)
 {
 	const struct native_wire_export export = {
@@ -87,6 +107,10 @@ static void receive(struct server *server)
 			server->copies++;
 			continue;
 		}
+		if (message.type == NATIVE_LIST) {
+			answer_list(server);
+			continue;
+		}
 		assert_int_equal(message.type, NATIVE_OPEN);
 		assert_int_equal(
 			clan_send(server->conn, CLAN_BULK, NATIVE_EXPORT, &export, sizeof(export)),
@@ -102,10 +126,10 @@ static void hang_up(struct server *server)
 	}
 }
 
-static void server_turn(struct server *server)
+static void server_wait(struct server *server, int timeout_ms)
 {
 	struct clan_event events[16];
-	int count = clan_queue_wait(server->queue, events, 16, 0);
+	int count = clan_queue_wait(server->queue, events, 16, timeout_ms);
 
 	for (int i = 0; i < count; i++) {
 		if (events[i].type == CLAN_EVENT_CONNECT) {
@@ -118,6 +142,11 @@ static void server_turn(struct server *server)
 			server->closed = true;
 		}
 	}
+}
+
+static void server_turn(struct server *server)
+{
+	server_wait(server, 0);
 }
 
 static void server_close(struct server *server)
@@ -294,12 +323,89 @@ static void test_a_server_that_promises_less(void **state)
 	server_close(&server);
 }
 
+/* --- lists ------------------------------------------------------------------------------------ */
+
+/* gmb_list_exports() blocks, so this server has a thread. */
+struct lister {
+	struct server server;
+	pthread_t thread;
+	sem_t is_up;
+	atomic_bool stop;
+	uint32_t status;
+};
+
+static void *lister_main(void *context)
+{
+	struct lister *lister = context;
+
+	server_open(&lister->server);
+	lister->server.list_status = lister->status;
+	sem_post(&lister->is_up);
+	while (!atomic_load(&lister->stop)) {
+		server_wait(&lister->server, -1);
+	}
+	server_close(&lister->server);
+	return NULL;
+}
+
+static void count_one(void *context, const struct gmb_export *exported)
+{
+	assert_string_equal(exported->name, "");
+	++*(uint64_t *)context;
+}
+
+/* Returns what gmb_list_exports() returned. */
+static int list_from(uint32_t status, uint32_t timeout_ms, uint64_t *count_out)
+{
+	const struct gmb_options options = { .size = sizeof(options),
+		.connect_timeout_ms = timeout_ms };
+	struct lister lister = { .status = status };
+	int result;
+
+	*count_out = 0;
+	sem_init(&lister.is_up, 0, 0);
+	assert_int_equal(pthread_create(&lister.thread, NULL, lister_main, &lister), 0);
+	sem_wait(&lister.is_up);
+	result = gmb_list_exports(lister.server.uri, &options, count_one, count_out, NULL);
+	atomic_store(&lister.stop, true);
+	clan_queue_wake(lister.server.queue);
+	pthread_join(lister.thread, NULL);
+	sem_destroy(&lister.is_up);
+	return result;
+}
+
+static void test_a_list_without_end(void **state)
+{
+	uint64_t count;
+	int result;
+
+	GMB_UNUSED(state);
+	assert_int_equal(list_from(0, 20, &count), -ETIMEDOUT);
+	/* Either limit ends it, whichever a machine reaches first. */
+	result = list_from(0, 10000, &count);
+	assert_true(result == -E2BIG || result == -ETIMEDOUT);
+	assert_true(count <= 65536);
+}
+
+static void test_a_list_that_is_refused(void **state)
+{
+	uint64_t count;
+
+	GMB_UNUSED(state);
+	assert_int_equal(list_from(native_status_from_errno(-ENOENT), 60000, &count), 0);
+	assert_int_equal(count, 0);
+	assert_int_equal(list_from(native_status_from_errno(-EPERM), 60000, &count), -EPERM);
+	assert_int_equal(count, 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_a_server_that_never_stops_talking),
 		cmocka_unit_test(test_a_server_that_copies_no_more),
 		cmocka_unit_test(test_a_server_that_promises_less),
+		cmocka_unit_test(test_a_list_without_end),
+		cmocka_unit_test(test_a_list_that_is_refused),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

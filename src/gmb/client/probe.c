@@ -10,7 +10,11 @@
 #include "base/log.h"
 #include "gmb/client/client.h"
 
-enum { EVENTS_MAX = 8, NS_PER_MS = 1000000 };
+enum {
+	EVENTS_MAX = 8,
+	NS_PER_MS = 1000000,
+	LISTED_MAX = 65536, /* exports in one list */
+};
 
 struct probe {
 	struct clan_queue *queue;
@@ -22,6 +26,11 @@ struct probe {
 	uint16_t version; /* of gmb, valid once connected */
 	uint8_t message[NATIVE_MESSAGE_BYTES_MAX];
 };
+
+static int probe_late(struct error *error)
+{
+	return error_set(error, -ETIMEDOUT, "the server did not answer in time");
+}
 
 static int probe_turn(struct probe *probe, struct error *error)
 {
@@ -40,9 +49,7 @@ static int probe_turn(struct probe *probe, struct error *error)
 				error, events[i].status, "%s", clan_conn_reason(probe->conn));
 		}
 	}
-	return count == 0 && left_ns == 0
-		       ? error_set(error, -ETIMEDOUT, "the server did not answer in time")
-		       : 0;
+	return left_ns == 0 ? probe_late(error) : 0;
 }
 
 static int probe_broken(const char *rule, struct error *error)
@@ -107,12 +114,19 @@ static int probe_connect_to(
 	return rule != NULL ? probe_broken(rule, error) : 0;
 }
 
+static int probe_refused(const struct native_export *export, struct error *error)
+{
+	char text[CARRIER_TEXT_BYTES_MAX];
+
+	log_escape(text, sizeof(text), export->text.bytes, export->text.length);
+	return error_set(error, native_status_to_errno(export->head.status), "%s", text);
+}
+
 static int ask_for_one(struct probe *probe, const struct native_target *target,
 	struct native_export *export, struct error *error)
 {
 	struct native_wire_open head = { .flags = NATIVE_OPEN_LOOK,
 		.name_bytes = (uint16_t)strlen(target->name) };
-	char text[CARRIER_TEXT_BYTES_MAX];
 	int result;
 
 	memcpy(probe->message, &head, sizeof(head));
@@ -123,11 +137,7 @@ static int ask_for_one(struct probe *probe, const struct native_target *target,
 		return probe_ended(probe, result, error);
 	}
 	result = probe_hear(probe, export, error);
-	if (result == 0 && export->head.status != 0) {
-		log_escape(text, sizeof(text), export->text.bytes, export->text.length);
-		result = error_set(error, native_status_to_errno(export->head.status), "%s", text);
-	}
-	return result;
+	return result == 0 && export->head.status != 0 ? probe_refused(export, error) : result;
 }
 
 static int ask_for_next(
@@ -158,13 +168,26 @@ static int probe_ask(struct probe *probe, const struct native_target *target, bo
 		result = ask_for_one(probe, target, &export, error);
 		return result == 0 ? found(context, probe->version, &export, error) : result;
 	}
-	do {
+	for (uint32_t count = 0;; count++) {
 		result = ask_for_next(probe, export.head.cursor, &export, error);
-		if (result == 0 && export.head.status == 0) {
-			result = found(context, probe->version, &export, error);
+		if (result != 0 || native_status_to_errno(export.head.status) == -ENOENT) {
+			return result; /* ENOENT: the end of the list */
 		}
-	} while (result == 0 && export.head.status == 0);
-	return result;
+		if (export.head.status != 0) {
+			return probe_refused(&export, error);
+		}
+		if (count == LISTED_MAX) {
+			return error_set(
+				error, -E2BIG, "the server lists more than %d exports", LISTED_MAX);
+		}
+		result = found(context, probe->version, &export, error);
+		if (result == 0 && clock_now_ns() >= probe->until_ns) {
+			result = probe_late(error);
+		}
+		if (result != 0) {
+			return result;
+		}
+	}
 }
 
 int native_probe(const char *uri, bool all, uint64_t timeout_ns,

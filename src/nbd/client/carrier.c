@@ -650,6 +650,7 @@ static int nbd_list(const char *text, const struct gmb_options *options, carrier
 	struct nbd_dial_options dial = {
 		.timeout_ns = options->connect_timeout_ms * UINT64_C(1000000),
 		.handshake.goal = NBD_GOAL_LIST,
+		.handshake.names_only = true,
 	};
 	char label[CARRIER_LABEL_BYTES_MAX];
 	struct nbd_handshake *answers = NULL;

@@ -85,6 +85,7 @@ struct nbd_handshake {
 	uint32_t replaces_count;
 	uint32_t alive_ms;
 
+	bool names_only;
 	bool is_missing; /* INFO: LIST follows because the export is missing */
 	uint32_t current;
 	struct nbd_offers offers;
@@ -446,7 +447,7 @@ static int style_accepted(struct nbd_handshake *talk)
 static int list_accepted(struct nbd_handshake *talk)
 {
 	talk->offers.listed = true;
-	return talk->is_missing || talk->offers.count == 0
+	return talk->is_missing || talk->names_only || talk->offers.count == 0
 		       ? nbd_handshake_leave(talk)
 		       : nbd_handshake_ask_export(talk, STATE_INFO);
 }
@@ -533,7 +534,10 @@ static int list_refused(struct nbd_handshake *talk)
 	if (talk->is_missing) {
 		nbd_offers_note(&talk->offers, "LIST: %s", talk->refusal);
 	} else {
-		error_set(&talk->outcome, talk->refusal_code,
+		bool cannot = talk->reply_type == NBD_REP_ERR_UNSUP ||
+			      talk->reply_type == NBD_REP_ERR_PLATFORM;
+
+		error_set(&talk->outcome, cannot ? -EOPNOTSUPP : talk->refusal_code,
 			"the server does not list its exports: %s", talk->refusal);
 	}
 	return nbd_handshake_leave(talk);
@@ -751,7 +755,7 @@ static int handle_flags(struct nbd_handshake *talk)
 			"protocol, not the fixed one, and that has none");
 	}
 	if (talk->goal == NBD_GOAL_LIST) {
-		return error_set(talk->error, -EPROTONOSUPPORT,
+		return error_set(talk->error, -EOPNOTSUPP,
 			"the server speaks the first newstyle protocol, not the fixed one: it has "
 			"no list of exports");
 	}
@@ -903,6 +907,7 @@ static int nbd_handshake_take_options(struct nbd_handshake *talk,
 
 	talk->goal = options->goal;
 	talk->tls = options->tls;
+	talk->names_only = options->names_only;
 	talk->style_max = options->goal == NBD_GOAL_GO ? options->style_max : NBD_REPLIES_EXTENDED;
 	if (options->token != NULL) {
 		GMB_ASSERT(options->replaces_count <= NBD_HANDSHAKE_REPLACES_MAX);

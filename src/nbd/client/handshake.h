@@ -53,6 +53,7 @@ struct nbd_handshake_options {
 	/* "" is the default export; at most 4096 bytes; not used by LIST */
 	const char *export_name;
 	bool tls;
+	bool names_only; /* LIST: names and descriptions, without asking for each export */
 	/* GO only, like the members below: the most capable style to negotiate. */
 	enum nbd_reply_style style_max;
 	/* A unique name for this connection, and the names of the connections that it replaces. A
