@@ -421,9 +421,9 @@ struct gmb_extent {
 	uint32_t reserved;
 };
 
-/* Called once, from gmb_queue_wait() or a blocking call on the same queue. It may submit requests,
- * including the same one again, free the request, and call gmb_open_start(). It must not wait,
- * close a client or make blocking calls, including gmb_open(). */
+/* Called once, from gmb_queue_wait() or a blocking call on the same queue. It may submit and
+ * cancel requests, submit the same one again or free it, and call gmb_open_start(). It must not
+ * wait, close a client or make blocking calls, including gmb_open(). */
 typedef void gmb_done(struct gmb_request *request);
 
 /*
@@ -450,7 +450,7 @@ struct gmb_request {
 	/* Results. */
 	int32_t result;	       /* 0, or a negative errno: -EIO, -ENOSPC, -EPERM, -EINVAL, -ENOTCONN
 				  (gave up reconnecting), -ESHUTDOWN, -ENOMEM, -EOVERFLOW,
-				  -EOPNOTSUPP */
+				  -EOPNOTSUPP, -ECANCELED (gmb_cancel()) */
 	uint32_t extent_count; /* filled in extents; STATUS: at least 1 when result is 0. The
 				  extents begin at offset, are without gaps, and may end before
 				  offset + length (ask again from there); never run past it */
@@ -468,7 +468,8 @@ struct gmb_request {
 	uint64_t private_space[9];
 };
 
-/* Fill a zeroed or completed request; done and context stay unchanged. */
+/* Fill a zeroed or completed request; done and context stay unchanged, and so do members that later
+ * versions add. */
 void gmb_prepare_read(struct gmb_request *request, void *buffer, size_t bytes, uint64_t offset);
 void gmb_prepare_write(
 	struct gmb_request *request, const void *buffer, size_t bytes, uint64_t offset);
@@ -517,10 +518,12 @@ static inline void gmb_submit(struct gmb_client *client, struct gmb_request *req
 }
 
 /*
- * Ends a request early, with -ECANCELED. The parts that a server has been asked for are still
- * waited for, because it may use their memory, and may have been carried out. done is called later,
- * never from here. Returns 0, or -EALREADY if nothing of it is left to be sent, so that it ends as
- * usual. The request must be in flight.
+ * Ends a request early, with -ECANCELED. Parts that were given to a connection are still waited
+ * for, because the server may use their memory, and may be carried out, also those that are sent
+ * again after a reconnect. done is called later by gmb_queue_wait(), never from here. Returns 0;
+ * -EALREADY if no part of it is left to be given to a connection, so that it ends as usual, or it
+ * has ended; -EINVAL it was submitted to another client. The thread of the queue, also inside a
+ * callback.
  */
 int gmb_cancel(struct gmb_client *client, struct gmb_request *request);
 

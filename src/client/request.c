@@ -305,14 +305,20 @@ int gmb_cancel(struct gmb_client *client, struct gmb_request *request)
 {
 	struct request_state *state = request_state(request);
 
-	GMB_ASSERT(request->in_flight != 0);
-	if (state->whole) {
+	if (request->in_flight == 0 || state->whole) {
 		return -EALREADY;
+	}
+	if (state->client != client) {
+		return -EINVAL;
 	}
 	state->whole = true;
 	list_remove(&state->node); /* from waiting or ranges */
 	if (state->parts == 0) {
+		if (request->operation == GMB_COPY) {
+			request->copied = MIN(state->copied, state->split);
+		}
 		end_now(client, request, -ECANCELED);
+		ring_poll_again(client->queue->ring); /* for programs with their own event loop */
 	} else if (state->failure == 0) {
 		state->failure = -ECANCELED;
 	}

@@ -141,6 +141,19 @@ class Api(support.Case):
             self.case(server.uri(), "cancel-partly", part)
         self.assertEqual(server.failures, [])
 
+    def test_cancelling_ranges(self):
+        path = self.make_file("image", b"")
+        os.truncate(path, 256 << 20)
+        self.case(self.start_unix(path), "cancel-range")
+
+    def test_cancelling_a_copy(self):
+        server = self.start("--export", "a=memory:512M", "--export", "b=memory:512M", "--listen",
+                            f"gmb+unix:///?socket={self.path('gmb')}", uri_count=2)
+        self.case(server.uris[0], "cancel-copy", server.uris[1])
+
+    def test_cancelling_while_a_client_opens(self):
+        self.case(self.serve(), "cancel-while-it-opens")
+
     def test_listing_exports(self):
         path = self.make_file("image", bytes(1 << 20))
         server = self.start_unix("--export", f"a={path},readonly,description=first",

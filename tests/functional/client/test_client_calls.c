@@ -3,6 +3,7 @@
  * to another thread. */
 #include "cases.h"
 
+#include <poll.h>
 #include <pthread.h>
 
 /* --- cancelling ------------------------------------------------------------------------------- */
@@ -14,6 +15,16 @@ static void wait_until_sent(struct run *run, uint64_t commands)
 	}
 }
 
+/* Until the descriptor of the queue is silent. */
+static void settle(struct gmb_queue *queue)
+{
+	struct pollfd fd = { .fd = gmb_queue_fd(queue), .events = POLLIN };
+
+	do {
+		CHECK_EQUAL(gmb_queue_wait(queue, 0), 0);
+	} while (poll(&fd, 1, 0) > 0);
+}
+
 /* The server of this case answers nothing. */
 static void cancel(struct run *run)
 {
@@ -21,6 +32,7 @@ static void cancel(struct run *run)
 	struct counted sent;
 	struct counted waiting;
 	struct counted wrong;
+	struct gmb_client *other;
 	char text[512];
 
 	reopen(run, (struct gmb_options){ .flags = GMB_OPEN_NO_RECONNECT,
@@ -35,9 +47,16 @@ static void cancel(struct run *run)
 	gmb_prepare_read(&wrong.request, bytes, sizeof(bytes), run->info.bytes);
 	gmb_submit(run->client, &sent.request);
 	gmb_submit(run->client, &waiting.request);
+	other = open_or_die(run->queue, run->uri, NULL);
 	wait_until_sent(run, 1);
 	CHECK_EQUAL(gmb_cancel(run->client, &sent.request), -EALREADY);
+	CHECK_EQUAL(gmb_cancel(other, &waiting.request), -EINVAL);
+	settle(run->queue);
 	CHECK_EQUAL(gmb_cancel(run->client, &waiting.request), 0);
+	/* A program with its own event loop learns of it. */
+	CHECK_EQUAL(poll(&(struct pollfd){ .fd = gmb_queue_fd(run->queue), .events = POLLIN }, 1,
+			    60000),
+		1);
 	CHECK_EQUAL(gmb_cancel(run->client, &waiting.request), -EALREADY);
 	CHECK_EQUAL(waiting.done_count, 0);
 	gmb_submit(run->client, &wrong.request); /* rejected, and its end is not told yet */
@@ -46,6 +65,7 @@ static void cancel(struct run *run)
 		CHECK(gmb_queue_wait(run->queue, -1) > 0);
 	}
 	CHECK_EQUAL(waiting.request.result, -ECANCELED);
+	CHECK_EQUAL(gmb_cancel(run->client, &waiting.request), -EALREADY); /* it has ended */
 	CHECK(strstr(gmb_explain(run->client, &waiting.request, text, sizeof(text)), "cancelled"));
 	CHECK_EQUAL(wrong.request.result, -EINVAL);
 	CHECK_EQUAL(sent.done_count, 0);
@@ -53,6 +73,7 @@ static void cancel(struct run *run)
 		CHECK(gmb_queue_wait(run->queue, -1) > 0);
 	}
 	CHECK_EQUAL(sent.request.result, -ENOTCONN);
+	CHECK_EQUAL(gmb_close(other), 0);
 }
 
 /* The argument: bytes of one command. A part of the request was sent, and is waited for. */
@@ -76,6 +97,82 @@ static void cancel_partly(struct run *run)
 	CHECK_EQUAL(stats_of(run->client).commands, 1);
 	CHECK_EQUAL(counted_run(&counted), 0); /* it can be used again */
 	free(bytes);
+}
+
+/* A long range is sent as several commands, one at a time here. */
+static void cancel_range(struct run *run)
+{
+	static const enum gmb_operation operations[] = { GMB_TRIM, GMB_ZERO, GMB_CACHE };
+	struct counted counted;
+
+	for (size_t i = 0; i < sizeof(operations) / sizeof(operations[0]); i++) {
+		reopen(run, (struct gmb_options){ .connections = 1, .depth = 1 });
+		counted_init(run, &counted);
+		gmb_prepare(&counted.request, operations[i], 0, run->info.bytes);
+		gmb_submit(run->client, &counted.request);
+		wait_until_sent(run, 1);
+		CHECK_EQUAL(gmb_cancel(run->client, &counted.request), 0);
+		while (counted.done_count == 0) {
+			CHECK(gmb_queue_wait(run->queue, -1) > 0);
+		}
+		CHECK_EQUAL(counted.request.result, -ECANCELED);
+		CHECK_EQUAL(stats_of(run->client).commands, 1);
+	}
+}
+
+static uint64_t bytes_copied(struct run *run)
+{
+	struct gmb_stats stats = stats_of(run->client);
+
+	return stats.bytes_copied_reflink + stats.bytes_copied_range + stats.bytes_copied_device +
+	       stats.bytes_copied_ram + stats.bytes_copied_zeroes;
+}
+
+/* The argument: the source. What was copied before counts. */
+static void cancel_copy(struct run *run)
+{
+	struct gmb_client *source;
+	struct counted counted;
+	uint64_t copied;
+
+	reopen(run, (struct gmb_options){ .connections = 1, .depth = 1 });
+	source = open_or_die(run->queue, run->argument, NULL);
+	counted_init(run, &counted);
+	gmb_prepare_copy(&counted.request, 0, source, 0, run->info.bytes);
+	gmb_submit(run->client, &counted.request);
+	while ((copied = bytes_copied(run)) == 0) {
+		CHECK(gmb_queue_wait(run->queue, 0) >= 0);
+	}
+	CHECK_EQUAL(counted.done_count, 0);
+	CHECK_EQUAL(gmb_cancel(run->client, &counted.request), 0);
+	while (counted.done_count == 0) {
+		CHECK(gmb_queue_wait(run->queue, -1) > 0);
+	}
+	CHECK_EQUAL(counted.request.result, -ECANCELED);
+	CHECK(counted.request.copied >= copied && counted.request.copied < run->info.bytes);
+	CHECK_EQUAL(gmb_close(source), 0);
+}
+
+static void cancel_while_it_opens(struct run *run)
+{
+	struct gmb_options options = { .size = sizeof(options) };
+	uint8_t bytes[4096];
+	struct gmb_client *client;
+	struct counted counted;
+	struct gmb_error error;
+
+	counted_init(run, &counted);
+	CHECK_EQUAL(gmb_open_start(run->queue, run->uri, &options, &client, &error), 0);
+	gmb_prepare_read(&counted.request, bytes, sizeof(bytes), 0);
+	gmb_submit(client, &counted.request);
+	CHECK_EQUAL(gmb_cancel(client, &counted.request), 0);
+	CHECK_EQUAL(counted.done_count, 0);
+	while (counted.done_count == 0 || gmb_open_result(client, &error) == -EINPROGRESS) {
+		CHECK(gmb_queue_wait(run->queue, -1) > 0);
+	}
+	CHECK_EQUAL(counted.request.result, -ECANCELED);
+	CHECK_EQUAL(gmb_pread(client, bytes, sizeof(bytes), 0), 0);
+	CHECK_EQUAL(gmb_close(client), 0);
 }
 
 /* --- listing ---------------------------------------------------------------------------------- */
@@ -196,6 +293,9 @@ static void queue_moves(struct run *run)
 static const struct test_case cases[] = {
 	{ "cancel", cancel },
 	{ "cancel-partly", cancel_partly },
+	{ "cancel-range", cancel_range },
+	{ "cancel-copy", cancel_copy },
+	{ "cancel-while-it-opens", cancel_while_it_opens },
 	{ "list-exports", list_exports },
 	{ "messages", messages },
 	{ "queue-moves", queue_moves },
