@@ -84,7 +84,9 @@ enum gmb_log_level {
 typedef void gmb_log(void *context, enum gmb_log_level level, const char *text);
 
 /* Passes messages up to that level to log, instead of writing those that GMBLOCK_LOG asks for to
- * standard error; NULL: to standard error again. Call it while the process has no queue. */
+ * standard error. If log is NULL, messages up to that level are written to standard error. From
+ * then on GMBLOCK_LOG has no effect. Any thread, while the process has no queue and no call of
+ * gmb_list_exports() is in progress. */
 void gmb_set_log(gmb_log *log, void *context, enum gmb_log_level level);
 
 /* ---- completion queues ------------------------------------------------------------------------

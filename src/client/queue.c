@@ -28,12 +28,21 @@ void error_export(struct gmb_error *out, const struct error *error)
 	}
 }
 
+static gmb_log *program_log;
+
+/* The levels are the same. */
+static void pass_to_program(void *context, enum log_level level, const char *text)
+{
+	_Static_assert((int)GMB_LOG_DEBUG == (int)LOG_LEVEL_DEBUG, "levels");
+	program_log(context, (enum gmb_log_level)level, text);
+}
+
 void gmb_set_log(gmb_log *log, void *context, enum gmb_log_level level)
 {
-	/* The levels are the same, and callers may pass any number. */
-	_Static_assert((int)GMB_LOG_DEBUG == (int)LOG_LEVEL_DEBUG, "levels");
+	log_set_sink(NULL, NULL);
+	program_log = log;
+	log_set_sink(log != NULL ? pass_to_program : NULL, context);
 	log_init(); /* so that it has no effect later */
-	log_set_sink((log_sink *)log, context);
 	log_set_level((enum log_level)level);
 }
 

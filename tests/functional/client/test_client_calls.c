@@ -238,9 +238,12 @@ static void messages(struct run *run)
 	CHECK(heard.count > 0 && heard.debug);
 	gmb_set_log(hear, &none, GMB_LOG_ERROR);
 	run->queue = queue_or_die();
-	run->client = open_or_die(run->queue, run->uri, NULL);
+	CHECK_EQUAL(gmb_close(open_or_die(run->queue, run->uri, NULL)), 0);
+	CHECK_EQUAL(gmb_queue_destroy(run->queue), 0);
 	CHECK_EQUAL(none.count, 0);
 	gmb_set_log(NULL, NULL, GMB_LOG_ERROR);
+	run->queue = queue_or_die();
+	run->client = open_or_die(run->queue, run->uri, NULL);
 }
 
 /* --- queues that move ------------------------------------------------------------------------- */
