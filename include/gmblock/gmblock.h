@@ -118,15 +118,17 @@ int gmb_queue_wait(struct gmb_queue *queue, int timeout_ms);
 
 /*
  * Moves a queue between threads: the thread that it belongs to releases it, and the thread that
- * acquires it owns it from then on. In between only gmb_queue_destroy() may be called on it, by any
- * thread. gmb_queue_release() frees the buffers of the queue; -EBUSY: a client is open, or it is
- * called inside a callback. gmb_queue_acquire() fails as gmb_queue_create(), and -EBUSY: it was not
+ * acquires it owns it from then on. The program orders the two calls, such as with a mutex. In
+ * between only gmb_queue_wake() may be called, and gmb_queue_destroy() by any thread.
+ * gmb_queue_release() frees the buffers of the queue; -EBUSY: a client is open, or it is called
+ * inside a callback. gmb_queue_acquire() fails as gmb_queue_create(), and -EBUSY: it was not
  * released. gmb_queue_fd() returns another descriptor afterwards.
  */
 int gmb_queue_release(struct gmb_queue *queue);
 int gmb_queue_acquire(struct gmb_queue *queue, struct gmb_error *error);
 
-/* Makes the current wait return, or else the next one. Any thread, and signal handlers. */
+/* Makes the current wait return, or else the next one. Any thread, and signal handlers, also while
+ * the queue is released. The queue must exist until the call has returned. */
 void gmb_queue_wake(struct gmb_queue *queue);
 
 /*

@@ -53,7 +53,11 @@ struct gmb_queue {
 	bool inside; /* a callback is running */
 	struct ring_message wake;
 	atomic_bool wake_posted;
-	bool woken;
+	atomic_bool woken;
+	/* The ring for gmb_queue_wake(), which can be called at any time; NULL while the queue is
+	 * released. */
+	_Atomic(struct ring *) wake_ring;
+	atomic_uint wakers; /* calls of gmb_queue_wake() in progress */
 };
 
 /* Stored in gmb_request.private_space. */

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <errno.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,8 +52,12 @@ static int ring_create_for(struct gmb_queue *queue, struct error *error)
 	const struct ring_options options = {
 		.files_max = 64, .buffers_max = 1, .entries = queue->entries
 	};
+	int err = ring_create(&options, &queue->ring, error);
 
-	return ring_create(&options, &queue->ring, error);
+	if (err == 0) {
+		atomic_store(&queue->wake_ring, queue->ring);
+	}
+	return err;
 }
 
 static int queue_create(
@@ -93,6 +98,7 @@ struct gmb_queue *queue_create_on(struct ring *ring)
 
 	if (queue != NULL) {
 		queue->ring = ring;
+		atomic_init(&queue->wake_ring, ring);
 		list_init(&queue->clients);
 		list_init(&queue->ended);
 	}
@@ -118,6 +124,11 @@ int gmb_queue_release(struct gmb_queue *queue)
 {
 	if (!list_is_empty(&queue->clients) || queue->inside) {
 		return -EBUSY;
+	}
+	/* No thread may still use the ring. Their calls last a few instructions. */
+	atomic_store(&queue->wake_ring, NULL);
+	while (atomic_load(&queue->wakers) > 0) {
+		sched_yield();
 	}
 	/* The queue contains the message, so it must not be freed before delivery. */
 	while (atomic_load(&queue->wake_posted)) {
@@ -175,16 +186,26 @@ static void client_queue_wake_deliver(struct ring *ring, struct ring_message *me
 	GMB_UNUSED(ring);
 	/* Cleared first, so that a later gmb_queue_wake() posts the message again. */
 	atomic_store(&queue->wake_posted, false);
-	queue->woken = true;
+	atomic_store(&queue->woken, true);
 }
 
 /* Called on any thread. The flag permits one message at a time, so the queue needs only one. */
 void gmb_queue_wake(struct gmb_queue *queue)
 {
-	if (!atomic_exchange(&queue->wake_posted, true)) {
-		queue->wake.deliver = client_queue_wake_deliver;
-		ring_post(queue->ring, &queue->wake);
+	struct ring *ring;
+
+	atomic_fetch_add(&queue->wakers, 1);
+	ring = atomic_load(&queue->wake_ring);
+	if (ring == NULL) { /* released */
+		atomic_store(&queue->woken, true);
+		/* If it was acquired just before, that thread may sleep already. */
+		ring = atomic_load(&queue->wake_ring);
 	}
+	if (ring != NULL && !atomic_exchange(&queue->wake_posted, true)) {
+		queue->wake.deliver = client_queue_wake_deliver;
+		ring_post(ring, &queue->wake);
+	}
+	atomic_fetch_sub(&queue->wakers, 1);
 }
 
 int gmb_queue_fd(const struct gmb_queue *queue)

@@ -166,6 +166,9 @@ class Api(support.Case):
     def test_queues_that_move(self):
         self.case(self.serve(), "queue-moves")
 
+    def test_a_queue_is_woken_while_it_moves(self):
+        self.case(self.serve(), "queue-woken-while-it-moves")
+
     def test_four_connections(self):
         self.case(self.serve(), "four-connections", 4)
 

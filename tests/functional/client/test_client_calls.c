@@ -5,6 +5,7 @@
 
 #include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 
 /* --- cancelling ------------------------------------------------------------------------------- */
 
@@ -273,6 +274,52 @@ static void *move_and_read(void *context)
 	return NULL;
 }
 
+/* --- queues that are woken while they move --------------------------------------------------- */
+
+struct waker {
+	struct gmb_queue *queue;
+	atomic_bool stop;
+};
+
+static void *wake_all_the_time(void *context)
+{
+	struct waker *waker = context;
+
+	while (!atomic_load(&waker->stop)) {
+		gmb_queue_wake(waker->queue);
+	}
+	return NULL;
+}
+
+static void *take_and_wait(void *queue)
+{
+	CHECK_EQUAL(gmb_queue_acquire(queue, NULL), 0);
+	CHECK_EQUAL(gmb_queue_wait(queue, -1), 0); /* no wake-up is lost */
+	CHECK_EQUAL(gmb_queue_release(queue), 0);
+	return NULL;
+}
+
+static void queue_woken_while_it_moves(struct run *run)
+{
+	struct waker waker = { .queue = queue_or_die() };
+	pthread_t threads[2];
+
+	(void)run;
+	CHECK_EQUAL(gmb_queue_release(waker.queue), 0);
+	CHECK_EQUAL(pthread_create(&threads[0], NULL, wake_all_the_time, &waker), 0);
+	for (int i = 0; i < 100; i++) {
+		CHECK_EQUAL(pthread_create(&threads[1], NULL, take_and_wait, waker.queue), 0);
+		CHECK_EQUAL(pthread_join(threads[1], NULL), 0);
+	}
+	atomic_store(&waker.stop, true);
+	CHECK_EQUAL(pthread_join(threads[0], NULL), 0);
+	/* One wake-up between the two is kept. */
+	gmb_queue_wake(waker.queue);
+	CHECK_EQUAL(gmb_queue_acquire(waker.queue, NULL), 0);
+	CHECK_EQUAL(gmb_queue_wait(waker.queue, -1), 0);
+	CHECK_EQUAL(gmb_queue_destroy(waker.queue), 0);
+}
+
 static void queue_moves(struct run *run)
 {
 	struct mover mover = { queue_or_die(), run->uri };
@@ -302,6 +349,7 @@ static const struct test_case cases[] = {
 	{ "list-exports", list_exports },
 	{ "messages", messages },
 	{ "queue-moves", queue_moves },
+	{ "queue-woken-while-it-moves", queue_woken_while_it_moves },
 	{ NULL, NULL },
 };
 
