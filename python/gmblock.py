@@ -21,13 +21,14 @@ names the shared library where it is not in the system's place.
 import ctypes
 import os
 from ctypes import (CFUNCTYPE, POINTER, Structure, byref, c_char, c_char_p, c_int, c_int32,
-                    c_size_t, c_uint8, c_uint32, c_uint64, c_void_p, sizeof)
+                    c_size_t, c_uint8, c_uint32, c_uint64, c_void_p, pointer, sizeof)
 
 READ, WRITE, FLUSH, TRIM, ZERO, CACHE, STATUS, COPY = range(8)
 FUA, NO_HOLE, DF, STATUS_ONE, FAST_ZERO = (1 << bit for bit in range(5))
 EXTENT_HOLE, EXTENT_ZERO = 1, 2
 OPEN_READ_ONLY, OPEN_NO_RECONNECT, OPEN_NO_EXTENDED, OPEN_SIMPLE, OPEN_URI_FILES = (
     1 << bit for bit in range(5))
+TLS_NO_VERIFY = 1
 EVENTS = ("lost", "reconnected", "gave-up", "resized", "retrying")
 REPLIES = ("simple", "structured", "extended", "placed")
 CAPABILITIES = ("write", "flush", "fua", "trim", "zero", "fast-zero", "cache", "status", "df",
@@ -42,10 +43,15 @@ EVENT_FUNCTION = CFUNCTYPE(None, c_void_p, c_int, c_char_p)
 
 
 class TlsSettings(Structure):
-    """struct gmb_tls_settings."""
+    """struct gmb_tls_settings; text may be str."""
     _fields_ = [("size", c_size_t), ("certificates", c_char_p), ("psk_file", c_char_p),
                 ("username", c_char_p), ("hostname", c_char_p), ("flags", c_uint32),
                 ("reserved", c_uint32)]
+
+    def __init__(self, **members):
+        super().__init__(size=sizeof(TlsSettings), **{
+            name: os.fsencode(value) if isinstance(value, str) else value
+            for name, value in members.items()})
 
 
 class Options(Structure):
@@ -56,6 +62,9 @@ class Options(Structure):
                 ("event", EVENT_FUNCTION), ("context", c_void_p), ("opened", c_void_p),
                 ("slow_timeout_ms", c_uint32), ("reserved", c_uint32),
                 ("tls", POINTER(TlsSettings))]
+
+    def __init__(self, tls=None, **members):
+        super().__init__(size=sizeof(Options), tls=None if tls is None else pointer(tls), **members)
 
 
 class Info(Structure):
@@ -157,19 +166,20 @@ def version():
 
 
 def list_exports(uri, **options):
-    """(name, description) of each export that the server of a URI lists."""
+    """(name, description) of each export that the server of a URI lists. Bytes that are not UTF-8
+    are decoded with surrogateescape."""
     found = []
 
     def add(_, export):
-        found.append((export[0].name.decode(), export[0].description.decode()))
+        found.append((export[0].name, export[0].description))
 
     error = _Error()
-    full = Options(size=sizeof(Options), **options)
+    full = Options(**options)
     code = LIBRARY.gmb_list_exports(
         uri.encode(), byref(full), FOUND_FUNCTION(add), None, byref(error))
     if code != 0:
         raise Error(code, error.text.decode())
-    return found
+    return [tuple(text.decode(errors="surrogateescape") for text in texts) for texts in found]
 
 
 class Queue:
@@ -242,7 +252,7 @@ class Client:
         # The library holds the function as long as the client lives.
         self.event = EVENT_FUNCTION(
             lambda _, number, text: event(EVENTS[number], text.decode()) if event else None)
-        full = Options(size=sizeof(Options), event=self.event, **options)
+        full = Options(event=self.event, **options)
         code = LIBRARY.gmb_open(
             queue.handle, uri.encode(), byref(full), byref(self.handle), byref(error))
         if code != 0:
@@ -327,7 +337,7 @@ class Client:
         LIBRARY.gmb_submit_sized(self.handle, byref(request), sizeof(Request))
 
     def cancel(self, request):
-        """Whether a request in flight ends early, with -ECANCELED."""
+        """Whether a request ends early, with -ECANCELED."""
         return LIBRARY.gmb_cancel(self.handle, byref(request)) == 0
 
     def run(self, request):

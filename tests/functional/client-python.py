@@ -12,10 +12,33 @@ import select
 import subprocess
 import sys
 
+import fake_server
 import support
 
 BYTES = 4 << 20
 SOURCE = ""
+
+
+def list_of_names(*names):
+    """A server that lists names, and is asked for no export."""
+    def script(dialogue):
+        dialogue.greet()
+        dialogue.refuse_styles()
+        dialogue.option(fake_server.LIST)
+        for name in names:
+            dialogue.server(name)
+        dialogue.reply(fake_server.LIST, fake_server.ACK)
+        dialogue.farewell()
+    return script
+
+
+def refuses_list(kind):
+    def script(dialogue):
+        dialogue.greet()
+        dialogue.refuse_styles()
+        dialogue.serve(fake_server.LIST, kind)
+        dialogue.farewell()
+    return script
 
 
 class Module(support.Case):
@@ -101,6 +124,30 @@ class Module(support.Case):
             self.assertFalse(client.cancel(request))
             queue.wait()
             self.assertEqual([request.result for request in done], [-errno.ECANCELED])
+            self.assertFalse(client.cancel(request))  # it has ended
+
+    def test_names_of_any_bytes(self):
+        with fake_server.FakeServer(list_of_names(b"\xff\xc0", b"disk")) as server:
+            self.assertEqual(gmblock.list_exports(server.uri()),
+                             [("\udcff\udcc0", ""), ("disk", "")])
+        self.assertEqual(server.failures, [])
+
+    def test_servers_that_do_not_list(self):
+        for kind, expected in ((fake_server.UNSUP, errno.EOPNOTSUPP), (fake_server.PLATFORM, errno.EOPNOTSUPP),
+                               (fake_server.POLICY, errno.EACCES)):
+            with fake_server.FakeServer(refuses_list(kind)) as server:
+                with self.assertRaises(gmblock.Error) as caught:
+                    gmblock.list_exports(server.uri())
+            self.assertEqual(caught.exception.errno, expected)
+
+    def test_settings_for_tls_know_their_size(self):
+        settings = gmblock.TlsSettings(certificates="/nonexistent", flags=gmblock.TLS_NO_VERIFY)
+        self.assertEqual((settings.size, settings.certificates),
+                         (ctypes.sizeof(settings), b"/nonexistent"))
+        with self.assertRaises(gmblock.Error) as caught:
+            gmblock.list_exports(self.uri, tls=settings)
+        self.assertEqual(caught.exception.errno, errno.EINVAL)
+        self.assertIn("credentials for TLS", str(caught.exception))
 
     def test_asyncio(self):
         async def work():
