@@ -132,7 +132,7 @@ class PackageFiles(unittest.TestCase):
             done = subprocess.run(["nm", "-D", "--defined-only", path], capture_output=True,
                                   text=True, check=True)
             built = {line.split()[-1].split("@")[0] for line in done.stdout.splitlines()}
-            listed = set(re.findall(r"^ (\w+)@", read(package + ".symbols"), re.M))
+            listed = set(re.findall(r"^ ([\w.]+)@", read(package + ".symbols"), re.M))
             self.assertEqual(listed, built, package)
 
     def test_control_names_what_the_build_needs(self):
