@@ -21,6 +21,7 @@ sys.dont_write_bytecode = True
 import api  # noqa: E402 (no folder of compiled modules in the source tree)
 import counters  # noqa: E402
 import limits  # noqa: E402
+import messages  # noqa: E402
 from tree import SOURCES, blank, files, read  # noqa: E402
 
 # The floors of the house, lowest first; the floors of one row are siblings and do not know each
@@ -346,6 +347,7 @@ CHECKS = {
     **limits.CHECKS,
     **counters.CHECKS,
     **api.CHECKS,
+    **messages.CHECKS,
 }
 
 
