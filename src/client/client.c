@@ -710,19 +710,6 @@ static uint32_t connections_chosen(void)
 	return (uint32_t)MIN(processors, (long)CONNECTIONS_CHOSEN_MAX);
 }
 
-int options_copy(const char *name, void *own, const void *given, size_t bytes,
-	const uint32_t *reserved, struct error *error)
-{
-	size_t size = *(const size_t *)given;
-
-	if (size < bytes) {
-		return error_set(error, -EINVAL, "struct %s: its size is %zu instead of %zu", name,
-			size, bytes);
-	}
-	memcpy(own, given, bytes);
-	return *reserved == 0 ? 0 : error_set(error, -EINVAL, "struct %s: reserved is not 0", name);
-}
-
 int client_options_take(
 	struct gmb_options *own, const struct gmb_options *options, struct error *error)
 {

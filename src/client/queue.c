@@ -29,6 +29,19 @@ void error_export(struct gmb_error *out, const struct error *error)
 	}
 }
 
+int options_copy(const char *name, void *own, const void *given, size_t bytes,
+	const uint32_t *reserved, struct error *error)
+{
+	size_t size = *(const size_t *)given;
+
+	if (size < bytes) {
+		return error_set(error, -EINVAL, "struct %s: its size is %zu instead of %zu", name,
+			size, bytes);
+	}
+	memcpy(own, given, bytes);
+	return *reserved == 0 ? 0 : error_set(error, -EINVAL, "struct %s: reserved is not 0", name);
+}
+
 static gmb_log *program_log;
 
 /* The levels are the same. */
