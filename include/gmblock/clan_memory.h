@@ -125,6 +125,7 @@ int clan_peer_region_info(
  */
 int clan_peer_region_get(struct clan_conn *conn, uint32_t number, uint32_t generation,
 	uint32_t rights, uint64_t offset, uint64_t bytes, void **address_out);
+/* Ends one hold of clan_peer_region_get(), also after the connection is lost. */
 void clan_peer_region_put(struct clan_conn *conn, uint32_t number);
 
 /* ---- cookies, put and get: the RDMA cookies of the CLAN paper, with revocation -------------- */

@@ -84,7 +84,8 @@ int clan_rpc_listen(struct clan_rpc *rpc, const char *address, struct clan_error
 const char *clan_rpc_address(const struct clan_rpc *rpc);
 
 /* Starts to connect to a node and assigns it that number here. CLAN_RPC_UP or CLAN_RPC_DOWN
- * follows. Errors: -EINVAL, -EALREADY the number is in use, and those of clan_connect(). */
+ * follows. Errors: -EINVAL, -EALREADY the number is in use, -EIO the system gives no random
+ * numbers, and those of clan_connect(). */
 int clan_rpc_dial(
 	struct clan_rpc *rpc, uint32_t node, const char *address, struct clan_error *error);
 
