@@ -23,29 +23,6 @@ enum {
 	OTHERS_PATIENCE_MS = 2000,
 };
 
-/* The supported protocols. The first one also reports what is wrong with a URI of an unknown
- * scheme. */
-static const struct carrier_ops *const carriers[] = {
-	&nbd_carrier,
-#ifdef GMBLOCK_CLAN
-	&native_carrier,
-#endif
-};
-
-const struct carrier_ops *client_find_carrier(const char *uri)
-{
-	size_t bytes = strcspn(uri, ":");
-
-	for (size_t i = 0; i < ARRAY_COUNT(carriers); i++) {
-		for (const char *const *scheme = carriers[i]->schemes; *scheme != NULL; scheme++) {
-			if (strlen(*scheme) == bytes && strncmp(uri, *scheme, bytes) == 0) {
-				return carriers[i];
-			}
-		}
-	}
-	return carriers[0];
-}
-
 /* --- facts --------------------------------------------------------------------------------- */
 
 /* Returns the capabilities that both the server and the options allow. */
