@@ -66,32 +66,56 @@ static bool find_is_here(const char *host)
 	return false;
 }
 
-/* stat() of a path that a server has named. Its file system may be another user's, who decides when
- * it answers, if ever: a child asks, and is left behind when it takes too long. */
-static bool stat_in_time(const char *path, struct stat *status)
+/* Returns the time limit of the next step, within the time left for all. */
+static int limit_of_next(uint64_t end_ns, int one_ms)
+{
+	uint64_t left_ns = end_ns - MIN(clock_now_ns(), end_ns);
+
+	return (int)MIN(clock_milliseconds(left_ns), (uint32_t)one_ms);
+}
+
+/* The time for looking up the paths that one server has named. Their file systems may be another
+ * user's, who decides when they answer, if ever. */
+struct lookup {
+	uint64_t end_ns; /* deadline of the search */
+	bool is_over;	 /* a path took too long, so no other one is looked up */
+};
+
+/* Looks up the path in a child. The child may have to be left behind, in a state in which it cannot
+ * be killed, so it keeps nothing open but the pipe. */
+static _Noreturn void stat_in_child(const char *path, int end)
+{
+	struct stat status;
+
+	if (dup2(end, 0) == 0 && close_range(1, ~0U, 0) == 0 && stat(path, &status) == 0) {
+		(void)!write(0, &status, sizeof(status));
+	}
+	_exit(0);
+}
+
+/* stat() of a path that a server has named. */
+static bool stat_in_time(struct lookup *lookup, const char *path, struct stat *status)
 {
 	struct pollfd told = { .events = POLLIN };
 	bool is_there = false;
 	int ends[2];
 	pid_t child;
 
-	if (pipe2(ends, O_CLOEXEC) < 0) {
+	if (lookup->is_over || pipe2(ends, O_CLOEXEC) < 0) {
 		return false;
 	}
 	child = fork();
 	if (child == 0) {
-		if (stat(path, status) == 0) {
-			(void)!write(ends[1], status, sizeof(*status));
-		}
-		_exit(0);
+		stat_in_child(path, ends[1]);
 	}
 	close(ends[1]);
 	told.fd = ends[0];
 	if (child > 0) {
-		is_there = poll(&told, 1, STAT_MS) == 1 &&
+		lookup->is_over = poll(&told, 1, limit_of_next(lookup->end_ns, STAT_MS)) != 1;
+		is_there = !lookup->is_over &&
 			   read(ends[0], status, sizeof(*status)) == (ssize_t)sizeof(*status);
 		(void)kill(child, SIGKILL);
-		(void)waitpid(child, NULL, is_there ? 0 : WNOHANG);
+		(void)waitpid(child, NULL, lookup->is_over ? WNOHANG : 0);
 	}
 	close(ends[0]);
 	return is_there;
@@ -99,8 +123,8 @@ static bool stat_in_time(const char *path, struct stat *status)
 
 /* Compares two paths of sockets. The first belongs to process pid and can be relative to its
  * working directory. */
-static bool same_socket(
-	const struct export_uri *served, long long pid, const struct export_uri *asked)
+static bool same_socket(struct lookup *lookup, const struct export_uri *served, long long pid,
+	const struct export_uri *asked)
 {
 	char path[STATS_PATH_BYTES];
 	struct stat one;
@@ -118,11 +142,12 @@ static bool same_socket(
 	}
 	return len < (int)sizeof(path) && served->socket_path[0] != '\0' &&
 	       asked->socket_path[0] != '\0' && stat(asked->socket_path, &other) == 0 &&
-	       stat_in_time(path, &one) && one.st_dev == other.st_dev && one.st_ino == other.st_ino;
+	       stat_in_time(lookup, path, &one) && one.st_dev == other.st_dev &&
+	       one.st_ino == other.st_ino;
 }
 
-static bool same_place(
-	const struct export_uri *served, long long pid, const struct export_uri *asked)
+static bool same_place(struct lookup *lookup, const struct export_uri *served, long long pid,
+	const struct export_uri *asked)
 {
 	/* Without an export name, the address is sufficient. */
 	if (served->is_unix != asked->is_unix ||
@@ -131,14 +156,15 @@ static bool same_place(
 		return false;
 	}
 	if (served->is_unix) {
-		return same_socket(served, pid, asked);
+		return same_socket(lookup, served, pid, asked);
 	}
 	return served->port == asked->port &&
 	       (strcasecmp(served->host, asked->host) == 0 ||
 		       (find_is_here(served->host) && find_is_here(asked->host)));
 }
 
-static enum fit fit_uri(const char *served_text, long long pid, const char *asked_text)
+static enum fit fit_uri(
+	struct lookup *lookup, const char *served_text, long long pid, const char *asked_text)
 {
 	struct export_uri served = { 0 };
 	struct export_uri asked = { 0 };
@@ -150,7 +176,7 @@ static enum fit fit_uri(const char *served_text, long long pid, const char *aske
 	}
 	if (export_uri_parse(served_text, &served, &error) == 0 &&
 		export_uri_parse(asked_text, &asked, &error) == 0 &&
-		same_place(&served, pid, &asked)) {
+		same_place(lookup, &served, pid, &asked)) {
 		fit = FIT_OTHER_SPELLING;
 	}
 	export_uri_fini(&served);
@@ -158,15 +184,16 @@ static enum fit fit_uri(const char *served_text, long long pid, const char *aske
 	return fit;
 }
 
-static enum fit fit_server(const json_t *document, const char *uri)
+static enum fit fit_server(const json_t *document, const char *uri, uint64_t end_ns)
 {
+	struct lookup lookup = { .end_ns = end_ns };
 	const json_t *uris = json_object_get(document, "uris");
 	long long pid = (long long)json_integer_value(json_object_get(document, "pid"));
 	enum fit best = FIT_NOT;
 
 	for (size_t i = 0; i < json_array_size(uris); i++) {
 		const char *served = json_string_value(json_array_get(uris, i));
-		enum fit fit = served != NULL ? fit_uri(served, pid, uri) : FIT_NOT;
+		enum fit fit = served != NULL ? fit_uri(&lookup, served, pid, uri) : FIT_NOT;
 
 		best = MAX(best, fit);
 	}
@@ -175,7 +202,7 @@ static enum fit fit_server(const json_t *document, const char *uri)
 
 /* The state of a search among the servers of this machine. */
 struct search {
-	uint64_t end_ns;	     /* deadline of all queries */
+	uint64_t end_ns;	     /* deadline of all queries and lookups */
 	char path[STATS_PATH_BYTES]; /* control socket of the last match */
 	char matched[MATCHED_BYTES]; /* all matches; cut if there are many */
 	bool cut;
@@ -236,23 +263,16 @@ static void add_uris(struct search *search, const json_t *document)
 /* Returns the rank of a match; 0: none. A server's statement about its URIs cannot be checked. So
  * if the caller is root, servers that run as root rank above all others, and an exact spelling does
  * not matter among the others. */
-static uint32_t rank_of(const json_t *document, const struct ucred *peer, const char *uri)
+static uint32_t rank_of(
+	const json_t *document, const struct ucred *peer, const char *uri, uint64_t end_ns)
 {
-	enum fit fit = uri == NULL ? FIT_EXACT : fit_server(document, uri);
+	enum fit fit = uri == NULL ? FIT_EXACT : fit_server(document, uri, end_ns);
 	bool is_root = uri != NULL && geteuid() == 0;
 
 	if (fit == FIT_NOT || !is_root) {
 		return fit;
 	}
 	return peer->uid == 0 ? FIT_EXACT + (uint32_t)fit : FIT_OTHER_SPELLING;
-}
-
-/* Returns the time limit of the next server, within the time left for all. */
-static int limit_of_next(uint64_t end_ns, int one_ms)
-{
-	uint64_t left_ns = end_ns - MIN(clock_now_ns(), end_ns);
-
-	return (int)MIN(clock_milliseconds(left_ns), (uint32_t)one_ms);
 }
 
 static void find_look_at(struct search *search, const char *path, const char *uri)
@@ -272,7 +292,7 @@ static void find_look_at(struct search *search, const char *path, const char *ur
 		return;
 	}
 	search->servers++;
-	rank = rank_of(document, &peer, uri);
+	rank = rank_of(document, &peer, uri, search->end_ns);
 	if (rank > search->rank) {
 		/* A match of a higher rank replaces earlier ones. */
 		search->rank = rank;

@@ -13,6 +13,7 @@ import ctypes
 import json
 import os
 import re
+import select
 import shutil
 import socket
 import struct
@@ -256,10 +257,10 @@ class Impostor(support.Case):
         self.uid, self.user = self.log_somebody_in()
 
     def impostor(self, path, uri, uid, listens_as_root=False):
-        """Says that it serves uri."""
+        """Says that it serves uri, or a list of them."""
         code = """
 import json, os, socket, sys
-path, uri, uid, first = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4] == "1"
+path, uris, uid, first = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "1"
 listener = socket.socket(socket.AF_UNIX)
 if first: listener.bind(path)
 os.setgroups([]); os.setgid(uid); os.setuid(uid)
@@ -271,13 +272,14 @@ while True:
     client = listener.accept()[0]
     client.sendall(json.dumps({"service": "gmblock control", "protocol": 1, "version": "0", "pid": 1}).encode() + b"\\n")
     client.recv(4096)
-    client.sendall(json.dumps({"result": {"pid": 1, "uris": [uri], "exports": [{"name": "fake", "path": "x"}],
+    client.sendall(json.dumps({"result": {"pid": 1, "uris": uris, "exports": [{"name": "fake", "path": "x"}],
         "rate": "fake"}}).encode() + b"\\n")
     client.close()
   except OSError:
     pass
 """
-        process = subprocess.Popen([sys.executable, "-c", code, path, uri, str(uid), str(int(listens_as_root))],
+        uris = json.dumps(uri if isinstance(uri, list) else [uri])
+        process = subprocess.Popen([sys.executable, "-c", code, path, uris, str(uid), str(int(listens_as_root))],
                                    stdout=subprocess.PIPE, text=True)
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
@@ -296,25 +298,67 @@ while True:
             self.assertEqual(code, 0, errors)
             self.assertEqual(json.loads(output)["pid"], server.process.pid, uri)
 
-    def test_a_file_system_that_never_answers(self):
-        """What a user claims to serve is there; another spelling of a URI is looked up meanwhile."""
+    def silent(self, folder):
+        """Mounts a file system there that receives requests and answers none: who waits cannot be killed. Returns
+        the names that were looked up."""
+        libc, names, over = ctypes.CDLL(None, use_errno=True), [], threading.Event()
         try:
             fuse = os.open("/dev/fuse", os.O_RDWR)
         except OSError as error:
             self.skipTest(f"no FUSE: {error.strerror}")
         self.addCleanup(os.close, fuse)
-        folder, libc = self.path("silent"), ctypes.CDLL(None, use_errno=True)
         os.mkdir(folder)
         options = f"fd={fuse},rootmode=40000,user_id=0,group_id=0,allow_other".encode()
         if libc.mount(b"silent", folder.encode(), b"fuse", 0, options) != 0:
             self.skipTest(f"no FUSE: {os.strerror(ctypes.get_errno())}")
         self.addCleanup(libc.umount2, folder.encode(), 2)  # MNT_DETACH
+
+        def receive():
+            while not over.is_set():
+                if select.select([fuse], [], [], 0.05)[0]:
+                    request = os.read(fuse, 1 << 18)
+                    _, opcode, unique = struct.unpack_from("<IIQ", request)
+                    if opcode == 26:  # FUSE_INIT
+                        os.write(fuse, struct.pack("<IiQIIIIHHIIHHI28x", 80, 0, unique, 7, 31, 0, 0, 8, 8, 4096, 1,
+                                                   1, 0, 0))
+                    elif opcode == 1:  # FUSE_LOOKUP
+                        names.append(request[40:].rstrip(b"\0").decode())
+
+        thread = threading.Thread(target=receive)
+        thread.start()
+        self.addCleanup(thread.join)
+        self.addCleanup(over.set)
+        return names
+
+    @staticmethod
+    def children(pid):
+        found = []
+        for entry in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError), open(f"/proc/{entry}/stat", encoding="utf-8") as file:
+                state, parent = file.read().rpartition(")")[2].split()[:2]
+                if int(parent) == pid:
+                    found.append(state)
+        return found
+
+    def test_a_file_system_that_never_answers(self):
+        """A server names paths of it; another spelling of a URI is looked up meanwhile. Only one is tried, and
+        who is left behind there keeps nothing open and nobody waiting."""
+        folder, taken_over = self.path("silent"), "/run/gmblock-serve/gmblock-test-silent.sock"
+        names = self.silent(folder)
         server = self.start_unix("memory:1M")
-        self.impostor(self.user + "/gmblock/serve/1.sock", f"nbd+unix:///?socket={folder}/s", self.uid)
-        other = server.uri.replace(self.folder, self.folder.replace("/tmp/", "/tmp//"))
-        code, output, errors = self.run_gmblock("stats", "--json", other)
-        self.assertEqual(code, 0, errors)
+        self.addCleanup(lambda: os.path.exists(taken_over) and os.unlink(taken_over))
+        absent = [f"nbd+unix:///?socket={self.folder}/absent{i}" for i in range(300)]
+        self.impostor(taken_over, absent + [f"nbd+unix:///?socket={folder}/{name}" for name in "stuv"], 65534, True)
+        other = server.uri.replace(self.folder, self.folder + "/.")
+        with subprocess.Popen([support.program(), "stats", "--json", other], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True) as process:
+            self.addCleanup(process.kill)
+            self.wait_for(lambda: names)
+            children = self.children(process.pid)
+            output, errors = process.communicate(timeout=support.WAIT_SECONDS)
+        self.assertEqual(process.returncode, 0, errors)
         self.assertEqual(json.loads(output)["pid"], server.process.pid)
+        self.assertEqual((names, len(children)), (["s"], 1), children)
 
     def test_spelling_does_not_decide_among_others(self):
         """A server that has given up root, and one that claims its URI as it is asked for."""
