@@ -49,6 +49,7 @@ static int find_user(const char *name, struct sandbox_user *out, struct error *e
 	snprintf(out->name, sizeof(out->name), "%s", entry->pw_name);
 	out->uid = entry->pw_uid;
 	out->gid = entry->pw_gid;
+	out->is_own_group = true;
 	return 0;
 }
 
@@ -58,12 +59,14 @@ static int privileges_find_group(const char *name, struct sandbox_user *out, str
 	const struct group *entry = getgrnam(name);
 
 	if (entry != NULL) {
+		out->is_own_group = entry->gr_gid == out->gid;
 		out->gid = entry->gr_gid;
 		return 0;
 	}
 	if (!privileges_is_number(name, &number)) {
 		return unknown("group", name, error);
 	}
+	out->is_own_group = number == out->gid;
 	out->gid = number;
 	return 0;
 }
@@ -71,6 +74,7 @@ static int privileges_find_group(const char *name, struct sandbox_user *out, str
 int sandbox_find_user(const char *text, struct sandbox_user *out, struct error *error)
 {
 	char name[SANDBOX_NAME_BYTES];
+	const struct group *group;
 	char *colon;
 	int rc;
 
@@ -96,59 +100,33 @@ int sandbox_find_user(const char *text, struct sandbox_user *out, struct error *
 		rc = error_set(
 			error, -EINVAL, "--user: root keeps all privileges; choose another user");
 	}
+	group = rc == 0 ? getgrgid(out->gid) : NULL;
+	if (group != NULL) {
+		snprintf(out->group, sizeof(out->group), "%s", group->gr_name);
+	}
 	return rc;
 }
 
-/* The number that a name of /etc/passwd or /etc/group has, and of a user the group. */
-static bool name_read(const char *name, bool is_group, uint32_t *number_out, gid_t *gid_out)
+/* The user of the last sandbox_become(). */
+static struct sandbox_user running = { .uid = (uid_t)-1 };
+
+static bool is_named(const char *text, const char *name, uint32_t number)
 {
-	FILE *file = fopen(is_group ? "/etc/group" : "/etc/passwd", "re");
-	bool has_number = privileges_is_number(name, number_out);
-	bool is_found = false;
+	uint32_t found;
 
-	while (file != NULL && !is_found) {
-		const struct passwd *user = is_group ? NULL : fgetpwent(file);
-		const struct group *group = is_group ? fgetgrent(file) : NULL;
-		const char *found = user != NULL    ? user->pw_name
-				    : group != NULL ? group->gr_name
-						    : NULL;
-		uint32_t id = user != NULL ? user->pw_uid : group != NULL ? group->gr_gid : 0;
-
-		if (found == NULL) {
-			break;
-		}
-		is_found = strcmp(found, name) == 0 || (has_number && id == *number_out);
-		if (is_found) {
-			*number_out = id;
-			*gid_out = user != NULL ? user->pw_gid : *gid_out;
-		}
-	}
-	if (file != NULL) {
-		fclose(file);
-	}
-	return is_found || has_number;
+	return strcmp(text, name) == 0 || (privileges_is_number(text, &found) && found == number);
 }
 
-static bool user_read(const char *text, uid_t *uid_out, gid_t *gid_out)
+bool sandbox_is_user(const char *text)
 {
-	char name[SANDBOX_NAME_BYTES];
+	char user[SANDBOX_NAME_BYTES];
 	const char *colon = strchr(text, ':');
-	gid_t unused;
 
-	snprintf(name, sizeof(name), "%.*s", (int)strcspn(text, ":"), text);
-	*gid_out = (gid_t)-1;
-	return strlen(text) < sizeof(name) && name_read(name, false, uid_out, gid_out) &&
-	       (colon == NULL || name_read(colon + 1, true, gid_out, &unused));
-}
-
-bool sandbox_same_user(const char *a, const char *b)
-{
-	uid_t users[2];
-	gid_t groups[2];
-
-	return strcmp(a, b) == 0 ||
-	       (user_read(a, &users[0], &groups[0]) && user_read(b, &users[1], &groups[1]) &&
-		       users[0] == users[1] && groups[0] == groups[1]);
+	snprintf(user, sizeof(user), "%.*s", (int)strcspn(text, ":"), text);
+	return strlen(text) < sizeof(user) && running.uid != (uid_t)-1 &&
+	       is_named(user, running.name, running.uid) &&
+	       (colon != NULL ? is_named(colon + 1, running.group, running.gid)
+			      : running.is_own_group);
 }
 
 /* Raises the limit on locked memory before root is given up. Memory registered with the kernel
@@ -179,6 +157,7 @@ int sandbox_become(const struct sandbox_user *user, struct error *error)
 	int rc;
 
 	if (geteuid() != 0 && geteuid() == user->uid && getegid() == user->gid) {
+		running = *user;
 		return 0;
 	}
 	if (geteuid() != 0) {
@@ -188,9 +167,12 @@ int sandbox_become(const struct sandbox_user *user, struct error *error)
 	}
 	keep_memory_limit();
 	rc = privileges_become(user);
-	return rc < 0 ? error_set(error, rc, "--user: cannot become user %u: %s", user->uid,
-				strerror(-rc))
-		      : 0;
+	if (rc < 0) {
+		return error_set(
+			error, rc, "--user: cannot become user %u: %s", user->uid, strerror(-rc));
+	}
+	running = *user;
+	return 0;
 }
 
 /* Capabilities that serving as root can need: disks of other users, and memory beyond the

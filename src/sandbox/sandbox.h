@@ -75,18 +75,20 @@ void sandbox_probe(struct sandbox_support *support);
 enum { SANDBOX_NAME_BYTES = 256 };
 
 struct sandbox_user {
-	char name[SANDBOX_NAME_BYTES]; /* "" if only the number is known */
+	char name[SANDBOX_NAME_BYTES];	/* "" if only the number is known */
+	char group[SANDBOX_NAME_BYTES]; /* likewise */
 	uid_t uid;
 	gid_t gid;
+	bool is_own_group; /* gid is the group that the user has by default */
 };
 
 /* Finds "USER" or "USER:GROUP", names or numbers. -ENOENT: unknown; -EINVAL: root, or the group is
  * missing. */
 GMB_MUST_CHECK int sandbox_find_user(
 	const char *text, struct sandbox_user *user_out, struct error *error);
-/* Whether both texts name the same user and group, as far as /etc/passwd and /etc/group say: other
- * sources of users need connections that a sandbox does not allow. */
-bool sandbox_same_user(const char *a, const char *b);
+/* Whether the text names the user and group of the last sandbox_become(), by names or numbers as
+ * they were then: a sandbox allows no look at the sources of users. */
+bool sandbox_is_user(const char *text);
 /* Becomes that user, with the user's supplementary groups and without capabilities. -EPERM: only
  * root can, unless nothing changes. */
 GMB_MUST_CHECK int sandbox_become(const struct sandbox_user *user, struct error *error);

@@ -226,10 +226,6 @@ int confine(const struct server_config *config, const struct credentials *creden
 	}
 	manager_open();
 	rc = allow_system(&sandbox, error);
-	if (rc == 0 && config->user != NULL) { /* a reload compares it: sandbox_same_user() */
-		rc = sandbox_allow(&sandbox, "/etc/passwd", SANDBOX_READ, error);
-		rc = rc == 0 ? sandbox_allow(&sandbox, "/etc/group", SANDBOX_READ, error) : rc;
-	}
 	if (rc == 0) {
 		rc = allow_exports(&sandbox, config, error);
 	}

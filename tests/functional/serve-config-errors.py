@@ -15,6 +15,7 @@ class ConfigErrors(support.Case):
         start = f"gmblock serve: {path}:{place}: " if place else f"gmblock serve: {path}: "
         errors = self.check_refused(["serve", "--config", path], 1, *fragments)
         self.assertTrue(errors.startswith(start), errors)
+        return errors
 
     def test_files_that_cannot_be_read(self):
         missing = self.path("missing.conf")
@@ -48,6 +49,10 @@ class ConfigErrors(support.Case):
         for content in "exports:\n\t- name: a\n", "exports:\n  - name: a\n \tpath: b\n":
             self.check(content, f"{content.count(chr(10))}:{content.splitlines()[-1].index(chr(9)) + 1}",
                        "invalid YAML", "indented with a tab", "replace the tab by spaces")
+        # Tabs are allowed there, and something else is wrong.
+        for content, at in (("exports: [\n\t{name: a name: b}\n]\n", "2:15"),
+                            ("exports: [{\n\tname: a,\n\tpath: @x}]\n", "3:8")):
+            self.assertNotIn("tab", self.check(content, at, "invalid YAML"))
         self.check("- a\n", "1:1", "consists of keys")
         self.check("just text\n", "1:1", "consists of keys")
         self.check("limits: {threads: 1}\n---\nlimits: {threads: 2}\n", "3:1", "second document")

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 """What a running server serves changes, while its clients stay."""
 import contextlib
+import ctypes
 import grp
 import json
 import os
@@ -518,6 +519,22 @@ class Configuration(Live):
         server.signal(signal.SIGHUP)
         self.wait_for(lambda: set(self.served()) == {"stays", "added"})
 
+    def own_etc(self):
+        """What a server calls to have a folder of the test at /etc."""
+        os.mkdir(self.path("etc"))
+        for file in "passwd", "group", "nsswitch.conf", "ld.so.cache":
+            if os.path.exists(f"/etc/{file}"):
+                shutil.copy(f"/etc/{file}", self.path("etc"))
+        libc, folder = ctypes.CDLL(None, use_errno=True), self.path("etc").encode()
+
+        def enter():
+            # CLONE_NEWNS; MS_REC | MS_PRIVATE; MS_BIND
+            if (libc.unshare(0x20000) != 0 or libc.mount(b"none", b"/", None, 0x44000, None) != 0
+                    or libc.mount(folder, b"/etc", None, 4096, None) != 0):
+                os._exit(125)
+
+        return enter
+
     def test_the_user_is_compared_by_number(self):
         if os.geteuid() != 0:
             self.skipTest("only root can become somebody else")
@@ -525,7 +542,10 @@ class Configuration(Live):
         user = pwd.getpwnam("nobody")
         group = grp.getgrgid(user.pw_gid).gr_name
         self.configure("name: '', path: 'null:1M'", more="user: nobody\n")
-        self.start_unix("--config", self.path("conf"), "--control", self.control)
+        self.start_unix("--config", self.path("conf"), "--control", self.control, preexec_fn=self.own_etc())
+        for file in "passwd", "group":  # as useradd and vipw do
+            shutil.copy(self.path(f"etc/{file}"), self.path("new"))
+            os.rename(self.path("new"), self.path(f"etc/{file}"))
         for text in (str(user.pw_uid), f"nobody:{group}", f"'{user.pw_uid}:{user.pw_gid}'"):
             self.configure("name: '', path: 'null:1M'", more=f"user: {text}\n")
             self.assertEqual(self.reload("--dry-run"), "nothing would change\n")

@@ -192,7 +192,7 @@ class Snapshot(support.Case):
         self.fill(server, 0.3)
         self.snapshot("create", "disk", "monday")
         uri = server.uri.replace("///disk", "///disk@monday")
-        copy = subprocess.Popen([support.program(), "copy", "--rate", "1M", uri, self.path("copy")],
+        copy = subprocess.Popen([support.program(), "copy", "--rate", "64K", uri, self.path("copy")],
                                 stderr=subprocess.PIPE, text=True)
         self.wait_for(lambda: os.path.exists(self.path("copy")) and os.stat(self.path("copy")).st_blocks > 0)
         self.snapshot("delete", "disk", "monday", "--now")

@@ -9,6 +9,7 @@ import sys
 
 import nbdmini
 import support
+import upgrades
 
 STUCK = os.path.realpath(sys.argv.pop(2))
 OFFSET = 8192
@@ -113,6 +114,26 @@ class Stuck(support.Case):
         self.client.receive(16) # that the bytes were written
         with nbdmini.open_export(server.uri) as client:
             self.assertEqual(client.read(OFFSET, 512), bytes(512))
+
+    def test_a_new_process_is_heard_while_a_thread_hangs(self):
+        """The reason that it sends while the old one waits for the thread is that of the failure."""
+        until, go_on = os.pipe()
+        self.addCleanup(os.close, until)
+        server = self.start_stuck([until], hangs=False, STUCK_UNTIL_FD=str(until))
+        for name in "prepared", "ready":
+            os.mkfifo(self.path(name))
+        upgrade = subprocess.Popen(
+            [support.program(), "upgrade", self.path("control"), "--", *upgrades.PROCESS, "--new", "fails-settling",
+             self.path("prepared"), self.path("ready"), str(server.process.pid)], stderr=subprocess.PIPE, text=True)
+        with open(self.path("prepared"), encoding="ascii") as prepared:
+            prepared.read()
+        self.stick()
+        with open(self.path("ready"), "w", encoding="ascii"):
+            pass
+        errors = upgrade.communicate()[1]
+        os.close(go_on)
+        self.assertEqual(upgrade.returncode, 1)
+        self.assertIn("this server goes on: no disk", errors)
 
     def test_a_stop_takes_ten_seconds_at_most(self):
         """The time that the manual gives. No wait is seen through: its limit is what counts."""

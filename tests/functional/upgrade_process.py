@@ -2,6 +2,7 @@
 """The new process of an upgrade, as it should not be, or with something between it and the old one:
 upgrade_process.py --new HOW | --between URI EXPORT COMMAND... | --killed WHEN COMMAND..."""
 import os
+import re
 import signal
 import socket
 import struct
@@ -33,6 +34,15 @@ def receive(channel):
 def until(channel, kind):
     while receive(channel)[0] != kind:
         pass
+
+
+def waits_of(pid):
+    """How often the threads of a process have waited."""
+    count = 0
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{thread}/status", encoding="ascii") as status:
+            count += int(re.search(r"\nvoluntary_ctxt_switches:\t(\d+)", status.read())[1])
+    return count
 
 
 def be_wrong(channel, how):
@@ -74,7 +84,19 @@ def be_wrong(channel, how):
     if how == "waits":
         with open(sys.argv[3], "w", encoding="utf-8"):
             receive(channel)
+    if how == "fails-settling":
+        with open(sys.argv[3], "w", encoding="ascii"):
+            pass
+        with open(sys.argv[4], encoding="ascii") as ready:
+            ready.read()
     channel.send(message(READY))
+    if how == "fails-settling":
+        # The disks of the old process are flushed at once; afterwards it looks at its threads every 2 ms.
+        before = waits_of(sys.argv[5])
+        while waits_of(sys.argv[5]) < before + 100:
+            pass
+        channel.send(message(FAILED, b"no disk"))
+        receive(channel)
     if how == "dies-after-ready":
         return
     if how == "dies-with-a-session":

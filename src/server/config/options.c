@@ -311,7 +311,9 @@ static bool same_users(const void *one, const void *other)
 	const char *a = ((const struct server_config *)one)->user;
 	const char *b = ((const struct server_config *)other)->user;
 
-	return a == NULL || b == NULL ? a == b : sandbox_same_user(a, b);
+	return a == NULL || b == NULL
+		       ? a == b
+		       : strcmp(a, b) == 0 || (sandbox_is_user(a) && sandbox_is_user(b));
 }
 
 static bool same_arena(const void *one, const void *other)

@@ -90,7 +90,8 @@ static int complain_at(struct config_yaml *yaml, const yaml_mark_t *mark, struct
 		mark->column + 1, sentence);
 }
 
-/* The line is indented by tabs, for which the parser has no words. */
+/* The parser has stopped at a tab among the spaces before a line's text, for which it has no words.
+ */
 static bool has_tab(const struct config_yaml *yaml, const yaml_mark_t *mark)
 {
 	const uint8_t *at = yaml->text;
@@ -100,8 +101,10 @@ static bool has_tab(const struct config_yaml *yaml, const yaml_mark_t *mark)
 		at = memchr(at, '\n', (size_t)(end - at));
 		at = at != NULL ? at + 1 : NULL;
 	}
-	while (at != NULL && at < end && *at == ' ') {
-		at++;
+	for (size_t column = 0; column < mark->column; column++, at++) {
+		if (at == NULL || at == end || *at != ' ') {
+			return false;
+		}
 	}
 	return at != NULL && at < end && *at == '\t';
 }

@@ -706,10 +706,11 @@ bool upgrade_run(struct upgrade *upgrade)
 		serves = is_there(upgrade) && upgrade_flush(upgrade);
 		break;
 	case UPGRADE_SETTLING:
-		serves = has_stopped_accepting(upgrade)
-				 ? is_there(upgrade) && settle(upgrade)
-				 : clock_now_ns() >= upgrade->deadline_ns + STOP_NS &&
-					   give_up_late(upgrade);
+		serves = is_there(upgrade) &&
+			 (has_stopped_accepting(upgrade)
+					 ? settle(upgrade)
+					 : clock_now_ns() >= upgrade->deadline_ns + STOP_NS &&
+						   give_up_late(upgrade));
 		break;
 	case UPGRADE_PAUSING:
 		serves = is_there(upgrade) && wait_for_rest(upgrade);
