@@ -637,6 +637,17 @@ class Configuration(Live):
 
     def test_rules_that_change_are_told(self):
         """One line for each export, with the rule and what it does to connections."""
+        server = self.serve("name: a, path: 'memory:1M'")
+        with nbdmini.open_export(server.uri, b"a") as client:
+            client.write(0, bytes(512))
+            self.configure("name: a, path: 'memory:1M', access: [ro]")
+            line = 'export "a": access: "rights=ro" added; 1 connection loses the right to write\n'
+            self.assertEqual(self.reload("--dry-run"), line)
+            client.write(0, bytes(512))
+            self.assertEqual(self.reload(), line)
+            with self.assertRaises(OSError):
+                client.write(0, bytes(512))
+        self.assertEqual(server.stop()[0], 0)
         server = self.serve("name: a, path: 'null:1M', access: [rw]", "name: b, path: 'null:1M'",
                             "name: c, path: 'null:1M', access: [ro]", more="access: [rw]\n")
         self.export("add", "added", "null:1M")
