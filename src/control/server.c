@@ -706,6 +706,9 @@ int control_server_open(const struct control_protocol *protocol, const int *list
 		return error_set(error, -ENOMEM, "out of memory for a control socket");
 	}
 	rc = ring_create(&options, &server->ring, error);
+	if (rc == 0) {
+		rc = ring_check_confined(server->ring, error);
+	}
 	if (rc == 0 && (rc = ring_poll_fd(server->ring)) < 0) {
 		error_set(error, rc, "cannot watch the control socket: %s", strerror(-rc));
 	}

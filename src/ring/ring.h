@@ -74,6 +74,7 @@ enum ring_code {
 	RING_TIMER,
 	RING_CALL,
 	RING_DEFER,
+	RING_CHECK,
 	RING_CODE_COUNT
 };
 
@@ -121,6 +122,11 @@ struct ring_counters {
  * -ENOSYS, -EPERM, -ENOMEM, or another error of io_uring_setup. */
 GMB_MUST_CHECK int ring_create(
 	const struct ring_options *options, struct ring **ring_out, struct error *error);
+
+/* Checks that the kernel confines the ring, by an operation without effect that is not permitted:
+ * a server does not start with a ring that could do more. No operation is in flight. The
+ * simulation checks nothing. -EPERM: the ring is not confined. */
+GMB_MUST_CHECK int ring_check_confined(struct ring *ring, struct error *error);
 
 /* Frees the ring. Nothing is in flight. NULL is a no-op. */
 void ring_destroy(struct ring *ring);

@@ -970,3 +970,33 @@ void ring_cancel(struct ring *ring, struct ring_op *op)
 	}
 	io_uring_sqe_set_data(sqe, NULL);
 }
+
+/* --- confinement ----------------------------------------------------------------------------- */
+
+struct check {
+	struct ring_op op;
+	int result;
+};
+
+static void check_done(struct ring_op *op, int result)
+{
+	container_of(op, struct check, op)->result = result;
+}
+
+int ring_check_confined(struct ring *ring, struct error *error)
+{
+	struct io_uring_sqe *sqe = sqe_get(ring);
+	struct check check = { .result = 0 };
+
+	op_start(&check.op, RING_CHECK, check_done);
+	io_uring_prep_nop(sqe);
+	io_uring_sqe_set_data(sqe, &check.op);
+	while (check.op.in_flight) {
+		(void)ring_turn(ring, true);
+	}
+	return check.result == -EACCES || check.result == -EINVAL
+		       ? 0
+		       : error_set(error, -EPERM,
+				 "the kernel has not confined a ring to the operations of a "
+				 "server");
+}

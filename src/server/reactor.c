@@ -98,7 +98,10 @@ static int reactor_begin(void *context, struct ring **ring_out, struct error *er
 	if (rc < 0) {
 		return rc;
 	}
-	rc = create_device(reactor, error);
+	rc = ring_check_confined(reactor->ring, error);
+	if (rc == 0) {
+		rc = create_device(reactor, error);
+	}
 	if (rc == 0) {
 		rc = create_engine(reactor, error);
 	}
