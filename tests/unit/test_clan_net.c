@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/compiler.h"
@@ -151,6 +152,58 @@ static void registered_memory(void **state)
 	free(from);
 	free(to);
 	free(back);
+}
+
+/* Processor time of many looks at one region of the peer. */
+static uint64_t looks_ns(struct clan_conn *conn, uint32_t number)
+{
+	enum { LOOKS = 200000 };
+	struct clan_peer_region info;
+	struct timespec before;
+	struct timespec after;
+
+	assert_int_equal(clock_gettime(CLOCK_THREAD_CPUTIME_ID, &before), 0);
+	for (int i = 0; i < LOOKS; i++) {
+		assert_int_equal(clan_peer_region_info(conn, number, &info), 0);
+	}
+	assert_int_equal(clock_gettime(CLOCK_THREAD_CPUTIME_ID, &after), 0);
+	return (uint64_t)(after.tv_sec - before.tv_sec) * 1000000000 +
+	       (uint64_t)(after.tv_nsec - before.tv_nsec);
+}
+
+/* Whatever number a region has, it is found without a search. */
+static void many_regions_are_found_alike(void **state)
+{
+	enum { REGIONS = WORLD_EVENTS_MAX - 24 }; /* all are given back in one step */
+	const struct clan_conn_options options = {
+		.size = sizeof(options), .access = CLAN_ACCESS_ANY, .peer_regions_max = REGIONS
+	};
+	static struct clan_region *regions[REGIONS];
+	static uint8_t memory[REGIONS];
+	struct world world;
+	uint64_t first_ns;
+	uint64_t last_ns;
+
+	(void)state;
+	world_open(&world, &network, &options);
+	for (int i = 0; i < REGIONS; i++) {
+		assert_int_equal(clan_region_register(
+					 world.queues[WORLD_DIALER], &memory[i], 1, &regions[i]),
+			0);
+		assert_int_equal(
+			clan_region_share(world.conns[WORLD_DIALER], regions[i], CLAN_READ), 0);
+		assert_int_equal(world_event(&world, WORLD_DIALER, CLAN_EVENT_SHARED).status, 0);
+		world.kept_count[WORLD_SERVER] = 0;
+	}
+	first_ns = looks_ns(world.conns[WORLD_SERVER], 0);
+	last_ns = looks_ns(world.conns[WORLD_SERVER], REGIONS - 1);
+	assert_true(last_ns < 8 * first_ns && first_ns < 8 * last_ns);
+	world_close_conn(&world, WORLD_DIALER, world.conns[WORLD_DIALER]);
+	world.conns[WORLD_DIALER] = NULL;
+	for (int i = 0; i < REGIONS; i++) {
+		assert_int_equal(clan_region_destroy(regions[i]), 0);
+	}
+	world_close(&world);
 }
 
 /* Registered memory cannot be mapped by anybody, so shm does not share it. */
@@ -869,6 +922,7 @@ int main(void)
 		cmocka_unit_test(addresses),
 		cmocka_unit_test(nobody_listens),
 		cmocka_unit_test(registered_memory),
+		cmocka_unit_test(many_regions_are_found_alike),
 		cmocka_unit_test(not_on_shm),
 		cmocka_unit_test(strict_revocation),
 		cmocka_unit_test(close_sends_what_is_left),
