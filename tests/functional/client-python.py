@@ -11,11 +11,14 @@ import re
 import select
 import subprocess
 import sys
+import traceback
+import unittest
 
 import fake_server
 import support
 
 BYTES = 4 << 20
+NOBODY = 65534
 SOURCE = ""
 
 
@@ -84,6 +87,71 @@ class Module(support.Case):
             one.pwrite(b"x" * 70000, 1000)
             other.copy(0, one, 1000, 70000)
             self.assertEqual(other.pread(70001, 0), b"x" * 70000 + b"\0")
+
+    @staticmethod
+    def read_as_nobody(uri, told, tells):
+        """Reads all of an export, twice, into memory that it has shared and emptied."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+        with gmblock.Queue() as queue, queue.open(uri) as client:
+            base, error = ctypes.c_void_p(), ctypes.create_string_buffer(4096)
+            alloc = gmblock.LIBRARY.gmb_buffer_alloc
+            assert alloc(queue.handle, ctypes.c_size_t(BYTES), 0, ctypes.byref(base), error) == 0
+            for _ in range(2):
+                os.read(told, 1)
+                assert libc.madvise(base, ctypes.c_size_t(BYTES), 9) == 0  # MADV_REMOVE
+                for at in range(0, BYTES, 1 << 18):
+                    request = gmblock.Request()
+                    gmblock.LIBRARY.gmb_prepare_read(ctypes.byref(request), base.value + at, 1 << 18, at)
+                    client.run(request)
+                assert ctypes.string_at(base, BYTES) == b"x" * BYTES
+                os.write(tells, b"x")
+
+    @staticmethod
+    def faults_of_reactor(pid):
+        """The minor page faults of the first thread that serves clients."""
+        for thread in sorted(os.listdir(f"/proc/{pid}/task"), key=int):
+            with open(f"/proc/{pid}/task/{thread}/stat", encoding="ascii") as stat:
+                head, _, fields = stat.read().rpartition(") ")
+            if head.endswith("(gmblock/0"):
+                return int(fields.split()[7])
+        raise AssertionError("no reactor")
+
+    @unittest.skipIf(os.geteuid() != 0, "another user is needed")
+    def test_memory_of_another_user_is_not_touched_by_reactors(self):
+        """Whoever touches it waits while holes are punched into it. Who touches a page shows in page faults."""
+        os.chmod(self.folder, 0o755)
+        path = self.path("gmb")
+        server = self.start("memory:4M", "--threads", "1", "--access", "rights=rw", "--listen",
+                            f"gmb+unix:///?socket={path}")
+        os.chmod(path, 0o777)
+        with gmblock.open(server.uri) as client:
+            client.pwrite(b"x" * BYTES, 0)
+        told, tell = os.pipe()
+        tells, tells_end = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                os.close(tell)
+                self.read_as_nobody(server.uri, told, tells_end)
+                os._exit(0)
+            except BaseException:  # the case goes on in the other process
+                traceback.print_exc()
+            os._exit(1)
+        os.close(told)
+        os.close(tells_end)
+        self.addCleanup(os.close, tells)
+        counts = []
+        for _ in range(2):
+            os.write(tell, b"x")
+            self.assertEqual(os.read(tells, 1), b"x")
+            counts.append(self.faults_of_reactor(server.process.pid))
+        os.close(tell)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+        self.assertLess(counts[1] - counts[0], BYTES // 4096 // 2)
+        self.assertEqual(server.stop()[0], 0)
 
     def test_errors_are_those_of_the_library(self):
         with self.assertRaises(gmblock.Error) as caught:
