@@ -112,17 +112,19 @@ static int add_row(const struct state_entry *entry, void *context)
 	struct table *table = context;
 	char size[UNITS_TEXT_BYTES];
 	char device[SHOWN_BYTES];
+	char kind[4 * sizeof(entry->kind) + 8];
+	char uri[SHOWN_BYTES];
 	char state[SHOWN_BYTES];
 	char pid[16];
 	char text[DESCRIBED_BYTES];
 	struct status status;
 	const char *const texts[COLUMN_COUNT] = {
 		log_escape(device, sizeof(device), entry->path, strlen(entry->path)),
-		entry->kind,
+		log_escape(kind, sizeof(kind), entry->kind, strlen(entry->kind)),
 		units_format_bytes(size, entry->bytes),
 		entry->read_only ? "yes" : "no",
 		pid,
-		entry->uri,
+		log_escape_sentence(uri, sizeof(uri), entry->uri),
 		state,
 	};
 	int rc = table->row_count == 0 ? table_add(table, headings) : 0;

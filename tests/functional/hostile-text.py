@@ -10,6 +10,7 @@ as before Linux 6.16.
 """
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import re
@@ -152,6 +153,25 @@ class Control(support.Case):
                 self.assertIsNone(FORBIDDEN.search(line), repr(line))
             process.terminate()
 
+    def test_top(self):
+        """Its own sequences are none of those in EVIL."""
+        with subprocess.Popen([sys.executable, "-c", "import pty, sys; pty.spawn(sys.argv[1:])", support.program(),
+                               "top", "--interval=0.1", self.evil], stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as watching:
+            self.addCleanup(watching.kill)
+            output = b""
+            while output.count(b"\x1b[H") < 3:
+                piece = os.read(watching.stdout.fileno(), 4096)
+                self.assertTrue(piece, output)
+                output += piece
+            self.server.kill()  # ends the command
+            output += watching.communicate()[0]
+        output = output.decode(errors="surrogateescape")
+        self.assertNotIn("\x1b[31m", output)
+        output = re.sub("\x1b\\[[0-9;?]*[A-Za-z]|\r+(?=\n)", "", output)
+        self.assertIsNone(FORBIDDEN.search(output), repr(output))
+        self.assertIn(r"\x1b", output)
+
     def test_traced(self):
         for form in ((), ("--json",)):
             process = subprocess.Popen(
@@ -244,6 +264,61 @@ class Files(support.Case):
                         os.unlink(path)
                         for peer in kept:
                             peer.close()
+
+
+class Daemon(support.Case):
+    """What attach --list and detach show of a daemon, and of what is kept about it."""
+
+    def serve(self, listener):
+        hello = {"service": "gmblock control", "protocol": 1, "version": "0", "pid": os.getpid()}
+        while True:
+            try:
+                client = listener.accept()[0]
+            except OSError:
+                return
+            with client, client.makefile("rb") as lines, contextlib.suppress(OSError):
+                client.sendall(json.dumps(hello).encode() + b"\n")
+                if b"detach" in lines.readline():
+                    answers = [{"note": {"text": "note" + EVIL}}, {"error": {"text": "no" + EVIL, "code": "EBUSY"}}]
+                else:
+                    answers = [{"result": {"state": "connected" + EVIL, "last_reason": "lost" + EVIL}}]
+                for answer in answers:
+                    client.sendall(json.dumps(answer, ensure_ascii=False).encode() + b"\n")
+
+    def test_list_and_detach(self):
+        note = {"kind": "fuse", "device": self.path("disk") + r"\x1b[31m\xc2\x9b", "uri": "nbd://h/" + EVIL,
+                "number": 0, "pid": os.getpid(), "bytes": 1 << 20, "read_only": False, "made_file": False}
+        path = self.make_file("0.json", json.dumps(note, ensure_ascii=False).encode())
+        environment = dict(os.environ, GMBLOCK_ATTACH_DIR=self.folder)
+        with open(path, "rb") as file, socket.socket(socket.AF_UNIX) as listener:
+            fcntl.flock(file, fcntl.LOCK_EX)  # its daemon runs
+            listener.bind(self.path("0.sock"))
+            listener.listen()
+            thread = threading.Thread(target=self.serve, args=(listener,))
+            thread.start()
+            try:
+                for command, status in ((["attach", "--list"], 0), (["attach", "--list", "--json"], 0),
+                                        (["detach", "0"], 1)):
+                    code, output, errors = self.run_gmblock(*command, env=environment)
+                    self.assertEqual(code, status, errors)
+                    self.assertIsNone(FORBIDDEN.search(output + errors), repr(output + errors))
+                    self.assertRegex(output + errors, r"\\x1b|\\u001B", command)
+                    self.assertIn({"attach": "connected", "detach": "note"}[command[0]], output + errors)
+            finally:
+                listener.shutdown(socket.SHUT_RDWR)
+                thread.join()
+
+
+class Checked(support.Case):
+    def test_an_overlay_names_its_base(self):
+        """The name is in the file of the overlay."""
+        base, overlay = self.make_file("base" + EVIL, bytes(1 << 20)), "overlay:" + self.path("overlay")
+        self.assertEqual(self.run_gmblock("create", "--base", base, overlay)[0], 0)
+        os.unlink(base)
+        for command in (["check", overlay], ["check", "--json", overlay]):
+            _, output, errors = self.run_gmblock(*command)
+            self.assertIsNone(FORBIDDEN.search(output + errors), repr(output + errors))
+            self.assertRegex(output + errors, r"\\x1b|\\u001B", command)
 
 
 class Impostor(support.Case):
