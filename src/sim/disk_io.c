@@ -114,24 +114,6 @@ static bool keeps_stale(const struct sim_disk *disk)
 	return disk->options.is_block || disk->options.ignores_dsync;
 }
 
-/* A durable write through the page cache hears of errors as a flush does, also of earlier ones. */
-static void hear_of_errors(struct sim_file *file, struct sim_op *sop)
-{
-	uint32_t error_ppm = sim_world.options.faults.dsync_error_ppm;
-
-	if (error_ppm == 0 || file->direct || !sop->direct_sync || sop->planned_error != 0) {
-		return;
-	}
-	if (sim_disk_fault(file->disk, SIM_FAULT_FLUSH, 0, 0, error_ppm, 0) != 0) {
-		sim_disk_lose(file->disk);
-		file->disk->flush_errors++;
-	}
-	if (file->flush_errors_seen != file->disk->flush_errors) {
-		file->flush_errors_seen = file->disk->flush_errors;
-		sop->planned_error = -EIO;
-	}
-}
-
 static void transfer_end(struct sim_file *file, struct sim_op *sop)
 {
 	struct sim_disk *disk = file->disk;
@@ -141,7 +123,6 @@ static void transfer_end(struct sim_file *file, struct sim_op *sop)
 			sim_cache_direct_end(disk, sop->offset, sop->moved);
 		}
 		sim_disk_written(disk, sop->offset, sop->moved);
-		hear_of_errors(file, sop);
 		if (sop->direct_sync && sop->planned_error == 0 &&
 			!(file->direct && disk->options.ignores_dsync)) {
 			sim_disk_harden(disk, sop->offset, sop->moved, UINT64_MAX);

@@ -53,7 +53,6 @@ struct sim_faults {
 	uint32_t write_error_ppm;  /* -EIO, some sectors may have been written */
 	uint32_t no_space_ppm;	   /* -ENOSPC for writes, zeroing and allocation */
 	uint32_t flush_error_ppm;  /* -EIO from fsync; each unflushed sector is lost or kept */
-	uint32_t dsync_error_ppm;  /* the same from a durable write through the page cache */
 	uint32_t range_error_ppm;  /* -EIO from discard, zero, allocate, extent */
 	uint32_t memory_error_ppm; /* -ENOMEM from ring_memory_add() */
 	uint32_t file_table_ppm;   /* ring_file_add() finds the table full */

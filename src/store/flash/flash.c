@@ -466,7 +466,7 @@ static int open_below(struct flash *flash, const struct store_options *options, 
 	flash->file =
 		(struct ring_file){ .fd = reads_direct ? file->direct_fd : file->fd, .slot = -1 };
 	flash->memory_align = reads_direct ? FLASH_BLOCK_BYTES : 1;
-	flash->ignores_dsync = file->disk.ignores_dsync;
+	flash->has_dsync = reads_direct && !file->disk.ignores_dsync;
 	memcpy(flash->identity, file->disk.identity, sizeof(flash->identity));
 	claim_fd = file_gate_claim_fd(file->gate);
 	result = flash_zones_find(flash->fd, flash->path, &flash->zones, error);

@@ -79,7 +79,9 @@ struct flash {
 	uint64_t identity[2]; /* identity of the disk, see struct disk_info */
 	uint32_t memory_align;
 	bool is_read_only;
-	bool ignores_dsync; /* see struct disk_info */
+	/* RWF_DSYNC is used. Not through the page cache, where whichever of a write and a sync that
+	 * are in flight together ends first takes the error of both. */
+	bool has_dsync;
 	struct flash_anchor anchor;
 	uint32_t good_anchor; /* number of the anchor that was read; it is overwritten last */
 	uint32_t slot_count;

@@ -22,7 +22,6 @@ struct flash_sync {
 	struct list_node next;
 	uint64_t seq;
 	uint32_t retries;
-	int suspect;	/* negative errno: the next sync counts as failed */
 	bool is_redone; /* the sync has failed and is being repeated */
 	bool is_busy;
 	bool checkpoint_now;
@@ -229,10 +228,6 @@ static void sync_done(struct ring_op *op, int result)
 		ring_fsync(flash->ring, op, flash->file, sync_done);
 		return;
 	}
-	if (result == 0) {
-		result = sync->suspect;
-	}
-	sync->suspect = 0;
 	if (result < 0 && flash_redo_begin(flash, legal_result(result))) {
 		sync->is_redone = true;
 		flash_pump(flash);
@@ -329,11 +324,6 @@ static void sync_begin(struct flash *flash)
 	sync->is_busy = true;
 	flash->io_count++;
 	sync_issue(flash);
-}
-
-void flash_sync_suspect(struct flash *flash, int error)
-{
-	flash->sync->suspect = error;
 }
 
 void flash_sync_again(struct flash *flash)

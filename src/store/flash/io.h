@@ -85,9 +85,6 @@ void flash_sync_part(struct flash *flash, struct store_part *part);
 void flash_sync_checkpoint(struct flash *flash);
 /* The same for a move of the log: calls flash_move_synced(). */
 void flash_sync_move(struct flash *flash);
-/* Makes the next sync count as failed with this error: a durable write has reported it, and it can
- * be that of earlier writes. */
-void flash_sync_suspect(struct flash *flash, int error);
 /* Repeats the sync that has failed, see flash_redo_begin(). */
 void flash_sync_again(struct flash *flash);
 /* True while the write of an anchor is in flight. */

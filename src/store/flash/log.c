@@ -252,22 +252,6 @@ void flash_log_abandon(struct flash *flash)
 
 /* --- writing --------------------------------------------------------------------------------- */
 
-/* A durable write through the page cache can report an error of earlier writes. The record is
- * written again without waiting for the disk, and the next sync counts as failed. */
-static bool write_again(struct flash *flash, struct flash_buffer *buffer, int error)
-{
-	if (flash->failed != 0 || flash->memory_align > 1 || !buffer->io.is_durable ||
-		!flash_is_of_medium(error)) {
-		return false;
-	}
-	flash_sync_suspect(flash, error);
-	buffer->wants_durable = false;
-	if (!flash_move_runs(flash)) { /* else it will be written in any case */
-		flash_log_write(flash, buffer);
-	}
-	return true;
-}
-
 /* A failed record is "written" as well once its error cannot be repaired by a move: it is
  * retired with that error. */
 static void record_done(struct flash_io *io, int result)
@@ -276,9 +260,6 @@ static void record_done(struct flash_io *io, int result)
 	struct flash *flash = io->flash;
 
 	flash->log.writing_count--;
-	if (result < 0 && write_again(flash, buffer, result)) {
-		return;
-	}
 	buffer->is_written = result == 0 || !flash_move_begin(flash, result);
 	if (result < 0 && buffer->is_written) {
 		flash_fail(flash, result, "cannot be written");
@@ -290,7 +271,7 @@ void flash_log_write(struct flash *flash, struct flash_buffer *buffer)
 {
 	/* FUA makes only this record durable, so it is used only if all earlier records are durable
 	 * already. */
-	buffer->io.is_durable = buffer->wants_durable && !flash->ignores_dsync &&
+	buffer->io.is_durable = buffer->wants_durable && flash->has_dsync &&
 				flash->log.durable_seq == buffer->at.seq;
 	buffer->io.vector = buffer->vector;
 	buffer->io.vector_count = buffer->vector_count;

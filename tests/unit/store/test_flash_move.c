@@ -243,7 +243,7 @@ static void test_a_device_that_fails_too_often_is_given_up(void **state)
 
 static uint64_t rewrites;
 
-/* Flushes and durable writes fail now and then, and lose what was not durable. */
+/* Flushes fail now and then, and lose what was not durable. */
 static void try_flushes(uint64_t seed, const struct sim_faults *faults)
 {
 	static struct world world;
@@ -270,30 +270,18 @@ static void try_flushes(uint64_t seed, const struct sim_faults *faults)
 	sim_stop();
 }
 
-static void try_seeds(const struct sim_faults *faults)
+static void test_a_flush_that_fails_is_repeated(void **state)
 {
+	GMB_UNUSED(state);
 	rewrites = 0;
 	is_direct = false;
 	for (uint64_t seed = 0; seed < SEEDS; seed++) {
-		try_flushes(seed, faults);
+		try_flushes(seed,
+			&(struct sim_faults){ .flush_error_ppm = 50000, .jitter = true });
 	}
 	is_direct = true;
 	print_message("written once more %llu times\n", (unsigned long long)rewrites);
 	assert_true(rewrites > SEEDS / 2);
-}
-
-static void test_a_flush_that_fails_is_repeated(void **state)
-{
-	GMB_UNUSED(state);
-	try_seeds(&(struct sim_faults){ .flush_error_ppm = 50000, .jitter = true });
-}
-
-/* They report what could not be written of earlier records as well. */
-static void test_a_durable_write_that_fails_is_repeated(void **state)
-{
-	GMB_UNUSED(state);
-	try_seeds(&(struct sim_faults){
-		.flush_error_ppm = 20000, .dsync_error_ppm = 100000, .jitter = true });
 }
 
 static void test_a_device_that_makes_nothing_durable_can_be_read(void **state)
@@ -325,7 +313,6 @@ int main(void)
 		cmocka_unit_test(test_a_device_without_a_good_place_can_be_read),
 		cmocka_unit_test(test_a_device_that_fails_too_often_is_given_up),
 		cmocka_unit_test(test_a_flush_that_fails_is_repeated),
-		cmocka_unit_test(test_a_durable_write_that_fails_is_repeated),
 		cmocka_unit_test(test_a_device_that_makes_nothing_durable_can_be_read),
 	};
 
