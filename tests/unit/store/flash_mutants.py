@@ -179,7 +179,9 @@ MUTANTS = {
         "rebuild.c", "record->seq >= rebuild->lost[lost].whole_seq", "false"),
     "images-behind-the-checkpoint-forgotten": (
         "rebuild.c", "record->nodes_at > 0 && record->nodes_at <= flash->anchor.next.seq", "false"),
-    "cut-off-records-taken": ("rebuild.c", "seq >= rebuild->runs[i].end", "false"),
+    "cut-off-records-taken": ("rebuild.c", "seq >= run->end", "false"),
+    "end-not-found": ("rebuild.c", "if (doubts[i].is_torn &&", "if (!MUTANT && doubts[i].is_torn &&"),
+    "durable-record-looked-at": ("rebuild.c", "record->seq < run->durable", "false"),
     "damaged-image-taken": (
         "rebuild.c", "flash_node_read(rebuild->flash, at, &node) == 0", "flash_node_read(rebuild->flash, at, &node) < 1"),
     "detour-not-followed": ("recover.c", "flash_detour_follow(&replay->flash->anchor, &replay->at);",
@@ -212,7 +214,7 @@ FOUND_BY = {
         "first-checkpoint-lets-changes-through", "snapshot-has-counts-of-the-end"],
     "bits": [
         "second-copy-not-used", "lost-nodes-are-zeroes", "changes-behind-an-image-forgotten", "damaged-image-taken",
-        "old-one-of-two-records", "cut-off-records-taken"],
+        "old-one-of-two-records", "cut-off-records-taken", "end-not-found", "durable-record-looked-at"],
     "checkpoint": [
         "erased-what-became-empty-meanwhile", "collected-what-was-filled-meanwhile",
         "images-behind-the-checkpoint-forgotten", "detours-meanwhile-dropped", "changes-meanwhile-not-replayed",
