@@ -971,8 +971,6 @@ void ring_cancel(struct ring *ring, struct ring_op *op)
 	io_uring_sqe_set_data(sqe, NULL);
 }
 
-/* --- confinement ----------------------------------------------------------------------------- */
-
 struct check {
 	struct ring_op op;
 	int result;

@@ -82,13 +82,6 @@ int ring_create(const struct ring_options *options, struct ring **ring_out, stru
 	return 0;
 }
 
-int ring_check_confined(struct ring *ring, struct error *error)
-{
-	GMB_UNUSED(ring);
-	GMB_UNUSED(error);
-	return 0;
-}
-
 void ring_destroy(struct ring *ring)
 {
 	if (ring == NULL) {
