@@ -146,8 +146,9 @@ enum clan_event_type {
 	 * so a message that names the region can arrive before this event. The region is usable at
 	 * that time. */
 	CLAN_EVENT_REGION,
-	/* The peer wants its region .number back. No new holds are granted, and the region is
-	 * returned when the last hold is put. Also given when the connection is lost. */
+	/* The peer requests its region .number back. clan_peer_region_get() now fails for it, and
+	 * the library returns the region after the last clan_peer_region_put(). Also given when the
+	 * connection is lost. */
 	CLAN_EVENT_REGION_ENDING,
 	/* clan_cookie_revoke() has ended; .op is its argument and .number the cookie's slot.
 	 * .status 0: no more data can arrive through the cookie. */
@@ -189,11 +190,11 @@ struct clan_event {
  * Waits until there is an event, clan_queue_wake() is called, or timeout_ms have passed (0 = does
  * not wait, -1 = no limit). Returns the number of events, which is 0 after a timeout or a wake-up.
  *
- * An event is queued at most once until the call that can raise it again. So the queue cannot
- * overflow, and its cost does not depend on the number of connections. An idle queue uses no CPU.
- * One wait returns at most one of ARRIVED, CONNECT, CONNECTED, READY and LOST for a connection, in
- * this order. So clan_recv() can report the end of the connection before LOST is given. Errors:
- * -EINVAL.
+ * An event is queued at most once. It can be raised again only after the program has reacted to it,
+ * for example after a call that returned -EAGAIN. So the queue cannot overflow, and its cost does
+ * not depend on the number of connections. An idle queue uses no CPU. One wait returns at most one
+ * of ARRIVED, CONNECT, CONNECTED, READY and LOST for a connection, in this order. So clan_recv()
+ * can report the end of the connection before LOST is given. Errors: -EINVAL.
  */
 int clan_queue_wait(
 	struct clan_queue *queue, struct clan_event *events, uint32_t max, int timeout_ms);
@@ -239,10 +240,10 @@ enum clan_access {
 struct clan_conn_options {
 	size_t size;
 	uint32_t access; /* enum clan_access; clan_connect() only checks for WARY */
-	/* Size of our bulk ring in slots of 64 bytes: a power of two, 256 to 65536; 0 = 256. We use
-	 * 8 KiB + 64 bytes per slot for each connection. On a network it is 72 KiB (ofi: 115 KiB) +
-	 * 64 bytes per slot, and this is the memory that we receive into. Regions and cookies of
-	 * the peer take up to 1.1 MiB more. */
+	/* Size of our bulk ring in slots of 64 bytes: a power of two, 256 to 65536; 0 = 256. The
+	 * ring holds our sent messages, and a connection uses 8 KiB + 64 bytes per slot. On a
+	 * network the ring holds received messages, and a connection uses 72 KiB (ofi: 115 KiB) +
+	 * 64 bytes per slot. Regions and cookies of the peer take up to 1.1 MiB more. */
 	uint32_t bulk_slots;
 	uint32_t cookies;	       /* limit on granted cookies; 0 = 64; at most 4096 */
 	uint32_t tripwires;	       /* limit; 0 = 32; at most 4096 */
@@ -252,9 +253,9 @@ struct clan_conn_options {
 	uint32_t peer_regions_max;	/* limit on regions the peer shares; 0 = 16; at most 4096 */
 	uint64_t peer_region_bytes_max; /* limit on their total size; 0 = 64 MiB */
 	uint32_t conns_max;		/* listeners: limit on connections; 0 = 4096 */
-	/* Listeners: limit on connections before clan_accept(); 0 = 64. On shm one user can have
-	 * half of them; on a network one address can have all. CLAN_HANDSHAKES_OWN: networks only,
-	 * see there. */
+	/* Listeners: limit on connections before clan_accept(); 0 = 64. On shm one user other than
+	 * root and our own can have half of them; on a network one address can have all.
+	 * CLAN_HANDSHAKES_OWN can be used on networks only. */
 	uint32_t handshakes_max;
 };
 
@@ -287,9 +288,8 @@ enum { CLAN_ADDRESS_BYTES = 160 };
  * if port 0 was requested. Valid until the listener is closed. */
 const char *clan_listener_address(const struct clan_listener *listener);
 
-/* Stops listening and removes the socket file. Connections stay, except those for which
- * CLAN_EVENT_CONNECT has not been raised; if it is already queued, it is still given. NULL is a
- * no-op. */
+/* Stops listening and removes the socket file. A connection stays if its CLAN_EVENT_CONNECT or
+ * CLAN_EVENT_ARRIVED was given or is queued; the others are closed. NULL is a no-op. */
 void clan_listener_close(struct clan_listener *listener);
 
 /* Adopts a connected Unix SOCK_SEQPACKET socket that the program has accepted, for programs that
@@ -326,9 +326,9 @@ void clan_reject(struct clan_conn *conn, const char *text);
 
 /* Publishes submitted messages, notifies the peer, and closes the connection. CLAN_EVENT_CLOSED
  * follows when the library no longer uses it: after the last clan_peer_region_put(), and on a
- * network when the peer has received everything or has not read for 2 s. Regions stay shared until
- * then. Between the two, clan_peer_region_put() is the only permitted call on the connection.
- * Events that have not been given are dropped. */
+ * network when the peer has received everything or has not read for 2 s. On a network, our regions
+ * stay shared until then. After clan_close(), clan_peer_region_put() is the only permitted call on
+ * the connection. Events that have not been given are dropped. */
 void clan_close(struct clan_conn *conn);
 
 /* A pointer that the program sets and every event returns. */

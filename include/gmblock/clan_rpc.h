@@ -40,7 +40,7 @@ enum {
 	CLAN_RPC_TYPE_MAX = 255,
 };
 
-/* The number of a node without a number. Each peer of such a node assigns it a number locally. */
+/* For a node that has no number of its own: each of its peers assigns it a number locally. */
 #define CLAN_RPC_NO_NODE UINT32_MAX
 /* Numbers chosen by programs are below this; locally assigned numbers start here. */
 #define CLAN_RPC_NODES_MAX UINT32_C(0x80000000)
@@ -50,11 +50,11 @@ enum {
 struct clan_rpc_options {
 	size_t size;
 	uint32_t node; /* our number, below CLAN_RPC_NODES_MAX, or CLAN_RPC_NO_NODE */
-	/* Limit on our calls in flight on one connection, and on the peer's. The smaller number of
-	 * both sides counts. 0 = 32; at most CLAN_RPC_CALLS_MAX. */
+	/* Limit on our calls in flight on one connection, and on the peer's. The smaller of the two
+	 * sides' limits applies. 0 = 32; at most CLAN_RPC_CALLS_MAX. */
 	uint32_t calls;
-	/* Limit on the bytes of a request or reply: a multiple of 64. The smaller number of both
-	 * sides counts. 0 = 4096; at most CLAN_RPC_BYTES_MAX. */
+	/* Limit on the bytes of a request or reply: a multiple of 64. The smaller of the two sides'
+	 * limits applies. 0 = 4096; at most CLAN_RPC_BYTES_MAX. */
 	uint32_t bytes_max;
 	uint32_t conns;	    /* that we open to a node; 0 = 1; at most CLAN_RPC_CONNS_MAX */
 	uint32_t access;    /* enum clan_access, of listeners */
@@ -67,8 +67,8 @@ int clan_rpc_create(const struct clan_queue_options *queue_options,
 	const struct clan_rpc_options *options, struct clan_rpc **rpc_out,
 	struct clan_error *error);
 
-/* Closes all connections and frees the node. It waits until libclan has closed the connections,
- * which takes as long as CLAN_EVENT_CLOSED. NULL is a no-op. */
+/* Closes all connections and frees the node. Blocks until libclan has closed the connections;
+ * clan_close() tells how long this can take. NULL is a no-op. */
 void clan_rpc_destroy(struct clan_rpc *rpc);
 
 /* Returns the queue, for clan_queue_wake(), clan_queue_fd() and clan_queue_arm() only.
@@ -125,8 +125,9 @@ enum clan_rpc_event_type {
 	CLAN_RPC_REPLY, /* the call .op has ended: .status 0 with .kind and .bytes, or an error such
 			   as -ECONNRESET */
 	/* All connections to .node have ended with .status: 0 after clan_rpc_hang_up(), -EPROTO if
-	 * it broke a rule, or as in CLAN_EVENT_LOST. Its calls have ended before, and its requests
-	 * can no longer be replied to. The number can be dialled again. */
+	 * it broke a rule, or as in CLAN_EVENT_LOST. All calls to the node have ended before this
+	 * event, and its requests can no longer be replied to. clan_rpc_dial() can use the number
+	 * again. */
 	CLAN_RPC_DOWN,
 };
 

@@ -99,7 +99,7 @@ static inline bool clan_queue_is_passive(const struct clan_queue *queue)
 
 /* --- connections ------------------------------------------------------------------------------ */
 
-/* Each state is named for the event that it waits for; docs/protocol/clan.md §3.2. */
+/* The states of docs/protocol/clan.md §3.2, each with the event that it waits for. */
 enum clan_state {
 	CLAN_CONNECTING, /* WELCOME or a rejection by the acceptor */
 	CLAN_OPENING,	 /* HELLO */
@@ -279,10 +279,11 @@ struct clan_region {
 	uint32_t strict_count; /* strict revocations in progress, which will replace its pages */
 	bool imported;
 	bool read_only; /* sealed, so that no other process can map it for writing */
-	bool sealed;	/* sealed at its first share; later shares must have the same kind */
+	bool sealed;	/* sealed at its first share; later shares must have the same read_only */
 	bool huge;
 };
 
+/* The states of a share, each with the event that it waits for. */
 enum clan_share_state {
 	CLAN_SHARE_ASKED,  /* the peer's answer */
 	CLAN_SHARE_LIVE,   /* no event */

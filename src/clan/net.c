@@ -23,8 +23,8 @@ enum {
 	LINGER_MS = 2000, /* time limit for sending data after clan_close() */
 };
 
-/* A name that a worker resolves. It can outlive its connection's interest in it, but not the
- * connection: clan_net_conn_destroy() is not reached before looked_up(). */
+/* A name that a worker resolves. The program can close the connection before the worker has
+ * finished, but the connection is freed only after looked_up(). */
 struct net_resolve {
 	struct work work;
 	struct net_conn *conn;
@@ -337,8 +337,8 @@ static void die(struct net_conn *conn)
 	}
 }
 
-/* While a CLOSING connection waits for the peer's end, ending is set and this call has no effect.
- * Callers that end the wait clear it first. */
+/* A CLOSING connection with ending set still waits for the peer, so this call has no effect on it.
+ * Callers that end the wait clear ending first. */
 void net_conn_end(struct net_conn *conn, int status, const char *reason)
 {
 	struct clan_conn *base = &conn->conn;
@@ -421,7 +421,8 @@ void net_conn_drained(struct net_conn *conn)
 }
 
 /* Closes the connection immediately if the peer cannot read END: no endpoint, or no HELLO was sent.
- * Otherwise sends END and waits for the peer's end, at most LINGER_MS. */
+ * Otherwise sends END, and waits at most LINGER_MS for the peer to close its endpoint or send
+ * END. */
 static void clan_net_conn_close(struct clan_conn *base)
 {
 	struct net_conn *conn = net_conn(base);
@@ -499,7 +500,7 @@ void net_connected(struct net_conn *conn, const struct sockaddr *peer)
 	if (conn->conn.connector) {
 		send_hello(conn, NET_HELLO, conn->conn.hello, conn->conn.hello_bytes);
 	} else if (conn->conn.options.handshakes_max == CLAN_HANDSHAKES_OWN) {
-		handshake_uncount(conn); /* the program counts them */
+		handshake_uncount(conn); /* the program limits handshakes itself */
 		conn->conn.known = true;
 		conn->conn.arrived_pending = true;
 		clan_fire(conn->conn.queue, &conn->conn.source);
@@ -607,8 +608,8 @@ static void run_look_up(struct work *work)
 	}
 }
 
-/* The name is resolved. The program could have closed the connection before; then only the endpoint
- * is missing, and die() completes the close. */
+/* Called when the name is resolved: starts to connect. If the program has closed the connection
+ * before, die() completes the close. */
 static void looked_up(struct work *work)
 {
 	struct net_resolve *resolve = container_of(work, struct net_resolve, work);
@@ -699,8 +700,8 @@ static void net_reject(struct clan_conn *base, const char *text)
 		send_refused(conn, -ECONNREFUSED, text);
 	} else if (conn->phase == NET_TALKING && conn->listener != NULL &&
 		   conn->listener->refused_count < CLAN_HANDSHAKES_DEFAULT) {
-		/* Before HELLO. Only a limited number of peers receive the reason, because each
-		 * needs a connection until its text is sent. */
+		/* The peer has not sent HELLO. The number of peers that receive the text is
+		 * limited, because each needs a connection until it is sent. */
 		conn->is_refused = true;
 		conn->listener->refused_count++;
 		send_refused(conn, -ECONNREFUSED, text);
@@ -855,7 +856,7 @@ static void clan_net_publish(struct clan_queue *queue)
 	net_bury(queue);
 }
 
-/* Publishes after all transports, so records that they have queued are sent in the same round. */
+/* Publishes after the progress of all transports, so records that they queue are sent now. */
 static bool clan_net_progress(struct clan_queue *queue)
 {
 	struct net_queue *net = net_queue(queue);
@@ -896,7 +897,8 @@ static void clan_net_get_stats(const struct clan_conn *base, struct clan_conn_st
 	stats->peer_bell = CLAN_BELL_SOCKET;
 }
 
-/* A network peer cannot remove pages, so the copy never stalls. */
+/* Copies within the call: a network peer cannot punch holes into the memory, so the copy never
+ * stalls. */
 static int fetch(struct clan_conn *base, const struct clan_region *region, uint64_t offset,
 	void *to, size_t bytes, void *op)
 {

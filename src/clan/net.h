@@ -38,7 +38,7 @@
 enum {
 	NET_VERSION = 1,
 	NET_FRAME_BYTES = 8320, /* largest frame */
-	NET_RECEIVES = 8, /* frames that a side can receive at any time, if they are counted */
+	NET_RECEIVES = 8, /* receive buffers of each side, on a transport that counts frames */
 	NET_CONTROL_SLOTS = 64,
 	NET_SLOT_BYTES = 64,
 	NET_RECORD_ALIGN = 8,
@@ -165,7 +165,8 @@ struct net_queue {
 	struct clan_queue *queue;
 	struct list_node dirty;		       /* connections with data to publish */
 	struct list_node dying;		       /* connections whose endpoint must be closed */
-	struct list_node dead;		       /* connections to free that the program never knew */
+	struct list_node dead;		       /* connections to free that were never reported to
+						  the program */
 	struct list_node rmas;		       /* free struct net_rma */
 	void *transports[NET_TRANSPORT_COUNT]; /* state of each transport; NULL until it is used */
 	bool reaping;			       /* ofi_domain_reap() is running */
@@ -216,13 +217,14 @@ struct net_out { /* the state of the peer's ring: our writes, and its last repor
 };
 
 struct net_grant {
-	struct net_owed owed; /* GRANT, or REVOKE */
+	struct net_owed owed; /* a pending GRANT or REVOKE record */
 	struct clan_cookie cookie;
 	struct clan_share *share; /* NULL: the peer has returned the region */
 	uint32_t generation;	  /* last one used */
-	uint32_t reads;		  /* READs that the transport is answering */
+	uint32_t reads;		  /* READs of the peer that the transport is answering */
 	uint8_t state;		  /* enum net_grant_state */
-	bool used;		  /* ONCE, and used; only if the transport sees puts */
+	bool used;		  /* a CLAN_COOKIE_ONCE cookie was used; only if
+				     transport->sees_puts */
 };
 
 /* A cookie granted by the peer. */
@@ -232,10 +234,10 @@ struct net_ticket {
 	struct net_peer_region *region;
 	uint32_t generation; /* of the last GRANT or REVOKE */
 	uint32_t running;    /* puts and gets in progress */
-	bool revoked;	     /* REVOKED is pending */
+	bool revoked;	     /* REVOKE has arrived, and REVOKED must be sent */
 };
 
-/* The phases of an endpoint, named for the event that they wait for. */
+/* The phases of an endpoint, each with the event that it waits for. */
 enum net_phase {
 	NET_RESOLVING, /* the worker that resolves the name */
 	NET_DIALING,   /* net_connected() */
@@ -301,7 +303,7 @@ struct net_conn {
 	struct list_node running; /* posted, or ended */
 	uint64_t rmas_begun;
 	uint64_t rmas_posted;
-	uint32_t pieces; /* pieces of the posted ones, in units of the transport */
+	uint32_t pieces; /* parts of puts and gets that the transport is executing */
 	struct net_owed end_owed;
 };
 
@@ -310,7 +312,7 @@ struct net_listener {
 	const struct net_transport *transport;
 	uint32_t conn_count;
 	uint32_t handshake_count;
-	uint32_t refused_count; /* connections that are being sent REFUSED */
+	uint32_t refused_count; /* connections to which REFUSED is being sent */
 	bool closed;
 };
 
@@ -333,9 +335,10 @@ struct net_transport {
 	uint64_t magic; /* in HELLO */
 	/* Frames that a side can receive at any time; 0: unlimited, and frames are not counted. */
 	uint32_t receives;
-	/* It checks the peer's puts with net_access_find(), so no PUT record is sent. */
+	/* The transport checks the peer's puts with net_access_find(), so no PUT record is sent. */
 	bool sees_puts;
-	size_t conn_bytes; /* size of its connection, which begins with struct net_conn */
+	size_t conn_bytes; /* size of the transport's connection struct, which begins with struct
+			      net_conn */
 	size_t listener_bytes;
 
 	/* Resolves an address; called on a worker. found_free() frees the result. */
@@ -418,7 +421,7 @@ void net_conn_end(struct net_conn *conn, int status, const char *reason);
 /* Called when the endpoint has failed with that negative errno, or was shut down by the peer
  * (0). */
 void net_conn_cut(struct net_conn *conn, int error);
-/* The peer broke that rule of the protocol: ends the connection. Returns -EPROTO. */
+/* The peer broke rule O<rule> of docs/protocol/clan.md: ends the connection. Returns -EPROTO. */
 int net_broken(struct net_conn *conn, uint32_t rule, const char *what);
 /* In CLOSING: closes the endpoint if the peer has also sent END and all our frames have been sent.
  * Otherwise the connection ends when the peer closes its endpoint, or after LINGER_MS. */
@@ -431,13 +434,13 @@ void net_bury(struct clan_queue *queue);
 /* Allocates the buffers of a connection. */
 GMB_MUST_CHECK int net_frames_start(struct net_conn *conn);
 void net_frames_free(struct net_conn *conn);
-/* Creates the rings with the sizes that both sides agreed on: ours, and the state of the peer's. */
+/* Allocates our receive rings, and sets the sizes of both sides' rings. */
 GMB_MUST_CHECK int net_rings_make(struct net_conn *conn, uint32_t peer_bulk_slots);
 /* Appends a record with the bytes of a vector to the open frame. Returns false if there is no
  * room. */
 bool net_append(struct net_conn *conn, enum net_class class, uint8_t type, const struct iovec *iov,
 	size_t bytes);
-/* Appends a record of the library, for which the caller has reserved room. */
+/* Appends a record of the library. The caller has checked that there is room. */
 void net_append_system(
 	struct net_conn *conn, enum net_system_type type, const void *data, size_t bytes);
 /* Queues a record of the library, to be sent when there is room. No effect if it is already
@@ -466,7 +469,7 @@ bool net_room(struct net_conn *conn, enum net_class class, size_t bytes);
 int net_no_room(struct net_conn *conn, enum net_class class, size_t bytes);
 int net_send(struct clan_conn *base, uint32_t cls, uint32_t type, const struct iovec *iov,
 	uint32_t iov_count, size_t bytes);
-/* Sends the notification of a put; the caller has reserved the room. */
+/* Sends the notification of a put. The caller has checked that there is room. */
 void net_notify(struct net_conn *conn, uint32_t value);
 int net_recv(struct clan_conn *base, uint32_t classes, struct clan_message *message, void *buffer,
 	uint32_t bytes);
@@ -474,8 +477,9 @@ ssize_t net_readv(struct clan_conn *base, const struct iovec *iov, uint32_t iov_
 
 /* --- net_memory.c ----------------------------------------------------------------------------- */
 
+/* The states of a region of the peer, each with the event that it waits for. */
 enum net_peer_region_state {
-	NET_REGION_REFUSED, /* transmission of the answer */
+	NET_REGION_REFUSED, /* transmission of REGION_OK with an errno */
 	NET_REGION_LIVE,    /* no event */
 	NET_REGION_LEAVING, /* the end of puts and gets, and delivery of events */
 	NET_REGION_STATE_COUNT
@@ -500,7 +504,7 @@ struct net_peer_region {
 	uint32_t running; /* puts and gets in progress */
 };
 
-/* A share of one of our regions, with the key for the peer's accesses; share->carrier. */
+/* The provider's state of a share (share->carrier): the key that the peer needs for access. */
 struct net_key {
 	struct net_owed owed; /* REGION, then REGION_END */
 	struct clan_share *share;
@@ -510,10 +514,10 @@ struct net_key {
 	void *held; /* state of the transport */
 };
 
-/* Processes a record of one of these types in OPEN; its length has been checked. Returns 0, or
- * -EPROTO if the connection has been ended. */
+/* Processes a record about regions, cookies or puts in OPEN; its length has been checked. Returns
+ * 0, or -EPROTO if the connection has been ended. */
 int net_memory_record(struct net_conn *conn, enum net_system_type type, const uint8_t *data);
-/* A request of the peer to a transport that sees puts: a range of one of our cookies. */
+/* An access by the peer that the transport must check: a range of one of our cookies. */
 struct net_access {
 	uint32_t slot;
 	uint32_t generation;
@@ -578,9 +582,9 @@ struct net_rma {
 	int status;
 	bool put;
 	bool released;
-	bool given;	 /* DONE was given, or is not wanted */
+	bool given;	 /* CLAN_EVENT_DONE was given or is not needed */
 	uint32_t pieces; /* posted and not ended */
-	uint64_t remote; /* destination of the next piece */
+	uint64_t remote; /* address of the next piece in the peer's memory */
 	uint64_t left;
 	uint32_t iov_count;
 	uint32_t index; /* in iov */

@@ -136,7 +136,7 @@ static bool net_frame_has_place(const struct net_conn *conn, size_t bytes)
 	       (conn->open != NULL && conn->open->bytes + bytes <= NET_FRAME_BYTES);
 }
 
-/* Copies the next bytes of a vector, from *index and *skip on, and advances both. */
+/* Copies the next bytes of a vector, from byte *skip of its part *index on, and advances both. */
 static void net_frame_gather(
 	uint8_t *to, size_t bytes, const struct iovec *iov, uint32_t *index, size_t *skip)
 {
@@ -352,7 +352,7 @@ int net_no_room(struct net_conn *conn, enum net_class class, size_t bytes)
 	}
 	conn->out[class].needed = net_frame_slots_of(sizeof(struct net_record_head) + bytes);
 	conn->conn.enabled |= ready_send[class];
-	net_changed(conn); /* the queued data must be sent, or room never comes */
+	net_changed(conn); /* room becomes free only after queued data is sent */
 	return -EAGAIN;
 }
 
@@ -411,7 +411,7 @@ int net_send(struct clan_conn *base, uint32_t cls, uint32_t type, const struct i
 	struct net_conn *conn = net_conn(base);
 	enum net_class class = cls == CLAN_CONTROL ? NET_CONTROL : NET_BULK;
 
-	GMB_UNUSED(iov_count); /* the sum is known */
+	GMB_UNUSED(iov_count); /* bytes is the sum of the vector */
 	if (type == CLAN_TYPE_STREAM) {
 		return (int)net_frame_send_stream(conn, iov, bytes);
 	}
@@ -491,7 +491,7 @@ static int net_frame_message_arrived(
 		}
 	}
 	if (conn->conn.state != CLAN_OPEN) {
-		return 0; /* it will not be received */
+		return 0; /* the program does not receive any more */
 	}
 	if (slots > ring->slots - (ring->write - ring->read)) {
 		return net_broken(conn, 7, "it sends more messages than there is room for");

@@ -31,7 +31,7 @@ struct net_revocation {
 	struct clan_source source;
 	struct clan_deadline deadline;
 	struct net_conn *conn;
-	struct clan_region *region; /* strict; else NULL */
+	struct clan_region *region; /* strict revocation: the region of the cookie; else NULL */
 	uint32_t slot;
 	bool ended; /* its event is pending */
 	int status;
@@ -123,8 +123,8 @@ int net_unshare(struct clan_conn *base, struct clan_share *share)
 	return 0;
 }
 
-/* The peer has returned the region: its cookies' slots are free again. Returns false if a READ is
- * unanswered. */
+/* Frees the cookie slots of a region that the peer has returned. Returns false if one of its READs
+ * is still being answered, which breaks the protocol. */
 static bool free_grants(struct net_conn *conn, const struct clan_share *share)
 {
 	for (uint32_t i = 0; conn->grants != NULL && i < conn->conn.options.cookies; i++) {
@@ -504,7 +504,8 @@ static void net_memory_revocation_end(struct net_revocation *revocation, int sta
 	clan_fire(conn->conn.queue, &revocation->source);
 }
 
-/* The end of the connection also ends all its operations. */
+/* The peer has not answered a strict revocation in time. Ending the connection ends all its
+ * operations, so no more data arrives. */
 static void net_memory_strict_passed(struct clan_deadline *deadline)
 {
 	struct net_revocation *revocation = container_of(deadline, struct net_revocation, deadline);
@@ -534,7 +535,7 @@ int net_revoke(struct clan_conn *base, const struct clan_cookie *cookie, bool st
 	list_push_back(&conn->revocations, &revocation->node);
 	grant->state = GRANT_LEAVING;
 	if (strict) {
-		/* From our own record, because the cookie could have been modified by the peer. */
+		/* Taken from our own record, because the peer could have modified the cookie. */
 		revocation->region = clan_share_find(base, grant->cookie.region)->region;
 		revocation->region->strict_count++;
 		clan_deadline_set(base->queue, &revocation->deadline, STRICT_MS * NS_PER_MS);
@@ -618,7 +619,7 @@ static void write_revoked(struct net_conn *conn, struct net_owed *owed)
 	net_append_system(conn, NET_REVOKED, &record, sizeof(record));
 }
 
-/* REVOKE: invalidates the ticket, so no new put or get uses it. REVOKED waits for those in
+/* REVOKE: invalidates the ticket, so no new put or get uses it. REVOKED is sent after those in
  * progress. */
 static int revoke_arrived(struct net_conn *conn, const struct net_revoke *record)
 {

@@ -3,8 +3,8 @@
  * Puts and gets: docs/protocol/clan.md §12.5. The transport copies directly from and to the
  * program's memory.
  *
- *   net_rma_begin() ─▶ conn->rmas ─▶ net_rma_pump(): post_rma() ─▶ conn->running ─▶ DONE ─▶
- * net->rmas
+ *   net_rma_begin() ─▶ conn->rmas ─▶ net_rma_pump(): post_rma() ─▶ conn->running
+ *       ─▶ CLAN_EVENT_DONE ─▶ net->rmas
  *
  * Ownership: a net_rma belongs to its connection, and returns to the queue's free list when it is
  * released (the transport no longer uses it), given (DONE was given or is not wanted), and its PUT
@@ -149,7 +149,7 @@ void net_rma_done(struct net_rma *rma, int error)
 		rma->status = -ENOTCONN;
 	}
 	if (conn->phase != NET_TALKING) {
-		return; /* net_rma_end() ends it */
+		return; /* net_rma_end() will end it */
 	}
 	if (rma->pieces == 0 && rma->left == 0) {
 		rma_release(rma);

@@ -232,7 +232,7 @@ void ofi_received(struct ofi_conn *conn, struct net_buffer *buffer, size_t bytes
 	if (net_frame_received(&conn->net, buffer->data, bytes) != 0) {
 		return;
 	}
-	/* The credit is returned by a later frame, so the peer cannot use the receive before it is
+	/* A later frame returns the credit, so the peer cannot send into the buffer before it is
 	 * posted. */
 	result = post_receive(conn, buffer);
 	if (result != 0) {
@@ -347,7 +347,7 @@ static void ofi_rma_release(struct net_rma *rma)
 		}
 		free(held->copies[i]);
 		held->copies[i] = NULL;
-		held->descs[i] = NULL; /* the next user can be another domain */
+		held->descs[i] = NULL; /* the next operation can belong to another domain */
 	}
 }
 

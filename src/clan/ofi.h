@@ -28,7 +28,7 @@
 
 enum {
 	OFI_DOMAIN_CONNS = 256, /* connections that share a completion queue */
-	OFI_PIECE_IOV = 4,	/* parts of a write or read */
+	OFI_PIECE_IOV = 4,	/* buffers of one libfabric write or read */
 };
 
 /* State of the transport for a queue. */
@@ -41,7 +41,8 @@ struct ofi_queue {
 struct ofi_domain {
 	struct list_node node;
 	struct net_queue *net;
-	struct fi_info *info; /* of a connection or a listener, for the names in it */
+	struct fi_info *info; /* of the first connection or listener, which names the provider,
+				 fabric and device */
 	struct fid_fabric *fabric;
 	struct fid_domain *domain;
 	struct fid_cq *cq;

@@ -19,7 +19,8 @@ enum {
 	REAP_BATCH = 32,
 	EQ_SILENT_MAX = 16,    /* empty reads for internal events of libfabric */
 	EQ_ENTRY_BYTES = 1024, /* includes connection data of the peer; libclan sends none */
-	/* Frames in both directions, frames without records, and puts and gets. */
+	/* Each connection can have these completions: received and sent frames, the frame without
+	 * records, puts and gets. */
 	CQ_ENTRIES = OFI_DOMAIN_CONNS * (NET_RECEIVES + NET_SENDS + 1 + NET_RMA_PIECES),
 };
 
@@ -75,8 +76,8 @@ int ofi_errno(int64_t result)
 	return error == 0 ? 0 : error < FI_ERRNO_OFFSET ? -(int)error : -EIO;
 }
 
-/* Loads libfabric with the first call, and resolves the host; both can block. The orders are
- * required because a record must not overtake an earlier record or write. */
+/* Loads libfabric with the first call, and resolves the host; both can block. The hints request
+ * message orders, because a record must not overtake an earlier record or write. */
 int ofi_look_up(const struct net_place *place, bool listen, void **found_out, struct error *error)
 {
 	struct fi_info *hints;

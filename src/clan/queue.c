@@ -24,9 +24,9 @@
 #define NS_PER_MS UINT64_C(1000000)
 
 enum {
-	LOOKS_BETWEEN_DESCRIPTORS = 16, /* a check might cost a system call */
-	/* While spinning. Longer than most answers take from another processor, because a yield to
-	 * a busy third program can take some milliseconds. */
+	LOOKS_BETWEEN_DESCRIPTORS = 16, /* each check costs a system call */
+	/* While spinning. Most answers of a peer on another processor arrive within this many
+	 * looks. That avoids sched_yield(), which takes milliseconds if another program is busy. */
 	LOOKS_BETWEEN_YIELDS = 64,
 };
 
@@ -451,8 +451,8 @@ static void clan_queue_look(struct clan_queue *queue, bool all)
 	clan_queue_progress(queue);
 }
 
-/* Makes progress until there is an event or a wake-up, or until until_ns. It yields from time to
- * time, because the peer might need this very processor. */
+/* Makes progress until there is an event or a wake-up, or until until_ns. It yields regularly,
+ * because the peer might be waiting for this processor. */
 static void clan_queue_spin(struct clan_queue *queue, uint64_t until_ns)
 {
 	do {
@@ -490,7 +490,7 @@ static void sleep_until(struct clan_queue *queue, uint64_t until_ns)
 	clan_queue_progress(queue);
 }
 
-/* The first look does not sleep. The call spins and then sleeps only if it finds no event. */
+/* Looks for events without sleeping first. If there are none, it spins, and then sleeps. */
 int clan_queue_wait(
 	struct clan_queue *queue, struct clan_event *events, uint32_t max, int timeout_ms)
 {

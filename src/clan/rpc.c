@@ -224,7 +224,7 @@ static void handle(struct clan_rpc *rpc, const struct clan_event *event)
 		return;
 	}
 	if (link == NULL) {
-		return; /* a rejected connection */
+		return; /* a connection that was rejected */
 	}
 	if (event->type == CLAN_EVENT_CLOSED) {
 		link_closed(link);
@@ -349,8 +349,8 @@ static bool give_back_call(struct rpc_node *node, struct clan_rpc_event *event)
 	return false;
 }
 
-/* UP, outstanding calls of ended nodes, then DOWN. A node is freed when all its links are
- * closed. */
+/* Returns the next event of a changed node: UP, or a reply with an error for each outstanding call
+ * of an ended node, then DOWN. The node is freed when all its links are closed. */
 static bool give_change(struct clan_rpc *rpc, struct clan_rpc_event *event)
 {
 	while (!list_is_empty(&rpc->changed)) {
@@ -393,8 +393,8 @@ static void rpc_take_events(struct clan_rpc *rpc, int timeout_ms, int *count_out
 	}
 }
 
-/* Changes of nodes first, then messages. Waits only if there is neither, and handles the events of
- * clan in between. */
+/* Returns changes of nodes first, then messages. If there is neither, waits for events of the queue
+ * and handles them. */
 int clan_rpc_next(struct clan_rpc *rpc, struct clan_rpc_event *event, void *buffer, uint32_t bytes,
 	int timeout_ms)
 {

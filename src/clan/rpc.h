@@ -32,7 +32,7 @@ struct rpc_setup {
 	struct clan_cookie cookie;
 };
 
-/* Each state is named for the event that it waits for. */
+/* The states of a link, each with the event that it waits for. */
 enum link_state {
 	LINK_NEW,     /* the peer to connect */
 	LINK_GREETED, /* SETUP sent and received */
@@ -67,6 +67,7 @@ struct rpc_link {
 	bool *busy; /* by slot of our calls */
 };
 
+/* The states of a node, each with the event that it waits for. */
 enum node_state {
 	NODE_CONNECTING, /* all links up */
 	NODE_UP,	 /* no event */

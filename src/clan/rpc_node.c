@@ -133,7 +133,7 @@ void rpc_node_end(struct rpc_node *node, int status)
 	rpc_node_changed(node);
 }
 
-/* Allocates the tables and the area of a link, which needs them when it has a connection. */
+/* Allocates the tables and the area of a link, which are needed only with a connection. */
 static bool link_init(struct rpc_link *link)
 {
 	struct clan_rpc *rpc = link->node->rpc;
@@ -384,8 +384,8 @@ static bool hello_is_valid(const struct rpc_hello *hello, size_t bytes)
 	       (hello->node < CLAN_RPC_NODES_MAX || hello->node == CLAN_RPC_NO_NODE);
 }
 
-/* Connects a request to the node that its hello names. A node needs all of its connections, so it
- * ends if one of them cannot be accepted. */
+/* Adds a new connection to the node that its hello names. A node needs all of its connections, so
+ * it ends if one of them cannot be accepted. */
 void rpc_node_offered(struct clan_rpc *rpc, struct clan_conn *conn)
 {
 	const char *reason = "it does not speak RPC";

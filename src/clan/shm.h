@@ -30,7 +30,7 @@ struct shm_queue {
 	struct list_node groups;
 	struct list_node active; /* groups to check: rung, not armed yet, or muted */
 	struct list_node dirty;	 /* connections with something to publish */
-	struct list_node dead;	 /* connections to free that the program never knew */
+	struct list_node dead;	 /* connections to free that were never reported to the program */
 };
 
 static inline struct shm_queue *shm_queue(const struct clan_queue *queue)
@@ -44,7 +44,7 @@ static inline struct shm_queue *shm_queue(const struct clan_queue *queue)
 struct shm_group {
 	struct list_node node; /* in groups */
 	struct list_node active_node;
-	struct list_node publish_node; /* groups to push to in this publication */
+	struct list_node publish_node; /* in the list of groups that shm_publish() has pushed to */
 	struct shm_conn *publish_conn; /* the connection whose socket rings the bell */
 	struct clan_queue *queue;
 	uint64_t id;
@@ -63,14 +63,14 @@ struct shm_group {
 	size_t peer_bytes;
 	uint32_t peer_ready_slots;
 
-	/* As the changer (docs/protocol/clan.md §6.1). */
+	/* For waking the peer (docs/protocol/clan.md §6.1). */
 	uint32_t pushed;
 	uint64_t rung;
 	uint32_t bell;
-	/* As the sleeper (docs/protocol/clan.md §6.2). */
+	/* For being woken by the peer (docs/protocol/clan.md §6.2). */
 	uint32_t taken;
 	uint64_t arm;		    /* number of the last arming */
-	uint32_t bell_seen;	    /* the peer's bell when the group was armed */
+	uint32_t bell_seen;	    /* value of peer->bell when the group was armed */
 	struct waiter_futex *futex; /* CLAN_BELL_FUTEX */
 	uint64_t bells_heard;
 	uint64_t bells_idle;
@@ -104,11 +104,12 @@ struct shm_in {
 	struct shm_message_head stream_head; /* its validated head; set if stream_at > 0 */
 };
 
+/* The states of a region of the peer, each with the event that it waits for. */
 enum shm_peer_region_state {
 	SHM_REGION_MAPPING, /* the worker that maps it */
 	SHM_REGION_LIVE,    /* no event */
-	SHM_REGION_LEAVING, /* the last hold */
-	SHM_REGION_GONE,    /* delivery of its event */
+	SHM_REGION_LEAVING, /* the release of the last hold */
+	SHM_REGION_GONE,    /* delivery of its last event */
 	SHM_REGION_STATE_COUNT
 };
 
@@ -178,7 +179,7 @@ struct shm_watch { /* one of our tripwires */
 };
 
 struct shm_trip {	   /* one of the peer's tripwires */
-	uint64_t answered; /* the last arming for which TRIPPED was sent */
+	uint64_t answered; /* number of the last arming for which TRIPPED was sent */
 	bool owed;	   /* a TRIPPED record is waiting for room */
 };
 
@@ -206,7 +207,7 @@ struct shm_conn {
 	int own_fd;   /* open until the peer has it */
 	int group_fd; /* our group head, if the group is new; open until the peer has it */
 	struct list_node unsent;     /* socket messages that the kernel has not accepted yet */
-	struct clan_deadline resend; /* when to retry them */
+	struct clan_deadline resend; /* when to send the messages in unsent again */
 	uint64_t unsent_until_ns;
 	struct clan_deadline reread; /* when to receive again; see dispose_has_room() */
 	const struct shm_conn_head *peer;
@@ -222,27 +223,29 @@ struct shm_conn {
 	struct shm_out out[SHM_CLASS_COUNT];
 	struct shm_in in[SHM_CLASS_COUNT];
 	uint32_t control_in_row;
-	uint32_t changes;		      /* enum shm_reason: not published yet */
+	uint32_t changes;		      /* enum shm_reason: changes that are not published
+						 yet */
 	uint32_t room_bytes[SHM_CLASS_COUNT]; /* size of the message that found no room; 0: none */
 
-	uint64_t want; /* number of our last request */
+	uint64_t want;	       /* number of our last request for notification */
+	uint32_t want_reasons; /* enum shm_reason: the reasons in our last request */
 	/* The peer has answered the last request, so the next one needs a new number. */
-	uint32_t want_reasons;
 	bool want_answered;
-	uint64_t answered; /* the peer's last request that we answered */
+	uint64_t answered; /* number of the peer's last request that we answered */
 
 	/* Private copy of our busy word: odd while copies by cookies of the peer run. */
 	uint64_t busy;
-	uint32_t busy_count;	 /* these copies */
+	uint32_t busy_count;	 /* number of these copies */
 	struct list_node copies; /* struct shm_copy */
-	uint32_t copies_running; /* on workers */
+	uint32_t copies_running; /* copies that workers are making */
 	/* Set when the connection is closed. The only member that workers read; see
 	 * shm_copy_part(). */
 	_Atomic(bool) copies_dropped;
 	struct list_node revocations;
 	struct shm_grant *grants;  /* by slot; NULL until the first */
 	uint32_t grant_next;	   /* start of the search for a free slot */
-	uint32_t *used_once;	   /* generation used, by the peer's slot; NULL until the first */
+	uint32_t *used_once;	   /* generation of the last ONCE cookie used in each slot; NULL
+				      until the first */
 	struct shm_watch *watches; /* by number; NULL until the first */
 	struct shm_trip *trips;	   /* by the peer's number; NULL until the first is armed */
 	uint32_t trips_owed;
@@ -253,7 +256,7 @@ struct shm_conn {
 	uint32_t fifo_first[CLAN_COOKIE_QUEUES];
 	uint32_t fifo_last[CLAN_COOKIE_QUEUES];
 	uint32_t cookies_pushed;
-	uint32_t cookies_popped; /* of the peer's cookies */
+	uint32_t cookies_popped; /* cookies of the peer that the program has popped */
 	uint32_t peer_popped_seen;
 
 	struct shm_peer_region **regions; /* by number; NULL until the first */
@@ -494,7 +497,8 @@ void shm_memory_after_fork(struct shm_conn *conn);
 struct shm_copy_order {
 	uint8_t *shared; /* memory that the peer can write */
 	bool to_shared;
-	bool peers; /* true: the peer's region, by a cookie of the peer; false: our region */
+	bool peers; /* true: shared is in the peer's region, by a cookie of the peer; false: in our
+		       region */
 	bool notify;
 	uint32_t value;
 	uint32_t region;	/* of the peer; held until the copy has ended */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Copies by helper threads, for memory that an untrusted peer can empty: docs/protocol/clan.md
- * §8.5.
+ * Copies by helper threads, for memory into which an untrusted peer can punch holes:
+ * docs/protocol/clan.md §8.5.
  *
  * A process that can write a memfd can punch holes into it. A thread that touches a page at that
  * time waits until the hole is complete, which can take seconds. So workers make the copies for
@@ -19,8 +19,8 @@
 
 #include "clan/shm.h"
 
-/* Bytes between two checks whether the connection has ended: one page, because a thread can be
- * stalled once per page. */
+/* Bytes copied between two checks for the end of the connection: one page, because the peer can
+ * stall the thread at each page. */
 enum { STEP_BYTES = 4096 };
 
 struct shm_copy {
@@ -56,7 +56,8 @@ static bool shm_copy_give_done(struct clan_source *source, struct clan_event *ev
 	return false;
 }
 
-/* On a worker. Stops at the next page if the connection is closed. */
+/* Copies one part of the vector, on a worker. Stops at the next page if the connection has
+ * ended. */
 static void shm_copy_part(const struct shm_copy *copy, uint8_t *shared, const struct iovec *part)
 {
 	uint8_t *own = part->iov_base;
@@ -64,8 +65,8 @@ static void shm_copy_part(const struct shm_copy *copy, uint8_t *shared, const st
 	for (size_t done = 0; done < part->iov_len; done += STEP_BYTES) {
 		size_t bytes = MIN(part->iov_len - done, (size_t)STEP_BYTES);
 
-		/* Relaxed: the flag only shortens the work. The copy is handed back through the
-		 * lock of the queue's results. */
+		/* Relaxed, because the flag only shortens the work: the copied bytes are ordered by
+		 * the lock of the queue's results. */
 		if (atomic_load_explicit(&copy->conn->copies_dropped, memory_order_relaxed)) {
 			return;
 		}
@@ -112,8 +113,8 @@ static void shm_copy_end(struct shm_copy *copy)
 	clan_fire(conn->conn.queue, &copy->source);
 }
 
-/* Back on the queue's thread. The connection can have ended during the copy; then the copy is freed
- * here, and the close continues. */
+/* Called on the queue's thread when the copy is complete. If the connection was closed during the
+ * copy, the copy is freed here, and the close continues. */
 static void shm_copy_copied(struct work *work)
 {
 	struct shm_copy *copy = container_of(work, struct shm_copy, work);

@@ -24,7 +24,7 @@
 
 enum {
 	GROUP_CONNS_FIRST = 4,
-	/* Consecutive idle bells of a group within IDLE_WINDOW_MS that mute it. */
+	/* A group is muted after this many consecutive idle bells within IDLE_WINDOW_MS. */
 	IDLE_BELLS_MAX = 1000,
 	IDLE_WINDOW_MS = 100,
 	MUTED_MS = 1000,
@@ -277,8 +277,8 @@ static void ring_bell(struct shm_group *group, struct shm_conn *conn)
 		syscall(SYS_futex, &group->own->bell, FUTEX_WAKE, 1, NULL, NULL, 0);
 		return;
 	}
-	/* The bell belongs to the group and is rung only once per arming. If the peer has closed
-	 * this connection, another connection must carry the byte. */
+	/* One bell serves the whole group. If the peer has closed this connection, another
+	 * connection of the group must carry the byte. */
 	for (uint32_t i = 0; !ring_socket(conn) && i < group->conns_slots; i++) {
 		if (group->conns[i] != NULL) {
 			conn = group->conns[i];
@@ -394,8 +394,8 @@ void shm_publish_conn(struct shm_conn *conn)
 
 /* --- notification by the peer: §6.2 ----------------------------------------------------------- */
 
-/* Returns the reasons to request from the peer: those of the enabled calls, and those that the
- * library itself waits for. */
+/* Returns the changes (enum shm_reason) of which the peer must notify us: those that enabled calls
+ * wait for, and those that the library itself waits for. */
 static uint32_t wanted_reasons(const struct shm_conn *conn)
 {
 	static const uint32_t reasons[] = {
@@ -455,8 +455,8 @@ static bool look_now(struct shm_conn *conn)
 	return found || ready != 0;
 }
 
-/* The loop ends when nothing is found after the request was published: then the peer's change comes
- * after our fence, and the peer sees the request. */
+/* The loop ends when a look after the request finds nothing: any later change by the peer follows
+ * our fence, so the peer sees the request. */
 void shm_want(struct shm_conn *conn)
 {
 	uint32_t reasons;
@@ -577,8 +577,7 @@ static void watch_sockets(struct shm_group *group, uint32_t events)
 	}
 }
 
-/* While muted, the group is checked every MUTED_LOOK_MS by its deadline; its bell is not waited
- * for. */
+/* While a group is muted, this deadline checks it every MUTED_LOOK_MS, and its bell is ignored. */
 static void unmute(struct clan_deadline *deadline)
 {
 	struct shm_group *group = container_of(deadline, struct shm_group, unmute);
@@ -607,8 +606,7 @@ static void mute(struct shm_group *group)
 	clan_deadline_set(group->queue, &group->unmute, MUTED_LOOK_MS * NS_PER_MS);
 }
 
-/* A bell came. Counts bells without a wanted change, and mutes the group if the peer rings too
- * often. */
+/* Counts bells without a wanted change, and mutes the group if the peer rings too often. */
 void shm_group_bell(struct shm_group *group)
 {
 	group->bells_heard++;
@@ -642,8 +640,8 @@ static void arm_group(struct shm_group *group)
 	atomic_store_explicit(&group->own->arm, ++group->arm, memory_order_release);
 }
 
-/* An armed group leaves the active list, and returns when its bell rings. So going to sleep costs
- * only the groups that were active. */
+/* An armed group leaves the active list, and returns when its bell rings. So the cost of going to
+ * sleep depends only on the number of active groups. */
 bool shm_arm(struct clan_queue *queue)
 {
 	struct shm_queue *shm = shm_queue(queue);

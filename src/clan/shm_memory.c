@@ -117,7 +117,7 @@ static uint64_t peer_busy(const struct shm_conn *conn)
 	return atomic_load_explicit(&conn->peer->busy, memory_order_acquire);
 }
 
-/* Ends revocations whose copy has ended. All of them wait for the same word of the peer. */
+/* Ends the revocations whose copy has ended. All of them wait for the peer's busy word. */
 bool shm_look_quiet(struct shm_conn *conn)
 {
 	bool any = false;
@@ -147,7 +147,7 @@ bool shm_waits_for_quiet(const struct shm_conn *conn)
 	return false;
 }
 
-/* The peer's busy word has not changed in time. */
+/* Called when the peer's busy word has not changed in time: ends the connection. */
 static void shm_memory_strict_passed(struct clan_deadline *deadline)
 {
 	struct shm_revocation *revocation = container_of(deadline, struct shm_revocation, deadline);
@@ -188,8 +188,8 @@ static struct shm_revocation *revocation_create(
 		revocation->slot = cookie->slot;
 		revocation->op = op;
 		if (strict) {
-			/* From our own record, because the cookie could have been modified by the
-			 * peer. */
+			/* Taken from our own record, because the peer could have modified the
+			 * cookie. */
 			revocation->region =
 				clan_share_find(&conn->conn, conn->grants[cookie->slot].region)
 					->region;
@@ -293,8 +293,8 @@ static bool used_already(struct shm_conn *conn, const struct clan_cookie *cookie
 	return conn->used_once != NULL && conn->used_once[cookie->slot] == cookie->generation;
 }
 
-/* Several copies can be in progress if helper threads make them. The word is odd while there is
- * any. */
+/* Makes the busy word odd when the first copy begins. Helper threads can make several copies at a
+ * time. */
 static void busy_begins(struct shm_conn *conn)
 {
 	if (conn->busy_count++ == 0) {
@@ -413,8 +413,8 @@ int shm_put(struct clan_conn *base, const struct iovec *from, uint32_t from_coun
 	struct copy copy = {
 		.iov = from, .iov_count = from_count, .offset = offset, .right = CLAN_WRITE
 	};
-	/* The range for tripwires, as the cookie says. It is the granted range, because the copy
-	 * checks the generation. */
+	/* The tripwires compare the range in the cookie. It is the granted range, because
+	 * copy_by_cookie() accepts only the current generation. */
 	struct shm_copy_order order = {
 		.peers = true,
 		.to_shared = true,
@@ -700,8 +700,8 @@ void shm_memory_free(struct shm_conn *conn)
 	free(conn->regions);
 }
 
-/* In the child: frees the connection's records. The child has no workers, so dispose_fd() closes
- * descriptors itself. */
+/* In the child after fork(): frees the connection's records. The child has no workers, so
+ * dispose_fd() closes descriptors itself. */
 void shm_memory_after_fork(struct shm_conn *conn)
 {
 	shm_copies_after_fork(conn);

@@ -85,8 +85,8 @@ static void region_finish(struct shm_peer_region *region)
 	}
 }
 
-/* Both events can be due; then REGION is given first, and the function is called again for the
- * other one. A region that is gone is freed with its last event. */
+/* If both events are pending, REGION is given first, and the next call gives REGION_ENDING. A
+ * region that is gone is freed with its last event. */
 static bool shm_region_give_region_event(struct clan_source *source, struct clan_event *event)
 {
 	struct shm_peer_region *region = container_of(source, struct shm_peer_region, source);
@@ -110,7 +110,7 @@ static bool shm_region_give_region_event(struct clan_source *source, struct clan
 	return false;
 }
 
-/* The region is not in use any more. This call can free it. */
+/* Called when the region is not in use any more. Can free it. */
 static void region_gone(struct shm_peer_region *region)
 {
 	struct shm_conn *conn = region->conn;
@@ -128,7 +128,7 @@ static void region_gone(struct shm_peer_region *region)
 	shm_conn_join(conn);
 }
 
-/* Refuses new holds. The region is gone immediately if there are no holds. */
+/* Permits no new holds. The region is gone immediately if there are no holds. */
 static void shm_region_leaves(struct shm_peer_region *region)
 {
 	shm_region_set_region_state(region, SHM_REGION_LEAVING);
@@ -166,7 +166,7 @@ static void region_live(struct shm_peer_region *region)
 	}
 }
 
-/* Runs on a worker. */
+/* Maps the region, on a worker. */
 static void map_region(struct work *work)
 {
 	struct shm_peer_region *region = container_of(work, struct shm_peer_region, work);
@@ -175,13 +175,14 @@ static void map_region(struct work *work)
 	region->status = segment_map(region->fd, region->offset, region->bytes,
 		(region->rights & CLAN_WRITE) != 0, &region->base);
 	fd = region->fd;
-	/* Cleared before the close: after fork(), a child must not dispose of a reused number. */
+	/* Cleared before close(). Otherwise a child created by fork() could close another file that
+	 * reuses the number. */
 	region->fd = -1;
 	close(fd); /* does not block: it is a memfd, and the mapping keeps the file */
 }
 
-/* Back on the queue's thread. The connection can have ended during the mapping; then the mapping is
- * removed again. */
+/* Called on the queue's thread when the region is mapped. If the connection has ended in between,
+ * the mapping is removed again. */
 static void region_mapped(struct work *work)
 {
 	struct shm_peer_region *region = container_of(work, struct shm_peer_region, work);
@@ -303,7 +304,7 @@ int shm_region_arrived(struct shm_conn *conn, const struct shm_region *message, 
 	}
 	region->work.run = map_region;
 	region->work.done = region_mapped;
-	/* The peer can punch holes repeatedly, which stalls the worker. */
+	/* An untrusted peer can stall the worker by punching holes repeatedly. */
 	region->work.in_doubt = rights_is_stranger(conn->conn.peer.uid);
 	region->work.owner = conn->conn.peer.uid;
 	work_start(&region->work, &conn->conn.queue->results);

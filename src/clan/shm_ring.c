@@ -114,8 +114,8 @@ struct stream_piece {
 	size_t bytes;
 };
 
-/* Describes the next part of a vector, from *index and *skip, of at most bytes_max bytes; then
- * moves them behind it. */
+/* Fills in the next part of a vector: at most bytes_max bytes from byte *skip of its part *index
+ * on. Advances both. */
 static void cut_piece(struct stream_piece *piece, const struct iovec *iov, uint32_t iov_count,
 	uint32_t *index, size_t *skip, size_t bytes_max)
 {
@@ -317,7 +317,7 @@ void shm_publish_read(struct shm_conn *conn, enum shm_class class)
 }
 
 /* Advances past the current message. Publishes the read index when half the ring has been consumed
- * since the last store, so that the peer does not wait for a full ring. */
+ * since the last publication, so that the peer can write again before the ring is empty. */
 static void shm_ring_next_message(
 	struct shm_conn *conn, enum shm_class class, const struct shm_message_head *head)
 {
@@ -501,8 +501,8 @@ bool shm_take_system(struct shm_conn *conn)
 	struct shm_message_head head;
 	uint32_t taken = 0;
 
-	/* The limit is more than a ring holds. A peer that writes continuously must not keep us
-	 * here. */
+	/* Limited to twice the size of the ring, so that a peer that writes continuously cannot
+	 * keep us here. */
 	while (taken < 2 * SHM_SYSTEM_SLOTS && next_head(conn, SHM_SYSTEM, &head) == 0) {
 		uint8_t copy[SHM_SLOT_BYTES];
 

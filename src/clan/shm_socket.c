@@ -654,8 +654,8 @@ static int shm_socket_receive(struct shm_conn *conn, struct arrival *arrival)
 	int result;
 
 	if (length < 0 && errno == ECONNRESET) {
-		/* The peer closed with messages unread. The kernel reports that once, and before
-		 * what the peer had sent: its reason to refuse. */
+		/* The peer closed its socket with unread messages. The kernel reports this once;
+		 * the next call returns the messages of the peer, such as REFUSED. */
 		length = recvmsg(conn->file.fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	}
 	if (length < 0) {

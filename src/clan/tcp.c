@@ -340,7 +340,7 @@ static void tcp_look(struct net_conn *base)
 {
 	struct tcp_conn *conn = tcp_conn(base);
 
-	conn->readable = true; /* edges are reported only between turns */
+	conn->readable = true; /* epoll reports new data only between turns */
 	tcp_receive(conn);
 }
 

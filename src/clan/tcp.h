@@ -73,7 +73,7 @@ struct tcp_conn {
 	bool readable;
 	bool writable;
 	bool hung_up; /* recv() will report an end or an error after the remaining data */
-	int error;    /* of the last address tried, or of sending */
+	int error;    /* the error of the last address tried, or of sending; 0: none */
 
 	struct addrinfo *addresses; /* of the connector */
 	struct addrinfo *next;

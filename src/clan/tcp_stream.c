@@ -113,7 +113,7 @@ static size_t out_parts(struct tcp_out *out, struct iovec *iov, size_t *count, s
 	return bytes;
 }
 
-/* A complete entry. A READ is not done when it is sent: it waits in gets[] for its ANSWER. */
+/* Called when an entry is sent completely. A READ then waits in gets[] for its ANSWER. */
 static void out_sent(struct tcp_conn *conn, struct tcp_out *out)
 {
 	switch (out->kind) {
@@ -176,7 +176,7 @@ static size_t send_some(struct tcp_conn *conn)
 
 		bytes += part;
 		if (part < out->head_left + out->left) {
-			break; /* its rest must come before the next entry */
+			break; /* the rest of this entry must be sent before the next entry */
 		}
 	}
 	result = sendmsg(conn->file.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -216,7 +216,7 @@ void tcp_flush(struct net_conn *base)
 
 /* --- receiving -------------------------------------------------------------------------------- */
 
-/* The current payload is complete. */
+/* Called when the current payload is complete. */
 static void payload_done(struct tcp_conn *conn)
 {
 	if (conn->target != NULL) {
@@ -239,8 +239,8 @@ static void payload_received(struct tcp_conn *conn, size_t bytes)
 	}
 }
 
-/* Describes the destination of the current payload, as far as the vector has room. Returns the
- * number of bytes. */
+/* Fills the vector with the destination of the current payload, as far as there is room. Returns
+ * the number of bytes. */
 static size_t payload_parts(const struct tcp_conn *conn, struct iovec *iov, size_t *count)
 {
 	size_t left = MIN(conn->payload_left, (uint64_t)TURN_BYTES);
@@ -421,7 +421,8 @@ static void nothing_received(struct tcp_conn *conn, ssize_t result)
 	}
 }
 
-/* Receives once: the rest of the current payload, and what follows it into in[]. */
+/* Receives once: the rest of the current payload to its destination, and further bytes into
+ * in[]. */
 static size_t receive_some(struct tcp_conn *conn)
 {
 	struct iovec iov[RECEIVE_PARTS];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Sleeping of a queue; see waiter.h.
+ * How a queue sleeps; see waiter.h.
  *
  * With io_uring, the ring polls the epoll set. The poll is one-shot: its completion sets set_ready,
  * the set is checked, and poll_wanted requests the next one. So at most one poll is in flight.
@@ -34,7 +34,7 @@ struct waiter {
 	struct io_uring ring;
 };
 
-/* Values of user_data that are not pointers to a struct waiter_futex. */
+/* Values of user_data for completions that belong to no struct waiter_futex. */
 enum { ABOUT_SET = 1, ABOUT_CANCEL = 2 };
 
 static struct io_uring_sqe *waiter_get_sqe(struct waiter *waiter)
@@ -258,7 +258,7 @@ static void ask_for_set(struct waiter *waiter)
 
 	if (waiter->poll_wanted && !waiter->poll_in_flight) {
 		sqe = io_uring_get_sqe(&waiter->ring);
-		if (sqe != NULL) { /* otherwise with the next submission */
+		if (sqe != NULL) { /* otherwise it is requested with the next submission */
 			memset(sqe, 0, sizeof(*sqe));
 			sqe->opcode = IORING_OP_POLL_ADD;
 			sqe->fd = waiter->epoll_fd;

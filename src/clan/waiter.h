@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Sleeping of a queue: on descriptors (an epoll set) and on futex words of peers (io_uring, Linux
+ * How a queue sleeps: on descriptors (an epoll set) and on futex words of peers (io_uring, Linux
  * 6.7) at the same time. Without io_uring, or if it cannot wait for futex words, the waiter is the
  * epoll set alone.
  *
