@@ -66,7 +66,8 @@ enum clan_rights {
  * are read-only, until clan_region_replace().
  *
  * On a network the peer's machine has this access until it has returned the region or the
- * connection has ended. If it breaks the rules, it can also use its other connections to the queue.
+ * connection has ended. A peer that breaks the rules can also access the region through its other
+ * connections to this queue.
  *
  * Errors: -EINVAL, -EALREADY, -ENOTCONN, -EUSERS (regions of the connection), -ENOBUFS (the
  * socket is full), -EPERM, -EOPNOTSUPP (registered memory), -ENOMEM.
@@ -74,9 +75,9 @@ enum clan_rights {
 int clan_region_share(struct clan_conn *conn, struct clan_region *region, uint32_t rights);
 
 /* Requests the region back; cookies on it are void immediately. CLAN_EVENT_UNSHARED follows when
- * the peer has put its holds, or when the connection is closed. Errors: -ENOENT not shared,
- * -EALREADY, -EBUSY CLAN_EVENT_SHARED is outstanding or a strict revocation on the region is in
- * progress, -ENOBUFS. */
+ * the peer has returned the region. clan_close() ends the share without that event. Errors: -ENOENT
+ * not shared, -EALREADY, -EBUSY CLAN_EVENT_SHARED is outstanding or a strict revocation on the
+ * region is in progress, -ENOBUFS. */
 int clan_region_unshare(struct clan_conn *conn, struct clan_region *region);
 
 struct clan_range {
@@ -88,12 +89,12 @@ struct clan_range {
  * Replaces the pages under the region's addresses, so that writes by a lost peer or by its
  * unfinished disk operations can no longer arrive: strict revocation. The contents are preserved,
  * except within the scratch ranges, which are undefined afterwards (partial pages at their ends are
- * preserved). The region is no longer shared with connections that are lost. Pointers stay valid.
- * Mappings inherited by fork() and registrations with the kernel (io_uring buffers) keep the old
- * pages and must be renewed. On a network this call is unnecessary, because no data of a connection
- * arrives once it is lost. Errors, with nothing changed: -EBUSY the region is shared with a
- * connection that is not lost, -EOPNOTSUPP it is imported or registered, or a network adapter has
- * its pages registered, -ENOMEM (memory, or the limit of mappings), -EINVAL, -EMFILE.
+ * preserved). Lost connections no longer share the region. Pointers stay valid. Mappings inherited
+ * by fork() and registrations with the kernel (io_uring buffers) keep the old pages and must be
+ * renewed. On a network this call is unnecessary, because no data of a connection arrives once it
+ * is lost. Errors, with nothing changed: -EBUSY the region is shared with a connection that is not
+ * lost, -EOPNOTSUPP it is imported or registered, or a network adapter has its pages registered,
+ * -ENOMEM (memory, or the limit of mappings), -EINVAL, -EMFILE.
  */
 int clan_region_replace(
 	struct clan_region *region, const struct clan_range *scratch, uint32_t scratch_count);
@@ -120,8 +121,8 @@ int clan_peer_region_info(
  * Checks that a range named by the peer lies in a region that it shares, with that generation and
  * the required rights, and holds the region: until clan_peer_region_put() it stays mapped and is
  * not returned to the peer. *address_out is the address of the range. Errors: -EOPNOTSUPP without
- * CLAN_CAN_MAP, -ENOENT no such region, -ESTALE wrong generation, or the peer wants the region
- * back, -EACCES rights, -ERANGE the range, -ENOTCONN lost.
+ * CLAN_CAN_MAP, -ENOENT no such region, -ESTALE wrong generation, or the peer has requested the
+ * region back, -EACCES rights, -ERANGE the range, -ENOTCONN lost.
  */
 int clan_peer_region_get(struct clan_conn *conn, uint32_t number, uint32_t generation,
 	uint32_t rights, uint64_t offset, uint64_t bytes, void **address_out);

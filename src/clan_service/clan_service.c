@@ -15,7 +15,7 @@ static void clan_service_offer(struct clan_service *service, const struct clan_e
 	struct clan_peer peer;
 
 	if (event->type != CLAN_EVENT_ARRIVED) {
-		return; /* the end of a rejected connection */
+		return; /* CLAN_EVENT_CLOSED of a rejected connection */
 	}
 	clan_conn_peer(event->conn, &peer);
 	service->offered = event->conn;
@@ -54,7 +54,8 @@ static int clan_service_source_poll(struct ring_source *source)
 
 	list_init(&hungry);
 	while ((node = list_pop_front(&service->hungry)) != NULL) {
-		/* A session that gets hungry again waits for the next turn. */
+		/* Moved to a local list, because take() can enter a session again, which then waits
+		 * for the next turn. */
 		list_push_back(&hungry, node);
 	}
 	while ((node = list_pop_front(&hungry)) != NULL) {

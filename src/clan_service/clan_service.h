@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * State that a session kind over clan needs once per engine: a clan queue on the engine's ring, and
- * the path of a connection to its session. Used by the session kinds gmb and push.
+ * The per-engine state of a session kind over clan: a clan queue on the engine's ring, and the
+ * admission of connections to sessions. Used by the session kinds gmb and push.
  *
  *   clan queue ─▶ ring_source ─┬▶ event of a session ────────▶ ops->event()
  *                              ├▶ new connection ─▶ door ─▶ engine ─▶ kind->accept()
@@ -31,7 +31,7 @@ struct clan_service_ops {
 	/* Allocates the resources that connections need. Called before the first connection; called
 	 * again if the queue could not be created. Optional. */
 	int (*start)(struct clan_service *service, struct error *error);
-	/* Called for a connection whose context is set. */
+	/* Called for each event of a connection whose context is set. */
 	void (*event)(void *context, const struct clan_event *event);
 	/* Called for each node in service->hungry, after its removal from the list. Optional if the
 	 * kind enters none. */
@@ -45,7 +45,8 @@ struct clan_service {
 	struct list_node hungry;  /* sessions that have not received all available messages */
 
 	/* Private. */
-	/* Admits connections that come to our listeners. NULL: there is no listener. */
+	/* The engine's check for connections that come to our listeners. NULL: there is no
+	 * listener. */
 	const struct engine_door *door;
 	uint32_t listener_count;   /* listeners with that door */
 	struct clan_conn *offered; /* a connection being admitted, until a session takes it */

@@ -6,8 +6,8 @@
 
 #include <string.h>
 
-/* Flags that calls accept. Completions of writes and reads always mean delivery: the data is in the
- * memory of the target, or in ours. */
+/* Flags that calls accept. The completion of a write always means that the data is in the target's
+ * memory, that of a read that it is in ours. */
 #define TX_CALL_FLAGS                                                                              \
 	(FI_COMPLETION | FI_INJECT | FI_INJECT_COMPLETE | FI_TRANSMIT_COMPLETE |                   \
 		FI_REMOTE_CQ_DATA | FI_MORE)
@@ -34,7 +34,7 @@ static uint64_t completion_flags(enum prov_record_kind kind)
 }
 
 /* Fills in an operation. Injected data is copied, because the program can reuse its buffer
- * immediately; other buffers stay the program's until the completion. */
+ * immediately. Other buffers are read or written until the completion. */
 static void fill_op(struct prov_op *op, const struct request *request, uint64_t bytes, bool inject)
 {
 	op->record = (struct prov_record){

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Endpoints, passive endpoints and their connections (fi_cm(3)). Port P is the abstract Unix socket
- * clan-fi/P of clan. Each side accepts only peers of its own user and of root. Any user can bind
+ * Endpoints, passive endpoints and their connections (fi_cm(3)). Port P is clan's abstract Unix
+ * socket clan-fi/P. Each side accepts only peers of its own user and of root. Any user can bind
  * such a name, so the connector checks the user of the process that listens.
  */
 #include "fi/provider.h"
@@ -590,7 +590,7 @@ void prov_ep_lost(struct prov_ep *ep, int status)
 			prov_stream_flush_ops(ep, FI_ECONNRESET);
 		}
 	} else {
-		drop_conn(ep); /* fi_accept() reports it */
+		drop_conn(ep); /* fi_accept() will report the loss */
 	}
 }
 
@@ -677,7 +677,8 @@ static int ep_connect(struct fid_ep *fid, const void *address, const void *param
 	return result;
 }
 
-/* The listener has accepted. Only now is the user of its process known. */
+/* Called when the listener has accepted: checks the user of its process, which was not known
+ * before, and its hello. */
 static int endpoint_connected(struct prov_ep *ep, const uint8_t **data_out, size_t *bytes_out)
 {
 	struct clan_peer peer;

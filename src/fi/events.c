@@ -72,7 +72,7 @@ static int wait_open(struct prov_wait *wait, struct prov_fabric *fabric, enum fi
 	return result;
 }
 
-/* From here on the descriptor is kept up to date until it is closed, because one thread can poll it
+/* Keeps the descriptor up to date from now on until it is closed, because one thread can poll it
  * while others read. The caller must make progress and then check for entries. */
 static void wait_watch(struct prov_wait *wait)
 {

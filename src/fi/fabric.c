@@ -82,8 +82,8 @@ static bool fabric_take_events(struct prov_fabric *fabric)
 	return count == EVENTS_BATCH;
 }
 
-/* Events can lead to new work for other endpoints, so the loop repeats until the queue can be
- * armed. Without sleepers there is no need to arm it. */
+/* Events can lead to new work for other endpoints, so the loop repeats until clan_queue_arm() finds
+ * no work. Without sleeping threads the queue is not armed. */
 void prov_progress(struct prov_fabric *fabric)
 {
 	struct list_node again;
@@ -107,13 +107,14 @@ void prov_progress(struct prov_fabric *fabric)
 			return;
 		}
 	} while (++rounds < ROUNDS_MAX);
-	/* There is work left, so a sleeping thread must not sleep on. */
+	/* There is work left, so a sleeping thread must wake up and continue. */
 	clan_queue_wake(fabric->queue);
 }
 
 /* --- fabrics ---------------------------------------------------------------------------------- */
 
-/* Waits until the closed connections have ended. */
+/* Waits until clan has released the closed connections, at most CLOSE_WAIT_MS for each next
+ * event. */
 static void wait_for_closed(struct prov_fabric *fabric)
 {
 	struct clan_event events[EVENTS_BATCH];

@@ -124,8 +124,8 @@ void prov_address_unspecified(union prov_address *address, uint32_t format)
 	address->sa.sa_family = format == FI_SOCKADDR_IN6 ? AF_INET6 : AF_INET;
 }
 
-/* Selects an address that other machines do not mistake for their own, if there is one; otherwise
- * the loopback address. */
+/* Returns an address of a network interface if there is one, because other machines would take a
+ * loopback address for their own. Otherwise returns the loopback address. */
 static void own_address(union prov_address *address, uint32_t format)
 {
 	struct ifaddrs *all = NULL;
@@ -434,7 +434,7 @@ static int find_addresses(const char *node, const char *service, uint64_t flags,
 	}
 	if (result == 0 && src->sa.sa_family == AF_UNSPEC) {
 		if (dest->sa.sa_family != AF_UNSPEC) {
-			/* The source address that a route to this machine would have. */
+			/* A route to this machine has its destination as the source address. */
 			*src = *dest;
 			prov_address_set_port(src, 0);
 		} else {

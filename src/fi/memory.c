@@ -57,7 +57,8 @@ static bool grow_table(struct prov_domain *domain)
 	return true;
 }
 
-/* Takes a free slot of the table, and makes its key. Returns false if the table cannot grow. */
+/* Enters the region in a free slot of the table, and chooses its key. Returns false if the table
+ * cannot grow. */
 static bool take_slot(struct prov_domain *domain, struct prov_mr *mr)
 {
 	/* At most half full, so that the search for a free slot is short. */

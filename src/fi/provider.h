@@ -5,10 +5,10 @@
  * all data moves inside calls of the program, and reading a completion or event queue processes the
  * data of the peers.
  *
- *   fabric ── queue of clan             domain ── completion queues, memory regions, endpoints
- *     ├── event queues ── events          endpoint ── connection of clan: a stream of records in
- * each └── passive endpoints ── listener               direction (stream.c), posted receives,
- * operations
+ *   fabric ── clan queue                  domain ── completion queues, memory regions, endpoints
+ *     ├── event queues ── events            endpoint ── clan connection: a stream of records in
+ *     └── passive endpoints ── listener                 each direction (stream.c), posted receives,
+ *                                                       operations
  *
  * Threading: each fabric has one lock. Every call of an application takes it, and it is never held
  * while the process sleeps. Functions here expect it to be held unless noted otherwise.
@@ -41,7 +41,8 @@
 #include <rdma/providers/fi_prov.h>
 
 enum {
-	PROV_OPS_DEFAULT = 128, /* in flight for one endpoint; also posted receives */
+	PROV_OPS_DEFAULT = 128, /* limit on operations in flight of an endpoint, and on its posted
+				   receives */
 	PROV_OPS_MAX = 4096,
 	PROV_IOV_MAX = 4,
 	PROV_INJECT_BYTES = 256,
@@ -50,7 +51,8 @@ enum {
 	PROV_HELLO_BYTES_MAX = PROV_CM_BYTES_MAX + 64,
 	/* Slots of 64 bytes: the limit on data in flight in one direction. */
 	PROV_RING_SLOTS = 4096,
-	PROV_PIECE_BYTES = 64 << 10, /* of a read's answer, so that messages are sent in between */
+	PROV_PIECE_BYTES = 64 << 10, /* size of the pieces of a read's data; messages are sent
+					between them */
 };
 
 #define PROV_MESSAGE_MAX (UINT64_C(1) << 40)
@@ -220,7 +222,7 @@ void prov_cq_complete(struct prov_cq *cq, const struct prov_entry *entry);
 void prov_cq_release(struct prov_cq *cq);
 
 /* Reserves an entry for the completion of a peer's write. Also returns false while there are too
- * many. */
+ * many of them. */
 GMB_MUST_CHECK bool prov_cq_promise_remote(struct prov_cq *cq);
 void prov_cq_release_remote(struct prov_cq *cq);
 
@@ -232,7 +234,7 @@ struct prov_domain {
 	struct fid_domain domain;
 	struct prov_fabric *fabric;
 	uint32_t users;
-	struct prov_mr **mrs; /* by the low bits of their keys */
+	struct prov_mr **mrs; /* indexed by the low bits of their keys */
 	uint32_t mr_slots;
 	uint32_t mr_free; /* start of the search for a free slot */
 	uint32_t mr_count;
@@ -287,13 +289,14 @@ struct prov_request {
 	uint32_t peer_ops;
 };
 
-/* Each state is named in the comment by the event that it waits for. */
+/* The states of an endpoint, each with the event that it waits for. */
 enum prov_ep_state {
 	PROV_EP_IDLE,	    /* fi_enable() */
 	PROV_EP_ENABLED,    /* fi_connect() or fi_accept() */
 	PROV_EP_CONNECTING, /* the peer's answer */
 	PROV_EP_CONNECTED,  /* the end by either side */
-	PROV_EP_DRAINING,   /* the peer has ended: receives for the data that it sent before */
+	PROV_EP_DRAINING,   /* the peer has ended: posted receives for the data that it sent
+			       before */
 	PROV_EP_OVER,	    /* fi_close() */
 	PROV_EP_STATE_COUNT,
 };
@@ -333,7 +336,7 @@ struct prov_op {
 	void *context;
 	uint64_t flags; /* flags of the completion */
 	uint64_t bytes;
-	uint64_t done; /* bytes sent, for reads bytes received */
+	uint64_t done; /* bytes sent; of a read: bytes received */
 	uint32_t iov_count;
 	struct iovec iov[PROV_IOV_MAX];
 	uint8_t inject[PROV_INJECT_BYTES];
@@ -425,7 +428,7 @@ int prov_ep_open(
 /* Events of clan, for listeners and endpoints. */
 void prov_request_arrived(struct prov_fabric *fabric, struct clan_conn *conn);
 void prov_request_lost(struct prov_request *request);
-/* Drops a request that can no longer be accepted; handle is that of its info. */
+/* Drops a request that can no longer be accepted. handle is the fi_info.handle of the request. */
 void prov_request_drop(struct fid *handle);
 void prov_ep_connected(struct prov_ep *ep);
 void prov_ep_lost(struct prov_ep *ep, int status);

@@ -51,8 +51,8 @@ static uint64_t payload_bytes(const struct prov_record *record)
 		       : record->bytes;
 }
 
-/* Describes the part of a vector that starts at skip, of at most bytes_max bytes. Returns the
- * number of its entries. */
+/* Fills in the part of a vector that starts at byte skip and has at most bytes_max bytes. Returns
+ * the number of its entries. */
 static uint32_t fi_stream_cut(struct iovec *part, const struct iovec *iov, uint32_t count,
 	uint64_t skip, uint64_t bytes_max)
 {
@@ -178,7 +178,8 @@ static void fi_stream_finish_answer(struct prov_ep *ep, struct prov_answer *answ
 	list_push_front(&ep->answers_free, &answer->node);
 }
 
-/* Resets both directions. Accesses to regions end here, so a region can be closed afterwards. */
+/* Resets both directions, and ends accesses to regions, so that a region can be closed
+ * afterwards. */
 void prov_stream_flush(struct prov_ep *ep, int error)
 {
 	prov_stream_flush_ops(ep, error);
@@ -258,8 +259,8 @@ static bool fi_stream_choose(struct prov_out *out)
 	return true;
 }
 
-/* Describes the unsent part of a record's head as the first entry of a vector. Returns the number
- * of entries, 0 or 1. */
+/* Sets the first entry of a vector to the unsent part of a record's head. Returns the number of
+ * entries, 0 or 1. */
 static uint32_t rest_of_head(
 	const struct prov_out *out, struct prov_record *record, struct iovec *iov)
 {
@@ -273,8 +274,8 @@ static uint32_t rest_of_head(
 	return 1;
 }
 
-/* Writes a part of a vector that starts with head bytes of a record's head. Returns the number of
- * payload bytes written, or a negative errno. */
+/* Writes as much of a vector as there is room for. Its first head bytes belong to a record's head.
+ * Returns the number of payload bytes written, or a negative errno. */
 static ssize_t write_some(struct prov_ep *ep, const struct iovec *iov, uint32_t count, size_t head)
 {
 	ssize_t written = clan_writev(ep->conn, iov, count);
@@ -439,9 +440,8 @@ static int read_arrived(struct prov_ep *ep)
 	return 1;
 }
 
-/* WRITE: reserves the completion at the receiver, if the record carries data, and an answer. An
- * access that is not permitted is not an error of the connection: its payload is discarded, and
- * ANSWER has the errno. */
+/* WRITE: reserves an answer, and a completion if the record carries data. If the access is not
+ * permitted, the payload is discarded and ANSWER has the errno; the connection continues. */
 static int write_arrived(struct prov_ep *ep)
 {
 	struct prov_in *in = &ep->in;
@@ -539,8 +539,8 @@ static int record_arrived(struct prov_ep *ep)
 	}
 }
 
-/* Describes the destination of the next payload bytes. Returns the number of entries; 0: the bytes
- * are discarded. */
+/* Fills the vector with the destination of the next payload bytes. Returns the number of entries;
+ * 0: the bytes are discarded. */
 static uint32_t fi_stream_place(struct prov_ep *ep, struct iovec *iov, uint64_t bytes)
 {
 	struct prov_in *in = &ep->in;

@@ -7,7 +7,8 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-/* For Unix sockets. The kernel doubles it, to the size that TCP reaches automatically. */
+/* The send buffer of Unix sockets. The kernel doubles it, to the size that TCP reaches
+ * automatically. */
 enum { UNIX_BUFFER_BYTES = 2 << 20 };
 
 static const uint32_t stream_edges[] = {
@@ -24,8 +25,9 @@ static void stream_set_state(struct stream *stream, enum stream_state state)
 }
 
 /* Unlike a TCP buffer, a Unix socket's buffer does not grow with use, and a sender that found it
- * full wakes only when three quarters of it are free: a client that reads large blocks and its
- * server would take turns instead of working in parallel. The system's limit (wmem_max) applies. */
+ * full wakes only when three quarters of it are free. With a small buffer, a client that reads
+ * large blocks and its server would take turns instead of working in parallel. The system's limit
+ * (wmem_max) applies. */
 static void widen_unix_socket(int fd)
 {
 	const int bytes = UNIX_BUFFER_BYTES;

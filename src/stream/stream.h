@@ -16,9 +16,9 @@
  * STREAM_PLAIN.
  *
  * Threading: the ring's thread. Ownership: stream_open() takes the descriptor, stream_close()
- * closes it. The caller's operation, message, vector and buffers are held until done, as by the
- * ring. Errors: those of the ring: a count >= 0, or a negative errno. Short counts and -EINTR are
- * resumed by the caller.
+ * closes it. The caller's operation, message, vector and buffers are used until done is called, as
+ * by the ring. Errors: those of the ring: a count >= 0, or a negative errno. Short counts and
+ * -EINTR are resumed by the caller.
  */
 #pragma once
 
@@ -93,8 +93,8 @@ struct stream_keep_alive {
 	int probes;	/* unanswered probes that close the connection */
 };
 
-/* Takes a connected stream socket (TCP or Unix) and configures it: TCP sends immediately (P2) and
- * detects that its peer's machine is gone; a Unix socket gets a buffer for a large reply. Settings
+/* Takes a connected stream socket (TCP or Unix) and configures it: TCP sends without Nagle's delay,
+ * and probes a silent peer (keep_alive); a Unix socket gets a buffer for a large reply. Settings
  * that the system refuses keep the system's defaults. */
 void stream_open(struct stream *stream, struct ring *ring, int fd,
 	const struct stream_keep_alive *keep_alive);
@@ -102,7 +102,7 @@ void stream_open(struct stream *stream, struct ring *ring, int fd,
 /*
  * Puts a layer on a plain stream that has no operation in flight, and runs its start(). upgraded is
  * called later, from the ring, with 0 or a negative errno. After an error the stream can only be
- * shut down and closed. It is not called if the stream is closed first.
+ * shut down and closed. upgraded is not called if the stream is closed first.
  */
 void stream_upgrade(struct stream *stream, const struct stream_ops *ops, void *layer,
 	void (*upgraded)(struct stream *stream, int result));
@@ -112,9 +112,9 @@ void stream_upgrade(struct stream *stream, const struct stream_ops *ops, void *l
 void stream_adopt(
 	struct stream *stream, const struct stream_ops *ops, void *layer, uint32_t memory_rights);
 
-/* To be called before shutting down a stream whose last bytes went through stream_send_now(). True:
- * done is called when a layer has passed all accepted data to the socket (0, or a negative errno).
- * False: no data is pending. No send may be in flight. */
+/* Must be called before a stream is shut down whose last bytes were sent with stream_send_now().
+ * True: done is called when a layer has passed all accepted data to the socket (0, or a negative
+ * errno). False: no data is pending. No send may be in flight. */
 GMB_MUST_CHECK static inline bool stream_flush(
 	struct stream *stream, struct ring_op *op, ring_done_fn *done)
 {
@@ -130,8 +130,9 @@ void stream_shutdown_send(struct stream *stream);
 /* True if the stream itself can be closed; the caller must wait for its own operations. Becomes
  * true without further calls after stream_shutdown() or stream_abort(). */
 bool stream_is_idle(const struct stream *stream);
-/* Called by layers as the last step in the completion of one of their own operations that no
- * operation of the caller follows. The stream and the layer may be freed when it returns. */
+/* Called by a layer when one of its own operations has completed, because the owner might be
+ * waiting to close the stream. It must be the layer's last step: the stream and the layer may be
+ * freed when it returns. */
 static inline void stream_became_idle(struct stream *stream)
 {
 	if (stream->idle != NULL && stream_is_idle(stream)) {
@@ -177,7 +178,7 @@ static inline void stream_receive(struct stream *stream, struct ring_op *op, voi
 	stream->ops->receive(stream, op, &stream->message, whole);
 }
 
-/* Receives into a scatter list. */
+/* Like stream_receive(), into the vector of message. */
 static inline void stream_receive_message(struct stream *stream, struct ring_op *op,
 	struct msghdr *message, bool whole, ring_done_fn *done)
 {
@@ -199,9 +200,9 @@ static inline bool stream_sends_zero_copy(void)
 }
 
 /*
- * Sends some of the message. A short count is normal (the socket is full, or memory of a page-cache
- * send went away); the caller sends the rest with another call. At most one send in flight per
- * stream.
+ * Sends some of the message. A short count is normal (the socket is full, or page-cache memory
+ * being sent was truncated); the caller sends the rest with another call. At most one send in
+ * flight per stream.
  */
 static inline void stream_send(
 	struct stream *stream, struct ring_op *op, const struct msghdr *message, ring_done_fn *done)
@@ -232,7 +233,7 @@ GMB_MUST_CHECK static inline ssize_t stream_send_now(
 				   : stream->ops->send_now(stream, message);
 }
 
-/* Requests that a receive in flight end soon. */
+/* Requests that a receive in flight end soon; see stream_ops.cancel. */
 static inline void stream_cancel(struct stream *stream, struct ring_op *op)
 {
 	if (stream->ops == NULL) {
