@@ -20,7 +20,7 @@
 #include "sockets/sockets.h"
 
 enum {
-	AFTER_GROWTH = 4,	/* factor of "after" with each return to TCP */
+	AFTER_GROWTH = 4,	/* each return to TCP multiplies conn->after by this */
 	BRING_BACK_LOOK_MS = 5, /* interval of checks for changes without an event */
 	CLOSE_WAIT_MS = 1000,
 };
@@ -223,7 +223,8 @@ void object_remove(int fd)
 		struct conn *conn = conn_of(object);
 
 		if (object->refs > 1 && epoll_has(conn, fd)) {
-			/* The kernel's set keeps a closed descriptor while a copy of it is open. */
+			/* After close(), the kernel's set would still report the descriptor while a
+			 * copy of it is open. */
 			if (!conn_is_carried(conn)) {
 				conn_forget(conn, REASON_EPOLL);
 				return;
@@ -231,7 +232,7 @@ void object_remove(int fd)
 			conn_unfit(conn, REASON_EPOLL);
 			(void)conn_bring_back_one(conn, REASON_EPOLL, CLOSE_WAIT_MS);
 			if (object_at(fd) != object) {
-				return; /* another thread has done it */
+				return; /* another thread has removed it */
 			}
 		}
 		conn_closes(conn, fd);
@@ -290,7 +291,7 @@ static struct conn *take_conn(void)
 	return conn;
 }
 
-/* The members are reset, because the object can come from the pool. */
+/* See sockets.h. The members are reset, because the object can come from the pool. */
 void conn_track(int fd, bool connector)
 {
 	struct conn *conn;
@@ -388,7 +389,7 @@ void conn_settle(struct conn *conn)
 	release_row(conn);
 	conn_set_state(conn, CONN_PLAIN);
 	epoll_conn_plain(conn);
-	core.news = true; /* threads that wait for it must wait for TCP now */
+	core.news = true; /* threads that wait for the connection must now wait for TCP */
 	if (conn->after == NEVER || conn->passed) {
 		conn_look_again_at(conn, NEVER);
 		return;
@@ -407,7 +408,7 @@ void conn_broken(struct conn *conn, const char *what)
 
 	stats->reasons[REASON_BROKEN]++;
 	stats_log(true, "descriptor %d is reset: %s", conn->fd, what);
-	/* A reset, and ECONNRESET for the program. */
+	/* Dissolves the connection: the peer gets a reset, the program ECONNRESET. */
 	(void)REAL(connect)(conn->fd, &nowhere, sizeof(nowhere));
 	conn->buffer_at = 0;
 	conn->buffer_end = 0;
@@ -506,7 +507,8 @@ void conn_event(const struct clan_event *event)
 
 /* --- before fork and exec --------------------------------------------------------------------- */
 
-/* Processes a connection that must return to TCP. Returns true if it has. */
+/* Moves the ring's bytes of a connection that must return to TCP to its buffer. Returns true if it
+ * has returned. */
 static bool is_back(struct conn *conn)
 {
 	data_pull(conn, SOCKETS_BUFFER_BYTES);
@@ -560,7 +562,7 @@ bool conn_bring_back_one(struct conn *conn, enum sockets_reason reason, uint32_t
 	uint64_t deadline_ns = clock_now_ns() + timeout_ms * UINT64_C(1000000);
 
 	conn_leave(conn, reason);
-	atomic_fetch_add(&conn->pins, 1); /* keeps its memory from being reused */
+	atomic_fetch_add(&conn->pins, 1); /* so that its memory is not reused */
 	core_look(true);
 	while (conn_is_carried(conn) && !is_back(conn) && clock_now_ns() < deadline_ns) {
 		wait_moment(BRING_BACK_LOOK_MS);

@@ -26,7 +26,8 @@
 enum {
 	EVENTS_MAX = 32,
 	SEEN_WAIT_NS = 1000000,
-	/* The kernel's table of descriptors grows with the largest number. */
+	/* Limit on the first number of our descriptors, because the kernel's table of descriptors
+	 * grows to the largest number. */
 	OWN_FDS_FROM_MAX = 4000,
 };
 
@@ -236,14 +237,14 @@ static void take_tcp_events(const struct epoll_event *events, int count)
 	}
 }
 
-/* all: also checks the descriptors of libclan. */
+/* Processes the events of the clan queue. all: also checks its descriptors. */
 static void look_at_queue(bool all)
 {
 	struct clan_event events[EVENTS_MAX];
 	int count;
 
 	if (all) {
-		/* An armed queue also checks the kernel. */
+		/* clan_queue_wait() always checks the descriptors of an armed queue. */
 		GMB_UNUSED(clan_queue_arm(core.queue));
 	}
 	do {
@@ -269,9 +270,9 @@ void core_look(bool all)
 
 /* --- sleeping --------------------------------------------------------------------------------- */
 
-/* Waits until all threads that slept before the kick have seen it. A thread that goes to sleep now
- * would be woken by the same kick repeatedly, and would keep a processor from them. The lock is
- * held before and after. */
+/* Waits until all threads that slept before the kick have seen it, at most SEEN_WAIT_NS. A thread
+ * that goes to sleep now would be woken by the same kick repeatedly, and would keep a processor
+ * from them. The lock is held before and after. */
 static int wait_until_seen(uint32_t left)
 {
 	const struct timespec limit = { .tv_nsec = SEEN_WAIT_NS };
@@ -286,8 +287,8 @@ static int wait_until_seen(uint32_t left)
 	return result == -EINTR ? -EINTR : 1;
 }
 
-/* Pending news are delivered to the other sleepers first. The queue is armed last, so an event
- * after that makes core.epoll_fd readable. */
+/* First wakes the other sleepers if there is news for them. The queue is armed last, so any later
+ * event makes core.epoll_fd readable. */
 int core_sleep(uint64_t *epoch_out)
 {
 	uint32_t left;
@@ -296,8 +297,8 @@ int core_sleep(uint64_t *epoch_out)
 		kick();
 	}
 	core.news = false;
-	/* A signal has arrived. The kernel would also interrupt the sleep, because the handler
-	 * might wait for the work of sleepers. Or the handler has forked, and this is the child. */
+	/* A signal was deferred: core_unlock() runs its handler, and the sleep ends with EINTR, as
+	 * in the kernel. Or a handler has forked and this is the child, which has no queue. */
 	if (core_deferred != 0 || core.queue == NULL) {
 		core_unlock();
 		GMB_ASSERT(core_lock()); /* this thread held it before */

@@ -24,8 +24,10 @@ enum {
 	BULK_FULLS = 16, /* number of full rings after which a ring is considered too small */
 	BULK_BYTES_MAX = BULK_FULLS * 4 * RULES_RING_DEFAULT, /* within this number of bytes */
 	BULK_PIECE = RULES_RING_DEFAULT / 4,		      /* size of a large read */
-	SENDS_BETWEEN_LOOKS = 256,			      /* a check costs system calls */
-	FULL_MS = 20, /* time that a blocking writer waits for room; TCP's buffers are larger */
+	SENDS_BETWEEN_LOOKS = 256,			      /* writes between checks that cost
+								 system calls */
+	FULL_MS = 20, /* a blocking writer that waits longer for room returns to TCP, whose buffers
+			 are larger */
 };
 #define NS_PER_MS UINT64_C(1000000)
 
@@ -48,7 +50,7 @@ struct part {
 	int count;
 };
 static struct part rest;   /* the unfinished part of a call */
-static struct part ranged; /* the part of it in one place */
+static struct part ranged; /* the part of the call whose bytes are in one place */
 
 static void data_cut(
 	struct part *part, const struct iovec *iov, int iov_count, size_t skip, size_t bytes)
@@ -225,9 +227,10 @@ static ssize_t buffer_read(struct conn *conn, const struct iovec *iov, int iov_c
 
 /* --- receiving -------------------------------------------------------------------------------- */
 
-/* While the peer is permitted to switch at any time, bytes that it wrote by TCP after returning can
- * come after bytes in the ring that are still unknown. Bytes that TCP has before the messages are
- * processed cannot. Returns the number of these bytes, 0 for the end, or a negative errno. */
+/* Used while the peer can switch to the ring at any time. Bytes that TCP has before the peer's
+ * messages are processed come before its bytes in the ring. Later bytes might come after them,
+ * because the peer can use the ring and return to TCP. Returns the number of bytes in TCP, 0 for
+ * the end, or a negative errno. */
 static ssize_t tcp_before_look(struct conn *conn)
 {
 	int bytes = 0;
@@ -291,7 +294,8 @@ static ssize_t peek_all(struct conn *conn, const struct iovec *iov, int iov_coun
 	return (ssize_t)done + MAX(got, 0);
 }
 
-/* Returns true if there is a byte in the ring. Anything else is detected by the next read. */
+/* Returns true if a read from the ring would not wait. If the ring is broken, that read detects
+ * it. */
 static bool ring_has_bytes(struct conn *conn)
 {
 	uint8_t byte;
@@ -307,8 +311,8 @@ static bool ring_has_bytes(struct conn *conn)
 	return got != -EAGAIN;
 }
 
-/* Returns true if the next bytes end at the end of the buffer or of a place, so more bytes can
- * follow elsewhere. */
+/* Returns true if a read can end early, at the end of the buffer or at a switch position, although
+ * more bytes are available behind it. */
 static bool is_bounded(struct conn *conn)
 {
 	uint64_t limit;
@@ -332,13 +336,13 @@ static bool has_more(struct conn *conn)
 			       : tcp_has_bytes(conn));
 }
 
-/* See sockets.h. The loop alternates between the places: after one of them turned out to be empty,
- * the events of libclan are processed, because they can show that the next byte is in the other
- * one. `looks` limits the rounds. */
+/* See sockets.h. The loop alternates between the places: when one of them is empty, the events of
+ * libclan are processed, because they can show that the next byte is in the other one. `looks`
+ * limits the rounds. */
 ssize_t data_receive(struct conn *conn, const struct iovec *iov, int iov_count, int flags)
 {
 	bool peek = (flags & MSG_PEEK) != 0;
-	int looks = 0; /* checks so far: each place is checked again after the other one */
+	int looks = 0; /* number of times that a place was empty */
 	ssize_t tcp_said = -EAGAIN;
 
 	for (;;) {
@@ -429,8 +433,8 @@ static ssize_t tcp_send(struct conn *conn, const struct iovec *iov, int iov_coun
 }
 
 /* Counts writes that found too little room. If this happens repeatedly within few bytes, the
- * connection is limited by the two wake-ups per ring, of the reader and of the writer. So it
- * returns to TCP, and is then carried with larger rings. */
+ * connection is limited by the two wake-ups that each full ring costs, of the reader and of the
+ * writer. So it returns to TCP, and is then carried with larger rings. */
 static void count_full(struct conn *conn)
 {
 	struct conn_bulk *bulk = &conn->bulk;
@@ -450,7 +454,8 @@ bool data_grows(struct conn *conn)
 {
 	struct conn_bulk *bulk = &conn->bulk;
 
-	/* If the peer requested the return, it detected this first. */
+	/* If the peer has requested the return, its writes may have filled the ring first. So half
+	 * as many full rings of ours are enough, or mostly large reads. */
 	if (bulk->on || core.rules.ring_bytes != 0 ||
 		(bulk->fulls < BULK_FULLS / 2 &&
 			(bulk->in < RULES_RING_DEFAULT || bulk->in < conn->ring_in / 2))) {
@@ -460,9 +465,9 @@ bool data_grows(struct conn *conn)
 	return true;
 }
 
-/* A program that only writes makes no other checks. A peer that has left the ring has sent a
- * message, and must get no more bytes by it. A peer that was killed is detected by its
- * descriptors. */
+/* A program that only writes makes no other checks. The peer's messages are processed before each
+ * write, because a peer that has left the ring must get no more bytes by it. The descriptors, which
+ * show that a peer was killed, are checked every SENDS_BETWEEN_LOOKS writes. */
 static void look_before_send(struct conn *conn)
 {
 	conn_take_messages(conn);
@@ -615,8 +620,9 @@ static bool peek_has_ended(struct conn *conn)
 	       (data_ready(conn) & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
 }
 
-/* The program has read less than it requested, and waits for an edge; another thread might sleep in
- * the set already. libclan reports further data only to a reader that has reached the end. */
+/* Called when a read returned less than requested: threads might now wait for the next edge of an
+ * epoll set. libclan reports new bytes only after a read has found the ring empty. If has_more()
+ * finds bytes instead, the threads are woken. */
 static void meet_end(struct conn *conn)
 {
 	if (!list_is_empty(&conn->members) && atomic_load(&core.sleepers) > 0 && has_more(conn)) {
@@ -633,7 +639,7 @@ ssize_t data_recv(
 	bool peek = (flags & MSG_PEEK) != 0;
 	bool peek_ends = false;
 	uint64_t deadline_ns = UINT64_MAX;
-	size_t done = 0; /* a peek starts again each time */
+	size_t done = 0; /* bytes received; a peek starts again from 0 */
 	ssize_t got = 0;
 
 	pthread_testcancel();
@@ -686,7 +692,8 @@ ssize_t data_recv(
 		if (conn->nonblocking || (flags & MSG_DONTWAIT) != 0) {
 			break;
 		}
-		/* Peeked bytes stay, so the socket is readable, but not for more bytes. */
+		/* Peeked bytes keep the TCP socket readable, so polling it would not wait for
+		 * further bytes. */
 		got = data_wait_for(conn, peek && done > 0 ? 0 : in_events(conn), conn->in_limit_ns,
 			&deadline_ns);
 		if (got != 0) {
@@ -728,7 +735,7 @@ static int send_locked(
 			break;
 		}
 		if (conn->side.out_place == SWITCH_OUT_RING) {
-			/* The event for room has come, and comes only once. */
+			/* READY has reported room already, and does not come again. */
 			if (!conn->out_full) {
 				sent = 0;
 				continue;

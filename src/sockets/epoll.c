@@ -155,7 +155,7 @@ static void add_core(struct set *set)
 	}
 }
 
-/* The member will be checked in the next epoll_wait(). */
+/* Enters the member in the ready list, so that the next epoll_wait() checks it. */
 static void epoll_make_ready(struct member *member)
 {
 	member->edge_in = true;
@@ -188,7 +188,7 @@ bool epoll_conn_fits(struct conn *conn)
 	return true;
 }
 
-/* Only the kernel has the state of EPOLLONESHOT: whether it has disabled the member. */
+/* Returns true if EPOLLONESHOT has disabled the member, which only the kernel knows. */
 static bool is_used_up(const struct member *member)
 {
 	uint32_t events;
@@ -378,7 +378,7 @@ int epoll_control(struct set *set, int op, int fd, struct epoll_event *event)
 
 /* --- epoll_wait() ----------------------------------------------------------------------------- */
 
-/* Distributes the touches of connections to their members. */
+/* Enters the members of changed connections in the ready lists of their sets. */
 static void spread_touches(void)
 {
 	while (!list_is_empty(&core.touched)) {
@@ -403,7 +403,7 @@ static void spread_touches(void)
 	}
 }
 
-/* Takes ready members, each at most once, in turn. */
+/* Returns the events of ready members, each at most once. Level-triggered members stay ready. */
 static int epoll_take_ready(struct set *set, struct epoll_event *events, int max)
 {
 	struct list_node again;
@@ -452,7 +452,8 @@ bool epoll_set_is_ready(struct set *set)
 		}
 		list_remove(&member->ready_node);
 	}
-	/* The program's other members are known to the kernel. Ours have just been checked. */
+	/* No managed member is ready. The kernel reports the others, but core.epoll_fd can also
+	 * make its set readable. */
 	return REAL(poll)(kernel, ARRAY_COUNT(kernel), 0) > 0 && kernel[0].revents != 0 &&
 	       kernel[1].revents == 0;
 }
@@ -533,7 +534,8 @@ static int sleep_in_kernel(struct set *set, struct epoll_event *events, int max,
 	return count;
 }
 
-/* Ready members first, then the kernel's set, then sleep. */
+/* Returns events of ready members, and of the kernel's set if its check is due. Sleeps if there are
+ * none. */
 static int epoll_take_locked(struct set *set, struct epoll_event *events, int max,
 	uint64_t deadline_ns, const sigset_t *mask)
 {
@@ -643,7 +645,7 @@ int epoll_take(struct set *set, struct epoll_event *events, int max, const struc
 void epoll_before_fork(void)
 {
 	if (atomic_load(&core.sleepers) > 0) {
-		return; /* other threads rely on it */
+		return; /* sleeping threads need it */
 	}
 	for (int fd = 0; fd < core.fds_end; fd++) {
 		struct set *set = set_at(fd);

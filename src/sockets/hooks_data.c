@@ -49,7 +49,7 @@ static void hand_back(struct conn *conn, enum sockets_reason reason)
 
 /* --- reading ---------------------------------------------------------------------------------- */
 
-/* MSG_TRUNC: TCP discards the bytes. */
+/* Receives with MSG_TRUNC, which discards the bytes on TCP. */
 __attribute__((noinline)) static ssize_t discard(
 	struct conn *conn, const struct iovec *iov, int iov_count, int flags, bool *plain)
 {
@@ -85,8 +85,8 @@ static ssize_t receive_ours(
 	return data_recv(conn, iov, iov_count, flags, plain);
 }
 
-/* Common path of all reading calls. Returns false if the kernel must execute the call, before *call
- * ends. */
+/* Common path of all reading calls. Returns false if the caller must make the call in the kernel,
+ * before plain_leave(call). */
 static bool hooks_data_receive(int fd, const struct iovec *iov, int iov_count, int flags,
 	struct plain_call *call, ssize_t *result)
 {

@@ -36,8 +36,8 @@ static bool is_active(void)
 	return atomic_load_explicit(&core.active, memory_order_relaxed);
 }
 
-/* Called for a new descriptor. It belongs to libclan, or to the program; its number might have been
- * closed by a call that we did not see. */
+/* Called for a new descriptor of libclan or of the program. If its number is in the table, the old
+ * descriptor was closed by a call that we did not see. */
 static int hooks_life_made(int fd)
 {
 	if (fd >= 0 && core_calls()) {
@@ -167,7 +167,7 @@ void hooks_connected(int fd, const struct sockaddr *to, socklen_t length)
 	errno = saved;
 }
 
-/* The connection is about to be dissolved. */
+/* Called before connect() dissolves a connection. */
 static void end_here(int fd)
 {
 	struct conn *conn = conn_at(fd);
@@ -603,7 +603,7 @@ EXPORT int execle(const char *path, const char *first, ...)
 	return fits ? execve(path, list, environment) : -1;
 }
 
-/* Applies until the end of the function, also if its thread is cancelled. */
+/* Marks a function that starts a program, until its end, also if the thread is cancelled. */
 #define SPAWNING                                                                                   \
 	__attribute__((cleanup(process_after_spawn))) const bool began = process_before_spawn();   \
 	GMB_UNUSED(began)

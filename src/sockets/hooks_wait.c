@@ -90,7 +90,8 @@ static int poll_plain(struct pollfd *fds, nfds_t count, const struct timespec *t
 		errno = ENOMEM;
 		return -1;
 	}
-	*ours = wait_is_ours(fds, count); /* it might have become so in the meantime */
+	*ours = wait_is_ours(fds, count); /* a connection might have become carried in the
+					     meantime */
 	return *ours ? 0 : REAL(ppoll)(fds, count, timeout, mask);
 }
 
@@ -137,9 +138,9 @@ enum {
 	SELECT_OUT = POLLOUT | POLLWRNORM | POLLERR,
 };
 
-/* Returns the number of descriptors to examine. A program can pass sets longer than an fd_set.
- * Others pass the largest possible number and rely on the kernel, which examines only its table;
- * that contains our descriptors. */
+/* Returns the number of descriptors to examine. Sets can be longer than an fd_set. Other programs
+ * pass a count that is larger than their sets, because the kernel stops at the end of its table.
+ * Our own descriptors enlarge that table, so they are not counted. */
 static int hooks_wait_reach(int count)
 {
 	if (count > FD_SETSIZE && atomic_load_explicit(&core.active, memory_order_relaxed)) {

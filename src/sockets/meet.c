@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Meeting of the libraries at both ends of a connection, and the start of carrying;
+/*
+ * How the libraries at both ends of a connection find each other and start to carry it;
  * docs/design/0017-middleware.md.
  *
- *   acceptor:  PLAIN ─ "after" reads ──▶ LISTENING (name of the connection) ─▶ CONNECTING ─▶
- * CARRIED connector: PLAIN ─ "after" writes ─▶ connects to that name ──────────────▶ CONNECTING ─▶
- * CARRIED
+ *   acceptor:   PLAIN ─ "after" reads ──▶ LISTENING at a name ──▶ CONNECTING ─▶ CARRIED
+ *   connector:  PLAIN ─ "after" writes ─▶ connects to the name ─▶ CONNECTING ─▶ CARRIED
  *
  * Invariant: a connection is carried only if the byte counts of the kernel match ours, so that no
- * byte was moved by a call that the library did not see. */
+ * byte was moved by a call that the library did not see.
+ */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -167,7 +168,8 @@ static struct clan_conn_options clan_options(const struct conn *conn)
 	};
 }
 
-/* Adopts a connection to our name. */
+/* Adopts a connection to our name, after a check that it comes from the user at the other end of
+ * the TCP connection. */
 static void meet_adopt(struct conn *conn, int fd)
 {
 	struct clan_conn_options options = clan_options(conn);
@@ -204,8 +206,9 @@ static void try_accept(struct conn *conn)
 	}
 }
 
-/* Connections that meet at the same time would each get a separate group, and so a separate bell.
- * The group is known when the first of them is carried, so the others wait for it. */
+/* Returns true if another connection to the same address is being set up, and none is carried yet.
+ * Later ones wait for the first, because they can share its group and bell only when it is
+ * carried. */
 static bool is_first_being_met(const struct conn *conn)
 {
 	bool found = false;
@@ -268,8 +271,9 @@ static void try_connect(struct conn *conn)
 
 /* --- carrying --------------------------------------------------------------------------------- */
 
-/* Checks that all bytes were moved by calls that the library saw. Returns 0, -EAGAIN if calls are
- * in progress, -EBADF if not, or another negative errno. */
+/* Checks that all bytes were moved by calls that the library saw. Returns 0, -EAGAIN if the counts
+ * differ while calls are in progress, -EBADF if they differ otherwise, or another negative
+ * errno. */
 static int compare_counts(struct conn *conn)
 {
 	struct kernel_counts counts;
@@ -353,7 +357,8 @@ static bool hello_is_ours(const struct clan_conn *clan)
 	return bytes == sizeof(hello) && memcmp(text, hello, sizeof(hello)) == 0;
 }
 
-/* Calls in progress can make the counts differ; then the check is repeated with a later call. */
+/* See sockets.h. Calls in progress can make the counts differ. Then a later call repeats the
+ * check. */
 void conn_meet(struct conn *conn)
 {
 	int result = process_may_carry(conn) ? compare_counts(conn) : -EAGAIN;

@@ -35,7 +35,7 @@ enum {
  * child died before it had a name. */
 struct holders {
 	_Atomic(uint64_t) names[HOLDERS_MAX]; /* 0: free entry */
-	/* bytes claimed of those that were in buffers at forks; free-running */
+	/* bytes that processes have claimed from buffers that existed at a fork; free-running */
 	_Atomic(uint64_t) taken;
 };
 
@@ -59,7 +59,7 @@ static void name_self(void)
 	own_name = number << PID_BITS | (uint32_t)getpid();
 }
 
-/* Replaces a name by another. Returns false if it is not found. */
+/* Replaces one occurrence of a name. Returns false if the name is not found. */
 static bool sockets_process_replace(struct holders *holders, uint64_t old, uint64_t new)
 {
 	for (int i = 0; i < HOLDERS_MAX; i++) {
@@ -267,8 +267,8 @@ static void share(struct conn *conn)
 
 /* --- fork ------------------------------------------------------------------------------------- */
 
-/* Forks in the handler of a crash that interrupted the library. The lock belongs to the interrupted
- * call. */
+/* Number of forks in progress in handlers of crashes that interrupted the library. They do not take
+ * the lock, which belongs to the interrupted call. */
 static _Thread_local int nested_forks __attribute__((tls_model("initial-exec")));
 
 static bool is_any(struct conn *conn)
@@ -306,8 +306,8 @@ static void parent_after_fork(void)
 	core_unlock();
 }
 
-/* In the child. Its threads, chunk and statistics are its own; the connections have the child's
- * name in place of the fork's. */
+/* In the child. It starts with a new queue, statistics and chunk, and replaces the fork's name by
+ * its own in all connections. */
 static void child_after_fork(void)
 {
 	name_self();
@@ -330,8 +330,8 @@ static void child_after_fork(void)
 			(void)sockets_process_replace(conn->holders, fork_name, own_name);
 		}
 		if (conn_is_carried(conn) && !conn->stranded && core_start() == 0) {
-			/* Another process can read the bytes in the buffer; then TCP has the next
-			 * ones. */
+			/* If another process reads the bytes in the buffer, the next bytes of this
+			 * one come from TCP. */
 			conn_watch_tcp(conn);
 			list_push_back(&core.carried, &conn->carried_node);
 		}
@@ -482,7 +482,7 @@ void process_after_spawn(const bool *began)
 	int saved = errno;
 
 	if (*began && core_lock()) {
-		give_away(); /* connections that other threads have opened in the meantime */
+		give_away(); /* also connections that other threads have opened during the call */
 		spawning -= spawning > 0; /* 0 in the child, if a handler has forked */
 		core_unlock();
 	}
@@ -512,7 +512,8 @@ void process_exec_failed(bool began)
 
 		if (conn != NULL && conn->holders != NULL && !has(conn->holders, own_name)) {
 			(void)sockets_process_replace(
-				conn->holders, 0, own_name); /* its entry is free */
+				conn->holders, 0, own_name); /* the entry that withhold() has
+								freed */
 		}
 		if (conn != NULL && conn->kept_fd >= 0 && stays_open(fd)) {
 			GMB_ASSERT(REAL(dup2)(conn->kept_fd, fd) == fd);

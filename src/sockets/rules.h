@@ -44,10 +44,8 @@ struct rules {
 	bool program_matches; /* one of them names this program */
 	uint32_t after;	      /* calls before a connection is carried */
 	uint32_t ring_bytes;  /* 0: not configured */
-	uint32_t
-		/* For tests: returns a connection to TCP after every such number of calls; 0 =
-		 * never. */
-		switch_every;
+	/* For tests: number of calls after which a connection returns to TCP; 0 = never. */
+	uint32_t switch_every;
 	bool refuse; /* for tests: rejects all peers */
 };
 
@@ -65,5 +63,6 @@ bool rules_address_of(const struct sockaddr *from, socklen_t length, struct rule
 /* Returns true if a rule of that kind matches the address. */
 bool rules_match(
 	const struct rules *rules, enum rules_kind kind, const struct rules_address *address);
-/* The same for a port alone: for a listener, whose connections can have any of its addresses. */
+/* Compares the port only: for a listener at the unspecified address, whose connections can have any
+ * address. */
 bool rules_match_port(const struct rules *rules, enum rules_kind kind, uint16_t port);

@@ -42,8 +42,8 @@
 enum {
 	SOCKETS_FDS_MAX = 65536,
 	/* Limits on the buffer of a connection, which holds bytes that were taken from the ring
-	 * before the program read them. The first applies when the library looks ahead, the second
-	 * before a fork, which must leave no bytes in the ring. */
+	 * before the program read them. LOOK_BYTES applies to reading ahead, BUFFER_BYTES before a
+	 * fork, which must leave no bytes in the ring. */
 	SOCKETS_LOOK_BYTES = 1048576,
 	SOCKETS_BUFFER_BYTES = 64 << 20,
 	SOCKETS_IOV_MAX = 1024,
@@ -186,7 +186,7 @@ struct conn {
 	int listen_fd;		/* -1 if there is none */
 	int kept_fd; /* a copy during an exec that must not inherit it; -1 if there is none */
 	struct linger kept_linger;
-	bool offered; /* the clan connection waits for our acceptance */
+	bool offered; /* conn_meet() must be called again when no calls are in progress */
 
 	/* Carried. */
 	bool nonblocking;
@@ -259,8 +259,8 @@ struct set {
 	_Atomic(bool) has_core; /* core.epoll_fd is in it */
 	bool watched;		/* it is in another set */
 	uint32_t dozing;	/* threads that sleep in it without core.epoll_fd */
-	uint32_t core_adds;	/* times that core.epoll_fd was added */
-	uint64_t core_epoch;	/* core.kick_epoch for the threads that were sleeping then */
+	uint32_t core_adds;	/* number of times that core.epoll_fd was added */
+	uint64_t core_epoch;	/* value of core.kick_epoch when core.epoll_fd was added */
 	uint32_t managed;	/* members of carried connections */
 	uint32_t looks;		/* waits since the kernel's set was checked */
 	uint64_t looked_ns;
@@ -314,7 +314,7 @@ struct core {
 	_Atomic(uint32_t) kick_left; /* sleepers that have not seen the last kick */
 	uint32_t kick_waiters;	     /* threads waiting until all sleepers have seen it */
 	uint64_t kick_epoch;
-	bool news; /* an event that sleepers might wait for */
+	bool news; /* a change that sleepers might wait for; core_unlock() then wakes them */
 	uint32_t own_fds;
 	struct list_node touched;
 	struct list_node carried;
@@ -325,7 +325,7 @@ extern struct core core;
 #define CORE_THREAD _Thread_local __attribute__((tls_model("initial-exec")))
 extern CORE_THREAD int core_depth;   /* this thread holds the lock, or waits for it */
 extern CORE_THREAD int core_crashed; /* greater than 0 while signals are not deferred */
-/* Signals deferred until core_unlock(); bit 0 is signal 1. */
+/* Signals whose handlers are deferred until core_unlock(); bit 0 is signal 1. */
 extern CORE_THREAD uint64_t core_deferred;
 
 /* Returns true if the caller is libclan itself, within a call of the thread that holds the lock. */
@@ -372,7 +372,7 @@ void core_disown(int fd);
 void conn_track(int fd, bool connector);
 /* Leaves a connection to the kernel for good, and stops tracking it. It must not be carried. */
 void conn_forget(struct conn *conn, enum sockets_reason reason);
-/* The same, without counting a reason. */
+/* Like conn_forget(), without counting a reason. */
 void conn_untrack(struct conn *conn);
 /* Starts to return a carried connection to TCP. */
 void conn_leave(struct conn *conn, enum sockets_reason reason);
@@ -382,7 +382,7 @@ void conn_unfit(struct conn *conn, enum sockets_reason reason);
  * between, so connections can be closed. */
 void conn_bring_back(
 	bool (*choose)(struct conn *conn), enum sockets_reason reason, uint32_t timeout_ms);
-/* The same for one connection. Returns true if it is on TCP or closed. */
+/* Returns one connection to TCP, like conn_bring_back(). Returns true if it is on TCP or closed. */
 bool conn_bring_back_one(struct conn *conn, enum sockets_reason reason, uint32_t timeout_ms);
 /* Sends MAY, unless a plain reader remains: our reader now accepts bytes from both TCP and the
  * ring. */
@@ -408,7 +408,7 @@ void conn_after_fork(void);
 /* For meet.c. The transition must be permitted by conn_edges. */
 void conn_set_state(struct conn *conn, enum conn_state state);
 void conn_stop_listening(struct conn *conn);
-/* From now on events of the TCP socket are reported by core.epoll_fd. */
+/* Adds the TCP socket to core.epoll_fd, which then reports its events. */
 void conn_watch_tcp(struct conn *conn);
 
 /* --- meet.c ----------------------------------------------------------------------------------- */
@@ -489,7 +489,7 @@ bool epoll_has(const struct conn *conn, int fd);
 /* Called before a descriptor is closed. */
 void epoll_fd_closes(struct conn *conn, int fd);
 void epoll_set_closes(struct set *set);
-/* Removes what a child need not inherit. */
+/* Removes core.epoll_fd from sets that do not need it, so that a child does not inherit it. */
 void epoll_before_fork(void);
 void epoll_after_fork(void);
 
@@ -502,7 +502,8 @@ void process_fork_failed(void);
 /* Returns true if no other known process has the connection. Makes one system call for each known
  * process. */
 bool process_is_sole(struct conn *conn);
-/* The same, and no program that is being started inherits it. */
+/* Returns true if process_is_sole() does, and no program that is being started inherits the
+ * connection. */
 bool process_may_carry(struct conn *conn);
 /* Called when this process has closed the connection. */
 void process_closes(struct conn *conn);
@@ -555,7 +556,7 @@ struct plain_call {
 	ssize_t bytes; /* bytes moved, if any */
 };
 #define PLAIN_CALL __attribute__((cleanup(plain_leave))) struct plain_call
-/* Performs a step that is due, and returns the route of the call. */
+/* Performs the connection's next step if it is due, and returns the route of the call. */
 enum way plain_enter(int fd, bool writes, struct plain_call *call);
 /* Preserves errno. */
 void plain_leave(struct plain_call *call);

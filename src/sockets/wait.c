@@ -91,7 +91,7 @@ int wait_conn(struct conn *conn, short events, uint64_t deadline_ns)
 	if (!looked) {
 		core_look(true);
 	}
-	/* The lock was released in either case. */
+	/* The connection might have been closed while the lock was released. */
 	if (conn_state(conn) == CONN_FREE) {
 		return conn->fd < 0 ? -EBADF : 0;
 	}
@@ -245,7 +245,7 @@ static int poll_locked(struct pollfd *fds, struct pollfd *rest, nfds_t count, ui
 			return result;
 		}
 		core_look(true);
-		/* Another round, which also includes the kernel's results. */
+		/* The next round includes the kernel's results. */
 		over = result > (rest[count].revents != 0) || result == 0;
 	}
 }
