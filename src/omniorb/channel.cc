@@ -266,8 +266,8 @@ void channel::introduced()
 	set_state(CHANNEL_OPEN);
 }
 
-/* Called when the listener has answered. Any user can bind the name, and only now is the user of
- * the listening process known. */
+/* Called when the listener has answered. Checks the user of the listening process, which was not
+ * known before, because any user can bind the name. */
 void channel::answered()
 {
 	const clan_peer peer = process();
@@ -349,8 +349,8 @@ bool channel::take_events(int timeout_ms)
 	return count > 0;
 }
 
-/* Two processes that are awake exchange data without system calls. Returns false if it is better to
- * sleep. */
+/* Polls for events for SPIN_US, because two processes that are awake exchange data without system
+ * calls. Returns false if the caller should sleep. */
 bool channel::spin()
 {
 	if (spin_misses >= SPIN_MISSES_MAX && ++spins_skipped < SPINS_SKIPPED_MAX) {
@@ -400,8 +400,8 @@ bool channel::wait(turn &mine, const omni_time_t &deadline)
 	return true;
 }
 
-/* Gives the turn to other threads until one of them has finished a call. A thread that sleeps in
- * the meantime observes our deadline. */
+/* Gives the turn to other threads until one of them has finished a call. The thread that sleeps in
+ * the queue wakes at our deadline (parked_until). */
 void channel::park(turn &mine, const omni_time_t &deadline)
 {
 	const uint64_t seen = calls;

@@ -32,7 +32,7 @@ extern "C" {
 namespace clan_omniorb
 {
 
-/* Each state is named for the event that it waits for. */
+/* The states of a channel, each with the event that it waits for. */
 enum channel_state {
 	CHANNEL_OPENING, /* the peer's hello */
 	CHANNEL_OPEN,	 /* the end by either side */

@@ -67,7 +67,7 @@ connection::~connection()
 	}
 }
 
-/* Called when the channel exists: initializes the other members and starts watching. */
+/* Called when the channel is connected: initializes the other members and starts watching. */
 void connection::begin(std::string own, std::string peer)
 {
 	const clan_peer who = process();
@@ -185,8 +185,8 @@ CORBA::Boolean connection::Peek()
 	return SocketHolder::Peek() && is_readable();
 }
 
-/* The holder is selectable. Input that arrived before the peer was asked to ring is reported
- * here. */
+/* Starts a watch; the holder is selectable. Input that arrived before the watch causes no wake-up,
+ * so it is reported here. */
 void connection::begin_watch()
 {
 	if (watch()) {
@@ -199,8 +199,8 @@ void connection::input_arrived()
 	SocketHolder::setSelectable(2, 1);
 }
 
-/* The watching thread was woken. A wake-up can come late, when its message has already been
- * received; then the watch continues. */
+/* Called when the watching thread was woken. If the message that caused the wake-up has already
+ * been received, the watch continues. */
 bool connection::is_readable()
 {
 	if (has_buffered.exchange(false) || readable()) {

@@ -173,7 +173,7 @@ void endpoint::Shutdown()
 {
 	::shutdown(pd_socket, SHUT_RDWR);
 	removeSocket(this);
-	decrRefCount(); /* deletes it, unless a connection is left */
+	decrRefCount(); /* deletes the endpoint, unless a connection is left */
 }
 
 /* --- accepting -------------------------------------------------------------------------------- */
@@ -208,7 +208,7 @@ void endpoint::accept_one()
 				<< "clan: a connection to " << address()
 				<< " is refused: this process has too many open descriptors\n";
 		}
-		/* Without this, the socket would stay readable. */
+		/* Rejects the connection, because otherwise the socket would stay readable. */
 		close(spare_fd);
 		fd = accept(pd_socket, nullptr, nullptr);
 		if (fd >= 0) {

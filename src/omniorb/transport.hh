@@ -40,7 +40,7 @@ bool parse_address(const char *text, unsigned &port);
 /* Returns the name of the socket, as clan_connect() takes it after "shm:". */
 std::string socket_place(unsigned port);
 /* Adds the address to all object references that are created from now on. alone: no other transport
- * has added an address that every ORB expects. */
+ * has added the TCP address that every ORB expects in a reference. */
 void publish_address(const char *text, bool alone);
 
 class remote_address : public omni::giopAddress
