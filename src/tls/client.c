@@ -16,7 +16,7 @@ struct tls_client {
 	char *certificates;
 	char *psk_file;
 	char *user;
-	char *server_name; /* for all servers; NULL: from the URI */
+	char *server_name; /* name to check for all servers; NULL: the host of the URI */
 	bool checks_name;
 	char label[EXPORT_URI_LABEL_BYTES];
 	struct tls_pool *pool;
@@ -52,7 +52,8 @@ static int choose_type(const struct export_uri *uri, bool *use_psk, struct error
 	return 0;
 }
 
-/* Chooses the name that must be in the certificate: as written by the user. */
+/* Chooses the name that must be in the certificate: the host name or tls-hostname, as the user
+ * wrote it. */
 static int choose_name(struct tls_client *tls, const struct export_uri *uri, bool use_psk,
 	bool verify, struct error *error)
 {

@@ -28,15 +28,15 @@ GMB_MUST_CHECK int tls_client_create(
  * because the driver cannot change keys, with ciphers that the kernel supports. */
 GMB_MUST_CHECK int tls_client_create_for_driver(
 	const struct export_uri *uri, struct tls_client **tls_out, struct error *error);
-/* Completes the sentence about credentials that can no longer be read. context: the latest usable
- * ones. Called on any thread. */
+/* Called when credentials can no longer be read, to complete the sentence in error. context: the
+ * latest usable credentials. Any thread. */
 typedef void tls_client_explain(const struct tls_context *context, struct error *error);
 /* As tls_client_create(), for connections to any server of a destination with TLS. The
- * destination's credentials are used. Of the servers' URIs only tls-hostname counts, if the
- * destination has none. */
+ * destination's credentials are used. The only setting used from a server's URI is tls-hostname, if
+ * the destination has none. */
 GMB_MUST_CHECK int tls_client_create_for_place(const struct place *place,
 	tls_client_explain *explain, struct tls_client **tls_out, struct error *error);
-/* No connection uses it. NULL is a no-op. */
+/* Must not be called while a connection uses it. NULL is a no-op. */
 void tls_client_destroy(struct tls_client *tls);
 
 /* Returns the current credentials, with a reference for the caller. Blocks to read files. If new
@@ -45,8 +45,8 @@ void tls_client_destroy(struct tls_client *tls);
 GMB_MUST_CHECK int tls_client_context(
 	struct tls_client *tls, struct tls_context **context_out, struct error *error);
 
-/* Returns false if the context matches the files. Otherwise text says why it is older than they
- * are. */
+/* Returns false if the context matches the files. Otherwise text says why the changed files are not
+ * in use. */
 bool tls_client_is_behind(struct tls_client *tls, char text[ERROR_TEXT_BYTES]);
 
 /* Returns the pool of the connections to the server. Its one thread starts with the first

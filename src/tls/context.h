@@ -59,14 +59,14 @@ void tls_context_get(struct tls_context *context);
 /* NULL is a no-op. */
 void tls_context_put(struct tls_context *context);
 
-/* Returns whether loading again would change anything: a file's contents (not its time) differ
- * from what was loaded, or a warning about an expiry date is due. Blocks. */
+/* Returns whether the context should be loaded again: the contents of a file have changed (not only
+ * its time), or a warning about an expiry date is due. Blocks. */
 bool tls_context_is_stale(const struct tls_context *context);
 /* Returns the path of a file that the context was loaded from, or of an optional one that did not
  * exist; NULL after the last. */
 const char *tls_context_file(const struct tls_context *context, uint32_t idx);
-/* Returns the next file, from *idx on, that has changed since before was loaded, and sets *idx
- * behind it. NULL: no more. */
+/* Returns the path of the next file of after, from index *idx on, that differs from the file of
+ * before, and sets *idx to the index after it. NULL: no more. */
 const char *tls_context_changed_file(
 	const struct tls_context *before, const struct tls_context *after, uint32_t *idx);
 /* Checks whether a peer accepted earlier would still be accepted. 0, or -EACCES and the reason:
@@ -92,7 +92,7 @@ struct tls_policy;
  * borrowed. */
 GMB_MUST_CHECK int tls_policy_create(enum tls_mode mode, struct tls_context *context,
 	struct tls_pool *pool, struct tls_policy **policy_out);
-/* No connection uses it. NULL is a no-op. */
+/* Must not be called while a connection uses it. NULL is a no-op. */
 void tls_policy_destroy(struct tls_policy *policy);
 /* NULL: returns TLS_OFF. */
 enum tls_mode tls_policy_mode(const struct tls_policy *policy);

@@ -7,7 +7,8 @@
 #include "base/log.h"
 #include "tls/context_private.h"
 
-/* Objects that are loaded step by step. The context owns everything else from the start. */
+/* Our own certificate and key, while they are loaded. The context owns everything else from the
+ * start. */
 struct own {
 	gnutls_x509_crt_t *certs; /* the leaf certificate first */
 	unsigned cert_count;

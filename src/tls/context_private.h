@@ -52,8 +52,8 @@ struct tls_psk {
 	uint32_t line;
 };
 
-/* Conditions under which a chain was verified. With the same digest, and at a time between these,
- * the result would be the same. */
+/* Conditions under which a chain was verified. With the same digest of authorities and lists, and
+ * at a time between from and until, the result would be the same. */
 struct tls_trust {
 	uint8_t digest[IDENTITY_DIGEST_BYTES];
 	int64_t from, until; /* seconds, both inclusive */

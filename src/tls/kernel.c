@@ -29,7 +29,7 @@ enum {
 #define TLS_KEY_BLOCKS_MAX (UINT64_C(1) << 34)
 #endif
 
-/* A message of another type than data. The type is in its control data, in both directions. */
+/* A record that is not data. Sent or received, its control data contains its type. */
 struct control_message {
 	struct msghdr message;
 	struct iovec iov;
@@ -124,8 +124,8 @@ static void tls_kernel_refuse(struct tls_kernel *kernel, int err, enum tls_alert
 	tls_kernel_lose(kernel, err);
 }
 
-/* Returns the result for the user of a receive that ended with err: the end, or an error. Errors
- * of records get a sentence. */
+/* Converts err, the result of a failed or ended receive, for the user of the stream. An error of a
+ * record ends both directions. */
 static int failure(struct tls_kernel *kernel, int err)
 {
 	switch (err) {
@@ -207,8 +207,8 @@ static void update_possible(struct ring_op *op, int result)
 	update_sent(op, result < 0 ? result : -EAGAIN);
 }
 
-/* Sends a KeyUpdate, without a ring operation, because in a confined ring an operation cannot
- * carry the type. */
+/* Sends a KeyUpdate. It is no ring operation, because those of a confined ring
+ * (ring_options.is_confined) cannot carry the record type. */
 static void say_update(struct tls_kernel *kernel)
 {
 	struct stream *stream = kernel->stream;
@@ -297,7 +297,8 @@ ssize_t tls_kernel_send_now(struct tls_kernel *kernel, const struct msghdr *mess
 		return kernel->failed;
 	}
 	if (kernel->send_op.in_flight || kernel->is_update_due) {
-		return -EAGAIN; /* a queued send waits for the new key and starts its exchange */
+		return -EAGAIN; /* the caller then queues a send, which starts the key change and
+				   waits for it */
 	}
 	result = ring_sendmsg_now(stream->ring, stream->file, message);
 	count_sent(kernel, result);

@@ -48,8 +48,8 @@ struct tls_kernel_features {
  * interface; concurrent callers wait for it. Blocks for milliseconds. Any thread. */
 const struct tls_kernel_features *tls_kernel_features(void);
 
-/* Probes the features for this choice now, before the process gives up the privileges that the
- * probe needs. 0, or -EOPNOTSUPP with the reason: the choice is the kernel, and it has no TLS. */
+/* Probes the features now if records needs them, before the process gives up the privileges for the
+ * probe. 0, or -EOPNOTSUPP with the reason: the choice is the kernel, and it has no TLS. */
 GMB_MUST_CHECK int tls_kernel_look(enum tls_records records, struct error *error);
 
 /* --- keys ------------------------------------------------------------------------------------- */
@@ -171,7 +171,7 @@ bool tls_kernel_is_wanted(enum tls_records records, int fd);
 GMB_MUST_CHECK int tls_kernel_take(struct stream *stream, enum tls_role role,
 	enum tls_records records, struct gnutls_session_int *session, struct tls_keys *keys,
 	struct error *error, struct tls_kernel **kernel_out);
-/* The layer is idle. Wipes the secrets. NULL is a no-op. */
+/* Must only be called when the layer is idle. Wipes the secrets. NULL is a no-op. */
 void tls_kernel_free(struct tls_kernel *kernel);
 
 /* State that another process needs to continue with a copy of the socket. The socket keeps the
@@ -181,7 +181,7 @@ struct tls_kernel_state {
 	uint64_t blocks_left; /* for the sending key */
 };
 
-/* The layer is idle, and no part of a control message was received. */
+/* Must only be called when the layer is idle, and no part of a control message was received. */
 void tls_kernel_pass(const struct tls_kernel *kernel, struct tls_kernel_state *state_out);
 /* In the other process. secret_bytes need not be set. -EOPNOTSUPP: the kernel does not process the
  * socket's records with this version and cipher, or is no longer supposed to. Nothing has changed

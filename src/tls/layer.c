@@ -34,7 +34,7 @@ static void handshake_free(struct tls_layer *layer)
 {
 	free(layer->handshake);
 	layer->handshake = NULL;
-	if (layer->stock == NULL) { /* otherwise they belong to the records */
+	if (layer->stock == NULL) { /* otherwise records.c uses them */
 		free(layer->out.data);
 		layer->out = (struct tls_bytes){ 0 };
 		layer->in = (struct tls_bytes){ 0 };
@@ -116,7 +116,7 @@ static int choose_records(struct tls_layer *layer)
 	return err;
 }
 
-/* The last byte of the handshake was sent: opens the layer. */
+/* Opens the layer, after the last byte of the handshake was sent. */
 static void open_layer(struct tls_layer *layer)
 {
 	int err;
@@ -315,7 +315,7 @@ static void layer_sent(struct ring_op *op, int result)
 
 	tls_place_is_silent(&layer->place, false);
 	if (layer->state == TLS_LAYER_REFUSING && result <= 0 && result != -EINTR) {
-		/* the earlier reason is more specific */
+		/* reports the reason for our alert, not that sending it has failed */
 		layer_end(layer, layer->handshake->result);
 		return;
 	}
@@ -359,7 +359,7 @@ static void go_to_work(struct tls_layer *layer)
 
 	layer_set_state(layer, TLS_LAYER_WORKER);
 	tls_place_is_silent(&layer->place, false);
-	layer->gives_way = false; /* it has just sent a message */
+	layer->gives_way = false; /* the peer has just sent a complete message */
 	layer->was_at_work = true;
 	layer->job.ring = layer->stream->ring;
 	layer->job.is_urgent = !layer->is_server;
@@ -416,7 +416,8 @@ static void layer_received(struct ring_op *op, int result)
 
 static void receive_rest(struct tls_layer *layer, uint32_t want)
 {
-	if (layer->gives_way) { /* the message is still incomplete */
+	if (layer->gives_way) { /* the slot is requested back, and the message is still
+				   incomplete */
 		socket_failed(layer, -ECANCELED);
 		return;
 	}
@@ -452,8 +453,8 @@ static void receive_body(struct tls_layer *layer)
 	}
 }
 
-/* The header of the first record has arrived. A peer that withholds the rest of an ordinary hello
- * uses no slot. A long hello is received only after it has got a slot. */
+/* Called when the header of the first record has arrived. An ordinary hello is received without a
+ * slot, so a peer that withholds its rest uses none. A longer hello needs a slot first. */
 static void begin_hello(struct tls_layer *layer)
 {
 	if (record_bytes(layer->head) > TLS_IN_BYTES) {
@@ -504,7 +505,7 @@ static void place_done(struct tls_place *place, int result)
 	struct tls_layer *layer = container_of(place, struct tls_layer, place);
 
 	if (layer->state >= TLS_LAYER_OPEN) {
-		start_step(layer); /* too late */
+		start_step(layer); /* the handshake has already ended */
 	} else if (layer->state != TLS_LAYER_PLACE) {
 		GMB_ASSERT(result == -EAGAIN);
 		layer->gives_way = layer->in_op.in_flight || layer->out_op.in_flight;
@@ -656,7 +657,7 @@ static ssize_t layer_send_now(struct stream *stream, const struct msghdr *messag
 				     : tls_records_send_now(layer, message);
 }
 
-/* The kernel accepts only what it has room for, so it needs no flush. */
+/* With kernel records, all accepted data is in the socket already, so there is nothing to flush. */
 static bool layer_flush(struct stream *stream, struct ring_op *op, ring_done_fn *done)
 {
 	struct tls_layer *layer = stream->layer;

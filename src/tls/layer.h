@@ -24,13 +24,13 @@
 #include "stream/stream.h"
 #include "tls/context.h"
 
-/* --- workers ----------------------------------------------------------------------------------
- * Handshakes are arithmetic of 0.1 to 10 ms each, and anyone can request them. So they run on a few
- * threads of low priority, in limited number, and no source gets more than its share. */
+/* --- workers ---------------------------------------------------------------------------------- A
+ * handshake takes 0.1 to 10 ms of CPU time, and anyone can request one. So handshakes run on a few
+ * threads of low priority, their number is limited, and no source gets more than its share. */
 
 enum {
 	TLS_HANDSHAKES_MAX = 64,	   /* in progress */
-	TLS_HANDSHAKES_PER_SOURCE_MAX = 8, /* the part of one source */
+	TLS_HANDSHAKES_PER_SOURCE_MAX = 8, /* limit of one source */
 	TLS_WAITING_MAX = 1024,		   /* handshakes that wait for a slot */
 	TLS_SOURCE_BYTES = 17,
 };
@@ -43,8 +43,8 @@ struct tls_pool_options {
 /* Any thread. One pool serves all rings of a process. Threads start with the first handshake. */
 GMB_MUST_CHECK int tls_pool_create(
 	const struct tls_pool_options *options, struct tls_pool **pool_out, struct error *error);
-/* No layer uses it. It must be called before the rings of its layers are destroyed, or after
- * tls_pool_settle(). NULL is a no-op. */
+/* Must be called when no layer uses the pool, and before the rings of its layers are destroyed, or
+ * after tls_pool_settle(). NULL is a no-op. */
 void tls_pool_destroy(struct tls_pool *pool);
 /* For destroying a ring while the pool stays. The ring's layers are gone, but a worker that posted
  * the end of its job might still access the ring until this returns. Does not wait for handshakes.

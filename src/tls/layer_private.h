@@ -56,7 +56,7 @@ struct tls_bytes {
 
 enum tls_outcome { TLS_OUTCOME_MORE, TLS_OUTCOME_DONE, TLS_OUTCOME_FAILED };
 
-/* State that only a handshake needs. */
+/* State that is only needed during a handshake. */
 struct tls_handshake {
 	uint32_t records;
 	uint32_t bytes;
@@ -80,7 +80,7 @@ struct tls_layer {
 	struct error error;
 	enum tls_layer_state state;
 	bool is_server;
-	bool was_at_work; /* a worker has processed a message of it */
+	bool was_at_work; /* a worker has processed a message of the peer */
 	bool was_cut;
 	bool gives_way;		 /* its slot must be given back; its operation is being cancelled */
 	_Atomic bool is_stopped; /* the stream was shut down; the worker reads this, too */

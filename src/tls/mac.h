@@ -15,5 +15,5 @@ enum { TLS_MAC_BYTES = 32 };
 
 GMB_MUST_CHECK int tls_mac(const uint8_t *key, size_t key_bytes, const void *bytes, size_t len,
 	uint8_t mac_out[TLS_MAC_BYTES]);
-/* Takes the same time wherever the first difference is. */
+/* Compares in constant time. */
 bool tls_mac_equal(const uint8_t a[TLS_MAC_BYTES], const uint8_t b[TLS_MAC_BYTES]);

@@ -22,7 +22,7 @@ struct tls_source {
 	uint8_t key[TLS_SOURCE_BYTES];
 	uint32_t held;
 	uint32_t waiting;
-	/* Time when its failures will be paid off, at one per TLS_FAILURE_INTERVAL_MS. */
+	/* Time at which all its failures are forgotten: one per TLS_FAILURE_INTERVAL_MS. */
 	uint64_t paid_ns;
 };
 
@@ -68,7 +68,7 @@ int tls_pool_create(
 	for (uint32_t i = 0; i < BUCKETS; i++) {
 		list_init(&pool->buckets[i]);
 	}
-	/* Its failure only makes long hash chains a little easier to provoke. */
+	/* A failure is ignored: it only makes it easier to provoke long hash chains. */
 	(void)gnutls_rnd(GNUTLS_RND_NONCE, &pool->hash_key, sizeof(pool->hash_key));
 	pthread_mutex_init(&pool->lock, NULL);
 	*pool_out = pool;
@@ -157,7 +157,7 @@ static struct tls_source *source_get(struct tls_pool *pool, const uint8_t *key)
 	return source;
 }
 
-/* Returns the time until another of its handshakes may fail. */
+/* Returns the time until the source may have another failed handshake, and so may start one. */
 static uint64_t source_wait_ns(const struct tls_source *source, uint64_t now_ns)
 {
 	uint64_t may_ns = now_ns + TLS_FAILURES_BURST * TLS_FAILURE_INTERVAL_MS * NS_PER_MS;
@@ -332,7 +332,7 @@ void tls_place_give(struct tls_place *place, bool failed)
 {
 	struct tls_pool *pool = place->pool;
 
-	if (pool == NULL) { /* never requested */
+	if (pool == NULL) { /* no slot was ever requested */
 		return;
 	}
 	pthread_mutex_lock(&pool->lock);
@@ -379,7 +379,8 @@ void tls_pool_make_room(struct tls_pool *pool, uint64_t now_ns)
 	struct tls_place *silent = NULL;
 
 	pthread_mutex_lock(&pool->lock);
-	/* A waiter whose source has used its share would not get the slot. */
+	/* If there are free slots, the waiters' sources have used up their shares, so another slot
+	 * would not help them. */
 	if (pool->waiting_count > 0 && pool->held_count == pool->held_max) {
 		list_for_each(node, &pool->held)
 		{

@@ -37,7 +37,7 @@ enum {
 	/* Time after which a silent peer loses its slot to waiters. It is longer than a round trip
 	 * to the other side of the earth. */
 	TLS_SILENCE_MS = 400,
-	/* Number of sources that are remembered. */
+	/* Limit on the sources whose failures are remembered. */
 	TLS_SOURCES_MAX = 2048,
 };
 
@@ -77,11 +77,12 @@ GMB_MUST_CHECK int tls_place_take(
  * false. */
 void tls_place_give(struct tls_place *place, bool failed);
 bool tls_place_is_idle(struct tls_place *place);
-/* The holder starts to wait for its peer, or has received a whole message. A peer that sends a
- * message byte by byte is silent. */
+/* silent: the holder starts to wait for its peer. Otherwise the peer has sent a complete message,
+ * or has accepted ours. A peer that sends a message byte by byte stays silent. */
 void tls_place_is_silent(struct tls_place *place, bool silent);
-/* If there are waiters, asks for the slot of the longest silent holder with a source, if it was
- * silent too long. */
+/* If there are waiters and no free slot, requests back the slot of the holder that has been silent
+ * longest, if that is at least TLS_SILENCE_MS. Slots of our own handshakes are not requested
+ * back. */
 void tls_pool_make_room(struct tls_pool *pool, uint64_t now_ns);
 
 /* --- workers ----------------------------------------------------------------------------------
@@ -106,7 +107,7 @@ struct tls_job {
 
 GMB_MUST_CHECK int tls_workers_create(
 	uint32_t threads, struct tls_workers **workers_out, struct error *error);
-/* No job waits or runs. NULL is a no-op. */
+/* Must not be called while a job waits or runs. NULL is a no-op. */
 void tls_workers_destroy(struct tls_workers *workers);
 /* Returns when no worker accesses the ring of any job whose done() was called before. */
 void tls_workers_settle(struct tls_workers *workers);
@@ -139,7 +140,8 @@ struct tls_stock {
 	uint32_t batches_out;
 	uint32_t free_count;
 	uint8_t *free[TLS_BATCHES_MAX];
-	uint8_t scratch[TLS_CONTENT_BYTES_MAX]; /* for content that is gathered */
+	uint8_t scratch[TLS_CONTENT_BYTES_MAX]; /* for the content of a record that is gathered from
+						   several pieces */
 };
 
 /* Returns the ring's stock, which is created with the first user. NULL: out of memory. */

@@ -2,14 +2,14 @@
 /*
  * Records in user space: GnuTLS's record layer, which reads and writes ciphertext in memory.
  *
- * A send becomes one batch of records, filled across the pieces of its message. Contiguous data
- * that fills a record is encrypted from where it is; the rest is gathered first. No data waits for
- * a record to become full. A receive takes whatever the socket has, and GnuTLS writes the plain
- * bytes directly to their destination. It delivers only authenticated bytes.
+ * A send becomes one batch of records. Contiguous data that fills a record is encrypted from where
+ * it is; other data is gathered first. No data waits for a record to become full. A receive
+ * takes whatever the socket has, and GnuTLS writes the plain bytes directly to their destination.
+ * It delivers only authenticated bytes.
  *
  *   copies of each byte sent:     encrypted, copied to the batch, copied to the socket
- *   copies of each byte received: copied from the socket, copied to GnuTLS, decrypted, copied in
- * place
+ *   copies of each byte received: copied from the socket, copied to GnuTLS, decrypted, copied to
+ *                                 its destination
  *
  * A batch belongs to the ring's stock, and is only taken while it contains data. An idle
  * connection receives into its own TLS_IN_BYTES.
@@ -25,9 +25,8 @@ enum { SILENT_CALLS_MAX = TLS_CONTENT_BYTES_MAX / 4 };
 
 /* --- transport functions of GnuTLS ----------------------------------------------------------- */
 
-/* Returns whether a record header is valid. GnuTLS does not check what encryption does not
- * authenticate: with TLS 1.3 every record is disguised as data, and with TLS 1.2 there is no
- * ChangeCipherSpec once it is open. */
+/* Returns whether a record header is valid, because GnuTLS does not check all of it. With TLS 1.3
+ * every record has the type of data; with TLS 1.2 no ChangeCipherSpec follows the handshake. */
 static bool is_possible(const struct tls_layer *layer)
 {
 	const uint8_t *header = layer->head;
@@ -37,7 +36,7 @@ static bool is_possible(const struct tls_layer *layer)
 	       header[1] == 3 && header[2] == 3 && bytes > 0 && bytes <= TLS_RECEIVED_BYTES_MAX;
 }
 
-/* Follows the records that GnuTLS reads. Returns false at an invalid one. */
+/* Finds the record headers in the bytes that GnuTLS reads. Returns false at an invalid header. */
 static bool records_follow(struct tls_layer *layer, const uint8_t *bytes, size_t count)
 {
 	while (count > 0) {
@@ -90,8 +89,8 @@ static int pull_timeout(gnutls_transport_ptr_t context, unsigned ms)
 	return 1;
 }
 
-/* Makes room in out. Only the output of a handshake can grow, for a long chain of certificates.
- * Records have all the room they need. */
+/* Makes room in out. Only during a handshake can it grow, for a long chain of certificates. For
+ * records it is always large enough. */
 static bool records_make_room(struct tls_layer *layer, size_t bytes)
 {
 	struct tls_bytes *out = &layer->out;
@@ -272,7 +271,7 @@ static void break_off(struct tls_layer *layer, int result)
 /* --- receiving -------------------------------------------------------------------------------- */
 
 enum opened {
-	OPENED_ALL,  /* the message is full */
+	OPENED_ALL,  /* the receiver's message is full */
 	OPENED_DRY,  /* all data that has arrived is decrypted */
 	OPENED_LAST, /* the connection has ended */
 };
@@ -379,7 +378,7 @@ static bool into_is_large(const struct tls_layer *layer)
 	return false;
 }
 
-/* The socket has reached its end. */
+/* Called when the socket has reached its end. */
 static void in_ended(struct tls_layer *layer)
 {
 	layer->ended = true;
@@ -467,7 +466,7 @@ ssize_t tls_records_receive_now(struct tls_layer *layer, struct msghdr *message)
 
 	GMB_ASSERT(layer->receiving == NULL);
 	into_begin(layer, message, false);
-	/* A batch that was not full has emptied the socket. */
+	/* If the batch was not filled, the socket is empty. */
 	while (open_records(layer) == OPENED_DRY &&
 		(layer->got == 0 || result == TLS_BATCH_BYTES)) {
 		result = fill_now(layer);
@@ -567,7 +566,8 @@ static ssize_t seal_all(struct tls_layer *layer, const struct msghdr *message)
 	return taken;
 }
 
-/* Returns a count, or a negative errno and leaves out empty. */
+/* Encrypts a part of the message into out. Returns the length of the part, or a negative errno,
+ * with nothing in out. */
 static ssize_t seal(struct tls_layer *layer, const struct msghdr *message)
 {
 	ssize_t taken;
@@ -602,7 +602,8 @@ static void push_out(struct tls_layer *layer)
 		layer->out.data + layer->out.at, layer->out.end - layer->out.at, pushed);
 }
 
-/* Tries to send without the ring. Returns true if all is sent, or cannot be sent. */
+/* Tries to send without the ring. Returns true if everything was sent, or sending has failed
+ * (send_error). */
 static bool push_out_now(struct tls_layer *layer)
 {
 	struct iovec iov = { .iov_base = layer->out.data + layer->out.at,
@@ -671,7 +672,7 @@ static void pushed(struct ring_op *op, int result)
 	} else if (layer->sending != NULL && taken > 0) {
 		send_complete(layer, (int)taken);
 	} else if (layer->sending != NULL) {
-		records_send_step(layer); /* it waited until the previous data was sent */
+		records_send_step(layer); /* a send that has waited for the previous data */
 	}
 	if (!layer->out_op.in_flight && layer->is_finishing) {
 		records_finish(layer);
@@ -704,7 +705,7 @@ ssize_t tls_records_send_now(struct tls_layer *layer, const struct msghdr *messa
 		return taken;
 	}
 	if (!push_out_now(layer)) {
-		/* it counts as sent, and follows without an operation of the caller */
+		/* the rest counts as sent; an operation of ours sends it */
 		push_out(layer);
 	}
 	return layer->send_error != 0 ? layer->send_error : taken;

@@ -142,8 +142,7 @@ static void run_first(struct tls_workers *workers, struct list_node *jobs)
 void tls_workers_settle(struct tls_workers *workers)
 {
 	pthread_mutex_lock(&workers->lock);
-	/* Relaxed: a thread that has posted was counted before, and the caller knows of the
-	 * post. */
+	/* Relaxed: a thread counts itself before it posts, and the caller has received the post. */
 	while (atomic_load_explicit(&workers->posting_count, memory_order_relaxed) > 0) {
 		pthread_cond_wait(&workers->posted, &workers->lock);
 	}
@@ -241,7 +240,8 @@ static void *helper_thread(void *argument)
 
 /* --- jobs ------------------------------------------------------------------------------------- */
 
-/* Signals are for the program's own threads. */
+/* Starts a thread with all signals blocked, so that they are delivered to the program's other
+ * threads. */
 static bool workers_start(pthread_t *thread, void *(*run)(void *), struct tls_workers *workers)
 {
 	pthread_attr_t attributes;
@@ -258,7 +258,7 @@ static bool workers_start(pthread_t *thread, void *(*run)(void *), struct tls_wo
 	return err == 0;
 }
 
-/* Returns false if no thread could ever run the job. */
+/* Starts threads if necessary. Returns false if there is no thread that could run the job. */
 static bool have_threads(struct tls_workers *workers, bool urgent)
 {
 	if (!workers->has_helper) {
