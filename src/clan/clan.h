@@ -99,15 +99,15 @@ static inline bool clan_queue_is_passive(const struct clan_queue *queue)
 
 /* --- connections ------------------------------------------------------------------------------ */
 
-/* The states of docs/protocol/clan.md §3.2, each with the event that it waits for. */
+/* The states of a connection; docs/protocol/clan.md §3.2. */
 enum clan_state {
-	CLAN_CONNECTING, /* WELCOME or a rejection by the acceptor */
-	CLAN_OPENING,	 /* HELLO */
-	CLAN_OFFERED,	 /* clan_accept() or clan_reject() */
-	CLAN_OPEN,	 /* no event */
-	CLAN_LOST,	 /* clan_close() */
-	CLAN_CLOSING,	 /* the last hold and workers */
-	CLAN_CLOSED,	 /* delivery of CLAN_EVENT_CLOSED */
+	CLAN_CONNECTING, /* waits for WELCOME or a rejection by the acceptor */
+	CLAN_OPENING,	 /* waits for HELLO */
+	CLAN_OFFERED,	 /* waits for clan_accept() or clan_reject() */
+	CLAN_OPEN,	 /* established */
+	CLAN_LOST,	 /* waits for clan_close() */
+	CLAN_CLOSING,	 /* waits for the release of the last hold, and for workers */
+	CLAN_CLOSED,	 /* waits for delivery of CLAN_EVENT_CLOSED */
 	CLAN_STATE_COUNT
 };
 
@@ -135,7 +135,7 @@ struct clan_conn {
 	struct clan_conn_stats stats;
 	struct list_node shares;       /* struct clan_share: our regions that are shared */
 	uint32_t share_generation;     /* generation of the last share */
-	struct clan_deadline deadline; /* of the handshake */
+	struct clan_deadline deadline; /* end of the time for the handshake */
 	char reason[CLAN_REASON_BYTES];
 };
 
@@ -167,14 +167,15 @@ struct clan_provider {
 	int (*connect)(struct clan_queue *queue, const char *address,
 		const struct clan_conn_options *options, const void *hello, size_t hello_bytes,
 		struct clan_conn **conn_out, struct error *error);
-	int (*accept)(struct clan_conn *conn, const void *hello, size_t hello_bytes); /* OFFERED */
+	/* Called in OFFERED. */
+	int (*accept)(struct clan_conn *conn, const void *hello, size_t hello_bytes);
 	/* In OFFERED, or in OPENING if the program has the handle. */
 	void (*reject)(struct clan_conn *conn, const char *text);
 	/* Called after the transition to CLOSING from any earlier state. Releases the resources of
 	 * the connection, drops each share as soon as the peer cannot reach it, and sets CLOSED
 	 * when nothing of the connection is in use any more. */
 	void (*close)(struct clan_conn *conn);
-	void (*destroy)(struct clan_conn *conn); /* in CLOSED */
+	void (*destroy)(struct clan_conn *conn); /* called in CLOSED */
 	/* In the child after fork(). Frees the connection or the listener, or the provider's state
 	 * of the queue if both are NULL. */
 	void (*after_fork)(
@@ -184,9 +185,9 @@ struct clan_provider {
 		uint32_t iov_count, size_t bytes);
 	void (*flush)(struct clan_conn *conn);
 	int (*recv)(struct clan_conn *conn, uint32_t classes, struct clan_message *message,
-		void *buffer, uint32_t bytes); /* also in LOST */
+		void *buffer, uint32_t bytes); /* also called in LOST */
 	ssize_t (*readv)(struct clan_conn *conn, const struct iovec *iov, uint32_t iov_count,
-		bool peek); /* also in LOST */
+		bool peek); /* also called in LOST */
 
 	/* Adds the counters that the provider keeps itself. */
 	void (*get_stats)(const struct clan_conn *conn, struct clan_conn_stats *stats);
@@ -196,7 +197,7 @@ struct clan_provider {
 		const struct clan_conn *conn, uint32_t number, struct clan_peer_region *region);
 	int (*peer_get)(struct clan_conn *conn, uint32_t number, uint32_t generation,
 		uint32_t rights, uint64_t offset, uint64_t bytes, void **address_out);
-	void (*peer_put)(struct clan_conn *conn, uint32_t number); /* in any state */
+	void (*peer_put)(struct clan_conn *conn, uint32_t number); /* called in any state */
 
 	int (*grant)(struct clan_conn *conn, struct clan_share *share, struct clan_cookie *cookie);
 	/* revoke, put, get and fetch return 0 if the operation has ended, or -EINPROGRESS. */
@@ -283,12 +284,12 @@ struct clan_region {
 	bool huge;
 };
 
-/* The states of a share, each with the event that it waits for. */
+/* The states of a share. */
 enum clan_share_state {
-	CLAN_SHARE_ASKED,  /* the peer's answer */
-	CLAN_SHARE_LIVE,   /* no event */
-	CLAN_SHARE_ENDING, /* the return by the peer */
-	CLAN_SHARE_ENDED,  /* delivery of UNSHARED, or of a SHARED with an error */
+	CLAN_SHARE_ASKED,  /* waits for the peer's answer */
+	CLAN_SHARE_LIVE,   /* the peer can use the region */
+	CLAN_SHARE_ENDING, /* waits until the peer returns the region */
+	CLAN_SHARE_ENDED,  /* waits for delivery of UNSHARED, or of SHARED with an error */
 	CLAN_SHARE_STATE_COUNT
 };
 

@@ -47,7 +47,7 @@ enum {
 };
 
 struct net_frame_head {
-	uint16_t bytes;	   /* of the frame */
+	uint16_t bytes;	   /* size of the frame */
 	uint16_t credits;  /* frames received since the sender's last frame */
 	uint32_t taken[2]; /* slots of control and bulk that the sender's program has consumed */
 	uint32_t popped;   /* cookies that the sender's program has popped */
@@ -229,7 +229,7 @@ struct net_grant {
 
 /* A cookie granted by the peer. */
 struct net_ticket {
-	struct net_owed owed;	   /* REVOKED */
+	struct net_owed owed;	   /* a pending REVOKED record */
 	struct clan_cookie cookie; /* generation 0: void */
 	struct net_peer_region *region;
 	uint32_t generation; /* of the last GRANT or REVOKE */
@@ -237,11 +237,11 @@ struct net_ticket {
 	bool revoked;	     /* REVOKE has arrived, and REVOKED must be sent */
 };
 
-/* The phases of an endpoint, each with the event that it waits for. */
+/* The phases of an endpoint. */
 enum net_phase {
-	NET_RESOLVING, /* the worker that resolves the name */
-	NET_DIALING,   /* net_connected() */
-	NET_TALKING,   /* no event */
+	NET_RESOLVING, /* waits for the worker that resolves the name */
+	NET_DIALING,   /* waits for net_connected() */
+	NET_TALKING,   /* connected */
 	NET_GONE,      /* the endpoint is closed */
 	NET_PHASE_COUNT
 };
@@ -261,7 +261,7 @@ struct net_conn {
 	bool peer_ended;
 
 	/* Frames. */
-	uint8_t *memory; /* of all send buffers, NET_MEMORY_BYTES */
+	uint8_t *memory; /* memory of all send buffers, NET_MEMORY_BYTES */
 	struct net_buffer sends[NET_SENDS];
 	struct net_buffer tell; /* a frame without records, which returns credits */
 	struct list_node free_sends;
@@ -477,16 +477,16 @@ ssize_t net_readv(struct clan_conn *base, const struct iovec *iov, uint32_t iov_
 
 /* --- net_memory.c ----------------------------------------------------------------------------- */
 
-/* The states of a region of the peer, each with the event that it waits for. */
+/* The states of a region of the peer. */
 enum net_peer_region_state {
-	NET_REGION_REFUSED, /* transmission of REGION_OK with an errno */
-	NET_REGION_LIVE,    /* no event */
-	NET_REGION_LEAVING, /* the end of puts and gets, and delivery of events */
+	NET_REGION_REFUSED, /* waits until REGION_OK with an errno is sent */
+	NET_REGION_LIVE,    /* usable */
+	NET_REGION_LEAVING, /* waits for the end of puts and gets, and for delivery of events */
 	NET_REGION_STATE_COUNT
 };
 
 struct net_peer_region {
-	struct net_owed owed; /* REGION_OK, then REGION_ENDED */
+	struct net_owed owed; /* a pending REGION_OK or REGION_ENDED record */
 	struct list_node node;
 	struct net_conn *conn;
 	struct clan_source source;
@@ -495,7 +495,7 @@ struct net_peer_region {
 	bool give_leaving;
 	bool asked_back;
 	uint16_t number;
-	uint16_t error; /* REFUSED */
+	uint16_t error; /* REFUSED: the errno for the peer */
 	uint32_t generation;
 	uint32_t rights;
 	uint64_t bytes;
@@ -506,7 +506,7 @@ struct net_peer_region {
 
 /* The provider's state of a share (share->carrier): the key that the peer needs for access. */
 struct net_key {
-	struct net_owed owed; /* REGION, then REGION_END */
+	struct net_owed owed; /* a pending REGION or REGION_END record */
 	struct clan_share *share;
 	struct net_conn *conn;
 	uint64_t key;
@@ -570,7 +570,7 @@ struct net_rma {
 	struct net_op op;
 	struct list_node node; /* in conn->rmas, in conn->running, or free */
 	struct clan_source source;
-	struct net_owed owed; /* PUT */
+	struct net_owed owed; /* a pending PUT record */
 	struct net_ticket *ticket;
 	struct net_peer_region *region;
 	struct net_put record;
@@ -583,11 +583,11 @@ struct net_rma {
 	bool put;
 	bool released;
 	bool given;	 /* CLAN_EVENT_DONE was given or is not needed */
-	uint32_t pieces; /* posted and not ended */
+	uint32_t pieces; /* pieces of this operation that are posted and not ended */
 	uint64_t remote; /* address of the next piece in the peer's memory */
 	uint64_t left;
 	uint32_t iov_count;
-	uint32_t index; /* in iov */
+	uint32_t index; /* index of the next part in iov */
 	size_t skip;
 	struct iovec iov[CLAN_IOV_MAX];
 	void *held; /* state of the transport, kept for reuse; freed with the struct */

@@ -29,7 +29,7 @@ struct ofi_local {
 /* State of a put or get whose local memory must be registered; rma->held. */
 struct ofi_held {
 	void *descs[CLAN_IOV_MAX];
-	struct fid_mr *mrs[CLAN_IOV_MAX]; /* for this operation only */
+	struct fid_mr *mrs[CLAN_IOV_MAX]; /* registrations for this operation only */
 	void *copies[CLAN_IOV_MAX];	  /* of memory that cannot be registered */
 };
 

@@ -20,7 +20,7 @@ enum {
 	RPC_CALLS_DEFAULT = 32,
 	RPC_BYTES_DEFAULT = 4096,
 	RPC_CONNS_DEFAULT = 256,
-	RPC_EVENTS = 32,  /* limit per wait */
+	RPC_EVENTS = 32,  /* limit on events per wait */
 	RPC_LOOK_MS = 10, /* interval of checks for connections that end without an event */
 };
 

@@ -32,12 +32,12 @@ struct rpc_setup {
 	struct clan_cookie cookie;
 };
 
-/* The states of a link, each with the event that it waits for. */
+/* The states of a link. */
 enum link_state {
-	LINK_NEW,     /* the peer to connect */
-	LINK_GREETED, /* SETUP sent and received */
-	LINK_UP,      /* no event */
-	LINK_CLOSING, /* CLAN_EVENT_CLOSED */
+	LINK_NEW,     /* waits for the peer to connect */
+	LINK_GREETED, /* waits until SETUP was sent and received */
+	LINK_UP,      /* usable for calls */
+	LINK_CLOSING, /* waits for CLAN_EVENT_CLOSED */
 	LINK_CLOSED,
 	LINK_STATE_COUNT
 };
@@ -67,11 +67,11 @@ struct rpc_link {
 	bool *busy; /* by slot of our calls */
 };
 
-/* The states of a node, each with the event that it waits for. */
+/* The states of a node. */
 enum node_state {
-	NODE_CONNECTING, /* all links up */
-	NODE_UP,	 /* no event */
-	NODE_ENDING,	 /* all links closed, and the results of its calls delivered */
+	NODE_CONNECTING, /* waits until all links are up */
+	NODE_UP,	 /* usable for calls */
+	NODE_ENDING, /* waits until all links are closed, and the results of its calls delivered */
 	NODE_STATE_COUNT
 };
 

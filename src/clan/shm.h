@@ -53,7 +53,7 @@ struct shm_group {
 	char *place; /* the address that the connector used; NULL on the acceptor's side */
 	uint32_t conn_count;
 	uint32_t conns_max;
-	struct shm_conn **conns; /* by our number */
+	struct shm_conn **conns; /* connections, indexed by our numbers */
 	uint32_t conns_slots;
 	struct list_node mappings; /* struct shm_mapping */
 
@@ -104,12 +104,12 @@ struct shm_in {
 	struct shm_message_head stream_head; /* its validated head; set if stream_at > 0 */
 };
 
-/* The states of a region of the peer, each with the event that it waits for. */
+/* The states of a region of the peer. */
 enum shm_peer_region_state {
-	SHM_REGION_MAPPING, /* the worker that maps it */
-	SHM_REGION_LIVE,    /* no event */
-	SHM_REGION_LEAVING, /* the release of the last hold */
-	SHM_REGION_GONE,    /* delivery of its last event */
+	SHM_REGION_MAPPING, /* waits for the worker that maps it */
+	SHM_REGION_LIVE,    /* usable */
+	SHM_REGION_LEAVING, /* waits for the release of the last hold */
+	SHM_REGION_GONE,    /* waits for delivery of its last event */
 	SHM_REGION_STATE_COUNT
 };
 
@@ -151,8 +151,8 @@ struct shm_peer_region {
 enum shm_grant_state { SHM_GRANT_FREE, SHM_GRANT_GIVEN, SHM_GRANT_LEAVING };
 
 struct shm_grant {
-	uint32_t generation; /* last used */
-	uint16_t region;     /* number */
+	uint32_t generation; /* generation of the last cookie in this slot */
+	uint16_t region;     /* number of the region */
 	uint8_t state;	     /* enum shm_grant_state */
 };
 
@@ -286,7 +286,7 @@ struct shm_listener {
 	struct waiter_file file;
 	uint32_t conn_count;
 	uint32_t handshake_count;
-	struct clan_deadline retry; /* after EMFILE */
+	struct clan_deadline retry; /* when to accept again after EMFILE */
 	dev_t device;		    /* of the socket file; 0: abstract */
 	ino_t inode;
 	char *path;

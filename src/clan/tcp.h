@@ -58,7 +58,7 @@ struct tcp_out {
 	uint32_t head_left;
 	uint32_t head_bytes;
 	struct tcp_access_head head; /* its first head_bytes bytes are sent */
-	uint64_t left;		     /* of the payload */
+	uint64_t left;		     /* unsent bytes of the payload */
 	const uint8_t *from;	     /* FRAME, ANSWER: the unsent payload */
 	struct net_op *op;	     /* FRAME, WRITE, READ */
 	struct net_grant *grant;     /* ANSWER */
@@ -75,7 +75,7 @@ struct tcp_conn {
 	bool hung_up; /* recv() will report an end or an error after the remaining data */
 	int error;    /* the error of the last address tried, or of sending; 0: none */
 
-	struct addrinfo *addresses; /* of the connector */
+	struct addrinfo *addresses; /* of the connector: the resolved addresses */
 	struct addrinfo *next;
 
 	/* Sending. out_write and out_read are free-running counts. */

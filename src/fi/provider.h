@@ -107,7 +107,7 @@ struct prov_fabric {
 	struct list_node again;	   /* endpoints to process with the next progress */
 	uint32_t objects;	   /* objects opened on it and not closed */
 	uint32_t armed;		   /* sleeping threads, and watched wait objects */
-	uint32_t closing;	   /* connections closed, without CLAN_EVENT_CLOSED yet */
+	uint32_t closing;	   /* connections being closed, without CLAN_EVENT_CLOSED yet */
 };
 
 /* Processes the data of peers, and sends pending data. If a thread might sleep, requests wake-ups
@@ -193,7 +193,7 @@ struct prov_entry {
 	uint64_t flags;
 	size_t bytes;
 	uint64_t data;
-	size_t lost_bytes; /* FI_ETRUNC */
+	size_t lost_bytes; /* with FI_ETRUNC: bytes that did not fit */
 	int error;	   /* a positive errno */
 };
 
@@ -289,15 +289,14 @@ struct prov_request {
 	uint32_t peer_ops;
 };
 
-/* The states of an endpoint, each with the event that it waits for. */
+/* The states of an endpoint. */
 enum prov_ep_state {
-	PROV_EP_IDLE,	    /* fi_enable() */
-	PROV_EP_ENABLED,    /* fi_connect() or fi_accept() */
-	PROV_EP_CONNECTING, /* the peer's answer */
-	PROV_EP_CONNECTED,  /* the end by either side */
-	PROV_EP_DRAINING,   /* the peer has ended: posted receives for the data that it sent
-			       before */
-	PROV_EP_OVER,	    /* fi_close() */
+	PROV_EP_IDLE,	    /* waits for fi_enable() */
+	PROV_EP_ENABLED,    /* waits for fi_connect() or fi_accept() */
+	PROV_EP_CONNECTING, /* waits for the peer's answer */
+	PROV_EP_CONNECTED,  /* usable until either side ends the connection */
+	PROV_EP_DRAINING,   /* the peer has ended; waits for receives of its earlier data */
+	PROV_EP_OVER,	    /* waits for fi_close() */
 	PROV_EP_STATE_COUNT,
 };
 
@@ -331,10 +330,10 @@ struct prov_op {
 	uint32_t number;
 	bool in_use;
 	bool waits;  /* sent completely; the peer's answer is outstanding */
-	bool told;   /* a completion was requested */
+	bool told;   /* a completion is wanted */
 	bool silent; /* injected: not even errors are reported */
 	void *context;
-	uint64_t flags; /* flags of the completion */
+	uint64_t flags; /* flags to report in the completion */
 	uint64_t bytes;
 	uint64_t done; /* bytes sent; of a read: bytes received */
 	uint32_t iov_count;
@@ -368,7 +367,7 @@ struct prov_out {
 	bool answers_next; /* operations and answers alternate */
 	struct prov_op *op;
 	struct prov_answer *answer;
-	struct prov_record record; /* record of the answer */
+	struct prov_record record; /* the answer's current record */
 	uint8_t head_done;
 	uint64_t piece_done;
 };
@@ -380,7 +379,7 @@ struct prov_in {
 	bool open;	     /* the record was accepted and its payload follows */
 	bool promised;	     /* a completion is reserved for a write */
 	uint64_t done;	     /* received bytes of the payload */
-	struct prov_use use; /* access of a write */
+	struct prov_use use; /* the access to a region by the current write */
 	uint8_t *write_to;
 	struct prov_answer *answer;
 };
@@ -416,7 +415,7 @@ struct prov_ep {
 	struct prov_in in;
 
 	struct list_node again_node;
-	size_t hello_bytes; /* hello of fi_connect() or fi_accept() */
+	size_t hello_bytes; /* length of the hello of fi_connect() or fi_accept() */
 	uint8_t hello[PROV_HELLO_BYTES_MAX];
 };
 

@@ -29,8 +29,8 @@
 enum {
 	SHORT_BYTES = offsetof(struct prov_record, address),
 	LONG_BYTES = sizeof(struct prov_record),
-	COPY_BYTES = 32 << 10,	  /* per step, so that the peer can copy at the same time */
-	SEND_BYTES_MAX = 1 << 20, /* per call */
+	COPY_BYTES = 32 << 10,	  /* copied per step, so that the peer can copy at the same time */
+	SEND_BYTES_MAX = 1 << 20, /* limit on bytes sent per call */
 	STEPS_MAX = 1024,	  /* limit on receiving steps per call */
 	ERRNO_MAX = 4095,
 };

@@ -21,9 +21,9 @@ const size_t HELLO_BYTES = sizeof(HELLO) - 1;
 enum {
 	BULK_SLOTS = 2048, /* slots of 64 bytes: the limit on data in flight in one direction */
 	EVENTS_MAX = 8,
-	BYTES_MAX = 1 << 30, /* limit per call */
+	BYTES_MAX = 1 << 30, /* limit on bytes per call */
 	RETRY_MS = 1,	    /* interval of attempts to connect while the server's backlog is full */
-	CONNECT_MS = 10000, /* time limit without a deadline */
+	CONNECT_MS = 10000, /* time limit for connecting without a deadline */
 	SLEEP_MS_MAX = 3600000,
 	/* A peer that is awake answers within this time. Otherwise it is better to sleep. */
 	SPIN_US = 20,

@@ -32,12 +32,12 @@ extern "C" {
 namespace clan_omniorb
 {
 
-/* The states of a channel, each with the event that it waits for. */
+/* The states of a channel. */
 enum channel_state {
-	CHANNEL_OPENING, /* the peer's hello */
-	CHANNEL_OPEN,	 /* the end by either side */
-	CHANNEL_LOST,	 /* shutdown(); data that the peer sent before can be received */
-	CHANNEL_SHUT,	 /* no event */
+	CHANNEL_OPENING, /* waits for the peer's hello */
+	CHANNEL_OPEN,	 /* usable until either side ends the connection */
+	CHANNEL_LOST,	 /* waits for shutdown(); data that the peer sent before can be received */
+	CHANNEL_SHUT,	 /* waits for the destructor */
 	CHANNEL_STATE_COUNT
 };
 
@@ -116,7 +116,7 @@ class channel
 	std::atomic<bool> watched{ false };
 	std::condition_variable called;
 	uint64_t calls = 0;
-	int parked = 0;		  /* parked threads */
+	int parked = 0;		  /* number of parked threads */
 	omni_time_t parked_until; /* their earliest deadline; zero: none */
 	unsigned spin_misses = 0; /* consecutive unsuccessful spins */
 	unsigned spins_skipped = 0;

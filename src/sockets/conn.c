@@ -251,7 +251,7 @@ void object_remove(int fd)
 		conn_of(object)->fd = -1;
 		process_closes(conn_of(object));
 		conn_free(conn_of(object));
-		core_look(false); /* CLAN_EVENT_CLOSED */
+		core_look(false); /* processes CLAN_EVENT_CLOSED */
 	}
 }
 

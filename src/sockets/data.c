@@ -22,7 +22,7 @@
 enum {
 	BUFFER_BYTES_FIRST = 65536,
 	BULK_FULLS = 16, /* number of full rings after which a ring is considered too small */
-	BULK_BYTES_MAX = BULK_FULLS * 4 * RULES_RING_DEFAULT, /* within this number of bytes */
+	BULK_BYTES_MAX = BULK_FULLS * 4 * RULES_RING_DEFAULT, /* limit on the bytes between them */
 	BULK_PIECE = RULES_RING_DEFAULT / 4,		      /* size of a large read */
 	SENDS_BETWEEN_LOOKS = 256,			      /* writes between checks that cost
 								 system calls */

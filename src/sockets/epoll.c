@@ -233,7 +233,7 @@ static uint32_t report_of(struct member *member)
 	uint32_t edges = 0;
 
 	if (!member->managed) {
-		return 0; /* data_ready() has returned it to TCP */
+		return 0; /* data_ready() has returned the connection to TCP */
 	}
 	ready |= ((ready & EPOLLIN) != 0 ? EPOLLRDNORM : 0) |
 		 ((ready & EPOLLOUT) != 0 ? EPOLLWRNORM : 0);
@@ -492,7 +492,7 @@ static bool kernel_is_due(struct set *set)
 	struct timespec now;
 	uint64_t now_ns;
 
-	clock_gettime(CLOCK_MONOTONIC_COARSE, &now); /* vDSO */
+	clock_gettime(CLOCK_MONOTONIC_COARSE, &now); /* no system call (vDSO) */
 	now_ns = (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
 	if (++set->looks < LOOKS_MAX && now_ns - set->looked_ns < LOOK_NS) {
 		return false;

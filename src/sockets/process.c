@@ -44,7 +44,7 @@ struct holders {
 #define UNNAMED		  (UINT64_C(1) << 63)
 #define PID_BITS	  31
 #define UNNAMED_PID_SHIFT 32
-#define STARTED		  UINT32_MAX /* in place of a fork number: another program */
+#define STARTED		  UINT32_MAX /* in place of a fork number, for a program that was executed */
 
 static uint64_t own_name;
 static struct holders *chunk; /* the chunk that this process allocates from */
@@ -125,7 +125,7 @@ static bool is_sole(struct holders *holders)
 		}
 		if (lives(name)) {
 			sole = false;
-		} else { /* unless the entry has been reused */
+		} else { /* frees the entry of a dead process, unless it has been reused */
 			atomic_compare_exchange_strong(&holders->names[i], &name, 0);
 		}
 	}
@@ -253,7 +253,7 @@ static void share(struct conn *conn)
 	}
 	counted = conn->holders != NULL && sockets_process_replace(conn->holders, 0, fork_name);
 	if (!counted && conn->holders != NULL) {
-		(void)is_sole(conn->holders); /* removes dead processes */
+		(void)is_sole(conn->holders); /* called because it removes dead processes */
 		counted = sockets_process_replace(conn->holders, 0, fork_name);
 	}
 	if (!counted) {

@@ -78,7 +78,7 @@ enum sockets_reason {
 enum { STATS_ROWS = 1024, STATS_PROGRAM_BYTES = 32, STATS_NAME_BYTES = 96 };
 #define STATS_MAGIC UINT64_C(0x3174617473636c63) /* "clcstat1" */
 
-struct stats_row { /* a carried connection */
+struct stats_row { /* a row for a carried connection */
 	char name[STATS_NAME_BYTES];
 	uint64_t in_bytes;
 	uint64_t out_bytes;
@@ -136,14 +136,14 @@ static inline struct object *object_at(int fd)
 enum conn_state {
 	CONN_FREE,
 	CONN_PLAIN,	 /* on TCP: calls go to the kernel and are counted */
-	CONN_LISTENING,	 /* the same; the acceptor waits for the other library */
-	CONN_CONNECTING, /* the same; the libraries are connecting */
+	CONN_LISTENING,	 /* as CONN_PLAIN; the acceptor waits for the other library */
+	CONN_CONNECTING, /* as CONN_PLAIN; the libraries are connecting */
 	CONN_CARRIED,	 /* all calls are emulated */
 	CONN_STATE_COUNT
 };
 
 enum conn_touch {
-	TOUCH_READ = 1, /* the program has read */
+	TOUCH_READ = 1, /* the program has read bytes */
 	TOUCH_IN = 2,	/* data might have arrived */
 	TOUCH_OUT = 4,	/* there might be room */
 };
@@ -190,7 +190,7 @@ struct conn {
 
 	/* Carried. */
 	bool nonblocking;
-	uint64_t in_limit_ns; /* SO_RCVTIMEO; 0: none */
+	uint64_t in_limit_ns; /* timeout of reads (SO_RCVTIMEO); 0: none */
 	uint64_t out_limit_ns;
 	bool out_full;	 /* the ring had no room; READY will report it */
 	uint32_t sends;	 /* writes since the descriptors were last checked */
@@ -200,7 +200,7 @@ struct conn {
 	uint8_t *buffer; /* bytes taken from the ring and not read by the program yet */
 	size_t buffer_at;
 	size_t buffer_end;
-	size_t buffer_bytes;   /* allocated */
+	size_t buffer_bytes;   /* allocated size of buffer */
 	bool buffer_shared;    /* other processes have had the same bytes since a fork; process.c */
 	uint64_t buffer_taken; /* value of holders->taken to which buffer_at corresponds */
 	uint32_t ops;	       /* calls, for "switch-every" */
@@ -257,11 +257,11 @@ struct set {
 	struct object object;
 	int fd;
 	_Atomic(bool) has_core; /* core.epoll_fd is in it */
-	bool watched;		/* it is in another set */
+	bool watched;		/* the set is a member of another set */
 	uint32_t dozing;	/* threads that sleep in it without core.epoll_fd */
 	uint32_t core_adds;	/* number of times that core.epoll_fd was added */
 	uint64_t core_epoch;	/* value of core.kick_epoch when core.epoll_fd was added */
-	uint32_t managed;	/* members of carried connections */
+	uint32_t managed;	/* number of managed members */
 	uint32_t looks;		/* waits since the kernel's set was checked */
 	uint64_t looked_ns;
 	struct list_node members;

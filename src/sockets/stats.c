@@ -107,7 +107,8 @@ void stats_write(void)
 	}
 }
 
-/* One write() for the line, so that lines of several processes do not mix. */
+/* See sockets.h. Writes the line with one write(), so that lines of several processes do not
+ * mix. */
 void stats_log(bool grave, const char *format, ...)
 {
 	char line[512];

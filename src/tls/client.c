@@ -16,7 +16,7 @@ struct tls_client {
 	char *certificates;
 	char *psk_file;
 	char *user;
-	char *server_name; /* name to check for all servers; NULL: the host of the URI */
+	char *server_name; /* name to check for all servers; NULL: taken from each URI */
 	bool checks_name;
 	char label[EXPORT_URI_LABEL_BYTES];
 	struct tls_pool *pool;
@@ -24,8 +24,8 @@ struct tls_client {
 
 	pthread_mutex_t lock;
 	struct tls_context *context; /* the latest usable one, or NULL */
-	bool is_behind;		     /* it is older than its files, and this was logged */
-	struct error behind;	     /* is_behind: the reason */
+	bool is_behind;		     /* context is older than its files, and this was logged */
+	struct error behind;	     /* reason, if is_behind */
 };
 
 /* Chooses between a pre-shared key and certificates. */

@@ -83,7 +83,7 @@ struct tls_context {
 	struct tls_bytes psk_bytes;		    /* memory that psks refers to */
 	struct tls_psk *psks;			    /* sorted by name, see tls_psk_find() */
 	uint32_t psk_count;
-	const struct tls_psk *psk_own; /* client: the key to use */
+	const struct tls_psk *psk_own; /* client: the key that it uses */
 
 	struct tls_file files[TLS_FILES_MAX];
 	uint32_t file_count;
@@ -137,7 +137,7 @@ GMB_MUST_CHECK int tls_psk_digest(const struct tls_psk *psk, uint8_t out[IDENTIT
  * the system's authorities. */
 GMB_MUST_CHECK int tls_certificates_load(
 	struct tls_context *context, const char *folder, struct error *error);
-/* "2026-11-22 13:37 UTC". */
+/* Formats a time as "2026-11-22 13:37 UTC". */
 enum { TLS_TIME_TEXT_BYTES = 32 };
 const char *tls_time_text(time_t at, char out[TLS_TIME_TEXT_BYTES]);
 

@@ -48,7 +48,7 @@ struct tls_kernel {
 
 	/* Receiving. */
 	struct ring_op receive_op;
-	struct ring_op *receiver; /* operation of the stream's user */
+	struct ring_op *receiver; /* the receive of the stream's user */
 	struct msghdr *into;
 	bool whole;
 	bool is_control; /* the next record is not data */

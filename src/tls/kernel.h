@@ -134,11 +134,11 @@ enum tls_event {
 
 /* All zeroes except role and version: nothing was received. */
 struct tls_control {
-	enum tls_role role; /* ours */
+	enum tls_role role; /* our role */
 	enum tls_version version;
-	uint8_t header[4]; /* of a handshake message */
+	uint8_t header[4]; /* received part of a handshake message's header */
 	uint32_t header_bytes;
-	uint32_t skip_bytes; /* rest of a ticket */
+	uint32_t skip_bytes; /* bytes of a ticket that have not arrived yet */
 	uint32_t tickets;
 	uint32_t warnings;
 	uint32_t updates; /* in the second that started at updates_since_ns */
@@ -178,7 +178,7 @@ void tls_kernel_free(struct tls_kernel *kernel);
  * current keys; the state has the secrets for the keys that follow. */
 struct tls_kernel_state {
 	struct tls_keys keys; /* version, cipher and secrets; wiped by its owner */
-	uint64_t blocks_left; /* for the sending key */
+	uint64_t blocks_left; /* blocks until the sending key must change */
 };
 
 /* Must only be called when the layer is idle, and no part of a control message was received. */

@@ -24,13 +24,13 @@
 #include "stream/stream.h"
 #include "tls/context.h"
 
-/* --- workers ---------------------------------------------------------------------------------- A
- * handshake takes 0.1 to 10 ms of CPU time, and anyone can request one. So handshakes run on a few
- * threads of low priority, their number is limited, and no source gets more than its share. */
+/* --- workers ----------------------------------------------------------------------------------
+ * A handshake takes 0.1 to 10 ms of CPU time, and anyone can request one. So handshakes run on a
+ * few threads of low priority, their number is limited, and no source gets more than its share. */
 
 enum {
-	TLS_HANDSHAKES_MAX = 64,	   /* in progress */
-	TLS_HANDSHAKES_PER_SOURCE_MAX = 8, /* limit of one source */
+	TLS_HANDSHAKES_MAX = 64,	   /* limit on handshakes in progress */
+	TLS_HANDSHAKES_PER_SOURCE_MAX = 8, /* limit on those of one source */
 	TLS_WAITING_MAX = 1024,		   /* handshakes that wait for a slot */
 	TLS_SOURCE_BYTES = 17,
 };

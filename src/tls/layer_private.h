@@ -61,7 +61,7 @@ struct tls_handshake {
 	uint32_t records;
 	uint32_t bytes;
 	uint32_t warnings;
-	enum tls_outcome outcome; /* of the worker's last run */
+	enum tls_outcome outcome; /* result of the worker's last run */
 	int result;		  /* TLS_OUTCOME_FAILED: a negative errno */
 	uint8_t in[TLS_HEADER_BYTES + TLS_RECEIVED_BYTES_MAX];
 };
@@ -72,7 +72,7 @@ struct tls_layer {
 	struct tls_pool *pool;
 	struct tls_check check;
 	gnutls_session_t session; /* NULL until a worker creates it, and with kernel */
-	struct tls_keys keys;	  /* secrets, until it is open */
+	struct tls_keys keys;	  /* traffic secrets, until the layer is open */
 	/* open: processes the records; NULL: GnuTLS does, in records.c */
 	struct tls_kernel *kernel;
 	struct tls_facts facts;
@@ -85,8 +85,8 @@ struct tls_layer {
 	bool gives_way;		 /* its slot must be given back; its operation is being cancelled */
 	_Atomic bool is_stopped; /* the stream was shut down; the worker reads this, too */
 
-	struct tls_bytes in;  /* ciphertext */
-	struct tls_bytes out; /* ciphertext */
+	struct tls_bytes in;  /* received ciphertext */
+	struct tls_bytes out; /* ciphertext to send */
 	struct ring_op in_op;
 	struct ring_op out_op;
 
@@ -102,7 +102,7 @@ struct tls_layer {
 
 	/* Records. */
 	struct tls_stock *stock;
-	uint8_t *in_small; /* TLS_IN_BYTES */
+	uint8_t *in_small; /* buffer of TLS_IN_BYTES */
 	/* TLS 1.3: the header of every record says that it is data */
 	bool is_disguised;
 	/* Header of the first record, and later of the one that GnuTLS is reading. */

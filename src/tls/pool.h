@@ -63,10 +63,11 @@ struct tls_place {
 	enum tls_place_state state;
 	struct list_node node; /* in the list of waiters or holders */
 	struct ring_message message;
-	int result;	    /* of the message */
-	bool is_posted;	    /* the message is in flight */
+	int result;	    /* result to pass to done() */
+	bool is_posted;	    /* message is on its way to the ring */
 	bool is_asked_back; /* done(-EAGAIN) was posted to a holder */
-	uint64_t silent_ns; /* when its holder started to wait for its peer; 0: it does not */
+	uint64_t silent_ns; /* time at which the holder started to wait for its peer; 0: it does not
+			       wait */
 };
 
 /* Takes a slot, see above. *wait_ns_out is set with -EBUSY. */
@@ -95,8 +96,8 @@ struct tls_job {
 	struct ring *ring;
 	/* run immediately on a thread of normal priority, because it was started by us */
 	bool is_urgent;
-	void (*run)(struct tls_job *job);  /* on a worker */
-	void (*done)(struct tls_job *job); /* afterwards, on the ring */
+	void (*run)(struct tls_job *job);  /* called on a worker */
+	void (*done)(struct tls_job *job); /* called afterwards on the ring */
 
 	/* Private. */
 	struct list_node node;
@@ -119,7 +120,7 @@ struct tls_workers *tls_pool_workers(struct tls_pool *pool);
 /* --- memory for records ----------------------------------------------------------------------- */
 
 enum {
-	TLS_CONTENT_BYTES_MAX = 16384, /* of a record */
+	TLS_CONTENT_BYTES_MAX = 16384, /* limit on the content of a record */
 	/* Overhead of a record: header, explicit nonce, content type, tag. */
 	TLS_SEALED_EXTRA_BYTES = 64,
 	TLS_BATCH_RECORDS = 8,
@@ -128,13 +129,13 @@ enum {
 		TLS_BATCH_RECORDS * (TLS_CONTENT_BYTES_MAX + TLS_SEALED_EXTRA_BYTES) + 512,
 	/* Size of the buffer used instead when a ring's stock is used up. */
 	TLS_SINGLE_BYTES = TLS_CONTENT_BYTES_MAX + TLS_SEALED_EXTRA_BYTES + 512,
-	TLS_BATCHES_MAX = 16, /* per ring */
+	TLS_BATCHES_MAX = 16, /* limit on batches of a ring */
 };
 
 /* The batches of one ring, for reuse by all TLS connections on it. tls_stock_get() and
  * tls_stock_put() take the pool's lock; everything else is done on the ring's thread. */
 struct tls_stock {
-	struct list_node node; /* of its pool */
+	struct list_node node; /* in the pool's list of stocks */
 	struct ring *ring;
 	uint32_t uses;
 	uint32_t batches_out;
