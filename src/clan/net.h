@@ -209,7 +209,8 @@ struct net_ring { /* received messages that the program has not consumed */
 	uint32_t stream_at; /* bytes consumed of the stream message at read */
 };
 
-struct net_out { /* the state of the peer's ring: our writes, and its last report */
+struct net_out { /* the peer's ring as we know it: our writes, and the slots that it has reported as
+		    free */
 	uint32_t slots;
 	uint32_t write;
 	uint32_t taken;

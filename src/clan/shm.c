@@ -607,7 +607,7 @@ static int shm_adopt(struct clan_queue *queue, int fd, const struct clan_conn_op
 
 /* --- listeners -------------------------------------------------------------------------------- */
 
-/* One untrusted user may have at most half of the handshakes. */
+/* Returns true if the user is untrusted and already has half of the handshakes. */
 static bool stranger_has_too_many(const struct shm_listener *listener, uid_t uid)
 {
 	uint32_t count = 0;

@@ -335,7 +335,7 @@ static void copy_now(uint8_t *at, const struct copy *copy)
 	}
 }
 
-/* Holds the region until the copy has ended; shm_copy_copied() puts it. */
+/* Starts the copy on a helper thread. The region is held until shm_copy_copied() releases it. */
 static int copy_by_helper(
 	struct shm_conn *conn, const struct shm_copy_order *order, const struct copy *copy)
 {

@@ -515,7 +515,7 @@ static int shm_socket_refused_arrived(struct shm_conn *conn, struct arrival *arr
 	return -ECONNREFUSED;
 }
 
-/* The acceptor does not have the group: sends HELLO again with a new one. */
+/* REGROUP: the acceptor does not have the group, so HELLO is sent again with a new one. */
 static int regroup_arrived(struct shm_conn *conn, struct arrival *arrival)
 {
 	int result;

@@ -60,8 +60,8 @@ struct tcp_out {
 	struct tcp_access_head head; /* its first head_bytes bytes are sent */
 	uint64_t left;		     /* unsent bytes of the payload */
 	const uint8_t *from;	     /* FRAME, ANSWER: the unsent payload */
-	struct net_op *op;	     /* FRAME, WRITE, READ */
-	struct net_grant *grant;     /* ANSWER */
+	struct net_op *op;	     /* the operation of a FRAME, WRITE or READ */
+	struct net_grant *grant;     /* the cookie that an ANSWER reads by */
 };
 _Static_assert(NET_SENDS + 1 + NET_RMA_PIECES + TCP_READS <= TCP_OUT_COUNT,
 	"there is room for all that is under way");

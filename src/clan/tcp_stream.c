@@ -150,7 +150,7 @@ static void tcp_stream_sent(struct tcp_conn *conn, size_t bytes)
 			out->from += part;
 		}
 		if (out->head_left == 0 && out->left == 0) {
-			/* Copied, because out_sent() can lead to new entries. */
+			/* Copied, because out_sent() can add entries to the queue. */
 			struct tcp_out done = *out;
 
 			conn->out_read++;

@@ -675,7 +675,8 @@ ssize_t data_recv(
 				break;
 			}
 			if (peek) {
-				/* Bytes might have arrived between the two checks. */
+				/* More bytes might have arrived before the end, so the peek is
+				 * repeated. */
 				peek_ends = peek_has_ended(conn);
 				got = peek_ends ? got : -EAGAIN;
 			}

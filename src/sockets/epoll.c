@@ -16,7 +16,7 @@
 #include "sockets/sockets.h"
 
 enum {
-	LOOKS_MAX = 32, /* results of ours before the kernel's set is checked */
+	LOOKS_MAX = 32, /* calls that report managed members before the kernel's set is checked */
 	BACK_WAIT_MS = 1000,
 };
 #define LOOK_NS	 UINT64_C(1000000)

@@ -300,7 +300,7 @@ static inline bool set_has_core(const struct set *set)
 
 struct core_sleep {
 	uint64_t epoch;	   /* from core_sleep() */
-	struct conn *conn; /* pinned, or NULL */
+	struct conn *conn; /* pinned during the sleep; or NULL */
 };
 
 struct core {
@@ -505,7 +505,7 @@ bool process_is_sole(struct conn *conn);
 /* Returns true if process_is_sole() does, and no program that is being started inherits the
  * connection. */
 bool process_may_carry(struct conn *conn);
-/* Called when this process has closed the connection. */
+/* Called when this process has closed the connection: removes it from the holders. */
 void process_closes(struct conn *conn);
 /* Called before exec. Bytes that the program has not read cannot be passed to the next program; it
  * gets an unconnected socket instead of such a connection. Returns true with the lock held, which

@@ -12,13 +12,13 @@
  *
  * A layer that another process has handed over is put on a plain stream directly: stream_adopt(). A
  * stream is upgraded at most once, before its first request. During the upgrade (a handshake,
- * partly on a worker thread) it is paused: no data is sent or received. No edge leads back to
+ * partly on a worker thread) it is paused: no data is sent or received. It never returns to
  * STREAM_PLAIN.
  *
  * Threading: the ring's thread. Ownership: stream_open() takes the descriptor, stream_close()
  * closes it. The caller's operation, message, vector and buffers are used until done is called, as
- * by the ring. Errors: those of the ring: a count >= 0, or a negative errno. Short counts and
- * -EINTR are resumed by the caller.
+ * by the ring. Errors: those of the ring: a count >= 0, or a negative errno. The caller continues
+ * after short counts and -EINTR.
  */
 #pragma once
 
@@ -85,8 +85,8 @@ struct stream {
 	void (*idle)(struct stream *stream);
 };
 
-/* When the system closes the connection of a silent peer. A peer whose program merely hangs is not
- * dead, because its system still answers. */
+/* TCP keep-alive: when the kernel closes the connection of a silent peer. A program that hangs is
+ * not detected, because the peer's kernel still answers. */
 struct stream_keep_alive {
 	int idle_s;	/* seconds without a byte until the first probe */
 	int interval_s; /* seconds between probes */

@@ -20,8 +20,8 @@
 
 struct tls_client;
 
-/* For a URI with TLS. Reads no files. Relative paths are resolved against the current working
- * directory. -EINVAL: conflicting parameters. */
+/* Prepares TLS for the server of a URI. Reads no files. Relative paths are resolved against the
+ * current working directory. -EINVAL: conflicting parameters. */
 GMB_MUST_CHECK int tls_client_create(
 	const struct export_uri *uri, struct tls_client **tls_out, struct error *error);
 /* As tls_client_create(), for connections that the kernel's nbd driver continues: TLS 1.2 only,

@@ -14,7 +14,7 @@
 
 enum { FORM = 1, PROTOCOL_1_2 = 0x0303, PROTOCOL_1_3 = 0x0304 };
 
-/* The peer follows: tls_peer_tell(). */
+/* The encoded identity of the peer follows; see tls_peer_tell(). */
 struct wire_state {
 	struct be16 form;
 	struct be16 protocol;

@@ -172,7 +172,7 @@ static void *nice_thread(void *argument)
 
 struct allowance {
 	uint64_t at_ns;
-	uint64_t saved_ns; /* CPU time */
+	uint64_t saved_ns; /* CPU time that the helper can use now */
 };
 
 static void allowance_grow(struct allowance *allowance, uint64_t now_ns)
