@@ -67,8 +67,8 @@ int clan_rpc_create(const struct clan_queue_options *queue_options,
 	const struct clan_rpc_options *options, struct clan_rpc **rpc_out,
 	struct clan_error *error);
 
-/* Closes all connections and frees the node. Blocks until libclan has closed the connections;
- * clan_close() tells how long this can take. NULL is a no-op. */
+/* Closes all connections and frees the node. Blocks until libclan has closed the connections; see
+ * clan_close() for how long this can take. NULL is a no-op. */
 void clan_rpc_destroy(struct clan_rpc *rpc);
 
 /* Returns the queue, for clan_queue_wake(), clan_queue_fd() and clan_queue_arm() only.

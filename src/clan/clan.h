@@ -238,7 +238,7 @@ static inline const char *clan_place(const char *address)
 {
 	return strchr(address, ':') + 1;
 }
-/* Initializes a connection that the provider has created, and enters it in the queue. */
+/* Initializes a connection that the provider has created, and adds it to the queue's list. */
 void clan_conn_init(struct clan_conn *conn, const struct clan_provider *provider,
 	struct clan_queue *queue, const struct clan_conn_options *options, enum clan_state state);
 /* The only function that assigns a connection's state; it asserts that the transition is

@@ -280,8 +280,8 @@ static uint16_t refuse_region(const struct net_conn *conn, const struct net_regi
 		       : 0;
 }
 
-/* REGION: checks O9, and enters the region. A refused region keeps its entry until the answer is
- * sent. */
+/* REGION: checks O9, and adds the region to the table. A refused region keeps its entry until the
+ * answer is sent. */
 static int region_offered(struct net_conn *conn, const struct net_region *record)
 {
 	struct net_peer_region *region;

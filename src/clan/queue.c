@@ -24,8 +24,8 @@
 #define NS_PER_MS UINT64_C(1000000)
 
 enum {
-	LOOKS_BETWEEN_DESCRIPTORS = 16, /* because each check of the descriptors costs a system
-					   call */
+	/* Looks between checks of the descriptors, which cost system calls. */
+	LOOKS_BETWEEN_DESCRIPTORS = 16,
 	/* While spinning. Most answers of a peer on another processor arrive within this many
 	 * looks. That avoids sched_yield(), which takes milliseconds if another program is busy. */
 	LOOKS_BETWEEN_YIELDS = 64,

@@ -45,7 +45,7 @@ static void region_link(struct clan_queue *queue, struct clan_region *region)
 	queue->region_count++;
 }
 
-/* Maps the region and enters it in the queue. Owns values->fd: closes it on failure. */
+/* Maps the region and adds it to the queue's list. Owns values->fd: closes it on failure. */
 static int region_enter(struct clan_queue *queue, const struct clan_region *values,
 	struct clan_region **region_out, void **base_out)
 {
@@ -253,8 +253,8 @@ static uint32_t free_number(const struct clan_conn *conn)
 	return number;
 }
 
-/* Shares the region. The share is entered in the lists only after the provider has accepted it, so
- * a failed call has no effect. */
+/* Shares the region. The share is added to the lists only after the provider has accepted it, so a
+ * failed call has no effect. */
 int clan_region_share(struct clan_conn *conn, struct clan_region *region, uint32_t rights)
 {
 	struct clan_share *share;

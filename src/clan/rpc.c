@@ -299,7 +299,7 @@ static bool rpc_take_message(struct rpc_link *link, struct clan_rpc_event *event
 		if (link->lost) {
 			rpc_node_end(link->node, link->lost_status);
 		} else {
-			clan_flush(link->conn); /* the replies to these messages */
+			clan_flush(link->conn); /* sends the replies to these messages */
 		}
 		return false;
 	}
@@ -371,7 +371,7 @@ static bool give_change(struct clan_rpc *rpc, struct clan_rpc_event *event)
 		}
 		list_remove(&node->changed_node);
 		if (node->open_count > 0) {
-			continue; /* CLAN_EVENT_CLOSED enters it again */
+			continue; /* CLAN_EVENT_CLOSED puts it on the list again */
 		}
 		event->type = CLAN_RPC_DOWN;
 		event->status = node->status;

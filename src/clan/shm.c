@@ -692,7 +692,8 @@ static bool is_left_over(const struct sockaddr_un *address, socklen_t length)
 	bool dead;
 	int fd;
 
-	/* connect() would refuse files of other types with the same error. */
+	/* connect() fails with the same error for files that are no sockets, which must not be
+	 * removed. */
 	if (lstat(address->sun_path, &status) != 0 || !S_ISSOCK(status.st_mode)) {
 		return false;
 	}

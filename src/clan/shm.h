@@ -129,7 +129,7 @@ struct shm_peer_region {
 	struct list_node node; /* in conn->region_list */
 	struct shm_conn *conn;
 	struct clan_source source;
-	struct work work; /* maps it */
+	struct work work; /* maps the region on a worker */
 	struct shm_mapping *mapping;
 	struct segment_identity identity;
 	enum shm_peer_region_state state;
@@ -362,7 +362,7 @@ GMB_MUST_CHECK int shm_group_create(
 /* Maps the peer's head. Returns -EPROTO with the number of the broken rule in *rule_out, or another
  * negative errno. */
 GMB_MUST_CHECK int shm_group_map_peer(struct shm_group *group, int fd, uint32_t *rule_out);
-/* Enters the connection into the group and assigns it a number. */
+/* Adds the connection to the group and assigns it a number. */
 GMB_MUST_CHECK int shm_group_join(struct shm_group *group, struct shm_conn *conn);
 /* Removes the connection from its group. The last connection that leaves frees the group. */
 void shm_group_leave(struct shm_conn *conn);

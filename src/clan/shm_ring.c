@@ -468,8 +468,8 @@ static int shm_ring_make_fifo(struct shm_conn *conn)
 	return 0;
 }
 
-/* Enters a cookie in the FIFO of its queue. The free list has as many entries as the peer can grant
- * cookies, so it is empty only if K21 is broken. */
+/* Appends a cookie to the FIFO of its queue. The free list has as many entries as the peer can
+ * grant cookies, so it is empty only if K21 is broken. */
 static int shm_ring_cookie_arrived(
 	struct shm_conn *conn, uint32_t number, const struct clan_cookie *cookie)
 {

@@ -363,8 +363,8 @@ static struct shm_group *known_group(const struct shm_conn *conn, const struct s
 	return group;
 }
 
-/* Enters the connection in a new group, or in the group that HELLO names. Returns 0, -ENOENT if
- * that group cannot be joined (REGROUP follows), or another negative errno. */
+/* Adds the connection to a new group, or to the group that HELLO names. Returns 0, -ENOENT if that
+ * group cannot be joined (REGROUP follows), or another negative errno. */
 static int join_group(struct shm_conn *conn, const struct shm_hello *hello)
 {
 	struct shm_group *group;

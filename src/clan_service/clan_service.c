@@ -54,8 +54,8 @@ static int clan_service_source_poll(struct ring_source *source)
 
 	list_init(&hungry);
 	while ((node = list_pop_front(&service->hungry)) != NULL) {
-		/* Moved to a local list, because take() can enter a session again, which then waits
-		 * for the next turn. */
+		/* Moved to a local list, because take() can add a session to hungry again, for the
+		 * next turn. */
 		list_push_back(&hungry, node);
 	}
 	while ((node = list_pop_front(&hungry)) != NULL) {

@@ -34,7 +34,7 @@ struct clan_service_ops {
 	/* Called for each event of a connection whose context is set. */
 	void (*event)(void *context, const struct clan_event *event);
 	/* Called for each node in service->hungry, after its removal from the list. Optional if the
-	 * kind enters none. */
+	 * kind adds none. */
 	void (*take)(struct list_node *node);
 };
 

@@ -9,7 +9,8 @@
 
 enum {
 	EVENTS_BATCH = 16,
-	/* Limit per progress, because a peer that sends continuously must not keep us in a call. */
+	/* Limit per call of prov_progress(), so that a peer that sends continuously cannot keep us
+	 * in it. */
 	ROUNDS_MAX = 8,
 	CLOSE_WAIT_MS = 1000,
 };

@@ -57,7 +57,7 @@ static bool grow_table(struct prov_domain *domain)
 	return true;
 }
 
-/* Enters the region in a free slot of the table, and chooses its key. Returns false if the table
+/* Stores the region in a free slot of the table, and chooses its key. Returns false if the table
  * cannot grow. */
 static bool take_slot(struct prov_domain *domain, struct prov_mr *mr)
 {

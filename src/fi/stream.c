@@ -76,7 +76,7 @@ static uint32_t fi_stream_cut(struct iovec *part, const struct iovec *iov, uint3
 	return parts;
 }
 
-/* Schedules the endpoint for the next progress. */
+/* Schedules the endpoint for the next prov_progress(). */
 static void fi_stream_look_again(struct prov_ep *ep)
 {
 	if (!list_is_linked(&ep->again_node)) {

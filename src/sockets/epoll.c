@@ -155,7 +155,7 @@ static void add_core(struct set *set)
 	}
 }
 
-/* Enters the member in the ready list, so that the next epoll_wait() checks it. */
+/* Adds the member to the ready list, so that the next epoll_wait() checks it. */
 static void epoll_make_ready(struct member *member)
 {
 	member->edge_in = true;
@@ -378,7 +378,7 @@ int epoll_control(struct set *set, int op, int fd, struct epoll_event *event)
 
 /* --- epoll_wait() ----------------------------------------------------------------------------- */
 
-/* Enters the members of changed connections in the ready lists of their sets. */
+/* Adds the members of changed connections to the ready lists of their sets. */
 static void spread_touches(void)
 {
 	while (!list_is_empty(&core.touched)) {
@@ -559,7 +559,7 @@ static int epoll_take_locked(struct set *set, struct epoll_event *events, int ma
 			return count;
 		}
 		if (deadline_ns != UINT64_MAX && clock_now_ns() >= deadline_ns) {
-			/* Checks once more for events that have occurred in the meantime. */
+			/* Checks once more for events that have occurred during the sleep. */
 			deadline_ns = 0;
 		}
 	}

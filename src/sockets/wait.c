@@ -212,8 +212,8 @@ static int poll_locked(struct pollfd *fds, struct pollfd *rest, nfds_t count, ui
 				result = REAL(ppoll)(rest, count, &now, NULL);
 				ready = result < 0 ? -errno : merge(fds, rest, count);
 			}
-			/* A set of the program can be readable only because of our own
-			 * descriptor. */
+			/* ready can be 0 although the sleep has ended: a set of the program can be
+			 * readable only because of our own descriptor. */
 			if (ready != 0 || deadline_ns == 0 || passed(deadline_ns)) {
 				return ready;
 			}

@@ -207,8 +207,8 @@ static void update_possible(struct ring_op *op, int result)
 	update_sent(op, result < 0 ? result : -EAGAIN);
 }
 
-/* Sends a KeyUpdate. It is no ring operation, because those of a confined ring
- * (ring_options.is_confined) cannot carry the record type. */
+/* Sends a KeyUpdate. No ring operation is used, because in a confined ring
+ * (ring_options.is_confined) it cannot carry the record type. */
 static void say_update(struct tls_kernel *kernel)
 {
 	struct stream *stream = kernel->stream;
