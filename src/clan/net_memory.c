@@ -33,7 +33,7 @@ struct net_revocation {
 	struct net_conn *conn;
 	struct clan_region *region; /* strict revocation: the region of the cookie; else NULL */
 	uint32_t slot;
-	bool ended; /* its event is pending */
+	bool ended; /* CLAN_EVENT_REVOKED is pending */
 	int status;
 	void *op;
 };

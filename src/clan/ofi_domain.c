@@ -298,8 +298,8 @@ static void failed(struct ofi_domain *domain)
 	} else if (op->kind == NET_OP_RMA) {
 		net_rma_done(container_of(op, struct net_rma, op), ofi_errno(entry.err));
 	}
-	/* No effect on a connection that is being closed, whose operations fail with a
-	 * cancellation. */
+	/* If the connection is being closed, its operations are cancelled, and this call has no
+	 * effect. */
 	net_conn_cut(conn, ofi_errno(entry.err));
 }
 
@@ -322,8 +322,8 @@ static bool reap_completions(struct ofi_domain *domain)
 		}
 		any = true;
 		for (ssize_t i = 0; i < count; i++) {
-			/* A peer can attach immediate data to a write of its own. Such a completion
-			 * has no operation of ours. */
+			/* A peer can attach immediate data to a write of its own. Its completion
+			 * here does not belong to an operation of ours. */
 			if ((entries[i].flags & FI_REMOTE_WRITE) == 0 &&
 				entries[i].op_context != NULL) {
 				completed(entries[i].op_context, entries[i].len);
@@ -379,7 +379,7 @@ static void event_happened(
  * libfabric has consumed an internal event, so it is repeated up to EQ_SILENT_MAX times. */
 static bool reap_events(struct ofi_domain *domain)
 {
-	/* As large as the largest event, and aligned. */
+	/* Room for the largest event, aligned. */
 	uint64_t space[EQ_ENTRY_BYTES / sizeof(uint64_t)];
 	uint32_t silent = 0;
 	bool any = false;

@@ -85,7 +85,7 @@ struct rpc_node {
 	uid_t uid;
 	bool dialled;
 	bool up_pending;
-	bool given; /* it was reported to the program */
+	bool given; /* the node was reported to the program */
 	int status; /* ENDING */
 	uint32_t conns;
 	uint32_t up_count;

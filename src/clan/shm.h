@@ -101,7 +101,8 @@ struct shm_in {
 	uint32_t write_seen;
 	uint16_t sequence;
 	uint32_t stream_at;		     /* bytes consumed of the stream message at read */
-	struct shm_message_head stream_head; /* its validated head; set if stream_at > 0 */
+	struct shm_message_head stream_head; /* the validated head of that message; set if stream_at
+						> 0 */
 };
 
 /* The states of a region of the peer. */
@@ -165,7 +166,7 @@ struct shm_revocation {
 	struct clan_range range;
 	uint64_t busy; /* the peer's busy word when the cookie was revoked; odd */
 	uint32_t slot;
-	bool ended; /* its event is pending */
+	bool ended; /* CLAN_EVENT_REVOKED is pending */
 	int status;
 	void *op;
 };

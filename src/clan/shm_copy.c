@@ -30,7 +30,7 @@ struct shm_copy {
 	struct shm_conn *conn;
 	struct shm_copy_order order;
 	int status;
-	bool ended;	   /* its DONE event is pending */
+	bool ended;	   /* CLAN_EVENT_DONE is pending */
 	bool owes_message; /* the notification waits for room */
 	uint32_t iov_count;
 	struct iovec iov[];

@@ -136,7 +136,7 @@ int shm_group_map_peer(struct shm_group *group, int fd, uint32_t *rule_out)
 		}
 		group->futex->owner = group;
 	}
-	/* From here on other connections can join the group. */
+	/* Setting peer permits other connections to join the group. */
 	group->peer = (const struct shm_group_head *)(const void *)base;
 	group->peer_bytes = identity.bytes;
 	group->peer_ready_slots = head.ready_slots;
@@ -663,7 +663,7 @@ bool shm_arm(struct clan_queue *queue)
 			continue;
 		}
 		if (group->muted_until_ns != 0) {
-			continue; /* its deadline checks it */
+			continue; /* the deadline of a muted group checks it */
 		}
 		if (group->futex != NULL && !group->futex->in_flight) {
 			waiter_futex_start(

@@ -368,7 +368,8 @@ static int shm_ring_take_message(struct shm_conn *conn, enum shm_class class,
 	return 0;
 }
 
-/* No message is left: publishes the read indices, and requests notification by the peer. */
+/* Called when no message is left: publishes the read indices, and requests notification by the
+ * peer. */
 static int shm_ring_nothing_left(struct shm_conn *conn, uint32_t classes)
 {
 	if (conn->conn.state != CLAN_OPEN) {
@@ -581,7 +582,7 @@ int shm_cookie_pop(struct clan_conn *base, uint32_t number, struct clan_cookie *
 
 	if (entry == FIFO_NONE) {
 		base->enabled |= CLAN_READY_COOKIES;
-		shm_look(conn); /* they might be in the ring already */
+		shm_look(conn); /* cookies might already be in the ring */
 		if (base->state != CLAN_OPEN) {
 			return -ENOTCONN;
 		}

@@ -57,7 +57,7 @@ struct tcp_out {
 	enum tcp_kind kind;
 	uint32_t head_left;
 	uint32_t head_bytes;
-	struct tcp_access_head head; /* its first head_bytes bytes are sent */
+	struct tcp_access_head head; /* head of the message; only head_bytes of it are sent */
 	uint64_t left;		     /* unsent bytes of the payload */
 	const uint8_t *from;	     /* FRAME, ANSWER: the unsent payload */
 	struct net_op *op;	     /* the operation of a FRAME, WRITE or READ */

@@ -394,7 +394,7 @@ struct prov_ep {
 	bool tx_selective;
 	bool rx_selective;
 	enum prov_ep_state state;
-	bool accepts; /* it was created for a connection request */
+	bool accepts; /* the endpoint was created for a connection request */
 	struct clan_conn *conn;
 	union prov_address local;
 	union prov_address peer;

@@ -49,10 +49,10 @@ class channel
 	channel(const channel &) = delete;
 	channel &operator=(const channel &) = delete;
 
-	/* Exactly one of these is called, once, before any other function. They return false if
-	 * there is no connection; the reason was logged. accept() owns fd, an accepted socket; the
-	 * peer's hello arrives during the other calls. connect() waits for the answer. name: name
-	 * of the channel for log messages. */
+	/* Either accept() or connect() must be called, once, before any other function. They return
+	 * false if there is no connection; the reason was logged. accept() owns fd, an accepted
+	 * socket; the peer's hello arrives during the other calls. connect() waits for the answer.
+	 * name: name of the channel for log messages. */
 	bool accept(int fd, const std::string &name);
 	bool connect(const std::string &place, const std::string &name, const omni_time_t &deadline,
 		bool &timed_out);

@@ -162,7 +162,7 @@ void add_component(IOP::MultipleComponentProfile &components, const char *text)
 CORBA::Boolean encode(omni::omniInterceptors::encodeIOR_T::info_T &info)
 {
 	if (info.iiop.version.major == 1 && info.iiop.version.minor == 0) {
-		return 1; /* it has no components */
+		return 1; /* a reference of IIOP 1.0 has no components */
 	}
 	for (CORBA::ULong i = 0;
 		info.hints.policies != nullptr && i < info.hints.policies->length(); i++) {

@@ -201,7 +201,8 @@ static void conn_closes(struct conn *conn, int fd)
 	}
 	data_pull(conn, SOCKETS_LOOK_BYTES);
 	if (conn_buffered(conn) > 0 && !conn->passed && process_is_sole(conn)) {
-		/* As TCP does if unread bytes are discarded: the peer gets a reset. */
+		/* The peer gets a reset, because TCP also resets a connection that is closed with
+		 * unread bytes. */
 		const struct linger reset = { .l_onoff = 1 };
 
 		(void)REAL(setsockopt)(conn->fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));

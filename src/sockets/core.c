@@ -125,8 +125,8 @@ static void sockets_core_unlock(void)
 
 	pthread_mutex_unlock(&lock);
 	core_depth = 0;
-	/* From here on a signal handler runs immediately. A signal before this line was deferred,
-	 * and core_deferred is checked below. */
+	/* core_depth is 0 now, so signal handlers run immediately. Earlier signals were deferred,
+	 * and are recorded in core_deferred, which is checked below. */
 	atomic_signal_fence(memory_order_seq_cst);
 	pthread_setcancelstate(old, NULL);
 	if (unlikely(core_deferred != 0)) {

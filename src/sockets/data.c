@@ -354,7 +354,7 @@ ssize_t data_receive(struct conn *conn, const struct iovec *iov, int iov_count, 
 				   : buffer_read(conn, iov, iov_count, false);
 			if (got > 0 || conn_buffered(conn) > 0) {
 				return got;
-			} /* otherwise another process has read it */
+			} /* otherwise another process has read the buffer */
 		}
 		if (conn->stranded) {
 			return -ECONNRESET;

@@ -626,8 +626,8 @@ int epoll_take(struct set *set, struct epoll_event *events, int max, const struc
 			return count;
 		}
 		if (!set_has_core(set)) {
-			/* It is our parent's descriptor in a shared set, which the parent must
-			 * handle. */
+			/* The set is shared with our parent, and only the parent's core.epoll_fd is
+			 * ready. */
 			(void)REAL(poll)(NULL, 0, 1);
 		}
 	}

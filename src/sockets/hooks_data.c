@@ -36,7 +36,7 @@ static ssize_t hooks_data_give(ssize_t result)
 	return result;
 }
 
-/* A call that is not emulated: the connection returns to TCP for good. */
+/* Returns the connection to TCP for good, because a call is not emulated. */
 static void hand_back(struct conn *conn, enum sockets_reason reason)
 {
 	if (core_lock()) {

@@ -235,7 +235,7 @@ EXPORT int siginterrupt(int number, int flag)
 			atomic_fetch_and(&interrupting, ~bit);
 		}
 	}
-	return REAL(siginterrupt)(number, flag); /* it does not change the handler */
+	return REAL(siginterrupt)(number, flag); /* changes flags only, not the handler */
 }
 
 /* Replaces the handlers that were installed before the library was loaded. */

@@ -322,7 +322,8 @@ void conn_learn_limits(struct conn *conn)
 	conn->out_limit_ns = limit_of(conn, SO_SNDTIMEO);
 }
 
-/* From here on all calls are emulated. MAY is sent when no plain reader remains. */
+/* Starts to carry the connection: all later calls are emulated. MAY is sent when no plain reader
+ * remains. */
 static void meet_begin(struct conn *conn)
 {
 	int flags = REAL(fcntl64)(conn->fd, F_GETFL);

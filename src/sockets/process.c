@@ -318,7 +318,7 @@ static void child_after_fork(void)
 	core_after_fork();
 	stats_after_fork();
 	conn_after_fork();
-	chunk = NULL; /* it belongs to the parent */
+	chunk = NULL; /* the chunk belongs to the parent */
 	spawning = 0; /* the threads exist only in the parent */
 	for (int fd = 0; fd < core.fds_end; fd++) {
 		struct conn *conn = conn_at(fd);
@@ -400,7 +400,7 @@ static void withhold(struct conn *conn, int fd)
 	}
 }
 
-/* From here on signals are not deferred: a deferred signal would stay blocked in the next
+/* Stops the deferral of signals, because a deferred signal would stay blocked in the next
  * program. */
 static void handlers_run(void)
 {

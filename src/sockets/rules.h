@@ -41,7 +41,7 @@ struct rules {
 	struct rules_rule rule[RULES_MAX];
 	uint32_t count;
 	bool program_named;   /* there are "program" lines */
-	bool program_matches; /* one of them names this program */
+	bool program_matches; /* a "program" line names this program */
 	uint32_t after;	      /* calls before a connection is carried */
 	uint32_t ring_bytes;  /* 0: not configured */
 	/* For tests: number of calls after which a connection returns to TCP; 0 = never. */

@@ -53,7 +53,7 @@ void stats_init(const char *program)
 	snprintf(program_name, sizeof(program_name), "%s", program);
 	for (char *at = program_name; *at != '\0'; at++) {
 		if (*at < ' ' || *at > '~' || *at == '"' || *at == '\\') {
-			*at = '?'; /* it is printed in JSON and on terminals */
+			*at = '?'; /* the name is printed in JSON and on terminals */
 		}
 	}
 	verbose = getenv("CLAN_SOCKETS_VERBOSE") != NULL;

@@ -12,7 +12,7 @@
 #include "base/log.h"
 
 struct tls_client {
-	struct tls_options options; /* its strings belong to this struct */
+	struct tls_options options; /* its strings are the members below */
 	char *certificates;
 	char *psk_file;
 	char *user;

@@ -14,7 +14,7 @@
 #endif
 
 enum {
-	PARTS = 8, /* pieces of the rest of a receive, at a time */
+	PARTS = 8, /* limit on the pieces of memory of one receive */
 	CONTROL_BYTES = 128,
 	RECORD_BYTES = 16384,
 	BLOCK_BYTES = 16,
@@ -357,7 +357,8 @@ static void take_control(struct tls_kernel *kernel, size_t count)
 	}
 	rc = tls_control_input(&kernel->control, content, kernel->heard_bytes, count,
 		ring_now_ns(kernel->stream->ring), &event, &alert, kernel->error);
-	explicit_bzero(kernel->heard_bytes, count); /* it might be a ticket */
+	explicit_bzero(kernel->heard_bytes, count); /* wiped, because the message might be a
+						       ticket */
 	if (rc == -EPROTO) {
 		tls_kernel_refuse(kernel, rc, alert);
 	} else if (rc != 0) {

@@ -70,7 +70,7 @@ static int take_key(gnutls_session_t session, bool is_receive, struct tls_key *k
 	gnutls_datum_t secret;
 	unsigned char sequence[8];
 
-	/* These point to memory of the session: it is copied, and never written. */
+	/* iv and secret point to memory of the session, which is only read. */
 	if (gnutls_record_get_state(session, is_receive, NULL, &iv, &secret, sequence) != 0 ||
 		iv.size != iv_bytes || secret.size != cipher->key_bytes ||
 		(key->version == TLS_1_3 && key->secret_bytes == 0)) {

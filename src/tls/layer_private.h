@@ -82,7 +82,8 @@ struct tls_layer {
 	bool is_server;
 	bool was_at_work; /* a worker has processed a message of the peer */
 	bool was_cut;
-	bool gives_way;		 /* its slot must be given back; its operation is being cancelled */
+	bool gives_way;		 /* the slot must be given back, so the operation in flight is being
+				    cancelled */
 	_Atomic bool is_stopped; /* the stream was shut down; the worker reads this, too */
 
 	struct tls_bytes in;  /* received ciphertext */

@@ -41,7 +41,8 @@ struct tls_workers {
 	uint32_t thread_count;
 	uint32_t idle_count;
 	bool has_helper;
-	bool helper_is_parked; /* it must be woken for any job */
+	bool helper_is_parked; /* the helper sleeps without a timeout, so every new job must wake
+				  it */
 	bool stopping;
 	/* Threads that are posting the end of a job to a ring. */
 	_Atomic uint32_t posting_count;
