@@ -44,7 +44,7 @@ struct holders {
 #define UNNAMED		  (UINT64_C(1) << 63)
 #define PID_BITS	  31
 #define UNNAMED_PID_SHIFT 32
-#define STARTED		  UINT32_MAX /* in place of a fork number, for a program that was executed */
+#define STARTED		  UINT32_MAX /* instead of a fork number: a program was executed */
 
 static uint64_t own_name;
 static struct holders *chunk; /* the chunk that this process allocates from */
