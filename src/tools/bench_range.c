@@ -23,7 +23,7 @@ int bench_range(const struct bench_work *work, const struct gmb_info *info,
 	if (work->block_bytes % info->block_minimum != 0 ||
 		work->offset % info->block_minimum != 0) {
 		return error_set(error, -EINVAL,
-			"the server accepts requests in multiples of %" PRIu64
+			"the server accepts requests in multiples of %" PRIu32
 			" bytes; --bs and --offset must be such multiples",
 			info->block_minimum);
 	}
@@ -46,7 +46,7 @@ int bench_range(const struct bench_work *work, const struct gmb_info *info,
 	}
 	if (size < work->block_bytes) {
 		return error_set(error, -ERANGE,
-			"the range of %" PRIu64 " bytes is smaller than one block of %" PRIu64
+			"the range of %" PRIu64 " bytes is smaller than one block of %" PRIu32
 			" bytes",
 			size, work->block_bytes);
 	}
