@@ -67,7 +67,7 @@ static int refuse_kind(const char *path, mode_t mode, struct error *error)
 		return 0;
 	}
 	return error_set(error, S_ISDIR(mode) ? -EISDIR : -ENOTSUP,
-		"cannot open '%s': it is %s; give a regular file or a block device", path, kind);
+		"cannot open '%s': it is %s; name a regular file or a block device", path, kind);
 }
 
 static int explain_busy(const char *path, struct error *error)
@@ -245,7 +245,7 @@ int disk_create(
 	int fd;
 
 	if (asprintf(&draft, "%s.XXXXXX", path) < 0) {
-		return error_set(error, -ENOMEM, "not enough memory to make '%s'", path);
+		return error_set(error, -ENOMEM, "not enough memory to create '%s'", path);
 	}
 	fd = mkostemp(draft, O_CLOEXEC);
 	result = fd < 0 ? -errno : create_filled(fd, draft, path, size, head, head_bytes);
@@ -257,9 +257,11 @@ int disk_create(
 	return result == 0 ? 0
 	       : result == -ENOENT /* it is made there under another name */
 		       ? error_set(error, result,
-				 "cannot make '%s': its folder does not exist; make that first",
+				 "cannot create '%s': its folder does not exist; create the folder "
+				 "first",
 				 path)
-		       : error_set(error, result, "cannot make '%s': %s", path, strerror(-result));
+		       : error_set(
+				 error, result, "cannot create '%s': %s", path, strerror(-result));
 }
 
 /* --- claiming ------------------------------------------------------------------------------ */
@@ -387,14 +389,14 @@ int disk_claim(const char *path, int fd, int *claim_out, struct error *error)
 	}
 	if (result == -EBUSY && disk_is_frozen(fd)) {
 		return error_advise(error, result, "readonly",
-			"'%s' is below an overlay that a gmblock server serves, so it must not be "
-			"written; stop that server",
+			"'%s' is the base of an overlay that a gmblock server serves, so it must "
+			"not be written; stop that server",
 			path);
 	}
 	if (result == -EBUSY && !S_ISBLK(wanted.st_mode)) {
 		return error_advise(error, result, "readonly",
 			"'%s' is already served for writing by a gmblock server; stop that server "
-			"(gmblock list --local shows those of this machine)",
+			"(gmblock list --local shows the servers of this machine)",
 			path);
 	}
 	return result < 0 ? explain_claim(path, false, result, error) : 0;
@@ -429,9 +431,9 @@ int disk_claim_reading(const char *path, int fd, bool frozen, int *claim_out, st
 	if (frozen && freeze(claim) == -EBUSY) {
 		close(claim);
 		return error_set(error, -EBUSY,
-			"'%s' is served for writing by a gmblock server, and must not change while "
-			"it is the base of an overlay, or a flash store that is only read; stop "
-			"that server, or export it there with readonly",
+			"'%s' is served for writing by a gmblock server, but must not change while "
+			"it is the base of an overlay, or a flash store that is served read-only; "
+			"stop that server, or add readonly to the export there",
 			path);
 	}
 	/* There are no locks here, or another program has locked the whole file: reading is
@@ -738,7 +740,8 @@ const char *disk_marker_refusal(int fd)
 		return "it cannot be examined";
 	}
 	if (!S_ISBLK(status.st_mode)) {
-		return "it is a file, and a filesystem may write a read's memory more than once";
+		return "it is a file, and a filesystem might write the memory of a read more than "
+		       "once";
 	}
 	return disk_sysfs_marker_refusal("/sys", status.st_rdev);
 }

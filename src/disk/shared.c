@@ -39,13 +39,13 @@ static int examine(const char *path, int fd, uint64_t *size_out, struct error *e
 	}
 	if (!S_ISREG(status.st_mode) || status.st_nlink > 1) {
 		return disk_shared_refuse(
-			path, -EPERM, "is not a file with that name alone", error);
+			path, -EPERM, "is not a regular file with a single link", error);
 	}
 	if (status.st_uid != geteuid()) {
 		return disk_shared_refuse(path, -EPERM, "belongs to another user", error);
 	}
 	if ((status.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
-		return disk_shared_refuse(path, -EPERM, "can be used by other users", error);
+		return disk_shared_refuse(path, -EPERM, "is accessible to other users", error);
 	}
 	if (system.f_type != TMPFS_MAGIC) {
 		return disk_shared_refuse(
@@ -72,7 +72,7 @@ int disk_shared_look(const char *folder, struct error *error)
 	return system.f_type == TMPFS_MAGIC
 		       ? 0
 		       : error_set(error, -ENOTSUP,
-				 "the folder '%s' is not on a tmpfs, as /dev/shm is", folder);
+				 "the folder '%s' is not on a tmpfs, such as /dev/shm", folder);
 }
 
 /* Checks the folder of a file that is to be created. */
@@ -160,7 +160,7 @@ static int disk_shared_allocate(
 		result = posix_fallocate(shared->fd, 0, (off_t)size);
 	} while (result == EINTR);
 	return result == 0 ? 0
-			   : error_set(error, -result, "cannot have %llu bytes in '%s': %s",
+			   : error_set(error, -result, "cannot allocate %llu bytes in '%s': %s",
 				     (unsigned long long)size, shared->path, strerror(result));
 }
 

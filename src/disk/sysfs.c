@@ -221,18 +221,19 @@ static bool is_local_nvme(const char *device, const char *name)
 static const char *explain_kind(const char *device)
 {
 	if (exists(device, "dm")) {
-		return "it is a device-mapper device, which may write a read's memory more than "
-		       "once, as dm-crypt does";
+		return "it is a device-mapper device, which might write the memory of a read more "
+		       "than once, as dm-crypt does";
 	}
 	if (exists(device, "md")) {
-		return "it is a RAID array, which reads again from another member after an error";
+		return "it is a RAID array, which repeats a read from another member after an "
+		       "error";
 	}
 	if (exists(device, "loop") || strstr(device, "/virtual/block/loop") != NULL) {
 		return "it is a loop device, which reads through a filesystem";
 	}
 	if (strstr(device, "/nvme-subsystem/") != NULL) {
-		return "it is a multipath NVMe device, which reads again by another path after an "
-		       "error";
+		return "it is a multipath NVMe device, which repeats a read by another path after "
+		       "an error";
 	}
 	return "it is neither an NVMe device on PCI nor a virtio disk";
 }
@@ -248,7 +249,7 @@ const char *disk_sysfs_marker_refusal(const char *root, dev_t device)
 	device_path_in(root, device, path, sizeof(path));
 	real = realpath(path, NULL);
 	if (real == NULL) {
-		return "sysfs does not tell what kind of device it is";
+		return "sysfs does not show the kind of the device";
 	}
 	name = strrchr(real, '/') + 1;
 	if (strstr(real, "/virtual/") != NULL ||
@@ -256,8 +257,8 @@ const char *disk_sysfs_marker_refusal(const char *root, dev_t device)
 		reason = explain_kind(real);
 	} else if (sysfs_read_text(real, "integrity/format", text, sizeof(text)) &&
 		   strcmp(text, "none") != 0) {
-		reason = "it has an integrity profile, so that a read can be found bad after its "
-			 "data came";
+		reason = "it has an integrity profile, which can reject a read after its data has "
+			 "arrived";
 	} else if (sysfs_read_number(real, "queue/logical_block_size") > MARKER_CHUNK_BYTES) {
 		reason = "its blocks are larger than 4 KiB";
 	}

@@ -43,8 +43,8 @@ static int knobs_progress(struct store *base, const struct store_options *option
 	} else if (progress == KNOBS_COUNTER && !base->info.has_progress) {
 		if (!is_memory || strcmp(base->info.kind, "memory") != 0) {
 			return error_set(error, -EOPNOTSUPP,
-				"'%s' cannot count how far a read has come: progress=counter is "
-				"for memory:SIZE and for disks with a pace; leave it out",
+				"'%s' cannot count the progress of a read: progress=counter "
+				"requires memory:SIZE or a disk with a pace; omit it",
 				options->path);
 		}
 		base->info.has_progress = true;
@@ -67,7 +67,8 @@ static int knobs_gc(struct store *base, const struct store_options *options,
 	if (!flash_store_set_rule(store, rule,
 		    config->has_cold_percent ? config->cold_percent : rule->cold_percent)) {
 		return error_set(error, -EINVAL,
-			"'%s': the keys gc and cold are for disks whose path begins with flash:",
+			"'%s': the keys gc and cold are only for disks whose path begins with "
+			"flash:",
 			options->path);
 	}
 	return 0;
@@ -86,8 +87,8 @@ static int knobs_open(struct store *base, const struct store_options *options,
 	}
 	if (result == 0 && config->has_device_cpu && !has_device) {
 		result = error_set(error, -EINVAL,
-			"'%s': the key device-cpu does nothing here: neither mode nor write-mode "
-			"is device; leave it out",
+			"'%s': the key device-cpu has no effect here: neither mode nor write-mode "
+			"is device; omit it",
 			options->path);
 	}
 	base->info.device_cpu = config->device_cpu;
@@ -115,7 +116,7 @@ static int set_progress(void *config_bytes, const char *value, struct error *err
 	struct knobs_config *config = config_bytes;
 
 	if (strcmp(value, "completion") != 0 && strcmp(value, "counter") != 0) {
-		return error_set(error, -EINVAL, "it is neither completion nor counter");
+		return error_set(error, -EINVAL, "must be completion or counter");
 	}
 	config->progress = strcmp(value, "counter") == 0 ? KNOBS_COUNTER : KNOBS_COMPLETION;
 	return 0;
@@ -129,7 +130,7 @@ static int set_device_cpu(void *config_bytes, const char *value, struct error *e
 	config->device_cpu = strcmp(value, "yes") == 0;
 	return config->device_cpu || strcmp(value, "no") == 0
 		       ? 0
-		       : error_set(error, -EINVAL, "it is neither yes nor no");
+		       : error_set(error, -EINVAL, "must be yes or no");
 }
 
 static int set_gc(void *config_bytes, const char *value, struct error *error)
@@ -143,7 +144,7 @@ static int set_gc(void *config_bytes, const char *value, struct error *error)
 			return 0;
 		}
 	}
-	return error_set(error, -EINVAL, "it is none of auto, paper, plain and greedy");
+	return error_set(error, -EINVAL, "must be auto, paper, plain or greedy");
 }
 
 static int set_cold(void *config_bytes, const char *value, struct error *error)
@@ -157,20 +158,22 @@ static int set_cold(void *config_bytes, const char *value, struct error *error)
 #define AT(first, last) FIELD_AT(struct knobs_config, first, last)
 
 static const struct field knobs_options[] = {
-	{ "parts", "SIZE", "lab: cut reads and writes into parts of this size", "64K",
+	{ "parts", "SIZE", "lab: split reads and writes into parts of this size", "64K",
 		.set = set_parts, AT(part_bytes, part_bytes) },
 	{ "progress", "completion|counter",
-		"lab: reads report no progress, or those of a disk in memory do", "completion",
-		.set = set_progress, AT(progress, progress) },
+		"lab: read progress: reported only at completion, or by the counter of a memory "
+		"disk",
+		"completion", .set = set_progress, AT(progress, progress) },
 	{ "device-cpu", "yes|no",
-		"lab: with mode=device: the processor moves payload between device memory and "
+		"lab: with mode=device: the processor copies payload between device memory and "
 		"sockets",
 		"yes", .set = set_device_cpu, AT(has_device_cpu, device_cpu) },
 	{ "gc", "auto|plain|paper|greedy",
-		"lab: the rule by which a flash store collects segments (default auto)", "auto",
-		.set = set_gc, AT(policy, policy) },
+		"lab: policy by which a flash store selects segments to collect (default auto)",
+		"auto", .set = set_gc, AT(policy, policy) },
 	{ "cold", "PERCENT",
-		"lab: the part of the changed pages that is cold (default 80, with gc=paper 30)",
+		"lab: percentage of changed pages that count as cold (default 80, with gc=paper "
+		"30)",
 		"80", .set = set_cold, AT(cold_percent, cold_percent) },
 };
 

@@ -167,8 +167,8 @@ static void switch_off(struct marker_store *store, const struct store_part *part
 		return;
 	}
 	log_error("'%s' wrote bytes of a read (%llu bytes at %llu) again after they had been sent: "
-		  "marker must not be used with this disk; that read fails, and the "
-		  "source is off until the disk is opened anew",
+		  "do not use marker with this disk; that read fails, and marker is off until the "
+		  "disk is opened again",
 		log_escape(shown, sizeof(shown), store->path, strlen(store->path)),
 		(unsigned long long)part->length, (unsigned long long)part->offset);
 }
@@ -304,7 +304,7 @@ static void log_life(struct marker_store *store)
 		early, atomic_load_explicit(&store->progress_bytes, memory_order_relaxed));
 	units_format_bytes(
 		bytes, atomic_load_explicit(&store->watched_bytes, memory_order_relaxed));
-	log_info("markers on '%s': %llu reads watched, %s of their %s known early; %llu reads "
+	log_info("markers on '%s': %llu reads watched, %s of their %s detected early; %llu reads "
 		 "failed because such bytes changed",
 		log_escape(shown, sizeof(shown), store->path, strlen(store->path)),
 		(unsigned long long)count, early, bytes,
@@ -323,14 +323,13 @@ static void marker_close(struct store *base)
 /* Accepts only raw disks that are read with direct I/O. */
 static int check_disk(struct store *inner, const struct store_options *options, struct error *error)
 {
-	const char *reason = "it is no disk";
+	const char *reason = "it is not a disk";
 	int fd = file_store_direct_fd(inner);
 
 	if (strcmp(inner->ops->name, file_store_kind.name) == 0 && fd < 0) {
 		return error_set(error, -ENOTSUP,
-			"marker does not work with '%s' in mode=cached: only around the "
-			"page cache a disk fills the memory that is watched; add mode=direct, or "
-			"leave it out",
+			"marker does not work with '%s' in mode=cached: it needs direct I/O, with "
+			"which the disk fills the watched memory; add mode=direct, or omit marker",
 			options->path);
 	}
 	if (fd >= 0) {
@@ -338,14 +337,14 @@ static int check_disk(struct store *inner, const struct store_options *options, 
 	}
 	if (reason != NULL) {
 		return error_set(error, -ENOTSUP,
-			"marker does not work with '%s': %s; give a raw NVMe or virtio "
-			"disk or a partition of one, or leave it out",
+			"marker does not work with '%s': %s; use a raw NVMe or virtio disk or a "
+			"partition of one, or omit marker",
 			options->path, reason);
 	}
 	if (store_options_has(options, &pace_store_kind)) {
 		return error_set(error, -ENOTSUP,
-			"'%s' cannot have marker and a pace: a disk with a pace counts by "
-			"itself how far a read has come",
+			"'%s' cannot have both marker and a pace: a disk with a pace counts the "
+			"progress of reads itself",
 			options->path);
 	}
 	return 0;
@@ -396,7 +395,7 @@ static int set_marker(void *config, const char *value, struct error *error)
 	marker->is_wanted = true;
 	return value == NULL || strcmp(value, "yes") == 0
 		       ? 0
-		       : error_set(error, -EINVAL, "it can only be yes");
+		       : error_set(error, -EINVAL, "must be yes");
 }
 
 static const struct field marker_options[] = {

@@ -34,11 +34,11 @@ static const char usage_text[] =
 	"       gmblock trace --request [OPTION]... [--server SERVER]\n"
 	"\n"
 	"Reads from a disk and shows when each chunk of the data arrives in memory: how many\n"
-	"places fill at a time, in which order, and how early a sender could start. Never writes\n"
+	"streams fill at a time, in which order, and how early a sender could start. Never writes\n"
 	"to the disk. Keeps one processor busy while it reads.\n"
 	"\n"
 	"With --request, waits for requests to a server on this machine, and shows where the\n"
-	"time of each went.\n";
+	"time of each was spent.\n";
 
 static const char notes[] =
 	"\n"
@@ -139,14 +139,13 @@ static int lab_trace_sizes_check(const struct trace_work *work)
 		}
 		if (work->part_bytes > 0 && size > (uint64_t)work->part_bytes * TRACE_PARTS_MAX) {
 			return cli_usage_error("trace",
-				"--parts: they would be more than %d parts of one read",
-				TRACE_PARTS_MAX);
+				"--parts: one read would have more than %d parts", TRACE_PARTS_MAX);
 		}
 	}
 	if (chunks > TRACE_CHUNKS_MAX) {
 		return cli_usage_error("trace",
-			"%llu chunks are too many to remember: a larger --chunk, or less --count "
-			"or --size",
+			"%llu chunks are too many to record: use a larger --chunk, or a smaller "
+			"--count or --size",
 			(unsigned long long)chunks);
 	}
 	return CLI_GO_ON;
@@ -160,20 +159,20 @@ static int lab_trace_disk_check(struct trace_arguments *arguments, const char *p
 
 	work->path = path;
 	if (work->path == NULL) {
-		return cli_usage_error("trace", "which disk? Give a block device or a file");
+		return cli_usage_error("trace", "no disk given: name a block device or a file");
 	}
 	if (strstr(work->path, "://") != NULL && access(work->path, F_OK) != 0) {
 		log_escape(quoted, sizeof(quoted), work->path, strlen(work->path));
 		return cli_usage_error("trace",
-			"'%s' is a URI, and this is for disks of this machine; requests to a "
-			"server are traced with: gmblock trace --request %s",
+			"'%s' is a URI, but this command reads disks of this machine; to trace "
+			"requests to a server: gmblock trace --request %s",
 			quoted, quoted);
 	}
 	if (work->path[0] != '\0' && strspn(work->path, "0123456789") == strlen(work->path) &&
 		access(work->path, F_OK) != 0) {
 		return cli_usage_error("trace",
-			"there is no disk '%s'; requests to the server with this process id are "
-			"traced with: gmblock trace --request %s",
+			"no disk '%s'; to trace requests to the server with this process ID: "
+			"gmblock trace --request %s",
 			work->path, work->path);
 	}
 	if (work->together && work->part_bytes == 0) {
@@ -184,7 +183,8 @@ static int lab_trace_disk_check(struct trace_arguments *arguments, const char *p
 	}
 	for (uint32_t i = 0; i < work->size_count; i++) {
 		if (work->chunk_bytes > work->sizes[i]) {
-			return cli_usage_error("trace", "--chunk: it is more than a read (--size)");
+			return cli_usage_error(
+				"trace", "--chunk: it is larger than a read (--size)");
 		}
 	}
 	if (work->chunk_bytes == 0) {
@@ -226,16 +226,16 @@ static const struct field fields[] = {
 	{ "size", "SIZE", "size of a read, a multiple of 512 (default 1M); may be repeated",
 		.heading = "Of disks:", .set = lab_trace_take_size },
 	{ "offset", "SIZE", "offset of the first read (default 0)", .set = take_offset },
-	{ "random", NULL, "read at random offsets after that, not sequentially", .type = FIELD_FLAG,
+	{ "random", NULL, "then read at random offsets instead of sequentially", .type = FIELD_FLAG,
 		AT(work.random) },
 	{ "chunk", "SIZE", "size of a watched chunk, a multiple of 512 (default 4K)",
 		.set = lab_trace_take_chunk },
 	{ "parts", "SIZE", "split each read into parts, submitted one by one as the server does",
 		.set = lab_trace_take_parts },
-	{ "together", NULL, "submit the parts with one system call: the kernel may merge them",
+	{ "together", NULL, "submit the parts with one system call: the kernel can merge them",
 		.type = FIELD_FLAG, AT(work.together) },
-	{ "cached", NULL, "read through the page cache instead of directly", .type = FIELD_FLAG,
-		AT(work.cached) },
+	{ "cached", NULL, "read through the page cache instead of with direct I/O",
+		.type = FIELD_FLAG, AT(work.cached) },
 	{ "marker", "HEX", "the marker in the memory (default: random)", .set = take_marker },
 	/* cmd_trace() parses the values. */
 	{ "request", NULL, "trace requests", .heading = "Of requests:", .type = FIELD_FLAG,
@@ -249,7 +249,8 @@ static const struct field fields[] = {
 		.type = FIELD_ARGUMENT, AT(for_request) },
 	{ "timeout", "TIME", "stop waiting after this time", .type = FIELD_ARGUMENT,
 		AT(for_request) },
-	{ "server", "SERVER", CLI_SERVER_HELP "; SERVER alone as the last word is the same",
+	{ "server", "SERVER",
+		CLI_SERVER_HELP "; SERVER alone as the last argument has the same effect",
 		.type = FIELD_ARGUMENT, AT(for_request) },
 	{ "count", "N", "reads of each size (default 8), or requests (default 1)",
 		.heading = "Of both:", .type = FIELD_COUNT, .min = 1, .max = TRACE_COUNT_MAX,
@@ -299,7 +300,7 @@ static int lab_trace_arguments_parse(int argc, char **argv, struct trace_argumen
 
 		return name == NULL ? CLI_GO_ON
 				    : cli_usage_error("trace",
-					      "--%s is for a disk, not for --request", name);
+					      "--%s is only for a disk, not for --request", name);
 	}
 	if (arguments->for_request != NULL) {
 		return cli_usage_error("trace", "--%s needs --request", arguments->for_request);
@@ -329,7 +330,7 @@ static int write_svg(struct svg_file *file, const struct trace_work *work,
 {
 	char titles[TRACE_PLOT_PANELS_MAX][TRACE_TITLE_BYTES];
 	struct trace_plot plot = {
-		.title = "When the data of a read arrive in memory",
+		.title = "When the data of a read arrives in memory",
 		.subtitle = work->path,
 		.panel_count = result->group_count,
 	};

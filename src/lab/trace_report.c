@@ -121,18 +121,18 @@ static const struct row {
 } rows[] = {
 	{ "time of the read", "us", "time_us", value_time },
 	{ "first chunk in memory after", "us", "first_us", value_first },
-	{ "data there at 25 % of the time", "%", "arrived_25", value_arrived_25 },
-	{ "data there at 50 % of the time", "%", "arrived_50", value_arrived_50 },
-	{ "data there at 75 % of the time", "%", "arrived_75", value_arrived_75 },
+	{ "data in memory at 25 % of the time", "%", "arrived_25", value_arrived_25 },
+	{ "data in memory at 50 % of the time", "%", "arrived_50", value_arrived_50 },
+	{ "data in memory at 75 % of the time", "%", "arrived_75", value_arrived_75 },
 	{ "chunks seen before completion", "%", "early", value_early },
 	{ "streams", "", "streams", value_streams },
 	{ "  chunks in the largest", "%", "largest_stream", value_largest },
-	{ "chunks after one above them", "%", "reordered", value_reordered },
+	{ "chunks after a chunk above them", "%", "reordered", value_reordered },
 	{ "  farthest, in KiB", "", "reordered_kib", value_distance },
 	{ "sending hidden, any order", "%", "hidden_any_order", value_any },
 	{ "  in ascending order only", "%", "hidden_ascending", value_ascending },
 	{ "  by completed parts", "%", "hidden_by_parts", value_parts },
-	{ "longest time between two looks", "us", "gap_us", value_gap },
+	{ "longest time between two samples", "us", "gap_us", value_gap },
 };
 
 struct spread {
@@ -300,7 +300,7 @@ static void print_group(
 		print_row(&rows[i], group);
 	}
 	if (unseen > 0) {
-		printf("  %" PRIu64 " chunk%s held the marker by chance: counted as there at "
+		printf("  %" PRIu64 " chunk%s held the marker by chance: counted as arrived at "
 		       "completion.\n",
 			unseen, unseen == 1 ? "" : "s");
 	}
@@ -309,11 +309,11 @@ static void print_group(
 		analysis->streams == TRACE_STREAMS_MAX ? " or more" : "");
 	trace_chart(stdout, read);
 	if (analysis->early == 0) {
-		printf("No chunk was seen before the read was complete, so none is drawn:\n"
+		printf("No chunk was seen before the read completed, so none is drawn:\n"
 		       "%s.\n",
-			work->cached ? "the page cache had the data, or they were copied at once"
-				     : "the data came faster than they can be watched; try a "
-				       "larger --size");
+			work->cached
+				? "the page cache had the data, or the data was copied in one step"
+				: "the data arrived too fast to be watched; try a larger --size");
 	}
 }
 
@@ -325,8 +325,8 @@ int trace_show_text(
 		print_group(work, &result->groups[i],
 			result->interrupted && i + 1 == result->group_count);
 	}
-	printf("\n1-9, a-z: chunks when they were seen, by stream   |: a part when it was "
-	       "complete\n"
+	printf("\n"
+	       "1-9, a-z: chunks at the time they were seen, by stream   |: end of a part\n"
 	       "Sending hidden: share of its time that a sender as fast as the disk would save.\n");
 	return print_end(error);
 }
@@ -601,8 +601,7 @@ int trace_plot_write(FILE *out, const struct trace_plot *plot, struct error *err
 		draw_chunks(&panel);
 	}
 	svg_label(out, LEFT, height - 14, "sub",
-		"dots: chunks when they were seen in memory, one colour per stream; grey: parts "
-		"from "
-		"submission to completion");
+		"dots: chunks at the time they were seen in memory, one colour per stream; grey: "
+		"parts from submission to completion");
 	return svg_end(out, error);
 }

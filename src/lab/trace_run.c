@@ -173,7 +173,7 @@ static void part_failed(struct tracer *tracer, const struct trace_part *part, in
 			(unsigned long long)(tracer->read->offset + part->offset),
 			log_escape(quoted, sizeof(quoted), tracer->work->path,
 				strlen(tracer->work->path)),
-			code == 0 ? "it ends before" : strerror(-code));
+			code == 0 ? "the disk ends before it" : strerror(-code));
 	}
 }
 
@@ -400,8 +400,8 @@ static int explain_no_direct(const struct trace_work *work, struct error *error)
 	char quoted[QUOTE_BYTES];
 
 	return error_set(error, -EOPNOTSUPP,
-		"'%s' cannot be read directly (O_DIRECT): its filesystem has no direct I/O; with "
-		"--cached you see what the page cache does instead",
+		"'%s' does not support direct I/O (O_DIRECT) because its filesystem does not; "
+		"--cached reads through the page cache instead",
 		log_escape(quoted, sizeof(quoted), work->path, strlen(work->path)));
 }
 
@@ -441,8 +441,7 @@ static int check_aligned(const struct trace_work *work, const struct disk_info *
 		return 0;
 	}
 	return error_set(error, -EINVAL,
-		"%s %s is not a multiple of %u bytes, the smallest piece that this disk reads "
-		"directly",
+		"%s %s is not a multiple of %u bytes, the unit of direct reads from this disk",
 		option, units_format_bytes(text, value), align);
 }
 
@@ -459,8 +458,8 @@ static int trace_run_disk_check(
 		if (err == 0 &&
 			(work->offset > disk->size || work->sizes[i] > disk->size - work->offset)) {
 			err = error_set(error, -ERANGE,
-				"a read of %u bytes at %llu does not fit on the disk, which has "
-				"%llu bytes",
+				"a read of %u bytes at %llu extends past the end of the disk, "
+				"which has %llu bytes",
 				work->sizes[i], (unsigned long long)work->offset,
 				(unsigned long long)disk->size);
 		}
@@ -550,7 +549,7 @@ int trace_run(const struct trace_work *work, struct trace_result *result, struct
 	signals_give_back(before);
 	result->interrupted = err == 0 && result->read_count < work->size_count * work->count;
 	if (result->interrupted && result->read_count == 0) {
-		err = error_set(error, -EINTR, "interrupted before a read was measured");
+		err = error_set(error, -EINTR, "interrupted before any read was measured");
 	}
 	return err;
 }

@@ -337,7 +337,7 @@ static int arena_create(struct ring *ring, const struct arena_source *source, ui
 	arena->links = calloc(slab_count_max * UNITS_PER_SLAB, sizeof(*arena->links));
 	if (arena->slabs == NULL || arena->state == NULL || arena->links == NULL) {
 		arena_destroy(&arena->base);
-		return error_set(error, -ENOMEM, "out of memory for an arena's tables");
+		return error_set(error, -ENOMEM, "out of memory for the tables of an arena");
 	}
 	*arena_out = &arena->base;
 	return 0;

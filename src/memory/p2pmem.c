@@ -30,7 +30,7 @@ int p2pmem_parse_bdf(const char *text, char bdf[P2PMEM_BDF_BYTES], struct error 
 		if (sscanf(text, "%2x:%2x.%1x%n", &bus, &device, &function, &end) != 3 ||
 			text[end] != '\0') {
 			return error_set(error, -EINVAL,
-				"'%s' is not the address of a PCI device, which is written "
+				"'%s' is not the address of a PCI device; write "
 				"DOMAIN:BUS:DEVICE.FUNCTION, such as 0000:01:00.0",
 				log_escape(shown, sizeof(shown), text, strlen(text)));
 		}
@@ -72,28 +72,27 @@ int p2pmem_open(const char *bdf, struct p2pmem *memory, struct error *error)
 	path_of(bdf, "", path);
 	if (access(path, F_OK) < 0) {
 		return error_set(error, -ENODEV,
-			"there is no PCI device %s; \"lspci -D\" lists those that there are", bdf);
+			"no PCI device %s; \"lspci -D\" lists the devices of this machine", bdf);
 	}
 	path_of(bdf, "p2pmem", path);
 	if (access(path, F_OK) < 0) {
 		return error_set(error, -EOPNOTSUPP,
-			"PCI device %s has no memory that other devices could use: it has none, "
-			"its driver does not offer it, or this kernel cannot (CONFIG_PCI_P2PDMA)",
+			"PCI device %s has no memory for other devices: it has none, its driver "
+			"does not offer it, or this kernel does not support it (CONFIG_PCI_P2PDMA)",
 			bdf);
 	}
 	if (p2pmem_read_number(bdf, "p2pmem/published") == 0) {
 		return error_set(error, -EOPNOTSUPP,
-			"the driver of PCI device %s keeps its memory to itself (p2pmem/published "
-			"is "
-			"0)",
+			"the driver of PCI device %s does not publish its memory (p2pmem/published "
+			"is 0)",
 			bdf);
 	}
 	path_of(bdf, "p2pmem/allocate", path);
 	fd = open(path, O_RDWR | O_CLOEXEC);
 	if (fd < 0) {
 		return error_set(error, -errno, "cannot open %s: %s%s", path, strerror(errno),
-			errno == EACCES	  ? "; only root can"
-			: errno == ENOENT ? "; Linux 6.2 or later is needed"
+			errno == EACCES	  ? "; this requires root"
+			: errno == ENOENT ? "; this requires Linux 6.2 or later"
 					  : "");
 	}
 	*memory = (struct p2pmem){
@@ -207,14 +206,14 @@ int p2pmem_examine(struct p2pmem *memory, char answer[P2PMEM_ANSWER_BYTES])
 
 	if (result < 0) {
 		snprintf(answer, P2PMEM_ANSWER_BYTES, "cannot be mapped: %s%s", strerror(-result),
-			result == -ENOMEM ? "; others use all of it" : "");
+			result == -ENOMEM ? "; all of it is in use" : "");
 		return result;
 	}
 	address = physical_address(page);
 	unmap(memory, page, page_bytes);
 	if (address == 0) {
 		snprintf(answer, P2PMEM_ANSWER_BYTES,
-			"can be mapped; where it is only root can see");
+			"can be mapped; only root can see its address");
 		return 0;
 	}
 	bar = find_bar(memory->bdf, address, &begin, &last);
@@ -256,12 +255,12 @@ const char *p2pmem_reach_text(int result)
 		return "can be reached";
 	case -EREMOTEIO:
 	case -EINVAL: /* the same, from newer kernels */
-		return "cannot be reached: there is no way between the two devices that the kernel "
-		       "allows (they are not below the same PCIe switch, or not on a host bridge "
-		       "that is known to forward), or the disk's driver does not do it";
+		return "cannot be reached: the kernel allows no path between the two devices (they "
+		       "are not below the same PCIe switch, or not on a host bridge that is known "
+		       "to forward), or the disk's driver does not support it";
 	case -EFAULT:
 	case -EOPNOTSUPP:
-		return "cannot be reached: the disk's driver takes only memory of this machine";
+		return "cannot be reached: the disk's driver accepts only memory of this machine";
 	default:
 		return strerror(-result);
 	}

@@ -196,7 +196,7 @@ int ring_setup_explain(int code, struct error *error)
 	switch (code) {
 	case -ENOSYS:
 		return error_set(error, code,
-			"there is no io_uring here: gmblock needs Linux 6.1 or newer built with "
+			"no io_uring: gmblock requires Linux 6.1 or newer built with "
 			"CONFIG_IO_URING, and in a container a seccomp profile that allows it");
 	case -EPERM:
 	case -EACCES:

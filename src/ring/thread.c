@@ -68,7 +68,7 @@ int ring_thread_start(const struct ring_thread_options *options, struct ring_thr
 	int rc;
 
 	if (thread == NULL) {
-		return error_set(error, -ENOMEM, "no memory for a thread");
+		return error_set(error, -ENOMEM, "out of memory for a thread");
 	}
 	thread->options = *options;
 	memcpy(thread->name, options->name, strnlen(options->name, NAME_BYTES - 1));

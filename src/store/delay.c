@@ -49,7 +49,7 @@ static int parse_delay(const char *text, struct store_rule *rule, struct error *
 			result = parse_rule_range(value, rule, error);
 		} else {
 			result = error_set(error, -EINVAL,
-				"'%.*s' is not understood: expected range=OFFSET+LENGTH",
+				"unknown setting '%.*s': expected range=OFFSET+LENGTH",
 				(int)field.len, field.text);
 		}
 	}

@@ -38,8 +38,7 @@ static int parse_errno(struct parse_field field, int *code, struct error *error)
 		}
 	}
 	return error_set(error, -EINVAL,
-		"'%.*s' is not the name of an error: expected for example EIO, ENOSPC or "
-		"ETIMEDOUT",
+		"'%.*s' is not an error name: expected for example EIO, ENOSPC or ETIMEDOUT",
 		(int)field.len, field.text);
 }
 
@@ -98,7 +97,7 @@ static int parse_choice(struct parse_field key, struct parse_field value, struct
 		return 0;
 	}
 	return error_set(error, -EINVAL,
-		"'%.*s' cannot be the number of %.*s=: expected a whole number of at least 1",
+		"'%.*s' is not valid for %.*s=: expected a whole number of at least 1",
 		(int)value.len, value.text, (int)key.len, key.text);
 }
 
@@ -121,7 +120,7 @@ static int parse_conditions(const char *rest, struct store_rule *rule, struct er
 			result = parse_choice(key, value, rule, &chosen, error);
 		} else {
 			result = error_set(error, -EINVAL,
-				"'%.*s' is not understood: expected nth=N, every=N, prob=P or "
+				"unknown setting '%.*s': expected nth=N, every=N, prob=P or "
 				"range=OFFSET+LENGTH",
 				(int)field.len, field.text);
 		}

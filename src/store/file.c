@@ -39,12 +39,11 @@ static int set_format(void *config, const char *value, struct error *error)
 	char shown[PATH_SHOWN_BYTES];
 
 	options->is_raw = strcmp(value, "raw") == 0;
-	return options->is_raw
-		       ? 0
-		       : error_set(error, -EINVAL,
-				 "'%s' is not a format that is served: the only one is raw; "
-				 "'qemu-img convert -O raw' converts others",
-				 log_escape(shown, sizeof(shown), value, strlen(value)));
+	return options->is_raw ? 0
+			       : error_set(error, -EINVAL,
+					 "'%s' is not a supported format; only raw is served, and "
+					 "'qemu-img convert -O raw' converts other images",
+					 log_escape(shown, sizeof(shown), value, strlen(value)));
 }
 
 static const struct field file_options[] = {
@@ -135,7 +134,7 @@ uint64_t file_refresh_size(struct file_store *store)
 	if (unlikely(size != before)) {
 		char shown[PATH_SHOWN_BYTES];
 
-		log_debug("'%s' had %llu bytes and has %llu now",
+		log_debug("'%s' had %llu bytes and now has %llu",
 			log_escape(shown, sizeof(shown), store->path, strlen(store->path)),
 			(unsigned long long)before, (unsigned long long)size);
 		store_resized(&store->base);
@@ -523,19 +522,17 @@ static int refuse_format(const char *path, const char *format, struct error *err
 {
 	if (strcmp(format, DISK_FORMAT_OVERLAY) == 0) {
 		return error_advise(error, -EMEDIUMTYPE, "overlay=FILE",
-			"'%s' is an overlay, the changes of a disk and not the disk itself; "
-			"'gmblock check %s' says what its base is",
+			"'%s' is an overlay and holds only the changes of a disk; 'gmblock check "
+			"%s' shows its base",
 			path, path);
 	}
 	if (strcmp(format, DISK_FORMAT_FLASH) == 0) {
-		return error_set(error, -EMEDIUMTYPE,
-			"'%s' is a log, and not the disk that is kept in it; write flash:%s", path,
-			path);
+		return error_set(error, -EMEDIUMTYPE, "'%s' is a flash store: serve it as flash:%s",
+			path, path);
 	}
 	return error_advise(error, -EMEDIUMTYPE, "format=raw",
-		"'%s' looks like a %s image, and clients would get the bytes of the "
-		"image, not the disk in it; convert it with 'qemu-img convert -O raw', "
-		"serve it with qemu-nbd",
+		"'%s' looks like a %s image, and clients would see the image file instead of the "
+		"disk in it; convert it with 'qemu-img convert -O raw', serve it with qemu-nbd",
 		path, format);
 }
 
@@ -561,9 +558,9 @@ static int open_buffered(struct file_store *store, const struct store_options *o
 	}
 	if (store->disk.zoned && !options->read_only && !options->any_format) {
 		return error_advise(error, -ENOTSUP, "readonly",
-			"'%s' is a host-managed zoned block device, which takes writes only in "
-			"order within each zone; make a flash store on it ('gmblock create') and "
-			"export flash:%s, or put a filesystem on it",
+			"'%s' is a host-managed zoned block device, which accepts only sequential "
+			"writes within each zone; create a flash store on it ('gmblock create') "
+			"and export flash:%s, or put a filesystem on it",
 			options->path, options->path);
 	}
 	if (store->disk.format != NULL && !is_raw) {
@@ -616,7 +613,7 @@ static void open_auto(struct file_store *store, const struct store_options *opti
 		return;
 	}
 	if (store->direct_fd < 0 && open_direct(store, options, &error) < 0) {
-		log_debug("'%s' is read through the page cache only: %s",
+		log_debug("'%s' is read only through the page cache: %s",
 			log_escape(shown, sizeof(shown), options->path, strlen(options->path)),
 			error.text);
 		if (store->direct_fd >= 0) {
@@ -740,7 +737,7 @@ static const struct counter file_counter_list[] = {
 	COUNTER(struct file_queue, auto_bytes[FILE_WAY_DIRECT], TOTAL, BYTES, "auto_direct_bytes",
 		"mode=auto: bytes of large reads with direct I/O"),
 	COUNTER(struct file_queue, auto_bytes[FILE_WAY_CACHED], TOTAL, BYTES, "auto_cached_bytes",
-		"mode=auto: bytes of large reads through the page cache, because that is faster or "
+		"mode=auto: bytes of large reads through the page cache, because it is faster or "
 		"to measure it"),
 	STORE_COUNTER(struct file_queue, auto_again_bytes, BYTES,
 		"mode=auto: bytes of large reads through the page cache, because they were read "
@@ -775,7 +772,7 @@ static const char *file_pass(struct store *base, struct store_claim *claim_out)
 	struct file_store *store = container_of(base, struct file_store, base);
 
 	if (file_gate_error(store->gate) != 0) {
-		return "has failed to flush, which another process would not know";
+		return "has failed to flush, and another process could not detect that";
 	}
 	memcpy(claim_out->identity, store->disk.identity, sizeof(claim_out->identity));
 	if (store->is_claimed) {

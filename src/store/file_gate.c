@@ -144,8 +144,8 @@ static void barrier_begin(struct file_gate *gate, const char *path, int fd)
 	if (result == -EBUSY) {
 		barrier_set(gate, STORE_BARRIER_CLOSED);
 		gate->barrier_since = clock_now_ns();
-		log_warning("'%s': operations of a server that has ended are still under way; "
-			    "clients wait until they are over",
+		log_warning("'%s': operations of a server that has exited are still in flight; "
+			    "clients wait until these have completed",
 			path);
 	} else {
 		barrier_set(gate, result == 0 ? STORE_BARRIER_OPEN : STORE_BARRIER_UNKNOWN);
@@ -180,7 +180,7 @@ static void barrier_look(struct file_gate *gate)
 	result = disk_check_writers(any->fd);
 	if (result != -EBUSY) {
 		barrier_set(gate, result == 0 ? STORE_BARRIER_OPEN : STORE_BARRIER_UNKNOWN);
-		log_info("'%s': the operations of a server that has ended are over, after %.3f s",
+		log_info("'%s': the operations of a server that has exited completed after %.3f s",
 			any->path, (double)(clock_now_ns() - gate->barrier_since) / 1e9);
 	}
 	list_for_each(node, &gate->members)
@@ -214,8 +214,8 @@ int file_gate_claim(
 	pthread_mutex_lock(&gate->claim_lock);
 	if (gate->claim_count > 0 && (sole || gate->claim_is_sole)) {
 		result = error_set(error, -EBUSY,
-			"'%s' is an overlay or a flash store, and another export of this server "
-			"has it already; each export needs one of its own",
+			"'%s' is an overlay or a flash store and already belongs to another export "
+			"of this server; give each export its own file",
 			path);
 	} else if (gate->is_adopted) {
 		gate->is_adopted = false;

@@ -412,7 +412,7 @@ static int make_file(struct memory_store *store, const char *spec, struct error 
 		if (fd >= 0) {
 			close(fd);
 		}
-		return error_set(error, result, "cannot make the memory of '%s': %s%s", spec,
+		return error_set(error, result, "cannot create the memory of '%s': %s%s", spec,
 			strerror(-result),
 			result == -EFBIG ? "; the limit on file sizes (ulimit -f, LimitFSIZE=) is "
 					   "below its size"

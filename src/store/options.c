@@ -41,10 +41,10 @@ static int parse_mode(const char *value, bool read, enum store_mode *mode, struc
 		*mode = STORE_MODE_AUTO;
 	} else {
 		return error_set(error, -EINVAL,
-			"'%s' is not a mode; it can be cached (through the page cache), direct "
-			"(around it)%s device (around it, into memory of a PCI device)%s",
+			"'%s' is not a mode; use cached (through the page cache), direct (direct "
+			"I/O)%s device (direct I/O into memory of a PCI device)%s",
 			log_escape(shown, sizeof(shown), value, strlen(value)), read ? "," : " or",
-			read ? " or auto (what suits a read)" : "");
+			read ? " or auto (chosen for each read)" : "");
 	}
 	return 0;
 }
@@ -84,7 +84,7 @@ static int set_page_cache_send(void *config, const char *value, struct error *er
 
 	options->page_cache_send_off = strcmp(value, "off") == 0;
 	if (!options->page_cache_send_off && strcmp(value, "auto") != 0) {
-		return error_set(error, -EINVAL, "'%s' is neither auto nor off",
+		return error_set(error, -EINVAL, "'%s' must be auto or off",
 			log_escape(shown, sizeof(shown), value, strlen(value)));
 	}
 	return 0;
@@ -110,8 +110,8 @@ static int set_stripe(void *config, const char *value, struct error *error)
 		units_parse_count(
 			colon + 1, 2, STRIPE_MEMBERS_MAX, &options->stripe_members, NULL) < 0) {
 		return error_set(error, -EINVAL,
-			"'%s' is not a stripe; it is written CHUNK:MEMBERS, such as 64K:4, with a "
-			"chunk of 4K to 1G in steps of 4K and 2 to %d members",
+			"'%s' is not a stripe; write CHUNK:MEMBERS, such as 64K:4, with a chunk "
+			"from 4K to 1G in steps of 4K and 2 to %d members",
 			log_escape(shown, sizeof(shown), value, strlen(value)), STRIPE_MEMBERS_MAX);
 	}
 	options->stripe_chunk = (uint32_t)chunk;
@@ -122,18 +122,21 @@ static int set_stripe(void *config, const char *value, struct error *error)
 
 static const struct field common_options[] = {
 	[OPTION_MODE] = { "mode", "auto|cached|direct|device",
-		"for each read the way that suits it (auto, the default), through the page cache, "
-		"direct I/O, or direct I/O with payload in memory of a PCI device (see --arena)",
+		"how reads access the disk: auto (default; chosen for each read), through the page "
+		"cache, with direct I/O, or with direct I/O into memory of a PCI device (see "
+		"--arena)",
 		"cached", .set = set_mode, AT(read_mode, read_mode) },
 	[OPTION_WRITE_MODE] = { "write-mode", "cached|direct|device",
-		"the same for writes (default: mode; with auto, cached)", "direct",
+		"the same for writes (default: mode; if that is auto, cached)", "direct",
 		.set = set_write_mode, AT(write_mode, write_mode) },
 	{ "readonly", NULL, "refuse writes", "yes", .type = FIELD_FLAG, .flags = FIELD_BARE,
 		AT(read_only, read_only) },
-	{ "page-cache-send", "auto|off", "send large cached reads from the page cache itself",
-		"off", .set = set_page_cache_send, AT(page_cache_send_off, page_cache_send_off) },
-	{ "stripe", "CHUNK:MEMBERS", "the disk is striped like this, such as 64K:4", "64K:4",
-		.set = set_stripe, AT(stripe_chunk, stripe_members) },
+	{ "page-cache-send", "send large cached reads directly from the page cache",
+		"send large cached reads from the page cache itself", "off",
+		.set = set_page_cache_send, AT(page_cache_send_off, page_cache_send_off) },
+	{ "stripe", "layout of a striped disk, such as 64K:4",
+		"the disk is striped like this, such as 64K:4", "64K:4", .set = set_stripe,
+		AT(stripe_chunk, stripe_members) },
 };
 
 /* --- the registry ---------------------------------------------------------------------------- */
@@ -344,8 +347,8 @@ static int check_common(
 
 		if (reason != NULL) {
 			return error_set(error, -EINVAL,
-				"'%s': the key %s does nothing here: %s; leave it out",
-				options->path, common_options[i].key, reason);
+				"'%s': the key %s has no effect here: %s; omit it", options->path,
+				common_options[i].key, reason);
 		}
 	}
 	return 0;
@@ -368,12 +371,12 @@ int store_options_fit(
 		}
 		if (kinds[owner]->prefix == NULL) {
 			return error_set(error, -EINVAL,
-				"'%s': the key %s is for files and block devices", options->path,
-				option->key);
+				"'%s': the key %s is only for files and block devices",
+				options->path, option->key);
 		}
 		return error_set(error, -EINVAL,
-			"'%s': the key %s is for disks whose path begins with %s", options->path,
-			option->key, kinds[owner]->prefix);
+			"'%s': the key %s is only for disks whose path begins with %s",
+			options->path, option->key, kinds[owner]->prefix);
 	}
 	return 0;
 }

@@ -485,8 +485,8 @@ static void overlay_close(struct store *base)
 	if (result < 0) {
 		char shown[SHOWN_BYTES];
 
-		log_error("overlay '%s': cannot make the last changes durable: %s; what was not "
-			  "flushed is lost",
+		log_error("overlay '%s': cannot make the last changes durable: %s; writes that "
+			  "were not flushed are lost",
 			log_escape(shown, sizeof(shown), store->path, strlen(store->path)),
 			strerror(-result));
 	}
@@ -537,7 +537,7 @@ static void log_made(const char *path, const struct overlay_base *base)
 	char shown[SHOWN_BYTES];
 	char base_shown[SHOWN_BYTES];
 
-	log_info("made the overlay '%s' on '%s'",
+	log_info("created the overlay '%s' on '%s'",
 		log_escape(shown, sizeof(shown), path, strlen(path)),
 		log_escape(base_shown, sizeof(base_shown), base->path, strlen(base->path)));
 }
@@ -594,13 +594,14 @@ static int overlay_open_file(struct overlay_store *store, const struct store_opt
 
 	if (store_kind_at(store_kind_of_path(options->path))->prefix != NULL) {
 		return error_set(error, -EINVAL,
-			"overlay: '%s' is no file and no block device; only overlay=%s works there",
+			"overlay: '%s' is neither a file nor a block device; only overlay=%s works "
+			"there",
 			options->path, discard_word);
 	}
 	if (store_kind_at(store_kind_of_path(path))->prefix != NULL) {
 		return error_set(error, -EINVAL,
-			"overlay: '%s' is not the path of a file; to lose the changes at the end, "
-			"write overlay=%s",
+			"overlay: '%s' is not the path of a file; to discard the changes at the "
+			"end, use overlay=%s",
 			path, discard_word);
 	}
 	result = overlay_base_look(options->path, &found, error);
@@ -717,7 +718,7 @@ static int overlay_open(struct store *base, const struct store_options *options,
 
 	if (size == 0 || size > OVERLAY_SIZE_MAX) {
 		return error_set(error, -EINVAL,
-			"overlay: '%s' has %llu bytes; an overlay is for 1 byte to 256 TiB",
+			"overlay: '%s' has %llu bytes; an overlay supports 1 byte to 256 TiB",
 			options->path, (unsigned long long)size);
 	}
 	store->fd = -1;
@@ -756,9 +757,9 @@ static enum store_barrier overlay_barrier(struct store *base, bool look)
 
 static const struct counter counter_list[] = {
 	STORE_COUNTER(struct overlay_queue, split_reads, ITEMS,
-		"Reads of changed and unchanged blocks at once"),
+		"Reads that contain both changed and unchanged blocks"),
 	STORE_COUNTER(struct overlay_queue, copied_blocks, ITEMS,
-		"Blocks copied from the base because a part of each was written"),
+		"Blocks copied from the base because only a part of each was written"),
 	STORE_COUNTER(struct overlay_queue, commits, ITEMS,
 		"Flushes that also wrote the map of changed blocks"),
 };
@@ -818,7 +819,7 @@ static int set_overlay(void *config_bytes, const char *value, struct error *erro
 
 	if (bytes == 0 || (size_t)bytes >= sizeof(config->path)) {
 		return error_set(
-			error, -EINVAL, "it is not a path; name a file, or write %s", discard_word);
+			error, -EINVAL, "it is not a path; name a file, or use %s", discard_word);
 	}
 	return 0;
 }
@@ -832,8 +833,8 @@ static const char *config_file(const void *config_bytes)
 
 static const struct field options[] = {
 	{ "overlay", "FILE|discard",
-		"write changes to FILE, which is made if it does not exist, or to memory that is "
-		"lost at the end, and never to PATH, which many exports can share",
+		"write changes to FILE, which is created if it does not exist, or to memory that "
+		"is discarded at the end; PATH is never written, and many exports can share it",
 		"discard", .set = set_overlay, FIELD_AT(struct overlay_config, path, path) },
 };
 

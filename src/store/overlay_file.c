@@ -119,9 +119,8 @@ int overlay_base_look(const char *path, struct overlay_base *base, struct error 
 	}
 	disk_close(fd);
 	if (result < 0) {
-		return error_set(error, result,
-			"cannot examine '%s', which is below an overlay: %s", path,
-			strerror(-result));
+		return error_set(error, result, "cannot examine '%s', the base of an overlay: %s",
+			path, strerror(-result));
 	}
 	take_path(path, base->path);
 	return 0;
@@ -134,9 +133,8 @@ static int refuse_base(const char *path, const struct overlay_base *found, const
 	char base_shown[SHOWN_BYTES];
 
 	return error_set(error, -ESTALE,
-		"the overlay '%s' does not fit '%s' any more: %s; bring back the base as it was%s, "
-		"or "
-		"begin with a new overlay",
+		"the overlay '%s' no longer fits '%s': %s; restore the base%s, or start a new "
+		"overlay",
 		log_escape(shown, sizeof(shown), path, strlen(path)),
 		log_escape(base_shown, sizeof(base_shown), found->path, strlen(found->path)), what,
 		way_out);
@@ -148,7 +146,7 @@ int overlay_base_compare(const char *path, const struct overlay_base *recorded,
 	char text[160];
 
 	if (recorded->size != found->size) {
-		snprintf(text, sizeof(text), "the base had %llu bytes and has %llu",
+		snprintf(text, sizeof(text), "the base had %llu bytes and now has %llu",
 			(unsigned long long)recorded->size, (unsigned long long)found->size);
 		return refuse_base(path, found, text, "", error);
 	}
@@ -162,7 +160,7 @@ int overlay_base_compare(const char *path, const struct overlay_base *recorded,
 			" (if only its time has changed, with 'touch -d @%lld.%09lld')",
 			(long long)(recorded->changed_ns / SECOND_NS),
 			(long long)(recorded->changed_ns % SECOND_NS));
-		return refuse_base(path, found, "the base was written since", text, error);
+		return refuse_base(path, found, "the base has been written since", text, error);
 	}
 	return 0;
 }
@@ -200,8 +198,8 @@ int overlay_head_decode(const uint8_t bytes[OVERLAY_HEAD_BYTES], const char *pat
 	memcpy(&head, bytes, sizeof(head));
 	if (!head_is_ours(bytes)) {
 		return error_set(error, -EINVAL,
-			"'%s' exists and is no overlay; name an overlay, or a file that does not "
-			"exist yet",
+			"'%s' exists and is not an overlay; name an overlay, or a file that does "
+			"not exist yet",
 			path);
 	}
 	if (be64_get(head.checksum) !=
@@ -213,8 +211,7 @@ int overlay_head_decode(const uint8_t bytes[OVERLAY_HEAD_BYTES], const char *pat
 		be32_get(head.block_bytes) != OVERLAY_BLOCK_BYTES) {
 		return error_set(error, -EINVAL,
 			"the overlay '%s' has version %u and blocks of %u bytes; this gmblock "
-			"knows "
-			"version %d and blocks of %d",
+			"supports version %d and blocks of %d",
 			path, be32_get(head.version), be32_get(head.block_bytes), VERSION,
 			OVERLAY_BLOCK_BYTES);
 	}
@@ -222,8 +219,7 @@ int overlay_head_decode(const uint8_t bytes[OVERLAY_HEAD_BYTES], const char *pat
 	if (be64_get(head.size) == 0 || be64_get(head.size) > OVERLAY_SIZE_MAX ||
 		path_bytes > OVERLAY_BASE_PATH_MAX) {
 		return error_set(error, -EINVAL,
-			"the header of the overlay '%s' is damaged: it has impossible values",
-			path);
+			"the header of the overlay '%s' is damaged: its values are invalid", path);
 	}
 	*base = (struct overlay_base){ .size = be64_get(head.size),
 		.changed_ns = (int64_t)be64_get(head.changed_ns),
@@ -255,8 +251,8 @@ int overlay_head_read(int fd, const char *path, struct overlay_base *base, struc
 	layout = overlay_layout_of(base->size);
 	if (info.size < layout.data_offset + layout.size) {
 		return error_set(error, -EINVAL,
-			"the overlay '%s' is damaged: it has %llu bytes, and should have %llu",
-			path, (unsigned long long)info.size,
+			"the overlay '%s' is damaged: it has %llu bytes instead of %llu", path,
+			(unsigned long long)info.size,
 			(unsigned long long)(layout.data_offset + layout.size));
 	}
 	return 0;
@@ -328,7 +324,7 @@ int overlay_bitmap_read(int fd, const char *path, const struct overlay_layout *l
 	for (uint64_t i = layout->block_count; i < layout->page_count * OVERLAY_PAGE_BLOCKS; i++) {
 		if (has_block(bitmap, i)) {
 			return error_set(error, -EINVAL,
-				"the overlay '%s' is damaged: its bitmap has blocks behind the end "
+				"the overlay '%s' is damaged: its bitmap has blocks beyond the end "
 				"of the disk",
 				path);
 		}
@@ -398,7 +394,7 @@ int overlay_file_fill(
 		result = disk_sync(fd);
 	}
 	return result == 0 ? 0
-			   : error_set(error, result, "cannot make the overlay '%s': %s", path,
+			   : error_set(error, result, "cannot create the overlay '%s': %s", path,
 				     strerror(-result));
 }
 
@@ -423,12 +419,12 @@ static int reset(const char *path, const struct overlay_base *base,
 		result = -EINVAL; /* only an overlay is overwritten */
 	} else if (result == 0 && !is_empty && !create->force) {
 		result = error_set(error, -EEXIST,
-			"'%s' is an overlay; --force makes it a new one, without its changes",
+			"'%s' is an overlay; --force replaces it with a new one and discards its "
+			"changes",
 			path);
 	}
 	if (result == 0 && !is_empty && ftruncate(fd, 0) != 0) {
-		result = error_set(
-			error, -errno, "cannot make '%s' empty: %s", path, strerror(errno));
+		result = error_set(error, -errno, "cannot empty '%s': %s", path, strerror(errno));
 	}
 	if (result == 0) {
 		result = overlay_file_fill(fd, path, base, error);
@@ -457,8 +453,8 @@ static int check_format(const char *path, struct error *error)
 		return 0; /* overlay_base_look() will report the reason */
 	}
 	return error_set(error, -EMEDIUMTYPE,
-		"'%s' looks like a %s image, and an overlay needs a raw disk below it; %s", path,
-		info.format,
+		"'%s' looks like a %s image, but the base of an overlay must be a raw disk; %s",
+		path, info.format,
 		strcmp(info.format, DISK_FORMAT_OVERLAY) == 0
 			? "name the base of that overlay, which 'gmblock check' shows"
 		: strcmp(info.format, DISK_FORMAT_FLASH) == 0
@@ -469,12 +465,13 @@ static int check_format(const char *path, struct error *error)
 int overlay_create_check(const struct store_create *create, struct error *error)
 {
 	if (create->base == NULL) {
-		return error_set(error, -EINVAL, "an overlay needs --base, the disk below it");
+		return error_set(
+			error, -EINVAL, "an overlay needs --base, the disk it is based on");
 	}
 	if (create->size != 0 || create->segment_bytes != 0 || create->spare_percent != 0 ||
 		create->label != NULL) {
 		return error_set(error, -EINVAL,
-			"an overlay is as large as its base, and takes --base and --force only");
+			"an overlay has the size of its base, and takes only --base and --force");
 	}
 	return 0;
 }
@@ -525,7 +522,7 @@ static void check_bitmap(
 	struct error error;
 
 	if (words == MAP_FAILED) {
-		check->fault(check, "there is not enough memory to read the bitmap");
+		check->fault(check, "not enough memory to read the bitmap");
 		return;
 	}
 	if (overlay_bitmap_read(fd, path, layout, &bitmap, &error) < 0) {

@@ -149,7 +149,7 @@ static int parse_option(
 		return options[i].parse(value, pace, error);
 	}
 	return error_set(error, -EINVAL,
-		"'%.*s' is not understood: expected latency=TIME, members=N or chunk=SIZE",
+		"unknown setting '%.*s': expected latency=TIME, members=N or chunk=SIZE",
 		(int)field.len, field.text);
 }
 
@@ -162,8 +162,8 @@ static int parse_pace(const char *text, struct store_pace *pace, struct error *e
 	if (!parse_size(field.text, field.len, &pace->rate) || pace->rate < RATE_MIN ||
 		pace->rate > RATE_MAX) {
 		return error_set(error, -EINVAL,
-			"'%.*s' is not a rate: expected bytes a second, from 1K to 1T, for example "
-			"100M",
+			"'%.*s' is not a rate: expected bytes per second, from 1K to 1T, for "
+			"example 100M",
 			(int)field.len, field.text);
 	}
 	while (rest != NULL) {
@@ -175,7 +175,7 @@ static int parse_pace(const char *text, struct store_pace *pace, struct error *e
 	}
 	if (pace->members == 1 && pace->chunk != 0) {
 		return error_set(
-			error, -EINVAL, "chunk= means something only with members=2 or more");
+			error, -EINVAL, "chunk= has an effect only with members=2 or more");
 	}
 	if (pace->members > 1 && pace->chunk == 0) {
 		pace->chunk = CHUNK_DEFAULT;
@@ -202,7 +202,7 @@ static int set_pace(void *config, const char *value, struct error *error)
 
 static const struct field pace_options[] = {
 	{ "pace", "RATE[:latency=TIME][:members=N][:chunk=SIZE]",
-		"slow down to a disk of RATE bytes per second, or to a stripe of N of them with "
+		"slow down to a disk of RATE bytes per second, or to a stripe of N such disks with "
 		"chunks of SIZE",
 		"100M", .set = set_pace, FIELD_AT(struct store_pace, rate, chunk) },
 };

@@ -63,9 +63,8 @@ int parse_path_size(const char *path, uint64_t *bytes, struct error *error)
 
 	if (!parse_size(size_text, strlen(size_text), &size)) {
 		return error_set(error, -EINVAL,
-			"'%s': expected a size behind the colon, in bytes or with K, M, G, T, P or "
-			"E, "
-			"for example 64M (a file of that name: write ./%s)",
+			"'%s': expected a size after the colon, in bytes or with K, M, G, T, P or "
+			"E, for example 64M (for a file with that name, write ./%s)",
 			path, path);
 	}
 	if (size == 0 || size > INT64_MAX) {
@@ -156,12 +155,12 @@ int parse_rule_range(struct parse_field value, struct store_rule *rule, struct e
 	}
 	if (rule->range_length == 0 ||
 		!checked_add_u64(rule->range_offset, rule->range_length, &end)) {
-		return error_set(error, -EINVAL, "the range '%.*s' is empty or goes past 2^64",
+		return error_set(error, -EINVAL, "the range '%.*s' is empty or extends past 2^64",
 			(int)value.len, value.text);
 	}
 	if (rule->ops == BIT(STORE_FLUSH)) {
-		return error_set(error, -EINVAL,
-			"a flush has no range: leave range= out of a rule for flush");
+		return error_set(
+			error, -EINVAL, "a flush has no range: omit range= in a rule for flush");
 	}
 	return 0;
 }

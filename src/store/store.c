@@ -152,7 +152,8 @@ int store_open(const struct store_options *options, struct store **store_out, st
 	result = store_options_fit(options, kind, error);
 	if (result == 0 && options->repairs != 0 && !kind->can_repair) {
 		result = error_set(error, -ENOTSUP,
-			"'%s' is no flash store, which is what can be repaired", options->path);
+			"'%s' is not a flash store; only flash stores can be repaired",
+			options->path);
 	}
 	if (result == 0) {
 		result = layer_open(kind, &below, options->configs[idx], NULL, &store, error);
@@ -227,9 +228,8 @@ int store_check(const char *path, struct store_check *check, struct error *error
 		}
 	}
 	return error_set(error, -EINVAL,
-		"'%s' is neither an overlay nor a flash store, which are what can be checked; in a "
-		"raw "
-		"disk every content is right",
+		"'%s' is neither an overlay nor a flash store; only these can be checked, because "
+		"a raw disk has no checksums",
 		path);
 }
 
@@ -238,13 +238,11 @@ int store_create_check(const char *path, const struct store_create *create, stru
 	const struct store_kind *kind = made_kind(path);
 
 	if (kind == NULL) {
-		return error_set(error, -EINVAL,
-			"'%s' is not something that has to be made; flash:FILE and overlay:FILE "
-			"are",
-			path);
+		return error_set(
+			error, -EINVAL, "cannot create '%s': use flash:FILE or overlay:FILE", path);
 	}
 	if (path[strlen(kind->name) + 1] == '\0') {
-		return error_set(error, -EINVAL, "'%s' names no file", path);
+		return error_set(error, -EINVAL, "'%s' does not name a file", path);
 	}
 	return kind->create_check(create, error);
 }
@@ -358,15 +356,15 @@ const char *store_pass(struct store *store, struct store_claim *claim_out)
 {
 	*claim_out = (struct store_claim){ .fd = -1 };
 	if (store_barrier(store, false) == STORE_BARRIER_CLOSED) {
-		return "waits for the operations of a server that has ended";
+		return "waits for operations of a server that has exited";
 	}
 	for (const char *refusal; store != NULL; store = store->inner) {
 		/* Acquire pairs with the release in dispatch_judge(). */
 		if (atomic_load_explicit(&store->broken, memory_order_acquire) != 0) {
-			return "has failed to flush, which another process would not know";
+			return "has failed to flush, and another process could not detect that";
 		}
 		if (store->ops->pass == NULL) {
-			return "is of a kind that another process cannot go on with";
+			return "is of a kind that another process cannot take over";
 		}
 		refusal = store->ops->pass(store, claim_out);
 		if (refusal != NULL) {

@@ -108,7 +108,7 @@ class BadPaths(support.Case):
     def test_other_formats_are_not_served(self):
         image = self.make_file("raw", bytes(4096))
         self.check_refused(["serve", "--export", f"={image},format=qcow2"], 2, "format",
-                           "'qcow2' is not a format that is served", "qemu-img convert")
+                           "'qcow2' is not a supported format", "qemu-img convert")
 
     def test_one_bad_export_stops_all(self):
         good = self.make_file("good.img", bytes(4096))

@@ -141,22 +141,22 @@ class ConfigErrors(support.Case):
         """Each key is named once, whether a file or the command line has the value."""
         long = "x" * 4097
         for key, value, sentence in (
-                ("mode", "fast", "'fast' is not a mode; it can be cached"),
-                ("write-mode", "fast", "'fast' is not a mode; it can be cached"),
+                ("mode", "fast", "'fast' is not a mode; use cached"),
+                ("write-mode", "fast", "'fast' is not a mode; use cached"),
                 ("readonly", "perhaps", "'perhaps' is neither yes nor no"),
                 ("description", long, "the text is 4097 bytes long; the protocol allows 4096"),
                 ("max-connections", "x", "'x' is not a whole number from 1 to 1000000"),
                 ("max-connections", "0", "0 is out of range; it must be from 1 to 1000000"),
                 ("overlap", "3", "'3' is neither auto nor off"),
-                ("stripe", "3", "'3' is not a stripe; it is written CHUNK:MEMBERS"),
-                ("pace", "100", "'100' is not a rate: expected bytes a second"),
+                ("stripe", "3", "'3' is not a stripe; write CHUNK:MEMBERS"),
+                ("pace", "100", "'100' is not a rate: expected bytes per second"),
                 ("pace", "1M:latency=x", "'1M:latency=x': 'x' is not a latency: expected"),
-                ("pace", "1M:x\x1b", r"'1M:x\x1b': 'x\x1b' is not understood: expected latency="),
+                ("pace", "1M:x\x1b", r"'1M:x\x1b': unknown setting 'x\x1b': expected latency="),
                 ("fault", "x", "'x' is not an operation: expected read, write"),
                 ("fault", "read", "the error is missing: expected OP:ERRNO"),
-                ("fault", "read:x", "'read:x': 'x' is not the name of an error: expected"),
+                ("fault", "read:x", "'read:x': 'x' is not an error name: expected"),
                 ("fault", "read:EIO:nth=x",
-                 "'read:EIO:nth=x': 'x' cannot be the number of nth=: expected a whole number"),
+                 "'read:EIO:nth=x': 'x' is not valid for nth=: expected a whole number"),
                 ("delay", "x", "'x' is not an operation: expected read, write"),
                 ("delay", "read:x", "'read:x': 'x' is not a time: expected")):
             with self.subTest(key=key, value=value):

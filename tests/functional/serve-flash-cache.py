@@ -83,7 +83,7 @@ class FlashCache(support.Case):
         newer = shutil.copyfile(self.file, self.path("newer"))
         cache, = self.caches()
         shutil.copyfile(earlier, self.file)  # the same inode: as an LVM snapshot that is merged
-        self.refused(self.file, "an earlier copy was put back", cache, "put the newer one back, or remove that file")
+        self.refused(self.file, "the store was replaced by an earlier copy", cache, "restore the newer copy, or remove that file")
         # Both remedies.
         shutil.copyfile(newer, self.file)
         server = self.serve(self.file)
@@ -94,15 +94,15 @@ class FlashCache(support.Case):
             os.remove(name)
         server = self.serve(self.file)
         self.expect(server.uri, 1, 1)
-        self.stop(server, "is lost: there is no cache file")
+        self.stop(server, "are lost: no cache file")
 
     def test_a_copy_neither_takes_nor_loses_the_changes(self):
         cache = self.leave_changes()
         copy = shutil.copyfile(self.file, self.path("copy"))
         with open(cache, "rb") as file:
             before = file.read()
-        self.refused(copy, "is a copy or was moved", cache, f"blocks of '{self.file}'", "cache-file=leave")
-        self.refused(copy, "is a copy or was moved", "without 'readonly'", keys=["readonly"])
+        self.refused(copy, "was copied or moved", cache, f"blocks of '{self.file}'", "cache-file=leave")
+        self.refused(copy, "was copied or moved", "without 'readonly'", keys=["readonly"])
         self.assertEqual(self.check(copy)["cache-of"], self.file)
         copied = self.serve(copy, "cache-file=leave")
         self.write(copied.uri, 0, 3)
@@ -113,7 +113,7 @@ class FlashCache(support.Case):
         server = self.start("--export", f"=flash:{self.file},cache=1M", "--listen", self.socket_uri("original"))
         self.expect(server.uri, 1)
         self.expect(copied.uri, 3)
-        self.stop(copied, "they stay in '" + cache)
+        self.stop(copied, "they remain in '" + cache)
         self.expect(server.uri, 1)
         self.stop(server)
         self.assertEqual(self.caches(), [])
@@ -140,7 +140,7 @@ class FlashCache(support.Case):
         copied = self.start("--export", f"=flash:{shutil.copyfile(self.file, self.path('copy'))},cache=1M", "--listen",
                             self.socket_uri("copied"))
         self.expect(copied.uri, 1)
-        self.stop(copied, "the store was copied while a server had them")
+        self.stop(copied, "the store was copied while a server held the changes")
         self.expect(server.uri, 2)
         self.stop(server)
 

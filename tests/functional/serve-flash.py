@@ -117,7 +117,7 @@ class Flash(support.Case):
         server.stop()
         status, _, stderr = self.run_gmblock("serve", "--run", "true", f"--export==flash:{self.file}")
         self.assertEqual(status, 1)
-        self.assertIn("'gmblock check --rebuild' puts it together", stderr)
+        self.assertIn("'gmblock check --rebuild' restores it", stderr)
         result = self.gmblock("check", "--rebuild", self.file)
         self.assertEqual((result.returncode, "wrong" in result.stdout), (0, False), result)
         server = self.serve()
@@ -213,8 +213,8 @@ class Flash(support.Case):
             os.chmod(cache, mode)
 
         for told, forge in {
-                "can be used by other users": lambda: put(0o644),
-                "is not a file with that name alone": lambda: (put(), os.link(cache, cache + "2")),
+                "is accessible to other users": lambda: put(0o644),
+                "is not a regular file with a single link": lambda: (put(), os.link(cache, cache + "2")),
                 "it is a symbolic link": lambda: os.symlink(away, cache),
                 "belongs to another user": lambda: (put(), os.chown(cache, 65534, -1)),
         }.items():
@@ -232,7 +232,7 @@ class Flash(support.Case):
             self.assertEqual(client.read(0, BLOCK), bytes(BLOCK))
         status, errors = server.stop()
         self.assertEqual(status, 0)
-        self.assertIn("is lost: there is no cache file", errors)
+        self.assertIn("are lost: no cache file", errors)
         put()
         server = self.serve()
         with nbdmini.open_export(server.uri, b"") as client:
@@ -286,7 +286,7 @@ class Flash(support.Case):
                 self.assertEqual(client.read(0, BLOCK), bytes([1]) * BLOCK)
             status, errors = server.stop()
         self.assertEqual(status, 0)
-        self.assertIn("is lost: there is no cache file", errors)
+        self.assertIn("are lost: no cache file", errors)
 
     def test_a_store_that_is_served_is_not_opened_again(self):
         control = self.path("control")
@@ -303,8 +303,8 @@ class Flash(support.Case):
         for key in ("map-memory=64M", "cache=1M", "cache-dir=/dev/shm", "on-full=refuse"):
             for path in (plain, "memory:1M"):
                 self.check_refused(["serve", "--export", f"={path},{key}", "--listen", self.socket_uri("t")], 1, path,
-                                   f"the key {key[:key.index('=')]} is for disks whose path begins with flash:")
-        self.refused("the key format is for files and block devices", keys=["format=raw"])
+                                   f"the key {key[:key.index('=')]} is only for disks whose path begins with flash:")
+        self.refused("the key format is only for files and block devices", keys=["format=raw"])
 
     def test_a_store_without_a_cache_file_is_served_without_a_cache(self):
         for folder, told in self.unusable_folders().items():
@@ -403,7 +403,7 @@ class Flash(support.Case):
         status, errors = server.stop()
         self.assertEqual(status, 1, errors)
         self.assertRegex(errors, rf"\d+ changed blocks are only in its cache file '{cache}', in memory")
-        self.refused("make room in the filesystem", "changed blocks in its cache file", cache)
+        self.refused("free space in the filesystem", "changed blocks in its cache file", cache)
         subprocess.run(["mount", "-o", "remount,size=80M", small], check=True)
         server = self.serve()
         with nbdmini.open_export(server.uri, b"") as client:
@@ -445,7 +445,7 @@ class Flash(support.Case):
         self.file = os.path.join(small, "disk.flash")
         result = self.gmblock("create", f"--size={FILE}", "--segment=256K", f"flash:{self.file}")
         self.assertEqual(result.returncode, 0)
-        self.assertIn("may need 64 MiB, and its filesystem has only 23 MiB left", result.stderr)
+        self.assertIn("might need 64 MiB, but its filesystem has only 23 MiB left", result.stderr)
         data = [self.random.randbytes(MIB) for _ in range(40)]
         server = self.serve()
         with nbdmini.open_export(server.uri, b"") as client:
@@ -461,8 +461,8 @@ class Flash(support.Case):
             for number in range(written):
                 self.assertEqual(client.read(number * MIB, MIB), data[number])
         _, errors = server.stop()
-        self.assertIn("it can only be read until the server opens it again: first make room", errors)
-        self.refused("cannot write the checkpoint", "make room in the filesystem", "'readonly'")
+        self.assertIn("it is read-only until the server opens it again: first free space", errors)
+        self.refused("cannot write the checkpoint", "free space in the filesystem", "'readonly'")
         self.assertEqual(self.serve("readonly").stop()[0], 0)
         subprocess.run(["mount", "-o", "remount,size=80M", small], check=True)
         server = self.serve()
@@ -533,8 +533,8 @@ class Flash(support.Case):
         self.check()
         self.damage(self.records()[-3][1] + 200, b"x")
         found = self.check(faults=1)
-        self.assertIn("2 records from there on, which were flushed, are lost", str(found["faults"]))
-        self.refused("the log of the flash store", "2 records",
+        self.assertIn("2 flushed records from there on are lost", str(found["faults"]))
+        self.refused("the log of the flash store", "2 flushed records",
                      "export it with readonly (")
         server = self.serve("readonly")
         with nbdmini.open_export(server.uri, b"") as client:
@@ -545,7 +545,7 @@ class Flash(support.Case):
         self.assertEqual(self.gmblock("check", "--rebuild", self.file).returncode, 1)  # gives up no data
         result = self.gmblock("check", "--accept-loss", self.file)
         self.assertEqual((result.returncode, "wrong" in result.stdout), (0, False), result)
-        self.assertIn("the log goes on without them, as was asked for", result.stderr)
+        self.assertIn("it continues without them, as requested", result.stderr)
         server = self.serve()
         with nbdmini.open_export(server.uri, b"") as client:
             client.write(3 * MIB, b"D" * BLOCK)
@@ -582,12 +582,12 @@ class Flash(support.Case):
     def test_two_exports_of_one_store_are_refused(self):
         _, _, errors = self.run_gmblock("serve", "--export", "a=flash:" + self.file, "--export", "b=flash:" + self.file,
                                         "--listen", self.socket_uri("t"))
-        self.assertIn("flash store, and another export of this server has it already", errors)
+        self.assertIn("flash store and already belongs to another export of this server", errors)
 
     def test_served_as_a_plain_disk(self):
         code, _, errors = self.run_gmblock("serve", self.file, "--listen", self.socket_uri("t"))
         self.assertEqual(code, 1)
-        self.assertIn(f"write flash:{self.file}", errors)
+        self.assertIn(f"serve it as flash:{self.file}", errors)
         self.assertEqual(self.start_unix("--export", f"={self.file},format=raw").stop()[0], 0)
 
     def test_a_device_that_has_shrunk_is_refused(self):
@@ -597,7 +597,7 @@ class Flash(support.Case):
     def test_create_loses_nothing_unasked(self):
         result = self.gmblock("create", f"flash:{self.file}")
         self.assertEqual(result.returncode, 1)
-        self.assertIn("has a flash store already", result.stderr)
+        self.assertIn("already contains a flash store", result.stderr)
         self.assertEqual(self.gmblock("create", "--force", f"flash:{self.file}").returncode, 0)
         other = self.path("full")
         with open(other, "wb") as file:

@@ -24,12 +24,12 @@ class Knobs(support.Case):
 
     def test_where_they_do_nothing_they_are_refused(self):
         image = self.make_file("disk.img", bytes(MIB))
-        self.refused(f"{image},progress=counter", image, "cannot count", "leave it out")
-        self.refused("memory:1M,device-cpu=yes", "device-cpu does nothing here",
+        self.refused(f"{image},progress=counter", image, "cannot count", "omit it")
+        self.refused("memory:1M,device-cpu=yes", "device-cpu has no effect here",
                      "neither mode nor write-mode is device")
         for key in ("gc=auto", "cold=50"):
             for path in (image, "memory:1M"):
-                self.refused(f"{path},{key}", path, "are for disks whose path begins with flash:")
+                self.refused(f"{path},{key}", path, "are only for disks whose path begins with flash:")
 
     def test_a_flash_store_collects_by_every_rule(self):
         for number, keys in enumerate((["gc=greedy"], ["gc=plain", "cold=50"], ["gc=paper"], ["cold=0"])):

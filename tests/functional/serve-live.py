@@ -434,7 +434,7 @@ class Commands(Live):
                 self.export("remove", name)
             code, output, errors = self.run_gmblock("check", overlay)
             self.assertEqual(code, 0, output + errors)
-        self.check_refused(create, 1, "is an overlay; --force makes it a new one")
+        self.check_refused(create, 1, "is an overlay; --force replaces it with a new one")
         self.assertEqual(self.run_gmblock(*create, "--force"), (0, "", ""))
         with open(empty, "wb"):
             pass
@@ -449,14 +449,14 @@ class Commands(Live):
         self.assertEqual(server.stop()[0], 0)
         with open(base, "rb") as file:
             self.assertEqual(file.read(), bytes(1 << 20))
-        self.check_refused(["create", "--base", base, f"overlay:{base}", "--force"], 1, "is no overlay")
-        for arguments, fragment in ((["--size=1M", *create[1:]], "takes --base and --force only"),
+        self.check_refused(["create", "--base", base, f"overlay:{base}", "--force"], 1, "is not an overlay")
+        for arguments, fragment in ((["--size=1M", *create[1:]], "takes only --base and --force"),
                                     ([create[-1]], "an overlay needs --base"),
-                                    (["--base", base, f"flash:{base}"], "leave --base out"),
+                                    (["--base", base, f"flash:{base}"], "omit --base"),
                                     (["--segment=65537", f"flash:{base}"], "whole blocks"),
                                     (["--label", "x" * 64, f"flash:{base}"], "at most 63 bytes"),
-                                    (["flash:"], "names no file"),
-                                    (["fault:x"], "flash:FILE and overlay:FILE are")):
+                                    (["flash:"], "does not name a file"),
+                                    (["fault:x"], "use flash:FILE or overlay:FILE")):
             self.check_refused(["create", *arguments], 2, fragment)
 
     def test_a_flash_store_is_refused_before_it_is_opened(self):

@@ -31,7 +31,7 @@ class Options(support.Case):
 
     def test_the_default_mode(self):
         self.assertRegex(self.run_gmblock("serve", "--help")[1],
-                         r"mode=auto\|cached\|direct\|device\s+for each read the way that suits it \(auto, the")
+                         r"mode=auto\|cached\|direct\|device\s+how reads access the disk: auto \(default; chosen")
 
     def test_exports(self):
         def export(text, *fragments):
@@ -59,7 +59,7 @@ class Options(support.Case):
                                   ("memory:1M,mode=auto", "mode", "it has no page cache"),
                                   ("memory:1M,write-mode=cached", "write-mode", "it has no page cache")):
             self.check_refused(["serve", "--export", f"a={text}"], 1,
-                               f"the key {key} does nothing here: {reason}; leave it out")
+                               f"the key {key} has no effect here: {reason}; omit it")
         export("a=null:1M,fault=read", "fault: ")
         for time in ("5", "1.5s", "2h", "1m", "1S"):
             export(f"a=null:1M,delay=read:{time}", f"'{time}' is not a time", "at most one hour")

@@ -143,7 +143,7 @@ class Overlay(support.Case):
             file.write(b"changed")
         self.check_refused(["serve", "--listen", self.socket_uri("refused"), "--export",
                             f"a={self.base},overlay={self.path('a.overlay')}"], 1,
-                           "does not fit", "begin with a new overlay")
+                           "no longer fits", "start a new overlay")
 
     def check(self, *arguments):
         code, output, errors = self.run_gmblock("check", "--json", *arguments)
@@ -184,7 +184,7 @@ class Overlay(support.Case):
             file.seek(4096 + 4095)
             file.write(b"\x01")
             file.flush()
-            self.assertIn("behind the end", self.check("--base", moved, overlay)["faults"][0])
+            self.assertIn("beyond the end", self.check("--base", moved, overlay)["faults"][0])
             file.seek(20)
             file.write(b"\x01")
         found = self.check("--base", moved, overlay)
@@ -201,7 +201,7 @@ class Overlay(support.Case):
             self.check_refused(["check", "--base", moved, path], 1, "has no base")
         new = f"overlay:{self.path('new')}"
         for base, words in (overlay, "name the base of that overlay"), (flash, "gmblock copy"):
-            self.check_refused(["create", "--base", base, new], 1, "needs a raw disk below it", words)
+            self.check_refused(["create", "--base", base, new], 1, "must be a raw disk", words)
         with open(moved, "r+b") as file:
             file.write(b"QFI\xfb")
         self.check_refused(["create", "--base", moved, new], 1, "qcow2 image", "qemu-img convert")
@@ -252,12 +252,12 @@ class Overlay(support.Case):
                             f"a={self.base},overlay={overlay}"], 1, f"'{overlay}'",
                            "already served")
         self.check_refused(["serve", "--listen", self.socket_uri("refused"), self.base], 1,
-                           f"'{self.base}'", "below an overlay")
+                           f"'{self.base}'", "the base of an overlay")
         self.check_refused(["copy", overlay, self.base], 1, "the target", "is the base of an overlay")
         self.check_refused(["serve", "--listen", self.socket_uri("refused"),
                             "--export", f"a={self.base},overlay={self.path('b.overlay')}",
                             "--export", f"b={self.base},overlay={self.path('b.overlay')}"], 1,
-                           "each export needs one of its own")
+                           "give each export its own file")
         # Another overlay on the same base is nobody's business.
         other = self.start("--export", f"={self.base},overlay={self.path('c.overlay')}",
                            "--listen", self.socket_uri("other"))

@@ -39,30 +39,30 @@ class Usage(TraceCase):
         self.refuse("--parts", "2M", "--parts: 2M is more than a read of 1M (--size)")
         self.refuse("--size", "1M", "--size", "16K", "--parts", "64K",
                     "--parts: 64K is more than a read of 16K (--size)")
-        self.refuse("--size", "64M", "--count", "1000", "too many to remember")
-        self.refuse("--chunk", "2M", "--chunk: it is more than a read (--size)")
-        self.refuse("--size", "1M", "--size", "8K", "--chunk", "16K", "--chunk: it is more")
+        self.refuse("--size", "64M", "--count", "1000", "too many to record")
+        self.refuse("--chunk", "2M", "--chunk: it is larger than a read (--size)")
+        self.refuse("--size", "1M", "--size", "8K", "--chunk", "16K", "--chunk: it is larger")
 
     def test_options_of_the_other_kind(self):
         """Of a disk, or of --request."""
         for option in ("--random", "--together", "--cached"):
-            self.refuse("--request", option, option + " is for a disk")
+            self.refuse("--request", option, option + " is only for a disk")
         for option in ("--size", "--offset", "--chunk", "--parts", "--marker"):
-            self.refuse("--request", option, "4096", option + " is for a disk")
+            self.refuse("--request", option, "4096", option + " is only for a disk")
         self.refuse("--operation", "read", "--operation needs --request")
         self.refuse("--export", "x", "--export needs --request")
         self.refuse("--min-size", "1", "--min-size needs --request")
         self.refuse("--timeout", "1s", "--timeout needs --request")
 
     def test_disks(self):
-        self.check_refused(["trace"], 2, "which disk?")
+        self.check_refused(["trace"], 2, "no disk given")
         self.check_refused(["trace", "a", "b"], 2, "only one disk can be given")
         for uri in ("nbd://x", "nbds+unix:///disk?socket=/nowhere"):
             self.check_refused(["trace", uri], 2, f"'{uri}' is a URI", "disks of this machine",
                                f"gmblock trace --request {uri}\n", "gmblock trace --help")
 
     def test_a_process_is_not_a_disk(self):
-        self.check_refused(["trace", "8252"], 2, "there is no disk '8252'",
+        self.check_refused(["trace", "8252"], 2, "no disk '8252'",
                            "gmblock trace --request 8252\n")
 
 
@@ -101,14 +101,14 @@ class Refused(TraceCase):
     def test_no_direct_io(self):
         """What is in /proc has no direct I/O anywhere."""
         self.refuse("/proc/version", "--cached")
-        self.refuse("--cached", "/proc/version", "does not fit on the disk, which has 0 bytes")
+        self.refuse("--cached", "/proc/version", "extends past the end of the disk, which has 0 bytes")
 
     def test_too_small(self):
         path = self.disk(size=MIB)
-        self.refuse("--size", "2M", path, "does not fit on the disk, which has 1048576 bytes")
-        self.refuse("--offset", "4K", path, "a read of 1048576 bytes at 4096 does not fit")
-        self.refuse("--offset", "8M", "--size", "4K", path, "does not fit")
-        self.refuse("--size", "4K", "--size", "2M", path, "2097152 bytes at 0 does not fit")
+        self.refuse("--size", "2M", path, "extends past the end of the disk, which has 1048576 bytes")
+        self.refuse("--offset", "4K", path, "a read of 1048576 bytes at 4096 extends past the end of the disk")
+        self.refuse("--offset", "8M", "--size", "4K", path, "extends past the end")
+        self.refuse("--size", "4K", "--size", "2M", path, "2097152 bytes at 0 extends past the end")
 
     def test_not_whole_blocks(self):
         image = self.make_file("image", os.urandom(4 * MIB))

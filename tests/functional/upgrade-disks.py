@@ -169,7 +169,7 @@ class UpgradeDisks(upgrades.Case):
             self.assertTrue(client.read(0, len(expected)) == expected)
             client.flush()
         readonly = ["--export", export[1] + ",readonly"]
-        self.assertRegex(self.upgrade(*command[:-2], *readonly)[2], "for writing .* a flash store that is only read")
+        self.assertRegex(self.upgrade(*command[:-2], *readonly)[2], "for writing .* a flash store that is served read-only")
         server.signal(signal.SIGKILL)
         server.wait()
         server = self.serve(*readonly)
@@ -299,7 +299,7 @@ class UpgradeDisks(upgrades.Case):
             client.write(0, b"changed")
             self.assertRegex(self.upgrade()[2], 'cannot flush the disk of export "": Input/output error')
             self.assertEqual(client.read(0, 7), b"changed")
-            self.assertRegex(self.upgrade()[2], "has failed to flush, which another process")
+            self.assertRegex(self.upgrade()[2], "has failed to flush, and another process")
         self.assertEqual(server.stop()[0], 0)
 
     def test_claim(self):

@@ -92,8 +92,8 @@ class Local:
 
 def check_refusals():
     device = export("", far, "mode=device")
-    refused(1, "there is no PCI device 0000:7f:1f.0", *device, "--arena", "p2pmem:7f:1f.0")
-    refused(1, "has no memory that other devices could use", *device, "--arena", f"p2pmem:{far_bdf}")
+    refused(1, "no PCI device 0000:7f:1f.0", *device, "--arena", "p2pmem:7f:1f.0")
+    refused(1, "has no memory for other devices", *device, "--arena", f"p2pmem:{far_bdf}")
     refused(2, "mode=device needs", *device)
     refused(2, "is not the address of a PCI device", *device, "--arena", "p2pmem:eth0")
 
@@ -137,7 +137,7 @@ def check_modes():
     with Server(*exports, "--arena", f"p2pmem:{memory}") as server:
         assert "in BAR" in server.said(), server.said()
         check_addresses(server)
-        refused(1, "others use", *export("", near, "mode=device"), "--arena", f"p2pmem:{memory}")
+        refused(1, "all of it is in use", *export("", near, "mode=device"), "--arena", f"p2pmem:{memory}")
         content = random.randbytes(8 * MIB)
         client = open_export("device")
         for at in range(0, len(content), MIB):

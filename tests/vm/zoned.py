@@ -100,8 +100,8 @@ def test_a_flash_store_outlives_its_server():
         lab.send("past", "0 0")
         testing.finish(lab)
         assert "only 2 zones of '/dev/nullb1' can be active" in results(guest, "too-few")
-        assert "its zones have room for 1024 KiB" in results(guest, "segment")
-        assert results(guest, "again").count("has a flash store already") == 2
+        assert "its zones have a capacity of 1024 KiB" in results(guest, "segment")
+        assert results(guest, "again").count("already contains a flash store") == 2
 
 
 testing.main(test_a_zoned_device_is_only_read, test_a_flash_store_outlives_its_server)

@@ -189,7 +189,7 @@ static void count_loss(struct flash *flash)
  * file. */
 static int cache_file_lose(struct flash *flash, const char *reason, const char *path)
 {
-	log_warning("flash store '%s': what was written and not flushed before its server ended is "
+	log_warning("flash store '%s': writes that were not flushed before its server ended are "
 		    "lost: %s '%s'",
 		flash->path, reason, path);
 	count_loss(flash);
@@ -207,10 +207,10 @@ static int look_at_folder(const struct flash *flash, const char *folder, struct 
 	return result == 0
 		       ? 0
 		       : error_set(error, -EINVAL,
-				 "'%s' has changes in a cache file, which its server has left, and "
-				 "the file cannot be looked for: %s; correct cache-dir; if the "
-				 "file is lost, let cache-dir be another folder on a tmpfs, such "
-				 "as " FLASH_CACHE_DIRECTORY ", to go on without the changes",
+				 "'%s' has changes in a cache file left by its server, and the "
+				 "search for that file failed: %s; correct cache-dir, or, if the "
+				 "file is lost, set cache-dir to another folder on a tmpfs, such "
+				 "as " FLASH_CACHE_DIRECTORY ", to continue without the changes",
 				 flash->path, reason.text);
 }
 
@@ -246,13 +246,13 @@ static int judge_others(struct flash *flash, const struct flash_cache_options *o
 		return -ENOENT;
 	}
 	if (options->others == FLASH_OTHERS_LEAVE) {
-		return cache_file_lose(flash, "as the store is a copy, they stay in", search->path);
+		return cache_file_lose(
+			flash, "as the store is a copy, they remain in", search->path);
 	}
 	return error_set(error, -EEXIST,
-		"'%s' is a copy or was moved: its cache file '%s' has %u changed blocks of '%s'; "
-		"serve that one first, or, if it is this one, serve it once with "
-		"cache-file=take%s; "
-		"cache-file=leave opens it without them",
+		"'%s' was copied or moved: its cache file '%s' has %u changed blocks of '%s'; "
+		"serve that store first, or, if it is this one, serve it once with "
+		"cache-file=take%s; cache-file=leave opens it without the changes",
 		flash->path, search->path, search->dirty, search->shown,
 		flash->is_read_only ? " and without 'readonly'" : "");
 }
@@ -271,9 +271,9 @@ static int refuse_elsewhere(const struct flash *flash, const struct search *sear
 			flash->path, search->path, folder);
 	}
 	return error_set(error, -EEXIST,
-		"'%s' has changes in its cache file, which was in '%s' and cannot be used: %s; put "
-		"that right and serve it with cache-dir=%s, or remove the file to open the store "
-		"without them",
+		"'%s' has changes in its cache file in '%s', which cannot be used: %s; correct "
+		"that and serve the store with cache-dir=%s, or remove the file to open the store "
+		"without the changes",
 		flash->path, folder, reason->text, folder);
 }
 
@@ -285,13 +285,13 @@ static int judge(struct flash *flash, const struct flash_cache_options *options,
 	struct error reason = *error;
 
 	if (result == -ENOENT) {
-		return cache_file_lose(flash, "there is no cache file", search->path);
+		return cache_file_lose(flash, "no cache file", search->path);
 	}
 	/* The file is in use and belongs to another disk: its server was running when this copy was
 	 * made. */
 	if (result == -EBUSY && search->is_others) {
 		return cache_file_lose(flash,
-			"the store was copied while a server had them in its cache file",
+			"the store was copied while a server held the changes in its cache file",
 			search->path);
 	}
 	if (result == 0 && search->is_others) {
@@ -309,8 +309,8 @@ static int judge(struct flash *flash, const struct flash_cache_options *options,
 	}
 	if (result < 0) {
 		error_prefix(error,
-			"'%s' has changes in its cache file, which cannot be used; put that "
-			"right, or remove the file to open the store without them",
+			"'%s' has changes in its cache file, which cannot be used; correct that, "
+			"or remove the file to open the store without the changes",
 			flash->path);
 	}
 	return result;
@@ -328,17 +328,16 @@ static int open_found(struct flash *flash, const struct flash_cache_options *opt
 
 	if (disk_boot_id(boot_id) < 0) {
 		return error_set(error, -EINVAL,
-			"'%s' has changes in its cache file, and it is not known since when the "
-			"machine runs; set GMBLOCK_BOOT_ID to what "
-			"/proc/sys/kernel/random/boot_id says",
+			"'%s' has changes in its cache file, but the boot ID of this machine is "
+			"unknown; set GMBLOCK_BOOT_ID to the contents of "
+			"/proc/sys/kernel/random/boot_id",
 			flash->path);
 	}
 	make_path(&flash->anchor, flash->anchor.cache_tag, folder, search->path);
 	/* After a reboot the tmpfs is empty: a file of this name cannot be the one. */
 	if (memcmp(boot_id, flash->anchor.cache_boot_id, sizeof(boot_id)) != 0) {
 		return cache_file_lose(flash,
-			"the machine has been restarted, and with it went the cache file",
-			search->path);
+			"the machine has rebooted, which removed the cache file", search->path);
 	}
 	result = look_at_folder(flash, folder, error);
 	if (result < 0) {
@@ -369,12 +368,11 @@ static int open_to_read(struct flash *flash, const struct flash_cache_options *o
 		return result == -ENOENT ? 0 : result;
 	}
 	disk_shared_close(&search->file, false);
-	return search->dirty == 0
-		       ? 0
-		       : error_set(error, -EBUSY,
-				 "'%s' has %u changed blocks in '%s', where a server that was "
-				 "killed has left them; serve it once without 'readonly'",
-				 flash->path, search->dirty, search->path);
+	return search->dirty == 0 ? 0
+				  : error_set(error, -EBUSY,
+					    "'%s' has %u changed blocks in '%s', left by a server "
+					    "that was killed; serve it once without 'readonly'",
+					    flash->path, search->dirty, search->path);
 }
 
 static void fill_head(
@@ -405,11 +403,11 @@ static int cache_file_make(struct flash *flash, const struct flash_cache_options
 
 	fill_head(flash, tag, options->bytes, head);
 	if (disk_boot_id(head->boot_id) < 0) {
-		return error_set(error, -ENOENT,
-			"it is not known since when the machine runs (GMBLOCK_BOOT_ID)");
+		return error_set(
+			error, -ENOENT, "the boot ID of this machine is unknown (GMBLOCK_BOOT_ID)");
 	}
 	if (tag == 0) {
-		return error_set(error, -EIO, "the system has no random numbers");
+		return error_set(error, -EIO, "cannot get random numbers from the system");
 	}
 	make_path(&flash->anchor, tag, flash_cache_directory(options->directory), path);
 	result = disk_shared_open(path, DISK_SHARED_CREATE, &cache->file, error);
@@ -545,8 +543,8 @@ static void tidy_file(void *context, const char *path)
 	} else if (cache_file_count_dirty(&file, head.slot_count) == 0) {
 		disk_shared_close(&file, true);
 	} else {
-		log_warning("flash store '%s': the changes in '%s' belong to another state of the "
-			    "disk than it has now; if that is not to be put back, remove the file",
+		log_warning("flash store '%s': the changes in '%s' belong to a different state of "
+			    "the disk; if that state will not be restored, remove the file",
 			flash->path, path);
 		disk_shared_close(&file, false);
 	}
@@ -620,16 +618,16 @@ int flash_cache_compare(struct flash *flash, uint64_t end, struct error *error)
 	if (head->followed > end && cache->found_count > 0) {
 		return error_set(error, -ESTALE,
 			"the log of '%s' lacks %llu records that its server had written when it "
-			"left %u changed blocks in '%s': an earlier copy was put back, or the disk "
-			"has lost writes; put the newer one back, or remove that file to open the "
-			"store as it is",
+			"left %u changed blocks in '%s': the store was replaced by an earlier "
+			"copy, or the disk has lost writes; restore the newer copy, or remove that "
+			"file to open the store as it is",
 			flash->path, (unsigned long long)(head->followed - end), cache->found_count,
 			cache->file.path);
 	}
 	/* Without pages the store can be opened, but changes in the missing records are lost. */
 	if (head->followed > end) {
 		log_warning("flash store '%s': its log ends before %llu records that its server "
-			    "had written: what they had is lost",
+			    "had written: their data is lost",
 			flash->path, (unsigned long long)(head->followed - end));
 		count_loss(flash);
 	}
@@ -683,8 +681,8 @@ int flash_cache_load(struct flash *flash)
 	free(all);
 	cache->found_count = count;
 	if (bad > 0) {
-		log_warning("flash store '%s': %u blocks in its cache file are damaged; what they "
-			    "had is lost",
+		log_warning("flash store '%s': %u blocks in its cache file are damaged; their data "
+			    "is lost",
 			flash->path, bad);
 		count_loss(flash);
 	}
@@ -705,7 +703,7 @@ void flash_cache_check(const struct flash *flash, struct store_check *check)
 	}
 	search = calloc(1, sizeof(*search));
 	if (search == NULL) {
-		check->fault(check, "there is not enough memory to look at the cache file");
+		check->fault(check, "not enough memory to examine the cache file");
 		return;
 	}
 	search->anchor = anchor;
@@ -715,8 +713,7 @@ void flash_cache_check(const struct flash *flash, struct store_check *check)
 						: anchor->cache_folder,
 		&error);
 	if (result == -ENOENT) {
-		error_set(&error, result,
-			"not in '%.*s': elsewhere, or lost with the machine's memory",
+		error_set(&error, result, "not in '%.*s': in another folder, or lost at a reboot",
 			(int)(strrchr(search->path, '/') - search->path), search->path);
 	}
 	if (result < 0) { /* for programs a word; a path begins with a slash */

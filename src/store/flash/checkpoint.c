@@ -458,7 +458,7 @@ static void tell_way_out(const struct flash *flash, struct error *error)
 		error_add(error, ", or serve it with 'readonly'");
 	} else {
 		error_add(error,
-			": %u changed blocks in its cache file '%s' have to be written, also "
+			": %u changed blocks in its cache file '%s' must be written first, also "
 			"before it can be served with 'readonly'",
 			left, flash->cache.file.path);
 	}
@@ -473,7 +473,7 @@ static void start_ended(struct flash *flash, int result)
 		(void)error_set(&start->error, result, "cannot write the checkpoint of '%s': %s",
 			flash->path, strerror(-result));
 		if (result == -ENOSPC) {
-			error_add(&start->error, "; make room in the filesystem below it");
+			error_add(&start->error, "; free space in the filesystem that contains it");
 			tell_way_out(flash, &start->error);
 		}
 	}
@@ -684,14 +684,13 @@ static void write_at_end(struct flash *flash)
 static void tell_left(const struct flash *flash, uint32_t left)
 {
 	if (flash->failed == 0) {
-		log_warning(
-			"flash store '%s' has no room for what is in its cache: it stays in the "
-			"cache file until the store is served again",
+		log_warning("flash store '%s' has no space for the blocks in its cache: they "
+			    "remain in the cache file until the store is served again",
 			flash->path);
 	} else {
 		log_error("flash store '%s': %u changed blocks are only in its cache file '%s', in "
-			  "memory, since its log has failed: %s; serve the store again, with "
-			  "that put right, before the machine stops",
+			  "memory, because its log has failed: %s; correct that and serve the "
+			  "store again before the machine stops",
 			flash->path, left, flash->cache.file.path, strerror(-flash->failed));
 	}
 }

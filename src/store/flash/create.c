@@ -43,7 +43,7 @@ static int fill_anchor(const struct store_create *create, uint64_t device_bytes,
 	};
 	if (zones != NULL && create->segment_bytes > 0 && segment_blocks != zones->capacity) {
 		return error_set(error, -EINVAL,
-			"its zones have room for %u KiB, and each is a segment",
+			"its zones have a capacity of %u KiB, and each is a segment",
 			zones->capacity * 4);
 	}
 	if (create->label != NULL) {
@@ -63,7 +63,7 @@ static int fill_anchor(const struct store_create *create, uint64_t device_bytes,
 		segment_blocks /= 2;
 	}
 	if (getrandom(anchor->uuid, sizeof(anchor->uuid), 0) != sizeof(anchor->uuid)) {
-		return error_set(error, -EIO, "the system has no random numbers");
+		return error_set(error, -EIO, "cannot get random numbers from the system");
 	}
 	return flash_geometry_make(&anchor->geometry, device_bytes >> FLASH_BLOCK_SHIFT,
 		(uint32_t)segment_blocks, spare, error);
@@ -80,8 +80,8 @@ static void encode_anchors(
 static int refuse_store(const char *path, struct error *error)
 {
 	return error_set(error, -EEXIST,
-		"'%s' has a flash store already; --force makes a new one, and all that is in the "
-		"old one is lost",
+		"'%s' already contains a flash store; --force replaces it, and all its data is "
+		"lost",
 		path);
 }
 
@@ -107,7 +107,7 @@ static int refuse_contents(int fd, const char *path, uint64_t size, struct error
 		}
 		if (memcmp(bytes, zeroes, (size_t)count) != 0) {
 			return error_set(error, -EEXIST,
-				"'%s' is not empty; --force makes a flash store on it, and its "
+				"'%s' is not empty; --force creates a flash store on it, and its "
 				"contents are lost",
 				path);
 		}
@@ -135,8 +135,8 @@ static int refuse_zones(int fd, const char *path, struct flash_zones *zones, str
 			return refuse_store(path, error);
 		}
 		return error_set(error, -EEXIST,
-			"'%s' has zones that are not empty; --force makes a flash store on it, and "
-			"its contents are lost",
+			"'%s' has zones that are not empty; --force creates a flash store on it, "
+			"and its contents are lost",
 			path);
 	}
 	return 0;
@@ -195,7 +195,7 @@ static int create_on(
 	}
 	if (create->size > 0 && create->size != info.size) {
 		return error_set(error, -EEXIST,
-			"'%s' exists, and has %llu bytes; --size is for a file that is made", path,
+			"'%s' exists and has %llu bytes; --size is only for a new file", path,
 			(unsigned long long)info.size);
 	}
 	if (!create->force) {
@@ -206,7 +206,7 @@ static int create_on(
 		result = fill_anchor(
 			create, info.size, zones.bytes > 0 ? &zones : NULL, &anchor, error);
 		if (result < 0) {
-			error_prefix(error, "cannot make a flash store on '%s'", path);
+			error_prefix(error, "cannot create a flash store on '%s'", path);
 		}
 	}
 	if (result < 0) {
@@ -238,8 +238,8 @@ static void tell_room(const char *path, uint64_t size)
 	room = disk_room(fd);
 	disk_close(fd);
 	if (room < size) {
-		log_warning("'%s' may need %llu MiB, and its filesystem has only %llu MiB left; "
-			    "when that is full, the disk can only be read",
+		log_warning("'%s' might need %llu MiB, but its filesystem has only %llu MiB left; "
+			    "if that is exhausted, the disk becomes read-only",
 			path, (unsigned long long)(size >> 20), (unsigned long long)(room >> 20));
 	}
 }
@@ -252,11 +252,11 @@ static int create_file(const char *path, const struct store_create *create, stru
 
 	if (create->size == 0) {
 		return error_set(error, -ENOENT,
-			"'%s' does not exist; with --size=SIZE a file is made", path);
+			"'%s' does not exist; add --size=SIZE to create a file", path);
 	}
 	result = fill_anchor(create, create->size, NULL, &anchor, error);
 	if (result < 0) {
-		error_prefix(error, "cannot make a flash store in '%s'", path);
+		error_prefix(error, "cannot create a flash store in '%s'", path);
 		return result;
 	}
 	encode_anchors(&anchor, bytes);
@@ -274,20 +274,21 @@ int flash_create_check(const struct store_create *create, struct error *error)
 	uint32_t spare = create->spare_percent;
 
 	if (create->base != NULL) {
-		return error_set(error, -EINVAL, "a flash store has no base; leave --base out");
+		return error_set(error, -EINVAL, "a flash store has no base; omit --base");
 	}
 	if (create->segment_bytes != 0 && (create->segment_bytes % FLASH_BLOCK_BYTES != 0 ||
 						  segment_blocks < FLASH_SEGMENT_BLOCKS_MIN ||
 						  segment_blocks > SEGMENT_BLOCKS_MAX)) {
 		return error_set(error, -EINVAL,
-			"a segment has 64 KiB to 256 MiB, in whole blocks of 4 KiB");
+			"a segment must have 64 KiB to 256 MiB, in whole blocks of 4 KiB");
 	}
 	if (spare != 0 && (spare < FLASH_SPARE_MIN || spare > FLASH_SPARE_MAX)) {
-		return error_set(error, -EINVAL, "the spare space is %d to %d percent",
+		return error_set(error, -EINVAL, "the spare space must be %d to %d percent",
 			FLASH_SPARE_MIN, FLASH_SPARE_MAX);
 	}
 	if (create->label != NULL && strlen(create->label) >= label_bytes) {
-		return error_set(error, -EINVAL, "a label has at most %zu bytes", label_bytes - 1);
+		return error_set(
+			error, -EINVAL, "a label can have at most %zu bytes", label_bytes - 1);
 	}
 	return 0;
 }
@@ -424,7 +425,7 @@ static void check_holes(const struct checking *checking)
 	for (uint32_t i = 0;
 		flash_hole_text(checking->flash, &checking->damaged, i, hole, sizeof(hole)); i++) {
 		snprintf(text, sizeof(text),
-			"%s cannot be read: the map has lost them; --rebuild puts it together",
+			"%s cannot be read: their part of the map is lost; --rebuild restores it",
 			hole);
 		check->fault(check, text);
 	}
@@ -448,14 +449,13 @@ static void check_spare(const struct checking *checking)
 	}
 	if (single > 0) {
 		snprintf(text, sizeof(text),
-			"%u nodes of the map have one good copy; --rebuild writes both anew",
+			"%u nodes of the map have only one good copy; --rebuild writes both again",
 			single);
 		check->fault(check, text);
 	}
 	if (flash->damage.is_table_damaged) {
-		check->fault(check,
-			"the table of segments is damaged; whoever serves the store, or --rebuild, "
-			"counts it from the map");
+		check->fault(check, "the segment table is damaged; serving the store or --rebuild "
+				    "recounts it from the map");
 	}
 }
 
@@ -470,16 +470,15 @@ static void check_found(struct checking *checking)
 	check->amount(check, "used", checking->mapped << FLASH_BLOCK_SHIFT);
 	if (flash_has_loss(flash)) {
 		flash_loss_text(flash, loss, sizeof(loss));
-		snprintf(
-			text, sizeof(text), "the log %s; --accept-loss goes on without them", loss);
+		snprintf(text, sizeof(text), "the log %s; --accept-loss discards these records",
+			loss);
 		check->fault(check, text);
 	}
 	for (uint32_t i = 0; i < FLASH_VIEWS; i++) {
 		if (flash->views.list[i].is_damaged) {
 			snprintf(text, sizeof(text),
-				"the map of snapshot '%s' is damaged: not all of it can be read; "
-				"'gmblock "
-				"snapshot delete' gives back its space",
+				"the map of snapshot '%s' is damaged: parts of it cannot be read; "
+				"'gmblock snapshot delete' frees its space",
 				flash->views.list[i].about.name);
 			check->fault(check, text);
 		}
@@ -488,14 +487,14 @@ static void check_found(struct checking *checking)
 	check_spare(checking);
 	if (checking->damaged_blocks > 0) {
 		snprintf(text, sizeof(text),
-			"%llu blocks of the disk do not have their checksum; reads of them fail",
+			"%llu blocks of the disk have a wrong checksum; reads of them fail",
 			(unsigned long long)checking->damaged_blocks);
 		check->fault(check, text);
 	}
 	if (wrong > 0 && checking->damaged.count == 0 && checking->damaged_views == 0 &&
 		!flash->damage.is_table_damaged) {
 		snprintf(text, sizeof(text),
-			"%u segments have another count of blocks in use; --rebuild counts anew",
+			"%u segments have a wrong count of blocks in use; --rebuild recounts",
 			wrong);
 		check->fault(check, text);
 	}
@@ -523,7 +522,7 @@ static void check_map(struct flash *flash, struct store_check *check)
 	checking.valid = calloc((size_t)FLASH_TREES * flash->anchor.geometry.segment_count,
 		sizeof(*checking.valid));
 	if (checking.valid == NULL) {
-		check->fault(check, "there is not enough memory to look at the map");
+		check->fault(check, "not enough memory to examine the map");
 	} else if (flash_recover(flash, &error) < 0) {
 		check->fault(check, error.text);
 	} else {
@@ -555,7 +554,7 @@ static void check_anchor(
 	char text[FLASH_UUID_BYTES * 2 + 1];
 
 	if (flash == NULL) {
-		check->fault(check, "there is not enough memory");
+		check->fault(check, "not enough memory");
 		return;
 	}
 	flash->fd = fd;
@@ -594,7 +593,7 @@ static void check_anchor(
 	memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
 		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (memory == MAP_FAILED) {
-		check->fault(check, "there is not enough memory to look at the map");
+		check->fault(check, "not enough memory to examine the map");
 	} else {
 		flash_init(flash, memory);
 		check_map(flash, check);

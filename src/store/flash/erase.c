@@ -118,8 +118,8 @@ static void erase_ended(struct flash *flash, int result)
 	if (result == 0) {
 		flash->counters.erased_segments++;
 	} else if (flash_has_zones(flash)) {
-		log_error("flash store '%s': the zone at byte %llu cannot be reset: %s; it is not "
-			  "used any more",
+		log_error("flash store '%s': cannot reset the zone at byte %llu: %s; it is no "
+			  "longer used",
 			flash->path, (unsigned long long)flash_zone_offset(flash, erase->segment),
 			strerror(-result));
 		flash->segments[erase->segment].is_bad = true;
@@ -127,8 +127,8 @@ static void erase_ended(struct flash *flash, int result)
 	} else if (result != -EINTR) {
 		erase->is_wanted = false;
 		if (result != -EOPNOTSUPP) {
-			log_warning("flash store '%s': cannot discard what is not used any more: "
-				    "%s; from now on it stays as it is",
+			log_warning("flash store '%s': cannot discard unused segments: %s; "
+				    "discards are now off",
 				flash->path, strerror(-result));
 		}
 	}

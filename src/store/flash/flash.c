@@ -309,7 +309,8 @@ static int look_again(struct flash *flash, struct error *error)
 	now->zones = flash->zones;
 	result = flash_anchors_read(now, error);
 	if (result == 0 && memcmp(now->anchor.uuid, flash->anchor.uuid, FLASH_UUID_BYTES) != 0) {
-		result = error_set(error, -EINVAL, "'%s' has become another flash store meanwhile",
+		result = error_set(error, -EINVAL,
+			"'%s' was replaced by another flash store while it was being opened",
 			flash->path);
 	}
 	if (result == 0) { /* not the sizes, which other threads read without a lock */
@@ -448,14 +449,14 @@ static int open_below(struct flash *flash, const struct store_options *options, 
 	if (options->read_mode == STORE_MODE_DEVICE || options->write_mode == STORE_MODE_DEVICE ||
 		reads_direct != writes_direct) {
 		return error_set(error, -EINVAL,
-			"'%s': a flash store reads and writes in the same way; write mode=cached "
-			"or mode=direct",
+			"'%s': a flash store reads and writes in the same mode; use mode=cached or "
+			"mode=direct",
 			options->path);
 	}
 	below.read_mode = reads_direct ? STORE_MODE_DIRECT : STORE_MODE_CACHED;
 	if (store_kind_at(store_kind_of_path(flash->path)) != &file_store_kind) {
 		return error_set(error, -EINVAL,
-			"'%s': a flash store is on a file or a block device", options->path);
+			"'%s': a flash store must be a file or a block device", options->path);
 	}
 	result = store_open(&below, &flash->below, error);
 	if (result < 0) {
@@ -479,8 +480,8 @@ static int open_below(struct flash *flash, const struct store_options *options, 
 		/* The page cache would write the blocks of a zone in any order. */
 		if (options->read_mode == STORE_MODE_CACHED) {
 			return error_set(error, -EINVAL,
-				"'%s' is a host-managed zoned block device, which is not written "
-				"through the page cache; leave out mode=, or write mode=direct",
+				"'%s' is a host-managed zoned block device, which cannot be "
+				"written through the page cache; omit mode=, or use mode=direct",
 				options->path);
 		}
 		direct.read_mode = STORE_MODE_DIRECT;
@@ -637,7 +638,7 @@ static int set_on_full(void *config_bytes, const char *value, struct error *erro
 	config->refuses = strcmp(value, "refuse") == 0;
 	return config->refuses || strcmp(value, "drop") == 0
 		       ? 0
-		       : error_set(error, -EINVAL, "it is neither drop nor refuse");
+		       : error_set(error, -EINVAL, "must be drop or refuse");
 }
 
 static int set_cache(void *config_bytes, const char *value, struct error *error)
@@ -649,8 +650,7 @@ static int set_cache(void *config_bytes, const char *value, struct error *error)
 		(config->cache_bytes < (uint64_t)FLASH_CACHE_SLOTS_MIN * FLASH_BLOCK_BYTES ||
 			config->cache_bytes >
 				(uint64_t)FLASH_CACHE_SLOTS_MAX * FLASH_BLOCK_BYTES)) {
-		result = error_set(
-			error, -ERANGE, "'%s' is neither 0 nor between 128K and 64G", value);
+		result = error_set(error, -ERANGE, "'%s' must be 0, or from 128K to 64G", value);
 	}
 	config->has_cache_bytes = true;
 	return result;
@@ -661,7 +661,8 @@ static int set_cache_directory(void *config_bytes, const char *value, struct err
 	struct flash_config *config = config_bytes;
 
 	if (value[0] != '/' || strlen(value) >= sizeof(config->cache_directory)) {
-		return error_set(error, -EINVAL, "'%s' is not the full path of a folder", value);
+		return error_set(
+			error, -EINVAL, "'%s' is not the absolute path of a folder", value);
 	}
 	memset(config->cache_directory, 0, sizeof(config->cache_directory));
 	if (strcmp(value, flash_cache_directory(NULL)) != 0) {
@@ -688,23 +689,21 @@ static const char *flash_memory_folder(const void *config_bytes)
 
 static const struct field flash_options[] = {
 	{ "map-memory", "SIZE",
-		"flash: memory for the map of a flash store: 64M, the default, covers 32 GiB of "
-		"the disk",
-		"64M", .type = FIELD_BYTES, .min = FLASH_BLOCK_BYTES, .max = UINT64_C(1) << 40,
+		"flash: memory for the map; the default of 64M covers 32 GiB of the disk", "64M",
+		.type = FIELD_BYTES, .min = FLASH_BLOCK_BYTES, .max = UINT64_C(1) << 40,
 		FIELD_IN(struct flash_config, map_memory) },
 	{ "on-full", "drop|refuse",
-		"flash: when a snapshot leaves no room for writes: drop it (the default), or let "
+		"flash: when a snapshot leaves no space for writes: drop it (default), or let "
 		"writes fail",
 		"refuse", .set = set_on_full, AT(refuses, refuses) },
 	{ "cache", "SIZE",
-		"flash: memory for changes that are answered and not yet written; default 64M, or "
-		"an eighth of the disk; 0: none",
+		"flash: size of the write-back cache; default 64M, or an eighth of the disk; 0: "
+		"none",
 		"64M", .set = set_cache, AT(cache_bytes, has_cache_bytes) },
-	{ "cache-dir", "FOLDER",
-		"flash: where the file of that cache is, on a tmpfs (default /dev/shm)", "/dev/shm",
-		.set = set_cache_directory, AT(cache_directory, cache_directory) },
+	{ "cache-dir", "FOLDER", "flash: folder of the cache file, on a tmpfs (default /dev/shm)",
+		"/dev/shm", .set = set_cache_directory, AT(cache_directory, cache_directory) },
 	{ "cache-file", NULL,
-		"flash: when the cache file has changes of the disk that this one was copied or "
+		"flash: if the cache file has changes of the store that this one was copied or "
 		"moved from",
 		"take", .type = FIELD_WORD, .words = others_words,
 		FIELD_IN(struct flash_config, others) },
@@ -717,12 +716,13 @@ static const struct counter counter_list[] = {
 	FLASH(cached_blocks, TOTAL, "Blocks written to the write cache"),
 	FLASH(evicted_blocks, TOTAL, "Blocks written to the disk to make room in the cache"),
 	FLASH(flushed_blocks, TOTAL, "Blocks of the cache written to the disk by flushes"),
-	FLASH(dirty_pages, NOW, "Blocks of the cache that are not written to the disk yet"),
+	FLASH(dirty_pages, NOW, "Blocks of the cache that are not yet written to the disk"),
 	FLASH(moved_blocks, TOTAL, "Blocks read and moved by garbage collection"),
 	FLASH(cache_moved_blocks, TOTAL,
 		"Unchanged blocks moved by garbage collection from the cache"),
 	FLASH(written_back_blocks, TOTAL,
-		"Changed blocks written from the cache instead of moving what they replace"),
+		"Changed blocks written from the cache instead of moving the blocks that they "
+		"replace"),
 	FLASH(node_blocks, TOTAL, "Blocks of the map written by checkpoints"),
 	FLASH(header_blocks, TOTAL, "Record headers written"),
 	FLASH(checkpoints, TOTAL, "Checkpoints"),
@@ -730,17 +730,17 @@ static const struct counter counter_list[] = {
 	FLASH(checksum_errors, TOTAL, "Blocks and pages whose checksum did not match"),
 	FLASH(erased_segments, TOTAL, "Segments discarded before they became free"),
 	FLASH(erases_min, NOW, "Erasures of the least worn segment"),
-	FLASH(erases_mean, NOW, "Erasures of a segment on average"),
+	FLASH(erases_mean, NOW, "Mean number of erasures of a segment"),
 	FLASH(erases_max, NOW, "Erasures of the most worn segment"),
-	FLASH(free_segments, NOW, "Free segments, as of the last checkpoint"),
+	FLASH(free_segments, NOW, "Free segments at the last checkpoint"),
 	FLASH(log_moves, TOTAL,
 		"Failed writes to the log, after which it continued in another segment"),
 	FLASH(log_rewrites, TOTAL,
 		"Failed flushes, after which what they were for was written once more"),
 	FLASH(avoided_segments, NOW,
-		"Segments used last because a write to them has failed, as of the last checkpoint"),
+		"Segments used last because a write to them failed, at the last checkpoint"),
 	FLASH(snapshot_blocks, NOW,
-		"Blocks that only snapshots need, approximately, as of the last checkpoint"),
+		"Approximate number of blocks that only snapshots use, at the last checkpoint"),
 	FLASH(snapshots_dropped, TOTAL, "Snapshots dropped to make room for writes"),
 };
 

@@ -245,18 +245,18 @@ int flash_geometry_make(struct flash_geometry *geometry, uint64_t device_blocks,
 	*geometry = (struct flash_geometry){ .segment_blocks = segment_blocks };
 	if (device_blocks < FLASH_SEGMENTS_AT + (uint64_t)FLASH_SEGMENTS_MIN * segment_blocks) {
 		return error_set(error, -EINVAL,
-			"it is too small: with segments of %u KiB at least %llu KiB are needed",
+			"it is too small: with segments of %u KiB it needs at least %llu KiB",
 			segment_blocks * 4,
 			4 * (FLASH_SEGMENTS_AT +
 				    (unsigned long long)FLASH_SEGMENTS_MIN * segment_blocks));
 	}
 	if (device_blocks > UINT32_MAX) {
-		return error_set(error, -EINVAL, "it is larger than 16 TiB, which is the most");
+		return error_set(error, -EINVAL, "it is larger than the limit of 16 TiB");
 	}
 	count = (device_blocks - FLASH_SEGMENTS_AT) / segment_blocks;
 	if (count > FLASH_SEGMENTS_MAX) {
 		return error_set(error, -EINVAL,
-			"it would have more than %d segments of %u KiB; make them larger",
+			"it would have more than %d segments of %u KiB; choose larger segments",
 			FLASH_SEGMENTS_MAX, segment_blocks * 4);
 	}
 	geometry->segment_count = (uint32_t)count;
@@ -446,9 +446,9 @@ int flash_anchor_decode(
 	if (version < FLASH_OLDEST_VERSION || version > FLASH_ANCHOR_VERSION ||
 		le32toh(wire.block_bytes) != FLASH_BLOCK_BYTES) {
 		return error_set(error, -ENOTSUP,
-			"has format version %u with blocks of %u bytes, and this program reads "
-			"versions %d to %d with %d only; copy the disk with the program that made "
-			"it",
+			"has format version %u with blocks of %u bytes, but this program supports "
+			"only versions %d to %d with %d; copy the disk with the program that "
+			"created it",
 			version, le32toh(wire.block_bytes), FLASH_OLDEST_VERSION,
 			FLASH_ANCHOR_VERSION, FLASH_BLOCK_BYTES);
 	}
@@ -478,7 +478,7 @@ int flash_anchor_decode(
 		!detours_decode(anchor, &wire) || anchor->label[FLASH_LABEL_BYTES - 1] != '\0' ||
 		!cache_is_sound(anchor) || !is_zero(wire.zeroes, sizeof(wire.zeroes)) ||
 		!is_zero(wire.more_zeroes, sizeof(wire.more_zeroes))) {
-		return error_set(error, -EINVAL, "has numbers that do not fit each other");
+		return error_set(error, -EINVAL, "has inconsistent values");
 	}
 	return 0;
 }

@@ -65,13 +65,14 @@ void flash_fail(struct flash *flash, int error, const char *what)
 	if (flash->failed == 0) {
 		flash->failed = error;
 		flash->pump_again = true;
-		log_error("flash store '%s': its log %s: %s; it can only be read until the server "
+		log_error("flash store '%s': its log %s: %s; it is read-only until the server "
 			  "opens it again%s",
 			flash->path, what, strerror(-error),
-			error != -ENOSPC    ? ""
-			: is_damaged(flash) ? "; what cannot be read keeps the space around it: "
-					      "copy the disk to another store"
-					    : ": first make room in the filesystem below it");
+			error != -ENOSPC ? ""
+			: is_damaged(flash)
+				? "; unreadable parts keep the space around them: copy the disk to "
+				  "another store"
+				: ": first free space in the filesystem that contains it");
 	}
 }
 

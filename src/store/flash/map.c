@@ -202,8 +202,7 @@ static void tell_damage(const struct flash *flash, uint32_t page)
 	(void)flash_hole_text(flash, &holes, 0, hole, sizeof(hole));
 	log_error("flash store '%s': %s%s cannot be read: the page of the map is damaged%s",
 		flash->path, hole, page < page_count ? "" : ", as a snapshot has them,",
-		page < page_count ? "; 'gmblock check --rebuild' puts it together from the log"
-				  : "");
+		page < page_count ? "; 'gmblock check --rebuild' restores it from the log" : "");
 }
 
 /* The waiters are moved to a list of their own first, because ready() can request pages, and so
@@ -345,7 +344,7 @@ static void block_dies(struct flash *flash, uint32_t block)
 		gc_dead(&flash->table, segment);
 		flash_views_block_dies(flash, segment);
 	} else { /* the table on the device was wrong */
-		flash_fail(flash, -EUCLEAN, "has a table of segments that does not fit the map");
+		flash_fail(flash, -EUCLEAN, "has a segment table that does not match the map");
 	}
 }
 

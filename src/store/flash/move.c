@@ -212,7 +212,7 @@ static void move_choose(struct flash *flash)
 		flash_fail(flash, move->error, "cannot be written");
 		return;
 	}
-	log_warning("flash store '%s': its log cannot be written at byte %llu: %s; it goes on in "
+	log_warning("flash store '%s': cannot write its log at byte %llu: %s; it continues in "
 		    "another segment, and this one is used last from now on",
 		flash->path, (unsigned long long)flash_block_offset(flash, first->record.at),
 		strerror(-move->error));

@@ -157,8 +157,8 @@ static int helper_check(const struct flash_helper *helper)
 		if (crc32c(0, bytes + (size_t)i * FLASH_BLOCK_BYTES, FLASH_BLOCK_BYTES) !=
 			helper->crcs[i]) {
 			helper->flash->counters.checksum_errors++;
-			log_error("flash store '%s': block %llu of the disk is damaged: it does "
-				  "not have its checksum",
+			log_error("flash store '%s': block %llu of the disk is damaged: its "
+				  "checksum is wrong",
 				helper->flash->path, (unsigned long long)helper->block + i);
 			return -EIO;
 		}

@@ -48,8 +48,8 @@ static int check_device(const struct flash *flash, struct error *error)
 		(geometry->segment_blocks != flash->zones.capacity ||
 			geometry->segment_count + FLASH_ANCHORS > flash->zones.count)) {
 		return error_set(error, -EINVAL,
-			"the flash store on '%s' was made for %u zones with room for %u KiB each, "
-			"and there are %u with %u KiB",
+			"the flash store on '%s' was created for %u zones with a capacity of %u "
+			"KiB each, but the device has %u with %u KiB",
 			path, geometry->segment_count + FLASH_ANCHORS, geometry->segment_blocks * 4,
 			flash->zones.count, flash->zones.capacity * 4);
 	}
@@ -58,8 +58,8 @@ static int check_device(const struct flash *flash, struct error *error)
 	}
 	if (size < bytes && !flash_has_zones(flash)) {
 		return error_set(error, -EINVAL,
-			"'%s' has become smaller: it has %llu bytes, and the flash store on it "
-			"needs %llu; bring back the rest of it",
+			"'%s' has become smaller: it has %llu bytes, but the flash store on it "
+			"needs %llu; restore the missing part",
 			path, (unsigned long long)size, (unsigned long long)bytes);
 	}
 	return 0;
@@ -75,7 +75,7 @@ static int decode_anchor(const struct flash *flash, const uint8_t block[FLASH_BL
 	if (result == 0 &&
 		(uint64_t)anchor->zone_blocks << FLASH_BLOCK_SHIFT != flash->zones.bytes) {
 		result = error_set(error, -EINVAL,
-			"is that of a device with zones of %llu KiB (0: without zones)",
+			"belongs to a device with zones of %llu KiB (0: without zones)",
 			(unsigned long long)anchor->zone_blocks * 4);
 	}
 	return result;
@@ -87,9 +87,10 @@ static int sync_found(const struct flash *flash, struct error *error)
 {
 	int result = flash->is_read_only ? 0 : disk_sync(flash->fd);
 
-	return result == 0 ? 0
-			   : error_set(error, result, "cannot make what is on '%s' durable: %s",
-				     flash->path, strerror(-result));
+	return result == 0
+		       ? 0
+		       : error_set(error, result, "cannot make the contents of '%s' durable: %s",
+				 flash->path, strerror(-result));
 }
 
 int flash_look_at_disk(const struct flash *flash, struct error *error)
@@ -138,7 +139,7 @@ int flash_anchors_read(struct flash *flash, struct error *error)
 	/* `ours`: anchors that are damaged or unreadable show that there is a store. */
 	if (good == 0 && ours == 0) {
 		return error_set(error, -EINVAL,
-			"'%s' has no flash store; 'gmblock create' makes one", path);
+			"'%s' has no flash store; create one with 'gmblock create'", path);
 	}
 	if (good == 0) {
 		return error_set(error, -EINVAL,
@@ -494,8 +495,8 @@ static void tell_progress(struct replay *replay)
 			(uint32_t)(MIN(replay->blocks, (uint64_t)LOG_BLOCKS) * 990 / LOG_BLOCKS));
 	}
 	if (replay->blocks / TELL_BLOCKS > before) {
-		log_info("flash store '%s': %llu MiB of its log have been read; about %d is the "
-			 "most",
+		log_info(
+			"flash store '%s': %llu MiB of its log have been read, of at most about %d",
 			flash->path,
 			(unsigned long long)(replay->blocks >> (20 - FLASH_BLOCK_SHIFT)),
 			LOG_BLOCKS >> (20 - FLASH_BLOCK_SHIFT));
@@ -664,7 +665,7 @@ static int refuse_map(const struct flash *flash, struct error *error)
 
 	return error_advise(error, -EUCLEAN, "readonly",
 		"the map of the flash store on '%s' is damaged%s%s%s; 'gmblock check --rebuild' "
-		"puts it together from the log, and what is left can be read",
+		"restores it from the log, and the rest of the disk can be read",
 		flash->path, is_known ? ": it has lost " : "", is_known ? hole : "",
 		is_known && flash->damage.holes.count > 1 ? " and more" : "");
 }
@@ -675,10 +676,11 @@ static int refuse_loss(const struct flash *flash, struct error *error)
 
 	flash_loss_text(flash, loss, sizeof(loss));
 	return error_advise(error, -EUCLEAN, "readonly",
-		"the log of the flash store on '%s' %s; %sput back a copy of the store, read it as "
-		"it was before them, or go on from there after 'gmblock check --accept-loss'",
+		"the log of the flash store on '%s' %s; %srestore a copy of the store, read the "
+		"disk as it was before these records, or continue without them after 'gmblock "
+		"check --accept-loss'",
 		flash->path, loss,
-		flash->damage.lost_error < 0 ? "try again, in case the error passes, " : "");
+		flash->damage.lost_error < 0 ? "try again, in case the error is temporary, " : "");
 }
 
 int flash_recover(struct flash *flash, struct error *error)
@@ -704,8 +706,8 @@ int flash_recover(struct flash *flash, struct error *error)
 	}
 	if (result == -EFBIG) {
 		return error_set(error, result,
-			"more of the map of the flash store on '%s' is damaged than can be put "
-			"together: 'readonly' serves what is left",
+			"the map of the flash store on '%s' is too damaged to be restored: "
+			"'readonly' serves the rest",
 			flash->path);
 	}
 	if (result == -ESTALE) {

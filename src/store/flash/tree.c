@@ -395,8 +395,7 @@ void flash_loss_text(const struct flash *flash, char *text, size_t bytes)
 		flash->damage.lost_error < 0 ? strerror(-flash->damage.lost_error) : "",
 		flash->damage.lost_error < 0 ? ")" : "");
 	if (flash->damage.lost_records > 0) {
-		snprintf(text, bytes,
-			"%s: %llu records from there on, which were flushed, are lost", where,
+		snprintf(text, bytes, "%s: %llu flushed records from there on are lost", where,
 			(unsigned long long)flash->damage.lost_records);
 	} else {
 		snprintf(text, bytes,
@@ -414,28 +413,28 @@ void flash_damage_tell(const struct flash *flash)
 		log_warning("flash store '%s': %u nodes of its map are damaged; their second "
 			    "copies are used%s",
 			flash->path, flash->damage.twins_used,
-			flash->is_read_only ? "" : ", and both are written anew");
+			flash->is_read_only ? "" : ", and both copies are written again");
 	}
 	if (flash->damage.is_table_damaged) {
-		log_warning("flash store '%s': its table of segments is damaged%s", flash->path,
-			flash->is_read_only ? "" : "; it has been counted from the map");
+		log_warning("flash store '%s': its segment table is damaged%s", flash->path,
+			flash->is_read_only ? "" : "; it has been recounted from the map");
 	}
 	if (flash_has_loss(flash)) {
 		flash_loss_text(flash, loss, sizeof(loss));
 		log_warning("flash store '%s': its log %s; %s", flash->path, loss,
-			flash->is_read_only ? "it is served as it was before"
-					    : "the log goes on without them, as was asked for");
+			flash->is_read_only ? "it is served in its state before them"
+					    : "it continues without them, as requested");
 	}
 	tell_holes(flash, &flash->damage.holes,
-		"cannot be read, since the map has lost them; 'gmblock check --rebuild' puts it "
-		"together from the log");
+		"cannot be read because their part of the map is lost; 'gmblock check --rebuild' "
+		"restores it from the log");
 	if (flash->damage.linked_pages > 0) {
-		log_info("flash store '%s': %u pages of its map that were lost are found again; "
-			 "one that was trimmed or zeroed as a whole since may have older contents",
+		log_info("flash store '%s': %u lost pages of its map were found again; a page that "
+			 "was entirely trimmed or zeroed later might have older contents",
 			flash->path, flash->damage.linked_pages);
 	}
 	tell_holes(flash, &flash->damage.patched,
-		"have been put together from changes: what was trimmed or zeroed there since may "
+		"were restored from later changes: parts that were trimmed or zeroed later might "
 		"have older contents");
-	tell_holes(flash, &flash->damage.emptied, "have no trace in the log: they read as zeroes");
+	tell_holes(flash, &flash->damage.emptied, "are not in the log: they read as zeroes");
 }

@@ -161,8 +161,8 @@ static void drop_oldest(struct flash *flash)
 {
 	struct flash_view *view = oldest(flash);
 
-	log_warning("flash store '%s': snapshot '%s' is dropped: what was overwritten since it was "
-		    "made leaves no room for writes; reads of it fail from now on",
+	log_warning("flash store '%s': snapshot '%s' is dropped: the blocks it keeps leave no "
+		    "space for writes; reads of it fail from now on",
 		flash->path, view->about.name);
 	flash->counters.snapshots_dropped++;
 	pthread_mutex_lock(&flash->base.watch_lock);
@@ -179,8 +179,8 @@ static void drop_oldest(struct flash *flash)
 static void tell_refusal(const struct flash *flash)
 {
 	if (!flash->views.is_full && !flash->views.is_stuck) {
-		log_warning("flash store '%s': writes fail from now on: what was overwritten since "
-			    "its snapshots were made leaves no room for them; delete a snapshot",
+		log_warning("flash store '%s': writes fail from now on: the blocks that its "
+			    "snapshots keep leave no space for them; delete a snapshot",
 			flash->path);
 	}
 }
@@ -266,7 +266,7 @@ static bool has_place(const struct flash *flash)
 static int refuse_create(struct error *error)
 {
 	return error_set(error, -ENOSPC,
-		"has no room for a snapshot: less than %d %% of its segments can be written to",
+		"has no space for a snapshot: less than %d %% of its segments can be written",
 		ROOM_MIN_PERCENT);
 }
 
@@ -274,15 +274,15 @@ static int check_create(struct flash *flash, const char *name, struct error *err
 {
 	if (!flash_view_name_is_sound(name)) {
 		return error_set(error, -EINVAL,
-			"cannot have a snapshot of that name: 1 to %d letters, digits, '.', '_' "
-			"and '-', of which the first is a letter or a digit",
+			"cannot have a snapshot with that name: use 1 to %d letters, digits, '.', "
+			"'_' and '-', and begin with a letter or digit",
 			FLASH_VIEW_NAME_BYTES - 1);
 	}
 	if (view_find(flash, name) != NULL) {
-		return error_set(error, -EEXIST, "has a snapshot '%s' already", name);
+		return error_set(error, -EEXIST, "already has a snapshot '%s'", name);
 	}
 	if (!has_place(flash) && !is_going(flash)) {
-		return error_set(error, -EMLINK, "has %d snapshots, which is the most; delete one",
+		return error_set(error, -EMLINK, "has %d snapshots, which is the limit; delete one",
 			FLASH_VIEWS);
 	}
 	return view_room_of(flash) < 0 || flash->views.is_stuck ? refuse_create(error) : 0;
@@ -299,7 +299,7 @@ static int check_request(struct flash *flash, struct store_view_request *request
 	}
 	if (flash->failed != 0) {
 		return error_set(&request->error, flash->failed,
-			"can only be read until the server opens it again");
+			"is read-only until the server opens it again");
 	}
 	if (request->action == STORE_VIEW_CREATE) {
 		return check_create(flash, request->view.name, &request->error);
@@ -514,8 +514,8 @@ void flash_view_damaged(struct flash *flash, uint32_t index)
 		}
 	}
 	if (flash->start != NULL) { /* a check reports it itself */
-		log_error("flash store '%s': the map of its snapshot '%s' is damaged: not all of "
-			  "it can be read; 'gmblock snapshot delete' gives back its space",
+		log_error("flash store '%s': the map of its snapshot '%s' is damaged: parts of it "
+			  "cannot be read; 'gmblock snapshot delete' frees its space",
 			flash->path, view->about.name);
 	}
 }
@@ -664,7 +664,7 @@ void flash_views_move(
 		if (flash->segments[from].view_valid[i] ==
 			0) { /* the table on the device was wrong */
 			flash_fail(flash, -EUCLEAN,
-				"has a table of segments that does not fit a snapshot");
+				"has a segment table that does not match a snapshot");
 			return;
 		}
 		*at = (struct flash_entry){ htole32(block), htole32(entry->crc) };
@@ -796,9 +796,8 @@ static int view_open(struct store *base, const struct store_options *options, co
 	pthread_mutex_unlock(&flash->base.watch_lock);
 	if (found == NULL && is_dropped) {
 		return error_set(error, -ENOENT,
-			"'%s' has dropped its snapshot '%s': what was overwritten since it was "
-			"made "
-			"left no room for writes",
+			"'%s' has dropped its snapshot '%s': the blocks it kept left no space for "
+			"writes",
 			flash->path, options->path);
 	}
 	if (found == NULL) {
@@ -808,7 +807,7 @@ static int view_open(struct store *base, const struct store_options *options, co
 	if (is_damaged) {
 		return error_set(error, -EUCLEAN,
 			"the map of snapshot '%s' of '%s' is damaged: it cannot be read; 'gmblock "
-			"snapshot delete' gives back its space",
+			"snapshot delete' frees its space",
 			options->path, flash->path);
 	}
 	base->info = flash->base.info;

@@ -78,8 +78,7 @@ int flash_zones_find(int fd, const char *path, struct flash_zones *zones, struct
 		result = find_first(fd, info.zone_bytes, &first);
 	}
 	if (result == -ENOENT) {
-		return error_set(
-			error, -EINVAL, "'%s' has no zones that are written in order", path);
+		return error_set(error, -EINVAL, "'%s' has no zones for sequential writes", path);
 	}
 	if (result == 0) {
 		result = count_alike(fd, &first, info.zone_bytes, &zones->count);
@@ -95,13 +94,13 @@ int flash_zones_find(int fd, const char *path, struct flash_zones *zones, struct
 		zones->capacity < FLASH_SEGMENT_BLOCKS_MIN ||
 		zones->capacity > FLASH_SEGMENT_BLOCKS_MAX) {
 		return error_set(error, -ENOTSUP,
-			"the zones of '%s' have room for %llu KiB each; a flash store needs zones "
-			"of 64 KiB to 2 GiB, in whole blocks of 4 KiB",
+			"the zones of '%s' have a capacity of %llu KiB each; a flash store needs "
+			"zones of 64 KiB to 2 GiB, in whole blocks of 4 KiB",
 			path, (unsigned long long)first.capacity >> 10);
 	}
 	if (info.active_zones_max > 0 && info.active_zones_max < ACTIVE_ZONES) {
 		return error_set(error, -ENOTSUP,
-			"only %u zones of '%s' can be active at one time; a flash store needs %d",
+			"only %u zones of '%s' can be active at a time; a flash store needs %d",
 			info.active_zones_max, path, ACTIVE_ZONES);
 	}
 	if (zones->count < FLASH_ANCHORS + FLASH_SEGMENTS_MIN) {
@@ -278,8 +277,8 @@ int flash_zones_take(struct flash *flash, struct error *error)
 		} else if (segment->zone == DISK_ZONE_ACTIVE) {
 			if (is_free || zones->segment != FLASH_NO_SEGMENT) {
 				return error_set(error, -EBUSY,
-					"the log of '%s' ends in more zones than one; stop its "
-					"server, and start it again",
+					"the log of '%s' ends in several zones; stop its server "
+					"and start it again",
 					flash->path);
 			}
 			zones->segment = i; /* its zone is finished before another one is written */
@@ -289,7 +288,7 @@ int flash_zones_take(struct flash *flash, struct error *error)
 	return flash->table.state_counts[GC_FREE] > 0
 		       ? 0
 		       : error_set(error, -ENOSPC,
-				 "no zone of '%s' is empty at the moment; upgrade again",
+				 "no zone of '%s' is empty at the moment; try the upgrade again",
 				 flash->path);
 }
 

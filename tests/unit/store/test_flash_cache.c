@@ -703,7 +703,7 @@ static void test_pages_of_a_later_history_are_refused(void **state)
 	}
 	transfer(&world, STORE_WRITE, 0, NEW, 0);
 	before = copy_file(true);
-	expect_not_started(-ESTALE, "an earlier copy was put back");
+	expect_not_started(-ESTALE, "the store was replaced by an earlier copy");
 	expect_file(before);
 	/* The remedies. */
 	sim_shared_remove(cache_path);
@@ -776,7 +776,7 @@ static void test_a_copy_takes_no_changes(void **state)
 	setup();
 	copy_disk();
 	before = copy_file(false);
-	expect_refused("is a copy or was moved", false);
+	expect_refused("was copied or moved", false);
 	expect_refused("without 'readonly'", true);
 	expect_file(before);
 	world_cache_file = "leave";

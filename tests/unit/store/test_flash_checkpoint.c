@@ -520,7 +520,7 @@ static void test_damage_to_what_came_meanwhile_is_told(void **state)
 		assert_true(sim_step());
 	}
 	assert_int_equal(image.start.result, -EUCLEAN);
-	assert_non_null(strstr(image.start.error.text, "which were flushed, are lost"));
+	assert_non_null(strstr(image.start.error.text, "flushed records from there on are lost"));
 	world_discard(&image);
 	world_freeze(&world, false);
 	world_close(&world);

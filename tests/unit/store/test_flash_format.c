@@ -228,7 +228,7 @@ static void test_segments_are_not_too_many_for_memory(void **state)
 	GMB_UNUSED(state);
 	assert_int_equal(flash_geometry_make(&geometry, UINT32_MAX, 4096, 15, &error), 0);
 	assert_int_equal(flash_geometry_make(&geometry, UINT32_MAX, 2048, 15, &error), -EINVAL);
-	assert_non_null(strstr(error.text, "make them larger"));
+	assert_non_null(strstr(error.text, "choose larger segments"));
 	geometry = (struct flash_geometry){ .disk_blocks = 1 << 20,
 		.segment_count = FLASH_SEGMENTS_MAX + 1,
 		.segment_blocks = 16 };

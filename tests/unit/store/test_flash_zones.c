@@ -63,7 +63,7 @@ static void test_zones_that_do_not_suit_are_refused_with_the_reason(void **state
 
 	GMB_UNUSED(state);
 	options.zone_capacity = 15 * FLASH_BLOCK_BYTES;
-	expect_refusal(&options, 0, "have room for 60 KiB each; a flash store needs");
+	expect_refusal(&options, 0, "have a capacity of 60 KiB each; a flash store needs");
 	options.zone_bytes = UINT64_C(4) << 30;
 	options.zone_capacity = 0;
 	options.size = ZONES * options.zone_bytes;
@@ -73,14 +73,15 @@ static void test_zones_that_do_not_suit_are_refused_with_the_reason(void **state
 	expect_refusal(&options, 0, "in whole blocks of 4 KiB");
 	options = zoned();
 	options.active_zones_max = 2;
-	expect_refusal(&options, 0, "only 2 zones of 'disk' can be active at one time");
+	expect_refusal(&options, 0, "only 2 zones of 'disk' can be active at a time");
 	options = zoned();
 	options.conventional_zones = 13;
 	expect_refusal(&options, 0, "has 17 zones of one size in a row; a flash store needs 18");
 	options.conventional_zones = ZONES;
-	expect_refusal(&options, 0, "has no zones that are written in order");
+	expect_refusal(&options, 0, "has no zones for sequential writes");
 	options = zoned();
-	expect_refusal(&options, 65536, "its zones have room for 128 KiB, and each is a segment");
+	expect_refusal(
+		&options, 65536, "its zones have a capacity of 128 KiB, and each is a segment");
 }
 
 static void write_block(struct world *world, uint64_t block, uint64_t tag)
@@ -135,8 +136,9 @@ static void test_what_is_there_is_not_lost_unasked(void **state)
 	begin(&options);
 	make(false);
 	assert_int_equal(store_create("flash:disk", &create, &error), -EEXIST);
-	assert_non_null(strstr(error.text, "has a flash store already"));
-	expect_unopened("flash:disk", STORE_MODE_CACHED, "not written through the page cache");
+	assert_non_null(strstr(error.text, "already contains a flash store"));
+	expect_unopened(
+		"flash:disk", STORE_MODE_CACHED, "cannot be written through the page cache");
 	expect_unopened("disk", STORE_MODE_DIRECT, "export flash:disk");
 	world_open(&world, "disk", true, NULL);
 	write_block(&world, 3, 7);

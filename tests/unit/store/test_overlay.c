@@ -419,7 +419,7 @@ static void test_base_that_has_changed_is_refused(void **state)
 	/* Written, with the same bytes. */
 	times[1].tv_nsec ^= 1;
 	assert_int_equal(futimens(fd, times), 0);
-	assert_refused(NULL, path, false, -ESTALE, "the base was written since");
+	assert_refused(NULL, path, false, -ESTALE, "the base has been written since");
 	assert_refused(NULL, path, true, -ESTALE, "touch -d @");
 	times[1] = status.st_mtim;
 	assert_int_equal(futimens(fd, times), 0);
@@ -433,7 +433,7 @@ static void test_base_that_has_changed_is_refused(void **state)
 	assert_int_equal(disk_write(fd, &byte, 1, 5), 0);
 	assert_int_equal(ftruncate(fd, BASE_BYTES + 512), 0);
 	assert_int_equal(futimens(fd, times), 0);
-	assert_refused(NULL, path, false, -ESTALE, "bytes and has");
+	assert_refused(NULL, path, false, -ESTALE, "bytes and now has");
 	close(fd);
 }
 
@@ -447,7 +447,7 @@ static void test_others_are_kept_from_base_and_overlay(void **state)
 	GMB_UNUSED(state);
 	snprintf(changes, sizeof(changes), "%s", scratch_path("changes"));
 	open_overlay(&bench, changes);
-	assert_refused(NULL, NULL, false, -EBUSY, "below an overlay");
+	assert_refused(NULL, NULL, false, -EBUSY, "the base of an overlay");
 	assert_refused(NULL, changes, false, -EBUSY, "another export of this server");
 	assert_refused(changes, NULL, false, -EBUSY, "another export of this server");
 	assert_refused(NULL, changes, true, -EBUSY, "served for writing");
@@ -506,16 +506,16 @@ static void test_files_that_are_no_overlays(void **state)
 
 	GMB_UNUSED(state);
 	snprintf(path, sizeof(path), "%s", scratch_file("image", BASE_BYTES));
-	assert_refused(NULL, path, false, -EINVAL, "is no overlay");
+	assert_refused(NULL, path, false, -EINVAL, "is not an overlay");
 	snprintf(path, sizeof(path), "%s", scratch_file("short", 100));
-	assert_refused(NULL, path, false, -EINVAL, "is no overlay");
+	assert_refused(NULL, path, false, -EINVAL, "is not an overlay");
 	assert_refused(NULL, "memory:1M", false, -EINVAL, "not the path of a file");
 	assert_refused("memory:1M", path, false, -EINVAL, "overlay=discard");
 	snprintf(path, sizeof(path), "%s", scratch_path("changes"));
 	open_overlay(&bench, path);
 	bench_close(&bench);
 	patch(path, OVERLAY_HEAD_BYTES + layout.block_count / 8 + 1, bits, sizeof(bits));
-	assert_refused(NULL, path, false, -EINVAL, "behind the end");
+	assert_refused(NULL, path, false, -EINVAL, "beyond the end");
 	patch(path, 20, bits, sizeof(bits));
 	assert_refused(NULL, path, false, -EINVAL, "checksum is wrong");
 	unlink(path);

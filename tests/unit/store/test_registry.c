@@ -268,8 +268,8 @@ static void test_options_of_another_kind_are_refused(void **state)
 	stores_set(&options, "flip", "yes"); /* of a filter */
 	stores_set(&options, "value", "x");
 	assert_int_equal(store_open(&options, &store, &error), -EINVAL);
-	assert_string_equal(
-		error.text, "'memory:1M': the key value is for disks whose path begins with ones:");
+	assert_string_equal(error.text,
+		"'memory:1M': the key value is only for disks whose path begins with ones:");
 	options.path = "ones:";
 	assert_int_equal(store_open(&options, &store, &error), 0);
 	store_close(store);
