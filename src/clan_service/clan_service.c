@@ -23,9 +23,9 @@ static void clan_service_offer(struct clan_service *service, const struct clan_e
 		!service->door->take(service->door->context, service->ops->kind, peer.address) ||
 		service->offered != NULL) {
 		service->offered = NULL;
-		clan_reject(event->conn,
-			"the server takes no more connections, of this address or of all; its "
-			"--max-connections-per-peer and --max-connections limit them");
+		clan_reject(event->conn, "the connection limit of the server is reached, for this "
+					 "address or in total "
+					 "(--max-connections-per-peer, --max-connections)");
 	}
 }
 

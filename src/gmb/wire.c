@@ -102,9 +102,8 @@ const char *native_parse(enum native_message type, const void *bytes, size_t len
 
 const char *native_hello_parse(const void *bytes, size_t len, uint16_t *version_out)
 {
-	return message_hello_parse(bytes, len, &native_hello, version_out)
-		       ? NULL
-		       : "G1: it is not a hello of gmb";
+	return message_hello_parse(bytes, len, &native_hello, version_out) ? NULL
+									   : "G1: not a gmb hello";
 }
 
 struct message_text native_open_next(const uint8_t **tokens)
@@ -125,7 +124,7 @@ static const char *check_carried(const struct native_request_message *request)
 	if ((head->segment_count > 0 && !moves) ||
 		(head->inline_bytes > 0 &&
 			(head->operation != NATIVE_WRITE || head->segment_count > 0))) {
-		return "G6: a request carries what its operation does not take";
+		return "G6: a request carries data that its operation does not use";
 	}
 	for (uint32_t i = 0; i < head->segment_count; i++) {
 		struct native_wire_segment segment = native_segment_at(request, i);
@@ -137,7 +136,8 @@ static const char *check_carried(const struct native_request_message *request)
 			return "G7: a segment is empty or too long";
 		}
 	}
-	return moves && carried != head->length ? "G6: the length is not what is carried" : NULL;
+	return moves && carried != head->length ? "G6: the length does not match the data carried"
+						: NULL;
 }
 
 const char *native_request_parse(
@@ -200,7 +200,7 @@ const char *native_welcome_parse(const void *bytes, size_t len, struct native_we
 	if (head.magic != NATIVE_MAGIC || head.version < NATIVE_VERSION_MIN ||
 		head.version > NATIVE_VERSION || (head.flags & ~NATIVE_WELCOME_MOVES) != 0 ||
 		head.zero != 0) {
-		return "G1: it is not a welcome of gmb, version 1 to 3";
+		return "G1: not a gmb welcome of a supported version";
 	}
 	if (len != sizeof(head) + more) {
 		return "G1: the length of the welcome";
@@ -231,7 +231,7 @@ static const char *check_extents(const struct native_reply *reply, uint64_t leng
 			return "G3: a reserved field of an extent";
 		}
 		if (extent.bytes == 0 || extent.bytes > left) {
-			return "G14: an extent is empty, or of more than was asked for";
+			return "G14: an extent is empty, or exceeds the request";
 		}
 		left -= extent.bytes;
 	}
@@ -245,10 +245,10 @@ static const char *check_copied(const struct native_wire_copied *copied, uint64_
 
 	for (size_t i = 0; i < ARRAY_COUNT(copied->bytes); i++) {
 		if (!checked_add_u64(sum, copied->bytes[i], &sum)) {
-			return "G20: what a COPY has copied";
+			return "G20: the result of a COPY";
 		}
 	}
-	return sum == length ? NULL : "G20: what a COPY has copied";
+	return sum == length ? NULL : "G20: the result of a COPY";
 }
 
 const char *native_reply_parse(const void *bytes, size_t len, enum native_reply_kind kind,
@@ -279,7 +279,7 @@ const char *native_reply_parse(const void *bytes, size_t len, enum native_reply_
 		return check_extents(reply, length);
 	}
 	if (head->value != 0 || left != (kind == NATIVE_REPLY_COPIED ? sizeof(reply->copied) : 0)) {
-		return "G14: a REPLY with what nobody asked";
+		return "G14: a REPLY with data that was not requested";
 	}
 	memcpy(&reply->copied, rest, left);
 	return kind == NATIVE_REPLY_COPIED ? check_copied(&reply->copied, length) : NULL;

@@ -163,7 +163,7 @@ bool option_go_parse(
 		return false;
 	}
 	if (!take_u16(&cursor, &count) || cursor.left != (uint32_t)count * 2) {
-		*reason = "the number of information requests does not fit the option's length";
+		*reason = "the number of information requests does not match the option's length";
 		return false;
 	}
 	go->requests = cursor.bytes;
@@ -214,7 +214,7 @@ bool option_context_parse(
 		}
 	}
 	if (cursor.left != 0) {
-		*reason = "there are bytes after the last query";
+		*reason = "extra bytes after the last query";
 		return false;
 	}
 	return true;

@@ -53,7 +53,7 @@ static int ask_left_ms(uint64_t until_ns)
 
 static int ask_broken(const char *rule, struct error *error)
 {
-	return error_set(error, -EPROTO, "the server broke a rule of push: %s", rule);
+	return error_set(error, -EPROTO, "the server broke a push rule: %s", rule);
 }
 
 /* Connects within the timeout, and checks the server's welcome. */
@@ -221,8 +221,7 @@ static int exchange(struct push_ask *ask, uint32_t type, const struct iovec *par
 		return ask_ended(ask, 0, error);
 	}
 	if (result != 0) {
-		return error_set(
-			error, result, "the server cannot be asked: %s", strerror(-result));
+		return error_set(error, result, "cannot query the server: %s", strerror(-result));
 	}
 	result = ask_hear(
 		ask, (int)MIN(ask->timeout_ns / NS_PER_MS + 1, UINT64_C(1000000)), head, error);
@@ -240,7 +239,7 @@ int push_ask(struct push_ask *ask, uint32_t type, const struct iovec *parts, uin
 	if (result < 0) {
 		return result;
 	}
-	rule = head.type != PUSH_ANSWER ? "H2: a message that does not belong here"
+	rule = head.type != PUSH_ANSWER ? "H2: an unexpected message"
 					: push_parse(PUSH_ANSWER, ask->message, head.bytes, answer);
 	if (rule != NULL) {
 		return ask_broken(rule, error);
@@ -258,7 +257,7 @@ int push_ask_hear(
 	if (result <= 0) {
 		return result;
 	}
-	rule = head.type != PUSH_JOB ? "H2: a message that does not belong here"
+	rule = head.type != PUSH_JOB ? "H2: an unexpected message"
 				     : push_parse(PUSH_JOB, ask->message, head.bytes, job);
 	return rule != NULL ? ask_broken(rule, error) : 1;
 }
@@ -284,10 +283,10 @@ int push_ask_job(
 		       : answer.head.status == ENOENT ? 0
 						      : ask_refused(&answer, error);
 	}
-	rule = head.type != PUSH_JOB ? "H2: a message that does not belong here"
+	rule = head.type != PUSH_JOB ? "H2: an unexpected message"
 				     : push_parse(PUSH_JOB, ask->message, head.bytes, job);
 	if (rule == NULL && job->head.cursor <= cursor) {
-		rule = "H7: a cursor that does not grow";
+		rule = "H7: a cursor that does not increase";
 	}
 	return rule != NULL ? ask_broken(rule, error) : 1;
 }

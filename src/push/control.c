@@ -31,22 +31,22 @@ void push_control_send(struct push_session *session, struct push_answer *answer,
 	if (session->in.conn != NULL && !session->in.is_closing &&
 		clan_sendv(session->in.conn, CLAN_BULK, PUSH_ANSWER, parts, ARRAY_COUNT(parts)) ==
 			-EAGAIN) {
-		push_session_fail(session, "H2: answers that it does not take");
+		push_session_fail(session, "H2: it does not read its messages");
 	}
 }
 
 static const char *refusal(const struct export *export, uint32_t rights)
 {
 	if ((rights & ENGINE_RIGHT_WRITE) == 0) {
-		return "the source cannot be read";
+		return "you may not read the source";
 	}
 	if (atomic_load_explicit(&export->read_only, memory_order_relaxed)) {
-		return "the destination is served read-only, and cannot be written";
+		return "the destination is served read-only";
 	}
 	return (rights & ENGINE_RIGHT_READ) != 0
-		       ? "the rules of access of the destination do not let you write, and read to "
-			 "compare"
-		       : "the rules of access of the destination do not let you write";
+		       ? "the access rules of the destination do not permit you to write, and read "
+			 "for comparison"
+		       : "the access rules of the destination do not permit you to write";
 }
 
 /* Returns the export if the peer can see it and has the rights. Otherwise sends the answer and
@@ -59,7 +59,7 @@ static struct engine_export *push_control_find(
 
 	if (entry == NULL) {
 		push_control_answer(
-			session, -ENOENT, "there is no such export, or it is not for you");
+			session, -ENOENT, "no such export, or you have no access to it");
 	} else if ((engine_rights(&session->base, entry->export) & rights) != rights) {
 		push_control_answer(session, -EPERM, refusal(entry->export, rights));
 		entry = NULL;
@@ -150,8 +150,8 @@ static void take_grant(struct push_session *session, const struct push_grant *gr
 	if (!range_inside(head->offset, head->length, bytes)) {
 		result = -ENOSPC;
 		snprintf(sizes, sizeof(sizes),
-			"the destination is too small: it has %" PRIu64 " bytes, and the push "
-			"ends at %" PRIu64,
+			"the destination is too small: it has %" PRIu64
+			" bytes, but the push ends at %" PRIu64 PRIu64,
 			bytes, head->offset + head->length);
 		text = sizes;
 	} else if (push_control_is_onto_itself(session, grant)) {
@@ -159,10 +159,10 @@ static void take_grant(struct push_session *session, const struct push_grant *gr
 		text = "source and destination are the same, or overlap";
 	} else if (!bind_ticket(session, head, &claim.ticket)) {
 		result = -EINVAL;
-		text = "the destination does not know who the source is";
+		text = "the destination cannot identify the source";
 	} else if (!ring_secret(engine->ring, &claim.ticket.job, sizeof(claim.ticket.job))) {
 		result = -EIO;
-		text = "the server has no random numbers";
+		text = "the server cannot get random numbers";
 	} else {
 		memcpy(claim.name, grant->name.bytes, grant->name.length);
 		result = push_ticket_make(&claim, ring_now_ns(engine->ring), &text);
@@ -220,7 +220,7 @@ static void take_jobs(struct push_session *session, uint64_t cursor)
 	if (!push_job_next(cursor, &viewer, &job)) {
 		push_control_answer(session, -ENOENT, NULL);
 	} else if (send_job(session, &job) == -EAGAIN) {
-		push_session_fail(session, "H2: answers that it does not take");
+		push_session_fail(session, "H2: it does not read its messages");
 	}
 }
 
@@ -230,7 +230,7 @@ static void push_control_take_cancel(struct push_session *session, uint64_t id)
 	int result = push_job_cancel(id, &viewer);
 
 	push_control_answer(
-		session, result, result == 0 ? NULL : "you have no such job under way here");
+		session, result, result == 0 ? NULL : "no such job of yours is running here");
 }
 
 /* A message that finds no room stays due, and is sent at READY or at the next tick. Only the latest
@@ -260,7 +260,7 @@ void push_control_note(struct push_session *session, bool again)
 void push_control_take(
 	struct push_session *session, uint32_t type, const uint8_t *bytes, uint32_t len)
 {
-	const char *rule = "H2: a message that does not belong here";
+	const char *rule = "H2: an unexpected message";
 	struct push_wire_job_number number;
 	struct push_look look;
 	struct push_grant grant;

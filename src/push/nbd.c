@@ -143,7 +143,8 @@ static bool goes_on(struct push_nbd *nbd, const struct gmb_request *request, con
 		return false;
 	}
 	if (request->result == -ENOTCONN) {
-		push_source_fail(source, -ECONNRESET, "the destination is lost: %s", trouble);
+		push_source_fail(source, -ECONNRESET,
+			"the connection to the destination was lost: %s", trouble);
 	} else if (request->result != 0) {
 		push_source_fail(source, request->result, failed, strerror(-request->result));
 	}
@@ -161,7 +162,7 @@ static void piece_written(struct gmb_request *request)
 {
 	struct push_nbd *nbd = request->context;
 
-	if (goes_on(nbd, request, "the destination cannot be written: %s")) {
+	if (goes_on(nbd, request, "cannot write the destination: %s")) {
 		push_source_written(nbd_slot_of(request));
 		push_source_advance(nbd->source->session);
 	}
@@ -179,7 +180,7 @@ static void piece_compared(struct gmb_request *request)
 	struct push_nbd *nbd = request->context;
 	struct push_slot *slot = nbd_slot_of(request);
 
-	if (goes_on(nbd, request, "the destination cannot be read to compare: %s")) {
+	if (goes_on(nbd, request, "cannot read the destination for comparison: %s")) {
 		const uint8_t *data = push_slot_data(nbd->source, slot);
 		const struct push_wire_checked checked = {
 			.offset = slot->offset,
@@ -218,7 +219,7 @@ static void nbd_zero_done(struct gmb_request *request)
 {
 	struct push_nbd *nbd = request->context;
 
-	if (goes_on(nbd, request, "the destination cannot be written: %s")) {
+	if (goes_on(nbd, request, "cannot write the destination: %s")) {
 		const struct push_wire_range zeroed = { request->offset - nbd->target_offset,
 			request->length };
 
@@ -249,7 +250,7 @@ static void piece_read_back(struct gmb_request *request)
 	const uint8_t *data = push_slot_data(source, nbd_slot_of(request));
 	uint32_t length = (uint32_t)request->length;
 
-	if (!goes_on(nbd, request, "the destination cannot be read back: %s")) {
+	if (!goes_on(nbd, request, "cannot read back the destination: %s")) {
 		return;
 	}
 	nbd->flushed.digest +=
@@ -285,7 +286,7 @@ static void nbd_flush_done(struct gmb_request *request)
 	struct push_nbd *nbd = request->context;
 	struct push_source *source = nbd->source;
 
-	if (!goes_on(nbd, request, "the destination cannot be made durable: %s")) {
+	if (!goes_on(nbd, request, "cannot make the destination durable: %s")) {
 		return;
 	}
 	if (nbd->flushed.flags != 0 && (source->flags & PUSH_READ_BACK) != 0) {
@@ -361,34 +362,33 @@ static int nbd_look(const struct push_nbd *nbd, char text[PUSH_TEXT_BYTES_MAX])
 
 	gmb_get_info(nbd->client, &info);
 	if ((info.capabilities & GMB_CAN_WRITE) == 0) {
-		snprintf(text, PUSH_TEXT_BYTES_MAX,
-			"the destination is served read-only, and cannot be written");
+		snprintf(text, PUSH_TEXT_BYTES_MAX, "the destination is served read-only");
 		return -EROFS;
 	}
 	if ((info.capabilities & GMB_CAN_FLUSH) == 0) {
 		snprintf(text, PUSH_TEXT_BYTES_MAX,
-			"the server of the destination offers no NBD_CMD_FLUSH, so that nothing "
-			"could be made durable there");
+			"the server of the destination does not offer NBD_CMD_FLUSH, so the copy "
+			"could not be made durable");
 		return -EOPNOTSUPP;
 	}
 	if (end > info.bytes) {
 		snprintf(text, PUSH_TEXT_BYTES_MAX,
-			"the destination is too small: it has %" PRIu64 " bytes, and the push ends "
-			"at %" PRIu64,
+			"the destination is too small: it has %" PRIu64
+			" bytes, but the push ends at %" PRIu64 PRIu64,
 			info.bytes, end);
 		return -ENOSPC;
 	}
 	if (!is_aligned(nbd->target_offset, info.block_minimum) ||
 		!is_aligned(end, info.block_minimum)) {
 		snprintf(text, PUSH_TEXT_BYTES_MAX,
-			"the destination takes whole blocks of %" PRIu32 " bytes, and the push "
-			"does not begin and end with one",
+			"the destination requires whole blocks of %" PRIu32
+			" bytes, but the push does not begin and end at block boundaries",
 			info.block_minimum);
 		return -EINVAL;
 	}
 	if (is_onto_itself(nbd)) {
 		snprintf(text, PUSH_TEXT_BYTES_MAX,
-			"source and destination are one disk, and the ranges overlap");
+			"source and destination are the same disk, and the ranges overlap");
 		return -EINVAL;
 	}
 	return 0;
@@ -426,12 +426,12 @@ static void tls_advise(const struct push_source *source, int result, char advice
 			"with those of the destination");
 	} else if (peer->has_credentials && !rights_is_stranger(peer->credentials.uid)) {
 		snprintf(advice, ADVICE_BYTES,
-			"; the source's server showed credentials that it had read earlier: %.280s",
+			"; the source's server used credentials that it had read earlier: %.280s",
 			why);
 	} else {
 		snprintf(advice, ADVICE_BYTES,
-			"; the source's server showed credentials that it had read earlier: its "
-			"log says why");
+			"; the source's server used credentials that it had read earlier; see its "
+			"log for the reason");
 	}
 }
 
@@ -463,8 +463,7 @@ static void nbd_opened(void *context, struct gmb_client *client, const struct gm
 	}
 	if (result == 0) {
 		result = take_memory(nbd, &base);
-		snprintf(text, sizeof(text), "there is no staging memory: %s",
-			push_memory_text(result));
+		snprintf(text, sizeof(text), "no staging memory: %s", push_memory_text(result));
 	}
 	if (result != 0) {
 		push_session_job_fail(session, result, text);
@@ -516,7 +515,7 @@ int push_nbd_begin(struct push_source *source, const char *uri, bool detach, con
 	result = client_open_start(nbd->hub->queue, uri, source->tls, &options, &nbd->client, NULL);
 	if (result != 0) {
 		*text = result == -ENOMEM ? *text
-					  : "the address of the destination is no URI of NBD";
+					  : "the address of the destination is not an NBD URI";
 		free(nbd);
 		return result;
 	}

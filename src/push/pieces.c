@@ -18,7 +18,7 @@ static const char *add_gap(struct push_pieces *pieces, uint64_t offset, uint64_t
 {
 	if (length > 0) {
 		if (pieces->gap_count == PUSH_GAPS_MAX) {
-			return "H9: more is left out than may be under way";
+			return "H9: more pieces are skipped than may be in flight";
 		}
 		pieces->gaps[pieces->gap_count++] = (struct push_wire_range){ offset, length };
 	}
@@ -39,7 +39,7 @@ const char *push_pieces_take(struct push_pieces *pieces, uint64_t offset, uint64
 		return rule;
 	}
 	if (i == pieces->gap_count) {
-		return "H9: what was dealt with before";
+		return "H9: a piece that was already handled";
 	}
 	gap = pieces->gaps[i];
 	pieces->gaps[i] = pieces->gaps[--pieces->gap_count];

@@ -72,8 +72,8 @@ static void end_silent(struct push_session *session)
 		session_terminate(&session->base, NULL);
 	} else {
 		push_session_job_fail(session, -ETIMEDOUT,
-			session->source != NULL ? "the destination gives no sign of life"
-						: "the source gives no sign of life");
+			session->source != NULL ? "the destination does not respond"
+						: "the source does not respond");
 	}
 }
 
@@ -201,7 +201,7 @@ void push_session_fail(struct push_session *session, const char *rule)
 	char reason[160];
 
 	if (session->base.state != SESSION_TERMINATING) {
-		snprintf(reason, sizeof(reason), "it broke a rule of push: %s", rule);
+		snprintf(reason, sizeof(reason), "it broke a push rule: %s", rule);
 		push_session_job_end(session, -EPROTO, reason);
 		session_terminate(&session->base, reason);
 	}
@@ -225,7 +225,7 @@ static void push_service_take_message(
 	} else if (message->cls != CLAN_BULK || message->type == CLAN_TYPE_NOTIFY) {
 		push_session_fail(session, "H2: a message of the wrong class");
 	} else if (session->base.state != SESSION_NEGOTIATING || session->held_type != 0) {
-		push_session_fail(session, "H2: a message that does not belong here");
+		push_session_fail(session, "H2: an unexpected message");
 	} else if (message->type == PUSH_USE) {
 		push_sink_begin(session, bytes, message->bytes);
 	} else if (message->type == PUSH_START) {
@@ -254,7 +254,7 @@ static void push_service_take_messages(struct push_session *session)
 		}
 		push_service_take_message(session, &message, service->message);
 	}
-	push_session_fail(session, "H2: more messages than may be on the way");
+	push_session_fail(session, "H2: more messages than may be in flight");
 }
 
 static void push_service_take_hello(struct push_session *session)
@@ -266,7 +266,7 @@ static void push_service_take_hello(struct push_session *session)
 	const char *rule = push_hello_parse(hello, bytes, &known);
 
 	if (rule == NULL && !known) {
-		rule = "this server speaks version 1 of push";
+		rule = "this server speaks push version 1";
 	}
 	memcpy(welcome.instance, session->base.engine->options.instance, sizeof(welcome.instance));
 	session->in.is_closing = rule != NULL;
@@ -286,10 +286,8 @@ static void peer_lost(struct push_session *session, const struct clan_event *eve
 		return;
 	}
 	push_session_job_end(session, -ECONNRESET,
-		session->source != NULL
-			? "the command that asked for it has ended, or is not connected "
-			  "any more"
-			: "the source has left");
+		session->source != NULL ? "the command that requested it has exited or disconnected"
+					: "the source disconnected");
 	session_terminate(&session->base, reason);
 }
 
@@ -408,7 +406,7 @@ static void session_export_changed(struct session *base, enum export_change chan
 
 	if (change == EXPORT_RIGHTS && (base->rights & session->rights) != session->rights) {
 		push_session_job_fail(
-			session, -EPERM, "who has asked for the job may not do that any more");
+			session, -EPERM, "the user who requested the job no longer has permission");
 	}
 }
 
@@ -424,7 +422,7 @@ static void session_abort(struct session *base)
 {
 	struct push_session *session = push_service_of(base);
 
-	push_session_job_end(session, -ECONNABORTED, "its connection was ended");
+	push_session_job_end(session, -ECONNABORTED, "its connection was closed");
 	ring_cancel(session->base.engine->ring, &session->tick);
 	if (session->source != NULL) {
 		push_source_abort(session);
@@ -463,7 +461,8 @@ static int push_service_start(struct clan_service *service, struct error *error)
 {
 	int result = push_table_init(service->engine->ring);
 
-	return result != 0 ? error_set(error, result, "push needs secrets, and the system has none")
+	return result != 0 ? error_set(error, result,
+				     "push needs secrets, but the system has no random numbers")
 			   : 0;
 }
 

@@ -148,7 +148,7 @@ static bool lend(struct push_sink *sink, uint32_t slot)
 
 	sink->lent[slot] = result == 0;
 	if (result != 0 && result != -EAGAIN && result != -ENOTCONN) {
-		sink_fail(sink, result, "a slot cannot be lent");
+		sink_fail(sink, result, "cannot lend a slot");
 	}
 	return result == 0;
 }
@@ -283,8 +283,8 @@ static void sink_flush_done(struct work *work)
 	} else if (progress->done != length) {
 		push_session_fail(sink->session, "H9: less than the range of the ticket");
 	} else if (progress->digest != work->flush.digest) {
-		push_session_job_fail(
-			sink->session, -EIO, "what came is not what the source has read");
+		push_session_job_fail(sink->session, -EIO,
+			"the received data differs from what the source has read");
 	} else if ((sink->claim.ticket.flags & PUSH_READ_BACK) != 0) {
 		sink->session->job_state = PUSH_JOB_FINISHES;
 		read_back_begin(sink);
@@ -304,7 +304,7 @@ static void read_back_done(struct work *work)
 		read_back_begin(sink);
 	} else if (sink->read_back_digest != sink->session->progress.digest) {
 		push_session_job_fail(sink->session, -EIO,
-			"what the disk of the destination has is not what was written to it");
+			"the data on the destination's disk differs from what was written");
 	} else {
 		answer_add(&sink->works[FIRST_FLUSH]);
 	}
@@ -320,11 +320,11 @@ static void work_done(struct work *work, int error)
 		[WORK_READ_BACK] = read_back_done,
 	};
 	static const char *const failed[] = {
-		[WORK_PIECE] = "the destination cannot be written",
-		[WORK_CHECK] = "the destination cannot be read",
-		[WORK_ZERO] = "the destination cannot be zeroed",
-		[WORK_FLUSH] = "the destination cannot be made durable",
-		[WORK_READ_BACK] = "the destination cannot be read",
+		[WORK_PIECE] = "cannot write the destination",
+		[WORK_CHECK] = "cannot read the destination",
+		[WORK_ZERO] = "cannot zero the destination",
+		[WORK_FLUSH] = "cannot make the destination durable",
+		[WORK_READ_BACK] = "cannot read the destination",
 	};
 
 	if (error != 0) {
@@ -493,7 +493,7 @@ static const char *piece_came(struct push_sink *sink, uint32_t slot)
 	}
 	/* If the source maps the slot, it has computed the checksum of these very bytes. */
 	if (!sink->is_mapped && crc32c(0, data, head.length) != head.crc) {
-		push_session_job_fail(sink->session, -EIO, "a piece has changed on its way");
+		push_session_job_fail(sink->session, -EIO, "a piece was corrupted in transit");
 		return NULL;
 	}
 	work_add(&sink->works[slot], head.offset, head.length, head.crc);
@@ -508,7 +508,7 @@ static const char *take_piece(struct push_sink *sink, uint32_t value)
 
 	if (value >> PUSH_NOTIFY_SHIFT != PUSH_NOTIFY_PIECE || slot >= sink->slot_count ||
 		!sink->lent[slot] || sink->works[slot].state != WORK_IDLE) {
-		return "H10: a slot that it does not have";
+		return "H10: a slot that the source does not have";
 	}
 	sink->lent[slot] = false;
 	if (sink->fetched != NULL) {
@@ -518,7 +518,7 @@ static const char *take_piece(struct push_sink *sink, uint32_t value)
 	if (result == -EINPROGRESS) {
 		sink_set_state(&sink->works[slot], WORK_COMES);
 	} else if (result != 0) {
-		sink_fail(sink, result, "a piece cannot be fetched");
+		sink_fail(sink, result, "cannot fetch a piece");
 	}
 	return result == 0 ? piece_came(sink, slot) : NULL;
 }
@@ -550,7 +550,7 @@ static const char *take_zero(struct push_sink *sink, const uint8_t *bytes, uint3
 		rule = push_zero_check(&zero, sink->claim.ticket.length);
 	}
 	if (rule == NULL && work == NULL) {
-		rule = "H9: more ZEROs than may be under way";
+		rule = "H9: more ZEROs than may be in flight";
 	}
 	if (rule == NULL) {
 		rule = push_pieces_take(&sink->pieces, zero.offset, zero.length);
@@ -574,7 +574,7 @@ static const char *take_check(struct push_sink *sink, const uint8_t *bytes, uint
 		rule = "H9: a CHECK that the ticket does not allow, or too many";
 	}
 	if (rule == NULL && !push_pieces_lack(&sink->pieces, check.offset, check.length)) {
-		rule = "H9: a CHECK of what was dealt with before";
+		rule = "H9: a CHECK of a piece that was already handled";
 	}
 	if (rule == NULL) {
 		work_add(work, check.offset, check.length, check.crc);
@@ -590,7 +590,7 @@ static const char *take_flush(struct push_sink *sink, const uint8_t *bytes, uint
 
 	if (rule == NULL &&
 		(work->state != WORK_IDLE || flush.mark > push_pieces_low(&sink->pieces))) {
-		rule = "H9: a second FLUSH, or one of what has not come";
+		rule = "H9: a second FLUSH, or one before all pieces arrived";
 	}
 	if (rule == NULL) {
 		work->flush = flush;
@@ -603,7 +603,7 @@ void push_sink_take(
 	struct push_session *session, const struct clan_message *message, const uint8_t *bytes)
 {
 	struct push_sink *sink = session->sink;
-	const char *rule = "H2: a message that does not belong here";
+	const char *rule = "H2: an unexpected message";
 
 	if (message->cls == CLAN_BULK && sink->is_shared && message->type == PUSH_ALIVE) {
 		rule = push_alive_parse(message->bytes);
@@ -645,14 +645,14 @@ static void region_shared(struct push_sink *sink, const struct clan_event *event
 			&sink->cookies[i]);
 	}
 	if (result != 0) {
-		sink_fail(sink, result, "the source does not take staging memory");
+		sink_fail(sink, result, "the source does not accept staging memory");
 		return;
 	}
 	sink->is_shared = true;
 	sink->is_mapped = (clan_conn_caps(session->in.conn) & CLAN_CAN_MAP) != 0;
 	push_session_begun(session, used.silence_ms);
 	if (!sink_tell(sink, PUSH_USED, &used, sizeof(used))) {
-		push_session_fail(session, "H2: it takes no message at all");
+		push_session_fail(session, "H2: it does not read its messages");
 		return;
 	}
 	for (uint32_t i = 0; i < sink->slot_count && !sink_is_over(sink); i++) {
@@ -680,11 +680,11 @@ static int sink_stage(struct push_sink *sink, const char **text)
 
 	sink->slot_count = push_staging_take(1, PUSH_SLOTS);
 	if (sink->slot_count == 0) {
-		*text = "the destination has lent all the memory that it lends";
+		*text = "the staging memory of the destination is exhausted";
 		return -EBUSY;
 	}
 	bytes = (uint64_t)sink->slot_count * PUSH_SLOT_BYTES;
-	*text = "the destination has no memory to lend";
+	*text = "the destination has no staging memory";
 	result = clan_region_create(session->service->base.queue, bytes, 0, &sink->region, &base);
 	if (result != 0) {
 		return result;
@@ -750,7 +750,7 @@ static int sink_admit(struct push_sink *sink, const char **text)
 
 	session->rights = rights;
 	if ((session->base.rights & rights) != rights) {
-		*text = "who has asked for the ticket may not write there any more";
+		*text = "the user who requested the ticket may no longer write there";
 		return -EPERM;
 	}
 	if (!range_inside(ticket->offset, ticket->length, session->base.export_bytes)) {
@@ -758,7 +758,7 @@ static int sink_admit(struct push_sink *sink, const char **text)
 		return -ENOSPC;
 	}
 	if (sink_is_onto_itself(sink)) {
-		*text = "source and destination are one disk under two names, and the ranges "
+		*text = "source and destination are the same disk under two names, and the ranges "
 			"overlap";
 		return -EINVAL;
 	}

@@ -65,7 +65,7 @@ void push_source_fail(struct push_source *source, int status, const char *format
 
 static void fail_rule(struct push_source *source, const char *rule)
 {
-	push_source_fail(source, -EPROTO, "the destination broke a rule of push: %s", rule);
+	push_source_fail(source, -EPROTO, "the destination broke a push rule: %s", rule);
 }
 
 bool push_source_is_over(const struct push_source *source)
@@ -151,8 +151,8 @@ static bool source_put(struct push_slot *slot)
 		return true;
 	}
 	if (result != -EAGAIN && result != -ENOTCONN) {
-		push_source_fail(source, result,
-			"the memory of the destination cannot be reached: %s", strerror(-result));
+		push_source_fail(source, result, "cannot access the memory of the destination: %s",
+			strerror(-result));
 	}
 	return false;
 }
@@ -254,10 +254,10 @@ static void source_read_progress(struct path_request *request)
 	engine_request_end(&session->base);
 	if (error != 0) {
 		source_set_state(slot, SLOT_FREE);
-		push_source_fail(source, error, "the source cannot be read: %s",
-			error == -ESTALE ? "its snapshot was dropped, since there was no room for "
-					   "it, or was deleted"
-					 : strerror(-error));
+		push_source_fail(source, error, "cannot read the source: %s",
+			error == -ESTALE
+				? "its snapshot was deleted, or dropped to make space for writes"
+				: strerror(-error));
 		return;
 	}
 	session->base.engine->counters.bytes_read += slot->length;
@@ -529,7 +529,7 @@ static void take_cookies(struct push_source *source)
 	while (source->nbd == NULL && source->slot_count > 0 && !push_source_is_over(source) &&
 		clan_cookie_queue_pop(source->session->out.conn, 0, &cookie) == 0) {
 		if (!take_cookie(source, &cookie)) {
-			fail_rule(source, "H8: a cookie that names no slot");
+			fail_rule(source, "H8: a cookie without a slot");
 		}
 	}
 }
@@ -585,8 +585,9 @@ int push_source_own_slots(
 
 const char *push_memory_text(int result)
 {
-	return result == -EBUSY ? "other pushes use all of it; try again when one of them has ended"
-				: strerror(-result);
+	return result == -EBUSY
+		       ? "other pushes use all of it; try again when one of them has finished"
+		       : strerror(-result);
 }
 
 /* Allocates one slot for each lent one, or fewer. */
@@ -641,8 +642,7 @@ static void take_used(struct push_source *source, const struct push_wire_used *u
 					(uint64_t)used->slots * PUSH_SLOT_BYTES, &base)
 			      : own_slots(source, &base);
 	if (result != 0) {
-		push_source_fail(
-			source, result, "there is no staging memory: %s", push_memory_text(result));
+		push_source_fail(source, result, "no staging memory: %s", push_memory_text(result));
 		return;
 	}
 	push_source_lent(source, base, used->silence_ms);
@@ -664,7 +664,7 @@ void push_source_zeroed(struct push_source *source, const struct push_wire_range
 			return;
 		}
 	}
-	fail_rule(source, "H9: ZEROED for what was not asked");
+	fail_rule(source, "H9: ZEROED without a request");
 }
 
 void push_source_checked(struct push_source *source, const struct push_wire_checked *checked)
@@ -685,7 +685,7 @@ void push_source_checked(struct push_source *source, const struct push_wire_chec
 		}
 		return;
 	}
-	fail_rule(source, "H9: CHECKED for what was not asked");
+	fail_rule(source, "H9: CHECKED without a request");
 }
 
 void push_source_flushed(struct push_source *source, const struct push_wire_flush *flushed)
@@ -693,7 +693,7 @@ void push_source_flushed(struct push_source *source, const struct push_wire_flus
 	struct push_session *session = source->session;
 
 	if (!source->flushing || flushed->mark != source->flush_mark) {
-		fail_rule(source, "H9: FLUSHED for what was not asked");
+		fail_rule(source, "H9: FLUSHED without a request");
 		return;
 	}
 	source->flushing = false;
@@ -734,7 +734,7 @@ static void source_take_message(
 	} else if (type == PUSH_ALIVE) {
 		rule = push_alive_parse(message->bytes);
 	} else if (type < PUSH_USED || type > PUSH_FAILED) {
-		rule = "H2: a message that does not belong here";
+		rule = "H2: an unexpected message";
 	} else {
 		rule = push_parse(type, bytes, message->bytes, &parsed);
 	}
@@ -768,7 +768,7 @@ static void source_take_messages(struct push_source *source)
 		session->heard_ns = session->base.progress_ns;
 		source_take_message(source, &message, session->service->message);
 	}
-	fail_rule(source, "H2: more messages than may be on the way");
+	fail_rule(source, "H2: more messages than may be in flight");
 }
 
 /* --- the connection to the destination -------------------------------------------------------- */
@@ -789,11 +789,11 @@ static void source_connected(struct push_source *source)
 	clan_conn_peer(session->out.conn, &peer); /* from SO_PEERCRED, on a Unix socket */
 	if (source->target_uid != PUSH_UID_UNKNOWN && peer.uid != source->target_uid) {
 		push_source_fail(source, -EXDEV, "%s",
-			"where the destination should be, there is a process of another user");
+			"a process of a different user listens at the address of the destination");
 		return;
 	}
 	if (!source_tell(source, PUSH_USE, &source->use, sizeof(source->use))) {
-		fail_rule(source, "H2: it takes no message at all");
+		fail_rule(source, "H2: it does not read its messages");
 	}
 }
 
@@ -809,7 +809,8 @@ void push_source_event(struct push_session *session, const struct clan_event *ev
 	} else if (event->type == CLAN_EVENT_LOST) {
 		source_take_messages(source); /* messages from before the end */
 		if (!push_source_is_over(source)) {
-			push_source_fail(source, event->status, "the destination is lost: %s",
+			push_source_fail(source, event->status,
+				"the connection to the destination was lost: %s",
 				clan_conn_reason(session->out.conn));
 		}
 	} else if (event->type == CLAN_EVENT_DONE) {
@@ -818,7 +819,7 @@ void push_source_event(struct push_session *session, const struct clan_event *ev
 			push_source_advance(session);
 		} else {
 			push_source_fail(source, event->status,
-				"the memory of the destination cannot be reached: %s",
+				"cannot access the memory of the destination: %s",
 				strerror(-event->status));
 		}
 	}

@@ -35,12 +35,12 @@ static const char *may_reach_tls(const struct push_session *session, const struc
 	if (export_uri_has_files(uri) || uri->tls_type != NULL || uri->tls_verify_peer != NULL ||
 		uri->user != NULL) {
 		return "the source's server connects with its own credentials (--push-to "
-		       "nbds:PLACE,tls-...): leave the user and every parameter of TLS but "
-		       "tls-hostname out of the destination's URI";
+		       "nbds:PLACE,tls-...): omit the user and all TLS parameters except "
+		       "tls-hostname from the destination's URI";
 	}
 	if (place == NULL) {
-		return "pushing over TLS to that destination is not allowed: no --push-to "
-		       "nbds:PLACE,tls-... of the source's server names that place";
+		return "pushing over TLS to that destination is not allowed; start the source's "
+		       "server with --push-to nbds:PLACE,tls-...";
 	}
 	*tls_out = place->opened;
 	return NULL;
@@ -55,7 +55,7 @@ static const char *may_reach_nbd(const struct push_session *session, const struc
 	uint8_t address[NETWORK_ADDRESS_BYTES];
 
 	if (strcmp(uri->protocol, "nbd") != 0) {
-		return "the destination is neither an address of push nor of NBD";
+		return "the destination is neither a push nor an NBD address";
 	}
 	if (!uri->is_unix && !address_parse(uri->host, address)) {
 		return "the address of the destination is not numeric";
@@ -66,10 +66,9 @@ static const char *may_reach_nbd(const struct push_session *session, const struc
 	if (uri->is_unix && push_viewer_of(session).all) {
 		return NULL;
 	}
-	return find_place(session, uri) != NULL
-		       ? NULL
-		       : "this server does not write there: no --push-to nbd:PLACE of it names "
-			 "that place";
+	return find_place(session, uri) != NULL ? NULL
+						: "pushing to that destination is not allowed; "
+						  "start the server with --push-to nbd:PLACE";
 }
 
 /* Returns the reason why the source must not connect to the destination, NULL if it can. */
@@ -79,12 +78,12 @@ static const char *may_reach(const struct push_session *session, const struct ex
 	enum push_reach reach = push_reach();
 
 	if (strcmp(uri->protocol, "push") != 0) {
-		return "the destination is no address of push";
+		return "the destination is not a push address";
 	}
 	/* Root and our own user could connect to it themselves. */
 	if (!push_viewer_of(session).all && find_place(session, uri) == NULL) {
-		return "this server does not push there for you: no --push-to of it names that "
-		       "place (with ,port=N, if the port is not 10811)";
+		return "you may not push to that destination; start the server with a matching "
+		       "--push-to PLACE (with ,port=N, if the port is not 10811)";
 	}
 	if (uri->is_unix) {
 		return NULL;
@@ -93,8 +92,7 @@ static const char *may_reach(const struct push_session *session, const struct ex
 		return "the address of the destination is not numeric";
 	}
 	if (reach == PUSH_REACH_LOCAL) {
-		return "this server pushes to Unix sockets only, because it listens on no "
-		       "push:// address";
+		return "this server pushes only to Unix sockets, because it does not listen on a ";
 	}
 	if (reach != PUSH_REACH_NETWORK && !address_is_loopback(address)) {
 		return "a push over the network is not encrypted: this server needs a push:// "
@@ -139,7 +137,7 @@ static int start_look_up(const struct push_session *session, struct push_source 
 	struct export_uri uri;
 
 	if (export_uri_parse(source->uri, &uri, NULL) != 0) {
-		*text = "the address of the destination is no URI";
+		*text = "the address of the destination is not a URI";
 		return -EINVAL;
 	}
 	snprintf(peer, PUSH_PEER_BYTES_MAX, "%s", export_uri_label(label, &uri));
@@ -189,7 +187,7 @@ static void view_made(struct engine_view *view, int result, const char *text)
 		return;
 	}
 	snprintf(sentence, sizeof(sentence),
-		"the source %.400s; --live pushes it as clients write it", text);
+		"the source %.400s; --live pushes it while clients write to it", text);
 	push_session_job_fail(session, result, sentence);
 }
 
@@ -200,15 +198,15 @@ static int start_admit(
 
 	session->rights = ENGINE_RIGHT_READ;
 	if ((session->base.rights & session->rights) == 0) {
-		*text = "the source cannot be read";
+		*text = "you may not read the source";
 		return -EPERM;
 	}
 	if (!range_inside(head->source_offset, head->length, session->base.export_bytes)) {
-		*text = "the range runs past the end of the source";
+		*text = "the range extends past the end of the source";
 		return -EINVAL;
 	}
 	if (head->length != start->ticket.length) {
-		*text = "the ticket is for another length";
+		*text = "the ticket is for a different length";
 		return -EINVAL;
 	}
 	return 0;
@@ -290,7 +288,7 @@ static void start_hold(struct push_session *session, const uint8_t *bytes, uint3
 {
 	session->held = malloc(len);
 	if (session->held == NULL) {
-		session_terminate(&session->base, "out of memory for a request that waits");
+		session_terminate(&session->base, "out of memory for a waiting request");
 		return;
 	}
 	memcpy(session->held, bytes, len);
@@ -329,7 +327,7 @@ void push_source_begin(struct push_session *session, const uint8_t *bytes, uint3
 	if (result == 0 && (start.head.flags & PUSH_NBD) != 0 &&
 		!ring_secret(
 			session->base.engine->ring, &start.ticket.job, sizeof(start.ticket.job))) {
-		text = "the server has no random numbers";
+		text = "the server cannot get random numbers";
 		result = -EIO;
 	}
 	if (result == 0) {

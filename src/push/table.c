@@ -103,11 +103,11 @@ static struct push_claim **find_room(
 		}
 	}
 	if (own >= PUSH_TICKETS_OF_ONE_MAX) {
-		*text = "you have as many tickets as you may have; they expire by themselves";
+		*text = "you have reached the limit of open tickets; they expire by themselves";
 		return NULL;
 	}
 	if (room == NULL) {
-		*text = "the server has made as many tickets as it can remember";
+		*text = "the server has reached its limit of open tickets";
 	}
 	return room;
 }
@@ -218,11 +218,11 @@ static struct push_job **table_find_entry(
 			oldest = older ? entry : oldest;
 		} else if (is_in_the_way(job, *entry)) {
 			*result = -EBUSY;
-			*text = "another job pushes to that range already";
+			*text = "another job is already pushing to that range";
 			return NULL;
 		} else if ((*entry)->id == job->id && (*entry)->role == job->role) {
 			*result = -EEXIST;
-			*text = "the job has begun already";
+			*text = "the job has already started";
 			return NULL;
 		} else {
 			running++;
@@ -230,7 +230,7 @@ static struct push_job **table_find_entry(
 	}
 	if (running >= PUSH_JOBS_MAX) {
 		*result = -EBUSY;
-		*text = "the server has as many jobs as it may have";
+		*text = "the server has reached its limit of jobs";
 		return NULL;
 	}
 	return room != NULL ? room : oldest; /* not NULL: more entries exist than jobs can run */

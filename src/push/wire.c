@@ -22,18 +22,18 @@ const char *push_hello_parse(const void *bytes, size_t len, bool *known_out)
 	bool good = message_hello_parse(bytes, len, &push_hello, &version);
 
 	*known_out = version != 0;
-	return good ? NULL : "H1: it is not a hello of push";
+	return good ? NULL : "H1: not a push hello";
 }
 
 const char *push_welcome_parse(const void *bytes, size_t len, struct push_wire_welcome *welcome)
 {
 	if (len != sizeof(*welcome)) {
-		return "H1: it is not a welcome of push";
+		return "H1: not a push welcome";
 	}
 	memcpy(welcome, bytes, sizeof(*welcome));
 	if (welcome->magic != PUSH_MAGIC || welcome->version != PUSH_VERSION ||
 		welcome->zero != 0 || welcome->zero_2 != 0) {
-		return "H1: it is not a welcome of push";
+		return "H1: not a push welcome";
 	}
 	return NULL;
 }
@@ -53,7 +53,7 @@ static const char *check_grant(void *object)
 		(head->binding != PUSH_BOUND_UID && head->uid != 0) ||
 		(head->binding != PUSH_BOUND_ADDRESS &&
 			!message_is_zero(head->address, sizeof(head->address)))) {
-		return "H6: flags of GRANT, or who may use the ticket";
+		return "H6: flags of GRANT, or the permitted user of the ticket";
 	}
 	return NULL;
 }
@@ -69,7 +69,7 @@ static const char *check_no_ticket(const struct push_start *start)
 	rest.length = 0;
 	if ((ticket->flags & ~(PUSH_COMPARE | PUSH_READ_BACK)) != 0 ||
 		start->head.uid != PUSH_UID_UNKNOWN || !message_is_zero(&rest, sizeof(rest))) {
-		return "H6: a ticket in START, or of whom, where there is none";
+		return "H6: the ticket in START, or its owner, without a ticket";
 	}
 	return ticket->length == start->head.length && ticket->offset <= INT64_MAX
 		       ? NULL
@@ -189,7 +189,7 @@ const char *push_piece_check(const struct push_wire_piece *piece, uint64_t total
 			       message_is_zero(piece->zero, sizeof(piece->zero)) &&
 			       is_piece(piece->offset, piece->length, total)
 		       ? NULL
-		       : "H10: the head of a piece";
+		       : "H10: the header of a piece";
 }
 
 /* --- layouts --------------------------------------------------------------------------------- */
@@ -262,19 +262,19 @@ const char *push_ticket_check(const struct push_wire_ticket *ticket,
 
 	if (push_ticket_seal(&made, key) != 0 || !tls_mac_equal(made.mac, ticket->mac) ||
 		memcmp(&made, ticket, sizeof(made)) != 0) {
-		return "the ticket was not made by this server, or before it was started anew";
+		return "the ticket is from another server, or from before this one restarted";
 	}
 	if (now_s >= ticket->expires_s) {
 		return "the ticket has expired";
 	}
 	if (memcmp(ticket->instance, shower->instance, sizeof(ticket->instance)) != 0) {
-		return "the ticket was made for another server";
+		return "the ticket is for another server";
 	}
 	if (ticket->binding == PUSH_BOUND_UID
 			? !shower->has_uid || shower->uid != ticket->uid
 			: !shower->has_address || memcmp(ticket->address, shower->address,
 							  sizeof(ticket->address)) != 0) {
-		return "the ticket was made for a server of another user or address";
+		return "the ticket is for a server of another user or address";
 	}
 	return NULL;
 }

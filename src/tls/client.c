@@ -36,18 +36,16 @@ static int choose_type(const struct export_uri *uri, bool *use_psk, struct error
 	*use_psk = has_type ? strcmp(uri->tls_type, "psk") == 0 : uri->tls_psk_file != NULL;
 	if (uri->tls_psk_file != NULL && uri->tls_certificates != NULL) {
 		return error_set(error, -EINVAL,
-			"a connection uses a pre-shared key or certificates: give only one of "
-			"tls-psk-file and tls-certificates");
+			"a connection uses either a pre-shared key or certificates: give only one "
+			"of tls-psk-file and tls-certificates");
 	}
 	if (*use_psk && uri->tls_psk_file == NULL) {
-		return error_set(error, -EINVAL,
-			"tls-type=psk needs the file of the key: tls-psk-file=FILE%s",
+		return error_set(error, -EINVAL, "tls-type=psk requires tls-psk-file=FILE%s",
 			uri->tls_certificates != NULL ? ", and no tls-certificates" : "");
 	}
 	if (!*use_psk && uri->tls_psk_file != NULL) {
 		return error_set(error, -EINVAL,
-			"tls-type=x509 uses certificates: tls-certificates=FOLDER instead of "
-			"tls-psk-file");
+			"tls-type=x509 requires tls-certificates=FOLDER instead of tls-psk-file");
 	}
 	return 0;
 }
@@ -63,8 +61,8 @@ static int choose_name(struct tls_client *tls, const struct export_uri *uri, boo
 	}
 	if (uri->tls_hostname == NULL && uri->host == NULL) {
 		return error_set(error, -EINVAL,
-			"a Unix socket has no host name that the server's certificate could be "
-			"checked for: give it with tls-hostname=NAME");
+			"a Unix socket has no host name to check in the server's certificate: add "
+			"tls-hostname=NAME");
 	}
 	if (uri->tls_hostname != NULL) {
 		tls->server_name = strdup(uri->tls_hostname);
@@ -206,9 +204,8 @@ static void warn_of(const struct tls_client *tls)
 		log_warning("%s: %s", tls->label, text);
 	}
 	if (!tls_client_verifies(tls)) {
-		log_warning(
-			"%s: the server is not verified (tls-verify-peer=0): whoever is between "
-			"it and us can read and change everything",
+		log_warning("%s: the server is not verified (tls-verify-peer=0): anyone on the "
+			    "network path can read and change all data",
 			tls->label);
 	}
 }
@@ -234,7 +231,8 @@ static int tls_client_load(struct tls_client *tls, struct error *error)
 	}
 	tls->behind = *error;
 	if (!tls->is_behind) {
-		log_warning("%s; what was read before is used until it is mended", error->text);
+		log_warning("%s; the credentials read earlier stay in use until this is corrected",
+			error->text);
 		tls->is_behind = true;
 	}
 	*error = (struct error){ 0 };
@@ -288,11 +286,10 @@ const char *tls_client_server_name(const struct tls_client *tls, const struct ex
 
 const char *tls_client_advice(const struct tls_client *tls)
 {
-	return tls->options.use_psk
-		       ? "it may have another pre-shared key for this user, or none: look at the "
-			 "user's name and tls-psk-file"
-		       : "it may demand a certificate that it trusts: look at client-cert.pem in "
-			 "the folder of tls-certificates";
+	return tls->options.use_psk ? "it might have a different pre-shared key for this user, or "
+				      "none: check the user name and tls-psk-file"
+				    : "it might require a certificate that it trusts: check "
+				      "client-cert.pem in the folder of tls-certificates";
 }
 
 bool tls_client_verifies(const struct tls_client *tls)

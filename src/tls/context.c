@@ -81,7 +81,7 @@ void tls_context_warn_crl_expiry(struct tls_context *context, const char *what, 
 		warn_again_at(context, expires);
 	} else {
 		tls_context_warn(context,
-			"%s has expired on %s; the certificates of its authority are refused", what,
+			"%s expired on %s; certificates of its authority are rejected", what,
 			tls_time_text(expires, text));
 	}
 }
@@ -156,9 +156,8 @@ static int load_certificates(
 		}
 		if (rc == -ENOENT && context->role == TLS_SERVER) {
 			return error_set(error, rc,
-				"TLS needs a folder of certificates (tls-certificates) or a file "
-				"of "
-				"pre-shared keys (tls-psk); name one, or make %s",
+				"TLS requires a folder of certificates (tls-certificates) or a "
+				"file of pre-shared keys (tls-psk); name one, or create %s",
 				geteuid() == 0 ? "/etc/pki/gmblock" : "~/.pki/gmblock");
 		}
 		if (rc == -ENOMEM) {
@@ -292,12 +291,12 @@ static int load_priority(struct tls_context *context, const char *wanted, struct
 	context->priority = NULL;
 	if (place != NULL) {
 		return error_set(error, -EINVAL,
-			"the TLS priority string is wrong from '%.60s' on: %s", place,
+			"the TLS priority string is invalid from '%.60s' on: %s", place,
 			gnutls_strerror(result));
 	}
 	return error_set(error, -EINVAL,
-		"this system's policy for cryptography does not allow our ciphers (%s); name a TLS "
-		"priority, for example @SYSTEM",
+		"the cryptography policy of this system does not allow gmblock's ciphers (%s); set "
+		"a TLS priority, for example @SYSTEM",
 		gnutls_strerror(result));
 }
 
@@ -317,9 +316,9 @@ static int context_load(
 	}
 	if (options->role == TLS_SERVER && options->verify_peer && !wants_certificates) {
 		return error_set(error, -EINVAL,
-			"tls-verify-peer asks clients for certificates, and there are pre-shared "
-			"keys only; leave it out, because each key is an identity already, or name "
-			"a folder of certificates (tls-certificates)");
+			"tls-verify-peer requests client certificates, but only pre-shared keys "
+			"are configured; omit it, because each key already identifies its client, "
+			"or name a folder of certificates (tls-certificates)");
 	}
 	if (wants_certificates) {
 		rc = load_certificates(context, options, error);
@@ -464,15 +463,13 @@ static int give_certificates(struct tls_check *check, gnutls_session_t session, 
 			session, context->verify_peer ? GNUTLS_CERT_REQUIRE : GNUTLS_CERT_IGNORE);
 	} else if (check->server_name == NULL && context->verify_peer) {
 		return error_set(error, -EINVAL,
-			"the name that the server's certificate must have is not known; give one "
-			"with "
+			"the name that the server's certificate must have is unknown; set it with "
 			"tls-hostname");
 	} else if (check->server_name != NULL &&
 		   !tls_name_is_address(check->server_name, address, &bytes) &&
 		   gnutls_server_name_set(session, GNUTLS_NAME_DNS, check->server_name,
 			   strlen(check->server_name)) < 0) {
-		return error_set(
-			error, -EINVAL, "'%.200s' is no name of a host", check->server_name);
+		return error_set(error, -EINVAL, "'%.200s' is not a host name", check->server_name);
 	}
 	if (context->verify_peer) {
 		gnutls_session_set_verify_function(session, tls_verify_function);

@@ -42,7 +42,7 @@ static bool context_certs_is_cut(const struct tls_bytes *bytes)
 static int parse_failed(const char *path, const char *what, int result, struct error *error)
 {
 	if (result == GNUTLS_E_MEMORY_ERROR) {
-		return error_set(error, -ENOMEM, "no memory for %s", path);
+		return error_set(error, -ENOMEM, "out of memory for %s", path);
 	}
 	return error_set(error, -EINVAL, "%s has no valid %s in PEM format: %s", path, what,
 		gnutls_strerror(result));
@@ -62,8 +62,8 @@ static int read_certs(struct tls_context *context, const char *folder, const cha
 	}
 	path = tls_context_path(context);
 	if (context_certs_is_cut(&bytes)) {
-		rc = error_set(
-			error, -EINVAL, "%s ends within a certificate; is it being written?", path);
+		rc = error_set(error, -EINVAL,
+			"%s ends within a certificate; it might still be being written", path);
 	} else {
 		const gnutls_datum_t pem = { (uint8_t *)bytes.data, (unsigned)bytes.len };
 		int result = gnutls_x509_crt_list_import2(
@@ -71,7 +71,9 @@ static int read_certs(struct tls_context *context, const char *folder, const cha
 
 		if (result == GNUTLS_E_CERTIFICATE_LIST_UNSORTED) {
 			rc = error_set(error, -EINVAL,
-				"%s: the certificates do not form a chain, its own first", path);
+				"%s: the certificates do not form a chain that begins with the "
+				"server's or client's own",
+				path);
 		} else if (result < 0) {
 			*certs = NULL;
 			rc = parse_failed(path, "certificate", result, error);
@@ -91,16 +93,15 @@ static int check_validity(gnutls_x509_crt_t cert, const char *path, struct error
 	char text[TLS_TIME_TEXT_BYTES];
 
 	if (begins == (time_t)-1 || expires == (time_t)-1) {
-		return error_set(
-			error, -EINVAL, "%s: a certificate does not say when it is valid", path);
+		return error_set(error, -EINVAL, "%s: a certificate has no validity period", path);
 	}
 	if (now < begins) {
-		return error_set(error, -EINVAL, "%s is not valid before %s; check the clock", path,
-			tls_time_text(begins, text));
+		return error_set(error, -EINVAL, "%s is not valid until %s; check the clock",
+			path, tls_time_text(begins, text));
 	}
 	if (now > expires) {
 		return error_set(
-			error, -EINVAL, "%s has expired on %s", path, tls_time_text(expires, text));
+			error, -EINVAL, "%s expired on %s", path, tls_time_text(expires, text));
 	}
 	return 0;
 }
@@ -132,34 +133,35 @@ static int check_own(
 	}
 	if (own->cert_count > TLS_CHAIN_COUNT_MAX || chain_bytes > TLS_CHAIN_BYTES_MAX) {
 		return error_set(error, -E2BIG,
-			"%s: a chain of %u certificates and %zu bytes is too long; %d and %d are "
-			"possible",
+			"%s: a chain of %u certificates and %zu bytes is too long; the limits are "
+			"%d and %d",
 			path, own->cert_count, chain_bytes, TLS_CHAIN_COUNT_MAX,
 			TLS_CHAIN_BYTES_MAX);
 	}
 	if (gnutls_x509_crt_check_key_purpose(own->certs[0],
 		    is_server ? GNUTLS_KP_TLS_WWW_SERVER : GNUTLS_KP_TLS_WWW_CLIENT, 0) == 0) {
 		return error_set(error, -EINVAL,
-			"%s is not for TLS %ss: its extended key usage has other purposes", path,
+			"%s is not for TLS %ss: its extended key usage lists other purposes", path,
 			is_server ? "server" : "client");
 	}
 	if (gnutls_x509_crt_get_key_usage(own->certs[0], &usage, NULL) == 0 &&
 		(usage & GNUTLS_KEY_DIGITAL_SIGNATURE) == 0) {
 		return error_set(error, -EINVAL,
-			"%s: its key usage does not allow signatures, which TLS 1.3 needs", path);
+			"%s: its key usage does not allow signatures, which TLS 1.3 requires",
+			path);
 	}
 	if (algorithm < 0 || gnutls_pk_bits_to_sec_param((gnutls_pk_algorithm_t)algorithm, bits) <
 				     GNUTLS_SEC_PARAM_MEDIUM) {
 		return error_set(error, -EINVAL,
-			"%s: a key of %u bits is too weak; use ECDSA or Ed25519, or RSA of 2048 "
-			"bits",
+			"%s: a key of %u bits is too weak; use ECDSA or Ed25519, or RSA with at "
+			"least 2048 bits",
 			path, bits);
 	}
 	if (is_server && (algorithm == GNUTLS_PK_RSA || algorithm == GNUTLS_PK_RSA_PSS)) {
 		/* 0.41 ms of ECDSA P-256 against 3 ms at 2048 bits and 6.8 ms at 3072 bits, with
 		 * GnuTLS 3.7.9 and AES-NI: about the square of the bits. */
 		tls_context_warn(context,
-			"%s: an RSA key of %u bits makes handshakes %u times as costly as ECDSA",
+			"%s: an RSA key of %u bits makes handshakes %u times as expensive as ECDSA",
 			path, bits, (unsigned)(7ULL * bits * bits / (2048ULL * 2048)));
 	}
 	return 0;
@@ -252,12 +254,11 @@ static int read_key(struct tls_context *context, const char *folder, const char 
 	}
 	path = tls_context_path(context);
 	if (context_certs_is_cut(&bytes)) {
-		rc = error_set(
-			error, -EINVAL, "%s ends within the key; is it being written?", path);
+		rc = error_set(error, -EINVAL,
+			"%s ends within the key; it might still be being written", path);
 	} else if (is_encrypted(bytes.data)) {
 		rc = error_set(error, -EINVAL,
-			"%s is protected with a password, and nobody is there to type it; remove "
-			"it "
+			"%s is protected with a password, which cannot be entered here; remove it "
 			"with 'certtool -k --infile OLD --outfile NEW'",
 			path);
 	} else if (!decode_key(&bytes, &der)) {
@@ -302,7 +303,7 @@ static int load_own(struct tls_context *context, const char *folder, struct erro
 			context, folder, "client-key.pem", TLS_FILE_SECRET, true, &bytes, error);
 		if (rc == 0 && bytes.data != NULL) {
 			rc = error_set(error, -EINVAL,
-				"%s has a client-key.pem and no client-cert.pem", folder);
+				"%s has a client-key.pem but no client-cert.pem", folder);
 		}
 		tls_bytes_free(&bytes);
 		return rc;
@@ -343,9 +344,8 @@ static int check_authorities(struct tls_context *context, const gnutls_x509_crt_
 	for (unsigned i = 0; i < count; i++) {
 		if (gnutls_x509_crt_get_ca_status(certs[i], NULL) != 1) {
 			return error_set(error, -EINVAL,
-				"%s: certificate %u is not that of an authority (basicConstraints "
-				"has "
-				"no CA:TRUE)",
+				"%s: certificate %u is not an authority (basicConstraints has no "
+				"CA:TRUE)",
 				path, i + 1);
 		}
 		if (check_validity(certs[i], path, error) == 0) {
@@ -357,7 +357,7 @@ static int check_authorities(struct tls_context *context, const gnutls_x509_crt_
 		}
 	}
 	if (valid > 0 && rc != 0) {
-		tls_context_warn(context, "%s: %u of %u authorities are not valid now", path,
+		tls_context_warn(context, "%s: %u of %u authorities are currently not valid", path,
 			count - valid, count);
 		rc = 0;
 	}
@@ -387,7 +387,7 @@ static int load_authorities(struct tls_context *context, const char *folder,
 	*certs_out = certs;
 	*count_out = count;
 	if (added != (int)count) {
-		return error_set(error, -ENOMEM, "no memory for the authorities of %s", folder);
+		return error_set(error, -ENOMEM, "out of memory for the authorities of %s", folder);
 	}
 	return 0;
 }
@@ -404,8 +404,8 @@ static int check_crl(struct tls_context *context, gnutls_x509_crl_t crl,
 	int result = gnutls_x509_crl_verify(crl, certs, count, 0, &status);
 
 	if (gnutls_x509_crl_get_this_update(crl) > now) {
-		return error_set(error, -EINVAL, "%s is not valid before %s; check the clock", path,
-			tls_time_text(gnutls_x509_crl_get_this_update(crl), text));
+		return error_set(error, -EINVAL, "%s is not valid until %s; check the clock",
+			path, tls_time_text(gnutls_x509_crl_get_this_update(crl), text));
 	}
 	/* GnuTLS always checks the time here, whatever its flags are. */
 	if ((status & GNUTLS_CERT_REVOCATION_DATA_SUPERSEDED) != 0) {
@@ -413,7 +413,7 @@ static int check_crl(struct tls_context *context, gnutls_x509_crl_t crl,
 	}
 	if (result < 0 || status != 0) {
 		return error_set(error, -EINVAL,
-			"%s is not signed by an authority of ca-cert.pem that may sign revocation "
+			"%s is not signed by an authority in ca-cert.pem that may sign revocation "
 			"lists",
 			path);
 	}
@@ -437,7 +437,7 @@ static int load_crls(struct tls_context *context, const char *folder,
 	path = tls_context_path(context);
 	if (context_certs_is_cut(&bytes)) {
 		rc = error_set(error, -EINVAL,
-			"%s ends within a revocation list; is it being written?", path);
+			"%s ends within a revocation list; it might still be being written", path);
 	} else {
 		const gnutls_datum_t pem = { (uint8_t *)bytes.data, (unsigned)bytes.len };
 		int result = gnutls_x509_crl_list_import2(
@@ -454,7 +454,8 @@ static int load_crls(struct tls_context *context, const char *folder,
 	}
 	if (rc == 0 && gnutls_x509_trust_list_add_crls(context->trust, crls, crl_count, 0, 0) !=
 			       (int)crl_count) {
-		rc = error_set(error, -ENOMEM, "no memory for the lists of %s", path);
+		rc = error_set(
+			error, -ENOMEM, "out of memory for the revocation lists of %s", path);
 	} else if (rc != 0) {
 		for (unsigned i = 0; i < crl_count && crls != NULL; i++) {
 			gnutls_x509_crl_deinit(crls[i]);
@@ -513,7 +514,8 @@ static int load_trust(struct tls_context *context, const char *folder, struct er
 		context->trusts_system = true;
 		if (gnutls_x509_trust_list_add_system_trust(context->trust, 0, 0) <= 0) {
 			rc = error_set(error, -ENOENT,
-				"this system trusts no authority; name a folder with ca-cert.pem");
+				"this system has no trusted authorities; name a folder with "
+				"ca-cert.pem");
 		}
 		return rc;
 	}

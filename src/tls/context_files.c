@@ -108,8 +108,8 @@ static int context_files_read_file(
 			error, -EFBIG, "%s is larger than %d MiB", path, TLS_FILE_BYTES_MAX >> 20);
 	} else if (kind == TLS_FILE_SECRET && context_files_is_shared(fd, st.st_mode)) {
 		rc = error_set(error, -EACCES,
-			"%s holds a key, and others than its owner may read or write it; use "
-			"'chmod 600 %s'",
+			"%s contains a key, but other users can read or write it; use 'chmod 600 "
+			"%s'",
 			path, path);
 	} else {
 		rc = read_whole(fd, (size_t)st.st_size, out);
@@ -218,7 +218,7 @@ static const char *context_files_parse_line(char *begin, char *end, struct tls_p
 		return "a zero byte";
 	}
 	if (colon == NULL) {
-		return "a line without a colon, and 'NAME:HEX' is expected";
+		return "a line without a colon; expected 'NAME:HEX'";
 	}
 	if (colon == begin) {
 		return "an empty name";
@@ -231,7 +231,7 @@ static const char *context_files_parse_line(char *begin, char *end, struct tls_p
 		return "an odd number of hexadecimal digits";
 	}
 	if ((end - hex) / 2 < TLS_PSK_BYTES_MIN) {
-		return "a key of less than 16 bytes; make one with 'psktool -u NAME -p FILE'";
+		return "a key of less than 16 bytes; create one with 'psktool -u NAME -p FILE'";
 	}
 	if ((end - hex) / 2 > TLS_PSK_BYTES_MAX) {
 		return "a key of more than 512 bytes";
@@ -282,8 +282,9 @@ static int parse_psks(struct tls_context *context, const char *path, struct erro
 		line++;
 		if (end == NULL) {
 			return error_set(error, -EINVAL,
-				"%s:%u: the file ends within a line; is it being written?", path,
-				line);
+				"%s:%u: the file ends within a line; it might still be being "
+				"written",
+				path, line);
 		}
 		next = end + 1;
 		while (end > begin && strchr(" \t\r", end[-1]) != NULL && end[-1] != '\0') {
@@ -292,8 +293,8 @@ static int parse_psks(struct tls_context *context, const char *path, struct erro
 		if (begin == end || *begin == '#') {
 			if (begin != end && looks_like_hex_name(begin, end)) {
 				tls_context_warn(context,
-					"%s:%u: '#' begins a comment; a name in hexadecimal is not "
-					"read",
+					"%s:%u: '#' starts a comment; names in hexadecimal are not "
+					"supported",
 					path, line);
 			}
 			continue;
@@ -307,7 +308,7 @@ static int parse_psks(struct tls_context *context, const char *path, struct erro
 	}
 	if (context->psk_count == 0) {
 		return error_set(error, -EINVAL,
-			"%s has no keys; make one with 'psktool -u NAME -p %s'", path, path);
+			"%s has no keys; create one with 'psktool -u NAME -p %s'", path, path);
 	}
 	qsort(context->psks, context->psk_count, sizeof(context->psks[0]), compare_psks);
 	for (uint32_t i = 1; i < context->psk_count; i++) {
@@ -316,8 +317,9 @@ static int parse_psks(struct tls_context *context, const char *path, struct erro
 		if (compare_psks(a, b) == 0) {
 			char name[IDENTITY_TEXT_BYTES];
 
-			return error_set(error, -EINVAL, "%s:%u: the name '%s' is in line %u, too",
-				path, MAX(a->line, b->line),
+			return error_set(error, -EINVAL,
+				"%s:%u: the name '%s' is already used in line %u", path,
+				MAX(a->line, b->line),
 				log_escape(name, sizeof(name), a->name, a->name_bytes),
 				MIN(a->line, b->line));
 		}
@@ -341,7 +343,7 @@ int tls_psk_load(struct tls_context *context, const char *path, struct error *er
 	}
 	context->psks = calloc(lines, sizeof(context->psks[0]));
 	if (context->psks == NULL) {
-		return error_set(error, -ENOMEM, "no memory for the keys of %s", path);
+		return error_set(error, -ENOMEM, "out of memory for the keys of %s", path);
 	}
 	return parse_psks(context, tls_context_path(context), error);
 }

@@ -113,7 +113,7 @@ static int add_attribute(
 	case TAG_IA5:
 		if (!is_ascii(&ava->value)) {
 			return error_set(error, -EINVAL,
-				"an attribute of the name has other bytes than its type allows");
+				"an attribute of the name has bytes that its type does not allow");
 		}
 		break;
 	case TAG_BMP:
@@ -125,7 +125,7 @@ static int add_attribute(
 		break;
 	default:
 		return error_set(error, -EINVAL,
-			"an attribute of the name is of an unknown type of string (%lu)",
+			"an attribute of the name has an unknown string type (%lu)",
 			ava->value_tag);
 	}
 	/* GnuTLS includes the terminator in the OID's size. */
@@ -381,7 +381,7 @@ static int create_of_chain(struct collection *all, const struct tls_trust *trust
 		if (error != NULL) {
 			error->code = rc;
 		}
-		error_prefix(error, "the peer's certificate is refused");
+		error_prefix(error, "the peer's certificate was rejected");
 		return rc;
 	}
 	gnutls_hash_output(all->principal, principal);

@@ -82,7 +82,7 @@ uint32_t tls_peer_tell(const struct identity *identity, uint8_t *out)
 
 static int context_pass_malformed(struct error *error)
 {
-	return error_set(error, -EPROTO, "what the other process tells of its TLS makes no sense");
+	return error_set(error, -EPROTO, "invalid TLS state from the other process");
 }
 
 static int take_psk(const struct tls_context *context, const uint8_t *bytes, uint32_t count,
@@ -97,10 +97,10 @@ static int take_psk(const struct tls_context *context, const uint8_t *bytes, uin
 	}
 	psk = tls_psk_find(context, bytes + sizeof(struct wire_psk), name_bytes);
 	if (psk == NULL) {
-		return error_set(error, -EACCES, "the pre-shared key is gone");
+		return error_set(error, -EACCES, "the pre-shared key was removed");
 	}
 	if (tls_psk_digest(psk, digest) != 0 || memcmp(digest, bytes, sizeof(digest)) != 0) {
-		return error_set(error, -EACCES, "the pre-shared key is another one");
+		return error_set(error, -EACCES, "the pre-shared key has changed");
 	}
 	return tls_identity_of_psk(psk, identity_out, error);
 }

@@ -16,7 +16,7 @@ int tls_chain_init(
 	chain->count = 0;
 	if (count == 0 || count > TLS_CHAIN_COUNT_MAX) {
 		return error_set(error, -EACCES,
-			"the peer shows %u certificates, and 1 to %d are possible", count,
+			"the peer sent %u certificates; 1 to %d are allowed", count,
 			TLS_CHAIN_COUNT_MAX);
 	}
 	for (uint32_t i = 0; i < count; i++) {
@@ -71,9 +71,9 @@ static const struct {
 	{ GNUTLS_CERT_PURPOSE_MISMATCH, GNUTLS_A_BAD_CERTIFICATE,
 		"it is not for this purpose (extended key usage)" },
 	{ GNUTLS_CERT_SIGNER_CONSTRAINTS_FAILURE, GNUTLS_A_BAD_CERTIFICATE,
-		"its authority's constraints do not allow it" },
+		"the constraints of its authority do not allow it" },
 	{ GNUTLS_CERT_INSECURE_ALGORITHM, GNUTLS_A_BAD_CERTIFICATE,
-		"a key or signature of its chain is too weak" },
+		"a key or signature in its chain is too weak" },
 	{ GNUTLS_CERT_SIGNATURE_FAILURE, GNUTLS_A_BAD_CERTIFICATE, "its signature is wrong" },
 };
 
@@ -83,7 +83,7 @@ static int context_verify_refuse(const struct tls_chain *chain, int alert, const
 	char text[IDENTITY_TEXT_BYTES];
 
 	*alert_out = alert;
-	return error_set(error, -EACCES, "the certificate '%s' is refused: %s",
+	return error_set(error, -EACCES, "the certificate '%s' was rejected: %s",
 		chain_text(chain, text), why);
 }
 
@@ -146,7 +146,7 @@ static int verify_chain(const struct tls_context *context, const struct tls_chai
 	if ((status & GNUTLS_CERT_SIGNER_NOT_FOUND) != 0 && context->trusts_system) {
 		return context_verify_refuse(chain, GNUTLS_A_UNKNOWN_CA,
 			"no trusted authority has signed it, and without a folder of certificates "
-			"(tls-certificates) only those of the system are trusted",
+			"(tls-certificates) only the authorities of the system are trusted",
 			alert, error);
 	}
 	for (size_t i = 0; i < ARRAY_COUNT(checks); i++) {
@@ -234,8 +234,8 @@ static int verify_name(
 	}
 	*alert = GNUTLS_A_BAD_CERTIFICATE;
 	return error_set(error, -EACCES,
-		"the certificate '%s' is refused: it is not that of '%.100s'; if this is the "
-		"server that you mean, give the name in its certificate as tls-hostname",
+		"the certificate '%s' was rejected: it is not valid for '%.100s'; if this is the "
+		"intended server, set tls-hostname to the name in its certificate",
 		chain_text(chain, text), name);
 }
 
@@ -294,14 +294,13 @@ static const char *alert_hint(int alert)
 	case GNUTLS_A_CERTIFICATE_EXPIRED:
 		return "our certificate, or an authority's, has expired";
 	case GNUTLS_A_UNKNOWN_CA:
-		return "it does not know the authority of our certificate";
+		return "it does not trust the authority of our certificate";
 	case GNUTLS_A_CERTIFICATE_REQUIRED:
-		return "it wants a certificate of ours; put client-cert.pem and client-key.pem "
-		       "into the "
+		return "it requires a certificate; put client-cert.pem and client-key.pem into the "
 		       "folder of tls-certificates";
 	case GNUTLS_A_UNKNOWN_PSK_IDENTITY:
 	case GNUTLS_A_DECRYPT_ERROR:
-		return "it has no such pre-shared key, or another one";
+		return "it has no such pre-shared key, or a different one";
 	default:
 		return NULL;
 	}
@@ -328,7 +327,7 @@ static int alert_received(
 			error, -EPROTO, "the peer ended TLS with the alert '%s' (%d)", name, alert);
 	}
 	return error_set(
-		error, -EKEYREJECTED, "the peer refused us with the alert '%s': %s", name, hint);
+		error, -EKEYREJECTED, "the peer rejected us with the alert '%s': %s", name, hint);
 }
 
 int tls_check_failed(
@@ -342,31 +341,30 @@ int tls_check_failed(
 	}
 	switch (result) {
 	case GNUTLS_E_MEMORY_ERROR:
-		return error_set(error, -ENOMEM, "no memory for TLS");
+		return error_set(error, -ENOMEM, "out of memory for TLS");
 	case GNUTLS_E_FATAL_ALERT_RECEIVED:
 	case GNUTLS_E_WARNING_ALERT_RECEIVED:
 		return alert_received(check, session, error);
 	case GNUTLS_E_NO_CERTIFICATE_FOUND:
 	case GNUTLS_E_CERTIFICATE_REQUIRED:
-		return error_set(error, -EACCES, "the peer showed no certificate");
+		return error_set(error, -EACCES, "the peer sent no certificate");
 	case GNUTLS_E_PK_SIG_VERIFY_FAILED:
 		return error_set(error, -EACCES,
-			"the peer does not have the key of the certificate that it showed");
+			"the peer does not have the private key of its certificate");
 	case GNUTLS_E_NO_CIPHER_SUITES:
 	case GNUTLS_E_UNSUPPORTED_VERSION_PACKET:
 	case GNUTLS_E_NO_COMMON_KEY_SHARE:
 	case GNUTLS_E_INSUFFICIENT_CREDENTIALS:
 		return error_set(error, -EPROTO,
-			"the peer and we have nothing in common for TLS (%s): " COMPARE,
+			"no common TLS parameters with the peer (%s): " COMPARE,
 			gnutls_strerror(result));
 	default:
 		break;
 	}
 	if (check->psk_name[0] != '\0') {
 		return error_set(error, -EACCES,
-			check->is_psk_known
-				? "the peer has another key than ours for the name '%s' (%s)"
-				: "there is no pre-shared key with the name '%s' (%s)",
+			check->is_psk_known ? "the peer has a different key for the name '%s' (%s)"
+					    : "there is no pre-shared key with the name '%s' (%s)",
 			check->psk_name, gnutls_strerror(result));
 	}
 	return error_set(error, -EPROTO, "TLS: %s", gnutls_strerror(result));
@@ -434,11 +432,11 @@ static int recheck_psk(const struct tls_context *context, const struct identity 
 	uint8_t digest[IDENTITY_DIGEST_BYTES];
 
 	if (psk == NULL) {
-		return error_set(error, -EACCES, "the pre-shared key is gone");
+		return error_set(error, -EACCES, "the pre-shared key was removed");
 	}
 	if (tls_psk_digest(psk, digest) != 0 || identity->proof_bytes != sizeof(digest) ||
 		memcmp(digest, identity->proof, sizeof(digest)) != 0) {
-		return error_set(error, -EACCES, "the pre-shared key is another one");
+		return error_set(error, -EACCES, "the pre-shared key has changed");
 	}
 	return 0;
 }
@@ -455,11 +453,11 @@ int tls_context_recheck(
 
 	if (!identity->is_proved && context->role == TLS_SERVER) {
 		if (context->verify_peer) {
-			return error_set(error, -EACCES, "certificates are required now");
+			return error_set(error, -EACCES, "certificates are now required");
 		}
 		return context->use_certificates
 			       ? 0
-			       : error_set(error, -EACCES, "pre-shared keys are required now");
+			       : error_set(error, -EACCES, "pre-shared keys are now required");
 	}
 	if (!identity->is_proved) {
 		return 0;
@@ -470,7 +468,7 @@ int tls_context_recheck(
 		}
 	}
 	if (context->trust == NULL) {
-		return error_set(error, -EACCES, "certificates are not verified any more");
+		return error_set(error, -EACCES, "certificates are no longer verified");
 	}
 	count = tls_identity_chain(identity, &trust, ders);
 	if (is_unchanged(context, &trust)) {

@@ -135,10 +135,9 @@ static int failure(struct tls_kernel *kernel, int err)
 	case -EBADMSG:
 	case -EMSGSIZE: /* the header of a record is invalid */
 	case -EINVAL:
-		tls_kernel_lose(
-			kernel, error_set(kernel->error, -EBADMSG,
-					"a record cannot be authenticated: bytes were changed on "
-					"their way"));
+		tls_kernel_lose(kernel,
+			error_set(kernel->error, -EBADMSG,
+				"a record cannot be authenticated: it was changed in transit"));
 		return kernel->failed;
 	default:
 		return err;
@@ -164,11 +163,11 @@ static int next_key(struct tls_kernel *kernel, struct tls_key *key, int directio
 	}
 	if (rc == -EBUSY) {
 		return error_set(kernel->error, -EOPNOTSUPP,
-			"the peer changes its key, and this kernel's TLS cannot: choose records in "
-			"user space (--tls-records=user)");
+			"the peer changed its key, which this kernel's TLS does not support: use "
+			"records in user space (--tls-records=user)");
 	}
 	return rc == 0 ? 0
-		       : error_set(kernel->error, rc, "the kernel refuses the next key: %s",
+		       : error_set(kernel->error, rc, "the kernel rejected the next key: %s",
 				 strerror(-rc));
 }
 
@@ -529,7 +528,7 @@ static int tls_kernel_install(int fd, const struct tls_keys *keys, struct error 
 	rc = tls_key_install(&keys->receive, fd, TLS_RX);
 	if (rc != 0) {
 		return error_set(error, -EIO,
-			"the kernel takes the key for sending and not the one for receiving: %s",
+			"the kernel accepted the key for sending but not the one for receiving: %s",
 			strerror(-rc));
 	}
 	if (keys->receive.version == TLS_1_3) {
@@ -594,15 +593,15 @@ int tls_kernel_adopt(struct stream *stream, enum tls_role role, enum tls_records
 
 	if (!tls_kernel_is_wanted(records, fd) || !is_suitable(records, &keys->send)) {
 		return error_set(
-			error, -EOPNOTSUPP, "its records are not made by the kernel any more");
+			error, -EOPNOTSUPP, "its records are no longer processed by the kernel");
 	}
 	if (!tls_key_is_installed(&keys->send, fd, TLS_TX) ||
 		!tls_key_is_installed(&keys->receive, fd, TLS_RX)) {
-		return error_set(error, -EOPNOTSUPP, "the kernel does not make its records");
+		return error_set(error, -EOPNOTSUPP, "the kernel does not process its records");
 	}
 	kernel = calloc(1, sizeof(*kernel));
 	if (kernel == NULL) {
-		return error_set(error, -ENOMEM, "no memory for TLS");
+		return error_set(error, -ENOMEM, "out of memory for TLS");
 	}
 	tls_kernel_begin(kernel, stream, role, keys, error);
 	tls_key_adopt_secret(&kernel->keys.receive);

@@ -16,7 +16,7 @@ static int kernel_control_refuse(
 	enum tls_alert *alert_out, enum tls_alert alert, struct error *error, const char *what)
 {
 	*alert_out = alert;
-	return error_set(error, -EPROTO, "the peer breaks TLS: %s", what);
+	return error_set(error, -EPROTO, "the peer broke the TLS protocol: %s", what);
 }
 
 /* --- alerts ----------------------------------------------------------------------------------- */
@@ -30,7 +30,7 @@ static int take_alert(struct tls_control *control, const uint8_t *bytes, size_t 
 
 	if (count != 2) {
 		return kernel_control_refuse(
-			alert_out, TLS_ALERT_DECODE_ERROR, error, "an alert is not 2 bytes");
+			alert_out, TLS_ALERT_DECODE_ERROR, error, "an alert does not have 2 bytes");
 	}
 	if (bytes[1] == TLS_ALERT_CLOSE_NOTIFY) {
 		*event_out = TLS_EVENT_CLOSED;
@@ -41,10 +41,10 @@ static int take_alert(struct tls_control *control, const uint8_t *bytes, size_t 
 		return ++control->warnings <= TLS_WARNING_ALERTS_MAX
 			       ? 0
 			       : kernel_control_refuse(alert_out, TLS_ALERT_UNEXPECTED_MESSAGE,
-					 error, "it warns without end");
+					 error, "too many warnings");
 	}
 	name = gnutls_alert_get_name((gnutls_alert_description_t)bytes[1]);
-	return error_set(error, -ECONNABORTED, "the peer ends the connection with alert %u (%s)",
+	return error_set(error, -ECONNABORTED, "the peer closed the connection with alert %u (%s)",
 		bytes[1], name == NULL ? "unknown" : name);
 }
 
@@ -65,7 +65,7 @@ static int take_update(struct tls_control *control, const uint8_t *bytes, size_t
 	}
 	if (++control->updates > TLS_UPDATES_PER_S_MAX) {
 		return kernel_control_refuse(alert_out, TLS_ALERT_UNEXPECTED_MESSAGE, error,
-			"it changes its key more than 8 times in a second");
+			"it changed its key more than 8 times in a second");
 	}
 	*event_out = bytes[4] == 1 ? TLS_EVENT_UPDATE_BOTH : TLS_EVENT_UPDATE;
 	return 0;
@@ -84,7 +84,7 @@ static int take_header(struct tls_control *control, enum tls_alert *alert_out, s
 	}
 	if (++control->tickets > TLS_TICKETS_MAX || control->skip_bytes > TLS_TICKET_BYTES_MAX) {
 		return kernel_control_refuse(alert_out, TLS_ALERT_UNEXPECTED_MESSAGE, error,
-			"too many or too long session tickets");
+			"session tickets that are too many or too long");
 	}
 	return 0;
 }

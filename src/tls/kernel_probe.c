@@ -189,8 +189,7 @@ static void kernel_probe_look(void)
 	}
 	if (rc != 0) {
 		error_set(&features.why_not, -EOPNOTSUPP,
-			"a trial of kernel TLS on the loopback interface failed: %s",
-			strerror(-rc));
+			"a test of kernel TLS on the loopback interface failed: %s", strerror(-rc));
 		return;
 	}
 	for (int version = 0; version < TLS_VERSION_COUNT; version++) {
@@ -202,7 +201,7 @@ static void kernel_probe_look(void)
 	}
 	if (!features.has_rekeying) {
 		error_set(&features.why_not, -EOPNOTSUPP,
-			"this kernel's TLS cannot change keys (Linux 6.14 can)");
+			"this kernel's TLS cannot change keys (requires Linux 6.14)");
 	}
 }
 
@@ -218,7 +217,7 @@ int tls_kernel_look(enum tls_records records, struct error *error)
 		records == TLS_RECORDS_AUTO) {
 		return 0;
 	}
-	return error_set(error, -EOPNOTSUPP, "TLS records cannot be left to the kernel: %.400s",
+	return error_set(error, -EOPNOTSUPP, "the kernel cannot process TLS records: %.400s",
 		features.why_not.text);
 }
 

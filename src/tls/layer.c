@@ -77,7 +77,7 @@ static void socket_failed(struct tls_layer *layer, int result)
 	if (atomic_load_explicit(&layer->is_stopped, memory_order_relaxed)) {
 		layer_fail(layer, -ECANCELED, "the connection is closed");
 	} else if (layer->gives_way) {
-		layer_fail(layer, -EAGAIN, "the peer was silent, and others waited");
+		layer_fail(layer, -EAGAIN, "the peer was silent while other handshakes waited");
 	} else if (result == 0) {
 		layer_fail(layer, -ECONNRESET, "the peer closed the connection");
 	} else {
@@ -367,7 +367,7 @@ static void go_to_work(struct tls_layer *layer)
 	layer->job.done = worked;
 	err = tls_workers_submit(tls_pool_workers(layer->pool), &layer->job);
 	if (err != 0) {
-		layer_fail(layer, err, "no thread is to be had");
+		layer_fail(layer, err, "cannot start a thread");
 	}
 }
 
@@ -387,7 +387,7 @@ static const char *check_header(const struct tls_layer *layer, const uint8_t *he
 		return "the peer does not speak TLS";
 	}
 	if (bytes == 0 || bytes > TLS_RECEIVED_BYTES_MAX) {
-		return "a record of a length that no record has";
+		return "a record of an invalid length";
 	}
 	if (!is_first && (handshake->records == TLS_HANDSHAKE_RECORDS_MAX ||
 				 handshake->bytes + bytes > TLS_HANDSHAKE_IN_BYTES_MAX)) {
@@ -515,7 +515,7 @@ static void place_done(struct tls_place *place, int result)
 			ring_socket_abort(layer->stream->ring, layer->stream->file);
 		}
 	} else if (result != 0) {
-		layer_fail(layer, result, "too many others wait");
+		layer_fail(layer, result, "too many other handshakes are waiting");
 	} else {
 		ring_cancel(layer->stream->ring, &layer->timer_op);
 		have_place(layer);
@@ -556,7 +556,8 @@ static void layer_take_place(struct tls_layer *layer)
 	} else if (err == -EINPROGRESS || err == -EBUSY) {
 		wait_a_while(layer, wait_ns);
 	} else {
-		layer_fail(layer, err, err == -EAGAIN ? "too many others wait" : strerror(-err));
+		layer_fail(layer, err,
+			err == -EAGAIN ? "too many other handshakes are waiting" : strerror(-err));
 	}
 }
 

@@ -26,7 +26,7 @@ struct wire_state {
 
 static int tls_pass_malformed(struct error *error)
 {
-	return error_set(error, -EPROTO, "what the other process tells of its TLS makes no sense");
+	return error_set(error, -EPROTO, "invalid TLS state from the other process");
 }
 
 bool tls_layer_can_pass(const struct stream *stream)
@@ -110,7 +110,7 @@ int tls_layer_adopt(const struct tls_layer_options *options, struct stream *stre
 	}
 	rc = tls_layer_create(options, &layer);
 	if (rc < 0) {
-		return error_set(error, rc, "no memory for TLS");
+		return error_set(error, rc, "out of memory for TLS");
 	}
 	rc = tls_peer_take(options->context, bytes + sizeof(struct wire_state),
 		count - (uint32_t)sizeof(struct wire_state), &layer->identity, error);

@@ -236,9 +236,9 @@ static int records_describe(struct tls_layer *layer, int result)
 	case GNUTLS_E_MEMORY_ERROR:
 		return error_set(error, -ENOMEM, "out of memory for TLS");
 	case GNUTLS_E_PULL_ERROR:
-		return error_set(error, -EPROTO, "the peer sent a record that TLS does not have");
+		return error_set(error, -EPROTO, "the peer sent an invalid TLS record");
 	case GNUTLS_E_REHANDSHAKE:
-		return error_set(error, -EPROTO, "the peer wants to renegotiate TLS");
+		return error_set(error, -EPROTO, "the peer requested TLS renegotiation");
 	default:
 		return error_set(error, -EPROTO, "TLS: %s", gnutls_strerror(result));
 	}

@@ -155,8 +155,8 @@ class Violations(Case):
     def test_data_twice_and_too_little(self):
         self.break_rule(lambda e, r: e.data(r, 0, 600, 0) + e.data(r, 599, 401), "rule P90",
                         "twice")
-        self.break_rule(lambda e, r: e.data(r, 0, 999), "rule P90", "without all of its data")
-        self.break_rule(lambda e, r: e.chunk(r, NONE), "rule P90", "without all of its data")
+        self.break_rule(lambda e, r: e.data(r, 0, 999), "rule P90", "but some of its data is missing")
+        self.break_rule(lambda e, r: e.chunk(r, NONE), "rule P90", "but some of its data is missing")
 
     def test_a_split_answer_to_df(self):
         self.break_rule(lambda e, r: e.data(r, 0, 500, 0) + e.data(r, 500), "rule P93",
@@ -219,8 +219,8 @@ class Violations(Case):
             return lambda export, request: export.extents(request, extents, context, flags)
 
         for style in CHUNKS:
-            for alive, answer, text in ((True, sign([(1, 0)], DONE), "says that it lives with"),
-                                        (True, sign([(1, 0)] * 2), "says that it lives with"),
+            for alive, answer, text in ((True, sign([(1, 0)], DONE), "sent a keep-alive with"),
+                                        (True, sign([(1, 0)] * 2), "sent a keep-alive with"),
                                         (True, sign([(1, 0)], 0, ALIVE - 1), "(rule P97)"),
                                         (False, sign([(1, 0)]), "(rule P97)")):
                 def script(export, answer=answer):
@@ -238,8 +238,8 @@ class Violations(Case):
         for style in CHUNKS:
             for answer, text in (
                     (lambda e, r: e.size(r, 1 << 63), "(rule P68)"),
-                    (lambda e, r: e.size(r, SIZE, flags=0), "says the size of the export with"),
-                    (lambda e, r: e.extents(r, [(1, 0)] * 3, SIZE_CONTEXT), "says the size of the export with"),
+                    (lambda e, r: e.size(r, SIZE, flags=0), "sent the export size with"),
+                    (lambda e, r: e.extents(r, [(1, 0)] * 3, SIZE_CONTEXT), "sent the export size with"),
                     (lambda e, r: e.extents(r, [(1, 0)]), "(rule P97)"),
                     (lambda e, r: e.chunk(r, NONE), "(rule P100)"),
                     (lambda e, r: e.data(r, 0, 512), "(rule P97)"),
@@ -779,7 +779,7 @@ class Silence(Case):
             answers = self.drive(f"open c {server.uri()}")
         self.assertEqual(server.failures, [])
         self.assertEqual(answers[0][:3], ["refused", "c", str(PROTO)])
-        self.assertIn("without end", " ".join(answers[0]))
+        self.assertIn("too much information", " ".join(answers[0]))
 
     def test_further_connections_that_are_let_wait(self):
         """As by a server that has as many clients as it wants, until one of them goes."""

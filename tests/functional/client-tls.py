@@ -42,7 +42,7 @@ MODES = {
     "demand": (GREETING, reply(STARTTLS, TLS_REQD)),
     "other option": (GREETING, reply(8, ACK)),
     "two answers": (GREETING, reply(STARTTLS, ACK) * 2),
-    "goes on in clear": (GREETING, reply(STARTTLS, ACK) + reply(11, UNSUP) + reply(8, ACK)),
+    "unencrypted data followed": (GREETING, reply(STARTTLS, ACK) + reply(11, UNSUP) + reply(8, ACK)),
     "garbage": (GREETING, reply(STARTTLS, ACK) + b"\x16\x03\x03\xff\xff" + b"x" * 300),
     "a close": (GREETING, reply(STARTTLS, ACK)),
     "not fixed": (b"NBDMAGICIHAVEOPT\0\2", b""),
@@ -124,7 +124,7 @@ class Proxy:
                     heard += data
                 if heard:
                     client.sendall(answer)
-                if self.mode not in ("garbage", "goes on in clear"):
+                if self.mode not in ("garbage", "unencrypted data followed"):
                     client.shutdown(socket.SHUT_WR)  # an answer to ABORT is not waited for
                 while data := client.recv(65536):
                     heard += data
@@ -325,7 +325,7 @@ class Peers(TlsCase):
 
     def test_a_server_without_tls(self):
         self.nbdkit("--tls=off")
-        self.check_refused(["info", self.x509()], 1, "no TLS, which the URI asks for")
+        self.check_refused(["info", self.x509()], 1, "does not offer TLS, which the URI requires")
 
     def test_tcp_and_its_host_name(self):
         port = free_port()
@@ -459,7 +459,7 @@ class Downgrade(TlsCase):
     def test_further_connections(self):
         """They are not made; the first one does all the work."""
         self.nbdkit_x509()
-        for mode in ("unsup", "goes on in clear"):
+        for mode in ("unsup", "unencrypted data followed"):
             proxy = Proxy(self.path(mode.replace(" ", "-")), self.path("s"), passed=1, mode=mode)
             self.addCleanup(proxy.close)
             copied = self.path("copied")
@@ -475,7 +475,7 @@ class Downgrade(TlsCase):
     def test_reconnecting(self):
         """What waits fails when the time is up; it is not sent to somebody else."""
         self.nbdkit_x509()
-        for mode in ("unsup", "goes on in clear", "no newstyle"):
+        for mode in ("unsup", "unencrypted data followed", "no newstyle"):
             name = mode.replace(" ", "-")
             proxy = Proxy(self.path(name), self.path("s"), passed=1, mode=mode)
             self.addCleanup(proxy.close)
@@ -592,8 +592,8 @@ class Ours(Renewing):
         self.check_works(self.x509())
         self.check_works(self.psk())
         self.check_refused(["info", self.psk(keys="other.psk")], 1, "pre-shared key")
-        self.check_refused(["info", self.x509(folder="stranger")], 1, "refused us")
-        self.check_refused(["info", self.x509(folder="no-client")], 1, "it wants a certificate of ours", "client-cert.pem")
+        self.check_refused(["info", self.x509(folder="stranger")], 1, "rejected us")
+        self.check_refused(["info", self.x509(folder="no-client")], 1, "it requires a certificate", "client-cert.pem")
 
     def test_every_connection_of_several(self):
         self.serve_x509()

@@ -61,7 +61,7 @@ class Network(support.Case):
     def test_the_port_of_something_else(self):
         server = self.serve("memory:1M", listen="nbd://127.0.0.1:0")
         self.check_refused(["info", server.uri.replace("nbd:", "gmb:")], 1,
-                           "speaks another protocol")
+                           "uses another protocol")
         self.assertEqual(server.stop()[0], 0)
 
     @unittest.skipUnless(support.has_libfabric(), "no libfabric")
@@ -127,7 +127,7 @@ class Network(support.Case):
         push = server.uris[1].rstrip("/") + "/"
         status, _, errors = self.run_gmblock("push", push, push + "none")
         self.assertEqual(status, 1)
-        self.assertIn("there is no such export", errors)
+        self.assertIn("no such export", errors)
         self.assertEqual(server.stop()[0], 0)
 
     def test_one_peer_has_its_limit(self):

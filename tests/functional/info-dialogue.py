@@ -376,7 +376,7 @@ class Listing(InfoCase):
             d.farewell()
         document = self.ask_json(script, "--list")
         self.assertEqual(len(document["notes"]), 1, document["notes"])
-        self.assertIn('export "": some servers say 0 bytes', document["notes"][0])
+        self.assertIn('export "": some servers report 0 bytes', document["notes"][0])
         exports = document["exports"]
         self.assertEqual([e["name"].encode() for e in exports], names)
         self.assertEqual([e["size"] for e in exports], [0, 1, 2, 3, 4])

@@ -72,7 +72,7 @@ class Greeting(InfoCase):
         self.assert_refused(raw(NBDMAGIC + OLDSTYLE), "oldstyle")
 
     def test_close_without_a_word(self):
-        self.assert_refused(raw(b"", then_wait=False), "without a word")
+        self.assert_refused(raw(b"", then_wait=False), "without a greeting")
 
     def test_close_at_every_byte_of_the_greeting(self):
         greeting = NBDMAGIC + IHAVEOPT + b"\0\3"
@@ -82,10 +82,10 @@ class Greeting(InfoCase):
                                     "closed the connection in the middle of its greeting")
 
     def test_silence(self):
-        self.assert_refused(raw(b""), "no success within 1 s", "its greeting", args=SHORT)
+        self.assert_refused(raw(b""), "timed out after 1 s", "its greeting", args=SHORT)
 
     def test_silence_in_the_greeting(self):
-        self.assert_refused(raw(NBDMAGIC), "no success within 1 s", "its greeting", args=SHORT)
+        self.assert_refused(raw(NBDMAGIC), "timed out after 1 s", "its greeting", args=SHORT)
 
 
 class Replies(InfoCase):
@@ -103,7 +103,7 @@ class Replies(InfoCase):
 
     def test_reply_to_another_option(self):
         self.reply_to_extended(struct.pack(">QIII", 0x3E889045565A9, GO, ACK, 0),
-                               "option 7 (GO) while EXTENDED_HEADERS", "rule P11")
+                               "option 7 (GO), but the request was EXTENDED_HEADERS", "rule P11")
 
     def test_reply_to_an_option_nobody_knows(self):
         self.reply_to_extended(struct.pack(">QIII", 0x3E889045565A9, 0xFFFFFFFF, ACK, 0),
@@ -118,7 +118,7 @@ class Replies(InfoCase):
 
     def test_silence_in_the_payload(self):
         self.reply_to_extended(struct.pack(">QIII", 0x3E889045565A9, EXTENDED, UNSUP, 10) + b"x",
-                               "no success within 1 s", "EXTENDED_HEADERS", args=SHORT)
+                               "timed out after 1 s", "EXTENDED_HEADERS", args=SHORT)
 
     def test_unknown_reply_types(self):
         for kind in (0, 5, 77, ERR - 1):
@@ -175,7 +175,7 @@ class Information(InfoCase):
         self.assert_refused(at_go(misbehave), *wanted)
 
     def test_end_without_the_size(self):
-        self.breach(lambda d: d.ack(), "without telling the export's size", "rule P23")
+        self.breach(lambda d: d.ack(), "without the size of the export", "rule P23")
 
     def test_too_short_for_a_type(self):
         for length in (0, 1):
@@ -225,7 +225,7 @@ class Information(InfoCase):
                 while True:
                     d.info(kind, payload)
             with self.subTest(kind=kind):
-                self.breach(misbehave, "without end", "rule P11")
+                self.breach(misbehave, "too much information", "rule P11")
 
 
 class Lists(InfoCase):
@@ -267,7 +267,7 @@ class Lists(InfoCase):
         def misbehave(d):
             while True:
                 d.send(batch)
-        self.breach(misbehave, "exceed 32 MiB")
+        self.breach(misbehave, "exceed the limit of 32 MiB")
 
 
 class Contexts(InfoCase):
@@ -314,7 +314,7 @@ class OldNames(InfoCase):
         def answer(d):
             d.old_reply(zeroes=123)
             d.wait_for_close()
-        self.ask_old(answer, "no success within 1 s", "EXPORT_NAME", args=SHORT)
+        self.ask_old(answer, "timed out after 1 s", "EXPORT_NAME", args=SHORT)
 
     def test_negative_size(self):
         self.ask_old(lambda d: d.old_reply(size=1 << 63), "rule P68")

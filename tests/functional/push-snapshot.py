@@ -115,7 +115,7 @@ class PushSnapshot(push_tool.Case):
         for name in "a", "b":
             self.assertEqual(self.run_gmblock("snapshot", "create", "disk", name, "--server", first.control)[0], 0)
         self.check_refused(["push", first.push("disk"), second.push("disk")], 1,
-                           'export "disk": the source has 2 snapshots, which is the most', "--live")
+                           'export "disk": the source has 2 snapshots, which is the limit', "--live")
         self.push(first.push("disk"), second.push("disk"), "--live")
         self.assertEqual(self.check_moment(target, writer), writer.count())
         self.push(first.push("disk@b"), second.push("disk"))

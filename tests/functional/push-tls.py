@@ -195,10 +195,10 @@ class PushTls(push_tool.Case):
         good = f"--tls-certificates={self.creds('good')}"
         keys = f"--tls-psk={self.creds('keys.psk')}"
         for rule, arguments, *fragments in (
-                (self.x509, ("--tls=off",), "no TLS, which the URI asks for"),
+                (self.x509, ("--tls=off",), "does not offer TLS, which the URI requires"),
                 (lambda place: self.x509(place, hostname="other.example"), (good,), "other.example", "tls-hostname"),
                 (self.x509, (f"--tls-certificates={self.creds('other-ca')}",), "no trusted authority", "in --push-to nbds:PLACE"),
-                (lambda place: self.x509(place, "no-client"), (good, "--tls-verify-peer"), "wants a certificate", "in --push-to nbds:PLACE"),
+                (lambda place: self.x509(place, "no-client"), (good, "--tls-verify-peer"), "requires a certificate", "in --push-to nbds:PLACE"),
                 (lambda place: self.x509(place, "stranger"), (good, "--tls-verify-peer"), "the authority of our", "in --push-to nbds:PLACE"),
                 (lambda place: self.psk(place, keys="other.psk"), (keys,), "pre-shared key", "in --push-to nbds:PLACE"),
                 (lambda place: self.psk(place, "mallory", "other.psk"), (keys,), "pre-shared key", "in --push-to nbds:PLACE")):
@@ -227,11 +227,11 @@ class PushTls(push_tool.Case):
         far = self.destination(target, f"--tls-certificates={self.creds('good')}")
         path = self.path("s0")
         for rules, uri, text in (
-                ((), far.at, "no --push-to nbds:PLACE"),
-                (("nbd:127.0.0.1,port=any",), far.at, "no --push-to nbds:PLACE"),
-                ((self.x509("127.0.0.1"),), far.at, "no --push-to nbds:PLACE"),
-                ((self.x509("127.0.0.1,port=any"),), far.at.replace("nbds:", "nbd:"), "no --push-to nbd:PLACE"),
-                (("nbd:/",), f"nbds+unix:///x?socket={path}", "no --push-to nbds:PLACE")):
+                ((), far.at, "with --push-to nbds:PLACE"),
+                (("nbd:127.0.0.1,port=any",), far.at, "with --push-to nbds:PLACE"),
+                ((self.x509("127.0.0.1"),), far.at, "with --push-to nbds:PLACE"),
+                ((self.x509("127.0.0.1,port=any"),), far.at.replace("nbds:", "nbd:"), "with --push-to nbd:PLACE"),
+                (("nbd:/",), f"nbds+unix:///x?socket={path}", "with --push-to nbds:PLACE")):
             first = self.source(*rules)
             self.check_refused(["push", first.push("disk"), uri], 1, text)
             first.stop()
@@ -289,7 +289,7 @@ class PushTls(push_tool.Case):
             file.write("-----BEGIN")
         self.check_push(first, far.at, target)
         code, errors = first.stop()
-        self.assertEqual((code, errors.count("what was read before is used")), (0, 1), errors)
+        self.assertEqual((code, errors.count("the credentials read earlier stay in use")), (0, 1), errors)
         self.assertIn("client-cert.pem", errors)
 
     def test_renewed_outside_of_the_sandbox(self):
@@ -355,7 +355,7 @@ class PushTls(push_tool.Case):
         far.kill()
         _, errors = push.communicate()
         self.assertEqual(push.returncode, 1)
-        self.assertIn("the destination is lost", errors)
+        self.assertIn("the connection to the destination was lost", errors)
         self.assertIn("with --resume", errors)
         far = self.destination(target, good)
         job = self.check_push(first, far.at, target, "--resume")

@@ -144,11 +144,11 @@ class Push(push_tool.Case):
         disk = first.push("disk")
         for target, *fragments in (
                 (second.push("small"), 'export "small": the destination is too small: it has 1048576 bytes, '
-                 "and the push ends at 4194304"),
+                 "but the push ends at 4194304"),
                 (second.push("ro"), "is served read-only"),
-                (second.push("disk").replace("/disk", "/none"), 'export "none": there is no such export'),
+                (second.push("disk").replace("/disk", "/none"), 'export "none": no such export'),
                 (disk, "the same"),
-                ("nbd://127.0.0.1/x", "no --push-to nbd:PLACE"),
+                ("nbd://127.0.0.1/x", "with --push-to nbd:PLACE"),
                 (source, "is not a push address", "gmblock copy"),
                 (f"push+unix:///x?socket={self.path('none')}", "cannot connect")):
             self.check_refused(["push", disk, target], 1, *fragments)
@@ -159,7 +159,7 @@ class Push(push_tool.Case):
             self.check_refused(arguments, 2)
         self.check_refused(["push", "--verify=no", disk, disk], 2, "--verify: unknown value 'no'", "--verify=read")
         self.check_refused(["push", "--status", "1", disk], 1, "no job")
-        self.check_refused(["push", "--cancel", "1", disk], 1, "job 0000000000000001: you have no such job")
+        self.check_refused(["push", "--cancel", "1", disk], 1, "job 0000000000000001: no such job of yours")
         self.check_refused(["push", "nbd://127.0.0.1/x", disk], 1, "is not a push address", "gmblock copy")
         # Another part of the same export is no push onto itself.
         self.push(disk, disk, "--range", "0+1M", "--to-offset", "2M")
@@ -168,7 +168,7 @@ class Push(push_tool.Case):
     def test_the_log_of_a_refused_push(self):
         """Who never used an export does not leave it."""
         server = self.serve("disk=memory:1M", arguments=("--log-level", "info"))
-        self.check_refused(["push", server.push("disk"), "nbd://127.0.0.1/x"], 1, "no --push-to nbd:PLACE")
+        self.check_refused(["push", server.push("disk"), "nbd://127.0.0.1/x"], 1, "with --push-to nbd:PLACE")
         code, errors = server.stop()
         self.assertEqual((code, errors.count("uses export"), errors.count("has left export")), (0, 0, 0), errors)
 
@@ -183,7 +183,7 @@ class Push(push_tool.Case):
         for uri in (server.push("disk"), other.push("disk")):
             for arguments in ([], ["--range", "0+2M", "--to-offset", "1M"]):
                 self.check_refused(["push", *arguments, uri, server.push("same")], 1,
-                                   "one disk under two names, and the ranges overlap")
+                                   "the same disk under two names, and the ranges overlap")
         self.assertEqual(digest(source), before)
         self.push(other.push("disk"), server.push("same"), "--range", "0+1M", "--to-offset", "2M")
         self.assertEqual(digest(source, 0, MIB), digest(source, 2 * MIB, MIB))
@@ -192,7 +192,7 @@ class Push(push_tool.Case):
         local = self.serve("disk=memory:4M")
         network = self.serve("disk=memory:4M", network=True, arguments=("--push-to", self.path("s1")))
         # A server that listens on no network connects to none; the other way is fine.
-        self.check_refused(["push", local.push("disk"), network.push("disk")], 1, "Unix sockets only")
+        self.check_refused(["push", local.push("disk"), network.push("disk")], 1, "only to Unix sockets")
         self.push(network.push("disk"), local.push("disk"))
         for listen in ("push://0.0.0.0:0", "push://[::]:0"):
             self.check_refused(["serve", "--listen", listen, "memory:1M"], 1, "push is not encrypted")
@@ -215,7 +215,7 @@ class Push(push_tool.Case):
                     if uri in may:
                         self.push(source.push("disk"), uri)
                     else:
-                        self.check_refused(["push", source.push("disk"), uri], 1, "no --push-to of it names that place")
+                        self.check_refused(["push", source.push("disk"), uri], 1, "start the server with a matching --push-to PLACE")
             source.stop()
         for uri, place in (("nbd://192.0.2.1", "nbd:ADDRESS"), ("nbds://192.0.2.1,tls-certificates=/x", "nbds:ADDRESS")):
             self.check_refused(["serve", "--push-to", uri, "memory:1M", "--run", "true"], 2, f"is a URI; write {place}")
@@ -226,7 +226,7 @@ class Push(push_tool.Case):
         """A piece that changes on its way is not written, and who takes answers late is not hung up on."""
         server = self.start("--listen", "push://127.0.0.1:0", "--export", "disk=memory:16M,pace=64M")
         run = subprocess.run([DRIVER, server.uris[0]], stdout=subprocess.PIPE, text=True, check=True)
-        self.assertIn("changed: a piece has changed on its way", run.stdout)
+        self.assertIn("changed: a piece was corrupted in transit", run.stdout)
         self.assertRegex(run.stdout, r"many: message [0-9]+\n")  # the thirteenth answer
 
     def test_no_room_for_messages(self):
@@ -288,7 +288,7 @@ class Push(push_tool.Case):
                 push.kill()
                 push.communicate()
                 self.wait_for(lambda: self.jobs(uris["source"])[-1]["state"] == "failed")
-                self.assertIn("the command that asked for it has ended", self.jobs(uris["source"])[-1]["error"])
+                self.assertIn("the command that requested it has exited", self.jobs(uris["source"])[-1]["error"])
             else:
                 servers[victim] = self.restart(
                     servers[victim], uris[victim], source if victim == "source" else target)
@@ -351,9 +351,9 @@ class Push(push_tool.Case):
         first = self.serve(f"bad={data},fault=read:EIO", f"good={data}")
         second = self.serve("bad=memory:4M,fault=write:ENOSPC", "flush=memory:4M,fault=flush:EIO",
                             "good=memory:4M")
-        for source, target, text in (("good", "bad", "the destination cannot be written: No space"),
-                                     ("bad", "good", "the source cannot be read"),
-                                     ("good", "flush", "the destination cannot be made durable")):
+        for source, target, text in (("good", "bad", "cannot write the destination: No space"),
+                                     ("bad", "good", "cannot read the source"),
+                                     ("good", "flush", "cannot make the destination durable")):
             self.check_refused(["push", first.push(source), second.push(target)], 1, text)
 
     def test_tickets(self):
@@ -364,12 +364,12 @@ class Push(push_tool.Case):
         self.assertIn("another server", lines["foreign instance"])
         self.assertIn("another user or address", lines["foreign uid"])
         for forged in ("forged range", "forged mac", "forged expiry"):
-            self.assertIn("not made by this server", lines[forged])
+            self.assertIn("from another server", lines[forged])
         self.assertEqual(lines["good"], "slots 8")
         self.assertIn("used before", lines["replayed"])
         for broken in ("early flush", "long zero", "check without compare", "no slot", "bad head", "piece twice"):
             self.assertEqual(lines[broken], "closed")
-        self.assertIn("a process of another user", lines["another listens"])
+        self.assertIn("a process of a different user", lines["another listens"])
         self.assertEqual(self.counters(server)["push_tickets_refused"], 6)
         # It serves on.
         source = self.serve("disk=memory:4M")
@@ -386,8 +386,8 @@ class Push(push_tool.Case):
         run = subprocess.run([DRIVER, server.push("disk"), self.path("mute")], stdout=subprocess.PIPE, text=True,
                              check=True)
         lines = dict(line.split(": ", 1) for line in run.stdout.splitlines())
-        self.assertIn("the source gives no sign of life", lines["silent"])
-        self.assertIn("the destination gives no sign of life", lines["no answer"])
+        self.assertIn("the source does not respond", lines["silent"])
+        self.assertIn("the destination does not respond", lines["no answer"])
         states = {job["state"] for job in self.jobs(slow.push("disk"), "--status", number.strip())}
         self.assertEqual(states, {"moves"})
 
@@ -397,7 +397,7 @@ class Push(push_tool.Case):
         first = self.serve("disk=memory:1M", arguments=("--access", f"uid={uid} rights=ro"))
         second = self.serve("disk=memory:1M", arguments=("--access", f"uid={uid} rights=ro"))
         third = self.serve("disk=memory:1M")
-        self.check_refused(["push", first.push("disk"), second.push("disk")], 1, "rules of access")
+        self.check_refused(["push", first.push("disk"), second.push("disk")], 1, "access rules")
         self.push(first.push("disk"), third.push("disk"))
 
 

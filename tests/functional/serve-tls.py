@@ -224,7 +224,7 @@ exports:
         os.chmod(self.path("keys.psk"), 0o600)
         self.check_refused(["serve", "null:1M", "--tls=on", "--tls-psk", self.path("keys.psk"),
                             "--tls-verify-peer", "--listen", self.socket_uri()], 1,
-                           "tls-verify-peer asks clients for certificates")
+                           "tls-verify-peer requests client certificates")
         self.assertEqual(os.listdir(self.folder), ["keys.psk"])
 
     def test_an_exposed_address_is_warned_of(self):

@@ -69,7 +69,7 @@ static const struct dialogue_case refused[] = {
 	{ "half a magic", 2, -EPROTO, "P4", "IHAVE", { RAW("NBDMAGICIHAVEOPS\0\3") } },
 	{ "oldstyle", 2, -EPROTONOSUPPORT, "", "oldstyle",
 		{ RAW("NBDMAGIC\0\0\x42\x02\x81\x86\x12\x53") } },
-	{ "silence", 2, -EPROTO, "", "without a word", { RAW("") } },
+	{ "silence", 2, -EPROTO, "", "without a greeting", { RAW("") } },
 	{ "the end in the greeting", 2, -EPROTO, "", "greeting", { RAW("NBDMAGICIHAVEOPT\0") } },
 
 	/* Replies. */
@@ -101,13 +101,13 @@ static const struct dialogue_case refused[] = {
 	{ "a context without a name", 1, -EPROTO, "P38", "4 bytes",
 		{ RAW(GREETING), ACK(STRUCTURED_REPLY),
 			REPLY(SET_META_CONTEXT, NBD_REP_META_CONTEXT, "\0\0\0\1") } },
-	{ "contexts without end", 1, -EPROTO, "P41", "more contexts",
+	{ "too many contexts", 1, -EPROTO, "P41", "more contexts",
 		{ RAW(GREETING), ACK(STRUCTURED_REPLY), SELECTED, SELECTED, SELECTED, SELECTED,
 			SELECTED, SELECTED, SELECTED, SELECTED, SELECTED, SELECTED, SELECTED,
 			SELECTED, SELECTED, SELECTED, SELECTED, SELECTED, SELECTED } },
 
 	/* GO. */
-	{ "GO without a size", 0, -EPROTO, "P23", "without telling", { RAW(GREETING), ACK(GO) } },
+	{ "GO without a size", 0, -EPROTO, "P23", "without the size", { RAW(GREETING), ACK(GO) } },
 	{ "a size of 2^63", 0, -EPROTO, "P68", "0x8000000000000000",
 		{ RAW(GREETING), INFO(HUGE) } },
 	{ "INFO_EXPORT too short", 0, -EPROTO, "P23", "11 bytes",
@@ -134,7 +134,7 @@ static const struct dialogue_case refused[] = {
 		{ RAW(GREETING), { NBD_OPT_GO, NBD_REP_INFO, "\0\1", 2, .fill = 4097 } } },
 	{ "a description with a zero byte", 0, -EPROTO, "P1", "zero byte",
 		{ RAW(GREETING), INFO("\0\2a\0") } },
-	{ "GO unknown after extended headers", 2, -EPROTO, "P108", "does not know GO",
+	{ "GO unknown after extended headers", 2, -EPROTO, "P108", "does not support GO",
 		{ RAW(GREETING), ACK(EXTENDED_HEADERS), SELECTED, ACK(SET_META_CONTEXT),
 			REPLY(GO, NBD_REP_ERR_UNSUP, "") } },
 	{ "no such export", 0, -ENOENT, "", "no such export",
@@ -145,13 +145,14 @@ static const struct dialogue_case refused[] = {
 		{ RAW(GREETING), REPLY(EXTENDED_HEADERS, NBD_REP_ERR_TLS_REQD, ""), ACK(ABORT) } },
 
 	/* TLS: what was asked for is had, or nothing is (P52, P53). */
-	{ "STARTTLS unknown", 2, -EPROTONOSUPPORT, "", "no TLS, which the URI asks for",
+	{ "STARTTLS unknown", 2, -EPROTONOSUPPORT, "", "does not offer TLS, which the URI requires",
 		{ RAW(GREETING), TLS_NO(NBD_REP_ERR_UNSUP), ACK(ABORT) }, .tls = true },
 	{ "STARTTLS unknown, and gone", 2, -EPROTONOSUPPORT, "", "nbd or nbd+unix",
 		{ RAW(GREETING), TLS_NO(NBD_REP_ERR_UNSUP) }, .tls = true },
 	{ "STARTTLS against the policy", 1, -EPROTONOSUPPORT, "", "the server's policy",
 		{ RAW(GREETING), TLS_NO(NBD_REP_ERR_POLICY), ACK(ABORT) }, .tls = true },
-	{ "STARTTLS called invalid", 0, -EPROTONOSUPPORT, "", "called invalid",
+	{ "STARTTLS invalid according to the server", 0, -EPROTONOSUPPORT, "",
+		"invalid according to the server",
 		{ RAW(GREETING), TLS_NO(NBD_REP_ERR_INVALID), ACK(ABORT) }, .tls = true },
 	{ "TLS demanded for STARTTLS", 0, -EPROTONOSUPPORT, "", "demands TLS",
 		{ RAW(GREETING), TLS_NO(NBD_REP_ERR_TLS_REQD), ACK(ABORT) }, .tls = true },
@@ -161,13 +162,14 @@ static const struct dialogue_case refused[] = {
 		{ RAW(GREETING), REPLY(STARTTLS, NBD_REP_INFO, EXPORT_INFO) }, .tls = true },
 	{ "the answer to another option than STARTTLS", 2, -EPROTO, "P11", "option 11",
 		{ RAW(GREETING), ACK(EXTENDED_HEADERS) }, .tls = true },
-	{ "no fixed newstyle, no TLS", 2, -EPROTONOSUPPORT, "", "no TLS, which the URI asks for",
-		{ RAW("NBDMAGICIHAVEOPT\0\2") }, .tls = true },
+	{ "no fixed newstyle, no TLS", 2, -EPROTONOSUPPORT, "",
+		"does not offer TLS, which the URI requires", { RAW("NBDMAGICIHAVEOPT\0\2") },
+		.tls = true },
 	{ "oldstyle, no TLS", 2, -EPROTONOSUPPORT, "", "oldstyle",
 		{ RAW("NBDMAGIC\0\0\x42\x02\x81\x86\x12\x53") }, .tls = true },
 	{ "STARTTLS acknowledged twice", 2, -EPROTO, "P11", "option 5",
 		{ RAW(GREETING), ACK(STARTTLS), ACK(STARTTLS) }, .tls = true },
-	{ "TLS demanded under TLS", 2, -EPROTONOSUPPORT, "", "it has TLS already",
+	{ "TLS demanded under TLS", 2, -EPROTONOSUPPORT, "", "although TLS is in use",
 		{ RAW(GREETING), ACK(STARTTLS), REPLY(EXTENDED_HEADERS, NBD_REP_ERR_TLS_REQD, ""),
 			ACK(ABORT) },
 		.tls = true },
@@ -563,7 +565,7 @@ static void test_information_without_end(void **state)
 	}
 	play(&endless, &text, 0, &ending);
 	assert_int_equal(ending.code, -EPROTO);
-	assert_non_null(strstr(ending.error.text, "without end"));
+	assert_non_null(strstr(ending.error.text, "too much information"));
 	assert_true(ending.taken < text.len);
 }
 

@@ -79,8 +79,8 @@ static void test_load_errors_name_file_and_reason(void **state)
 		enum tls_role role;
 		const char *folder, *file, *reason;
 	} cases[] = {
-		{ TLS_SERVER, "expired", "server-cert.pem", "has expired on 2021-01-01" },
-		{ TLS_SERVER, "not-yet", "server-cert.pem", "is not valid before 2090-01-01" },
+		{ TLS_SERVER, "expired", "server-cert.pem", "expired on 2021-01-01" },
+		{ TLS_SERVER, "not-yet", "server-cert.pem", "is not valid until 2090-01-01" },
 		{ TLS_SERVER, "wrong-purpose", "server-cert.pem", "is not for TLS servers" },
 		{ TLS_SERVER, "rsa-1024", "server-cert.pem", "a key of 1024 bits is too weak" },
 		{ TLS_SERVER, "mismatch", "server-key.pem", "is not the key of" },
@@ -88,7 +88,7 @@ static void test_load_errors_name_file_and_reason(void **state)
 		{ TLS_SERVER, "nowhere", "(tls-certificates)", "nowhere: No such file" },
 		{ TLS_SERVER, "good/server-cert.pem", "server-cert.pem",
 			"is not a folder of certificates" },
-		{ TLS_CLIENT, "expired", "client-cert.pem", "has expired on 2021-01-01" },
+		{ TLS_CLIENT, "expired", "client-cert.pem", "expired on 2021-01-01" },
 		{ TLS_CLIENT, "wrong-purpose", "client-cert.pem", "is not for TLS clients" },
 		{ TLS_CLIENT, "mismatch", "client-key.pem", "is not the key of" },
 	};
@@ -177,13 +177,13 @@ static void test_server_refuses_clients(void **state)
 		const char *reason;
 		int alert;
 	} cases[] = {
-		{ "good", NULL, "showed no certificate", GNUTLS_A_CERTIFICATE_REQUIRED },
+		{ "good", NULL, "sent no certificate", GNUTLS_A_CERTIFICATE_REQUIRED },
 		{ "good", "other-ca", "no trusted authority", GNUTLS_A_UNKNOWN_CA },
 		{ "good", "expired", "has expired", GNUTLS_A_CERTIFICATE_EXPIRED },
 		{ "good", "not-yet", "not valid yet", GNUTLS_A_CERTIFICATE_EXPIRED },
 		{ "good", "wrong-purpose", "not for this purpose", GNUTLS_A_BAD_CERTIFICATE },
 		{ "good", "rsa-1024", "too weak", GNUTLS_A_BAD_CERTIFICATE },
-		{ "good", "mismatch", "does not have the key", GNUTLS_A_DECRYPT_ERROR },
+		{ "good", "mismatch", "does not have the private key", GNUTLS_A_DECRYPT_ERROR },
 		{ "crl", "revoked", "is revoked", GNUTLS_A_CERTIFICATE_REVOKED },
 		{ "crl-old", "good", "revocation list of its authority has expired",
 			GNUTLS_A_BAD_CERTIFICATE },
@@ -216,7 +216,7 @@ static void test_client_refuses_servers(void **state)
 		{ "not-yet", "localhost", "not valid yet" },
 		{ "wrong-purpose", "localhost", "not for this purpose" },
 		{ "rsa-1024", "localhost", "too weak" },
-		{ "mismatch", "localhost", "does not have the key" },
+		{ "mismatch", "localhost", "does not have the private key" },
 		{ "wrong-host", "localhost", "not that of 'localhost'" },
 		{ "wrong-host", "other.example.org", "not that of" },
 		{ "good", "127.0.0.2", "not that of" },
@@ -390,8 +390,8 @@ static void test_attributes_of_the_subject(void **state)
 		{ 12, "h\xfc", 2, NULL, "not UTF-8" },
 		{ 30, "\xd8\x00\xdc\x00", 4, NULL, "not UTF-8" },
 		{ 30, "\0ab", 3, NULL, "malformed" },
-		{ 19, "h\xc3\xbc", 3, NULL, "other bytes" },
-		{ 20, "h\xfc", 2, NULL, "other bytes" },
+		{ 19, "h\xc3\xbc", 3, NULL, "bytes that its type" },
+		{ 20, "h\xfc", 2, NULL, "bytes that its type" },
 		{ 28, "\0\0\0a", 4, NULL, "unknown type" },
 	};
 
@@ -720,9 +720,9 @@ static void test_psk_strangers(void **state)
 		const char *reason;
 	} cases[] = {
 		{ "alice", 5, 0, 0, NULL },
-		{ "alice", 5, 1, -EACCES, "another key than ours for the name 'alice'" },
+		{ "alice", 5, 1, -EACCES, "a different key for the name 'alice'" },
 		{ "mallory", 7, 0, -EACCES, "no pre-shared key with the name 'mallory'" },
-		{ "", 0, 0, -EPROTO, "nothing in common" },
+		{ "", 0, 0, -EPROTO, "no common TLS parameters" },
 		{ "alic", 4, 0, -EACCES, "no pre-shared key with the name 'alic'" },
 		{ "alice2", 6, 0, -EACCES, "no pre-shared key with the name 'alice2'" },
 		{ "alice\0", 6, 0, -EACCES, "no pre-shared key with the name 'alice\\x00'" },
@@ -773,7 +773,7 @@ static void test_psk_client_is_told_apart(void **state)
 	pair_end_init(&pair.server, TLS_SERVER, pair_load(&server), NULL, NULL);
 	pair_end_init(&pair.client, TLS_CLIENT, pair_load(&client), NULL, NULL);
 	pair_run(&pair);
-	assert_contains(why(&pair.server, -EACCES, &error), "another key than ours");
+	assert_contains(why(&pair.server, -EACCES, &error), "a different key");
 	assert_contains(why(&pair.client, -EKEYREJECTED, &error), "no such pre-shared key");
 	pair_fini(&pair);
 }
@@ -817,7 +817,7 @@ static void test_nothing_in_common(void **state)
 	pair_end_init(&pair.server, TLS_SERVER, pair_load(&server), NULL, NULL);
 	pair_end_init(&pair.client, TLS_CLIENT, pair_load(&client), "localhost", NULL);
 	pair_run(&pair);
-	assert_contains(why(&pair.server, -EPROTO, &error), "nothing in common");
+	assert_contains(why(&pair.server, -EPROTO, &error), "no common TLS parameters");
 	assert_int_equal(tls_check_failed(&pair.client.check, pair.client.session,
 				 pair.client.result, &error),
 		-EPROTO);

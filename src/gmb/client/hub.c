@@ -249,11 +249,10 @@ int gmb_buffer_import(struct gmb_queue *queue, int memfd, uint64_t offset, size_
 			return 0;
 		}
 		error_set(&error, result, "%s",
-			result == -EPERM
-				? "the descriptor cannot be imported: it has to be a memfd that "
-				  "is sealed with F_SEAL_SHRINK and F_SEAL_GROW"
+			result == -EPERM ? "cannot import the descriptor: it must be a memfd "
+					   "sealed with F_SEAL_SHRINK and F_SEAL_GROW"
 			: result == -EINVAL
-				? "offset and bytes have to be whole pages inside the memfd"
+				? "offset and bytes must be whole pages inside the memfd"
 				: strerror(-result));
 	}
 	error_export(error_out, &error);

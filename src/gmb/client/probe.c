@@ -54,7 +54,7 @@ static int probe_turn(struct probe *probe, struct error *error)
 
 static int probe_broken(const char *rule, struct error *error)
 {
-	return error_set(error, -EPROTO, "the server broke a rule of gmb: %s", rule);
+	return error_set(error, -EPROTO, "the server broke a gmb rule: %s", rule);
 }
 
 /* The connection has the reason for its end before LOST is reported. */
@@ -83,7 +83,7 @@ static int probe_hear(struct probe *probe, struct native_export *export, struct 
 		return probe_ended(probe, result, error);
 	}
 	rule = head.cls != CLAN_BULK || head.type != NATIVE_EXPORT
-		       ? "G2: a message that does not belong here"
+		       ? "G2: an unexpected message"
 		       : native_parse(NATIVE_EXPORT, probe->message, head.bytes, export);
 	return rule != NULL ? probe_broken(rule, error) : 0;
 }
@@ -151,7 +151,7 @@ static int ask_for_next(
 	}
 	result = probe_hear(probe, export, error);
 	if (result == 0 && export->head.status == 0 && export->head.cursor <= cursor) {
-		result = probe_broken("a cursor that does not grow", error);
+		result = probe_broken("a cursor that does not increase", error);
 	}
 	return result;
 }

@@ -82,7 +82,7 @@ static const char *gmb_receive_take_reply(struct native_carrier *carrier, uint32
 	}
 	call = carrier->calls[tag % CARRIER_DEPTH_MAX];
 	if (call == NULL || call->tag != tag) {
-		return "G14: a REPLY to nothing that was asked";
+		return "G14: a REPLY without a request";
 	}
 	rule = native_reply_parse(carrier->message, len, reply_kind(native_command_of(call)),
 		call->extents_max, native_command_of(call)->length, &reply);
@@ -181,7 +181,7 @@ static const char *gmb_receive_take_message(
 	if (message->cls == CLAN_BULK && message->type == NATIVE_EXPORT && !ready) {
 		return gmb_receive_take_export(carrier, message->bytes);
 	}
-	return "G2: a message that does not belong here";
+	return "G2: an unexpected message";
 }
 
 void native_carrier_take(struct native_carrier *carrier)
@@ -204,7 +204,7 @@ void native_carrier_take(struct native_carrier *carrier)
 		if (rule != NULL) {
 			char text[160];
 
-			snprintf(text, sizeof(text), "the server broke a rule of gmb: %s", rule);
+			snprintf(text, sizeof(text), "the server broke a gmb rule: %s", rule);
 			native_carrier_fail(carrier, -EPROTO, text);
 			return;
 		}

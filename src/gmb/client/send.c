@@ -115,13 +115,14 @@ static enum placing gmb_send_stage(
 	draft->buffers = 0;
 	draft->head.segment_count = 0;
 	if (hub_pool_make(hub) != 0) {
-		native_carrier_fail(carrier, -ENOMEM, "no memory for what the server has to reach");
+		native_carrier_fail(
+			carrier, -ENOMEM, "out of memory for payload that the server must access");
 		return LATER;
 	}
 	if (!native_share(carrier, HUB_POOL)) {
 		if (carrier->shares[HUB_POOL].state == SHARE_REFUSED) {
-			native_carrier_fail(
-				carrier, -ENOMEM, "the server does not map this client's memory");
+			native_carrier_fail(carrier, -ENOMEM,
+				"the server does not map the memory of this client");
 		}
 		return LATER;
 	}

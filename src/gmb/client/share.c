@@ -14,7 +14,7 @@ bool native_carrier_shares(struct native_carrier *carrier, uint32_t buffer, bool
 	}
 	if (end && carrier->state != NATIVE_CLOSING) {
 		native_carrier_fail(carrier, -ECONNRESET,
-			"ended, because another connection was lost that shares its memory");
+			"closed because another connection that shares its memory was lost");
 	}
 	return true;
 }

@@ -45,10 +45,10 @@ static void gmb_move_fail(struct native_session *session, int status)
 	char reason[160];
 
 	if (status == -ESTALE || status == -EACCES || status == -ERANGE || status == -ENOENT) {
-		native_session_fail(session, "G18: a cookie does not allow what it was given for");
+		native_session_fail(
+			session, "G18: a cookie does not permit the access it was given for");
 	} else if (status != -ENOTCONN) { /* otherwise an event reports the reason */
-		snprintf(reason, sizeof(reason), "its memory cannot be reached: %s",
-			strerror(-status));
+		snprintf(reason, sizeof(reason), "cannot access its memory: %s", strerror(-status));
 		session_terminate(&session->base, reason);
 	}
 }

@@ -204,7 +204,7 @@ static int gmb_request_check(struct native_request *request, const struct native
 	path->length = head->length;
 	if (head->operation >= NATIVE_OPERATION_COUNT ||
 		(head->flags & ~operations[head->operation].flags) != 0) {
-		request->error_text = "unknown operation, or a flag that it does not take";
+		request->error_text = "unknown operation, or a flag that is not valid for it";
 		return -EINVAL;
 	}
 	path->op = operations[head->operation].op;
@@ -215,7 +215,7 @@ static int gmb_request_check(struct native_request *request, const struct native
 		return -ESHUTDOWN;
 	}
 	if (path->op == STORE_EXTENTS && path->extent_max == 0) {
-		request->error_text = "there is no room for extents";
+		request->error_text = "no space for extents";
 		return -EINVAL;
 	}
 	return session_admit(&session->base, path, &request->error_text);
@@ -277,7 +277,7 @@ static void gmb_request_hold(
 
 	GMB_ASSERT(session->held == NULL && len <= sizeof(held->message));
 	if (held == NULL) {
-		session_terminate(&session->base, "out of memory for a request that waits");
+		session_terminate(&session->base, "out of memory for a waiting request");
 		return;
 	}
 	held->type = type;
@@ -307,7 +307,8 @@ static void gmb_request_take_request(
 	engine_request_begin(&session->base);
 	native_session_watch(session);
 	if (!resolve_all(request, &message)) {
-		native_session_fail(session, "G7: a segment is not in memory that it may use");
+		native_session_fail(
+			session, "G7: a segment is outside the memory that the client may use");
 		return; /* the request ends with the session */
 	}
 	request->path.export = session->base.path_export;
@@ -423,9 +424,9 @@ static const char *gmb_request_text_of(const struct native_request *request, int
 	case EPERM:
 		return "the server's disk refused the operation";
 	case ESHUTDOWN:
-		return "the server, or this export of it, is stopping";
+		return "the server, or this export, is stopping";
 	case ENOENT:
-		return "the export to copy from is not served any more";
+		return "the export to copy from is no longer served";
 	case ESTALE:
 		return ENGINE_SNAPSHOT_GONE;
 	case EOPNOTSUPP:

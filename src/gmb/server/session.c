@@ -20,7 +20,7 @@ void native_session_fail(struct native_session *session, const char *rule)
 	char reason[160];
 
 	if (session->base.state != SESSION_TERMINATING) {
-		snprintf(reason, sizeof(reason), "it broke a rule of gmb: %s", rule);
+		snprintf(reason, sizeof(reason), "it broke a gmb rule: %s", rule);
 		session_terminate(&session->base, reason);
 	}
 }
@@ -66,7 +66,7 @@ void native_region_add(struct native_session *session, uint32_t number, uint32_t
 	}
 	if (service->region_bytes > NATIVE_SERVICE_REGION_BYTES_MAX) {
 		session_terminate(&session->base,
-			"the clients' regions together are larger than the server maps (G12)");
+			"the total size of all clients' regions exceeds the server's limit (G12)");
 	}
 }
 
@@ -97,7 +97,7 @@ static void take_region(struct native_session *session, const uint8_t *bytes, ui
 	const char *rule = native_parse(NATIVE_REGION, bytes, len, &cookie);
 
 	if (rule == NULL && session->regions[cookie.region].users > 0) {
-		rule = "G18: REGION for a region that requests use";
+		rule = "G18: REGION for a region that requests are using";
 	}
 	if (rule != NULL) {
 		native_session_fail(session, rule);
@@ -165,7 +165,7 @@ static void answer_unknown(struct native_session *session, struct message_text n
 	char shown[NATIVE_TEXT_BYTES_MAX - 32];
 	char text[NATIVE_TEXT_BYTES_MAX];
 
-	snprintf(text, sizeof(text), "there is no export named '%s'%s",
+	snprintf(text, sizeof(text), "no export named '%s'%s",
 		log_escape(shown, sizeof(shown), name.bytes, name.length),
 		session_export_lack(&session->base, name.bytes, name.length));
 	answer_error(session, -ENOENT, text);
@@ -326,7 +326,7 @@ static void gmb_session_take_message(
 	} else if (!ready && message->type == NATIVE_OPEN) {
 		take_open(session, bytes, message->bytes);
 	} else {
-		native_session_fail(session, "G2: a message that does not belong here");
+		native_session_fail(session, "G2: an unexpected message");
 	}
 }
 
@@ -517,17 +517,20 @@ static void gmb_session_take_hello(struct native_session *session)
 		struct native_wire_welcome head;
 		struct native_wire_instance instance;
 	} welcome = { .head.magic = NATIVE_MAGIC };
+	char versions[48];
 	uint16_t version;
 	size_t bytes;
 	const void *hello = clan_conn_hello(session->conn, &bytes);
 	const char *rule = native_hello_parse(hello, bytes, &version);
 
 	if (rule == NULL && version == 0) {
-		rule = "this server speaks versions 1 and 2 of gmb";
+		snprintf(versions, sizeof(versions), "this server speaks gmb versions %d to %d",
+			NATIVE_VERSION_MIN, NATIVE_VERSION);
+		rule = versions;
 	}
 	if (rule == NULL && (clan_conn_caps(session->conn) & CLAN_CAN_MAP) == 0) {
 		welcome.head.flags = NATIVE_WELCOME_MOVES;
-		rule = native_mover_create(session) != 0 ? "the server has no memory" : NULL;
+		rule = native_mover_create(session) != 0 ? "the server is out of memory" : NULL;
 	}
 	session->version = version;
 	welcome.head.version = version;

@@ -551,7 +551,7 @@ static int check_files(const struct export_uri *uri, uint32_t open_flags, struct
 		return 0;
 	}
 	return error_set(error, -EPERM,
-		"the URI names files of this machine (%s), which the program does not allow "
+		"the URI names files of this machine (%s), which this program does not allow "
 		"(GMB_OPEN_URI_FILES)",
 		uri->tls_certificates != NULL ? "tls-certificates" : "tls-psk-file");
 }
@@ -560,7 +560,7 @@ static int check_files(const struct export_uri *uri, uint32_t open_flags, struct
 static int take_tls(struct nbd_target *target, struct tls_client *lent, struct error *error)
 {
 	if (lent != NULL && !target->uri.tls) {
-		return error_set(error, -EINVAL, "credentials for TLS need an nbds URI");
+		return error_set(error, -EINVAL, "TLS credentials require an nbds URI");
 	}
 	target->tls_is_lent = lent != NULL;
 	if (lent != NULL) {

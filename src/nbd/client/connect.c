@@ -195,7 +195,7 @@ static void end_timed_out(struct connector *connector, const char *doing)
 {
 
 	nbd_connect_end(connector,
-		error_set(&connector->error, -ETIMEDOUT, "no success within %.3g s while %s",
+		error_set(&connector->error, -ETIMEDOUT, "timed out after %.3g s while %s",
 			(double)connector->timeout_ns / 1e9, doing));
 }
 
@@ -311,7 +311,7 @@ static void connect_unix(struct connector *connector)
 	if (uri->socket_path_bytes + end_bytes > sizeof(address.sun_path)) {
 		nbd_connect_end(connector,
 			error_set(&connector->error, -ENAMETOOLONG,
-				"the socket path has %u bytes; the system allows at most %zu",
+				"the socket path has %u bytes, but the system allows at most %zu",
 				uri->socket_path_bytes, sizeof(address.sun_path) - end_bytes));
 		return;
 	}
@@ -362,7 +362,7 @@ static void connect_tcp(struct connector *connector)
 
 	if (uri->port == 0) {
 		nbd_connect_end(connector,
-			error_set(&connector->error, -EINVAL, "port 0 is for servers only"));
+			error_set(&connector->error, -EINVAL, "port 0 is only for servers"));
 		return;
 	}
 	snprintf(port, sizeof(port), "%u", uri->port);

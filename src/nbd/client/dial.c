@@ -148,10 +148,9 @@ static void encrypt(struct nbd_dial *dial)
 	int err;
 
 	if (dial->received_at < dial->received_bytes) {
-		dial_fail(dial,
-			error_set(&dial->error, -EPROTO,
-				"somebody, perhaps not the server, goes on in clear after the "
-				"server has agreed to TLS (rule P56)"));
+		dial_fail(dial, error_set(&dial->error, -EPROTO,
+					"unencrypted data followed the agreement to use TLS; it "
+					"might not be from the server (rule P56)"));
 		return;
 	}
 	err = tls_layer_create(&options, &layer);
@@ -204,7 +203,7 @@ static void dial_go_on(struct nbd_dial *dial)
 	err = nbd_handshake_outcome(handshake, &dial->error);
 	if (err == 0 && dial->goal == NBD_GOAL_GO && dial->received_at < dial->received_bytes) {
 		err = error_set(&dial->error, -EPROTO,
-			"the server speaks after the handshake without being asked");
+			"the server sent data after the handshake without a request");
 	}
 	if (err != 0) {
 		dial_fail(dial, err);
@@ -290,7 +289,7 @@ static void dial_timer_done(struct ring_op *op, int result)
 		bool is_leaving = nbd_handshake_end_of_stream(dial->handshake, NULL) == 0;
 		int err = is_leaving ? nbd_handshake_outcome(dial->handshake, &dial->error)
 				     : error_set(&dial->error, -ETIMEDOUT,
-					       "no success within %.3g s while waiting for %s",
+					       "timed out after %.3g s while waiting for %s",
 					       (double)dial->timeout_ns / 1e9,
 					       nbd_handshake_awaits(dial->handshake));
 
@@ -439,7 +438,7 @@ static void cancel_done(struct ring_op *op, int result)
 static int take_socket(struct stream *stream, int *fd_out, struct error *error)
 {
 	int fd = fcntl(stream->file.fd, F_DUPFD_CLOEXEC, 0);
-	int err = fd < 0 ? error_set(error, -errno, "no descriptor for a socket is left") : 0;
+	int err = fd < 0 ? error_set(error, -errno, "no file descriptor left for a socket") : 0;
 
 	*fd_out = fd;
 	stream_close(stream);

@@ -388,8 +388,8 @@ static int handle_context(struct nbd_handshake *talk)
 
 	if (talk->reply_bytes < 5) {
 		return error_set(talk->error, -EPROTO,
-			"the server named a metadata context in %u bytes, which leaves no name "
-			"(rule P38)",
+			"the server named a metadata context in %u bytes, which leaves no space "
+			"for the name (rule P38)",
 			talk->reply_bytes);
 	}
 	err = nbd_text_take(
@@ -403,11 +403,11 @@ static int handle_context(struct nbd_handshake *talk)
 	}
 	if (talk->state == STATE_SELECT && talk->replies > CONTEXT_REPLIES_MAX) {
 		return error_set(talk->error, -EPROTO,
-			"the server selects more contexts than were asked for (rule P41)");
+			"the server selected more contexts than requested (rule P41)");
 	}
 	if (talk->replies > TAKEOVER_REPLIES_MAX) {
 		return error_set(
-			talk->error, -EPROTO, "the server lists contexts without end (rule P11)");
+			talk->error, -EPROTO, "the server sent too many contexts (rule P11)");
 	}
 	if (talk->state == STATE_SELECT) {
 		nbd_facts_take_selected(&talk->facts, be32_load(talk->input), name);
@@ -422,7 +422,7 @@ static int handle_info(struct nbd_handshake *talk)
 {
 	if (talk->replies > INFO_REPLIES_MAX) {
 		return error_set(talk->error, -EPROTO,
-			"the server sends information without end: more than %d replies to one %s "
+			"the server sent too much information: more than %d replies to one %s "
 			"(rule P11)",
 			INFO_REPLIES_MAX, nbd_option_name(states[talk->state].option));
 	}
@@ -465,7 +465,7 @@ static int export_accepted(struct nbd_handshake *talk)
 
 	if (!offer->known) {
 		return error_set(talk->error, -EPROTO,
-			"the server ended %s without telling the export's size (rule P23)",
+			"the server completed %s without the size of the export (rule P23)",
 			nbd_option_name(states[talk->state].option));
 	}
 	if (talk->state == STATE_GO) {
@@ -475,7 +475,8 @@ static int export_accepted(struct nbd_handshake *talk)
 	if (offer->size == 0) {
 		/* Some servers open the export only for GO, and report size 0 for INFO. */
 		nbd_offers_note(&talk->offers,
-			"%s: some servers say 0 bytes in a list; to be sure, ask for it alone",
+			"%s: some servers report 0 bytes in a list; query this export alone to be "
+			"sure",
 			export_label(label, offer->name));
 	}
 	return has_contexts(talk) ? ask_contexts(talk, STATE_CONTEXTS, 0) : next_export(talk);
@@ -496,7 +497,7 @@ static bool refusal_is_final(struct nbd_handshake *talk)
 	}
 	if (talk->reply_type == NBD_REP_ERR_TLS_REQD && !about_export) {
 		error_set(&talk->outcome, -EPROTONOSUPPORT, "%s%s", talk->refusal,
-			talk->offers.protection.version != NULL ? ", and it has TLS already" : "");
+			talk->offers.protection.version != NULL ? ", although TLS is in use" : "");
 		return true;
 	}
 	return false;
@@ -506,8 +507,8 @@ static bool refusal_is_final(struct nbd_handshake *talk)
 static int tls_refused(struct nbd_handshake *talk)
 {
 	error_set(&talk->outcome, -EPROTONOSUPPORT,
-		"no TLS, which the URI asks for: %s; turn it on at the server, or write nbd or "
-		"nbd+unix if the network is trusted",
+		"the server does not offer TLS, which the URI requires: %s; enable TLS on the "
+		"server, or use nbd or nbd+unix if the network is trusted",
 		talk->refusal);
 	return nbd_handshake_leave(talk);
 }
@@ -566,14 +567,14 @@ static int export_unsupported(struct nbd_handshake *talk)
 {
 	if (talk->offers.style == NBD_REPLIES_EXTENDED) {
 		return error_set(talk->error, -EPROTO,
-			"the server accepted extended headers and does not know %s (rule P108)",
+			"the server accepted extended headers but does not support %s (rule P108)",
 			nbd_option_name(states[talk->state].option));
 	}
 	if (talk->goal != NBD_GOAL_LIST) {
 		return ask_old_export(talk);
 	}
 	nbd_offers_note(
-		&talk->offers, "the server does not know INFO, so that only names can be listed");
+		&talk->offers, "the server does not support INFO, so only names can be listed");
 	return nbd_handshake_leave(talk);
 }
 
@@ -613,15 +614,15 @@ static int take_refusal(struct nbd_handshake *talk)
 	} refusals[] = {
 		[0] = { "refused with an unknown error", -EPROTONOSUPPORT },
 		[1] = { "not supported by the server", -EPROTONOSUPPORT },
-		[2] = { "refused by the server's policy", -EACCES },
-		[3] = { "called invalid by the server", -EPROTONOSUPPORT },
+		[2] = { "rejected by the server's policy", -EACCES },
+		[3] = { "invalid according to the server", -EPROTONOSUPPORT },
 		[4] = { "not possible on the server's platform", -EPROTONOSUPPORT },
 		[5] = { "the server demands TLS (nbds:// or nbds+unix://)", -EPROTONOSUPPORT },
 		[6] = { "no such export", -ENOENT },
 		[7] = { "the server is shutting down", -ESHUTDOWN },
-		[8] = { "the server wants block sizes to be negotiated", -EPROTONOSUPPORT },
+		[8] = { "the server requires negotiation of block sizes", -EPROTONOSUPPORT },
 		[9] = { "too big for the server", -EPROTONOSUPPORT },
-		[10] = { "the server demands extended headers", -EPROTONOSUPPORT },
+		[10] = { "the server requires extended headers", -EPROTONOSUPPORT },
 	};
 	uint32_t idx = talk->reply_type & ~NBD_REP_ERROR_BIT;
 	char quoted[LABEL_BYTES];
@@ -655,18 +656,18 @@ static int handle_reply_header(struct nbd_handshake *talk)
 	if (magic != NBD_OPTION_REPLY_MAGIC) {
 		return error_set(talk->error, -EPROTO,
 			"an option reply starts with 0x%016llx instead of 0x%016llx: the stream is "
-			"lost (rule P120)",
+			"out of sync (rule P120)",
 			(unsigned long long)magic, (unsigned long long)NBD_OPTION_REPLY_MAGIC);
 	}
 	if (option != asked) {
 		return error_set(talk->error, -EPROTO,
-			"the server replied to option %u (%s) while %s was asked (rule P11)",
+			"the server replied to option %u (%s), but the request was %s (rule P11)",
 			option, nbd_option_name(option), nbd_option_name(asked));
 	}
 	if (talk->reply_bytes > REPLY_BYTES_MAX) {
 		return error_set(talk->error, -EPROTO,
-			"the server announced a reply of %u bytes to %s; the longest lawful one "
-			"has %d (rule P1)",
+			"the server announced a reply of %u bytes to %s; the maximum is %d (rule "
+			"P1)",
 			talk->reply_bytes, nbd_option_name(asked), REPLY_BYTES_MAX);
 	}
 	talk->in_payload = true;
@@ -696,7 +697,7 @@ static int handle_reply(struct nbd_handshake *talk)
 		return rule->content(talk);
 	}
 	return error_set(talk->error, -EPROTO,
-		"the server answered %s with a reply of type %u, which does not belong there (rule "
+		"the server answered %s with a reply of type %u, which is not valid there (rule "
 		"P11)",
 		nbd_option_name(rule->option), talk->reply_type);
 }
@@ -708,7 +709,7 @@ static int handle_magic(struct nbd_handshake *talk)
 
 	if (get_u64(talk->input) != NBD_MAGIC) {
 		return error_set(talk->error, -EPROTO,
-			"this is not an NBD server: it greets with \"%s\" instead of \"NBDMAGIC\"",
+			"not an NBD server: its greeting is \"%s\" instead of \"NBDMAGIC\"",
 			log_escape(quoted, sizeof(quoted), talk->input, 8));
 	}
 	nbd_handshake_set_state(talk, STATE_STYLE, 8);
@@ -721,12 +722,13 @@ static int handle_style(struct nbd_handshake *talk)
 
 	if (style == NBD_OLDSTYLE_MAGIC) {
 		return error_set(talk->error, -EPROTONOSUPPORT,
-			"this is an oldstyle NBD server, a protocol from before 2011 "
-			"that gmblock does not speak: update it, or give it the newstyle protocol");
+			"the server uses the oldstyle NBD protocol from before 2011, which gmblock "
+			"does not support: update the server, or configure it for the newstyle "
+			"protocol");
 	}
 	if (style != NBD_OPTION_MAGIC) {
 		return error_set(talk->error, -EPROTO,
-			"the server's greeting goes on with 0x%016llx, which is neither the "
+			"the server's greeting continues with 0x%016llx, which is neither the "
 			"newstyle magic \"IHAVEOPT\" nor the oldstyle one (rule P4)",
 			(unsigned long long)style);
 	}
@@ -751,13 +753,13 @@ static int handle_flags(struct nbd_handshake *talk)
 	}
 	if (talk->tls) {
 		return error_set(talk->error, -EPROTONOSUPPORT,
-			"no TLS, which the URI asks for: the server speaks the first newstyle "
-			"protocol, not the fixed one, and that has none");
+			"the server does not offer TLS, which the URI requires: it uses the first "
+			"newstyle protocol instead of the fixed one");
 	}
 	if (talk->goal == NBD_GOAL_LIST) {
 		return error_set(talk->error, -EOPNOTSUPP,
-			"the server speaks the first newstyle protocol, not the fixed one: it has "
-			"no list of exports");
+			"the server uses the first newstyle protocol instead of the fixed one, "
+			"which has no list of exports");
 	}
 	return ask_old_export(talk);
 }
@@ -877,14 +879,14 @@ int nbd_handshake_end_of_stream(struct nbd_handshake *talk, struct error *error)
 	}
 	if (talk->state == STATE_OLD_EXPORT && talk->input_bytes == 0) {
 		return error_set(error, -ENOENT,
-			"%s: the server closed the connection, the only way the option EXPORT_NAME "
-			"has to refuse an export",
+			"%s: the server closed the connection, the only way to refuse an export "
+			"with the option EXPORT_NAME",
 			export_label(label, current_offer(talk)->name));
 	}
 	if (talk->state == STATE_MAGIC && talk->input_bytes == 0) {
 		return error_set(error, -EPROTO,
-			"the server closed the connection without a word: it may be at its limit "
-			"of clients, or refuse this address");
+			"the server closed the connection without a greeting: it might be at its "
+			"client limit, or refuse this address");
 	}
 	return error_set(error, -EPROTO,
 		"the server closed the connection in the middle of %s (rule P129)",

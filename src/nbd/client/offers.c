@@ -58,7 +58,7 @@ static uint64_t text_cost(size_t length)
 
 static int offers_out_of_memory(struct error *error)
 {
-	return error_set(error, -ENOMEM, "out of memory while talking to the server");
+	return error_set(error, -ENOMEM, "out of memory during the handshake");
 }
 
 /* Makes room for one more element. Returns the array, or NULL. Doubling keeps the total cost
@@ -78,7 +78,7 @@ static int text_copy(
 
 	if (offers->text_bytes + text_cost(text.length) > NBD_OFFERS_BYTES_MAX) {
 		return error_set(error, -E2BIG,
-			"the server's names and descriptions exceed %d MiB, the most that is kept",
+			"the server's names and descriptions exceed the limit of %d MiB",
 			NBD_OFFERS_BYTES_MAX >> 20);
 	}
 	copy = malloc((size_t)text.length + 1);
@@ -356,14 +356,13 @@ void nbd_offers_review(struct nbd_offers *offers, const struct nbd_offer *offer)
 	}
 	if (offer->known && (offer->flags & NBD_FLAG_HAS_FLAGS) == 0) {
 		nbd_offers_note(offers,
-			"export \"%s\": none of its flags counts, because the server does not mark "
+			"export \"%s\": its flags are ignored, because the server does not mark "
 			"them as valid (rule P33)",
 			name);
 	}
 	if (offer->known && offer->sizes_known && !is_aligned(offer->size, offer->sizes.minimum)) {
 		nbd_offers_note(offers,
-			"export \"%s\": its last bytes cannot be reached, because its size is not "
-			"a "
+			"export \"%s\": its last bytes are inaccessible, because its size is not a "
 			"multiple of the minimum block size (rule P58)",
 			name);
 	}

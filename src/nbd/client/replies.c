@@ -35,8 +35,8 @@ int nbd_client_find(
 
 	if (call == NULL || call->cookie != cookie || !call->laid_out || call->answered) {
 		return error_set(error, -EPROTO,
-			"the server answers a request that was not made or is answered already "
-			"(rule P70)");
+			"the server replied to a request that was not made or that was already "
+			"answered (rule P70)");
 	}
 	*call_out = call;
 	return 0;
@@ -93,13 +93,12 @@ int nbd_client_finish(struct nbd_client *client, struct nbd_call *call, struct e
 	GMB_ASSERT(client->current != call);
 	if (call->result == 0 && call->type == NBD_CMD_READ && call->covered != call->length) {
 		return error_set(error, -EPROTO,
-			"the server ended a read without an error and without all of its data "
-			"(rule "
-			"P90)");
+			"the server completed a read without an error, but some of its data is "
+			"missing (rule P90)");
 	}
 	if (call->result == 0 && call->type == NBD_CMD_BLOCK_STATUS && !call->described) {
 		return error_set(error, -EPROTO,
-			"the server ended a block status request without an answer (rule P100)");
+			"the server completed a block status request without a result (rule P100)");
 	}
 	if (!call->sent) {
 		/* its last bytes are being sent, so nbd_client_sent() completes it */
@@ -116,14 +115,14 @@ int nbd_client_finish(struct nbd_client *client, struct nbd_call *call, struct e
 
 static int outside(struct error *error)
 {
-	return error_set(error, -EPROTO,
-		"the server sends data from outside the range that was asked for (rule P90)");
+	return error_set(
+		error, -EPROTO, "the server sent data outside the requested range (rule P90)");
 }
 
 static int sent_twice(struct error *error)
 {
 	return error_set(
-		error, -EPROTO, "the server sends the same bytes of one read twice (rule P90)");
+		error, -EPROTO, "the server sent the same bytes of a read twice (rule P90)");
 }
 
 /* Returns the insert position for start: the first interval that ends at or after it. */
@@ -153,8 +152,8 @@ static int interval_insert(
 
 		if (max > NBD_CLIENT_INTERVALS_MAX) {
 			return error_set(error, -EPROTO,
-				"the server answers one read in more than %d scattered pieces "
-				"(rule P90)",
+				"the server sent the data of a read in more than %d scattered "
+				"pieces (rule P90)",
 				NBD_CLIENT_INTERVALS_MAX);
 		}
 		moved = realloc(call->intervals, max * sizeof(*moved));
@@ -217,8 +216,7 @@ int nbd_client_cover(struct nbd_call *call, uint64_t start, uint64_t length, str
 	int err;
 
 	if (call->type != NBD_CMD_READ) {
-		return error_set(error, -EPROTO,
-			"the server sends data for a %s request (rule P97)",
+		return error_set(error, -EPROTO, "the server sent data for a %s request (rule P97)",
 			nbd_command_name(call->type));
 	}
 	if (!range_inside(start, length, call->length)) {
@@ -226,7 +224,7 @@ int nbd_client_cover(struct nbd_call *call, uint64_t start, uint64_t length, str
 	}
 	if (call->covered > 0 && (call->flags & NBD_CMD_FLAG_DF) != 0) {
 		return error_set(error, -EPROTO,
-			"the server splits a read that must not be split (rule P93)");
+			"the server split a read that must not be split (rule P93)");
 	}
 	/* Most reads arrive in one chunk, which needs no intervals. */
 	if (call->covered == 0 && length == call->length) {
@@ -339,7 +337,7 @@ bool nbd_client_prefix_matches(
 
 static int replies_wrong_length(const char *what, const struct reply *reply, struct error *error)
 {
-	return error_set(error, -EPROTO, "the server sends a chunk %s of %llu bytes (rule P97)",
+	return error_set(error, -EPROTO, "the server sent a chunk %s of %llu bytes (rule P97)",
 		what, (unsigned long long)reply->length);
 }
 
@@ -408,8 +406,8 @@ static int take_hole(struct nbd_client *client, struct nbd_call *call, const str
 	bytes = be32_get(hole.length);
 	if (bytes == 0 || offset < call->offset) {
 		return error_set(error, -EPROTO,
-			"the server sends a hole that is empty or outside the range that was asked "
-			"for (rule P90)");
+			"the server sent a hole that is empty or outside the requested range (rule "
+			"P90)");
 	}
 	err = nbd_client_cover(call, offset - call->offset, bytes, error);
 	if (err != 0) {
@@ -424,8 +422,8 @@ static int take_hole(struct nbd_client *client, struct nbd_call *call, const str
 
 static int not_asked(struct error *error)
 {
-	return error_set(error, -EPROTO,
-		"the server sends block status where none was asked for (rule P97)");
+	return error_set(
+		error, -EPROTO, "the server sent block status that was not requested (rule P97)");
 }
 
 /* A chunk of any reply that only shows that the server is alive (docs/protocol/nbd.md). */
@@ -434,7 +432,7 @@ static int replies_take_alive(struct nbd_client *client, struct nbd_call *call,
 {
 	if (count != 1 || (reply->flags & NBD_REPLY_FLAG_DONE) != 0) {
 		return error_set(error, -EPROTO,
-			"the server says that it lives with %llu extents, or at the end of a reply "
+			"the server sent a keep-alive with %llu extents, or at the end of a reply "
 			"(x-gmblock:alive)",
 			(unsigned long long)count);
 	}
@@ -455,8 +453,8 @@ static int replies_take_size(struct nbd_client *client, struct nbd_call *call,
 	if (count != (extended ? 1 : NBD_SIZE_EXTENTS) || call->described ||
 		(reply->flags & NBD_REPLY_FLAG_DONE) == 0) {
 		return error_set(error, -EPROTO,
-			"the server says the size of the export with %llu extents, twice, or not "
-			"at the end of a reply (x-gmblock:size)",
+			"the server sent the export size with %llu extents, twice, or before the "
+			"end of a reply (x-gmblock:size)",
 			(unsigned long long)count);
 	}
 	if (len < reply->length) {
@@ -476,7 +474,7 @@ static int replies_take_size(struct nbd_client *client, struct nbd_call *call,
 	}
 	if (size > INT64_MAX) {
 		return error_set(error, -EPROTO,
-			"the server says that the export has %llu bytes now (rule P68)",
+			"the server reported a new export size of %llu bytes (rule P68)",
 			(unsigned long long)size);
 	}
 	call->described = true;
@@ -521,16 +519,16 @@ static int replies_take_status(struct nbd_client *client, struct nbd_call *call,
 	}
 	if (be32_get(wire[0]) != client->facts->allocation_id || call->described) {
 		return error_set(error, -EPROTO,
-			"the server sends block status of a context that was not selected, or "
-			"twice (rule P100)");
+			"the server sent block status of a context that was not selected, or twice "
+			"(rule P100)");
 	}
 	if (count > EXTENTS_MAX || (extended && be32_get(wire[1]) != count)) {
 		return error_set(error, -EPROTO,
-			"the server sends a wrong number of extents (rules P103, P114)");
+			"the server sent a wrong number of extents (rules P103, P114)");
 	}
 	if ((call->flags & NBD_CMD_FLAG_REQ_ONE) != 0 && count != 1) {
 		return error_set(error, -EPROTO,
-			"the server sends %llu extents where one was asked for (rule P102)",
+			"the server sent %llu extents where one was requested (rule P102)",
 			(unsigned long long)count);
 	}
 	call->described = true;
@@ -563,8 +561,8 @@ static int replies_take_extent(
 	}
 	if (length == 0 || call->covered >= call->length) {
 		return error_set(error, -EPROTO,
-			"the server sends an empty extent, or one past the range that was asked "
-			"for (rules P100, P101)");
+			"the server sent an empty extent, or one beyond the requested range (rules "
+			"P100, P101)");
 	}
 	if (call->result == 0) {
 		/* The last extent may extend beyond the request (rule P101). */
@@ -608,7 +606,7 @@ static int replies_take_error(struct nbd_client *client, struct nbd_call *call,
 	}
 	if (++call->error_count > NBD_CLIENT_ERRORS_MAX) {
 		return error_set(error, -EPROTO,
-			"the server answers one request with more than %d errors (rule P92)",
+			"the server sent more than %d errors for one request (rule P92)",
 			NBD_CLIENT_ERRORS_MAX);
 	}
 	memcpy(&head, body, sizeof(head));
@@ -616,8 +614,8 @@ static int replies_take_error(struct nbd_client *client, struct nbd_call *call,
 	if (be32_get(head.error) == 0 || (known ? text_bytes != reply->length - least
 						: text_bytes > reply->length - least)) {
 		return error_set(error, -EPROTO,
-			"the server sends an error chunk without an error, or with a text of "
-			"another length than it says (rule P92)");
+			"the server sent an error chunk without an error, or with a wrong text "
+			"length (rule P92)");
 	}
 	if (!known) {
 		/* Rule P97: the request has failed, and the rest is ignored. */
@@ -633,8 +631,8 @@ static int replies_take_error(struct nbd_client *client, struct nbd_call *call,
 		if (be64_get(at) < call->offset ||
 			be64_get(at) - call->offset >= MAX(call->length, UINT64_C(1))) {
 			return error_set(error, -EPROTO,
-				"the server reports an error outside the range that was asked for "
-				"(rule P92)");
+				"the server reported an error outside the requested range (rule "
+				"P92)");
 		}
 	}
 	keep_error(client, call, be32_get(head.error), body + sizeof(head), text_bytes);
@@ -647,8 +645,8 @@ static int take_none(struct nbd_client *client, struct nbd_call *call, const str
 {
 	if (reply->length != 0 || (reply->flags & NBD_REPLY_FLAG_DONE) == 0) {
 		return error_set(error, -EPROTO,
-			"the server sends an empty chunk that is not empty or not the last (rule "
-			"P89)");
+			"the server sent a chunk of type NONE that has a payload or is not the "
+			"last (rule P89)");
 	}
 	return chunk_end(client, call, true, error);
 }
@@ -671,7 +669,7 @@ static int replies_take_chunk(struct nbd_client *client, struct nbd_call *call,
 			return replies_take_error(client, call, reply, body, len, more, error);
 		}
 		return error_set(error, -EPROTO,
-			"the server sends a chunk of the unknown type %u (rule P97)", reply->type);
+			"the server sent a chunk of the unknown type %u (rule P97)", reply->type);
 	}
 }
 
@@ -696,8 +694,8 @@ static int take_simple(struct nbd_client *client, const uint8_t *bytes, size_t l
 	if (client->facts->style != NBD_REPLIES_SIMPLE &&
 		(call->type == NBD_CMD_READ || call->type == NBD_CMD_BLOCK_STATUS)) {
 		return error_set(error, -EPROTO,
-			"the server answers a %s request with a simple reply after agreeing on "
-			"structured ones (rule P88)",
+			"the server sent a simple reply to a %s request after structured replies "
+			"were negotiated (rule P88)",
 			nbd_command_name(call->type));
 	}
 	if (be32_get(wire.error) != 0) {
@@ -772,7 +770,7 @@ static int replies_take_reply(struct nbd_client *client, const uint8_t *bytes, s
 	if (be32_get(magic) != (extended ? NBD_EXTENDED_REPLY_MAGIC : NBD_STRUCTURED_REPLY_MAGIC) ||
 		client->facts->style == NBD_REPLIES_SIMPLE) {
 		return error_set(error, -EPROTO,
-			"the server sends 0x%08x where a reply must begin (rule P120)",
+			"the server sent 0x%08x instead of the start of a reply (rule P120)",
 			be32_get(magic));
 	}
 	if (extended ? !read_extended(bytes, len, &reply, &offset)
@@ -786,7 +784,8 @@ static int replies_take_reply(struct nbd_client *client, const uint8_t *bytes, s
 	}
 	if (extended && offset != call->offset) {
 		return error_set(error, -EPROTO,
-			"the server answers a request with another offset than it had (rule P110)");
+			"the server replied with a different offset than the request had (rule "
+			"P110)");
 	}
 	took = replies_take_chunk(client, call, &reply, bytes + reply.header_bytes,
 		len - reply.header_bytes, more, error);

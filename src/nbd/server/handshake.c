@@ -189,10 +189,10 @@ static void option_export_name(struct nbd_session *session)
 	if (rc < 0) {
 		(void)log_escape(
 			shown, sizeof(shown), handshake->option_data, handshake->option_bytes);
-		log_debug("nbd: connection %llu: asked for export \"%s\"",
+		log_debug("nbd: connection %llu: requested export \"%s\"",
 			(unsigned long long)session->base.peer.id, shown);
 		session_terminate(
-			&session->base, rc == -ENOENT ? "it asked for an export that does not exist"
+			&session->base, rc == -ENOENT ? "it requested an export that does not exist"
 					: rc == -ESHUTDOWN ? session_stop_text(&session->base)
 							   : session_choose_text(rc));
 		return;
@@ -255,10 +255,10 @@ static void reply_unknown_export(struct nbd_session *session, struct option_stri
 	/* Exports visible only with TLS and exports that do not exist get the same reply (P48). */
 	if (handshake_offers_tls(session) && (option == NBD_OPT_INFO || option == NBD_OPT_GO)) {
 		reply_error(session, NBD_REP_ERR_TLS_REQD,
-			"there is no export named '%s' for connections without TLS", shown);
+			"no export named '%s' for connections without TLS", shown);
 		return;
 	}
-	reply_error(session, NBD_REP_ERR_UNKNOWN, "there is no export named '%s'%s", shown,
+	reply_error(session, NBD_REP_ERR_UNKNOWN, "no export named '%s'%s", shown,
 		session_export_lack(&session->base, name.bytes, name.length));
 }
 
@@ -313,7 +313,7 @@ static bool has_option_data(struct nbd_session *session)
 {
 	if (session->handshake->option_bytes > NBD_OPTION_BYTES_MAX) {
 		reply_error(session, NBD_REP_ERR_TOO_BIG,
-			"options of more than %d bytes are not read", NBD_OPTION_BYTES_MAX);
+			"options of more than %d bytes are not supported", NBD_OPTION_BYTES_MAX);
 		return false;
 	}
 	return true;
@@ -566,8 +566,8 @@ static void option_starttls(struct nbd_session *session)
 	if (refusal != 0) {
 		reply_error(session, refusal, "%s", reason);
 	} else if (rx_available(session) > 0) {
-		session_fail(
-			session, "P56", "%u bytes in clear after STARTTLS", rx_available(session));
+		session_fail(session, "P56", "%u unencrypted bytes after STARTTLS",
+			rx_available(session));
 	} else {
 		reply_ack(session);
 		session->handshake->next = HANDSHAKE_NEXT_TLS;
@@ -582,7 +582,8 @@ static void refuse_without_tls(struct nbd_session *session)
 	const struct handshake *handshake = session->handshake;
 
 	if (handshake->option == NBD_OPT_EXPORT_NAME || !handshake->is_fixed) {
-		session_terminate(&session->base, "it asked for something without TLS");
+		session_terminate(
+			&session->base, "it sent an option that requires TLS without TLS");
 	} else {
 		reply_error(session, NBD_REP_ERR_TLS_REQD, "%s",
 			"this address demands TLS; use an nbds:// or nbds+unix:// URI");

@@ -192,7 +192,7 @@ int handshake_adopt_tls(
 	int rc;
 
 	if (mode_of(session) == TLS_OFF) {
-		return error_set(error, -EACCES, "its address does not offer TLS now");
+		return error_set(error, -EACCES, "its address no longer offers TLS");
 	}
 	options.pool = tls_policy_pool(session->base.tls);
 	options.context = tls_policy_context(session->base.tls);

@@ -364,7 +364,7 @@ int nbd_session_adopt(
 		}
 	}
 	if (handshake_needs_tls(session)) {
-		nbd_pass_refuse(session, "its address demands TLS now");
+		nbd_pass_refuse(session, "its address now requires TLS");
 		return 0;
 	}
 	choose_told(session, record);

@@ -406,7 +406,7 @@ static bool nbd_receive_take_request(struct nbd_session *session)
 	}
 	if (unlikely(session->told != NULL)) {
 		if (session->told->taken_bytes > payload) {
-			session_fail(session, "P79", "more of a payload was taken than it has");
+			session_fail(session, "P79", "more of a payload was consumed than it has");
 			return false;
 		}
 		payload -= session->told->taken_bytes;

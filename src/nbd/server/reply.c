@@ -394,7 +394,7 @@ static enum emitted emit_failed_read(struct send_batch *send, struct send_slot *
 			/* The header has reported success, so closing is the only correct way to
 			 * report the error (P78). */
 			session_terminate(&request->session->base,
-				"the disk failed after a simple reply had begun");
+				"the disk failed after a simple reply was started");
 			return EMITTED_NOTHING;
 		}
 		if (request->content_bytes < request->length) {
@@ -717,8 +717,9 @@ void reply_done(struct ring_op *op, int result)
 			memory_failed(send);
 		}
 		session_terminate(&session->base,
-			result == -EFAULT ? "the disk failed or became shorter, or device memory "
-					    "has gone, after a reply had begun"
+			result == -EFAULT ? "the server uses the oldstyle NBD protocol from before "
+					    "2011, which gmblock does not support: update the "
+					    "server, or configure it for the newstyle protocol"
 					  : NULL);
 	}
 	path_client_sent(&session->base.client, send->bytes, send->filled);

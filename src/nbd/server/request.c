@@ -141,7 +141,7 @@ uint32_t request_check(struct nbd_session *session, const struct request_head *h
 	path->extent_max = (head->flags & NBD_CMD_FLAG_REQ_ONE) != 0 ? 1 : PATH_EXTENTS_MAX;
 	code = session_admit(&session->base, path, text);
 	if (code == 0 && (head->flags & NBD_CMD_FLAG_DF) != 0 && head->length > HELD_BYTES_MAX) {
-		*text = "the read is longer than this server answers in one chunk";
+		*text = "the read exceeds the maximum of one chunk";
 		code = -EOVERFLOW;
 	}
 	if (code == 0) {
@@ -168,7 +168,7 @@ uint32_t request_check_status_payload(const struct nbd_session *session, const u
 	memcpy(&id, payload + sizeof(effect), sizeof(id));
 	if (id_count != 1 || !session->context_selected ||
 		be32_get(id) != CONTEXT_ID_BASE_ALLOCATION) {
-		*text = "a context id is unknown or given twice";
+		*text = "a context ID is unknown or given twice";
 		return NBD_EINVAL;
 	}
 	memcpy(&effect, payload, sizeof(effect));

@@ -552,7 +552,7 @@ static void hostile_servers(struct run *run)
 		const char *word;
 		bool tls;
 	} rows[] = {
-		{ "", 0, false, -EPROTO, "without a word" },
+		{ "", 0, false, -EPROTO, "without a greeting" },
 		{ "HTTP/1.1 400 Bad\r\n", 18, true, -EPROTO, "not an NBD server" },
 		{ "NBDMAGIC\0\0\x42\x02\x81\x86\x12\x53", 16, true, -EPROTONOSUPPORT, "oldstyle" },
 		{ "NBDMAGICIHAVEOPT\0\3", 18, false, -EPROTO, "EXTENDED_HEADERS" },
