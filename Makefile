@@ -46,7 +46,7 @@ test: deps-test $(BUILD)/.gmblock-tests ## build what the tests need and run all
 test-vm: deps-test $(BUILD)/.gmblock-tests ## run the tests that need kernels of their own, in QEMU guests
 	@$(RUN_TESTS) -C $(BUILD) --suite vm --logbase testlog-vm $(TEST_ARGS)
 
-test-long: deps-test $(BUILD)/.gmblock-tests ## hours: simulation seeds, killed servers, keys of TLS that change by themselves, then fuzzing; SOAK_PERCENT shortens it
+test-long: deps-test $(BUILD)/.gmblock-tests ## run the long tests for hours (simulation seeds, killed servers, automatic TLS key changes), then fuzz; SOAK_PERCENT shortens them
 	@SOAK_PERCENT=$(SOAK_PERCENT) $(RUN_TESTS) -C $(BUILD) --setup soak --suite soak $(TEST_ARGS)
 	$(if $(TEST_ARGS),,@$(MAKE) --no-print-directory tsan SANITIZED='$(TSAN_LONG)')
 	$(if $(TEST_ARGS),,@$(MAKE) --no-print-directory without)

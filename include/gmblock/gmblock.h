@@ -138,13 +138,13 @@ void gmb_queue_wake(struct gmb_queue *queue);
  */
 int gmb_queue_fd(const struct gmb_queue *queue);
 
-/* ---- buffers: memory that gmb servers reach ----------------------------------------------------
+/* ---- buffers: memory that gmb servers access -------------------------------------------------
  *
- * Over gmb+unix a server reads and writes the memory of a request itself, over gmb it puts and gets
- * there. It can reach what was allocated here; other memory is copied by the library
- * (gmb_stats.bytes_moved). Over NBD it is memory like any other. A server that a client of the
- * queue is connected to can see and change all of a buffer that it was asked to use, so keep
- * nothing else there.
+ * Over gmb+unix the server reads and writes the memory of a request directly; over gmb it transfers
+ * the data with remote reads and writes. Both require memory that was allocated here: the library
+ * copies requests with other memory (gmb_stats.bytes_moved). Over NBD these buffers have no
+ * advantage. A connected server can read and change the whole buffer of a request, so keep no other
+ * data in it.
  */
 
 enum gmb_buffer_flags {

@@ -206,7 +206,8 @@ static int clan_conn_check_options(const struct clan_conn_options *given,
 	*options = (struct clan_conn_options){ .size = sizeof(*options) };
 	if (given != NULL) {
 		if (given->size != sizeof(*given)) {
-			return error_set(error, -EINVAL, "options.size is not their size");
+			return error_set(
+				error, -EINVAL, "options.size is not the size of the structure");
 		}
 		*options = *given;
 	}
@@ -229,7 +230,7 @@ static int clan_conn_check_options(const struct clan_conn_options *given,
 		options->tripwires > CLAN_TABLE_MAX ||
 		options->peer_slots_max > CLAN_BULK_SLOTS_MAX ||
 		options->peer_regions_max > CLAN_TABLE_MAX) {
-		return error_set(error, -EINVAL, "invalid options of connections");
+		return error_set(error, -EINVAL, "invalid connection options");
 	}
 	return 0;
 }

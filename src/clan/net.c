@@ -45,8 +45,8 @@ static const struct net_transport *const transports[NET_TRANSPORT_COUNT] = {
 static int clan_net_address_error(struct error *error, const char *address)
 {
 	return error_set(error, -EINVAL,
-		"\"%s\": the address is tcp:HOST:PORT, or ofi:HOST:PORT and ?provider=verbs or "
-		"?provider=tcp behind it; IPv6 addresses are in brackets",
+		"\"%s\": the address must be tcp:HOST:PORT, or ofi:HOST:PORT, followed by "
+		"?provider=verbs or ?provider=tcp; IPv6 addresses need brackets",
 		address);
 }
 
@@ -202,7 +202,7 @@ static void deadline_passed(struct clan_deadline *deadline)
 		conn->ending = false;
 		net_conn_end(conn, 0, NULL);
 	} else {
-		net_conn_end(conn, -ETIMEDOUT, "the handshake took too long");
+		net_conn_end(conn, -ETIMEDOUT, "the handshake timed out");
 	}
 }
 
@@ -215,7 +215,7 @@ static struct net_conn *clan_net_conn_create(struct clan_queue *queue,
 	struct net_conn *conn;
 
 	if (queue->conn_count >= queue->options.conns_max) {
-		error_set(error, -EUSERS, "the queue has its %u connections already",
+		error_set(error, -EUSERS, "the queue has reached its limit of %u connections",
 			queue->options.conns_max);
 		return NULL;
 	}
@@ -378,15 +378,14 @@ void net_conn_cut(struct net_conn *conn, int error)
 	conn->ending = false;
 	if (is_no_answer(conn, error)) {
 		net_conn_end(conn, error != 0 ? error : -ECONNRESET,
-			"cannot connect: what listens there closed the connection; is this the "
-			"port of another protocol?");
+			"cannot connect: the listener closed the connection; check that the port "
+			"is not that of another protocol");
 	} else if (conn->phase == NET_DIALING && error != 0) {
 		snprintf(reason, sizeof(reason), "cannot connect: %s%s%s", strerror(-error),
 			advice != NULL ? "; " : "", advice != NULL ? advice : "");
 		net_conn_end(conn, error, reason);
 	} else {
-		net_conn_end(conn, -ECONNRESET,
-			"the peer has gone: its process has ended, or it cannot be reached");
+		net_conn_end(conn, -ECONNRESET, "the peer has exited or cannot be reached");
 	}
 }
 
@@ -528,16 +527,16 @@ static int clan_net_hello_arrived(struct net_conn *conn, const uint8_t *data, ui
 		head.cookies > CLAN_TABLE_MAX || head.hello_bytes > CLAN_HELLO_BYTES_MAX ||
 		head.hello_bytes != bytes - sizeof(head) ||
 		conn->conn.state != (connector ? CLAN_CONNECTING : CLAN_OPENING)) {
-		return net_broken(conn, 8, "what it says first is impossible");
+		return net_broken(conn, 8, "its hello is invalid");
 	}
 	if (head.version_min > NET_VERSION || head.version_max < NET_VERSION) {
-		net_conn_end(conn, -EPROTONOSUPPORT, "the peer speaks no version that is known");
+		net_conn_end(conn, -EPROTONOSUPPORT, "the peer has no supported version");
 		return -EPROTO;
 	}
 	conn->ticket_count = head.cookies;
 	if (clan_conn_set_hello(&conn->conn, data + sizeof(head), head.hello_bytes) != 0 ||
 		net_rings_make(conn, head.bulk_slots) != 0) {
-		net_conn_end(conn, -ENOMEM, "no memory for the connection");
+		net_conn_end(conn, -ENOMEM, "not enough memory for the connection");
 		return -EPROTO;
 	}
 	if (connector) {
@@ -559,7 +558,7 @@ static int clan_net_refused_arrived(struct net_conn *conn, const uint8_t *data, 
 	memcpy(&head, data, sizeof(head));
 	if (conn->conn.state != CLAN_CONNECTING || head.text_bytes != bytes - sizeof(head) ||
 		head.text_bytes > CLAN_HELLO_BYTES_MAX || head.error != ECONNREFUSED) {
-		return net_broken(conn, 8, "its refusal is impossible");
+		return net_broken(conn, 8, "its refusal is invalid");
 	}
 	clan_conn_refused(&conn->conn, data + sizeof(head), head.text_bytes, reason);
 	net_conn_end(conn, -ECONNREFUSED, reason);
@@ -591,7 +590,7 @@ int net_setup_arrived(
 		return clan_net_refused_arrived(conn, data, bytes);
 	}
 	if ((type == NET_WELCOME) != conn->conn.connector) {
-		return net_broken(conn, 8, "it says what the other side should");
+		return net_broken(conn, 8, "it sent a record of the wrong side");
 	}
 	return clan_net_hello_arrived(conn, data, bytes);
 }
@@ -715,7 +714,7 @@ static int net_adopt(struct clan_queue *queue, int fd, const struct clan_conn_op
 	GMB_UNUSED(fd);
 	GMB_UNUSED(options);
 	GMB_UNUSED(conn_out);
-	return error_set(error, -EOPNOTSUPP, "a network takes no sockets");
+	return error_set(error, -EOPNOTSUPP, "a network listener takes no sockets");
 }
 
 struct net_conn *net_arrived(struct net_listener *listener)
@@ -795,8 +794,8 @@ static int net_listen(struct clan_queue *queue, const char *address,
 	}
 	if (options->access == CLAN_ACCESS_OWNER) {
 		return error_set(error, -EINVAL,
-			"cannot listen at \"%s\": nobody knows the users of other machines, so "
-			"everybody must be admitted (CLAN_ACCESS_ANY)",
+			"cannot listen on \"%s\": users of other machines cannot be identified, so "
+			"all must be admitted (CLAN_ACCESS_ANY)",
 			address);
 	}
 	result = parsed.transport->look_up(&parsed, true, &found, &reason);
@@ -809,7 +808,7 @@ static int net_listen(struct clan_queue *queue, const char *address,
 	}
 	if (result != 0) {
 		return error_set(
-			error, result, "cannot listen at \"%s\": %s", address, reason.text);
+			error, result, "cannot listen on \"%s\": %s", address, reason.text);
 	}
 	listener->listener.options = *options;
 	*listener_out = &listener->listener;

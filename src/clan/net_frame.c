@@ -438,28 +438,28 @@ static bool net_frame_head_is_valid(
 	struct net_conn *conn, const struct net_frame_head *head, size_t bytes)
 {
 	if (bytes < sizeof(*head) || head->bytes != bytes || !is_aligned(bytes, NET_RECORD_ALIGN)) {
-		net_broken(conn, 1, "a frame has not the length that it says");
+		net_broken(conn, 1, "a frame has a different length than its header says");
 		return false;
 	}
 	/* A received frame counts until a frame of ours has returned its credit. */
 	if (conn->owed_credits == NET_RECEIVES) {
-		net_broken(conn, 2, "it sends more frames than there are receives for");
+		net_broken(conn, 2, "it sent more frames than there are receive buffers");
 		return false;
 	}
 	if (head->credits > conn->transport->receives - conn->credits) {
-		net_broken(conn, 2, "it takes more frames than it can");
+		net_broken(conn, 2, "it acknowledged more frames than it can");
 		return false;
 	}
 	for (int class = 0; class < NET_RING_COUNT; class ++) {
 		struct net_out *out = &conn->out[class];
 
 		if (head->taken[class] - out->taken > out->write - out->taken) {
-			net_broken(conn, 3, "it took messages that were not there");
+			net_broken(conn, 3, "it consumed messages that were not sent");
 			return false;
 		}
 	}
 	if (head->popped - conn->peer_popped > conn->pushed - conn->peer_popped) {
-		net_broken(conn, 4, "it took cookies that were not there");
+		net_broken(conn, 4, "it consumed cookies that were not sent");
 		return false;
 	}
 	return true;
@@ -482,19 +482,19 @@ static int net_frame_message_arrived(
 		(head->type >= CLAN_TYPE_STREAM && head->class != NET_BULK) ||
 		(head->type == CLAN_TYPE_STREAM && head->bytes == sizeof(*head)) ||
 		(head->type == CLAN_TYPE_NOTIFY && head->bytes != sizeof(*head) + sizeof(value))) {
-		return net_broken(conn, 6, "a message is of a type or length that it may not send");
+		return net_broken(conn, 6, "a message has an invalid type or length");
 	}
 	if (head->type == CLAN_TYPE_NOTIFY) {
 		memcpy(&value, record + sizeof(*head), sizeof(value));
 		if (value > CLAN_VALUE_MAX) {
-			return net_broken(conn, 6, "a notification has no such values");
+			return net_broken(conn, 6, "a notification has invalid values");
 		}
 	}
 	if (conn->conn.state != CLAN_OPEN) {
 		return 0; /* the program does not receive any more */
 	}
 	if (slots > ring->slots - (ring->write - ring->read)) {
-		return net_broken(conn, 7, "it sends more messages than there is room for");
+		return net_broken(conn, 7, "it sent more messages than there is space for");
 	}
 	memcpy(ring->data + (size_t)(ring->write & (ring->slots - 1)) * NET_SLOT_BYTES, record,
 		head->bytes);
@@ -533,7 +533,7 @@ static int system_arrived(
 	if (head->type == 0 || head->type >= NET_SYSTEM_TYPE_COUNT ||
 		bytes < net_system_bytes(head->type) ||
 		(head->type > NET_REFUSED && bytes != net_system_bytes(head->type))) {
-		return net_broken(conn, 6, "a record is of a type or length that it may not send");
+		return net_broken(conn, 6, "a record has an invalid type or length");
 	}
 	if (head->type <= NET_END) {
 		return net_setup_arrived(conn, head->type, data, bytes);
@@ -557,7 +557,7 @@ static int net_frame_take_records(struct net_conn *conn, const uint8_t *data, si
 		memcpy(&head, data + at, sizeof(head));
 		if (head.bytes < sizeof(head) || head.bytes > bytes - at || head.reserved != 0 ||
 			head.class > NET_SYSTEM) {
-			return net_broken(conn, 5, "a record does not fit its frame");
+			return net_broken(conn, 5, "a record does not fit in its frame");
 		}
 		result = head.class == NET_SYSTEM
 				 ? system_arrived(conn, &head, data + at + sizeof(head))

@@ -151,7 +151,7 @@ static int region_answered(struct net_conn *conn, const struct net_region_answer
 	if (share == NULL || share->generation != answer->generation ||
 		share->state != CLAN_SHARE_ASKED ||
 		list_is_linked(&((struct net_key *)share->carrier)->owed.node)) {
-		return net_broken(conn, 10, "it answers for a region that was not offered");
+		return net_broken(conn, 10, "it replied for a region that was not offered");
 	}
 	if (answer->error != 0) {
 		key_free(share);
@@ -167,10 +167,10 @@ static int region_returned(struct net_conn *conn, const struct net_region_answer
 	if (share == NULL || share->generation != answer->generation ||
 		share->state != CLAN_SHARE_ENDING ||
 		list_is_linked(&((struct net_key *)share->carrier)->owed.node)) {
-		return net_broken(conn, 10, "it returns a region that was not asked for");
+		return net_broken(conn, 10, "it returned a region that was not requested");
 	}
 	if (!free_grants(conn, share)) {
-		return net_broken(conn, 10, "it returns a region that it still reads");
+		return net_broken(conn, 10, "it returned a region that it still reads");
 	}
 	key_free(share);
 	clan_share_returned(share);
@@ -291,14 +291,14 @@ static int region_offered(struct net_conn *conn, const struct net_region *record
 		record->rights > (CLAN_READ | CLAN_WRITE) || record->bytes == 0 ||
 		record->base > UINT64_MAX - record->bytes || conn->region_count >= CLAN_TABLE_MAX ||
 		net_memory_find_region(conn, record->region) != NULL) {
-		return net_broken(conn, 9, "the region that it offers is impossible");
+		return net_broken(conn, 9, "it offered an invalid region");
 	}
 	if (conn->region_table == NULL) {
 		conn->region_table = calloc(CLAN_TABLE_MAX, sizeof(region));
 	}
 	region = conn->region_table != NULL ? calloc(1, sizeof(*region)) : NULL;
 	if (region == NULL) {
-		net_conn_end(conn, -ENOMEM, "no memory for a region that the peer offers");
+		net_conn_end(conn, -ENOMEM, "not enough memory for a region that the peer offers");
 		return -EPROTO;
 	}
 	conn->region_table[record->region] = region;
@@ -337,7 +337,8 @@ static int region_asked_back(struct net_conn *conn, const struct net_region_answ
 
 	if (region == NULL || region->generation != record->generation ||
 		region->state != NET_REGION_LIVE || list_is_linked(&region->owed.node)) {
-		return net_broken(conn, 10, "it wants a region back that it did not share");
+		return net_broken(
+			conn, 10, "it requested the return of a region that it did not share");
 	}
 	for (uint32_t i = 0; conn->tickets != NULL && i < conn->ticket_count; i++) {
 		if (conn->tickets[i].region == region) {
@@ -549,10 +550,10 @@ static int revoked_arrived(struct net_conn *conn, const struct net_revoke *recor
 	struct net_grant *grant = find_grant(conn, record->slot, record->generation);
 
 	if (grant == NULL || grant->state != GRANT_LEAVING || list_is_linked(&grant->owed.node)) {
-		return net_broken(conn, 12, "it answers for a cookie that was not revoked");
+		return net_broken(conn, 12, "it replied for a cookie that was not revoked");
 	}
 	if (grant->reads > 0) {
-		return net_broken(conn, 12, "it gives up a cookie by which it still reads");
+		return net_broken(conn, 12, "it released a cookie that it is still reading with");
 	}
 	list_for_each(node, &conn->revocations)
 	{
@@ -575,7 +576,7 @@ static int make_tickets(struct net_conn *conn)
 	}
 	conn->tickets = calloc(conn->ticket_count, sizeof(*conn->tickets));
 	if (conn->tickets == NULL) {
-		net_conn_end(conn, -ENOMEM, "no memory for the peer's cookies");
+		net_conn_end(conn, -ENOMEM, "not enough memory for the peer's cookies");
 		return -EPROTO;
 	}
 	for (uint32_t i = 0; i < conn->ticket_count; i++) {
@@ -600,7 +601,7 @@ static int granted(struct net_conn *conn, const struct clan_cookie *cookie)
 		(cookie->flags & ~CLAN_COOKIE_ONCE) != 0 || cookie->bytes == 0 ||
 		cookie->reserved != 0 ||
 		!range_inside(cookie->offset, cookie->bytes, region->bytes)) {
-		return net_broken(conn, 11, "the cookie that it grants is impossible");
+		return net_broken(conn, 11, "it granted an invalid cookie");
 	}
 	ticket = &conn->tickets[cookie->slot];
 	ticket->generation = cookie->generation;
@@ -632,7 +633,7 @@ static int revoke_arrived(struct net_conn *conn, const struct net_revoke *record
 	if (record->slot >= conn->ticket_count || record->generation == 0 ||
 		record->generation < conn->tickets[record->slot].generation ||
 		conn->tickets[record->slot].revoked) {
-		return net_broken(conn, 11, "the cookie that it revokes was not granted");
+		return net_broken(conn, 11, "it revoked a cookie that was not granted");
 	}
 	ticket = &conn->tickets[record->slot];
 	ticket->generation = record->generation;
@@ -692,7 +693,7 @@ int net_put_arrived(struct net_conn *conn, const struct net_put *record)
 	uint64_t end;
 
 	if (!checked_add_u64(record->offset, record->bytes, &end)) {
-		return net_broken(conn, 8, "it put something where nothing is");
+		return net_broken(conn, 8, "it wrote to an invalid position");
 	}
 	for (uint32_t i = 0; conn->watches != NULL && i < conn->conn.options.tripwires; i++) {
 		struct net_watch *watch = &conn->watches[i];
@@ -796,7 +797,7 @@ static int net_memory_cookie_arrived(struct net_conn *conn, const struct net_coo
 		return net_broken(conn, 13, "it sent more cookies than it has");
 	}
 	if (conn->fifo == NULL && net_memory_make_fifo(conn) != 0) {
-		net_conn_end(conn, -ENOMEM, "no memory for cookies that the peer sent");
+		net_conn_end(conn, -ENOMEM, "not enough memory for cookies that the peer sent");
 		return -EPROTO;
 	}
 	entry = conn->fifo_free;
@@ -928,7 +929,7 @@ int net_memory_record(struct net_conn *conn, enum net_system_type type, const ui
 	case NET_SYSTEM_TYPE_COUNT:
 		break;
 	}
-	return net_broken(conn, 6, "a record is of a type that it may not send");
+	return net_broken(conn, 6, "a record has an invalid type");
 }
 
 /* --- the end ---------------------------------------------------------------------------------- */

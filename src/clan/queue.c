@@ -207,8 +207,8 @@ static int make_waiter(struct clan_queue *queue, struct error *error)
 		result = waiter_create(WAITER_URING, &queue->waiter);
 		if (result != 0 && must) {
 			return error_set(error, result,
-				"cannot wait for futex words: that needs io_uring and Linux 6.7; "
-				"use CLAN_BELL_AUTO");
+				"cannot wait for futex words: this requires io_uring and Linux "
+				"6.7; use CLAN_BELL_AUTO");
 		}
 	}
 	if (result == 0) {
@@ -232,7 +232,8 @@ static int clan_queue_check_options(
 	if (options != NULL) {
 		if (options->size != sizeof(*options)) {
 			return error_set(error, -EINVAL,
-				"cannot create a queue: options.size is not their size");
+				"cannot create a queue: options.size is not the size of the "
+				"structure");
 		}
 		*own = *options;
 	}
@@ -243,7 +244,7 @@ static int clan_queue_check_options(
 	}
 	if (clan_queue_is_passive(queue) && own->bell == CLAN_BELL_FUTEX) {
 		return error_set(error, -EINVAL,
-			"cannot create a queue: a passive queue waits for sockets only");
+			"cannot create a queue: a passive queue supports only sockets");
 	}
 	return 0;
 }

@@ -216,7 +216,7 @@ static void handle(struct clan_rpc *rpc, const struct clan_event *event)
 	struct rpc_link *link = event->context;
 
 	if (event->type == CLAN_EVENT_CONNECT && rpc->ending) {
-		clan_reject(event->conn, "this node ends");
+		clan_reject(event->conn, "this node is closing");
 		return;
 	}
 	if (event->type == CLAN_EVENT_CONNECT) {
@@ -547,7 +547,7 @@ int clan_rpc_listen(struct clan_rpc *rpc, const char *address, struct clan_error
 	struct error text = { 0 };
 
 	if (rpc->listener != NULL) {
-		error_set(&text, -EALREADY, "\"%s\": this node listens already", address);
+		error_set(&text, -EALREADY, "\"%s\": this node is already listening", address);
 		return clan_error_give(error, &text);
 	}
 	return clan_listen(rpc->queue, address, &options, &rpc->listener, error);
@@ -568,7 +568,8 @@ int clan_rpc_mesh(struct clan_rpc *rpc, const char *const *addresses, uint32_t c
 	int result = 0;
 
 	if (rpc->options.node >= count || count > INT32_MAX) {
-		error_set(&text, -EINVAL, "cannot connect the nodes: ours is none of them");
+		error_set(
+			&text, -EINVAL, "cannot connect the nodes: our own node is not among them");
 		return clan_error_give(error, &text);
 	}
 	if (rpc->listener == NULL) {

@@ -308,12 +308,12 @@ int clan_rpc_dial(
 	if (number >= CLAN_RPC_NODES_MAX || rpc_node_find(rpc, number) != NULL) {
 		error_set(&text, number >= CLAN_RPC_NODES_MAX ? -EINVAL : -EALREADY,
 			"cannot connect to node %u: %s", number,
-			number >= CLAN_RPC_NODES_MAX ? "there is no such number"
-						     : "the number is in use");
+			number >= CLAN_RPC_NODES_MAX ? "no such number" : "the number is in use");
 		return clan_error_give(error, &text);
 	}
 	if (getrandom(&hello.key, sizeof(hello.key), 0) != sizeof(hello.key)) {
-		error_set(&text, -EIO, "cannot connect to node %u: no random number", number);
+		error_set(&text, -EIO, "cannot connect to node %u: cannot get a random number",
+			number);
 		return clan_error_give(error, &text);
 	}
 	node = node_create(rpc, number, hello.key, hello.conns);
@@ -368,7 +368,7 @@ static struct rpc_node *node_of_hello(struct clan_rpc *rpc, struct clan_conn *co
 		}
 		return node;
 	}
-	*reason_out = "a node with this number is connected already";
+	*reason_out = "a node with this number is already connected";
 	return !node->dialled && node->state == NODE_CONNECTING && node->key == hello->key &&
 			       node->conns == hello->conns && node->uid == peer.uid &&
 			       node->links[hello->index].conn == NULL

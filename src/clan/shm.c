@@ -136,7 +136,7 @@ int shm_conn_map_peer(struct shm_conn *conn, int fd)
 	shm_shape_fill(&shape);
 	if (identity.bytes < SHM_SEGMENT_ALIGN || identity.bytes > shape.bytes ||
 		!is_aligned(identity.bytes, SHM_SEGMENT_ALIGN)) {
-		return shm_broken(conn, 3, "its segment has an impossible size");
+		return shm_broken(conn, 3, "its segment has an invalid size");
 	}
 	result = segment_map(fd, 0, identity.bytes, false, &base);
 	if (result != 0) {
@@ -146,14 +146,14 @@ int shm_conn_map_peer(struct shm_conn *conn, int fd)
 	conn->peer_bytes = identity.bytes;
 	memcpy(&head, base, offsetof(struct shm_conn_head, want));
 	if (!shm_head_is_valid(conn, &head)) {
-		return shm_broken(conn, 4, "the head of its segment is invalid");
+		return shm_broken(conn, 4, "the header of its segment is invalid");
 	}
 	memcpy(shape.slots, head.slots, sizeof(shape.slots));
 	shape.cookies = head.cookies;
 	shape.tripwires = head.tripwires;
 	shm_shape_fill(&shape);
 	if (shape.bytes != identity.bytes || head.bytes != identity.bytes) {
-		return shm_broken(conn, 3, "its segment has another size than its head");
+		return shm_broken(conn, 3, "its segment has a different size than its header says");
 	}
 	conn->peer_cookies = (const struct shm_cookie *)(const void *)(base + SHM_HEADER_BYTES);
 	conn->peer_cookie_count = shape.cookies;
@@ -176,7 +176,7 @@ static void handshake_too_long(struct clan_deadline *deadline)
 	if (!list_is_empty(&conn->unsent)) {
 		shm_unsent_give_up(conn);
 	} else {
-		shm_conn_end(conn, -ETIMEDOUT, "the handshake took too long");
+		shm_conn_end(conn, -ETIMEDOUT, "the handshake timed out");
 	}
 }
 
@@ -186,7 +186,7 @@ static struct shm_conn *shm_conn_create(struct clan_queue *queue,
 	struct shm_conn *conn;
 
 	if (queue->conn_count >= queue->options.conns_max) {
-		error_set(error, -EUSERS, "the queue has its %u connections already",
+		error_set(error, -EUSERS, "the queue has reached its limit of %u connections",
 			queue->options.conns_max);
 		return NULL;
 	}
@@ -307,15 +307,14 @@ static const char *peer_reason(const struct shm_conn *conn)
 	uint64_t end;
 
 	if (conn->peer == NULL) {
-		return "the peer ended the connection before it was accepted";
+		return "the peer closed the connection before it was accepted";
 	}
 	end = atomic_load_explicit(&conn->peer->end, memory_order_acquire);
 	if (end == 0) {
-		return "the peer's process has ended";
+		return "the peer's process has exited";
 	}
 	return end == 1 ? "the peer closed the connection"
-			: "the peer ended the connection: it "
-			  "says that a rule was broken";
+			: "the peer closed the connection because of a broken rule";
 }
 
 void shm_conn_end(struct shm_conn *conn, int status, const char *reason)
@@ -459,7 +458,8 @@ static int make_address(const char *place, struct sockaddr_un *address, socklen_
 static int shm_address_error(struct error *error, const char *place)
 {
 	return error_set(error, -EINVAL,
-		"\"shm:%s\": the address is shm:PATH or shm:@NAME of at most 107 bytes", place);
+		"\"shm:%s\": the address must be shm:PATH or shm:@NAME of at most 107 bytes",
+		place);
 }
 
 /* Attaches the socket and reads the peer's credentials. Owns fd if it returns 0. */
@@ -551,7 +551,7 @@ static int shm_accept(struct clan_conn *base, const void *hello, size_t hello_by
 	int result = shm_send_welcome(conn, hello, hello_bytes);
 
 	if (result != 0) {
-		shm_conn_end(conn, -ECONNRESET, "the peer has gone");
+		shm_conn_end(conn, -ECONNRESET, "the peer has disconnected");
 		return -ECONNRESET;
 	}
 	shm_conn_opened(conn);
@@ -595,11 +595,11 @@ static int shm_adopt(struct clan_queue *queue, int fd, const struct clan_conn_op
 	if (result != 0) {
 		conn_abandon(conn);
 		return error_set(error, result, "cannot accept a connection: %s",
-			result == -EACCES   ? "it is another user's"
-			: result == -EDQUOT ? "its user, or several users together, have sent too "
-					      "many descriptors that are not closed yet; "
-					      "connect again later"
-					    : strerror(-result));
+			result == -EACCES ? "it belongs to another user"
+			: result == -EDQUOT
+				? "its user, or several users together, have sent too many "
+				  "descriptors that are not yet closed; reconnect later"
+				: strerror(-result));
 	}
 	*conn_out = &conn->conn;
 	return 0;
@@ -754,7 +754,7 @@ static int shm_listen(struct clan_queue *queue, const char *where,
 	fd = shm_open_listener(&address, length, options->access);
 	if (fd < 0) {
 		return error_set(
-			error, fd, "cannot listen at \"shm:%s\": %s", place, strerror(-fd));
+			error, fd, "cannot listen on \"shm:%s\": %s", place, strerror(-fd));
 	}
 	listener = shm_queue_use(queue) == 0 ? calloc(1, sizeof(*listener)) : NULL;
 	if (listener != NULL) {
@@ -776,7 +776,7 @@ static int shm_listen(struct clan_queue *queue, const char *where,
 		free(listener);
 		close(fd);
 		return error_set(
-			error, result, "cannot listen at \"shm:%s\": %s", place, strerror(-result));
+			error, result, "cannot listen on \"shm:%s\": %s", place, strerror(-result));
 	}
 	listener->retry.passed = shm_listen_again;
 	list_init(&listener->retry.node);

@@ -605,7 +605,7 @@ static bool make_trips(struct shm_conn *conn)
 		conn->trips = calloc(conn->peer_tripwire_count, sizeof(*conn->trips));
 	}
 	if (conn->trips == NULL) {
-		shm_conn_end(conn, -ENOMEM, "no memory for tripwires of the peer");
+		shm_conn_end(conn, -ENOMEM, "not enough memory for tripwires of the peer");
 	}
 	return conn->trips != NULL;
 }

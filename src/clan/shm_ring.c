@@ -38,7 +38,7 @@ static bool load_read(struct shm_conn *conn, enum shm_class class)
 	uint32_t read = atomic_load_explicit(&conn->peer->read[class], memory_order_acquire);
 
 	if (read - out->read_seen > out->published - out->read_seen) {
-		shm_broken(conn, 12, "it took messages that were not there");
+		shm_broken(conn, 12, "it consumed messages that were not sent");
 		return false;
 	}
 	out->read_seen = read;
@@ -210,7 +210,7 @@ bool shm_has_message(struct shm_conn *conn, enum shm_class class)
 	/* Acquire: the slots were written before the index. */
 	write = atomic_load_explicit(&conn->peer->write[class], memory_order_acquire);
 	if (write - in->read > in->mask + 1) {
-		shm_broken(conn, 13, "it published more messages than fit its ring");
+		shm_broken(conn, 13, "it published more messages than fit in its ring");
 		return false;
 	}
 	in->write_seen = write;
@@ -249,13 +249,13 @@ static int check_head(
 					       : head->bytes >= SHM_HEAD_BYTES && slots <= left;
 
 	if (!fits || head->bytes > message_max[class] || slots > in->write_seen - in->read) {
-		return shm_broken(conn, 14, "the length of a message is impossible");
+		return shm_broken(conn, 14, "the length of a message is invalid");
 	}
 	if (head->sequence != in->sequence) {
 		return shm_broken(conn, 15, "a message is not the next one of its class");
 	}
 	if (head->reserved != 0 || head->reserved2 != 0 || !type_allowed(class, head)) {
-		return shm_broken(conn, 16, "a message is of a type that it may not send");
+		return shm_broken(conn, 16, "a message has an invalid type");
 	}
 	return 0;
 }
@@ -480,7 +480,7 @@ static int shm_ring_cookie_arrived(
 		return shm_broken(conn, 21, "it sent more cookies than it has");
 	}
 	if (conn->fifo == NULL && shm_ring_make_fifo(conn) != 0) {
-		shm_conn_end(conn, -ENOMEM, "no memory for cookies that it sent");
+		shm_conn_end(conn, -ENOMEM, "not enough memory for cookies that it sent");
 		return -EPROTO;
 	}
 	entry = conn->fifo_free;
@@ -544,7 +544,7 @@ bool shm_cookie_room(struct shm_conn *conn)
 		popped = atomic_load_explicit(&conn->peer->cookies_popped, memory_order_acquire);
 		if (popped - conn->peer_popped_seen >
 			conn->cookies_pushed - conn->peer_popped_seen) {
-			shm_broken(conn, 22, "it took cookies that were not there");
+			shm_broken(conn, 22, "it consumed cookies that were not sent");
 			return false;
 		}
 		conn->peer_popped_seen = popped;

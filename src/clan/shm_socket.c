@@ -27,7 +27,7 @@ enum {
 #define RESEND_NS (20 * NS_PER_MS)
 #define REREAD_NS (20 * NS_PER_MS)
 #define IN_FLIGHT_TEXT                                                                             \
-	"more descriptors of the sender's user are in flight than its limit on open files "        \
+	"the sender's user has more descriptors in flight than its limit on open files "           \
 	"(RLIMIT_NOFILE) allows"
 
 _Static_assert(sizeof(struct shm_hello) + CLAN_HELLO_BYTES_MAX <= SHM_SOCKET_MESSAGE_MAX,
@@ -145,7 +145,7 @@ void shm_send_again(struct clan_deadline *deadline)
 			return;
 		}
 		if (result != 0) {
-			shm_conn_end(conn, -ECONNRESET, "the peer has gone");
+			shm_conn_end(conn, -ECONNRESET, "the peer has disconnected");
 			return;
 		}
 		list_remove(node);
@@ -316,7 +316,7 @@ static int wrong_fds(struct shm_conn *conn)
 
 static int wrong_state(struct shm_conn *conn)
 {
-	return shm_broken(conn, 7, "a message of the socket came out of turn");
+	return shm_broken(conn, 7, "a message on the socket is out of order");
 }
 
 /* The common part of HELLO and WELCOME, after the connection has joined its group: maps the peer's
@@ -326,17 +326,17 @@ static int meet_peer(struct shm_conn *conn, struct arrival *arrival, uint32_t be
 	int result = 0;
 
 	if (bell != CLAN_BELL_FUTEX && bell != CLAN_BELL_SOCKET) {
-		return shm_broken(conn, 11, "it wants to be woken in an unknown way");
+		return shm_broken(conn, 11, "its wake-up method is unknown");
 	}
 	if (number >= SHM_NUMBERS_MAX) {
-		return shm_broken(conn, 10, "its number of the connection is impossible");
+		return shm_broken(conn, 10, "its connection number is invalid");
 	}
 	if (conn->group->peer == NULL) {
 		uint32_t rule;
 
 		result = shm_group_map_peer(conn->group, arrival->fds[1], &rule);
 		if (result == -EPROTO) {
-			return shm_broken(conn, rule, "its group head is not what it must be");
+			return shm_broken(conn, rule, "its group header is invalid");
 		}
 	}
 	if (result == 0) {
@@ -407,7 +407,8 @@ static int shm_socket_hello_arrived(struct shm_conn *conn, struct arrival *arriv
 		return wrong_fds(conn);
 	}
 	if (hello.version_min > SHM_VERSION || hello.version_max < SHM_VERSION) {
-		shm_send_refused(conn, -EPROTONOSUPPORT, "only version 1 of clan is spoken here");
+		shm_send_refused(
+			conn, -EPROTONOSUPPORT, "only version 1 of clan is supported here");
 		shm_conn_end(conn, -EPROTONOSUPPORT, "no version in common");
 		return -EPROTO;
 	}
@@ -422,7 +423,7 @@ static int shm_socket_hello_arrived(struct shm_conn *conn, struct arrival *arriv
 		result = shm_socket_send_message(
 			conn, SHM_REGROUP, &regroup, sizeof(regroup), NULL, 0, NULL, 0);
 		if (result != 0) {
-			shm_conn_end(conn, -ECONNRESET, "the peer has gone");
+			shm_conn_end(conn, -ECONNRESET, "the peer has disconnected");
 		}
 		return result;
 	}
@@ -532,7 +533,7 @@ static int regroup_arrived(struct shm_conn *conn, struct arrival *arrival)
 		result = shm_send_hello(conn);
 	}
 	if (result != 0) {
-		shm_conn_end(conn, result, "cannot introduce itself again");
+		shm_conn_end(conn, result, "it cannot introduce itself again");
 	}
 	return result;
 }
@@ -561,7 +562,7 @@ static int shm_socket_answer_arrived(
 	share = clan_share_find(&conn->conn, answer.region);
 	if (share == NULL || share->generation != answer.generation ||
 		share->state != (type == SHM_REGION_OK ? CLAN_SHARE_ASKED : CLAN_SHARE_ENDING)) {
-		return shm_broken(conn, 9, "it answers about a region that it was not asked about");
+		return shm_broken(conn, 9, "it replied for a region that was not requested");
 	}
 	if (type == SHM_REGION_OK) {
 		clan_share_answered(share, -(int)answer.error);

@@ -239,7 +239,7 @@ static const struct field fields[] = {
 		AT(block_bytes) },
 	{ "depth", "N", "requests in flight per connection (default 64)", .type = FIELD_COUNT,
 		.min = 1, .max = BENCH_DEPTH_MAX, AT(work.depth) },
-	{ "connections", "N", "connections (default 1); auto: chosen by the library",
+	{ "connections", "N", "connections (default: one per thread); auto: chosen by the library",
 		.set = take_connections },
 	{ "threads", "N", "threads that share the connections (default 1)", .type = FIELD_COUNT,
 		.min = 1, .max = BENCH_THREADS_MAX, AT(work.threads) },

@@ -518,7 +518,8 @@ static void drop_conn(struct prov_ep *ep)
 	if (ep->conn != NULL && ep->fabric->queue != NULL) {
 		clan_conn_get_stats(ep->conn, &stats);
 		FI_INFO(&prov_provider, FI_LOG_EP_DATA,
-			"a connection ends: %llu bytes sent, %llu received, %llu bells rung\n",
+			"a connection was closed: %llu bytes sent, %llu received, %llu bells "
+			"rung\n",
 			(unsigned long long)stats.bytes_sent,
 			(unsigned long long)stats.bytes_received,
 			(unsigned long long)stats.bells_rung);
@@ -648,8 +649,8 @@ static int ep_connect(struct fid_ep *fid, const void *address, const void *param
 		return -FI_EINVAL;
 	}
 	if (!prov_address_is_local(&peer)) {
-		PROV_WARN(FI_LOG_EP_CTRL,
-			"cannot connect to another machine: clan connects processes of one\n");
+		PROV_WARN(FI_LOG_EP_CTRL, "cannot connect to another machine: clan connects "
+					  "processes of the same machine\n");
 		return -FI_EHOSTUNREACH;
 	}
 	prov_lock(ep->fabric);

@@ -148,7 +148,7 @@ static int fabric_close(struct fid *fid)
 	if (fabric->queue != NULL) {
 		wait_for_closed(fabric);
 		if (clan_queue_destroy(fabric->queue) != 0) {
-			PROV_WARN(FI_LOG_FABRIC, "connections of a closed fabric are left\n");
+			PROV_WARN(FI_LOG_FABRIC, "a closed fabric still has connections\n");
 		}
 	}
 	pthread_mutex_destroy(&fabric->lock);
@@ -236,7 +236,7 @@ static void watch_forks(void)
 {
 	if (pthread_atfork(fabric_before_fork, fabric_after_fork_in_parent,
 		    fabric_after_fork_in_child) != 0) {
-		PROV_WARN(FI_LOG_FABRIC, "no memory to notice fork(): do not fork\n");
+		PROV_WARN(FI_LOG_FABRIC, "out of memory to detect fork(): do not fork\n");
 	}
 }
 

@@ -454,8 +454,8 @@ static bool fi_info_is_here(const char *what, const union prov_address *address)
 	getnameinfo(&address->sa, (socklen_t)prov_address_bytes(address), text, sizeof(text), NULL,
 		0, NI_NUMERICHOST);
 	PROV_WARN(FI_LOG_FABRIC,
-		"the %s address %s is not of this machine, and clan connects processes of one; use "
-		"the provider tcp or verbs between machines\n",
+		"the %s address %s is not on this machine, but clan connects processes of the same "
+		"machine; use the provider tcp or verbs between machines\n",
 		what, text);
 	return false;
 }

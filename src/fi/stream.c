@@ -482,11 +482,11 @@ static int piece_arrived(struct prov_ep *ep)
 		return 1; /* the operation has failed with the connection */
 	}
 	if (op == NULL || op->record.kind != PROV_RECORD_READ) {
-		return fi_stream_broken(ep, "F3: a piece of nothing that was read");
+		return fi_stream_broken(ep, "F3: data without a read");
 	}
 	if (record->data != op->done || record->bytes == 0 ||
 		record->bytes > op->bytes - op->done) {
-		return fi_stream_broken(ep, "F4: a piece in the wrong place");
+		return fi_stream_broken(ep, "F4: data at the wrong position");
 	}
 	return 1;
 }
@@ -501,11 +501,11 @@ static int fi_stream_answer_arrived(struct prov_ep *ep)
 		return 1;
 	}
 	if (op == NULL) {
-		return fi_stream_broken(ep, "F3: an answer to nothing");
+		return fi_stream_broken(ep, "F3: an answer without a request");
 	}
 	if (record->data > ERRNO_MAX || (record->data == 0 && op->record.kind == PROV_RECORD_READ &&
 						op->done != op->bytes)) {
-		return fi_stream_broken(ep, "F5: an impossible answer");
+		return fi_stream_broken(ep, "F5: an invalid answer");
 	}
 	complete_op(ep, op, (int)record->data);
 	return 1;
@@ -719,7 +719,7 @@ void prov_stream_receive(struct prov_ep *ep)
 	if (result == 1) {
 		fi_stream_look_again(ep);
 	} else if (result == -EBADMSG) {
-		result = fi_stream_broken(ep, "F6: a message that is no stream");
+		result = fi_stream_broken(ep, "F6: a message that is not a stream record");
 	}
 	if (result < 0 && result != -EAGAIN) {
 		prov_ep_end(ep, FI_ECONNRESET);

@@ -334,7 +334,7 @@ void conn_track(int fd, bool connector)
 void conn_forget(struct conn *conn, enum sockets_reason reason)
 {
 	stats->reasons[reason]++;
-	stats_log(false, "descriptor %d stays on TCP: %s", conn->fd, stats_reason_names[reason]);
+	stats_log(false, "descriptor %d remains on TCP: %s", conn->fd, stats_reason_names[reason]);
 	conn_untrack(conn);
 }
 
@@ -356,7 +356,7 @@ void conn_leave(struct conn *conn, enum sockets_reason reason)
 {
 	if (conn->side.out_place != SWITCH_OUT_LEFT) {
 		stats->reasons[reason]++;
-		stats_log(false, "descriptor %d goes back to TCP: %s", conn->fd,
+		stats_log(false, "descriptor %d returns to TCP: %s", conn->fd,
 			stats_reason_names[reason]);
 		sockets_conn_leave(conn);
 		conn_settle(conn);
@@ -443,7 +443,7 @@ void conn_take_messages(struct conn *conn)
 
 		core.news = true; /* another thread might be sleeping until this message */
 		if (result < 0) {
-			conn_broken(conn, "the other library broke the rules of the switch");
+			conn_broken(conn, "the other library broke the protocol of the switch");
 			return;
 		}
 		if (result == 1) {

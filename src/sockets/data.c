@@ -113,7 +113,7 @@ static ssize_t ring_read(struct conn *conn, const struct iovec *iov, int iov_cou
 		return -EPIPE;
 	}
 	if (got != -EAGAIN) {
-		conn_broken(conn, "something else than bytes came by ring");
+		conn_broken(conn, "an unexpected message in the ring");
 		return -EPIPE;
 	}
 	return got;
@@ -264,8 +264,9 @@ static ssize_t tcp_behind_ring(struct conn *conn)
 static ssize_t ring_is_empty(struct conn *conn, ssize_t tcp_said)
 {
 	if (tcp_said > 0) {
-		conn_broken(conn, "bytes came by TCP that should come by ring: the program at the "
-				  "other end uses calls that are not seen; remove its rule");
+		conn_broken(
+			conn, "bytes arrived by TCP instead of the ring: the program at the other "
+			      "end uses calls that cannot be intercepted; remove its rule");
 		return -ECONNRESET;
 	}
 	return tcp_said;

@@ -689,7 +689,7 @@ __attribute__((constructor)) static void sockets_init(void)
 		return;
 	}
 	if (rules_parse(&core.rules, text, program, &error) != 0) {
-		stats_log(true, "%s: nothing is carried", error.text);
+		stats_log(true, "%s: no connections are carried", error.text);
 	} else if (rules_apply(&core.rules)) {
 		list_init(&core.touched);
 		list_init(&core.carried);

@@ -388,12 +388,12 @@ static void withhold(struct conn *conn, int fd)
 
 	if (blank >= 0 && (conn->kept_fd >= 0 || sockets_process_keep(conn))) {
 		stats_log(true,
-			"descriptor %d is not for the next program: what came by clan has not been "
-			"read",
+			"descriptor %d is not inherited by the next program: data that arrived by "
+			"clan has not been read",
 			fd);
 		GMB_ASSERT(REAL(dup2)(blank, fd) == fd);
 	} else {
-		conn_broken(conn, "what came by clan has not been read before exec");
+		conn_broken(conn, "data that arrived by clan was not read before exec");
 	}
 	if (blank >= 0) {
 		REAL(close)(blank);
@@ -551,8 +551,8 @@ static bool sockets_process_pass(int fd)
 	}
 	if (!fits) {
 		stats_log(true,
-			"descriptor %d is not passed to another process (EBUSY): what came by clan "
-			"has not been read",
+			"descriptor %d is not passed to another process (EBUSY): data that arrived "
+			"by clan has not been read",
 			fd);
 	}
 	core_unlock();

@@ -88,12 +88,12 @@ static int rules_add_rule(
 	char copy[WORD_BYTES];
 
 	if (rules->count == RULES_MAX) {
-		return error_set(error, -E2BIG, "there are more than %d rules", RULES_MAX);
+		return error_set(error, -E2BIG, "more than %d rules", RULES_MAX);
 	}
 	snprintf(copy, sizeof(copy), "%s", word);
 	if (!rules_parse_place(copy, &rule)) {
 		return error_set(error, -EINVAL,
-			"\"%s\" is no place: write ADDRESS:PORT, ADDRESS/BITS:PORT or "
+			"\"%s\" is not a valid place: write ADDRESS:PORT, ADDRESS/BITS:PORT or "
 			"[ADDRESS]:PORT, with * for any address or port",
 			word);
 	}
@@ -137,11 +137,11 @@ static int parse_statement(struct rules *rules, const char *key, const char *wor
 		result = set_number(
 			&rules->ring_bytes, key, word, RULES_RING_MIN, RULES_RING_MAX, error);
 		if (result == 0 && (rules->ring_bytes & (rules->ring_bytes - 1)) != 0) {
-			return error_set(error, -EINVAL, "ring: %s is no power of two", word);
+			return error_set(error, -EINVAL, "ring: %s is not a power of two", word);
 		}
 		return result;
 	}
-	return error_set(error, -EINVAL, "there is no statement \"%s\"", key);
+	return error_set(error, -EINVAL, "unknown statement \"%s\"", key);
 }
 
 /* Parses one line: words separated by blanks, up to a #. */
@@ -163,7 +163,7 @@ static int rules_parse_line(
 		rules->refuse = true;
 		return strtok_r(NULL, blanks, &rest) == NULL
 			       ? 0
-			       : error_set(error, -EINVAL, "refuse has nothing behind it");
+			       : error_set(error, -EINVAL, "refuse takes no word");
 	}
 	while ((word = strtok_r(NULL, blanks, &rest)) != NULL) {
 		int result = strlen(word) < WORD_BYTES
@@ -175,7 +175,7 @@ static int rules_parse_line(
 		}
 		words++;
 	}
-	return words > 0 ? 0 : error_set(error, -EINVAL, "\"%s\" needs a word behind it", key);
+	return words > 0 ? 0 : error_set(error, -EINVAL, "\"%s\" requires a word", key);
 }
 
 int rules_parse(struct rules *rules, const char *text, const char *program, struct error *error)

@@ -25,14 +25,14 @@ static const char usage[] =
 	"usage: clan-run [OPTION]... [--] PROGRAM [ARGUMENT]...\n"
 	"       clan-run --show [PID]\n"
 	"\n"
-	"Runs a program whose TCP connections to programs of the same machine are carried by "
-	"clan.\n"
+	"Runs a program and carries its TCP connections to programs on the same machine by clan.\n"
 	"\n"
-	"  -r, --rules TEXT    the rules themselves: statements between semicolons\n"
+	"  -r, --rules TEXT    rules: statements separated by semicolons\n"
 	"  -c, --config FILE   a file of rules (default " DEFAULT_CONFIG ")\n"
 	"  -s, --stats FILE    append a line of JSON when a process with such connections ends\n"
-	"  -v, --verbose       say on standard error what is carried, and why something is not\n"
-	"      --show          show the connections that are carried now, of one process or all\n"
+	"  -v, --verbose       report on standard error which connections are carried, and why\n"
+	"                      others are not\n"
+	"      --show          show the carried connections of one process or all\n"
 	"  -h, --help          print this text\n"
 	"  -V, --version       print the version\n";
 
@@ -58,14 +58,14 @@ static void show_stats(int pid, struct stats *shown)
 	}
 	make_printable(shown->program, sizeof(shown->program));
 	printf("%d %.*s\n"
-	       "  connections that a rule names: %llu\n"
-	       "  carried by shared memory: %u now, %llu in all; %llu bytes in, %llu bytes out\n",
+	       "  connections named by a rule: %llu\n"
+	       "  carried by shared memory: %u now, %llu in total; %llu bytes in, %llu bytes out\n",
 		pid, STATS_PROGRAM_BYTES, shown->program, (unsigned long long)shown->tracked, now,
 		(unsigned long long)shown->carried, (unsigned long long)shown->in_bytes,
 		(unsigned long long)shown->out_bytes);
 	for (int i = 0; i < REASON_COUNT; i++) {
 		if (shown->reasons[i] > 0) {
-			printf("%s%s %llu", any ? ", " : "  why others are not, or not any more: ",
+			printf("%s%s %llu", any ? ", " : "  why others are not, or no longer: ",
 				stats_reason_names[i], (unsigned long long)shown->reasons[i]);
 			any = true;
 		}
@@ -144,7 +144,7 @@ static int sockets_run_show(const char *which)
 		}
 		if (!show_process(pid)) {
 			fprintf(stderr,
-				"clan-run: process %d has no connections that a rule names, or it "
+				"clan-run: process %d has no connections named by a rule, or it "
 				"belongs to another user\n",
 				pid);
 			return STATUS_FAILED;
@@ -236,11 +236,11 @@ static int sockets_run_run(
 	int status;
 
 	if (!find_library(library)) {
-		fprintf(stderr, "clan-run: there is no %s in %s\n", LIBRARY, CLAN_SOCKETS_LIBDIR);
+		fprintf(stderr, "clan-run: no %s in %s\n", LIBRARY, CLAN_SOCKETS_LIBDIR);
 		return STATUS_FAILED;
 	}
 	if (text == NULL && realpath(config, path) == NULL) {
-		fprintf(stderr, "clan-run: cannot read %s: %s; write --rules or --config\n", config,
+		fprintf(stderr, "clan-run: cannot read %s: %s; use --rules or --config\n", config,
 			strerror(errno));
 		return STATUS_FAILED;
 	}
@@ -249,7 +249,8 @@ static int sockets_run_run(
 		return status;
 	}
 	if (text != NULL && text[0] == '/') {
-		fprintf(stderr, "clan-run: rules do not begin with a slash: is it a --config?\n");
+		fprintf(stderr, "clan-run: rules do not begin with a slash; to name a file, use "
+				"--config\n");
 		return STATUS_USAGE;
 	}
 	setenv("CLAN_SOCKETS", text != NULL ? text : path, 1);
@@ -325,7 +326,9 @@ int main(int argc, char **argv)
 		return sockets_run_show(argv[optind]);
 	}
 	if (argv[optind] == NULL) {
-		fputs("clan-run: no program is given\nTry 'clan-run --help'.\n", stderr);
+		fputs("clan-run: no program given\n"
+		      "Try 'clan-run --help'.\n",
+			stderr);
 		return STATUS_USAGE;
 	}
 	return sockets_run_run(argv + optind, text, config, stats_file);

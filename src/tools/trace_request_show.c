@@ -195,7 +195,7 @@ static void show_row(const struct table *table, const struct trace_request_part 
 		units_format_bytes(size, part->length));
 	table->times(part, times_us);
 	for (int i = 0; i < COLUMN_COUNT && table->titles[i] != NULL; i++) {
-		printf(" %10s", times_us[i] < 0 ? "-" : print_us(text, times_us[i]));
+		printf("  %10s", times_us[i] < 0 ? "-" : print_us(text, times_us[i]));
 	}
 	if (part->error != NULL) {
 		char shown[QUOTE_BYTES];
@@ -212,7 +212,7 @@ static void show_table(const struct trace_request *request)
 
 	printf("  %*s %8s", TITLE_COLUMNS + 4, "offset", "length");
 	for (int i = 0; i < COLUMN_COUNT && table->titles[i] != NULL; i++) {
-		printf(" %10s", table->titles[i]);
+		printf("  %10s", table->titles[i]);
 	}
 	printf("\n");
 	for (uint32_t i = 0; i < shown; i++) {

@@ -16,7 +16,7 @@ TUNE = os.path.join(HERE, "..", "..", "packaging", "openmpi-clan.conf")
 SECONDS_MAX = 240
 SOAK_JOBS = int(os.environ.get("CLAN_FI_SOAK_JOBS", "0"))
 ROUNDS = 5  # both poll, and may have to share a processor: a round can take a time slice
-ENDED = re.compile(r"a connection ends: (\d+) bytes sent, (\d+) received")
+ENDED = re.compile(r"a connection was closed: (\d+) bytes sent, (\d+) received")
 
 
 def environment(**more):

@@ -421,7 +421,7 @@ def test_other_users(_folder):
         assert "a process of another user" in caller.text(), caller.text()
     with Server(*CLAN) as server:
         caller = client(server.reference, "null", 1, uid=NOBODY, status=1)
-        server.wait_for_trace("another user's")
+        server.wait_for_trace("belongs to another user")
 
 
 if __name__ == "__main__":

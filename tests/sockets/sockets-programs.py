@@ -468,8 +468,8 @@ sys.stdin.read()
         shown = subprocess.run([sockets_tool.RUN, "--show", str(process.pid)],
                                capture_output=True, text=True, check=True).stdout
         self.assertRegex(shown, rf"^{process.pid} redis-server\n"
-                                r"  connections that a rule names: [1-9]\d*\n"
-                                r"  carried by shared memory: 1 now, 1 in all; [1-9]\d* bytes in, "
+                                r"  connections named by a rule: [1-9]\d*\n"
+                                r"  carried by shared memory: 1 now, 1 in total; [1-9]\d* bytes in, "
                                 r"[1-9]\d* bytes out\n"
                                 r"  \d+ @clan-tcp/")
         self.assertRegex(shown, r"clan-tcp/[0-9a-f]{32}\.\d+/[0-9a-f]{32}\.\d+: [1-9]")
@@ -478,8 +478,8 @@ sys.stdin.read()
         self.assertIn(f"{peer.pid} python3", everything)
         peer.communicate()
         # The server learns of it by itself.
-        closed = ("carried by shared memory: 0 now, 1 in all",
-                  "why others are not, or not any more: peer 1\n")
+        closed = ("carried by shared memory: 0 now, 1 in total",
+                  "why others are not, or no longer: peer 1\n")
         while not all(text in shown for text in closed):
             self.assertIsNone(process.poll())
             shown = subprocess.run([sockets_tool.RUN, "--show", str(process.pid)],

@@ -452,7 +452,7 @@ static void what_listens_there_is_something_else(void **state)
 		event = world_event(&world, WORLD_DIALER, CLAN_EVENT_LOST);
 		assert_int_equal(event.status, way == 0 ? -EPROTO : -ECONNRESET);
 		assert_non_null(strstr(clan_conn_reason(conn),
-			way == 0 ? "speaks another protocol" : "the port of another protocol?"));
+			way == 0 ? "uses another protocol" : "that of another protocol"));
 		world_close_conn(&world, WORLD_DIALER, conn);
 		close(client);
 		close(fd);

@@ -283,7 +283,7 @@ static void broken_rules_are_named(void **state)
 		{ region_unaligned, "the peer broke rule K8" },
 		{ region_without_fd, "the peer broke rule K6" },
 		{ bell_with_fd, "the peer broke rule K6" },
-		{ empty_message, "the peer's process has ended" },
+		{ empty_message, "the peer's process has exited" },
 	};
 	struct victim victim;
 
