@@ -264,9 +264,9 @@ static ssize_t tcp_behind_ring(struct conn *conn)
 static ssize_t ring_is_empty(struct conn *conn, ssize_t tcp_said)
 {
 	if (tcp_said > 0) {
-		conn_broken(
-			conn, "bytes arrived by TCP instead of the ring: the program at the other "
-			      "end uses calls that cannot be intercepted; remove its rule");
+		conn_broken(conn,
+			"bytes arrived by TCP instead of the ring: the program at the other "
+			"end uses calls that cannot be intercepted; remove its rule");
 		return -ECONNRESET;
 	}
 	return tcp_said;

@@ -96,8 +96,8 @@ static int check_validity(gnutls_x509_crt_t cert, const char *path, struct error
 		return error_set(error, -EINVAL, "%s: a certificate has no validity period", path);
 	}
 	if (now < begins) {
-		return error_set(error, -EINVAL, "%s is not valid until %s; check the clock",
-			path, tls_time_text(begins, text));
+		return error_set(error, -EINVAL, "%s is not valid until %s; check the clock", path,
+			tls_time_text(begins, text));
 	}
 	if (now > expires) {
 		return error_set(
@@ -404,8 +404,8 @@ static int check_crl(struct tls_context *context, gnutls_x509_crl_t crl,
 	int result = gnutls_x509_crl_verify(crl, certs, count, 0, &status);
 
 	if (gnutls_x509_crl_get_this_update(crl) > now) {
-		return error_set(error, -EINVAL, "%s is not valid until %s; check the clock",
-			path, tls_time_text(gnutls_x509_crl_get_this_update(crl), text));
+		return error_set(error, -EINVAL, "%s is not valid until %s; check the clock", path,
+			tls_time_text(gnutls_x509_crl_get_this_update(crl), text));
 	}
 	/* GnuTLS always checks the time here, whatever its flags are. */
 	if ((status & GNUTLS_CERT_REVOCATION_DATA_SUPERSEDED) != 0) {
