@@ -19,7 +19,7 @@ RUN_TESTS = scripts/run-tests -j $(JOBS)
 SANITIZED = --suite unit --suite sim --suite fuzz --suite conformance --suite functional
 
 # Queues, workers and recovery, under ThreadSanitizer in the long suite. It does not see what processes share.
-TSAN_LONG = clan clan_rpc clan_tcp clan_handshake push ring_contract_uring ring_contract_confined work tls_workers \
+TSAN_LONG = clan clan_rpc clan_tcp clan_handshake push ring_contract_uring ring_contract_restricted work tls_workers \
 	serve-flash serve-flash-cache
 
 FORMATTED = $(shell find src include tests bench examples -name '*.[ch]' -o -name '*.cc' -o -name '*.hh' 2>/dev/null)

@@ -437,7 +437,7 @@ static void begin_status(void *context, struct control_client *client, const jso
 }
 
 /* limit_ns: 0 for the default. */
-static void want_gone(
+static void add_detach(
 	struct daemon *daemon, struct control_client *client, bool force, uint64_t limit_ns)
 {
 	struct detach *detach = &daemon->detaches[daemon->detach_count++];
@@ -479,7 +479,7 @@ static void begin_detach(void *context, struct control_client *client, const jso
 	} else if (limit_ms < 0 || limit_ms > UINT32_MAX) {
 		control_fail(client, -EINVAL, "limit_ms is not a valid time limit");
 	} else {
-		want_gone(daemon, client, force, (uint64_t)limit_ms * NS_PER_MS);
+		add_detach(daemon, client, force, (uint64_t)limit_ms * NS_PER_MS);
 	}
 }
 
@@ -644,7 +644,7 @@ static void serve_signal(struct daemon *daemon)
 	struct signalfd_siginfo info;
 
 	if (read(daemon->signal_fd, &info, sizeof(info)) == sizeof(info)) {
-		want_gone(daemon, NULL, false, 0);
+		add_detach(daemon, NULL, false, 0);
 	}
 }
 
@@ -793,7 +793,7 @@ static int attach_keep(const struct attach_options *options, int report_fd, stru
 		if (rc != 0) {
 			(void)!daemon.device->ops->stop(daemon.device, true, NULL);
 		} else {
-			process_settle(parent);
+			process_lock_memory(parent);
 			daemon_watch(&daemon);
 		}
 	}

@@ -298,7 +298,8 @@ static void *nbd_relay_run(void *argument)
 		nbd_relay_carry(relay);
 	}
 	if (relay->ring != NULL) {
-		tls_pool_settle(tls_client_pool(relay->dial.tls)); /* the pool stays for others */
+		tls_pool_synchronize(
+			tls_client_pool(relay->dial.tls)); /* the pool stays for others */
 		ring_destroy(relay->ring);
 	}
 	return NULL;

@@ -192,7 +192,7 @@ static void lock_all(void)
 	(void)!mlockall(MCL_CURRENT | MCL_FUTURE);
 }
 
-static void *attach_process_settle(void *argument)
+static void *attach_process_lock_memory(void *argument)
 {
 	/* If this used a whole time slice before the parent runs, the disk would appear to be ready
 	 * that much later. */
@@ -202,7 +202,7 @@ static void *attach_process_settle(void *argument)
 	return NULL;
 }
 
-void process_settle(pid_t parent)
+void process_lock_memory(pid_t parent)
 {
 	void *argument = (void *)(intptr_t)parent;
 	pthread_t thread;
@@ -210,11 +210,11 @@ void process_settle(pid_t parent)
 	if (geteuid() != 0) {
 		return;
 	}
-	if (thread_start(&thread, attach_process_settle, argument, NULL) == 0) {
+	if (thread_start(&thread, attach_process_lock_memory, argument, NULL) == 0) {
 		pthread_detach(thread);
 	} else {
-		/* Not attach_process_settle(), because this thread must not wait for the parent or
-		 * lose its priority. */
+		/* Not attach_process_lock_memory(), because this thread must not wait for the
+		 * parent or lose its priority. */
 		lock_all();
 	}
 }

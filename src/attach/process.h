@@ -45,7 +45,7 @@ const char *process_protect(void);
 /* Populates all memory that is reserved but not yet present. This takes a while, so a thread does
  * it when the disk can be used and the parent, which has been notified, has ended (parent 0: there
  * is none). */
-void process_settle(pid_t parent);
+void process_lock_memory(pid_t parent);
 
 enum { PROCESS_SIGNALLED = 128 };
 

@@ -122,7 +122,7 @@ int remote_close(struct remote *remote, bool without_flush, struct error *error)
 
 /* Returns whether the server accesses our memory. Sockets do not benefit from the library's
  * buffers, all of which would be populated before the disk can be used. */
-static bool is_reached(const struct remote *remote)
+static bool uses_placed_replies(const struct remote *remote)
 {
 	return remote->info.replies == GMB_REPLIES_PLACED;
 }
@@ -131,7 +131,7 @@ void *remote_memory(struct remote *remote, size_t bytes)
 {
 	void *memory;
 
-	if (is_reached(remote)) {
+	if (uses_placed_replies(remote)) {
 		return gmb_buffer_alloc(remote->queue, bytes, 0, &memory, NULL) == 0 ? memory
 										     : NULL;
 	}
@@ -144,7 +144,7 @@ void remote_memory_free(struct remote *remote, void *memory, size_t bytes)
 	if (memory == NULL) {
 		return;
 	}
-	if (is_reached(remote)) {
+	if (uses_placed_replies(remote)) {
 		gmb_buffer_free(remote->queue, memory);
 	} else {
 		munmap(memory, bytes);

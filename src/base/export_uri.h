@@ -30,7 +30,7 @@ enum {
 
 /* The server's message if an export name contains the name of a deleted snapshot. A client that
  * receives it does not wait for the snapshot. */
-#define EXPORT_URI_SNAPSHOT_GONE                                                                   \
+#define EXPORT_URI_SNAPSHOT_DELETED_TEXT                                                           \
 	"the snapshot was deleted, or dropped because writes needed its space (on-full=drop)"
 
 struct export_uri {

@@ -53,7 +53,7 @@ struct clan_source {
 struct clan_deadline {
 	struct list_node node;
 	uint64_t due_ns;
-	void (*passed)(struct clan_deadline *deadline); /* called after the deadline is unlinked */
+	void (*expired)(struct clan_deadline *deadline); /* called after the deadline is unlinked */
 };
 
 /* Indices of the table of providers, in conn.c. */

@@ -183,9 +183,9 @@ static void clan_net_queue_destroy(struct clan_queue *queue)
 /* --- life of a connection --------------------------------------------------------------------- */
 
 static const uint32_t phase_edges[NET_PHASE_COUNT] = {
-	[NET_RESOLVING] = BIT(NET_DIALING) | BIT(NET_GONE),
-	[NET_DIALING] = BIT(NET_TALKING) | BIT(NET_GONE),
-	[NET_TALKING] = BIT(NET_GONE),
+	[NET_RESOLVING] = BIT(NET_DIALING) | BIT(NET_CLOSED),
+	[NET_DIALING] = BIT(NET_TALKING) | BIT(NET_CLOSED),
+	[NET_TALKING] = BIT(NET_CLOSED),
 };
 
 static void clan_net_set_phase(struct net_conn *conn, enum net_phase phase)
@@ -194,7 +194,7 @@ static void clan_net_set_phase(struct net_conn *conn, enum net_phase phase)
 	conn->phase = phase;
 }
 
-static void deadline_passed(struct clan_deadline *deadline)
+static void deadline_expired(struct clan_deadline *deadline)
 {
 	struct net_conn *conn = container_of(deadline, struct net_conn, conn.deadline);
 
@@ -232,7 +232,7 @@ static struct net_conn *clan_net_conn_create(struct clan_queue *queue,
 		return NULL;
 	}
 	clan_conn_init(&conn->conn, &clan_provider_net, queue, options, state);
-	conn->conn.deadline.passed = deadline_passed;
+	conn->conn.deadline.expired = deadline_expired;
 	conn->conn.peer.uid = (uid_t)-1; /* unknown */
 	conn->conn.peer.gid = (gid_t)-1;
 	list_init(&conn->dirty_node);
@@ -278,7 +278,7 @@ static void clan_net_conn_destroy(struct clan_conn *base)
 {
 	struct net_conn *conn = net_conn(base);
 
-	GMB_ASSERT(conn->phase == NET_GONE && conn->resolve == NULL);
+	GMB_ASSERT(conn->phase == NET_CLOSED && conn->resolve == NULL);
 	handshake_ended(conn);
 	listener_leave(conn);
 	list_remove(&conn->dirty_node);
@@ -321,7 +321,7 @@ void net_bury(struct clan_queue *queue)
 		struct net_conn *conn =
 			list_entry(list_pop_front(&net->dying), struct net_conn, dying_node);
 
-		clan_net_set_phase(conn, NET_GONE);
+		clan_net_set_phase(conn, NET_CLOSED);
 		conn->transport->close(conn);
 		gone(conn);
 	}
@@ -331,7 +331,7 @@ void net_bury(struct clan_queue *queue)
  * this. */
 static void die(struct net_conn *conn)
 {
-	if (conn->phase != NET_GONE && conn->resolve == NULL &&
+	if (conn->phase != NET_CLOSED && conn->resolve == NULL &&
 		!list_is_linked(&conn->dying_node)) {
 		list_push_back(&net_queue(conn->conn.queue)->dying, &conn->dying_node);
 	}
@@ -431,7 +431,7 @@ static void clan_net_conn_close(struct clan_conn *base)
 	handshake_ended(conn);
 	net_memory_close(conn);
 	net_rma_close(conn);
-	if (conn->phase == NET_GONE) {
+	if (conn->phase == NET_CLOSED) {
 		clan_shares_drop(base);
 		clan_conn_set_state(base, CLAN_CLOSED);
 		clan_fire(base->queue, &base->source);
@@ -663,7 +663,7 @@ static int net_connect(struct clan_queue *queue, const char *address,
 		free(resolve);
 		clan_conn_set_state(&conn->conn, CLAN_CLOSING);
 		clan_conn_set_state(&conn->conn, CLAN_CLOSED);
-		clan_net_set_phase(conn, NET_GONE);
+		clan_net_set_phase(conn, NET_CLOSED);
 		clan_net_conn_destroy(&conn->conn);
 		return error_set(error, -ENOMEM, "not enough memory for a connection");
 	}

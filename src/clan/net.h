@@ -243,7 +243,7 @@ enum net_phase {
 	NET_RESOLVING, /* waits for the worker that resolves the name */
 	NET_DIALING,   /* waits for net_connected() */
 	NET_TALKING,   /* connected */
-	NET_GONE,      /* the endpoint is closed */
+	NET_CLOSED,    /* the endpoint is closed */
 	NET_PHASE_COUNT
 };
 

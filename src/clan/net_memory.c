@@ -507,7 +507,7 @@ static void net_memory_revocation_end(struct net_revocation *revocation, int sta
 
 /* The peer has not answered a strict revocation in time. Ending the connection ends all its
  * operations, so no more data arrives. */
-static void net_memory_strict_passed(struct clan_deadline *deadline)
+static void net_memory_strict_expired(struct clan_deadline *deadline)
 {
 	struct net_revocation *revocation = container_of(deadline, struct net_revocation, deadline);
 
@@ -529,7 +529,7 @@ int net_revoke(struct clan_conn *base, const struct clan_cookie *cookie, bool st
 	}
 	clan_source_init(&revocation->source, net_memory_give_revoked);
 	list_init(&revocation->deadline.node);
-	revocation->deadline.passed = net_memory_strict_passed;
+	revocation->deadline.expired = net_memory_strict_expired;
 	revocation->conn = conn;
 	revocation->slot = cookie->slot;
 	revocation->op = op;

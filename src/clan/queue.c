@@ -128,7 +128,7 @@ static void set_timer(struct clan_queue *queue)
 static void timer_happened(struct waiter_file *file, uint32_t events)
 {
 	struct clan_queue *queue = container_of(file, struct clan_queue, timer_file);
-	struct list_node passed;
+	struct list_node expired;
 	uint64_t expirations;
 	ssize_t got = read(file->fd, &expirations, sizeof(expirations));
 	uint64_t now_ns = clock_now_ns();
@@ -136,21 +136,21 @@ static void timer_happened(struct waiter_file *file, uint32_t events)
 	GMB_UNUSED(events);
 	GMB_UNUSED(got);
 	queue->timer_ns = 0;
-	list_init(&passed);
+	list_init(&expired);
 	list_for_each(node, &queue->deadlines)
 	{
-		/* Collected first: passed() can set and clear deadlines, also those in this
+		/* Collected first: expired() can set and clear deadlines, also those in this
 		 * list. */
 		if (list_entry(node, struct clan_deadline, node)->due_ns <= now_ns) {
 			list_remove(node);
-			list_push_back(&passed, node);
+			list_push_back(&expired, node);
 		}
 	}
-	while (!list_is_empty(&passed)) {
+	while (!list_is_empty(&expired)) {
 		struct clan_deadline *deadline =
-			list_entry(list_pop_front(&passed), struct clan_deadline, node);
+			list_entry(list_pop_front(&expired), struct clan_deadline, node);
 
-		deadline->passed(deadline);
+		deadline->expired(deadline);
 	}
 }
 

@@ -196,7 +196,7 @@ static struct shm_conn *shm_conn_create(struct clan_queue *queue,
 		return NULL;
 	}
 	clan_conn_init(&conn->conn, &clan_provider_shm, queue, options, state);
-	conn->conn.deadline.passed = handshake_too_long;
+	conn->conn.deadline.expired = handshake_too_long;
 	conn->file = (struct waiter_file){ .fd = -1, .happened = shm_socket_happened };
 	conn->own_fd = -1;
 	conn->group_fd = -1;
@@ -207,9 +207,9 @@ static struct shm_conn *shm_conn_create(struct clan_queue *queue,
 	list_init(&conn->region_list);
 	list_init(&conn->unsent);
 	list_init(&conn->resend.node);
-	conn->resend.passed = shm_send_again;
+	conn->resend.expired = shm_send_again;
 	list_init(&conn->reread.node);
-	conn->reread.passed = shm_receive_again;
+	conn->reread.expired = shm_receive_again;
 	clan_deadline_set(queue, &conn->conn.deadline, options->handshake_timeout_ms * NS_PER_MS);
 	return conn;
 }
@@ -282,7 +282,7 @@ void shm_conn_handshake_ended(struct shm_conn *conn)
 	}
 }
 
-void shm_conn_settled(struct shm_conn *conn)
+void shm_conn_established(struct shm_conn *conn)
 {
 	shm_conn_handshake_ended(conn);
 	close_fd(&conn->own_fd);
@@ -293,7 +293,7 @@ void shm_conn_opened(struct shm_conn *conn)
 {
 	/* An acceptor is OPEN before its WELCOME is sent, because the rings keep its messages. */
 	if (list_is_empty(&conn->unsent)) {
-		shm_conn_settled(conn);
+		shm_conn_established(conn);
 	}
 	clan_conn_set_state(&conn->conn, CLAN_OPEN);
 	conn->conn.enabled = CLAN_READY_CONTROL | CLAN_READY_BULK | CLAN_READY_COOKIES;
@@ -778,7 +778,7 @@ static int shm_listen(struct clan_queue *queue, const char *where,
 		return error_set(
 			error, result, "cannot listen on \"shm:%s\": %s", place, strerror(-result));
 	}
-	listener->retry.passed = shm_listen_again;
+	listener->retry.expired = shm_listen_again;
 	list_init(&listener->retry.node);
 	listener->listener.options = *options;
 	*listener_out = &listener->listener;

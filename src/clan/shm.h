@@ -110,7 +110,7 @@ enum shm_peer_region_state {
 	SHM_REGION_MAPPING, /* waits for the worker that maps it */
 	SHM_REGION_LIVE,    /* usable */
 	SHM_REGION_LEAVING, /* waits for the release of the last hold */
-	SHM_REGION_GONE,    /* waits for delivery of its last event */
+	SHM_REGION_REMOVED, /* waits for delivery of its last event */
 	SHM_REGION_STATE_COUNT
 };
 
@@ -315,7 +315,7 @@ GMB_MUST_CHECK int shm_conn_new_group(struct shm_conn *conn, uint64_t id);
 /* Called when the rings become usable. */
 void shm_conn_opened(struct shm_conn *conn);
 /* Called when the connection is OPEN and the peer has all the information that it needs. */
-void shm_conn_settled(struct shm_conn *conn);
+void shm_conn_established(struct shm_conn *conn);
 /* Ends a connection in any state before CLOSING. A connection whose handle the program has becomes
  * LOST. */
 void shm_conn_end(struct shm_conn *conn, int status, const char *reason);
@@ -339,9 +339,9 @@ void shm_conn_join(struct shm_conn *conn);
 void shm_socket_close(struct shm_conn *conn);
 /* Discards the queued messages. */
 void shm_unsent_drop(struct shm_conn *conn);
-/* Called when conn->resend has passed: sends the queued messages again. */
+/* Called when conn->resend has expired: sends the queued messages again. */
 void shm_send_again(struct clan_deadline *deadline);
-/* Called when conn->reread has passed: receives again. */
+/* Called when conn->reread has expired: receives again. */
 void shm_receive_again(struct clan_deadline *deadline);
 /* Ends the connection, because it cannot continue without the queued messages. */
 void shm_unsent_give_up(struct shm_conn *conn);

@@ -62,7 +62,7 @@ int shm_group_create(
 	list_init(&group->active_node);
 	list_init(&group->publish_node);
 	list_init(&group->unmute.node);
-	group->unmute.passed = unmute;
+	group->unmute.expired = unmute;
 	group->own_bytes = shm_group_head_bytes(SHM_READY_SLOTS);
 	result = segment_create("clan-group", group->own_bytes, &base, fd_out);
 	if (result != 0) {

@@ -148,7 +148,7 @@ bool shm_waits_for_quiet(const struct shm_conn *conn)
 }
 
 /* Called when the peer's busy word has not changed in time: ends the connection. */
-static void shm_memory_strict_passed(struct clan_deadline *deadline)
+static void shm_memory_strict_expired(struct clan_deadline *deadline)
 {
 	struct shm_revocation *revocation = container_of(deadline, struct shm_revocation, deadline);
 	struct shm_conn *conn = revocation->conn;
@@ -183,7 +183,7 @@ static struct shm_revocation *revocation_create(
 		clan_source_init(&revocation->source, shm_memory_give_revoked);
 		list_init(&revocation->node);
 		list_init(&revocation->deadline.node);
-		revocation->deadline.passed = shm_memory_strict_passed;
+		revocation->deadline.expired = shm_memory_strict_expired;
 		revocation->conn = conn;
 		revocation->slot = cookie->slot;
 		revocation->op = op;

@@ -17,9 +17,9 @@
 #include "clan/shm.h"
 
 static const uint32_t region_edges[SHM_REGION_STATE_COUNT] = {
-	[SHM_REGION_MAPPING] = BIT(SHM_REGION_LIVE) | BIT(SHM_REGION_GONE),
+	[SHM_REGION_MAPPING] = BIT(SHM_REGION_LIVE) | BIT(SHM_REGION_REMOVED),
 	[SHM_REGION_LIVE] = BIT(SHM_REGION_LEAVING),
-	[SHM_REGION_LEAVING] = BIT(SHM_REGION_GONE),
+	[SHM_REGION_LEAVING] = BIT(SHM_REGION_REMOVED),
 };
 
 static void shm_region_set_region_state(
@@ -104,18 +104,18 @@ static bool shm_region_give_region_event(struct clan_source *source, struct clan
 	if (region->give_leaving) {
 		return true;
 	}
-	if (region->state == SHM_REGION_GONE) {
+	if (region->state == SHM_REGION_REMOVED) {
 		region_finish(region);
 	}
 	return false;
 }
 
 /* Called when the region is not in use any more. Can free it. */
-static void region_gone(struct shm_peer_region *region)
+static void region_removed(struct shm_peer_region *region)
 {
 	struct shm_conn *conn = region->conn;
 
-	shm_region_set_region_state(region, SHM_REGION_GONE);
+	shm_region_set_region_state(region, SHM_REGION_REMOVED);
 	conn->region_bytes -= region->bytes;
 	conn->regions_held--;
 	if (region->mapping != NULL) {
@@ -137,7 +137,7 @@ static void shm_region_leaves(struct shm_peer_region *region)
 		clan_fire(region->conn->conn.queue, &region->source);
 	}
 	if (region->holds == 0) {
-		region_gone(region);
+		region_removed(region);
 	}
 }
 
@@ -204,7 +204,7 @@ static void region_mapped(struct work *work)
 			region_live(region);
 			return;
 		}
-		/* The mapping must exist for region_gone(), which removes it. */
+		/* The mapping must exist for region_removed(), which removes it. */
 		mapping->references = 1;
 	} else if (region->status == 0) {
 		dispose(&(struct disposal){
@@ -216,7 +216,7 @@ static void region_mapped(struct work *work)
 
 		answer(conn, &message, -ENOMEM);
 	}
-	region_gone(region);
+	region_removed(region);
 }
 
 static bool message_is_valid(const struct shm_conn *conn, const struct shm_region *message)
@@ -345,7 +345,7 @@ void shm_regions_leave(struct shm_conn *conn)
 		}
 		if (region->state == SHM_REGION_LIVE) {
 			shm_region_leaves(region);
-		} else if (region->state == SHM_REGION_GONE && !region->give_live &&
+		} else if (region->state == SHM_REGION_REMOVED && !region->give_live &&
 			   !region->give_leaving) {
 			region_finish(region);
 		}
@@ -409,7 +409,7 @@ void shm_peer_put(struct clan_conn *base, uint32_t number)
 
 	GMB_ASSERT(region != NULL && region->holds > 0);
 	if (--region->holds == 0 && region->state == SHM_REGION_LEAVING) {
-		region_gone(region);
+		region_removed(region);
 	}
 }
 

@@ -152,7 +152,7 @@ void shm_send_again(struct clan_deadline *deadline)
 		free(unsent);
 	}
 	if (conn->conn.state == CLAN_OPEN) {
-		shm_conn_settled(conn);
+		shm_conn_established(conn);
 	}
 }
 

@@ -311,7 +311,7 @@ static int tcp_listen(struct net_listener *base, void *found, struct sockaddr_st
 	if (fd < 0) {
 		return fd;
 	}
-	listener->retry.passed = tcp_listen_again;
+	listener->retry.expired = tcp_listen_again;
 	list_init(&listener->retry.node);
 	listener->file.happened = tcp_listener_happened;
 	result = tcp_queue_use(base->listener.queue) == NULL

@@ -556,25 +556,25 @@ static uint64_t backoff_ns(struct gmb_client *client, uint32_t attempts, bool mi
 
 /* True if the server reports that the snapshot is gone. This is final, except shortly after the
  * start of a server, which may not have found its snapshots yet. */
-static bool snapshot_is_gone(const struct gmb_client *client)
+static bool snapshot_is_deleted(const struct gmb_client *client)
 {
 	return client->trouble.code == -ENOENT &&
-	       strstr(client->trouble.text, EXPORT_URI_SNAPSHOT_GONE) != NULL;
+	       strstr(client->trouble.text, EXPORT_URI_SNAPSHOT_DELETED_TEXT) != NULL;
 }
 
 void client_check_deadline(struct gmb_client *client)
 {
 	uint64_t now_ns = ring_now_ns(client->queue->ring);
 	uint64_t lost_ns = now_ns - client->lost_ns;
-	bool is_late;
-	bool gone;
+	bool is_overdue;
+	bool deleted;
 
-	gone = client->lost_ns != 0 && snapshot_is_gone(client);
-	client->gone_ns = !gone ? 0 : client->gone_ns != 0 ? client->gone_ns : now_ns;
-	is_late = lost_ns >= client->options.reconnect_timeout_ms * NS_PER_MS ||
-		  (client->gone_ns != 0 &&
-			  now_ns - client->gone_ns >= SNAPSHOT_PATIENCE_MS * NS_PER_MS);
-	if (client->state == CLIENT_OPEN && client->lost_ns != 0 && is_late) {
+	deleted = client->lost_ns != 0 && snapshot_is_deleted(client);
+	client->deleted_ns = !deleted ? 0 : client->deleted_ns != 0 ? client->deleted_ns : now_ns;
+	is_overdue = lost_ns >= client->options.reconnect_timeout_ms * NS_PER_MS ||
+		     (client->deleted_ns != 0 &&
+			     now_ns - client->deleted_ns >= SNAPSHOT_PATIENCE_MS * NS_PER_MS);
+	if (client->state == CLIENT_OPEN && client->lost_ns != 0 && is_overdue) {
 		char reason[ERROR_TEXT_BYTES];
 
 		snprintf(reason, sizeof(reason), "%s", client->trouble.text);
@@ -794,7 +794,7 @@ static bool is_connected(const struct gmb_client *client)
 /* Returns the end of the wait for the other connections, which should not take much longer than the
  * first. A server may delay them forever, or until another client disconnects (qemu-nbd
  * --shared). */
-static uint64_t settling_end_ns(const struct gmb_client *client, uint64_t began_ns)
+static uint64_t connecting_end_ns(const struct gmb_client *client, uint64_t began_ns)
 {
 	uint64_t now_ns = ring_now_ns(client->queue->ring);
 
@@ -802,7 +802,7 @@ static uint64_t settling_end_ns(const struct gmb_client *client, uint64_t began_
 }
 
 /* Returns whether a connection is being established, ignoring those that have failed too often. */
-static bool is_settling(const struct gmb_client *client)
+static bool is_connecting(const struct gmb_client *client)
 {
 	for (uint32_t i = 0; i < CLIENT_CONNECTIONS_MAX; i++) {
 		const struct connection *connection = client->connections[i];
@@ -820,7 +820,7 @@ static void wait_for_others(struct gmb_client *client, uint64_t end_ns)
 {
 	uint64_t now_ns = ring_now_ns(client->queue->ring);
 
-	while (client->state == CLIENT_OPEN && is_settling(client) && now_ns < end_ns) {
+	while (client->state == CLIENT_OPEN && is_connecting(client) && now_ns < end_ns) {
 		queue_round(client->queue, end_ns - now_ns);
 		now_ns = ring_now_ns(client->queue->ring);
 	}
@@ -890,7 +890,7 @@ int gmb_open(struct gmb_queue *queue, const char *uri, const struct gmb_options 
 	while (client->state == CLIENT_OPENING) {
 		queue_round(queue, UINT64_MAX);
 	}
-	wait_for_others(client, settling_end_ns(client, began_ns));
+	wait_for_others(client, connecting_end_ns(client, began_ns));
 	if (client->state != CLIENT_OPEN) {
 		err = client->trouble.code;
 		error_export(error, &client->trouble);
@@ -968,7 +968,7 @@ void client_end(struct gmb_client *client)
 	client->queue->told_early += client->queue->completed - before;
 }
 
-bool client_is_gone(struct gmb_client *client)
+bool client_join(struct gmb_client *client)
 {
 	/* A result that is not yet reported may belong to this client. */
 	if (client->requests_in_flight > 0 || is_connected(client) ||

@@ -126,7 +126,7 @@ struct gmb_client {
 	struct carrier_facts facts;
 	uint32_t capabilities; /* GMB_CAN_ flags allowed by the facts and the options */
 	uint64_t lost_ns;      /* start of the trouble: no connection, or no answer; 0: none */
-	uint64_t gone_ns; /* since when the server reports that the snapshot is gone; 0: never */
+	uint64_t deleted_ns; /* since when the server reports that the snapshot is gone; 0: never */
 
 	/* docs/design/0006-reconnect.md */
 	char token[40];	      /* 128 secret random bits */

@@ -4,12 +4,12 @@
  * the ring's owner runs it, and calls queue_pump() after every batch.
  *
  *   queue_create_on() ─▶ client_open_start() ─▶ gmb_submit() ... ─▶ client_end()
- *                                  gmb_queue_destroy() ◀─ client_is_gone() ◀─┘
+ *                                  gmb_queue_destroy() ◀─ client_join() ◀─┘
  *
  * Functions of <gmblock/gmblock.h> that wait must not be called: gmb_queue_wait(), gmb_open(),
  * gmb_close() and the blocking calls.
  *
- * Threading: the ring's thread. Ownership: the queue borrows the ring; client_is_gone() frees the
+ * Threading: the ring's thread. Ownership: the queue borrows the ring; client_join() frees the
  * client. Errors: as in gmblock.h.
  */
 #pragma once
@@ -26,7 +26,7 @@ enum { CLIENT_NAME_BYTES = 48 };
 /* Returns NULL if out of memory. */
 struct gmb_queue *queue_create_on(struct ring *ring);
 /* gmb_open_start() with TLS credentials that are separate from the URI, because the URI comes from
- * elsewhere: see tls_client_create_for_place(). They are borrowed until client_is_gone(). NULL: the
+ * elsewhere: see tls_client_create_for_place(). They are borrowed until client_join(). NULL: the
  * URI has no TLS. */
 GMB_MUST_CHECK int client_open_start(struct gmb_queue *queue, const char *uri,
 	struct tls_client *tls, const struct gmb_options *options, struct gmb_client **client_out,
@@ -41,7 +41,7 @@ bool queue_pump(struct gmb_queue *queue);
 void client_end(struct gmb_client *client);
 /* Called after client_end(), when queue_pump() has returned. Frees the client and returns true as
  * soon as it has no operation in flight. */
-bool client_is_gone(struct gmb_client *client);
+bool client_join(struct gmb_client *client);
 /* Returns the reason why an open client no longer has a connection, or "" if it has one. Valid as
  * long as the client. */
 const char *client_trouble(const struct gmb_client *client);

@@ -697,7 +697,7 @@ int control_server_open(const struct control_protocol *protocol, const int *list
 	uint32_t count, struct control_server **server_out, struct error *error)
 {
 	const struct ring_options options = {
-		.entries = RING_ENTRIES, .files_max = 1, .buffers_max = 1, .is_confined = true
+		.entries = RING_ENTRIES, .files_max = 1, .buffers_max = 1, .is_restricted = true
 	};
 	struct control_server *server = calloc(1, sizeof(*server));
 	int rc;
@@ -707,7 +707,7 @@ int control_server_open(const struct control_protocol *protocol, const int *list
 	}
 	rc = ring_create(&options, &server->ring, error);
 	if (rc == 0) {
-		rc = ring_check_confined(server->ring, error);
+		rc = ring_check_restricted(server->ring, error);
 	}
 	if (rc == 0 && (rc = ring_poll_fd(server->ring)) < 0) {
 		error_set(error, rc, "cannot watch the control socket: %s", strerror(-rc));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/pass.h"
+#include "engine/handover.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -243,7 +243,7 @@ static bool engine_join(struct session *session)
 	list_remove(&session->node);
 	list_remove(&session->dirty_node);
 	list_remove(&session->review_node);
-	if (session->was_ready && !session->passed) {
+	if (session->was_ready && !session->handed_over) {
 		session_log(session, "has left");
 	}
 	path_client_fini(&session->client);
@@ -259,8 +259,8 @@ static bool engine_join(struct session *session)
 		export_put_async(takeover_export, engine);
 	}
 	engine->counters.sessions--;
-	if (engine->options.endpoint_gone != NULL) {
-		engine->options.endpoint_gone(engine->options.context, &peer);
+	if (engine->options.endpoint_closed != NULL) {
+		engine->options.endpoint_closed(engine->options.context, &peer);
 	}
 	identity_put(peer.proved);
 	return true;
@@ -518,8 +518,8 @@ static void engine_refuse(struct engine *engine, const struct endpoint *endpoint
 	if (endpoint->fd >= 0) {
 		ring_socket_close(engine->ring, endpoint->fd);
 	}
-	if (engine->options.endpoint_gone != NULL) {
-		engine->options.endpoint_gone(engine->options.context, &endpoint->peer);
+	if (engine->options.endpoint_closed != NULL) {
+		engine->options.endpoint_closed(engine->options.context, &endpoint->peer);
 	}
 }
 
@@ -775,7 +775,7 @@ static int create_services(struct engine *engine, struct error *error)
 		GMB_ASSERT(kind->flush != NULL && kind->drain != NULL);
 		GMB_ASSERT(kind->abort != NULL && kind->join != NULL && kind->close != NULL);
 		GMB_ASSERT((kind->pause == NULL) == (kind->adopt == NULL));
-		GMB_ASSERT((kind->pause == NULL) == (kind->can_pass == NULL));
+		GMB_ASSERT((kind->pause == NULL) == (kind->can_hand_over == NULL));
 		*service = engine;
 		rc = kind->create != NULL ? kind->create(engine, service, error) : 0;
 		if (rc < 0) {

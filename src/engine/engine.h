@@ -226,23 +226,23 @@ struct session_kind {
 	 * received. */
 	bool (*peer_receives)(struct session *session);
 
-	/* The next five hand sessions over to another process (pass.h); a kind has all or none of
-	 * them. Returns whether this session, which is READY, can be handed over. */
-	bool (*can_pass)(const struct session *session);
+	/* The next five hand sessions over to another process (handover.h); a kind has all or none
+	 * of them. Returns whether this session, which is READY, can be handed over. */
+	bool (*can_hand_over)(const struct session *session);
 	/* session->paused was set: stops starting requests, until resume(). */
 	void (*pause)(struct session *session);
 	/* Returns how close a paused session is to rest. */
 	enum session_rest (*rest)(struct session *session);
 	/* Called at rest. Writes the state that the other process needs into bytes, which has
-	 * ENGINE_PASS_BYTES_MAX bytes, and sets byte_count, the connected socket, and any longer
-	 * data in later, which is borrowed until the session is released. */
-	void (*pass)(struct session *session, uint8_t *bytes, struct session_record *record);
+	 * ENGINE_HANDOVER_BYTES_MAX bytes, and sets byte_count, the connected socket, and any
+	 * longer data in later, which is borrowed until the session is released. */
+	void (*hand_over)(struct session *session, uint8_t *bytes, struct session_record *record);
 	/* As accept(), on a paused engine. -EPROTO: the state is invalid. */
 	int (*adopt)(void *service, const struct endpoint *endpoint,
 		const struct session_record *record);
 
 	/* The session has become TERMINATING: cancels all its operations, so that they complete
-	 * soon. If session->passed is set, it must not touch the connection. */
+	 * soon. If session->handed_over is set, it must not touch the connection. */
 	void (*abort)(struct session *session);
 	/* TERMINATING: returns true when no operation is in flight and no request is left. */
 	bool (*join)(struct session *session);
@@ -311,10 +311,10 @@ struct session {
 	struct tls_policy *tls;	  /* as in its endpoint */
 	enum session_state state; /* changed by session_set_state() */
 	bool stopping;		  /* drain() was called */
-	bool passing;		  /* to be handed over to another process; see pass.h */
+	bool handing_over;	  /* to be handed over to another process; see handover.h */
 	bool paused;		  /* neither starts requests nor receives data */
 	bool was_told;		  /* its state was sent to that process */
-	bool passed;		  /* the other process owns the connection */
+	bool handed_over;	  /* the other process owns the connection */
 	bool was_ready;		  /* the log contains that the client uses the export */
 	struct export *export;	  /* NULL until session_choose() */
 	struct path_export *path_export;
@@ -383,7 +383,7 @@ GMB_MUST_CHECK int session_choose(struct session *session, struct engine_export 
 const char *session_choose_text(int result);
 /* Returns why a stopping session accepts no requests, for the peer: a sentence without its full
  * stop. */
-#define ENGINE_SNAPSHOT_GONE EXPORT_URI_SNAPSHOT_GONE
+#define ENGINE_SNAPSHOT_DELETED_TEXT EXPORT_URI_SNAPSHOT_DELETED_TEXT
 const char *session_stop_text(const struct session *session);
 /*
  * Checks whether a request with this op, flags, offset and length is permitted. 0: it is.
@@ -504,7 +504,7 @@ struct engine_options {
 	 * Zeroes: unknown. */
 	uint8_t instance[ENGINE_INSTANCE_BYTES];
 	/* Called exactly once per engine_accept(), when the endpoint is closed; can be NULL. */
-	void (*endpoint_gone)(void *context, const struct peer *peer);
+	void (*endpoint_closed)(void *context, const struct peer *peer);
 	void *context;
 };
 
@@ -528,7 +528,7 @@ struct engine {
 	/* Exports whose store is being closed or asked for its barrier, and engine_hold()
 	 * calls. */
 	uint32_t closing_count;
-	uint32_t view_requests; /* of engine_view, that the store has not answered */
+	uint32_t snapshot_requests; /* of engine_snapshot, that the store has not answered */
 	struct list_node sessions;
 	struct list_node handshakes;
 	struct list_node lingering;
@@ -566,7 +566,7 @@ struct engine {
 	struct log_limit log_limits[ENGINE_LISTENERS_MAX];
 	/* Lines about connects and disconnects. */
 	struct log_limit connect_limits[ENGINE_LISTENERS_MAX];
-	bool paused; /* see pass.h */
+	bool paused; /* see handover.h */
 	bool draining;
 	void (*drained)(void *context);
 	void *drained_context;

@@ -76,7 +76,7 @@ static void export_free(struct export *export)
 	void (*closed)(void *context) = export->closed;
 	void *context = export->closed_context;
 
-	late_fini(&export->late);
+	late_writes_fini(&export->late);
 	if (export->budget.base != NULL) {
 		(void)munmap(export->budget.base, export->budget.bytes);
 	}
@@ -101,7 +101,7 @@ int export_create(
 	if (export == NULL) {
 		access_put(options->access);
 	} else {
-		late_init(&export->late);
+		late_writes_init(&export->late);
 		export->access = access_slot_create(options->access);
 		export->name = strndup(options->name, options->name_bytes);
 		export->use = use_create();

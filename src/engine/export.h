@@ -17,7 +17,7 @@
 #include "engine/access.h"
 #include "engine/rate.h"
 #include "engine/takeover.h"
-#include "path/late.h"
+#include "path/late_writes.h"
 #include "store/store.h"
 
 struct engine;

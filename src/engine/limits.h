@@ -7,7 +7,7 @@
  */
 #pragma once
 
-#include "path/share.h"
+#include "path/admission.h"
 
 enum {
 	ENGINE_SESSIONS_MAX = 1024,

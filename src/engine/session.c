@@ -415,9 +415,9 @@ const char *session_export_lack(struct session *session, const void *name, uint3
 						  : session_export_find(session, name,
 							    (uint32_t)(at - (const char *)name));
 
-	return parent != NULL && store_has_views(parent->export->store) ? ": " ENGINE_SNAPSHOT_GONE
-									  ", or does not exist yet"
-									: "";
+	return parent != NULL && store_has_snapshots(parent->export->store)
+		       ? ": " ENGINE_SNAPSHOT_DELETED_TEXT ", or does not exist yet"
+		       : "";
 }
 
 const char *session_stop_text(const struct session *session)
@@ -426,8 +426,9 @@ const char *session_stop_text(const struct session *session)
 	return session->engine->draining ? "the server is stopping"
 	       : session->engine->paused ? "another process is taking over the server"
 	       : session->chosen != NULL && session->chosen->removed
-		       ? session->chosen->export->store->is_view ? ENGINE_SNAPSHOT_GONE
-								 : "the export is no longer served"
+		       ? session->chosen->export->store->is_snapshot
+				 ? ENGINE_SNAPSHOT_DELETED_TEXT
+				 : "the export is no longer served"
 		       : "the server has revoked the access rights of this connection";
 }
 

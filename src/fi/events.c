@@ -84,7 +84,7 @@ static void wait_watch(struct prov_wait *wait)
 
 /* Makes the eventfd unreadable; called when no entry is queued. A child after fork() shares the
  * eventfd with its parent, so it does not touch it. */
-static void wait_settle(struct prov_wait *wait)
+static void wait_clear(struct prov_wait *wait)
 {
 	uint64_t count;
 
@@ -136,7 +136,7 @@ static ssize_t events_wait_for(struct prov_wait *wait, int timeout_ms,
 		if (result != -FI_EAGAIN || left_ms == 0 || wait->signalled) {
 			break;
 		}
-		wait_settle(wait);
+		wait_clear(wait);
 		prov_unlock(wait->fabric);
 		(void)!poll(&file, 1, left_ms); /* an interrupted sleep counts as an event */
 		prov_lock(wait->fabric);
@@ -296,7 +296,7 @@ static ssize_t eq_read(
 	prov_progress(eq->fabric);
 	count = eq_take(eq, &read);
 	if (list_is_empty(&eq->events)) {
-		wait_settle(&eq->wait);
+		wait_clear(&eq->wait);
 	}
 	prov_unlock(eq->fabric);
 	return count;
@@ -600,7 +600,7 @@ static ssize_t cq_readfrom(struct fid_cq *fid, void *buffer, size_t count, fi_ad
 	prov_progress(fabric);
 	result = cq_take(cq, &read);
 	if (cq->count == 0) {
-		wait_settle(&cq->wait);
+		wait_clear(&cq->wait);
 	}
 	prov_unlock(fabric);
 	return result;
@@ -789,7 +789,7 @@ int prov_trywait(struct fid_fabric *fid, struct fid **fids, int count)
 		if (is_cq ? cq->count > 0 : !list_is_empty(&eq->events)) {
 			result = -FI_EAGAIN;
 		} else {
-			wait_settle(is_cq ? &cq->wait : &eq->wait);
+			wait_clear(is_cq ? &cq->wait : &eq->wait);
 		}
 	}
 	prov_unlock(fabric);

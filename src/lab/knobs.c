@@ -180,7 +180,7 @@ static const struct field knobs_options[] = {
 static const struct store_ops knobs_ops = {
 	.name = "knobs",
 	.submit = knobs_submit,
-	.pass = store_pass_nothing,
+	.handover = store_handover_nothing,
 };
 
 const struct store_kind knobs_store_kind = {

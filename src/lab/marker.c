@@ -381,7 +381,7 @@ static const struct store_ops marker_ops = {
 	.queue_init = marker_queue_init,
 	.queue_fini = marker_queue_fini,
 	.submit = marker_submit,
-	.pass = store_pass_nothing,
+	.handover = store_handover_nothing,
 };
 
 struct marker_config {

@@ -144,7 +144,7 @@ static void *trace_run_watch(void *context)
 
 /* Converts the watcher's clock to the time since submission. A chunk seen by a look that ended
  * after the completion is not EARLY. */
-static void settle_times(struct tracer *tracer)
+static void convert_times(struct tracer *tracer)
 {
 	struct trace_read *read = tracer->read;
 
@@ -264,7 +264,7 @@ static int trace_one(struct tracer *tracer, struct trace_read *read, struct erro
 	trace_run_read_all(tracer);
 	atomic_store_explicit(&tracer->complete, true, memory_order_release);
 	pthread_join(watcher, NULL);
-	settle_times(tracer);
+	convert_times(tracer);
 	return tracer->err;
 }
 

@@ -10,24 +10,24 @@ enum { LOGGED_NAME_BYTES = 128 };
 struct arena *device_choose(struct path_request *request)
 {
 	const struct store_info *info = store_info(request->export->store);
-	const struct path_share *share = request->client->share;
+	const struct path_admission *admission = request->client->admission;
 	struct path_export *export = request->export;
 	const struct arena_info *memory;
 
-	if (share->device == NULL || arena_info(share->device)->condemned != 0 ||
+	if (admission->device == NULL || arena_info(admission->device)->condemned != 0 ||
 		export->device_error != 0) {
 		export->ram_for_trouble++;
-		return share->ram;
+		return admission->ram;
 	}
-	memory = arena_info(share->device);
+	memory = arena_info(admission->device);
 	request->device_rights =
 		memory->rights & (info->device_cpu ? UINT32_MAX : ~(uint32_t)MEM_SOCKET);
 	if ((info->memory_rights & ~request->device_rights) != 0 ||
 		!is_aligned(request->offset | request->length, info->offset_align)) {
 		export->ram_for_store++;
-		return share->ram;
+		return admission->ram;
 	}
-	return share->device;
+	return admission->device;
 }
 
 static void device_failed(struct arena *device, int error)
@@ -45,13 +45,13 @@ static void device_failed(struct arena *device, int error)
 void path_memory_failed(const struct path_stream *stream)
 {
 	if (stream->in_device) {
-		device_failed(stream->request->client->share->device, -ENODEV);
+		device_failed(stream->request->client->admission->device, -ENODEV);
 	}
 }
 
 void device_see_error(struct path_request *request, int error)
 {
-	struct arena *device = request->client->share->device;
+	struct arena *device = request->client->admission->device;
 	struct path_export *export = request->export;
 	char name[LOGGED_NAME_BYTES];
 

@@ -24,7 +24,7 @@ struct path {
 	uint64_t stream_max;
 	uint32_t placed_count;	       /* streams of the pool that use requesters' memory */
 	struct list_node streams_free; /* streams that were used before */
-	struct path_share share;
+	struct path_admission admission;
 	uint64_t replaced_bytes;  /* given back by the request that pump() works on */
 	uint32_t slow_count;	  /* requests in flight that are too slow to spin for */
 	struct path_trace *trace; /* NULL: single requests are not recorded */
@@ -42,12 +42,12 @@ int path_create(const struct path_options *options, struct path **path_out, stru
 	path->device = options->device;
 	GMB_ASSERT((arena_info(path->ram)->rights & MEM_RAM) == MEM_RAM);
 	list_init(&path->streams_free);
-	path->share.ram = path->ram;
-	path->share.device = path->device;
-	path->share.device_waits = options->device_waits;
-	turns_init(&path->share.waiting);
-	turns_init(&path->share.costly);
-	list_init(&path->share.atomic_lacking);
+	path->admission.ram = path->ram;
+	path->admission.device = path->device;
+	path->admission.device_waits = options->device_waits;
+	turns_init(&path->admission.waiting);
+	turns_init(&path->admission.costly);
+	list_init(&path->admission.atomic_lacking);
 	path->stream_max = arena_info(options->ram)->limit_bytes / ARENA_BLOCK_BYTES_MIN +
 			   PATH_PLACED_PARTS_MAX;
 	if (options->device != NULL) {
@@ -71,19 +71,19 @@ void path_destroy(struct path *path)
 		return;
 	}
 	GMB_ASSERT(!path_is_short(path));
-	GMB_ASSERT(path->share.atomic_bytes == 0);
+	GMB_ASSERT(path->admission.atomic_bytes == 0);
 	(void)munmap(path->streams, path->stream_max * sizeof(*path->streams));
 	free(path);
 }
 
 bool path_is_short(const struct path *path)
 {
-	return path->share.short_count > 0;
+	return path->admission.short_count > 0;
 }
 
-struct path_share *path_share(struct path *path)
+struct path_admission *path_admission(struct path *path)
 {
-	return &path->share;
+	return &path->admission;
 }
 
 void path_set_trace(struct path *path, struct path_trace *trace)
@@ -175,19 +175,19 @@ static void stream_put(struct path_stream *stream)
 
 	GMB_ASSERT(request->streams_live > 0);
 	if (stream->buf.memory.rights != 0) {
-		share_put(request, stream->in_device ? path->device : path->ram, &stream->buf);
+		admission_put(request, stream->in_device ? path->device : path->ram, &stream->buf);
 	}
 	list_remove(&stream->node);
 	request->streams_live--;
 	request->live_bytes -= stream->room;
 	if (stream->unsent > 0) { /* the part failed */
-		share_end_unsent(request, stream->unsent);
+		admission_end_unsent(request, stream->unsent);
 	}
 	if (stream != &request->first) {
 		path->placed_count -= stream->in_place;
 		list_push_front(&path->streams_free, &stream->node);
 	}
-	path->share.released = true;
+	path->admission.released = true;
 }
 
 /* Releases a stream of a request that failed or was abandoned, except data that the session
@@ -224,7 +224,7 @@ static struct path_stream *stream_open(struct path *path, struct path_request *r
 	struct path_stream *stream;
 	struct arena_buf buf;
 
-	if (!share_get(request, &arena, offset, path->replaced_bytes, bytes, &buf)) {
+	if (!admission_get(request, &arena, offset, path->replaced_bytes, bytes, &buf)) {
 		return NULL;
 	}
 	stream = stream_get(path, request);
@@ -328,7 +328,7 @@ static struct path_stream *part_open(struct path *path, struct path_request *req
 				   : &request->export->ram_bytes) += bytes;
 	if (request->op == STORE_READ && !stream->in_place) {
 		stream->unsent = (uint32_t)bytes;
-		share_begin_unsent(request, bytes);
+		admission_begin_unsent(request, bytes);
 	}
 	return stream;
 }
@@ -353,7 +353,8 @@ static bool client_is_full(const struct path_request *request)
 {
 	return request->op == STORE_READ && request->placement == NULL &&
 	       request->path->replaced_bytes == 0 &&
-	       (share_must_wait(request) || !share_fits_window(request, next_bytes(request)));
+	       (admission_must_wait(request) ||
+		       !admission_fits_window(request, next_bytes(request)));
 }
 
 /* --- parts --------------------------------------------------------------------------------- */
@@ -378,14 +379,14 @@ void path_orphan(struct path_request *request)
 		may_change(request)) {
 		request->late.offset = request->offset;
 		request->late.length = request->length;
-		late_publish(request->export->late_port.late, &request->late);
+		late_writes_publish(request->export->late_writes_port.late, &request->late);
 	}
 }
 
 static void late_end(struct path_request *request)
 {
 	if (unlikely(request->late.serial != 0) && !may_change(request)) {
-		late_withdraw(request->export->late_port.late, &request->late);
+		late_writes_withdraw(request->export->late_writes_port.late, &request->late);
 	}
 }
 
@@ -396,7 +397,7 @@ static void path_fail(struct path_request *request, int error, uint64_t offset)
 		request->error = error;
 		request->error_offset = offset;
 	}
-	share_wait_end(request);
+	admission_wait_end(request);
 	drop_ready(request);
 }
 
@@ -459,7 +460,7 @@ static void path_part_done(struct store_part *part, int result)
 	}
 	stream->in_store = false;
 	if (unlikely(request->costly == PATH_COSTLY_BUSY)) {
-		share_costly_end(request);
+		admission_costly_end(request);
 	}
 	late_end(request);
 	if (request->measured) {
@@ -532,7 +533,7 @@ static bool path_part_submit(struct path_stream *stream, uint64_t length, bool p
 {
 	struct path_request *request = stream->request;
 	struct store_part *part = &stream->part;
-	struct late_writes *late = request->export->late_port.late;
+	struct late_writes *late = request->export->late_writes_port.late;
 	bool begins = request->state == PATH_STATE_WAIT;
 
 	part->op = request->op;
@@ -550,11 +551,11 @@ static bool path_part_submit(struct path_stream *stream, uint64_t length, bool p
 	if (page_cache && !store_page_cache_ref(request->export->queue, part)) {
 		return false;
 	}
-	if ((BIT(request->op) & STORE_CHANGES) != 0 && unlikely(late_any(late)) &&
-		late_wait(late, stream)) {
+	if ((BIT(request->op) & STORE_CHANGES) != 0 && unlikely(late_writes_any(late)) &&
+		late_writes_wait(late, stream)) {
 		/* the late change might need this slot */
 		if (request->costly == PATH_COSTLY_BUSY) {
-			share_costly_end(request);
+			admission_costly_end(request);
 		}
 		request->parts_inflight++;
 		request->parts_waiting++;
@@ -625,7 +626,7 @@ static bool start_page_cache(struct path_request *request)
 	stream->memory = stream->part.memory;
 	stream->page_cache = true;
 	stream->unsent = stream->length;
-	share_begin_unsent(request, stream->unsent);
+	admission_begin_unsent(request, stream->unsent);
 	request->export->page_cache_send_bytes += request->length;
 	request->started_bytes = request->length;
 	request->parts_started = 1;
@@ -641,7 +642,7 @@ static void pump(struct path_request *request)
 		struct path_stream *stream;
 
 		if (client_is_full(request)) {
-			share_wait(request, false);
+			admission_wait(request, false);
 			return;
 		}
 		if (request->op == STORE_READ && request->length >= STORE_PAGE_CACHE_BYTES_MIN &&
@@ -651,7 +652,7 @@ static void pump(struct path_request *request)
 		stream = part_open(path, request);
 		path->replaced_bytes = 0;
 		if (stream == NULL) {
-			share_wait(request, true);
+			admission_wait(request, true);
 			return;
 		}
 		if (unlikely(stream->copied) && request->op == STORE_WRITE) {
@@ -659,7 +660,7 @@ static void pump(struct path_request *request)
 		}
 		(void)path_part_submit(stream, stream->length, false);
 	}
-	share_wait_end(request);
+	admission_wait_end(request);
 }
 
 /* Starts a block status request. It returns fewer extents if memory for them is short. */
@@ -669,22 +670,22 @@ static void start_extents(struct path_request *request)
 	uint64_t bytes = request->extent_max * sizeof(struct store_extent);
 	struct path_stream *stream;
 
-	if (share_must_wait(request) || !share_fits_window(request, bytes)) {
-		share_wait(request, false);
+	if (admission_must_wait(request) || !admission_fits_window(request, bytes)) {
+		admission_wait(request, false);
 		return;
 	}
-	if (share_costly_waits(request)) {
+	if (admission_costly_waits(request)) {
 		return;
 	}
 	stream = stream_open(path, request, path->ram, 0, &bytes);
 	if (stream == NULL) {
-		share_wait(request, true);
+		admission_wait(request, true);
 		return;
 	}
-	share_wait_end(request);
-	share_costly_begin(request);
+	admission_wait_end(request);
+	admission_costly_begin(request);
 	stream->unsent = (uint32_t)bytes;
-	share_begin_unsent(request, bytes);
+	admission_begin_unsent(request, bytes);
 	request->extent_max = (uint32_t)(bytes / sizeof(struct store_extent));
 	stream->offset = request->offset;
 	request->started_bytes = request->length;
@@ -700,11 +701,11 @@ static void start_plain(struct path_request *request)
 		start_extents(request);
 		return;
 	}
-	if (share_is_costly(request)) {
-		if (share_costly_waits(request)) {
+	if (admission_is_costly(request)) {
+		if (admission_costly_waits(request)) {
 			return;
 		}
-		share_costly_begin(request);
+		admission_costly_begin(request);
 	}
 	stream = stream_get(request->path, request);
 	stream->memory = MEM_NONE;
@@ -811,8 +812,8 @@ void path_start(struct path *path, struct path_request *request)
 
 bool path_is_to_serve(const struct path *path)
 {
-	return path->share.released &&
-	       (path->share.costly_waiting_count > 0 || !turns_are_empty(&path->share.waiting));
+	return path->admission.released && (path->admission.costly_waiting_count > 0 ||
+						   !turns_are_empty(&path->admission.waiting));
 }
 
 static void serve(struct path_request *request)
@@ -831,8 +832,8 @@ static void serve(struct path_request *request)
 
 void path_serve(struct path *path)
 {
-	if (path->share.released) {
-		share_serve(&path->share, serve, start_plain);
+	if (path->admission.released) {
+		admission_serve(&path->admission, serve, start_plain);
 	}
 }
 
@@ -873,7 +874,7 @@ bool path_next_fragment(
 		list_remove(&stream->node);
 	}
 	if (stream->sent == stream->length && stream->unsent > 0) {
-		share_end_unsent(request, stream->unsent);
+		admission_end_unsent(request, stream->unsent);
 		stream->unsent = 0;
 	}
 	return true;
@@ -922,9 +923,9 @@ struct path_stream *path_write_open(struct path_request *request)
 	}
 	stream = part_open(path, request);
 	if (stream == NULL) {
-		share_wait(request, true);
+		admission_wait(request, true);
 	} else {
-		share_wait_end(request);
+		admission_wait_end(request);
 		if (unlikely(request->record != NULL)) {
 			stream->traced = path_trace_opened(request->record, stream->offset,
 				stream->length, ring_now_ns(path->ring));
@@ -945,7 +946,7 @@ void path_write_drop(struct path_stream *stream)
 
 void path_write_pause(struct path_request *request)
 {
-	share_wait_end(request);
+	admission_wait_end(request);
 }
 
 bool path_write_rests(const struct path_request *request)
@@ -989,7 +990,7 @@ void path_finish(struct path_request *request)
 bool path_abandon(struct path_request *request)
 {
 	request->abandoned = true;
-	share_wait_end(request);
+	admission_wait_end(request);
 	drop_ready(request);
 	path_orphan(request);
 	late_end(request);

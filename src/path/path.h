@@ -33,10 +33,10 @@
  * segment's memory is not aligned or a segment ends within them: these are staged and copied.
  *
  * A request ends exactly once, as COMMITTED or ABORTED. The requester treats nothing as read
- * before COMMITTED. Changes wait for those that an ended connection has left in the store: late.h.
- * When memory is short, a request waits for its turn (share.h); no request fails for lack of
- * memory. A write that the store keeps atomic is not cut to save memory: path_export_join().
- * Extents are kept in RAM that is shared in the same way.
+ * before COMMITTED. Changes wait for those that an ended connection has left in the store:
+ * late_writes.h. When memory is short, a request waits for its turn (admission.h); no request fails
+ * for lack of memory. A write that the store keeps atomic is not cut to save memory:
+ * path_export_join(). Extents are kept in RAM that is shared in the same way.
  *
  * Threading: the ring's thread. Ownership: the session owns the request (embedded in its own). The
  * path holds it from path_start() until path_finish(), or until it is idle after path_abandon().
@@ -47,9 +47,9 @@
 #include "base/list.h"
 #include "base/log.h"
 #include "memory/arena.h"
-#include "path/late.h"
+#include "path/admission.h"
+#include "path/late_writes.h"
 #include "path/overlap.h"
-#include "path/share.h"
 #include "path/stats.h"
 #include "ring/ring.h"
 #include "store/store.h"
@@ -72,14 +72,14 @@ struct path_export {
 	struct store_queue *queue;
 	const char *name; /* for messages; without a terminator, held until fini; can be NULL */
 	uint32_t name_bytes;
-	struct log_limit errors;    /* of the disk */
-	struct late_port late_port; /* link to the state shared by all reactors; see late.h */
+	struct log_limit errors;		  /* of the disk */
+	struct late_writes_port late_writes_port; /* link to the shared state; see late_writes.h */
 	/* PATH_OVERLAP_AUTO, PATH_OVERLAP_OFF, or the part size in bytes */
 	uint32_t overlap;
 	uint32_t atomic_bytes;	 /* see path_export_join() */
 	struct arena_buf atomic; /* block reserved for such a write; none: not allocated yet */
 	bool atomic_used;
-	struct list_node atomic_node; /* in share->atomic_lacking until it is allocated */
+	struct list_node atomic_node; /* in admission->atomic_lacking until it is allocated */
 	struct overlap reads;
 	struct overlap writes;
 	/* Buffers of all its requests in RAM and of the device. The clients' reserves do not
@@ -171,7 +171,7 @@ struct path_fragment {
 	bool page_cache; /* sending it can fail with -EFAULT, see store_page_cache_ref() */
 };
 
-/* State of a costly request; see share.h. */
+/* State of a costly request; see admission.h. */
 enum path_costly { PATH_COSTLY_NOT, PATH_COSTLY_WAITS, PATH_COSTLY_BUSY };
 
 struct path_request {
@@ -232,15 +232,15 @@ struct path_request {
 	uint64_t row_step;
 	/* rest of a range that was only started in part for lack of memory */
 	struct cut_range rest;
-	struct late_range late; /* its changes, after its requester has gone */
-	uint64_t parts_time;	/* sum over parts of bytes * time until they arrived */
+	struct late_writes_range late; /* its changes, after its requester has gone */
+	uint64_t parts_time;	       /* sum over parts of bytes * time until they arrived */
 	uint32_t part_size;
 	uint32_t part_flags; /* enum store_flag, added to flags */
 	/* granularity of progress within a part; 0 = no progress reports */
 	uint32_t progress_step;
 	uint32_t parts_started;
 	uint32_t parts_inflight;
-	uint32_t parts_waiting; /* the part of parts_inflight that waits for late ranges */
+	uint32_t parts_waiting; /* the part of parts_inflight that waits for late writes */
 	uint32_t streams_live;
 	bool abandoned;
 	bool first_used;
@@ -302,7 +302,7 @@ bool path_is_short(const struct path *path);
 /* Adds the state of the path's memory. device is unchanged if there is no device memory. */
 void path_arenas_add(struct path *path, struct path_arena *ram, struct path_arena *device);
 /* Private to src/path. */
-struct path_share *path_share(struct path *path);
+struct path_admission *path_admission(struct path *path);
 /* Returns the arena for a request whose export asks for device memory: the device's, or RAM,
  * because partial blocks would be copied by the CPU. */
 struct arena *device_choose(struct path_request *request);
@@ -352,7 +352,7 @@ bool path_write_rests(const struct path_request *request);
 void path_finish(struct path_request *request);
 
 /* The peer has stopped sending requests and might be gone; the request continues. Changes to the
- * same bytes by others wait until it has ended, see late.h. */
+ * same bytes by others wait until it has ended, see late_writes.h. */
 void path_orphan(struct path_request *request);
 /* The peer is gone: as path_orphan(), starts no more parts and drops unsent fragments. Returns
  * true if the request is idle; otherwise progress is called when it is. Fragments that were given
@@ -363,5 +363,5 @@ bool path_is_idle(const struct path_request *request);
  * memory of its own. */
 bool path_is_stalled(const struct path_request *request);
 
-/* Called by late.c on the request's ring: retries the part. */
+/* Called by late_writes.c on the request's ring: retries the part. */
 void path_resume(struct path_stream *stream);

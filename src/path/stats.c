@@ -635,7 +635,7 @@ void path_export_init(struct path_export *path_export, uint32_t overlap, struct 
 	struct ring *ring)
 {
 	path_export->overlap = overlap;
-	late_port_init(&path_export->late_port, late, ring);
+	late_writes_port_init(&path_export->late_writes_port, late, ring);
 	overlap_init(&path_export->reads);
 	overlap_init(&path_export->writes);
 	path_export->held_bytes = 0;
@@ -667,7 +667,7 @@ void path_export_init(struct path_export *path_export, uint32_t overlap, struct 
 
 void path_export_fini(struct path_export *path_export)
 {
-	GMB_ASSERT(list_is_empty(&path_export->late_port.granted));
+	GMB_ASSERT(list_is_empty(&path_export->late_writes_port.granted));
 	for (int op = 0; op < STORE_OP_COUNT; op++) {
 		free(path_export->operations[op]);
 		path_export->operations[op] = NULL;

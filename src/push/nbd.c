@@ -84,7 +84,7 @@ static void batch_end(struct ring_batch_end *end)
 			client_end(nbd->client);
 			again = true;
 		}
-		if (client_is_gone(nbd->client)) {
+		if (client_join(nbd->client)) {
 			nbd->client = NULL;
 			list_remove(node);
 			again = true; /* its session can be joined */

@@ -507,8 +507,8 @@ static int push_service_listen(void *service, struct export_uri *uri,
 	int result = clan_service_listen(service, uri, door, listener_out, error);
 
 	if (result == 0) {
-		push_reach_set(
-			is_yes(uri->insecure_network) ? PUSH_REACH_NETWORK : PUSH_REACH_LOOPBACK);
+		push_scope_extend(
+			is_yes(uri->insecure_network) ? PUSH_SCOPE_NETWORK : PUSH_SCOPE_LOOPBACK);
 	}
 	return result;
 }

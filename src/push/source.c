@@ -281,7 +281,7 @@ static void request_init(struct push_source *source, struct path_request *reques
 	request->memory_rights = 0;
 	request->placement = NULL;
 	request->placement_count = 0;
-	request->export = source->view.path != NULL ? source->view.path : base->path_export;
+	request->export = source->snapshot.path != NULL ? source->snapshot.path : base->path_export;
 }
 
 /* Reads the next piece directly into its slot. */
@@ -851,7 +851,7 @@ void push_source_abort(struct push_session *session)
 
 void push_source_ended(struct push_session *session)
 {
-	engine_view_delete(&session->source->view);
+	engine_snapshot_delete(&session->source->snapshot);
 }
 
 bool push_source_join(struct push_session *session)
@@ -873,7 +873,7 @@ bool push_source_join(struct push_session *session)
 			clan_peer_region_put(session->out.conn, source->region_number);
 		}
 	}
-	return engine_view_join(&source->view);
+	return engine_snapshot_join(&source->snapshot);
 }
 
 void push_source_free(struct push_session *session)

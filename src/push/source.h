@@ -7,7 +7,7 @@
  */
 #pragma once
 
-#include "engine/view.h"
+#include "engine/snapshot.h"
 #include "push/session.h"
 
 enum { PUSH_EXTENTS_MAX = 128 };
@@ -52,7 +52,7 @@ struct push_source {
 	uint32_t start_flags;
 	char *uri; /* URI of the destination; NULL after the source has started to connect */
 	struct tls_client *tls; /* the server's credentials for the destination; NULL: no TLS */
-	struct engine_view view;
+	struct engine_snapshot snapshot;
 
 	/* Slots: the destination's memory if it is mapped, else our own. */
 	uint32_t slot_count; /* slots in use; 0: none lent yet */

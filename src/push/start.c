@@ -27,7 +27,7 @@ static const struct place *find_place(
 
 /* Checks a destination over TLS, and returns the operator's credentials for it. The URI comes from
  * the coordinator, who must not select files, keys or authorities of the server. */
-static const char *may_reach_tls(const struct push_session *session, const struct export_uri *uri,
+static const char *may_push_tls(const struct push_session *session, const struct export_uri *uri,
 	struct tls_client **tls_out)
 {
 	const struct place *place = find_place(session, uri);
@@ -49,7 +49,7 @@ static const char *may_reach_tls(const struct push_session *session, const struc
 /* Checks a destination without push. It does not authenticate the coordinator and issues no ticket,
  * so the coordinator makes use of the source's rights there. The operator must therefore have
  * listed it. */
-static const char *may_reach_nbd(const struct push_session *session, const struct export_uri *uri,
+static const char *may_push_nbd(const struct push_session *session, const struct export_uri *uri,
 	struct tls_client **tls_out)
 {
 	uint8_t address[NETWORK_ADDRESS_BYTES];
@@ -61,7 +61,7 @@ static const char *may_reach_nbd(const struct push_session *session, const struc
 		return "the address of the destination is not numeric";
 	}
 	if (uri->tls) {
-		return may_reach_tls(session, uri, tls_out);
+		return may_push_tls(session, uri, tls_out);
 	}
 	if (uri->is_unix && push_viewer_of(session).all) {
 		return NULL;
@@ -72,10 +72,10 @@ static const char *may_reach_nbd(const struct push_session *session, const struc
 }
 
 /* Returns the reason why the source must not connect to the destination, NULL if it can. */
-static const char *may_reach(const struct push_session *session, const struct export_uri *uri)
+static const char *may_push(const struct push_session *session, const struct export_uri *uri)
 {
 	uint8_t address[NETWORK_ADDRESS_BYTES];
-	enum push_reach reach = push_reach();
+	enum push_scope scope = push_scope();
 
 	if (strcmp(uri->protocol, "push") != 0) {
 		return "the destination is not a push address";
@@ -91,10 +91,10 @@ static const char *may_reach(const struct push_session *session, const struct ex
 	if (!address_parse(uri->host, address)) {
 		return "the address of the destination is not numeric";
 	}
-	if (reach == PUSH_REACH_LOCAL) {
+	if (scope == PUSH_SCOPE_LOCAL) {
 		return "this server pushes only to Unix sockets, because it does not listen on a ";
 	}
-	if (reach != PUSH_REACH_NETWORK && !address_is_loopback(address)) {
+	if (scope != PUSH_SCOPE_NETWORK && !address_is_loopback(address)) {
 		return "a push over the network is not encrypted: this server needs a push:// "
 		       "address with insecure-network=yes";
 	}
@@ -141,8 +141,8 @@ static int start_look_up(const struct push_session *session, struct push_source 
 		return -EINVAL;
 	}
 	snprintf(peer, PUSH_PEER_BYTES_MAX, "%s", export_uri_label(label, &uri));
-	*text = (source->start_flags & PUSH_NBD) == 0 ? may_reach(session, &uri)
-						      : may_reach_nbd(session, &uri, &source->tls);
+	*text = (source->start_flags & PUSH_NBD) == 0 ? may_push(session, &uri)
+						      : may_push_nbd(session, &uri, &source->tls);
 	export_uri_fini(&uri);
 	return *text == NULL ? 0 : -EACCES;
 }
@@ -177,9 +177,10 @@ static void start_dial(struct push_session *session)
 	}
 }
 
-static void view_made(struct engine_view *view, int result, const char *text)
+static void snapshot_made(struct engine_snapshot *snapshot, int result, const char *text)
 {
-	struct push_session *session = container_of(view, struct push_source, view)->session;
+	struct push_session *session =
+		container_of(snapshot, struct push_source, snapshot)->session;
 	char sentence[PUSH_TEXT_BYTES_MAX];
 
 	if (result == 0) {
@@ -239,7 +240,7 @@ static int start_create(struct push_session *session, struct engine_export *entr
 		.offset = start->head.source_offset,
 		.length = start->head.length,
 	};
-	char view_name[STORE_VIEW_NAME_BYTES];
+	char snapshot_name[STORE_SNAPSHOT_NAME_BYTES];
 	int result;
 
 	*text = "the server is out of memory";
@@ -275,11 +276,11 @@ static int start_create(struct push_session *session, struct engine_export *entr
 		return result;
 	}
 	session->is_opening = true;
-	if ((start->head.flags & PUSH_LIVE) != 0 || !engine_view_is_useful(entry)) {
+	if ((start->head.flags & PUSH_LIVE) != 0 || !engine_snapshot_is_useful(entry)) {
 		start_dial(session);
 	} else {
-		snprintf(view_name, sizeof(view_name), "push-%016" PRIx64, job.id);
-		engine_view_make(&source->view, entry, view_name, view_made);
+		snprintf(snapshot_name, sizeof(snapshot_name), "push-%016" PRIx64, job.id);
+		engine_snapshot_make(&source->snapshot, entry, snapshot_name, snapshot_made);
 	}
 	return 0;
 }

@@ -15,7 +15,7 @@ static struct {
 	pthread_mutex_t lock;
 	bool has_key;
 	uint8_t key[PUSH_KEY_BYTES];
-	enum push_reach reach;
+	enum push_scope scope;
 	struct push_claim *claims[PUSH_TICKETS_MAX];
 	struct push_job *jobs[PUSH_JOBS_KEPT_MAX];
 	uint64_t serial;
@@ -57,21 +57,21 @@ int push_table_init(struct ring *ring)
 	return ready ? 0 : -EIO;
 }
 
-void push_reach_set(enum push_reach reach)
+void push_scope_extend(enum push_scope scope)
 {
 	lock();
-	table.reach = MAX(table.reach, reach);
+	table.scope = MAX(table.scope, scope);
 	table_unlock();
 }
 
-enum push_reach push_reach(void)
+enum push_scope push_scope(void)
 {
-	enum push_reach reach;
+	enum push_scope scope;
 
 	lock();
-	reach = table.reach;
+	scope = table.scope;
 	table_unlock();
-	return reach;
+	return scope;
 }
 
 /* --- tickets ---------------------------------------------------------------------------------- */

@@ -65,10 +65,10 @@ struct push_viewer {
 };
 
 /* Destinations that sources of this process can connect to. */
-enum push_reach {
-	PUSH_REACH_LOCAL,    /* Unix sockets */
-	PUSH_REACH_LOOPBACK, /* and loopback addresses */
-	PUSH_REACH_NETWORK,  /* and all addresses, unencrypted */
+enum push_scope {
+	PUSH_SCOPE_LOCAL,    /* Unix sockets */
+	PUSH_SCOPE_LOOPBACK, /* and loopback addresses */
+	PUSH_SCOPE_NETWORK,  /* and all addresses, unencrypted */
 };
 
 /* The record of a ticket. */
@@ -82,9 +82,9 @@ struct push_claim {
 
 /* The first call creates the key. Returns -EIO if the system has no random numbers. */
 GMB_MUST_CHECK int push_table_init(struct ring *ring);
-/* Extends the reach; it is never reduced. */
-void push_reach_set(enum push_reach reach);
-enum push_reach push_reach(void);
+/* Extends the scope; it is never reduced. */
+void push_scope_extend(enum push_scope scope);
+enum push_scope push_scope(void);
 
 /* Creates a ticket: fills in expires_s and mac of claim->ticket, and records the claim. Returns 0,
  * -ENOMEM, -EBUSY or -EIO. */

@@ -104,7 +104,7 @@ struct ring_options {
 	 * must not have control data, and the process must ignore SIGPIPE. The simulation ignores
 	 * this option.
 	 */
-	bool is_confined;
+	bool is_restricted;
 };
 
 /* Counters since creation; read by the owning thread. */
@@ -123,10 +123,10 @@ struct ring_counters {
 GMB_MUST_CHECK int ring_create(
 	const struct ring_options *options, struct ring **ring_out, struct error *error);
 
-/* Checks that the kernel confines the ring, by an operation without effect that is not permitted:
+/* Checks that the kernel restricts the ring, by an operation without effect that is not permitted:
  * a server does not start with a ring that could do more. No operation is in flight. The
- * simulation checks nothing. -EPERM: the ring is not confined. */
-GMB_MUST_CHECK int ring_check_confined(struct ring *ring, struct error *error);
+ * simulation checks nothing. -EPERM: the ring is not restricted. */
+GMB_MUST_CHECK int ring_check_restricted(struct ring *ring, struct error *error);
 
 /* Frees the ring. Nothing is in flight. NULL is a no-op. */
 void ring_destroy(struct ring *ring);

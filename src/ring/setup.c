@@ -17,11 +17,11 @@
 
 enum { CQ_FACTOR = 4 };
 
-static unsigned setup_flags(const struct ring_features *features, bool is_confined)
+static unsigned setup_flags(const struct ring_features *features, bool is_restricted)
 {
 	unsigned flags = IORING_SETUP_CLAMP | IORING_SETUP_CQSIZE;
 
-	if (is_confined) { /* until it is confined */
+	if (is_restricted) { /* until it is restricted */
 		flags |= IORING_SETUP_R_DISABLED;
 	}
 	if (features->defer_taskrun) {
@@ -50,7 +50,7 @@ static int setup_uring(
 		features->single_issuer = attempts[i].single_issuer;
 		features->defer_taskrun = attempts[i].defer_taskrun;
 		memset(&params, 0, sizeof(params));
-		params.flags = setup_flags(features, options->is_confined);
+		params.flags = setup_flags(features, options->is_restricted);
 		params.cq_entries = options->entries * CQ_FACTOR;
 		result = io_uring_queue_init_params(options->entries, uring, &params);
 		if (result == 0) {
@@ -100,9 +100,9 @@ static void probe_buffers(struct io_uring *uring, struct ring_features *features
 	features->buffer_error = result < 0 ? (uint32_t)-result : 0;
 }
 
-/* Operations that uring.c submits in a confined ring. The list excludes all operations that open,
+/* Operations that uring.c submits in a restricted ring. The list excludes all operations that open,
  * connect or name an address. */
-static const uint8_t confined_operations[] = {
+static const uint8_t permitted_operations[] = {
 	IORING_OP_ACCEPT,
 	IORING_OP_ASYNC_CANCEL,
 	IORING_OP_FADVISE,
@@ -120,7 +120,7 @@ static const uint8_t confined_operations[] = {
 	IORING_OP_WRITE_FIXED,
 };
 
-static const uint8_t confined_registrations[] = {
+static const uint8_t permitted_registrations[] = {
 	IORING_REGISTER_BUFFERS_UPDATE,
 	IORING_REGISTER_EVENTFD,
 	IORING_REGISTER_FILES_UPDATE,
@@ -136,21 +136,21 @@ static int register_here(
 		       : 0;
 }
 
-/* Confines a ring, once, while it is disabled, and enables it. */
-static int confine(struct io_uring *uring)
+/* Restricts a ring, once, while it is disabled, and enables it. */
+static int restrict_ring(struct io_uring *uring)
 {
-	struct io_uring_restriction list[ARRAY_COUNT(confined_operations) +
-					 ARRAY_COUNT(confined_registrations) + 1] = { 0 };
+	struct io_uring_restriction list[ARRAY_COUNT(permitted_operations) +
+					 ARRAY_COUNT(permitted_registrations) + 1] = { 0 };
 	uint32_t count = 0;
 	int result;
 
-	for (size_t i = 0; i < ARRAY_COUNT(confined_operations); i++) {
+	for (size_t i = 0; i < ARRAY_COUNT(permitted_operations); i++) {
 		list[count].opcode = IORING_RESTRICTION_SQE_OP;
-		list[count++].sqe_op = confined_operations[i];
+		list[count++].sqe_op = permitted_operations[i];
 	}
-	for (size_t i = 0; i < ARRAY_COUNT(confined_registrations); i++) {
+	for (size_t i = 0; i < ARRAY_COUNT(permitted_registrations); i++) {
 		list[count].opcode = IORING_RESTRICTION_REGISTER_OP;
-		list[count++].register_op = confined_registrations[i];
+		list[count++].register_op = permitted_registrations[i];
 	}
 	list[count].opcode = IORING_RESTRICTION_SQE_FLAGS_ALLOWED;
 	list[count++].sqe_flags = IOSQE_FIXED_FILE;
@@ -174,7 +174,7 @@ int ring_setup(
 	features->registered_ring = io_uring_register_ring_fd(uring) == 1;
 	features->registered_files = io_uring_register_files_sparse(uring, options->files_max) == 0;
 	probe_buffers(uring, features, options->buffers_max);
-	result = options->is_confined ? confine(uring) : 0;
+	result = options->is_restricted ? restrict_ring(uring) : 0;
 	if (result < 0) {
 		io_uring_queue_exit(uring);
 	}

@@ -55,7 +55,7 @@ struct ring {
 	uint32_t batch_count; /* 0 = off */
 	uint32_t batch_us;
 	bool stopping;
-	bool is_confined;
+	bool is_restricted;
 	int poll_fd; /* eventfd for ring_poll_fd(), -1 until it is created */
 
 	struct ring_guard *guards; /* free list */
@@ -112,7 +112,7 @@ static int ring_init(struct ring *ring, const struct ring_options *given, struct
 		ring->uring.ring_fd = -1;
 		return ring_setup_explain(result, error);
 	}
-	ring->is_confined = options.is_confined;
+	ring->is_restricted = options.is_restricted;
 	ring->file_slots_free = slots_create(options.files_max);
 	ring->buffer_slots_free = slots_create(options.buffers_max);
 	if (ring->file_slots_free == NULL || ring->buffer_slots_free == NULL) {
@@ -784,7 +784,7 @@ void ring_send(struct ring *ring, struct ring_op *op, struct ring_file file, con
 	struct io_uring_sqe *sqe = sqe_get(ring);
 
 	op_start(op, RING_SEND, done);
-	if (ring->is_confined) {
+	if (ring->is_restricted) {
 		io_uring_prep_write(
 			sqe, file.fd, buf, (unsigned)MIN(len, (size_t)SEND_BYTES_MAX), 0);
 	} else {
@@ -800,7 +800,7 @@ void ring_sendmsg(struct ring *ring, struct ring_op *op, struct ring_file file,
 	struct io_uring_sqe *sqe = sqe_get(ring);
 
 	op_start(op, RING_SENDMSG, done);
-	if (ring->is_confined) {
+	if (ring->is_restricted) {
 		GMB_ASSERT(message->msg_name == NULL && message->msg_controllen == 0);
 		io_uring_prep_writev(
 			sqe, file.fd, message->msg_iov, (unsigned)message->msg_iovlen, 0);
@@ -981,7 +981,7 @@ static void check_done(struct ring_op *op, int result)
 	container_of(op, struct check, op)->result = result;
 }
 
-int ring_check_confined(struct ring *ring, struct error *error)
+int ring_check_restricted(struct ring *ring, struct error *error)
 {
 	struct io_uring_sqe *sqe = sqe_get(ring);
 	struct check check = { .result = 0 };

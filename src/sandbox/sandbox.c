@@ -18,7 +18,7 @@
 #include "sandbox/layers.h"
 
 /* Set by sandbox_enter(). */
-static bool files_are_confined;
+static bool files_are_restricted;
 /* Work left for sandbox_seal(). */
 static struct {
 	bool is_due;
@@ -275,7 +275,7 @@ int sandbox_enter(struct sandbox *sandbox, enum sandbox_mode mode, struct error 
 	}
 	if (rc == 0 && files == 0) {
 		warn_of_files_alone(sandbox);
-		files_are_confined = true;
+		files_are_restricted = true;
 	}
 	to_seal.is_due = rc == 0 && calls == 0;
 	to_seal.connects = sandbox->connects;
@@ -336,7 +336,7 @@ bool sandbox_explain(const char *path, bool writes, const char *remedy, struct e
 	bool is_readable;
 	int rc;
 
-	if (!files_are_confined || error->code != -EACCES) {
+	if (!files_are_restricted || error->code != -EACCES) {
 		return false;
 	}
 	rc = try_open(path, O_RDONLY);

@@ -8,8 +8,8 @@
  *
  * Threads started later inherit all of it, and it cannot be undone. Operations of io_uring bypass
  * the system call filter but not Landlock, because the kernel's workers have the credentials of
- * the submitter. So rings are confined separately (ring_options.is_confined), and no ring can be
- * created after sandbox_seal().
+ * the submitter. So rings are restricted separately (ring_options.is_restricted), and no ring can
+ * be created after sandbox_seal().
  *
  * Threading: before other threads start; sandbox_seal() and sandbox_explain() on any thread.
  */

@@ -251,7 +251,7 @@ int server_control_listen(
 
 	*listener = (struct listener){ 0 };
 	if (path != NULL && upgrade_take_control(take, path, &socket)) {
-		return listener_adopt_passed(&socket, listener, error);
+		return listener_adopt_inherited(&socket, listener, error);
 	}
 	if (path == NULL) {
 		(void)listen_as_usual(listener, error);
@@ -292,15 +292,15 @@ static void begin_metrics(void *context, struct control_client *client, const js
 {
 	const struct server_control *control = context;
 	bool openmetrics = json_is_true(json_object_get(arguments, "openmetrics"));
-	struct summary summary;
+	struct totals totals;
 	char *text = NULL;
 	size_t bytes;
-	int rc = summary_collect(&control->view, &summary);
+	int rc = totals_collect(&control->view, &totals);
 
 	if (rc == 0) {
-		rc = metrics_format(&summary, openmetrics, &text, &bytes);
+		rc = metrics_format(&totals, openmetrics, &text, &bytes);
 	}
-	summary_fini(&summary);
+	totals_fini(&totals);
 	if (rc < 0) {
 		control_fail(client, rc, server_call_error(rc));
 	} else {
@@ -470,7 +470,7 @@ int server_control_open(struct listener *listener, const struct server_view *vie
 		rc = tracing_create(&control->view, control->server, &control->tracing, error);
 	}
 	if (rc < 0) {
-		if (control->listener.was_passed) { /* the other process continues to use it */
+		if (control->listener.was_inherited) { /* the other process continues to use it */
 			listener_forget_path(&control->listener);
 		}
 		server_control_close(control);

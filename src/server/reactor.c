@@ -27,13 +27,13 @@ struct reactor {
 };
 
 /* A connection on its way to its reactor. */
-struct handover {
+struct dispatch {
 	struct ring_message message;
 	struct reactor *reactor;
 	struct endpoint endpoint;
 };
 
-static void endpoint_gone(void *context, const struct peer *peer)
+static void endpoint_closed(void *context, const struct peer *peer)
 {
 	struct reactor *reactor = context;
 
@@ -58,7 +58,7 @@ static int create_engine(struct reactor *reactor, struct error *error)
 		.place_count = options->place_count,
 		.device = reactor->device,
 		.device_waits = options->device_waits,
-		.endpoint_gone = endpoint_gone,
+		.endpoint_closed = endpoint_closed,
 		.context = reactor,
 	};
 	int rc;
@@ -91,14 +91,14 @@ static int create_device(struct reactor *reactor, struct error *error)
 /* Called on the reactor's thread. */
 static int reactor_begin(void *context, struct ring **ring_out, struct error *error)
 {
-	const struct ring_options ring_options = { .is_confined = true };
+	const struct ring_options ring_options = { .is_restricted = true };
 	struct reactor *reactor = context;
 	int rc = ring_create(&ring_options, &reactor->ring, error);
 
 	if (rc < 0) {
 		return rc;
 	}
-	rc = ring_check_confined(reactor->ring, error);
+	rc = ring_check_restricted(reactor->ring, error);
 	if (rc == 0) {
 		rc = create_device(reactor, error);
 	}
@@ -165,32 +165,32 @@ uint32_t reactor_session_count(const struct reactor *reactor)
 	return atomic_load_explicit(&reactor->session_count, memory_order_relaxed);
 }
 
-static void deliver_handover(struct ring *ring, struct ring_message *message)
+static void deliver_endpoint(struct ring *ring, struct ring_message *message)
 {
-	struct handover *handover = container_of(message, struct handover, message);
+	struct dispatch *dispatch = container_of(message, struct dispatch, message);
 
 	GMB_UNUSED(ring);
-	engine_accept(handover->reactor->engine, &handover->endpoint);
-	free(handover);
+	engine_accept(dispatch->reactor->engine, &dispatch->endpoint);
+	free(dispatch);
 }
 
-void reactor_hand_over(struct reactor *reactor, const struct endpoint *endpoint)
+void reactor_dispatch(struct reactor *reactor, const struct endpoint *endpoint)
 {
-	struct handover *handover = malloc(sizeof(*handover));
+	struct dispatch *dispatch = malloc(sizeof(*dispatch));
 
 	atomic_fetch_add_explicit(&reactor->session_count, 1, memory_order_relaxed);
-	if (handover == NULL) {
+	if (dispatch == NULL) {
 		log_error("no memory for the connection from %s: closed it", endpoint->peer.text);
 		ring_socket_close(reactor->ring, endpoint->fd);
-		endpoint_gone(reactor, &endpoint->peer);
+		endpoint_closed(reactor, &endpoint->peer);
 		return;
 	}
-	*handover = (struct handover){
-		.message.deliver = deliver_handover,
+	*dispatch = (struct dispatch){
+		.message.deliver = deliver_endpoint,
 		.reactor = reactor,
 		.endpoint = *endpoint,
 	};
-	ring_post(reactor->ring, &handover->message);
+	ring_post(reactor->ring, &dispatch->message);
 }
 
 void reactor_accept(struct reactor *reactor, const struct endpoint *endpoint)
@@ -221,7 +221,7 @@ void reactor_adopt(struct reactor *reactor, const struct endpoint *endpoint,
 		log_error("connection from %s closed: its thread does not respond",
 			endpoint->peer.text);
 		ring_socket_close(reactor->ring, endpoint->fd);
-		endpoint_gone(reactor, &endpoint->peer);
+		endpoint_closed(reactor, &endpoint->peer);
 	}
 }
 

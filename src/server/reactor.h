@@ -4,9 +4,9 @@
  * it closes.
  *
  *   main: reactor_create ... reactor_drain ──▶ drained() ... reactor_destroy
- *   any:  reactor_hand_over(endpoint)                      (not after reactor_destroy)
+ *   any:  reactor_dispatch(endpoint)                      (not after reactor_destroy)
  *
- * Threading: create, call and destroy on the main thread; hand_over, drain and session_count on any
+ * Threading: create, call and destroy on the main thread; dispatch, drain and session_count on any
  * thread; ring only for ring_post() or on the reactor's own thread. Ownership: the reactor owns its
  * thread, ring and engine, and takes the endpoints; its engine holds references to the exports.
  * Errors: create fails with a sentence and leaves nothing behind.
@@ -15,7 +15,7 @@
 
 #include <stdatomic.h>
 
-#include "engine/pass.h"
+#include "engine/handover.h"
 #include "memory/p2pmem.h"
 
 struct reactor;
@@ -53,9 +53,9 @@ struct ring *reactor_ring(struct reactor *reactor);
 uint32_t reactor_session_count(const struct reactor *reactor);
 
 /* Takes the endpoint. *connection_total already includes it. */
-void reactor_hand_over(struct reactor *reactor, const struct endpoint *endpoint);
+void reactor_dispatch(struct reactor *reactor, const struct endpoint *endpoint);
 
-/* Like reactor_hand_over(), for a connection that its kind has accepted on this reactor's thread,
+/* Like reactor_dispatch(), for a connection that its kind has accepted on this reactor's thread,
  * where it stays. */
 void reactor_accept(struct reactor *reactor, const struct endpoint *endpoint);
 

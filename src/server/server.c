@@ -18,8 +18,8 @@
 #include "server/control.h"
 #include "server/device.h"
 #include "server/listen/accept.h"
+#include "server/listen/address.h"
 #include "server/listen/credentials.h"
-#include "server/listen/reach.h"
 #include "server/observe/scrape.h"
 #include "server/server_state.h"
 #include "server/upgrade/take.h"
@@ -192,7 +192,7 @@ static void handle_signal(struct server *server, const struct signalfd_siginfo *
 		server->phase = SERVER_STOPPED;
 		say_stopping();
 		set_stop_limit(server);
-		starts_cancel(&server->starts);
+		store_startup_cancel(&server->startup);
 	} else if (server->phase == SERVER_SERVING) {
 		runner_signal(&server->runner, signal_number);
 		begin_stop(server);
@@ -334,7 +334,7 @@ static void server_serve(struct server *server)
 		.file_limit = server->file_limit[0] != '\0' ? server->file_limit : NULL,
 	};
 
-	reach_warn(server->listeners, server->listener_count, admits_all(server));
+	listen_address_warn(server->listeners, server->listener_count, admits_all(server));
 	server_announce(server);
 	if (config->command_count == 0) {
 		if (!server->was_taken) {
@@ -368,9 +368,9 @@ static void nothing(struct engine *engine, void *context)
  * message, has drained, and is about to go. After a call, the poster has left ring_post(). If it
  * hangs, reactor_destroy() waits for it. TLS handshake threads may also be inside ring_post(), so
  * they are stopped first. */
-static void settle_reactors(struct server *server)
+static void synchronize_reactors(struct server *server)
 {
-	credentials_settle(server->credentials);
+	credentials_synchronize(server->credentials);
 	for (uint32_t i = 0; i < server->reactor_count; i++) {
 		int rc = reactor_call(server->reactors[i], nothing, NULL);
 
@@ -380,7 +380,7 @@ static void settle_reactors(struct server *server)
 
 static void server_release(struct server *server)
 {
-	settle_reactors(server);
+	synchronize_reactors(server);
 	for (uint32_t i = 0; i < server->reactor_count; i++) {
 		reactor_destroy(server->reactors[i]);
 	}

@@ -13,12 +13,12 @@
 #include "base/manager.h"
 #include "server/change/reload.h"
 #include "server/change/snapshot.h"
-#include "server/confine.h"
 #include "server/control.h"
 #include "server/device.h"
 #include "server/listen/accept.h"
 #include "server/listen/credentials.h"
 #include "server/observe/scrape.h"
+#include "server/sandbox.h"
 #include "server/server_state.h"
 #include "server/upgrade/take.h"
 #include "server/upgrade/upgrade.h"
@@ -115,7 +115,7 @@ static int start_reactors(struct server *server, struct error *error)
 	return 0;
 }
 
-static int disks_have_settled(void *context, struct error *error);
+static int disks_are_quiesced(void *context, struct error *error);
 
 static int start_accepting(struct server *server, struct error *error)
 {
@@ -133,7 +133,7 @@ static int start_accepting(struct server *server, struct error *error)
 	int rc = acceptor_create(&options, &server->acceptor, error);
 
 	if (rc == 0) { /* it listens, and has not accepted a connection */
-		rc = confine_seal(server->config, error);
+		rc = server_sandbox_seal(server->config, error);
 	}
 	if (rc == 0 && server->take != NULL) {
 		const struct upgrade_taker taker = {
@@ -143,7 +143,7 @@ static int start_accepting(struct server *server, struct error *error)
 			.acceptor = server->acceptor,
 			.reactors = server->reactors,
 			.reactor_count = server->reactor_count,
-			.settled = disks_have_settled,
+			.quiesced = disks_are_quiesced,
 			.context = server,
 		};
 
@@ -294,7 +294,7 @@ static void wait_for_stores(struct server *server)
 {
 	uint64_t said_ns = clock_now_ns();
 
-	while (!starts_are_over(&server->starts)) {
+	while (!store_startup_is_over(&server->startup)) {
 		server_handle_next(server, START_REPORT_MS);
 		if (server->phase == SERVER_STOPPED && server_stop_timeout_ms(server) == 0) {
 			server_stop_hard(
@@ -302,9 +302,9 @@ static void wait_for_stores(struct server *server)
 		}
 		if (clock_now_ns() - said_ns >= START_REPORT_MS * UINT64_C(1000000)) {
 			said_ns = clock_now_ns();
-			log_info("starting: %u %%", starts_percent(&server->starts));
+			log_info("starting: %u %%", store_startup_percent(&server->startup));
 			manager_tell("STATUS=Starting: %u %%\nEXTEND_TIMEOUT_USEC=%d",
-				starts_percent(&server->starts), START_PATIENCE_US);
+				store_startup_percent(&server->startup), START_PATIENCE_US);
 		}
 	}
 }
@@ -329,15 +329,15 @@ static void serve_snapshots(struct server *server)
 	}
 }
 
-/* Starts the late stores or the others (starts.h) and waits for them. The control socket answers
- * during that time. A signal ends the wait; the phase is then SERVER_STOPPED. */
-static int start_stores(struct server *server, bool late, struct error *error)
+/* Starts the deferred stores or the others (store_startup.h) and waits for them. The control socket
+ * answers during that time. A signal ends the wait; the phase is then SERVER_STOPPED. */
+static int start_stores(struct server *server, bool deferred, struct error *error)
 {
-	int rc = starts_begin(&server->starts, late, error);
+	int rc = store_startup_begin(&server->startup, deferred, error);
 
 	wait_for_stores(server);
 	if (rc == 0) {
-		rc = starts_end(&server->starts, late, error);
+		rc = store_startup_end(&server->startup, deferred, error);
 	}
 	if (rc == 0 && server->phase == SERVER_STARTING) {
 		serve_snapshots(server);
@@ -356,11 +356,11 @@ static int start_first_stores(struct server *server, struct error *error)
 	for (uint32_t i = 0; i < server->exports.count; i++) {
 		struct store *store = server->exports.exports[i]->store;
 
-		if (store_has_views(store)) {
-			store_views_watch(store, has_dropped, server->reload);
+		if (store_has_snapshots(store)) {
+			store_snapshots_watch(store, has_dropped, server->reload);
 		}
 	}
-	server->starts = (struct starts){
+	server->startup = (struct store_startup){
 		.exports = &server->exports,
 		.reactors = server->reactors,
 		.reactor_count = server->reactor_count,
@@ -371,7 +371,7 @@ static int start_first_stores(struct server *server, struct error *error)
 	return start_stores(server, false, error);
 }
 
-static int disks_have_settled(void *context, struct error *error)
+static int disks_are_quiesced(void *context, struct error *error)
 {
 	struct server *server = context;
 	int rc = 0;
@@ -379,7 +379,7 @@ static int disks_have_settled(void *context, struct error *error)
 	for (uint32_t i = 0; rc == 0 && i < server->exports.count; i++) {
 		rc = store_take(server->exports.exports[i]->store, error);
 		if (rc < 0) {
-			served_blame(&server->exports.list[i]->about, error);
+			served_export_blame(&server->exports.list[i]->about, error);
 		}
 	}
 	if (rc == 0) {
@@ -426,7 +426,7 @@ static int server_start_open_places(struct server *server, struct error *error)
 
 static int become_user(struct server *server, struct error *error)
 {
-	return confine_user(server->config, server->listeners, server->listener_count,
+	return server_sandbox_become(server->config, server->listeners, server->listener_count,
 		&server->control_listener, &server->metrics_listener, error);
 }
 
@@ -491,7 +491,7 @@ int server_start(struct server *server, struct server_config *config, struct err
 			&server->credentials, error);
 	}
 	if (rc == 0) {
-		rc = confine(server->config, server->credentials, server->listeners,
+		rc = server_sandbox_enter(server->config, server->credentials, server->listeners,
 			server->listener_count, &server->control_listener,
 			&server->metrics_listener, server->record, error);
 	}

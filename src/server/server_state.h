@@ -14,7 +14,7 @@
 #include "server/change/exports.h"
 #include "server/listen/listen.h"
 #include "server/run.h"
-#include "server/starts.h"
+#include "server/store_startup.h"
 #include "server/upgrade/record.h"
 
 enum server_phase {
@@ -31,7 +31,7 @@ struct server {
 	const struct session_kind *const *kinds;
 	uint32_t kind_count;
 	struct exports exports;
-	struct starts starts;
+	struct store_startup startup;
 	struct listener *listeners;
 	uint32_t listener_count;
 	struct rate_rules *rate_rules; /* rates of identities, or NULL */

@@ -99,7 +99,7 @@ bool disk_map_peek(struct disk_map *map, uint64_t offset, void *bytes, size_t co
 
 /* --- confinement ----------------------------------------------------------------------------- */
 
-int ring_check_confined(struct ring *ring, struct error *error)
+int ring_check_restricted(struct ring *ring, struct error *error)
 {
 	GMB_UNUSED(ring);
 	GMB_UNUSED(error);

@@ -359,7 +359,7 @@ void conn_leave(struct conn *conn, enum sockets_reason reason)
 		stats_log(false, "descriptor %d returns to TCP: %s", conn->fd,
 			stats_reason_names[reason]);
 		sockets_conn_leave(conn);
-		conn_settle(conn);
+		conn_try_plain(conn);
 	}
 }
 
@@ -376,7 +376,7 @@ void conn_unfit(struct conn *conn, enum sockets_reason reason)
 /* Called after every step that can end the use of the ring. The order matters: the clan connection
  * is closed when both directions have switched back, but the connection becomes plain only when the
  * program has read the buffer. */
-void conn_settle(struct conn *conn)
+void conn_try_plain(struct conn *conn)
 {
 	if (!conn_is_carried(conn) || conn->stranded || !switch_is_over(&conn->side)) {
 		return;
@@ -417,7 +417,7 @@ void conn_broken(struct conn *conn, const char *what)
 	conn->side.out_place = SWITCH_OUT_LEFT;
 	switch_ring_ended(&conn->side);
 	conn_touch(conn, TOUCH_IN | TOUCH_OUT);
-	conn_settle(conn);
+	conn_try_plain(conn);
 }
 
 void conn_touch(struct conn *conn, uint32_t what)
@@ -449,7 +449,7 @@ void conn_take_messages(struct conn *conn)
 		if (result == 1) {
 			stats->reasons[REASON_PEER]++;
 			sockets_conn_leave(conn);
-			conn_settle(conn);
+			conn_try_plain(conn);
 		}
 	}
 }
@@ -473,7 +473,7 @@ static void carried_event(struct conn *conn, const struct clan_event *event)
 		if (conn->side.go_from == SWITCH_NOWHERE) {
 			switch_ring_ended(&conn->side);
 		}
-		conn_settle(conn);
+		conn_try_plain(conn);
 	}
 	if ((event->ready & CLAN_READY_SEND_BULK) != 0 || event->type == CLAN_EVENT_LOST) {
 		conn->out_full = false;
@@ -513,7 +513,7 @@ void conn_event(const struct clan_event *event)
 static bool is_back(struct conn *conn)
 {
 	data_pull(conn, SOCKETS_BUFFER_BYTES);
-	conn_settle(conn);
+	conn_try_plain(conn);
 	return conn->clan == NULL;
 }
 

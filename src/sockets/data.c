@@ -84,7 +84,7 @@ static void count_in(struct conn *conn, size_t bytes)
 }
 
 /* Reads from the ring, at most up to the position where TCP continues. Returns a count; the caller
- * must call conn_settle() when the bytes are at their destination. Returns -EAGAIN, or -EPIPE if
+ * must call conn_try_plain() when the bytes are at their destination. Returns -EAGAIN, or -EPIPE if
  * the ring has ended or the connection was reset: the caller must determine the place again. */
 static ssize_t ring_read(struct conn *conn, const struct iovec *iov, int iov_count)
 {
@@ -109,7 +109,7 @@ static ssize_t ring_read(struct conn *conn, const struct iovec *iov, int iov_cou
 		/* All published data has been read. */
 		switch_ring_ended(&conn->side);
 		conn->tcp_event = true;
-		conn_settle(conn);
+		conn_try_plain(conn);
 		return -EPIPE;
 	}
 	if (got != -EAGAIN) {
@@ -195,7 +195,7 @@ void data_pull(struct conn *conn, size_t bytes_max)
 		if (got > 0) {
 			conn->buffer_end += (size_t)got;
 			conn_touch(conn, TOUCH_IN);
-			conn_settle(conn); /* closes the ring at its end; the buffer is kept */
+			conn_try_plain(conn); /* closes the ring at its end; the buffer is kept */
 		}
 	} while (got > 0);
 }
@@ -220,7 +220,7 @@ static ssize_t buffer_read(struct conn *conn, const struct iovec *iov, int iov_c
 	}
 	if (!peek) {
 		conn->buffer_at += copied;
-		conn_settle(conn);
+		conn_try_plain(conn);
 	}
 	return (ssize_t)copied;
 }
@@ -306,7 +306,7 @@ static bool ring_has_bytes(struct conn *conn)
 	if (got == -ENOTCONN) {
 		switch_ring_ended(&conn->side);
 		conn->tcp_event = true;
-		conn_settle(conn);
+		conn_try_plain(conn);
 		return false;
 	}
 	return got != -EAGAIN;
@@ -381,7 +381,7 @@ ssize_t data_receive(struct conn *conn, const struct iovec *iov, int iov_count, 
 			got = tcp_receive(conn, iov, iov_count,
 				(size_t)MIN(limit, (uint64_t)INT32_MAX), peek);
 			if (got > 0 && !peek) {
-				conn_settle(conn);
+				conn_try_plain(conn);
 			}
 			if ((got != 0 && got != -EAGAIN) || conn->clan == NULL || looks++ > 0) {
 				return got;
@@ -396,7 +396,7 @@ ssize_t data_receive(struct conn *conn, const struct iovec *iov, int iov_count, 
 			got = ring_read(conn, iov, iov_count);
 		}
 		if (got > 0 && !peek) {
-			conn_settle(conn);
+			conn_try_plain(conn);
 			return got;
 		}
 		if (got != -EAGAIN || switch_place(&conn->side, &limit) == SWITCH_TCP) {

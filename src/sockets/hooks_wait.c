@@ -141,7 +141,7 @@ enum {
 /* Returns the number of descriptors to examine. Sets can be longer than an fd_set. Other programs
  * pass a count that is larger than their sets, because the kernel stops at the end of its table.
  * Our own descriptors enlarge that table, so they are not counted. */
-static int hooks_wait_reach(int count)
+static int hooks_wait_limit(int count)
 {
 	if (count > FD_SETSIZE && atomic_load_explicit(&core.active, memory_order_relaxed)) {
 		count = MIN(count, kernel_table_end());
@@ -257,7 +257,7 @@ static int select_ours(int count, fd_set *in, fd_set *out, fd_set *except,
 EXPORT int pselect(int count, fd_set *in, fd_set *out, fd_set *except,
 	const struct timespec *timeout, const sigset_t *mask)
 {
-	count = hooks_wait_reach(count);
+	count = hooks_wait_limit(count);
 	if (!select_is_ours(count, in, out, except)) {
 		return REAL(pselect)(count, in, out, except, timeout, mask);
 	}
@@ -272,7 +272,7 @@ EXPORT int select(int count, fd_set *in, fd_set *out, fd_set *except, struct tim
 	uint64_t left_us;
 	int result;
 
-	count = hooks_wait_reach(count);
+	count = hooks_wait_limit(count);
 	if (!select_is_ours(count, in, out, except)) {
 		return REAL(select)(count, in, out, except, timeout);
 	}

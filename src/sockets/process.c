@@ -425,7 +425,7 @@ bool process_before_exec(void)
 		if (conn == NULL) {
 			continue;
 		}
-		conn_settle(conn); /* other processes might have read the bytes in its buffer */
+		conn_try_plain(conn); /* other processes might have read the bytes in its buffer */
 		if (!survives_exec(conn)) {
 			if (conn->holders != NULL) {
 				(void)sockets_process_replace(conn->holders, own_name, 0);

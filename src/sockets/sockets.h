@@ -389,7 +389,7 @@ bool conn_bring_back_one(struct conn *conn, enum sockets_reason reason, uint32_t
 void conn_say_may(struct conn *conn);
 /* If both directions are on TCP, closes the clan connection. When the buffer is empty as well, the
  * connection becomes plain. */
-void conn_settle(struct conn *conn);
+void conn_try_plain(struct conn *conn);
 /* The other end broke a rule: resets the TCP connection. */
 void conn_broken(struct conn *conn, const char *what);
 /* Processes messages of the other library. Costs one load if there are none. */

@@ -136,7 +136,7 @@ static const struct store_ops delay_ops = {
 	.queue_bytes = sizeof(struct delay_queue),
 	.submit = delay_submit,
 	.counters = &counters,
-	.pass = store_pass_nothing,
+	.handover = store_handover_nothing,
 };
 
 const struct store_kind delay_store_kind = {

@@ -15,7 +15,7 @@ enum {
  * command. */
 #define PART_FLAGS_KNOWN                                                                           \
 	((uint32_t)(STORE_FUA | STORE_NO_HOLE | STORE_FAST_ZERO | STORE_MEASURED | STORE_APART |   \
-		    STORE_SETTLE))
+		    STORE_QUIESCE))
 
 /* --- the rate of the disk -------------------------------------------------------------------- */
 
@@ -70,7 +70,7 @@ static void part_begin(struct store_queue *queue, struct store_part *part)
 	GMB_ASSERT(part->op < STORE_OP_COUNT);
 	GMB_ASSERT(part->done != NULL);
 	GMB_ASSERT((part->flags & ~PART_FLAGS_KNOWN) == 0);
-	GMB_ASSERT((part->flags & STORE_SETTLE) == 0 || part->op == STORE_FLUSH);
+	GMB_ASSERT((part->flags & STORE_QUIESCE) == 0 || part->op == STORE_FLUSH);
 	GMB_ASSERT(part->offset <= INT64_MAX && part->length <= INT64_MAX - part->offset);
 	GMB_ASSERT((part->length == 0) == (part->op == STORE_FLUSH));
 	if (part->op == STORE_READ || part->op == STORE_WRITE) {

@@ -247,7 +247,7 @@ static const struct store_ops fault_ops = {
 	.queue_bytes = sizeof(struct fault_queue),
 	.submit = fault_submit,
 	.counters = &counters,
-	.pass = store_pass_nothing,
+	.handover = store_handover_nothing,
 };
 
 const struct store_kind fault_store_kind = {

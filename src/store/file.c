@@ -767,7 +767,7 @@ static bool file_place(struct store *base, struct store_place *place_out)
 	return true;
 }
 
-static const char *file_pass(struct store *base, struct store_claim *claim_out)
+static const char *file_handover(struct store *base, struct store_claim *claim_out)
 {
 	struct file_store *store = container_of(base, struct file_store, base);
 
@@ -796,7 +796,7 @@ static const struct store_ops file_ops = {
 	.counters = &file_counters,
 	.copy_ways = file_copy_ways,
 	.barrier = file_barrier,
-	.pass = file_pass,
+	.handover = file_handover,
 	.place = file_place,
 };
 

@@ -62,25 +62,25 @@ struct store_ops {
 	/* Optional: see store_barrier(). The outermost layer with this function is asked. Any
 	 * thread. */
 	enum store_barrier (*barrier)(struct store *store, bool look);
-	/* Optional: see store_pass(); a filter answers only for itself. NULL: the store has state
-	 * that another process cannot find on the disk, so it cannot be handed over. */
-	const char *(*pass)(struct store *store, struct store_claim *claim_out);
+	/* Optional: see store_handover(); a filter answers only for itself. NULL: the store has
+	 * state that another process cannot find on the disk, so it cannot be handed over. */
+	const char *(*handover)(struct store *store, struct store_claim *claim_out);
 	/* Optional: see store_place(). For a filter without it, the bytes are where the layer below
 	 * has them. */
 	bool (*place)(struct store *store, struct store_place *place_out);
-	/* See store_settles(): STORE_SETTLE is supported, and close leaves the disk unchanged if
-	 * is_let_go. */
-	bool settles;
+	/* See store_needs_quiesce(): STORE_QUIESCE is supported, and close leaves the disk
+	 * unchanged if is_let_go. */
+	bool needs_quiesce;
 	/* Optional: see store_end(); not called if is_let_go. */
 	uint64_t (*end)(struct store *store);
-	/* Optional, with settles and without start: see store_take(). */
+	/* Optional, with needs_quiesce and without start: see store_take(). */
 	int (*take)(struct store *store, struct error *error);
-	/* Kinds with an owner; all three or none: see store_view_open() and its neighbours. The
+	/* Kinds with an owner; all three or none: see store_snapshot_open() and its neighbours. The
 	 * snapshot kind's open receives the store as its config, and its parts arrive on the ring
-	 * of the store. view_ask is called on the same ring, views on any thread. */
-	const struct store_kind *view_kind;
-	void (*view_ask)(struct store *store, struct store_view_request *request);
-	uint32_t (*views)(struct store *store, struct store_view list[STORE_VIEWS_MAX]);
+	 * of the store. snapshot_ask is called on the same ring, snapshots on any thread. */
+	const struct store_kind *snapshot_kind;
+	void (*snapshot_ask)(struct store *store, struct store_snapshot_request *request);
+	uint32_t (*snapshots)(struct store *store, struct store_snapshot list[STORE_SNAPSHOTS_MAX]);
 };
 
 /* An entry of a counter table, for the named member of the struct. */
@@ -179,8 +179,8 @@ void store_started(struct store *store, int result);
 /* Called by a kind that has detected a change of its size. Any thread; takes a lock. */
 void store_resized(struct store *store);
 
-/* For store_ops.pass of layers with no state to hand over. */
-const char *store_pass_nothing(struct store *store, struct store_claim *claim_out);
+/* For store_ops.handover of layers with no state to hand over. */
+const char *store_handover_nothing(struct store *store, struct store_claim *claim_out);
 
 /* The slice of the layer that currently works on the part. */
 static inline void *store_scratch(struct store_part *part)

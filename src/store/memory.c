@@ -437,12 +437,13 @@ static bool is_file_of(const struct memory_store *store, int fd)
 static int choose_file(
 	struct memory_store *store, const struct store_options *options, struct error *error)
 {
-	const struct store_claim *passed = options->passed;
+	const struct store_claim *inherited = options->inherited;
 	struct stat st;
 	int result = 0;
 
-	if (passed != NULL && passed->hold == STORE_HOLD_MEMORY && is_file_of(store, passed->fd)) {
-		store->fd = fcntl(passed->fd, F_DUPFD_CLOEXEC, 0);
+	if (inherited != NULL && inherited->hold == STORE_HOLD_MEMORY &&
+		is_file_of(store, inherited->fd)) {
+		store->fd = fcntl(inherited->fd, F_DUPFD_CLOEXEC, 0);
 		if (store->fd < 0) {
 			result = error_set(error, -errno, "cannot take over the memory of '%s': %s",
 				options->path, strerror(errno));
@@ -517,7 +518,7 @@ static int memory_open(struct store *base, const struct store_options *options, 
 	return store_memory_map_memory(store, options, error);
 }
 
-static const char *memory_pass(struct store *base, struct store_claim *claim_out)
+static const char *memory_handover(struct store *base, struct store_claim *claim_out)
 {
 	const struct memory_store *store = container_of(base, struct memory_store, base);
 
@@ -538,7 +539,7 @@ static const struct store_ops memory_ops = {
 	.submit = memory_submit,
 	.page_cache_ref = memory_page_cache_ref,
 	.size = memory_size,
-	.pass = memory_pass,
+	.handover = memory_handover,
 };
 
 const struct store_kind memory_store_kind = {

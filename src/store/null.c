@@ -61,7 +61,7 @@ static const struct store_ops null_ops = {
 	.name = "null",
 	.submit = null_submit,
 	.size = null_size,
-	.pass = store_pass_nothing,
+	.handover = store_handover_nothing,
 };
 
 static const char *const useless[] = { "page-cache-send", NULL };

@@ -510,11 +510,11 @@ static int open_maps(struct overlay_store *store, struct error *error)
 }
 
 static int open_upper(struct overlay_store *store, const struct store_options *options,
-	const char *path, const struct store_claim *passed, struct error *error)
+	const char *path, const struct store_claim *inherited, struct error *error)
 {
 	struct store_options upper = {
 		.path = path,
-		.passed = passed,
+		.inherited = inherited,
 		.read_only = options->read_only,
 		.frozen = options->read_only,
 		.sole = !options->read_only,
@@ -645,7 +645,7 @@ static void find_base(struct overlay_store *store, uint64_t identity[2])
 	struct store_claim claim;
 
 	memset(identity, 0, 2 * sizeof(*identity));
-	if (store_pass(store->base.inner, &claim) == NULL && claim.hold != STORE_HOLD_MEMORY) {
+	if (store_handover(store->base.inner, &claim) == NULL && claim.hold != STORE_HOLD_MEMORY) {
 		memcpy(identity, claim.identity, sizeof(claim.identity));
 	}
 }
@@ -661,8 +661,8 @@ static int open_memory(
 	snprintf(path, sizeof(path), "memory:%llu",
 		(unsigned long long)(store->layout.data_offset + store->layout.size));
 	find_base(store, identity);
-	result = open_upper(store, options, path, options->passed, error);
-	if (result == 0 && options->passed != NULL && !is_on(store, identity)) {
+	result = open_upper(store, options, path, options->inherited, error);
+	if (result == 0 && options->inherited != NULL && !is_on(store, identity)) {
 		store_close(store->upper);
 		store->upper = NULL;
 		result = open_upper(store, options, path, NULL, error);
@@ -768,9 +768,9 @@ static const struct counter_table counters = { "overlay", "export", "store_overl
 	ARRAY_COUNT(counter_list) };
 
 /* Only the upper store is handed over, because the base is only read. */
-static const char *overlay_pass(struct store *base, struct store_claim *claim_out)
+static const char *overlay_handover(struct store *base, struct store_claim *claim_out)
 {
-	return store_pass(container_of(base, struct overlay_store, base)->upper, claim_out);
+	return store_handover(container_of(base, struct overlay_store, base)->upper, claim_out);
 }
 
 /* Blocks are spread over two files. */
@@ -806,9 +806,9 @@ static const struct store_ops overlay_ops = {
 	.size = overlay_size,
 	.counters = &counters,
 	.barrier = overlay_barrier,
-	.pass = overlay_pass,
+	.handover = overlay_handover,
 	.place = overlay_place,
-	.settles = true,
+	.needs_quiesce = true,
 	.take = overlay_take,
 };
 

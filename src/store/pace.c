@@ -540,7 +540,7 @@ static const struct store_ops pace_ops = {
 	.queue_fini = pace_queue_fini,
 	.submit = pace_submit,
 	.inner_done = worked_done,
-	.pass = store_pass_nothing,
+	.handover = store_handover_nothing,
 };
 
 const struct store_kind pace_store_kind = {

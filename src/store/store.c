@@ -148,7 +148,7 @@ int store_open(const struct store_options *options, struct store **store_out, st
 	below.frozen = options->frozen || store_options_freezes(options);
 	below.read_only = store_options_reads_only(options);
 	/* For an overlay, the state of the previous process belongs to the upper store. */
-	below.passed = store_options_freezes(options) ? NULL : options->passed;
+	below.inherited = store_options_freezes(options) ? NULL : options->inherited;
 	result = store_options_fit(options, kind, error);
 	if (result == 0 && options->repairs != 0 && !kind->can_repair) {
 		result = error_set(error, -ENOTSUP,
@@ -352,7 +352,7 @@ bool store_places_meet(
 
 /* --- handing over to another process ------------------------------------------------------- */
 
-const char *store_pass(struct store *store, struct store_claim *claim_out)
+const char *store_handover(struct store *store, struct store_claim *claim_out)
 {
 	*claim_out = (struct store_claim){ .fd = -1 };
 	if (store_barrier(store, false) == STORE_BARRIER_CLOSED) {
@@ -363,10 +363,10 @@ const char *store_pass(struct store *store, struct store_claim *claim_out)
 		if (atomic_load_explicit(&store->broken, memory_order_acquire) != 0) {
 			return "has failed to flush, and another process could not detect that";
 		}
-		if (store->ops->pass == NULL) {
+		if (store->ops->handover == NULL) {
 			return "is of a kind that another process cannot take over";
 		}
-		refusal = store->ops->pass(store, claim_out);
+		refusal = store->ops->handover(store, claim_out);
 		if (refusal != NULL) {
 			return refusal;
 		}
@@ -377,9 +377,9 @@ const char *store_pass(struct store *store, struct store_claim *claim_out)
 	return NULL;
 }
 
-bool store_settles(const struct store *store)
+bool store_needs_quiesce(const struct store *store)
 {
-	while (store != NULL && !store->ops->settles) {
+	while (store != NULL && !store->ops->needs_quiesce) {
 		store = store->inner;
 	}
 	return store != NULL;
@@ -402,7 +402,7 @@ int store_take(struct store *store, struct error *error)
 	return result;
 }
 
-const char *store_pass_nothing(struct store *store, struct store_claim *claim_out)
+const char *store_handover_nothing(struct store *store, struct store_claim *claim_out)
 {
 	GMB_UNUSED(store);
 	GMB_UNUSED(claim_out);
@@ -428,55 +428,55 @@ const char *store_barrier_name(enum store_barrier barrier)
 
 /* --- snapshots ----------------------------------------------------------------------------- */
 
-bool store_has_views(const struct store *store)
+bool store_has_snapshots(const struct store *store)
 {
-	return innermost(store)->ops->view_kind != NULL;
+	return innermost(store)->ops->snapshot_kind != NULL;
 }
 
-static void view_deliver(struct ring *ring, struct ring_message *message)
+static void snapshot_deliver(struct ring *ring, struct ring_message *message)
 {
-	struct store_view_request *request =
-		container_of(message, struct store_view_request, message);
+	struct store_snapshot_request *request =
+		container_of(message, struct store_snapshot_request, message);
 
 	GMB_ASSERT(ring == request->store->owner.ring);
-	request->store->ops->view_ask(request->store, request);
+	request->store->ops->snapshot_ask(request->store, request);
 }
 
-void store_view_ask(struct store *store, struct store_view_request *request)
+void store_snapshot_ask(struct store *store, struct store_snapshot_request *request)
 {
 	request->store = innermost(store);
-	GMB_ASSERT(request->store->ops->view_ask != NULL);
-	request->message.deliver = view_deliver;
+	GMB_ASSERT(request->store->ops->snapshot_ask != NULL);
+	request->message.deliver = snapshot_deliver;
 	ring_post(request->store->owner.ring, &request->message);
 }
 
-uint32_t store_views(struct store *store, struct store_view list[STORE_VIEWS_MAX])
+uint32_t store_snapshots(struct store *store, struct store_snapshot list[STORE_SNAPSHOTS_MAX])
 {
 	store = innermost(store);
-	return store->ops->views != NULL ? store->ops->views(store, list) : 0;
+	return store->ops->snapshots != NULL ? store->ops->snapshots(store, list) : 0;
 }
 
-void store_views_watch(struct store *store, void (*dropped)(void *context), void *context)
+void store_snapshots_watch(struct store *store, void (*dropped)(void *context), void *context)
 {
 	store = innermost(store);
-	GMB_ASSERT(store->ops->view_kind != NULL && store->start == NULL);
-	store->view_dropped = dropped;
-	store->view_context = context;
+	GMB_ASSERT(store->ops->snapshot_kind != NULL && store->start == NULL);
+	store->snapshot_dropped = dropped;
+	store->snapshot_context = context;
 }
 
-int store_view_open(
-	struct store *store, const char *name, struct store **view_out, struct error *error)
+int store_snapshot_open(
+	struct store *store, const char *name, struct store **snapshot_out, struct error *error)
 {
 	struct store_options options = { .path = name, .read_only = true };
 	int result;
 
 	store = innermost(store);
-	GMB_ASSERT(store->ops->view_kind != NULL && store->ops->has_owner);
-	result = layer_open(store->ops->view_kind, &options, store, NULL, view_out, error);
+	GMB_ASSERT(store->ops->snapshot_kind != NULL && store->ops->has_owner);
+	result = layer_open(store->ops->snapshot_kind, &options, store, NULL, snapshot_out, error);
 	if (result == 0) {
-		(*view_out)->is_view = true;
-		(*view_out)->owner.ring = store->owner.ring;
-		check_info(&(*view_out)->info);
+		(*snapshot_out)->is_snapshot = true;
+		(*snapshot_out)->owner.ring = store->owner.ring;
+		check_info(&(*snapshot_out)->info);
 	}
 	return result;
 }
@@ -491,7 +491,7 @@ static void watch_deliver(struct ring *ring, struct ring_message *message)
 	pthread_mutex_lock(&watch->store->watch_lock);
 	watch->posted = false;
 	pthread_mutex_unlock(&watch->store->watch_lock);
-	if (watch->gone) {
+	if (watch->is_removed) {
 		watch->removed(watch);
 	} else {
 		watch->resized(watch);
@@ -504,7 +504,7 @@ void store_watch_add(struct store *store, struct store_watch *watch)
 	watch->store = store;
 	watch->message.deliver = watch_deliver;
 	watch->posted = false;
-	watch->gone = false;
+	watch->is_removed = false;
 	pthread_mutex_lock(&store->watch_lock);
 	watch->next = store->watches;
 	store->watches = watch;
@@ -525,7 +525,7 @@ void store_watch_remove(struct store *store, struct store_watch *watch)
 	*link = watch->next;
 	posted = watch->posted;
 	pthread_mutex_unlock(&watch->store->watch_lock);
-	watch->gone = true;
+	watch->is_removed = true;
 	if (!posted) {
 		watch->removed(watch);
 	}

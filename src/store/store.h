@@ -70,9 +70,9 @@ enum store_flag {
 	 * flag, the block layer would merge all requests that it gets in one call
 	 * (docs/design/0008). */
 	STORE_APART = 1 << 4,
-	/* Flush of a store for which store_settles() is true: the last flush before another process
-	 * may take over. It brings all state that the other process needs to the disk. */
-	STORE_SETTLE = 1 << 5,
+	/* Flush of a store for which store_needs_quiesce() is true: the last flush before another
+	 * process may take over. It brings all state that the other process needs to the disk. */
+	STORE_QUIESCE = 1 << 5,
 	/* Set by the store on a flush that fails without losing anything: the data to be flushed is
 	 * still in memory, and a later flush may succeed. */
 	STORE_NOTHING_LOST = 1 << 6,
@@ -270,7 +270,7 @@ struct store_start {
 	void (*done)(struct store_start *start); /* on that ring, not from inside the call */
 	void *context;
 	/* Nothing is written before the first part, because another process may still use the disk;
-	 * see store_settles(). */
+	 * see store_needs_quiesce(). */
 	bool is_quiet;
 	/* Set by any thread: the store stops the start soon, with -ECANCELED. */
 	_Atomic bool cancelled;
@@ -294,7 +294,7 @@ struct store_watch {
 	struct store_watch *next; /* under the store's lock, as is posted */
 	struct ring_message message;
 	bool posted;
-	bool gone;
+	bool is_removed;
 };
 
 /* First member of each implementation's own struct. */
@@ -305,13 +305,13 @@ struct store {
 	uint32_t scratch_offset;  /* private: of this layer's slice of a part */
 	bool page_cache_send_off; /* private: as requested */
 	bool is_let_go;		  /* see store_let_go(); for close */
-	bool is_view;		  /* parts fail with -ESTALE when the snapshot is gone */
+	bool is_snapshot;	  /* parts fail with -ESTALE when the snapshot is gone */
 	_Atomic int broken;	  /* private: first error of a durable part, or 0 */
 
 	/* Private, used in kinds only. */
 	pthread_mutex_t watch_lock;
-	void (*view_dropped)(void *context); /* see store_views_watch(); or NULL */
-	void *view_context;
+	void (*snapshot_dropped)(void *context); /* see store_snapshots_watch(); or NULL */
+	void *snapshot_context;
 	struct store_watch *watches;
 	struct store_start *start;
 	_Atomic uint32_t start_permille;
@@ -359,7 +359,7 @@ struct store_options {
 	uint32_t stripe_members;
 	/* State of this disk from the previous process, for kinds whose disk is memory of a
 	 * process; borrowed during store_open(). NULL: none. */
-	const struct store_claim *passed;
+	const struct store_claim *inherited;
 	uint32_t repairs;		/* enum store_repair, for kinds that can_repair */
 	uint64_t keys_given;		/* private: a bit per option */
 	void *configs[STORE_KINDS_MAX]; /* private: by kind; NULL = no key given */
@@ -503,28 +503,28 @@ void store_watch_add(struct store *store, struct store_watch *watch);
 void store_watch_remove(struct store *store, struct store_watch *watch);
 
 /*
- * Snapshots, called views in the code. A snapshot is a read-only store with a name. Its contents
+ * Snapshots. A snapshot is a read-only store with a name. Its contents
  * are those of its store at one moment between the request and its completion: it includes a prefix
  * of the changes, by order of arrival. It survives the process and a crash. The store may have to
  * delete a snapshot for lack of space. Reads of a deleted snapshot fail with -ESTALE.
  */
-enum { STORE_VIEWS_MAX = 2, STORE_VIEW_NAME_BYTES = 64 };
+enum { STORE_SNAPSHOTS_MAX = 2, STORE_SNAPSHOT_NAME_BYTES = 64 };
 
-struct store_view {
-	char name[STORE_VIEW_NAME_BYTES]; /* zero-terminated */
-	uint64_t created_s;		  /* since 1970 */
+struct store_snapshot {
+	char name[STORE_SNAPSHOT_NAME_BYTES]; /* zero-terminated */
+	uint64_t created_s;		      /* since 1970 */
 	/* Created by a job: it is deleted when the store is next opened for writing, and before
 	 * other snapshots when space is short. */
 	bool is_temporary;
 };
 
-enum store_view_action { STORE_VIEW_CREATE, STORE_VIEW_DELETE };
+enum store_snapshot_action { STORE_SNAPSHOT_CREATE, STORE_SNAPSHOT_DELETE };
 
-struct store_view_request {
+struct store_snapshot_request {
 	/* Set by the caller, and held until done. */
-	enum store_view_action action;
-	struct store_view view;				  /* to delete: only its name */
-	void (*done)(struct store_view_request *request); /* on the ring of the store's start */
+	enum store_snapshot_action action;
+	struct store_snapshot snapshot;			      /* to delete: only its name */
+	void (*done)(struct store_snapshot_request *request); /* on the ring of the store's start */
 	void *context;
 
 	/* Set by the store. -EEXIST, -ENOENT: the name; -EINVAL: not a valid name; -EMLINK: the
@@ -540,20 +540,20 @@ struct store_view_request {
 };
 
 /* True if the store, or the store below its filters, supports snapshots. */
-bool store_has_views(const struct store *store);
+bool store_has_snapshots(const struct store *store);
 /* Creates or deletes a snapshot, in the order of the requests. When done is called, the change is
  * durable, or it has failed without effect. Any thread. The store must support snapshots and have
  * started; the ring of its start must not be destroyed before the request is done. */
-void store_view_ask(struct store *store, struct store_view_request *request);
+void store_snapshot_ask(struct store *store, struct store_snapshot_request *request);
 /* Lists the snapshots and returns their number; 0 if the store does not support them. Any thread,
  * after the start. */
-uint32_t store_views(struct store *store, struct store_view list[STORE_VIEWS_MAX]);
+uint32_t store_snapshots(struct store *store, struct store_snapshot list[STORE_SNAPSHOTS_MAX]);
 /* dropped is called on the ring of the store's start when the store gives up a snapshot, but not
  * from store_close(). Called before the start, on a store that supports snapshots. */
-void store_views_watch(struct store *store, void (*dropped)(void *context), void *context);
+void store_snapshots_watch(struct store *store, void (*dropped)(void *context), void *context);
 /* Opens a snapshot. The store must stay open until it is closed. -ENOENT. Any thread. */
-GMB_MUST_CHECK int store_view_open(
-	struct store *store, const char *name, struct store **view_out, struct error *error);
+GMB_MUST_CHECK int store_snapshot_open(
+	struct store *store, const char *name, struct store **snapshot_out, struct error *error);
 
 enum store_barrier {
 	STORE_BARRIER_OPEN,
@@ -589,10 +589,11 @@ bool store_places_meet(
  * unclaimed. The claim ends when both have closed it.
  *
  * Some stores keep state in memory that is not on the disk, or write it in an order of their own.
- * Such stores settle: while no part is in flight, a flush with STORE_SETTLE brings all state to the
- * disk. The other process has opened the store before, and reads that state only after the flush:
+ * Such stores are quiesced before it: while no part is in flight, a flush with STORE_QUIESCE brings
+ * all state to the disk. The other process has opened the store before, and reads that state only
+ * after the flush:
  *
- *   here   flush, STORE_SETTLE ──┐  store_let_go(), store_close()   or parts again, if it failed
+ *   here   flush, STORE_QUIESCE ──┐  store_let_go(), store_close()   or parts again, if it failed
  *   there  store_open()          └▶ store_take(), or store_start() ─▶ parts
  *
  * The other process only reads from the flush until its own first part. If parts are in flight, the
@@ -611,15 +612,15 @@ struct store_claim {
 /* Returns NULL if the store can be handed over; *claim_out then describes how, and its descriptor
  * is borrowed. Otherwise returns the reason, as the rest of a sentence about its export. Main
  * thread. */
-GMB_MUST_CHECK const char *store_pass(struct store *store, struct store_claim *claim_out);
-/* True if the store must settle before a handover. */
-bool store_settles(const struct store *store);
+GMB_MUST_CHECK const char *store_handover(struct store *store, struct store_claim *claim_out);
+/* True if the store must be quiesced before a handover. */
+bool store_needs_quiesce(const struct store *store);
 /* The other process now has the disk: from here on no byte of the disk is changed, not even by
  * closing the store. Nothing is in flight. */
 void store_let_go(struct store *store);
-/* Called in the other process after the first one has settled: reads the state that the first left
- * on the disk. Stores with a start of their own do so in store_start(), which must wait until then.
- * Blocks. No part has been submitted yet. */
+/* Called in the other process after the first one has quiesced the store: reads the state that the
+ * first left on the disk. Stores with a start of their own do so in store_start(), which must wait
+ * until then. Blocks. No part has been submitted yet. */
 GMB_MUST_CHECK int store_take(struct store *store, struct error *error);
 /* Called in the other process for STORE_HOLD_CLAIM, before there are other threads. Takes
  * claim->fd: a store of the same disk that is opened before store_adopt_end() uses it as its claim.

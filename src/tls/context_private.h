@@ -7,7 +7,7 @@
  *   context_certs.c    a folder of certificates, checked while it is loaded
  *   context_verify.c   verification of a peer's chain, in the handshake and later
  *   context_identity.c the identity of a peer, from its certificate or key
- *   context_pass.c     encoding of that identity for another process
+ *   context_handover.c     encoding of that identity for another process
  *
  * Threading: one thread fills in a context, which then never changes. Ownership: see each. Errors:
  * sentences that name the file, and never a key.

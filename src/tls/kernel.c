@@ -206,8 +206,8 @@ static void update_possible(struct ring_op *op, int result)
 	update_sent(op, result < 0 ? result : -EAGAIN);
 }
 
-/* Sends a KeyUpdate. No ring operation is used, because in a confined ring
- * (ring_options.is_confined) it cannot carry the record type. */
+/* Sends a KeyUpdate. No ring operation is used, because in a restricted ring
+ * (ring_options.is_restricted) it cannot carry the record type. */
 static void say_update(struct tls_kernel *kernel)
 {
 	struct stream *stream = kernel->stream;
@@ -575,7 +575,7 @@ int tls_kernel_take(struct stream *stream, enum tls_role role, enum tls_records 
 	return rc;
 }
 
-void tls_kernel_pass(const struct tls_kernel *kernel, struct tls_kernel_state *state_out)
+void tls_kernel_hand_over(const struct tls_kernel *kernel, struct tls_kernel_state *state_out)
 {
 	GMB_ASSERT(tls_kernel_is_idle(kernel));
 	*state_out = (struct tls_kernel_state){

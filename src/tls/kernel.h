@@ -182,7 +182,7 @@ struct tls_kernel_state {
 };
 
 /* Must only be called when the layer is idle, and no part of a control message was received. */
-void tls_kernel_pass(const struct tls_kernel *kernel, struct tls_kernel_state *state_out);
+void tls_kernel_hand_over(const struct tls_kernel *kernel, struct tls_kernel_state *state_out);
 /* In the other process. secret_bytes need not be set. -EOPNOTSUPP: the kernel does not process the
  * socket's records with this version and cipher, or is no longer supposed to. Nothing has changed
  * then. */

@@ -44,12 +44,12 @@ struct tls_pool_options {
 GMB_MUST_CHECK int tls_pool_create(
 	const struct tls_pool_options *options, struct tls_pool **pool_out, struct error *error);
 /* Must be called when no layer uses the pool, and before the rings of its layers are destroyed, or
- * after tls_pool_settle(). NULL is a no-op. */
+ * after tls_pool_synchronize(). NULL is a no-op. */
 void tls_pool_destroy(struct tls_pool *pool);
 /* For destroying a ring while the pool stays. The ring's layers are gone, but a worker that posted
  * the end of its job might still access the ring until this returns. Does not wait for handshakes.
  * Any thread. */
-void tls_pool_settle(struct tls_pool *pool);
+void tls_pool_synchronize(struct tls_pool *pool);
 
 /* --- layers ----------------------------------------------------------------------------------- */
 
@@ -74,18 +74,18 @@ void tls_layer_destroy(struct tls_layer *layer);
 
 /* --- in another process ----------------------------------------------------------------------- */
 
-enum { TLS_PASS_BYTES_MAX = 12 << 10 };
+enum { TLS_HANDOVER_BYTES_MAX = 12 << 10 };
 
 /* Open: returns whether another process can continue with the socket: the kernel must process its
  * records, and the encoded identity must not be too long. The answer does not change. */
-bool tls_layer_can_pass(const struct stream *stream);
+bool tls_layer_can_hand_over(const struct stream *stream);
 /*
  * Writes the state that the other process needs in addition to a copy of the socket
- * (docs/protocol/upgrade.md), at most TLS_PASS_BYTES_MAX, and returns its size. The state is
+ * (docs/protocol/upgrade.md), at most TLS_HANDOVER_BYTES_MAX, and returns its size. The state is
  * secret. The layer can be passed, and the stream is idle. From now on, only one of the two
  * processes can use the socket.
  */
-GMB_MUST_CHECK uint32_t tls_layer_pass(const struct stream *stream, uint8_t *bytes);
+GMB_MUST_CHECK uint32_t tls_layer_hand_over(const struct stream *stream, uint8_t *bytes);
 /*
  * In the other process: puts a layer in that state on a plain stream without operations in flight.
  * The layer is open. The state is parsed as hostile input. On failure the stream stays plain.

@@ -91,9 +91,9 @@ void tls_pool_destroy(struct tls_pool *pool)
 	free(pool);
 }
 
-void tls_pool_settle(struct tls_pool *pool)
+void tls_pool_synchronize(struct tls_pool *pool)
 {
-	tls_workers_settle(pool->workers);
+	tls_workers_synchronize(pool->workers);
 }
 
 struct tls_workers *tls_pool_workers(struct tls_pool *pool)

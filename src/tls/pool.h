@@ -111,7 +111,7 @@ GMB_MUST_CHECK int tls_workers_create(
 /* Must not be called while a job waits or runs. NULL is a no-op. */
 void tls_workers_destroy(struct tls_workers *workers);
 /* Returns when no worker accesses the ring of any job whose done() was called before. */
-void tls_workers_settle(struct tls_workers *workers);
+void tls_workers_synchronize(struct tls_workers *workers);
 /* -EAGAIN: no thread could be started, and neither function will be called. */
 GMB_MUST_CHECK int tls_workers_submit(struct tls_workers *workers, struct tls_job *job);
 

@@ -140,7 +140,7 @@ static void run_first(struct tls_workers *workers, struct list_node *jobs)
 	}
 }
 
-void tls_workers_settle(struct tls_workers *workers)
+void tls_workers_synchronize(struct tls_workers *workers)
 {
 	pthread_mutex_lock(&workers->lock);
 	/* Relaxed: a thread counts itself before it posts, and the caller has received the post. */

@@ -9,7 +9,7 @@
 #include "base/text.h"
 #include "control/control.h"
 #include "server/observe/stats.h"
-#include "server/observe/summary.h"
+#include "server/observe/totals.h"
 #include "store/kind.h"
 
 enum { QUOTE_BYTES = 256, VALUE_BYTES = 64 };
@@ -368,8 +368,8 @@ static void show_export_counters(const json_t *entry)
 	const json_t *layers = json_object_get(entry, "store");
 	const struct store_kind *kind;
 
-	for (size_t i = 0; i < SUMMARY_PARTS; i++) {
-		const struct summary_part *part = &summary_parts[i];
+	for (size_t i = 0; i < TOTALS_PARTS; i++) {
+		const struct totals_part *part = &totals_parts[i];
 
 		show_counters(part->title, part->table,
 			part->member != NULL ? json_object_get(entry, part->member) : entry);

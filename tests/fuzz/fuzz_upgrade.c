@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "engine/pass.h"
+#include "engine/handover.h"
 #include "fuzz.h"
 #include "nbd/server/server.h"
 #include "server/upgrade/added.h"

@@ -198,7 +198,7 @@ static void start_server(struct world *world)
 			.kinds = &world->kind,
 			.kind_count = 1,
 			.limits = world->limits,
-			.endpoint_gone = session_closed,
+			.endpoint_closed = session_closed,
 			.context = world,
 		};
 

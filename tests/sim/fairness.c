@@ -14,7 +14,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "path/share.h"
+#include "path/admission.h"
 #include "scenario.h"
 
 struct session_kind fairness_kind;
@@ -115,10 +115,10 @@ static void resume(struct session *session)
 	}
 }
 
-void __real_share_serve(struct path_share *share, void (*again)(struct path_request *request),
-	void (*start)(struct path_request *request));
-void __wrap_share_serve(struct path_share *share, void (*again)(struct path_request *request),
-	void (*start)(struct path_request *request));
+void __real_admission_serve(struct path_admission *admission,
+	void (*again)(struct path_request *request), void (*start)(struct path_request *request));
+void __wrap_admission_serve(struct path_admission *admission,
+	void (*again)(struct path_request *request), void (*start)(struct path_request *request));
 
 /* The real one; again() of the path is watched. */
 static void (*path_again)(struct path_request *request);
@@ -155,11 +155,11 @@ static void watch_again(struct path_request *request)
 	}
 }
 
-void __wrap_share_serve(struct path_share *share, void (*again)(struct path_request *request),
-	void (*start)(struct path_request *request))
+void __wrap_admission_serve(struct path_admission *admission,
+	void (*again)(struct path_request *request), void (*start)(struct path_request *request))
 {
 	path_again = again;
-	__real_share_serve(share, watch_again, start);
+	__real_admission_serve(admission, watch_again, start);
 }
 
 void fairness_begin(struct scenario *scenario)

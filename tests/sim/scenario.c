@@ -308,7 +308,7 @@ static void create_service(struct scenario *scenario, struct scenario_service *s
 		options.device = service->twin;
 		options.device_waits = scenario->twin_waits;
 	}
-	options.endpoint_gone = session_closed;
+	options.endpoint_closed = session_closed;
 	options.context = scenario;
 	if (engine_create(&options, &service->engine, &error) != 0) {
 		model_fail("no engine: %s", error.text);

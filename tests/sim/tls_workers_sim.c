@@ -20,7 +20,7 @@ void tls_workers_destroy(struct tls_workers *workers)
 	GMB_ASSERT(workers == NULL);
 }
 
-void tls_workers_settle(struct tls_workers *workers)
+void tls_workers_synchronize(struct tls_workers *workers)
 {
 	GMB_ASSERT(workers == NULL);
 }

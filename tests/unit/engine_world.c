@@ -5,7 +5,7 @@
 
 #include "stores.h"
 
-static void endpoint_gone(void *context, const struct peer *peer)
+static void endpoint_closed(void *context, const struct peer *peer)
 {
 	struct world *world = context;
 
@@ -40,7 +40,7 @@ static void begin(struct world *world, uint32_t inflight_per_session, uint32_t i
 	struct engine_options options = {
 		.kinds = kinds,
 		.kind_count = ARRAY_COUNT(kinds),
-		.endpoint_gone = endpoint_gone,
+		.endpoint_closed = endpoint_closed,
 		.context = world,
 	};
 	struct export_options export = { .name = "" };

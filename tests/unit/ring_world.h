@@ -18,8 +18,8 @@
 enum world_kind { WORLD_URING, WORLD_SIM, WORLD_KIND_COUNT };
 extern const enum world_kind world_kind;
 
-/* Whether the rings are confined. */
-extern const bool world_is_confined;
+/* Whether the rings are restricted. */
+extern const bool world_is_restricted;
 
 /* How often each case runs: on a real machine once, in simulated ones of different seeds. */
 extern const unsigned world_rounds;

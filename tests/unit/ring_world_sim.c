@@ -14,7 +14,7 @@
 
 const enum world_kind world_kind = WORLD_SIM;
 const unsigned world_rounds = 25;
-const bool world_is_confined = false;
+const bool world_is_restricted = false;
 
 void world_start(unsigned round)
 {

@@ -19,10 +19,10 @@
 
 const enum world_kind world_kind = WORLD_URING;
 const unsigned world_rounds = 1;
-#ifdef TEST_CONFINED
-const bool world_is_confined = true;
+#ifdef TEST_RESTRICTED
+const bool world_is_restricted = true;
 #else
-const bool world_is_confined = false;
+const bool world_is_restricted = false;
 #endif
 
 static struct {
@@ -35,7 +35,7 @@ static struct {
 void world_start(unsigned round)
 {
 	(void)round;
-	if (world_is_confined) {
+	if (world_is_restricted) {
 		(void)signal(SIGPIPE, SIG_IGN);
 	}
 }

@@ -65,7 +65,7 @@ static struct world *world_open(uint64_t memory)
 		0);
 	assert_int_equal(store_open(&options, &world->store, &error), 0);
 	world->store->info.atomic_bytes = PROMISE; /* as if */
-	late_init(&world->late);
+	late_writes_init(&world->late);
 	for (size_t i = 0; i < ARRAY_COUNT(world->exports); i++) {
 		struct path_export *export = &world->exports[i];
 
@@ -104,7 +104,7 @@ static void give_all(struct world *world)
 	while (world->other_count > 0) {
 		arena_put(world->arena, &world->others[--world->other_count]);
 	}
-	path_share(world->path)->released = true;
+	path_admission(world->path)->released = true;
 }
 
 static void world_close(struct world *world)
@@ -124,7 +124,7 @@ static void world_close(struct world *world)
 		path_export_fini(&world->exports[i]);
 	}
 	assert_int_equal(arena_info(world->arena)->used_bytes, 0);
-	late_fini(&world->late);
+	late_writes_fini(&world->late);
 	store_close(world->store);
 	path_destroy(world->path);
 	arena_destroy(world->arena);

@@ -79,7 +79,7 @@ static struct world *world_open(void)
 
 	assert_non_null(world);
 	sim_start(&(struct sim_options){ .seed = 1 });
-	late_init(&world->late);
+	late_writes_init(&world->late);
 	world->store.ops = &ops;
 	world->store.info = (struct store_info){ .kind = "held",
 		.caps = STORE_CAP_WRITE | STORE_CAP_TRIM | STORE_CAP_EXTENTS,
@@ -129,7 +129,7 @@ static void world_close(struct world *world)
 	path_destroy(world->path);
 	arena_destroy(world->arena);
 	ring_destroy(world->ring);
-	late_fini(&world->late);
+	late_writes_fini(&world->late);
 	sim_stop();
 	free(world);
 }

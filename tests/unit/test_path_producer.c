@@ -166,7 +166,7 @@ static struct world *world_open(uint64_t seed, uint32_t chunk)
 			&world->path, &error) != 0) {
 		fail_msg("%s", error.text);
 	}
-	late_init(&world->late);
+	late_writes_init(&world->late);
 	path_peer_init(&world->peer);
 	for (uint32_t i = 0; i < REQUESTS; i++) {
 		path_client_init(&world->clients[i], world->path, &world->peer);
@@ -209,7 +209,7 @@ static void world_close(struct world *world)
 		path_export_fini(&world->exports[i]);
 		store_queue_destroy(world->exports[i].queue);
 	}
-	late_fini(&world->late);
+	late_writes_fini(&world->late);
 	for (uint32_t i = 0; i < REQUESTS; i++) {
 		path_client_fini(&world->clients[i]);
 	}

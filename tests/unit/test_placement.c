@@ -109,7 +109,7 @@ static struct world *world_open(uint64_t seed, const char *path, enum store_mode
 	path_client_init(&world->client, world->path, &world->peer);
 	assert_int_equal(store_open(&options, &world->store, &error), 0);
 	world->path_export.store = world->store;
-	late_init(&world->late);
+	late_writes_init(&world->late);
 	path_export_init(&world->path_export, PATH_OVERLAP_AUTO, &world->late, world->ring);
 	assert_int_equal(
 		store_queue_create(world->store, world->ring, &world->path_export.queue, &error),
@@ -134,7 +134,7 @@ static void world_close(struct world *world)
 	ring_batch_end_remove(&world->batch_end);
 	store_queue_destroy(world->path_export.queue);
 	path_export_fini(&world->path_export);
-	late_fini(&world->late);
+	late_writes_fini(&world->late);
 	store_close(world->store);
 	path_client_fini(&world->client);
 	path_destroy(world->path);

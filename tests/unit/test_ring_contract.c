@@ -42,7 +42,7 @@ struct ring *contract_ring(const struct ring_options *options)
 	struct ring *ring = NULL;
 	struct error error;
 
-	own.is_confined = world_is_confined;
+	own.is_restricted = world_is_restricted;
 	assert_int_equal(ring_create(&own, &ring, &error), 0);
 	return ring;
 }

@@ -47,19 +47,19 @@ static void timer_done(struct ring_op *op, int result)
 	reader->passed = true;
 }
 
-static void a_ring_is_confined_or_it_is_told(void **state)
+static void a_ring_is_restricted_or_it_is_told(void **state)
 {
-	struct ring_options options = { .is_confined = true };
+	struct ring_options options = { .is_restricted = true };
 	struct error error = { 0 };
 	struct ring *ring;
 
 	(void)state;
 	assert_int_equal(ring_create(&options, &ring, &error), 0);
-	assert_int_equal(ring_check_confined(ring, &error), 0);
+	assert_int_equal(ring_check_restricted(ring, &error), 0);
 	ring_destroy(ring);
-	options.is_confined = false;
+	options.is_restricted = false;
 	assert_int_equal(ring_create(&options, &ring, &error), 0);
-	assert_int_equal(ring_check_confined(ring, &error), -EPERM);
+	assert_int_equal(ring_check_restricted(ring, &error), -EPERM);
 	ring_destroy(ring);
 }
 
@@ -349,7 +349,7 @@ static void a_receive_that_is_cancelled_does_not_wait_for_the_rest(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_ring_is_confined_or_it_is_told),
+		cmocka_unit_test(a_ring_is_restricted_or_it_is_told),
 		cmocka_unit_test(instant_work_does_not_keep_a_timer_waiting),
 		cmocka_unit_test(nor_does_a_batch_wait),
 		cmocka_unit_test(nor_does_it_when_spinning),

@@ -114,7 +114,7 @@ static int listen_tcp(struct sockaddr_in *address)
 static void open_server(void)
 {
 	const struct ring_options options = {
-		.entries = 8, .files_max = 8, .buffers_max = 8, .is_confined = true
+		.entries = 8, .files_max = 8, .buffers_max = 8, .is_restricted = true
 	};
 	struct ring_features features;
 	struct sockaddr_in own;

@@ -749,7 +749,7 @@ static void with_layers(
 		}
 		stream_close(&talk.streams[role]);
 	}
-	tls_pool_settle(creds->pool);
+	tls_pool_synchronize(creds->pool);
 	ring_destroy(ring);
 	free(data);
 }

@@ -130,7 +130,7 @@ static void test_every_job_runs_once(void **state)
 }
 
 /* The job is gone and its ring about to go, while a thread is on the way back from telling it. */
-static void test_a_ring_may_go_once_threads_have_settled(void **state)
+static void test_a_ring_may_go_once_threads_are_synchronized(void **state)
 {
 	struct fixture fixture;
 	struct job job;
@@ -145,7 +145,7 @@ static void test_a_ring_may_go_once_threads_have_settled(void **state)
 	}
 	memset(&job, 0xa5, sizeof(job));
 	sem_post(&may_leave);
-	tls_workers_settle(fixture.workers);
+	tls_workers_synchronize(fixture.workers);
 	assert_false(is_inside);
 	is_held = false;
 	end(&fixture, 1);
@@ -213,7 +213,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_every_job_runs_once),
-		cmocka_unit_test(test_a_ring_may_go_once_threads_have_settled),
+		cmocka_unit_test(test_a_ring_may_go_once_threads_are_synchronized),
 		cmocka_unit_test(test_threads_take_no_signals),
 		cmocka_unit_test(test_our_own_jobs_do_not_wait_for_strangers),
 		cmocka_unit_test(test_a_stranger_does_not_wait_for_ever),

@@ -49,7 +49,7 @@ void native_carrier_step(struct native_carrier *carrier)
 	}
 	for (; used != 0; used &= used - 1) {
 		if (carrier->hub->buffers[__builtin_ctz(used)].tainted) {
-			return; /* hub_settle() calls again */
+			return; /* hub_reclaim() calls again */
 		}
 	}
 	list_remove(&carrier->node);
@@ -75,7 +75,7 @@ static void native_lose(struct carrier *base)
 			struct hub_buffer *buffer = &carrier->hub->buffers[__builtin_ctz(used)];
 
 			buffer->tainted = !buffer->imported;
-			carrier->hub->unsettled = true;
+			carrier->hub->reclaim_pending = true;
 		}
 	}
 	native_carrier_set_state(carrier, NATIVE_CLOSING);

@@ -53,10 +53,10 @@ struct hub {
 	struct ring *ring;
 	struct clan_queue *clan;
 	struct ring_source source;
-	bool is_polled;	 /* the source was added to the ring */
-	bool is_removed; /* the source was removed again */
-	bool unsettled;	 /* some buffer is tainted or being freed */
-	bool settling;	 /* hub_settle() is in progress */
+	bool is_polled;	      /* the source was added to the ring */
+	bool is_removed;      /* the source was removed again */
+	bool reclaim_pending; /* some buffer is tainted or being freed */
+	bool reclaiming;      /* hub_reclaim() is in progress */
 	struct ring_op retry_op;
 	struct list_node carriers; /* struct native_carrier */
 	struct list_node hungry;   /* carriers with unprocessed messages */
@@ -152,7 +152,7 @@ GMB_MUST_CHECK int hub_pool_make(struct hub *hub);
 GMB_MUST_CHECK bool hub_pool_get(struct hub *hub, size_t bytes, struct hub_run *run);
 void hub_pool_put(struct hub *hub, struct hub_run *run);
 /* Replaces the pages of tainted buffers, and frees buffers, once they are not shared. */
-void hub_settle(struct hub *hub);
+void hub_reclaim(struct hub *hub);
 
 static inline struct native_carrier *native_carrier_of(struct carrier *base)
 {
@@ -188,7 +188,7 @@ void native_carrier_set_state(struct native_carrier *carrier, enum native_carrie
 void native_carrier_fail(struct native_carrier *carrier, int code, const char *text);
 void native_carrier_event(struct native_carrier *carrier, const struct clan_event *event);
 /* Makes a closing carrier idle when its connection and its ring operations have ended and no buffer
- * of its commands is tainted. Otherwise a no-op; hub_settle() calls it again after it has replaced
+ * of its commands is tainted. Otherwise a no-op; hub_reclaim() calls it again after it has replaced
  * tainted buffers. */
 void native_carrier_step(struct native_carrier *carrier);
 

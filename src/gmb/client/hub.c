@@ -45,8 +45,8 @@ static int hub_source_poll(struct ring_source *source)
 		native_carrier_take(list_entry(node, struct native_carrier, hungry_node));
 		count++;
 	}
-	if (hub->unsettled) {
-		hub_settle(hub);
+	if (hub->reclaim_pending) {
+		hub_reclaim(hub);
 	}
 	return count;
 }
@@ -271,7 +271,7 @@ void gmb_buffer_free(struct gmb_queue *queue, void *base)
 	buffer = hub_find(hub_of(part), base, 1);
 	GMB_ASSERT(buffer != NULL && buffer->base == base);
 	buffer->freeing = true;
-	hub_settle(hub_of(part));
+	hub_reclaim(hub_of(part));
 }
 
 /* --- the pool -------------------------------------------------------------------------------- */
@@ -332,7 +332,7 @@ void hub_pool_put(struct hub *hub, struct hub_run *run)
 static void hub_retry_done(struct ring_op *op, int result)
 {
 	GMB_UNUSED(result);
-	hub_settle(container_of(op, struct hub, retry_op));
+	hub_reclaim(container_of(op, struct hub, retry_op));
 }
 
 /* Returns whether a connection shares the buffer. Ends connections that share a tainted buffer, and
@@ -354,7 +354,7 @@ static bool hub_is_shared(struct hub *hub, uint32_t number)
 }
 
 /* Returns whether the buffer needs no further action. */
-static bool gmb_hub_settle(struct hub *hub, uint32_t number)
+static bool gmb_hub_reclaim(struct hub *hub, uint32_t number)
 {
 	struct hub_buffer *buffer = &hub->buffers[number];
 	/* The pool's contents need not be kept: a command is copied there again when it is
@@ -388,28 +388,28 @@ static bool gmb_hub_settle(struct hub *hub, uint32_t number)
 	return true;
 }
 
-static void settle_all(struct hub *hub)
+static void reclaim_all(struct hub *hub)
 {
-	bool settled = true;
+	bool is_complete = true;
 
 	for (uint32_t i = 0; i < HUB_BUFFERS_MAX; i++) {
-		settled &= gmb_hub_settle(hub, i);
+		is_complete &= gmb_hub_reclaim(hub, i);
 	}
-	hub->unsettled = !settled;
+	hub->reclaim_pending = !is_complete;
 	list_for_each(node, &hub->carriers)
 	{
 		native_carrier_step(list_entry(node, struct native_carrier, node));
 	}
 }
 
-void hub_settle(struct hub *hub)
+void hub_reclaim(struct hub *hub)
 {
-	hub->unsettled = true;
-	if (hub->settling) {
+	hub->reclaim_pending = true;
+	if (hub->reclaiming) {
 		/* called from a callback of native_carrier_step(): the next poll continues */
 		return;
 	}
-	hub->settling = true;
-	settle_all(hub);
-	hub->settling = false;
+	hub->reclaiming = true;
+	reclaim_all(hub);
+	hub->reclaiming = false;
 }

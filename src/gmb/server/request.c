@@ -428,7 +428,7 @@ static const char *gmb_request_text_of(const struct native_request *request, int
 	case ENOENT:
 		return "the export to copy from is no longer served";
 	case ESTALE:
-		return ENGINE_SNAPSHOT_GONE;
+		return ENGINE_SNAPSHOT_DELETED_TEXT;
 	case EOPNOTSUPP:
 		return "zeroing this range would not be faster than writing it";
 	default:

@@ -150,8 +150,8 @@ static void close_attempt(struct connector *connector)
 	}
 }
 
-/* Makes the socket blocking. Only connect() must not block, and the sends of a confined ring would
- * fail immediately with -EAGAIN where they should wait. */
+/* Makes the socket blocking. Only connect() must not block, and the sends of a restricted ring
+ * would fail immediately with -EAGAIN where they should wait. */
 static void make_blocking(int fd)
 {
 	int flags = fcntl(fd, F_GETFL);

@@ -541,7 +541,7 @@ static void received_end(struct nbd_session *session)
 }
 
 /* Returns whether the stream can continue. -ECANCELED is caused by receive_interrupt(). */
-static bool nbd_receive_is_passing(int result)
+static bool nbd_receive_is_transient(int result)
 {
 	return result == -EINTR || result == -EAGAIN || result == -ECANCELED;
 }
@@ -554,7 +554,7 @@ void receive_done(struct ring_op *op, int result)
 		return;
 	}
 	if (session->base.state == SESSION_LINGERING) {
-		if (result > 0 || nbd_receive_is_passing(result)) {
+		if (result > 0 || nbd_receive_is_transient(result)) {
 			receive_discard(session);
 		} else {
 			session_ended(session);
@@ -565,7 +565,7 @@ void receive_done(struct ring_op *op, int result)
 		received_end(session);
 		return;
 	}
-	if (result < 0 && !nbd_receive_is_passing(result)) {
+	if (result < 0 && !nbd_receive_is_transient(result)) {
 		if (result == -EFAULT && session->rx_into_stream) {
 			path_memory_failed(session->rx_stream);
 		}

@@ -152,7 +152,7 @@ static void emit_path_error(struct send_batch *send, struct send_slot *slot)
 		text = "zeroing this range would not be faster than writing it";
 		break;
 	default:
-		text = request->path.error == -ESTALE ? ENGINE_SNAPSHOT_GONE
+		text = request->path.error == -ESTALE ? ENGINE_SNAPSHOT_DELETED_TEXT
 						      : "the server's disk failed";
 		break;
 	}

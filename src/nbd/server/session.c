@@ -138,7 +138,7 @@ void nbd_session_abort(struct session *base)
 			(void)path_abandon(&request->path);
 		}
 	}
-	if (!base->passed) {
+	if (!base->handed_over) {
 		stream_shutdown(&session->stream);
 	}
 	ring_cancel(session->service->ring, &session->alive_op);

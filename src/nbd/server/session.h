@@ -5,7 +5,7 @@
  *
  * Files: service.c pools and the session kind; session.c life cycle; handshake.c options;
  * handshake_tls.c STARTTLS; receive.c converts the byte stream to requests; request.c checks and
- * plans a request; reply.c replies; pass.c sessions that move to another process.
+ * plans a request; reply.c replies; handover.c sessions that move to another process.
  *
  * x-gmblock:alive (docs/protocol/nbd.md): a timer runs while there are requests, or while one waits
  * for its rate limit. If nothing was sent since the timer was set, the next flush sends a chunk
@@ -320,13 +320,13 @@ void receive_pause(struct nbd_session *session);
  * rx_data. Returns false without memory. */
 GMB_MUST_CHECK bool receive_told(struct nbd_session *session, uint32_t count);
 
-/* pass.c */
+/* handover.c */
 /* NEGOTIATING, with told_choice: retries, because the export may be available now. */
 void nbd_session_choose_again(struct nbd_session *session);
-bool nbd_session_can_pass(const struct session *base);
+bool nbd_session_can_hand_over(const struct session *base);
 void nbd_session_pause(struct session *base);
 enum session_rest nbd_session_rest(struct session *base);
-void nbd_session_pass(struct session *base, uint8_t *bytes, struct session_record *record);
+void nbd_session_hand_over(struct session *base, uint8_t *bytes, struct session_record *record);
 int nbd_session_adopt(
 	void *service, const struct endpoint *endpoint, const struct session_record *record);
 

@@ -35,9 +35,9 @@ int change_create(
 
 static void item_fini(struct change_item *item)
 {
-	served_free(item->after);
+	served_export_free(item->after);
 	access_put(item->rules);
-	gone_free(item->gone);
+	removed_export_free(item->removed);
 	free(item->description);
 	free(item->rules_text);
 }
@@ -188,7 +188,7 @@ static int change_add_export(struct change *change, const struct server_export *
 	}
 	item->action = CHANGE_ADD;
 	item->rules = rules;
-	rc = served_create(about, &none, &item->after, error);
+	rc = served_export_create(about, &none, &item->after, error);
 	if (rc == 0) {
 		item->after->is_added = is_added;
 		change_add_line(change, "%s: added, %s", change_label(about->name, shown),
@@ -198,10 +198,10 @@ static int change_add_export(struct change *change, const struct server_export *
 }
 
 static int remove_snapshots(
-	struct change *change, const struct served *parent, struct error *error);
+	struct change *change, const struct served_export *parent, struct error *error);
 
 /* Relaxed, because a client that connects now is disconnected in any case. */
-static const char *its_clients(const struct served *served)
+static const char *its_clients(const struct served_export *served)
 {
 	return atomic_load_explicit(&served->export->connections, memory_order_relaxed) > 0
 		       ? "; its clients are disconnected"
@@ -209,7 +209,7 @@ static const char *its_clients(const struct served *served)
 }
 
 /* Removes the export and its snapshots. */
-static int remove_export(struct change *change, struct served *before, struct error *error)
+static int remove_export(struct change *change, struct served_export *before, struct error *error)
 {
 	struct change_item *item = add_item(change, error);
 	char shown[CHANGE_LABEL_BYTES];
@@ -225,7 +225,8 @@ static int remove_export(struct change *change, struct served *before, struct er
 	return remove_snapshots(change, before, error);
 }
 
-static int remove_snapshots(struct change *change, const struct served *parent, struct error *error)
+static int remove_snapshots(
+	struct change *change, const struct served_export *parent, struct error *error)
 {
 	const struct exports *exports = change->options.exports;
 	int rc = 0;
@@ -372,7 +373,7 @@ void change_tell(struct change *change, const struct forecast *forecast)
 /* --- keys ------------------------------------------------------------------------------------ */
 
 /* rules: taken, also on failure. If has_rules is set, they replace the export's rules. */
-static int change_change_export(struct change *change, struct served *before,
+static int change_change_export(struct change *change, struct served_export *before,
 	const struct server_export *about, const struct server_settings *settings,
 	struct access *rules, bool has_rules, struct error *error)
 {
@@ -389,7 +390,7 @@ static int change_change_export(struct change *change, struct served *before,
 	before->item = change->item_count;
 	item->rules = rules;
 	item->has_rules = has_rules;
-	rc = served_create(about, settings, &item->after, error);
+	rc = served_export_create(about, settings, &item->after, error);
 	if (rc < 0) {
 		return rc;
 	}
@@ -431,20 +432,20 @@ static int change_change_export(struct change *change, struct served *before,
 
 static int change_compare_names(const void *left, const void *right)
 {
-	const struct served *const *a = left;
-	const struct served *const *b = right;
+	const struct served_export *const *a = left;
+	const struct served_export *const *b = right;
 
 	return strcmp((*a)->about.name, (*b)->about.name);
 }
 
 static int compare_name(const void *name, const void *entry)
 {
-	const struct served *const *served = entry;
+	const struct served_export *const *served = entry;
 
 	return strcmp(name, (*served)->about.name);
 }
 
-static struct served *change_find(const struct change *change, const char *name)
+static struct served_export *change_find(const struct change *change, const char *name)
 {
 	const struct exports *exports = change->options.exports;
 
@@ -456,8 +457,8 @@ static struct served *change_find(const struct change *change, const char *name)
 	return NULL;
 }
 
-static int find_needed(const struct change *change, const char *name, struct served **served_out,
-	struct error *error)
+static int find_needed(const struct change *change, const char *name,
+	struct served_export **served_out, struct error *error)
 {
 	char shown[CHANGE_LABEL_BYTES];
 
@@ -495,8 +496,8 @@ int change_add(struct change *change, const struct server_export *about, struct 
 	return rc < 0 ? rc : change_add_export(change, about, true, rules, error);
 }
 
-int change_add_view(struct change *change, const struct served *parent, const char *view,
-	const struct server_export *keys, struct error *error)
+int change_add_snapshot(struct change *change, const struct served_export *parent,
+	const char *snapshot, const struct server_export *keys, struct error *error)
 {
 	static const char origin[] = "a snapshot";
 	char name[EXPORT_NAME_BYTES_MAX + 1];
@@ -507,8 +508,9 @@ int change_add_view(struct change *change, const struct served *parent, const ch
 	char shown[CHANGE_LABEL_BYTES];
 	int rc;
 
-	if (snprintf(name, sizeof(name), "%s@%s", parent->about.name, view) >= (int)sizeof(name) ||
-		snprintf(path, sizeof(path), "%s@%s", parent->about.path, view) >=
+	if (snprintf(name, sizeof(name), "%s@%s", parent->about.name, snapshot) >=
+			(int)sizeof(name) ||
+		snprintf(path, sizeof(path), "%s@%s", parent->about.path, snapshot) >=
 			(int)sizeof(path)) {
 		return error_set(error, -ENAMETOOLONG, "the name of %s is too long for snapshots",
 			change_label(parent->about.name, shown));
@@ -532,7 +534,7 @@ int change_set(struct change *change, const char *name, const struct server_sett
 	struct error *error)
 {
 	static const char origin[] = "gmblock export set";
-	struct served *served;
+	struct served_export *served;
 	struct server_export about;
 	int rc = find_needed(change, name, &served, error);
 
@@ -547,7 +549,7 @@ int change_set(struct change *change, const char *name, const struct server_sett
 
 int change_remove(struct change *change, const char *name, struct error *error)
 {
-	struct served *served;
+	struct served_export *served;
 	int rc = find_needed(change, name, &served, error);
 
 	return rc < 0 ? rc : remove_export(change, served, error);
@@ -557,30 +559,32 @@ int change_remove(struct change *change, const char *name, struct error *error)
 
 /* Rejects a configuration in which the rules of an export have disappeared: a deleted line, or a
  * file that is just being written, must not open the export to all clients. */
-static int change_check_rules(const struct server_config *config, const struct served *before,
-	const struct access *rules, struct error *error)
+static int change_check_rules(const struct server_config *config,
+	const struct served_export *before, const struct access *rules, struct error *error)
 {
 	struct access *had = access_slot_get(before->export->access);
-	bool are_gone = had != NULL && rules == NULL;
+	bool are_removed = had != NULL && rules == NULL;
 	char shown[CHANGE_LABEL_BYTES];
 
 	access_put(had);
-	return are_gone ? error_set(error, -EINVAL,
-				  "%s: the access rules of the %s are gone; write access: [rw] to "
-				  "open it to all clients",
-				  config->file_path, change_label(before->about.name, shown))
-			: 0;
+	return are_removed
+		       ? error_set(error, -EINVAL,
+				 "%s: the access rules of the %s are gone; write access: [rw] to "
+				 "open it to all clients",
+				 config->file_path, change_label(before->about.name, shown))
+		       : 0;
 }
 
 /* sorted: the table by name; seen: whether the configuration contains each entry. */
 static int configure_export(struct change *change, const struct server_config *config,
-	uint32_t index, struct access *rules, struct served **sorted, bool *seen,
+	uint32_t index, struct access *rules, struct served_export **sorted, bool *seen,
 	struct error *error)
 {
 	static const struct server_settings none;
 	const struct server_export *about = &config->exports[index];
 	uint32_t count = change->options.exports->count;
-	struct served **found = bsearch(about->name, sorted, count, sizeof(*sorted), compare_name);
+	struct served_export **found =
+		bsearch(about->name, sorted, count, sizeof(*sorted), compare_name);
 	char shown[CHANGE_LABEL_BYTES];
 	int rc;
 
@@ -604,7 +608,7 @@ static int configure_export(struct change *change, const struct server_config *c
 
 /* A snapshot has the rules of its parent export. */
 static int added_rules(const struct change *change, const struct server_config *config,
-	const struct served *served, struct access **rules_out, struct error *error)
+	const struct served_export *served, struct access **rules_out, struct error *error)
 {
 	const struct exports *exports = change->options.exports;
 
@@ -613,7 +617,7 @@ static int added_rules(const struct change *change, const struct server_config *
 	}
 	*rules_out = access_slot_get(served->parent->access);
 	for (uint32_t i = 0; i < exports->count; i++) {
-		const struct served *parent = exports->list[i];
+		const struct served_export *parent = exports->list[i];
 
 		if (parent->export == served->parent && parent->item > 0 &&
 			change->items[parent->item - 1].has_rules) {
@@ -629,7 +633,7 @@ static int added_rules(const struct change *change, const struct server_config *
 
 /* The configuration determines only the access rules of an export that a command has added. */
 static int configure_added(struct change *change, const struct server_config *config,
-	struct served *served, struct error *error)
+	struct served_export *served, struct error *error)
 {
 	static const struct server_settings none;
 	struct access *rules;
@@ -651,7 +655,7 @@ static int configure_added(struct change *change, const struct server_config *co
 }
 
 static int configure_exports(struct change *change, const struct server_config *config,
-	struct access **sets, struct served **sorted, bool *seen, struct error *error)
+	struct access **sets, struct served_export **sorted, bool *seen, struct error *error)
 {
 	uint32_t count = change->options.exports->count;
 	int rc = server_access_build(config, sets, error);
@@ -717,7 +721,8 @@ static void compare_rest(struct change *change, const struct server_config *conf
 int change_configure(struct change *change, const struct server_config *config, struct error *error)
 {
 	const struct exports *exports = change->options.exports;
-	struct served **sorted = calloc(MAX(exports->count, 1U), sizeof(struct served *));
+	struct served_export **sorted =
+		calloc(MAX(exports->count, 1U), sizeof(struct served_export *));
 	bool *seen = calloc(MAX(exports->count, 1U), sizeof(*seen));
 	struct access **sets = calloc(MAX(config->export_count, 1U), sizeof(struct access *));
 	int rc;
@@ -725,8 +730,8 @@ int change_configure(struct change *change, const struct server_config *config, 
 	if (sorted == NULL || seen == NULL || sets == NULL) {
 		rc = error_set(error, -ENOMEM, "no memory for a change");
 	} else {
-		memcpy(sorted, exports->list, exports->count * sizeof(struct served *));
-		qsort(sorted, exports->count, sizeof(struct served *), change_compare_names);
+		memcpy(sorted, exports->list, exports->count * sizeof(struct served_export *));
+		qsort(sorted, exports->count, sizeof(struct served_export *), change_compare_names);
 		rc = configure_exports(change, config, sets, sorted, seen, error);
 	}
 	if (rc == 0) {

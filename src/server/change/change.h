@@ -58,10 +58,10 @@ GMB_MUST_CHECK int change_configure(
 /* Adds one export. about has a name, a path and an origin. -EEXIST: the name is in use. */
 GMB_MUST_CHECK int change_add(
 	struct change *change, const struct server_export *about, struct error *error);
-/* Adds the export NAME@VIEW for snapshot VIEW of parent's disk, with the access rules of parent.
- * keys: settings from the previous process, or NULL. -EEXIST: the name is in use. */
-GMB_MUST_CHECK int change_add_view(struct change *change, const struct served *parent,
-	const char *view, const struct server_export *keys, struct error *error);
+/* Adds the export NAME@SNAPSHOT for that snapshot of parent's disk, with the access rules of
+ * parent. keys: settings from the previous process, or NULL. -EEXIST: the name is in use. */
+GMB_MUST_CHECK int change_add_snapshot(struct change *change, const struct served_export *parent,
+	const char *snapshot, const struct server_export *keys, struct error *error);
 /* Sets keys of one export, see server_export_copy(). -ENOENT: there is no such export. */
 GMB_MUST_CHECK int change_set(struct change *change, const char *name,
 	const struct server_settings *settings, struct error *error);

@@ -15,13 +15,14 @@ enum change_action { CHANGE_STAY, CHANGE_ADD, CHANGE_UPDATE, CHANGE_REPLACE, CHA
 /* The change of one export. */
 struct change_item {
 	enum change_action action;
-	struct served *before; /* entry in the table; NULL: the export is added */
+	struct served_export *before; /* entry in the table; NULL: the export is added */
 	/* Owned until the commit; NULL: the export is removed or keeps its entry. */
-	struct served *after;
+	struct served_export *after;
 	struct access *rules; /* owned, or NULL */
 	bool has_rules;	      /* rules replace the rules of before */
 	char *rules_text;     /* difference of the rules, or NULL */
-	struct gone *gone;    /* for a removed entry, from change_open() until the commit */
+	struct removed_export
+		*removed; /* for a removed entry, from change_open() until the commit */
 	/* For the reactors, from the commit on. Each engine has a reference until it has done its
 	 * part. */
 	struct export *old;

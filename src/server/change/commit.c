@@ -21,7 +21,7 @@ static bool writes_direct(const struct export *export)
 	return info->write_direct && (info->caps & STORE_CAP_WRITE) != 0;
 }
 
-static bool commit_is_same_disk(const struct served *a, const struct served *b)
+static bool commit_is_same_disk(const struct served_export *a, const struct served_export *b)
 {
 	struct stat one;
 	struct stat other;
@@ -33,7 +33,7 @@ static bool commit_is_same_disk(const struct served *a, const struct served *b)
 				    : one.st_dev == other.st_dev && one.st_ino == other.st_ino;
 }
 
-static bool goes(const struct change *change, const struct served *served)
+static bool goes(const struct change *change, const struct served_export *served)
 {
 	return served->item > 0 && change->items[served->item - 1].action >= CHANGE_REPLACE;
 }
@@ -45,11 +45,11 @@ static int check_writers(
 	const struct change *change, const struct change_item *item, struct error *error)
 {
 	const struct exports *exports = change->options.exports;
-	const struct served *other = NULL;
+	const struct served_export *other = NULL;
 	char shown[CHANGE_LABEL_BYTES];
 
 	for (uint32_t i = 0; writes_direct(item->after->export) && i < exports->count; i++) {
-		const struct served *served = exports->list[i];
+		const struct served_export *served = exports->list[i];
 
 		if (!commit_is_same_disk(served, item->after) || goes(change, served)) {
 			continue;
@@ -66,7 +66,7 @@ static int check_writers(
 		"the %s uses the same disk through the page cache, and direct writes need a "
 		"restart; use the same write-mode",
 		change_label(other->about.name, shown));
-	served_blame(&item->after->about, error);
+	served_export_blame(&item->after->about, error);
 	return -EBUSY;
 }
 
@@ -83,7 +83,7 @@ static int commit_check_device(
 	error_set(error, -EINVAL,
 		"mode=device needs the memory of a PCI device; start the server with --arena "
 		"p2pmem:BDF");
-	served_blame(&item->after->about, error);
+	served_export_blame(&item->after->about, error);
 	return -EINVAL;
 }
 
@@ -105,10 +105,10 @@ static int wait_for_old(
 			rc = export_replaces(export, other->before->export->use, error);
 		}
 	}
-	for (const struct gone *gone = change->options.exports->gone; rc == 0 && gone != NULL;
-		gone = gone->next) {
-		if (strcmp(gone->path, path) == 0) {
-			rc = export_replaces(export, gone->use, error);
+	for (const struct removed_export *removed = change->options.exports->removed;
+		rc == 0 && removed != NULL; removed = removed->next) {
+		if (strcmp(removed->path, path) == 0) {
+			rc = export_replaces(export, removed->use, error);
 		}
 	}
 	return rc;
@@ -126,10 +126,10 @@ static int open_item(struct change *change, struct change_item *item, struct err
 		rc = error_set(error, -ENOTSUP,
 			"its disk can only be opened when the server starts; add it to the "
 			"configuration, then restart the server or run 'gmblock upgrade'");
-		served_blame(&item->after->about, error);
+		served_export_blame(&item->after->about, error);
 		return rc;
 	}
-	rc = served_open(item->after, rules, error);
+	rc = served_export_open(item->after, rules, error);
 	if (rc == 0) {
 		rc = commit_check_device(change, item, error);
 	}
@@ -139,7 +139,7 @@ static int open_item(struct change *change, struct change_item *item, struct err
 	if (rc < 0) {
 		return rc;
 	}
-	served_choose_epoch(item->after, item->before);
+	served_export_choose_epoch(item->after, item->before);
 	rc = wait_for_old(change, item, error);
 	if (rc < 0) {
 		return rc;
@@ -160,7 +160,7 @@ int change_open(struct change *change, struct error *error)
 			rc = open_item(change, item, error);
 		}
 		if (rc == 0 && item->action >= CHANGE_REPLACE) {
-			rc = gone_create(item->before, &item->gone, error);
+			rc = removed_export_create(item->before, &item->removed, error);
 		}
 		change->closing_count += item->action >= CHANGE_REPLACE;
 	}
@@ -321,10 +321,10 @@ static void update(struct change_item *item)
 }
 
 /* Returns the entry for the new table, or NULL. */
-static struct served *commit_item(struct change *change, struct change_item *item)
+static struct served_export *commit_item(struct change *change, struct change_item *item)
 {
-	struct served *after = item->after;
-	struct served *before = item->before;
+	struct served_export *after = item->after;
+	struct served_export *before = item->before;
 
 	if (before != NULL) {
 		item->old = before->export;
@@ -341,11 +341,11 @@ static struct served *commit_item(struct change *change, struct change_item *ite
 		return before;
 	}
 	if (before != NULL) { /* the engines have references */
-		exports_remember(&change->next, item->gone);
-		item->gone = NULL;
+		exports_remember(&change->next, item->removed);
+		item->removed = NULL;
 		before->export->closed = change->options.closed;
 		before->export->closed_context = change->options.context;
-		served_free(before);
+		served_export_free(before);
 		item->before = NULL;
 	}
 	if (after != NULL) {
@@ -377,10 +377,10 @@ void change_commit(struct change *change, struct exports *exports)
 {
 	struct exports *next = &change->next;
 
-	next->gone = exports->gone;
+	next->removed = exports->removed;
 	/* Entries that stay keep their order. */
 	for (uint32_t i = 0; i < exports->count; i++) {
-		struct served *served = exports->list[i];
+		struct served_export *served = exports->list[i];
 
 		if (served->item > 0) {
 			served = commit_item(change, &change->items[served->item - 1]);

@@ -132,7 +132,7 @@ static uint64_t boot_epoch(void)
 /* Data that was acknowledged and not flushed outlives the server, but not the machine. So the epoch
  * of a file is the boot. Memory does not outlive the server, and another disk does not have the
  * data, so they get a random epoch. */
-void served_choose_epoch(struct served *served, const struct served *replaces)
+void served_export_choose_epoch(struct served_export *served, const struct served_export *replaces)
 {
 	struct export *export = served->export;
 	bool is_other = replaces != NULL && strcmp(served->about.path, replaces->about.path) != 0;
@@ -146,7 +146,7 @@ void served_choose_epoch(struct served *served, const struct served *replaces)
 	}
 }
 
-void served_blame(const struct server_export *entry, struct error *error)
+void served_export_blame(const struct server_export *entry, struct error *error)
 {
 	bool says_more = strcmp(entry->origin, entry->path) != 0;
 	char shown[120];
@@ -175,7 +175,7 @@ static bool exports_explain(const struct server_export *entry, struct error *err
 	return is_explained;
 }
 
-int served_open(struct served *served, struct access *rules, struct error *error)
+int served_export_open(struct served_export *served, struct access *rules, struct error *error)
 {
 	const struct server_export *entry = &served->about;
 	struct store_options options = entry->store;
@@ -193,10 +193,10 @@ int served_open(struct served *served, struct access *rules, struct error *error
 	int rc;
 
 	options.path = entry->path;
-	options.passed = served->passed;
+	options.inherited = served->inherited;
 	if (served->parent != NULL) {
 		about.parent = served->parent;
-		rc = store_view_open(
+		rc = store_snapshot_open(
 			served->parent->store, strrchr(entry->name, '@') + 1, &about.store, error);
 	} else {
 		rc = store_open(&options, &about.store, error);
@@ -206,7 +206,7 @@ int served_open(struct served *served, struct access *rules, struct error *error
 		if (!exports_explain(entry, error)) {
 			exports_advise(entry, error);
 		}
-		served_blame(entry, error);
+		served_export_blame(entry, error);
 		return rc;
 	}
 	about.is_volatile = store_info(about.store)->is_volatile;
@@ -215,8 +215,8 @@ int served_open(struct served *served, struct access *rules, struct error *error
 	return rc;
 }
 
-int served_look(struct served *served, const uint64_t *wanted, char line[SERVED_LINE_BYTES],
-	struct error *error)
+int served_export_check_size(struct served_export *served, const uint64_t *wanted,
+	char line[SERVED_EXPORT_LINE_BYTES], struct error *error)
 {
 	const char *name = served->about.name;
 	uint64_t before = served->size;
@@ -247,14 +247,15 @@ int served_look(struct served *served, const uint64_t *wanted, char line[SERVED_
 			"connected clients beyond its end fail",
 			shown, new, old);
 	}
-	snprintf(line, SERVED_LINE_BYTES, "export \"%s\": size=%s (was %s)", shown, new, old);
+	snprintf(
+		line, SERVED_EXPORT_LINE_BYTES, "export \"%s\": size=%s (was %s)", shown, new, old);
 	return size > before;
 }
 
-int served_create(const struct server_export *entry, const struct server_settings *settings,
-	struct served **served_out, struct error *error)
+int served_export_create(const struct server_export *entry, const struct server_settings *settings,
+	struct served_export **served_out, struct error *error)
 {
-	struct served *served = calloc(1, sizeof(*served));
+	struct served_export *served = calloc(1, sizeof(*served));
 	int rc;
 
 	if (served == NULL) {
@@ -270,7 +271,7 @@ int served_create(const struct server_export *entry, const struct server_setting
 	return 0;
 }
 
-void served_free(struct served *served)
+void served_export_free(struct served_export *served)
 {
 	if (served != NULL) {
 		export_put(served->export);
@@ -284,7 +285,7 @@ void served_free(struct served *served)
 int exports_create(uint32_t room, struct exports *exports, struct error *error)
 {
 	*exports = (struct exports){
-		.list = calloc(MAX(room, 1U), sizeof(struct served *)),
+		.list = calloc(MAX(room, 1U), sizeof(struct served_export *)),
 		.exports = calloc(MAX(room, 1U), sizeof(struct export *)),
 		.paths = calloc(MAX(room, 1U), sizeof(char *)),
 	};
@@ -295,7 +296,7 @@ int exports_create(uint32_t room, struct exports *exports, struct error *error)
 	return 0;
 }
 
-void exports_append(struct exports *exports, struct served *served)
+void exports_append(struct exports *exports, struct served_export *served)
 {
 	exports->list[exports->count] = served;
 	exports->exports[exports->count] = served->export;
@@ -321,43 +322,44 @@ bool exports_end(const struct exports *exports)
 	return left == 0;
 }
 
-int gone_create(const struct served *served, struct gone **gone_out, struct error *error)
+int removed_export_create(const struct served_export *served, struct removed_export **removed_out,
+	struct error *error)
 {
 	size_t path_bytes = strlen(served->about.path) + 1;
-	struct gone *gone = malloc(sizeof(*gone) + path_bytes);
+	struct removed_export *removed = malloc(sizeof(*removed) + path_bytes);
 
-	if (gone == NULL) {
+	if (removed == NULL) {
 		return error_set(error, -ENOMEM, "no memory for a change");
 	}
-	*gone = (struct gone){ .use = export_use_get(served->export) };
-	memcpy(gone->path, served->about.path, path_bytes);
-	*gone_out = gone;
+	*removed = (struct removed_export){ .use = export_use_get(served->export) };
+	memcpy(removed->path, served->about.path, path_bytes);
+	*removed_out = removed;
 	return 0;
 }
 
-void gone_free(struct gone *gone)
+void removed_export_free(struct removed_export *removed)
 {
-	if (gone != NULL) {
-		export_use_put(gone->use);
-		free(gone);
+	if (removed != NULL) {
+		export_use_put(removed->use);
+		free(removed);
 	}
 }
 
-void exports_remember(struct exports *exports, struct gone *gone)
+void exports_remember(struct exports *exports, struct removed_export *removed)
 {
-	struct gone **link = &exports->gone;
+	struct removed_export **link = &exports->removed;
 
 	while (*link != NULL) {
-		struct gone *old = *link;
+		struct removed_export *old = *link;
 
 		if (export_use_is_over(old->use)) {
 			*link = old->next;
-			gone_free(old);
+			removed_export_free(old);
 		} else {
 			link = &old->next;
 		}
 	}
-	*link = gone;
+	*link = removed;
 }
 
 static json_t *settings_json(const struct server_settings *settings)
@@ -376,7 +378,7 @@ json_t *exports_json(const struct exports *exports)
 	json_t *all = json_array();
 
 	for (uint32_t i = 0; i < exports->count; i++) {
-		const struct served *served = exports->list[i];
+		const struct served_export *served = exports->list[i];
 		const struct server_export *about = &served->about;
 		char path[4 * PATH_MAX];
 
@@ -402,14 +404,14 @@ json_t *exports_json(const struct exports *exports)
 
 void exports_close(struct exports *exports)
 {
-	struct gone *gone;
+	struct removed_export *removed;
 
-	while ((gone = exports->gone) != NULL) {
-		exports->gone = gone->next;
-		gone_free(gone);
+	while ((removed = exports->removed) != NULL) {
+		exports->removed = removed->next;
+		removed_export_free(removed);
 	}
 	for (uint32_t i = 0; i < exports->count; i++) {
-		served_free(exports->list[i]);
+		served_export_free(exports->list[i]);
 	}
 	exports_free(exports);
 }
@@ -418,19 +420,19 @@ static int open_next(const struct server_export *entry, struct access *rules,
 	const struct upgrade_take *take, struct exports *exports, struct error *error)
 {
 	static const struct server_settings none;
-	struct served *served;
-	int rc = served_create(entry, &none, &served, error);
+	struct served_export *served;
+	int rc = served_export_create(entry, &none, &served, error);
 
 	if (rc < 0) {
 		access_put(rules);
 		return rc;
 	}
 	served->is_added = entry->is_added;
-	served->passed = upgrade_take_disk(take, entry->name, exports->count);
-	rc = served_open(served, rules, error);
-	served->passed = NULL;
+	served->inherited = upgrade_take_disk(take, entry->name, exports->count);
+	rc = served_export_open(served, rules, error);
+	served->inherited = NULL;
 	if (rc < 0) {
-		served_free(served);
+		served_export_free(served);
 	} else {
 		exports_append(exports, served);
 	}

@@ -285,8 +285,8 @@ static struct reload_request *next_request(struct reload *reload)
 		return list_entry(node, struct reload_request, node);
 	}
 	reload->looks = false;
-	if (reload->begun && snapshots_have_gone(reload->options.exports)) {
-		request = reload_request_create(REQUEST_SNAPSHOTS_GONE);
+	if (reload->begun && snapshots_were_dropped(reload->options.exports)) {
+		request = reload_request_create(REQUEST_SNAPSHOTS_DROPPED);
 	}
 	return request != NULL ? request : &reload->look;
 }

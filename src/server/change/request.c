@@ -33,7 +33,7 @@ void reload_request_free(struct reload_request *request)
 	json_decref(request->lines);
 	free(request->name);
 	free(request->path);
-	free(request->view);
+	free(request->snapshot);
 	server_settings_fini(&request->settings);
 	free(request);
 }
@@ -126,8 +126,8 @@ int reload_request_take_snapshot(
 		request->deadline_ns = 0;
 	}
 	request->name = strdup(export);
-	request->view = strdup(name);
-	return request->name != NULL && request->view != NULL
+	request->snapshot = strdup(name);
+	return request->name != NULL && request->snapshot != NULL
 		       ? 0
 		       : error_set(error, -ENOMEM, "out of memory");
 }
@@ -184,7 +184,7 @@ static int look_at_size(const struct exports *exports, const struct reload_reque
 {
 	const char *text = request->settings.list[0].value;
 	bool is_auto = text != NULL && strcmp(text, "auto") == 0;
-	char line[SERVED_LINE_BYTES];
+	char line[SERVED_EXPORT_LINE_BYTES];
 	char shown[SHOWN_BYTES];
 	uint64_t wanted = 0;
 	int rc = is_auto	? 0
@@ -199,7 +199,8 @@ static int look_at_size(const struct exports *exports, const struct reload_reque
 		if (strcmp(exports->list[i]->about.name, request->name) != 0) {
 			continue;
 		}
-		rc = served_look(exports->list[i], is_auto ? NULL : &wanted, line, error);
+		rc = served_export_check_size(
+			exports->list[i], is_auto ? NULL : &wanted, line, error);
 		news->lines = json_array();
 		if (rc > 0) {
 			json_array_append_new(news->lines, json_string(line));
@@ -214,9 +215,9 @@ void reload_look_at_sizes(const struct exports *exports)
 {
 
 	for (uint32_t i = 0; i < exports->count; i++) {
-		char line[SERVED_LINE_BYTES];
+		char line[SERVED_EXPORT_LINE_BYTES];
 		struct error error;
-		int rc = served_look(exports->list[i], NULL, line, &error);
+		int rc = served_export_check_size(exports->list[i], NULL, line, &error);
 
 		if (rc < 0) {
 			log_warning("%s", error.text);
@@ -231,7 +232,7 @@ static int change_request_foresee(const struct reload_options *options,
 	struct reload_request *request, struct reload_news *news, struct error *error)
 {
 	struct forecast *forecast = forecast_create(options->reactor_count);
-	char line[SERVED_LINE_BYTES];
+	char line[SERVED_EXPORT_LINE_BYTES];
 	int rc = forecast != NULL ? 0 : error_set(error, -ENOMEM, "no memory for a change");
 
 	if (rc == 0 && news->change != NULL) {
@@ -299,8 +300,8 @@ int reload_request_read(const struct reload_options *options,
 	} else if (rc == 0 && (request->action == REQUEST_SNAPSHOT_CREATE ||
 				      request->action == REQUEST_SNAPSHOT_DELETE)) {
 		rc = snapshot_change(options, request, news->change, error);
-	} else if (rc == 0 && request->action == REQUEST_SNAPSHOTS_GONE) {
-		rc = snapshots_remove_gone(options->exports, news->change, error);
+	} else if (rc == 0 && request->action == REQUEST_SNAPSHOTS_DROPPED) {
+		rc = snapshots_remove_dropped(options->exports, news->change, error);
 	}
 	if (rc == 0 && request->action <= REQUEST_RELOAD) {
 		rc = change_request_foresee(options, request, news, error);

@@ -23,8 +23,8 @@ enum request_action {
 	REQUEST_REMOVE,
 	REQUEST_SNAPSHOT_CREATE,
 	REQUEST_SNAPSHOT_DELETE,
-	REQUEST_SNAPSHOTS_GONE, /* remove exports of snapshots that stores have dropped */
-	REQUEST_RESIZE,		/* one export might have grown */
+	REQUEST_SNAPSHOTS_DROPPED, /* remove exports of snapshots that stores have dropped */
+	REQUEST_RESIZE,		   /* one export might have grown */
 };
 
 struct reload_request {
@@ -35,7 +35,7 @@ struct reload_request {
 	struct control_client *client;
 	char *name;
 	char *path;
-	char *view; /* name of a snapshot */
+	char *snapshot; /* name of a snapshot */
 	struct server_settings settings;
 	uint64_t deadline_ns;
 

@@ -12,7 +12,7 @@
 enum { SHOWN_BYTES = 120 };
 
 /* "export \"x\"" */
-static const char *change_snapshot_label(const struct served *served, char out[SHOWN_BYTES])
+static const char *change_snapshot_label(const struct served_export *served, char out[SHOWN_BYTES])
 {
 	const char *name = served->about.name;
 	char shown[SHOWN_BYTES - 16];
@@ -22,7 +22,7 @@ static const char *change_snapshot_label(const struct served *served, char out[S
 	return out;
 }
 
-static struct served *change_snapshot_find(const struct exports *exports, const char *name)
+static struct served_export *change_snapshot_find(const struct exports *exports, const char *name)
 {
 	for (uint32_t i = 0; i < exports->count; i++) {
 		if (strcmp(exports->list[i]->about.name, name) == 0) {
@@ -33,14 +33,14 @@ static struct served *change_snapshot_find(const struct exports *exports, const 
 }
 
 /* Returns the export that serves the snapshot, or NULL. */
-static struct served *find_view(
-	const struct exports *exports, const struct served *parent, const char *view)
+static struct served_export *find_snapshot(
+	const struct exports *exports, const struct served_export *parent, const char *snapshot)
 {
 	for (uint32_t i = 0; i < exports->count; i++) {
-		struct served *served = exports->list[i];
+		struct served_export *served = exports->list[i];
 
 		if (served->parent == parent->export &&
-			strcmp(strrchr(served->about.name, '@') + 1, view) == 0) {
+			strcmp(strrchr(served->about.name, '@') + 1, snapshot) == 0) {
 			return served;
 		}
 	}
@@ -49,13 +49,14 @@ static struct served *find_view(
 
 /* Returns whether the snapshot exists. about_out: NULL, or receives the store's description of
  * it. */
-static bool has_view(const struct served *parent, const char *view, struct store_view *about_out)
+static bool has_snapshot(
+	const struct served_export *parent, const char *snapshot, struct store_snapshot *about_out)
 {
-	struct store_view list[STORE_VIEWS_MAX];
-	uint32_t count = store_views(parent->export->store, list);
+	struct store_snapshot list[STORE_SNAPSHOTS_MAX];
+	uint32_t count = store_snapshots(parent->export->store, list);
 
 	for (uint32_t i = 0; i < count; i++) {
-		if (strcmp(list[i].name, view) == 0) {
+		if (strcmp(list[i].name, snapshot) == 0) {
 			if (about_out != NULL) {
 				*about_out = list[i];
 			}
@@ -70,7 +71,7 @@ static bool has_view(const struct served *parent, const char *view, struct store
 /* One request to a store, for which a thread waits. */
 struct ask {
 	struct reactor_task task;
-	struct store_view_request request;
+	struct store_snapshot_request request;
 	struct store *store;
 	struct engine *engine;
 	pthread_mutex_t lock;
@@ -78,7 +79,7 @@ struct ask {
 	bool is_done; /* under the lock */
 };
 
-static void change_snapshot_asked(struct store_view_request *request)
+static void change_snapshot_asked(struct store_snapshot_request *request)
 {
 	struct ask *ask = container_of(request, struct ask, request);
 
@@ -95,7 +96,7 @@ static void change_snapshot_begin(struct engine *engine, void *context)
 
 	ask->engine = engine;
 	engine_hold(engine);
-	store_view_ask(ask->store, &ask->request);
+	store_snapshot_ask(ask->store, &ask->request);
 }
 
 /* Returns the reactor on which the store was started. */
@@ -110,7 +111,7 @@ static struct reactor *reactor_of(const struct reload_options *options, const st
 }
 
 static int ask_store(const struct reload_options *options, struct reload *reload,
-	const struct served *parent, enum store_view_action action, const char *view,
+	const struct served_export *parent, enum store_snapshot_action action, const char *snapshot,
 	struct error *error)
 {
 	struct ask ask = {
@@ -122,12 +123,12 @@ static int ask_store(const struct reload_options *options, struct reload *reload
 	};
 	char shown[SHOWN_BYTES];
 
-	if (strlen(view) >= sizeof(ask.request.view.name)) {
+	if (strlen(snapshot) >= sizeof(ask.request.snapshot.name)) {
 		return error_set(error, -EINVAL, "a snapshot name must have at most %d bytes",
-			STORE_VIEW_NAME_BYTES - 1);
+			STORE_SNAPSHOT_NAME_BYTES - 1);
 	}
-	memcpy(ask.request.view.name, view, strlen(view) + 1);
-	ask.request.view.created_s = (uint64_t)time(NULL);
+	memcpy(ask.request.snapshot.name, snapshot, strlen(snapshot) + 1);
+	ask.request.snapshot.created_s = (uint64_t)time(NULL);
 	ask.task.context = &ask;
 	if (!reload_post(reload, reactor_of(options, parent->export), &ask.task)) {
 		return error_set(error, -ESHUTDOWN, "the server is stopping");
@@ -154,15 +155,15 @@ static int no_export(const char *name, struct error *error)
 }
 
 static int find_parent(const struct exports *exports, const char *name,
-	const struct served **parent_out, struct error *error)
+	const struct served_export **parent_out, struct error *error)
 {
-	const struct served *parent = change_snapshot_find(exports, name);
+	const struct served_export *parent = change_snapshot_find(exports, name);
 	char shown[SHOWN_BYTES];
 
 	if (parent == NULL) {
 		return no_export(name, error);
 	}
-	if (!store_has_views(parent->export->store)) {
+	if (!store_has_snapshots(parent->export->store)) {
 		return error_set(error, -EOPNOTSUPP,
 			"%s cannot have snapshots; only flash stores (flash:PATH) support them",
 			change_snapshot_label(parent, shown));
@@ -172,22 +173,24 @@ static int find_parent(const struct exports *exports, const char *name,
 }
 
 static int change_snapshot_create(const struct reload_options *options,
-	struct reload_request *request, const struct served *parent, struct change *change,
+	struct reload_request *request, const struct served_export *parent, struct change *change,
 	struct error *error)
 {
-	const struct served *gone = find_view(options->exports, parent, request->view);
+	const struct served_export *dropped =
+		find_snapshot(options->exports, parent, request->snapshot);
 	char shown[SHOWN_BYTES];
 	int rc;
 
-	if (gone != NULL && !has_view(parent, request->view, NULL)) {
+	if (dropped != NULL && !has_snapshot(parent, request->snapshot, NULL)) {
 		return error_set(error, -EEXIST,
 			"the snapshot of %s was dropped and its clients are being disconnected; "
 			"try again",
-			change_snapshot_label(gone, shown));
+			change_snapshot_label(dropped, shown));
 	}
-	rc = ask_store(options, request->reload, parent, STORE_VIEW_CREATE, request->view, error);
+	rc = ask_store(
+		options, request->reload, parent, STORE_SNAPSHOT_CREATE, request->snapshot, error);
 	if (rc == 0) {
-		rc = change_add_view(change, parent, request->view, NULL, error);
+		rc = change_add_snapshot(change, parent, request->snapshot, NULL, error);
 		if (rc < 0) {
 			snapshot_undo(options, request);
 		}
@@ -196,15 +199,16 @@ static int change_snapshot_create(const struct reload_options *options,
 }
 
 static int delete_one(const struct reload_options *options, struct reload_request *request,
-	const struct served *parent, struct change *change, struct error *error)
+	const struct served_export *parent, struct change *change, struct error *error)
 {
-	const struct served *served = find_view(options->exports, parent, request->view);
+	const struct served_export *served =
+		find_snapshot(options->exports, parent, request->snapshot);
 	/* Relaxed, because a client that connects now gets errors in any case. */
 	uint32_t clients = served == NULL ? 0
 					  : atomic_load_explicit(&served->export->connections,
 						    memory_order_relaxed);
-	struct store_view about = { 0 };
-	bool is_there = has_view(parent, request->view, &about);
+	struct store_snapshot about = { 0 };
+	bool is_there = has_snapshot(parent, request->snapshot, &about);
 	char shown[SHOWN_BYTES];
 	int rc = 0;
 
@@ -212,7 +216,7 @@ static int delete_one(const struct reload_options *options, struct reload_reques
 		return error_set(error, -EBUSY,
 			"a push uses the snapshot '%s' of %s; end the push with --now or 'gmblock "
 			"push --cancel'",
-			request->view, change_snapshot_label(parent, shown));
+			request->snapshot, change_snapshot_label(parent, shown));
 	}
 	if (clients > 0 && request->deadline_ns > 0) {
 		return error_set(error, -EBUSY,
@@ -220,8 +224,8 @@ static int delete_one(const struct reload_options *options, struct reload_reques
 			change_snapshot_label(served, shown), clients, clients == 1 ? "" : "s");
 	}
 	if (served == NULL || is_there) {
-		rc = ask_store(
-			options, request->reload, parent, STORE_VIEW_DELETE, request->view, error);
+		rc = ask_store(options, request->reload, parent, STORE_SNAPSHOT_DELETE,
+			request->snapshot, error);
 	}
 	return rc == 0 && served != NULL ? change_remove(change, served->about.name, error) : rc;
 }
@@ -229,7 +233,7 @@ static int delete_one(const struct reload_options *options, struct reload_reques
 int snapshot_change(const struct reload_options *options, struct reload_request *request,
 	struct change *change, struct error *error)
 {
-	const struct served *parent = NULL;
+	const struct served_export *parent = NULL;
 	int rc = find_parent(options->exports, request->name, &parent, error);
 
 	if (rc < 0) {
@@ -242,13 +246,13 @@ int snapshot_change(const struct reload_options *options, struct reload_request 
 
 void snapshot_undo(const struct reload_options *options, struct reload_request *request)
 {
-	const struct served *parent = change_snapshot_find(options->exports, request->name);
+	const struct served_export *parent = change_snapshot_find(options->exports, request->name);
 	struct error error;
 
-	if (ask_store(options, request->reload, parent, STORE_VIEW_DELETE, request->view, &error) <
-		0) {
+	if (ask_store(options, request->reload, parent, STORE_SNAPSHOT_DELETE, request->snapshot,
+		    &error) < 0) {
 		log_warning("%s: the snapshot '%s' was not deleted, and is not served: %s",
-			request->name, request->view, error.text);
+			request->name, request->snapshot, error.text);
 	}
 }
 
@@ -256,18 +260,19 @@ void snapshot_undo(const struct reload_options *options, struct reload_request *
 
 /* Returns the next export, from *index_inout on, of a snapshot that its store has dropped; NULL at
  * the end. */
-static const struct served *next_gone(const struct exports *exports, uint32_t *index_inout)
+static const struct served_export *next_dropped(
+	const struct exports *exports, uint32_t *index_inout)
 {
 	while (*index_inout < exports->count) {
-		const struct served *served = exports->list[(*index_inout)++];
-		const char *view = strrchr(served->about.name, '@');
-		struct store_view list[STORE_VIEWS_MAX];
+		const struct served_export *served = exports->list[(*index_inout)++];
+		const char *snapshot = strrchr(served->about.name, '@');
+		struct store_snapshot list[STORE_SNAPSHOTS_MAX];
 		uint32_t count;
 		bool is_there = served->parent == NULL;
 
-		count = is_there ? 0 : store_views(served->parent->store, list);
+		count = is_there ? 0 : store_snapshots(served->parent->store, list);
 		for (uint32_t i = 0; i < count; i++) {
-			is_there |= strcmp(list[i].name, view + 1) == 0;
+			is_there |= strcmp(list[i].name, snapshot + 1) == 0;
 		}
 		if (!is_there) {
 			return served;
@@ -276,46 +281,48 @@ static const struct served *next_gone(const struct exports *exports, uint32_t *i
 	return NULL;
 }
 
-bool snapshots_have_gone(const struct exports *exports)
+bool snapshots_were_dropped(const struct exports *exports)
 {
 	uint32_t index = 0;
 
-	return next_gone(exports, &index) != NULL;
+	return next_dropped(exports, &index) != NULL;
 }
 
-int snapshots_remove_gone(const struct exports *exports, struct change *change, struct error *error)
+int snapshots_remove_dropped(
+	const struct exports *exports, struct change *change, struct error *error)
 {
-	const struct served *gone;
+	const struct served_export *dropped;
 	uint32_t index = 0;
 	int rc = 0;
 
-	while (rc == 0 && (gone = next_gone(exports, &index)) != NULL) {
-		rc = change_remove(change, gone->about.name, error);
+	while (rc == 0 && (dropped = next_dropped(exports, &index)) != NULL) {
+		rc = change_remove(change, dropped->about.name, error);
 	}
 	return rc;
 }
 
 /* --- all snapshots --------------------------------------------------------------------------- */
 
-static json_t *view_json(
-	const struct exports *exports, const struct served *parent, const struct store_view *view)
+static json_t *snapshot_json(const struct exports *exports, const struct served_export *parent,
+	const struct store_snapshot *snapshot)
 {
-	const struct served *served = find_view(exports, parent, view->name);
+	const struct served_export *served = find_snapshot(exports, parent, snapshot->name);
 	json_int_t clients = served == NULL
 				     /* The job that made it counts as a connection. */
-				     ? view->is_temporary
+				     ? snapshot->is_temporary
 				     : (json_int_t)atomic_load_explicit(
 					       &served->export->connections, memory_order_relaxed);
 
 	return json_pack("{s:s, s:s, s:I, s:s?, s:I}", "export", parent->about.name, "name",
-		view->name, "created", (json_int_t)view->created_s, "served_as",
+		snapshot->name, "created", (json_int_t)snapshot->created_s, "served_as",
 		served != NULL ? served->about.name : NULL, "connections", clients);
 }
 
 int snapshots_json(
 	const struct exports *exports, const char *name, json_t **all_out, struct error *error)
 {
-	const struct served *only = name != NULL ? change_snapshot_find(exports, name) : NULL;
+	const struct served_export *only =
+		name != NULL ? change_snapshot_find(exports, name) : NULL;
 	char shown[SHOWN_BYTES];
 	json_t *all;
 
@@ -328,14 +335,14 @@ int snapshots_json(
 	}
 	all = json_array();
 	for (uint32_t i = 0; i < exports->count; i++) {
-		const struct served *served = exports->list[i];
-		struct store_view list[STORE_VIEWS_MAX];
+		const struct served_export *served = exports->list[i];
+		struct store_snapshot list[STORE_SNAPSHOTS_MAX];
 		uint32_t count = only == NULL || served == only
-					 ? store_views(served->export->store, list)
+					 ? store_snapshots(served->export->store, list)
 					 : 0;
 
 		for (uint32_t k = 0; k < count; k++) {
-			json_array_append_new(all, view_json(exports, served, &list[k]));
+			json_array_append_new(all, snapshot_json(exports, served, &list[k]));
 		}
 	}
 	*all_out = all;
@@ -343,8 +350,8 @@ int snapshots_json(
 }
 
 /* Returns the snapshot's keys from the process that this one took over from, or NULL. */
-static const struct server_export *find_keys(
-	const struct change_options *options, const struct served *parent, const char *view)
+static const struct server_export *find_keys(const struct change_options *options,
+	const struct served_export *parent, const char *snapshot)
 {
 	const struct server_config *config = options->running;
 	size_t bytes = strlen(parent->about.name);
@@ -353,15 +360,15 @@ static const struct server_export *find_keys(
 		const char *name = config->snapshots[i].name;
 
 		if (strncmp(name, parent->about.name, bytes) == 0 && name[bytes] == '@' &&
-			strcmp(name + bytes + 1, view) == 0) {
+			strcmp(name + bytes + 1, snapshot) == 0) {
 			return &config->snapshots[i];
 		}
 	}
 	return NULL;
 }
 
-static void serve_view(const struct change_options *options, const struct served *parent,
-	const char *view, struct exports *exports)
+static void serve_snapshot(const struct change_options *options, const struct served_export *parent,
+	const char *snapshot, struct exports *exports)
 {
 	struct change *change = NULL;
 	struct error error;
@@ -369,8 +376,8 @@ static void serve_view(const struct change_options *options, const struct served
 	int rc = change_create(options, &change, &error);
 
 	if (rc == 0) {
-		rc = change_add_view(
-			change, parent, view, find_keys(options, parent, view), &error);
+		rc = change_add_snapshot(
+			change, parent, snapshot, find_keys(options, parent, snapshot), &error);
 	}
 	if (rc == 0) {
 		rc = change_open(change, &error);
@@ -381,7 +388,7 @@ static void serve_view(const struct change_options *options, const struct served
 	if (rc == 0) {
 		change_commit(change, exports);
 	} else {
-		log_warning("the snapshot '%s' of %s is not served: %s", view,
+		log_warning("the snapshot '%s' of %s is not served: %s", snapshot,
 			change_snapshot_label(parent, shown), error.text);
 	}
 	change_put(change);
@@ -392,14 +399,14 @@ bool snapshots_serve(const struct change_options *options, struct exports *expor
 	uint32_t before = exports->count;
 
 	for (uint32_t i = 0; i < before; i++) {
-		const struct served *parent = exports->list[i];
-		struct store_view list[STORE_VIEWS_MAX];
-		uint32_t count = store_views(parent->export->store, list);
+		const struct served_export *parent = exports->list[i];
+		struct store_snapshot list[STORE_SNAPSHOTS_MAX];
+		uint32_t count = store_snapshots(parent->export->store, list);
 
 		for (uint32_t k = 0; k < count; k++) {
 			if (!list[k].is_temporary &&
-				find_view(exports, parent, list[k].name) == NULL) {
-				serve_view(options, parent, list[k].name, exports);
+				find_snapshot(exports, parent, list[k].name) == NULL) {
+				serve_snapshot(options, parent, list[k].name, exports);
 			}
 		}
 	}

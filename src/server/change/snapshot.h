@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Private to src/server: snapshots of the disks of exports; stores call them views (store/store.h).
+ * Private to src/server: snapshots of the disks of exports (store/store.h).
  * Each is served as a separate read-only export, NAME@SNAPSHOT.
  *
  *   "snapshot" ─▶ reload thread: snapshot_change() ─▶ the store, on its reactor
@@ -22,9 +22,9 @@ GMB_MUST_CHECK int snapshot_change(const struct reload_options *options,
 void snapshot_undo(const struct reload_options *options, struct reload_request *request);
 /* Returns whether there are exports of snapshots that their stores have dropped. Reload thread,
  * while no change is in progress. */
-bool snapshots_have_gone(const struct exports *exports);
+bool snapshots_were_dropped(const struct exports *exports);
 /* Removes those exports in the change. Reload thread, while no other change is in progress. */
-GMB_MUST_CHECK int snapshots_remove_gone(
+GMB_MUST_CHECK int snapshots_remove_dropped(
 	const struct exports *exports, struct change *change, struct error *error);
 /* Lists the snapshots of the named export, or of all exports if name is NULL, as an array that the
  * caller owns. -ENOENT: there is no such export. -EOPNOTSUPP: the export is itself a snapshot. Main

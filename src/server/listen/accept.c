@@ -9,7 +9,7 @@
 #include "base/log.h"
 #include "base/rights.h"
 #include "base/work.h"
-#include "server/listen/reach.h"
+#include "server/listen/address.h"
 
 #define ACCEPT_PAUSE_NS UINT64_C(100000000)
 
@@ -140,7 +140,7 @@ static struct reactor *emptiest_reactor(const struct acceptor *acceptor)
 }
 
 /* Frees entries without connections while it searches. Acquire pairs with the release in
- * endpoint_gone(), after which the reactor does not use the count. NULL: no memory. */
+ * endpoint_closed(), after which the reactor does not use the count. NULL: no memory. */
 static struct peer_count *listen_accept_count_of(
 	struct acceptor *acceptor, const struct peer_identity *identity)
 {
@@ -217,7 +217,7 @@ static void place_connection(const struct door *door, int fd)
 	listener_peer(fd, &endpoint.peer);
 	endpoint.peer.listener = door->listener;
 	if (listen_accept_admit(acceptor, &endpoint.peer)) {
-		reactor_hand_over(emptiest_reactor(acceptor), &endpoint);
+		reactor_dispatch(emptiest_reactor(acceptor), &endpoint);
 	} else {
 		ring_socket_close(acceptor->ring, fd);
 	}
@@ -226,8 +226,8 @@ static void place_connection(const struct door *door, int fd)
 void acceptor_adopt(struct acceptor *acceptor, const struct session_kind *kind,
 	const struct session_record *record, int fd)
 {
-	const struct listener *listener =
-		reach_of_socket(acceptor->options.listeners, acceptor->options.listener_count, fd);
+	const struct listener *listener = listen_address_find(
+		acceptor->options.listeners, acceptor->options.listener_count, fd);
 	struct endpoint endpoint = { .kind = kind, .fd = fd };
 	struct peer_count *count;
 

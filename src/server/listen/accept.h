@@ -36,7 +36,7 @@ GMB_MUST_CHECK int acceptor_create(const struct acceptor_options *options,
  * no-op. */
 void acceptor_destroy(struct acceptor *acceptor);
 
-/* Takes a connection of another process (engine/pass.h). The limits do not apply, because the
+/* Takes a connection of another process (engine/handover.h). The limits do not apply, because the
  * connection was established before. The acceptor is not started, and the reactors are paused. */
 void acceptor_adopt(struct acceptor *acceptor, const struct session_kind *kind,
 	const struct session_record *record, int fd);

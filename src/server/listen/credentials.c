@@ -327,17 +327,17 @@ int credentials_open(struct server_config *config, struct listener *listeners,
 	return 0;
 }
 
-void credentials_settle(struct credentials *credentials)
+void credentials_synchronize(struct credentials *credentials)
 {
 	if (credentials == NULL) {
 		return;
 	}
 	if (credentials->pool != NULL) {
-		tls_pool_settle(credentials->pool);
+		tls_pool_synchronize(credentials->pool);
 	}
 	for (uint32_t i = 0; i < credentials->place_count; i++) {
 		if (credentials->places[i].opened != NULL) {
-			tls_pool_settle(tls_client_pool(credentials->places[i].opened));
+			tls_pool_synchronize(tls_client_pool(credentials->places[i].opened));
 		}
 	}
 }

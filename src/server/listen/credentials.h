@@ -32,7 +32,7 @@ GMB_MUST_CHECK int credentials_open(struct server_config *config, struct listene
 	uint32_t listener_count, struct credentials **credentials_out, struct error *error);
 /* Stops the handshake threads. Called when no connection is left, before the rings of the
  * connections are destroyed. NULL is a no-op. */
-void credentials_settle(struct credentials *credentials);
+void credentials_synchronize(struct credentials *credentials);
 /* Called when no connection is left; the listeners may be closed. NULL is a no-op. */
 void credentials_close(struct credentials *credentials);
 

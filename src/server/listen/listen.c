@@ -718,7 +718,7 @@ int listener_adopt(int fd, struct listener *listener, struct error *error)
 	return rc;
 }
 
-int listener_adopt_passed(
+int listener_adopt_inherited(
 	const struct upgrade_socket *socket, struct listener *listener, struct error *error)
 {
 	int rc = listener_adopt(socket->fd, listener, error);
@@ -727,7 +727,7 @@ int listener_adopt_passed(
 	if (rc < 0) {
 		return rc;
 	}
-	listener->was_passed = true;
+	listener->was_inherited = true;
 	listener->of_manager = socket->of_manager;
 	if (listener->uri.is_unix && !socket->of_manager) {
 		/* From now on the kernel reports our process ID. */

@@ -30,7 +30,7 @@ struct listener {
 	uint32_t fd_count;
 	bool of_manager; /* the service manager opened it */
 	/* It came from another process, which also has it open (upgrade/take.h). */
-	bool was_passed;
+	bool was_inherited;
 	char *unlink_path; /* the socket file to remove, or NULL */
 	dev_t unlink_device;
 	ino_t unlink_inode;
@@ -62,7 +62,7 @@ GMB_MUST_CHECK int listener_adopt(int fd, struct listener *listener, struct erro
 
 /* Takes over a socket that another process has passed. */
 struct upgrade_socket;
-GMB_MUST_CHECK int listener_adopt_passed(
+GMB_MUST_CHECK int listener_adopt_inherited(
 	const struct upgrade_socket *socket, struct listener *listener, struct error *error);
 /* The new process has failed: calls listen() again on a Unix socket, so that the kernel reports
  * this process as the listener, unless it has changed its user since. */

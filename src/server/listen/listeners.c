@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "base/manager.h"
+#include "server/listen/address.h"
 #include "server/listen/listen.h"
-#include "server/listen/reach.h"
 #include "server/upgrade/take.h"
 
 static const char listen_default[] = "nbd://127.0.0.1:10809";
@@ -105,9 +105,10 @@ static bool is_wanted(const struct opening *opening, struct listener *listener)
 	bool is_wanted = listener->of_manager || opening->config->listen_count == 0;
 
 	for (uint32_t i = 0; !is_wanted && i < opening->config->listen_count; i++) {
-		struct export_uri uri = reach_with_port(&opening->config->listens[i].uri, listener);
+		struct export_uri uri =
+			listen_address_with_port(&opening->config->listens[i].uri, listener);
 
-		is_wanted = is_of_type(&uri, listener) && reach_meets(listener, &uri);
+		is_wanted = is_of_type(&uri, listener) && listen_address_overlaps(listener, &uri);
 		if (is_wanted) {
 			listener->uri.protocol = uri.protocol;
 		}
@@ -115,7 +116,7 @@ static bool is_wanted(const struct opening *opening, struct listener *listener)
 	return is_wanted;
 }
 
-static int listeners_adopt_passed(
+static int listeners_adopt_inherited(
 	struct opening *opening, struct upgrade_take *take, struct error *error)
 {
 	struct upgrade_socket socket;
@@ -124,7 +125,7 @@ static int listeners_adopt_passed(
 	while (rc == 0 && upgrade_take_socket(take, false, &socket)) {
 		struct listener *listener = &opening->listeners[opening->count];
 
-		rc = listener_adopt_passed(&socket, listener, error);
+		rc = listener_adopt_inherited(&socket, listener, error);
 		if (rc == 0 && is_wanted(opening, listener)) {
 			rc = adopted(opening, error);
 		} else if (rc == 0) {
@@ -140,13 +141,13 @@ static int listeners_adopt_passed(
 static bool is_served(
 	const struct opening *opening, uint32_t adopted_count, const struct export_uri *uri)
 {
-	bool is_served = reach_covers(opening->listeners, adopted_count, uri);
+	bool is_served = listen_address_is_served(opening->listeners, adopted_count, uri);
 
 	for (uint32_t i = 0; !is_served && uri->port == 0 && i < adopted_count; i++) {
-		struct export_uri found = reach_with_port(uri, &opening->listeners[i]);
+		struct export_uri found = listen_address_with_port(uri, &opening->listeners[i]);
 
-		is_served = !uri->is_unix && opening->listeners[i].was_passed &&
-			    reach_covers(opening->listeners, adopted_count, &found);
+		is_served = !uri->is_unix && opening->listeners[i].was_inherited &&
+			    listen_address_is_served(opening->listeners, adopted_count, &found);
 	}
 	return is_served;
 }
@@ -174,7 +175,7 @@ static int adopt_settings(struct opening *opening, uint32_t adopted_count,
 		bool is_set = listener->settings != &opening->config->tls;
 
 		if (strcmp(listener->uri.protocol, entry->uri.protocol) != 0 ||
-			!reach_meets(listener, &entry->uri)) {
+			!listen_address_overlaps(listener, &entry->uri)) {
 			continue;
 		}
 		if (is_set && !server_tls_equal(listener->settings, &entry->tls)) {
@@ -231,7 +232,7 @@ int listeners_open(const struct server_config *config, struct upgrade_take *take
 	}
 	rc = adopt_sockets(&opening, adopted_count, error);
 	if (rc == 0) {
-		rc = listeners_adopt_passed(&opening, take, error);
+		rc = listeners_adopt_inherited(&opening, take, error);
 	}
 	if (rc == 0) {
 		rc = open_configured(&opening, error);

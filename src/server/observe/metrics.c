@@ -41,7 +41,7 @@ struct series {
 
 struct writer {
 	FILE *out;
-	const struct summary *summary;
+	const struct totals *totals;
 	bool openmetrics;
 	/* The series of the next table. */
 	struct series *series;
@@ -205,7 +205,7 @@ static struct subject of_export(const struct export *export)
 	};
 }
 
-static struct subject of_client(const struct summary_client *client)
+static struct subject of_client(const struct totals_client *client)
 {
 	return (struct subject){
 		.label = "client", .value = client->name, .value_bytes = strlen(client->name)
@@ -216,14 +216,14 @@ static void write_server(struct writer *w)
 {
 	static const struct subject whole;
 
-	add(w, &whole, &w->summary->counters, false);
+	add(w, &whole, &w->totals->counters, false);
 	end_table(w, &engine_counter_table);
 }
 
 /* Writes the payload memory by kind. */
 static void write_arenas(struct writer *w)
 {
-	const struct path_arena *const arenas[] = { &w->summary->ram, &w->summary->device };
+	const struct path_arena *const arenas[] = { &w->totals->ram, &w->totals->device };
 
 	for (size_t i = 0; i < ARRAY_COUNT(arenas); i++) {
 		const struct subject subject = { .label = "kind",
@@ -239,20 +239,20 @@ static void write_arenas(struct writer *w)
 
 static void write_exports(struct writer *w)
 {
-	const struct server_view *view = w->summary->view;
+	const struct server_view *view = w->totals->view;
 
-	for (size_t i = 0; i < SUMMARY_PARTS; i++) {
-		const struct summary_part *part = &summary_parts[i];
+	for (size_t i = 0; i < TOTALS_PARTS; i++) {
+		const struct totals_part *part = &totals_parts[i];
 
 		for (uint32_t k = 0; k < view->export_count; k++) {
 			struct subject subject = of_export(view->exports[k]);
 
 			subject.second = part->direction != NULL ? "direction" : NULL;
 			subject.second_value = part->direction;
-			add(w, &subject, (const char *)&w->summary->exports[k] + part->offset,
+			add(w, &subject, (const char *)&w->totals->exports[k] + part->offset,
 				false);
 		}
-		if (i + 1 == SUMMARY_PARTS || summary_parts[i + 1].table != part->table) {
+		if (i + 1 == TOTALS_PARTS || totals_parts[i + 1].table != part->table) {
 			end_table(w, part->table);
 		}
 	}
@@ -262,7 +262,7 @@ static void write_exports(struct writer *w)
  * because a series has one value. */
 static void write_layers(struct writer *w)
 {
-	const struct server_view *view = w->summary->view;
+	const struct server_view *view = w->totals->view;
 	const struct store_kind *kind;
 
 	for (uint32_t i = 0; (kind = store_kind_at(i)) != NULL; i++) {
@@ -270,7 +270,7 @@ static void write_layers(struct writer *w)
 
 		for (uint32_t k = 0; table != NULL && k < view->export_count; k++) {
 			const struct subject subject = of_export(view->exports[k]);
-			uint64_t *const *layer = w->summary->exports[k].layers;
+			uint64_t *const *layer = w->totals->exports[k].layers;
 			const struct store *at = view->exports[k]->store;
 
 			while (at != NULL && (at->ops->counters != table || *layer == NULL)) {
@@ -298,12 +298,12 @@ static void write_process(const struct writer *w)
 	metrics_write_head(
 		w, "uptime_seconds", METRIC_GAUGE, "seconds", "Time since the server started");
 	write_gauge(w, "uptime_seconds", &whole, NULL, COUNTER_NS,
-		w->summary->at_ns - w->summary->view->start_ns);
+		w->totals->at_ns - w->totals->view->start_ns);
 }
 
 static void write_rules(const struct writer *w)
 {
-	uint32_t count = rate_rules_count(w->summary->view->rate_rules);
+	uint32_t count = rate_rules_count(w->totals->view->rate_rules);
 
 	if (count > 0) {
 		metrics_write_head(w, "rule_identities", METRIC_GAUGE, NULL,
@@ -316,7 +316,7 @@ static void write_rules(const struct writer *w)
 		struct rate_rule rule;
 		uint32_t identities;
 
-		rate_rules_look(w->summary->view->rate_rules, i, &rule, &identities);
+		rate_rules_look(w->totals->view->rate_rules, i, &rule, &identities);
 		snprintf(label, sizeof(label), "rule=\"%u\"", i + 1);
 		write_gauge(w, "rule_identities", &whole, label, COUNTER_ITEMS, identities);
 	}
@@ -326,15 +326,15 @@ static void write_errors(const struct writer *w)
 {
 	metrics_write_head(w, "export_errors", METRIC_COUNTER, NULL,
 		"Requests that failed on the disk, by error");
-	for (uint32_t i = 0; i < w->summary->view->export_count; i++) {
+	for (uint32_t i = 0; i < w->totals->view->export_count; i++) {
 		for (uint32_t slot = 0; slot < PATH_ERROR_COUNT; slot++) {
-			struct subject subject = of_export(w->summary->view->exports[i]);
+			struct subject subject = of_export(w->totals->view->exports[i]);
 
 			subject.second = "error";
 			subject.second_value = path_error_name(slot);
 			write_name(w, "export_errors", "_total", &subject, NULL);
 			write_value(
-				w, COUNTER_ITEMS, w->summary->exports[i].path.error_counts[slot]);
+				w, COUNTER_ITEMS, w->totals->exports[i].path.error_counts[slot]);
 		}
 	}
 }
@@ -399,13 +399,13 @@ static void write_phases(const struct writer *w, const struct path_stats *sums)
 	metrics_write_head(w, name, METRIC_HISTOGRAM, "seconds",
 		"Time that requests spent in each phase: waiting for memory, a rate limit or "
 		"payload; disk only; disk and network; network only");
-	for (uint32_t i = 0; i < w->summary->view->export_count * STORE_OP_COUNT; i++) {
+	for (uint32_t i = 0; i < w->totals->view->export_count * STORE_OP_COUNT; i++) {
 		uint32_t index = i / STORE_OP_COUNT;
 		int op = (int)(i % STORE_OP_COUNT);
 		const struct path_operation *operation =
-			w->summary->exports[index].path.operations[op];
+			w->totals->exports[index].path.operations[op];
 		struct subject subject =
-			of_operation(of_export(w->summary->view->exports[index]), op);
+			of_operation(of_export(w->totals->view->exports[index]), op);
 
 		for (int state = 0; operation != NULL && state < PATH_STATE_DONE; state++) {
 			char phase[LABEL_BYTES];
@@ -422,7 +422,7 @@ static void write_phases(const struct writer *w, const struct path_stats *sums)
 /* Writes the requests of all sizes, by export and operation. */
 static void write_operations(struct writer *w)
 {
-	uint32_t count = w->summary->view->export_count * STORE_OP_COUNT;
+	uint32_t count = w->totals->view->export_count * STORE_OP_COUNT;
 	struct path_stats *sums = calloc(MAX(count, 1U), sizeof(*sums));
 
 	if (sums == NULL) {
@@ -433,9 +433,9 @@ static void write_operations(struct writer *w)
 		uint32_t index = i / STORE_OP_COUNT;
 		int op = (int)(i % STORE_OP_COUNT);
 		const struct subject subject =
-			of_operation(of_export(w->summary->view->exports[index]), op);
+			of_operation(of_export(w->totals->view->exports[index]), op);
 		const struct path_operation *operation =
-			w->summary->exports[index].path.operations[op];
+			w->totals->exports[index].path.operations[op];
 
 		for (uint32_t k = 0; operation != NULL && k < PATH_SIZE_CLASS_COUNT; k++) {
 			path_stats_merge(&sums[i], &operation->classes[k]);
@@ -452,21 +452,21 @@ static void write_operations(struct writer *w)
 
 static void write_clients(struct writer *w)
 {
-	const struct summary *summary = w->summary;
+	const struct totals *totals = w->totals;
 
-	for (uint32_t i = 0; i < summary->client_count; i++) {
-		const struct subject subject = of_client(&summary->clients[i]);
+	for (uint32_t i = 0; i < totals->client_count; i++) {
+		const struct subject subject = of_client(&totals->clients[i]);
 
-		add(w, &subject, &summary->clients[i], false);
+		add(w, &subject, &totals->clients[i], false);
 	}
-	end_table(w, &summary_client_table);
-	for (uint32_t i = 0; i < summary->client_count; i++) {
+	end_table(w, &totals_client_table);
+	for (uint32_t i = 0; i < totals->client_count; i++) {
 		for (int op = 0; op < STORE_OP_COUNT; op++) {
 			const struct subject subject =
-				of_operation(of_client(&summary->clients[i]), op);
+				of_operation(of_client(&totals->clients[i]), op);
 
-			if (summary->clients[i].operations[op] != NULL) {
-				add(w, &subject, summary->clients[i].operations[op], false);
+			if (totals->clients[i].operations[op] != NULL) {
+				add(w, &subject, totals->clients[i].operations[op], false);
 			}
 		}
 	}
@@ -474,12 +474,12 @@ static void write_clients(struct writer *w)
 }
 
 int metrics_format(
-	const struct summary *summary, bool openmetrics, char **text_out, size_t *bytes_out)
+	const struct totals *totals, bool openmetrics, char **text_out, size_t *bytes_out)
 {
 	char *text = NULL;
 	struct writer w = {
 		.out = open_memstream(&text, bytes_out),
-		.summary = summary,
+		.totals = totals,
 		.openmetrics = openmetrics,
 	};
 	bool failed;

@@ -9,11 +9,11 @@
  */
 #pragma once
 
-#include "server/observe/summary.h"
+#include "server/observe/totals.h"
 
 #define METRICS_TEXT_TYPE	 "text/plain; version=0.0.4; charset=utf-8"
 #define METRICS_OPENMETRICS_TYPE "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 /* The text is terminated; *bytes_out excludes the terminator. */
 GMB_MUST_CHECK int metrics_format(
-	const struct summary *summary, bool openmetrics, char **text_out, size_t *bytes_out);
+	const struct totals *totals, bool openmetrics, char **text_out, size_t *bytes_out);

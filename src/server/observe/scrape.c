@@ -12,7 +12,7 @@
 #include "base/log.h"
 #include "base/uri.h"
 #include "control/control.h"
-#include "server/listen/reach.h"
+#include "server/listen/address.h"
 #include "server/observe/metrics.h"
 #include "server/upgrade/take.h"
 
@@ -134,7 +134,7 @@ static bool scrape_is_loopback(int fd)
 
 /* Rejects other addresses, because metrics contain names of exports and clients, and the connection
  * has neither encryption nor a password. */
-static int check_reach(
+static int check_exposure(
 	const struct export_uri *uri, const struct listener *listener, struct error *error)
 {
 	bool may_be_seen =
@@ -154,32 +154,33 @@ static int check_reach(
 }
 
 /* Adopts the previous process's sockets that match the address; closes others. */
-static int scrape_adopt_passed(const struct export_uri *uri, struct upgrade_take *take,
+static int scrape_adopt_inherited(const struct export_uri *uri, struct upgrade_take *take,
 	struct listener *listener, struct error *error)
 {
 	struct upgrade_socket socket;
-	struct listener passed;
+	struct listener inherited;
 	int rc = 0;
 
 	while (rc == 0 && upgrade_take_socket(take, true, &socket)) {
 		struct export_uri wanted;
 
-		rc = listener_adopt_passed(&socket, &passed, error);
+		rc = listener_adopt_inherited(&socket, &inherited, error);
 		if (rc < 0) {
 			break;
 		}
-		passed.uri.protocol = uri->protocol;
-		wanted = reach_with_port(uri, &passed);
-		if (reach_meets(&passed, &wanted) && listener->fd_count == 0) {
-			*listener = passed;
+		inherited.uri.protocol = uri->protocol;
+		wanted = listen_address_with_port(uri, &inherited);
+		if (listen_address_overlaps(&inherited, &wanted) && listener->fd_count == 0) {
+			*listener = inherited;
 			continue;
 		}
-		if (reach_meets(&passed, &wanted) && listener->fd_count < LISTENER_SOCKETS_MAX) {
-			listener->fds[listener->fd_count++] = passed.fds[0];
-			passed.fd_count = 0;
+		if (listen_address_overlaps(&inherited, &wanted) &&
+			listener->fd_count < LISTENER_SOCKETS_MAX) {
+			listener->fds[listener->fd_count++] = inherited.fds[0];
+			inherited.fd_count = 0;
 		}
-		listener_forget_path(&passed); /* the other process may continue to use it */
-		listener_close(&passed);
+		listener_forget_path(&inherited); /* the other process may continue to use it */
+		listener_close(&inherited);
 	}
 	return rc;
 }
@@ -188,10 +189,10 @@ static int scrape_adopt_passed(const struct export_uri *uri, struct upgrade_take
 static int scrape_take_over(const struct export_uri *uri, struct upgrade_take *take,
 	struct listener *listener, struct error *error)
 {
-	int rc = scrape_adopt_passed(uri, take, listener, error);
-	struct export_uri wanted = reach_with_port(uri, listener);
+	int rc = scrape_adopt_inherited(uri, take, listener, error);
+	struct export_uri wanted = listen_address_with_port(uri, listener);
 
-	if (rc == 0 && listener->fd_count > 0 && !reach_covers(listener, 1, &wanted)) {
+	if (rc == 0 && listener->fd_count > 0 && !listen_address_is_served(listener, 1, &wanted)) {
 		listener_forget_path(listener);
 		listener_close(listener);
 	}
@@ -216,7 +217,7 @@ int scrape_listen(
 		rc = listener_open(&uri, NULL, listener, error);
 	}
 	if (rc == 0) {
-		rc = check_reach(&uri, listener, error);
+		rc = check_exposure(&uri, listener, error);
 		if (rc < 0) {
 			listener_close(listener);
 		}
@@ -232,15 +233,15 @@ int scrape_listen(
 
 static int make_text(struct scrape *scrape, bool openmetrics, struct error *error)
 {
-	struct summary summary;
+	struct totals totals;
 	char *text;
 	size_t bytes;
-	int rc = summary_collect(&scrape->view, &summary);
+	int rc = totals_collect(&scrape->view, &totals);
 
 	if (rc == 0) {
-		rc = metrics_format(&summary, openmetrics, &text, &bytes);
+		rc = metrics_format(&totals, openmetrics, &text, &bytes);
 	}
-	summary_fini(&summary);
+	totals_fini(&totals);
 	if (rc < 0) {
 		return error_set(error, rc, "%s", server_call_error(rc));
 	}
@@ -303,7 +304,7 @@ int scrape_open(struct listener *listener, const struct server_view *view,
 	rc = control_page_serve(&page, scrape, scrape->listener.fds, scrape->listener.fd_count,
 		&scrape->server, error);
 	if (rc < 0) {
-		if (scrape->listener.was_passed) { /* the other process continues to use it */
+		if (scrape->listener.was_inherited) { /* the other process continues to use it */
 			listener_forget_path(&scrape->listener);
 		}
 		scrape_close(scrape);

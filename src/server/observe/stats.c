@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "server/observe/summary.h"
+#include "server/observe/totals.h"
 #include "store/kind.h"
 
 enum {
@@ -128,7 +128,7 @@ static json_t *class_json(const struct path_stats *stats, int op, uint32_t size_
 	return whole;
 }
 
-static json_t *client_json(const struct summary_client *client)
+static json_t *client_json(const struct totals_client *client)
 {
 	json_t *operations = json_array();
 
@@ -140,7 +140,7 @@ static json_t *client_json(const struct summary_client *client)
 	}
 	json_t *whole = json_pack("{s:s, s:o}", "name", client->name, "operations", operations);
 
-	counters_add(whole, &summary_client_table, client);
+	counters_add(whole, &totals_client_table, client);
 	return whole;
 }
 
@@ -181,12 +181,12 @@ static void arena_json(json_t *all, const struct path_arena *arena)
 	}
 }
 
-static json_t *arenas_json(const struct summary *summary)
+static json_t *arenas_json(const struct totals *totals)
 {
 	json_t *all = json_array();
 
-	arena_json(all, &summary->ram);
-	arena_json(all, &summary->device);
+	arena_json(all, &totals->ram);
+	arena_json(all, &totals->device);
 	return all;
 }
 
@@ -216,7 +216,7 @@ static json_t *rules_json(struct rate_rules *rules)
 }
 
 /* The counters of the layers of a store, by layer name. */
-static json_t *layers_json(const struct summary_export *about, const struct store *store)
+static json_t *layers_json(const struct totals_export *about, const struct store *store)
 {
 	json_t *all = json_object();
 
@@ -238,10 +238,10 @@ static json_t *layers_json(const struct summary_export *about, const struct stor
 }
 
 /* Adds the counters of an export, some of them in nested objects. */
-static void parts_add(json_t *whole, const struct summary_export *about)
+static void parts_add(json_t *whole, const struct totals_export *about)
 {
-	for (size_t i = 0; i < SUMMARY_PARTS; i++) {
-		const struct summary_part *part = &summary_parts[i];
+	for (size_t i = 0; i < TOTALS_PARTS; i++) {
+		const struct totals_part *part = &totals_parts[i];
 		json_t *object = whole;
 
 		if (part->member != NULL) {
@@ -255,12 +255,12 @@ static void parts_add(json_t *whole, const struct summary_export *about)
 	}
 }
 
-static json_t *export_json(const struct summary *summary, uint32_t export_index)
+static json_t *export_json(const struct totals *totals, uint32_t export_index)
 {
-	const struct export *entry = summary->view->exports[export_index];
-	const struct summary_export *about = &summary->exports[export_index];
+	const struct export *entry = totals->view->exports[export_index];
+	const struct totals_export *about = &totals->exports[export_index];
 	const struct path_export *sum = &about->path;
-	const char *path = summary->view->paths[export_index];
+	const char *path = totals->view->paths[export_index];
 	json_t *operations = json_array();
 	char shown[PATH_SHOWN_BYTES];
 	struct rate_limits limits;
@@ -309,23 +309,23 @@ static json_t *uris_json(const struct server_view *view)
 
 json_t *stats_document(const struct server_view *view, int *code)
 {
-	struct summary summary;
+	struct totals totals;
 	json_t *document = NULL;
 
-	*code = summary_collect(view, &summary);
+	*code = totals_collect(view, &totals);
 	if (*code == 0) {
 		json_t *exports = json_array();
 
 		for (uint32_t i = 0; i < view->export_count; i++) {
-			json_array_append_new(exports, export_json(&summary, i));
+			json_array_append_new(exports, export_json(&totals, i));
 		}
 		json_t *clients = json_array();
 
-		for (uint32_t i = 0; i < summary.client_count; i++) {
-			json_t *client = client_json(&summary.clients[i]);
+		for (uint32_t i = 0; i < totals.client_count; i++) {
+			json_t *client = client_json(&totals.clients[i]);
 
 			/* "other" is included only if it represents a client. */
-			if (summary.clients[i].session_count > 0 ||
+			if (totals.clients[i].session_count > 0 ||
 				json_array_size(json_object_get(client, "operations")) > 0) {
 				json_array_append(clients, client);
 			}
@@ -338,13 +338,13 @@ json_t *stats_document(const struct server_view *view, int *code)
 		}
 		document = json_pack("{s:s, s:I, s:s, s:f, s:f, s:o, s:o, s:o, s:o, s:o, s:o}",
 			"version", GMBLOCK_VERSION, "pid", (json_int_t)getpid(), "instance",
-			instance, "uptime_seconds", (double)(summary.at_ns - view->start_ns) / 1e9,
-			"clock_seconds", (double)summary.at_ns / 1e9, "uris", uris_json(view),
-			"counters", counters_json(&engine_counter_table, &summary.counters),
-			"arenas", arenas_json(&summary), "rates", rules_json(view->rate_rules),
+			instance, "uptime_seconds", (double)(totals.at_ns - view->start_ns) / 1e9,
+			"clock_seconds", (double)totals.at_ns / 1e9, "uris", uris_json(view),
+			"counters", counters_json(&engine_counter_table, &totals.counters),
+			"arenas", arenas_json(&totals), "rates", rules_json(view->rate_rules),
 			"exports", exports, "clients", clients);
 	}
-	summary_fini(&summary);
+	totals_fini(&totals);
 	return document;
 }
 
@@ -375,11 +375,11 @@ json_t *stats_counters(void)
 
 	observe_stats_describe(all, &engine_counter_table);
 	observe_stats_describe(all, &path_arena_counter_table);
-	for (size_t i = 0; i < SUMMARY_PARTS; i++) {
-		if (summary_parts[i].table != before) {
-			observe_stats_describe(all, summary_parts[i].table);
+	for (size_t i = 0; i < TOTALS_PARTS; i++) {
+		if (totals_parts[i].table != before) {
+			observe_stats_describe(all, totals_parts[i].table);
 		}
-		before = summary_parts[i].table;
+		before = totals_parts[i].table;
 	}
 	observe_stats_describe(all, &path_stats_counter_table);
 	for (uint32_t i = 0; (kind = store_kind_at(i)) != NULL; i++) {
@@ -387,6 +387,6 @@ json_t *stats_counters(void)
 			observe_stats_describe(all, kind->ops->counters);
 		}
 	}
-	observe_stats_describe(all, &summary_client_table);
+	observe_stats_describe(all, &totals_client_table);
 	return json_pack("{s:o}", "counters", all);
 }

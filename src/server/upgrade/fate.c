@@ -58,7 +58,7 @@ static void list_ends(const struct engine_fate *fate, bool in_handshake, char li
 
 		/* Sessions of a kind that can be handed over end only because of this layer. */
 		fate_add(list,
-			kind->can_pass != NULL ? "TLS not handled by the kernel" : kind->name,
+			kind->can_hand_over != NULL ? "TLS not handled by the kernel" : kind->name,
 			fate->end[i].count);
 	}
 	fate_add(list, "no export chosen yet", in_handshake ? fate->handshakes : 0);
@@ -69,7 +69,7 @@ json_t *upgrade_fate_json(const struct engine_fate *fate)
 	char list[LIST_BYTES];
 
 	list_ends(fate, false, list);
-	return json_pack("{s:I, s:I, s:s, s:I}", "connections", (json_int_t)fate->pass,
+	return json_pack("{s:I, s:I, s:s, s:I}", "connections", (json_int_t)fate->handed_over,
 		"connections_ended", (json_int_t)upgrade_fate_ends(fate, false), "ended", list,
 		"handshakes", (json_int_t)fate->handshakes);
 }

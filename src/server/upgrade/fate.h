@@ -9,7 +9,7 @@
 
 #include <jansson.h>
 
-#include "engine/pass.h"
+#include "engine/handover.h"
 
 struct reactor;
 

@@ -43,9 +43,9 @@ int upgrade_offer_check(const struct upgrade_options *options, struct error *err
 		}
 	}
 	for (uint32_t i = 0; i < options->exports->count; i++) {
-		const struct served *served = options->exports->list[i];
+		const struct served_export *served = options->exports->list[i];
 		const struct export *export = served->export;
-		const char *reason = store_pass(export->store, &claim);
+		const char *reason = store_handover(export->store, &claim);
 
 		if (served->is_added && upgrade_added_write(&served->about, strings) < 0) {
 			return error_set(error, -EOPNOTSUPP,

@@ -35,14 +35,14 @@ struct before {
 	uint32_t name_bytes;
 	uint32_t session_count;
 	/* fd: the memory of a disk in memory, owned by the claim, or -1. */
-	struct store_claim passed;
+	struct store_claim inherited;
 	uint64_t epoch;
 	struct export *same; /* this process's export on the same disk; NULL: none */
 };
 
 /* A connection to a snapshot. It waits, because the snapshot is served only after its disk was
  * read. */
-struct late_session {
+struct deferred_session {
 	const struct session_kind *kind;
 	struct session_record record; /* its strings lie in bytes */
 	int fd;			      /* -1: has been taken */
@@ -58,8 +58,8 @@ struct upgrade_take {
 	struct upgrade_socket control; /* fd -1: none, or has been taken */
 	struct before *exports;
 	uint32_t export_count;
-	struct late_session *late;
-	uint32_t late_count;
+	struct deferred_session *deferred;
+	uint32_t deferred_count;
 	uint8_t *received; /* received data of the next session, or NULL */
 	uint32_t received_count;
 	uint8_t bytes[UPGRADE_PACKET_BYTES_MAX]; /* the last message */
@@ -78,26 +78,26 @@ static void take_free(struct upgrade_take *take)
 		close(take->control.fd);
 	}
 	for (uint32_t i = 0; i < take->export_count; i++) {
-		if (take->exports[i].passed.fd >= 0) {
-			close(take->exports[i].passed.fd);
+		if (take->exports[i].inherited.fd >= 0) {
+			close(take->exports[i].inherited.fd);
 		}
 		free(take->exports[i].name);
 	}
-	for (uint32_t i = 0; i < take->late_count; i++) {
-		struct late_session *late = &take->late[i];
+	for (uint32_t i = 0; i < take->deferred_count; i++) {
+		struct deferred_session *deferred = &take->deferred[i];
 
-		if (late->fd >= 0) {
-			close(late->fd);
+		if (deferred->fd >= 0) {
+			close(deferred->fd);
 		}
-		explicit_bzero(late->bytes, late->byte_count);
-		free(late->bytes);
+		explicit_bzero(deferred->bytes, deferred->byte_count);
+		free(deferred->bytes);
 	}
 	if (take->channel >= 0) {
 		close(take->channel);
 	}
 	free(take->sockets);
 	free(take->exports);
-	free(take->late);
+	free(take->deferred);
 	free(take->received);
 	explicit_bzero(take->bytes, sizeof(take->bytes));
 	free(take);
@@ -180,7 +180,7 @@ static int keep_export(
 		claim.fd = -1;
 	}
 	if (entry != NULL) {
-		entry->passed = claim;
+		entry->inherited = claim;
 	} else if (claim.fd >= 0) {
 		close(claim.fd);
 	}
@@ -398,19 +398,19 @@ const struct store_claim *upgrade_take_disk(
 		const struct before *before = &take->exports[(index + i) % count];
 
 		if (strcmp(before->name, name) == 0) {
-			return &before->passed;
+			return &before->inherited;
 		}
 	}
 	return NULL;
 }
 
-static const struct served *take_find(
+static const struct served_export *take_find(
 	const struct upgrade_taker *taker, const char *name, uint32_t name_bytes, uint32_t index)
 {
 	uint32_t count = taker->exports->count;
 
 	for (uint32_t i = 0; i < count; i++) {
-		const struct served *served = taker->exports->list[(index + i) % count];
+		const struct served_export *served = taker->exports->list[(index + i) % count];
 
 		if (served->export->name_bytes == name_bytes &&
 			memcmp(served->export->name, name, name_bytes) == 0) {
@@ -424,8 +424,8 @@ static bool take_is_same_disk(const struct export *export, const struct before *
 {
 	struct store_claim claim;
 
-	return store_pass(export->store, &claim) == NULL &&
-	       memcmp(claim.identity, before->passed.identity, sizeof(claim.identity)) == 0;
+	return store_handover(export->store, &claim) == NULL &&
+	       memcmp(claim.identity, before->inherited.identity, sizeof(claim.identity)) == 0;
 }
 
 /* Reports the number of connections that would lose their disk or continue on another one. */
@@ -447,7 +447,8 @@ static int check_exports(
 {
 	for (uint32_t i = 0; i < take->export_count; i++) {
 		struct before *before = &take->exports[i];
-		const struct served *served = take_find(taker, before->name, before->name_bytes, i);
+		const struct served_export *served =
+			take_find(taker, before->name, before->name_bytes, i);
 
 		before->same = served != NULL && take_is_same_disk(served->export, before)
 				       ? served->export
@@ -534,37 +535,38 @@ static void *take_append(uint8_t **at, const void *bytes, size_t count)
 }
 
 /* Takes the descriptor on success. */
-static int keep_late(struct upgrade_take *take, const struct session_kind *kind,
+static int keep_deferred(struct upgrade_take *take, const struct session_kind *kind,
 	const struct upgrade_message *message, struct error *error)
 {
 	const struct session_record *record = &message->record;
 	const struct session_piece *later = &record->later[0];
 	size_t byte_count = (size_t)record->export_bytes + record->token_bytes +
 			    record->byte_count + later->count;
-	void *list = take->late;
+	void *list = take->deferred;
 	uint8_t *bytes = malloc(MAX(byte_count, (size_t)1));
-	struct late_session *late =
-		bytes != NULL ? take_grow(&list, &take->late_count, sizeof(*take->late)) : NULL;
+	struct deferred_session *deferred =
+		bytes != NULL ? take_grow(&list, &take->deferred_count, sizeof(*take->deferred))
+			      : NULL;
 
-	take->late = list;
-	if (late == NULL) {
+	take->deferred = list;
+	if (deferred == NULL) {
 		free(bytes);
 		return error_set(error, -ENOMEM, "no memory for a connection");
 	}
-	*late = (struct late_session){ .kind = kind,
+	*deferred = (struct deferred_session){ .kind = kind,
 		.record = *record,
 		.fd = message->fd,
 		.byte_count = byte_count,
 		.bytes = bytes };
-	late->record.export = take_append(&bytes, record->export, record->export_bytes);
-	late->record.token = take_append(&bytes, record->token, record->token_bytes);
-	late->record.bytes = take_append(&bytes, record->bytes, record->byte_count);
-	late->record.later[0].bytes = take_append(&bytes, later->bytes, later->count);
+	deferred->record.export = take_append(&bytes, record->export, record->export_bytes);
+	deferred->record.token = take_append(&bytes, record->token, record->token_bytes);
+	deferred->record.bytes = take_append(&bytes, record->bytes, record->byte_count);
+	deferred->record.later[0].bytes = take_append(&bytes, later->bytes, later->count);
 	return 0;
 }
 
 /* Returns whether it is a snapshot of a disk that both processes serve. */
-static bool is_same_snapshot(const struct upgrade_take *take, const struct served *served)
+static bool is_same_snapshot(const struct upgrade_take *take, const struct served_export *served)
 {
 	for (uint32_t i = 0; i < take->export_count; i++) {
 		if (served->parent != NULL && take->exports[i].same == served->parent) {
@@ -590,20 +592,20 @@ static bool has_disk_of(const struct upgrade_take *take, const struct session_re
 
 /* Called after the disks were read. If a snapshot is no longer on its disk, it was dropped, and its
  * connections are closed. */
-static int adopt_late(
+static int adopt_deferred(
 	struct upgrade_take *take, const struct upgrade_taker *taker, struct error *error)
 {
-	for (uint32_t i = 0; i < take->late_count; i++) {
-		struct late_session *late = &take->late[i];
-		const struct session_record *record = &late->record;
-		const struct served *served =
+	for (uint32_t i = 0; i < take->deferred_count; i++) {
+		struct deferred_session *deferred = &take->deferred[i];
+		const struct session_record *record = &deferred->record;
+		const struct served_export *served =
 			take_find(taker, record->export, record->export_bytes, 0);
 
 		if (served != NULL ? !is_same_snapshot(take, served) : !has_disk_of(take, record)) {
 			return refuse_disk(taker, record->export, record->export_bytes, 1, error);
 		}
-		acceptor_adopt(taker->acceptor, late->kind, record, late->fd);
-		late->fd = -1;
+		acceptor_adopt(taker->acceptor, deferred->kind, record, deferred->fd);
+		deferred->fd = -1;
 	}
 	return 0;
 }
@@ -625,7 +627,7 @@ static int take_session(struct upgrade_take *take, const struct upgrade_taker *t
 			"a connection uses a protocol that cannot be taken over");
 	}
 	if (before == NULL) {
-		return keep_late(take, kind, message, error);
+		return keep_deferred(take, kind, message, error);
 	}
 	acceptor_adopt(taker->acceptor, kind, record, message->fd);
 	return 0;
@@ -636,7 +638,7 @@ static int keep_received(
 	struct upgrade_take *take, const struct upgrade_message *message, struct error *error)
 {
 	if (take->received == NULL) {
-		take->received = malloc(ENGINE_PASS_LATER_BYTES_MAX);
+		take->received = malloc(ENGINE_HANDOVER_LATER_BYTES_MAX);
 	}
 	if (take->received == NULL) {
 		return error_set(error, -ENOMEM, "no memory for received data of a connection");
@@ -645,7 +647,7 @@ static int keep_received(
 		take->received_count = 0;
 	}
 	if (message->offset != take->received_count ||
-		message->received.count > ENGINE_PASS_LATER_BYTES_MAX - take->received_count) {
+		message->received.count > ENGINE_HANDOVER_LATER_BYTES_MAX - take->received_count) {
 		return out_of_turn(message, error);
 	}
 	memcpy(take->received + take->received_count, message->received.bytes,
@@ -673,7 +675,7 @@ static int receive_sessions(struct upgrade_take *take, const struct upgrade_take
 			}
 			continue;
 		}
-		if (message->type == UPGRADE_SESSIONS_END && message->passed_count == count) {
+		if (message->type == UPGRADE_SESSIONS_END && message->handed_over_count == count) {
 			return 0;
 		}
 		if (message->type != UPGRADE_SESSION) {
@@ -734,13 +736,13 @@ static int take_sessions(struct upgrade_take *take, const struct upgrade_taker *
 	if (rc == 0) {
 		rc = receive_sessions(take, taker, message, error);
 		if (rc == 0) {
-			rc = taker->settled(taker->context, error);
+			rc = taker->quiesced(taker->context, error);
 		}
 		if (rc == 0) {
-			rc = adopt_late(take, taker, error);
+			rc = adopt_deferred(take, taker, error);
 		}
 		if (rc == 0 && take->keeps_all) {
-			rc = check_kept(taker, message->passed_count, error);
+			rc = check_kept(taker, message->handed_over_count, error);
 		}
 		if (rc < 0) {
 			return rc;
@@ -777,7 +779,7 @@ int upgrade_take_over(
 	}
 	log_info(
 		"took over from another process: %u connections taken over, %u could not be passed",
-		message.passed_count, message.ended_count);
+		message.handed_over_count, message.ended_count);
 	return 0;
 }
 
@@ -797,14 +799,14 @@ void upgrade_take_abandon(struct upgrade_take *take, struct listener *listeners,
 	const struct error *failure)
 {
 	for (uint32_t i = 0; i < listener_count; i++) {
-		if (listeners[i].was_passed) {
+		if (listeners[i].was_inherited) {
 			listener_forget_path(&listeners[i]);
 		}
 	}
-	if (control->was_passed) {
+	if (control->was_inherited) {
 		listener_forget_path(control);
 	}
-	if (metrics->was_passed) {
+	if (metrics->was_inherited) {
 		listener_forget_path(metrics);
 	}
 	upgrade_send_failure(take->channel, failure->text);

@@ -57,8 +57,8 @@ struct upgrade_taker {
 	struct acceptor *acceptor; /* not started */
 	struct reactor *const *reactors;
 	uint32_t reactor_count;
-	/* Called when the disks that settle have done so: reads their contents. */
-	int (*settled)(void *context, struct error *error);
+	/* Called when the disks that need it are quiesced: reads their contents. */
+	int (*quiesced)(void *context, struct error *error);
 	void *context;
 };
 

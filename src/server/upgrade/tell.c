@@ -58,7 +58,7 @@ static int send_export(struct upgrade_tell *tell, const struct export *export)
 	};
 	struct store_claim claim;
 
-	if (store_pass(export->store, &claim) != NULL) {
+	if (store_handover(export->store, &claim) != NULL) {
 		return -EIO; /* it has failed since the offer */
 	}
 	message.fd = claim.fd;
@@ -70,7 +70,7 @@ static int send_export(struct upgrade_tell *tell, const struct export *export)
 /* Sends an export that the new process does not have in its configuration: one that a command has
  * added, or a snapshot. */
 static int send_added(
-	struct upgrade_tell *tell, const struct served *served, enum upgrade_type type)
+	struct upgrade_tell *tell, const struct served_export *served, enum upgrade_type type)
 {
 	char strings[UPGRADE_STRINGS_BYTES_MAX];
 	struct upgrade_message message = { .type = type, .fd = -1, .strings = strings };
@@ -84,7 +84,7 @@ static int send_added(
 }
 
 /* Sends a served export of any kind. */
-static int send_served(struct upgrade_tell *tell, const struct served *served)
+static int send_served_export(struct upgrade_tell *tell, const struct served_export *served)
 {
 	int rc;
 
@@ -115,7 +115,7 @@ int upgrade_tell_all(struct upgrade_tell *tell, const struct upgrade_sockets *so
 		rc = send_listener(tell, sockets->metrics, UPGRADE_IS_METRICS);
 	}
 	for (uint32_t i = 0; rc == 0 && i < exports->count; i++) {
-		rc = send_served(tell, exports->list[i]);
+		rc = send_served_export(tell, exports->list[i]);
 	}
 	return rc == 0 ? send_next(tell, &end) : rc;
 }
@@ -157,7 +157,7 @@ static int send_received(struct upgrade_tell *tell, const struct session_record 
 	uint32_t bytes = 0;
 	int rc = 0;
 
-	for (int i = 0; i < ENGINE_PASS_LATER_PIECES; i++) {
+	for (int i = 0; i < ENGINE_HANDOVER_LATER_PIECES; i++) {
 		bytes += record->later[i].count;
 	}
 	if (tell->later_told > 0 && tell->telling_id != record->id) {
@@ -184,7 +184,7 @@ int upgrade_tell_session(void *context, const struct session_record *record)
 		rc = upgrade_send_now(tell->channel, &message);
 	}
 	if (rc == 0) {
-		tell->passed_count++;
+		tell->handed_over_count++;
 		tell->later_told = 0;
 	}
 	return rc;
@@ -194,7 +194,7 @@ int upgrade_tell_end(struct upgrade_tell *tell, uint32_t ended_count)
 {
 	const struct upgrade_message end = { .type = UPGRADE_SESSIONS_END,
 		.fd = -1,
-		.passed_count = tell->passed_count,
+		.handed_over_count = tell->handed_over_count,
 		.ended_count = ended_count };
 
 	return upgrade_send_now(tell->channel, &end);

@@ -20,7 +20,7 @@ struct upgrade_tell {
 	uint32_t next_index; /* index of the next message */
 	uint64_t telling_id; /* session of which later_told bytes have been sent */
 	uint32_t later_told;
-	uint32_t passed_count; /* sessions sent */
+	uint32_t handed_over_count; /* sessions sent */
 };
 
 /* The sockets to send. control, metrics: NULL if the new process gets none. */
@@ -38,7 +38,7 @@ bool upgrade_tell_waits(struct upgrade_tell *tell, int rc);
 /* Sends all sockets and disks. */
 GMB_MUST_CHECK int upgrade_tell_all(struct upgrade_tell *tell,
 	const struct upgrade_sockets *sockets, const struct exports *exports);
-/* A callback for engine_pass(). */
+/* A callback for engine_hand_over(). */
 GMB_MUST_CHECK int upgrade_tell_session(void *tell, const struct session_record *record);
 /* Ends the list of sessions; ended_count: sessions that have ended. */
 GMB_MUST_CHECK int upgrade_tell_end(struct upgrade_tell *tell, uint32_t ended_count);

@@ -17,15 +17,15 @@
 #include "server/observe/scrape.h"
 #include "server/upgrade/fate.h"
 #include "server/upgrade/offer.h"
-#include "server/upgrade/settle.h"
+#include "server/upgrade/quiesce.h"
 #include "server/upgrade/tell.h"
 
-#define MS_NS	   UINT64_C(1000000)
-#define PREPARE_NS (10000 * MS_NS) /* from the offer to READY */
-#define FLUSH_NS   (10000 * MS_NS) /* for disks that settle; clients continue */
-#define SETTLE_NS  (1000 * MS_NS)  /* for handshakes; clients continue */
-#define STOP_NS	   (4000 * MS_NS)  /* beyond SETTLE_NS, for the first reactor to stop accepting */
-#define PAUSE_NS   (5000 * MS_NS)  /* for requests in flight */
+#define MS_NS	      UINT64_C(1000000)
+#define PREPARE_NS    (10000 * MS_NS) /* from the offer to READY */
+#define FLUSH_NS      (10000 * MS_NS) /* for disks that must be quiesced; clients continue */
+#define HANDSHAKES_NS (1000 * MS_NS)  /* for handshakes; clients continue */
+#define STOP_NS	      (4000 * MS_NS) /* beyond HANDSHAKES_NS, for the first reactor to stop accepting */
+#define PAUSE_NS      (5000 * MS_NS) /* for requests in flight */
 /* For peers to receive: limit of one pause, then the minimum time of serving the others, and the
  * limit in total. */
 #define RECEIVE_NS (20 * MS_NS)
@@ -36,7 +36,7 @@
 enum {
 	TELL_LOOK_MS = 10,
 	FLUSH_LOOK_MS = 5,
-	SETTLE_LOOK_MS = 2,
+	HANDSHAKES_LOOK_MS = 2,
 	PAUSE_LOOK_MS = 1,
 };
 
@@ -47,12 +47,12 @@ enum upgrade_state {
 	UPGRADE_TELLING,
 	UPGRADE_PREPARING,
 	UPGRADE_FLUSHING,
-	UPGRADE_SETTLING,
+	UPGRADE_HANDSHAKING,
 	UPGRADE_PAUSING,
 	UPGRADE_SERVING,
-	UPGRADE_PASSING,
-	UPGRADE_PASSED,
-	UPGRADE_GONE,
+	UPGRADE_HANDING_OVER,
+	UPGRADE_HANDED_OVER,
+	UPGRADE_REPLACED,
 	UPGRADE_STATE_COUNT
 };
 
@@ -61,13 +61,13 @@ static const uint32_t upgrade_edges[UPGRADE_STATE_COUNT] = {
 	[UPGRADE_OFFERED] = BIT(UPGRADE_TELLING) | BIT(UPGRADE_IDLE),
 	[UPGRADE_TELLING] = BIT(UPGRADE_PREPARING) | BIT(UPGRADE_IDLE),
 	[UPGRADE_PREPARING] = BIT(UPGRADE_FLUSHING) | BIT(UPGRADE_IDLE),
-	[UPGRADE_FLUSHING] = BIT(UPGRADE_SETTLING) | BIT(UPGRADE_IDLE),
-	[UPGRADE_SETTLING] = BIT(UPGRADE_PAUSING) | BIT(UPGRADE_IDLE),
-	[UPGRADE_PAUSING] = BIT(UPGRADE_SERVING) | BIT(UPGRADE_PASSING) | BIT(UPGRADE_IDLE),
-	[UPGRADE_SERVING] = BIT(UPGRADE_SETTLING) | BIT(UPGRADE_IDLE),
-	[UPGRADE_PASSING] = BIT(UPGRADE_PASSED) | BIT(UPGRADE_IDLE),
-	[UPGRADE_PASSED] = BIT(UPGRADE_GONE) | BIT(UPGRADE_IDLE),
-	[UPGRADE_GONE] = 0,
+	[UPGRADE_FLUSHING] = BIT(UPGRADE_HANDSHAKING) | BIT(UPGRADE_IDLE),
+	[UPGRADE_HANDSHAKING] = BIT(UPGRADE_PAUSING) | BIT(UPGRADE_IDLE),
+	[UPGRADE_PAUSING] = BIT(UPGRADE_SERVING) | BIT(UPGRADE_HANDING_OVER) | BIT(UPGRADE_IDLE),
+	[UPGRADE_SERVING] = BIT(UPGRADE_HANDSHAKING) | BIT(UPGRADE_IDLE),
+	[UPGRADE_HANDING_OVER] = BIT(UPGRADE_HANDED_OVER) | BIT(UPGRADE_IDLE),
+	[UPGRADE_HANDED_OVER] = BIT(UPGRADE_REPLACED) | BIT(UPGRADE_IDLE),
+	[UPGRADE_REPLACED] = 0,
 };
 
 struct upgrade {
@@ -88,7 +88,7 @@ struct upgrade {
 	uint64_t wait_deadline_ns;  /* for peers; 0: before the first pause */
 	char peer[PEER_TEXT_BYTES]; /* the last one that was waited for */
 	uint32_t pid;
-	struct settle *settle;
+	struct quiesce *quiesce;
 	bool flushes_last;	/* PAUSING: only the last flushes are in flight */
 	uint32_t paused_count;	/* the number of reactors paused, from the first on */
 	uint32_t drained_count; /* sessions that could not be handed over */
@@ -111,7 +111,7 @@ static void set_state_only(struct upgrade *upgrade, enum upgrade_state state)
 	upgrade->deadline_ns = deadline_ns;
 }
 
-static bool upgrade_is_late(const struct upgrade *upgrade)
+static bool upgrade_is_overdue(const struct upgrade *upgrade)
 {
 	return clock_now_ns() >= upgrade->deadline_ns;
 }
@@ -151,7 +151,7 @@ static void accept_when_stopped(struct upgrade *upgrade)
 static void stop_accepting(struct upgrade *upgrade)
 {
 	acceptor_stop(upgrade->acceptor);
-	upgrade_set_state(upgrade, UPGRADE_SETTLING, SETTLE_NS);
+	upgrade_set_state(upgrade, UPGRADE_HANDSHAKING, HANDSHAKES_NS);
 }
 
 /* --- giving up ------------------------------------------------------------------------------- */
@@ -165,13 +165,13 @@ static bool revoke_offer(struct upgrade *upgrade)
 	struct error error;
 
 	/* From here on its STARTED fails. One that has already arrived counts, but only in state
-	 * PASSED. */
+	 * HANDED_OVER. */
 	(void)shutdown(upgrade->tell.channel, SHUT_RD);
 	while (upgrade_receive(upgrade->tell.channel, 0, bytes, &message, &error) == 0) {
 		if (message.fd >= 0) {
 			close(message.fd);
 		}
-		if (upgrade->state == UPGRADE_PASSED && message.type == UPGRADE_STARTED) {
+		if (upgrade->state == UPGRADE_HANDED_OVER && message.type == UPGRADE_STARTED) {
 			return false;
 		}
 	}
@@ -286,11 +286,11 @@ static void serve_engine(struct engine *engine, void *context)
 	engine_serve(engine);
 }
 
-static void pass_engine(struct engine *engine, void *context)
+static void hand_over_engine(struct engine *engine, void *context)
 {
 	struct look *look = context;
 
-	look->rc = engine_pass(engine, upgrade_tell_session, &look->upgrade->tell);
+	look->rc = engine_hand_over(engine, upgrade_tell_session, &look->upgrade->tell);
 }
 
 static void let_engine_go(struct engine *engine, void *context)
@@ -388,7 +388,7 @@ static void upgrade_leave(struct upgrade *upgrade)
 	struct listener *control = own_control(upgrade);
 	struct listener *metrics = scrape_listener(upgrade->scrape);
 
-	upgrade_set_state(upgrade, UPGRADE_GONE, 0);
+	upgrade_set_state(upgrade, UPGRADE_REPLACED, 0);
 	manager_tell("MAINPID=%u", upgrade->pid);
 	for (uint32_t i = 0; i < options->exports->count; i++) {
 		store_let_go(options->exports->exports[i]->store);
@@ -405,12 +405,12 @@ static void upgrade_leave(struct upgrade *upgrade)
 	/* Before the answer, because another client may request an upgrade after it. */
 	server_control_let_go(upgrade->control);
 	log_info("process %u is now serving: connections passed within %.1f ms: %u, closed: %u",
-		upgrade->pid, (double)pause_ns / 1e6, upgrade->tell.passed_count,
+		upgrade->pid, (double)pause_ns / 1e6, upgrade->tell.handed_over_count,
 		upgrade->drained_count + upgrade->ended_count);
 	if (upgrade->client != NULL) {
 		control_reply(upgrade->client,
 			json_pack("{s:I, s:I, s:I, s:I}", "pid", (json_int_t)upgrade->pid,
-				"connections", (json_int_t)upgrade->tell.passed_count,
+				"connections", (json_int_t)upgrade->tell.handed_over_count,
 				"connections_ended",
 				(json_int_t)(upgrade->drained_count + upgrade->ended_count),
 				"pause_us", (json_int_t)(pause_ns / 1000)));
@@ -425,7 +425,7 @@ static void upgrade_leave(struct upgrade *upgrade)
 
 void upgrade_goodbye(struct upgrade *upgrade)
 {
-	if (upgrade->state == UPGRADE_GONE && upgrade->tell.channel >= 0) {
+	if (upgrade->state == UPGRADE_REPLACED && upgrade->tell.channel >= 0) {
 		upgrade_forget(upgrade);
 	}
 }
@@ -463,7 +463,7 @@ static void server_upgrade_tell_all(struct upgrade *upgrade)
 		return;
 	}
 	/* Flushes most of the data while clients continue and the new process opens everything. */
-	rc = settle_begin(upgrade->settle, upgrade->options.exports, false, &error);
+	rc = quiesce_begin(upgrade->quiesce, upgrade->options.exports, false, &error);
 	if (rc < 0) {
 		(void)upgrade_give_up(upgrade, rc, error.text);
 	} else {
@@ -474,10 +474,10 @@ static void server_upgrade_tell_all(struct upgrade *upgrade)
 /* Returns the type of the next expected message; UPGRADE_TYPE_END: none. */
 static enum upgrade_type expected(const struct upgrade *upgrade)
 {
-	return upgrade->state == UPGRADE_OFFERED     ? UPGRADE_HELLO
-	       : upgrade->state == UPGRADE_PREPARING ? UPGRADE_READY
-	       : upgrade->state == UPGRADE_PASSED    ? UPGRADE_STARTED
-						     : UPGRADE_TYPE_END;
+	return upgrade->state == UPGRADE_OFFERED       ? UPGRADE_HELLO
+	       : upgrade->state == UPGRADE_PREPARING   ? UPGRADE_READY
+	       : upgrade->state == UPGRADE_HANDED_OVER ? UPGRADE_STARTED
+						       : UPGRADE_TYPE_END;
 }
 
 /* Returns true if the new process serves. */
@@ -527,18 +527,19 @@ static bool server_upgrade_receive(struct upgrade *upgrade)
 	return upgrade_take_message(upgrade, &message);
 }
 
-static bool give_up_late(struct upgrade *upgrade)
+static bool give_up_overdue(struct upgrade *upgrade)
 {
 	static const char *const reasons[UPGRADE_STATE_COUNT] = {
 		[UPGRADE_OFFERED] = "the new process did not connect within 10 seconds",
 		[UPGRADE_TELLING] = "the new process does not receive",
 		[UPGRADE_PREPARING] = "the new process was not ready within 10 seconds",
 		[UPGRADE_FLUSHING] = "the disks were not flushed within 10 seconds",
-		[UPGRADE_SETTLING] = "the first thread of the server does not answer: a disk may "
-				     "hang",
+		[UPGRADE_HANDSHAKING] =
+			"the first thread of the server does not answer: a disk may "
+			"hang",
 		[UPGRADE_PAUSING] = "requests in flight did not complete within 5 seconds",
-		[UPGRADE_PASSING] = "the new process does not receive",
-		[UPGRADE_PASSED] = "the new process did not start serving within 5 seconds",
+		[UPGRADE_HANDING_OVER] = "the new process does not receive",
+		[UPGRADE_HANDED_OVER] = "the new process did not start serving within 5 seconds",
 	};
 
 	return !upgrade_give_up(upgrade, -ETIMEDOUT,
@@ -554,11 +555,11 @@ static bool has_flushed(struct upgrade *upgrade, bool *serves_out)
 	struct error error;
 	int rc;
 
-	if (!settle_is_over(upgrade->settle)) {
-		*serves_out = upgrade_is_late(upgrade) && give_up_late(upgrade);
+	if (!quiesce_is_over(upgrade->quiesce)) {
+		*serves_out = upgrade_is_overdue(upgrade) && give_up_overdue(upgrade);
 		return false;
 	}
-	rc = settle_result(upgrade->settle, &error);
+	rc = quiesce_result(upgrade->quiesce, &error);
 	*serves_out = rc < 0 && !upgrade_give_up(upgrade, rc, error.text);
 	return rc == 0;
 }
@@ -573,7 +574,7 @@ static bool upgrade_flush(struct upgrade *upgrade)
 	return serves;
 }
 
-static bool settle(struct upgrade *upgrade)
+static bool quiesce(struct upgrade *upgrade)
 {
 	int64_t handshakes = ask_all(upgrade, count_handshakes);
 
@@ -581,27 +582,27 @@ static bool settle(struct upgrade *upgrade)
 		return !upgrade_give_up(
 			upgrade, (int)handshakes, server_call_error((int)handshakes));
 	}
-	return (handshakes == 0 || upgrade_is_late(upgrade)) && upgrade_pause_all(upgrade);
+	return (handshakes == 0 || upgrade_is_overdue(upgrade)) && upgrade_pause_all(upgrade);
 }
 
 /* Sends all sessions, as far as there is room. */
-static bool pass_all(struct upgrade *upgrade)
+static bool hand_over_all(struct upgrade *upgrade)
 {
-	int rc = (int)ask_all(upgrade, pass_engine);
+	int rc = (int)ask_all(upgrade, hand_over_engine);
 
 	if (rc == 0) {
 		rc = upgrade_tell_end(
 			&upgrade->tell, upgrade->drained_count + upgrade->ended_count);
 	}
 	if (upgrade_tell_waits(&upgrade->tell, rc)) {
-		return upgrade_is_late(upgrade) && give_up_late(upgrade);
+		return upgrade_is_overdue(upgrade) && give_up_overdue(upgrade);
 	}
 	if (rc < 0) {
 		return is_there(upgrade) &&
 		       !upgrade_give_up(
 			       upgrade, rc, "cannot send the connections to the new process");
 	}
-	set_state_only(upgrade, UPGRADE_PASSED);
+	set_state_only(upgrade, UPGRADE_HANDED_OVER);
 	return false;
 }
 
@@ -661,10 +662,10 @@ static bool wait_for_rest(struct upgrade *upgrade)
 		return serve_others(upgrade);
 	}
 	if (look.rest.busy > 0 || look.rest.waiting > 0) {
-		return upgrade_is_late(upgrade) && give_up_late(upgrade);
+		return upgrade_is_overdue(upgrade) && give_up_overdue(upgrade);
 	}
 	if (!upgrade->flushes_last) {
-		rc = settle_begin(upgrade->settle, upgrade->options.exports, true, &error);
+		rc = quiesce_begin(upgrade->quiesce, upgrade->options.exports, true, &error);
 		if (rc < 0) {
 			return !upgrade_give_up(upgrade, rc, error.text);
 		}
@@ -673,8 +674,8 @@ static bool wait_for_rest(struct upgrade *upgrade)
 	if (!has_flushed(upgrade, &serves)) {
 		return serves;
 	}
-	upgrade_set_state(upgrade, UPGRADE_PASSING, START_NS);
-	return pass_all(upgrade);
+	upgrade_set_state(upgrade, UPGRADE_HANDING_OVER, START_NS);
+	return hand_over_all(upgrade);
 }
 
 bool upgrade_run(struct upgrade *upgrade)
@@ -685,32 +686,32 @@ bool upgrade_run(struct upgrade *upgrade)
 	case UPGRADE_IDLE:
 		accept_when_stopped(upgrade);
 		break;
-	case UPGRADE_GONE:
+	case UPGRADE_REPLACED:
 	case UPGRADE_STATE_COUNT:
 		break;
 	case UPGRADE_TELLING:
 		server_upgrade_tell_all(upgrade);
-		if (upgrade->state == UPGRADE_TELLING && upgrade_is_late(upgrade)) {
-			serves = give_up_late(upgrade);
+		if (upgrade->state == UPGRADE_TELLING && upgrade_is_overdue(upgrade)) {
+			serves = give_up_overdue(upgrade);
 		}
 		break;
 	case UPGRADE_OFFERED:
 	case UPGRADE_PREPARING:
-	case UPGRADE_PASSED:
+	case UPGRADE_HANDED_OVER:
 		serves = server_upgrade_receive(upgrade);
-		if (!serves && upgrade->state != UPGRADE_IDLE && upgrade_is_late(upgrade)) {
-			serves = give_up_late(upgrade);
+		if (!serves && upgrade->state != UPGRADE_IDLE && upgrade_is_overdue(upgrade)) {
+			serves = give_up_overdue(upgrade);
 		}
 		break;
 	case UPGRADE_FLUSHING:
 		serves = is_there(upgrade) && upgrade_flush(upgrade);
 		break;
-	case UPGRADE_SETTLING:
+	case UPGRADE_HANDSHAKING:
 		serves = is_there(upgrade) &&
 			 (has_stopped_accepting(upgrade)
-					 ? settle(upgrade)
+					 ? quiesce(upgrade)
 					 : clock_now_ns() >= upgrade->deadline_ns + STOP_NS &&
-						   give_up_late(upgrade));
+						   give_up_overdue(upgrade));
 		break;
 	case UPGRADE_PAUSING:
 		serves = is_there(upgrade) && wait_for_rest(upgrade);
@@ -718,8 +719,8 @@ bool upgrade_run(struct upgrade *upgrade)
 	case UPGRADE_SERVING:
 		serves = is_there(upgrade) && upgrade_serve(upgrade);
 		break;
-	case UPGRADE_PASSING:
-		serves = pass_all(upgrade);
+	case UPGRADE_HANDING_OVER:
+		serves = hand_over_all(upgrade);
 		break;
 	}
 	if (serves) {
@@ -746,23 +747,23 @@ int upgrade_timeout_ms(const struct upgrade *upgrade)
 
 	switch (upgrade->state) {
 	case UPGRADE_TELLING:
-	case UPGRADE_PASSING:
+	case UPGRADE_HANDING_OVER:
 		/* Polls, because a lack of descriptors in flight (ETOOMANYREFS) sends no event. */
 		return TELL_LOOK_MS;
 	case UPGRADE_FLUSHING:
 		return FLUSH_LOOK_MS;
-	case UPGRADE_SETTLING:
-		return SETTLE_LOOK_MS;
+	case UPGRADE_HANDSHAKING:
+		return HANDSHAKES_LOOK_MS;
 	case UPGRADE_PAUSING:
 	case UPGRADE_SERVING:
 		return PAUSE_LOOK_MS;
 	case UPGRADE_OFFERED:
 	case UPGRADE_PREPARING:
-	case UPGRADE_PASSED:
+	case UPGRADE_HANDED_OVER:
 		return (int)((MAX(upgrade->deadline_ns, now_ns) - now_ns) / MS_NS + 1);
 	case UPGRADE_IDLE:
-		return upgrade->accepts_later ? SETTLE_LOOK_MS : -1;
-	case UPGRADE_GONE:
+		return upgrade->accepts_later ? HANDSHAKES_LOOK_MS : -1;
+	case UPGRADE_REPLACED:
 	case UPGRADE_STATE_COUNT:
 		break;
 	}
@@ -785,7 +786,7 @@ static int check_possible(const struct upgrade *upgrade, struct error *error)
 	if (upgrade->acceptor == NULL) {
 		return error_set(error, -EAGAIN, "the server is still starting; try again");
 	}
-	if (!settle_is_over(upgrade->settle)) {
+	if (!quiesce_is_over(upgrade->quiesce)) {
 		return error_set(error, -EBUSY,
 			"the disks are still being flushed for the previous upgrade; try again");
 	}
@@ -868,9 +869,9 @@ int upgrade_create(
 	struct upgrade *upgrade = calloc(1, sizeof(*upgrade));
 
 	if (upgrade != NULL) {
-		upgrade->settle = settle_create(options->reactors, options->reactor_count);
+		upgrade->quiesce = quiesce_create(options->reactors, options->reactor_count);
 	}
-	if (upgrade == NULL || upgrade->settle == NULL) {
+	if (upgrade == NULL || upgrade->quiesce == NULL) {
 		free(upgrade);
 		return error_set(error, -ENOMEM, "no memory for upgrades");
 	}
@@ -884,7 +885,7 @@ void upgrade_destroy(struct upgrade *upgrade)
 {
 	if (upgrade != NULL) {
 		GMB_ASSERT(upgrade->tell.channel < 0);
-		settle_destroy(upgrade->settle);
+		quiesce_destroy(upgrade->quiesce);
 		free(upgrade);
 	}
 }
@@ -903,7 +904,7 @@ bool upgrade_stop(struct upgrade *upgrade)
 
 	upgrade->stopping = true;
 	upgrade->acceptor = NULL; /* prevents another upgrade */
-	if (upgrade->state != UPGRADE_IDLE && upgrade->state != UPGRADE_GONE &&
+	if (upgrade->state != UPGRADE_IDLE && upgrade->state != UPGRADE_REPLACED &&
 		!upgrade_give_up(upgrade, -ESHUTDOWN, "the server is stopping")) {
 		upgrade_leave(upgrade);
 	}

@@ -5,15 +5,30 @@
  *
  *   control: "upgrade"
  *     │ offers one end of a socket to the client, which starts the new process with it
- *   OFFERED ─HELLO─▶ TELLING   sockets and disks
- *     │             PREPARING  new: opens all
- *     │               │ READY
- *     │             FLUSHING   disks
- *     │             SETTLING   handshakes
- *     │             PAUSING    requests ───▶ SERVING  a client does not receive; the others
- * continue, │               │                        └─────▶ SETTLING    and clients can connect │
- * PASSING    sessions │             PASSED     new: has them ─STARTED─▶ GONE ▼               ▼ time
- * limit, end of the new process, FAILED IDLE: the server continues, and the client gets the reason
+ *     ▼
+ *   OFFERED
+ *     │ HELLO
+ *     ▼
+ *   TELLING        sends sockets and disks
+ *     ▼
+ *   PREPARING      the new process opens everything
+ *     │ READY
+ *     ▼
+ *   FLUSHING       disks, while clients continue
+ *     ▼
+ *   HANDSHAKING    waits for handshakes ◀─────────────────────────┐
+ *     ▼                                                           │
+ *   PAUSING        waits for requests ─▶ SERVING  a client does not receive; the others continue,
+ *     ▼                                           and clients can connect
+ *   HANDING_OVER   sends the sessions
+ *     ▼
+ *   HANDED_OVER    the new process has the sessions
+ *     │ STARTED
+ *     ▼
+ *   REPLACED
+ *
+ * A time limit, the end of the new process or FAILED lead to IDLE: the server continues, and the
+ * client gets the reason.
  *
  * Until STARTED, which the new process sends when it has everything, this process keeps all
  * resources and sends only copies of descriptors. After STARTED it does not touch a disk, a
@@ -46,7 +61,7 @@ struct upgrade_options {
 
 GMB_MUST_CHECK int upgrade_create(
 	const struct upgrade_options *options, struct upgrade **upgrade_out, struct error *error);
-/* The upgrade is idle or gone. NULL is a no-op. */
+/* The upgrade is IDLE or REPLACED. NULL is a no-op. */
 void upgrade_destroy(struct upgrade *upgrade);
 
 /* The "upgrade" command of the control socket; its context is the struct upgrade. */

@@ -44,7 +44,7 @@ struct wire_session {
 } __attribute__((packed));
 
 struct wire_sessions_end {
-	struct be32 passed_count;
+	struct be32 handed_over_count;
 	struct be32 ended_count;
 } __attribute__((packed));
 
@@ -54,7 +54,7 @@ struct wire_received {
 
 _Static_assert(sizeof(struct wire_head) + sizeof(struct wire_session) + UPGRADE_KIND_BYTES_MAX +
 			       UPGRADE_NAME_BYTES_MAX + TAKEOVER_TOKEN_BYTES_MAX +
-			       ENGINE_PASS_BYTES_MAX <=
+			       ENGINE_HANDOVER_BYTES_MAX <=
 		       UPGRADE_PACKET_BYTES_MAX,
 	"the longest message fits into one packet");
 
@@ -157,7 +157,8 @@ static bool parse_session(const uint8_t *fixed, struct reader *rest, struct sess
 		!take_bounded(rest, record->export_bytes, UPGRADE_NAME_BYTES_MAX, &name) ||
 		!take_bounded(
 			rest, record->token_bytes, TAKEOVER_TOKEN_BYTES_MAX, &record->token) ||
-		!take_bounded(rest, record->byte_count, ENGINE_PASS_BYTES_MAX, &record->bytes)) {
+		!take_bounded(
+			rest, record->byte_count, ENGINE_HANDOVER_BYTES_MAX, &record->bytes)) {
 		return false;
 	}
 	record->kind = (const char *)kind;
@@ -207,7 +208,7 @@ static bool parse_rest(const uint8_t *fixed, struct reader *rest, struct upgrade
 		return parse_session(fixed, rest, &message->record);
 	case UPGRADE_SESSIONS_END:
 		memcpy(&end, fixed, sizeof(end));
-		message->passed_count = be32_get(end.passed_count);
+		message->handed_over_count = be32_get(end.handed_over_count);
 		message->ended_count = be32_get(end.ended_count);
 		return true;
 	case UPGRADE_FAILED:
@@ -417,7 +418,7 @@ static void put_message(struct writer *writer, const struct upgrade_message *mes
 		.inode = be64_make(message->inode),
 	};
 	struct wire_sessions_end end = {
-		.passed_count = be32_make(message->passed_count),
+		.handed_over_count = be32_make(message->handed_over_count),
 		.ended_count = be32_make(message->ended_count),
 	};
 	struct wire_received received = { .offset = be32_make(message->offset) };

@@ -10,7 +10,7 @@
  */
 #pragma once
 
-#include "engine/pass.h"
+#include "engine/handover.h"
 
 enum {
 	UPGRADE_MAGIC = 0x676d6255, /* "gmbU" */
@@ -72,7 +72,7 @@ struct upgrade_message {
 	struct session_piece received;
 
 	/* SESSIONS_END */
-	uint32_t passed_count;
+	uint32_t handed_over_count;
 	uint32_t ended_count;
 
 	/* ADDED, SNAPSHOT: the name, the path, then each key with its value. The value starts with

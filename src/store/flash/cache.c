@@ -258,7 +258,7 @@ bool flash_cache_takes(struct flash *flash, struct store_part *part)
 	if (cache->slot_count == 0 || cache->is_leaving || cache->is_tight ||
 		part->op != STORE_WRITE || (part->flags & STORE_FUA) != 0 ||
 		part->length >= DIRECT_BYTES || flash_scratch_of(part)->is_logged ||
-		!list_is_empty(&flash->checkpoint.settling)) {
+		!list_is_empty(&flash->checkpoint.quiescing)) {
 		return false;
 	}
 	/* Before the anchor refers to the file, a start would not look for it: changes go to the
@@ -730,22 +730,22 @@ static bool flush_step(struct flash *flash)
 	if (flash->failed == 0 && cache->first != CACHE_NO_SLOT &&
 		cache->slots[cache->first].since <= flash_scratch_of(part)->counter) {
 		/* A snapshot leaves no room for the pages. */
-		if (flash->views.is_stuck) {
+		if (flash->snapshots.is_stuck) {
 			list_remove(&part->node);
 			flush_refused(part, -ENOSPC);
 		}
-		return flash->views.is_stuck;
+		return flash->snapshots.is_stuck;
 	}
-	if (flash->failed == 0 && (part->flags & STORE_SETTLE) != 0 && cache->writing_count > 0) {
+	if (flash->failed == 0 && (part->flags & STORE_QUIESCE) != 0 && cache->writing_count > 0) {
 		flash_log_close(flash);
 		return false; /* the anchor of its checkpoint must not refer to the cache file */
 	}
 	list_remove(&part->node);
 	if (flash->failed != 0) {
 		flash_finish(part, flash->failed);
-	} else if ((part->flags & STORE_SETTLE) != 0 && flash_cache_is_dirty(cache)) {
+	} else if ((part->flags & STORE_QUIESCE) != 0 && flash_cache_is_dirty(cache)) {
 		flush_refused(part, -EBUSY); /* clients continue to write, so it might never end */
-	} else if ((part->flags & STORE_SETTLE) != 0) {
+	} else if ((part->flags & STORE_QUIESCE) != 0) {
 		flash_flush(flash, part);
 	} else {
 		flash_log_add_part(flash, part);

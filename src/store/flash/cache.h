@@ -116,7 +116,7 @@ struct flash_cache_options {
 	const char *directory; /* NULL: the default */
 	uint64_t bytes;	       /* 0: no cache */
 	/* Another process has the store, and will hand it over before the start. */
-	bool is_passed;
+	bool is_inherited;
 	enum flash_others others;
 };
 

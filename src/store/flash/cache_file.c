@@ -446,9 +446,9 @@ static int open_to_write(struct flash *flash, const struct flash_cache_options *
 	int result = -ENOENT;
 
 	/* The process that hands over the store still uses its file, and removes it itself. */
-	cache->is_busy = options->is_passed;
+	cache->is_busy = options->is_inherited;
 	set_epoch(flash);
-	if (flash->anchor.cache_tag != 0 && !options->is_passed) {
+	if (flash->anchor.cache_tag != 0 && !options->is_inherited) {
 		result = open_found(flash, options, search, error);
 	}
 	if (result == 0) {
@@ -457,7 +457,7 @@ static int open_to_write(struct flash *flash, const struct flash_cache_options *
 	if (result != -ENOENT) {
 		return result;
 	}
-	if (!options->is_passed) {
+	if (!options->is_inherited) {
 		tidy(flash, flash_cache_directory(options->directory));
 	}
 	if (options->bytes > 0 && cache_file_make(flash, options, search->path, error) < 0) {
@@ -487,7 +487,7 @@ uint64_t flash_cache_tag(const struct flash *flash)
 	const struct flash_cache *cache = &flash->cache;
 
 	/* The next process must not look for the file, because it has no pages. */
-	return (flash->is_closing || !list_is_empty(&flash->checkpoint.settling)) &&
+	return (flash->is_closing || !list_is_empty(&flash->checkpoint.quiescing)) &&
 			       !flash_cache_is_dirty(cache)
 		       ? 0
 		       : cache->tag;

@@ -500,14 +500,15 @@ bool flash_changes_step(struct flash *flash)
 {
 	bool progress = false;
 
-	while (!list_is_empty(&flash->changes) && !flash->change->waits && !flash->views.holds) {
+	while (!list_is_empty(&flash->changes) && !flash->change->waits &&
+		!flash->snapshots.holds) {
 		struct store_part *part =
 			list_entry(list_first(&flash->changes), struct store_part, node);
 		uint64_t done_bytes = flash_scratch_of(part)->done_bytes;
 
 		if (flash->failed != 0) {
 			change_failed(flash, part, flash->failed);
-		} else if (flash_views_refuse(flash, part->op)) {
+		} else if (flash_snapshots_refuse(flash, part->op)) {
 			change_failed(flash, part, -ENOSPC);
 		} else if (change_step(flash, part) == STEP_WAIT) {
 			return progress || flash_scratch_of(part)->done_bytes > done_bytes;

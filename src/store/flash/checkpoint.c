@@ -118,10 +118,10 @@ static void checkpoint_begin(struct flash *flash)
 	checkpoint->step_end = flash->log.head.seq;
 	checkpoint->step_dirty = 0;
 	checkpoint->is_asked = false;
-	checkpoint->settle_count = 0;
-	list_for_each(node, &flash->checkpoint.settling)
+	checkpoint->quiesce_count = 0;
+	list_for_each(node, &flash->checkpoint.quiescing)
 	{
-		checkpoint->settle_count++;
+		checkpoint->quiesce_count++;
 	}
 	flash->log.since_checkpoint = 0;
 	flash->log.records_since_checkpoint = 0;
@@ -171,8 +171,8 @@ static void table_encode(const struct flash *flash, uint32_t tree, uint32_t inde
 			uint64_t stamp = flash->table.segments[first + i].stamp;
 
 			entries[i].stamp = htole64(MIN(stamp, flash->checkpoint.clock));
-			entries[i].valid = htole32(
-				tree == 0 ? segment->begin_valid : segment->view_valid[tree - 1]);
+			entries[i].valid = htole32(tree == 0 ? segment->begin_valid
+							     : segment->snapshot_valid[tree - 1]);
 			entries[i].erases = htole32(segment->erases);
 		}
 	}
@@ -481,11 +481,11 @@ static void start_ended(struct flash *flash, int result)
 	flash->start_has_ended = true;
 }
 
-/* Completes the first count STORE_SETTLE flushes. */
-static void settled(struct flash *flash, uint32_t count, int result)
+/* Completes the first count STORE_QUIESCE flushes. */
+static void flash_quiesced(struct flash *flash, uint32_t count, int result)
 {
-	for (; count > 0 && !list_is_empty(&flash->checkpoint.settling); count--) {
-		struct list_node *node = list_pop_front(&flash->checkpoint.settling);
+	for (; count > 0 && !list_is_empty(&flash->checkpoint.quiescing); count--) {
+		struct list_node *node = list_pop_front(&flash->checkpoint.quiescing);
 
 		flash_finish(list_entry(node, struct store_part, node), result);
 	}
@@ -498,7 +498,7 @@ static void end(struct flash *flash, int result)
 {
 	checkpoint_set_state(&flash->checkpoint, FLASH_CHECKPOINT_NONE);
 	flash->checkpoint.is_waiting = false;
-	flash_views_checkpointed(flash, result);
+	flash_snapshots_checkpointed(flash, result);
 	if (result == 0) {
 		flash->cache.is_recorded = flash->anchor.cache_tag == flash->cache.tag;
 		flash_cache_follow(flash);
@@ -507,16 +507,17 @@ static void end(struct flash *flash, int result)
 		flash->counters.checkpoints++;
 		free_segments(flash);
 		flash_gc_checkpointed(flash);
-		flash_views_look(flash);
+		flash_snapshots_look(flash);
 		/* Its syncs also covered the records written during the checkpoint. */
 		flash_log_tell(flash);
 	}
-	/* A STORE_SETTLE flush needs an anchor without a cache file, written by a checkpoint that
+	/* A STORE_QUIESCE flush needs an anchor without a cache file, written by a checkpoint that
 	 * began after its arrival. */
 	if (result < 0 || flash->anchor.cache_tag == 0) {
-		settled(flash, result < 0 ? UINT32_MAX : flash->checkpoint.settle_count, result);
+		flash_quiesced(
+			flash, result < 0 ? UINT32_MAX : flash->checkpoint.quiesce_count, result);
 	}
-	if (!list_is_empty(&flash->checkpoint.settling)) {
+	if (!list_is_empty(&flash->checkpoint.quiescing)) {
 		flash_checkpoint_ask(flash); /* this checkpoint began before they arrived */
 	}
 	if (flash->is_starting) {
@@ -563,7 +564,7 @@ static void checkpoint_write_anchor(struct flash *flash)
 		flash_cache_tell_place(flash);
 		memcpy(flash->anchor.top, flash->map.trees[0].levels[FLASH_LEVELS - 1],
 			sizeof(flash->anchor.top));
-		flash_views_encode(flash);
+		flash_snapshots_encode(flash);
 		flash_anchor_encode(&flash->anchor, checkpoint->block);
 	}
 	checkpoint->is_waiting = true;
@@ -596,7 +597,7 @@ void flash_checkpoint_again(struct flash *flash)
 
 static bool is_due(const struct flash *flash)
 {
-	return flash->checkpoint.is_asked || flash_views_want_checkpoint(flash) ||
+	return flash->checkpoint.is_asked || flash_snapshots_want_checkpoint(flash) ||
 	       flash->log.since_checkpoint >= FLASH_LOG_BLOCKS ||
 	       flash->log.records_since_checkpoint >= RECORDS_MAX;
 }
@@ -614,9 +615,9 @@ bool flash_checkpoint_step(struct flash *flash)
 		if (flash_checkpoint_runs(flash)) {
 			end(flash, flash->failed);
 		} else {
-			flash_views_checkpointed(flash, flash->failed);
+			flash_snapshots_checkpointed(flash, flash->failed);
 		}
-		settled(flash, UINT32_MAX, flash->failed);
+		flash_quiesced(flash, UINT32_MAX, flash->failed);
 		return false;
 	}
 	switch (checkpoint->state) {
@@ -624,7 +625,7 @@ bool flash_checkpoint_step(struct flash *flash)
 		if (!is_due(flash)) {
 			return false;
 		}
-		flash_views_begin(flash);
+		flash_snapshots_begin(flash);
 		checkpoint_set_state(checkpoint, FLASH_CHECKPOINT_DRAIN);
 		return true;
 	case FLASH_CHECKPOINT_DRAIN:
@@ -653,9 +654,9 @@ bool flash_checkpoint_step(struct flash *flash)
 	return false;
 }
 
-void flash_settle(struct flash *flash, struct store_part *part)
+void flash_quiesce(struct flash *flash, struct store_part *part)
 {
-	list_push_back(&flash->checkpoint.settling, &part->node);
+	list_push_back(&flash->checkpoint.quiescing, &part->node);
 	flash_checkpoint_ask(flash);
 }
 

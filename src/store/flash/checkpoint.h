@@ -37,11 +37,11 @@ struct flash_checkpoint {
 	uint32_t step_dirty; /* dirty pages of this round at the last step */
 	/* Position of its beginning: it contains the changes of all earlier records. */
 	struct flash_position begin;
-	uint64_t clock;		   /* clock at its beginning */
-	uint32_t settle_count;	   /* flushes in settling that arrived before it began */
-	struct list_node settling; /* STORE_SETTLE flushes that wait for a checkpoint */
-	bool is_asked;		   /* another one must begin */
-	bool is_waiting;	   /* waits for the write of an anchor, or for a sync */
+	uint64_t clock;		    /* clock at its beginning */
+	uint32_t quiesce_count;	    /* flushes in quiescing that arrived before it began */
+	struct list_node quiescing; /* STORE_QUIESCE flushes that wait for a checkpoint */
+	bool is_asked;		    /* another one must begin */
+	bool is_waiting;	    /* waits for the write of an anchor, or for a sync */
 	struct flash_io io;
 	uint8_t *block;
 };
@@ -57,8 +57,8 @@ bool flash_checkpoint_step(struct flash *flash);
 void flash_checkpoint_synced(struct flash *flash, int result);
 /* Repeats the step that waits for an anchor or a sync. */
 void flash_checkpoint_again(struct flash *flash);
-/* Completes a STORE_SETTLE flush when a checkpoint contains everything, as after a close. */
-void flash_settle(struct flash *flash, struct store_part *part);
+/* Completes a STORE_QUIESCE flush when a checkpoint contains everything, as after a close. */
+void flash_quiesce(struct flash *flash, struct store_part *part);
 /* Implements store_end(): writes the cache and a last checkpoint. All parts must be done. Returns
  * the bytes of changes that remain in the cache file. Blocks; uses no ring. */
 uint64_t flash_end(struct store *store);

@@ -324,7 +324,7 @@ struct checking {
 	uint32_t *valid; /* live blocks found in the map, for each tree and segment */
 	uint64_t mapped;
 	struct flash_holes damaged; /* damaged pages of the disk */
-	uint32_t damaged_views;	    /* damaged pages of snapshots */
+	uint32_t damaged_snapshots; /* damaged pages of snapshots */
 	uint64_t damaged_blocks;
 };
 
@@ -373,7 +373,7 @@ static void check_page(struct checking *checking, uint32_t tree, uint32_t index)
 		return;
 	}
 	if (!read_page(checking, page, &node) || !flash_page_is_sound(flash, index, &node)) {
-		checking->damaged_views += tree > 0;
+		checking->damaged_snapshots += tree > 0;
 		if (tree == 0) {
 			flash_hole_add(&checking->damaged, index);
 		}
@@ -405,10 +405,11 @@ static uint32_t count_wrong(const struct checking *checking)
 	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
 		bool is_right = *found_valid(checking, 0, i) == flash->table.segments[i].valid;
 
-		for (uint32_t k = 0; k < FLASH_VIEWS; k++) {
-			is_right = is_right && (flash->views.list[k].is_damaged ||
-						       *found_valid(checking, 1 + k, i) ==
-							       flash->segments[i].view_valid[k]);
+		for (uint32_t k = 0; k < FLASH_SNAPSHOTS; k++) {
+			is_right =
+				is_right && (flash->snapshots.list[k].is_damaged ||
+						    *found_valid(checking, 1 + k, i) ==
+							    flash->segments[i].snapshot_valid[k]);
 		}
 		wrong += !is_right;
 	}
@@ -429,9 +430,9 @@ static void check_holes(const struct checking *checking)
 			hole);
 		check->fault(check, text);
 	}
-	if (checking->damaged_views > 0) {
+	if (checking->damaged_snapshots > 0) {
 		snprintf(text, sizeof(text), "%u pages of the maps of snapshots are damaged",
-			checking->damaged_views);
+			checking->damaged_snapshots);
 		check->fault(check, text);
 	}
 }
@@ -474,12 +475,12 @@ static void check_found(struct checking *checking)
 			loss);
 		check->fault(check, text);
 	}
-	for (uint32_t i = 0; i < FLASH_VIEWS; i++) {
-		if (flash->views.list[i].is_damaged) {
+	for (uint32_t i = 0; i < FLASH_SNAPSHOTS; i++) {
+		if (flash->snapshots.list[i].is_damaged) {
 			snprintf(text, sizeof(text),
 				"the map of snapshot '%s' is damaged: parts of it cannot be read; "
 				"'gmblock snapshot delete' frees its space",
-				flash->views.list[i].about.name);
+				flash->snapshots.list[i].about.name);
 			check->fault(check, text);
 		}
 	}
@@ -491,7 +492,7 @@ static void check_found(struct checking *checking)
 			(unsigned long long)checking->damaged_blocks);
 		check->fault(check, text);
 	}
-	if (wrong > 0 && checking->damaged.count == 0 && checking->damaged_views == 0 &&
+	if (wrong > 0 && checking->damaged.count == 0 && checking->damaged_snapshots == 0 &&
 		!flash->damage.is_table_damaged) {
 		snprintf(text, sizeof(text),
 			"%u segments have a wrong count of blocks in use; --rebuild recounts",
@@ -582,9 +583,9 @@ static void check_anchor(
 	check->amount(check, "atomic",
 		(uint64_t)flash_atomic_blocks(&flash->anchor.geometry) << FLASH_BLOCK_SHIFT);
 	check->entry(check, "snapshots", NULL);
-	for (uint32_t i = 0; i < FLASH_VIEWS; i++) {
-		if (flash->anchor.views[i].name[0] != '\0') {
-			check->entry(check, "snapshots", flash->anchor.views[i].name);
+	for (uint32_t i = 0; i < FLASH_SNAPSHOTS; i++) {
+		if (flash->anchor.snapshots[i].name[0] != '\0') {
+			check->entry(check, "snapshots", flash->anchor.snapshots[i].name);
 		}
 	}
 	flash_cache_check(flash, check);

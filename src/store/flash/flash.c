@@ -64,7 +64,7 @@ void flash_io_ended(struct flash *flash)
 	if (flash->io_count == 0 && flash->is_out) {
 		flash_pump(flash);
 	}
-	flash_views_io_ended(flash);
+	flash_snapshots_io_ended(flash);
 	/* Held parts wait for io_count 0. If another part or request has come in the meantime, that
 	 * one keeps the store alive, and the held ones can go. */
 	if (flash->io_count > 0 && !flash_may_work(flash)) {
@@ -102,7 +102,7 @@ void flash_finish(struct store_part *part, int result)
  *   move        runs even without a part, because after a kill the failed place would be the end
  *               of the log, and might be unreadable. All other steps need a part, see
  *               flash_may_work().
- *   views       a snapshot request holds changes back and fixes the contents of the next
+ *   snapshots   a snapshot request holds changes back and fixes the contents of the next
  *               checkpoint, so it must come before that begins.
  *   erase       a segment that is free early is one that no client has to wait for.
  *   checkpoint  appends its nodes before new data, because only the end of a checkpoint frees
@@ -115,7 +115,7 @@ static bool pump_one(struct flash *flash)
 {
 	return flash_redo_step(flash) || flash_move_step(flash) ||
 	       (flash_may_work(flash) &&
-		       (flash_views_step(flash) || flash_erase_step(flash) ||
+		       (flash_snapshots_step(flash) || flash_erase_step(flash) ||
 			       flash_checkpoint_step(flash) || flash_cache_step(flash) ||
 			       flash_changes_step(flash) || flash_gc_step(flash)));
 }
@@ -149,13 +149,13 @@ void flash_flush(struct flash *flash, struct store_part *part)
 		/* A flush covers the cached pages that are dirty now; cache.c completes it
 		 * when they are durable. */
 		flash_cache_flush(flash, part);
-	} else if ((part->flags & STORE_SETTLE) != 0 &&
+	} else if ((part->flags & STORE_QUIESCE) != 0 &&
 		   (flash->log.since_checkpoint > 0 || flash->anchor.cache_tag != 0 ||
 			   flash_checkpoint_runs(flash)) &&
 		   !flash->is_quiet && !flash->is_read_only) {
 		/* The next process must find everything in a checkpoint. No checkpoint is needed if
 		 * the last one contains everything and its anchor refers to no cache file. */
-		flash_settle(flash, part);
+		flash_quiesce(flash, part);
 	} else if (flash->log.durable_seq == flash->log.written_seq) {
 		flash_finish(part, 0);
 	} else {
@@ -174,7 +174,7 @@ static bool begin_log(struct flash *flash)
 	}
 	flash->log.written_at = flash->log.head;
 	flash->log.durable_at = flash->log.head;
-	flash_views_drop_temporary(flash);
+	flash_snapshots_drop_temporary(flash);
 	flash_checkpoint_ask(flash);
 	return true;
 }
@@ -288,9 +288,9 @@ uint64_t flash_budget(struct flash *flash)
 void flash_init(struct flash *flash, uint8_t *memory)
 {
 	list_init(&flash->held);
-	list_init(&flash->checkpoint.settling);
+	list_init(&flash->checkpoint.quiescing);
 	list_init(&flash->zones.writes);
-	flash_views_init(flash);
+	flash_snapshots_init(flash);
 	(void)budget_divide(flash, memory);
 }
 
@@ -324,7 +324,8 @@ static int look_again(struct flash *flash, struct error *error)
 		memcpy(flash->anchor.cache_boot_id, now->anchor.cache_boot_id,
 			sizeof(flash->anchor.cache_boot_id));
 		memcpy(flash->anchor.top, now->anchor.top, sizeof(flash->anchor.top));
-		memcpy(flash->anchor.views, now->anchor.views, sizeof(flash->anchor.views));
+		memcpy(flash->anchor.snapshots, now->anchor.snapshots,
+			sizeof(flash->anchor.snapshots));
 		memcpy(flash->anchor.detours, now->anchor.detours, sizeof(flash->anchor.detours));
 		flash->anchor.detour_count = now->anchor.detour_count;
 		memcpy(flash->zones.anchor_blocks, now->zones.anchor_blocks,
@@ -549,17 +550,17 @@ static void fill_info(struct flash *flash)
 	}
 }
 
-/* True if the store is the one that another process hands over with the claim `passed`. */
-static bool is_passed(const struct flash *flash, const struct store_claim *passed)
+/* True if the store is the one that another process hands over with the claim `inherited`. */
+static bool is_inherited(const struct flash *flash, const struct store_claim *inherited)
 {
 	struct store_claim claim;
 
-	return passed != NULL && store_pass(flash->below, &claim) == NULL &&
-	       memcmp(claim.identity, passed->identity, sizeof(claim.identity)) == 0;
+	return inherited != NULL && store_handover(flash->below, &claim) == NULL &&
+	       memcmp(claim.identity, inherited->identity, sizeof(claim.identity)) == 0;
 }
 
 static int open_cache(struct flash *flash, const struct flash_config *config,
-	const struct store_claim *passed, struct error *error)
+	const struct store_claim *inherited, struct error *error)
 {
 	uint64_t size = flash->anchor.geometry.disk_blocks << FLASH_BLOCK_SHIFT;
 	struct flash_cache_options options = {
@@ -567,7 +568,7 @@ static int open_cache(struct flash *flash, const struct flash_config *config,
 		.bytes = config->has_cache_bytes
 				 ? config->cache_bytes
 				 : MIN(size / CACHE_DEFAULT_DIVISOR, (uint64_t)CACHE_DEFAULT),
-		.is_passed = is_passed(flash, passed),
+		.is_inherited = is_inherited(flash, inherited),
 		.others = config->others,
 	};
 
@@ -590,7 +591,7 @@ static int flash_open(struct store *base, const struct store_options *options,
 
 	flash->path = strdup(store_path_file(options->path));
 	flash->is_read_only = options->read_only;
-	flash->views.refuses = config->refuses;
+	flash->snapshots.refuses = config->refuses;
 	flash->damage.repairs = options->repairs;
 	if (flash->path == NULL) {
 		return error_set(error, -ENOMEM, "not enough memory to open '%s'", options->path);
@@ -598,7 +599,7 @@ static int flash_open(struct store *base, const struct store_options *options,
 	/* The claim is taken before the contents are read. */
 	result = open_below(flash, options, error);
 	/* A process that hands its store over ends with a checkpoint that is durable. */
-	if (result == 0 && !is_passed(flash, options->passed)) {
+	if (result == 0 && !is_inherited(flash, options->inherited)) {
 		result = flash_look_at_disk(flash, error);
 	}
 	if (result == 0) {
@@ -609,7 +610,7 @@ static int flash_open(struct store *base, const struct store_options *options,
 		return result;
 	}
 	flash->slot_count = flash_slot_count(&flash->anchor.geometry, config->map_memory);
-	result = open_cache(flash, config, options->passed, error);
+	result = open_cache(flash, config, options->inherited, error);
 	if (result < 0) {
 		flash_release(flash);
 		return result;
@@ -747,9 +748,9 @@ static const struct counter counter_list[] = {
 static const struct counter_table flash_counter_table = { "flash", "export", "store_flash_",
 	counter_list, ARRAY_COUNT(counter_list) };
 
-static const char *flash_pass(struct store *store, struct store_claim *claim_out)
+static const char *flash_handover(struct store *store, struct store_claim *claim_out)
 {
-	return store_pass(container_of(store, struct flash, base)->below, claim_out);
+	return store_handover(container_of(store, struct flash, base)->below, claim_out);
 }
 
 static const struct store_ops flash_ops = {
@@ -762,11 +763,11 @@ static const struct store_ops flash_ops = {
 	.start = flash_start,
 	.has_owner = true,
 	.barrier = flash_barrier,
-	.pass = flash_pass,
-	.view_kind = &flash_view_kind,
-	.view_ask = flash_view_ask,
-	.views = flash_views_list,
-	.settles = true,
+	.handover = flash_handover,
+	.snapshot_kind = &flash_snapshot_kind,
+	.snapshot_ask = flash_snapshot_ask,
+	.snapshots = flash_snapshots_list,
+	.needs_quiesce = true,
 	.end = flash_end,
 };
 

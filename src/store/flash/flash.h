@@ -10,7 +10,7 @@
  *
  *   format.h      encoding of the disk       cache.h    write cache
  *   io.h          transfers, zones, syncs    gc.h       garbage collection, erasing, wear
- *   log.h         records, log moves         view.h     snapshots
+ *   log.h         records, log moves         snapshot.h     snapshots
  *   map.h         position of each block     recover.h  opening, damage
  *   checkpoint.h  writing the map to the log
  *
@@ -41,7 +41,7 @@
 #include "store/flash/log.h"
 #include "store/flash/map.h"
 #include "store/flash/recover.h"
-#include "store/flash/view.h"
+#include "store/flash/snapshot.h"
 #include "store/kind.h"
 
 struct flash_counters {
@@ -108,7 +108,7 @@ struct flash {
 	struct gc_table table;
 	struct flash_erase erase;
 	struct flash_cache cache;
-	struct flash_views views;
+	struct flash_snapshots snapshots;
 	struct flash_damage damage;
 	/* State that is private to change.c, gc.c, io.c, redo.c and read.c. */
 	struct flash_changes *change;
@@ -159,8 +159,8 @@ static inline struct flash *flash_of(const struct store_part *part)
 {
 	struct store *store = part->queue->store;
 
-	return store->ops == &flash_view_ops
-		       ? container_of(store, struct flash_view_store, base)->flash
+	return store->ops == &flash_snapshot_ops
+		       ? container_of(store, struct flash_snapshot_store, base)->flash
 		       : container_of(store, struct flash, base);
 }
 
@@ -171,7 +171,7 @@ static inline bool flash_segment_is_empty(const struct flash *flash, uint32_t in
 	const struct flash_segment *segment = &flash->segments[index];
 
 	return flash->table.segments[index].valid == 0 && segment->nodes == 0 &&
-	       segment->view_valid[0] == 0 && segment->view_valid[1] == 0;
+	       segment->snapshot_valid[0] == 0 && segment->snapshot_valid[1] == 0;
 }
 
 static inline bool flash_is_avoided(const struct flash *flash, uint32_t index)
@@ -185,7 +185,7 @@ static inline bool flash_is_avoided(const struct flash *flash, uint32_t index)
  * call makes the running one start over. */
 void flash_pump(struct flash *flash);
 /* Runs a flush whose scratch is initialized; it completes by flash_finish(). Called again for a
- * STORE_SETTLE flush once the cache is clean. */
+ * STORE_QUIESCE flush once the cache is clean. */
 void flash_flush(struct flash *flash, struct store_part *part);
 /* Ends the quiet phase of a start, if it is still in effect: the log begins with a
  * checkpoint. Called before the first request that is not a flush. Without a free segment the
@@ -237,20 +237,20 @@ GMB_MUST_CHECK int flash_check(
 static inline bool flash_may_work(const struct flash *flash)
 {
 	return flash->is_starting || flash->is_closing || flash->part_count > flash->held_count ||
-	       (flash->views.request != NULL ? !flash->views.is_done
-					     : !list_is_empty(&flash->views.waiting));
+	       (flash->snapshots.request != NULL ? !flash->snapshots.is_done
+						 : !list_is_empty(&flash->snapshots.waiting));
 }
 /* True while the snapshot exists and its blocks can be read and moved. */
-static inline bool flash_view_is_live(const struct flash *flash, uint32_t index)
+static inline bool flash_snapshot_is_live(const struct flash *flash, uint32_t index)
 {
-	const struct flash_view *view = &flash->views.list[index];
+	const struct flash_snapshot *snapshot = &flash->snapshots.list[index];
 
-	return view->state == FLASH_VIEW_LIVE && !view->is_damaged;
+	return snapshot->state == FLASH_SNAPSHOT_LIVE && !snapshot->is_damaged;
 }
 /* The same for a tree; the disk's tree is always live. */
 static inline bool flash_tree_is_live(const struct flash *flash, uint32_t tree)
 {
-	return tree == 0 || flash_view_is_live(flash, tree - 1);
+	return tree == 0 || flash_snapshot_is_live(flash, tree - 1);
 }
 static inline bool flash_has_zones(const struct flash *flash)
 {

@@ -18,9 +18,9 @@ enum { SPARE_SEGMENTS = 4 }; /* minimum of spare segments, in addition to those 
 enum {
 	CACHE_VERSION = 2,
 	TOP_AT = 512,
-	VIEWS_AT = 1024,
-	VIEWS_END = VIEWS_AT + FLASH_VIEWS * 640,
-	DETOURS_END = VIEWS_END + FLASH_DETOURS * 16
+	SNAPSHOTS_AT = 1024,
+	SNAPSHOTS_END = SNAPSHOTS_AT + FLASH_SNAPSHOTS * 640,
+	DETOURS_END = SNAPSHOTS_END + FLASH_DETOURS * 16
 };
 
 static const uint8_t anchor_magic[8] = { 'G', 'M', 'B', 'F', 'L', 'A', '\r', '\n' };
@@ -28,8 +28,8 @@ static const uint8_t cache_magic[8] = { 'G', 'M', 'B', 'F', 'L', 'C', '\r', '\n'
 static const uint8_t record_magic[4] = { 'G', 'F', 'L', 'R' };
 
 /* All numbers are little-endian. */
-struct wire_view {
-	char name[FLASH_VIEW_NAME_BYTES];
+struct wire_snapshot {
+	char name[FLASH_SNAPSHOT_NAME_BYTES];
 	uint64_t serial;
 	uint64_t created_s;
 	uint32_t is_temporary;
@@ -66,7 +66,7 @@ struct wire_anchor {
 	uint64_t cache_tag;
 	uint64_t cache_losses;
 	struct flash_entry top[FLASH_TOP_ENTRIES];
-	struct wire_view views[FLASH_VIEWS];
+	struct wire_snapshot snapshots[FLASH_SNAPSHOTS];
 	struct wire_detour detours[FLASH_DETOURS];
 	uint8_t more_zeroes[FLASH_BLOCK_BYTES - DETOURS_END - 4];
 	uint32_t crc;
@@ -118,8 +118,8 @@ struct wire_record {
 
 _Static_assert(sizeof(struct wire_anchor) == FLASH_BLOCK_BYTES, "without gaps");
 _Static_assert(offsetof(struct wire_anchor, top) == TOP_AT, "as documented");
-_Static_assert(offsetof(struct wire_anchor, views) == VIEWS_AT, "as documented");
-_Static_assert(offsetof(struct wire_anchor, detours) == VIEWS_END, "as documented");
+_Static_assert(offsetof(struct wire_anchor, snapshots) == SNAPSHOTS_AT, "as documented");
+_Static_assert(offsetof(struct wire_anchor, detours) == SNAPSHOTS_END, "as documented");
 _Static_assert(offsetof(struct wire_anchor, crc) == FLASH_BLOCK_BYTES - 4, "the last");
 _Static_assert(sizeof(struct wire_cache) == FLASH_BLOCK_BYTES, "without gaps");
 _Static_assert(offsetof(struct wire_cache, crc) == FLASH_BLOCK_BYTES - 4, "the last");
@@ -302,14 +302,14 @@ void flash_anchor_encode(const struct flash_anchor *anchor, uint8_t block[FLASH_
 	memcpy(wire.cache_folder, anchor->cache_folder, sizeof(wire.cache_folder));
 	memcpy(wire.cache_boot_id, anchor->cache_boot_id, sizeof(wire.cache_boot_id));
 	memcpy(wire.top, anchor->top, sizeof(wire.top));
-	for (uint32_t i = 0; i < FLASH_VIEWS; i++) {
-		const struct flash_view_anchor *view = &anchor->views[i];
+	for (uint32_t i = 0; i < FLASH_SNAPSHOTS; i++) {
+		const struct flash_snapshot_anchor *snapshot = &anchor->snapshots[i];
 
-		memcpy(wire.views[i].name, view->name, sizeof(view->name));
-		wire.views[i].serial = htole64(view->serial);
-		wire.views[i].created_s = htole64(view->created_s);
-		wire.views[i].is_temporary = htole32(view->is_temporary);
-		memcpy(wire.views[i].top, view->top, sizeof(view->top));
+		memcpy(wire.snapshots[i].name, snapshot->name, sizeof(snapshot->name));
+		wire.snapshots[i].serial = htole64(snapshot->serial);
+		wire.snapshots[i].created_s = htole64(snapshot->created_s);
+		wire.snapshots[i].is_temporary = htole32(snapshot->is_temporary);
+		memcpy(wire.snapshots[i].top, snapshot->top, sizeof(snapshot->top));
 	}
 	for (uint32_t i = 0; i < anchor->detour_count; i++) {
 		wire.detours[i].seq = htole64(anchor->detours[i].seq);
@@ -347,46 +347,46 @@ static bool top_is_sound(const struct flash_anchor *anchor, const struct flash_e
 	return true;
 }
 
-#define VIEW_LETTERS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+#define SNAPSHOT_LETTERS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 
-bool flash_view_name_is_sound(const char *name)
+bool flash_snapshot_name_is_sound(const char *name)
 {
-	size_t bytes = strnlen(name, FLASH_VIEW_NAME_BYTES);
+	size_t bytes = strnlen(name, FLASH_SNAPSHOT_NAME_BYTES);
 
-	return bytes > 0 && bytes < FLASH_VIEW_NAME_BYTES && strspn(name, VIEW_LETTERS) > 0 &&
-	       strspn(name, VIEW_LETTERS "._-") == bytes;
+	return bytes > 0 && bytes < FLASH_SNAPSHOT_NAME_BYTES &&
+	       strspn(name, SNAPSHOT_LETTERS) > 0 && strspn(name, SNAPSHOT_LETTERS "._-") == bytes;
 }
 
 /* Decodes a snapshot. An unused slot is all zeroes. */
-static bool view_decode(const struct flash_anchor *anchor, const struct wire_view *wire,
-	struct flash_view_anchor *view)
+static bool snapshot_decode(const struct flash_anchor *anchor, const struct wire_snapshot *wire,
+	struct flash_snapshot_anchor *snapshot)
 {
 	size_t bytes;
 
-	memcpy(view->name, wire->name, sizeof(view->name));
-	view->serial = le64toh(wire->serial);
-	view->created_s = le64toh(wire->created_s);
-	view->is_temporary = wire->is_temporary != 0;
-	memcpy(view->top, wire->top, sizeof(view->top));
-	if (view->name[0] == '\0') {
+	memcpy(snapshot->name, wire->name, sizeof(snapshot->name));
+	snapshot->serial = le64toh(wire->serial);
+	snapshot->created_s = le64toh(wire->created_s);
+	snapshot->is_temporary = wire->is_temporary != 0;
+	memcpy(snapshot->top, wire->top, sizeof(snapshot->top));
+	if (snapshot->name[0] == '\0') {
 		return is_zero((const uint8_t *)wire, sizeof(*wire));
 	}
-	bytes = strnlen(view->name, sizeof(view->name));
-	return flash_view_name_is_sound(view->name) &&
+	bytes = strnlen(snapshot->name, sizeof(snapshot->name));
+	return flash_snapshot_name_is_sound(snapshot->name) &&
 	       is_zero((const uint8_t *)wire->name + bytes, sizeof(wire->name) - bytes) &&
 	       le32toh(wire->is_temporary) <= 1 && is_zero(wire->zeroes, sizeof(wire->zeroes)) &&
-	       view->serial <= anchor->serial && top_is_sound(anchor, view->top);
+	       snapshot->serial <= anchor->serial && top_is_sound(anchor, snapshot->top);
 }
 
-static bool views_decode(struct flash_anchor *anchor, const struct wire_anchor *wire)
+static bool snapshots_decode(struct flash_anchor *anchor, const struct wire_anchor *wire)
 {
-	for (uint32_t i = 0; i < FLASH_VIEWS; i++) {
-		if (!view_decode(anchor, &wire->views[i], &anchor->views[i])) {
+	for (uint32_t i = 0; i < FLASH_SNAPSHOTS; i++) {
+		if (!snapshot_decode(anchor, &wire->snapshots[i], &anchor->snapshots[i])) {
 			return false;
 		}
 	}
-	return anchor->views[0].name[0] == '\0' ||
-	       strcmp(anchor->views[0].name, anchor->views[1].name) != 0;
+	return anchor->snapshots[0].name[0] == '\0' ||
+	       strcmp(anchor->snapshots[0].name, anchor->snapshots[1].name) != 0;
 }
 
 /* Decodes the detours, in ascending order of their numbers. Entries after the last one are all
@@ -474,7 +474,7 @@ int flash_anchor_decode(
 	memcpy(anchor->cache_boot_id, wire.cache_boot_id, sizeof(wire.cache_boot_id));
 	memcpy(anchor->top, wire.top, sizeof(wire.top));
 	if (!flash_geometry_init(&anchor->geometry) || !position_is_sound(anchor) ||
-		!top_is_sound(anchor, anchor->top) || !views_decode(anchor, &wire) ||
+		!top_is_sound(anchor, anchor->top) || !snapshots_decode(anchor, &wire) ||
 		!detours_decode(anchor, &wire) || anchor->label[FLASH_LABEL_BYTES - 1] != '\0' ||
 		!cache_is_sound(anchor) || !is_zero(wire.zeroes, sizeof(wire.zeroes)) ||
 		!is_zero(wire.more_zeroes, sizeof(wire.more_zeroes))) {

@@ -12,7 +12,7 @@
  *   anchor ─▶ level 2 ─▶ level 1 ─▶ level 0: pages of the map, then pages of the segment table
  *
  * The nodes of levels 2, 1 and 0 form a tree. Nodes of levels 1 and 2 are written twice. Tree 0 is
- * the disk. Each snapshot (called a view in the code) has its own tree, which begins as a copy of
+ * the disk. Each snapshot has its own tree, which begins as a copy of
  * tree 0 in the anchor.
  *
  * Invariant: every decoder accepts arbitrary bytes, and a decoded value is within its limits: block
@@ -40,8 +40,8 @@ enum {
 	FLASH_NODE_ENTRIES = 512,
 	FLASH_LEVELS = 3,
 	FLASH_TOP_ENTRIES = 64, /* entries in the anchor, for each tree */
-	FLASH_VIEWS = 2,	/* limit of snapshots */
-	FLASH_TREES = 1 + FLASH_VIEWS,
+	FLASH_SNAPSHOTS = 2,	/* limit of snapshots */
+	FLASH_TREES = 1 + FLASH_SNAPSHOTS,
 	FLASH_DETOURS = 8,
 	FLASH_ANCHOR_VERSION = 5, /* written from the first checkpoint on */
 	FLASH_DETOUR_VERSION = 4, /* oldest version with detours */
@@ -55,7 +55,7 @@ enum {
 	FLASH_LABEL_BYTES = 64,
 	FLASH_FOLDER_BYTES = 256,
 	FLASH_DISK_PATH_BYTES = 1024,
-	FLASH_VIEW_NAME_BYTES = 64,
+	FLASH_SNAPSHOT_NAME_BYTES = 64,
 	FLASH_SPARE_MIN = 7, /* percent */
 	FLASH_SPARE_MAX = 50,
 	FLASH_SPARE_DEFAULT = 15,
@@ -163,12 +163,12 @@ static inline uint64_t flash_next_run(uint64_t seq)
 }
 
 /* A snapshot as the anchor describes it. Snapshot i has tree 1 + i. */
-struct flash_view_anchor {
-	char name[FLASH_VIEW_NAME_BYTES]; /* zero-terminated; empty: unused slot */
+struct flash_snapshot_anchor {
+	char name[FLASH_SNAPSHOT_NAME_BYTES]; /* zero-terminated; empty: unused slot */
 	/* Serial number of the anchor with which it was created. */
 	uint64_t serial;
 	uint64_t created_s; /* seconds since 1970 */
-	bool is_temporary;  /* see struct store_view */
+	bool is_temporary;  /* see struct store_snapshot */
 	struct flash_entry top[FLASH_TOP_ENTRIES];
 };
 
@@ -197,7 +197,7 @@ struct flash_anchor {
 	char label[FLASH_LABEL_BYTES]; /* zero-terminated */
 	uint32_t zone_blocks;	       /* distance of two zones; 0: a device without zones */
 	struct flash_entry top[FLASH_TOP_ENTRIES];
-	struct flash_view_anchor views[FLASH_VIEWS];
+	struct flash_snapshot_anchor snapshots[FLASH_SNAPSHOTS];
 	/* Detours of records after next, in log order. */
 	struct flash_detour detours[FLASH_DETOURS];
 	uint32_t detour_count;
@@ -213,7 +213,7 @@ void flash_detours_drop(struct flash_anchor *anchor);
 void flash_detour_follow(const struct flash_anchor *anchor, struct flash_position *position);
 /* True for a valid snapshot name: 1 to 63 letters, digits, '.', '_' and '-', starting with
  * a letter or a digit. */
-bool flash_view_name_is_sound(const char *name);
+bool flash_snapshot_name_is_sound(const char *name);
 /* True if the block begins like an anchor; it may be damaged. */
 bool flash_anchor_is_ours(const uint8_t block[FLASH_BLOCK_BYTES]);
 /* Returns -EINVAL, or -ENOTSUP for an unsupported version, with the predicate of a

@@ -32,7 +32,7 @@ enum {
 	CREDIT = 4, /* blocks examined for each block that clients write */
 	/* Replaces CREDIT when fewer segments are free than halfway from the starting
 	 * threshold to the reserve. */
-	CREDIT_LATE = 16,
+	CREDIT_BEHIND = 16,
 	/* A round on small segments can free no more than its checkpoint takes. If the
 	 * number of victims since the last gain reaches this multiple of all segments, no
 	 * space can be freed. */
@@ -109,10 +109,10 @@ void flash_gc_credit(struct flash *flash, uint32_t blocks)
 	uint32_t reserve = flash->anchor.geometry.reserve_segments;
 
 	if (free_count < gc->begin_segments) {
-		bool is_late = free_count < (gc->begin_segments + reserve) / 2;
+		bool is_behind = free_count < (gc->begin_segments + reserve) / 2;
 		uint64_t most = UINT64_C(4) * flash->anchor.geometry.segment_blocks;
 
-		gc->credit += (uint64_t)blocks * (is_late ? CREDIT_LATE : CREDIT);
+		gc->credit += (uint64_t)blocks * (is_behind ? CREDIT_BEHIND : CREDIT);
 		gc->credit = MIN(gc->credit, most);
 	}
 }
@@ -179,7 +179,7 @@ static uint32_t victims_max(const struct flash *flash)
  * snapshot is dropped or changes fail. */
 static bool gc_give_up(struct flash *flash)
 {
-	if (flash_views_relieve(flash)) {
+	if (flash_snapshots_relieve(flash)) {
 		return true;
 	}
 	/* An operation in flight, or its consequences, may still free a segment; io_count covers
@@ -203,7 +203,7 @@ static bool gc_choose(struct flash *flash)
 	gc_hope(flash);
 	flash->is_out = false;
 	if (free_count >= gc->begin_segments || (!urgent && gc->credit == 0) ||
-		flash->views.is_stuck) {
+		flash->snapshots.is_stuck) {
 		return false;
 	}
 	if (urgent && gc->vain_count / VAIN_TURNS >= flash->anchor.geometry.segment_count) {
@@ -288,7 +288,7 @@ static void gc_page_ready(struct flash_wait *wait, int result)
 		flash->segments[gc->victim].is_bad = true;
 	} else {
 		gc_set_state(&flash->table, gc->victim, GC_CANDIDATE);
-		flash_view_damaged(flash, gc->wait_tree - 1);
+		flash_snapshot_damaged(flash, gc->wait_tree - 1);
 	}
 }
 

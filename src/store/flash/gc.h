@@ -21,9 +21,9 @@ struct flash;
 
 /* State of a segment in addition to struct gc_segment. */
 struct flash_segment {
-	uint32_t nodes;			  /* live nodes in it, summed over all trees */
-	uint32_t readers;		  /* reads of its blocks in flight */
-	uint32_t view_valid[FLASH_VIEWS]; /* live blocks of each snapshot */
+	uint32_t nodes;				  /* live nodes in it, summed over all trees */
+	uint32_t readers;			  /* reads of its blocks in flight */
+	uint32_t snapshot_valid[FLASH_SNAPSHOTS]; /* live blocks of each snapshot */
 	/* Live blocks of the disk when the checkpoint in progress began. */
 	uint32_t begin_valid;
 	bool was_closed; /* closed when the checkpoint in progress began */

@@ -92,7 +92,7 @@ uint32_t flash_take_segment(struct flash *flash)
 	}
 	if (best != FLASH_NO_SEGMENT) {
 		/* Checks whether snapshots leave enough space, once for each segment of log. */
-		flash_views_look(flash);
+		flash_snapshots_look(flash);
 		gc_set_state(&flash->table, best, GC_OPEN);
 		flash->segments[best].erases += !flash_is_avoided(flash, best);
 		flash->erase.taken++;

@@ -342,7 +342,7 @@ static void block_dies(struct flash *flash, uint32_t block)
 	flash->map.trees[0].table_dirty[segment / FLASH_TABLE_ENTRIES] = true;
 	if (flash->table.segments[segment].valid > flash->table.segments[segment].cold_dirty) {
 		gc_dead(&flash->table, segment);
-		flash_views_block_dies(flash, segment);
+		flash_snapshots_block_dies(flash, segment);
 	} else { /* the table on the device was wrong */
 		flash_fail(flash, -EUCLEAN, "has a segment table that does not match the map");
 	}
@@ -382,7 +382,7 @@ void flash_map_apply(struct flash *flash, const struct flash_record_entry *entry
 	}
 	/* A moved block may have been overwritten since it was read: then its copy is dead. */
 	if (flash_kind_is_copy(entry->kind)) {
-		flash_views_move(flash, entry, block, old == entry->source);
+		flash_snapshots_move(flash, entry, block, old == entry->source);
 		if (old != entry->source) {
 			return;
 		}
@@ -410,7 +410,7 @@ void flash_map_set_node(struct flash *flash, uint32_t tree, uint32_t level, uint
 
 		segment->nodes++;
 		/* A new node of a damaged snapshot keeps its segment out of collection as well. */
-		segment->is_kept |= tree > 0 && flash->views.list[tree - 1].is_damaged;
+		segment->is_kept |= tree > 0 && flash->snapshots.list[tree - 1].is_damaged;
 	}
 	*at = entry;
 	if (level + 1 < FLASH_LEVELS) {

@@ -318,7 +318,7 @@ void flash_read_step(struct store_part *part)
 		if (read_cached(flash, part)) {
 			continue;
 		}
-		if (flash_view_has_gone(part)) {
+		if (flash_snapshot_is_deleted(part)) {
 			scratch->result = -ESTALE;
 			break;
 		}
@@ -379,7 +379,7 @@ void flash_extents_step(struct store_part *part)
 		uint64_t hole;
 
 		is_cached = is_cached && scratch->tree == 0;
-		if (flash_view_has_gone(part)) {
+		if (flash_snapshot_is_deleted(part)) {
 			scratch->result = -ESTALE;
 			break;
 		}

@@ -538,8 +538,8 @@ static int replay_log(struct replay *replay)
 		/* Nodes do not count: a segment can contain nodes of the checkpoint and the log
 		 * after it. */
 		replay->seen[i].was_free = replay->seen[i].valid == 0 &&
-					   flash->segments[i].view_valid[0] == 0 &&
-					   flash->segments[i].view_valid[1] == 0;
+					   flash->segments[i].snapshot_valid[0] == 0 &&
+					   flash->segments[i].snapshot_valid[1] == 0;
 	}
 	go_to(replay, &flash->anchor.next);
 	replay->seen[replay->at.segment].in_log = true;
@@ -582,10 +582,10 @@ static int restore_segments(struct flash *flash, const struct flash_seen *seen)
 		}
 		/* A segment with log after the checkpoint is needed until the next checkpoint. */
 		if (seen[i].valid > 0 || segment->nodes > 0 || seen[i].in_log ||
-			segment->view_valid[0] > 0 || segment->view_valid[1] > 0) {
+			segment->snapshot_valid[0] > 0 || segment->snapshot_valid[1] > 0) {
 			gc_restore(&flash->table, i, seen[i].valid, seen[i].stamp);
 		}
-		flash_views_restore(flash, i);
+		flash_snapshots_restore(flash, i);
 	}
 	flash->counters.free_segments = flash->table.state_counts[GC_FREE];
 	return 0;
@@ -613,7 +613,7 @@ static int read_tree(
 		flash_map_count_nodes(flash, tree, 1);
 	}
 	if (damaged) {
-		flash_view_damaged(flash, tree - 1);
+		flash_snapshot_damaged(flash, tree - 1);
 	}
 	return result;
 }
@@ -626,10 +626,11 @@ static int recover(struct flash *flash, struct replay *replay, struct error *err
 	if (result == 0) {
 		result = read_tree(flash, 0, flash->anchor.top, replay->seen);
 	}
-	flash_views_recovered(flash);
-	for (uint32_t i = 0; i < FLASH_VIEWS && result == 0; i++) {
-		if (flash_view_is_live(flash, i)) {
-			result = read_tree(flash, i + 1, flash->anchor.views[i].top, replay->seen);
+	flash_snapshots_recovered(flash);
+	for (uint32_t i = 0; i < FLASH_SNAPSHOTS && result == 0; i++) {
+		if (flash_snapshot_is_live(flash, i)) {
+			result = read_tree(
+				flash, i + 1, flash->anchor.snapshots[i].top, replay->seen);
 		}
 	}
 	if (result == 0) {

@@ -220,7 +220,7 @@ static void take_table(struct flash *flash, uint32_t tree, struct flash_seen *se
 		const struct flash_table_entry *entry = &entries[i - first];
 
 		if (tree > 0) {
-			flash->segments[i].view_valid[tree - 1] = le32toh(entry->valid);
+			flash->segments[i].snapshot_valid[tree - 1] = le32toh(entry->valid);
 		} else {
 			seen[i].stamp = le64toh(entry->stamp);
 			seen[i].valid = le32toh(entry->valid);
@@ -261,7 +261,8 @@ static void guess_table(struct flash *flash, struct flash_seen *seen, uint32_t f
 static uint32_t *valid_of(
 	struct flash *flash, uint32_t tree, struct flash_seen *seen, uint32_t segment)
 {
-	return tree == 0 ? &seen[segment].valid : &flash->segments[segment].view_valid[tree - 1];
+	return tree == 0 ? &seen[segment].valid
+			 : &flash->segments[segment].snapshot_valid[tree - 1];
 }
 
 /* Counts the blocks of each segment that the pages of a tree refer to. Returns -EUCLEAN if a page

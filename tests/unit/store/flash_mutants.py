@@ -2,7 +2,7 @@
 """Breaks the rules of the flash store that keep data over a crash: the tests must notice each.
 
     flash_mutants.py write OUTPUT... -- SOURCE...   sources in which FLASH_MUTANT=NAME breaks a rule
-    flash_mutants.py run DAMAGE ZONES CACHE VIEWS CRASH BITS CHECKPOINT SMALL MOVE   the tests made of them, for each rule until one fails
+    flash_mutants.py run DAMAGE ZONES CACHE SNAPSHOTS CRASH BITS CHECKPOINT SMALL MOVE   the tests made of them, for each rule until one fails
 
 A broken rule may keep a test from ending. It is ended by its processor time, of which it needs as much on a
 busy machine: the simulated one never waits.
@@ -14,7 +14,7 @@ import sys
 
 CRASHES = "2000"
 # Where the crash points of snapshots begin: so many from there find every mutant.
-VIEWS_SEED = "1000"
+SNAPSHOTS_SEED = "1000"
 CPU_SECONDS_MAX = 300  # of one test, of which the longest needs ten
 
 # name: (file, an expression that is there once, what is there instead); or text, and what replaces
@@ -79,7 +79,7 @@ MUTANTS = {
     "first-checkpoint-lets-changes-through": (
         "change.c", "flash_checkpoint_blocks(flash) ||", "(!MUTANT && flash_checkpoint_blocks(flash)) ||"),
     "snapshot-has-counts-of-the-end": (
-        "view.c", "flash->segments[i].begin_valid", "flash->table.segments[i].valid"),
+        "snapshot.c", "flash->segments[i].begin_valid", "flash->table.segments[i].valid"),
     "good-anchor-first": (
         "io.c", "is_first ? 1 - flash->good_anchor : flash->good_anchor",
         "is_first ? flash->good_anchor : 1 - flash->good_anchor"),
@@ -106,18 +106,18 @@ MUTANTS = {
     "segment-of-a-snapshot-erased": (
         "checkpoint.c", "flash_segment_is_empty(flash, i)", "entry->valid == 0 && segment->nodes == 0"),
     "snapshot-erased-before-anchor": (
-        "checkpoint.c", "flash_views_encode(flash);",
-        "flash_views_encode(flash);\nif (MUTANT) { flash_views_checkpointed(flash, 0); free_segments(flash); }"),
+        "checkpoint.c", "flash_snapshots_encode(flash);",
+        "flash_snapshots_encode(flash);\nif (MUTANT) { flash_snapshots_checkpointed(flash, 0); free_segments(flash); }"),
     "snapshot-follows-the-disk": (
-        "view.c", "view->state == FLASH_VIEW_CREATING ? 0 : i + 1", "0"),
+        "snapshot.c", "snapshot->state == FLASH_SNAPSHOT_CREATING ? 0 : i + 1", "0"),
     "snapshot-not-in-the-anchor": (
-        "view.c", "flash->anchor.views[i] = view->about;",
-        "if (!MUTANT) { flash->anchor.views[i] = view->about; }"),
+        "snapshot.c", "flash->anchor.snapshots[i] = snapshot->about;",
+        "if (!MUTANT) { flash->anchor.snapshots[i] = snapshot->about; }"),
     "snapshot-of-several-moments": (
-        "view.c", "views->holds = true;\n\tflash_cache_want_written(flash);",
-        "views->holds = true;\nif (!MUTANT) { flash_cache_want_written(flash); }"),
+        "snapshot.c", "snapshots->holds = true;\n\tflash_cache_want_written(flash);",
+        "snapshots->holds = true;\nif (!MUTANT) { flash_cache_want_written(flash); }"),
     "snapshot-of-a-job-stays": (
-        "view.c", "view->state == FLASH_VIEW_LIVE && view->about.is_temporary", "false"),
+        "snapshot.c", "snapshot->state == FLASH_SNAPSHOT_LIVE && snapshot->about.is_temporary", "false"),
     "zone-written-out-of-order": ("zone.c", "zones->writing != NULL", "false"),
     "zone-stays-active": ("zone.c", "zones->blocks < zones->capacity", "false"),
     "zone-of-torn-anchor-goes-on": ("zone.c", "zone.written % FLASH_BLOCK_BYTES != 0", "false"),
@@ -209,7 +209,7 @@ FOUND_BY = {
         "slot-header-before-data", "crc-of-slot-not-checked", "old-boot-accepted", "other-store-accepted",
         "later-pages-accepted", "flush-forgets-superseded", "page-over-newer-record",
         "slots-free-before-the-position"],
-    "views": [
+    "snapshots": [
         "snapshot-of-several-moments", "snapshot-of-a-job-stays", "old-page-changed-first", "counts-of-the-end",
         "first-checkpoint-lets-changes-through", "snapshot-has-counts-of-the-end"],
     "bits": [
@@ -261,10 +261,10 @@ def limit_time():
 def commands(programs, crashes):
     """The tests by name, in the order in which they are tried."""
     named = {os.path.basename(program).rpartition("_")[2]: program for program in programs}
-    arguments = {"crash": [crashes], "views": [str(int(crashes) // 4), VIEWS_SEED], "bits": ["1"], "small": ["1"],
+    arguments = {"crash": [crashes], "snapshots": [str(int(crashes) // 4), SNAPSHOTS_SEED], "bits": ["1"], "small": ["1"],
                  "move": ["test_a_*"]}
     return {name: [named[name], *arguments.get(name, [])]
-            for name in ("crash", "damage", "zones", "cache", "views", "bits", "checkpoint", "small", "move")}
+            for name in ("crash", "damage", "zones", "cache", "snapshots", "bits", "checkpoint", "small", "move")}
 
 
 def passes(command, mutant):

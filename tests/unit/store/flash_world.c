@@ -60,7 +60,7 @@ struct sim_disk_options world_disk_options(void)
 static bool closes;
 
 /* Who watches may have gone when the store is closed. */
-static void view_dropped(void *context)
+static void snapshot_dropped(void *context)
 {
 	GMB_UNUSED(context);
 	assert_false(closes);
@@ -97,7 +97,7 @@ void world_prepare(struct world *world, const char *name, bool direct, bool read
 		fail_msg("%s", error.text);
 	}
 	store_options_fini(&options);
-	store_views_watch(world->store, view_dropped, NULL);
+	store_snapshots_watch(world->store, snapshot_dropped, NULL);
 	for (int i = 0; i < WORLD_RINGS; i++) {
 		assert_int_equal(
 			ring_create(&(struct ring_options){ 0 }, &world->rings[i], &error), 0);

@@ -92,7 +92,7 @@ static void make(uint64_t seed, bool killed)
 	world_close(&world);
 }
 
-static void view_done(struct store_view_request *request)
+static void snapshot_done(struct store_snapshot_request *request)
 {
 	assert_int_equal(request->result, 0);
 }
@@ -124,9 +124,9 @@ static void make_moved(uint64_t seed)
 static void make_with_snapshot(uint64_t seed)
 {
 	static struct world world;
-	struct store_view_request request = {
-		.action = STORE_VIEW_CREATE, .view = { .name = "before" }, .done = view_done
-	};
+	struct store_snapshot_request request = { .action = STORE_SNAPSHOT_CREATE,
+		.snapshot = { .name = "before" },
+		.done = snapshot_done };
 
 	sim_start(&(struct sim_options){ .seed = seed });
 	memset(expected, 0, sizeof(expected));
@@ -136,7 +136,7 @@ static void make_with_snapshot(uint64_t seed)
 	blocks = (uint32_t)(store_size(world.store) / FLASH_BLOCK_BYTES) / 2; /* room for both */
 	change(&world, WRITES);
 	request.result = 1;
-	store_view_ask(world.store, &request);
+	store_snapshot_ask(world.store, &request);
 	while (request.result == 1) {
 		assert_true(sim_step());
 	}

@@ -560,19 +560,19 @@ static void test_a_newer_record_counts_more_than_a_page(void **state)
 	teardown();
 }
 
-static void view_done(struct store_view_request *request)
+static void snapshot_done(struct store_snapshot_request *request)
 {
 	assert_int_equal(request->result, 0);
 	request->context = NULL;
 }
 
 /* Wherever the checkpoint is that is being written meanwhile. */
-static void test_a_store_that_has_settled_needs_no_file(void **state)
+static void test_a_quiesced_store_needs_no_file(void **state)
 {
 	enum { STEPS = 60 };
 	uint8_t block[FLASH_BLOCK_BYTES];
 	struct store_part part = {
-		.done = world_part_done, .op = STORE_FLUSH, .flags = STORE_SETTLE
+		.done = world_part_done, .op = STORE_FLUSH, .flags = STORE_QUIESCE
 	};
 	struct flash_anchor anchor;
 	struct error error;
@@ -580,16 +580,16 @@ static void test_a_store_that_has_settled_needs_no_file(void **state)
 	GMB_UNUSED(state);
 	setup();
 	for (int steps = 0; steps < STEPS; steps++) {
-		struct store_view_request request = { .store = world.store,
-			.action = steps % 2 == 0 ? STORE_VIEW_CREATE : STORE_VIEW_DELETE,
-			.view.name = "one",
+		struct store_snapshot_request request = { .store = world.store,
+			.action = steps % 2 == 0 ? STORE_SNAPSHOT_CREATE : STORE_SNAPSHOT_DELETE,
+			.snapshot.name = "one",
 			.context = &request,
-			.done = view_done };
+			.done = snapshot_done };
 
 		transfer(&world, STORE_WRITE, 0, NEW, 0);
 		submit(0, STORE_FLUSH, 0, 0, 0);
 		wait_for(0);
-		store_view_ask(world.store, &request);
+		store_snapshot_ask(world.store, &request);
 		for (int i = 0; i < steps && request.context != NULL; i++) {
 			assert_true(sim_step());
 		}
@@ -606,10 +606,10 @@ static void test_a_store_that_has_settled_needs_no_file(void **state)
 }
 
 /* An upgrade that was given up: clients go on, and the flush for it must end all the same. */
-static void test_a_store_that_is_written_does_not_settle(void **state)
+static void test_a_store_that_is_written_is_not_quiesced(void **state)
 {
 	enum { STEPS_MAX = 100000 };
-	struct store_part part = { .done = result_done, .op = STORE_FLUSH, .flags = STORE_SETTLE };
+	struct store_part part = { .done = result_done, .op = STORE_FLUSH, .flags = STORE_QUIESCE };
 
 	GMB_UNUSED(state);
 	setup();
@@ -974,8 +974,8 @@ int main(void)
 		cmocka_unit_test(test_a_store_that_is_only_read_says_what_it_lacks),
 		cmocka_unit_test(test_a_loss_is_remembered),
 		cmocka_unit_test(test_changes_of_a_copy_stay),
-		cmocka_unit_test(test_a_store_that_has_settled_needs_no_file),
-		cmocka_unit_test(test_a_store_that_is_written_does_not_settle),
+		cmocka_unit_test(test_a_quiesced_store_needs_no_file),
+		cmocka_unit_test(test_a_store_that_is_written_is_not_quiesced),
 		cmocka_unit_test(test_a_page_outlives_the_record_before_it),
 		cmocka_unit_test(test_a_large_write_supersedes_all_its_pages),
 		cmocka_unit_test(test_a_flush_waits_for_what_supersedes_a_page),

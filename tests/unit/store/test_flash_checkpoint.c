@@ -159,21 +159,22 @@ static void begin(struct world *world)
 
 /* --- checkpoints ----------------------------------------------------------------------------- */
 
-static void view_done(struct store_view_request *request)
+static void snapshot_done(struct store_snapshot_request *request)
 {
 	assert_int_equal(request->result, 0);
 	request->context = request;
 }
 
-static struct store_view_request request;
+static struct store_snapshot_request request;
 
 /* A snapshot is made by a checkpoint that begins when it is asked for, and is there when that has
  * ended. */
 static void ask(struct world *world)
 {
-	request = (struct store_view_request){ .action = STORE_VIEW_CREATE, .done = view_done };
-	snprintf(request.view.name, sizeof(request.view.name), "v");
-	store_view_ask(world->store, &request);
+	request = (struct store_snapshot_request){ .action = STORE_SNAPSHOT_CREATE,
+		.done = snapshot_done };
+	snprintf(request.snapshot.name, sizeof(request.snapshot.name), "v");
+	store_snapshot_ask(world->store, &request);
 }
 
 static bool is_written(void)
@@ -262,7 +263,7 @@ static void test_a_snapshot_waits_for_the_checkpoint_before_it(void **state)
 {
 	static struct world world;
 	struct store_part settle = {
-		.op = STORE_FLUSH, .flags = STORE_SETTLE, .done = world_part_done
+		.op = STORE_FLUSH, .flags = STORE_QUIESCE, .done = world_part_done
 	};
 	uint32_t answered = 0;
 
@@ -445,7 +446,7 @@ static bool overwrite_after(uint32_t events)
 	static struct world world;
 	const uint32_t block = RUN_BLOCKS / 2;
 	struct store_part settle = {
-		.op = STORE_FLUSH, .flags = STORE_SETTLE, .done = world_part_done
+		.op = STORE_FLUSH, .flags = STORE_QUIESCE, .done = world_part_done
 	};
 	uint64_t tag;
 	bool meanwhile;
@@ -652,7 +653,7 @@ static void test_a_store_of_an_older_version_becomes_one_of_this(void **state)
 
 	GMB_UNUSED(state);
 	begin(&world);
-	wait.flags = STORE_SETTLE;
+	wait.flags = STORE_QUIESCE;
 	world_submit(&world, &wait);
 	for (uint32_t i = 0; i < LATER_WRITES; i++) {
 		write_next(&world);

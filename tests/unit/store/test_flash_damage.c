@@ -254,7 +254,7 @@ static void test_a_quiet_start_writes_nothing(void **state)
 			world_submit(&worlds[i], &part);
 		}
 		part.op = STORE_FLUSH;
-		part.flags = STORE_SETTLE;
+		part.flags = STORE_QUIESCE;
 		part.offset = 0;
 		part.length = 0;
 		world_submit(&worlds[i], &part);
@@ -549,27 +549,29 @@ static void test_damage_to_what_was_flushed_is_told(void **state)
 
 /* --- snapshots ------------------------------------------------------------------------------- */
 
-enum { VIEW_NODES = 5 }; /* of a disk of two pages: two of level 2 and 1, two pages, the table */
+enum {
+	SNAPSHOT_NODES = 5
+}; /* of a disk of two pages: two of level 2 and 1, two pages, the table */
 
-static void view_done(struct store_view_request *request)
+static void snapshot_done(struct store_snapshot_request *request)
 {
 	request->context = request;
 }
 
-static int view_ask(struct world *world, enum store_view_action action)
+static int snapshot_ask(struct world *world, enum store_snapshot_action action)
 {
-	struct store_view_request request = {
-		.action = action, .view.name = "v", .done = view_done
+	struct store_snapshot_request request = {
+		.action = action, .snapshot.name = "v", .done = snapshot_done
 	};
 
-	store_view_ask(world->store, &request);
+	store_snapshot_ask(world->store, &request);
 	while (request.context == NULL) {
 		assert_true(sim_step());
 	}
 	return request.result;
 }
 
-static void view_change(struct world *world, uint32_t blocks, uint32_t seed)
+static void snapshot_change(struct world *world, uint32_t blocks, uint32_t seed)
 {
 	for (uint32_t i = 0; i < blocks; i += ROT_BLOCKS_MAX) {
 		uint32_t first = (i + seed) % blocks;
@@ -581,7 +583,7 @@ static void view_change(struct world *world, uint32_t blocks, uint32_t seed)
 }
 
 /* The nodes that only the snapshot has, in the order of levels. */
-static uint32_t view_nodes(const char *name, uint64_t nodes[VIEW_NODES])
+static uint32_t snapshot_nodes(const char *name, uint64_t nodes[SNAPSHOT_NODES])
 {
 	struct sim_disk *disk = sim_disk_find(name);
 	struct flash_anchor anchor;
@@ -593,8 +595,8 @@ static uint32_t view_nodes(const char *name, uint64_t nodes[VIEW_NODES])
 
 	sim_disk_peek(disk, 0, block, sizeof(block));
 	assert_int_equal(flash_anchor_decode(block, &anchor, &error), 0);
-	top = (uint64_t)le32toh(anchor.views[0].top[0].block) << FLASH_BLOCK_SHIFT;
-	assert_true(top != 0 && anchor.views[0].top[0].block != anchor.top[0].block);
+	top = (uint64_t)le32toh(anchor.snapshots[0].top[0].block) << FLASH_BLOCK_SHIFT;
+	assert_true(top != 0 && anchor.snapshots[0].top[0].block != anchor.top[0].block);
 	nodes[0] = top;
 	sim_disk_peek(disk, top, &node, sizeof(node));
 	nodes[1] = (uint64_t)le32toh(node.entries[0].block) << FLASH_BLOCK_SHIFT;
@@ -602,18 +604,18 @@ static uint32_t view_nodes(const char *name, uint64_t nodes[VIEW_NODES])
 	for (uint32_t i = 0; i < anchor.geometry.page_count; i++) {
 		nodes[count++] = (uint64_t)le32toh(node.entries[i].block) << FLASH_BLOCK_SHIFT;
 	}
-	assert_int_equal(count, VIEW_NODES);
+	assert_int_equal(count, SNAPSHOT_NODES);
 	return anchor.geometry.leaf_count;
 }
 
-static bool view_opens(struct world *world)
+static bool snapshot_opens(struct world *world)
 {
-	struct store *view;
+	struct store *snapshot;
 	struct error error;
-	int result = store_view_open(world->store, "v", &view, &error);
+	int result = store_snapshot_open(world->store, "v", &snapshot, &error);
 
 	if (result == 0) {
-		store_close(view);
+		store_close(snapshot);
 		return true;
 	}
 	assert_int_equal(result, -EUCLEAN);
@@ -623,7 +625,7 @@ static bool view_opens(struct world *world)
 
 /* A disk with the damaged snapshot is read and written as before, the snapshot can be deleted, and
  * then all is as if it had never been there. */
-static void view_damaged(uint32_t blocks, bool refuses, bool is_needed)
+static void snapshot_damaged(uint32_t blocks, bool refuses, bool is_needed)
 {
 	static struct world world;
 	struct rot_found rot = { 0 };
@@ -635,7 +637,7 @@ static void view_damaged(uint32_t blocks, bool refuses, bool is_needed)
 	rot_read(&rot, "rot", blocks);
 	assert_true(rot.wrong == 0 && rot.errors == 0);
 	world_open(&world, "rot", false, NULL);
-	assert_int_equal(view_opens(&world), !is_needed);
+	assert_int_equal(snapshot_opens(&world), !is_needed);
 	for (uint32_t i = 0; i < 4; i++) {
 		rot_submit(&world, STORE_WRITE, i * 7, 3);
 	}
@@ -649,12 +651,12 @@ static void view_damaged(uint32_t blocks, bool refuses, bool is_needed)
 		sim_disk_find("rot"), 0, 0, false, false); /* what is written can be read */
 	if (!refuses) {					   /* it goes when there is no room */
 		for (uint32_t i = 0; i < 6; i++) {
-			view_change(&world, blocks, i * 5);
+			snapshot_change(&world, blocks, i * 5);
 		}
 	}
-	assert_true(view_ask(&world, STORE_VIEW_DELETE) == 0 || !refuses);
+	assert_true(snapshot_ask(&world, STORE_SNAPSHOT_DELETE) == 0 || !refuses);
 	for (uint32_t i = 0; i < 6; i++) {
-		view_change(&world, blocks, i * 11);
+		snapshot_change(&world, blocks, i * 11);
 	}
 	world_discard(&world);
 	rot_check(&rot, "rot");
@@ -667,9 +669,9 @@ static void view_damaged(uint32_t blocks, bool refuses, bool is_needed)
 static void test_damage_to_a_snapshot_is_not_one_to_the_disk(void **state)
 {
 	GMB_UNUSED(state);
-	for (uint32_t i = 0; i < VIEW_NODES * 4; i++) {
+	for (uint32_t i = 0; i < SNAPSHOT_NODES * 4; i++) {
 		static struct world world;
-		uint64_t nodes[VIEW_NODES];
+		uint64_t nodes[SNAPSHOT_NODES];
 		uint64_t at;
 		uint32_t blocks;
 		uint32_t leafs;
@@ -682,28 +684,28 @@ static void test_damage_to_a_snapshot_is_not_one_to_the_disk(void **state)
 		world_open(&world, "disk", false, NULL);
 		blocks = (uint32_t)(store_size(world.store) / FLASH_BLOCK_BYTES);
 		memset(expected, 0, sizeof(expected));
-		view_change(&world, blocks * 3 / 5, 0);
+		snapshot_change(&world, blocks * 3 / 5, 0);
 		rot_submit(&world, STORE_WRITE, blocks - 4, 4);
-		assert_int_equal(view_ask(&world, STORE_VIEW_CREATE), 0);
+		assert_int_equal(snapshot_ask(&world, STORE_SNAPSHOT_CREATE), 0);
 		rot_submit(&world, STORE_WRITE, 1, 20);
 		rot_submit(&world, STORE_WRITE, blocks - 3, 2);
 		world_close(&world);
-		leafs = view_nodes("disk", nodes);
-		is_needed = i % VIEW_NODES < 2; /* with its second copy; the table is counted */
+		leafs = snapshot_nodes("disk", nodes);
+		is_needed = i % SNAPSHOT_NODES < 2; /* with its second copy; the table is counted */
 		count = is_needed ? 2 : 1;
-		assert_int_equal(leafs, VIEW_NODES - 3);
-		at = nodes[i % VIEW_NODES];
+		assert_int_equal(leafs, SNAPSHOT_NODES - 3);
+		at = nodes[i % SNAPSHOT_NODES];
 		(void)sim_disk_kill_copy(sim_disk_find("disk"), "rot");
-		if (i / VIEW_NODES % 2 == 1) {
+		if (i / SNAPSHOT_NODES % 2 == 1) {
 			sim_disk_set_bad(
 				sim_disk_find("rot"), at, count * FLASH_BLOCK_BYTES, true, false);
 		}
-		for (; i / VIEW_NODES % 2 == 0 && count > 0; count--, at += FLASH_BLOCK_BYTES) {
+		for (; i / SNAPSHOT_NODES % 2 == 0 && count > 0; count--, at += FLASH_BLOCK_BYTES) {
 			sim_disk_peek(sim_disk_find("rot"), at + SECTOR, bytes, sizeof(bytes));
 			bytes[77] ^= 1;
 			sim_disk_poke(sim_disk_find("rot"), at + SECTOR, bytes, sizeof(bytes));
 		}
-		view_damaged(blocks, i / VIEW_NODES / 2 == 0, is_needed);
+		snapshot_damaged(blocks, i / SNAPSHOT_NODES / 2 == 0, is_needed);
 		sim_stop();
 	}
 }

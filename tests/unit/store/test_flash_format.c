@@ -30,10 +30,10 @@ static struct flash_anchor make_anchor(uint64_t device_blocks, uint32_t segment_
 	memset(anchor.uuid, 0xa5, sizeof(anchor.uuid));
 	anchor.top[0] = (struct flash_entry){ htole32(300), htole32(0xabcdef) };
 	anchor.serial = 7;
-	anchor.views[1] = (struct flash_view_anchor){
+	anchor.snapshots[1] = (struct flash_snapshot_anchor){
 		.name = "daily-1.b_2", .serial = 7, .created_s = 1700000000
 	};
-	anchor.views[1].top[0] = (struct flash_entry){ htole32(301), htole32(0x123456) };
+	anchor.snapshots[1].top[0] = (struct flash_entry){ htole32(301), htole32(0x123456) };
 	return anchor;
 }
 
@@ -104,7 +104,7 @@ static void test_an_anchor_comes_back_as_it_was(void **state)
 	flash_anchor_encode(&back, again);
 	assert_memory_equal(block, again, sizeof(block));
 	assert_string_equal((const char *)block + 1024 + 640, "daily-1.b_2");
-	assert_memory_equal(&back.views[1], &anchor.views[1], sizeof(back.views[1]));
+	assert_memory_equal(&back.snapshots[1], &anchor.snapshots[1], sizeof(back.snapshots[1]));
 }
 
 static void test_detours_come_back_as_they_were(void **state)
@@ -152,21 +152,21 @@ static void test_detours_come_back_as_they_were(void **state)
 
 static void test_names_of_snapshots(void **state)
 {
-	char name[FLASH_VIEW_NAME_BYTES + 1];
+	char name[FLASH_SNAPSHOT_NAME_BYTES + 1];
 
 	GMB_UNUSED(state);
 	memset(name, 'a', sizeof(name));
-	name[FLASH_VIEW_NAME_BYTES] = '\0';
-	assert_false(flash_view_name_is_sound(name));
-	name[FLASH_VIEW_NAME_BYTES - 1] = '\0';
-	assert_true(flash_view_name_is_sound(name));
-	assert_true(flash_view_name_is_sound("2026-11-23_08.15"));
-	assert_false(flash_view_name_is_sound(""));
-	assert_false(flash_view_name_is_sound(".a"));
-	assert_false(flash_view_name_is_sound("-a"));
-	assert_false(flash_view_name_is_sound("a@b"));
-	assert_false(flash_view_name_is_sound("a/b"));
-	assert_false(flash_view_name_is_sound("a\xc3\xa4"));
+	name[FLASH_SNAPSHOT_NAME_BYTES] = '\0';
+	assert_false(flash_snapshot_name_is_sound(name));
+	name[FLASH_SNAPSHOT_NAME_BYTES - 1] = '\0';
+	assert_true(flash_snapshot_name_is_sound(name));
+	assert_true(flash_snapshot_name_is_sound("2026-11-23_08.15"));
+	assert_false(flash_snapshot_name_is_sound(""));
+	assert_false(flash_snapshot_name_is_sound(".a"));
+	assert_false(flash_snapshot_name_is_sound("-a"));
+	assert_false(flash_snapshot_name_is_sound("a@b"));
+	assert_false(flash_snapshot_name_is_sound("a/b"));
+	assert_false(flash_snapshot_name_is_sound("a\xc3\xa4"));
 }
 
 static int decode_changed(uint32_t at, uint8_t value, bool repaired)

@@ -132,17 +132,17 @@ static void check(struct store_queue *queue, const uint64_t *tags)
 
 /* --- snapshots ------------------------------------------------------------------------------- */
 
-static void view_done(struct store_view_request *request)
+static void snapshot_done(struct store_snapshot_request *request)
 {
 	request->context = request;
 }
 
-static int view_ask(struct world *world, enum store_view_action action, const char *name)
+static int snapshot_ask(struct world *world, enum store_snapshot_action action, const char *name)
 {
-	struct store_view_request request = { .action = action, .done = view_done };
+	struct store_snapshot_request request = { .action = action, .done = snapshot_done };
 
-	snprintf(request.view.name, sizeof(request.view.name), "%s", name);
-	store_view_ask(world->store, &request);
+	snprintf(request.snapshot.name, sizeof(request.snapshot.name), "%s", name);
+	store_snapshot_ask(world->store, &request);
 	for (uint64_t steps = 0; request.context == NULL; steps++) {
 		if (steps == STEPS_MAX || !sim_step()) {
 			fail_msg("a request for a snapshot does not end");
@@ -151,11 +151,11 @@ static int view_ask(struct world *world, enum store_view_action action, const ch
 	return request.result;
 }
 
-static uint32_t view_count(struct world *world)
+static uint32_t snapshot_count(struct world *world)
 {
-	struct store_view list[STORE_VIEWS_MAX];
+	struct store_snapshot list[STORE_SNAPSHOTS_MAX];
 
-	return store_views(world->store, list);
+	return store_snapshots(world->store, list);
 }
 
 /* --- a run ----------------------------------------------------------------------------------- */
@@ -180,10 +180,10 @@ static void make_disk(void)
 
 static void delete_first(struct world *world)
 {
-	struct store_view list[STORE_VIEWS_MAX];
+	struct store_snapshot list[STORE_SNAPSHOTS_MAX];
 
-	assert_true(store_views(world->store, list) > 0);
-	assert_int_equal(view_ask(world, STORE_VIEW_DELETE, list[0].name), 0);
+	assert_true(store_snapshots(world->store, list) > 0);
+	assert_int_equal(snapshot_ask(world, STORE_SNAPSHOT_DELETE, list[0].name), 0);
 	totals.deleted++;
 }
 
@@ -217,7 +217,7 @@ static void reopen(const char *name)
 	memcpy(kept, model, sizeof(kept));
 	world_open(&world, name, false, NULL);
 	check(world.queues[0], model);
-	while (view_count(&world) > 0) {
+	while (snapshot_count(&world) > 0) {
 		delete_first(&world);
 	}
 	write_all(&world);
@@ -229,7 +229,7 @@ static void reopen(const char *name)
 static void run(uint64_t seed)
 {
 	static struct world world;
-	uint32_t views = 0;
+	uint32_t snapshots = 0;
 
 	sim_start(&(struct sim_options){ .seed = seed, .faults = { .jitter = true } });
 	refuses = seed % 2 == 0;
@@ -243,16 +243,16 @@ static void run(uint64_t seed)
 	last_tag = 0;
 	write_all(&world);
 	for (uint32_t i = 0; i < OPERATIONS; i++) {
-		if (sim_between(0, 40) == 0 && view_count(&world) < STORE_VIEWS_MAX) {
+		if (sim_between(0, 40) == 0 && snapshot_count(&world) < STORE_SNAPSHOTS_MAX) {
 			char name[16];
 			int result;
 
-			snprintf(name, sizeof(name), "v%u", views++);
-			result = view_ask(&world, STORE_VIEW_CREATE, name);
+			snprintf(name, sizeof(name), "v%u", snapshots++);
+			result = snapshot_ask(&world, STORE_SNAPSHOT_CREATE, name);
 			assert_true(result == 0 || result == -ENOSPC || result == -EMLINK);
 			totals.made += result == 0;
 		} else if (refuses && last_result == -ENOSPC && sim_between(0, 4) == 0) {
-			assert_true(view_count(&world) > 0);
+			assert_true(snapshot_count(&world) > 0);
 			delete_first(&world);
 		}
 		change(&world);

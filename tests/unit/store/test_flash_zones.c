@@ -176,7 +176,8 @@ static uint64_t last_anchor(const struct world *world, uint32_t anchor)
 	       ((uint64_t)(flash->zones.anchor_blocks[anchor] - 1) << FLASH_BLOCK_SHIFT);
 }
 
-/* It has opened the store before the first process has settled, and looks for the anchors again. */
+/* It has opened the store before the first process has quiesced it, and looks for the anchors
+ * again. */
 static void test_another_process_goes_on_to_read(void **state)
 {
 	static struct world world;
@@ -224,7 +225,7 @@ static void expect_all(struct world *world, uint64_t blocks)
 static void settle(struct world *world)
 {
 	struct store_part part = {
-		.op = STORE_FLUSH, .flags = STORE_SETTLE, .done = world_part_done
+		.op = STORE_FLUSH, .flags = STORE_QUIESCE, .done = world_part_done
 	};
 
 	world_submit(world, &part);
@@ -307,7 +308,7 @@ static void test_another_process_goes_on_to_write(void **state)
 	world_open(&worlds[0], "disk", true, NULL);
 	blocks = store_size(worlds[0].store) >> FLASH_BLOCK_SHIFT;
 	assert_in_range(blocks, 1, BLOCKS_MAX);
-	assert_null(store_pass(worlds[0].store, &claim));
+	assert_null(store_handover(worlds[0].store, &claim));
 	for (uint32_t i = 0; i < ROUNDS; i++) {
 		struct world *next = &worlds[i + 1];
 

@@ -4,8 +4,8 @@
  * does not need (--sandbox). The sandbox is off when there are --run commands, because these
  * programs of the operator are started later by the server and would inherit the restrictions.
  *
- * Threading: the main thread; confine_user() and confine() run before other threads exist. Errors:
- * a sentence for the user.
+ * Threading: the main thread; server_sandbox_become() and server_sandbox_enter() run before other
+ * threads exist. Errors: a sentence for the user.
  */
 #pragma once
 
@@ -14,17 +14,17 @@
 
 /* Changes to the user of the configuration, if it names one. The sockets of the listeners are given
  * to that user, and the kernel then reports this user to clients as the socket's peer. */
-GMB_MUST_CHECK int confine_user(const struct server_config *config,
+GMB_MUST_CHECK int server_sandbox_become(const struct server_config *config,
 	const struct listener *listeners, uint32_t listener_count, const struct listener *control,
 	const struct listener *metrics, struct error *error);
 
 /* Enters the sandbox, which keeps access to what the configuration names and what the start needs.
  * The exports are open and the credentials loaded. record: the file that says how the server was
  * started, or "". The sandbox permits removing that file, not changing it. */
-GMB_MUST_CHECK int confine(const struct server_config *config,
+GMB_MUST_CHECK int server_sandbox_enter(const struct server_config *config,
 	const struct credentials *credentials, const struct listener *listeners,
 	uint32_t listener_count, const struct listener *control, const struct listener *metrics,
 	const char *record, struct error *error);
 /* Drops the rights that only the start needed. At this point all sockets listen, all rings exist,
  * and no connection has been accepted. */
-GMB_MUST_CHECK int confine_seal(const struct server_config *config, struct error *error);
+GMB_MUST_CHECK int server_sandbox_seal(const struct server_config *config, struct error *error);

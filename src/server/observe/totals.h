@@ -4,7 +4,7 @@
  * the metrics (metrics.h).
  *
  * Threading: the main thread; calls each reactor once and waits for it. Ownership: the caller owns
- * a summary. Errors: if a reactor does not answer, there is no summary.
+ * the totals. Errors: if a reactor does not answer, there are no totals.
  */
 #pragma once
 
@@ -12,7 +12,7 @@
 
 /* The measurements that control the splitting of large reads or writes, on the reactor with the
  * fastest disk. Each may be COUNTER_NONE. */
-struct summary_direction {
+struct totals_direction {
 	uint64_t part_bytes;
 	uint64_t disk_rate; /* bytes per second */
 	uint64_t network_rate;
@@ -20,10 +20,10 @@ struct summary_direction {
 };
 
 /* An export over all reactors. */
-struct summary_export {
+struct totals_export {
 	struct path_export path; /* counters, and operations that had requests */
-	struct summary_direction reads;
-	struct summary_direction writes;
+	struct totals_direction reads;
+	struct totals_direction writes;
 	struct rate_counters rate;
 	struct path_quota memory;
 	/* Values of the export itself. */
@@ -40,20 +40,20 @@ struct summary_export {
 };
 
 /* A client over all reactors; see struct engine_client. */
-struct summary_client {
+struct totals_client {
 	char name[ENGINE_CLIENT_NAME_BYTES];
 	uint64_t session_count;
 	struct path_stats *operations[STORE_OP_COUNT]; /* NULL: no requests */
 };
 
-struct summary {
+struct totals {
 	const struct server_view *view;
 	uint64_t at_ns; /* time of completion, CLOCK_MONOTONIC */
 	struct engine_counters counters;
 	struct path_arena ram;
 	struct path_arena device;
-	struct summary_export *exports; /* one per export of the view */
-	struct summary_client *clients; /* names are unique */
+	struct totals_export *exports; /* one per export of the view */
+	struct totals_client *clients; /* names are unique */
 	uint32_t client_count;
 
 	/* Private. */
@@ -61,9 +61,9 @@ struct summary {
 	bool short_of_memory;
 };
 
-/* The tables that describe struct summary_export, each a part of it. Parts with the same table are
+/* The tables that describe struct totals_export, each a part of it. Parts with the same table are
  * adjacent. */
-struct summary_part {
+struct totals_part {
 	const struct counter_table *table;
 	size_t offset;	       /* offset of the table's struct */
 	const char *member;    /* JSON object of the part; NULL: the export's object */
@@ -71,11 +71,11 @@ struct summary_part {
 	const char *direction; /* a label, or NULL */
 };
 
-enum { SUMMARY_PARTS = 8 };
-extern const struct summary_part summary_parts[SUMMARY_PARTS];
+enum { TOTALS_PARTS = 8 };
+extern const struct totals_part totals_parts[TOTALS_PARTS];
 
-extern const struct counter_table summary_client_table; /* of struct summary_client */
+extern const struct counter_table totals_client_table; /* of struct totals_client */
 
-/* -ETIMEDOUT when a reactor does not answer, -ENOMEM. Call summary_fini() in all cases. */
-GMB_MUST_CHECK int summary_collect(const struct server_view *view, struct summary *summary);
-void summary_fini(struct summary *summary);
+/* -ETIMEDOUT when a reactor does not answer, -ENOMEM. Call totals_fini() in all cases. */
+GMB_MUST_CHECK int totals_collect(const struct server_view *view, struct totals *totals);
+void totals_fini(struct totals *totals);

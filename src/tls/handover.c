@@ -24,27 +24,28 @@ struct wire_state {
 	uint8_t send_secret[TLS_SECRET_BYTES_MAX];
 } __attribute__((packed));
 
-static int tls_pass_malformed(struct error *error)
+static int tls_handover_malformed(struct error *error)
 {
 	return error_set(error, -EPROTO, "invalid TLS state from the other process");
 }
 
-bool tls_layer_can_pass(const struct stream *stream)
+bool tls_layer_can_hand_over(const struct stream *stream)
 {
 	const struct tls_layer *layer = stream->layer;
 
 	return layer->kernel != NULL &&
-	       sizeof(struct wire_state) + tls_peer_bytes(layer->identity) <= TLS_PASS_BYTES_MAX;
+	       sizeof(struct wire_state) + tls_peer_bytes(layer->identity) <=
+		       TLS_HANDOVER_BYTES_MAX;
 }
 
-uint32_t tls_layer_pass(const struct stream *stream, uint8_t *bytes)
+uint32_t tls_layer_hand_over(const struct stream *stream, uint8_t *bytes)
 {
 	const struct tls_layer *layer = stream->layer;
 	struct tls_kernel_state state;
 	struct wire_state wire;
 
-	GMB_ASSERT(tls_layer_can_pass(stream));
-	tls_kernel_pass(layer->kernel, &state);
+	GMB_ASSERT(tls_layer_can_hand_over(stream));
+	tls_kernel_hand_over(layer->kernel, &state);
 	wire = (struct wire_state){
 		.form = be16_make(FORM),
 		.protocol =
@@ -74,7 +75,7 @@ static int take_kernel(
 	if (be16_get(wire.form) != FORM || cipher == 0 || cipher > TLS_CIPHER_COUNT ||
 		(be16_get(wire.protocol) != PROTOCOL_1_2 &&
 			be16_get(wire.protocol) != PROTOCOL_1_3)) {
-		rc = tls_pass_malformed(error);
+		rc = tls_handover_malformed(error);
 	} else {
 		state.blocks_left = be64_get(wire.blocks_left);
 		state.keys.send.cipher = (enum tls_cipher)(cipher - 1);
@@ -106,7 +107,7 @@ int tls_layer_adopt(const struct tls_layer_options *options, struct stream *stre
 	int rc;
 
 	if (count < sizeof(struct wire_state)) {
-		return tls_pass_malformed(error);
+		return tls_handover_malformed(error);
 	}
 	rc = tls_layer_create(options, &layer);
 	if (rc < 0) {

@@ -14,20 +14,22 @@
  * Returns true when these listeners serve every address of uri, so that another socket would only
  * find it in use. A wildcard serves each address of its family. Resolves host names.
  */
-bool reach_covers(
+bool listen_address_is_served(
 	const struct listener *listeners, uint32_t listener_count, const struct export_uri *uri);
 
 /* Returns true when the listener serves one of the addresses of uri. Resolves host names. */
-bool reach_meets(const struct listener *listener, const struct export_uri *uri);
+bool listen_address_overlaps(const struct listener *listener, const struct export_uri *uri);
 
 /* Returns the listener whose address is the local address of the connected socket; NULL: none. */
-const struct listener *reach_of_socket(
+const struct listener *listen_address_find(
 	const struct listener *listeners, uint32_t listener_count, int fd);
 
 /* Returns uri with port 0 replaced by the listener's port. Borrows the strings of uri. */
-struct export_uri reach_with_port(const struct export_uri *uri, const struct listener *listener);
+struct export_uri listen_address_with_port(
+	const struct export_uri *uri, const struct listener *listener);
 
 /* Logs a warning for each address at which other machines can reach a listener without required
  * TLS. A port that is open on a wildcard address is reported once. admits_all: some export has no
  * access rules. */
-void reach_warn(const struct listener *listeners, uint32_t listener_count, bool admits_all);
+void listen_address_warn(
+	const struct listener *listeners, uint32_t listener_count, bool admits_all);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Snapshots, called views in the code: the contents of the disk at a checkpoint, under a name. Each
+ * Snapshots: the contents of the disk at a checkpoint, under a name. Each
  * has a tree of the map and a slot in the anchor.
  *
  * Invariant: a snapshot is created and deleted by a checkpoint, so it is durable with all of its
  * contents or does not exist.
  *
- * Threading: on the owner ring, except flash_views_list() and opening, which run on any
+ * Threading: on the owner ring, except flash_snapshots_list() and opening, which run on any
  * thread and take the store's watch_lock. Ownership: a request belongs to its caller again once it
  * is done. Errors: in the request, with a sentence.
  */
@@ -17,30 +17,31 @@
 
 struct flash;
 
-enum flash_view_state {
-	FLASH_VIEW_NONE,
-	FLASH_VIEW_CREATING, /* the checkpoint in progress creates it */
-	FLASH_VIEW_LIVE,
-	FLASH_VIEW_DELETING, /* the next checkpoint deletes it; reads fail already */
-	FLASH_VIEW_STATE_COUNT
+enum flash_snapshot_state {
+	FLASH_SNAPSHOT_NONE,
+	FLASH_SNAPSHOT_CREATING, /* the checkpoint in progress creates it */
+	FLASH_SNAPSHOT_LIVE,
+	FLASH_SNAPSHOT_DELETING, /* the next checkpoint deletes it; reads fail already */
+	FLASH_SNAPSHOT_STATE_COUNT
 };
 
-_Static_assert((int)FLASH_VIEWS == STORE_VIEWS_MAX, "a list has room for all");
-_Static_assert((int)FLASH_VIEW_NAME_BYTES == STORE_VIEW_NAME_BYTES, "and each entry for a name");
+_Static_assert((int)FLASH_SNAPSHOTS == STORE_SNAPSHOTS_MAX, "a list has room for all");
+_Static_assert(
+	(int)FLASH_SNAPSHOT_NAME_BYTES == STORE_SNAPSHOT_NAME_BYTES, "and each entry for a name");
 
 /* State of a snapshot in addition to its tree. */
-struct flash_view {
-	enum flash_view_state state;
+struct flash_snapshot {
+	enum flash_snapshot_state state;
 	/* Nodes of its tree cannot be read. It is neither collected nor opened. */
 	bool is_damaged;
-	struct flash_view_anchor about; /* top: as of the last checkpoint */
+	struct flash_snapshot_anchor about; /* top: as of the last checkpoint */
 };
 
-struct flash_views {
-	struct flash_view list[FLASH_VIEWS];
-	struct store_view_request *request; /* being processed, or NULL */
-	struct list_node waiting;	    /* requests that wait for the current one */
-	struct ring_op turn;		    /* completes the request in a later batch */
+struct flash_snapshots {
+	struct flash_snapshot list[FLASH_SNAPSHOTS];
+	struct store_snapshot_request *request; /* being processed, or NULL */
+	struct list_node waiting;		/* requests that wait for the current one */
+	struct ring_op turn;			/* completes the request in a later batch */
 	bool is_prepared; /* the changes answered before it are in the log, or on the way there */
 	bool holds;	  /* changes wait until the checkpoint of the snapshot begins */
 	bool is_done;	  /* the request is complete, except that transfers are in flight */
@@ -50,59 +51,59 @@ struct flash_views {
 	 * flushes of cached pages, until a snapshot is deleted. */
 	bool is_stuck;
 	/* Name of the last snapshot dropped for lack of space. */
-	char dropped[FLASH_VIEW_NAME_BYTES];
+	char dropped[FLASH_SNAPSHOT_NAME_BYTES];
 };
 
 /* A snapshot as a read-only store. Its parts are processed on the ring of the disk's store. */
-struct flash_view_store {
+struct flash_snapshot_store {
 	struct store base;
 	struct flash *flash; /* the store of the disk, which outlives this one */
 	uint32_t index;
 	uint64_t serial; /* serial number of the snapshot; its slot may be reused by another one */
 };
 
-extern const struct store_ops flash_view_ops;
-extern const struct store_kind flash_view_kind;
+extern const struct store_ops flash_snapshot_ops;
+extern const struct store_kind flash_snapshot_kind;
 
-void flash_views_init(struct flash *flash);
+void flash_snapshots_init(struct flash *flash);
 /* Initializes the snapshots from the anchor. */
-void flash_views_recovered(struct flash *flash);
+void flash_snapshots_recovered(struct flash *flash);
 /* Marks a snapshot whose tree is damaged. Its known nodes, and the segments that its table names,
  * stay untouched until it is deleted. */
-void flash_view_damaged(struct flash *flash, uint32_t index);
+void flash_snapshot_damaged(struct flash *flash, uint32_t index);
 /* Lets the next checkpoint delete the snapshots of jobs of earlier processes. */
-void flash_views_drop_temporary(struct flash *flash);
+void flash_snapshots_drop_temporary(struct flash *flash);
 /* Continues the current request. Returns true if there was progress. */
-bool flash_views_step(struct flash *flash);
+bool flash_snapshots_step(struct flash *flash);
 /* True if the part belongs to a snapshot that no longer exists. */
-bool flash_view_has_gone(const struct store_part *part);
-/* Implements store_views(). Any thread. */
-uint32_t flash_views_list(struct store *store, struct store_view list[STORE_VIEWS_MAX]);
-/* Implements store_view_ask(). */
-void flash_view_ask(struct store *store, struct store_view_request *request);
+bool flash_snapshot_is_deleted(const struct store_part *part);
+/* Implements store_snapshots(). Any thread. */
+uint32_t flash_snapshots_list(struct store *store, struct store_snapshot list[STORE_SNAPSHOTS_MAX]);
+/* Implements store_snapshot_ask(). */
+void flash_snapshot_ask(struct store *store, struct store_snapshot_request *request);
 /* True if a request or a deletion needs a checkpoint. */
-bool flash_views_want_checkpoint(const struct flash *flash);
+bool flash_snapshots_want_checkpoint(const struct flash *flash);
 /* Called when a checkpoint begins. Creates the requested snapshot if its contents are in the
  * log. */
-void flash_views_begin(struct flash *flash);
+void flash_snapshots_begin(struct flash *flash);
 /* Fills in the snapshots in the anchor. */
-void flash_views_encode(struct flash *flash);
+void flash_snapshots_encode(struct flash *flash);
 /* Called when the checkpoint is durable or has failed, before segments become free. */
-void flash_views_checkpointed(struct flash *flash, int result);
+void flash_snapshots_checkpointed(struct flash *flash, int result);
 /* Called when an operation that was counted in io_count has ended: completes the request. */
-void flash_views_io_ended(struct flash *flash);
+void flash_snapshots_io_ended(struct flash *flash);
 /* Called when the disk has one live block fewer in the segment: corrects the estimate of blocks
  * that only snapshots have. */
-void flash_views_block_dies(struct flash *flash, uint32_t segment);
+void flash_snapshots_block_dies(struct flash *flash, uint32_t segment);
 /* Recomputes that estimate after the log has been replayed. */
-void flash_views_restore(struct flash *flash, uint32_t segment);
+void flash_snapshots_restore(struct flash *flash, uint32_t segment);
 /* Moves a block in the trees of the snapshots that have it. is_mapped: the disk has it as well. */
-void flash_views_move(struct flash *flash, const struct flash_record_entry *entry, uint32_t block,
-	bool is_mapped);
+void flash_snapshots_move(struct flash *flash, const struct flash_record_entry *entry,
+	uint32_t block, bool is_mapped);
 /* Drops a snapshot, or lets writes fail, if too few segments can be written. */
-void flash_views_look(struct flash *flash);
+void flash_snapshots_look(struct flash *flash);
 /* Called when the collector frees no space any more. Returns true if a snapshot is dropped or
  * changes fail instead of waiting; false if there is no snapshot. */
-bool flash_views_relieve(struct flash *flash);
+bool flash_snapshots_relieve(struct flash *flash);
 /* True if this change must fail with -ENOSPC because a snapshot leaves no space for it. */
-bool flash_views_refuse(struct flash *flash, enum store_op op);
+bool flash_snapshots_refuse(struct flash *flash, enum store_op op);

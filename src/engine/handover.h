@@ -4,8 +4,8 @@
  *
  *              ┌──────── engine_serve() ◀── a peer does not receive
  *              ▼                            │
- *   here:   engine_pause() ─▶ engine_look(): at rest ─▶ engine_pass() ─┬▶ engine_let_go()
- *                                                                      └▶ engine_resume()
+ *   here:   engine_pause() ─▶ engine_look(): at rest ─▶ engine_hand_over() ─┬▶ engine_let_go()
+ *                                                                           └▶ engine_resume()
  *   there:  engine_pause() ─▶ engine_adopt() for each ─▶ engine_resume()
  *
  * A paused session starts no requests and receives nothing. Its requests in flight are finished
@@ -26,13 +26,13 @@
 #include "engine/engine.h"
 
 enum {
-	ENGINE_PASS_BYTES_MAX = 24 << 10, /* size of a kind's state of a session; secret */
+	ENGINE_HANDOVER_BYTES_MAX = 24 << 10, /* size of a kind's state of a session; secret */
 	/* Size of what a session has received of a request, in at most this many pieces. */
-	ENGINE_PASS_LATER_BYTES_MAX = 4 << 20,
-	ENGINE_PASS_LATER_PIECES = 2,
+	ENGINE_HANDOVER_LATER_BYTES_MAX = 4 << 20,
+	ENGINE_HANDOVER_LATER_PIECES = 2,
 	/* Time for which a peer can stall, from the pause on, while the other sessions are
 	 * served. */
-	ENGINE_PASS_STALL_MS = 10000,
+	ENGINE_HANDOVER_STALL_MS = 10000,
 };
 
 struct session_piece {
@@ -52,13 +52,13 @@ struct session_record {
 	const uint8_t *bytes; /* the kind's state */
 	uint32_t byte_count;
 	/* Received payload, after bytes; can be empty. */
-	struct session_piece later[ENGINE_PASS_LATER_PIECES];
+	struct session_piece later[ENGINE_HANDOVER_LATER_PIECES];
 	int fd;
 };
 
 /* Progress towards rest, summed over engines. Engines are at rest when busy and waiting are 0. */
 struct engine_rest {
-	uint32_t busy;	  /* sessions with a request in the store, and requests of engine_view */
+	uint32_t busy; /* sessions with a request in the store, and requests of engine_snapshot */
 	uint32_t waiting; /* sessions that wait for their peers, and ending ones with requests */
 	uint32_t ended;	  /* sessions ended because their peers stalled */
 	char peer[PEER_TEXT_BYTES]; /* one of the waiting ones */
@@ -66,7 +66,7 @@ struct engine_rest {
 
 /* Predicted result of engine_pause(), summed over engines of the same kinds. */
 struct engine_fate {
-	uint32_t pass;
+	uint32_t handed_over;
 	uint32_t handshakes; /* drained, unless they have chosen an export by then */
 	struct {
 		const struct session_kind *kind; /* NULL: end of the list */
@@ -90,14 +90,14 @@ void engine_resume(struct engine *engine);
 
 /* At rest: calls take() for each session that can be handed over and for which take() has not
  * returned 0 yet. Stops at the first negative errno of take(), and returns it. */
-GMB_MUST_CHECK int engine_pass(struct engine *engine,
+GMB_MUST_CHECK int engine_hand_over(struct engine *engine,
 	int (*take)(void *context, const struct session_record *record), void *context);
-/* A flush that resolves a store for its handover (store_settles()), on one engine. */
-struct engine_settle {
+/* A flush that quiesces a store for its handover (store_needs_quiesce()), on one engine. */
+struct engine_quiesce {
 	/* The caller sets the next two, and holds the export and this struct until done. done is
 	 * called on the engine's thread with the result of the flush. */
 	struct export *export;
-	void (*done)(struct engine_settle *settle, int result);
+	void (*done)(struct engine_quiesce *quiesce, int result);
 
 	/* Private. */
 	struct engine_export *entry;
@@ -105,7 +105,7 @@ struct engine_settle {
 };
 /* last: no request is in flight on any engine. Otherwise clients can continue, and the flush
  * leaves little to do for the last one. -ENOENT: the engine does not serve the export. */
-GMB_MUST_CHECK int engine_settle(struct engine *engine, struct engine_settle *settle, bool last);
+GMB_MUST_CHECK int engine_quiesce(struct engine *engine, struct engine_quiesce *quiesce, bool last);
 /* Releases the sessions that were handed over, without sending anything to their peers. */
 void engine_let_go(struct engine *engine);
 

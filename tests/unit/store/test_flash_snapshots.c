@@ -36,9 +36,9 @@ struct block {
 
 enum model_state { MODEL_NONE, MODEL_CREATING, MODEL_LIVE, MODEL_DELETING };
 
-struct model_view {
+struct model_snapshot {
 	enum model_state state;
-	struct store_view_request request;
+	struct store_snapshot_request request;
 	uint64_t tags[BLOCKS_MAX]; /* being made: when it was asked for */
 	uint64_t asked;		   /* tags behind it are newer */
 	uint32_t history_from;	   /* being made: writes since it was asked for */
@@ -46,7 +46,7 @@ struct model_view {
 };
 
 static struct block model[BLOCKS_MAX];
-static struct model_view views[STORE_VIEWS_MAX];
+static struct model_snapshot snapshots[STORE_SNAPSHOTS_MAX];
 static uint64_t found[BLOCKS_MAX];
 /* All writes of the run, one after the other. */
 static struct {
@@ -131,27 +131,27 @@ static int read_all(struct store_queue *queue)
 }
 
 /* On the ring that is not the owner's. */
-static int read_view(struct world *world, const char *name)
+static int read_snapshot(struct world *world, const char *name)
 {
-	struct store *view;
+	struct store *snapshot;
 	struct store_queue *queue;
 	struct error error;
 	int result;
 
-	if (store_view_open(world->store, name, &view, &error) < 0) {
+	if (store_snapshot_open(world->store, name, &snapshot, &error) < 0) {
 		fail_msg("%s: %s", world->name, error.text);
 	}
-	assert_int_equal(store_queue_create(view, world->rings[1], &queue, &error), 0);
+	assert_int_equal(store_queue_create(snapshot, world->rings[1], &queue, &error), 0);
 	result = read_all(queue);
 	store_queue_destroy(queue);
-	store_close(view);
+	store_close(snapshot);
 	return result;
 }
 
 static bool is_listed(struct world *world, const char *name)
 {
-	struct store_view list[STORE_VIEWS_MAX];
-	uint32_t count = store_views(world->store, list);
+	struct store_snapshot list[STORE_SNAPSHOTS_MAX];
+	uint32_t count = store_snapshots(world->store, list);
 
 	for (uint32_t i = 0; i < count; i++) {
 		if (strcmp(list[i].name, name) == 0) {
@@ -175,25 +175,25 @@ static bool has_dropped(struct world *world)
 	return false;
 }
 
-static bool view_allows(const struct model_view *view, uint32_t block)
+static bool snapshot_allows(const struct model_snapshot *snapshot, uint32_t block)
 {
-	return found[block] == view->tags[block] ||
-	       (view->state == MODEL_CREATING && found[block] > view->asked);
+	return found[block] == snapshot->tags[block] ||
+	       (snapshot->state == MODEL_CREATING && found[block] > snapshot->asked);
 }
 
 /* False: it was dropped meanwhile. */
-static bool check_view(struct world *world, const struct model_view *view)
+static bool check_snapshot(struct world *world, const struct model_snapshot *snapshot)
 {
-	if (read_view(world, view->request.view.name) < 0) {
+	if (read_snapshot(world, snapshot->request.snapshot.name) < 0) {
 		assert_true(has_dropped(world));
 		return false;
 	}
 	totals.compared++;
 	for (uint32_t i = 0; i < block_count; i++) {
-		if (!view_allows(view, i)) {
+		if (!snapshot_allows(snapshot, i)) {
 			fail_msg("%s: block %u of snapshot %s has %llx, not %llx", world->name, i,
-				view->request.view.name, (unsigned long long)found[i],
-				(unsigned long long)view->tags[i]);
+				snapshot->request.snapshot.name, (unsigned long long)found[i],
+				(unsigned long long)snapshot->tags[i]);
 		}
 	}
 	return true;
@@ -201,7 +201,7 @@ static bool check_view(struct world *world, const struct model_view *view)
 
 /* What was found is what the disk had at one moment since the view was asked for; the last write
  * may have been under way. */
-static void check_moment(const struct world *world, const struct model_view *view)
+static void check_moment(const struct world *world, const struct model_snapshot *snapshot)
 {
 	uint64_t newest = 0;
 
@@ -209,9 +209,9 @@ static void check_moment(const struct world *world, const struct model_view *vie
 		newest = MAX(newest, found[i]);
 	}
 	for (uint32_t i = 0; i < block_count; i++) {
-		uint64_t tag = view->tags[i];
+		uint64_t tag = snapshot->tags[i];
 
-		for (uint32_t k = view->history_from; k < history_count; k++) {
+		for (uint32_t k = snapshot->history_from; k < history_count; k++) {
 			if (history[k].tag < newest && i >= history[k].first &&
 				i < history[k].first + history[k].count) {
 				tag = history[k].tag;
@@ -220,7 +220,7 @@ static void check_moment(const struct world *world, const struct model_view *vie
 		if (found[i] != tag && found[i] != newest) {
 			fail_msg("%s: block %u of snapshot %s has %llx, not %llx, and others have "
 				 "%llx",
-				world->name, i, view->request.view.name,
+				world->name, i, snapshot->request.snapshot.name,
 				(unsigned long long)found[i], (unsigned long long)tag,
 				(unsigned long long)newest);
 		}
@@ -253,7 +253,7 @@ static void lane_done(struct store_part *part, int result)
 
 static bool is_making(void)
 {
-	return views[0].state == MODEL_CREATING || views[1].state == MODEL_CREATING;
+	return snapshots[0].state == MODEL_CREATING || snapshots[1].state == MODEL_CREATING;
 }
 
 static void lane_start(struct world *world)
@@ -294,51 +294,52 @@ static void lane_start(struct world *world)
 	store_submit(world->queues[sim_between(0, WORLD_RINGS - 1)], &lane.part);
 }
 
-static void view_done(struct store_view_request *request)
+static void snapshot_done(struct store_snapshot_request *request)
 {
-	struct model_view *view = container_of(request, struct model_view, request);
+	struct model_snapshot *snapshot = container_of(request, struct model_snapshot, request);
 
 	/* With others that had been dropped, whose end a crash has undone, there may be too many.
 	 */
 	if (request->result == -ENOSPC || (request->result == -EMLINK && totals.dropped > 0) ||
-		(request->result == -ENOENT && view->state == MODEL_DELETING)) {
-		view->state = MODEL_NONE;
+		(request->result == -ENOENT && snapshot->state == MODEL_DELETING)) {
+		snapshot->state = MODEL_NONE;
 		return;
 	}
 	if (request->result < 0) {
-		fail_msg("%s: %s", request->view.name, request->error.text);
+		fail_msg("%s: %s", request->snapshot.name, request->error.text);
 	}
-	view->is_done = true;
+	snapshot->is_done = true;
 }
 
-static void view_ask(struct world *world, struct model_view *view, enum store_view_action action)
+static void snapshot_ask(
+	struct world *world, struct model_snapshot *snapshot, enum store_snapshot_action action)
 {
-	view->request.action = action;
-	view->request.done = view_done;
-	store_view_ask(world->store, &view->request);
+	snapshot->request.action = action;
+	snapshot->request.done = snapshot_done;
+	store_snapshot_ask(world->store, &snapshot->request);
 }
 
 /* One that was asked for is there, or has gone. */
-static void view_settle(struct world *world, struct model_view *view)
+static void snapshot_settle(struct world *world, struct model_snapshot *snapshot)
 {
-	if (view->state == MODEL_DELETING) {
-		assert_false(is_listed(world, view->request.view.name));
-		view->state = MODEL_NONE;
+	if (snapshot->state == MODEL_DELETING) {
+		assert_false(is_listed(world, snapshot->request.snapshot.name));
+		snapshot->state = MODEL_NONE;
 		totals.deleted++;
 		return;
 	}
-	if (!is_listed(world, view->request.view.name)) {
+	if (!is_listed(world, snapshot->request.snapshot.name)) {
 		assert_true(has_dropped(world));
-		view->state = MODEL_NONE;
+		snapshot->state = MODEL_NONE;
 		return;
 	}
-	if (!check_view(world, view)) {
-		view->state = MODEL_NONE;
+	if (!check_snapshot(world, snapshot)) {
+		snapshot->state = MODEL_NONE;
 		return;
 	}
-	check_moment(world, view);
-	memcpy(view->tags, found, sizeof(found));
-	view->state = MODEL_LIVE;
+	check_moment(world, snapshot);
+	memcpy(snapshot->tags, found, sizeof(found));
+	snapshot->state = MODEL_LIVE;
 	totals.made++;
 }
 
@@ -347,35 +348,36 @@ static bool is_asked(void)
 {
 	bool asked = false;
 
-	for (uint32_t i = 0; i < STORE_VIEWS_MAX; i++) {
-		asked |= views[i].state == MODEL_CREATING || views[i].state == MODEL_DELETING;
+	for (uint32_t i = 0; i < STORE_SNAPSHOTS_MAX; i++) {
+		asked |= snapshots[i].state == MODEL_CREATING ||
+			 snapshots[i].state == MODEL_DELETING;
 	}
 	return asked;
 }
 
-static void view_begin(struct world *world, struct model_view *view)
+static void snapshot_begin(struct world *world, struct model_snapshot *snapshot)
 {
-	if (view->state == MODEL_LIVE && !is_listed(world, view->request.view.name)) {
+	if (snapshot->state == MODEL_LIVE && !is_listed(world, snapshot->request.snapshot.name)) {
 		assert_true(has_dropped(world));
-		view->state = MODEL_NONE;
+		snapshot->state = MODEL_NONE;
 		totals.dropped++;
-	} else if (view->state == MODEL_LIVE && sim_between(0, 2) == 0) {
-		(void)check_view(world, view); /* that it has gone is found the next time */
+	} else if (snapshot->state == MODEL_LIVE && sim_between(0, 2) == 0) {
+		(void)check_snapshot(world, snapshot); /* that it has gone is found the next time */
 	} else if (is_asked()) {
 		return;
-	} else if (view->state == MODEL_LIVE && sim_between(0, 5) == 0) {
-		view->state = MODEL_DELETING;
-		view_ask(world, view, STORE_VIEW_DELETE);
-	} else if (view->state == MODEL_NONE) {
+	} else if (snapshot->state == MODEL_LIVE && sim_between(0, 5) == 0) {
+		snapshot->state = MODEL_DELETING;
+		snapshot_ask(world, snapshot, STORE_SNAPSHOT_DELETE);
+	} else if (snapshot->state == MODEL_NONE) {
 		for (uint32_t i = 0; i < block_count; i++) {
-			view->tags[i] = model[i].tags[model[i].count - 1];
+			snapshot->tags[i] = model[i].tags[model[i].count - 1];
 		}
-		view->asked = last_tag;
-		view->history_from = history_count;
-		snprintf(view->request.view.name, sizeof(view->request.view.name), "v%u",
-			name_count++);
-		view->state = MODEL_CREATING;
-		view_ask(world, view, STORE_VIEW_CREATE);
+		snapshot->asked = last_tag;
+		snapshot->history_from = history_count;
+		snprintf(snapshot->request.snapshot.name, sizeof(snapshot->request.snapshot.name),
+			"v%u", name_count++);
+		snapshot->state = MODEL_CREATING;
+		snapshot_ask(world, snapshot, STORE_SNAPSHOT_CREATE);
 	}
 }
 
@@ -409,25 +411,25 @@ static void check_disk(struct world *image, bool killed)
 /* goes_on: the models become those of the image. */
 static void check_image(struct world *world, struct world *image, bool killed, bool goes_on)
 {
-	struct store_view list[STORE_VIEWS_MAX];
-	uint32_t count = store_views(image->store, list);
+	struct store_snapshot list[STORE_SNAPSHOTS_MAX];
+	uint32_t count = store_snapshots(image->store, list);
 
-	for (uint32_t i = 0; i < STORE_VIEWS_MAX; i++) {
-		struct model_view *view = &views[i];
-		const char *name = view->request.view.name;
-		bool there = view->state != MODEL_NONE && is_listed(image, name);
+	for (uint32_t i = 0; i < STORE_SNAPSHOTS_MAX; i++) {
+		struct model_snapshot *snapshot = &snapshots[i];
+		const char *name = snapshot->request.snapshot.name;
+		bool there = snapshot->state != MODEL_NONE && is_listed(image, name);
 
 		count -= there;
 		if (there) {
-			assert_true(check_view(image, view));
-		} else if (view->state == MODEL_LIVE && is_listed(world, name) &&
+			assert_true(check_snapshot(image, snapshot));
+		} else if (snapshot->state == MODEL_LIVE && is_listed(world, name) &&
 			   !has_dropped(image)) {
 			fail_msg("%s, %s: snapshot %s has gone", image->name,
 				killed ? "killed" : "power lost", name);
 		}
 		if (goes_on) {
-			memcpy(view->tags, found, sizeof(found));
-			view->state = there ? MODEL_LIVE : MODEL_NONE;
+			memcpy(snapshot->tags, found, sizeof(found));
+			snapshot->state = there ? MODEL_LIVE : MODEL_NONE;
 		}
 	}
 	/* One that was dropped may come back, as its end was not durable. */
@@ -544,18 +546,18 @@ static void fill(struct world *world)
 
 static void step(struct world *world, uint32_t *started)
 {
-	for (uint32_t i = 0; i < STORE_VIEWS_MAX; i++) {
-		struct model_view *view = &views[i];
+	for (uint32_t i = 0; i < STORE_SNAPSHOTS_MAX; i++) {
+		struct model_snapshot *snapshot = &snapshots[i];
 
-		if (view->is_done) {
-			view->is_done = false;
-			view_settle(world, view);
+		if (snapshot->is_done) {
+			snapshot->is_done = false;
+			snapshot_settle(world, snapshot);
 		}
 	}
 	if (!lane.busy && *started < OPERATIONS) {
 		(*started)++;
 		if (sim_between(0, 7) == 0) {
-			view_begin(world, &views[sim_between(0, STORE_VIEWS_MAX - 1)]);
+			snapshot_begin(world, &snapshots[sim_between(0, STORE_SNAPSHOTS_MAX - 1)]);
 		}
 		lane_start(world);
 	}
@@ -571,7 +573,7 @@ static uint32_t run(uint64_t seed, uint32_t crashes_max)
 	uint32_t crash_at;
 	uint32_t crashes = 0;
 
-	memset(views, 0, sizeof(views));
+	memset(snapshots, 0, sizeof(snapshots));
 	history_count = 0;
 	totals.dropped = 0;
 	sim_start(&(struct sim_options){ .seed = seed });
@@ -632,7 +634,7 @@ static void test_snapshots_survive_whole_or_not_at_all(void **state)
 	assert_true(world_totals.moved_blocks > crashes);
 }
 
-static void failure_done(struct store_view_request *request)
+static void failure_done(struct store_snapshot_request *request)
 {
 	request->context = request;
 }
@@ -645,11 +647,15 @@ static void test_a_disk_that_fails_makes_no_snapshot(void **state)
 
 	GMB_UNUSED(state);
 	for (uint64_t seed = 1; seed <= 30; seed++) {
-		struct store_view_request requests[2] = {
-			{ .action = STORE_VIEW_CREATE, .view.name = "b", .done = failure_done },
-			{ .action = STORE_VIEW_DELETE, .view.name = "a", .done = failure_done },
+		struct store_snapshot_request requests[2] = {
+			{ .action = STORE_SNAPSHOT_CREATE,
+				.snapshot.name = "b",
+				.done = failure_done },
+			{ .action = STORE_SNAPSHOT_DELETE,
+				.snapshot.name = "a",
+				.done = failure_done },
 		};
-		struct store_view_request first = requests[0];
+		struct store_snapshot_request first = requests[0];
 
 		sim_start(&(struct sim_options){ .seed = seed, .faults = { .jitter = true } });
 		world_disk = WORLD_FILE;
@@ -659,8 +665,8 @@ static void test_a_disk_that_fails_makes_no_snapshot(void **state)
 		block_count = (uint32_t)(store_size(world.store) >> FLASH_BLOCK_SHIFT);
 		written_count = block_count / 2;
 		fill(&world);
-		first.view.name[0] = 'a';
-		store_view_ask(world.store, &first);
+		first.snapshot.name[0] = 'a';
+		store_snapshot_ask(world.store, &first);
 		while (first.context == NULL) {
 			assert_true(sim_step());
 		}
@@ -670,7 +676,7 @@ static void test_a_disk_that_fails_makes_no_snapshot(void **state)
 				sim_set_faults(&(struct sim_faults){
 					.jitter = true, .write_error_ppm = 500000 });
 			}
-			store_view_ask(world.store, &requests[i]);
+			store_snapshot_ask(world.store, &requests[i]);
 			while (requests[i].context == NULL) {
 				assert_true(sim_step());
 			}
@@ -681,7 +687,7 @@ static void test_a_disk_that_fails_makes_no_snapshot(void **state)
 		assert_int_equal(is_listed(&world, "b"), requests[0].result == 0);
 		assert_int_equal(is_listed(&world, "a"), requests[1].result < 0);
 		if (requests[1].result < 0) {
-			assert_int_equal(read_view(&world, "a"), 0);
+			assert_int_equal(read_snapshot(&world, "a"), 0);
 		}
 		sim_set_faults(&(struct sim_faults){ 0 });
 		world_close(&world);
@@ -696,31 +702,31 @@ static void check_temporary(bool refuses)
 {
 	static struct world world;
 	static struct world image;
-	struct store_view_request requests[] = {
-		{ .action = STORE_VIEW_CREATE, .view.name = "a", .done = failure_done },
-		{ .action = STORE_VIEW_CREATE,
-			.view = { .name = "b", .is_temporary = true },
+	struct store_snapshot_request requests[] = {
+		{ .action = STORE_SNAPSHOT_CREATE, .snapshot.name = "a", .done = failure_done },
+		{ .action = STORE_SNAPSHOT_CREATE,
+			.snapshot = { .name = "b", .is_temporary = true },
 			.done = failure_done },
-		{ .action = STORE_VIEW_CREATE, .view.name = "c", .done = failure_done },
-		{ .action = STORE_VIEW_DELETE, .view.name = "b", .done = failure_done },
-		{ .action = STORE_VIEW_CREATE,
-			.view = { .name = "d", .is_temporary = true },
+		{ .action = STORE_SNAPSHOT_CREATE, .snapshot.name = "c", .done = failure_done },
+		{ .action = STORE_SNAPSHOT_DELETE, .snapshot.name = "b", .done = failure_done },
+		{ .action = STORE_SNAPSHOT_CREATE,
+			.snapshot = { .name = "d", .is_temporary = true },
 			.done = failure_done },
 	};
 	static const int results[] = { 0, 0, -EMLINK, 0, 0 };
 
-	memset(views, 0, sizeof(views));
+	memset(snapshots, 0, sizeof(snapshots));
 	sim_start(&(struct sim_options){ .seed = 1, .faults = { .jitter = true } });
 	world_disk = WORLD_FILE;
 	world_cache = "0";
 	world_make_disk();
 	world_open(&world, "disk", false, NULL);
-	container_of(world.store, struct flash, base)->views.refuses = refuses;
+	container_of(world.store, struct flash, base)->snapshots.refuses = refuses;
 	block_count = (uint32_t)(store_size(world.store) >> FLASH_BLOCK_SHIFT);
 	written_count = block_count;
 	fill(&world);
 	for (size_t i = 0; i < ARRAY_COUNT(requests); i++) {
-		store_view_ask(world.store, &requests[i]);
+		store_snapshot_ask(world.store, &requests[i]);
 	}
 	for (size_t i = 0; i < ARRAY_COUNT(requests); i++) {
 		while (requests[i].context == NULL) {
@@ -762,15 +768,15 @@ static void test_temporary_snapshots_go_first_and_with_the_server(void **state)
 /* Whoever opens it now is told what has become of it. */
 static void expect_dropped(struct world *world, const char *name)
 {
-	struct store *view;
+	struct store *snapshot;
 	struct error error;
 
 	while (is_listed(world, name)) {
 		assert_true(sim_step());
 	}
-	assert_int_equal(store_view_open(world->store, name, &view, &error), -ENOENT);
+	assert_int_equal(store_snapshot_open(world->store, name, &snapshot, &error), -ENOENT);
 	assert_non_null(strstr(error.text, "has dropped its snapshot 'a'"));
-	assert_int_equal(store_view_open(world->store, "b", &view, &error), -ENOENT);
+	assert_int_equal(store_snapshot_open(world->store, "b", &snapshot, &error), -ENOENT);
 	assert_non_null(strstr(error.text, "has no snapshot 'b'"));
 }
 
@@ -784,12 +790,12 @@ static void test_a_snapshot_is_dropped_when_the_store_is_closed(void **state)
 	bool is_over = false;
 
 	GMB_UNUSED(state);
-	memset(views, 0, sizeof(views));
+	memset(snapshots, 0, sizeof(snapshots));
 	world_disk = WORLD_FILE;
 	world_cache = "128K";
 	for (uint32_t changed = 0; !is_over; changed += STRIDE) {
-		struct store_view_request request = {
-			.action = STORE_VIEW_CREATE, .view.name = "a", .done = failure_done
+		struct store_snapshot_request request = {
+			.action = STORE_SNAPSHOT_CREATE, .snapshot.name = "a", .done = failure_done
 		};
 
 		sim_start(&(struct sim_options){ .seed = 1 });
@@ -798,7 +804,7 @@ static void test_a_snapshot_is_dropped_when_the_store_is_closed(void **state)
 		block_count = (uint32_t)(store_size(world.store) >> FLASH_BLOCK_SHIFT);
 		written_count = block_count;
 		fill(&world);
-		store_view_ask(world.store, &request);
+		store_snapshot_ask(world.store, &request);
 		while (request.context == NULL) {
 			assert_true(sim_step());
 		}
@@ -842,7 +848,7 @@ static void test_a_table_that_does_not_fit_a_snapshot_ends_writes(void **state)
 	struct flash *flash;
 
 	GMB_UNUSED(state);
-	memset(views, 0, sizeof(views));
+	memset(snapshots, 0, sizeof(snapshots));
 	world_disk = WORLD_FILE;
 	sim_start(&(struct sim_options){ .seed = 1 });
 	world_make_disk();
@@ -851,14 +857,16 @@ static void test_a_table_that_does_not_fit_a_snapshot_ends_writes(void **state)
 	block_count = (uint32_t)(store_size(world.store) >> FLASH_BLOCK_SHIFT);
 	written_count = block_count / 2;
 	fill(&world);
-	snprintf(views[0].request.view.name, sizeof(views[0].request.view.name), "v");
-	views[0].state = MODEL_CREATING;
-	view_ask(&world, &views[0], STORE_VIEW_CREATE);
-	while (!views[0].is_done) {
+	snprintf(snapshots[0].request.snapshot.name, sizeof(snapshots[0].request.snapshot.name),
+		"v");
+	snapshots[0].state = MODEL_CREATING;
+	snapshot_ask(&world, &snapshots[0], STORE_SNAPSHOT_CREATE);
+	while (!snapshots[0].is_done) {
 		assert_true(sim_step());
 	}
 	for (uint32_t i = 0; i < WORLD_SEGMENTS; i++) {
-		flash->segments[i].view_valid[0] = MIN(flash->segments[i].view_valid[0], 1U);
+		flash->segments[i].snapshot_valid[0] =
+			MIN(flash->segments[i].snapshot_valid[0], 1U);
 	}
 	last_result = 0;
 	for (uint32_t i = 0; last_result == 0; i++) {

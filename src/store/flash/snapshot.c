@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Snapshots (views): the contents of the disk at a checkpoint, under a name. A snapshot is a tree
+ * Snapshots: the contents of the disk at a checkpoint, under a name. A snapshot is a tree
  * of its own, which begins as a copy of the node addresses of the disk's tree. The anchor contains
  * the addresses of its top nodes, so it is created and deleted by a checkpoint or not at all.
  *
@@ -18,7 +18,7 @@
  * counts, and is exact for moved blocks. It is used to choose victims and to estimate space, not to
  * free segments.
  *
- * Threading: as in view.h. State that other threads read is changed under watch_lock.
+ * Threading: as in snapshot.h. State that other threads read is changed under watch_lock.
  */
 #include <endian.h>
 #include <errno.h>
@@ -32,53 +32,55 @@
 /* Percentage of the segments outside the reserve that must remain writable. */
 enum { ROOM_MIN_PERCENT = 6 };
 
-static const uint32_t view_edges[FLASH_VIEW_STATE_COUNT] = {
-	[FLASH_VIEW_NONE] = BIT(FLASH_VIEW_CREATING) | BIT(FLASH_VIEW_LIVE), /* live: by recovery */
-	[FLASH_VIEW_CREATING] = BIT(FLASH_VIEW_LIVE) | BIT(FLASH_VIEW_NONE),
-	[FLASH_VIEW_LIVE] = BIT(FLASH_VIEW_DELETING),
-	[FLASH_VIEW_DELETING] = BIT(FLASH_VIEW_NONE) | BIT(FLASH_VIEW_LIVE),
+static const uint32_t snapshot_edges[FLASH_SNAPSHOT_STATE_COUNT] = {
+	[FLASH_SNAPSHOT_NONE] =
+		BIT(FLASH_SNAPSHOT_CREATING) | BIT(FLASH_SNAPSHOT_LIVE), /* live: by recovery */
+	[FLASH_SNAPSHOT_CREATING] = BIT(FLASH_SNAPSHOT_LIVE) | BIT(FLASH_SNAPSHOT_NONE),
+	[FLASH_SNAPSHOT_LIVE] = BIT(FLASH_SNAPSHOT_DELETING),
+	[FLASH_SNAPSHOT_DELETING] = BIT(FLASH_SNAPSHOT_NONE) | BIT(FLASH_SNAPSHOT_LIVE),
 };
 
 /* Takes the lock, because other threads list the snapshots. */
-static void view_set_state(
-	struct flash *flash, struct flash_view *view, enum flash_view_state state)
+static void snapshot_set_state(
+	struct flash *flash, struct flash_snapshot *snapshot, enum flash_snapshot_state state)
 {
-	GMB_ASSERT((view_edges[view->state] & BIT(state)) != 0);
+	GMB_ASSERT((snapshot_edges[snapshot->state] & BIT(state)) != 0);
 	pthread_mutex_lock(&flash->base.watch_lock);
-	view->state = state;
+	snapshot->state = state;
 	pthread_mutex_unlock(&flash->base.watch_lock);
 }
 
-static uint32_t index_of(const struct flash *flash, const struct flash_view *view)
+static uint32_t index_of(const struct flash *flash, const struct flash_snapshot *snapshot)
 {
-	return (uint32_t)(view - flash->views.list);
+	return (uint32_t)(snapshot - flash->snapshots.list);
 }
 
-static struct flash_view *view_find(struct flash *flash, const char *name)
+static struct flash_snapshot *snapshot_find(struct flash *flash, const char *name)
 {
-	for (uint32_t i = 0; i < FLASH_VIEWS; i++) {
-		struct flash_view *view = &flash->views.list[i];
+	for (uint32_t i = 0; i < FLASH_SNAPSHOTS; i++) {
+		struct flash_snapshot *snapshot = &flash->snapshots.list[i];
 
-		if (view->state == FLASH_VIEW_LIVE && strcmp(view->about.name, name) == 0) {
-			return view;
+		if (snapshot->state == FLASH_SNAPSHOT_LIVE &&
+			strcmp(snapshot->about.name, name) == 0) {
+			return snapshot;
 		}
 	}
 	return NULL;
 }
 
-uint32_t flash_views_list(struct store *store, struct store_view list[STORE_VIEWS_MAX])
+uint32_t flash_snapshots_list(struct store *store, struct store_snapshot list[STORE_SNAPSHOTS_MAX])
 {
 	struct flash *flash = container_of(store, struct flash, base);
 	uint32_t count = 0;
 
 	pthread_mutex_lock(&flash->base.watch_lock);
-	for (uint32_t i = 0; i < FLASH_VIEWS; i++) {
-		const struct flash_view *view = &flash->views.list[i];
+	for (uint32_t i = 0; i < FLASH_SNAPSHOTS; i++) {
+		const struct flash_snapshot *snapshot = &flash->snapshots.list[i];
 
-		if (view->state == FLASH_VIEW_LIVE) {
-			memcpy(list[count].name, view->about.name, sizeof(list[count].name));
-			list[count].is_temporary = view->about.is_temporary;
-			list[count++].created_s = view->about.created_s;
+		if (snapshot->state == FLASH_SNAPSHOT_LIVE) {
+			memcpy(list[count].name, snapshot->about.name, sizeof(list[count].name));
+			list[count].is_temporary = snapshot->about.is_temporary;
+			list[count++].created_s = snapshot->about.created_s;
 		}
 	}
 	pthread_mutex_unlock(&flash->base.watch_lock);
@@ -88,7 +90,7 @@ uint32_t flash_views_list(struct store *store, struct store_view list[STORE_VIEW
 /* --- space ----------------------------------------------------------------------------------- */
 
 /* Blocks of a segment without headers, as format.c computes them. */
-static uint64_t view_usable_blocks(const struct flash *flash)
+static uint64_t snapshot_usable_blocks(const struct flash *flash)
 {
 	uint32_t blocks = flash->anchor.geometry.segment_blocks;
 
@@ -97,10 +99,10 @@ static uint64_t view_usable_blocks(const struct flash *flash)
 
 /* Returns the number of blocks that could be written after all garbage is collected, beyond those
  * that must remain. Negative if blocks are missing. */
-static int64_t view_room_of(const struct flash *flash)
+static int64_t snapshot_room_of(const struct flash *flash)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
-	int64_t usable = (int64_t)view_usable_blocks(flash);
+	int64_t usable = (int64_t)snapshot_usable_blocks(flash);
 	int64_t left = (geometry->segment_count - geometry->reserve_segments) * usable *
 		       ROOM_MIN_PERCENT / 100;
 	int64_t room = 0;
@@ -118,26 +120,27 @@ static int64_t view_room_of(const struct flash *flash)
 }
 
 /* Order of dropping: damaged snapshots first, then those of jobs, then the oldest. */
-static bool goes_before(const struct flash_view *view, const struct flash_view *other)
+static bool goes_before(const struct flash_snapshot *snapshot, const struct flash_snapshot *other)
 {
-	if (view->is_damaged != other->is_damaged) {
-		return view->is_damaged;
+	if (snapshot->is_damaged != other->is_damaged) {
+		return snapshot->is_damaged;
 	}
-	return view->about.is_temporary == other->about.is_temporary
-		       ? view->about.serial < other->about.serial
-		       : view->about.is_temporary;
+	return snapshot->about.is_temporary == other->about.is_temporary
+		       ? snapshot->about.serial < other->about.serial
+		       : snapshot->about.is_temporary;
 }
 
 /* Returns the snapshot that is dropped first, or NULL if there is none. */
-static struct flash_view *oldest(struct flash *flash)
+static struct flash_snapshot *oldest(struct flash *flash)
 {
-	struct flash_view *found = NULL;
+	struct flash_snapshot *found = NULL;
 
-	for (uint32_t i = 0; i < FLASH_VIEWS; i++) {
-		struct flash_view *view = &flash->views.list[i];
+	for (uint32_t i = 0; i < FLASH_SNAPSHOTS; i++) {
+		struct flash_snapshot *snapshot = &flash->snapshots.list[i];
 
-		if (view->state == FLASH_VIEW_LIVE && (found == NULL || goes_before(view, found))) {
-			found = view;
+		if (snapshot->state == FLASH_SNAPSHOT_LIVE &&
+			(found == NULL || goes_before(snapshot, found))) {
+			found = snapshot;
 		}
 	}
 	return found;
@@ -145,61 +148,61 @@ static struct flash_view *oldest(struct flash *flash)
 
 static bool is_going(const struct flash *flash)
 {
-	return flash->views.list[0].state == FLASH_VIEW_DELETING ||
-	       flash->views.list[1].state == FLASH_VIEW_DELETING;
+	return flash->snapshots.list[0].state == FLASH_SNAPSHOT_DELETING ||
+	       flash->snapshots.list[1].state == FLASH_SNAPSHOT_DELETING;
 }
 
 /* True if the first candidate is dropped before a write is refused. A snapshot of a job always is,
  * because no user has asked to keep it. There must be a snapshot. */
 static bool is_droppable(struct flash *flash)
 {
-	return !flash->views.refuses || oldest(flash)->about.is_temporary;
+	return !flash->snapshots.refuses || oldest(flash)->about.is_temporary;
 }
 
 /* Marks the snapshot for the next checkpoint, which deletes it. Its reads fail immediately. */
 static void drop_oldest(struct flash *flash)
 {
-	struct flash_view *view = oldest(flash);
+	struct flash_snapshot *snapshot = oldest(flash);
 
 	log_warning("flash store '%s': snapshot '%s' is dropped: the blocks it keeps leave no "
 		    "space for writes; reads of it fail from now on",
-		flash->path, view->about.name);
+		flash->path, snapshot->about.name);
 	flash->counters.snapshots_dropped++;
 	pthread_mutex_lock(&flash->base.watch_lock);
-	memcpy(flash->views.dropped, view->about.name, sizeof(flash->views.dropped));
+	memcpy(flash->snapshots.dropped, snapshot->about.name, sizeof(flash->snapshots.dropped));
 	pthread_mutex_unlock(&flash->base.watch_lock);
-	view_set_state(flash, view, FLASH_VIEW_DELETING);
+	snapshot_set_state(flash, snapshot, FLASH_SNAPSHOT_DELETING);
 	flash->pump_again = true;
-	if (flash->base.view_dropped != NULL && !flash->is_closing) {
-		flash->base.view_dropped(flash->base.view_context);
+	if (flash->base.snapshot_dropped != NULL && !flash->is_closing) {
+		flash->base.snapshot_dropped(flash->base.snapshot_context);
 	}
 }
 
 /* Logs the first refusal only. */
 static void tell_refusal(const struct flash *flash)
 {
-	if (!flash->views.is_full && !flash->views.is_stuck) {
+	if (!flash->snapshots.is_full && !flash->snapshots.is_stuck) {
 		log_warning("flash store '%s': writes fail from now on: the blocks that its "
 			    "snapshots keep leave no space for them; delete a snapshot",
 			flash->path);
 	}
 }
 
-void flash_views_look(struct flash *flash)
+void flash_snapshots_look(struct flash *flash)
 {
-	struct flash_views *views = &flash->views;
+	struct flash_snapshots *snapshots = &flash->snapshots;
 	int64_t room;
 	bool is_low;
 
-	if (oldest(flash) == NULL && views->request == NULL) {
-		views->is_full = false;
+	if (oldest(flash) == NULL && snapshots->request == NULL) {
+		snapshots->is_full = false;
 		flash->cache.is_tight = false;
 		return;
 	}
-	room = view_room_of(flash);
+	room = snapshot_room_of(flash);
 	/* A cached write has been answered and can no longer be refused, so the cache is emptied in
 	 * time. */
-	flash->cache.is_tight = views->refuses && room < (int64_t)flash->cache.slot_count;
+	flash->cache.is_tight = snapshots->refuses && room < (int64_t)flash->cache.slot_count;
 	is_low = oldest(flash) != NULL && !is_going(flash) && room < 0;
 	if (is_low && is_droppable(flash)) {
 		drop_oldest(flash);
@@ -207,37 +210,37 @@ void flash_views_look(struct flash *flash)
 	} else if (is_low) {
 		tell_refusal(flash);
 	}
-	views->is_full = is_low;
+	snapshots->is_full = is_low;
 }
 
-bool flash_views_refuse(struct flash *flash, enum store_op op)
+bool flash_snapshots_refuse(struct flash *flash, enum store_op op)
 {
-	if (flash->views.is_full && op == STORE_WRITE) {
-		flash_views_look(flash); /* trims might have made room */
+	if (flash->snapshots.is_full && op == STORE_WRITE) {
+		flash_snapshots_look(flash); /* trims might have made room */
 	}
-	return flash->views.is_stuck || (flash->views.is_full && op == STORE_WRITE);
+	return flash->snapshots.is_stuck || (flash->snapshots.is_full && op == STORE_WRITE);
 }
 
 /* --- requests -------------------------------------------------------------------------------- */
 
-void flash_views_io_ended(struct flash *flash)
+void flash_snapshots_io_ended(struct flash *flash)
 {
-	struct flash_views *views = &flash->views;
-	struct store_view_request *request = views->request;
+	struct flash_snapshots *snapshots = &flash->snapshots;
+	struct store_snapshot_request *request = snapshots->request;
 
 	/* Like a part: the last request waits until nothing is in flight. */
-	if (request != NULL && views->is_done && !views->turn.in_flight &&
+	if (request != NULL && snapshots->is_done && !snapshots->turn.in_flight &&
 		(flash->io_count == 0 || flash->part_count > flash->held_count)) {
-		views->request = NULL;
-		views->is_done = false;
+		snapshots->request = NULL;
+		snapshots->is_done = false;
 		request->done(request);
 		flash_pump(flash); /* other requests might wait for this one */
 	}
 }
 
-static void view_turn_done(struct ring_op *op, int result)
+static void snapshot_turn_done(struct ring_op *op, int result)
 {
-	struct flash *flash = container_of(op, struct flash, views.turn);
+	struct flash *flash = container_of(op, struct flash, snapshots.turn);
 
 	GMB_UNUSED(result);
 	flash_io_ended(flash);
@@ -247,20 +250,20 @@ static void view_turn_done(struct ring_op *op, int result)
  * store alive until then. */
 static void complete(struct flash *flash, int result)
 {
-	struct flash_views *views = &flash->views;
+	struct flash_snapshots *snapshots = &flash->snapshots;
 
-	views->request->result = result;
-	views->is_done = true;
-	views->is_prepared = false;
-	views->holds = false;
+	snapshots->request->result = result;
+	snapshots->is_done = true;
+	snapshots->is_prepared = false;
+	snapshots->holds = false;
 	flash->io_count++;
-	ring_defer(flash->ring, &views->turn, 0, view_turn_done);
+	ring_defer(flash->ring, &snapshots->turn, 0, snapshot_turn_done);
 }
 
 static bool has_place(const struct flash *flash)
 {
-	return flash->views.list[0].state == FLASH_VIEW_NONE ||
-	       flash->views.list[1].state == FLASH_VIEW_NONE;
+	return flash->snapshots.list[0].state == FLASH_SNAPSHOT_NONE ||
+	       flash->snapshots.list[1].state == FLASH_SNAPSHOT_NONE;
 }
 
 static int refuse_create(struct error *error)
@@ -272,27 +275,27 @@ static int refuse_create(struct error *error)
 
 static int check_create(struct flash *flash, const char *name, struct error *error)
 {
-	if (!flash_view_name_is_sound(name)) {
+	if (!flash_snapshot_name_is_sound(name)) {
 		return error_set(error, -EINVAL,
 			"cannot have a snapshot with that name: use 1 to %d letters, digits, '.', "
 			"'_' and '-', and begin with a letter or digit",
-			FLASH_VIEW_NAME_BYTES - 1);
+			FLASH_SNAPSHOT_NAME_BYTES - 1);
 	}
-	if (view_find(flash, name) != NULL) {
+	if (snapshot_find(flash, name) != NULL) {
 		return error_set(error, -EEXIST, "already has a snapshot '%s'", name);
 	}
 	if (!has_place(flash) && !is_going(flash)) {
 		return error_set(error, -EMLINK, "has %d snapshots, which is the limit; delete one",
-			FLASH_VIEWS);
+			FLASH_SNAPSHOTS);
 	}
-	return view_room_of(flash) < 0 || flash->views.is_stuck ? refuse_create(error) : 0;
+	return snapshot_room_of(flash) < 0 || flash->snapshots.is_stuck ? refuse_create(error) : 0;
 }
 
 /* Returns a negative errno if the request must fail. A deletion begins here: the snapshot is no
  * longer live, and the next checkpoint deletes it. */
-static int check_request(struct flash *flash, struct store_view_request *request)
+static int check_request(struct flash *flash, struct store_snapshot_request *request)
 {
-	struct flash_view *view = view_find(flash, request->view.name);
+	struct flash_snapshot *snapshot = snapshot_find(flash, request->snapshot.name);
 
 	if (flash->is_read_only) {
 		return error_set(&request->error, -EROFS, "is served with 'readonly'");
@@ -301,32 +304,32 @@ static int check_request(struct flash *flash, struct store_view_request *request
 		return error_set(&request->error, flash->failed,
 			"is read-only until the server opens it again");
 	}
-	if (request->action == STORE_VIEW_CREATE) {
-		return check_create(flash, request->view.name, &request->error);
+	if (request->action == STORE_SNAPSHOT_CREATE) {
+		return check_create(flash, request->snapshot.name, &request->error);
 	}
-	if (view == NULL) {
+	if (snapshot == NULL) {
 		return error_set(
-			&request->error, -ENOENT, "has no snapshot '%s'", request->view.name);
+			&request->error, -ENOENT, "has no snapshot '%s'", request->snapshot.name);
 	}
-	view_set_state(flash, view, FLASH_VIEW_DELETING);
+	snapshot_set_state(flash, snapshot, FLASH_SNAPSHOT_DELETING);
 	return 0;
 }
 
-void flash_view_ask(struct store *store, struct store_view_request *request)
+void flash_snapshot_ask(struct store *store, struct store_snapshot_request *request)
 {
 	struct flash *flash = container_of(store, struct flash, base);
 
 	flash_wake(flash);
-	list_push_back(&flash->views.waiting, &request->node);
+	list_push_back(&flash->snapshots.waiting, &request->node);
 	flash_pump(flash);
 }
 
-static void view_request_begin(struct flash *flash, struct store_view_request *request)
+static void snapshot_request_begin(struct flash *flash, struct store_snapshot_request *request)
 {
 	int result;
 
-	flash->views.request = request;
-	flash_views_look(flash);
+	flash->snapshots.request = request;
+	flash_snapshots_look(flash);
 	result = check_request(flash, request);
 	if (result < 0) {
 		complete(flash, result);
@@ -335,20 +338,20 @@ static void view_request_begin(struct flash *flash, struct store_view_request *r
 
 static bool is_creating(const struct flash *flash)
 {
-	return flash->views.request != NULL && !flash->views.is_done &&
-	       flash->views.request->action == STORE_VIEW_CREATE;
+	return flash->snapshots.request != NULL && !flash->snapshots.is_done &&
+	       flash->snapshots.request->action == STORE_SNAPSHOT_CREATE;
 }
 
 /* True if the checkpoint that creates a snapshot has begun. */
 static bool is_begun(const struct flash *flash)
 {
-	return flash->views.list[0].state == FLASH_VIEW_CREATING ||
-	       flash->views.list[1].state == FLASH_VIEW_CREATING;
+	return flash->snapshots.list[0].state == FLASH_SNAPSHOT_CREATING ||
+	       flash->snapshots.list[1].state == FLASH_SNAPSHOT_CREATING;
 }
 
-bool flash_views_relieve(struct flash *flash)
+bool flash_snapshots_relieve(struct flash *flash)
 {
-	struct flash_views *views = &flash->views;
+	struct flash_snapshots *snapshots = &flash->snapshots;
 
 	if (is_going(flash)) {
 		return true; /* the next checkpoint frees its segments */
@@ -361,9 +364,9 @@ bool flash_views_relieve(struct flash *flash)
 		return true;
 	}
 	tell_refusal(flash);
-	views->is_stuck = true;
+	snapshots->is_stuck = true;
 	if (is_creating(flash)) { /* the pages that it would contain cannot be written */
-		complete(flash, refuse_create(&views->request->error));
+		complete(flash, refuse_create(&snapshots->request->error));
 	}
 	return true;
 }
@@ -375,24 +378,24 @@ static bool prepare(struct flash *flash)
 	if (flash_checkpoint_runs(flash) || flash->checkpoint.is_asked || is_going(flash)) {
 		return false;
 	}
-	flash->views.is_prepared = true;
+	flash->snapshots.is_prepared = true;
 	flash_cache_want_written(flash);
 	return true;
 }
 
-bool flash_views_step(struct flash *flash)
+bool flash_snapshots_step(struct flash *flash)
 {
-	struct flash_views *views = &flash->views;
+	struct flash_snapshots *snapshots = &flash->snapshots;
 
-	if (views->request == NULL && !list_is_empty(&views->waiting)) {
-		view_request_begin(flash, list_entry(list_pop_front(&views->waiting),
-						  struct store_view_request, node));
+	if (snapshots->request == NULL && !list_is_empty(&snapshots->waiting)) {
+		snapshot_request_begin(flash, list_entry(list_pop_front(&snapshots->waiting),
+						      struct store_snapshot_request, node));
 		return true;
 	}
-	if (views->holds || !is_creating(flash) || is_begun(flash)) {
+	if (snapshots->holds || !is_creating(flash) || is_begun(flash)) {
 		return false;
 	}
-	if (!views->is_prepared) {
+	if (!snapshots->is_prepared) {
 		return prepare(flash);
 	}
 	if (!flash_cache_has_written(flash)) {
@@ -401,7 +404,7 @@ bool flash_views_step(struct flash *flash)
 	/* Now changes wait, and the pages that have become dirty since are written too. Otherwise
 	 * the snapshot could contain a later write without an earlier one, because a new version of
 	 * a page takes over the position of the old one. */
-	views->holds = true;
+	snapshots->holds = true;
 	flash_cache_want_written(flash);
 	return true;
 }
@@ -410,59 +413,61 @@ bool flash_views_step(struct flash *flash)
 
 /* True if the requested snapshot can be created by a checkpoint that begins now: its contents are
  * in the log, and a slot is free. */
-static bool view_is_wanted(const struct flash *flash)
+static bool snapshot_is_wanted(const struct flash *flash)
 {
-	return flash->views.holds && has_place(flash) && flash_cache_has_written(flash);
+	return flash->snapshots.holds && has_place(flash) && flash_cache_has_written(flash);
 }
 
-bool flash_views_want_checkpoint(const struct flash *flash)
+bool flash_snapshots_want_checkpoint(const struct flash *flash)
 {
-	return view_is_wanted(flash) || is_going(flash);
+	return snapshot_is_wanted(flash) || is_going(flash);
 }
 
-void flash_views_begin(struct flash *flash)
+void flash_snapshots_begin(struct flash *flash)
 {
-	struct flash_view *view = &flash->views.list[0];
+	struct flash_snapshot *snapshot = &flash->snapshots.list[0];
 
-	if (!view_is_wanted(flash)) {
+	if (!snapshot_is_wanted(flash)) {
 		return;
 	}
-	view += view->state != FLASH_VIEW_NONE;
-	view->about = (struct flash_view_anchor){
-		.created_s = flash->views.request->view.created_s,
-		.is_temporary = flash->views.request->view.is_temporary,
+	snapshot += snapshot->state != FLASH_SNAPSHOT_NONE;
+	snapshot->about = (struct flash_snapshot_anchor){
+		.created_s = flash->snapshots.request->snapshot.created_s,
+		.is_temporary = flash->snapshots.request->snapshot.is_temporary,
 	};
-	memcpy(view->about.name, flash->views.request->view.name, sizeof(view->about.name));
-	view_set_state(flash, view, FLASH_VIEW_CREATING);
-	flash->views.holds = false; /* later changes are after the checkpoint */
+	memcpy(snapshot->about.name, flash->snapshots.request->snapshot.name,
+		sizeof(snapshot->about.name));
+	snapshot_set_state(flash, snapshot, FLASH_SNAPSHOT_CREATING);
+	flash->snapshots.holds = false; /* later changes are after the checkpoint */
 }
 
 /* A snapshot that is being created has the top nodes of the disk's tree. */
-void flash_views_encode(struct flash *flash)
+void flash_snapshots_encode(struct flash *flash)
 {
-	for (uint32_t i = 0; i < FLASH_VIEWS; i++) {
-		struct flash_view *view = &flash->views.list[i];
-		uint32_t tree = view->state == FLASH_VIEW_CREATING ? 0 : i + 1;
+	for (uint32_t i = 0; i < FLASH_SNAPSHOTS; i++) {
+		struct flash_snapshot *snapshot = &flash->snapshots.list[i];
+		uint32_t tree = snapshot->state == FLASH_SNAPSHOT_CREATING ? 0 : i + 1;
 
-		flash->anchor.views[i] = (struct flash_view_anchor){ 0 };
-		if (view->state == FLASH_VIEW_NONE || view->state == FLASH_VIEW_DELETING) {
+		flash->anchor.snapshots[i] = (struct flash_snapshot_anchor){ 0 };
+		if (snapshot->state == FLASH_SNAPSHOT_NONE ||
+			snapshot->state == FLASH_SNAPSHOT_DELETING) {
 			continue;
 		}
-		if (view->state == FLASH_VIEW_CREATING) {
-			view->about.serial = flash->anchor.serial;
+		if (snapshot->state == FLASH_SNAPSHOT_CREATING) {
+			snapshot->about.serial = flash->anchor.serial;
 		}
-		memcpy(view->about.top, flash->map.trees[tree].levels[FLASH_LEVELS - 1],
-			sizeof(view->about.top));
-		flash->anchor.views[i] = view->about;
+		memcpy(snapshot->about.top, flash->map.trees[tree].levels[FLASH_LEVELS - 1],
+			sizeof(snapshot->about.top));
+		flash->anchor.snapshots[i] = snapshot->about;
 	}
 }
 
-/* Makes the snapshot's tree a copy of the disk's tree in the checkpoint. view_valid gets the counts
- * of the checkpoint's beginning, because the disk's counts have changed since. */
-static void view_make(struct flash *flash, struct flash_view *view)
+/* Makes the snapshot's tree a copy of the disk's tree in the checkpoint. snapshot_valid gets the
+ * counts of the checkpoint's beginning, because the disk's counts have changed since. */
+static void snapshot_make(struct flash *flash, struct flash_snapshot *snapshot)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
-	uint32_t index = index_of(flash, view);
+	uint32_t index = index_of(flash, snapshot);
 	const struct flash_tree *from = &flash->map.trees[0];
 	struct flash_tree *to = &flash->map.trees[1 + index];
 
@@ -472,20 +477,20 @@ static void view_make(struct flash *flash, struct flash_view *view)
 	}
 	flash_map_count_nodes(flash, 1 + index, 1);
 	for (uint32_t i = 0; i < geometry->segment_count; i++) {
-		flash->segments[i].view_valid[index] = flash->segments[i].begin_valid;
-		flash_views_block_dies(flash, i); /* some blocks may have died since it began */
+		flash->segments[i].snapshot_valid[index] = flash->segments[i].begin_valid;
+		flash_snapshots_block_dies(flash, i); /* some blocks may have died since it began */
 	}
-	view_set_state(flash, view, FLASH_VIEW_LIVE);
+	snapshot_set_state(flash, snapshot, FLASH_SNAPSHOT_LIVE);
 }
 
 /* Keeps all known nodes and blocks of a damaged snapshot from being collected. */
-static void keep(struct flash *flash, const struct flash_view *view)
+static void keep(struct flash *flash, const struct flash_snapshot *snapshot)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
-	uint32_t index = index_of(flash, view);
+	uint32_t index = index_of(flash, snapshot);
 
 	for (uint32_t i = 0; i < geometry->segment_count; i++) {
-		flash->segments[i].is_kept |= flash->segments[i].view_valid[index] > 0;
+		flash->segments[i].is_kept |= flash->segments[i].snapshot_valid[index] > 0;
 	}
 	for (uint32_t level = 0; level < FLASH_LEVELS; level++) {
 		for (uint32_t i = 0; i < geometry->node_counts[level]; i++) {
@@ -499,15 +504,15 @@ static void keep(struct flash *flash, const struct flash_view *view)
 	}
 }
 
-void flash_view_damaged(struct flash *flash, uint32_t index)
+void flash_snapshot_damaged(struct flash *flash, uint32_t index)
 {
-	struct flash_view *view = &flash->views.list[index];
+	struct flash_snapshot *snapshot = &flash->snapshots.list[index];
 
-	GMB_ASSERT(!view->is_damaged);
+	GMB_ASSERT(!snapshot->is_damaged);
 	pthread_mutex_lock(&flash->base.watch_lock);
-	view->is_damaged = true;
+	snapshot->is_damaged = true;
 	pthread_mutex_unlock(&flash->base.watch_lock);
-	keep(flash, view);
+	keep(flash, snapshot);
 	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
 		if (flash->segments[i].is_kept && flash->table.segments[i].state == GC_CANDIDATE) {
 			gc_set_state(&flash->table, i, GC_CLOSED);
@@ -516,7 +521,7 @@ void flash_view_damaged(struct flash *flash, uint32_t index)
 	if (flash->start != NULL) { /* a check reports it itself */
 		log_error("flash store '%s': the map of its snapshot '%s' is damaged: parts of it "
 			  "cannot be read; 'gmblock snapshot delete' frees its space",
-			flash->path, view->about.name);
+			flash->path, snapshot->about.name);
 	}
 }
 
@@ -526,9 +531,9 @@ static void keep_rest(struct flash *flash)
 	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
 		flash->segments[i].is_kept = false;
 	}
-	for (uint32_t i = 0; i < FLASH_VIEWS; i++) {
-		if (flash->views.list[i].is_damaged) {
-			keep(flash, &flash->views.list[i]);
+	for (uint32_t i = 0; i < FLASH_SNAPSHOTS; i++) {
+		if (flash->snapshots.list[i].is_damaged) {
+			keep(flash, &flash->snapshots.list[i]);
 		}
 	}
 }
@@ -536,17 +541,17 @@ static void keep_rest(struct flash *flash)
 /* The estimate cannot exceed the blocks of both snapshots. */
 static void limit_kept(struct flash *flash, uint32_t segment)
 {
-	const uint32_t *valid = flash->segments[segment].view_valid;
+	const uint32_t *valid = flash->segments[segment].snapshot_valid;
 	struct gc_segment *entry = &flash->table.segments[segment];
 
 	entry->kept = MIN(entry->kept, valid[0] + valid[1]);
 }
 
 /* Removes the snapshot's tree and counts. The anchor without it is durable. */
-static void view_forget(struct flash *flash, struct flash_view *view)
+static void snapshot_forget(struct flash *flash, struct flash_snapshot *snapshot)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
-	uint32_t index = index_of(flash, view);
+	uint32_t index = index_of(flash, snapshot);
 	struct flash_tree *tree = &flash->map.trees[1 + index];
 
 	flash_map_forget(flash, 1 + index);
@@ -559,18 +564,18 @@ static void view_forget(struct flash *flash, struct flash_view *view)
 		struct flash_segment *segment = &flash->segments[i];
 
 		/* The blocks that could not be moved might have belonged to this snapshot only. */
-		segment->is_bad = segment->is_bad && (segment->view_valid[index] == 0 ||
+		segment->is_bad = segment->is_bad && (segment->snapshot_valid[index] == 0 ||
 							     segment->zone == DISK_ZONE_BROKEN);
-		segment->view_valid[index] = 0;
+		segment->snapshot_valid[index] = 0;
 		limit_kept(flash, i);
 	}
-	flash->views.is_stuck = false;
+	flash->snapshots.is_stuck = false;
 	flash->has_hope = true;
-	if (view->is_damaged) {
-		view->is_damaged = false;
+	if (snapshot->is_damaged) {
+		snapshot->is_damaged = false;
 		keep_rest(flash);
 	}
-	view_set_state(flash, view, FLASH_VIEW_NONE);
+	snapshot_set_state(flash, snapshot, FLASH_SNAPSHOT_NONE);
 }
 
 static void count_kept(struct flash *flash)
@@ -582,35 +587,35 @@ static void count_kept(struct flash *flash)
 }
 
 /* A creation that failed leaves no trace; a deletion that failed leaves the snapshot readable. */
-void flash_views_checkpointed(struct flash *flash, int result)
+void flash_snapshots_checkpointed(struct flash *flash, int result)
 {
-	const struct store_view_request *request = flash->views.request;
+	const struct store_snapshot_request *request = flash->snapshots.request;
 	bool has_ended = false;
 
-	for (uint32_t i = 0; i < FLASH_VIEWS; i++) {
-		struct flash_view *view = &flash->views.list[i];
+	for (uint32_t i = 0; i < FLASH_SNAPSHOTS; i++) {
+		struct flash_snapshot *snapshot = &flash->snapshots.list[i];
 
-		if (view->state == FLASH_VIEW_CREATING) {
+		if (snapshot->state == FLASH_SNAPSHOT_CREATING) {
 			if (result == 0) {
-				view_make(flash, view);
+				snapshot_make(flash, snapshot);
 			} else {
-				view_set_state(flash, view, FLASH_VIEW_NONE);
+				snapshot_set_state(flash, snapshot, FLASH_SNAPSHOT_NONE);
 			}
 			has_ended = true;
-		} else if (view->state == FLASH_VIEW_DELETING && result == 0 &&
-			   flash->anchor.views[i].name[0] == '\0') {
-			has_ended |= request != NULL && request->action == STORE_VIEW_DELETE &&
-				     strcmp(request->view.name, view->about.name) == 0;
-			view_forget(flash, view);
-		} else if (view->state == FLASH_VIEW_DELETING && result < 0) {
-			view_set_state(
-				flash, view, FLASH_VIEW_LIVE); /* read-only, as the disk is now */
+		} else if (snapshot->state == FLASH_SNAPSHOT_DELETING && result == 0 &&
+			   flash->anchor.snapshots[i].name[0] == '\0') {
+			has_ended |= request != NULL && request->action == STORE_SNAPSHOT_DELETE &&
+				     strcmp(request->snapshot.name, snapshot->about.name) == 0;
+			snapshot_forget(flash, snapshot);
+		} else if (snapshot->state == FLASH_SNAPSHOT_DELETING && result < 0) {
+			snapshot_set_state(flash, snapshot,
+				FLASH_SNAPSHOT_LIVE); /* read-only, as the disk is now */
 		}
 	}
-	if (request != NULL && !flash->views.is_done && (has_ended || result < 0)) {
+	if (request != NULL && !flash->snapshots.is_done && (has_ended || result < 0)) {
 		complete(flash,
 			result == 0 ? 0
-				    : error_set(&flash->views.request->error, result,
+				    : error_set(&flash->snapshots.request->error, result,
 					      "cannot write a checkpoint: %s", strerror(-result)));
 	}
 	if (result == 0) {
@@ -622,9 +627,9 @@ void flash_views_checkpointed(struct flash *flash, int result)
 
 /* If a snapshot has more blocks in the segment than the disk, at least the difference is in
  * snapshots only. */
-void flash_views_block_dies(struct flash *flash, uint32_t segment)
+void flash_snapshots_block_dies(struct flash *flash, uint32_t segment)
 {
-	const uint32_t *valid = flash->segments[segment].view_valid;
+	const uint32_t *valid = flash->segments[segment].snapshot_valid;
 	struct gc_segment *entry = &flash->table.segments[segment];
 	uint32_t most = MAX(valid[0], valid[1]);
 
@@ -633,13 +638,13 @@ void flash_views_block_dies(struct flash *flash, uint32_t segment)
 	}
 }
 
-void flash_views_restore(struct flash *flash, uint32_t segment)
+void flash_snapshots_restore(struct flash *flash, uint32_t segment)
 {
 	flash->table.segments[segment].kept = 0;
-	flash_views_block_dies(flash, segment);
+	flash_snapshots_block_dies(flash, segment);
 }
 
-void flash_views_move(
+void flash_snapshots_move(
 	struct flash *flash, const struct flash_record_entry *entry, uint32_t block, bool is_mapped)
 {
 	uint32_t from = flash_segment_of(&flash->anchor.geometry, entry->source);
@@ -648,7 +653,7 @@ void flash_views_move(
 	struct gc_segment *target = &flash->table.segments[to];
 	bool has_moved = false;
 
-	for (uint32_t i = 0; i < FLASH_VIEWS; i++) {
+	for (uint32_t i = 0; i < FLASH_SNAPSHOTS; i++) {
 		struct flash_slot *slot =
 			flash_map_find(flash, flash_page_of(flash, 1 + i, entry->lpn));
 		struct flash_entry *at;
@@ -661,16 +666,16 @@ void flash_views_move(
 		if (le32toh(at->block) != entry->source) {
 			continue;
 		}
-		if (flash->segments[from].view_valid[i] ==
+		if (flash->segments[from].snapshot_valid[i] ==
 			0) { /* the table on the device was wrong */
 			flash_fail(flash, -EUCLEAN,
 				"has a segment table that does not match a snapshot");
 			return;
 		}
 		*at = (struct flash_entry){ htole32(block), htole32(entry->crc) };
-		flash->segments[from].view_valid[i]--;
-		flash->segments[to].view_valid[i]++;
-		flash->segments[to].is_kept |= flash->views.list[i].is_damaged;
+		flash->segments[from].snapshot_valid[i]--;
+		flash->segments[to].snapshot_valid[i]++;
+		flash->segments[to].is_kept |= flash->snapshots.list[i].is_damaged;
 		flash->map.trees[1 + i].table_dirty[from / FLASH_TABLE_ENTRIES] = true;
 		flash->map.trees[1 + i].table_dirty[to / FLASH_TABLE_ENTRIES] = true;
 		has_moved = true;
@@ -687,60 +692,61 @@ void flash_views_move(
 	}
 }
 
-void flash_views_init(struct flash *flash)
+void flash_snapshots_init(struct flash *flash)
 {
-	list_init(&flash->views.waiting);
+	list_init(&flash->snapshots.waiting);
 }
 
-void flash_views_drop_temporary(struct flash *flash)
+void flash_snapshots_drop_temporary(struct flash *flash)
 {
-	for (uint32_t i = 0; i < FLASH_VIEWS; i++) {
-		struct flash_view *view = &flash->views.list[i];
+	for (uint32_t i = 0; i < FLASH_SNAPSHOTS; i++) {
+		struct flash_snapshot *snapshot = &flash->snapshots.list[i];
 
-		if (view->state == FLASH_VIEW_LIVE && view->about.is_temporary) {
-			view_set_state(flash, view, FLASH_VIEW_DELETING);
+		if (snapshot->state == FLASH_SNAPSHOT_LIVE && snapshot->about.is_temporary) {
+			snapshot_set_state(flash, snapshot, FLASH_SNAPSHOT_DELETING);
 		}
 	}
 }
 
-void flash_views_recovered(struct flash *flash)
+void flash_snapshots_recovered(struct flash *flash)
 {
-	for (uint32_t i = 0; i < FLASH_VIEWS; i++) {
-		flash->views.list[i].about = flash->anchor.views[i];
-		if (flash->anchor.views[i].name[0] != '\0') {
-			view_set_state(flash, &flash->views.list[i], FLASH_VIEW_LIVE);
+	for (uint32_t i = 0; i < FLASH_SNAPSHOTS; i++) {
+		flash->snapshots.list[i].about = flash->anchor.snapshots[i];
+		if (flash->anchor.snapshots[i].name[0] != '\0') {
+			snapshot_set_state(flash, &flash->snapshots.list[i], FLASH_SNAPSHOT_LIVE);
 		}
 	}
 }
 
-/* --- a view as a store ----------------------------------------------------------------------- */
+/* --- a snapshot as a store ------------------------------------------------------------------- */
 
 /* The serial number shows whether the slot has been reused by another snapshot. */
-bool flash_view_has_gone(const struct store_part *part)
+bool flash_snapshot_is_deleted(const struct store_part *part)
 {
 	struct store *store = part->queue->store;
-	const struct flash_view_store *view;
-	const struct flash_view *found;
+	const struct flash_snapshot_store *snapshot;
+	const struct flash_snapshot *found;
 
-	if (store->ops != &flash_view_ops) {
+	if (store->ops != &flash_snapshot_ops) {
 		return false;
 	}
-	view = container_of(store, struct flash_view_store, base);
-	found = &view->flash->views.list[view->index];
-	return found->state != FLASH_VIEW_LIVE || found->about.serial != view->serial;
+	snapshot = container_of(store, struct flash_snapshot_store, base);
+	found = &snapshot->flash->snapshots.list[snapshot->index];
+	return found->state != FLASH_SNAPSHOT_LIVE || found->about.serial != snapshot->serial;
 }
 
-static void view_submit(struct store_queue *queue, struct store_part *part)
+static void snapshot_submit(struct store_queue *queue, struct store_part *part)
 {
-	struct flash_view_store *view = container_of(queue->store, struct flash_view_store, base);
-	struct flash *flash = view->flash;
+	struct flash_snapshot_store *snapshot =
+		container_of(queue->store, struct flash_snapshot_store, base);
+	struct flash *flash = snapshot->flash;
 	struct flash_scratch *scratch = flash_scratch_of(part);
 
-	*scratch = (struct flash_scratch){ .tree = 1 + view->index };
+	*scratch = (struct flash_scratch){ .tree = 1 + snapshot->index };
 	list_init(&scratch->wait.node);
 	flash->part_count++;
 	flash_wake(flash);
-	if (part->offset + part->length > store_size(&view->base)) {
+	if (part->offset + part->length > store_size(&snapshot->base)) {
 		flash_finish(part, -EIO);
 	} else if (part->op == STORE_READ) {
 		flash_read_step(part);
@@ -753,44 +759,48 @@ static void view_submit(struct store_queue *queue, struct store_part *part)
 	flash_pump(flash);
 }
 
-static uint64_t view_size(struct store *base)
+static uint64_t snapshot_size(struct store *base)
 {
-	const struct flash_view_store *view = container_of(base, struct flash_view_store, base);
+	const struct flash_snapshot_store *snapshot =
+		container_of(base, struct flash_snapshot_store, base);
 
-	return view->flash->anchor.geometry.disk_blocks << FLASH_BLOCK_SHIFT;
+	return snapshot->flash->anchor.geometry.disk_blocks << FLASH_BLOCK_SHIFT;
 }
 
-static enum store_barrier view_barrier(struct store *base, bool look)
+static enum store_barrier snapshot_barrier(struct store *base, bool look)
 {
-	const struct flash_view_store *view = container_of(base, struct flash_view_store, base);
+	const struct flash_snapshot_store *snapshot =
+		container_of(base, struct flash_snapshot_store, base);
 
-	return store_barrier(&view->flash->base, look);
+	return store_barrier(&snapshot->flash->base, look);
 }
 
-static const char *view_pass(struct store *base, struct store_claim *claim_out)
+static const char *snapshot_handover(struct store *base, struct store_claim *claim_out)
 {
-	const struct flash_view_store *view = container_of(base, struct flash_view_store, base);
+	const struct flash_snapshot_store *snapshot =
+		container_of(base, struct flash_snapshot_store, base);
 
-	return store_pass(&view->flash->base, claim_out);
+	return store_handover(&snapshot->flash->base, claim_out);
 }
 
 /* Runs on any thread, so it takes the lock. The parts run on the ring of the disk's store. */
-static int view_open(struct store *base, const struct store_options *options, const void *config,
-	struct error *error)
+static int snapshot_open(struct store *base, const struct store_options *options,
+	const void *config, struct error *error)
 {
-	struct flash_view_store *view = container_of(base, struct flash_view_store, base);
+	struct flash_snapshot_store *snapshot =
+		container_of(base, struct flash_snapshot_store, base);
 	struct flash *flash = container_of((struct store *)(uintptr_t)config, struct flash, base);
-	const struct flash_view *found;
+	const struct flash_snapshot *found;
 	bool is_damaged = false;
 	bool is_dropped;
 
 	pthread_mutex_lock(&flash->base.watch_lock);
-	found = view_find(flash, options->path);
-	is_dropped = strcmp(flash->views.dropped, options->path) == 0;
+	found = snapshot_find(flash, options->path);
+	is_dropped = strcmp(flash->snapshots.dropped, options->path) == 0;
 	if (found != NULL) {
-		view->flash = flash;
-		view->index = index_of(flash, found);
-		view->serial = found->about.serial;
+		snapshot->flash = flash;
+		snapshot->index = index_of(flash, found);
+		snapshot->serial = found->about.serial;
 		is_damaged = found->is_damaged;
 	}
 	pthread_mutex_unlock(&flash->base.watch_lock);
@@ -818,19 +828,19 @@ static int view_open(struct store *base, const struct store_options *options, co
 	return 0;
 }
 
-const struct store_ops flash_view_ops = {
+const struct store_ops flash_snapshot_ops = {
 	.name = "flash snapshot",
 	.scratch_bytes = sizeof(struct flash_scratch),
-	.submit = view_submit,
-	.size = view_size,
+	.submit = snapshot_submit,
+	.size = snapshot_size,
 	.has_owner = true,
-	.barrier = view_barrier,
-	.pass = view_pass,
+	.barrier = snapshot_barrier,
+	.handover = snapshot_handover,
 };
 
-const struct store_kind flash_view_kind = {
+const struct store_kind flash_snapshot_kind = {
 	.name = "flash snapshot",
-	.store_bytes = sizeof(struct flash_view_store),
-	.ops = &flash_view_ops,
-	.open = view_open,
+	.store_bytes = sizeof(struct flash_snapshot_store),
+	.ops = &flash_snapshot_ops,
+	.open = snapshot_open,
 };

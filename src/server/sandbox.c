@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/confine.h"
+#include "server/sandbox.h"
 
 #include <errno.h>
 #include <libgen.h>
@@ -40,7 +40,7 @@ static void show_user(const struct listener *listener)
 	}
 }
 
-int confine_user(const struct server_config *config, const struct listener *listeners,
+int server_sandbox_become(const struct server_config *config, const struct listener *listeners,
 	uint32_t listener_count, const struct listener *control, const struct listener *metrics,
 	struct error *error)
 {
@@ -103,7 +103,7 @@ static int allow_system(struct sandbox *sandbox, struct error *error)
 }
 
 /* Permits the folder of a memory file, because the file is removed at the end. */
-static int confine_allow_memory(
+static int server_sandbox_allow_memory(
 	struct sandbox *sandbox, const struct server_export *entry, struct error *error)
 {
 	struct store_options options = entry->store;
@@ -139,7 +139,7 @@ static int allow_exports(
 				SANDBOX_READ | (entry->store.read_only ? 0 : SANDBOX_WRITE), NULL,
 				error);
 		}
-		rc = rc == 0 ? confine_allow_memory(sandbox, entry, error) : rc;
+		rc = rc == 0 ? server_sandbox_allow_memory(sandbox, entry, error) : rc;
 	}
 	return rc;
 }
@@ -213,7 +213,7 @@ static int allow_listener(
 	return rc;
 }
 
-int confine(const struct server_config *config, const struct credentials *credentials,
+int server_sandbox_enter(const struct server_config *config, const struct credentials *credentials,
 	const struct listener *listeners, uint32_t listener_count, const struct listener *control,
 	const struct listener *metrics, const char *record, struct error *error)
 {
@@ -270,7 +270,7 @@ int confine(const struct server_config *config, const struct credentials *creden
 	return rc;
 }
 
-int confine_seal(const struct server_config *config, struct error *error)
+int server_sandbox_seal(const struct server_config *config, struct error *error)
 {
 	return config->command_count > 0 ? 0 : sandbox_seal(config->sandbox, error);
 }

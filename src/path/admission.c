@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "path/share.h"
+#include "path/admission.h"
 
 #include <errno.h>
 
@@ -8,8 +8,8 @@
 #include "path/path.h"
 
 enum {
-	/* Memory that one call of share_serve() gives, and the least amount a client counts for.
-	 * They are limited because a store might move the data before its submit returns, and
+	/* Memory that one call of admission_serve() gives, and the least amount a client counts
+	 * for. They are limited because a store might move the data before its submit returns, and
 	 * completions wait until then. */
 	SERVE_BYTES = 1 << 20,
 	SERVE_BYTES_EACH = 16 << 10,
@@ -56,11 +56,11 @@ static void add_arena(const struct arena *arena, const struct path_arena *counts
 
 void path_arenas_add(struct path *path, struct path_arena *ram, struct path_arena *device)
 {
-	const struct path_share *share = path_share(path);
+	const struct path_admission *admission = path_admission(path);
 
-	add_arena(share->ram, &share->ram_counts, share->atomic_idle_bytes, ram);
-	if (share->device != NULL) {
-		add_arena(share->device, &share->device_counts, 0, device);
+	add_arena(admission->ram, &admission->ram_counts, admission->atomic_idle_bytes, ram);
+	if (admission->device != NULL) {
+		add_arena(admission->device, &admission->device_counts, 0, device);
 	}
 }
 
@@ -151,10 +151,10 @@ static bool get_reserve(struct path_request *request, struct arena **arena_inout
 	bool may = request->op == STORE_WRITE || client->buffer_count == 0 || replaced_bytes > 0;
 
 	may = may && (!request->atomic || *bytes_inout <= room);
-	if (!may || client->reserve_used || arena_get_reserved(client->share->ram, buf) < 0) {
+	if (!may || client->reserve_used || arena_get_reserved(client->admission->ram, buf) < 0) {
 		return false;
 	}
-	*arena_inout = client->share->ram;
+	*arena_inout = client->admission->ram;
 	*bytes_inout = MIN(*bytes_inout, room);
 	client->reserve_used = true;
 	client->buffer_count++;
@@ -166,33 +166,33 @@ static bool get_reserve(struct path_request *request, struct arena **arena_inout
 
 uint32_t path_atomic_bytes(struct path *path, const struct store *store)
 {
-	const struct path_share *share = path_share(path);
-	const struct arena_info *info = arena_info(share->ram);
+	const struct path_admission *admission = path_admission(path);
+	const struct arena_info *info = arena_info(admission->ram);
 	uint64_t memory = info->limit_bytes - info->reserve_bytes;
 	uint64_t promised = store_info(store)->atomic_bytes;
 	uint64_t block = promised > 0 ? path_share_block_bytes(promised) : 0;
 
 	while (block > PATH_RESERVE_BYTES &&
 		(block > memory / PATH_ATOMIC_DIVISOR || block > ARENA_BLOCK_BYTES_MAX ||
-			share->atomic_bytes + block > memory / PATH_ATOMIC_DIVISOR_ALL)) {
+			admission->atomic_bytes + block > memory / PATH_ATOMIC_DIVISOR_ALL)) {
 		block /= 2;
 	}
 	return (uint32_t)MIN(promised, block);
 }
 
 /* Allocates the blocks of exports that are still without one. */
-static void keep_atomic(struct path_share *share)
+static void keep_atomic(struct path_admission *admission)
 {
 	struct list_node *node;
 
-	while (unlikely((node = list_first(&share->atomic_lacking)) != NULL)) {
+	while (unlikely((node = list_first(&admission->atomic_lacking)) != NULL)) {
 		struct path_export *export = list_entry(node, struct path_export, atomic_node);
 
-		if (arena_get(share->ram, export->atomic_bytes, &export->atomic) < 0) {
+		if (arena_get(admission->ram, export->atomic_bytes, &export->atomic) < 0) {
 			return;
 		}
 		list_remove(node);
-		share->atomic_idle_bytes += export->atomic.bytes;
+		admission->atomic_idle_bytes += export->atomic.bytes;
 	}
 }
 
@@ -202,7 +202,7 @@ static bool get_atomic(
 {
 	struct path_client *client = request->client;
 	struct path_export *export = request->export;
-	struct path_share *share = client->share;
+	struct path_admission *admission = client->admission;
 
 	if (likely(!request->atomic)) {
 		return false;
@@ -211,15 +211,15 @@ static bool get_atomic(
 	if (export->atomic.memory.rights == 0 || export->atomic_used) {
 		return false;
 	}
-	if (!share->serving && !turn_is_waiting(&client->turn) &&
-		!turns_are_empty(&share->waiting)) {
-		share->released = true; /* its turn comes in path_serve() */
+	if (!admission->serving && !turn_is_waiting(&client->turn) &&
+		!turns_are_empty(&admission->waiting)) {
+		admission->released = true; /* its turn comes in path_serve() */
 		return false;
 	}
 	*buf = export->atomic;
-	*arena_inout = share->ram;
+	*arena_inout = admission->ram;
 	export->atomic_used = true;
-	share->atomic_idle_bytes -= buf->bytes;
+	admission->atomic_idle_bytes -= buf->bytes;
 	request->atomic_held = true;
 	client->atomic_count++;
 	client->buffer_count++;
@@ -231,7 +231,7 @@ static void put_atomic(struct path_request *request, struct arena_buf *buf)
 	request->atomic_held = false;
 	request->export->atomic_used = false;
 	request->client->atomic_count--;
-	request->client->share->atomic_idle_bytes += buf->bytes;
+	request->client->admission->atomic_idle_bytes += buf->bytes;
 	buf->memory = MEM_NONE;
 }
 
@@ -244,30 +244,30 @@ static bool needs_block(const struct path_export *path_export)
 
 void path_export_join(struct path *path, struct path_export *path_export, uint32_t atomic_bytes)
 {
-	struct path_share *share = path_share(path);
+	struct path_admission *admission = path_admission(path);
 
 	GMB_ASSERT(atomic_bytes <= store_info(path_export->store)->atomic_bytes);
 	path_export->atomic_bytes = atomic_bytes;
 	if (needs_block(path_export)) {
-		share->atomic_bytes += path_share_block_bytes(atomic_bytes);
-		list_push_back(&share->atomic_lacking, &path_export->atomic_node);
-		keep_atomic(share);
+		admission->atomic_bytes += path_share_block_bytes(atomic_bytes);
+		list_push_back(&admission->atomic_lacking, &path_export->atomic_node);
+		keep_atomic(admission);
 	}
 }
 
 void path_export_leave(struct path *path, struct path_export *path_export)
 {
-	struct path_share *share = path_share(path);
+	struct path_admission *admission = path_admission(path);
 
 	GMB_ASSERT(!path_export->atomic_used);
-	share->atomic_bytes -=
+	admission->atomic_bytes -=
 		needs_block(path_export) ? path_share_block_bytes(path_export->atomic_bytes) : 0;
 	list_remove(&path_export->atomic_node);
 	if (path_export->atomic.memory.rights != 0) {
-		share->atomic_idle_bytes -= path_export->atomic.bytes;
-		arena_put(share->ram, &path_export->atomic);
+		admission->atomic_idle_bytes -= path_export->atomic.bytes;
+		arena_put(admission->ram, &path_export->atomic);
 	}
-	share->released = true;
+	admission->released = true;
 }
 
 /* --- buffers ------------------------------------------------------------------------------- */
@@ -279,7 +279,7 @@ static bool may_hold_device(struct path_client *client, const struct path_export
 	client->lacking = NULL;
 	return replaced_bytes > 0 ||
 	       is_below_thresholds(client->device_held_bytes, export->device_held_bytes,
-		       client->share->device, bytes);
+		       client->admission->device, bytes);
 }
 
 /* Gets as much as is available in one arena, unless it is less than PATH_PART_BYTES_MIN and less
@@ -289,10 +289,10 @@ static bool get_from(struct path_request *request, struct arena *arena, uint64_t
 {
 	struct path_client *client = request->client;
 	struct path_export *export = request->export;
-	bool of_device = unlikely(arena == client->share->device);
+	bool of_device = unlikely(arena == client->admission->device);
 	uint64_t bytes = *bytes_inout;
 
-	if (unlikely(!list_is_empty(&client->share->atomic_lacking)) && !of_device &&
+	if (unlikely(!list_is_empty(&client->admission->atomic_lacking)) && !of_device &&
 		replaced_bytes == 0) {
 		client->lacking = NULL;
 		return false;
@@ -320,44 +320,44 @@ static bool get_from(struct path_request *request, struct arena *arena, uint64_t
 	return true;
 }
 
-bool share_get(struct path_request *request, struct arena **arena_inout, uint64_t offset,
+bool admission_get(struct path_request *request, struct arena **arena_inout, uint64_t offset,
 	uint64_t replaced_bytes, uint64_t *bytes_inout, struct arena_buf *buf)
 {
-	struct path_share *share = request->client->share;
+	struct path_admission *admission = request->client->admission;
 	bool got;
 
 	if (likely(get_from(request, *arena_inout, replaced_bytes, bytes_inout, buf))) {
 		return true;
 	}
-	if (*arena_inout == share->device &&
-		(!share->device_waits || arena_info(share->device)->condemned != 0)) {
-		*arena_inout = share->ram;
-		if (get_from(request, share->ram, replaced_bytes, bytes_inout, buf)) {
+	if (*arena_inout == admission->device &&
+		(!admission->device_waits || arena_info(admission->device)->condemned != 0)) {
+		*arena_inout = admission->ram;
+		if (get_from(request, admission->ram, replaced_bytes, bytes_inout, buf)) {
 			request->export->ram_for_room++;
-			share->device_counts.spills++;
+			admission->device_counts.spills++;
 			return true;
 		}
 	}
 	got = get_atomic(request, arena_inout, buf) ||
 	      get_reserve(request, arena_inout, offset, replaced_bytes, bytes_inout, buf);
-	request->client->lacks_device = !got && *arena_inout == share->device;
+	request->client->lacks_device = !got && *arena_inout == admission->device;
 	return got;
 }
 
-void share_put(struct path_request *request, struct arena *arena, struct arena_buf *buf)
+void admission_put(struct path_request *request, struct arena *arena, struct arena_buf *buf)
 {
 	struct path_client *client = request->client;
 
 	GMB_ASSERT(client->buffer_count > 0);
 	client->buffer_count--;
-	client->share->released = true;
+	client->admission->released = true;
 	if (unlikely(request->atomic_held)) {
 		put_atomic(request, buf);
 		return;
 	}
 	if (unlikely(buf->reserved)) {
 		client->reserve_used = false;
-	} else if (unlikely(arena == client->share->device)) {
+	} else if (unlikely(arena == client->admission->device)) {
 		client->device_held_bytes -= buf->bytes;
 		request->export->device_held_bytes -= buf->bytes;
 	} else {
@@ -369,10 +369,10 @@ void share_put(struct path_request *request, struct arena *arena, struct arena_b
 
 int path_client_get(struct path_client *client, uint32_t bytes, struct arena_buf *buf)
 {
-	if (!list_is_empty(&client->share->atomic_lacking) ||
+	if (!list_is_empty(&client->admission->atomic_lacking) ||
 		quota_without_room(client, bytes) != NULL ||
-		!is_below_thresholds(client->held_bytes, 0, client->share->ram, bytes) ||
-		arena_get(client->share->ram, bytes, buf) < 0) {
+		!is_below_thresholds(client->held_bytes, 0, client->admission->ram, bytes) ||
+		arena_get(client->admission->ram, bytes, buf) < 0) {
 		return -EAGAIN;
 	}
 	path_share_hold(client, buf->bytes);
@@ -382,14 +382,14 @@ int path_client_get(struct path_client *client, uint32_t bytes, struct arena_buf
 void path_client_put(struct path_client *client, struct arena_buf *buf)
 {
 	let_go(client, buf->bytes);
-	arena_put(client->share->ram, buf);
-	client->share->released = true;
+	arena_put(client->admission->ram, buf);
+	client->admission->released = true;
 }
 
 /* --- the window ---------------------------------------------------------------------------- */
 
 /* A read that is sent only when complete can exceed the window if it is alone. */
-bool share_fits_window(const struct path_request *request, uint64_t bytes)
+bool admission_fits_window(const struct path_request *request, uint64_t bytes)
 {
 	const struct path_client *client = request->client;
 
@@ -401,17 +401,17 @@ bool share_fits_window(const struct path_request *request, uint64_t bytes)
 static void path_share_look_again(struct path_client *client)
 {
 	if (!list_is_empty(&client->stalled)) {
-		turns_add(&client->share->waiting, &client->turn);
-		client->share->released = true;
+		turns_add(&client->admission->waiting, &client->turn);
+		client->admission->released = true;
 	}
 }
 
-void share_begin_unsent(struct path_request *request, uint64_t bytes)
+void admission_begin_unsent(struct path_request *request, uint64_t bytes)
 {
 	request->client->unsent_bytes += bytes;
 }
 
-void share_end_unsent(struct path_request *request, uint64_t bytes)
+void admission_end_unsent(struct path_request *request, uint64_t bytes)
 {
 	GMB_ASSERT(request->client->unsent_bytes >= bytes);
 	request->client->unsent_bytes -= bytes;
@@ -439,14 +439,14 @@ static void set_short(
 	struct path_quota *before = client->short_of;
 
 	if (is_short && !client->is_short && of == NULL) {
-		struct path_share *share = client->share;
+		struct path_admission *admission = client->admission;
 
-		(of_device ? &share->device_counts : &share->ram_counts)->waits++;
+		(of_device ? &admission->device_counts : &admission->ram_counts)->waits++;
 	}
-	client->share->short_count += is_short;
-	client->share->short_count -= client->is_short;
-	client->share->device_short_count += of_device;
-	client->share->device_short_count -= client->short_of_device;
+	client->admission->short_count += is_short;
+	client->admission->short_count -= client->is_short;
+	client->admission->device_short_count += of_device;
+	client->admission->device_short_count -= client->short_of_device;
 	client->is_short = is_short;
 	client->short_of = of;
 	client->short_of_device = of_device;
@@ -460,11 +460,11 @@ static void set_short(
 	if (before != NULL) {
 		before->short_count--;
 	}
-	client->share->quota_short_count += of != NULL;
-	client->share->quota_short_count -= before != NULL;
+	client->admission->quota_short_count += of != NULL;
+	client->admission->quota_short_count -= before != NULL;
 }
 
-void share_wait(struct path_request *request, bool is_short)
+void admission_wait(struct path_request *request, bool is_short)
 {
 	struct path_client *client = request->client;
 	struct path_quota *lacking = is_short ? client->lacking : NULL;
@@ -474,7 +474,7 @@ void share_wait(struct path_request *request, bool is_short)
 	client->lacks_device = false;
 	if (!list_is_linked(&request->stalled_node)) {
 		/* A write goes behind other writes and in front of all reads, see the head of
-		 * share.h. */
+		 * admission.h. */
 		struct list_node *next = client->stalled.next;
 
 		while (request->op == STORE_WRITE && next != &client->stalled &&
@@ -488,12 +488,12 @@ void share_wait(struct path_request *request, bool is_short)
 	if (list_first(&client->stalled) == &request->stalled_node) {
 		set_short(client, is_short, lacking, lacks_device);
 		if (is_short) {
-			turns_add(&client->share->waiting, &client->turn);
+			turns_add(&client->admission->waiting, &client->turn);
 		}
 	}
 }
 
-void share_wait_end(struct path_request *request)
+void admission_wait_end(struct path_request *request)
 {
 	struct path_client *client = request->client;
 
@@ -503,7 +503,7 @@ void share_wait_end(struct path_request *request)
 	list_remove(&request->stalled_node);
 	if (request->costly == PATH_COSTLY_WAITS) {
 		request->costly = PATH_COSTLY_NOT;
-		client->share->costly_waiting_count--;
+		client->admission->costly_waiting_count--;
 		return;
 	}
 	set_short(client, false, NULL, false);
@@ -513,7 +513,7 @@ void share_wait_end(struct path_request *request)
 	path_share_look_again(client);
 }
 
-bool share_must_wait(const struct path_request *request)
+bool admission_must_wait(const struct path_request *request)
 {
 	return request->op != STORE_WRITE && !list_is_empty(&request->client->stalled) &&
 	       list_first(&request->client->stalled) != &request->stalled_node;
@@ -521,7 +521,7 @@ bool share_must_wait(const struct path_request *request)
 
 /* --- costly requests ----------------------------------------------------------------------- */
 
-bool share_is_costly(const struct path_request *request)
+bool admission_is_costly(const struct path_request *request)
 {
 	if (request->op == STORE_FLUSH) {
 		return false;
@@ -536,69 +536,70 @@ static bool costly_may(const struct path_request *request)
 	uint32_t count = request->export->costly_count;
 
 	return !request->client->costly_busy &&
-	       (count == 0 || count + request->client->share->costly_count < PATH_COSTLY_MAX);
+	       (count == 0 || count + request->client->admission->costly_count < PATH_COSTLY_MAX);
 }
 
 /* Gives the client a turn for its next request, if it might be able to start. */
 static void look_for_costly(struct path_client *client)
 {
 	if (!client->costly_busy && !list_is_empty(&client->costly_waiting)) {
-		turns_add(&client->share->costly, &client->costly_turn);
+		turns_add(&client->admission->costly, &client->costly_turn);
 	}
 }
 
-bool share_costly_waits(struct path_request *request)
+bool admission_costly_waits(struct path_request *request)
 {
 	struct path_client *client = request->client;
-	struct path_share *share = client->share;
+	struct path_admission *admission = client->admission;
 	bool may = costly_may(request);
 	bool had_turn = client->is_short && list_first(&client->stalled) == &request->stalled_node;
 
 	/* A slot that has become free is for requests that already wait. The request that waits
 	 * for memory has had its turn. */
-	if (may && (share->costly_serving || had_turn || turns_are_empty(&share->costly))) {
+	if (may && (admission->costly_serving || had_turn || turns_are_empty(&admission->costly))) {
 		return false;
 	}
-	share->released |= may;
-	share_wait_end(request); /* for memory */
+	admission->released |= may;
+	admission_wait_end(request); /* for memory */
 	request->costly = PATH_COSTLY_WAITS;
-	share->costly_waiting_count++;
+	admission->costly_waiting_count++;
 	list_push_back(&client->costly_waiting, &request->stalled_node);
 	look_for_costly(client);
 	return true;
 }
 
-void share_costly_begin(struct path_request *request)
+void admission_costly_begin(struct path_request *request)
 {
 	GMB_ASSERT(request->costly == PATH_COSTLY_NOT && costly_may(request));
 	request->costly = PATH_COSTLY_BUSY;
 	request->client->costly_busy = true;
-	request->client->share->costly_count++;
+	request->client->admission->costly_count++;
 	request->export->costly_count++;
 }
 
-void share_costly_end(struct path_request *request)
+void admission_costly_end(struct path_request *request)
 {
 	struct path_client *client = request->client;
 
 	GMB_ASSERT(request->costly == PATH_COSTLY_BUSY);
 	request->costly = PATH_COSTLY_NOT;
 	client->costly_busy = false;
-	client->share->costly_count--;
+	client->admission->costly_count--;
 	request->export->costly_count--;
-	client->share->released = true;
+	client->admission->released = true;
 	look_for_costly(client);
 }
 
-static void serve_costly(struct path_share *share, void (*start)(struct path_request *request))
+static void serve_costly(
+	struct path_admission *admission, void (*start)(struct path_request *request))
 {
 	struct turns_round round;
 	struct list_node *node;
 	struct turn *turn;
 
-	share->costly_serving = true;
+	admission->costly_serving = true;
 	turns_round_init(&round);
-	while ((turn = turns_next(&share->costly)) != NULL) {
+	while ((turn = turns_next(&admission->costly)) != NULL) {
 		struct path_client *client = container_of(turn, struct path_client, costly_turn);
 		struct path_request *request;
 
@@ -611,13 +612,13 @@ static void serve_costly(struct path_share *share, void (*start)(struct path_req
 			turns_in_vain(turn, &round);
 			continue;
 		}
-		share_wait_end(request);
+		admission_wait_end(request);
 		start(request);
 		look_for_costly(client);
-		turns_had(&share->costly, turn, &round);
+		turns_had(&admission->costly, turn, &round);
 	}
-	turns_end(&share->costly, &round);
-	share->costly_serving = false;
+	turns_end(&admission->costly, &round);
+	admission->costly_serving = false;
 }
 
 /* Returns the amount that a client counts for, which held this much before its turn. */
@@ -629,18 +630,18 @@ static uint64_t served_bytes(const struct path_client *client, uint64_t held)
 	return MAX(got, (uint64_t)SERVE_BYTES_EACH);
 }
 
-void share_serve(struct path_share *share, void (*again)(struct path_request *request),
+void admission_serve(struct path_admission *admission, void (*again)(struct path_request *request),
 	void (*start)(struct path_request *request))
 {
 	struct turns_round round;
 	struct turn *turn;
 	uint64_t given = 0;
 
-	share->released = false;
-	keep_atomic(share);
-	share->serving = true;
+	admission->released = false;
+	keep_atomic(admission);
+	admission->serving = true;
 	turns_round_init(&round);
-	while (given < SERVE_BYTES && (turn = turns_next(&share->waiting)) != NULL) {
+	while (given < SERVE_BYTES && (turn = turns_next(&admission->waiting)) != NULL) {
 		struct path_client *client = container_of(turn, struct path_client, turn);
 		uint64_t held = client->held_bytes + client->device_held_bytes;
 		uint32_t atomic_count = client->atomic_count;
@@ -649,17 +650,17 @@ void share_serve(struct path_share *share, void (*again)(struct path_request *re
 		if (client->held_bytes + client->device_held_bytes > held ||
 			client->atomic_count > atomic_count) {
 			/* getting the reserve is not a turn */
-			turns_had(&share->waiting, turn, &round);
+			turns_had(&admission->waiting, turn, &round);
 			given += served_bytes(client, held);
 		} else if (turn_is_waiting(turn)) {
 			turns_in_vain(turn, &round);
 		}
 	}
-	share->released |= !turns_are_empty(&share->waiting);
-	turns_end(&share->waiting, &round);
-	share->serving = false;
-	if (unlikely(share->costly_waiting_count > 0)) {
-		serve_costly(share, start);
+	admission->released |= !turns_are_empty(&admission->waiting);
+	turns_end(&admission->waiting, &round);
+	admission->serving = false;
+	if (unlikely(admission->costly_waiting_count > 0)) {
+		serve_costly(admission, start);
 	}
 }
 
@@ -674,7 +675,7 @@ void path_peer_init(struct path_peer *peer)
 void path_client_init(struct path_client *client, struct path *path, struct path_peer *peer)
 {
 	*client = (struct path_client){
-		.share = path_share(path),
+		.admission = path_admission(path),
 		.window_bytes = PATH_WINDOW_BYTES,
 	};
 	turn_init(&client->turn, &peer->waiting);
@@ -691,7 +692,7 @@ void path_quota_init(struct path_quota *quota, uint64_t max_bytes)
 void path_quota_set(struct path_quota *quota, struct path *path, uint64_t max_bytes)
 {
 	quota->max_bytes = max_bytes;
-	path_share(path)->released = true;
+	path_admission(path)->released = true;
 }
 
 void path_client_join(
@@ -704,9 +705,10 @@ void path_client_join(
 
 bool path_client_is_wanted(const struct path_client *client)
 {
-	const struct path_share *share = client->share;
-	bool wanted = share->short_count > share->quota_short_count + share->device_short_count ||
-		      (share->device_short_count > 0 && client->device_held_bytes > 0);
+	const struct path_admission *admission = client->admission;
+	bool wanted = admission->short_count >
+			      admission->quota_short_count + admission->device_short_count ||
+		      (admission->device_short_count > 0 && client->device_held_bytes > 0);
 
 	for (int i = 0; i < PATH_QUOTAS && !wanted; i++) {
 		const struct path_quota *quota = client->quotas[i];

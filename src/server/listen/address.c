@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/listen/reach.h"
+#include "server/listen/address.h"
 
 #include <arpa/inet.h>
 #include <netdb.h>
@@ -62,13 +62,13 @@ static bool place_of_socket(int fd, struct bound *place)
 	return true;
 }
 
-static bool reach_is_wildcard(const struct bound *place)
+static bool bound_is_wildcard(const struct bound *place)
 {
 	return place->family == AF_INET ? place->ipv4.s_addr == htonl(INADDR_ANY)
 					: IN6_IS_ADDR_UNSPECIFIED(&place->ipv6);
 }
 
-static bool reach_is_loopback(const struct bound *place)
+static bool bound_is_loopback(const struct bound *place)
 {
 	return place->family == AF_INET ? ntohl(place->ipv4.s_addr) >> 24 == IN_LOOPBACKNET
 					: IN6_IS_ADDR_LOOPBACK(&place->ipv6);
@@ -82,9 +82,9 @@ static bool place_covers(const struct bound *open, const struct bound *wanted)
 		return false;
 	}
 	if (open->family != wanted->family) {
-		return open->takes_ipv4 && reach_is_wildcard(open);
+		return open->takes_ipv4 && bound_is_wildcard(open);
 	}
-	if (reach_is_wildcard(open)) {
+	if (bound_is_wildcard(open)) {
 		return true;
 	}
 	return open->family == AF_INET ? open->ipv4.s_addr == wanted->ipv4.s_addr
@@ -155,7 +155,7 @@ static bool is_same_socket(const struct export_uri *a, const struct export_uri *
 	       a_status.st_dev == b_status.st_dev && a_status.st_ino == b_status.st_ino;
 }
 
-bool reach_covers(
+bool listen_address_is_served(
 	const struct listener *listeners, uint32_t listener_count, const struct export_uri *uri)
 {
 	if (!uri->is_unix) {
@@ -169,12 +169,12 @@ bool reach_covers(
 	return false;
 }
 
-bool reach_meets(const struct listener *listener, const struct export_uri *uri)
+bool listen_address_overlaps(const struct listener *listener, const struct export_uri *uri)
 {
 	uint32_t served = 0;
 
 	if (listener->uri.is_unix || uri->is_unix) {
-		return reach_covers(listener, 1, uri);
+		return listen_address_is_served(listener, 1, uri);
 	}
 	(void)count_served(listener, 1, uri, &served);
 	return served > 0;
@@ -194,7 +194,7 @@ static bool has_unix_name(const struct listener *listener, int fd)
 	       a_bytes == b_bytes && memcmp(&a, &b, a_bytes) == 0;
 }
 
-const struct listener *reach_of_socket(
+const struct listener *listen_address_find(
 	const struct listener *listeners, uint32_t listener_count, int fd)
 {
 	struct bound place;
@@ -215,7 +215,8 @@ const struct listener *reach_of_socket(
 	return NULL;
 }
 
-struct export_uri reach_with_port(const struct export_uri *uri, const struct listener *listener)
+struct export_uri listen_address_with_port(
+	const struct export_uri *uri, const struct listener *listener)
 {
 	struct export_uri found = *uri;
 
@@ -231,7 +232,7 @@ struct export_uri reach_with_port(const struct export_uri *uri, const struct lis
 static bool is_exposed(const struct listener *listener, uint32_t idx, struct bound *place)
 {
 	return listener->settings->mode != TLS_REQUIRE &&
-	       place_of_socket(listener->fds[idx], place) && !reach_is_loopback(place);
+	       place_of_socket(listener->fds[idx], place) && !bound_is_loopback(place);
 }
 
 /* Returns true when one of the first count sockets, counted over all listeners, is open on the same
@@ -243,8 +244,8 @@ static bool warned_before(
 
 	for (uint32_t i = 0; count > 0; i++) {
 		for (uint32_t k = 0; k < listeners[i].fd_count && count > 0; k++, count--) {
-			if (is_exposed(&listeners[i], k, &other) && reach_is_wildcard(&other) &&
-				reach_is_wildcard(place) && other.port == place->port) {
+			if (is_exposed(&listeners[i], k, &other) && bound_is_wildcard(&other) &&
+				bound_is_wildcard(place) && other.port == place->port) {
 				return true;
 			}
 		}
@@ -252,7 +253,7 @@ static bool warned_before(
 	return false;
 }
 
-static void listen_reach_warn(
+static void warn_exposed(
 	const struct listener *listener, const struct bound *place, bool admits_all)
 {
 	const char *clear =
@@ -260,7 +261,7 @@ static void listen_reach_warn(
 	const char *on_the_way = "traffic can be read and modified";
 	char host[INET6_ADDRSTRLEN] = "?";
 
-	if (reach_is_wildcard(place)) {
+	if (bound_is_wildcard(place)) {
 		log_warning("port %u is open to the whole network and %s: %s; see --tls",
 			place->port, clear,
 			admits_all ? "any host that can reach this machine can use the disks"
@@ -275,7 +276,7 @@ static void listen_reach_warn(
 		admits_all ? "any host that can reach the address can use the disks" : on_the_way);
 }
 
-void reach_warn(const struct listener *listeners, uint32_t listener_count, bool admits_all)
+void listen_address_warn(const struct listener *listeners, uint32_t listener_count, bool admits_all)
 {
 	uint32_t seen = 0;
 	struct bound place;
@@ -284,7 +285,7 @@ void reach_warn(const struct listener *listeners, uint32_t listener_count, bool 
 		for (uint32_t k = 0; k < listeners[i].fd_count; k++, seen++) {
 			if (is_exposed(&listeners[i], k, &place) &&
 				!warned_before(listeners, seen, &place)) {
-				listen_reach_warn(&listeners[i], &place, admits_all);
+				warn_exposed(&listeners[i], &place, admits_all);
 			}
 		}
 	}

@@ -9,8 +9,8 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "engine/pass.h"
-#include "engine/view.h"
+#include "engine/handover.h"
+#include "engine/snapshot.h"
 #include "store/kind.h"
 #include "stores.h"
 
@@ -27,7 +27,7 @@ enum {
 /* What was told of a session, as the other process has it. */
 struct told {
 	struct session_record record;
-	uint8_t bytes[ENGINE_PASS_BYTES_MAX];
+	uint8_t bytes[ENGINE_HANDOVER_BYTES_MAX];
 	uint8_t *later;
 };
 
@@ -55,10 +55,10 @@ static int take(void *context, const struct session_record *record)
 	told->record = *record;
 	memcpy(told->bytes, record->bytes, record->byte_count);
 	told->record.bytes = told->bytes;
-	told->later = malloc(ENGINE_PASS_LATER_BYTES_MAX);
+	told->later = malloc(ENGINE_HANDOVER_LATER_BYTES_MAX);
 	assert_non_null(told->later);
-	for (int i = 0; i < ENGINE_PASS_LATER_PIECES; i++) {
-		assert_true(record->later[i].count <= ENGINE_PASS_LATER_BYTES_MAX - count);
+	for (int i = 0; i < ENGINE_HANDOVER_LATER_PIECES; i++) {
+		assert_true(record->later[i].count <= ENGINE_HANDOVER_LATER_BYTES_MAX - count);
 		if (record->later[i].count > 0) {
 			memcpy(told->later + count, record->later[i].bytes, record->later[i].count);
 		}
@@ -105,7 +105,7 @@ static void come_to_rest(struct engine *engine)
 	}
 }
 
-static void endpoint_gone(void *context, const struct peer *peer)
+static void endpoint_closed(void *context, const struct peer *peer)
 {
 	struct world *world = context;
 
@@ -120,7 +120,7 @@ static struct engine *begin_other(struct world *world, struct export *export)
 	struct engine_options options = {
 		.kinds = kinds,
 		.kind_count = ARRAY_COUNT(kinds),
-		.endpoint_gone = endpoint_gone,
+		.endpoint_closed = endpoint_closed,
 		.context = world,
 	};
 	struct engine *engine;
@@ -206,8 +206,8 @@ static struct engine *hand_over(struct world *world, struct engine *from, struct
 	struct told_sessions sessions = { .refuse = 1 };
 
 	come_to_rest(from);
-	assert_int_equal(engine_pass(from, take, &sessions), -EAGAIN);
-	assert_int_equal(engine_pass(from, take, &sessions), 0);
+	assert_int_equal(engine_hand_over(from, take, &sessions), -EAGAIN);
+	assert_int_equal(engine_hand_over(from, take, &sessions), 0);
 	assert_int_equal(sessions.count, count);
 	engine_let_go(from);
 	for (uint32_t i = 0; i < count; i++) {
@@ -337,8 +337,8 @@ static void test_a_reader_that_stops(void **state)
 		assert_in_range(sim_now_ns() - began_ns, 0, 20 * SECOND_NS);
 		run_for(SECOND_NS / 100);
 	}
-	assert_in_range(sim_now_ns() - began_ns, ENGINE_PASS_STALL_MS * UINT64_C(1000000),
-		(ENGINE_PASS_STALL_MS + 100) * UINT64_C(1000000));
+	assert_in_range(sim_now_ns() - began_ns, ENGINE_HANDOVER_STALL_MS * UINT64_C(1000000),
+		(ENGINE_HANDOVER_STALL_MS + 100) * UINT64_C(1000000));
 	engine_resume(world.engine);
 	sim_socket_close(client.fd);
 	export_put(export);
@@ -492,7 +492,7 @@ static void test_signs_of_life_end_with_the_rest(void **state)
 	client_open(&world, &client, "disk");
 	old_fd = client.fd;
 	come_to_rest(world.engine);
-	assert_int_equal(engine_pass(world.engine, take, &sessions), 0);
+	assert_int_equal(engine_hand_over(world.engine, take, &sessions), 0);
 	engine_let_go(world.engine);
 	sessions.list[0].bytes[3] |= 1;	 /* it has structured replies */
 	sessions.list[0].bytes[7] |= 10; /* and wants a sign each 10 ms */
@@ -554,7 +554,7 @@ static void test_an_export_that_cannot_be_had_yet(void **state)
 		client_open(&world, &client, "disk");
 		old_fd = client.fd;
 		come_to_rest(world.engine);
-		assert_int_equal(engine_pass(world.engine, take, &sessions), 0);
+		assert_int_equal(engine_hand_over(world.engine, take, &sessions), 0);
 		engine = begin_other(&world, after);
 		adopt(&world, engine, &client, &sessions.list[0]);
 		client_ask(&client, NBD_CMD_READ, 0, READ_BYTES);
@@ -600,26 +600,26 @@ static void test_an_export_that_cannot_be_had_yet(void **state)
 	}
 }
 
-static struct store_view_request *view_request;
+static struct store_snapshot_request *snapshot_request;
 
-static void hold_request(struct store *store, struct store_view_request *request)
+static void hold_request(struct store *store, struct store_snapshot_request *request)
 {
 	(void)store;
-	view_request = request;
+	snapshot_request = request;
 }
 
-static void view_made(struct engine_view *view, int result, const char *text)
+static void snapshot_made(struct engine_snapshot *snapshot, int result, const char *text)
 {
-	(void)view;
+	(void)snapshot;
 	(void)text;
-	*(int *)view->request.context = result;
+	*(int *)snapshot->request.context = result;
 }
 
 /* No other process takes a store over while it creates a snapshot for a job. */
 static void test_a_snapshot_that_is_being_created(void **state)
 {
 	struct engine_export *of;
-	struct engine_view view = { 0 };
+	struct engine_snapshot snapshot = { 0 };
 	struct store_ops ops;
 	const struct store_ops *own_ops;
 	struct export *export;
@@ -632,22 +632,22 @@ static void test_a_snapshot_that_is_being_created(void **state)
 	of = world.engine->exports[world.engine->export_count - 1];
 	own_ops = export->store->ops;
 	ops = *own_ops;
-	ops.view_ask = hold_request;
+	ops.snapshot_ask = hold_request;
 	export->store->ops = &ops;
 	export->store->owner.ring = world.engine->ring; /* which a store with snapshots has */
-	view.request.context = &result;
-	engine_view_make(&view, of, "push-1", view_made);
+	snapshot.request.context = &result;
+	engine_snapshot_make(&snapshot, of, "push-1", snapshot_made);
 	run_for(SECOND_NS / 100);
-	assert_non_null(view_request);
+	assert_non_null(snapshot_request);
 	assert_int_equal(engine_pause(world.engine), 0);
 	assert_int_equal(look_at(world.engine).busy, 1);
-	view_request->result = -EIO;
-	view_request->done(view_request);
+	snapshot_request->result = -EIO;
+	snapshot_request->done(snapshot_request);
 	run_for(SECOND_NS / 100);
 	assert_int_equal(result, -EIO);
 	assert_int_equal(look_at(world.engine).busy, 0);
 	engine_resume(world.engine);
-	assert_true(engine_view_join(&view));
+	assert_true(engine_snapshot_join(&snapshot));
 	export->store->ops = own_ops;
 	export->store->owner.ring = NULL;
 	end_world(&world, export);

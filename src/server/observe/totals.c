@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/observe/summary.h"
+#include "server/observe/totals.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 /* --- tables ---------------------------------------------------------------------------------- */
 
 #define EXPORT(field, unit, name, help, ...)                                                       \
-	COUNTER(struct summary_export, field, NOW, unit, name, help, __VA_ARGS__)
+	COUNTER(struct totals_export, field, NOW, unit, name, help, __VA_ARGS__)
 
 static const struct counter export_list[] = {
 	EXPORT(size_bytes, BYTES, "size", "Size of the export", .metric = "export_size_bytes"),
@@ -44,7 +44,7 @@ static const struct counter_table memory_table = { "memory", "export", "export_m
 	memory_list, ARRAY_COUNT(memory_list) };
 
 #define DIRECTION(field, unit, name, help, ...)                                                    \
-	COUNTER(struct summary_direction, field, NOW, unit, name, help, __VA_ARGS__)
+	COUNTER(struct totals_direction, field, NOW, unit, name, help, __VA_ARGS__)
 
 static const struct counter direction_list[] = {
 	DIRECTION(part_bytes, BYTES, "part_size", "Size of the parts of large requests",
@@ -61,9 +61,9 @@ static const struct counter direction_list[] = {
 static const struct counter_table direction_table = { "direction", "export,direction", "export_",
 	direction_list, ARRAY_COUNT(direction_list) };
 
-#define PART(field) offsetof(struct summary_export, field)
+#define PART(field) offsetof(struct totals_export, field)
 
-const struct summary_part summary_parts[SUMMARY_PARTS] = {
+const struct totals_part totals_parts[TOTALS_PARTS] = {
 	{ &export_table, 0, NULL, NULL, NULL },
 	{ &path_export_counter_table, PART(path), NULL, NULL, NULL },
 	{ &rate_table, 0, "rate", NULL, NULL },
@@ -75,32 +75,32 @@ const struct summary_part summary_parts[SUMMARY_PARTS] = {
 };
 
 static const struct counter client_list[] = {
-	COUNTER(struct summary_client, session_count, NOW, ITEMS, "connections",
+	COUNTER(struct totals_client, session_count, NOW, ITEMS, "connections",
 		"Connections of the client"),
 };
 
-const struct counter_table summary_client_table = { "client", "client", "client_", client_list,
+const struct counter_table totals_client_table = { "client", "client", "client_", client_list,
 	ARRAY_COUNT(client_list) };
 
 /* --- sums ------------------------------------------------------------------------------------ */
 
 /* Returns sum, allocated if it is NULL. NULL: no memory, which is recorded. */
-static void *sum_of(struct summary *summary, void *sum, size_t bytes)
+static void *sum_of(struct totals *totals, void *sum, size_t bytes)
 {
 	sum = sum != NULL ? sum : calloc(1, bytes);
-	summary->short_of_memory = summary->short_of_memory || sum == NULL;
+	totals->short_of_memory = totals->short_of_memory || sum == NULL;
 	return sum;
 }
 
-static void summary_add_operations(
-	struct summary *summary, struct path_export *sum, const struct path_export *measured)
+static void totals_add_operations(
+	struct totals *totals, struct path_export *sum, const struct path_export *measured)
 {
 	for (int op = 0; op < STORE_OP_COUNT; op++) {
 		if (measured->operations[op] == NULL) {
 			continue;
 		}
 		sum->operations[op] =
-			sum_of(summary, sum->operations[op], sizeof(*sum->operations[op]));
+			sum_of(totals, sum->operations[op], sizeof(*sum->operations[op]));
 		if (sum->operations[op] != NULL) {
 			path_operation_merge(sum->operations[op], measured->operations[op]);
 		}
@@ -111,19 +111,19 @@ static void summary_add_operations(
 }
 
 /* Converts a rate or limit; 0 means none. */
-static uint64_t summary_known(uint64_t value)
+static uint64_t totals_known(uint64_t value)
 {
 	return value > 0 ? value : COUNTER_NONE;
 }
 
-static void keep_fastest(struct summary_direction *kept, const struct overlap *measured,
+static void keep_fastest(struct totals_direction *kept, const struct overlap *measured,
 	const struct store_rate *rate)
 {
 	if (kept->disk_rate == COUNTER_NONE || rate->bytes_per_second >= kept->disk_rate) {
-		*kept = (struct summary_direction){
-			.part_bytes = summary_known(measured->chosen),
-			.disk_rate = summary_known(rate->bytes_per_second),
-			.network_rate = summary_known(measured->network_rate),
+		*kept = (struct totals_direction){
+			.part_bytes = totals_known(measured->chosen),
+			.disk_rate = totals_known(rate->bytes_per_second),
+			.network_rate = totals_known(measured->network_rate),
 			.early_permille =
 				measured->early_measured
 					? (uint64_t)measured->early * 1000 / OVERLAP_EARLY_ONE
@@ -133,7 +133,7 @@ static void keep_fastest(struct summary_direction *kept, const struct overlap *m
 }
 
 static void add_layers(
-	struct summary *summary, struct summary_export *sum, const struct store_queue *queue)
+	struct totals *totals, struct totals_export *sum, const struct store_queue *queue)
 {
 	for (uint32_t i = 0; queue != NULL; i++, queue = queue->inner) {
 		const struct counter_table *table;
@@ -142,54 +142,54 @@ static void add_layers(
 		if (values == NULL) {
 			continue;
 		}
-		sum->layers[i] = sum_of(summary, sum->layers[i], table->count * sizeof(uint64_t));
+		sum->layers[i] = sum_of(totals, sum->layers[i], table->count * sizeof(uint64_t));
 		for (size_t k = 0; sum->layers[i] != NULL && k < table->count; k++) {
 			sum->layers[i][k] += counter_value(&table->counters[k], values);
 		}
 	}
 }
 
-static void summary_add_export(
-	struct summary *summary, const struct engine_export *entry, struct summary_export *sum)
+static void totals_add_export(
+	struct totals *totals, const struct engine_export *entry, struct totals_export *sum)
 {
 	const struct path_export *measured = &entry->path;
 
 	counter_table_add(&rate_counter_table, &sum->rate, &entry->rate.counters);
 	counter_table_add(&path_quota_counter_table, &sum->memory, &entry->memory);
 	counter_table_add(&path_export_counter_table, &sum->path, measured);
-	summary_add_operations(summary, &sum->path, measured);
-	add_layers(summary, sum, measured->queue);
+	totals_add_operations(totals, &sum->path, measured);
+	add_layers(totals, sum, measured->queue);
 	keep_fastest(&sum->reads, &measured->reads, store_rate(measured->queue, STORE_READ));
 	keep_fastest(&sum->writes, &measured->writes, store_rate(measured->queue, STORE_WRITE));
 }
 
 /* Finds or adds the client of that name. NULL: no memory. */
-static struct summary_client *find_client(struct summary *summary, const char *name)
+static struct totals_client *find_client(struct totals *totals, const char *name)
 {
-	struct summary_client *grown;
+	struct totals_client *grown;
 
-	for (uint32_t i = 0; i < summary->client_count; i++) {
-		if (strcmp(summary->clients[i].name, name) == 0) {
-			return &summary->clients[i];
+	for (uint32_t i = 0; i < totals->client_count; i++) {
+		if (strcmp(totals->clients[i].name, name) == 0) {
+			return &totals->clients[i];
 		}
 	}
-	if (summary->client_count == summary->client_room) {
-		summary->client_room += ENGINE_CLIENTS_EACH_MAX;
-		grown = realloc(summary->clients, summary->client_room * sizeof(*grown));
+	if (totals->client_count == totals->client_room) {
+		totals->client_room += ENGINE_CLIENTS_EACH_MAX;
+		grown = realloc(totals->clients, totals->client_room * sizeof(*grown));
 		if (grown == NULL) {
-			summary->short_of_memory = true;
+			totals->short_of_memory = true;
 			return NULL;
 		}
-		summary->clients = grown;
+		totals->clients = grown;
 	}
-	summary->clients[summary->client_count] = (struct summary_client){ 0 };
-	memcpy(summary->clients[summary->client_count].name, name, ENGINE_CLIENT_NAME_BYTES);
-	return &summary->clients[summary->client_count++];
+	totals->clients[totals->client_count] = (struct totals_client){ 0 };
+	memcpy(totals->clients[totals->client_count].name, name, ENGINE_CLIENT_NAME_BYTES);
+	return &totals->clients[totals->client_count++];
 }
 
-static void add_client(struct summary *summary, const struct engine_client *client)
+static void add_client(struct totals *totals, const struct engine_client *client)
 {
-	struct summary_client *sum = find_client(summary, client->name);
+	struct totals_client *sum = find_client(totals, client->name);
 
 	if (sum == NULL) {
 		return;
@@ -200,7 +200,7 @@ static void add_client(struct summary *summary, const struct engine_client *clie
 			continue;
 		}
 		sum->operations[op] =
-			sum_of(summary, sum->operations[op], sizeof(*sum->operations[op]));
+			sum_of(totals, sum->operations[op], sizeof(*sum->operations[op]));
 		if (sum->operations[op] != NULL) {
 			path_stats_merge(sum->operations[op], client->operations[op]);
 		}
@@ -210,28 +210,28 @@ static void add_client(struct summary *summary, const struct engine_client *clie
 /* Called on a reactor's thread while the main thread waits. */
 static void inspect(struct engine *engine, void *context)
 {
-	struct summary *summary = context;
+	struct totals *totals = context;
 	uint32_t hint = 0;
 
-	engine_counters_add(engine, &summary->counters);
-	path_arenas_add(engine->path, &summary->ram, &summary->device);
-	for (uint32_t i = 0; i < summary->view->export_count; i++) {
+	engine_counters_add(engine, &totals->counters);
+	path_arenas_add(engine->path, &totals->ram, &totals->device);
+	for (uint32_t i = 0; i < totals->view->export_count; i++) {
 		const struct engine_export *entry =
-			engine_export_entry(engine, summary->view->exports[i], &hint);
+			engine_export_entry(engine, totals->view->exports[i], &hint);
 
 		if (entry != NULL) {
-			summary_add_export(summary, entry, &summary->exports[i]);
+			totals_add_export(totals, entry, &totals->exports[i]);
 		}
 	}
 	list_for_each(node, &engine->clients)
 	{
-		add_client(summary, list_entry(node, struct engine_client, node));
+		add_client(totals, list_entry(node, struct engine_client, node));
 	}
-	add_client(summary, &engine->other_clients);
+	add_client(totals, &engine->other_clients);
 }
 
 /* Collects values that need no reactor. */
-static void summary_look_at(struct summary_export *sum, const struct export *export)
+static void totals_add_reactor(struct totals_export *sum, const struct export *export)
 {
 	struct rate_limits limits;
 
@@ -241,54 +241,54 @@ static void summary_look_at(struct summary_export *sum, const struct export *exp
 	sum->read_only = atomic_load_explicit(&export->read_only, memory_order_relaxed);
 	sum->started_permille = store_start_permille(export->store);
 	sum->memory_max =
-		summary_known(atomic_load_explicit(&export->memory_max, memory_order_relaxed));
-	sum->rate_bytes_max = summary_known(limits.per_second[RATE_BYTES]);
-	sum->rate_requests_max = summary_known(limits.per_second[RATE_REQUESTS]);
+		totals_known(atomic_load_explicit(&export->memory_max, memory_order_relaxed));
+	sum->rate_bytes_max = totals_known(limits.per_second[RATE_BYTES]);
+	sum->rate_requests_max = totals_known(limits.per_second[RATE_REQUESTS]);
 }
 
-int summary_collect(const struct server_view *view, struct summary *summary)
+int totals_collect(const struct server_view *view, struct totals *totals)
 {
-	static const struct summary_direction nothing_measured = { COUNTER_NONE, COUNTER_NONE,
+	static const struct totals_direction nothing_measured = { COUNTER_NONE, COUNTER_NONE,
 		COUNTER_NONE, COUNTER_NONE };
 
-	*summary = (struct summary){ .view = view };
-	summary->exports = calloc(MAX(view->export_count, 1U), sizeof(*summary->exports));
-	if (summary->exports == NULL) {
+	*totals = (struct totals){ .view = view };
+	totals->exports = calloc(MAX(view->export_count, 1U), sizeof(*totals->exports));
+	if (totals->exports == NULL) {
 		return -ENOMEM;
 	}
 	for (uint32_t i = 0; i < view->export_count; i++) {
-		summary->exports[i].reads = nothing_measured;
-		summary->exports[i].writes = nothing_measured;
+		totals->exports[i].reads = nothing_measured;
+		totals->exports[i].writes = nothing_measured;
 	}
 	for (uint32_t i = 0; i < view->reactor_count; i++) {
-		int rc = reactor_call(view->reactors[i], inspect, summary);
+		int rc = reactor_call(view->reactors[i], inspect, totals);
 
 		if (rc < 0) {
 			return rc;
 		}
 	}
 	for (uint32_t i = 0; i < view->export_count; i++) {
-		summary_look_at(&summary->exports[i], view->exports[i]);
+		totals_add_reactor(&totals->exports[i], view->exports[i]);
 	}
-	summary->at_ns = clock_now_ns();
-	return summary->short_of_memory ? -ENOMEM : 0;
+	totals->at_ns = clock_now_ns();
+	return totals->short_of_memory ? -ENOMEM : 0;
 }
 
-void summary_fini(struct summary *summary)
+void totals_fini(struct totals *totals)
 {
-	for (uint32_t i = 0; summary->exports != NULL && i < summary->view->export_count; i++) {
+	for (uint32_t i = 0; totals->exports != NULL && i < totals->view->export_count; i++) {
 		for (int op = 0; op < STORE_OP_COUNT; op++) {
-			free(summary->exports[i].path.operations[op]);
+			free(totals->exports[i].path.operations[op]);
 		}
 		for (int layer = 0; layer < STORE_KINDS_MAX; layer++) {
-			free(summary->exports[i].layers[layer]);
+			free(totals->exports[i].layers[layer]);
 		}
 	}
-	for (uint32_t i = 0; i < summary->client_count; i++) {
+	for (uint32_t i = 0; i < totals->client_count; i++) {
 		for (int op = 0; op < STORE_OP_COUNT; op++) {
-			free(summary->clients[i].operations[op]);
+			free(totals->clients[i].operations[op]);
 		}
 	}
-	free(summary->exports);
-	free(summary->clients);
+	free(totals->exports);
+	free(totals->clients);
 }

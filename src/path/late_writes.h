@@ -7,8 +7,8 @@
  * overwrite the new one. So the range of such a request is published on the export. While it is
  * published, all overlapping changes wait, on whichever reactor and from whichever client.
  *
- *   requester gone ─▶ late_publish(range) ......... its parts are done ─▶ late_withdraw(range)
- *   another one's part: late_any()? ─▶ late_wait(stream) ─── waits ───▶ path_resume(stream)
+ *   requester gone ─▶ late_writes_publish() ..... its parts are done ─▶ late_writes_withdraw()
+ *   another one's part: late_writes_any()? ─▶ late_writes_wait() ── waits ──▶ path_resume()
  *
  * A request whose own range is published can also have waiting parts. They wait only for ranges
  * that were published earlier, so two requests never wait for each other.
@@ -37,7 +37,7 @@ struct late_writes {
 };
 
 /* The range that one request changes. */
-struct late_range {
+struct late_writes_range {
 	struct list_node node;
 	struct list_node waiting; /* parts that wait for it, by stream->node */
 	uint64_t offset;
@@ -46,7 +46,7 @@ struct late_range {
 };
 
 /* Parts of one reactor that no longer wait, until its ring receives them. */
-struct late_port {
+struct late_writes_port {
 	struct late_writes *late;
 	struct ring *ring;
 	struct ring_message message;
@@ -54,21 +54,22 @@ struct late_port {
 	bool posted;
 };
 
-void late_init(struct late_writes *late);
+void late_writes_init(struct late_writes *late);
 /* No range is published any more. */
-void late_fini(struct late_writes *late);
-void late_port_init(struct late_port *port, struct late_writes *late, struct ring *ring);
+void late_writes_fini(struct late_writes *late);
+void late_writes_port_init(
+	struct late_writes_port *port, struct late_writes *late, struct ring *ring);
 
-static inline bool late_any(const struct late_writes *late)
+static inline bool late_writes_any(const struct late_writes *late)
 {
 	/* Relaxed: the peer of an ended connection, or a client that replaced it, learns of the
 	 * end through the kernel, and the range was published before that. */
 	return atomic_load_explicit(&late->count, memory_order_relaxed) > 0;
 }
 
-void late_publish(struct late_writes *late, struct late_range *range);
-void late_withdraw(struct late_writes *late, struct late_range *range);
+void late_writes_publish(struct late_writes *late, struct late_writes_range *range);
+void late_writes_withdraw(struct late_writes *late, struct late_writes_range *range);
 
 /* Returns true if the part of the stream must wait. path_resume() is then called on its ring when
  * it should retry. */
-GMB_MUST_CHECK bool late_wait(struct late_writes *late, struct path_stream *stream);
+GMB_MUST_CHECK bool late_writes_wait(struct late_writes *late, struct path_stream *stream);

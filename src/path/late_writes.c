@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "path/late.h"
+#include "path/late_writes.h"
 
 #include "path/path.h"
 
-void late_init(struct late_writes *late)
+void late_writes_init(struct late_writes *late)
 {
 	pthread_mutex_init(&late->lock, NULL);
 	list_init(&late->ranges);
 }
 
-void late_fini(struct late_writes *late)
+void late_writes_fini(struct late_writes *late)
 {
 	GMB_ASSERT(list_is_empty(&late->ranges));
 	pthread_mutex_destroy(&late->lock);
@@ -17,7 +17,7 @@ void late_fini(struct late_writes *late)
 
 static void deliver(struct ring *ring, struct ring_message *message)
 {
-	struct late_port *port = container_of(message, struct late_port, message);
+	struct late_writes_port *port = container_of(message, struct late_writes_port, message);
 	struct list_node streams;
 	struct list_node *node;
 
@@ -34,7 +34,8 @@ static void deliver(struct ring *ring, struct ring_message *message)
 	}
 }
 
-void late_port_init(struct late_port *port, struct late_writes *late, struct ring *ring)
+void late_writes_port_init(
+	struct late_writes_port *port, struct late_writes *late, struct ring *ring)
 {
 	port->late = late;
 	port->ring = ring;
@@ -43,7 +44,7 @@ void late_port_init(struct late_port *port, struct late_writes *late, struct rin
 	list_init(&port->granted);
 }
 
-void late_publish(struct late_writes *late, struct late_range *range)
+void late_writes_publish(struct late_writes *late, struct late_writes_range *range)
 {
 	GMB_ASSERT(range->serial == 0);
 	list_init(&range->waiting);
@@ -56,9 +57,9 @@ void late_publish(struct late_writes *late, struct late_range *range)
 
 /* Called under the lock. The port exists when the message arrives, because the part that it
  * resumes is not done before. */
-static void late_grant(struct path_stream *stream)
+static void late_writes_grant(struct path_stream *stream)
 {
-	struct late_port *port = &stream->request->export->late_port;
+	struct late_writes_port *port = &stream->request->export->late_writes_port;
 
 	list_push_back(&port->granted, &stream->node);
 	if (!port->posted) {
@@ -67,7 +68,7 @@ static void late_grant(struct path_stream *stream)
 	}
 }
 
-void late_withdraw(struct late_writes *late, struct late_range *range)
+void late_writes_withdraw(struct late_writes *late, struct late_writes_range *range)
 {
 	struct list_node *node;
 
@@ -76,7 +77,7 @@ void late_withdraw(struct late_writes *late, struct late_range *range)
 	list_remove(&range->node);
 	atomic_fetch_sub_explicit(&late->count, 1, memory_order_relaxed);
 	while ((node = list_pop_front(&range->waiting)) != NULL) {
-		late_grant(list_entry(node, struct path_stream, node));
+		late_writes_grant(list_entry(node, struct path_stream, node));
 	}
 	pthread_mutex_unlock(&late->lock);
 	range->serial = 0;
@@ -84,7 +85,8 @@ void late_withdraw(struct late_writes *late, struct late_range *range)
 
 /* Returns the first range that the part must not overtake. Ranges after its own were published
  * later. */
-static struct late_range *late_find(struct late_writes *late, const struct path_stream *stream)
+static struct late_writes_range *late_writes_find(
+	struct late_writes *late, const struct path_stream *stream)
 {
 	uint64_t offset = stream->part.offset;
 	uint64_t end = offset + stream->part.length;
@@ -92,7 +94,7 @@ static struct late_range *late_find(struct late_writes *late, const struct path_
 
 	list_for_each(node, &late->ranges)
 	{
-		struct late_range *range = list_entry(node, struct late_range, node);
+		struct late_writes_range *range = list_entry(node, struct late_writes_range, node);
 
 		if (range->serial == own) {
 			return NULL;
@@ -104,12 +106,12 @@ static struct late_range *late_find(struct late_writes *late, const struct path_
 	return NULL;
 }
 
-bool late_wait(struct late_writes *late, struct path_stream *stream)
+bool late_writes_wait(struct late_writes *late, struct path_stream *stream)
 {
-	struct late_range *range;
+	struct late_writes_range *range;
 
 	pthread_mutex_lock(&late->lock);
-	range = late_find(late, stream);
+	range = late_writes_find(late, stream);
 	if (range != NULL) {
 		list_push_back(&range->waiting, &stream->node);
 	}

@@ -4,15 +4,15 @@
  * received bytes of the next requests, and the TLS state (docs/protocol/upgrade.md). Only a
  * connection whose records the kernel encrypts has TLS state to hand over.
  *
- * Invariant: nbd_session_pass() is called only at SESSION_RESTS, so no reply is in flight and at
- * most one request, a payload that is partly received, has begun. Called by the engine during an
+ * Invariant: nbd_session_hand_over() is called only at SESSION_RESTS, so no reply is in flight and
+ * at most one request, a payload that is partly received, has begun. Called by the engine during an
  * upgrade, in both processes.
  */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/pass.h"
+#include "engine/handover.h"
 #include "nbd/server/session.h"
 #include "tls/layer.h"
 
@@ -43,30 +43,30 @@ struct nbd_wire_begun {
 } __attribute__((packed));
 
 _Static_assert(sizeof(struct nbd_wire_state) + RX_SMALL_BYTES + sizeof(struct nbd_wire_begun) +
-			       TLS_PASS_BYTES_MAX <=
-		       ENGINE_PASS_BYTES_MAX,
+			       TLS_HANDOVER_BYTES_MAX <=
+		       ENGINE_HANDOVER_BYTES_MAX,
 	"a session at rest can be told");
 
-static struct nbd_session *nbd_pass_of(struct session *base)
+static struct nbd_session *nbd_handover_of(struct session *base)
 {
 	return container_of(base, struct nbd_session, base);
 }
 
-static bool nbd_pass_has_tls(const struct nbd_session *session)
+static bool nbd_handover_has_tls(const struct nbd_session *session)
 {
 	return session->stream.state == STREAM_LAYERED;
 }
 
-bool nbd_session_can_pass(const struct session *base)
+bool nbd_session_can_hand_over(const struct session *base)
 {
 	const struct nbd_session *session = (const struct nbd_session *)base;
 
-	return !nbd_pass_has_tls(session) || tls_layer_can_pass(&session->stream);
+	return !nbd_handover_has_tls(session) || tls_layer_can_hand_over(&session->stream);
 }
 
 void nbd_session_pause(struct session *base)
 {
-	struct nbd_session *session = nbd_pass_of(base);
+	struct nbd_session *session = nbd_handover_of(base);
 
 	receive_pause(session);
 	/* The request is answered now and the peer repeats it to the next process, so it is not
@@ -100,7 +100,7 @@ static bool has_only_begun(const struct nbd_session *session)
 
 enum session_rest nbd_session_rest(struct session *base)
 {
-	struct nbd_session *session = nbd_pass_of(base);
+	struct nbd_session *session = nbd_handover_of(base);
 
 	/* The stream itself announces a key change. */
 	if (session->send_op.in_flight ||
@@ -138,14 +138,14 @@ static struct nbd_wire_begun begun_state(const struct nbd_session *session)
 
 /* Collects the bytes that were received and not consumed, as pieces that follow the header of the
  * request that has begun. Returns their total. */
-static uint32_t received_pieces(
-	const struct nbd_session *session, struct session_piece pieces[ENGINE_PASS_LATER_PIECES])
+static uint32_t received_pieces(const struct nbd_session *session,
+	struct session_piece pieces[ENGINE_HANDOVER_LATER_PIECES])
 {
 	uint32_t bytes = 0;
 
-	_Static_assert((int)ENGINE_PASS_LATER_PIECES >= 2, "of a stream, and behind it");
+	_Static_assert((int)ENGINE_HANDOVER_LATER_PIECES >= 2, "of a stream, and behind it");
 	_Static_assert((int)ARENA_BLOCK_BYTES_MAX + (int)RX_LARGE_BYTES + (int)RX_SMALL_BYTES <=
-			       (int)ENGINE_PASS_LATER_BYTES_MAX,
+			       (int)ENGINE_HANDOVER_LATER_BYTES_MAX,
 		"both are passed");
 	if (session->rx_stream != NULL) {
 		pieces[0].bytes = mem_cpu_read(session->rx_stream->memory);
@@ -153,25 +153,25 @@ static uint32_t received_pieces(
 	}
 	pieces[1].bytes = session->rx_data + session->rx_start;
 	pieces[1].count = session->rx_end - session->rx_start;
-	for (int i = 0; i < ENGINE_PASS_LATER_PIECES; i++) {
+	for (int i = 0; i < ENGINE_HANDOVER_LATER_PIECES; i++) {
 		bytes += pieces[i].count;
 	}
 	return bytes;
 }
 
-static void nbd_pass_put(uint8_t **at, const void *bytes, uint32_t count)
+static void nbd_handover_put(uint8_t **at, const void *bytes, uint32_t count)
 {
 	memcpy(*at, bytes, count);
 	*at += count;
 }
 
-void nbd_session_pass(struct session *base, uint8_t *bytes, struct session_record *record)
+void nbd_session_hand_over(struct session *base, uint8_t *bytes, struct session_record *record)
 {
-	struct nbd_session *session = nbd_pass_of(base);
+	struct nbd_session *session = nbd_handover_of(base);
 	struct session_piece *pieces = record->later;
 	uint32_t received = received_pieces(session, pieces);
 	bool has_begun = begun(session) != NULL || session->told != NULL;
-	uint32_t flags = (nbd_pass_has_tls(session) ? NBD_STATE_TLS : 0U) |
+	uint32_t flags = (nbd_handover_has_tls(session) ? NBD_STATE_TLS : 0U) |
 			 (has_begun ? NBD_STATE_BEGUN : 0U) |
 			 (session->structured ? NBD_STATE_STRUCTURED : 0U) |
 			 (session->extended ? NBD_STATE_EXTENDED : 0U) |
@@ -189,9 +189,9 @@ void nbd_session_pass(struct session *base, uint8_t *bytes, struct session_recor
 		at += request_head_write(begun(session), at);
 	}
 	if ((uint32_t)(at - head) + received <= RX_SMALL_BYTES) {
-		for (int i = 0; i < ENGINE_PASS_LATER_PIECES; i++) {
+		for (int i = 0; i < ENGINE_HANDOVER_LATER_PIECES; i++) {
 			if (pieces[i].count > 0) {
-				nbd_pass_put(&at, pieces[i].bytes, pieces[i].count);
+				nbd_handover_put(&at, pieces[i].bytes, pieces[i].count);
 			}
 			pieces[i].count = 0;
 		}
@@ -201,18 +201,18 @@ void nbd_session_pass(struct session *base, uint8_t *bytes, struct session_recor
 	if (has_begun) {
 		struct nbd_wire_begun state = begun_state(session);
 
-		nbd_pass_put(&at, &state, sizeof(state));
+		nbd_handover_put(&at, &state, sizeof(state));
 	}
-	if (nbd_pass_has_tls(session)) {
-		at += tls_layer_pass(&session->stream, at);
+	if (nbd_handover_has_tls(session)) {
+		at += tls_layer_hand_over(&session->stream, at);
 	}
 	record->byte_count = (uint32_t)(at - bytes);
 	record->fd = session->stream.file.fd;
 }
 
 /* Returns whether the state is valid. *told_bytes: size of the record without TLS state. */
-static bool nbd_pass_check(const struct nbd_wire_state *wire, const struct session_record *record,
-	uint32_t *told_bytes)
+static bool nbd_handover_check(const struct nbd_wire_state *wire,
+	const struct session_record *record, uint32_t *told_bytes)
 {
 	uint32_t flags = be32_get(wire->flags);
 	uint32_t alive_ms = be32_get(wire->alive_ms);
@@ -227,7 +227,7 @@ static bool nbd_pass_check(const struct nbd_wire_state *wire, const struct sessi
 	return (flags & ~(uint32_t)NBD_STATE_FLAGS) == 0 &&
 	       (structured || ((flags & ~others) == 0 && alive_ms == 0)) &&
 	       (alive_ms == 0 || (alive_ms >= ALIVE_MS_MIN && alive_ms <= ALIVE_MS_MAX)) &&
-	       received <= RX_SMALL_BYTES && later <= ENGINE_PASS_LATER_BYTES_MAX &&
+	       received <= RX_SMALL_BYTES && later <= ENGINE_HANDOVER_LATER_BYTES_MAX &&
 	       (!has_begun ||
 		       received + later >= request_head_bytes((flags & NBD_STATE_EXTENDED) != 0)) &&
 	       ((flags & NBD_STATE_TLS) != 0 ? record->byte_count > *told_bytes
@@ -263,9 +263,9 @@ static bool take_received(struct nbd_session *session, const struct session_reco
 
 /* Ends the session without sending anything, because the connection still belongs to the other
  * process. */
-static void nbd_pass_refuse(struct nbd_session *session, const char *reason)
+static void nbd_handover_refuse(struct nbd_session *session, const char *reason)
 {
-	session->base.passed = true;
+	session->base.handed_over = true;
 	session_terminate(&session->base, reason);
 }
 
@@ -296,7 +296,7 @@ static void choose_told(struct nbd_session *session, const struct session_record
 {
 	int rc = session_adopt(&session->base, record);
 
-	session->base.passed = rc == -EAGAIN;
+	session->base.handed_over = rc == -EAGAIN;
 	if (rc == -EAGAIN) {
 		session_has_spoken(&session->base);
 		rc = session->told_choice != NULL || keep_choice(session, record) ? 0 : -ENOMEM;
@@ -304,7 +304,7 @@ static void choose_told(struct nbd_session *session, const struct session_record
 		session_set_state(&session->base, SESSION_READY);
 	}
 	if (rc < 0) {
-		nbd_pass_refuse(session, session_choose_text(rc));
+		nbd_handover_refuse(session, session_choose_text(rc));
 	}
 }
 
@@ -336,7 +336,7 @@ int nbd_session_adopt(
 		return -EPROTO;
 	}
 	memcpy(&wire, record->bytes, sizeof(wire));
-	if (!nbd_pass_check(&wire, record, &told_bytes)) {
+	if (!nbd_handover_check(&wire, record, &told_bytes)) {
 		return -EPROTO;
 	}
 	session = nbd_session_create(service, endpoint);
@@ -352,19 +352,19 @@ int nbd_session_adopt(
 	session->head_bytes = request_head_bytes(session->extended);
 	if (!take_received(session, record, be32_get(wire.received_bytes),
 		    (flags & NBD_STATE_BEGUN) != 0)) {
-		nbd_pass_refuse(session, session_choose_text(-ENOMEM));
+		nbd_handover_refuse(session, session_choose_text(-ENOMEM));
 		return 0;
 	}
 	if ((flags & NBD_STATE_TLS) != 0) {
 		rc = handshake_adopt_tls(session, record->bytes + told_bytes,
 			record->byte_count - told_bytes, &error);
 		if (rc < 0) {
-			nbd_pass_refuse(session, error.text);
+			nbd_handover_refuse(session, error.text);
 			return 0;
 		}
 	}
 	if (handshake_needs_tls(session)) {
-		nbd_pass_refuse(session, "its address now requires TLS");
+		nbd_handover_refuse(session, "its address now requires TLS");
 		return 0;
 	}
 	choose_told(session, record);

@@ -127,7 +127,7 @@ static struct world *world_open(uint64_t seed)
 	assert_non_null(world);
 	world->random = seed;
 	sim_start(&(struct sim_options){ .seed = seed, .faults = { .jitter = true } });
-	late_init(&world->late);
+	late_writes_init(&world->late);
 	world->store.ops = &ops;
 	world->store.info = (struct store_info){ .kind = "held",
 		.caps = STORE_CAP_WRITE | STORE_CAP_TRIM,
@@ -174,8 +174,8 @@ static void world_close(struct world *world)
 		arena_destroy(reactor->arena);
 		ring_destroy(reactor->ring);
 	}
-	assert_false(late_any(&world->late));
-	late_fini(&world->late);
+	assert_false(late_writes_any(&world->late));
+	late_writes_fini(&world->late);
 	sim_stop();
 	free(world);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * How the requests of many clients share the memory of one path, and the capacity for costly
+ * Admission of requests: how many clients share the memory of one path, and the capacity for costly
  * requests.
  *
  *   peer (address, user) ─┬─ client (session) ── requests that wait, in order
@@ -40,8 +40,8 @@
  * are costly. A client has at most one costly request in the store. An export can always have one,
  * and can have more as long as its number is below the number of unused slots (of PATH_COSTLY_MAX).
  * They take turns in the same way. A costly request that waits for the change of an ended
- * connection (late.h) does not take a slot, because the late change might need that slot. Reads and
- * writes of the same client overtake costly requests.
+ * connection (late_writes.h) does not take a slot, because the late change might need that slot.
+ * Reads and writes of the same client overtake costly requests.
  *
  * Threading: the path's thread. Ownership: a client and its peer belong to the owner of the
  * requests and exist until path_client_fini(). Errors: none.
@@ -63,7 +63,7 @@ enum {
 	PATH_CLIENT_DIVISOR = 4,     /* reciprocal of a client's share of the free memory */
 	PATH_EXPORT_FACTOR = 3,	     /* an export's share, in multiples of the free memory */
 	PATH_COSTLY_MAX = 8,	     /* costly requests in the stores, besides one per export */
-	PATH_CHEAP_BYTES = 64 << 10, /* see share_is_costly() */
+	PATH_CHEAP_BYTES = 64 << 10, /* see admission_is_costly() */
 	/* Reciprocals of the memory for writes that are not cut: for one block, and for all. */
 	PATH_ATOMIC_DIVISOR = 8,
 	PATH_ATOMIC_DIVISOR_ALL = 2,
@@ -103,7 +103,7 @@ extern const struct counter_table path_arena_counter_table; /* of struct path_ar
 enum path_quota_kind { PATH_QUOTA_IDENTITY, PATH_QUOTA_EXPORT, PATH_QUOTAS };
 
 /* Private to src/path: state that the clients share. */
-struct path_share {
+struct path_admission {
 	struct arena *ram;	     /* contains the reserve */
 	struct arena *device;	     /* can be NULL */
 	bool device_waits;	     /* as in path_options */
@@ -120,8 +120,8 @@ struct path_share {
 	uint64_t atomic_bytes;		 /* size of the blocks for writes that are not cut */
 	uint64_t atomic_idle_bytes;	 /* the part of it that is allocated and unused */
 	struct list_node atomic_lacking; /* exports whose block could not be allocated yet */
-	bool serving;			 /* share_serve() is giving memory to waiting clients */
-	bool costly_serving;		 /* share_serve() is giving slots to costly requests */
+	bool serving;			 /* admission_serve() is giving memory to waiting clients */
+	bool costly_serving;		 /* admission_serve() is giving slots to costly requests */
 	bool released;			 /* something changed since the last path_serve() */
 };
 
@@ -135,7 +135,7 @@ struct path_client {
 	 * NULL, as set by path_client_init(): none. Held until path_client_fini(). */
 	struct path_stats **stats;
 	/* Private. */
-	struct path_share *share;
+	struct path_admission *admission;
 	struct turn turn;
 	struct list_node stalled; /* requests that wait for memory, in order */
 	uint64_t held_bytes;	  /* buffers in RAM, without the reserve's */
@@ -147,9 +147,9 @@ struct path_client {
 	bool reserve_used;
 	bool is_short; /* its first waiting request waits for memory held by others */
 	struct path_quota *quotas[PATH_QUOTAS]; /* NULL: none */
-	/* quota because of which share_get() just failed, or NULL */
+	/* quota because of which admission_get() just failed, or NULL */
 	struct path_quota *lacking;
-	bool lacks_device;		 /* share_get() just failed for lack of device memory */
+	bool lacks_device;		 /* admission_get() just failed for lack of device memory */
 	struct path_quota *short_of;	 /* is_short: the quota it waits for; NULL: memory */
 	bool short_of_device;		 /* is_short: it waits for device memory */
 	struct list_node costly_waiting; /* costly requests that have not started */
@@ -194,36 +194,36 @@ static inline bool path_client_holds(const struct path_client *client)
 /* Gets a buffer of at most *bytes_inout for a part at offset. It can be smaller if memory is
  * short, but not with request->atomic. replaced_bytes: amount that the request has just given
  * back, which no other client can take. False: memory is short, and the caller calls
- * share_wait(). */
-bool share_get(struct path_request *request, struct arena **arena_inout, uint64_t offset,
+ * admission_wait(). */
+bool admission_get(struct path_request *request, struct arena **arena_inout, uint64_t offset,
 	uint64_t replaced_bytes, uint64_t *bytes_inout, struct arena_buf *buf);
-void share_put(struct path_request *request, struct arena *arena, struct arena_buf *buf);
+void admission_put(struct path_request *request, struct arena *arena, struct arena_buf *buf);
 
 /* Returns whether this many more bytes of a read fit into its client's window. */
-bool share_fits_window(const struct path_request *request, uint64_t bytes);
+bool admission_fits_window(const struct path_request *request, uint64_t bytes);
 /* The bytes are started; they are given to the session or will never be. */
-void share_begin_unsent(struct path_request *request, uint64_t bytes);
-void share_end_unsent(struct path_request *request, uint64_t bytes);
+void admission_begin_unsent(struct path_request *request, uint64_t bytes);
+void admission_end_unsent(struct path_request *request, uint64_t bytes);
 
 /* Makes the request wait for its turn. is_short: it waits for memory held by others; otherwise for
  * its client's own window. A request that already waits keeps its position. */
-void share_wait(struct path_request *request, bool is_short);
+void admission_wait(struct path_request *request, bool is_short);
 /* The request stops waiting. No-op if it does not wait. */
-void share_wait_end(struct path_request *request);
+void admission_wait_end(struct path_request *request);
 /* Returns whether a read must wait behind other requests of its client. */
-bool share_must_wait(const struct path_request *request);
+bool admission_must_wait(const struct path_request *request);
 
 /* Returns whether the request is costly: block status, and trims, zeroes and cache hints that are
  * long or occupy a worker thread. */
-bool share_is_costly(const struct path_request *request);
+bool admission_is_costly(const struct path_request *request);
 /* Returns true if no slot for a costly request is free. The request then waits for its turn. */
-GMB_MUST_CHECK bool share_costly_waits(struct path_request *request);
+GMB_MUST_CHECK bool admission_costly_waits(struct path_request *request);
 /* Take a free slot, and give it back. */
-void share_costly_begin(struct path_request *request);
-void share_costly_end(struct path_request *request);
+void admission_costly_begin(struct path_request *request);
+void admission_costly_end(struct path_request *request);
 
 /* Gives turns to waiting clients. again is called for requests that wait for memory, and start for
  * costly requests, which then no longer wait. It stops after SERVE_BYTES; released then stays set,
  * and the next call continues with the other clients. */
-void share_serve(struct path_share *share, void (*again)(struct path_request *request),
+void admission_serve(struct path_admission *admission, void (*again)(struct path_request *request),
 	void (*start)(struct path_request *request));

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/pass.h"
+#include "engine/handover.h"
 
 #include <errno.h>
 #include <string.h>
 
-#define STALL_NS (ENGINE_PASS_STALL_MS * UINT64_C(1000000))
+#define STALL_NS (ENGINE_HANDOVER_STALL_MS * UINT64_C(1000000))
 /* Time a drained session gets to end. One that takes longer holds nothing that others wait for. */
 #define DRAIN_NS UINT64_C(5000000000)
 
-static bool can_be_passed(const struct session *session)
+static bool can_be_handed_over(const struct session *session)
 {
 	return session->state == SESSION_READY && !session->stopping &&
-	       session->kind->can_pass != NULL && session->kind->can_pass(session);
+	       session->kind->can_hand_over != NULL && session->kind->can_hand_over(session);
 }
 
 /* Returns false also for a session that started to end after it was paused: it continues to
  * end. */
-static bool engine_pass_is_passing(const struct session *session)
+static bool engine_is_handing_over(const struct session *session)
 {
-	return session->passing && session->state == SESSION_READY;
+	return session->handing_over && session->state == SESSION_READY;
 }
 
 static void count_end(struct engine_fate *fate, const struct session_kind *kind)
@@ -45,8 +45,8 @@ void engine_foresee(const struct engine *engine, struct engine_fate *fate)
 		}
 		if (session->state < SESSION_READY) {
 			fate->handshakes++;
-		} else if (can_be_passed(session)) {
-			fate->pass++;
+		} else if (can_be_handed_over(session)) {
+			fate->handed_over++;
 		} else {
 			count_end(fate, session->kind);
 		}
@@ -55,7 +55,7 @@ void engine_foresee(const struct engine *engine, struct engine_fate *fate)
 
 static void pause_session(struct session *session)
 {
-	session->passing = true;
+	session->handing_over = true;
 	session->paused = true;
 	session->kind->pause(session);
 }
@@ -73,10 +73,10 @@ uint32_t engine_pause(struct engine *engine)
 		if (session->paused) {
 			continue;
 		}
-		session->passing = false;
+		session->handing_over = false;
 		/* The time it waits for its peer counts from now on. */
 		session->progress_ns = now_ns;
-		if (can_be_passed(session)) {
+		if (can_be_handed_over(session)) {
 			pause_session(session);
 		} else if (session->state <= SESSION_READY && !session->stopping) {
 			drained++;
@@ -106,7 +106,7 @@ static enum session_rest rest_of_ending(const struct session *session)
 
 static enum session_rest rest_of(struct session *session)
 {
-	if (engine_pass_is_passing(session)) {
+	if (engine_is_handing_over(session)) {
 		return session->paused ? session->kind->rest(session) : SESSION_RESTS;
 	}
 	/* A session accepted while others were served continues like them. */
@@ -119,7 +119,7 @@ void engine_look(struct engine *engine, struct engine_rest *sum, bool may_end)
 	uint64_t now_ns = ring_now_ns(engine->ring);
 
 	GMB_ASSERT(engine->paused);
-	sum->busy += engine->view_requests;
+	sum->busy += engine->snapshot_requests;
 	list_for_each(node, &engine->sessions)
 	{
 		struct session *session = list_entry(node, struct session, node);
@@ -139,7 +139,7 @@ void engine_look(struct engine *engine, struct engine_rest *sum, bool may_end)
 	}
 }
 
-static void engine_pass_go_on(struct session *session)
+static void engine_handover_go_on(struct session *session)
 {
 	session->paused = false;
 	session->kind->resume(session);
@@ -152,9 +152,9 @@ void engine_serve(struct engine *engine)
 	{
 		struct session *session = list_entry(node, struct session, node);
 
-		if (engine_pass_is_passing(session) && session->paused &&
+		if (engine_is_handing_over(session) && session->paused &&
 			session->kind->rest(session) != SESSION_WAITS_FOR_PEER) {
-			engine_pass_go_on(session);
+			engine_handover_go_on(session);
 		}
 	}
 }
@@ -167,10 +167,10 @@ void engine_resume(struct engine *engine)
 	{
 		struct session *session = list_entry(node, struct session, node);
 
-		if (engine_pass_is_passing(session) && session->paused) {
-			engine_pass_go_on(session);
+		if (engine_is_handing_over(session) && session->paused) {
+			engine_handover_go_on(session);
 		}
-		session->passing = false;
+		session->handing_over = false;
 		session->paused = false;
 		session->was_told = false;
 	}
@@ -189,10 +189,10 @@ static struct session_record record_of(const struct session *session)
 	};
 }
 
-int engine_pass(struct engine *engine,
+int engine_hand_over(struct engine *engine,
 	int (*take)(void *context, const struct session_record *record), void *context)
 {
-	uint8_t bytes[ENGINE_PASS_BYTES_MAX];
+	uint8_t bytes[ENGINE_HANDOVER_BYTES_MAX];
 	int rc = 0;
 
 	list_for_each(node, &engine->sessions)
@@ -200,12 +200,12 @@ int engine_pass(struct engine *engine,
 		struct session *session = list_entry(node, struct session, node);
 		struct session_record record;
 
-		if (rc < 0 || !engine_pass_is_passing(session) || session->was_told) {
+		if (rc < 0 || !engine_is_handing_over(session) || session->was_told) {
 			continue;
 		}
 		record = record_of(session);
 		record.bytes = bytes;
-		session->kind->pass(session, bytes, &record);
+		session->kind->hand_over(session, bytes, &record);
 		rc = take(context, &record);
 		session->was_told = rc == 0;
 	}
@@ -213,32 +213,32 @@ int engine_pass(struct engine *engine,
 	return rc;
 }
 
-static void engine_pass_settled(struct store_part *part, int result)
+static void engine_quiesce_done(struct store_part *part, int result)
 {
-	struct engine_settle *settle = container_of(part, struct engine_settle, part);
-	struct engine_export *entry = settle->entry;
+	struct engine_quiesce *quiesce = container_of(part, struct engine_quiesce, part);
+	struct engine_export *entry = quiesce->entry;
 	struct engine *engine = entry->engine;
 
-	settle->done(settle, result);
+	quiesce->done(quiesce, result);
 	engine->closing_count--;
 	engine_export_leave(engine, entry);
 }
 
-int engine_settle(struct engine *engine, struct engine_settle *settle, bool last)
+int engine_quiesce(struct engine *engine, struct engine_quiesce *quiesce, bool last)
 {
-	settle->entry =
-		engine_export_find(engine, settle->export->name, settle->export->name_bytes);
-	if (settle->entry == NULL || settle->entry->export != settle->export) {
+	quiesce->entry =
+		engine_export_find(engine, quiesce->export->name, quiesce->export->name_bytes);
+	if (quiesce->entry == NULL || quiesce->entry->export != quiesce->export) {
 		return -ENOENT;
 	}
-	settle->part = (struct store_part){
+	quiesce->part = (struct store_part){
 		.op = STORE_FLUSH,
-		.flags = last ? STORE_SETTLE : 0,
-		.done = engine_pass_settled,
+		.flags = last ? STORE_QUIESCE : 0,
+		.done = engine_quiesce_done,
 	};
-	settle->entry->session_count++;
+	quiesce->entry->session_count++;
 	engine->closing_count++;
-	store_submit(settle->entry->path.queue, &settle->part);
+	store_submit(quiesce->entry->path.queue, &quiesce->part);
 	return 0;
 }
 
@@ -248,8 +248,8 @@ void engine_let_go(struct engine *engine)
 	{
 		struct session *session = list_entry(node, struct session, node);
 
-		if (engine_pass_is_passing(session)) {
-			session->passed = true;
+		if (engine_is_handing_over(session)) {
+			session->handed_over = true;
 			session_terminate(session, NULL);
 		}
 	}
@@ -264,7 +264,7 @@ int session_adopt(struct session *session, const struct session_record *record)
 	if (rc == 0 && record->token_bytes > 0) {
 		session_takeover_join(session, entry->export, record->token, record->token_bytes);
 	}
-	session->passing = rc == 0 && session->engine->paused;
-	session->paused = session->passing;
+	session->handing_over = rc == 0 && session->engine->paused;
+	session->paused = session->handing_over;
 	return rc;
 }

@@ -80,7 +80,7 @@ uint32_t tls_peer_tell(const struct identity *identity, uint8_t *out)
 	return tls_peer_bytes(identity);
 }
 
-static int context_pass_malformed(struct error *error)
+static int context_handover_malformed(struct error *error)
 {
 	return error_set(error, -EPROTO, "invalid TLS state from the other process");
 }
@@ -93,7 +93,7 @@ static int take_psk(const struct tls_context *context, const uint8_t *bytes, uin
 	const struct tls_psk *psk;
 
 	if (count <= sizeof(struct wire_psk) || name_bytes > IDENTITY_STRING_BYTES_MAX) {
-		return context_pass_malformed(error);
+		return context_handover_malformed(error);
 	}
 	psk = tls_psk_find(context, bytes + sizeof(struct wire_psk), name_bytes);
 	if (psk == NULL) {
@@ -116,7 +116,7 @@ static int take_chain(struct tls_context *context, const uint8_t *bytes, uint32_
 	int rc;
 
 	if (count <= sizeof(wire)) {
-		return context_pass_malformed(error);
+		return context_handover_malformed(error);
 	}
 	memcpy(&wire, bytes, sizeof(wire));
 	memcpy(trust.digest, wire.digest, sizeof(trust.digest));
@@ -128,7 +128,7 @@ static int take_chain(struct tls_context *context, const uint8_t *bytes, uint32_
 
 		if (der_count == TLS_CHAIN_COUNT_MAX || der_bytes == 0 ||
 			der_bytes > left - sizeof(struct be32)) {
-			return context_pass_malformed(error);
+			return context_handover_malformed(error);
 		}
 		at += (uint32_t)sizeof(struct be32);
 		/* GnuTLS only reads it. */
@@ -168,7 +168,7 @@ int tls_peer_take(struct tls_context *context, const uint8_t *bytes, uint32_t co
 	struct wire_peer wire;
 
 	if (count < sizeof(wire)) {
-		return context_pass_malformed(error);
+		return context_handover_malformed(error);
 	}
 	memcpy(&wire, bytes, sizeof(wire));
 	bytes += sizeof(wire);
@@ -176,12 +176,12 @@ int tls_peer_take(struct tls_context *context, const uint8_t *bytes, uint32_t co
 	switch (be32_get(wire.kind)) {
 	case PEER_NOBODY:
 		return count == 0 ? take_nobody(context, identity_out, error)
-				  : context_pass_malformed(error);
+				  : context_handover_malformed(error);
 	case PEER_PSK:
 		return take_psk(context, bytes, count, identity_out, error);
 	case PEER_CHAIN:
 		return take_chain(context, bytes, count, identity_out, error);
 	default:
-		return context_pass_malformed(error);
+		return context_handover_malformed(error);
 	}
 }
