@@ -574,7 +574,7 @@ static int take_tls(struct nbd_target *target, struct tls_client *lent, struct e
 static int tls_settings_take(
 	struct export_uri *uri, const struct gmb_tls_settings *settings, struct error *error)
 {
-	struct gmb_tls_settings own;
+	struct gmb_tls_settings own = { 0 };
 	int err;
 
 	if (settings == NULL) {

@@ -753,13 +753,12 @@ static int handle_flags(struct nbd_handshake *talk)
 	}
 	if (talk->tls) {
 		return error_set(talk->error, -EPROTONOSUPPORT,
-			"the server does not offer TLS, which the URI requires: it uses the first "
-			"newstyle protocol instead of the fixed one");
+			"the server uses the first newstyle protocol, without TLS; the URI "
+			"requires TLS");
 	}
 	if (talk->goal == NBD_GOAL_LIST) {
 		return error_set(talk->error, -EOPNOTSUPP,
-			"the server uses the first newstyle protocol instead of the fixed one, "
-			"which has no list of exports");
+			"the server uses the first newstyle protocol, without a list of exports");
 	}
 	return ask_old_export(talk);
 }
