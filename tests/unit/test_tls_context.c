@@ -217,16 +217,16 @@ static void test_client_refuses_servers(void **state)
 		{ "wrong-purpose", "localhost", "not for this purpose" },
 		{ "rsa-1024", "localhost", "too weak" },
 		{ "mismatch", "localhost", "does not have the private key" },
-		{ "wrong-host", "localhost", "not that of 'localhost'" },
-		{ "wrong-host", "other.example.org", "not that of" },
-		{ "good", "127.0.0.2", "not that of" },
-		{ "good", "::2", "not that of" },
-		{ "cn-only", "127.0.0.1", "not that of" },
-		{ "cn-email", "localhost", "not that of" },
-		{ "cn-uri", "localhost", "not that of" },
-		{ "ip-only", "localhost", "not that of" },
-		{ "ip-only", "server", "not that of" },
-		{ "good", "server", "not that of" },
+		{ "wrong-host", "localhost", "not valid for 'localhost'" },
+		{ "wrong-host", "other.example.org", "not valid for" },
+		{ "good", "127.0.0.2", "not valid for" },
+		{ "good", "::2", "not valid for" },
+		{ "cn-only", "127.0.0.1", "not valid for" },
+		{ "cn-email", "localhost", "not valid for" },
+		{ "cn-uri", "localhost", "not valid for" },
+		{ "ip-only", "localhost", "not valid for" },
+		{ "ip-only", "server", "not valid for" },
+		{ "good", "server", "not valid for" },
 	};
 
 	for (size_t i = 0; i < ARRAY_COUNT(cases); i++) {
@@ -392,7 +392,7 @@ static void test_attributes_of_the_subject(void **state)
 		{ 30, "\0ab", 3, NULL, "malformed" },
 		{ 19, "h\xc3\xbc", 3, NULL, "bytes that its type" },
 		{ 20, "h\xfc", 2, NULL, "bytes that its type" },
-		{ 28, "\0\0\0a", 4, NULL, "unknown type" },
+		{ 28, "\0\0\0a", 4, NULL, "unknown string type" },
 	};
 
 	for (size_t i = 0; i < ARRAY_COUNT(cases); i++) {
