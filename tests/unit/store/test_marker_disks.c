@@ -231,11 +231,11 @@ static void test_what_is_no_disk_is_refused(void **state)
 	const char *file = scratch_file("file", 1 << 20);
 
 	GMB_UNUSED(state);
-	check_open_refused("memory:1M", STORE_MODE_DIRECT, "no disk", "leave it out");
-	check_open_refused("null:1M", STORE_MODE_DIRECT, "no disk", "leave it out");
-	check_open_refused(file, STORE_MODE_CACHED, "mode=direct", "leave it out");
+	check_open_refused("memory:1M", STORE_MODE_DIRECT, "not a disk", "omit marker");
+	check_open_refused("null:1M", STORE_MODE_DIRECT, "not a disk", "omit marker");
+	check_open_refused(file, STORE_MODE_CACHED, "mode=direct", "omit marker");
 	if (has_direct) {
-		check_open_refused(file, STORE_MODE_DIRECT, "filesystem", "leave it out");
+		check_open_refused(file, STORE_MODE_DIRECT, "filesystem", "omit marker");
 	}
 }
 
@@ -248,8 +248,8 @@ static void test_a_loop_device_is_refused(void **state)
 	if (fd < 0) {
 		skip();
 	}
-	check_open_refused(device, STORE_MODE_DIRECT, "loop device", "leave it out");
-	check_open_refused(device, STORE_MODE_CACHED, "mode=direct", "leave it out");
+	check_open_refused(device, STORE_MODE_DIRECT, "loop device", "omit marker");
+	check_open_refused(device, STORE_MODE_CACHED, "mode=direct", "omit marker");
 	loop_close(fd);
 }
 
