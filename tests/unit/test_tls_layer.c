@@ -403,7 +403,7 @@ static void test_no_key_is_used_that_is_not_trusted(void **state)
 		peer_forge(peer);
 		assert_int_equal(peer_shake(peer), -EACCES);
 		assert_non_null(strstr(tls_layer_error(&peer->stream)->text,
-			"the certificate 'CN=ca' is refused"));
+			"the certificate 'CN=ca' was rejected"));
 		peer_end(peer);
 	}
 }
