@@ -256,10 +256,8 @@ int disk_create(
 	free(draft);
 	return result == 0 ? 0
 	       : result == -ENOENT /* it is made there under another name */
-		       ? error_set(error, result,
-				 "cannot create '%s': its folder does not exist; create the folder "
-				 "first",
-				 path)
+		       ? error_set(
+				 error, result, "cannot create '%s': create its folder first", path)
 		       : error_set(
 				 error, result, "cannot create '%s': %s", path, strerror(-result));
 }

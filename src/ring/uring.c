@@ -976,7 +976,7 @@ struct check {
 	int result;
 };
 
-static void check_done(struct ring_op *op, int result)
+static void nop_done(struct ring_op *op, int result)
 {
 	container_of(op, struct check, op)->result = result;
 }
@@ -986,7 +986,7 @@ int ring_check_restricted(struct ring *ring, struct error *error)
 	struct io_uring_sqe *sqe = sqe_get(ring);
 	struct check check = { .result = 0 };
 
-	op_start(&check.op, RING_CHECK, check_done);
+	op_start(&check.op, RING_CHECK, nop_done);
 	io_uring_prep_nop(sqe);
 	io_uring_sqe_set_data(sqe, &check.op);
 	while (check.op.in_flight) {

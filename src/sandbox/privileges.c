@@ -110,7 +110,7 @@ int sandbox_find_user(const char *text, struct sandbox_user *out, struct error *
 /* The user of the last sandbox_become(). */
 static struct sandbox_user running = { .uid = (uid_t)-1 };
 
-static bool is_named(const char *text, const char *name, uint32_t number)
+static bool is_running_as(const char *text, const char *name, uint32_t number)
 {
 	uint32_t found;
 
@@ -124,8 +124,8 @@ bool sandbox_is_user(const char *text)
 
 	snprintf(user, sizeof(user), "%.*s", (int)strcspn(text, ":"), text);
 	return strlen(text) < sizeof(user) && running.uid != (uid_t)-1 &&
-	       is_named(user, running.name, running.uid) &&
-	       (colon != NULL ? is_named(colon + 1, running.group, running.gid)
+	       is_running_as(user, running.name, running.uid) &&
+	       (colon != NULL ? is_running_as(colon + 1, running.group, running.gid)
 			      : running.is_own_group);
 }
 

@@ -43,7 +43,7 @@ class Refusals(CopyCase):
         source = self.image("source", MIB)
         for kind, options in ("flash", ["--size=64M"]), ("overlay", ["--base", source]):
             self.check_refused(["create", *options, f"{kind}:{self.path('no/disk')}"], 1, "cannot make", "no/disk",
-                               "its folder does not exist; create the folder first")
+                               "create its folder first")
         self.check_refused(["serve", "null:1M", "--tls-certificates", self.path("no"), "--listen",
                             f"nbds+unix:///?socket={self.path('s')}"], 1, self.path("no"), "No such file",
                            "name the folder with server-cert.pem")
@@ -86,7 +86,7 @@ class Refusals(CopyCase):
 
     def test_target_folder_is_missing(self):
         self.refused(self.image("source"), self.path("no/target"), "cannot create the target",
-                     "its folder does not exist; create the folder first")
+                     "create its folder first")
 
     def test_same_file(self):
         source = self.image("source")

@@ -753,8 +753,7 @@ static int handle_flags(struct nbd_handshake *talk)
 	}
 	if (talk->tls) {
 		return error_set(talk->error, -EPROTONOSUPPORT,
-			"the server uses the first newstyle protocol, without TLS; the URI "
-			"requires TLS");
+			"the server does not offer TLS, which the URI requires");
 	}
 	if (talk->goal == NBD_GOAL_LIST) {
 		return error_set(talk->error, -EOPNOTSUPP,
