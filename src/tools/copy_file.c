@@ -436,8 +436,7 @@ static int file_create(struct file_end *file, struct error *error)
 	if (file->fd < 0) {
 		err = -errno;
 		return error_set(error, err, "cannot create the target %s: %s", file->end.name,
-			err == -ENOENT ? "create its folder first"
-				       : strerror(-err));
+			err == -ENOENT ? "create its folder first" : strerror(-err));
 	}
 	file->absent = false;
 	file->end.can_map = true;

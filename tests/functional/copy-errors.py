@@ -42,7 +42,7 @@ class Refusals(CopyCase):
         """What is to be made there is named, and what to do."""
         source = self.image("source", MIB)
         for kind, options in ("flash", ["--size=64M"]), ("overlay", ["--base", source]):
-            self.check_refused(["create", *options, f"{kind}:{self.path('no/disk')}"], 1, "cannot make", "no/disk",
+            self.check_refused(["create", *options, f"{kind}:{self.path('no/disk')}"], 1, "cannot create", "no/disk",
                                "create its folder first")
         self.check_refused(["serve", "null:1M", "--tls-certificates", self.path("no"), "--listen",
                             f"nbds+unix:///?socket={self.path('s')}"], 1, self.path("no"), "No such file",
