@@ -7,9 +7,8 @@
  *                                └▶ and all changes since ─▶ reconstructed in memory
  *
  * Only records before the checkpoint, and the nodes of the checkpoint, are used; later records are
- * replayed as usual. Records after the end of an older run are void. If no header gives that end
- * any more, the run ends with its first record that is torn, and that none of its records declares
- * durable. Trims and zeroes leave
+ * replayed as usual. Records after the end of an older run are void; if no
+ * header gives that end any more, records whose blocks are not complete are. Trims and zeroes leave
  * no trace if the segment with their record has been reused. So a page that is reconstructed from
  * an image that is not the last one can have older contents there, and is reported.
  *
@@ -27,7 +26,6 @@
 #include "store/flash/flash.h"
 
 #define NO_PAGE UINT32_MAX
-#define NO_END	UINT64_MAX
 
 /* State of a lost page, from the headers. */
 struct lost {
@@ -53,18 +51,10 @@ struct change {
 	uint8_t kind;
 };
 
-/* The log of a run. */
+/* End of the log of a run. */
 struct run {
 	uint64_t number;
-	uint64_t end;	  /* NO_END: unknown */
-	uint64_t durable; /* the largest one of its headers */
-};
-
-/* A record of a run whose end is unknown, which may be torn. */
-struct doubt {
-	uint64_t seq;
-	uint32_t moves;
-	bool is_torn;
+	uint64_t end;
 };
 
 struct rebuild {
@@ -74,9 +64,6 @@ struct rebuild {
 	uint32_t *index; /* index in `lost` of each page, or NO_PAGE */
 	struct run *runs;
 	size_t run_count;
-	struct doubt *doubts;
-	size_t doubt_count;
-	size_t doubt_max;
 	struct change *changes;
 	size_t change_count;
 	size_t change_max;
@@ -85,23 +72,54 @@ struct rebuild {
 	int (*visit)(struct rebuild *rebuild);
 };
 
-/* The run of a record, or NULL. */
-static struct run *run_of(const struct rebuild *rebuild, uint64_t seq)
+/* True if the record is after the end of its run's log. The end is known if the next run
+ * has written a record. */
+static bool is_void(const struct rebuild *rebuild, uint64_t seq)
 {
 	for (size_t i = 0; i < rebuild->run_count; i++) {
 		if (rebuild->runs[i].number == seq >> FLASH_SEQ_SHIFT) {
-			return &rebuild->runs[i];
+			return seq >= rebuild->runs[i].end;
 		}
 	}
-	return NULL;
+	return false;
 }
 
-/* True if the record is after the end of its run's log. */
-static bool is_void(const struct rebuild *rebuild, uint64_t seq)
+/* The last run, whose log is replayed, or one of which a later header says where it ended. */
+static bool is_end_known(const struct rebuild *rebuild, uint64_t seq)
 {
-	const struct run *run = run_of(rebuild, seq);
+	uint64_t number = seq >> FLASH_SEQ_SHIFT;
 
-	return run != NULL && seq >= run->end;
+	for (size_t i = 0; i < rebuild->run_count; i++) {
+		if (rebuild->runs[i].number == number) {
+			return true;
+		}
+	}
+	return number == rebuild->flash->anchor.next.seq >> FLASH_SEQ_SHIFT;
+}
+
+/* A crash has cut the record off, and the headers behind it, which would say so, have been written
+ * over: not all of its blocks are there. */
+static bool is_torn(const struct rebuild *rebuild)
+{
+	const struct flash_record *record = &rebuild->record;
+	uint32_t block = record->at + 1;
+	struct flash_node bytes;
+
+	if (is_end_known(rebuild, record->seq)) {
+		return false;
+	}
+	for (uint32_t i = 0; i < record->entry_count; i++) {
+		struct flash_entry at = { htole32(block), htole32(record->entries[i].crc) };
+
+		if (!flash_kind_has_block(record->entries[i].kind)) {
+			continue;
+		}
+		if (flash_node_read(rebuild->flash, at, &bytes) < 0) {
+			return true;
+		}
+		block++;
+	}
+	return false;
 }
 
 /* --- headers --------------------------------------------------------------------------------- */
@@ -157,113 +175,24 @@ static int visit_all(struct rebuild *rebuild, int (*visit)(struct rebuild *rebui
 	return 0;
 }
 
-static int add_run(struct rebuild *rebuild, uint64_t seq)
+/* Collects the ends of runs: each record contains the end of the previous run. */
+static int find_run(struct rebuild *rebuild)
 {
+	uint64_t before = rebuild->record.before;
 	struct run *runs = rebuild->runs;
 
-	if (run_of(rebuild, seq) != NULL) {
-		return 0;
+	for (size_t i = 0; i < rebuild->run_count; i++) {
+		if (runs[i].number == before >> FLASH_SEQ_SHIFT) {
+			return 0;
+		}
 	}
 	runs = realloc(runs, (rebuild->run_count + 1) * sizeof(*runs));
 	if (runs == NULL) {
 		return -ENOMEM;
 	}
 	rebuild->runs = runs;
-	runs[rebuild->run_count++] = (struct run){ seq >> FLASH_SEQ_SHIFT, NO_END, 0 };
+	runs[rebuild->run_count++] = (struct run){ before >> FLASH_SEQ_SHIFT, before };
 	return 0;
-}
-
-/* Collects the runs. Each record contains the end of the previous run. */
-static int find_run(struct rebuild *rebuild)
-{
-	const struct flash_record *record = &rebuild->record;
-	struct run *run;
-
-	if (add_run(rebuild, record->seq) < 0 || add_run(rebuild, record->before) < 0) {
-		return -ENOMEM;
-	}
-	run = run_of(rebuild, record->seq);
-	run->durable = MAX(run->durable, record->durable);
-	run_of(rebuild, record->before)->end = record->before;
-	return 0;
-}
-
-/* --- ends that no header gives --------------------------------------------------------------- */
-
-/* True if not all blocks of the record are there. */
-static bool is_torn(const struct rebuild *rebuild)
-{
-	const struct flash_record *record = &rebuild->record;
-	uint32_t block = record->at + 1;
-	struct flash_node bytes;
-
-	for (uint32_t i = 0; i < record->entry_count; i++) {
-		struct flash_entry at = { htole32(block), htole32(record->entries[i].crc) };
-
-		if (!flash_kind_has_block(record->entries[i].kind)) {
-			continue;
-		}
-		if (flash_node_read(rebuild->flash, at, &bytes) < 0) {
-			return true;
-		}
-		block++;
-	}
-	return false;
-}
-
-/* A record below the `durable` of its run is whole, whatever has become of its blocks since. The
- * log of the last run is replayed. */
-static int find_doubt(struct rebuild *rebuild)
-{
-	const struct flash_record *record = &rebuild->record;
-	const struct run *run = run_of(rebuild, record->seq);
-
-	if (run == NULL || run->end != NO_END || record->seq < run->durable ||
-		run->number == rebuild->flash->anchor.next.seq >> FLASH_SEQ_SHIFT) {
-		return 0;
-	}
-	if (rebuild->doubt_count == rebuild->doubt_max) {
-		size_t max = MAX(rebuild->doubt_max * 2, (size_t)256);
-		struct doubt *doubts = realloc(rebuild->doubts, max * sizeof(*doubts));
-
-		if (doubts == NULL) {
-			return -ENOMEM;
-		}
-		rebuild->doubts = doubts;
-		rebuild->doubt_max = max;
-	}
-	rebuild->doubts[rebuild->doubt_count++] =
-		(struct doubt){ record->seq, record->moves, is_torn(rebuild) };
-	return 0;
-}
-
-/* Log order. Of two records with the same number, the valid one (more moves) is first. */
-static int doubt_compare(const void *a, const void *b)
-{
-	const struct doubt *left = a;
-	const struct doubt *right = b;
-
-	if (left->seq != right->seq) {
-		return left->seq < right->seq ? -1 : 1;
-	}
-	return left->moves > right->moves ? -1 : left->moves < right->moves;
-}
-
-/* A run ends with its first torn record: a crash has cut that off, and what follows it. */
-static void end_runs(struct rebuild *rebuild)
-{
-	const struct doubt *doubts = rebuild->doubts;
-
-	if (rebuild->doubt_count > 0) { /* else there is no array */
-		qsort(rebuild->doubts, rebuild->doubt_count, sizeof(*doubts), doubt_compare);
-	}
-	for (size_t i = 0; i < rebuild->doubt_count; i++) {
-		struct run *run = run_of(rebuild, doubts[i].seq);
-
-		if (doubts[i].is_torn && (i == 0 || doubts[i - 1].seq != doubts[i].seq)) {
-			run->end = MIN(run->end, doubts[i].seq);
-		}
-	}
 }
 
 /* --- images ---------------------------------------------------------------------------------- */
@@ -345,6 +274,7 @@ static int find_changes(struct rebuild *rebuild)
 {
 	const struct flash_record *record = &rebuild->record;
 	uint32_t block = record->at + 1;
+	bool is_looked_at = false;
 
 	if (record->seq >= rebuild->flash->anchor.next.seq) {
 		return 0; /* the replay applies it */
@@ -356,16 +286,22 @@ static int find_changes(struct rebuild *rebuild)
 					: rebuild->index[entry->lpn / FLASH_NODE_ENTRIES];
 
 		if (lost != NO_PAGE && record->seq >= rebuild->lost[lost].whole_seq) {
-			int result = add_change(rebuild, &(struct change){ .seq = record->seq,
-								 .base = record->base,
-								 .lpn = entry->lpn,
-								 .number = i,
-								 .lost = lost,
-								 .block = block,
-								 .source = entry->source,
-								 .crc = entry->crc,
-								 .moves = record->moves,
-								 .kind = entry->kind });
+			int result;
+
+			if (!is_looked_at && is_torn(rebuild)) {
+				return 0;
+			}
+			is_looked_at = true;
+			result = add_change(rebuild, &(struct change){ .seq = record->seq,
+							     .base = record->base,
+							     .lpn = entry->lpn,
+							     .number = i,
+							     .lost = lost,
+							     .block = block,
+							     .source = entry->source,
+							     .crc = entry->crc,
+							     .moves = record->moves,
+							     .kind = entry->kind });
 
 			if (result < 0) {
 				return result;
@@ -545,10 +481,6 @@ int flash_rebuild(struct flash *flash)
 		result = visit_all(&rebuild, find_run);
 	}
 	if (result == 0 && rebuild.lost_count > 0) {
-		result = visit_all(&rebuild, find_doubt);
-		end_runs(&rebuild);
-	}
-	if (result == 0 && rebuild.lost_count > 0) {
 		result = visit_all(&rebuild, find_images);
 	}
 	if (result == 0 && rebuild.lost_count > 0) {
@@ -559,7 +491,6 @@ int flash_rebuild(struct flash *flash)
 		flash->damage.holes = (struct flash_holes){ 0 };
 	}
 	free(rebuild.changes);
-	free(rebuild.doubts);
 	free(rebuild.runs);
 	free(rebuild.lost);
 	free(rebuild.index);
