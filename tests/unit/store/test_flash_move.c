@@ -276,8 +276,7 @@ static void test_a_flush_that_fails_is_repeated(void **state)
 	rewrites = 0;
 	is_direct = false;
 	for (uint64_t seed = 0; seed < SEEDS; seed++) {
-		try_flushes(seed,
-			&(struct sim_faults){ .flush_error_ppm = 50000, .jitter = true });
+		try_flushes(seed, &(struct sim_faults){ .flush_error_ppm = 50000, .jitter = true });
 	}
 	is_direct = true;
 	print_message("written once more %llu times\n", (unsigned long long)rewrites);
