@@ -165,7 +165,7 @@ class Network(support.Case):
         def is_full():
             hold()
             status, _, errors = info()
-            return status == 1 and "no more connections" in errors
+            return status == 1 and "connection limit of the server is reached" in errors
 
         self.wait_for(is_full)
         for client in held:

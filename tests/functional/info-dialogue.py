@@ -244,7 +244,7 @@ class Age(InfoCase):
         def script(d):
             d.send(NBDMAGIC + IHAVEOPT + b"\0\0")
             d.wait_for_close()
-        self.assert_refused(script, "no list of exports", args=("--list",))
+        self.assert_refused(script, "without a list of exports", args=("--list",))
 
 
 class Refusals(InfoCase):

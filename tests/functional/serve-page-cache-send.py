@@ -244,7 +244,7 @@ class PageCacheSend(support.Case):
         self.assertEqual(self.read(other, 0, MIB), self.content[:MIB])
         code, errors = self.server.stop()
         self.assertEqual(code, 0)
-        self.assertIn("became smaller", errors)
+        self.assertIn("the disk failed, shrank", errors)
 
     def test_a_miss_is_copied_and_counted(self):
         hole = 6 * MIB

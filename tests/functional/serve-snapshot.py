@@ -198,7 +198,7 @@ class Snapshot(support.Case):
         self.snapshot("delete", "disk", "monday", "--now")
         errors = copy.communicate(timeout=support.WAIT_SECONDS)[1]
         self.assertEqual(copy.returncode, 1, errors)
-        self.assertIn("the snapshot was dropped", errors)
+        self.assertIn("the snapshot was deleted, or dropped", errors)
         self.assertIn("gave up", errors)
 
     def test_another_disk_in_the_place_of_its_own(self):

@@ -133,7 +133,7 @@ class Stuck(support.Case):
         errors = upgrade.communicate()[1]
         os.close(go_on)
         self.assertEqual(upgrade.returncode, 1)
-        self.assertIn("this server goes on: no disk", errors)
+        self.assertIn("this server keeps running: no disk", errors)
 
     def test_a_stop_takes_ten_seconds_at_most(self):
         """The time that the manual gives. No wait is seen through: its limit is what counts."""

@@ -717,10 +717,10 @@ void reply_done(struct ring_op *op, int result)
 			memory_failed(send);
 		}
 		session_terminate(&session->base,
-			result == -EFAULT ? "the server uses the oldstyle NBD protocol from before "
-					    "2011, which gmblock does not support: update the "
-					    "server, or configure it for the newstyle protocol"
-					  : NULL);
+			result == -EFAULT
+				? "the disk failed, shrank or lost its device memory after "
+				  "the reply had begun"
+				: NULL);
 	}
 	path_client_sent(&session->base.client, send->bytes, send->filled);
 	send_end(session);
