@@ -57,7 +57,7 @@ class Refusals(CopyCase):
             for ends in ((source, server), (server, source)):
                 code, output, errors = self.run_gmblock("copy", *ends, cwd=self.folder)
                 self.assertEqual((code, output), (2, ""), errors)
-                self.assertIn(f"is written {uri}", errors)
+                self.assertIn(f"write {uri}", errors)
                 self.assertIn(f"if it is a file, write ./{server}\n", errors)
         self.assertEqual(os.listdir(self.folder), ["source"])
 
@@ -392,7 +392,7 @@ class Failures(CopyCase):
             source = self.image("source", holes=False)
             relay.at("up", MIB, lambda _chunk, _index, file=source: os.truncate(file, 2 * MIB))
             self.copy_fails(["--requests", "2", "--request-size", "64K", *options, source, relay.uri],
-                            "the source", "smaller", PARTIAL)
+                            "the source", "shrank", PARTIAL)
 
     def test_source_grows(self):
         """What was there when the copy began is copied."""

@@ -91,7 +91,7 @@ class Verify(CopyCase):
 
     def test_pipes_are_refused(self):
         for ends in (["-", self.path("target")], [self.image("source"), "-"]):
-            self.copy_fails(["--verify", *ends], "--verify", "pipe", status=2)
+            self.copy_fails(["--verify", *ends], "--verify", "needs a seekable source and target", status=2)
 
 
 if __name__ == "__main__":

@@ -151,7 +151,7 @@ class Failures(MapCase):
     def test_no_such_export(self):
         server = self.start_unix("--export", "disk=memory:1M")
         self.check_refused(["info", "--map", server.uri.replace("disk", "dusk")], 1,
-                           "there is no export named 'dusk'")
+                           "no export named 'dusk'")
 
     def test_wrong_usage(self):
         uri = self.socket_uri()

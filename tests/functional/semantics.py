@@ -137,7 +137,7 @@ class Semantics(support.Case):
         for command in (("info", uri), ("copy", uri, self.path("target"))):
             status, _, errors = self.run_gmblock(*command)
             self.assertEqual(status, 1)
-            self.assertIn("gmb+unix: there is no export named 'none'\n", errors)
+            self.assertIn("gmb+unix: no export named 'none'\n", errors)
 
     def test_a_socket_of_the_other_protocol_is_told(self):
         _, uris = self.serve(("disk", "memory:1M"))

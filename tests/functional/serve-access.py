@@ -263,7 +263,7 @@ class Matrix(Access):
         copied, _, _ = self.run_gmblock("copy", source, uri, **options)
         exports = json.loads(listed)["exports"]
         if code != 0:
-            self.assertIn("there is no export named ''", errors)
+            self.assertIn("no export named ''", errors)
             self.assertEqual(exports, [])
             self.assertNotEqual(copied, 0)
             return "none"
